@@ -1,0 +1,1 @@
+//! The kernel's side of `/dev/infiniband/uverbs*`: discovery, open, ioctl, mmap.

@@ -1,0 +1,1 @@
+//! Configuration of one NIC process: what `nic.toml` and the launcher's options say.

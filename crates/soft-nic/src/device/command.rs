@@ -1,0 +1,221 @@
+//! What the ABI asks of the device: one struct a command, native values, no uverbs encoding.
+//!
+//! `abi` decodes an ioctl into one of these and encodes the answer; the device checks the values. Handles are small
+//! integers scoped to a context, as the kernel's are. The methods are on `Nic` (`device/nic.rs`), named as the commands.
+
+use roce::{Access, ServiceType};
+
+/// Why a command was refused: the errno a kernel gives, and the sentence that the log gets.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason} (errno {errno})")]
+pub struct CommandError {
+    /// Positive errno value.
+    pub errno: i32,
+    /// What was wrong, with the numbers in it.
+    pub reason: String,
+}
+
+/// One open of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ContextId(pub u32);
+
+/// Object handle inside a context, as handed to user space.
+pub type Handle = u32;
+
+/// Where events go: the ABI gives pipes, tests give vectors. Must not block.
+pub trait EventSink: Send {
+    /// Delivers the 8-byte completion event (user handle of the CQ). False: could not be delivered.
+    fn completion(&mut self, channel: u32, cq_user_handle: u64) -> bool;
+    /// Delivers an asynchronous event: user handle of the object, `ib_event_type` number. False: could not be delivered.
+    fn asynchronous(&mut self, context: ContextId, element: u64, event_type: u32) -> bool;
+    /// Withdraws the unread completion events of this CQ from the channel; returns how many were withdrawn.
+    fn withdraw_completions(&mut self, channel: u32, cq_user_handle: u64) -> u32;
+    /// Withdraws unread asynchronous events for this element; returns how many were withdrawn.
+    fn withdraw_asynchronous(&mut self, context: ContextId, element: u64) -> u32;
+}
+
+/// `REG_MR`.
+#[derive(Debug, Clone, Copy)]
+pub struct RegMr {
+    /// First byte, in the application's address space.
+    pub start: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// Address by which work requests name `start` (`hca_va`).
+    pub iova: u64,
+    /// Protection domain.
+    pub pd: Handle,
+    /// `IBV_ACCESS_*` bits, unchecked.
+    pub access: u32,
+}
+
+/// Answer to [`RegMr`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MrKeys {
+    /// Object handle.
+    pub handle: Handle,
+    /// Local key.
+    pub lkey: u32,
+    /// Remote key.
+    pub rkey: u32,
+}
+
+/// `CQ.CREATE` with the mlx5 part.
+#[derive(Debug, Clone, Copy)]
+pub struct CreateCq {
+    /// Entries minus one, as the command says (`cqe`); entries is a power of two.
+    pub cqe: u32,
+    /// 64 or 128.
+    pub cqe_size: u32,
+    /// Ring address.
+    pub buffer: u64,
+    /// Doorbell record address.
+    pub record: u64,
+    /// Echoed in completion events.
+    pub user_handle: u64,
+    /// Completion channel, when one was named (an id given by the ABI).
+    pub channel: Option<u32>,
+    /// UAR page for arming, when given.
+    pub uar_page: Option<u32>,
+    /// Completion vector.
+    pub vector: u32,
+}
+
+/// Queue capacities, as in `ib_uverbs_qp_cap`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct QpCap {
+    /// Send work requests.
+    pub max_send_wr: u32,
+    /// Receive work requests.
+    pub max_recv_wr: u32,
+    /// Scatter/gather entries of a send.
+    pub max_send_sge: u32,
+    /// Scatter/gather entries of a receive.
+    pub max_recv_sge: u32,
+    /// Inline bytes.
+    pub max_inline_data: u32,
+}
+
+/// `QP.CREATE` with the mlx5 part.
+#[derive(Debug, Clone, Copy)]
+pub struct CreateQp {
+    /// RC, UC or UD.
+    pub service: ServiceType,
+    /// Protection domain.
+    pub pd: Handle,
+    /// Send CQ.
+    pub send_cq: Handle,
+    /// Receive CQ.
+    pub recv_cq: Handle,
+    /// Capacities asked for; returned unchanged.
+    pub cap: QpCap,
+    /// Echoed in asynchronous events.
+    pub user_handle: u64,
+    /// `sq_sig_all`.
+    pub signal_all: bool,
+    /// Queue buffer: RQ first, SQ right after it.
+    pub buffer: u64,
+    /// Doorbell record address: receive word, send word.
+    pub record: u64,
+    /// Send queue length in 64-byte blocks, a power of two (0: no SQ).
+    pub sq_wqe_count: u32,
+    /// Receive queue entries, a power of two (0: no RQ).
+    pub rq_wqe_count: u32,
+    /// log2 of a receive entry's size.
+    pub rq_wqe_shift: u32,
+    /// `MLX5_QP_FLAG_*` bits of the mlx5 command.
+    pub mlx5_flags: u32,
+    /// User index that CQEs carry.
+    pub user_index: u32,
+    /// UAR page that this queue rings, when named.
+    pub uar_page: Option<u32>,
+}
+
+/// Answer to [`CreateQp`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CreatedQp {
+    /// Object handle.
+    pub handle: Handle,
+    /// QP number.
+    pub qpn: u32,
+    /// Capacities.
+    pub cap: QpCap,
+}
+
+/// An address vector: what the device needs of `ib_uverbs_ah_attr`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct AddressVector {
+    /// Destination LID (InfiniBand link layer).
+    pub dlid: u16,
+    /// Destination GID, when a GRH is present.
+    pub dgid: Option<[u8; 16]>,
+    /// Index of the source GID.
+    pub sgid_index: u8,
+    /// Service level.
+    pub sl: u8,
+    /// Flow label.
+    pub flow_label: u32,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Port number, 1-based.
+    pub port: u8,
+}
+
+/// `MODIFY_QP`: `mask` is `IBV_QP_*` bits; only the fields it names are meant.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ModifyQp {
+    /// `IBV_QP_*` bits.
+    pub mask: u32,
+    /// Wanted state, verbs number.
+    pub state: u8,
+    /// State the caller believes the QP is in.
+    pub current_state: u8,
+    /// Path MTU, verbs code 1..=5.
+    pub path_mtu: u8,
+    /// Q_Key.
+    pub qkey: u32,
+    /// First PSN expected.
+    pub rq_psn: u32,
+    /// First PSN sent.
+    pub sq_psn: u32,
+    /// Peer's QPN.
+    pub dest_qpn: u32,
+    /// Remote access flags.
+    pub access: u32,
+    /// Address of the peer.
+    pub address: AddressVector,
+    /// P_Key index.
+    pub pkey_index: u16,
+    /// Port, 1-based.
+    pub port: u8,
+    /// Ack timeout code.
+    pub timeout: u8,
+    /// Retry count.
+    pub retry_count: u8,
+    /// RNR retry count (7: for ever).
+    pub rnr_retry: u8,
+    /// Minimum RNR timer code.
+    pub min_rnr_timer: u8,
+    /// Outstanding READs and atomics as initiator.
+    pub max_rd_atomic: u8,
+    /// The same as responder.
+    pub max_dest_rd_atomic: u8,
+    /// Other fields of the command that query must give back.
+    pub sq_draining: bool,
+}
+
+/// Answer to `QUERY_QP`.
+#[derive(Debug, Clone, Copy)]
+pub struct QueriedQp {
+    /// The attributes as last modified; `state` is the present one.
+    pub attributes: ModifyQp,
+    /// Capacities.
+    pub cap: QpCap,
+    /// `sq_sig_all`.
+    pub signal_all: bool,
+}
+
+/// The bits that a registration or a QP may carry, re-exported for the ABI.
+pub type AccessFlags = Access;

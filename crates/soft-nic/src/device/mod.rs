@@ -1,0 +1,3 @@
+//! The device: rung doorbell → validated work → completion.
+
+pub mod command;

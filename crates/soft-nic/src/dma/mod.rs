@@ -1,0 +1,56 @@
+//! The only place that touches application memory.
+//!
+//! Words are read once, copies run in increasing address order, and a bad address is an error value, never a signal.
+
+/// An address that could not be accessed: unmapped, or mapped without the right needed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("address {addr:#x} of the application cannot be accessed")]
+pub struct Fault {
+    /// First address that failed, or the start of the access when the exact one is unknown.
+    pub addr: u64,
+}
+
+/// A piece of one process's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Segment {
+    /// Virtual address in that process.
+    pub addr: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// Memory of the process that the NIC runs in, as a device sees it.
+///
+/// Multi-byte values are native-endian as stored; the caller swaps. `Host` is the real one; tests use a memory that
+/// changes on every read (INV-6).
+pub trait Memory: Send {
+    /// Reads `out.len()` bytes from `addr`; every byte is loaded exactly once.
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault>;
+    /// One aligned 32-bit acquire load.
+    fn load32(&self, addr: u64) -> Result<u32, Fault>;
+    /// One aligned 32-bit release store.
+    fn store32(&self, addr: u64, value: u32) -> Result<(), Fault>;
+    /// Writes `bytes` at `addr` in increasing address order; the last naturally aligned word (8, 4, 2 or 1 byte) by a
+    /// release store unless `relaxed`.
+    fn write(&self, addr: u64, bytes: &[u8], relaxed: bool) -> Result<(), Fault>;
+    /// One byte by a release store (a CQE's `op_own`).
+    fn store_release_u8(&self, addr: u64, value: u8) -> Result<(), Fault>;
+    /// Sequentially consistent 32-bit compare-and-swap; returns the old value.
+    fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault>;
+    /// Sequentially consistent 64-bit compare-and-swap; returns the old value.
+    fn compare_swap64(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault>;
+    /// Sequentially consistent 64-bit fetch-and-add (wrapping); returns the old value.
+    fn fetch_add64(&self, addr: u64, add: u64) -> Result<u64, Fault>;
+    /// Whether the whole range is mapped and (if `write`) writable now; asked when a region is registered.
+    fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault>;
+}
+
+/// A UAR page as the NIC sees it: its own mapping of the page that the application rings.
+///
+/// Words are little-endian loads of the big-endian register image; `take` swaps the word with zero so that two equal
+/// doorbells in a row are two doorbells.
+pub trait Registers: Send + Sync {
+    /// Loads the 64-bit word at `offset` (multiple of 8, below 4096) and, when it is not zero, swaps it with zero.
+    /// Returns the bytes as the application stored them, or `None` when the word was zero.
+    fn take(&self, offset: usize) -> Option<[u8; 8]>;
+}

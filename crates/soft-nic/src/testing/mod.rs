@@ -1,0 +1,1 @@
+//! The driver's side of the device, laid out in plain memory without libmlx5.
