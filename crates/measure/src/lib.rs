@@ -1,1 +1,20 @@
-//! skeleton
+//! Measuring: histograms, JSON lines with provenance and label, timers by definition, and tests that skip aloud.
+//!
+//! Knows nothing of what is measured: no RDMA, no GPU, no figure. Left out: plots and verdicts (`xtask`).
+
+#![forbid(unsafe_code)]
+
+pub mod histogram;
+pub mod json_lines;
+pub mod label;
+pub mod need;
+pub mod provenance;
+pub mod revision;
+pub mod timer;
+
+pub use histogram::{Histogram, Summary};
+pub use json_lines::JsonLines;
+pub use label::{Label, Part};
+pub use provenance::Provenance;
+pub use revision::Revision;
+pub use timer::Timer;
