@@ -1,1 +1,521 @@
 //! Configuration of one NIC process: what `nic.toml` and the launcher's options say.
+//!
+//! One table ([`KEYS`]) names every key with its allowed range; parsing, errors and `--help` read it. The launcher writes
+//! the whole of it, normalised, into the environment variable [`CONFIG_VARIABLE`]; the interposer reads it back.
+//! Left out so far: one-way delay, losses and the wire (they come with packets).
+
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::str::FromStr;
+
+/// Environment variable that carries the normalised text to the interposer.
+pub const CONFIG_VARIABLE: &str = "SOFTNIC_CONFIG";
+/// Environment variable naming the file that gets one JSON line of counters per process.
+pub const STATS_VARIABLE: &str = "SOFTNIC_STATS";
+/// Environment variable naming the fabric: processes of one user see each other only within one fabric.
+pub const FABRIC_VARIABLE: &str = "SOFTNIC_FABRIC";
+
+/// Most devices that one process may show.
+pub const MAX_DEVICES: u8 = 8;
+
+/// A value that is spelt as one of a few words.
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),+ $(,)? } default $default:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub enum $name { $($(#[$vdoc])* $variant),+ }
+
+        impl $name {
+            /// Every value, in the order of the documentation.
+            pub const ALL: &[Self] = &[$(Self::$variant),+];
+
+            /// The word that configuration files and options use.
+            pub const fn word(self) -> &'static str {
+                match self { $(Self::$variant => $word),+ }
+            }
+        }
+
+        impl Default for $name {
+            fn default() -> Self { Self::$default }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result { f.write_str(self.word()) }
+        }
+
+        impl FromStr for $name {
+            type Err = ();
+            fn from_str(text: &str) -> Result<Self, ()> {
+                Self::ALL.iter().copied().find(|value| value.word() == text).ok_or(())
+            }
+        }
+    };
+}
+
+words! {
+    /// Which ConnectX the NIC says it is; the capabilities are in `device::model`.
+    Model {
+        /// ConnectX-5 (0x1017).
+        ConnectX5 = "cx5",
+        /// ConnectX-6 (0x101b).
+        ConnectX6 = "cx6",
+        /// ConnectX-6 Dx (0x101d).
+        ConnectX6Dx = "cx6dx",
+        /// ConnectX-7 (0x1021).
+        ConnectX7 = "cx7",
+    } default ConnectX6
+}
+
+words! {
+    /// Link layer of the port.
+    LinkLayer {
+        /// InfiniBand: LIDs, GRH optional.
+        Ib = "ib",
+        /// Ethernet: RoCE v1 and v2 GIDs, GRH required.
+        Roce = "roce",
+    } default Ib
+}
+
+words! {
+    /// Which way messages may take.
+    LinkPath {
+        /// Shared memory between processes of this host, and nothing else.
+        Shm = "shm",
+        /// The best way to each peer; shared memory is the only one so far.
+        Auto = "auto",
+    } default Auto
+}
+
+words! {
+    /// When a doorbell whose record has not caught up counts.
+    DoorbellOrder {
+        /// The record must cover the doorbell when the register is read.
+        Strict = "strict",
+        /// The index in the register is enough, as GPU-initiated stacks rely on.
+        Early = "early",
+    } default Strict
+}
+
+/// All settings of one NIC process.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Config {
+    /// Devices shown: `mlx5_0` up to `mlx5_7`.
+    pub devices: u8,
+    /// Model of every device.
+    pub model: Model,
+    /// Link layer of every port.
+    pub link_layer: LinkLayer,
+    /// Way that messages take.
+    pub path: LinkPath,
+    /// Rate to shape to, in Gbit/s of wire bytes; none: as fast as memory is.
+    pub rate_gbps: Option<f64>,
+    /// Execute only what register writes cover, where a queue has a register of its own.
+    pub strict: bool,
+    /// When a doorbell ahead of its record counts.
+    pub doorbell_order: DoorbellOrder,
+    /// Lifts the increasing-address visibility of one WRITE's bytes, as PCIe relaxed ordering does.
+    pub relaxed_ordering: bool,
+    /// Carries every payload in fragments through the ring, as if the kernel refused `process_vm_readv`.
+    pub staging: bool,
+    /// Active MTU of the port in bytes.
+    pub mtu: u16,
+    /// Address in the RoCE GIDs of `mlx5_0`; device n gets the n-th after it.
+    pub ipv4: Ipv4Addr,
+    /// Runs the NIC from inside the program's own `ibv_poll_cq` too.
+    pub pump: bool,
+    /// Name of the fabric.
+    pub fabric: String,
+    /// File that gets one JSON line of counters per process, when given.
+    pub stats: Option<String>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            devices: 1,
+            model: Model::default(),
+            link_layer: LinkLayer::default(),
+            path: LinkPath::default(),
+            rate_gbps: None,
+            strict: true,
+            doorbell_order: DoorbellOrder::default(),
+            relaxed_ordering: false,
+            staging: false,
+            mtu: 4096,
+            ipv4: Ipv4Addr::LOCALHOST,
+            pump: false,
+            fabric: "default".to_owned(),
+            stats: None,
+        }
+    }
+}
+
+/// A key of `nic.toml`.
+#[derive(Debug, Clone, Copy)]
+pub struct Key {
+    /// Its name.
+    pub name: &'static str,
+    /// What a value may be, as the error says it.
+    pub allowed: &'static str,
+    /// What it sets.
+    pub meaning: &'static str,
+    set: fn(&mut Config, &toml::Value) -> Option<()>,
+    get: fn(&Config) -> Option<toml::Value>,
+}
+
+/// Every key that `nic.toml` may hold.
+pub const KEYS: &[Key] = &[
+    Key {
+        name: "devices",
+        allowed: "a whole number from 1 to 8",
+        meaning: "devices shown, mlx5_0 upwards",
+        set: |c, v| {
+            c.devices = u8::try_from(v.as_integer()?).ok().filter(|n| (1..=MAX_DEVICES).contains(n))?;
+            Some(())
+        },
+        get: |c| Some(i64::from(c.devices).into()),
+    },
+    Key {
+        name: "model",
+        allowed: "\"cx5\", \"cx6\", \"cx6dx\" or \"cx7\"",
+        meaning: "which ConnectX the devices are",
+        set: |c, v| word(v, &mut c.model),
+        get: |c| Some(c.model.word().into()),
+    },
+    Key {
+        name: "link_layer",
+        allowed: "\"ib\" or \"roce\"",
+        meaning: "link layer of the ports",
+        set: |c, v| word(v, &mut c.link_layer),
+        get: |c| Some(c.link_layer.word().into()),
+    },
+    Key {
+        name: "path",
+        allowed: "\"shm\" or \"auto\"",
+        meaning: "way that messages take",
+        set: |c, v| word(v, &mut c.path),
+        get: |c| Some(c.path.word().into()),
+    },
+    Key {
+        name: "rate_gbps",
+        allowed: "a number from 0.001 to 1000",
+        meaning: "rate to shape to, Gbit/s of wire bytes (absent: not shaped)",
+        set: |c, v| {
+            let rate = v.as_float().or_else(|| v.as_integer().map(|n| n as f64))?;
+            c.rate_gbps = Some(rate).filter(|rate| (0.001..=1000.0).contains(rate));
+            c.rate_gbps.map(|_| ())
+        },
+        get: |c| c.rate_gbps.map(toml::Value::from),
+    },
+    Key {
+        name: "strict",
+        allowed: "true or false",
+        meaning: "execute only what register writes cover, where a queue has a register of its own",
+        set: |c, v| flag(v, &mut c.strict),
+        get: |c| Some(c.strict.into()),
+    },
+    Key {
+        name: "doorbell_order",
+        allowed: "\"strict\" or \"early\"",
+        meaning: "whether the doorbell record must cover a doorbell when the register is read",
+        set: |c, v| word(v, &mut c.doorbell_order),
+        get: |c| Some(c.doorbell_order.word().into()),
+    },
+    Key {
+        name: "relaxed_ordering",
+        allowed: "true or false",
+        meaning: "lift the increasing-address visibility of one WRITE's bytes",
+        set: |c, v| flag(v, &mut c.relaxed_ordering),
+        get: |c| Some(c.relaxed_ordering.into()),
+    },
+    Key {
+        name: "staging",
+        allowed: "true or false",
+        meaning: "carry payloads in fragments even where the kernel allows one direct copy",
+        set: |c, v| flag(v, &mut c.staging),
+        get: |c| Some(c.staging.into()),
+    },
+    Key {
+        name: "mtu",
+        allowed: "256, 512, 1024, 2048 or 4096",
+        meaning: "active MTU of the ports in bytes",
+        set: |c, v| {
+            let mtu = u16::try_from(v.as_integer()?).ok()?;
+            c.mtu = Some(mtu).filter(|mtu| [256, 512, 1024, 2048, 4096].contains(mtu))?;
+            Some(())
+        },
+        get: |c| Some(i64::from(c.mtu).into()),
+    },
+    Key {
+        name: "ipv4",
+        allowed: "a unicast IPv4 address, as \"192.168.1.10\", with room for all devices after it",
+        meaning: "address in the RoCE GIDs of mlx5_0; device n gets the n-th after it",
+        set: |c, v| {
+            let address: Ipv4Addr = v.as_str()?.parse().ok()?;
+            let last = u32::from(address).checked_add(u32::from(MAX_DEVICES)).map(Ipv4Addr::from)?;
+            let unicast = |a: Ipv4Addr| !(a.is_unspecified() || a.is_multicast() || a.is_broadcast());
+            c.ipv4 = Some(address).filter(|_| unicast(address) && unicast(last))?;
+            Some(())
+        },
+        get: |c| Some(c.ipv4.to_string().into()),
+    },
+    Key {
+        name: "pump",
+        allowed: "true or false",
+        meaning: "run the NIC from inside the program's own ibv_poll_cq too",
+        set: |c, v| flag(v, &mut c.pump),
+        get: |c| Some(c.pump.into()),
+    },
+    Key {
+        name: "fabric",
+        allowed: "1 to 64 of the characters a-z A-Z 0-9 . _ -",
+        meaning: "name of the fabric; only processes that name the same one reach each other",
+        set: |c, v| {
+            let name = v.as_str()?;
+            let good = |b: u8| b.is_ascii_alphanumeric() || b"._-".contains(&b);
+            c.fabric = Some(name).filter(|n| (1..=64).contains(&n.len()) && n.bytes().all(good))?.to_owned();
+            Some(())
+        },
+        get: |c| Some(c.fabric.clone().into()),
+    },
+    Key {
+        name: "stats",
+        allowed: "a file name without control characters",
+        meaning: "file that gets one JSON line of counters per process",
+        set: |c, v| {
+            let name = v.as_str()?;
+            let good = !name.is_empty() && name.len() < 4096 && !name.chars().any(char::is_control);
+            c.stats = Some(Some(name).filter(|_| good)?.to_owned());
+            Some(())
+        },
+        get: |c| c.stats.clone().map(toml::Value::from),
+    },
+];
+
+/// Why a configuration was refused: always one line that says what, where and what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The text is not TOML.
+    #[error("{origin}: line {line}: not valid TOML: {reason}; correct that line")]
+    Syntax {
+        /// File name, option or variable.
+        origin: String,
+        /// 1-based line.
+        line: usize,
+        /// The parser's words, on one line.
+        reason: String,
+    },
+    /// A key that no version knows.
+    #[error("{origin}: unknown key `{key}`; remove it or use one of {known}")]
+    UnknownKey {
+        /// File name, option or variable.
+        origin: String,
+        /// The key as written.
+        key: String,
+        /// All known keys.
+        known: String,
+    },
+    /// A value of the wrong kind or out of its range.
+    #[error("{origin}: {key} = {value} is not allowed; give {allowed}")]
+    Value {
+        /// File name, option or variable.
+        origin: String,
+        /// The key.
+        key: &'static str,
+        /// The value as written.
+        value: String,
+        /// What may stand there.
+        allowed: &'static str,
+    },
+}
+
+impl Config {
+    /// Reads the text of a `nic.toml`. `origin` is what errors name as the place.
+    pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
+        let table: toml::Table = text.parse().map_err(|error: toml::de::Error| ConfigError::Syntax {
+            origin: origin.to_owned(),
+            line: 1 + error.span().map_or(0, |span| newlines(&text[..span.start.min(text.len())])),
+            reason: one_line(error.message()),
+        })?;
+        let mut config = Self::default();
+        for (key, value) in &table {
+            config.set(key, value, origin)?;
+        }
+        Ok(config)
+    }
+
+    /// Sets one key, as an option of the launcher does.
+    pub fn set(&mut self, key: &str, value: &toml::Value, origin: &str) -> Result<(), ConfigError> {
+        let Some(known) = KEYS.iter().find(|known| known.name == key) else {
+            return Err(ConfigError::UnknownKey {
+                origin: origin.to_owned(),
+                key: one_line(key),
+                known: KEYS.iter().map(|known| known.name).collect::<Vec<_>>().join(", "),
+            });
+        };
+        (known.set)(self, value).ok_or_else(|| ConfigError::Value {
+            origin: origin.to_owned(),
+            key: known.name,
+            value: one_line(&value.to_string()),
+            allowed: known.allowed,
+        })
+    }
+
+    /// The normalised text: every key that has a value, so that [`Config::parse`] gives an equal `Config`.
+    pub fn to_toml(&self) -> String {
+        let table: toml::Table =
+            KEYS.iter().filter_map(|key| Some((key.name.to_owned(), (key.get)(self)?))).collect();
+        table.to_string()
+    }
+
+    /// What the launcher left in the environment; defaults where it left nothing.
+    ///
+    /// [`STATS_VARIABLE`] and [`FABRIC_VARIABLE`] go before the text, so that a test can change one of them alone.
+    pub fn from_environment() -> Result<Self, ConfigError> {
+        let mut config = match std::env::var(CONFIG_VARIABLE) {
+            Ok(text) => Self::parse(&text, CONFIG_VARIABLE)?,
+            Err(_) => Self::default(),
+        };
+        for (variable, key) in [(STATS_VARIABLE, "stats"), (FABRIC_VARIABLE, "fabric")] {
+            if let Ok(value) = std::env::var(variable) {
+                config.set(key, &toml::Value::from(value), variable)?;
+            }
+        }
+        Ok(config)
+    }
+}
+
+fn word<T: FromStr>(value: &toml::Value, place: &mut T) -> Option<()> {
+    *place = value.as_str()?.parse().ok()?;
+    Some(())
+}
+
+fn flag(value: &toml::Value, place: &mut bool) -> Option<()> {
+    *place = value.as_bool()?;
+    Some(())
+}
+
+fn newlines(text: &str) -> usize {
+    text.bytes().filter(|&byte| byte == b'\n').count()
+}
+
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_file_gives_the_defaults() {
+        assert_eq!(Config::parse("", "nic.toml"), Ok(Config::default()));
+    }
+
+    #[test]
+    fn a_normalised_text_reads_back_equal() {
+        let full = Config {
+            devices: 3,
+            model: Model::ConnectX7,
+            link_layer: LinkLayer::Roce,
+            path: LinkPath::Shm,
+            rate_gbps: Some(100.0),
+            strict: false,
+            doorbell_order: DoorbellOrder::Early,
+            relaxed_ordering: true,
+            staging: true,
+            mtu: 1024,
+            ipv4: Ipv4Addr::new(10, 0, 0, 7),
+            pump: true,
+            fabric: "test-7".to_owned(),
+            stats: Some("/tmp/with \"quotes\".json".to_owned()),
+        };
+        for config in [Config::default(), full] {
+            assert_eq!(Config::parse(&config.to_toml(), "SOFTNIC_CONFIG"), Ok(config));
+        }
+    }
+
+    #[test]
+    fn every_allowed_word_is_read() {
+        for model in ["cx5", "cx6", "cx6dx", "cx7"] {
+            let config = Config::parse(&format!("model = \"{model}\""), "nic.toml").unwrap();
+            assert_eq!(config.model.word(), model);
+        }
+    }
+
+    #[test]
+    fn a_bad_file_is_refused_by_one_line_that_names_file_key_value_and_range() {
+        let known = "devices, model, link_layer, path, rate_gbps, strict, doorbell_order, relaxed_ordering, \
+                     staging, mtu, ipv4, pump, fabric, stats";
+        for (text, message) in [
+            ("devices = 0", "nic.toml: devices = 0 is not allowed; give a whole number from 1 to 8"),
+            ("devices = 9", "nic.toml: devices = 9 is not allowed; give a whole number from 1 to 8"),
+            ("devices = -1", "nic.toml: devices = -1 is not allowed; give a whole number from 1 to 8"),
+            ("devices = 257", "nic.toml: devices = 257 is not allowed; give a whole number from 1 to 8"),
+            ("devices = \"2\"", "nic.toml: devices = \"2\" is not allowed; give a whole number from 1 to 8"),
+            (
+                "model = \"cx8\"",
+                "nic.toml: model = \"cx8\" is not allowed; give \"cx5\", \"cx6\", \"cx6dx\" or \"cx7\"",
+            ),
+            (
+                "link_layer = \"ethernet\"",
+                "nic.toml: link_layer = \"ethernet\" is not allowed; give \"ib\" or \"roce\"",
+            ),
+            ("path = \"udp\"", "nic.toml: path = \"udp\" is not allowed; give \"shm\" or \"auto\""),
+            ("rate_gbps = 0", "nic.toml: rate_gbps = 0 is not allowed; give a number from 0.001 to 1000"),
+            (
+                "rate_gbps = 1000.5",
+                "nic.toml: rate_gbps = 1000.5 is not allowed; give a number from 0.001 to 1000",
+            ),
+            ("rate_gbps = nan", "nic.toml: rate_gbps = nan is not allowed; give a number from 0.001 to 1000"),
+            ("strict = 1", "nic.toml: strict = 1 is not allowed; give true or false"),
+            (
+                "doorbell_order = \"late\"",
+                "nic.toml: doorbell_order = \"late\" is not allowed; give \"strict\" or \"early\"",
+            ),
+            (
+                "relaxed_ordering = \"yes\"",
+                "nic.toml: relaxed_ordering = \"yes\" is not allowed; give true or false",
+            ),
+            ("staging = 0", "nic.toml: staging = 0 is not allowed; give true or false"),
+            ("mtu = 1500", "nic.toml: mtu = 1500 is not allowed; give 256, 512, 1024, 2048 or 4096"),
+            (
+                "ipv4 = \"224.0.0.1\"",
+                "nic.toml: ipv4 = \"224.0.0.1\" is not allowed; give a unicast IPv4 address, as \"192.168.1.10\", \
+                 with room for all devices after it",
+            ),
+            (
+                "ipv4 = \"255.255.255.250\"",
+                "nic.toml: ipv4 = \"255.255.255.250\" is not allowed; give a unicast IPv4 address, as \
+                 \"192.168.1.10\", with room for all devices after it",
+            ),
+            ("pump = []", "nic.toml: pump = [] is not allowed; give true or false"),
+            (
+                "fabric = \"a b\"",
+                "nic.toml: fabric = \"a b\" is not allowed; give 1 to 64 of the characters a-z A-Z 0-9 . _ -",
+            ),
+            (
+                "fabric = \"\"",
+                "nic.toml: fabric = \"\" is not allowed; give 1 to 64 of the characters a-z A-Z 0-9 . _ -",
+            ),
+            (
+                "stats = \"\"",
+                "nic.toml: stats = \"\" is not allowed; give a file name without control characters",
+            ),
+            ("speed = 3", &format!("nic.toml: unknown key `speed`; remove it or use one of {known}")),
+            ("[link]\nrate = 3", &format!("nic.toml: unknown key `link`; remove it or use one of {known}")),
+        ] {
+            let error = Config::parse(text, "nic.toml").unwrap_err().to_string();
+            assert_eq!(error, message, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_syntax_error_names_its_line_and_stays_on_one() {
+        let error = Config::parse("devices = 1\nmodel = = 3\n", "nic.toml").unwrap_err().to_string();
+        assert!(error.starts_with("nic.toml: line 2: not valid TOML: "), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+        let twice = Config::parse("mtu = 256\nmtu = 512\n", "nic.toml").unwrap_err().to_string();
+        assert!(twice.starts_with("nic.toml: line 2: "), "{twice}");
+    }
+}
