@@ -1,1 +1,70 @@
-//! skeleton
+//! Bytes that a driver and an mlx5 NIC exchange: send and receive WQEs, CQEs, doorbell records and UAR registers.
+//!
+//! Follows `providers/mlx5/mlx5dv.h` and `{qp,cq,mlx5}.c` of rdma-core 44; where a fact is in none of them, the comment
+//! names its source. Every multi-byte field is big-endian except payload. Golden bytes marked «libmlx5 44» were dumped
+//! from rings that the unmodified library had written, those marked «mlx5dv setter» are what an inline function of the
+//! header wrote; a CQE is written by a device only, so its golden bytes follow the header's struct by hand.
+//!
+//! Views are over bytes that the caller has copied: they check lengths once and then never panic. Left out: Ethernet and
+//! UMR segments, tag matching, striding receive queues, compressed CQEs.
+//! Knows nothing of sockets, CUDA, libibverbs or the transport; does no I/O and holds no `unsafe` (INV-2).
+#![forbid(unsafe_code)]
+
+mod bytes;
+pub mod cqe;
+pub mod doorbell;
+pub mod opcode;
+pub mod recv_wqe;
+pub mod send_wqe;
+
+pub use cqe::{Cqe, CqeFields};
+pub use opcode::{CqeOpcode, CqeSyndrome, SendOpcode};
+pub use recv_wqe::RecvWqe;
+pub use send_wqe::SendWqe;
+
+/// Why bytes are not what they were taken for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// The slice is shorter than the structure.
+    #[error("{what} needs {need} bytes, got {have}")]
+    TooShort {
+        /// Structure that was to be read or written.
+        what: &'static str,
+        /// Bytes it needs.
+        need: usize,
+        /// Bytes there were.
+        have: usize,
+    },
+    /// The WQE's own length field is 0, or lets it end inside one of its segments.
+    #[error("a WQE of ds {ds} (16-byte units) has no room for its {segment}")]
+    WqeEndsEarly {
+        /// Length field of the control segment.
+        ds: u8,
+        /// First segment that does not fit.
+        segment: &'static str,
+    },
+    /// More segments than the 6-bit length field, or the caller's buffer, can hold.
+    #[error("a WQE of {units} 16-byte units is above the limit of {limit}")]
+    WqeTooLong {
+        /// 16-byte units asked for.
+        units: usize,
+        /// Largest that fits.
+        limit: usize,
+    },
+    /// The opcode has segments that this crate does not describe.
+    #[error("send opcode {opcode:#04x} with opmod {opmod:#04x} is not described here")]
+    UnknownSendOpcode {
+        /// Opcode byte of the control segment.
+        opcode: u8,
+        /// Opcode modifier.
+        opmod: u8,
+    },
+    /// Inline data does not fit in this CQE, or the CQE's fields overlap it.
+    #[error("{len} bytes do not fit inline in a {slot}-byte CQE")]
+    NotInline {
+        /// Payload bytes.
+        len: usize,
+        /// CQE slot size.
+        slot: usize,
+    },
+}

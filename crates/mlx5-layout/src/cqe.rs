@@ -1,0 +1,378 @@
+//! Completion queue entry: 64 bytes, or the second half of a 128-byte slot.
+//!
+//! Follows `struct mlx5_cqe64`, `struct mlx5_err_cqe` (`mlx5dv.h`; bytes 52 and 53 are named by gpunetio's `mlx5_prm.h`) and
+//! `mlx5_parse_cqe`, `get_sw_cqe`, `mlx5_copy_to_recv_wqe` of `cq.c` and `qp.c`. Left out: compressed CQEs, striding
+//! receive queues, tag matching, checksum and VLAN fields.
+
+use crate::bytes::{array, be16, be32, be64, check, put};
+use crate::{CqeOpcode, CqeSyndrome, LayoutError};
+
+/// Size of a CQE.
+pub const CQE_BYTES: usize = 64;
+/// Size of the larger slot, whose second half is the CQE.
+pub const LARGE_SLOT_BYTES: usize = 128;
+/// Last byte of a CQE, the one to poll.
+pub const OP_OWN: usize = 63;
+/// Most payload that a CQE itself carries.
+pub const INLINE_32: usize = 32;
+/// Most payload that a 128-byte slot carries, in its first half.
+pub const INLINE_64: usize = 64;
+
+mod at {
+    pub const ML_PATH: usize = 17;
+    pub const SLID: usize = 22;
+    pub const FLAGS_RQPN: usize = 24;
+    pub const SRQN_UIDX: usize = 32;
+    pub const IMM_INVAL: usize = 36;
+    pub const BYTE_CNT: usize = 44;
+    pub const TIMESTAMP: usize = 48;
+    pub const HW_SYNDROME: usize = 52;
+    pub const HW_SYNDROME_TYPE: usize = 53;
+    pub const VENDOR_SYNDROME: usize = 54;
+    pub const SYNDROME: usize = 55;
+    pub const SOP_QPN: usize = 56;
+    pub const WQE_COUNTER: usize = 60;
+    pub const SIGNATURE: usize = 62;
+    pub const OP_OWN: usize = super::OP_OWN;
+}
+
+/// Owner bit that the device writes into the CQE with this running index, and that the consumer expects there.
+/// `entries` is a power of two; the first lap has 0.
+pub const fn owner_bit(index: u32, entries: u32) -> bool {
+    index & entries != 0
+}
+
+/// Where the payload of a small message is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum ScatterFormat {
+    /// In the buffers of the WQE.
+    #[default]
+    Buffers = 0x0,
+    /// In bytes 0..32 of the CQE (`MLX5_INLINE_SCATTER_32`).
+    Inline32 = 0x4,
+    /// In the 64 bytes before the CQE, in a 128-byte slot (`MLX5_INLINE_SCATTER_64`).
+    Inline64 = 0x8,
+    /// Both bits: a compressed block (`include/linux/mlx5/device.h` of Linux).
+    Compressed = 0xc,
+}
+
+/// The last byte of a CQE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpOwn(pub u8);
+
+impl OpOwn {
+    /// What libmlx5 writes into each slot of a new ring: opcode invalid, owner 0.
+    pub const FRESH: Self = Self(0xf0);
+
+    /// Puts the byte together.
+    pub const fn new(opcode: CqeOpcode, format: ScatterFormat, solicited: bool, owner: bool) -> Self {
+        Self(opcode.to_u8() << 4 | format as u8 | (solicited as u8) << 1 | owner as u8)
+    }
+
+    /// Bits 7:4.
+    pub const fn opcode(self) -> Option<CqeOpcode> {
+        CqeOpcode::from_u8(self.0 >> 4)
+    }
+
+    /// Bits 3:2.
+    pub const fn format(self) -> ScatterFormat {
+        match self.0 & 0xc {
+            0x0 => ScatterFormat::Buffers,
+            0x4 => ScatterFormat::Inline32,
+            0x8 => ScatterFormat::Inline64,
+            _ => ScatterFormat::Compressed,
+        }
+    }
+
+    /// Bit 1.
+    pub const fn is_solicited(self) -> bool {
+        self.0 & 2 != 0
+    }
+
+    /// Bit 0.
+    pub const fn owner(self) -> bool {
+        self.0 & 1 != 0
+    }
+
+    /// Whether the slot holds the CQE with this running index, in a ring of `entries` (`get_sw_cqe`).
+    pub const fn is_valid(self, index: u32, entries: u32) -> bool {
+        self.0 >> 4 != CqeOpcode::Invalid.to_u8() && self.owner() == owner_bit(index, entries)
+    }
+}
+
+/// A CQE read in place. Read byte [`OP_OWN`] first and the rest after an acquire; then copy, then look.
+#[derive(Debug, Clone, Copy)]
+pub struct Cqe<B> {
+    slot: B,
+    at: usize,
+}
+
+impl<B: AsRef<[u8]>> Cqe<B> {
+    /// Takes a slot: a 64-byte CQE, or 128 bytes whose second half is one.
+    pub fn in_slot(slot: B) -> Result<Self, LayoutError> {
+        check("a CQE", slot.as_ref(), CQE_BYTES)?;
+        let at = match slot.as_ref().len() {
+            LARGE_SLOT_BYTES => LARGE_SLOT_BYTES - CQE_BYTES,
+            CQE_BYTES => 0,
+            have => {
+                return Err(LayoutError::TooShort {
+                    what: "a 128-byte CQE slot",
+                    need: LARGE_SLOT_BYTES,
+                    have,
+                });
+            }
+        };
+        Ok(Self { slot, at })
+    }
+
+    fn cqe(&self) -> &[u8] {
+        &self.slot.as_ref()[self.at..]
+    }
+
+    /// Opcode, format, solicited, owner.
+    pub fn op_own(&self) -> OpOwn {
+        OpOwn(self.cqe()[at::OP_OWN])
+    }
+
+    /// Opcode; `None` for a reserved number.
+    pub fn opcode(&self) -> Option<CqeOpcode> {
+        self.op_own().opcode()
+    }
+
+    /// Path bits of the receiver's port.
+    pub fn path_bits(&self) -> u8 {
+        self.cqe()[at::ML_PATH] & 0x7f
+    }
+
+    /// Sender's LID.
+    pub fn source_lid(&self) -> u16 {
+        be16(self.cqe(), at::SLID)
+    }
+
+    /// Sender's QPN, of a datagram.
+    pub fn source_qpn(&self) -> u32 {
+        be32(self.cqe(), at::FLAGS_RQPN) & 0xff_ffff
+    }
+
+    /// Service level of the packet.
+    pub fn service_level(&self) -> u8 {
+        (be32(self.cqe(), at::FLAGS_RQPN) >> 24) as u8 & 0xf
+    }
+
+    /// Whether a GRH came with the message (bits 29:28).
+    pub fn has_grh(&self) -> bool {
+        be32(self.cqe(), at::FLAGS_RQPN) >> 28 & 3 != 0
+    }
+
+    /// User index that the QP was created with (CQE version 1), or SRQ number; 24 bits.
+    pub fn user_index(&self) -> u32 {
+        be32(self.cqe(), at::SRQN_UIDX) & 0xff_ffff
+    }
+
+    /// Immediate data in network order, or the invalidated rkey in big-endian order.
+    pub fn immediate(&self) -> [u8; 4] {
+        array(self.cqe(), at::IMM_INVAL)
+    }
+
+    /// Bytes received; for an RDMA READ, bytes read.
+    pub fn byte_count(&self) -> u32 {
+        be32(self.cqe(), at::BYTE_CNT)
+    }
+
+    /// Device time.
+    pub fn timestamp(&self) -> u64 {
+        be64(self.cqe(), at::TIMESTAMP)
+    }
+
+    /// Opcode byte of the send WQE (requester CQEs).
+    pub fn send_opcode(&self) -> u8 {
+        self.cqe()[at::SOP_QPN]
+    }
+
+    /// Local QPN.
+    pub fn qpn(&self) -> u32 {
+        be32(self.cqe(), at::SOP_QPN) & 0xff_ffff
+    }
+
+    /// Index of the WQE's first block, or of the receive WQE; 16 bits.
+    pub fn wqe_counter(&self) -> u16 {
+        be16(self.cqe(), at::WQE_COUNTER)
+    }
+
+    /// Signature byte.
+    pub fn signature(&self) -> u8 {
+        self.cqe()[at::SIGNATURE]
+    }
+
+    /// Error of an error CQE.
+    pub fn error(&self) -> CqeError {
+        let cqe = self.cqe();
+        CqeError {
+            syndrome: cqe[at::SYNDROME],
+            vendor: cqe[at::VENDOR_SYNDROME],
+            hardware: cqe[at::HW_SYNDROME],
+            hardware_type: cqe[at::HW_SYNDROME_TYPE],
+        }
+    }
+
+    /// Payload that lies in the slot instead of the WQE's buffers. `None`: it is in the buffers. Error: the CQE says
+    /// that it carries more than its place holds, or is compressed.
+    pub fn inline_payload(&self) -> Result<Option<&[u8]>, LayoutError> {
+        let slot = self.slot.as_ref();
+        let len = self.byte_count() as usize;
+        let misfit = LayoutError::NotInline { len, slot: slot.len() };
+        match self.op_own().format() {
+            ScatterFormat::Buffers => Ok(None),
+            ScatterFormat::Inline32 if len <= INLINE_32 => Ok(Some(&self.cqe()[..len])),
+            ScatterFormat::Inline64 if self.at != 0 && len <= INLINE_64 => Ok(Some(&slot[..len])),
+            _ => Err(misfit),
+        }
+    }
+}
+
+/// Bytes 52..56 of an error CQE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CqeError {
+    /// See [`CqeSyndrome`].
+    pub syndrome: u8,
+    /// Vendor syndrome.
+    pub vendor: u8,
+    /// Hardware syndrome.
+    pub hardware: u8,
+    /// Kind of the hardware syndrome.
+    pub hardware_type: u8,
+}
+
+impl CqeError {
+    /// The syndrome, if it is a known one.
+    pub fn known(&self) -> Option<CqeSyndrome> {
+        CqeSyndrome::from_u8(self.syndrome)
+    }
+}
+
+/// What a device writes into a CQE. Fields that do not go with the opcode are to be left at their default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CqeFields {
+    /// Opcode.
+    pub opcode: CqeOpcode,
+    /// Solicited bit.
+    pub solicited: bool,
+    /// Owner bit, see [`owner_bit`].
+    pub owner: bool,
+    /// User index of the QP, 24 bits.
+    pub user_index: u32,
+    /// Local QPN, 24 bits.
+    pub qpn: u32,
+    /// Index of the WQE, 16 bits.
+    pub wqe_counter: u16,
+    /// Opcode byte of the send WQE.
+    pub send_opcode: u8,
+    /// Bytes received or read.
+    pub byte_count: u32,
+    /// Immediate or invalidated key, as on the wire.
+    pub immediate: [u8; 4],
+    /// Sender's QPN, 24 bits.
+    pub source_qpn: u32,
+    /// Sender's LID.
+    pub source_lid: u16,
+    /// Service level, 4 bits.
+    pub service_level: u8,
+    /// Whether a GRH lies before the payload.
+    pub grh: bool,
+    /// Path bits, 7 bits.
+    pub path_bits: u8,
+    /// Device time; error CQEs have none.
+    pub timestamp: u64,
+    /// Error, of the two error opcodes.
+    pub error: CqeError,
+}
+
+impl Default for CqeFields {
+    /// A requester CQE of the first lap, all else 0.
+    fn default() -> Self {
+        Self {
+            opcode: CqeOpcode::Requester,
+            solicited: false,
+            owner: false,
+            user_index: 0,
+            qpn: 0,
+            wqe_counter: 0,
+            send_opcode: 0,
+            byte_count: 0,
+            immediate: [0; 4],
+            source_qpn: 0,
+            source_lid: 0,
+            service_level: 0,
+            grh: false,
+            path_bits: 0,
+            timestamp: 0,
+            error: CqeError { syndrome: 0, vendor: 0, hardware: 0, hardware_type: 0 },
+        }
+    }
+}
+
+impl CqeFields {
+    /// The 64 bytes of a CQE whose payload is in the WQE's buffers. Write all but the last byte first, then
+    /// byte [`OP_OWN`] with release order.
+    pub fn emit(&self) -> [u8; CQE_BYTES] {
+        let mut out = [0; CQE_BYTES];
+        out[at::ML_PATH] = self.path_bits & 0x7f;
+        put(&mut out, at::SLID, self.source_lid.to_be_bytes());
+        let flags = u32::from(self.grh) << 28 | u32::from(self.service_level & 0xf) << 24;
+        put(&mut out, at::FLAGS_RQPN, (flags | self.source_qpn & 0xff_ffff).to_be_bytes());
+        put(&mut out, at::SRQN_UIDX, (self.user_index & 0xff_ffff).to_be_bytes());
+        put(&mut out, at::IMM_INVAL, self.immediate);
+        put(&mut out, at::BYTE_CNT, self.byte_count.to_be_bytes());
+        if self.opcode.is_error() {
+            out[at::HW_SYNDROME] = self.error.hardware;
+            out[at::HW_SYNDROME_TYPE] = self.error.hardware_type;
+            out[at::VENDOR_SYNDROME] = self.error.vendor;
+            out[at::SYNDROME] = self.error.syndrome;
+        } else {
+            put(&mut out, at::TIMESTAMP, self.timestamp.to_be_bytes());
+        }
+        let opcode_qpn = u32::from(self.send_opcode) << 24 | self.qpn & 0xff_ffff;
+        put(&mut out, at::SOP_QPN, opcode_qpn.to_be_bytes());
+        put(&mut out, at::WQE_COUNTER, self.wqe_counter.to_be_bytes());
+        out[at::OP_OWN] = OpOwn::new(self.opcode, ScatterFormat::Buffers, self.solicited, self.owner).0;
+        out
+    }
+
+    /// Fills a slot of 64 or 128 bytes with the CQE, and with `payload` where that is given: up to 32 bytes go into the
+    /// CQE, over the fields of its first half, up to 64 into the first half of a large slot. `byte_count` must be the
+    /// payload's length. Error: another slot size, or a payload that has no room.
+    pub fn emit_slot(&self, payload: Option<&[u8]>, slot: &mut [u8]) -> Result<(), LayoutError> {
+        let size = slot.len();
+        let at = match size {
+            LARGE_SLOT_BYTES => LARGE_SLOT_BYTES - CQE_BYTES,
+            CQE_BYTES => 0,
+            have if have < CQE_BYTES => {
+                return Err(LayoutError::TooShort { what: "a CQE", need: CQE_BYTES, have });
+            }
+            have => {
+                return Err(LayoutError::TooShort {
+                    what: "a 128-byte CQE slot",
+                    need: LARGE_SLOT_BYTES,
+                    have,
+                });
+            }
+        };
+        put(slot, at, self.emit());
+        let Some(payload) = payload else { return Ok(()) };
+        let (start, format) = match payload.len() {
+            0..=INLINE_32 => (at, ScatterFormat::Inline32),
+            33..=INLINE_64 if at != 0 => (0, ScatterFormat::Inline64),
+            len => return Err(LayoutError::NotInline { len, slot: size }),
+        };
+        if payload.len() != self.byte_count as usize {
+            return Err(LayoutError::NotInline { len: self.byte_count as usize, slot: size });
+        }
+        slot[start..start + payload.len()].copy_from_slice(payload);
+        slot[at + OP_OWN] = OpOwn::new(self.opcode, format, self.solicited, self.owner).0;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

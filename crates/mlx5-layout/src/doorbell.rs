@@ -1,0 +1,242 @@
+//! Doorbell records in memory, and the registers of a UAR page.
+//!
+//! Records follow `MLX5_RCV_DBR`, `MLX5_SND_DBR` (`mlx5dv.h`) and `MLX5_CQ_SET_CI`, `MLX5_CQ_ARM_DB` (`mlx5.h`); registers
+//! follow `post_send_db` (`qp.c`), `mlx5_arm_cq` (`cq.c`), `MLX5_BF_OFFSET` (`mlx5.h`) and `MLX5_CQ_DOORBELL`
+//! (`mlx5dv.h`). Left out: the record-less doorbell at 0x600 of newer cards.
+
+use crate::LayoutError;
+use crate::bytes::{be32, check, put};
+use crate::send_wqe::{MAX_DS, blocks};
+
+/// Size of a UAR page.
+pub const UAR_BYTES: usize = 4096;
+/// Offset of the CQ arm register in a UAR page.
+pub const CQ_ARM_OFFSET: usize = 0x20;
+/// Offset of the first BlueFlame register.
+pub const BLUEFLAME_OFFSET: usize = 0x800;
+/// BlueFlame registers of a page, by offset; more offsets are reserved.
+pub const BLUEFLAME_REGISTERS: [usize; 2] = [0x800, 0xa00];
+/// Size of a BlueFlame register: two halves that libmlx5 writes in turn.
+pub const BLUEFLAME_BYTES: usize = 0x200;
+/// Size of a half: the largest WQE that goes through the register whole.
+pub const BLUEFLAME_HALF_BYTES: usize = 0x100;
+
+/// Size of a doorbell record, of QPs and of CQs: two words.
+pub const RECORD_BYTES: usize = 8;
+/// Word of a QP's record that counts posted receives.
+pub const RECEIVE_WORD: usize = 0;
+/// Word of a QP's record that counts posted send blocks.
+pub const SEND_WORD: usize = 1;
+/// Word of a CQ's record that counts consumed CQEs.
+pub const CONSUMER_WORD: usize = 0;
+/// Word of a CQ's record that arms it.
+pub const ARM_WORD: usize = 1;
+
+/// Bits of a CQ's consumer index that count.
+pub const CONSUMER_MASK: u32 = 0xff_ffff;
+
+/// Word of a QP's record (either) for a counter: 16 bits of it. A word with more bits is not what the device expects.
+pub const fn counter_word(counter: u32) -> [u8; 4] {
+    (counter & 0xffff).to_be_bytes()
+}
+
+/// The counter in a word of a QP's record; upper bits are ignored.
+pub const fn counter_of(word: [u8; 4]) -> u16 {
+    u32::from_be_bytes(word) as u16
+}
+
+/// Consumer word of a CQ's record: 24 bits.
+pub const fn consumer_word(index: u32) -> [u8; 4] {
+    (index & CONSUMER_MASK).to_be_bytes()
+}
+
+/// The 24-bit consumer index in a CQ's record.
+pub const fn consumer_of(word: [u8; 4]) -> u32 {
+    u32::from_be_bytes(word) & CONSUMER_MASK
+}
+
+/// What is written to a send doorbell register: the first 8 bytes of a control segment, real or made up.
+///
+/// Two conventions are in use, and both work on cards. libmlx5 stores the last WQE's own first words: index of that
+/// WQE, its `ds`. NVSHMEM, DeepEP, UCX and gpunetio store the *next* index and leave opcode and `ds` 0.
+/// [`Doorbell::next_index`] reads both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Doorbell {
+    /// Opcode modifier.
+    pub opmod: u8,
+    /// Index of the last WQE's first block, or with `ds` 0 the next free block.
+    pub index: u16,
+    /// Opcode byte.
+    pub opcode: u8,
+    /// QP number, 24 bits.
+    pub qpn: u32,
+    /// Length of the last WQE in 16-byte units, or 0.
+    pub ds: u8,
+}
+
+impl Doorbell {
+    /// Size of the store.
+    pub const BYTES: usize = 8;
+
+    /// The convention of libmlx5: the first 8 bytes of the last WQE.
+    pub fn of_last_wqe(wqe: &[u8]) -> Result<Self, LayoutError> {
+        check("a doorbell", wqe, Self::BYTES)?;
+        let (first, second) = (be32(wqe, 0), be32(wqe, 4));
+        Ok(Self {
+            opmod: (first >> 24) as u8,
+            index: (first >> 8) as u16,
+            opcode: first as u8,
+            qpn: second >> 8,
+            ds: second as u8,
+        })
+    }
+
+    /// The convention of gpunetio and NVSHMEM: only the next index and the QPN.
+    pub const fn of_next_index(next_index: u16, qpn: u32) -> Self {
+        Self { opmod: 0, index: next_index, opcode: 0, qpn, ds: 0 }
+    }
+
+    /// The 8 bytes in memory order.
+    pub fn emit(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        let first = u32::from(self.opmod) << 24 | u32::from(self.index) << 8 | u32::from(self.opcode);
+        put(&mut out, 0, first.to_be_bytes());
+        put(&mut out, 4, (self.qpn << 8 | u32::from(self.ds)).to_be_bytes());
+        out
+    }
+
+    /// Reads what was stored, in either convention. Same as [`Self::of_last_wqe`] for an array, but cannot fail.
+    pub fn parse(stored: [u8; Self::BYTES]) -> Self {
+        let both = u64::from_be_bytes(stored);
+        Self {
+            opmod: (both >> 56) as u8,
+            index: (both >> 40) as u16,
+            opcode: (both >> 32) as u8,
+            qpn: (both >> 8) as u32 & 0xff_ffff,
+            ds: both as u8,
+        }
+    }
+
+    /// Producer index that the doorbell announces: the block behind the last WQE.
+    pub const fn next_index(&self) -> u16 {
+        self.index.wrapping_add(blocks(self.ds & MAX_DS))
+    }
+}
+
+/// Which completions an armed CQ reports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ArmFor {
+    /// The next one (`MLX5_CQ_DB_REQ_NOT`).
+    Any,
+    /// The next solicited one, or error (`MLX5_CQ_DB_REQ_NOT_SOL`).
+    Solicited,
+}
+
+/// A request for one completion event: in the arm word of the CQ's record, and with the CQN in the UAR register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arm {
+    /// Number of events so far, modulo 4.
+    pub sequence: u8,
+    /// Which completions count.
+    pub what: ArmFor,
+    /// Consumer index at the time, 24 bits.
+    pub consumer_index: u32,
+}
+
+impl Arm {
+    /// Size of the register store.
+    pub const REGISTER_BYTES: usize = 8;
+
+    /// The arm word.
+    pub const fn word(&self) -> [u8; 4] {
+        let solicited = match self.what {
+            ArmFor::Any => 0,
+            ArmFor::Solicited => 1,
+        };
+        ((self.sequence as u32 & 3) << 28 | solicited << 24 | self.consumer_index & CONSUMER_MASK)
+            .to_be_bytes()
+    }
+
+    /// Reads an arm word; bits 27:25 and 31:30 are ignored.
+    pub const fn of_word(word: [u8; 4]) -> Self {
+        let word = u32::from_be_bytes(word);
+        let what = if word & 1 << 24 != 0 { ArmFor::Solicited } else { ArmFor::Any };
+        Self { sequence: (word >> 28 & 3) as u8, what, consumer_index: word & CONSUMER_MASK }
+    }
+
+    /// The 8 bytes for the register at [`CQ_ARM_OFFSET`].
+    pub fn register(&self, cqn: u32) -> [u8; Self::REGISTER_BYTES] {
+        let mut out = [0; Self::REGISTER_BYTES];
+        put(&mut out, 0, self.word());
+        put(&mut out, 4, cqn.to_be_bytes());
+        out
+    }
+
+    /// Reads what was stored in the register: the request and the CQN.
+    pub fn of_register(stored: [u8; Self::REGISTER_BYTES]) -> (Self, u32) {
+        let both = u64::from_be_bytes(stored);
+        (Self::of_word(((both >> 32) as u32).to_be_bytes()), both as u32 & 0xff_ffff)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// libmlx5 44: record of a send queue after its ninth post, the one before last having taken two blocks.
+    const SEND_RECORD: [u8; 8] = [0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x0a];
+    /// libmlx5 44: register after one inline WRITE at block 7, ds 6, QP 0x40.
+    const LAST_WQE: [u8; 8] = [0x00, 0x00, 0x07, 0x08, 0x00, 0x00, 0x40, 0x06];
+    /// gpunetio's `doca_gpu_dev_verbs_prepare_db` rule by hand: BE32(index << 8), BE32(qpn << 8), index 0x1234, QP 0xa7.
+    const NEXT_INDEX: [u8; 8] = [0x00, 0x12, 0x34, 0x00, 0x00, 0x00, 0xa7, 0x00];
+    /// libmlx5 44: UAR + 0x20 after `ibv_req_notify_cq(cq, 1)` on the unused CQ 0x401.
+    const ARM_SOLICITED: [u8; 8] = [0x01, 0x00, 0x00, 0x00, 0x00, 0x00, 0x04, 0x01];
+
+    #[test]
+    fn record_words_keep_16_and_24_bits() {
+        assert_eq!(counter_word(0x1_0005), [0, 0, 0, 5]);
+        assert_eq!(counter_of([0xff, 0xff, 0x12, 0x34]), 0x1234);
+        assert_eq!(consumer_word(0x1ff_ffff), [0, 0xff, 0xff, 0xff]);
+        assert_eq!(consumer_of([0xaa, 1, 2, 3]), 0x01_0203);
+        assert_eq!(counter_of([SEND_RECORD[4], SEND_RECORD[5], SEND_RECORD[6], SEND_RECORD[7]]), 10);
+    }
+
+    #[test]
+    fn both_conventions_announce_the_next_index() {
+        for (name, stored, qpn, next) in [
+            ("libmlx5: index 7, ds 6, so two blocks", LAST_WQE, 0x40, 9),
+            ("gpunetio: next index, ds 0", NEXT_INDEX, 0xa7, 0x1234),
+            ("libmlx5 at the 16-bit wrap", [0, 0xff, 0xff, 0x0a, 0, 0, 0x40, 0x02], 0x40, 0),
+        ] {
+            let doorbell = Doorbell::parse(stored);
+            assert_eq!((doorbell.qpn, doorbell.next_index()), (qpn, next), "{name}");
+            assert_eq!(doorbell.emit(), stored, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_doorbell_is_the_start_of_the_last_wqe() {
+        let mut wqe = [0x55; 16];
+        wqe[..8].copy_from_slice(&LAST_WQE);
+        assert_eq!(Doorbell::of_last_wqe(&wqe).unwrap(), Doorbell::parse(LAST_WQE));
+        assert_eq!(Doorbell::of_next_index(0x1234, 0xa7).emit(), NEXT_INDEX);
+    }
+
+    #[test]
+    fn one_byte_short_is_an_error() {
+        assert_eq!(
+            Doorbell::of_last_wqe(&LAST_WQE[..7]).unwrap_err(),
+            LayoutError::TooShort { what: "a doorbell", need: 8, have: 7 }
+        );
+    }
+
+    #[test]
+    fn arm_requests_read_back() {
+        let (arm, cqn) = Arm::of_register(ARM_SOLICITED);
+        assert_eq!((arm, cqn), (Arm { sequence: 0, what: ArmFor::Solicited, consumer_index: 0 }, 0x401));
+        assert_eq!(arm.register(0x401), ARM_SOLICITED);
+        let later = Arm { sequence: 6, what: ArmFor::Any, consumer_index: 0x100_0007 };
+        assert_eq!(later.word(), [0x20, 0, 0, 7]);
+        assert_eq!(Arm::of_word(later.word()), Arm { sequence: 2, consumer_index: 7, ..later });
+    }
+}

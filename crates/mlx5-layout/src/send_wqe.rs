@@ -1,0 +1,556 @@
+//! Send WQE: control segment, then address, atomic and data segments, in 64-byte blocks.
+//!
+//! Follows `struct mlx5_wqe_{ctrl,raddr,atomic,data,inl_data}_seg`, `struct mlx5_wqe_av` of `mlx5dv.h` and the order of
+//! segments that `_mlx5_post_send` (`qp.c`) writes. The ring wraps at its end on a block boundary; callers hand in a copy
+//! that is already in one piece. Left out: segments of raw-packet, UMR, DC and XRC queues, 4-byte masked atomics.
+
+use crate::bytes::{array, be16, be32, be64, check, put};
+use crate::{LayoutError, SendOpcode};
+
+/// The producer index counts these (`MLX5_SEND_WQE_BB`).
+pub const BLOCK_BYTES: usize = 64;
+/// log2 of [`BLOCK_BYTES`] (`MLX5_SEND_WQE_SHIFT`).
+pub const BLOCK_SHIFT: u32 = 6;
+/// Segments are multiples of this, and `ds` counts it.
+pub const UNIT_BYTES: usize = 16;
+/// Largest value of the 6-bit `ds` field.
+pub const MAX_DS: u8 = 0x3f;
+/// Space that holds any WQE: 16 blocks.
+pub const MAX_WQE_BYTES: usize = 1024;
+/// Bytes of the header before inline data.
+pub const INLINE_HEADER_BYTES: usize = 4;
+/// Bit of the header that tells inline data from a data pointer (`MLX5_INLINE_SEG`).
+pub const INLINE_FLAG: u32 = 0x8000_0000;
+/// Marks a 48-byte address vector (`MLX5_EXTENDED_UD_AV`), in the word of the destination QPN.
+pub const EXTENDED_AV: u32 = 0x8000_0000;
+
+const QPN_MASK: u32 = 0xff_ffff;
+
+/// Blocks that a WQE of `ds` 16-byte units takes.
+pub const fn blocks(ds: u8) -> u16 {
+    (ds as u16).div_ceil((BLOCK_BYTES / UNIT_BYTES) as u16)
+}
+
+mod at {
+    pub const OPMOD_IDX_OPCODE: usize = 0;
+    pub const QPN_DS: usize = 4;
+    pub const SIGNATURE: usize = 8;
+    pub const STREAM: usize = 9;
+    pub const FM_CE_SE: usize = 11;
+    pub const IMMEDIATE: usize = 12;
+}
+
+/// When the device writes a CQE for the WQE (CE, bits 3:2 of `fm_ce_se`; `doca_gpunetio_verbs_def.h` has all four).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum CompletionMode {
+    /// Only if it fails.
+    OnError = 0x00,
+    /// Only if it is the first to fail.
+    OnFirstError = 0x04,
+    /// Always: `IBV_SEND_SIGNALED`, `MLX5_WQE_CTRL_CQ_UPDATE`.
+    Always = 0x08,
+    /// Always, with an event.
+    WithEvent = 0x0c,
+}
+
+/// What the WQE waits for (FM, bits 7:5 of `fm_ce_se`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum FenceMode {
+    /// Nothing.
+    None = 0x00,
+    /// `MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE`.
+    InitiatorSmall = 0x20,
+    /// Fence.
+    Fence = 0x40,
+    /// Strong ordering.
+    Strong = 0x60,
+    /// Fence and small fence: what `IBV_SEND_FENCE` sets (`MLX5_WQE_CTRL_FENCE`).
+    FenceAndSmall = 0x80,
+    /// Reserved values.
+    Reserved = 0xe0,
+}
+
+/// Bit 1 of `fm_ce_se`: the receiver's completion is solicited.
+pub const SOLICITED: u8 = 0x02;
+
+/// Control segment: the first 16 bytes of each send WQE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Control {
+    /// Opcode modifier.
+    pub opmod: u8,
+    /// Producer index of the WQE's first block, 16 bits whatever the ring's size.
+    pub wqe_index: u16,
+    /// Opcode byte, see [`SendOpcode`].
+    pub opcode: u8,
+    /// QP number, 24 bits.
+    pub qpn: u32,
+    /// Length of the WQE in 16-byte units, this segment included; 6 bits are used.
+    pub ds: u8,
+    /// XOR signature, 0 unless the queue was created with signatures.
+    pub signature: u8,
+    /// Stream of a DC initiator.
+    pub stream: u16,
+    /// Fence mode, completion mode, solicited.
+    pub fm_ce_se: u8,
+    /// Immediate as the application gave it (network order), or the rkey to invalidate in big-endian order.
+    pub immediate: [u8; 4],
+}
+
+impl Control {
+    /// Size on the ring.
+    pub const BYTES: usize = 16;
+
+    /// Reads the first 16 bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
+        check("a control segment", bytes, Self::BYTES)?;
+        let (first, second) = (be32(bytes, at::OPMOD_IDX_OPCODE), be32(bytes, at::QPN_DS));
+        Ok(Self {
+            opmod: (first >> 24) as u8,
+            wqe_index: (first >> 8) as u16,
+            opcode: first as u8,
+            qpn: second >> 8,
+            ds: second as u8,
+            signature: bytes[at::SIGNATURE],
+            stream: be16(bytes, at::STREAM),
+            fm_ce_se: bytes[at::FM_CE_SE],
+            immediate: array(bytes, at::IMMEDIATE),
+        })
+    }
+
+    /// The 16 bytes; `qpn` is cut to 24 bits.
+    pub fn emit(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        let first = u32::from(self.opmod) << 24 | u32::from(self.wqe_index) << 8 | u32::from(self.opcode);
+        put(&mut out, at::OPMOD_IDX_OPCODE, first.to_be_bytes());
+        put(&mut out, at::QPN_DS, (self.qpn << 8 | u32::from(self.ds)).to_be_bytes());
+        out[at::SIGNATURE] = self.signature;
+        put(&mut out, at::STREAM, self.stream.to_be_bytes());
+        out[at::FM_CE_SE] = self.fm_ce_se;
+        put(&mut out, at::IMMEDIATE, self.immediate);
+        out
+    }
+
+    /// The opcode, if it is one of ours.
+    pub fn send_opcode(&self) -> Option<SendOpcode> {
+        SendOpcode::from_u8(self.opcode)
+    }
+
+    /// When a CQE is wanted.
+    pub fn completion(&self) -> CompletionMode {
+        match self.fm_ce_se & 0x0c {
+            0x00 => CompletionMode::OnError,
+            0x04 => CompletionMode::OnFirstError,
+            0x08 => CompletionMode::Always,
+            _ => CompletionMode::WithEvent,
+        }
+    }
+
+    /// Whether a CQE is wanted when the WQE ends well.
+    pub fn is_signalled(&self) -> bool {
+        self.fm_ce_se & 0x08 != 0
+    }
+
+    /// What the WQE waits for.
+    pub fn fence(&self) -> FenceMode {
+        match self.fm_ce_se & 0xe0 {
+            0x00 => FenceMode::None,
+            0x20 => FenceMode::InitiatorSmall,
+            0x40 => FenceMode::Fence,
+            0x60 => FenceMode::Strong,
+            0x80 => FenceMode::FenceAndSmall,
+            _ => FenceMode::Reserved,
+        }
+    }
+
+    /// Whether the receiver's completion is solicited.
+    pub fn is_solicited(&self) -> bool {
+        self.fm_ce_se & SOLICITED != 0
+    }
+
+    /// Length field as the device uses it: 6 bits.
+    pub fn units(&self) -> u8 {
+        self.ds & MAX_DS
+    }
+
+    /// Blocks of the ring that the WQE takes.
+    pub fn blocks(&self) -> u16 {
+        blocks(self.units())
+    }
+}
+
+/// Remote-address segment of WRITE, READ and atomics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RemoteAddress {
+    /// Virtual address at the peer.
+    pub va: u64,
+    /// Key of the peer's region.
+    pub rkey: u32,
+}
+
+impl RemoteAddress {
+    /// Size on the ring.
+    pub const BYTES: usize = 16;
+
+    /// Reads 16 bytes; the reserved word is not looked at.
+    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
+        check("a remote-address segment", bytes, Self::BYTES)?;
+        Ok(Self { va: be64(bytes, 0), rkey: be32(bytes, 8) })
+    }
+
+    /// The 16 bytes.
+    pub fn emit(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        put(&mut out, 0, self.va.to_be_bytes());
+        put(&mut out, 8, self.rkey.to_be_bytes());
+        out
+    }
+}
+
+/// Atomic segment. Operands are numbers: the target memory is in the host's byte order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Atomic {
+    /// Value to swap in, or to add.
+    pub swap_add: u64,
+    /// Value to compare with (compare-and-swap only).
+    pub compare: u64,
+}
+
+impl Atomic {
+    /// Size on the ring.
+    pub const BYTES: usize = 16;
+
+    /// Reads 16 bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
+        check("an atomic segment", bytes, Self::BYTES)?;
+        Ok(Self { swap_add: be64(bytes, 0), compare: be64(bytes, 8) })
+    }
+
+    /// The 16 bytes.
+    pub fn emit(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        put(&mut out, 0, self.swap_add.to_be_bytes());
+        put(&mut out, 8, self.compare.to_be_bytes());
+        out
+    }
+}
+
+/// Data pointer: a piece of local memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DataPointer {
+    /// Length in bytes, 31 bits. libmlx5 never writes 0 in a send WQE: the device takes it as 2^31.
+    pub byte_count: u32,
+    /// Key of the local region.
+    pub lkey: u32,
+    /// Virtual address.
+    pub va: u64,
+}
+
+impl DataPointer {
+    /// Size on the ring.
+    pub const BYTES: usize = 16;
+
+    /// Reads 16 bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
+        check("a data segment", bytes, Self::BYTES)?;
+        Ok(Self { byte_count: be32(bytes, 0), lkey: be32(bytes, 4), va: be64(bytes, 8) })
+    }
+
+    /// The 16 bytes.
+    pub fn emit(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        put(&mut out, 0, self.byte_count.to_be_bytes());
+        put(&mut out, 4, self.lkey.to_be_bytes());
+        put(&mut out, 8, self.va.to_be_bytes());
+        out
+    }
+}
+
+/// Address vector of a UD send, 48 bytes (`struct mlx5_wqe_av`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AddressVector {
+    /// Q_Key.
+    pub qkey: u32,
+    /// Destination QPN, 24 bits.
+    pub destination_qpn: u32,
+    /// Whether [`EXTENDED_AV`] is set; libmlx5 always sets it.
+    pub extended: bool,
+    /// Static rate in bits 7:4. Bits 3:0 hold the service level (InfiniBand), or bits 3:1 hold it (Ethernet).
+    pub rate_service_level: u8,
+    /// Source path bits (InfiniBand).
+    pub path_bits: u8,
+    /// Destination LID (InfiniBand), or UDP source port (RoCE v2).
+    pub lid_or_udp_port: u16,
+    /// Destination MAC (Ethernet).
+    pub mac: [u8; 6],
+    /// Traffic class.
+    pub traffic_class: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Whether a GRH is present. InfiniBand only: RoCE always has one, and leaves the bit clear.
+    pub grh: bool,
+    /// Index of the source GID, 8 bits.
+    pub source_gid_index: u8,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// Destination GID.
+    pub gid: [u8; 16],
+}
+
+impl AddressVector {
+    /// Size on the ring.
+    pub const BYTES: usize = 48;
+
+    /// Reads 48 bytes.
+    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
+        check("an address vector", bytes, Self::BYTES)?;
+        let (destination, grh_gid_flow) = (be32(bytes, 8), be32(bytes, 28));
+        Ok(Self {
+            qkey: be32(bytes, 0),
+            destination_qpn: destination & QPN_MASK,
+            extended: destination & EXTENDED_AV != 0,
+            rate_service_level: bytes[12],
+            path_bits: bytes[13],
+            lid_or_udp_port: be16(bytes, 14),
+            mac: array(bytes, 20),
+            traffic_class: bytes[26],
+            hop_limit: bytes[27],
+            grh: grh_gid_flow & 1 << 30 != 0,
+            source_gid_index: (grh_gid_flow >> 20) as u8,
+            flow_label: grh_gid_flow & 0xf_ffff,
+            gid: array(bytes, 32),
+        })
+    }
+
+    /// The 48 bytes.
+    pub fn emit(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        let destination = self.destination_qpn & QPN_MASK | if self.extended { EXTENDED_AV } else { 0 };
+        let grh_gid_flow =
+            u32::from(self.grh) << 30 | u32::from(self.source_gid_index) << 20 | self.flow_label & 0xf_ffff;
+        put(&mut out, 0, self.qkey.to_be_bytes());
+        put(&mut out, 8, destination.to_be_bytes());
+        out[12] = self.rate_service_level;
+        out[13] = self.path_bits;
+        put(&mut out, 14, self.lid_or_udp_port.to_be_bytes());
+        put(&mut out, 20, self.mac);
+        out[26] = self.traffic_class;
+        out[27] = self.hop_limit;
+        put(&mut out, 28, grh_gid_flow.to_be_bytes());
+        put(&mut out, 32, self.gid);
+        out
+    }
+}
+
+/// How a queue finds its peer: decides which segment follows the control segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Addressing {
+    /// RC and UC: nothing.
+    Connected,
+    /// UD: an [`AddressVector`].
+    Datagram,
+}
+
+/// A send WQE in one piece: the bytes of its blocks, copied out of the ring.
+#[derive(Debug, Clone, Copy)]
+pub struct SendWqe<B> {
+    bytes: B,
+    control: Control,
+}
+
+impl<B: AsRef<[u8]>> SendWqe<B> {
+    /// Checks that the WQE has a control segment, a length that is not 0, and all the bytes that this length says.
+    pub fn new(bytes: B) -> Result<Self, LayoutError> {
+        let control = Control::parse(bytes.as_ref())?;
+        if control.units() == 0 {
+            return Err(LayoutError::WqeEndsEarly { ds: control.ds, segment: "control segment" });
+        }
+        check("a send WQE", bytes.as_ref(), usize::from(control.units()) * UNIT_BYTES)?;
+        Ok(Self { bytes, control })
+    }
+
+    /// The control segment.
+    pub fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// All bytes that the length field covers.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes.as_ref()[..usize::from(self.control.units()) * UNIT_BYTES]
+    }
+
+    /// Sorts the segments behind the control segment. Errors: an opcode without description here, or a WQE that ends
+    /// inside one of its address segments. A wrong data segment shows when [`Body::data`] reaches it.
+    pub fn body(&self, addressing: Addressing) -> Result<Body<'_>, LayoutError> {
+        let unknown =
+            LayoutError::UnknownSendOpcode { opcode: self.control.opcode, opmod: self.control.opmod };
+        let opcode = self.control.send_opcode().ok_or(unknown)?;
+        let mut rest = Rest { ds: self.control.ds, bytes: &self.as_bytes()[Control::BYTES..] };
+        let mut body = Body { opcode, datagram: None, remote: None, atomic: None, data: DataSegments(rest) };
+        match opcode {
+            SendOpcode::Nop => {
+                // NVSHMEM gives its NOPs ds 2: what follows the control segment means nothing.
+                rest.bytes = &[];
+            }
+            SendOpcode::Send | SendOpcode::SendImm | SendOpcode::SendInvalidate => {
+                if addressing == Addressing::Datagram {
+                    let bytes = rest.take(AddressVector::BYTES, "address vector")?;
+                    body.datagram = Some(AddressVector::parse(bytes)?);
+                }
+            }
+            _ if opcode.has_remote_address() && addressing == Addressing::Connected => {
+                let bytes = rest.take(RemoteAddress::BYTES, "remote-address segment")?;
+                body.remote = Some(RemoteAddress::parse(bytes)?);
+                match opcode {
+                    SendOpcode::AtomicMaskedCompareSwap | SendOpcode::AtomicMaskedFetchAdd => {
+                        return Err(unknown);
+                    }
+                    SendOpcode::AtomicCompareSwap | SendOpcode::AtomicFetchAdd => {
+                        let bytes = rest.take(Atomic::BYTES, "atomic segment")?;
+                        body.atomic = Some(Atomic::parse(bytes)?);
+                    }
+                    _ => {}
+                }
+            }
+            _ => return Err(unknown),
+        }
+        body.data = DataSegments(rest);
+        Ok(body)
+    }
+}
+
+/// Segments of a send WQE, sorted.
+#[derive(Debug, Clone, Copy)]
+pub struct Body<'a> {
+    /// The operation.
+    pub opcode: SendOpcode,
+    /// Where a datagram goes.
+    pub datagram: Option<AddressVector>,
+    /// Remote memory of a one-sided operation.
+    pub remote: Option<RemoteAddress>,
+    /// Operands of an atomic.
+    pub atomic: Option<Atomic>,
+    /// Local memory and inline bytes, in order.
+    pub data: DataSegments<'a>,
+}
+
+/// Local side of a send WQE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DataSegment<'a> {
+    /// Memory named by address and key.
+    Pointer(DataPointer),
+    /// Bytes that the WQE carries itself.
+    Inline(&'a [u8]),
+}
+
+/// Iterator over [`DataSegment`]s; ends for good after an error.
+#[derive(Debug, Clone, Copy)]
+pub struct DataSegments<'a>(Rest<'a>);
+
+impl<'a> Iterator for DataSegments<'a> {
+    type Item = Result<DataSegment<'a>, LayoutError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.0.bytes.is_empty() {
+            return None;
+        }
+        let segment = self.0.data_segment();
+        if segment.is_err() {
+            self.0.bytes = &[];
+        }
+        Some(segment)
+    }
+}
+
+/// What is left of a WQE while its segments are taken from the front; a multiple of 16 bytes.
+#[derive(Debug, Clone, Copy)]
+struct Rest<'a> {
+    ds: u8,
+    bytes: &'a [u8],
+}
+
+impl<'a> Rest<'a> {
+    fn take(&mut self, len: usize, segment: &'static str) -> Result<&'a [u8], LayoutError> {
+        let Some((taken, rest)) = self.bytes.split_at_checked(len) else {
+            return Err(LayoutError::WqeEndsEarly { ds: self.ds, segment });
+        };
+        self.bytes = rest;
+        Ok(taken)
+    }
+
+    fn data_segment(&mut self) -> Result<DataSegment<'a>, LayoutError> {
+        check("a data segment", self.bytes, UNIT_BYTES)?;
+        let header = be32(self.bytes, 0);
+        if header & INLINE_FLAG == 0 {
+            return Ok(DataSegment::Pointer(DataPointer::parse(self.take(UNIT_BYTES, "data segment")?)?));
+        }
+        let len = (header & !INLINE_FLAG) as usize;
+        let padded = (INLINE_HEADER_BYTES + len).next_multiple_of(UNIT_BYTES);
+        let bytes = self.take(padded, "inline data")?;
+        Ok(DataSegment::Inline(&bytes[INLINE_HEADER_BYTES..INLINE_HEADER_BYTES + len]))
+    }
+}
+
+/// Writes a send WQE into a buffer of its own, segment by segment, in the order they are added.
+///
+/// For tests and the mock driver: it lets any order and any value through, so that wrong WQEs can be made too.
+#[derive(Debug, Clone)]
+pub struct SendWqeBuilder {
+    control: Control,
+    bytes: Vec<u8>,
+}
+
+impl SendWqeBuilder {
+    /// Starts with the control segment; its `ds` is filled in by [`Self::finish`].
+    pub fn new(control: Control) -> Self {
+        Self { control, bytes: vec![0; Control::BYTES] }
+    }
+
+    /// Adds an address vector.
+    pub fn datagram(self, vector: &AddressVector) -> Self {
+        self.raw(&vector.emit())
+    }
+
+    /// Adds a remote address.
+    pub fn remote(self, va: u64, rkey: u32) -> Self {
+        self.raw(&RemoteAddress { va, rkey }.emit())
+    }
+
+    /// Adds atomic operands.
+    pub fn atomic(self, swap_add: u64, compare: u64) -> Self {
+        self.raw(&Atomic { swap_add, compare }.emit())
+    }
+
+    /// Adds a data pointer.
+    pub fn pointer(self, byte_count: u32, lkey: u32, va: u64) -> Self {
+        self.raw(&DataPointer { byte_count, lkey, va }.emit())
+    }
+
+    /// Adds inline bytes with their header, padded with zeroes to 16 bytes.
+    pub fn inline(self, data: &[u8]) -> Self {
+        let header = INLINE_FLAG | (data.len() as u32 & !INLINE_FLAG);
+        self.raw(&header.to_be_bytes()).raw(data)
+    }
+
+    /// Adds bytes as they are.
+    pub fn raw(mut self, bytes: &[u8]) -> Self {
+        self.bytes.extend_from_slice(bytes);
+        self
+    }
+
+    /// The WQE, padded to 16 bytes, with its length in `ds`. Error: more than 63 units.
+    pub fn finish(mut self) -> Result<Vec<u8>, LayoutError> {
+        self.bytes.resize(self.bytes.len().next_multiple_of(UNIT_BYTES), 0);
+        let units = self.bytes.len() / UNIT_BYTES;
+        match u8::try_from(units) {
+            Ok(ds) if ds <= MAX_DS => self.control.ds = ds,
+            _ => return Err(LayoutError::WqeTooLong { units, limit: usize::from(MAX_DS) }),
+        }
+        put(&mut self.bytes, 0, self.control.emit());
+        Ok(self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests;
