@@ -1,0 +1,290 @@
+//! One verbs ioctl, decoded: header and attributes copied once, checked against the method's table, answers written back.
+//!
+//! Follows Linux `drivers/infiniband/core/uverbs_ioctl.c` (which errno for which mistake) and
+//! `rdma/rdma_user_ioctl_cmds.h`. Everything here comes from the program, so nothing is trusted: addresses are read
+//! through [`Memory`], which turns a bad one into `EFAULT`. Left out: arrays of handles and enum attributes (no method
+//! that the NIC knows takes one).
+
+use super::layout::{Reader, attr, ioctl_hdr};
+use crate::device::command::CommandError;
+use crate::dma::Memory;
+
+/// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, 24 bytes)`.
+pub const RDMA_VERBS_IOCTL: u64 = 0xc018_1b01;
+/// `RDMA_DRIVER_MLX5`.
+const DRIVER_MLX5: u32 = 1;
+/// A kernel takes at most one page of header and attributes.
+const MAX_LENGTH: usize = 4096;
+const MANDATORY: u16 = 1;
+const VALID_OUTPUT: u16 = 2;
+
+/// What an attribute is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Bytes from the program: at least `min`; what exceeds `max` must be zeros (a newer library's longer struct).
+    In {
+        /// Least length.
+        min: u16,
+        /// Length known here.
+        max: u16,
+    },
+    /// Bytes to the program, at least `min` of room.
+    Out {
+        /// Least room.
+        min: u16,
+    },
+    /// Handle of an object.
+    Handle,
+    /// Place for the handle of a new object.
+    NewHandle,
+    /// A file descriptor.
+    Fd,
+    /// Place for a new file descriptor.
+    NewFd,
+}
+
+/// An attribute that a method takes.
+#[derive(Debug, Clone, Copy)]
+pub struct Spec {
+    /// Its number.
+    pub id: u16,
+    /// What it is.
+    pub kind: Kind,
+    /// Whether a call without it is refused.
+    pub mandatory: bool,
+}
+
+/// A method of an object, with all attributes it knows.
+#[derive(Debug)]
+pub struct Method {
+    /// Object number.
+    pub object: u16,
+    /// Method number.
+    pub method: u16,
+    /// Name for the log.
+    pub name: &'static str,
+    /// What it takes.
+    pub attributes: &'static [Spec],
+}
+
+/// A mandatory attribute.
+pub const fn must(id: u16, kind: Kind) -> Spec {
+    Spec { id, kind, mandatory: true }
+}
+
+/// An optional attribute.
+pub const fn may(id: u16, kind: Kind) -> Spec {
+    Spec { id, kind, mandatory: false }
+}
+
+/// Bytes in, of one known length.
+pub const fn bytes(length: u16) -> Kind {
+    Kind::In { min: length, max: length }
+}
+
+/// A refusal in a kernel's words: errno and the sentence for the log.
+pub fn refuse(errno: i32, reason: impl Into<String>) -> CommandError {
+    CommandError { errno, reason: reason.into() }
+}
+
+/// One attribute of a call.
+#[derive(Debug)]
+struct Attribute {
+    spec: &'static Spec,
+    /// Address of the attribute itself, where handles and flags are written back.
+    address: u64,
+    len: u16,
+    flags: u16,
+    data: u64,
+    /// The bytes of an [`Kind::In`] attribute.
+    input: Vec<u8>,
+}
+
+/// A decoded call.
+pub struct Command<'m> {
+    memory: &'m dyn Memory,
+    /// The method called.
+    pub method: &'static Method,
+    attributes: Vec<Attribute>,
+}
+
+impl<'m> Command<'m> {
+    /// Copies and checks the call whose header is at `address`. `find` gives a method's table.
+    pub fn decode(
+        memory: &'m dyn Memory,
+        address: u64,
+        find: impl Fn(u16, u16) -> Result<&'static Method, CommandError>,
+    ) -> Result<Self, CommandError> {
+        let mut header = [0; ioctl_hdr::SIZE];
+        memory.read(address, &mut header).map_err(fault)?;
+        let header = Reader(&header);
+        let count = usize::from(header.u16(ioctl_hdr::NUM_ATTRS));
+        let length = usize::from(header.u16(ioctl_hdr::LENGTH));
+        let (object, method) = (header.u16(ioctl_hdr::OBJECT), header.u16(ioctl_hdr::METHOD));
+        if length != ioctl_hdr::SIZE + count * attr::SIZE || length > MAX_LENGTH {
+            return Err(refuse(libc::EINVAL, format!("a header of {length} bytes for {count} attributes")));
+        }
+        if header.u64(ioctl_hdr::RESERVED1) != 0 || header.u32(ioctl_hdr::RESERVED2) != 0 {
+            return Err(refuse(libc::EPROTONOSUPPORT, "reserved words of the header are not zero"));
+        }
+        let method = find(object, method)?;
+        if header.u32(ioctl_hdr::DRIVER) != DRIVER_MLX5 {
+            let driver = header.u32(ioctl_hdr::DRIVER);
+            return Err(refuse(libc::EINVAL, format!("driver id {driver}, this is an mlx5 device (1)")));
+        }
+        let mut raw = vec![0; count * attr::SIZE];
+        let first = address.wrapping_add(ioctl_hdr::SIZE as u64);
+        memory.read(first, &mut raw).map_err(fault)?;
+        let mut command = Self { memory, method, attributes: Vec::with_capacity(count) };
+        for (index, bytes) in raw.chunks_exact(attr::SIZE).enumerate() {
+            command.take(Reader(bytes), first.wrapping_add((index * attr::SIZE) as u64))?;
+        }
+        match method.attributes.iter().find(|spec| spec.mandatory && command.get(spec.id).is_none()) {
+            Some(spec) => {
+                Err(refuse(libc::EINVAL, format!("{}: attribute {:#x} is missing", method.name, spec.id)))
+            }
+            None => Ok(command),
+        }
+    }
+
+    /// Checks one attribute against its spec and keeps it; unknown optional ones are passed over, as a kernel does.
+    fn take(&mut self, raw: Reader<'_>, address: u64) -> Result<(), CommandError> {
+        let (id, len, flags) = (raw.u16(attr::ID), raw.u16(attr::LEN), raw.u16(attr::FLAGS));
+        let data = raw.u64(attr::DATA);
+        let name = self.method.name;
+        let Some(spec) = self.method.attributes.iter().find(|spec| spec.id == id) else {
+            return if flags & MANDATORY == 0 {
+                Ok(())
+            } else {
+                Err(refuse(libc::EPROTONOSUPPORT, format!("{name}: unknown mandatory attribute {id:#x}")))
+            };
+        };
+        let bad = |what: String| Err(refuse(libc::EINVAL, format!("{name}: attribute {id:#x}: {what}")));
+        if self.get(id).is_some() {
+            return bad("given twice".to_owned());
+        }
+        if raw.u16(attr::RESERVED) != 0 {
+            return bad("reserved bits set".to_owned());
+        }
+        let mut input = Vec::new();
+        match spec.kind {
+            Kind::In { min, .. } | Kind::Out { min } if len < min => {
+                return bad(format!("{len} bytes, {min} needed"));
+            }
+            Kind::In { max, .. } => {
+                input = self.copy_in(len, data)?;
+                if input.iter().skip(usize::from(max)).any(|&byte| byte != 0) {
+                    let reason =
+                        format!("{name}: attribute {id:#x}: bytes after the known {max} are not zero");
+                    return Err(refuse(libc::EOPNOTSUPP, reason));
+                }
+            }
+            Kind::Out { .. } => {}
+            Kind::Handle | Kind::NewHandle | Kind::Fd | Kind::NewFd => {
+                if len != 0 {
+                    return bad(format!("length {len} for a handle"));
+                }
+                if spec.kind == Kind::Handle && data > u64::from(u32::MAX) {
+                    return bad(format!("handle {data:#x} is no 32-bit number"));
+                }
+            }
+        }
+        self.attributes.push(Attribute { spec, address, len, flags, data, input });
+        Ok(())
+    }
+
+    /// Up to eight bytes sit in the attribute itself, more behind its pointer.
+    fn copy_in(&self, len: u16, data: u64) -> Result<Vec<u8>, CommandError> {
+        let len = usize::from(len);
+        if len <= 8 {
+            return Ok(data.to_ne_bytes()[..len].to_vec());
+        }
+        let mut input = vec![0; len];
+        self.memory.read(data, &mut input).map_err(fault)?;
+        Ok(input)
+    }
+
+    fn get(&self, id: u16) -> Option<&Attribute> {
+        self.attributes.iter().find(|attribute| attribute.spec.id == id)
+    }
+
+    /// Whether the attribute was given.
+    pub fn has(&self, id: u16) -> bool {
+        self.get(id).is_some()
+    }
+
+    /// The bytes of an input attribute.
+    pub fn input(&self, id: u16) -> Option<Reader<'_>> {
+        self.get(id).map(|attribute| Reader(&attribute.input))
+    }
+
+    /// The number in an input attribute of up to eight bytes.
+    pub fn number(&self, id: u16) -> Option<u64> {
+        self.input(id).map(|input| input.u64(0))
+    }
+
+    /// The same, as 32 bits.
+    pub fn number32(&self, id: u16) -> Option<u32> {
+        self.input(id).map(|input| input.u32(0))
+    }
+
+    /// A handle.
+    pub fn handle(&self, id: u16) -> Option<u32> {
+        self.get(id).map(|attribute| attribute.data as u32)
+    }
+
+    /// A handle of a mandatory attribute.
+    pub fn expect_handle(&self, id: u16) -> Result<u32, CommandError> {
+        let missing = || refuse(libc::EINVAL, format!("{}: handle {id:#x} is missing", self.method.name));
+        self.handle(id).ok_or_else(missing)
+    }
+
+    /// A file descriptor: the low 32 bits, signed.
+    pub fn fd(&self, id: u16) -> Option<i32> {
+        self.get(id).map(|attribute| attribute.data as u32 as i32)
+    }
+
+    /// Room that an output attribute offers; 0 when it is absent.
+    pub fn room(&self, id: u16) -> usize {
+        self.get(id).map_or(0, |attribute| usize::from(attribute.len))
+    }
+
+    /// Writes an output attribute: as much as fits, zeros after it, and the flag that says "valid".
+    pub fn write(&self, id: u16, answer: &[u8]) -> Result<(), CommandError> {
+        let Some(attribute) = self.get(id) else { return Ok(()) };
+        let room = usize::from(attribute.len);
+        let mut whole = answer[..answer.len().min(room)].to_vec();
+        whole.resize(room, 0);
+        self.memory.write(attribute.data, &whole, true).map_err(fault)?;
+        let flags = (attribute.flags | VALID_OUTPUT).to_ne_bytes();
+        let place = attribute.address.wrapping_add(attr::FLAGS as u64);
+        self.memory.write(place, &flags, true).map_err(fault)
+    }
+
+    /// Gives a new handle or file descriptor back, in the attribute itself.
+    pub fn give(&self, id: u16, value: u64) -> Result<(), CommandError> {
+        let Some(attribute) = self.get(id) else { return Ok(()) };
+        let place = attribute.address.wrapping_add(attr::DATA as u64);
+        self.memory.write(place, &value.to_ne_bytes(), true).map_err(fault)
+    }
+
+    /// The memory that the call's addresses are in.
+    pub fn memory(&self) -> &'m dyn Memory {
+        self.memory
+    }
+}
+
+/// A bad address, as a kernel says it.
+pub fn fault(fault: crate::dma::Fault) -> CommandError {
+    refuse(libc::EFAULT, fault.to_string())
+}
+
+impl std::fmt::Display for Command<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.method.name)?;
+        for Attribute { spec, len, data, .. } in &self.attributes {
+            write!(f, " {:#x}:{len}={data:#x}", spec.id)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,306 @@
+//! Byte offsets of the uverbs and mlx5 command structs, restated.
+//!
+//! Sources: Linux UAPI headers `rdma/rdma_user_ioctl_cmds.h`, `rdma/ib_user_verbs.h`, `rdma/ib_user_ioctl_verbs.h`,
+//! `rdma/mlx5-abi.h` (Linux 6.1). All fields are native-endian except GUIDs and GIDs. Only fields that the NIC reads or
+//! fills are named; the test compiles every line here against those headers.
+
+/// One C struct: its size, and the offset of each field that is used.
+macro_rules! layouts {
+    ($($(#[$doc:meta])* $module:ident = $c:literal, $size:literal { $($field:ident = $c_field:literal at $offset:literal),* $(,)? })*) => {
+        $(
+            $(#[$doc])*
+            pub mod $module {
+                #[allow(dead_code)]
+                pub const SIZE: usize = $size;
+                $(pub const $field: usize = $offset;)*
+            }
+        )*
+        /// C name, size and `(C field, offset)` of every struct above, for the test.
+        #[cfg(test)]
+        pub const STRUCTS: &[(&str, usize, &[(&str, usize)])] = &[
+            $(($c, $size, &[$(($c_field, $offset)),*])),*
+        ];
+    };
+}
+
+layouts! {
+    /// Header of every verbs ioctl; attributes follow.
+    ioctl_hdr = "struct ib_uverbs_ioctl_hdr", 24 {
+        LENGTH = "length" at 0, OBJECT = "object_id" at 2, METHOD = "method_id" at 4, NUM_ATTRS = "num_attrs" at 6,
+        RESERVED1 = "reserved1" at 8, DRIVER = "driver_id" at 16, RESERVED2 = "reserved2" at 20,
+    }
+    /// One attribute.
+    attr = "struct ib_uverbs_attr", 16 {
+        ID = "attr_id" at 0, LEN = "len" at 2, FLAGS = "flags" at 4, RESERVED = "attr_data.reserved" at 6, DATA = "data" at 8,
+    }
+    /// `mlx5_ib` part of GET_CONTEXT's request.
+    alloc_ucontext_req = "struct mlx5_ib_alloc_ucontext_req_v2", 32 {
+        TOTAL_NUM_BFREGS = "total_num_bfregs" at 0, FLAGS = "flags" at 8, COMP_MASK = "comp_mask" at 12,
+        MAX_CQE_VERSION = "max_cqe_version" at 16, LIB_CAPS = "lib_caps" at 24,
+    }
+    /// `mlx5_ib` part of GET_CONTEXT's answer.
+    alloc_ucontext_resp = "struct mlx5_ib_alloc_ucontext_resp", 72 {
+        QP_TAB_SIZE = "qp_tab_size" at 0, BF_REG_SIZE = "bf_reg_size" at 4, TOT_BFREGS = "tot_bfregs" at 8,
+        CACHE_LINE_SIZE = "cache_line_size" at 12, MAX_SQ_DESC_SZ = "max_sq_desc_sz" at 16,
+        MAX_RQ_DESC_SZ = "max_rq_desc_sz" at 18, MAX_SEND_WQEBB = "max_send_wqebb" at 20, MAX_RECV_WR = "max_recv_wr" at 24,
+        MAX_SRQ_RECV_WR = "max_srq_recv_wr" at 28, NUM_PORTS = "num_ports" at 32, COMP_MASK = "comp_mask" at 36,
+        RESPONSE_LENGTH = "response_length" at 40, CQE_VERSION = "cqe_version" at 44, CMDS_SUPP_UHW = "cmds_supp_uhw" at 45,
+        ETH_MIN_INLINE = "eth_min_inline" at 46, CLOCK_INFO_VERSIONS = "clock_info_versions" at 47,
+        HCA_CORE_CLOCK_OFFSET = "hca_core_clock_offset" at 48, LOG_UAR_SIZE = "log_uar_size" at 56,
+        NUM_UARS_PER_PAGE = "num_uars_per_page" at 60, NUM_DYN_BFREGS = "num_dyn_bfregs" at 64,
+    }
+    /// Answer to QUERY_DEVICE.
+    query_device_resp = "struct ib_uverbs_query_device_resp", 176 {
+        FW_VER = "fw_ver" at 0, NODE_GUID = "node_guid" at 8, SYS_IMAGE_GUID = "sys_image_guid" at 16,
+        MAX_MR_SIZE = "max_mr_size" at 24, PAGE_SIZE_CAP = "page_size_cap" at 32, VENDOR_ID = "vendor_id" at 40,
+        VENDOR_PART_ID = "vendor_part_id" at 44, HW_VER = "hw_ver" at 48, MAX_QP = "max_qp" at 52, MAX_QP_WR = "max_qp_wr" at 56,
+        DEVICE_CAP_FLAGS = "device_cap_flags" at 60, MAX_SGE = "max_sge" at 64, MAX_SGE_RD = "max_sge_rd" at 68,
+        MAX_CQ = "max_cq" at 72, MAX_CQE = "max_cqe" at 76, MAX_MR = "max_mr" at 80, MAX_PD = "max_pd" at 84,
+        MAX_QP_RD_ATOM = "max_qp_rd_atom" at 88, MAX_RES_RD_ATOM = "max_res_rd_atom" at 96,
+        MAX_QP_INIT_RD_ATOM = "max_qp_init_rd_atom" at 100, ATOMIC_CAP = "atomic_cap" at 108, MAX_AH = "max_ah" at 144,
+        MAX_PKEYS = "max_pkeys" at 168, LOCAL_CA_ACK_DELAY = "local_ca_ack_delay" at 170, PHYS_PORT_CNT = "phys_port_cnt" at 171,
+    }
+    /// Answer to the extended QUERY_DEVICE; the plain answer is its first part.
+    ex_query_device_resp = "struct ib_uverbs_ex_query_device_resp", 304 {
+        RESPONSE_LENGTH = "response_length" at 180, TIMESTAMP_MASK = "timestamp_mask" at 208, HCA_CORE_CLOCK = "hca_core_clock" at 216,
+        DEVICE_CAP_FLAGS_EX = "device_cap_flags_ex" at 224,
+    }
+    /// `mlx5_ib` part of the extended QUERY_DEVICE's answer.
+    mlx5_query_device_resp = "struct mlx5_ib_query_device_resp", 104 {
+        RESPONSE_LENGTH = "response_length" at 4, FLAGS = "flags" at 60,
+    }
+    /// Answer to QUERY_PORT.
+    query_port_resp = "struct ib_uverbs_query_port_resp_ex", 48 {
+        PORT_CAP_FLAGS = "legacy_resp.port_cap_flags" at 0, MAX_MSG_SZ = "legacy_resp.max_msg_sz" at 4,
+        GID_TBL_LEN = "legacy_resp.gid_tbl_len" at 16, PKEY_TBL_LEN = "legacy_resp.pkey_tbl_len" at 20, LID = "legacy_resp.lid" at 22,
+        SM_LID = "legacy_resp.sm_lid" at 24, STATE = "legacy_resp.state" at 26, MAX_MTU = "legacy_resp.max_mtu" at 27,
+        ACTIVE_MTU = "legacy_resp.active_mtu" at 28, MAX_VL_NUM = "legacy_resp.max_vl_num" at 30,
+        SUBNET_TIMEOUT = "legacy_resp.subnet_timeout" at 32, ACTIVE_WIDTH = "legacy_resp.active_width" at 34,
+        ACTIVE_SPEED = "legacy_resp.active_speed" at 35, PHYS_STATE = "legacy_resp.phys_state" at 36,
+        LINK_LAYER = "legacy_resp.link_layer" at 37, FLAGS = "legacy_resp.flags" at 38,
+    }
+    /// One GID.
+    gid_entry = "struct ib_uverbs_gid_entry", 32 {
+        GID = "gid" at 0, GID_INDEX = "gid_index" at 16, PORT_NUM = "port_num" at 20, GID_TYPE = "gid_type" at 24,
+        NETDEV_IFINDEX = "netdev_ifindex" at 28,
+    }
+    /// Answer to ALLOC_PD.
+    alloc_pd_resp = "struct ib_uverbs_alloc_pd_resp", 4 { PD_HANDLE = "pd_handle" at 0 }
+    /// `mlx5_ib` part of ALLOC_PD's answer.
+    mlx5_alloc_pd_resp = "struct mlx5_ib_alloc_pd_resp", 4 { PDN = "pdn" at 0 }
+    /// REG_MR.
+    reg_mr = "struct ib_uverbs_reg_mr", 40 {
+        START = "start" at 8, LENGTH = "length" at 16, HCA_VA = "hca_va" at 24, PD_HANDLE = "pd_handle" at 32, ACCESS_FLAGS = "access_flags" at 36,
+    }
+    /// Answer to REG_MR.
+    reg_mr_resp = "struct ib_uverbs_reg_mr_resp", 12 { MR_HANDLE = "mr_handle" at 0, LKEY = "lkey" at 4, RKEY = "rkey" at 8 }
+    /// Answer to CREATE_COMP_CHANNEL.
+    create_comp_channel_resp = "struct ib_uverbs_create_comp_channel_resp", 4 { FD = "fd" at 0 }
+    /// `mlx5_ib` part of CQ create.
+    create_cq = "struct mlx5_ib_create_cq", 32 {
+        BUF_ADDR = "buf_addr" at 0, DB_ADDR = "db_addr" at 8, CQE_SIZE = "cqe_size" at 16, CQE_COMP_EN = "cqe_comp_en" at 20,
+        FLAGS = "flags" at 22, UAR_PAGE_INDEX = "uar_page_index" at 24,
+    }
+    /// `mlx5_ib` part of CQ create's answer.
+    create_cq_resp = "struct mlx5_ib_create_cq_resp", 8 { CQN = "cqn" at 0 }
+    /// Answer to CQ destroy.
+    destroy_cq_resp = "struct ib_uverbs_destroy_cq_resp", 8 {
+        COMP_EVENTS_REPORTED = "comp_events_reported" at 0, ASYNC_EVENTS_REPORTED = "async_events_reported" at 4,
+    }
+    /// QP capacities.
+    qp_cap = "struct ib_uverbs_qp_cap", 20 {
+        MAX_SEND_WR = "max_send_wr" at 0, MAX_RECV_WR = "max_recv_wr" at 4, MAX_SEND_SGE = "max_send_sge" at 8,
+        MAX_RECV_SGE = "max_recv_sge" at 12, MAX_INLINE_DATA = "max_inline_data" at 16,
+    }
+    /// `mlx5_ib` part of QP create.
+    create_qp = "struct mlx5_ib_create_qp", 56 {
+        BUF_ADDR = "buf_addr" at 0, DB_ADDR = "db_addr" at 8, SQ_WQE_COUNT = "sq_wqe_count" at 16, RQ_WQE_COUNT = "rq_wqe_count" at 20,
+        RQ_WQE_SHIFT = "rq_wqe_shift" at 24, FLAGS = "flags" at 28, UIDX = "uidx" at 32, BFREG_INDEX = "bfreg_index" at 36,
+        SQ_BUF_ADDR = "sq_buf_addr" at 40,
+    }
+    /// `mlx5_ib` part of QP create's answer.
+    create_qp_resp = "struct mlx5_ib_create_qp_resp", 40 { BFREG_INDEX = "bfreg_index" at 0 }
+    /// Answer to QP destroy.
+    destroy_qp_resp = "struct ib_uverbs_destroy_qp_resp", 4 { EVENTS_REPORTED = "events_reported" at 0 }
+    /// Path of a QP, in modify and query.
+    qp_dest = "struct ib_uverbs_qp_dest", 32 {
+        DGID = "dgid" at 0, FLOW_LABEL = "flow_label" at 16, DLID = "dlid" at 20, SGID_INDEX = "sgid_index" at 24,
+        HOP_LIMIT = "hop_limit" at 25, TRAFFIC_CLASS = "traffic_class" at 26, SL = "sl" at 27, IS_GLOBAL = "is_global" at 30,
+        PORT_NUM = "port_num" at 31,
+    }
+    /// MODIFY_QP.
+    modify_qp = "struct ib_uverbs_modify_qp", 112 {
+        DEST = "dest" at 0, QP_HANDLE = "qp_handle" at 64, ATTR_MASK = "attr_mask" at 68, QKEY = "qkey" at 72, RQ_PSN = "rq_psn" at 76,
+        SQ_PSN = "sq_psn" at 80, DEST_QP_NUM = "dest_qp_num" at 84, QP_ACCESS_FLAGS = "qp_access_flags" at 88,
+        PKEY_INDEX = "pkey_index" at 92, QP_STATE = "qp_state" at 96, CUR_QP_STATE = "cur_qp_state" at 97, PATH_MTU = "path_mtu" at 98,
+        MAX_RD_ATOMIC = "max_rd_atomic" at 101, MAX_DEST_RD_ATOMIC = "max_dest_rd_atomic" at 102, MIN_RNR_TIMER = "min_rnr_timer" at 103,
+        PORT_NUM = "port_num" at 104, TIMEOUT = "timeout" at 105, RETRY_CNT = "retry_cnt" at 106, RNR_RETRY = "rnr_retry" at 107,
+    }
+    /// Answer to the extended MODIFY_QP.
+    ex_modify_qp_resp = "struct ib_uverbs_ex_modify_qp_resp", 8 { RESPONSE_LENGTH = "response_length" at 4 }
+    /// `mlx5_ib` part of the extended MODIFY_QP's answer.
+    mlx5_modify_qp_resp = "struct mlx5_ib_modify_qp_resp", 16 { RESPONSE_LENGTH = "response_length" at 0 }
+    /// QUERY_QP.
+    query_qp = "struct ib_uverbs_query_qp", 16 { QP_HANDLE = "qp_handle" at 8, ATTR_MASK = "attr_mask" at 12 }
+    /// Answer to QUERY_QP.
+    query_qp_resp = "struct ib_uverbs_query_qp_resp", 128 {
+        DEST = "dest" at 0, MAX_SEND_WR = "max_send_wr" at 64, MAX_RECV_WR = "max_recv_wr" at 68, MAX_SEND_SGE = "max_send_sge" at 72,
+        MAX_RECV_SGE = "max_recv_sge" at 76, MAX_INLINE_DATA = "max_inline_data" at 80, QKEY = "qkey" at 84, RQ_PSN = "rq_psn" at 88,
+        SQ_PSN = "sq_psn" at 92, DEST_QP_NUM = "dest_qp_num" at 96, QP_ACCESS_FLAGS = "qp_access_flags" at 100,
+        PKEY_INDEX = "pkey_index" at 104, QP_STATE = "qp_state" at 108, CUR_QP_STATE = "cur_qp_state" at 109, PATH_MTU = "path_mtu" at 110,
+        SQ_DRAINING = "sq_draining" at 112, MAX_RD_ATOMIC = "max_rd_atomic" at 113, MAX_DEST_RD_ATOMIC = "max_dest_rd_atomic" at 114,
+        MIN_RNR_TIMER = "min_rnr_timer" at 115, PORT_NUM = "port_num" at 116, TIMEOUT = "timeout" at 117, RETRY_CNT = "retry_cnt" at 118,
+        RNR_RETRY = "rnr_retry" at 119, SQ_SIG_ALL = "sq_sig_all" at 122,
+    }
+    /// CREATE_AH.
+    create_ah = "struct ib_uverbs_create_ah", 56 {
+        USER_HANDLE = "user_handle" at 8, PD_HANDLE = "pd_handle" at 16, DGID = "attr.grh.dgid" at 24, FLOW_LABEL = "attr.grh.flow_label" at 40,
+        SGID_INDEX = "attr.grh.sgid_index" at 44, HOP_LIMIT = "attr.grh.hop_limit" at 45, TRAFFIC_CLASS = "attr.grh.traffic_class" at 46,
+        DLID = "attr.dlid" at 48, SL = "attr.sl" at 50, IS_GLOBAL = "attr.is_global" at 53, PORT_NUM = "attr.port_num" at 54,
+    }
+    /// Answer to CREATE_AH.
+    create_ah_resp = "struct ib_uverbs_create_ah_resp", 4 { AH_HANDLE = "ah_handle" at 0 }
+    /// `mlx5_ib` part of CREATE_AH's answer.
+    mlx5_create_ah_resp = "struct mlx5_ib_create_ah_resp", 16 { RESPONSE_LENGTH = "response_length" at 0, DMAC = "dmac" at 4 }
+    /// The clock page that turns completion timestamps into wall-clock time.
+    clock_info = "struct mlx5_ib_clock_info", 56 {
+        SIGN = "sign" at 0, NSEC = "nsec" at 8, CYCLES = "cycles" at 16, FRAC = "frac" at 24, MULT = "mult" at 32, SHIFT = "shift" at 36,
+        MASK = "mask" at 40, OVERFLOW_PERIOD = "overflow_period" at 48,
+    }
+}
+
+/// A struct being read: a copy, so that a check and its use see one value (INV-6).
+#[derive(Debug, Clone, Copy)]
+pub struct Reader<'b>(pub &'b [u8]);
+
+impl Reader<'_> {
+    /// One byte. Missing trailing bytes read as zero, as a kernel treats a shorter, older struct.
+    pub fn u8(&self, at: usize) -> u8 {
+        self.array::<1>(at)[0]
+    }
+
+    /// Native-endian 16 bits.
+    pub fn u16(&self, at: usize) -> u16 {
+        u16::from_ne_bytes(self.array(at))
+    }
+
+    /// Native-endian 32 bits.
+    pub fn u32(&self, at: usize) -> u32 {
+        u32::from_ne_bytes(self.array(at))
+    }
+
+    /// Native-endian 64 bits.
+    pub fn u64(&self, at: usize) -> u64 {
+        u64::from_ne_bytes(self.array(at))
+    }
+
+    /// Raw bytes.
+    pub fn array<const N: usize>(&self, at: usize) -> [u8; N] {
+        let mut out = [0; N];
+        for (place, byte) in out.iter_mut().zip(self.0.iter().skip(at)) {
+            *place = *byte;
+        }
+        out
+    }
+}
+
+/// A struct being built; starts as zeros.
+#[derive(Debug, Clone)]
+pub struct Writer<const N: usize>([u8; N]);
+
+impl<const N: usize> Writer<N> {
+    /// All zeros.
+    pub fn new() -> Self {
+        Self([0; N])
+    }
+
+    /// Puts one field; `bytes` are already in the right order.
+    #[must_use]
+    pub fn bytes(mut self, at: usize, bytes: &[u8]) -> Self {
+        self.0[at..at + bytes.len()].copy_from_slice(bytes);
+        self
+    }
+
+    /// One byte.
+    #[must_use]
+    pub fn u8(self, at: usize, value: u8) -> Self {
+        self.bytes(at, &[value])
+    }
+
+    /// Native-endian 16 bits.
+    #[must_use]
+    pub fn u16(self, at: usize, value: u16) -> Self {
+        self.bytes(at, &value.to_ne_bytes())
+    }
+
+    /// Native-endian 32 bits.
+    #[must_use]
+    pub fn u32(self, at: usize, value: u32) -> Self {
+        self.bytes(at, &value.to_ne_bytes())
+    }
+
+    /// Native-endian 64 bits.
+    #[must_use]
+    pub fn u64(self, at: usize, value: u64) -> Self {
+        self.bytes(at, &value.to_ne_bytes())
+    }
+
+    /// The finished struct.
+    pub fn finish(self) -> [u8; N] {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fmt::Write as _;
+
+    /// The headers of the system are the golden source: a C compiler checks every size and offset of this file.
+    #[test]
+    fn every_offset_equals_the_one_in_the_kernel_headers() {
+        let headers = ["rdma_user_ioctl_cmds.h", "ib_user_verbs.h", "ib_user_ioctl_verbs.h", "mlx5-abi.h"];
+        for header in headers {
+            measure::need!(
+                std::fs::metadata(format!("/usr/include/rdma/{header}")),
+                "kernel RDMA headers (linux-libc-dev)"
+            );
+        }
+        let mut source = "#include <stddef.h>\n#define ETH_ALEN 6\n".to_owned();
+        for header in headers {
+            writeln!(source, "#include <rdma/{header}>").unwrap();
+        }
+        for (name, size, fields) in STRUCTS {
+            writeln!(source, "_Static_assert(sizeof({name}) == {size}, \"size of {name}\");").unwrap();
+            for (field, offset) in *fields {
+                writeln!(
+                    source,
+                    "_Static_assert(offsetof({name}, {field}) == {offset}, \"{name}.{field}\");"
+                )
+                .unwrap();
+            }
+        }
+        let path = std::env::temp_dir().join(format!("softnic-layout-{}.c", std::process::id()));
+        std::fs::write(&path, source).unwrap();
+        let compiler = std::process::Command::new("cc").args(["-std=gnu11", "-fsyntax-only"]).arg(&path).output();
+        std::fs::remove_file(&path).unwrap();
+        let output = measure::need!(compiler, "a C compiler named cc");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+
+    #[test]
+    fn a_shorter_struct_reads_as_if_zeros_followed() {
+        let bytes = [1, 2, 3, 4, 5, 6];
+        let reader = Reader(&bytes);
+        assert_eq!(reader.u32(0), u32::from_ne_bytes([1, 2, 3, 4]));
+        assert_eq!(reader.u32(4), u32::from_ne_bytes([5, 6, 0, 0]));
+        assert_eq!(reader.u64(100), 0);
+    }
+
+    #[test]
+    fn a_built_struct_reads_back() {
+        let built = Writer::<{ reg_mr_resp::SIZE }>::new().u32(reg_mr_resp::LKEY, 0x1234).finish();
+        assert_eq!(Reader(&built).u32(reg_mr_resp::LKEY), 0x1234);
+        assert_eq!(Reader(&built).u32(reg_mr_resp::RKEY), 0);
+    }
+}

@@ -1,0 +1,306 @@
+//! What sysfs and `/dev` show of the devices, as a virtual tree: the paths that libibverbs, libmlx5, perftest, pyverbs,
+//! UCX, NCCL and hwloc read.
+//!
+//! Formats follow Linux `Documentation/ABI/stable/sysfs-class-infiniband` and `Documentation/ABI/testing/sysfs-bus-pci`.
+//! Left out: counters (the NIC's own go to the stats file), `infiniband_mad`, `rdma_cm`, `/sys/bus/pci/devices` listings.
+
+use super::tree::{COMMAND_DEVICE, Node, Tree};
+use crate::config::{Config, LinkLayer};
+use crate::device::model::{DeviceConfig, GidKind, PCI_VENDOR};
+
+/// A PCI domain that no machine has, so that nothing real is hidden.
+const PCI_ROOT: &str = "/sys/devices/pci5074:00";
+/// Part of every path of the tree that holds no "infiniband".
+pub const PCI_MARK: &str = "5074:00";
+/// Part of every other path of the tree, and of a few foreign ones.
+pub const CLASS_MARK: &str = "infiniband";
+/// Entries of a port's P_Key table.
+pub const PKEY_TABLE_LENGTH: u16 = 1;
+
+/// Entries of a port's GID table, as `query_port` says it.
+pub fn gid_table_length(link_layer: LinkLayer) -> u32 {
+    match link_layer {
+        LinkLayer::Ib => 8,
+        LinkLayer::Roce => 16,
+    }
+}
+
+/// What the tree needs to know of the machine.
+#[derive(Debug, Clone)]
+pub struct Machine {
+    /// Processors, for `local_cpus`.
+    pub processors: usize,
+    /// Network interface that carries the GIDs of RoCE ports.
+    pub interface: String,
+}
+
+/// The whole tree for this configuration.
+pub fn build(config: &Config, machine: &Machine) -> Tree {
+    let mut tree = Tree::default();
+    for prefix in [
+        "/sys/class/infiniband",
+        "/sys/class/misc/rdma_cm",
+        "/dev/infiniband",
+        PCI_ROOT,
+        "/sys/bus/pci/devices/5074:00",
+    ] {
+        tree.shadow(prefix);
+    }
+    tree.value("/sys/class/infiniband_verbs/abi_version", "6");
+    tree.insert("/sys/class/infiniband", Node::Directory);
+    for index in 0..config.devices {
+        device(&mut tree, index, &DeviceConfig::new(config, index), machine);
+    }
+    tree
+}
+
+fn device(tree: &mut Tree, index: u8, device: &DeviceConfig, machine: &Machine) {
+    let slot = format!("{PCI_MARK}:{index:02x}.0");
+    let pci = format!("{PCI_ROOT}/{slot}");
+    let (name, uverbs) = (format!("mlx5_{index}"), format!("uverbs{index}"));
+    pci_function(tree, &pci, &slot, device, machine);
+    tree.insert(
+        format!("/sys/bus/pci/devices/{slot}"),
+        Node::Link(format!("../../../devices/pci5074:00/{slot}")),
+    );
+
+    let verbs = format!("{pci}/infiniband_verbs/{uverbs}");
+    let (major, minor) = COMMAND_DEVICE;
+    tree.value(format!("{verbs}/ibdev"), &name);
+    tree.value(format!("{verbs}/abi_version"), "1");
+    tree.value(format!("{verbs}/dev"), format!("{major}:{minor}"));
+    tree.value(
+        format!("{verbs}/uevent"),
+        format!("MAJOR={major}\nMINOR={minor}\nDEVNAME=infiniband/{uverbs}\nDEVMODE=0666"),
+    );
+    tree.insert(format!("{verbs}/device"), Node::Link(format!("../../../{slot}")));
+    tree.insert(format!("{verbs}/subsystem"), Node::Link("../../../../../class/infiniband_verbs".to_owned()));
+    tree.insert(
+        format!("/sys/class/infiniband_verbs/{uverbs}"),
+        Node::Link(format!("../../devices/pci5074:00/{slot}/infiniband_verbs/{uverbs}")),
+    );
+
+    let ib = format!("{pci}/infiniband/{name}");
+    for (file, value) in [
+        ("node_type", "1: CA".to_owned()),
+        ("node_guid", words(&device.guid.to_be_bytes())),
+        ("sys_image_guid", words(&device.guid.to_be_bytes())),
+        ("fw_ver", device.model.firmware().to_owned()),
+        ("board_id", device.model.board_id().to_owned()),
+        ("hca_type", device.model.hca_type()),
+        ("hw_rev", "0".to_owned()),
+        ("node_desc", format!("softnic {name}")),
+        ("uevent", format!("NAME={name}")),
+    ] {
+        tree.value(format!("{ib}/{file}"), value);
+    }
+    tree.insert(format!("{ib}/device"), Node::Link(format!("../../../{slot}")));
+    tree.insert(format!("{ib}/subsystem"), Node::Link("../../../../../class/infiniband".to_owned()));
+    tree.insert(
+        format!("/sys/class/infiniband/{name}"),
+        Node::Link(format!("../../devices/pci5074:00/{slot}/infiniband/{name}")),
+    );
+    port(tree, &format!("{ib}/ports/1"), device, machine);
+    tree.insert(format!("/dev/infiniband/{uverbs}"), Node::Device(index));
+}
+
+/// The PCI function: what a driver match, a NUMA-aware launcher or a topology scan reads.
+fn pci_function(tree: &mut Tree, pci: &str, slot: &str, device: &DeviceConfig, machine: &Machine) {
+    let id = device.model.pci_device();
+    let class = match device.link_layer {
+        LinkLayer::Ib => 0x0207,
+        LinkLayer::Roce => 0x0200,
+    };
+    let modalias = format!(
+        "pci:v{PCI_VENDOR:08X}d{id:08X}sv{PCI_VENDOR:08X}sd00000006bc{:02x}sc{:02x}i00",
+        class >> 8,
+        class & 0xff
+    );
+    let uevent = format!(
+        "DRIVER=mlx5_core\nPCI_CLASS={class:X}00\nPCI_ID={PCI_VENDOR:04X}:{id:04X}\nPCI_SUBSYS_ID={PCI_VENDOR:04X}:0006\n\
+         PCI_SLOT_NAME={slot}\nMODALIAS={modalias}"
+    );
+    for (file, value) in [
+        ("vendor", format!("{PCI_VENDOR:#06x}")),
+        ("device", format!("{id:#06x}")),
+        ("subsystem_vendor", format!("{PCI_VENDOR:#06x}")),
+        ("subsystem_device", "0x0006".to_owned()),
+        ("class", format!("{class:#06x}00")),
+        ("revision", "0x00".to_owned()),
+        ("modalias", modalias),
+        ("uevent", uevent),
+        ("numa_node", "-1".to_owned()),
+        ("local_cpus", cpu_mask(machine.processors)),
+        ("local_cpulist", format!("0-{}", machine.processors.max(1) - 1)),
+        ("current_link_speed", "16.0 GT/s PCIe".to_owned()),
+        ("max_link_speed", "16.0 GT/s PCIe".to_owned()),
+        ("current_link_width", "16".to_owned()),
+        ("max_link_width", "16".to_owned()),
+    ] {
+        tree.value(format!("{pci}/{file}"), value);
+    }
+    tree.insert(format!("{pci}/subsystem"), Node::Link("../../../bus/pci".to_owned()));
+}
+
+/// The one port.
+fn port(tree: &mut Tree, port: &str, device: &DeviceConfig, machine: &Machine) {
+    let ethernet = device.link_layer == LinkLayer::Roce;
+    let sm_lid = u16::from(!ethernet);
+    for (file, value) in [
+        ("state", "4: ACTIVE".to_owned()),
+        ("phys_state", "5: LinkUp".to_owned()),
+        ("link_layer", if ethernet { "Ethernet" } else { "InfiniBand" }.to_owned()),
+        ("rate", rate(device.model.active_speed()).to_owned()),
+        ("lid", format!("{:#x}", device.lid)),
+        ("lid_mask_count", "0".to_owned()),
+        ("sm_lid", format!("{sm_lid:#x}")),
+        ("sm_sl", "0".to_owned()),
+        ("cap_mask", format!("{:#010x}", port_capabilities(device.link_layer))),
+        ("pkeys/0", "0xffff".to_owned()),
+    ] {
+        tree.value(format!("{port}/{file}"), value);
+    }
+    for index in 0..gid_table_length(device.link_layer) {
+        let entry = device.gids.get(index as usize);
+        tree.value(format!("{port}/gids/{index}"), words(&entry.map_or([0; 16], |entry| entry.gid)));
+        // A kernel answers EINVAL when the attributes of an empty entry are read; here they are not there at all.
+        if let Some(entry) = entry {
+            let kind = if entry.kind == GidKind::RoceV2 { "RoCE v2" } else { "IB/RoCE v1" };
+            tree.value(format!("{port}/gid_attrs/types/{index}"), kind);
+            if ethernet {
+                tree.value(format!("{port}/gid_attrs/ndevs/{index}"), &machine.interface);
+            }
+        }
+    }
+}
+
+/// Capability bits of the port, `ib_port_capability_mask_bits`: on InfiniBand what a card shows behind a managed switch
+/// less what this NIC lacks, on Ethernet `IB_PORT_CM_SUP` and `IP_BASED_GIDS`.
+pub fn port_capabilities(link_layer: LinkLayer) -> u32 {
+    match link_layer {
+        LinkLayer::Ib => 1 << 11 | 1 << 14 | 1 << 16,
+        LinkLayer::Roce => 1 << 16 | 1 << 26,
+    }
+}
+
+/// The `rate` line of a 4x link at this `active_speed`.
+fn rate(active_speed: u8) -> &'static str {
+    match active_speed {
+        32 => "100 Gb/sec (4X EDR)",
+        128 => "400 Gb/sec (4X NDR)",
+        _ => "200 Gb/sec (4X HDR)",
+    }
+}
+
+/// 16-bit words in hexadecimal, as sysfs prints GUIDs and GIDs.
+fn words(bytes: &[u8]) -> String {
+    bytes.chunks(2).map(|pair| format!("{:02x}{:02x}", pair[0], pair[1])).collect::<Vec<_>>().join(":")
+}
+
+/// A mask of the first `processors` in comma-separated 32-bit words, highest first.
+fn cpu_mask(processors: usize) -> String {
+    let word = |index: usize| match processors.max(1).saturating_sub(index * 32).min(32) {
+        32 => u32::MAX,
+        left => (1 << left) - 1,
+    };
+    let count = processors.max(1).div_ceil(32);
+    (0..count).rev().map(|index| format!("{:08x}", word(index))).collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tree::Lookup;
+    use super::*;
+
+    fn read(tree: &Tree, path: &str) -> String {
+        match tree.lookup(path, true) {
+            Lookup::Node { node: Node::File(content), .. } => {
+                String::from_utf8(content.clone()).unwrap().trim_end().to_owned()
+            }
+            other => format!("{other:?}"),
+        }
+    }
+
+    fn machine() -> Machine {
+        Machine { processors: 2, interface: "lo".into() }
+    }
+
+    /// The rows are those of a ConnectX-6 on a running Linux machine; GUIDs and LIDs are ours.
+    #[test]
+    fn libibverbs_finds_every_value_where_the_kernel_has_it() {
+        let tree = build(&Config::default(), &machine());
+        let uverbs = "/sys/class/infiniband_verbs/uverbs0";
+        let ib = "/sys/class/infiniband/mlx5_0";
+        for (path, value) in [
+            ("/sys/class/infiniband_verbs/abi_version".to_owned(), "6"),
+            (format!("{uverbs}/ibdev"), "mlx5_0"),
+            (format!("{uverbs}/dev"), "1:3"),
+            (format!("{uverbs}/abi_version"), "1"),
+            (format!("{uverbs}/device/infiniband/mlx5_0/node_type"), "1: CA"),
+            (format!("{uverbs}/device/infiniband_verbs/uverbs0/abi_version"), "1"),
+            (format!("{ib}/node_type"), "1: CA"),
+            (format!("{ib}/node_guid"), "0c42:a1ff:fe03:0001"),
+            (format!("{ib}/sys_image_guid"), "0c42:a1ff:fe03:0001"),
+            (format!("{ib}/fw_ver"), "20.35.1012"),
+            (format!("{ib}/hca_type"), "MT4123"),
+            (format!("{ib}/device/modalias"), "pci:v000015B3d0000101Bsv000015B3sd00000006bc02sc07i00"),
+            (format!("{ib}/device/vendor"), "0x15b3"),
+            (format!("{ib}/device/device"), "0x101b"),
+            (format!("{ib}/device/class"), "0x020700"),
+            (format!("{ib}/device/numa_node"), "-1"),
+            (format!("{ib}/device/local_cpus"), "00000003"),
+            (format!("{ib}/ports/1/state"), "4: ACTIVE"),
+            (format!("{ib}/ports/1/phys_state"), "5: LinkUp"),
+            (format!("{ib}/ports/1/link_layer"), "InfiniBand"),
+            (format!("{ib}/ports/1/rate"), "200 Gb/sec (4X HDR)"),
+            (format!("{ib}/ports/1/lid"), "0x1"),
+            (format!("{ib}/ports/1/pkeys/0"), "0xffff"),
+            (format!("{ib}/ports/1/gids/0"), "fe80:0000:0000:0000:0c42:a1ff:fe03:0001"),
+            (format!("{ib}/ports/1/gids/7"), "0000:0000:0000:0000:0000:0000:0000:0000"),
+            (format!("{ib}/ports/1/gid_attrs/types/0"), "IB/RoCE v1"),
+            ("/sys/bus/pci/devices/5074:00:00.0/device".to_owned(), "0x101b"),
+        ] {
+            assert_eq!(read(&tree, &path), value, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_roce_port_has_interfaces_and_types_for_its_gids() {
+        let config = Config { link_layer: LinkLayer::Roce, devices: 2, ..Config::default() };
+        let tree = build(&config, &machine());
+        let port = "/sys/class/infiniband/mlx5_1/ports/1";
+        assert_eq!(read(&tree, &format!("{port}/link_layer")), "Ethernet");
+        assert_eq!(read(&tree, &format!("{port}/gid_attrs/types/0")), "IB/RoCE v1");
+        assert_eq!(read(&tree, &format!("{port}/gid_attrs/types/3")), "RoCE v2");
+        assert_eq!(read(&tree, &format!("{port}/gid_attrs/ndevs/3")), "lo");
+        assert_eq!(read(&tree, &format!("{port}/gids/3")), "0000:0000:0000:0000:0000:ffff:7f00:0002");
+        assert_eq!(tree.lookup(&format!("{port}/gid_attrs/types/4"), true), Lookup::Missing(libc::ENOENT));
+    }
+
+    #[test]
+    fn there_are_as_many_devices_as_configured() {
+        for devices in [1, 8] {
+            let tree = build(&Config { devices, ..Config::default() }, &machine());
+            assert_eq!(tree.children("/sys/class/infiniband").count(), usize::from(devices));
+            assert_eq!(tree.children("/dev/infiniband").count(), usize::from(devices));
+        }
+    }
+
+    #[test]
+    fn every_path_of_the_tree_holds_a_mark_that_hooks_look_for() {
+        let tree = build(&Config { devices: 2, link_layer: LinkLayer::Roce, ..Config::default() }, &machine());
+        for path in tree.paths() {
+            assert!(path.contains(PCI_MARK) || path.contains(CLASS_MARK), "{path}");
+        }
+        assert!("/sys/class/misc/rdma_cm/abi_version".contains("rdma_cm"));
+    }
+
+    #[test]
+    fn cpu_masks_are_comma_separated_words() {
+        for (processors, mask) in
+            [(0, "00000001"), (1, "00000001"), (2, "00000003"), (32, "ffffffff"), (40, "000000ff,ffffffff")]
+        {
+            assert_eq!(cpu_mask(processors), mask, "{processors}");
+        }
+    }
+}
