@@ -1,0 +1,87 @@
+//! `cargo xtask doctor`: what this machine has and lacks, and what follows for tests and figures. Changes nothing.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Result;
+use measure::provenance::library_version;
+
+use crate::setup;
+use crate::workspace::root;
+
+/// Prints the table.
+pub fn run() -> Result<()> {
+    let provenance = measure::Provenance::collect(&root(), &[]);
+    let system = setup::System::read();
+    row("system", &format!("{}, kernel {}", system.name, provenance.versions["kernel"]));
+    row("machine", &provenance.machine);
+    row("Rust", &provenance.versions["rustc"]);
+    let revision = &provenance.revision;
+    row(
+        "revision",
+        &format!("{}{}", short(&revision.commit), if revision.dirty { ", with changes" } else { "" }),
+    );
+    println!();
+    for (name, why, version) in setup::packages() {
+        row(name, &version.unwrap_or_else(|| format!("MISSING: {why}; `cargo xtask setup`")));
+    }
+    println!();
+    for library in ["libibverbs.so", "libmlx5.so", "libcuda.so", "libnvrtc.so"] {
+        row(library, &library_version(library).unwrap_or_else(|| "not found".into()));
+    }
+    row("RDMA devices", &listed("/sys/class/infiniband", "none: everything runs on the software NIC"));
+    row("GPUs", &gpus());
+    row("process_vm", &process_vm());
+    Ok(())
+}
+
+fn row(name: &str, value: &str) {
+    println!("{name:18} {value}");
+}
+
+fn short(commit: &str) -> &str {
+    if commit.is_empty() { "unknown" } else { &commit[..commit.len().min(12)] }
+}
+
+fn listed(folder: &str, none: &str) -> String {
+    let entries =
+        fs::read_dir(folder).map(|entries| entries.flatten().collect()).unwrap_or_else(|_| Vec::new());
+    let mut names: Vec<String> =
+        entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort_unstable();
+    if names.is_empty() { none.to_owned() } else { names.join(" ") }
+}
+
+fn gpus() -> String {
+    let smi = Command::new("nvidia-smi").args(["--query-gpu=name", "--format=csv,noheader"]).output();
+    match smi {
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).trim().replace('\n', ", ")
+        }
+        _ => "none: GPU tests skip, GPU claims say what hardware they need".into(),
+    }
+}
+
+/// What Yama allows: decides between one copy and staging for large messages.
+fn process_vm() -> String {
+    let scope = Path::new("/proc/sys/kernel/yama/ptrace_scope");
+    match fs::read_to_string(scope).unwrap_or_else(|_| "0".into()).trim() {
+        "0" => "allowed between processes of one user: large payloads are copied once".into(),
+        level => format!(
+            "Yama's ptrace_scope is {level}: it may be refused, then large payloads go through staging"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_revision_and_an_empty_folder_read_as_such() {
+        assert_eq!(short(""), "unknown");
+        assert_eq!(short("0123456789abcdef"), "0123456789ab");
+        assert_eq!(listed("/no/such/folder", "none"), "none");
+    }
+}

@@ -1,0 +1,148 @@
+//! Programs that a command runs: output to a log, a time limit, and nothing left behind.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Exit status 0.
+    Well,
+    /// Another exit status.
+    Status(i32),
+    /// By a signal that was not ours.
+    Signal,
+    /// We ended it after its time limit.
+    TimedOut,
+}
+
+/// Runs `command` to its end with stdout and stderr in `log`; ends it and all it started after `limit`.
+pub fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> Result<Ended> {
+    if let Some(folder) = log.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    }
+    let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
+    let program = command.get_program().to_string_lossy().into_owned();
+    command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    let mut child = Guarded(command.spawn().with_context(|| format!("starting {program}"))?);
+    child.wait(limit)
+}
+
+/// A child that does not outlive its owner, nor do its own children.
+#[derive(Debug)]
+pub struct Guarded(pub Child);
+
+impl Guarded {
+    /// Waits for the end; after `limit` ends it.
+    pub fn wait(&mut self, limit: Duration) -> Result<Ended> {
+        let since = Instant::now();
+        loop {
+            if let Some(ended) = self.poll()? {
+                return Ok(ended);
+            }
+            if since.elapsed() >= limit {
+                self.end();
+                return Ok(Ended::TimedOut);
+            }
+            sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// How it ended, if it has.
+    pub fn poll(&mut self) -> Result<Option<Ended>> {
+        let status = self.0.try_wait().context("waiting for a program")?;
+        Ok(status.map(|status| match status.code() {
+            Some(0) => Ended::Well,
+            Some(code) => Ended::Status(code),
+            None => Ended::Signal,
+        }))
+    }
+
+    /// Kills the child and everything that it started.
+    pub fn end(&mut self) {
+        if let Ok(None) = self.0.try_wait() {
+            let tree: Vec<String> = descendants(self.0.id()).iter().map(u32::to_string).collect();
+            // The child first, so that it does not start more; errors mean that it is gone already.
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+            if !tree.is_empty() {
+                let _ = Command::new("kill").arg("-KILL").args(&tree).stderr(Stdio::null()).status();
+            }
+        }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// All processes below `ancestor`.
+fn descendants(ancestor: u32) -> Vec<u32> {
+    let entries =
+        fs::read_dir("/proc").map(|entries| entries.flatten().collect()).unwrap_or_else(|_| Vec::new());
+    let parents: Vec<(u32, u32)> = entries
+        .iter()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter_map(|process: u32| Some((process, parent(process)?)))
+        .collect();
+    let mut found = vec![ancestor];
+    let mut at = 0;
+    while at < found.len() {
+        let of = found[at];
+        found.extend(parents.iter().filter(|(_, parent)| *parent == of).map(|(process, _)| *process));
+        at += 1;
+    }
+    found.split_off(1)
+}
+
+fn parent(process: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name, in brackets, may hold spaces and brackets.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, limit_ms: u64) -> (Ended, String) {
+        let log =
+            std::env::temp_dir().join(format!("xtask-process-{}-{}.log", std::process::id(), script.len()));
+        let ended =
+            run_logged(Command::new("sh").args(["-c", script]), &log, Duration::from_millis(limit_ms))
+                .unwrap();
+        (ended, fs::read_to_string(log).unwrap())
+    }
+
+    #[test]
+    fn both_outputs_are_in_the_log() {
+        assert_eq!(shell("echo out; echo err >&2; exit 3", 5000), (Ended::Status(3), "out\nerr\n".into()));
+    }
+
+    #[test]
+    fn a_program_over_its_limit_is_ended_with_its_children() {
+        let (ended, log) = shell("sleep 60 & echo $!; wait", 300);
+        assert_eq!(ended, Ended::TimedOut);
+        let sleeper = log.trim();
+        sleep(Duration::from_millis(50));
+        let state = fs::read_to_string(format!("/proc/{sleeper}/stat")).unwrap_or_default();
+        assert!(state.is_empty() || state.contains(" Z "), "{state}");
+    }
+
+    #[test]
+    fn a_missing_program_is_named() {
+        let error = run_logged(
+            &mut Command::new("no-such-program"),
+            Path::new("/tmp/xtask-none.log"),
+            Duration::ZERO,
+        );
+        assert!(format!("{:#}", error.unwrap_err()).contains("no-such-program"));
+    }
+}

@@ -1,0 +1,299 @@
+//! `cargo xtask setup`: which packages a command needs, why, and their installation where we have the right to it.
+//!
+//! A clean machine is Debian 12 or Ubuntu 24.04 with git, gcc and a stable Rust. Other systems get the list and a check
+//! of what can be seen without a package manager.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+
+use crate::refused::refused;
+
+/// Options of `setup`.
+#[derive(Args)]
+pub struct Options {
+    /// What is to run afterwards.
+    #[arg(value_enum, default_value = "test")]
+    purpose: Purpose,
+    /// Print the command instead of running it, and exit 2 when something is missing.
+    #[arg(long)]
+    no_install: bool,
+}
+
+/// What a set of packages is for; each holds the ones before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Purpose {
+    /// Drawing figures: the run-time libraries.
+    Figure,
+    /// `bench-nic`: perftest as well.
+    Bench,
+    /// The tests: headers, test programs, lint tools.
+    Test,
+}
+
+/// One package, who needs it first, and why.
+struct Package {
+    name: &'static str,
+    purpose: Purpose,
+    why: &'static str,
+}
+
+/// Names are the same on Debian 12, Debian 13 and Ubuntu 24.04.
+const PACKAGES: [Package; 9] = [
+    Package {
+        name: "libibverbs1",
+        purpose: Purpose::Figure,
+        why: "libibverbs, which every run goes through",
+    },
+    Package { name: "ibverbs-providers", purpose: Purpose::Figure, why: "libmlx5, the driver of the NIC" },
+    Package {
+        name: "perftest",
+        purpose: Purpose::Bench,
+        why: "ib_write_bw and its kin, run unmodified on the NIC",
+    },
+    Package {
+        name: "ibverbs-utils",
+        purpose: Purpose::Test,
+        why: "ibv_devinfo and the pingpongs, run unmodified on the NIC",
+    },
+    Package {
+        name: "libibverbs-dev",
+        purpose: Purpose::Test,
+        why: "headers, to check our bindings against (the build needs none)",
+    },
+    Package {
+        name: "python3-pyverbs",
+        purpose: Purpose::Test,
+        why: "the verbs life cycle from a second language",
+    },
+    Package { name: "g++", purpose: Purpose::Test, why: "the shim's header must compile as C++17 too" },
+    Package {
+        name: "binutils",
+        purpose: Purpose::Test,
+        why: "nm and readelf: what our binaries export and ask for",
+    },
+    Package {
+        name: "linux-libc-dev",
+        purpose: Purpose::Test,
+        why: "the kernel's uverbs headers, to check ours against",
+    },
+];
+
+/// The command itself.
+pub fn run(options: &Options) -> Result<()> {
+    prepare(options.purpose, options.no_install)?;
+    println!("setup: everything for `{}` is here", name(options.purpose));
+    Ok(())
+}
+
+/// Makes sure that what `purpose` needs is installed; called by every command that needs something.
+pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
+    let system = System::read();
+    if !system.has_packages {
+        // Not a system of ours: say once what is expected, and let the run itself find out.
+        println!(
+            "setup: no dpkg here; {} is expected to have: {}",
+            system.name,
+            names(&wanted(purpose)).join(" ")
+        );
+        return rust_tools(purpose, no_install);
+    }
+    let missing: Vec<&Package> =
+        wanted(purpose).into_iter().filter(|package| !installed(package.name)).collect();
+    if !missing.is_empty() {
+        println!("setup: {} lacks {} of the packages for `{}`:", system.name, missing.len(), name(purpose));
+        missing.iter().for_each(|package| println!("  {:18} {}", package.name, package.why));
+        install(&names(&missing), no_install)?;
+    }
+    rust_tools(purpose, no_install)
+}
+
+fn install(packages: &[&str], no_install: bool) -> Result<()> {
+    let as_root = as_root();
+    let prefix = as_root.clone().unwrap_or_else(|| vec!["sudo".into()]).join(" ");
+    let prefix = if prefix.is_empty() { prefix } else { format!("{prefix} ") };
+    let command = format!(
+        "{prefix}apt-get update && {prefix}apt-get install -y --no-install-recommends {}",
+        packages.join(" ")
+    );
+    let Some(root) = as_root.filter(|_| !no_install) else {
+        let why =
+            if no_install { "--no-install was given" } else { "neither root nor a sudo without password" };
+        return Err(refused(format!("packages are missing ({why}); install them with:\n  {command}")));
+    };
+    println!("setup: running {command}");
+    // A container's image comes without package lists, so they are fetched first, always.
+    apt(&root, &["update"])?;
+    apt(&root, &[&["install", "-y", "--no-install-recommends"], packages].concat())?;
+    match packages.iter().find(|package| !installed(package)) {
+        Some(package) => bail!("apt-get says that it installed {package}, dpkg-query does not know it"),
+        None => Ok(()),
+    }
+}
+
+fn apt(root: &[String], arguments: &[&str]) -> Result<()> {
+    let mut words: Vec<&str> = root.iter().map(String::as_str).collect();
+    words.push("apt-get");
+    words.extend(arguments);
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
+    // What apt says on the way is of interest only when it fails.
+    let output = command.output().with_context(|| format!("starting {}", words[0]))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        bail!("apt-get {} failed:\n{}", arguments[0], said.trim());
+    }
+    Ok(())
+}
+
+/// What goes before a command that needs root: nothing, `sudo -n`, or `None` when there is no right.
+fn as_root() -> Option<Vec<String>> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+    if uids.split_whitespace().nth(1) == Some("0") {
+        return Some(Vec::new());
+    }
+    quiet("sudo", &["-n", "true"]).then(|| vec!["sudo".into(), "-n".into()])
+}
+
+/// rustfmt and clippy, which a minimal toolchain lacks.
+fn rust_tools(purpose: Purpose, no_install: bool) -> Result<()> {
+    if purpose < Purpose::Test {
+        return Ok(());
+    }
+    let missing: Vec<&str> = [("rustfmt", "fmt"), ("clippy", "clippy")]
+        .iter()
+        .filter(|(_, cargo)| !quiet("cargo", &[cargo, "--version"]))
+        .map(|(component, _)| *component)
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let command = format!("rustup component add {}", missing.join(" "));
+    if no_install || !quiet("rustup", &["--version"]) {
+        return Err(refused(format!(
+            "the Rust toolchain lacks {}; add them with:\n  {command}",
+            missing.join(" and ")
+        )));
+    }
+    println!("setup: running {command}");
+    let status = Command::new("rustup")
+        .args(["component", "add"])
+        .args(&missing)
+        .status()
+        .context("starting rustup")?;
+    if !status.success() {
+        bail!("`{command}` failed");
+    }
+    Ok(())
+}
+
+/// What `doctor` prints: every package with its version, or none.
+pub fn packages() -> Vec<(&'static str, &'static str, Option<String>)> {
+    PACKAGES.iter().map(|package| (package.name, package.why, version(package.name))).collect()
+}
+
+fn wanted(purpose: Purpose) -> Vec<&'static Package> {
+    PACKAGES.iter().filter(|package| package.purpose <= purpose).collect()
+}
+
+fn names(packages: &[&'static Package]) -> Vec<&'static str> {
+    packages.iter().map(|package| package.name).collect()
+}
+
+fn installed(package: &str) -> bool {
+    version(package).is_some()
+}
+
+fn version(package: &str) -> Option<String> {
+    let output =
+        Command::new("dpkg-query").args(["-W", "-f", "${Status}|${Version}", package]).output().ok()?;
+    installed_version(&String::from_utf8_lossy(&output.stdout))
+}
+
+/// Version in `dpkg-query`'s answer, when the package is really there and not just remembered.
+fn installed_version(answer: &str) -> Option<String> {
+    let (status, version) = answer.split_once('|')?;
+    status.ends_with(" installed").then(|| version.to_owned())
+}
+
+fn quiet(program: &str, arguments: &[&str]) -> bool {
+    let status = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    status.is_ok_and(|status| status.success())
+}
+
+fn name(purpose: Purpose) -> String {
+    purpose.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
+
+/// The system under us.
+pub struct System {
+    /// As it calls itself.
+    pub name: String,
+    /// Whether it has dpkg.
+    pub has_packages: bool,
+}
+
+impl System {
+    /// Asks `/etc/os-release` and looks for dpkg.
+    pub fn read() -> System {
+        let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+        System { name: pretty_name(&release), has_packages: quiet("dpkg-query", &["--version"]) }
+    }
+}
+
+fn pretty_name(release: &str) -> String {
+    let name = release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="));
+    name.map_or_else(|| "this system".into(), |name| name.trim_matches('"').to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::refused::Refused;
+
+    #[test]
+    fn each_purpose_holds_the_ones_before_it() {
+        let count = |purpose| wanted(purpose).len();
+        assert!(
+            count(Purpose::Figure) < count(Purpose::Bench) && count(Purpose::Bench) < count(Purpose::Test)
+        );
+        assert_eq!(count(Purpose::Test), PACKAGES.len());
+        assert!(names(&wanted(Purpose::Figure)).contains(&"libibverbs1"));
+    }
+
+    #[test]
+    fn a_removed_package_is_not_installed() {
+        for (answer, version) in [
+            ("install ok installed|44.0-2", Some("44.0-2")),
+            ("deinstall ok config-files|44.0-2", None),
+            ("unknown ok not-installed|", None),
+            ("", None),
+        ] {
+            assert_eq!(installed_version(answer).as_deref(), version, "{answer}");
+        }
+    }
+
+    #[test]
+    fn no_install_prints_the_command_and_is_told_apart_from_a_failure() {
+        let error = install(&["no-such-package"], true).unwrap_err();
+        let refusal = error.downcast_ref::<Refused>().expect("exit status 2");
+        assert!(refusal.to_string().contains("apt-get install -y --no-install-recommends no-such-package"));
+    }
+
+    #[test]
+    fn the_system_names_itself() {
+        assert_eq!(
+            pretty_name("ID=debian\nPRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\n"),
+            "Debian GNU/Linux 12 (bookworm)"
+        );
+        assert_eq!(pretty_name(""), "this system");
+    }
+}

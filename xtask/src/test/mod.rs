@@ -1,0 +1,267 @@
+//! `cargo xtask test`: set-up, tidy, fmt, clippy, all tests, dry runs of the figures, in that order, counted aloud.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::process::{Ended, run_logged};
+use crate::refused::refused;
+use crate::setup::{self, Purpose};
+use crate::workspace::{Metadata, root, target_dir};
+
+mod floors;
+mod outcome;
+mod suites;
+mod symbols;
+
+use floors::Floors;
+use outcome::Outcome;
+
+/// A suite that takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
+/// The whole command on two cores, from nothing.
+const BUDGET_MINUTES: f64 = 20.0;
+/// Lines of a failed log that are printed.
+const TAIL: usize = 120;
+/// Our programs, as the symbol checks look at them.
+const PROGRAMS: [&str; 2] = ["generator", "softnic"];
+
+/// Options of `test`.
+#[derive(Args)]
+pub struct Options {
+    /// Suites (package names) to run; all, and all steps before them, without any.
+    suites: Vec<String>,
+    /// The long matrices too (`TEST_FULL=1` for the suites).
+    #[arg(long)]
+    full: bool,
+    /// Install nothing; what is missing ends the run with exit status 2.
+    #[arg(long)]
+    no_install: bool,
+    /// On a machine without rdma-core: no set-up, skips instead of floors, and the binaries must start all the same.
+    #[arg(long)]
+    bare: bool,
+}
+
+/// One line of the table at the end.
+struct Row {
+    name: String,
+    minutes: f64,
+    outcome: Outcome,
+    complaint: Option<String>,
+}
+
+/// Runs everything; the last line is `N passed, N failed, N skipped`.
+pub fn run(options: &Options) -> Result<()> {
+    let root = root();
+    if !options.bare {
+        setup::prepare(Purpose::Test, options.no_install)?;
+    }
+    let floors = Floors::read(&root)?;
+    let metadata = Metadata::read(&root)?;
+    let packages: Vec<&str> = metadata
+        .packages
+        .iter()
+        .filter(|package| package.source.is_none())
+        .map(|package| package.name.as_str())
+        .collect();
+    let mut suites = suites::all(&packages);
+    if let Some(unknown) = options.suites.iter().find(|name| suites.iter().all(|suite| suite.name != **name))
+    {
+        return Err(refused(format!("no suite `{unknown}`; there are: {}", packages.join(", "))));
+    }
+    let mut rows = Vec::new();
+    if options.suites.is_empty() {
+        steps(&root, options, &mut rows);
+    } else {
+        suites.retain(|suite| options.suites.contains(&suite.name));
+    }
+    for suite in &suites {
+        let mut command = Command::new(&suite.command[0]);
+        command.args(&suite.command[1..]).current_dir(&root);
+        if options.full {
+            command.env("TEST_FULL", "1");
+        }
+        let (minutes, log) = logged(&suite.name, command)?;
+        let outcome = Outcome::of_log(&log.text);
+        let executed = outcome.passed + outcome.failed;
+        let complaint = complaint(&log, &outcome)
+            .or_else(|| if options.bare { None } else { floors.complaint(&suite.name, executed) });
+        rows.push(finish(Row { name: suite.name.clone(), minutes, outcome, complaint }, &log));
+    }
+    summary(&rows)
+}
+
+/// Everything that is no test program. A step that fails counts as one failed test; a good one counts as nothing.
+fn steps(root: &Path, options: &Options, rows: &mut Vec<Row>) {
+    let xtask = std::env::current_exe().unwrap_or_else(|_| "xtask".into()).to_string_lossy().into_owned();
+    let xtask = xtask.as_str();
+    let release = ["cargo", "build", "--release", "--locked", "-p", "generator", "-p", "softnic"];
+    let steps: [(&str, &[&str]); 7] = [
+        ("tidy", &[xtask, "tidy"]),
+        ("fmt", &["cargo", "fmt", "--all", "--check"]),
+        ("clippy", &["cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+        ("headers", &[xtask, "headers", "--check"]),
+        ("release build", &release),
+        ("figure 4, dry run", &[xtask, "figure", "4", "--dry-run"]),
+        ("figure 5, dry run", &[xtask, "figure", "5", "--dry-run"]),
+    ];
+    // The headers' check reads the system's headers, which a bare machine lacks.
+    for (name, words) in steps.iter().filter(|(name, _)| !(options.bare && *name == "headers")) {
+        let mut command = Command::new(words[0]);
+        command.args(&words[1..]).current_dir(root);
+        rows.push(step(name, logged(name, command)));
+    }
+    let since = Instant::now();
+    let problems = symbols::check(&target_dir().join("release"), &PROGRAMS);
+    let complaint = match problems {
+        Ok(problems) if problems.is_empty() => None,
+        Ok(problems) => Some(problems.join("; ")),
+        Err(error) => Some(format!("{error:#}")),
+    };
+    let row = Row { name: "symbols".into(), minutes: minutes(since), outcome: Outcome::default(), complaint };
+    rows.push(finish(row, &Log::default()));
+}
+
+fn step(name: &str, run: Result<(f64, Log)>) -> Row {
+    let (minutes, log) =
+        run.unwrap_or_else(|error| (0.0, Log { text: format!("{error:#}"), ..Log::default() }));
+    let complaint = (log.ended != Some(Ended::Well)).then(|| ended(log.ended));
+    finish(Row { name: name.to_owned(), minutes, outcome: Outcome::default(), complaint }, &log)
+}
+
+/// The log of one program.
+#[derive(Default)]
+struct Log {
+    text: String,
+    path: PathBuf,
+    ended: Option<Ended>,
+}
+
+fn logged(name: &str, mut command: Command) -> Result<(f64, Log)> {
+    println!("{name} …");
+    let since = Instant::now();
+    let path = target_dir().join("xtask-test").join(format!("{}.log", name.replace([' ', ','], "-")));
+    let ended = run_logged(&mut command, &path, LIMIT)?;
+    let text =
+        String::from_utf8_lossy(&fs::read(&path).with_context(|| format!("reading {}", path.display()))?)
+            .into_owned();
+    Ok((minutes(since), Log { text, path, ended: Some(ended) }))
+}
+
+fn minutes(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() / 60.0
+}
+
+/// What is wrong with a suite apart from failed tests.
+fn complaint(log: &Log, outcome: &Outcome) -> Option<String> {
+    if outcome.ignored > 0 {
+        return Some(format!(
+            "{} tests are marked #[ignore]; need! is the way to skip (INV-9)",
+            outcome.ignored
+        ));
+    }
+    // A program that crashed, hung or did not compile has no result line for it.
+    (log.ended != Some(Ended::Well) && outcome.failed == 0).then(|| ended(log.ended))
+}
+
+fn ended(ended: Option<Ended>) -> String {
+    match ended {
+        Some(Ended::Well) => "ended well".into(),
+        Some(Ended::Status(code)) => format!("ended with status {code}"),
+        Some(Ended::Signal) => "was ended by a signal".into(),
+        Some(Ended::TimedOut) => format!("took longer than {} minutes", LIMIT.as_secs() / 60),
+        None => "did not start".into(),
+    }
+}
+
+/// Prints how it went, with the end of the log when it went wrong.
+fn finish(mut row: Row, log: &Log) -> Row {
+    if row.complaint.is_some() && row.outcome.failed == 0 {
+        row.outcome.failed = 1;
+    }
+    if row.outcome.failed > 0 {
+        let lines: Vec<&str> = log.text.lines().collect();
+        lines[lines.len().saturating_sub(TAIL)..].iter().for_each(|line| println!("    {line}"));
+        if !log.path.as_os_str().is_empty() {
+            println!("    (whole log: {})", log.path.display());
+        }
+    }
+    println!("{}", line(&row));
+    row
+}
+
+fn line(row: &Row) -> String {
+    let outcome = &row.outcome;
+    let result = if outcome.failed > 0 { "FAILED" } else { "ok" };
+    let skipped =
+        if outcome.skips.is_empty() { String::new() } else { format!(", {} skipped", outcome.skips.len()) };
+    let counts = match outcome.passed + outcome.failed + outcome.skips.len() {
+        0 => String::new(),
+        _ => format!("{} passed, {} failed{skipped}", outcome.passed, outcome.failed),
+    };
+    let complaint = row.complaint.as_ref().map_or_else(String::new, |complaint| format!("  {complaint}"));
+    format!("{:22} {result:6} {:5.1} min  {counts}{complaint}", row.name, row.minutes)
+}
+
+/// The table, every SKIP, and the last line.
+fn summary(rows: &[Row]) -> Result<()> {
+    println!();
+    rows.iter().for_each(|row| println!("{}", line(row)));
+    let total: f64 = rows.iter().map(|row| row.minutes).sum();
+    println!("{:22} {:6} {total:5.1} min  of {BUDGET_MINUTES:.0} on two cores from nothing", "all", "");
+    println!();
+    rows.iter().flat_map(|row| &row.outcome.skips).for_each(|skip| println!("{skip}"));
+    println!("{}", last_line(rows));
+    match rows.iter().any(|row| row.outcome.failed > 0) {
+        true => bail!("not all tests passed"),
+        false => Ok(()),
+    }
+}
+
+fn last_line(rows: &[Row]) -> String {
+    let sum = |of: fn(&Outcome) -> usize| rows.iter().map(|row| of(&row.outcome)).sum::<usize>();
+    let (passed, failed) = (sum(|outcome| outcome.passed), sum(|outcome| outcome.failed));
+    format!("{passed} passed, {failed} failed, {} skipped", sum(|outcome| outcome.skips.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(passed: usize, failed: usize, skips: &[&str]) -> Row {
+        let skips = skips.iter().map(|skip| (*skip).to_owned()).collect();
+        Row {
+            name: "x".into(),
+            minutes: 0.0,
+            outcome: Outcome { passed, failed, skips, ignored: 0 },
+            complaint: None,
+        }
+    }
+
+    #[test]
+    fn the_last_line_adds_up() {
+        assert_eq!(last_line(&[row(3, 1, &["SKIP a: b"]), row(4, 0, &[])]), "7 passed, 1 failed, 1 skipped");
+    }
+
+    #[test]
+    fn a_program_that_died_without_a_result_is_one_failure() {
+        let log = Log { ended: Some(Ended::Signal), ..Log::default() };
+        let complaint = complaint(&log, &Outcome { passed: 5, ..Outcome::default() });
+        assert!(complaint.is_some());
+        let row = finish(Row { complaint, ..row(5, 0, &[]) }, &log);
+        assert_eq!(row.outcome.failed, 1);
+    }
+
+    #[test]
+    fn an_ignored_test_is_a_complaint() {
+        let log = Log { ended: Some(Ended::Well), ..Log::default() };
+        assert!(
+            complaint(&log, &Outcome { ignored: 1, ..Outcome::default() }).unwrap().contains("#[ignore]")
+        );
+        assert_eq!(complaint(&log, &Outcome::default()), None);
+    }
+}

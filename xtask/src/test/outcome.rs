@@ -1,0 +1,64 @@
+//! What test programs print, counted: passed, failed, ignored, and the SKIP lines of `measure::need`.
+
+/// Counts of one suite.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Tests that ran to a good end. Those that skipped are not among them.
+    pub passed: usize,
+    /// Tests that failed, and programs that ended badly without saying which.
+    pub failed: usize,
+    /// SKIP lines, in the order of the log.
+    pub skips: Vec<String>,
+    /// Tests marked `#[ignore]`; there must be none.
+    pub ignored: usize,
+}
+
+impl Outcome {
+    /// Reads a log of `cargo test`.
+    pub fn of_log(log: &str) -> Outcome {
+        let mut outcome = Outcome::default();
+        for line in log.lines() {
+            if let Some(result) = line.strip_prefix("test result: ") {
+                outcome.passed += count(result, "passed");
+                outcome.failed += count(result, "failed");
+                outcome.ignored += count(result, "ignored");
+            }
+            // Not always at the start of a line: a test's name may stand there when it runs alone.
+            if let Some(at) = line.find("SKIP ").filter(|at| *at == 0 || line[..*at].ends_with("... ")) {
+                outcome.skips.push(line[at..].trim_end().to_owned());
+            }
+        }
+        outcome.passed = outcome.passed.saturating_sub(outcome.skips.len());
+        outcome
+    }
+}
+
+/// The number before `word` in `ok. 25 passed; 0 failed; …`.
+fn count(result: &str, word: &str) -> usize {
+    let parts = result.split([';', '.']).map(str::trim);
+    parts.filter_map(|part| part.strip_suffix(word)?.trim().parse::<usize>().ok()).next().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_programs_add_up_and_skips_are_not_passes() {
+        let log = "\nrunning 3 tests\ntest a ... ok\nSKIP gpu::relaunch: one CUDA device (libcuda.so.1 not found)\n\
+            test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.05s\n\
+            test b ... SKIP b: no\n\
+            test result: FAILED. 4 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.05s\n";
+        let outcome = Outcome::of_log(log);
+        assert_eq!((outcome.passed, outcome.failed, outcome.ignored), (5, 1, 2));
+        assert_eq!(
+            outcome.skips,
+            ["SKIP gpu::relaunch: one CUDA device (libcuda.so.1 not found)", "SKIP b: no"]
+        );
+    }
+
+    #[test]
+    fn a_log_without_results_counts_nothing() {
+        assert_eq!(Outcome::of_log("error: could not compile `x`\nnot a SKIP line"), Outcome::default());
+    }
+}

@@ -1,0 +1,193 @@
+//! Who may use whom (INV-1): `cargo metadata` and module imports against the two tables of ARCHITECTURE.md.
+
+use anyhow::{Context, Result};
+
+use super::{Violation, markdown, source};
+use crate::workspace::{Metadata, Tree};
+
+const MAP: &str = "ARCHITECTURE.md";
+
+/// One row of the arrow table.
+#[derive(Debug)]
+struct Row {
+    name: String,
+    floor: u32,
+    may_use: Vec<String>,
+}
+
+/// Packages against the arrow table, modules against the module table.
+pub fn check(tree: &Tree, metadata: &Metadata) -> Result<Vec<Violation>> {
+    let map = tree.get(MAP).context("ARCHITECTURE.md is missing")?;
+    let rows = arrow_table(map)?;
+    let mut violations = package_arrows(&rows, metadata);
+    for row in markdown::table(map, "module").context("ARCHITECTURE.md: no table with the header `module`")? {
+        violations.extend(module_arrows(tree, &row[0], row.get(1).map_or("", String::as_str)));
+    }
+    Ok(violations)
+}
+
+fn arrow_table(map: &str) -> Result<Vec<Row>> {
+    let rows = markdown::table(map, "crate").context("ARCHITECTURE.md: no table with the header `crate`")?;
+    let row = |cells: Vec<String>| {
+        let floor = cells.get(1).and_then(|cell| cell.parse().ok());
+        let floor = floor.with_context(|| format!("ARCHITECTURE.md: `{}` has no floor", cells[0]))?;
+        let may_use = cells.get(2).map_or("", String::as_str);
+        let may_use =
+            may_use.split(',').map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect();
+        Ok(Row { name: cells[0].clone(), floor, may_use })
+    };
+    rows.into_iter().map(row).collect()
+}
+
+fn package_arrows(rows: &[Row], metadata: &Metadata) -> Vec<Violation> {
+    let row = |name: &str| rows.iter().find(|row| row.name == name);
+    let ours = || metadata.packages.iter().filter(|package| package.source.is_none());
+    let mut violations = Vec::new();
+    for gone in rows.iter().filter(|row| ours().all(|package| package.name != row.name)) {
+        violations
+            .push(Violation::new(MAP, format!("the arrow table lists `{}`, which is no package", gone.name)));
+    }
+    for package in ours() {
+        let Some(user) = row(&package.name) else {
+            violations.push(Violation::new(MAP, format!("the arrow table lacks `{}`", package.name)));
+            continue;
+        };
+        for used in package.dependencies.iter().filter(|dependency| dependency.path.is_some()) {
+            let place = format!("{} → {}", package.name, used.name);
+            let lower = row(&used.name).is_some_and(|used| used.floor < user.floor);
+            // Tests may look deeper: `measure` (for `need!`) and any lower crate's `testing` feature.
+            if used.kind.as_deref() == Some("dev") {
+                if used.name != "measure" && !lower && used.name != package.name {
+                    violations.push(Violation::new(
+                        place,
+                        "a dev-dependency must be `measure` or lie on a lower floor (INV-1)",
+                    ));
+                }
+                continue;
+            }
+            if !user.may_use.contains(&used.name) {
+                violations.push(Violation::new(place, "the arrow table does not allow this (INV-1)"));
+            } else if !lower {
+                violations.push(Violation::new(place, "arrows go to a lower floor only (INV-1)"));
+            }
+        }
+    }
+    violations
+}
+
+/// `module`: a folder or file; `never`: the module paths it must not name, in backticks or bare, comma-separated.
+fn module_arrows(tree: &Tree, module: &str, never: &str) -> Vec<Violation> {
+    let module = module.trim_matches('`');
+    let never: Vec<&str> =
+        never.split(',').map(|path| path.trim().trim_matches('`')).filter(|path| !path.is_empty()).collect();
+    let mut violations = Vec::new();
+    if !tree.holds(module) {
+        violations
+            .push(Violation::new(MAP, format!("the module table lists `{module}`, which is not there")));
+    }
+    let inside =
+        |path: &str| path == module || path.starts_with(&format!("{}/", module.trim_end_matches('/')));
+    for (path, text) in tree.rust().filter(|(path, _)| inside(path)) {
+        let code = source::code(source::without_tests(path, text));
+        for (index, line) in code.lines().enumerate() {
+            for never in never.iter().filter(|never| names(line, never)) {
+                violations.push(Violation::at(
+                    path,
+                    index + 1,
+                    format!("{module} must not name {never} (INV-1)"),
+                ));
+            }
+        }
+    }
+    violations
+}
+
+/// Whether a line of code names the module `path`, spelled out or in a `use crate::{…}` of one line.
+fn names(line: &str, path: &str) -> bool {
+    let Some(last) = path.strip_prefix("crate::") else { return source::has_word(line, path) };
+    source::has_word(line, path)
+        || line.contains("crate::{") && source::has_word(line, last)
+        || line.contains(&format!("super::{last}::"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::{Dependency, Package};
+
+    const TABLE: &str = "| crate | floor | may use | notable |\n|---|---|---|---|\n\
+        | bytes | 1 | | x |\n| measure | 1 | | |\n| verbs | 2 | bytes | |\n| app | 5 | verbs, peer | |\n| peer | 5 | | |\n";
+
+    fn package(name: &str, uses: &[(&str, Option<&str>)]) -> Package {
+        let dependencies = uses.iter().map(|(name, kind)| Dependency {
+            name: (*name).into(),
+            kind: kind.map(str::to_owned),
+            path: Some("x".into()),
+        });
+        Package {
+            name: name.into(),
+            version: "0.0.0".into(),
+            license: None,
+            source: None,
+            dependencies: dependencies.collect(),
+        }
+    }
+
+    fn found(changed: Package) -> Vec<String> {
+        let mut packages: Vec<Package> =
+            ["bytes", "measure", "verbs", "app", "peer"].map(|name| package(name, &[])).into();
+        packages.retain(|package| package.name != changed.name);
+        packages.push(changed);
+        let rows = arrow_table(TABLE).unwrap();
+        package_arrows(&rows, &Metadata { packages }).iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn an_allowed_arrow_passes() {
+        assert!(found(package("verbs", &[("bytes", None), ("measure", Some("dev"))])).is_empty());
+        assert!(found(package("app", &[("bytes", Some("dev"))])).is_empty());
+    }
+
+    #[test]
+    fn each_wrong_arrow_is_named() {
+        for (changed, place) in [
+            (package("bytes", &[("verbs", None)]), "bytes → verbs"),
+            (package("verbs", &[("measure", Some("build"))]), "verbs → measure"),
+            (package("bytes", &[("verbs", Some("dev"))]), "bytes → verbs"),
+            (package("app", &[("peer", None)]), "app → peer"),
+            (package("stranger", &[]), "the arrow table lacks `stranger`"),
+        ] {
+            let found = found(changed);
+            assert!(found.len() == 1 && found[0].contains(place), "{place}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn a_row_without_a_package_is_named() {
+        let found = package_arrows(&arrow_table(TABLE).unwrap(), &Metadata { packages: vec![] });
+        assert_eq!(found.len(), 5);
+    }
+
+    #[test]
+    fn a_module_that_looks_up_is_named() {
+        let tree = Tree::of(&[
+            (
+                "crates/nic/src/dma/host.rs",
+                "use crate::dma::Fault;\n// crate::device in a comment\nuse crate::device::Qp;\n",
+            ),
+            ("crates/nic/src/dma/gpu.rs", "use crate::{device, link};\n"),
+            ("crates/nic/src/device/qp.rs", "use crate::dma::Memory;\n"),
+        ]);
+        let found: Vec<String> =
+            module_arrows(&tree, "`crates/nic/src/dma`", "`crate::device`, `crate::abi`")
+                .iter()
+                .map(ToString::to_string)
+                .collect();
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(
+            found[0].starts_with("crates/nic/src/dma/gpu.rs:1:")
+                && found[1].starts_with("crates/nic/src/dma/host.rs:3:")
+        );
+        assert_eq!(module_arrows(&tree, "crates/gone", "crate::x").len(), 1);
+    }
+}

@@ -1,0 +1,152 @@
+//! Licences: what we use is on the allow list (`xtask/licences.toml`), and no GPL text is in the tree.
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use super::Violation;
+use crate::workspace::{Metadata, Tree};
+
+const LIST: &str = "xtask/licences.toml";
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AllowList {
+    allow: Vec<String>,
+}
+
+/// Both checks.
+pub fn check(tree: &Tree, metadata: &Metadata) -> Result<Vec<Violation>> {
+    let list = tree.get(LIST).context("xtask/licences.toml is missing")?;
+    let list: AllowList = toml::from_str(list).context(LIST)?;
+    let mut violations = packages(metadata, &list.allow);
+    violations.extend(texts(tree));
+    Ok(violations)
+}
+
+fn packages(metadata: &Metadata, allow: &[String]) -> Vec<Violation> {
+    let wrong = metadata.packages.iter().filter(|package| {
+        let expression = package.license.as_deref().unwrap_or("");
+        !satisfied(expression, &|licence| allow.iter().any(|allowed| allowed == licence))
+    });
+    let violation = |package: &crate::workspace::Package| {
+        let licence = package.license.as_deref().unwrap_or("no licence");
+        Violation::new(
+            format!("{} {}", package.name, package.version),
+            format!("`{licence}` is not allowed by {LIST}"),
+        )
+    };
+    wrong.map(violation).collect()
+}
+
+/// Whether an SPDX expression can be met by allowed licences alone; `/` is the old spelling of OR.
+fn satisfied(expression: &str, allowed: &dyn Fn(&str) -> bool) -> bool {
+    let spaced =
+        expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ").replace(" WITH ", "+with+");
+    let words: Vec<String> = spaced.split_whitespace().map(|word| word.replace("+with+", " WITH ")).collect();
+    let mut at = 0;
+    let met = any_of(&words, &mut at, allowed);
+    met == Some(true) && at == words.len()
+}
+
+fn any_of(words: &[String], at: &mut usize, allowed: &dyn Fn(&str) -> bool) -> Option<bool> {
+    let mut met = all_of(words, at, allowed)?;
+    while words.get(*at).is_some_and(|word| word == "OR") {
+        *at += 1;
+        met |= all_of(words, at, allowed)?;
+    }
+    Some(met)
+}
+
+fn all_of(words: &[String], at: &mut usize, allowed: &dyn Fn(&str) -> bool) -> Option<bool> {
+    let mut met = one(words, at, allowed)?;
+    while words.get(*at).is_some_and(|word| word == "AND") {
+        *at += 1;
+        met &= one(words, at, allowed)?;
+    }
+    Some(met)
+}
+
+fn one(words: &[String], at: &mut usize, allowed: &dyn Fn(&str) -> bool) -> Option<bool> {
+    let word = words.get(*at)?;
+    *at += 1;
+    if word != "(" {
+        return Some(allowed(word));
+    }
+    let met = any_of(words, at, allowed)?;
+    (words.get(*at)? == ")").then(|| *at += 1)?;
+    Some(met)
+}
+
+/// Sentences that only a GPL notice or licence text holds. Spelled in halves, so that this file holds none.
+const NOTICES: [&str; 4] = [
+    concat!("gnu general ", "public license"),
+    concat!("gnu lesser general ", "public license"),
+    concat!("gnu affero general ", "public license"),
+    concat!("spdx-license-identifier: ", "gpl"),
+];
+
+fn texts(tree: &Tree) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for (path, text) in tree.files() {
+        // Notices wrap; a licence text is found by its words in a row.
+        let flat = text.to_lowercase().split_whitespace().collect::<Vec<_>>().join(" ");
+        if let Some(notice) = NOTICES.iter().find(|notice| flat.contains(**notice)) {
+            violations.push(Violation::new(path, format!("holds \"{notice}\"")));
+        }
+    }
+    violations
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::Package;
+
+    #[test]
+    fn expressions_are_read_as_spdx_means_them() {
+        let allowed =
+            |licence: &str| ["MIT", "Apache-2.0", "Apache-2.0 WITH LLVM-exception"].contains(&licence);
+        for (expression, met) in [
+            ("MIT", true),
+            ("MIT OR GPL-3.0", true),
+            ("MIT AND GPL-3.0", false),
+            ("MIT/Apache-2.0", true),
+            ("(MIT OR GPL-3.0) AND Apache-2.0", true),
+            ("(MIT AND GPL-3.0) OR Zlib", false),
+            ("Apache-2.0 WITH LLVM-exception OR Zlib", true),
+            ("MIT OR", false),
+            ("(MIT", false),
+            ("MIT MIT", false),
+            ("", false),
+        ] {
+            assert_eq!(satisfied(expression, &allowed), met, "{expression}");
+        }
+    }
+
+    #[test]
+    fn a_package_off_the_list_is_named() {
+        let package = |name: &str, license: Option<&str>| Package {
+            name: name.into(),
+            version: "1.2.3".into(),
+            license: license.map(str::to_owned),
+            source: Some("registry".into()),
+            dependencies: vec![],
+        };
+        let packages_of =
+            vec![package("good", Some("MIT")), package("bad", Some("GPL-3.0")), package("silent", None)];
+        let found = packages(&Metadata { packages: packages_of }, &["MIT".into()]);
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert!(
+            found.len() == 2 && found[0].starts_with("bad 1.2.3") && found[1].starts_with("silent"),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn a_notice_in_the_tree_is_named_and_a_mention_is_not() {
+        let notice = NOTICES[0].replace(' ', "\n * ").to_uppercase();
+        let tree = Tree::of(&[("a.c", &notice.replace("\n * ", "\n ")), ("b.md", "No GPL here.")]);
+        let found = texts(&tree);
+        assert!(found.len() == 1 && found[0].to_string().starts_with("a.c"), "{found:?}");
+    }
+}

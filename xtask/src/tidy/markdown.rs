@@ -1,0 +1,45 @@
+//! Tables and code spans of our Markdown, as far as checks read them.
+
+/// Rows of the table whose first header cell is `first`, header left out; cells are trimmed.
+pub fn table(text: &str, first: &str) -> Option<Vec<Vec<String>>> {
+    let mut lines = text.lines().skip_while(|line| !line.starts_with('|') || cells(line)[0] != first);
+    lines.next()?;
+    let rows = lines.take_while(|line| line.starts_with('|')).map(cells);
+    Some(rows.filter(|row| !row[0].is_empty() && !row[0].chars().all(|c| "-: ".contains(c))).collect())
+}
+
+fn cells(line: &str) -> Vec<String> {
+    line.trim().trim_matches('|').split('|').map(|cell| cell.trim().to_owned()).collect()
+}
+
+/// Code spans as (line number, text), fenced blocks left out.
+pub fn code_spans(text: &str) -> Vec<(usize, &str)> {
+    let mut fenced = false;
+    let mut spans = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+        } else if !fenced {
+            spans.extend(line.split('`').skip(1).step_by(2).map(|span| (index + 1, span)));
+        }
+    }
+    spans
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_found_by_its_first_header() {
+        let text = "| a | b |\n|---|---|\n| 1 | 2 |\n\n| n | c |\n|:--|---|\n| 7 | x y |\n| 8 | |\n\ntext";
+        assert_eq!(table(text, "n").unwrap(), [["7", "x y"], ["8", ""]]);
+        assert_eq!(table(text, "a").unwrap(), [["1", "2"]]);
+        assert_eq!(table(text, "z"), None);
+    }
+
+    #[test]
+    fn code_spans_skip_fences() {
+        assert_eq!(code_spans("a `b` c `d`\n```\n`x`\n```\n`e`"), [(1, "b"), (1, "d"), (5, "e")]);
+    }
+}

@@ -1,0 +1,115 @@
+//! `cargo xtask tidy`: every textual check of the tree; aims at two seconds and compiles nothing but itself.
+
+use std::fmt;
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+
+use crate::workspace::{Metadata, Tree, root};
+
+mod arrows;
+mod docs;
+mod invariants;
+mod licences;
+pub mod markdown;
+mod purity;
+mod sizes;
+mod source;
+mod unsafe_code;
+
+/// Options of `tidy`.
+#[derive(Args)]
+pub struct Options {
+    /// Checks to run; all without any.
+    checks: Vec<Check>,
+    /// Also print the measures of the style card.
+    #[arg(long)]
+    report: bool,
+}
+
+/// A check by its name on the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Check {
+    /// Who may use whom.
+    Arrows,
+    /// Pure crates do no I/O.
+    Purity,
+    /// First lines, glossary, the map.
+    Docs,
+    /// `unsafe` on its floors.
+    UnsafeCode,
+    /// Allow list of licences, no GPL text.
+    Licences,
+    /// Numbers of invariants.
+    Invariants,
+}
+
+/// One thing that is wrong, and where.
+#[derive(Debug)]
+pub struct Violation {
+    place: String,
+    text: String,
+}
+
+impl Violation {
+    /// Somewhere that has no line.
+    pub fn new(place: impl Into<String>, text: impl Into<String>) -> Violation {
+        Violation { place: place.into(), text: text.into() }
+    }
+
+    /// A line of a file.
+    pub fn at(path: &str, line: usize, text: impl Into<String>) -> Violation {
+        Violation::new(format!("{path}:{line}"), text)
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.place, self.text)
+    }
+}
+
+/// Runs the checks, prints every violation, fails when there is one.
+pub fn run(options: &Options) -> Result<()> {
+    let root = root();
+    let tree = Tree::read(&root)?;
+    let checks = if options.checks.is_empty() { Check::value_variants() } else { &options.checks };
+    // Only two checks need it, and it takes longer than all the others together.
+    let metadata = match checks.iter().any(|check| matches!(check, Check::Arrows | Check::Licences)) {
+        true => Metadata::read(&root)?,
+        false => Metadata { packages: Vec::new() },
+    };
+    let mut count = 0;
+    for check in checks {
+        let violations = violations(*check, &tree, &metadata)?;
+        let name = name(*check);
+        violations.iter().for_each(|violation| println!("tidy {name}: {violation}"));
+        count += violations.len();
+    }
+    if options.report {
+        println!("{}", sizes::report(&tree));
+    }
+    if count > 0 {
+        bail!("tidy: {count} violations");
+    }
+    println!("tidy: {} checks of {} files, nothing wrong", checks.len(), tree.files().count());
+    Ok(())
+}
+
+fn violations(check: Check, tree: &Tree, metadata: &Metadata) -> Result<Vec<Violation>> {
+    Ok(match check {
+        Check::Arrows => arrows::check(tree, metadata)?,
+        Check::Purity => purity::check(tree),
+        Check::Docs => docs::check(tree),
+        Check::UnsafeCode => unsafe_code::check(tree),
+        Check::Licences => licences::check(tree, metadata)?,
+        Check::Invariants => {
+            let names: Vec<String> = Check::value_variants().iter().map(|check| name(*check)).collect();
+            invariants::check(tree, &names.iter().map(String::as_str).collect::<Vec<_>>())
+        }
+    })
+}
+
+fn name(check: Check) -> String {
+    check.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}

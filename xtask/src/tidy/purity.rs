@@ -1,0 +1,93 @@
+//! The pure crates stay pure (INV-2): no I/O, clock, thread, global or `unsafe` in them.
+
+use super::{Violation, source};
+use crate::workspace::Tree;
+
+/// Crates that only compute. One that is not there yet is nothing to check.
+const PURE: [&str; 3] = ["mlx5-layout", "roce", "slots"];
+
+/// What a pure crate must not name, and what it would be.
+const IMPURE: [(&str, &str); 17] = [
+    ("std::fs", "I/O"),
+    ("std::io", "I/O"),
+    ("std::net", "I/O"),
+    ("std::process", "I/O"),
+    ("std::env", "I/O"),
+    ("println!", "I/O"),
+    ("eprintln!", "I/O"),
+    ("Instant", "a clock"),
+    ("SystemTime", "a clock"),
+    ("std::thread", "a thread"),
+    ("std::sync", "shared state"),
+    ("thread_local!", "a global"),
+    ("static", "a global"),
+    ("libc", "the system"),
+    ("async", "a runtime"),
+    ("await", "a runtime"),
+    ("unsafe", "`unsafe`"),
+];
+
+/// Looks at all of a pure crate but its tests.
+pub fn check(tree: &Tree) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for name in PURE {
+        let folder = format!("crates/{name}/src/");
+        for (path, text) in tree.rust().filter(|(path, _)| path.starts_with(&folder)) {
+            if path == format!("{folder}lib.rs") && !text.contains("#![forbid(unsafe_code)]") {
+                violations.push(Violation::at(path, 1, "a pure crate says #![forbid(unsafe_code)] (INV-2)"));
+            }
+            let code = source::code(source::without_tests(path, text)).replace("'static", "       ");
+            for (index, line) in code.lines().enumerate() {
+                for (word, what) in IMPURE.iter().filter(|(word, _)| names(line, word)) {
+                    violations.push(Violation::at(
+                        path,
+                        index + 1,
+                        format!("`{word}` is {what}; `{name}` only computes (INV-2)"),
+                    ));
+                }
+            }
+        }
+    }
+    violations
+}
+
+fn names(line: &str, word: &str) -> bool {
+    match word.strip_suffix('!') {
+        Some(_) => line.contains(word),
+        None => source::has_word(line, word),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIB: (&str, &str) = ("crates/roce/src/lib.rs", "//! x\n#![forbid(unsafe_code)]\n");
+
+    #[test]
+    fn each_impurity_is_named() {
+        for (line, word) in [
+            ("use std::net::UdpSocket;", "std::net"),
+            ("let now = Instant::now();", "Instant"),
+            ("static COUNT: u32 = 0;", "static"),
+            ("println!(\"x\");", "println!"),
+            ("let x = unsafe { y };", "unsafe"),
+        ] {
+            let found = check(&Tree::of(&[LIB, ("crates/roce/src/psn.rs", line)]));
+            assert!(found.len() == 1 && found[0].to_string().contains(word), "{line}: {found:?}");
+        }
+    }
+
+    #[test]
+    fn computing_tests_and_words_in_text_pass() {
+        let text =
+            "// unsafe, static\nfn a(x: &'static str) {}\n#[cfg(test)]\nmod tests {\n use std::fs;\n}\n";
+        assert!(check(&Tree::of(&[LIB, ("crates/roce/src/psn.rs", text)])).is_empty());
+        assert!(check(&Tree::of(&[("crates/verbs/src/a.rs", "use std::net::TcpStream;")])).is_empty());
+    }
+
+    #[test]
+    fn the_forbid_must_stand_there() {
+        assert_eq!(check(&Tree::of(&[("crates/roce/src/lib.rs", "//! x\n")])).len(), 1);
+    }
+}

@@ -1,0 +1,166 @@
+//! Rust text prepared for textual checks: comments and literals blanked, test modules told apart.
+
+/// `text` with the same length and lines, where comments and the insides of string and character literals are spaces.
+pub fn code(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let end = match literal_or_comment(bytes, at) {
+            Some(end) => end,
+            None => {
+                out.push(bytes[at]);
+                at += 1;
+                continue;
+            }
+        };
+        out.extend(bytes[at..end].iter().map(|byte| if *byte == b'\n' { b'\n' } else { b' ' }));
+        at = end;
+    }
+    // Blanking replaced whole runs between ASCII delimiters, so this is UTF-8 still.
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// End of the comment or literal that starts at `at`, if one does.
+fn literal_or_comment(bytes: &[u8], at: usize) -> Option<usize> {
+    let rest = &bytes[at..];
+    let until = |needle: &[u8], from: usize| {
+        rest[from..]
+            .windows(needle.len())
+            .position(|window| window == needle)
+            .map_or(bytes.len(), |found| at + from + found)
+    };
+    if rest.starts_with(b"//") {
+        return Some(until(b"\n", 2));
+    }
+    if rest.starts_with(b"/*") {
+        return Some(block_comment_end(bytes, at));
+    }
+    let part_of_a_name = at > 0 && (bytes[at - 1].is_ascii_alphanumeric() || bytes[at - 1] == b'_');
+    if rest[0] == b'r' && !part_of_a_name {
+        let hashes = rest[1..].iter().take_while(|byte| **byte == b'#').count();
+        if rest.get(1 + hashes) == Some(&b'"') {
+            let close = [&b"\""[..], &b"#".repeat(hashes)].concat();
+            return Some((until(&close, 2 + hashes) + close.len()).min(bytes.len()));
+        }
+    }
+    match rest[0] {
+        b'"' => Some(quoted_end(bytes, at, b'"')),
+        // A character, not a lifetime: the quote closes after one character or an escape.
+        b'\'' if rest.get(1) == Some(&b'\\') => Some(quoted_end(bytes, at, b'\'')),
+        b'\'' => {
+            let character = std::str::from_utf8(&rest[1..rest.len().min(5)])
+                .or_else(|error| std::str::from_utf8(&rest[1..1 + error.valid_up_to()]));
+            let width = character.ok()?.chars().next()?.len_utf8();
+            (rest.get(1 + width) == Some(&b'\'')).then_some(at + 2 + width)
+        }
+        _ => None,
+    }
+}
+
+fn block_comment_end(bytes: &[u8], at: usize) -> usize {
+    let (mut depth, mut here) = (0_u32, at);
+    while here < bytes.len() {
+        if bytes[here..].starts_with(b"/*") {
+            (depth, here) = (depth + 1, here + 2);
+        } else if bytes[here..].starts_with(b"*/") {
+            (depth, here) = (depth - 1, here + 2);
+            if depth == 0 {
+                return here;
+            }
+        } else {
+            here += 1;
+        }
+    }
+    bytes.len()
+}
+
+fn quoted_end(bytes: &[u8], at: usize, quote: u8) -> usize {
+    let mut here = at + 1;
+    while here < bytes.len() {
+        match bytes[here] {
+            b'\\' => here += 2,
+            byte if byte == quote => return here + 1,
+            _ => here += 1,
+        }
+    }
+    bytes.len()
+}
+
+/// Whether the whole file is for tests: integration tests, `tests.rs` modules, and the public mocks under `testing`.
+pub fn is_test_file(path: &str) -> bool {
+    path.split('/').any(|part| ["tests", "testing", "benches"].contains(&part)) || path.ends_with("/tests.rs")
+}
+
+/// The lines before the unit tests, which stand last in a file (style card, §2); none in a test file.
+pub fn without_tests<'a>(path: &str, text: &'a str) -> &'a str {
+    if is_test_file(path) {
+        return "";
+    }
+    let mut from = 0;
+    while let Some(found) = text[from..].find("#[cfg(test)]") {
+        let at = from + found;
+        let after = text[at + "#[cfg(test)]".len()..].trim_start();
+        // `mod tests;` in a file of its own keeps what follows it.
+        if after.starts_with("mod ")
+            && after.lines().next().is_some_and(|line| line.trim_end().ends_with('{'))
+        {
+            return &text[..at];
+        }
+        from = at + 1;
+    }
+    text
+}
+
+/// Whether `word` stands in `line` as a word of its own.
+pub fn has_word(line: &str, word: &str) -> bool {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    line.match_indices(word)
+        .any(|(at, _)| !line[..at].ends_with(is_name) && !line[at + word.len()..].starts_with(is_name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_code_stays() {
+        for (text, kept) in [
+            ("a // unsafe\nb", "a          \nb"),
+            ("a /* x /* y */ z */ b", "a                   b"),
+            ("f(\"un\\\"safe\") ", "f(           ) "),
+            ("r#\"a\"b\"# c", "         c"),
+            ("'x' 'a: &'b c", "    'a: &'b c"),
+            ("'\\'' d", "     d"),
+            ("'é' d", "     d"),
+            ("for\"x\"", "for   "),
+        ] {
+            assert_eq!(code(text), kept, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_unclosed_literal_ends_with_the_file() {
+        for text in ["\"abc", "/* abc", "r#\"abc", "'\\"] {
+            assert_eq!(code(text).trim(), "", "{text}");
+        }
+    }
+
+    #[test]
+    fn tests_at_the_end_are_cut_off() {
+        assert_eq!(without_tests("src/a.rs", "fn a() {}\n#[cfg(test)]\nmod tests {\n}"), "fn a() {}\n");
+        assert_eq!(
+            without_tests("src/a.rs", "#[cfg(test)]\nmod tests;\nfn a() {}"),
+            "#[cfg(test)]\nmod tests;\nfn a() {}"
+        );
+        assert_eq!(without_tests("src/a.rs", "#[cfg(test)]\nfn a() {}\n"), "#[cfg(test)]\nfn a() {}\n");
+        assert_eq!(without_tests("tests/it/main.rs", "fn a() {}"), "");
+    }
+
+    #[test]
+    fn a_word_is_not_a_part_of_another() {
+        assert!(has_word("unsafe {", "unsafe"));
+        assert!(has_word("(unsafe)", "unsafe"));
+        assert!(!has_word("unsafe_code", "unsafe"));
+    }
+}

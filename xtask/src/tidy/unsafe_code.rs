@@ -1,0 +1,53 @@
+//! `unsafe` lives on named floors (INV-3); clippy's `undocumented_unsafe_blocks` sees to the SAFETY comments there.
+
+use super::{Violation, source};
+use crate::workspace::Tree;
+
+/// Where the word may stand. The last one is the interposer.
+const FLOORS: [&str; 7] = [
+    "vendor/",
+    "crates/verbs/",
+    "crates/gpu/",
+    "crates/rdma-shim/",
+    "crates/soft-nic/src/abi/",
+    "crates/soft-nic/src/dma/",
+    "apps/softnic/",
+];
+
+/// Every `unsafe` off the floors, tests included.
+pub fn check(tree: &Tree) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for (path, text) in tree.rust().filter(|(path, _)| !FLOORS.iter().any(|floor| path.starts_with(floor))) {
+        let code = source::code(text);
+        for (index, _) in code.lines().enumerate().filter(|(_, line)| source::has_word(line, "unsafe")) {
+            violations.push(Violation::at(path, index + 1, "`unsafe` off its floors (INV-3)"));
+        }
+    }
+    violations
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsafe_off_the_floors_is_named() {
+        for (path, count) in [
+            ("crates/soft-nic/src/device/qp.rs", 1),
+            ("crates/measure/src/lib.rs", 1),
+            ("xtask/src/main.rs", 1),
+            ("crates/soft-nic/src/dma/host.rs", 0),
+            ("crates/verbs/src/sys/load.rs", 0),
+            ("apps/softnic/src/hooks.rs", 0),
+        ] {
+            let found = check(&Tree::of(&[(path, "//! x\nfn f() { unsafe { g() } }\n")]));
+            assert_eq!(found.len(), count, "{path}");
+        }
+    }
+
+    #[test]
+    fn the_word_in_a_comment_a_string_or_a_lint_passes() {
+        let text = "//! unsafe\n#![forbid(unsafe_code)]\nconst WORD: &str = \"unsafe\"; // unsafe\n";
+        assert!(check(&Tree::of(&[("crates/roce/src/lib.rs", text)])).is_empty());
+    }
+}

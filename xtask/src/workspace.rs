@@ -1,0 +1,165 @@
+//! The workspace as the commands see it: its root, its text files, its packages as `cargo metadata` lists them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+/// The folder of the workspace's `Cargo.toml`.
+pub fn root() -> PathBuf {
+    // Set by `cargo run`; the compiled-in one serves a binary started by hand.
+    let manifest =
+        std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&manifest).parent().map(Path::to_owned).unwrap_or_default()
+}
+
+/// Where cargo puts what it builds.
+pub fn target_dir() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
+/// All text files of the tree by their path from the root; what git ignores is not in it.
+#[derive(Debug, Default)]
+pub struct Tree(BTreeMap<String, String>);
+
+impl Tree {
+    /// Reads the tree at `root`: files that git tracks, and new ones that it does not ignore.
+    pub fn read(root: &Path) -> Result<Tree> {
+        let git = Command::new("git")
+            .args(["ls-files", "-co", "--exclude-standard", "-z"])
+            .current_dir(root)
+            .output();
+        let paths = match git {
+            Ok(output) if output.status.success() => {
+                let names = String::from_utf8_lossy(&output.stdout).into_owned();
+                names.split('\0').filter(|name| !name.is_empty()).map(str::to_owned).collect()
+            }
+            // A source archive has no repository.
+            _ => walk(root, root)?,
+        };
+        let read = |path: String| {
+            // A file that is listed and gone was deleted and not committed yet; one that is no UTF-8 is no text.
+            let bytes = std::fs::read(root.join(&path)).ok()?;
+            Some((path, String::from_utf8(bytes).ok()?))
+        };
+        Ok(Tree(paths.into_iter().filter_map(read).collect()))
+    }
+
+    /// A tree of the given files, for tests of the checks.
+    #[cfg(test)]
+    pub fn of(files: &[(&str, &str)]) -> Tree {
+        Tree(files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect())
+    }
+
+    /// Text of one file.
+    pub fn get(&self, path: &str) -> Option<&str> {
+        self.0.get(path).map(String::as_str)
+    }
+
+    /// All files as (path, text), in order of their paths.
+    pub fn files(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(path, text)| (path.as_str(), text.as_str()))
+    }
+
+    /// All Rust sources.
+    pub fn rust(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.files().filter(|(path, _)| path.ends_with(".rs"))
+    }
+
+    /// Whether `path` is a file of the tree, or a folder of one.
+    pub fn holds(&self, path: &str) -> bool {
+        let folder = format!("{}/", path.trim_end_matches('/'));
+        self.0.contains_key(path) || self.0.keys().any(|file| file.starts_with(&folder))
+    }
+}
+
+fn walk(root: &Path, folder: &Path) -> Result<Vec<String>> {
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
+        let path = entry?.path();
+        let name = path.strip_prefix(root)?.to_string_lossy().into_owned();
+        if path.is_symlink() || ["target", "results", ".git"].contains(&name.as_str()) {
+            continue;
+        }
+        match path.is_dir() {
+            true => paths.extend(walk(root, &path)?),
+            false => paths.push(name),
+        }
+    }
+    Ok(paths)
+}
+
+/// What `cargo metadata` says, as far as the checks look at it.
+#[derive(Debug, Deserialize)]
+pub struct Metadata {
+    /// Ours and, unless `--no-deps` was given, everybody's.
+    pub packages: Vec<Package>,
+}
+
+/// One package.
+#[derive(Debug, Deserialize)]
+pub struct Package {
+    /// Its name.
+    pub name: String,
+    /// Its version.
+    pub version: String,
+    /// SPDX expression, where it has one.
+    pub license: Option<String>,
+    /// Where it comes from; none for ours.
+    pub source: Option<String>,
+    /// What it says it needs.
+    pub dependencies: Vec<Dependency>,
+}
+
+/// One dependency of a package.
+#[derive(Debug, Deserialize)]
+pub struct Dependency {
+    /// Package name.
+    pub name: String,
+    /// None for a normal one, else `dev` or `build`.
+    pub kind: Option<String>,
+    /// Set when it is one of ours.
+    pub path: Option<String>,
+}
+
+impl Metadata {
+    /// Asks cargo about the workspace at `root`, dependencies included.
+    pub fn read(root: &Path) -> Result<Metadata> {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let output = Command::new(cargo)
+            .args(["metadata", "--format-version", "1", "--locked"])
+            .current_dir(root)
+            .output()
+            .context("starting cargo metadata")?;
+        if !output.status.success() {
+            bail!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        serde_json::from_slice(&output.stdout).context("reading cargo metadata")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tree_holds_this_file_and_not_the_build_output() {
+        let tree = Tree::read(&root()).unwrap();
+        assert!(tree.get("xtask/src/workspace.rs").is_some());
+        assert!(tree.holds("xtask/src"));
+        assert!(!tree.holds("target"));
+        assert!(!tree.holds("xtask/sr"));
+    }
+
+    #[test]
+    fn a_tree_without_git_is_walked() {
+        let folder = std::env::temp_dir().join(format!("xtask-walk-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("target")).unwrap();
+        std::fs::create_dir_all(folder.join("src")).unwrap();
+        std::fs::write(folder.join("src/lib.rs"), "//! x").unwrap();
+        std::fs::write(folder.join("target/junk.rs"), "").unwrap();
+        assert_eq!(walk(&folder, &folder).unwrap(), ["src/lib.rs"]);
+    }
+}
