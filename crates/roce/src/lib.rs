@@ -1,9 +1,43 @@
 //! The transport engine: RoCEv2's reliable, unreliable and datagram services as state machines without I/O.
 //!
-//! Follows the InfiniBand Architecture Specification vol. 1, chapter 9 (transport layer) and Annex A17 (RoCEv2).
-//! Messages go in by `handle_*`, replies and completions come out by `poll_*`; time is an argument. Left out so far:
-//! packets (segmentation, ICRC), losses on a wire. Knows nothing of mlx5, sockets, threads or clocks (INV-2).
+//! Follows the InfiniBand Architecture Specification («IBTA») vol. 1, chapter 9 (transport layer) and §10.3 (queue pair
+//! states). Messages go in by `handle_*`, replies, events and completions come out by `poll_*`; time is an argument.
+//! Works on whole messages or on fragments of them, with the PSNs that their packets would have. Left out so far:
+//! packets on a wire (headers, invariant CRC), end-to-end credits, memory windows beyond invalidation by a SEND.
+//! Knows nothing of mlx5, sockets, threads or clocks (INV-2).
+//!
+//! One direction of a connection is a [`Requester`] on one side and a [`Responder`] on the other:
+//! ```text
+//!   post ──► Requester ── poll_transmit ──► link ──► handle_request ── Responder ──► Work for the memory
+//!   poll_completion ◄── Requester ◄── handle_reply ◄── link ◄── poll_reply ── Responder ◄── executed
+//! ```
 #![forbid(unsafe_code)]
+
+pub mod message;
+pub mod psn;
+pub mod qp_state;
+mod replay;
+pub mod requester;
+pub mod responder;
+pub mod retry;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+#[cfg(test)]
+mod tests;
+pub mod work;
+
+pub use message::{Fragment, MAX_MESSAGE_BYTES, NakCode, Opcode, Reply, ReplyKind, Request};
+pub use psn::Psn;
+pub use requester::{
+    Completion, PostedMessage, ReplyVerdict, Requester, RequesterConfig, RequesterCounters, Ticket, Transmit,
+};
+pub use responder::{
+    AsyncEvent, DropReason, FailedReceive, Failure, Responder, ResponderConfig, ResponderCounters,
+    ResponderEvent, Verdict,
+};
+pub use work::{
+    Atomic, GRH_BYTES, Outcome, Receive, ReceiveCompletion, Region, RegionError, Resources, Status, Work,
+};
 
 /// The service a QP gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,3 +53,45 @@ pub enum ServiceType {
 /// `IBV_ACCESS_*` bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Access(pub u32);
+
+impl Access {
+    /// `IBV_ACCESS_LOCAL_WRITE`.
+    pub const LOCAL_WRITE: Access = Access(1);
+    /// `IBV_ACCESS_REMOTE_WRITE`.
+    pub const REMOTE_WRITE: Access = Access(1 << 1);
+    /// `IBV_ACCESS_REMOTE_READ`.
+    pub const REMOTE_READ: Access = Access(1 << 2);
+    /// `IBV_ACCESS_REMOTE_ATOMIC`.
+    pub const REMOTE_ATOMIC: Access = Access(1 << 3);
+    /// `IBV_ACCESS_MW_BIND`.
+    pub const MW_BIND: Access = Access(1 << 4);
+    /// `IBV_ACCESS_ZERO_BASED`.
+    pub const ZERO_BASED: Access = Access(1 << 5);
+    /// `IBV_ACCESS_ON_DEMAND`.
+    pub const ON_DEMAND: Access = Access(1 << 6);
+    /// `IBV_ACCESS_HUGETLB`.
+    pub const HUGETLB: Access = Access(1 << 7);
+    /// `IBV_ACCESS_RELAXED_ORDERING`.
+    pub const RELAXED_ORDERING: Access = Access(1 << 20);
+
+    /// Whether every bit of `need` is granted.
+    pub const fn contains(self, need: Access) -> bool {
+        self.0 & need.0 == need.0
+    }
+
+    /// Both sets together.
+    pub const fn with(self, more: Access) -> Access {
+        Access(self.0 | more.0)
+    }
+}
+
+/// A moment on the caller's monotonic clock, in nanoseconds. The engine never asks for the time itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
+pub struct Now(pub u64);
+
+impl Now {
+    /// The moment `ns` later; the end of time when that does not fit.
+    pub const fn after(self, ns: u64) -> Now {
+        Now(self.0.saturating_add(ns))
+    }
+}

@@ -1,0 +1,251 @@
+//! What travels between a requester and a responder: requests and replies as values, one message or a fragment each.
+//!
+//! Names and codes are those of IBTA vol. 1 §9.2 (BTH opcodes) and §9.7.5.2 (AETH: ACK, RNR NAK, NAK codes); the byte
+//! layouts come with packets. Values from the other side are unchecked: the engine's halves check them.
+
+use crate::{Access, Psn, ServiceType};
+
+/// Longest message of any service: 2^31 bytes (IBTA §9.7.1, the `DMALen` of a RETH).
+pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
+
+/// A message's operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Opcode {
+    /// SEND.
+    Send,
+    /// SEND with immediate.
+    SendImm,
+    /// SEND with invalidate.
+    SendInvalidate,
+    /// RDMA WRITE.
+    Write,
+    /// RDMA WRITE with immediate.
+    WriteImm,
+    /// RDMA READ.
+    Read,
+    /// ATOMIC CmpSwap.
+    CompareSwap,
+    /// ATOMIC FetchAdd.
+    FetchAdd,
+}
+
+impl Opcode {
+    /// All of them, in order.
+    pub const ALL: [Opcode; 8] = [
+        Opcode::Send,
+        Opcode::SendImm,
+        Opcode::SendInvalidate,
+        Opcode::Write,
+        Opcode::WriteImm,
+        Opcode::Read,
+        Opcode::CompareSwap,
+        Opcode::FetchAdd,
+    ];
+
+    /// Whether the service carries this operation at all (IBTA §9.2, the opcodes defined for each service).
+    pub const fn allowed_on(self, service: ServiceType) -> bool {
+        match service {
+            ServiceType::Rc => true,
+            ServiceType::Uc => {
+                matches!(self, Opcode::Send | Opcode::SendImm | Opcode::Write | Opcode::WriteImm)
+            }
+            ServiceType::Ud => matches!(self, Opcode::Send | Opcode::SendImm),
+        }
+    }
+
+    /// READ and atomics: answered by a response of their own, and counted against `max_rd_atomic`.
+    pub const fn wants_response(self) -> bool {
+        matches!(self, Opcode::Read | Opcode::CompareSwap | Opcode::FetchAdd)
+    }
+
+    /// The two atomics.
+    pub const fn is_atomic(self) -> bool {
+        matches!(self, Opcode::CompareSwap | Opcode::FetchAdd)
+    }
+
+    /// The SENDs, whose payload goes where a receive says.
+    pub const fn is_send(self) -> bool {
+        matches!(self, Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate)
+    }
+
+    /// Whether the responder consumes a receive for it.
+    pub const fn takes_receive(self) -> bool {
+        self.is_send() || matches!(self, Opcode::WriteImm)
+    }
+
+    /// Whether the request carries payload.
+    pub const fn carries_payload(self) -> bool {
+        !self.wants_response()
+    }
+
+    /// What the responder's QP and region must grant; nothing for SENDs.
+    pub const fn remote_access(self) -> Access {
+        match self {
+            Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate => Access(0),
+            Opcode::Write | Opcode::WriteImm => Access::REMOTE_WRITE,
+            Opcode::Read => Access::REMOTE_READ,
+            Opcode::CompareSwap | Opcode::FetchAdd => Access::REMOTE_ATOMIC,
+        }
+    }
+}
+
+/// How many PSNs a message of this length uses: one a packet, at least one; a READ uses those of its response
+/// (IBTA §9.7.1).
+pub const fn psn_count(opcode: Opcode, length: u32, path_mtu_bytes: u32) -> u32 {
+    if opcode.is_atomic() || length == 0 || path_mtu_bytes == 0 {
+        return 1;
+    }
+    length.div_ceil(path_mtu_bytes)
+}
+
+/// Which bytes of a message a request value carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Fragment {
+    /// First byte, from the start of the message.
+    pub offset: u32,
+    /// Bytes.
+    pub length: u32,
+}
+
+/// A request message, or one fragment of it. Every fragment repeats the message's header fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// Sender's QPN.
+    pub src_qpn: u32,
+    /// Receiver's QPN.
+    pub dst_qpn: u32,
+    /// Service of the sender.
+    pub service: ServiceType,
+    /// Operation.
+    pub opcode: Opcode,
+    /// First PSN of the message, also in later fragments.
+    pub psn: Psn,
+    /// Solicited event asked for.
+    pub solicited: bool,
+    /// Acknowledgement asked for.
+    pub ack_requested: bool,
+    /// Immediate data as on the wire, or the rkey to invalidate, big-endian.
+    pub imm: [u8; 4],
+    /// Target address (WRITE, READ, atomics).
+    pub remote_va: u64,
+    /// Target key.
+    pub rkey: u32,
+    /// Length of the whole message; 8 for atomics.
+    pub length: u32,
+    /// Value to swap in or to add.
+    pub swap_add: u64,
+    /// Value to compare with.
+    pub compare: u64,
+    /// Q_Key (UD).
+    pub qkey: u32,
+    /// Bytes in this value: `0..length` when it is the whole message.
+    pub fragment: Fragment,
+}
+
+impl Request {
+    /// Whether it carries the message's first byte.
+    pub const fn is_first(&self) -> bool {
+        self.fragment.offset == 0
+    }
+
+    /// Whether it carries the message's last byte.
+    pub const fn is_last(&self) -> bool {
+        self.fragment.offset as u64 + self.fragment.length as u64 == self.length as u64
+    }
+
+    /// Whether it carries the message from first to last byte.
+    pub const fn is_whole(&self) -> bool {
+        self.fragment.offset == 0 && self.fragment.length == self.length
+    }
+}
+
+/// A reply message of the reliable service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reply {
+    /// Responder's QPN.
+    pub src_qpn: u32,
+    /// Requester's QPN.
+    pub dst_qpn: u32,
+    /// ACK: last PSN acknowledged. NAK and RNR NAK: the PSN refused; all before it are acknowledged. READ and atomic
+    /// responses: last PSN of the request answered.
+    pub psn: Psn,
+    /// Messages completed by the responder so far, 24 bits (IBTA §9.7.5.2, MSN).
+    pub msn: u32,
+    /// What it says.
+    pub kind: ReplyKind,
+}
+
+/// The kinds of reply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplyKind {
+    /// Positive acknowledgement of everything up to the PSN, without READs and atomics whose response is missing.
+    Ack,
+    /// No receive was posted: try again after the time that the 5-bit code names.
+    RnrNak {
+        /// Code of [`crate::retry::RNR_TIMER_NS`].
+        timer: u8,
+    },
+    /// Refused.
+    Nak(NakCode),
+    /// The READ was executed; its bytes travel or were placed by the link.
+    ReadResponse,
+    /// The atomic was executed.
+    AtomicResponse {
+        /// Value before the operation.
+        old: u64,
+    },
+    /// Shared memory only, no packet has it: the responder, which moves the payload there, could not access the
+    /// *requester's* memory. On a wire the requester would have met this fault itself, so the requester treats it as
+    /// a local protection error of the message that starts at the PSN.
+    RequesterFault,
+}
+
+/// NAK codes (IBTA §9.7.5.2, table of NAK codes); the numbers are the AETH's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum NakCode {
+    /// PSN sequence error: something before is missing.
+    PsnSequence = 0,
+    /// Invalid request.
+    InvalidRequest = 1,
+    /// Remote access error.
+    RemoteAccess = 2,
+    /// Remote operational error.
+    RemoteOperation = 3,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_uses_one_psn_a_packet_and_at_least_one() {
+        for (name, opcode, length, mtu, count) in [
+            ("empty", Opcode::Send, 0, 1024, 1),
+            ("one byte", Opcode::Write, 1, 1024, 1),
+            ("exactly one packet", Opcode::Write, 1024, 1024, 1),
+            ("one byte more", Opcode::Write, 1025, 1024, 2),
+            // rxe-rc.pcap steps 5 and 9: 3071 bytes in 3 packets, 8193 bytes in 9, path MTU 1024.
+            ("step 5 of the capture", Opcode::Send, 3071, 1024, 3),
+            ("step 9 of the capture", Opcode::Write, 8193, 1024, 9),
+            ("a READ uses its response's", Opcode::Read, 4096, 1024, 4),
+            ("an atomic uses one", Opcode::FetchAdd, 8, 1024, 1),
+            ("the longest at the smallest MTU", Opcode::Write, MAX_MESSAGE_BYTES, 256, 1 << 23),
+        ] {
+            assert_eq!(psn_count(opcode, length, mtu), count, "{name}");
+        }
+    }
+
+    #[test]
+    fn services_carry_the_operations_of_the_specification() {
+        use Opcode::*;
+        for (service, allowed) in [
+            (ServiceType::Rc, Opcode::ALL.to_vec()),
+            (ServiceType::Uc, vec![Send, SendImm, Write, WriteImm]),
+            (ServiceType::Ud, vec![Send, SendImm]),
+        ] {
+            let got: Vec<_> = Opcode::ALL.into_iter().filter(|opcode| opcode.allowed_on(service)).collect();
+            assert_eq!(got, allowed, "{service:?}");
+        }
+    }
+}

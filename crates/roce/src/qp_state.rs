@@ -1,0 +1,391 @@
+//! Queue pair states: which moves exist, what each move needs and allows, and what a QP does in each state.
+//!
+//! IBTA vol. 1 §10.3.1 (QP states) and the tables of `ibv_modify_qp(3)`; numbers are those of libibverbs' `verbs.h`.
+//! Left out: address handles' contents, path migration as a machine of its own (its attributes are accepted).
+
+use std::fmt;
+
+use crate::ServiceType;
+
+/// State of a QP, with the numbers of `enum ibv_qp_state`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u8)]
+pub enum QpState {
+    /// Just created.
+    #[default]
+    Reset = 0,
+    /// Receives may be posted; nothing is processed.
+    Init = 1,
+    /// Ready to receive.
+    Rtr = 2,
+    /// Ready to send.
+    Rts = 3,
+    /// Send queue drained (or draining).
+    Sqd = 4,
+    /// Send queue error: UC and UD after a send that failed.
+    Sqe = 5,
+    /// Error.
+    Err = 6,
+}
+
+impl QpState {
+    /// All of them, in order of their numbers.
+    pub const ALL: [QpState; 7] =
+        [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Err];
+
+    /// The state with this verbs number.
+    pub fn from_number(number: u8) -> Option<QpState> {
+        QpState::ALL.get(usize::from(number)).copied()
+    }
+
+    /// Its verbs number.
+    pub const fn number(self) -> u8 {
+        self as u8
+    }
+
+    /// Whether a receive may be posted (in ERR it is flushed).
+    pub const fn may_post_receive(self) -> bool {
+        !matches!(self, QpState::Reset)
+    }
+
+    /// Whether a send may be posted (in SQE and ERR it is flushed, in SQD it waits).
+    pub const fn may_post_send(self) -> bool {
+        matches!(self, QpState::Rts | QpState::Sqd | QpState::Sqe | QpState::Err)
+    }
+
+    /// Whether work requests of the send queue are started. In SQD those already started still end.
+    pub const fn starts_sends(self) -> bool {
+        matches!(self, QpState::Rts)
+    }
+
+    /// Whether messages already started go on: acknowledged, sent again, completed.
+    pub const fn finishes_sends(self) -> bool {
+        matches!(self, QpState::Rts | QpState::Sqd)
+    }
+
+    /// Whether requests from the peer are executed and answered; otherwise they are dropped without a word.
+    pub const fn answers_requests(self) -> bool {
+        matches!(self, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
+    }
+
+    /// Whether everything in the send queue completes as flushed.
+    pub const fn flushes_sends(self) -> bool {
+        matches!(self, QpState::Sqe | QpState::Err)
+    }
+
+    /// Whether everything in the receive queue completes as flushed.
+    pub const fn flushes_receives(self) -> bool {
+        matches!(self, QpState::Err)
+    }
+
+    /// Whether the first request to arrive raises «communication established» (IBTA §11.6.3: in RTR only).
+    pub const fn reports_communication(self) -> bool {
+        matches!(self, QpState::Rtr)
+    }
+}
+
+/// A set of `IBV_QP_*` attribute bits.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct AttrMask(pub u32);
+
+macro_rules! attributes {
+    ($($(#[$doc:meta])* $name:ident = $bit:expr;)*) => {
+        impl AttrMask {
+            $($(#[$doc])* pub const $name: AttrMask = AttrMask(1 << $bit);)*
+
+            const NAMES: &'static [(AttrMask, &'static str)] = &[$((AttrMask::$name, stringify!($name))),*];
+        }
+    };
+}
+
+attributes! {
+    /// New state.
+    STATE = 0;
+    /// State that the caller assumes.
+    CUR_STATE = 1;
+    /// Notify when drained.
+    EN_SQD_ASYNC_NOTIFY = 2;
+    /// Remote access flags.
+    ACCESS_FLAGS = 3;
+    /// P_Key index.
+    PKEY_INDEX = 4;
+    /// Port.
+    PORT = 5;
+    /// Q_Key.
+    QKEY = 6;
+    /// Address vector.
+    AV = 7;
+    /// Path MTU.
+    PATH_MTU = 8;
+    /// Ack time-out.
+    TIMEOUT = 9;
+    /// Transport retries.
+    RETRY_CNT = 10;
+    /// RNR retries.
+    RNR_RETRY = 11;
+    /// First PSN expected.
+    RQ_PSN = 12;
+    /// Initiator depth.
+    MAX_QP_RD_ATOMIC = 13;
+    /// Alternate path.
+    ALT_PATH = 14;
+    /// RNR NAK timer.
+    MIN_RNR_TIMER = 15;
+    /// First PSN sent.
+    SQ_PSN = 16;
+    /// Responder resources.
+    MAX_DEST_RD_ATOMIC = 17;
+    /// Path migration state.
+    PATH_MIG_STATE = 18;
+    /// Capacities.
+    CAP = 19;
+    /// Peer's QPN.
+    DEST_QPN = 20;
+    /// Rate limit.
+    RATE_LIMIT = 25;
+}
+
+impl AttrMask {
+    /// The empty set.
+    pub const NONE: AttrMask = AttrMask(0);
+
+    /// Whether every bit of `other` is here.
+    pub const fn contains(self, other: AttrMask) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// What is here and not in `other`.
+    #[must_use]
+    pub const fn without(self, other: AttrMask) -> AttrMask {
+        AttrMask(self.0 & !other.0)
+    }
+
+    /// Both sets together.
+    #[must_use]
+    pub const fn with(self, other: AttrMask) -> AttrMask {
+        AttrMask(self.0 | other.0)
+    }
+
+    const fn all(sets: &[AttrMask]) -> AttrMask {
+        let mut union = 0;
+        let mut i = 0;
+        while i < sets.len() {
+            union |= sets[i].0;
+            i += 1;
+        }
+        AttrMask(union)
+    }
+}
+
+impl fmt::Debug for AttrMask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rest = *self;
+        for (bit, name) in AttrMask::NAMES.iter().filter(|(bit, _)| self.contains(*bit)) {
+            let separator = if rest == *self { "" } else { "|" };
+            write!(f, "{separator}{name}")?;
+            rest = rest.without(*bit);
+        }
+        match rest.0 {
+            0 if self.0 != 0 => Ok(()),
+            unknown => write!(f, "{}{unknown:#x}", if rest == *self { "" } else { "|" }),
+        }
+    }
+}
+
+/// Why a modify is refused; a kernel answers EINVAL to each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ModifyError {
+    /// No such move for this service.
+    #[error("a {service:?} QP cannot move from {from:?} to {to:?}")]
+    NoSuchMove {
+        /// Service.
+        service: ServiceType,
+        /// Present state.
+        from: QpState,
+        /// Wanted state.
+        to: QpState,
+    },
+    /// Attributes that the move needs are not given.
+    #[error("moving from {from:?} to {to:?} needs {missing:?} too")]
+    Missing {
+        /// Present state.
+        from: QpState,
+        /// Wanted state.
+        to: QpState,
+        /// The attributes.
+        missing: AttrMask,
+    },
+    /// Attributes that cannot change in this move are given.
+    #[error("moving from {from:?} to {to:?} cannot change {excess:?}")]
+    NotAllowed {
+        /// Present state.
+        from: QpState,
+        /// Wanted state.
+        to: QpState,
+        /// The attributes.
+        excess: AttrMask,
+    },
+}
+
+/// What one move needs and allows besides `STATE`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Move {
+    /// From.
+    from: QpState,
+    /// To.
+    to: QpState,
+    /// Needed and allowed, by service.
+    by_service: [Option<(AttrMask, AttrMask)>; 3],
+}
+
+use AttrMask as A;
+use QpState::{Err as Error, Init, Reset, Rtr, Rts, Sqd, Sqe};
+
+const PATH_RC_UC: AttrMask = A::all(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN]);
+const LIVE_UC: AttrMask = A::all(&[A::CUR_STATE, A::ACCESS_FLAGS, A::ALT_PATH, A::PATH_MIG_STATE]);
+const LIVE_RC: AttrMask = LIVE_UC.with(A::MIN_RNR_TIMER);
+const LIVE_UD: AttrMask = A::all(&[A::CUR_STATE, A::QKEY]);
+
+/// Every move but those to RESET and ERR, which any state makes without attributes. Columns: RC, UC, UD; in each what
+/// is needed, then what is allowed too (the table of `ibv_modify_qp(3)`).
+const MOVES: [Move; 9] = [
+    Move {
+        from: Reset,
+        to: Init,
+        by_service: [
+            Some((A::all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]), A::NONE)),
+            Some((A::all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]), A::NONE)),
+            Some((A::all(&[A::PKEY_INDEX, A::PORT, A::QKEY]), A::NONE)),
+        ],
+    },
+    Move {
+        from: Init,
+        to: Init,
+        by_service: [
+            Some((A::NONE, A::all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]))),
+            Some((A::NONE, A::all(&[A::PKEY_INDEX, A::PORT, A::ACCESS_FLAGS]))),
+            Some((A::NONE, A::all(&[A::PKEY_INDEX, A::PORT, A::QKEY]))),
+        ],
+    },
+    Move {
+        from: Init,
+        to: Rtr,
+        by_service: [
+            Some((
+                PATH_RC_UC.with(A::MAX_DEST_RD_ATOMIC).with(A::MIN_RNR_TIMER),
+                A::all(&[A::PKEY_INDEX, A::ACCESS_FLAGS, A::ALT_PATH]),
+            )),
+            Some((PATH_RC_UC, A::all(&[A::PKEY_INDEX, A::ACCESS_FLAGS, A::ALT_PATH]))),
+            Some((A::NONE, A::all(&[A::PKEY_INDEX, A::QKEY]))),
+        ],
+    },
+    Move {
+        from: Rtr,
+        to: Rts,
+        by_service: [
+            Some((
+                A::all(&[A::SQ_PSN, A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]),
+                LIVE_RC,
+            )),
+            Some((A::SQ_PSN, LIVE_UC)),
+            Some((A::SQ_PSN, LIVE_UD)),
+        ],
+    },
+    Move {
+        from: Rts,
+        to: Rts,
+        by_service: [Some((A::NONE, LIVE_RC)), Some((A::NONE, LIVE_UC)), Some((A::NONE, LIVE_UD))],
+    },
+    Move {
+        from: Rts,
+        to: Sqd,
+        by_service: [
+            Some((A::NONE, A::EN_SQD_ASYNC_NOTIFY)),
+            Some((A::NONE, A::EN_SQD_ASYNC_NOTIFY)),
+            Some((A::NONE, A::EN_SQD_ASYNC_NOTIFY)),
+        ],
+    },
+    Move {
+        from: Sqd,
+        to: Rts,
+        by_service: [Some((A::NONE, LIVE_RC)), Some((A::NONE, LIVE_UC)), Some((A::NONE, LIVE_UD))],
+    },
+    Move {
+        from: Sqd,
+        to: Sqd,
+        by_service: [
+            Some((
+                A::NONE,
+                A::all(&[
+                    A::PORT,
+                    A::AV,
+                    A::TIMEOUT,
+                    A::RETRY_CNT,
+                    A::RNR_RETRY,
+                    A::MAX_QP_RD_ATOMIC,
+                    A::MAX_DEST_RD_ATOMIC,
+                    A::ALT_PATH,
+                    A::ACCESS_FLAGS,
+                    A::PKEY_INDEX,
+                    A::MIN_RNR_TIMER,
+                    A::PATH_MIG_STATE,
+                ]),
+            )),
+            Some((A::NONE, A::all(&[A::AV, A::ALT_PATH, A::ACCESS_FLAGS, A::PKEY_INDEX, A::PATH_MIG_STATE]))),
+            Some((A::NONE, A::all(&[A::PKEY_INDEX, A::QKEY]))),
+        ],
+    },
+    // A reliable QP goes to ERR, never to SQE (IBTA §10.3.1).
+    Move {
+        from: Sqe,
+        to: Rts,
+        by_service: [
+            None,
+            Some((A::NONE, A::all(&[A::CUR_STATE, A::ACCESS_FLAGS]))),
+            Some((A::NONE, LIVE_UD)),
+        ],
+    },
+];
+
+/// Whether a QP in state `from` may be moved to `to` with the attributes of `mask`.
+///
+/// `from` is the true state, or the one that the caller assumes where `CUR_STATE` says so. `to` equals `from` when
+/// `STATE` is not in the mask.
+pub fn check_modify(
+    service: ServiceType,
+    from: QpState,
+    to: QpState,
+    mask: AttrMask,
+) -> Result<(), ModifyError> {
+    let no_such_move = ModifyError::NoSuchMove { service, from, to };
+    // The caller may assume RTR, RTS, SQD or SQE only: the other states are left by its own modifies.
+    if mask.contains(A::CUR_STATE) && !matches!(from, Rtr | Rts | Sqd | Sqe) {
+        return Err(ModifyError::NotAllowed { from, to, excess: A::CUR_STATE });
+    }
+    let (needed, allowed) = attributes_of(service, from, to).ok_or(no_such_move)?;
+    let missing = needed.without(mask);
+    if missing != A::NONE {
+        return Err(ModifyError::Missing { from, to, missing });
+    }
+    match mask.without(needed).without(allowed).without(A::STATE) {
+        A::NONE => Ok(()),
+        excess => Err(ModifyError::NotAllowed { from, to, excess }),
+    }
+}
+
+/// What a move needs and what it allows besides; `None` when it does not exist.
+pub fn attributes_of(service: ServiceType, from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
+    match (from, to) {
+        (_, Reset) => return Some((A::NONE, A::NONE)),
+        // IBTA §10.3.1: every state but RESET can be moved to ERR.
+        (Reset, Error) => return None,
+        (_, Error) => return Some((A::NONE, A::NONE)),
+        _ => {}
+    }
+    let column = match service {
+        ServiceType::Rc => 0,
+        ServiceType::Uc => 1,
+        ServiceType::Ud => 2,
+    };
+    MOVES.iter().find(|step| step.from == from && step.to == to).and_then(|step| step.by_service[column])
+}

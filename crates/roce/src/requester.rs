@@ -1,0 +1,669 @@
+//! Requester half of a connection: posted messages in, transmissions and completions out.
+//!
+//! Follows IBTA vol. 1 §9.7.3 (generating requests), §9.7.6 (receiving responses), §9.8 (unreliable service) and §9.9.2
+//! (requester's errors). Resends by going back to the oldest unacknowledged message. Left out: end-to-end credits (the
+//! peer's MSN and credit count are not looked at), resending from the middle of a message.
+//!
+//! Everything before a moment in the queue is done, everything after it is not, because acknowledgements are cumulative
+//! and responses arrive in order; so four tickets say where each message is:
+//! ```text
+//!   front ≤ done ≤ next_send ≤ sent_end ≤ end of the queue
+//!     polled │ done, not yet polled │ on its way │ to send again │ never sent
+//! ```
+
+use std::collections::VecDeque;
+
+use crate::message::{MAX_MESSAGE_BYTES, psn_count};
+use crate::psn::HALF_SPACE;
+use crate::retry::{Budget, Timer, ack_timeout_ns, rnr_timer_ns};
+use crate::{NakCode, Now, Opcode, Psn, Reply, ReplyKind, ServiceType, Status};
+
+/// Names one posted message of a requester; consecutive from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ticket(pub u64);
+
+/// How a requester behaves; the QP attributes of the same names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RequesterConfig {
+    /// Service.
+    pub service: ServiceType,
+    /// Peer's QPN, which every reply must carry; `None` accepts any.
+    pub peer_qpn: Option<u32>,
+    /// PSN of the first packet.
+    pub first_psn: Psn,
+    /// Payload bytes of a full packet.
+    pub path_mtu_bytes: u32,
+    /// Transport retries, 0..=7.
+    pub retry_count: u8,
+    /// RNR retries, 0..=6, or 7 for ever.
+    pub rnr_retry: u8,
+    /// Ack time-out code, 4.096 µs · 2^code; 0 for ever.
+    pub timeout: u8,
+    /// READs and atomics outstanding at most.
+    pub max_rd_atomic: u8,
+    /// Messages outstanding at most; also what is allocated.
+    pub window_messages: u32,
+}
+
+/// A message as posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PostedMessage {
+    /// Operation.
+    pub opcode: Opcode,
+    /// Payload bytes; 8 for atomics.
+    pub length: u32,
+    /// Wait until all earlier READs and atomics are answered.
+    pub fence: bool,
+}
+
+/// «Send this message now.»
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Transmit {
+    /// Which.
+    pub ticket: Ticket,
+    /// Its first PSN.
+    pub psn: Psn,
+    /// Whether the request asks for an acknowledgement.
+    pub ack_requested: bool,
+    /// It was sent before.
+    pub retransmission: bool,
+}
+
+/// A message's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Completion {
+    /// Which.
+    pub ticket: Ticket,
+    /// Its operation.
+    pub opcode: Opcode,
+    /// How it ended.
+    pub status: Status,
+    /// What an atomic found.
+    pub atomic_old: Option<u64>,
+}
+
+/// What a reply did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReplyVerdict {
+    /// Messages were acknowledged.
+    Progress,
+    /// It answers this READ or atomic: its data, if it carries any, belongs to it.
+    Response(Ticket),
+    /// Messages are to be sent again, now or after the RNR time.
+    Resend,
+    /// The QP is in error; completions say why.
+    Failed,
+    /// Old, repeated or not meant for us; counted.
+    Ignored,
+}
+
+/// What happened so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RequesterCounters {
+    /// Messages given to the link, resent ones included.
+    pub transmitted: u64,
+    /// Of these, resent.
+    pub retransmitted: u64,
+    /// Replies that acknowledged something.
+    pub useful_replies: u64,
+    /// Replies ignored: PSN outside what is outstanding, repeated NAK, wrong peer.
+    pub ignored_replies: u64,
+    /// Sequence NAKs obeyed.
+    pub sequence_naks: u64,
+    /// Replies that skipped a READ or an atomic, obeyed as a NAK of it.
+    pub implied_naks: u64,
+    /// RNR NAKs obeyed.
+    pub rnr_naks: u64,
+    /// Ack time-outs.
+    pub timeouts: u64,
+}
+
+/// The life of a requester. IBTA §9.9.2: after an error nothing is sent, the rest is flushed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Sending.
+    Active,
+    /// The oldest message that is not done failed; its completion was not polled yet.
+    Failed(Status),
+    /// Everything left completes as flushed.
+    Flushing,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Message {
+    opcode: Opcode,
+    fence: bool,
+    psn: Psn,
+    psn_count: u32,
+    atomic_old: u64,
+    /// Set when it must not be sent: it fails when all before it are done.
+    failure: Option<Status>,
+}
+
+/// See the module. Call order: `post`, then `poll_transmit` until `None`; after `handle_*`, `poll_completion` until
+/// `None`, and `poll_transmit` again.
+#[derive(Debug)]
+pub struct Requester {
+    config: RequesterConfig,
+    state: State,
+    messages: VecDeque<Message>,
+    /// Ticket of the queue's front.
+    front: u64,
+    done: u64,
+    next_send: u64,
+    sent_end: u64,
+    next_psn: Psn,
+    /// PSN after the last one ever sent.
+    sent_end_psn: Psn,
+    /// READs and atomics in the queue, not done.
+    responses_posted: u32,
+    /// READs and atomics in `done..next_send`.
+    responses_outstanding: u32,
+    timer: Timer,
+    /// A resend was started by a NAK and nothing was acknowledged since: more NAKs of the same are echoes.
+    recovering: bool,
+    retries: Budget,
+    rnr_retries: Budget,
+    counters: RequesterCounters,
+}
+
+/// Whether a walk over acknowledged messages got there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Walk {
+    /// All up to the bound are done.
+    Through,
+    /// The message now at `done` is a READ or an atomic that the bound covers and whose response has not come.
+    AtResponse,
+}
+
+impl Requester {
+    /// A requester with nothing posted.
+    pub fn new(config: RequesterConfig) -> Requester {
+        Requester {
+            config,
+            state: State::Active,
+            messages: VecDeque::with_capacity(config.window_messages as usize),
+            front: 0,
+            done: 0,
+            next_send: 0,
+            sent_end: 0,
+            next_psn: config.first_psn,
+            sent_end_psn: config.first_psn,
+            responses_posted: 0,
+            responses_outstanding: 0,
+            timer: Timer::Stopped,
+            recovering: false,
+            retries: Budget::transport(config.retry_count),
+            rnr_retries: Budget::rnr(config.rnr_retry),
+            counters: RequesterCounters::default(),
+        }
+    }
+
+    // Getters.
+
+    /// Whether a message of this kind would be sent without waiting for earlier ones: there is room, no fence holds it,
+    /// and `max_rd_atomic` allows it. Leave the work request in its queue otherwise.
+    pub fn can_post(&self, opcode: Opcode, fence: bool) -> bool {
+        let room = self.messages.len() < self.config.window_messages as usize;
+        let fenced = fence && self.responses_posted > 0;
+        let too_deep = opcode.wants_response()
+            && self.responses_posted >= u32::from(self.config.max_rd_atomic)
+            && self.responses_posted > 0;
+        room && !fenced && !too_deep
+    }
+
+    /// Ticket that the next `post` gives.
+    pub fn next_ticket(&self) -> Ticket {
+        Ticket(self.end())
+    }
+
+    /// PSN that the next posted message gets (`sq_psn` of a query).
+    pub fn next_psn(&self) -> Psn {
+        self.next_psn
+    }
+
+    /// Nothing posted that was not completed and polled: a send queue that is drained (SQD).
+    pub fn is_idle(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    /// Messages posted whose completion was not polled yet.
+    pub fn outstanding(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Whether an error or `enter_error` ended the sending.
+    pub fn is_failed(&self) -> bool {
+        self.state != State::Active
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &RequesterCounters {
+        &self.counters
+    }
+
+    /// How it was made.
+    pub fn config(&self) -> &RequesterConfig {
+        &self.config
+    }
+
+    /// Whether `poll_transmit` has nothing to give until a reply or a time-out comes.
+    pub fn is_waiting(&self) -> bool {
+        self.next_to_send().is_none()
+    }
+
+    // Commands.
+
+    /// Queues a message. Ask `can_post` first: a queue longer than `window_messages` is kept, but costs an allocation,
+    /// and waits. A message that the service cannot carry is not sent, and completes in its turn with the error.
+    pub fn post(&mut self, message: PostedMessage) -> Ticket {
+        let failure = self.refusal(&message);
+        self.push(message, failure)
+    }
+
+    /// Queues a message that failed before it could be sent (a gather address, a malformed work request): it completes
+    /// with `status` when all before it are done, and ends the sending.
+    pub fn post_failed(&mut self, opcode: Opcode, status: Status) -> Ticket {
+        self.push(PostedMessage { opcode, length: 0, fence: false }, Some(status))
+    }
+
+    /// A message posted earlier failed locally: its payload cannot be read any more, or its response not be placed. It
+    /// completes with `status` in its turn, also when the peer acknowledged it. Polled or unknown tickets are ignored.
+    pub fn fail(&mut self, ticket: Ticket, status: Status) {
+        if let Some(message) = self.message_mut(ticket.0) {
+            message.failure = Some(status);
+        }
+    }
+
+    /// Stops sending; whatever is not done completes as flushed (the QP was moved to ERR).
+    pub fn enter_error(&mut self) {
+        self.timer = Timer::Stopped;
+        if self.state == State::Active {
+            self.state = State::Flushing;
+        }
+    }
+
+    /// Sends again after an error of an unreliable QP (SQE to RTS); only when everything was flushed.
+    pub fn resume(&mut self) {
+        if self.messages.is_empty() {
+            self.state = State::Active;
+            (self.done, self.next_send, self.sent_end) = (self.front, self.front, self.front);
+            self.sent_end_psn = self.next_psn;
+            (self.responses_posted, self.responses_outstanding) = (0, 0);
+        }
+    }
+
+    /// Changes what a modify in RTS or SQD may change.
+    pub fn set_retry(&mut self, retry_count: u8, rnr_retry: u8, timeout: u8, max_rd_atomic: u8) {
+        self.config = RequesterConfig { retry_count, rnr_retry, timeout, max_rd_atomic, ..self.config };
+        self.retries = Budget::transport(retry_count);
+        self.rnr_retries = Budget::rnr(rnr_retry);
+    }
+
+    // Inputs.
+
+    /// Takes one reply.
+    pub fn handle_reply(&mut self, now: Now, reply: &Reply) -> ReplyVerdict {
+        let stranger = self.config.peer_qpn.is_some_and(|peer| peer != reply.src_qpn);
+        let reliable = self.config.service == ServiceType::Rc;
+        let Some(offset) = self.outstanding_offset(reply.psn).filter(|_| reliable && !stranger) else {
+            self.counters.ignored_replies += 1;
+            return ReplyVerdict::Ignored;
+        };
+        let before = self.done;
+        let verdict = match reply.kind {
+            ReplyKind::Ack => self.take_ack(offset),
+            ReplyKind::RnrNak { timer } => self.take_rnr_nak(now, offset, timer),
+            ReplyKind::Nak(code) => self.take_nak(offset, code),
+            ReplyKind::ReadResponse => self.take_response(reply.psn, offset, None),
+            ReplyKind::AtomicResponse { old } => self.take_response(reply.psn, offset, Some(old)),
+            ReplyKind::RequesterFault => self.take_requester_fault(offset),
+        };
+        if self.done > before {
+            self.counters.useful_replies += 1;
+        } else if verdict == ReplyVerdict::Ignored {
+            self.counters.ignored_replies += 1;
+        }
+        self.restart_ack_timer(now, before);
+        verdict
+    }
+
+    /// Runs the timer: sends again after a lost acknowledgement or an RNR wait.
+    ///
+    /// IBTA §9.7.6: each ack time-out takes one of `retry_count` retries; the one after the last is the error.
+    pub fn handle_timeout(&mut self, now: Now) {
+        if self.state != State::Active {
+            return;
+        }
+        match self.timer {
+            Timer::Rnr { until } if until <= now => self.timer = Timer::Stopped,
+            Timer::Ack { deadline } if deadline <= now => {
+                self.counters.timeouts += 1;
+                if self.retries.take() {
+                    self.go_back();
+                    self.recovering = false;
+                } else {
+                    self.fail_oldest(Status::RetryExceeded);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The link knows that everything sent still lies in a lossless ring: the acknowledgement is not late but the peer
+    /// slow, so the ack timer starts over.
+    pub fn hold_timer(&mut self, now: Now) {
+        if let (Timer::Ack { .. }, Some(ns)) = (self.timer, ack_timeout_ns(self.config.timeout)) {
+            self.timer = Timer::Ack { deadline: now.after(ns) };
+        }
+    }
+
+    /// UC and UD: the link took the message and all before it; they are complete (IBTA §9.8). Ignored on RC.
+    pub fn link_consumed(&mut self, ticket: Ticket) {
+        if self.config.service == ServiceType::Rc {
+            return;
+        }
+        let end = ticket.0.saturating_add(1).min(self.next_send);
+        self.done = self.done.max(end);
+    }
+
+    // Outputs.
+
+    /// The next message to send. Make sure that the link has room first: what is polled counts as sent.
+    pub fn poll_transmit(&mut self, now: Now) -> Option<Transmit> {
+        let message = *self.next_to_send()?;
+        let ticket = self.next_send;
+        let reliable = self.config.service == ServiceType::Rc;
+        let retransmission = ticket < self.sent_end;
+        self.next_send += 1;
+        if message.opcode.wants_response() {
+            self.responses_outstanding += 1;
+        }
+        if !retransmission {
+            self.sent_end = self.next_send;
+            self.sent_end_psn = message.psn.plus(message.psn_count);
+        }
+        self.counters.transmitted += 1;
+        self.counters.retransmitted += u64::from(retransmission);
+        if reliable && self.timer == Timer::Stopped {
+            self.start_ack_timer(now);
+        }
+        Some(Transmit { ticket: Ticket(ticket), psn: message.psn, ack_requested: reliable, retransmission })
+    }
+
+    /// The next message that ended, in the order of posting. After one that failed, all others are flushed.
+    pub fn poll_completion(&mut self) -> Option<Completion> {
+        let message = self.messages.front()?;
+        let status = if self.front < self.done {
+            message.failure.unwrap_or(Status::Success)
+        } else {
+            match self.state {
+                State::Active => message.failure?,
+                State::Failed(status) => status,
+                State::Flushing => Status::Flushed,
+            }
+        };
+        let message = self.messages.pop_front()?;
+        let ticket = Ticket(self.front);
+        self.front += 1;
+        if status != Status::Success {
+            self.state = State::Flushing;
+            self.timer = Timer::Stopped;
+            self.done = self.front;
+            self.next_send = self.next_send.max(self.done);
+        }
+        let found = message.opcode.is_atomic() && status == Status::Success;
+        Some(Completion {
+            ticket,
+            opcode: message.opcode,
+            status,
+            atomic_old: found.then_some(message.atomic_old),
+        })
+    }
+
+    /// When to call `handle_timeout`, if nothing else happens first.
+    pub fn poll_timeout(&self) -> Option<Now> {
+        self.timer.due()
+    }
+
+    // The queue.
+
+    fn end(&self) -> u64 {
+        self.front + self.messages.len() as u64
+    }
+
+    fn message(&self, ticket: u64) -> Option<&Message> {
+        self.messages.get(usize::try_from(ticket.checked_sub(self.front)?).ok()?)
+    }
+
+    fn message_mut(&mut self, ticket: u64) -> Option<&mut Message> {
+        self.messages.get_mut(usize::try_from(ticket.checked_sub(self.front)?).ok()?)
+    }
+
+    fn push(&mut self, message: PostedMessage, failure: Option<Status>) -> Ticket {
+        let PostedMessage { opcode, length, fence } = message;
+        let ticket = Ticket(self.end());
+        let psn_count = psn_count(opcode, length.min(MAX_MESSAGE_BYTES), self.config.path_mtu_bytes);
+        self.messages.push_back(Message {
+            opcode,
+            fence,
+            psn: self.next_psn,
+            psn_count,
+            atomic_old: 0,
+            failure,
+        });
+        if failure.is_none() {
+            self.next_psn = self.next_psn.plus(psn_count);
+        }
+        self.responses_posted += u32::from(opcode.wants_response());
+        ticket
+    }
+
+    /// Why the service cannot carry the message at all. READs on a QP whose initiator depth is 0 are among these
+    /// (they would wait for ever), as is a datagram longer than a packet (IBTA §9.8.3).
+    fn refusal(&self, message: &PostedMessage) -> Option<Status> {
+        let RequesterConfig { service, path_mtu_bytes, max_rd_atomic, .. } = self.config;
+        let PostedMessage { opcode, length, .. } = *message;
+        if !opcode.allowed_on(service)
+            || (opcode.wants_response() && max_rd_atomic == 0)
+            || (opcode.is_atomic() && length != 8)
+        {
+            return Some(Status::LocalQpOperation);
+        }
+        let longest = if service == ServiceType::Ud { path_mtu_bytes } else { MAX_MESSAGE_BYTES };
+        (length > longest).then_some(Status::LocalLength)
+    }
+
+    /// The message that may go now.
+    fn next_to_send(&self) -> Option<&Message> {
+        if self.state != State::Active || matches!(self.timer, Timer::Rnr { .. }) {
+            return None;
+        }
+        let message = self.message(self.next_send)?;
+        let in_window = self.next_send - self.done < u64::from(self.config.window_messages);
+        // IBTA §9.7.1: with more than half of the space outstanding, a responder could not tell old from new.
+        let oldest = self.message(self.done).map_or(message.psn, |oldest| oldest.psn);
+        let in_space = message.psn.distance_from(oldest) + message.psn_count <= HALF_SPACE;
+        let in_depth = !message.opcode.wants_response()
+            || self.responses_outstanding < u32::from(self.config.max_rd_atomic);
+        let fenced = message.fence && self.responses_outstanding > 0;
+        let sendable = message.failure.is_none() && in_window && in_space && in_depth && !fenced;
+        sendable.then_some(message)
+    }
+
+    /// How many PSNs after the oldest outstanding one this is; `None` when it is not outstanding (a ghost, §9.7.6).
+    fn outstanding_offset(&self, psn: Psn) -> Option<u32> {
+        if self.state != State::Active || self.done >= self.sent_end {
+            return None;
+        }
+        let oldest = self.message(self.done)?.psn;
+        let offset = psn.distance_from(oldest);
+        (offset < self.sent_end_psn.distance_from(oldest)).then_some(offset)
+    }
+
+    /// Marks done what lies wholly before `end`, counted in PSNs from the oldest outstanding; stops at a READ or an
+    /// atomic that starts before it, which only its own response can complete.
+    fn acknowledge_before(&mut self, end: u32) -> Walk {
+        let Some(oldest) = self.message(self.done).map(|message| message.psn) else { return Walk::Through };
+        while self.done < self.sent_end {
+            let Some(message) = self.message(self.done) else { break };
+            let start = message.psn.distance_from(oldest);
+            if message.opcode.wants_response() && start < end {
+                return Walk::AtResponse;
+            }
+            if start + message.psn_count > end {
+                break;
+            }
+            self.step_done(false);
+        }
+        Walk::Through
+    }
+
+    /// The message at `done` is done: progress, which refills the counters and ends a recovery.
+    fn step_done(&mut self, response: bool) {
+        if response {
+            self.responses_posted -= 1;
+            // Not counted when it answers an earlier transmission, and the resend has not come this far.
+            if self.done < self.next_send {
+                self.responses_outstanding -= 1;
+            }
+        }
+        self.done += 1;
+        self.next_send = self.next_send.max(self.done);
+        self.recovering = false;
+        self.retries.refill();
+        self.rnr_retries.refill();
+    }
+
+    // Replies (IBTA §9.7.6).
+
+    fn take_ack(&mut self, offset: u32) -> ReplyVerdict {
+        let before = self.done;
+        match self.acknowledge_before(offset + 1) {
+            Walk::AtResponse => self.implied_nak(),
+            Walk::Through if self.done > before => ReplyVerdict::Progress,
+            Walk::Through => ReplyVerdict::Ignored,
+        }
+    }
+
+    /// A NAK acknowledges what lies before its PSN.
+    fn take_nak(&mut self, offset: u32, code: NakCode) -> ReplyVerdict {
+        if self.acknowledge_before(offset) == Walk::AtResponse {
+            return self.implied_nak();
+        }
+        match code {
+            NakCode::PsnSequence => {
+                let resent = self.resend_once();
+                self.counters.sequence_naks += u64::from(resent != ReplyVerdict::Ignored);
+                resent
+            }
+            NakCode::InvalidRequest => self.fail_oldest(Status::RemoteInvalidRequest),
+            NakCode::RemoteAccess => self.fail_oldest(Status::RemoteAccess),
+            NakCode::RemoteOperation => self.fail_oldest(Status::RemoteOperation),
+        }
+    }
+
+    fn take_rnr_nak(&mut self, now: Now, offset: u32, timer: u8) -> ReplyVerdict {
+        if self.acknowledge_before(offset) == Walk::AtResponse {
+            return self.implied_nak();
+        }
+        // Only a message that consumes a receive can meet a receiver that is not ready, and only one that was sent
+        // since the last wait; anything else is an echo.
+        let refused = self.message(self.done).is_some_and(|message| message.opcode.takes_receive());
+        if !refused || self.done >= self.next_send {
+            return ReplyVerdict::Ignored;
+        }
+        self.counters.rnr_naks += 1;
+        if !self.rnr_retries.take() {
+            return self.fail_oldest(Status::RnrRetryExceeded);
+        }
+        // The peer lives: its patience is counted apart from lost packets.
+        self.retries.refill();
+        self.go_back();
+        self.timer = Timer::Rnr { until: now.after(rnr_timer_ns(timer)) };
+        ReplyVerdict::Resend
+    }
+
+    /// A READ or atomic response acknowledges what lies before its request.
+    fn take_response(&mut self, psn: Psn, offset: u32, old: Option<u64>) -> ReplyVerdict {
+        if self.acknowledge_before(offset + 1) == Walk::Through {
+            // It names a SEND or a WRITE.
+            return self.fail_oldest(Status::BadResponse);
+        }
+        let ticket = self.done;
+        let Some(message) = self.message_mut(ticket) else { return ReplyVerdict::Ignored };
+        if message.psn.plus(message.psn_count).minus(1) != psn {
+            // A later one's: the response to this one is lost.
+            return self.implied_nak();
+        }
+        if message.opcode.is_atomic() != old.is_some() {
+            return self.fail_oldest(Status::BadResponse);
+        }
+        message.atomic_old = old.unwrap_or_default();
+        self.step_done(true);
+        ReplyVerdict::Response(Ticket(ticket))
+    }
+
+    /// The responder could not reach our memory for the message at the PSN: on a wire we would have met this ourselves.
+    fn take_requester_fault(&mut self, offset: u32) -> ReplyVerdict {
+        match self.acknowledge_before(offset) {
+            Walk::AtResponse => self.implied_nak(),
+            Walk::Through => self.fail_oldest(Status::LocalProtection),
+        }
+    }
+
+    /// Something later was answered, so the response to the READ or atomic at `done` is lost: go back to it.
+    fn implied_nak(&mut self) -> ReplyVerdict {
+        let resent = self.resend_once();
+        self.counters.implied_naks += u64::from(resent != ReplyVerdict::Ignored);
+        resent
+    }
+
+    /// Goes back, once for each loss: until something is acknowledged, further NAKs speak of the transmission that is
+    /// being repeated already. Should the repetition be lost too, the timer notices.
+    fn resend_once(&mut self) -> ReplyVerdict {
+        if self.recovering || matches!(self.timer, Timer::Rnr { .. }) {
+            return ReplyVerdict::Ignored;
+        }
+        if !self.retries.take() {
+            return self.fail_oldest(Status::RetryExceeded);
+        }
+        self.go_back();
+        self.recovering = true;
+        ReplyVerdict::Resend
+    }
+
+    fn go_back(&mut self) {
+        self.next_send = self.done;
+        self.responses_outstanding = 0;
+        self.timer = Timer::Stopped;
+    }
+
+    fn fail_oldest(&mut self, status: Status) -> ReplyVerdict {
+        self.state = State::Failed(status);
+        self.timer = Timer::Stopped;
+        ReplyVerdict::Failed
+    }
+
+    // The timer.
+
+    fn start_ack_timer(&mut self, now: Now) {
+        self.timer = match ack_timeout_ns(self.config.timeout) {
+            Some(ns) => Timer::Ack { deadline: now.after(ns) },
+            None => Timer::Stopped,
+        };
+    }
+
+    /// After progress, the next acknowledgement gets the whole time again.
+    fn restart_ack_timer(&mut self, now: Now, done_before: u64) {
+        let waiting_for_receiver = matches!(self.timer, Timer::Rnr { .. });
+        if self.done == done_before || self.state != State::Active || waiting_for_receiver {
+            return;
+        }
+        if self.done < self.next_send {
+            self.start_ack_timer(now);
+        } else {
+            self.timer = Timer::Stopped;
+        }
+    }
+}

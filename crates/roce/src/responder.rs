@@ -1,0 +1,781 @@
+//! Responder half of a connection: request messages in, work for the memory and replies out.
+//!
+//! Follows IBTA vol. 1 §9.7.4 (receiving requests), §9.7.5 (generating responses), §9.8.2 (UC), §9.8.3 (UD) and §9.9.3
+//! (responder's errors). After a NAK that is fatal (invalid request, remote access, remote operation) the responder
+//! stops and its QP goes to ERR, as §9.9.3 asks of class C errors; the NAK and what was queued before it still go out.
+//! Left out: end-to-end credits, path migration, shared receive queues' «no error on a datagram too long».
+//!
+//! Works on whole messages or on fragments in order. All checks fall on a message's first fragment, which also takes the
+//! receive; the later ones must continue it exactly, or the message is void and must start over.
+
+use std::collections::VecDeque;
+
+use crate::message::{MAX_MESSAGE_BYTES, psn_count};
+use crate::psn::Relation;
+use crate::replay::{Replay, ReplayList};
+use crate::{
+    Access, Atomic, GRH_BYTES, NakCode, Opcode, Outcome, Psn, Receive, ReceiveCompletion, Region, Reply,
+    ReplyKind, Request, Resources, ServiceType, Status, Work,
+};
+
+/// How a responder behaves; the QP attributes of the same names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResponderConfig {
+    /// Service.
+    pub service: ServiceType,
+    /// QPN of this QP, which replies carry.
+    pub qpn: u32,
+    /// Peer's QPN, which every request must carry (RC, UC); `None` accepts any (UD).
+    pub peer_qpn: Option<u32>,
+    /// First PSN expected (`rq_psn`).
+    pub expected_psn: Psn,
+    /// Payload bytes of a full packet; the longest datagram.
+    pub path_mtu_bytes: u32,
+    /// Remote operations that the QP grants.
+    pub access: Access,
+    /// READs and atomics that may wait for an answer, and that are remembered.
+    pub max_dest_rd_atomic: u8,
+    /// RNR NAK timer code.
+    pub min_rnr_timer: u8,
+    /// Q_Key (UD).
+    pub qkey: u32,
+}
+
+/// What to do with a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Do this, then call [`Responder::executed`].
+    Execute(Work),
+    /// Nothing to execute; a reply is due.
+    Answered,
+    /// Nothing to execute and nothing to say.
+    Dropped(DropReason),
+}
+
+/// Why a request was dropped without an answer; each has a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum DropReason {
+    /// The responder is in error.
+    InError,
+    /// The work of the request before it was not reported yet.
+    Busy,
+    /// Another service's request.
+    WrongService,
+    /// Not from the connected peer.
+    WrongPeer,
+    /// Past a gap that was NAKed, or past a message that met no receive; it will come again.
+    AfterNak,
+    /// A duplicate READ or atomic that is not remembered, or whose region is gone.
+    UnknownDuplicate,
+    /// UC: a fragment that continues nothing.
+    Hole,
+    /// UC, UD: no receive is posted.
+    NoReceive,
+    /// UC, UD: an operation that the service or the QP does not do, or a length that cannot be.
+    InvalidRequest,
+    /// UC: the key does not grant the access.
+    RemoteAccess,
+    /// UC, UD: longer than the receive, which is used up by it.
+    TooLong,
+    /// UD: wrong Q_Key.
+    WrongQkey,
+}
+
+impl DropReason {
+    const COUNT: usize = DropReason::WrongQkey as usize + 1;
+}
+
+/// An affiliated asynchronous event; `IBV_EVENT_*` of the same meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AsyncEvent {
+    /// `IBV_EVENT_QP_FATAL`: the NIC could not reach registered memory.
+    QpFatal,
+    /// `IBV_EVENT_QP_REQ_ERR`: invalid request.
+    RequestError,
+    /// `IBV_EVENT_QP_ACCESS_ERR`: a remote key did not grant the access.
+    AccessError,
+}
+
+/// A receive that ends in error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FailedReceive {
+    /// Which.
+    pub receive: Receive,
+    /// How.
+    pub status: Status,
+}
+
+/// The responder met a fatal error. The device completes the receive, raises the event, moves the QP to ERR and flushes
+/// the rest; replies still queued go out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failure {
+    /// The receive in use, to be completed first.
+    pub receive: Option<FailedReceive>,
+    /// The event to raise; `None` when the receive's completion tells (IBTA §9.9.3).
+    pub event: Option<AsyncEvent>,
+}
+
+/// What the device should know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResponderEvent {
+    /// The first request was accepted; «communication established» when the QP is in RTR.
+    CommunicationEstablished,
+    /// A fatal error.
+    Failed(Failure),
+}
+
+/// What happened so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ResponderCounters {
+    /// Messages executed, duplicates not counted.
+    pub messages: u64,
+    /// Duplicate requests.
+    pub duplicates: u64,
+    /// Gaps in the PSNs: NAKed once each on RC, a lost message on UC.
+    pub sequence_errors: u64,
+    /// RNR NAKs.
+    pub rnr_naks: u64,
+    /// Fatal NAKs.
+    pub fatal_naks: u64,
+    dropped: [u64; DropReason::COUNT],
+}
+
+impl ResponderCounters {
+    /// Requests dropped for this reason.
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.dropped[reason as usize]
+    }
+
+    /// Requests dropped for any reason.
+    pub fn dropped_in_all(&self) -> u64 {
+        self.dropped.iter().sum()
+    }
+}
+
+/// What a reliable responder waits for. IBTA §9.7.4: one NAK for each gap, silence until it is repaired.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// The next PSN.
+    InOrder,
+    /// The expected PSN, NAKed as missing.
+    GapNaked,
+    /// The expected PSN, which met no receive.
+    NotReady,
+    /// Nothing any more.
+    Failed,
+}
+
+/// Work given out and not reported.
+#[derive(Debug, Clone, Copy)]
+enum Pending {
+    Nothing,
+    /// A fragment with more to come.
+    Fragment(Request),
+    /// The end of a message, or the whole.
+    Message(Request),
+    /// A READ once more.
+    Replay(Request),
+}
+
+/// A message of which fragments are missing.
+#[derive(Debug, Clone, Copy)]
+struct Assembly {
+    first: Request,
+    region: Region,
+    next_offset: u32,
+}
+
+/// What a first fragment was granted.
+#[derive(Debug, Clone, Copy)]
+enum Grant {
+    Receive(Receive),
+    Write(Region),
+    Read(Region),
+    Atomic(Region),
+}
+
+/// Why a first fragment was not granted what it asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Refusal {
+    InvalidRequest,
+    RemoteAccess,
+    NoReceive,
+    /// Longer than the receive that it met.
+    TooLong,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Response {
+    psn: Psn,
+    msn: u32,
+    kind: ReplyKind,
+    replayed: bool,
+}
+
+/// See the module. Call order: `handle_request`; if it says so, do the work and call `executed`; then `poll_reply` and
+/// `poll_event` until `None`, for every request or once after many.
+#[derive(Debug)]
+pub struct Responder {
+    config: ResponderConfig,
+    state: State,
+    expected_psn: Psn,
+    msn: u32,
+    pending: Pending,
+    assembly: Option<Assembly>,
+    /// Receive of the message in progress, or of one that was void before its end: the next message uses it.
+    held: Option<Receive>,
+    replays: ReplayList,
+    /// READ and atomic responses to send, bounded by the responder resources.
+    responses: VecDeque<Response>,
+    /// The NAK or RNR NAK to send after them; its PSN is the expected one.
+    nak: Option<ReplyKind>,
+    /// Everything before the expected PSN is to be acknowledged.
+    ack_due: bool,
+    /// QPN that the last request came from.
+    requester_qpn: u32,
+    established: Established,
+    failure: Option<Failure>,
+    counters: ResponderCounters,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Established {
+    No,
+    ToReport,
+    Reported,
+}
+
+impl Responder {
+    /// A responder that has seen nothing.
+    pub fn new(config: ResponderConfig) -> Responder {
+        let resources = usize::from(config.max_dest_rd_atomic);
+        Responder {
+            config,
+            state: State::InOrder,
+            expected_psn: config.expected_psn,
+            msn: 0,
+            pending: Pending::Nothing,
+            assembly: None,
+            held: None,
+            replays: ReplayList::new(config.max_dest_rd_atomic),
+            responses: VecDeque::with_capacity(2 * resources),
+            nak: None,
+            ack_due: false,
+            requester_qpn: config.peer_qpn.unwrap_or_default(),
+            established: Established::No,
+            failure: None,
+            counters: ResponderCounters::default(),
+        }
+    }
+
+    // Getters.
+
+    /// PSN expected next (`rq_psn` of a query).
+    pub fn expected_psn(&self) -> Psn {
+        self.expected_psn
+    }
+
+    /// Messages completed, 24 bits.
+    pub fn msn(&self) -> u32 {
+        self.msn
+    }
+
+    /// Whether it met a fatal error or was told to stop.
+    pub fn is_failed(&self) -> bool {
+        self.state == State::Failed
+    }
+
+    /// What happened so far.
+    pub fn counters(&self) -> &ResponderCounters {
+        &self.counters
+    }
+
+    /// How it was made, with later changes.
+    pub fn config(&self) -> &ResponderConfig {
+        &self.config
+    }
+
+    /// Whether `poll_reply` would give something.
+    pub fn has_reply(&self) -> bool {
+        self.ack_due || self.nak.is_some() || !self.responses.is_empty()
+    }
+
+    // Commands.
+
+    /// The QP was moved to ERR: requests are dropped from now on. Returns the receive in use, which the device flushes
+    /// before those still queued.
+    pub fn enter_error(&mut self) -> Option<Receive> {
+        self.state = State::Failed;
+        self.assembly = None;
+        self.pending = Pending::Nothing;
+        self.held.take()
+    }
+
+    /// Changes the remote operations granted.
+    pub fn set_access(&mut self, access: Access) {
+        self.config.access = access;
+    }
+
+    /// Changes the RNR NAK timer code.
+    pub fn set_min_rnr_timer(&mut self, min_rnr_timer: u8) {
+        self.config.min_rnr_timer = min_rnr_timer;
+    }
+
+    /// Changes the Q_Key (UD).
+    pub fn set_qkey(&mut self, qkey: u32) {
+        self.config.qkey = qkey;
+    }
+
+    // Inputs.
+
+    /// Takes one request, whole or a fragment.
+    pub fn handle_request(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
+        if self.state == State::Failed {
+            return self.drop(DropReason::InError);
+        }
+        if !matches!(self.pending, Pending::Nothing) {
+            return self.drop(DropReason::Busy);
+        }
+        if request.service != self.config.service {
+            return self.drop(DropReason::WrongService);
+        }
+        if self.config.peer_qpn.is_some_and(|peer| peer != request.src_qpn) {
+            return self.drop(DropReason::WrongPeer);
+        }
+        self.requester_qpn = request.src_qpn;
+        match self.config.service {
+            ServiceType::Rc => self.reliable(request, resources),
+            ServiceType::Uc => self.unreliable(request, resources),
+            ServiceType::Ud => self.datagram(request, resources),
+        }
+    }
+
+    /// Reports the work of the last [`Verdict::Execute`]. Without such work it does nothing.
+    pub fn executed(&mut self, outcome: Outcome) {
+        let pending = std::mem::replace(&mut self.pending, Pending::Nothing);
+        match (pending, outcome) {
+            (Pending::Nothing, _) => {}
+            (Pending::Replay(request), _) => self.replayed(&request, outcome),
+            (Pending::Fragment(request) | Pending::Message(request), Outcome::LocalFault) => {
+                self.local_fault(&request)
+            }
+            (Pending::Fragment(_) | Pending::Message(_), Outcome::RequesterFault) => self.requester_fault(),
+            (Pending::Fragment(request), _) => self.fragment_done(&request),
+            (Pending::Message(request), Outcome::Atomic { old }) => self.message_done(&request, old),
+            // Our own device broke its promise: an atomic without a result cannot be answered.
+            (Pending::Message(request), Outcome::Done) if request.opcode.is_atomic() => {
+                self.local_fault(&request)
+            }
+            (Pending::Message(request), Outcome::Done) => self.message_done(&request, 0),
+        }
+    }
+
+    // Outputs.
+
+    /// The next reply: READ and atomic responses in order of their PSNs, then a NAK, then one acknowledgement of all
+    /// that was executed since the last.
+    pub fn poll_reply(&mut self) -> Option<Reply> {
+        let (psn, msn, kind) = if let Some(response) = self.responses.pop_front() {
+            (response.psn, response.msn, response.kind)
+        } else if let Some(nak) = self.nak.take() {
+            (self.expected_psn, self.msn, nak)
+        } else if self.ack_due {
+            self.ack_due = false;
+            (self.expected_psn.minus(1), self.msn, ReplyKind::Ack)
+        } else {
+            return None;
+        };
+        Some(Reply { src_qpn: self.config.qpn, dst_qpn: self.requester_qpn, psn, msn, kind })
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<ResponderEvent> {
+        if self.established == Established::ToReport {
+            self.established = Established::Reported;
+            return Some(ResponderEvent::CommunicationEstablished);
+        }
+        self.failure.take().map(ResponderEvent::Failed)
+    }
+
+    // Reliable connection (IBTA §9.7.4).
+
+    fn reliable(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
+        match request.psn.relation_to(self.expected_psn) {
+            Relation::Expected => self.reliable_expected(request, resources),
+            Relation::Ahead => self.gap(),
+            Relation::Duplicate => self.duplicate(request, resources),
+        }
+    }
+
+    fn reliable_expected(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
+        if !request.is_first() {
+            return match self.continued(request) {
+                Some(region) => self.execute(request, region, resources),
+                // What it would continue was lost, or is another message: all of it must come again.
+                None => self.gap(),
+            };
+        }
+        self.assembly = None;
+        match self.admit(request, resources) {
+            Ok(grant) => {
+                self.state = State::InOrder;
+                self.nak = None;
+                self.execute(request, grant, resources)
+            }
+            Err(Refusal::NoReceive) => self.not_ready(),
+            Err(Refusal::InvalidRequest) => {
+                self.refuse(NakCode::InvalidRequest, Some(AsyncEvent::RequestError), Status::Flushed)
+            }
+            Err(Refusal::RemoteAccess) => {
+                self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed)
+            }
+            Err(Refusal::TooLong) => self.refuse(NakCode::InvalidRequest, None, Status::LocalLength),
+        }
+    }
+
+    /// Something before this request is missing: says so once, then keeps silent until it comes.
+    fn gap(&mut self) -> Verdict {
+        self.assembly = None;
+        if self.state != State::InOrder {
+            return self.drop(DropReason::AfterNak);
+        }
+        self.state = State::GapNaked;
+        self.counters.sequence_errors += 1;
+        self.nak(ReplyKind::Nak(NakCode::PsnSequence));
+        Verdict::Answered
+    }
+
+    /// No receive for the expected message (IBTA §9.7.5.2.8): it is to come again later, all after it are dropped.
+    fn not_ready(&mut self) -> Verdict {
+        self.state = State::NotReady;
+        self.counters.rnr_naks += 1;
+        self.nak(ReplyKind::RnrNak { timer: self.config.min_rnr_timer & 0x1f });
+        Verdict::Answered
+    }
+
+    /// A request seen before: WRITEs and SENDs are acknowledged again, READs executed again, atomics answered from the
+    /// list.
+    fn duplicate(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
+        self.counters.duplicates += 1;
+        if !request.opcode.wants_response() {
+            self.ack_due = true;
+            return Verdict::Answered;
+        }
+        // The answer to the first copy has not left yet, and does for both.
+        let psn = self.last_psn(request);
+        if self.responses.iter().any(|response| response.psn == psn) {
+            return Verdict::Answered;
+        }
+        let resources_left = self.replayed_waiting() < usize::from(self.config.max_dest_rd_atomic);
+        match self.replays.find(request, self.config.path_mtu_bytes).filter(|_| resources_left) {
+            Some(Replay::Atomic { old }) => {
+                self.respond(request, ReplyKind::AtomicResponse { old }, true);
+                Verdict::Answered
+            }
+            Some(Replay::Read { offset }) => match self.region(request, resources) {
+                Ok(region) => {
+                    self.pending = Pending::Replay(*request);
+                    Verdict::Execute(Work::Read { region, offset })
+                }
+                Err(_) => self.drop(DropReason::UnknownDuplicate),
+            },
+            None => self.drop(DropReason::UnknownDuplicate),
+        }
+    }
+
+    // Unreliable connection (IBTA §9.8.2): a gap loses the message that it is in, and nobody is told.
+
+    fn unreliable(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
+        if !request.is_first() {
+            return match self.continued(request).filter(|_| request.psn == self.expected_psn) {
+                Some(grant) => self.execute(request, grant, resources),
+                None => {
+                    self.assembly = None;
+                    self.drop(DropReason::Hole)
+                }
+            };
+        }
+        if request.psn != self.expected_psn {
+            self.counters.sequence_errors += 1;
+            self.expected_psn = request.psn;
+        }
+        self.assembly = None;
+        match self.admit(request, resources) {
+            Ok(grant) => self.execute(request, grant, resources),
+            Err(refusal) => {
+                self.expected_psn = self.last_psn(request).plus(1);
+                self.refuse_silently(refusal)
+            }
+        }
+    }
+
+    // Unreliable datagram (IBTA §9.8.3).
+
+    fn datagram(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
+        if request.qkey != self.config.qkey {
+            return self.drop(DropReason::WrongQkey);
+        }
+        if !request.is_whole() || request.length > self.config.path_mtu_bytes {
+            return self.drop(DropReason::InvalidRequest);
+        }
+        match self.admit(request, resources) {
+            Ok(grant) => self.execute(request, grant, resources),
+            Err(refusal) => self.refuse_silently(refusal),
+        }
+    }
+
+    fn refuse_silently(&mut self, refusal: Refusal) -> Verdict {
+        match refusal {
+            Refusal::NoReceive => self.drop(DropReason::NoReceive),
+            Refusal::InvalidRequest => self.drop(DropReason::InvalidRequest),
+            Refusal::RemoteAccess => self.drop(DropReason::RemoteAccess),
+            // The peer hears nothing, but the receive is used up: it ends in error, and with it the QP.
+            Refusal::TooLong => {
+                self.fail(None, Status::LocalLength);
+                self.drop(DropReason::TooLong)
+            }
+        }
+    }
+
+    // Checks on a first fragment, in the order of IBTA §9.7.4: operation, resources, length, key, receive.
+
+    fn admit(&mut self, request: &Request, resources: &mut impl Resources) -> Result<Grant, Refusal> {
+        self.check_shape(request)?;
+        let opcode = request.opcode;
+        if opcode.wants_response() && self.fresh_waiting() >= usize::from(self.config.max_dest_rd_atomic) {
+            return Err(Refusal::InvalidRequest);
+        }
+        let region = if opcode.is_send() { Region::default() } else { self.region(request, resources)? };
+        if opcode.takes_receive() && self.held.is_none() {
+            self.held = resources.take_receive();
+        }
+        match opcode {
+            Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate => {
+                let receive = self.held.ok_or(Refusal::NoReceive)?;
+                let needed = u64::from(request.length) + u64::from(self.grh_bytes());
+                if needed > receive.capacity { Err(Refusal::TooLong) } else { Ok(Grant::Receive(receive)) }
+            }
+            Opcode::WriteImm if self.held.is_none() => Err(Refusal::NoReceive),
+            Opcode::Write | Opcode::WriteImm => Ok(Grant::Write(region)),
+            Opcode::Read => Ok(Grant::Read(region)),
+            Opcode::CompareSwap | Opcode::FetchAdd => Ok(Grant::Atomic(region)),
+        }
+    }
+
+    /// Whether the request can be meant at all, apart from keys and receives.
+    fn check_shape(&self, request: &Request) -> Result<(), Refusal> {
+        let Request { opcode, length, fragment, .. } = *request;
+        let granted =
+            opcode.allowed_on(self.config.service) && self.config.access.contains(opcode.remote_access());
+        let bounded = length <= MAX_MESSAGE_BYTES
+            && u64::from(fragment.offset) + u64::from(fragment.length) <= u64::from(length);
+        // READs and atomics carry nothing to split; a fragment without bytes would not advance its message.
+        let whole = request.is_whole();
+        let split_well = whole || (opcode.carries_payload() && fragment.length > 0);
+        let atomic_well = !opcode.is_atomic() || (length == 8 && request.remote_va.is_multiple_of(8));
+        if granted && bounded && split_well && atomic_well { Ok(()) } else { Err(Refusal::InvalidRequest) }
+    }
+
+    /// The registered memory that a request names. Without bytes neither key nor address is checked (IBTA C9-88).
+    fn region(&self, request: &Request, resources: &impl Resources) -> Result<Region, Refusal> {
+        if request.length == 0 {
+            return Ok(Region { va: request.remote_va, ..Region::default() });
+        }
+        resources
+            .region(
+                request.rkey,
+                request.remote_va,
+                u64::from(request.length),
+                request.opcode.remote_access(),
+            )
+            .map_err(|_| Refusal::RemoteAccess)
+    }
+
+    /// What the message that `request` continues was granted, if it does continue one.
+    fn continued(&self, request: &Request) -> Option<Grant> {
+        let Assembly { first, region, next_offset } = self.assembly?;
+        let as_if_first = Request { fragment: first.fragment, ..*request };
+        let in_bounds =
+            u64::from(next_offset) + u64::from(request.fragment.length) <= u64::from(first.length);
+        if as_if_first != first
+            || request.fragment.offset != next_offset
+            || request.fragment.length == 0
+            || !in_bounds
+        {
+            return None;
+        }
+        if first.opcode.is_send() { self.held.map(Grant::Receive) } else { Some(Grant::Write(region)) }
+    }
+
+    // Execution.
+
+    fn execute(&mut self, request: &Request, grant: Grant, resources: &mut impl Resources) -> Verdict {
+        let last = request.is_last();
+        if last
+            && request.opcode == Opcode::SendInvalidate
+            && !resources.invalidate(u32::from_be_bytes(request.imm))
+        {
+            return self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed);
+        }
+        if self.established == Established::No {
+            self.established = Established::ToReport;
+        }
+        let Request { fragment, opcode, .. } = *request;
+        self.pending = if last { Pending::Message(*request) } else { Pending::Fragment(*request) };
+        let completion = last.then(|| self.receive_completion(request));
+        Verdict::Execute(match grant {
+            Grant::Receive(receive) => {
+                self.assembly_for(request, Region::default());
+                let scatter_offset = fragment.offset + self.grh_bytes();
+                Work::Receive { receive, scatter_offset, length: fragment.length, completion }
+            }
+            Grant::Write(region) => {
+                self.assembly_for(request, region);
+                let completion = if opcode == Opcode::WriteImm { self.held.zip(completion) } else { None };
+                Work::Write { region, offset: fragment.offset, length: fragment.length, completion }
+            }
+            Grant::Read(region) => Work::Read { region, offset: 0 },
+            Grant::Atomic(region) => Work::Atomic { region, operation: atomic(request) },
+        })
+    }
+
+    /// Remembers what later fragments must continue.
+    fn assembly_for(&mut self, request: &Request, region: Region) {
+        if request.is_first() && !request.is_last() {
+            self.assembly = Some(Assembly { first: *request, region, next_offset: 0 });
+        }
+    }
+
+    fn receive_completion(&self, request: &Request) -> ReceiveCompletion {
+        let plain = matches!(request.opcode, Opcode::Send | Opcode::Write);
+        ReceiveCompletion {
+            opcode: request.opcode,
+            byte_len: request.length + self.grh_bytes(),
+            imm: if plain { [0; 4] } else { request.imm },
+            solicited: request.solicited,
+            src_qpn: request.src_qpn,
+        }
+    }
+
+    fn fragment_done(&mut self, request: &Request) {
+        if let Some(assembly) = &mut self.assembly {
+            assembly.next_offset = request.fragment.offset + request.fragment.length;
+        }
+    }
+
+    /// A READ was executed again. When that failed, silence: the requester's retries end it (its first run succeeded,
+    /// so this is no error of this QP).
+    fn replayed(&mut self, request: &Request, outcome: Outcome) {
+        match outcome {
+            Outcome::LocalFault => self.counters.dropped[DropReason::UnknownDuplicate as usize] += 1,
+            Outcome::RequesterFault => {
+                let kind = ReplyKind::RequesterFault;
+                self.responses.push_back(Response { psn: request.psn, msn: self.msn, kind, replayed: true });
+            }
+            Outcome::Done | Outcome::Atomic { .. } => self.respond(request, ReplyKind::ReadResponse, true),
+        }
+    }
+
+    fn message_done(&mut self, request: &Request, old: u64) {
+        self.assembly = None;
+        if request.opcode.takes_receive() {
+            self.held = None;
+        }
+        self.counters.messages += 1;
+        self.msn = (self.msn + 1) & 0xff_ffff;
+        self.expected_psn = self.last_psn(request).plus(1);
+        if self.config.service != ServiceType::Rc {
+            return;
+        }
+        if !request.opcode.wants_response() {
+            self.ack_due = true;
+            return;
+        }
+        self.replays.remember(request, old);
+        let atomic = request.opcode.is_atomic();
+        let kind = if atomic { ReplyKind::AtomicResponse { old } } else { ReplyKind::ReadResponse };
+        // The response acknowledges all before it.
+        self.ack_due = false;
+        self.respond(request, kind, false);
+    }
+
+    fn respond(&mut self, request: &Request, kind: ReplyKind, replayed: bool) {
+        let psn = self.last_psn(request);
+        self.responses.push_back(Response { psn, msn: self.msn, kind, replayed });
+    }
+
+    // Errors.
+
+    /// Our own memory failed (IBTA §9.9.3, remote operational error). The receive's completion tells when the fault is
+    /// in its buffers, an event does when it is in registered memory.
+    fn local_fault(&mut self, request: &Request) {
+        if request.opcode.is_send() {
+            self.refuse(NakCode::RemoteOperation, None, Status::LocalProtection);
+        } else {
+            self.refuse(NakCode::RemoteOperation, Some(AsyncEvent::QpFatal), Status::Flushed);
+        }
+    }
+
+    /// The requester's memory failed: for us the message never came. The requester is told at the PSN it was sent with.
+    fn requester_fault(&mut self) {
+        self.assembly = None;
+        if self.config.service == ServiceType::Rc {
+            self.nak(ReplyKind::RequesterFault);
+        }
+    }
+
+    /// A fatal NAK, where the service has NAKs, and the end of this responder.
+    fn refuse(&mut self, code: NakCode, event: Option<AsyncEvent>, receive_status: Status) -> Verdict {
+        if self.config.service == ServiceType::Rc {
+            self.nak(ReplyKind::Nak(code));
+            self.counters.fatal_naks += 1;
+        }
+        self.fail(event, receive_status);
+        Verdict::Answered
+    }
+
+    fn fail(&mut self, event: Option<AsyncEvent>, receive_status: Status) {
+        self.state = State::Failed;
+        self.assembly = None;
+        let receive = self.held.take().map(|receive| FailedReceive { receive, status: receive_status });
+        self.failure = Some(Failure { receive, event });
+    }
+
+    /// Queues a NAK of the expected PSN, which acknowledges all before it.
+    fn nak(&mut self, kind: ReplyKind) {
+        self.nak = Some(kind);
+        self.ack_due = false;
+    }
+
+    fn drop(&mut self, reason: DropReason) -> Verdict {
+        self.counters.dropped[reason as usize] += 1;
+        Verdict::Dropped(reason)
+    }
+
+    // Small facts.
+
+    fn last_psn(&self, request: &Request) -> Psn {
+        let count = psn_count(request.opcode, request.length, self.config.path_mtu_bytes);
+        request.psn.plus(count).minus(1)
+    }
+
+    fn grh_bytes(&self) -> u32 {
+        if self.config.service == ServiceType::Ud { GRH_BYTES } else { 0 }
+    }
+
+    fn fresh_waiting(&self) -> usize {
+        self.responses.iter().filter(|response| !response.replayed).count()
+    }
+
+    fn replayed_waiting(&self) -> usize {
+        self.responses.iter().filter(|response| response.replayed).count()
+    }
+}
+
+fn atomic(request: &Request) -> Atomic {
+    match request.opcode {
+        Opcode::CompareSwap => Atomic::CompareSwap { compare: request.compare, swap: request.swap_add },
+        _ => Atomic::FetchAdd { add: request.swap_add },
+    }
+}

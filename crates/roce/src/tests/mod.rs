@@ -1,0 +1,1 @@
+//! Tests of the engine as a whole; those of one table or type lie beside it.

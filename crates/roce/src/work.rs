@@ -1,0 +1,196 @@
+//! Between the responder and the memory: what it asks of its device, and what it tells the device to do.
+//!
+//! The responder decides, the device moves the bytes. Addresses here come from the device's own tables, never from the
+//! wire.
+
+use crate::{Access, Opcode};
+
+/// Bytes that precede the payload of a received datagram: the Global Route Header or its stand-in (IBTA §9.8.3).
+pub const GRH_BYTES: u32 = 40;
+
+/// A piece of registered memory, checked for one access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Region {
+    /// The rkey that named it.
+    pub key: u32,
+    /// Address as the requester named it.
+    pub va: u64,
+    /// Bytes; 0 for a message without payload, whose key and address nobody checks.
+    pub len: u64,
+    /// Where that is in the device's host.
+    pub address: u64,
+}
+
+/// Why an rkey does not give the access asked for. The peer hears «remote access error» for each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RegionError {
+    /// No such key.
+    #[error("rkey {key:#x} names no region")]
+    UnknownKey {
+        /// The key.
+        key: u32,
+    },
+    /// The region belongs to another protection domain.
+    #[error("rkey {key:#x} belongs to another protection domain")]
+    ProtectionDomain {
+        /// The key.
+        key: u32,
+    },
+    /// The range leaves the region.
+    #[error("{len} bytes at {va:#x} leave the region of rkey {key:#x}")]
+    OutOfBounds {
+        /// The key.
+        key: u32,
+        /// First byte.
+        va: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The region does not grant the access.
+    #[error("rkey {key:#x} does not grant access {need:#x}")]
+    AccessDenied {
+        /// The key.
+        key: u32,
+        /// `IBV_ACCESS_*` bits wanted.
+        need: u32,
+    },
+}
+
+/// A receive work request, taken from the receive queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Receive {
+    /// Sum of its scatter entries' lengths, in bytes.
+    pub capacity: u64,
+    /// The device's name for it; the engine only hands it back.
+    pub id: u64,
+}
+
+/// What a responder needs of the device around it.
+pub trait Resources {
+    /// Checks that `rkey` grants `need` on `len` bytes at `va` to this QP.
+    fn region(&self, rkey: u32, va: u64, len: u64, need: Access) -> Result<Region, RegionError>;
+    /// Takes the next receive, or `None` when none is posted.
+    fn take_receive(&mut self) -> Option<Receive>;
+    /// Invalidates the key (SEND with invalidate); false when it cannot be invalidated by this QP.
+    fn invalidate(&mut self, rkey: u32) -> bool;
+}
+
+/// Bytes to move or an atomic to run, decided by [`crate::Responder::handle_request`]. Answer with
+/// [`crate::Responder::executed`] before the next request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// Scatter the request's payload into a receive.
+    Receive {
+        /// Where to.
+        receive: Receive,
+        /// First byte within the receive's scatter list; includes the 40 bytes of the GRH for datagrams.
+        scatter_offset: u32,
+        /// Bytes.
+        length: u32,
+        /// Set when this ends the message: complete the receive so, after the bytes are visible.
+        completion: Option<ReceiveCompletion>,
+    },
+    /// Write the request's payload to registered memory.
+    Write {
+        /// The whole message's target.
+        region: Region,
+        /// First byte within `region`.
+        offset: u32,
+        /// Bytes.
+        length: u32,
+        /// WRITE with immediate, last fragment: the receive to complete (it takes no bytes), after the bytes are
+        /// visible.
+        completion: Option<(Receive, ReceiveCompletion)>,
+    },
+    /// Send the region's bytes back; `poll_reply` gives the response afterwards.
+    Read {
+        /// Source.
+        region: Region,
+        /// First byte of the response within the message that the requester posted; not 0 only for a READ that was
+        /// sent again from the middle.
+        offset: u32,
+    },
+    /// Run an atomic on 8 aligned bytes; answer with [`Outcome::Atomic`].
+    Atomic {
+        /// The 8 bytes.
+        region: Region,
+        /// What to do.
+        operation: Atomic,
+    },
+}
+
+/// An atomic operation on a native-endian 64-bit word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Atomic {
+    /// Stores `swap` when the word equals `compare`.
+    CompareSwap {
+        /// Value compared with.
+        compare: u64,
+        /// Value stored.
+        swap: u64,
+    },
+    /// Adds, wrapping.
+    FetchAdd {
+        /// Value added.
+        add: u64,
+    },
+}
+
+/// What a receive's completion says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReceiveCompletion {
+    /// The message's operation.
+    pub opcode: Opcode,
+    /// Payload bytes; 40 more for datagrams.
+    pub byte_len: u32,
+    /// Immediate data as on the wire, or the invalidated rkey, big-endian; zero for others.
+    pub imm: [u8; 4],
+    /// Solicited event asked for.
+    pub solicited: bool,
+    /// Sender's QPN.
+    pub src_qpn: u32,
+}
+
+/// How the work ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Bytes moved.
+    Done,
+    /// Atomic done.
+    Atomic {
+        /// Value before it.
+        old: u64,
+    },
+    /// Memory of the responder's own process could not be accessed.
+    LocalFault,
+    /// Memory of the requester's process could not be accessed (shared memory only, see
+    /// [`crate::ReplyKind::RequesterFault`]).
+    RequesterFault,
+}
+
+/// How a work request ended, on either side: the statuses of `ibv_wc_status` that a transport produces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Status {
+    /// Done.
+    Success,
+    /// Too long: for the receive, or for the service.
+    LocalLength,
+    /// The QP does not do that.
+    LocalQpOperation,
+    /// Local memory could not be accessed.
+    LocalProtection,
+    /// Flushed: the QP was in error.
+    Flushed,
+    /// A response that fits no request.
+    BadResponse,
+    /// NAK: invalid request.
+    RemoteInvalidRequest,
+    /// NAK: remote access error.
+    RemoteAccess,
+    /// NAK: remote operational error.
+    RemoteOperation,
+    /// Transport retry counter exceeded.
+    RetryExceeded,
+    /// RNR retry counter exceeded.
+    RnrRetryExceeded,
+}
