@@ -1,6 +1,21 @@
 //! The only place that touches application memory.
 //!
 //! Words are read once, copies run in increasing address order, and a bad address is an error value, never a signal.
+//! Also the floor for what else needs `unsafe` on the device's side of the NIC: mappings of shared memory and the few
+//! kernel calls that the standard library lacks. Knows nothing of queues, keys or messages.
+
+mod guard;
+mod host;
+mod peer;
+mod registers;
+mod shared;
+pub mod system;
+
+pub use guard::Guard;
+pub use host::Host;
+pub use peer::{PeerError, PeerMemory};
+pub use registers::UarPage;
+pub use shared::{RingMemory, SharedMemory};
 
 /// An address that could not be accessed: unmapped, or mapped without the right needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -17,6 +32,52 @@ pub struct Segment {
     pub addr: u64,
     /// Length in bytes.
     pub len: u64,
+}
+
+/// How the bytes of one copy become visible to a thread that watches the destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Order {
+    /// In increasing addresses, the last naturally aligned word by a release store: what pollers rely on.
+    #[default]
+    Increasing,
+    /// In any order, as IBV_ACCESS_RELAXED_ORDERING allows.
+    Relaxed,
+}
+
+/// A walk over segments by bytes; empty segments are stepped over.
+#[derive(Debug, Clone)]
+pub struct Segments<'a> {
+    rest: &'a [Segment],
+    /// Bytes of the first segment already walked.
+    walked: u64,
+}
+
+impl<'a> Segments<'a> {
+    /// Starts at the first byte.
+    pub fn new(segments: &'a [Segment]) -> Segments<'a> {
+        Segments { rest: segments, walked: 0 }
+    }
+
+    /// The piece at the present place, at most `max` bytes; `None` at the end, or for `max` 0.
+    pub fn peek(&mut self, max: u64) -> Option<Segment> {
+        while let [first, rest @ ..] = self.rest {
+            if self.walked < first.len {
+                let piece = Segment {
+                    addr: first.addr.wrapping_add(self.walked),
+                    len: (first.len - self.walked).min(max),
+                };
+                return (piece.len > 0).then_some(piece);
+            }
+            self.walked -= first.len;
+            self.rest = rest;
+        }
+        None
+    }
+
+    /// Moves on by `len` bytes, past the end at most.
+    pub fn advance(&mut self, len: u64) {
+        self.walked = self.walked.saturating_add(len);
+    }
 }
 
 /// Memory of the process that the NIC runs in, as a device sees it.

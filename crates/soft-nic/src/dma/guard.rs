@@ -1,0 +1,417 @@
+//! Loads, stores and copies whose faults come back as a value: the assembly and the signal handler that recovers them.
+//!
+//! Every routine is a leaf without a stack frame, and all of them lie between two labels. When SIGSEGV or SIGBUS stops
+//! the processor there, the handler moves the instruction pointer to a landing pad that returns "fault"; anywhere else
+//! it hands the signal to whoever had it before. x86-64 System V only. An application that installs its own handler
+//! later and does not chain to ours takes the protection away: then a bad address ends the process, as it would in
+//! the application's own code (`docs/soft-nic.md`).
+
+use core::arch::global_asm;
+use std::sync::OnceLock;
+
+use super::Fault;
+
+// Two registers come back: rax = 1 on a fault, rdx = the value, or the faulting address.
+//
+// `softnic_guard_copy` stores in strictly increasing addresses and naturally aligned pieces: 1, 2, 4, 8 bytes until the
+// destination is a multiple of 16, then 16 at a time (aligned 16-byte stores are single-copy atomic on every processor
+// with AVX), then 8, 4, 2, 1. No byte is loaded twice, which the usual overlapping tail of memcpy would do (INV-6), and
+// no string instruction, whose stores may be seen in any order (Intel SDM vol. 3 §9.2.4 "Fast-String Operation").
+global_asm!(
+    r#"
+    .pushsection .text.softnic_guard,"ax",@progbits
+    .balign 64
+    .globl  softnic_guard_start
+    .hidden softnic_guard_start
+softnic_guard_start:
+
+    .globl  softnic_guard_copy
+    .hidden softnic_guard_copy
+    .type   softnic_guard_copy,@function
+softnic_guard_copy:
+    test    dil, 1
+    jz      1f
+    cmp     rdx, 1
+    jb      8f
+    mov     al, [rsi]
+    mov     [rdi], al
+    add     rsi, 1
+    add     rdi, 1
+    sub     rdx, 1
+1:  test    dil, 2
+    jz      2f
+    cmp     rdx, 2
+    jb      8f
+    mov     ax, [rsi]
+    mov     [rdi], ax
+    add     rsi, 2
+    add     rdi, 2
+    sub     rdx, 2
+2:  test    dil, 4
+    jz      3f
+    cmp     rdx, 4
+    jb      8f
+    mov     eax, [rsi]
+    mov     [rdi], eax
+    add     rsi, 4
+    add     rdi, 4
+    sub     rdx, 4
+3:  test    dil, 8
+    jz      4f
+    cmp     rdx, 8
+    jb      8f
+    mov     rax, [rsi]
+    mov     [rdi], rax
+    add     rsi, 8
+    add     rdi, 8
+    sub     rdx, 8
+4:  sub     rdx, 64
+    jb      6f
+    .balign 16
+5:  movups  xmm0, [rsi]
+    movups  xmm1, [rsi + 16]
+    movups  xmm2, [rsi + 32]
+    movups  xmm3, [rsi + 48]
+    movaps  [rdi], xmm0
+    movaps  [rdi + 16], xmm1
+    movaps  [rdi + 32], xmm2
+    movaps  [rdi + 48], xmm3
+    add     rsi, 64
+    add     rdi, 64
+    sub     rdx, 64
+    jae     5b
+6:  add     rdx, 64
+7:  cmp     rdx, 16
+    jb      8f
+    movups  xmm0, [rsi]
+    movaps  [rdi], xmm0
+    add     rsi, 16
+    add     rdi, 16
+    sub     rdx, 16
+    jmp     7b
+8:  test    dl, 8
+    jz      9f
+    mov     rax, [rsi]
+    mov     [rdi], rax
+    add     rsi, 8
+    add     rdi, 8
+9:  test    dl, 4
+    jz      10f
+    mov     eax, [rsi]
+    mov     [rdi], eax
+    add     rsi, 4
+    add     rdi, 4
+10: test    dl, 2
+    jz      12f
+    mov     ax, [rsi]
+    mov     [rdi], ax
+    add     rsi, 2
+    add     rdi, 2
+12: test    dl, 1
+    jz      13f
+    mov     al, [rsi]
+    mov     [rdi], al
+13: xor     eax, eax
+    ret
+
+    .globl  softnic_guard_copy_relaxed
+    .hidden softnic_guard_copy_relaxed
+    .type   softnic_guard_copy_relaxed,@function
+softnic_guard_copy_relaxed:
+    mov     rcx, rdx
+    rep     movsb
+    xor     eax, eax
+    ret
+
+    .globl  softnic_guard_load32
+    .hidden softnic_guard_load32
+    .type   softnic_guard_load32,@function
+softnic_guard_load32:
+    mov     edx, [rdi]
+    xor     eax, eax
+    ret
+
+    .globl  softnic_guard_store8
+    .hidden softnic_guard_store8
+    .type   softnic_guard_store8,@function
+softnic_guard_store8:
+    mov     [rdi], sil
+    xor     eax, eax
+    ret
+
+    .globl  softnic_guard_store16
+    .hidden softnic_guard_store16
+    .type   softnic_guard_store16,@function
+softnic_guard_store16:
+    mov     [rdi], si
+    xor     eax, eax
+    ret
+
+    .globl  softnic_guard_store32
+    .hidden softnic_guard_store32
+    .type   softnic_guard_store32,@function
+softnic_guard_store32:
+    mov     [rdi], esi
+    xor     eax, eax
+    ret
+
+    .globl  softnic_guard_store64
+    .hidden softnic_guard_store64
+    .type   softnic_guard_store64,@function
+softnic_guard_store64:
+    mov     [rdi], rsi
+    xor     eax, eax
+    ret
+
+    .globl  softnic_guard_compare_swap32
+    .hidden softnic_guard_compare_swap32
+    .type   softnic_guard_compare_swap32,@function
+softnic_guard_compare_swap32:
+    mov     eax, esi
+    lock cmpxchg [rdi], edx
+    mov     edx, eax
+    xor     eax, eax
+    ret
+
+    .globl  softnic_guard_compare_swap64
+    .hidden softnic_guard_compare_swap64
+    .type   softnic_guard_compare_swap64,@function
+softnic_guard_compare_swap64:
+    mov     rax, rsi
+    lock cmpxchg [rdi], rdx
+    mov     rdx, rax
+    xor     eax, eax
+    ret
+
+    .globl  softnic_guard_fetch_add64
+    .hidden softnic_guard_fetch_add64
+    .type   softnic_guard_fetch_add64,@function
+softnic_guard_fetch_add64:
+    lock xadd [rdi], rsi
+    mov     rdx, rsi
+    xor     eax, eax
+    ret
+
+    .globl  softnic_guard_end
+    .hidden softnic_guard_end
+softnic_guard_end:
+
+    .globl  softnic_guard_landing
+    .hidden softnic_guard_landing
+softnic_guard_landing:
+    mov     eax, 1
+    ret
+    .popsection
+    "#
+);
+
+/// What a guarded routine returns in rax and rdx.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Outcome {
+    /// 1 when the access faulted.
+    faulted: u64,
+    /// The value loaded, or the address that faulted.
+    value: u64,
+}
+
+impl Outcome {
+    /// `addr`: start of the access, for faults whose address the processor does not tell (non-canonical ones).
+    fn check(self, addr: u64) -> Result<u64, Fault> {
+        if self.faulted == 0 {
+            return Ok(self.value);
+        }
+        Err(Fault { addr: if self.value == 0 { addr } else { self.value } })
+    }
+}
+
+unsafe extern "C" {
+    static softnic_guard_start: u8;
+    static softnic_guard_end: u8;
+    static softnic_guard_landing: u8;
+    fn softnic_guard_copy(to: u64, from: u64, len: u64) -> Outcome;
+    fn softnic_guard_copy_relaxed(to: u64, from: u64, len: u64) -> Outcome;
+    fn softnic_guard_load32(addr: u64) -> Outcome;
+    fn softnic_guard_store8(addr: u64, value: u64) -> Outcome;
+    fn softnic_guard_store16(addr: u64, value: u64) -> Outcome;
+    fn softnic_guard_store32(addr: u64, value: u64) -> Outcome;
+    fn softnic_guard_store64(addr: u64, value: u64) -> Outcome;
+    fn softnic_guard_compare_swap32(addr: u64, compare: u64, swap: u64) -> Outcome;
+    fn softnic_guard_compare_swap64(addr: u64, compare: u64, swap: u64) -> Outcome;
+    fn softnic_guard_fetch_add64(addr: u64, add: u64) -> Outcome;
+}
+
+/// Proof that the handler is installed; what touches application memory asks for it.
+#[derive(Debug, Clone, Copy)]
+pub struct Guard(());
+
+impl Guard {
+    /// Installs the handler for SIGSEGV and SIGBUS, once per process.
+    ///
+    /// Errors: what `sigaction` said.
+    pub fn install() -> std::io::Result<Guard> {
+        static INSTALLED: OnceLock<Result<(), i32>> = OnceLock::new();
+        let installed = INSTALLED.get_or_init(|| {
+            install_for(libc::SIGSEGV, &PREVIOUS_SEGV).and_then(|()| install_for(libc::SIGBUS, &PREVIOUS_BUS))
+        });
+        installed.map(|()| Guard(())).map_err(std::io::Error::from_raw_os_error)
+    }
+
+    /// Copies forward; `ordered`: stores in increasing addresses, else by string instruction.
+    ///
+    /// # Safety
+    /// `to..to + len` must be memory that the caller may overwrite: application memory named in a work request, a
+    /// shared ring, or a buffer that the caller owns. A wrong address is only caught when it is not mapped.
+    pub(super) unsafe fn copy(self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
+        let outcome = if ordered {
+            // SAFETY: the routine keeps to the ABI and recovers from faults; the caller vouches for the destination.
+            unsafe { softnic_guard_copy(to, from, len as u64) }
+        } else {
+            // SAFETY: as above.
+            unsafe { softnic_guard_copy_relaxed(to, from, len as u64) }
+        };
+        outcome.check(to).map(|_| ())
+    }
+
+    /// One 32-bit acquire load (every x86 load is one).
+    pub(super) fn load32(self, addr: u64) -> Result<u32, Fault> {
+        // SAFETY: a guarded load changes nothing and recovers from faults.
+        unsafe { softnic_guard_load32(addr) }.check(addr).map(|value| value as u32)
+    }
+
+    /// One release store (every x86 store is one) of the low `size` bytes: 1, 2, 4 or 8.
+    ///
+    /// # Safety
+    /// As [`Guard::copy`].
+    pub(super) unsafe fn store(self, addr: u64, value: u64, size: usize) -> Result<(), Fault> {
+        let outcome = match size {
+            // SAFETY: the caller vouches for the destination; faults are recovered.
+            1 => unsafe { softnic_guard_store8(addr, value) },
+            // SAFETY: as above.
+            2 => unsafe { softnic_guard_store16(addr, value) },
+            // SAFETY: as above.
+            4 => unsafe { softnic_guard_store32(addr, value) },
+            // SAFETY: as above.
+            _ => unsafe { softnic_guard_store64(addr, value) },
+        };
+        outcome.check(addr).map(|_| ())
+    }
+
+    /// Locked compare-and-swap; returns the old value.
+    ///
+    /// # Safety
+    /// As [`Guard::copy`].
+    pub(super) unsafe fn compare_swap32(self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
+        // SAFETY: the caller vouches for the address; faults are recovered.
+        let outcome = unsafe { softnic_guard_compare_swap32(addr, compare.into(), swap.into()) };
+        outcome.check(addr).map(|value| value as u32)
+    }
+
+    /// Locked compare-and-swap; returns the old value.
+    ///
+    /// # Safety
+    /// As [`Guard::copy`].
+    pub(super) unsafe fn compare_swap64(self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
+        // SAFETY: the caller vouches for the address; faults are recovered.
+        unsafe { softnic_guard_compare_swap64(addr, compare, swap) }.check(addr)
+    }
+
+    /// Locked wrapping add; returns the old value.
+    ///
+    /// # Safety
+    /// As [`Guard::copy`].
+    pub(super) unsafe fn fetch_add64(self, addr: u64, add: u64) -> Result<u64, Fault> {
+        // SAFETY: the caller vouches for the address; faults are recovered.
+        unsafe { softnic_guard_fetch_add64(addr, add) }.check(addr)
+    }
+}
+
+/// Who had SIGSEGV before us. Written once, before our handler can run.
+static PREVIOUS_SEGV: OnceLock<libc::sigaction> = OnceLock::new();
+/// Who had SIGBUS before us.
+static PREVIOUS_BUS: OnceLock<libc::sigaction> = OnceLock::new();
+
+fn install_for(signal: i32, previous: &'static OnceLock<libc::sigaction>) -> Result<(), i32> {
+    // SAFETY: `sigaction` is plain old data, for which all zeroes is a value.
+    let mut old: libc::sigaction = unsafe { std::mem::zeroed() };
+    // Ask first, install second: our handler must never run before it knows to whom it passes signals on.
+    // SAFETY: a null new action only asks; `old` lives through the call.
+    if unsafe { libc::sigaction(signal, std::ptr::null(), &mut old) } != 0 {
+        return Err(last_errno());
+    }
+    let _ = previous.set(old);
+    // SAFETY: as above.
+    let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
+    ours.sa_sigaction = on_fault as *const () as usize;
+    // ONSTACK: a program with a signal stack (Rust's, Go's) overflows its own stack into its own handler through us.
+    ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY: `ours` is complete (empty mask) and `on_fault` only does async-signal-safe work.
+    if unsafe { libc::sigaction(signal, &ours, std::ptr::null_mut()) } != 0 {
+        return Err(last_errno());
+    }
+    Ok(())
+}
+
+fn last_errno() -> i32 {
+    std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL)
+}
+
+/// The handler: recover a guarded access, or pass the signal on.
+extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid `ucontext_t` to a SA_SIGINFO handler, which nobody else uses meanwhile.
+    let machine = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext };
+    let at = machine.gregs[libc::REG_RIP as usize] as usize;
+    let guarded = (&raw const softnic_guard_start) as usize..(&raw const softnic_guard_end) as usize;
+    // SAFETY: the kernel passes a valid `siginfo_t`.
+    let code = unsafe { (*info).si_code };
+    // A positive code means that the processor raised it; `kill -SEGV` while we copy is not our fault to recover.
+    if guarded.contains(&at) && code > 0 {
+        // SAFETY: for SIGSEGV and SIGBUS with a positive code `si_addr` is set.
+        let addr = unsafe { (*info).si_addr() };
+        machine.gregs[libc::REG_RDX as usize] = addr as i64;
+        machine.gregs[libc::REG_RIP as usize] = (&raw const softnic_guard_landing) as i64;
+        return;
+    }
+    let previous = if signal == libc::SIGBUS { PREVIOUS_BUS.get() } else { PREVIOUS_SEGV.get() };
+    pass_on(signal, info, context, code, previous);
+}
+
+/// Does what would have happened without us. Not copied: the previous handler's own mask and SA_RESETHAND.
+fn pass_on(
+    signal: i32,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+    code: i32,
+    previous: Option<&libc::sigaction>,
+) {
+    let (handler, flags) = previous.map_or((libc::SIG_DFL, 0), |p| (p.sa_sigaction, p.sa_flags));
+    match handler {
+        // The kernel does not let a program ignore a fault of its own, only a signal somebody sent.
+        libc::SIG_IGN if code <= 0 => {}
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: plain old data; zeroes mean SIG_DFL without flags.
+            let default: libc::sigaction = unsafe { std::mem::zeroed() };
+            // SAFETY: `default` is a complete action.
+            unsafe { libc::sigaction(signal, &default, std::ptr::null_mut()) };
+            if code <= 0 {
+                // Nothing will fault again when we return, so send it once more; it arrives when this handler ends.
+                // SAFETY: raising a signal in the own thread touches no memory.
+                unsafe { libc::raise(signal) };
+            }
+        }
+        handler if flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: the program registered this address as a three-argument handler for this signal.
+            let call = unsafe {
+                std::mem::transmute::<usize, extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void)>(
+                    handler,
+                )
+            };
+            call(signal, info, context);
+        }
+        handler => {
+            // SAFETY: the program registered this address as a one-argument handler for this signal.
+            let call = unsafe { std::mem::transmute::<usize, extern "C" fn(i32)>(handler) };
+            call(signal);
+        }
+    }
+}

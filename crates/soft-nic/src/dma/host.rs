@@ -1,0 +1,132 @@
+//! Memory of the process that the NIC runs in.
+//!
+//! Addresses come from work requests, after the device has checked them against its regions; whatever else the
+//! application did to the pages since (unmapped, protected, truncated the file behind) is a [`Fault`].
+
+use super::guard::Guard;
+use super::{Fault, Memory, Order, Segment, Segments, system};
+
+/// The process's own memory. Cheap to copy.
+#[derive(Debug, Clone, Copy)]
+pub struct Host {
+    guard: Guard,
+}
+
+impl Host {
+    /// Installs the fault handler if this is the first.
+    ///
+    /// Errors: what `sigaction` said.
+    pub fn new() -> std::io::Result<Host> {
+        Ok(Host { guard: Guard::install()? })
+    }
+
+    /// Copies between two places of this process, forward, the last word by a release store unless relaxed.
+    pub fn copy(&self, to: &[Segment], from: &[Segment], len: u64, order: Order) -> Result<(), Fault> {
+        let (mut to, mut from) = (Segments::new(to), Segments::new(from));
+        let mut left = len;
+        while left > 0 {
+            let (Some(target), Some(source)) = (to.peek(left), from.peek(left)) else {
+                // Fewer bytes on one side than the message has: the device checks lengths before it copies.
+                return Err(Fault { addr: 0 });
+            };
+            let piece = target.len.min(source.len);
+            left -= piece;
+            // Only the last piece of all ends with the release store; in between the order of addresses is enough.
+            self.copy_piece(target.addr, source.addr, piece, order, left == 0)?;
+            to.advance(piece);
+            from.advance(piece);
+        }
+        Ok(())
+    }
+
+    fn copy_piece(&self, to: u64, from: u64, len: u64, order: Order, last: bool) -> Result<(), Fault> {
+        let ordered = order == Order::Increasing;
+        if !(ordered && last) {
+            return self.copy_bytes(to, from, len as usize, ordered);
+        }
+        let word = last_word(to, len);
+        self.copy_bytes(to, from, len as usize - word, true)?;
+        let mut value = [0; 8];
+        self.read(from + len - word as u64, &mut value[..word])?;
+        self.store(to + len - word as u64, u64::from_le_bytes(value), word)
+    }
+
+    pub(super) fn copy_bytes(&self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
+        // SAFETY: both sides are application memory, or a ring or bounce word that this module owns, as the device
+        // checked against its regions; that is what a NIC is for.
+        unsafe { self.guard.copy(to, from, len, ordered) }
+    }
+
+    pub(super) fn store(&self, addr: u64, value: u64, size: usize) -> Result<(), Fault> {
+        // SAFETY: application memory that the device may write, as above.
+        unsafe { self.guard.store(addr, value, size) }
+    }
+}
+
+/// Bytes of the last naturally aligned word (8, 4, 2 or 1) of `addr..addr + len`; `len` must not be 0.
+pub(super) fn last_word(addr: u64, len: u64) -> usize {
+    let end = addr.wrapping_add(len);
+    [8, 4, 2].into_iter().find(|word| end.is_multiple_of(*word) && *word <= len).unwrap_or(1) as usize
+}
+
+fn aligned(addr: u64, size: u64) -> Result<(), Fault> {
+    if addr.is_multiple_of(size) { Ok(()) } else { Err(Fault { addr }) }
+}
+
+impl Memory for Host {
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+        // SAFETY: `out` is ours to overwrite; a bad `addr` is recovered.
+        unsafe { self.guard.copy(out.as_mut_ptr() as u64, addr, out.len(), true) }
+    }
+
+    fn load32(&self, addr: u64) -> Result<u32, Fault> {
+        aligned(addr, 4)?;
+        self.guard.load32(addr)
+    }
+
+    fn store32(&self, addr: u64, value: u32) -> Result<(), Fault> {
+        aligned(addr, 4)?;
+        self.store(addr, value.into(), 4)
+    }
+
+    fn write(&self, addr: u64, bytes: &[u8], relaxed: bool) -> Result<(), Fault> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        if relaxed {
+            return self.copy_bytes(addr, bytes.as_ptr() as u64, bytes.len(), false);
+        }
+        let word = last_word(addr, bytes.len() as u64);
+        let (head, tail) = bytes.split_at(bytes.len() - word);
+        self.copy_bytes(addr, head.as_ptr() as u64, head.len(), true)?;
+        let mut value = [0; 8];
+        value[..word].copy_from_slice(tail);
+        self.store(addr + head.len() as u64, u64::from_le_bytes(value), word)
+    }
+
+    fn store_release_u8(&self, addr: u64, value: u8) -> Result<(), Fault> {
+        self.store(addr, value.into(), 1)
+    }
+
+    fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
+        aligned(addr, 4)?;
+        // SAFETY: application memory that the device may write.
+        unsafe { self.guard.compare_swap32(addr, compare, swap) }
+    }
+
+    fn compare_swap64(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
+        aligned(addr, 8)?;
+        // SAFETY: application memory that the device may write.
+        unsafe { self.guard.compare_swap64(addr, compare, swap) }
+    }
+
+    fn fetch_add64(&self, addr: u64, add: u64) -> Result<u64, Fault> {
+        aligned(addr, 8)?;
+        // SAFETY: application memory that the device may write.
+        unsafe { self.guard.fetch_add64(addr, add) }
+    }
+
+    fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault> {
+        system::populate(addr, len, write)
+    }
+}

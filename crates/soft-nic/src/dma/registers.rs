@@ -1,0 +1,50 @@
+//! UAR pages: the page that an application maps to ring doorbells, and the NIC's own view of it.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::Registers;
+use super::shared::SharedMemory;
+use super::system::{self, PAGE};
+
+/// One UAR page. The application maps [`UarPage::fd`]; the NIC has a mapping of its own, so that an application (or
+/// libmlx5 at close) that unmaps early cannot make the NIC touch foreign memory. Not inherited over fork, as the
+/// kernel's UAR mappings are not (VM_DONTCOPY).
+#[derive(Debug)]
+pub struct UarPage {
+    fd: OwnedFd,
+    memory: SharedMemory,
+}
+
+impl UarPage {
+    /// Makes a zeroed page.
+    ///
+    /// Errors: the kernel's (descriptor limit, memory limit).
+    pub fn new() -> io::Result<UarPage> {
+        let fd = system::memfd("softnic-uar", PAGE)?;
+        let memory = SharedMemory::map(&fd, PAGE)?;
+        Ok(UarPage { fd, memory })
+    }
+
+    /// What the application's `mmap` maps, shared, at offset 0.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Registers for UarPage {
+    fn take(&self, offset: usize) -> Option<[u8; 8]> {
+        if offset >= PAGE || !offset.is_multiple_of(8) {
+            return None;
+        }
+        let word = self.memory.word(offset);
+        // Look before the locked swap: an idle register then costs a shared cache line, not an exclusive one.
+        if word.load(std::sync::atomic::Ordering::Relaxed) == 0 {
+            return None;
+        }
+        match word.swap(0, std::sync::atomic::Ordering::AcqRel) {
+            0 => None,
+            value => Some(value.to_ne_bytes()),
+        }
+    }
+}

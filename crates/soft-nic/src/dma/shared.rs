@@ -1,0 +1,194 @@
+//! Memory shared between NIC processes: words as atomics, rings as bytes that only the guarded copies touch.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::host::Host;
+use super::{Fault, Order, Segment, Segments, system};
+
+/// A mapping of a sealed memfd. Unmapped on drop, except in a fork child, which never had it (MADV_DONTFORK).
+#[derive(Debug)]
+pub struct SharedMemory {
+    base: *mut u8,
+    len: usize,
+    generation: u32,
+}
+
+// SAFETY: the pointer is to a mapping that any thread may use; all access is by atomics or by guarded copies.
+unsafe impl Send for SharedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for SharedMemory {}
+
+impl SharedMemory {
+    /// Maps the first `len` bytes (whole pages). The memfd must be sealed against shrinking, or a peer could make our
+    /// loads fault: [`system::sealed_len`] tells.
+    ///
+    /// Errors: the kernel's (`ENOMEM`).
+    pub fn map(fd: &OwnedFd, len: usize) -> io::Result<SharedMemory> {
+        let base = reserve(len)?;
+        let memory = SharedMemory { base, len, generation: system::fork_generation() };
+        place(base, fd, 0, len)?;
+        Ok(memory)
+    }
+
+    /// The 64-bit word at `offset`.
+    ///
+    /// # Panics
+    /// When the offset is not aligned or outside: offsets are our own constants, never a peer's numbers.
+    pub fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset + 8 <= self.len, "word at {offset} of {}", self.len);
+        // SAFETY: in bounds and aligned (the base is a page); the mapping lives as long as `self`, and everyone uses
+        // this memory by atomics.
+        unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }
+    }
+
+    /// The 32-bit word at `offset`.
+    ///
+    /// # Panics
+    /// As [`SharedMemory::word`].
+    pub fn half(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4) && offset + 4 <= self.len, "word at {offset} of {}", self.len);
+        // SAFETY: as in `word`.
+        unsafe { AtomicU32::from_ptr(self.base.add(offset).cast()) }
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        if self.generation == system::fork_generation() {
+            unmap(self.base, self.len);
+        }
+    }
+}
+
+/// A byte ring mapped twice in a row, so that a record that wraps is still one piece of addresses.
+///
+/// Positions count bytes for ever (they would wrap after 2^64); their low bits are the offset.
+#[derive(Debug)]
+pub struct RingMemory {
+    memory: SharedMemory,
+    capacity: usize,
+}
+
+impl RingMemory {
+    /// Maps `capacity` bytes (a power of two, whole pages) from `offset` of the memfd.
+    ///
+    /// Errors: the kernel's, or `InvalidInput` for another capacity.
+    pub fn map(fd: &OwnedFd, offset: usize, capacity: usize) -> io::Result<RingMemory> {
+        if !capacity.is_power_of_two() || capacity < system::PAGE {
+            return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        }
+        let base = reserve(2 * capacity)?;
+        let memory = SharedMemory { base, len: 2 * capacity, generation: system::fork_generation() };
+        place(base, fd, offset, capacity)?;
+        // SAFETY: inside the reservation.
+        place(unsafe { base.add(capacity) }, fd, offset, capacity)?;
+        Ok(RingMemory { memory, capacity })
+    }
+
+    /// Bytes in the ring.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn offset(&self, position: u64) -> usize {
+        position as usize & (self.capacity - 1)
+    }
+
+    /// Address of `len` bytes at `position`.
+    fn at(&self, position: u64, len: usize) -> u64 {
+        assert!(len <= self.capacity, "{len} bytes in a ring of {}", self.capacity);
+        self.memory.base as u64 + self.offset(position) as u64
+    }
+
+    /// Loads `N` words at a position that is a multiple of 8, each once.
+    pub fn load<const N: usize>(&self, position: u64) -> [u64; N] {
+        let offset = self.offset(position);
+        std::array::from_fn(|i| self.memory.word(offset + 8 * i).load(Ordering::Relaxed))
+    }
+
+    /// Stores words at a position that is a multiple of 8.
+    pub fn store<const N: usize>(&self, position: u64, words: [u64; N]) {
+        let offset = self.offset(position);
+        for (i, word) in words.into_iter().enumerate() {
+            self.memory.word(offset + 8 * i).store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Copies bytes of ours into the ring.
+    pub fn put(&self, host: &Host, position: u64, bytes: &[u8]) -> Result<(), Fault> {
+        host.copy_bytes(self.at(position, bytes.len()), bytes.as_ptr() as u64, bytes.len(), true)
+    }
+
+    /// Copies bytes of the ring into a buffer of ours, each loaded once.
+    pub fn take(&self, host: &Host, position: u64, out: &mut [u8]) -> Result<(), Fault> {
+        use super::Memory;
+        host.read(self.at(position, out.len()), out)
+    }
+
+    /// Gathers `len` bytes of the application's memory, from `skip` bytes into the segments, into the ring.
+    pub fn gather(
+        &self,
+        host: &Host,
+        position: u64,
+        from: &[Segment],
+        skip: u64,
+        len: usize,
+    ) -> Result<(), Fault> {
+        let mut from = Segments::new(from);
+        from.advance(skip);
+        let mut to = self.at(position, len);
+        let mut left = len as u64;
+        while left > 0 {
+            let Some(piece) = from.peek(left) else {
+                return Err(Fault { addr: 0 });
+            };
+            host.copy_bytes(to, piece.addr, piece.len as usize, true)?;
+            from.advance(piece.len);
+            to += piece.len;
+            left -= piece.len;
+        }
+        Ok(())
+    }
+
+    /// Scatters `len` bytes of the ring into the application's memory.
+    pub fn scatter(
+        &self,
+        host: &Host,
+        position: u64,
+        to: &[Segment],
+        len: usize,
+        order: Order,
+    ) -> Result<(), Fault> {
+        let from = [Segment { addr: self.at(position, len), len: len as u64 }];
+        host.copy(to, &from, len as u64, order)
+    }
+}
+
+/// Reserves addresses, so that two mappings can be placed side by side.
+fn reserve(len: usize) -> io::Result<*mut u8> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a fresh mapping at an address of the kernel's choice.
+    let base = unsafe { libc::syscall(libc::SYS_mmap, 0usize, len, libc::PROT_NONE, flags, -1, 0usize) };
+    if base == -1 { Err(io::Error::last_os_error()) } else { Ok(base as *mut u8) }
+}
+
+/// Maps a piece of the memfd over a part of a reservation.
+fn place(at: *mut u8, fd: &OwnedFd, offset: usize, len: usize) -> io::Result<()> {
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: `at..at + len` lies in a reservation of ours.
+    let got = unsafe { libc::syscall(libc::SYS_mmap, at, len, access, flags, fd.as_raw_fd(), offset) };
+    if got == -1 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the mapping just made; a fork child gets none of it.
+    unsafe { libc::syscall(libc::SYS_madvise, at, len, libc::MADV_DONTFORK) };
+    Ok(())
+}
+
+fn unmap(base: *mut u8, len: usize) {
+    // SAFETY: our own reservation; nobody holds a reference any more, since the owner is being dropped.
+    unsafe { libc::syscall(libc::SYS_munmap, base, len) };
+}

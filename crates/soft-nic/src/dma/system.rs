@@ -1,0 +1,236 @@
+//! Kernel calls that the standard library has not, as safe functions: memfds, futexes, pidfds, thread tuning.
+//!
+//! By raw system calls where libc has a wrapper that the interposer hooks (`mmap`, `open`): the NIC must not come back
+//! through its own hooks while it holds its lock.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use super::Fault;
+
+/// Bytes of a page; x86-64 has no other base size.
+pub const PAGE: usize = 4096;
+
+/// Descriptors of ours start here, out of the way of programs that count on small numbers or use `select`.
+const HIGH_DESCRIPTOR: i32 = 700;
+
+fn check(result: i64) -> io::Result<i64> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// Monotonic time in ns.
+pub fn monotonic_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+/// CPU time of the calling thread in ns. A system call, about 0.2 µs.
+pub fn thread_cpu_ns() -> u64 {
+    clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn clock_ns(clock: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` lives through the call; both clocks always exist.
+    unsafe { libc::clock_gettime(clock, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+/// Makes a memfd of `len` bytes whose size can never change again, so that a mapping of it cannot fault.
+///
+/// Errors: the kernel's (descriptor limit, memory limit).
+pub fn memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
+    let name = CString::new(name)?;
+    // NOEXEC_SEAL (Linux 6.3) keeps vm.memfd_noexec=2 content; older kernels say EINVAL.
+    let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    let mut raw = -1;
+    for flags in [flags | libc::MFD_NOEXEC_SEAL, flags] {
+        // SAFETY: `name` is a C string that lives through the call.
+        raw = unsafe { libc::syscall(libc::SYS_memfd_create, name.as_ptr(), flags) };
+        if raw >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
+            break;
+        }
+    }
+    let raw = check(raw)? as RawFd;
+    // SAFETY: the kernel just gave us this descriptor.
+    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+    // SAFETY: plain system call on our descriptor.
+    check(unsafe { libc::syscall(libc::SYS_ftruncate, fd.as_raw_fd(), len) })?;
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+    // SAFETY: plain system call on our descriptor.
+    check(unsafe { libc::syscall(libc::SYS_fcntl, fd.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
+    Ok(moved_high(fd))
+}
+
+/// Moves a descriptor out of the low numbers; leaves it where it is when the limit does not allow.
+fn moved_high(fd: OwnedFd) -> OwnedFd {
+    // SAFETY: plain system call on our descriptor.
+    let high =
+        unsafe { libc::syscall(libc::SYS_fcntl, fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR) };
+    if high < 0 {
+        return fd;
+    }
+    // SAFETY: the kernel just gave us this descriptor.
+    unsafe { OwnedFd::from_raw_fd(high as RawFd) }
+}
+
+/// Size of a memfd that can neither shrink nor grow, or `None` when it is anything else.
+pub fn sealed_len(fd: &OwnedFd) -> Option<usize> {
+    // SAFETY: plain system call on a descriptor that we hold.
+    let seals = unsafe { libc::syscall(libc::SYS_fcntl, fd.as_raw_fd(), libc::F_GET_SEALS) };
+    let needed = i64::from(libc::F_SEAL_SHRINK | libc::F_SEAL_GROW);
+    if seals < 0 || seals & needed != needed {
+        return None;
+    }
+    // SAFETY: plain old data.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `stat` lives through the call.
+    let result = unsafe { libc::syscall(libc::SYS_fstat, fd.as_raw_fd(), &mut stat) };
+    let same_user = stat.st_uid == user();
+    (result == 0 && same_user).then_some(stat.st_size as usize)
+}
+
+/// Effective user of this process.
+pub fn user() -> u32 {
+    // SAFETY: cannot fail, touches no memory.
+    unsafe { libc::geteuid() }
+}
+
+/// Opens a path for reading and writing, not through the interposer's hooks.
+pub fn open_read_write(path: &str) -> io::Result<OwnedFd> {
+    let path = CString::new(path)?;
+    let flags = libc::O_RDWR | libc::O_CLOEXEC;
+    // SAFETY: `path` is a C string that lives through the call.
+    let raw = check(unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) })?;
+    // SAFETY: the kernel just gave us this descriptor.
+    Ok(moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) }))
+}
+
+/// Sleeps until `word` is no longer `expected`, a wake-up, or the time is over. The word may be shared with others.
+pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
+    let time = libc::timespec {
+        tv_sec: timeout.as_secs() as libc::time_t,
+        tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
+    };
+    // SAFETY: the word and the time live through the call; every outcome (woken, changed, timed out) means "look again".
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &time) };
+}
+
+/// Wakes whoever sleeps on `word`.
+pub fn futex_wake(word: &AtomicU32) {
+    // SAFETY: the word lives through the call; the kernel reads nothing from it.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
+}
+
+/// Sleeps for about `time`, as precisely as [`tune_thread`] made the timers.
+pub fn nap(time: Duration) {
+    let time = libc::timespec {
+        tv_sec: time.as_secs() as libc::time_t,
+        tv_nsec: libc::c_long::from(time.subsec_nanos()),
+    };
+    // SAFETY: `time` lives through the call; a null remainder is allowed.
+    unsafe { libc::syscall(libc::SYS_nanosleep, &time, std::ptr::null_mut::<libc::timespec>()) };
+}
+
+/// A handle on another process that stays with that process, even when its number is used again.
+///
+/// Errors: `ESRCH` when there is none, `EMFILE`…
+pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: plain system call.
+    let raw = check(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    // SAFETY: the kernel just gave us this descriptor.
+    Ok(moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) }))
+}
+
+/// Whether the process behind a pidfd has ended (a pidfd becomes readable then). About 0.2 µs.
+pub fn has_ended(pidfd: &OwnedFd) -> bool {
+    let mut poll = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid entry, no wait.
+    let ready = unsafe { libc::syscall(libc::SYS_poll, &mut poll, 1, 0) };
+    ready == 1 && poll.revents & libc::POLLIN != 0
+}
+
+/// Lets every process of this user read and write our memory where Yama would ask for a debugger's rights
+/// (`kernel.yama.ptrace_scope=1`). Kernels without Yama say EINVAL, which changes nothing.
+pub fn allow_peers() {
+    // SAFETY: sets an attribute of the process, touches no memory.
+    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
+}
+
+/// The kernel's `struct sched_attr`, first version (48 bytes).
+#[repr(C)]
+#[derive(Default)]
+struct SchedAttr {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime: u64,
+    deadline: u64,
+    period: u64,
+}
+
+/// Tunes the calling thread for short sleeps: timers to the nanosecond instead of 50 µs late, and a scheduling slice of
+/// 0.1 ms.
+///
+/// The slice matters where programs spin on every core: since Linux 6.12 a waking thread with a shorter slice than the
+/// running one preempts it at once; before, and for refusals, the thread just runs with the usual slice. No rights
+/// are needed, the priority stays what it was.
+pub fn tune_thread() {
+    // SAFETY: sets an attribute of the thread, touches no memory.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1, 0, 0, 0) };
+    let size = size_of::<SchedAttr>() as u32;
+    let mut attr = SchedAttr::default();
+    // SAFETY: `attr` has the size passed.
+    let got = unsafe { libc::syscall(libc::SYS_sched_getattr, 0, &mut attr, size, 0) };
+    if got != 0 || attr.policy != libc::SCHED_OTHER as u32 {
+        return;
+    }
+    attr.size = size;
+    attr.runtime = 100_000;
+    // SAFETY: `attr` is complete and lives through the call.
+    unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &attr, 0) };
+}
+
+/// Times this process has been forked into being, counted from its ancestors. A `Link` remembers it: a child sees
+/// another number and keeps away from its parent's rings.
+pub fn fork_generation() -> u32 {
+    static GENERATION: AtomicU32 = AtomicU32::new(0);
+    static HOOKED: std::sync::Once = std::sync::Once::new();
+    extern "C" fn in_child() {
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+    }
+    HOOKED.call_once(|| {
+        // SAFETY: the handler only adds to an atomic, which is safe in a fork child.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// Makes every page of the range present, writable if `write`, as pinning for a device does; contents stay.
+///
+/// `MADV_POPULATE_*` (Linux 5.14) takes the faults that a load or a store would take and touches nothing: it breaks
+/// copy-on-write, refuses read-only and device mappings, and cannot lose a store of another thread.
+///
+/// Errors: the start of the range; the kernel does not say which page.
+pub(super) fn populate(addr: u64, len: u64, write: bool) -> Result<(), Fault> {
+    let fault = Fault { addr };
+    let end = addr.checked_add(len).ok_or(fault)?;
+    let start = addr & !(PAGE as u64 - 1);
+    let end = end.checked_next_multiple_of(PAGE as u64).ok_or(fault)?;
+    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    loop {
+        // SAFETY: populating changes no contents of any page, whoever owns it.
+        let result = unsafe { libc::syscall(libc::SYS_madvise, start, end - start, advice) };
+        if result == 0 {
+            return Ok(());
+        }
+        match io::Error::last_os_error().raw_os_error() {
+            Some(libc::EINTR | libc::EAGAIN) => {}
+            _ => return Err(fault),
+        }
+    }
+}

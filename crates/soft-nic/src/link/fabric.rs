@@ -1,0 +1,440 @@
+//! The fabric: which processes of this user have a NIC, and where their channels are.
+//!
+//! One memfd, the directory, is shared by all of them and lives as long as one of them does; it has no name in any file
+//! system. A process finds it by looking through the descriptors of the other processes of its user, and joining is
+//! serialised by binding an abstract socket, which the kernel releases with its process. Layout (version in `record`):
+//!
+//! ```text
+//! 0       magic, version
+//! 4096    128 slots of 2048 bytes:
+//!           0    bell (futex word: 1 while its NIC sleeps)
+//!           8    who published a channel for this slot: a bit each, 2 words
+//!           64   pid, generation, start time, address of the cookie, cookie
+//!           128  channels that this slot published: 128 words, descriptor + 1 and the receiver's generation
+//! ```
+//! A slot belongs to its process until the process ends; who joins next takes it back. QPNs carry the slot, so slots are
+//! given out in turn: an old QPN must not name a new process's queue.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use super::record;
+use crate::dma::{SharedMemory, system};
+
+/// Most processes on one fabric.
+pub const SLOTS: usize = 128;
+
+/// How long joining waits for another process that is joining.
+const JOIN_PATIENCE: Duration = Duration::from_secs(5);
+
+mod at {
+    pub const MAGIC: usize = 0;
+    pub const VERSION: usize = 8;
+    pub const SLOTS: usize = 4096;
+    pub const SLOT_BYTES: usize = 2048;
+    pub const BELL: usize = 0;
+    pub const PUBLISHED: usize = 8;
+    pub const PID: usize = 64;
+    pub const GENERATION: usize = 68;
+    pub const START: usize = 72;
+    pub const COOKIE_ADDRESS: usize = 80;
+    pub const COOKIE: usize = 88;
+    pub const CHANNELS: usize = 128;
+    pub const LEN: usize = SLOTS + super::SLOTS * SLOT_BYTES;
+}
+
+/// "softfabr".
+const MAGIC: u64 = u64::from_be_bytes(*b"softfabr");
+
+/// In place of a descriptor: the receiver could not attach.
+const REFUSED: u64 = 0xffff_ffff;
+
+/// Why a process could not join.
+#[derive(Debug, thiserror::Error)]
+pub enum FabricError {
+    /// The name cannot be part of the memfd's.
+    #[error("fabric name {name:?}: 1 to 64 letters, digits, '-', '_' or '.'")]
+    Name {
+        /// As given.
+        name: String,
+    },
+    /// Another process holds the socket.
+    #[error(
+        "waited {seconds} s for another process to join fabric {name:?}; it holds abstract socket @{socket}"
+    )]
+    Busy {
+        /// Fabric.
+        name: String,
+        /// Abstract name.
+        socket: String,
+        /// How long.
+        seconds: u64,
+    },
+    /// All slots are taken by living processes.
+    #[error("fabric {name:?} is full: {SLOTS} processes have a NIC on it; end one or use another --fabric")]
+    Full {
+        /// Fabric.
+        name: String,
+    },
+    /// A system call failed.
+    #[error("{what} for fabric {name:?}: {error}")]
+    Kernel {
+        /// Which step.
+        what: &'static str,
+        /// Fabric.
+        name: String,
+        /// What the kernel said.
+        error: io::Error,
+    },
+}
+
+/// Who sits in a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Occupant {
+    /// Process number.
+    pub pid: u32,
+    /// Counts the slot's occupants.
+    pub generation: u32,
+    /// Start time of the process in clock ticks after boot, so that a reused number is noticed.
+    start: u64,
+    /// Address of a word in the occupant's memory …
+    pub cookie_address: u64,
+    /// … and its value: whoever can read it there can copy payloads.
+    pub cookie: u64,
+}
+
+/// A process that is watched.
+#[derive(Debug)]
+pub struct Process {
+    pidfd: OwnedFd,
+}
+
+impl Process {
+    /// Opens the process, if it is still the one that sat down.
+    fn open(pid: u32, start: u64) -> Option<Process> {
+        let pidfd = system::pidfd_open(pid).ok()?;
+        // After the pidfd is open: what is read now belongs to the process that the pidfd holds, or to none.
+        let alive = start_time(pid) == Some(start) && !system::has_ended(&pidfd);
+        alive.then_some(Process { pidfd })
+    }
+
+    /// Whether it has ended.
+    pub fn has_ended(&self) -> bool {
+        system::has_ended(&self.pidfd)
+    }
+}
+
+/// A seat on the fabric. Left on drop.
+#[derive(Debug)]
+pub struct Fabric {
+    // Kept open: other processes find the directory by this descriptor.
+    _fd: OwnedFd,
+    directory: SharedMemory,
+    slot: u8,
+    generation: u32,
+    fork_generation: u32,
+    left: AtomicBool,
+    // Others read this word through the kernel to learn whether they may; boxed so that it never moves.
+    _cookie: Box<AtomicU64>,
+}
+
+impl Fabric {
+    /// Joins the fabric called `name` in this network and process namespace, or founds it.
+    ///
+    /// Errors: sentences for the user; see [`FabricError`].
+    pub fn join(name: &str) -> Result<Fabric, FabricError> {
+        let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        if name.is_empty() || name.len() > 64 || !name.chars().all(good) {
+            return Err(FabricError::Name { name: name.to_owned() });
+        }
+        let kernel = |what| move |error| FabricError::Kernel { what, name: name.to_owned(), error };
+        system::allow_peers();
+        let full_name = full_name(name).map_err(kernel("reading the namespaces"))?;
+        let _turn = Turn::take(name, &full_name)?;
+        let (fd, directory) = match find(&full_name) {
+            Some(found) => found,
+            None => found_new(&full_name).map_err(kernel("making the directory"))?,
+        };
+        let cookie = Box::new(AtomicU64::new(0));
+        let seat =
+            sit_down(&directory, &cookie).ok_or_else(|| FabricError::Full { name: name.to_owned() })?;
+        let fork_generation = system::fork_generation();
+        let (slot, generation) = seat;
+        Ok(Fabric {
+            _fd: fd,
+            directory,
+            slot,
+            generation,
+            fork_generation,
+            left: AtomicBool::new(false),
+            _cookie: cookie,
+        })
+    }
+
+    /// Our slot.
+    pub fn slot(&self) -> u8 {
+        self.slot
+    }
+
+    /// How many occupants our slot has had.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Whether this is still the process that joined; a fork child must not touch the directory.
+    pub fn is_ours(&self) -> bool {
+        self.fork_generation == system::fork_generation()
+    }
+
+    /// Gives the slot back; peers notice within milliseconds.
+    pub fn leave(&self) {
+        // Once: afterwards the slot may be another's.
+        if self.is_ours() && !self.left.swap(true, Ordering::AcqRel) {
+            self.directory.half(slot_at(self.slot) + at::PID).store(0, Ordering::Release);
+        }
+    }
+
+    /// Who sits in a slot; `None` when nobody does.
+    pub fn occupant(&self, slot: u8) -> Option<Occupant> {
+        occupant(&self.directory, slot)
+    }
+
+    /// Starts watching an occupant; `None` when it has ended.
+    pub fn watch(&self, occupant: &Occupant) -> Option<Process> {
+        Process::open(occupant.pid, occupant.start)
+    }
+
+    /// Publishes our channel to `slot`: descriptor and the generation it is meant for.
+    pub fn publish_channel(&self, slot: u8, to_generation: u32, descriptor: u32) {
+        let value = (u64::from(descriptor) + 1) | u64::from(to_generation) << 32;
+        self.channel_word(self.slot, slot).store(value, Ordering::Release);
+        let bit = 1 << (slot_index(self.slot) % 64);
+        self.published_word(slot, slot_index(self.slot) / 64).fetch_or(bit, Ordering::SeqCst);
+        self.wake(slot);
+    }
+
+    /// Whether the receiver refused to attach to our channel.
+    pub fn was_refused(&self, slot: u8) -> bool {
+        self.channel_word(self.slot, slot).load(Ordering::Acquire) & 0xffff_ffff == REFUSED
+    }
+
+    /// Tells the sender in `slot` that we cannot attach to its channel.
+    pub fn refuse_channel(&self, slot: u8) {
+        let word = self.channel_word(slot, self.slot);
+        let value = word.load(Ordering::Acquire);
+        let refused = value | REFUSED;
+        // Only if it has not published another one meanwhile.
+        let _ = word.compare_exchange(value, refused, Ordering::AcqRel, Ordering::Relaxed);
+        self.wake(slot);
+    }
+
+    /// Takes the slots that published a channel for us since the last call, as two words of bits.
+    pub fn take_published(&self) -> [u64; 2] {
+        std::array::from_fn(|i| {
+            let word = self.published_word(self.slot, i);
+            // Look before the swap: almost always zero, and then the line stays shared.
+            if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::AcqRel) }
+        })
+    }
+
+    /// The descriptor of the channel that `slot` published for us, in its process.
+    pub fn channel_from(&self, slot: u8) -> Option<u32> {
+        let value = self.channel_word(slot, self.slot).load(Ordering::Acquire);
+        let (descriptor, generation) = (value as u32, (value >> 32) as u32);
+        (descriptor != 0 && descriptor != REFUSED as u32 && generation == self.generation)
+            .then(|| descriptor - 1)
+    }
+
+    /// Whether somebody published a channel for us.
+    pub fn has_published(&self) -> bool {
+        (0..2).any(|i| self.published_word(self.slot, i).load(Ordering::Relaxed) != 0)
+    }
+
+    /// Lies down: from now on peers ring. Look for work once more before [`Fabric::sleep`].
+    pub fn lie_down(&self) {
+        self.bell(self.slot).store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Sleeps until a bell or the timeout.
+    pub fn sleep(&self, timeout: Duration) {
+        system::futex_wait(self.bell(self.slot), 1, timeout);
+    }
+
+    /// Gets up. True when a bell rang.
+    pub fn get_up(&self) -> bool {
+        self.bell(self.slot).swap(0, Ordering::AcqRel) == 0
+    }
+
+    /// Rings at `slot` if its NIC sleeps; true when it did. The caller has a full fence after what it wrote.
+    pub fn ring(&self, slot: u8) -> bool {
+        let bell = self.bell(slot);
+        if bell.load(Ordering::Relaxed) == 0 || bell.swap(0, Ordering::AcqRel) == 0 {
+            return false;
+        }
+        system::futex_wake(bell);
+        true
+    }
+
+    /// Fence and ring.
+    pub fn wake(&self, slot: u8) -> bool {
+        fence(Ordering::SeqCst);
+        self.ring(slot)
+    }
+
+    fn bell(&self, slot: u8) -> &std::sync::atomic::AtomicU32 {
+        self.directory.half(slot_at(slot) + at::BELL)
+    }
+
+    fn channel_word(&self, from: u8, to: u8) -> &AtomicU64 {
+        self.directory.word(slot_at(from) + at::CHANNELS + 8 * slot_index(to))
+    }
+
+    fn published_word(&self, slot: u8, i: usize) -> &AtomicU64 {
+        self.directory.word(slot_at(slot) + at::PUBLISHED + 8 * i)
+    }
+}
+
+impl Drop for Fabric {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+fn slot_index(slot: u8) -> usize {
+    usize::from(slot) % SLOTS
+}
+
+fn slot_at(slot: u8) -> usize {
+    at::SLOTS + slot_index(slot) * at::SLOT_BYTES
+}
+
+fn occupant(directory: &SharedMemory, slot: u8) -> Option<Occupant> {
+    let base = slot_at(slot);
+    let pid = directory.half(base + at::PID).load(Ordering::Acquire);
+    (pid != 0).then(|| Occupant {
+        pid,
+        generation: directory.half(base + at::GENERATION).load(Ordering::Acquire),
+        start: directory.word(base + at::START).load(Ordering::Acquire),
+        cookie_address: directory.word(base + at::COOKIE_ADDRESS).load(Ordering::Acquire),
+        cookie: directory.word(base + at::COOKIE).load(Ordering::Acquire),
+    })
+}
+
+/// The turn to join: an abstract socket that only one process can have.
+struct Turn {
+    _socket: UnixDatagram,
+}
+
+impl Turn {
+    fn take(name: &str, full_name: &str) -> Result<Turn, FabricError> {
+        let kernel = |error| FabricError::Kernel { what: "taking a turn", name: name.to_owned(), error };
+        let address = SocketAddr::from_abstract_name(full_name).map_err(kernel)?;
+        let begun = Instant::now();
+        loop {
+            match UnixDatagram::bind_addr(&address) {
+                Ok(socket) => return Ok(Turn { _socket: socket }),
+                Err(error) if error.kind() != io::ErrorKind::AddrInUse => return Err(kernel(error)),
+                Err(_) if begun.elapsed() < JOIN_PATIENCE => system::nap(Duration::from_millis(1)),
+                Err(_) => {
+                    let (name, socket) = (name.to_owned(), full_name.to_owned());
+                    return Err(FabricError::Busy { name, socket, seconds: JOIN_PATIENCE.as_secs() });
+                }
+            }
+        }
+    }
+}
+
+/// Name of the directory's memfd and of the socket. Holds everything that must agree: processes that could not reach
+/// each other's `/proc` entries or number processes differently never meet.
+fn full_name(name: &str) -> io::Result<String> {
+    let inode = |kind: &str| -> io::Result<String> {
+        let link = std::fs::read_link(format!("/proc/self/ns/{kind}"))?;
+        Ok(link.to_string_lossy().chars().filter(char::is_ascii_digit).collect())
+    };
+    let (version, user) = (record::VERSION, system::user());
+    Ok(format!("softnic-fabric-v{version}-{user}-{}-{}-{name}", inode("net")?, inode("pid")?))
+}
+
+/// Looks for the directory among the descriptors of all processes of this user.
+fn find(full_name: &str) -> Option<(OwnedFd, SharedMemory)> {
+    let wanted = format!("/memfd:{full_name} (deleted)");
+    for process in std::fs::read_dir("/proc").ok()?.flatten() {
+        let is_number = process.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit());
+        // Processes of others, and those that end while we look, refuse here.
+        let Some(descriptors) =
+            is_number.then(|| std::fs::read_dir(process.path().join("fd")).ok()).flatten()
+        else {
+            continue;
+        };
+        for descriptor in descriptors.flatten() {
+            let path = descriptor.path();
+            if std::fs::read_link(&path).is_ok_and(|target| target == Path::new(&wanted))
+                && let Some(found) = open_directory(&path)
+            {
+                return Some(found);
+            }
+        }
+    }
+    None
+}
+
+fn open_directory(path: &Path) -> Option<(OwnedFd, SharedMemory)> {
+    let fd = system::open_read_write(path.to_str()?).ok()?;
+    if system::sealed_len(&fd)? != at::LEN {
+        return None;
+    }
+    let directory = SharedMemory::map(&fd, at::LEN).ok()?;
+    let word = |offset| directory.word(offset).load(Ordering::Acquire);
+    let ours = word(at::MAGIC) == MAGIC && word(at::VERSION) == u64::from(record::VERSION);
+    ours.then_some((fd, directory))
+}
+
+fn found_new(full_name: &str) -> io::Result<(OwnedFd, SharedMemory)> {
+    let fd = system::memfd(full_name, at::LEN)?;
+    let directory = SharedMemory::map(&fd, at::LEN)?;
+    directory.word(at::VERSION).store(record::VERSION.into(), Ordering::Relaxed);
+    directory.word(at::MAGIC).store(MAGIC, Ordering::Release);
+    Ok((fd, directory))
+}
+
+/// Takes the free slot that was used least. Only called with the turn.
+fn sit_down(directory: &SharedMemory, cookie: &AtomicU64) -> Option<(u8, u32)> {
+    let generation = |slot: u8| directory.half(slot_at(slot) + at::GENERATION).load(Ordering::Acquire);
+    let free =
+        |slot: &u8| occupant(directory, *slot).is_none_or(|who| Process::open(who.pid, who.start).is_none());
+    let slot = (0..SLOTS as u8).filter(free).min_by_key(|slot| (generation(*slot), *slot))?;
+    let base = slot_at(slot);
+    // First nobody, then all the rest, then us: a peer that looks now sees a whole entry or none.
+    directory.half(base + at::PID).store(0, Ordering::SeqCst);
+    let ours = generation(slot).wrapping_add(1);
+    directory.half(base + at::GENERATION).store(ours, Ordering::Release);
+    for offset in [at::BELL, at::PUBLISHED, at::PUBLISHED + 8] {
+        directory.word(base + offset).store(0, Ordering::Release);
+    }
+    for to in 0..SLOTS {
+        directory.word(base + at::CHANNELS + 8 * to).store(0, Ordering::Release);
+    }
+    let pid = std::process::id();
+    let start = start_time(pid)?;
+    let secret = system::monotonic_ns() ^ u64::from(pid) << 40;
+    cookie.store(secret, Ordering::Release);
+    directory.word(base + at::START).store(start, Ordering::Release);
+    directory.word(base + at::COOKIE_ADDRESS).store(cookie.as_ptr() as u64, Ordering::Release);
+    directory.word(base + at::COOKIE).store(secret, Ordering::Release);
+    directory.half(base + at::PID).store(pid, Ordering::SeqCst);
+    Some((slot, ours))
+}
+
+/// Start time of a process: field 22 of its `stat` (proc(5)), counted behind the command, which may hold anything.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let end = stat.iter().rposition(|b| *b == b')')?;
+    let fields = std::str::from_utf8(&stat[end + 1..]).ok()?;
+    fields.split_whitespace().nth(19)?.parse().ok()
+}

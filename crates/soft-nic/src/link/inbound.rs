@@ -1,0 +1,182 @@
+//! A message that arrived: its header as one checked copy, its payload still where the sender left it.
+
+use roce::{Reply, Request};
+
+use super::loopback::{self, Side};
+use super::record::{Form, MAX_SEGMENTS};
+use super::{LinkCounters, PathAddress};
+use crate::dma::{Fault, Host, Order, PeerError, PeerMemory, RingMemory, Segment, Segments};
+
+/// What arrived.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message {
+    /// A request, whole or a fragment; for the responder.
+    Request(Request),
+    /// A reply; for the requester.
+    Reply {
+        /// The reply. A READ response may come in pieces: it counts with the last one.
+        reply: Reply,
+        /// Where the bytes that come with it belong, in the READ's answer.
+        offset: u32,
+        /// Whether all bytes of the answer are there.
+        last: bool,
+    },
+}
+
+/// What the handler did with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Disposition {
+    /// Done with it.
+    Consumed,
+    /// Cannot take it now: it stays first in its ring, and so does all behind it. Never for replies.
+    NotNow,
+}
+
+/// Why a payload was not copied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CopyError {
+    /// Memory of this process, as named by the call, cannot be accessed or is too short.
+    #[error("{0} (receiving side)")]
+    Local(#[from] Fault),
+    /// Memory that the sender named cannot be accessed.
+    #[error("memory that the sender named cannot be accessed")]
+    Sender,
+    /// The sender has ended.
+    #[error("the sender has ended")]
+    Gone,
+    /// The kernel refuses, though it did not when the channel was made; later messages will be staged.
+    #[error("the kernel no longer allows copies between the two processes")]
+    Refused,
+}
+
+/// Whose memory a channel's segments lie in.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum SenderMemory {
+    /// This process's.
+    Own,
+    /// A peer's.
+    Peer(PeerMemory),
+}
+
+/// A message and the way to its payload; lives as long as the handler's call.
+#[derive(Debug)]
+pub struct Inbound<'a> {
+    /// Slot of the sender.
+    pub from: u8,
+    /// The message.
+    pub message: Message,
+    /// Where a datagram came from; `None` for connected services.
+    pub path: Option<PathAddress>,
+    pub(super) form: Form,
+    pub(super) ring: &'a RingMemory,
+    /// Position of the inline bytes.
+    pub(super) payload_at: u64,
+    /// What the sender named.
+    pub(super) segments: &'a [Segment],
+    pub(super) memory: SenderMemory,
+    pub(super) host: &'a Host,
+    pub(super) counters: &'a mut LinkCounters,
+    /// Set when the kernel refused a copy.
+    pub(super) refused: bool,
+}
+
+impl Inbound<'_> {
+    /// Bytes of payload that came with this message, in the record or by reference.
+    pub fn payload_len(&self) -> u32 {
+        match (&self.message, self.form) {
+            (Message::Request(request), Form::Segments(_)) if !request.opcode.wants_response() => {
+                request.fragment.length
+            }
+            (_, Form::Inline(len)) => len,
+            _ => 0,
+        }
+    }
+
+    /// Copies the payload to memory of this process, whose segments must hold [`Inbound::payload_len`] bytes.
+    ///
+    /// Errors: see [`CopyError`]; a part may have been copied.
+    pub fn copy_into(&mut self, to: &[Segment], order: Order) -> Result<(), CopyError> {
+        let len = u64::from(self.payload_len());
+        if len == 0 {
+            return Ok(());
+        }
+        if let Form::Inline(_) = self.form {
+            self.counters.inline_bytes += len;
+            return Ok(self.ring.scatter(self.host, self.payload_at, to, len as usize, order)?);
+        }
+        self.counters.direct_bytes += len;
+        match self.memory {
+            SenderMemory::Own => own(loopback::copy(self.host, to, self.segments, len, order, self.segments)),
+            SenderMemory::Peer(peer) => self.judge(peer.read(self.host, to, self.segments, len, order)),
+        }
+    }
+
+    /// Copies the payload into a buffer of the NIC's own (scatter to CQE); `out` has [`Inbound::payload_len`] bytes.
+    ///
+    /// Errors: see [`CopyError`]; `Local` also for another length.
+    pub fn copy_to_buffer(&mut self, out: &mut [u8]) -> Result<(), CopyError> {
+        if out.len() != self.payload_len() as usize {
+            return Err(CopyError::Local(Fault { addr: 0 }));
+        }
+        if let Form::Inline(len) = self.form {
+            self.counters.inline_bytes += u64::from(len);
+            return Ok(self.ring.take(self.host, self.payload_at, out)?);
+        }
+        let to = [Segment { addr: out.as_mut_ptr() as u64, len: out.len() as u64 }];
+        self.copy_into(&to, Order::Relaxed)
+    }
+
+    /// Whether the answer to this READ is put in place by [`Inbound::copy_out`]; otherwise its bytes travel in
+    /// [`super::Link::send_reply`].
+    pub fn answers_in_place(&self) -> bool {
+        matches!(self.form, Form::Segments(_))
+    }
+
+    /// Copies `from`, memory of this process, to where the requester wants its answer, from `offset` bytes into it.
+    ///
+    /// Errors: see [`CopyError`]; a part may have been copied.
+    pub fn copy_out(&mut self, from: &[Segment], offset: u32) -> Result<(), CopyError> {
+        let len = from.iter().map(|s| s.len).sum();
+        let mut rest = [Segment::default(); MAX_SEGMENTS];
+        let mut walk = Segments::new(self.segments);
+        walk.advance(offset.into());
+        let mut count = 0;
+        while count < MAX_SEGMENTS
+            && let Some(piece) = walk.peek(u64::MAX)
+        {
+            rest[count] = piece;
+            walk.advance(piece.len);
+            count += 1;
+        }
+        let to = &rest[..count];
+        if to.iter().map(|s| s.len).sum::<u64>() < len {
+            return Err(CopyError::Sender);
+        }
+        self.counters.direct_bytes += len;
+        match self.memory {
+            SenderMemory::Own => own(loopback::copy(self.host, to, from, len, Order::Increasing, to)),
+            SenderMemory::Peer(peer) => self.judge(peer.write(to, from, len)),
+        }
+    }
+
+    fn judge(&mut self, result: Result<(), PeerError>) -> Result<(), CopyError> {
+        result.map_err(|error| match error {
+            PeerError::LocalFault(fault) => CopyError::Local(fault),
+            // The record was checked to name enough of the sender's memory, so what is short is ours.
+            PeerError::TooShort { .. } => CopyError::Local(Fault { addr: 0 }),
+            PeerError::PeerFault { .. } => CopyError::Sender,
+            PeerError::Gone { .. } => CopyError::Gone,
+            PeerError::Refused { .. } => {
+                self.refused = true;
+                CopyError::Refused
+            }
+        })
+    }
+}
+
+fn own(result: Result<(), Side>) -> Result<(), CopyError> {
+    result.map_err(|side| match side {
+        Side::Requester => CopyError::Sender,
+        Side::Responder(fault) => CopyError::Local(fault),
+    })
+}

@@ -1,0 +1,375 @@
+//! The records that travel in a channel: a fixed header of words, then what its flags announce.
+//!
+//! Version [`VERSION`], checked once per channel. All words are native-endian (one host), multiples of 8 bytes:
+//!
+//! | word | request | reply |
+//! |---|---|---|
+//! | 0 | length in bytes:32, kind:8, opcode:4 + service:4, flags:8, segments:8 | length:32, kind:8, reply kind:8, flags:8, syndrome:8 |
+//! | 1 | destination QPN:32, source QPN:32 | the same |
+//! | 2 | PSN:32, immediate as on the wire:32 | PSN:32, MSN:32 |
+//! | 3 | remote address | old value of an atomic, or offset:32 and length:32 of READ bytes |
+//! | 4 | rkey:32, message length:32 | |
+//! | 5 | fragment offset:32, fragment length:32 | |
+//! | 6 | swap or add (atomics), Q_Key (UD) | |
+//! | 7 | compare | |
+//!
+//! After a request's words: the path address (6 words, UD), then the segments (2 words each) or the inline bytes.
+//! After a reply's: inline bytes. A peer may write anything, at any time: words are loaded once into a copy, and every
+//! number in the copy is checked here, before anything uses it (INV-6, INV-13).
+
+use roce::{Fragment, NakCode, Opcode, Psn, Reply, ReplyKind, Request, ServiceType};
+
+use super::PathAddress;
+use crate::dma::Segment;
+
+/// Version of records and channels; another one is refused at attach.
+pub const VERSION: u32 = 1;
+/// Words of a request's header.
+pub const REQUEST_WORDS: usize = 8;
+/// Words of a reply's header.
+pub const REPLY_WORDS: usize = 4;
+/// Words of a path address.
+pub const PATH_WORDS: usize = 6;
+/// Most segments of one message: a send queue entry of 1024 bytes has fewer.
+pub const MAX_SEGMENTS: usize = 64;
+/// Largest payload of one record of a staged message.
+pub const MAX_FRAGMENT: usize = 32 * 1024;
+/// Largest record: header, path, a fragment.
+pub const MAX_RECORD: usize = 8 * (REQUEST_WORDS + PATH_WORDS) + MAX_FRAGMENT;
+
+mod kind {
+    pub const REQUEST: u8 = 1;
+    pub const REPLY: u8 = 2;
+}
+
+mod flag {
+    pub const SOLICITED: u8 = 1;
+    pub const ACK_REQUESTED: u8 = 2;
+    pub const PATH: u8 = 4;
+    pub const INLINE: u8 = 8;
+    pub const SEGMENTS: u8 = 16;
+    pub const LAST: u8 = 32;
+    pub const REQUEST_ALL: u8 = SOLICITED | ACK_REQUESTED | PATH | INLINE | SEGMENTS;
+    pub const REPLY_ALL: u8 = INLINE | LAST;
+}
+
+/// Services by their number in a record.
+const SERVICES: [ServiceType; 3] = [ServiceType::Rc, ServiceType::Uc, ServiceType::Ud];
+
+/// NAK codes by their number (IBTA §9.7.5.2.8, AETH syndrome).
+const NAKS: [NakCode; 4] =
+    [NakCode::PsnSequence, NakCode::InvalidRequest, NakCode::RemoteAccess, NakCode::RemoteOperation];
+
+/// What a record was found to be wrong in. The channel it came from is closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// Shorter than a header, longer than allowed or than what was published, or no multiple of 8.
+    #[error("a record of {len} bytes where {published} are published")]
+    Length {
+        /// As the record says.
+        len: u32,
+        /// Bytes between tail and head.
+        published: u64,
+    },
+    /// A kind, opcode, service, flag or number that this version has not.
+    #[error("a record with an unknown value in its first words ({word0:#x} {word1:#x})")]
+    Unknown {
+        /// First word.
+        word0: u64,
+        /// Second word.
+        word1: u64,
+    },
+    /// Head and tail that cannot be.
+    #[error("a channel with head {head} and tail {tail} in a ring of {capacity}")]
+    Positions {
+        /// As published by the peer.
+        head: u64,
+        /// Ours.
+        tail: u64,
+        /// Bytes of the ring.
+        capacity: u64,
+    },
+    /// Payload, fragment and message lengths that contradict each other.
+    #[error(
+        "a record whose lengths contradict each other: {have} bytes given, fragment {offset}+{length} of {whole}"
+    )]
+    Payload {
+        /// Bytes that the record has or names.
+        have: u64,
+        /// Fragment offset.
+        offset: u32,
+        /// Fragment length.
+        length: u32,
+        /// Message length.
+        whole: u32,
+    },
+}
+
+/// How the payload of a message to be sent travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// Nothing travels.
+    None,
+    /// So many bytes follow the header.
+    Inline(u32),
+    /// So many segments follow the header.
+    Segments(u8),
+}
+
+impl Form {
+    fn flag(self) -> u8 {
+        match self {
+            Form::None => 0,
+            Form::Inline(_) => flag::INLINE,
+            Form::Segments(_) => flag::SEGMENTS,
+        }
+    }
+
+    /// Bytes after header and path, padded to a multiple of 8.
+    pub fn padded(self) -> usize {
+        match self {
+            Form::None => 0,
+            Form::Inline(len) => (len as usize).next_multiple_of(8),
+            Form::Segments(count) => 16 * usize::from(count),
+        }
+    }
+}
+
+/// Whether the record of a request carries where it came from: only datagrams show it to the receiver.
+pub fn carries_path(request: &Request) -> bool {
+    request.service == ServiceType::Ud
+}
+
+/// Header words of a request.
+pub fn encode_request(request: &Request, form: Form) -> [u64; REQUEST_WORDS] {
+    let path = carries_path(request);
+    let len = 8 * (REQUEST_WORDS + if path { PATH_WORDS } else { 0 }) + form.padded();
+    let opcode = Opcode::ALL.iter().position(|o| *o == request.opcode).unwrap_or(0) as u8;
+    let service = SERVICES.iter().position(|s| *s == request.service).unwrap_or(0) as u8;
+    let flags = form.flag()
+        | if request.solicited { flag::SOLICITED } else { 0 }
+        | if request.ack_requested { flag::ACK_REQUESTED } else { 0 }
+        | if path { flag::PATH } else { 0 };
+    let segments = if let Form::Segments(count) = form { count } else { 0 };
+    let operand = if path { request.qkey.into() } else { request.swap_add };
+    [
+        len as u64
+            | u64::from(kind::REQUEST) << 32
+            | u64::from(opcode | service << 4) << 40
+            | u64::from(flags) << 48
+            | u64::from(segments) << 56,
+        pair(request.dst_qpn, request.src_qpn),
+        pair(request.psn.value(), u32::from_ne_bytes(request.imm)),
+        request.remote_va,
+        pair(request.rkey, request.length),
+        pair(request.fragment.offset, request.fragment.length),
+        operand,
+        request.compare,
+    ]
+}
+
+/// Header words of a reply. `offset`, `len`: which READ bytes follow; `last`: nothing of this answer follows.
+pub fn encode_reply(reply: &Reply, offset: u32, len: u32, last: bool) -> [u64; REPLY_WORDS] {
+    let (kind_number, syndrome, value) = match reply.kind {
+        ReplyKind::Ack => (0, 0, 0),
+        ReplyKind::RnrNak { timer } => (1, timer, 0),
+        ReplyKind::Nak(code) => (2, NAKS.iter().position(|c| *c == code).unwrap_or(0) as u8, 0),
+        ReplyKind::ReadResponse => (3, 0, pair(offset, len)),
+        ReplyKind::AtomicResponse { old } => (4, 0, old),
+        ReplyKind::RequesterFault => (5, 0, 0),
+    };
+    let flags = if last { flag::LAST } else { 0 } | if len > 0 { flag::INLINE } else { 0 };
+    let total = 8 * REPLY_WORDS + Form::Inline(len).padded();
+    [
+        total as u64
+            | u64::from(kind::REPLY) << 32
+            | (kind_number as u64) << 40
+            | u64::from(flags) << 48
+            | u64::from(syndrome) << 56,
+        pair(reply.dst_qpn, reply.src_qpn),
+        pair(reply.psn.value(), reply.msn),
+        value,
+    ]
+}
+
+/// Words of a segment.
+pub fn encode_segment(segment: Segment) -> [u64; 2] {
+    [segment.addr, segment.len]
+}
+
+/// Words of a path address.
+pub fn encode_path(path: &PathAddress) -> [u64; PATH_WORDS] {
+    let half = |gid: &[u8; 16], i: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&gid[8 * i..8 * i + 8]);
+        u64::from_ne_bytes(bytes)
+    };
+    let small = [path.sl, path.traffic_class, path.hop_limit, u8::from(path.grh)];
+    [
+        half(&path.sgid, 0),
+        half(&path.sgid, 1),
+        half(&path.dgid, 0),
+        half(&path.dgid, 1),
+        u64::from(path.slid) | u64::from(path.dlid) << 16 | u64::from(path.flow_label) << 32,
+        u64::from(u32::from_ne_bytes(small)),
+    ]
+}
+
+/// Path address from its words. Any words are one.
+pub fn decode_path(words: [u64; PATH_WORDS]) -> PathAddress {
+    let gid = |high: u64, low: u64| {
+        let mut bytes = [0; 16];
+        bytes[..8].copy_from_slice(&high.to_ne_bytes());
+        bytes[8..].copy_from_slice(&low.to_ne_bytes());
+        bytes
+    };
+    let [sl, traffic_class, hop_limit, grh] = (words[5] as u32).to_ne_bytes();
+    PathAddress {
+        sgid: gid(words[0], words[1]),
+        dgid: gid(words[2], words[3]),
+        slid: words[4] as u16,
+        dlid: (words[4] >> 16) as u16,
+        flow_label: (words[4] >> 32) as u32 & 0xf_ffff,
+        sl,
+        traffic_class,
+        hop_limit,
+        grh: grh & 1 != 0,
+    }
+}
+
+/// A checked header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Header {
+    /// A request, or a fragment of one.
+    Request {
+        /// The request.
+        request: Request,
+        /// Whether a path address follows.
+        path: bool,
+        /// What follows after the path.
+        form: Form,
+    },
+    /// A reply, or a piece of one.
+    Reply {
+        /// The reply.
+        reply: Reply,
+        /// Where the READ bytes belong.
+        offset: u32,
+        /// How many follow.
+        len: u32,
+        /// Whether this is the last piece.
+        last: bool,
+    },
+}
+
+/// Length of the record whose first word this is, checked against what is published.
+pub fn record_len(word0: u64, published: u64) -> Result<usize, RecordError> {
+    let len = word0 as u32;
+    let least = 8 * REPLY_WORDS;
+    let fits = (least..=MAX_RECORD).contains(&(len as usize)) && u64::from(len) <= published;
+    if fits && len.is_multiple_of(8) { Ok(len as usize) } else { Err(RecordError::Length { len, published }) }
+}
+
+/// Checks a copy of the header of a record of `len` bytes.
+pub fn decode(words: &[u64; REQUEST_WORDS], len: usize) -> Result<Header, RecordError> {
+    match (words[0] >> 32) as u8 {
+        kind::REQUEST if len >= 8 * REQUEST_WORDS => decode_request(words, len),
+        kind::REPLY => decode_reply(words, len),
+        _ => Err(unknown(words)),
+    }
+}
+
+fn decode_request(words: &[u64; REQUEST_WORDS], len: usize) -> Result<Header, RecordError> {
+    let [_, _, _, _, _, what, flags, segments] = words[0].to_le_bytes();
+    let opcode = Opcode::ALL.get(usize::from(what & 0xf)).copied().ok_or_else(|| unknown(words))?;
+    let service = SERVICES.get(usize::from(what >> 4)).copied().ok_or_else(|| unknown(words))?;
+    let (dst_qpn, src_qpn) = qpns(words)?;
+    let (psn, imm) = halves(words[2]);
+    let (rkey, length) = halves(words[4]);
+    let fragment = Fragment { offset: words[5] as u32, length: (words[5] >> 32) as u32 };
+    let path = flags & flag::PATH != 0;
+    if flags & !flag::REQUEST_ALL != 0 || psn > 0xff_ffff || path != (service == ServiceType::Ud) {
+        return Err(unknown(words));
+    }
+    let after = len as i64 - 8 * (REQUEST_WORDS + if path { PATH_WORDS } else { 0 }) as i64;
+    let form = match flags & (flag::INLINE | flag::SEGMENTS) {
+        0 => Form::None,
+        flag::INLINE => Form::Inline(fragment.length),
+        flag::SEGMENTS if usize::from(segments) <= MAX_SEGMENTS => Form::Segments(segments),
+        _ => return Err(unknown(words)),
+    };
+    let (request_bytes, whole) = (u64::from(fragment.offset) + u64::from(fragment.length), u64::from(length));
+    // The bytes of READ and atomics travel the other way.
+    let carried = opcode.wants_response() || form != Form::None || fragment.length == 0;
+    let form_fits = fragment.length as usize <= MAX_FRAGMENT || !matches!(form, Form::Inline(_));
+    if request_bytes > whole || !form_fits || form.padded() as i64 != after || !carried {
+        return Err(RecordError::Payload {
+            have: after.max(0) as u64,
+            offset: fragment.offset,
+            length: fragment.length,
+            whole: length,
+        });
+    }
+    let ud = service == ServiceType::Ud;
+    let request = Request {
+        src_qpn,
+        dst_qpn,
+        service,
+        opcode,
+        psn: Psn::new(psn),
+        solicited: flags & flag::SOLICITED != 0,
+        ack_requested: flags & flag::ACK_REQUESTED != 0,
+        imm: imm.to_ne_bytes(),
+        remote_va: words[3],
+        rkey,
+        length,
+        swap_add: if ud { 0 } else { words[6] },
+        compare: words[7],
+        qkey: if ud { words[6] as u32 } else { 0 },
+        fragment,
+    };
+    Ok(Header::Request { request, path, form })
+}
+
+fn decode_reply(words: &[u64; REQUEST_WORDS], len: usize) -> Result<Header, RecordError> {
+    let [_, _, _, _, _, kind_number, flags, syndrome] = words[0].to_le_bytes();
+    let (dst_qpn, src_qpn) = qpns(words)?;
+    let (psn, msn) = halves(words[2]);
+    let kind = match kind_number {
+        0 => ReplyKind::Ack,
+        1 => ReplyKind::RnrNak { timer: syndrome & 0x1f },
+        2 => ReplyKind::Nak(NAKS.get(usize::from(syndrome)).copied().ok_or_else(|| unknown(words))?),
+        3 => ReplyKind::ReadResponse,
+        4 => ReplyKind::AtomicResponse { old: words[3] },
+        5 => ReplyKind::RequesterFault,
+        _ => return Err(unknown(words)),
+    };
+    if flags & !flag::REPLY_ALL != 0 || psn > 0xff_ffff {
+        return Err(unknown(words));
+    }
+    let (offset, have) = if kind == ReplyKind::ReadResponse { halves(words[3]) } else { (0, 0) };
+    let inline = if flags & flag::INLINE != 0 { have } else { 0 };
+    let after = len - 8 * REPLY_WORDS;
+    if Form::Inline(inline).padded() != after || offset.checked_add(have).is_none() || inline != have {
+        return Err(RecordError::Payload { have: after as u64, offset, length: have, whole: 0 });
+    }
+    let reply = Reply { src_qpn, dst_qpn, psn: Psn::new(psn), msn, kind };
+    Ok(Header::Reply { reply, offset, len: inline, last: flags & flag::LAST != 0 })
+}
+
+fn pair(low: u32, high: u32) -> u64 {
+    u64::from(low) | u64::from(high) << 32
+}
+
+fn halves(word: u64) -> (u32, u32) {
+    (word as u32, (word >> 32) as u32)
+}
+
+fn qpns(words: &[u64; REQUEST_WORDS]) -> Result<(u32, u32), RecordError> {
+    let (dst, src) = halves(words[1]);
+    if (dst | src) >> 24 == 0 { Ok((dst, src)) } else { Err(unknown(words)) }
+}
+
+fn unknown(words: &[u64; REQUEST_WORDS]) -> RecordError {
+    RecordError::Unknown { word0: words[0], word1: words[1] }
+}

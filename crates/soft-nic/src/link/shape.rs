@@ -1,0 +1,108 @@
+//! Holds a port to a link rate: a token bucket over wire bytes. Pure; the caller brings the time.
+
+use roce::Now;
+
+/// Burst that a bucket holds: what a card's shaper lets through at once, and more than one sleep's worth at the rates
+/// of interest would make figures smoother than the rate says.
+pub const BURST_BYTES: u64 = 64 * 1024;
+
+/// A token bucket. Messages may overdraw it: a message is sent whole once the bucket is not empty, and the debt is
+/// waited for afterwards, so that the average is exact for every message size.
+#[derive(Debug, Clone)]
+pub struct TokenBucket {
+    /// Rate in bits per second; none: unlimited.
+    bits_per_s: Option<f64>,
+    /// Bytes that may be sent; negative: debt.
+    tokens: f64,
+    filled: Now,
+}
+
+impl TokenBucket {
+    /// A full bucket. `rate_gbps`: 10^9 bits a second; none: no limit.
+    pub fn new(rate_gbps: Option<f64>, now: Now) -> TokenBucket {
+        let bits_per_s = rate_gbps.map(|gbps| gbps * 1e9);
+        TokenBucket { bits_per_s, tokens: BURST_BYTES as f64, filled: now }
+    }
+
+    /// Whether a message may be sent now.
+    pub fn allows(&mut self, now: Now) -> bool {
+        self.fill(now);
+        self.bits_per_s.is_none() || self.tokens > 0.0
+    }
+
+    /// Accounts for a message of so many wire bytes.
+    pub fn spend(&mut self, wire_bytes: u64) {
+        if self.bits_per_s.is_some() {
+            self.tokens -= wire_bytes as f64;
+        }
+    }
+
+    /// When the next message may be sent; `None` when it may be now.
+    pub fn ready_at(&self) -> Option<Now> {
+        let bits_per_s = self.bits_per_s?;
+        (self.tokens <= 0.0)
+            .then(|| self.filled.after((-self.tokens * 8.0 / bits_per_s * 1e9).ceil() as u64 + 1))
+    }
+
+    fn fill(&mut self, now: Now) {
+        let Some(bits_per_s) = self.bits_per_s else { return };
+        let ns = now.0.saturating_sub(self.filled.0);
+        self.filled = self.filled.max(now);
+        self.tokens = (self.tokens + ns as f64 * bits_per_s / 8e9).min(BURST_BYTES as f64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sends as fast as allowed for 10 ms of virtual time; returns Gbit/s.
+    fn achieved(rate: Option<f64>, message: u64, step_ns: u64) -> f64 {
+        let mut bucket = TokenBucket::new(rate, Now(0));
+        let (mut now, mut sent) = (Now(0), 0);
+        while now.0 < 10_000_000 {
+            while bucket.allows(now) && sent < 1 << 30 {
+                bucket.spend(message);
+                sent += message;
+            }
+            now = now.after(step_ns);
+        }
+        sent as f64 * 8.0 / now.0 as f64
+    }
+
+    #[test]
+    fn the_average_is_the_rate_for_small_and_for_large_messages() {
+        for (rate, message) in [(100.0, 118), (100.0, 66_000), (1.0, 118), (25.0, 4_200)] {
+            let got = achieved(Some(rate), message, 500);
+            let burst = BURST_BYTES as f64 * 8.0 / 1e7;
+            assert!((rate..rate + burst + 0.1).contains(&got), "{message} bytes at {rate}: {got} Gbit/s");
+        }
+    }
+
+    #[test]
+    fn without_a_rate_nothing_waits() {
+        let mut bucket = TokenBucket::new(None, Now(5));
+        bucket.spend(u64::MAX);
+        assert!(bucket.allows(Now(5)));
+        assert_eq!(bucket.ready_at(), None);
+    }
+
+    #[test]
+    fn a_debt_is_waited_for_to_the_nanosecond() {
+        let mut bucket = TokenBucket::new(Some(8.0), Now(0));
+        bucket.spend(BURST_BYTES + 1000);
+        let ready = bucket.ready_at().unwrap();
+        assert_eq!(ready, Now(1001), "1000 bytes at one byte a ns, and one more to be above zero");
+        assert!(!bucket.allows(Now(999)));
+        assert!(bucket.allows(ready));
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_gives_nothing_twice() {
+        let mut bucket = TokenBucket::new(Some(8.0), Now(1_000_000));
+        bucket.spend(BURST_BYTES + 10);
+        assert!(!bucket.allows(Now(0)));
+        assert!(!bucket.allows(Now(1_000_005)));
+        assert!(bucket.allows(Now(1_000_020)));
+    }
+}

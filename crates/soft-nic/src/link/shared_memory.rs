@@ -1,0 +1,392 @@
+//! One direction between two processes: a memfd with two single-producer single-consumer byte rings.
+//!
+//! Requests and replies have a ring each, as packets of a real port have virtual lanes: replies are always consumed, so
+//! two full request rings cannot wait for each other. Layout of the memfd (version in `record`):
+//!
+//! ```text
+//! 0     magic, version, slots, generations, capacities       written once, before the channel is published
+//! 128   producer line: request head, reply head, notify      written by the sender
+//! 256   consumer line: request tail, reply tail, state       written by the receiver
+//! 4096  request ring, then reply ring                        each mapped twice in a row, so records never wrap
+//! ```
+//! Head and tail count bytes for ever. Each side keeps its own in a register's reach and publishes it once per batch:
+//! a cache line that moves between cores for every message would cost more than the message.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering;
+
+use super::record::{self, RecordError};
+use crate::dma::{RingMemory, SharedMemory, system};
+
+mod at {
+    pub const MAGIC: usize = 0;
+    pub const VERSION: usize = 8;
+    pub const SLOTS: usize = 16;
+    pub const GENERATIONS: usize = 24;
+    pub const CAPACITIES: usize = 32;
+    pub const HEADS: [usize; 2] = [128, 136];
+    pub const NOTIFY: usize = 144;
+    pub const TAILS: [usize; 2] = [256, 264];
+    pub const STATE: usize = 272;
+    pub const RINGS: usize = 4096;
+}
+
+/// "softchan", so that a foreign memfd of the right size is not taken for a channel.
+const MAGIC: u64 = u64::from_be_bytes(*b"softchan");
+
+/// The two rings of a channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    /// Requests.
+    Request,
+    /// Replies.
+    Reply,
+}
+
+/// Bytes that may wait unpublished: small messages go out together, large ones at once.
+const PUBLISH_BYTES: u64 = 1024;
+
+/// What the receiver says about a channel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum ChannelState {
+    /// Not yet looked at.
+    Published = 0,
+    /// Attached; payloads are copied between the processes' memory.
+    Direct = 1,
+    /// Attached; payloads must travel in the ring.
+    Staged = 2,
+    /// Given up by the receiver after a bad record.
+    Closed = 3,
+}
+
+impl ChannelState {
+    fn from_word(word: u32) -> ChannelState {
+        match word {
+            0 => ChannelState::Published,
+            1 => ChannelState::Direct,
+            2 => ChannelState::Staged,
+            _ => ChannelState::Closed,
+        }
+    }
+}
+
+/// Who talks to whom, as the memfd's first page says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ends {
+    /// Slot of the sender.
+    pub from: u8,
+    /// Slot of the receiver.
+    pub to: u8,
+    /// Generation of the sender's slot.
+    pub from_generation: u32,
+    /// Generation of the receiver's slot.
+    pub to_generation: u32,
+}
+
+impl Ends {
+    fn slots(&self) -> u64 {
+        u64::from(self.from) | u64::from(self.to) << 32
+    }
+
+    fn generations(&self) -> u64 {
+        u64::from(self.from_generation) | u64::from(self.to_generation) << 32
+    }
+}
+
+/// Why a published channel was not attached.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// A system call failed.
+    #[error("attaching to a channel: {0}")]
+    Kernel(#[from] io::Error),
+    /// Not a channel of this version between these two.
+    #[error("what was published is not a channel of version {}: {what}", record::VERSION)]
+    Foreign {
+        /// What is wrong with it.
+        what: &'static str,
+    },
+}
+
+/// Sender's state of one ring.
+#[derive(Debug)]
+struct ProducerLane {
+    ring: RingMemory,
+    head: u64,
+    published: u64,
+    /// The consumer's tail when last looked at.
+    tail: u64,
+}
+
+/// The sender's end.
+#[derive(Debug)]
+pub struct Producer {
+    fd: OwnedFd,
+    control: SharedMemory,
+    lanes: [ProducerLane; 2],
+    failed: bool,
+}
+
+impl Producer {
+    /// Makes a channel; it still has to be published in the directory. `capacity`: bytes of each ring.
+    ///
+    /// Errors: the kernel's (descriptor limit, memory limit).
+    pub fn create(ends: Ends, capacity: usize) -> io::Result<Producer> {
+        let name = format!("softnic-channel-{}-{}", ends.from, ends.to);
+        let fd = system::memfd(&name, at::RINGS + 2 * capacity)?;
+        let control = SharedMemory::map(&fd, at::RINGS)?;
+        for (offset, value) in [
+            (at::MAGIC, MAGIC),
+            (at::VERSION, u64::from(record::VERSION)),
+            (at::SLOTS, ends.slots()),
+            (at::GENERATIONS, ends.generations()),
+            (at::CAPACITIES, capacity as u64),
+        ] {
+            control.word(offset).store(value, Ordering::Release);
+        }
+        let lane = |i: usize| -> io::Result<ProducerLane> {
+            let ring = RingMemory::map(&fd, at::RINGS + i * capacity, capacity)?;
+            Ok(ProducerLane { ring, head: 0, published: 0, tail: 0 })
+        };
+        let lanes = [lane(0)?, lane(1)?];
+        Ok(Producer { fd, control, lanes, failed: false })
+    }
+
+    /// Number of the descriptor that the receiver opens through `/proc`.
+    pub fn descriptor(&self) -> u32 {
+        self.fd.as_raw_fd() as u32
+    }
+
+    /// The descriptor itself (for the process's own channel).
+    pub fn fd(&self) -> &OwnedFd {
+        &self.fd
+    }
+
+    /// What the receiver says.
+    pub fn state(&self) -> ChannelState {
+        if self.failed {
+            return ChannelState::Closed;
+        }
+        ChannelState::from_word(self.control.half(at::STATE).load(Ordering::Acquire))
+    }
+
+    /// Whether `bytes` more fit; looks at the consumer's tail only when they do not fit by the last one known.
+    pub fn has_room(&mut self, lane: Lane, bytes: usize) -> bool {
+        self.free(lane, bytes) >= bytes
+    }
+
+    /// Free bytes, looked up again when fewer than `wanted` are known.
+    pub fn free(&mut self, lane: Lane, wanted: usize) -> usize {
+        let known = self.lanes[lane as usize].free();
+        if known >= wanted { known } else { self.refresh(lane) }
+    }
+
+    fn refresh(&mut self, lane: Lane) -> usize {
+        let tail = self.control.word(at::TAILS[lane as usize]).load(Ordering::Acquire);
+        let lane = &mut self.lanes[lane as usize];
+        // A tail outside tail..=published is a receiver gone wild: give the channel up.
+        if tail.wrapping_sub(lane.tail) > lane.published.wrapping_sub(lane.tail) {
+            self.failed = true;
+            return 0;
+        }
+        lane.tail = tail;
+        lane.free()
+    }
+
+    /// The ring and the position of the next record, for writing it in place.
+    pub fn next(&self, lane: Lane) -> (&RingMemory, u64) {
+        let lane = &self.lanes[lane as usize];
+        (&lane.ring, lane.head)
+    }
+
+    /// Ends the record written at [`Producer::next`]; returns the position after it.
+    pub fn commit(&mut self, lane: Lane, bytes: usize) -> u64 {
+        let state = &mut self.lanes[lane as usize];
+        state.head = state.head.wrapping_add(bytes as u64);
+        if state.head.wrapping_sub(state.published) >= PUBLISH_BYTES {
+            self.publish_lane(lane);
+        }
+        self.lanes[lane as usize].head
+    }
+
+    /// Shows the receiver everything committed.
+    pub fn publish(&mut self) {
+        for lane in [Lane::Request, Lane::Reply] {
+            let state = &self.lanes[lane as usize];
+            if state.head != state.published {
+                self.publish_lane(lane);
+            }
+        }
+    }
+
+    fn publish_lane(&mut self, lane: Lane) {
+        let state = &mut self.lanes[lane as usize];
+        state.published = state.head;
+        self.control.word(at::HEADS[lane as usize]).store(state.head, Ordering::Release);
+    }
+
+    /// Whether the receiver has consumed requests up to `position`.
+    pub fn consumed(&mut self, position: u64) -> bool {
+        let passed = |tail: u64| tail.wrapping_sub(position) as i64 >= 0;
+        if passed(self.lanes[Lane::Request as usize].tail) {
+            return true;
+        }
+        self.refresh(Lane::Request);
+        passed(self.lanes[Lane::Request as usize].tail)
+    }
+
+    /// Whether the receiver still has something to consume.
+    pub fn pending(&mut self) -> bool {
+        [Lane::Request, Lane::Reply].into_iter().any(|lane| {
+            self.refresh(lane);
+            let state = &self.lanes[lane as usize];
+            state.tail != state.head
+        })
+    }
+
+    /// Asks the receiver to ring when it has consumed something; set before sleeping on a full ring.
+    pub fn set_notify(&self, wanted: bool) {
+        self.control.half(at::NOTIFY).store(u32::from(wanted), Ordering::SeqCst);
+    }
+}
+
+impl ProducerLane {
+    fn free(&self) -> usize {
+        self.ring.capacity().saturating_sub(self.head.wrapping_sub(self.tail) as usize)
+    }
+}
+
+/// Receiver's state of one ring.
+#[derive(Debug)]
+struct ConsumerLane {
+    ring: RingMemory,
+    tail: u64,
+    published: u64,
+    /// The producer's head when last looked at.
+    head: u64,
+}
+
+/// A record that waits to be consumed.
+#[derive(Debug, Clone, Copy)]
+pub struct Record {
+    /// Where it starts in its ring.
+    pub position: u64,
+    /// Bytes, checked against what is published.
+    pub len: usize,
+    /// The copy of its header.
+    pub words: [u64; record::REQUEST_WORDS],
+}
+
+/// The receiver's end.
+#[derive(Debug)]
+pub struct Consumer {
+    control: SharedMemory,
+    lanes: [ConsumerLane; 2],
+    ends: Ends,
+}
+
+impl Consumer {
+    /// Attaches to what a peer published, after checking that it is what it should be.
+    ///
+    /// Errors: the kernel's, or `Foreign` with what was wrong.
+    pub fn attach(fd: &OwnedFd, ends: Ends) -> Result<Consumer, AttachError> {
+        let foreign = |what| AttachError::Foreign { what };
+        let len = system::sealed_len(fd).ok_or(foreign("not a sealed memfd of this user"))?;
+        if len < at::RINGS {
+            return Err(foreign("too short"));
+        }
+        let control = SharedMemory::map(fd, at::RINGS)?;
+        let word = |offset| control.word(offset).load(Ordering::Acquire);
+        let capacity = word(at::CAPACITIES) as usize;
+        for (holds, what) in [
+            (word(at::MAGIC) == MAGIC, "magic"),
+            (word(at::VERSION) == u64::from(record::VERSION), "version"),
+            (word(at::SLOTS) == ends.slots(), "slots"),
+            (word(at::GENERATIONS) == ends.generations(), "generations"),
+            (capacity.is_power_of_two() && capacity >= 2 * record::MAX_RECORD, "capacity"),
+            (capacity.checked_mul(2).and_then(|c| c.checked_add(at::RINGS)) == Some(len), "length"),
+        ] {
+            if !holds {
+                return Err(foreign(what));
+            }
+        }
+        let lane = |i: usize| -> io::Result<ConsumerLane> {
+            let ring = RingMemory::map(fd, at::RINGS + i * capacity, capacity)?;
+            Ok(ConsumerLane { ring, tail: 0, published: 0, head: 0 })
+        };
+        let lanes = [lane(0)?, lane(1)?];
+        Ok(Consumer { control, lanes, ends })
+    }
+
+    /// Both ends.
+    pub fn ends(&self) -> Ends {
+        self.ends
+    }
+
+    /// Tells the sender how this channel is used.
+    pub fn set_state(&self, state: ChannelState) {
+        self.control.half(at::STATE).store(state as u32, Ordering::Release);
+    }
+
+    /// The next record, or `None` when all is consumed. Its header is loaded here and nowhere else.
+    pub fn next(&mut self, lane: Lane) -> Result<Option<Record>, RecordError> {
+        let index = lane as usize;
+        let state = &mut self.lanes[index];
+        if state.tail == state.head {
+            let head = self.control.word(at::HEADS[index]).load(Ordering::Acquire);
+            if head == state.head {
+                return Ok(None);
+            }
+            let (tail, capacity) = (state.tail, state.ring.capacity() as u64);
+            if head.wrapping_sub(tail) > capacity {
+                return Err(RecordError::Positions { head, tail, capacity });
+            }
+            state.head = head;
+        }
+        let published = state.head.wrapping_sub(state.tail);
+        // The words of a request, also where a shorter reply ends before them: the ring is mapped twice, so they are
+        // always there to load, and a reply's decoder does not look at them.
+        let words = state.ring.load(state.tail);
+        let len = record::record_len(words[0], published)?;
+        Ok(Some(Record { position: state.tail, len, words }))
+    }
+
+    /// The ring of a lane.
+    pub fn ring(&self, lane: Lane) -> &RingMemory {
+        &self.lanes[lane as usize].ring
+    }
+
+    /// Goes on behind a record.
+    pub fn advance(&mut self, lane: Lane, len: usize) {
+        let state = &mut self.lanes[lane as usize];
+        state.tail = state.tail.wrapping_add(len as u64);
+    }
+
+    /// Shows the sender what was consumed; true when there was something to show.
+    pub fn publish(&mut self) -> bool {
+        let mut moved = false;
+        for lane in [Lane::Request, Lane::Reply] {
+            let state = &mut self.lanes[lane as usize];
+            if state.tail != state.published {
+                state.published = state.tail;
+                self.control.word(at::TAILS[lane as usize]).store(state.tail, Ordering::Release);
+                moved = true;
+            }
+        }
+        moved
+    }
+
+    /// Whether something lies unconsumed.
+    pub fn pending(&self) -> bool {
+        [Lane::Request, Lane::Reply].into_iter().any(|lane| {
+            let index = lane as usize;
+            self.control.word(at::HEADS[index]).load(Ordering::Acquire) != self.lanes[index].tail
+        })
+    }
+
+    /// Whether the sender asked to be told of consumption.
+    pub fn notify_wanted(&self) -> bool {
+        self.control.half(at::NOTIFY).load(Ordering::Relaxed) != 0
+    }
+}
