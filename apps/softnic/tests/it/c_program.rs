@@ -1,0 +1,31 @@
+//! Small C programs of this folder, compiled against the distribution's libibverbs when a test needs them.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::fabric::scratch;
+
+/// Compiles `tests/programs/NAME.c`; the error is why it cannot be done on this machine.
+///
+/// Panics when compiler and headers are there and the program does not compile: that is a fault of the program.
+pub fn compile(name: &str, arguments: &[&str]) -> Result<PathBuf, String> {
+    let header = Path::new("/usr/include/infiniband/verbs.h");
+    if !header.exists() {
+        return Err(format!("{} not found (package libibverbs-dev)", header.display()));
+    }
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs").join(format!("{name}.c"));
+    let program = scratch("programs").join(name);
+    let compiled = Command::new("cc")
+        .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o"])
+        .args([&program, &source])
+        .args(arguments)
+        .output()
+        .map_err(|error| format!("cc: {error}"))?;
+    assert!(compiled.status.success(), "{name}.c:\n{}", String::from_utf8_lossy(&compiled.stderr));
+    Ok(program)
+}
+
+/// Compiles a program that uses verbs.
+pub fn verbs_program(name: &str) -> Result<String, String> {
+    compile(name, &["-libverbs"]).map(|program| program.display().to_string())
+}

@@ -1,0 +1,340 @@
+//! One test's fabric: programs started on it under `softnic run`, alone or as a server and its client.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::counters::{self, Counters};
+use crate::program::{DEADLINE, Program, find, within};
+use crate::tcp_port;
+
+/// Link layer of the ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layer {
+    /// LIDs.
+    InfiniBand,
+    /// RoCE v2 on Ethernet.
+    Roce,
+}
+
+impl Layer {
+    /// Both.
+    pub const BOTH: [Self; 2] = [Self::InfiniBand, Self::Roce];
+
+    /// Its name as an option of `softnic run`.
+    pub fn option(self) -> &'static str {
+        match self {
+            Self::InfiniBand => "ib",
+            Self::Roce => "roce",
+        }
+    }
+
+    /// Its name as `ibv_devinfo` prints it.
+    pub fn printed(self) -> &'static str {
+        match self {
+            Self::InfiniBand => "InfiniBand",
+            Self::Roce => "Ethernet",
+        }
+    }
+}
+
+/// The launcher under test; `SOFTNIC_TEST_LAUNCHER` names another build of it.
+pub fn launcher() -> PathBuf {
+    std::env::var_os("SOFTNIC_TEST_LAUNCHER")
+        .map_or_else(|| env!("CARGO_BIN_EXE_softnic").into(), PathBuf::from)
+}
+
+/// A folder of this test binary's own for outputs, counters and compiled programs.
+pub fn scratch(name: &str) -> PathBuf {
+    let folder =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("run-{}", std::process::id())).join(name);
+    fs::create_dir_all(&folder).unwrap_or_else(|error| panic!("creating {}: {error}", folder.display()));
+    folder
+}
+
+/// Whether the whole matrix was asked for.
+pub fn full() -> bool {
+    std::env::var("SOFTNIC_TEST_FULL").is_ok_and(|value| value == "1")
+}
+
+/// A named fabric, its link layer, and what every program on it is started with.
+pub struct Fabric {
+    name: String,
+    layer: Layer,
+    folder: PathBuf,
+    options: Vec<String>,
+    environment: Vec<(String, String)>,
+    started: AtomicU32,
+    _turn: Turn,
+}
+
+impl Fabric {
+    /// A fabric that no other test uses. Waits for this test's turn on the machine's cores.
+    pub fn new(layer: Layer) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("test-{}-{number}", std::process::id());
+        let folder = scratch(&number.to_string());
+        let _turn = Turn::take();
+        Self { name, layer, folder, options: vec![], environment: vec![], started: AtomicU32::new(0), _turn }
+    }
+
+    /// The same with further options of `softnic run`.
+    pub fn with_options(mut self, options: &[&str]) -> Self {
+        self.options.extend(options.iter().map(|&option| option.to_owned()));
+        self
+    }
+
+    /// The same with a configuration file of this content.
+    pub fn with_config(self, toml: &str) -> Self {
+        let file = self.folder.join("nic.toml");
+        fs::write(&file, toml).unwrap_or_else(|error| panic!("writing {}: {error}", file.display()));
+        let file = file.display().to_string();
+        self.with_options(&["--config", &file])
+    }
+
+    /// The same with an environment variable for every program.
+    pub fn with_environment(mut self, variable: &str, value: &str) -> Self {
+        self.environment.push((variable.into(), value.into()));
+        self
+    }
+
+    /// Link layer.
+    pub fn layer(&self) -> Layer {
+        self.layer
+    }
+
+    /// Starts one program under the NIC.
+    pub fn start(&self, command: &[&str]) -> OnNic {
+        let number = self.started.fetch_add(1, Ordering::Relaxed);
+        let stats = self.folder.join(format!("{number}.jsonl"));
+        let mut softnic = Command::new(launcher());
+        softnic
+            .args(["run", "--link-layer", self.layer.option(), "--fabric", &self.name, "--stats"])
+            .arg(&stats);
+        softnic.args(&self.options).arg("--").args(command);
+        softnic.envs(self.environment.iter().map(|(variable, value)| (variable, value)));
+        let what = format!("`{}`", command.join(" "));
+        OnNic { program: Program::start(softnic, &what, &self.folder.join(format!("{number}.txt"))), stats }
+    }
+
+    /// Runs one program to its successful end; returns its output and what its NIC counted.
+    pub fn run(&self, command: &[&str]) -> (String, Counters) {
+        let mut started = self.start(command);
+        let output = started.program.succeed();
+        (output, started.counters())
+    }
+
+    /// Starts a server, and its client as soon as the server listens on the TCP port.
+    ///
+    /// `command` gets `-p PORT`, and the client this host's address besides, as perftest and the pingpongs have it.
+    pub fn pair(&self, command: &[&str]) -> Pair {
+        let port = tcp_port::unused();
+        let port_text = port.to_string();
+        let mut command = command.to_vec();
+        command.extend(["-p", &port_text]);
+        let mut server = self.start(&command);
+        let listens = within(Duration::from_secs(20), || {
+            tcp_port::is_listening(port) || server.program.exited().is_some()
+        });
+        assert!(
+            listens && server.program.exited().is_none(),
+            "no server on port {port}: {}\n{}",
+            server.program.ending(),
+            server.program.tail()
+        );
+        let libraries = Libraries::of(&server.program);
+        command.push("127.0.0.1");
+        Pair { client: self.start(&command), server, libraries }
+    }
+
+    /// The GID index that RoCE programs without a choice of their own need: the first RoCE v2 one with an IPv4 address.
+    pub fn gid_index(&self) -> Option<u32> {
+        let (output, _) = self.run(&["ibv_devinfo", "-v"]);
+        output.lines().find_map(|line| {
+            let entry = line.trim().strip_prefix("GID[")?;
+            let (index, gid) = entry.split_once("]:")?;
+            let gid = gid.trim();
+            (gid.starts_with("::ffff:") && gid.ends_with("RoCE v2")).then(|| index.trim().parse().ok())?
+        })
+    }
+
+    /// Arguments that give a pingpong its GID where the link layer needs one.
+    pub fn gid_arguments(&self) -> Vec<String> {
+        match self.layer {
+            Layer::InfiniBand => vec![],
+            Layer::Roce => {
+                let index = self.gid_index().expect("a RoCE v2 GID with an IPv4 address in ibv_devinfo -v");
+                vec!["-g".into(), index.to_string()]
+            }
+        }
+    }
+}
+
+/// A program under the NIC and the file that gets its counters.
+pub struct OnNic {
+    /// The program.
+    pub program: Program,
+    stats: PathBuf,
+}
+
+impl OnNic {
+    /// What the NIC of this process counted; the process must have ended.
+    pub fn counters(&self) -> Counters {
+        let pid = self.program.pid();
+        let all = self.all_counters();
+        let mine: Vec<Counters> = all.into_iter().filter(|line| line.pid() == pid).collect();
+        let count = mine.len();
+        let [line] = <[Counters; 1]>::try_from(mine).unwrap_or_else(|_| {
+            panic!("{count} lines of process {pid} in {}\n{}", self.stats.display(), self.program.tail())
+        });
+        line
+    }
+
+    /// The lines of every process that this start led to.
+    pub fn all_counters(&self) -> Vec<Counters> {
+        let text = fs::read_to_string(&self.stats).unwrap_or_default();
+        text.lines().map(|line| counters::parse(line).unwrap_or_else(|why| panic!("{why}: {line}"))).collect()
+    }
+}
+
+/// A server and its client.
+pub struct Pair {
+    /// The side that was started first and listens.
+    pub server: OnNic,
+    /// The side that connects.
+    pub client: OnNic,
+    /// What the server had mapped while it waited, seen from outside.
+    libraries: Libraries,
+}
+
+impl Pair {
+    /// Waits for both to end well; on failure kills both and shows how each ended.
+    pub fn finish(mut self) -> Finished {
+        // A side that fails may leave the other waiting for ever, so the first failure ends the wait.
+        within(DEADLINE, || {
+            let ended = self.ended();
+            ended.iter().all(Option::is_some) || ended.iter().flatten().any(|status| !status.success())
+        });
+        if !self.ended().iter().all(|status| status.is_some_and(|status| status.success())) {
+            // The other side gets a moment to say what it saw.
+            within(Duration::from_secs(2), || self.ended().iter().all(Option::is_some));
+            panic!("{}", self.account());
+        }
+        let side = |it: &OnNic| Side { output: it.program.output(), counters: it.counters() };
+        let finished = Finished { server: side(&self.server), client: side(&self.client) };
+        self.libraries.check(&finished.server.counters);
+        finished
+    }
+
+    fn ended(&mut self) -> [Option<ExitStatus>; 2] {
+        [self.server.program.exited(), self.client.program.exited()]
+    }
+
+    /// How both sides stand, with their last lines.
+    pub fn account(&mut self) -> String {
+        let (server, client) = (&mut self.server.program, &mut self.client.program);
+        format!(
+            "server: {}; client: {}\n{}\n{}",
+            server.ending(),
+            client.ending(),
+            server.tail(),
+            client.tail()
+        )
+    }
+}
+
+/// What one side left.
+pub struct Side {
+    /// What it printed.
+    pub output: String,
+    /// What its NIC counted.
+    pub counters: Counters,
+}
+
+/// A pair that ended well.
+pub struct Finished {
+    /// The side that listened.
+    pub server: Side,
+    /// The side that connected.
+    pub client: Side,
+}
+
+/// The libmlx5 and interposer files that a process has mapped.
+struct Libraries {
+    libmlx5: Vec<String>,
+    interposer: Vec<String>,
+}
+
+impl Libraries {
+    fn of(program: &Program) -> Self {
+        let maps = program.maps();
+        let named = |part: &str| {
+            let mut files: Vec<String> = maps
+                .lines()
+                .filter_map(|line| line.find('/').map(|at| line[at..].to_owned()))
+                .filter(|file| file.rsplit('/').next().is_some_and(|name| name.starts_with(part)))
+                .collect();
+            files.sort();
+            files.dedup();
+            files
+        };
+        Self { libmlx5: named("libmlx5"), interposer: named("libsoftnic_preload") }
+    }
+
+    /// One libmlx5, the one the NIC reports too; and our library is in there, once.
+    fn check(&self, counters: &Counters) {
+        assert_eq!(
+            self.libmlx5,
+            [counters.libmlx5()],
+            "libmlx5 in /proc/PID/maps against the NIC's own report"
+        );
+        assert_eq!(
+            self.interposer.len(),
+            1,
+            "the interposing library in /proc/PID/maps: {:?}",
+            self.interposer
+        );
+    }
+}
+
+/// The file of the libmlx5 that this distribution installed, if its packages say so.
+pub fn distribution_libmlx5() -> Result<String, String> {
+    let ldconfig = find("ldconfig").unwrap_or_else(|_| "/sbin/ldconfig".into());
+    let cache = Command::new(ldconfig).arg("-p").output().map_err(|error| format!("ldconfig -p: {error}"))?;
+    let listed = String::from_utf8_lossy(&cache.stdout)
+        .lines()
+        .filter(|line| line.contains("libmlx5.so.1 ") && line.contains("x86-64"))
+        .find_map(|line| line.split("=> ").nth(1).map(str::to_owned))
+        .ok_or("libmlx5.so.1 not in the loader's cache (package ibverbs-providers)")?;
+    let file = fs::canonicalize(&listed).map_err(|error| format!("{listed}: {error}"))?;
+    Ok(file.display().to_string())
+}
+
+/// One place at the machine's cores. A pair keeps four threads busy; more pairs than fit would measure the scheduler.
+struct Turn;
+
+static TURNS: Mutex<usize> = Mutex::new(0);
+static TURN_ENDED: Condvar = Condvar::new();
+
+impl Turn {
+    fn take() -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let places = (cores / 4).max(1);
+        let taken = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut taken =
+            TURN_ENDED.wait_while(taken, |taken| *taken >= places).unwrap_or_else(PoisonError::into_inner);
+        *taken += 1;
+        Self
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *TURNS.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+        TURN_ENDED.notify_one();
+    }
+}

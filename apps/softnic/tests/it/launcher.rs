@@ -1,0 +1,134 @@
+//! Misuse of `softnic run`: one line that says what is wrong, and exit status 2, before anything is started.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::c_program::compile;
+use crate::fabric::{launcher, scratch};
+
+fn softnic(arguments: &[&str]) -> Output {
+    Command::new(launcher()).args(arguments).output().expect("the launcher starts")
+}
+
+/// Demands status 2, one line on stderr that holds every one of `words`, and silence on stdout.
+fn refused(what: &str, output: &Output, words: &[&str]) {
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{what}: {said}");
+    assert_eq!(said.lines().count(), 1, "{what}: not one line:\n{said}");
+    let missing: Vec<&&str> = words.iter().filter(|word| !said.contains(**word)).collect();
+    assert!(missing.is_empty(), "{what}: {missing:?} not named in: {said}");
+    assert!(output.stdout.is_empty(), "{what}: {}", String::from_utf8_lossy(&output.stdout));
+}
+
+#[test]
+fn wrong_options_are_named() {
+    for (arguments, words) in [
+        (&["run", "--frobnicate", "--", "true"][..], &["--frobnicate"][..]),
+        (&["run", "--link-layer", "token-ring", "--", "true"], &["link", "token-ring", "ib", "roce"]),
+        (&["run", "--devices", "0", "--", "true"], &["devices", "0"]),
+        (&["run", "--devices", "9", "--", "true"], &["devices", "9"]),
+        (&["run", "--devices", "many", "--", "true"], &["devices", "many"]),
+        (&["run", "--path", "carrier-pigeon", "--", "true"], &["path", "carrier-pigeon"]),
+        (&["run", "--rate-gbps", "-1", "--", "true"], &["rate", "-1"]),
+        (&["run", "--rate-gbps", "nan", "--", "true"], &["rate"]),
+        (&["run", "--fabric", "a/b", "--", "true"], &["fabric", "a/b"]),
+        (&["run"], &["COMMAND"]),
+        (&["run", "--"], &["COMMAND"]),
+        (&["walk"], &["walk"]),
+        (&[], &["run"]),
+    ] {
+        refused(&format!("{arguments:?}"), &softnic(arguments), words);
+    }
+}
+
+#[test]
+fn wrong_configurations_are_named_with_their_file() {
+    let file = scratch("launcher").join("wrong.toml");
+    let name = file.display().to_string();
+    for (toml, words) in [
+        ("colour = \"red\"\n", &["colour"][..]),
+        ("mtu = 1500\n", &["mtu", "1500", "4096"]),
+        ("devices = 99\n", &["devices", "99"]),
+        ("devices = \"two\"\n", &["devices", "two"]),
+        ("model = \"cx4\"\n", &["model", "cx4", "cx7"]),
+        ("rate_gbps = 0\n", &["rate_gbps"]),
+        ("mtu = 4096\nthis is not toml\n", &["line 2"]),
+        ("mtu = 4096\nmtu = 4096\n", &["mtu"]),
+    ] {
+        fs::write(&file, toml).unwrap();
+        let output = softnic(&["run", "--config", &name, "--", "true"]);
+        refused(toml, &output, &[&[name.as_str()], words].concat());
+    }
+    let absent = softnic(&["run", "--config", "/nonexistent/nic.toml", "--", "true"]);
+    refused("a file that is not there", &absent, &["/nonexistent/nic.toml"]);
+}
+
+#[test]
+fn programs_that_cannot_be_started_are_named() {
+    refused("no such program", &softnic(&["run", "--", "no-such-program-here"]), &["no-such-program-here"]);
+    refused("no such path", &softnic(&["run", "--", "/nonexistent/program"]), &["/nonexistent/program"]);
+    refused("a folder", &softnic(&["run", "--", "/tmp"]), &["/tmp"]);
+    let file = scratch("launcher").join("not-executable");
+    fs::write(&file, "#!/bin/sh\n").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    let name = file.display().to_string();
+    refused("not executable", &softnic(&["run", "--", &name]), &[&name]);
+}
+
+#[test]
+fn static_programs_are_refused() {
+    let program = measure::need!(compile("static_program", &["-static"]), "C compiler");
+    let name = program.display().to_string();
+    refused("a static program", &softnic(&["run", "--", &name]), &[&name, "static"]);
+}
+
+#[test]
+fn programs_of_another_user_s_rights_are_refused() {
+    // The loader ignores LD_PRELOAD where the effective user differs from the real one.
+    let file = scratch("launcher").join("set-uid");
+    fs::copy("/bin/true", &file).unwrap();
+    let me = fs::metadata(&file).unwrap().uid();
+    let name = if std::os::unix::fs::chown(&file, Some(me + 1), None).is_ok() {
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o4755)).unwrap();
+        file.display().to_string()
+    } else {
+        let candidates = ["/usr/bin/su", "/usr/bin/passwd", "/usr/bin/mount", "/bin/su"];
+        let set_uid =
+            |path: &&str| fs::metadata(path).is_ok_and(|it| it.mode() & 0o4000 != 0 && it.uid() != me);
+        measure::need!(candidates.into_iter().find(set_uid), "a set-uid program of another user").to_owned()
+    };
+    refused("a set-uid program", &softnic(&["run", "--", &name]), &[&name, "set-uid"]);
+}
+
+#[test]
+fn a_missing_library_is_named() {
+    // The launcher looks beside itself; a copy in an empty folder finds nothing there.
+    let folder = scratch("alone");
+    let copy = folder.join("softnic");
+    fs::copy(launcher(), &copy).unwrap();
+    let output = Command::new(&copy).args(["run", "--", "true"]).output().unwrap();
+    refused("no library", &output, &["libsoftnic_preload.so"]);
+}
+
+#[test]
+fn the_exit_status_is_the_program_s() {
+    for status in [0, 1, 42] {
+        let output = softnic(&["run", "--", "sh", "-c", &format!("exit {status}")]);
+        assert_eq!(output.status.code(), Some(status));
+        assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn a_program_without_verbs_runs_as_ever_and_leaves_no_counters() {
+    let folder = scratch("plain");
+    let stats = folder.join("stats.jsonl");
+    let text = "unchanged text";
+    let output =
+        softnic(&["run", "--stats", &stats.display().to_string(), "--", "sh", "-c", &format!("echo {text}")]);
+    assert!(output.status.success());
+    assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{text}\n"));
+    assert!(!Path::new(&stats).exists() || fs::read_to_string(&stats).unwrap().is_empty());
+}

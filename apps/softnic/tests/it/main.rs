@@ -1,0 +1,17 @@
+//! Unmodified programs under `softnic run`: what they print, how they end, and what the NIC counted meanwhile.
+//!
+//! Every program is the distribution's, with the distribution's libibverbs and libmlx5. A missing one is a SKIP that is
+//! printed and counted. `SOFTNIC_TEST_FULL=1` runs the whole matrix of programs, types, layers, sizes and options.
+
+mod c_program;
+mod counters;
+mod devinfo;
+mod fabric;
+mod launcher;
+mod perftest;
+mod pingpong;
+mod processes;
+mod program;
+mod pyverbs;
+mod rdma_core_56;
+mod tcp_port;

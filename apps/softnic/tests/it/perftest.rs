@@ -1,0 +1,340 @@
+//! perftest: every program, transport type and link layer, and the options that change how queues are used.
+//!
+//! How many messages a run makes follows from perftest 4.5-0.17 (`src/perftest_resources.c`, `src/*_bw.c`, `src/*_lat.c`):
+//! - Parameters, handshakes between sizes and results travel over TCP ("Data ex. method : Ethernet"): no message of ours.
+//! - There is no warm-up without `--perform_warm_up`, and credits (WRITEs of the receiver) exist on iWARP only.
+//! - `_bw` (`run_iter_bw`): the client posts `-n` requests on each of `-q` queue pairs; the server posts none.
+//! - `_lat` of WRITE and SEND (`run_iter_lat_write`, `run_iter_lat_send`): ping-pong, `-n` requests from each side.
+//! - `_lat` of READ and atomics (`run_iter_lat`): `-n` requests from the client only.
+//! - `-b` (`run_iter_bi`, `duplex`): both sides do what the client does.
+//! - `-a`: once for each size 2^1 … 2^23; UD stops at the MTU, 2^12 here.
+//! - `-l` must divide `-n`, hence 192 instead of 200 there.
+
+use crate::counters::{Counters, messages};
+use crate::fabric::{Fabric, Layer, full};
+use crate::program::find;
+
+/// Requests of an ordinary run.
+const COUNT: u64 = 200;
+/// Requests of a run with lists of 16.
+const COUNT_IN_LISTS: u64 = 192;
+/// Requests for each size of an `-a` run.
+const COUNT_EACH: u64 = 20;
+/// An `-a` run goes through the sizes 2^1 … 2^23.
+const LARGEST_EXPONENT: u32 = 23;
+/// The same on UD: 2^1 … 2^12, the MTU.
+const LARGEST_EXPONENT_UD: u32 = 12;
+/// Size of every atomic operation.
+const ATOMIC_BYTES: u64 = 8;
+
+/// One perftest program.
+#[derive(Debug)]
+struct Perftest {
+    name: &'static str,
+    /// Values of `-c`.
+    services: &'static [&'static str],
+    /// What it asks for: option and the kind of message that follows.
+    requests: &'static [(&'static [&'static str], &'static str)],
+    /// Whether the server sends as many as the client.
+    both_sides: bool,
+    /// Whether `-s` is taken: atomics are 8 bytes.
+    has_size: bool,
+}
+
+const WRITE: (&[&str], &str) = (&[], "write");
+const READ: (&[&str], &str) = (&[], "read");
+const SEND: (&[&str], &str) = (&[], "send");
+const ATOMICS: &[(&[&str], &str)] =
+    &[(&["-A", "FETCH_AND_ADD"], "fetch_add"), (&["-A", "CMP_AND_SWAP"], "compare_swap")];
+
+#[rustfmt::skip]
+const PROGRAMS: &[Perftest] = &[
+    Perftest { name: "ib_write_bw",   services: &["RC", "UC"],       requests: &[WRITE], both_sides: false, has_size: true },
+    Perftest { name: "ib_write_lat",  services: &["RC", "UC"],       requests: &[WRITE], both_sides: true,  has_size: true },
+    Perftest { name: "ib_read_bw",    services: &["RC"],             requests: &[READ],  both_sides: false, has_size: true },
+    Perftest { name: "ib_read_lat",   services: &["RC"],             requests: &[READ],  both_sides: false, has_size: true },
+    Perftest { name: "ib_send_bw",    services: &["RC", "UC", "UD"], requests: &[SEND],  both_sides: false, has_size: true },
+    Perftest { name: "ib_send_lat",   services: &["RC", "UC", "UD"], requests: &[SEND],  both_sides: true,  has_size: true },
+    Perftest { name: "ib_atomic_bw",  services: &["RC"],             requests: ATOMICS,  both_sides: false, has_size: false },
+    Perftest { name: "ib_atomic_lat", services: &["RC"],             requests: ATOMICS,  both_sides: false, has_size: false },
+];
+
+/// Message sizes: one that fits in a WQE, one that is no power of two, one of many packets.
+const SIZES: &[u64] = &[8, 1000, 65536];
+const SIZES_UD: &[u64] = &[8, 1000, 4096];
+/// Around every boundary: inline limits, the 64-byte block, the MTU, what a message carries itself.
+const SIZES_FULL: &[u64] = &[1, 2, 63, 64, 65, 220, 236, 1000, 4095, 4096, 4097, 8191, 65536, 1 << 20];
+const SIZES_FULL_UD: &[u64] = &[1, 2, 63, 64, 65, 188, 1000, 2048, 4095, 4096];
+
+fn program(name: &str) -> &'static Perftest {
+    PROGRAMS.iter().find(|program| program.name == name).expect("a row of the table")
+}
+
+fn sizes(service: &str) -> &'static [u64] {
+    match (service, full()) {
+        ("UD", false) => SIZES_UD,
+        ("UD", true) => SIZES_FULL_UD,
+        (_, false) => SIZES,
+        (_, true) => SIZES_FULL,
+    }
+}
+
+/// What a run must have made: `count` messages of one kind, `bytes` of payload in all.
+struct Expected {
+    kind: &'static str,
+    count: u64,
+    bytes: u64,
+}
+
+/// Runs one pair and compares both NICs' counters with what was asked for; returns server's and client's.
+fn counted(
+    fabric: &Fabric,
+    program: &Perftest,
+    service: &str,
+    options: &[&str],
+    expected: Expected,
+) -> [Counters; 2] {
+    let duplex = options.contains(&"-b");
+    // -F: perftest would otherwise complain of a processor whose frequency changes.
+    let mut command = vec![program.name, "-F", "-c", service];
+    command.extend(options);
+    let finished = fabric.pair(&command).finish();
+    let (server, client) = (finished.server.counters, finished.client.counters);
+    let what = format!("{} over {:?}", command.join(" "), fabric.layer());
+    let back = if program.both_sides || duplex { (expected.count, expected.bytes) } else { (0, 0) };
+    for (side, requester, responder, (count, bytes)) in
+        [("client", &client, &server, (expected.count, expected.bytes)), ("server", &server, &client, back)]
+    {
+        let all = messages(expected.kind, count);
+        assert_eq!(requester.posted(), all, "{what}: read from the {side}'s send queues");
+        assert_eq!(requester.completed(), all, "{what}: completed for the {side}");
+        assert_eq!(responder.executed(), count, "{what}: executed for the {side}");
+        assert_eq!(responder.executed_bytes(), bytes, "{what}: bytes executed for the {side}");
+        assert!(requester.trouble().is_empty(), "{what}: the {side} had {:?}", requester.trouble());
+    }
+    [server, client]
+}
+
+/// Every type and a few sizes, `-n 200`.
+fn every_type(program: &Perftest, layer: Layer) {
+    let fabric = Fabric::new(layer);
+    for &service in program.services {
+        for &(request, kind) in program.requests {
+            let sizes = if program.has_size { sizes(service) } else { &[ATOMIC_BYTES] };
+            for &bytes in sizes {
+                let size = bytes.to_string();
+                let mut options = vec!["-n", "200"];
+                options.extend(request);
+                options.extend(program.has_size.then_some(["-s", &size]).iter().flatten());
+                counted(
+                    &fabric,
+                    program,
+                    service,
+                    &options,
+                    Expected { kind, count: COUNT, bytes: COUNT * bytes },
+                );
+            }
+        }
+    }
+}
+
+/// Every size in one run. By default one type and layer a program; `full` takes all.
+fn all_sizes(program: &Perftest) {
+    let one = [(*program.services.last().expect("at least one type"), Layer::Roce)];
+    let every = || program.services.iter().flat_map(|&service| Layer::BOTH.map(|layer| (service, layer)));
+    let chosen: Vec<_> = if full() { every().collect() } else { one.to_vec() };
+    for (service, layer) in chosen {
+        let fabric = Fabric::new(layer);
+        let largest = if service == "UD" { LARGEST_EXPONENT_UD } else { LARGEST_EXPONENT };
+        let bytes: u64 = (1..=largest).map(|exponent| COUNT_EACH << exponent).sum();
+        for &(_, kind) in program.requests {
+            let expected = Expected { kind, count: COUNT_EACH * u64::from(largest), bytes };
+            counted(&fabric, program, service, &["-a", "-n", "20"], expected);
+        }
+    }
+}
+
+macro_rules! each_program {
+    ($($name:ident: $($all_sizes:ident)?;)*) => { $(
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn counts_every_message_over_infiniband() {
+                measure::need!(find(stringify!($name)), "perftest");
+                every_type(program(stringify!($name)), Layer::InfiniBand);
+            }
+
+            #[test]
+            fn counts_every_message_over_roce() {
+                measure::need!(find(stringify!($name)), "perftest");
+                every_type(program(stringify!($name)), Layer::Roce);
+            }
+
+            $(#[test]
+            fn $all_sizes() {
+                measure::need!(find(stringify!($name)), "perftest");
+                all_sizes(program(stringify!($name)));
+            })?
+        }
+    )* };
+}
+
+each_program! {
+    ib_write_bw: counts_every_message_of_all_sizes;
+    ib_write_lat: counts_every_message_of_all_sizes;
+    ib_read_bw: counts_every_message_of_all_sizes;
+    ib_read_lat: counts_every_message_of_all_sizes;
+    ib_send_bw: counts_every_message_of_all_sizes;
+    ib_send_lat: counts_every_message_of_all_sizes;
+    ib_atomic_bw: ;
+    ib_atomic_lat: ;
+}
+
+/// Options that change how queues are used: program, type, options without `-n` and `-s`, kind, size.
+type Variant = (&'static str, &'static str, &'static [&'static str], &'static str, u64);
+
+#[rustfmt::skip]
+const MANY_QUEUES: &[Variant] = &[
+    ("ib_write_bw",  "RC", &["-q", "8"], "write",     4096),
+    ("ib_read_bw",   "RC", &["-q", "8"], "read",      4096),
+    ("ib_send_bw",   "RC", &["-q", "8"], "send",      4096),
+    ("ib_send_bw",   "UD", &["-q", "8"], "send",      1024),
+    ("ib_atomic_bw", "RC", &["-q", "8"], "fetch_add", ATOMIC_BYTES),
+];
+
+/// perftest has no events on WRITE.
+#[rustfmt::skip]
+const EVENTS: &[Variant] = &[
+    ("ib_read_bw",   "RC", &["-e"], "read",      4096),
+    ("ib_read_lat",  "RC", &["-e"], "read",      64),
+    ("ib_send_bw",   "RC", &["-e"], "send",      4096),
+    ("ib_send_bw",   "UD", &["-e"], "send",      1024),
+    ("ib_send_lat",  "RC", &["-e"], "send",      64),
+    ("ib_atomic_bw", "RC", &["-e"], "fetch_add", ATOMIC_BYTES),
+];
+
+#[rustfmt::skip]
+const LISTS: &[Variant] = &[
+    ("ib_write_bw",  "RC", &["-l", "16"], "write",     4096),
+    ("ib_write_bw",  "UC", &["-l", "16"], "write",     64),
+    ("ib_read_bw",   "RC", &["-l", "16"], "read",      4096),
+    ("ib_send_bw",   "RC", &["-l", "16"], "send",      4096),
+    ("ib_send_bw",   "UD", &["-l", "16"], "send",      1024),
+    ("ib_atomic_bw", "RC", &["-l", "16"], "fetch_add", ATOMIC_BYTES),
+];
+
+#[rustfmt::skip]
+const INLINE: &[Variant] = &[
+    ("ib_write_bw",  "RC", &["-I", "64"],  "write", 64),
+    ("ib_write_bw",  "UC", &["-I", "220"], "write", 220),
+    ("ib_write_lat", "RC", &["-I", "0"],   "write", 8),
+    ("ib_send_bw",   "RC", &["-I", "200"], "send",  200),
+    ("ib_send_bw",   "UD", &["-I", "100"], "send",  100),
+    ("ib_send_lat",  "UC", &["-I", "128"], "send",  128),
+    // One doorbell for many requests of several blocks each.
+    ("ib_write_bw",  "RC", &["-I", "64", "-l", "16"], "write", 64),
+];
+
+#[rustfmt::skip]
+const BOTH_DIRECTIONS: &[Variant] = &[
+    ("ib_write_bw",  "RC", &["-b"], "write",     4096),
+    ("ib_read_bw",   "RC", &["-b"], "read",      4096),
+    ("ib_send_bw",   "RC", &["-b"], "send",      4096),
+    ("ib_atomic_bw", "RC", &["-b"], "fetch_add", ATOMIC_BYTES),
+];
+
+/// Run under each of libmlx5's switches of how it drives a queue.
+#[rustfmt::skip]
+const SWITCHES: &[Variant] = &[
+    ("ib_write_bw", "RC", &[],            "write", 4096),
+    ("ib_write_bw", "RC", &["-q", "8"],   "write", 64),
+    // Payloads that a CQE can carry, on either side of 32 bytes.
+    ("ib_read_bw",  "RC", &[],            "read",  8),
+    ("ib_read_bw",  "RC", &[],            "read",  64),
+    ("ib_send_bw",  "RC", &[],            "send",  16),
+    ("ib_send_bw",  "UD", &[],            "send",  64),
+    ("ib_send_lat", "RC", &[],            "send",  64),
+    ("ib_send_lat", "RC", &["-I", "128"], "send",  32),
+];
+
+/// Runs the rows: over one layer, or over both when the whole matrix was asked for. `look` sees all counters of a run.
+fn variants(
+    rows: &[Variant],
+    layer: Layer,
+    environment: &[(&str, &str)],
+    look: impl Fn(&Variant, &[Counters; 2]),
+) {
+    let layers: &[Layer] = if full() { &Layer::BOTH } else { &[layer] };
+    for &layer in layers {
+        let mut fabric = Fabric::new(layer);
+        for (variable, value) in environment {
+            fabric = fabric.with_environment(variable, value);
+        }
+        for row @ &(name, service, options, kind, bytes) in rows {
+            let program = program(name);
+            let each = if options.contains(&"-l") { COUNT_IN_LISTS } else { COUNT };
+            let count = if options.contains(&"-q") { 8 * each } else { each };
+            let (each, size) = (each.to_string(), bytes.to_string());
+            let mut options = options.to_vec();
+            options.extend(["-n", &each]);
+            options.extend(program.has_size.then_some(["-s", &size]).iter().flatten());
+            let expected = Expected { kind, count, bytes: count * bytes };
+            let counters = counted(&fabric, program, service, &options, expected);
+            look(row, &counters);
+        }
+    }
+}
+
+/// Looks at nothing more than every run is checked for.
+fn as_ever(_: &Variant, _: &[Counters; 2]) {}
+
+#[test]
+fn eight_queue_pairs_share_one_device() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    variants(MANY_QUEUES, Layer::InfiniBand, &[], as_ever);
+}
+
+#[test]
+fn completion_events_wake_sleeping_programs() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    variants(EVENTS, Layer::Roce, &[], |row, [_, client]| {
+        assert!(client.value("completion_events") > 0, "{row:?}: no event");
+    });
+}
+
+#[test]
+fn lists_of_requests_are_all_executed() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    variants(LISTS, Layer::InfiniBand, &[], as_ever);
+}
+
+#[test]
+fn inline_payloads_arrive() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    variants(INLINE, Layer::Roce, &[], as_ever);
+}
+
+#[test]
+fn both_directions_run_at_once() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    variants(BOTH_DIRECTIONS, Layer::InfiniBand, &[], as_ever);
+}
+
+#[test]
+fn programs_run_with_blue_flame_shut_up() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    variants(SWITCHES, Layer::InfiniBand, &[("MLX5_SHUT_UP_BF", "1")], as_ever);
+}
+
+#[test]
+fn programs_run_with_128_byte_cqes() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    variants(SWITCHES, Layer::Roce, &[("MLX5_CQE_SIZE", "128")], as_ever);
+}
+
+#[test]
+fn programs_run_without_scatter_to_cqe() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    variants(SWITCHES, Layer::InfiniBand, &[("MLX5_SCATTER_TO_CQE", "0")], as_ever);
+}

@@ -1,0 +1,67 @@
+//! `ibv_rc_pingpong`, `ibv_uc_pingpong` and `ibv_ud_pingpong`, polling, sleeping on events, and checking the data.
+//!
+//! Each side sends once an exchange (`libibverbs/examples/*_pingpong.c` of rdma-core 44: the client posts the first, each
+//! posts its next when its own send and the peer's have completed), so `-n 200` makes 200 SENDs each way.
+
+use crate::counters::messages;
+use crate::fabric::{Fabric, Layer, full};
+use crate::program::find;
+
+fn pingpong(program: &str, options: &[&str], layer: Layer) {
+    let fabric = Fabric::new(layer);
+    let gid = fabric.gid_arguments();
+    let mut command = vec![program, "-n", "200"];
+    command.extend(options);
+    command.extend(gid.iter().map(String::as_str));
+    let what = format!("{} over {layer:?}", command.join(" "));
+    let finished = fabric.pair(&command).finish();
+    for (name, side) in [("server", finished.server), ("client", finished.client)] {
+        let (output, counters) = (side.output, side.counters);
+        assert!(output.contains("200 iters in"), "{what}: no result from the {name} in\n{output}");
+        assert!(!output.contains("invalid data"), "{what}: wrong data at the {name}: \n{output}");
+        assert_eq!(counters.posted(), messages("send", 200), "{what}: posted by the {name}");
+        assert_eq!(counters.completed(), messages("send", 200), "{what}: completed for the {name}");
+        assert_eq!(counters.executed(), 200, "{what}: executed by the {name}");
+        assert!(counters.trouble().is_empty(), "{what}: the {name} had {:?}", counters.trouble());
+    }
+}
+
+/// Options of one row, all of them with `full`.
+const VARIANTS: &[&[&str]] = &[&[], &["-e"], &["-c"], &["-e", "-c", "-s", "1000"], &["-r", "2"]];
+
+fn variants(program: &str, first: usize) {
+    let rows = if full() { VARIANTS } else { &VARIANTS[first..=first] };
+    for layer in Layer::BOTH {
+        for options in rows {
+            pingpong(program, options, layer);
+        }
+    }
+}
+
+macro_rules! each_program {
+    ($($name:ident),*) => { $(
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn polls() {
+                measure::need!(find(stringify!($name)), "ibverbs-utils");
+                variants(stringify!($name), 0);
+            }
+
+            #[test]
+            fn sleeps_on_events() {
+                measure::need!(find(stringify!($name)), "ibverbs-utils");
+                variants(stringify!($name), 1);
+            }
+
+            #[test]
+            fn finds_its_data_unchanged() {
+                measure::need!(find(stringify!($name)), "ibverbs-utils");
+                variants(stringify!($name), 2);
+            }
+        }
+    )* };
+}
+
+each_program!(ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong);

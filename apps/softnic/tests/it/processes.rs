@@ -1,0 +1,163 @@
+//! Lives and deaths of processes: fork, several opens, leaving without closing, a killed peer, Ctrl-C.
+
+use std::time::{Duration, Instant};
+
+use crate::c_program::verbs_program;
+use crate::counters::{Messages, messages};
+use crate::fabric::{Fabric, Layer, Pair};
+use crate::program::{find, within};
+
+/// What "at once" means after a death or Ctrl-C.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// The GID argument of the C programs.
+fn gid_argument(fabric: &Fabric) -> String {
+    match fabric.layer() {
+        Layer::InfiniBand => "-1".into(),
+        Layer::Roce => fabric.gid_index().expect("a RoCE v2 GID").to_string(),
+    }
+}
+
+#[test]
+fn a_forked_child_gets_errors_on_what_it_inherits_and_a_nic_of_its_own() {
+    let program = measure::need!(verbs_program("fork_child"), "C compiler and libibverbs-dev");
+    for layer in Layer::BOTH {
+        let fabric = Fabric::new(layer);
+        let gid = gid_argument(&fabric);
+        let mut parent = fabric.start(&[&program, &gid]);
+        parent.program.succeed();
+        let lines = parent.all_counters();
+        assert_eq!(lines.len(), 2, "a line for the parent and one for the child");
+        for line in &lines {
+            let count = if line.pid() == parent.program.pid() { 3 + 5 } else { 4 };
+            assert_eq!(line.completed(), messages("write", count), "completed for process {}", line.pid());
+            assert_eq!(line.executed(), count, "executed by process {}", line.pid());
+        }
+    }
+}
+
+#[test]
+fn two_opens_close_in_any_order() {
+    let program = measure::need!(verbs_program("two_opens"), "C compiler and libibverbs-dev");
+    for layer in Layer::BOTH {
+        let fabric = Fabric::new(layer);
+        let gid = gid_argument(&fabric);
+        for order in ["ab", "ba"] {
+            let (_, counters) = fabric.run(&[&program, &gid, order]);
+            assert_eq!(counters.completed(), messages("write", 3 + 2 + 2 + 2), "{order}");
+            assert_eq!(counters.executed(), 3 + 2 + 2 + 2, "{order}");
+            assert!(counters.trouble().is_empty(), "{order}: {:?}", counters.trouble());
+        }
+    }
+}
+
+#[test]
+fn a_program_may_leave_without_closing() {
+    let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");
+    let fabric = Fabric::new(Layer::InfiniBand);
+    for way in ["return", "exit", "close"] {
+        let (_, counters) = fabric.run(&[&program, "-1", way]);
+        assert_eq!(counters.completed(), messages("write", 3), "{way}");
+        assert_eq!(counters.executed(), 3, "{way}");
+    }
+    // _exit runs no exit handlers, so no counters; it must still end, and well.
+    fabric.start(&[&program, "-1", "_exit"]).program.succeed();
+}
+
+/// A pair that goes on for a minute, well under way.
+fn long_pair(fabric: &Fabric, program: &str) -> Pair {
+    let mut pair = fabric.pair(&[program, "-F", "-D", "60"]);
+    // Output comes late, since it goes to a file. A client that has used this much of a core is posting: before that it
+    // only waits for the server's answers on a socket.
+    let busy = Duration::from_millis(500);
+    let posting = within(Duration::from_secs(20), || {
+        pair.client.program.exited().is_some() || pair.client.program.processor_time() >= busy
+    });
+    assert!(posting && pair.client.program.exited().is_none(), "{}", pair.account());
+    pair
+}
+
+#[test]
+fn a_killed_server_gives_the_client_an_error_at_once() {
+    for program in ["ib_write_bw", "ib_send_bw", "ib_read_bw"] {
+        measure::need!(find(program), "perftest");
+        let fabric = Fabric::new(Layer::InfiniBand);
+        let mut pair = long_pair(&fabric, program);
+        pair.server.program.signal("KILL");
+        let killed = Instant::now();
+        let ended = within(Duration::from_secs(10), || pair.client.program.exited().is_some());
+        let took = killed.elapsed();
+        assert!(ended, "{program}: {}", pair.account());
+        let status = pair.client.program.exited().unwrap();
+        assert!(!status.success(), "{program}: {}", pair.account());
+        // "transport retry counter exceeded", as from a card whose peer is gone; perftest prints the number 12.
+        assert!(pair.client.program.output().contains("Failed status 12"), "{program}: {}", pair.account());
+        assert!(took <= AT_ONCE, "{program}: the client ended {took:?} after its server\n{}", pair.account());
+        let counters = pair.client.counters();
+        assert!(!counters.trouble().is_empty(), "{program}: the failure is counted");
+    }
+}
+
+#[test]
+fn a_killed_client_ends_a_server_that_reads_from_its_socket() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    let fabric = Fabric::new(Layer::Roce);
+    let mut pair = long_pair(&fabric, "ib_write_bw");
+    pair.client.program.signal("KILL");
+    let killed = Instant::now();
+    assert!(within(Duration::from_secs(10), || pair.server.program.exited().is_some()), "{}", pair.account());
+    let took = killed.elapsed();
+    assert!(took <= AT_ONCE, "the server ended {took:?} after its client\n{}", pair.account());
+}
+
+#[test]
+fn nothing_survives_the_death_of_both_sides() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    let fabric = Fabric::new(Layer::InfiniBand);
+    let before = named_shared_memory();
+    let mut pair = long_pair(&fabric, "ib_write_bw");
+    assert_eq!(named_shared_memory(), before, "a running pair names nothing in /dev/shm");
+    pair.server.program.signal("KILL");
+    pair.client.program.signal("KILL");
+    assert!(
+        within(AT_ONCE, || pair.server.program.exited().is_some() && pair.client.program.exited().is_some())
+    );
+    assert_eq!(named_shared_memory(), before, "nothing is left in /dev/shm");
+    // The same fabric works for the next pair, which must not meet the dead ones' queue pairs.
+    let next = fabric.pair(&["ib_write_bw", "-F", "-n", "200"]).finish();
+    assert_eq!(next.client.counters.completed(), messages("write", 200));
+    assert_eq!(next.server.counters.executed(), 200);
+    assert_eq!(next.server.counters.posted(), Messages::new());
+}
+
+fn named_shared_memory() -> Vec<String> {
+    let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| name.contains("softnic"))
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn ctrl_c_ends_both_sides_at_once() {
+    measure::need!(find("ib_send_bw"), "perftest");
+    for program in ["ib_write_bw", "ib_send_bw"] {
+        let fabric = Fabric::new(Layer::InfiniBand);
+        let mut pair = long_pair(&fabric, program);
+        // A terminal signals every process of the foreground group at once.
+        pair.server.program.signal("INT");
+        pair.client.program.signal("INT");
+        let signalled = Instant::now();
+        let both = within(Duration::from_secs(10), || {
+            pair.server.program.exited().is_some() && pair.client.program.exited().is_some()
+        });
+        assert!(
+            both && signalled.elapsed() <= AT_ONCE,
+            "after {:?}: {}",
+            signalled.elapsed(),
+            pair.account()
+        );
+    }
+}

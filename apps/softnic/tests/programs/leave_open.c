@@ -1,0 +1,26 @@
+/* Leaves with the device open and everything on it alive.
+ *
+ * usage: leave_open GID_INDEX return|exit|_exit|close. 3 messages are written first; a receive stays posted. `close` takes
+ * the command fd away under the library and goes on: verbs must fail with an error, not crash.
+ */
+#include "loopback.h"
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 3);
+	struct endpoint it = endpoint_new();
+	endpoint_connect(&it, it.qp->qp_num, atoi(argv[1]));
+	struct ibv_sge sge = { .addr = (uintptr_t)it.buffer, .length = 100, .lkey = it.mr->lkey };
+	struct ibv_recv_wr *bad, receive = { .sg_list = &sge, .num_sge = 1 };
+	CHECK(ibv_post_recv(it.qp, &receive, &bad) == 0);
+	write_messages(&it, &it, 3);
+	if (strcmp(argv[2], "exit") == 0)
+		exit(0);
+	if (strcmp(argv[2], "_exit") == 0)
+		_exit(0);
+	if (strcmp(argv[2], "close") == 0) {
+		CHECK(close(it.context->cmd_fd) == 0);
+		CHECK(ibv_alloc_pd(it.context) == NULL);
+	}
+	return 0;
+}
