@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::counters::{self, Counters};
@@ -41,10 +41,28 @@ impl Layer {
     }
 }
 
-/// The launcher under test; `SOFTNIC_TEST_LAUNCHER` names another build of it.
+/// The launcher under test, with its library beside it; `SOFTNIC_TEST_LAUNCHER` names another build of it.
 pub fn launcher() -> PathBuf {
-    std::env::var_os("SOFTNIC_TEST_LAUNCHER")
-        .map_or_else(|| env!("CARGO_BIN_EXE_softnic").into(), PathBuf::from)
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let built = || std::env::var_os("SOFTNIC_TEST_LAUNCHER").map_or_else(build_library, PathBuf::from);
+    BUILT.get_or_init(built).clone()
+}
+
+/// Builds the interposing library next to the launcher: for tests, cargo builds what can be linked, and this cannot.
+fn build_library() -> PathBuf {
+    let launcher = PathBuf::from(env!("CARGO_BIN_EXE_softnic"));
+    let profile_folder = launcher.parent().expect("target/PROFILE/softnic");
+    let profile = match profile_folder.file_name().and_then(|name| name.to_str()) {
+        Some("debug") | None => "dev",
+        Some(profile) => profile,
+    };
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--quiet", "--package", "softnic", "--lib", "--profile", profile, "--target-dir"]);
+    cargo.arg(profile_folder.parent().expect("target/PROFILE"));
+    let output =
+        cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo, which runs this test, starts");
+    assert!(output.status.success(), "building the library:\n{}", String::from_utf8_lossy(&output.stderr));
+    launcher
 }
 
 /// A folder of this test binary's own for outputs, counters and compiled programs.
@@ -68,7 +86,8 @@ pub struct Fabric {
     options: Vec<String>,
     environment: Vec<(String, String)>,
     started: AtomicU32,
-    _turn: Turn,
+    staging: bool,
+    _turn: Option<Turn>,
 }
 
 impl Fabric {
@@ -78,8 +97,9 @@ impl Fabric {
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("test-{}-{number}", std::process::id());
         let folder = scratch(&number.to_string());
-        let _turn = Turn::take();
-        Self { name, layer, folder, options: vec![], environment: vec![], started: AtomicU32::new(0), _turn }
+        let _turn = Some(Turn::take());
+        let (options, environment) = (vec![], vec![]);
+        Self { name, layer, folder, options, environment, started: AtomicU32::new(0), staging: false, _turn }
     }
 
     /// The same with further options of `softnic run`.
@@ -89,7 +109,8 @@ impl Fabric {
     }
 
     /// The same with a configuration file of this content.
-    pub fn with_config(self, toml: &str) -> Self {
+    pub fn with_config(mut self, toml: &str) -> Self {
+        self.staging = toml.contains("staging = true");
         let file = self.folder.join("nic.toml");
         fs::write(&file, toml).unwrap_or_else(|error| panic!("writing {}: {error}", file.display()));
         let file = file.display().to_string();
@@ -128,10 +149,33 @@ impl Fabric {
         (output, started.counters())
     }
 
+    /// Whether payloads are staged by configuration.
+    pub fn is_staging(&self) -> bool {
+        self.staging
+    }
+
+    /// Another fabric of the same test, sharing its turn.
+    pub fn neighbour(&self) -> Self {
+        Self {
+            name: format!("{}-neighbour", self.name),
+            folder: scratch(&format!("{}-neighbour", self.name)),
+            options: self.options.clone(),
+            environment: self.environment.clone(),
+            started: AtomicU32::new(0),
+            _turn: None,
+            ..*self
+        }
+    }
+
     /// Starts a server, and its client as soon as the server listens on the TCP port.
     ///
     /// `command` gets `-p PORT`, and the client this host's address besides, as perftest and the pingpongs have it.
     pub fn pair(&self, command: &[&str]) -> Pair {
+        self.pair_across(self, command)
+    }
+
+    /// The same with the client on a fabric of its own choice.
+    pub fn pair_across(&self, clients: &Self, command: &[&str]) -> Pair {
         let port = tcp_port::unused();
         let port_text = port.to_string();
         let mut command = command.to_vec();
@@ -148,7 +192,7 @@ impl Fabric {
         );
         let libraries = Libraries::of(&server.program);
         command.push("127.0.0.1");
-        Pair { client: self.start(&command), server, libraries }
+        Pair { client: clients.start(&command), server, libraries }
     }
 
     /// The GID index that RoCE programs without a choice of their own need: the first RoCE v2 one with an IPv4 address.
@@ -230,6 +274,15 @@ impl Pair {
         finished
     }
 
+    /// The same, and both sides used the distribution's libmlx5.
+    pub fn finish_on_distribution(self) -> Finished {
+        let finished = self.finish();
+        for side in [&finished.server, &finished.client] {
+            assert_eq!(Ok(side.counters.libmlx5().to_owned()), distribution_libmlx5());
+        }
+        finished
+    }
+
     fn ended(&mut self) -> [Option<ExitStatus>; 2] {
         [self.server.program.exited(), self.client.program.exited()]
     }
@@ -301,17 +354,22 @@ impl Libraries {
     }
 }
 
-/// The file of the libmlx5 that this distribution installed, if its packages say so.
+/// The file of the libmlx5 that this distribution installed, or why none is found.
 pub fn distribution_libmlx5() -> Result<String, String> {
-    let ldconfig = find("ldconfig").unwrap_or_else(|_| "/sbin/ldconfig".into());
-    let cache = Command::new(ldconfig).arg("-p").output().map_err(|error| format!("ldconfig -p: {error}"))?;
-    let listed = String::from_utf8_lossy(&cache.stdout)
-        .lines()
-        .filter(|line| line.contains("libmlx5.so.1 ") && line.contains("x86-64"))
-        .find_map(|line| line.split("=> ").nth(1).map(str::to_owned))
-        .ok_or("libmlx5.so.1 not in the loader's cache (package ibverbs-providers)")?;
-    let file = fs::canonicalize(&listed).map_err(|error| format!("{listed}: {error}"))?;
-    Ok(file.display().to_string())
+    static FOUND: OnceLock<Result<String, String>> = OnceLock::new();
+    let look = || {
+        let ldconfig = find("ldconfig").unwrap_or_else(|_| "/sbin/ldconfig".into());
+        let cache =
+            Command::new(ldconfig).arg("-p").output().map_err(|error| format!("ldconfig -p: {error}"))?;
+        let listed = String::from_utf8_lossy(&cache.stdout)
+            .lines()
+            .filter(|line| line.contains("libmlx5.so.1 ") && line.contains("x86-64"))
+            .find_map(|line| line.split("=> ").nth(1).map(str::to_owned))
+            .ok_or("libmlx5.so.1 not in the loader's cache (package ibverbs-providers)")?;
+        let file = fs::canonicalize(&listed).map_err(|error| format!("{listed}: {error}"))?;
+        Ok(file.display().to_string())
+    };
+    FOUND.get_or_init(look).clone()
 }
 
 /// One place at the machine's cores. A pair keeps four threads busy; more pairs than fit would measure the scheduler.

@@ -132,3 +132,12 @@ fn a_program_without_verbs_runs_as_ever_and_leaves_no_counters() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{text}\n"));
     assert!(!Path::new(&stats).exists() || fs::read_to_string(&stats).unwrap().is_empty());
 }
+
+#[test]
+fn an_earlier_preload_is_kept() {
+    let mut softnic = Command::new(launcher());
+    softnic.env("LD_PRELOAD", "libm.so.6").args(["run", "--", "sh", "-c", "echo $LD_PRELOAD"]);
+    let output = softnic.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(said.contains("libsoftnic_preload.so") && said.contains("libm.so.6"), "{said}");
+}

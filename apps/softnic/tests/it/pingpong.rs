@@ -14,7 +14,7 @@ fn pingpong(program: &str, options: &[&str], layer: Layer) {
     command.extend(options);
     command.extend(gid.iter().map(String::as_str));
     let what = format!("{} over {layer:?}", command.join(" "));
-    let finished = fabric.pair(&command).finish();
+    let finished = fabric.pair(&command).finish_on_distribution();
     for (name, side) in [("server", finished.server), ("client", finished.client)] {
         let (output, counters) = (side.output, side.counters);
         assert!(output.contains("200 iters in"), "{what}: no result from the {name} in\n{output}");

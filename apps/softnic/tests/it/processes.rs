@@ -124,7 +124,7 @@ fn nothing_survives_the_death_of_both_sides() {
     );
     assert_eq!(named_shared_memory(), before, "nothing is left in /dev/shm");
     // The same fabric works for the next pair, which must not meet the dead ones' queue pairs.
-    let next = fabric.pair(&["ib_write_bw", "-F", "-n", "200"]).finish();
+    let next = fabric.pair(&["ib_write_bw", "-F", "-n", "200"]).finish_on_distribution();
     assert_eq!(next.client.counters.completed(), messages("write", 200));
     assert_eq!(next.server.counters.executed(), 200);
     assert_eq!(next.server.counters.posted(), Messages::new());

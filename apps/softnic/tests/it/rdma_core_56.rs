@@ -37,9 +37,11 @@ impl Root {
         if !done.exists() {
             // A cut unpacking is begun anew.
             let _ = fs::remove_dir_all(&folder);
-            for package in download(&folder.with_extension("apt"))? {
+            let downloads = folder.with_extension("apt");
+            for package in download(&downloads)? {
                 run(Command::new("dpkg").arg("-x").args([&package, &folder]))?;
             }
+            let _ = fs::remove_dir_all(&downloads);
             fs::write(&done, "").map_err(|error| format!("{}: {error}", done.display()))?;
         }
         Ok(Self(folder))
