@@ -3,7 +3,23 @@
 //! `abi` decodes an ioctl into one of these and encodes the answer; the device checks the values. Handles are small
 //! integers scoped to a context, as the kernel's are. The methods are on `Nic` (`device/nic.rs`), named as the commands.
 
-use roce::{Access, ServiceType};
+use roce::ServiceType;
+
+/// `ib_event_type` numbers of the events that this device gives (`ib_verbs.h`).
+pub mod event_type {
+    /// CQ overrun.
+    pub const CQ_ERR: u32 = 0;
+    /// The QP went into error for a reason that no completion tells.
+    pub const QP_FATAL: u32 = 1;
+    /// An invalid request was met: here, a doorbell that a card would not have seen.
+    pub const QP_REQ_ERR: u32 = 2;
+    /// A peer's access was refused.
+    pub const QP_ACCESS_ERR: u32 = 3;
+    /// First message on a QP in RTR.
+    pub const COMM_EST: u32 = 4;
+    /// The send queue drained (SQD).
+    pub const SQ_DRAINED: u32 = 5;
+}
 
 /// Why a command was refused: the errno a kernel gives, and the sentence that the log gets.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -13,6 +29,28 @@ pub struct CommandError {
     pub errno: i32,
     /// What was wrong, with the numbers in it.
     pub reason: String,
+}
+
+impl CommandError {
+    /// `EINVAL` with its reason.
+    pub(super) fn invalid(reason: String) -> CommandError {
+        CommandError { errno: libc::EINVAL, reason }
+    }
+
+    /// `EBUSY`: an object is still in use.
+    pub(super) fn busy(what: &str, handle: Handle, users: &str) -> CommandError {
+        CommandError { errno: libc::EBUSY, reason: format!("{what} {handle} is still used by {users}") }
+    }
+
+    /// `EINVAL` for a handle that names nothing; the kernel's answer to a stale handle.
+    pub(super) fn no_such(what: &str, handle: Handle) -> CommandError {
+        CommandError { errno: libc::EINVAL, reason: format!("{what} {handle} does not exist") }
+    }
+
+    /// `ENOMEM`: a limit of the device is reached.
+    pub(super) fn exhausted(what: &str, limit: u32) -> CommandError {
+        CommandError { errno: libc::ENOMEM, reason: format!("all {limit} {what} are in use") }
+    }
 }
 
 /// One open of the device.
@@ -32,6 +70,53 @@ pub trait EventSink: Send {
     fn withdraw_completions(&mut self, channel: u32, cq_user_handle: u64) -> u32;
     /// Withdraws unread asynchronous events for this element; returns how many were withdrawn.
     fn withdraw_asynchronous(&mut self, context: ContextId, element: u64) -> u32;
+}
+
+/// Answer to `ALLOC_PD`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AllocatedPd {
+    /// Object handle.
+    pub handle: Handle,
+    /// Number that mlx5 user space puts into queues.
+    pub pdn: u32,
+}
+
+/// Answer to `UAR_OBJ_ALLOC`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AllocatedUar {
+    /// Object handle.
+    pub handle: Handle,
+    /// Page number that queues name.
+    pub page_id: u32,
+}
+
+/// Answer to [`CreateCq`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CreatedCq {
+    /// Object handle.
+    pub handle: Handle,
+    /// CQ number.
+    pub cqn: u32,
+    /// `cqe` as asked for.
+    pub cqe: u32,
+}
+
+/// Answer to `DESTROY_CQ`: how many events the program must have read; the library waits for so many acknowledgements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DestroyedCq {
+    /// Completion events reported.
+    pub completion_events: u32,
+    /// Asynchronous events reported.
+    pub async_events: u32,
+}
+
+/// Answer to `CREATE_AH`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CreatedAh {
+    /// Object handle.
+    pub handle: Handle,
+    /// MAC address of the destination (Ethernet); zero when nobody on the fabric has the GID.
+    pub dmac: [u8; 6],
 }
 
 /// `REG_MR`.
@@ -216,6 +301,3 @@ pub struct QueriedQp {
     /// `sq_sig_all`.
     pub signal_all: bool,
 }
-
-/// The bits that a registration or a QP may carry, re-exported for the ABI.
-pub type AccessFlags = Access;

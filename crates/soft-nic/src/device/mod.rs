@@ -1,3 +1,31 @@
 //! The device: rung doorbell → validated work → completion.
+//!
+//! [`nic::Nic`] is the whole; one file an object, named as in the manual. Nothing here is `unsafe`: application memory is
+//! reached through [`crate::dma::Memory`], peers through [`crate::link::Link`].
+#![forbid(unsafe_code)]
 
+mod ah;
 pub mod command;
+mod completion;
+mod context;
+mod core;
+pub mod counters;
+mod cq;
+mod deliver;
+pub mod doorbell;
+pub mod model;
+pub mod mr;
+pub mod nic;
+mod poll;
+pub mod qp;
+mod rq;
+mod schedule;
+mod send;
+mod sq;
+mod table;
+mod wire;
+
+pub use self::core::LogSink;
+pub use counters::Counters;
+pub use doorbell::{UarKind, Violation};
+pub use nic::Nic;

@@ -1,0 +1,153 @@
+//! The device without its link: tables, memory, events, counters, and the one way a completion takes.
+
+use mlx5_layout::{CqeFields, CqeSyndrome};
+use roce::Now;
+
+use super::ah::Ah;
+use super::command::{ContextId, EventSink, event_type};
+use super::context::{Context, Pd};
+use super::counters::Counters;
+use super::cq::{Cq, Pushed};
+use super::doorbell::Uar;
+use super::model::{Capabilities, DeviceConfig};
+use super::mr::Regions;
+use super::qp::Qps;
+use super::schedule::Schedule;
+use super::sq::Pool;
+use super::table::Table;
+use crate::config::{Config, DoorbellOrder};
+use crate::dma::{Memory, Segment};
+use crate::link::TokenBucket;
+
+/// Where log lines go: stderr for a process, a vector for tests.
+pub trait LogSink: Send {
+    /// One line, without a newline at its end.
+    fn line(&mut self, text: &str);
+}
+
+/// The switches of the configuration that the device looks at while it runs.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Options {
+    pub strict: bool,
+    pub doorbell_order: DoorbellOrder,
+    pub relaxed_ordering: bool,
+}
+
+/// Everything of the NIC but the link.
+pub(super) struct Core<M> {
+    pub memory: M,
+    pub events: Box<dyn EventSink>,
+    pub log: Box<dyn LogSink>,
+    pub options: Options,
+    pub devices: Vec<DeviceConfig>,
+    pub capabilities: Capabilities,
+    pub contexts: Table<Context>,
+    pub pds: Table<Pd>,
+    pub regions: Regions,
+    pub uars: Table<Uar>,
+    pub cqs: Table<Cq>,
+    pub ahs: Table<Ah>,
+    pub qps: Qps,
+    pub counters: Counters,
+    pub schedule: Schedule,
+    pub shapers: Vec<TokenBucket>,
+    pub pool: Pool,
+    pub now: Now,
+    /// Scatter list of the message in hand.
+    pub segments: Vec<Segment>,
+    /// CQs that died in this poll; their QPs follow.
+    pub dead_cqs: Vec<u32>,
+}
+
+impl<M: Memory> Core<M> {
+    pub(super) fn new(
+        config: &Config,
+        memory: M,
+        slot: u8,
+        events: Box<dyn EventSink>,
+        log: Box<dyn LogSink>,
+        now: Now,
+    ) -> Core<M> {
+        let devices: Vec<_> = (0..config.devices).map(|index| DeviceConfig::new(config, index)).collect();
+        let shapers = devices.iter().map(|_| TokenBucket::new(config.rate_gbps, now)).collect();
+        Core {
+            memory,
+            events,
+            log,
+            options: Options {
+                strict: config.strict,
+                doorbell_order: config.doorbell_order,
+                relaxed_ordering: config.relaxed_ordering,
+            },
+            capabilities: config.model.capabilities(),
+            devices,
+            contexts: Table::default(),
+            pds: Table::default(),
+            regions: Regions::default(),
+            uars: Table::default(),
+            cqs: Table::default(),
+            ahs: Table::default(),
+            qps: Qps::new(slot),
+            counters: Counters::default(),
+            schedule: Schedule::default(),
+            shapers,
+            pool: Pool::default(),
+            now,
+            segments: Vec::new(),
+            dead_cqs: Vec::new(),
+        }
+    }
+
+    /// Writes a CQE, and gives the event that the CQ was armed for. A full CQ dies here, and its QPs after this poll.
+    pub(super) fn complete(&mut self, place: u32, fields: &CqeFields, payload: Option<&[u8]>) {
+        let Some(cq) = self.cqs.get_mut(place) else { return };
+        let fields = CqeFields { timestamp: self.now.0, ..*fields };
+        match cq.push(&self.memory, &fields, payload) {
+            Pushed::Written { event } => {
+                self.counters.cqes += 1;
+                if let Some(syndrome) =
+                    fields.opcode.is_error().then(|| CqeSyndrome::from_u8(fields.error.syndrome))
+                {
+                    self.counters.error(syndrome.unwrap_or(CqeSyndrome::RemoteAborted));
+                }
+                if event {
+                    self.announce(place);
+                }
+            }
+            Pushed::Died => self.overrun(place),
+            Pushed::Dead => {}
+        }
+    }
+
+    /// Gives the completion event of a CQ that was armed.
+    pub(super) fn announce(&mut self, place: u32) {
+        let Some(cq) = self.cqs.get_mut(place) else { return };
+        if let Some(channel) = cq.channel
+            && self.events.completion(channel, cq.user_handle)
+        {
+            cq.completion_events += 1;
+            self.counters.completion_events += 1;
+        }
+    }
+
+    fn overrun(&mut self, place: u32) {
+        let Some(cq) = self.cqs.get_mut(place) else { return };
+        self.counters.cq_overruns += 1;
+        self.dead_cqs.push(place);
+        let (cqn, entries, context, element) = (cq.cqn, cq.entries, cq.context, cq.user_handle);
+        if self.events.asynchronous(context, element, event_type::CQ_ERR) {
+            cq.async_events += 1;
+            self.counters.async_events += 1;
+        }
+        self.log.line(&format!(
+            "softnic: CQ {cqn:#x} overrun: {entries} entries, none given back; the CQ and its QPs are in error"
+        ));
+    }
+
+    /// Gives an asynchronous event; true when it was delivered.
+    pub(super) fn asynchronous(&mut self, context: ContextId, element: u64, kind: u32) -> bool {
+        let delivered = self.events.asynchronous(context, element, kind);
+        self.counters.async_events += u64::from(delivered);
+        delivered
+    }
+}

@@ -1,0 +1,201 @@
+//! What the NIC counted, by name: written as one JSON line at exit, read by tests and figures.
+
+use mlx5_layout::{CqeSyndrome, SendOpcode};
+
+use super::doorbell::Violation;
+
+/// Kinds of send WQE that are counted apart; everything else is the last one.
+const OPCODES: [(Option<SendOpcode>, &str, &str); 10] = [
+    (Some(SendOpcode::Nop), "posted_nop", "completed_nop"),
+    (Some(SendOpcode::Send), "posted_send", "completed_send"),
+    (Some(SendOpcode::SendImm), "posted_send_imm", "completed_send_imm"),
+    (Some(SendOpcode::SendInvalidate), "posted_send_inval", "completed_send_inval"),
+    (Some(SendOpcode::RdmaWrite), "posted_write", "completed_write"),
+    (Some(SendOpcode::RdmaWriteImm), "posted_write_imm", "completed_write_imm"),
+    (Some(SendOpcode::RdmaRead), "posted_read", "completed_read"),
+    (Some(SendOpcode::AtomicCompareSwap), "posted_compare_swap", "completed_compare_swap"),
+    (Some(SendOpcode::AtomicFetchAdd), "posted_fetch_add", "completed_fetch_add"),
+    (None, "posted_other", "completed_other"),
+];
+
+const SYNDROMES: [(CqeSyndrome, &str); 13] = [
+    (CqeSyndrome::LocalLength, "error_local_length"),
+    (CqeSyndrome::LocalQpOperation, "error_local_qp_operation"),
+    (CqeSyndrome::LocalProtection, "error_local_protection"),
+    (CqeSyndrome::WrFlush, "error_flush"),
+    (CqeSyndrome::MwBind, "error_mw_bind"),
+    (CqeSyndrome::BadResponse, "error_bad_response"),
+    (CqeSyndrome::LocalAccess, "error_local_access"),
+    (CqeSyndrome::RemoteInvalidRequest, "error_remote_invalid_request"),
+    (CqeSyndrome::RemoteAccess, "error_remote_access"),
+    (CqeSyndrome::RemoteOperation, "error_remote_operation"),
+    (CqeSyndrome::TransportRetryExceeded, "error_retry_exceeded"),
+    (CqeSyndrome::RnrRetryExceeded, "error_rnr_retry_exceeded"),
+    (CqeSyndrome::RemoteAborted, "error_remote_aborted"),
+];
+
+const VIOLATIONS: [&str; 4] =
+    ["doorbell_missing", "doorbell_wrong_qpn", "doorbell_record_late", "doorbell_record_range"];
+
+/// Declares the plain counters with their names and documentation.
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Everything that one NIC process counted since it started.
+        #[derive(Debug, Clone, PartialEq, Eq, Default)]
+        pub struct Counters {
+            $($(#[$doc])* pub $name: u64,)*
+            posted: [u64; OPCODES.len()],
+            completed: [u64; OPCODES.len()],
+            errors: [u64; SYNDROMES.len()],
+            violations: [u64; VIOLATIONS.len()],
+        }
+
+        impl Counters {
+            fn plain(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+        }
+    };
+}
+
+counters! {
+    /// Messages transmitted, without repetitions.
+    messages_sent,
+    /// Their payload.
+    bytes_sent,
+    /// What they took of the link, headers and gaps included.
+    wire_bytes_sent,
+    /// Messages executed for a peer.
+    messages_received,
+    /// Their payload, READ responses included.
+    bytes_received,
+    /// READ payload that came back.
+    bytes_read,
+    /// Receives consumed.
+    receives_consumed,
+    /// CQEs written.
+    cqes,
+    /// Completion events given.
+    completion_events,
+    /// Asynchronous events given.
+    async_events,
+    /// Messages sent again, for whatever reason.
+    retransmissions,
+    /// RNR NAKs sent.
+    rnr_naks_sent,
+    /// RNR NAKs received.
+    rnr_naks_received,
+    /// NAKs sent.
+    naks_sent,
+    /// Requests that were executed before and only answered again.
+    duplicates,
+    /// Messages sent to an address or a process that nobody has.
+    lost_unreachable,
+    /// Requests for a QPN that is not here.
+    dropped_unknown_qp,
+    /// Requests for a QP that does not receive in its present state.
+    dropped_qp_state,
+    /// Requests addressed to another port, or from another than the peer's.
+    dropped_address,
+    /// Requests from a QP that is not the peer, or of another service.
+    dropped_peer,
+    /// Datagrams with a wrong Q_Key.
+    dropped_qkey,
+    /// Requests dropped by the transport for other reasons.
+    dropped_transport,
+    /// Replies for a QP that does not wait for one.
+    dropped_replies,
+    /// Register writes seen.
+    doorbells_taken,
+    /// Times that send queues were executed by their record alone, because they share a register.
+    doorbells_unchecked,
+    /// Register writes that named a QP which is not on that page.
+    doorbells_stray,
+    /// CQs that died because they were full or unreachable.
+    cq_overruns,
+    /// Payload carried in fragments through the ring.
+    staged_bytes,
+}
+
+impl Counters {
+    pub(super) fn post(&mut self, opcode: u8) {
+        self.posted[opcode_row(opcode)] += 1;
+    }
+
+    pub(super) fn complete(&mut self, opcode: u8) {
+        self.completed[opcode_row(opcode)] += 1;
+    }
+
+    pub(super) fn error(&mut self, syndrome: CqeSyndrome) {
+        if let Some(row) = SYNDROMES.iter().position(|(s, _)| *s == syndrome) {
+            self.errors[row] += 1;
+        }
+    }
+
+    pub(super) fn violate(&mut self, violation: Violation) {
+        self.violations[violation as usize] += 1;
+    }
+
+    /// WQEs with this opcode that the NIC read.
+    pub fn posted(&self, opcode: SendOpcode) -> u64 {
+        self.posted[opcode_row(opcode.to_u8())]
+    }
+
+    /// WQEs with this opcode that ended well.
+    pub fn completed(&self, opcode: SendOpcode) -> u64 {
+        self.completed[opcode_row(opcode.to_u8())]
+    }
+
+    /// Error CQEs with this syndrome.
+    pub fn errors(&self, syndrome: CqeSyndrome) -> u64 {
+        SYNDROMES.iter().position(|(s, _)| *s == syndrome).map_or(0, |row| self.errors[row])
+    }
+
+    /// Doorbell violations of this kind.
+    pub fn violations(&self, violation: Violation) -> u64 {
+        self.violations[violation as usize]
+    }
+
+    /// Every counter with its name.
+    pub fn fields(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let posted = OPCODES.iter().map(|row| row.1).zip(self.posted);
+        let completed = OPCODES.iter().map(|row| row.2).zip(self.completed);
+        let errors = SYNDROMES.iter().map(|row| row.1).zip(self.errors);
+        let violations = VIOLATIONS.into_iter().zip(self.violations);
+        self.plain().chain(posted).chain(completed).chain(errors).chain(violations)
+    }
+}
+
+fn opcode_row(opcode: u8) -> usize {
+    let known = OPCODES.iter().position(|row| row.0.is_some_and(|o| o.to_u8() == opcode));
+    known.unwrap_or(OPCODES.len() - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_has_a_name_of_its_own() {
+        let counters = Counters::default();
+        let mut names: Vec<_> = counters.fields().map(|(name, _)| name).collect();
+        let all = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), all);
+        assert!(CqeSyndrome::ALL.iter().all(|s| SYNDROMES.iter().any(|row| row.0 == *s)));
+        assert_eq!(Violation::ALL.map(|v| v as usize), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn counts_come_back_by_name_and_by_code() {
+        let mut counters = Counters::default();
+        counters.post(0x0a);
+        counters.post(0x25);
+        counters.error(CqeSyndrome::RemoteAccess);
+        counters.violate(Violation::RecordLate);
+        let value = |name| counters.fields().find(|f| f.0 == name).map(|f| f.1);
+        assert_eq!((counters.posted(SendOpcode::Send), value("posted_other")), (1, Some(1)));
+        assert_eq!((value("error_remote_access"), value("doorbell_record_late")), (Some(1), Some(1)));
+    }
+}

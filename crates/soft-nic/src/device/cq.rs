@@ -1,0 +1,227 @@
+//! Completion queues: writing CQEs with the owner bit, noticing a full ring, and the events an armed CQ gives.
+//!
+//! Ring and record as in `providers/mlx5/cq.c`: a CQE belongs to software when its owner bit equals bit log2(n) of the
+//! running index; the record holds the consumer index (24 bits) and the arm word. A full ring is an error as on a card:
+//! nothing is overwritten, the CQ is dead and takes its QPs with it.
+//! Left out: resize, moderation, compressed CQEs, collapsed CQs.
+
+use mlx5_layout::CqeFields;
+use mlx5_layout::cqe::{CQE_BYTES, LARGE_SLOT_BYTES, OP_OWN, owner_bit};
+use mlx5_layout::doorbell::{Arm, ArmFor, CONSUMER_MASK, consumer_of};
+use roce::Now;
+
+use super::command::{CommandError, ContextId, CreateCq};
+use crate::dma::{Fault, Memory};
+
+/// Value of the arm word that no driver writes: its serial number would have four bits. The NIC puts it into a disarmed
+/// CQ's record, because the first arm of a driver may well be the word 0.
+const DISARMED: u32 = u32::MAX;
+
+/// How long CQEs may wait behind a fresh arm before the NIC takes the store-load race as lost and fires.
+const STALE_ARM_NS: u64 = 50_000;
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct Cq {
+    /// Who made it.
+    pub context: ContextId,
+    /// Its number.
+    pub cqn: u32,
+    /// Entries, a power of two.
+    pub entries: u32,
+    /// 64 or 128.
+    pub cqe_size: u32,
+    /// Ring address.
+    pub buffer: u64,
+    /// Doorbell record address.
+    pub record: u64,
+    /// Echoed in events.
+    pub user_handle: u64,
+    /// Completion channel.
+    pub channel: Option<u32>,
+    /// Queues that complete here, counted once for each of their two sides.
+    pub users: u32,
+    /// Overrun or unreachable: takes nothing more.
+    pub dead: bool,
+    /// Completion events given and not withdrawn.
+    pub completion_events: u32,
+    /// Asynchronous events given and not withdrawn.
+    pub async_events: u32,
+    producer: u32,
+    // Last consumer index seen: the record is read again only when the ring seems full.
+    consumer: u32,
+    // Producer index behind the last solicited CQE.
+    solicited_end: u32,
+    waiting_arm: Option<(u32, Now)>,
+}
+
+/// What one CQE did to its CQ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pushed {
+    /// Written; `event` says that the completion channel must hear of it.
+    Written {
+        /// The CQ was armed for this CQE.
+        event: bool,
+    },
+    /// No room, or the ring or record cannot be reached: the CQ died now.
+    Died,
+    /// The CQ was dead already.
+    Dead,
+}
+
+impl Cq {
+    /// Checks the command as the driver does, and disarms the record.
+    pub(super) fn create<M: Memory>(
+        memory: &M,
+        context: ContextId,
+        request: &CreateCq,
+        max_cqe: u32,
+    ) -> Result<Cq, CommandError> {
+        let refuse = |errno, reason: String| Err(CommandError { errno, reason });
+        let Some(entries) = request.cqe.checked_add(1).filter(|n| n.is_power_of_two()) else {
+            return refuse(libc::EINVAL, format!("cqe {} plus 1 is no power of two", request.cqe));
+        };
+        if request.cqe > max_cqe {
+            return refuse(libc::EINVAL, format!("cqe {} is above {max_cqe}", request.cqe));
+        }
+        if request.cqe_size != 64 && request.cqe_size != 128 {
+            return refuse(libc::EINVAL, format!("cqe_size {} is neither 64 nor 128", request.cqe_size));
+        }
+        if request.buffer % 64 != 0 || request.record % 8 != 0 {
+            let (buffer, record) = (request.buffer, request.record);
+            return refuse(libc::EINVAL, format!("CQ ring {buffer:#x} or record {record:#x} is not aligned"));
+        }
+        let fault = |f: Fault| CommandError { errno: libc::EFAULT, reason: format!("CQ: {f}") };
+        let bytes = u64::from(entries) * u64::from(request.cqe_size);
+        memory.probe(request.buffer, bytes, true).map_err(fault)?;
+        memory.probe(request.record, 8, true).map_err(fault)?;
+        memory.store32(request.record + 4, DISARMED).map_err(fault)?;
+        Ok(Cq {
+            context,
+            cqn: 0,
+            entries,
+            cqe_size: request.cqe_size,
+            buffer: request.buffer,
+            record: request.record,
+            user_handle: request.user_handle,
+            channel: request.channel,
+            users: 0,
+            dead: false,
+            completion_events: 0,
+            async_events: 0,
+            producer: 0,
+            consumer: 0,
+            solicited_end: 0,
+            waiting_arm: None,
+        })
+    }
+
+    /// Writes one CQE, with `payload` inside where that is given (see [`CqeFields::emit_slot`]). The owner bit is set here.
+    pub(super) fn push<M: Memory>(
+        &mut self,
+        memory: &M,
+        fields: &CqeFields,
+        payload: Option<&[u8]>,
+    ) -> Pushed {
+        if self.dead {
+            return Pushed::Dead;
+        }
+        match self.write(memory, fields, payload) {
+            Ok(true) => Pushed::Written { event: self.channel.is_some() && self.announce(memory, fields) },
+            Ok(false) | Err(Fault { .. }) => {
+                self.dead = true;
+                Pushed::Died
+            }
+        }
+    }
+
+    /// `Ok(false)`: full.
+    fn write<M: Memory>(
+        &mut self,
+        memory: &M,
+        fields: &CqeFields,
+        payload: Option<&[u8]>,
+    ) -> Result<bool, Fault> {
+        if self.unconsumed() >= self.entries {
+            self.consumer = self.read_consumer(memory)?;
+            if self.unconsumed() >= self.entries {
+                return Ok(false);
+            }
+        }
+        let fields = CqeFields { owner: owner_bit(self.producer, self.entries), ..*fields };
+        let at = self.buffer + u64::from(self.producer & (self.entries - 1)) * u64::from(self.cqe_size);
+        let size = self.cqe_size as usize;
+        let mut slot = [0; LARGE_SLOT_BYTES];
+        match payload {
+            // Callers give a payload only where the CQ's slot has room; without room it is in the buffers.
+            Some(_) if fields.emit_slot(payload, &mut slot[..size]).is_ok() => {}
+            _ => slot[size - CQE_BYTES..size].copy_from_slice(&fields.emit()),
+        }
+        let first = if payload.is_some() { 0 } else { size - CQE_BYTES };
+        let last = size - CQE_BYTES + OP_OWN;
+        memory.write(at + first as u64, &slot[first..last], true)?;
+        memory.store_release_u8(at + last as u64, slot[last])?;
+        self.producer = self.producer.wrapping_add(1);
+        Ok(true)
+    }
+
+    fn read_consumer<M: Memory>(&self, memory: &M) -> Result<u32, Fault> {
+        Ok(consumer_of(memory.load32(self.record)?.to_ne_bytes()))
+    }
+
+    /// CQEs that the driver has not given back, by the last consumer index seen. A record ahead of the producer counts as a
+    /// full ring: it would let the NIC overwrite.
+    fn unconsumed(&self) -> u32 {
+        self.producer.wrapping_sub(self.consumer) & CONSUMER_MASK
+    }
+
+    /// Whether the CQ was armed for the CQE just written; it is disarmed then.
+    fn announce<M: Memory>(&mut self, memory: &M, fields: &CqeFields) -> bool {
+        let solicited = fields.solicited || fields.opcode.is_error();
+        if solicited {
+            self.solicited_end = self.producer;
+        }
+        // Compare-and-swap of the sentinel by itself: a load that cannot pass the CQE store before it.
+        match memory.compare_swap32(self.record + 4, DISARMED, DISARMED) {
+            Ok(DISARMED) | Err(_) => false,
+            Ok(word) if wants_solicited(word) && !solicited => false,
+            Ok(word) => self.disarm(memory, word),
+        }
+    }
+
+    fn disarm<M: Memory>(&mut self, memory: &M, word: u32) -> bool {
+        self.waiting_arm = None;
+        memory.compare_swap32(self.record + 4, word, DISARMED) == Ok(word)
+    }
+
+    /// Looks whether CQEs written before the present arm still wait behind it, and if so for long. An event for CQEs that
+    /// were there at arm time is owed by the specification only for later ones, and perftest takes it as an error; but the
+    /// arm may also have crossed the CQE on its way, and then nobody else would ever wake the reader.
+    pub(super) fn rescan<M: Memory>(&mut self, memory: &M, now: Now) -> bool {
+        if self.dead || self.channel.is_none() {
+            return false;
+        }
+        let Ok(word) = memory.load32(self.record + 4) else { return false };
+        let Ok(consumer) = self.read_consumer(memory) else { return false };
+        self.consumer = consumer;
+        let end = if wants_solicited(word) { self.solicited_end } else { self.producer };
+        let waiting = end.wrapping_sub(consumer) & CONSUMER_MASK;
+        if word == DISARMED || waiting == 0 || waiting > self.entries {
+            self.waiting_arm = None;
+            return false;
+        }
+        match self.waiting_arm {
+            Some((armed, since)) if armed == word => {
+                now.0.saturating_sub(since.0) >= STALE_ARM_NS && self.disarm(memory, word)
+            }
+            _ => {
+                self.waiting_arm = Some((word, now));
+                false
+            }
+        }
+    }
+}
+
+fn wants_solicited(word: u32) -> bool {
+    Arm::of_word(word.to_ne_bytes()).what == ArmFor::Solicited
+}

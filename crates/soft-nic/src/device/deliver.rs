@@ -1,0 +1,342 @@
+//! The responder's side of a QP: arrived requests into memory and receives, replies back.
+//!
+//! `roce::Responder` decides, this moves the bytes. A request that is not for a QP of this process, or for one that does not
+//! receive in its state, is dropped without a word, as a port does.
+
+use roce::qp_state::QpState;
+use roce::{
+    AsyncEvent, Atomic, DropReason, GRH_BYTES, NakCode, Outcome, ReceiveCompletion, Region, Reply, ReplyKind,
+    Request, ResponderEvent, ServiceType, Verdict, Work,
+};
+
+use super::command::event_type;
+use super::core::Core;
+use super::qp::{Answer, Qp};
+use super::rq::QpResources;
+use super::wire;
+use crate::dma::{Memory, Order, Segment};
+use crate::link::{CopyError, Disposition, Inbound, Link, Message, Payload, Room, SendError};
+
+/// Order in which bytes become visible.
+pub(super) fn order(relaxed: bool) -> Order {
+    if relaxed { Order::Relaxed } else { Order::Increasing }
+}
+
+impl<M: Memory> Core<M> {
+    /// Takes what the link offers.
+    pub(super) fn arrive(&mut self, inbound: &mut Inbound<'_>) -> Disposition {
+        match inbound.message {
+            Message::Request(request) => self.request(&request, inbound),
+            Message::Reply { reply, offset, last } => {
+                match self.qps.find(reply.dst_qpn).and_then(|place| self.qps.take(place)) {
+                    Some(mut qp) => {
+                        self.take_reply(&mut qp, &reply, offset, last, inbound);
+                        self.qps.put(qp);
+                    }
+                    None => self.counters.dropped_replies += 1,
+                }
+            }
+        }
+        Disposition::Consumed
+    }
+
+    fn request(&mut self, request: &Request, inbound: &mut Inbound<'_>) {
+        let Some(mut qp) = self.qps.find(request.dst_qpn).and_then(|place| self.qps.take(place)) else {
+            self.counters.dropped_unknown_qp += 1;
+            return;
+        };
+        if qp.state.answers_requests() {
+            self.respond(&mut qp, request, inbound);
+        } else {
+            self.counters.dropped_qp_state += 1;
+        }
+        self.qps.put(qp);
+    }
+
+    fn respond(&mut self, qp: &mut Qp, request: &Request, inbound: &mut Inbound<'_>) {
+        let Some(responder) = &mut qp.responder else { return };
+        let duplicates = responder.counters().duplicates;
+        let mut resources =
+            QpResources { memory: &self.memory, regions: &self.regions, pd: qp.pd, rq: &mut qp.rq };
+        match responder.handle_request(request, &mut resources) {
+            Verdict::Execute(work) => {
+                let outcome = self.execute(qp, request, &work, inbound);
+                if let Some(responder) = &mut qp.responder {
+                    responder.executed(outcome);
+                }
+            }
+            Verdict::Answered => {}
+            Verdict::Dropped(reason) => self.count_dropped(reason),
+        }
+        let Some(responder) = &mut qp.responder else { return };
+        self.counters.duplicates += responder.counters().duplicates - duplicates;
+        if responder.has_reply() && !qp.replying {
+            qp.replying = true;
+            self.schedule.replying.push(qp.place);
+        }
+        self.take_events(qp);
+        self.schedule.heat(qp, self.now);
+    }
+
+    fn count_dropped(&mut self, reason: DropReason) {
+        match reason {
+            DropReason::WrongPeer | DropReason::WrongService => self.counters.dropped_peer += 1,
+            DropReason::WrongQkey => self.counters.dropped_qkey += 1,
+            _ => self.counters.dropped_transport += 1,
+        }
+    }
+
+    // Work.
+
+    fn execute(&mut self, qp: &mut Qp, request: &Request, work: &Work, inbound: &mut Inbound<'_>) -> Outcome {
+        let done = match work {
+            Work::Receive { receive, scatter_offset, length, completion } => {
+                let counter = receive.id as u16;
+                self.scatter(qp, *scatter_offset, *length, completion.as_ref(), counter, inbound)
+            }
+            Work::Write { region, offset, length, completion } => {
+                let to =
+                    Segment { addr: region.address.wrapping_add(u64::from(*offset)), len: (*length).into() };
+                inbound.copy_into(&[to], self.order_of(region)).map_err(outcome).map(|()| {
+                    if let Some((receive, completion)) = completion {
+                        self.complete_receive(qp, receive.id as u16, completion, None, None);
+                    }
+                })
+            }
+            Work::Read { region, offset } => self.read(qp, request, region, *offset, inbound),
+            Work::Atomic { region, operation } => {
+                let old = match *operation {
+                    Atomic::CompareSwap { compare, swap } => {
+                        self.memory.compare_swap64(region.address, compare, swap)
+                    }
+                    Atomic::FetchAdd { add } => self.memory.fetch_add64(region.address, add),
+                };
+                self.counters.messages_received += 1;
+                return old.map_or(Outcome::LocalFault, |old| Outcome::Atomic { old });
+            }
+        };
+        match done {
+            Ok(()) => {
+                self.counters.messages_received += u64::from(request.is_last());
+                self.counters.bytes_received += u64::from(request.fragment.length);
+                Outcome::Done
+            }
+            Err(outcome) => outcome,
+        }
+    }
+
+    fn order_of(&self, region: &Region) -> Order {
+        let relaxed = || self.regions.find(region.key).is_some_and(|r| r.relaxed());
+        order(self.options.relaxed_ordering || relaxed())
+    }
+
+    /// Payload of a SEND into the receive in use, or into its CQE.
+    fn scatter(
+        &mut self,
+        qp: &mut Qp,
+        offset: u32,
+        length: u32,
+        completion: Option<&ReceiveCompletion>,
+        counter: u16,
+        inbound: &mut Inbound<'_>,
+    ) -> Result<(), Outcome> {
+        let mut to = std::mem::take(&mut self.segments);
+        to.clear();
+        let mapped = qp.rq.scatter(&self.regions, qp.pd, offset, length, &mut to);
+        let mut payload = [0; 64];
+        let small =
+            length > 0 && length as usize <= qp.responder_scatter && offset == 0 && completion.is_some();
+        let moved = match (mapped, small) {
+            (Err(_), _) => Err(Outcome::LocalFault),
+            (Ok(()), true) => inbound.copy_to_buffer(&mut payload[..length as usize]).map_err(outcome),
+            (Ok(()), false) => inbound.copy_into(&to, order(self.options.relaxed_ordering)).map_err(outcome),
+        };
+        self.segments = to;
+        moved?;
+        let path = inbound.path;
+        if qp.service == ServiceType::Ud {
+            self.place_grh(qp, path.as_ref(), length)?;
+        }
+        if let Some(completion) = completion {
+            let inline = small.then(|| &payload[..length as usize]);
+            self.complete_receive(qp, counter, completion, path.as_ref(), inline);
+        }
+        Ok(())
+    }
+
+    /// The 40 bytes in front of a datagram.
+    fn place_grh(
+        &mut self,
+        qp: &Qp,
+        path: Option<&crate::link::PathAddress>,
+        length: u32,
+    ) -> Result<(), Outcome> {
+        let Some(header) = path.and_then(|path| wire::grh(&self.devices[qp.device], path, length)) else {
+            return Ok(());
+        };
+        let mut to = Vec::with_capacity(4);
+        let mapped = qp.rq.scatter(&self.regions, qp.pd, 0, GRH_BYTES, &mut to);
+        mapped.map_err(|_| Outcome::LocalFault)?;
+        let mut rest = &header[..];
+        for piece in to {
+            let (bytes, left) = rest.split_at((piece.len as usize).min(rest.len()));
+            self.memory.write(piece.addr, bytes, true).map_err(|_| Outcome::LocalFault)?;
+            rest = left;
+        }
+        Ok(())
+    }
+
+    /// A READ: straight into the requester's memory, or with the reply.
+    fn read(
+        &mut self,
+        qp: &mut Qp,
+        request: &Request,
+        region: &Region,
+        offset: u32,
+        inbound: &mut Inbound<'_>,
+    ) -> Result<(), Outcome> {
+        let rest = region.len.saturating_sub(offset.into());
+        let from = Segment { addr: region.address.wrapping_add(u64::from(offset)), len: rest };
+        let (layer, mtu) = (self.devices[qp.device].link_layer, qp.mtu_bytes());
+        let wire = wire::response_bytes(layer, rest as u32, mtu);
+        if inbound.answers_in_place() {
+            inbound.copy_out(&[from], offset).map_err(outcome)?;
+        } else if rest > 0 {
+            let count = roce::message::psn_count(request.opcode, request.length, mtu);
+            let first_psn = request.psn;
+            qp.answers.push_back(Answer { first_psn, psn: first_psn.plus(count).minus(1), from, offset });
+        }
+        self.shapers[qp.device].spend(wire);
+        self.counters.wire_bytes_sent += wire;
+        if let Some(ready) = self.shapers[qp.device].ready_at() {
+            qp.reply_not_before = ready;
+        }
+        Ok(())
+    }
+
+    // Replies.
+
+    /// Sends the replies of all queues that have some. Returns how many.
+    pub(super) fn send_replies(&mut self, link: &mut Link) -> usize {
+        let mut sent = 0;
+        let mut at = 0;
+        while let Some(place) = self.schedule.replying.get(at).copied() {
+            let Some(mut qp) = self.qps.take(place) else {
+                self.schedule.replying.swap_remove(at);
+                continue;
+            };
+            let (count, more) = self.send_replies_of(link, &mut qp);
+            sent += count;
+            qp.replying = more;
+            self.qps.put(qp);
+            if more {
+                at += 1;
+            } else {
+                self.schedule.replying.swap_remove(at);
+            }
+        }
+        sent
+    }
+
+    /// Number sent, and whether some are left.
+    fn send_replies_of(&mut self, link: &mut Link, qp: &mut Qp) -> (usize, bool) {
+        let mut sent = 0;
+        loop {
+            if self.now < qp.reply_not_before {
+                return (sent, true);
+            }
+            let to = Link::slot_of(qp.attributes.dest_qpn);
+            if link.reply_room(to) == Room::Full {
+                return (sent, true);
+            }
+            let next = qp.partial_reply.take().or_else(|| qp.responder.as_mut().and_then(|r| r.poll_reply()));
+            let Some(reply) = next else { return (sent, false) };
+            sent += 1;
+            if !self.send_reply(link, qp, &reply) {
+                qp.partial_reply = Some(reply);
+                return (sent, true);
+            }
+        }
+    }
+
+    /// Gives one reply to the link. False: only a part was taken.
+    fn send_reply(&mut self, link: &mut Link, qp: &mut Qp, reply: &Reply) -> bool {
+        match reply.kind {
+            ReplyKind::RnrNak { .. } => self.counters.rnr_naks_sent += 1,
+            ReplyKind::Nak(_) => self.counters.naks_sent += 1,
+            _ => {}
+        }
+        let answer = qp.answers.front().copied();
+        let answer = answer.filter(|a| reply.kind == ReplyKind::ReadResponse && a.psn == reply.psn);
+        let Some(Answer { first_psn, from, offset, .. }) = answer else {
+            return !matches!(link.send_reply(reply, Payload::Nothing, 0), Err(SendError::Full));
+        };
+        // The link counts offsets from the start of the whole answer, which the requester's message starts with.
+        let start =
+            Segment { addr: from.addr.wrapping_sub(offset.into()), len: from.len + u64::from(offset) };
+        match link.send_reply(reply, Payload::Segments(&[start]), offset) {
+            Ok(sent) if u64::from(sent.carried) < from.len => {
+                if let Some(front) = qp.answers.front_mut() {
+                    front.from.addr = front.from.addr.wrapping_add(sent.carried.into());
+                    front.from.len -= u64::from(sent.carried);
+                    front.offset += sent.carried;
+                }
+                false
+            }
+            Err(SendError::Full) => false,
+            Err(SendError::LocalFault(_) | SendError::Length { .. }) => {
+                // The region was there when the READ came, its pages are gone now.
+                qp.answers.pop_front();
+                let kind = ReplyKind::Nak(NakCode::RemoteOperation);
+                self.counters.naks_sent += 1;
+                // Room was asked for, and nothing was sent.
+                let _ = link.send_reply(&Reply { kind, psn: first_psn, ..*reply }, Payload::Nothing, 0);
+                self.raise(qp, event_type::QP_FATAL);
+                self.fail_qp(qp);
+                true
+            }
+            Ok(_) | Err(SendError::NoPeer(_)) => {
+                qp.answers.pop_front();
+                true
+            }
+        }
+    }
+
+    // Events.
+
+    fn take_events(&mut self, qp: &mut Qp) {
+        while let Some(event) = qp.responder.as_mut().and_then(|r| r.poll_event()) {
+            match event {
+                ResponderEvent::CommunicationEstablished if qp.state == QpState::Rtr => {
+                    self.raise(qp, event_type::COMM_EST);
+                }
+                ResponderEvent::CommunicationEstablished => {}
+                ResponderEvent::Failed(failure) => {
+                    if let Some(failed) = failure.receive {
+                        self.fail_receive(qp, failed.receive.id as u16, failed.status);
+                    }
+                    if let Some(event) = failure.event {
+                        self.raise(
+                            qp,
+                            match event {
+                                AsyncEvent::QpFatal => event_type::QP_FATAL,
+                                AsyncEvent::RequestError => event_type::QP_REQ_ERR,
+                                AsyncEvent::AccessError => event_type::QP_ACCESS_ERR,
+                            },
+                        );
+                    }
+                    self.fail_qp(qp);
+                }
+            }
+        }
+    }
+}
+
+fn outcome(error: CopyError) -> Outcome {
+    match error {
+        CopyError::Local(_) => Outcome::LocalFault,
+        CopyError::Sender => Outcome::RequesterFault,
+        // A peer that is gone waits for nothing; one whose memory is closed to us from now on sends again, staged.
+        CopyError::Gone | CopyError::Refused => Outcome::RequesterFault,
+    }
+}

@@ -1,0 +1,179 @@
+//! The NIC of one process: all its devices, contexts and objects, driven by one thread.
+//!
+//! Commands come from the ABI, one method a command; [`Nic::poll`] is one round of the device's own work. Time is an
+//! argument. Everything that programs hand over by address goes through [`Memory`], and errors are values: a guest cannot
+//! crash the NIC (INV-13).
+
+use roce::Now;
+
+use super::command::{
+    AddressVector, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq, CreateQp, CreatedAh,
+    CreatedCq, CreatedQp, DestroyedCq, EventSink, Handle, ModifyQp, MrKeys, QueriedQp, RegMr,
+};
+use super::core::{Core, LogSink};
+use super::counters::Counters;
+use super::doorbell::UarKind;
+use super::model::{Capabilities, DeviceConfig};
+use crate::config::Config;
+use crate::dma::{Memory, Registers};
+use crate::link::Link;
+
+/// Arrivals taken in one round.
+const ARRIVALS: usize = 256;
+
+/// The software NIC of one process. One thread at a time uses it.
+pub struct Nic<M: Memory> {
+    link: Link,
+    core: Core<M>,
+}
+
+impl<M: Memory> Nic<M> {
+    /// A NIC with the devices of the configuration and nothing opened.
+    pub fn new(
+        config: &Config,
+        memory: M,
+        link: Link,
+        events: Box<dyn EventSink>,
+        log: Box<dyn LogSink>,
+        now: Now,
+    ) -> Nic<M> {
+        let core = Core::new(config, memory, link.slot(), events, log, now);
+        Nic { link, core }
+    }
+
+    // What the devices are.
+
+    /// The devices, `mlx5_0` first.
+    pub fn devices(&self) -> &[DeviceConfig] {
+        &self.core.devices
+    }
+
+    /// Limits and capability bits, the same for every device.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.core.capabilities
+    }
+
+    /// What was counted so far.
+    pub fn counters(&self) -> &Counters {
+        &self.core.counters
+    }
+
+    /// The link, for sleeping and its counters.
+    pub fn link(&mut self) -> &mut Link {
+        &mut self.link
+    }
+
+    /// The sink of events, for completion channels made later.
+    pub fn events(&mut self) -> &mut dyn EventSink {
+        &mut *self.core.events
+    }
+
+    // Commands.
+
+    /// Opens a device by its index.
+    pub fn open_context(&mut self, device: usize) -> Result<ContextId, CommandError> {
+        self.core.open_context(device)
+    }
+
+    /// Closes a context and destroys everything in it. Unknown contexts are ignored.
+    pub fn close_context(&mut self, context: ContextId) {
+        self.core.close_context(context);
+    }
+
+    /// `ALLOC_PD`.
+    pub fn alloc_pd(&mut self, context: ContextId) -> Result<AllocatedPd, CommandError> {
+        self.core.alloc_pd(context)
+    }
+
+    /// `DEALLOC_PD`.
+    pub fn dealloc_pd(&mut self, context: ContextId, handle: Handle) -> Result<(), CommandError> {
+        self.core.dealloc_pd(context, handle)
+    }
+
+    /// `REG_MR`.
+    pub fn reg_mr(&mut self, context: ContextId, request: &RegMr) -> Result<MrKeys, CommandError> {
+        self.core.reg_mr(context, request)
+    }
+
+    /// `DEREG_MR`.
+    pub fn dereg_mr(&mut self, context: ContextId, handle: Handle) -> Result<(), CommandError> {
+        self.core.dereg_mr(context, handle)
+    }
+
+    /// `UAR_OBJ_ALLOC`: `registers` is the NIC's own mapping of the page.
+    pub fn alloc_uar(
+        &mut self,
+        context: ContextId,
+        kind: UarKind,
+        registers: Box<dyn Registers>,
+    ) -> Result<AllocatedUar, CommandError> {
+        self.core.alloc_uar(context, kind, registers)
+    }
+
+    /// `UAR_OBJ_DESTROY`.
+    pub fn free_uar(&mut self, context: ContextId, handle: Handle) -> Result<(), CommandError> {
+        self.core.free_uar(context, handle)
+    }
+
+    /// `CREATE_CQ`.
+    pub fn create_cq(&mut self, context: ContextId, request: &CreateCq) -> Result<CreatedCq, CommandError> {
+        self.core.create_cq(context, request)
+    }
+
+    /// `DESTROY_CQ`.
+    pub fn destroy_cq(&mut self, context: ContextId, handle: Handle) -> Result<DestroyedCq, CommandError> {
+        self.core.destroy_cq(context, handle)
+    }
+
+    /// `CREATE_QP`.
+    pub fn create_qp(&mut self, context: ContextId, request: &CreateQp) -> Result<CreatedQp, CommandError> {
+        self.core.create_qp(context, request)
+    }
+
+    /// `MODIFY_QP`.
+    pub fn modify_qp(
+        &mut self,
+        context: ContextId,
+        handle: Handle,
+        request: &ModifyQp,
+    ) -> Result<(), CommandError> {
+        self.core.modify_qp(context, handle, request)
+    }
+
+    /// `QUERY_QP`.
+    pub fn query_qp(&self, context: ContextId, handle: Handle) -> Result<QueriedQp, CommandError> {
+        self.core.query_qp(context, handle)
+    }
+
+    /// `DESTROY_QP`; returns the asynchronous events that the program must have read.
+    pub fn destroy_qp(&mut self, context: ContextId, handle: Handle) -> Result<u32, CommandError> {
+        self.core.destroy_qp(context, handle)
+    }
+
+    /// `CREATE_AH`.
+    pub fn create_ah(
+        &mut self,
+        context: ContextId,
+        pd: Handle,
+        vector: &AddressVector,
+    ) -> Result<CreatedAh, CommandError> {
+        self.core.create_ah(context, pd, vector)
+    }
+
+    /// `DESTROY_AH`.
+    pub fn destroy_ah(&mut self, context: ContextId, handle: Handle) -> Result<(), CommandError> {
+        self.core.destroy_ah(context, handle)
+    }
+
+    // The device's own work.
+
+    /// One round. Returns how much was done; 0: nothing moved, the thread may rest.
+    pub fn poll(&mut self, now: Now) -> usize {
+        self.core.poll(&mut self.link, now, ARRIVALS)
+    }
+
+    /// Whether some queue waits for time to pass (a time-out, an RNR wait, a rate): rest for microseconds only.
+    pub fn is_waiting(&self) -> bool {
+        !self.core.schedule.hot.is_empty() || !self.core.schedule.replying.is_empty()
+    }
+}

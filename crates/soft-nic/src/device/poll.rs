@@ -1,0 +1,196 @@
+//! One round of the NIC: arrivals, doorbells, queues that move, the background walk, replies.
+
+use super::core::Core;
+use super::doorbell::UarKind;
+use super::qp::Qp;
+use crate::dma::Memory;
+use crate::link::Link;
+use mlx5_layout::doorbell::Doorbell;
+use roce::Now;
+
+impl<M: Memory> Core<M> {
+    /// One round; `budget` bounds the arrivals. Returns how much was done: 0 means that nothing moved.
+    pub(super) fn poll(&mut self, link: &mut Link, now: Now, budget: usize) -> usize {
+        // A clock that steps back must not make time-outs wait for it to come round.
+        self.now = self.now.max(now);
+        self.schedule.round += 1;
+        let mut work = link.poll(budget, |inbound| self.arrive(inbound));
+        work += self.poll_hot(link);
+        work += self.poll_background(link);
+        work += self.send_replies(link);
+        self.rescan_channels();
+        while let Some(cq) = self.dead_cqs.pop() {
+            self.fail_users(cq);
+        }
+        link.ring_bells();
+        self.counters.staged_bytes = link.counters().staged_bytes;
+        work
+    }
+
+    fn poll_hot(&mut self, link: &mut Link) -> usize {
+        let mut work = 0;
+        let mut at = 0;
+        // The list may grow at its end while a register write heats another queue; that one is looked at too.
+        while let Some(place) = self.schedule.hot.get(at).copied() {
+            if let Some(page) = self.qps.get(place).and_then(|qp| qp.sq.doorbell.page) {
+                work += self.poll_page_once(page);
+            }
+            let Some(mut qp) = self.qps.take(place) else {
+                self.schedule.hot.swap_remove(at);
+                continue;
+            };
+            work += self.step(link, &mut qp);
+            if self.stays_hot(&qp) {
+                at += 1;
+            } else {
+                qp.hot = false;
+                self.schedule.hot.swap_remove(at);
+            }
+            self.qps.put(qp);
+        }
+        work
+    }
+
+    fn poll_background(&mut self, link: &mut Link) -> usize {
+        let mut work = 0;
+        for page in self.schedule.pages(self.now, self.uars.bound()) {
+            work += self.poll_page_once(page);
+        }
+        let hot = self.schedule.hot.len();
+        for place in self.schedule.queues(self.now, self.qps.bound()) {
+            let Some(mut qp) = self.qps.take(place) else { continue };
+            if !qp.hot && self.is_ready(&qp) {
+                self.schedule.heat(&mut qp, self.now);
+            }
+            self.qps.put(qp);
+        }
+        // What was found is worked on at once: a thread that sleeps between rounds may sleep long.
+        for at in hot..self.schedule.hot.len() {
+            let Some(mut qp) = self.schedule.hot.get(at).and_then(|place| self.qps.take(*place)) else {
+                continue;
+            };
+            work += 1 + self.step(link, &mut qp);
+            self.qps.put(qp);
+        }
+        work
+    }
+
+    fn poll_page_once(&mut self, page: u32) -> usize {
+        let round = self.schedule.round;
+        match self.uars.get_mut(page) {
+            Some(uar) if uar.polled != round => uar.polled = round,
+            _ => return 0,
+        }
+        self.poll_page(page)
+    }
+
+    /// Takes the register writes of a page.
+    pub(super) fn poll_page(&mut self, page: u32) -> usize {
+        let mut taken = [None; 4];
+        let Some(uar) = self.uars.get(page) else { return 0 };
+        let mut count = 0;
+        for (place, write) in taken.iter_mut().zip(uar.take()) {
+            *place = Some(write);
+            count += 1;
+        }
+        for (register, doorbell) in taken.into_iter().flatten() {
+            self.ring(page, register, doorbell);
+        }
+        count
+    }
+
+    /// One register write.
+    fn ring(&mut self, page: u32, register: u8, doorbell: Doorbell) {
+        self.counters.doorbells_taken += 1;
+        let on_page = |qp: &Qp| qp.sq.doorbell.page == Some(page);
+        let place = self.qps.find(doorbell.qpn).filter(|place| self.qps.get(*place).is_some_and(on_page));
+        let Some(mut qp) = place.and_then(|place| self.qps.take(place)) else {
+            self.counters.doorbells_stray += 1;
+            if let Some(uar) = self.uars.get_mut(page) {
+                uar.stray = true;
+            }
+            return;
+        };
+        self.learn(&mut qp, page, register);
+        if let Some(record) = self.record(&qp) {
+            let ahead = qp.sq.distance(record);
+            // A record beyond the ring covers nothing.
+            let posted = if u32::from(ahead) <= qp.sq.blocks { record } else { qp.sq.fetched };
+            let order = self.options.doorbell_order;
+            qp.sq.doorbell.ring(doorbell.next_index(), qp.sq.fetched, posted, order);
+        }
+        self.schedule.heat(&mut qp, self.now);
+        self.qps.put(qp);
+    }
+
+    /// Notes which register the queue rings; two queues on one register cannot be checked.
+    fn learn(&mut self, qp: &mut Qp, page: u32, register: u8) {
+        let known = qp.sq.doorbell.register == Some(register);
+        qp.sq.doorbell.register = Some(register);
+        let Some(uar) = self.uars.get(page) else { return };
+        if uar.is_shared() {
+            self.share(qp);
+            return;
+        }
+        if known {
+            return;
+        }
+        let same = |other: &Qp| other.sq.doorbell.register == Some(register) && other.place != qp.place;
+        let sharers: Vec<u32> =
+            uar.queues.iter().copied().filter(|place| self.qps.get(*place).is_some_and(same)).collect();
+        // It was taken for one that shares only because its register was not known.
+        qp.sq.doorbell.unchecked = !sharers.is_empty() || !self.options.strict;
+        if !sharers.is_empty() {
+            self.share(qp);
+        }
+        for place in sharers {
+            if let Some(mut other) = self.qps.take(place) {
+                self.share(&mut other);
+                self.schedule.heat(&mut other, self.now);
+                self.qps.put(other);
+            }
+        }
+    }
+
+    pub(super) fn share(&mut self, qp: &mut Qp) {
+        qp.sq.doorbell.unchecked = true;
+        self.say_unchecked(qp);
+    }
+
+    /// A queue was made on a non-cached page: from the second one on nothing can be checked there.
+    pub(super) fn join_page(&mut self, page: u32) {
+        let Some(uar) = self.uars.get(page) else { return };
+        if uar.kind != UarKind::NonCached || !uar.is_shared() {
+            return;
+        }
+        for place in uar.queues.clone() {
+            if let Some(qp) = self.qps.get_mut(place) {
+                qp.sq.doorbell.unchecked = true;
+            }
+        }
+    }
+
+    fn rescan_channels(&mut self) {
+        for index in self.schedule.channels(self.now) {
+            let Some(place) = self.schedule.channels.get(index as usize).copied() else { continue };
+            let fires = self.cqs.get_mut(place).is_some_and(|cq| cq.rescan(&self.memory, self.now));
+            if fires {
+                self.announce(place);
+            }
+        }
+    }
+
+    /// A CQ died: so do the queues that complete there.
+    fn fail_users(&mut self, cq: u32) {
+        for place in 0..self.qps.bound() {
+            let uses = |qp: &Qp| qp.send_cq == cq || qp.recv_cq == cq;
+            if !self.qps.get(place).is_some_and(uses) {
+                continue;
+            }
+            if let Some(mut qp) = self.qps.take(place) {
+                self.fail_qp(&mut qp);
+                self.qps.put(qp);
+            }
+        }
+    }
+}

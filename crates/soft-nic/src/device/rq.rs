@@ -1,0 +1,126 @@
+//! Receive queue: reads receive WQEs, once each, and scatters payload into what they name.
+//!
+//! There is no doorbell: the record alone says how many are posted, and it is looked at when a message needs a receive.
+//! Keys are checked when bytes go through them, so that an entry nobody reaches is no error. Left out: shared receive
+//! queues, striding queues.
+
+use mlx5_layout::RecvWqe;
+use mlx5_layout::doorbell::counter_of;
+use mlx5_layout::send_wqe::DataPointer;
+use roce::{Access, Receive, Region, RegionError, Resources};
+
+use super::mr::Regions;
+use crate::dma::{Memory, Segment};
+
+/// Largest entry: `max_recv_descriptor_bytes`.
+const MAX_ENTRY_BYTES: usize = 512;
+
+/// The receive side of a QP.
+#[derive(Debug)]
+pub(super) struct ReceiveQueue {
+    /// Ring address.
+    pub ring: u64,
+    /// Entries, a power of two; 0 for a QP without a receive queue.
+    pub count: u32,
+    /// log2 of an entry's bytes.
+    pub shift: u32,
+    /// Address of the record's receive word.
+    pub record: u64,
+    /// Entries consumed, 16-bit running counter.
+    pub taken: u16,
+    /// Bytes before the first pointer of an entry: 16 in queues with signatures.
+    pub header: usize,
+    /// Pointers of the receive in use.
+    pub pointers: Vec<DataPointer>,
+}
+
+impl ReceiveQueue {
+    /// Receives posted and not consumed. A record further ahead than the ring is long posts nothing.
+    pub(super) fn available<M: Memory>(&self, memory: &M) -> u16 {
+        if self.count == 0 {
+            return 0;
+        }
+        let Ok(word) = memory.load32(self.record) else { return 0 };
+        let posted = counter_of(word.to_ne_bytes()).wrapping_sub(self.taken);
+        if u32::from(posted) <= self.count { posted } else { 0 }
+    }
+
+    /// Takes the next receive: its pointers are in `self.pointers` afterwards.
+    fn take<M: Memory>(&mut self, memory: &M) -> Option<Receive> {
+        if self.available(memory) == 0 {
+            return None;
+        }
+        let index = u32::from(self.taken) & (self.count - 1);
+        let mut entry = [0; MAX_ENTRY_BYTES];
+        let bytes = (1usize << self.shift).min(MAX_ENTRY_BYTES);
+        let read = memory.read(self.ring + (u64::from(index) << self.shift), &mut entry[..bytes]);
+        self.pointers.clear();
+        // An entry that cannot be read has no room; the message that needs it fails on its length.
+        if read.is_ok()
+            && let Ok(wqe) = RecvWqe::new(&entry[self.header.min(bytes)..bytes])
+        {
+            self.pointers.extend(wqe.segments());
+        }
+        let id = u64::from(self.taken);
+        self.taken = self.taken.wrapping_add(1);
+        Some(Receive {
+            capacity: self.pointers.iter().map(|p| u64::from(p.byte_count & !(1 << 31))).sum(),
+            id,
+        })
+    }
+
+    /// Application addresses of `len` bytes from `offset` of the receive in use, into `out`. Error: a key, a bound or a right
+    /// that does not allow it.
+    pub(super) fn scatter(
+        &self,
+        regions: &Regions,
+        pd: u32,
+        offset: u32,
+        len: u32,
+        out: &mut Vec<Segment>,
+    ) -> Result<(), RegionError> {
+        let (mut skip, mut left) = (u64::from(offset), u64::from(len));
+        for pointer in &self.pointers {
+            if left == 0 {
+                break;
+            }
+            let whole = u64::from(pointer.byte_count & !(1 << 31));
+            let from = skip.min(whole);
+            skip -= from;
+            let piece = left.min(whole - from);
+            if piece > 0 {
+                let va = pointer.va.wrapping_add(from);
+                let addr = regions.translate(pointer.lkey, pd, va, piece, Access::LOCAL_WRITE)?;
+                out.push(Segment { addr, len: piece });
+                left -= piece;
+            }
+        }
+        // The responder compared the capacity before.
+        debug_assert_eq!(left, 0);
+        Ok(())
+    }
+}
+
+/// What a QP's responder may use.
+pub(super) struct QpResources<'a, M> {
+    pub memory: &'a M,
+    pub regions: &'a Regions,
+    pub pd: u32,
+    pub rq: &'a mut ReceiveQueue,
+}
+
+impl<M: Memory> Resources for QpResources<'_, M> {
+    fn region(&self, rkey: u32, va: u64, len: u64, need: Access) -> Result<Region, RegionError> {
+        let address = self.regions.translate(rkey, self.pd, va, len, need)?;
+        Ok(Region { key: rkey, va, len, address })
+    }
+
+    fn take_receive(&mut self) -> Option<Receive> {
+        self.rq.take(self.memory)
+    }
+
+    fn invalidate(&mut self, _rkey: u32) -> bool {
+        // Only memory windows and fast registrations can be invalidated by a peer; there are none.
+        false
+    }
+}

@@ -1,0 +1,138 @@
+//! Whose turn it is: queues where something moves are looked at in every poll, all others in the background.
+//!
+//! A thousand open queues must not slow down the one that works, and must still be heard within a millisecond. So the
+//! background walk is paced by time: each poll looks at as many as it takes to come round once in [`ROUND_NS`].
+
+use roce::Now;
+
+use super::qp::Qp;
+
+/// Every queue is looked at once in this time.
+const ROUND_NS: u64 = 500_000;
+
+/// A queue where nothing moved for this long goes to the background.
+const COOL_NS: u64 = 1_000_000;
+
+/// Lists of places in the NIC's tables.
+#[derive(Debug, Default)]
+pub(super) struct Schedule {
+    /// QPs to look at in every poll.
+    pub hot: Vec<u32>,
+    /// QPs with replies to send.
+    pub replying: Vec<u32>,
+    /// CQs with a completion channel.
+    pub channels: Vec<u32>,
+    /// Number of the present poll.
+    pub round: u64,
+    queues: Walk,
+    pages: Walk,
+    cqs: Walk,
+}
+
+/// A walk round a table, paced by time.
+#[derive(Debug, Default)]
+struct Walk {
+    at: u32,
+    last: Now,
+    /// Part of an element that was due and not taken, in units of 1 / [`ROUND_NS`].
+    rest: u64,
+}
+
+impl Walk {
+    /// Places to look at now, in a table of `bound` places: first and how many, wrapping.
+    fn due(&mut self, now: Now, bound: u32) -> (u32, u32) {
+        let elapsed = now.0.saturating_sub(self.last.0).min(ROUND_NS);
+        self.last = self.last.max(now);
+        let due = self.rest + elapsed * u64::from(bound);
+        self.rest = due % ROUND_NS;
+        let count = (due / ROUND_NS).min(u64::from(bound)) as u32;
+        if self.at >= bound {
+            self.at = 0;
+        }
+        let first = self.at;
+        if bound > 0 {
+            self.at = (first + count) % bound;
+        }
+        (first, count)
+    }
+}
+
+impl Schedule {
+    /// Something moved at this queue: look at it in every poll.
+    pub(super) fn heat(&mut self, qp: &mut Qp, now: Now) {
+        qp.active = now;
+        if !qp.hot {
+            qp.hot = true;
+            self.hot.push(qp.place);
+        }
+    }
+
+    /// Whether the queue may go to the background.
+    pub(super) fn has_cooled(qp: &Qp, now: Now) -> bool {
+        now.0.saturating_sub(qp.active.0) > COOL_NS
+    }
+
+    pub(super) fn forget_qp(&mut self, place: u32) {
+        self.hot.retain(|p| *p != place);
+        self.replying.retain(|p| *p != place);
+    }
+
+    pub(super) fn watch_cq(&mut self, place: u32) {
+        self.channels.push(place);
+    }
+
+    pub(super) fn forget_cq(&mut self, place: u32) {
+        self.channels.retain(|p| *p != place);
+    }
+
+    /// QPs to look at in the background now.
+    pub(super) fn queues(&mut self, now: Now, bound: u32) -> impl Iterator<Item = u32> + use<> {
+        let (first, count) = self.queues.due(now, bound);
+        (0..count).map(move |i| (first + i) % bound)
+    }
+
+    /// UAR pages to look at in the background now.
+    pub(super) fn pages(&mut self, now: Now, bound: u32) -> impl Iterator<Item = u32> + use<> {
+        let (first, count) = self.pages.due(now, bound);
+        (0..count).map(move |i| (first + i) % bound)
+    }
+
+    /// Index of CQs with a channel to look at now. They come round ten times as fast: an arm that crossed its CQE waits
+    /// for this.
+    pub(super) fn channels(&mut self, now: Now) -> impl Iterator<Item = u32> + use<> {
+        let bound = self.channels.len() as u32;
+        let (first, count) = self.cqs.due(Now(now.0.saturating_mul(10)), bound);
+        (0..count).map(move |i| (first + i) % bound)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_takes_its_time_however_often_it_is_asked() {
+        for step in [100, 1_000, 33_333, 2_000_000] {
+            let mut walk = Walk::default();
+            let mut seen = vec![0u32; 1000];
+            let mut now = 0;
+            while now < 10 * ROUND_NS {
+                now += step;
+                let (first, count) = walk.due(Now(now), 1000);
+                (0..count).for_each(|i| seen[((first + i) % 1000) as usize] += 1);
+            }
+            let (least, most) = (seen.iter().min(), seen.iter().max());
+            let rounds = if step > ROUND_NS { now / step } else { 10 } as u32;
+            assert!(
+                least >= Some(&(rounds - 1)) && most <= Some(&(rounds + 1)),
+                "{step} ns: {least:?} {most:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_empty_table_is_no_trouble() {
+        let mut walk = Walk { at: 7, ..Walk::default() };
+        assert_eq!(walk.due(Now(1 << 40), 0), (0, 0));
+    }
+}

@@ -1,0 +1,626 @@
+//! The requester's side of a QP: from the send queue to the link, and from replies to completions.
+//!
+//! One [`Core::step`] a poll and queue: time-outs, then new WQEs within a budget, then what the transport lets go, then
+//! completions in the order of posting.
+
+use mlx5_layout::doorbell::counter_of;
+use mlx5_layout::send_wqe::{BLOCK_BYTES, blocks};
+use roce::qp_state::QpState;
+use roce::{
+    Completion, Opcode, PostedMessage, Reply, ReplyKind, ReplyVerdict, ServiceType, Status, Ticket, Transmit,
+};
+
+use super::command::event_type;
+use super::core::Core;
+use super::doorbell::Violation;
+use super::qp::Qp;
+use super::schedule::Schedule;
+use super::sq::{Kind, SendRequest};
+use super::wire;
+use crate::dma::Memory;
+use crate::link::{CopyError, Inbound, Link, MAX_INLINE, Payload, Room, SendError};
+
+/// WQEs of one queue read in one poll, so that no queue starves the others.
+const FETCH_BUDGET: usize = 64;
+
+/// WQEs of one queue read and not completed: more than the transport's window, for NOPs between messages.
+const MAX_OUTSTANDING: usize = 256;
+
+/// Flush CQEs of one queue in one poll.
+const FLUSH_BUDGET: usize = 256;
+
+/// What the record and the register of a send queue say now.
+#[derive(Debug, Clone, Copy)]
+struct Posted {
+    /// Blocks that may be executed.
+    available: u16,
+    /// Record and register agree.
+    agree: bool,
+    /// The record is further ahead than the ring is long.
+    range: bool,
+}
+
+impl<M: Memory> Core<M> {
+    /// Moves one queue on. Returns how much was done.
+    pub(super) fn step(&mut self, link: &mut Link, qp: &mut Qp) -> usize {
+        let mut work = 0;
+        if qp.state.finishes_sends() {
+            self.run_timers(link, qp);
+            work += self.take_back(link, qp);
+            if qp.state.starts_sends() {
+                work += self.post(qp);
+            }
+            work += self.transmit(link, qp);
+        }
+        work += self.drain_completions(qp);
+        if qp.state.flushes_sends() {
+            work += self.flush_sends(qp);
+        }
+        if qp.state.flushes_receives() {
+            work += self.flush_receives(qp);
+        }
+        if qp.drain_event && qp.state == QpState::Sqd && qp.sq.outstanding.is_empty() {
+            qp.drain_event = false;
+            self.raise(qp, event_type::SQ_DRAINED);
+        }
+        if work > 0 {
+            qp.active = self.now;
+        }
+        work
+    }
+
+    /// Whether the queue has to be looked at in every poll.
+    pub(super) fn stays_hot(&self, qp: &Qp) -> bool {
+        !qp.sq.outstanding.is_empty()
+            || qp.sq.held.is_some()
+            || qp.sq.doorbell.is_watched()
+            || qp.drain_event
+            || !Schedule::has_cooled(qp, self.now)
+    }
+
+    /// Whether something was posted since the queue was looked at last: for the background walk.
+    pub(super) fn is_ready(&self, qp: &Qp) -> bool {
+        let sends = qp.sq.blocks > 0
+            && (qp.state.starts_sends() || qp.state.flushes_sends())
+            && self.record(qp).is_some_and(|posted| posted != qp.sq.fetched);
+        sends || (qp.state.flushes_receives() && qp.rq.available(&self.memory) > 0)
+    }
+
+    /// The send word of the record.
+    pub(super) fn record(&self, qp: &Qp) -> Option<u16> {
+        self.memory.load32(qp.sq.record).ok().map(|word| counter_of(word.to_ne_bytes()))
+    }
+
+    fn posted(&self, qp: &Qp) -> Posted {
+        let none = Posted { available: 0, agree: true, range: false };
+        if qp.sq.blocks == 0 {
+            return none;
+        }
+        let Some(record) = self.record(qp) else { return none };
+        let ahead = qp.sq.distance(record);
+        if u32::from(ahead) > qp.sq.blocks {
+            return Posted { available: 0, agree: false, range: true };
+        }
+        let available = qp.sq.distance(qp.sq.doorbell.limit(qp.sq.fetched, record));
+        Posted { available, agree: available == ahead, range: false }
+    }
+
+    // New work.
+
+    fn post(&mut self, qp: &mut Qp) -> usize {
+        let posted = self.posted(qp);
+        self.watch_doorbell(qp, posted);
+        let end = qp.sq.fetched.wrapping_add(posted.available);
+        let mut work = 0;
+        if posted.available > 0 && qp.sq.doorbell.unchecked && self.options.strict {
+            self.counters.doorbells_unchecked += 1;
+        }
+        while work < FETCH_BUDGET && qp.sq.outstanding.len() < MAX_OUTSTANDING {
+            let request = match qp.sq.held.take() {
+                Some(request) => request,
+                None if qp.sq.stopped || qp.sq.fetched == end => break,
+                None => {
+                    work += 1;
+                    self.fetch(qp, qp.sq.distance(end))
+                }
+            };
+            if let Some(held) = hand_over(qp, request) {
+                qp.sq.held = Some(held);
+                break;
+            }
+        }
+        work
+    }
+
+    /// Compares record and register; after [`super::doorbell::GRACE_NS`] of disagreement says so.
+    fn watch_doorbell(&mut self, qp: &mut Qp, posted: Posted) {
+        let doorbell = &mut qp.sq.doorbell;
+        let stray = doorbell.page.and_then(|page| self.uars.get(page)).is_some_and(|uar| uar.stray);
+        let Some(violation) = doorbell.watch(self.now, posted.agree, posted.range, stray) else { return };
+        if violation != Violation::RecordRange && !self.is_provable(qp) {
+            // Its register may have been rung and hidden by another queue's write.
+            qp.sq.doorbell.unchecked = true;
+            self.say_unchecked(qp);
+            return;
+        }
+        if let Some(uar) = qp.sq.doorbell.page.and_then(|page| self.uars.get_mut(page)) {
+            uar.stray = false;
+        }
+        self.counters.violate(violation);
+        self.raise(qp, event_type::QP_REQ_ERR);
+        let (qpn, what) = (qp.qpn, violation.sentence());
+        self.log.line(&format!("softnic: QP {qpn:#x}: {what} for 10 ms; a card would not execute this"));
+    }
+
+    /// A lost write can only have been hidden by another queue's on the same register: if this queue's register is known, or
+    /// nobody else on the page was ever seen to ring, nothing was hidden.
+    fn is_provable(&self, qp: &Qp) -> bool {
+        let Some(uar) = qp.sq.doorbell.page.and_then(|page| self.uars.get(page)) else { return false };
+        let others = uar.queues.iter().filter(|place| **place != qp.place);
+        let rang =
+            |place: &u32| self.qps.get(*place).is_some_and(|other| other.sq.doorbell.register.is_some());
+        qp.sq.doorbell.register.is_some() || !others.into_iter().any(rang)
+    }
+
+    /// Says once that a queue's doorbells cannot be checked.
+    pub(super) fn say_unchecked(&mut self, qp: &mut Qp) {
+        if !qp.sq.doorbell.said && self.options.strict {
+            qp.sq.doorbell.said = true;
+            let qpn = qp.qpn;
+            self.log.line(&format!(
+                "softnic: QP {qpn:#x} shares its doorbell register: executed by its record, doorbells not checked"
+            ));
+        }
+    }
+
+    // Transmission.
+
+    fn run_timers(&mut self, link: &mut Link, qp: &mut Qp) {
+        let Some(requester) = &mut qp.requester else { return };
+        if requester.poll_timeout().is_none_or(|due| due > self.now) {
+            return;
+        }
+        if let (Some(peer), Some(position)) = (qp.peer, qp.sq.last_sent)
+            && !link.consumed(peer, position)
+        {
+            requester.hold_timer(self.now);
+        }
+        if requester.poll_timeout().is_some_and(|due| due <= self.now) {
+            requester.handle_timeout(self.now);
+        }
+    }
+
+    /// UC and UD: memory that receivers were reading is ours again.
+    fn take_back(&mut self, link: &mut Link, qp: &mut Qp) -> usize {
+        let mut work = 0;
+        while let Some((ticket, slot, position)) = qp.sq.lent.front().copied()
+            && link.consumed(slot, position)
+        {
+            qp.sq.lent.pop_front();
+            work += 1;
+            if let Some(requester) = &mut qp.requester {
+                requester.link_consumed(ticket);
+            }
+        }
+        work
+    }
+
+    fn transmit(&mut self, link: &mut Link, qp: &mut Qp) -> usize {
+        let mut work = 0;
+        loop {
+            let next = match qp.sq.partial.take() {
+                Some(rest) => Some(rest),
+                None if self.may_transmit(link, qp) => {
+                    qp.requester.as_mut().and_then(|requester| requester.poll_transmit(self.now))
+                }
+                None => None,
+            };
+            let Some(transmit) = next else { return work };
+            work += 1;
+            if !self.send(link, qp, transmit) {
+                qp.sq.partial = Some(transmit);
+                return work;
+            }
+        }
+    }
+
+    /// Whether the link has room for the next message, and the rate allows one. Whoever asked gets a message out of the
+    /// transport that counts as sent.
+    fn may_transmit(&mut self, link: &mut Link, qp: &Qp) -> bool {
+        let Some(requester) = qp.requester.as_ref().filter(|r| !r.is_waiting()) else { return false };
+        // Connected queues have one peer. A datagram's is that of the first one not yet sent.
+        let to = match qp.service {
+            ServiceType::Ud => {
+                let sent = qp.sq.lent.back().map_or(Ticket(0), |(ticket, _, _)| Ticket(ticket.0 + 1));
+                let first = requester.next_ticket().0 - requester.outstanding() as u64;
+                find(qp, Ticket(sent.0.max(first))).and_then(|place| qp.sq.outstanding[place].to)
+            }
+            ServiceType::Rc | ServiceType::Uc => qp.peer,
+        };
+        self.shapers[qp.device].allows(self.now) && to.is_none_or(|to| link.room(to) != Room::Full)
+    }
+
+    /// Gives a message to the link. False: only a part was taken.
+    fn send(&mut self, link: &mut Link, qp: &mut Qp, transmit: Transmit) -> bool {
+        let Some(place) = find(qp, transmit.ticket) else { return true };
+        let request = &mut qp.sq.outstanding[place];
+        if request.carried == 0 {
+            request.request.psn = transmit.psn;
+            request.request.ack_requested = transmit.ack_requested;
+            self.count_sent(qp, place, transmit);
+        }
+        let request = &mut qp.sq.outstanding[place];
+        let Some(to) = request.to else {
+            // Nobody has that address: lost on the way.
+            self.counters.lost_unreachable += 1;
+            return self.sent(qp, transmit.ticket, None);
+        };
+        let path = if qp.service == ServiceType::Ud { &request.path } else { &qp.path };
+        let payload = payload_of(request);
+        let length = request.request.length;
+        let wire = roce::Fragment { offset: request.carried, length: length - request.carried };
+        let wire = if request.request.opcode.carries_payload() { wire } else { request.request.fragment };
+        let outcome = link.send_request(&roce::Request { fragment: wire, ..request.request }, path, payload);
+        match outcome {
+            Ok(sent) => {
+                qp.sq.last_sent = Some(sent.position);
+                let request = &mut qp.sq.outstanding[place];
+                request.carried += sent.carried;
+                let whole = request.carried >= length || !request.request.opcode.carries_payload();
+                if whole {
+                    request.carried = 0;
+                    return self.sent(qp, transmit.ticket, Some((to, sent.position)));
+                }
+                false
+            }
+            Err(SendError::Full) => false,
+            Err(SendError::NoPeer(_)) => {
+                request.carried = 0;
+                self.counters.lost_unreachable += 1;
+                self.sent(qp, transmit.ticket, None)
+            }
+            Err(SendError::LocalFault(_) | SendError::Length { .. }) => {
+                request.carried = 0;
+                if let Some(requester) = &mut qp.requester {
+                    requester.fail(transmit.ticket, Status::LocalProtection);
+                }
+                true
+            }
+        }
+    }
+
+    fn count_sent(&mut self, qp: &Qp, place: usize, transmit: Transmit) {
+        let request = &qp.sq.outstanding[place].request;
+        let device = &self.devices[qp.device];
+        let (layer, length) = (device.link_layer, request.length);
+        let wire = wire::request_bytes(layer, qp.service, request.opcode, length, qp.mtu_bytes());
+        self.shapers[qp.device].spend(wire);
+        self.counters.wire_bytes_sent += wire;
+        if transmit.retransmission {
+            self.counters.retransmissions += 1;
+        } else {
+            self.counters.messages_sent += 1;
+            self.counters.bytes_sent += if request.opcode.carries_payload() { u64::from(length) } else { 0 };
+        }
+    }
+
+    /// The link has the whole message, or it is lost. Unreliable services: the message is complete when its memory is no
+    /// longer needed, which is at once when the bytes travelled in the record.
+    fn sent(&mut self, qp: &mut Qp, ticket: Ticket, position: Option<(u8, crate::link::Position)>) -> bool {
+        if qp.service == ServiceType::Rc {
+            return true;
+        }
+        let copied =
+            find(qp, ticket).is_none_or(|p| qp.sq.outstanding[p].request.length as usize <= MAX_INLINE);
+        match position {
+            Some((slot, position)) if !copied || !qp.sq.lent.is_empty() => {
+                qp.sq.lent.push_back((ticket, slot, position));
+            }
+            None if !qp.sq.lent.is_empty() => {
+                // Nothing to wait for but the ones before it.
+                if let Some((last, _, _)) = qp.sq.lent.back_mut() {
+                    *last = ticket;
+                }
+            }
+            _ => {
+                if let Some(requester) = &mut qp.requester {
+                    requester.link_consumed(ticket);
+                }
+            }
+        }
+        true
+    }
+
+    // Replies.
+
+    /// A reply arrived for this queue.
+    pub(super) fn take_reply(
+        &mut self,
+        qp: &mut Qp,
+        reply: &Reply,
+        offset: u32,
+        last: bool,
+        inbound: &mut Inbound<'_>,
+    ) {
+        let expected = qp.requester.is_some()
+            && qp.state.finishes_sends()
+            && qp.service == ServiceType::Rc
+            && reply.src_qpn == qp.attributes.dest_qpn;
+        if !expected {
+            self.counters.dropped_replies += 1;
+            return;
+        }
+        if reply.kind == ReplyKind::ReadResponse && !self.place_answer(qp, reply, offset, inbound) {
+            return;
+        }
+        let Some(requester) = qp.requester.as_mut().filter(|_| last) else { return };
+        let naks = reply.kind;
+        match requester.handle_reply(self.now, reply) {
+            ReplyVerdict::Ignored => self.counters.dropped_replies += 1,
+            ReplyVerdict::Resend if matches!(naks, ReplyKind::RnrNak { .. }) => {
+                self.counters.rnr_naks_received += 1
+            }
+            ReplyVerdict::Response(ticket) => {
+                if let Some(place) = find(qp, ticket)
+                    && qp.sq.outstanding[place].request.opcode == Opcode::Read
+                {
+                    self.counters.bytes_read += u64::from(qp.sq.outstanding[place].request.length);
+                }
+            }
+            ReplyVerdict::Progress | ReplyVerdict::Resend | ReplyVerdict::Failed => {}
+        }
+        self.schedule.heat(qp, self.now);
+    }
+
+    /// Puts bytes that came with a READ response where the READ wants them. False: they belong to no READ, or could not be
+    /// put there.
+    fn place_answer(&mut self, qp: &mut Qp, reply: &Reply, offset: u32, inbound: &mut Inbound<'_>) -> bool {
+        let len = inbound.payload_len();
+        if len == 0 {
+            return true;
+        }
+        let mtu = qp.mtu_bytes();
+        let answers = |request: &SendRequest| {
+            let asked = &request.request;
+            let count = roce::message::psn_count(asked.opcode, asked.length, mtu);
+            request.kind == Kind::Message
+                && asked.opcode == Opcode::Read
+                && asked.psn.plus(count).minus(1) == reply.psn
+        };
+        let Some(place) = qp.sq.outstanding.iter().position(|r| answers(r)) else {
+            self.counters.dropped_replies += 1;
+            return false;
+        };
+        let scatter = qp.requester_scatter;
+        let request = &mut qp.sq.outstanding[place];
+        let end = u64::from(offset) + u64::from(len);
+        if end > u64::from(request.request.length) {
+            self.counters.dropped_replies += 1;
+            return false;
+        }
+        let whole = offset == 0 && len == request.request.length;
+        let copied = if request.signalled && whole && len as usize <= scatter {
+            request.inline.clear();
+            request.inline.resize(len as usize, 0);
+            inbound.copy_to_buffer(&mut request.inline)
+        } else {
+            let order = super::deliver::order(self.options.relaxed_ordering);
+            inbound.copy_into(&part(&request.segments, offset, len), order)
+        };
+        match copied {
+            Ok(()) => true,
+            Err(CopyError::Gone) => false,
+            Err(CopyError::Local(_) | CopyError::Sender | CopyError::Refused) => {
+                let ticket = request.ticket;
+                if let Some(requester) = &mut qp.requester {
+                    requester.fail(ticket, Status::LocalProtection);
+                }
+                self.schedule.heat(qp, self.now);
+                false
+            }
+        }
+    }
+
+    // Completions.
+
+    /// Completes what is done, in the order of posting.
+    fn drain_completions(&mut self, qp: &mut Qp) -> usize {
+        let mut work = 0;
+        loop {
+            while qp.state.finishes_sends()
+                && qp.sq.outstanding.front().is_some_and(|request| request.kind == Kind::Nop)
+            {
+                let Some(request) = qp.sq.outstanding.pop_front() else { break };
+                self.complete_send(qp, &request);
+                self.pool.give(request);
+                work += 1;
+            }
+            let Some(completion) = qp.requester.as_mut().and_then(|r| r.poll_completion()) else {
+                return work;
+            };
+            work += 1;
+            // NOPs in front of a message that was flushed.
+            while let Some(request) = qp.sq.outstanding.pop_front() {
+                let nop = request.kind == Kind::Nop;
+                if nop {
+                    self.fail_send_wqe(qp, request.wqe_index, request.opcode, Status::Flushed);
+                } else {
+                    debug_assert_eq!(request.ticket, completion.ticket);
+                    self.finish(qp, request, completion);
+                    break;
+                }
+                self.pool.give(request);
+            }
+        }
+    }
+
+    fn finish(&mut self, qp: &mut Qp, mut request: Box<SendRequest>, completion: Completion) {
+        let mut status = completion.status;
+        if let (Status::Success, Some(old)) = (status, completion.atomic_old)
+            && !self.place_atomic(qp, &mut request, old)
+        {
+            status = Status::LocalProtection;
+        }
+        match status {
+            Status::Success => self.complete_send(qp, &request),
+            status => {
+                self.fail_send_wqe(qp, request.wqe_index, request.opcode, status);
+                if status != Status::Flushed {
+                    self.fail_sends(qp);
+                }
+            }
+        }
+        self.pool.give(request);
+    }
+
+    /// Puts an atomic's old value into the CQE or into memory. False: the memory cannot be written.
+    fn place_atomic(&mut self, qp: &Qp, request: &mut SendRequest, old: u64) -> bool {
+        let bytes = old.to_ne_bytes();
+        if request.signalled && qp.requester_scatter >= bytes.len() {
+            request.inline.clear();
+            request.inline.extend_from_slice(&bytes);
+            return true;
+        }
+        let mut at = 0;
+        request.segments.iter().all(|segment| {
+            let end = (at + segment.len as usize).min(bytes.len());
+            let written = self.memory.write(segment.addr, &bytes[at..end], false);
+            at = end;
+            written.is_ok()
+        })
+    }
+
+    // Errors.
+
+    /// A send failed: a reliable queue goes to ERR, an unreliable one to SQE (IBTA vol. 1 §10.3.1).
+    fn fail_sends(&mut self, qp: &mut Qp) {
+        if qp.service == ServiceType::Rc || qp.state != QpState::Rts {
+            return self.fail_qp(qp);
+        }
+        qp.state = QpState::Sqe;
+        if let Some(requester) = &mut qp.requester {
+            requester.enter_error();
+        }
+        self.schedule.heat(qp, self.now);
+    }
+
+    /// Moves the queue to ERR. The flush CQEs follow in the polls.
+    pub(super) fn fail_qp(&mut self, qp: &mut Qp) {
+        if qp.state == QpState::Err || qp.state == QpState::Reset {
+            return;
+        }
+        qp.state = QpState::Err;
+        if let Some(requester) = &mut qp.requester {
+            requester.enter_error();
+        }
+        if let Some(receive) = qp.responder.as_mut().and_then(|r| r.enter_error()) {
+            self.fail_receive(qp, receive.id as u16, Status::Flushed);
+        }
+        self.schedule.heat(qp, self.now);
+    }
+
+    /// Gives an asynchronous event of the queue.
+    pub(super) fn raise(&mut self, qp: &mut Qp, kind: u32) {
+        if self.asynchronous(qp.context, qp.user_handle, kind) {
+            qp.async_events += 1;
+        }
+    }
+
+    /// Flushes what was posted: what was read already comes out of the transport, the rest is walked over in the ring.
+    fn flush_sends(&mut self, qp: &mut Qp) -> usize {
+        let mut work = 0;
+        qp.sq.partial = None;
+        qp.sq.lent.clear();
+        while let Some(request) = qp.sq.outstanding.pop_front() {
+            self.fail_send_wqe(qp, request.wqe_index, request.opcode, Status::Flushed);
+            self.pool.give(request);
+            work += 1;
+        }
+        if let Some(request) = qp.sq.held.take() {
+            self.fail_send_wqe(qp, request.wqe_index, request.opcode, Status::Flushed);
+            self.pool.give(request);
+            work += 1;
+        }
+        let posted = self.posted(qp);
+        self.watch_doorbell(qp, posted);
+        let mut left = posted.available;
+        while left > 0 && work < FLUSH_BUDGET {
+            let mut first = [0; BLOCK_BYTES];
+            let readable = self.memory.read(qp.sq.block(qp.sq.fetched), &mut first).is_ok();
+            // A length that makes no sense must not lead past what was posted.
+            let taken = if readable { blocks(first[7] & 0x3f).clamp(1, left) } else { left };
+            self.counters.post(first[3]);
+            self.fail_send_wqe(qp, qp.sq.fetched, first[3], Status::Flushed);
+            qp.sq.fetched = qp.sq.fetched.wrapping_add(taken);
+            left -= taken;
+            work += 1;
+        }
+        work
+    }
+
+    fn flush_receives(&mut self, qp: &mut Qp) -> usize {
+        let available = usize::from(qp.rq.available(&self.memory)).min(FLUSH_BUDGET);
+        for _ in 0..available {
+            self.fail_receive(qp, qp.rq.taken, Status::Flushed);
+            qp.rq.taken = qp.rq.taken.wrapping_add(1);
+        }
+        available
+    }
+}
+
+/// Hands a WQE to the transport; gives it back when a fence or a depth holds it.
+fn hand_over(qp: &mut Qp, mut request: Box<SendRequest>) -> Option<Box<SendRequest>> {
+    let requester = qp.requester.as_mut()?;
+    let opcode = request.request.opcode;
+    request.ticket = match request.kind {
+        Kind::Nop => requester.next_ticket(),
+        Kind::Failed(status) => requester.post_failed(Opcode::Send, status),
+        Kind::Message if !requester.can_post(opcode, request.fence) => return Some(request),
+        Kind::Message => {
+            let message = PostedMessage { opcode, length: request.request.length, fence: request.fence };
+            requester.post(message)
+        }
+    };
+    qp.sq.outstanding.push_back(request);
+    None
+}
+
+/// Place of the message with this ticket among the outstanding WQEs.
+fn find(qp: &Qp, ticket: Ticket) -> Option<usize> {
+    let queue = &qp.sq.outstanding;
+    let is_it = |request: &SendRequest| request.kind != Kind::Nop && request.ticket == ticket;
+    // The message just posted, most of the time.
+    if queue.back().is_some_and(|request| is_it(request)) {
+        return Some(queue.len() - 1);
+    }
+    // NOPs carry the ticket of the message behind them.
+    let mut place = queue.partition_point(|request| request.ticket < ticket);
+    while queue.get(place).is_some_and(|request| request.kind == Kind::Nop) {
+        place += 1;
+    }
+    queue.get(place).filter(|request| is_it(request)).map(|_| place)
+}
+
+fn payload_of(request: &SendRequest) -> Payload<'_> {
+    if request.request.opcode.carries_payload() && !request.inline.is_empty() {
+        Payload::Inline(&request.inline)
+    } else if request.segments.is_empty() || request.request.opcode.is_atomic() {
+        Payload::Nothing
+    } else {
+        Payload::Segments(&request.segments)
+    }
+}
+
+/// The pieces of `segments` that hold `len` bytes from `offset`.
+fn part(segments: &[crate::dma::Segment], offset: u32, len: u32) -> Vec<crate::dma::Segment> {
+    let mut walk = crate::dma::Segments::new(segments);
+    walk.advance(offset.into());
+    let mut left = u64::from(len);
+    let mut out = Vec::new();
+    while let Some(piece) = walk.peek(left) {
+        walk.advance(piece.len);
+        left -= piece.len;
+        out.push(piece);
+    }
+    out
+}

@@ -1,0 +1,362 @@
+//! Send queue: reads each WQE once, checks it as a card does, and keeps what a repetition needs.
+//!
+//! Checks and their syndromes follow IBTA vol. 1 §10.7 and what libmlx5's `mlx5_handle_error_cqe` names: a WQE that is
+//! malformed or not for this queue is 0x02, a length above a limit 0x01, a key, bound or right that fails 0x04. A failed
+//! WQE completes in its turn, behind the ones before it.
+//! Left out: masked atomics, memory windows, UMR, SEND with invalidate (no region of this NIC can be invalidated), WAIT,
+//! DUMP: each is 0x02, as on a card without the capability.
+
+use std::collections::VecDeque;
+
+use mlx5_layout::send_wqe::{
+    Addressing, BLOCK_BYTES, Body, Control, DataSegment, MAX_WQE_BYTES, UNIT_BYTES, blocks,
+};
+use mlx5_layout::{SendOpcode, SendWqe};
+use roce::{Access, Fragment, Opcode, Psn, Request, ServiceType, Status, Ticket, Transmit};
+
+use super::ah;
+use super::core::Core;
+use super::doorbell::SendDoorbell;
+use super::model::DeviceConfig;
+use super::mr::Regions;
+use super::qp::Qp;
+use crate::config::LinkLayer;
+use crate::dma::{Memory, Segment};
+use crate::link::{PathAddress, Position};
+
+/// The send side of a QP: the ring, and what was read from it and has not completed.
+#[derive(Debug)]
+pub(super) struct SendQueue {
+    /// Ring address.
+    pub ring: u64,
+    /// Length in blocks, a power of two; 0 for a QP without a send queue.
+    pub blocks: u32,
+    /// Address of the record's send word.
+    pub record: u64,
+    /// Next block to read, 16-bit running index.
+    pub fetched: u16,
+    /// Register side.
+    pub doorbell: SendDoorbell,
+    /// Read but not yet posted to the transport, because a fence or a depth holds it.
+    pub held: Option<Box<SendRequest>>,
+    /// Posted and not completed, oldest first.
+    pub outstanding: VecDeque<Box<SendRequest>>,
+    /// A message of which the link took only a part: the rest goes first.
+    pub partial: Option<Transmit>,
+    /// UC and UD: messages whose memory the receiver has still to copy; they complete when it has.
+    pub lent: VecDeque<(Ticket, u8, Position)>,
+    /// Where the last request to the peer lies: while it is not taken, its acknowledgement is not late.
+    pub last_sent: Option<Position>,
+    /// A WQE failed its checks: nothing behind it is read until the queue is reset.
+    pub stopped: bool,
+}
+
+/// What becomes of a WQE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A message.
+    Message,
+    /// NOP: completes in its turn.
+    Nop,
+    /// Failed its checks.
+    Failed(Status),
+}
+
+/// One WQE that was read: a message with its local memory, ready to be sent as often as needed.
+#[derive(Debug)]
+pub(super) struct SendRequest {
+    pub ticket: Ticket,
+    pub kind: Kind,
+    /// First block.
+    pub wqe_index: u16,
+    /// Opcode byte.
+    pub opcode: u8,
+    pub signalled: bool,
+    pub fence: bool,
+    pub request: Request,
+    /// Where a datagram goes; connected queues have one path for all.
+    pub path: PathAddress,
+    /// Process that the message goes to; none: nobody on the fabric has that address.
+    pub to: Option<u8>,
+    /// Bytes that the link has taken, of a message that it takes in pieces.
+    pub carried: u32,
+    /// Payload that travelled in the WQE, or of a READ that the CQE is to carry.
+    pub inline: Vec<u8>,
+    /// Local memory, as addresses of the application.
+    pub segments: Vec<Segment>,
+}
+
+impl SendRequest {
+    fn empty() -> SendRequest {
+        let request = Request {
+            src_qpn: 0,
+            dst_qpn: 0,
+            service: ServiceType::Rc,
+            opcode: Opcode::Send,
+            psn: Psn::new(0),
+            solicited: false,
+            ack_requested: false,
+            imm: [0; 4],
+            remote_va: 0,
+            rkey: 0,
+            length: 0,
+            swap_add: 0,
+            compare: 0,
+            qkey: 0,
+            fragment: Fragment::default(),
+        };
+        SendRequest {
+            ticket: Ticket(0),
+            kind: Kind::Nop,
+            wqe_index: 0,
+            opcode: 0,
+            signalled: false,
+            fence: false,
+            request,
+            path: PathAddress::default(),
+            to: None,
+            carried: 0,
+            inline: Vec::new(),
+            segments: Vec::new(),
+        }
+    }
+}
+
+/// Emptied requests for reuse, so that a message costs no allocation.
+#[derive(Debug, Default)]
+pub(super) struct Pool(Vec<Box<SendRequest>>);
+
+/// Requests kept for reuse at most; each may hold an inline payload and an SGE list.
+const POOL_LIMIT: usize = 1024;
+
+impl Pool {
+    fn take(&mut self) -> Box<SendRequest> {
+        self.0.pop().unwrap_or_else(|| Box::new(SendRequest::empty()))
+    }
+
+    pub(super) fn give(&mut self, mut request: Box<SendRequest>) {
+        if self.0.len() < POOL_LIMIT {
+            request.inline.clear();
+            request.segments.clear();
+            request.carried = 0;
+            self.0.push(request);
+        }
+    }
+}
+
+impl SendQueue {
+    /// Distance from the next block to read up to `to`.
+    pub(super) fn distance(&self, to: u16) -> u16 {
+        to.wrapping_sub(self.fetched)
+    }
+
+    /// Address of the block at this index.
+    pub(super) fn block(&self, index: u16) -> u64 {
+        self.ring + u64::from(u32::from(index) & (self.blocks - 1)) * BLOCK_BYTES as u64
+    }
+
+    /// Copies the WQE at `fetched` out of the ring, each block once: the first block says how many follow. Returns the bytes
+    /// it has; at most `available` blocks are read.
+    fn copy_out<M: Memory>(
+        &self,
+        memory: &M,
+        available: u16,
+        out: &mut [u8; MAX_WQE_BYTES],
+    ) -> Result<usize, Status> {
+        let fault = |_| Status::LocalQpOperation;
+        memory.read(self.block(self.fetched), &mut out[..BLOCK_BYTES]).map_err(fault)?;
+        let control = Control::parse(&out[..Control::BYTES]).map_err(|_| Status::LocalQpOperation)?;
+        let count = control.blocks();
+        if count > available {
+            return Err(Status::LocalQpOperation);
+        }
+        // The rest in at most two pieces: up to the end of the ring, and from its start.
+        let next = self.fetched.wrapping_add(1);
+        let until_end = (self.blocks - (u32::from(next) & (self.blocks - 1))) as usize;
+        let rest = usize::from(count.max(1)) - 1;
+        let (first, second) = (rest.min(until_end), rest.saturating_sub(until_end));
+        let (from, to) = (BLOCK_BYTES, BLOCK_BYTES * (1 + first));
+        if first > 0 {
+            memory.read(self.block(next), &mut out[from..to]).map_err(fault)?;
+        }
+        if second > 0 {
+            memory.read(self.ring, &mut out[to..to + BLOCK_BYTES * second]).map_err(fault)?;
+        }
+        Ok(usize::from(control.units()) * UNIT_BYTES)
+    }
+}
+
+/// What the checks of a WQE look at besides the WQE.
+pub(super) struct Checks<'a> {
+    pub regions: &'a Regions,
+    pub devices: &'a [DeviceConfig],
+    pub max_message_bytes: u32,
+}
+
+impl<M: Memory> Core<M> {
+    /// Reads the next WQE. `available`: blocks that may be read, at least one.
+    pub(super) fn fetch(&mut self, qp: &mut Qp, available: u16) -> Box<SendRequest> {
+        let mut bytes = [0; MAX_WQE_BYTES];
+        let mut out = self.pool.take();
+        out.wqe_index = qp.sq.fetched;
+        let read = qp.sq.copy_out(&self.memory, available, &mut bytes);
+        // A WQE whose length is unknown ends the queue; it takes one block.
+        let taken = read.map_or(1, |len| blocks((len / UNIT_BYTES) as u8).max(1));
+        out.opcode = bytes[3];
+        let checks = Checks {
+            regions: &self.regions,
+            devices: &self.devices,
+            max_message_bytes: self.capabilities.max_message_bytes,
+        };
+        let parsed = read.and_then(|len| checks.parse(qp, &bytes[..len], &mut out));
+        if let Err(status) = parsed {
+            out.kind = Kind::Failed(status);
+            qp.sq.stopped = true;
+        }
+        self.counters.post(out.opcode);
+        qp.sq.fetched = qp.sq.fetched.wrapping_add(taken);
+        out
+    }
+}
+
+impl Checks<'_> {
+    /// Fills `out` from a WQE, or says what is wrong with it.
+    fn parse(&self, qp: &Qp, bytes: &[u8], out: &mut Box<SendRequest>) -> Result<(), Status> {
+        let malformed = Status::LocalQpOperation;
+        let wqe = SendWqe::new(bytes).map_err(|_| malformed)?;
+        let control = *wqe.control();
+        out.signalled = control.is_signalled();
+        out.fence = control.fm_ce_se & 0xe0 != 0;
+        if control.wqe_index != qp.sq.fetched || control.qpn != qp.qpn || control.opmod != 0 {
+            return Err(malformed);
+        }
+        let addressing = match qp.service {
+            ServiceType::Ud => Addressing::Datagram,
+            ServiceType::Rc | ServiceType::Uc => Addressing::Connected,
+        };
+        let body = wqe.body(addressing).map_err(|_| malformed)?;
+        if body.opcode == SendOpcode::Nop {
+            out.kind = Kind::Nop;
+            return Ok(());
+        }
+        let opcode = message_opcode(body.opcode).filter(|o| o.allowed_on(qp.service)).ok_or(malformed)?;
+        out.kind = Kind::Message;
+        out.request = Request {
+            src_qpn: qp.qpn,
+            dst_qpn: qp.attributes.dest_qpn,
+            service: qp.service,
+            opcode,
+            psn: Psn::new(0),
+            solicited: control.is_solicited(),
+            ack_requested: false,
+            imm: if has_immediate(opcode) { control.immediate } else { [0; 4] },
+            remote_va: body.remote.map_or(0, |r| r.va),
+            rkey: body.remote.map_or(0, |r| r.rkey),
+            length: 0,
+            swap_add: body.atomic.map_or(0, |a| a.swap_add),
+            compare: if opcode == Opcode::CompareSwap { body.atomic.map_or(0, |a| a.compare) } else { 0 },
+            qkey: 0,
+            fragment: Fragment::default(),
+        };
+        self.address(qp, &body, out);
+        let length = self.gather(qp, opcode, &body, out)?;
+        out.request.length = length;
+        out.request.fragment = Fragment { offset: 0, length };
+        Ok(())
+    }
+
+    /// Where the message goes.
+    fn address(&self, qp: &Qp, body: &Body<'_>, out: &mut SendRequest) {
+        let Some(vector) = &body.datagram else {
+            out.to = qp.peer;
+            return;
+        };
+        let device = &self.devices[qp.device];
+        let roce = device.link_layer == LinkLayer::Roce;
+        let grh = roce || vector.grh;
+        let (dlid, dgid) = (if roce { 0 } else { vector.lid_or_udp_port }, grh.then_some(&vector.gid));
+        let source = device.gids.get(usize::from(vector.source_gid_index)).or(device.gids.first());
+        out.path = PathAddress {
+            sgid: source.map_or([0; 16], |entry| entry.gid),
+            dgid: vector.gid,
+            slid: device.lid | u16::from(vector.path_bits & 0x7f),
+            dlid,
+            flow_label: vector.flow_label,
+            // Ethernet keeps the priority in bits 3:1.
+            sl: if roce { vector.rate_service_level >> 1 & 7 } else { vector.rate_service_level & 0xf },
+            traffic_class: vector.traffic_class,
+            hop_limit: vector.hop_limit,
+            grh,
+        };
+        out.request.dst_qpn = vector.destination_qpn;
+        // A Q_Key with its top bit set means: use the QP's own (IBTA §10.2.5).
+        let own = vector.qkey & 1 << 31 != 0;
+        out.request.qkey = if own { qp.attributes.qkey } else { vector.qkey };
+        let reached = ah::resolve(self.devices, qp.device, dlid, dgid);
+        out.to = reached.and_then(|to| super::qp::process_of(vector.destination_qpn, to));
+    }
+
+    /// Checks the local side and notes it; returns the payload's length.
+    fn gather(&self, qp: &Qp, opcode: Opcode, body: &Body<'_>, out: &mut SendRequest) -> Result<u32, Status> {
+        let need = if opcode.wants_response() { Access::LOCAL_WRITE } else { Access(0) };
+        let mut length = 0u64;
+        let mut pointers = 0;
+        for segment in body.data {
+            match segment.map_err(|_| Status::LocalQpOperation)? {
+                DataSegment::Inline(bytes) => {
+                    // Inline data goes out only, and a queue was made for so much of it.
+                    if opcode.wants_response() || !out.segments.is_empty() {
+                        return Err(Status::LocalQpOperation);
+                    }
+                    length += bytes.len() as u64;
+                    out.inline.extend_from_slice(bytes);
+                }
+                DataSegment::Pointer(pointer) => {
+                    if !out.inline.is_empty() {
+                        return Err(Status::LocalQpOperation);
+                    }
+                    pointers += 1;
+                    // A length of 0 stands for 2^31 (see `DataPointer`), which is above every limit.
+                    let len = if pointer.byte_count == 0 { 1 << 31 } else { u64::from(pointer.byte_count) };
+                    length += len;
+                    if length > u64::from(self.max_message_bytes) {
+                        return Err(Status::LocalLength);
+                    }
+                    let addr = self
+                        .regions
+                        .translate(pointer.lkey, qp.pd, pointer.va, len, need)
+                        .map_err(|_| Status::LocalProtection)?;
+                    out.segments.push(Segment { addr, len });
+                }
+            }
+        }
+        if pointers > qp.max_send_sge {
+            return Err(Status::LocalQpOperation);
+        }
+        if opcode.is_atomic() && (length != 8 || !out.inline.is_empty()) {
+            return Err(Status::LocalLength);
+        }
+        if qp.service == ServiceType::Ud && length > u64::from(qp.mtu_bytes()) {
+            return Err(Status::LocalLength);
+        }
+        u32::try_from(length).map_err(|_| Status::LocalLength)
+    }
+}
+
+/// The transport's operation of a WQE; none for what this NIC does not do.
+fn message_opcode(opcode: SendOpcode) -> Option<Opcode> {
+    Some(match opcode {
+        SendOpcode::Send => Opcode::Send,
+        SendOpcode::SendImm => Opcode::SendImm,
+        SendOpcode::RdmaWrite => Opcode::Write,
+        SendOpcode::RdmaWriteImm => Opcode::WriteImm,
+        SendOpcode::RdmaRead => Opcode::Read,
+        SendOpcode::AtomicCompareSwap => Opcode::CompareSwap,
+        SendOpcode::AtomicFetchAdd => Opcode::FetchAdd,
+        _ => return None,
+    })
+}
+
+fn has_immediate(opcode: Opcode) -> bool {
+    matches!(opcode, Opcode::SendImm | Opcode::WriteImm)
+}

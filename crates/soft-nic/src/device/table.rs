@@ -1,0 +1,77 @@
+//! Object tables: small integers to objects, as the kernel's handles are.
+
+/// A table whose handles are the lowest free integers from 0.
+#[derive(Debug)]
+pub struct Table<T> {
+    slots: Vec<Option<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Table { slots: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<T> Table<T> {
+    /// Stores an object and returns its handle.
+    pub fn insert(&mut self, object: T) -> u32 {
+        match self.free.pop() {
+            Some(handle) => {
+                self.slots[handle as usize] = Some(object);
+                handle
+            }
+            None => {
+                self.slots.push(Some(object));
+                (self.slots.len() - 1) as u32
+            }
+        }
+    }
+
+    /// Takes the object out; the handle is free again.
+    pub fn remove(&mut self, handle: u32) -> Option<T> {
+        let object = self.slots.get_mut(handle as usize)?.take()?;
+        self.free.push(handle);
+        Some(object)
+    }
+
+    /// The object of this handle.
+    pub fn get(&self, handle: u32) -> Option<&T> {
+        self.slots.get(handle as usize)?.as_ref()
+    }
+
+    /// The object of this handle.
+    pub fn get_mut(&mut self, handle: u32) -> Option<&mut T> {
+        self.slots.get_mut(handle as usize)?.as_mut()
+    }
+
+    /// Objects with their handles, by handle.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.slots.iter().enumerate().filter_map(|(h, o)| o.as_ref().map(|o| (h as u32, o)))
+    }
+
+    /// Number of objects.
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// One past the largest handle ever used: handles are below it.
+    pub fn bound(&self) -> u32 {
+        self.slots.len() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freed_handles_are_reused_and_stale_ones_find_nothing() {
+        let mut table = Table::default();
+        let (a, b) = (table.insert('a'), table.insert('b'));
+        assert_eq!(table.remove(a), Some('a'));
+        assert_eq!((table.get(a), table.remove(a), table.len()), (None, None, 1));
+        assert_eq!(table.insert('c'), a);
+        assert_eq!(table.iter().collect::<Vec<_>>(), [(a, &'c'), (b, &'b')]);
+    }
+}
