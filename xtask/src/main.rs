@@ -8,9 +8,11 @@ use anyhow::Result;
 use clap::{Parser, Subcommand};
 
 mod doctor;
+mod figure;
 mod headers;
 mod process;
 mod refused;
+mod report;
 mod setup;
 mod test;
 mod tidy;
@@ -36,6 +38,17 @@ enum Command {
     Tidy(tidy::Options),
     /// Write the generated files again, or check them.
     Headers(headers::Options),
+    /// Measure and draw a figure of the paper, and judge its claims.
+    Figure {
+        /// Number of the figure in the paper.
+        number: u32,
+        #[command(flatten)]
+        options: figure::Options,
+    },
+    /// Figure 4: throughput against payload size.
+    BenchThroughput(figure::Options),
+    /// Figure 5: time to post one request.
+    BenchPost(figure::Options),
 }
 
 fn main() -> ExitCode {
@@ -56,5 +69,8 @@ fn run(command: Command) -> Result<()> {
         Command::Test(options) => test::run(&options),
         Command::Tidy(options) => tidy::run(&options),
         Command::Headers(options) => headers::run(&options),
+        Command::Figure { number, options } => figure::run(number, &options),
+        Command::BenchThroughput(options) => figure::run(4, &options),
+        Command::BenchPost(options) => figure::run(5, &options),
     }
 }

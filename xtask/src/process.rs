@@ -1,12 +1,17 @@
 //! Programs that a command runs: output to a log, a time limit, and nothing left behind.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::refused::refused;
 
 /// How a program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,8 +88,71 @@ impl Drop for Guarded {
     }
 }
 
+/// How long a program may take for something that takes no time.
+pub const WAIT: Duration = Duration::from_secs(20);
+
+/// A program that says JSON lines on stdout; its stderr goes to a log.
+#[derive(Debug)]
+pub struct Speaking {
+    /// The program.
+    pub child: Guarded,
+    /// Its stderr.
+    pub log: PathBuf,
+    lines: Receiver<String>,
+}
+
+impl Speaking {
+    /// Starts `command`.
+    pub fn start(command: &mut Command, log: &Path) -> Result<Speaking> {
+        let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
+        let program = command.get_program().to_string_lossy().into_owned();
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(file);
+        let mut child = Guarded(command.spawn().with_context(|| format!("starting {program}"))?);
+        let stdout = child.0.stdout.take().context("stdout was piped")?;
+        let (said, lines) = channel();
+        // Ends with the program, or when nobody listens any more.
+        std::thread::spawn(move || {
+            let lines = BufReader::new(stdout).lines().map_while(Result::ok);
+            lines.into_iter().try_for_each(|line| said.send(line).map_err(|_| ()))
+        });
+        Ok(Speaking { child, log: log.to_owned(), lines })
+    }
+
+    /// The next object of this `kind`, if one comes within `limit`. An end before it is an error with the program's words.
+    pub fn try_json(&mut self, kind: &str, limit: Duration) -> Result<Option<Value>> {
+        let until = Instant::now() + limit;
+        loop {
+            match self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                Ok(line) => match serde_json::from_str::<Value>(line.trim()) {
+                    Ok(object) if object["kind"] == kind => return Ok(Some(object)),
+                    // Another kind, or something for people.
+                    _ => {}
+                },
+                Err(RecvTimeoutError::Timeout) => return Ok(None),
+                Err(RecvTimeoutError::Disconnected) => {
+                    let ended = self.child.wait(WAIT)?;
+                    let said = fs::read_to_string(&self.log).unwrap_or_default();
+                    let last = said.lines().last().unwrap_or("it said nothing").to_owned();
+                    return match ended {
+                        Ended::Status(2) => Err(refused(last)),
+                        _ => bail!("it ended ({ended:?}) before it said `{kind}`: {last}"),
+                    };
+                }
+            }
+        }
+    }
+
+    /// The next object of this `kind`; it must come within `limit`.
+    pub fn json(&mut self, kind: &str, limit: Duration) -> Result<Value> {
+        let answer = self.try_json(kind, limit)?;
+        answer.with_context(|| {
+            format!("it did not say `{kind}` within {} s; see {}", limit.as_secs(), self.log.display())
+        })
+    }
+}
+
 /// All processes below `ancestor`.
-fn descendants(ancestor: u32) -> Vec<u32> {
+pub fn descendants(ancestor: u32) -> Vec<u32> {
     let entries =
         fs::read_dir("/proc").map(|entries| entries.flatten().collect()).unwrap_or_else(|_| Vec::new());
     let parents: Vec<(u32, u32)> = entries

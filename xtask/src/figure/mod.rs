@@ -1,0 +1,398 @@
+//! `cargo xtask figure N`: measures what `experiments/figN/spec.toml` says, draws it beside the paper's curves, and gives
+//! a verdict for each of the paper's claims.
+//!
+//! Every finished point is on disk before the next one starts, so that a cut run resumes. Nothing is filtered (INV-10).
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+use measure::{JsonLines, Label, json_lines};
+use serde::Serialize;
+
+use crate::process::{Speaking, WAIT};
+use crate::refused::refused;
+use crate::report::compare::{Judged, judge};
+use crate::report::paper::Paper;
+use crate::report::{figures, png::png};
+use crate::setup::{self, Purpose};
+use crate::workspace::root;
+
+mod nic;
+pub mod point;
+mod record;
+mod session;
+mod spec;
+mod table;
+
+use nic::{Nic, Probe, Programs, Receiver};
+use point::{Key, Point};
+use session::Bench;
+use spec::{Extent, Grid, Plot, Spec};
+
+/// Pixels of a PNG per unit of its SVG: fit for print at a column's width.
+const PNG_SCALE: f32 = 3.0;
+
+/// Options of `figure`, and of the short names of figures.
+#[derive(Args, Clone)]
+pub struct Options {
+    /// Fewer and shorter points: at most a minute after the build.
+    #[arg(long, conflicts_with = "full")]
+    quick: bool,
+    /// Every published size, more and longer repetitions.
+    #[arg(long)]
+    full: bool,
+    /// Keep the points of a run that was cut, and measure the others.
+    #[arg(long)]
+    resume: bool,
+    /// Update the committed `measured.json`; refuses a tree with changes.
+    #[arg(long)]
+    record: bool,
+    /// Say what would be measured, and stop.
+    #[arg(long)]
+    dry_run: bool,
+    /// Where results go.
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// A card of this host instead of the software NIC, e.g. mlx5_0.
+    #[arg(long, value_name = "DEVICE")]
+    nic: Option<String>,
+    /// Host with the receiver for --nic; started there over ssh.
+    #[arg(long, value_name = "HOST", requires = "nic")]
+    peer: Option<String>,
+    /// Install nothing; what is missing ends the run with exit status 2.
+    #[arg(long)]
+    no_install: bool,
+}
+
+impl Options {
+    fn extent(&self) -> Extent {
+        match (self.quick, self.full) {
+            (true, _) => Extent::Quick,
+            (_, true) => Extent::Full,
+            _ => Extent::Normal,
+        }
+    }
+}
+
+/// What `summary.json` holds.
+#[derive(Serialize)]
+struct Summary<'a> {
+    figure: u32,
+    title: &'a str,
+    extent: String,
+    label: Label,
+    provenance: &'a measure::Provenance,
+    timers: [measure::Timer; 2],
+    rows: &'a [table::Row],
+    verdicts: &'a [Judged],
+    ratios: &'a serde_json::Value,
+}
+
+/// One experiment with the papers that its points are held against.
+struct Experiment {
+    spec: Spec,
+    folder: PathBuf,
+    fig4: Paper,
+    fig5: Paper,
+    claims: Vec<Paper>,
+}
+
+impl Experiment {
+    fn read(number: u32) -> Result<Experiment> {
+        let experiments = root().join("experiments");
+        let folder = experiments.join(format!("fig{number}"));
+        if !folder.join("spec.toml").exists() {
+            let entries = fs::read_dir(&experiments).context("reading experiments/")?.flatten();
+            let mut known: Vec<String> = entries
+                .filter_map(|entry| Some(entry.file_name().to_str()?.strip_prefix("fig")?.to_owned()))
+                .collect();
+            known.sort_unstable();
+            return Err(refused(format!(
+                "no experiment for figure {number}; there are: {}",
+                known.join(", ")
+            )));
+        }
+        let paper = |name: &str| Paper::read(&experiments.join(name));
+        let spec = Spec::read(&folder)?;
+        let claims = spec.judges.iter().map(|name| paper(name)).collect::<Result<_>>()?;
+        Ok(Experiment { spec, folder, fig4: paper("fig4")?, fig5: paper("fig5")?, claims })
+    }
+
+    fn judge(&self, points: &[Point]) -> Vec<Judged> {
+        self.claims.iter().flat_map(|paper| &paper.claim).map(|claim| judge(claim, points)).collect()
+    }
+}
+
+/// Runs figure `number`.
+pub fn run(number: u32, options: &Options) -> Result<()> {
+    let experiment = Experiment::read(number)?;
+    let out = options.out.clone().unwrap_or_else(|| root().join(format!("results/fig{number}")));
+    if options.dry_run {
+        print!("{}", dry_run(&experiment, options, &out));
+        return Ok(());
+    }
+    let revision = measure::Revision::of(&root());
+    if options.record {
+        record::allowed(&revision)?;
+    }
+    setup::prepare(Purpose::Figure, options.no_install)?;
+    build()?;
+    execute(&experiment, options, &out, &Programs::release())
+}
+
+/// Release builds of the generator and of the software NIC.
+pub fn build() -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let bar =
+        ProgressBar::new_spinner().with_message("building the generator and the software NIC (release) …");
+    bar.enable_steady_tick(Duration::from_millis(120));
+    let output = Command::new(cargo)
+        .args(["build", "--release", "--locked", "-p", "generator", "-p", "softnic"])
+        .current_dir(root())
+        .output()
+        .context("starting cargo build")?;
+    bar.finish_and_clear();
+    if !output.status.success() {
+        bail!("cargo build --release failed:\n{}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
+
+/// Measures, draws and judges; `programs` are stand-ins in tests.
+fn execute(experiment: &Experiment, options: &Options, out: &Path, programs: &Programs) -> Result<()> {
+    let spec = &experiment.spec;
+    let logs = out.join("logs");
+    fs::create_dir_all(&logs).map_err(|error| refused(format!("--out {}: {error}", out.display())))?;
+    let nic = match &options.nic {
+        None => Nic::software(spec, out)?,
+        Some(device) => Nic::card(device)?,
+    };
+    let probe = Probe::ask(&nic, programs, &logs)?;
+    let provenance = probe.provenance(&nic, spec);
+    let file = out.join("results.jsonl");
+    let earlier = earlier(&file, options.resume, &provenance)?;
+    let receiver = Receiver::find(&nic, programs, options.peer.as_deref(), &logs)?;
+    let link_gbps = probe.link_gbps(&nic);
+    let bench = Bench {
+        spec,
+        programs,
+        nic: &nic,
+        receiver: &receiver,
+        logs: &logs,
+        provenance: &provenance,
+        link_gbps,
+    };
+    let points = measure_all(&bench, &spec.grid(options.extent()), earlier, &file)?;
+    let ratios = if spec.bench_post { bench_post(&nic, programs, &logs)? } else { serde_json::Value::Null };
+    report(experiment, options, out, &points, &ratios)
+}
+
+/// Points of a cut run, when they are to be kept; otherwise the old file is moved aside, never overwritten.
+fn earlier(file: &Path, resume: bool, provenance: &measure::Provenance) -> Result<Vec<Point>> {
+    if !resume {
+        if file.exists() {
+            let aside = (1..)
+                .map(|n| file.with_file_name(format!("results-{n}.jsonl")))
+                .find(|aside| !aside.exists());
+            let aside = aside.context("no free name for the old results")?;
+            fs::rename(file, &aside).with_context(|| format!("moving {} aside", file.display()))?;
+        }
+        return Ok(Vec::new());
+    }
+    let records = json_lines::read::<Point>(file)?;
+    if records.torn_bytes > 0 {
+        println!("the last line was cut after {} bytes; its point is measured again", records.torn_bytes);
+    }
+    for point in &records.records {
+        let old = &point.provenance;
+        for (what, old, new) in [
+            ("revision", &old.revision.commit, &provenance.revision.commit),
+            ("machine", &old.machine, &provenance.machine),
+            ("device", &old.device, &provenance.device),
+            ("nic", &old.nic.to_string(), &provenance.nic.to_string()),
+        ] {
+            if old != new {
+                let file = file.display();
+                return Err(refused(format!(
+                    "--resume: {file} was measured with {what} `{old}`, this is `{new}`"
+                )));
+            }
+        }
+    }
+    Ok(records.records)
+}
+
+/// Every point of the grid that is not there yet, each one on disk before the next starts.
+fn measure_all(bench: &Bench<'_>, grid: &Grid, earlier: Vec<Point>, file: &Path) -> Result<Vec<Point>> {
+    let mut lines = JsonLines::append_to(file)?;
+    let done: BTreeSet<Key> = earlier.iter().map(Point::key).collect();
+    let keys = grid.keys();
+    let bar = ProgressBar::new(keys.len() as u64);
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed} of about {duration}");
+    bar.set_style(style.context("the bar's template")?);
+    let mut points = earlier;
+    let since = Instant::now();
+    for key in keys.iter().filter(|key| !done.contains(key)) {
+        bar.set_message(format!("{} {} B", key.0, key.1));
+        let point = bench.measure(key, grid.seconds).with_context(|| {
+            format!(
+                "{} at {} B, repetition {} ({} points are in {})",
+                key.0,
+                key.1,
+                key.3,
+                points.len(),
+                file.display()
+            )
+        })?;
+        lines.push(&point)?;
+        points.push(point);
+        bar.set_position(points.len() as u64);
+    }
+    bar.finish_and_clear();
+    println!("{} points in {:.0} s", points.len(), since.elapsed().as_secs_f64());
+    Ok(points)
+}
+
+/// The posting code of libmlx5 and of the shim side by side in one process.
+fn bench_post(nic: &Nic, programs: &Programs, logs: &Path) -> Result<serde_json::Value> {
+    let mut command = nic.generator(programs);
+    command.args(["bench-post", "--json", "-"]);
+    let mut session = Speaking::start(&mut command, &logs.join("bench-post.log"))?;
+    let answer = session.json("bench-post", WAIT * 3).context("comparing the posting code")?;
+    session.child.wait(WAIT)?;
+    Ok(answer)
+}
+
+fn report(
+    experiment: &Experiment,
+    options: &Options,
+    out: &Path,
+    points: &[Point],
+    ratios: &serde_json::Value,
+) -> Result<()> {
+    let spec = &experiment.spec;
+    let rows = table::rows(points);
+    let verdicts = experiment.judge(points);
+    let point = points.first().context("the grid is empty")?;
+    let extent = format!("{:?}", options.extent()).to_lowercase();
+    let summary = Summary {
+        figure: spec.figure,
+        title: &spec.title,
+        extent: extent.clone(),
+        label: point.label,
+        provenance: &point.provenance,
+        timers: [measure::timer::POST, measure::timer::TRANSFER],
+        rows: &rows,
+        verdicts: &verdicts,
+        ratios,
+    };
+    write(&out.join("summary.json"), (serde_json::to_string_pretty(&summary)? + "\n").as_bytes())?;
+    for plot in &spec.plots {
+        let (name, svg) = match plot {
+            Plot::Throughput => {
+                ("throughput", figures::throughput(points, &experiment.fig4, &experiment.fig5)?)
+            }
+            Plot::PostTime => ("post-time", figures::post_time(points, &experiment.fig5)?),
+        };
+        write(&out.join(format!("{name}.png")), &png(&svg, PNG_SCALE)?)?;
+        write(&out.join(format!("{name}.svg")), svg.as_bytes())?;
+    }
+    println!("\n{}\n", table::table(&rows));
+    for row in ratios["rows"].as_array().into_iter().flatten() {
+        println!(
+            "posting in lists of {}, {}: shim / libmlx5 = {:.3}",
+            row["list"],
+            row["doorbell"],
+            row["ratio"].as_f64().unwrap_or(f64::NAN)
+        );
+    }
+    println!("{}\n", table::verdicts(&verdicts));
+    println!(
+        "label: {} (nic: {}, gpu: {}, link: {})",
+        point.label, point.provenance.nic, point.provenance.gpu, point.provenance.link
+    );
+    println!("results in {}", out.display());
+    if options.record {
+        let path = experiment.folder.join("measured.json");
+        let (machine, label, provenance) =
+            (point.provenance.machine.clone(), point.label, point.provenance.clone());
+        record::record(
+            &path,
+            record::Entry {
+                machine,
+                label,
+                extent,
+                provenance,
+                rows: rows.clone(),
+                verdicts,
+                ratios: ratios.clone(),
+            },
+        )?;
+        println!("recorded in {}", path.display());
+    }
+    match rows.iter().all(|row| row.content_ok) {
+        true => Ok(()),
+        false => bail!("some messages did not arrive whole; the table says which"),
+    }
+}
+
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    fs::write(path, bytes).with_context(|| format!("writing {}", path.display()))
+}
+
+/// What would be measured, drawn and judged (INV-10).
+fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> String {
+    let spec = &experiment.spec;
+    let grid = spec.grid(options.extent());
+    let keys = grid.keys();
+    let mut lines = vec![
+        format!("figure {}: {}", spec.figure, spec.title),
+        format!(
+            "{} points: {} series × {} sizes × lists of {:?} × {} repetitions, {} s each",
+            keys.len(),
+            grid.series.len(),
+            grid.payload_bytes.len(),
+            grid.list,
+            grid.repeat,
+            grid.seconds
+        ),
+        format!("nic: {}", options.nic.as_deref().unwrap_or("the software NIC, two processes")),
+        format!("results: {}", out.display()),
+    ];
+    for series in &grid.series {
+        let options =
+            session::sender_options(spec, series, grid.payload_bytes[0], grid.list[0], grid.seconds);
+        lines.push(format!("sender: generator --connect … {}", options.join(" ")));
+    }
+    for plot in &spec.plots {
+        lines.push(format!("draws: {plot:?}"));
+    }
+    for paper in &experiment.claims {
+        for curve in &paper.series {
+            lines.push(format!(
+                "beside figure {}: {} ({} points)",
+                paper.paper.figure,
+                curve.name,
+                curve.points.len()
+            ));
+        }
+        for claim in &paper.claim {
+            let note = claim
+                .note
+                .as_ref()
+                .map_or_else(String::new, |note| format!(" ({})", note.replace('\n', " ")));
+            lines.push(format!("judges: {}: {}{note}", claim.id, claim.text));
+        }
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests;

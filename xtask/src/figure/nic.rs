@@ -1,0 +1,243 @@
+//! Which NIC a figure runs on, and how programs are started on it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use measure::{Label, Provenance};
+use serde::Deserialize;
+
+use super::spec::Spec;
+use crate::process::{Ended, Speaking, WAIT};
+use crate::refused::refused;
+use crate::workspace::{root, target_dir};
+
+/// Port of a receiver on another host.
+const PORT: u16 = 18515;
+
+/// Our programs.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    /// The packet generator.
+    pub generator: PathBuf,
+    /// The launcher of the software NIC.
+    pub softnic: PathBuf,
+}
+
+impl Programs {
+    /// What `cargo build --release` leaves.
+    pub fn release() -> Programs {
+        let folder = target_dir().join("release");
+        Programs { generator: folder.join("generator"), softnic: folder.join("softnic") }
+    }
+}
+
+/// The NIC under the generator.
+#[derive(Clone, Debug)]
+pub enum Nic {
+    /// The software NIC: both ends on this host, two processes.
+    Software {
+        /// Its `nic.toml`.
+        config: PathBuf,
+        /// Keeps this run apart from all others of the same user.
+        fabric: String,
+    },
+    /// A card of this host, and a receiver on another one.
+    Card {
+        /// `mlx5_0`
+        device: String,
+    },
+}
+
+impl Nic {
+    /// The software NIC with the options of `spec`, which are written into `folder` as a file to look at.
+    pub fn software(spec: &Spec, folder: &Path) -> Result<Nic> {
+        let config = folder.join("nic.toml");
+        let text = toml::to_string(&spec.nic).context("writing nic.toml")?;
+        fs::write(&config, text).with_context(|| format!("writing {}", config.display()))?;
+        Ok(Nic::Software { config, fabric: format!("xtask-{}", std::process::id()) })
+    }
+
+    /// A card of this host.
+    pub fn card(device: &str) -> Result<Nic> {
+        let folder = Path::new("/sys/class/infiniband");
+        if folder.join(device).exists() {
+            return Ok(Nic::Card { device: device.to_owned() });
+        }
+        let entries =
+            fs::read_dir(folder).map(|entries| entries.flatten().collect()).unwrap_or_else(|_| Vec::new());
+        let names: Vec<String> =
+            entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        let here = if names.is_empty() {
+            "there is none".to_owned()
+        } else {
+            format!("there are {}", names.join(", "))
+        };
+        Err(refused(format!(
+            "no RDMA device `{device}` on this host ({here}); without --nic the software NIC is used"
+        )))
+    }
+
+    /// Device name for the generator.
+    pub fn device(&self) -> &str {
+        match self {
+            Nic::Software { .. } => "mlx5_0",
+            Nic::Card { device } => device,
+        }
+    }
+
+    /// The generator on this NIC; options follow.
+    pub fn generator(&self, programs: &Programs) -> Command {
+        match self {
+            Nic::Card { .. } => Command::new(&programs.generator),
+            Nic::Software { config, fabric } => {
+                let mut command = Command::new(&programs.softnic);
+                command
+                    .args(["run", "--config"])
+                    .arg(config)
+                    .args(["--fabric", fabric, "--"])
+                    .arg(&programs.generator);
+                command
+            }
+        }
+    }
+}
+
+/// Where the sender finds its receiver.
+#[derive(Debug)]
+pub enum Receiver {
+    /// A new one for each point, on this host.
+    Each,
+    /// One that serves every point, on another host.
+    Standing {
+        /// Host and port.
+        address: String,
+        /// What keeps it running, when it was us who started it.
+        _session: Option<Box<Speaking>>,
+    },
+}
+
+impl Receiver {
+    /// The receiver for `nic`: started over ssh on `peer`, or by hand on a host that the user then names.
+    pub fn find(nic: &Nic, programs: &Programs, peer: Option<&str>, logs: &Path) -> Result<Receiver> {
+        let Nic::Card { device } = nic else { return Ok(Receiver::Each) };
+        let listen = format!("--listen 0.0.0.0:{PORT} --nic {device} --sessions 0 --json -");
+        let by_hand = format!("generator {listen}");
+        let Some(host) = peer else {
+            println!(
+                "Run this on the other host (its device may have another name), then type that host's address here:"
+            );
+            println!("  {by_hand}");
+            let mut line = String::new();
+            std::io::stdin().read_line(&mut line).context("reading the other host's address")?;
+            let host = line.trim();
+            if host.is_empty() {
+                return Err(refused(
+                    "no address of the other host was given; type it, or start again with --peer HOST",
+                ));
+            }
+            return Ok(Receiver::Standing { address: format!("{host}:{PORT}"), _session: None });
+        };
+        let mut command = Command::new("ssh");
+        // With a terminal of its own the receiver ends when we do.
+        command.args(["-tt", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host]);
+        command.arg(format!("{} {listen}", programs.generator.display()));
+        let mut session = Speaking::start(&mut command, &logs.join("receiver.log"))?;
+        match session.json("listening", WAIT) {
+            Ok(_) => Ok(Receiver::Standing {
+                address: format!("{host}:{PORT}"),
+                _session: Some(Box::new(session)),
+            }),
+            Err(error) => Err(refused(format!(
+                "no receiver on {host}: {error:#}; run `{by_hand}` there and leave --peer out here"
+            ))),
+        }
+    }
+}
+
+/// What `generator probe --json` says.
+#[derive(Debug, Deserialize)]
+pub struct Probe {
+    libraries: Option<Libraries>,
+    error: Option<String>,
+    #[serde(default)]
+    devices: Vec<Device>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Libraries {
+    libibverbs: Option<String>,
+    libmlx5: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Device {
+    name: String,
+    #[serde(default)]
+    ports: Vec<Port>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Port {
+    speed_gbps: Option<f64>,
+}
+
+impl Probe {
+    /// Asks the generator what it sees on `nic`; a missing library or device is refused with its words.
+    pub fn ask(nic: &Nic, programs: &Programs, logs: &Path) -> Result<Probe> {
+        let mut command = nic.generator(programs);
+        command.args(["probe", "--json"]);
+        let mut session = Speaking::start(&mut command, &logs.join("probe.log"))?;
+        let answer = session.json("probe", WAIT).context("asking the generator for devices")?;
+        let ended = session.child.wait(WAIT)?;
+        let probe: Probe = serde_json::from_value(answer).context("reading the generator's probe")?;
+        if let Some(error) = &probe.error {
+            return Err(refused(error.clone()));
+        }
+        if !probe.devices.iter().any(|device| device.name == nic.device()) {
+            return Err(refused(format!(
+                "the generator sees no device `{}` (it {ended:?}); see probe.log",
+                nic.device()
+            )));
+        }
+        debug_assert!(ended != Ended::TimedOut, "a probe answers and ends");
+        Ok(probe)
+    }
+
+    /// What the port says it carries, where that means something.
+    pub fn link_gbps(&self, nic: &Nic) -> Option<f64> {
+        let device = self.devices.iter().find(|device| device.name == nic.device());
+        match nic {
+            // Shared memory has no rate; what the port claims is for programs that ask.
+            Nic::Software { .. } => None,
+            Nic::Card { .. } => device?.ports.first()?.speed_gbps,
+        }
+    }
+
+    /// Provenance of every point of a run.
+    pub fn provenance(&self, nic: &Nic, spec: &Spec) -> Provenance {
+        let mut provenance = Provenance::collect(&root(), &[]);
+        let label = match nic {
+            Nic::Software { .. } => Label::Emulated,
+            Nic::Card { .. } => Label::Hardware,
+        };
+        (provenance.nic, provenance.link) = (label, label);
+        provenance.device = nic.device().to_owned();
+        // Our own profile is of no interest: the generator and the NIC are release builds.
+        provenance.versions.insert("profile".into(), "release".into());
+        if let Some(libraries) = &self.libraries {
+            for (name, version) in [("libibverbs", &libraries.libibverbs), ("libmlx5", &libraries.libmlx5)] {
+                provenance.versions.insert(name.into(), version.clone().unwrap_or_else(|| "missing".into()));
+            }
+        }
+        if let Nic::Software { .. } = nic {
+            let options = spec
+                .nic
+                .iter()
+                .filter_map(|(key, value)| Some((key.clone(), serde_json::to_value(value).ok()?)));
+            provenance.nic_options = options.collect();
+        }
+        provenance
+    }
+}

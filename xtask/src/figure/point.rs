@@ -1,0 +1,109 @@
+//! One measured point as it stands in `results.jsonl`: what was set, what came out, and where it comes from.
+
+use measure::{Label, Provenance};
+use serde::{Deserialize, Serialize};
+
+/// One run of sender and receiver.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Point {
+    /// Who posted, and how: `cpu-ibverbs`, `cpu-shim`, `gpu-a100`.
+    pub series: String,
+    /// Bytes of one message, headers left out.
+    pub payload_bytes: u64,
+    /// Requests handed over in one call, with one doorbell.
+    pub list: u32,
+    /// Which of the repetitions, from zero.
+    pub repetition: u32,
+    /// Payload that arrived, in Gbit/s over the transfer's time.
+    pub payload_gbps: f64,
+    /// The same with all headers that a switch port counts.
+    pub wire_gbps: f64,
+    /// Messages that arrived, per second.
+    pub msgs_per_s: f64,
+    /// Time to post one request.
+    pub post_ns: f64,
+    /// Requests posted.
+    pub posted: u64,
+    /// Requests whose completion was seen.
+    pub completed: u64,
+    /// Messages that the receiver saw.
+    pub received: u64,
+    /// Bytes that the receiver saw.
+    pub received_bytes: u64,
+    /// Messages whose content the receiver checked and found right.
+    pub verified: u64,
+    /// Messages with old and new bytes mixed.
+    pub torn: u64,
+    /// Messages that never arrived.
+    pub lost: u64,
+    /// Nothing torn, nothing lost, everything that was checked was right.
+    pub content_ok: bool,
+    /// Threads that post.
+    pub posting_threads: u32,
+    /// Rate that the port says it has; `None` where it means nothing (shared memory).
+    pub link_gbps: Option<f64>,
+    /// Weakest label of the parts that the run used.
+    pub label: Label,
+    /// Where it comes from.
+    pub provenance: Provenance,
+}
+
+/// What tells one point of a run from another.
+pub type Key = (String, u64, u32, u32);
+
+impl Point {
+    /// What `--resume` compares.
+    pub fn key(&self) -> Key {
+        (self.series.clone(), self.payload_bytes, self.list, self.repetition)
+    }
+
+    /// A field by the name that `paper.toml` gives it.
+    pub fn field(&self, name: &str) -> Option<f64> {
+        Some(match name {
+            "payload_gbps" => self.payload_gbps,
+            "wire_gbps" => self.wire_gbps,
+            "msgs_per_s" => self.msgs_per_s,
+            "post_ns" => self.post_ns,
+            "posting_threads" => f64::from(self.posting_threads),
+            _ => return None,
+        })
+    }
+}
+
+/// A point for tests; they change what they are about.
+#[cfg(test)]
+pub fn example(series: &str, payload_bytes: u64) -> Point {
+    let gpu = if series.starts_with("gpu-") { Label::Hardware } else { Label::None };
+    Point {
+        series: series.into(),
+        payload_bytes,
+        list: 1,
+        repetition: 0,
+        payload_gbps: 1.0,
+        wire_gbps: 1.0,
+        msgs_per_s: 1.0,
+        post_ns: 100.0,
+        posted: 10,
+        completed: 10,
+        received: 10,
+        received_bytes: 10 * payload_bytes,
+        verified: 10,
+        torn: 0,
+        lost: 0,
+        content_ok: true,
+        posting_threads: 1,
+        link_gbps: Some(100.0),
+        label: Label::Hardware,
+        provenance: Provenance {
+            nic: Label::Hardware,
+            gpu,
+            link: Label::Hardware,
+            device: "mlx5_0".into(),
+            nic_options: Default::default(),
+            machine: "a machine, 2 cores".into(),
+            cores: 2,
+            versions: Default::default(),
+            revision: measure::Revision { commit: "abc".into(), dirty: false },
+        },
+    }
+}

@@ -1,0 +1,206 @@
+//! One point: a receiver, a sender, and what both said.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use measure::{Label, Provenance};
+use serde::Deserialize;
+
+use super::nic::{Nic, Programs, Receiver};
+use super::point::{Key, Point};
+use super::spec::Spec;
+use crate::process::{Ended, Speaking, WAIT, descendants};
+use crate::refused::refused;
+
+/// What a run needs beside its key.
+pub struct Bench<'a> {
+    /// The experiment.
+    pub spec: &'a Spec,
+    /// Our programs.
+    pub programs: &'a Programs,
+    /// The NIC.
+    pub nic: &'a Nic,
+    /// The receiver.
+    pub receiver: &'a Receiver,
+    /// Where logs go.
+    pub logs: &'a Path,
+    /// What every point carries.
+    pub provenance: &'a Provenance,
+    /// Rate of the port, where it means something.
+    pub link_gbps: Option<f64>,
+}
+
+/// The sender's last line, as far as it goes into a point.
+#[derive(Debug, Deserialize)]
+struct Run {
+    posted: u64,
+    completed: u64,
+    received: u64,
+    received_bytes: u64,
+    verified: u64,
+    torn: u64,
+    lost: u64,
+    content_ok: bool,
+    msgs_per_s: f64,
+    payload_gbps: f64,
+    wire_gbps: f64,
+    post_ns: f64,
+    interrupted: bool,
+    error: Option<String>,
+}
+
+impl Bench<'_> {
+    /// Measures one point.
+    pub fn measure(&self, key: &Key, seconds: f64) -> Result<Point> {
+        let (series, payload_bytes, list, repetition) = key;
+        let mut receiver = None;
+        let address = match self.receiver {
+            Receiver::Standing { address, .. } => address.clone(),
+            Receiver::Each => {
+                let mut command = self.nic.generator(self.programs);
+                command.args(["--listen", "127.0.0.1:0", "--nic", self.nic.device(), "--json", "-"]);
+                let mut session = Speaking::start(&mut command, &self.logs.join("receiver.log"))?;
+                let listening = session.json("listening", WAIT).context("starting the receiver")?;
+                receiver = Some(session);
+                listening["address"]
+                    .as_str()
+                    .context("the receiver does not say where it listens")?
+                    .to_owned()
+            }
+        };
+        let mut command = self.nic.generator(self.programs);
+        command.args(["--connect", &address, "--nic", self.nic.device()]);
+        command.args(sender_options(self.spec, series, *payload_bytes, *list, seconds));
+        let mut sender = Speaking::start(&mut command, &self.logs.join("sender.log"))?;
+        let (answer, posting_threads) = watch(&mut sender, WAIT + Duration::from_secs_f64(seconds))?;
+        let run: Run = serde_json::from_value(answer).context("reading the sender's result")?;
+        match sender.child.wait(WAIT)? {
+            _ if run.interrupted => bail!("stopped by a signal"),
+            // 1: something was lost or torn, which the point says.
+            Ended::Well | Ended::Status(1) => {}
+            Ended::Status(2) => {
+                return Err(refused(run.error.unwrap_or_else(|| "the generator refused".into())));
+            }
+            ended => bail!("the sender {ended:?}; see {}", self.logs.join("sender.log").display()),
+        }
+        // It ends by itself when its sender has gone.
+        if let Some(mut receiver) = receiver {
+            receiver.child.wait(WAIT)?;
+        }
+        let parts = self.spec.needs.iter().map(|need| need.part);
+        Ok(Point {
+            series: series.clone(),
+            payload_bytes: *payload_bytes,
+            list: *list,
+            repetition: *repetition,
+            payload_gbps: run.payload_gbps,
+            wire_gbps: run.wire_gbps,
+            msgs_per_s: run.msgs_per_s,
+            post_ns: run.post_ns,
+            posted: run.posted,
+            completed: run.completed,
+            received: run.received,
+            received_bytes: run.received_bytes,
+            verified: run.verified,
+            torn: run.torn,
+            lost: run.lost,
+            content_ok: run.content_ok,
+            posting_threads,
+            link_gbps: self.link_gbps,
+            label: Label::weakest(parts.map(|part| self.provenance.label(&[part]))),
+            provenance: self.provenance.clone(),
+        })
+    }
+}
+
+/// What the sender is told beside its peer and its device.
+pub fn sender_options(spec: &Spec, series: &str, payload_bytes: u64, list: u32, seconds: f64) -> Vec<String> {
+    let mut options = Vec::new();
+    let mut option = |name: &str, value: String| options.extend([format!("--{name}"), value]);
+    option("poster", series.to_owned());
+    option("payload", payload_bytes.to_string());
+    option("doorbell-batch", list.to_string());
+    option("seconds", seconds.to_string());
+    for (name, value) in &spec.generator {
+        option(name, value.as_str().map_or_else(|| value.to_string(), str::to_owned));
+    }
+    option("json", "-".to_owned());
+    options
+}
+
+/// Waits for the sender's result, and counts its busy threads meanwhile: the NIC's own are not among them.
+fn watch(sender: &mut Speaking, limit: Duration) -> Result<(serde_json::Value, u32)> {
+    let since = Instant::now();
+    let mut ticks = Vec::new();
+    loop {
+        if let Some(answer) = sender.try_json("run", Duration::from_millis(10))? {
+            return Ok((answer, busy(&ticks)));
+        }
+        // The last look before the end counts: ticks only grow.
+        let seen = thread_ticks(sender.child.0.id());
+        if !seen.is_empty() {
+            ticks = seen;
+        }
+        if since.elapsed() > limit {
+            bail!("the sender gave no result within {} s; see {}", limit.as_secs(), sender.log.display());
+        }
+    }
+}
+
+/// CPU ticks of each thread of the generator at or below `process`, the NIC's threads left out.
+fn thread_ticks(process: u32) -> Vec<u64> {
+    let name = |process: &u32| fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+    let mut candidates = descendants(process);
+    candidates.push(process);
+    let Some(generator) = candidates.iter().find(|process| name(process).trim() == "generator") else {
+        return Vec::new();
+    };
+    let tasks = fs::read_dir(format!("/proc/{generator}/task"))
+        .map(|tasks| tasks.flatten().collect())
+        .unwrap_or_else(|_| Vec::new());
+    let ticks = |task: &fs::DirEntry| {
+        let stat = fs::read_to_string(task.path().join("stat")).ok()?;
+        let (name, rest) = stat.rsplit_once(')')?;
+        // utime and stime are the 14th and 15th field, the state after the name is the 3rd.
+        let fields: Vec<u64> =
+            rest.split_whitespace().skip(11).take(2).filter_map(|field| field.parse().ok()).collect();
+        (!name.contains("(softnic")).then(|| fields.iter().sum())
+    };
+    tasks.iter().filter_map(ticks).collect()
+}
+
+/// Threads that used at least a tenth of what the busiest one used. No thread was seen at work: none.
+fn busy(ticks: &[u64]) -> u32 {
+    let most = ticks.iter().copied().max().unwrap_or(0);
+    ticks.iter().filter(|ticks| most > 0 && **ticks * 10 >= most).count() as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_idle_thread_posts_nothing() {
+        for (ticks, count) in [(&[50, 0, 1][..], 1), (&[50, 45], 2), (&[0, 0], 0), (&[], 0)] {
+            assert_eq!(busy(ticks), count, "{ticks:?}");
+        }
+    }
+
+    #[test]
+    fn the_sender_is_told_everything_on_its_command_line() {
+        let spec = Spec::read(&crate::workspace::root().join("experiments/fig4")).unwrap();
+        let options = sender_options(&spec, "cpu-shim", 4096, 16, 0.5).join(" ");
+        for part in [
+            "--poster cpu-shim",
+            "--payload 4096",
+            "--doorbell-batch 16",
+            "--seconds 0.5",
+            "--op write",
+            "--json -",
+        ] {
+            assert!(options.contains(part), "{part} in {options}");
+        }
+    }
+}

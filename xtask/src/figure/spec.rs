@@ -1,0 +1,190 @@
+//! `experiments/figN/spec.toml`: what a figure sweeps, with which options, and what it draws and judges.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use super::point::Key;
+use crate::report::paper::Need;
+
+/// One experiment.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spec {
+    /// Number in the paper.
+    pub figure: u32,
+    /// What it shows.
+    pub title: String,
+    /// Program that measures; the generator is the only one.
+    pub app: String,
+    /// What must be there for the whole grid.
+    pub needs: Vec<Need>,
+    /// Plots to draw.
+    pub plots: Vec<Plot>,
+    /// Experiments whose claims the points can judge.
+    pub judges: Vec<String>,
+    /// Whether the posting code is also compared within one process.
+    #[serde(default)]
+    pub bench_post: bool,
+    grid: Grid,
+    quick: Less,
+    full: Less,
+    /// Options of the generator, name → value.
+    pub generator: toml::Table,
+    /// Configuration of the software NIC.
+    pub nic: toml::Table,
+}
+
+/// A plot by the name of its files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Plot {
+    /// `throughput.svg` and `.png`.
+    Throughput,
+    /// `post-time.svg` and `.png`.
+    PostTime,
+}
+
+/// The points to measure.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Grid {
+    /// Who posts.
+    pub series: Vec<String>,
+    /// Message sizes.
+    pub payload_bytes: Vec<u64>,
+    /// Requests handed over in one call.
+    pub list: Vec<u32>,
+    /// How often each.
+    pub repeat: u32,
+    /// How long each.
+    pub seconds: f64,
+}
+
+/// What `--quick` and `--full` put in the grid's place.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Less {
+    payload_bytes: Vec<u64>,
+    repeat: u32,
+    seconds: f64,
+}
+
+/// Which of the grids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Within a minute.
+    Quick,
+    /// As the spec says.
+    Normal,
+    /// Every published size.
+    Full,
+}
+
+impl Spec {
+    /// Reads `spec.toml` in an experiment's folder.
+    pub fn read(folder: &Path) -> Result<Spec> {
+        let path = folder.join("spec.toml");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        let spec: Spec = toml::from_str(&text).with_context(|| path.display().to_string())?;
+        ensure!(spec.app == "generator", "{}: no program `{}` is known to measure", path.display(), spec.app);
+        Ok(spec)
+    }
+
+    /// Another grid, for tests of the whole.
+    #[cfg(test)]
+    pub fn set_grid(&mut self, grid: Grid) {
+        self.grid = grid;
+    }
+
+    /// The grid of this extent.
+    pub fn grid(&self, extent: Extent) -> Grid {
+        let other = match extent {
+            Extent::Quick => &self.quick,
+            Extent::Full => &self.full,
+            Extent::Normal => return self.grid.clone(),
+        };
+        Grid {
+            payload_bytes: other.payload_bytes.clone(),
+            repeat: other.repeat,
+            seconds: other.seconds,
+            ..self.grid.clone()
+        }
+    }
+}
+
+impl Grid {
+    /// All points in the order in which they are measured: A B A B within a size, all sizes within a repetition, so that
+    /// ratios and repetitions share the machine's mood.
+    pub fn keys(&self) -> Vec<Key> {
+        let mut keys = Vec::new();
+        for repetition in 0..self.repeat {
+            for payload in &self.payload_bytes {
+                for list in &self.list {
+                    keys.extend(
+                        self.series.iter().map(|series| (series.clone(), *payload, *list, repetition)),
+                    );
+                }
+            }
+        }
+        keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::paper::Paper;
+    use crate::workspace::root;
+
+    fn spec(figure: u32) -> Spec {
+        Spec::read(&root().join(format!("experiments/fig{figure}"))).unwrap()
+    }
+
+    #[test]
+    fn both_figures_sweep_the_whole_range_with_the_pump_off() {
+        for figure in [4, 5] {
+            let spec = spec(figure);
+            assert_eq!(spec.nic.get("pump").and_then(toml::Value::as_bool), Some(false));
+            assert_eq!(spec.nic.get("strict").and_then(toml::Value::as_bool), Some(true));
+            for extent in [Extent::Quick, Extent::Normal, Extent::Full] {
+                let sizes = spec.grid(extent).payload_bytes;
+                assert_eq!(
+                    (sizes.first(), sizes.last()),
+                    (Some(&64), Some(&(1 << 20))),
+                    "figure {figure} {extent:?}"
+                );
+                assert!(sizes.windows(2).all(|pair| pair[0] < pair[1]), "figure {figure} {extent:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_full_extent_holds_every_published_size() {
+        for figure in [4, 5] {
+            let sizes = spec(figure).grid(Extent::Full).payload_bytes;
+            let paper = Paper::read(&root().join(format!("experiments/fig{figure}"))).unwrap();
+            for [payload, ..] in paper.series.iter().flat_map(|curve| &curve.points) {
+                assert!(sizes.contains(&(*payload as u64)), "figure {figure} lacks {payload}");
+            }
+        }
+    }
+
+    #[test]
+    fn series_take_turns_within_a_size() {
+        let grid = Grid {
+            series: vec!["a".into(), "b".into()],
+            payload_bytes: vec![64, 128],
+            list: vec![1],
+            repeat: 2,
+            seconds: 1.0,
+        };
+        let keys: Vec<String> = grid
+            .keys()
+            .iter()
+            .map(|(series, payload, _, repetition)| format!("{series}{payload}.{repetition}"))
+            .collect();
+        assert_eq!(keys.join(" "), "a64.0 b64.0 a128.0 b128.0 a64.1 b64.1 a128.1 b128.1");
+    }
+}

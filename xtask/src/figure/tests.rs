@@ -1,0 +1,201 @@
+//! The whole of `figure` with stand-ins for its programs: shell scripts that say what the generator says.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+use crate::report::compare::Verdict;
+
+/// A folder of its own with a launcher and a generator, both fakes.
+struct Stage {
+    out: PathBuf,
+    programs: Programs,
+}
+
+/// Says what `apps/generator/README.md` lists; its rate is the payload size, and `KIND` of the sender can be bent.
+const GENERATOR: &str = r#"#!/bin/sh
+case "$*" in
+probe*) echo '{"kind":"probe","libraries":{"libibverbs":"1.14.44.0","libmlx5":"1.24.44.0"},"error":null,"devices":[{"name":"mlx5_0","ports":[{"port":1,"speed_gbps":100}]}]}';;
+bench-post*) echo '{"kind":"bench-post","rows":[{"list":1,"doorbell":"8-bytes","ratio":0.4}]}';;
+--listen*) echo '{"kind":"listening","address":"127.0.0.1:1"}';;
+*) while [ $# -gt 0 ]; do case $1 in --payload) payload=$2;; --poster) poster=$2;; esac; shift; done
+   echo "$poster $payload" >> FOLDER/calls
+   BEND
+   echo '{"kind":"run","posted":10,"completed":10,"received":10,"received_bytes":640,"verified":10,"torn":0,"lost":0,"content_ok":true,"msgs_per_s":1e6,"payload_gbps":'$payload',"wire_gbps":'$payload',"post_ns":25.5,"interrupted":false,"error":null}';;
+esac
+"#;
+
+fn stage(name: &str, bend: &str) -> Stage {
+    let folder = std::env::temp_dir().join(format!("xtask-figure-{}-{name}", std::process::id()));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    let script = |name: &str, text: String| {
+        let path = folder.join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    };
+    let generator = GENERATOR.replace("FOLDER", &folder.display().to_string()).replace("BEND", bend);
+    let programs = Programs {
+        generator: script("generator", generator),
+        // softnic run --config FILE --fabric NAME -- COMMAND
+        softnic: script("softnic", "#!/bin/sh\nshift 6\nexec \"$@\"\n".into()),
+    };
+    Stage { out: folder.join("out"), programs }
+}
+
+impl Stage {
+    fn run(&self, options: &Options) -> Result<()> {
+        execute(&small(), options, &self.out, &self.programs)
+    }
+
+    fn points(&self) -> Vec<Point> {
+        json_lines::read(&self.out.join("results.jsonl")).unwrap().records
+    }
+
+    fn calls(&self) -> usize {
+        fs::read_to_string(self.out.with_file_name("calls")).unwrap_or_default().lines().count()
+    }
+}
+
+/// Figure 5 with a grid of eight points.
+fn small() -> Experiment {
+    let mut experiment = Experiment::read(5).unwrap();
+    let spec = toml::toml! {
+        payload_bytes = [64, 4096]
+        repeat = 2
+        seconds = 0.01
+        series = ["cpu-ibverbs", "cpu-shim"]
+        list = [1]
+    };
+    experiment.spec.set_grid(spec.try_into().unwrap());
+    experiment
+}
+
+fn options(resume: bool) -> Options {
+    Options {
+        quick: false,
+        full: false,
+        resume,
+        record: false,
+        dry_run: false,
+        out: None,
+        nic: None,
+        peer: None,
+        no_install: true,
+    }
+}
+
+#[test]
+fn a_run_leaves_points_plots_and_verdicts() {
+    let stage = stage("whole", "");
+    stage.run(&options(false)).unwrap();
+    let points = stage.points();
+    assert_eq!(points.len(), 8);
+    assert!(
+        points.iter().all(
+            |point| point.label == Label::Emulated && point.provenance.versions["libmlx5"] == "1.24.44.0"
+        )
+    );
+    assert_eq!(points[0].provenance.nic_options["pump"], false);
+    for file in ["post-time.svg", "post-time.png", "summary.json", "nic.toml"] {
+        assert!(fs::metadata(stage.out.join(file)).unwrap().len() > 0, "{file}");
+    }
+    let summary: serde_json::Value =
+        serde_json::from_slice(&fs::read(stage.out.join("summary.json")).unwrap()).unwrap();
+    assert_eq!(summary["ratios"]["rows"][0]["ratio"], 0.4);
+    let verdict = |id: &str| {
+        let verdicts = summary["verdicts"].as_array().unwrap();
+        let one = verdicts.iter().find(|verdict| verdict["id"] == id).unwrap();
+        serde_json::from_value::<Verdict>(one["verdict"].clone()).unwrap()
+    };
+    assert_eq!(verdict("post-constant-api"), Verdict::Reproduced);
+    assert_eq!(verdict("post-gpu-slower"), Verdict::NeedsHardware(vec!["gpu".into(), "nic".into()]));
+}
+
+#[test]
+fn a_cut_run_resumes_where_it_was_cut() {
+    let stage = stage("resume", "");
+    stage.run(&options(false)).unwrap();
+    let file = stage.out.join("results.jsonl");
+    let text = fs::read_to_string(&file).unwrap();
+    let lines: Vec<&str> = text.lines().collect();
+    // Five whole lines and a torn one.
+    fs::write(&file, format!("{}\n{}", lines[..5].join("\n"), &lines[5][..40])).unwrap();
+    let before = stage.calls();
+    stage.run(&options(true)).unwrap();
+    assert_eq!(stage.calls() - before, 3);
+    let keys: BTreeSet<Key> = stage.points().iter().map(Point::key).collect();
+    assert_eq!((stage.points().len(), keys.len()), (8, 8));
+}
+
+#[test]
+fn points_of_another_revision_are_not_mixed_in() {
+    let stage = stage("mixed", "");
+    stage.run(&options(false)).unwrap();
+    let file = stage.out.join("results.jsonl");
+    let other = fs::read_to_string(&file).unwrap().replace("\"commit\":\"", "\"commit\":\"0");
+    fs::write(&file, other).unwrap();
+    let error = stage.run(&options(true)).unwrap_err();
+    assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("revision"), "{error:#}");
+}
+
+#[test]
+fn old_results_are_moved_aside_and_never_overwritten() {
+    let stage = stage("aside", "");
+    stage.run(&options(false)).unwrap();
+    stage.run(&options(false)).unwrap();
+    assert!(stage.out.join("results-1.jsonl").exists());
+    assert_eq!(stage.points().len(), 8);
+}
+
+#[test]
+fn lost_messages_are_drawn_and_then_fail_the_run() {
+    let lossy = r#"[ $payload = 4096 ] && { echo '{"kind":"run","posted":10,"completed":10,"received":9,"received_bytes":9,"verified":9,"torn":0,"lost":1,"content_ok":false,"msgs_per_s":1,"payload_gbps":1,"wire_gbps":1,"post_ns":1,"interrupted":false,"error":null}'; exit 1; }"#;
+    let stage = stage("lossy", lossy);
+    let error = stage.run(&options(false)).unwrap_err().to_string();
+    assert!(error.contains("did not arrive whole"), "{error}");
+    assert_eq!(stage.points().iter().filter(|point| !point.content_ok).count(), 4);
+    assert!(stage.out.join("post-time.png").exists());
+}
+
+#[test]
+fn what_the_generator_refuses_is_refused_in_its_words() {
+    let stage = stage("refuses", "echo 'generator: MTU 1024 here, 4096 there' >&2; exit 2");
+    let error = stage.run(&options(false)).unwrap_err();
+    assert!(
+        error.is::<crate::refused::Refused>() && format!("{error:#}").contains("MTU 1024 here"),
+        "{error:#}"
+    );
+}
+
+#[test]
+fn a_generator_that_dies_names_the_point_and_keeps_the_others() {
+    let stage = stage("dies", "[ $payload = 4096 ] && kill -SEGV $$");
+    let error = format!("{:#}", stage.run(&options(false)).unwrap_err());
+    assert!(error.contains("cpu-ibverbs at 4096 B") && error.contains("2 points are in"), "{error}");
+    assert_eq!(stage.points().len(), 2);
+}
+
+#[test]
+fn a_figure_that_nobody_made_is_refused_with_the_ones_there_are() {
+    let error = Experiment::read(99).err().unwrap();
+    assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("4, 5"), "{error:#}");
+}
+
+#[test]
+fn a_card_that_is_not_here_is_refused() {
+    let error = Nic::card("mlx5_77").unwrap_err();
+    assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("mlx5_77"), "{error:#}");
+}
+
+#[test]
+fn a_dry_run_says_grid_plots_curves_and_claims() {
+    for number in [4, 5] {
+        let text = dry_run(&Experiment::read(number).unwrap(), &options(false), Path::new("out"));
+        for part in
+            ["points: 2 series", "PostTime", "gpu-l40 (33 points)", "post-constant", "--poster cpu-shim"]
+        {
+            assert!(text.contains(part), "figure {number}: no `{part}` in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,474 @@
+//! Verdicts: each claim of the paper against our points, by the rule that its `paper.toml` states.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use measure::Label;
+use measure::label::Part;
+use serde::{Deserialize, Serialize};
+
+use super::paper::{Claim, Rule};
+use super::statistics::{line, medians, rank_correlation};
+use super::wire_model::WireModel;
+use crate::figure::point::Point;
+
+/// What became of a claim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// Everything that it is about was judged, and holds.
+    Reproduced,
+    /// Some of what it is about holds; the rest does not, or needs something that was not here.
+    InPart,
+    /// Nothing that was judged holds.
+    NotReproduced,
+    /// Nothing could be judged; these parts must be hardware.
+    NeedsHardware(Vec<String>),
+    /// No run of ours can judge it.
+    Background,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Reproduced => f.write_str("reproduced"),
+            Verdict::InPart => f.write_str("in part"),
+            Verdict::NotReproduced => f.write_str("not reproduced"),
+            Verdict::NeedsHardware(parts) => write!(f, "needs hardware ({})", parts.join(", ")),
+            Verdict::Background => f.write_str("background"),
+        }
+    }
+}
+
+/// A claim with its verdict and what it rests on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Judged {
+    /// Short name of the claim.
+    pub id: String,
+    /// The claim in our words.
+    pub text: String,
+    /// Section and figure of the paper.
+    pub source: String,
+    /// What became of it.
+    pub verdict: Verdict,
+    /// Weakest label of the points that it was judged on.
+    pub label: Label,
+    /// One line for each thing looked at.
+    pub evidence: Vec<String>,
+}
+
+/// One thing that a claim is about.
+struct Finding {
+    holds: Option<bool>,
+    evidence: String,
+    /// Parts that must be hardware for it, where it could not be judged.
+    needs: Vec<String>,
+}
+
+impl Finding {
+    fn judged(holds: bool, evidence: String) -> Finding {
+        Finding { holds: Some(holds), evidence, needs: Vec::new() }
+    }
+
+    fn missing(what: &str, needs: Vec<String>) -> Finding {
+        let evidence = match needs.is_empty() {
+            true => format!("{what}: no points to judge it by"),
+            false => format!("{what}: needs hardware ({})", needs.join(", ")),
+        };
+        Finding { holds: None, evidence, needs }
+    }
+}
+
+/// Judges one claim by `points`.
+pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
+    let findings = match &claim.rule {
+        Rule::Background => Vec::new(),
+        Rule::Saturates { at_least } => each(claim, points, &|series| saturates(points, series, *at_least)),
+        Rule::Linear { r_squared, below } => {
+            each(claim, points, &|series| linear(points, series, *r_squared, *below))
+        }
+        Rule::Equals { field, value } => each(claim, points, &|series| equals(points, series, field, *value)),
+        Rule::Flat { field, at_most } => each(claim, points, &|series| flat(points, series, field, *at_most)),
+        Rule::Falls { field, at_least } => {
+            each(claim, points, &|series| falls(points, series, field, *at_least))
+        }
+        Rule::Ratio { field, within } => {
+            pairs(claim, points, &|[one, other]| ratio(points, one, other, field, *within))
+        }
+        Rule::Order { field, below } => {
+            pairs(claim, points, &|[one, other]| order(points, one, other, field, *below))
+        }
+    };
+    let used =
+        points.iter().filter(|point| claim.series.iter().any(|pattern| matches(pattern, &point.series)));
+    let labels =
+        used.flat_map(|point| needed_parts(claim, &point.series).map(|part| point.provenance.label(&[part])));
+    Judged {
+        id: claim.id.clone(),
+        text: claim.text.clone(),
+        source: claim.source.clone(),
+        verdict: verdict(claim, &findings),
+        label: Label::weakest(labels),
+        evidence: findings.into_iter().map(|finding| finding.evidence).collect(),
+    }
+}
+
+fn verdict(claim: &Claim, findings: &[Finding]) -> Verdict {
+    if matches!(claim.rule, Rule::Background) {
+        return Verdict::Background;
+    }
+    let holding = findings.iter().filter(|finding| finding.holds == Some(true)).count();
+    let failing = findings.iter().filter(|finding| finding.holds == Some(false)).count();
+    let mut needs: Vec<String> = findings.iter().flat_map(|finding| finding.needs.clone()).collect();
+    needs.sort_unstable();
+    needs.dedup();
+    match (holding, failing) {
+        (0, 0) if !needs.is_empty() => Verdict::NeedsHardware(needs),
+        (0, _) => Verdict::NotReproduced,
+        _ if holding == findings.len() => Verdict::Reproduced,
+        _ => Verdict::InPart,
+    }
+}
+
+fn matches(pattern: &str, series: &str) -> bool {
+    pattern.strip_suffix('*').map_or(pattern == series, |start| series.starts_with(start))
+}
+
+/// Series of the points that a pattern names; the pattern itself when there is none, to be reported as missing.
+fn expand(pattern: &str, points: &[Point]) -> Vec<String> {
+    let mut found: Vec<String> =
+        points.iter().map(|point| point.series.clone()).filter(|series| matches(pattern, series)).collect();
+    found.sort_unstable();
+    found.dedup();
+    if found.is_empty() { vec![pattern.to_owned()] } else { found }
+}
+
+/// Parts that a claim asks of one series: a CPU's points need no GPU.
+fn needed_parts(claim: &Claim, series: &str) -> impl Iterator<Item = Part> {
+    let gpu = series.starts_with("gpu-");
+    claim.needs.iter().map(|need| need.part).filter(move |part| gpu || *part != Part::Gpu)
+}
+
+/// What is missing for `series` to be judged: parts that must be hardware and are not. `None`: nothing.
+fn lacks(claim: &Claim, points: &[Point], series: &str) -> Option<Vec<String>> {
+    let own: Vec<&Point> = points.iter().filter(|point| point.series == series).collect();
+    let mut lacking = Vec::new();
+    for need in claim.needs.iter().filter(|need| needed_parts(claim, series).any(|part| part == need.part)) {
+        // Of a series that is not there, the other series tell what the NIC and the link were.
+        let looked_at: Vec<&Point> = if own.is_empty() { points.iter().collect() } else { own.clone() };
+        let absent = own.is_empty() && need.part == Part::Gpu;
+        let weakest = Label::weakest(looked_at.iter().map(|point| point.provenance.label(&[need.part])));
+        let enough = if need.hardware { weakest == Label::Hardware } else { weakest != Label::None };
+        if absent || looked_at.is_empty() || !enough {
+            lacking.push(need.part.to_string());
+        }
+    }
+    (own.is_empty() || !lacking.is_empty()).then_some(lacking)
+}
+
+/// One finding for each series of the claim.
+fn each(claim: &Claim, points: &[Point], judge: &dyn Fn(&str) -> Finding) -> Vec<Finding> {
+    let series = claim.series.iter().flat_map(|pattern| expand(pattern, points));
+    let finding = |series: String| match lacks(claim, points, &series) {
+        Some(needs) => Finding::missing(&series, needs),
+        None => judge(&series),
+    };
+    series.map(finding).collect()
+}
+
+/// Findings for each series of the claim with each series of the next pattern.
+fn pairs(claim: &Claim, points: &[Point], judge: &dyn Fn([&str; 2]) -> Vec<Finding>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for neighbours in claim.series.windows(2) {
+        for one in expand(&neighbours[0], points) {
+            for other in expand(&neighbours[1], points) {
+                let lacking: Vec<Option<Vec<String>>> =
+                    [&one, &other].iter().map(|series| lacks(claim, points, series)).collect();
+                if lacking.iter().all(Option::is_none) {
+                    findings.extend(judge([&one, &other]));
+                } else {
+                    let mut needs: Vec<String> = lacking.into_iter().flatten().flatten().collect();
+                    needs.sort_unstable();
+                    needs.dedup();
+                    findings.push(Finding::missing(&format!("{one} against {other}"), needs));
+                }
+            }
+        }
+    }
+    findings
+}
+
+fn saturates(points: &[Point], series: &str, at_least: f64) -> Finding {
+    let line_gbps = points.iter().filter(|point| point.series == series).find_map(|point| point.link_gbps);
+    let Some(line_gbps) = line_gbps else { return Finding::missing(series, vec![Part::Link.to_string()]) };
+    let model = WireModel { line_gbps, ..WireModel::PAPER };
+    let share = |(payload, gbps): (u64, f64)| (gbps / model.capacity_gbps(payload), payload);
+    let best = medians(points, series, "wire_gbps")
+        .into_iter()
+        .map(share)
+        .max_by(|one, other| one.0.total_cmp(&other.0));
+    let (share, payload) = best.unwrap_or((0.0, 0));
+    let evidence =
+        format!("{series}: {:.1} % of what {line_gbps} Gbit/s carry, at {payload} B", share * 100.0);
+    Finding::judged(share >= at_least, evidence)
+}
+
+/// Medians of the throughput up to the first one that reaches `below` of the plateau.
+fn below_the_knee(points: &[Point], series: &str, below: f64) -> Vec<(f64, f64)> {
+    let medians = medians(points, series, "wire_gbps");
+    let plateau = medians.values().copied().fold(0.0, f64::max);
+    let rising = medians.into_iter().take_while(|(_, gbps)| *gbps < below * plateau);
+    rising.map(|(payload, gbps)| (payload as f64, gbps)).collect()
+}
+
+fn linear(points: &[Point], series: &str, r_squared: f64, below: f64) -> Finding {
+    match line(&below_the_knee(points, series, below)) {
+        Some(fit) => {
+            Finding::judged(fit.r_squared >= r_squared, format!("{series}: R² {:.4}", fit.r_squared))
+        }
+        None => Finding::missing(&format!("{series} below the knee"), Vec::new()),
+    }
+}
+
+fn equals(points: &[Point], series: &str, field: &str, value: f64) -> Finding {
+    let own = points.iter().filter(|point| point.series == series);
+    let other = own.filter_map(|point| point.field(field)).find(|found| *found != value);
+    let found = other.unwrap_or(value);
+    Finding::judged(other.is_none(), format!("{series}: {field} {found}"))
+}
+
+fn flat(points: &[Point], series: &str, field: &str, at_most: f64) -> Finding {
+    let medians = medians(points, series, field);
+    let least = medians.values().copied().fold(f64::INFINITY, f64::min);
+    let most = medians.values().copied().fold(0.0, f64::max);
+    let quotient = most / least;
+    Finding::judged(
+        quotient <= at_most,
+        format!("{series}: {field} from {least:.1} to {most:.1}, quotient {quotient:.3}"),
+    )
+}
+
+fn falls(points: &[Point], series: &str, field: &str, at_least: f64) -> Finding {
+    let medians: Vec<f64> = medians(points, series, field).into_values().collect();
+    let (Some(rank), Some(first), Some(last)) = (rank_correlation(&medians), medians.first(), medians.last())
+    else {
+        return Finding::missing(series, Vec::new());
+    };
+    let fall = 1.0 - last / first;
+    let evidence =
+        format!("{series}: rank correlation {rank:.2}, {:.1} % less at the largest payload", fall * 100.0);
+    Finding::judged(rank < -0.5 && fall >= at_least, evidence)
+}
+
+/// One finding for each payload size that both series have.
+fn ratio(points: &[Point], one: &str, other: &str, field: &str, within: [f64; 2]) -> Vec<Finding> {
+    let below = medians(points, other, field);
+    let common = medians(points, one, field)
+        .into_iter()
+        .filter_map(|(payload, value)| Some((payload, value / below.get(&payload)?)));
+    let finding = |(payload, ratio): (u64, f64)| {
+        let holds = (within[0]..=within[1]).contains(&ratio);
+        Finding::judged(holds, format!("{one} / {other} at {payload} B: {ratio:.3}"))
+    };
+    common.map(finding).collect()
+}
+
+fn order(points: &[Point], one: &str, other: &str, field: &str, below: f64) -> Vec<Finding> {
+    if field == "slope" {
+        let slope = |series| line(&below_the_knee(points, series, below)).map(|fit| fit.slope);
+        return vec![match (slope(one), slope(other)) {
+            (Some(upper), Some(lower)) => {
+                let evidence = format!("{one} {:.3}, {other} {:.3} Gbit/s per KB", upper * 1e3, lower * 1e3);
+                Finding::judged(upper > lower, evidence)
+            }
+            _ => Finding::missing(&format!("slopes of {one} and {other}"), Vec::new()),
+        }];
+    }
+    let lower: BTreeMap<u64, f64> = medians(points, other, field);
+    let common: Vec<f64> = medians(points, one, field)
+        .into_iter()
+        .filter_map(|(payload, value)| Some(value / lower.get(&payload)?))
+        .collect();
+    let least = common.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = common.iter().copied().fold(0.0, f64::max);
+    let evidence =
+        format!("{one} / {other}: {field} {least:.2} to {most:.2} times, at {} payload sizes", common.len());
+    vec![Finding::judged(!common.is_empty() && least > 1.0, evidence)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figure::point::example;
+    use crate::report::paper::Paper;
+    use crate::workspace::root;
+
+    /// The published curves as if we had measured them, on hardware.
+    fn published() -> Vec<Point> {
+        let mut points = Vec::new();
+        for curve in paper(4).series {
+            for [payload, gbps, _, _] in curve.points {
+                points.push(Point { wire_gbps: gbps, post_ns: 0.0, ..example(&curve.ours, payload as u64) });
+            }
+        }
+        for curve in paper(5).series {
+            for [payload, post_ns, _, _] in curve.points {
+                match points
+                    .iter_mut()
+                    .find(|point| point.series == curve.ours && point.payload_bytes == payload as u64)
+                {
+                    Some(point) => point.post_ns = post_ns,
+                    // A size that figure 5 has alone lies on the plateau.
+                    None => points.push(Point {
+                        wire_gbps: 99.0,
+                        post_ns,
+                        ..example(&curve.ours, payload as u64)
+                    }),
+                }
+            }
+        }
+        points.retain(|point| point.post_ns > 0.0);
+        points
+    }
+
+    fn paper(figure: u32) -> Paper {
+        Paper::read(&root().join(format!("experiments/fig{figure}"))).unwrap()
+    }
+
+    fn verdict_of(id: &str, points: &[Point]) -> Verdict {
+        let claims = [paper(4).claim, paper(5).claim].concat();
+        judge(claims.iter().find(|claim| claim.id == id).expect(id), points).verdict
+    }
+
+    fn change(points: &[Point], series: &str, change: impl Fn(&mut Point)) -> Vec<Point> {
+        let mut points = points.to_vec();
+        points.iter_mut().filter(|point| matches(series, &point.series)).for_each(change);
+        points
+    }
+
+    #[test]
+    fn flipping_the_data_flips_the_verdict() {
+        use Verdict::{InPart, NotReproduced, Reproduced};
+        let all = published();
+        // A falling CPU post time is what the paper's figure shows and its re-run does not.
+        let falling =
+            change(&all, "cpu-*", |point| point.post_ns = 100.0 - point.payload_bytes as f64 / 4000.0);
+        let halved = |series: &'static str| change(&all, series, |point| point.wire_gbps /= 2.0);
+        let rows: Vec<(&str, &str, Vec<Point>, Verdict)> = vec![
+            ("saturate-100g", "as published", all.clone(), Reproduced),
+            ("saturate-100g", "one GPU at half the rate", halved("gpu-l40"), InPart),
+            ("saturate-100g", "both at half the rate", halved("gpu-*"), NotReproduced),
+            ("all-four-saturate", "as published", all.clone(), Reproduced),
+            ("all-four-saturate", "CPU at half the rate", halved("cpu-*"), InPart),
+            ("all-four-saturate", "all at half the rate", halved("*"), NotReproduced),
+            ("gpu-scales-like-cpu", "as published", all.clone(), Reproduced),
+            (
+                "gpu-scales-like-cpu",
+                "growing as a square",
+                change(&all, "gpu-*", |p| p.wire_gbps = (p.payload_bytes as f64).powi(3)),
+                NotReproduced,
+            ),
+            ("own-equals-vanilla", "as published: not below the knee", all.clone(), InPart),
+            ("own-equals-vanilla", "equal", change(&all, "cpu-*", |p| p.wire_gbps = 50.0), Reproduced),
+            (
+                "own-equals-vanilla",
+                "twice as fast",
+                change(&change(&all, "cpu-*", |p| p.wire_gbps = 50.0), "cpu-shim", |p| p.wire_gbps = 100.0),
+                NotReproduced,
+            ),
+            ("single-thread", "one", all.clone(), Reproduced),
+            ("single-thread", "two on the CPU", change(&all, "cpu-*", |p| p.posting_threads = 2), InPart),
+            ("single-thread", "two", change(&all, "*", |p| p.posting_threads = 2), NotReproduced),
+            (
+                "slope-by-clock",
+                "as published: the A100 is no slower than the CPU's loop",
+                all.clone(),
+                InPart,
+            ),
+            (
+                "slope-by-clock",
+                "a fast CPU",
+                change(&all, "cpu-shim", |p| p.wire_gbps = (p.payload_bytes as f64 / 100.0).min(99.0)),
+                Reproduced,
+            ),
+            (
+                "slope-by-clock",
+                "all reversed",
+                change(
+                    &change(&all, "gpu-l40", |p| p.wire_gbps = (p.payload_bytes as f64 / 300.0).min(99.0)),
+                    "cpu-shim",
+                    |p| p.wire_gbps = (p.payload_bytes as f64 / 900.0).min(99.0),
+                ),
+                NotReproduced,
+            ),
+            ("post-constant", "as published: one outlier", all.clone(), InPart),
+            ("post-constant", "constant", change(&all, "*", |p| p.post_ns = 80.0), Reproduced),
+            (
+                "post-constant",
+                "growing",
+                change(&all, "*", |p| p.post_ns = p.payload_bytes as f64),
+                NotReproduced,
+            ),
+            ("post-gpu-slower", "as published", all.clone(), Reproduced),
+            ("post-gpu-slower", "a fast L40", change(&all, "gpu-l40", |p| p.post_ns = 10.0), InPart),
+            ("post-gpu-slower", "fast GPUs", change(&all, "gpu-*", |p| p.post_ns = 10.0), NotReproduced),
+            ("cpu-post-decreases", "as the re-run", all.clone(), NotReproduced),
+            ("cpu-post-decreases", "falling", falling, Reproduced),
+            ("post-constant-api", "as published", all.clone(), Reproduced),
+            (
+                "post-constant-api",
+                "growing",
+                change(&all, "cpu-ibverbs", |p| p.post_ns = p.payload_bytes as f64),
+                NotReproduced,
+            ),
+            ("clock-l40", "anything", all.clone(), Verdict::Background),
+        ];
+        for (id, what, points, verdict) in rows {
+            assert_eq!(verdict_of(id, &points), verdict, "{id}: {what}");
+        }
+    }
+
+    #[test]
+    fn what_needs_hardware_says_which() {
+        let cpu: Vec<Point> =
+            published().into_iter().filter(|point| point.series.starts_with("cpu-")).collect();
+        let emulated = change(&cpu, "*", |point| {
+            point.provenance.nic = Label::Emulated;
+            point.provenance.link = Label::Emulated;
+        });
+        let parts =
+            |parts: &[&str]| Verdict::NeedsHardware(parts.iter().map(|part| (*part).to_owned()).collect());
+        for (id, points, verdict) in [
+            ("saturate-100g", &cpu, parts(&["gpu"])),
+            ("saturate-100g", &emulated, parts(&["gpu", "link", "nic"])),
+            ("all-four-saturate", &cpu, Verdict::InPart),
+            ("all-four-saturate", &emulated, parts(&["gpu", "link", "nic"])),
+            ("gpu-scales-like-cpu", &emulated, parts(&["gpu"])),
+            ("slope-by-clock", &emulated, parts(&["gpu", "link", "nic"])),
+            ("post-gpu-slower", &emulated, parts(&["gpu", "nic"])),
+            ("post-constant-api", &emulated, Verdict::Reproduced),
+        ] {
+            assert_eq!(verdict_of(id, points), verdict, "{id}");
+        }
+    }
+
+    #[test]
+    fn the_label_is_the_weakest_that_the_claim_needs() {
+        let emulated = change(&published(), "*", |point| point.provenance.nic = Label::Emulated);
+        let label = |id: &str| {
+            let claims = [paper(4).claim, paper(5).claim].concat();
+            judge(claims.iter().find(|claim| claim.id == id).unwrap(), &emulated).label
+        };
+        assert_eq!(label("post-constant-api"), Label::Emulated);
+        assert_eq!(label("post-constant"), Label::Emulated);
+        assert_eq!(label("clock-l40"), Label::None);
+    }
+
+    #[test]
+    fn a_series_that_was_not_run_never_counts_as_holding() {
+        assert_eq!(verdict_of("post-constant-api", &[]), Verdict::NeedsHardware(vec!["nic".into()]));
+        let without: Vec<Point> =
+            published().into_iter().filter(|point| point.series != "cpu-ibverbs").collect();
+        assert_eq!(verdict_of("post-constant-api", &without), Verdict::NotReproduced);
+    }
+}

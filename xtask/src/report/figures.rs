@@ -1,0 +1,277 @@
+//! The plots themselves: throughput and posting time against payload size, ours beside the published curves.
+
+use anyhow::Result;
+use plotters::style::RGBColor;
+
+use super::paper::Paper;
+use super::plot::{Axis, BLUE, Curve, GREEN, ORANGE, PURPLE, Panel, SKY, Stroke, VERMILION, svg};
+use super::statistics::{by_payload, median};
+use super::wire_model::WireModel;
+use crate::figure::point::Point;
+
+const MODEL: RGBColor = RGBColor(90, 90, 90);
+/// Largest payload on the paper's own axes.
+const PAPER_BYTES: f64 = 80_000.0;
+
+/// Figure 4: the whole range on logarithmic axes, and the paper's own axes beside it.
+pub fn throughput(points: &[Point], fig4: &Paper, fig5: &Paper) -> Result<String> {
+    let mut curves = published(fig4);
+    curves.extend(models(fig5));
+    curves.extend(measured(points, "wire_gbps"));
+    let most = |upto: f64| {
+        let of_curve = |curve: &Curve| {
+            curve.points.iter().filter(|[x, ..]| *x <= upto).map(|[.., most]| *most).fold(0.0, f64::max)
+        };
+        curves.iter().map(of_curve).fold(0.0, f64::max)
+    };
+    let y_name = "throughput with headers, Gbit/s";
+    let panels = [
+        Panel {
+            width: 0.43,
+            title: "64 B to 1 MiB",
+            x: payload_axis(),
+            y: decades(y_name, 0.1, most(f64::INFINITY).max(110.0)),
+            labels: false,
+        },
+        Panel {
+            width: 0.57,
+            title: "the paper's axes",
+            x: Axis {
+                name: "payload size, kB",
+                range: 0.0..PAPER_BYTES,
+                log: false,
+                ticks: (0..=8).map(|tick| (f64::from(tick) * 10_000.0, (tick * 10).to_string())).collect(),
+            },
+            y: steps(y_name, most(PAPER_BYTES).max(105.0)),
+            labels: true,
+        },
+    ];
+    svg((1080, 450), &panels, &curves, &caption(points))
+}
+
+/// Figure 5: time to post one request, one by one and in lists.
+pub fn post_time(points: &[Point], fig5: &Paper) -> Result<String> {
+    let mut curves = published(fig5);
+    curves.extend(measured(points, "post_ns"));
+    let least = curves
+        .iter()
+        .flat_map(|curve| &curve.points)
+        .map(|[_, _, least, _]| *least)
+        .fold(f64::INFINITY, f64::min);
+    let most = curves.iter().flat_map(|curve| &curve.points).map(|[.., most]| *most).fold(0.0, f64::max);
+    let panel = Panel {
+        width: 1.0,
+        title: "",
+        x: payload_axis(),
+        y: decades("time to post one request, ns", least.min(10.0), most.max(4000.0)),
+        labels: true,
+    };
+    svg((820, 450), &[panel], &curves, &caption(points))
+}
+
+fn published(paper: &Paper) -> Vec<Curve> {
+    let colour = |ours: &str| match ours {
+        "cpu-ibverbs" => SKY,
+        "cpu-shim" => ORANGE,
+        "gpu-a100" => GREEN,
+        _ => PURPLE,
+    };
+    let curve = |curve: &super::paper::Curve| Curve {
+        label: format!("paper: {}", curve.label),
+        colour: colour(&curve.ours),
+        stroke: Stroke::Published,
+        points: curve.points.clone(),
+    };
+    paper.series.iter().map(curve).collect()
+}
+
+/// The wire model of each published GPU, from the median of its published post times.
+fn models(fig5: &Paper) -> Vec<Curve> {
+    let gpus = fig5.series.iter().filter(|curve| curve.name.starts_with("gpu-"));
+    let model = |curve: &super::paper::Curve| {
+        let times: Vec<f64> = curve.points.iter().map(|[_, ns, _, _]| *ns).collect();
+        let post_ns = median(&times)?;
+        // Finer than a pixel, on both axes.
+        let payloads = (0..=700).map(|step| 64.0 * 2_f64.powf(f64::from(step) / 50.0));
+        let points = payloads.map(|payload| {
+            let gbps = WireModel::PAPER.throughput_gbps(payload as u64, post_ns);
+            [payload, gbps, gbps, gbps]
+        });
+        let label = format!("wire model, {}", curve.label);
+        Some(Curve { label, colour: MODEL, stroke: Stroke::Model, points: points.collect() })
+    };
+    gpus.filter_map(model).collect()
+}
+
+/// Ours: median with least and most, requests one by one and in lists.
+fn measured(points: &[Point], field: &str) -> Vec<Curve> {
+    let mut keys: Vec<(&str, u32)> = points.iter().map(|point| (point.series.as_str(), point.list)).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    let colour = |series: &str| match series {
+        "cpu-ibverbs" => BLUE,
+        "cpu-shim" => VERMILION,
+        gpu if gpu.ends_with("a100") => GREEN,
+        _ => PURPLE,
+    };
+    let curve = |(series, list): (&str, u32)| {
+        let name = match series {
+            "cpu-ibverbs" => "CPU, ibv_post_send",
+            "cpu-shim" => "CPU, shim",
+            other => other,
+        };
+        let label =
+            if list == 1 { format!("ours: {name}") } else { format!("ours: {name}, lists of {list}") };
+        let stroke = if list == 1 { Stroke::Measured } else { Stroke::MeasuredThin };
+        let by_payload = by_payload(points, series, list, field).into_iter();
+        let points = by_payload.map(|(payload, [median, least, most])| [payload as f64, median, least, most]);
+        Curve { label, colour: colour(series), stroke, points: points.collect() }
+    };
+    keys.into_iter().map(curve).collect()
+}
+
+/// What the numbers stand on, below every plot.
+fn caption(points: &[Point]) -> Vec<String> {
+    let Some(point) = points.first() else { return vec!["no points of ours".into()] };
+    let from = &point.provenance;
+    let version = |name: &str| from.versions.get(name).map_or("unknown", String::as_str);
+    let repetitions = points.iter().map(|point| point.repetition + 1).max().unwrap_or(1);
+    let commit = from.revision.commit.get(..10).unwrap_or("unknown");
+    let changes = if from.revision.dirty { " with changes" } else { "" };
+    vec![
+        format!(
+            "ours — nic: {} ({}), gpu: {}, link: {}; median and range of {repetitions} repetitions; {}",
+            from.nic, from.device, from.gpu, from.link, from.machine
+        ),
+        format!(
+            "libibverbs {}, libmlx5 {}, kernel {}, {} build, revision {commit}{changes}; \
+             paper — doi 10.1145/3642968.3654820, its authors' re-run of August 2024",
+            version("libibverbs"),
+            version("libmlx5"),
+            version("kernel"),
+            version("profile"),
+        ),
+    ]
+}
+
+fn payload_axis() -> Axis {
+    let ticks = (3..=10).map(|power| 1_u64 << (2 * power)).map(|bytes| (bytes as f64, binary(bytes)));
+    Axis { name: "payload size, B", range: 50.0..1_400_000.0, log: true, ticks: ticks.collect() }
+}
+
+fn binary(bytes: u64) -> String {
+    match bytes {
+        mib if mib >= 1 << 20 => format!("{} Mi", mib >> 20),
+        kib if kib >= 1 << 10 => format!("{} Ki", kib >> 10),
+        _ => bytes.to_string(),
+    }
+}
+
+/// A logarithmic axis with a tick at each power of ten.
+fn decades(name: &'static str, least: f64, most: f64) -> Axis {
+    let (first, last) = (least.max(1e-3).log10().floor() as i32, most.log10().ceil() as i32);
+    let text = |power: i32| {
+        if power >= 0 {
+            format!("{}", 10_f64.powi(power))
+        } else {
+            format!("{:.*}", -power as usize, 10_f64.powi(power))
+        }
+    };
+    let ticks = (first..=last).map(|power| (10_f64.powi(power), text(power)));
+    // The axis ends a little above the data, not at the next power of ten.
+    Axis {
+        name,
+        range: 10_f64.powi(first)..(most * 1.6).min(10_f64.powi(last) * 1.6),
+        log: true,
+        ticks: ticks.filter(|(tick, _)| *tick <= most * 1.6).collect(),
+    }
+}
+
+/// A linear axis from zero, with five to ten round ticks.
+fn steps(name: &'static str, most: f64) -> Axis {
+    let magnitude = 10_f64.powf((most / 5.0).log10().floor());
+    let step = [1.0, 2.0, 5.0, 10.0].map(|step| step * magnitude).into_iter().find(|step| most / step <= 8.0);
+    let step = step.unwrap_or(magnitude * 10.0);
+    let count = (most / step).ceil() as u32;
+    let ticks = (0..=count).map(|tick| f64::from(tick) * step).map(|value| (value, format!("{value}")));
+    Axis { name, range: 0.0..f64::from(count) * step, log: false, ticks: ticks.collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figure::point::example;
+    use crate::report::png::png;
+    use crate::workspace::root;
+
+    /// Something like a run on the software NIC.
+    fn points() -> Vec<Point> {
+        let mut points = Vec::new();
+        for power in 6..=20 {
+            for (series, post_ns, list) in
+                [("cpu-ibverbs", 45.0, 1), ("cpu-shim", 20.0, 1), ("cpu-shim", 9.0, 16)]
+            {
+                for repetition in 0..3 {
+                    let payload = 1_u64 << power;
+                    let jitter = 1.0 + 0.06 * f64::from(repetition - 1) * f64::from(power % 3);
+                    let gbps = (payload as f64 * 8.0 / (300.0 + payload as f64 / 16.0)) * jitter;
+                    points.push(Point {
+                        wire_gbps: gbps,
+                        post_ns: post_ns * jitter,
+                        list,
+                        repetition: repetition as u32,
+                        ..example(series, payload)
+                    });
+                }
+            }
+        }
+        points
+    }
+
+    fn paper(figure: u32) -> Paper {
+        Paper::read(&root().join(format!("experiments/fig{figure}"))).unwrap()
+    }
+
+    #[test]
+    fn each_plot_names_every_curve_and_rasterises() {
+        let folder = std::env::temp_dir();
+        for (name, svg, labels) in [
+            (
+                "throughput",
+                throughput(&points(), &paper(4), &paper(5)).unwrap(),
+                &["wire model, A100", "ours: CPU, shim"][..],
+            ),
+            (
+                "post-time",
+                post_time(&points(), &paper(5)).unwrap(),
+                &["ours: CPU, shim, lists of 16", "paper: L40"],
+            ),
+        ] {
+            for label in
+                labels.iter().chain(&["nic: hardware", "paper: CPU, own code", "median and range of 3"])
+            {
+                assert!(svg.contains(label), "{name}: no `{label}`");
+            }
+            assert!(!svg.contains("NaN") && !svg.contains("inf"), "{name}");
+            let png = png(&svg, 2.0).unwrap();
+            assert!(png.len() > 20_000, "{name}: {} bytes", png.len());
+            // To be looked at.
+            std::fs::write(folder.join(format!("xtask-{name}.png")), png).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_plot_without_our_points_still_shows_the_paper() {
+        assert!(throughput(&[], &paper(4), &paper(5)).unwrap().contains("paper: A100"));
+        assert!(post_time(&[], &paper(5)).unwrap().contains("no points of ours"));
+    }
+
+    #[test]
+    fn linear_ticks_are_round_and_few() {
+        for (most, last) in [(105.0, 120.0), (99.0, 100.0), (230.0, 250.0), (7.0, 7.0)] {
+            let axis = steps("x", most);
+            assert_eq!(axis.range.end, last, "{most}");
+            assert!((4..=12).contains(&axis.ticks.len()), "{most}: {:?}", axis.ticks);
+        }
+    }
+}

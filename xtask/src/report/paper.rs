@@ -1,0 +1,202 @@
+//! `experiments/figN/paper.toml`: the published curves, and the paper's claims, each with the rule that judges it.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use measure::label::Part;
+use serde::Deserialize;
+
+/// One published figure.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Paper {
+    /// Where it was published and how it was read.
+    pub paper: Source,
+    /// The published curves.
+    pub series: Vec<Curve>,
+    /// What the paper says about them.
+    pub claim: Vec<Claim>,
+}
+
+/// Where a published figure's numbers come from.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[allow(dead_code, reason = "the file says it to its reader; the program needs the number only")]
+pub struct Source {
+    doi: String,
+    /// Number in the paper.
+    pub figure: u32,
+    x: String,
+    y: String,
+    columns: [String; 4],
+    source: String,
+    extraction: String,
+    tolerance: String,
+    left_out: String,
+}
+
+/// One published curve.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Curve {
+    /// The release's name of it.
+    pub name: String,
+    /// What the plot writes beside it.
+    pub label: String,
+    /// Our series that measures the same.
+    pub ours: String,
+    /// In words.
+    #[allow(dead_code, reason = "for the reader of the file")]
+    pub meaning: String,
+    /// Payload bytes, value, and its lower and upper end.
+    pub points: Vec<[f64; 4]>,
+}
+
+/// One sentence of the paper that the figure carries.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Claim {
+    /// Its short name.
+    pub id: String,
+    /// In our words.
+    pub text: String,
+    /// Section and figure.
+    pub source: String,
+    /// What else a reader should know.
+    pub note: Option<String>,
+    /// Series that it is about; `gpu-*` means every one that begins so. Some rules give their order a meaning.
+    #[serde(default)]
+    pub series: Vec<String>,
+    /// What a point must stand on to count.
+    #[serde(default)]
+    pub needs: Vec<Need>,
+    /// How it is judged.
+    #[serde(flatten)]
+    pub rule: Rule,
+}
+
+/// The rules. What each calls holding is its description.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(tag = "rule", rename_all = "kebab-case")]
+pub enum Rule {
+    /// Each series reaches this share of what its link can carry.
+    Saturates {
+        /// The share.
+        at_least: f64,
+    },
+    /// Each series grows in a straight line with the payload, below this share of its plateau.
+    Linear {
+        /// Coefficient of determination that the fit must reach.
+        r_squared: f64,
+        /// Share of the plateau.
+        below: f64,
+    },
+    /// The first series divided by the second lies within these, at each payload size.
+    Ratio {
+        /// Which number of a point.
+        field: String,
+        /// Lower and upper end.
+        within: [f64; 2],
+    },
+    /// Each point of each series has this value.
+    Equals {
+        /// Which number of a point.
+        field: String,
+        /// The value.
+        value: f64,
+    },
+    /// Each series lies above the next one: by `slope` below the plateau, or by a field at every common payload size.
+    Order {
+        /// `slope`, or a number of a point.
+        field: String,
+        /// Share of the plateau, for `slope`.
+        #[serde(default = "whole")]
+        below: f64,
+    },
+    /// For each series, its largest median over all payload sizes divided by the smallest.
+    Flat {
+        /// Which number of a point.
+        field: String,
+        /// Largest quotient.
+        at_most: f64,
+    },
+    /// For each series, the value falls with the payload: rank correlation below −0.5, and at least by this share.
+    Falls {
+        /// Which number of a point.
+        field: String,
+        /// Share by which the largest payloads lie below the smallest.
+        at_least: f64,
+    },
+    /// A fact that the figure leans on and no run of ours can judge.
+    Background,
+}
+
+fn whole() -> f64 {
+    1.0
+}
+
+/// `nic:hardware`, `nic:any`: what a part must be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
+pub struct Need {
+    /// Which part.
+    pub part: Part,
+    /// Whether only hardware counts.
+    pub hardware: bool,
+}
+
+impl TryFrom<String> for Need {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Need, String> {
+        let wrong = || format!("`{text}` is not PART:hardware or PART:any, PART being nic, gpu or link");
+        let (part, level) = text.split_once(':').ok_or_else(wrong)?;
+        let part = match part {
+            "nic" => Part::Nic,
+            "gpu" => Part::Gpu,
+            "link" => Part::Link,
+            _ => return Err(wrong()),
+        };
+        match level {
+            "hardware" => Ok(Need { part, hardware: true }),
+            "any" => Ok(Need { part, hardware: false }),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl Paper {
+    /// Reads `paper.toml` in an experiment's folder.
+    pub fn read(folder: &Path) -> Result<Paper> {
+        let path = folder.join("paper.toml");
+        let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        toml::from_str(&text).with_context(|| path.display().to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::root;
+
+    #[test]
+    fn both_figures_hold_four_curves_each() {
+        for figure in [4, 5] {
+            let paper = Paper::read(&root().join(format!("experiments/fig{figure}"))).unwrap();
+            assert_eq!(paper.paper.figure, figure);
+            let names: Vec<&str> = paper.series.iter().map(|curve| curve.name.as_str()).collect();
+            assert_eq!(names, ["standard-cpu", "crafted-cpu", "gpu-a100", "gpu-l40"]);
+            for curve in &paper.series {
+                assert!(curve.points.iter().all(|[_, y, lo, hi]| lo <= y && y <= hi), "{}", curve.name);
+                assert!(curve.points.windows(2).all(|pair| pair[0][0] < pair[1][0]), "{}", curve.name);
+            }
+        }
+    }
+
+    #[test]
+    fn a_need_that_means_nothing_is_refused() {
+        for text in ["nic", "nic:soft", "cpu:hardware"] {
+            assert!(Need::try_from(text.to_owned()).is_err(), "{text}");
+        }
+        assert_eq!(Need::try_from("gpu:hardware".to_owned()), Ok(Need { part: Part::Gpu, hardware: true }));
+    }
+}

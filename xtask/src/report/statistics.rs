@@ -1,0 +1,120 @@
+//! Medians, fits and ranks of measured points. Nothing is left out and nothing is smoothed.
+
+use std::collections::BTreeMap;
+
+use crate::figure::point::Point;
+
+/// Median of `values`; the mean of the two middle ones of an even number. `None` of none.
+pub fn median(values: &[f64]) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => None,
+        odd if odd % 2 == 1 => Some(sorted[middle]),
+        _ => Some((sorted[middle - 1] + sorted[middle]) / 2.0),
+    }
+}
+
+/// Median over the repetitions with the smallest and the largest, by payload size.
+pub fn by_payload(points: &[Point], series: &str, list: u32, field: &str) -> BTreeMap<u64, [f64; 3]> {
+    let mut values: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+    for point in points.iter().filter(|point| point.series == series && point.list == list) {
+        if let Some(value) = point.field(field) {
+            values.entry(point.payload_bytes).or_default().push(value);
+        }
+    }
+    let spread = |values: Vec<f64>| {
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        Some([median(&values)?, least, most])
+    };
+    values.into_iter().filter_map(|(payload, values)| Some((payload, spread(values)?))).collect()
+}
+
+/// Medians alone, by payload size, of requests posted one by one.
+pub fn medians(points: &[Point], series: &str, field: &str) -> BTreeMap<u64, f64> {
+    by_payload(points, series, 1, field)
+        .into_iter()
+        .map(|(payload, [median, _, _])| (payload, median))
+        .collect()
+}
+
+/// A straight line through points.
+#[derive(Clone, Copy, Debug)]
+pub struct Line {
+    /// Rise per unit of x.
+    pub slope: f64,
+    /// Coefficient of determination.
+    pub r_squared: f64,
+}
+
+/// Least-squares line; `None` with fewer than three points or no spread in x.
+pub fn line(points: &[(f64, f64)]) -> Option<Line> {
+    if points.len() < 3 {
+        return None;
+    }
+    let n = points.len() as f64;
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / n;
+    let (mean_x, mean_y) = (mean(|point| point.0), mean(|point| point.1));
+    let sum =
+        |of: &dyn Fn(f64, f64) -> f64| points.iter().map(|(x, y)| of(x - mean_x, y - mean_y)).sum::<f64>();
+    let (xx, xy, yy) = (sum(&|x, _| x * x), sum(&|x, y| x * y), sum(&|_, y| y * y));
+    if xx == 0.0 {
+        return None;
+    }
+    // Points on a level line are met by the line exactly.
+    let r_squared = if yy == 0.0 { 1.0 } else { xy * xy / (xx * yy) };
+    Some(Line { slope: xy / xx, r_squared })
+}
+
+/// Spearman's rank correlation of values in the order of their x; ties take the mean rank.
+pub fn rank_correlation(values: &[f64]) -> Option<f64> {
+    let rank = |value: &f64| {
+        let below = values.iter().filter(|other| *other < value).count();
+        let equal = values.iter().filter(|other| *other == value).count();
+        below as f64 + (equal as f64 - 1.0) / 2.0
+    };
+    let ranked: Vec<(f64, f64)> =
+        values.iter().enumerate().map(|(x, value)| (x as f64, rank(value))).collect();
+    let fit = line(&ranked)?;
+    Some(fit.r_squared.sqrt().copysign(fit.slope))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figure::point::example;
+
+    #[test]
+    fn the_median_is_the_middle() {
+        assert_eq!(median(&[]), None);
+        assert_eq!(median(&[3.0, 1.0, 2.0]), Some(2.0));
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), Some(2.5));
+    }
+
+    #[test]
+    fn a_line_is_found_and_noise_lowers_its_worth() {
+        let exact = line(&[(1.0, 3.0), (2.0, 5.0), (3.0, 7.0)]).unwrap();
+        assert!((exact.slope - 2.0).abs() < 1e-12 && (exact.r_squared - 1.0).abs() < 1e-12);
+        assert!(line(&[(1.0, 3.0), (2.0, 0.0), (3.0, 7.0)]).unwrap().r_squared < 0.5);
+        assert!(line(&[(1.0, 3.0), (2.0, 5.0)]).is_none());
+        assert!(line(&[(1.0, 3.0), (1.0, 5.0), (1.0, 6.0)]).is_none());
+    }
+
+    #[test]
+    fn ranks_tell_falling_from_rising() {
+        assert!((rank_correlation(&[9.0, 5.0, 4.0, 1.0]).unwrap() + 1.0).abs() < 1e-12);
+        assert!((rank_correlation(&[1.0, 2.0, 9.0]).unwrap() - 1.0).abs() < 1e-12);
+        assert!(rank_correlation(&[1.0, 1.0, 1.0]).unwrap().abs() <= 1.0);
+    }
+
+    #[test]
+    fn repetitions_become_a_median_and_its_spread() {
+        let points: Vec<Point> =
+            [5.0, 1.0, 3.0].map(|wire_gbps| Point { wire_gbps, ..example("cpu-shim", 64) }).into();
+        assert_eq!(by_payload(&points, "cpu-shim", 1, "wire_gbps")[&64], [3.0, 1.0, 5.0]);
+        assert!(by_payload(&points, "cpu-shim", 16, "wire_gbps").is_empty());
+        assert!(medians(&points, "cpu-ibverbs", "wire_gbps").is_empty());
+    }
+}
