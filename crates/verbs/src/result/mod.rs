@@ -1,0 +1,119 @@
+//! Middle floor: each call of rdma-core with its error, still unsafe. Imported by `safe` only.
+//!
+//! Return codes follow the man pages: null or -1 leave errno, other numbers are the errno itself. Objects are raw
+//! pointers whose life the caller keeps; nothing is freed here on its own.
+
+pub mod code;
+pub mod object;
+pub mod queue_pair;
+
+use std::ffi::c_int;
+use std::io;
+use std::ptr::NonNull;
+
+pub use crate::sys::LoadError;
+
+/// Why a call of rdma-core failed.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The library is not there.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The library is there, in a version without this function.
+    #[error(
+        "the installed {library} has no {function}: rdma-core 39 to 64 are supported, and this one is another, or damaged"
+    )]
+    MissingFunction {
+        /// Function that was needed.
+        function: &'static str,
+        /// Library that lacks it.
+        library: &'static str,
+    },
+    /// The call was made and refused.
+    #[error("{call}{what}: {source}")]
+    Call {
+        /// Function that refused.
+        call: &'static str,
+        /// What it was asked for, starting with a blank, or nothing.
+        what: String,
+        /// The errno it gave.
+        source: io::Error,
+    },
+    /// Refused by this crate before any call.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl Error {
+    /// The errno, when rdma-core gave one.
+    pub fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Call { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+
+    /// Adds what the call was asked for: `of("mlx5_0 port 1")` gives «ibv_query_port of mlx5_0 port 1: …».
+    pub(crate) fn of(mut self, thing: &str) -> Self {
+        if let Self::Call { what, .. } = &mut self {
+            *what = format!(" of {thing}");
+        }
+        self
+    }
+}
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Takes a function out of a loaded library.
+macro_rules! function {
+    ($library:ident, $file:literal, $name:ident) => {
+        match &$crate::sys::$library()?.$name {
+            Ok(function) => *function,
+            Err(_) => {
+                return Err($crate::result::Error::MissingFunction {
+                    function: stringify!($name),
+                    library: $file,
+                });
+            }
+        }
+    };
+    ($name:ident) => {
+        function!(ibverbs, "libibverbs.so.1", $name)
+    };
+}
+pub(crate) use function;
+
+fn last_error(call: &'static str) -> Error {
+    Error::Call { call, what: String::new(), source: io::Error::last_os_error() }
+}
+
+/// 0 is success, -1 leaves errno, other numbers are errno values (some providers negate them).
+fn check(call: &'static str, code: c_int) -> Result<()> {
+    match code {
+        0 => Ok(()),
+        -1 => Err(last_error(call)),
+        code => {
+            Err(Error::Call { call, what: String::new(), source: io::Error::from_raw_os_error(code.abs()) })
+        }
+    }
+}
+
+fn not_null<T>(call: &'static str, pointer: *mut T) -> Result<NonNull<T>> {
+    NonNull::new(pointer).ok_or_else(|| last_error(call))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_of_all_three_conventions_become_the_same_error() {
+        for (code, errno) in [(libc::EINVAL, libc::EINVAL), (-libc::ENOMEM, libc::ENOMEM)] {
+            assert_eq!(check("ibv_modify_qp", code).unwrap_err().errno(), Some(errno));
+        }
+        assert!(check("ibv_modify_qp", 0).is_ok());
+        let text = check("ibv_modify_qp", libc::EINVAL).unwrap_err().of("QP 0x40 to RTR").to_string();
+        assert_eq!(text, "ibv_modify_qp of QP 0x40 to RTR: Invalid argument (os error 22)");
+    }
+}

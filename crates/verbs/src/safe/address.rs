@@ -1,0 +1,153 @@
+//! GIDs, and the handles by which datagrams find their receiver.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use mlx5_layout::send_wqe::AddressVector;
+
+use super::device::Pd;
+use crate::result::{Error, Result, object, queue_pair};
+use crate::sys;
+
+/// A 128-bit port address: an IPv6 address by form, an IPv4 one when it maps it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// The IPv4 address that it maps (`::ffff:a.b.c.d`), if it does.
+    pub fn ipv4(&self) -> Option<Ipv4Addr> {
+        Ipv6Addr::from(self.0).to_ipv4_mapped()
+    }
+}
+
+impl std::fmt::Display for Gid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        Ipv6Addr::from(self.0).fmt(f)
+    }
+}
+
+impl std::fmt::Debug for Gid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
+}
+
+impl From<Gid> for String {
+    fn from(gid: Gid) -> Self {
+        gid.to_string()
+    }
+}
+
+impl TryFrom<String> for Gid {
+    type Error = String;
+
+    fn try_from(text: String) -> std::result::Result<Self, String> {
+        let address: Ipv6Addr = text.parse().map_err(|_| format!("{text:?} is no GID"))?;
+        Ok(Self(address.octets()))
+    }
+}
+
+/// Where packets go: what a connected queue pair is given on its way to RTR, and a datagram with each send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AddressAttributes {
+    /// Local port, counted from 1.
+    pub port: u8,
+    /// LID of the peer (InfiniBand).
+    pub lid: u16,
+    /// GID of the peer; needed on Ethernet.
+    pub gid: Option<Gid>,
+    /// Index of our GID.
+    pub gid_index: u8,
+    /// Service level, 0 to 15 (Ethernet: 0 to 7).
+    pub service_level: u8,
+    /// Traffic class of the GRH or IP header.
+    pub traffic_class: u8,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+}
+
+impl AddressAttributes {
+    pub(super) fn to_raw(self) -> sys::ibv_ah_attr {
+        let mut raw = sys::ibv_ah_attr {
+            dlid: self.lid,
+            sl: self.service_level,
+            port_num: self.port,
+            is_global: self.gid.is_some().into(),
+            ..Default::default()
+        };
+        if let Some(gid) = self.gid {
+            raw.grh.dgid = sys::ibv_gid { raw: gid.0 };
+            raw.grh.sgid_index = self.gid_index;
+            raw.grh.traffic_class = self.traffic_class;
+            raw.grh.hop_limit = self.hop_limit;
+            raw.grh.flow_label = self.flow_label;
+        }
+        raw
+    }
+}
+
+#[derive(Debug)]
+struct AhHandle {
+    ah: NonNull<sys::ibv_ah>,
+    pd: Pd,
+}
+
+// SAFETY: libibverbs' objects may be used from any thread.
+unsafe impl Send for AhHandle {}
+// SAFETY: as above.
+unsafe impl Sync for AhHandle {}
+
+impl Drop for AhHandle {
+    fn drop(&mut self) {
+        // SAFETY: the handle is live; requests that name it copied its address vector when they were posted.
+        let _ = unsafe { object::destroy_ah(self.ah) };
+    }
+}
+
+/// The receiver's port of datagrams. Clones are the same handle.
+#[derive(Debug, Clone)]
+pub struct AddressHandle(Arc<AhHandle>);
+
+impl AddressHandle {
+    /// Makes a handle.
+    pub fn new(pd: &Pd, attributes: &AddressAttributes) -> Result<Self> {
+        let mut raw = attributes.to_raw();
+        // SAFETY: the domain is live.
+        let ah =
+            unsafe { object::create_ah(pd.raw(), &mut raw) }.map_err(|e| e.of(&format!("{attributes:?}")))?;
+        Ok(Self(Arc::new(AhHandle { ah, pd: pd.clone() })))
+    }
+
+    pub(super) fn raw(&self) -> NonNull<sys::ibv_ah> {
+        self.0.ah
+    }
+
+    /// The 48 bytes of it that a send WQE carries, Q_Key and QPN left 0. Error: not an mlx5 device.
+    pub fn vector(&self) -> Result<AddressVector> {
+        if !self.0.pd.context().is_mlx5() {
+            return Err(Error::Refused(format!("{} is not an mlx5 device", self.0.pd.context().name())));
+        }
+        // SAFETY: the handle is live and of an mlx5 device.
+        let bytes = unsafe { queue_pair::init_ah(self.raw()) }?;
+        AddressVector::parse(&bytes).map_err(|e| Error::Refused(e.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gids_read_back_and_know_their_ipv4() {
+        let gid = Gid::try_from("::ffff:10.0.0.2".to_string()).unwrap();
+        assert_eq!(gid.0, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 2]);
+        assert_eq!(gid.ipv4(), Some(Ipv4Addr::new(10, 0, 0, 2)));
+        assert_eq!(gid.to_string(), "::ffff:10.0.0.2");
+        assert_eq!(Gid::try_from("fe80::1".to_string()).unwrap().ipv4(), None);
+        assert_eq!(Gid::try_from("ten".to_string()).unwrap_err(), "\"ten\" is no GID");
+    }
+}

@@ -1,0 +1,195 @@
+//! The `static inline` functions of `verbs.h`: calls through the pointers that the provider put into the context.
+//!
+//! They exist in no library, so that they are written again here, each from the inline function of the same name.
+//! `struct verbs_context` grows at its front and keeps every distance to the `ibv_context` at its end (39 to 64 agree;
+//! `verbs-ctest` compares with the headers), hence distances instead of a struct.
+
+use std::ffi::c_int;
+use std::mem::size_of;
+
+use super::ibverbs::{
+    ibv_context, ibv_cq, ibv_parent_domain_init_attr, ibv_pd, ibv_qp, ibv_qp_init_attr_ex, ibv_recv_wr,
+    ibv_send_wr, ibv_td, ibv_td_init_attr, ibv_wc,
+};
+
+/// Bytes from an operation's pointer in `struct verbs_context` to the context.
+pub mod distance {
+    /// `sz`.
+    pub const SIZE: usize = 8;
+    /// `create_qp_ex`.
+    pub const CREATE_QP_EX: usize = 56;
+    /// `alloc_td`.
+    pub const ALLOC_TD: usize = 192;
+    /// `dealloc_td`.
+    pub const DEALLOC_TD: usize = 200;
+    /// `alloc_parent_domain`.
+    pub const ALLOC_PARENT_DOMAIN: usize = 208;
+}
+
+/// `IBV_ACCESS_OPTIONAL_RANGE`: rights that a kernel may ignore (bits 20 to 29).
+pub const ACCESS_OPTIONAL_RANGE: u32 = 0x3ff0_0000;
+
+/// `IBV_QPF_GRH_REQUIRED`, a constant of a nameless enum: bit of `ibv_port_attr.flags`.
+pub const QPF_GRH_REQUIRED: u8 = 1;
+
+/// `ibv_post_send`. Returns a positive errno, or 0.
+///
+/// # Safety
+/// `qp` is a live queue pair, `wr` a list of valid requests, `bad_wr` writable.
+pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
+    // SAFETY: the caller's promise.
+    let context = unsafe { (*qp).context };
+    // SAFETY: a live object keeps its context, whose operations the provider has filled in.
+    match unsafe { (*context).ops.post_send } {
+        // SAFETY: the caller's promise.
+        Some(post_send) => unsafe { post_send(qp, wr, bad_wr) },
+        None => libc::EOPNOTSUPP,
+    }
+}
+
+/// `ibv_post_recv`. Returns a positive errno, or 0.
+///
+/// # Safety
+/// `qp` is a live queue pair, `wr` a list of valid requests, `bad_wr` writable.
+pub unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
+    // SAFETY: the caller's promise.
+    let context = unsafe { (*qp).context };
+    // SAFETY: a live object keeps its context, whose operations the provider has filled in.
+    match unsafe { (*context).ops.post_recv } {
+        // SAFETY: the caller's promise.
+        Some(post_recv) => unsafe { post_recv(qp, wr, bad_wr) },
+        None => libc::EOPNOTSUPP,
+    }
+}
+
+/// `ibv_poll_cq`. Returns the number of completions written, or a negative number.
+///
+/// # Safety
+/// `cq` is a live completion queue, `wc` has room for `entries`.
+pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
+    // SAFETY: the caller's promise.
+    let context = unsafe { (*cq).context };
+    // SAFETY: a live object keeps its context, whose operations the provider has filled in.
+    match unsafe { (*context).ops.poll_cq } {
+        // SAFETY: the caller's promise.
+        Some(poll_cq) => unsafe { poll_cq(cq, entries, wc) },
+        None => -libc::EOPNOTSUPP,
+    }
+}
+
+/// `ibv_req_notify_cq`. Returns a positive errno, or 0.
+///
+/// # Safety
+/// `cq` is a live completion queue.
+pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let context = unsafe { (*cq).context };
+    // SAFETY: a live object keeps its context, whose operations the provider has filled in.
+    match unsafe { (*context).ops.req_notify_cq } {
+        // SAFETY: the caller's promise.
+        Some(req_notify_cq) => unsafe { req_notify_cq(cq, solicited_only) },
+        None => libc::EOPNOTSUPP,
+    }
+}
+
+/// Pointer of the operation at this distance, as `verbs_get_ctx_op` finds it.
+///
+/// # Safety
+/// `context` is a live context.
+unsafe fn extended_operation(context: *mut ibv_context, distance: usize) -> Option<*const ()> {
+    // `__VERBS_ABI_IS_EXTENDED` is `((uint8_t *) NULL) - 1`.
+    // SAFETY: the caller's promise.
+    if unsafe { (*context).abi_compat }.addr() != usize::MAX {
+        return None;
+    }
+    let at = |distance: usize| context.cast::<u8>().wrapping_sub(distance).cast::<usize>();
+    // SAFETY: an extended context is the end of a `verbs_context`, whose `sz` stands right before it.
+    let size = unsafe { at(distance::SIZE).read() };
+    if size < distance + size_of::<ibv_context>() {
+        return None;
+    }
+    // SAFETY: `sz` says that the structure reaches that far.
+    let operation = unsafe { at(distance).cast::<*const ()>().read() };
+    (!operation.is_null()).then_some(operation)
+}
+
+/// `ibv_create_qp_ex`. Null with errno.
+///
+/// # Safety
+/// `context` is live; `attributes` is valid and names live objects.
+pub unsafe fn ibv_create_qp_ex(
+    context: *mut ibv_context,
+    attributes: *mut ibv_qp_init_attr_ex,
+) -> *mut ibv_qp {
+    type Operation = unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp;
+    // SAFETY: the caller's promise.
+    let Some(operation) = (unsafe { extended_operation(context, distance::CREATE_QP_EX) }) else {
+        return unsupported();
+    };
+    // SAFETY: the pointer at this place has this type in `struct verbs_context`.
+    let operation: Operation = unsafe { std::mem::transmute(operation) };
+    // SAFETY: the caller's promise.
+    unsafe { operation(context, attributes) }
+}
+
+/// `ibv_alloc_td`. Null with errno.
+///
+/// # Safety
+/// `context` is live, `attributes` valid.
+pub unsafe fn ibv_alloc_td(context: *mut ibv_context, attributes: *mut ibv_td_init_attr) -> *mut ibv_td {
+    type Operation = unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td;
+    // SAFETY: the caller's promise.
+    let Some(operation) = (unsafe { extended_operation(context, distance::ALLOC_TD) }) else {
+        return unsupported();
+    };
+    // SAFETY: the pointer at this place has this type in `struct verbs_context`.
+    let operation: Operation = unsafe { std::mem::transmute(operation) };
+    // SAFETY: the caller's promise.
+    unsafe { operation(context, attributes) }
+}
+
+/// `ibv_dealloc_td`. Returns a positive errno, or 0.
+///
+/// # Safety
+/// `domain` is live and not used afterwards.
+pub unsafe fn ibv_dealloc_td(domain: *mut ibv_td) -> c_int {
+    type Operation = unsafe extern "C" fn(*mut ibv_td) -> c_int;
+    // SAFETY: the caller's promise.
+    let context = unsafe { (*domain).context };
+    // SAFETY: a live thread domain keeps its context.
+    let Some(operation) = (unsafe { extended_operation(context, distance::DEALLOC_TD) }) else {
+        return libc::EOPNOTSUPP;
+    };
+    // SAFETY: the pointer at this place has this type in `struct verbs_context`.
+    let operation: Operation = unsafe { std::mem::transmute(operation) };
+    // SAFETY: the caller's promise.
+    unsafe { operation(domain) }
+}
+
+/// `ibv_alloc_parent_domain`. Null with errno.
+///
+/// # Safety
+/// `context` is live; `attributes` is valid and names live objects.
+pub unsafe fn ibv_alloc_parent_domain(
+    context: *mut ibv_context,
+    attributes: *mut ibv_parent_domain_init_attr,
+) -> *mut ibv_pd {
+    type Operation = unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
+    // SAFETY: the caller's promise.
+    let Some(operation) = (unsafe { extended_operation(context, distance::ALLOC_PARENT_DOMAIN) }) else {
+        return unsupported();
+    };
+    // SAFETY: the pointer at this place has this type in `struct verbs_context`.
+    let operation: Operation = unsafe { std::mem::transmute(operation) };
+    // SAFETY: the caller's promise.
+    unsafe { operation(context, attributes) }
+}
+
+/// Null, with errno `EOPNOTSUPP` as the inline functions leave it.
+fn unsupported<T>() -> *mut T {
+    // SAFETY: no requirements.
+    let errno = unsafe { libc::__errno_location() };
+    // SAFETY: errno's address is valid for the life of the thread.
+    unsafe { errno.write(libc::EOPNOTSUPP) };
+    std::ptr::null_mut()
+}

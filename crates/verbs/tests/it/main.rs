@@ -1,0 +1,8 @@
+//! Verbs on whatever NIC this host has: life of objects, messages, errors, queues taken over.
+// Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
+#![allow(clippy::unwrap_used)]
+
+mod direct;
+mod messages;
+mod objects;
+mod pair;
