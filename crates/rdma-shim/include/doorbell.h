@@ -263,13 +263,12 @@ DB_FN db_u64 db_payload_bytes(const struct db_send_wr *wr) {
 DB_FN db_u32 db_wqe_units(const struct db_sq *sq, const struct db_send_wr *wr) {
     db_u32 units = 1 + db_has_remote_address(wr->opcode), i;
     /* An atomic's old value comes back into exactly one word: see db_post_as(). */
-    if (db_is_atomic(wr->opcode)) return 0;
+    if (db_is_atomic(wr->opcode) || wr->num_sge > sq->max_sge) return 0;
     if (wr->send_flags & DB_SEND_INLINE) {
         db_u64 bytes = db_payload_bytes(wr);
         if (wr->opcode == DB_WR_RDMA_READ || bytes > sq->max_inline) return 0;
         if (bytes) units += ((db_u32)bytes + DB_INLINE_HEADER_BYTES + DB_SEGMENT_BYTES - 1) / DB_SEGMENT_BYTES;
     } else {
-        if (wr->num_sge > sq->max_sge) return 0;
         /* Empty entries are skipped: a device takes a written 0 as 2 GiB. */
         for (i = 0; i < wr->num_sge; i++) units += wr->sg_list[i].length != 0;
     }

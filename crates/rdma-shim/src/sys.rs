@@ -1,6 +1,9 @@
 //! `include/doorbell.h` as Rust sees it: the structs field for field, and the routines that `shim.c` compiles.
 //!
-//! Numbers (opcodes, flags, status) are those of libibverbs, and are named in the modules above this one.
+//! Numbers (opcodes, flags, status) are those of libibverbs, and are named in the modules above this one. Public for
+//! whoever lays out queues elsewhere (tests on plain memory, other processors); [`crate::QueuePair`] is the safe way.
+#![allow(missing_docs, reason = "fields and functions are documented in doorbell.h")]
+#![allow(non_camel_case_types, reason = "names are C's")]
 
 /// `struct db_sge`, which is `struct ibv_sge`.
 #[repr(C)]
@@ -127,7 +130,13 @@ unsafe extern "C" {
     ) -> i32;
     pub fn db_c_ring(sq: *mut db_sq);
     pub fn db_c_post_recv(rq: *mut db_rq, wrs: *const db_recv_wr, count: u32, bad: *mut u32) -> i32;
-    pub fn db_c_poll(cq: *mut db_cq, sq: *mut db_sq, rq: *mut db_rq, out: *mut db_completion, max: i32) -> i32;
+    pub fn db_c_poll(
+        cq: *mut db_cq,
+        sq: *mut db_sq,
+        rq: *mut db_rq,
+        out: *mut db_completion,
+        max: i32,
+    ) -> i32;
     pub fn db_c_reset_send(sq: *mut db_sq);
     pub fn db_c_reset_recv(rq: *mut db_rq);
     pub fn db_c_drain(cq: *mut db_cq) -> i32;
