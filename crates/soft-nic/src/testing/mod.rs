@@ -1,1 +1,14 @@
 //! The driver's side of the device, laid out in plain memory without libmlx5.
+//!
+//! [`Driver`] does what libmlx5 and a program do together: it makes objects, lays WQEs, stores records and registers, and
+//! reads CQEs. Everything that the NIC reaches by address is memory of atomics, so that no test needs `unsafe`.
+
+mod driver;
+mod memory;
+mod sinks;
+mod work;
+
+pub use driver::{CqId, CqShape, Driver, QpId, QpShape, Region, Setup};
+pub use memory::{Block, RegisterPage};
+pub use sinks::{AsyncRecord, Sinks};
+pub use work::{Data, WorkRequest};

@@ -1,0 +1,585 @@
+//! A driver and a program in one, on a NIC of its own and a virtual clock.
+//!
+//! Rings, records and registers are laid as libmlx5 lays them (`mlx5_post_send`, `post_send_db`, `mlx5_poll_cq`), but each
+//! step is a call of its own, so that a test can leave one out or do it wrong.
+
+use std::sync::atomic::Ordering;
+
+use mlx5_layout::doorbell::{Arm, Doorbell, counter_word};
+use mlx5_layout::send_wqe::{BLOCK_BYTES, DataPointer};
+use mlx5_layout::{Cqe, recv_wqe};
+use roce::qp_state::AttrMask;
+use roce::{Now, ServiceType};
+
+use super::memory::{Block, RegisterPage};
+use super::sinks::Sinks;
+use super::work::WorkRequest;
+use crate::config::{Config, LinkLayer};
+use crate::device::command::{
+    AddressVector, CommandError, ContextId, CreateCq, CreateQp, Handle, ModifyQp, QpCap, RegMr,
+};
+use crate::device::{Counters, Nic, UarKind};
+use crate::dma::{Host, Memory};
+use crate::link::{Link, LinkConfig};
+
+/// How to make a driver.
+pub struct Setup<M> {
+    /// Configuration of the NIC.
+    pub config: Config,
+    /// What the NIC reads rings and records through.
+    pub memory: M,
+    /// Fabric to join; drivers on one fabric reach each other.
+    pub fabric: String,
+}
+
+impl Setup<Host> {
+    /// One ConnectX-6 on InfiniBand, on a fabric of its own.
+    pub fn new(name: &str) -> Setup<Host> {
+        let memory = Host::new().expect("the fault handler can be installed");
+        let fabric = format!("test-{}-{name}", std::process::id());
+        Setup { config: Config::default(), memory, fabric }
+    }
+}
+
+impl<M> Setup<M> {
+    /// The same with another memory.
+    pub fn with_memory<N>(self, memory: N) -> Setup<N> {
+        Setup { config: self.config, memory, fabric: self.fabric }
+    }
+
+    /// The same with this change to the configuration.
+    pub fn with(mut self, change: impl FnOnce(&mut Config)) -> Setup<M> {
+        change(&mut self.config);
+        self
+    }
+}
+
+/// A completion queue of a driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CqId(usize);
+
+/// A queue pair of a driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpId(usize);
+
+/// Shape of a CQ.
+#[derive(Debug, Clone, Copy)]
+pub struct CqShape {
+    /// Entries.
+    pub entries: u32,
+    /// 64 or 128.
+    pub cqe_size: u32,
+    /// Completion channel.
+    pub channel: Option<u32>,
+}
+
+impl Default for CqShape {
+    fn default() -> Self {
+        CqShape { entries: 256, cqe_size: 64, channel: None }
+    }
+}
+
+/// Shape of a QP.
+#[derive(Debug, Clone, Copy)]
+pub struct QpShape {
+    /// Service.
+    pub service: ServiceType,
+    /// Send blocks.
+    pub sq_blocks: u32,
+    /// Receive entries.
+    pub rq_entries: u32,
+    /// log2 of a receive entry's bytes.
+    pub rq_shift: u32,
+    /// Send CQ; none: a new one.
+    pub send_cq: Option<CqId>,
+    /// Receive CQ; none: a new one.
+    pub recv_cq: Option<CqId>,
+    /// `MLX5_QP_FLAG_*`.
+    pub mlx5_flags: u32,
+    /// `sq_sig_all`.
+    pub signal_all: bool,
+    /// UAR page, by its place among the driver's; none: a new one.
+    pub page: Option<usize>,
+    /// Register of the page: 0 or 1.
+    pub register: usize,
+}
+
+impl Default for QpShape {
+    fn default() -> Self {
+        QpShape {
+            service: ServiceType::Rc,
+            sq_blocks: 64,
+            rq_entries: 64,
+            rq_shift: 6,
+            send_cq: None,
+            recv_cq: None,
+            mlx5_flags: 1 << 10,
+            signal_all: false,
+            page: None,
+            register: 0,
+        }
+    }
+}
+
+/// Registered memory.
+#[derive(Debug, Clone)]
+pub struct Region {
+    /// The memory.
+    pub block: Block,
+    /// Address of its first byte, as work requests name it.
+    pub address: u64,
+    /// Local key.
+    pub lkey: u32,
+    /// Remote key.
+    pub rkey: u32,
+    /// Object handle.
+    pub handle: Handle,
+}
+
+impl Region {
+    /// A data pointer to a piece.
+    pub fn pointer(&self, offset: u64, len: u32) -> DataPointer {
+        DataPointer { byte_count: len, lkey: self.lkey, va: self.address + offset }
+    }
+
+    /// Fills a piece with bytes made of `seed`.
+    pub fn fill(&self, offset: usize, len: usize, seed: u8) -> Vec<u8> {
+        let bytes: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect();
+        self.block.write(offset, &bytes);
+        bytes
+    }
+}
+
+/// A driver's completion queue.
+#[derive(Debug)]
+pub struct DriverCq {
+    /// Object handle.
+    pub handle: Handle,
+    /// CQ number.
+    pub cqn: u32,
+    /// Ring.
+    pub ring: Block,
+    /// Consumer and arm words.
+    pub record: Block,
+    shape: CqShape,
+    consumer: u32,
+    arms: u8,
+}
+
+/// A driver's queue pair.
+#[derive(Debug)]
+pub struct DriverQp {
+    /// Object handle.
+    pub handle: Handle,
+    /// QP number.
+    pub qpn: u32,
+    /// Receive ring, then send ring.
+    pub ring: Block,
+    /// Receive and send words.
+    pub record: Block,
+    /// Next send block, 16-bit running index.
+    pub posted: u16,
+    /// Next receive entry.
+    pub received: u16,
+    /// Send CQ.
+    pub send_cq: CqId,
+    /// Receive CQ.
+    pub recv_cq: CqId,
+    /// User handle in events.
+    pub user_handle: u64,
+    shape: QpShape,
+    page: usize,
+    half: usize,
+    last_wqe: [u8; 8],
+}
+
+/// The driver. Failures of commands that a test does not expect to fail are panics with the reason.
+pub struct Driver<M: Memory> {
+    /// The NIC under test.
+    pub nic: Nic<M>,
+    /// Context that everything is made in.
+    pub context: ContextId,
+    /// Its protection domain.
+    pub pd: Handle,
+    /// Events and log lines.
+    pub sinks: Sinks,
+    /// Virtual time in ns.
+    pub now: u64,
+    pages: Vec<(RegisterPage, u32)>,
+    cqs: Vec<DriverCq>,
+    qps: Vec<DriverQp>,
+}
+
+/// Time that one round of the NIC takes on the virtual clock.
+const ROUND_NS: u64 = 1_000;
+
+impl<M: Memory> Driver<M> {
+    /// Opens device 0.
+    pub fn new(setup: Setup<M>) -> Driver<M> {
+        let sinks = Sinks::default();
+        let staging = setup.config.staging;
+        let link = Link::join(LinkConfig { fabric: setup.fabric, staging, ..LinkConfig::default() });
+        let link = link.expect("a fabric can be joined");
+        let now = 1_000_000;
+        let (events, log) = (Box::new(sinks.clone()), Box::new(sinks.clone()));
+        let mut nic = Nic::new(&setup.config, setup.memory, link, events, log, Now(now));
+        let context = nic.open_context(0).expect("device 0 opens");
+        let pd = nic.alloc_pd(context).expect("a PD").handle;
+        Driver { nic, context, pd, sinks, now, pages: Vec::new(), cqs: Vec::new(), qps: Vec::new() }
+    }
+
+    // Objects.
+
+    /// Registers `len` fresh bytes.
+    pub fn region(&mut self, len: usize, access: u32) -> Region {
+        let block = Block::new(len);
+        let address = block.address();
+        self.register(&block, len as u64, address, access).expect("memory can be registered")
+    }
+
+    /// Registers memory under an address.
+    pub fn register(&mut self, block: &Block, length: u64, iova: u64, access: u32) -> Result<Region, CommandError> {
+        let start = block.address();
+        let request = RegMr { start, length, iova, pd: self.pd, access };
+        let keys = self.nic.reg_mr(self.context, &request)?;
+        let (lkey, rkey, handle) = (keys.lkey, keys.rkey, keys.handle);
+        Ok(Region { block: block.clone(), address: iova, lkey, rkey, handle })
+    }
+
+    /// Makes a CQ.
+    pub fn create_cq(&mut self, shape: CqShape) -> CqId {
+        let ring = Block::new((shape.entries * shape.cqe_size) as usize);
+        // As libmlx5 initialises it: opcode invalid, owner 0.
+        for entry in 0..shape.entries {
+            ring.write(((entry + 1) * shape.cqe_size) as usize - 1, &[0xf0]);
+        }
+        let record = Block::new(64);
+        let request = CreateCq {
+            cqe: shape.entries - 1,
+            cqe_size: shape.cqe_size,
+            buffer: ring.address(),
+            record: record.address(),
+            user_handle: 0xc0_0000 + self.cqs.len() as u64,
+            channel: shape.channel,
+            uar_page: None,
+            vector: 0,
+        };
+        let created = self.nic.create_cq(self.context, &request).expect("a CQ");
+        let (handle, cqn) = (created.handle, created.cqn);
+        self.cqs.push(DriverCq { handle, cqn, ring, record, shape, consumer: 0, arms: 0 });
+        CqId(self.cqs.len() - 1)
+    }
+
+    /// Makes a UAR page; its place is its number among the driver's.
+    pub fn create_page(&mut self, kind: UarKind) -> usize {
+        let page = RegisterPage::default();
+        let allocated = self.nic.alloc_uar(self.context, kind, Box::new(page.clone())).expect("a UAR page");
+        self.pages.push((page, allocated.page_id));
+        self.pages.len() - 1
+    }
+
+    /// Makes a QP, with what it needs.
+    pub fn create_qp(&mut self, shape: QpShape) -> QpId {
+        let send_cq = shape.send_cq.unwrap_or_else(|| self.create_cq(CqShape::default()));
+        let recv_cq = shape.recv_cq.unwrap_or_else(|| self.create_cq(CqShape::default()));
+        let page = shape.page.unwrap_or_else(|| self.create_page(UarKind::BlueFlame));
+        let receive_bytes = (shape.rq_entries as usize) << shape.rq_shift;
+        let ring = Block::new(receive_bytes + shape.sq_blocks as usize * BLOCK_BYTES);
+        let record = Block::new(64);
+        let user_handle = 0xa0_0000 + self.qps.len() as u64;
+        let request = CreateQp {
+            service: shape.service,
+            pd: self.pd,
+            send_cq: self.cqs[send_cq.0].handle,
+            recv_cq: self.cqs[recv_cq.0].handle,
+            cap: QpCap::default(),
+            user_handle,
+            signal_all: shape.signal_all,
+            buffer: ring.address(),
+            record: record.address(),
+            sq_wqe_count: shape.sq_blocks,
+            rq_wqe_count: shape.rq_entries,
+            rq_wqe_shift: shape.rq_shift,
+            mlx5_flags: shape.mlx5_flags,
+            user_index: 0x77_0000 + self.qps.len() as u32,
+            uar_page: Some(self.pages[page].1),
+        };
+        let created = self.nic.create_qp(self.context, &request).expect("a QP");
+        self.qps.push(DriverQp {
+            handle: created.handle,
+            qpn: created.qpn,
+            ring,
+            record,
+            posted: 0,
+            received: 0,
+            send_cq,
+            recv_cq,
+            user_handle,
+            shape,
+            page,
+            half: 0,
+            last_wqe: [0; 8],
+        });
+        QpId(self.qps.len() - 1)
+    }
+
+    /// What the driver knows of a QP.
+    pub fn qp(&self, qp: QpId) -> &DriverQp {
+        &self.qps[qp.0]
+    }
+
+    /// The same, to be changed.
+    pub fn qp_mut(&mut self, qp: QpId) -> &mut DriverQp {
+        &mut self.qps[qp.0]
+    }
+
+    /// What the driver knows of a CQ.
+    pub fn cq(&self, cq: CqId) -> &DriverCq {
+        &self.cqs[cq.0]
+    }
+
+    /// The register page of a QP.
+    pub fn page(&self, qp: QpId) -> &RegisterPage {
+        &self.pages[self.qps[qp.0].page].0
+    }
+
+    // States.
+
+    /// Modifies a QP.
+    pub fn modify(&mut self, qp: QpId, request: &ModifyQp) -> Result<(), CommandError> {
+        self.nic.modify_qp(self.context, self.qps[qp.0].handle, request)
+    }
+
+    /// Address of a QPN on the first device, on either link layer.
+    pub fn address(&self) -> AddressVector {
+        let device = &self.nic.devices()[0];
+        match device.link_layer {
+            LinkLayer::Ib => AddressVector { dlid: device.lid, port: 1, ..AddressVector::default() },
+            LinkLayer::Roce => {
+                let index = device.gids.len() - 1;
+                let dgid = Some(device.gids[index].gid);
+                AddressVector { dgid, sgid_index: index as u8, hop_limit: 64, port: 1, ..AddressVector::default() }
+            }
+        }
+    }
+
+    /// Attributes that bring a QP of any service to RTS, towards `peer_qpn`; used whole by [`Driver::bring_up`].
+    pub fn attributes(&self, peer_qpn: u32) -> ModifyQp {
+        ModifyQp {
+            path_mtu: 3,
+            qkey: 0x1111_1111,
+            rq_psn: 0x00_1000,
+            sq_psn: 0x00_1000,
+            dest_qpn: peer_qpn,
+            access: 0xf,
+            address: self.address(),
+            port: 1,
+            timeout: 14,
+            retry_count: 7,
+            rnr_retry: 7,
+            min_rnr_timer: 12,
+            max_rd_atomic: 16,
+            max_dest_rd_atomic: 16,
+            ..ModifyQp::default()
+        }
+    }
+
+    /// Moves a QP through INIT and RTR to RTS.
+    pub fn bring_up(&mut self, qp: QpId, attributes: &ModifyQp) {
+        use AttrMask as A;
+        let service = self.qps[qp.0].shape.service;
+        let any = |set: &[A]| set.iter().fold(0, |mask, a| mask | a.0);
+        let (rc, connected) = (service == ServiceType::Rc, service != ServiceType::Ud);
+        let mut init = any(&[A::STATE, A::PKEY_INDEX, A::PORT]);
+        init |= if connected { A::ACCESS_FLAGS.0 } else { A::QKEY.0 };
+        let mut rtr = A::STATE.0;
+        rtr |= if connected { any(&[A::AV, A::PATH_MTU, A::DEST_QPN, A::RQ_PSN]) } else { 0 };
+        rtr |= if rc { any(&[A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]) } else { 0 };
+        let mut rts = any(&[A::STATE, A::SQ_PSN]);
+        rts |= if rc { any(&[A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]) } else { 0 };
+        for (state, mask) in [(1, init), (2, rtr), (3, rts)] {
+            self.modify(qp, &ModifyQp { state, mask, ..*attributes }).expect("the QP moves");
+        }
+    }
+
+    /// Connects two QPs of this driver with each other.
+    pub fn connect(&mut self, a: QpId, b: QpId) {
+        let (qpn_a, qpn_b) = (self.qps[a.0].qpn, self.qps[b.0].qpn);
+        self.bring_up(a, &self.attributes(qpn_b));
+        self.bring_up(b, &self.attributes(qpn_a));
+    }
+
+    /// Two connected QPs of one shape.
+    pub fn pair(&mut self, shape: QpShape) -> (QpId, QpId) {
+        let (a, b) = (self.create_qp(shape), self.create_qp(shape));
+        self.connect(a, b);
+        (a, b)
+    }
+
+    /// The state that the device says.
+    pub fn state(&self, qp: QpId) -> u8 {
+        self.nic.query_qp(self.context, self.qps[qp.0].handle).expect("the QP").attributes.state
+    }
+
+    /// RESET, as libmlx5 does it: both record words and the indices go to 0.
+    pub fn reset(&mut self, qp: QpId) {
+        let request = ModifyQp { state: 0, mask: AttrMask::STATE.0, ..ModifyQp::default() };
+        self.modify(qp, &request).expect("RESET is always allowed");
+        let qp = &mut self.qps[qp.0];
+        qp.posted = 0;
+        qp.received = 0;
+        qp.record.write(0, &[0; 8]);
+    }
+
+    // Posting.
+
+    /// Lays a WQE into the ring and moves the producer index; neither record nor register is touched.
+    pub fn lay(&mut self, qp: QpId, request: &WorkRequest) -> &mut Self {
+        let state = &self.qps[qp.0];
+        let wqe = request.wqe(state.qpn, state.posted).expect("a WQE");
+        self.lay_bytes(qp, &wqe)
+    }
+
+    /// Lays bytes as one WQE.
+    pub fn lay_bytes(&mut self, qp: QpId, wqe: &[u8]) -> &mut Self {
+        let qp = &mut self.qps[qp.0];
+        let send_ring = (qp.shape.rq_entries as usize) << qp.shape.rq_shift;
+        for (i, block) in wqe.chunks(BLOCK_BYTES).enumerate() {
+            let index = (usize::from(qp.posted) + i) & (qp.shape.sq_blocks as usize - 1);
+            qp.ring.write(send_ring + index * BLOCK_BYTES, block);
+        }
+        if let Some(first) = wqe.first_chunk() {
+            qp.last_wqe = *first;
+        }
+        qp.posted = qp.posted.wrapping_add(wqe.len().div_ceil(BLOCK_BYTES) as u16);
+        self
+    }
+
+    /// Stores the send word of the record.
+    pub fn write_record(&mut self, qp: QpId) -> &mut Self {
+        let qp = &self.qps[qp.0];
+        let word = u32::from_ne_bytes(counter_word(qp.posted.into()));
+        qp.record.word(4).store(word, Ordering::Release);
+        self
+    }
+
+    /// Writes the register: the first bytes of the last WQE, as libmlx5 does.
+    pub fn write_register(&mut self, qp: QpId) -> &mut Self {
+        let bytes = self.qps[qp.0].last_wqe;
+        self.write_register_with(qp, bytes)
+    }
+
+    /// Writes the register with the next index, as GPU libraries do.
+    pub fn write_register_next_index(&mut self, qp: QpId) -> &mut Self {
+        let state = &self.qps[qp.0];
+        let bytes = Doorbell::of_next_index(state.posted, state.qpn).emit();
+        self.write_register_with(qp, bytes)
+    }
+
+    /// Writes the register with any bytes.
+    pub fn write_register_with(&mut self, qp: QpId, bytes: [u8; 8]) -> &mut Self {
+        let qp = &mut self.qps[qp.0];
+        let offset = 0x800 + 0x200 * qp.shape.register + 0x100 * qp.half;
+        qp.half ^= 1;
+        self.pages[qp.page].0.store(offset, bytes);
+        self
+    }
+
+    /// Record, then register.
+    pub fn ring_doorbell(&mut self, qp: QpId) -> &mut Self {
+        self.write_record(qp).write_register(qp)
+    }
+
+    /// Lays one WQE and rings.
+    pub fn post(&mut self, qp: QpId, request: &WorkRequest) -> &mut Self {
+        self.lay(qp, request).ring_doorbell(qp)
+    }
+
+    /// Posts a receive.
+    pub fn post_receive(&mut self, qp: QpId, pointers: &[DataPointer]) -> &mut Self {
+        let qp = &mut self.qps[qp.0];
+        let entry = 1usize << qp.shape.rq_shift;
+        let index = usize::from(qp.received) & (qp.shape.rq_entries as usize - 1);
+        let mut bytes = vec![0; entry];
+        recv_wqe::emit(&mut bytes, pointers).expect("the pointers fit");
+        qp.ring.write(index * entry, &bytes);
+        qp.received = qp.received.wrapping_add(1);
+        let word = u32::from_ne_bytes(counter_word(qp.received.into()));
+        qp.record.word(0).store(word, Ordering::Release);
+        self
+    }
+
+    // The NIC's time.
+
+    /// One round.
+    pub fn poll(&mut self) -> usize {
+        self.now += ROUND_NS;
+        self.nic.poll(Now(self.now))
+    }
+
+    /// Rounds until nothing moved in three in a row.
+    pub fn settle(&mut self) -> &mut Self {
+        let mut quiet = 0;
+        for _ in 0..100_000 {
+            quiet = if self.poll() == 0 { quiet + 1 } else { 0 };
+            if quiet == 3 {
+                return self;
+            }
+        }
+        panic!("the NIC does not come to rest");
+    }
+
+    /// Lets time pass, in rounds of 1 ms at most.
+    pub fn advance(&mut self, ns: u64) -> &mut Self {
+        let end = self.now + ns;
+        while self.now < end {
+            self.now += (end - self.now).min(1_000_000);
+            self.nic.poll(Now(self.now));
+        }
+        self.settle()
+    }
+
+    // Completions.
+
+    /// The next CQE, with its slot, if the NIC has written it; the consumer word is stored.
+    pub fn poll_cq(&mut self, cq: CqId) -> Option<Cqe<Vec<u8>>> {
+        let cqe = self.peek_cq(cq)?;
+        let cq = &mut self.cqs[cq.0];
+        cq.consumer = cq.consumer.wrapping_add(1) & 0xff_ffff;
+        let word = u32::from_ne_bytes(mlx5_layout::doorbell::consumer_word(cq.consumer));
+        cq.record.word(0).store(word, Ordering::Release);
+        Some(cqe)
+    }
+
+    /// The next CQE; nothing is given back.
+    pub fn peek_cq(&self, cq: CqId) -> Option<Cqe<Vec<u8>>> {
+        let cq = &self.cqs[cq.0];
+        let size = cq.shape.cqe_size as usize;
+        let index = (cq.consumer & (cq.shape.entries - 1)) as usize;
+        let cqe = Cqe::in_slot(cq.ring.bytes(index * size, size)).expect("a slot");
+        cqe.op_own().is_valid(cq.consumer, cq.shape.entries).then_some(cqe)
+    }
+
+    /// The next CQE of a QP's send CQ.
+    pub fn poll_send(&mut self, qp: QpId) -> Option<Cqe<Vec<u8>>> {
+        self.poll_cq(self.qps[qp.0].send_cq)
+    }
+
+    /// The next CQE of a QP's receive CQ.
+    pub fn poll_receive(&mut self, qp: QpId) -> Option<Cqe<Vec<u8>>> {
+        self.poll_cq(self.qps[qp.0].recv_cq)
+    }
+
+    /// Arms a CQ, as `mlx5_arm_cq` does: the word in the record; the register is not looked at by the NIC.
+    pub fn arm(&mut self, cq: CqId, what: mlx5_layout::doorbell::ArmFor) {
+        let cq = &mut self.cqs[cq.0];
+        let arm = Arm { sequence: cq.arms & 3, what, consumer_index: cq.consumer };
+        cq.arms = cq.arms.wrapping_add(1);
+        cq.record.word(4).store(u32::from_ne_bytes(arm.word()), Ordering::Release);
+    }
+
+    /// The NIC's counters.
+    pub fn counters(&self) -> &Counters {
+        self.nic.counters()
+    }
+}

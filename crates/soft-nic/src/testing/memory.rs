@@ -1,0 +1,131 @@
+//! Memory that a test and the NIC use at the same time: words as atomics, bytes made of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::dma::Registers;
+
+const PAGE: usize = 4096;
+
+/// A piece of application memory, aligned to a page. Cloning gives another handle to the same memory.
+#[derive(Debug, Clone)]
+pub struct Block {
+    words: Arc<[AtomicU32]>,
+    /// First word of the aligned part.
+    start: usize,
+    len: usize,
+}
+
+impl Block {
+    /// `len` zero bytes, rounded up to words.
+    pub fn new(len: usize) -> Block {
+        let len = len.next_multiple_of(4).max(4);
+        let words: Arc<[AtomicU32]> = (0..(len + PAGE) / 4).map(|_| AtomicU32::new(0)).collect();
+        let address = words.as_ptr() as usize;
+        let start = (address.next_multiple_of(PAGE) - address) / 4;
+        Block { words, start, len }
+    }
+
+    /// Address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.words[self.start..].as_ptr() as u64
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none; never.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The word at a byte offset that is a multiple of 4.
+    pub fn word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4) && offset + 4 <= self.len, "word at {offset} of {}", self.len);
+        &self.words[self.start + offset / 4]
+    }
+
+    /// Copies bytes out.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        for (i, byte) in out.iter_mut().enumerate() {
+            let at = offset + i;
+            *byte = self.word(at & !3).load(Ordering::Acquire).to_ne_bytes()[at & 3];
+        }
+    }
+
+    /// The bytes from `offset` on.
+    pub fn bytes(&self, offset: usize, len: usize) -> Vec<u8> {
+        let mut out = vec![0; len];
+        self.read(offset, &mut out);
+        out
+    }
+
+    /// Copies bytes in, in increasing addresses.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        let mut at = offset;
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let (word, from) = (self.word(at & !3), at & 3);
+            let take = (4 - from).min(rest.len());
+            let mut value = word.load(Ordering::Relaxed).to_ne_bytes();
+            value[from..from + take].copy_from_slice(&rest[..take]);
+            word.store(u32::from_ne_bytes(value), Ordering::Release);
+            at += take;
+            rest = &rest[take..];
+        }
+    }
+}
+
+/// A UAR page as a driver and the NIC share it.
+#[derive(Debug, Clone)]
+pub struct RegisterPage(Arc<[AtomicU64; PAGE / 8]>);
+
+impl Default for RegisterPage {
+    fn default() -> Self {
+        RegisterPage(Arc::new([const { AtomicU64::new(0) }; PAGE / 8]))
+    }
+}
+
+impl RegisterPage {
+    /// Stores 8 bytes at `offset`, as a driver rings.
+    pub fn store(&self, offset: usize, bytes: [u8; 8]) {
+        self.0[offset / 8].store(u64::from_ne_bytes(bytes), Ordering::Release);
+    }
+}
+
+impl Registers for RegisterPage {
+    fn take(&self, offset: usize) -> Option<[u8; 8]> {
+        let word = self.0.get(offset / 8)?;
+        if word.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        Some(word.swap(0, Ordering::AcqRel)).filter(|value| *value != 0).map(u64::to_ne_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_at_any_offset_come_back() {
+        let block = Block::new(64);
+        assert_eq!(block.address() % 4096, 0);
+        for offset in 0..8 {
+            let bytes: Vec<u8> = (1..=13).map(|i| i * 7 + offset as u8).collect();
+            block.write(offset, &bytes);
+            assert_eq!(block.bytes(offset, 13), bytes);
+        }
+    }
+
+    #[test]
+    fn equal_doorbells_are_two_doorbells() {
+        let page = RegisterPage::default();
+        for _ in 0..2 {
+            page.store(0x800, [1; 8]);
+            assert_eq!((page.take(0x800), page.take(0x800)), (Some([1; 8]), None));
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Where the NIC's events and log lines go in tests.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::device::LogSink;
+use crate::device::command::{ContextId, EventSink};
+
+/// One asynchronous event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AsyncRecord {
+    /// Context it was given to.
+    pub context: ContextId,
+    /// User handle of the object.
+    pub element: u64,
+    /// `ib_event_type`.
+    pub kind: u32,
+}
+
+#[derive(Debug, Default)]
+struct Records {
+    completions: Vec<(u32, u64)>,
+    events: Vec<AsyncRecord>,
+    lines: Vec<String>,
+}
+
+/// Collects events and lines. Cloning gives another handle to the same collection.
+#[derive(Debug, Clone, Default)]
+pub struct Sinks(Arc<Mutex<Records>>);
+
+impl Sinks {
+    fn records(&self) -> MutexGuard<'_, Records> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes the completion events so far: channel and user handle.
+    pub fn take_completions(&self) -> Vec<(u32, u64)> {
+        std::mem::take(&mut self.records().completions)
+    }
+
+    /// Takes the asynchronous events so far.
+    pub fn take_events(&self) -> Vec<AsyncRecord> {
+        std::mem::take(&mut self.records().events)
+    }
+
+    /// Takes the log lines so far.
+    pub fn take_lines(&self) -> Vec<String> {
+        std::mem::take(&mut self.records().lines)
+    }
+}
+
+impl EventSink for Sinks {
+    fn completion(&mut self, channel: u32, cq_user_handle: u64) -> bool {
+        self.records().completions.push((channel, cq_user_handle));
+        true
+    }
+
+    fn asynchronous(&mut self, context: ContextId, element: u64, kind: u32) -> bool {
+        self.records().events.push(AsyncRecord { context, element, kind });
+        true
+    }
+
+    fn withdraw_completions(&mut self, channel: u32, cq_user_handle: u64) -> u32 {
+        let mut records = self.records();
+        let before = records.completions.len();
+        records.completions.retain(|event| *event != (channel, cq_user_handle));
+        (before - records.completions.len()) as u32
+    }
+
+    fn withdraw_asynchronous(&mut self, context: ContextId, element: u64) -> u32 {
+        let mut records = self.records();
+        let before = records.events.len();
+        records.events.retain(|event| event.context != context || event.element != element);
+        (before - records.events.len()) as u32
+    }
+}
+
+impl LogSink for Sinks {
+    fn line(&mut self, text: &str) {
+        self.records().lines.push(text.to_owned());
+    }
+}
