@@ -24,7 +24,16 @@ struct Generator {
     command: &'static [&'static str],
 }
 
-const GENERATORS: &[Generator] = &[];
+const GENERATORS: &[Generator] = &[
+    Generator {
+        makes: "the shim's constants (crates/rdma-shim/include/mlx5_layout.h)",
+        command: &["-p", "rdma-shim", "--bin", "headers"],
+    },
+    Generator {
+        makes: "the bindings of rdma-core (crates/verbs/src/sys/generated)",
+        command: &["-p", "verbs-generate"],
+    },
+];
 
 /// Runs every generator; all of them, even when one fails, so that one run shows everything.
 pub fn run(options: &Options) -> Result<()> {

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+mod bench_nic;
 mod doctor;
 mod figure;
 mod headers;
@@ -49,6 +50,8 @@ enum Command {
     BenchThroughput(figure::Options),
     /// Figure 5: time to post one request.
     BenchPost(figure::Options),
+    /// How fast the software NIC is, against what two processes can do without one.
+    BenchNic(bench_nic::Options),
 }
 
 fn main() -> ExitCode {
@@ -72,5 +75,6 @@ fn run(command: Command) -> Result<()> {
         Command::Figure { number, options } => figure::run(number, &options),
         Command::BenchThroughput(options) => figure::run(4, &options),
         Command::BenchPost(options) => figure::run(5, &options),
+        Command::BenchNic(options) => bench_nic::run(&options),
     }
 }

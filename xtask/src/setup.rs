@@ -55,7 +55,7 @@ const PACKAGES: [Package; 9] = [
     },
     Package {
         name: "ibverbs-utils",
-        purpose: Purpose::Test,
+        purpose: Purpose::Bench,
         why: "ibv_devinfo and the pingpongs, run unmodified on the NIC",
     },
     Package {

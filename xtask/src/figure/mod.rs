@@ -30,7 +30,8 @@ mod session;
 mod spec;
 mod table;
 
-use nic::{Nic, Probe, Programs, Receiver};
+pub use nic::Programs;
+use nic::{Nic, Probe, Receiver};
 use point::{Key, Point};
 use session::Bench;
 use spec::{Extent, Grid, Plot, Spec};

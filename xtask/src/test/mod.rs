@@ -35,7 +35,7 @@ const PROGRAMS: [&str; 2] = ["generator", "softnic"];
 pub struct Options {
     /// Suites (package names) to run; all, and all steps before them, without any.
     suites: Vec<String>,
-    /// The long matrices too (`TEST_FULL=1` for the suites).
+    /// The long matrices too (`SOFTNIC_TEST_FULL=1` for the suites).
     #[arg(long)]
     full: bool,
     /// Install nothing; what is missing ends the run with exit status 2.
@@ -83,7 +83,7 @@ pub fn run(options: &Options) -> Result<()> {
         let mut command = Command::new(&suite.command[0]);
         command.args(&suite.command[1..]).current_dir(&root);
         if options.full {
-            command.env("TEST_FULL", "1");
+            command.env("SOFTNIC_TEST_FULL", "1");
         }
         let (minutes, log) = logged(&suite.name, command)?;
         let outcome = Outcome::of_log(&log.text);
