@@ -361,6 +361,19 @@ impl Config {
         })
     }
 
+    /// Sets one key from an option's text: a string where the key is one, else a number or a flag.
+    pub fn set_text(&mut self, key: &str, text: &str, origin: &str) -> Result<(), ConfigError> {
+        let string = toml::Value::from(text);
+        let other = text.parse().map(toml::Value::Integer).ok();
+        let other = other.or_else(|| text.parse().map(toml::Value::Float).ok());
+        let other = other.or_else(|| text.parse().map(toml::Value::Boolean).ok());
+        match other {
+            Some(other) if self.set(key, &string, origin).is_err() => self.set(key, &other, origin),
+            Some(_) => Ok(()),
+            None => self.set(key, &string, origin),
+        }
+    }
+
     /// The normalised text: every key that has a value, so that [`Config::parse`] gives an equal `Config`.
     pub fn to_toml(&self) -> String {
         let table: toml::Table =
@@ -508,6 +521,25 @@ mod tests {
             let error = Config::parse(text, "nic.toml").unwrap_err().to_string();
             assert_eq!(error, message, "{text}");
         }
+    }
+
+    #[test]
+    fn an_options_text_becomes_what_its_key_holds() {
+        let mut config = Config::default();
+        for (key, text) in [("devices", "2"), ("rate_gbps", "99.5"), ("fabric", "7"), ("pump", "true"), ("model", "cx5")] {
+            config.set_text(key, text, "--option").unwrap();
+        }
+        let expected = Config {
+            devices: 2,
+            rate_gbps: Some(99.5),
+            fabric: "7".into(),
+            pump: true,
+            model: Model::ConnectX5,
+            ..Config::default()
+        };
+        assert_eq!(config, expected);
+        let error = config.set_text("devices", "many", "--devices").unwrap_err().to_string();
+        assert_eq!(error, "--devices: devices = \"many\" is not allowed; give a whole number from 1 to 8");
     }
 
     #[test]

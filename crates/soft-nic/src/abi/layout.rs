@@ -9,8 +9,9 @@ macro_rules! layouts {
     ($($(#[$doc:meta])* $module:ident = $c:literal, $size:literal { $($field:ident = $c_field:literal at $offset:literal),* $(,)? })*) => {
         $(
             $(#[$doc])*
+            // Some fields are here for the picture, and so that the test compares them.
+            #[allow(dead_code)]
             pub mod $module {
-                #[allow(dead_code)]
                 pub const SIZE: usize = $size;
                 $(pub const $field: usize = $offset;)*
             }
@@ -282,7 +283,8 @@ mod tests {
         }
         let path = std::env::temp_dir().join(format!("softnic-layout-{}.c", std::process::id()));
         std::fs::write(&path, source).unwrap();
-        let compiler = std::process::Command::new("cc").args(["-std=gnu11", "-fsyntax-only"]).arg(&path).output();
+        let compiler =
+            std::process::Command::new("cc").args(["-std=gnu11", "-fsyntax-only"]).arg(&path).output();
         std::fs::remove_file(&path).unwrap();
         let output = measure::need!(compiler, "a C compiler named cc");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,9 +1,23 @@
 //! The kernel's side of `/dev/infiniband/uverbs*`: discovery, open, ioctl, mmap.
 //!
-//! [`sysfs`] and [`tree`] are what a program finds, [`attributes`] is how a command is encoded. Every value comes from
-//! the program and is checked before use; what a command means is the device's to say.
+//! [`sysfs`] and [`tree`] are what a program finds; [`attributes`] is how a command is encoded, [`server`] the table of
+//! methods and the dispatch, and then one file a command family. Every value comes from the program and is checked
+//! before use; what a command means is the device's to say ([`commands`]). [`process`] puts the parts of one process
+//! together.
 
+mod ah;
 pub mod attributes;
+pub mod clock;
+pub mod commands;
+mod cq;
+mod device;
+pub mod events;
 mod layout;
+mod mr;
+pub mod process;
+mod qp;
+pub mod server;
 pub mod sysfs;
 pub mod tree;
+mod uar;
+mod write;

@@ -32,6 +32,8 @@ pub struct Machine {
     pub processors: usize,
     /// Network interface that carries the GIDs of RoCE ports.
     pub interface: String,
+    /// Its index.
+    pub interface_index: u32,
 }
 
 /// The whole tree for this configuration.
@@ -222,7 +224,7 @@ mod tests {
     }
 
     fn machine() -> Machine {
-        Machine { processors: 2, interface: "lo".into() }
+        Machine { processors: 2, interface: "lo".into(), interface_index: 1 }
     }
 
     /// The rows are those of a ConnectX-6 on a running Linux machine; GUIDs and LIDs are ours.
@@ -288,7 +290,8 @@ mod tests {
 
     #[test]
     fn every_path_of_the_tree_holds_a_mark_that_hooks_look_for() {
-        let tree = build(&Config { devices: 2, link_layer: LinkLayer::Roce, ..Config::default() }, &machine());
+        let tree =
+            build(&Config { devices: 2, link_layer: LinkLayer::Roce, ..Config::default() }, &machine());
         for path in tree.paths() {
             assert!(path.contains(PCI_MARK) || path.contains(CLASS_MARK), "{path}");
         }

@@ -209,7 +209,11 @@ mod tests {
             ("/sys/class/infiniband/mlx5_0/", false, "node /sys/devices/pci9/9:0/infiniband/mlx5_0"),
             ("/sys/class/infiniband/mlx5_0/device/numa_node", true, "node /sys/devices/pci9/9:0/numa_node"),
             ("/sys/class/infiniband/mlx5_0/device", true, "node /sys/devices/pci9/9:0"),
-            ("/sys/class/net/../infiniband/mlx5_0/node_type", true, "node /sys/devices/pci9/9:0/infiniband/mlx5_0/node_type"),
+            (
+                "/sys/class/net/../infiniband/mlx5_0/node_type",
+                true,
+                "node /sys/devices/pci9/9:0/infiniband/mlx5_0/node_type",
+            ),
             ("/sys/class/infiniband/mlx5_0/node_type/x", true, "errno 20"),
             ("/sys/class/infiniband/mlx5_0/node_type/", true, "errno 20"),
             ("/sys/class/infiniband/mlx5_1", true, "errno 2"),

@@ -1,0 +1,250 @@
+//! The launcher's options, and the environment that it gives the program.
+
+use std::ffi::OsString;
+use std::fs::OpenOptions;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use clap::error::ErrorKind;
+use clap::{Args, Parser, Subcommand};
+use soft_nic::config::{CONFIG_VARIABLE, Config, FABRIC_VARIABLE, KEYS, STATS_VARIABLE};
+
+use crate::program;
+
+/// File name of the interposing library.
+const LIBRARY: &str = "libsoftnic_preload.so";
+
+/// A software mlx5 NIC for unmodified programs.
+#[derive(Debug, Parser)]
+#[command(name = "softnic", version, about, after_help = "More: softnic run --help")]
+struct Cli {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Start a program that sees mlx5_0 and more, through its own libibverbs and libmlx5.
+    Run(Run),
+}
+
+#[derive(Debug, Args)]
+#[command(override_usage = "softnic run [OPTIONS] -- COMMAND…", after_long_help = after_help())]
+struct Run {
+    /// Configuration file; the options below go before what it says.
+    #[arg(long, value_name = "NIC.TOML")]
+    config: Option<PathBuf>,
+    /// Number of devices, 1 to 8.
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    devices: Option<String>,
+    /// Which ConnectX they are: cx5, cx6, cx6dx or cx7.
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
+    /// Link layer: ib or roce.
+    #[arg(long, value_name = "LAYER")]
+    link_layer: Option<String>,
+    /// Way that messages take: shm or auto.
+    #[arg(long, value_name = "PATH")]
+    path: Option<String>,
+    /// Shape to this rate, Gbit/s of wire bytes.
+    #[arg(long, value_name = "X", allow_hyphen_values = true)]
+    rate_gbps: Option<String>,
+    /// Run the NIC from inside the program's own ibv_poll_cq too (for two busy programs on two cores).
+    #[arg(long)]
+    pump: bool,
+    /// Append one JSON line of counters per process to this file.
+    #[arg(long, value_name = "FILE")]
+    stats: Option<String>,
+    /// Fabric to join: only processes of one user that name the same fabric reach each other.
+    #[arg(long, value_name = "NAME")]
+    fabric: Option<String>,
+    /// The program and its arguments.
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    command: Vec<OsString>,
+}
+
+/// Keys of the configuration file, and what must be true of the program.
+fn after_help() -> String {
+    let keys = KEYS.iter().map(|key| format!("  {:<17} {} ({})", key.name, key.meaning, key.allowed));
+    format!(
+        "Keys of the configuration file:\n{}\n\n\
+         The program must be dynamically linked, 64-bit and not set-uid: the library reaches it by LD_PRELOAD.\n\
+         SOFTNIC_LOG=1 in the environment prints every command of the program's driver to stderr.\n\n\
+         Examples:\n  softnic run -- ibv_devinfo -v\n  \
+         softnic run --link-layer roce -- ib_write_bw -x 3 & softnic run --link-layer roce -- ib_write_bw -x 3 127.0.0.1",
+        keys.collect::<Vec<_>>().join("\n")
+    )
+}
+
+/// Parses, checks and becomes the program. Returns only for `--help`, or with what was wrong.
+pub fn run(arguments: impl Iterator<Item = OsString>) -> Result<()> {
+    let cli = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli,
+        Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
+            return error.print().context("printing the help");
+        }
+        Err(error) => bail!("{}; see `softnic run --help`", first_paragraph(&error)),
+    };
+    let Action::Run(run) = cli.action;
+    start(&run)
+}
+
+/// What clap says, without its usage and tips.
+fn first_paragraph(error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return "no command given, the usage is softnic run [OPTIONS] -- COMMAND…".to_owned();
+    }
+    let text = error.render().to_string();
+    let paragraph = text.split("\n\n").next().unwrap_or_default();
+    let words = paragraph.trim_start_matches("error: ").split_whitespace();
+    words.collect::<Vec<_>>().join(" ")
+}
+
+fn start(run: &Run) -> Result<()> {
+    let config = configuration(run)?;
+    let library = library()?;
+    let (name, arguments) = run.command.split_first().context("no COMMAND given")?;
+    let path = program::find(name)?;
+    program::check(&path)?;
+
+    let mut command = Command::new(&path);
+    command.arg0(name).args(arguments);
+    command.env("LD_PRELOAD", preload(&library, std::env::var_os("LD_PRELOAD"))?);
+    command.env(CONFIG_VARIABLE, config.to_toml()).env(FABRIC_VARIABLE, &config.fabric);
+    match &config.stats {
+        Some(file) => command.env(STATS_VARIABLE, file),
+        None => command.env_remove(STATS_VARIABLE),
+    };
+    let error = command.exec();
+    Err(error).with_context(|| format!("{}: cannot be started; give a program that runs by itself", path.display()))
+}
+
+/// The file's settings, with the options on top.
+fn configuration(run: &Run) -> Result<Config> {
+    let mut config = match &run.config {
+        None => Config::default(),
+        Some(file) => {
+            let name = file.display().to_string();
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("--config {name}: cannot be read; give a readable TOML file"))?;
+            Config::parse(&text, &name)?
+        }
+    };
+    for (key, option, value) in [
+        ("devices", "--devices", &run.devices),
+        ("model", "--model", &run.model),
+        ("link_layer", "--link-layer", &run.link_layer),
+        ("path", "--path", &run.path),
+        ("rate_gbps", "--rate-gbps", &run.rate_gbps),
+        ("fabric", "--fabric", &run.fabric),
+        ("stats", "--stats", &run.stats),
+    ] {
+        if let Some(value) = value {
+            config.set_text(key, value, option)?;
+        }
+    }
+    config.pump |= run.pump;
+    if let Some(file) = &config.stats {
+        // The program may change its directory before it ends.
+        let whole = std::path::absolute(file).with_context(|| format!("stats file {file}"))?;
+        let opened = OpenOptions::new().append(true).create(true).open(&whole);
+        opened.with_context(|| format!("stats file {file}: cannot be written; give a file that can be appended to"))?;
+        config.stats = Some(whole.to_str().context("stats file: its folder's name is not UTF-8")?.to_owned());
+    }
+    Ok(config)
+}
+
+/// The interposing library: beside this executable, in a `lib` folder next to its folder, or in cargo's `deps`.
+fn library() -> Result<PathBuf> {
+    let executable = std::env::current_exe().context("finding out where softnic itself lies")?;
+    let executable = executable.canonicalize().unwrap_or(executable);
+    let folder = executable.parent().unwrap_or(Path::new("/"));
+    let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY), folder.join("deps").join(LIBRARY)];
+    match places.iter().find(|place| place.is_file()) {
+        Some(found) => Ok(found.clone()),
+        None => bail!(
+            "{LIBRARY} is neither in {} nor in its ../lib; put it beside softnic (cargo build -p softnic makes both)",
+            folder.display()
+        ),
+    }
+}
+
+/// Our library first, then what the environment asked for already. The loader splits the value at spaces and colons.
+fn preload(library: &Path, earlier: Option<OsString>) -> Result<OsString> {
+    if library.as_os_str().as_bytes().iter().any(|byte| b" :\n\t".contains(byte)) {
+        bail!(
+            "{}: LD_PRELOAD takes no path with a space or colon; move softnic to another folder",
+            library.display()
+        );
+    }
+    let mut value = library.as_os_str().to_owned();
+    if let Some(earlier) = earlier.filter(|earlier| !earlier.is_empty()) {
+        let ours = library.as_os_str().as_bytes();
+        let others = earlier.as_bytes().split(|byte| b" :".contains(byte)).filter(|&other| other != ours);
+        for other in others.filter(|other| !other.is_empty()) {
+            value.push(":");
+            value.push(std::ffi::OsStr::from_bytes(other));
+        }
+    }
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(arguments: &[&str]) -> String {
+        let arguments = ["softnic"].iter().chain(arguments).map(OsString::from);
+        format!("{:#}", run(arguments).unwrap_err())
+    }
+
+    #[test]
+    fn misuse_says_what_and_what_to_do() {
+        for (arguments, words) in [
+            (&["run", "--bogus", "--", "true"][..], "unexpected argument '--bogus' found"),
+            (&["run"], "COMMAND"),
+            (&[], "softnic run [OPTIONS] -- COMMAND"),
+            (&["walk"], "unrecognized subcommand 'walk'"),
+            (&["run", "--devices", "0", "--", "true"], "--devices: devices = 0 is not allowed"),
+            (&["run", "--devices", "two", "--", "true"], "--devices: devices = \"two\" is not allowed"),
+            (&["run", "--rate-gbps", "-1", "--", "true"], "--rate-gbps: rate_gbps = -1 is not allowed"),
+            (&["run", "--config", "/nonexistent", "--", "true"], "--config /nonexistent: cannot be read"),
+            (&["run", "--stats", "/nonexistent/s", "--", "true"], "stats file /nonexistent/s: cannot be written"),
+        ] {
+            let message = message(arguments);
+            assert!(message.contains(words), "{arguments:?}: {message}");
+            assert!(!message.contains('\n'), "{arguments:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn ours_goes_before_an_earlier_preload_and_stands_once() {
+        let library = Path::new("/opt/lib.so");
+        for (earlier, value) in [
+            (None, "/opt/lib.so"),
+            (Some(""), "/opt/lib.so"),
+            (Some("/a.so"), "/opt/lib.so:/a.so"),
+            (Some("/a.so /b.so"), "/opt/lib.so:/a.so:/b.so"),
+            (Some("/opt/lib.so:/a.so"), "/opt/lib.so:/a.so"),
+        ] {
+            assert_eq!(preload(library, earlier.map(OsString::from)).unwrap(), value, "{earlier:?}");
+        }
+        assert!(preload(Path::new("/my lib/lib.so"), None).is_err());
+    }
+
+    #[test]
+    fn options_go_before_the_file() {
+        let file = std::env::temp_dir().join(format!("softnic-launch-{}.toml", std::process::id()));
+        std::fs::write(&file, "devices = 3\nmodel = \"cx5\"\n").unwrap();
+        let name = file.to_str().unwrap();
+        let cli =
+            Cli::try_parse_from(["softnic", "run", "--config", name, "--model", "cx7", "--fabric", "7", "--", "x"]);
+        let Action::Run(run) = cli.unwrap().action;
+        let config = configuration(&run).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!((config.devices, config.model.word(), config.fabric.as_str()), (3, "cx7", "7"));
+    }
+}

@@ -1,0 +1,189 @@
+//! Hooks on descriptors: close and duplicate, the verbs ioctl, the mapping of device pages, the netlink socket.
+
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
+
+use soft_nic::abi::attributes::RDMA_VERBS_IOCTL;
+
+use super::nic;
+use super::raw::{self, fail, int, syscall};
+use super::table::{self, Entry};
+
+/// `NETLINK_RDMA`.
+const NETLINK_RDMA: c_int = 20;
+
+/// Forgets what a descriptor was, because it is about to be closed or replaced.
+fn forget(fd: c_int) {
+    if table::get(fd) == Entry::Foreign {
+        return;
+    }
+    // In a vfork child the table is the parent's too: there the parent's entry must stay.
+    let entry = table::verified(fd);
+    if let Entry::Command(number) = entry {
+        if nic::get().is_none() {
+            return;
+        }
+        table::take(fd);
+        nic::release(number);
+    } else {
+        table::take(fd);
+    }
+}
+
+/// A descriptor was duplicated.
+fn duplicated(old: c_int, new: c_int) {
+    if new < 0 || old == new || table::get(old) == Entry::Foreign {
+        return;
+    }
+    let entry = table::verified(old);
+    if table::set(new, entry)
+        && let Entry::Command(number) = entry
+    {
+        nic::retain(number);
+    }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn close(fd: c_int) -> c_int {
+    forget(fd);
+    raw::close(fd)
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    // CLOSE_RANGE_CLOEXEC only marks.
+    if flags & 4 == 0 {
+        table::range(first, last).for_each(forget);
+    }
+    // SAFETY: plain numbers.
+    int(unsafe { syscall!(SYS_close_range, first, last, flags) })
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn closefrom(first: c_int) {
+    let first = first.max(0) as c_uint;
+    table::range(first, c_uint::MAX).for_each(forget);
+    let next = raw::behind!(c"closefrom", fn(c_int) -> (), ());
+    // SAFETY: the program's own argument.
+    unsafe { next(first as c_int) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn dup(old: c_int) -> c_int {
+    // SAFETY: plain numbers.
+    let new = int(unsafe { syscall!(SYS_dup, old) });
+    duplicated(old, new);
+    new
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+    if old != new {
+        forget(new);
+    }
+    // SAFETY: plain numbers.
+    let result = int(unsafe { syscall!(SYS_dup2, old, new) });
+    duplicated(old, result);
+    result
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    if old != new {
+        forget(new);
+    }
+    // SAFETY: plain numbers.
+    let result = int(unsafe { syscall!(SYS_dup3, old, new, flags) });
+    duplicated(old, result);
+    result
+}
+
+/// `fcntl` in both spellings. The third argument is a number or a pointer; either is one register.
+macro_rules! fcntl_hooks {
+    ($($name:ident = $c_name:literal),*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+            // Not a raw system call: libc translates F_GETOWN and the lock commands.
+            let next = raw::behind!($c_name, fn(c_int, c_int, *mut c_void) -> c_int, -1);
+            // SAFETY: the program's own arguments.
+            let result = unsafe { next(fd, command, argument) };
+            if matches!(command, libc::F_DUPFD | libc::F_DUPFD_CLOEXEC) {
+                duplicated(fd, result);
+            }
+            result
+        }
+    )*};
+}
+
+fcntl_hooks!(fcntl = c"fcntl", fcntl64 = c"fcntl64");
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    if table::get(fd) != Entry::Foreign && request == RDMA_VERBS_IOCTL {
+        match table::verified(fd) {
+            Entry::Command(number) => return nic::ioctl(number, argument as u64),
+            Entry::Inherited => return fail(libc::EIO),
+            Entry::Foreign | Entry::Directory(_) => {}
+        }
+    }
+    // SAFETY: the program's own arguments.
+    int(unsafe { syscall!(SYS_ioctl, fd, request, argument) })
+}
+
+/// `mmap` in both spellings.
+unsafe fn map(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    if fd >= 0 && flags & libc::MAP_ANONYMOUS == 0 && table::get(fd) != Entry::Foreign {
+        match table::verified(fd) {
+            Entry::Command(number) => return nic::mmap(number, address, length, protection, flags, offset),
+            Entry::Inherited => {
+                fail(libc::EIO);
+                return libc::MAP_FAILED;
+            }
+            Entry::Foreign | Entry::Directory(_) => {}
+        }
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { syscall!(SYS_mmap, address, length, protection, flags, fd, offset) as *mut c_void }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: the program's own arguments.
+    unsafe { map(address, length, protection, flags, fd, offset) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn mmap64(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: the program's own arguments.
+    unsafe { map(address, length, protection, flags, fd, offset) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    // Discovery by netlink would show the machine's own devices, or none and then never look at sysfs.
+    if domain == libc::AF_NETLINK && protocol == NETLINK_RDMA {
+        return fail(libc::EPROTONOSUPPORT);
+    }
+    // SAFETY: plain numbers.
+    int(unsafe { syscall!(SYS_socket, domain, kind, protocol) })
+}

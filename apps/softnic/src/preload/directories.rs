@@ -1,0 +1,314 @@
+//! Hooks of directory streams. A stream over a directory of the tree is a [`Listing`] in disguise.
+
+use std::ffi::{c_char, c_int, c_long};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use soft_nic::abi::tree::{Node, Tree};
+
+use super::paths::{Place, locate};
+use super::raw::{behind, fail};
+use super::table::{self, Entry};
+use super::world::world;
+
+/// What a `DIR *` of ours points to.
+struct Listing {
+    /// Index of the directory.
+    index: usize,
+    /// Its descriptor, once asked for.
+    fd: Option<c_int>,
+    entries: Vec<libc::dirent>,
+    next: usize,
+}
+
+/// Addresses of all listings that programs hold.
+static LISTINGS: Mutex<Vec<usize>> = Mutex::new(Vec::new());
+/// How many there are: a program without one pays one load.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+fn listings() -> MutexGuard<'static, Vec<usize>> {
+    LISTINGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn is_ours(stream: *mut libc::DIR) -> bool {
+    COUNT.load(Ordering::Relaxed) > 0 && listings().contains(&(stream as usize))
+}
+
+/// The listing behind a stream.
+///
+/// # Safety
+/// `is_ours(stream)`, and no other thread uses the stream (POSIX leaves that to the program).
+unsafe fn listing<'a>(stream: *mut libc::DIR) -> &'a mut Listing {
+    // SAFETY: `is_ours` says that this is a box of ours which was not closed.
+    unsafe { &mut *stream.cast::<Listing>() }
+}
+
+fn open_listing(path: &str, fd: Option<c_int>) -> *mut libc::DIR {
+    let Some(index) = world().directory_index(path) else {
+        fail(libc::ENOENT);
+        return std::ptr::null_mut();
+    };
+    let own = entry(".", &Node::Directory, path);
+    let above = entry("..", &Node::Directory, path.rsplit_once('/').map_or("/", |(above, _)| above));
+    let names = world().tree.children(path).map(|(name, node)| entry(name, node, &format!("{path}/{name}")));
+    let mut entries: Vec<libc::dirent> = [own, above].into_iter().chain(names).collect();
+    for (position, entry) in entries.iter_mut().enumerate() {
+        entry.d_off = position as i64 + 1;
+    }
+    let stream = Box::into_raw(Box::new(Listing { index, fd, entries, next: 0 }));
+    listings().push(stream as usize);
+    COUNT.fetch_add(1, Ordering::Relaxed);
+    stream.cast()
+}
+
+fn entry(name: &str, node: &Node, path: &str) -> libc::dirent {
+    // SAFETY: plain old data, for which zeros are a value.
+    let mut entry: libc::dirent = unsafe { std::mem::zeroed() };
+    entry.d_ino = Tree::attributes(path, node).inode;
+    entry.d_type = match node {
+        Node::Directory => libc::DT_DIR,
+        Node::File(_) => libc::DT_REG,
+        Node::Link(_) => libc::DT_LNK,
+        Node::Device(_) => libc::DT_CHR,
+    };
+    entry.d_reclen = size_of::<libc::dirent>() as u16;
+    for (place, byte) in entry.d_name.iter_mut().zip(name.bytes().take(255)) {
+        *place = byte as c_char;
+    }
+    entry
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn opendir(path: *const c_char) -> *mut libc::DIR {
+    let next = behind!(c"opendir", fn(*const c_char) -> *mut libc::DIR, std::ptr::null_mut());
+    match locate(libc::AT_FDCWD, path, true) {
+        // SAFETY: the program's own argument.
+        Place::Foreign => unsafe { next(path) },
+        // SAFETY: a path of ours.
+        Place::Real(path) => unsafe { next(path.as_ptr()) },
+        Place::Error(errno) => {
+            fail(errno);
+            std::ptr::null_mut()
+        }
+        Place::Node(path, Node::Directory) => open_listing(&path, None),
+        Place::Node(..) => {
+            fail(libc::ENOTDIR);
+            std::ptr::null_mut()
+        }
+    }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn fdopendir(fd: c_int) -> *mut libc::DIR {
+    if let Entry::Directory(index) = table::verified(fd) {
+        return match world().directory(index as usize) {
+            Some(path) => open_listing(path, Some(fd)),
+            None => std::ptr::null_mut(),
+        };
+    }
+    let next = behind!(c"fdopendir", fn(c_int) -> *mut libc::DIR, std::ptr::null_mut());
+    // SAFETY: the program's own argument.
+    unsafe { next(fd) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn closedir(stream: *mut libc::DIR) -> c_int {
+    if is_ours(stream) {
+        listings().retain(|held| *held != stream as usize);
+        COUNT.fetch_sub(1, Ordering::Relaxed);
+        // SAFETY: it was a box of ours, and is no longer in the list.
+        let listing = unsafe { Box::from_raw(stream.cast::<Listing>()) };
+        if let Some(fd) = listing.fd {
+            // SAFETY: the descriptor belongs to the stream.
+            unsafe { libc::close(fd) };
+        }
+        return 0;
+    }
+    let next = behind!(c"closedir", fn(*mut libc::DIR) -> c_int, -1);
+    // SAFETY: the program's own argument.
+    unsafe { next(stream) }
+}
+
+/// `readdir` in both spellings.
+macro_rules! readdir_hooks {
+    ($($name:ident = $c_name:literal),*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(stream: *mut libc::DIR) -> *mut libc::dirent {
+            if !is_ours(stream) {
+                let next = behind!($c_name, fn(*mut libc::DIR) -> *mut libc::dirent, std::ptr::null_mut());
+                // SAFETY: the program's own argument.
+                return unsafe { next(stream) };
+            }
+            // SAFETY: ours, as just seen.
+            let listing = unsafe { listing(stream) };
+            let position = listing.next;
+            listing.next += 1;
+            listing.entries.get_mut(position).map_or(std::ptr::null_mut(), std::ptr::from_mut)
+        }
+    )*};
+}
+
+readdir_hooks!(readdir = c"readdir", readdir64 = c"readdir64");
+
+/// The re-entrant form, in both spellings.
+macro_rules! readdir_r_hooks {
+    ($($name:ident = $c_name:literal),*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(
+            stream: *mut libc::DIR, room: *mut libc::dirent, result: *mut *mut libc::dirent,
+        ) -> c_int {
+            if !is_ours(stream) {
+                let next =
+                    behind!($c_name, fn(*mut libc::DIR, *mut libc::dirent, *mut *mut libc::dirent) -> c_int, libc::ENOSYS);
+                // SAFETY: the program's own arguments.
+                return unsafe { next(stream, room, result) };
+            }
+            // SAFETY: ours, as just seen.
+            let listing = unsafe { listing(stream) };
+            let found = listing.entries.get(listing.next).copied();
+            listing.next += 1;
+            let given = if let Some(found) = found {
+                // SAFETY: the program gave room for an entry.
+                unsafe { room.write(found) };
+                room
+            } else {
+                std::ptr::null_mut()
+            };
+            // SAFETY: the program gave room for the pointer.
+            unsafe { result.write(given) };
+            0
+        }
+    )*};
+}
+
+readdir_r_hooks!(readdir_r = c"readdir_r", readdir64_r = c"readdir64_r");
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn dirfd(stream: *mut libc::DIR) -> c_int {
+    if is_ours(stream) {
+        // SAFETY: ours, as just seen.
+        let listing = unsafe { listing(stream) };
+        if listing.fd.is_none() {
+            let fd = table::open_directory(listing.index, true);
+            if fd < 0 {
+                return fd;
+            }
+            listing.fd = Some(fd);
+        }
+        return listing.fd.unwrap_or(-1);
+    }
+    let next = behind!(c"dirfd", fn(*mut libc::DIR) -> c_int, -1);
+    // SAFETY: the program's own argument.
+    unsafe { next(stream) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn rewinddir(stream: *mut libc::DIR) {
+    if is_ours(stream) {
+        // SAFETY: ours, as just seen.
+        unsafe { listing(stream) }.next = 0;
+        return;
+    }
+    let next = behind!(c"rewinddir", fn(*mut libc::DIR) -> (), ());
+    // SAFETY: the program's own argument.
+    unsafe { next(stream) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn seekdir(stream: *mut libc::DIR, position: c_long) {
+    if is_ours(stream) {
+        // SAFETY: ours, as just seen.
+        unsafe { listing(stream) }.next = usize::try_from(position).unwrap_or(0);
+        return;
+    }
+    let next = behind!(c"seekdir", fn(*mut libc::DIR, c_long) -> (), ());
+    // SAFETY: the program's own arguments.
+    unsafe { next(stream, position) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn telldir(stream: *mut libc::DIR) -> c_long {
+    if is_ours(stream) {
+        // SAFETY: ours, as just seen.
+        return unsafe { listing(stream) }.next as c_long;
+    }
+    let next = behind!(c"telldir", fn(*mut libc::DIR) -> c_long, -1);
+    // SAFETY: the program's own argument.
+    unsafe { next(stream) }
+}
+
+type Filter = Option<unsafe extern "C" fn(*const libc::dirent) -> c_int>;
+type Compare = Option<unsafe extern "C" fn(*mut *const libc::dirent, *mut *const libc::dirent) -> c_int>;
+
+/// A list as `scandir` gives it: every entry and the list itself from malloc, since the program frees them.
+///
+/// # Safety
+/// The program's own callbacks and a place for the list.
+unsafe fn scan(path: &str, list: *mut *mut *mut libc::dirent, filter: Filter, compare: Compare) -> c_int {
+    let stream = open_listing(path, None);
+    if stream.is_null() {
+        return -1;
+    }
+    // SAFETY: just opened.
+    let entries = unsafe { listing(stream) }.entries.clone();
+    // SAFETY: just opened, and used by nobody else.
+    unsafe { closedir(stream) };
+    let mut kept: Vec<*mut libc::dirent> = Vec::new();
+    for entry in &entries {
+        // SAFETY: the program's filter takes an entry.
+        if filter.is_some_and(|filter| unsafe { filter(entry) } == 0) {
+            continue;
+        }
+        // SAFETY: asks for room for one entry.
+        let copy = unsafe { libc::malloc(size_of::<libc::dirent>()) }.cast::<libc::dirent>();
+        if copy.is_null() {
+            return fail(libc::ENOMEM);
+        }
+        // SAFETY: room for one entry, just allocated.
+        unsafe { copy.write(*entry) };
+        kept.push(copy);
+    }
+    if let Some(compare) = compare {
+        kept.sort_by(|a, b| {
+            let (mut a, mut b) = (a.cast_const(), b.cast_const());
+            // SAFETY: the program's order takes the addresses of two pointers to entries.
+            unsafe { compare(&raw mut a, &raw mut b) }.cmp(&0)
+        });
+    }
+    // SAFETY: asks for room for the list (never 0 bytes).
+    let block = unsafe { libc::malloc((kept.len() + 1) * size_of::<*mut libc::dirent>()) };
+    let block = block.cast::<*mut libc::dirent>();
+    if block.is_null() {
+        return fail(libc::ENOMEM);
+    }
+    // SAFETY: room for the whole list, just allocated.
+    unsafe { block.copy_from_nonoverlapping(kept.as_ptr(), kept.len()) };
+    // SAFETY: the program gave a place for the list.
+    unsafe { list.write(block) };
+    kept.len() as c_int
+}
+
+/// `scandir` in both spellings.
+macro_rules! scandir_hooks {
+    ($($name:ident = $c_name:literal),*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(
+            path: *const c_char, list: *mut *mut *mut libc::dirent, filter: Filter, compare: Compare,
+        ) -> c_int {
+            let next =
+                behind!($c_name, fn(*const c_char, *mut *mut *mut libc::dirent, Filter, Compare) -> c_int, -1);
+            match locate(libc::AT_FDCWD, path, true) {
+                // SAFETY: the program's own arguments.
+                Place::Foreign => unsafe { next(path, list, filter, compare) },
+                // SAFETY: a path of ours and the program's own arguments.
+                Place::Real(path) => unsafe { next(path.as_ptr(), list, filter, compare) },
+                Place::Error(errno) => fail(errno),
+                // SAFETY: the program's own arguments.
+                Place::Node(path, Node::Directory) => unsafe { scan(&path, list, filter, compare) },
+                Place::Node(..) => fail(libc::ENOTDIR),
+            }
+        }
+    )*};
+}
+
+scandir_hooks!(scandir = c"scandir", scandir64 = c"scandir64");

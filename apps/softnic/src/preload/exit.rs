@@ -1,0 +1,31 @@
+//! The end of the program: normal exit runs the destructors of this library, `_exit` comes here directly.
+//!
+//! A program that ends by a signal reports nothing.
+
+use std::ffi::c_int;
+
+use super::nic;
+
+#[used]
+#[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
+static AT_EXIT: extern "C" fn() = at_exit;
+
+extern "C" fn at_exit() {
+    nic::end();
+}
+
+/// `_exit` under both its names. `exit` itself does not come here: it calls the C library's own.
+macro_rules! exit_hooks {
+    ($($name:ident),*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(status: c_int) -> ! {
+            nic::end();
+            loop {
+                // SAFETY: ends the process.
+                unsafe { super::raw::syscall!(SYS_exit_group, status) };
+            }
+        }
+    )*};
+}
+
+exit_hooks!(_exit, _Exit);

@@ -1,0 +1,526 @@
+//! Hooks that take a path: open, stat, access, read a link, resolve.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+
+use soft_nic::abi::tree::{Attributes, Node, Tree};
+
+use super::paths::{Place, locate};
+use super::raw::{self, behind, fail, syscall};
+use super::table::{self, Entry};
+use super::world::world;
+use super::{nic, raw::int};
+
+/// `open` in all its spellings.
+fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    match locate(directory, path, flags & libc::O_NOFOLLOW == 0) {
+        Place::Foreign => raw::openat(directory, path, flags, mode),
+        Place::Real(path) => raw::openat(libc::AT_FDCWD, path.as_ptr(), flags, mode),
+        Place::Error(errno) => fail(errno),
+        Place::Node(path, node) => open_node(&path, node, flags),
+    }
+}
+
+/// Opens a node: a file is a memfd with its content, a directory a memfd that only we understand, a device `/dev/null`.
+pub fn open_node(path: &str, node: &Node, flags: c_int) -> c_int {
+    let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+    let close_on_exec = flags & libc::O_CLOEXEC != 0;
+    match node {
+        Node::Directory if writes => fail(libc::EISDIR),
+        Node::Directory => match world().directory_index(path) {
+            Some(index) => table::open_directory(index, close_on_exec),
+            None => fail(libc::ENOENT),
+        },
+        _ if flags & libc::O_DIRECTORY != 0 => fail(libc::ENOTDIR),
+        Node::File(_) if writes => fail(libc::EACCES),
+        Node::File(content) => open_content(content, close_on_exec),
+        Node::Link(_) => fail(libc::ELOOP),
+        Node::Device(index) => nic::open(*index, flags),
+    }
+}
+
+fn open_content(content: &[u8], close_on_exec: bool) -> c_int {
+    let fd = raw::memfd(c"softnic-sysfs", close_on_exec);
+    if fd < 0 {
+        return fd;
+    }
+    // SAFETY: the kernel reads `content`, which lives through the call.
+    let written = unsafe { syscall!(SYS_pwrite64, fd, content.as_ptr(), content.len(), 0) };
+    if written as usize != content.len() {
+        raw::close(fd);
+        return fail(libc::ENOMEM);
+    }
+    // SAFETY: plain numbers.
+    unsafe { syscall!(SYS_fchmod, fd, 0o444) };
+    fd
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    open_at(libc::AT_FDCWD, path, flags, mode)
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    open_at(libc::AT_FDCWD, path, flags, mode)
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn __open_2(path: *const c_char, flags: c_int) -> c_int {
+    open_at(libc::AT_FDCWD, path, flags, 0)
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn __open64_2(path: *const c_char, flags: c_int) -> c_int {
+    open_at(libc::AT_FDCWD, path, flags, 0)
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn openat(at: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    open_at(at, path, flags, mode)
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn openat64(at: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    open_at(at, path, flags, mode)
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn __openat_2(at: c_int, path: *const c_char, flags: c_int) -> c_int {
+    open_at(at, path, flags, 0)
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn __openat64_2(at: c_int, path: *const c_char, flags: c_int) -> c_int {
+    open_at(at, path, flags, 0)
+}
+
+/// `fopen` of a node; `None` when the path is not ours.
+fn fopen_node(path: *const c_char, mode: *const c_char) -> Option<*mut libc::FILE> {
+    let (path, node) = match locate(libc::AT_FDCWD, path, true) {
+        Place::Foreign | Place::Real(_) => return None,
+        Place::Error(errno) => {
+            fail(errno);
+            return Some(std::ptr::null_mut());
+        }
+        Place::Node(path, node) => (path, node),
+    };
+    // SAFETY: the program passes a C string as mode.
+    let text = unsafe { CStr::from_ptr(mode) }.to_bytes();
+    let flags = match (text.contains(&b'+'), text.first()) {
+        (false, Some(b'r')) => libc::O_RDONLY,
+        _ => libc::O_RDWR,
+    };
+    let close_on_exec = if text.contains(&b'e') { libc::O_CLOEXEC } else { 0 };
+    if *node == Node::Directory {
+        fail(libc::EISDIR);
+        return Some(std::ptr::null_mut());
+    }
+    let fd = open_node(&path, node, flags | close_on_exec);
+    if fd < 0 {
+        return Some(std::ptr::null_mut());
+    }
+    // SAFETY: a descriptor of ours that the stream takes over, and the program's mode string.
+    Some(unsafe { libc::fdopen(fd, mode) })
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn fopen(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+    if let Some(file) = fopen_node(path, mode) {
+        return file;
+    }
+    let next = behind!(c"fopen", fn(*const c_char, *const c_char) -> *mut libc::FILE, std::ptr::null_mut());
+    // SAFETY: the program's own arguments.
+    unsafe { next(path, mode) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn fopen64(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+    if let Some(file) = fopen_node(path, mode) {
+        return file;
+    }
+    let next = behind!(c"fopen64", fn(*const c_char, *const c_char) -> *mut libc::FILE, std::ptr::null_mut());
+    // SAFETY: the program's own arguments.
+    unsafe { next(path, mode) }
+}
+
+/// A `struct stat` for a node.
+fn stat_of(attributes: &Attributes) -> libc::stat {
+    // SAFETY: plain old data, for which zeros are a value.
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    stat.st_dev = 0x15;
+    stat.st_ino = attributes.inode;
+    stat.st_mode = attributes.mode;
+    stat.st_nlink = 1;
+    stat.st_size = attributes.size as i64;
+    stat.st_blksize = 4096;
+    stat.st_rdev = libc::makedev(attributes.device.0, attributes.device.1);
+    (stat.st_atime, stat.st_mtime, stat.st_ctime) = (attributes.time, attributes.time, attributes.time);
+    stat
+}
+
+/// What an `…at` call means, when it is about something of ours.
+fn attributes_at(directory: c_int, path: *const c_char, flags: c_int) -> Result<Attributes, Place> {
+    if let Some(found) = empty_path_directory(directory, path, flags) {
+        return Ok(found);
+    }
+    match locate(directory, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0) {
+        Place::Node(path, node) => Ok(Tree::attributes(&path, node)),
+        other => Err(other),
+    }
+}
+
+/// `AT_EMPTY_PATH` on a directory of ours: the directory itself.
+fn empty_path_directory(directory: c_int, path: *const c_char, flags: c_int) -> Option<Attributes> {
+    if flags & libc::AT_EMPTY_PATH == 0 {
+        return None;
+    }
+    // SAFETY: a null path is allowed with AT_EMPTY_PATH; any other is a C string.
+    let empty = path.is_null() || unsafe { *path } == 0;
+    if empty { directory_attributes(directory) } else { None }
+}
+
+/// Attributes of a descriptor that is a directory of ours.
+fn directory_attributes(fd: c_int) -> Option<Attributes> {
+    let Entry::Directory(_) = table::get(fd) else { return None };
+    let Entry::Directory(index) = table::verified(fd) else { return None };
+    let path = world().directory(index as usize)?;
+    Some(Tree::attributes(path, &Node::Directory))
+}
+
+/// `stat` in all its spellings.
+unsafe fn stat_at(directory: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int) -> c_int {
+    match attributes_at(directory, path, flags) {
+        Ok(found) => {
+            if out.is_null() {
+                return fail(libc::EFAULT);
+            }
+            // SAFETY: the program gave room for a `struct stat`.
+            unsafe { out.write(stat_of(&found)) };
+            0
+        }
+        // SAFETY: the program's own arguments.
+        Err(Place::Foreign) => int(unsafe { syscall!(SYS_newfstatat, directory, path, out, flags) }),
+        Err(Place::Real(path)) => {
+            // SAFETY: a path of ours and the program's own room.
+            int(unsafe { syscall!(SYS_newfstatat, libc::AT_FDCWD, path.as_ptr(), out, flags) })
+        }
+        Err(Place::Error(errno)) => fail(errno),
+        Err(Place::Node(..)) => fail(libc::EIO),
+    }
+}
+
+/// `fstat` in all its spellings.
+unsafe fn stat_fd(fd: c_int, out: *mut libc::stat) -> c_int {
+    match directory_attributes(fd) {
+        Some(found) if !out.is_null() => {
+            // SAFETY: the program gave room for a `struct stat`.
+            unsafe { out.write(stat_of(&found)) };
+            0
+        }
+        // SAFETY: the program's own arguments.
+        _ => int(unsafe { syscall!(SYS_fstat, fd, out) }),
+    }
+}
+
+/// `struct stat` and `struct stat64` are one on x86-64, and so are all these names.
+macro_rules! stat_hooks {
+    ($($by_path:ident, $link:ident, $by_fd:ident, $at:ident;)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $by_path(path: *const c_char, out: *mut libc::stat) -> c_int {
+            // SAFETY: the program's own arguments.
+            unsafe { stat_at(libc::AT_FDCWD, path, out, 0) }
+        }
+
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $link(path: *const c_char, out: *mut libc::stat) -> c_int {
+            // SAFETY: the program's own arguments.
+            unsafe { stat_at(libc::AT_FDCWD, path, out, libc::AT_SYMLINK_NOFOLLOW) }
+        }
+
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $by_fd(fd: c_int, out: *mut libc::stat) -> c_int {
+            // SAFETY: the program's own arguments.
+            unsafe { stat_fd(fd, out) }
+        }
+
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $at(at: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int) -> c_int {
+            // SAFETY: the program's own arguments.
+            unsafe { stat_at(at, path, out, flags) }
+        }
+    )*};
+}
+
+stat_hooks! {
+    stat, lstat, fstat, fstatat;
+    stat64, lstat64, fstat64, fstatat64;
+}
+
+/// Binaries built against a C library before 2.33 call these, with a version in front.
+macro_rules! versioned_stat_hooks {
+    ($($by_path:ident, $link:ident, $by_fd:ident, $at:ident;)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $by_path(_version: c_int, path: *const c_char, out: *mut libc::stat) -> c_int {
+            // SAFETY: the program's own arguments.
+            unsafe { stat_at(libc::AT_FDCWD, path, out, 0) }
+        }
+
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $link(_version: c_int, path: *const c_char, out: *mut libc::stat) -> c_int {
+            // SAFETY: the program's own arguments.
+            unsafe { stat_at(libc::AT_FDCWD, path, out, libc::AT_SYMLINK_NOFOLLOW) }
+        }
+
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $by_fd(_version: c_int, fd: c_int, out: *mut libc::stat) -> c_int {
+            // SAFETY: the program's own arguments.
+            unsafe { stat_fd(fd, out) }
+        }
+
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $at(
+            _version: c_int, at: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int,
+        ) -> c_int {
+            // SAFETY: the program's own arguments.
+            unsafe { stat_at(at, path, out, flags) }
+        }
+    )*};
+}
+
+versioned_stat_hooks! {
+    __xstat, __lxstat, __fxstat, __fxstatat;
+    __xstat64, __lxstat64, __fxstat64, __fxstatat64;
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn statx(
+    at: c_int,
+    path: *const c_char,
+    flags: c_int,
+    mask: libc::c_uint,
+    out: *mut libc::statx,
+) -> c_int {
+    match attributes_at(at, path, flags) {
+        Ok(found) if !out.is_null() => {
+            // SAFETY: plain old data, for which zeros are a value.
+            let mut answer: libc::statx = unsafe { std::mem::zeroed() };
+            answer.stx_mask = libc::STATX_BASIC_STATS;
+            answer.stx_blksize = 4096;
+            answer.stx_nlink = 1;
+            answer.stx_mode = found.mode as u16;
+            answer.stx_ino = found.inode;
+            answer.stx_size = found.size;
+            (answer.stx_rdev_major, answer.stx_rdev_minor) = found.device;
+            answer.stx_dev_minor = 0x15;
+            for time in [&mut answer.stx_atime, &mut answer.stx_mtime, &mut answer.stx_ctime] {
+                time.tv_sec = found.time;
+            }
+            // SAFETY: the program gave room for a `struct statx`.
+            unsafe { out.write(answer) };
+            0
+        }
+        Ok(_) => fail(libc::EFAULT),
+        // SAFETY: the program's own arguments.
+        Err(Place::Foreign) => int(unsafe { syscall!(SYS_statx, at, path, flags, mask, out) }),
+        Err(Place::Real(path)) => {
+            // SAFETY: a path of ours and the program's own room.
+            int(unsafe { syscall!(SYS_statx, libc::AT_FDCWD, path.as_ptr(), flags, mask, out) })
+        }
+        Err(Place::Error(errno)) => fail(errno),
+        Err(Place::Node(..)) => fail(libc::EIO),
+    }
+}
+
+/// Whether the access is allowed; the tree is read-only, devices are open to all.
+fn access_node(node: &Node, mode: c_int) -> c_int {
+    let refused = match node {
+        Node::Device(_) => libc::X_OK,
+        Node::Directory => libc::W_OK,
+        Node::File(_) | Node::Link(_) => libc::W_OK | libc::X_OK,
+    };
+    if mode & refused != 0 { fail(libc::EACCES) } else { 0 }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn access(path: *const c_char, mode: c_int) -> c_int {
+    match locate(libc::AT_FDCWD, path, true) {
+        // SAFETY: the kernel checks the path.
+        Place::Foreign => int(unsafe { syscall!(SYS_access, path, mode) }),
+        // SAFETY: a path of ours.
+        Place::Real(path) => int(unsafe { syscall!(SYS_access, path.as_ptr(), mode) }),
+        Place::Error(errno) => fail(errno),
+        Place::Node(_, node) => access_node(node, mode),
+    }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn faccessat(at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_int {
+    let place = locate(at, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0);
+    let next = behind!(c"faccessat", fn(c_int, *const c_char, c_int, c_int) -> c_int, -1);
+    match place {
+        // SAFETY: the program's own arguments; libc knows how to ask with flags on old kernels.
+        Place::Foreign => unsafe { next(at, path, mode, flags) },
+        // SAFETY: a path of ours.
+        Place::Real(path) => unsafe { next(libc::AT_FDCWD, path.as_ptr(), mode, flags) },
+        Place::Error(errno) => fail(errno),
+        Place::Node(_, node) => access_node(node, mode),
+    }
+}
+
+/// `access` with effective ids, under both its names.
+macro_rules! effective_access_hooks {
+    ($($name:ident = $c_name:literal),*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(path: *const c_char, mode: c_int) -> c_int {
+            let next = behind!($c_name, fn(*const c_char, c_int) -> c_int, -1);
+            match locate(libc::AT_FDCWD, path, true) {
+                // SAFETY: the program's own arguments.
+                Place::Foreign => unsafe { next(path, mode) },
+                // SAFETY: a path of ours.
+                Place::Real(path) => unsafe { next(path.as_ptr(), mode) },
+                Place::Error(errno) => fail(errno),
+                Place::Node(_, node) => access_node(node, mode),
+            }
+        }
+    )*};
+}
+
+effective_access_hooks!(euidaccess = c"euidaccess", eaccess = c"eaccess");
+
+/// Extended attributes: the tree has none, as sysfs on most machines.
+macro_rules! xattr_hooks {
+    ($($name:ident, $number:ident, ($($argument:ident: $type:ty),*);)*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(path: *const c_char $(, $argument: $type)*) -> isize {
+            match locate(libc::AT_FDCWD, path, false) {
+                // SAFETY: the program's own arguments.
+                Place::Foreign => unsafe { syscall!($number, path $(, $argument)*) as isize },
+                // SAFETY: a path of ours and the program's own arguments.
+                Place::Real(path) => unsafe { syscall!($number, path.as_ptr() $(, $argument)*) as isize },
+                Place::Error(errno) => fail(errno) as isize,
+                Place::Node(..) => fail(libc::ENOTSUP) as isize,
+            }
+        }
+    )*};
+}
+
+xattr_hooks! {
+    getxattr, SYS_getxattr, (name: *const c_char, value: *mut c_void, size: usize);
+    lgetxattr, SYS_lgetxattr, (name: *const c_char, value: *mut c_void, size: usize);
+    listxattr, SYS_listxattr, (list: *mut c_char, size: usize);
+    llistxattr, SYS_llistxattr, (list: *mut c_char, size: usize);
+}
+
+/// `readlink` in all its spellings.
+unsafe fn readlink_at(directory: c_int, path: *const c_char, out: *mut c_char, room: usize) -> isize {
+    match locate(directory, path, false) {
+        // SAFETY: the program's own arguments.
+        Place::Foreign => unsafe { syscall!(SYS_readlinkat, directory, path, out, room) as isize },
+        // SAFETY: a path of ours and the program's own room.
+        Place::Real(path) => unsafe {
+            syscall!(SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), out, room) as isize
+        },
+        Place::Error(errno) => fail(errno) as isize,
+        Place::Node(_, Node::Link(target)) => {
+            let length = target.len().min(room);
+            // SAFETY: the program gave `room` bytes at `out`, and no more than that is written.
+            unsafe { out.copy_from_nonoverlapping(target.as_ptr().cast(), length) };
+            length as isize
+        }
+        Place::Node(..) => fail(libc::EINVAL) as isize,
+    }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn readlink(path: *const c_char, out: *mut c_char, room: usize) -> isize {
+    // SAFETY: the program's own arguments.
+    unsafe { readlink_at(libc::AT_FDCWD, path, out, room) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn readlinkat(at: c_int, path: *const c_char, out: *mut c_char, room: usize) -> isize {
+    // SAFETY: the program's own arguments.
+    unsafe { readlink_at(at, path, out, room) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn __readlink_chk(path: *const c_char, out: *mut c_char, room: usize, size: usize) -> isize {
+    // SAFETY: the program's own arguments; never more than the buffer that the compiler saw.
+    unsafe { readlink_at(libc::AT_FDCWD, path, out, room.min(size)) }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn __readlinkat_chk(
+    at: c_int,
+    path: *const c_char,
+    out: *mut c_char,
+    room: usize,
+    size: usize,
+) -> isize {
+    // SAFETY: the program's own arguments; never more than the buffer that the compiler saw.
+    unsafe { readlink_at(at, path, out, room.min(size)) }
+}
+
+/// `realpath` of a node: into the program's PATH_MAX bytes, or memory that it will free.
+fn give_path(path: String, out: *mut c_char) -> *mut c_char {
+    let Ok(path) = CString::new(path) else { return std::ptr::null_mut() };
+    if out.is_null() {
+        // SAFETY: a C string of ours; the program frees the copy.
+        return unsafe { libc::strdup(path.as_ptr()) };
+    }
+    let bytes = path.as_bytes_with_nul();
+    // SAFETY: `realpath` demands PATH_MAX bytes of room, and no path of the tree is near that.
+    unsafe { out.copy_from_nonoverlapping(bytes.as_ptr().cast(), bytes.len()) };
+    out
+}
+
+/// The place of a path, as `realpath` needs it: either answered here, or a path to ask the C library about.
+fn resolve(path: *const c_char, out: *mut c_char) -> Result<*mut c_char, Option<CString>> {
+    match locate(libc::AT_FDCWD, path, true) {
+        Place::Foreign => Err(None),
+        Place::Real(path) => Err(Some(path)),
+        Place::Error(errno) => {
+            fail(errno);
+            Ok(std::ptr::null_mut())
+        }
+        Place::Node(path, _) => Ok(give_path(path, out)),
+    }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn realpath(path: *const c_char, out: *mut c_char) -> *mut c_char {
+    match resolve(path, out) {
+        Ok(answer) => answer,
+        Err(real) => {
+            let next = behind!(c"realpath", fn(*const c_char, *mut c_char) -> *mut c_char, std::ptr::null_mut());
+            // SAFETY: the program's own arguments, or a path of ours.
+            unsafe { next(real.as_ref().map_or(path, |real| real.as_ptr()), out) }
+        }
+    }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn __realpath_chk(path: *const c_char, out: *mut c_char, size: usize) -> *mut c_char {
+    match resolve(path, out) {
+        Ok(answer) => answer,
+        Err(real) => {
+            let next =
+                behind!(c"__realpath_chk", fn(*const c_char, *mut c_char, usize) -> *mut c_char, std::ptr::null_mut());
+            // SAFETY: the program's own arguments, or a path of ours.
+            unsafe { next(real.as_ref().map_or(path, |real| real.as_ptr()), out, size) }
+        }
+    }
+}
+
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C" fn canonicalize_file_name(path: *const c_char) -> *mut c_char {
+    match resolve(path, std::ptr::null_mut()) {
+        Ok(answer) => answer,
+        Err(real) => {
+            let next =
+                behind!(c"canonicalize_file_name", fn(*const c_char) -> *mut c_char, std::ptr::null_mut());
+            // SAFETY: the program's own argument, or a path of ours.
+            unsafe { next(real.as_ref().map_or(path, |real| real.as_ptr())) }
+        }
+    }
+}

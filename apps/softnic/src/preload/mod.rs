@@ -1,0 +1,13 @@
+//! The interposer: the C library's names in front of it, for paths and descriptors that are the emulated device's.
+
+mod descriptors;
+mod directories;
+mod exit;
+mod files;
+mod nic;
+mod paths;
+mod pump;
+mod raw;
+mod stats;
+mod table;
+mod world;

@@ -1,0 +1,260 @@
+//! The NIC of this process: made at the first open of a device, gone from a fork child, reported at exit.
+
+use std::collections::BTreeMap;
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+
+use soft_nic::abi::process::Process;
+use soft_nic::abi::server::{OpenFile, log, log_enabled};
+
+use super::raw::{self, fail, syscall};
+use super::table::{self, Entry};
+use super::world::world;
+use super::{pump, stats};
+
+/// One process's NIC with its open files.
+pub struct Nic {
+    /// The process that made it; a child that shares the memory (fork, vfork, clone) must not use it.
+    pid: i32,
+    /// Server, device, link and thread.
+    pub process: Process,
+    files: Mutex<BTreeMap<u32, Arc<File>>>,
+    next: AtomicU32,
+    reported: AtomicBool,
+}
+
+/// An open device file.
+struct File {
+    open: Mutex<OpenFile>,
+    /// Descriptors that name it.
+    descriptors: AtomicU32,
+}
+
+static NIC: AtomicPtr<Nic> = AtomicPtr::new(null_mut());
+/// The process that is making a NIC now; a value left by a forking parent is taken over.
+static MAKING: AtomicI32 = AtomicI32::new(0);
+static AT_FORK: Once = Once::new();
+
+/// The NIC of this process, if it has one.
+pub fn get() -> Option<&'static Nic> {
+    let nic = NIC.load(Ordering::Acquire);
+    // SAFETY: a NIC is never freed once it stands in the pointer.
+    let nic = unsafe { nic.as_ref() }?;
+    (nic.pid == raw::pid()).then_some(nic)
+}
+
+/// The NIC for the pump, which runs at every empty poll: without asking the kernel who we are. A fork child has none, and
+/// a vfork child polls nothing.
+pub fn pumped() -> Option<&'static Nic> {
+    // SAFETY: a NIC is never freed once it stands in the pointer.
+    unsafe { NIC.load(Ordering::Acquire).as_ref() }
+}
+
+/// The NIC, made if this is the first open.
+fn get_or_make() -> Result<&'static Nic, c_int> {
+    let pid = raw::pid();
+    loop {
+        if let Some(nic) = get() {
+            return Ok(nic);
+        }
+        let holder = MAKING.load(Ordering::Acquire);
+        if holder == pid {
+            std::thread::yield_now();
+        } else if MAKING.compare_exchange(holder, pid, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            break;
+        }
+    }
+    // Somebody else may have finished between the look and the lock.
+    let made = match get() {
+        Some(nic) => Ok(nic),
+        None => make(pid),
+    };
+    MAKING.store(0, Ordering::Release);
+    made
+}
+
+fn make(pid: i32) -> Result<&'static Nic, c_int> {
+    let world = world();
+    let process = Process::start(world.config.clone(), world.machine.clone()).map_err(|error| {
+        log(&format!("{error}; the device cannot be opened"));
+        libc::ENODEV
+    })?;
+    let nic = Box::leak(Box::new(Nic {
+        pid,
+        process,
+        files: Mutex::default(),
+        next: AtomicU32::new(0),
+        reported: AtomicBool::new(false),
+    }));
+    NIC.store(nic, Ordering::Release);
+    AT_FORK.call_once(|| {
+        // SAFETY: the handler is a function of this library, which is never unloaded.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    });
+    Ok(nic)
+}
+
+/// In a fork child: the parent's NIC is not ours. Its memory is left as it is: the thread that may hold its locks is gone.
+extern "C" fn forked() {
+    NIC.store(null_mut(), Ordering::Release);
+    table::after_fork();
+}
+
+/// Runs something of the NIC; a panic in it is an I/O error to the program, and never unwinds into C.
+fn guarded<T>(run: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_int> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or(Err(libc::EIO))
+}
+
+impl Nic {
+    fn files(&self) -> MutexGuard<'_, BTreeMap<u32, Arc<File>>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn file(&self, number: u32) -> Result<Arc<File>, c_int> {
+        self.files().get(&number).cloned().ok_or(libc::EIO)
+    }
+
+    /// True for the first caller only: the counters are reported once.
+    pub fn take_report(&self) -> bool {
+        !self.reported.swap(true, Ordering::AcqRel)
+    }
+}
+
+impl File {
+    fn open(&self) -> MutexGuard<'_, OpenFile> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Opens device `index`; the descriptor is `/dev/null`, so that closing and duplicating it stay the kernel's.
+pub fn open(index: u8, flags: c_int) -> c_int {
+    let kept = libc::O_ACCMODE | libc::O_CLOEXEC | libc::O_NONBLOCK;
+    let fd = raw::openat(libc::AT_FDCWD, c"/dev/null".as_ptr(), flags & kept, 0);
+    if fd < 0 {
+        return fd;
+    }
+    if flags & libc::O_PATH != 0 {
+        return fd;
+    }
+    let opened = guarded(|| {
+        let nic = get_or_make()?;
+        let number = nic.next.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff;
+        let file = File { open: Mutex::new(OpenFile::new(index)), descriptors: AtomicU32::new(1) };
+        nic.files().insert(number, Arc::new(file));
+        if table::set(fd, Entry::Command(number)) {
+            Ok(())
+        } else {
+            nic.files().remove(&number);
+            Err(libc::EMFILE)
+        }
+    });
+    match opened {
+        Ok(()) => fd,
+        Err(errno) => {
+            raw::close(fd);
+            fail(errno)
+        }
+    }
+}
+
+/// A descriptor of this file was closed.
+pub fn release(number: u32) {
+    // Another process that shares our memory (a vfork child) closes its own descriptor, not our file.
+    let Some(nic) = get() else { return };
+    let closed = guarded(|| {
+        let file = nic.file(number)?;
+        if file.descriptors.fetch_sub(1, Ordering::AcqRel) > 1 {
+            return Ok(());
+        }
+        nic.files().remove(&number);
+        let device = file.open().device;
+        let open = std::mem::replace(&mut *file.open(), OpenFile::new(device));
+        nic.process.command(|server| server.close(open));
+        Ok(())
+    });
+    if closed.is_err() && log_enabled() {
+        log(&format!("close of device file {number} that is not open"));
+    }
+}
+
+/// A descriptor of this file was duplicated.
+pub fn retain(number: u32) {
+    if let Some(Ok(file)) = get().map(|nic| nic.file(number)) {
+        file.descriptors.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// The verbs ioctl.
+pub fn ioctl(number: u32, address: u64) -> c_int {
+    let done = guarded(|| {
+        let nic = get().ok_or(libc::EIO)?;
+        let file = nic.file(number)?;
+        let mut open = file.open();
+        nic.process.command(|server| server.ioctl(&mut open, address)).map_err(|error| error.errno)
+    });
+    match done {
+        Ok(()) => 0,
+        Err(errno) => fail(errno),
+    }
+}
+
+/// Maps a page of a device file.
+pub fn mmap(
+    number: u32,
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    offset: i64,
+) -> *mut c_void {
+    let mapped = guarded(|| {
+        let nic = get().ok_or(libc::EIO)?;
+        let file = nic.file(number)?;
+        let open = file.open();
+        let found = nic.process.server.mapping(&open, offset as u64, length);
+        let mapping = found.map_err(|error| {
+            if log_enabled() {
+                log(&error.to_string());
+            }
+            error.errno
+        })?;
+        // The kernel takes no private or executable mapping of device pages, and no writable one of the clock.
+        if flags & libc::MAP_SHARED == 0 || protection & libc::PROT_EXEC != 0 {
+            return Err(libc::EINVAL);
+        }
+        if protection & libc::PROT_WRITE != 0 && !mapping.writable() {
+            return Err(libc::EPERM);
+        }
+        use std::os::fd::AsRawFd;
+        let fd = mapping.fd().as_raw_fd();
+        // SAFETY: the program asked for this mapping at this address, as it would of the kernel.
+        let page = unsafe { syscall!(SYS_mmap, address, length, protection, flags, fd, 0) };
+        if page == -1 {
+            return Err(raw::errno());
+        }
+        // As the kernel's VM_DONTCOPY: a fork child must not ring the parent's doorbells.
+        // SAFETY: advice about the mapping just made.
+        unsafe { syscall!(SYS_madvise, page, length, libc::MADV_DONTFORK) };
+        Ok(page as *mut c_void)
+    });
+    mapped.unwrap_or_else(|errno| {
+        fail(errno);
+        libc::MAP_FAILED
+    })
+}
+
+/// The program is about to end: let what it completed reach its peers, and report the counters.
+pub fn end() {
+    let Some(nic) = get() else { return };
+    let _keep = raw::KeepErrno::new();
+    let _ = guarded(|| {
+        if nic.take_report() {
+            let ended = nic.process.end();
+            stats::append(&ended, pump::time_ns());
+        }
+        Ok(())
+    });
+}

@@ -1,0 +1,123 @@
+//! System calls without libc's wrappers, which are what this library replaces; and libc's own functions, found behind it.
+
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// Sets `errno` and returns the -1 that C functions fail with.
+pub fn fail(errno: c_int) -> c_int {
+    // SAFETY: libc gives a valid pointer to the calling thread's errno.
+    unsafe { *libc::__errno_location() = errno };
+    -1
+}
+
+/// The calling thread's `errno`.
+pub fn errno() -> c_int {
+    // SAFETY: as in `fail`.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Puts `errno` back as it was when a hook began, so that a hook's own failures do not show.
+pub struct KeepErrno(c_int);
+
+impl KeepErrno {
+    /// Remembers the present value.
+    pub fn new() -> Self {
+        Self(errno())
+    }
+}
+
+impl Drop for KeepErrno {
+    fn drop(&mut self) {
+        fail(self.0);
+    }
+}
+
+/// One system call with libc's convention (-1 and `errno`).
+///
+/// # Safety
+/// As the call's own: pointers that the kernel writes through must be good for it.
+macro_rules! syscall {
+    ($number:ident $(, $argument:expr)*) => {
+        libc::syscall(libc::$number $(, $argument)*)
+    };
+}
+pub(crate) use syscall;
+
+/// `openat` without the hook. The kernel checks the path's address.
+pub fn openat(directory: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    // SAFETY: the kernel only reads through `path`, and answers EFAULT for a bad one.
+    unsafe { syscall!(SYS_openat, directory, path, flags, mode) as c_int }
+}
+
+/// `close` without the hook.
+pub fn close(fd: c_int) -> c_int {
+    // SAFETY: closing touches no memory; the program decides which descriptors it closes.
+    unsafe { syscall!(SYS_close, fd) as c_int }
+}
+
+/// `fstat` without the hook.
+pub fn fstat(fd: c_int) -> Option<libc::stat> {
+    // SAFETY: plain old data, for which zeros are a value.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `found` has room for the answer and lives through the call.
+    let result = unsafe { syscall!(SYS_fstat, fd, &raw mut found) };
+    (result == 0).then_some(found)
+}
+
+/// A memfd with this name (without its terminating zero's worries: a literal).
+pub fn memfd(name: &CStr, close_on_exec: bool) -> c_int {
+    let flags = if close_on_exec { libc::MFD_CLOEXEC } else { 0 };
+    // SAFETY: the kernel reads the name, which lives through the call.
+    unsafe { syscall!(SYS_memfd_create, name.as_ptr(), flags) as c_int }
+}
+
+/// Process id, from the kernel: libc's may be cached by the program's own libc.
+pub fn pid() -> i32 {
+    // SAFETY: no arguments, no memory.
+    unsafe { syscall!(SYS_getpid) as i32 }
+}
+
+/// A libc function behind this library's, looked up once.
+pub struct Behind {
+    name: &'static CStr,
+    found: AtomicPtr<c_void>,
+}
+
+impl Behind {
+    /// Names the function.
+    pub const fn new(name: &'static CStr) -> Self {
+        Self { name, found: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// Its address, or null when the C library has no such function.
+    pub fn get(&self) -> *mut c_void {
+        let found = self.found.load(Ordering::Relaxed);
+        if !found.is_null() {
+            return found;
+        }
+        // SAFETY: the name is a C string; RTLD_NEXT means "after this library".
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.found.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+/// Declares the type of a libc function behind this library's, and gives it, or fails the hook with `ENOSYS`.
+macro_rules! behind {
+    ($name:literal, fn($($argument:ty),*) -> $result:ty, $failed:expr) => {{
+        static BEHIND: $crate::preload::raw::Behind = $crate::preload::raw::Behind::new($name);
+        let found = BEHIND.get();
+        if found.is_null() {
+            $crate::preload::raw::fail(libc::ENOSYS);
+            return $failed;
+        }
+        // SAFETY: the C library's function of this name has this signature.
+        unsafe { std::mem::transmute::<*mut std::ffi::c_void, unsafe extern "C" fn($($argument),*) -> $result>(found) }
+    }};
+}
+pub(crate) use behind;
+
+/// Result of a system call that returns a `long`.
+pub fn int(result: c_long) -> c_int {
+    result as c_int
+}

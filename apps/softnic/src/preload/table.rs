@@ -1,0 +1,159 @@
+//! Which descriptors of the program are ours: one word a descriptor, read by every hook, without a lock.
+//!
+//! A descriptor may leave without our seeing it (a raw system call, a `posix_spawn` action), so whoever uses an entry
+//! asks the kernel whether the descriptor still is what it was: a command file is `/dev/null` (char device 1:3), a
+//! directory is a memfd whose size says which.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use soft_nic::abi::tree::COMMAND_DEVICE;
+
+use super::raw;
+
+/// Descriptors above are never ours: opening a device there fails with EMFILE.
+pub const LIMIT: usize = 1 << 16;
+
+/// Size of the memfd that stands for directory 0; nobody makes a sparse file of just this size.
+const DIRECTORY_SIZE: i64 = 0x0050_f71c_0000_0000;
+const MAX_INDEX: u32 = (1 << 24) - 1;
+
+static ENTRIES: [AtomicU32; LIMIT] = [const { AtomicU32::new(0) }; LIMIT];
+/// One past the highest descriptor that was ever ours.
+static HIGHEST: AtomicU32 = AtomicU32::new(0);
+
+/// What a descriptor is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Entry {
+    /// Not ours.
+    Foreign,
+    /// An open device file, by number.
+    Command(u32),
+    /// A directory of the tree, by index.
+    Directory(u32),
+    /// A device file that the parent had opened before it forked.
+    Inherited,
+}
+
+impl Entry {
+    fn word(self) -> u32 {
+        match self {
+            Self::Foreign => 0,
+            Self::Command(number) => 1 << 24 | number & MAX_INDEX,
+            Self::Directory(index) => 2 << 24 | index & MAX_INDEX,
+            Self::Inherited => 3 << 24,
+        }
+    }
+
+    fn of(word: u32) -> Self {
+        match word >> 24 {
+            1 => Self::Command(word & MAX_INDEX),
+            2 => Self::Directory(word & MAX_INDEX),
+            3 => Self::Inherited,
+            _ => Self::Foreign,
+        }
+    }
+}
+
+/// What this descriptor is said to be; one load.
+pub fn get(fd: c_int) -> Entry {
+    match usize::try_from(fd).ok().and_then(|fd| ENTRIES.get(fd)) {
+        Some(entry) => Entry::of(entry.load(Ordering::Relaxed)),
+        None => Entry::Foreign,
+    }
+}
+
+/// The same, after asking the kernel; an entry that is no longer true is forgotten.
+pub fn verified(fd: c_int) -> Entry {
+    let entry = get(fd);
+    let still = match entry {
+        Entry::Foreign => return entry,
+        Entry::Command(_) | Entry::Inherited => raw::fstat(fd).is_some_and(|found| {
+            found.st_mode & libc::S_IFMT == libc::S_IFCHR
+                && (libc::major(found.st_rdev), libc::minor(found.st_rdev)) == COMMAND_DEVICE
+        }),
+        Entry::Directory(index) => raw::fstat(fd).is_some_and(|found| {
+            found.st_mode & libc::S_IFMT == libc::S_IFREG && found.st_size == DIRECTORY_SIZE + i64::from(index)
+        }),
+    };
+    if still {
+        entry
+    } else {
+        set(fd, Entry::Foreign);
+        Entry::Foreign
+    }
+}
+
+/// Says what a descriptor is; false when it is too high to be ours.
+pub fn set(fd: c_int, entry: Entry) -> bool {
+    let Some(place) = usize::try_from(fd).ok().and_then(|fd| ENTRIES.get(fd)) else { return false };
+    if entry != Entry::Foreign {
+        HIGHEST.fetch_max(fd as u32 + 1, Ordering::Relaxed);
+    }
+    place.store(entry.word(), Ordering::Relaxed);
+    true
+}
+
+/// Takes the entry out and returns it.
+pub fn take(fd: c_int) -> Entry {
+    match usize::try_from(fd).ok().and_then(|fd| ENTRIES.get(fd)) {
+        // Most descriptors are foreign: a load, no locked swap.
+        Some(entry) if entry.load(Ordering::Relaxed) != 0 => Entry::of(entry.swap(0, Ordering::Relaxed)),
+        _ => Entry::Foreign,
+    }
+}
+
+/// Descriptors from `first` to `last` that may be ours.
+pub fn range(first: u32, last: u32) -> impl Iterator<Item = c_int> {
+    let end = HIGHEST.load(Ordering::Relaxed).min(last.saturating_add(1));
+    (first..end).map(|fd| fd as c_int).filter(|fd| get(*fd) != Entry::Foreign)
+}
+
+/// In a fork child: what the parent opened is no longer usable.
+pub fn after_fork() {
+    for fd in range(0, u32::MAX - 1) {
+        if let Entry::Command(_) = get(fd) {
+            set(fd, Entry::Inherited);
+        }
+    }
+}
+
+/// Makes a descriptor that stands for a directory.
+pub fn open_directory(index: usize, close_on_exec: bool) -> c_int {
+    let fd = raw::memfd(c"softnic-directory", close_on_exec);
+    if fd < 0 {
+        return fd;
+    }
+    let index = index as u32 & MAX_INDEX;
+    // SAFETY: plain numbers.
+    let sized = unsafe { raw::syscall!(SYS_ftruncate, fd, DIRECTORY_SIZE + i64::from(index)) };
+    if sized != 0 || !set(fd, Entry::Directory(index)) {
+        raw::close(fd);
+        return raw::fail(libc::EMFILE);
+    }
+    fd
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_keep_kind_and_number() {
+        for entry in [Entry::Foreign, Entry::Command(0), Entry::Command(77), Entry::Directory(3), Entry::Inherited] {
+            assert_eq!(Entry::of(entry.word()), entry);
+        }
+    }
+
+    #[test]
+    fn a_descriptor_that_became_something_else_is_forgotten() {
+        let fd = open_directory(5, true);
+        assert_eq!(verified(fd), Entry::Directory(5));
+        raw::close(fd);
+        assert_eq!(get(fd), Entry::Directory(5));
+        assert_eq!(verified(fd), Entry::Foreign);
+        assert_eq!(get(fd), Entry::Foreign);
+        assert_eq!(get(-1), Entry::Foreign);
+        assert_eq!(get(i32::MAX), Entry::Foreign);
+    }
+}

@@ -1,0 +1,47 @@
+//! Address handles. libmlx5 asks for them on Ethernet only, to learn the destination's MAC address.
+
+use super::attributes::{Command, refuse};
+use super::commands::{Answer, Commands};
+use super::layout::{Writer, create_ah, create_ah_resp, mlx5_create_ah_resp};
+use super::server::{OpenFile, Server, UHW_OUT};
+use super::write::{CORE_OUT, Write};
+use crate::config::LinkLayer;
+use crate::device::command::AddressVector;
+
+/// CREATE_AH.
+pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
+    use create_ah as at;
+    let context = file.context()?;
+    let device = server.device(file)?;
+    let input = write.core_in;
+    let global = input.u8(at::IS_GLOBAL) != 0;
+    if device.link_layer == LinkLayer::Roce && !global {
+        return Err(refuse(libc::EINVAL, "CREATE_AH: an address on Ethernet needs a GID"));
+    }
+    let address = AddressVector {
+        dlid: input.u16(at::DLID),
+        dgid: global.then(|| input.array(at::DGID)),
+        sgid_index: input.u8(at::SGID_INDEX),
+        sl: input.u8(at::SL),
+        flow_label: input.u32(at::FLOW_LABEL),
+        hop_limit: input.u8(at::HOP_LIMIT),
+        traffic_class: input.u8(at::TRAFFIC_CLASS),
+        port: input.u8(at::PORT_NUM),
+    };
+    let made = server.nic()?.create_ah(context, input.u32(at::PD_HANDLE), &address)?;
+    let core = Writer::<{ create_ah_resp::SIZE }>::new().u32(create_ah_resp::AH_HANDLE, made.handle).finish();
+    let driver = Writer::<{ mlx5_create_ah_resp::SIZE }>::new()
+        .u32(mlx5_create_ah_resp::RESPONSE_LENGTH, mlx5_create_ah_resp::SIZE as u32)
+        .bytes(mlx5_create_ah_resp::DMAC, &made.dmac)
+        .finish();
+    let written = write.command.write(CORE_OUT, &core).and_then(|()| write.command.write(UHW_OUT, &driver));
+    if written.is_err() {
+        server.nic()?.destroy_ah(context, made.handle)?;
+    }
+    written
+}
+
+/// AH.DESTROY.
+pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
+    server.nic()?.destroy_ah(file.context()?, command.expect_handle(0)?)
+}

@@ -1,0 +1,88 @@
+//! The two clock pages of a context: the running core clock, and the line that turns its ticks into wall-clock time.
+//!
+//! Layouts as libmlx5's `mlx5_query_rt_values` and `mlx5dv_ts_to_ns` read them. The device's clock counts nanoseconds of
+//! CLOCK_MONOTONIC, as completion timestamps do, so the conversion is an offset. The core clock page is memory, not a
+//! register: it is as fresh as the NIC thread's last look (2 ms when the NIC sleeps).
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::layout::clock_info;
+use crate::dma::SharedMemory;
+use crate::dma::system::{self, PAGE};
+
+/// Frequency of the core clock as QUERY_DEVICE says it.
+pub const CORE_CLOCK_KHZ: u64 = 1_000_000;
+
+/// A page that programs map read-only.
+#[derive(Debug)]
+pub struct ClockPage {
+    fd: OwnedFd,
+    memory: SharedMemory,
+}
+
+impl ClockPage {
+    fn new(name: &str) -> io::Result<Self> {
+        let fd = system::memfd(name, PAGE)?;
+        let memory = SharedMemory::map(&fd, PAGE)?;
+        Ok(Self { fd, memory })
+    }
+
+    /// What the program's `mmap` maps.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Both pages.
+#[derive(Debug)]
+pub struct Clock {
+    /// BE32 high half, BE32 low half, at the start.
+    pub core: ClockPage,
+    /// `mlx5_ib_clock_info`.
+    pub info: ClockPage,
+}
+
+impl Clock {
+    /// Makes both pages and starts them at the present time.
+    pub fn new() -> io::Result<Self> {
+        let clock =
+            Self { core: ClockPage::new("softnic-clock")?, info: ClockPage::new("softnic-clock-info")? };
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
+        let now = system::monotonic_ns();
+        let put = |offset, value| clock.info.memory.word(offset).store(value, Ordering::Relaxed);
+        put(clock_info::NSEC, wall);
+        put(clock_info::CYCLES, now);
+        // One tick is one nanosecond: multiplier 1 (low half), shift 0 (high half).
+        put(clock_info::MULT, 1);
+        put(clock_info::MASK, u64::MAX >> 1);
+        put(clock_info::OVERFLOW_PERIOD, 1 << 40);
+        clock.tick(now);
+        Ok(clock)
+    }
+
+    /// Moves the core clock on.
+    pub fn tick(&self, now_ns: u64) {
+        self.core.memory.word(0).store(now_ns.to_be(), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_core_clock_is_two_big_endian_halves_and_the_line_passes_through_now() {
+        let clock = Clock::new().unwrap();
+        clock.tick(0x0102_0304_0506_0708);
+        let core = clock.core.memory.word(0).load(Ordering::Relaxed).to_ne_bytes();
+        assert_eq!(core, [1, 2, 3, 4, 5, 6, 7, 8]);
+        let word = |offset| clock.info.memory.word(offset).load(Ordering::Relaxed);
+        // (mult, shift) = (1, 0); sign 0 = stable.
+        assert_eq!((word(clock_info::MULT), word(clock_info::SIGN)), (1, 0));
+        assert!(word(clock_info::NSEC) > 1_600_000_000_000_000_000);
+        assert!(system::monotonic_ns() - word(clock_info::CYCLES) < 1_000_000_000);
+    }
+}

@@ -1,0 +1,114 @@
+//! Completion queues: CQ.CREATE and CQ.DESTROY.
+//!
+//! Follows Linux `uverbs_std_types_cq.c` and `create_cq_user` in `drivers/infiniband/hw/mlx5/cq.c`.
+
+use super::attributes::{Command, refuse};
+use super::commands::{Answer, Commands};
+use super::layout::{Writer, create_cq, create_cq_resp, destroy_cq_resp};
+use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
+use crate::device::command::CreateCq;
+
+/// Attribute numbers of CQ.CREATE.
+pub const HANDLE: u16 = 0;
+/// See [`HANDLE`].
+pub const CQE: u16 = 1;
+/// See [`HANDLE`].
+pub const USER_HANDLE: u16 = 2;
+/// See [`HANDLE`].
+pub const COMP_CHANNEL: u16 = 3;
+/// See [`HANDLE`].
+pub const COMP_VECTOR: u16 = 4;
+/// See [`HANDLE`].
+pub const FLAGS: u16 = 5;
+/// See [`HANDLE`].
+pub const RESP_CQE: u16 = 6;
+/// See [`HANDLE`].
+pub const EVENT_FD: u16 = 7;
+
+/// `IB_UVERBS_CQ_FLAGS_TIMESTAMP_COMPLETION`: every CQE has a timestamp anyway.
+const CQ_FLAG_TIMESTAMP: u32 = 1;
+/// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`.
+const MLX5_FLAG_UAR_PAGE: u16 = 1 << 1;
+
+/// CQ.CREATE.
+pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
+    let context = file.context()?;
+    let driver = command.input(UHW_IN).ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in CQ.CREATE"))?;
+    let flags = command.number32(FLAGS).unwrap_or(0);
+    let mlx5_flags = driver.u16(create_cq::FLAGS);
+    if flags & !CQ_FLAG_TIMESTAMP != 0 {
+        return Err(refuse(libc::EOPNOTSUPP, format!("CQ.CREATE: flags {flags:#x}")));
+    }
+    // Not offered by the capabilities: compressed CQEs, padded 128-byte CQEs, real-time timestamps.
+    if mlx5_flags & !MLX5_FLAG_UAR_PAGE != 0 || driver.u8(create_cq::CQE_COMP_EN) != 0 {
+        let compressed = driver.u8(create_cq::CQE_COMP_EN);
+        return Err(refuse(
+            libc::EOPNOTSUPP,
+            format!("CQ.CREATE: mlx5 flags {mlx5_flags:#x}, compression {compressed}"),
+        ));
+    }
+    let vector = command.number32(COMP_VECTOR).unwrap_or(0);
+    if vector as usize >= server.machine.processors {
+        return Err(refuse(
+            libc::EINVAL,
+            format!("completion vector {vector} of {}", server.machine.processors),
+        ));
+    }
+    let channel =
+        match command.fd(COMP_CHANNEL) {
+            None => None,
+            Some(fd) => {
+                let found = server.events.channel(context, fd);
+                Some(found.ok_or_else(|| {
+                    refuse(libc::EBADF, format!("descriptor {fd} is no completion channel"))
+                })?)
+            }
+        };
+    check_event_fd(server, file, command, EVENT_FD)?;
+    let request = CreateCq {
+        cqe: command.number32(CQE).unwrap_or(0),
+        cqe_size: driver.u32(create_cq::CQE_SIZE),
+        buffer: driver.u64(create_cq::BUF_ADDR),
+        record: driver.u64(create_cq::DB_ADDR),
+        user_handle: command.number(USER_HANDLE).unwrap_or(0),
+        channel,
+        uar_page: (mlx5_flags & MLX5_FLAG_UAR_PAGE != 0)
+            .then(|| u32::from(driver.u16(create_cq::UAR_PAGE_INDEX))),
+        vector,
+    };
+    let made = server.nic()?.create_cq(context, &request)?;
+    let answer = Writer::<{ create_cq_resp::SIZE }>::new().u32(create_cq_resp::CQN, made.cqn).finish();
+    let written = command
+        .write(RESP_CQE, &made.cqe.to_ne_bytes())
+        .and_then(|()| command.write(UHW_OUT, &answer))
+        .and_then(|()| command.give(HANDLE, u64::from(made.handle)));
+    if written.is_err() {
+        server.nic()?.destroy_cq(context, made.handle)?;
+    }
+    written
+}
+
+/// An optional asynchronous event file must be one of this context.
+pub fn check_event_fd<D: Commands>(
+    server: &Server<D>,
+    file: &OpenFile,
+    command: &Command<'_>,
+    attribute: u16,
+) -> Answer<()> {
+    match command.fd(attribute) {
+        Some(fd) if !server.events.is_asynchronous(file.context()?, fd) => {
+            Err(refuse(libc::EBADF, format!("descriptor {fd} is no asynchronous event file of this context")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// CQ.DESTROY: says how many events the program has read, which libibverbs waits to see acknowledged.
+pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
+    let reported = server.nic()?.destroy_cq(file.context()?, command.expect_handle(0)?)?;
+    let answer = Writer::<{ destroy_cq_resp::SIZE }>::new()
+        .u32(destroy_cq_resp::COMP_EVENTS_REPORTED, reported.completion_events)
+        .u32(destroy_cq_resp::ASYNC_EVENTS_REPORTED, reported.async_events)
+        .finish();
+    command.write(1, &answer)
+}

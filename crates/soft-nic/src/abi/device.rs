@@ -1,0 +1,267 @@
+//! The DEVICE object: context, ports, GIDs, capabilities; and the asynchronous event file.
+//!
+//! Follows Linux `uverbs_std_types_device.c` and, for the mlx5 part, `mlx5_ib_alloc_ucontext` in
+//! `drivers/infiniband/hw/mlx5/main.c`.
+
+use super::attributes::{Command, refuse};
+use super::clock::CORE_CLOCK_KHZ;
+use super::commands::{Answer, Commands};
+use super::layout::{
+    Writer, alloc_ucontext_req, alloc_ucontext_resp, ex_query_device_resp, gid_entry, mlx5_query_device_resp,
+    query_device_resp, query_port_resp,
+};
+use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
+use super::sysfs::{PKEY_TABLE_LENGTH, gid_table_length, port_capabilities};
+use super::write::{CORE_OUT, Write};
+use crate::config::LinkLayer;
+use crate::device::model::{DeviceConfig, VENDOR_OUI};
+
+/// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`: the optional access bits may be passed.
+const CORE_SUPPORT: u64 = 1;
+/// `MLX5_LIB_CAP_DYN_UAR`: the library asks for UAR pages one by one. All of rdma-core 39 to 64 do.
+const LIB_CAP_DYN_UAR: u64 = 1 << 1;
+
+/// GET_CONTEXT: the device's context for this open.
+pub fn get_context<D: Commands>(
+    server: &Server<D>,
+    file: &mut OpenFile,
+    command: &Command<'_>,
+) -> Answer<()> {
+    if file.context.is_some() {
+        return Err(refuse(libc::EINVAL, "this open has a context already"));
+    }
+    let request = command.input(UHW_IN).ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in GET_CONTEXT"))?;
+    let lib_caps = request.u64(alloc_ucontext_req::LIB_CAPS);
+    if lib_caps & LIB_CAP_DYN_UAR == 0 {
+        let reason =
+            format!("library capabilities {lib_caps:#x}: only dynamic UARs are supported (rdma-core 39 on)");
+        return Err(refuse(libc::EOPNOTSUPP, reason));
+    }
+    if request.u8(alloc_ucontext_req::MAX_CQE_VERSION) == 0 {
+        return Err(refuse(libc::EOPNOTSUPP, "CQE version 0: CQEs here carry user indexes (version 1)"));
+    }
+    if request.u32(alloc_ucontext_req::COMP_MASK) != 0 {
+        return Err(refuse(libc::EOPNOTSUPP, "unknown comp_mask in GET_CONTEXT"));
+    }
+    let capabilities = server.device(file)?.model.capabilities();
+    let context = server.nic()?.open_context(file.device)?;
+    file.context = Some(context);
+    use alloc_ucontext_resp as at;
+    let response = Writer::<{ at::SIZE }>::new()
+        .u32(at::QP_TAB_SIZE, 1 << 18)
+        .u32(at::BF_REG_SIZE, 512)
+        // 0 static registers: the library allocates UAR pages as it needs them.
+        .u32(at::TOT_BFREGS, 0)
+        .u32(at::CACHE_LINE_SIZE, 64)
+        .u16(at::MAX_SQ_DESC_SZ, 1024)
+        .u16(at::MAX_RQ_DESC_SZ, capabilities.max_recv_descriptor_bytes as u16)
+        .u32(at::MAX_SEND_WQEBB, capabilities.max_qp_wr)
+        .u32(at::MAX_RECV_WR, capabilities.max_qp_wr)
+        .u32(at::MAX_SRQ_RECV_WR, 0)
+        .u16(at::NUM_PORTS, 1)
+        // Bit 0: `hca_core_clock_offset` is valid.
+        .u32(at::COMP_MASK, 1)
+        .u32(at::RESPONSE_LENGTH, at::SIZE as u32)
+        // Version 1: CQEs carry the user index, not the QPN.
+        .u8(at::CQE_VERSION, 1)
+        // QUERY_DEVICE and CREATE_AH have an mlx5 part.
+        .u8(at::CMDS_SUPP_UHW, 3)
+        // 1 = no inline header required of Ethernet sends.
+        .u8(at::ETH_MIN_INLINE, 1)
+        .u8(at::CLOCK_INFO_VERSIONS, 1)
+        .u64(at::HCA_CORE_CLOCK_OFFSET, 0)
+        .u32(at::LOG_UAR_SIZE, 12)
+        .u32(at::NUM_UARS_PER_PAGE, 1)
+        .u32(at::NUM_DYN_BFREGS, 512)
+        .finish();
+    let written = command
+        .write(0, &(server.machine.processors as u32).to_ne_bytes())
+        .and_then(|()| command.write(1, &CORE_SUPPORT.to_ne_bytes()))
+        .and_then(|()| command.write(UHW_OUT, &response));
+    if written.is_err() {
+        file.context = None;
+        server.nic()?.close_context(context);
+    }
+    written
+}
+
+/// QUERY_PORT.
+pub fn query_port<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
+    file.context()?;
+    let device = server.device(file)?;
+    check_port(command.number(0).unwrap_or(0))?;
+    let ethernet = device.link_layer == LinkLayer::Roce;
+    use query_port_resp as at;
+    let response = Writer::<{ at::SIZE }>::new()
+        .u32(at::PORT_CAP_FLAGS, port_capabilities(device.link_layer))
+        .u32(at::MAX_MSG_SZ, device.model.capabilities().max_message_bytes)
+        .u32(at::GID_TBL_LEN, gid_table_length(device.link_layer))
+        .u16(at::PKEY_TBL_LEN, PKEY_TABLE_LENGTH)
+        .u16(at::LID, device.lid)
+        .u16(at::SM_LID, u16::from(!ethernet))
+        // IB_PORT_ACTIVE
+        .u8(at::STATE, 4)
+        .u8(at::MAX_MTU, 5)
+        .u8(at::ACTIVE_MTU, device.mtu)
+        .u8(at::MAX_VL_NUM, 2)
+        .u8(at::SUBNET_TIMEOUT, 18)
+        // 4x
+        .u8(at::ACTIVE_WIDTH, 2)
+        .u8(at::ACTIVE_SPEED, device.model.active_speed())
+        // LinkUp
+        .u8(at::PHYS_STATE, 5)
+        .u8(at::LINK_LAYER, if ethernet { 2 } else { 1 })
+        // IB_UVERBS_QPF_GRH_REQUIRED
+        .u8(at::FLAGS, u8::from(ethernet))
+        .finish();
+    command.write(1, &response)
+}
+
+fn check_port(port: u64) -> Answer<()> {
+    if port == 1 { Ok(()) } else { Err(refuse(libc::EINVAL, format!("port {port}, there is only port 1"))) }
+}
+
+fn gid<D: Commands>(
+    server: &Server<D>,
+    device: &DeviceConfig,
+    index: usize,
+) -> Option<[u8; gid_entry::SIZE]> {
+    let entry = device.gids.get(index)?;
+    let interface = if device.link_layer == LinkLayer::Roce { server.machine.interface_index } else { 0 };
+    let built = Writer::<{ gid_entry::SIZE }>::new()
+        .bytes(gid_entry::GID, &entry.gid)
+        .u32(gid_entry::GID_INDEX, index as u32)
+        .u32(gid_entry::PORT_NUM, 1)
+        .u32(gid_entry::GID_TYPE, entry.kind as u32)
+        .u32(gid_entry::NETDEV_IFINDEX, interface);
+    Some(built.finish())
+}
+
+/// QUERY_GID_ENTRY: `ENODATA` for an empty entry, `EINVAL` past the table.
+pub fn query_gid_entry<D: Commands>(
+    server: &Server<D>,
+    file: &mut OpenFile,
+    command: &Command<'_>,
+) -> Answer<()> {
+    file.context()?;
+    let device = server.device(file)?;
+    check_port(command.number(0).unwrap_or(0))?;
+    let index = command.number32(1).unwrap_or(0);
+    if command.number32(2).unwrap_or(0) != 0 {
+        return Err(refuse(libc::EINVAL, "unknown flags in QUERY_GID_ENTRY"));
+    }
+    let length = gid_table_length(device.link_layer);
+    if index >= length {
+        return Err(refuse(libc::EINVAL, format!("GID index {index} of a table of {length}")));
+    }
+    match gid(server, device, index as usize) {
+        Some(entry) => command.write(3, &entry),
+        None => Err(refuse(libc::ENODATA, format!("GID {index} is empty"))),
+    }
+}
+
+/// QUERY_GID_TABLE: the entries in use, in elements of the size that the library asks for.
+pub fn query_gid_table<D: Commands>(
+    server: &Server<D>,
+    file: &mut OpenFile,
+    command: &Command<'_>,
+) -> Answer<()> {
+    file.context()?;
+    let device = server.device(file)?;
+    let size = command.number(0).unwrap_or(0);
+    if command.number32(1).unwrap_or(0) != 0 || size == 0 || size > 4096 {
+        return Err(refuse(libc::EINVAL, format!("QUERY_GID_TABLE with entries of {size} bytes")));
+    }
+    let (size, room) = (size as usize, command.room(2));
+    let mut table = Vec::new();
+    let mut count = 0_u64;
+    for entry in (0..device.gids.len()).filter_map(|index| gid(server, device, index)) {
+        if table.len() + size > room {
+            return Err(refuse(libc::EINVAL, format!("{room} bytes of room for {} GIDs", device.gids.len())));
+        }
+        let mut element = entry.to_vec();
+        element.resize(size, 0);
+        table.extend(element);
+        count += 1;
+    }
+    command.write(2, &table)?;
+    command.write(3, &count.to_ne_bytes())
+}
+
+/// ASYNC_EVENT.ALLOC: a file that asynchronous events are read from.
+pub fn alloc_async_event<D: Commands>(
+    server: &Server<D>,
+    file: &mut OpenFile,
+    command: &Command<'_>,
+) -> Answer<()> {
+    let context = file.context()?;
+    let made = server.events.create_asynchronous(context);
+    let fd = made.map_err(|error| refuse(error.raw_os_error().unwrap_or(libc::ENOMEM), error.to_string()))?;
+    command.give(0, fd as u64)
+}
+
+/// The 176 bytes that plain and extended QUERY_DEVICE share.
+fn device_attributes(device: &DeviceConfig) -> Writer<{ ex_query_device_resp::SIZE }> {
+    let capabilities = device.model.capabilities();
+    use query_device_resp as at;
+    Writer::new()
+        .u64(at::FW_VER, device.model.firmware_number())
+        .bytes(at::NODE_GUID, &device.guid.to_be_bytes())
+        .bytes(at::SYS_IMAGE_GUID, &device.guid.to_be_bytes())
+        .u64(at::MAX_MR_SIZE, capabilities.max_mr_size)
+        .u64(at::PAGE_SIZE_CAP, capabilities.page_size_cap)
+        .u32(at::VENDOR_ID, VENDOR_OUI)
+        .u32(at::VENDOR_PART_ID, u32::from(device.model.pci_device()))
+        .u32(at::MAX_QP, capabilities.max_qp)
+        .u32(at::MAX_QP_WR, capabilities.max_qp_wr)
+        .u32(at::DEVICE_CAP_FLAGS, capabilities.device_cap_flags)
+        .u32(at::MAX_SGE, capabilities.max_sge)
+        .u32(at::MAX_SGE_RD, capabilities.max_sge_rd)
+        .u32(at::MAX_CQ, capabilities.max_cq)
+        .u32(at::MAX_CQE, capabilities.max_cqe)
+        .u32(at::MAX_MR, capabilities.max_mr)
+        .u32(at::MAX_PD, capabilities.max_pd)
+        .u32(at::MAX_QP_RD_ATOM, capabilities.max_qp_rd_atom)
+        .u32(at::MAX_RES_RD_ATOM, capabilities.max_res_rd_atom)
+        .u32(at::MAX_QP_INIT_RD_ATOM, capabilities.max_qp_init_rd_atom)
+        // IB_ATOMIC_HCA: atomic with respect to other requests of this NIC.
+        .u32(at::ATOMIC_CAP, 1)
+        .u32(at::MAX_AH, capabilities.max_ah)
+        .u16(at::MAX_PKEYS, capabilities.max_pkeys)
+        .u8(at::LOCAL_CA_ACK_DELAY, capabilities.local_ca_ack_delay)
+        .u8(at::PHYS_PORT_CNT, 1)
+}
+
+/// Plain QUERY_DEVICE.
+pub fn query_device<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
+    let attributes = device_attributes(server.device(file)?).finish();
+    write.command.write(CORE_OUT, &attributes[..query_device_resp::SIZE])
+}
+
+/// Extended QUERY_DEVICE.
+pub fn ex_query_device<D: Commands>(
+    server: &Server<D>,
+    file: &mut OpenFile,
+    write: &Write<'_>,
+) -> Answer<()> {
+    file.context()?;
+    let device = server.device(file)?;
+    if write.core_in.u32(0) != 0 || write.core_in.u32(4) != 0 {
+        return Err(refuse(libc::EINVAL, "comp_mask or reserved word of QUERY_DEVICE is not zero"));
+    }
+    use ex_query_device_resp as at;
+    let flags = u64::from(device.model.capabilities().device_cap_flags);
+    let room = write.command.room(CORE_OUT).min(at::SIZE);
+    let attributes = device_attributes(device)
+        .u32(at::RESPONSE_LENGTH, room as u32)
+        .u64(at::TIMESTAMP_MASK, u64::MAX)
+        .u64(at::HCA_CORE_CLOCK, CORE_CLOCK_KHZ)
+        .u64(at::DEVICE_CAP_FLAGS_EX, flags)
+        .finish();
+    write.command.write(CORE_OUT, &attributes)?;
+    let room = write.command.room(UHW_OUT).min(mlx5_query_device_resp::SIZE);
+    let driver = Writer::<{ mlx5_query_device_resp::SIZE }>::new()
+        .u32(mlx5_query_device_resp::RESPONSE_LENGTH, room as u32)
+        .finish();
+    write.command.write(UHW_OUT, &driver)
+}

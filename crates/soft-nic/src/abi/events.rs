@@ -1,0 +1,258 @@
+//! Completion channels and asynchronous event files: pipes whose read end the program owns.
+//!
+//! A program reads, polls and makes them non-blocking itself; nothing is interposed. The NIC writes whole events, and
+//! keeps a read end of its own (another open file, so never blocking) for two reasons: writing to a pipe that the
+//! program closed must not raise SIGPIPE, and the unread events of a destroyed object must be taken back, since
+//! libibverbs waits until as many are acknowledged as were reported.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::device::command::{ContextId, EventSink};
+
+/// A completion event: the CQ's user handle.
+const COMPLETION_BYTES: usize = 8;
+/// An asynchronous event: the object's user handle, the event type, a reserved word.
+const ASYNCHRONOUS_BYTES: usize = 16;
+
+/// All pipes of a process; clones share them.
+#[derive(Debug, Clone, Default)]
+pub struct Events(Arc<Mutex<Pipes>>);
+
+#[derive(Debug, Default)]
+struct Pipes {
+    /// By channel id.
+    channels: BTreeMap<u32, (ContextId, Pipe)>,
+    next_channel: u32,
+    /// A context may have several asynchronous files; the latest gets the events.
+    asynchronous: BTreeMap<ContextId, Vec<Pipe>>,
+}
+
+/// One pipe, seen from the NIC.
+#[derive(Debug)]
+struct Pipe {
+    inode: u64,
+    write: File,
+    /// For taking unread events back.
+    read: File,
+}
+
+impl Pipe {
+    /// Makes a pipe; the program's end comes back as a bare number, since the program will close it.
+    fn new() -> io::Result<(Self, RawFd)> {
+        let mut ends = [0; 2];
+        // SAFETY: `ends` has room for the two descriptors.
+        if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just gave this descriptor to us alone.
+        let program = unsafe { OwnedFd::from_raw_fd(ends[0]) };
+        // SAFETY: as above.
+        let write = unsafe { OwnedFd::from_raw_fd(ends[1]) };
+        // A new open file on the same pipe: its O_NONBLOCK is ours alone.
+        let reopen = |fd: RawFd, write: bool| {
+            std::fs::OpenOptions::new()
+                .read(!write)
+                .write(write)
+                .custom_flags(libc::O_NONBLOCK)
+                .open(format!("/proc/self/fd/{fd}"))
+        };
+        let read = reopen(program.as_raw_fd(), false)?;
+        let write = reopen(write.as_raw_fd(), true)?;
+        Ok((Self { inode: read.metadata()?.ino(), write, read }, program.into_raw_fd()))
+    }
+
+    /// Writes one event whole or not at all (far below PIPE_BUF).
+    fn put(&mut self, event: &[u8]) -> bool {
+        matches!(self.write.write(event), Ok(n) if n == event.len())
+    }
+
+    /// Takes out the unread events that `gone` picks; the others keep their order. Returns how many it took.
+    fn withdraw<const N: usize>(&mut self, gone: impl Fn(&[u8; N]) -> bool) -> u32 {
+        let (mut keep, mut taken, mut event) = (Vec::new(), 0, [0; N]);
+        while matches!(self.read.read(&mut event), Ok(n) if n == N) {
+            if gone(&event) {
+                taken += 1;
+            } else {
+                keep.push(event);
+            }
+        }
+        for event in &keep {
+            self.put(event);
+        }
+        taken
+    }
+}
+
+impl Events {
+    fn pipes(&self) -> MutexGuard<'_, Pipes> {
+        // A panic elsewhere leaves these maps whole: every change is one insert or remove.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a completion channel; returns the program's descriptor.
+    pub fn create_channel(&self, context: ContextId) -> io::Result<RawFd> {
+        let (pipe, fd) = Pipe::new()?;
+        let mut pipes = self.pipes();
+        let id = pipes.next_channel;
+        pipes.next_channel += 1;
+        pipes.channels.insert(id, (context, pipe));
+        Ok(fd)
+    }
+
+    /// The channel that this descriptor (or a duplicate) reads, in this context.
+    pub fn channel(&self, context: ContextId, fd: RawFd) -> Option<u32> {
+        let inode = pipe_inode(fd)?;
+        let pipes = self.pipes();
+        let mut found = pipes.channels.iter();
+        found.find(|(_, (owner, pipe))| *owner == context && pipe.inode == inode).map(|(id, _)| *id)
+    }
+
+    /// Makes an asynchronous event file; returns the program's descriptor.
+    pub fn create_asynchronous(&self, context: ContextId) -> io::Result<RawFd> {
+        let (pipe, fd) = Pipe::new()?;
+        self.pipes().asynchronous.entry(context).or_default().push(pipe);
+        Ok(fd)
+    }
+
+    /// Whether this descriptor reads asynchronous events of the context.
+    pub fn is_asynchronous(&self, context: ContextId, fd: RawFd) -> bool {
+        let Some(inode) = pipe_inode(fd) else { return false };
+        let pipes = self.pipes();
+        pipes.asynchronous.get(&context).is_some_and(|files| files.iter().any(|pipe| pipe.inode == inode))
+    }
+
+    /// Forgets a context's pipes; whoever still reads one sees its end.
+    pub fn close_context(&self, context: ContextId) {
+        let mut pipes = self.pipes();
+        let asynchronous = pipes.asynchronous.remove(&context);
+        let mut channels = Vec::new();
+        let ids: Vec<u32> =
+            pipes.channels.iter().filter(|(_, (owner, _))| *owner == context).map(|(id, _)| *id).collect();
+        for id in ids {
+            channels.push(pipes.channels.remove(&id));
+        }
+        // Closing comes back through the interposer: not with the lock held.
+        drop(pipes);
+        drop((asynchronous, channels));
+    }
+}
+
+impl EventSink for Events {
+    fn completion(&mut self, channel: u32, cq_user_handle: u64) -> bool {
+        let mut pipes = self.pipes();
+        let Some((_, pipe)) = pipes.channels.get_mut(&channel) else { return false };
+        pipe.put(&cq_user_handle.to_ne_bytes())
+    }
+
+    fn asynchronous(&mut self, context: ContextId, element: u64, event_type: u32) -> bool {
+        let mut event = [0; ASYNCHRONOUS_BYTES];
+        event[..8].copy_from_slice(&element.to_ne_bytes());
+        event[8..12].copy_from_slice(&event_type.to_ne_bytes());
+        let mut pipes = self.pipes();
+        let latest = pipes.asynchronous.get_mut(&context).and_then(|files| files.last_mut());
+        latest.is_some_and(|pipe| pipe.put(&event))
+    }
+
+    fn withdraw_completions(&mut self, channel: u32, cq_user_handle: u64) -> u32 {
+        let mut pipes = self.pipes();
+        let Some((_, pipe)) = pipes.channels.get_mut(&channel) else { return 0 };
+        pipe.withdraw::<COMPLETION_BYTES>(|event| *event == cq_user_handle.to_ne_bytes())
+    }
+
+    fn withdraw_asynchronous(&mut self, context: ContextId, element: u64) -> u32 {
+        let mut pipes = self.pipes();
+        let Some(files) = pipes.asynchronous.get_mut(&context) else { return 0 };
+        let mut withdraw = |pipe: &mut Pipe| {
+            pipe.withdraw::<ASYNCHRONOUS_BYTES>(|event| event[..8] == element.to_ne_bytes())
+        };
+        files.iter_mut().map(&mut withdraw).sum()
+    }
+}
+
+/// Inode of the pipe that a descriptor reads.
+fn pipe_inode(fd: RawFd) -> Option<u64> {
+    let metadata = std::fs::metadata(format!("/proc/self/fd/{fd}")).ok()?;
+    (metadata.mode() & libc::S_IFMT == libc::S_IFIFO).then(|| metadata.ino())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(fd: RawFd) -> File {
+        // SAFETY: the test is the program, and the descriptor is the program's.
+        File::from(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    #[test]
+    fn a_completion_event_is_the_cqs_user_handle() {
+        let mut events = Events::default();
+        let context = ContextId(3);
+        let mut channel = own(events.create_channel(context).unwrap());
+        let id = events.channel(context, channel.as_raw_fd()).unwrap();
+        assert!(events.completion(id, 0x1122_3344_5566_7788));
+        let mut event = [0; 8];
+        channel.read_exact(&mut event).unwrap();
+        assert_eq!(u64::from_ne_bytes(event), 0x1122_3344_5566_7788);
+        assert!(!events.completion(id + 1, 0), "an unknown channel");
+    }
+
+    #[test]
+    fn a_duplicate_of_the_descriptor_names_the_same_channel_and_another_context_does_not() {
+        let events = Events::default();
+        let channel = own(events.create_channel(ContextId(0)).unwrap());
+        let other = own(events.create_channel(ContextId(0)).unwrap());
+        let duplicate = channel.try_clone().unwrap();
+        let id = events.channel(ContextId(0), channel.as_raw_fd());
+        assert_eq!(events.channel(ContextId(0), duplicate.as_raw_fd()), id);
+        assert_ne!(events.channel(ContextId(0), other.as_raw_fd()), id);
+        assert_eq!(events.channel(ContextId(1), channel.as_raw_fd()), None);
+        assert_eq!(events.channel(ContextId(0), 0), None);
+    }
+
+    #[test]
+    fn withdrawn_events_are_counted_and_the_rest_keeps_its_order() {
+        let mut events = Events::default();
+        let mut channel = own(events.create_channel(ContextId(0)).unwrap());
+        let id = events.channel(ContextId(0), channel.as_raw_fd()).unwrap();
+        for handle in [1, 2, 1, 3, 1_u64] {
+            assert!(events.completion(id, handle));
+        }
+        assert_eq!(events.withdraw_completions(id, 1), 3);
+        assert_eq!(events.withdraw_completions(id, 1), 0);
+        let mut left = [0; 16];
+        channel.read_exact(&mut left).unwrap();
+        assert_eq!((left[0], left[8]), (2, 3));
+    }
+
+    #[test]
+    fn asynchronous_events_have_element_and_type() {
+        let mut events = Events::default();
+        let context = ContextId(9);
+        let mut file = own(events.create_asynchronous(context).unwrap());
+        assert!(events.is_asynchronous(context, file.as_raw_fd()));
+        assert!(events.asynchronous(context, 0xabcd, 1));
+        assert!(events.asynchronous(context, 0x1234, 0));
+        assert_eq!(events.withdraw_asynchronous(context, 0x1234), 1);
+        let mut event = [0; 16];
+        file.read_exact(&mut event).unwrap();
+        assert_eq!(event, [0xcd, 0xab, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_program_that_closed_its_end_costs_no_signal_and_no_block() {
+        let mut events = Events::default();
+        let channel = own(events.create_channel(ContextId(0)).unwrap());
+        let id = events.channel(ContextId(0), channel.as_raw_fd()).unwrap();
+        drop(channel);
+        let delivered = (0..20_000).filter(|_| events.completion(id, 1)).count();
+        assert!(delivered < 20_000, "a full pipe is a false, not a wait");
+        events.close_context(ContextId(0));
+        assert!(!events.completion(id, 1));
+    }
+}

@@ -1,0 +1,50 @@
+//! Protection domains and memory regions.
+
+use super::attributes::Command;
+use super::commands::{Answer, Commands};
+use super::layout::{Writer, alloc_pd_resp, mlx5_alloc_pd_resp, reg_mr, reg_mr_resp};
+use super::server::{OpenFile, Server, UHW_OUT};
+use super::write::{CORE_OUT, Write};
+use crate::device::command::RegMr;
+
+/// ALLOC_PD.
+pub fn alloc_pd<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
+    let context = file.context()?;
+    let made = server.nic()?.alloc_pd(context)?;
+    let core = Writer::<{ alloc_pd_resp::SIZE }>::new().u32(alloc_pd_resp::PD_HANDLE, made.handle).finish();
+    let driver =
+        Writer::<{ mlx5_alloc_pd_resp::SIZE }>::new().u32(mlx5_alloc_pd_resp::PDN, made.pdn).finish();
+    let written = write.command.write(CORE_OUT, &core).and_then(|()| write.command.write(UHW_OUT, &driver));
+    if written.is_err() {
+        server.nic()?.dealloc_pd(context, made.handle)?;
+    }
+    written
+}
+
+/// REG_MR.
+pub fn reg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
+    let context = file.context()?;
+    let request = RegMr {
+        start: write.core_in.u64(reg_mr::START),
+        length: write.core_in.u64(reg_mr::LENGTH),
+        iova: write.core_in.u64(reg_mr::HCA_VA),
+        pd: write.core_in.u32(reg_mr::PD_HANDLE),
+        access: write.core_in.u32(reg_mr::ACCESS_FLAGS),
+    };
+    let keys = server.nic()?.reg_mr(context, &request)?;
+    let answer = Writer::<{ reg_mr_resp::SIZE }>::new()
+        .u32(reg_mr_resp::MR_HANDLE, keys.handle)
+        .u32(reg_mr_resp::LKEY, keys.lkey)
+        .u32(reg_mr_resp::RKEY, keys.rkey)
+        .finish();
+    let written = write.command.write(CORE_OUT, &answer);
+    if written.is_err() {
+        server.nic()?.dereg_mr(context, keys.handle)?;
+    }
+    written
+}
+
+/// MR.DESTROY.
+pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
+    server.nic()?.dereg_mr(file.context()?, command.expect_handle(0)?)
+}

@@ -1,0 +1,329 @@
+//! The NIC of one process: the device with its link behind the command server, and the one thread that drives them.
+//!
+//! The thread holds the NIC's lock for a round of the device's work, and while it sleeps on the link's bell; a command
+//! wakes it, and it stands back until the command is through. All signals but those that a thread raises itself are
+//! blocked in it, so the program's handlers never run there.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use roce::Now;
+
+use super::commands::{Answer, Commands};
+use super::events::Events;
+use super::server::{Server, log};
+use super::sysfs::Machine;
+use crate::config::Config;
+use crate::device::command::{
+    AddressVector, AllocatedPd, AllocatedUar, ContextId, CreateCq, CreateQp, CreatedAh, CreatedCq, CreatedQp,
+    DestroyedCq, Handle, ModifyQp, MrKeys, QueriedQp, RegMr,
+};
+use crate::device::{LogSink, Nic, UarKind};
+use crate::dma::{Host, Registers, system};
+use crate::link::{IdlePolicy, IdleTimes, Link, LinkConfig, Pause, SystemClock, Waker};
+
+/// Name of the NIC's thread, by which CPU-utilisation figures leave it out.
+pub const THREAD_NAME: &str = "softnic-nic";
+/// Longest rest while some queue waits for time to pass: the granularity of time-outs and shaping.
+const WAITING: Duration = Duration::from_micros(50);
+/// Rest of the thread while the program itself runs the NIC.
+const PUMPED: Duration = Duration::from_micros(500);
+/// How long the end of a program waits for the thread, and then for the last replies.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Why a process got no NIC.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// No seat on the fabric.
+    #[error(transparent)]
+    Link(#[from] crate::link::LinkError),
+    /// The kernel refused something.
+    #[error("starting the NIC: {0}")]
+    Kernel(#[from] std::io::Error),
+}
+
+/// What a process's NIC did, when the process ends.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// Counters of the device and of the link.
+    pub counters: Vec<(&'static str, u64)>,
+    /// Refused commands by name.
+    pub refused: Vec<(String, u64)>,
+    /// CPU time of the NIC's thread.
+    pub thread_ns: u64,
+}
+
+/// The NIC of one process.
+pub struct Process {
+    /// The command server.
+    pub server: Arc<Server<Nic<Host>>>,
+    waker: Waker,
+    shared: Arc<Control>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// What the thread and the others tell each other.
+#[derive(Debug, Default)]
+struct Control {
+    stop: AtomicBool,
+    /// Rounds that the program's own polls did.
+    pumped: AtomicU64,
+    thread_ns: AtomicU64,
+}
+
+impl Process {
+    /// Takes a seat on the fabric and starts the thread.
+    ///
+    /// Errors: one line for the user.
+    pub fn start(config: Config, machine: Machine) -> Result<Self, StartError> {
+        let memory = Host::new()?;
+        let link_config =
+            LinkConfig { fabric: config.fabric.clone(), staging: config.staging, ..LinkConfig::default() };
+        let link = Link::join(link_config)?;
+        let waker = link.waker();
+        let events = Events::default();
+        let now = Now(system::monotonic_ns());
+        let nic = Nic::new(&config, memory, link, Box::new(events.clone()), Box::new(Stderr), now);
+        let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
+        let shared = Arc::new(Control::default());
+        let thread = {
+            let (server, shared) = (server.clone(), shared.clone());
+            let _blocked = BlockedSignals::new();
+            std::thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(move || run(&server, &shared))?
+        };
+        Ok(Self { server, waker, shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// Runs a command: the thread, if it sleeps with the NIC in its hands, is woken.
+    pub fn command<T>(&self, run: impl FnOnce(&Server<Nic<Host>>) -> T) -> T {
+        let _waiting = self.server.nic.announce();
+        self.waker.wake();
+        run(&self.server)
+    }
+
+    /// One round of the NIC on the program's own time. Returns the time it took, ns.
+    pub fn pump(&self) -> u64 {
+        self.shared.pumped.fetch_add(1, Ordering::Relaxed);
+        let start = system::monotonic_ns();
+        match self.server.nic.try_poll() {
+            Some(mut nic) => {
+                // The lock is poisoned by a panic that goes on, so it ends here and is not unwound into C.
+                let polled = catch_unwind(AssertUnwindSafe(|| nic.poll(Now(start))));
+                if polled.is_err() {
+                    self.shared.stop.store(true, Ordering::Release);
+                }
+            }
+            None => self.waker.wake(),
+        }
+        system::monotonic_ns().saturating_sub(start)
+    }
+
+    /// The program ends: stops the thread, lets answers that are due go out, and reports.
+    pub fn end(&self) -> Report {
+        self.shared.stop.store(true, Ordering::Release);
+        let deadline = Instant::now() + PATIENCE;
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        while let Some(thread) = &thread
+            && !thread.is_finished()
+            && Instant::now() < deadline
+        {
+            self.waker.wake();
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        let mut report = Report {
+            refused: self.server.refused(),
+            thread_ns: self.shared.thread_ns.load(Ordering::Acquire),
+            ..Report::default()
+        };
+        // Somebody may hold the lock for ever: a thread that was stopped in a command by the signal that ends us.
+        let nic = std::iter::repeat_with(|| {
+            std::thread::yield_now();
+            self.server.nic.try_poll()
+        });
+        if let Some(mut nic) = nic.take_while(|nic| nic.is_some() || Instant::now() < deadline).find_map(|nic| nic) {
+            // A peer waits for the acknowledgement of what this program has seen arrive.
+            let flushed = catch_unwind(AssertUnwindSafe(|| {
+                while nic.poll(Now(system::monotonic_ns())) > 0 && Instant::now() < deadline {}
+            }));
+            if flushed.is_ok() {
+                report.counters = counters(&mut nic);
+            }
+        }
+        report
+    }
+}
+
+fn counters(nic: &mut Nic<Host>) -> Vec<(&'static str, u64)> {
+    let link = nic.link().counters();
+    let device = nic.counters().fields();
+    device
+        .chain([
+            ("link_requests_sent", link.requests_sent),
+            ("link_replies_sent", link.replies_sent),
+            ("link_received", link.received),
+            ("link_inline_bytes", link.inline_bytes),
+            ("link_direct_bytes", link.direct_bytes),
+            ("link_bad_records", link.bad_records),
+            ("link_attach_failures", link.attach_failures),
+            ("link_peers_lost", link.peers_lost),
+            ("link_bells", link.bells),
+            ("link_sleeps", link.sleeps),
+        ])
+        .collect()
+}
+
+/// The thread.
+fn run(server: &Server<Nic<Host>>, shared: &Control) {
+    system::tune_thread();
+    let mut policy = IdlePolicy::new(SystemClock, IdleTimes::default());
+    let mut pumped = 0;
+    while !shared.stop.load(Ordering::Acquire) {
+        let round = catch_unwind(AssertUnwindSafe(|| look(server, shared, &mut policy, &mut pumped)));
+        if !matches!(round, Ok(true)) {
+            log("internal error: the NIC has stopped; its devices answer EIO");
+            break;
+        }
+    }
+    shared.thread_ns.store(system::thread_cpu_ns(), Ordering::Release);
+}
+
+/// One round and the rest after it; false when the NIC has stopped.
+fn look(
+    server: &Server<Nic<Host>>,
+    shared: &Control,
+    policy: &mut IdlePolicy<SystemClock>,
+    pumped: &mut u64,
+) -> bool {
+    let Some(mut nic) = server.nic.poll() else { return false };
+    let now = system::monotonic_ns();
+    server.clock.tick(now);
+    let worked = nic.poll(Now(now)) > 0;
+    let pumps = shared.pumped.load(Ordering::Relaxed);
+    if pumps != *pumped {
+        // The program runs the NIC itself: rest without the lock, and look after what it does not poll.
+        *pumped = pumps;
+        drop(nic);
+        system::nap(PUMPED);
+        return true;
+    }
+    match policy.after_look(worked) {
+        Pause::Spin => {
+            drop(nic);
+            std::hint::spin_loop();
+        }
+        Pause::Sleep(max) => {
+            let max = if nic.is_waiting() { max.min(WAITING) } else { max };
+            if !server.nic.is_wanted() {
+                nic.link().sleep(max);
+            }
+        }
+    }
+    true
+}
+
+/// Blocks signals while a thread is made, which inherits the mask; the caller's mask comes back on drop.
+struct BlockedSignals(libc::sigset_t);
+
+impl BlockedSignals {
+    fn new() -> Self {
+        // SAFETY: plain old data; filled by the calls below.
+        let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `all` is a signal set of ours.
+        unsafe { libc::sigfillset(&mut all) };
+        // A blocked signal of these kinds would end the process instead of reaching the handler that recovers from it.
+        for own in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT] {
+            // SAFETY: as above.
+            unsafe { libc::sigdelset(&mut all, own) };
+        }
+        // SAFETY: plain old data; filled by the call below.
+        let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: both sets live through the call.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        // SAFETY: the set that this thread had before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
+    }
+}
+
+/// The device's log lines go to stderr.
+struct Stderr;
+
+impl LogSink for Stderr {
+    fn line(&mut self, text: &str) {
+        log(text.trim_start_matches("softnic: "));
+    }
+}
+
+impl Commands for Nic<Host> {
+    fn open_context(&mut self, device: u8) -> Answer<ContextId> {
+        self.open_context(usize::from(device))
+    }
+
+    fn close_context(&mut self, context: ContextId) {
+        self.close_context(context);
+    }
+
+    fn alloc_uar(&mut self, context: ContextId, kind: UarKind, page: Box<dyn Registers>) -> Answer<AllocatedUar> {
+        self.alloc_uar(context, kind, page)
+    }
+
+    fn free_uar(&mut self, context: ContextId, uar: Handle) -> Answer<()> {
+        self.free_uar(context, uar)
+    }
+
+    fn alloc_pd(&mut self, context: ContextId) -> Answer<AllocatedPd> {
+        self.alloc_pd(context)
+    }
+
+    fn dealloc_pd(&mut self, context: ContextId, pd: Handle) -> Answer<()> {
+        self.dealloc_pd(context, pd)
+    }
+
+    fn reg_mr(&mut self, context: ContextId, command: &RegMr) -> Answer<MrKeys> {
+        self.reg_mr(context, command)
+    }
+
+    fn dereg_mr(&mut self, context: ContextId, mr: Handle) -> Answer<()> {
+        self.dereg_mr(context, mr)
+    }
+
+    fn create_cq(&mut self, context: ContextId, command: &CreateCq) -> Answer<CreatedCq> {
+        self.create_cq(context, command)
+    }
+
+    fn destroy_cq(&mut self, context: ContextId, cq: Handle) -> Answer<DestroyedCq> {
+        self.destroy_cq(context, cq)
+    }
+
+    fn create_qp(&mut self, context: ContextId, command: &CreateQp) -> Answer<CreatedQp> {
+        self.create_qp(context, command)
+    }
+
+    fn modify_qp(&mut self, context: ContextId, qp: Handle, command: &ModifyQp) -> Answer<()> {
+        self.modify_qp(context, qp, command)
+    }
+
+    fn query_qp(&mut self, context: ContextId, qp: Handle) -> Answer<QueriedQp> {
+        Self::query_qp(self, context, qp)
+    }
+
+    fn destroy_qp(&mut self, context: ContextId, qp: Handle) -> Answer<u32> {
+        self.destroy_qp(context, qp)
+    }
+
+    fn create_ah(&mut self, context: ContextId, pd: Handle, address: &AddressVector) -> Answer<CreatedAh> {
+        self.create_ah(context, pd, address)
+    }
+
+    fn destroy_ah(&mut self, context: ContextId, ah: Handle) -> Answer<()> {
+        self.destroy_ah(context, ah)
+    }
+}

@@ -1,0 +1,408 @@
+//! The uverbs command server of one process: open files, method table, dispatch.
+//!
+//! A command runs on the program's thread: decode, device call under the NIC's lock, answer. Lock order: the open file,
+//! then the NIC, then the event pipes. Follows Linux `drivers/infiniband/core/uverbs_std_types*.c` for what each method
+//! takes and answers. Left out (refused as a kernel without them does, counted by name): shared receive queues, memory
+//! windows, XRC, flows, DEVX, device memory, DMA-BUF registration, CQ resize.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use super::attributes::{Command, Kind, Method, bytes, may, must, refuse};
+use super::clock::Clock;
+use super::commands::{Answer, Commands};
+use super::events::Events;
+use super::layout::{create_cq, create_qp, destroy_cq_resp, destroy_qp_resp, qp_cap, query_port_resp};
+use super::sysfs::Machine;
+use super::uar::Uar;
+use super::{ah, cq, device, mr, qp, uar, write};
+use crate::config::Config;
+use crate::device::command::{CommandError, ContextId};
+use crate::device::model::DeviceConfig;
+use crate::dma::Memory;
+
+/// Driver part of a command: input, output.
+pub const UHW_IN: u16 = 0x1000;
+/// See [`UHW_IN`].
+pub const UHW_OUT: u16 = 0x1001;
+
+const UHW: Kind = Kind::In { min: 0, max: 4096 };
+const ANY_OUT: Kind = Kind::Out { min: 0 };
+
+/// Every method that the NIC answers: `rdma/ib_user_ioctl_cmds.h`, `rdma/mlx5_user_ioctl_cmds.h`.
+static METHODS: &[Method] = &[
+    Method {
+        object: 0,
+        method: 0,
+        name: "DEVICE.INVOKE_WRITE",
+        attributes: &[
+            may(write::CORE_IN, UHW),
+            may(write::CORE_OUT, ANY_OUT),
+            must(write::WRITE_CMD, bytes(8)),
+            may(UHW_IN, UHW),
+            may(UHW_OUT, ANY_OUT),
+        ],
+    },
+    Method {
+        object: 0,
+        method: 2,
+        name: "DEVICE.QUERY_PORT",
+        attributes: &[must(0, bytes(1)), must(1, Kind::Out { min: query_port_resp::SIZE as u16 - 8 })],
+    },
+    Method {
+        object: 0,
+        method: 3,
+        name: "DEVICE.GET_CONTEXT",
+        attributes: &[
+            must(0, Kind::Out { min: 4 }),
+            may(1, ANY_OUT),
+            may(UHW_IN, UHW),
+            may(UHW_OUT, ANY_OUT),
+        ],
+    },
+    Method {
+        object: 0,
+        method: 5,
+        name: "DEVICE.QUERY_GID_TABLE",
+        attributes: &[must(0, bytes(8)), may(1, bytes(4)), must(2, ANY_OUT), must(3, Kind::Out { min: 8 })],
+    },
+    Method {
+        object: 0,
+        method: 6,
+        name: "DEVICE.QUERY_GID_ENTRY",
+        attributes: &[must(0, bytes(4)), must(1, bytes(4)), may(2, bytes(4)), must(3, Kind::Out { min: 32 })],
+    },
+    Method { object: 1, method: 0, name: "PD.DESTROY", attributes: &[must(0, Kind::Handle)] },
+    Method {
+        object: 3,
+        method: 0,
+        name: "CQ.CREATE",
+        attributes: &[
+            must(cq::HANDLE, Kind::NewHandle),
+            must(cq::CQE, bytes(4)),
+            must(cq::USER_HANDLE, bytes(8)),
+            may(cq::COMP_CHANNEL, Kind::Fd),
+            must(cq::COMP_VECTOR, bytes(4)),
+            may(cq::FLAGS, bytes(4)),
+            must(cq::RESP_CQE, Kind::Out { min: 4 }),
+            may(cq::EVENT_FD, Kind::Fd),
+            must(UHW_IN, Kind::In { min: create_cq::SIZE as u16 - 8, max: create_cq::SIZE as u16 }),
+            may(UHW_OUT, ANY_OUT),
+        ],
+    },
+    Method {
+        object: 3,
+        method: 1,
+        name: "CQ.DESTROY",
+        attributes: &[must(0, Kind::Handle), must(1, Kind::Out { min: destroy_cq_resp::SIZE as u16 })],
+    },
+    Method {
+        object: 4,
+        method: 0,
+        name: "QP.CREATE",
+        attributes: &[
+            must(qp::HANDLE, Kind::NewHandle),
+            may(qp::XRCD, Kind::Handle),
+            may(qp::PD, Kind::Handle),
+            may(qp::SRQ, Kind::Handle),
+            may(qp::SEND_CQ, Kind::Handle),
+            may(qp::RECV_CQ, Kind::Handle),
+            may(qp::IND_TABLE, Kind::Handle),
+            must(qp::USER_HANDLE, bytes(8)),
+            must(qp::CAP, bytes(qp_cap::SIZE as u16)),
+            must(qp::TYPE, Kind::In { min: 0, max: 8 }),
+            may(qp::FLAGS, bytes(4)),
+            may(qp::SOURCE_QPN, bytes(4)),
+            may(qp::EVENT_FD, Kind::Fd),
+            must(qp::RESP_CAP, Kind::Out { min: qp_cap::SIZE as u16 }),
+            must(qp::RESP_QP_NUM, Kind::Out { min: 4 }),
+            must(UHW_IN, Kind::In { min: create_qp::SQ_BUF_ADDR as u16, max: create_qp::SIZE as u16 }),
+            may(UHW_OUT, ANY_OUT),
+        ],
+    },
+    Method {
+        object: 4,
+        method: 1,
+        name: "QP.DESTROY",
+        attributes: &[must(0, Kind::Handle), must(1, Kind::Out { min: destroy_qp_resp::SIZE as u16 })],
+    },
+    Method { object: 6, method: 0, name: "AH.DESTROY", attributes: &[must(0, Kind::Handle)] },
+    Method { object: 7, method: 1, name: "MR.DESTROY", attributes: &[must(0, Kind::Handle)] },
+    Method { object: 0x10, method: 0, name: "ASYNC_EVENT.ALLOC", attributes: &[must(0, Kind::NewFd)] },
+    Method {
+        object: 0x1008,
+        method: 0x1000,
+        name: "UAR.ALLOC",
+        attributes: &[
+            must(uar::HANDLE, Kind::NewHandle),
+            must(uar::TYPE, Kind::In { min: 0, max: 8 }),
+            must(uar::MMAP_OFFSET, Kind::Out { min: 8 }),
+            must(uar::MMAP_LENGTH, Kind::Out { min: 4 }),
+            must(uar::PAGE_ID, Kind::Out { min: 4 }),
+        ],
+    },
+    Method {
+        object: 0x1008,
+        method: 0x1001,
+        name: "UAR.DESTROY",
+        attributes: &[must(uar::HANDLE, Kind::Handle)],
+    },
+];
+
+/// Objects that a kernel knows and this device has not: their methods are `EOPNOTSUPP`, not "unknown".
+const ABSENT_OBJECTS: &[(u16, &str)] = &[
+    (5, "SRQ"),
+    (8, "MW"),
+    (9, "FLOW"),
+    (10, "XRCD"),
+    (11, "RWQ_IND_TBL"),
+    (12, "WQ"),
+    (13, "FLOW_ACTION"),
+    (14, "DM"),
+    (15, "COUNTERS"),
+    (0x1000, "DEVX"),
+    (0x1001, "DEVX_OBJ"),
+    (0x1002, "DEVX_UMEM"),
+    (0x1003, "FLOW_MATCHER"),
+    (0x1004, "DEVX_ASYNC_CMD_FD"),
+    (0x1005, "DEVX_ASYNC_EVENT_FD"),
+    (0x1006, "VAR"),
+    (0x1007, "PP"),
+    (0x1009, "STEERING_ANCHOR"),
+];
+
+/// One open of a device file.
+#[derive(Debug)]
+pub struct OpenFile {
+    /// Which device.
+    pub device: u8,
+    /// The device's context, once GET_CONTEXT made it.
+    pub context: Option<ContextId>,
+    /// UAR pages by handle.
+    pub uars: BTreeMap<u32, Uar>,
+}
+
+impl OpenFile {
+    /// A fresh open of this device.
+    pub fn new(device: u8) -> Self {
+        Self { device, context: None, uars: BTreeMap::new() }
+    }
+
+    /// The context, or the error of a command that came before GET_CONTEXT.
+    pub fn context(&self) -> Answer<ContextId> {
+        self.context.ok_or_else(|| refuse(libc::EINVAL, "no context yet: GET_CONTEXT comes first"))
+    }
+}
+
+/// The NIC behind a lock that commands get before the NIC's own thread.
+#[derive(Debug)]
+pub struct Shared<D> {
+    nic: Mutex<D>,
+    waiting: AtomicU32,
+}
+
+impl<D> Shared<D> {
+    /// Makes the NIC thread stand back until the announcement is dropped.
+    pub fn announce(&self) -> Announced<'_> {
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        Announced(&self.waiting)
+    }
+
+    /// Whether a command waits for the NIC.
+    pub fn is_wanted(&self) -> bool {
+        self.waiting.load(Ordering::SeqCst) > 0
+    }
+
+    /// Locks for a command.
+    fn command(&self) -> Answer<MutexGuard<'_, D>> {
+        self.nic.lock().map_err(|_| refuse(libc::EIO, "the NIC has stopped after an internal error"))
+    }
+
+    /// Locks for the NIC's own thread; `None` when the NIC has stopped after a panic.
+    pub fn poll(&self) -> Option<MutexGuard<'_, D>> {
+        // Yield to commands: they are few, and a mutex alone would let the polling thread starve them.
+        while self.is_wanted() {
+            std::thread::yield_now();
+        }
+        self.nic.lock().ok()
+    }
+
+    /// Locks if nobody has it or wants it.
+    pub fn try_poll(&self) -> Option<MutexGuard<'_, D>> {
+        if self.is_wanted() {
+            return None;
+        }
+        match self.nic.try_lock() {
+            Ok(nic) => Some(nic),
+            Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => None,
+        }
+    }
+}
+
+/// A command that waits for the NIC or has it.
+pub struct Announced<'s>(&'s AtomicU32);
+
+impl Drop for Announced<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The server.
+pub struct Server<D> {
+    /// The NIC.
+    pub nic: Shared<D>,
+    /// Event pipes; the NIC's sink is a clone.
+    pub events: Events,
+    /// Clock pages.
+    pub clock: Clock,
+    pub(super) machine: Machine,
+    pub(super) devices: Vec<DeviceConfig>,
+    memory: Box<dyn Memory + Sync>,
+    refused: Mutex<BTreeMap<String, u64>>,
+}
+
+impl<D: Commands> Server<D> {
+    /// A server for this configuration. `events` is what the NIC's sink was made of.
+    ///
+    /// Errors: the kernel's, when there is no memory or descriptor for the clock pages.
+    pub fn new(
+        config: &Config,
+        machine: Machine,
+        nic: D,
+        events: Events,
+        memory: Box<dyn Memory + Sync>,
+    ) -> std::io::Result<Self> {
+        let devices = (0..config.devices).map(|index| DeviceConfig::new(config, index)).collect();
+        let nic = Shared { nic: Mutex::new(nic), waiting: AtomicU32::new(0) };
+        let refused = Mutex::default();
+        Ok(Self { nic, events, clock: Clock::new()?, machine, devices, memory, refused })
+    }
+
+    /// Answers the verbs ioctl whose header is at `address`; the error is what the program's `errno` gets.
+    pub fn ioctl(&self, file: &mut OpenFile, address: u64) -> Result<(), CommandError> {
+        let command = Command::decode(&*self.memory, address, |object, method| self.find(object, method))?;
+        let answer = self.dispatch(file, &command);
+        if log_enabled() {
+            let outcome = answer.as_ref().map_or_else(|error| error.to_string(), |()| "ok".to_owned());
+            log(&format!("{command} -> {outcome}"));
+        }
+        answer
+    }
+
+    fn find(&self, object: u16, method: u16) -> Result<&'static Method, CommandError> {
+        if let Some(found) = METHODS.iter().find(|known| (known.object, known.method) == (object, method)) {
+            return Ok(found);
+        }
+        let (name, errno) = match ABSENT_OBJECTS.iter().find(|(absent, _)| *absent == object) {
+            Some((_, name)) => (format!("{name}.{method:#x}"), libc::EOPNOTSUPP),
+            None => (format!("object {object:#x} method {method:#x}"), libc::EPROTONOSUPPORT),
+        };
+        Err(self.refuse_command(name, errno))
+    }
+
+    /// Refuses a command that this device lacks; each name is logged once and counted.
+    pub(super) fn refuse_command(&self, name: String, errno: i32) -> CommandError {
+        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = refused.entry(name.clone()).or_insert(0);
+        *count += 1;
+        if *count == 1 && log_enabled() {
+            log(&format!("{name}: refused, this device has it not (errno {errno})"));
+        }
+        drop(refused);
+        refuse(errno, format!("{name}: this device has it not"))
+    }
+
+    /// Names and counts of refused commands, for the stats file.
+    pub fn refused(&self) -> Vec<(String, u64)> {
+        let refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        refused.iter().map(|(name, count)| (name.clone(), *count)).collect()
+    }
+
+    fn dispatch(&self, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
+        match (command.method.object, command.method.method) {
+            (0, 0) => write::invoke(self, file, command),
+            (0, 2) => device::query_port(self, file, command),
+            (0, 3) => device::get_context(self, file, command),
+            (0, 5) => device::query_gid_table(self, file, command),
+            (0, 6) => device::query_gid_entry(self, file, command),
+            (1, 0) => self.nic()?.dealloc_pd(file.context()?, command.expect_handle(0)?),
+            (3, 0) => cq::create(self, file, command),
+            (3, 1) => cq::destroy(self, file, command),
+            (4, 0) => qp::create(self, file, command),
+            (4, 1) => qp::destroy(self, file, command),
+            (6, 0) => ah::destroy(self, file, command),
+            (7, 1) => mr::destroy(self, file, command),
+            (0x10, 0) => device::alloc_async_event(self, file, command),
+            (0x1008, 0x1000) => uar::alloc(self, file, command),
+            (0x1008, 0x1001) => uar::destroy(self, file, command),
+            (object, method) => {
+                Err(self
+                    .refuse_command(format!("object {object:#x} method {method:#x}"), libc::EPROTONOSUPPORT))
+            }
+        }
+    }
+
+    /// The NIC, locked for a command.
+    pub(super) fn nic(&self) -> Answer<MutexGuard<'_, D>> {
+        self.nic.command()
+    }
+
+    /// The device that a file opened.
+    pub(super) fn device(&self, file: &OpenFile) -> Answer<&DeviceConfig> {
+        self.devices.get(usize::from(file.device)).ok_or_else(|| refuse(libc::ENODEV, "no such device"))
+    }
+
+    /// A program closed its last descriptor of this open: everything that it left goes.
+    pub fn close(&self, file: OpenFile) {
+        let Some(context) = file.context else { return };
+        if let Ok(mut nic) = self.nic() {
+            nic.close_context(context);
+        }
+        self.events.close_context(context);
+        drop(file);
+    }
+
+    /// What an `mmap` of a device file at this offset maps.
+    pub fn mapping(&self, file: &OpenFile, offset: u64, length: usize) -> Answer<Mapping<'_>> {
+        uar::mapping(self, file, offset, length)
+    }
+}
+
+/// The memory behind an `mmap` of a device file: always the first page of `fd`.
+pub enum Mapping<'s> {
+    /// A UAR page.
+    Uar(Arc<crate::dma::UarPage>),
+    /// A clock page; never writable.
+    Clock(&'s super::clock::ClockPage),
+}
+
+impl Mapping<'_> {
+    /// The descriptor to map, at offset 0, shared.
+    pub fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        match self {
+            Self::Uar(page) => page.fd(),
+            Self::Clock(page) => page.fd(),
+        }
+    }
+
+    /// Whether the program may write.
+    pub fn writable(&self) -> bool {
+        matches!(self, Self::Uar(_))
+    }
+}
+
+/// Whether `SOFTNIC_LOG` asks for a line per command.
+pub fn log_enabled() -> bool {
+    static ENABLED: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *ENABLED.get_or_init(|| std::env::var_os("SOFTNIC_LOG").is_some_and(|value| value != "0"))
+}
+
+/// Writes one line to stderr, whole.
+pub fn log(line: &str) {
+    use std::io::Write;
+    let line = format!("softnic[{}]: {line}\n", std::process::id());
+    // A program that closed its stderr must not fail for our log.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}

@@ -1,0 +1,112 @@
+//! UAR pages: UAR.ALLOC, UAR.DESTROY, and what `mmap` of a device file gives.
+//!
+//! Only the dynamic model: the server picks the offset that the library maps. The fixed offsets of
+//! `enum mlx5_ib_mmap_cmd` that remain are the two clock pages; the others are refused as a kernel refuses a command
+//! that it does not know.
+
+use std::sync::Arc;
+
+use super::attributes::{Command, refuse};
+use super::commands::{Answer, Commands};
+use super::server::{Mapping, OpenFile, Server};
+use crate::device::doorbell::UarKind;
+use crate::dma::system::PAGE;
+use crate::dma::{Registers, UarPage};
+
+/// Attribute numbers.
+pub const HANDLE: u16 = 0x1000;
+/// See [`HANDLE`].
+pub const TYPE: u16 = 0x1001;
+/// See [`HANDLE`].
+pub const MMAP_OFFSET: u16 = 0x1002;
+/// See [`HANDLE`].
+pub const MMAP_LENGTH: u16 = 0x1003;
+/// See [`HANDLE`].
+pub const PAGE_ID: u16 = 0x1004;
+
+/// `MLX5_IB_MMAP_CORE_CLOCK`.
+const MMAP_CORE_CLOCK: u64 = 5;
+/// `MLX5_IB_MMAP_CLOCK_INFO`.
+const MMAP_CLOCK_INFO: u64 = 7;
+/// First page offset of UAR pages: above everything that the fixed commands (8 bits, 8 bits) can name.
+const FIRST_UAR_PAGE: u64 = 1 << 16;
+
+/// One UAR page of an open file.
+#[derive(Debug, Clone)]
+pub struct Uar {
+    /// Its page number.
+    pub page: u32,
+    /// The memory.
+    pub memory: Arc<UarPage>,
+}
+
+/// The NIC's hold on a page that the open file holds too, for `mmap`.
+struct SharedPage(Arc<UarPage>);
+
+impl Registers for SharedPage {
+    fn take(&self, offset: usize) -> Option<[u8; 8]> {
+        self.0.take(offset)
+    }
+}
+
+/// UAR.ALLOC: type 0 is a BlueFlame page, 1 a page for doorbells only.
+pub fn alloc<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
+    let context = file.context()?;
+    let kind = command.number(TYPE).unwrap_or(0);
+    if kind > 1 {
+        return Err(refuse(libc::EOPNOTSUPP, format!("UAR.ALLOC: type {kind}")));
+    }
+    let memory = UarPage::new().map(Arc::new);
+    let memory =
+        memory.map_err(|error| refuse(error.raw_os_error().unwrap_or(libc::ENOMEM), error.to_string()))?;
+    let kind = if kind == 0 { UarKind::BlueFlame } else { UarKind::NonCached };
+    let made = server.nic()?.alloc_uar(context, kind, Box::new(SharedPage(memory.clone())))?;
+    let (handle, page) = (made.handle, made.page_id);
+    file.uars.insert(handle, Uar { page, memory });
+    let offset = (FIRST_UAR_PAGE + u64::from(page)) * PAGE as u64;
+    let written = command
+        .write(MMAP_OFFSET, &offset.to_ne_bytes())
+        .and_then(|()| command.write(MMAP_LENGTH, &(PAGE as u32).to_ne_bytes()))
+        .and_then(|()| command.write(PAGE_ID, &page.to_ne_bytes()))
+        .and_then(|()| command.give(HANDLE, u64::from(handle)));
+    if written.is_err() {
+        file.uars.remove(&handle);
+        server.nic()?.free_uar(context, handle)?;
+    }
+    written
+}
+
+/// UAR.DESTROY.
+pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
+    let handle = command.expect_handle(HANDLE)?;
+    server.nic()?.free_uar(file.context()?, handle)?;
+    file.uars.remove(&handle);
+    Ok(())
+}
+
+/// What is mapped at this offset.
+pub fn mapping<'s, D: Commands>(
+    server: &'s Server<D>,
+    file: &OpenFile,
+    offset: u64,
+    length: usize,
+) -> Answer<Mapping<'s>> {
+    file.context()?;
+    if length != PAGE || !offset.is_multiple_of(PAGE as u64) {
+        return Err(refuse(libc::EINVAL, format!("mmap of {length} bytes at {offset:#x}: one page only")));
+    }
+    let page = offset / PAGE as u64;
+    if let Some(page) = page.checked_sub(FIRST_UAR_PAGE) {
+        let found = file.uars.values().find(|uar| u64::from(uar.page) == page);
+        let memory =
+            found.ok_or_else(|| refuse(libc::EINVAL, format!("mmap of UAR page {page}: not allocated")))?;
+        return Ok(Mapping::Uar(memory.memory.clone()));
+    }
+    match (page >> 8, page & 0xff) {
+        (MMAP_CORE_CLOCK, 0) => Ok(Mapping::Clock(&server.clock.core)),
+        (MMAP_CLOCK_INFO, 0) => Ok(Mapping::Clock(&server.clock.info)),
+        (command, index) => {
+            Err(refuse(libc::EINVAL, format!("mmap command {command} index {index}: this device has it not")))
+        }
+    }
+}
