@@ -14,7 +14,7 @@ use crate::result::{Error, Result, object};
 use crate::sys;
 
 /// Waits until `fd` is readable, at most `timeout`.
-pub(super) fn wait_readable(fd: RawFd, timeout: Duration) -> Result<bool> {
+pub(crate) fn wait_readable(fd: RawFd, timeout: Duration) -> Result<bool> {
     let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // Rounded up, so that a wait of less than a millisecond is not a busy loop of the caller.
     let milliseconds = timeout.as_micros().div_ceil(1000).min(c_int::MAX as u128) as c_int;

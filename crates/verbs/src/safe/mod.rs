@@ -14,6 +14,7 @@ mod queue_pair;
 mod work_request;
 
 pub use address::{AddressAttributes, AddressHandle, Gid};
+pub(crate) use completion::wait_readable;
 pub use completion::{CompChannel, Cq, WorkCompletion};
 pub use device::{
     Context, Device, DeviceAttributes, DeviceList, GidEntry, Pd, PortAttributes, devices, fork_init, open,

@@ -2,6 +2,7 @@
 // Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
 #![allow(clippy::unwrap_used)]
 
+mod connection;
 mod direct;
 mod messages;
 mod objects;
