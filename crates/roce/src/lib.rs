@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod message;
+pub mod posting;
 pub mod psn;
 pub mod qp_state;
 mod replay;
@@ -24,16 +25,19 @@ pub mod retry;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+pub mod verdict;
 pub mod work;
 
 pub use message::{Fragment, MAX_MESSAGE_BYTES, NakCode, Opcode, Reply, ReplyKind, Request};
-pub use psn::Psn;
-pub use requester::{
-    Completion, PostedMessage, ReplyVerdict, Requester, RequesterConfig, RequesterCounters, Ticket, Transmit,
+pub use posting::{
+    Completion, PostedMessage, ReplyVerdict, RequesterConfig, RequesterCounters, Ticket, Transmit,
 };
-pub use responder::{
-    AsyncEvent, DropReason, FailedReceive, Failure, Responder, ResponderConfig, ResponderCounters,
-    ResponderEvent, Verdict,
+pub use psn::Psn;
+pub use requester::Requester;
+pub use responder::Responder;
+pub use verdict::{
+    AsyncEvent, DropReason, FailedReceive, Failure, ResponderConfig, ResponderCounters, ResponderEvent,
+    Verdict,
 };
 pub use work::{
     Atomic, GRH_BYTES, Outcome, Receive, ReceiveCompletion, Region, RegionError, Resources, Status, Work,

@@ -5,7 +5,7 @@
 
 use crate::{Access, Psn, ServiceType};
 
-/// Longest message of any service: 2^31 bytes (IBTA §9.7.1, the `DMALen` of a RETH).
+/// Longest message of the connected services: 2^31 bytes (IBTA vol. 1, DMA length of a RETH).
 pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
 
 /// A message's operation.

@@ -16,107 +16,10 @@ use std::collections::VecDeque;
 use crate::message::{MAX_MESSAGE_BYTES, psn_count};
 use crate::psn::HALF_SPACE;
 use crate::retry::{Budget, Timer, ack_timeout_ns, rnr_timer_ns};
-use crate::{NakCode, Now, Opcode, Psn, Reply, ReplyKind, ServiceType, Status};
-
-/// Names one posted message of a requester; consecutive from 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Ticket(pub u64);
-
-/// How a requester behaves; the QP attributes of the same names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RequesterConfig {
-    /// Service.
-    pub service: ServiceType,
-    /// Peer's QPN, which every reply must carry; `None` accepts any.
-    pub peer_qpn: Option<u32>,
-    /// PSN of the first packet.
-    pub first_psn: Psn,
-    /// Payload bytes of a full packet.
-    pub path_mtu_bytes: u32,
-    /// Transport retries, 0..=7.
-    pub retry_count: u8,
-    /// RNR retries, 0..=6, or 7 for ever.
-    pub rnr_retry: u8,
-    /// Ack time-out code, 4.096 µs · 2^code; 0 for ever.
-    pub timeout: u8,
-    /// READs and atomics outstanding at most.
-    pub max_rd_atomic: u8,
-    /// Messages outstanding at most; also what is allocated.
-    pub window_messages: u32,
-}
-
-/// A message as posted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PostedMessage {
-    /// Operation.
-    pub opcode: Opcode,
-    /// Payload bytes; 8 for atomics.
-    pub length: u32,
-    /// Wait until all earlier READs and atomics are answered.
-    pub fence: bool,
-}
-
-/// «Send this message now.»
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Transmit {
-    /// Which.
-    pub ticket: Ticket,
-    /// Its first PSN.
-    pub psn: Psn,
-    /// Whether the request asks for an acknowledgement.
-    pub ack_requested: bool,
-    /// It was sent before.
-    pub retransmission: bool,
-}
-
-/// A message's end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Completion {
-    /// Which.
-    pub ticket: Ticket,
-    /// Its operation.
-    pub opcode: Opcode,
-    /// How it ended.
-    pub status: Status,
-    /// What an atomic found.
-    pub atomic_old: Option<u64>,
-}
-
-/// What a reply did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ReplyVerdict {
-    /// Messages were acknowledged.
-    Progress,
-    /// It answers this READ or atomic: its data, if it carries any, belongs to it.
-    Response(Ticket),
-    /// Messages are to be sent again, now or after the RNR time.
-    Resend,
-    /// The QP is in error; completions say why.
-    Failed,
-    /// Old, repeated or not meant for us; counted.
-    Ignored,
-}
-
-/// What happened so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RequesterCounters {
-    /// Messages given to the link, resent ones included.
-    pub transmitted: u64,
-    /// Of these, resent.
-    pub retransmitted: u64,
-    /// Replies that acknowledged something.
-    pub useful_replies: u64,
-    /// Replies ignored: PSN outside what is outstanding, repeated NAK, wrong peer.
-    pub ignored_replies: u64,
-    /// Sequence NAKs obeyed.
-    pub sequence_naks: u64,
-    /// Replies that skipped a READ or an atomic, obeyed as a NAK of it.
-    pub implied_naks: u64,
-    /// RNR NAKs obeyed.
-    pub rnr_naks: u64,
-    /// Ack time-outs.
-    pub timeouts: u64,
-}
+use crate::{
+    Completion, NakCode, Now, Opcode, PostedMessage, Psn, Reply, ReplyKind, ReplyVerdict, RequesterConfig,
+    RequesterCounters, ServiceType, Status, Ticket, Transmit,
+};
 
 /// The life of a requester. IBTA §9.9.2: after an error nothing is sent, the rest is flushed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -586,17 +489,19 @@ impl Requester {
 
     /// A READ or atomic response acknowledges what lies before its request.
     fn take_response(&mut self, psn: Psn, offset: u32, old: Option<u64>) -> ReplyVerdict {
-        if self.acknowledge_before(offset + 1) == Walk::Through {
-            // It names a SEND or a WRITE.
-            return self.fail_oldest(Status::BadResponse);
-        }
+        let walk = self.acknowledge_before(offset);
         let ticket = self.done;
         let Some(message) = self.message_mut(ticket) else { return ReplyVerdict::Ignored };
-        if message.psn.plus(message.psn_count).minus(1) != psn {
+        let packets_in = psn.distance_from(message.psn);
+        if walk == Walk::AtResponse && packets_in >= message.psn_count {
             // A later one's: the response to this one is lost.
             return self.implied_nak();
         }
-        if message.opcode.is_atomic() != old.is_some() {
+        if message.opcode.wants_response() && packets_in + 1 < message.psn_count {
+            // Not its end: no responder of whole messages says that.
+            return ReplyVerdict::Ignored;
+        }
+        if !message.opcode.wants_response() || message.opcode.is_atomic() != old.is_some() {
             return self.fail_oldest(Status::BadResponse);
         }
         message.atomic_old = old.unwrap_or_default();

@@ -6,7 +6,8 @@
 //! Left out: end-to-end credits, path migration, shared receive queues' «no error on a datagram too long».
 //!
 //! Works on whole messages or on fragments in order. All checks fall on a message's first fragment, which also takes the
-//! receive; the later ones must continue it exactly, or the message is void and must start over.
+//! receive; the later ones must continue it exactly. On RC a fragment that does not is a gap like that between two
+//! messages: NAKed once, and repaired by the missing fragment; on UC it voids the message.
 
 use std::collections::VecDeque;
 
@@ -14,144 +15,10 @@ use crate::message::{MAX_MESSAGE_BYTES, psn_count};
 use crate::psn::Relation;
 use crate::replay::{Replay, ReplayList};
 use crate::{
-    Access, Atomic, GRH_BYTES, NakCode, Opcode, Outcome, Psn, Receive, ReceiveCompletion, Region, Reply,
-    ReplyKind, Request, Resources, ServiceType, Status, Work,
+    Access, AsyncEvent, Atomic, DropReason, FailedReceive, Failure, Fragment, GRH_BYTES, NakCode, Opcode,
+    Outcome, Psn, Receive, ReceiveCompletion, Region, Reply, ReplyKind, Request, Resources, ResponderConfig,
+    ResponderCounters, ResponderEvent, ServiceType, Status, Verdict, Work,
 };
-
-/// How a responder behaves; the QP attributes of the same names.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ResponderConfig {
-    /// Service.
-    pub service: ServiceType,
-    /// QPN of this QP, which replies carry.
-    pub qpn: u32,
-    /// Peer's QPN, which every request must carry (RC, UC); `None` accepts any (UD).
-    pub peer_qpn: Option<u32>,
-    /// First PSN expected (`rq_psn`).
-    pub expected_psn: Psn,
-    /// Payload bytes of a full packet; the longest datagram.
-    pub path_mtu_bytes: u32,
-    /// Remote operations that the QP grants.
-    pub access: Access,
-    /// READs and atomics that may wait for an answer, and that are remembered.
-    pub max_dest_rd_atomic: u8,
-    /// RNR NAK timer code.
-    pub min_rnr_timer: u8,
-    /// Q_Key (UD).
-    pub qkey: u32,
-}
-
-/// What to do with a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// Do this, then call [`Responder::executed`].
-    Execute(Work),
-    /// Nothing to execute; a reply is due.
-    Answered,
-    /// Nothing to execute and nothing to say.
-    Dropped(DropReason),
-}
-
-/// Why a request was dropped without an answer; each has a counter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum DropReason {
-    /// The responder is in error.
-    InError,
-    /// The work of the request before it was not reported yet.
-    Busy,
-    /// Another service's request.
-    WrongService,
-    /// Not from the connected peer.
-    WrongPeer,
-    /// Past a gap that was NAKed, or past a message that met no receive; it will come again.
-    AfterNak,
-    /// A duplicate READ or atomic that is not remembered, or whose region is gone.
-    UnknownDuplicate,
-    /// UC: a fragment that continues nothing.
-    Hole,
-    /// UC, UD: no receive is posted.
-    NoReceive,
-    /// UC, UD: an operation that the service or the QP does not do, or a length that cannot be.
-    InvalidRequest,
-    /// UC: the key does not grant the access.
-    RemoteAccess,
-    /// UC, UD: longer than the receive, which is used up by it.
-    TooLong,
-    /// UD: wrong Q_Key.
-    WrongQkey,
-}
-
-impl DropReason {
-    const COUNT: usize = DropReason::WrongQkey as usize + 1;
-}
-
-/// An affiliated asynchronous event; `IBV_EVENT_*` of the same meaning.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AsyncEvent {
-    /// `IBV_EVENT_QP_FATAL`: the NIC could not reach registered memory.
-    QpFatal,
-    /// `IBV_EVENT_QP_REQ_ERR`: invalid request.
-    RequestError,
-    /// `IBV_EVENT_QP_ACCESS_ERR`: a remote key did not grant the access.
-    AccessError,
-}
-
-/// A receive that ends in error.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct FailedReceive {
-    /// Which.
-    pub receive: Receive,
-    /// How.
-    pub status: Status,
-}
-
-/// The responder met a fatal error. The device completes the receive, raises the event, moves the QP to ERR and flushes
-/// the rest; replies still queued go out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Failure {
-    /// The receive in use, to be completed first.
-    pub receive: Option<FailedReceive>,
-    /// The event to raise; `None` when the receive's completion tells (IBTA §9.9.3).
-    pub event: Option<AsyncEvent>,
-}
-
-/// What the device should know.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ResponderEvent {
-    /// The first request was accepted; «communication established» when the QP is in RTR.
-    CommunicationEstablished,
-    /// A fatal error.
-    Failed(Failure),
-}
-
-/// What happened so far.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ResponderCounters {
-    /// Messages executed, duplicates not counted.
-    pub messages: u64,
-    /// Duplicate requests.
-    pub duplicates: u64,
-    /// Gaps in the PSNs: NAKed once each on RC, a lost message on UC.
-    pub sequence_errors: u64,
-    /// RNR NAKs.
-    pub rnr_naks: u64,
-    /// Fatal NAKs.
-    pub fatal_naks: u64,
-    dropped: [u64; DropReason::COUNT],
-}
-
-impl ResponderCounters {
-    /// Requests dropped for this reason.
-    pub fn dropped(&self, reason: DropReason) -> u64 {
-        self.dropped[reason as usize]
-    }
-
-    /// Requests dropped for any reason.
-    pub fn dropped_in_all(&self) -> u64 {
-        self.dropped.iter().sum()
-    }
-}
 
 /// What a reliable responder waits for. IBTA §9.7.4: one NAK for each gap, silence until it is repaired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -184,6 +51,23 @@ struct Assembly {
     first: Request,
     region: Region,
     next_offset: u32,
+}
+
+impl Assembly {
+    /// Whether `request` is a fragment of this message: all of its header is the same.
+    fn is_part(&self, request: &Request) -> bool {
+        Request { fragment: self.first.fragment, ..*request } == self.first
+    }
+
+    /// Whether `request` is the fragment to come next.
+    fn is_continued_by(&self, request: &Request) -> bool {
+        let Fragment { offset, length } = request.fragment;
+        let end = u64::from(offset) + u64::from(length);
+        offset == self.next_offset
+            && length > 0
+            && end <= u64::from(self.first.length)
+            && self.is_part(request)
+    }
 }
 
 /// What a first fragment was granted.
@@ -409,12 +293,16 @@ impl Responder {
     }
 
     fn reliable_expected(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
+        if self.repeats_fragment(request) {
+            return self.drop(DropReason::RepeatedFragment);
+        }
+        if let Some(grant) = self.continued(request) {
+            self.state = State::InOrder;
+            self.nak = None;
+            return self.execute(request, grant, resources);
+        }
         if !request.is_first() {
-            return match self.continued(request) {
-                Some(region) => self.execute(request, region, resources),
-                // What it would continue was lost, or is another message: all of it must come again.
-                None => self.gap(),
-            };
+            return self.gap();
         }
         self.assembly = None;
         match self.admit(request, resources) {
@@ -436,7 +324,6 @@ impl Responder {
 
     /// Something before this request is missing: says so once, then keeps silent until it comes.
     fn gap(&mut self) -> Verdict {
-        self.assembly = None;
         if self.state != State::InOrder {
             return self.drop(DropReason::AfterNak);
         }
@@ -592,20 +479,21 @@ impl Responder {
             .map_err(|_| Refusal::RemoteAccess)
     }
 
+    /// Whether all its bytes belong to the message in progress and came already: sent again from the message's start.
+    fn repeats_fragment(&self, request: &Request) -> bool {
+        let end = u64::from(request.fragment.offset) + u64::from(request.fragment.length);
+        self.assembly
+            .is_some_and(|assembly| assembly.is_part(request) && end <= u64::from(assembly.next_offset))
+    }
+
     /// What the message that `request` continues was granted, if it does continue one.
     fn continued(&self, request: &Request) -> Option<Grant> {
-        let Assembly { first, region, next_offset } = self.assembly?;
-        let as_if_first = Request { fragment: first.fragment, ..*request };
-        let in_bounds =
-            u64::from(next_offset) + u64::from(request.fragment.length) <= u64::from(first.length);
-        if as_if_first != first
-            || request.fragment.offset != next_offset
-            || request.fragment.length == 0
-            || !in_bounds
-        {
-            return None;
+        let assembly = self.assembly.filter(|assembly| assembly.is_continued_by(request))?;
+        if assembly.first.opcode.is_send() {
+            self.held.map(Grant::Receive)
+        } else {
+            Some(Grant::Write(assembly.region))
         }
-        if first.opcode.is_send() { self.held.map(Grant::Receive) } else { Some(Grant::Write(region)) }
     }
 
     // Execution.

@@ -1,1 +1,9 @@
 //! Tests of the engine as a whole; those of one table or type lie beside it.
+
+mod hostile;
+mod model;
+mod pair;
+mod qp_state;
+mod requester;
+mod responder;
+mod throughput;

@@ -1,0 +1,513 @@
+//! One end of a [`super::Pair`]: a QP with both halves, plain memory for a process, receives, and a log of what came.
+
+use std::collections::VecDeque;
+
+use super::faults::Frame;
+use crate::message::psn_count;
+use crate::{
+    Access, Atomic, Completion, Failure, Fragment, Now, Opcode, Outcome, PostedMessage, Psn, Receive,
+    ReceiveCompletion, Region, RegionError, Reply, ReplyKind, ReplyVerdict, Request, Requester,
+    RequesterConfig, Resources, Responder, ResponderConfig, ResponderEvent, ServiceType, Status, Ticket,
+    Transmit, Verdict, Work,
+};
+
+/// Key of each end's only region.
+pub const RKEY: u32 = 0x1234;
+
+/// Address by which requests name the region's first byte.
+pub const VA: u64 = 0x7000_0000;
+
+/// What an end is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct EndpointConfig {
+    /// Service.
+    pub service: ServiceType,
+    /// First PSN of both directions.
+    pub first_psn: Psn,
+    /// Packet size.
+    pub path_mtu_bytes: u32,
+    /// Transport retries.
+    pub retry_count: u8,
+    /// RNR retries.
+    pub rnr_retry: u8,
+    /// Ack time-out code.
+    pub timeout: u8,
+    /// Depth as initiator and as responder.
+    pub rd_atomic: u8,
+    /// RNR timer code.
+    pub min_rnr_timer: u8,
+    /// Messages outstanding.
+    pub window_messages: u32,
+    /// What QP and region grant.
+    pub access: Access,
+    /// Bytes of memory, all of it registered.
+    pub memory_bytes: usize,
+    /// Bytes a frame carries at most; messages longer than that travel as fragments.
+    pub fragment_bytes: u32,
+}
+
+impl Default for EndpointConfig {
+    fn default() -> EndpointConfig {
+        EndpointConfig {
+            service: ServiceType::Rc,
+            first_psn: Psn::new(0x100),
+            path_mtu_bytes: 1024,
+            retry_count: 7,
+            rnr_retry: 7,
+            timeout: 8,
+            rd_atomic: 4,
+            min_rnr_timer: 12,
+            window_messages: 64,
+            access: Access::LOCAL_WRITE
+                .with(Access::REMOTE_WRITE)
+                .with(Access::REMOTE_READ)
+                .with(Access::REMOTE_ATOMIC),
+            memory_bytes: 64 << 10,
+            fragment_bytes: u32::MAX,
+        }
+    }
+}
+
+/// A send work request with its payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalWork {
+    /// Operation.
+    pub opcode: Opcode,
+    /// Bytes of a SEND or WRITE.
+    pub payload: Vec<u8>,
+    /// Bytes of a READ.
+    pub read_bytes: u32,
+    /// Where a READ puts them, from the start of the own memory.
+    pub read_into: usize,
+    /// Target, from the start of the peer's region.
+    pub remote_offset: u64,
+    /// Target key.
+    pub rkey: u32,
+    /// Immediate.
+    pub imm: [u8; 4],
+    /// Operand of an atomic.
+    pub swap_add: u64,
+    /// Operand of an atomic.
+    pub compare: u64,
+    /// Fence.
+    pub fence: bool,
+    /// Q_Key.
+    pub qkey: u32,
+}
+
+impl Default for LocalWork {
+    fn default() -> LocalWork {
+        LocalWork {
+            opcode: Opcode::Send,
+            payload: Vec::new(),
+            read_bytes: 0,
+            read_into: 0,
+            remote_offset: 0,
+            rkey: RKEY,
+            imm: [0; 4],
+            swap_add: 0,
+            compare: 0,
+            fence: false,
+            qkey: 0,
+        }
+    }
+}
+
+impl LocalWork {
+    /// A SEND.
+    pub fn send(payload: &[u8]) -> LocalWork {
+        LocalWork { payload: payload.to_vec(), ..LocalWork::default() }
+    }
+
+    /// A WRITE.
+    pub fn write(remote_offset: u64, payload: &[u8]) -> LocalWork {
+        LocalWork { opcode: Opcode::Write, remote_offset, payload: payload.to_vec(), ..LocalWork::default() }
+    }
+
+    /// A WRITE with immediate.
+    pub fn write_imm(remote_offset: u64, payload: &[u8], imm: [u8; 4]) -> LocalWork {
+        LocalWork { opcode: Opcode::WriteImm, imm, ..LocalWork::write(remote_offset, payload) }
+    }
+
+    /// A READ.
+    pub fn read(remote_offset: u64, read_bytes: u32, read_into: usize) -> LocalWork {
+        LocalWork { opcode: Opcode::Read, remote_offset, read_bytes, read_into, ..LocalWork::default() }
+    }
+
+    /// A fetch-and-add.
+    pub fn fetch_add(remote_offset: u64, add: u64) -> LocalWork {
+        LocalWork { opcode: Opcode::FetchAdd, remote_offset, swap_add: add, ..LocalWork::default() }
+    }
+
+    /// A compare-and-swap.
+    pub fn compare_swap(remote_offset: u64, compare: u64, swap: u64) -> LocalWork {
+        LocalWork {
+            opcode: Opcode::CompareSwap,
+            remote_offset,
+            compare,
+            swap_add: swap,
+            ..LocalWork::default()
+        }
+    }
+
+    fn length(&self) -> u32 {
+        match self.opcode {
+            Opcode::Read => self.read_bytes,
+            Opcode::CompareSwap | Opcode::FetchAdd => 8,
+            _ => u32::try_from(self.payload.len()).unwrap_or(u32::MAX),
+        }
+    }
+}
+
+/// A receive that ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Received {
+    /// Its number, in the order of posting.
+    pub id: u64,
+    /// How it ended.
+    pub status: Status,
+    /// What its completion says, when it ended well.
+    pub completion: Option<ReceiveCompletion>,
+    /// Its bytes; for datagrams without the space of the GRH.
+    pub bytes: Vec<u8>,
+}
+
+/// The process around a QP.
+#[derive(Debug)]
+struct Host {
+    memory: Vec<u8>,
+    access: Access,
+    receives: VecDeque<Receive>,
+    receives_posted: u64,
+    buffer: Vec<u8>,
+    invalidated: Vec<u32>,
+}
+
+impl Resources for Host {
+    fn region(&self, rkey: u32, va: u64, len: u64, need: Access) -> Result<Region, RegionError> {
+        if rkey != RKEY {
+            return Err(RegionError::UnknownKey { key: rkey });
+        }
+        if !self.access.contains(need) {
+            return Err(RegionError::AccessDenied { key: rkey, need: need.0 });
+        }
+        let outside = RegionError::OutOfBounds { key: rkey, va, len };
+        let address = va.checked_sub(VA).ok_or(outside)?;
+        let end = address.checked_add(len).ok_or(outside)?;
+        if end > self.memory.len() as u64 {
+            return Err(outside);
+        }
+        Ok(Region { key: rkey, va, len, address })
+    }
+
+    fn take_receive(&mut self) -> Option<Receive> {
+        self.receives.pop_front()
+    }
+
+    fn invalidate(&mut self, rkey: u32) -> bool {
+        self.invalidated.push(rkey);
+        rkey != RKEY
+    }
+}
+
+impl Host {
+    fn slice(&mut self, address: u64, length: usize) -> &mut [u8] {
+        let start = usize::try_from(address).unwrap_or(usize::MAX);
+        let end = start.saturating_add(length);
+        self.memory.get_mut(start..end).unwrap_or_default()
+    }
+
+    fn atomic(&mut self, address: u64, operation: Atomic) -> u64 {
+        let word = self.slice(address, 8);
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(word);
+        let old = u64::from_ne_bytes(bytes);
+        let new = match operation {
+            Atomic::FetchAdd { add } => old.wrapping_add(add),
+            Atomic::CompareSwap { compare, swap } if compare == old => swap,
+            Atomic::CompareSwap { .. } => old,
+        };
+        word.copy_from_slice(&new.to_ne_bytes());
+        old
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Endpoint {
+    /// Requester half.
+    pub requester: Requester,
+    /// Responder half.
+    pub responder: Responder,
+    /// Sends that ended, in order.
+    pub completions: Vec<Completion>,
+    /// Receives that ended, in order.
+    pub received: Vec<Received>,
+    /// The responder's fatal error.
+    pub failure: Option<Failure>,
+    /// «Communication established» came.
+    pub established: bool,
+    config: EndpointConfig,
+    qpn: u32,
+    peer_qpn: u32,
+    host: Host,
+    /// Posted work; the front has ticket `first_ticket`.
+    posted: VecDeque<LocalWork>,
+    first_ticket: u64,
+    /// READ data waiting for its response to be polled.
+    read_data: VecDeque<(Psn, Vec<u8>)>,
+}
+
+impl Endpoint {
+    /// An end with this QPN, connected to `peer_qpn`.
+    pub fn new(config: EndpointConfig, qpn: u32, peer_qpn: u32) -> Endpoint {
+        let EndpointConfig { service, first_psn, path_mtu_bytes, access, .. } = config;
+        let connected = (service != ServiceType::Ud).then_some(peer_qpn);
+        Endpoint {
+            requester: Requester::new(RequesterConfig {
+                service,
+                peer_qpn: connected,
+                first_psn,
+                path_mtu_bytes,
+                retry_count: config.retry_count,
+                rnr_retry: config.rnr_retry,
+                timeout: config.timeout,
+                max_rd_atomic: config.rd_atomic,
+                window_messages: config.window_messages,
+            }),
+            responder: Responder::new(ResponderConfig {
+                service,
+                qpn,
+                peer_qpn: connected,
+                expected_psn: first_psn,
+                path_mtu_bytes,
+                access,
+                max_dest_rd_atomic: config.rd_atomic,
+                min_rnr_timer: config.min_rnr_timer,
+                qkey: 0,
+            }),
+            completions: Vec::new(),
+            received: Vec::new(),
+            failure: None,
+            established: false,
+            config,
+            qpn,
+            peer_qpn,
+            host: Host {
+                memory: vec![0; config.memory_bytes],
+                access,
+                receives: VecDeque::new(),
+                receives_posted: 0,
+                buffer: Vec::new(),
+                invalidated: Vec::new(),
+            },
+            posted: VecDeque::new(),
+            first_ticket: 0,
+            read_data: VecDeque::new(),
+        }
+    }
+
+    /// The registered memory.
+    pub fn memory(&self) -> &[u8] {
+        &self.host.memory
+    }
+
+    /// The registered memory, to fill it.
+    pub fn memory_mut(&mut self) -> &mut [u8] {
+        &mut self.host.memory
+    }
+
+    /// Keys that SENDs invalidated.
+    pub fn invalidated(&self) -> &[u32] {
+        &self.host.invalidated
+    }
+
+    /// Posts a receive.
+    pub fn post_receive(&mut self, capacity: u64) {
+        self.host.receives.push_back(Receive { capacity, id: self.host.receives_posted });
+        self.host.receives_posted += 1;
+    }
+
+    /// Posts a send; false when it must wait for earlier ones.
+    pub fn post(&mut self, work: LocalWork) -> bool {
+        if !self.requester.can_post(work.opcode, work.fence) {
+            return false;
+        }
+        let length = work.length();
+        self.requester.post(PostedMessage { opcode: work.opcode, length, fence: work.fence });
+        self.posted.push_back(work);
+        true
+    }
+
+    /// Statuses of the sends that ended.
+    pub fn statuses(&self) -> Vec<Status> {
+        self.completions.iter().map(|completion| completion.status).collect()
+    }
+
+    /// Everything the QP wants to send now.
+    pub(super) fn poll_frames(&mut self, now: Now, emit: &mut dyn FnMut(Frame)) {
+        while let Some(reply) = self.responder.poll_reply() {
+            let payload = self.read_payload(&reply);
+            emit(Frame::Reply { reply, payload });
+        }
+        while let Some(transmit) = self.requester.poll_transmit(now) {
+            self.emit_message(transmit, emit);
+            self.requester.link_consumed(transmit.ticket);
+        }
+        self.collect_completions();
+    }
+
+    pub(super) fn handle_frame(&mut self, now: Now, frame: &Frame) {
+        match frame {
+            Frame::Request { request, payload } => self.handle_request(request, payload),
+            Frame::Reply { reply, payload } => self.handle_reply(now, reply, payload),
+        }
+        self.collect_events();
+        self.collect_completions();
+    }
+
+    pub(super) fn handle_timeout(&mut self, now: Now) {
+        self.requester.handle_timeout(now);
+        self.collect_completions();
+    }
+
+    fn emit_message(&self, transmit: Transmit, emit: &mut dyn FnMut(Frame)) {
+        let index = usize::try_from(transmit.ticket.0 - self.first_ticket).unwrap_or(usize::MAX);
+        let Some(work) = self.posted.get(index) else { return };
+        let length = work.length();
+        let mut offset = 0;
+        loop {
+            let room = if work.opcode.carries_payload() { self.config.fragment_bytes } else { u32::MAX };
+            let fragment = Fragment { offset, length: room.min(length - offset) };
+            let request = self.request(work, &transmit, fragment);
+            let bytes = offset as usize..(offset + fragment.length) as usize;
+            let payload = work.payload.get(bytes).unwrap_or_default().to_vec();
+            emit(Frame::Request { request, payload });
+            offset += fragment.length;
+            if offset >= length {
+                break;
+            }
+        }
+    }
+
+    fn request(&self, work: &LocalWork, transmit: &Transmit, fragment: Fragment) -> Request {
+        Request {
+            src_qpn: self.qpn,
+            dst_qpn: self.peer_qpn,
+            service: self.config.service,
+            opcode: work.opcode,
+            psn: transmit.psn,
+            solicited: false,
+            ack_requested: transmit.ack_requested,
+            imm: work.imm,
+            remote_va: VA.wrapping_add(work.remote_offset),
+            rkey: work.rkey,
+            length: work.length(),
+            swap_add: work.swap_add,
+            compare: work.compare,
+            qkey: work.qkey,
+            fragment,
+        }
+    }
+
+    fn handle_request(&mut self, request: &Request, payload: &[u8]) {
+        let Verdict::Execute(work) = self.responder.handle_request(request, &mut self.host) else { return };
+        let outcome = self.execute(request, work, payload);
+        self.responder.executed(outcome);
+    }
+
+    fn execute(&mut self, request: &Request, work: Work, payload: &[u8]) -> Outcome {
+        match work {
+            Work::Receive { receive, scatter_offset, completion, .. } => {
+                let end = scatter_offset as usize + payload.len();
+                if self.host.buffer.len() < end {
+                    self.host.buffer.resize(end, 0);
+                }
+                self.host.buffer[scatter_offset as usize..end].copy_from_slice(payload);
+                if let Some(completion) = completion {
+                    let grh = completion.byte_len.saturating_sub(request.length) as usize;
+                    let bytes = self.host.buffer.get(grh..completion.byte_len as usize).unwrap_or_default();
+                    let bytes = bytes.to_vec();
+                    self.record_receive(receive, completion, bytes);
+                }
+            }
+            Work::Write { region, offset, completion, .. } => {
+                self.host.slice(region.address + u64::from(offset), payload.len()).copy_from_slice(payload);
+                if let Some((receive, completion)) = completion {
+                    self.record_receive(receive, completion, Vec::new());
+                }
+            }
+            Work::Read { region, .. } => {
+                let count = psn_count(request.opcode, request.length, self.config.path_mtu_bytes);
+                let length = usize::try_from(region.len).unwrap_or_default();
+                let data = self.host.slice(region.address, length).to_vec();
+                self.read_data.push_back((request.psn.plus(count).minus(1), data));
+            }
+            Work::Atomic { region, operation } => {
+                return Outcome::Atomic { old: self.host.atomic(region.address, operation) };
+            }
+        }
+        Outcome::Done
+    }
+
+    fn record_receive(&mut self, receive: Receive, completion: ReceiveCompletion, bytes: Vec<u8>) {
+        let completion = Some(completion);
+        self.received.push(Received { id: receive.id, status: Status::Success, completion, bytes });
+    }
+
+    fn read_payload(&mut self, reply: &Reply) -> Vec<u8> {
+        if reply.kind != ReplyKind::ReadResponse {
+            return Vec::new();
+        }
+        match self.read_data.pop_front() {
+            Some((psn, data)) if psn == reply.psn => data,
+            other => unreachable!("response {:?} finds {other:?}", reply.psn),
+        }
+    }
+
+    fn handle_reply(&mut self, now: Now, reply: &Reply, payload: &[u8]) {
+        let verdict = self.requester.handle_reply(now, reply);
+        let ReplyVerdict::Response(Ticket(ticket)) = verdict else { return };
+        let index = usize::try_from(ticket - self.first_ticket).unwrap_or(usize::MAX);
+        let Some(work) = self.posted.get(index) else { return };
+        if work.opcode == Opcode::Read {
+            let into = work.read_into as u64;
+            self.host.slice(into, payload.len()).copy_from_slice(payload);
+        }
+    }
+
+    /// An error of either half moves the QP to ERR, which stops the other half and flushes.
+    fn collect_events(&mut self) {
+        while let Some(event) = self.responder.poll_event() {
+            match event {
+                ResponderEvent::CommunicationEstablished => self.established = true,
+                ResponderEvent::Failed(failure) => {
+                    self.failure = Some(failure);
+                    let first = failure.receive.map(|failed| (failed.receive, failed.status));
+                    self.requester.enter_error();
+                    self.flush_receives(first);
+                }
+            }
+        }
+    }
+
+    fn collect_completions(&mut self) {
+        while let Some(completion) = self.requester.poll_completion() {
+            self.posted.pop_front();
+            self.first_ticket += 1;
+            let connected = self.config.service != ServiceType::Ud && self.config.service != ServiceType::Uc;
+            if completion.status != Status::Success && connected && !self.responder.is_failed() {
+                let held = self.responder.enter_error().map(|receive| (receive, Status::Flushed));
+                self.flush_receives(held);
+            }
+            self.completions.push(completion);
+        }
+    }
+
+    fn flush_receives(&mut self, first: Option<(Receive, Status)>) {
+        let queued = self.host.receives.drain(..).map(|receive| (receive, Status::Flushed));
+        for (receive, status) in first.into_iter().chain(queued) {
+            self.received.push(Received { id: receive.id, status, completion: None, bytes: Vec::new() });
+        }
+    }
+}

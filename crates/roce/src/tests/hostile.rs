@@ -1,0 +1,357 @@
+//! Any value whatsoever from the other side: nothing panics, overflows, or grows.
+
+use std::cell::RefCell;
+
+use proptest::prelude::*;
+use proptest::test_runner::{RngSeed, TestRunner};
+
+use crate::{
+    Access, DropReason, Fragment, NakCode, Now, Opcode, Outcome, PostedMessage, Psn, Receive, Region,
+    RegionError, Reply, ReplyKind, Request, Requester, RequesterConfig, Resources, Responder,
+    ResponderConfig, ResponderCounters, ServiceType, Verdict, Work,
+};
+
+/// A device that says yes or no at random, but never to more than it was asked.
+struct Moody(u64);
+
+impl Moody {
+    fn yes(&mut self) -> bool {
+        self.0 = self.0.rotate_left(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 & 4 != 0
+    }
+}
+
+impl Resources for Moody {
+    fn region(&self, key: u32, va: u64, len: u64, _: Access) -> Result<Region, RegionError> {
+        if key & 1 == 0 {
+            Ok(Region { key, va, len, address: va })
+        } else {
+            Err(RegionError::UnknownKey { key })
+        }
+    }
+
+    fn take_receive(&mut self) -> Option<Receive> {
+        let capacity = if self.yes() { u64::from(u32::MAX) } else { 100 };
+        self.yes().then_some(Receive { capacity, id: 1 })
+    }
+
+    fn invalidate(&mut self, _: u32) -> bool {
+        self.yes()
+    }
+}
+
+fn service() -> impl Strategy<Value = ServiceType> {
+    prop::sample::select(vec![
+        ServiceType::Rc,
+        ServiceType::Rc,
+        ServiceType::Rc,
+        ServiceType::Uc,
+        ServiceType::Ud,
+    ])
+}
+
+fn opcode() -> impl Strategy<Value = Opcode> {
+    prop::sample::select(Opcode::ALL.to_vec())
+}
+
+/// Mostly small, sometimes at an edge, sometimes anything.
+fn number() -> impl Strategy<Value = u32> {
+    let edges =
+        vec![0, 1, 7, 8, 1 << 31, (1 << 31) - 1, (1 << 31) + 1, u32::MAX, u32::MAX - 1, 0xff_ffff, 1 << 23];
+    prop_oneof![4 => 0..64u32, 2 => prop::sample::select(edges), 1 => any::<u32>()]
+}
+
+/// A request whose PSN lies `psn` from the one expected when it is used.
+fn request() -> impl Strategy<Value = Request> {
+    let header = (service(), prop::bool::weighted(0.9), opcode(), number(), any::<[u8; 4]>());
+    let target = (any::<u64>(), number(), number(), 0..20u8, number(), number());
+    (header, target, prop::bool::weighted(0.8)).prop_map(
+        |((service, same, opcode, psn, imm), target, near)| {
+            let (remote_va, rkey, length, split, offset, piece) = target;
+            // Three of four atomics have the length that they must have.
+            let length = if opcode.is_atomic() && psn % 4 != 0 { 8 } else { length };
+            let fragment = match split {
+                0..14 => Fragment { offset: 0, length },
+                14..18 => Fragment { offset: 0, length: length / 2 },
+                _ => Fragment { offset, length: piece },
+            };
+            Request {
+                src_qpn: 1,
+                dst_qpn: 2,
+                // Turned into the responder's own where `same`.
+                service: if same { ServiceType::Rc } else { service },
+                opcode,
+                psn: Psn::new(psn),
+                solicited: near,
+                ack_requested: same,
+                imm,
+                remote_va: if near { remote_va & !7 } else { remote_va },
+                rkey,
+                length,
+                swap_add: remote_va,
+                compare: remote_va,
+                qkey: 0,
+                fragment,
+            }
+        },
+    )
+}
+
+fn reply() -> impl Strategy<Value = Reply> {
+    let kind = prop_oneof![
+        Just(ReplyKind::Ack),
+        any::<u8>().prop_map(|timer| ReplyKind::RnrNak { timer }),
+        prop::sample::select(vec![NakCode::PsnSequence, NakCode::InvalidRequest, NakCode::RemoteAccess])
+            .prop_map(ReplyKind::Nak),
+        Just(ReplyKind::ReadResponse),
+        any::<u64>().prop_map(|old| ReplyKind::AtomicResponse { old }),
+        Just(ReplyKind::RequesterFault),
+    ];
+    (number(), number(), any::<u32>(), kind).prop_map(|(src_qpn, psn, msn, kind)| Reply {
+        src_qpn,
+        dst_qpn: 0,
+        psn: Psn::new(psn),
+        msn,
+        kind,
+    })
+}
+
+fn check_work(request: &Request, work: &Work, qp_grants: Access) -> Result<(), TestCaseError> {
+    let in_message =
+        |offset: u32, length: u32| u64::from(offset) + u64::from(length) <= u64::from(request.length);
+    prop_assert!(qp_grants.contains(request.opcode.remote_access()));
+    match *work {
+        Work::Receive { receive, scatter_offset, length, .. } => {
+            prop_assert!(u64::from(scatter_offset) + u64::from(length) <= receive.capacity);
+        }
+        Work::Write { region, offset, length, .. } => {
+            prop_assert!(in_message(offset, length) && u64::from(offset) + u64::from(length) <= region.len);
+        }
+        Work::Read { region, .. } => prop_assert_eq!(region.len, u64::from(request.length)),
+        Work::Atomic { region, .. } => prop_assert!(region.len == 8 && region.va % 8 == 0),
+    }
+    Ok(())
+}
+
+#[derive(Debug, Clone)]
+struct Siege {
+    service: ServiceType,
+    path_mtu_bytes: u32,
+    access: u32,
+    max_dest_rd_atomic: u8,
+    expected: u32,
+    seed: u64,
+    /// Request, outcome of its work, and whether the replies are polled after it.
+    requests: Vec<(Request, u8, bool)>,
+}
+
+fn mtu() -> impl Strategy<Value = u32> {
+    prop::sample::select(vec![0u32, 1, 256, 4096, u32::MAX])
+}
+
+fn siege() -> impl Strategy<Value = Siege> {
+    let requests = prop::collection::vec((request(), 0..20u8, prop::bool::weighted(0.3)), 1..60);
+    let resources = prop::sample::select(vec![0u8, 1, 4, 255]);
+    (service(), mtu(), 0..16u32, resources, number(), any::<u64>(), requests).prop_map(
+        |(service, path_mtu_bytes, access, max_dest_rd_atomic, expected, seed, requests)| Siege {
+            service,
+            path_mtu_bytes,
+            access: access | if seed & 1 == 0 { 0xf } else { 0 },
+            max_dest_rd_atomic,
+            expected,
+            seed,
+            requests,
+        },
+    )
+}
+
+/// Mostly the PSN expected, else one beside it.
+fn aim(expected: Psn, random: Psn) -> Psn {
+    match random.value() % 8 {
+        0 => expected.plus(1),
+        1 => expected.minus(1),
+        2 => expected.minus(2),
+        _ => expected,
+    }
+}
+
+/// What the sieges reached.
+#[derive(Default)]
+struct Reached {
+    executed: [u64; Opcode::ALL.len()],
+    dropped: [u64; DropReason::ALL.len()],
+    duplicates: u64,
+    sequence_errors: u64,
+    rnr_naks: u64,
+    fatal_naks: u64,
+}
+
+impl Reached {
+    fn add(&mut self, counters: &ResponderCounters) {
+        for reason in DropReason::ALL {
+            self.dropped[reason as usize] += counters.dropped(reason);
+        }
+        self.duplicates += counters.duplicates;
+        self.sequence_errors += counters.sequence_errors;
+        self.rnr_naks += counters.rnr_naks;
+        self.fatal_naks += counters.fatal_naks;
+    }
+}
+
+fn besiege(siege: &Siege, reached: &mut Reached) -> Result<(), TestCaseError> {
+    let Siege { service, path_mtu_bytes, max_dest_rd_atomic, .. } = *siege;
+    let access = Access(siege.access);
+    let config = ResponderConfig {
+        service,
+        qpn: 2,
+        peer_qpn: Some(1),
+        expected_psn: Psn::new(siege.expected),
+        path_mtu_bytes,
+        access,
+        max_dest_rd_atomic,
+        min_rnr_timer: 0xff,
+        qkey: 0,
+    };
+    let mut responder = Responder::new(config);
+    let mut device = Moody(siege.seed | 1);
+    let mut last = siege.requests[0].0;
+    for &(request, outcome, poll) in &siege.requests {
+        let aimed = Request {
+            src_qpn: if outcome == 19 { 3 } else { 1 },
+            service: if request.ack_requested { service } else { request.service },
+            psn: if request.solicited { aim(responder.expected_psn(), request.psn) } else { request.psn },
+            qkey: u32::from(outcome == 18),
+            ..request
+        };
+        // Now and then the one before once more, or its continuation.
+        let request = match outcome {
+            17 => last,
+            14..=16 => {
+                let offset = last.fragment.offset.wrapping_add(last.fragment.length);
+                let left = last.length.saturating_sub(offset);
+                let length = if outcome == 14 { left } else { left / 2 };
+                Request { fragment: Fragment { offset, length }, ..last }
+            }
+            _ => aimed,
+        };
+        last = request;
+        let verdict = responder.handle_request(&request, &mut device);
+        if verdict == Verdict::Dropped(DropReason::Busy) && outcome > 10 {
+            responder.executed(Outcome::Done);
+        }
+        if let Verdict::Execute(work) = verdict {
+            check_work(&request, &work, access)?;
+            reached.executed[request.opcode as usize] += 1;
+            match outcome {
+                0 => responder.executed(Outcome::LocalFault),
+                1 => responder.executed(Outcome::RequesterFault),
+                2 => {}
+                _ if request.opcode.is_atomic() => responder.executed(Outcome::Atomic { old: 1 }),
+                _ => responder.executed(Outcome::Done),
+            }
+        }
+        if poll {
+            let replies = std::iter::from_fn(|| responder.poll_reply()).count();
+            prop_assert!(replies <= 2 * usize::from(max_dest_rd_atomic) + 2, "{} replies", replies);
+            while responder.poll_event().is_some() {}
+        }
+        // A QP in error stays so; the siege goes on with the next.
+        if responder.is_failed() && outcome > 3 {
+            reached.add(responder.counters());
+            responder = Responder::new(config);
+        }
+    }
+    reached.add(responder.counters());
+    Ok(())
+}
+
+fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases,
+        failure_persistence: None,
+        rng_seed: RngSeed::Fixed(1),
+        ..ProptestConfig::default()
+    }
+}
+
+/// The table shows that the requests reach everything, and are not all thrown away at the door.
+#[test]
+fn any_sequence_of_requests_is_survived_by_a_responder() {
+    let reached = RefCell::new(Reached::default());
+    let outcome =
+        TestRunner::new(config(20_000)).run(&siege(), |siege| besiege(&siege, &mut reached.borrow_mut()));
+    if let Err(failure) = outcome {
+        panic!("{failure}");
+    }
+    let reached = reached.into_inner();
+    let executed =
+        Opcode::ALL.into_iter().map(|opcode| (format!("{opcode:?}"), reached.executed[opcode as usize]));
+    let dropped = DropReason::ALL.into_iter().map(|why| (format!("{why:?}"), reached.dropped[why as usize]));
+    let others = [
+        ("duplicates", reached.duplicates),
+        ("sequence errors", reached.sequence_errors),
+        ("RNR NAKs", reached.rnr_naks),
+        ("fatal NAKs", reached.fatal_naks),
+    ];
+    let others = others.map(|(what, times)| (what.to_string(), times));
+    let table: Vec<_> = executed.chain(dropped).chain(others).collect();
+    for (what, times) in &table {
+        println!("{what:20} {times}");
+    }
+    let rare: Vec<_> = table.iter().filter(|(_, times)| *times < 100).collect();
+    assert!(rare.is_empty(), "reached less than 100 times: {rare:?}");
+}
+
+proptest! {
+    #![proptest_config(config(4000))]
+
+    #[test]
+    fn any_sequence_of_replies_is_survived_by_a_requester(
+        service in service(),
+        path_mtu_bytes in mtu(),
+        codes in (any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>()),
+        window_messages in 0..10u32,
+        first in number(),
+        script in prop::collection::vec((0..8u8, opcode(), number(), any::<bool>(), reply()), 1..80),
+    ) {
+        let (retry_count, rnr_retry, timeout, max_rd_atomic) = codes;
+        let first_psn = Psn::new(first);
+        let mut requester = Requester::new(RequesterConfig {
+            service, peer_qpn: None, first_psn, path_mtu_bytes, retry_count, rnr_retry, timeout, max_rd_atomic,
+            window_messages,
+        });
+        let (mut posted, mut ended, mut oldest) = (0u64, 0u64, first_psn);
+        let mut now = Now(0);
+        for (step, opcode, length, near, reply) in script {
+            match step {
+                0 | 1 => {
+                    requester.post(PostedMessage { opcode, length, fence: near });
+                    posted += 1;
+                }
+                2 | 3 => while let Some(transmit) = requester.poll_transmit(now) {
+                    oldest = if near { transmit.psn } else { oldest };
+                    requester.link_consumed(transmit.ticket);
+                },
+                4 | 5 => {
+                    let psn = if near { oldest.plus(reply.psn.value() % 4) } else { reply.psn };
+                    requester.handle_reply(now, &Reply { psn, ..reply });
+                }
+                6 => {
+                    now = requester.poll_timeout().unwrap_or(now).max(now.after(u64::from(length)));
+                    requester.handle_timeout(now);
+                }
+                _ if near => requester.hold_timer(now),
+                _ => {
+                    requester.fail(crate::Ticket(u64::from(length)), crate::Status::LocalProtection);
+                    requester.resume();
+                }
+            }
+            ended += std::iter::from_fn(|| requester.poll_completion()).count() as u64;
+            prop_assert_eq!(posted - ended, requester.outstanding() as u64);
+        }
+        requester.enter_error();
+        ended += std::iter::from_fn(|| requester.poll_completion()).count() as u64;
+        prop_assert_eq!(posted, ended, "every message ends once");
+        prop_assert_eq!(requester.poll_timeout(), None);
+    }
+}

@@ -1,0 +1,157 @@
+//! What a responder is configured with, and what it says: verdicts, events, counters.
+//!
+//! Reasons and events follow IBTA vol. 1 §9.9.3 (responder's errors) and §11.6.3 (asynchronous events).
+
+use crate::{Access, Psn, Receive, ServiceType, Status, Work};
+
+/// How a responder behaves; the QP attributes of the same names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResponderConfig {
+    /// Service.
+    pub service: ServiceType,
+    /// QPN of this QP, which replies carry.
+    pub qpn: u32,
+    /// Peer's QPN, which every request must carry (RC, UC); `None` accepts any (UD).
+    pub peer_qpn: Option<u32>,
+    /// First PSN expected (`rq_psn`).
+    pub expected_psn: Psn,
+    /// Payload bytes of a full packet; the longest datagram.
+    pub path_mtu_bytes: u32,
+    /// Remote operations that the QP grants.
+    pub access: Access,
+    /// READs and atomics that may wait for an answer, and that are remembered.
+    pub max_dest_rd_atomic: u8,
+    /// RNR NAK timer code.
+    pub min_rnr_timer: u8,
+    /// Q_Key (UD).
+    pub qkey: u32,
+}
+
+/// What to do with a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Do this, then call [`Responder::executed`].
+    Execute(Work),
+    /// Nothing to execute; a reply is due.
+    Answered,
+    /// Nothing to execute and nothing to say.
+    Dropped(DropReason),
+}
+
+/// Why a request was dropped without an answer; each has a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum DropReason {
+    /// The responder is in error.
+    InError,
+    /// The work of the request before it was not reported yet.
+    Busy,
+    /// Another service's request.
+    WrongService,
+    /// Not from the connected peer.
+    WrongPeer,
+    /// Past a gap that was NAKed, or past a message that met no receive; it will come again.
+    AfterNak,
+    /// A duplicate READ or atomic that is not remembered, or whose region is gone.
+    UnknownDuplicate,
+    /// RC: a fragment of the message in progress that came already.
+    RepeatedFragment,
+    /// UC: a fragment that continues nothing.
+    Hole,
+    /// UC, UD: no receive is posted.
+    NoReceive,
+    /// UC, UD: an operation that the service or the QP does not do, or a length that cannot be.
+    InvalidRequest,
+    /// UC: the key does not grant the access.
+    RemoteAccess,
+    /// UC, UD: longer than the receive, which is used up by it.
+    TooLong,
+    /// UD: wrong Q_Key.
+    WrongQkey,
+}
+
+impl DropReason {
+    /// All of them, in order.
+    pub const ALL: [DropReason; 13] = [
+        DropReason::InError,
+        DropReason::Busy,
+        DropReason::WrongService,
+        DropReason::WrongPeer,
+        DropReason::AfterNak,
+        DropReason::UnknownDuplicate,
+        DropReason::RepeatedFragment,
+        DropReason::Hole,
+        DropReason::NoReceive,
+        DropReason::InvalidRequest,
+        DropReason::RemoteAccess,
+        DropReason::TooLong,
+        DropReason::WrongQkey,
+    ];
+}
+
+/// An affiliated asynchronous event; `IBV_EVENT_*` of the same meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AsyncEvent {
+    /// `IBV_EVENT_QP_FATAL`: the NIC could not reach registered memory.
+    QpFatal,
+    /// `IBV_EVENT_QP_REQ_ERR`: invalid request.
+    RequestError,
+    /// `IBV_EVENT_QP_ACCESS_ERR`: a remote key did not grant the access.
+    AccessError,
+}
+
+/// A receive that ends in error.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FailedReceive {
+    /// Which.
+    pub receive: Receive,
+    /// How.
+    pub status: Status,
+}
+
+/// The responder met a fatal error. The device completes the receive, raises the event, moves the QP to ERR and flushes
+/// the rest; replies still queued go out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Failure {
+    /// The receive in use, to be completed first.
+    pub receive: Option<FailedReceive>,
+    /// The event to raise; `None` when the receive's completion tells (IBTA §9.9.3).
+    pub event: Option<AsyncEvent>,
+}
+
+/// What the device should know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ResponderEvent {
+    /// The first request was accepted; «communication established» when the QP is in RTR.
+    CommunicationEstablished,
+    /// A fatal error.
+    Failed(Failure),
+}
+
+/// What happened so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ResponderCounters {
+    /// Messages executed, duplicates not counted.
+    pub messages: u64,
+    /// Duplicate requests.
+    pub duplicates: u64,
+    /// Gaps in the PSNs: NAKed once each on RC, a lost message on UC.
+    pub sequence_errors: u64,
+    /// RNR NAKs.
+    pub rnr_naks: u64,
+    /// Fatal NAKs.
+    pub fatal_naks: u64,
+    pub(crate) dropped: [u64; DropReason::ALL.len()],
+}
+
+impl ResponderCounters {
+    /// Requests dropped for this reason.
+    pub fn dropped(&self, reason: DropReason) -> u64 {
+        self.dropped[reason as usize]
+    }
+
+    /// Requests dropped for any reason.
+    pub fn dropped_in_all(&self) -> u64 {
+        self.dropped.iter().sum()
+    }
+}
