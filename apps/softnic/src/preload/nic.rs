@@ -230,8 +230,10 @@ pub fn mmap(
         }
         use std::os::fd::AsRawFd;
         let fd = mapping.fd().as_raw_fd();
+        // A whole word: the last argument goes over the stack, where a c_int's upper half is whatever was there.
+        let start: libc::off_t = 0;
         // SAFETY: the program asked for this mapping at this address, as it would of the kernel.
-        let page = unsafe { syscall!(SYS_mmap, address, length, protection, flags, fd, 0) };
+        let page = unsafe { syscall!(SYS_mmap, address, length, protection, flags, fd, start) };
         if page == -1 {
             return Err(raw::errno());
         }
