@@ -38,7 +38,8 @@ impl Drop for KeepErrno {
 /// As the call's own: pointers that the kernel writes through must be good for it.
 macro_rules! syscall {
     ($number:ident $(, $argument:expr)*) => {
-        libc::syscall(libc::$number $(, $argument)*)
+        // Whole words: the upper half of a shorter variadic argument is whatever the stack held.
+        libc::syscall(libc::$number $(, $argument as usize)*)
     };
 }
 pub(crate) use syscall;
