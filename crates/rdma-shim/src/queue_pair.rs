@@ -180,7 +180,7 @@ impl QueuePair {
     /// Posts a piece of a list in order and rings once, as `ibv_post_send` does. Panics when `range` leaves the list.
     #[inline]
     pub fn post(&mut self, list: &SendList<'_>, range: std::ops::Range<usize>) -> Result<(), PostError> {
-        let requests = &list.raw()[range];
+        let requests = &list.as_raw()[range];
         let mut bad = 0;
         // SAFETY: as in `try_post`; the list borrows the slices of its requests.
         let code =
@@ -201,7 +201,7 @@ impl QueuePair {
         list: &ReceiveList<'_>,
         range: std::ops::Range<usize>,
     ) -> Result<(), PostError> {
-        let requests = &list.raw()[range];
+        let requests = &list.as_raw()[range];
         let mut bad = 0;
         // SAFETY: as in `try_post`, for the receive queue; a queue without entries was given no ring, and its count of
         // 0 makes the routine refuse before it stores.

@@ -88,7 +88,9 @@ impl<'a> SendList<'a> {
         self.raw.is_empty()
     }
 
-    pub(crate) fn raw(&self) -> &[db_send_wr] {
+    /// The requests as the C routines take them, for queues that are laid out by hand. Their addresses are valid as long
+    /// as the slices that the requests borrow.
+    pub fn as_raw(&self) -> &[db_send_wr] {
         &self.raw
     }
 }
@@ -116,7 +118,7 @@ impl<'a> ReceiveList<'a> {
         self.raw.clear();
     }
 
-    pub(crate) fn raw(&self) -> &[db_recv_wr] {
+    pub(crate) fn as_raw(&self) -> &[db_recv_wr] {
         &self.raw
     }
 }

@@ -1,0 +1,6 @@
+//! The shim on whatever NIC this host has, and its C header under the system's compilers.
+// Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
+#![allow(clippy::unwrap_used)]
+
+mod ends;
+mod parity;
