@@ -72,6 +72,8 @@ pub(super) struct Qp {
     pub qpn: u32,
     pub device: usize,
     pub service: ServiceType,
+    /// MTU of its port, verbs code: bounds a datagram, for which no path is ever set.
+    pub port_mtu: u8,
     pub pd: u32,
     pub send_cq: u32,
     pub recv_cq: u32,
@@ -126,7 +128,8 @@ pub(super) struct Answer {
 impl Qp {
     /// Path MTU in bytes; a datagram's is the port's.
     pub(super) fn mtu_bytes(&self) -> u32 {
-        128 << self.attributes.path_mtu.clamp(1, 5)
+        let code = if self.service == ServiceType::Ud { self.port_mtu } else { self.attributes.path_mtu };
+        128 << code.clamp(1, 5)
     }
 }
 
@@ -249,6 +252,7 @@ impl<M: Memory> Core<M> {
             qpn,
             device,
             service: request.service,
+            port_mtu: self.devices[device].mtu,
             pd,
             send_cq,
             recv_cq,
@@ -506,7 +510,7 @@ impl<M: Memory> Core<M> {
                 qp.attributes = ModifyQp::default();
             }
             (_, QpState::Err) => return self.fail_qp(qp),
-            (QpState::Init, QpState::Rtr) => qp.responder = Some(Responder::new(responder_config(self, qp))),
+            (QpState::Init, QpState::Rtr) => qp.responder = Some(Responder::new(responder_config(qp))),
             (QpState::Rtr, QpState::Rts) => qp.requester = Some(Requester::new(requester_config(qp))),
             (QpState::Sqe, QpState::Rts) => {
                 qp.sq.stopped = false;
@@ -606,7 +610,7 @@ fn scatter_limits(request: &CreateQp, send_cqe_size: usize, recv_cqe_size: usize
     )
 }
 
-fn responder_config<M>(core: &Core<M>, qp: &Qp) -> ResponderConfig {
+fn responder_config(qp: &Qp) -> ResponderConfig {
     let attributes = &qp.attributes;
     let datagram = qp.service == ServiceType::Ud;
     ResponderConfig {
@@ -614,7 +618,7 @@ fn responder_config<M>(core: &Core<M>, qp: &Qp) -> ResponderConfig {
         qpn: qp.qpn,
         peer_qpn: (!datagram).then_some(attributes.dest_qpn),
         expected_psn: Psn::new(attributes.rq_psn),
-        path_mtu_bytes: if datagram { 128 << core.devices[qp.device].mtu } else { qp.mtu_bytes() },
+        path_mtu_bytes: qp.mtu_bytes(),
         access: Access(attributes.access & access::REMOTE),
         max_dest_rd_atomic: attributes.max_dest_rd_atomic,
         min_rnr_timer: attributes.min_rnr_timer,
