@@ -362,12 +362,13 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
     let machine = unsafe { &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext };
     let at = machine.gregs[libc::REG_RIP as usize] as usize;
     let guarded = (&raw const softnic_guard_start) as usize..(&raw const softnic_guard_end) as usize;
-    // SAFETY: the kernel passes a valid `siginfo_t`.
-    let code = unsafe { (*info).si_code };
+    // SAFETY: the kernel passes a valid `siginfo_t`, which stays until this handler returns.
+    let told = unsafe { &*info };
+    let code = told.si_code;
     // A positive code means that the processor raised it; `kill -SEGV` while we copy is not our fault to recover.
     if guarded.contains(&at) && code > 0 {
         // SAFETY: for SIGSEGV and SIGBUS with a positive code `si_addr` is set.
-        let addr = unsafe { (*info).si_addr() };
+        let addr = unsafe { told.si_addr() };
         machine.gregs[libc::REG_RDX as usize] = addr as i64;
         machine.gregs[libc::REG_RIP as usize] = (&raw const softnic_guard_landing) as i64;
         return;

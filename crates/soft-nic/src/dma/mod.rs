@@ -10,6 +10,8 @@ mod peer;
 mod registers;
 mod shared;
 pub mod system;
+#[cfg(test)]
+mod tests;
 
 pub use guard::Guard;
 pub use host::Host;

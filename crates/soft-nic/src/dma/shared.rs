@@ -38,9 +38,11 @@ impl SharedMemory {
     /// When the offset is not aligned or outside: offsets are our own constants, never a peer's numbers.
     pub fn word(&self, offset: usize) -> &AtomicU64 {
         assert!(offset.is_multiple_of(8) && offset + 8 <= self.len, "word at {offset} of {}", self.len);
-        // SAFETY: in bounds and aligned (the base is a page); the mapping lives as long as `self`, and everyone uses
-        // this memory by atomics.
-        unsafe { AtomicU64::from_ptr(self.base.add(offset).cast()) }
+        // SAFETY: in bounds, as just checked.
+        let at = unsafe { self.base.add(offset) };
+        // SAFETY: aligned (the base is a page); the mapping lives as long as `self`, and everyone uses this memory by
+        // atomics.
+        unsafe { AtomicU64::from_ptr(at.cast()) }
     }
 
     /// The 32-bit word at `offset`.
@@ -49,8 +51,10 @@ impl SharedMemory {
     /// As [`SharedMemory::word`].
     pub fn half(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(4) && offset + 4 <= self.len, "word at {offset} of {}", self.len);
+        // SAFETY: in bounds, as just checked.
+        let at = unsafe { self.base.add(offset) };
         // SAFETY: as in `word`.
-        unsafe { AtomicU32::from_ptr(self.base.add(offset).cast()) }
+        unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 }
 

@@ -31,6 +31,15 @@ pub fn thread_cpu_ns() -> u64 {
     clock_ns(libc::CLOCK_THREAD_CPUTIME_ID)
 }
 
+/// How often the calling thread was taken off its core while it could have gone on (involuntary context switches).
+pub fn thread_preemptions() -> u64 {
+    // SAFETY: plain old data.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` lives through the call.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
+    usage.ru_nivcsw as u64
+}
+
 fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` lives through the call; both clocks always exist.
@@ -233,4 +242,20 @@ pub(super) fn populate(addr: u64, len: u64, write: bool) -> Result<(), Fault> {
             _ => return Err(fault),
         }
     }
+}
+
+/// Runs `check` in a fork child of this process; whether it came back true there.
+#[cfg(test)]
+pub fn true_in_fork_child(check: impl FnOnce() -> bool) -> bool {
+    // SAFETY: the child runs `check` and leaves without unwinding or running anything of the parent's.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let held = std::panic::catch_unwind(std::panic::AssertUnwindSafe(check)).unwrap_or(false);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(if held { 0 } else { 1 }) };
+    }
+    let mut status = -1;
+    // SAFETY: waits for the child just made.
+    unsafe { libc::waitpid(pid, &mut status, 0) };
+    status == 0
 }

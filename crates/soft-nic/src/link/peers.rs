@@ -1,0 +1,226 @@
+//! Channels to and from peers: made when first needed, watched, given up when their process ends.
+
+use super::fabric::{Process, SLOTS};
+use super::inbound::SenderMemory;
+use super::shared_memory::{AttachError, ChannelState, Consumer, Ends, Lane, Producer};
+use super::{Link, LinkEvent, NoPeer, ROOM, Room, loopback};
+use crate::dma::{PeerMemory, system};
+
+/// How often peers are looked at, in ns: well below the second within which a killed peer must be noticed.
+const WATCH_NS: u64 = 10_000_000;
+
+/// A peer that we have a channel with.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pid: u32,
+    generation: u32,
+    process: Process,
+}
+
+/// A channel from a peer, or from ourselves.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    pub(super) consumer: Consumer,
+    pub(super) memory: SenderMemory,
+    /// The sender has ended: drop the channel when it is empty.
+    pub(super) ended: bool,
+    /// It sent a record that cannot be.
+    pub(super) closed: bool,
+}
+
+/// A channel to a peer, or to ourselves.
+#[derive(Debug)]
+pub(super) struct Outgoing {
+    pub(super) producer: Producer,
+    /// Number of the channel among all that this link has made.
+    pub(super) serial: u32,
+    /// Whether it is in the link's list of channels to publish.
+    pub(super) dirty: bool,
+}
+
+impl Link {
+    /// Whether a process with a NIC is in this slot and has not ended.
+    pub fn alive(&mut self, slot: u8) -> bool {
+        let index = usize::from(slot) % SLOTS;
+        if slot == self.slot() {
+            return self.fabric.is_ours();
+        }
+        match (&self.peers[index], self.fabric.occupant(slot)) {
+            (Some(peer), Some(who)) if peer.generation == who.generation => !peer.process.has_ended(),
+            (_, Some(who)) if self.dead[index] != who.generation => {
+                let alive = self.fabric.watch(&who).is_some();
+                if !alive {
+                    self.dead[index] = who.generation;
+                }
+                alive
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a request can be sent to a slot now. Makes the channel when there is none.
+    pub fn room(&mut self, slot: u8) -> Room {
+        self.lane_room(slot, Lane::Request)
+    }
+
+    /// Whether a reply can be sent to a slot now.
+    pub fn reply_room(&mut self, slot: u8) -> Room {
+        self.lane_room(slot, Lane::Reply)
+    }
+
+    pub(super) fn lane_room(&mut self, slot: u8, lane: Lane) -> Room {
+        if !self.fabric.is_ours() {
+            return Room::NoPeer(NoPeer::Forked);
+        }
+        let index = usize::from(slot) % SLOTS;
+        if let Some(outgoing) = &mut self.outgoing[index] {
+            return match outgoing.producer.state() {
+                ChannelState::Direct | ChannelState::Staged if outgoing.producer.has_room(lane, ROOM) => {
+                    Room::Yes
+                }
+                ChannelState::Closed => Room::NoPeer(NoPeer::Closed(slot)),
+                ChannelState::Published if self.fabric.was_refused(slot) => {
+                    Room::NoPeer(NoPeer::Refused(slot))
+                }
+                _ => Room::Full,
+            };
+        }
+        match self.open_channel(slot) {
+            Ok(()) if slot == self.slot() => Room::Yes,
+            Ok(()) => Room::Full,
+            Err(reason) => Room::NoPeer(reason),
+        }
+    }
+
+    fn open_channel(&mut self, slot: u8) -> Result<(), NoPeer> {
+        let index = usize::from(slot) % SLOTS;
+        let (from, from_generation) = (self.slot(), self.fabric.generation());
+        let failed = |error: AttachError| NoPeer::Kernel { slot, errno: errno(&error) };
+        let producer = if slot == from {
+            let (producer, consumer) =
+                loopback::open(from, from_generation, self.config.ring_bytes).map_err(failed)?;
+            self.incoming.push(Incoming { consumer, memory: SenderMemory::Own, ended: false, closed: false });
+            producer
+        } else {
+            let to_generation = self.meet(slot)?;
+            let ends = Ends { from, to: slot, from_generation, to_generation };
+            let producer = Producer::create(ends, self.config.ring_bytes).map_err(|e| failed(e.into()))?;
+            self.fabric.publish_channel(slot, to_generation, producer.descriptor());
+            producer
+        };
+        self.serial = self.serial.wrapping_add(1);
+        self.outgoing[index] = Some(Outgoing { producer, serial: self.serial, dirty: false });
+        self.open.push(slot);
+        Ok(())
+    }
+
+    /// Starts watching who sits in a slot; returns the generation.
+    fn meet(&mut self, slot: u8) -> Result<u32, NoPeer> {
+        let index = usize::from(slot) % SLOTS;
+        let who = self.fabric.occupant(slot).ok_or(NoPeer::Empty(slot))?;
+        if let Some(peer) = &self.peers[index] {
+            // A new process where the old one's end was not noticed yet: the next look clears it.
+            return if peer.generation == who.generation {
+                Ok(peer.generation)
+            } else {
+                Err(NoPeer::Gone(slot))
+            };
+        }
+        if self.dead[index] == who.generation {
+            return Err(NoPeer::Gone(slot));
+        }
+        let Some(process) = self.fabric.watch(&who) else {
+            self.dead[index] = who.generation;
+            return Err(NoPeer::Gone(slot));
+        };
+        self.peers[index] = Some(Peer { pid: who.pid, generation: who.generation, process });
+        Ok(who.generation)
+    }
+
+    /// Attaches to channels that peers have published.
+    pub(super) fn attach_published(&mut self) {
+        for (i, mut bits) in self.fabric.take_published().into_iter().enumerate() {
+            while bits != 0 {
+                let slot = (64 * i) as u8 + bits.trailing_zeros() as u8;
+                bits &= bits - 1;
+                if self.attach(slot).is_none() {
+                    self.fabric.refuse_channel(slot);
+                    self.counters.attach_failures += 1;
+                    self.happened(LinkEvent::AttachFailed { slot });
+                }
+            }
+        }
+    }
+
+    fn attach(&mut self, slot: u8) -> Option<()> {
+        let descriptor = self.fabric.channel_from(slot)?;
+        if self.peers[usize::from(slot)].as_ref().is_some_and(|peer| peer.process.has_ended()) {
+            self.lose(slot);
+        }
+        let from_generation = self.meet(slot).ok()?;
+        let who = self.fabric.occupant(slot)?;
+        let fd = system::open_read_write(&format!("/proc/{}/fd/{descriptor}", who.pid)).ok()?;
+        let ends =
+            Ends { from: slot, to: self.slot(), from_generation, to_generation: self.fabric.generation() };
+        let consumer = Consumer::attach(&fd, ends).ok()?;
+        let memory = PeerMemory::new(who.pid);
+        let direct = !self.config.staging && memory.answers(&self.host, who.cookie_address, who.cookie);
+        consumer.set_state(if direct { ChannelState::Direct } else { ChannelState::Staged });
+        if !direct && !self.config.staging {
+            self.happened(LinkEvent::Staging { slot, pid: who.pid });
+        }
+        self.incoming.push(Incoming {
+            consumer,
+            memory: SenderMemory::Peer(memory),
+            ended: false,
+            closed: false,
+        });
+        // The sender may sleep until it can send.
+        self.fabric.wake(slot);
+        Some(())
+    }
+
+    /// Notes an event; those that nobody asks about do not pile up.
+    pub(super) fn happened(&mut self, event: LinkEvent) {
+        if self.events.len() < 64 {
+            self.events.push(event);
+        }
+    }
+
+    /// Looks after the peers, every few milliseconds.
+    pub(super) fn watch(&mut self) {
+        let now = system::monotonic_ns();
+        if now.wrapping_sub(self.watched_ns) < WATCH_NS {
+            return;
+        }
+        self.watched_ns = now;
+        for slot in 0..SLOTS as u8 {
+            let Some(peer) = &self.peers[usize::from(slot)] else { continue };
+            let left = self.fabric.occupant(slot).is_none_or(|who| who.generation != peer.generation);
+            if left || peer.process.has_ended() {
+                self.lose(slot);
+            }
+        }
+    }
+
+    fn lose(&mut self, slot: u8) {
+        let index = usize::from(slot);
+        let Some(peer) = self.peers[index].take() else { return };
+        self.dead[index] = peer.generation;
+        self.outgoing[index] = None;
+        self.open.retain(|open| *open != slot);
+        for incoming in &mut self.incoming {
+            // What it sent before it ended still counts; the channel goes when it is empty.
+            incoming.ended |= incoming.consumer.ends().from == slot;
+        }
+        self.counters.peers_lost += 1;
+        self.happened(LinkEvent::PeerLost { slot, pid: peer.pid });
+    }
+}
+
+fn errno(error: &AttachError) -> i32 {
+    match error {
+        AttachError::Kernel(error) => error.raw_os_error().unwrap_or(0),
+        AttachError::Foreign { .. } => 0,
+    }
+}

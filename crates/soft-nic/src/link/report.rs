@@ -1,0 +1,136 @@
+//! What the link says of itself: errors, events and counters.
+
+use super::fabric::FabricError;
+use super::record::RecordError;
+use crate::dma::Fault;
+
+/// Why a link could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// Joining the fabric failed.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// The fault handler could not be installed.
+    #[error("installing the handler for SIGSEGV and SIGBUS: {0}")]
+    Guard(std::io::Error),
+    /// A ring size that cannot be.
+    #[error("rings of {ring_bytes} bytes: a power of two of at least 131072 is needed")]
+    RingBytes {
+        /// As configured.
+        ring_bytes: usize,
+    },
+}
+
+/// Why a slot cannot be reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoPeer {
+    /// The QPN names a slot where no process is.
+    #[error("no process has slot {0} of the fabric")]
+    Empty(u8),
+    /// The process that was there has ended.
+    #[error("the process in slot {0} of the fabric has ended")]
+    Gone(u8),
+    /// The peer could not or would not attach to our channel.
+    #[error(
+        "the process in slot {0} of the fabric could not attach to our channel (another version, or no permission)"
+    )]
+    Refused(u8),
+    /// The peer gave the channel up, or wrote nonsense into it.
+    #[error("the channel to slot {0} of the fabric is closed after a bad record")]
+    Closed(u8),
+    /// The kernel did not give us memory or a descriptor for a channel.
+    #[error("no channel to slot {slot} of the fabric: errno {errno}")]
+    Kernel {
+        /// Slot.
+        slot: u8,
+        /// What the kernel said.
+        errno: i32,
+    },
+    /// This process is a fork child of the one that joined.
+    #[error("a fork child cannot use its parent's link")]
+    Forked,
+}
+
+/// Why a message was not sent. Nothing was sent then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// As [`Room::Full`].
+    #[error("the ring is full")]
+    Full,
+    /// As [`Room::NoPeer`].
+    #[error(transparent)]
+    NoPeer(#[from] NoPeer),
+    /// The payload could not be read: a local protection error of this work request.
+    #[error(transparent)]
+    LocalFault(#[from] Fault),
+    /// The payload has not the bytes that the request names, or more segments than a record carries.
+    #[error("a payload of {have} bytes where {want} are announced")]
+    Length {
+        /// Bytes that the payload has.
+        have: u64,
+        /// Bytes that the request names.
+        want: u64,
+    },
+}
+
+/// Things that happened which no call returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum LinkEvent {
+    /// A peer ended or left.
+    #[error("the process in slot {slot} (pid {pid}) has left the fabric")]
+    PeerLost {
+        /// Slot.
+        slot: u8,
+        /// Its process number.
+        pid: u32,
+    },
+    /// A peer wrote a record that cannot be; its channel is closed.
+    #[error("slot {slot} sent {error}; its channel is closed")]
+    BadRecord {
+        /// Slot.
+        slot: u8,
+        /// What was wrong.
+        error: RecordError,
+    },
+    /// Payloads from this peer have to be staged.
+    #[error("the kernel allows no copies from process {pid} (slot {slot}): its payloads are staged")]
+    Staging {
+        /// Slot.
+        slot: u8,
+        /// Its process number.
+        pid: u32,
+    },
+    /// A channel that a peer published was not attached.
+    #[error("the channel that slot {slot} published cannot be used")]
+    AttachFailed {
+        /// Slot.
+        slot: u8,
+    },
+}
+
+/// What a link has done so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LinkCounters {
+    /// Requests and fragments of requests sent.
+    pub requests_sent: u64,
+    /// Replies and pieces of replies sent.
+    pub replies_sent: u64,
+    /// Records handed to the handler and consumed.
+    pub received: u64,
+    /// Payload bytes copied out of records.
+    pub inline_bytes: u64,
+    /// Payload bytes copied once, between the two processes' memory.
+    pub direct_bytes: u64,
+    /// Payload bytes sent through the ring because they could not be copied directly.
+    pub staged_bytes: u64,
+    /// Records that could not be; each closed a channel.
+    pub bad_records: u64,
+    /// Channels that could not be attached.
+    pub attach_failures: u64,
+    /// Peers that ended or left.
+    pub peers_lost: u64,
+    /// Sleeping peers woken.
+    pub bells: u64,
+    /// Times this NIC slept.
+    pub sleeps: u64,
+}

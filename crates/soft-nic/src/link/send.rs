@@ -1,0 +1,160 @@
+//! Messages on their way out: laid into the ring of the peer's channel, payload and all or by reference.
+
+use roce::{Reply, ReplyKind, Request};
+
+use super::record::{self, Form, MAX_FRAGMENT, MAX_SEGMENTS};
+use super::shared_memory::{ChannelState, Lane};
+use super::{Link, MAX_INLINE, PathAddress, Payload, Position, Room, SendError, Sent};
+use crate::dma::{Segment, Segments};
+
+impl Link {
+    /// Sends a request, or the fragment of it that `request.fragment` names.
+    ///
+    /// `path` travels with datagrams. `payload` is always the whole message's; the fragment's offset counts in it. When
+    /// payloads must be staged, fewer bytes than asked for may be `carried`: the rest is another call.
+    ///
+    /// Errors: see [`SendError`].
+    pub fn send_request(
+        &mut self,
+        request: &Request,
+        path: &PathAddress,
+        payload: Payload<'_>,
+    ) -> Result<Sent, SendError> {
+        let slot = Self::slot_of(request.dst_qpn);
+        self.need_room(slot, Lane::Request)?;
+        let Some(outgoing) = &mut self.outgoing[usize::from(slot)] else { return Err(SendError::Full) };
+        let staged = self.config.staging || outgoing.producer.state() == ChannelState::Staged;
+        let mut request = *request;
+        let head = 8 * record::REQUEST_WORDS
+            + if record::carries_path(&request) { 8 * record::PATH_WORDS } else { 0 };
+        let offset = u64::from(request.fragment.offset);
+        let length = request.fragment.length;
+        self.segments.clear();
+        let form = match payload {
+            _ if request.opcode.wants_response() => match payload {
+                Payload::Segments(to) if !staged && request.length as usize > MAX_INLINE => {
+                    list(&mut self.segments, to, 0, request.length)?
+                }
+                _ => Form::None,
+            },
+            Payload::Nothing => exactly(0, length, Form::None)?,
+            Payload::Inline(bytes) => exactly(bytes.len(), length, Form::Inline(length))?,
+            Payload::Segments(_) if length as usize <= MAX_INLINE => Form::Inline(length),
+            Payload::Segments(from) if !staged => list(&mut self.segments, from, offset, length)?,
+            Payload::Segments(_) => {
+                let free = outgoing.producer.free(Lane::Request, head + MAX_FRAGMENT) - head;
+                let carried = (length as usize).min(MAX_FRAGMENT).min(free & !7) as u32;
+                self.counters.staged_bytes += u64::from(carried);
+                request.fragment.length = carried;
+                Form::Inline(carried)
+            }
+        };
+        let (ring, at) = outgoing.producer.next(Lane::Request);
+        match (form, payload) {
+            (Form::Inline(len), Payload::Segments(from)) => {
+                ring.gather(&self.host, at + head as u64, from, offset, len as usize)?;
+            }
+            (Form::Inline(_), Payload::Inline(bytes)) => ring.put(&self.host, at + head as u64, bytes)?,
+            _ => {
+                for (i, segment) in self.segments.iter().enumerate() {
+                    ring.store(at + (head + 16 * i) as u64, record::encode_segment(*segment));
+                }
+            }
+        }
+        ring.store(at, record::encode_request(&request, form));
+        if record::carries_path(&request) {
+            ring.store(at + 8 * record::REQUEST_WORDS as u64, record::encode_path(path));
+        }
+        let offset = outgoing.producer.commit(Lane::Request, head + form.padded());
+        let position = Position { channel: outgoing.serial, offset };
+        self.counters.requests_sent += 1;
+        self.touch(slot);
+        Ok(Sent { position, carried: request.fragment.length })
+    }
+
+    /// Sends a reply. For a READ whose answer was not put in place, `payload` is the whole answer's memory and `offset`
+    /// says from where on; fewer than all the bytes may be `carried`: the rest is another call with the offset moved on.
+    /// `offset + carried` at the end of the answer makes this its last piece; other replies carry nothing.
+    ///
+    /// Errors: see [`SendError`]; `LocalFault`: the answer's memory cannot be read.
+    pub fn send_reply(
+        &mut self,
+        reply: &Reply,
+        payload: Payload<'_>,
+        offset: u32,
+    ) -> Result<Sent, SendError> {
+        let slot = Self::slot_of(reply.dst_qpn);
+        self.need_room(slot, Lane::Reply)?;
+        let Some(outgoing) = &mut self.outgoing[usize::from(slot)] else { return Err(SendError::Full) };
+        let head = 8 * record::REPLY_WORDS;
+        let whole = match payload {
+            Payload::Nothing => 0,
+            Payload::Inline(bytes) => bytes.len() as u64,
+            Payload::Segments(from) => from.iter().map(|s| s.len).sum(),
+        };
+        let carries = matches!(reply.kind, ReplyKind::ReadResponse);
+        let Some(rest) = whole.checked_sub(offset.into()).filter(|rest| carries || *rest == 0) else {
+            return Err(SendError::Length { have: whole, want: offset.into() });
+        };
+        let free = outgoing.producer.free(Lane::Reply, head + MAX_FRAGMENT.min(rest as usize + 8)) - head;
+        let carried = rest.min(MAX_FRAGMENT as u64).min(free as u64 & !7) as u32;
+        let (ring, at) = outgoing.producer.next(Lane::Reply);
+        match payload {
+            Payload::Segments(from) => {
+                ring.gather(&self.host, at + head as u64, from, offset.into(), carried as usize)?;
+            }
+            Payload::Inline(bytes) => {
+                let from = offset as usize;
+                ring.put(&self.host, at + head as u64, &bytes[from..from + carried as usize])?;
+            }
+            Payload::Nothing => {}
+        }
+        if whole > MAX_INLINE as u64 {
+            self.counters.staged_bytes += u64::from(carried);
+        }
+        ring.store(at, record::encode_reply(reply, offset, carried, u64::from(carried) == rest));
+        let offset = outgoing.producer.commit(Lane::Reply, head + Form::Inline(carried).padded());
+        let position = Position { channel: outgoing.serial, offset };
+        self.counters.replies_sent += 1;
+        self.touch(slot);
+        Ok(Sent { position, carried })
+    }
+
+    fn need_room(&mut self, slot: u8, lane: Lane) -> Result<(), SendError> {
+        match self.lane_room(slot, lane) {
+            Room::Yes => Ok(()),
+            Room::Full => Err(SendError::Full),
+            Room::NoPeer(reason) => Err(SendError::NoPeer(reason)),
+        }
+    }
+
+    fn touch(&mut self, slot: u8) {
+        if let Some(outgoing) = &mut self.outgoing[usize::from(slot)]
+            && !outgoing.dirty
+        {
+            outgoing.dirty = true;
+            self.to_publish.push(slot);
+        }
+    }
+}
+
+fn exactly(have: usize, want: u32, form: Form) -> Result<Form, SendError> {
+    let (have, want) = (have as u64, u64::from(want));
+    if have == want && have <= MAX_INLINE as u64 { Ok(form) } else { Err(SendError::Length { have, want }) }
+}
+
+/// Lists the pieces of `length` bytes from `skip` on.
+fn list(out: &mut Vec<Segment>, segments: &[Segment], skip: u64, length: u32) -> Result<Form, SendError> {
+    let mut walk = Segments::new(segments);
+    walk.advance(skip);
+    let mut left = u64::from(length);
+    while left > 0 {
+        let Some(piece) = walk.peek(left).filter(|_| out.len() < MAX_SEGMENTS) else {
+            return Err(SendError::Length { have: u64::from(length) - left, want: length.into() });
+        };
+        walk.advance(piece.len);
+        left -= piece.len;
+        out.push(piece);
+    }
+    Ok(Form::Segments(out.len() as u8))
+}

@@ -1,0 +1,220 @@
+//! Child processes of the tests: the test binary, started again, in a role.
+//!
+//! A child talks to its parent by lines on its standard input and output, and ends when its input is closed.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
+
+use roce::{Fragment, Opcode, Psn, Reply, ReplyKind, Request, ServiceType};
+
+use crate::dma::{Order, Segment};
+use crate::link::{Disposition, Inbound, Link, LinkConfig, Message, PathAddress, Payload, Room, SendError};
+
+const ROLE: &str = "SOFTNIC_TEST_ROLE";
+const FABRIC: &str = "SOFTNIC_TEST_FABRIC";
+const STAGING: &str = "SOFTNIC_TEST_STAGING";
+
+/// Where every child begins. Run as a test of its own it has no role and nothing to do.
+#[test]
+fn entry_of_child_processes() {
+    match std::env::var(ROLE).as_deref() {
+        Ok("sink") => sink(),
+        Ok("node") => super::crowded::node(),
+        Ok(role) => panic!("no role {role}"),
+        Err(_) => {}
+    }
+}
+
+/// A fabric name that no other test uses.
+pub fn fabric_name() -> String {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    format!("test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Configuration of a test's link.
+pub fn config(fabric: &str, staging: bool) -> LinkConfig {
+    LinkConfig { fabric: fabric.to_owned(), staging, ..LinkConfig::default() }
+}
+
+/// A child process in a role.
+pub struct Peer {
+    pub child: Child,
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Peer {
+    pub fn start(role: &str, fabric: &str, staging: bool) -> Peer {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "link::tests::processes::entry_of_child_processes", "--nocapture", "--quiet"])
+            .env(ROLE, role)
+            .env(FABRIC, fabric)
+            .env(STAGING, if staging { "1" } else { "0" })
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Peer { child, input, output }
+    }
+
+    /// The next line that starts with `word`, its numbers.
+    pub fn hear(&mut self, word: &str) -> Vec<u64> {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert_ne!(self.output.read_line(&mut line).unwrap(), 0, "the child ended before it said {word}");
+            // The harness of the child may have begun the line with its own words.
+            if let Some(at) = line.find(word) {
+                return line[at + word.len()..].split_whitespace().map(|n| n.parse().unwrap()).collect();
+            }
+        }
+    }
+
+    pub fn say(&mut self, line: &str) {
+        writeln!(self.input.as_mut().unwrap(), "{line}").unwrap();
+    }
+
+    /// Closes the child's input and waits for it.
+    pub fn finish(mut self) {
+        drop(self.input.take());
+        assert!(self.child.wait().unwrap().success());
+    }
+
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// In a child: lines from the parent; the channel ends when the parent closes the input.
+pub fn orders() -> mpsc::Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lines() {
+            if sender.send(line.unwrap()).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+pub fn child_config() -> LinkConfig {
+    config(&std::env::var(FABRIC).unwrap(), std::env::var(STAGING).unwrap() == "1")
+}
+
+/// Becomes true when the parent closes the input.
+pub fn end_flag() -> Arc<AtomicBool> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let set = Arc::clone(&flag);
+    std::thread::spawn(move || {
+        for _ in std::io::stdin().lines() {}
+        set.store(true, Ordering::Relaxed);
+    });
+    flag
+}
+
+/// A request of `length` bytes from `link` to `qpn`.
+pub fn request(link: &Link, dst_qpn: u32, opcode: Opcode, psn: u32, remote_va: u64, length: u32) -> Request {
+    Request {
+        src_qpn: Link::first_qpn(link.slot()) + 0x40,
+        dst_qpn,
+        service: ServiceType::Rc,
+        opcode,
+        psn: Psn::new(psn),
+        solicited: false,
+        ack_requested: true,
+        imm: [0; 4],
+        remote_va,
+        rkey: 1,
+        length,
+        swap_add: 0,
+        compare: 0,
+        qkey: 0,
+        fragment: Fragment { offset: 0, length },
+    }
+}
+
+pub fn reply_to(request: &Request, kind: ReplyKind) -> Reply {
+    Reply { src_qpn: request.dst_qpn, dst_qpn: request.src_qpn, psn: request.psn, msn: 0, kind }
+}
+
+/// Sends the whole message, polling (and dropping what arrives by `handler`) while there is no room.
+pub fn send(
+    link: &mut Link,
+    request: &Request,
+    payload: Payload<'_>,
+    mut handler: impl FnMut(&mut Inbound<'_>) -> Disposition,
+) {
+    let mut request = *request;
+    loop {
+        match link.send_request(&request, &PathAddress::default(), payload) {
+            Ok(sent) if sent.carried == request.fragment.length => return,
+            Ok(sent) => {
+                request.fragment.offset += sent.carried;
+                request.fragment.length -= sent.carried;
+            }
+            Err(SendError::Full) => {
+                link.ring_bells();
+                link.poll(64, &mut handler);
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Waits until there is room in a ring to `slot`.
+pub fn connect(link: &mut Link, slot: u8) {
+    loop {
+        match link.room(slot) {
+            Room::Yes => return,
+            Room::Full => link.ring_bells(),
+            Room::NoPeer(reason) => panic!("{reason}"),
+        }
+        link.poll(64, |_| Disposition::Consumed);
+    }
+}
+
+/// Takes WRITEs into a buffer of 2 MiB, acknowledges once a round with the number received, and answers READs.
+fn sink() {
+    let mut link = Link::join(child_config()).unwrap();
+    let memory: Vec<AtomicU64> = (0..1 << 18).map(|_| AtomicU64::new(0)).collect();
+    println!("sink {} {}", link.slot(), memory.as_ptr() as u64);
+    let end = end_flag();
+    let mut received: u32 = 0;
+    while !end.load(Ordering::Relaxed) {
+        let mut last = None;
+        link.poll(64, |inbound| {
+            let Message::Request(request) = inbound.message else { return Disposition::Consumed };
+            let fragment = request.fragment;
+            let to = [Segment {
+                addr: request.remote_va + u64::from(fragment.offset),
+                len: fragment.length.into(),
+            }];
+            inbound.copy_into(&to, Order::Increasing).unwrap();
+            received += u32::from(request.is_last());
+            last = Some(request);
+            Disposition::Consumed
+        });
+        if let Some(request) = last {
+            let mut reply = reply_to(&request, ReplyKind::Ack);
+            reply.msn = received;
+            while let Err(error) = link.send_reply(&reply, Payload::Nothing, 0) {
+                assert_eq!(error, SendError::Full);
+                link.ring_bells();
+            }
+        }
+        link.ring_bells();
+    }
+}

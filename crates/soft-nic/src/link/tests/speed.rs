@@ -1,0 +1,77 @@
+//! How fast the link is between two processes. Printed, not asserted: this machine may be busy.
+
+use std::time::Instant;
+
+use roce::Opcode;
+
+use super::processes::{Peer, config, connect, fabric_name, request, send};
+use crate::dma::{Host, Order, PeerMemory, Segment};
+use crate::link::{Disposition, Inbound, Link, Message, Payload};
+
+/// Sends `count` WRITEs with at most `window` unacknowledged; seconds.
+fn stream(link: &mut Link, slot: u8, to: u64, bytes: &[u8], count: u32, window: u32) -> f64 {
+    let begun = Instant::now();
+    let (mut sent, mut acknowledged) = (0, 0);
+    let from = [Segment { addr: bytes.as_ptr() as u64, len: bytes.len() as u64 }];
+    let qpn = Link::first_qpn(slot);
+    while acknowledged < count {
+        let mut burst = 0;
+        while sent < count && sent - acknowledged < window && burst < 32 {
+            let write = request(link, qpn, Opcode::Write, sent & 0xff_ffff, to, bytes.len() as u32);
+            send(link, &write, Payload::Segments(&from), |inbound| note(inbound, &mut acknowledged));
+            sent += 1;
+            burst += 1;
+        }
+        link.ring_bells();
+        link.poll(64, |inbound| note(inbound, &mut acknowledged));
+    }
+    begun.elapsed().as_secs_f64()
+}
+
+fn note(inbound: &mut Inbound<'_>, acknowledged: &mut u32) -> Disposition {
+    let Message::Reply { reply, .. } = inbound.message else { panic!("only replies come back") };
+    *acknowledged = reply.msn;
+    Disposition::Consumed
+}
+
+#[test]
+fn speed_between_two_processes_is_printed() {
+    for staging in [false, true] {
+        let fabric = fabric_name();
+        let mut link = Link::join(config(&fabric, staging)).unwrap();
+        let mut seconds = Vec::new();
+        for (bytes, count, window) in
+            [(8, 2_000_000, 512), (4096, 200_000, 64), (65_536, 20_000, 32), (1 << 20, 1_500, 8)]
+        {
+            let mut peer = Peer::start("sink", &fabric, staging);
+            let [slot, to] = peer.hear("sink ")[..] else { panic!("two numbers") };
+            connect(&mut link, slot as u8);
+            let payload = vec![7u8; bytes];
+            let took = stream(&mut link, slot as u8, to, &payload, count, window);
+            let rate = f64::from(count) / took;
+            let raw = if bytes >= 65_536 { raw_writes(&peer, to, &payload, count) } else { f64::NAN };
+            println!(
+                "staging {staging} {bytes:>8} B: {:8.3} M messages/s {:7.2} GB/s, process_vm_writev {raw:6.2} GB/s",
+                rate / 1e6,
+                rate * bytes as f64 / 1e9
+            );
+            seconds.push(took);
+            peer.finish();
+        }
+    }
+}
+
+/// GB/s of bare `process_vm_writev` of the same size.
+fn raw_writes(peer: &Peer, to: u64, payload: &[u8], count: u32) -> f64 {
+    let memory = PeerMemory::new(peer.child.id());
+    let host = Host::new().unwrap();
+    let len = payload.len() as u64;
+    let ours = [Segment { addr: payload.as_ptr() as u64, len }];
+    let theirs = [Segment { addr: to, len }];
+    let _ = memory.read(&host, &ours, &theirs, len, Order::Relaxed);
+    let begun = Instant::now();
+    for _ in 0..count {
+        memory.write(&theirs, &ours, len).unwrap();
+    }
+    f64::from(count) * len as f64 / begun.elapsed().as_secs_f64() / 1e9
+}
