@@ -2,5 +2,8 @@
 // Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
 #![allow(clippy::unwrap_used)]
 
+mod c_header;
+mod defects;
 mod ends;
+mod loopback;
 mod parity;
