@@ -62,7 +62,7 @@ struct Run {
     #[arg(long, value_name = "NAME")]
     fabric: Option<String>,
     /// The program and its arguments.
-    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    #[arg(value_name = "COMMAND", required = true, last = true)]
     command: Vec<OsString>,
 }
 
@@ -206,6 +206,8 @@ mod tests {
         for (arguments, words) in [
             (&["run", "--bogus", "--", "true"][..], "unexpected argument '--bogus' found"),
             (&["run"], "COMMAND"),
+            (&["run", "--"], "COMMAND"),
+            (&["run", "true"], "'true'"),
             (&[], "softnic run [OPTIONS] -- COMMAND"),
             (&["walk"], "unrecognized subcommand 'walk'"),
             (&["run", "--devices", "0", "--", "true"], "--devices: devices = 0 is not allowed"),

@@ -17,6 +17,7 @@ extern "C" fn at_exit() {
 /// `_exit` under both its names. `exit` itself does not come here: it calls the C library's own.
 macro_rules! exit_hooks {
     ($($name:ident),*) => {$(
+        #[allow(non_snake_case)]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name(status: c_int) -> ! {
             nic::end();
