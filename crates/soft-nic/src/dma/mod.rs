@@ -10,6 +10,8 @@ mod peer;
 mod registers;
 mod shared;
 pub mod system;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 

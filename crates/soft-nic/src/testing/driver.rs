@@ -213,6 +213,9 @@ pub struct Driver<M: Memory> {
 /// Time that one round of the NIC takes on the virtual clock.
 const ROUND_NS: u64 = 1_000;
 
+/// Within this time the NIC looks at every queue; below the RNR time that [`Driver::attributes`] sets.
+const BACKGROUND_NS: u64 = 500_000;
+
 impl<M: Memory> Driver<M> {
     /// Opens device 0.
     pub fn new(setup: Setup<M>) -> Driver<M> {
@@ -238,7 +241,13 @@ impl<M: Memory> Driver<M> {
     }
 
     /// Registers memory under an address.
-    pub fn register(&mut self, block: &Block, length: u64, iova: u64, access: u32) -> Result<Region, CommandError> {
+    pub fn register(
+        &mut self,
+        block: &Block,
+        length: u64,
+        iova: u64,
+        access: u32,
+    ) -> Result<Region, CommandError> {
         let start = block.address();
         let request = RegMr { start, length, iova, pd: self.pd, access };
         let keys = self.nic.reg_mr(self.context, &request)?;
@@ -358,7 +367,13 @@ impl<M: Memory> Driver<M> {
             LinkLayer::Roce => {
                 let index = device.gids.len() - 1;
                 let dgid = Some(device.gids[index].gid);
-                AddressVector { dgid, sgid_index: index as u8, hop_limit: 64, port: 1, ..AddressVector::default() }
+                AddressVector {
+                    dgid,
+                    sgid_index: index as u8,
+                    hop_limit: 64,
+                    port: 1,
+                    ..AddressVector::default()
+                }
             }
         }
     }
@@ -386,6 +401,11 @@ impl<M: Memory> Driver<M> {
 
     /// Moves a QP through INIT and RTR to RTS.
     pub fn bring_up(&mut self, qp: QpId, attributes: &ModifyQp) {
+        self.bring_up_to(qp, attributes, 3);
+    }
+
+    /// Moves a QP from RESET as far as INIT (1), RTR (2) or RTS (3).
+    pub fn bring_up_to(&mut self, qp: QpId, attributes: &ModifyQp, last: u8) {
         use AttrMask as A;
         let service = self.qps[qp.0].shape.service;
         let any = |set: &[A]| set.iter().fold(0, |mask, a| mask | a.0);
@@ -397,7 +417,7 @@ impl<M: Memory> Driver<M> {
         rtr |= if rc { any(&[A::MAX_DEST_RD_ATOMIC, A::MIN_RNR_TIMER]) } else { 0 };
         let mut rts = any(&[A::STATE, A::SQ_PSN]);
         rts |= if rc { any(&[A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]) } else { 0 };
-        for (state, mask) in [(1, init), (2, rtr), (3, rts)] {
+        for (state, mask) in [(1, init), (2, rtr), (3, rts)].into_iter().take(last.into()) {
             self.modify(qp, &ModifyQp { state, mask, ..*attributes }).expect("the QP moves");
         }
     }
@@ -517,12 +537,15 @@ impl<M: Memory> Driver<M> {
         self.nic.poll(Now(self.now))
     }
 
-    /// Rounds until nothing moved in three in a row.
+    /// Rounds until nothing moved for as long as the NIC may take to notice a queue in the background.
     pub fn settle(&mut self) -> &mut Self {
         let mut quiet = 0;
         for _ in 0..100_000 {
             quiet = if self.poll() == 0 { quiet + 1 } else { 0 };
-            if quiet == 3 {
+            if quiet > 3 {
+                self.now += BACKGROUND_NS / 5;
+            }
+            if quiet == 9 {
                 return self;
             }
         }

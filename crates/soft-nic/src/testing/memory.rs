@@ -4,47 +4,43 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::dma::Registers;
+use crate::dma::testing::Guarded;
 
 const PAGE: usize = 4096;
 
-/// A piece of application memory, aligned to a page. Cloning gives another handle to the same memory.
+/// A piece of application memory between guard pages. Cloning gives another handle to the same memory.
 #[derive(Debug, Clone)]
-pub struct Block {
-    words: Arc<[AtomicU32]>,
-    /// First word of the aligned part.
-    start: usize,
-    len: usize,
-}
+pub struct Block(Arc<Guarded>);
 
 impl Block {
-    /// `len` zero bytes, rounded up to words.
+    /// `len` zero bytes, rounded up to a multiple of 64 and aligned to it; whole pages are aligned to pages.
     pub fn new(len: usize) -> Block {
-        let len = len.next_multiple_of(4).max(4);
-        let words: Arc<[AtomicU32]> = (0..(len + PAGE) / 4).map(|_| AtomicU32::new(0)).collect();
-        let address = words.as_ptr() as usize;
-        let start = (address.next_multiple_of(PAGE) - address) / 4;
-        Block { words, start, len }
+        Block(Arc::new(Guarded::new(len).expect("the kernel has memory for a test")))
     }
 
     /// Address of the first byte.
     pub fn address(&self) -> u64 {
-        self.words[self.start..].as_ptr() as u64
+        self.0.address()
     }
 
     /// Bytes.
     pub fn len(&self) -> usize {
-        self.len
+        self.0.len()
     }
 
     /// Whether there are none; never.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.0.is_empty()
     }
 
     /// The word at a byte offset that is a multiple of 4.
     pub fn word(&self, offset: usize) -> &AtomicU32 {
-        assert!(offset.is_multiple_of(4) && offset + 4 <= self.len, "word at {offset} of {}", self.len);
-        &self.words[self.start + offset / 4]
+        self.0.word(offset)
+    }
+
+    /// Takes every right to the pages away, as if the program had unmapped them. Nobody may touch it afterwards but the NIC.
+    pub fn protect(&self) {
+        self.0.protect().expect("own pages can be protected");
     }
 
     /// Copies bytes out.
@@ -112,7 +108,7 @@ mod tests {
     #[test]
     fn bytes_at_any_offset_come_back() {
         let block = Block::new(64);
-        assert_eq!(block.address() % 4096, 0);
+        assert_eq!(block.address() % 64, 0);
         for offset in 0..8 {
             let bytes: Vec<u8> = (1..=13).map(|i| i * 7 + offset as u8).collect();
             block.write(offset, &bytes);

@@ -69,14 +69,22 @@ impl WorkRequest {
     }
 
     /// Compare and swap, the old value into 8 bytes of `into`.
-    pub fn compare_swap(into: &Region, offset: u64, at: (&Region, u64), compare: u64, swap: u64) -> WorkRequest {
-        let request = WorkRequest::new(SendOpcode::AtomicCompareSwap).remote(at.0, at.1).pointer(into, offset, 8);
+    pub fn compare_swap(
+        into: &Region,
+        offset: u64,
+        at: (&Region, u64),
+        compare: u64,
+        swap: u64,
+    ) -> WorkRequest {
+        let request =
+            WorkRequest::new(SendOpcode::AtomicCompareSwap).remote(at.0, at.1).pointer(into, offset, 8);
         WorkRequest { atomic: Some((swap, compare)), ..request }
     }
 
     /// Fetch and add.
     pub fn fetch_add(into: &Region, offset: u64, at: (&Region, u64), add: u64) -> WorkRequest {
-        let request = WorkRequest::new(SendOpcode::AtomicFetchAdd).remote(at.0, at.1).pointer(into, offset, 8);
+        let request =
+            WorkRequest::new(SendOpcode::AtomicFetchAdd).remote(at.0, at.1).pointer(into, offset, 8);
         WorkRequest { atomic: Some((add, 0)), ..request }
     }
 

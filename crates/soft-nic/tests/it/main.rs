@@ -1,3 +1,7 @@
 //! The device under a mock driver: every operation, every error, every way to ring a doorbell wrongly.
 
+mod commands;
+mod doorbells;
+mod errors;
 mod operations;
+mod queues;

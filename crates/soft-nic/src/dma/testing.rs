@@ -1,0 +1,117 @@
+//! Memory between guard pages, for tests: one byte too far is a fault, not a neighbour.
+
+use std::io;
+use std::sync::atomic::AtomicU32;
+
+const PAGE: usize = 4096;
+
+/// Objects in guarded memory start on multiples of this, as queues must.
+const ALIGN: usize = 64;
+
+/// Pages of zeroes with an inaccessible page before and behind. The bytes asked for end where the page behind begins, but
+/// for the padding to a multiple of [`ALIGN`].
+#[derive(Debug)]
+pub struct Guarded {
+    mapping: *mut u8,
+    mapped: usize,
+    start: usize,
+    len: usize,
+}
+
+// SAFETY: the memory belongs to the value and is used by atomics only.
+unsafe impl Send for Guarded {}
+// SAFETY: as above.
+unsafe impl Sync for Guarded {}
+
+impl Guarded {
+    /// `len` bytes, rounded up to a multiple of 64.
+    ///
+    /// Errors: the kernel's.
+    pub fn new(len: usize) -> io::Result<Guarded> {
+        let len = len.max(1).next_multiple_of(ALIGN);
+        let inner = len.next_multiple_of(PAGE);
+        let mapped = inner + 2 * PAGE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a fresh anonymous mapping at an address of the kernel's choice.
+        let mapping = unsafe { libc::mmap(std::ptr::null_mut(), mapped, libc::PROT_NONE, flags, -1, 0) };
+        if mapping == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let guarded = Guarded { mapping: mapping.cast(), mapped, start: PAGE + inner - len, len };
+        guarded.change(libc::PROT_READ | libc::PROT_WRITE)?;
+        Ok(guarded)
+    }
+
+    fn change(&self, protection: i32) -> io::Result<()> {
+        // SAFETY: inside the mapping: its first page stays out.
+        let inner = unsafe { self.mapping.add(PAGE) };
+        // SAFETY: whole pages of our own mapping; nobody holds references into them but by atomics.
+        let result = unsafe { libc::mprotect(inner.cast(), self.mapped - 2 * PAGE, protection) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.mapping as u64 + self.start as u64
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none; never.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The word at a byte offset that is a multiple of 4.
+    ///
+    /// # Panics
+    /// When it is outside or not aligned. After [`Guarded::protect`] a load or store through it faults.
+    pub fn word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4) && offset + 4 <= self.len, "word at {offset} of {}", self.len);
+        // SAFETY: in bounds, as just checked.
+        let at = unsafe { self.mapping.add(self.start + offset) };
+        // SAFETY: aligned; the mapping lives as long as `self`; everyone uses it by atomics or from outside of Rust.
+        unsafe { AtomicU32::from_ptr(at.cast()) }
+    }
+
+    /// Takes every right to the pages away, as if the program had unmapped them.
+    ///
+    /// Errors: the kernel's.
+    pub fn protect(&self) -> io::Result<()> {
+        self.change(libc::PROT_NONE)
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, and nobody can hold references into it any more.
+        unsafe { libc::munmap(self.mapping.cast(), self.mapped) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+    use crate::dma::{Host, Memory};
+
+    #[test]
+    fn a_byte_beyond_either_end_is_a_fault() {
+        let host = Host::new().unwrap();
+        for len in [64, 4096, 100_000] {
+            let memory = Guarded::new(len).unwrap();
+            let mut byte = [0; 1];
+            assert!(host.read(memory.address() + memory.len() as u64 - 1, &mut byte).is_ok());
+            assert!(host.read(memory.address() + memory.len() as u64, &mut byte).is_err());
+            assert!(host.read((memory.address() & !0xfff) - 1, &mut byte).is_err());
+            memory.word(0).store(7, Ordering::Relaxed);
+            assert_eq!(host.load32(memory.address()), Ok(7));
+            memory.protect().unwrap();
+            assert!(host.load32(memory.address()).is_err());
+        }
+    }
+}
