@@ -527,3 +527,67 @@ fn the_receive_in_use_is_given_back_when_the_qp_goes_to_error() {
     assert_eq!(scene.responder.enter_error().map(|receive| receive.id), Some(1));
     assert_eq!(scene.take(&part(whole, 1000, 2000)), "drop:InError");
 }
+
+/// Runs requests without polling a reply in between, then says what is replied.
+fn replies_after(scene: &mut Scene, requests: &[Request]) -> Vec<(u32, ReplyKind)> {
+    for request in requests {
+        if let Verdict::Execute(work) = scene.responder.handle_request(request, &mut scene.device) {
+            scene.execute(work);
+        }
+    }
+    std::iter::from_fn(|| scene.responder.poll_reply()).map(|reply| (reply.psn.value(), reply.kind)).collect()
+}
+
+#[test]
+fn what_was_repaired_or_implied_before_the_poll_is_not_said() {
+    let (write, send, read) = (Opcode::Write, Opcode::Send, Opcode::Read);
+    let whole = sized(Opcode::Write, 7, 2000);
+    let nak = ReplyKind::Nak(NakCode::PsnSequence);
+    for (name, requests, replies) in [
+        ("a gap repaired", vec![request(write, 8), request(write, 7)], vec![(7, ReplyKind::Ack)]),
+        (
+            "a gap repaired by a READ",
+            vec![request(write, 8), request(read, 7)],
+            vec![(7, ReplyKind::ReadResponse)],
+        ),
+        (
+            "a hole repaired",
+            vec![part(whole, 0, 1000), request(write, 9), part(whole, 1000, 1000)],
+            vec![(8, ReplyKind::Ack)],
+        ),
+        (
+            "a response after a WRITE",
+            vec![request(write, 7), request(read, 8)],
+            vec![(8, ReplyKind::ReadResponse)],
+        ),
+        ("a NAK after a WRITE", vec![request(write, 7), request(write, 9)], vec![(8, nak)]),
+        (
+            "an RNR NAK after a WRITE",
+            vec![request(write, 7), request(send, 8)],
+            vec![(8, ReplyKind::RnrNak { timer: 12 })],
+        ),
+        ("a READ twice", vec![request(read, 7), request(read, 7)], vec![(7, ReplyKind::ReadResponse)]),
+    ] {
+        assert_eq!(replies_after(&mut scene(ServiceType::Rc, &[]), &requests), replies, "{name}");
+    }
+}
+
+#[test]
+fn replays_waiting_for_the_link_are_bounded_by_the_responder_resources() {
+    let mut scene = scene(ServiceType::Rc, &[]);
+    assert_eq!(scene.take(&sized(Opcode::Read, 7, 4 * MTU)), "read@0+4096 data10");
+    // Parts that end on different PSNs, each an answer of its own.
+    let parts: Vec<_> = (1..=4).map(|packets| sized(Opcode::Read, 7, packets * MTU)).collect();
+    let replies = replies_after(&mut scene, &parts);
+    assert_eq!(replies, [(7, ReplyKind::ReadResponse), (8, ReplyKind::ReadResponse)]);
+    assert_eq!(scene.responder.counters().dropped(DropReason::UnknownDuplicate), 2);
+}
+
+#[test]
+fn a_refused_unreliable_message_uses_its_psns_all_the_same() {
+    let mut scene = scene(ServiceType::Uc, &[]);
+    let uc = |request: Request| Request { service: ServiceType::Uc, ..request };
+    let refused = uc(sized(Opcode::Send, 7, 3 * MTU));
+    assert_eq!(scene.dialogue(&[refused, uc(request(Opcode::Write, 10))]), "drop:NoReceive | write@0+16");
+    assert_eq!(scene.responder.counters().sequence_errors, 0);
+}
