@@ -5,3 +5,4 @@ mod doorbells;
 mod errors;
 mod operations;
 mod queues;
+mod read_once;

@@ -1,0 +1,216 @@
+//! INV-6: what an application can write, the device reads once, and then works on the copy.
+//!
+//! The memories here change on every read, as a GPU or another thread rewriting its queues would: whoever looks twice
+//! sees two different things, and the test sees a wrong message or a wrong count.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use mlx5_layout::{CqeOpcode, SendOpcode};
+use soft_nic::dma::{Fault, Host, Memory};
+use soft_nic::testing::{Driver, QpShape, Setup, WorkRequest};
+
+use crate::operations::ALL;
+
+/// Ranges that are scribbled over once they were read, and how often each 16-byte unit was read since.
+#[derive(Default)]
+struct Watched {
+    ranges: Vec<(u64, u64)>,
+    reads: HashMap<u64, u32>,
+    most: u32,
+}
+
+/// The process's memory, where watched ranges change on every read.
+struct Restless {
+    host: Host,
+    watched: Arc<Mutex<Watched>>,
+}
+
+impl Restless {
+    fn scribble(&self, addr: u64, len: u64) -> Result<(), Fault> {
+        let mut watched = self.watched.lock().expect("one thread");
+        if !watched.ranges.iter().any(|(start, bytes)| addr >= *start && addr < start + bytes) {
+            return Ok(());
+        }
+        for unit in (addr..addr + len).step_by(16) {
+            let reads = watched.reads.entry(unit).or_default();
+            *reads += 1;
+            let now = *reads;
+            watched.most = watched.most.max(now);
+        }
+        // All ones: a length, an opcode and keys that no check lets through.
+        self.host.write(addr, &vec![0xff; len as usize], true)
+    }
+}
+
+impl Memory for Restless {
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+        self.host.read(addr, out)?;
+        self.scribble(addr, out.len() as u64)
+    }
+    fn load32(&self, addr: u64) -> Result<u32, Fault> {
+        self.host.load32(addr)
+    }
+    fn store32(&self, addr: u64, value: u32) -> Result<(), Fault> {
+        self.host.store32(addr, value)
+    }
+    fn write(&self, addr: u64, bytes: &[u8], relaxed: bool) -> Result<(), Fault> {
+        self.host.write(addr, bytes, relaxed)
+    }
+    fn store_release_u8(&self, addr: u64, value: u8) -> Result<(), Fault> {
+        self.host.store_release_u8(addr, value)
+    }
+    fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
+        self.host.compare_swap32(addr, compare, swap)
+    }
+    fn compare_swap64(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
+        self.host.compare_swap64(addr, compare, swap)
+    }
+    fn fetch_add64(&self, addr: u64, add: u64) -> Result<u64, Fault> {
+        self.host.fetch_add64(addr, add)
+    }
+    fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault> {
+        self.host.probe(addr, len, write)
+    }
+}
+
+#[test]
+fn read_once_wqes_that_change_behind_the_read_are_executed_as_they_were() {
+    let watched = Arc::new(Mutex::new(Watched::default()));
+    let setup = Setup::new("read-once");
+    let memory = Restless { host: setup.memory, watched: watched.clone() };
+    let mut driver = Driver::new(setup.with_memory(memory));
+    let (a, b) = driver.pair(QpShape { sq_blocks: 16, rq_entries: 8, ..QpShape::default() });
+    for qp in [a, b] {
+        let ring = &driver.qp(qp).ring;
+        let range = (ring.address(), ring.len() as u64);
+        watched.lock().expect("one thread").ranges.push(range);
+    }
+    let (from, to) = (driver.region(1 << 16, ALL), driver.region(1 << 16, ALL));
+    for round in 0..200u32 {
+        watched.lock().expect("one thread").reads.clear();
+        let bytes = from.fill(0, 1 << 16, round as u8);
+        let len = [1, 100, 5000, 40_000][round as usize % 4];
+        let inline: Vec<u8> = (0..200).map(|i| (i + round) as u8).collect();
+        let (request, at, wanted) = match round % 5 {
+            0 => (WorkRequest::send(&from, 0, len), 0, &bytes[..len as usize]),
+            1 => (WorkRequest::send(&from, 0, 3).pointer(&from, 3, len), 0, &bytes[..len as usize + 3]),
+            2 => (WorkRequest::write(&from, 0, len, &to, 0).immediate([1; 4]), 0, &bytes[..len as usize]),
+            3 => (WorkRequest::new(SendOpcode::Send).inline(&inline), 0, &inline[..]),
+            _ => (WorkRequest::new(SendOpcode::RdmaWriteImm).remote(&to, 0).inline(&inline), 0, &inline[..]),
+        };
+        driver.post_receive(b, &[to.pointer(0, 1000), to.pointer(1000, 64_000)]);
+        driver.post(a, &request).settle();
+        let done = driver.poll_send(a).unwrap_or_else(|| panic!("round {round}: no completion"));
+        assert_eq!((done.opcode(), done.send_opcode()), (Some(CqeOpcode::Requester), request.opcode.to_u8()), "{round}");
+        assert!(driver.poll_receive(b).is_some_and(|cqe| cqe.byte_count() as usize == wanted.len()), "round {round}");
+        assert!(to.block.bytes(at, wanted.len()) == wanted, "round {round}: other bytes");
+        assert_eq!(watched.lock().expect("one thread").most, 1, "round {round}: a WQE was read twice");
+    }
+}
+
+#[test]
+fn read_once_also_when_a_message_is_sent_again() {
+    let watched = Arc::new(Mutex::new(Watched::default()));
+    let setup = Setup::new("read-once-again");
+    let memory = Restless { host: setup.memory, watched: watched.clone() };
+    let mut driver = Driver::new(setup.with_memory(memory));
+    let (a, b) = driver.pair(QpShape::default());
+    let ring = &driver.qp(a).ring;
+    let range = (ring.address(), ring.len() as u64);
+    watched.lock().expect("one thread").ranges.push(range);
+    let to = driver.region(4096, ALL);
+    // No receive yet: RNR, and the message comes again from what was read.
+    driver.post(a, &WorkRequest::new(SendOpcode::SendImm).inline(&[7; 300]).immediate([4, 3, 2, 1]));
+    driver.advance(5_000_000);
+    assert!(driver.counters().retransmissions > 0);
+    driver.post_receive(b, &[to.pointer(0, 4096)]).advance(5_000_000);
+    let cqe = driver.poll_receive(b).expect("a receive completion");
+    assert_eq!((cqe.immediate(), cqe.byte_count()), ([4, 3, 2, 1], 300));
+    assert_eq!(to.block.bytes(0, 300), [7; 300]);
+    assert_eq!(watched.lock().expect("one thread").most, 1);
+}
+
+/// The process's memory, where the words of records say something else on every second look.
+struct Fickle {
+    host: Host,
+    records: Arc<Mutex<Vec<u64>>>,
+    looks: Mutex<u32>,
+}
+
+impl Memory for Fickle {
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+        self.host.read(addr, out)
+    }
+    fn load32(&self, addr: u64) -> Result<u32, Fault> {
+        let value = self.host.load32(addr)?;
+        if !self.records.lock().expect("one thread").contains(&addr) {
+            return Ok(value);
+        }
+        let mut looks = self.looks.lock().expect("one thread");
+        *looks = looks.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let counter = u32::from_be(value);
+        // The truth, older truths, and records beyond the ring.
+        Ok(match *looks >> 29 {
+            0 => counter.wrapping_add(0x4000),
+            1 => counter.wrapping_sub(1),
+            2 => 0xffff_ffff,
+            _ => counter,
+        }
+        .to_be())
+    }
+    fn store32(&self, addr: u64, value: u32) -> Result<(), Fault> {
+        self.host.store32(addr, value)
+    }
+    fn write(&self, addr: u64, bytes: &[u8], relaxed: bool) -> Result<(), Fault> {
+        self.host.write(addr, bytes, relaxed)
+    }
+    fn store_release_u8(&self, addr: u64, value: u8) -> Result<(), Fault> {
+        self.host.store_release_u8(addr, value)
+    }
+    fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
+        self.host.compare_swap32(addr, compare, swap)
+    }
+    fn compare_swap64(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
+        self.host.compare_swap64(addr, compare, swap)
+    }
+    fn fetch_add64(&self, addr: u64, add: u64) -> Result<u64, Fault> {
+        self.host.fetch_add64(addr, add)
+    }
+    fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault> {
+        self.host.probe(addr, len, write)
+    }
+}
+
+#[test]
+fn read_once_records_never_lead_past_what_was_posted() {
+    let records = Arc::new(Mutex::new(Vec::new()));
+    let setup = Setup::new("fickle").with(|c| c.strict = false);
+    let memory = Fickle { host: setup.memory, records: records.clone(), looks: Mutex::new(1) };
+    let mut driver = Driver::new(setup.with_memory(memory));
+    let (a, b) = driver.pair(QpShape { sq_blocks: 16, rq_entries: 8, ..QpShape::default() });
+    for qp in [a, b] {
+        let address = driver.qp(qp).record.address();
+        records.lock().expect("one thread").extend([address, address + 4]);
+    }
+    let region = driver.region(4096, ALL);
+    for round in 0..2000u32 {
+        driver.post_receive(b, &[region.pointer(0, 64)]);
+        let request = WorkRequest::send(&region, 64, 8).immediate(round.to_be_bytes());
+        driver.lay(a, &request).write_record(a);
+        // In shares of a millisecond: a receive that was not seen is RNR, and comes again.
+        let mut waits = 0;
+        while driver.peek_cq(driver.qp(b).recv_cq).is_none() {
+            driver.advance(100_000);
+            waits += 1;
+            assert!(waits < 1000, "round {round} never arrives");
+        }
+        let cqe = driver.poll_receive(b).expect("just seen");
+        assert_eq!((cqe.immediate(), cqe.opcode()), (round.to_be_bytes(), Some(CqeOpcode::ResponderSendImm)));
+        driver.advance(100_000);
+        assert!(driver.poll_receive(b).is_none(), "round {round} came twice");
+        while let Some(done) = driver.poll_send(a) {
+            assert_eq!(done.opcode(), Some(CqeOpcode::Requester), "round {round}");
+        }
+    }
+}
