@@ -13,6 +13,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod admission;
 pub mod message;
 pub mod posting;
 pub mod psn;

@@ -11,12 +11,13 @@
 
 use std::collections::VecDeque;
 
-use crate::message::{MAX_MESSAGE_BYTES, psn_count};
+use crate::admission::{Assembly, Grant, Refusal, check_shape};
+use crate::message::psn_count;
 use crate::psn::Relation;
 use crate::replay::{Replay, ReplayList};
 use crate::{
-    Access, AsyncEvent, Atomic, DropReason, FailedReceive, Failure, Fragment, GRH_BYTES, NakCode, Opcode,
-    Outcome, Psn, Receive, ReceiveCompletion, Region, Reply, ReplyKind, Request, Resources, ResponderConfig,
+    Access, AsyncEvent, Atomic, DropReason, FailedReceive, Failure, GRH_BYTES, NakCode, Opcode, Outcome, Psn,
+    Receive, ReceiveCompletion, Region, Reply, ReplyKind, Request, Resources, ResponderConfig,
     ResponderCounters, ResponderEvent, ServiceType, Status, Verdict, Work,
 };
 
@@ -43,50 +44,6 @@ enum Pending {
     Message(Request),
     /// A READ once more.
     Replay(Request),
-}
-
-/// A message of which fragments are missing.
-#[derive(Debug, Clone, Copy)]
-struct Assembly {
-    first: Request,
-    region: Region,
-    next_offset: u32,
-}
-
-impl Assembly {
-    /// Whether `request` is a fragment of this message: all of its header is the same.
-    fn is_part(&self, request: &Request) -> bool {
-        Request { fragment: self.first.fragment, ..*request } == self.first
-    }
-
-    /// Whether `request` is the fragment to come next.
-    fn is_continued_by(&self, request: &Request) -> bool {
-        let Fragment { offset, length } = request.fragment;
-        let end = u64::from(offset) + u64::from(length);
-        offset == self.next_offset
-            && length > 0
-            && end <= u64::from(self.first.length)
-            && self.is_part(request)
-    }
-}
-
-/// What a first fragment was granted.
-#[derive(Debug, Clone, Copy)]
-enum Grant {
-    Receive(Receive),
-    Write(Region),
-    Read(Region),
-    Atomic(Region),
-}
-
-/// Why a first fragment was not granted what it asks for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Refusal {
-    InvalidRequest,
-    RemoteAccess,
-    NoReceive,
-    /// Longer than the receive that it met.
-    TooLong,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -428,7 +385,7 @@ impl Responder {
     // Checks on a first fragment, in the order of IBTA §9.7.4: operation, resources, length, key, receive.
 
     fn admit(&mut self, request: &Request, resources: &mut impl Resources) -> Result<Grant, Refusal> {
-        self.check_shape(request)?;
+        check_shape(&self.config, request)?;
         let opcode = request.opcode;
         if opcode.wants_response() && self.fresh_waiting() >= usize::from(self.config.max_dest_rd_atomic) {
             return Err(Refusal::InvalidRequest);
@@ -448,20 +405,6 @@ impl Responder {
             Opcode::Read => Ok(Grant::Read(region)),
             Opcode::CompareSwap | Opcode::FetchAdd => Ok(Grant::Atomic(region)),
         }
-    }
-
-    /// Whether the request can be meant at all, apart from keys and receives.
-    fn check_shape(&self, request: &Request) -> Result<(), Refusal> {
-        let Request { opcode, length, fragment, .. } = *request;
-        let granted =
-            opcode.allowed_on(self.config.service) && self.config.access.contains(opcode.remote_access());
-        let bounded = length <= MAX_MESSAGE_BYTES
-            && u64::from(fragment.offset) + u64::from(fragment.length) <= u64::from(length);
-        // READs and atomics carry nothing to split; a fragment without bytes would not advance its message.
-        let whole = request.is_whole();
-        let split_well = whole || (opcode.carries_payload() && fragment.length > 0);
-        let atomic_well = !opcode.is_atomic() || (length == 8 && request.remote_va.is_multiple_of(8));
-        if granted && bounded && split_well && atomic_well { Ok(()) } else { Err(Refusal::InvalidRequest) }
     }
 
     /// The registered memory that a request names. Without bytes neither key nor address is checked (IBTA C9-88).

@@ -30,7 +30,7 @@ pub struct ResponderConfig {
 /// What to do with a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Do this, then call [`Responder::executed`].
+    /// Do this, then call [`crate::Responder::executed`].
     Execute(Work),
     /// Nothing to execute; a reply is due.
     Answered,
