@@ -18,7 +18,8 @@ impl Island {
     fn new(access: i32) -> Island {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let base = unsafe { libc::mmap(std::ptr::null_mut(), 3 * PAGE as usize, libc::PROT_NONE, flags, -1, 0) };
+        let base =
+            unsafe { libc::mmap(std::ptr::null_mut(), 3 * PAGE as usize, libc::PROT_NONE, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
         let island = Island { base: base as u64 };
         island.protect(access);
@@ -118,9 +119,16 @@ fn copies_of_every_alignment_and_length_touch_their_bytes_and_no_others() {
                     let mut target = [0u8; 300];
                     let bytes = &source[from..from + len];
                     host.write(target.as_mut_ptr() as u64 + to as u64, bytes, relaxed).unwrap();
-                    assert_eq!(&target[to..to + len], bytes, "from {from} to {to} length {len} relaxed {relaxed}");
+                    assert_eq!(
+                        &target[to..to + len],
+                        bytes,
+                        "from {from} to {to} length {len} relaxed {relaxed}"
+                    );
                     let others = target[..to].iter().chain(&target[to + len..]);
-                    assert!(others.copied().all(|b| b == 0), "from {from} to {to} length {len} relaxed {relaxed}");
+                    assert!(
+                        others.copied().all(|b| b == 0),
+                        "from {from} to {to} length {len} relaxed {relaxed}"
+                    );
                 }
                 let mut out = vec![0; len];
                 // Up to the last byte before a page that faults, so one byte too many would be seen.
@@ -134,9 +142,18 @@ fn copies_of_every_alignment_and_length_touch_their_bytes_and_no_others() {
 
 #[test]
 fn the_last_word_is_the_widest_aligned_one_that_fits() {
-    for (addr, len, word) in
-        [(0, 8, 8), (0, 64, 8), (4, 4, 4), (4, 12, 8), (2, 2, 2), (0, 3, 1), (0, 6, 2), (8, 4, 4), (1, 1, 1), (6, 10, 8)]
-    {
+    for (addr, len, word) in [
+        (0, 8, 8),
+        (0, 64, 8),
+        (4, 4, 4),
+        (4, 12, 8),
+        (2, 2, 2),
+        (0, 3, 1),
+        (0, 6, 2),
+        (8, 4, 4),
+        (1, 1, 1),
+        (6, 10, 8),
+    ] {
         assert_eq!(last_word(addr, len), word, "{len} bytes at {addr}");
     }
 }
@@ -301,7 +318,9 @@ fn entry_of_faulting_children() {
         "default" => handle(segv, libc::SIG_DFL, 0),
         "ignored" => handle(segv, libc::SIG_IGN, 0),
         "handler" => handle(segv, program_handler as *const () as usize, 0),
-        "handler with info" => handle(segv, program_handler_with_info as *const () as usize, libc::SA_SIGINFO),
+        "handler with info" => {
+            handle(segv, program_handler_with_info as *const () as usize, libc::SA_SIGINFO)
+        }
         "sent, default" => handle(segv, libc::SIG_DFL, 0),
         "sent, ignored" => handle(segv, libc::SIG_IGN, 0),
         "sent, handler" => handle(segv, counting_handler as *const () as usize, 0),

@@ -49,8 +49,9 @@ impl Link {
                 waiting.push(*slot);
             }
         }
-        self.fabric.lie_down();
-        let arrived = self.fabric.has_published() || self.incoming.iter().any(|i| i.consumer.pending());
+        let roused = self.fabric.lie_down();
+        let arrived =
+            roused || self.fabric.has_published() || self.incoming.iter().any(|i| i.consumer.pending());
         // What was consumed between the look and the bell would ring nobody.
         let progressed = waiting.iter().any(|slot| {
             *slot == own

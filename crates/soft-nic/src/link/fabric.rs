@@ -7,7 +7,7 @@
 //! ```text
 //! 0       magic, version
 //! 4096    128 slots of 2048 bytes:
-//!           0    bell (futex word: 1 while its NIC sleeps)
+//!           0    bell (futex word)
 //!           8    who published a channel for this slot: a bit each, 2 words
 //!           64   pid, generation, start time, address of the cookie, cookie
 //!           128  channels that this slot published: 128 words, descriptor + 1 and the receiver's generation
@@ -20,7 +20,7 @@ use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::record;
@@ -46,6 +46,14 @@ mod at {
     pub const COOKIE: usize = 88;
     pub const CHANNELS: usize = 128;
     pub const LEN: usize = SLOTS + super::SLOTS * SLOT_BYTES;
+}
+
+/// Values of a bell.
+mod bell {
+    pub const AWAKE: u32 = 0;
+    pub const ASLEEP: u32 = 1;
+    /// Its own process wants it to look around before it sleeps.
+    pub const ROUSED: u32 = 2;
 }
 
 /// "softfabr".
@@ -255,26 +263,40 @@ impl Fabric {
         (0..2).any(|i| self.published_word(self.slot, i).load(Ordering::Relaxed) != 0)
     }
 
-    /// Lies down: from now on peers ring. Look for work once more before [`Fabric::sleep`].
-    pub fn lie_down(&self) {
-        self.bell(self.slot).store(1, Ordering::SeqCst);
+    /// Lies down: from now on peers ring. True when [`Fabric::rouse`] was called since the last sleep; otherwise look
+    /// for work once more before [`Fabric::sleep`].
+    pub fn lie_down(&self) -> bool {
+        let roused = self.bell(self.slot).swap(bell::ASLEEP, Ordering::SeqCst) == bell::ROUSED;
         fence(Ordering::SeqCst);
+        roused
     }
 
     /// Sleeps until a bell or the timeout.
     pub fn sleep(&self, timeout: Duration) {
-        system::futex_wait(self.bell(self.slot), 1, timeout);
+        system::futex_wait(self.bell(self.slot), bell::ASLEEP, timeout);
     }
 
-    /// Gets up. True when a bell rang.
-    pub fn get_up(&self) -> bool {
-        self.bell(self.slot).swap(0, Ordering::AcqRel) == 0
+    /// Gets up: peers need not ring any more.
+    pub fn get_up(&self) {
+        self.bell(self.slot).store(bell::AWAKE, Ordering::Release);
+    }
+
+    /// Ends our own sleep, also one that is only about to begin.
+    pub fn rouse(&self) {
+        let bell = self.bell(self.slot);
+        if bell.swap(bell::ROUSED, Ordering::SeqCst) == bell::ASLEEP {
+            system::futex_wake(bell);
+        }
     }
 
     /// Rings at `slot` if its NIC sleeps; true when it did. The caller has a full fence after what it wrote.
     pub fn ring(&self, slot: u8) -> bool {
         let bell = self.bell(slot);
-        if bell.load(Ordering::Relaxed) == 0 || bell.swap(0, Ordering::AcqRel) == 0 {
+        let awake = |old| (old == bell::ASLEEP).then_some(bell::AWAKE);
+        // Look first: a NIC at work keeps the line to itself.
+        if bell.load(Ordering::Relaxed) != bell::ASLEEP
+            || bell.fetch_update(Ordering::AcqRel, Ordering::Relaxed, awake).is_err()
+        {
             return false;
         }
         system::futex_wake(bell);
@@ -287,7 +309,7 @@ impl Fabric {
         self.ring(slot)
     }
 
-    fn bell(&self, slot: u8) -> &std::sync::atomic::AtomicU32 {
+    fn bell(&self, slot: u8) -> &AtomicU32 {
         self.directory.half(slot_at(slot) + at::BELL)
     }
 

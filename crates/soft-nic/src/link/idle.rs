@@ -186,3 +186,156 @@ impl<C: IdleClock> IdlePolicy<C> {
         self.slept_cpu_ns = self.clock.cpu_ns();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    /// A thread's clocks, moved by the test.
+    #[derive(Debug, Clone, Default)]
+    struct Thread {
+        now: Rc<Cell<u64>>,
+        cpu: Rc<Cell<u64>>,
+        preemptions: Rc<Cell<u64>>,
+    }
+
+    impl Thread {
+        fn run(&self, ns: u64) {
+            self.now.set(self.now.get() + ns);
+            self.cpu.set(self.cpu.get() + ns);
+        }
+
+        fn away(&self, ns: u64) {
+            self.now.set(self.now.get() + ns);
+        }
+
+        fn preempted(&self, ns: u64) {
+            self.preemptions.set(self.preemptions.get() + 1);
+            self.away(ns);
+        }
+    }
+
+    impl IdleClock for Thread {
+        fn now_ns(&self) -> u64 {
+            self.now.get()
+        }
+
+        fn cpu_ns(&self) -> u64 {
+            self.cpu.get()
+        }
+
+        fn preemptions(&self) -> u64 {
+            self.preemptions.get()
+        }
+    }
+
+    fn policy() -> (Thread, IdlePolicy<Thread>) {
+        let thread = Thread::default();
+        thread.run(1_000_000_000);
+        let policy = IdlePolicy::new(thread.clone(), IdleTimes::default());
+        (thread, policy)
+    }
+
+    fn sleep_ns(pause: Pause) -> u64 {
+        match pause {
+            Pause::Spin => 0,
+            Pause::Sleep(time) => time.as_nanos() as u64,
+        }
+    }
+
+    /// Looks without work for `ns`, sleeping as told; returns the last pause.
+    fn quiet(thread: &Thread, policy: &mut IdlePolicy<Thread>, ns: u64) -> Pause {
+        let end = thread.now.get() + ns;
+        loop {
+            thread.run(500);
+            let pause = policy.after_look(false);
+            thread.away(sleep_ns(pause));
+            if thread.now.get() >= end {
+                return pause;
+            }
+        }
+    }
+
+    #[test]
+    fn alone_it_spins_for_two_milliseconds_and_then_sleeps_longer_and_longer() {
+        let (thread, mut policy) = policy();
+        policy.after_look(true);
+        assert_eq!(quiet(&thread, &mut policy, 1_900_000), Pause::Spin);
+        let short = sleep_ns(quiet(&thread, &mut policy, 500_000));
+        assert!((10_000..300_000).contains(&short), "{short} ns after 2.4 ms");
+        let longer = sleep_ns(quiet(&thread, &mut policy, 20_000_000));
+        assert!(longer > 4 * short, "{longer} ns after 22 ms");
+        assert_eq!(sleep_ns(quiet(&thread, &mut policy, 1_000_000_000)), 2_200_000);
+        policy.after_look(true);
+        assert_eq!(quiet(&thread, &mut policy, 100_000), Pause::Spin, "work ends the idling at once");
+    }
+
+    #[test]
+    fn long_work_is_no_absence() {
+        let (thread, mut policy) = policy();
+        for _ in 0..100 {
+            thread.run(300_000);
+            assert_eq!(policy.after_look(true), Pause::Spin);
+        }
+        assert!(!policy.is_crowded());
+    }
+
+    #[test]
+    fn a_preemption_makes_it_crowded_and_time_makes_it_try_again() {
+        let (thread, mut policy) = policy();
+        policy.after_look(true);
+        thread.preempted(4_000_000);
+        assert_ne!(policy.after_look(false), Pause::Spin);
+        assert!(policy.is_crowded());
+        quiet(&thread, &mut policy, 90_000_000);
+        assert!(policy.is_crowded());
+        quiet(&thread, &mut policy, 20_000_000);
+        assert!(!policy.is_crowded());
+        assert_eq!(policy.after_look(true), Pause::Spin);
+        // Crowded again at once: this time it is believed for longer.
+        thread.preempted(4_000_000);
+        policy.after_look(false);
+        quiet(&thread, &mut policy, 150_000_000);
+        assert!(policy.is_crowded());
+        quiet(&thread, &mut policy, 60_000_000);
+        assert!(!policy.is_crowded());
+    }
+
+    #[test]
+    fn crowded_it_sleeps_at_least_as_long_as_it_ran() {
+        let (thread, mut policy) = policy();
+        policy.after_look(true);
+        thread.preempted(4_000_000);
+        thread.away(sleep_ns(policy.after_look(true)));
+        let (mut ran, mut slept) = (0, 0);
+        for step in 0..10_000u64 {
+            // Looks of 3 to 40 µs, two of three with work.
+            let ns = 3_000 + step * 7_919 % 37_000;
+            thread.run(ns);
+            ran += ns;
+            let sleep = sleep_ns(policy.after_look(step % 3 != 0));
+            assert!(sleep <= 300_000, "{sleep} ns");
+            thread.away(sleep);
+            slept += sleep;
+            if !policy.is_crowded() {
+                thread.preempted(200_000);
+            }
+        }
+        assert!(slept * 100 >= ran * 95, "ran {ran} ns, slept {slept} ns");
+        assert!(slept <= ran * 3 / 2, "ran {ran} ns, slept {slept} ns");
+    }
+
+    #[test]
+    fn sleeping_is_never_taken_for_an_absence() {
+        let (thread, mut policy) = policy();
+        for _ in 0..1_000 {
+            quiet(&thread, &mut policy, 3_000_000);
+            // The timer is late, and something else ran meanwhile; that is what sleeping is for.
+            thread.away(50_000);
+            assert!(!policy.is_crowded());
+        }
+    }
+}

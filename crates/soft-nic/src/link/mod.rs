@@ -135,7 +135,7 @@ impl Waker {
     /// Makes a sleep that is going on, or about to begin, end at once.
     pub fn wake(&self) {
         if self.fabric.is_ours() {
-            self.fabric.wake(self.fabric.slot());
+            self.fabric.rouse();
         }
     }
 }

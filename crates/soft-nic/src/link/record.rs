@@ -373,3 +373,187 @@ fn qpns(words: &[u64; REQUEST_WORDS]) -> Result<(u32, u32), RecordError> {
 fn unknown(words: &[u64; REQUEST_WORDS]) -> RecordError {
     RecordError::Unknown { word0: words[0], word1: words[1] }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A request whose every field is different.
+    fn request(service: ServiceType, opcode: Opcode) -> Request {
+        let ud = service == ServiceType::Ud;
+        Request {
+            src_qpn: 0x12_3456,
+            dst_qpn: 0xfe_dcba,
+            service,
+            opcode,
+            psn: Psn::new(0xab_cdef),
+            solicited: true,
+            ack_requested: false,
+            imm: [1, 2, 3, 4],
+            remote_va: 0x1122_3344_5566_7788,
+            rkey: 0x99aa_bbcc,
+            length: 100,
+            swap_add: if ud { 0 } else { 0xdead_beef_0000_0001 },
+            compare: 0x0102_0304_0506_0708,
+            qkey: if ud { 0x1111_2222 } else { 0 },
+            fragment: Fragment { offset: 40, length: 60 },
+        }
+    }
+
+    fn total(request: &Request, form: Form) -> usize {
+        8 * (REQUEST_WORDS + if carries_path(request) { PATH_WORDS } else { 0 }) + form.padded()
+    }
+
+    #[test]
+    fn a_request_comes_out_as_it_went_in() {
+        for service in SERVICES {
+            for opcode in Opcode::ALL {
+                for form in [Form::Inline(60), Form::Segments(3), Form::None] {
+                    if form == Form::None && !opcode.wants_response() {
+                        continue;
+                    }
+                    let sent = request(service, opcode);
+                    let words = encode_request(&sent, form);
+                    let len = record_len(words[0], 1 << 20).unwrap();
+                    assert_eq!(len, total(&sent, form), "{service:?} {opcode:?} {form:?}");
+                    let Header::Request { request: got, path, form: got_form } = decode(&words, len).unwrap()
+                    else {
+                        panic!("a request")
+                    };
+                    assert_eq!((got, got_form), (sent, form));
+                    assert_eq!(path, service == ServiceType::Ud);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_reply_comes_out_as_it_went_in() {
+        let kinds = [
+            (ReplyKind::Ack, 0),
+            (ReplyKind::RnrNak { timer: 31 }, 0),
+            (ReplyKind::Nak(NakCode::PsnSequence), 0),
+            (ReplyKind::Nak(NakCode::InvalidRequest), 0),
+            (ReplyKind::Nak(NakCode::RemoteAccess), 0),
+            (ReplyKind::Nak(NakCode::RemoteOperation), 0),
+            (ReplyKind::ReadResponse, 0),
+            (ReplyKind::ReadResponse, 33),
+            (ReplyKind::AtomicResponse { old: u64::MAX - 1 }, 0),
+            (ReplyKind::RequesterFault, 0),
+        ];
+        for (kind, bytes) in kinds {
+            for last in [false, true] {
+                let sent = Reply { src_qpn: 1, dst_qpn: 0xff_ffff, psn: Psn::new(7), msn: 0xff_fffe, kind };
+                let offset = if bytes > 0 { 4096 } else { 0 };
+                let mut words = [0; REQUEST_WORDS];
+                words[..REPLY_WORDS].copy_from_slice(&encode_reply(&sent, offset, bytes, last));
+                let len = record_len(words[0], 1 << 20).unwrap();
+                let expected = Header::Reply { reply: sent, offset, len: bytes, last };
+                assert_eq!(decode(&words, len), Ok(expected), "{kind:?} {bytes} {last}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_path_address_comes_out_as_it_went_in() {
+        let sent = PathAddress {
+            sgid: std::array::from_fn(|i| i as u8),
+            dgid: std::array::from_fn(|i| 0xff - i as u8),
+            slid: 0x1234,
+            dlid: 0xfedc,
+            flow_label: 0xf_edcb,
+            sl: 5,
+            traffic_class: 0xe0,
+            hop_limit: 64,
+            grh: true,
+        };
+        assert_eq!(decode_path(encode_path(&sent)), sent);
+        assert_eq!(decode_path(encode_path(&PathAddress::default())), PathAddress::default());
+    }
+
+    #[test]
+    fn records_that_cannot_be_are_refused() {
+        let sent = request(ServiceType::Rc, Opcode::Write);
+        let good = encode_request(&sent, Form::Inline(60));
+        let len = good[0] as u32 as usize;
+        assert!(decode(&good, len).is_ok());
+        let byte =
+            |n: u32, value: u64| move |w: &mut [u64; 8]| w[0] = w[0] & !(0xff << (8 * n)) | value << (8 * n);
+        type Change = Box<dyn Fn(&mut [u64; 8])>;
+        let cases: Vec<(&str, Change)> = vec![
+            ("kind 0", Box::new(byte(4, 0))),
+            ("kind 3", Box::new(byte(4, 3))),
+            ("opcode 8", Box::new(byte(5, 8))),
+            ("service 3", Box::new(byte(5, 0x33))),
+            ("an unknown flag", Box::new(byte(6, 0x80 | 8))),
+            ("a reply's flag", Box::new(byte(6, 32 | 8))),
+            ("inline and segments", Box::new(byte(6, 8 | 16))),
+            ("a path without UD", Box::new(byte(6, 4 | 8))),
+            ("a payload that is not there", Box::new(byte(6, 0))),
+            ("65 segments", Box::new(move |w| (byte(6, 16)(w), byte(7, 65)(w)).0)),
+            ("a destination beyond 24 bits", Box::new(|w| w[1] |= 1 << 24)),
+            ("a source beyond 24 bits", Box::new(|w| w[1] |= 1 << 63)),
+            ("a PSN beyond 24 bits", Box::new(|w| w[2] |= 1 << 24)),
+            ("a fragment beyond the message", Box::new(|w| w[5] = 41 | 60 << 32)),
+            ("a fragment that wraps", Box::new(|w| w[5] = 0xffff_ffff | 60 << 32)),
+            ("more inline bytes than the record has", Box::new(|w| w[5] = 61 << 32 | 39 + 8)),
+            ("fewer inline bytes than the record has", Box::new(|w| w[5] = 8 << 32)),
+        ];
+        for (name, change) in cases {
+            let mut words = good;
+            change(&mut words);
+            assert!(decode(&words, len).is_err(), "{name}: {:?}", decode(&words, len));
+        }
+        for (name, word0, published) in [
+            ("empty", 0, 4096),
+            ("shorter than a header", 24, 4096),
+            ("not a multiple of 8", 36, 4096),
+            ("longer than published", 64, 56),
+            ("longer than any", MAX_RECORD as u64 + 8, 1 << 20),
+            ("4 GiB", 0xffff_fff8, u64::MAX),
+        ] {
+            assert!(record_len(word0, published).is_err(), "{name}");
+        }
+    }
+
+    /// 64-bit steps of a seeded generator (splitmix64, public domain, Vigna 2015).
+    fn random(state: &mut u64) -> u64 {
+        *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = *state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    #[test]
+    fn mutants_of_records_never_panic_and_what_is_accepted_keeps_its_bounds() {
+        let mut state = 2;
+        let (mut accepted, mut refused) = (0, 0);
+        for round in 0..300_000u64 {
+            let opcode = Opcode::ALL[round as usize % 8];
+            let service = SERVICES[round as usize / 8 % 3];
+            let mut words = encode_request(&request(service, opcode), Form::Inline(60));
+            for _ in 0..random(&mut state) % 4 {
+                let (word, bit) = (random(&mut state) as usize % 8, random(&mut state) % 64);
+                words[word] ^= 1 << bit;
+            }
+            let Ok(len) = record_len(words[0], 4096) else { continue };
+            match decode(&words, len) {
+                Ok(Header::Request { request, form, .. }) => {
+                    accepted += 1;
+                    assert!(
+                        request.fragment.offset as u64 + request.fragment.length as u64
+                            <= request.length as u64
+                    );
+                    assert!(total(&request, form) == len, "{request:?} {form:?} in {len} bytes");
+                }
+                Ok(Header::Reply { len: bytes, .. }) => {
+                    accepted += 1;
+                    assert!(bytes as usize + 8 * REPLY_WORDS <= len);
+                }
+                Err(_) => refused += 1,
+            }
+        }
+        assert!(accepted > 50_000 && refused > 50_000, "{accepted} accepted, {refused} refused");
+    }
+}

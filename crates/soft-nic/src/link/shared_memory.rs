@@ -390,3 +390,98 @@ impl Consumer {
         self.control.half(at::NOTIFY).load(Ordering::Relaxed) != 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::loopback;
+    use super::*;
+
+    const CAPACITY: usize = 128 * 1024;
+
+    /// A reply header that a consumer accepts.
+    fn acknowledge() -> [u64; record::REPLY_WORDS] {
+        [8 * record::REPLY_WORDS as u64 | 2 << 32 | 32 << 48, 0, 0, 0]
+    }
+
+    #[test]
+    fn heads_and_tails_that_cannot_be_are_noticed_by_the_other_side() {
+        for (name, head) in [("beyond the ring", CAPACITY as u64 + 1), ("behind the tail", u64::MAX - 7)] {
+            let (producer, mut consumer) = loopback::open(0, 1, CAPACITY).unwrap();
+            producer.control.word(at::HEADS[0]).store(head, Ordering::Release);
+            assert!(matches!(consumer.next(Lane::Request), Err(RecordError::Positions { .. })), "{name}");
+        }
+        for head in [8, 24] {
+            let (producer, mut consumer) = loopback::open(0, 1, CAPACITY).unwrap();
+            producer.control.word(at::HEADS[1]).store(head, Ordering::Release);
+            assert!(
+                matches!(consumer.next(Lane::Reply), Err(RecordError::Length { .. })),
+                "half a record, {head}"
+            );
+        }
+        for (name, tail) in [("ahead of the head", 8), ("behind the last", u64::MAX)] {
+            let (mut producer, consumer) = loopback::open(0, 1, CAPACITY).unwrap();
+            consumer.control.word(at::TAILS[0]).store(tail, Ordering::Release);
+            assert_eq!(producer.free(Lane::Request, CAPACITY + 1), 0, "{name}");
+            assert_eq!(producer.state(), ChannelState::Closed, "{name}");
+        }
+    }
+
+    #[test]
+    fn positions_count_on_past_many_turns_of_the_ring() {
+        let (mut producer, mut consumer) = loopback::open(0, 1, CAPACITY).unwrap();
+        for turn in 0..20_000u64 {
+            let (ring, at) = producer.next(Lane::Reply);
+            let mut words = acknowledge();
+            words[2] = turn;
+            ring.store(at, words);
+            producer.commit(Lane::Reply, 8 * record::REPLY_WORDS);
+            producer.publish();
+            let record = consumer.next(Lane::Reply).unwrap().unwrap();
+            assert_eq!((record.len, record.words[2]), (8 * record::REPLY_WORDS, turn));
+            consumer.advance(Lane::Reply, record.len);
+            consumer.publish();
+            assert!(consumer.next(Lane::Reply).unwrap().is_none());
+        }
+        assert!(!producer.pending());
+        assert_eq!(producer.free(Lane::Reply, CAPACITY), CAPACITY);
+    }
+
+    #[test]
+    fn what_is_not_a_channel_of_these_two_is_not_attached() {
+        let ends = Ends { from: 1, to: 2, from_generation: 3, to_generation: 4 };
+        let producer = Producer::create(ends, CAPACITY).unwrap();
+        assert!(Consumer::attach(producer.fd(), ends).is_ok());
+        for (name, other) in [
+            ("another sender", Ends { from: 9, ..ends }),
+            ("another receiver", Ends { to: 9, ..ends }),
+            ("an earlier life of the sender", Ends { from_generation: 2, ..ends }),
+            ("an earlier life of the receiver", Ends { to_generation: 3, ..ends }),
+        ] {
+            assert!(
+                matches!(Consumer::attach(producer.fd(), other), Err(AttachError::Foreign { .. })),
+                "{name}"
+            );
+        }
+        for (name, offset, value) in [
+            ("magic", at::MAGIC, 0),
+            ("version", at::VERSION, u64::from(record::VERSION) + 1),
+            ("capacity", at::CAPACITIES, 2 * CAPACITY as u64),
+            ("a capacity that overflows", at::CAPACITIES, 1 << 63),
+            ("no capacity", at::CAPACITIES, 0),
+        ] {
+            let word = producer.control.word(offset);
+            let good = word.swap(value, Ordering::Relaxed);
+            let attached = Consumer::attach(producer.fd(), ends);
+            assert!(matches!(attached, Err(AttachError::Foreign { .. })), "{name}");
+            word.store(good, Ordering::Relaxed);
+        }
+        let short = system::memfd("softnic-test", 4096).unwrap();
+        assert!(
+            matches!(Consumer::attach(&short, ends), Err(AttachError::Foreign { .. })),
+            "one page of nothing"
+        );
+        // A file that can shrink would make the receiver's loads fault.
+        let file = OwnedFd::from(std::fs::File::open("/proc/self/exe").unwrap());
+        assert!(matches!(Consumer::attach(&file, ends), Err(AttachError::Foreign { .. })), "not sealed");
+    }
+}

@@ -1,5 +1,9 @@
 //! Tests of the link between processes and within one.
 
 mod crowded;
+mod hostile;
+mod lifecycle;
+mod messages;
 mod processes;
 mod speed;
+mod visibility;

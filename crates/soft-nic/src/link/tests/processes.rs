@@ -22,6 +22,7 @@ fn entry_of_child_processes() {
     match std::env::var(ROLE).as_deref() {
         Ok("sink") => sink(),
         Ok("node") => super::crowded::node(),
+        Ok("writer") => super::visibility::writer(),
         Ok(role) => panic!("no role {role}"),
         Err(_) => {}
     }

@@ -1,0 +1,190 @@
+//! Peers that write what cannot be. They lose their channel; nobody else loses anything.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use roce::{Opcode, ReplyKind};
+
+use super::processes::{config, fabric_name, reply_to, request};
+use crate::dma::{Order, Segment, system};
+use crate::link::shared_memory::{ChannelState, Lane};
+use crate::link::{Disposition, Link, LinkEvent, NoPeer, PathAddress, Payload, Room, record};
+
+fn meet(a: &mut Link, b: &mut Link) {
+    let slot = b.slot();
+    while a.room(slot) != Room::Yes {
+        b.poll(1, |_| Disposition::Consumed);
+    }
+}
+
+/// Puts raw words where the next record of a lane would be, and publishes `len` bytes.
+fn forge(link: &mut Link, slot: u8, lane: Lane, words: &[u64], len: usize) {
+    let outgoing = link.outgoing[usize::from(slot)].as_mut().unwrap();
+    let (ring, at) = outgoing.producer.next(lane);
+    for (i, word) in words.iter().enumerate() {
+        ring.store(at + 8 * i as u64, [*word]);
+    }
+    outgoing.producer.commit(lane, len);
+    outgoing.producer.publish();
+}
+
+#[test]
+fn a_bad_record_closes_its_channel_and_no_other() {
+    let fabric = fabric_name();
+    let join = || Link::join(config(&fabric, false)).unwrap();
+    type Forgery = Box<dyn Fn(&mut Link, u8)>;
+    let cases: Vec<(&str, Forgery)> = vec![
+        ("zeroes", Box::new(|a, slot| forge(a, slot, Lane::Request, &[0; 8], 64))),
+        ("ones", Box::new(|a, slot| forge(a, slot, Lane::Reply, &[u64::MAX; 8], 64))),
+        (
+            "a reply among the requests",
+            Box::new(|a, slot| {
+                let asked = request(a, Link::first_qpn(slot), Opcode::Send, 0, 0, 0);
+                let mut reply = reply_to(&asked, ReplyKind::Ack);
+                reply.src_qpn = asked.src_qpn;
+                forge(a, slot, Lane::Request, &record::encode_reply(&reply, 0, 0, true), 32);
+            }),
+        ),
+        (
+            "a queue of somebody else",
+            Box::new(|a, slot| {
+                let mut sent = request(a, Link::first_qpn(slot), Opcode::Read, 0, 0, 8);
+                sent.src_qpn = Link::first_qpn(77);
+                forge(a, slot, Lane::Request, &record::encode_request(&sent, record::Form::None), 64);
+            }),
+        ),
+        (
+            "segments shorter than the message",
+            Box::new(|a, slot| {
+                let sent = request(a, Link::first_qpn(slot), Opcode::Write, 0, 0, 10_000);
+                let mut words = record::encode_request(&sent, record::Form::Segments(1)).to_vec();
+                words.extend([0x1000, 9_999]);
+                forge(a, slot, Lane::Request, &words, 80);
+            }),
+        ),
+        (
+            "segments round the end of the addresses",
+            Box::new(|a, slot| {
+                let sent = request(a, Link::first_qpn(slot), Opcode::Write, 0, 0, 10_000);
+                let mut words = record::encode_request(&sent, record::Form::Segments(2)).to_vec();
+                words.extend([u64::MAX - 5, 10_000, 0x1000, 100]);
+                forge(a, slot, Lane::Request, &words, 96);
+            }),
+        ),
+    ];
+    let (mut b, mut good) = (join(), join());
+    meet(&mut good, &mut b);
+    for (i, (name, forgery)) in cases.iter().enumerate() {
+        let mut a = join();
+        meet(&mut a, &mut b);
+        let slot = b.slot();
+        forgery(&mut a, slot);
+        assert_eq!(b.poll(10, |inbound| panic!("{name}: {:?} was handed on", inbound.message)), 0);
+        assert_eq!(b.counters().bad_records, i as u64 + 1, "{name}");
+        let from = a.slot();
+        assert!(matches!(b.poll_event(), Some(LinkEvent::BadRecord { slot, .. }) if slot == from), "{name}");
+        assert_eq!(a.room(slot), Room::NoPeer(NoPeer::Closed(slot)), "{name}");
+        let write = request(&good, Link::first_qpn(slot), Opcode::Write, 0, 0, 0);
+        good.send_request(&write, &PathAddress::default(), Payload::Nothing).unwrap();
+        good.ring_bells();
+        assert_eq!(b.poll(10, |_| Disposition::Consumed), 1, "{name}: the good peer goes on");
+    }
+}
+
+#[test]
+fn what_cannot_be_attached_is_refused_and_the_sender_hears_it() {
+    let fabric = fabric_name();
+    let mut a = Link::join(config(&fabric, false)).unwrap();
+    let mut b = Link::join(config(&fabric, false)).unwrap();
+    let (slot, generation) = (b.slot(), b.fabric.generation());
+    let no_channel = system::memfd("softnic-test", 8192).unwrap();
+    let raw = std::os::fd::AsRawFd::as_raw_fd(&no_channel) as u32;
+    for (i, (name, to_generation, descriptor)) in [
+        ("a memfd that is no channel", generation, raw),
+        ("standard input", generation, 0),
+        ("a descriptor that is not open", generation, 999_999),
+        ("a channel to an earlier process", generation - 1, raw),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        a.fabric.publish_channel(slot, to_generation, descriptor);
+        assert_eq!(b.poll(1, |_| Disposition::Consumed), 0);
+        assert_eq!(b.counters().attach_failures, i as u64 + 1, "{name}");
+        assert!(a.fabric.was_refused(slot), "{name}");
+    }
+    assert_eq!(b.poll_event(), Some(LinkEvent::AttachFailed { slot: a.slot() }));
+    // A later good channel is taken.
+    meet(&mut a, &mut b);
+    assert_eq!(a.room(slot), Room::Yes);
+}
+
+/// 64-bit steps of a seeded generator (splitmix64).
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[test]
+fn records_rewritten_while_they_are_read_never_reach_beyond_the_target() {
+    const TARGET: usize = 8192;
+    let fabric = fabric_name();
+    let (mut handled, mut closed) = (0u64, 0u64);
+    for seed in 0..60u64 {
+        let mut a = Link::join(config(&fabric, false)).unwrap();
+        let mut b = Link::join(config(&fabric, false)).unwrap();
+        meet(&mut a, &mut b);
+        let slot = b.slot();
+        let source = vec![0x5au8; TARGET];
+        let from = [Segment { addr: source.as_ptr() as u64, len: TARGET as u64 }];
+        let mut starts = Vec::new();
+        for len in [8, 100, 4096, 8000, 64, 5000] {
+            starts.push(a.outgoing[usize::from(slot)].as_ref().unwrap().producer.next(Lane::Request).1);
+            let write = request(&a, Link::first_qpn(slot), Opcode::Write, 0, 0, len);
+            a.send_request(&write, &PathAddress::default(), Payload::Segments(&from)).unwrap();
+        }
+        a.ring_bells();
+        let outgoing = a.outgoing[usize::from(slot)].as_ref().unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (ring, _) = outgoing.producer.next(Lane::Request);
+            let stop = &stop;
+            scope.spawn(move || {
+                let mut state = seed;
+                while !stop.load(Ordering::Relaxed) {
+                    // Any bit of any header, or of the segment behind it, set and set back.
+                    let start = starts[random(&mut state) as usize % starts.len()];
+                    let at = start + 8 * (random(&mut state) % 10);
+                    let [old] = ring.load::<1>(at);
+                    ring.store(at, [old ^ 1 << (random(&mut state) % 64)]);
+                    (0..random(&mut state) % 256).for_each(|_| std::hint::spin_loop());
+                    ring.store(at, [old]);
+                }
+            });
+            // The target lies between two guards.
+            let mut memory = vec![0u8; 3 * TARGET];
+            for round in 0..4_000 {
+                let to = [Segment { addr: memory[TARGET..].as_mut_ptr() as u64, len: TARGET as u64 }];
+                b.poll(1, |inbound| {
+                    // Not consumed, so that the same records are read again while they change.
+                    let fits = inbound.payload_len() as usize <= TARGET;
+                    handled += u64::from(fits && inbound.copy_into(&to, Order::Increasing).is_ok());
+                    if round % 600 == 599 { Disposition::Consumed } else { Disposition::NotNow }
+                });
+                if b.incoming.is_empty() {
+                    break;
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            let guards = memory[..TARGET].iter().chain(&memory[2 * TARGET..]);
+            assert!(guards.copied().all(|byte| byte == 0), "seed {seed}");
+            memory.clear();
+        });
+        let state = a.outgoing[usize::from(slot)].as_ref().unwrap().producer.state();
+        closed += u64::from(state == ChannelState::Closed);
+    }
+    println!("{handled} messages handled, {closed} of 60 channels closed");
+    assert!(handled > 1000 && closed > 0);
+}

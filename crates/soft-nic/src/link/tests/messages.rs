@@ -1,0 +1,439 @@
+//! Messages of every kind and size between two links and within one; payloads on every way.
+
+use std::time::Duration;
+
+use roce::{NakCode, Opcode, Reply, ReplyKind, ServiceType};
+
+use super::processes::{config, connect, fabric_name, reply_to, request};
+use crate::dma::{Fault, Order, Segment};
+use crate::link::{
+    CopyError, Disposition, Link, MAX_FRAGMENT, MAX_INLINE, Message, NoPeer, PathAddress, Payload, Room,
+    SendError,
+};
+
+/// Two links of one process, as two processes would have them.
+fn pair(staging: bool) -> (Link, Link) {
+    let fabric = fabric_name();
+    let mut a = Link::join(config(&fabric, staging)).unwrap();
+    let mut b = Link::join(config(&fabric, false)).unwrap();
+    meet(&mut a, &mut b);
+    (a, b)
+}
+
+fn meet(a: &mut Link, b: &mut Link) {
+    let (a_slot, b_slot) = (a.slot(), b.slot());
+    while a.room(b_slot) != Room::Yes || b.room(a_slot) != Room::Yes {
+        a.poll(1, |_| Disposition::Consumed);
+        b.poll(1, |_| Disposition::Consumed);
+    }
+}
+
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed) ^ (i >> 8) as u8).collect()
+}
+
+fn segment(bytes: &[u8]) -> Segment {
+    Segment { addr: bytes.as_ptr() as u64, len: bytes.len() as u64 }
+}
+
+/// The sizes where something changes: nothing, one byte, words, the inline limit, the fragment limit, several fragments.
+const SIZES: [usize; 12] = [
+    0,
+    1,
+    8,
+    63,
+    MAX_INLINE - 1,
+    MAX_INLINE,
+    MAX_INLINE + 1,
+    MAX_FRAGMENT,
+    MAX_FRAGMENT + 1,
+    65_536,
+    200_001,
+    1 << 20,
+];
+
+/// Sends a WRITE or SEND of `source`, cut in three, and returns what arrived.
+fn deliver(a: &mut Link, b: &mut Link, opcode: Opcode, source: &[u8], order: Order) -> Vec<u8> {
+    let cut = source.len() / 3;
+    let pieces = [segment(&source[..cut]), segment(&source[cut..2 * cut]), segment(&source[2 * cut..])];
+    let target = vec![0xee; source.len() + 8];
+    let mut sending = request(a, Link::first_qpn(b.slot()), opcode, 7, 0x1000, source.len() as u32);
+    let mut whole = false;
+    let mut sent_all = false;
+    while !whole {
+        if !sent_all {
+            match a.send_request(&sending, &PathAddress::default(), Payload::Segments(&pieces)) {
+                Ok(sent) => {
+                    sending.fragment.offset += sent.carried;
+                    sending.fragment.length -= sent.carried;
+                    sent_all = sending.fragment.length == 0;
+                }
+                Err(SendError::Full) => {}
+                Err(error) => panic!("{error}"),
+            }
+            a.ring_bells();
+        }
+        b.poll(1, |inbound| {
+            let Message::Request(got) = inbound.message else { panic!("a request") };
+            assert_eq!((got.opcode, got.length, got.remote_va), (opcode, source.len() as u32, 0x1000));
+            assert_eq!(inbound.payload_len(), got.fragment.length);
+            let from = got.fragment.offset as usize;
+            let to = &target[from..from + got.fragment.length as usize];
+            // Cut elsewhere than the source, so that pieces never match.
+            let middle = to.len() / 2;
+            inbound.copy_into(&[segment(&to[..middle]), segment(&to[middle..])], order).unwrap();
+            whole = got.is_last();
+            Disposition::Consumed
+        });
+        b.ring_bells();
+    }
+    assert_eq!(target[source.len()..], [0xee; 8]);
+    target[..source.len()].to_vec()
+}
+
+#[test]
+fn payloads_of_every_size_arrive_whole_directly_and_staged() {
+    for staging in [false, true] {
+        let (mut a, mut b) = pair(staging);
+        for order in [Order::Increasing, Order::Relaxed] {
+            for (i, len) in SIZES.into_iter().enumerate() {
+                let source = pattern(len, i as u8);
+                let opcode = [Opcode::Write, Opcode::Send, Opcode::WriteImm][i % 3];
+                let got = deliver(&mut a, &mut b, opcode, &source, order);
+                assert!(got == source, "{len} bytes, staging {staging}, {order:?}");
+            }
+        }
+        let (sent, received) = (a.counters(), b.counters());
+        assert_eq!(sent.staged_bytes > 0, staging, "{sent:?}");
+        assert_eq!(received.direct_bytes == 0, staging, "{received:?}");
+    }
+}
+
+#[test]
+fn a_process_reaches_its_own_queues_the_same_way() {
+    for staging in [false, true] {
+        let mut link = Link::join(config(&fabric_name(), staging)).unwrap();
+        let slot = link.slot();
+        connect(&mut link, slot);
+        for len in SIZES {
+            let source = pattern(len, 3);
+            let target = vec![0; len];
+            let mut sending = request(&link, Link::first_qpn(slot), Opcode::Write, 0, 0, len as u32);
+            let mut whole = false;
+            while !whole {
+                let sent = link.send_request(
+                    &sending,
+                    &PathAddress::default(),
+                    Payload::Segments(&[segment(&source)]),
+                );
+                let carried = sent.unwrap().carried;
+                sending.fragment.offset += carried;
+                sending.fragment.length -= carried;
+                link.ring_bells();
+                link.poll(16, |inbound| {
+                    let Message::Request(got) = inbound.message else { panic!("a request") };
+                    let from = got.fragment.offset as usize;
+                    let to = &target[from..from + got.fragment.length as usize];
+                    inbound.copy_into(&[segment(to)], Order::Increasing).unwrap();
+                    whole = got.is_last();
+                    Disposition::Consumed
+                });
+            }
+            assert!(target == source, "{len} bytes to ourselves, staging {staging}");
+        }
+    }
+}
+
+/// What a READ's answer went through.
+fn read(a: &mut Link, b: &mut Link, source: &[u8], from_offset: u32) -> (Vec<u8>, bool) {
+    let target = vec![0xee; source.len()];
+    let cut = source.len() / 4;
+    let answer = [segment(&target[..cut]), segment(&target[cut..])];
+    let reading = request(a, Link::first_qpn(b.slot()), Opcode::Read, 3, 0x2000, source.len() as u32);
+    a.send_request(&reading, &PathAddress::default(), Payload::Segments(&answer)).unwrap();
+    a.ring_bells();
+    let mut asked = None;
+    while asked.is_none() {
+        b.poll(1, |inbound| {
+            let Message::Request(got) = inbound.message else { panic!("a request") };
+            assert_eq!(inbound.payload_len(), 0, "a READ carries nothing there");
+            if inbound.answers_in_place() {
+                inbound.copy_out(&[segment(&source[from_offset as usize..])], from_offset).unwrap();
+            }
+            asked = Some((got, inbound.answers_in_place()));
+            Disposition::Consumed
+        });
+    }
+    let (got, in_place) = asked.unwrap();
+    let reply = reply_to(&got, ReplyKind::ReadResponse);
+    let mut offset = from_offset;
+    let mut done = false;
+    let mut sent_all = false;
+    while !done {
+        if !sent_all {
+            let pieces = [segment(source)];
+            let payload = if in_place { Payload::Nothing } else { Payload::Segments(&pieces) };
+            match b.send_reply(&reply, payload, if in_place { 0 } else { offset }) {
+                Ok(sent) => {
+                    offset += sent.carried;
+                    sent_all = in_place || offset as usize == source.len();
+                }
+                Err(SendError::Full) => {}
+                Err(error) => panic!("{error}"),
+            }
+            b.ring_bells();
+        }
+        a.poll(1, |inbound| {
+            let Message::Reply { reply: got, offset, last } = inbound.message else { panic!("a reply") };
+            assert_eq!(got, reply);
+            let to = &target[offset as usize..offset as usize + inbound.payload_len() as usize];
+            inbound.copy_into(&[segment(to)], Order::Increasing).unwrap();
+            done = last;
+            Disposition::Consumed
+        });
+        a.ring_bells();
+    }
+    (target, in_place)
+}
+
+#[test]
+fn answers_to_reads_come_in_the_record_in_place_or_staged() {
+    for staging in [false, true] {
+        let (mut a, mut b) = pair(staging);
+        for len in SIZES {
+            let source = pattern(len, 9);
+            let (got, in_place) = read(&mut a, &mut b, &source, 0);
+            assert!(got == source, "{len} bytes, staging {staging}");
+            assert_eq!(in_place, len > MAX_INLINE && !staging, "{len} bytes, staging {staging}");
+        }
+        // A READ asked for again from the middle leaves the first bytes alone.
+        for len in [2000, 50_000, 200_000] {
+            let source = pattern(len, 1);
+            let (got, _) = read(&mut a, &mut b, &source, 1024);
+            assert!(got[..1024].iter().all(|b| *b == 0xee) && got[1024..] == source[1024..], "{len} bytes");
+        }
+    }
+}
+
+#[test]
+fn atomics_and_naks_carry_their_values() {
+    let (mut a, mut b) = pair(false);
+    let mut swap = request(&a, Link::first_qpn(b.slot()), Opcode::CompareSwap, 5, 0x4000, 8);
+    (swap.compare, swap.swap_add) = (3, u64::MAX);
+    let place = [0u8; 8];
+    a.send_request(&swap, &PathAddress::default(), Payload::Segments(&[segment(&place)])).unwrap();
+    a.ring_bells();
+    let mut got = None;
+    b.poll(1, |inbound| {
+        got = Some(inbound.message);
+        Disposition::Consumed
+    });
+    assert_eq!(got, Some(Message::Request(swap)));
+    for kind in [
+        ReplyKind::AtomicResponse { old: 77 },
+        ReplyKind::Nak(NakCode::RemoteAccess),
+        ReplyKind::RnrNak { timer: 12 },
+        ReplyKind::RequesterFault,
+    ] {
+        let reply = reply_to(&swap, kind);
+        b.send_reply(&reply, Payload::Nothing, 0).unwrap();
+        b.ring_bells();
+        let mut got: Option<Reply> = None;
+        a.poll(1, |inbound| {
+            let Message::Reply { reply, last, .. } = inbound.message else { panic!("a reply") };
+            assert!(last);
+            got = Some(reply);
+            Disposition::Consumed
+        });
+        assert_eq!(got, Some(reply));
+    }
+}
+
+#[test]
+fn a_datagram_brings_the_address_it_came_from() {
+    let (mut a, mut b) = pair(false);
+    let path =
+        PathAddress { sgid: [7; 16], slid: 3, sl: 2, hop_limit: 64, grh: true, ..PathAddress::default() };
+    for service in [ServiceType::Ud, ServiceType::Rc] {
+        let mut datagram = request(&a, Link::first_qpn(b.slot()), Opcode::Send, 0, 0, 5);
+        (datagram.service, datagram.qkey) = (service, if service == ServiceType::Ud { 0x11 } else { 0 });
+        a.send_request(&datagram, &path, Payload::Inline(b"hello")).unwrap();
+        a.ring_bells();
+        let mut seen = false;
+        b.poll(1, |inbound| {
+            assert_eq!(inbound.path, (service == ServiceType::Ud).then_some(path));
+            let mut text = [0; 5];
+            inbound.copy_to_buffer(&mut text).unwrap();
+            assert_eq!(&text, b"hello");
+            assert_eq!(inbound.message, Message::Request(datagram));
+            seen = true;
+            Disposition::Consumed
+        });
+        assert!(seen);
+    }
+}
+
+#[test]
+fn faults_are_told_apart_by_side() {
+    let (mut a, mut b) = pair(false);
+    let b_qpn = Link::first_qpn(b.slot());
+    let nowhere = |len: usize| [Segment { addr: 4096, len: len as u64 }];
+    // Small: the sender's own link cannot gather it.
+    let small = request(&a, b_qpn, Opcode::Write, 0, 0, 64);
+    let sent = a.send_request(&small, &PathAddress::default(), Payload::Segments(&nowhere(64)));
+    assert_eq!(sent, Err(SendError::LocalFault(Fault { addr: 4096 })));
+    assert_eq!(a.counters().requests_sent, 0, "and nothing was sent");
+    // Large: the receiver finds out.
+    let large = request(&a, b_qpn, Opcode::Write, 0, 0, 65_536);
+    let buffer = vec![0u8; 65_536];
+    for (from, to, error) in [
+        (nowhere(65_536), [segment(&buffer)], CopyError::Sender),
+        ([segment(&buffer)], nowhere(65_536), CopyError::Local(Fault { addr: 4096 })),
+    ] {
+        a.send_request(&large, &PathAddress::default(), Payload::Segments(&from)).unwrap();
+        a.ring_bells();
+        let mut got = None;
+        b.poll(1, |inbound| {
+            got = Some(inbound.copy_into(&to, Order::Increasing));
+            Disposition::Consumed
+        });
+        assert_eq!(got, Some(Err(error)));
+    }
+}
+
+#[test]
+fn payloads_that_contradict_the_request_are_not_sent() {
+    let (mut a, b) = pair(false);
+    let buffer = vec![0u8; 8192];
+    let write = |len| request(&a, Link::first_qpn(b.slot()), Opcode::Write, 0, 0, len);
+    let many = vec![segment(&buffer[..100]); 100];
+    let refused = [
+        (write(9), Payload::Inline(&buffer[..8])),
+        (write(8), Payload::Nothing),
+        (write(5000), Payload::Inline(&buffer[..5000])),
+        (write(9000), Payload::Segments(&[segment(&buffer)])),
+        (write(9000), Payload::Segments(&many)),
+    ]
+    .map(|(request, payload)| a.send_request(&request, &PathAddress::default(), payload).is_err());
+    assert_eq!(refused, [true; 5]);
+    assert_eq!(a.counters().requests_sent, 0);
+}
+
+#[test]
+fn a_full_ring_says_so_and_consumption_makes_room() {
+    let (mut a, mut b) = pair(false);
+    let slot = b.slot();
+    let buffer = vec![0u8; 4096];
+    let write = request(&a, Link::first_qpn(slot), Opcode::Write, 0, 0, 4096);
+    let mut positions = Vec::new();
+    while a.room(slot) == Room::Yes {
+        let sent = a.send_request(&write, &PathAddress::default(), Payload::Inline(&buffer)).unwrap();
+        positions.push(sent.position);
+    }
+    assert_eq!(
+        a.send_request(&write, &PathAddress::default(), Payload::Inline(&buffer)),
+        Err(SendError::Full)
+    );
+    assert!((100..=128).contains(&positions.len()), "{} messages in 512 KiB", positions.len());
+    // Replies have their own ring, so two full request rings cannot wait for each other.
+    assert_eq!(a.reply_room(slot), Room::Yes);
+    a.ring_bells();
+    assert_eq!(b.poll(1000, |_| Disposition::NotNow), 0, "what is not taken stays");
+    assert!(!a.consumed(slot, positions[0]));
+    assert_eq!(b.poll(3, |_| Disposition::Consumed), 3, "the budget is kept");
+    let taken: Vec<bool> = positions.iter().map(|p| a.consumed(slot, *p)).collect();
+    assert_eq!(taken.iter().filter(|t| **t).count(), 3);
+    assert_eq!(a.room(slot), Room::Yes);
+}
+
+#[test]
+fn ten_thousand_messages_of_mixed_sizes_wrap_the_ring_in_order() {
+    let (mut a, mut b) = pair(false);
+    let slot = b.slot();
+    let (mut sent, mut received) = (0u32, 0u32);
+    let buffer = pattern(4096, 0);
+    while received < 10_000 {
+        while sent < 10_000 && a.room(slot) == Room::Yes {
+            let len = (sent * 37) % 4097;
+            let write = request(&a, Link::first_qpn(slot), Opcode::Write, sent, 0, len);
+            a.send_request(&write, &PathAddress::default(), Payload::Inline(&buffer[..len as usize]))
+                .unwrap();
+            sent += 1;
+        }
+        a.ring_bells();
+        b.poll(50, |inbound| {
+            let Message::Request(got) = inbound.message else { panic!("a request") };
+            assert_eq!((got.psn.value(), got.length), (received, received * 37 % 4097));
+            let mut out = vec![0; got.length as usize];
+            inbound.copy_to_buffer(&mut out).unwrap();
+            assert!(out == buffer[..out.len()]);
+            received += 1;
+            Disposition::Consumed
+        });
+    }
+}
+
+#[test]
+fn empty_slots_and_leavers_are_no_peers() {
+    let fabric = fabric_name();
+    let mut a = Link::join(config(&fabric, false)).unwrap();
+    assert_eq!(a.room(5), Room::NoPeer(NoPeer::Empty(5)));
+    assert!(!a.alive(5) && a.alive(a.slot()));
+    let mut b = Link::join(config(&fabric, false)).unwrap();
+    meet(&mut a, &mut b);
+    let slot = b.slot();
+    assert!(a.alive(slot));
+    // What was sent before leaving still arrives.
+    let write = request(&b, Link::first_qpn(a.slot()), Opcode::Write, 0, 0, 0);
+    b.send_request(&write, &PathAddress::default(), Payload::Nothing).unwrap();
+    drop(b);
+    assert!(!a.alive(slot));
+    assert_eq!(a.poll(10, |_| Disposition::Consumed), 1);
+    std::thread::sleep(Duration::from_millis(11));
+    a.sleep(Duration::ZERO);
+    assert_eq!(a.room(slot), Room::NoPeer(NoPeer::Empty(slot)));
+    assert_eq!(a.counters().peers_lost, 1);
+}
+
+#[test]
+fn a_sleeper_is_woken_by_a_message_by_room_and_by_its_own_process() {
+    let (mut a, mut b) = pair(false);
+    let long = Duration::from_secs(20);
+    let begun = std::time::Instant::now();
+    let write = request(&a, Link::first_qpn(b.slot()), Opcode::Write, 0, 0, 0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            a.send_request(&write, &PathAddress::default(), Payload::Nothing).unwrap();
+            a.ring_bells();
+        });
+        b.sleep(long);
+    });
+    assert_eq!(b.poll(1, |_| Disposition::Consumed), 1);
+    let waker = b.waker();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            waker.wake();
+        });
+        b.sleep(long);
+    });
+    // The sender sleeps on a full ring.
+    while a.room(b.slot()) == Room::Yes {
+        a.send_request(&write, &PathAddress::default(), Payload::Nothing).unwrap();
+    }
+    a.ring_bells();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(30));
+            b.poll(100, |_| Disposition::Consumed);
+            b.ring_bells();
+        });
+        a.sleep(long);
+    });
+    // Whoever wakes it a moment too early is heard too.
+    waker.wake();
+    b.sleep(long);
+    assert!(begun.elapsed() < long, "four sleeps took {:?}", begun.elapsed());
+    assert_eq!(a.counters().bells + b.counters().bells, 2);
+}
