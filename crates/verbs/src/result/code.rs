@@ -170,7 +170,7 @@ pub enum LinkLayer {
 impl LinkLayer {
     /// From `link_layer` of a port; unspecified means InfiniBand, as in `verbs.h`.
     pub fn from_raw(raw: u8) -> Self {
-        if u32::from(raw) == sys::IBV_LINK_LAYER_ETHERNET { Self::Ethernet } else { Self::InfiniBand }
+        if raw == sys::inline::LINK_LAYER_ETHERNET { Self::Ethernet } else { Self::InfiniBand }
     }
 }
 

@@ -32,6 +32,9 @@ pub const ACCESS_OPTIONAL_RANGE: u32 = 0x3ff0_0000;
 /// `IBV_QPF_GRH_REQUIRED`, a constant of a nameless enum: bit of `ibv_port_attr.flags`.
 pub const QPF_GRH_REQUIRED: u8 = 1;
 
+/// `IBV_LINK_LAYER_ETHERNET`, likewise: value of `ibv_port_attr.link_layer`.
+pub const LINK_LAYER_ETHERNET: u8 = 2;
+
 /// `ibv_post_send`. Returns a positive errno, or 0.
 ///
 /// # Safety

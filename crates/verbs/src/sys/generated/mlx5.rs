@@ -758,29 +758,6 @@ pub const MLX5DV_OBJ_DM: mlx5dv_obj_type = 16;
 pub const MLX5DV_OBJ_AH: mlx5dv_obj_type = 32;
 pub const MLX5DV_OBJ_PD: mlx5dv_obj_type = 64;
 pub type mlx5dv_obj_type = ::std::os::raw::c_uint;
-pub const MLX5DV_CONTEXT_FLAGS_DEVX: mlx5dv_context_attr_flags = 1;
-pub type mlx5dv_context_attr_flags = ::std::os::raw::c_uint;
-#[repr(C)]
-#[derive(Debug, Default, Copy, Clone)]
-pub struct mlx5dv_context_attr {
-    pub flags: u32,
-    pub comp_mask: u64,
-}
-#[allow(clippy::unnecessary_operation, clippy::identity_op)]
-const _: () = {
-    [
-        "Size of mlx5dv_context_attr",
-    ][::std::mem::size_of::<mlx5dv_context_attr>() - 16usize];
-    [
-        "Alignment of mlx5dv_context_attr",
-    ][::std::mem::align_of::<mlx5dv_context_attr>() - 8usize];
-    [
-        "Offset of field: mlx5dv_context_attr::flags",
-    ][::std::mem::offset_of!(mlx5dv_context_attr, flags) - 0usize];
-    [
-        "Offset of field: mlx5dv_context_attr::comp_mask",
-    ][::std::mem::offset_of!(mlx5dv_context_attr, comp_mask) - 8usize];
-};
 pub struct Mlx5 {
     __library: ::libloading::Library,
     pub mlx5dv_create_qp: Result<
@@ -800,13 +777,6 @@ pub struct Mlx5 {
     >,
     pub mlx5dv_is_supported: Result<
         unsafe extern "C" fn(device: *mut ibv_device) -> bool,
-        ::libloading::Error,
-    >,
-    pub mlx5dv_open_device: Result<
-        unsafe extern "C" fn(
-            device: *mut ibv_device,
-            attr: *mut mlx5dv_context_attr,
-        ) -> *mut ibv_context,
         ::libloading::Error,
     >,
 }
@@ -830,14 +800,11 @@ impl Mlx5 {
             .map(|sym| *sym);
         let mlx5dv_is_supported = unsafe { __library.get(b"mlx5dv_is_supported\0") }
             .map(|sym| *sym);
-        let mlx5dv_open_device = unsafe { __library.get(b"mlx5dv_open_device\0") }
-            .map(|sym| *sym);
         Ok(Mlx5 {
             __library,
             mlx5dv_create_qp,
             mlx5dv_init_obj,
             mlx5dv_is_supported,
-            mlx5dv_open_device,
         })
     }
     pub unsafe fn mlx5dv_create_qp(
@@ -871,18 +838,6 @@ impl Mlx5 {
                 .mlx5dv_is_supported
                 .as_ref()
                 .expect("Expected function, got error."))(device)
-        }
-    }
-    pub unsafe fn mlx5dv_open_device(
-        &self,
-        device: *mut ibv_device,
-        attr: *mut mlx5dv_context_attr,
-    ) -> *mut ibv_context {
-        unsafe {
-            (self
-                .mlx5dv_open_device
-                .as_ref()
-                .expect("Expected function, got error."))(device, attr)
         }
     }
 }
