@@ -58,8 +58,8 @@ impl Stand<'_> {
         let port = free_port()?.to_string();
         let end = || {
             let mut command = self.softnic(pump, tool);
-            // -F: the governor is not ours to complain about; -x 1 is the RoCE v2 GID.
-            command.args(["-d", "mlx5_0", "-x", "1", "-F", "-p", &port]).args(options);
+            // -F: the governor is not ours to complain about.
+            command.args(["-d", "mlx5_0", "-F", "-p", &port]).args(options);
             if matches!(column, Column::Bandwidth | Column::Rate) {
                 command.arg("--report_gbits");
             }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use plotters::style::RGBColor;
 
 use super::paper::Paper;
-use super::plot::{Axis, BLUE, Curve, GREEN, ORANGE, PURPLE, Panel, SKY, Stroke, VERMILION, svg};
+use super::plot::{Axis, BLUE, Curve, GREEN, Marker, ORANGE, PURPLE, Panel, SKY, Stroke, VERMILION, svg};
 use super::statistics::{by_payload, median};
 use super::wire_model::WireModel;
 use crate::figure::point::Point;
@@ -77,6 +77,7 @@ fn published(paper: &Paper) -> Vec<Curve> {
         _ => PURPLE,
     };
     let curve = |curve: &super::paper::Curve| Curve {
+        marker: Marker::Circle,
         label: format!("paper: {}", curve.label),
         colour: colour(&curve.ours),
         stroke: Stroke::Published,
@@ -98,7 +99,13 @@ fn models(fig5: &Paper) -> Vec<Curve> {
             [payload, gbps, gbps, gbps]
         });
         let label = format!("wire model, {}", curve.label);
-        Some(Curve { label, colour: MODEL, stroke: Stroke::Model, points: points.collect() })
+        Some(Curve {
+            marker: Marker::Circle,
+            label,
+            colour: MODEL,
+            stroke: Stroke::Model,
+            points: points.collect(),
+        })
     };
     gpus.filter_map(model).collect()
 }
@@ -125,7 +132,8 @@ fn measured(points: &[Point], field: &str) -> Vec<Curve> {
         let stroke = if list == 1 { Stroke::Measured } else { Stroke::MeasuredThin };
         let by_payload = by_payload(points, series, list, field).into_iter();
         let points = by_payload.map(|(payload, [median, least, most])| [payload as f64, median, least, most]);
-        Curve { label, colour: colour(series), stroke, points: points.collect() }
+        let marker = if series == "cpu-shim" { Marker::Triangle } else { Marker::Circle };
+        Curve { marker, label, colour: colour(series), stroke, points: points.collect() }
     };
     keys.into_iter().map(curve).collect()
 }

@@ -42,9 +42,20 @@ pub enum Stroke {
     Model,
 }
 
+/// Shape at the points of a measured curve, for readers without colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Marker {
+    /// A disc, or a ring on a thin curve.
+    Circle,
+    /// A triangle.
+    Triangle,
+}
+
 /// One curve: x, y, least y, most y.
 #[derive(Clone, Debug)]
 pub struct Curve {
+    /// What stands at its points, when it is measured.
+    pub marker: Marker,
     /// What stands beside it.
     pub label: String,
     /// Its colour.
@@ -89,11 +100,11 @@ pub fn svg(size: (u32, u32), panels: &[Panel], curves: &[Curve], caption: &[Stri
     {
         let root = SVGBackend::with_string(&mut text, size).into_drawing_area();
         root.fill(&WHITE).map_err(drawing)?;
-        let caption_height = 17 * caption.len() as i32 + 8;
+        let caption_height = 17 * caption.len() as i32 + 14;
         let (plot, below) = root.split_vertically(size.1 as i32 - caption_height);
         for (index, line) in caption.iter().enumerate() {
             let style = (FONT, 10.5).into_font().color(&FAINT);
-            below.draw_text(line, &style, (14, 2 + 17 * index as i32)).map_err(drawing)?;
+            below.draw_text(line, &style, (14, 8 + 17 * index as i32)).map_err(drawing)?;
         }
         let mut rest = plot;
         let total: f64 = panels.iter().map(|panel| panel.width).sum();
@@ -232,11 +243,18 @@ fn stroke(chart: &mut Chart<'_, '_>, curve: &Curve) -> Result<()> {
             let bold = curve.stroke == Stroke::Measured;
             let width = if bold { 2 } else { 1 };
             chart.draw_series(LineSeries::new(line.clone(), colour.stroke_width(width))).map_err(drawing)?;
-            let dot = |at| match bold {
-                true => Circle::new(at, 3, colour.filled()),
-                false => Circle::new(at, 3, colour.stroke_width(1)),
-            };
-            chart.draw_series(line.into_iter().map(dot)).map_err(drawing)?;
+            match (curve.marker, bold) {
+                (Marker::Triangle, true) => {
+                    chart.draw_series(line.into_iter().map(|at| TriangleMarker::new(at, 5, colour.filled())))
+                }
+                (_, true) => {
+                    chart.draw_series(line.into_iter().map(|at| Circle::new(at, 3, colour.filled())))
+                }
+                (_, false) => {
+                    chart.draw_series(line.into_iter().map(|at| Circle::new(at, 3, colour.stroke_width(1))))
+                }
+            }
+            .map_err(drawing)?;
         }
         Stroke::Published => {
             chart.draw_series(DashedLineSeries::new(line, 7, 4, colour.stroke_width(1))).map_err(drawing)?;
@@ -321,7 +339,13 @@ mod tests {
         let axis = Axis { name: "", range: 1.0..10.0, log: false, ticks: vec![] };
         let panel = Panel { width: 1.0, title: "", x: axis.clone(), y: axis, labels: false };
         let points = vec![[0.5, 5.0, 5.0, 5.0], [2.0, 5.0, 0.0, 20.0]];
-        let curve = Curve { label: String::new(), colour: BLUE, stroke: Stroke::Measured, points };
+        let curve = Curve {
+            marker: Marker::Circle,
+            label: String::new(),
+            colour: BLUE,
+            stroke: Stroke::Measured,
+            points,
+        };
         assert_eq!(clipped(&curve, &panel).points, [[2.0, 5.0, 1.0, 10.0]]);
     }
 }
