@@ -251,8 +251,10 @@ fn two_equal_doorbells_are_two_and_an_idle_register_is_none() {
     // SAFETY: a fresh mapping of the page's memfd.
     let app = unsafe { libc::mmap(std::ptr::null_mut(), PAGE as usize, BOTH, libc::MAP_SHARED, fd, 0) };
     assert_ne!(app, libc::MAP_FAILED);
-    // SAFETY: in bounds and aligned; both sides use atomics.
-    let register = unsafe { AtomicU64::from_ptr(app.byte_add(0x800).cast()) };
+    // SAFETY: within the page.
+    let register = unsafe { app.byte_add(0x800) };
+    // SAFETY: aligned, mapped until the end of this test; both sides use atomics.
+    let register = unsafe { AtomicU64::from_ptr(register.cast()) };
     for _ in 0..2 {
         register.store(u64::from_be_bytes([1, 2, 3, 4, 5, 6, 7, 8]).to_be(), Ordering::Release);
         assert_eq!(page.take(0x800), Some([1, 2, 3, 4, 5, 6, 7, 8]));
@@ -353,13 +355,14 @@ fn faults_and_signals_that_are_not_ours_reach_who_had_them_before() {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "dma::tests::entry_of_faulting_children", "--nocapture"]);
         command.env(SCENE, scene).stdout(Stdio::null()).stderr(Stdio::null());
-        // SAFETY: `setrlimit` is async-signal-safe; a core file for each scene would help nobody.
-        unsafe {
-            command.pre_exec(|| {
-                libc::setrlimit(libc::RLIMIT_CORE, &libc::rlimit { rlim_cur: 0, rlim_max: 0 });
-                Ok(())
-            })
+        let without_core_file = || {
+            let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            // SAFETY: `limit` lives through the call.
+            unsafe { libc::setrlimit(libc::RLIMIT_CORE, &limit) };
+            Ok(())
         };
+        // SAFETY: `setrlimit` is async-signal-safe, and all that runs there.
+        unsafe { command.pre_exec(without_core_file) };
         let status = command.status().unwrap();
         assert_eq!((status.signal(), status.code()), end, "{scene}");
     }

@@ -43,8 +43,8 @@ impl Link {
             finished |= self.incoming[index].ended && consumed == before;
         }
         if finished {
-            self.incoming
-                .retain(|incoming| !incoming.closed && !(incoming.ended && !incoming.consumer.pending()));
+            let keeps = |i: &Incoming| !i.closed && (!i.ended || i.consumer.pending());
+            self.incoming.retain(keeps);
         }
         self.counters.received += consumed as u64;
         consumed

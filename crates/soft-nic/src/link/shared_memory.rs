@@ -400,7 +400,7 @@ mod tests {
 
     /// A reply header that a consumer accepts.
     fn acknowledge() -> [u64; record::REPLY_WORDS] {
-        [8 * record::REPLY_WORDS as u64 | 2 << 32 | 32 << 48, 0, 0, 0]
+        [(8 * record::REPLY_WORDS as u64) | (2 << 32) | (32 << 48), 0, 0, 0]
     }
 
     #[test]

@@ -4,8 +4,8 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
 
 use roce::{Fragment, Opcode, Psn, Reply, ReplyKind, Request, ServiceType};
 
@@ -96,19 +96,6 @@ impl Drop for Peer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// In a child: lines from the parent; the channel ends when the parent closes the input.
-pub fn orders() -> mpsc::Receiver<String> {
-    let (sender, receiver) = mpsc::channel();
-    std::thread::spawn(move || {
-        for line in std::io::stdin().lines() {
-            if sender.send(line.unwrap()).is_err() {
-                return;
-            }
-        }
-    });
-    receiver
 }
 
 pub fn child_config() -> LinkConfig {
