@@ -174,3 +174,29 @@ fn crowded_cores_are_shared_in_microseconds_and_the_figures_are_printed() {
     println!("flood, peer sleeps:     {}", run(2, |words| flood(words, Duration::from_secs(1))));
     println!("after 50 ms idle:       {}", run(1, |words| ping_pong(words, 20, Duration::from_millis(50))));
 }
+
+#[test]
+fn an_idle_nic_sleeps_and_its_share_of_a_core_is_printed() {
+    let mut link = Link::join(config(&fabric_name(), false)).unwrap();
+    let used = std::thread::spawn(move || {
+        system::tune_thread();
+        let mut idle = IdlePolicy::new(SystemClock, IdleTimes::default());
+        let mut rest = |link: &mut Link, time: Duration| {
+            let begun = Instant::now();
+            while begun.elapsed() < time {
+                let worked = link.poll(64, |_| Disposition::Consumed) > 0;
+                link.pause(idle.after_look(worked));
+            }
+        };
+        rest(&mut link, Duration::from_millis(200));
+        let (before, sleeps) = (system::thread_cpu_ns(), link.counters().sleeps);
+        rest(&mut link, Duration::from_secs(1));
+        let used = system::thread_cpu_ns() - before;
+        let sleeps = link.counters().sleeps - sleeps;
+        println!("idle: {:.2} % of a core, {sleeps} looks a second", used as f64 / 1e7);
+        assert!((100..600).contains(&sleeps), "{sleeps} looks in a second");
+        used
+    });
+    // An aim of 0.5 %; asserted loosely, since a busy machine makes every wake-up dearer.
+    assert!(used.join().unwrap() < 50_000_000);
+}
