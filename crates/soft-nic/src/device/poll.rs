@@ -173,7 +173,7 @@ impl<M: Memory> Core<M> {
     fn rescan_channels(&mut self) {
         for index in self.schedule.channels(self.now) {
             let Some(place) = self.schedule.channels.get(index as usize).copied() else { continue };
-            let fires = self.cqs.get_mut(place).is_some_and(|cq| cq.rescan(&self.memory, self.now));
+            let fires = self.cqs.get_mut(place).is_some_and(|cq| cq.rescan(&self.memory));
             if fires {
                 self.announce(place);
             }
