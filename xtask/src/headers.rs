@@ -1,11 +1,14 @@
 //! `cargo xtask headers`: writes the generated files again, or with `--check` says which differ from their source
 //! (INV-14).
 
-use std::process::Command;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use crate::refused::refused;
 use crate::workspace::root;
 
 /// Options of `headers`.
@@ -22,23 +25,41 @@ struct Generator {
     makes: &'static str,
     /// Arguments of `cargo run`.
     command: &'static [&'static str],
+    /// What it needs beside Rust, when that is missing.
+    lacks: fn() -> Option<&'static str>,
 }
 
 const GENERATORS: &[Generator] = &[
     Generator {
         makes: "the shim's constants (crates/rdma-shim/include/mlx5_layout.h)",
         command: &["-p", "rdma-shim", "--bin", "headers"],
+        lacks: || None,
     },
     Generator {
         makes: "the bindings of rdma-core (crates/verbs/src/sys/generated)",
         command: &["-p", "verbs-generate"],
+        lacks: libclang_or_headers,
     },
 ];
 
+const INSTALL: &str = "Debian, Ubuntu: apt-get install libclang-dev libibverbs-dev pkg-config";
+
 /// Runs every generator; all of them, even when one fails, so that one run shows everything.
 pub fn run(options: &Options) -> Result<()> {
-    let mut stale = Vec::new();
+    let (mut stale, mut skipped) = (Vec::new(), 0);
     for generator in GENERATORS {
+        if let Some(lacking) = (generator.lacks)() {
+            if !options.check {
+                return Err(refused(format!(
+                    "{} cannot be generated: {lacking}; {INSTALL}",
+                    generator.makes
+                )));
+            }
+            // The committed text is compared with the headers by verbs-ctest all the same.
+            println!("SKIP headers: {}: {lacking}; {INSTALL}", generator.makes);
+            skipped += 1;
+            continue;
+        }
         let mut command = Command::new("cargo");
         command.args(["run", "--quiet", "--locked"]).args(generator.command).current_dir(root());
         if options.check {
@@ -58,10 +79,61 @@ pub fn run(options: &Options) -> Result<()> {
             stale.join(", ")
         );
     }
-    println!(
-        "headers: {} generators, {}",
-        GENERATORS.len(),
-        if options.check { "all equal" } else { "all written" }
-    );
+    let done = if options.check { "all equal" } else { "all written" };
+    println!("headers: {} generators, {done}", GENERATORS.len() - skipped);
     Ok(())
+}
+
+/// What the bindings' generator lacks on this machine.
+fn libclang_or_headers() -> Option<&'static str> {
+    let mut pkg_config = Command::new("pkg-config");
+    pkg_config.args(["--exists", "libibverbs"]).stdout(Stdio::null()).stderr(Stdio::null());
+    if !pkg_config.status().is_ok_and(|status| status.success()) {
+        return Some("pkg-config finds no libibverbs");
+    }
+    let named = std::env::var_os("LIBCLANG_PATH").is_some();
+    (!named && !has_libclang(Path::new("/usr/lib"))).then_some("libclang is not installed")
+}
+
+/// Whether `lib` holds libclang where Debian and Ubuntu put it: `llvm-N/lib`, or the architecture's folder.
+fn has_libclang(lib: &Path) -> bool {
+    let names = |folder: &Path| -> Vec<String> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    };
+    let mut folders: Vec<PathBuf> = names(lib)
+        .iter()
+        .filter(|name| name.starts_with("llvm-"))
+        .map(|name| lib.join(name).join("lib"))
+        .collect();
+    folders.push(lib.join("x86_64-linux-gnu"));
+    let is_libclang = |name: &String| {
+        let rest = name.strip_prefix("libclang").unwrap_or_default();
+        // libclang-cpp is another library.
+        rest.starts_with(".so") || rest.starts_with('-') && !rest.starts_with("-cpp") && rest.contains(".so")
+    };
+    folders.iter().any(|folder| names(folder).iter().any(is_libclang))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libclang_is_found_where_distributions_put_it() {
+        let lib = std::env::temp_dir().join(format!("xtask-headers-{}", std::process::id()));
+        for (file, found) in [
+            ("llvm-14/lib/libclang.so.1", true),
+            ("llvm-14/lib/libclang-cpp.so.14", false),
+            ("x86_64-linux-gnu/libclang-18.so.18", true),
+            ("x86_64-linux-gnu/libclan.so", false),
+            ("elsewhere/libclang.so", false),
+        ] {
+            let _ = fs::remove_dir_all(&lib);
+            let path = lib.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+            assert_eq!(has_libclang(&lib), found, "{file}");
+        }
+    }
 }

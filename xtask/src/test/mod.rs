@@ -130,7 +130,9 @@ fn step(name: &str, run: Result<(f64, Log)>) -> Row {
     let (minutes, log) =
         run.unwrap_or_else(|error| (0.0, Log { text: format!("{error:#}"), ..Log::default() }));
     let complaint = (log.ended != Some(Ended::Well)).then(|| ended(log.ended));
-    finish(Row { name: name.to_owned(), minutes, outcome: Outcome::default(), complaint }, &log)
+    // A step counts no tests, but what it left out is said with the tests that were.
+    let outcome = Outcome { skips: Outcome::of_log(&log.text).skips, ..Outcome::default() };
+    finish(Row { name: name.to_owned(), minutes, outcome, complaint }, &log)
 }
 
 /// The log of one program.
