@@ -1,2 +1,182 @@
-//! skeleton
-fn main() {}
+//! Packet generator: sends RDMA messages as fast as one thread can post them, to a receiver that is really there.
+//!
+//! `README.md` describes options, exit codes and JSON lines. Bad input ends with one line and exit code 2.
+//! Knows nothing of which NIC lies below (INV-4).
+
+mod baseline;
+mod bench_post;
+mod control;
+mod lane;
+mod options;
+mod payload;
+mod plan;
+mod poster;
+mod probe;
+mod receiver;
+mod report;
+mod sender;
+mod wire;
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use serde::Serialize;
+
+use crate::options::{Cli, Command, Transfer};
+
+/// Not everything was sent, received and found whole.
+const FAILED: u8 = 1;
+/// Something in the request cannot be.
+const BAD_INPUT: u8 = 2;
+/// A signal ended it (128 + SIGINT, as shells say it).
+const INTERRUPTED: u8 = 130;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if !error.use_stderr() => {
+            let _ = error.print();
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => return bad_input(&error.to_string()),
+    };
+    let code = match cli.command {
+        Some(Command::Probe(probe)) => probe::run(probe.json),
+        Some(Command::Baseline(baseline)) => baseline::run(&baseline),
+        Some(Command::BenchPost(bench)) => stop_flag().and_then(|stop| bench_post::run(&bench, &stop)),
+        None => stop_flag().and_then(|stop| transfer(&cli.transfer, &stop)),
+    };
+    code.map_or_else(|error| bad_input(&format!("{error:#}")), ExitCode::from)
+}
+
+/// A flag that Ctrl-C and SIGTERM set: whoever takes it must look at it.
+fn stop_flag() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone()).context("waiting for signals")?;
+    }
+    Ok(stop)
+}
+
+/// One line, whatever the error looked like.
+fn bad_input(error: &str) -> ExitCode {
+    let reason = error.split("\n\n").next().unwrap_or_default();
+    let line: Vec<_> = reason.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    eprintln!("generator: {}", line.join(" ").trim_start_matches("error: "));
+    ExitCode::from(BAD_INPUT)
+}
+
+/// Writes one JSON line to standard output (`-`) or at the end of a file.
+fn emit(json: Option<&Path>, line: &impl Serialize) -> Result<()> {
+    let Some(path) = json else { return Ok(()) };
+    let mut text = serde_json::to_string(line).context("writing JSON")?;
+    text.push('\n');
+    if path.as_os_str() == "-" {
+        let mut out = std::io::stdout().lock();
+        return out
+            .write_all(text.as_bytes())
+            .and_then(|()| out.flush())
+            .context("writing to standard output");
+    }
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    let file = file.and_then(|mut file| file.write_all(text.as_bytes()));
+    file.with_context(|| format!("writing to {}", path.display()))
+}
+
+/// Whether people read standard output.
+fn speaks_to_people(json: Option<&Path>) -> bool {
+    json.is_none_or(|path| path.as_os_str() != "-")
+}
+
+fn transfer(options: &Transfer, stop: &AtomicBool) -> Result<u8> {
+    match (&options.listen, &options.connect) {
+        (Some(address), _) => receive(options, address, stop),
+        (None, Some(address)) => send(options, address, stop),
+        (None, None) => {
+            bail!("give --listen ADDRESS:PORT to receive or --connect HOST:PORT to send (--help tells more)")
+        }
+    }
+}
+
+fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
+    let (plan, until, (kind, names)) = (options.plan()?, options.until()?, options.poster());
+    let (context, path) = options.nic.path().open()?;
+    let sender = sender::Sender::connect(plan.clone(), kind, address, &context, &path, stop)?;
+    let outcome = sender.run(until, stop)?;
+    let run = report::Run::new(&plan, names, context.name(), &path, &outcome);
+    let json = options.json.as_deref();
+    emit(json, &run)?;
+    if speaks_to_people(json) {
+        println!("{}", run.text());
+    }
+    if let Some(error) = &run.error {
+        eprintln!("generator: {error}");
+    }
+    Ok(match (run.is_success(), run.interrupted) {
+        (_, true) => INTERRUPTED,
+        (true, false) => 0,
+        (false, false) => FAILED,
+    })
+}
+
+fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
+    #[derive(Serialize)]
+    struct Listening {
+        kind: &'static str,
+        address: String,
+    }
+    #[derive(Serialize)]
+    struct Line {
+        kind: &'static str,
+        #[serde(flatten)]
+        received: control::Received,
+        interrupted: bool,
+    }
+    let (context, path) = options.nic.path().open()?;
+    let listener = verbs::connect::Listener::bind(address)?;
+    let bound = listener.address()?.to_string();
+    let json = options.json.as_deref();
+    emit(json, &Listening { kind: "listening", address: bound.clone() })?;
+    if speaks_to_people(json) {
+        println!("listening on {bound}");
+    }
+    let mut worst = 0;
+    let mut sessions = 0;
+    while options.sessions == 0 || sessions < options.sessions {
+        let outcome = match receiver::serve(&listener, &context, &path, stop) {
+            Ok(Some(outcome)) => outcome,
+            Ok(None) => return Ok(if options.sessions == 0 { worst } else { INTERRUPTED }),
+            // A stranger, or a plan that cannot be, ends a session and not the service.
+            Err(error) if options.sessions != 1 => {
+                eprintln!("generator: {error:#}");
+                worst = worst.max(FAILED);
+                sessions += 1;
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
+        let received = outcome.received;
+        if let Some(error) = &received.error {
+            eprintln!("generator: {error}");
+        }
+        let clean = received.error.is_none() && received.torn == 0 && received.lost == 0;
+        worst = worst.max(if clean { 0 } else { FAILED });
+        if speaks_to_people(json) {
+            println!(
+                "received {}  verified {} of {}  torn {}  lost {}",
+                received.received, received.verified, received.checked, received.torn, received.lost
+            );
+        }
+        emit(json, &Line { kind: "received", received, interrupted: outcome.interrupted })?;
+        if outcome.interrupted || stop.load(Ordering::Relaxed) {
+            return Ok(INTERRUPTED);
+        }
+        sessions += 1;
+    }
+    Ok(worst)
+}

@@ -1,0 +1,111 @@
+//! What two pinned processes of this machine can do without a NIC: the floors beside which the NIC's numbers stand.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use rdma_shim::baseline;
+use serde::Serialize;
+
+use crate::options::{Baseline, BaselineKind};
+use crate::report::{PostTimes, Spread};
+
+#[derive(Debug, Serialize)]
+struct Report {
+    kind: &'static str,
+    what: &'static str,
+    cores: [u32; 2],
+    bytes: usize,
+    seconds: f64,
+    count: u64,
+    half_round_trip: Option<Spread>,
+    per_second: Option<f64>,
+    bytes_per_second: Option<f64>,
+    gbps: Option<f64>,
+}
+
+/// Runs one of them.
+pub fn run(options: &Baseline) -> Result<u8> {
+    if !(options.seconds > 0.0 && options.seconds <= 60.0) {
+        bail!("--seconds {} is out of range: above 0, to 60", options.seconds);
+    }
+    if !(8..=1 << 30).contains(&options.bytes) {
+        bail!("--bytes {} is out of range: 8 to 1 GiB", options.bytes);
+    }
+    let cores = match options.cores[..] {
+        [] => baseline::first_two_cores()?,
+        [one, other] => [one, other],
+        _ => bail!("--cores takes two numbers, as 0,1"),
+    };
+    let report = measure(options, cores)?;
+    crate::emit(options.json.as_deref(), &report)?;
+    if crate::speaks_to_people(options.json.as_deref()) {
+        print(&report);
+    }
+    Ok(0)
+}
+
+fn measure(options: &Baseline, cores: [u32; 2]) -> Result<Report> {
+    let time = Duration::from_secs_f64(options.seconds);
+    let empty = Report {
+        kind: "baseline",
+        what: "",
+        cores,
+        bytes: 8,
+        seconds: options.seconds,
+        count: 0,
+        half_round_trip: None,
+        per_second: None,
+        bytes_per_second: None,
+        gbps: None,
+    };
+    Ok(match options.what {
+        BaselineKind::FlagPingPong => {
+            let samples = baseline::flag_ping_pong(cores, time).context("measuring a flag ping-pong")?;
+            let mut times = PostTimes::new();
+            samples.iter().for_each(|&tenths| times.record(tenths, 10));
+            Report {
+                what: "flag-ping-pong",
+                count: samples.len() as u64,
+                half_round_trip: times.spread(),
+                ..empty
+            }
+        }
+        BaselineKind::WordRing => {
+            let rate = baseline::word_ring(cores, time).context("measuring a ring of words")?;
+            Report {
+                what: "word-ring",
+                count: rate.count,
+                seconds: rate.seconds,
+                per_second: Some(rate.per_second()),
+                ..empty
+            }
+        }
+        BaselineKind::ProcessVmWritev => {
+            let rate = baseline::process_vm_writev(cores, time, options.bytes as u64);
+            let rate =
+                rate.context("measuring process_vm_writev (does the kernel allow it? see kernel.yama)")?;
+            let bytes_per_second = rate.per_second() * options.bytes as f64;
+            Report {
+                what: "process-vm-writev",
+                bytes: options.bytes,
+                count: rate.count,
+                seconds: rate.seconds,
+                per_second: Some(rate.per_second()),
+                bytes_per_second: Some(bytes_per_second),
+                gbps: Some(bytes_per_second * 8.0 / 1e9),
+                ..empty
+            }
+        }
+    })
+}
+
+fn print(report: &Report) {
+    let result = match (report.half_round_trip, report.gbps, report.per_second) {
+        (Some(spread), _, _) => {
+            format!("half round trip p50 {:.0} ns, p99 {:.0} ns", spread.p50_ns, spread.p99_ns)
+        }
+        (_, Some(gbps), _) => format!("{gbps:.1} Gbit/s in copies of {} bytes", report.bytes),
+        (_, _, rate) => format!("{:.2} M words a second", rate.unwrap_or(0.0) / 1e6),
+    };
+    println!("{} on cores {} and {}: {result}", report.what, report.cores[0], report.cores[1]);
+}

@@ -1,0 +1,231 @@
+//! Time of a post by libmlx5 and by the shim: A B A B in one process, on two queue pairs of one device.
+//!
+//! A burst fits the send queue and is timed as a whole; its completion is waited for outside the timer. Both sides post
+//! requests that were made before, to a queue pair with a doorbell register of its own, and both spend the fences that a
+//! card needs: one between record and register, one behind the register.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use measure::timer;
+use rdma_shim::{Completion, Doorbell, Options, Order};
+use serde::Serialize;
+use verbs::connect::{Hello, Path, QpOffer};
+use verbs::{
+    Context, Cq, Mr, Pages, Payload, Pd, Qp, QpBuilder, QpType, QueuePair, SendFlags, SendList,
+    SendOperation, SendOperations, SendRequest, Sge, WorkCompletion,
+};
+
+use crate::lane::ACCESS;
+use crate::options::BenchPost;
+use crate::report::{PostTimes, Spread};
+
+/// Requests of one burst.
+const BURST: usize = 64;
+/// Requests a doorbell in each row.
+const LISTS: [usize; 2] = [1, 16];
+/// Longest wait for a burst's completion.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Serialize)]
+struct Report {
+    kind: &'static str,
+    device: String,
+    payload_bytes: u32,
+    burst: usize,
+    rounds: u32,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    list: usize,
+    doorbell: &'static str,
+    order: &'static str,
+    libmlx5: Spread,
+    shim: Spread,
+    ratio: f64,
+}
+
+/// The shim's choices, with their names; the first is its default.
+const CHOICES: [(Options, &str, &str); 3] = [
+    (
+        Options { order: Order::Strict, doorbell: Doorbell::EightBytes, signal_all: false },
+        "8-bytes",
+        "strict",
+    ),
+    (
+        Options { order: Order::Strict, doorbell: Doorbell::BlueFlame, signal_all: false },
+        "blueflame",
+        "strict",
+    ),
+    (Options { order: Order::Early, doorbell: Doorbell::EightBytes, signal_all: false }, "8-bytes", "early"),
+];
+
+/// Measures every list length with every choice.
+pub fn run(options: &BenchPost, stop: &AtomicBool) -> Result<u8> {
+    if !(8..=4096).contains(&options.payload) {
+        bail!("--payload {} is out of range: 8 to 4096 bytes", options.payload);
+    }
+    if !(1..=1_000_000).contains(&options.rounds) {
+        bail!("--rounds {} is out of range: 1 to 1000000", options.rounds);
+    }
+    let (context, path) = options.nic.path().open()?;
+    let mut rows = Vec::new();
+    for (choice, doorbell, order) in CHOICES {
+        for list in LISTS {
+            let (libmlx5, shim) = measure(&context, &path, options, choice, list, stop)?;
+            let ratio = shim.p50_ns / libmlx5.p50_ns;
+            rows.push(Row { list, doorbell, order, libmlx5, shim, ratio });
+        }
+    }
+    let report = Report {
+        kind: "bench-post",
+        device: context.name().into(),
+        payload_bytes: options.payload,
+        burst: BURST,
+        rounds: options.rounds,
+        rows,
+    };
+    crate::emit(options.json.as_deref(), &report)?;
+    if crate::speaks_to_people(options.json.as_deref()) {
+        print(&report);
+    }
+    Ok(if stop.load(Ordering::Relaxed) { crate::INTERRUPTED } else { 0 })
+}
+
+/// Two ends of one device: a poster, and a peer that only lends its memory.
+struct Peers {
+    pd: Pd,
+    memory: Mr<Pages>,
+    _targets: Vec<QueuePair>,
+}
+
+impl Peers {
+    fn new(context: &Context) -> Result<Peers> {
+        let pd = context.alloc_pd()?;
+        let memory = Mr::register(&pd, Pages::new(4 << 12).context("memory for messages")?, ACCESS)?;
+        Ok(Peers { pd, memory, _targets: Vec::new() })
+    }
+
+    fn builder() -> QpBuilder {
+        QpBuilder::new(QpType::Rc)
+            .send_requests(2 * BURST as u32)
+            .receive_requests(0)
+            .operations(SendOperations::WRITE)
+            .own_register(true)
+    }
+
+    /// Connects `qp` with a new queue pair of the same port.
+    fn connect(&mut self, path: &Path, qp: &Qp) -> Result<()> {
+        let cq = Cq::new(self.pd.context(), 1)?;
+        let target = Self::builder().build(&self.pd, &cq, &cq)?;
+        let hello = |qp: &Qp| {
+            let offer = QpOffer::new(qp);
+            (offer, Hello::new(path, QpType::Rc, vec![offer], Vec::new(), ()))
+        };
+        let ((ours, our_hello), (theirs, their_hello)) = (hello(qp), hello(&target));
+        path.to_init(qp, ACCESS, 0)?;
+        path.to_init(&target, ACCESS, 0)?;
+        path.connect(&target, theirs, &our_hello, ours)?;
+        path.connect(qp, ours, &their_hello, theirs)?;
+        self._targets.push(target);
+        Ok(())
+    }
+}
+
+fn measure(
+    context: &Context,
+    path: &Path,
+    options: &BenchPost,
+    choice: Options,
+    list: usize,
+    stop: &AtomicBool,
+) -> Result<(Spread, Spread)> {
+    let mut peers = Peers::new(context)?;
+    let mut cq = Cq::new(context, 2 * BURST as u32 + 16)?;
+    let mut libmlx5 = Peers::builder().build(&peers.pd, &cq, &cq)?;
+    peers.connect(path, &libmlx5)?;
+    let shim_cq = Cq::new(context, 2 * BURST as u32 + 16)?.into_direct()?;
+    let mut shim = rdma_shim::QueuePair::create(&Peers::builder(), &peers.pd, shim_cq, None, choice)?;
+    peers.connect(path, shim.qp())?;
+
+    let entries = [peers.memory.sge(0..options.payload as usize)?];
+    let remote = peers.memory.remote(8192)?;
+    let requests: Vec<_> = (0..BURST).map(|at| request(at, remote, &entries)).collect();
+    let mut lists: Vec<_> = requests.chunks(list).map(list_of).collect();
+    let mut shim_list = rdma_shim::SendList::with_capacity(BURST);
+    for request in &requests {
+        shim_list.push(request)?;
+    }
+
+    let (mut times, mut shim_times) = (PostTimes::new(), PostTimes::new());
+    // The first bursts touch cold memory and wake the device: not recorded.
+    let warm_up = (options.rounds / 10).min(100);
+    for round in 0..warm_up + options.rounds {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let post = timer::POST.start();
+        for list in &mut lists {
+            libmlx5.post_send_list(list)?;
+        }
+        let ns = post.elapsed_ns();
+        let mut found = [WorkCompletion::default()];
+        wait(|| {
+            Ok((cq.poll(&mut found)? == 1).then(|| (found[0].is_success(), found[0].status().to_string())))
+        })?;
+
+        let post = timer::POST.start();
+        for at in (0..BURST).step_by(list) {
+            shim.post(&shim_list, at..at + list)?;
+        }
+        let shim_ns = post.elapsed_ns();
+        let mut found = [Completion::default()];
+        wait(|| {
+            Ok((shim.poll(&mut found)? == 1).then(|| (found[0].is_success(), found[0].status().to_string())))
+        })?;
+        if round >= warm_up {
+            times.record(ns, BURST as u64);
+            shim_times.record(shim_ns, BURST as u64);
+        }
+    }
+    let nothing = "stopped before the first burst";
+    Ok((times.spread().context(nothing)?, shim_times.spread().context(nothing)?))
+}
+
+fn request<'a>(at: usize, remote: verbs::Remote, entries: &'a [Sge]) -> SendRequest<'a> {
+    let mut request = SendRequest::new(at as u64, SendOperation::Write(remote), Payload::Gather(entries));
+    request.flags = if at + 1 == BURST { SendFlags::SIGNALED } else { SendFlags::NONE };
+    request
+}
+
+fn list_of<'a>(requests: &[SendRequest<'a>]) -> SendList<'a> {
+    let mut list = SendList::with_capacity(requests.len());
+    requests.iter().for_each(|request| list.push(request));
+    list
+}
+
+/// Polls until `look` finds the burst's completion.
+fn wait(mut look: impl FnMut() -> Result<Option<(bool, String)>>) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        match look()? {
+            Some((true, _)) => return Ok(()),
+            Some((false, status)) => bail!("a burst failed: {status}"),
+            None if start.elapsed() > DEADLINE => bail!("a burst did not complete within {DEADLINE:?}"),
+            None => std::hint::spin_loop(),
+        }
+    }
+}
+
+fn print(report: &Report) {
+    println!("{} bytes, bursts of {}, p50 of {} bursts", report.payload_bytes, report.burst, report.rounds);
+    for row in &report.rows {
+        println!(
+            "list {:>2}  {:<9}  {:<6}  libmlx5 {:>6.1} ns  shim {:>6.1} ns  ratio {:.2}",
+            row.list, row.doorbell, row.order, row.libmlx5.p50_ns, row.shim.p50_ns, row.ratio
+        );
+    }
+}

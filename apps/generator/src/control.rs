@@ -1,0 +1,110 @@
+//! What the two ends say to each other, beside the connection protocol of `verbs::connect`.
+//!
+//! Order: sender's [`Proposal`], receiver's [`Answer`]; greetings and states as in `verbs::connect`; when the sender is
+//! through, its [`Done`], and the receiver's [`Received`]. A connection closed before means that the other end is gone.
+
+use anyhow::{Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::plan::Plan;
+
+/// Version of these lines; both ends must have the same.
+pub const VERSION: u32 = 1;
+
+/// Sender's first line.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Proposal {
+    /// [`VERSION`]; the field's name also tells that the line is one of ours.
+    pub generator: u32,
+    /// What will be sent.
+    pub plan: Plan,
+}
+
+/// Receiver's first line.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Answer {
+    /// [`VERSION`].
+    pub generator: u32,
+    /// Why not, if not.
+    pub refusal: Option<String>,
+}
+
+/// Sender's last line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {
+    /// Messages posted on each queue pair.
+    pub posted: Vec<u64>,
+    /// Messages completed on each queue pair.
+    pub completed: Vec<u64>,
+}
+
+/// Receiver's last line: what it found by itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Received {
+    /// Messages that arrived.
+    pub received: u64,
+    /// Their payload.
+    pub received_bytes: u64,
+    /// Messages whose content was looked at.
+    pub checked: u64,
+    /// Of these, whole.
+    pub verified: u64,
+    /// Of these, not what was sent.
+    pub torn: u64,
+    /// Messages that were completed at the sender and never seen here.
+    pub lost: u64,
+    /// What went wrong at the receiver.
+    pub error: Option<String>,
+}
+
+impl Received {
+    /// Adds another queue pair's counts.
+    pub fn add(&mut self, other: &Received) {
+        self.received += other.received;
+        self.received_bytes += other.received_bytes;
+        self.checked += other.checked;
+        self.verified += other.verified;
+        self.torn += other.torn;
+        self.lost += other.lost;
+        self.error = self.error.take().or_else(|| other.error.clone());
+    }
+}
+
+/// Takes a first line apart: another program's, another version's, or `T`.
+pub fn first_line<T: serde::de::DeserializeOwned>(
+    line: serde_json::Value,
+    peer: std::net::SocketAddr,
+) -> Result<T> {
+    match line.get("generator").and_then(serde_json::Value::as_u64) {
+        None => bail!("{peer} is not a generator: its first line has no «generator»"),
+        Some(version) if version != u64::from(VERSION) => {
+            bail!(
+                "{peer} is a generator of version {version}, this one is of version {VERSION}: use the same build"
+            )
+        }
+        Some(_) => serde_json::from_value(line)
+            .map_err(|e| anyhow::anyhow!("{peer} sent a line that cannot be read: {e}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn strangers_and_other_versions_are_told_apart() {
+        let peer = "127.0.0.1:1".parse().unwrap();
+        for (line, words) in [
+            ("{\"hello\":1}", "is not a generator"),
+            ("\"GET\"", "is not a generator"),
+            ("{\"generator\":2}", "of version 2"),
+            ("{\"generator\":1}", "cannot be read"),
+        ] {
+            let line = serde_json::from_str(line).unwrap();
+            let error = first_line::<Proposal>(line, peer).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+        let answer = Answer { generator: VERSION, refusal: None };
+        assert!(first_line::<Answer>(serde_json::to_value(answer).unwrap(), peer).is_ok());
+    }
+}

@@ -1,0 +1,287 @@
+//! One queue pair of the receiver: its receives, what arrived, and whether it is what was sent.
+
+use std::sync::atomic::{Ordering, fence};
+
+use anyhow::{Result, bail};
+use verbs::code::Access;
+use verbs::connect::RegionOffer;
+use verbs::{
+    Cq, InlineSlice, Mr, Pages, Payload, Pd, QpBuilder, QpType, QueuePair, ReceiveRequest, Remote,
+    SendOperation, SendRequest, WorkCompletion,
+};
+
+use crate::control::Received;
+use crate::payload::Slots;
+use crate::plan::{Op, Plan, Service, Verify};
+
+/// Credit WRITEs under way at most.
+const CREDITS_OUTSTANDING: u32 = 16;
+
+/// What a region of either end may be used for.
+pub const ACCESS: Access = Access(Access::LOCAL_WRITE.0 | Access::REMOTE_WRITE.0);
+
+/// Service as `verbs` names it.
+pub fn qp_type(service: Service) -> QpType {
+    match service {
+        Service::Rc => QpType::Rc,
+        Service::Uc => QpType::Uc,
+    }
+}
+
+/// One queue pair, and the slots that messages on it fill.
+pub struct Lane<'m> {
+    plan: &'m Plan,
+    region: &'m Mr<Pages>,
+    slots: Slots<'m, Pages>,
+    qp: QueuePair,
+    cq: Cq,
+    send_cq: Cq,
+    /// First message that did not arrive yet.
+    next: u64,
+    /// Messages after which the sender's credit word was last written.
+    credited: u64,
+    credits_outstanding: u32,
+    credit_word: Option<Remote>,
+    /// For each slot the message in it, counted from 1, as completions told.
+    last_in_slot: Vec<u64>,
+    counts: Received,
+    scratch: Vec<u8>,
+}
+
+impl<'m> Lane<'m> {
+    /// Makes the queue pair; slots begin at `base`.
+    pub fn new(plan: &'m Plan, pd: &Pd, region: &'m Mr<Pages>, base: usize) -> Result<Self> {
+        let receives = if plan.op == Op::Write { 1 } else { Self::receives(plan) };
+        let (cq, send_cq) =
+            (Cq::new(pd.context(), receives + 1)?, Cq::new(pd.context(), 2 * CREDITS_OUTSTANDING)?);
+        let builder = QpBuilder::new(qp_type(plan.service))
+            .send_requests(2 * CREDITS_OUTSTANDING)
+            .receive_requests(receives)
+            .inline_bytes(8);
+        Ok(Self {
+            plan,
+            region,
+            slots: Slots::new(region, base, plan),
+            qp: builder.build(pd, &send_cq, &cq)?,
+            cq,
+            send_cq,
+            next: 0,
+            credited: 0,
+            credits_outstanding: 0,
+            credit_word: None,
+            last_in_slot: vec![0; plan.target_slots() as usize],
+            counts: Received::default(),
+            scratch: Vec::new(),
+        })
+    }
+
+    /// Receives that are kept posted. WRITEs with immediate put nothing into them, so that more than slots are possible:
+    /// a receiver that is a little late then causes no RNR NAK.
+    fn receives(plan: &Plan) -> u32 {
+        if plan.op == Op::Send { plan.target_slots() } else { 4 * plan.window }
+    }
+
+    /// The queue pair.
+    pub fn qp(&self) -> &QueuePair {
+        &self.qp
+    }
+
+    /// Fills the receive queue; the queue pair is in INIT.
+    pub fn post_receives(&mut self) -> Result<()> {
+        if self.plan.op == Op::Write {
+            return Ok(());
+        }
+        for index in 0..Self::receives(self.plan) {
+            self.post_receive(index.into())?;
+        }
+        Ok(())
+    }
+
+    /// Where credits go.
+    pub fn set_credit_word(&mut self, region: RegionOffer, offset: u64) {
+        self.credit_word = Some(Remote { address: region.address + offset, rkey: region.rkey });
+    }
+
+    fn post_receive(&mut self, index: u64) -> Result<()> {
+        let scatter = if self.plan.op == Op::Send {
+            let at = self.slots.message_at(index);
+            vec![self.region.sge(at..at + self.plan.payload_bytes as usize)?]
+        } else {
+            Vec::new()
+        };
+        Ok(self.qp.post_receive(&ReceiveRequest { id: index, scatter: &scatter })?)
+    }
+
+    /// Looks for messages; gives how many were found.
+    pub fn look(&mut self) -> Result<u64> {
+        let before = self.counts.received;
+        match self.plan.op {
+            Op::WriteImm | Op::Send => self.take_completions()?,
+            Op::Write if self.plan.verify.uses_credits() => self.take_written()?,
+            // Nobody tells of a plain WRITE, and the slots are looked at when all is over.
+            Op::Write => {}
+        }
+        self.give_credit(self.counts.received == before)?;
+        Ok(self.counts.received - before)
+    }
+
+    fn take_completions(&mut self) -> Result<()> {
+        let mut found = [WorkCompletion::default(); 32];
+        let count = self.cq.poll(&mut found)?;
+        for wc in &found[..count] {
+            if !wc.is_success() {
+                bail!("QP {:#x}: {} (vendor error {:#x})", wc.qpn(), wc.status(), wc.vendor_error());
+            }
+            let (slot, message) = match wc.immediate() {
+                Some(immediate) => {
+                    let message = self.message_of(u32::from_be_bytes(immediate));
+                    (self.plan.target_slot(message), Some(message))
+                }
+                None => (wc.id(), self.slots.message(wc.id())),
+            };
+            self.arrived(slot, message);
+            self.post_receive(wc.id())?;
+        }
+        Ok(())
+    }
+
+    /// The message that an immediate stands for: the first one not before the next that has this place in the cycle.
+    fn message_of(&self, immediate: u32) -> u64 {
+        let cycle = u64::from(self.plan.source_slots());
+        self.next + (u64::from(immediate) + cycle - self.next % cycle) % cycle
+    }
+
+    fn take_written(&mut self) -> Result<()> {
+        while let Some(message) = self.written() {
+            self.arrived(self.plan.target_slot(message), Some(message));
+        }
+        Ok(())
+    }
+
+    /// The next message in the slots. On UC one may be missing: then a later one is there, since order is kept.
+    fn written(&self) -> Option<u64> {
+        let is_there = |message: u64| self.slots.message(self.plan.target_slot(message)) == Some(message);
+        if is_there(self.next) {
+            return Some(self.next);
+        }
+        let behind = match self.plan.service {
+            Service::Rc => 0,
+            Service::Uc => u64::from(self.plan.window),
+        };
+        (self.next + 1..self.next + behind).find(|&message| is_there(message))
+    }
+
+    /// Counts a message, and compares its body where the plan says so.
+    fn arrived(&mut self, slot: u64, message: Option<u64>) {
+        let Some(message) = message.filter(|&message| message >= self.next) else {
+            // No number, or one that was there before: this is not a message as it was sent.
+            self.counts.checked += 1;
+            self.counts.torn += 1;
+            return;
+        };
+        self.counts.lost += message - self.next;
+        self.counts.received += 1;
+        self.counts.received_bytes += self.plan.payload_bytes;
+        self.next = message + 1;
+        self.last_in_slot[slot as usize] = message + 1;
+        if self.plan.verify.looks_at(message) {
+            self.check(slot, message);
+        }
+    }
+
+    fn check(&mut self, slot: u64, message: u64) {
+        let whole = self.slots.holds(slot, self.plan.source_slot(message), &mut self.scratch);
+        self.counts.checked += 1;
+        if whole {
+            self.counts.verified += 1;
+        } else {
+            self.counts.torn += 1;
+        }
+    }
+
+    /// Tells the sender how many messages were looked at: every quarter window, and whenever there is a pause.
+    fn give_credit(&mut self, pause: bool) -> Result<()> {
+        let Some(remote) = self.credit_word.filter(|_| self.plan.verify.uses_credits()) else {
+            return Ok(());
+        };
+        let step = if pause { 1 } else { u64::from(self.plan.window / 4).max(1) };
+        if self.next - self.credited < step {
+            return Ok(());
+        }
+        let mut found = [WorkCompletion::default(); CREDITS_OUTSTANDING as usize];
+        let done = self.send_cq.poll(&mut found)?;
+        self.credits_outstanding -= done as u32;
+        if let Some(wc) = found[..done].iter().find(|wc| !wc.is_success()) {
+            bail!("writing credits on QP {:#x}: {}", wc.qpn(), wc.status());
+        }
+        if self.credits_outstanding == CREDITS_OUTSTANDING {
+            return Ok(());
+        }
+        // The slots were read; from here on they may be overwritten.
+        fence(Ordering::SeqCst);
+        let bytes = self.next.to_ne_bytes();
+        let inline = [InlineSlice::new(&bytes)];
+        self.qp.post_send(&SendRequest::new(0, SendOperation::Write(remote), Payload::Inline(&inline)))?;
+        self.credits_outstanding += 1;
+        self.credited = self.next;
+        Ok(())
+    }
+
+    /// Whether everything that the sender completed has been seen.
+    pub fn is_complete(&self, completed: u64) -> bool {
+        let counts_itself = self.plan.op != Op::Write || self.plan.verify.uses_credits();
+        if counts_itself { self.next >= completed } else { self.ends_with(completed) }
+    }
+
+    /// Whether the last message is in its slot: on RC all are then.
+    fn ends_with(&self, completed: u64) -> bool {
+        let Some(last) = completed.checked_sub(1) else { return true };
+        self.slots.message(self.plan.target_slot(last)).is_some_and(|message| message >= last)
+    }
+
+    /// Counts what never came, and looks at every slot if that was left to the end.
+    pub fn finish(&mut self, posted: u64, completed: u64) -> Received {
+        if self.plan.verify == Verify::End {
+            self.check_slots(posted, completed);
+        }
+        if self.plan.op == Op::Write && self.plan.verify == Verify::End {
+            // Order is kept on RC: what is missing are the slots that hold an older message.
+            self.counts.received = completed.saturating_sub(self.counts.lost);
+            self.counts.received_bytes = self.counts.received * self.plan.payload_bytes;
+        } else {
+            self.counts.lost += completed.saturating_sub(self.next);
+        }
+        self.counts.clone()
+    }
+
+    fn check_slots(&mut self, posted: u64, completed: u64) {
+        let slots = u64::from(self.plan.target_slots());
+        let plain = self.plan.op == Op::Write;
+        for slot in 0..slots {
+            // The last message of this slot that the sender saw complete: it must be there, or one posted later.
+            let newest = (completed > slot).then(|| slot + (completed - 1 - slot) / slots * slots);
+            let found = if plain {
+                self.slots.message(slot)
+            } else {
+                self.last_in_slot[slot as usize].checked_sub(1)
+            };
+            match found {
+                // Of other operations completions told what is missing.
+                None => self.counts.lost += u64::from(plain && newest.is_some()),
+                Some(message) if plain && newest.is_some_and(|newest| message < newest) => {
+                    self.counts.lost += 1
+                }
+                Some(message) if message >= posted || plain && self.plan.target_slot(message) != slot => {
+                    self.counts.checked += 1;
+                    self.counts.torn += 1;
+                }
+                Some(message) => self.check(slot, message),
+            }
+        }
+    }
+
+    /// What was counted so far.
+    pub fn counts(&self) -> Received {
+        self.counts.clone()
+    }
+}

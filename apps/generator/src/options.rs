@@ -1,0 +1,317 @@
+//! The command line.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use rdma_shim::{Doorbell, Options, Order};
+use verbs::code::Mtu;
+use verbs::connect::{GidChoice, PathOptions};
+
+use crate::plan::{Op, Plan, Service, Verify, Wish};
+use crate::poster::Kind;
+use crate::report::PosterNames;
+use crate::sender::Until;
+
+/// Sends RDMA messages as fast as one thread can post them, to a receiver that is really there.
+#[derive(Debug, Parser)]
+#[command(name = "generator", version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// Something else than sending or receiving.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Sending or receiving.
+    #[command(flatten)]
+    pub transfer: Transfer,
+}
+
+/// Everything beside sending and receiving.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Says what devices are here.
+    Probe(Probe),
+    /// Time of a post: libmlx5 and the shim in turn, in one process, on two queue pairs of one device.
+    BenchPost(BenchPost),
+    /// What two processes of this machine can do without a NIC.
+    Baseline(Baseline),
+}
+
+/// Options of `probe`.
+#[derive(Debug, Args)]
+pub struct Probe {
+    /// One JSON object instead of text.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `bench-post`.
+#[derive(Debug, Args)]
+pub struct BenchPost {
+    /// Which device and port.
+    #[command(flatten)]
+    pub nic: Nic,
+    /// Bytes of each WRITE.
+    #[arg(long, default_value_t = 64)]
+    pub payload: u32,
+    /// Bursts of each kind.
+    #[arg(long, default_value_t = 3000)]
+    pub rounds: u32,
+    /// Where JSON goes: a file, or - for standard output.
+    #[arg(long)]
+    pub json: Option<PathBuf>,
+}
+
+/// Options of `baseline`.
+#[derive(Debug, Args)]
+pub struct Baseline {
+    /// What is measured.
+    pub what: BaselineKind,
+    /// Bytes of a copy.
+    #[arg(long, default_value_t = 65536)]
+    pub bytes: usize,
+    /// How long.
+    #[arg(long, default_value_t = 1.0)]
+    pub seconds: f64,
+    /// The two cores, as `0,1`; without it the first two that this process may use.
+    #[arg(long, value_delimiter = ',')]
+    pub cores: Vec<u32>,
+    /// Where JSON goes: a file, or - for standard output.
+    #[arg(long)]
+    pub json: Option<PathBuf>,
+}
+
+/// See [`Baseline::what`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum BaselineKind {
+    /// Half a round trip between two flags in shared memory.
+    FlagPingPong,
+    /// Words a second through a ring in shared memory.
+    WordRing,
+    /// Bytes a second by `process_vm_writev`.
+    ProcessVmWritev,
+}
+
+/// Device and port.
+#[derive(Debug, Clone, Args)]
+pub struct Nic {
+    /// Device; without it the first, or the one with --ip.
+    #[arg(long, value_name = "NAME")]
+    pub nic: Option<String>,
+    /// Port of the device.
+    #[arg(long, default_value_t = 1)]
+    pub port: u8,
+    /// Entry of the GID table; without it the first RoCE v2 entry with an IPv4 address.
+    #[arg(long, value_name = "N", conflicts_with = "ip")]
+    pub gid_index: Option<u32>,
+    /// Our IP address on the RDMA network, instead of --gid-index.
+    #[arg(long)]
+    pub ip: Option<IpAddr>,
+    /// Path MTU in bytes; without it the port's active one.
+    #[arg(long, value_parser = mtu)]
+    pub mtu: Option<Mtu>,
+}
+
+fn mtu(text: &str) -> Result<Mtu, String> {
+    let bytes: u32 = text.parse().map_err(|_| format!("{text} is no number of bytes"))?;
+    Mtu::try_from(bytes)
+}
+
+impl Nic {
+    /// As `verbs::connect` takes it.
+    pub fn path(&self) -> PathOptions {
+        let gid = match (self.gid_index, self.ip) {
+            (Some(index), _) => GidChoice::Index(index),
+            (None, Some(ip)) => GidChoice::Ip(ip),
+            (None, None) => GidChoice::Auto,
+        };
+        PathOptions {
+            device: self.nic.clone(),
+            port: self.port,
+            gid,
+            mtu: self.mtu,
+            ..PathOptions::default()
+        }
+    }
+}
+
+/// Who posts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PosterName {
+    /// `ibv_post_send`.
+    CpuIbverbs,
+    /// The shim.
+    CpuShim,
+}
+
+/// The shim's order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OrderName {
+    /// A fence between record and register.
+    Strict,
+    /// None there.
+    Early,
+}
+
+/// The shim's doorbell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum DoorbellName {
+    /// 8 bytes.
+    #[value(name = "8-bytes")]
+    EightBytes,
+    /// A lone request through the register, as libmlx5 does.
+    #[value(name = "blueflame")]
+    BlueFlame,
+}
+
+/// Options of sending and receiving.
+#[derive(Debug, Args)]
+pub struct Transfer {
+    /// Receive: wait for a sender here (port 0: any; the first line says which).
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
+    pub listen: Option<String>,
+    /// Send to the receiver that listens there.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub connect: Option<String>,
+    /// Device and port.
+    #[command(flatten)]
+    pub nic: Nic,
+    /// Who posts.
+    #[arg(long, value_enum, default_value = "cpu-ibverbs")]
+    pub poster: PosterName,
+    /// Operation.
+    #[arg(long, value_enum, default_value = "write")]
+    pub op: Op,
+    /// Service: rc, or uc.
+    #[arg(long, value_enum, default_value = "rc")]
+    pub service: Service,
+    /// Bytes of a message.
+    #[arg(long, default_value_t = 64)]
+    pub payload: u64,
+    /// Messages a completion.
+    #[arg(long)]
+    pub batch: Option<u32>,
+    /// Messages a doorbell.
+    #[arg(long, default_value_t = 1)]
+    pub doorbell_batch: u32,
+    /// Outstanding messages a queue pair at most.
+    #[arg(long)]
+    pub window: Option<u32>,
+    /// Queue pairs, used in turn.
+    #[arg(long, default_value_t = 1)]
+    pub qps: u32,
+    /// Messages in all (a million without --seconds).
+    #[arg(long, conflicts_with = "seconds")]
+    pub count: Option<u64>,
+    /// How long to send.
+    #[arg(long)]
+    pub seconds: Option<f64>,
+    /// Payload inside the request.
+    #[arg(long)]
+    pub inline: bool,
+    /// What the receiver looks at.
+    #[arg(long, value_enum, default_value = "end")]
+    pub verify: Verify,
+    /// The shim's order.
+    #[arg(long, value_enum, default_value = "strict")]
+    pub order: OrderName,
+    /// The shim's doorbell.
+    #[arg(long, value_enum, default_value = "8-bytes")]
+    pub doorbell: DoorbellName,
+    /// Senders that the receiver serves one after another; 0: until it is stopped.
+    #[arg(long, default_value_t = 1)]
+    pub sessions: u64,
+    /// Where JSON lines go: a file, or - for standard output.
+    #[arg(long)]
+    pub json: Option<PathBuf>,
+}
+
+impl Transfer {
+    /// The plan, or which number does not fit.
+    pub fn plan(&self) -> Result<Plan> {
+        let wish = Wish {
+            op: self.op,
+            service: self.service,
+            payload_bytes: self.payload,
+            qps: self.qps,
+            batch: self.batch,
+            doorbell_batch: self.doorbell_batch,
+            window: self.window,
+            inline: self.inline,
+            verify: self.verify,
+        };
+        wish.plan().map_err(anyhow::Error::msg)
+    }
+
+    /// When to stop.
+    pub fn until(&self) -> Result<Until> {
+        match (self.count, self.seconds) {
+            (Some(0), _) => bail!("--count 0 sends nothing: give 1 or more"),
+            (Some(count), _) => Ok(Until::Count(count)),
+            (None, Some(seconds)) if seconds > 0.0 && seconds <= 86400.0 => {
+                Ok(Until::Elapsed(Duration::from_secs_f64(seconds)))
+            }
+            (None, Some(seconds)) => bail!("--seconds {seconds} is out of range: above 0, to 86400"),
+            (None, None) => Ok(Until::Count(1_000_000)),
+        }
+    }
+
+    /// Who posts.
+    pub fn poster(&self) -> (Kind, PosterNames) {
+        match self.poster {
+            PosterName::CpuIbverbs => {
+                (Kind::Ibverbs, PosterNames { poster: "cpu-ibverbs", order: None, doorbell: None })
+            }
+            PosterName::CpuShim => {
+                let (order, order_name) = match self.order {
+                    OrderName::Strict => (Order::Strict, "strict"),
+                    OrderName::Early => (Order::Early, "early"),
+                };
+                let (doorbell, doorbell_name) = match self.doorbell {
+                    DoorbellName::EightBytes => (Doorbell::EightBytes, "8-bytes"),
+                    DoorbellName::BlueFlame => (Doorbell::BlueFlame, "blueflame"),
+                };
+                let options = Options { order, doorbell, signal_all: false };
+                let names = PosterNames {
+                    poster: "cpu-shim",
+                    order: Some(order_name),
+                    doorbell: Some(doorbell_name),
+                };
+                (Kind::Shim(options), names)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn ends_and_posters_are_what_was_asked_for() {
+        let parse = |text: &str| Cli::try_parse_from(text.split_whitespace()).unwrap().transfer;
+        let sender = parse(
+            "generator --connect h:1 --poster cpu-shim --order early --doorbell blueflame --seconds 0.5",
+        );
+        assert_eq!(sender.until().unwrap(), Until::Elapsed(Duration::from_millis(500)));
+        let options = Options { order: Order::Early, doorbell: Doorbell::BlueFlame, signal_all: false };
+        assert_eq!(sender.poster().0, Kind::Shim(options));
+        assert_eq!(parse("generator --connect h:1").until().unwrap(), Until::Count(1_000_000));
+        for bad in ["--count 0", "--seconds 0", "--seconds -1", "--seconds 1e9"] {
+            let transfer = parse(&format!("generator --connect h:1 {}", bad.replacen(' ', "=", 1)));
+            assert!(transfer.until().is_err(), "{bad}");
+        }
+        for bad in
+            ["--listen a:1 --connect b:1", "--count 1 --seconds 1", "--mtu 1000", "--op read", "--frobnicate"]
+        {
+            assert!(Cli::try_parse_from(format!("generator {bad}").split_whitespace()).is_err(), "{bad}");
+        }
+    }
+}

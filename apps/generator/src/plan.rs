@@ -1,0 +1,297 @@
+//! What is to be sent: decided by the sender, told to the receiver, checked by both.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::payload::SEQUENCE_BYTES;
+
+/// Largest message: what every card takes (`max_msg_sz` of ConnectX is 1 GiB), and a sensible bound for memory.
+pub const MAX_PAYLOAD_BYTES: u64 = 64 << 20;
+/// Queue pairs that one run may use.
+pub const MAX_QPS: u32 = 1024;
+/// Messages outstanding on one queue pair.
+pub const MAX_WINDOW: u32 = 4096;
+
+/// Memory that a window of slots of all queue pairs together may take; either end holds up to two of them.
+const SOURCE_BYTES: u64 = 64 << 20;
+const CACHE_LINE_BYTES: u64 = 64;
+
+/// Operation that carries a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Op {
+    /// RDMA WRITE; the message number is the payload's last word.
+    Write,
+    /// RDMA WRITE with immediate; the message number is the immediate.
+    WriteImm,
+    /// SEND; the message number is the payload's last word.
+    Send,
+}
+
+/// Transport service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Service {
+    /// Reliable connection.
+    Rc,
+    /// Unreliable connection: what is lost stays lost, and is counted.
+    Uc,
+}
+
+/// What the receiver looks at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verify {
+    /// Every slot, after the last completion; nothing while messages flow.
+    End,
+    /// Every message number, and the body of each 61st message; slots are overwritten with leave only.
+    Sample,
+    /// Every message before its slot may be overwritten.
+    All,
+}
+
+impl Verify {
+    /// Whether the sender waits for the receiver's leave to overwrite a slot.
+    pub fn uses_credits(self) -> bool {
+        self != Verify::End
+    }
+
+    /// Whether the body of this message is compared on arrival.
+    pub fn looks_at(self, message: u64) -> bool {
+        match self {
+            Verify::End => false,
+            // A prime, so that samples do not fall into step with the slots.
+            Verify::Sample => message.is_multiple_of(61),
+            Verify::All => true,
+        }
+    }
+}
+
+/// One run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// Operation.
+    pub op: Op,
+    /// Service.
+    pub service: Service,
+    /// Bytes of a message.
+    pub payload_bytes: u64,
+    /// Queue pairs, used in turn.
+    pub qps: u32,
+    /// Messages a completion.
+    pub batch: u32,
+    /// Messages a doorbell.
+    pub doorbell_batch: u32,
+    /// Outstanding messages of one queue pair at most, and source slots.
+    pub window: u32,
+    /// Whether the payload travels in the WQE.
+    pub inline: bool,
+    /// What is checked.
+    pub verify: Verify,
+}
+
+/// Numbers as the user gave them, before they fit together.
+#[derive(Debug, Clone, Copy)]
+pub struct Wish {
+    /// See [`Plan::op`].
+    pub op: Op,
+    /// See [`Plan::service`].
+    pub service: Service,
+    /// See [`Plan::payload_bytes`].
+    pub payload_bytes: u64,
+    /// See [`Plan::qps`].
+    pub qps: u32,
+    /// See [`Plan::batch`]; chosen when absent.
+    pub batch: Option<u32>,
+    /// See [`Plan::doorbell_batch`].
+    pub doorbell_batch: u32,
+    /// See [`Plan::window`]; chosen when absent.
+    pub window: Option<u32>,
+    /// See [`Plan::inline`].
+    pub inline: bool,
+    /// See [`Plan::verify`].
+    pub verify: Verify,
+}
+
+impl Wish {
+    /// Makes the numbers fit, or says which one cannot and what it may be.
+    pub fn plan(self) -> Result<Plan, String> {
+        let smallest = if self.op == Op::WriteImm { 1 } else { SEQUENCE_BYTES as u64 };
+        within("--payload", self.payload_bytes, smallest, MAX_PAYLOAD_BYTES, "bytes")?;
+        within("--qps", self.qps.into(), 1, MAX_QPS.into(), "queue pairs")?;
+        let stride = slot_bytes(self.payload_bytes);
+        let room = (SOURCE_BYTES / u64::from(self.qps) / stride).clamp(2, 512) as u32;
+        let batch = self.batch.unwrap_or_else(|| {
+            let fitting = 64.min(room / 2).max(self.doorbell_batch);
+            fitting - fitting % self.doorbell_batch.max(1)
+        });
+        within("--batch", batch.into(), 1, (MAX_WINDOW / 2).into(), "messages a completion")?;
+        within(
+            "--doorbell-batch",
+            self.doorbell_batch.into(),
+            1,
+            batch.into(),
+            "messages a doorbell (--batch)",
+        )?;
+        if !batch.is_multiple_of(self.doorbell_batch) {
+            return Err(format!(
+                "--batch {batch} must be a multiple of --doorbell-batch {}",
+                self.doorbell_batch
+            ));
+        }
+        // Two batches at least, so that one is posted while the other is under way; whole batches, so that each starts
+        // at the same slots and a list of requests can be made once.
+        let window = self.window.unwrap_or(room.max(2 * batch));
+        let window = window - window % batch;
+        within(
+            "--window",
+            window.into(),
+            (2 * batch).into(),
+            MAX_WINDOW.into(),
+            "messages, two batches at least",
+        )?;
+        let plan = Plan {
+            op: self.op,
+            service: self.service,
+            payload_bytes: self.payload_bytes,
+            qps: self.qps,
+            batch,
+            doorbell_batch: self.doorbell_batch,
+            window,
+            inline: self.inline,
+            verify: self.verify,
+        };
+        plan.check()?;
+        Ok(plan)
+    }
+}
+
+impl Plan {
+    /// What a receiver asks of a plan that it did not make.
+    pub fn check(&self) -> Result<(), String> {
+        let smallest = if self.op == Op::WriteImm { 1 } else { SEQUENCE_BYTES as u64 };
+        within("payload", self.payload_bytes, smallest, MAX_PAYLOAD_BYTES, "bytes")?;
+        within("qps", self.qps.into(), 1, MAX_QPS.into(), "queue pairs")?;
+        within("window", self.window.into(), 2, MAX_WINDOW.into(), "messages")?;
+        within("batch", self.batch.into(), 1, (self.window / 2).into(), "messages a completion")?;
+        within("doorbell_batch", self.doorbell_batch.into(), 1, self.batch.into(), "messages a doorbell")?;
+        let bytes = u64::from(self.qps) * self.slot_bytes() as u64 * 2 * u64::from(self.window);
+        within("qps × window × payload", bytes, 0, 8 << 30, "bytes of memory")
+    }
+
+    /// Slots of one queue pair at the sender. Two windows: messages that follow each other in a target slot then come
+    /// from different source slots, whose bodies differ, and yet requests repeat after so few that all are made once.
+    pub fn source_slots(&self) -> u32 {
+        2 * self.window
+    }
+
+    /// Slots of one queue pair at the receiver. A WRITE names its slot, which is never given to two outstanding messages.
+    /// A SEND finds the next receive: nearly two windows of them, so that a receiver that is a little late causes no
+    /// RNR NAK; one less than two, for the reason given at [`Plan::source_slots`].
+    pub fn target_slots(&self) -> u32 {
+        if self.op == Op::Send { 2 * self.window - 1 } else { self.window }
+    }
+
+    /// What a message carries as immediate: its place among the source slots, more than can be outstanding.
+    pub fn immediate(&self, message: u64) -> u32 {
+        self.source_slot(message) as u32
+    }
+
+    /// Distance of slots.
+    pub fn slot_bytes(&self) -> usize {
+        slot_bytes(self.payload_bytes) as usize
+    }
+
+    /// Payload without the sequence word, if it has one.
+    pub fn body_bytes(&self) -> usize {
+        self.payload_bytes as usize - if self.op == Op::WriteImm { 0 } else { SEQUENCE_BYTES }
+    }
+
+    /// Source slot of a message.
+    pub fn source_slot(&self, message: u64) -> u64 {
+        message % u64::from(self.source_slots())
+    }
+
+    /// Target slot of a message.
+    pub fn target_slot(&self, message: u64) -> u64 {
+        message % u64::from(self.target_slots())
+    }
+
+    /// How many of `count` messages a queue pair takes.
+    pub fn share(&self, count: u64, qp: u32) -> u64 {
+        let qps = u64::from(self.qps);
+        count / qps + u64::from(u64::from(qp) < count % qps)
+    }
+}
+
+fn slot_bytes(payload_bytes: u64) -> u64 {
+    payload_bytes.next_multiple_of(CACHE_LINE_BYTES)
+}
+
+fn within(what: &str, value: u64, low: u64, high: u64, unit: &str) -> Result<(), String> {
+    if (low..=high).contains(&value) {
+        return Ok(());
+    }
+    Err(format!("{what} {value} is out of range: {low} to {high} {unit}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WISH: Wish = Wish {
+        op: Op::Write,
+        service: Service::Rc,
+        payload_bytes: 64,
+        qps: 1,
+        batch: None,
+        doorbell_batch: 1,
+        window: None,
+        inline: false,
+        verify: Verify::End,
+    };
+
+    #[test]
+    fn every_wish_that_is_granted_holds_together() {
+        for payload_bytes in [8, 64, 1000, 4096, 80_000, 1 << 20, MAX_PAYLOAD_BYTES] {
+            for qps in [1, 8, 1024] {
+                for doorbell_batch in [1, 2, 16, 48] {
+                    let wish = Wish { payload_bytes, qps, doorbell_batch, ..WISH };
+                    let Ok(plan) = wish.plan() else {
+                        assert!(payload_bytes * u64::from(qps) > 1 << 29, "{wish:?}");
+                        continue;
+                    };
+                    assert!(
+                        plan.window.is_multiple_of(plan.batch) && plan.window >= 2 * plan.batch,
+                        "{plan:?}"
+                    );
+                    assert!(plan.batch.is_multiple_of(plan.doorbell_batch), "{plan:?}");
+                    let (one, next) = (5, 5 + u64::from(plan.target_slots()));
+                    assert_eq!(plan.target_slot(one), plan.target_slot(next));
+                    assert_ne!(plan.source_slot(one), plan.source_slot(next), "{plan:?}");
+                    let shares: u64 = (0..qps).map(|qp| plan.share(1_000_003, qp)).sum();
+                    assert_eq!(shares, 1_000_003);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_number_that_does_not_fit_is_named_with_its_range() {
+        for (wish, words) in [
+            (Wish { payload_bytes: 7, ..WISH }, ["--payload 7", "8 to"]),
+            (Wish { payload_bytes: MAX_PAYLOAD_BYTES + 1, ..WISH }, ["--payload", "to 67108864 bytes"]),
+            (Wish { qps: 0, ..WISH }, ["--qps 0", "1 to 1024"]),
+            (Wish { batch: Some(0), ..WISH }, ["--batch 0", "1 to 2048"]),
+            (
+                Wish { batch: Some(10), doorbell_batch: 3, ..WISH },
+                ["--batch 10", "multiple of --doorbell-batch 3"],
+            ),
+            (Wish { doorbell_batch: 0, ..WISH }, ["--doorbell-batch 0", "1 to"]),
+            (Wish { window: Some(64), batch: Some(64), ..WISH }, ["--window 64", "128 to 4096"]),
+        ] {
+            let error = wish.plan().unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! The receiving end: takes a plan, counts and checks by itself, and tells the sender what it found.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use verbs::connect::{ConnectError, Hello, Listener, Path, QpOffer, RegionOffer, Session, Wait};
+use verbs::{Context, Mr, Pages, Pd};
+
+use crate::control::{Answer, Done, Proposal, Received, VERSION, first_line};
+use crate::lane::{ACCESS, Lane, qp_type};
+use crate::plan::Plan;
+
+/// How long set-up may take.
+pub const SETUP: Duration = Duration::from_secs(10);
+/// How long messages that were completed at the sender may still be under way.
+const GRACE: Duration = Duration::from_millis(500);
+/// Looks without a message before the control connection is looked at.
+const LOOKS: u32 = 256;
+
+/// What became of one session.
+pub struct Outcome {
+    /// Counts, as the sender was told.
+    pub received: Received,
+    /// Whether a signal ended it.
+    pub interrupted: bool,
+}
+
+/// Serves one sender. Errors are those of set-up: nothing was received then.
+pub fn serve(
+    listener: &Listener,
+    context: &Context,
+    path: &Path,
+    stop: &AtomicBool,
+) -> Result<Option<Outcome>> {
+    let mut session = match listener.accept(Wait::at_most(Duration::MAX).unless(stop)) {
+        Err(ConnectError::Stopped { .. }) => return Ok(None),
+        other => other?,
+    };
+    let setup = || Wait::at_most(SETUP).unless(stop);
+    let peer = session.peer();
+    let line = session.receive("a plan", setup()).with_context(|| format!("{peer} is not a generator"))?;
+    let plan = match first_line::<Proposal>(line, peer)
+        .and_then(|p| p.plan.check().map(|()| p.plan).map_err(anyhow::Error::msg))
+    {
+        Ok(plan) => plan,
+        Err(error) => return refuse(session, error),
+    };
+    let lane_bytes = plan.slot_bytes() * plan.target_slots() as usize;
+    let (pd, region) = match memory(context, lane_bytes * plan.qps as usize) {
+        Ok(made) => made,
+        Err(error) => return refuse(session, error),
+    };
+    let lanes =
+        (0..plan.qps as usize).map(|lane| Lane::new(&plan, &pd, &region, lane * lane_bytes)).collect();
+    let mut lanes: Vec<Lane<'_>> = match lanes {
+        Ok(lanes) => lanes,
+        Err(error) => return refuse(session, error),
+    };
+    session.send(&Answer { generator: VERSION, refusal: None })?;
+    connect(&mut session, path, &plan, &region, &mut lanes, setup)?;
+    Ok(Some(receive(&mut session, &plan, &mut lanes, stop)))
+}
+
+/// A domain and registered memory.
+pub fn memory(context: &Context, bytes: usize) -> Result<(Pd, Mr<Pages>)> {
+    let pd = context.alloc_pd()?;
+    let pages = Pages::new(bytes).with_context(|| format!("{bytes} bytes for messages"))?;
+    let region = Mr::register(&pd, pages, ACCESS)?;
+    Ok((pd, region))
+}
+
+fn refuse<T>(mut session: Session, error: anyhow::Error) -> Result<T> {
+    session.send(&Answer { generator: VERSION, refusal: Some(format!("{error:#}")) })?;
+    Err(error)
+}
+
+fn connect<'s>(
+    session: &mut Session,
+    path: &Path,
+    plan: &Plan,
+    region: &Mr<Pages>,
+    lanes: &mut [Lane<'_>],
+    setup: impl Fn() -> Wait<'s>,
+) -> Result<()> {
+    for lane in lanes.iter_mut() {
+        path.to_init(lane.qp(), ACCESS, 0)?;
+        lane.post_receives()?;
+    }
+    let offers: Vec<_> = lanes.iter().map(|lane| QpOffer::new(lane.qp())).collect();
+    let ours = Hello::new(path, qp_type(plan.service), offers.clone(), vec![RegionOffer::new(region)], ());
+    let theirs = session.exchange(&ours, setup())?;
+    let credits = *theirs.regions.first().context("the sender offers no credit words")?;
+    if credits.bytes < CREDIT_STRIDE * u64::from(plan.qps) {
+        bail!("the sender's credit words have {} bytes, too few for {} queue pairs", credits.bytes, plan.qps);
+    }
+    for (index, lane) in lanes.iter_mut().enumerate() {
+        path.connect(lane.qp(), offers[index], &theirs, theirs.queue_pairs[index])?;
+        lane.set_credit_word(credits, CREDIT_STRIDE * index as u64);
+    }
+    Ok(session.barrier(setup())?)
+}
+
+/// Distance of credit words: a cache line each.
+pub const CREDIT_STRIDE: u64 = 64;
+
+/// Takes messages until the sender is through, is gone, or a signal comes.
+fn receive(session: &mut Session, plan: &Plan, lanes: &mut [Lane<'_>], stop: &AtomicBool) -> Outcome {
+    let (done, error) = match run(session, plan, lanes, stop) {
+        Ok(done) => (done, None),
+        Err(error) => (None, Some(format!("{error:#}"))),
+    };
+    let mut received = Received::default();
+    for (index, lane) in lanes.iter_mut().enumerate() {
+        let (posted, completed) = done.as_ref().map_or((0, 0), |d| (d.posted[index], d.completed[index]));
+        received.add(&if done.is_some() { lane.finish(posted, completed) } else { lane.counts() });
+    }
+    let interrupted = stop.load(Ordering::Relaxed);
+    received.error = error;
+    // A sender that is gone cannot be told; what it would have heard is printed here.
+    let _ = session.send(&received);
+    Outcome { received, interrupted }
+}
+
+/// The sender's last line, `None` when a signal came first.
+fn run(
+    session: &mut Session,
+    plan: &Plan,
+    lanes: &mut [Lane<'_>],
+    stop: &AtomicBool,
+) -> Result<Option<Done>> {
+    let done = if plan.op == crate::plan::Op::Write && !plan.verify.uses_credits() {
+        // Nothing to look at: this end sleeps, and leaves its core to the NIC.
+        match session.receive::<Done>("the sender's counts", Wait::at_most(Duration::MAX).unless(stop)) {
+            Err(ConnectError::Stopped { .. }) => return Ok(None),
+            other => other?,
+        }
+    } else {
+        match look_until_done(session, lanes, stop)? {
+            Some(done) => done,
+            None => return Ok(None),
+        }
+    };
+    if done.posted.len() != lanes.len() || done.completed.len() != lanes.len() {
+        bail!("the sender counts {} queue pairs, there are {}", done.posted.len(), lanes.len());
+    }
+    let mut quiet = Instant::now();
+    while !lanes.iter().zip(&done.completed).all(|(lane, &completed)| lane.is_complete(completed)) {
+        if stop.load(Ordering::Relaxed) || quiet.elapsed() > GRACE {
+            break;
+        }
+        if look(lanes)? > 0 {
+            quiet = Instant::now();
+        }
+        std::thread::yield_now();
+    }
+    Ok(Some(done))
+}
+
+fn look_until_done(session: &mut Session, lanes: &mut [Lane<'_>], stop: &AtomicBool) -> Result<Option<Done>> {
+    let mut empty = 0;
+    loop {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        if look(lanes)? > 0 {
+            empty = 0;
+            continue;
+        }
+        empty += 1;
+        if empty % LOOKS != 0 {
+            std::hint::spin_loop();
+            continue;
+        }
+        // On two cores the NICs and the sender need this one as well.
+        std::thread::yield_now();
+        if !session.is_alive() {
+            bail!("the sender is gone");
+        }
+        match session.receive::<Done>("the sender's counts", Wait::at_most(Duration::ZERO)) {
+            Ok(done) => return Ok(Some(done)),
+            Err(ConnectError::Deadline { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn look(lanes: &mut [Lane<'_>]) -> Result<u64> {
+    let mut found = 0;
+    for lane in lanes {
+        found += lane.look()?;
+    }
+    Ok(found)
+}

@@ -1,0 +1,227 @@
+//! What a run says at the end: one JSON object, and the same for people.
+
+use measure::Histogram;
+use serde::Serialize;
+use verbs::connect::Path;
+
+use crate::control::Received;
+use crate::plan::{Op, Plan, Verify};
+use crate::sender::Outcome;
+use crate::wire;
+
+/// Times of bursts of posts. Samples are tenths of a nanosecond a post, so that a post of 8.4 ns is not one of 8.
+pub struct PostTimes {
+    histogram: Histogram,
+    ns: u64,
+    posts: u64,
+}
+
+impl PostTimes {
+    /// None yet; all memory is taken here.
+    pub fn new() -> Self {
+        Self { histogram: Histogram::new(), ns: 0, posts: 0 }
+    }
+
+    /// Adds a burst.
+    pub fn record(&mut self, ns: u64, posts: u64) {
+        self.histogram.record((ns * 10 / posts).max(1));
+        self.ns += ns;
+        self.posts += posts;
+    }
+
+    /// Mean time of one post.
+    pub fn mean_ns(&self) -> Option<f64> {
+        (self.posts > 0).then(|| self.ns as f64 / self.posts as f64)
+    }
+
+    /// Percentiles over bursts.
+    pub fn spread(&self) -> Option<Spread> {
+        let s = self.histogram.summary()?;
+        let ns = |tenths: u64| tenths as f64 / 10.0;
+        Some(Spread {
+            count: s.count,
+            min_ns: ns(s.min_ns),
+            p10_ns: ns(s.p10_ns),
+            p50_ns: ns(s.p50_ns),
+            p90_ns: ns(s.p90_ns),
+            p99_ns: ns(s.p99_ns),
+            p999_ns: ns(s.p999_ns),
+            max_ns: ns(s.max_ns),
+            mean_ns: s.mean_ns / 10.0,
+        })
+    }
+}
+
+/// Percentiles of the mean time of one post within a burst.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[allow(missing_docs, reason = "the percentiles name themselves")]
+pub struct Spread {
+    /// Bursts.
+    pub count: u64,
+    pub min_ns: f64,
+    pub p10_ns: f64,
+    pub p50_ns: f64,
+    pub p90_ns: f64,
+    pub p99_ns: f64,
+    pub p999_ns: f64,
+    pub max_ns: f64,
+    pub mean_ns: f64,
+}
+
+/// The sender's line. Fields are described in README.md.
+#[derive(Debug, Clone, Serialize)]
+#[allow(missing_docs, reason = "README.md describes each field")]
+pub struct Run {
+    pub kind: &'static str,
+    pub poster: &'static str,
+    pub order: Option<&'static str>,
+    pub doorbell: Option<&'static str>,
+    #[serde(flatten)]
+    pub plan: Plan,
+    pub device: String,
+    pub port: u8,
+    pub gid_index: Option<u32>,
+    pub mtu: u32,
+    pub link_layer: String,
+    pub posted: u64,
+    pub completed: u64,
+    pub received: u64,
+    pub received_bytes: u64,
+    pub received_by: &'static str,
+    pub checked: u64,
+    pub verified: u64,
+    pub torn: u64,
+    pub lost: u64,
+    pub content_ok: bool,
+    pub seconds: f64,
+    pub msgs_per_s: f64,
+    pub payload_gbps: f64,
+    pub wire_gbps: f64,
+    pub post_ns: Option<f64>,
+    pub post: Option<Spread>,
+    pub interrupted: bool,
+    pub error: Option<String>,
+    pub pid: u32,
+}
+
+/// How the poster is named in a report.
+#[derive(Debug, Clone, Copy)]
+pub struct PosterNames {
+    /// `cpu-ibverbs` or `cpu-shim`.
+    pub poster: &'static str,
+    /// The shim's order.
+    pub order: Option<&'static str>,
+    /// The shim's doorbell.
+    pub doorbell: Option<&'static str>,
+}
+
+impl Run {
+    /// Puts a run together.
+    pub fn new(plan: &Plan, names: PosterNames, device: &str, path: &Path, outcome: &Outcome) -> Run {
+        let received = &outcome.received;
+        let mtu = path.mtu.bytes();
+        let wire_bytes = received.received * wire::bytes_per_message(plan.op, plan.payload_bytes, mtu.into());
+        let counted = plan.op != Op::Write || plan.verify != Verify::End;
+        Run {
+            kind: "run",
+            poster: names.poster,
+            order: names.order,
+            doorbell: names.doorbell,
+            plan: plan.clone(),
+            device: device.into(),
+            port: path.port,
+            gid_index: path.gid.map(|entry| entry.index),
+            mtu,
+            link_layer: path.link_layer.to_string(),
+            posted: outcome.posted,
+            completed: outcome.completed,
+            received: received.received,
+            received_bytes: received.received_bytes,
+            received_by: if counted && plan.op != Op::Write { "completions" } else { "sequence-words" },
+            checked: received.checked,
+            verified: received.verified,
+            torn: received.torn,
+            lost: received.lost,
+            content_ok: content_ok(outcome.completed, received),
+            seconds: outcome.seconds,
+            msgs_per_s: if outcome.seconds > 0.0 { received.received as f64 / outcome.seconds } else { 0.0 },
+            payload_gbps: wire::gbps(received.received_bytes, outcome.seconds),
+            wire_gbps: wire::gbps(wire_bytes, outcome.seconds),
+            post_ns: outcome.times.mean_ns(),
+            post: outcome.times.spread(),
+            interrupted: outcome.interrupted,
+            error: outcome.error.clone(),
+            pid: std::process::id(),
+        }
+    }
+
+    /// Whether everything asked for was sent, received and found whole.
+    pub fn is_success(&self) -> bool {
+        self.content_ok && self.error.is_none() && !self.interrupted && self.posted == self.completed
+    }
+
+    /// A few lines for people.
+    pub fn text(&self) -> String {
+        let post = self.post_ns.map_or(String::from("-"), |ns| format!("{ns:.1} ns"));
+        let mut text = format!(
+            "posted {}  completed {}  received {}  verified {} of {}  torn {}  lost {}\n\
+             {:.3} s  {:.3} M messages/s  payload {:.2} Gbit/s  wire {:.2} Gbit/s  {post} a post ({})",
+            self.posted,
+            self.completed,
+            self.received,
+            self.verified,
+            self.checked,
+            self.torn,
+            self.lost,
+            self.seconds,
+            self.msgs_per_s / 1e6,
+            self.payload_gbps,
+            self.wire_gbps,
+            self.poster,
+        );
+        if self.interrupted {
+            text.push_str("\nstopped by a signal: these are the counts so far");
+        }
+        text
+    }
+}
+
+/// The rule for `content_ok`.
+fn content_ok(completed: u64, received: &Received) -> bool {
+    received.checked > 0
+        && received.verified == received.checked
+        && received.torn == 0
+        && received.lost == 0
+        && received.received == completed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn content_is_fine_only_if_something_was_checked_and_nothing_is_missing() {
+        let good = Received { received: 9, checked: 4, verified: 4, ..Received::default() };
+        assert!(content_ok(9, &good));
+        for bad in [
+            Received { checked: 0, verified: 0, ..good.clone() },
+            Received { verified: 3, ..good.clone() },
+            Received { torn: 1, ..good.clone() },
+            Received { lost: 1, ..good.clone() },
+            Received { received: 8, ..good.clone() },
+        ] {
+            assert!(!content_ok(9, &bad), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn post_times_keep_tenths_and_weigh_the_mean_by_posts() {
+        let mut times = PostTimes::new();
+        assert!(times.mean_ns().is_none() && times.spread().is_none());
+        times.record(84, 10);
+        times.record(1000, 1);
+        assert!((times.mean_ns().unwrap() - 1084.0 / 11.0).abs() < 1e-9);
+        let spread = times.spread().unwrap();
+        assert_eq!((spread.count, spread.min_ns), (2, 8.4));
+    }
+}

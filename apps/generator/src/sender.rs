@@ -1,0 +1,275 @@
+//! The sending end: makes everything first, then posts as fast as its window allows, then asks what arrived.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use measure::timer;
+use verbs::connect::{ConnectError, Hello, Path, QpOffer, RegionOffer, Session, Wait};
+use verbs::{Context, Mr, Pages, Pd, QpBuilder, SendOperations};
+
+use crate::control::{Answer, Done, Proposal, Received, VERSION, first_line};
+use crate::lane::{ACCESS, qp_type};
+use crate::payload::Slots;
+use crate::plan::{Op, Plan};
+use crate::poster::{self, Entries, Kind, Poster, Requests};
+use crate::receiver::{CREDIT_STRIDE, SETUP, memory};
+use crate::report::PostTimes;
+
+/// How long completions are waited for when no more is posted.
+const DRAIN: Duration = Duration::from_secs(5);
+/// The same after a signal: the whole end within a second.
+const DRAIN_INTERRUPTED: Duration = Duration::from_millis(300);
+/// How often the control connection and the clock are looked at while messages flow.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Polls without a completion before the core is offered to others.
+const POLLS: u32 = 64;
+
+/// When posting ends.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Until {
+    /// After that many messages.
+    Count(u64),
+    /// After that much time.
+    Elapsed(Duration),
+}
+
+/// What the sender saw and the receiver told.
+pub struct Outcome {
+    /// Messages posted.
+    pub posted: u64,
+    /// Messages completed.
+    pub completed: u64,
+    /// Before the first post to the last completion.
+    pub seconds: f64,
+    /// Time of posts.
+    pub times: PostTimes,
+    /// The receiver's own counts.
+    pub received: Received,
+    /// Whether a signal ended it.
+    pub interrupted: bool,
+    /// What went wrong first.
+    pub error: Option<String>,
+}
+
+/// One queue pair of the sender.
+struct Track<'a> {
+    poster: Box<dyn Poster>,
+    requests: Requests<'a>,
+    posted: u64,
+    completed: u64,
+    /// Messages to post in all.
+    share: u64,
+    /// Offset of its credit word.
+    credit_at: usize,
+}
+
+/// A connected sender, ready to post.
+pub struct Sender {
+    plan: Plan,
+    session: Session,
+    posters: Vec<Box<dyn Poster>>,
+    source: Mr<Pages>,
+    credits: Mr<Pages>,
+    target: RegionOffer,
+    _pd: Pd,
+}
+
+impl Sender {
+    /// Connects to the receiver at `address` and makes all queue pairs. Nothing is sent yet.
+    pub fn connect(
+        plan: Plan,
+        kind: Kind,
+        address: &str,
+        context: &Context,
+        path: &Path,
+        stop: &AtomicBool,
+    ) -> Result<Sender> {
+        let setup = || Wait::at_most(SETUP).unless(stop);
+        let mut session = Session::connect(address, setup()).context("is a receiver listening there?")?;
+        session.send(&Proposal { generator: VERSION, plan: plan.clone() })?;
+        let peer = session.peer();
+        let line =
+            session.receive("an answer", setup()).with_context(|| format!("{peer} is not a generator"))?;
+        if let Some(why) = first_line::<Answer>(line, peer)?.refusal {
+            bail!("{peer} refuses: {why}");
+        }
+        let slots_bytes = plan.slot_bytes() * (plan.source_slots() * plan.qps) as usize;
+        let (pd, source) = memory(context, slots_bytes)?;
+        let credits = Pages::new(CREDIT_STRIDE as usize * plan.qps as usize).context("memory for credits")?;
+        let credits = Mr::register(&pd, credits, ACCESS)?;
+        let posters = (0..plan.qps).map(|_| poster::create(kind, &builder(&plan), &pd, plan.window + 16));
+        let posters = posters.collect::<Result<Vec<_>>>()?;
+        for poster in &posters {
+            path.to_init(poster.qp(), ACCESS, 0)?;
+        }
+        let offers: Vec<_> = posters.iter().map(|poster| QpOffer::new(poster.qp())).collect();
+        let ours =
+            Hello::new(path, qp_type(plan.service), offers.clone(), vec![RegionOffer::new(&credits)], ());
+        let theirs = session.exchange(&ours, setup())?;
+        for (index, poster) in posters.iter().enumerate() {
+            path.connect(poster.qp(), offers[index], &theirs, theirs.queue_pairs[index])?;
+        }
+        let target = *theirs.regions.first().context("the receiver offers no slots")?;
+        let needed = plan.slot_bytes() as u64 * u64::from(plan.target_slots()) * u64::from(plan.qps);
+        if target.bytes < needed {
+            bail!("the receiver's slots have {} bytes, {needed} are needed", target.bytes);
+        }
+        session.barrier(setup())?;
+        Ok(Sender { plan, session, posters, source, credits, target, _pd: pd })
+    }
+
+    /// Sends, and hears what arrived.
+    pub fn run(self, until: Until, stop: &AtomicBool) -> Result<Outcome> {
+        let Sender { plan, mut session, posters, source, credits, target, _pd } = self;
+        let lane_bytes = plan.slot_bytes() * plan.source_slots() as usize;
+        let bases: Vec<_> = (0..posters.len()).map(|lane| lane * lane_bytes).collect();
+        let entries =
+            bases.iter().map(|&base| Entries::new(&plan, &source, base)).collect::<Result<Vec<_>>>()?;
+        let mut tracks = Vec::with_capacity(posters.len());
+        for (index, poster) in posters.into_iter().enumerate() {
+            let slots = Slots::new(&source, bases[index], &plan);
+            (0..u64::from(plan.source_slots())).for_each(|slot| slots.fill(slot));
+            let peer_base = index as u64 * plan.slot_bytes() as u64 * u64::from(plan.target_slots());
+            let mut requests = Requests::new(&plan, &entries[index], &slots, target, peer_base)?;
+            let share = match until {
+                Until::Count(count) => plan.share(count, index as u32),
+                Until::Elapsed(_) => u64::MAX,
+            };
+            let whole = share - share % u64::from(plan.batch);
+            if whole < share && share != u64::MAX {
+                requests.prepare_tail(&plan, &entries[index], whole..share, target, peer_base)?;
+            }
+            let credit_at = index * CREDIT_STRIDE as usize;
+            tracks.push(Track { poster, requests, posted: 0, completed: 0, share, credit_at });
+        }
+        let mut times = PostTimes::new();
+        let transfer = timer::TRANSFER.start();
+        let ended = post_all(&plan, &mut tracks, &credits, &mut session, until, &mut times, stop);
+        let seconds = transfer.elapsed().as_secs_f64();
+        let interrupted = stop.load(Ordering::Relaxed);
+        let mut error = ended.err().map(|error| format!("{error:#}"));
+        let received = ask(&mut session, &tracks, interrupted || error.is_some()).unwrap_or_else(|why| {
+            error.get_or_insert(format!("{why:#}"));
+            Received::default()
+        });
+        let error = error.or_else(|| received.error.clone());
+        let (posted, completed) =
+            (tracks.iter().map(|t| t.posted).sum(), tracks.iter().map(|t| t.completed).sum());
+        Ok(Outcome { posted, completed, seconds, times, received, interrupted, error })
+    }
+}
+
+fn builder(plan: &Plan) -> QpBuilder {
+    // Only what is used: a request of any operation would take four blocks of the ring instead of one.
+    let operations = if plan.op == Op::Send { SendOperations::SEND } else { SendOperations::WRITE };
+    let inline = if plan.inline { plan.payload_bytes as u32 } else { 0 };
+    QpBuilder::new(qp_type(plan.service))
+        .send_requests(plan.window)
+        .receive_requests(0)
+        .inline_bytes(inline)
+        .operations(operations)
+        .own_register(true)
+}
+
+/// Posts batch after batch, on each queue pair in turn. The clock is read around a batch and nowhere inside.
+fn post_all(
+    plan: &Plan,
+    tracks: &mut [Track<'_>],
+    credits: &Mr<Pages>,
+    session: &mut Session,
+    until: Until,
+    times: &mut PostTimes,
+    stop: &AtomicBool,
+) -> Result<()> {
+    let start = Instant::now();
+    let mut looked = start;
+    let mut idle = 0;
+    loop {
+        let mut busy = false;
+        for track in tracks.iter_mut() {
+            let count = (track.share - track.posted).min(plan.batch.into());
+            if count > 0 && track.has_room(plan, credits, count) {
+                let post = timer::POST.start();
+                track.poster.post(&mut track.requests, track.posted, count as u32)?;
+                times.record(post.elapsed_ns(), count);
+                track.posted += count;
+                busy = true;
+            }
+            busy |= track.poll(plan)?;
+        }
+        if tracks.iter().all(|track| track.completed == track.share) {
+            return Ok(());
+        }
+        idle = if busy { 0 } else { idle + 1 };
+        if idle % POLLS == POLLS - 1 {
+            // The window is full: the NIC may need this core to empty it.
+            std::thread::yield_now();
+        }
+        let now = Instant::now();
+        let time_is_up = matches!(until, Until::Elapsed(limit) if now - start >= limit);
+        if stop.load(Ordering::Relaxed) || time_is_up {
+            return drain(plan, tracks, stop);
+        }
+        if now - looked >= LOOK_EVERY {
+            looked = now;
+            if !session.is_alive() {
+                bail!("the receiver is gone");
+            }
+        }
+    }
+}
+
+/// Waits for what was posted.
+fn drain(plan: &Plan, tracks: &mut [Track<'_>], stop: &AtomicBool) -> Result<()> {
+    let start = Instant::now();
+    while tracks.iter().any(|track| track.completed < track.posted) {
+        let limit = if stop.load(Ordering::Relaxed) { DRAIN_INTERRUPTED } else { DRAIN };
+        if start.elapsed() > limit {
+            let left: u64 = tracks.iter().map(|track| track.posted - track.completed).sum();
+            bail!("{left} messages did not complete within {limit:?}");
+        }
+        let mut busy = false;
+        for track in tracks.iter_mut() {
+            busy |= track.poll(plan)?;
+        }
+        if !busy {
+            std::thread::yield_now();
+        }
+    }
+    Ok(())
+}
+
+impl Track<'_> {
+    /// Whether that many more messages stay inside the window and, where credits count, the receiver's leave.
+    fn has_room(&self, plan: &Plan, credits: &Mr<Pages>, count: u64) -> bool {
+        let after = self.posted + count;
+        let window = u64::from(plan.window);
+        after - self.completed <= window
+            && (!plan.verify.uses_credits()
+                || after - credits.word64(self.credit_at).load(Ordering::Acquire) <= window)
+    }
+
+    /// Each completion stands for a batch, the last one for what is left.
+    fn poll(&mut self, plan: &Plan) -> Result<bool> {
+        let count = self.poster.poll()? as u64;
+        self.completed = (self.completed + count * u64::from(plan.batch)).min(self.posted);
+        Ok(count > 0)
+    }
+}
+
+/// Tells the receiver what was sent and hears its counts.
+fn ask(session: &mut Session, tracks: &[Track<'_>], hurry: bool) -> Result<Received> {
+    let done = Done {
+        posted: tracks.iter().map(|track| track.posted).collect(),
+        completed: tracks.iter().map(|track| track.completed).collect(),
+    };
+    session.send(&done)?;
+    // The receiver may still wait for stragglers, and checks up to gigabytes.
+    let limit = if hurry { Duration::from_millis(500) } else { Duration::from_secs(60) };
+    match session.receive("the receiver's counts", Wait::at_most(limit)) {
+        Ok(received) => Ok(received),
+        Err(ConnectError::Closed { .. }) => bail!("the receiver is gone"),
+        Err(error) => Err(error.into()),
+    }
+}
