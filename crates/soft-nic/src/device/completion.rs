@@ -60,13 +60,13 @@ impl<M: Memory> Core<M> {
             ..CqeFields::default()
         };
         let carried = request.request.opcode.wants_response() && !request.inline.is_empty();
-        self.complete(qp.send_cq, &fields, carried.then_some(&request.inline));
+        self.complete(qp.send_cq, fields, carried.then_some(&request.inline));
     }
 
     /// A send WQE failed or was flushed: always a CQE.
     pub(super) fn fail_send_wqe(&mut self, qp: &Qp, wqe_index: u16, opcode: u8, status: Status) {
         let fields = error_fields(qp, CqeOpcode::RequesterError, wqe_index, status);
-        self.complete(qp.send_cq, &CqeFields { send_opcode: opcode, ..fields }, None);
+        self.complete(qp.send_cq, CqeFields { send_opcode: opcode, ..fields }, None);
     }
 
     /// A message arrived in the receive with this counter.
@@ -99,11 +99,11 @@ impl<M: Memory> Core<M> {
             ..CqeFields::default()
         };
         self.counters.receives_consumed += 1;
-        self.complete(qp.recv_cq, &fields, payload);
+        self.complete(qp.recv_cq, fields, payload);
     }
 
     /// A receive failed or was flushed.
     pub(super) fn fail_receive(&mut self, qp: &Qp, counter: u16, status: Status) {
-        self.complete(qp.recv_cq, &error_fields(qp, CqeOpcode::ResponderError, counter, status), None);
+        self.complete(qp.recv_cq, error_fields(qp, CqeOpcode::ResponderError, counter, status), None);
     }
 }

@@ -1,5 +1,6 @@
 //! The device without its link: tables, memory, events, counters, and the one way a completion takes.
 
+use mlx5_layout::send_wqe::MAX_WQE_BYTES;
 use mlx5_layout::{CqeFields, CqeSyndrome};
 use roce::Now;
 
@@ -53,6 +54,8 @@ pub(super) struct Core<M> {
     pub shapers: Vec<TokenBucket>,
     pub pool: Pool,
     pub now: Now,
+    /// The WQE in hand.
+    pub wqe: Box<[u8; MAX_WQE_BYTES]>,
     /// Scatter list of the message in hand.
     pub segments: Vec<Segment>,
     /// CQs that died in this poll; their QPs follow.
@@ -93,16 +96,17 @@ impl<M: Memory> Core<M> {
             shapers,
             pool: Pool::default(),
             now,
+            wqe: Box::new([0; MAX_WQE_BYTES]),
             segments: Vec::new(),
             dead_cqs: Vec::new(),
         }
     }
 
     /// Writes a CQE, and gives the event that the CQ was armed for. A full CQ dies here, and its QPs after this poll.
-    pub(super) fn complete(&mut self, place: u32, fields: &CqeFields, payload: Option<&[u8]>) {
+    pub(super) fn complete(&mut self, place: u32, mut fields: CqeFields, payload: Option<&[u8]>) {
         let Some(cq) = self.cqs.get_mut(place) else { return };
-        let fields = CqeFields { timestamp: self.now.0, ..*fields };
-        match cq.push(&self.memory, &fields, payload) {
+        fields.timestamp = self.now.0;
+        match cq.push(&self.memory, &mut fields, payload) {
             Pushed::Written { event } => {
                 self.counters.cqes += 1;
                 if let Some(syndrome) =

@@ -117,7 +117,7 @@ impl Cq {
     pub(super) fn push<M: Memory>(
         &mut self,
         memory: &M,
-        fields: &CqeFields,
+        fields: &mut CqeFields,
         payload: Option<&[u8]>,
     ) -> Pushed {
         if self.dead {
@@ -136,7 +136,7 @@ impl Cq {
     fn write<M: Memory>(
         &mut self,
         memory: &M,
-        fields: &CqeFields,
+        fields: &mut CqeFields,
         payload: Option<&[u8]>,
     ) -> Result<bool, Fault> {
         if self.unconsumed() >= self.entries {
@@ -145,19 +145,24 @@ impl Cq {
                 return Ok(false);
             }
         }
-        let fields = CqeFields { owner: owner_bit(self.producer, self.entries), ..*fields };
-        let at = self.buffer + u64::from(self.producer & (self.entries - 1)) * u64::from(self.cqe_size);
+        fields.owner = owner_bit(self.producer, self.entries);
         let size = self.cqe_size as usize;
-        let mut slot = [0; LARGE_SLOT_BYTES];
-        match payload {
-            // Callers give a payload only where the CQ's slot has room; without room it is in the buffers.
-            Some(_) if fields.emit_slot(payload, &mut slot[..size]).is_ok() => {}
-            _ => slot[size - CQE_BYTES..size].copy_from_slice(&fields.emit()),
-        }
-        let first = if payload.is_some() { 0 } else { size - CQE_BYTES };
-        let last = size - CQE_BYTES + OP_OWN;
-        memory.write(at + first as u64, &slot[first..last], true)?;
-        memory.store_release_u8(at + last as u64, slot[last])?;
+        let slot = self.buffer + u64::from(self.producer & (self.entries - 1)) * size as u64;
+        let cqe = slot + (size - CQE_BYTES) as u64;
+        let mut whole = [0; LARGE_SLOT_BYTES];
+        let last = match payload {
+            // Callers give a payload only where the slot has room for it.
+            Some(_) if fields.emit_slot(payload, &mut whole[..size]).is_ok() => {
+                memory.write(slot, &whole[..size - 1], true)?;
+                whole[size - 1]
+            }
+            _ => {
+                let bytes = fields.emit();
+                memory.write(cqe, &bytes[..OP_OWN], true)?;
+                bytes[OP_OWN]
+            }
+        };
+        memory.store_release_u8(cqe + OP_OWN as u64, last)?;
         self.producer = self.producer.wrapping_add(1);
         Ok(true)
     }
@@ -187,8 +192,11 @@ impl Cq {
     }
 
     fn disarm<M: Memory>(&mut self, memory: &M, word: u32) -> bool {
-        self.notified = self.producer;
-        memory.compare_swap32(self.record + 4, word, DISARMED) == Ok(word)
+        let done = memory.compare_swap32(self.record + 4, word, DISARMED) == Ok(word);
+        if done {
+            self.notified = self.producer;
+        }
+        done
     }
 
     /// Looks whether CQEs that no event has told of wait behind the present arm: the arm crossed them on its way, and nobody

@@ -1,4 +1,4 @@
-//! One round of the NIC: arrivals, doorbells, queues that move, the background walk, replies.
+//! One round of the NIC: arrivals, replies, doorbells, queues that move, the background walk.
 
 use super::core::Core;
 use super::doorbell::UarKind;
@@ -15,9 +15,10 @@ impl<M: Memory> Core<M> {
         self.now = self.now.max(now);
         self.schedule.round += 1;
         let mut work = link.poll(budget, |inbound| self.arrive(inbound));
+        // Replies before new requests, as a card's acknowledgement goes before what its program sends next.
+        work += self.send_replies(link);
         work += self.poll_hot(link);
         work += self.poll_background(link);
-        work += self.send_replies(link);
         self.rescan_channels();
         while let Some(cq) = self.dead_cqs.pop() {
             self.fail_users(cq);

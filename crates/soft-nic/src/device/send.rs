@@ -18,7 +18,7 @@ use super::schedule::Schedule;
 use super::sq::{Kind, SendRequest};
 use super::wire;
 use crate::dma::Memory;
-use crate::link::{CopyError, Inbound, Link, MAX_INLINE, Payload, Room, SendError};
+use crate::link::{CopyError, Inbound, Link, MAX_INLINE, Payload, SendError};
 
 /// WQEs of one queue read in one poll, so that no queue starves the others.
 const FETCH_BUDGET: usize = 64;
@@ -180,9 +180,11 @@ impl<M: Memory> Core<M> {
         if requester.poll_timeout().is_none_or(|due| due > self.now) {
             return;
         }
-        if let (Some(peer), Some(position)) = (qp.peer, qp.sq.last_sent)
-            && !link.consumed(peer, position)
-        {
+        let on_its_way = match (qp.peer, qp.sq.last_sent) {
+            (Some(peer), Some(position)) => !link.consumed(peer, position),
+            _ => false,
+        };
+        if on_its_way || qp.sq.partial.is_some() {
             requester.hold_timer(self.now);
         }
         if requester.poll_timeout().is_some_and(|due| due <= self.now) {
@@ -210,7 +212,8 @@ impl<M: Memory> Core<M> {
         loop {
             let next = match qp.sq.partial.take() {
                 Some(rest) => Some(rest),
-                None if self.may_transmit(link, qp) => {
+                // Polled counts as sent for the transport; what the link has no room for waits as a part of nothing.
+                None if self.shapers[qp.device].allows(self.now) => {
                     qp.requester.as_mut().and_then(|requester| requester.poll_transmit(self.now))
                 }
                 None => None,
@@ -224,34 +227,15 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// Whether the link has room for the next message, and the rate allows one. Whoever asked gets a message out of the
-    /// transport that counts as sent.
-    fn may_transmit(&mut self, link: &mut Link, qp: &Qp) -> bool {
-        let Some(requester) = qp.requester.as_ref().filter(|r| !r.is_waiting()) else { return false };
-        // Connected queues have one peer. A datagram's is that of the first one not yet sent.
-        let to = match qp.service {
-            ServiceType::Ud => {
-                let sent = qp.sq.lent.back().map_or(Ticket(0), |(ticket, _, _)| Ticket(ticket.0 + 1));
-                let first = requester.next_ticket().0 - requester.outstanding() as u64;
-                find(qp, Ticket(sent.0.max(first))).and_then(|place| qp.sq.outstanding[place].to)
-            }
-            ServiceType::Rc | ServiceType::Uc => qp.peer,
-        };
-        self.shapers[qp.device].allows(self.now) && to.is_none_or(|to| link.room(to) != Room::Full)
-    }
-
     /// Gives a message to the link. False: only a part was taken.
     fn send(&mut self, link: &mut Link, qp: &mut Qp, transmit: Transmit) -> bool {
         let Some(place) = find(qp, transmit.ticket) else { return true };
         let request = &mut qp.sq.outstanding[place];
-        if request.carried == 0 {
-            request.request.psn = transmit.psn;
-            request.request.ack_requested = transmit.ack_requested;
-            self.count_sent(qp, place, transmit);
-        }
-        let request = &mut qp.sq.outstanding[place];
+        request.request.psn = transmit.psn;
+        request.request.ack_requested = transmit.ack_requested;
         let Some(to) = request.to else {
             // Nobody has that address: lost on the way.
+            self.count_sent(qp, place, transmit);
             self.counters.lost_unreachable += 1;
             return self.sent(qp, transmit.ticket, None);
         };
@@ -263,6 +247,9 @@ impl<M: Memory> Core<M> {
         let outcome = link.send_request(&roce::Request { fragment: wire, ..request.request }, path, payload);
         match outcome {
             Ok(sent) => {
+                if request.carried == 0 {
+                    self.count_sent(qp, place, transmit);
+                }
                 qp.sq.last_sent = Some(sent.position);
                 let request = &mut qp.sq.outstanding[place];
                 request.carried += sent.carried;
@@ -276,6 +263,7 @@ impl<M: Memory> Core<M> {
             Err(SendError::Full) => false,
             Err(SendError::NoPeer(_)) => {
                 request.carried = 0;
+                self.count_sent(qp, place, transmit);
                 self.counters.lost_unreachable += 1;
                 self.sent(qp, transmit.ticket, None)
             }
@@ -369,6 +357,9 @@ impl<M: Memory> Core<M> {
             }
             ReplyVerdict::Progress | ReplyVerdict::Resend | ReplyVerdict::Failed => {}
         }
+        // At once: CQEs and events come in the order of arrival, so a message that follows its acknowledgement is seen after
+        // the send it answers (`ib_send_lat -e` takes the next event of a shared channel for its send's).
+        self.drain_completions(qp);
         self.schedule.heat(qp, self.now);
     }
 
@@ -589,9 +580,10 @@ fn hand_over(qp: &mut Qp, mut request: Box<SendRequest>) -> Option<Box<SendReque
 fn find(qp: &Qp, ticket: Ticket) -> Option<usize> {
     let queue = &qp.sq.outstanding;
     let is_it = |request: &SendRequest| request.kind != Kind::Nop && request.ticket == ticket;
-    // The message just posted, most of the time.
-    if queue.back().is_some_and(|request| is_it(request)) {
-        return Some(queue.len() - 1);
+    // Tickets are consecutive: without NOPs in between the distance from the front is the place.
+    let guess = ticket.0.checked_sub(queue.front()?.ticket.0)? as usize;
+    if queue.get(guess).is_some_and(|request| is_it(request)) {
+        return Some(guess);
     }
     // NOPs carry the ticket of the message behind them.
     let mut place = queue.partition_point(|request| request.ticket < ticket);

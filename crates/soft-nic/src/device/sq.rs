@@ -196,10 +196,12 @@ pub(super) struct Checks<'a> {
 impl<M: Memory> Core<M> {
     /// Reads the next WQE. `available`: blocks that may be read, at least one.
     pub(super) fn fetch(&mut self, qp: &mut Qp, available: u16) -> Box<SendRequest> {
-        let mut bytes = [0; MAX_WQE_BYTES];
         let mut out = self.pool.take();
         out.wqe_index = qp.sq.fetched;
-        let read = qp.sq.copy_out(&self.memory, available, &mut bytes);
+        let bytes = &mut *self.wqe;
+        // What is not read must not be the last WQE's.
+        bytes[..Control::BYTES].fill(0);
+        let read = qp.sq.copy_out(&self.memory, available, bytes);
         // A WQE whose length is unknown ends the queue; it takes one block.
         let taken = read.map_or(1, |len| blocks((len / UNIT_BYTES) as u8).max(1));
         out.opcode = bytes[3];
@@ -208,8 +210,7 @@ impl<M: Memory> Core<M> {
             devices: &self.devices,
             max_message_bytes: self.capabilities.max_message_bytes,
         };
-        let parsed = read.and_then(|len| checks.parse(qp, &bytes[..len], &mut out));
-        if let Err(status) = parsed {
+        if let Err(status) = read.and_then(|len| checks.parse(qp, &bytes[..len], &mut out)) {
             out.kind = Kind::Failed(status);
             qp.sq.stopped = true;
         }

@@ -70,7 +70,7 @@ mod tests {
         let mut table = Table::default();
         let (a, b) = (table.insert('a'), table.insert('b'));
         assert_eq!(table.remove(a), Some('a'));
-        assert_eq!((table.get(a), table.remove(a), table.len()), (None, None, 1));
+        assert_eq!((table.get(a).copied(), table.remove(a), table.len()), (None, None, 1));
         assert_eq!(table.insert('c'), a);
         assert_eq!(table.iter().collect::<Vec<_>>(), [(a, &'c'), (b, &'b')]);
     }

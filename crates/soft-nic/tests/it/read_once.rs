@@ -102,8 +102,15 @@ fn read_once_wqes_that_change_behind_the_read_are_executed_as_they_were() {
         driver.post_receive(b, &[to.pointer(0, 1000), to.pointer(1000, 64_000)]);
         driver.post(a, &request).settle();
         let done = driver.poll_send(a).unwrap_or_else(|| panic!("round {round}: no completion"));
-        assert_eq!((done.opcode(), done.send_opcode()), (Some(CqeOpcode::Requester), request.opcode.to_u8()), "{round}");
-        assert!(driver.poll_receive(b).is_some_and(|cqe| cqe.byte_count() as usize == wanted.len()), "round {round}");
+        assert_eq!(
+            (done.opcode(), done.send_opcode()),
+            (Some(CqeOpcode::Requester), request.opcode.to_u8()),
+            "{round}"
+        );
+        assert!(
+            driver.poll_receive(b).is_some_and(|cqe| cqe.byte_count() as usize == wanted.len()),
+            "round {round}"
+        );
         assert!(to.block.bytes(at, wanted.len()) == wanted, "round {round}: other bytes");
         assert_eq!(watched.lock().expect("one thread").most, 1, "round {round}: a WQE was read twice");
     }
