@@ -119,7 +119,8 @@ fn start(run: &Run) -> Result<()> {
         None => command.env_remove(STATS_VARIABLE),
     };
     let error = command.exec();
-    Err(error).with_context(|| format!("{}: cannot be started; give a program that runs by itself", path.display()))
+    Err(error)
+        .with_context(|| format!("{}: cannot be started; give a program that runs by itself", path.display()))
 }
 
 /// The file's settings, with the options on top.
@@ -151,7 +152,9 @@ fn configuration(run: &Run) -> Result<Config> {
         // The program may change its directory before it ends.
         let whole = std::path::absolute(file).with_context(|| format!("stats file {file}"))?;
         let opened = OpenOptions::new().append(true).create(true).open(&whole);
-        opened.with_context(|| format!("stats file {file}: cannot be written; give a file that can be appended to"))?;
+        opened.with_context(|| {
+            format!("stats file {file}: cannot be written; give a file that can be appended to")
+        })?;
         config.stats = Some(whole.to_str().context("stats file: its folder's name is not UTF-8")?.to_owned());
     }
     Ok(config)
@@ -162,7 +165,8 @@ fn library() -> Result<PathBuf> {
     let executable = std::env::current_exe().context("finding out where softnic itself lies")?;
     let executable = executable.canonicalize().unwrap_or(executable);
     let folder = executable.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY), folder.join("deps").join(LIBRARY)];
+    let places =
+        [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY), folder.join("deps").join(LIBRARY)];
     match places.iter().find(|place| place.is_file()) {
         Some(found) => Ok(found.clone()),
         None => bail!(
@@ -214,7 +218,10 @@ mod tests {
             (&["run", "--devices", "two", "--", "true"], "--devices: devices = \"two\" is not allowed"),
             (&["run", "--rate-gbps", "-1", "--", "true"], "--rate-gbps: rate_gbps = -1 is not allowed"),
             (&["run", "--config", "/nonexistent", "--", "true"], "--config /nonexistent: cannot be read"),
-            (&["run", "--stats", "/nonexistent/s", "--", "true"], "stats file /nonexistent/s: cannot be written"),
+            (
+                &["run", "--stats", "/nonexistent/s", "--", "true"],
+                "stats file /nonexistent/s: cannot be written",
+            ),
         ] {
             let message = message(arguments);
             assert!(message.contains(words), "{arguments:?}: {message}");
@@ -242,8 +249,9 @@ mod tests {
         let file = std::env::temp_dir().join(format!("softnic-launch-{}.toml", std::process::id()));
         std::fs::write(&file, "devices = 3\nmodel = \"cx5\"\n").unwrap();
         let name = file.to_str().unwrap();
-        let cli =
-            Cli::try_parse_from(["softnic", "run", "--config", name, "--model", "cx7", "--fabric", "7", "--", "x"]);
+        let cli = Cli::try_parse_from([
+            "softnic", "run", "--config", name, "--model", "cx7", "--fabric", "7", "--", "x",
+        ]);
         let Action::Run(run) = cli.unwrap().action;
         let config = configuration(&run).unwrap();
         std::fs::remove_file(&file).unwrap();

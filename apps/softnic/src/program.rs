@@ -45,26 +45,29 @@ pub fn check(path: &Path) -> Result<()> {
     let mut path = path.to_owned();
     for _ in 0..MAX_SCRIPTS {
         check_rights(&path)?;
-        let file = File::open(&path)
-            .with_context(|| format!("{}: cannot be read; softnic must see that it is dynamically linked", path.display()))?;
+        let file = File::open(&path).with_context(|| {
+            format!("{}: cannot be read; softnic must see that it is dynamically linked", path.display())
+        })?;
         match kind(&file)? {
             Kind::Dynamic => return Ok(()),
-            Kind::Static => bail!(
-                "{}: a static program, LD_PRELOAD cannot reach it; link it dynamically",
-                path.display()
-            ),
+            Kind::Static => {
+                bail!("{}: a static program, LD_PRELOAD cannot reach it; link it dynamically", path.display())
+            }
             Kind::Foreign(what) => {
                 bail!("{}: {what}; softnic needs a 64-bit x86 Linux program", path.display())
             }
             Kind::Script(interpreter) => path = interpreter,
-            Kind::Unknown => bail!("{}: neither an ELF program nor a script with #!; give one", path.display()),
+            Kind::Unknown => {
+                bail!("{}: neither an ELF program nor a script with #!; give one", path.display())
+            }
         }
     }
     bail!("{}: a script of scripts of scripts; give the program itself", path.display())
 }
 
 fn check_rights(path: &Path) -> Result<()> {
-    let found = path.metadata().with_context(|| format!("{}: no such program; check the path", path.display()))?;
+    let found =
+        path.metadata().with_context(|| format!("{}: no such program; check the path", path.display()))?;
     if !found.is_file() {
         bail!("{}: not a file; give a program", path.display());
     }
@@ -72,8 +75,10 @@ fn check_rights(path: &Path) -> Result<()> {
     if mode & 0o111 == 0 {
         bail!("{}: not executable; chmod +x it, or give another program", path.display());
     }
-    // SAFETY: these take nothing and cannot fail.
-    let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
+    // SAFETY: takes nothing and cannot fail.
+    let user = unsafe { libc::geteuid() };
+    // SAFETY: as above.
+    let group = unsafe { libc::getegid() };
     for (bit, changes, what) in
         [(0o4000, found.uid() != user, "set-uid"), (0o2000, found.gid() != group, "set-gid")]
     {

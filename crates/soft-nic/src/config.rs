@@ -526,7 +526,9 @@ mod tests {
     #[test]
     fn an_options_text_becomes_what_its_key_holds() {
         let mut config = Config::default();
-        for (key, text) in [("devices", "2"), ("rate_gbps", "99.5"), ("fabric", "7"), ("pump", "true"), ("model", "cx5")] {
+        for (key, text) in
+            [("devices", "2"), ("rate_gbps", "99.5"), ("fabric", "7"), ("pump", "true"), ("model", "cx5")]
+        {
             config.set_text(key, text, "--option").unwrap();
         }
         let expected = Config {

@@ -209,7 +209,7 @@ unsafe extern "C" fn rewinddir(stream: *mut libc::DIR) {
         unsafe { listing(stream) }.next = 0;
         return;
     }
-    let next = behind!(c"rewinddir", fn(*mut libc::DIR) -> (), ());
+    let next = behind!(c"rewinddir", fn(*mut libc::DIR));
     // SAFETY: the program's own argument.
     unsafe { next(stream) }
 }
@@ -221,7 +221,7 @@ unsafe extern "C" fn seekdir(stream: *mut libc::DIR, position: c_long) {
         unsafe { listing(stream) }.next = usize::try_from(position).unwrap_or(0);
         return;
     }
-    let next = behind!(c"seekdir", fn(*mut libc::DIR, c_long) -> (), ());
+    let next = behind!(c"seekdir", fn(*mut libc::DIR, c_long));
     // SAFETY: the program's own arguments.
     unsafe { next(stream, position) }
 }

@@ -444,7 +444,12 @@ unsafe extern "C" fn readlinkat(at: c_int, path: *const c_char, out: *mut c_char
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn __readlink_chk(path: *const c_char, out: *mut c_char, room: usize, size: usize) -> isize {
+unsafe extern "C" fn __readlink_chk(
+    path: *const c_char,
+    out: *mut c_char,
+    room: usize,
+    size: usize,
+) -> isize {
     // SAFETY: the program's own arguments; never more than the buffer that the compiler saw.
     unsafe { readlink_at(libc::AT_FDCWD, path, out, room.min(size)) }
 }
@@ -492,7 +497,8 @@ unsafe extern "C" fn realpath(path: *const c_char, out: *mut c_char) -> *mut c_c
     match resolve(path, out) {
         Ok(answer) => answer,
         Err(real) => {
-            let next = behind!(c"realpath", fn(*const c_char, *mut c_char) -> *mut c_char, std::ptr::null_mut());
+            let next =
+                behind!(c"realpath", fn(*const c_char, *mut c_char) -> *mut c_char, std::ptr::null_mut());
             // SAFETY: the program's own arguments, or a path of ours.
             unsafe { next(real.as_ref().map_or(path, |real| real.as_ptr()), out) }
         }
@@ -504,8 +510,11 @@ unsafe extern "C" fn __realpath_chk(path: *const c_char, out: *mut c_char, size:
     match resolve(path, out) {
         Ok(answer) => answer,
         Err(real) => {
-            let next =
-                behind!(c"__realpath_chk", fn(*const c_char, *mut c_char, usize) -> *mut c_char, std::ptr::null_mut());
+            let next = behind!(
+                c"__realpath_chk",
+                fn(*const c_char, *mut c_char, usize) -> *mut c_char,
+                std::ptr::null_mut()
+            );
             // SAFETY: the program's own arguments, or a path of ours.
             unsafe { next(real.as_ref().map_or(path, |real| real.as_ptr()), out, size) }
         }

@@ -34,7 +34,8 @@ fn open_device() -> Option<OpenDevice> {
     let mut found = NEXT.get();
     if found.is_null() {
         // SAFETY: asks for a library that is loaded already, without loading it.
-        let library = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        let library =
+            unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         if library.is_null() {
             return None;
         }

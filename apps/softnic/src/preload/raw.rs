@@ -5,15 +5,19 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Sets `errno` and returns the -1 that C functions fail with.
 pub fn fail(errno: c_int) -> c_int {
-    // SAFETY: libc gives a valid pointer to the calling thread's errno.
-    unsafe { *libc::__errno_location() = errno };
+    // SAFETY: takes nothing, and always gives a place.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: the calling thread's own errno.
+    unsafe { *place = errno };
     -1
 }
 
 /// The calling thread's `errno`.
 pub fn errno() -> c_int {
-    // SAFETY: as in `fail`.
-    unsafe { *libc::__errno_location() }
+    // SAFETY: takes nothing, and always gives a place.
+    let place = unsafe { libc::__errno_location() };
+    // SAFETY: the calling thread's own errno.
+    unsafe { *place }
 }
 
 /// Puts `errno` back as it was when a hook began, so that a hook's own failures do not show.
@@ -105,6 +109,7 @@ impl Behind {
 
 /// Declares the type of a libc function behind this library's, and gives it, or fails the hook with `ENOSYS`.
 macro_rules! behind {
+    ($name:literal, fn($($argument:ty),*)) => { behind!($name, fn($($argument),*) -> (), ()) };
     ($name:literal, fn($($argument:ty),*) -> $result:ty, $failed:expr) => {{
         static BEHIND: $crate::preload::raw::Behind = $crate::preload::raw::Behind::new($name);
         let found = BEHIND.get();

@@ -73,7 +73,8 @@ pub fn verified(fd: c_int) -> Entry {
                 && (libc::major(found.st_rdev), libc::minor(found.st_rdev)) == COMMAND_DEVICE
         }),
         Entry::Directory(index) => raw::fstat(fd).is_some_and(|found| {
-            found.st_mode & libc::S_IFMT == libc::S_IFREG && found.st_size == DIRECTORY_SIZE + i64::from(index)
+            found.st_mode & libc::S_IFMT == libc::S_IFREG
+                && found.st_size == DIRECTORY_SIZE + i64::from(index)
         }),
     };
     if still {
@@ -140,7 +141,9 @@ mod tests {
 
     #[test]
     fn entries_keep_kind_and_number() {
-        for entry in [Entry::Foreign, Entry::Command(0), Entry::Command(77), Entry::Directory(3), Entry::Inherited] {
+        for entry in
+            [Entry::Foreign, Entry::Command(0), Entry::Command(77), Entry::Directory(3), Entry::Inherited]
+        {
             assert_eq!(Entry::of(entry.word()), entry);
         }
     }

@@ -143,7 +143,9 @@ impl Process {
             std::thread::yield_now();
             self.server.nic.try_poll()
         });
-        if let Some(mut nic) = nic.take_while(|nic| nic.is_some() || Instant::now() < deadline).find_map(|nic| nic) {
+        if let Some(mut nic) =
+            nic.take_while(|nic| nic.is_some() || Instant::now() < deadline).find_map(|nic| nic)
+        {
             // A peer waits for the acknowledgement of what this program has seen arrive.
             let flushed = catch_unwind(AssertUnwindSafe(|| {
                 while nic.poll(Now(system::monotonic_ns())) > 0 && Instant::now() < deadline {}
@@ -271,7 +273,12 @@ impl Commands for Nic<Host> {
         self.close_context(context);
     }
 
-    fn alloc_uar(&mut self, context: ContextId, kind: UarKind, page: Box<dyn Registers>) -> Answer<AllocatedUar> {
+    fn alloc_uar(
+        &mut self,
+        context: ContextId,
+        kind: UarKind,
+        page: Box<dyn Registers>,
+    ) -> Answer<AllocatedUar> {
         self.alloc_uar(context, kind, page)
     }
 

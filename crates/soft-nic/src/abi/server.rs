@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::attributes::{Command, Kind, Method, bytes, may, must, refuse};
 use super::clock::Clock;
@@ -233,10 +233,7 @@ impl<D> Shared<D> {
         if self.is_wanted() {
             return None;
         }
-        match self.nic.try_lock() {
-            Ok(nic) => Some(nic),
-            Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => None,
-        }
+        self.nic.try_lock().ok()
     }
 }
 
