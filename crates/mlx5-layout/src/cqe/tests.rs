@@ -1,4 +1,5 @@
-//! Golden CQEs by hand after `struct mlx5_cqe64`; libmlx5 itself reads the same bytes in `verbs`' tests.
+//! Golden CQEs by hand after `struct mlx5_cqe64`: no library writes one. `verbs-ctest` lets C fill the header's struct with
+//! the same kind of fields, and compares.
 
 use super::*;
 

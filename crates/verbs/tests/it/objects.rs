@@ -1,12 +1,12 @@
 //! Objects: found, queried, made, refused, ended in any order.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use measure::need;
-use verbs::code::{Access, PortState, QpState};
+use verbs::code::{Access, EventType, PortState, QpState};
 use verbs::{
-    CompChannel, Cq, InitAttributes, Mr, Pages, Payload, QpBuilder, QpType, ReceiveRequest, SendOperation,
-    SendRequest,
+    AsyncEvent, CompChannel, Cq, Element, InitAttributes, Mr, Pages, Payload, QpBuilder, QpType,
+    ReceiveRequest, Remote, RtsAttributes, SendOperation, SendRequest,
 };
 
 use crate::pair::{self, Pair};
@@ -110,12 +110,52 @@ fn a_wrong_move_between_states_names_queue_pair_and_state() {
     let (pd, cq) = (context.alloc_pd().unwrap(), Cq::new(&context, 16).unwrap());
     let qp = QpBuilder::new(QpType::Rc).build(&pd, &cq, &cq).unwrap();
     let init = InitAttributes { port: 77, pkey_index: 0, access: Access::ALL, qkey: 0 };
-    let error = qp.to_init(&init).map_err(|e| e.to_string());
-    // The prototype of the NIC takes any port; a card and the software NIC do not.
-    if let Err(error) = error {
-        assert!(
-            error.starts_with(&format!("ibv_modify_qp of RC QP {:#x} to INIT: ", qp.number())),
-            "{error}"
-        );
+    let error = qp.to_init(&init).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("ibv_modify_qp of RC QP {:#x} to INIT: ", qp.number())), "{error}");
+    let rts = RtsAttributes { first_psn: 0, timeout: 14, retry_count: 7, rnr_retry: 7, max_rd_atomic: 1 };
+    let error = qp.to_rts(&rts).unwrap_err();
+    assert_eq!(error.errno(), Some(22), "{error}");
+}
+
+#[test]
+fn a_full_queue_ends_with_an_event_that_names_it() {
+    let context = need!(pair::device(), nic, "an mlx5 device");
+    let channel = CompChannel::new(&context).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let small = Cq::with_channel(&context, 2, &channel, 7).unwrap();
+    let mut qp = QpBuilder::new(QpType::Rc).build(&pd, &small, &small).unwrap();
+    pair::connect(&qp, qp.number());
+    let memory = Mr::register(&pd, Pages::new(4096).unwrap(), Access::ALL).unwrap();
+    let source = [memory.sge(0..8).unwrap()];
+    let write = SendOperation::Write(memory.remote(64).unwrap());
+    for id in 0..small.entries() + 8 {
+        qp.post_send(&SendRequest::new(id.into(), write, Payload::Gather(&source))).unwrap();
     }
+    let wanted = AsyncEvent { kind: EventType::CqError, element: Element::Cq(7) };
+    assert!(eventually(|| context.wait_async_event(Duration::from_millis(100)).unwrap() == Some(wanted)));
+    assert!(eventually(|| qp.query().unwrap().state == QpState::Error));
+}
+
+#[test]
+fn a_refused_peer_is_an_event_that_names_the_queue_pair() {
+    let context = need!(pair::device(), nic, "an mlx5 device");
+    let mut pair = Pair::rc(&context);
+    let source = [pair.memory[0].sge(0..8).unwrap()];
+    let nowhere = Remote { address: 0x1000, rkey: pair.memory[1].rkey() };
+    pair.qps[0]
+        .post_send(&SendRequest::new(1, SendOperation::Write(nowhere), Payload::Gather(&source)))
+        .unwrap();
+    let wanted = AsyncEvent { kind: EventType::QpAccessError, element: Element::Qp(pair.qps[1].number()) };
+    assert!(eventually(|| context.wait_async_event(Duration::from_millis(100)).unwrap() == Some(wanted)));
+}
+
+/// Whether something becomes true within 10 s.
+fn eventually(mut happened: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while Instant::now() < deadline {
+        if happened() {
+            return true;
+        }
+    }
+    false
 }
