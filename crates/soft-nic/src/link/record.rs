@@ -496,7 +496,7 @@ mod tests {
             ("a PSN beyond 24 bits", Box::new(|w| w[2] |= 1 << 24)),
             ("a fragment beyond the message", Box::new(|w| w[5] = 41 | (60 << 32))),
             ("a fragment that wraps", Box::new(|w| w[5] = 0xffff_ffff | (60 << 32))),
-            ("more inline bytes than the record has", Box::new(|w| w[5] = (61 << 32) | 39)),
+            ("more inline bytes than the record has", Box::new(|w| w[5] = (65 << 32) | 35)),
             ("fewer inline bytes than the record has", Box::new(|w| w[5] = 8 << 32)),
         ];
         for (name, change) in cases {

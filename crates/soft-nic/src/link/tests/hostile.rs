@@ -129,7 +129,7 @@ fn random(state: &mut u64) -> u64 {
 
 #[test]
 fn records_rewritten_while_they_are_read_never_reach_beyond_the_target() {
-    const TARGET: usize = 8192;
+    const TARGET: usize = 32 * 1024;
     let fabric = fabric_name();
     let (mut handled, mut closed) = (0u64, 0u64);
     for seed in 0..60u64 {
@@ -140,7 +140,7 @@ fn records_rewritten_while_they_are_read_never_reach_beyond_the_target() {
         let source = vec![0x5au8; TARGET];
         let from = [Segment { addr: source.as_ptr() as u64, len: TARGET as u64 }];
         let mut starts = Vec::new();
-        for len in [8, 100, 4096, 8000, 64, 5000] {
+        for len in [8, 100, 4096, 30_000, 64, 20_000] {
             starts.push(a.outgoing[usize::from(slot)].as_ref().unwrap().producer.next(Lane::Request).1);
             let write = request(&a, Link::first_qpn(slot), Opcode::Write, 0, 0, len);
             a.send_request(&write, &PathAddress::default(), Payload::Segments(&from)).unwrap();

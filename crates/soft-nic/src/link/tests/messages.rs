@@ -304,15 +304,15 @@ fn faults_are_told_apart_by_side() {
 #[test]
 fn payloads_that_contradict_the_request_are_not_sent() {
     let (mut a, b) = pair(false);
-    let buffer = vec![0u8; 8192];
+    let buffer = vec![0u8; 2 * MAX_INLINE];
     let write = |len| request(&a, Link::first_qpn(b.slot()), Opcode::Write, 0, 0, len);
-    let many = vec![segment(&buffer[..100]); 100];
+    let many = vec![segment(&buffer[..200]); 100];
     let refused = [
         (write(9), Payload::Inline(&buffer[..8])),
         (write(8), Payload::Nothing),
-        (write(5000), Payload::Inline(&buffer[..5000])),
-        (write(9000), Payload::Segments(&[segment(&buffer)])),
-        (write(9000), Payload::Segments(&many)),
+        (write(MAX_INLINE as u32 + 1), Payload::Inline(&buffer[..MAX_INLINE + 1])),
+        (write(buffer.len() as u32 + 1), Payload::Segments(&[segment(&buffer)])),
+        (write(MAX_INLINE as u32 + 1000), Payload::Segments(&many)),
     ]
     .map(|(request, payload)| a.send_request(&request, &PathAddress::default(), payload).is_err());
     assert_eq!(refused, [true; 5]);

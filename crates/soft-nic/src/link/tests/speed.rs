@@ -40,9 +40,13 @@ fn speed_between_two_processes_is_printed() {
         let fabric = fabric_name();
         let mut link = Link::join(config(&fabric, staging)).unwrap();
         let mut seconds = Vec::new();
-        for (bytes, count, window) in
-            [(8, 2_000_000, 512), (4096, 200_000, 64), (65_536, 20_000, 32), (1 << 20, 1_500, 8)]
-        {
+        for (bytes, count, window) in [
+            (8, 2_000_000, 512),
+            (4096, 200_000, 64),
+            (16_384, 50_000, 32),
+            (65_536, 20_000, 32),
+            (1 << 20, 1_500, 8),
+        ] {
             let mut peer = Peer::start("sink", &fabric, staging);
             let [slot, to] = peer.hear("sink ")[..] else { panic!("two numbers") };
             connect(&mut link, slot as u8);

@@ -11,7 +11,7 @@ use roce::Opcode;
 use super::processes::{Peer, child_config, config, connect, fabric_name, request};
 use crate::dma::{Order, Segment};
 use crate::link::{
-    Disposition, Inbound, Link, LinkConfig, Message, PathAddress, Payload, Position, SendError,
+    Disposition, Inbound, Link, LinkConfig, MAX_INLINE, Message, PathAddress, Payload, Position, SendError,
 };
 
 /// One series of messages.
@@ -110,7 +110,7 @@ impl Writer {
                     self.offset = (self.offset + sent.carried) % bytes;
                     if self.offset == 0 {
                         // A small message was gathered; its buffer is free at once.
-                        self.busy[turn] = (bytes > 4096).then_some(sent.position);
+                        self.busy[turn] = (bytes as usize > MAX_INLINE).then_some(sent.position);
                         self.sent += 1;
                     }
                 }
