@@ -84,7 +84,7 @@ impl Cq {
         if request.cqe_size != 64 && request.cqe_size != 128 {
             return refuse(libc::EINVAL, format!("cqe_size {} is neither 64 nor 128", request.cqe_size));
         }
-        if request.buffer % 64 != 0 || request.record % 8 != 0 {
+        if !request.buffer.is_multiple_of(64) || !request.record.is_multiple_of(8) {
             let (buffer, record) = (request.buffer, request.record);
             return refuse(libc::EINVAL, format!("CQ ring {buffer:#x} or record {record:#x} is not aligned"));
         }

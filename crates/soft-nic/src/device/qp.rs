@@ -346,7 +346,10 @@ impl<M: Memory> Core<M> {
         }
         let rq_bytes = if rq == 0 { 0 } else { u64::from(rq) << shift };
         let bytes = u64::from(sq) * BLOCK_BYTES as u64 + rq_bytes;
-        if request.buffer % 64 != 0 || request.record % 8 != 0 || rq_bytes % 64 != 0 {
+        if !request.buffer.is_multiple_of(64)
+            || !request.record.is_multiple_of(8)
+            || !rq_bytes.is_multiple_of(64)
+        {
             let (buffer, record) = (request.buffer, request.record);
             return Err(CommandError::invalid(format!(
                 "QP ring {buffer:#x} or record {record:#x} is not aligned"

@@ -124,6 +124,8 @@ impl SendRequest {
 
 /// Emptied requests for reuse, so that a message costs no allocation.
 #[derive(Debug, Default)]
+// Boxes: they go back and forth between here and the queues, and a request is large.
+#[allow(clippy::vec_box)]
 pub(super) struct Pool(Vec<Box<SendRequest>>);
 
 /// Requests kept for reuse at most; each may hold an inline payload and an SGE list.

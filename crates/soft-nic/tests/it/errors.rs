@@ -167,42 +167,20 @@ fn nobody(region: &Region) -> Region {
 
 #[test]
 fn what_the_responder_refuses_reaches_the_requester_as_its_syndrome() {
-    type Prepare = fn(&mut Driver<Host>, QpId, &Region);
-    let cases: [(&str, u32, Prepare, WorkRequestOf, CqeSyndrome, Option<CqeSyndrome>); 6] = [
-        (
-            "QP without remote write",
-            0b1101,
-            |_, _, _| (),
-            |f| WorkRequest::write(f, 0, 8, f, 0),
-            INVALID,
-            None,
-        ),
-        ("QP without remote read", 0b1011, |_, _, _| (), |f| WorkRequest::read(f, 0, 8, f, 0), INVALID, None),
-        (
-            "QP without atomics",
-            0b0111,
-            |_, _, _| (),
-            |f| WorkRequest::fetch_add(f, 0, (f, 0), 1),
-            INVALID,
-            None,
-        ),
-        ("unaligned atomic", ALL, |_, _, _| (), |f| WorkRequest::fetch_add(f, 0, (f, 4), 1), INVALID, None),
-        (
-            "receive too small",
-            ALL,
-            small,
-            |f| WorkRequest::send(f, 0, 8),
-            INVALID,
-            Some(CqeSyndrome::LocalLength),
-        ),
-        (
-            "receive's key",
-            ALL,
-            bad_key,
-            |f| WorkRequest::send(f, 0, 8),
-            OPERATION,
-            Some(CqeSyndrome::LocalProtection),
-        ),
+    let nothing: Prepare = |_, _, _| ();
+    let (write, read): (WorkRequestOf, WorkRequestOf) =
+        (|f| WorkRequest::write(f, 0, 8, f, 0), |f| WorkRequest::read(f, 0, 8, f, 0));
+    let add: WorkRequestOf = |f| WorkRequest::fetch_add(f, 0, (f, 0), 1);
+    let unaligned: WorkRequestOf = |f| WorkRequest::fetch_add(f, 0, (f, 4), 1);
+    let send: WorkRequestOf = |f| WorkRequest::send(f, 0, 8);
+    let (length, protection) = (Some(CqeSyndrome::LocalLength), Some(CqeSyndrome::LocalProtection));
+    let cases = [
+        ("QP without remote write", 0b1101, nothing, write, INVALID, None),
+        ("QP without remote read", 0b1011, nothing, read, INVALID, None),
+        ("QP without atomics", 0b0111, nothing, add, INVALID, None),
+        ("unaligned atomic", ALL, nothing, unaligned, INVALID, None),
+        ("receive too small", ALL, small as Prepare, send, INVALID, length),
+        ("receive's key", ALL, bad_key, send, OPERATION, protection),
     ];
     for (i, (name, access, prepare, make, wanted, at_responder)) in cases.into_iter().enumerate() {
         let mut driver = Driver::new(Setup::new(&format!("refuse-{i}")));
@@ -227,6 +205,7 @@ fn what_the_responder_refuses_reaches_the_requester_as_its_syndrome() {
     }
 }
 
+type Prepare = fn(&mut Driver<Host>, QpId, &Region);
 type WorkRequestOf = fn(&Region) -> WorkRequest;
 const INVALID: CqeSyndrome = CqeSyndrome::RemoteInvalidRequest;
 const OPERATION: CqeSyndrome = CqeSyndrome::RemoteOperation;
