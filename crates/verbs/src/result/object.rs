@@ -49,6 +49,12 @@ pub unsafe fn device_guid(device: NonNull<sys::ibv_device>) -> Result<u64> {
     Ok(u64::from_be(unsafe { function(device.as_ptr()) }))
 }
 
+/// Whether libmlx5 can be loaded.
+pub fn load_mlx5() -> Result<()> {
+    sys::mlx5()?;
+    Ok(())
+}
+
 /// `mlx5dv_is_supported`. Error: libmlx5 is not there.
 ///
 /// # Safety

@@ -25,13 +25,21 @@ pub fn open(name: Option<&str>) -> Result<Context> {
     };
     let Some(device) = found else {
         let names: Vec<String> = list.iter().map(|device| device.name()).collect();
-        return Err(Error::Refused(match (name, names.is_empty()) {
-            (_, true) => "no RDMA device on this host (ibv_devices lists none)".into(),
-            (Some(name), false) => format!("no RDMA device {name}; there are: {}", names.join(", ")),
-            (None, false) => unreachable!("a list that is not empty has a first device"),
-        }));
+        return Err(Error::Refused(missing(name, &names)));
     };
     device.open()
+}
+
+/// Why no device was found, with what there is, or why there may be nothing.
+fn missing(name: Option<&str>, there: &[String]) -> String {
+    if !there.is_empty() {
+        return format!("no RDMA device {}; there are: {}", name.unwrap_or_default(), there.join(", "));
+    }
+    match object::load_mlx5() {
+        Ok(()) => "no RDMA device on this host (ibv_devices lists none)".into(),
+        // libibverbs then shows no mlx5 device even where there is one.
+        Err(error) => format!("no RDMA device on this host (ibv_devices lists none); {error}"),
+    }
 }
 
 /// Makes libibverbs fork-safe (`ibv_fork_init(3)`). Call it before the first region is registered.

@@ -10,6 +10,7 @@ mod device;
 mod direct;
 mod event;
 mod memory;
+mod qp_builder;
 mod queue_pair;
 mod work_request;
 
@@ -22,10 +23,8 @@ pub use device::{
 pub use direct::{CqLayout, DirectCq, DirectQp, QpLayout, Ring};
 pub use event::{AsyncEvent, Element};
 pub use memory::{Memory, Mr, Pages};
-pub use queue_pair::{
-    InitAttributes, Qp, QpBuilder, QpCapacity, QpType, QueriedQp, QueuePair, RtrAttributes, RtsAttributes,
-    SendOperations,
-};
+pub use qp_builder::{QpBuilder, QpCapacity, QpType, SendOperations};
+pub use queue_pair::{InitAttributes, Qp, QueriedQp, QueuePair, RtrAttributes, RtsAttributes};
 pub use work_request::{
     Datagram, InlineSlice, Payload, PostError, ReceiveRequest, Remote, SendFlags, SendList, SendOperation,
     SendRequest, Sge,
