@@ -205,7 +205,7 @@ pub struct Transfer {
     #[arg(long, conflicts_with = "seconds")]
     pub count: Option<u64>,
     /// How long to send.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     pub seconds: Option<f64>,
     /// Payload inside the request.
     #[arg(long)]

@@ -175,6 +175,10 @@ impl Plan {
         within("window", self.window.into(), 2, MAX_WINDOW.into(), "messages")?;
         within("batch", self.batch.into(), 1, (self.window / 2).into(), "messages a completion")?;
         within("doorbell_batch", self.doorbell_batch.into(), 1, self.batch.into(), "messages a doorbell")?;
+        if self.service == Service::Uc && self.op == Op::Write && self.verify == Verify::End {
+            // Nobody tells the receiver of a plain WRITE, and on UC the last one says nothing of those before it.
+            return Err("UC WRITEs cannot be counted at the end: use --op write-imm, or --verify all".into());
+        }
         let bytes = u64::from(self.qps) * self.slot_bytes() as u64 * 2 * u64::from(self.window);
         within("qps × window × payload", bytes, 0, 8 << 30, "bytes of memory")
     }
@@ -289,6 +293,7 @@ mod tests {
             ),
             (Wish { doorbell_batch: 0, ..WISH }, ["--doorbell-batch 0", "1 to"]),
             (Wish { window: Some(64), batch: Some(64), ..WISH }, ["--window 64", "128 to 4096"]),
+            (Wish { service: Service::Uc, ..WISH }, ["UC WRITEs", "--op write-imm"]),
         ] {
             let error = wish.plan().unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)), "{error}");

@@ -16,6 +16,8 @@ use crate::poster::{self, Entries, Kind, Poster, Requests};
 use crate::receiver::{CREDIT_STRIDE, SETUP, memory};
 use crate::report::PostTimes;
 
+/// How long a receiver may take to begin to listen.
+const CONNECT: Duration = Duration::from_secs(3);
 /// How long completions are waited for when no more is posted.
 const DRAIN: Duration = Duration::from_secs(5);
 /// The same after a signal: the whole end within a second.
@@ -86,7 +88,8 @@ impl Sender {
         stop: &AtomicBool,
     ) -> Result<Sender> {
         let setup = || Wait::at_most(SETUP).unless(stop);
-        let mut session = Session::connect(address, setup()).context("is a receiver listening there?")?;
+        let mut session = Session::connect(address, Wait::at_most(CONNECT).unless(stop))
+            .context("is a receiver listening there?")?;
         session.send(&Proposal { generator: VERSION, plan: plan.clone() })?;
         let peer = session.peer();
         let line =

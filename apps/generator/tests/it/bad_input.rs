@@ -1,0 +1,111 @@
+//! Requests that cannot be: one line that says what, where and what to do; exit code 2.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+
+use measure::need;
+
+use crate::ends::{Generator, command, device};
+
+/// Runs to the end; gives the exit code and what was said.
+fn run(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = command(arguments).output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+fn refused(arguments: &[&str], words: &[&str]) {
+    let (code, said) = run(arguments);
+    assert_eq!(code, Some(2), "{arguments:?}: {said}");
+    assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{arguments:?}: {said}");
+}
+
+#[test]
+fn options_that_do_not_exist_or_do_not_fit_are_named() {
+    for (arguments, words) in [
+        (&[][..], &["--listen", "--connect"][..]),
+        (&["--frobnicate"], &["--frobnicate"]),
+        (&["--connect", "h:1", "--op", "read"], &["read", "write-imm"]),
+        (&["--connect", "h:1", "--payload", "7"], &["--payload 7", "8 to"]),
+        (&["--connect", "h:1", "--payload", "999999999"], &["--payload 999999999", "to 67108864"]),
+        (&["--connect", "h:1", "--payload", "x"], &["--payload", "x"]),
+        (&["--connect", "h:1", "--qps", "100000"], &["--qps 100000", "1 to 1024"]),
+        (&["--connect", "h:1", "--batch", "10", "--doorbell-batch", "3"], &["multiple of"]),
+        (&["--connect", "h:1", "--count", "0"], &["--count 0"]),
+        (&["--connect", "h:1", "--seconds", "-1"], &["--seconds"]),
+        (&["--connect", "h:1", "--mtu", "1500"], &["1500 is no MTU"]),
+        (&["--connect", "h:1", "--service", "uc"], &["UC WRITEs"]),
+        (&["--connect", "h:1", "--listen", "h:2"], &["--connect", "--listen"]),
+        (&["baseline", "word-ring", "--seconds", "0"], &["--seconds 0"]),
+        (&["baseline", "word-ring", "--cores", "1,2,3"], &["--cores"]),
+        (&["bench-post", "--payload", "1"], &["--payload 1", "8 to 4096"]),
+    ] {
+        refused(arguments, words);
+    }
+}
+
+#[test]
+fn a_device_port_or_gid_that_is_not_there_is_named() {
+    need!(device(), nic, "an RDMA device");
+    refused(&["--listen", "127.0.0.1:0", "--nic", "mlx5_99"], &["mlx5_99"]);
+    refused(&["--listen", "127.0.0.1:0", "--port", "77"], &["77"]);
+    refused(&["--listen", "127.0.0.1:0", "--gid-index", "250"], &["250"]);
+}
+
+#[test]
+fn addresses_that_cannot_be_used_say_what_to_do() {
+    need!(device(), nic, "an RDMA device");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    refused(&["--listen", &address], &[&address, "in use"]);
+    refused(&["--listen", "nowhere"], &["nowhere"]);
+    drop(taken);
+    refused(&["--connect", &address], &[&address, "is a receiver listening there?"]);
+}
+
+#[test]
+fn a_peer_that_is_no_generator_is_refused_by_both_ends() {
+    need!(device(), nic, "an RDMA device");
+    for (line, words) in [
+        ("HTTP/1.1 400 Bad Request\r\n", "is not a generator"),
+        ("{\"generator\":7}\n", "is a generator of version 7"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let stranger = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut heard = String::new();
+            BufReader::new(stream.try_clone().unwrap()).read_line(&mut heard).unwrap();
+            stream.write_all(line.as_bytes()).unwrap();
+        });
+        refused(&["--connect", &address], &[words, &address]);
+        stranger.join().unwrap();
+
+        let (mut receiver, address) = Generator::receiver(&[]);
+        TcpStream::connect(&address).unwrap().write_all(line.as_bytes()).unwrap();
+        let ended = receiver.end();
+        assert_eq!((ended.code, ended.stderr.lines().count()), (Some(2), 1), "{ended:?}");
+        assert!(ended.stderr.contains(words), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_plan_beyond_the_limits_is_refused_by_the_receiver_too() {
+    need!(device(), nic, "an RDMA device");
+    let (mut receiver, address) = Generator::receiver(&[]);
+    let mut stream = TcpStream::connect(&address).unwrap();
+    let plan = r#"{"op":"write","service":"rc","payload_bytes":99999999999,"qps":1,"batch":1,"doorbell_batch":1,"window":2,"inline":false,"verify":"end"}"#;
+    stream.write_all(format!("{{\"generator\":1,\"plan\":{plan}}}\n").as_bytes()).unwrap();
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).unwrap();
+    assert!(answer.contains("payload 99999999999 is out of range"), "{answer}");
+    assert_eq!(receiver.end().code, Some(2));
+}
+
+#[test]
+fn ends_with_different_mtus_refuse_each_other_by_name() {
+    need!(device(), nic, "an RDMA device");
+    let (mut receiver, address) = Generator::receiver(&["--mtu", "1024"]);
+    refused(&["--connect", &address, "--mtu", "512"], &["MTUs differ", "512", "1024"]);
+    assert_eq!(receiver.end().code, Some(2));
+}

@@ -1,0 +1,73 @@
+//! Ctrl-C and killed peers: everything ends within a second, with the counts so far.
+
+use std::time::Duration;
+
+use measure::need;
+
+use crate::ends::{Ended, Generator, device};
+
+/// A second, and what a busy machine adds to it.
+const SOON: Duration = Duration::from_millis(1500);
+
+/// A run that would go on for a minute, after it has sent for a moment.
+fn endless(options: &[&str]) -> (Generator, Generator) {
+    let (receiver, address) = Generator::receiver(&[]);
+    let sender = Generator::start(&[&["--connect", &address, "--seconds", "60"], options].concat());
+    std::thread::sleep(Duration::from_millis(500));
+    (sender, receiver)
+}
+
+fn soon(name: &str, ended: &Ended) {
+    assert!(ended.after < SOON, "{name} took {:?}: {ended:?}", ended.after);
+}
+
+#[test]
+fn ctrl_c_at_the_sender_ends_both_with_the_counts_so_far() {
+    need!(device(), nic, "an RDMA device");
+    for options in [&["--op", "write"][..], &["--op", "send", "--poster", "cpu-shim"], &["--verify", "all"]] {
+        let (mut sender, mut receiver) = endless(options);
+        sender.signal("INT");
+        let (sent, received) = (sender.end(), receiver.end());
+        soon("the sender", &sent);
+        soon("the receiver", &received);
+        assert_eq!((sent.code, received.code), (Some(130), Some(0)), "{options:?}: {sent:?} {received:?}");
+        let run = sent.line();
+        assert!(run["interrupted"].as_bool().unwrap() && run["posted"].as_u64().unwrap() > 0, "{run}");
+        assert_eq!(run["received"], received.line()["received"]);
+    }
+}
+
+#[test]
+fn ctrl_c_at_the_receiver_fails_the_sender_by_name() {
+    need!(device(), nic, "an RDMA device");
+    let (mut sender, mut receiver) = endless(&["--op", "write-imm"]);
+    receiver.signal("TERM");
+    let (received, sent) = (receiver.end(), sender.end());
+    soon("the receiver", &received);
+    soon("the sender", &sent);
+    assert_eq!((received.code, sent.code), (Some(130), Some(1)), "{received:?} {sent:?}");
+    assert!(received.line()["received"].as_u64().unwrap() > 0);
+    assert!(sent.line()["posted"].as_u64().unwrap() > 0 && !sent.line()["error"].is_null(), "{sent:?}");
+}
+
+#[test]
+fn a_killed_peer_is_noticed_within_a_second() {
+    need!(device(), nic, "an RDMA device");
+    let (mut sender, mut receiver) = endless(&["--op", "write"]);
+    receiver.signal("KILL");
+    let sent = sender.end();
+    receiver.end();
+    soon("the sender", &sent);
+    assert_eq!(sent.code, Some(1), "{sent:?}");
+    assert!(sent.line()["posted"].as_u64().unwrap() > 0 && !sent.line()["error"].is_null(), "{sent:?}");
+
+    for options in [&["--op", "write"][..], &["--op", "send"]] {
+        let (mut sender, mut receiver) = endless(options);
+        sender.signal("KILL");
+        let received = receiver.end();
+        sender.end();
+        soon("the receiver", &received);
+        assert_eq!(received.code, Some(1), "{received:?}");
+        assert!(received.line()["error"].as_str().is_some_and(|error| !error.is_empty()), "{received:?}");
+    }
+}

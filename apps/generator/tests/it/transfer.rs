@@ -1,0 +1,117 @@
+//! Messages from end to end, counted and checked by both.
+
+use measure::need;
+
+use crate::ends::{Generator, device};
+
+/// Sends with these options; both ends must end well. Gives the sender's line.
+fn transfer(options: &str) -> serde_json::Value {
+    let (mut receiver, address) = Generator::receiver(&[]);
+    let options: Vec<_> = options.split_whitespace().collect();
+    let mut sender = Generator::start(&[&["--connect", &address], &options[..]].concat());
+    let (sent, received) = (sender.end(), receiver.end());
+    assert_eq!((sent.code, received.code), (Some(0), Some(0)), "{options:?}: {sent:?} {received:?}");
+    let (run, other) = (sent.line().clone(), received.line());
+    assert_eq!((&run["kind"], &other["kind"]), (&"run".into(), &"received".into()));
+    for field in ["received", "received_bytes", "checked", "verified", "torn", "lost"] {
+        assert_eq!(run[field], other[field], "{options:?}: the ends tell different stories of {field}");
+    }
+    assert!(run["content_ok"].as_bool().unwrap() && run["error"].is_null(), "{run}");
+    run
+}
+
+#[test]
+fn every_operation_by_every_poster_arrives_whole() {
+    need!(device(), nic, "an RDMA device");
+    for poster in ["cpu-ibverbs", "cpu-shim"] {
+        for operation in
+            ["--op write", "--op write-imm", "--op send", "--service uc --op write-imm --verify all"]
+        {
+            let run = transfer(&format!("--poster {poster} {operation} --count 5003 --batch 32"));
+            for field in ["posted", "completed", "received"] {
+                assert_eq!(run[field], 5003, "{poster} {operation}: {field}");
+            }
+            assert_eq!(run["received_bytes"], 5003 * 64);
+            assert!(run["post_ns"].as_f64().unwrap() > 0.0 && run["post"]["count"].as_u64().unwrap() >= 157);
+            // 64 bytes in one frame: the wire carries 62 more, and the headers of the operation.
+            assert!(run["wire_gbps"].as_f64().unwrap() > 1.9 * run["payload_gbps"].as_f64().unwrap());
+        }
+    }
+}
+
+#[test]
+fn verify_all_looks_at_every_message_and_sample_at_some() {
+    need!(device(), nic, "an RDMA device");
+    for (options, checked) in [
+        ("--verify all --op write", 2000),
+        ("--verify all --op send --poster cpu-shim", 2000),
+        ("--verify all --op write-imm --qps 3", 2000),
+        // Every 61st message, the first included.
+        ("--verify sample --op write", 33),
+    ] {
+        let run = transfer(&format!("{options} --count 2000 --payload 200"));
+        assert_eq!(run["checked"], checked, "{options}");
+    }
+}
+
+#[test]
+fn sizes_queue_pairs_inline_and_doorbell_batches_all_arrive() {
+    need!(device(), nic, "an RDMA device");
+    for options in [
+        "--payload 8 --count 3000",
+        "--payload 8 --count 3000 --inline --poster cpu-shim --doorbell blueflame",
+        "--payload 4097 --count 1000 --poster cpu-shim --order early",
+        "--payload 65536 --count 500",
+        "--payload 1048576 --count 40 --poster cpu-shim",
+        "--qps 8 --count 8001 --doorbell-batch 16 --poster cpu-shim",
+        "--qps 8 --count 8001 --doorbell-batch 16",
+        "--count 1",
+    ] {
+        transfer(options);
+    }
+}
+
+#[test]
+fn a_time_limit_ends_the_run_and_everything_posted_has_arrived() {
+    need!(device(), nic, "an RDMA device");
+    let run = transfer("--seconds 0.3 --poster cpu-shim");
+    let seconds = run["seconds"].as_f64().unwrap();
+    assert!((0.3..2.0).contains(&seconds), "{seconds}");
+    assert_eq!(run["posted"], run["received"]);
+}
+
+#[test]
+fn a_receiver_serves_one_sender_after_another() {
+    need!(device(), nic, "an RDMA device");
+    let (mut receiver, address) = Generator::receiver(&["--sessions", "2"]);
+    for count in ["100", "200"] {
+        let sent = Generator::start(&["--connect", &address, "--count", count]).end();
+        assert_eq!(sent.code, Some(0), "{sent:?}");
+    }
+    let ended = receiver.end();
+    let counts: Vec<_> = ended.lines.iter().map(|line| line["received"].as_u64().unwrap()).collect();
+    assert_eq!((ended.code, counts), (Some(0), vec![100, 200]));
+}
+
+#[test]
+fn bench_post_has_a_row_for_each_list_and_doorbell() {
+    need!(device(), nic, "an RDMA device");
+    let mut bench = Generator::start(&["bench-post", "--rounds", "20"]);
+    let ended = bench.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let rows = ended.line()["rows"].as_array().unwrap();
+    let lists: Vec<_> = rows.iter().map(|row| row["list"].as_u64().unwrap()).collect();
+    assert_eq!(lists, [1, 16, 1, 16, 1, 16]);
+    assert!(rows.iter().all(|row| row["ratio"].as_f64().unwrap() > 0.0));
+}
+
+#[test]
+fn baselines_measure_something_without_a_device() {
+    for (what, field) in
+        [("flag-ping-pong", "half_round_trip"), ("word-ring", "per_second"), ("process-vm-writev", "gbps")]
+    {
+        let ended = Generator::start(&["baseline", what, "--seconds", "0.05"]).end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert!(!ended.line()[field].is_null() && ended.line()["count"].as_u64().unwrap() > 0, "{ended:?}");
+    }
+}
