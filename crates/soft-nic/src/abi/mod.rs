@@ -18,6 +18,8 @@ pub mod process;
 mod qp;
 pub mod server;
 pub mod sysfs;
+#[cfg(test)]
+mod tests;
 pub mod tree;
 mod uar;
 mod write;

@@ -1,0 +1,491 @@
+//! Each command: what the device is asked, and what the program gets. Inputs are those that libibverbs 44 and libmlx5
+//! 1.24 were seen to send (`SOFTNIC_LOG=1`), with distinct values in every field.
+
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use super::{Bench, Call, get_context};
+use crate::abi::layout::{
+    Reader, alloc_ucontext_resp, ex_query_device_resp, gid_entry, modify_qp, qp_dest, query_device_resp,
+    query_port_resp, query_qp_resp,
+};
+use crate::abi::server::Mapping;
+use crate::config::{Config, LinkLayer, Model};
+
+fn roce() -> Config {
+    Config { link_layer: LinkLayer::Roce, ..Config::default() }
+}
+
+#[test]
+fn the_probe_for_wrapped_commands_gets_enospc_even_before_a_context() {
+    let mut bench = Bench::closed(&Config::default());
+    assert_eq!(Call::write(1).run(&mut bench), Err(libc::ENOSPC));
+}
+
+#[test]
+fn commands_before_get_context_are_refused_and_a_second_one_too() {
+    let mut bench = Bench::closed(&Config::default());
+    for mut call in [
+        Call::write(3).input(0, &[0; 8]).output(1, 4),
+        Call::new(1, 0).handle(0, 0),
+        Call::new(0, 2).input(0, &[1]).output(1, 48),
+        Call::new(0x10, 0).handle(0, 0),
+        Call::new(0x1008, 0x1000)
+            .handle(0x1000, 0)
+            .input(0x1001, &0_u64.to_ne_bytes())
+            .output(0x1002, 8)
+            .output(0x1003, 4)
+            .output(0x1004, 4),
+    ] {
+        assert_eq!(call.run(&mut bench), Err(libc::EINVAL));
+    }
+    assert_eq!(bench.asked(), [] as [&str; 0]);
+    assert_eq!(get_context().run(&mut bench), Ok(()));
+    assert_eq!(get_context().run(&mut bench), Err(libc::EINVAL));
+    assert_eq!(bench.asked(), ["open_context 0"]);
+}
+
+#[test]
+fn get_context_offers_dynamic_uars_and_version_1_cqes() {
+    let mut bench = Bench::closed(&Config::default());
+    let mut call = get_context();
+    call.run(&mut bench).unwrap();
+    use alloc_ucontext_resp as at;
+    let answer = Reader(call.result(0x1001));
+    assert_eq!((answer.u32(at::TOT_BFREGS), answer.u32(at::NUM_DYN_BFREGS)), (0, 512));
+    assert_eq!((answer.u8(at::CQE_VERSION), answer.u8(at::ETH_MIN_INLINE)), (1, 1));
+    assert_eq!(answer.u32(at::RESPONSE_LENGTH), 72);
+    assert_eq!(call.result(0), 4_u32.to_ne_bytes(), "completion vectors: one a processor");
+}
+
+#[test]
+fn a_library_without_dynamic_uars_or_user_indexes_is_refused() {
+    for (what, at, value) in [("lib_caps", 24, 1), ("max_cqe_version", 16, 0), ("comp_mask", 12, 1)] {
+        let mut request = [0; 32];
+        (request[16], request[24]) = (1, 3);
+        request[at] = value;
+        let mut call = Call::new(0, 3).output(0, 4).input(0x1000, &request).output(0x1001, 72);
+        let mut bench = Bench::closed(&Config::default());
+        assert_eq!(call.run(&mut bench), Err(libc::EOPNOTSUPP), "{what}");
+        assert_eq!(bench.asked(), [] as [&str; 0], "{what}");
+    }
+}
+
+#[test]
+fn a_context_whose_answer_cannot_be_written_is_closed_again() {
+    let mut request = [0; 32];
+    (request[16], request[24]) = (1, 3);
+    let mut bench = Bench::closed(&Config::default());
+    let mut call = Call::new(0, 3).output(0, 4).input(0x1000, &request).raw(0x1001, 72, 1, 0, 0x10);
+    assert_eq!(call.run(&mut bench), Err(libc::EFAULT));
+    assert_eq!(bench.asked(), ["open_context 0", "close_context 7"]);
+    assert_eq!(get_context().run(&mut bench), Ok(()));
+}
+
+#[test]
+fn ports_show_the_configured_link_layer_and_model() {
+    for (config, layer, lid, speed, mtu, gids, flags) in [
+        (Config::default(), 1, 1, 64, 5, 8, 0),
+        (Config { mtu: 1024, model: Model::ConnectX7, ..roce() }, 2, 0, 128, 3, 16, 1),
+        (Config { model: Model::ConnectX5, ..Config::default() }, 1, 1, 32, 5, 8, 0),
+    ] {
+        let mut call = Call::new(0, 2).input(0, &[1]).output(1, 48);
+        call.run(&mut Bench::open(&config)).unwrap();
+        use query_port_resp as at;
+        let port = Reader(call.result(1));
+        assert_eq!((port.u8(at::LINK_LAYER), port.u16(at::LID), port.u8(at::FLAGS)), (layer, lid, flags));
+        assert_eq!((port.u8(at::ACTIVE_SPEED), port.u8(at::ACTIVE_MTU), port.u8(at::STATE)), (speed, mtu, 4));
+        assert_eq!((port.u32(at::GID_TBL_LEN), port.u16(at::PKEY_TBL_LEN)), (gids, 1));
+    }
+    for port in [0, 2, 255] {
+        let mut call = Call::new(0, 2).input(0, &[port]).output(1, 48);
+        assert_eq!(call.run(&mut Bench::open(&Config::default())), Err(libc::EINVAL), "port {port}");
+    }
+}
+
+#[test]
+fn gid_entries_say_enodata_when_empty_and_einval_past_the_table() {
+    let mut bench = Bench::open(&roce());
+    let call = |port: u32, index: u32, flags: u32| {
+        let call = Call::new(0, 6).input(0, &port.to_ne_bytes()).input(1, &index.to_ne_bytes());
+        call.input(2, &flags.to_ne_bytes()).output(3, 32)
+    };
+    for (port, index, flags, expected) in [
+        (1, 0, 0, Ok(())),
+        (1, 3, 0, Ok(())),
+        (1, 4, 0, Err(libc::ENODATA)),
+        (1, 15, 0, Err(libc::ENODATA)),
+        (1, 16, 0, Err(libc::EINVAL)),
+        (1, u32::MAX, 0, Err(libc::EINVAL)),
+        (2, 0, 0, Err(libc::EINVAL)),
+        (1, 0, 1, Err(libc::EINVAL)),
+    ] {
+        assert_eq!(call(port, index, flags).run(&mut bench), expected, "{port} {index} {flags}");
+    }
+    let mut third = call(1, 3, 0);
+    third.run(&mut bench).unwrap();
+    let entry = Reader(third.result(3));
+    assert_eq!(entry.array::<16>(gid_entry::GID), [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 255, 255, 127, 0, 0, 1]);
+    let word = |at| entry.u32(at);
+    assert_eq!((word(gid_entry::GID_INDEX), word(gid_entry::GID_TYPE)), (3, 2));
+    assert_eq!((word(gid_entry::PORT_NUM), word(gid_entry::NETDEV_IFINDEX)), (1, 1));
+}
+
+#[test]
+fn the_gid_table_lists_entries_in_use_in_the_size_asked_for() {
+    let mut bench = Bench::open(&roce());
+    let call = |size: u64, room| Call::new(0, 5).input(0, &size.to_ne_bytes()).output(2, room).output(3, 8);
+    for (size, room, expected) in [
+        (32, 4 * 32, Ok(4_u64)),
+        (40, 4 * 40, Ok(4)),
+        (24, 1000, Ok(4)),
+        (32, 3 * 32, Err(libc::EINVAL)),
+        (0, 64, Err(libc::EINVAL)),
+        (u64::MAX, 64, Err(libc::EINVAL)),
+    ] {
+        let mut call = call(size, room);
+        let count = call.run(&mut bench).map(|()| Reader(call.result(3)).u64(0));
+        assert_eq!(count, expected, "{size} {room}");
+        if expected.is_ok() {
+            let second = &call.result(2)[size as usize..];
+            assert_eq!(second[..2], [0xfe, 0x80], "{size}: the second entry starts where it should");
+        }
+    }
+}
+
+#[test]
+fn query_device_gives_the_models_numbers_in_both_forms() {
+    let mut bench = Bench::open(&Config { model: Model::ConnectX6Dx, ..Config::default() });
+    let mut plain = Call::write(1).input(0, &[0; 8]).output(1, 176);
+    plain.run(&mut bench).unwrap();
+    let mut extended = Call::write(0x8000_0001).input(0, &[0; 8]).output(1, 304).output(0x1001, 104);
+    extended.run(&mut bench).unwrap();
+    assert_eq!(plain.result(1), &extended.result(1)[..176]);
+    let device = Reader(extended.result(1));
+    assert_eq!(device.u32(query_device_resp::VENDOR_PART_ID), 0x101d);
+    assert_eq!(device.u8(query_device_resp::PHYS_PORT_CNT), 1);
+    assert_eq!(device.u32(ex_query_device_resp::RESPONSE_LENGTH), 304);
+    assert_eq!(device.u64(ex_query_device_resp::HCA_CORE_CLOCK), 1_000_000);
+    assert_eq!(Reader(extended.result(0x1001)).u32(4), 104);
+    assert_eq!(Call::write(1).input(0, &[0; 8]).output(1, 100).run(&mut bench), Err(libc::ENOSPC));
+    let mut mask = Call::write(0x8000_0001).input(0, &[1, 0, 0, 0, 0, 0, 0, 0]).output(1, 304);
+    assert_eq!(mask.run(&mut bench), Err(libc::EINVAL));
+}
+
+#[test]
+fn protection_domains_and_regions_carry_every_field() {
+    let mut bench = Bench::open(&Config::default());
+    let mut pd = Call::write(3).input(0, &[0; 8]).output(1, 4).output(0x1001, 4);
+    pd.run(&mut bench).unwrap();
+    assert_eq!((Reader(pd.result(1)).u32(0), Reader(pd.result(0x1001)).u32(0)), (4, 0x44));
+    let fields: [u64; 4] = [0, 0x1000, 0x2000, 0x3000];
+    let mut input: Vec<u8> = fields.iter().flat_map(|field| field.to_ne_bytes()).collect();
+    input.extend([4_u32, 0x7].iter().flat_map(|field| field.to_ne_bytes()));
+    let mut mr = Call::write(9).input(0, &input).output(1, 12);
+    mr.run(&mut bench).unwrap();
+    let answer = Reader(mr.result(1));
+    assert_eq!((answer.u32(0), answer.u32(4), answer.u32(8)), (5, 0x500, 0x501));
+    Call::new(7, 1).handle(0, 5).run(&mut bench).unwrap();
+    Call::new(1, 0).handle(0, 4).run(&mut bench).unwrap();
+    assert_eq!(
+        bench.asked(),
+        [
+            "alloc_pd",
+            "RegMr { start: 1000, length: 2000, iova: 3000, pd: 4, access: 7 }",
+            "dereg_mr 5",
+            "dealloc_pd 4"
+        ]
+    );
+    assert_eq!(Call::write(9).input(0, &input[..39]).output(1, 12).run(&mut bench), Err(libc::ENOSPC));
+    let mut lost = Call::write(9).input(0, &input).raw(1, 12, 1, 0, 0x10);
+    assert_eq!(lost.run(&mut bench), Err(libc::EFAULT));
+    assert_eq!(bench.asked()[1], "dereg_mr 5", "a region nobody knows the key of is gone");
+}
+
+fn cq_call(cqe_size: u32, mlx5_flags: u16, vector: u32, flags: u32, compressed: u8) -> Call {
+    let mut part = [0; 32];
+    part[..8].copy_from_slice(&0x1000_u64.to_ne_bytes());
+    part[8..16].copy_from_slice(&0x2000_u64.to_ne_bytes());
+    part[16..20].copy_from_slice(&cqe_size.to_ne_bytes());
+    part[20] = compressed;
+    part[22..24].copy_from_slice(&mlx5_flags.to_ne_bytes());
+    part[24] = 0x21;
+    Call::new(3, 0)
+        .handle(0, 0)
+        .input(1, &511_u32.to_ne_bytes())
+        .input(2, &0x1234_5678_9abc_u64.to_ne_bytes())
+        .input(4, &vector.to_ne_bytes())
+        .input(5, &flags.to_ne_bytes())
+        .output(6, 4)
+        .input(0x1000, &part)
+        .output(0x1001, 8)
+}
+
+#[test]
+fn completion_queues_carry_every_field_and_report_their_events() {
+    let mut bench = Bench::open(&Config::default());
+    let mut channel = Call::write(0x11).input(0, &[0; 8]).output(1, 4);
+    channel.run(&mut bench).unwrap();
+    let fd = Reader(channel.result(1)).u32(0);
+    // SAFETY: the program's descriptor, which the test owns.
+    let _owned = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    let mut call = cq_call(128, 2, 3, 1, 0).handle(3, u64::from(fd));
+    call.run(&mut bench).unwrap();
+    assert_eq!(call.attribute(0).1, 6);
+    assert_eq!(Reader(call.result(0x1001)).u32(0), 0x406);
+    let mut destroy = Call::new(3, 1).handle(0, 6).output(1, 8);
+    destroy.run(&mut bench).unwrap();
+    assert_eq!(destroy.result(1), [2, 0, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(
+        bench.asked(),
+        [
+            "CreateCq { cqe: 1ff, cqe_size: 80, buffer: 1000, record: 2000, user_handle: 123456789abc, \
+             channel: Some(0), uar_page: Some(21), vector: 3 }",
+            "destroy_cq 6"
+        ]
+    );
+    for (what, mut call, errno) in [
+        ("a vector beyond the processors", cq_call(64, 2, 4, 0, 0), libc::EINVAL),
+        ("ignoring overruns", cq_call(64, 2, 0, 2, 0), libc::EOPNOTSUPP),
+        ("padded CQEs", cq_call(128, 1, 0, 0, 0), libc::EOPNOTSUPP),
+        ("real-time timestamps", cq_call(64, 4, 0, 0, 0), libc::EOPNOTSUPP),
+        ("compressed CQEs", cq_call(64, 2, 0, 0, 1), libc::EOPNOTSUPP),
+    ] {
+        assert_eq!(call.run(&mut bench), Err(errno), "{what}");
+    }
+    assert_eq!(bench.asked(), [] as [&str; 0]);
+}
+
+fn qp_call(kind: u64, flags: u32, mlx5_flags: u32) -> Call {
+    let mut part = [0; 56];
+    part[..8].copy_from_slice(&0x1000_u64.to_ne_bytes());
+    part[8..16].copy_from_slice(&0x2000_u64.to_ne_bytes());
+    for (at, value) in [(16, 64_u32), (20, 32), (24, 4), (28, mlx5_flags), (32, 0x99), (36, 0x21)] {
+        part[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+    let cap: Vec<u8> = [1_u32, 2, 3, 4, 5].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    Call::new(4, 0)
+        .handle(0, 0)
+        .handle(2, 4)
+        .handle(4, 6)
+        .handle(5, 6)
+        .input(7, &0xfeed_u64.to_ne_bytes())
+        .input(8, &cap)
+        .input(9, &kind.to_ne_bytes())
+        .input(10, &flags.to_ne_bytes())
+        .output(13, 20)
+        .output(14, 4)
+        .input(0x1000, &part)
+        .output(0x1001, 40)
+}
+
+#[test]
+fn queue_pairs_carry_every_field() {
+    let mut bench = Bench::open(&Config::default());
+    let mut call = qp_call(2, 1 << 12, 0x402);
+    call.run(&mut bench).unwrap();
+    assert_eq!((call.attribute(0).1, Reader(call.result(14)).u32(0)), (8, 0x20040));
+    let cap: Vec<u32> = (0..5).map(|word| Reader(call.result(13)).u32(4 * word)).collect();
+    assert_eq!(cap, [1, 2, 3, 4, 5]);
+    assert_eq!(
+        bench.asked(),
+        [
+            "CreateQp { service: Rc, pd: 4, send_cq: 6, recv_cq: 6, cap: QpCap { max_send_wr: 1, max_recv_wr: 2, \
+          max_send_sge: 3, max_recv_sge: 4, max_inline_data: 5 }, user_handle: feed, signal_all: true, buffer: 1000, \
+          record: 2000, sq_wqe_count: 40, rq_wqe_count: 20, rq_wqe_shift: 4, mlx5_flags: 402, user_index: 99, \
+          uar_page: Some(21) }"
+        ]
+    );
+    let mut destroy = Call::new(4, 1).handle(0, 8).output(1, 4);
+    destroy.run(&mut bench).unwrap();
+    assert_eq!(destroy.result(1), 5_u32.to_ne_bytes());
+    bench.asked();
+    for (what, mut call, errno) in [
+        ("raw packets", qp_call(8, 0, 0x400), libc::EOPNOTSUPP),
+        ("XRC", qp_call(9, 0, 0x400), libc::EOPNOTSUPP),
+        ("a driver's own type", qp_call(0xff, 0, 0x400), libc::EOPNOTSUPP),
+        ("a type that is none", qp_call(0, 0, 0x400), libc::EOPNOTSUPP),
+        ("a shared receive queue", qp_call(2, 0, 0x400).handle(3, 1), libc::EOPNOTSUPP),
+        ("an indirection table", qp_call(2, 0, 0x400).handle(6, 1), libc::EOPNOTSUPP),
+        ("a source QPN", qp_call(4, 0, 0x400).input(11, &1_u32.to_ne_bytes()), libc::EOPNOTSUPP),
+        ("scatter FCS", qp_call(2, 1 << 8, 0x400), libc::EOPNOTSUPP),
+        ("a DCI", qp_call(2, 0, 0x420), libc::EOPNOTSUPP),
+    ] {
+        assert_eq!(call.run(&mut bench), Err(errno), "{what}");
+    }
+    assert_eq!(bench.asked(), [] as [&str; 0]);
+}
+
+#[test]
+fn modify_qp_carries_every_field() {
+    let mut input = [0; modify_qp::SIZE];
+    // The path first, then every field behind it with a value of its own.
+    input[qp_dest::DGID..][..16].copy_from_slice(&[0xaa; 16]);
+    input[qp_dest::FLOW_LABEL] = 1;
+    input[qp_dest::DLID] = 2;
+    input[qp_dest::SGID_INDEX] = 3;
+    input[qp_dest::HOP_LIMIT] = 4;
+    input[qp_dest::TRAFFIC_CLASS] = 5;
+    input[qp_dest::SL] = 6;
+    input[qp_dest::IS_GLOBAL] = 1;
+    input[qp_dest::PORT_NUM] = 7;
+    use modify_qp as at;
+    for (place, value) in [
+        (at::QP_HANDLE, 8),
+        (at::ATTR_MASK, 9),
+        (at::QKEY, 10),
+        (at::RQ_PSN, 11),
+        (at::SQ_PSN, 12),
+        (at::DEST_QP_NUM, 13),
+        (at::QP_ACCESS_FLAGS, 14),
+        (at::PKEY_INDEX, 15),
+        (at::QP_STATE, 16),
+        (at::CUR_QP_STATE, 17),
+        (at::PATH_MTU, 18),
+        (at::MAX_RD_ATOMIC, 19),
+        (at::MAX_DEST_RD_ATOMIC, 20),
+        (at::MIN_RNR_TIMER, 21),
+        (at::PORT_NUM, 22),
+        (at::TIMEOUT, 23),
+        (at::RETRY_CNT, 24),
+        (at::RNR_RETRY, 25),
+    ] {
+        input[place] = value;
+    }
+    let mut bench = Bench::open(&Config::default());
+    Call::write(0x1a).input(0, &input).run(&mut bench).unwrap();
+    let mut extended = Call::write(0x8000_001a).input(0, &input).output(1, 8).output(0x1001, 16);
+    extended.run(&mut bench).unwrap();
+    assert_eq!(extended.result(1), [0, 0, 0, 0, 8, 0, 0, 0]);
+    let asked = bench.asked();
+    assert_eq!(asked[0], asked[1]);
+    assert_eq!(
+        asked[0],
+        "modify_qp 8 ModifyQp { mask: 9, state: 10, current_state: 11, path_mtu: 12, qkey: a, rq_psn: b, sq_psn: c, \
+         dest_qpn: d, access: e, address: AddressVector { dlid: 2, dgid: Some([aa, aa, aa, aa, aa, aa, aa, aa, aa, aa, \
+         aa, aa, aa, aa, aa, aa]), sgid_index: 3, sl: 6, flow_label: 1, hop_limit: 4, traffic_class: 5, port: 7 }, \
+         pkey_index: f, port: 16, timeout: 17, retry_count: 18, rnr_retry: 19, min_rnr_timer: 15, max_rd_atomic: 13, \
+         max_dest_rd_atomic: 14, sq_draining: false }"
+    );
+    // A rate limit (bit 25) is the only attribute of the longer form, and the device has none.
+    input[at::ATTR_MASK + 3] = 2;
+    assert_eq!(Call::write(0x8000_001a).input(0, &input).run(&mut bench), Err(libc::EOPNOTSUPP));
+    assert_eq!(Call::write(0x1a).input(0, &input[..100]).run(&mut bench), Err(libc::ENOSPC));
+}
+
+#[test]
+fn query_qp_gives_every_field_back() {
+    let mut bench = Bench::open(&Config::default());
+    let mut input = [0; 16];
+    input[8] = 8;
+    let mut call = Call::write(0x19).input(0, &input).output(1, query_qp_resp::SIZE);
+    call.run(&mut bench).unwrap();
+    use query_qp_resp as at;
+    let answer = Reader(call.result(1));
+    assert_eq!((answer.u8(at::QP_STATE), answer.u8(at::CUR_QP_STATE), answer.u8(at::SQ_SIG_ALL)), (3, 3, 1));
+    assert_eq!((answer.u32(at::DEST_QP_NUM), answer.u8(at::TIMEOUT)), (0x77, 14));
+    assert_eq!((answer.u32(at::MAX_SEND_WR), answer.u32(at::MAX_INLINE_DATA)), (11, 15));
+    assert_eq!(
+        (answer.u16(qp_dest::DLID), answer.u8(qp_dest::SL), answer.u8(qp_dest::IS_GLOBAL)),
+        (0x1234, 3, 1)
+    );
+    assert_eq!(answer.array::<16>(qp_dest::DGID), [9; 16]);
+    assert_eq!(bench.asked(), ["query_qp 8"]);
+}
+
+#[test]
+fn address_handles_tell_the_mac_and_need_a_gid_on_ethernet() {
+    let mut input = [0; 56];
+    (input[16], input[24], input[44], input[50], input[53], input[54]) = (4, 0xfe, 3, 2, 1, 1);
+    let mut bench = Bench::open(&roce());
+    let mut call = Call::write(5).input(0, &input).output(1, 4).output(0x1001, 16);
+    call.run(&mut bench).unwrap();
+    assert_eq!((Reader(call.result(1)).u32(0), &call.result(0x1001)[4..10]), (9, &[1, 2, 3, 4, 5, 6][..]));
+    Call::new(6, 0).handle(0, 9).run(&mut bench).unwrap();
+    let asked = bench.asked();
+    assert!(asked[0].starts_with("create_ah 4 AddressVector { dlid: 0, dgid: Some([fe,"), "{asked:?}");
+    assert_eq!(asked[1], "destroy_ah 9");
+    input[53] = 0;
+    assert_eq!(Call::write(5).input(0, &input).output(1, 4).run(&mut bench), Err(libc::EINVAL));
+}
+
+#[test]
+fn uar_pages_are_mapped_at_the_offset_that_they_were_given() {
+    let mut bench = Bench::open(&Config::default());
+    let alloc = |kind: u64| {
+        Call::new(0x1008, 0x1000)
+            .handle(0x1000, 0)
+            .input(0x1001, &kind.to_ne_bytes())
+            .output(0x1002, 8)
+            .output(0x1003, 4)
+            .output(0x1004, 4)
+    };
+    let mut call = alloc(0);
+    call.run(&mut bench).unwrap();
+    let offset = Reader(call.result(0x1002)).u64(0);
+    assert_eq!((Reader(call.result(0x1003)).u32(0), Reader(call.result(0x1004)).u32(0)), (4096, 0x21));
+    let map = |bench: &Bench, offset, length| match bench.server.mapping(&bench.file, offset, length) {
+        Ok(Mapping::Uar(_)) => Ok("uar"),
+        Ok(Mapping::Clock(_)) => Ok("clock"),
+        Err(error) => Err(error.errno),
+    };
+    for (what, offset, length, expected) in [
+        ("the page", offset, 4096, Ok("uar")),
+        ("its neighbour", offset + 4096, 4096, Err(libc::EINVAL)),
+        ("two pages", offset, 8192, Err(libc::EINVAL)),
+        ("between pages", offset + 8, 4096, Err(libc::EINVAL)),
+        ("core clock", 0x50_0000, 4096, Ok("clock")),
+        ("clock info", 0x70_0000, 4096, Ok("clock")),
+        ("core clock with an index", 0x50_1000, 4096, Err(libc::EINVAL)),
+        ("static UAR", 0, 4096, Err(libc::EINVAL)),
+        ("device memory", 0x80_0000, 4096, Err(libc::EINVAL)),
+        ("the far end", u64::MAX - 4095, 4096, Err(libc::EINVAL)),
+    ] {
+        assert_eq!(map(&bench, offset, length), expected, "{what}");
+    }
+    assert_eq!(alloc(2).run(&mut bench), Err(libc::EOPNOTSUPP));
+    alloc(1).run(&mut bench).unwrap();
+    Call::new(0x1008, 0x1001).handle(0x1000, 3).run(&mut bench).unwrap();
+    assert_eq!(map(&bench, offset, 4096), Err(libc::EINVAL), "after its destruction");
+    assert_eq!(bench.asked(), ["alloc_uar BlueFlame", "alloc_uar NonCached", "free_uar 3"]);
+}
+
+#[test]
+fn what_the_device_lacks_is_refused_as_a_kernel_refuses_it_and_counted() {
+    let mut bench = Bench::open(&Config::default());
+    for command in [0x20, 0x13, 0xe, 0x1e, 0x8000_0032, 0x8000_0039, 0x99, 0x1234_5678] {
+        assert_eq!(
+            Call::write(command).input(0, &[0; 16]).run(&mut bench),
+            Err(libc::EOPNOTSUPP),
+            "{command:#x}"
+        );
+    }
+    Call::write(0x20).input(0, &[0; 16]).run(&mut bench).unwrap_err();
+    assert_eq!(Call::new(0x1000, 0x1000).run(&mut bench), Err(libc::EOPNOTSUPP));
+    let refused = bench.server.refused();
+    assert!(refused.contains(&("CREATE_SRQ".to_owned(), 2)), "{refused:?}");
+    assert!(refused.contains(&("DEVX.0x1000".to_owned(), 1)), "{refused:?}");
+    assert!(refused.contains(&("write command 0x99".to_owned(), 1)), "{refused:?}");
+}
+
+#[test]
+fn closing_closes_the_context_and_its_event_files() {
+    use std::io::Read;
+    let mut bench = Bench::open(&Config::default());
+    let mut call = Call::new(0x10, 0).handle(0, 0);
+    call.run(&mut bench).unwrap();
+    // SAFETY: the program's descriptor, which the test owns.
+    let mut events = std::fs::File::from(unsafe { OwnedFd::from_raw_fd(call.attribute(0).1 as i32) });
+    let file = std::mem::replace(&mut bench.file, super::OpenFile::new(0));
+    bench.server.close(file);
+    assert_eq!(bench.asked(), ["close_context 7"]);
+    assert_eq!(events.read(&mut [0; 16]).unwrap(), 0, "a reader sees the end");
+}
+
+#[test]
+fn the_devices_own_refusals_reach_the_program() {
+    let mut bench = Bench::open(&Config::default());
+    bench.device().refusal = Some(libc::ENOMEM);
+    assert_eq!(Call::write(3).input(0, &[0; 8]).output(1, 4).run(&mut bench), Err(libc::ENOMEM));
+    assert_eq!(cq_call(64, 2, 0, 0, 0).run(&mut bench), Err(libc::ENOMEM));
+    assert_eq!(qp_call(2, 0, 0x400).run(&mut bench), Err(libc::ENOMEM));
+}

@@ -1,0 +1,114 @@
+//! A device that says yes and writes down what it was asked.
+
+use crate::abi::commands::{Answer, Commands};
+use crate::device::UarKind;
+use crate::device::command::{
+    AddressVector, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq, CreateQp, CreatedAh,
+    CreatedCq, CreatedQp, DestroyedCq, Handle, ModifyQp, MrKeys, QpCap, QueriedQp, RegMr,
+};
+use crate::dma::Registers;
+
+/// The device.
+#[derive(Default)]
+pub struct Recorder {
+    /// One line a command.
+    pub asked: Vec<String>,
+    /// When set, every command that makes something is refused with this errno.
+    pub refusal: Option<i32>,
+}
+
+impl Recorder {
+    fn note(&mut self, line: String) {
+        self.asked.push(line);
+    }
+
+    fn make<T>(&mut self, line: String, made: T) -> Answer<T> {
+        self.note(line);
+        match self.refusal {
+            Some(errno) => Err(CommandError { errno, reason: "as told".into() }),
+            None => Ok(made),
+        }
+    }
+}
+
+impl Commands for Recorder {
+    fn open_context(&mut self, device: u8) -> Answer<ContextId> {
+        self.make(format!("open_context {device}"), ContextId(7))
+    }
+
+    fn close_context(&mut self, context: ContextId) {
+        self.note(format!("close_context {}", context.0));
+    }
+
+    fn alloc_uar(&mut self, _: ContextId, kind: UarKind, _: Box<dyn Registers>) -> Answer<AllocatedUar> {
+        self.make(format!("alloc_uar {kind:?}"), AllocatedUar { handle: 3, page_id: 0x21 })
+    }
+
+    fn free_uar(&mut self, _: ContextId, uar: Handle) -> Answer<()> {
+        self.note(format!("free_uar {uar}"));
+        Ok(())
+    }
+
+    fn alloc_pd(&mut self, _: ContextId) -> Answer<AllocatedPd> {
+        self.make("alloc_pd".into(), AllocatedPd { handle: 4, pdn: 0x44 })
+    }
+
+    fn dealloc_pd(&mut self, _: ContextId, pd: Handle) -> Answer<()> {
+        self.note(format!("dealloc_pd {pd}"));
+        Ok(())
+    }
+
+    fn reg_mr(&mut self, _: ContextId, command: &RegMr) -> Answer<MrKeys> {
+        self.make(format!("{command:x?}"), MrKeys { handle: 5, lkey: 0x500, rkey: 0x501 })
+    }
+
+    fn dereg_mr(&mut self, _: ContextId, mr: Handle) -> Answer<()> {
+        self.note(format!("dereg_mr {mr}"));
+        Ok(())
+    }
+
+    fn create_cq(&mut self, _: ContextId, command: &CreateCq) -> Answer<CreatedCq> {
+        self.make(format!("{command:x?}"), CreatedCq { handle: 6, cqn: 0x406, cqe: command.cqe })
+    }
+
+    fn destroy_cq(&mut self, _: ContextId, cq: Handle) -> Answer<DestroyedCq> {
+        self.note(format!("destroy_cq {cq}"));
+        Ok(DestroyedCq { completion_events: 2, async_events: 1 })
+    }
+
+    fn create_qp(&mut self, _: ContextId, command: &CreateQp) -> Answer<CreatedQp> {
+        self.make(format!("{command:x?}"), CreatedQp { handle: 8, qpn: 0x20040, cap: command.cap })
+    }
+
+    fn modify_qp(&mut self, _: ContextId, qp: Handle, command: &ModifyQp) -> Answer<()> {
+        self.make(format!("modify_qp {qp} {command:x?}"), ())
+    }
+
+    fn query_qp(&mut self, _: ContextId, qp: Handle) -> Answer<QueriedQp> {
+        let address =
+            AddressVector { dlid: 0x1234, dgid: Some([9; 16]), sl: 3, port: 1, ..AddressVector::default() };
+        let attributes = ModifyQp { state: 3, dest_qpn: 0x77, timeout: 14, address, ..ModifyQp::default() };
+        let cap = QpCap {
+            max_send_wr: 11,
+            max_recv_wr: 12,
+            max_send_sge: 13,
+            max_recv_sge: 14,
+            max_inline_data: 15,
+        };
+        self.make(format!("query_qp {qp}"), QueriedQp { attributes, cap, signal_all: true })
+    }
+
+    fn destroy_qp(&mut self, _: ContextId, qp: Handle) -> Answer<u32> {
+        self.note(format!("destroy_qp {qp}"));
+        Ok(5)
+    }
+
+    fn create_ah(&mut self, _: ContextId, pd: Handle, address: &AddressVector) -> Answer<CreatedAh> {
+        self.make(format!("create_ah {pd} {address:x?}"), CreatedAh { handle: 9, dmac: [1, 2, 3, 4, 5, 6] })
+    }
+
+    fn destroy_ah(&mut self, _: ContextId, ah: Handle) -> Answer<()> {
+        self.note(format!("destroy_ah {ah}"));
+        Ok(())
+    }
+}
