@@ -14,7 +14,7 @@ use crate::result::code::{Access, Mtu, QpState};
 use crate::result::{Error, Result, queue_pair};
 use crate::sys;
 
-/// What both kinds of queue pairs share: number, sizes, states. Reach it through [`QueuePair`] or [`DirectQp`].
+/// What both kinds of queue pairs share: number, sizes, states. Reach it through [`QueuePair`] or [`super::DirectQp`].
 #[derive(Debug)]
 pub struct Qp {
     pub(super) qp: NonNull<sys::ibv_qp>,
@@ -235,7 +235,7 @@ impl Qp {
     }
 
     /// Any state → RESET: everything posted is forgotten, both words of the doorbell record are 0. Completions of a
-    /// [`DirectQp`] stay in its CQ: drain it.
+    /// [`super::DirectQp`] stay in its CQ: drain it.
     pub fn reset(&self) -> Result<()> {
         let mut attributes = sys::ibv_qp_attr { qp_state: sys::IBV_QPS_RESET, ..Default::default() };
         self.modify("RESET", &mut attributes, 0)
