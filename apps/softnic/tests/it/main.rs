@@ -7,6 +7,7 @@ mod c_program;
 mod counters;
 mod devinfo;
 mod fabric;
+mod interposer;
 mod launcher;
 mod perftest;
 mod pingpong;

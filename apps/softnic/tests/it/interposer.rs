@@ -1,0 +1,85 @@
+//! The interposing library: what the tree looks like through every call of the C library and through common tools, and
+//! which names the library exports (INV-4).
+
+use std::process::Command;
+
+use crate::c_program::compile;
+use crate::fabric::{Fabric, Layer, launcher};
+use crate::program::find;
+
+#[test]
+fn every_call_of_the_c_library_sees_the_tree_and_the_device_files() {
+    let program = measure::need!(compile("discovery", &[]), "C compiler");
+    let fabric = Fabric::new(Layer::InfiniBand);
+    fabric.start(&[&program.display().to_string()]).program.succeed();
+}
+
+/// Runs a line of shell on the NIC and returns what it prints.
+fn shell(fabric: &Fabric, line: &str) -> String {
+    fabric.start(&["bash", "-c", line]).program.succeed().trim_end().to_owned()
+}
+
+#[test]
+fn common_tools_see_what_they_would_see_of_a_card() {
+    measure::need!(find("bash"), "bash");
+    let fabric = Fabric::new(Layer::Roce).with_options(&["--devices", "2"]);
+    for (line, expected) in [
+        ("ls /sys/class/infiniband", "mlx5_0\nmlx5_1"),
+        (
+            "echo /sys/class/infiniband/*/ports/*/state",
+            "/sys/class/infiniband/mlx5_0/ports/1/state /sys/class/infiniband/mlx5_1/ports/1/state",
+        ),
+        ("cat /sys/class/infiniband/mlx5_1/ports/1/link_layer", "Ethernet"),
+        ("cat < /sys/class/infiniband_verbs/uverbs1/ibdev", "mlx5_1"),
+        ("cd /; cat sys/class/infiniband/mlx5_0/node_type", "1: CA"),
+        ("readlink -f /sys/class/infiniband/mlx5_0/device", "/sys/devices/pci5074:00/5074:00:00.0"),
+        ("stat -c '%F %t:%T' /dev/infiniband/uverbs1", "character special file 1:3"),
+        ("[ -d /sys/class/infiniband/mlx5_0 ] && [ -L /sys/class/infiniband/mlx5_0 ] && echo yes", "yes"),
+        ("[ -e /dev/infiniband/rdma_cm ] || echo no", "no"),
+        ("ls /dev/infiniband", "uverbs0\nuverbs1"),
+        ("ls -lR /sys/class/infiniband/mlx5_0/ > /dev/null && echo fine", "fine"),
+        ("while read line; do echo $line; done < /sys/class/infiniband/mlx5_0/fw_ver", "20.35.1012"),
+    ] {
+        assert_eq!(shell(&fabric, line), expected, "{line}");
+    }
+}
+
+#[test]
+fn python_lists_and_reads_the_tree() {
+    measure::need!(find("python3"), "python3");
+    let script = "import os, glob, pathlib\n\
+                  print(sorted(os.listdir('/sys/class/infiniband')))\n\
+                  print([e.name for e in os.scandir('/dev/infiniband') if not e.is_dir()])\n\
+                  print(os.path.realpath('/sys/class/infiniband/mlx5_0'))\n\
+                  print(glob.glob('/sys/class/infiniband/*/ports/1/lid'))\n\
+                  print(pathlib.Path('/sys/class/infiniband/mlx5_0/device/vendor').read_text().strip())\n\
+                  print(sum(len(f) for _, _, f in os.walk('/sys/class/infiniband/mlx5_0/')) > 20)\n";
+    let fabric = Fabric::new(Layer::InfiniBand);
+    let output = fabric.start(&["python3", "-c", script]).program.succeed();
+    assert_eq!(
+        output,
+        "['mlx5_0']\n['uverbs0']\n/sys/devices/pci5074:00/5074:00:00.0/infiniband/mlx5_0\n\
+         ['/sys/class/infiniband/mlx5_0/ports/1/lid']\n0x15b3\nTrue\n"
+    );
+}
+
+/// Names of the C library that the interposer takes, and `ibv_open_device` for the pump.
+const EXPORTED: &str = "_Exit __fxstat __fxstat64 __fxstatat __fxstatat64 __lxstat __lxstat64 __open64_2 __open_2 \
+    __openat64_2 __openat_2 __readlink_chk __readlinkat_chk __realpath_chk __xstat __xstat64 _exit access \
+    canonicalize_file_name close close_range closedir closefrom dirfd dup dup2 dup3 eaccess euidaccess faccessat fcntl \
+    fcntl64 fdopendir fopen fopen64 fstat fstat64 fstatat fstatat64 getxattr ibv_open_device ioctl lgetxattr listxattr \
+    llistxattr lstat lstat64 mmap mmap64 open open64 openat openat64 opendir readdir readdir64 readdir64_r readdir_r \
+    readlink readlinkat realpath rewinddir scandir scandir64 seekdir socket stat stat64 statx telldir";
+
+#[test]
+fn the_library_exports_these_names_and_nothing_else() {
+    let nm = measure::need!(find("nm"), "nm (binutils)");
+    let folder = launcher().parent().expect("a folder").to_owned();
+    let beside = ["libsoftnic_preload.so", "deps/libsoftnic_preload.so"].map(|name| folder.join(name));
+    let library = beside.iter().find(|path| path.is_file()).expect("the library beside the launcher");
+    let output = Command::new(nm).args(["-D", "--defined-only"]).arg(library).output().expect("nm runs");
+    let output = String::from_utf8_lossy(&output.stdout);
+    let mut names: Vec<&str> = output.lines().filter_map(|line| line.split_whitespace().last()).collect();
+    names.sort_unstable();
+    assert_eq!(names, EXPORTED.split_whitespace().collect::<Vec<_>>());
+}
