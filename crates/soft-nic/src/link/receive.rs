@@ -58,9 +58,14 @@ impl Link {
         handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition,
     ) -> Result<(), RecordError> {
         let Incoming { consumer, memory, .. } = &mut self.incoming[index];
+        // Looked up before the replies are read: a request that follows a reply must not overtake it.
+        let requests_end = consumer.end(Lane::Request);
         for lane in [Lane::Reply, Lane::Request] {
             while *consumed < budget {
                 let Some(record) = consumer.next(lane)? else { break };
+                if lane == Lane::Request && record.position == requests_end {
+                    break;
+                }
                 let ends = consumer.ends();
                 let ring = consumer.ring(lane);
                 let arrived = read(ring, lane, &record, ends.from, &mut self.segments)?;
