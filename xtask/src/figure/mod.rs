@@ -306,11 +306,13 @@ fn report(
     }
     println!("\n{}\n", table::table(&rows));
     for row in ratios["rows"].as_array().into_iter().flatten() {
+        let word = |name: &str| row[name].as_str().unwrap_or("-").to_owned();
+        let ratio = row["ratio"].as_f64().unwrap_or(f64::NAN);
         println!(
-            "posting in lists of {}, {}: shim / libmlx5 = {:.3}",
+            "lists of {:2}, {:9} {:6}  shim ÷ libmlx5 {ratio:.3}",
             row["list"],
-            row["doorbell"],
-            row["ratio"].as_f64().unwrap_or(f64::NAN)
+            word("doorbell"),
+            word("order")
         );
     }
     println!("{}\n", table::verdicts(&verdicts));

@@ -20,8 +20,12 @@ pub struct Point {
     pub wire_gbps: f64,
     /// Messages that arrived, per second.
     pub msgs_per_s: f64,
-    /// Time to post one request.
+    /// Time to post one request: median over the bursts of each burst's mean.
     pub post_ns: f64,
+    /// The same as the mean over all bursts: it holds whatever else the core did meanwhile.
+    pub post_mean_ns: f64,
+    /// All bursts.
+    pub post: Option<Bursts>,
     /// Requests posted.
     pub posted: u64,
     /// Requests whose completion was seen.
@@ -48,6 +52,21 @@ pub struct Point {
     pub provenance: Provenance,
 }
 
+/// Distribution of the bursts' means, in ns; below a nanosecond's resolution, hence no integers.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "the percentiles name themselves")]
+pub struct Bursts {
+    pub count: u64,
+    pub min_ns: f64,
+    pub p10_ns: f64,
+    pub p50_ns: f64,
+    pub p90_ns: f64,
+    pub p99_ns: f64,
+    pub p999_ns: f64,
+    pub max_ns: f64,
+    pub mean_ns: f64,
+}
+
 /// What tells one point of a run from another.
 pub type Key = (String, u64, u32, u32);
 
@@ -64,6 +83,7 @@ impl Point {
             "wire_gbps" => self.wire_gbps,
             "msgs_per_s" => self.msgs_per_s,
             "post_ns" => self.post_ns,
+            "post_mean_ns" => self.post_mean_ns,
             "posting_threads" => f64::from(self.posting_threads),
             _ => return None,
         })
@@ -83,6 +103,8 @@ pub fn example(series: &str, payload_bytes: u64) -> Point {
         wire_gbps: 1.0,
         msgs_per_s: 1.0,
         post_ns: 100.0,
+        post_mean_ns: 110.0,
+        post: None,
         posted: 10,
         completed: 10,
         received: 10,

@@ -9,7 +9,7 @@ use measure::{Label, Provenance};
 use serde::Deserialize;
 
 use super::nic::{Nic, Programs, Receiver};
-use super::point::{Key, Point};
+use super::point::{Bursts, Key, Point};
 use super::spec::Spec;
 use crate::process::{Ended, Speaking, WAIT, descendants};
 use crate::refused::refused;
@@ -47,6 +47,7 @@ struct Run {
     payload_gbps: f64,
     wire_gbps: f64,
     post_ns: f64,
+    post: Option<Bursts>,
     interrupted: bool,
     error: Option<String>,
 }
@@ -98,7 +99,9 @@ impl Bench<'_> {
             payload_gbps: run.payload_gbps,
             wire_gbps: run.wire_gbps,
             msgs_per_s: run.msgs_per_s,
-            post_ns: run.post_ns,
+            post_ns: run.post.map_or(run.post_ns, |bursts| bursts.p50_ns),
+            post_mean_ns: run.post_ns,
+            post: run.post,
             posted: run.posted,
             completed: run.completed,
             received: run.received,

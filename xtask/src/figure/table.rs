@@ -25,7 +25,7 @@ pub struct Row {
     pub values: BTreeMap<String, [f64; 3]>,
 }
 
-const FIELDS: [&str; 4] = ["payload_gbps", "wire_gbps", "msgs_per_s", "post_ns"];
+const FIELDS: [&str; 5] = ["payload_gbps", "wire_gbps", "msgs_per_s", "post_ns", "post_mean_ns"];
 
 /// All rows, in the order of series, list and payload size.
 pub fn rows(points: &[Point]) -> Vec<Row> {

@@ -20,7 +20,7 @@ bench-post*) echo '{"kind":"bench-post","rows":[{"list":1,"doorbell":"8-bytes","
 *) while [ $# -gt 0 ]; do case $1 in --payload) payload=$2;; --poster) poster=$2;; esac; shift; done
    echo "$poster $payload" >> FOLDER/calls
    BEND
-   echo '{"kind":"run","posted":10,"completed":10,"received":10,"received_bytes":640,"verified":10,"torn":0,"lost":0,"content_ok":true,"msgs_per_s":1e6,"payload_gbps":'$payload',"wire_gbps":'$payload',"post_ns":25.5,"interrupted":false,"error":null}';;
+   echo '{"kind":"run","posted":10,"completed":10,"received":10,"received_bytes":640,"verified":10,"torn":0,"lost":0,"content_ok":true,"msgs_per_s":1e6,"payload_gbps":'$payload',"wire_gbps":'$payload',"post_ns":25.5,"post":{"count":1,"min_ns":20,"p10_ns":20,"p50_ns":20.5,"p90_ns":30,"p99_ns":40,"p999_ns":40,"max_ns":40,"mean_ns":25.5},"interrupted":false,"error":null}';;
 esac
 "#;
 
@@ -97,6 +97,7 @@ fn a_run_leaves_points_plots_and_verdicts() {
         )
     );
     assert_eq!(points[0].provenance.nic_options["pump"], false);
+    assert_eq!((points[0].post_ns, points[0].post_mean_ns), (20.5, 25.5));
     for file in ["post-time.svg", "post-time.png", "summary.json", "nic.toml"] {
         assert!(fs::metadata(stage.out.join(file)).unwrap().len() > 0, "{file}");
     }
