@@ -1,16 +1,20 @@
 //! Memory of a peer process, copied once by `process_vm_readv` and `process_vm_writev`.
 //!
-//! The kernel copies segment by segment and page by page in increasing addresses; inside a page it may use string
-//! instructions. The last word of what a peer may be spinning on is therefore never left to it: it goes through a
-//! bounce word and a release store of ours.
+//! The kernel copies segment by segment and page by page in increasing addresses; inside a page it uses string
+//! instructions, whose stores may be seen in another order (one of 10,000 messages of 64 KiB, seen by a reader that
+//! waits for a word in the middle). The end of a message, where pollers look, is therefore never left to it: the last
+//! bytes go through a buffer and the ordered copy of ours, the last word by a release store.
 
 use std::io;
 
-use super::host::{Host, last_word};
-use super::{Fault, Order, Segment, Segments, system};
+use super::host::Host;
+use super::{Fault, Memory, Order, Segment, Segments, system};
 
 /// Pieces a system call carries: four SGE lists' worth, well below the kernel's limit (IOV_MAX, 1024).
 const PIECES: usize = 128;
+
+/// Bytes at the end of a message that are copied in order.
+const TAIL: usize = 1024;
 
 /// Why bytes could not be copied between two processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -84,15 +88,14 @@ impl PeerMemory {
             Order::Increasing => end_of(to, len),
             Order::Relaxed => None,
         };
-        // Without a word to hold back the kernel's copy is all there is.
+        // Without an end to hold back the kernel's copy is all there is.
         let Some(end) = end else {
             return self.transfer(Direction::FromPeer, to, from, len, None);
         };
-        let mut bounce = [0u8; 8];
+        let mut bounce = [0u8; TAIL];
         let held = Segment { addr: bounce.as_mut_ptr() as u64, len: end.len };
         self.transfer(Direction::FromPeer, to, from, len, Some(held))?;
-        host.store(end.addr, u64::from_le_bytes(bounce), end.len as usize)?;
-        Ok(())
+        Ok(host.write(end.addr, &bounce[..end.len as usize], false)?)
     }
 
     /// Copies `len` bytes of ours into the peer's memory. No release store: the answer's record orders it.
@@ -100,7 +103,7 @@ impl PeerMemory {
         self.transfer(Direction::ToPeer, from, to, len, None)
     }
 
-    /// `held`: where the last bytes of the local side go instead.
+    /// `held`: where the last bytes of the local side go for now.
     fn transfer(
         &self,
         direction: Direction,
@@ -170,7 +173,7 @@ impl PeerMemory {
     }
 }
 
-/// The last naturally aligned word of the first `len` bytes of these segments.
+/// The last bytes of the first `len` bytes of these segments, as far as they are in one piece.
 fn end_of(segments: &[Segment], len: u64) -> Option<Segment> {
     let mut walk = Segments::new(segments);
     let mut left = len;
@@ -178,8 +181,8 @@ fn end_of(segments: &[Segment], len: u64) -> Option<Segment> {
         walk.advance(piece.len);
         left -= piece.len;
         if left == 0 {
-            let word = last_word(piece.addr, piece.len) as u64;
-            return Some(Segment { addr: piece.addr + piece.len - word, len: word });
+            let tail = piece.len.min(TAIL as u64);
+            return Some(Segment { addr: piece.addr + (piece.len - tail), len: tail });
         }
     }
     None

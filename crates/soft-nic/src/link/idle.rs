@@ -9,7 +9,9 @@
 //!   eligible; seen in a trace of 6.18: 7 µs after the wake-up while eligible, up to 5 ms when not). So a crowded NIC
 //!   works while there is work, and then sleeps at least as long as it ran, which also hands the core to the program
 //!   that must react to what the NIC did.
-//! - *Idle*: longer and longer sleeps, up to two milliseconds.
+//!   To find out in time, a NIC that spins for nothing offers its core now and then: alone, that costs a fraction of a
+//!   microsecond, and otherwise it was taken.
+//! - *Idle*: longer and longer sleeps, up to two milliseconds within the first second and a half, five later.
 //!
 //! Peers' messages end a sleep early (they ring); the program's own doorbells do not, so the length of a sleep is the
 //! latency of a doorbell.
@@ -51,7 +53,7 @@ impl IdleClock for SystemClock {
 pub enum Pause {
     /// Look again at once.
     Spin,
-    /// Sleep at most so long; a bell ends it.
+    /// Sleep at most so long; a bell ends it. Zero: only let another thread have the core, if one waits for it.
     Sleep(Duration),
 }
 
@@ -60,7 +62,8 @@ pub enum Pause {
 pub struct IdleTimes {
     /// Spinning goes on so long after the last work, ns.
     pub spin_ns: u64,
-    /// A look that comes so long after the one before is looked into: it may have been work, or an absence. ns.
+    /// A look that comes so long after the one before is looked into: it may have been work, or an absence. Less than
+    /// `offer_ns`, or two NICs that only offer each other their core would never notice. ns.
     pub gap_ns: u64,
     /// A crowded NIC works at most so long before it sleeps, ns.
     pub crowded_run_ns: u64,
@@ -70,20 +73,26 @@ pub struct IdleTimes {
     pub crowded_ns: u64,
     /// Longest belief, ns.
     pub crowded_max_ns: u64,
-    /// Longest sleep, ns.
+    /// Spinning without work offers the core so often, ns.
+    pub offer_ns: u64,
+    /// Longest sleep in the first second without work, ns.
     pub deep_sleep_ns: u64,
+    /// Longest sleep ever, ns.
+    pub deepest_sleep_ns: u64,
 }
 
 impl Default for IdleTimes {
     fn default() -> Self {
         IdleTimes {
             spin_ns: 2_000_000,
-            gap_ns: 100_000,
+            gap_ns: 25_000,
             crowded_run_ns: 200_000,
             crowded_sleep_ns: 10_000,
-            crowded_ns: 100_000_000,
+            crowded_ns: 20_000_000,
             crowded_max_ns: 2_000_000_000,
+            offer_ns: 50_000,
             deep_sleep_ns: 2_200_000,
+            deepest_sleep_ns: 5_000_000,
         }
     }
 }
@@ -96,6 +105,8 @@ pub struct IdlePolicy<C> {
     /// When there was work last.
     worked_ns: u64,
     looked_ns: u64,
+    /// When there was work, or the core was offered, last.
+    offered_ns: u64,
     /// Preemptions counted when last asked.
     preemptions: u64,
     /// CPU time when it went to sleep last.
@@ -112,6 +123,7 @@ impl<C: IdleClock> IdlePolicy<C> {
             times,
             worked_ns: now,
             looked_ns: now,
+            offered_ns: now,
             preemptions: clock.preemptions(),
             slept_cpu_ns: cpu,
             crowded_until_ns: 0,
@@ -134,10 +146,14 @@ impl<C: IdleClock> IdlePolicy<C> {
         self.looked_ns = now;
         if worked {
             self.worked_ns = now;
+            self.offered_ns = now;
         }
         let quiet_ns = now.saturating_sub(self.worked_ns);
-        let pause =
-            if now < self.crowded_until_ns { self.crowded(worked, quiet_ns) } else { self.alone(quiet_ns) };
+        let pause = if now < self.crowded_until_ns {
+            self.crowded(worked, quiet_ns)
+        } else {
+            self.alone(now, quiet_ns)
+        };
         if let Pause::Sleep(time) = pause {
             // What passes asleep is no gap.
             self.looked_ns = now.saturating_add(time.as_nanos() as u64);
@@ -145,8 +161,15 @@ impl<C: IdleClock> IdlePolicy<C> {
         pause
     }
 
-    fn alone(&self, quiet_ns: u64) -> Pause {
-        if quiet_ns < self.times.spin_ns { Pause::Spin } else { self.idle(quiet_ns) }
+    fn alone(&mut self, now: u64, quiet_ns: u64) -> Pause {
+        if quiet_ns >= self.times.spin_ns {
+            return self.idle(quiet_ns);
+        }
+        if now - self.offered_ns < self.times.offer_ns {
+            return Pause::Spin;
+        }
+        self.offered_ns = now;
+        Pause::Sleep(Duration::ZERO)
     }
 
     fn crowded(&mut self, worked: bool, quiet_ns: u64) -> Pause {
@@ -166,8 +189,10 @@ impl<C: IdleClock> IdlePolicy<C> {
     }
 
     /// A sixteenth of the time without work so far: the wait for a doorbell is in proportion to what came before it.
+    /// From two milliseconds on, a five hundredth.
     fn idle(&self, quiet_ns: u64) -> Pause {
         let ns = (quiet_ns / 16).clamp(self.times.crowded_sleep_ns, self.times.deep_sleep_ns);
+        let ns = ns.max((quiet_ns / 500).min(self.times.deepest_sleep_ns));
         Pause::Sleep(Duration::from_nanos(ns))
     }
 
@@ -263,14 +288,32 @@ mod tests {
     fn alone_it_spins_for_two_milliseconds_and_then_sleeps_longer_and_longer() {
         let (thread, mut policy) = policy();
         policy.after_look(true);
-        assert_eq!(quiet(&thread, &mut policy, 1_900_000), Pause::Spin);
+        assert_eq!(sleep_ns(quiet(&thread, &mut policy, 1_900_000)), 0);
         let short = sleep_ns(quiet(&thread, &mut policy, 500_000));
         assert!((10_000..300_000).contains(&short), "{short} ns after 2.4 ms");
         let longer = sleep_ns(quiet(&thread, &mut policy, 20_000_000));
         assert!(longer > 4 * short, "{longer} ns after 22 ms");
         assert_eq!(sleep_ns(quiet(&thread, &mut policy, 1_000_000_000)), 2_200_000);
+        assert_eq!(sleep_ns(quiet(&thread, &mut policy, 4_000_000_000)), 5_000_000);
         policy.after_look(true);
-        assert_eq!(quiet(&thread, &mut policy, 100_000), Pause::Spin, "work ends the idling at once");
+        assert_eq!(sleep_ns(quiet(&thread, &mut policy, 100_000)), 0, "work ends the idling at once");
+    }
+
+    #[test]
+    fn spinning_for_nothing_it_offers_its_core_and_notices_when_it_is_taken() {
+        let (thread, mut policy) = policy();
+        let mut offers = 0;
+        for _ in 0..3_000 {
+            thread.run(500);
+            offers += u64::from(policy.after_look(false) == Pause::Sleep(Duration::ZERO));
+        }
+        assert!((25..=30).contains(&offers), "{offers} offers in 1.5 ms");
+        while policy.after_look(false) != Pause::Sleep(Duration::ZERO) {
+            thread.run(500);
+        }
+        thread.preempted(1_000_000);
+        policy.after_look(false);
+        assert!(policy.is_crowded());
     }
 
     #[test]
@@ -290,17 +333,17 @@ mod tests {
         thread.preempted(4_000_000);
         assert_ne!(policy.after_look(false), Pause::Spin);
         assert!(policy.is_crowded());
-        quiet(&thread, &mut policy, 90_000_000);
+        quiet(&thread, &mut policy, 15_000_000);
         assert!(policy.is_crowded());
-        quiet(&thread, &mut policy, 20_000_000);
+        quiet(&thread, &mut policy, 10_000_000);
         assert!(!policy.is_crowded());
         assert_eq!(policy.after_look(true), Pause::Spin);
         // Crowded again at once: this time it is believed for longer.
         thread.preempted(4_000_000);
         policy.after_look(false);
-        quiet(&thread, &mut policy, 150_000_000);
+        quiet(&thread, &mut policy, 30_000_000);
         assert!(policy.is_crowded());
-        quiet(&thread, &mut policy, 60_000_000);
+        quiet(&thread, &mut policy, 15_000_000);
         assert!(!policy.is_crowded());
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use roce::{Opcode, ReplyKind};
 
-use super::processes::{Peer, child_config, config, connect, end_flag, fabric_name, reply_to, request, send};
+use super::processes::{Peer, child_config, config, end_flag, fabric_name, reply_to, request, send};
 use crate::dma::{Order, Segment, system};
 use crate::link::{Disposition, IdlePolicy, IdleTimes, Link, LinkConfig, Message, Payload, SystemClock};
 
@@ -57,7 +57,6 @@ fn nic(words: &Words, config: LinkConfig) {
         while sent < until {
             sent += 1;
             let slot = words.peer_slot.load(Ordering::Acquire) as u8;
-            connect(&mut link, slot);
             let to = words.peer_word.load(Ordering::Acquire);
             let write = request(&link, Link::first_qpn(slot), Opcode::Write, sent as u32 & 0xff_ffff, to, 8);
             send(&mut link, &write, Payload::Inline(&sent.to_ne_bytes()), |_| Disposition::NotNow);
@@ -188,7 +187,7 @@ fn an_idle_nic_sleeps_and_its_share_of_a_core_is_printed() {
                 link.pause(idle.after_look(worked));
             }
         };
-        rest(&mut link, Duration::from_millis(200));
+        rest(&mut link, Duration::from_millis(2_600));
         let (before, sleeps) = (system::thread_cpu_ns(), link.counters().sleeps);
         rest(&mut link, Duration::from_secs(1));
         let used = system::thread_cpu_ns() - before;

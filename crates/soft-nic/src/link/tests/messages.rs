@@ -306,7 +306,7 @@ fn payloads_that_contradict_the_request_are_not_sent() {
     let (mut a, b) = pair(false);
     let buffer = vec![0u8; 2 * MAX_INLINE];
     let write = |len| request(&a, Link::first_qpn(b.slot()), Opcode::Write, 0, 0, len);
-    let many = vec![segment(&buffer[..200]); 100];
+    let many = vec![segment(&buffer[..MAX_INLINE / 64]); 100];
     let refused = [
         (write(9), Payload::Inline(&buffer[..8])),
         (write(8), Payload::Nothing),
@@ -390,7 +390,7 @@ fn empty_slots_and_leavers_are_no_peers() {
     assert!(!a.alive(slot));
     assert_eq!(a.poll(10, |_| Disposition::Consumed), 1);
     std::thread::sleep(Duration::from_millis(11));
-    a.sleep(Duration::ZERO);
+    a.sleep(Duration::from_nanos(1));
     assert_eq!(a.room(slot), Room::NoPeer(NoPeer::Empty(slot)));
     assert_eq!(a.counters().peers_lost, 1);
 }
