@@ -2,8 +2,8 @@
 
 use roce::Now;
 
-/// Burst that a bucket holds: what a card's shaper lets through at once, and more than one sleep's worth at the rates
-/// of interest would make figures smoother than the rate says.
+/// Burst that a bucket holds: what a rate of 100 Gbit/s sends in five microseconds, so that a NIC that looks less often
+/// than every message still reaches its rate.
 pub const BURST_BYTES: u64 = 64 * 1024;
 
 /// A token bucket. Messages may overdraw it: a message is sent whole once the bucket is not empty, and the debt is
