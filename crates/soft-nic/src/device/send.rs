@@ -50,7 +50,11 @@ impl<M: Memory> Core<M> {
             if qp.state.starts_sends() {
                 work += self.post(qp);
             }
-            work += self.transmit(link, qp);
+            // What it owes goes first: a message must not overtake the acknowledgement of the one that it answers, not even
+            // while the channel back to a new peer is being opened.
+            if !qp.replying {
+                work += self.transmit(link, qp);
+            }
         }
         work += self.drain_completions(qp);
         if qp.state.flushes_sends() {
