@@ -55,7 +55,7 @@ fn wrong_configurations_are_named_with_their_file() {
         ("model = \"cx4\"\n", &["model", "cx4", "cx7"]),
         ("rate_gbps = 0\n", &["rate_gbps"]),
         ("mtu = 4096\nthis is not toml\n", &["line 2"]),
-        ("mtu = 4096\nmtu = 4096\n", &["mtu"]),
+        ("mtu = 4096\nmtu = 4096\n", &["line 2", "duplicate"]),
     ] {
         fs::write(&file, toml).unwrap();
         let output = softnic(&["run", "--config", &name, "--", "true"]);

@@ -55,13 +55,11 @@ fn two_opens_close_in_any_order() {
 fn a_program_may_leave_without_closing() {
     let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");
     let fabric = Fabric::new(Layer::InfiniBand);
-    for way in ["return", "exit", "close"] {
+    for way in ["return", "exit", "_exit", "close"] {
         let (_, counters) = fabric.run(&[&program, "-1", way]);
         assert_eq!(counters.completed(), messages("write", 3), "{way}");
         assert_eq!(counters.executed(), 3, "{way}");
     }
-    // _exit runs no exit handlers, so no counters; it must still end, and well.
-    fabric.start(&[&program, "-1", "_exit"]).program.succeed();
 }
 
 /// A pair that goes on for a minute, well under way.
@@ -160,4 +158,15 @@ fn ctrl_c_ends_both_sides_at_once() {
             pair.account()
         );
     }
+}
+
+#[test]
+fn what_a_shell_starts_is_on_the_nic_too() {
+    measure::need!(find("ibv_devinfo"), "ibverbs-utils");
+    let fabric = Fabric::new(Layer::InfiniBand);
+    let mut shell = fabric.start(&["sh", "-c", "ibv_devinfo && ibv_devinfo"]);
+    let output = shell.program.succeed();
+    assert_eq!(output.matches("mlx5_0").count(), 2, "{output}");
+    let pids: Vec<u32> = shell.all_counters().iter().map(|line| line.pid()).collect();
+    assert!(matches!(pids[..], [first, second] if first != second), "one line a process: {pids:?}");
 }

@@ -11,6 +11,9 @@ pub const DEADLINE: Duration = Duration::from_secs(90);
 /// How often waits look: short beside what they wait for, and cheap.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// Lines of output shown on failure: perftest's errors come first, its heading, buffered, after them.
+const LAST_LINES: usize = 50;
+
 /// A running program in a process group of its own, killed with its group when dropped.
 pub struct Program {
     what: String,
@@ -107,7 +110,7 @@ impl Program {
     pub fn tail(&self) -> String {
         let output = self.output();
         let lines: Vec<&str> = output.lines().collect();
-        let last = lines[lines.len().saturating_sub(25)..].join("\n");
+        let last = lines[lines.len().saturating_sub(LAST_LINES)..].join("\n");
         format!("--- last lines of {}:\n{last}\n---", self.what)
     }
 }

@@ -52,16 +52,11 @@ impl Root {
     }
 
     /// A command line that runs `usr/bin/PROGRAM` of this root with this root's loader and libraries.
-    ///
-    /// A shell stands in front, since `softnic run` takes a loader for what it is: a program without one.
     fn command(&self, program: &str, arguments: &[&str]) -> Vec<String> {
-        let script = format!(
-            "exec {loader} --library-path {libraries} --preload {libmlx5} \"$0\" \"$@\"",
-            loader = self.path(&format!("{LIBRARIES}/ld-linux-x86-64.so.2")),
-            libraries = self.path(LIBRARIES),
-            libmlx5 = self.path(&format!("{LIBRARIES}/libmlx5.so.1")),
-        );
-        let mut command = vec!["sh".into(), "-c".into(), script, self.path(&format!("usr/bin/{program}"))];
+        let (loader, library) =
+            (format!("{LIBRARIES}/ld-linux-x86-64.so.2"), format!("{LIBRARIES}/libmlx5.so.1"));
+        let mut command = vec![self.path(&loader), "--library-path".into(), self.path(LIBRARIES)];
+        command.extend(["--preload".into(), self.path(&library), self.path(&format!("usr/bin/{program}"))]);
         command.extend(arguments.iter().map(|&argument| argument.to_owned()));
         command
     }
