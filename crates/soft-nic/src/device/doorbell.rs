@@ -36,7 +36,7 @@ pub(super) struct Uar {
     pub registers: Box<dyn Registers>,
     /// Queues that named the page when they were made.
     pub queues: Vec<u32>,
-    /// A register write on this page named a queue that is not on it, and no violation has been blamed on it yet.
+    /// The last register write on this page named a queue that is not on it, and no violation was blamed on it yet.
     pub stray: bool,
     /// Poll in which the registers were looked at last.
     pub polled: u64,

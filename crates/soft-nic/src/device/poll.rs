@@ -112,6 +112,9 @@ impl<M: Memory> Core<M> {
             }
             return;
         };
+        if let Some(uar) = self.uars.get_mut(page) {
+            uar.stray = false;
+        }
         self.learn(&mut qp, page, register);
         if let Some(record) = self.record(&qp) {
             let ahead = qp.sq.distance(record);

@@ -423,6 +423,10 @@ impl<M: Memory> Core<M> {
         let place = self.find_qp(id, handle)?;
         let qp = self.qps.get(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
         let (from, to) = self.check_move(qp, request)?;
+        if let (QpState::Reset, Some(page)) = (to, qp.sq.doorbell.page) {
+            // A register write from before, which nobody looked at yet, must not count for what is posted afterwards.
+            self.poll_page(page);
+        }
         let mut qp = self.qps.take(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
         apply(&mut qp.attributes, request);
         if request.mask & (AttrMask::AV.0 | AttrMask::DEST_QPN.0) != 0 {

@@ -352,6 +352,28 @@ impl<M: Memory> Driver<M> {
         &self.pages[self.qps[qp.0].page].0
     }
 
+    /// Destroys a QP and the CQs that it completes to, and makes the same anew in its place. For QPs that share no CQ.
+    pub fn replace_qp(&mut self, qp: QpId) {
+        let old = &self.qps[qp.0];
+        let (shape, page, handle) = (old.shape, old.page, old.handle);
+        let (send_cq, recv_cq) = (old.send_cq, old.recv_cq);
+        self.nic.destroy_qp(self.context, handle).expect("the QP");
+        for cq in [send_cq, recv_cq] {
+            let (shape, handle) = (self.cqs[cq.0].shape, self.cqs[cq.0].handle);
+            self.nic.destroy_cq(self.context, handle).expect("nobody else uses the CQ");
+            self.create_cq(shape);
+            self.cqs.swap_remove(cq.0);
+        }
+        self.create_qp(QpShape { send_cq: Some(send_cq), recv_cq: Some(recv_cq), page: Some(page), ..shape });
+        self.qps.swap_remove(qp.0);
+    }
+
+    /// Rings and records of everything that was made.
+    pub fn blocks(&self) -> impl Iterator<Item = &Block> {
+        let cqs = self.cqs.iter().flat_map(|cq| [&cq.ring, &cq.record]);
+        cqs.chain(self.qps.iter().flat_map(|qp| [&qp.ring, &qp.record]))
+    }
+
     // States.
 
     /// Modifies a QP.

@@ -224,3 +224,27 @@ fn an_idle_queue_among_a_thousand_is_heard_within_a_millisecond() {
         }
     }
 }
+
+#[test]
+fn a_queue_that_was_reset_after_a_stray_doorbell_works() {
+    let mut driver = Driver::new(Setup::new("reset-after-stray"));
+    let (a, b) = driver.pair(QpShape::default());
+    for next_index in [false, true] {
+        let mut wqe = nop().wqe(driver.qp(a).qpn, driver.qp(a).posted).expect("a WQE");
+        wqe[5] ^= 1;
+        driver.lay_bytes(a, &wqe).ring_doorbell(a);
+        (0..10).for_each(|_| drop(driver.poll()));
+        assert_eq!(completions(&mut driver, a), 0);
+        driver.reset(a);
+        driver.reset(b);
+        driver.connect(a, b);
+        driver.lay(a, &nop()).write_record(a);
+        if next_index {
+            driver.write_register_next_index(a);
+        } else {
+            driver.write_register(a);
+        }
+        (0..10).for_each(|_| drop(driver.poll()));
+        assert_eq!(completions(&mut driver, a), 1, "{next_index}");
+    }
+}

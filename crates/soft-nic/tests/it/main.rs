@@ -3,6 +3,7 @@
 mod commands;
 mod doorbells;
 mod errors;
+mod hostile;
 mod operations;
 mod queues;
 mod read_once;

@@ -1,0 +1,495 @@
+//! Pairs of queues under mutants, next to each other on one NIC.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use mlx5_layout::send_wqe::AddressVector;
+use mlx5_layout::{Cqe, CqeOpcode};
+use roce::{NakCode, Reply, ReplyKind, ServiceType};
+use soft_nic::device::Violation;
+use soft_nic::device::command::ModifyQp;
+use soft_nic::link::{Disposition, Link, LinkConfig, Message, Payload};
+use soft_nic::testing::{Block, CqShape, Driver, QpId, QpShape, Region, Setup};
+
+use super::Tally;
+use super::mutants::{AREA, Effect, benign, receive, spoil};
+use super::rng::Rng;
+use super::walled::{Walled, Walls};
+use crate::operations::ALL;
+
+/// Names of the mutants, for the table.
+pub const KINDS: [&str; 9] = [
+    "right work request, shuffled",
+    "spoilt WQE",
+    "WQE rewritten while it is read",
+    "doorbell",
+    "receive",
+    "no receive",
+    "CQ record",
+    "towards nobody",
+    "peer that answers nonsense",
+];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Plain,
+    /// Small payloads in 128-byte CQEs.
+    Scatter,
+    /// Another thread rewrites the send ring.
+    Torn,
+    /// Nobody has the peer's number.
+    Nobody,
+    /// The peer is not a NIC of ours.
+    Foreign,
+}
+
+struct Pair {
+    role: Role,
+    service: ServiceType,
+    a: QpId,
+    b: QpId,
+    near: Region,
+    far: Region,
+}
+
+/// What was done to a pair in this round.
+enum Plan {
+    Right { effect: Effect, index: u16 },
+    Spoilt { kind: usize, silent: bool },
+}
+
+pub struct Traffic {
+    driver: Driver<Walled>,
+    walls: Walls,
+    pairs: Vec<Pair>,
+    foreign: Link,
+    foreign_qpn: u32,
+    /// Registered, but for another domain, and for reading only: nobody may change them.
+    canaries: Vec<(Region, Vec<u8>)>,
+    stop: Arc<AtomicBool>,
+    rewriter: Option<JoinHandle<u64>>,
+    rounds: u64,
+    psn: u32,
+}
+
+impl Traffic {
+    pub fn new(rng: &mut Rng) -> Traffic {
+        let setup = Setup::new("hostile");
+        let fabric = setup.fabric.clone();
+        let walls = Walls::default();
+        let memory = Walled { host: setup.memory, walls: walls.clone() };
+        let mut driver = Driver::new(setup.with_memory(memory));
+        let foreign = Link::join(LinkConfig { fabric, ..LinkConfig::default() }).expect("a second seat");
+        let foreign_qpn = Link::first_qpn(foreign.slot()) | 0x40;
+        let roles = [
+            (Role::Plain, ServiceType::Rc),
+            (Role::Plain, ServiceType::Rc),
+            (Role::Plain, ServiceType::Rc),
+            (Role::Plain, ServiceType::Rc),
+            (Role::Scatter, ServiceType::Rc),
+            (Role::Plain, ServiceType::Uc),
+            (Role::Plain, ServiceType::Ud),
+            (Role::Torn, ServiceType::Rc),
+            (Role::Nobody, ServiceType::Rc),
+            (Role::Foreign, ServiceType::Rc),
+        ];
+        let mut pairs = Vec::new();
+        for (role, service) in roles {
+            let scatter = role == Role::Scatter;
+            let cqe_size = if scatter { 128 } else { 64 };
+            let mut queue = || {
+                let cq = |driver: &mut Driver<Walled>| {
+                    driver.create_cq(CqShape { entries: 64, cqe_size, channel: None })
+                };
+                let (send_cq, recv_cq) = (Some(cq(&mut driver)), Some(cq(&mut driver)));
+                let mlx5_flags = 1 << 10 | if scatter { 1 << 1 } else { 0 };
+                let shape = QpShape {
+                    service,
+                    sq_blocks: 32,
+                    rq_entries: 16,
+                    send_cq,
+                    recv_cq,
+                    mlx5_flags,
+                    ..QpShape::default()
+                };
+                driver.create_qp(QpShape { signal_all: scatter, ..shape })
+            };
+            let (a, b) = (queue(), queue());
+            let mut region = || {
+                let region = driver.region(2 * AREA as usize, ALL);
+                let bytes: Vec<u8> = (0..2 * AREA / 8).flat_map(|_| rng.next().to_ne_bytes()).collect();
+                region.block.write(0, &bytes);
+                region
+            };
+            let (near, far) = (region(), region());
+            pairs.push(Pair { role, service, a, b, near, far });
+        }
+        let mut canaries = Vec::new();
+        for access in [0, ALL] {
+            let own = driver.pd;
+            if access == ALL {
+                driver.pd = driver.nic.alloc_pd(driver.context).expect("a PD").handle;
+            }
+            let region = driver.region(4096, access);
+            driver.pd = own;
+            let bytes = region.fill(0, 4096, 0xca);
+            canaries.push((region, bytes));
+        }
+        let stop = Arc::new(AtomicBool::new(false));
+        let torn = pairs.iter().find(|pair| pair.role == Role::Torn).map(|pair| pair.a);
+        let ring = torn.map(|qp| driver.qp(qp).ring.clone());
+        let rewriter = ring.map(|ring| rewrite(ring, stop.clone()));
+        let mut traffic = Traffic {
+            driver,
+            walls,
+            pairs,
+            foreign,
+            foreign_qpn,
+            canaries,
+            stop,
+            rewriter,
+            rounds: 0,
+            psn: 0,
+        };
+        traffic.build_walls();
+        (0..traffic.pairs.len()).for_each(|i| traffic.connect(i));
+        traffic
+    }
+
+    fn build_walls(&self) {
+        let place = |block: &Block| (block.address(), block.len() as u64);
+        let regions = self.pairs.iter().flat_map(|pair| [place(&pair.near.block), place(&pair.far.block)]);
+        let canaries = self.canaries.iter().map(|(region, _)| place(&region.block));
+        self.walls.set(self.driver.blocks().map(place).chain(regions).chain(canaries));
+    }
+
+    fn connect(&mut self, pair: usize) {
+        let Pair { role, a, b, .. } = self.pairs[pair];
+        let (qpn_a, qpn_b) = (self.driver.qp(a).qpn, self.driver.qp(b).qpn);
+        let peer = match role {
+            Role::Nobody => qpn_b + 0x1000,
+            Role::Foreign => self.foreign_qpn,
+            Role::Plain | Role::Scatter | Role::Torn => qpn_b,
+        };
+        // New numbers each time, as programs are told to choose: what is still under way from before must not fit.
+        self.psn = self.psn.wrapping_add(0x4_7b1d) & 0xff_ffff;
+        let (sq_psn, rq_psn) = (self.psn, self.psn);
+        let attributes = |peer| ModifyQp {
+            rnr_retry: 0,
+            retry_count: 0,
+            timeout: 1,
+            sq_psn,
+            rq_psn,
+            ..self.driver.attributes(peer)
+        };
+        let (to_peer, to_a) = (attributes(peer), attributes(qpn_a));
+        self.driver.bring_up(a, &to_peer);
+        self.driver.bring_up(b, &to_a);
+    }
+
+    /// One mutant on each pair.
+    pub fn round(&mut self, rng: &mut Rng, tally: &mut Tally) {
+        self.rounds += 1;
+        let plans: Vec<Plan> = (0..self.pairs.len()).map(|pair| self.post(rng, tally, pair)).collect();
+        // Queues where nothing moved for long are heard in the background: within this time.
+        self.driver.now += 600_000;
+        for _ in 0..8 {
+            self.driver.poll();
+        }
+        self.answer_as_foreigner(rng);
+        self.driver.poll();
+        self.driver.poll();
+        if self.rounds.is_multiple_of(128) {
+            // Time-outs and doorbells that are missing for 10 ms.
+            self.wait();
+            let events = self.driver.sinks.take_events();
+            assert!(events.len() <= 64 * self.pairs.len(), "a flood of {} events", events.len());
+            self.driver.sinks.take_lines();
+        }
+        for (pair, plan) in plans.into_iter().enumerate() {
+            self.judge(tally, pair, plan);
+        }
+    }
+
+    /// Lets every time-out pass.
+    fn wait(&mut self) {
+        self.driver.advance(15_000_000);
+    }
+
+    fn vector(&self, pair: usize) -> Option<AddressVector> {
+        let Pair { service, b, .. } = self.pairs[pair];
+        (service == ServiceType::Ud).then(|| AddressVector {
+            qkey: 0x1111_1111,
+            destination_qpn: self.driver.qp(b).qpn,
+            extended: true,
+            lid_or_udp_port: self.driver.address().dlid,
+            ..AddressVector::default()
+        })
+    }
+
+    /// Posts one mutant.
+    fn post(&mut self, rng: &mut Rng, tally: &mut Tally, pair: usize) -> Plan {
+        let vector = self.vector(pair);
+        let Pair { role, service, a, b, ref near, ref far } = self.pairs[pair];
+        let (request, effect) = benign(rng, service, near, far, vector);
+        let kind = match role {
+            Role::Torn => 2,
+            Role::Nobody => 7,
+            Role::Foreign => 8,
+            Role::Plain | Role::Scatter => match rng.below(40) {
+                0..=20 => 0,
+                21..=31 => 1,
+                32..=34 => 3,
+                35..=37 if effect.receives => 4,
+                38 if effect.receives => 5,
+                39 if rng.one_in(4) => 6,
+                _ => 0,
+            },
+        };
+        tally.mutants += 1;
+        *tally.kinds.entry(KINDS[kind]).or_default() += 1;
+        let index = self.driver.qp(a).posted;
+        let qpn = self.driver.qp(a).qpn;
+        if effect.receives && kind != 5 {
+            let grh = if service == ServiceType::Ud { 40 } else { 0 };
+            let len = effect.bytes.len() as u64 + grh;
+            let pointers = receive(rng, far, effect.at - grh, len, kind == 4);
+            self.driver.post_receive(b, &pointers);
+        }
+        self.blank(pair, &effect);
+        let mut wqe = request.wqe(qpn, index).expect("a right WQE");
+        if kind == 1 {
+            let foreign_keys = [self.canaries[0].0.lkey, self.canaries[1].0.lkey];
+            spoil(rng, &mut wqe, service);
+            if rng.one_in(8) && wqe.len() >= 32 {
+                let at =
+                    16 * (1 + rng.below(wqe.len() as u64 / 16 - 1)) as usize + 4 + 4 * rng.below(2) as usize;
+                wqe[at..at + 4].copy_from_slice(&rng.pick(&foreign_keys).to_be_bytes());
+            }
+        }
+        *tally.opcodes.entry(wqe[3]).or_default() += 1;
+        self.driver.lay_bytes(a, &wqe);
+        let silent = match kind {
+            3 => self.ring_wrongly(rng, a),
+            6 => {
+                let cq = self.driver.qp(a).send_cq;
+                let word = rng.edge(1) as u32;
+                self.driver.cq(cq).record.word(0).store(word, Ordering::Release);
+                self.driver.ring_doorbell(a);
+                false
+            }
+            _ if rng.one_in(2) => {
+                self.driver.write_record(a).write_register_next_index(a);
+                false
+            }
+            _ => {
+                self.driver.ring_doorbell(a);
+                false
+            }
+        };
+        if kind == 0 { Plan::Right { effect, index } } else { Plan::Spoilt { kind, silent } }
+    }
+
+    /// Makes the bytes that are to arrive different from what is there.
+    fn blank(&self, pair: usize, effect: &Effect) {
+        let Pair { near, far, .. } = &self.pairs[pair];
+        let region = if effect.to_requester { near } else { far };
+        let other: Vec<u8> = effect.bytes.iter().map(|byte| !byte).collect();
+        region.block.write(effect.at as usize, &other);
+    }
+
+    /// Rings in one of the wrong ways. True: nothing may be executed.
+    fn ring_wrongly(&mut self, rng: &mut Rng, qp: QpId) -> bool {
+        let driver = &mut self.driver;
+        match rng.below(6) {
+            0 => {
+                driver.write_record(qp);
+                true
+            }
+            1 => {
+                let mut bytes = [0; 8];
+                bytes.copy_from_slice(
+                    &driver.qp(qp).qpn.wrapping_add(0x800).rotate_left(8).to_be_bytes().repeat(2),
+                );
+                driver.write_record(qp).write_register_with(qp, bytes);
+                true
+            }
+            2 => {
+                driver.write_register(qp);
+                // Long enough that the NIC looks there, in the background too.
+                driver.now += 600_000;
+                driver.poll();
+                driver.write_record(qp);
+                true
+            }
+            3 => {
+                let far = 0x4000 + rng.below(0x4000) as u16;
+                let state = driver.qp_mut(qp);
+                let posted = state.posted;
+                state.posted = posted.wrapping_add(far);
+                driver.write_record(qp).write_register(qp);
+                driver.qp_mut(qp).posted = posted;
+                true
+            }
+            4 => {
+                let word = rng.next() as u32;
+                driver.qp(qp).record.word(4).store(word, Ordering::Release);
+                driver.write_register(qp);
+                false
+            }
+            _ => {
+                let bytes = rng.next().to_ne_bytes();
+                driver.write_record(qp).write_register_with(qp, bytes);
+                false
+            }
+        }
+    }
+
+    /// The foreigner answers what came with what it likes.
+    fn answer_as_foreigner(&mut self, rng: &mut Rng) {
+        let mut requests = Vec::new();
+        self.foreign.poll(64, |inbound| {
+            if let Message::Request(request) = inbound.message {
+                requests.push(request);
+            }
+            Disposition::Consumed
+        });
+        for request in requests {
+            let kind = match rng.below(8) {
+                0 => ReplyKind::Ack,
+                1 => ReplyKind::RnrNak { timer: rng.next() as u8 & 0x1f },
+                2 => ReplyKind::Nak(rng.pick(&[
+                    NakCode::PsnSequence,
+                    NakCode::InvalidRequest,
+                    NakCode::RemoteAccess,
+                    NakCode::RemoteOperation,
+                ])),
+                3 | 4 => ReplyKind::AtomicResponse { old: rng.next() },
+                5 => ReplyKind::RequesterFault,
+                _ => ReplyKind::ReadResponse,
+            };
+            let psn = request.psn.plus(rng.pick(&[0, 0, 0, 1, 0xff_ffff]));
+            let (src_qpn, dst_qpn) = (self.foreign_qpn, request.src_qpn);
+            let reply = Reply { src_qpn, dst_qpn, psn, msn: rng.next() as u32 & 0xff_ffff, kind };
+            let bytes = vec![0x99; rng.below(100) as usize];
+            let payload =
+                if kind == ReplyKind::ReadResponse { Payload::Inline(&bytes) } else { Payload::Nothing };
+            // A ring that is full, or a length that the link itself refuses, is no concern of this test.
+            let _ = self.foreign.send_reply(&reply, payload, 0);
+        }
+        self.foreign.ring_bells();
+    }
+
+    /// Looks at what came of a mutant, and puts the pair in order again.
+    fn judge(&mut self, tally: &mut Tally, pair: usize, plan: Plan) {
+        let Pair { role, service, a, b, .. } = self.pairs[pair];
+        let cqs = [(a, true), (b, false), (a, false), (b, true)];
+        let mut found: Vec<(QpId, Cqe<Vec<u8>>)> = Vec::new();
+        for (qp, send) in cqs {
+            let state = self.driver.qp(qp);
+            let cq = if send { state.send_cq } else { state.recv_cq };
+            let mut budget = 65;
+            while let Some(cqe) = self.driver.poll_cq(cq) {
+                found.push((qp, cqe));
+                budget -= 1;
+                assert!(budget > 0, "more CQEs than the CQ has room for");
+            }
+        }
+        for (qp, cqe) in &found {
+            let opcode = cqe.opcode().expect("a CQE opcode that exists");
+            assert_eq!(cqe.qpn(), self.driver.qp(*qp).qpn, "a CQE of another QP");
+            if opcode.is_error() {
+                let syndrome = cqe.error().known().expect("a syndrome that exists");
+                *tally.syndromes.entry(syndrome.to_u8()).or_default() += 1;
+            }
+        }
+        match plan {
+            Plan::Right { effect, index } => {
+                let sent: Vec<_> = found.iter().filter(|(qp, _)| *qp == a).map(|(_, cqe)| cqe).collect();
+                let received: Vec<_> = found.iter().filter(|(qp, _)| *qp == b).map(|(_, cqe)| cqe).collect();
+                let what =
+                    || format!("round {}, {service:?} pair {pair}: {:?}", self.rounds, self.driver.state(a));
+                assert_eq!(sent.len(), 1, "{}: completions", what());
+                assert_eq!(
+                    (sent[0].opcode(), sent[0].wqe_counter()),
+                    (Some(CqeOpcode::Requester), index),
+                    "{}",
+                    what()
+                );
+                assert_eq!(received.len(), usize::from(effect.receives), "{}: receives", what());
+                let carrier = if effect.to_requester { sent.first() } else { received.first() };
+                self.check(pair, &effect, carrier.copied(), &what());
+                tally.succeeded += 1;
+            }
+            Plan::Spoilt { kind, silent } => {
+                let executed =
+                    found.iter().any(|(qp, cqe)| *qp == a && cqe.opcode() == Some(CqeOpcode::Requester));
+                assert!(!(silent && executed), "executed without a doorbell that covers it");
+                let waits = role == Role::Nobody && found.is_empty();
+                if kind == 6 && self.driver.counters().cq_overruns > 0 {
+                    self.driver.replace_qp(a);
+                    self.driver.replace_qp(b);
+                    self.build_walls();
+                    self.connect(pair);
+                } else if !waits {
+                    self.driver.reset(a);
+                    self.driver.reset(b);
+                    self.connect(pair);
+                } else if self.driver.qp(a).posted > 24 {
+                    // What waits for its time-out must not lap the ring: the next ones come later.
+                    self.wait();
+                }
+            }
+        }
+    }
+
+    /// Compares memory with the effect that a right request has.
+    fn check(&self, pair: usize, effect: &Effect, carrier: Option<&Cqe<Vec<u8>>>, what: &str) {
+        let Pair { near, far, .. } = &self.pairs[pair];
+        let inline = carrier.and_then(|cqe| cqe.inline_payload().expect("a place that holds it"));
+        let region = if effect.to_requester { near } else { far };
+        let bytes = match inline {
+            Some(bytes) => bytes.to_vec(),
+            None => region.block.bytes(effect.at as usize, effect.bytes.len()),
+        };
+        assert!(bytes == effect.bytes, "{what}: {} other bytes", bytes.len());
+        if let Some((place, new)) = effect.word {
+            assert_eq!(far.block.bytes(place as usize, 8), new.to_ne_bytes(), "{what}: the atomic's word");
+        }
+    }
+
+    pub fn finish(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        let rewritten = self.rewriter.take().map(|thread| thread.join().expect("it only stores words"));
+        println!("{} words rewritten behind the NIC's back", rewritten.unwrap_or(0));
+        for (region, bytes) in &self.canaries {
+            assert!(region.block.bytes(0, bytes.len()) == *bytes, "memory that nobody may write was written");
+        }
+        assert_eq!(self.walls.trespasses(), [], "the NIC touched memory that it was not given");
+        for violation in Violation::ALL {
+            assert!(self.driver.counters().violations(violation) > 0, "{violation:?} was never noticed");
+        }
+    }
+}
+
+/// Rewrites words of a ring until told to stop; returns how many.
+fn rewrite(ring: Block, stop: Arc<AtomicBool>) -> JoinHandle<u64> {
+    std::thread::spawn(move || {
+        let mut rng = Rng::new(0x7ea2);
+        let mut count = 0;
+        while !stop.load(Ordering::Acquire) {
+            for _ in 0..64 {
+                let word = ring.word(4 * rng.below(ring.len() as u64 / 4) as usize);
+                let old = word.load(Ordering::Relaxed);
+                word.store(
+                    if rng.one_in(2) { rng.next() as u32 } else { old ^ 1 << rng.below(32) },
+                    Ordering::Relaxed,
+                );
+                count += 1;
+            }
+            std::thread::yield_now();
+        }
+        count
+    })
+}
