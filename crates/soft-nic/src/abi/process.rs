@@ -1,7 +1,7 @@
 //! The NIC of one process: the device with its link behind the command server, and the one thread that drives them.
 //!
-//! The thread holds the NIC's lock for a round of the device's work, and while it sleeps on the link's bell; a command
-//! wakes it, and it stands back until the command is through. All signals but those that a thread raises itself are
+//! The thread holds the NIC's lock for a round of the device's work, never while it sleeps; it stands back until a command
+//! is through, and a command wakes it, because work usually follows. All signals but those that a thread raises itself are
 //! blocked in it, so the program's handlers never run there.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -97,26 +97,25 @@ impl Process {
         Ok(Self { server, waker, shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Runs a command: the thread, if it sleeps with the NIC in its hands, is woken.
+    /// Runs a command. The thread stands back meanwhile, and looks right after it.
     pub fn command<T>(&self, run: impl FnOnce(&Server<Nic<Host>>) -> T) -> T {
-        let _waiting = self.server.nic.announce();
+        let announced = self.server.nic.announce();
+        let answer = run(&self.server);
+        drop(announced);
         self.waker.wake();
-        run(&self.server)
+        answer
     }
 
     /// One round of the NIC on the program's own time. Returns the time it took, ns.
     pub fn pump(&self) -> u64 {
         self.shared.pumped.fetch_add(1, Ordering::Relaxed);
         let start = system::monotonic_ns();
-        match self.server.nic.try_poll() {
-            Some(mut nic) => {
-                // The lock is poisoned by a panic that goes on, so it ends here and is not unwound into C.
-                let polled = catch_unwind(AssertUnwindSafe(|| nic.poll(Now(start))));
-                if polled.is_err() {
-                    self.shared.stop.store(true, Ordering::Release);
-                }
+        if let Some(mut nic) = self.server.nic.try_poll() {
+            // A panic must not unwind into C.
+            let polled = catch_unwind(AssertUnwindSafe(|| nic.poll(Now(start))));
+            if polled.is_err() {
+                self.shared.stop.store(true, Ordering::Release);
             }
-            None => self.waker.wake(),
         }
         system::monotonic_ns().saturating_sub(start)
     }
@@ -216,10 +215,18 @@ fn look(
             drop(nic);
             std::hint::spin_loop();
         }
+        Pause::Sleep(Duration::ZERO) => {
+            drop(nic);
+            std::thread::yield_now();
+        }
         Pause::Sleep(max) => {
             let max = if nic.is_waiting() { max.min(WAITING) } else { max };
-            if !server.nic.is_wanted() {
-                nic.link().sleep(max);
+            // Commands and the pump have the NIC while the thread sleeps.
+            if let Some(sleep) = nic.link().lie_down() {
+                drop(nic);
+                sleep.wait(max);
+                let Some(mut nic) = server.nic.poll() else { return false };
+                nic.link().get_up();
             }
         }
     }

@@ -4,9 +4,11 @@
 //! then loads the heads; a full fence between the two on either side. So at least one sees the other, and no message is
 //! left lying before a sleeping NIC.
 
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
+use super::fabric::Fabric;
 use super::{Link, Pause};
 
 impl Link {
@@ -33,42 +35,57 @@ impl Link {
 
     /// Sleeps until a peer rings, [`Waker::wake`] is called, or `max` is over. Returns at once when something has
     /// arrived meanwhile. Zero: another thread that waits for this core gets it, and no peer needs to ring.
+    ///
+    /// [`Waker::wake`]: super::Waker::wake
     pub fn sleep(&mut self, max: Duration) {
+        if max.is_zero() {
+            self.ring_bells();
+            std::thread::yield_now();
+        } else if let Some(sleep) = self.lie_down() {
+            sleep.wait(max);
+            self.get_up();
+        }
+    }
+
+    /// First half of [`Link::sleep`], for a link behind a lock that others need meanwhile: asks peers to ring. `None`:
+    /// something has arrived, there is nothing to sleep for. Else wait, without the lock, and then [`Link::get_up`].
+    pub fn lie_down(&mut self) -> Option<Sleep> {
         if !self.fabric.is_ours() {
-            return;
+            return None;
         }
         self.ring_bells();
-        if max.is_zero() {
-            std::thread::yield_now();
-            return;
-        }
         self.watch();
         let own = self.slot();
-        let mut waiting = Vec::new();
         for slot in &self.open {
             if let Some(outgoing) = &mut self.outgoing[usize::from(*slot)]
                 && outgoing.producer.pending()
             {
                 outgoing.producer.set_notify(true);
-                waiting.push(*slot);
+                self.waiting.push(*slot);
             }
         }
         let roused = self.fabric.lie_down();
         let arrived =
             roused || self.fabric.has_published() || self.incoming.iter().any(|i| i.consumer.pending());
         // What was consumed between the look and the bell would ring nobody.
-        let progressed = waiting.iter().any(|slot| {
+        let progressed = self.waiting.iter().any(|slot| {
             *slot == own
                 || self.outgoing[usize::from(*slot)]
                     .as_mut()
                     .is_none_or(|outgoing| !outgoing.producer.pending())
         });
-        if !arrived && !progressed {
-            self.counters.sleeps += 1;
-            self.fabric.sleep(max);
+        if arrived || progressed {
+            self.get_up();
+            return None;
         }
+        self.counters.sleeps += 1;
+        Some(Sleep { fabric: Arc::clone(&self.fabric) })
+    }
+
+    /// Second half: peers need not ring any more.
+    pub fn get_up(&mut self) {
         self.fabric.get_up();
-        for slot in waiting {
+        for slot in self.waiting.drain(..) {
             if let Some(outgoing) = &self.outgoing[usize::from(slot)] {
                 outgoing.producer.set_notify(false);
             }
@@ -84,5 +101,18 @@ impl Link {
             }
             Pause::Sleep(max) => self.sleep(max),
         }
+    }
+}
+
+/// A sleep about to begin: what it waits on does not need the link.
+#[derive(Debug)]
+pub struct Sleep {
+    fabric: Arc<Fabric>,
+}
+
+impl Sleep {
+    /// Sleeps until a bell rings or `max` is over.
+    pub fn wait(&self, max: Duration) {
+        self.fabric.sleep(max);
     }
 }

@@ -166,6 +166,8 @@ pub struct Link {
     first: usize,
     polls: u32,
     watched_ns: u64,
+    /// Slots asked to ring when they consume, while we sleep.
+    waiting: Vec<u8>,
 }
 
 impl Link {
@@ -197,6 +199,7 @@ impl Link {
             first: 0,
             polls: 0,
             watched_ns: 0,
+            waiting: Vec::new(),
         })
     }
 
