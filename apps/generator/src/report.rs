@@ -5,7 +5,7 @@ use serde::Serialize;
 use verbs::connect::Path;
 
 use crate::control::Received;
-use crate::plan::{Op, Plan, Verify};
+use crate::plan::{Op, Plan};
 use crate::sender::Outcome;
 use crate::wire;
 
@@ -78,6 +78,7 @@ pub struct Run {
     pub doorbell: Option<&'static str>,
     #[serde(flatten)]
     pub plan: Plan,
+    pub idle_qps: u32,
     pub device: String,
     pub port: u8,
     pub gid_index: Option<u32>,
@@ -97,7 +98,7 @@ pub struct Run {
     pub msgs_per_s: f64,
     pub payload_gbps: f64,
     pub wire_gbps: f64,
-    pub post_ns: Option<f64>,
+    pub post_ns: f64,
     pub post: Option<Spread>,
     pub interrupted: bool,
     pub error: Option<String>,
@@ -117,17 +118,24 @@ pub struct PosterNames {
 
 impl Run {
     /// Puts a run together.
-    pub fn new(plan: &Plan, names: PosterNames, device: &str, path: &Path, outcome: &Outcome) -> Run {
+    pub fn new(
+        plan: &Plan,
+        names: PosterNames,
+        idle_qps: u32,
+        device: &str,
+        path: &Path,
+        outcome: &Outcome,
+    ) -> Run {
         let received = &outcome.received;
         let mtu = path.mtu.bytes();
         let wire_bytes = received.received * wire::bytes_per_message(plan.op, plan.payload_bytes, mtu.into());
-        let counted = plan.op != Op::Write || plan.verify != Verify::End;
         Run {
             kind: "run",
             poster: names.poster,
             order: names.order,
             doorbell: names.doorbell,
             plan: plan.clone(),
+            idle_qps,
             device: device.into(),
             port: path.port,
             gid_index: path.gid.map(|entry| entry.index),
@@ -137,7 +145,7 @@ impl Run {
             completed: outcome.completed,
             received: received.received,
             received_bytes: received.received_bytes,
-            received_by: if counted && plan.op != Op::Write { "completions" } else { "sequence-words" },
+            received_by: if plan.op == Op::Write { "sequence-words" } else { "completions" },
             checked: received.checked,
             verified: received.verified,
             torn: received.torn,
@@ -147,7 +155,7 @@ impl Run {
             msgs_per_s: if outcome.seconds > 0.0 { received.received as f64 / outcome.seconds } else { 0.0 },
             payload_gbps: wire::gbps(received.received_bytes, outcome.seconds),
             wire_gbps: wire::gbps(wire_bytes, outcome.seconds),
-            post_ns: outcome.times.mean_ns(),
+            post_ns: outcome.times.mean_ns().unwrap_or(0.0),
             post: outcome.times.spread(),
             interrupted: outcome.interrupted,
             error: outcome.error.clone(),
@@ -162,10 +170,10 @@ impl Run {
 
     /// A few lines for people.
     pub fn text(&self) -> String {
-        let post = self.post_ns.map_or(String::from("-"), |ns| format!("{ns:.1} ns"));
+        let post = self.post.map_or(String::from("-"), |spread| format!("{:.1} ns", spread.p50_ns));
         let mut text = format!(
             "posted {}  completed {}  received {}  verified {} of {}  torn {}  lost {}\n\
-             {:.3} s  {:.3} M messages/s  payload {:.2} Gbit/s  wire {:.2} Gbit/s  {post} a post ({})",
+             {:.3} s  {:.3} M messages/s  payload {:.2} Gbit/s  wire {:.2} Gbit/s  p50 {post} a post ({})",
             self.posted,
             self.completed,
             self.received,

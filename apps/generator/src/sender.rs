@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use measure::timer;
 use verbs::connect::{ConnectError, Hello, Path, QpOffer, RegionOffer, Session, Wait};
-use verbs::{Context, Mr, Pages, Pd, QpBuilder, SendOperations};
+use verbs::{Context, Cq, Mr, Pages, Pd, QpBuilder, QpType, QueuePair, SendOperations};
 
 use crate::control::{Answer, Done, Proposal, Received, VERSION, first_line};
 use crate::lane::{ACCESS, qp_type};
@@ -64,6 +64,31 @@ struct Track<'a> {
     share: u64,
     /// Offset of its credit word.
     credit_at: usize,
+}
+
+/// Queue pairs that nothing is posted to, each connected with itself.
+pub struct IdleQps(Vec<QueuePair>);
+
+impl IdleQps {
+    /// Opens that many.
+    pub fn open(context: &Context, path: &Path, count: u32) -> Result<IdleQps> {
+        let (pd, cq) = (context.alloc_pd()?, Cq::new(context, 1)?);
+        let one = || -> Result<QueuePair> {
+            let qp = QpBuilder::new(QpType::Rc).send_requests(16).receive_requests(1).build(&pd, &cq, &cq)?;
+            let offer = QpOffer::new(&qp);
+            let hello = Hello::new(path, QpType::Rc, vec![offer], Vec::new(), ());
+            path.to_init(&qp, ACCESS, 0)?;
+            path.connect(&qp, offer, &hello, offer)?;
+            Ok(qp)
+        };
+        let made: Result<Vec<_>> = (0..count).map(|_| one()).collect();
+        Ok(IdleQps(made.with_context(|| format!("opening {count} idle queue pairs"))?))
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u32 {
+        self.0.len() as u32
+    }
 }
 
 /// A connected sender, ready to post.

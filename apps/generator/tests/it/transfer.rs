@@ -66,6 +66,7 @@ fn sizes_queue_pairs_inline_and_doorbell_batches_all_arrive() {
         "--qps 8 --count 8001 --doorbell-batch 16 --poster cpu-shim",
         "--qps 8 --count 8001 --doorbell-batch 16",
         "--count 1",
+        "--idle-qps 50 --count 5000",
     ] {
         transfer(options);
     }
