@@ -59,9 +59,9 @@ const PROGRAMS: &[Perftest] = &[
     Perftest { name: "ib_atomic_lat", services: &["RC"],             requests: ATOMICS,  both_sides: false, has_size: false },
 ];
 
-/// Message sizes: one that fits in a WQE, one that is no power of two, one of many packets.
-const SIZES: &[u64] = &[8, 1000, 65536];
-const SIZES_UD: &[u64] = &[8, 1000, 4096];
+/// Message sizes: one that fits in a WQE or no power of two, and one of many packets or, on UD, of one whole packet.
+const SIZES: [&[u64]; 2] = [&[8, 65536], &[1000, 65536]];
+const SIZES_UD: [&[u64]; 2] = [&[8, 4096], &[1000, 4096]];
 /// Around every boundary: inline limits, the 64-byte block, the MTU, what a message carries itself.
 const SIZES_FULL: &[u64] = &[1, 2, 63, 64, 65, 220, 236, 1000, 4095, 4096, 4097, 8191, 65536, 1 << 20];
 const SIZES_FULL_UD: &[u64] = &[1, 2, 63, 64, 65, 188, 1000, 2048, 4095, 4096];
@@ -70,12 +70,13 @@ fn program(name: &str) -> &'static Perftest {
     PROGRAMS.iter().find(|program| program.name == name).expect("a row of the table")
 }
 
-fn sizes(service: &str) -> &'static [u64] {
-    match (service, full()) {
-        ("UD", false) => SIZES_UD,
-        ("UD", true) => SIZES_FULL_UD,
-        (_, false) => SIZES,
-        (_, true) => SIZES_FULL,
+fn sizes(service: &str, layer: Layer) -> &'static [u64] {
+    let [infiniband, roce] = if service == "UD" { SIZES_UD } else { SIZES };
+    match (full(), service, layer) {
+        (true, "UD", _) => SIZES_FULL_UD,
+        (true, _, _) => SIZES_FULL,
+        (false, _, Layer::InfiniBand) => infiniband,
+        (false, _, Layer::Roce) => roce,
     }
 }
 
@@ -125,7 +126,7 @@ fn every_type(program: &Perftest, layer: Layer) {
     let fabric = Fabric::new(layer);
     for &service in program.services {
         for &(request, kind) in program.requests {
-            let sizes = if program.has_size { sizes(service) } else { &[ATOMIC_BYTES] };
+            let sizes = if program.has_size { sizes(service, layer) } else { &[ATOMIC_BYTES] };
             for &bytes in sizes {
                 let size = bytes.to_string();
                 let mut options = vec!["-n", "200"];
