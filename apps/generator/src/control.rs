@@ -58,14 +58,14 @@ pub struct Received {
 }
 
 impl Received {
-    /// Adds another queue pair's counts.
+    /// Adds another queue pair's counts. Saturates: some of them rest on what the sender says.
     pub fn add(&mut self, other: &Received) {
-        self.received += other.received;
-        self.received_bytes += other.received_bytes;
-        self.checked += other.checked;
-        self.verified += other.verified;
-        self.torn += other.torn;
-        self.lost += other.lost;
+        self.received = self.received.saturating_add(other.received);
+        self.received_bytes = self.received_bytes.saturating_add(other.received_bytes);
+        self.checked = self.checked.saturating_add(other.checked);
+        self.verified = self.verified.saturating_add(other.verified);
+        self.torn = self.torn.saturating_add(other.torn);
+        self.lost = self.lost.saturating_add(other.lost);
         self.error = self.error.take().or_else(|| other.error.clone());
     }
 }

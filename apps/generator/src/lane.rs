@@ -17,6 +17,9 @@ use crate::plan::{Op, Plan, Service, Verify};
 /// Credit WRITEs under way at most.
 const CREDITS_OUTSTANDING: u32 = 16;
 
+/// Messages that UC may lose in a row; a number beyond that was never sent.
+const PLAUSIBLE_GAP: u64 = 1 << 32;
+
 /// What a region of either end may be used for.
 pub const ACCESS: Access = Access(Access::LOCAL_WRITE.0 | Access::REMOTE_WRITE.0);
 
@@ -171,20 +174,25 @@ impl<'m> Lane<'m> {
         (self.next + 1..self.next + behind).find(|&message| is_there(message))
     }
 
-    /// Counts a message, and compares its body where the plan says so.
-    fn arrived(&mut self, slot: u64, message: Option<u64>) {
-        let Some(message) = message.filter(|&message| message >= self.next) else {
-            // No number, or one that was there before: this is not a message as it was sent.
-            self.counts.checked += 1;
-            self.counts.torn += 1;
-            return;
+    /// Counts a message that says to be number `claimed`, and compares its body where the plan says so.
+    fn arrived(&mut self, slot: u64, claimed: Option<u64>) {
+        let gap = claimed.and_then(|message| message.checked_sub(self.next));
+        let gap = match (self.plan.service, gap) {
+            // Order is kept and nothing is lost: whatever it says, this is the next one.
+            (Service::Rc, Some(0)) => Some(0),
+            (Service::Rc, _) => None,
+            (Service::Uc, gap) => gap.filter(|&gap| gap < PLAUSIBLE_GAP),
         };
-        self.counts.lost += message - self.next;
+        let message = self.next + gap.unwrap_or(0);
+        self.counts.lost += gap.unwrap_or(0);
         self.counts.received += 1;
         self.counts.received_bytes += self.plan.payload_bytes;
         self.next = message + 1;
         self.last_in_slot[slot as usize] = message + 1;
-        if self.plan.verify.looks_at(message) {
+        if gap.is_none() {
+            self.counts.checked += 1;
+            self.counts.torn += 1;
+        } else if self.plan.verify.looks_at(message) {
             self.check(slot, message);
         }
     }
@@ -247,9 +255,9 @@ impl<'m> Lane<'m> {
         if self.plan.op == Op::Write && self.plan.verify == Verify::End {
             // Order is kept on RC: what is missing are the slots that hold an older message.
             self.counts.received = completed.saturating_sub(self.counts.lost);
-            self.counts.received_bytes = self.counts.received * self.plan.payload_bytes;
+            self.counts.received_bytes = self.counts.received.saturating_mul(self.plan.payload_bytes);
         } else {
-            self.counts.lost += completed.saturating_sub(self.next);
+            self.counts.lost = self.counts.lost.saturating_add(completed.saturating_sub(self.next));
         }
         self.counts.clone()
     }

@@ -49,7 +49,11 @@ fn main() -> ExitCode {
         Some(Command::Probe(probe)) => probe::run(probe.json),
         Some(Command::Baseline(baseline)) => baseline::run(&baseline),
         Some(Command::BenchPost(bench)) => stop_flag().and_then(|stop| bench_post::run(&bench, &stop)),
-        None => stop_flag().and_then(|stop| transfer(&cli.transfer, &stop)),
+        None => stop_flag().and_then(|stop| match transfer(&cli.transfer, &stop) {
+            // Whatever the error is called, the signal is why.
+            Err(_) if stop.load(Ordering::Relaxed) => Ok(INTERRUPTED),
+            result => result,
+        }),
     };
     code.map_or_else(|error| bad_input(&format!("{error:#}")), ExitCode::from)
 }

@@ -91,8 +91,9 @@ fn connect<'s>(
     let ours = Hello::new(path, qp_type(plan.service), offers.clone(), vec![RegionOffer::new(region)], ());
     let theirs = session.exchange(&ours, setup())?;
     let credits = *theirs.regions.first().context("the sender offers no credit words")?;
-    if credits.bytes < CREDIT_STRIDE * u64::from(plan.qps) {
-        bail!("the sender's credit words have {} bytes, too few for {} queue pairs", credits.bytes, plan.qps);
+    let needed = CREDIT_STRIDE * u64::from(plan.qps);
+    if credits.bytes < needed || credits.address.checked_add(credits.bytes).is_none() {
+        bail!("the sender's credit words are {credits:?}, {needed} bytes are needed");
     }
     for (index, lane) in lanes.iter_mut().enumerate() {
         path.connect(lane.qp(), offers[index], &theirs, theirs.queue_pairs[index])?;

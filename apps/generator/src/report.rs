@@ -128,7 +128,9 @@ impl Run {
     ) -> Run {
         let received = &outcome.received;
         let mtu = path.mtu.bytes();
-        let wire_bytes = received.received * wire::bytes_per_message(plan.op, plan.payload_bytes, mtu.into());
+        // As floats: the counts are the peer's, and a product of whole numbers could overflow.
+        let wire_bytes = received.received as f64
+            * wire::bytes_per_message(plan.op, plan.payload_bytes, mtu.into()) as f64;
         Run {
             kind: "run",
             poster: names.poster,
@@ -153,7 +155,7 @@ impl Run {
             content_ok: content_ok(outcome.completed, received),
             seconds: outcome.seconds,
             msgs_per_s: if outcome.seconds > 0.0 { received.received as f64 / outcome.seconds } else { 0.0 },
-            payload_gbps: wire::gbps(received.received_bytes, outcome.seconds),
+            payload_gbps: wire::gbps(received.received_bytes as f64, outcome.seconds),
             wire_gbps: wire::gbps(wire_bytes, outcome.seconds),
             post_ns: outcome.times.mean_ns().unwrap_or(0.0),
             post: outcome.times.spread(),

@@ -140,8 +140,8 @@ impl Sender {
         }
         let target = *theirs.regions.first().context("the receiver offers no slots")?;
         let needed = plan.slot_bytes() as u64 * u64::from(plan.target_slots()) * u64::from(plan.qps);
-        if target.bytes < needed {
-            bail!("the receiver's slots have {} bytes, {needed} are needed", target.bytes);
+        if target.bytes < needed || target.address.checked_add(target.bytes).is_none() {
+            bail!("the receiver's slots are {target:?}, {needed} bytes are needed");
         }
         session.barrier(setup())?;
         Ok(Sender { plan, session, posters, source, credits, target, _pd: pd })

@@ -3,7 +3,7 @@
 use verbs::{CqLayout, DirectCq, DirectQp, Pd, Qp, QpBuilder, QpLayout, QpType, ReceiveRequest, SendRequest};
 
 use crate::completion::Completion;
-use crate::request::{PostError, ReceiveList, SendList, Unsupported, to_raw};
+use crate::request::{PostError, PostErrorKind, ReceiveList, SendList, to_raw};
 use crate::sys::*;
 
 /// What lies between the doorbell record and the register.
@@ -98,7 +98,7 @@ pub struct PollError {
 /// let mut qp = QueuePair::create(&QpBuilder::new(QpType::Rc), &pd, cq, None, Options::default())?;
 /// connect(qp.qp());
 /// let entries = [region.sge(0..64)?];
-/// qp.try_post(&SendRequest::new(1, SendOperation::Write(target), Payload::Gather(&entries)))??;
+/// qp.try_post(&SendRequest::new(1, SendOperation::Write(target), Payload::Gather(&entries)))?;
 /// qp.ring();
 /// let mut done = [Completion::default(); 16];
 /// while qp.poll(&mut done)? == 0 {}
@@ -111,9 +111,9 @@ pub struct QueuePair {
     rq: db_rq,
     send_cq: db_cq,
     receive_cq: Option<db_cq>,
-    // The queues name these by address: boxes do not move with `self`.
-    _slots: Box<[db_slot]>,
-    _wr_ids: Box<[u64]>,
+    // The queues name these by address: their memory does not move with `self`.
+    _slots: Vec<db_slot>,
+    _wr_ids: Vec<u64>,
     qp: DirectQp,
     _send_cq: DirectCq,
     _receive_cq: Option<DirectCq>,
@@ -137,8 +137,8 @@ impl QueuePair {
             return Err(ShimError::SharedRegister { qpn });
         }
         let memory = qp.memory();
-        let mut slots = vec![db_slot::default(); memory.send.entries as usize].into_boxed_slice();
-        let mut wr_ids = vec![0; memory.receive.entries as usize].into_boxed_slice();
+        let mut slots = vec![db_slot::default(); memory.send.entries as usize];
+        let mut wr_ids = vec![0; memory.receive.entries as usize];
         Ok(QueuePair {
             sq: send_queue(&qp, &memory, &mut slots, options)?,
             rq: receive_queue(&qp, &memory, &mut wr_ids)?,
@@ -163,12 +163,13 @@ impl QueuePair {
     }
 
     /// Writes one request; [`QueuePair::ring`] publishes it.
-    pub fn try_post(&mut self, request: &SendRequest<'_>) -> Result<Result<(), PostError>, Unsupported> {
-        let raw = to_raw(request)?;
-        // SAFETY: the queue's addresses were libmlx5's when it was made, and `self.qp` and the boxes keep them valid;
+    pub fn try_post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
+        let unsupported = |why| PostError { index: 0, kind: PostErrorKind::Unsupported(why) };
+        let raw = to_raw(request).map_err(unsupported)?;
+        // SAFETY: the queue's addresses were libmlx5's when it was made, and `self.qp` and the tables keep them valid;
         // `&mut self` makes this the only poster; inline entries are slices that the request borrows.
         let code = unsafe { db_c_try_post(&raw mut self.sq, &raw const raw) };
-        Ok(if code == 0 { Ok(()) } else { Err(PostError::of(code, 0)) })
+        if code == 0 { Ok(()) } else { Err(PostError::of(code, 0)) }
     }
 
     /// Tells the device of everything written since the last ring.

@@ -36,6 +36,9 @@ pub enum PostErrorKind {
     /// The service has no such operation (`EOPNOTSUPP`).
     #[error("the queue pair's service has no such operation")]
     NoSuchOperation,
+    /// The shim has no WQE for it.
+    #[error(transparent)]
+    Unsupported(Unsupported),
 }
 
 impl PostError {

@@ -7,10 +7,13 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::Duration;
 
-use measure::need;
+use measure::{need, skip};
 use rdma_shim::sys::*;
 use verbs::code::EventType;
-use verbs::{AsyncEvent, Context, Cq, DirectQp, Element, Mr, Pages, QpBuilder, QpType};
+use verbs::{
+    AsyncEvent, Context, Cq, DirectQp, Element, InlineSlice, Mr, Pages, Payload, QpBuilder, QpType,
+    SendOperation, SendRequest,
+};
 
 use crate::ends::{connect, device, memory, wait_for};
 
@@ -146,4 +149,63 @@ fn a_shim_that_writes_the_record_after_the_doorbell_hangs_and_is_named() {
     std::thread::sleep(Duration::from_millis(5));
     queue.store_record();
     queue.expect_event_and_no_completion("record after doorbell");
+}
+
+/// Who ignores the refusal of [`rdma_shim::QueuePair::create`] is told by the first short message.
+#[test]
+fn a_queue_that_scatters_to_cqes_says_so_at_its_first_short_message() {
+    let context = need!(softnic(), softnic, "the software NIC");
+    let pd = context.alloc_pd().unwrap();
+    let memory = memory(&pd, 4096);
+    let direct = Cq::new(&context, 15).unwrap().into_direct().unwrap();
+    // SAFETY: the CQ is polled by the shim, which copies nothing anywhere.
+    let builder = unsafe { QpBuilder::new(QpType::Rc).allow_scatter_to_cqe() };
+    let receiver = builder.build_direct(&pd, &direct, &direct).unwrap();
+    if !receiver.may_scatter_to_cqe() {
+        skip!("MLX5_SCATTER_TO_CQE is 0 here");
+    }
+    let sender_cq = Cq::new(&context, 15).unwrap();
+    let mut sender = QpBuilder::new(QpType::Rc).inline_bytes(16).build(&pd, &sender_cq, &sender_cq).unwrap();
+    connect(&receiver, sender.number());
+    connect(&sender, receiver.number());
+
+    let (layout, cq_layout) = (receiver.memory(), direct.layout());
+    let mut wr_ids = vec![0u64; layout.receive.entries as usize];
+    let mut rq = db_rq {
+        ring: layout.receive.address.addr() as u64,
+        record: layout.record.addr() as u64,
+        wr_ids: wr_ids.as_mut_ptr() as u64,
+        wqes: layout.receive.entries,
+        stride: layout.receive.stride,
+        qpn: layout.number,
+        max_sge: 1,
+        ..db_rq::default()
+    };
+    let mut cq = db_cq {
+        ring: cq_layout.address.addr() as u64,
+        record: cq_layout.record.addr() as u64,
+        entries: cq_layout.entries,
+        cqn: cq_layout.number,
+        ..db_cq::default()
+    };
+    // SAFETY: the structs are ours alone.
+    assert_eq!(unsafe { db_c_rq_init(&raw mut rq) }, 0);
+    // SAFETY: as above.
+    assert_eq!(unsafe { db_c_cq_init(&raw mut cq, cq_layout.stride) }, 0);
+    let entry = db_sge { addr: memory.address(), length: 64, lkey: memory.lkey() };
+    let (receive, mut bad) = (db_recv_wr { wr_id: 3, sg_list: &raw const entry, num_sge: 1 }, 0);
+    // SAFETY: the queue is live and ours alone.
+    assert_eq!(unsafe { db_c_post_recv(&raw mut rq, &raw const receive, 1, &raw mut bad) }, 0);
+
+    let inline = [InlineSlice::new(b"short")];
+    sender.post_send(&SendRequest::new(1, SendOperation::Send, Payload::Inline(&inline))).unwrap();
+    let mut found = db_completion::default();
+    wait_for("completion", || {
+        // SAFETY: both queues are live and ours alone.
+        let taken = unsafe { db_c_poll(&raw mut cq, std::ptr::null_mut(), &raw mut rq, &raw mut found, 1) };
+        (taken == 1).then_some(())
+    });
+    let mut buffer = [0; 5];
+    memory.read(0, &mut buffer);
+    assert_eq!((found.status, found.wr_id, found.byte_len, buffer), (0x100, 3, 5, [0; 5]));
 }
