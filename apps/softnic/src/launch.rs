@@ -19,7 +19,7 @@ const LIBRARY: &str = "libsoftnic_preload.so";
 
 /// A software mlx5 NIC for unmodified programs.
 #[derive(Debug, Parser)]
-#[command(name = "softnic", version, about, after_help = "More: softnic run --help")]
+#[command(name = "softnic", version, disable_help_subcommand = true, after_help = "More: softnic run --help")]
 struct Cli {
     #[command(subcommand)]
     action: Action,
