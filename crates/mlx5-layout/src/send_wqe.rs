@@ -103,6 +103,7 @@ impl Control {
     pub const BYTES: usize = 16;
 
     /// Reads the first 16 bytes.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
         check("a control segment", bytes, Self::BYTES)?;
         let (first, second) = (be32(bytes, at::OPMOD_IDX_OPCODE), be32(bytes, at::QPN_DS));
@@ -133,6 +134,7 @@ impl Control {
     }
 
     /// The opcode, if it is one of ours.
+    #[inline]
     pub fn send_opcode(&self) -> Option<SendOpcode> {
         SendOpcode::from_u8(self.opcode)
     }
@@ -148,6 +150,7 @@ impl Control {
     }
 
     /// Whether a CQE is wanted when the WQE ends well.
+    #[inline]
     pub fn is_signalled(&self) -> bool {
         self.fm_ce_se & 0x08 != 0
     }
@@ -165,16 +168,19 @@ impl Control {
     }
 
     /// Whether the receiver's completion is solicited.
+    #[inline]
     pub fn is_solicited(&self) -> bool {
         self.fm_ce_se & SOLICITED != 0
     }
 
     /// Length field as the device uses it: 6 bits.
+    #[inline]
     pub fn units(&self) -> u8 {
         self.ds & MAX_DS
     }
 
     /// Blocks of the ring that the WQE takes.
+    #[inline]
     pub fn blocks(&self) -> u16 {
         blocks(self.units())
     }
@@ -194,6 +200,7 @@ impl RemoteAddress {
     pub const BYTES: usize = 16;
 
     /// Reads 16 bytes; the reserved word is not looked at.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
         check("a remote-address segment", bytes, Self::BYTES)?;
         Ok(Self { va: be64(bytes, 0), rkey: be32(bytes, 8) })
@@ -252,6 +259,7 @@ impl DataPointer {
     pub const BYTES: usize = 16;
 
     /// Reads 16 bytes.
+    #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
         check("a data segment", bytes, Self::BYTES)?;
         Ok(Self { byte_count: be32(bytes, 0), lkey: be32(bytes, 4), va: be64(bytes, 8) })
@@ -361,6 +369,7 @@ pub struct SendWqe<B> {
 
 impl<B: AsRef<[u8]>> SendWqe<B> {
     /// Checks that the WQE has a control segment, a length that is not 0, and all the bytes that this length says.
+    #[inline]
     pub fn new(bytes: B) -> Result<Self, LayoutError> {
         let control = Control::parse(bytes.as_ref())?;
         if control.units() == 0 {
@@ -451,6 +460,7 @@ pub struct DataSegments<'a>(Rest<'a>);
 impl<'a> Iterator for DataSegments<'a> {
     type Item = Result<DataSegment<'a>, LayoutError>;
 
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.bytes.is_empty() {
             return None;
@@ -471,6 +481,7 @@ struct Rest<'a> {
 }
 
 impl<'a> Rest<'a> {
+    #[inline]
     fn take(&mut self, len: usize, segment: &'static str) -> Result<&'a [u8], LayoutError> {
         let Some((taken, rest)) = self.bytes.split_at_checked(len) else {
             return Err(LayoutError::WqeEndsEarly { ds: self.ds, segment });
@@ -479,6 +490,7 @@ impl<'a> Rest<'a> {
         Ok(taken)
     }
 
+    #[inline]
     fn data_segment(&mut self) -> Result<DataSegment<'a>, LayoutError> {
         check("a data segment", self.bytes, UNIT_BYTES)?;
         let header = be32(self.bytes, 0);

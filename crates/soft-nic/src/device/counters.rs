@@ -167,9 +167,21 @@ impl Counters {
 }
 
 fn opcode_row(opcode: u8) -> usize {
-    let known = OPCODES.iter().position(|row| row.0.is_some_and(|o| o.to_u8() == opcode));
-    known.unwrap_or(OPCODES.len() - 1)
+    usize::from(ROWS[usize::from(opcode)])
 }
+
+/// Row of [`OPCODES`] for each opcode byte.
+const ROWS: [u8; 256] = {
+    let mut rows = [OPCODES.len() as u8 - 1; 256];
+    let mut row = 0;
+    while row < OPCODES.len() {
+        if let Some(opcode) = OPCODES[row].0 {
+            rows[opcode.to_u8() as usize] = row as u8;
+        }
+        row += 1;
+    }
+    rows
+};
 
 #[cfg(test)]
 mod tests {

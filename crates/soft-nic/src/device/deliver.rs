@@ -174,16 +174,17 @@ impl<M: Memory> Core<M> {
         let Some(header) = path.and_then(|path| wire::grh(&self.devices[qp.device], path, length)) else {
             return Ok(());
         };
-        let mut to = Vec::with_capacity(4);
+        let mut to = std::mem::take(&mut self.segments);
+        to.clear();
         let mapped = qp.rq.scatter(&self.regions, qp.pd, 0, GRH_BYTES, &mut to);
-        mapped.map_err(|_| Outcome::LocalFault)?;
         let mut rest = &header[..];
-        for piece in to {
+        let written = to.iter().try_for_each(|piece| {
             let (bytes, left) = rest.split_at((piece.len as usize).min(rest.len()));
-            self.memory.write(piece.addr, bytes, true).map_err(|_| Outcome::LocalFault)?;
             rest = left;
-        }
-        Ok(())
+            self.memory.write(piece.addr, bytes, true)
+        });
+        self.segments = to;
+        if mapped.is_ok() && written.is_ok() { Ok(()) } else { Err(Outcome::LocalFault) }
     }
 
     /// A READ: straight into the requester's memory, or with the reply.

@@ -400,7 +400,11 @@ impl<M: Memory> Core<M> {
             inbound.copy_to_buffer(&mut request.inline)
         } else {
             let order = super::deliver::order(self.options.relaxed_ordering);
-            inbound.copy_into(&part(&request.segments, offset, len), order)
+            // Pieces come when answers are staged only; a whole one needs no list of its own.
+            match offset {
+                0 => inbound.copy_into(&request.segments, order),
+                _ => inbound.copy_into(&part(&request.segments, offset, len), order),
+            }
         };
         match copied {
             Ok(()) => true,

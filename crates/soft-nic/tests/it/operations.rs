@@ -434,3 +434,35 @@ fn a_fence_waits_for_the_reads_before_it() {
     assert_eq!((near.block.bytes(0, 8), far.block.bytes(0, 8)), (vec![1; 8], vec![2; 8]));
     assert_eq!(left.counters().messages_sent, 2);
 }
+
+#[test]
+fn a_port_keeps_to_its_rate_both_ways() {
+    for (name, read) in [("rate-write", false), ("rate-read", true)] {
+        let mut driver = Driver::new(Setup::new(name).with(|c| c.rate_gbps = Some(10.0)));
+        let (a, _) = driver.pair(QpShape::default());
+        let (near, far) = (driver.region(1 << 16, ALL), driver.region(1 << 16, ALL));
+        let request = match read {
+            false => WorkRequest::write(&near, 0, 1 << 16, &far, 0),
+            true => WorkRequest::read(&near, 0, 1 << 16, &far, 0),
+        };
+        let mut completed = 0u64;
+        let start = driver.now;
+        while driver.now - start < 20_000_000 {
+            while driver.qp(a).posted.wrapping_sub(completed as u16) < 8 {
+                driver.post(a, &request);
+            }
+            driver.poll();
+            while driver.poll_send(a).is_some() {
+                completed += 1;
+            }
+        }
+        // Packets of 1024 bytes with 26 bytes around them on InfiniBand; a burst of 64 KiB comes on top, and up to 8 are
+        // under way.
+        let payload_gbps = (completed << 16) as f64 * 8.0 / (driver.now - start) as f64;
+        let ideal = 10.0 * 1024.0 / 1050.0;
+        assert!(
+            (ideal * 0.96..ideal * 1.06).contains(&payload_gbps),
+            "{name}: {payload_gbps} Gbit/s of {ideal}"
+        );
+    }
+}
