@@ -129,9 +129,9 @@ const fn baseline(
     Measure { name, unit, source: Source::Baseline { options, field, scale }, prototype: None, once: false }
 }
 
-const LATENCY: &[&str] = &["-s", "8", "-n", "20000"];
+const LATENCY: &[&str] = &["-s", "8", "-n", "2000"];
 const LARGE: &[&str] = &["-s", "65536", "-n", "20000"];
-const SMALL: &[&str] = &["-s", "8", "-n", "1000000"];
+const SMALL: &[&str] = &["-s", "8", "-n", "500000"];
 
 /// Every number, neighbours being what a ratio compares.
 pub const MEASURES: &[Measure] = &[

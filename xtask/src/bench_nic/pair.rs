@@ -17,8 +17,6 @@ use crate::process::{Ended, Guarded, Speaking, WAIT, descendants, run_logged};
 const LIMIT: Duration = Duration::from_secs(120);
 /// How long an open device is watched doing nothing.
 const IDLE: Duration = Duration::from_secs(5);
-/// Kernel clock ticks per second, `USER_HZ` on every x86-64.
-const TICKS_PER_SECOND: f64 = 100.0;
 
 /// Where and with what the numbers are taken.
 pub struct Stand<'a> {
@@ -126,7 +124,7 @@ impl Stand<'_> {
         let process = loop {
             let found = std::iter::once(watcher.0.id())
                 .chain(descendants(watcher.0.id()))
-                .find(|id| nic_ticks(*id).is_some());
+                .find(|id| nic_ns(*id).is_some());
             match found {
                 Some(process) => break process,
                 None if since.elapsed() > WAIT || watcher.poll()?.is_some() => {
@@ -137,10 +135,10 @@ impl Stand<'_> {
         };
         // What opening it cost is not idling.
         sleep(Duration::from_secs(1));
-        let before = nic_ticks(process).context("the NIC thread is gone")?;
+        let before = nic_ns(process).context("the NIC thread is gone")?;
         sleep(IDLE);
-        let after = nic_ticks(process).context("the NIC thread is gone")?;
-        let percent = (after - before) as f64 / TICKS_PER_SECOND / IDLE.as_secs_f64() * 100.0;
+        let after = nic_ns(process).context("the NIC thread is gone")?;
+        let percent = (after - before) as f64 / IDLE.as_nanos() as f64 * 100.0;
         let status = fs::read_to_string(format!("/proc/{process}/status")).context("reading its memory")?;
         let resident = status
             .lines()
@@ -149,19 +147,16 @@ impl Stand<'_> {
     }
 }
 
-/// CPU ticks of the NIC's thread in `process`, if it has one.
-fn nic_ticks(process: u32) -> Option<u64> {
+/// Nanoseconds that the NIC's thread in `process` has run, if it has one.
+fn nic_ns(process: u32) -> Option<u64> {
     let tasks = fs::read_dir(format!("/proc/{process}/task")).ok()?;
-    let stats = tasks.flatten().filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
-    stats.filter_map(|stat| ticks_of(&stat, "(softnic-nic")).reduce(|one, other| one + other)
-}
-
-/// utime plus stime of a thread whose name begins so.
-fn ticks_of(stat: &str, name: &str) -> Option<u64> {
-    let (before, rest) = stat.rsplit_once(')')?;
-    let own = before.split_once(' ')?.1.starts_with(name);
-    let fields = || rest.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok());
-    own.then(|| fields().sum())
+    let of_nic = |task: &fs::DirEntry| {
+        let name = fs::read_to_string(task.path().join("comm")).ok()?;
+        // The first field is the time on a core; `stat` counts in hundredths of a second, too coarse for idling.
+        let schedstat = fs::read_to_string(task.path().join("schedstat")).ok()?;
+        name.starts_with("softnic-nic").then(|| schedstat.split_whitespace().next()?.parse::<u64>().ok())?
+    };
+    tasks.flatten().filter_map(|task| of_nic(&task)).reduce(|one, other| one + other)
 }
 
 fn free_port() -> Result<u16> {
@@ -245,9 +240,20 @@ mod tests {
     }
 
     #[test]
-    fn only_the_nic_s_own_thread_counts() {
-        let stat = "12 (softnic-nic) S 1 1 1 0 -1 0 0 0 0 0 30 12 0 0 20 0 2 0 5";
-        assert_eq!(ticks_of(stat, "(softnic-nic"), Some(42));
-        assert_eq!(ticks_of(&stat.replace("softnic-nic", "generator"), "(softnic-nic"), None);
+    fn a_thread_of_the_nic_s_name_is_found_by_what_it_ran() {
+        let before = nic_ns(std::process::id());
+        let (ready, is_ready) = std::sync::mpsc::channel();
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let work = move || {
+            let sum: u64 = (0..1_000_000_u64).map(std::hint::black_box).sum();
+            ready.send(sum).unwrap();
+            let _ = stopped.recv();
+        };
+        let thread = std::thread::Builder::new().name("softnic-nic".into()).spawn(work).unwrap();
+        is_ready.recv().unwrap();
+        assert_eq!(before, None);
+        assert!(nic_ns(std::process::id()).is_some_and(|ns| ns > 0));
+        drop(stop);
+        thread.join().unwrap();
     }
 }
