@@ -377,10 +377,9 @@ impl Stage {
     }
 }
 
-fn compare_until_indices_wrap(kind: QpType) {
-    let context = need!(device(), nic, "an mlx5 device");
+fn compare_until_indices_wrap(context: &Context, kind: QpType) {
     let blueflame = std::env::var_os("MLX5_SHUT_UP_BF").is_none_or(|value| value == "0");
-    let mut stage = Stage::new(&context, kind, blueflame);
+    let mut stage = Stage::new(context, kind, blueflame);
     assert!(stage.mirror.sq.half_bytes > 0, "a register of its own has BlueFlame");
     while stage.blocks < 70_000 {
         stage.round(kind);
@@ -402,12 +401,14 @@ fn compare_until_indices_wrap(kind: QpType) {
 
 #[test]
 fn parity_of_libmlx5_and_the_shim_on_rc() {
-    compare_until_indices_wrap(QpType::Rc);
+    let context = need!(device(), nic, "an mlx5 device");
+    compare_until_indices_wrap(&context, QpType::Rc);
 }
 
 #[test]
 fn parity_of_libmlx5_and_the_shim_on_uc() {
-    compare_until_indices_wrap(QpType::Uc);
+    let context = need!(device(), nic, "an mlx5 device");
+    compare_until_indices_wrap(&context, QpType::Uc);
 }
 
 /// libmlx5 reads `MLX5_SHUT_UP_BF` when the device is opened: this test runs the one above again, in a process of its own.
