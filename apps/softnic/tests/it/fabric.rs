@@ -50,19 +50,24 @@ pub fn launcher() -> PathBuf {
 
 /// Builds the interposing library next to the launcher: for tests, cargo builds what can be linked, and this cannot.
 fn build_library() -> PathBuf {
-    let launcher = PathBuf::from(env!("CARGO_BIN_EXE_softnic"));
-    let profile_folder = launcher.parent().expect("target/PROFILE/softnic");
+    cargo(&["build", "--package", "softnic", "--lib"]);
+    env!("CARGO_BIN_EXE_softnic").into()
+}
+
+/// Runs cargo as it was run for these tests: same profile, same target folder. Returns what it printed.
+pub fn cargo(arguments: &[&str]) -> String {
+    let profile_folder = Path::new(env!("CARGO_BIN_EXE_softnic")).parent().expect("target/PROFILE/softnic");
     let profile = match profile_folder.file_name().and_then(|name| name.to_str()) {
         Some("debug") | None => "dev",
         Some(profile) => profile,
     };
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--quiet", "--package", "softnic", "--lib", "--profile", profile, "--target-dir"]);
+    cargo.args(arguments).args(["--quiet", "--profile", profile, "--target-dir"]);
     cargo.arg(profile_folder.parent().expect("target/PROFILE"));
     let output =
         cargo.current_dir(env!("CARGO_MANIFEST_DIR")).output().expect("cargo, which runs this test, starts");
-    assert!(output.status.success(), "building the library:\n{}", String::from_utf8_lossy(&output.stderr));
-    launcher
+    assert!(output.status.success(), "{arguments:?}:\n{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// A folder of this test binary's own for outputs, counters and compiled programs.

@@ -10,7 +10,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use crate::counters::messages;
-use crate::fabric::{Fabric, Layer};
+use crate::fabric::{Fabric, Layer, cargo};
 
 /// Debian 13: rdma-core 56.1.
 const SUITE: &str = "trixie";
@@ -53,10 +53,15 @@ impl Root {
 
     /// A command line that runs `usr/bin/PROGRAM` of this root with this root's loader and libraries.
     fn command(&self, program: &str, arguments: &[&str]) -> Vec<String> {
+        self.load(&self.path(&format!("usr/bin/{program}")), arguments)
+    }
+
+    /// The same for any program. One that was built against an older libc runs on this one too.
+    fn load(&self, program: &str, arguments: &[&str]) -> Vec<String> {
         let (loader, library) =
             (format!("{LIBRARIES}/ld-linux-x86-64.so.2"), format!("{LIBRARIES}/libmlx5.so.1"));
         let mut command = vec![self.path(&loader), "--library-path".into(), self.path(LIBRARIES)];
-        command.extend(["--preload".into(), self.path(&library), self.path(&format!("usr/bin/{program}"))]);
+        command.extend(["--preload".into(), self.path(&library), program.into()]);
         command.extend(arguments.iter().map(|&argument| argument.to_owned()));
         command
     }
@@ -224,5 +229,33 @@ fn ibv_rc_pingpong_of_rdma_core_56_sleeps_on_events() {
         assert!(!side.output.contains("invalid data"), "{}", side.output);
         assert_eq!(side.counters.completed(), messages("send", 200));
         assert_eq!(side.counters.executed(), 200);
+    }
+}
+
+/// Builds the shim's own tests, which find rdma-core at run time, and returns the program.
+fn shim_tests() -> String {
+    let built =
+        cargo(&["test", "--package", "rdma-shim", "--test", "it", "--no-run", "--message-format", "json"]);
+    let messages = built.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let named = |message: serde_json::Value| {
+        let is_it = message["target"]["name"] == "it" && message["profile"]["test"] == true;
+        message["executable"].as_str().filter(|_| is_it).map(str::to_owned)
+    };
+    messages.filter_map(named).last().expect("cargo names the program it built")
+}
+
+#[test]
+fn the_shim_leaves_the_same_bytes_as_libmlx5_of_rdma_core_56() {
+    let root = measure::need!(Root::unpacked(), "Debian 13's packages from this machine's mirror");
+    let tests = shim_tests();
+    // Both kinds of doorbell; libmlx5 reads the switch when the device is opened.
+    for shut_up in ["0", "1"] {
+        let fabric = Fabric::new(Layer::Roce).with_environment("MLX5_SHUT_UP_BF", shut_up);
+        // A test that finds no device must fail here.
+        let fabric = fabric.with_environment("REQUIRE", "all");
+        let (output, counters) = fabric.run(&borrowed(&root.load(&tests, &["parity_of_libmlx5"])));
+        assert!(output.contains("test result: ok. 2 passed"), "{output}");
+        assert!(counters.libmlx5().starts_with(&root.path(LIBRARIES)), "{}", counters.libmlx5());
+        assert!(counters.completed().len() >= 7, "every kind of request: {:?}", counters.completed());
     }
 }
