@@ -253,13 +253,22 @@ impl<'m> Lane<'m> {
             self.check_slots(posted, completed);
         }
         if self.plan.op == Op::Write && self.plan.verify == Verify::End {
-            // Order is kept on RC: what is missing are the slots that hold an older message.
-            self.counts.received = completed.saturating_sub(self.counts.lost);
+            // The receiver's own count: RC keeps order, so all before the newest number that lies in a slot came too, but
+            // for the slots that hold an older message than they should. What the sender says is not part of it.
+            self.counts.received = self.newest_in_slots().saturating_sub(self.counts.lost);
             self.counts.received_bytes = self.counts.received.saturating_mul(self.plan.payload_bytes);
         } else {
             self.counts.lost = self.counts.lost.saturating_add(completed.saturating_sub(self.next));
         }
         self.counts.clone()
+    }
+
+    /// The highest message number in any slot, counted from 1. A number that its slot cannot hold is not counted (it is
+    /// torn).
+    fn newest_in_slots(&self) -> u64 {
+        let slots = u64::from(self.plan.target_slots());
+        let here = |slot| self.slots.message(slot).filter(|message| self.plan.target_slot(*message) == slot);
+        (0..slots).filter_map(here).max().map_or(0, |message| message.saturating_add(1))
     }
 
     fn check_slots(&mut self, posted: u64, completed: u64) {
