@@ -12,7 +12,7 @@ use super::cq::{Cq, Pushed};
 use super::doorbell::Uar;
 use super::model::{Capabilities, DeviceConfig};
 use super::mr::Regions;
-use super::qp::Qps;
+use super::qpn::Qps;
 use super::schedule::Schedule;
 use super::sq::Pool;
 use super::table::Table;

@@ -4,6 +4,7 @@
 //! that it bounds. What this NIC does not do (shared receive queues, memory windows, multicast) is reported as 0, not as
 //! the card's number. The only difference in behaviour between models is in these tables.
 
+use super::qpn::MAX_QP;
 use crate::config::{Config, LinkLayer, Model};
 
 /// The PCI vendor id of Mellanox Technologies.
@@ -61,8 +62,7 @@ impl Model {
         let common = Capabilities {
             max_mr_size: u64::MAX,
             page_size_cap: 0xffff_ffff_ffff_f000,
-            // Local QP indexes have 17 bits, and the first 0x40 numbers are reserved as on a card.
-            max_qp: (1 << 17) - 0x40,
+            max_qp: MAX_QP,
             max_qp_wr: 32768,
             // BAD_PKEY_CNTR, BAD_QKEY_CNTR, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID, RC_RNR_NAK_GEN.
             device_cap_flags: 1 << 1 | 1 << 2 | 1 << 10 | 1 << 11 | 1 << 12,
@@ -74,7 +74,7 @@ impl Model {
             max_pd: 1 << 23,
             max_qp_rd_atom: 16,
             max_qp_init_rd_atom: 16,
-            max_res_rd_atom: 16 * ((1 << 17) - 0x40),
+            max_res_rd_atom: 16 * MAX_QP,
             max_ah: i32::MAX as u32,
             max_pkeys: 1,
             local_ca_ack_delay: 16,

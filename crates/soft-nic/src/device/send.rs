@@ -4,11 +4,8 @@
 //! completions in the order of posting.
 
 use mlx5_layout::doorbell::counter_of;
-use mlx5_layout::send_wqe::{BLOCK_BYTES, blocks};
 use roce::qp_state::QpState;
-use roce::{
-    Completion, Opcode, PostedMessage, Reply, ReplyKind, ReplyVerdict, ServiceType, Status, Ticket, Transmit,
-};
+use roce::{Completion, Opcode, PostedMessage, ServiceType, Status, Ticket, Transmit};
 
 use super::command::event_type;
 use super::core::Core;
@@ -18,7 +15,7 @@ use super::schedule::Schedule;
 use super::sq::{Kind, SendRequest};
 use super::wire;
 use crate::dma::Memory;
-use crate::link::{CopyError, Inbound, Link, MAX_INLINE, Payload, SendError};
+use crate::link::{Link, MAX_INLINE, Payload, SendError};
 
 /// WQEs of one queue read in one poll, so that no queue starves the others.
 const FETCH_BUDGET: usize = 64;
@@ -26,14 +23,11 @@ const FETCH_BUDGET: usize = 64;
 /// WQEs of one queue read and not completed: more than the transport's window, for NOPs between messages.
 const MAX_OUTSTANDING: usize = 256;
 
-/// Flush CQEs of one queue in one poll.
-const FLUSH_BUDGET: usize = 256;
-
 /// What the record and the register of a send queue say now.
 #[derive(Debug, Clone, Copy)]
-struct Posted {
+pub(super) struct Posted {
     /// Blocks that may be executed.
-    available: u16,
+    pub available: u16,
     /// Record and register agree.
     agree: bool,
     /// The record is further ahead than the ring is long.
@@ -95,7 +89,7 @@ impl<M: Memory> Core<M> {
         self.memory.load32(qp.sq.record).ok().map(|word| counter_of(word.to_ne_bytes()))
     }
 
-    fn posted(&self, qp: &Qp) -> Posted {
+    pub(super) fn posted(&self, qp: &Qp) -> Posted {
         let none = Posted { available: 0, agree: true, range: false };
         if qp.sq.blocks == 0 {
             return none;
@@ -137,7 +131,7 @@ impl<M: Memory> Core<M> {
     }
 
     /// Compares record and register; after [`super::doorbell::GRACE_NS`] of disagreement says so.
-    fn watch_doorbell(&mut self, qp: &mut Qp, posted: Posted) {
+    pub(super) fn watch_doorbell(&mut self, qp: &mut Qp, posted: Posted) {
         let doorbell = &mut qp.sq.doorbell;
         let stray = doorbell.page.and_then(|page| self.uars.get(page)).is_some_and(|uar| uar.stray);
         let Some(violation) = doorbell.watch(self.now, posted.agree, posted.range, stray) else { return };
@@ -323,107 +317,10 @@ impl<M: Memory> Core<M> {
         true
     }
 
-    // Replies.
-
-    /// A reply arrived for this queue.
-    pub(super) fn take_reply(
-        &mut self,
-        qp: &mut Qp,
-        reply: &Reply,
-        offset: u32,
-        last: bool,
-        inbound: &mut Inbound<'_>,
-    ) {
-        let expected = qp.requester.is_some()
-            && qp.state.finishes_sends()
-            && qp.service == ServiceType::Rc
-            && reply.src_qpn == qp.attributes.dest_qpn;
-        if !expected {
-            self.counters.dropped_replies += 1;
-            return;
-        }
-        if reply.kind == ReplyKind::ReadResponse && !self.place_answer(qp, reply, offset, inbound) {
-            return;
-        }
-        let Some(requester) = qp.requester.as_mut().filter(|_| last) else { return };
-        let naks = reply.kind;
-        match requester.handle_reply(self.now, reply) {
-            ReplyVerdict::Ignored => self.counters.dropped_replies += 1,
-            ReplyVerdict::Resend if matches!(naks, ReplyKind::RnrNak { .. }) => {
-                self.counters.rnr_naks_received += 1
-            }
-            ReplyVerdict::Response(ticket) => {
-                if let Some(place) = find(qp, ticket)
-                    && qp.sq.outstanding[place].request.opcode == Opcode::Read
-                {
-                    self.counters.bytes_read += u64::from(qp.sq.outstanding[place].request.length);
-                }
-            }
-            ReplyVerdict::Progress | ReplyVerdict::Resend | ReplyVerdict::Failed => {}
-        }
-        // At once: CQEs and events come in the order of arrival, so a message that follows its acknowledgement is seen after
-        // the send it answers (`ib_send_lat -e` takes the next event of a shared channel for its send's).
-        self.drain_completions(qp);
-        self.schedule.heat(qp, self.now);
-    }
-
-    /// Puts bytes that came with a READ response where the READ wants them. False: they belong to no READ, or could not be
-    /// put there.
-    fn place_answer(&mut self, qp: &mut Qp, reply: &Reply, offset: u32, inbound: &mut Inbound<'_>) -> bool {
-        let len = inbound.payload_len();
-        if len == 0 {
-            return true;
-        }
-        let mtu = qp.mtu_bytes();
-        let answers = |request: &SendRequest| {
-            let asked = &request.request;
-            let count = roce::message::psn_count(asked.opcode, asked.length, mtu);
-            request.kind == Kind::Message
-                && asked.opcode == Opcode::Read
-                && asked.psn.plus(count).minus(1) == reply.psn
-        };
-        let Some(place) = qp.sq.outstanding.iter().position(|r| answers(r)) else {
-            self.counters.dropped_replies += 1;
-            return false;
-        };
-        let scatter = qp.requester_scatter;
-        let request = &mut qp.sq.outstanding[place];
-        let end = u64::from(offset) + u64::from(len);
-        if end > u64::from(request.request.length) {
-            self.counters.dropped_replies += 1;
-            return false;
-        }
-        let whole = offset == 0 && len == request.request.length;
-        let copied = if request.signalled && whole && len as usize <= scatter {
-            request.inline.clear();
-            request.inline.resize(len as usize, 0);
-            inbound.copy_to_buffer(&mut request.inline)
-        } else {
-            let order = super::deliver::order(self.options.relaxed_ordering);
-            // Pieces come when answers are staged only; a whole one needs no list of its own.
-            match offset {
-                0 => inbound.copy_into(&request.segments, order),
-                _ => inbound.copy_into(&part(&request.segments, offset, len), order),
-            }
-        };
-        match copied {
-            Ok(()) => true,
-            Err(CopyError::Gone) => false,
-            Err(CopyError::Local(_) | CopyError::Sender | CopyError::Refused) => {
-                let ticket = request.ticket;
-                if let Some(requester) = &mut qp.requester {
-                    requester.fail(ticket, Status::LocalProtection);
-                }
-                self.schedule.heat(qp, self.now);
-                false
-            }
-        }
-    }
-
     // Completions.
 
     /// Completes what is done, in the order of posting.
-    fn drain_completions(&mut self, qp: &mut Qp) -> usize {
+    pub(super) fn drain_completions(&mut self, qp: &mut Qp) -> usize {
         let mut work = 0;
         loop {
             while qp.state.finishes_sends()
@@ -488,83 +385,6 @@ impl<M: Memory> Core<M> {
             written.is_ok()
         })
     }
-
-    // Errors.
-
-    /// A send failed: a reliable queue goes to ERR, an unreliable one to SQE (IBTA vol. 1 §10.3.1).
-    fn fail_sends(&mut self, qp: &mut Qp) {
-        if qp.service == ServiceType::Rc || qp.state != QpState::Rts {
-            return self.fail_qp(qp);
-        }
-        qp.state = QpState::Sqe;
-        if let Some(requester) = &mut qp.requester {
-            requester.enter_error();
-        }
-        self.schedule.heat(qp, self.now);
-    }
-
-    /// Moves the queue to ERR. The flush CQEs follow in the polls.
-    pub(super) fn fail_qp(&mut self, qp: &mut Qp) {
-        if qp.state == QpState::Err || qp.state == QpState::Reset {
-            return;
-        }
-        qp.state = QpState::Err;
-        if let Some(requester) = &mut qp.requester {
-            requester.enter_error();
-        }
-        if let Some(receive) = qp.responder.as_mut().and_then(|r| r.enter_error()) {
-            self.fail_receive(qp, receive.id as u16, Status::Flushed);
-        }
-        self.schedule.heat(qp, self.now);
-    }
-
-    /// Gives an asynchronous event of the queue.
-    pub(super) fn raise(&mut self, qp: &mut Qp, kind: u32) {
-        if self.asynchronous(qp.context, qp.user_handle, kind) {
-            qp.async_events += 1;
-        }
-    }
-
-    /// Flushes what was posted: what was read already comes out of the transport, the rest is walked over in the ring.
-    fn flush_sends(&mut self, qp: &mut Qp) -> usize {
-        let mut work = 0;
-        qp.sq.partial = None;
-        qp.sq.lent.clear();
-        while let Some(request) = qp.sq.outstanding.pop_front() {
-            self.fail_send_wqe(qp, request.wqe_index, request.opcode, Status::Flushed);
-            self.pool.give(request);
-            work += 1;
-        }
-        if let Some(request) = qp.sq.held.take() {
-            self.fail_send_wqe(qp, request.wqe_index, request.opcode, Status::Flushed);
-            self.pool.give(request);
-            work += 1;
-        }
-        let posted = self.posted(qp);
-        self.watch_doorbell(qp, posted);
-        let mut left = posted.available;
-        while left > 0 && work < FLUSH_BUDGET {
-            let mut first = [0; BLOCK_BYTES];
-            let readable = self.memory.read(qp.sq.block(qp.sq.fetched), &mut first).is_ok();
-            // A length that makes no sense must not lead past what was posted.
-            let taken = if readable { blocks(first[7] & 0x3f).clamp(1, left) } else { left };
-            self.counters.post(first[3]);
-            self.fail_send_wqe(qp, qp.sq.fetched, first[3], Status::Flushed);
-            qp.sq.fetched = qp.sq.fetched.wrapping_add(taken);
-            left -= taken;
-            work += 1;
-        }
-        work
-    }
-
-    fn flush_receives(&mut self, qp: &mut Qp) -> usize {
-        let available = usize::from(qp.rq.available(&self.memory)).min(FLUSH_BUDGET);
-        for _ in 0..available {
-            self.fail_receive(qp, qp.rq.taken, Status::Flushed);
-            qp.rq.taken = qp.rq.taken.wrapping_add(1);
-        }
-        available
-    }
 }
 
 /// Hands a WQE to the transport; gives it back when a fence or a depth holds it.
@@ -585,7 +405,7 @@ fn hand_over(qp: &mut Qp, mut request: Box<SendRequest>) -> Option<Box<SendReque
 }
 
 /// Place of the message with this ticket among the outstanding WQEs.
-fn find(qp: &Qp, ticket: Ticket) -> Option<usize> {
+pub(super) fn find(qp: &Qp, ticket: Ticket) -> Option<usize> {
     let queue = &qp.sq.outstanding;
     let is_it = |request: &SendRequest| request.kind != Kind::Nop && request.ticket == ticket;
     // Tickets are consecutive: without NOPs in between the distance from the front is the place.
@@ -609,18 +429,4 @@ fn payload_of(request: &SendRequest) -> Payload<'_> {
     } else {
         Payload::Segments(&request.segments)
     }
-}
-
-/// The pieces of `segments` that hold `len` bytes from `offset`.
-fn part(segments: &[crate::dma::Segment], offset: u32, len: u32) -> Vec<crate::dma::Segment> {
-    let mut walk = crate::dma::Segments::new(segments);
-    walk.advance(offset.into());
-    let mut left = u64::from(len);
-    let mut out = Vec::new();
-    while let Some(piece) = walk.peek(left) {
-        walk.advance(piece.len);
-        left -= piece.len;
-        out.push(piece);
-    }
-    out
 }

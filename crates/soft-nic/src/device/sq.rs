@@ -296,7 +296,7 @@ impl Checks<'_> {
         let own = vector.qkey & 1 << 31 != 0;
         out.request.qkey = if own { qp.attributes.qkey } else { vector.qkey };
         let reached = ah::resolve(self.devices, qp.device, dlid, dgid);
-        out.to = reached.and_then(|to| super::qp::process_of(vector.destination_qpn, to));
+        out.to = reached.and_then(|to| super::qpn::process_of(vector.destination_qpn, to));
     }
 
     /// Checks the local side and notes it; returns the payload's length.

@@ -5,10 +5,12 @@
 
 mod driver;
 mod memory;
+mod shapes;
 mod sinks;
 mod work;
 
-pub use driver::{CqId, CqShape, Driver, QpId, QpShape, Region, Setup};
+pub use driver::{Driver, DriverCq, DriverQp};
 pub use memory::{Block, RegisterPage};
+pub use shapes::{CqId, CqShape, QpId, QpShape, Region, Setup};
 pub use sinks::{AsyncRecord, Sinks};
 pub use work::{Data, WorkRequest};

@@ -3,7 +3,7 @@
 use mlx5_layout::send_wqe::{AddressVector, Control, DataPointer, SOLICITED, SendWqeBuilder};
 use mlx5_layout::{LayoutError, SendOpcode};
 
-use super::driver::Region;
+use super::shapes::Region;
 
 /// Local side of a work request.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,0 +1,121 @@
+//! Replies that arrive for a QP: acknowledgements, NAKs, and the bytes of READs.
+
+use roce::{Opcode, Reply, ReplyKind, ReplyVerdict, ServiceType, Status};
+
+use super::core::Core;
+use super::qp::Qp;
+use super::send::find;
+use super::sq::{Kind, SendRequest};
+use crate::dma::{Memory, Segment, Segments};
+use crate::link::{CopyError, Inbound};
+
+impl<M: Memory> Core<M> {
+    /// A reply arrived for this queue.
+    pub(super) fn take_reply(
+        &mut self,
+        qp: &mut Qp,
+        reply: &Reply,
+        offset: u32,
+        last: bool,
+        inbound: &mut Inbound<'_>,
+    ) {
+        let expected = qp.requester.is_some()
+            && qp.state.finishes_sends()
+            && qp.service == ServiceType::Rc
+            && reply.src_qpn == qp.attributes.dest_qpn;
+        if !expected {
+            self.counters.dropped_replies += 1;
+            return;
+        }
+        if reply.kind == ReplyKind::ReadResponse && !self.place_answer(qp, reply, offset, inbound) {
+            return;
+        }
+        let Some(requester) = qp.requester.as_mut().filter(|_| last) else { return };
+        let naks = reply.kind;
+        match requester.handle_reply(self.now, reply) {
+            ReplyVerdict::Ignored => self.counters.dropped_replies += 1,
+            ReplyVerdict::Resend if matches!(naks, ReplyKind::RnrNak { .. }) => {
+                self.counters.rnr_naks_received += 1
+            }
+            ReplyVerdict::Response(ticket) => {
+                if let Some(place) = find(qp, ticket)
+                    && qp.sq.outstanding[place].request.opcode == Opcode::Read
+                {
+                    self.counters.bytes_read += u64::from(qp.sq.outstanding[place].request.length);
+                }
+            }
+            ReplyVerdict::Progress | ReplyVerdict::Resend | ReplyVerdict::Failed => {}
+        }
+        // At once: CQEs and events come in the order of arrival, so a message that follows its acknowledgement is seen after
+        // the send it answers (`ib_send_lat -e` takes the next event of a shared channel for its send's).
+        self.drain_completions(qp);
+        self.schedule.heat(qp, self.now);
+    }
+
+    /// Puts bytes that came with a READ response where the READ wants them. False: they belong to no READ, or could not be
+    /// put there.
+    fn place_answer(&mut self, qp: &mut Qp, reply: &Reply, offset: u32, inbound: &mut Inbound<'_>) -> bool {
+        let len = inbound.payload_len();
+        if len == 0 {
+            return true;
+        }
+        let mtu = qp.mtu_bytes();
+        let answers = |request: &SendRequest| {
+            let asked = &request.request;
+            let count = roce::message::psn_count(asked.opcode, asked.length, mtu);
+            request.kind == Kind::Message
+                && asked.opcode == Opcode::Read
+                && asked.psn.plus(count).minus(1) == reply.psn
+        };
+        let Some(place) = qp.sq.outstanding.iter().position(|r| answers(r)) else {
+            self.counters.dropped_replies += 1;
+            return false;
+        };
+        let scatter = qp.requester_scatter;
+        let request = &mut qp.sq.outstanding[place];
+        let end = u64::from(offset) + u64::from(len);
+        if end > u64::from(request.request.length) {
+            self.counters.dropped_replies += 1;
+            return false;
+        }
+        let whole = offset == 0 && len == request.request.length;
+        let copied = if request.signalled && whole && len as usize <= scatter {
+            request.inline.clear();
+            request.inline.resize(len as usize, 0);
+            inbound.copy_to_buffer(&mut request.inline)
+        } else {
+            let order = super::deliver::order(self.options.relaxed_ordering);
+            // Pieces come when answers are staged only; a whole one needs no list of its own.
+            match offset {
+                0 => inbound.copy_into(&request.segments, order),
+                _ => inbound.copy_into(&part(&request.segments, offset, len), order),
+            }
+        };
+        match copied {
+            Ok(()) => true,
+            Err(CopyError::Gone) => false,
+            Err(CopyError::Local(_) | CopyError::Sender | CopyError::Refused) => {
+                let ticket = request.ticket;
+                if let Some(requester) = &mut qp.requester {
+                    requester.fail(ticket, Status::LocalProtection);
+                }
+                self.schedule.heat(qp, self.now);
+                false
+            }
+        }
+    }
+}
+
+/// The pieces of `segments` that hold `len` bytes from `offset`.
+fn part(segments: &[Segment], offset: u32, len: u32) -> Vec<Segment> {
+    let mut walk = Segments::new(segments);
+    walk.advance(offset.into());
+    let mut left = u64::from(len);
+    let mut out = Vec::new();
+    while let Some(piece) = walk.peek(left) {
+        walk.advance(piece.len);
+        left -= piece.len;
+        out.push(piece);
+    }
+    out
+}

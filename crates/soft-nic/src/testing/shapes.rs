@@ -1,0 +1,137 @@
+//! What a test says of a driver and its objects before they are made, and what it gets back.
+
+use mlx5_layout::send_wqe::DataPointer;
+use roce::ServiceType;
+
+use super::memory::Block;
+use crate::config::Config;
+use crate::device::command::Handle;
+use crate::dma::Host;
+
+/// How to make a driver.
+pub struct Setup<M> {
+    /// Configuration of the NIC.
+    pub config: Config,
+    /// What the NIC reads rings and records through.
+    pub memory: M,
+    /// Fabric to join; drivers on one fabric reach each other.
+    pub fabric: String,
+}
+
+impl Setup<Host> {
+    /// One ConnectX-6 on InfiniBand, on a fabric of its own.
+    pub fn new(name: &str) -> Setup<Host> {
+        let memory = Host::new().expect("the fault handler can be installed");
+        let fabric = format!("test-{}-{name}", std::process::id());
+        Setup { config: Config::default(), memory, fabric }
+    }
+}
+
+impl<M> Setup<M> {
+    /// The same with another memory.
+    pub fn with_memory<N>(self, memory: N) -> Setup<N> {
+        Setup { config: self.config, memory, fabric: self.fabric }
+    }
+
+    /// The same with this change to the configuration.
+    pub fn with(mut self, change: impl FnOnce(&mut Config)) -> Setup<M> {
+        change(&mut self.config);
+        self
+    }
+}
+
+/// A completion queue of a driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CqId(pub(super) usize);
+
+/// A queue pair of a driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QpId(pub(super) usize);
+
+/// Shape of a CQ.
+#[derive(Debug, Clone, Copy)]
+pub struct CqShape {
+    /// Entries.
+    pub entries: u32,
+    /// 64 or 128.
+    pub cqe_size: u32,
+    /// Completion channel.
+    pub channel: Option<u32>,
+}
+
+impl Default for CqShape {
+    fn default() -> Self {
+        CqShape { entries: 256, cqe_size: 64, channel: None }
+    }
+}
+
+/// Shape of a QP.
+#[derive(Debug, Clone, Copy)]
+pub struct QpShape {
+    /// Service.
+    pub service: ServiceType,
+    /// Send blocks.
+    pub sq_blocks: u32,
+    /// Receive entries.
+    pub rq_entries: u32,
+    /// log2 of a receive entry's bytes.
+    pub rq_shift: u32,
+    /// Send CQ; none: a new one.
+    pub send_cq: Option<CqId>,
+    /// Receive CQ; none: a new one.
+    pub recv_cq: Option<CqId>,
+    /// `MLX5_QP_FLAG_*`.
+    pub mlx5_flags: u32,
+    /// `sq_sig_all`.
+    pub signal_all: bool,
+    /// UAR page, by its place among the driver's; none: a new one.
+    pub page: Option<usize>,
+    /// Register of the page: 0 or 1.
+    pub register: usize,
+}
+
+impl Default for QpShape {
+    fn default() -> Self {
+        QpShape {
+            service: ServiceType::Rc,
+            sq_blocks: 64,
+            rq_entries: 64,
+            rq_shift: 6,
+            send_cq: None,
+            recv_cq: None,
+            mlx5_flags: 1 << 10,
+            signal_all: false,
+            page: None,
+            register: 0,
+        }
+    }
+}
+
+/// Registered memory.
+#[derive(Debug, Clone)]
+pub struct Region {
+    /// The memory.
+    pub block: Block,
+    /// Address of its first byte, as work requests name it.
+    pub address: u64,
+    /// Local key.
+    pub lkey: u32,
+    /// Remote key.
+    pub rkey: u32,
+    /// Object handle.
+    pub handle: Handle,
+}
+
+impl Region {
+    /// A data pointer to a piece.
+    pub fn pointer(&self, offset: u64, len: u32) -> DataPointer {
+        DataPointer { byte_count: len, lkey: self.lkey, va: self.address + offset }
+    }
+
+    /// Fills a piece with bytes made of `seed`.
+    pub fn fill(&self, offset: usize, len: usize, seed: u8) -> Vec<u8> {
+        let bytes: Vec<u8> = (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect();
+        self.block.write(offset, &bytes);
+        bytes
+    }
+}
