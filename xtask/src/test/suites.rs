@@ -19,15 +19,15 @@ const RELEASE: Way = Way { release: true, arguments: &[], on_softnic: false };
 /// Packages that are not run as `cargo test -p NAME` in the dev profile.
 const WAYS: &[(&str, Way)] = &[
     ("soft-nic", RELEASE),
-    ("generator", RELEASE),
+    ("generator", Way { on_softnic: true, ..RELEASE }),
     ("rdma-shim", Way { on_softnic: true, ..RELEASE }),
     ("verbs", Way { release: false, on_softnic: true, ..RELEASE }),
     // Two programs on two cores each: these take turns, or their timing tests measure one another.
     ("softnic", Way { arguments: &["--test-threads=2"], ..RELEASE }),
 ];
 
-/// Link layers of the software NIC; the ordinary run of a package stands for none.
-const LINK_LAYERS: [&str; 2] = ["ib", "roce"];
+/// NICs that one suite runs on: link layer, and the way that messages take.
+const NICS: [(&str, &str); 2] = [("ib", "shm"), ("roce", "auto")];
 
 /// Cargo starts test programs by what this variable says.
 const RUNNER: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER";
@@ -37,6 +37,8 @@ const RUNNER: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER";
 pub struct Suite {
     /// As in `floors.toml`.
     pub name: String,
+    /// Package that it tests.
+    pub package: String,
     /// Program and arguments.
     pub command: Vec<String>,
     /// Environment on top of ours.
@@ -52,13 +54,15 @@ pub fn all(packages: &[&str], softnic: &Path) -> Vec<Suite> {
         .flat_map(|package| {
             let way = ways.get(package).copied().unwrap_or_default();
             let names = match way.on_softnic {
-                true => LINK_LAYERS.map(|layer| (format!("{package}-{layer}"), Some(layer))).to_vec(),
+                true => NICS.map(|nic| (format!("{package}-{}", nic.0), Some(nic))).to_vec(),
                 false => vec![((*package).to_owned(), None)],
             };
-            names.into_iter().map(move |(name, layer)| {
-                let environment = layer.map(|layer| (RUNNER.to_owned(), runner(softnic, &name, layer)));
-                let environment = environment.into_iter().collect();
-                (way.release, Suite { name, command: command(package, way), environment })
+            names.into_iter().map(move |(name, nic)| {
+                let environment =
+                    nic.map(|nic| [(RUNNER.to_owned(), runner(softnic, &name, nic)), require()]);
+                let environment = environment.into_iter().flatten().collect();
+                let package = (*package).to_owned();
+                (way.release, Suite { name, command: command(&package, way), package, environment })
             })
         })
         .collect();
@@ -69,8 +73,13 @@ pub fn all(packages: &[&str], softnic: &Path) -> Vec<Suite> {
 }
 
 /// A fabric of its own, so that no other program of this user is seen.
-fn runner(softnic: &Path, name: &str, layer: &str) -> String {
-    format!("{} run --fabric test-{name} --link-layer {layer} --", softnic.display())
+fn runner(softnic: &Path, name: &str, (layer, path): (&str, &str)) -> String {
+    format!("{} run --fabric test-{name} --link-layer {layer} --path {path} --", softnic.display())
+}
+
+/// On the software NIC there is a NIC: a test that skips for want of one hides something. What the user asks for stays.
+fn require() -> (String, String) {
+    ("REQUIRE".into(), std::env::var("REQUIRE").unwrap_or_else(|_| "nic,softnic".into()))
 }
 
 fn command(package: &str, way: Way) -> Vec<String> {
@@ -103,7 +112,7 @@ mod tests {
         let suites = all(&["verbs"], Path::new("target/softnic"));
         let names: Vec<&str> = suites.iter().map(|suite| suite.name.as_str()).collect();
         assert_eq!(names, ["verbs-ib", "verbs-roce"]);
-        let runner = "target/softnic run --fabric test-verbs-roce --link-layer roce --";
-        assert_eq!(suites[1].environment, [(RUNNER.to_owned(), runner.to_owned())]);
+        let runner = "target/softnic run --fabric test-verbs-roce --link-layer roce --path auto --";
+        assert_eq!(suites[1].environment, [(RUNNER.to_owned(), runner.to_owned()), require()]);
     }
 }
