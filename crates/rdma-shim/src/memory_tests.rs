@@ -401,7 +401,7 @@ fn completions_of_requests_that_are_not_outstanding_give_nothing_back() {
 }
 
 #[test]
-fn rings_alternate_between_the_halves_and_push_a_lone_wqe_when_asked() {
+fn blueflame_alternates_between_the_halves_and_pushes_a_lone_wqe() {
     let (one, wide, too_wide) = ([entry(64)], [entry(64); 4], [entry(64); 8]);
     for (doorbell, order) in [(EIGHT_BYTES, STRICT), (BLUEFLAME, STRICT), (BLUEFLAME, EARLY)] {
         let mut queues = Queues::new(64, 16);
@@ -424,7 +424,7 @@ fn rings_alternate_between_the_halves_and_push_a_lone_wqe_when_asked() {
                     .enumerate()
                     .all(|(i, w)| (half..half + pushed).contains(&i) || *w == 0)
             );
-            half ^= 32;
+            half ^= if doorbell == BLUEFLAME { 32 } else { 0 };
         }
         // A WQE that does not fit half a register is announced by its first 8 bytes, whatever was asked.
         queues.sq.half_bytes = 64;

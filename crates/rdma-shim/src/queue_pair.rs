@@ -19,10 +19,10 @@ pub enum Order {
 /// How a doorbell is rung.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Doorbell {
-    /// 8 bytes, always.
+    /// 8 bytes to the register's first half, always.
     #[default]
     EightBytes,
-    /// A lone WQE goes through the register as a whole, as with libmlx5.
+    /// As libmlx5: a lone WQE goes through the register as a whole, and the halves alternate.
     BlueFlame,
 }
 
