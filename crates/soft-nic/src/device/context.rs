@@ -188,8 +188,8 @@ impl<M: Memory> Core<M> {
             cq.channel.map_or(0, |channel| self.events.withdraw_completions(channel, cq.user_handle));
         let withdrawn_async = self.events.withdraw_asynchronous(id, cq.user_handle);
         Ok(DestroyedCq {
-            completion_events: cq.completion_events.saturating_sub(withdrawn),
-            async_events: cq.async_events.saturating_sub(withdrawn_async),
+            completion_events: cq.completion_events.wrapping_sub(withdrawn),
+            async_events: cq.async_events.wrapping_sub(withdrawn_async),
         })
     }
 

@@ -59,7 +59,9 @@ pub(super) struct Core<M> {
     /// Scatter list of the message in hand.
     pub segments: Vec<Segment>,
     /// CQs that died in this poll; their QPs follow.
-    pub dead_cqs: Vec<u32>,
+    pub dead_cqs: Vec<(u32, u32)>,
+    /// The last round took in as many arrivals as it may: more lie in the rings.
+    pub arrivals_waiting: bool,
 }
 
 impl<M: Memory> Core<M> {
@@ -99,6 +101,7 @@ impl<M: Memory> Core<M> {
             wqe: Box::new([0; MAX_WQE_BYTES]),
             segments: Vec::new(),
             dead_cqs: Vec::new(),
+            arrivals_waiting: false,
         }
     }
 
@@ -129,7 +132,7 @@ impl<M: Memory> Core<M> {
         if let Some(channel) = cq.channel
             && self.events.completion(channel, cq.user_handle)
         {
-            cq.completion_events += 1;
+            cq.completion_events = cq.completion_events.wrapping_add(1);
             self.counters.completion_events += 1;
         }
     }
@@ -137,10 +140,10 @@ impl<M: Memory> Core<M> {
     fn overrun(&mut self, place: u32) {
         let Some(cq) = self.cqs.get_mut(place) else { return };
         self.counters.cq_overruns += 1;
-        self.dead_cqs.push(place);
+        self.dead_cqs.push((place, cq.cqn));
         let (cqn, entries, context, element) = (cq.cqn, cq.entries, cq.context, cq.user_handle);
         if self.events.asynchronous(context, element, event_type::CQ_ERR) {
-            cq.async_events += 1;
+            cq.async_events = cq.async_events.wrapping_add(1);
             self.counters.async_events += 1;
         }
         self.log.line(&format!(

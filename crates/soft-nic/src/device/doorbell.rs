@@ -103,6 +103,8 @@ pub(super) struct SendDoorbell {
     refused: Option<u16>,
     disagree_since: Option<Now>,
     reported: bool,
+    /// Record at which a violation was reported: nothing more happens until one of the two moves.
+    stuck_at: Option<u16>,
 }
 
 impl SendDoorbell {
@@ -116,7 +118,18 @@ impl SendDoorbell {
             refused: None,
             disagree_since: None,
             reported: false,
+            stuck_at: None,
         }
+    }
+
+    /// Notes the record at which a violation was reported.
+    pub(super) fn stuck(&mut self, record: Option<u16>) {
+        self.stuck_at = record;
+    }
+
+    /// Whether a violation was reported with the record as it is now, and no register was written since.
+    pub(super) fn is_stuck(&self, record: u16) -> bool {
+        self.reported && self.stuck_at == Some(record)
     }
 
     /// Back to the state of a new queue; what was learned about registers stays.
@@ -132,6 +145,7 @@ impl SendDoorbell {
     /// `next` are 16-bit counters, compared by their distance from `fetched`.
     pub(super) fn ring(&mut self, next: u16, fetched: u16, posted: u16, order: DoorbellOrder) {
         let distance = |to: u16| to.wrapping_sub(fetched);
+        self.stuck_at = None;
         if distance(next) <= distance(posted) {
             if distance(next) > distance(self.covered) || distance(self.covered) > 0x8000 {
                 self.covered = next;

@@ -44,7 +44,7 @@ impl<M: Memory> Core<M> {
     /// Gives an asynchronous event of the queue.
     pub(super) fn raise(&mut self, qp: &mut Qp, kind: u32) {
         if self.asynchronous(qp.context, qp.user_handle, kind) {
-            qp.async_events += 1;
+            qp.async_events = qp.async_events.wrapping_add(1);
         }
     }
 

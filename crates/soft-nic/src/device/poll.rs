@@ -15,13 +15,21 @@ impl<M: Memory> Core<M> {
         self.now = self.now.max(now);
         self.schedule.round += 1;
         let mut work = link.poll(budget, |inbound| self.arrive(inbound));
+        // Replies that wait behind the budget have come: no time-out before they are read.
+        self.arrivals_waiting = work >= budget;
+        while let Some(event) = link.poll_event() {
+            self.log.line(&format!("softnic: {event}"));
+        }
         // Replies before new requests, as a card's acknowledgement goes before what its program sends next.
         work += self.send_replies(link);
         work += self.poll_hot(link);
         work += self.poll_background(link);
         self.rescan_channels();
-        while let Some(cq) = self.dead_cqs.pop() {
-            self.fail_users(cq);
+        while let Some((place, cqn)) = self.dead_cqs.pop() {
+            // Its place may have gone to another CQ since.
+            if self.cqs.get(place).is_some_and(|cq| cq.cqn == cqn) {
+                self.fail_users(place);
+            }
         }
         link.ring_bells();
         self.counters.staged_bytes = link.counters().staged_bytes;
@@ -129,9 +137,16 @@ impl<M: Memory> Core<M> {
 
     /// Notes which register the queue rings; two queues on one register cannot be checked.
     fn learn(&mut self, qp: &mut Qp, page: u32, register: u8) {
-        let known = qp.sq.doorbell.register == Some(register);
+        let known = qp.sq.doorbell.register.is_some();
+        let moved = known && qp.sq.doorbell.register != Some(register);
+        let Some(uar) = self.uars.get_mut(page) else { return };
+        if moved && !uar.is_shared() {
+            // Queues do not change their register: whoever owns this one named the wrong QP.
+            uar.stray = true;
+            self.counters.doorbells_stray += 1;
+            return;
+        }
         qp.sq.doorbell.register = Some(register);
-        let Some(uar) = self.uars.get(page) else { return };
         if uar.is_shared() {
             self.share(qp);
             return;

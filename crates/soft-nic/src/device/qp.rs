@@ -114,7 +114,7 @@ impl<M: Memory> Core<M> {
         let pd = self.find_pd(id, request.pd)?;
         let send_cq = self.find_cq(id, request.send_cq)?;
         let recv_cq = self.find_cq(id, request.recv_cq)?;
-        self.check_queues(request)?;
+        let rq_bytes = self.check_queues(request)?;
         let page = self.find_page(id, request)?;
         let size = |cq: u32| self.cqs.get(cq).map_or(64, |cq| cq.cqe_size as usize);
         let (requester_scatter, responder_scatter) = scatter_limits(request, size(send_cq), size(recv_cq));
@@ -123,7 +123,6 @@ impl<M: Memory> Core<M> {
             self.qps.unplace(place);
             return Err(CommandError::exhausted("queue pairs", MAX_QP));
         };
-        let rq_bytes = u64::from(request.rq_wqe_count) << request.rq_wqe_shift;
         let (sq_ring, signature) = (request.buffer + rq_bytes, request.mlx5_flags & flag::SIGNATURE != 0);
         let qp = Qp {
             place,
@@ -195,8 +194,9 @@ impl<M: Memory> Core<M> {
         Ok(CreatedQp { handle: self.context_mut(id)?.qps.insert(place), qpn, cap: request.cap })
     }
 
-    /// Sizes, alignment and memory of the queues, as `set_user_buf_size` and the card's limits have it.
-    fn check_queues(&self, request: &CreateQp) -> Result<(), CommandError> {
+    /// Sizes, alignment and memory of the queues, as `set_user_buf_size` and the card's limits have it. Returns the length of
+    /// the receive queue in bytes.
+    fn check_queues(&self, request: &CreateQp) -> Result<u64, CommandError> {
         let limits = &self.capabilities;
         let CreateQp { sq_wqe_count: sq, rq_wqe_count: rq, rq_wqe_shift: shift, cap, .. } = *request;
         if request.mlx5_flags & !flag::KNOWN != 0 {
@@ -239,7 +239,8 @@ impl<M: Memory> Core<M> {
         if bytes > 0 {
             self.memory.probe(request.buffer, bytes, false).map_err(fault)?;
         }
-        self.memory.probe(request.record, 8, false).map_err(fault)
+        self.memory.probe(request.record, 8, false).map_err(fault)?;
+        Ok(rq_bytes)
     }
 
     /// The page that the queue rings. None: the command names a static register, of which this NIC has none.
@@ -275,7 +276,7 @@ impl<M: Memory> Core<M> {
             uar.queues.retain(|queue| *queue != place);
         }
         let withdrawn = self.events.withdraw_asynchronous(id, qp.user_handle);
-        Ok(qp.async_events.saturating_sub(withdrawn))
+        Ok(qp.async_events.wrapping_sub(withdrawn))
     }
 
     pub(super) fn query_qp(&self, id: ContextId, handle: Handle) -> Result<QueriedQp, CommandError> {

@@ -80,7 +80,9 @@ impl<M: Memory> Core<M> {
     pub(super) fn is_ready(&self, qp: &Qp) -> bool {
         let sends = qp.sq.blocks > 0
             && (qp.state.starts_sends() || qp.state.flushes_sends())
-            && self.record(qp).is_some_and(|posted| posted != qp.sq.fetched);
+            && self
+                .record(qp)
+                .is_some_and(|posted| posted != qp.sq.fetched && !qp.sq.doorbell.is_stuck(posted));
         sends || (qp.state.flushes_receives() && qp.rq.available(&self.memory) > 0)
     }
 
@@ -106,6 +108,16 @@ impl<M: Memory> Core<M> {
     // New work.
 
     fn post(&mut self, qp: &mut Qp) -> usize {
+        if qp.sq.blocks > 0 && self.record(qp).is_none() {
+            // A card that cannot read the record has lost the queue.
+            let qpn = qp.qpn;
+            self.log.line(&format!(
+                "softnic: QP {qpn:#x}: its doorbell record cannot be read; the QP is in error"
+            ));
+            self.raise(qp, event_type::QP_FATAL);
+            self.fail_qp(qp);
+            return 1;
+        }
         let posted = self.posted(qp);
         self.watch_doorbell(qp, posted);
         let end = qp.sq.fetched.wrapping_add(posted.available);
@@ -145,6 +157,8 @@ impl<M: Memory> Core<M> {
             uar.stray = false;
         }
         self.counters.violate(violation);
+        let record = self.record(qp);
+        qp.sq.doorbell.stuck(record);
         self.raise(qp, event_type::QP_REQ_ERR);
         let (qpn, what) = (qp.qpn, violation.sentence());
         self.log.line(&format!("softnic: QP {qpn:#x}: {what} for 10 ms; a card would not execute this"));
@@ -182,7 +196,7 @@ impl<M: Memory> Core<M> {
             (Some(peer), Some(position)) => !link.consumed(peer, position),
             _ => false,
         };
-        if on_its_way || qp.sq.partial.is_some() {
+        if on_its_way || qp.sq.partial.is_some() || self.arrivals_waiting {
             requester.hold_timer(self.now);
         }
         if requester.poll_timeout().is_some_and(|due| due <= self.now) {
@@ -237,6 +251,13 @@ impl<M: Memory> Core<M> {
             self.counters.lost_unreachable += 1;
             return self.sent(qp, transmit.ticket, None);
         };
+        if qp.service != ServiceType::Rc && !self.is_readable(&request.segments, request.request.length) {
+            // Nobody would tell us that the other side could not read it.
+            if let Some(requester) = &mut qp.requester {
+                requester.fail(transmit.ticket, Status::LocalProtection);
+            }
+            return true;
+        }
         let path = if qp.service == ServiceType::Ud { &request.path } else { &qp.path };
         let payload = payload_of(request);
         let length = request.request.length;
@@ -273,6 +294,12 @@ impl<M: Memory> Core<M> {
                 true
             }
         }
+    }
+
+    /// Whether memory that a receiver is to read in place is there.
+    fn is_readable(&self, segments: &[crate::dma::Segment], length: u32) -> bool {
+        length as usize <= MAX_INLINE
+            || segments.iter().all(|part| self.memory.probe(part.addr, part.len, false).is_ok())
     }
 
     fn count_sent(&mut self, qp: &Qp, place: usize, transmit: Transmit) {

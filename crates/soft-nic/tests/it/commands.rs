@@ -112,6 +112,7 @@ fn qps_are_checked_when_they_are_made() {
         ("RQ above the limit", CreateQp { rq_wqe_count: 65536, ..good }, libc::EINVAL),
         ("stride", CreateQp { rq_wqe_shift: 10, ..good }, libc::EINVAL),
         ("stride that shifts out", CreateQp { rq_wqe_shift: 200, ..good }, libc::EINVAL),
+        ("no RQ, and a stride all the same", CreateQp { rq_wqe_count: 0, rq_wqe_shift: 200, ..good }, 0),
         ("ring outside memory", CreateQp { sq_wqe_count: 128, ..good }, libc::EFAULT),
         ("record nowhere", CreateQp { record: 8, ..good }, libc::EFAULT),
         ("ring not aligned", CreateQp { buffer: ring.address() + 8, ..good }, libc::EINVAL),

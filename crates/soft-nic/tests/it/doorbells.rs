@@ -170,6 +170,23 @@ fn two_queues_on_two_registers_of_one_page_are_checked() {
 }
 
 #[test]
+fn a_doorbell_that_names_the_neighbour_does_not_pass_for_sharing() {
+    let mut driver = Driver::new(Setup::new("neighbour"));
+    let page = driver.create_page(UarKind::BlueFlame);
+    let shape = |register| QpShape { page: Some(page), register, ..QpShape::default() };
+    let (a, b) = (driver.create_qp(shape(0)), driver.create_qp(shape(1)));
+    driver.connect(a, b);
+    driver.lay(a, &nop()).ring_doorbell(a).lay(b, &nop()).ring_doorbell(b).settle();
+    assert_eq!((completions(&mut driver, a), completions(&mut driver, b)), (1, 1));
+    let qpn = driver.qp(b).qpn;
+    let doorbell = Doorbell { index: 1, qpn, ds: 1, ..Doorbell::default() };
+    driver.lay(a, &nop()).write_record(a).write_register_with(a, doorbell.emit()).advance(2 * GRACE_NS);
+    assert_eq!(completions(&mut driver, a), 0, "not executed by its record");
+    assert_eq!(driver.counters().violations(Violation::WrongQpn), 1);
+    assert_eq!(driver.counters().doorbells_unchecked, 0);
+}
+
+#[test]
 fn queues_of_a_non_cached_page_are_not_checked_once_there_are_two() {
     let mut driver = Driver::new(Setup::new("non-cached"));
     let page = driver.create_page(UarKind::NonCached);
