@@ -241,7 +241,7 @@ fn shim_tests() -> String {
         let is_it = message["target"]["name"] == "it" && message["profile"]["test"] == true;
         message["executable"].as_str().filter(|_| is_it).map(str::to_owned)
     };
-    messages.filter_map(named).last().expect("cargo names the program it built")
+    messages.filter_map(named).next_back().expect("cargo names the program it built")
 }
 
 #[test]
