@@ -177,7 +177,8 @@ fn execute(experiment: &Experiment, options: &Options, out: &Path, programs: &Pr
     let probe = Probe::ask(&nic, programs, &logs)?;
     let provenance = probe.provenance(&nic, spec);
     let file = out.join("results.jsonl");
-    let earlier = earlier(&file, options.resume, &provenance)?;
+    let grid = spec.grid(options.extent());
+    let earlier = earlier(&file, options, &provenance, &grid)?;
     let receiver = Receiver::find(&nic, programs, options.peer.as_deref(), &logs)?;
     let link_gbps = probe.link_gbps(&nic);
     let bench = Bench {
@@ -189,14 +190,19 @@ fn execute(experiment: &Experiment, options: &Options, out: &Path, programs: &Pr
         provenance: &provenance,
         link_gbps,
     };
-    let points = measure_all(&bench, &spec.grid(options.extent()), earlier, &file)?;
+    let points = measure_all(&bench, &grid, earlier, &file)?;
     let ratios = if spec.bench_post { bench_post(&nic, programs, &logs)? } else { serde_json::Value::Null };
     report(experiment, options, out, &points, &ratios)
 }
 
 /// Points of a cut run, when they are to be kept; otherwise the old file is moved aside, never overwritten.
-fn earlier(file: &Path, resume: bool, provenance: &measure::Provenance) -> Result<Vec<Point>> {
-    if !resume {
+fn earlier(
+    file: &Path,
+    options: &Options,
+    provenance: &measure::Provenance,
+    grid: &Grid,
+) -> Result<Vec<Point>> {
+    if !options.resume {
         if file.exists() {
             let aside = (1..)
                 .map(|n| file.with_file_name(format!("results-{n}.jsonl")))
@@ -210,23 +216,47 @@ fn earlier(file: &Path, resume: bool, provenance: &measure::Provenance) -> Resul
     if records.torn_bytes > 0 {
         println!("the last line was cut after {} bytes; its point is measured again", records.torn_bytes);
     }
+    let keys: BTreeSet<Key> = grid.keys().into_iter().collect();
     for point in &records.records {
-        let old = &point.provenance;
-        for (what, old, new) in [
-            ("revision", &old.revision.commit, &provenance.revision.commit),
-            ("machine", &old.machine, &provenance.machine),
-            ("device", &old.device, &provenance.device),
-            ("nic", &old.nic.to_string(), &provenance.nic.to_string()),
-        ] {
-            if old != new {
-                let file = file.display();
-                return Err(refused(format!(
-                    "--resume: {file} was measured with {what} `{old}`, this is `{new}`"
-                )));
-            }
+        if let Some(reason) = unlike(point, provenance, grid, &keys) {
+            return Err(refused(format!("--resume: {} {reason}", file.display())));
+        }
+        if options.record && point.provenance.revision.dirty {
+            return Err(refused(format!("--record: {} was measured on a tree with changes", file.display())));
         }
     }
     Ok(records.records)
+}
+
+/// Why a point of an earlier run is none of this one; everything that provenance says must be the same.
+fn unlike(
+    point: &Point,
+    provenance: &measure::Provenance,
+    grid: &Grid,
+    keys: &BTreeSet<Key>,
+) -> Option<String> {
+    let old = &point.provenance;
+    let said = [
+        ("revision", old.revision.commit.clone(), provenance.revision.commit.clone()),
+        ("machine", old.machine.clone(), provenance.machine.clone()),
+        ("device", old.device.clone(), provenance.device.clone()),
+        ("nic", old.nic.to_string(), provenance.nic.to_string()),
+        ("NIC options", format!("{:?}", old.nic_options), format!("{:?}", provenance.nic_options)),
+        ("versions", format!("{:?}", old.versions), format!("{:?}", provenance.versions)),
+        ("seconds a point", point.seconds.to_string(), grid.seconds.to_string()),
+    ];
+    let differs = said.into_iter().find(|(_, old, new)| old != new);
+    differs.map(|(what, old, new)| format!("was measured with {what} `{old}`, this is `{new}`")).or_else(
+        || {
+            let key = point.key();
+            (!keys.contains(&key)).then(|| {
+                format!(
+                    "has a point that this run does not measure: {} at {} B, repetition {}",
+                    key.0, key.1, key.3
+                )
+            })
+        },
+    )
 }
 
 /// Every point of the grid that is not there yet, each one on disk before the next starts.
@@ -321,6 +351,9 @@ fn report(
         point.label, point.provenance.nic, point.provenance.gpu, point.provenance.link
     );
     println!("results in {}", out.display());
+    if !rows.iter().all(|row| row.content_ok) {
+        bail!("some messages did not arrive whole; the table says which, and nothing was recorded");
+    }
     if options.record {
         let path = experiment.folder.join("measured.json");
         let (machine, label, provenance) =
@@ -339,10 +372,7 @@ fn report(
         )?;
         println!("recorded in {}", path.display());
     }
-    match rows.iter().all(|row| row.content_ok) {
-        true => Ok(()),
-        false => bail!("some messages did not arrive whole; the table says which"),
-    }
+    Ok(())
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {

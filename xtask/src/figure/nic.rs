@@ -61,9 +61,22 @@ impl Nic {
 
     /// A card of this host.
     pub fn card(device: &str) -> Result<Nic> {
+        // Below us must be silicon: what is measured on a card is called hardware.
+        if std::env::var_os("SOFTNIC_CONFIG").is_some() {
+            return Err(refused(format!(
+                "--nic {device}: this command runs under `softnic run`, where every device is emulated; leave --nic out"
+            )));
+        }
         let folder = Path::new("/sys/class/infiniband");
         if folder.join(device).exists() {
-            return Ok(Nic::Card { device: device.to_owned() });
+            let driver = fs::read_link(folder.join(device).join("device/driver")).unwrap_or_default();
+            let driver = driver.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            return match driver.as_str() {
+                "mlx5_core" => Ok(Nic::Card { device: device.to_owned() }),
+                _ => Err(refused(format!(
+                    "--nic {device}: its driver is `{driver}`, not mlx5_core; only a ConnectX counts as hardware here"
+                ))),
+            };
         }
         let entries =
             fs::read_dir(folder).map(|entries| entries.flatten().collect()).unwrap_or_else(|_| Vec::new());

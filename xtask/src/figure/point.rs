@@ -14,6 +14,8 @@ pub struct Point {
     pub list: u32,
     /// Which of the repetitions, from zero.
     pub repetition: u32,
+    /// Seconds of posting that were asked for.
+    pub seconds: f64,
     /// Payload that arrived, in Gbit/s over the transfer's time.
     pub payload_gbps: f64,
     /// The same with all headers that a switch port counts.
@@ -99,6 +101,7 @@ pub fn example(series: &str, payload_bytes: u64) -> Point {
         payload_bytes,
         list: 1,
         repetition: 0,
+        seconds: 1.0,
         payload_gbps: 1.0,
         wire_gbps: 1.0,
         msgs_per_s: 1.0,

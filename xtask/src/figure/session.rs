@@ -96,6 +96,7 @@ impl Bench<'_> {
             payload_bytes: *payload_bytes,
             list: *list,
             repetition: *repetition,
+            seconds,
             payload_gbps: run.payload_gbps,
             wire_gbps: run.wire_gbps,
             msgs_per_s: run.msgs_per_s,
