@@ -38,6 +38,11 @@ pub struct Segment {
     pub len: u64,
 }
 
+/// Bytes of all segments together; more than 64 bits hold count as the most that they hold.
+pub fn total(segments: &[Segment]) -> u64 {
+    segments.iter().fold(0, |sum, segment| sum.saturating_add(segment.len))
+}
+
 /// How the bytes of one copy become visible to a thread that watches the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Order {

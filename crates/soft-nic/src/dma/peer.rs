@@ -16,6 +16,9 @@ const PIECES: usize = 128;
 /// Bytes at the end of a message that are copied in order.
 const TAIL: usize = 1024;
 
+/// Times that a copy is tried before a passing error counts.
+const TRIES: usize = 4;
+
 /// Why bytes could not be copied between two processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
@@ -30,6 +33,15 @@ pub enum PeerError {
     Gone {
         /// The peer.
         pid: u32,
+    },
+    /// The kernel could not copy now, a few times in a row: out of memory, for example. The next copy may succeed, so
+    /// the caller gives up this message and nothing else.
+    #[error("copying between this process and process {pid}: errno {errno}")]
+    Kernel {
+        /// The peer.
+        pid: u32,
+        /// What the kernel said.
+        errno: i32,
     },
     /// The peer's side was not mapped.
     #[error("memory of process {pid} cannot be accessed")]
@@ -131,7 +143,13 @@ impl PeerMemory {
                 return Err(PeerError::TooShort { len });
             }
             ours.shorten(theirs.len);
-            let moved = self.call(direction, &ours, &theirs)?;
+            let mut tries = 1..TRIES;
+            let moved = loop {
+                match self.call(direction, &ours, &theirs) {
+                    Err(PeerError::Kernel { .. }) if tries.next().is_some() => {}
+                    result => break result?,
+                }
+            };
             done += moved;
             local.advance(moved);
             peer.advance(moved);
@@ -154,11 +172,20 @@ impl PeerMemory {
         }
         let error = if moved == 0 { Some(libc::EFAULT) } else { io::Error::last_os_error().raw_os_error() };
         Err(match error {
-            Some(libc::ESRCH) => PeerError::Gone { pid: self.pid },
             Some(libc::EFAULT) => self.whose_fault(direction, ours),
-            // EPERM; also ENOSYS and what a sandbox may answer instead.
-            _ => PeerError::Refused { pid: self.pid },
+            error => self.named(error.unwrap_or(0)),
         })
+    }
+
+    /// Only what says "never" counts as a refusal, since that lasts: payloads are staged from then on.
+    fn named(&self, errno: i32) -> PeerError {
+        let pid = self.pid;
+        match errno {
+            libc::ESRCH => PeerError::Gone { pid },
+            // ENOSYS: a kernel without these calls, or a sandbox that hides them.
+            libc::EPERM | libc::ENOSYS => PeerError::Refused { pid },
+            errno => PeerError::Kernel { pid, errno },
+        }
     }
 
     /// EFAULT does not say which side; ask for our own, page by page would be too slow and first is what failed.
@@ -267,6 +294,17 @@ mod tests {
             let target = vec![0u8; source.len()];
             peer.write(&cut(&target, theirs), &cut(&source, ours), len).unwrap();
             assert_eq!(target, source, "writing, {ours} local pieces, {theirs} of the peer");
+        }
+    }
+
+    #[test]
+    fn only_what_lasts_counts_as_a_refusal() {
+        let peer = PeerMemory::new(7);
+        for errno in [libc::EPERM, libc::ENOSYS] {
+            assert_eq!(peer.named(errno), PeerError::Refused { pid: 7 });
+        }
+        for errno in [libc::ENOMEM, libc::EINVAL, libc::EINTR] {
+            assert_eq!(peer.named(errno), PeerError::Kernel { pid: 7, errno });
         }
     }
 

@@ -9,22 +9,20 @@
 //! 4096    128 slots of 2048 bytes:
 //!           0    bell (futex word)
 //!           8    who published a channel for this slot: a bit each, 2 words
-//!           64   pid, generation, start time, address of the cookie, cookie
+//!           64   pid, generation, start time, address of the cookie, cookie, descriptor of the directory + 1
 //!           128  channels that this slot published: 128 words, descriptor + 1 and the receiver's generation
 //! ```
 //! A slot belongs to its process until the process ends; who joins next takes it back. QPNs carry the slot, so slots are
 //! given out in turn: an old QPN must not name a new process's queue.
 
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::record;
-use crate::dma::{SharedMemory, system};
+use crate::dma::{Host, PeerMemory, SharedMemory, system};
 
 /// Most processes on one fabric.
 pub const SLOTS: usize = 128;
@@ -44,6 +42,7 @@ mod at {
     pub const START: usize = 72;
     pub const COOKIE_ADDRESS: usize = 80;
     pub const COOKIE: usize = 88;
+    pub const DESCRIPTOR: usize = 96;
     pub const CHANNELS: usize = 128;
     pub const LEN: usize = SLOTS + super::SLOTS * SLOT_BYTES;
 }
@@ -114,6 +113,8 @@ pub struct Occupant {
     pub cookie_address: u64,
     /// … and its value: whoever can read it there can copy payloads.
     pub cookie: u64,
+    /// The number under which it has the directory open, plus one.
+    descriptor: u32,
 }
 
 /// A process that is watched.
@@ -143,6 +144,7 @@ pub struct Fabric {
     // Kept open: other processes find the directory by this descriptor.
     _fd: OwnedFd,
     directory: SharedMemory,
+    full_name: String,
     slot: u8,
     generation: u32,
     fork_generation: u32,
@@ -170,12 +172,13 @@ impl Fabric {
         };
         let cookie = Box::new(AtomicU64::new(0));
         let seat =
-            sit_down(&directory, &cookie).ok_or_else(|| FabricError::Full { name: name.to_owned() })?;
+            sit_down(&fd, &directory, &cookie).ok_or_else(|| FabricError::Full { name: name.to_owned() })?;
         let fork_generation = system::fork_generation();
         let (slot, generation) = seat;
         Ok(Fabric {
             _fd: fd,
             directory,
+            full_name,
             slot,
             generation,
             fork_generation,
@@ -215,6 +218,19 @@ impl Fabric {
     /// Starts watching an occupant; `None` when it has ended.
     pub fn watch(&self, occupant: &Occupant) -> Option<Process> {
         Process::open(occupant.pid, occupant.start)
+    }
+
+    /// Whether a living occupant still runs the program that sat down: one that called `exec` keeps number and start time,
+    /// and has neither the memory nor the descriptors of before. When the kernel lets us see neither, it counts as here.
+    pub fn still_here(&self, host: &Host, who: &Occupant) -> bool {
+        if PeerMemory::new(who.pid).answers(host, who.cookie_address, who.cookie) {
+            return true;
+        }
+        let Some(descriptor) = who.descriptor.checked_sub(1) else { return true };
+        match std::fs::read_link(format!("/proc/{}/fd/{descriptor}", who.pid)) {
+            Ok(target) => target == Path::new(&link_target(&self.full_name)),
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
+        }
     }
 
     /// Publishes our channel to `slot`: descriptor and the generation it is meant for.
@@ -345,25 +361,26 @@ fn occupant(directory: &SharedMemory, slot: u8) -> Option<Occupant> {
         start: directory.word(base + at::START).load(Ordering::Acquire),
         cookie_address: directory.word(base + at::COOKIE_ADDRESS).load(Ordering::Acquire),
         cookie: directory.word(base + at::COOKIE).load(Ordering::Acquire),
+        descriptor: directory.half(base + at::DESCRIPTOR).load(Ordering::Acquire),
     })
 }
 
-/// The turn to join: an abstract socket that only one process can have.
+/// The turn to join: an abstract socket that only one process can have. The user's number is in its name, so that no
+/// other user has it by accident. A fork child does not keep it.
 struct Turn {
-    _socket: UnixDatagram,
+    _socket: system::TurnSocket,
 }
 
 impl Turn {
     fn take(name: &str, full_name: &str) -> Result<Turn, FabricError> {
         let kernel = |error| FabricError::Kernel { what: "taking a turn", name: name.to_owned(), error };
-        let address = SocketAddr::from_abstract_name(full_name).map_err(kernel)?;
         let begun = Instant::now();
         loop {
-            match UnixDatagram::bind_addr(&address) {
-                Ok(socket) => return Ok(Turn { _socket: socket }),
-                Err(error) if error.kind() != io::ErrorKind::AddrInUse => return Err(kernel(error)),
-                Err(_) if begun.elapsed() < JOIN_PATIENCE => system::nap(Duration::from_millis(1)),
-                Err(_) => {
+            match system::TurnSocket::bind(full_name) {
+                Ok(Some(socket)) => return Ok(Turn { _socket: socket }),
+                Err(error) => return Err(kernel(error)),
+                Ok(None) if begun.elapsed() < JOIN_PATIENCE => system::nap(Duration::from_millis(1)),
+                Ok(None) => {
                     let (name, socket) = (name.to_owned(), full_name.to_owned());
                     return Err(FabricError::Busy { name, socket, seconds: JOIN_PATIENCE.as_secs() });
                 }
@@ -383,9 +400,14 @@ fn full_name(name: &str) -> io::Result<String> {
     Ok(format!("softnic-fabric-v{version}-{user}-{}-{}-{name}", inode("net")?, inode("pid")?))
 }
 
+/// What `/proc` says of a descriptor of the directory.
+fn link_target(full_name: &str) -> String {
+    format!("/memfd:{full_name} (deleted)")
+}
+
 /// Looks for the directory among the descriptors of all processes of this user.
 fn find(full_name: &str) -> Option<(OwnedFd, SharedMemory)> {
-    let wanted = format!("/memfd:{full_name} (deleted)");
+    let wanted = link_target(full_name);
     for process in std::fs::read_dir("/proc").ok()?.flatten() {
         let is_number = process.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit());
         // Processes of others, and those that end while we look, refuse here.
@@ -426,7 +448,7 @@ fn found_new(full_name: &str) -> io::Result<(OwnedFd, SharedMemory)> {
 }
 
 /// Takes the free slot that was used least. Only called with the turn.
-fn sit_down(directory: &SharedMemory, cookie: &AtomicU64) -> Option<(u8, u32)> {
+fn sit_down(fd: &OwnedFd, directory: &SharedMemory, cookie: &AtomicU64) -> Option<(u8, u32)> {
     let generation = |slot: u8| directory.half(slot_at(slot) + at::GENERATION).load(Ordering::Acquire);
     let free =
         |slot: &u8| occupant(directory, *slot).is_none_or(|who| Process::open(who.pid, who.start).is_none());
@@ -449,6 +471,7 @@ fn sit_down(directory: &SharedMemory, cookie: &AtomicU64) -> Option<(u8, u32)> {
     directory.word(base + at::START).store(start, Ordering::Release);
     directory.word(base + at::COOKIE_ADDRESS).store(cookie.as_ptr() as u64, Ordering::Release);
     directory.word(base + at::COOKIE).store(secret, Ordering::Release);
+    directory.half(base + at::DESCRIPTOR).store(fd.as_raw_fd() as u32 + 1, Ordering::Release);
     directory.half(base + at::PID).store(pid, Ordering::SeqCst);
     Some((slot, ours))
 }
@@ -459,4 +482,21 @@ fn start_time(pid: u32) -> Option<u64> {
     let end = stat.iter().rposition(|b| *b == b')')?;
     let fields = std::str::from_utf8(&stat[end + 1..]).ok()?;
     fields.split_whitespace().nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fork_child_does_not_keep_its_parents_turn() {
+        let name = format!("softnic-turn-test-{}", std::process::id());
+        let turn = Turn::take("test", &name).unwrap();
+        let listed = || std::fs::read_link(format!("/proc/self/fd/{}", turn._socket.as_raw_fd())).is_ok();
+        assert!(listed());
+        assert!(system::true_in_fork_child(|| !listed()));
+        assert!(system::TurnSocket::bind(&name).unwrap().is_none(), "the parent still has it");
+        drop(turn);
+        assert!(system::TurnSocket::bind(&name).unwrap().is_some());
+    }
 }

@@ -11,7 +11,7 @@
 //!   that must react to what the NIC did.
 //!   To find out in time, a NIC that spins for nothing offers its core now and then: alone, that costs a fraction of a
 //!   microsecond, and otherwise it was taken.
-//! - *Idle*: longer and longer sleeps, up to two milliseconds within the first second and a half, five later.
+//! - *Idle*: longer and longer sleeps, up to 2.2 milliseconds; five after ten quiet seconds.
 //!
 //! Peers' messages end a sleep early (they ring); the program's own doorbells do not, so the length of a sleep is the
 //! latency of a doorbell.
@@ -75,9 +75,11 @@ pub struct IdleTimes {
     pub crowded_max_ns: u64,
     /// Spinning without work offers the core so often, ns.
     pub offer_ns: u64,
-    /// Longest sleep in the first second without work, ns.
+    /// Longest sleep at first: the longest wait of a doorbell. ns.
     pub deep_sleep_ns: u64,
-    /// Longest sleep ever, ns.
+    /// Without work for so long, nobody waits for the first message to the millisecond, ns.
+    pub deepest_after_ns: u64,
+    /// Longest sleep from then on, ns.
     pub deepest_sleep_ns: u64,
 }
 
@@ -92,6 +94,7 @@ impl Default for IdleTimes {
             crowded_max_ns: 2_000_000_000,
             offer_ns: 50_000,
             deep_sleep_ns: 2_200_000,
+            deepest_after_ns: 10_000_000_000,
             deepest_sleep_ns: 5_000_000,
         }
     }
@@ -189,10 +192,12 @@ impl<C: IdleClock> IdlePolicy<C> {
     }
 
     /// A sixteenth of the time without work so far: the wait for a doorbell is in proportion to what came before it.
-    /// From two milliseconds on, a five hundredth.
     fn idle(&self, quiet_ns: u64) -> Pause {
-        let ns = (quiet_ns / 16).clamp(self.times.crowded_sleep_ns, self.times.deep_sleep_ns);
-        let ns = ns.max((quiet_ns / 500).min(self.times.deepest_sleep_ns));
+        let longest = match quiet_ns < self.times.deepest_after_ns {
+            true => self.times.deep_sleep_ns,
+            false => self.times.deepest_sleep_ns,
+        };
+        let ns = (quiet_ns / 16).clamp(self.times.crowded_sleep_ns, longest);
         Pause::Sleep(Duration::from_nanos(ns))
     }
 
@@ -294,7 +299,8 @@ mod tests {
         let longer = sleep_ns(quiet(&thread, &mut policy, 20_000_000));
         assert!(longer > 4 * short, "{longer} ns after 22 ms");
         assert_eq!(sleep_ns(quiet(&thread, &mut policy, 1_000_000_000)), 2_200_000);
-        assert_eq!(sleep_ns(quiet(&thread, &mut policy, 4_000_000_000)), 5_000_000);
+        assert_eq!(sleep_ns(quiet(&thread, &mut policy, 8_000_000_000)), 2_200_000);
+        assert_eq!(sleep_ns(quiet(&thread, &mut policy, 2_000_000_000)), 5_000_000);
         policy.after_look(true);
         assert_eq!(sleep_ns(quiet(&thread, &mut policy, 100_000)), 0, "work ends the idling at once");
     }

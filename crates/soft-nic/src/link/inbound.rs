@@ -5,7 +5,7 @@ use roce::{Reply, Request};
 use super::loopback::{self, Side};
 use super::record::{Form, MAX_SEGMENTS};
 use super::{LinkCounters, PathAddress};
-use crate::dma::{Fault, Host, Order, PeerError, PeerMemory, RingMemory, Segment, Segments};
+use crate::dma::{Fault, Host, Order, PeerError, PeerMemory, RingMemory, Segment, Segments, total};
 
 /// What arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +38,7 @@ pub enum CopyError {
     /// Memory of this process, as named by the call, cannot be accessed or is too short.
     #[error("{0} (receiving side)")]
     Local(#[from] Fault),
-    /// Memory that the sender named cannot be accessed.
+    /// Memory that the sender named cannot be accessed, or the kernel could not copy just now.
     #[error("memory that the sender named cannot be accessed")]
     Sender,
     /// The sender has ended.
@@ -136,7 +136,7 @@ impl Inbound<'_> {
     ///
     /// Errors: see [`CopyError`]; a part may have been copied.
     pub fn copy_out(&mut self, from: &[Segment], offset: u32) -> Result<(), CopyError> {
-        let len = from.iter().map(|s| s.len).sum();
+        let len = total(from);
         let mut rest = [Segment::default(); MAX_SEGMENTS];
         let mut walk = Segments::new(self.segments);
         walk.advance(offset.into());
@@ -149,7 +149,7 @@ impl Inbound<'_> {
             count += 1;
         }
         let to = &rest[..count];
-        if to.iter().map(|s| s.len).sum::<u64>() < len {
+        if total(to) < len {
             return Err(CopyError::Sender);
         }
         self.counters.direct_bytes += len;
@@ -164,7 +164,8 @@ impl Inbound<'_> {
             PeerError::LocalFault(fault) => CopyError::Local(fault),
             // The record was checked to name enough of the sender's memory, so what is short is ours.
             PeerError::TooShort { .. } => CopyError::Local(Fault { addr: 0 }),
-            PeerError::PeerFault { .. } => CopyError::Sender,
+            // A kernel short of memory costs this message, not the channel its direct copies.
+            PeerError::PeerFault { .. } | PeerError::Kernel { .. } => CopyError::Sender,
             PeerError::Gone { .. } => CopyError::Gone,
             PeerError::Refused { .. } => {
                 self.refused = true;

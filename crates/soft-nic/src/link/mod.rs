@@ -32,6 +32,7 @@ use peers::{Incoming, Outgoing, Peer};
 pub use record::{MAX_FRAGMENT, MAX_SEGMENTS, RecordError};
 pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, SendError};
 pub use shape::TokenBucket;
+use shared_memory::ChannelState;
 
 /// Largest payload that travels in a record when copies between the processes are possible.
 ///
@@ -166,6 +167,8 @@ pub struct Link {
     first: usize,
     polls: u32,
     watched_ns: u64,
+    /// The slot that the next closer look at peers begins with.
+    examined: u8,
     /// Slots asked to ring when they consume, while we sleep.
     waiting: Vec<u8>,
 }
@@ -199,6 +202,7 @@ impl Link {
             first: 0,
             polls: 0,
             watched_ns: 0,
+            examined: 0,
             waiting: Vec::new(),
         })
     }
@@ -234,11 +238,12 @@ impl Link {
     }
 
     /// Whether the request that ended at `position` is no longer in a ring: the peer took it, or the ring is gone with
-    /// the peer.
+    /// the peer or given up: nobody takes anything from it any more.
     pub fn consumed(&mut self, slot: u8, position: Position) -> bool {
         match &mut self.outgoing[usize::from(slot) % SLOTS] {
             Some(outgoing) if outgoing.serial == position.channel => {
                 outgoing.producer.consumed(position.offset)
+                    || outgoing.producer.state() == ChannelState::Published && self.fabric.was_refused(slot)
             }
             _ => true,
         }

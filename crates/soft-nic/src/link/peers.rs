@@ -1,6 +1,6 @@
 //! Channels to and from peers: made when first needed, watched, given up when their process ends.
 
-use super::fabric::{Process, SLOTS};
+use super::fabric::{Occupant, Process, SLOTS};
 use super::inbound::SenderMemory;
 use super::shared_memory::{AttachError, ChannelState, Consumer, Ends, Lane, Producer};
 use super::{Link, LinkEvent, NoPeer, ROOM, Room, loopback};
@@ -9,11 +9,16 @@ use crate::dma::{PeerMemory, system};
 /// How often peers are looked at, in ns: well below the second within which a killed peer must be noticed.
 const WATCH_NS: u64 = 10_000_000;
 
+/// Slots that get the closer look of [`Fabric::still_here`] each time; a system call or two for each peer. All of them
+/// have had theirs within 160 ms.
+///
+/// [`Fabric::still_here`]: super::fabric::Fabric::still_here
+const EXAMINED: usize = 8;
+
 /// A peer that we have a channel with.
 #[derive(Debug)]
 pub(super) struct Peer {
-    pid: u32,
-    generation: u32,
+    who: Occupant,
     process: Process,
 }
 
@@ -46,7 +51,7 @@ impl Link {
             return self.fabric.is_ours();
         }
         match (&self.peers[index], self.fabric.occupant(slot)) {
-            (Some(peer), Some(who)) if peer.generation == who.generation => !peer.process.has_ended(),
+            (Some(peer), Some(who)) if peer.who == who => !peer.process.has_ended(),
             (_, Some(who)) if self.dead[index] != who.generation => {
                 let alive = self.fabric.watch(&who).is_some();
                 if !alive {
@@ -120,11 +125,7 @@ impl Link {
         let who = self.fabric.occupant(slot).ok_or(NoPeer::Empty(slot))?;
         if let Some(peer) = &self.peers[index] {
             // A new process where the old one's end was not noticed yet: the next look clears it.
-            return if peer.generation == who.generation {
-                Ok(peer.generation)
-            } else {
-                Err(NoPeer::Gone(slot))
-            };
+            return if peer.who == who { Ok(who.generation) } else { Err(NoPeer::Gone(slot)) };
         }
         if self.dead[index] == who.generation {
             return Err(NoPeer::Gone(slot));
@@ -133,7 +134,7 @@ impl Link {
             self.dead[index] = who.generation;
             return Err(NoPeer::Gone(slot));
         };
-        self.peers[index] = Some(Peer { pid: who.pid, generation: who.generation, process });
+        self.peers[index] = Some(Peer { who, process });
         Ok(who.generation)
     }
 
@@ -157,7 +158,18 @@ impl Link {
         if self.peers[usize::from(slot)].as_ref().is_some_and(|peer| peer.process.has_ended()) {
             self.lose(slot);
         }
+        // Nobody but us makes the channel from us to ourselves: a second reader would take every message twice.
+        if slot == self.slot() {
+            return None;
+        }
         let from_generation = self.meet(slot).ok()?;
+        // One channel for each life of a peer, or one that publishes on and on would fill our memory with mappings.
+        if self.incoming.iter().any(|i| {
+            let ends = i.consumer.ends();
+            ends.from == slot && ends.from_generation == from_generation
+        }) {
+            return None;
+        }
         let who = self.fabric.occupant(slot)?;
         let fd = system::open_read_write(&format!("/proc/{}/fd/{descriptor}", who.pid)).ok()?;
         let ends =
@@ -169,6 +181,8 @@ impl Link {
         if !direct && !self.config.staging {
             self.happened(LinkEvent::Staging { slot, pid: who.pid });
         }
+        // What is left of an earlier life has had the time of all the lives in between to be taken.
+        self.incoming.retain(|i| i.consumer.ends().from != slot);
         self.incoming.push(Incoming {
             consumer,
             memory: SenderMemory::Peer(memory),
@@ -196,17 +210,21 @@ impl Link {
         self.watched_ns = now;
         for slot in 0..SLOTS as u8 {
             let Some(peer) = &self.peers[usize::from(slot)] else { continue };
-            let left = self.fabric.occupant(slot).is_none_or(|who| who.generation != peer.generation);
-            if left || peer.process.has_ended() {
+            let closer = usize::from(slot.wrapping_sub(self.examined)) % SLOTS < EXAMINED;
+            let here = self.fabric.occupant(slot) == Some(peer.who)
+                && !peer.process.has_ended()
+                && (!closer || self.fabric.still_here(&self.host, &peer.who));
+            if !here {
                 self.lose(slot);
             }
         }
+        self.examined = self.examined.wrapping_add(EXAMINED as u8) % SLOTS as u8;
     }
 
     fn lose(&mut self, slot: u8) {
         let index = usize::from(slot);
         let Some(peer) = self.peers[index].take() else { return };
-        self.dead[index] = peer.generation;
+        self.dead[index] = peer.who.generation;
         self.outgoing[index] = None;
         self.open.retain(|open| *open != slot);
         for incoming in &mut self.incoming {
@@ -214,7 +232,7 @@ impl Link {
             incoming.ended |= incoming.consumer.ends().from == slot;
         }
         self.counters.peers_lost += 1;
-        self.happened(LinkEvent::PeerLost { slot, pid: peer.pid });
+        self.happened(LinkEvent::PeerLost { slot, pid: peer.who.pid });
     }
 }
 

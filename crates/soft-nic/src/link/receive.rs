@@ -7,7 +7,7 @@ use super::peers::Incoming;
 use super::record::{self, Form, Header, RecordError};
 use super::shared_memory::{ChannelState, Lane, Record};
 use super::{Link, LinkEvent, PathAddress};
-use crate::dma::{RingMemory, Segment};
+use crate::dma::{RingMemory, Segment, total};
 
 impl Link {
     /// Hands up to `budget` arrived messages to `handler`; returns how many it consumed. Replies before requests.
@@ -144,15 +144,15 @@ fn read(
     if Link::slot_of(source) == from { Ok(arrived) } else { Err(stranger) }
 }
 
-/// A record by reference names at least the bytes that it announces, and no address space's end in between.
+/// A record by reference names at least the bytes that it announces, in segments of which none is longer than the
+/// message or reaches round the end of the addresses: sums of them cannot overflow.
 fn check_segments(segments: &[Segment], request: &Request) -> Result<(), RecordError> {
     let length = if request.opcode.wants_response() { request.length } else { request.fragment.length };
-    let mut have = 0u64;
-    for segment in segments {
-        let fits = segment.addr.checked_add(segment.len).is_some();
-        have = have.saturating_add(if fits { segment.len } else { 0 });
-    }
-    if have >= u64::from(length) {
+    let possible = |segment: &Segment| {
+        segment.len <= u64::from(request.length) && segment.addr.checked_add(segment.len).is_some()
+    };
+    let have = total(segments);
+    if have >= u64::from(length) && segments.iter().all(possible) {
         return Ok(());
     }
     let (offset, length, whole) = (request.fragment.offset, request.fragment.length, request.length);

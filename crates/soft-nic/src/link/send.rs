@@ -2,10 +2,11 @@
 
 use roce::{Reply, ReplyKind, Request};
 
+use super::peers::Outgoing;
 use super::record::{self, Form, MAX_FRAGMENT, MAX_SEGMENTS};
 use super::shared_memory::{ChannelState, Lane};
-use super::{Link, MAX_INLINE, PathAddress, Payload, Position, Room, SendError, Sent};
-use crate::dma::{Segment, Segments};
+use super::{Link, MAX_INLINE, NoPeer, PathAddress, Payload, Position, Room, SendError, Sent};
+use crate::dma::{Segment, Segments, total};
 
 impl Link {
     /// Sends a request, or the fragment of it that `request.fragment` names.
@@ -42,7 +43,8 @@ impl Link {
             Payload::Segments(_) if length as usize <= MAX_INLINE => Form::Inline(length),
             Payload::Segments(from) if !staged => list(&mut self.segments, from, offset, length)?,
             Payload::Segments(_) => {
-                let free = outgoing.producer.free(Lane::Request, head + MAX_FRAGMENT) - head;
+                let free = outgoing.producer.free(Lane::Request, head + MAX_FRAGMENT);
+                let Some(free) = free.checked_sub(head) else { return Err(given_up(outgoing, slot)) };
                 let carried = (length as usize).min(MAX_FRAGMENT).min(free & !7) as u32;
                 self.counters.staged_bytes += u64::from(carried);
                 request.fragment.length = carried;
@@ -90,13 +92,14 @@ impl Link {
         let whole = match payload {
             Payload::Nothing => 0,
             Payload::Inline(bytes) => bytes.len() as u64,
-            Payload::Segments(from) => from.iter().map(|s| s.len).sum(),
+            Payload::Segments(from) => total(from),
         };
         let carries = matches!(reply.kind, ReplyKind::ReadResponse);
         let Some(rest) = whole.checked_sub(offset.into()).filter(|rest| carries || *rest == 0) else {
             return Err(SendError::Length { have: whole, want: offset.into() });
         };
-        let free = outgoing.producer.free(Lane::Reply, head + MAX_FRAGMENT.min(rest as usize + 8)) - head;
+        let free = outgoing.producer.free(Lane::Reply, head + MAX_FRAGMENT.min(rest as usize + 8));
+        let Some(free) = free.checked_sub(head) else { return Err(given_up(outgoing, slot)) };
         let carried = rest.min(MAX_FRAGMENT as u64).min(free as u64 & !7) as u32;
         let (ring, at) = outgoing.producer.next(Lane::Reply);
         match payload {
@@ -135,6 +138,14 @@ impl Link {
             outgoing.dirty = true;
             self.to_publish.push(slot);
         }
+    }
+}
+
+/// There was room a moment ago, and a closer look at the receiver's tail found none: it wrote one that cannot be.
+fn given_up(outgoing: &Outgoing, slot: u8) -> SendError {
+    match outgoing.producer.state() {
+        ChannelState::Closed => SendError::NoPeer(NoPeer::Closed(slot)),
+        _ => SendError::Full,
     }
 }
 

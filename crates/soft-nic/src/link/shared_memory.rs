@@ -227,14 +227,14 @@ impl Producer {
         self.control.word(at::HEADS[lane as usize]).store(state.head, Ordering::Release);
     }
 
-    /// Whether the receiver has consumed requests up to `position`.
+    /// Whether the receiver has consumed requests up to `position`, or never will: the channel is closed.
     pub fn consumed(&mut self, position: u64) -> bool {
         let passed = |tail: u64| tail.wrapping_sub(position) as i64 >= 0;
         if passed(self.lanes[Lane::Request as usize].tail) {
             return true;
         }
         self.refresh(Lane::Request);
-        passed(self.lanes[Lane::Request as usize].tail)
+        passed(self.lanes[Lane::Request as usize].tail) || self.state() == ChannelState::Closed
     }
 
     /// Whether the receiver still has something to consume.
@@ -405,6 +405,16 @@ mod tests {
 
     const CAPACITY: usize = 128 * 1024;
 
+    #[test]
+    fn what_lies_in_a_closed_channel_counts_as_taken() {
+        let (mut producer, consumer) = loopback::open(0, 1, CAPACITY).unwrap();
+        let end = producer.commit(Lane::Request, 64);
+        producer.publish();
+        assert!(!producer.consumed(end));
+        consumer.set_state(ChannelState::Closed);
+        assert!(producer.consumed(end));
+    }
+
     /// A reply header that a consumer accepts.
     fn acknowledge() -> [u64; record::REPLY_WORDS] {
         [(8 * record::REPLY_WORDS as u64) | (2 << 32) | (32 << 48), 0, 0, 0]
@@ -430,6 +440,7 @@ mod tests {
             consumer.control.word(at::TAILS[0]).store(tail, Ordering::Release);
             assert_eq!(producer.free(Lane::Request, CAPACITY + 1), 0, "{name}");
             assert_eq!(producer.state(), ChannelState::Closed, "{name}");
+            assert!(producer.consumed(64), "{name}: who waits for it need not wait any more");
         }
     }
 

@@ -7,7 +7,7 @@ use roce::{Opcode, ReplyKind};
 use super::processes::{config, fabric_name, reply_to, request};
 use crate::dma::{Order, Segment, system};
 use crate::link::shared_memory::{ChannelState, Lane};
-use crate::link::{Disposition, Link, LinkEvent, NoPeer, PathAddress, Payload, Room, record};
+use crate::link::{Disposition, Link, LinkEvent, NoPeer, PathAddress, Payload, Room, SendError, record};
 
 fn meet(a: &mut Link, b: &mut Link) {
     let slot = b.slot();
@@ -70,6 +70,15 @@ fn a_bad_record_closes_its_channel_and_no_other() {
                 forge(a, slot, Lane::Request, &words, 96);
             }),
         ),
+        (
+            "segments whose lengths add up to more than 64 bits",
+            Box::new(|a, slot| {
+                let sent = request(a, Link::first_qpn(slot), Opcode::Read, 0, 0, 100_000);
+                let mut words = record::encode_request(&sent, record::Form::Segments(2)).to_vec();
+                words.extend([0x1000, u64::MAX - 0x1000, 0x1000, u64::MAX - 0x1000]);
+                forge(a, slot, Lane::Request, &words, 96);
+            }),
+        ),
     ];
     let (mut b, mut good) = (join(), join());
     meet(&mut good, &mut b);
@@ -116,6 +125,56 @@ fn what_cannot_be_attached_is_refused_and_the_sender_hears_it() {
     // A later good channel is taken.
     meet(&mut a, &mut b);
     assert_eq!(a.room(slot), Room::Yes);
+}
+
+#[test]
+fn a_tail_gone_wild_is_an_error_of_the_send_and_frees_who_waits_for_it() {
+    for lane in [Lane::Request, Lane::Reply] {
+        let fabric = fabric_name();
+        let mut a = Link::join(config(&fabric, true)).unwrap();
+        let mut b = Link::join(config(&fabric, true)).unwrap();
+        meet(&mut a, &mut b);
+        let (slot, from) = (b.slot(), a.slot());
+        let payload = vec![1u8; 1 << 20];
+        let bytes = Payload::Segments(&[Segment { addr: payload.as_ptr() as u64, len: 1 << 20 }]);
+        let asked = request(&b, Link::first_qpn(from), Opcode::Read, 0, 0, 1 << 20);
+        let answer = reply_to(&asked, ReplyKind::ReadResponse);
+        let write = request(&a, Link::first_qpn(slot), Opcode::Write, 0, 0, 1 << 20);
+        let send = |a: &mut Link| match lane {
+            Lane::Request => a.send_request(&write, &PathAddress::default(), bytes),
+            Lane::Reply => a.send_reply(&answer, bytes, 0),
+        };
+        let first = send(&mut a).unwrap().position;
+        // Fill the ring until only the look at the tail can tell whether a whole fragment fits.
+        let ring = |a: &Link| a.outgoing[usize::from(slot)].as_ref().unwrap().producer.next(lane).1;
+        while ring(&a) + (super::super::ROOM + super::super::MAX_FRAGMENT) as u64 <= 512 * 1024 {
+            send(&mut a).unwrap();
+        }
+        let wild = ring(&a) + 8;
+        let consumer = &mut b.incoming[0].consumer;
+        consumer.advance(lane, wild as usize);
+        consumer.publish();
+        let closed = NoPeer::Closed(slot);
+        assert_eq!(send(&mut a), Err(SendError::NoPeer(closed)), "{lane:?}");
+        assert_eq!(a.room(slot), Room::NoPeer(closed), "{lane:?}");
+        assert!(a.consumed(slot, first), "{lane:?}");
+    }
+}
+
+#[test]
+fn a_peer_that_publishes_again_and_again_keeps_one_channel() {
+    let fabric = fabric_name();
+    let mut a = Link::join(config(&fabric, false)).unwrap();
+    let mut b = Link::join(config(&fabric, false)).unwrap();
+    meet(&mut a, &mut b);
+    let (slot, generation) = (b.slot(), b.fabric.generation());
+    let descriptor = a.outgoing[usize::from(slot)].as_ref().unwrap().producer.descriptor();
+    for round in 1..=5 {
+        a.fabric.publish_channel(slot, generation, descriptor);
+        assert_eq!(b.poll(1, |_| Disposition::Consumed), 0);
+        assert_eq!((b.incoming.len(), b.counters().attach_failures), (1, round));
+    }
+    assert_eq!(a.room(slot), Room::Yes, "and that one goes on");
 }
 
 /// 64-bit steps of a seeded generator (splitmix64).

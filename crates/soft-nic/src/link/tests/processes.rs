@@ -21,6 +21,7 @@ const STAGING: &str = "SOFTNIC_TEST_STAGING";
 fn entry_of_child_processes() {
     match std::env::var(ROLE).as_deref() {
         Ok("sink") => sink(),
+        Ok("changeling") => changeling(),
         Ok("node") => super::crowded::node(),
         Ok("writer") => super::visibility::writer(),
         Ok(role) => panic!("no role {role}"),
@@ -83,6 +84,11 @@ impl Peer {
     pub fn finish(mut self) {
         drop(self.input.take());
         assert!(self.child.wait().unwrap().success());
+    }
+
+    /// Closes the child's input.
+    pub fn hang_up(&mut self) {
+        drop(self.input.take());
     }
 
     pub fn kill(&mut self) {
@@ -172,6 +178,19 @@ pub fn connect(link: &mut Link, slot: u8) {
         }
         link.poll(64, |_| Disposition::Consumed);
     }
+}
+
+/// Joins, attaches to its parent's channel, and becomes another program, under the same number, when told.
+fn changeling() {
+    let mut link = Link::join(child_config()).unwrap();
+    println!("changeling {}", link.slot());
+    let told = end_flag();
+    while !told.load(Ordering::Relaxed) {
+        link.poll(64, |_| Disposition::Consumed);
+        link.ring_bells();
+    }
+    let error = std::os::unix::process::CommandExt::exec(Command::new("sleep").arg("60"));
+    panic!("{error}");
 }
 
 /// Takes WRITEs into a buffer of 2 MiB, acknowledges once a round with the number received, and answers READs.
