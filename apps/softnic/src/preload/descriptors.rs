@@ -13,20 +13,33 @@ const NETLINK_RDMA: c_int = 20;
 
 /// Forgets what a descriptor was, because it is about to be closed or replaced.
 fn forget(fd: c_int) {
-    if table::get(fd) == Entry::Foreign {
+    forget_as(fd, table::verified(fd));
+}
+
+/// The same when it is known what the descriptor was.
+fn forget_as(fd: c_int, was: Entry) {
+    // In a vfork child the table is the parent's too: there the parent's entry must stay.
+    if was == Entry::Foreign || !table::is_ours() {
         return;
     }
-    // In a vfork child the table is the parent's too: there the parent's entry must stay.
-    let entry = table::verified(fd);
-    if let Entry::Command(number) = entry {
-        if nic::get().is_none() {
-            return;
-        }
-        table::take(fd);
+    table::take(fd);
+    if let Entry::Command(number) = was {
         nic::release(number);
-    } else {
-        table::take(fd);
     }
+}
+
+/// Runs a call that replaces `new` by a duplicate of `old`; what `new` was is forgotten only when the call did it.
+fn replace(old: c_int, new: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    if old == new {
+        return call();
+    }
+    let was = table::verified(new);
+    let result = call();
+    if result >= 0 {
+        forget_as(new, was);
+        duplicated(old, result);
+    }
+    result
 }
 
 /// A descriptor was duplicated.
@@ -77,24 +90,14 @@ unsafe extern "C" fn dup(old: c_int) -> c_int {
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
-    if old != new {
-        forget(new);
-    }
     // SAFETY: plain numbers.
-    let result = int(unsafe { syscall!(SYS_dup2, old, new) });
-    duplicated(old, result);
-    result
+    replace(old, new, || int(unsafe { syscall!(SYS_dup2, old, new) }))
 }
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
-    if old != new {
-        forget(new);
-    }
     // SAFETY: plain numbers.
-    let result = int(unsafe { syscall!(SYS_dup3, old, new, flags) });
-    duplicated(old, result);
-    result
+    replace(old, new, || int(unsafe { syscall!(SYS_dup3, old, new, flags) }))
 }
 
 /// `fcntl` in both spellings. The third argument is a number or a pointer; either is one register.

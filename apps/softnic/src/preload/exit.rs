@@ -1,4 +1,5 @@
-//! The end of the program: normal exit runs the destructors of this library, `_exit` comes here directly.
+//! The end of the program: normal exit runs the destructors of this library, `_exit` comes here directly. The latter is allowed
+//! in signal handlers, so there the NIC's thread does all that takes a lock or memory.
 //!
 //! A program that ends by a signal reports nothing.
 
@@ -20,7 +21,7 @@ macro_rules! exit_hooks {
         #[allow(non_snake_case)]
         #[cfg_attr(not(test), unsafe(no_mangle))]
         unsafe extern "C" fn $name(status: c_int) -> ! {
-            nic::end();
+            nic::leave();
             loop {
                 // SAFETY: ends the process.
                 unsafe { super::raw::syscall!(SYS_exit_group, status) };

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
-use soft_nic::abi::process::Process;
+use soft_nic::abi::process::{Process, Report};
 use soft_nic::abi::server::{OpenFile, log, log_enabled};
 
 use super::raw::{self, fail, syscall};
@@ -23,7 +23,6 @@ pub struct Nic {
     pub process: Process,
     files: Mutex<BTreeMap<u32, Arc<File>>>,
     next: AtomicU32,
-    reported: AtomicBool,
 }
 
 /// An open device file.
@@ -78,17 +77,12 @@ fn get_or_make() -> Result<&'static Nic, c_int> {
 
 fn make(pid: i32) -> Result<&'static Nic, c_int> {
     let world = world();
-    let process = Process::start(world.config.clone(), world.machine.clone()).map_err(|error| {
+    let publish = |report: &Report| stats::append(report, pump::time_ns());
+    let process = Process::start(world.config.clone(), world.machine.clone(), publish).map_err(|error| {
         log(&format!("{error}; the device cannot be opened"));
         libc::ENODEV
     })?;
-    let nic = Box::leak(Box::new(Nic {
-        pid,
-        process,
-        files: Mutex::default(),
-        next: AtomicU32::new(0),
-        reported: AtomicBool::new(false),
-    }));
+    let nic = Box::leak(Box::new(Nic { pid, process, files: Mutex::default(), next: AtomicU32::new(0) }));
     NIC.store(nic, Ordering::Release);
     AT_FORK.call_once(|| {
         // SAFETY: the handler is a function of this library, which is never unloaded.
@@ -115,11 +109,6 @@ impl Nic {
 
     fn file(&self, number: u32) -> Result<Arc<File>, c_int> {
         self.files().get(&number).cloned().ok_or(libc::EIO)
-    }
-
-    /// True for the first caller only: the counters are reported once.
-    pub fn take_report(&self) -> bool {
-        !self.reported.swap(true, Ordering::AcqRel)
     }
 }
 
@@ -248,13 +237,19 @@ pub fn mmap(
     })
 }
 
+/// The program ends by `_exit`, perhaps in a signal handler: touches no heap and no lock.
+pub fn leave() {
+    if let Some(nic) = get() {
+        nic.process.leave();
+    }
+}
+
 /// The program is about to end: let what it completed reach its peers, and report the counters.
 pub fn end() {
     let Some(nic) = get() else { return };
     let _keep = raw::KeepErrno::new();
     let _ = guarded(|| {
-        if nic.take_report() {
-            let ended = nic.process.end();
+        if let Some(ended) = nic.process.end() {
             stats::append(&ended, pump::time_ns());
         }
         Ok(())

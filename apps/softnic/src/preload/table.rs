@@ -5,7 +5,8 @@
 //! directory is a memfd whose size says which.
 
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Once;
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
 use soft_nic::abi::tree::COMMAND_DEVICE;
 
@@ -21,6 +22,33 @@ const MAX_INDEX: u32 = (1 << 24) - 1;
 static ENTRIES: [AtomicU32; LIMIT] = [const { AtomicU32::new(0) }; LIMIT];
 /// One past the highest descriptor that was ever ours.
 static HIGHEST: AtomicU32 = AtomicU32::new(0);
+
+/// The process whose descriptors the table is about, 0 before the first entry. A vfork child shares the table and must not
+/// store in it.
+static OWNER: AtomicI32 = AtomicI32::new(0);
+static AT_FORK: Once = Once::new();
+
+/// In a fork child, which has a table of its own.
+extern "C" fn forked() {
+    OWNER.store(raw::pid(), Ordering::Release);
+}
+
+/// Whether this process may store in the table; the first one to ask owns it.
+pub fn is_ours() -> bool {
+    let pid = raw::pid();
+    match OWNER.load(Ordering::Acquire) {
+        0 => {
+            AT_FORK.call_once(|| {
+                // SAFETY: the handler is a function of this library, which is never unloaded.
+                unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+            });
+            OWNER
+                .compare_exchange(0, pid, Ordering::AcqRel, Ordering::Acquire)
+                .map_or_else(|owner| owner == pid, |_| true)
+        }
+        owner => owner == pid,
+    }
+}
 
 /// What a descriptor is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,9 +113,12 @@ pub fn verified(fd: c_int) -> Entry {
     }
 }
 
-/// Says what a descriptor is; false when it is too high to be ours.
+/// Says what a descriptor is; false when it is too high to be ours, or the table is another process's.
 pub fn set(fd: c_int, entry: Entry) -> bool {
     let Some(place) = usize::try_from(fd).ok().and_then(|fd| ENTRIES.get(fd)) else { return false };
+    if !is_ours() {
+        return false;
+    }
     if entry != Entry::Foreign {
         HIGHEST.fetch_max(fd as u32 + 1, Ordering::Relaxed);
     }
@@ -99,7 +130,9 @@ pub fn set(fd: c_int, entry: Entry) -> bool {
 pub fn take(fd: c_int) -> Entry {
     match usize::try_from(fd).ok().and_then(|fd| ENTRIES.get(fd)) {
         // Most descriptors are foreign: a load, no locked swap.
-        Some(entry) if entry.load(Ordering::Relaxed) != 0 => Entry::of(entry.swap(0, Ordering::Relaxed)),
+        Some(entry) if entry.load(Ordering::Relaxed) != 0 && is_ours() => {
+            Entry::of(entry.swap(0, Ordering::Relaxed))
+        }
         _ => Entry::Foreign,
     }
 }
@@ -112,6 +145,7 @@ pub fn range(first: u32, last: u32) -> impl Iterator<Item = c_int> {
 
 /// In a fork child: what the parent opened is no longer usable.
 pub fn after_fork() {
+    forked();
     for fd in range(0, u32::MAX - 1) {
         if let Entry::Command(_) = get(fd) {
             set(fd, Entry::Inherited);
@@ -146,6 +180,26 @@ mod tests {
         {
             assert_eq!(Entry::of(entry.word()), entry);
         }
+    }
+
+    #[test]
+    fn a_vfork_child_stores_nothing_in_its_parents_table() {
+        extern "C" fn child(fd: *mut std::ffi::c_void) -> c_int {
+            set(fd as c_int, Entry::Inherited);
+            take(fd as c_int);
+            0
+        }
+        let fd = open_directory(6, true);
+        let mut stack = vec![0_u128; 4096];
+        let top = stack.as_mut_ptr_range().end.cast();
+        let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+        // SAFETY: the child has a stack of its own and ends before this thread goes on.
+        let pid = unsafe { libc::clone(child, top, flags, fd as usize as *mut std::ffi::c_void) };
+        assert!(pid > 0);
+        // SAFETY: our own child; its status is not asked for.
+        unsafe { libc::waitpid(pid, std::ptr::null_mut(), 0) };
+        assert_eq!(get(fd), Entry::Directory(6));
+        raw::close(fd);
     }
 
     #[test]

@@ -84,6 +84,9 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         .and_then(|()| command.give(HANDLE, u64::from(made.handle)));
     if written.is_err() {
         server.nic()?.destroy_cq(context, made.handle)?;
+    } else if let Some(channel) = channel {
+        file.cq_channels.insert(made.handle, channel);
+        server.events.count_user(channel, true);
     }
     written
 }
@@ -105,7 +108,11 @@ pub fn check_event_fd<D: Commands>(
 
 /// CQ.DESTROY: says how many events the program has read, which libibverbs waits to see acknowledged.
 pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
-    let reported = server.nic()?.destroy_cq(file.context()?, command.expect_handle(0)?)?;
+    let handle = command.expect_handle(0)?;
+    let reported = server.nic()?.destroy_cq(file.context()?, handle)?;
+    if let Some(channel) = file.cq_channels.remove(&handle) {
+        server.events.count_user(channel, false);
+    }
     let answer = Writer::<{ destroy_cq_resp::SIZE }>::new()
         .u32(destroy_cq_resp::COMP_EVENTS_REPORTED, reported.completion_events)
         .u32(destroy_cq_resp::ASYNC_EVENTS_REPORTED, reported.async_events)

@@ -18,6 +18,10 @@ use crate::device::command::{ContextId, EventSink};
 const COMPLETION_BYTES: usize = 8;
 /// An asynchronous event: the object's user handle, the event type, a reserved word.
 const ASYNCHRONOUS_BYTES: usize = 16;
+/// `IBV_EVENT_DEVICE_FATAL`.
+const DEVICE_FATAL: u32 = 8;
+/// Channels without a CQ that may be there before the first search for closed ones.
+const UNUSED: usize = 16;
 
 /// All pipes of a process; clones share them.
 #[derive(Debug, Clone, Default)]
@@ -26,10 +30,20 @@ pub struct Events(Arc<Mutex<Pipes>>);
 #[derive(Debug, Default)]
 struct Pipes {
     /// By channel id.
-    channels: BTreeMap<u32, (ContextId, Pipe)>,
+    channels: BTreeMap<u32, Channel>,
     next_channel: u32,
+    /// Channels without a CQ that the last search for closed ones left.
+    left: usize,
     /// A context may have several asynchronous files; the latest gets the events.
     asynchronous: BTreeMap<ContextId, Vec<Pipe>>,
+}
+
+#[derive(Debug)]
+struct Channel {
+    owner: ContextId,
+    pipe: Pipe,
+    /// CQs that report here.
+    users: u32,
 }
 
 /// One pipe, seen from the NIC.
@@ -96,12 +110,62 @@ impl Events {
 
     /// Makes a completion channel; returns the program's descriptor.
     pub fn create_channel(&self, context: ContextId) -> io::Result<RawFd> {
+        self.sweep();
         let (pipe, fd) = Pipe::new()?;
         let mut pipes = self.pipes();
         let id = pipes.next_channel;
         pipes.next_channel += 1;
-        pipes.channels.insert(id, (context, pipe));
+        pipes.channels.insert(id, Channel { owner: context, pipe, users: 0 });
         Ok(fd)
+    }
+
+    /// Counts a CQ that reports to this channel, or stops counting it.
+    pub fn count_user(&self, channel: u32, joins: bool) {
+        if let Some(channel) = self.pipes().channels.get_mut(&channel) {
+            channel.users =
+                if joins { channel.users.saturating_add(1) } else { channel.users.saturating_sub(1) };
+        }
+    }
+
+    /// Lets go of channels that the program has closed and no CQ uses. It may close them in ways that no hook sees, so
+    /// the kernel is asked; only when twice as many are unused as the last search left, since that walks all descriptors.
+    fn sweep(&self) {
+        let mut gone: Vec<(u32, u64)> = {
+            let pipes = self.pipes();
+            let unused = pipes.channels.iter().filter(|(_, channel)| channel.users == 0);
+            let unused: Vec<_> = unused.map(|(id, channel)| (*id, channel.pipe.inode)).collect();
+            if unused.len() < UNUSED.max(2 * pipes.left) {
+                return;
+            }
+            unused
+        };
+        // Twice, so that a descriptor on its way from one number to another is not overlooked.
+        for _ in 0..2 {
+            // Without an answer nothing is known to be closed.
+            let Some(open) = open_pipes() else { return };
+            gone.retain(|(_, inode)| open.get(inode).is_none_or(|count| *count <= NIC_ENDS));
+        }
+        let mut pipes = self.pipes();
+        let closed: Vec<Channel> = gone
+            .iter()
+            .filter_map(|(id, _)| match pipes.channels.get(id) {
+                Some(channel) if channel.users == 0 => pipes.channels.remove(id),
+                _ => None,
+            })
+            .collect();
+        pipes.left = pipes.channels.values().filter(|channel| channel.users == 0).count();
+        // Closing comes back through the interposer: not with the lock held.
+        drop(pipes);
+        drop(closed);
+    }
+
+    /// Tells every context that its device is gone.
+    pub fn fatal(&self) {
+        let contexts: Vec<ContextId> = self.pipes().asynchronous.keys().copied().collect();
+        for context in contexts {
+            // As a kernel whose device is taken away: of no object.
+            self.clone().asynchronous(context, 0, DEVICE_FATAL);
+        }
     }
 
     /// The channel that this descriptor (or a duplicate) reads, in this context.
@@ -109,7 +173,7 @@ impl Events {
         let inode = pipe_inode(fd)?;
         let pipes = self.pipes();
         let mut found = pipes.channels.iter();
-        found.find(|(_, (owner, pipe))| *owner == context && pipe.inode == inode).map(|(id, _)| *id)
+        found.find(|(_, channel)| channel.owner == context && channel.pipe.inode == inode).map(|(id, _)| *id)
     }
 
     /// Makes an asynchronous event file; returns the program's descriptor.
@@ -131,8 +195,12 @@ impl Events {
         let mut pipes = self.pipes();
         let asynchronous = pipes.asynchronous.remove(&context);
         let mut channels = Vec::new();
-        let ids: Vec<u32> =
-            pipes.channels.iter().filter(|(_, (owner, _))| *owner == context).map(|(id, _)| *id).collect();
+        let ids: Vec<u32> = pipes
+            .channels
+            .iter()
+            .filter(|(_, channel)| channel.owner == context)
+            .map(|(id, _)| *id)
+            .collect();
         for id in ids {
             channels.push(pipes.channels.remove(&id));
         }
@@ -145,8 +213,8 @@ impl Events {
 impl EventSink for Events {
     fn completion(&mut self, channel: u32, cq_user_handle: u64) -> bool {
         let mut pipes = self.pipes();
-        let Some((_, pipe)) = pipes.channels.get_mut(&channel) else { return false };
-        pipe.put(&cq_user_handle.to_ne_bytes())
+        let Some(channel) = pipes.channels.get_mut(&channel) else { return false };
+        channel.pipe.put(&cq_user_handle.to_ne_bytes())
     }
 
     fn asynchronous(&mut self, context: ContextId, element: u64, event_type: u32) -> bool {
@@ -160,8 +228,8 @@ impl EventSink for Events {
 
     fn withdraw_completions(&mut self, channel: u32, cq_user_handle: u64) -> u32 {
         let mut pipes = self.pipes();
-        let Some((_, pipe)) = pipes.channels.get_mut(&channel) else { return 0 };
-        pipe.withdraw::<COMPLETION_BYTES>(|event| *event == cq_user_handle.to_ne_bytes())
+        let Some(channel) = pipes.channels.get_mut(&channel) else { return 0 };
+        channel.pipe.withdraw::<COMPLETION_BYTES>(|event| *event == cq_user_handle.to_ne_bytes())
     }
 
     fn withdraw_asynchronous(&mut self, context: ContextId, element: u64) -> u32 {
@@ -172,6 +240,23 @@ impl EventSink for Events {
         };
         files.iter_mut().map(&mut withdraw).sum()
     }
+}
+
+/// Descriptors of a channel's pipe that are the NIC's own.
+const NIC_ENDS: usize = 2;
+
+/// How many descriptors of this process each pipe has, by inode.
+fn open_pipes() -> Option<BTreeMap<u64, usize>> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc/self/fd").ok()? {
+        let target = std::fs::read_link(entry.ok()?.path()).unwrap_or_default();
+        let inode =
+            target.to_str().and_then(|text| text.strip_prefix("pipe:[")?.strip_suffix(']')?.parse().ok());
+        if let Some(inode) = inode {
+            *found.entry(inode).or_insert(0) += 1;
+        }
+    }
+    Some(found)
 }
 
 /// Inode of the pipe that a descriptor reads.
@@ -242,6 +327,36 @@ mod tests {
         let mut event = [0; 16];
         file.read_exact(&mut event).unwrap();
         assert_eq!(event, [0xcd, 0xab, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn closed_channels_are_let_go_unless_a_cq_uses_them() {
+        let events = Events::default();
+        let used = own(events.create_channel(ContextId(0)).unwrap());
+        let used_id = events.channel(ContextId(0), used.as_raw_fd()).unwrap();
+        events.count_user(used_id, true);
+        let open = own(events.create_channel(ContextId(0)).unwrap());
+        drop(used);
+        for _ in 0..500 {
+            drop(own(events.create_channel(ContextId(0)).unwrap()));
+        }
+        let left = events.pipes().channels.len();
+        assert!(left < 40, "{left} channels are left of two");
+        assert!(events.clone().completion(used_id, 1), "a CQ reports here");
+        assert!(events.channel(ContextId(0), open.as_raw_fd()).is_some(), "the program has it open");
+    }
+
+    #[test]
+    fn a_device_that_is_gone_is_an_event_of_every_context() {
+        let events = Events::default();
+        let files: Vec<File> =
+            (0..3).map(|context| own(events.create_asynchronous(ContextId(context)).unwrap())).collect();
+        events.fatal();
+        for mut file in files {
+            let mut event = [0xff; 16];
+            file.read_exact(&mut event).unwrap();
+            assert_eq!(event, [0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
+        }
     }
 
     #[test]

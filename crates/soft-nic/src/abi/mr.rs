@@ -7,6 +7,9 @@ use super::server::{OpenFile, Server, UHW_OUT};
 use super::write::{CORE_OUT, Write};
 use crate::device::command::RegMr;
 
+/// `IBV_ACCESS_LOCAL_WRITE`.
+const ACCESS_LOCAL_WRITE: u32 = 1;
+
 /// ALLOC_PD.
 pub fn alloc_pd<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
     let context = file.context()?;
@@ -31,6 +34,10 @@ pub fn reg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'
         pd: write.core_in.u32(reg_mr::PD_HANDLE),
         access: write.core_in.u32(reg_mr::ACCESS_FLAGS),
     };
+    // Bringing gigabytes of pages in takes long: not with the lock held, where every queue would wait. The device asks again
+    // and finds them there; whatever is wrong is its to say, in its order.
+    let _ =
+        server.memory.probe(request.start, request.length.max(1), request.access & ACCESS_LOCAL_WRITE != 0);
     let keys = server.nic()?.reg_mr(context, &request)?;
     let answer = Writer::<{ reg_mr_resp::SIZE }>::new()
         .u32(reg_mr_resp::MR_HANDLE, keys.handle)

@@ -4,8 +4,9 @@
 //! is through, and a command wakes it, because work usually follows. All signals but those that a thread raises itself are
 //! blocked in it, so the program's handlers never run there.
 
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -65,20 +66,38 @@ pub struct Process {
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// Values of [`Control::leaving`].
+mod leaving {
+    /// Nobody asked.
+    pub const NOT: u32 = 0;
+    /// The thread is to report and end.
+    pub const ASKED: u32 = 1;
+    /// The thread has ended; nothing to wait for.
+    pub const DONE: u32 = 2;
+}
+
 /// What the thread and the others tell each other.
 #[derive(Debug, Default)]
 struct Control {
     stop: AtomicBool,
+    /// Somebody has taken it on to report.
+    claimed: AtomicBool,
+    /// Where the thread's own report stands; who waits for it sleeps on this word.
+    leaving: AtomicU32,
     /// Rounds that the program's own polls did.
     pumped: AtomicU64,
     thread_ns: AtomicU64,
 }
 
 impl Process {
-    /// Takes a seat on the fabric and starts the thread.
+    /// Takes a seat on the fabric and starts the thread, which gives `publish` the report when [`Process::leave`] asks.
     ///
     /// Errors: one line for the user.
-    pub fn start(config: Config, machine: Machine) -> Result<Self, StartError> {
+    pub fn start(
+        config: Config,
+        machine: Machine,
+        publish: impl FnOnce(&Report) + Send + 'static,
+    ) -> Result<Self, StartError> {
         let memory = Host::new()?;
         let link_config =
             LinkConfig { fabric: config.fabric.clone(), staging: config.staging, ..LinkConfig::default() };
@@ -92,13 +111,16 @@ impl Process {
         let thread = {
             let (server, shared) = (server.clone(), shared.clone());
             let _blocked = BlockedSignals::new();
-            std::thread::Builder::new().name(THREAD_NAME.to_owned()).spawn(move || run(&server, &shared))?
+            std::thread::Builder::new()
+                .name(THREAD_NAME.to_owned())
+                .spawn(move || run(&server, &shared, publish))?
         };
         Ok(Self { server, waker, shared, thread: Mutex::new(Some(thread)) })
     }
 
     /// Runs a command. The thread stands back meanwhile, and looks right after it.
     pub fn command<T>(&self, run: impl FnOnce(&Server<Nic<Host>>) -> T) -> T {
+        let _faults = UnblockedFaults::new();
         let announced = self.server.nic.announce();
         let answer = run(&self.server);
         drop(announced);
@@ -108,20 +130,50 @@ impl Process {
 
     /// One round of the NIC on the program's own time. Returns the time it took, ns.
     pub fn pump(&self) -> u64 {
+        if !faults_recoverable() {
+            return 0;
+        }
         self.shared.pumped.fetch_add(1, Ordering::Relaxed);
         let start = system::monotonic_ns();
-        if let Some(mut nic) = self.server.nic.try_poll() {
-            // A panic must not unwind into C.
-            let polled = catch_unwind(AssertUnwindSafe(|| nic.poll(Now(start))));
-            if polled.is_err() {
-                self.shared.stop.store(true, Ordering::Release);
-            }
+        let whole = self.server.nic.attempt(|nic| {
+            nic.poll(Now(start));
+        });
+        if !whole {
+            // The thread finds nobody gets the NIC any more, and says so.
+            self.waker.wake();
         }
         system::monotonic_ns().saturating_sub(start)
     }
 
-    /// The program ends: stops the thread, lets answers that are due go out, and reports.
-    pub fn end(&self) -> Report {
+    /// The program ends in a place where no lock may be taken and no memory allocated, such as a signal handler: the thread
+    /// reports, and the caller waits for it, not longer than [`PATIENCE`]. Whatever it interrupted stays interrupted: when
+    /// that holds what the thread needs, the report is lost.
+    pub fn leave(&self) {
+        let word = &self.shared.leaving;
+        if self.shared.claimed.swap(true, Ordering::AcqRel)
+            || word
+                .compare_exchange(leaving::NOT, leaving::ASKED, Ordering::AcqRel, Ordering::Acquire)
+                .is_err()
+        {
+            return;
+        }
+        self.waker.wake();
+        let deadline = system::monotonic_ns() + PATIENCE.as_nanos() as u64;
+        while word.load(Ordering::Acquire) == leaving::ASKED {
+            let left = deadline.saturating_sub(system::monotonic_ns());
+            if left == 0 {
+                return;
+            }
+            system::futex_wait(word, leaving::ASKED, Duration::from_nanos(left));
+        }
+    }
+
+    /// The program ends: stops the thread, lets answers that are due go out, and reports. `None` when somebody else does.
+    pub fn end(&self) -> Option<Report> {
+        if self.shared.claimed.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        let _faults = UnblockedFaults::new();
         self.shared.stop.store(true, Ordering::Release);
         let deadline = Instant::now() + PATIENCE;
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -132,29 +184,30 @@ impl Process {
             self.waker.wake();
             std::thread::sleep(Duration::from_micros(50));
         }
-        let mut report = Report {
-            refused: self.server.refused(),
-            thread_ns: self.shared.thread_ns.load(Ordering::Acquire),
-            ..Report::default()
-        };
-        // Somebody may hold the lock for ever: a thread that was stopped in a command by the signal that ends us.
-        let nic = std::iter::repeat_with(|| {
-            std::thread::yield_now();
-            self.server.nic.try_poll()
-        });
-        if let Some(mut nic) =
-            nic.take_while(|nic| nic.is_some() || Instant::now() < deadline).find_map(|nic| nic)
-        {
-            // A peer waits for the acknowledgement of what this program has seen arrive.
-            let flushed = catch_unwind(AssertUnwindSafe(|| {
-                while nic.poll(Now(system::monotonic_ns())) > 0 && Instant::now() < deadline {}
-            }));
-            if flushed.is_ok() {
-                report.counters = counters(&mut nic);
-            }
-        }
-        report
+        Some(report(&self.server, self.shared.thread_ns.load(Ordering::Acquire), deadline))
     }
+}
+
+/// Lets answers that are due go out, and reports.
+fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant) -> Report {
+    let mut report = Report { refused: server.refused(), thread_ns, ..Report::default() };
+    // Somebody may hold the lock for ever: a thread that was stopped in a command by the signal that ends us.
+    let nic = std::iter::repeat_with(|| {
+        std::thread::yield_now();
+        server.nic.try_poll()
+    });
+    if let Some(mut nic) =
+        nic.take_while(|nic| nic.is_some() || Instant::now() < deadline).find_map(|nic| nic)
+    {
+        // A peer waits for the acknowledgement of what this program has seen arrive.
+        let flushed = catch_unwind(AssertUnwindSafe(|| {
+            while nic.poll(Now(system::monotonic_ns())) > 0 && Instant::now() < deadline {}
+        }));
+        if flushed.is_ok() {
+            report.counters = counters(&mut nic);
+        }
+    }
+    report
 }
 
 fn counters(nic: &mut Nic<Host>) -> Vec<(&'static str, u64)> {
@@ -177,18 +230,30 @@ fn counters(nic: &mut Nic<Host>) -> Vec<(&'static str, u64)> {
 }
 
 /// The thread.
-fn run(server: &Server<Nic<Host>>, shared: &Control) {
+fn run(server: &Server<Nic<Host>>, shared: &Control, publish: impl FnOnce(&Report)) {
     system::tune_thread();
     let mut policy = IdlePolicy::new(SystemClock, IdleTimes::default());
     let mut pumped = 0;
-    while !shared.stop.load(Ordering::Acquire) {
+    while !shared.stop.load(Ordering::Acquire) && shared.leaving.load(Ordering::Acquire) == leaving::NOT {
         let round = catch_unwind(AssertUnwindSafe(|| look(server, shared, &mut policy, &mut pumped)));
         if !matches!(round, Ok(true)) {
             log("internal error: the NIC has stopped; its devices answer EIO");
+            server.stop();
             break;
         }
     }
     shared.thread_ns.store(system::thread_cpu_ns(), Ordering::Release);
+    let asked =
+        shared.leaving.compare_exchange(leaving::NOT, leaving::DONE, Ordering::AcqRel, Ordering::Acquire);
+    if asked.is_err() {
+        let deadline = Instant::now() + PATIENCE / 2;
+        // A panic here must not keep the program from ending.
+        let _ = catch_unwind(AssertUnwindSafe(|| {
+            publish(&report(server, system::thread_cpu_ns(), deadline));
+        }));
+        shared.leaving.store(leaving::DONE, Ordering::Release);
+        system::futex_wake(&shared.leaving);
+    }
 }
 
 /// One round and the rest after it; false when the NIC has stopped.
@@ -260,6 +325,62 @@ impl Drop for BlockedSignals {
         // SAFETY: the set that this thread had before.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
     }
+}
+
+/// A set of the two signals that the guard of application memory recovers from.
+fn faults() -> libc::sigset_t {
+    // SAFETY: plain old data; filled by the calls below.
+    let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `set` is a signal set of ours.
+    unsafe { libc::sigemptyset(&mut set) };
+    for signal in [libc::SIGSEGV, libc::SIGBUS] {
+        // SAFETY: as above.
+        unsafe { libc::sigaddset(&mut set, signal) };
+    }
+    set
+}
+
+/// Lets fault signals through on this thread: the kernel ends a process that faults with them blocked, and a command must
+/// survive a bad address on a thread that blocks everything. The caller's mask comes back on drop.
+struct UnblockedFaults(libc::sigset_t);
+
+impl UnblockedFaults {
+    fn new() -> Self {
+        let set = faults();
+        // SAFETY: plain old data; filled by the call below.
+        let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
+        // SAFETY: both sets live through the call.
+        unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, &mut before) };
+        Self(before)
+    }
+}
+
+impl Drop for UnblockedFaults {
+    fn drop(&mut self) {
+        // SAFETY: the set that this thread had before.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
+    }
+}
+
+/// Whether this thread lets fault signals through; asked of the kernel once a thread, since the pump is for polling.
+fn faults_recoverable() -> bool {
+    thread_local! {
+        static KNOWN: Cell<Option<bool>> = const { Cell::new(None) };
+    }
+    KNOWN.with(|known| {
+        known.get().unwrap_or_else(|| {
+            // SAFETY: plain old data; filled by the call below.
+            let mut mask: libc::sigset_t = unsafe { std::mem::zeroed() };
+            // SAFETY: without a new set this only reads the mask.
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut mask) };
+            let clear = [libc::SIGSEGV, libc::SIGBUS].into_iter().all(|signal| {
+                // SAFETY: a set of ours and a signal that exists.
+                unsafe { libc::sigismember(&mask, signal) == 0 }
+            });
+            known.set(Some(clear));
+            clear
+        })
+    })
 }
 
 /// The device's log lines go to stderr.
@@ -339,5 +460,35 @@ impl Commands for Nic<Host> {
 
     fn destroy_ah(&mut self, context: ContextId, ah: Handle) -> Answer<()> {
         self.destroy_ah(context, ah)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_let_through_for_a_command_and_the_mask_comes_back() {
+        let blocked = || {
+            // SAFETY: plain old data; filled by the call below.
+            let mut mask: libc::sigset_t = unsafe { std::mem::zeroed() };
+            // SAFETY: without a new set this only reads the mask.
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &mut mask) };
+            // SAFETY: a set of ours and a signal that exists.
+            unsafe { libc::sigismember(&mask, libc::SIGSEGV) == 1 }
+        };
+        std::thread::spawn(move || {
+            let set = faults();
+            // SAFETY: this thread's own mask, which ends with it.
+            unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
+            assert!(!faults_recoverable(), "the pump stays away");
+            let guard = UnblockedFaults::new();
+            assert!(!blocked());
+            drop(guard);
+            assert!(blocked());
+        })
+        .join()
+        .expect("no panic");
+        assert!(faults_recoverable());
     }
 }

@@ -6,6 +6,8 @@
 //! windows, XRC, flows, DEVX, device memory, DMA-BUF registration, CQ resize.
 
 use std::collections::BTreeMap;
+use std::ops::{Deref, DerefMut};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -172,6 +174,13 @@ const ABSENT_OBJECTS: &[(u16, &str)] = &[
     (0x1009, "STEERING_ANCHOR"),
 ];
 
+/// Names that get a line; a program that tries numbers must not fill its log.
+const SAID: usize = 64;
+
+/// What every libmlx5 asks at each open to learn what there is, and does without: a line for each would be noise in every
+/// program's output.
+const PROBED: &[&str] = &["DEVX.0x1000"];
+
 /// One open of a device file.
 #[derive(Debug)]
 pub struct OpenFile {
@@ -181,12 +190,14 @@ pub struct OpenFile {
     pub context: Option<ContextId>,
     /// UAR pages by handle.
     pub uars: BTreeMap<u32, Uar>,
+    /// Completion channels of CQs, by the CQ's handle.
+    pub cq_channels: BTreeMap<u32, u32>,
 }
 
 impl OpenFile {
     /// A fresh open of this device.
     pub fn new(device: u8) -> Self {
-        Self { device, context: None, uars: BTreeMap::new() }
+        Self { device, context: None, uars: BTreeMap::new(), cq_channels: BTreeMap::new() }
     }
 
     /// The context, or the error of a command that came before GET_CONTEXT.
@@ -198,7 +209,8 @@ impl OpenFile {
 /// The NIC behind a lock that commands get before the NIC's own thread.
 #[derive(Debug)]
 pub struct Shared<D> {
-    nic: Mutex<D>,
+    /// Empty once the NIC has stopped.
+    nic: Mutex<Option<D>>,
     waiting: AtomicU32,
 }
 
@@ -215,25 +227,73 @@ impl<D> Shared<D> {
     }
 
     /// Locks for a command.
-    fn command(&self) -> Answer<MutexGuard<'_, D>> {
-        self.nic.lock().map_err(|_| refuse(libc::EIO, "the NIC has stopped after an internal error"))
+    fn command(&self) -> Answer<Locked<'_, D>> {
+        let locked = self.nic.lock().ok().and_then(Locked::new);
+        locked.ok_or_else(|| refuse(libc::EIO, "the NIC has stopped after an internal error"))
     }
 
     /// Locks for the NIC's own thread; `None` when the NIC has stopped after a panic.
-    pub fn poll(&self) -> Option<MutexGuard<'_, D>> {
+    pub fn poll(&self) -> Option<Locked<'_, D>> {
         // Yield to commands: they are few, and a mutex alone would let the polling thread starve them.
         while self.is_wanted() {
             std::thread::yield_now();
         }
-        self.nic.lock().ok()
+        self.nic.lock().ok().and_then(Locked::new)
     }
 
     /// Locks if nobody has it or wants it.
-    pub fn try_poll(&self) -> Option<MutexGuard<'_, D>> {
+    pub fn try_poll(&self) -> Option<Locked<'_, D>> {
         if self.is_wanted() {
             return None;
         }
-        self.nic.try_lock().ok()
+        self.nic.try_lock().ok().and_then(Locked::new)
+    }
+
+    /// Runs something on the NIC if nobody has it or wants it; false when that panicked. The lock is inside what catches
+    /// the panic, so nobody gets the NIC again.
+    pub fn attempt(&self, run: impl FnOnce(&mut D)) -> bool {
+        catch_unwind(AssertUnwindSafe(|| {
+            if let Some(mut nic) = self.try_poll() {
+                run(&mut nic);
+            }
+        }))
+        .is_ok()
+    }
+
+    /// Takes the NIC out for good, whatever state a panic left it in.
+    fn take(&self) -> Option<D> {
+        self.nic.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// The NIC, locked.
+#[derive(Debug)]
+pub struct Locked<'s, D>(MutexGuard<'s, Option<D>>);
+
+impl<'s, D> Locked<'s, D> {
+    /// `None` when the NIC has stopped.
+    fn new(guard: MutexGuard<'s, Option<D>>) -> Option<Self> {
+        guard.is_some().then_some(Self(guard))
+    }
+}
+
+impl<D> Deref for Locked<'_, D> {
+    type Target = D;
+
+    fn deref(&self) -> &D {
+        match &*self.0 {
+            Some(nic) => nic,
+            None => unreachable!("looked when it was locked"),
+        }
+    }
+}
+
+impl<D> DerefMut for Locked<'_, D> {
+    fn deref_mut(&mut self) -> &mut D {
+        match &mut *self.0 {
+            Some(nic) => nic,
+            None => unreachable!("looked when it was locked"),
+        }
     }
 }
 
@@ -256,7 +316,7 @@ pub struct Server<D> {
     pub clock: Clock,
     pub(super) machine: Machine,
     pub(super) devices: Vec<DeviceConfig>,
-    memory: Box<dyn Memory + Sync>,
+    pub(super) memory: Box<dyn Memory + Sync>,
     refused: Mutex<BTreeMap<String, u64>>,
 }
 
@@ -272,7 +332,7 @@ impl<D: Commands> Server<D> {
         memory: Box<dyn Memory + Sync>,
     ) -> std::io::Result<Self> {
         let devices = (0..config.devices).map(|index| DeviceConfig::new(config, index)).collect();
-        let nic = Shared { nic: Mutex::new(nic), waiting: AtomicU32::new(0) };
+        let nic = Shared { nic: Mutex::new(Some(nic)), waiting: AtomicU32::new(0) };
         let refused = Mutex::default();
         Ok(Self { nic, events, clock: Clock::new()?, machine, devices, memory, refused })
     }
@@ -300,12 +360,17 @@ impl<D: Commands> Server<D> {
         Err(self.refuse_command(name, errno))
     }
 
-    /// Refuses a command that this device lacks. Each name stands once in the process's line of counters, with how often:
-    /// every libmlx5 asks for some of these at each open, so nothing goes to stderr unless `SOFTNIC_LOG` is set.
+    /// Refuses a command that this device lacks: one line on stderr for each name, and how often in the process's line of
+    /// counters. What libmlx5 asks at every open is only counted.
     pub(super) fn refuse_command(&self, name: String, errno: i32) -> CommandError {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        *refused.entry(name.clone()).or_insert(0) += 1;
+        let count = refused.entry(name.clone()).or_insert(0);
+        *count += 1;
+        let first = *count == 1 && refused.len() <= SAID;
         drop(refused);
+        if first && !PROBED.contains(&name.as_str()) {
+            log(&format!("{name}: refused, this device has it not (said once)"));
+        }
         refuse(errno, format!("{name}: this device has it not"))
     }
 
@@ -340,13 +405,24 @@ impl<D: Commands> Server<D> {
     }
 
     /// The NIC, locked for a command.
-    pub(super) fn nic(&self) -> Answer<MutexGuard<'_, D>> {
+    pub(super) fn nic(&self) -> Answer<Locked<'_, D>> {
         self.nic.command()
     }
 
     /// The device that a file opened.
     pub(super) fn device(&self, file: &OpenFile) -> Answer<&DeviceConfig> {
         self.devices.get(usize::from(file.device)).ok_or_else(|| refuse(libc::ENODEV, "no such device"))
+    }
+
+    /// An internal error: the NIC is gone for good. Peers see it leave, every open context gets `IBV_EVENT_DEVICE_FATAL`,
+    /// and commands answer `EIO`.
+    pub fn stop(&self) {
+        let nic = self.nic.take();
+        if nic.is_some() {
+            self.events.fatal();
+        }
+        // Its end may trip over what the panic left.
+        let _ = catch_unwind(AssertUnwindSafe(|| drop(nic)));
     }
 
     /// A program closed its last descriptor of this open: everything that it left goes.

@@ -201,6 +201,26 @@ fn protection_domains_and_regions_carry_every_field() {
     assert_eq!(bench.asked()[1], "dereg_mr 5", "a region nobody knows the key of is gone");
 }
 
+#[test]
+fn pages_of_a_region_are_brought_in_before_the_device_is_locked() {
+    let mut bench = Bench::open(&Config::default());
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: a fresh mapping, wherever the kernel likes.
+    let page = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, flags, -1, 0) };
+    let fields: [u64; 4] = [0, page as u64, 4096, page as u64];
+    let mut input: Vec<u8> = fields.iter().flat_map(|field| field.to_ne_bytes()).collect();
+    input.extend([4_u32, 1].iter().flat_map(|field| field.to_ne_bytes()));
+    Call::write(9).input(0, &input).output(1, 12).run(&mut bench).unwrap();
+    let mut present = 0_u8;
+    // SAFETY: a page of ours, and room for the one byte that tells about it.
+    assert_eq!(unsafe { libc::mincore(page, 4096, &mut present) }, 0);
+    // The recording device itself touches nothing.
+    assert_eq!(present & 1, 1);
+    // SAFETY: ours, and nobody uses it any more.
+    unsafe { libc::munmap(page, 4096) };
+}
+
 fn cq_call(cqe_size: u32, mlx5_flags: u16, vector: u32, flags: u32, compressed: u8) -> Call {
     let mut part = [0; 32];
     part[..8].copy_from_slice(&0x1000_u64.to_ne_bytes());
@@ -447,6 +467,29 @@ fn uar_pages_are_mapped_at_the_offset_that_they_were_given() {
     Call::new(0x1008, 0x1001).handle(0x1000, 3).run(&mut bench).unwrap();
     assert_eq!(map(&bench, offset, 4096), Err(libc::EINVAL), "after its destruction");
     assert_eq!(bench.asked(), ["alloc_uar BlueFlame", "alloc_uar NonCached", "free_uar 3"]);
+}
+
+#[test]
+fn a_panic_in_the_nic_stops_it_for_good() {
+    use std::io::Read;
+    let mut bench = Bench::open(&Config::default());
+    let mut call = Call::new(0x10, 0).handle(0, 0);
+    call.run(&mut bench).unwrap();
+    let fd = call.attribute(0).1 as i32;
+    // SAFETY: the test is the program, and the descriptor is the program's.
+    let mut events = std::fs::File::from(unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) });
+    assert!(bench.server.nic.attempt(|_| ()));
+    assert!(!bench.server.nic.attempt(|_| panic!("the test's")));
+    assert!(bench.server.nic.poll().is_none(), "nobody works on what a panic left");
+    bench.server.stop();
+    bench.server.stop();
+    let mut event = [0; 16];
+    events.read_exact(&mut event).unwrap();
+    assert_eq!(event[8], 8, "IBV_EVENT_DEVICE_FATAL");
+    assert_eq!(
+        Call::write(3).input(0, &[0; 8]).output(1, 4).output(0x1001, 4).run(&mut bench),
+        Err(libc::EIO)
+    );
 }
 
 #[test]

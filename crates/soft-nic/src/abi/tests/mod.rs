@@ -168,7 +168,7 @@ impl Bench {
     }
 
     /// The device.
-    pub fn device(&self) -> std::sync::MutexGuard<'_, Recorder> {
+    pub fn device(&self) -> super::server::Locked<'_, Recorder> {
         self.server.nic.poll().expect("a healthy device")
     }
 }
