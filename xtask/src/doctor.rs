@@ -22,11 +22,11 @@ pub fn run() -> Result<()> {
         "revision",
         &format!("{}{}", short(&revision.commit), if revision.dirty { ", with changes" } else { "" }),
     );
-    println!();
+    say!();
     for (name, why, version) in setup::packages() {
         row(name, &version.unwrap_or_else(|| format!("MISSING: {why}; `cargo xtask setup`")));
     }
-    println!();
+    say!();
     for library in ["libibverbs.so", "libmlx5.so", "libcuda.so", "libnvrtc.so"] {
         row(library, &library_version(library).unwrap_or_else(|| "not found".into()));
     }
@@ -37,7 +37,7 @@ pub fn run() -> Result<()> {
 }
 
 fn row(name: &str, value: &str) {
-    println!("{name:18} {value}");
+    say!("{name:18} {value}");
 }
 
 fn short(commit: &str) -> &str {

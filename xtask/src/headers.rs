@@ -56,7 +56,7 @@ pub fn run(options: &Options) -> Result<()> {
                 )));
             }
             // The committed text is compared with the headers by verbs-ctest all the same.
-            println!("SKIP headers: {}: {lacking}; {INSTALL}", generator.makes);
+            say!("SKIP headers: {}: {lacking}; {INSTALL}", generator.makes);
             skipped += 1;
             continue;
         }
@@ -80,7 +80,7 @@ pub fn run(options: &Options) -> Result<()> {
         );
     }
     let done = if options.check { "all equal" } else { "all written" };
-    println!("headers: {} generators, {done}", GENERATORS.len() - skipped);
+    say!("headers: {} generators, {done}", GENERATORS.len() - skipped);
     Ok(())
 }
 

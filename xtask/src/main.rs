@@ -7,6 +7,14 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+/// Prints a line. Who reads it may go away (`| head`): that is no error of ours, and no reason to panic.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($text)*);
+    }};
+}
+
 mod bench_nic;
 mod doctor;
 mod figure;

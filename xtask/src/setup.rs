@@ -41,7 +41,7 @@ struct Package {
 }
 
 /// Names are the same on Debian 12, Debian 13 and Ubuntu 24.04.
-const PACKAGES: [Package; 9] = [
+const PACKAGES: [Package; 11] = [
     Package {
         name: "libibverbs1",
         purpose: Purpose::Figure,
@@ -79,12 +79,18 @@ const PACKAGES: [Package; 9] = [
         purpose: Purpose::Test,
         why: "the kernel's uverbs headers, to check ours against",
     },
+    Package {
+        name: "libclang-dev",
+        purpose: Purpose::Test,
+        why: "bindgen, to see that the committed bindings are what the headers give (the build needs none)",
+    },
+    Package { name: "pkg-config", purpose: Purpose::Test, why: "which rdma-core the headers belong to" },
 ];
 
 /// The command itself.
 pub fn run(options: &Options) -> Result<()> {
     prepare(options.purpose, options.no_install)?;
-    println!("setup: everything for `{}` is here", name(options.purpose));
+    say!("setup: everything for `{}` is here", name(options.purpose));
     Ok(())
 }
 
@@ -93,7 +99,7 @@ pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
     let system = System::read();
     if !system.has_packages {
         // Not a system of ours: say once what is expected, and let the run itself find out.
-        println!(
+        say!(
             "setup: no dpkg here; {} is expected to have: {}",
             system.name,
             names(&wanted(purpose)).join(" ")
@@ -103,8 +109,8 @@ pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
     let missing: Vec<&Package> =
         wanted(purpose).into_iter().filter(|package| !installed(package.name)).collect();
     if !missing.is_empty() {
-        println!("setup: {} lacks {} of the packages for `{}`:", system.name, missing.len(), name(purpose));
-        missing.iter().for_each(|package| println!("  {:18} {}", package.name, package.why));
+        say!("setup: {} lacks {} of the packages for `{}`:", system.name, missing.len(), name(purpose));
+        missing.iter().for_each(|package| say!("  {:18} {}", package.name, package.why));
         install(&names(&missing), no_install)?;
     }
     rust_tools(purpose, no_install)
@@ -123,7 +129,7 @@ fn install(packages: &[&str], no_install: bool) -> Result<()> {
             if no_install { "--no-install was given" } else { "neither root nor a sudo without password" };
         return Err(refused(format!("packages are missing ({why}); install them with:\n  {command}")));
     };
-    println!("setup: running {command}");
+    say!("setup: running {command}");
     // A container's image comes without package lists, so they are fetched first, always.
     apt(&root, &["update"])?;
     apt(&root, &[&["install", "-y", "--no-install-recommends"], packages].concat())?;
@@ -178,7 +184,7 @@ fn rust_tools(purpose: Purpose, no_install: bool) -> Result<()> {
             missing.join(" and ")
         )));
     }
-    println!("setup: running {command}");
+    say!("setup: running {command}");
     let status = Command::new("rustup")
         .args(["component", "add"])
         .args(&missing)

@@ -84,6 +84,15 @@ fn nic_toml(pump: bool) -> String {
 
 /// Takes all numbers, prints the table, writes `bench-nic.json`. A missed aim is no failure: it is a result.
 pub fn run(options: &Options) -> Result<()> {
+    let chosen: Vec<&Measure> = MEASURES
+        .iter()
+        .filter(|measure| options.only.as_ref().is_none_or(|only| measure.name.contains(only.as_str())))
+        .filter(|measure| !(options.quick && measure.once))
+        .collect();
+    if chosen.is_empty() {
+        let names: Vec<&str> = MEASURES.iter().map(|measure| measure.name).collect();
+        return Err(refused(format!("--only: no number is called so; there are: {}", names.join("; "))));
+    }
     setup::prepare(Purpose::Bench, options.no_install)?;
     figure::build()?;
     let out = options.out.clone().unwrap_or_else(|| root().join("results/bench-nic"));
@@ -96,15 +105,6 @@ pub fn run(options: &Options) -> Result<()> {
     let programs = Programs::release();
     let seconds = if options.quick { 0.3 } else { 1.0 };
     let stand = Stand { programs: &programs, plain, pumped, logs: &logs, seconds };
-    let chosen: Vec<&Measure> = MEASURES
-        .iter()
-        .filter(|measure| options.only.as_ref().is_none_or(|only| measure.name.contains(only.as_str())))
-        .filter(|measure| !(options.quick && measure.once))
-        .collect();
-    if chosen.is_empty() {
-        let names: Vec<&str> = MEASURES.iter().map(|measure| measure.name).collect();
-        return Err(refused(format!("--only: no number is called so; there are: {}", names.join("; "))));
-    }
     let repeat = if options.quick { 2 } else { options.repeat };
     let numbers = take_all(&stand, &chosen, repeat)?;
     let ratios = lines(&numbers);
@@ -117,8 +117,8 @@ pub fn run(options: &Options) -> Result<()> {
     let path = out.join("bench-nic.json");
     let json = serde_json::to_string_pretty(&report).context("writing bench-nic.json")? + "\n";
     fs::write(&path, json).with_context(|| format!("writing {}", path.display()))?;
-    println!("{}", table(&numbers, &ratios));
-    println!(
+    say!("{}", table(&numbers, &ratios));
+    say!(
         "label: emulated (nic: emulated, gpu: none, link: emulated); {}; {}",
         provenance.machine,
         path.display()

@@ -135,13 +135,19 @@ pub fn run(number: u32, options: &Options) -> Result<()> {
     let experiment = Experiment::read(number)?;
     let out = options.out.clone().unwrap_or_else(|| root().join(format!("results/fig{number}")));
     if options.dry_run {
-        print!("{}", dry_run(&experiment, options, &out));
+        say!("{}", dry_run(&experiment, options, &out).trim_end());
         return Ok(());
     }
     let revision = measure::Revision::of(&root());
     if options.record {
         record::allowed(&revision)?;
     }
+    // What the user can mend is said before minutes of building.
+    if let Some(device) = &options.nic {
+        Nic::card(device)?;
+    }
+    fs::create_dir_all(out.join("logs"))
+        .map_err(|error| refused(format!("--out {}: {error}", out.display())))?;
     setup::prepare(Purpose::Figure, options.no_install)?;
     build()?;
     execute(&experiment, options, &out, &Programs::release())
@@ -154,7 +160,7 @@ pub fn build() -> Result<()> {
         ProgressBar::new_spinner().with_message("building the generator and the software NIC (release) …");
     bar.enable_steady_tick(Duration::from_millis(120));
     let output = Command::new(cargo)
-        .args(["build", "--release", "--locked", "-p", "generator", "-p", "softnic"])
+        .args(["build", "--quiet", "--release", "--locked", "-p", "generator", "-p", "softnic"])
         .current_dir(root())
         .output()
         .context("starting cargo build")?;
@@ -214,7 +220,7 @@ fn earlier(
     }
     let records = json_lines::read::<Point>(file)?;
     if records.torn_bytes > 0 {
-        println!("the last line was cut after {} bytes; its point is measured again", records.torn_bytes);
+        say!("the last line was cut after {} bytes; its point is measured again", records.torn_bytes);
     }
     let keys: BTreeSet<Key> = grid.keys().into_iter().collect();
     for point in &records.records {
@@ -286,7 +292,7 @@ fn measure_all(bench: &Bench<'_>, grid: &Grid, earlier: Vec<Point>, file: &Path)
         bar.set_position(points.len() as u64);
     }
     bar.finish_and_clear();
-    println!("{} points in {:.0} s", points.len(), since.elapsed().as_secs_f64());
+    say!("{} points in {:.0} s", points.len(), since.elapsed().as_secs_f64());
     Ok(points)
 }
 
@@ -334,23 +340,26 @@ fn report(
         write(&out.join(format!("{name}.png")), &png(&svg, PNG_SCALE)?)?;
         write(&out.join(format!("{name}.svg")), svg.as_bytes())?;
     }
-    println!("\n{}\n", table::table(&rows));
+    say!("\n{}\n", table::table(&rows));
     for row in ratios["rows"].as_array().into_iter().flatten() {
         let word = |name: &str| row[name].as_str().unwrap_or("-").to_owned();
         let ratio = row["ratio"].as_f64().unwrap_or(f64::NAN);
-        println!(
+        say!(
             "lists of {:2}, {:9} {:6}  shim ÷ libmlx5 {ratio:.3}",
             row["list"],
             word("doorbell"),
             word("order")
         );
     }
-    println!("{}\n", table::verdicts(&verdicts));
-    println!(
+    say!("{}\n", table::verdicts(&verdicts));
+    say!(
         "label: {} (nic: {}, gpu: {}, link: {})",
-        point.label, point.provenance.nic, point.provenance.gpu, point.provenance.link
+        point.label,
+        point.provenance.nic,
+        point.provenance.gpu,
+        point.provenance.link
     );
-    println!("results in {}", out.display());
+    say!("results in {}", out.display());
     if !rows.iter().all(|row| row.content_ok) {
         bail!("some messages did not arrive whole; the table says which, and nothing was recorded");
     }
@@ -370,7 +379,7 @@ fn report(
                 ratios: ratios.clone(),
             },
         )?;
-        println!("recorded in {}", path.display());
+        say!("recorded in {}", path.display());
     }
     Ok(())
 }

@@ -138,10 +138,10 @@ impl Receiver {
         let listen = format!("--listen 0.0.0.0:{PORT} --nic {device} --sessions 0 --json -");
         let by_hand = format!("generator {listen}");
         let Some(host) = peer else {
-            println!(
+            say!(
                 "Run this on the other host (its device may have another name), then type that host's address here:"
             );
-            println!("  {by_hand}");
+            say!("  {by_hand}");
             let mut line = String::new();
             std::io::stdin().read_line(&mut line).context("reading the other host's address")?;
             let host = line.trim();

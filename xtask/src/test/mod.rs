@@ -156,7 +156,7 @@ struct Log {
 }
 
 fn logged(name: &str, mut command: Command) -> Result<(f64, Log)> {
-    println!("{name} …");
+    say!("{name} …");
     let since = Instant::now();
     let path = target_dir().join("xtask-test").join(format!("{}.log", name.replace([' ', ','], "-")));
     let ended = run_logged(&mut command, &path, LIMIT)?;
@@ -199,12 +199,12 @@ fn finish(mut row: Row, log: &Log) -> Row {
     }
     if row.outcome.failed > 0 {
         let lines: Vec<&str> = log.text.lines().collect();
-        lines[lines.len().saturating_sub(TAIL)..].iter().for_each(|line| println!("    {line}"));
+        lines[lines.len().saturating_sub(TAIL)..].iter().for_each(|line| say!("    {line}"));
         if !log.path.as_os_str().is_empty() {
-            println!("    (whole log: {})", log.path.display());
+            say!("    (whole log: {})", log.path.display());
         }
     }
-    println!("{}", line(&row));
+    say!("{}", line(&row));
     row
 }
 
@@ -223,13 +223,13 @@ fn line(row: &Row) -> String {
 
 /// The table, every SKIP, and the last line.
 fn summary(rows: &[Row]) -> Result<()> {
-    println!();
-    rows.iter().for_each(|row| println!("{}", line(row)));
+    say!();
+    rows.iter().for_each(|row| say!("{}", line(row)));
     let total: f64 = rows.iter().map(|row| row.minutes).sum();
-    println!("{:22} {:6} {total:5.1} min  of {BUDGET_MINUTES:.0} on two cores from nothing", "all", "");
-    println!();
-    rows.iter().flat_map(|row| &row.outcome.skips).for_each(|skip| println!("{skip}"));
-    println!("{}", last_line(rows));
+    say!("{:22} {:6} {total:5.1} min  of {BUDGET_MINUTES:.0} on two cores from nothing", "all", "");
+    say!();
+    rows.iter().flat_map(|row| &row.outcome.skips).for_each(|skip| say!("{skip}"));
+    say!("{}", last_line(rows));
     match rows.iter().any(|row| row.outcome.failed > 0) {
         true => bail!("not all tests passed"),
         false => Ok(()),

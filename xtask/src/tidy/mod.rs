@@ -83,16 +83,16 @@ pub fn run(options: &Options) -> Result<()> {
     for check in checks {
         let violations = violations(*check, &tree, &metadata)?;
         let name = name(*check);
-        violations.iter().for_each(|violation| println!("tidy {name}: {violation}"));
+        violations.iter().for_each(|violation| say!("tidy {name}: {violation}"));
         count += violations.len();
     }
     if options.report {
-        println!("{}", sizes::report(&tree));
+        say!("{}", sizes::report(&tree));
     }
     if count > 0 {
         bail!("tidy: {count} violations");
     }
-    println!("tidy: {} checks of {} files, nothing wrong", checks.len(), tree.files().count());
+    say!("tidy: {} checks of {} files, nothing wrong", checks.len(), tree.files().count());
     Ok(())
 }
 
