@@ -130,14 +130,37 @@ fn a_cut_run_resumes_where_it_was_cut() {
 }
 
 #[test]
-fn points_of_another_revision_are_not_mixed_in() {
+fn points_of_another_run_are_not_mixed_in() {
     let stage = stage("mixed", "");
     stage.run(&options(false)).unwrap();
     let file = stage.out.join("results.jsonl");
-    let other = fs::read_to_string(&file).unwrap().replace("\"commit\":\"", "\"commit\":\"0");
-    fs::write(&file, other).unwrap();
-    let error = stage.run(&options(true)).unwrap_err();
-    assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("revision"), "{error:#}");
+    let text = fs::read_to_string(&file).unwrap();
+    for (from, to, named) in [
+        ("\"commit\":\"", "\"commit\":\"0", "revision"),
+        ("\"pump\":false", "\"pump\":true", "NIC options"),
+        ("\"libmlx5\":\"1.24", "\"libmlx5\":\"1.27", "versions"),
+        ("\"seconds\":0.01", "\"seconds\":0.5", "seconds a point"),
+        ("\"payload_bytes\":4096", "\"payload_bytes\":4097", "at 4097 B"),
+    ] {
+        assert!(text.contains(from), "{from}");
+        fs::write(&file, text.replace(from, to)).unwrap();
+        let error = stage.run(&options(true)).unwrap_err();
+        assert!(
+            error.is::<crate::refused::Refused>() && error.to_string().contains(named),
+            "{named}: {error:#}"
+        );
+    }
+}
+
+#[test]
+fn points_of_a_tree_with_changes_are_not_recorded() {
+    let stage = stage("dirty", "");
+    stage.run(&options(false)).unwrap();
+    let file = stage.out.join("results.jsonl");
+    let text = fs::read_to_string(&file).unwrap().replace("\"dirty\":false", "\"dirty\":true");
+    fs::write(&file, text).unwrap();
+    let error = stage.run(&Options { record: true, ..options(true) }).unwrap_err();
+    assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("--record"), "{error:#}");
 }
 
 #[test]

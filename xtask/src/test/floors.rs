@@ -38,6 +38,11 @@ impl Floors {
         }
     }
 
+    /// The floor of a suite.
+    pub fn of(&self, suite: &str) -> Option<usize> {
+        self.suite.get(suite).map(|floor| floor.tests)
+    }
+
     /// What is wrong with a suite that executed this many tests.
     pub fn complaint(&self, suite: &str, executed: usize) -> Option<String> {
         match self.suite.get(suite) {

@@ -51,6 +51,8 @@ struct Row {
     name: String,
     minutes: f64,
     outcome: Outcome,
+    /// Tests that had to be executed; none for a step.
+    floor: Option<usize>,
     complaint: Option<String>,
 }
 
@@ -95,7 +97,8 @@ pub fn run(options: &Options) -> Result<()> {
         let executed = outcome.passed + outcome.failed;
         let complaint = complaint(&log, &outcome)
             .or_else(|| if options.bare { None } else { floors.complaint(&suite.name, executed) });
-        rows.push(finish(Row { name: suite.name.clone(), minutes, outcome, complaint }, &log));
+        let floor = floors.of(&suite.name);
+        rows.push(finish(Row { name: suite.name.clone(), minutes, outcome, floor, complaint }, &log));
     }
     summary(&rows)
 }
@@ -127,7 +130,13 @@ fn steps(root: &Path, options: &Options, rows: &mut Vec<Row>) {
         Ok(problems) => Some(problems.join("; ")),
         Err(error) => Some(format!("{error:#}")),
     };
-    let row = Row { name: "symbols".into(), minutes: minutes(since), outcome: Outcome::default(), complaint };
+    let row = Row {
+        name: "symbols".into(),
+        minutes: minutes(since),
+        outcome: Outcome::default(),
+        floor: None,
+        complaint,
+    };
     rows.push(finish(row, &Log::default()));
 }
 
@@ -144,7 +153,7 @@ fn step(name: &str, run: Result<(f64, Log)>) -> Row {
     let complaint = (log.ended != Some(Ended::Well)).then(|| ended(log.ended));
     // A step counts no tests, but what it left out is said with the tests that were.
     let outcome = Outcome { skips: Outcome::of_log(&log.text).skips, ..Outcome::default() };
-    finish(Row { name: name.to_owned(), minutes, outcome, complaint }, &log)
+    finish(Row { name: name.to_owned(), minutes, outcome, floor: None, complaint }, &log)
 }
 
 /// The log of one program.
@@ -217,8 +226,9 @@ fn line(row: &Row) -> String {
         0 => String::new(),
         _ => format!("{} passed, {} failed{skipped}", outcome.passed, outcome.failed),
     };
+    let floor = row.floor.map_or_else(String::new, |floor| format!(" (floor {floor})"));
     let complaint = row.complaint.as_ref().map_or_else(String::new, |complaint| format!("  {complaint}"));
-    format!("{:22} {result:6} {:5.1} min  {counts}{complaint}", row.name, row.minutes)
+    format!("{:22} {result:6} {:5.1} min  {counts}{floor}{complaint}", row.name, row.minutes)
 }
 
 /// The table, every SKIP, and the last line.
@@ -252,6 +262,7 @@ mod tests {
             name: "x".into(),
             minutes: 0.0,
             outcome: Outcome { passed, failed, skips, ignored: 0 },
+            floor: None,
             complaint: None,
         }
     }
