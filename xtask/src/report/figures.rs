@@ -46,7 +46,7 @@ pub fn throughput(points: &[Point], fig4: &Paper, fig5: &Paper) -> Result<String
             labels: true,
         },
     ];
-    svg((1080, 466), &panels, &curves, &caption(points))
+    svg((1120, 466), &panels, &curves, &caption(points))
 }
 
 /// Figure 5: time to post one request, one by one and in lists.
@@ -66,7 +66,7 @@ pub fn post_time(points: &[Point], fig5: &Paper) -> Result<String> {
         y: decades("time to post one request, ns", least.min(10.0), most.max(4000.0)),
         labels: true,
     };
-    svg((820, 466), &[panel], &curves, &caption(points))
+    svg((870, 466), &[panel], &curves, &caption(points))
 }
 
 fn published(paper: &Paper) -> Vec<Curve> {
@@ -123,8 +123,8 @@ fn measured(points: &[Point], field: &str) -> Vec<Curve> {
     };
     let curve = |(series, list): (&str, u32)| {
         let name = match series {
-            "cpu-ibverbs" => "CPU, ibv_post_send",
-            "cpu-shim" => "CPU, shim",
+            "cpu-ibverbs" => "ibv_post_send",
+            "cpu-shim" => "CPU shim",
             other => other,
         };
         let label =
@@ -210,6 +210,7 @@ fn steps(name: &'static str, most: f64) -> Axis {
 mod tests {
     use super::*;
     use crate::figure::point::example;
+    use crate::report::plot::LABEL_CHARACTERS;
     use crate::report::png::png;
     use crate::workspace::root;
 
@@ -248,12 +249,12 @@ mod tests {
             (
                 "throughput",
                 throughput(&points(), &paper(4), &paper(5)).unwrap(),
-                &["wire model, A100", "ours: CPU, shim"][..],
+                &["wire model, A100", "ours: CPU shim"][..],
             ),
             (
                 "post-time",
                 post_time(&points(), &paper(5)).unwrap(),
-                &["ours: CPU, shim, lists of 16", "paper: L40"],
+                &["ours: CPU shim, lists of 16", "paper: L40"],
             ),
         ] {
             for label in
@@ -266,6 +267,18 @@ mod tests {
             assert!(png.len() > 20_000, "{name}: {} bytes", png.len());
             // To be looked at.
             std::fs::write(folder.join(format!("xtask-{name}.png")), png).unwrap();
+        }
+    }
+
+    #[test]
+    fn every_label_fits_its_column() {
+        let points: Vec<Point> = ["cpu-ibverbs", "cpu-shim", "gpu-a100"]
+            .iter()
+            .flat_map(|series| [1, 16].map(|list| Point { list, ..example(series, 64) }))
+            .collect();
+        let curves = [published(&paper(5)), models(&paper(5)), measured(&points, "post_ns")].concat();
+        for curve in curves {
+            assert!(curve.label.len() <= LABEL_CHARACTERS, "{}", curve.label);
         }
     }
 

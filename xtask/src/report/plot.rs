@@ -162,8 +162,11 @@ impl Ranged for Scale {
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Scale, Scale>>;
 
-/// Width of the column of labels.
-const LABELS: u32 = 178;
+/// Longest label that fits its column.
+#[cfg(test)]
+pub const LABEL_CHARACTERS: usize = 32;
+/// Width of the column of labels: 32 characters of this size, and the leaders.
+const LABELS: u32 = 190;
 
 fn draw(area: &Area<'_>, panel: &Panel, curves: &[Curve]) -> Result<()> {
     let mut chart = ChartBuilder::on(area)
