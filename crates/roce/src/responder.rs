@@ -407,7 +407,7 @@ impl Responder {
         }
     }
 
-    /// The registered memory that a request names. Without bytes neither key nor address is checked (IBTA C9-88).
+    /// The registered memory that a request names. Without bytes neither key nor address is checked (IBTA §9.7.4).
     fn region(&self, request: &Request, resources: &impl Resources) -> Result<Region, Refusal> {
         if request.length == 0 {
             return Ok(Region { va: request.remote_va, ..Region::default() });
