@@ -64,7 +64,8 @@ fn a_program_may_leave_without_closing() {
 
 /// A pair that goes on for a minute, well under way.
 fn long_pair(fabric: &Fabric, program: &str) -> Pair {
-    let mut pair = fabric.pair(&[program, "-F", "-D", "60"]);
+    // A shell that runs the tests in the background ignores SIGINT, and so would its children.
+    let mut pair = fabric.pair(&["env", "--default-signal=INT", program, "-F", "-D", "60"]);
     // Output comes late, since it goes to a file. A client that has used this much of a core is posting: before that it
     // only waits for the server's answers on a socket.
     let busy = Duration::from_millis(500);

@@ -45,11 +45,16 @@ impl MovedUar {
             unsafe { libc::mmap(std::ptr::null_mut(), PAGE_BYTES, libc::PROT_NONE, anonymous, -1, 0) };
         assert_ne!(place, libc::MAP_FAILED);
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: moves libmlx5's page onto the reserved one; libmlx5 posts nothing until the next call put another
-        // page there.
-        let real = unsafe { libc::mremap(page.cast(), PAGE_BYTES, PAGE_BYTES, flags, place) };
+        // A second mapping of the page where the system gives one: moving it leaves a hole for a moment, into which another
+        // test's thread may map. A card's page may refuse that.
+        // SAFETY: the reserved page is replaced; libmlx5 posts nothing until the next call put another page in place of its own.
+        let mut real = unsafe { libc::mremap(page.cast(), 0, PAGE_BYTES, flags, place) };
+        if real == libc::MAP_FAILED {
+            // SAFETY: as above.
+            real = unsafe { libc::mremap(page.cast(), PAGE_BYTES, PAGE_BYTES, flags, place) };
+        }
         assert_eq!(real, place, "{}", std::io::Error::last_os_error());
-        // SAFETY: the range was vacated this moment.
+        // SAFETY: libmlx5's own page, which has its second mapping, or the range that was vacated this moment.
         let plain =
             unsafe { libc::mmap(page.cast(), PAGE_BYTES, protection, anonymous | libc::MAP_FIXED, -1, 0) };
         assert_eq!(plain, page.cast());
