@@ -65,6 +65,8 @@ pub struct Requester {
     timer: Timer,
     /// A resend was started by a NAK and nothing was acknowledged since: more NAKs of the same are echoes.
     recovering: bool,
+    /// The peer asked for another way, and nothing was acknowledged since.
+    repeated: bool,
     retries: Budget,
     rnr_retries: Budget,
     counters: RequesterCounters,
@@ -96,6 +98,7 @@ impl Requester {
             responses_outstanding: 0,
             timer: Timer::Stopped,
             recovering: false,
+            repeated: false,
             retries: Budget::transport(config.retry_count),
             rnr_retries: Budget::rnr(config.rnr_retry),
             counters: RequesterCounters::default(),
@@ -221,6 +224,7 @@ impl Requester {
             ReplyKind::ReadResponse => self.take_response(reply.psn, offset, None),
             ReplyKind::AtomicResponse { old } => self.take_response(reply.psn, offset, Some(old)),
             ReplyKind::RequesterFault => self.take_requester_fault(offset),
+            ReplyKind::Repeat => self.take_repeat(offset),
         };
         if self.done > before {
             self.counters.useful_replies += 1;
@@ -258,6 +262,15 @@ impl Requester {
     pub fn hold_timer(&mut self, now: Now) {
         if let (Timer::Ack { .. }, Some(ns)) = (self.timer, ack_timeout_ns(self.config.timeout)) {
             self.timer = Timer::Ack { deadline: now.after(ns) };
+        }
+    }
+
+    /// The bytes of a response can be had in another way only (shared memory): asks for it again, and for all after it. No
+    /// retry is counted; until something is acknowledged, further calls speak of the same.
+    pub fn repeat_responses(&mut self) {
+        if self.state == State::Active && !self.recovering && !matches!(self.timer, Timer::Rnr { .. }) {
+            self.go_back();
+            self.recovering = true;
         }
     }
 
@@ -434,6 +447,7 @@ impl Requester {
         self.done += 1;
         self.next_send = self.next_send.max(self.done);
         self.recovering = false;
+        self.repeated = false;
         self.retries.refill();
         self.rnr_retries.refill();
     }
@@ -515,6 +529,20 @@ impl Requester {
             Walk::AtResponse => self.implied_nak(),
             Walk::Through => self.fail_oldest(Status::LocalProtection),
         }
+    }
+
+    /// The responder wants the message at the PSN in another way. There is one other way, so whoever asks again without
+    /// progress in between is treated as one that lost the message.
+    fn take_repeat(&mut self, offset: u32) -> ReplyVerdict {
+        if self.acknowledge_before(offset) == Walk::AtResponse {
+            return self.implied_nak();
+        }
+        if self.repeated || matches!(self.timer, Timer::Rnr { .. }) {
+            return self.resend_once();
+        }
+        self.go_back();
+        (self.recovering, self.repeated) = (true, true);
+        ReplyVerdict::Resend
     }
 
     /// Something later was answered, so the response to the READ or atomic at `done` is lost: go back to it.

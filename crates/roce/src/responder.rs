@@ -202,6 +202,9 @@ impl Responder {
                 self.local_fault(&request)
             }
             (Pending::Fragment(_) | Pending::Message(_), Outcome::RequesterFault) => self.requester_fault(),
+            (Pending::Fragment(_) | Pending::Message(_), Outcome::Lost) => self.assembly = None,
+            (Pending::Fragment(_) | Pending::Message(_), Outcome::Repeat) => self.ask_again(),
+            (Pending::Fragment(_) | Pending::Message(_), Outcome::Revoked) => self.revoked(),
             (Pending::Fragment(request), _) => self.fragment_done(&request),
             (Pending::Message(request), Outcome::Atomic { old }) => self.message_done(&request, old),
             // Our own device broke its promise: an atomic without a result cannot be answered.
@@ -499,7 +502,9 @@ impl Responder {
     /// so this is no error of this QP).
     fn replayed(&mut self, request: &Request, outcome: Outcome) {
         match outcome {
-            Outcome::LocalFault => self.counters.dropped[DropReason::UnknownDuplicate as usize] += 1,
+            Outcome::LocalFault | Outcome::Lost | Outcome::Repeat | Outcome::Revoked => {
+                self.counters.dropped[DropReason::UnknownDuplicate as usize] += 1;
+            }
             Outcome::RequesterFault => {
                 let kind = ReplyKind::RequesterFault;
                 self.responses.push_back(Response { psn: request.psn, msn: self.msn, kind, replayed: true });
@@ -553,6 +558,26 @@ impl Responder {
         self.assembly = None;
         if self.config.service == ServiceType::Rc {
             self.nak(ReplyKind::RequesterFault);
+        }
+    }
+
+    /// The payload is to come again in another way. Whatever was sent behind it lies behind a gap now, and one request for
+    /// a repetition covers it all.
+    fn ask_again(&mut self) {
+        self.assembly = None;
+        if self.config.service == ServiceType::Rc {
+            self.state = State::GapNaked;
+            self.nak(ReplyKind::Repeat);
+        }
+    }
+
+    /// The region went away between two fragments. A card checks the key with every packet (IBTA §9.7.4).
+    fn revoked(&mut self) {
+        self.assembly = None;
+        if self.config.service == ServiceType::Rc {
+            self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed);
+        } else {
+            self.counters.dropped[DropReason::RemoteAccess as usize] += 1;
         }
     }
 

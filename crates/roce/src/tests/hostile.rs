@@ -106,6 +106,7 @@ fn reply() -> impl Strategy<Value = Reply> {
         Just(ReplyKind::ReadResponse),
         any::<u64>().prop_map(|old| ReplyKind::AtomicResponse { old }),
         Just(ReplyKind::RequesterFault),
+        Just(ReplyKind::Repeat),
     ];
     (number(), number(), any::<u32>(), kind).prop_map(|(src_qpn, psn, msn, kind)| Reply {
         src_qpn,
@@ -246,6 +247,9 @@ fn besiege(siege: &Siege, reached: &mut Reached) -> Result<(), TestCaseError> {
                 0 => responder.executed(Outcome::LocalFault),
                 1 => responder.executed(Outcome::RequesterFault),
                 2 => {}
+                3 => responder.executed(Outcome::Repeat),
+                4 => responder.executed(Outcome::Lost),
+                5 => responder.executed(Outcome::Revoked),
                 _ if request.opcode.is_atomic() => responder.executed(Outcome::Atomic { old: 1 }),
                 _ => responder.executed(Outcome::Done),
             }

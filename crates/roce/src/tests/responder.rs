@@ -115,6 +115,7 @@ impl Scene {
                 ReplyKind::ReadResponse => format!("data{psn}"),
                 ReplyKind::AtomicResponse { old } => format!("old{psn}={old}"),
                 ReplyKind::RequesterFault => format!("yours{psn}"),
+                ReplyKind::Repeat => format!("repeat{psn}"),
             });
         }
         words.join(" ")
@@ -354,6 +355,41 @@ fn a_fault_in_the_requesters_memory_is_its_own_and_keeps_the_receive() {
         "recv1@0+16! ack7",
         "the same receive serves the next message"
     );
+}
+
+#[test]
+fn a_payload_taken_back_was_never_there_and_one_wanted_otherwise_is_asked_for_once() {
+    let mut scene = scene(ServiceType::Rc, &[64]);
+    scene.outcome = Outcome::Lost;
+    assert_eq!(scene.take(&request(Opcode::Send, 7)), "recv1@0+16!", "lost on the way: silence");
+    scene.outcome = Outcome::Repeat;
+    assert_eq!(scene.take(&request(Opcode::Send, 7)), "recv1@0+16! repeat7");
+    assert_eq!(
+        scene.take(&request(Opcode::Send, 8)),
+        "drop:AfterNak",
+        "what was sent behind it comes again too"
+    );
+    scene.outcome = Outcome::Done;
+    assert_eq!(scene.take(&request(Opcode::Send, 7)), "recv1@0+16! ack7", "the same receive all the time");
+    assert!(!scene.responder.is_failed());
+}
+
+#[test]
+fn a_region_that_went_away_between_two_fragments_is_a_remote_access_error() {
+    let whole = sized(Opcode::Write, 7, 3000);
+    for (service, answer, failed) in [
+        (ServiceType::Rc, "write@1000+2000 RemoteAccess7", true),
+        (ServiceType::Uc, "write@1000+2000", false),
+    ] {
+        let mut scene = scene(service, &[]);
+        let whole = Request { service, ..whole };
+        assert_eq!(scene.take(&part(whole, 0, 1000)), "write@0+1000", "{service:?}");
+        scene.outcome = Outcome::Revoked;
+        assert_eq!(scene.take(&part(whole, 1000, 2000)), answer, "{service:?}");
+        assert_eq!(scene.responder.is_failed(), failed, "{service:?}");
+        let counted = scene.responder.counters().dropped[DropReason::RemoteAccess as usize];
+        assert_eq!(counted, u64::from(!failed), "{service:?}: a silent service counts it");
+    }
 }
 
 #[test]

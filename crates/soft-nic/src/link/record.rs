@@ -177,6 +177,7 @@ pub fn encode_reply(reply: &Reply, offset: u32, len: u32, last: bool) -> [u64; R
         ReplyKind::ReadResponse => (3, 0, pair(offset, len)),
         ReplyKind::AtomicResponse { old } => (4, 0, old),
         ReplyKind::RequesterFault => (5, 0, 0),
+        ReplyKind::Repeat => (6, 0, 0),
     };
     let flags = if last { flag::LAST } else { 0 } | if len > 0 { flag::INLINE } else { 0 };
     let total = 8 * REPLY_WORDS + Form::Inline(len).padded();
@@ -342,6 +343,7 @@ fn decode_reply(words: &[u64; REQUEST_WORDS], len: usize) -> Result<Header, Reco
         3 => ReplyKind::ReadResponse,
         4 => ReplyKind::AtomicResponse { old: words[3] },
         5 => ReplyKind::RequesterFault,
+        6 => ReplyKind::Repeat,
         _ => return Err(unknown(words)),
     };
     if flags & !flag::REPLY_ALL != 0 || psn > 0xff_ffff {
@@ -440,6 +442,7 @@ mod tests {
             (ReplyKind::ReadResponse, 33),
             (ReplyKind::AtomicResponse { old: u64::MAX - 1 }, 0),
             (ReplyKind::RequesterFault, 0),
+            (ReplyKind::Repeat, 0),
         ];
         for (kind, bytes) in kinds {
             for last in [false, true] {

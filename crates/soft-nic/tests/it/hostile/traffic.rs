@@ -356,7 +356,7 @@ impl Traffic {
             Disposition::Consumed
         });
         for request in requests {
-            let kind = match rng.below(8) {
+            let kind = match rng.below(9) {
                 0 => ReplyKind::Ack,
                 1 => ReplyKind::RnrNak { timer: rng.next() as u8 & 0x1f },
                 2 => ReplyKind::Nak(rng.pick(&[
@@ -367,6 +367,7 @@ impl Traffic {
                 ])),
                 3 | 4 => ReplyKind::AtomicResponse { old: rng.next() },
                 5 => ReplyKind::RequesterFault,
+                6 => ReplyKind::Repeat,
                 _ => ReplyKind::ReadResponse,
             };
             let psn = request.psn.plus(rng.pick(&[0, 0, 0, 1, 0xff_ffff]));
