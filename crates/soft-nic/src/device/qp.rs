@@ -148,7 +148,7 @@ impl<M: Memory> Core<M> {
                 blocks: request.sq_wqe_count,
                 record: request.record + 4,
                 fetched: 0,
-                doorbell: SendDoorbell::new(page, page.is_none() || !self.options.strict),
+                doorbell: SendDoorbell::new(Some(page), !self.options.strict),
                 held: None,
                 outstanding: VecDeque::new(),
                 partial: None,
@@ -185,12 +185,10 @@ impl<M: Memory> Core<M> {
                 cq.users += 1;
             }
         }
-        if let Some(uar) = page.and_then(|page| self.uars.get_mut(page)) {
+        if let Some(uar) = self.uars.get_mut(page) {
             uar.queues.push(place);
         }
-        if let Some(page) = page {
-            self.join_page(page);
-        }
+        self.join_page(page);
         Ok(CreatedQp { handle: self.context_mut(id)?.qps.insert(place), qpn, cap: request.cap })
     }
 
@@ -243,12 +241,15 @@ impl<M: Memory> Core<M> {
         Ok(rq_bytes)
     }
 
-    /// The page that the queue rings. None: the command names a static register, of which this NIC has none.
-    fn find_page(&self, id: ContextId, request: &CreateQp) -> Result<Option<u32>, CommandError> {
-        let Some(page) = request.uar_page else { return Ok(None) };
+    /// The page that the queue rings. A context with pages of its own (`tot_bfregs` 0) has no static registers: the mlx5
+    /// driver's `alloc_bfreg` and `bfregn_to_uar_index` say EINVAL there, and libmlx5 names a page for every queue.
+    fn find_page(&self, id: ContextId, request: &CreateQp) -> Result<u32, CommandError> {
+        let none =
+            || CommandError::invalid("QP without a UAR page: there are no static registers".to_owned());
+        let page = request.uar_page.ok_or_else(none)?;
         let found = self.uars.get(page).filter(|uar| uar.context == id);
         let missing = || CommandError::invalid(format!("UAR page {page} does not exist"));
-        found.map(|_| Some(page)).ok_or_else(missing)
+        found.map(|_| page).ok_or_else(missing)
     }
 
     pub(super) fn find_qp(&self, id: ContextId, handle: Handle) -> Result<u32, CommandError> {

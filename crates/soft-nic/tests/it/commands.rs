@@ -119,6 +119,8 @@ fn qps_are_checked_when_they_are_made() {
         ("no such CQ", CreateQp { recv_cq: 99, ..good }, libc::EINVAL),
         ("no such PD", CreateQp { pd: 99, ..good }, libc::EINVAL),
         ("no such page", CreateQp { uar_page: Some(99), ..good }, libc::EINVAL),
+        ("no page", CreateQp { uar_page: None, mlx5_flags: 0, ..good }, libc::EINVAL),
+        ("static register", CreateQp { uar_page: None, mlx5_flags: 1 << 3, ..good }, libc::EINVAL),
         ("DC target", CreateQp { mlx5_flags: 1 << 10 | 1 << 4, ..good }, libc::EOPNOTSUPP),
         ("max_send_sge", cap(|c| c.max_send_sge = 31), libc::EINVAL),
         ("max_send_wr", cap(|c| c.max_send_wr = 32769), libc::EINVAL),
