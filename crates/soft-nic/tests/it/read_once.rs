@@ -20,36 +20,32 @@ struct Watched {
     most: u32,
 }
 
-/// The process's memory, where watched ranges change on every read.
-struct Restless {
-    host: Host,
-    watched: Arc<Mutex<Watched>>,
-}
+/// What a memory does after a read and to a loaded word; everything else is the process's own memory.
+trait Reads: Send {
+    /// `len` bytes at `addr` of `host` were just read.
+    fn after_read(&self, _host: &Host, _addr: u64, _len: u64) -> Result<(), Fault> {
+        Ok(())
+    }
 
-impl Restless {
-    fn scribble(&self, addr: u64, len: u64) -> Result<(), Fault> {
-        let mut watched = self.watched.lock().expect("one thread");
-        if !watched.ranges.iter().any(|(start, bytes)| addr >= *start && addr < start + bytes) {
-            return Ok(());
-        }
-        for unit in (addr..addr + len).step_by(16) {
-            let reads = watched.reads.entry(unit).or_default();
-            *reads += 1;
-            let now = *reads;
-            watched.most = watched.most.max(now);
-        }
-        // All ones: a length, an opcode and keys that no check lets through.
-        self.host.write(addr, &vec![0xff; len as usize], true)
+    /// The word at `addr` holds `value`: what the device gets.
+    fn loaded(&self, _addr: u64, value: u32) -> u32 {
+        value
     }
 }
 
-impl Memory for Restless {
+/// The process's memory with other reads.
+struct Odd<R> {
+    host: Host,
+    reads: R,
+}
+
+impl<R: Reads> Memory for Odd<R> {
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
         self.host.read(addr, out)?;
-        self.scribble(addr, out.len() as u64)
+        self.reads.after_read(&self.host, addr, out.len() as u64)
     }
     fn load32(&self, addr: u64) -> Result<u32, Fault> {
-        self.host.load32(addr)
+        Ok(self.reads.loaded(addr, self.host.load32(addr)?))
     }
     fn store32(&self, addr: u64, value: u32) -> Result<(), Fault> {
         self.host.store32(addr, value)
@@ -74,11 +70,31 @@ impl Memory for Restless {
     }
 }
 
+/// Watched ranges change on every read.
+struct Restless(Arc<Mutex<Watched>>);
+
+impl Reads for Restless {
+    fn after_read(&self, host: &Host, addr: u64, len: u64) -> Result<(), Fault> {
+        let mut watched = self.0.lock().expect("one thread");
+        if !watched.ranges.iter().any(|(start, bytes)| addr >= *start && addr < start + bytes) {
+            return Ok(());
+        }
+        for unit in (addr..addr + len).step_by(16) {
+            let reads = watched.reads.entry(unit).or_default();
+            *reads += 1;
+            let now = *reads;
+            watched.most = watched.most.max(now);
+        }
+        // All ones: a length, an opcode and keys that no check lets through.
+        host.write(addr, &vec![0xff; len as usize], true)
+    }
+}
+
 #[test]
 fn read_once_wqes_that_change_behind_the_read_are_executed_as_they_were() {
     let watched = Arc::new(Mutex::new(Watched::default()));
     let setup = Setup::new("read-once");
-    let memory = Restless { host: setup.memory, watched: watched.clone() };
+    let memory = Odd { host: setup.memory, reads: Restless(watched.clone()) };
     let mut driver = Driver::new(setup.with_memory(memory));
     let (a, b) = driver.pair(QpShape { sq_blocks: 16, rq_entries: 8, ..QpShape::default() });
     for qp in [a, b] {
@@ -120,7 +136,7 @@ fn read_once_wqes_that_change_behind_the_read_are_executed_as_they_were() {
 fn read_once_also_when_a_message_is_sent_again() {
     let watched = Arc::new(Mutex::new(Watched::default()));
     let setup = Setup::new("read-once-again");
-    let memory = Restless { host: setup.memory, watched: watched.clone() };
+    let memory = Odd { host: setup.memory, reads: Restless(watched.clone()) };
     let mut driver = Driver::new(setup.with_memory(memory));
     let (a, b) = driver.pair(QpShape::default());
     let ring = &driver.qp(a).ring;
@@ -138,54 +154,28 @@ fn read_once_also_when_a_message_is_sent_again() {
     assert_eq!(watched.lock().expect("one thread").most, 1);
 }
 
-/// The process's memory, where the words of records say something else on every second look.
+/// The words of records say something else on every second look.
 struct Fickle {
-    host: Host,
     records: Arc<Mutex<Vec<u64>>>,
     looks: Mutex<u32>,
 }
 
-impl Memory for Fickle {
-    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
-        self.host.read(addr, out)
-    }
-    fn load32(&self, addr: u64) -> Result<u32, Fault> {
-        let value = self.host.load32(addr)?;
+impl Reads for Fickle {
+    fn loaded(&self, addr: u64, value: u32) -> u32 {
         if !self.records.lock().expect("one thread").contains(&addr) {
-            return Ok(value);
+            return value;
         }
         let mut looks = self.looks.lock().expect("one thread");
         *looks = looks.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let counter = u32::from_be(value);
         // The truth, older truths, and records beyond the ring.
-        Ok(match *looks >> 29 {
+        match *looks >> 29 {
             0 => counter.wrapping_add(0x4000),
             1 => counter.wrapping_sub(1),
             2 => 0xffff_ffff,
             _ => counter,
         }
-        .to_be())
-    }
-    fn store32(&self, addr: u64, value: u32) -> Result<(), Fault> {
-        self.host.store32(addr, value)
-    }
-    fn write(&self, addr: u64, bytes: &[u8], relaxed: bool) -> Result<(), Fault> {
-        self.host.write(addr, bytes, relaxed)
-    }
-    fn store_release_u8(&self, addr: u64, value: u8) -> Result<(), Fault> {
-        self.host.store_release_u8(addr, value)
-    }
-    fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
-        self.host.compare_swap32(addr, compare, swap)
-    }
-    fn compare_swap64(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
-        self.host.compare_swap64(addr, compare, swap)
-    }
-    fn fetch_add64(&self, addr: u64, add: u64) -> Result<u64, Fault> {
-        self.host.fetch_add64(addr, add)
-    }
-    fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault> {
-        self.host.probe(addr, len, write)
+        .to_be()
     }
 }
 
@@ -193,7 +183,8 @@ impl Memory for Fickle {
 fn read_once_records_never_lead_past_what_was_posted() {
     let records = Arc::new(Mutex::new(Vec::new()));
     let setup = Setup::new("fickle").with(|c| c.strict = false);
-    let memory = Fickle { host: setup.memory, records: records.clone(), looks: Mutex::new(1) };
+    let reads = Fickle { records: records.clone(), looks: Mutex::new(1) };
+    let memory = Odd { host: setup.memory, reads };
     let mut driver = Driver::new(setup.with_memory(memory));
     let (a, b) = driver.pair(QpShape { sq_blocks: 16, rq_entries: 8, ..QpShape::default() });
     for qp in [a, b] {
