@@ -23,7 +23,7 @@ use crate::device::command::{
     DestroyedCq, Handle, ModifyQp, MrKeys, QueriedQp, RegMr,
 };
 use crate::device::{LogSink, Nic, UarKind};
-use crate::dma::{Host, Registers, system};
+use crate::dma::{Host, OwnThreads, Registers, system};
 use crate::link::{IdlePolicy, IdleTimes, Link, LinkConfig, Pause, SystemClock, Waker};
 
 /// Name of the NIC's thread, by which CPU-utilisation figures leave it out.
@@ -105,7 +105,8 @@ impl Process {
         let waker = link.waker();
         let events = Events::default();
         let now = Now(system::monotonic_ns());
-        let nic = Nic::new(&config, memory, link, Box::new(events.clone()), Box::new(Stderr), now);
+        let mut nic = Nic::new(&config, memory, link, Box::new(events.clone()), Box::new(Stderr), now);
+        nic.excuse(Box::new(OwnThreads::without(THREAD_NAME)));
         let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
         let shared = Arc::new(Control::default());
         let thread = {

@@ -1,5 +1,7 @@
 //! The device without its link: tables, memory, events, counters, and the one way a completion takes.
 
+use std::sync::Arc;
+
 use mlx5_layout::send_wqe::MAX_WQE_BYTES;
 use mlx5_layout::{CqeFields, CqeSyndrome};
 use roce::Now;
@@ -17,7 +19,7 @@ use super::schedule::Schedule;
 use super::sq::Pool;
 use super::table::Table;
 use crate::config::{Config, DoorbellOrder};
-use crate::dma::{Memory, Segment};
+use crate::dma::{Memory, Segment, ThreadTime, Threads};
 use crate::link::TokenBucket;
 
 /// Where log lines go: stderr for a process, a vector for tests.
@@ -32,6 +34,31 @@ pub(super) struct Options {
     pub strict: bool,
     pub doorbell_order: DoorbellOrder,
     pub relaxed_ordering: bool,
+}
+
+/// The program's threads, looked at once a round however many queues ask.
+#[derive(Default)]
+pub(super) struct Onlooker {
+    threads: Option<Box<dyn Threads>>,
+    last: Option<(Now, Arc<[ThreadTime]>)>,
+}
+
+impl Onlooker {
+    pub(super) fn new(threads: Box<dyn Threads>) -> Onlooker {
+        Onlooker { threads: Some(threads), last: None }
+    }
+
+    /// How they stand in the round of this time.
+    pub(super) fn look(&mut self, now: Now) -> Arc<[ThreadTime]> {
+        match &self.last {
+            Some((at, threads)) if *at == now => threads.clone(),
+            _ => {
+                let threads: Arc<[_]> = self.threads.as_mut().map(|t| t.look()).unwrap_or_default().into();
+                self.last = Some((now, threads.clone()));
+                threads
+            }
+        }
+    }
 }
 
 /// Everything of the NIC but the link.
@@ -54,6 +81,7 @@ pub(super) struct Core<M> {
     pub shapers: Vec<TokenBucket>,
     pub pool: Pool,
     pub now: Now,
+    pub threads: Onlooker,
     /// The WQE in hand.
     pub wqe: Box<[u8; MAX_WQE_BYTES]>,
     /// Scatter list of the message in hand.
@@ -98,6 +126,7 @@ impl<M: Memory> Core<M> {
             shapers,
             pool: Pool::default(),
             now,
+            threads: Onlooker::default(),
             wqe: Box::new([0; MAX_WQE_BYTES]),
             segments: Vec::new(),
             dead_cqs: Vec::new(),

@@ -6,19 +6,29 @@
 //! before it from a NIC that polls, so there the record is executed, and the NIC says that it cannot check.
 //! Which register a queue rings is in no command: it is learned from the writes (two registers a page, `mlx5.c`).
 
+use std::sync::Arc;
+
 use mlx5_layout::doorbell::Doorbell;
 use roce::Now;
 
 use super::command::ContextId;
 use crate::config::DoorbellOrder;
-use crate::dma::Registers;
+use crate::dma::{Registers, ThreadTime, any_starved};
 
 /// Register offsets of a page, with the register's number: two registers of two halves each (`MLX5_BF_OFFSET`, bf_reg_size
 /// 512). libmlx5 rings the halves in turn.
 const REGISTERS: [(u8, usize); 4] = [(0, 0x800), (0, 0x900), (1, 0xa00), (1, 0xb00)];
 
-/// How long record and register may disagree: a driver stores one right after the other, but may be descheduled between.
+/// How long record and register may disagree: a driver stores one right after the other.
 pub const GRACE_NS: u64 = 10_000_000;
+
+/// Between two looks at the program's threads. A poster that had no core from one to the other was taken off it between its
+/// two stores, or may have been: it gets another window.
+const WINDOW_NS: u64 = GRACE_NS / 2;
+
+/// Windows until the NIC stops excusing a queue: one second while the NIC itself has a core, which a machine with work for
+/// a hundred cores may need. Counted in windows, so that a process that was stopped for long is not accused for that.
+const MAX_WINDOWS: u32 = (1_000_000_000 / WINDOW_NS) as u32;
 
 /// `MLX5_IB_UAPI_UAR_ALLOC_TYPE_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +111,7 @@ pub(super) struct SendDoorbell {
     pub said: bool,
     covered: u16,
     refused: Option<u16>,
-    disagree_since: Option<Now>,
+    disagreement: Option<Disagreement>,
     reported: bool,
     /// Record at which a violation was reported: nothing more happens until one of the two moves.
     stuck_at: Option<u16>,
@@ -116,7 +126,7 @@ impl SendDoorbell {
             said: false,
             covered: 0,
             refused: None,
-            disagree_since: None,
+            disagreement: None,
             reported: false,
             stuck_at: None,
         }
@@ -149,6 +159,8 @@ impl SendDoorbell {
         if distance(next) <= distance(posted) {
             if distance(next) > distance(self.covered) || distance(self.covered) > 0x8000 {
                 self.covered = next;
+                // The record that was waited for is covered; a newer one has its own time.
+                self.disagreement = None;
             }
             self.refused = self.refused.filter(|r| distance(*r) > distance(self.covered));
         } else if distance(next) <= 0x8000 {
@@ -170,16 +182,25 @@ impl SendDoorbell {
         self.covered
     }
 
-    /// Watches record and register disagree. Some: they have for [`GRACE_NS`], said once. `range`: the record is beyond the
-    /// ring; `stray`: the page saw a write for a queue that is not there.
-    pub(super) fn watch(&mut self, now: Now, agree: bool, range: bool, stray: bool) -> Option<Violation> {
+    /// Watches record and register disagree. Some: they have for [`GRACE_NS`] and nobody can be excused, said once. `range`:
+    /// the record is beyond the ring, which no delay explains; `stray`: the page saw a write for a queue that is not there;
+    /// `look`: how the program's threads stand, asked for twice at least and only after half of the time.
+    pub(super) fn watch(
+        &mut self,
+        now: Now,
+        agree: bool,
+        range: bool,
+        stray: bool,
+        look: impl FnOnce() -> Arc<[ThreadTime]>,
+    ) -> Option<Violation> {
         if agree {
-            self.disagree_since = None;
+            self.disagreement = None;
             self.reported = false;
             return None;
         }
-        let since = *self.disagree_since.get_or_insert(now);
-        if self.reported || now.0.saturating_sub(since.0) < GRACE_NS {
+        let disagreement = self.disagreement.get_or_insert_with(|| Disagreement::new(now));
+        if self.reported || !(if range { disagreement.lasts(now) } else { disagreement.is_proven(now, look) })
+        {
             return None;
         }
         self.reported = true;
@@ -191,9 +212,58 @@ impl SendDoorbell {
         })
     }
 
+    /// Whether record and register were seen to disagree for [`GRACE_NS`], excused or not, and nothing was said yet.
+    pub(super) fn is_overdue(&self, now: Now) -> bool {
+        !self.reported && self.disagreement.as_ref().is_some_and(|disagreement| disagreement.lasts(now))
+    }
+
     /// Whether record and register disagree now, so that the queue must be looked at again.
     pub(super) fn is_watched(&self) -> bool {
-        self.disagree_since.is_some() && !self.reported
+        self.disagreement.is_some() && !self.reported
+    }
+}
+
+/// A record ahead of its register, until they agree again.
+#[derive(Debug, Clone)]
+struct Disagreement {
+    since: Now,
+    /// The last look at the program's threads.
+    seen: Option<(Now, Arc<[ThreadTime]>)>,
+    windows: u32,
+    /// Nobody was found to excuse it. The registers were read before that look; they are read once more.
+    unexcused: Option<Now>,
+}
+
+impl Disagreement {
+    fn new(since: Now) -> Disagreement {
+        Disagreement { since, seen: None, windows: 0, unexcused: None }
+    }
+
+    fn lasts(&self, now: Now) -> bool {
+        now.0.saturating_sub(self.since.0) >= GRACE_NS
+    }
+
+    fn is_proven(&mut self, now: Now, look: impl FnOnce() -> Arc<[ThreadTime]>) -> bool {
+        if let Some(then) = self.unexcused {
+            return now > then;
+        }
+        let from = self.seen.as_ref().map_or(self.since, |(at, _)| *at);
+        if now.0.saturating_sub(from.0) < WINDOW_NS {
+            return false;
+        }
+        self.windows += 1;
+        let threads = look();
+        let excused = match &self.seen {
+            Some((_, before)) => self.windows < MAX_WINDOWS && any_starved(before, &threads),
+            // Half of the time has passed, or the NIC itself had no core: the window begins now.
+            None => true,
+        };
+        if excused {
+            self.seen = Some((now, threads));
+        } else {
+            self.unexcused = Some(now);
+        }
+        false
     }
 }
 
@@ -238,16 +308,41 @@ mod tests {
         }
     }
 
+    fn nobody() -> Arc<[ThreadTime]> {
+        Arc::new([])
+    }
+
     #[test]
     fn disagreement_is_reported_once_and_after_ten_milliseconds() {
         let mut doorbell = SendDoorbell::new(Some(0), false);
-        let mut at = |ms: u64, agree| doorbell.watch(Now(ms * MS), agree, false, false);
-        assert_eq!([at(0, false), at(9, false), at(10, true)], [None; 3], "it agreed in time");
-        assert_eq!([at(20, false), at(29, false)], [None; 2]);
-        assert_eq!(at(30, false), Some(Violation::Missing));
+        let mut at = |ms: u64, agree| doorbell.watch(Now(ms * MS), agree, false, false, nobody);
+        assert_eq!([at(0, false), at(5, false), at(9, false), at(10, true)], [None; 4], "it agreed in time");
+        assert_eq!([at(20, false), at(25, false), at(29, false), at(30, false)], [None; 4]);
+        assert_eq!(at(31, false), Some(Violation::Missing), "the registers were read once more");
         assert_eq!(at(60, false), None, "once");
-        assert_eq!([at(70, true), at(71, false)], [None; 2]);
-        assert_eq!(at(81, false), Some(Violation::Missing), "a new incident");
+        assert_eq!([at(70, true), at(71, false), at(76, false), at(81, false)], [None; 4]);
+        assert_eq!(at(82, false), Some(Violation::Missing), "a new incident");
+    }
+
+    #[test]
+    fn a_nic_without_a_core_accuses_nobody_before_it_looked_twice() {
+        let mut doorbell = SendDoorbell::new(Some(0), false);
+        let mut at = |ms: u64| doorbell.watch(Now(ms * MS), false, false, false, nobody);
+        assert_eq!([at(0), at(5000), at(5004), at(5005)], [None; 4]);
+        assert_eq!(at(5006), Some(Violation::Missing));
+    }
+
+    #[test]
+    fn each_record_that_is_covered_has_a_time_of_its_own() {
+        let mut doorbell = SendDoorbell::new(Some(0), false);
+        // A poster that is always one ahead of what the NIC saw rung, because it posts all the time.
+        for ms in 0..50u16 {
+            doorbell.ring(ms, ms.saturating_sub(1), ms + 1, DoorbellOrder::Strict);
+            let now = Now(u64::from(ms) * MS);
+            assert_eq!(doorbell.watch(now, false, false, false, nobody), None, "{ms}");
+        }
+        let last = (50..70).filter_map(|ms| doorbell.watch(Now(ms * MS), false, false, false, nobody));
+        assert_eq!(last.count(), 1, "the last one was never rung");
     }
 
     #[test]
@@ -259,8 +354,9 @@ mod tests {
             (None, true, true, Violation::RecordRange),
         ] {
             let mut doorbell = SendDoorbell { refused, ..SendDoorbell::new(Some(0), false) };
-            assert_eq!(doorbell.watch(Now(0), false, range, stray), None);
-            assert_eq!(doorbell.watch(Now(GRACE_NS), false, range, stray), Some(wanted));
+            let mut at = |ms: u64| doorbell.watch(Now(ms * MS), false, range, stray, nobody);
+            let said: Vec<_> = (0..=11).filter_map(&mut at).collect();
+            assert_eq!(said, [wanted]);
         }
     }
 }

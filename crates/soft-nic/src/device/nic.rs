@@ -10,12 +10,12 @@ use super::command::{
     AddressVector, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq, CreateQp, CreatedAh,
     CreatedCq, CreatedQp, DestroyedCq, EventSink, Handle, ModifyQp, MrKeys, QueriedQp, RegMr,
 };
-use super::core::{Core, LogSink};
+use super::core::{Core, LogSink, Onlooker};
 use super::counters::Counters;
 use super::doorbell::UarKind;
 use super::model::{Capabilities, DeviceConfig};
 use crate::config::Config;
-use crate::dma::{Memory, Registers};
+use crate::dma::{Memory, Registers, Threads};
 use crate::link::Link;
 
 /// Arrivals taken in one round.
@@ -39,6 +39,11 @@ impl<M: Memory> Nic<M> {
     ) -> Nic<M> {
         let core = Core::new(config, memory, link.slot(), events, log, now);
         Nic { link, core }
+    }
+
+    /// From now on a late doorbell is excused while one of these threads has no core; before, nobody is asked.
+    pub fn excuse(&mut self, threads: Box<dyn Threads>) {
+        self.core.threads = Onlooker::new(threads);
     }
 
     // What the devices are.

@@ -9,7 +9,6 @@ use roce::{Completion, Opcode, PostedMessage, ServiceType, Status, Ticket, Trans
 
 use super::command::event_type;
 use super::core::Core;
-use super::doorbell::Violation;
 use super::qp::Qp;
 use super::schedule::Schedule;
 use super::sq::{Kind, SendRequest};
@@ -142,17 +141,20 @@ impl<M: Memory> Core<M> {
         work
     }
 
-    /// Compares record and register; after [`super::doorbell::GRACE_NS`] of disagreement says so.
+    /// Compares record and register; after [`super::doorbell::GRACE_NS`] of disagreement that no thread without a core
+    /// excuses, says so.
     pub(super) fn watch_doorbell(&mut self, qp: &mut Qp, posted: Posted) {
-        let doorbell = &mut qp.sq.doorbell;
-        let stray = doorbell.page.and_then(|page| self.uars.get(page)).is_some_and(|uar| uar.stray);
-        let Some(violation) = doorbell.watch(self.now, posted.agree, posted.range, stray) else { return };
-        if violation != Violation::RecordRange && !self.is_provable(qp) {
+        if !posted.agree && !posted.range && qp.sq.doorbell.is_overdue(self.now) && !self.is_provable(qp) {
             // Its register may have been rung and hidden by another queue's write.
             qp.sq.doorbell.unchecked = true;
             self.say_unchecked(qp);
             return;
         }
+        let doorbell = &mut qp.sq.doorbell;
+        let stray = doorbell.page.and_then(|page| self.uars.get(page)).is_some_and(|uar| uar.stray);
+        let (now, threads) = (self.now, &mut self.threads);
+        let look = || threads.look(now);
+        let Some(violation) = doorbell.watch(now, posted.agree, posted.range, stray, look) else { return };
         if let Some(uar) = qp.sq.doorbell.page.and_then(|page| self.uars.get_mut(page)) {
             uar.stray = false;
         }

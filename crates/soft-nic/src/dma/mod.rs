@@ -14,12 +14,14 @@ pub mod system;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+mod threads;
 
 pub use guard::Guard;
 pub use host::Host;
 pub use peer::{PeerError, PeerMemory};
 pub use registers::UarPage;
 pub use shared::{RingMemory, SharedMemory};
+pub use threads::{OwnThreads, ThreadTime, Threads, any_starved};
 
 /// An address that could not be accessed: unmapped, or mapped without the right needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

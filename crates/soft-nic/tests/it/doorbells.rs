@@ -1,11 +1,13 @@
 //! Rung, not rung, rung wrongly: what a card would not execute is not executed here, and is said.
 
+use std::sync::{Arc, Mutex};
+
 use mlx5_layout::SendOpcode;
 use mlx5_layout::doorbell::Doorbell;
 use soft_nic::config::DoorbellOrder;
 use soft_nic::device::command::event_type;
 use soft_nic::device::{UarKind, Violation};
-use soft_nic::dma::Host;
+use soft_nic::dma::{Host, ThreadTime, Threads};
 use soft_nic::testing::{Driver, QpId, QpShape, Setup, WorkRequest};
 
 const GRACE_NS: u64 = 10_000_000;
@@ -111,6 +113,108 @@ fn a_doorbell_within_ten_milliseconds_is_in_time() {
         assert_eq!(completions(&mut driver, qp), 1);
     }
     assert_eq!(driver.sinks.take_events(), []);
+}
+
+/// The program's threads as a test wants them, and how often the NIC looked.
+#[derive(Clone, Default)]
+struct Planted(Arc<Mutex<(Vec<ThreadTime>, u32)>>);
+
+impl Planted {
+    /// One thread, runnable or not, that had this much time.
+    fn set(&self, runnable: bool, cpu_ns: u64) {
+        self.0.lock().expect("one thread").0 = vec![ThreadTime { tid: 7, runnable, cpu_ns }];
+    }
+
+    fn looks(&self) -> u32 {
+        self.0.lock().expect("one thread").1
+    }
+}
+
+impl Threads for Planted {
+    fn look(&mut self) -> Vec<ThreadTime> {
+        let mut planted = self.0.lock().expect("one thread");
+        planted.1 += 1;
+        planted.0.clone()
+    }
+}
+
+/// A record without its doorbell, and a poster that is as `thread` says at each ms; the ms at which it is accused.
+fn accused_at(name: &str, thread: impl Fn(&Planted, u64)) -> Option<u64> {
+    let (mut driver, planted) = (Driver::new(Setup::new(name)), Planted::default());
+    driver.nic.excuse(Box::new(planted.clone()));
+    let (qp, _) = driver.pair(QpShape::default());
+    driver.lay(qp, &nop()).write_record(qp);
+    for ms in 0..3000 {
+        thread(&planted, ms);
+        driver.poll();
+        if driver.counters().violations(Violation::Missing) > 0 {
+            let named = driver.sinks.take_events().iter().any(|e| e.element == driver.qp(qp).user_handle);
+            assert!(named, "{name}: the event names the QP");
+            return Some(ms);
+        }
+        driver.now += 999_000;
+    }
+    None
+}
+
+#[test]
+fn a_poster_without_a_core_is_excused_until_it_ran_and_for_a_second_at_most() {
+    for (name, thread, wanted) in [
+        ("sleeps", (|p, _| p.set(false, 5)) as fn(&Planted, u64), 10..=11),
+        ("runs", |p, ms| p.set(true, ms), 10..=11),
+        ("is-gone", |_, _| {}, 10..=11),
+        ("ran-after-40-ms", |p, ms| p.set(true, ms / 40), 40..=46),
+        ("starved-for-ever", |p, _| p.set(true, 5), 1000..=1001),
+    ] {
+        let at = accused_at(name, thread);
+        assert!(at.is_some_and(|at| wanted.contains(&at)), "{name}: accused at {at:?} ms");
+    }
+}
+
+#[test]
+fn a_poster_that_rings_when_it_has_a_core_again_is_never_accused() {
+    let (mut driver, planted) = (Driver::new(Setup::new("starved")), Planted::default());
+    driver.nic.excuse(Box::new(planted.clone()));
+    let (qp, _) = driver.pair(QpShape::default());
+    for round in 1..4 {
+        planted.set(true, round);
+        driver.lay(qp, &nop()).write_record(qp).advance(300 * 1_000_000);
+        assert_eq!(completions(&mut driver, qp), 0, "only the register starts it");
+        // It runs: its time moves, and it rings before anybody looks.
+        planted.set(false, round + 1);
+        driver.write_register(qp).settle();
+        assert_eq!(completions(&mut driver, qp), 1);
+    }
+    assert_eq!(driver.sinks.take_events(), []);
+    assert_eq!(Violation::ALL.map(|v| driver.counters().violations(v)), [0; 4]);
+}
+
+#[test]
+fn a_doorbell_between_the_last_look_and_the_verdict_is_in_time() {
+    let (mut driver, planted) = (Driver::new(Setup::new("last-look")), Planted::default());
+    driver.nic.excuse(Box::new(planted.clone()));
+    let (qp, _) = driver.pair(QpShape::default());
+    driver.lay(qp, &nop()).write_record(qp);
+    while planted.looks() < 2 {
+        driver.poll();
+        driver.now += 99_000;
+    }
+    // The registers were read before the threads were looked at, and this write fell between.
+    driver.write_register(qp).settle();
+    assert_eq!((completions(&mut driver, qp), driver.sinks.take_events()), (1, vec![]));
+}
+
+#[test]
+fn threads_are_not_looked_at_while_doorbells_come_in_time() {
+    let (mut driver, planted) = (Driver::new(Setup::new("no-looks")), Planted::default());
+    driver.nic.excuse(Box::new(planted.clone()));
+    let (qp, _) = driver.pair(QpShape::default());
+    for _ in 0..50 {
+        driver.lay(qp, &nop()).write_record(qp).advance(4_000_000);
+        driver.write_register(qp).settle();
+        assert_eq!(completions(&mut driver, qp), 1);
+    }
+    assert_eq!(planted.looks(), 0);
 }
 
 #[test]

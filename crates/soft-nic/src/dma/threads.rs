@@ -1,0 +1,256 @@
+//! Which threads of the process wait for a core: what tells a late doorbell from a missing one.
+//!
+//! A thread that was taken off its core between two stores did nothing wrong. Such a thread is runnable (`R` in
+//! `/proc/self/task/N/stat`, proc(5)) and its CPU clock stands still. The clock is the thread's own (`clock_gettime` with
+//! the clock that `pthread_getcpuclockid` makes), exact also while the thread runs, and there without schedstats.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+/// One thread, at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadTime {
+    /// Its number.
+    pub tid: u32,
+    /// It has a core, or waits for one.
+    pub runnable: bool,
+    /// CPU time that it ever had, ns.
+    pub cpu_ns: u64,
+}
+
+/// The threads of the program on this NIC, without the NIC's own.
+pub trait Threads: Send {
+    /// How they stand now; what cannot be read is left out.
+    fn look(&mut self) -> Vec<ThreadTime>;
+}
+
+/// Whether some thread of `before` could have gone on since, but had no core.
+pub fn any_starved(before: &[ThreadTime], now: &[ThreadTime]) -> bool {
+    let stood_still =
+        |now: &ThreadTime| before.iter().any(|then| then.tid == now.tid && then.cpu_ns == now.cpu_ns);
+    now.iter().any(|thread| thread.runnable && stood_still(thread))
+}
+
+/// Threads that one look covers; a program with more is judged by these.
+const MAX_THREADS: usize = 1024;
+
+/// The threads of this process. A look costs some microseconds a thread.
+#[derive(Debug)]
+pub struct OwnThreads {
+    /// Name of the threads that are left out.
+    without: &'static str,
+}
+
+impl OwnThreads {
+    /// Leaves out the threads of this name.
+    pub fn without(name: &'static str) -> OwnThreads {
+        OwnThreads { without: name }
+    }
+
+    fn thread(&self, tid: u32) -> Option<ThreadTime> {
+        let mut text = [0; 512];
+        let path = format!("/proc/self/task/{tid}/stat\0");
+        let file = open(CStr::from_bytes_with_nul(path.as_bytes()).ok()?, 0).ok()?;
+        let len = read(&file, &mut text).ok()?;
+        let (name, state) = parse(std::str::from_utf8(text.get(..len)?).ok()?)?;
+        (name != self.without).then_some(())?;
+        Some(ThreadTime { tid, runnable: state == 'R', cpu_ns: cpu_ns(tid)? })
+    }
+}
+
+impl Threads for OwnThreads {
+    fn look(&mut self) -> Vec<ThreadTime> {
+        let tids = task_ids().unwrap_or_default();
+        tids.into_iter().take(MAX_THREADS).filter_map(|tid| self.thread(tid)).collect()
+    }
+}
+
+/// Name and state in a line of `stat`; the name stands in brackets, and may hold any character, brackets too.
+fn parse(line: &str) -> Option<(&str, char)> {
+    let (_, rest) = line.split_once('(')?;
+    let (name, rest) = rest.rsplit_once(") ")?;
+    Some((name, rest.chars().next()?))
+}
+
+/// Numbers of the threads of this process. Not by `opendir`, which the interposer hooks.
+fn task_ids() -> io::Result<Vec<u32>> {
+    let folder = open(c"/proc/self/task", libc::O_DIRECTORY)?;
+    let mut tids = Vec::new();
+    let mut entries = [0; 4096];
+    loop {
+        let (to, len) = (entries.as_mut_ptr(), entries.len());
+        // SAFETY: the buffer lives through the call, which writes at most `len` bytes to it.
+        let got = unsafe { libc::syscall(libc::SYS_getdents64, folder.as_raw_fd(), to, len) };
+        let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+        let before = tids.len();
+        tids.extend(names(&entries[..got.min(len)]).filter_map(|name| name.parse::<u32>().ok()));
+        if got == 0 || (tids.len() == before && before > 0) || tids.len() >= MAX_THREADS {
+            return Ok(tids);
+        }
+    }
+}
+
+/// Names in what getdents64(2) wrote: entries of `reclen` (at 16) bytes, the name at 19 up to a zero.
+fn names(mut entries: &[u8]) -> impl Iterator<Item = &str> {
+    std::iter::from_fn(move || {
+        let len = usize::from(u16::from_ne_bytes(entries.get(16..18)?.try_into().ok()?));
+        let name = CStr::from_bytes_until_nul(entries.get(19..len)?).ok()?;
+        entries = &entries[len..];
+        Some(name.to_str().unwrap_or(""))
+    })
+}
+
+/// CPU time of a thread of this process, ns; none when it has ended.
+fn cpu_ns(tid: u32) -> Option<u64> {
+    // `make_thread_cpuclock` of the kernel: the inverted number, and 4 | 2 for «one thread, by the scheduler».
+    let clock = (!(tid as i32) << 3) | 6;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` lives through the call.
+    let result = unsafe { libc::clock_gettime(clock, &mut time) };
+    (result == 0).then_some(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+}
+
+fn open(path: &CStr, flags: i32) -> io::Result<OwnedFd> {
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC | flags;
+    // SAFETY: `path` is a C string that lives through the call.
+    let raw = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
+    if raw < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave us this descriptor.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw as RawFd) })
+}
+
+fn read(file: &OwnedFd, to: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: the buffer lives through the call, which writes at most its length to it.
+    let got = unsafe { libc::syscall(libc::SYS_read, file.as_raw_fd(), to.as_mut_ptr(), to.len()) };
+    usize::try_from(got).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn a_name_with_brackets_and_spaces_does_not_hide_the_state() {
+        for (line, wanted) in [
+            ("17 (poster) R 1 2 3", Some(("poster", 'R'))),
+            ("17 (a) S (b) c) S 1 2", Some(("a) S (b) c", 'S'))),
+            ("17 () D 1", Some(("", 'D'))),
+            ("17 (poster) ", None),
+            ("17 poster R", None),
+            ("", None),
+        ] {
+            assert_eq!(parse(line), wanted, "{line}");
+        }
+    }
+
+    #[test]
+    fn starved_is_who_is_runnable_and_had_no_time_since() {
+        let thread = |tid, runnable, cpu_ns| ThreadTime { tid, runnable, cpu_ns };
+        for (name, before, now, starved) in [
+            ("runnable, no time", thread(7, true, 5), thread(7, true, 5), true),
+            ("slept then, runnable now", thread(7, false, 5), thread(7, true, 5), true),
+            ("had a core", thread(7, true, 5), thread(7, true, 6), false),
+            ("sleeps", thread(7, true, 5), thread(7, false, 5), false),
+            ("another one", thread(7, true, 5), thread(8, true, 5), false),
+        ] {
+            assert_eq!(any_starved(&[before], &[now]), starved, "{name}");
+        }
+    }
+
+    fn pin_and_yield_to_others(cpu: usize, policy: i32) {
+        // SAFETY: plain old data.
+        let mut cpus: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+        // SAFETY: `cpu` is one that this thread may run on, below the set's size.
+        unsafe { libc::CPU_SET(cpu, &mut cpus) };
+        // SAFETY: the set lives through the call.
+        assert_eq!(unsafe { libc::sched_setaffinity(0, size_of_val(&cpus), &cpus) }, 0);
+        // SAFETY: plain old data; priority 0 is the one of both policies.
+        let priority: libc::sched_param = unsafe { std::mem::zeroed() };
+        // SAFETY: the parameter lives through the call.
+        assert_eq!(unsafe { libc::sched_setscheduler(0, policy, &priority) }, 0);
+    }
+
+    /// A poster that gives way to everybody shares a core with two threads that spin: it is often off its core for longer
+    /// than a window, which is what the looks have to show; a thread that sleeps is never taken for one.
+    #[test]
+    fn a_thread_without_a_core_is_seen_and_one_that_sleeps_is_not() {
+        // SAFETY: cannot fail, touches no memory.
+        let cpu = unsafe { libc::sched_getcpu() } as usize;
+        let (stop, poster, sleeper) = (AtomicBool::new(false), AtomicU32::new(0), AtomicU32::new(0));
+        let spin = |policy, tid: &AtomicU32| {
+            pin_and_yield_to_others(cpu, policy);
+            // SAFETY: cannot fail, touches no memory.
+            tid.store(unsafe { libc::gettid() } as u32, Ordering::Release);
+            while !stop.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        };
+        let (mut starved, mut sleeping, mut seen) = (false, false, 0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| spin(libc::SCHED_IDLE, &poster));
+            let (wake, woken) = std::sync::mpsc::channel::<()>();
+            let sleeper_tid = &sleeper;
+            scope.spawn(move || {
+                // SAFETY: cannot fail, touches no memory.
+                sleeper_tid.store(unsafe { libc::gettid() } as u32, Ordering::Release);
+                let _ = woken.recv();
+            });
+            for _ in 0..2 {
+                scope.spawn(|| spin(libc::SCHED_OTHER, &AtomicU32::new(0)));
+            }
+            let end = Instant::now() + Duration::from_secs(10);
+            let mut threads = OwnThreads::without("softnic-nic");
+            while Instant::now() < end && !(starved && seen > 20) {
+                let before = threads.look();
+                std::thread::sleep(Duration::from_millis(5));
+                let now = threads.look();
+                let only = |tid: &AtomicU32| -> Vec<ThreadTime> {
+                    now.iter().copied().filter(|t| t.tid == tid.load(Ordering::Acquire)).collect()
+                };
+                starved |= any_starved(&before, &only(&poster));
+                sleeping |= any_starved(&before, &only(&sleeper));
+                seen += 1;
+            }
+            stop.store(true, Ordering::Relaxed);
+            drop(wake);
+        });
+        assert!(starved, "no look of {seen} found the poster without a core");
+        assert!(!sleeping, "a thread that sleeps was taken for one that waits for a core");
+    }
+
+    #[test]
+    fn the_threads_of_the_nic_are_left_out_and_the_others_are_all_there() {
+        let (stop, began) = (AtomicBool::new(false), AtomicU32::new(0));
+        let wait = || {
+            began.fetch_add(1, Ordering::Release);
+            while !stop.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        };
+        std::thread::scope(|scope| {
+            for name in ["softnic-nic", "poster (1) R", "poster"] {
+                std::thread::Builder::new().name(name.into()).spawn_scoped(scope, wait).expect("a thread");
+            }
+            while began.load(Ordering::Acquire) < 3 {
+                std::thread::yield_now();
+            }
+            let all = OwnThreads::without("nobody").look();
+            assert!(all.len() >= 4, "{all:?}");
+            // Other tests' threads come and go, so by name.
+            let name = |tid: u32| std::fs::read_to_string(format!("/proc/self/task/{tid}/comm"));
+            let named = |threads: &[ThreadTime], wanted: &str| {
+                threads.iter().filter(|t| name(t.tid).is_ok_and(|n| n.trim_end() == wanted)).count()
+            };
+            let others = OwnThreads::without("softnic-nic").look();
+            assert_eq!((named(&all, "softnic-nic"), named(&others, "softnic-nic")), (1, 0));
+            assert_eq!((named(&others, "poster (1) R"), named(&others, "poster")), (1, 1));
+            stop.store(true, Ordering::Release);
+        });
+    }
+}
