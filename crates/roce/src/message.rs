@@ -187,7 +187,7 @@ pub enum ReplyKind {
     },
     /// Refused.
     Nak(NakCode),
-    /// The READ was executed; its bytes travel or were placed by the link.
+    /// The READ was executed; its bytes come with the reply.
     ReadResponse,
     /// The atomic was executed.
     AtomicResponse {

@@ -126,6 +126,7 @@ impl<M: Memory> Core<M> {
             .ok_or_else(|| CommandError::no_such("MR", handle))?;
         if let Some(region) = self.regions.remove(key) {
             self.count_pd(region.pd, -1);
+            self.revoke(key);
         }
         Ok(())
     }

@@ -5,17 +5,18 @@
 
 use roce::qp_state::QpState;
 use roce::{
-    AsyncEvent, Atomic, DropReason, GRH_BYTES, NakCode, Outcome, ReceiveCompletion, Region, Reply, ReplyKind,
-    Request, ResponderEvent, ServiceType, Verdict, Work,
+    Access, AsyncEvent, Atomic, DropReason, GRH_BYTES, NakCode, Outcome, ReceiveCompletion, Region, Reply,
+    ReplyKind, Request, ResponderEvent, ServiceType, Verdict, Work,
 };
 
 use super::command::event_type;
 use super::core::Core;
-use super::qp::{Answer, Qp};
+use super::mr::access;
+use super::qp::{Answer, LentAnswer, Qp};
 use super::rq::QpResources;
 use super::wire;
 use crate::dma::{Memory, Order, Segment};
-use crate::link::{CopyError, Disposition, Inbound, Link, Message, Payload, Room, SendError};
+use crate::link::{CopyError, Disposition, Inbound, Link, Message, Payload, Room, SendError, Sent};
 
 /// Order in which bytes become visible.
 pub(super) fn order(relaxed: bool) -> Order {
@@ -94,6 +95,9 @@ impl<M: Memory> Core<M> {
                 let counter = receive.id as u16;
                 self.scatter(qp, *scatter_offset, *length, completion.as_ref(), counter, inbound)
             }
+            Work::Write { region, offset, .. } if *offset > 0 && !self.still_granted(qp, region) => {
+                Err(Outcome::Revoked)
+            }
             Work::Write { region, offset, length, completion } => {
                 let to =
                     Segment { addr: region.address.wrapping_add(u64::from(*offset)), len: (*length).into() };
@@ -103,7 +107,10 @@ impl<M: Memory> Core<M> {
                     }
                 })
             }
-            Work::Read { region, offset } => self.read(qp, request, region, *offset, inbound),
+            Work::Read { region, offset } => {
+                self.read(qp, request, region, *offset);
+                Ok(())
+            }
             Work::Atomic { region, operation } => {
                 let old = match *operation {
                     Atomic::CompareSwap { compare, swap } => {
@@ -123,6 +130,13 @@ impl<M: Memory> Core<M> {
             }
             Err(outcome) => outcome,
         }
+    }
+
+    /// Whether a region that the message's first fragment was granted is still there. A card looks at the key with every packet.
+    fn still_granted(&self, qp: &Qp, region: &Region) -> bool {
+        let need = Access(access::REMOTE_WRITE);
+        let now = self.regions.translate(region.key, qp.pd, region.va, region.len, need);
+        now == Ok(region.address)
     }
 
     fn order_of(&self, region: &Region) -> Order {
@@ -187,32 +201,23 @@ impl<M: Memory> Core<M> {
         if mapped.is_ok() && written.is_ok() { Ok(()) } else { Err(Outcome::LocalFault) }
     }
 
-    /// A READ: straight into the requester's memory, or with the reply.
-    fn read(
-        &mut self,
-        qp: &mut Qp,
-        request: &Request,
-        region: &Region,
-        offset: u32,
-        inbound: &mut Inbound<'_>,
-    ) -> Result<(), Outcome> {
+    /// A READ: notes what its reply is to bring.
+    fn read(&mut self, qp: &mut Qp, request: &Request, region: &Region, offset: u32) {
         let rest = region.len.saturating_sub(offset.into());
         let from = Segment { addr: region.address.wrapping_add(u64::from(offset)), len: rest };
         let (layer, mtu) = (self.devices[qp.device].link_layer, qp.mtu_bytes());
         let wire = wire::response_bytes(layer, rest as u32, mtu);
-        if inbound.answers_in_place() {
-            inbound.copy_out(&[from], offset).map_err(outcome)?;
-        } else if rest > 0 {
+        if rest > 0 {
             let count = roce::message::psn_count(request.opcode, request.length, mtu);
             let first_psn = request.psn;
-            qp.answers.push_back(Answer { first_psn, psn: first_psn.plus(count).minus(1), from, offset });
+            let psn = first_psn.plus(count).minus(1);
+            qp.answers.push_back(Answer { key: region.key, revoked: false, first_psn, psn, from, offset });
         }
         self.shapers[qp.device].spend(wire);
         self.counters.wire_bytes_sent += wire;
         if let Some(ready) = self.shapers[qp.device].ready_at() {
             qp.reply_not_before = ready;
         }
-        Ok(())
     }
 
     // Replies.
@@ -269,9 +274,14 @@ impl<M: Memory> Core<M> {
         }
         let answer = qp.answers.front().copied();
         let answer = answer.filter(|a| reply.kind == ReplyKind::ReadResponse && a.psn == reply.psn);
-        let Some(Answer { first_psn, from, offset, .. }) = answer else {
+        let Some(answer) = answer else {
             return !matches!(link.send_reply(reply, Payload::Nothing, 0), Err(SendError::Full));
         };
+        let Answer { from, offset, .. } = answer;
+        if answer.revoked {
+            self.refuse_answer(link, qp, reply, NakCode::RemoteAccess, event_type::QP_ACCESS_ERR);
+            return true;
+        }
         // The link counts offsets from the start of the whole answer, which the requester's message starts with.
         let start =
             Segment { addr: from.addr.wrapping_sub(offset.into()), len: from.len + u64::from(offset) };
@@ -287,20 +297,36 @@ impl<M: Memory> Core<M> {
             Err(SendError::Full) => false,
             Err(SendError::LocalFault(_) | SendError::Length { .. }) => {
                 // The region was there when the READ came, its pages are gone now.
-                qp.answers.pop_front();
-                let kind = ReplyKind::Nak(NakCode::RemoteOperation);
-                self.counters.naks_sent += 1;
-                // Room was asked for, and nothing was sent.
-                let _ = link.send_reply(&Reply { kind, psn: first_psn, ..*reply }, Payload::Nothing, 0);
-                self.raise(qp, event_type::QP_FATAL);
-                self.fail_qp(qp);
+                self.refuse_answer(link, qp, reply, NakCode::RemoteOperation, event_type::QP_FATAL);
                 true
             }
-            Ok(_) | Err(SendError::NoPeer(_)) => {
+            Ok(Sent { loan, .. }) => {
+                qp.answers.pop_front();
+                while qp.lent_answers.front().is_some_and(|lent| lent.loan.is_over()) {
+                    qp.lent_answers.pop_front();
+                }
+                qp.lent_answers.extend(loan.map(|loan| LentAnswer { answer, reply: *reply, loan }));
+                true
+            }
+            Err(SendError::NoPeer(_)) => {
                 qp.answers.pop_front();
                 true
             }
         }
+    }
+
+    /// A READ that was accepted cannot be answered any more: a NAK at its PSN, and the end of this queue.
+    fn refuse_answer(&mut self, link: &mut Link, qp: &mut Qp, reply: &Reply, code: NakCode, event: u32) {
+        let first_psn = qp.answers.front().map_or(reply.psn, |answer| answer.first_psn);
+        // What was sent before still counts; what waits behind it is never sent.
+        qp.answers.clear();
+        while qp.responder.as_mut().and_then(|responder| responder.poll_reply()).is_some() {}
+        self.counters.naks_sent += 1;
+        let refusal = Reply { kind: ReplyKind::Nak(code), psn: first_psn, ..*reply };
+        // Room was asked for, and nothing was sent.
+        let _ = link.send_reply(&refusal, Payload::Nothing, 0);
+        self.raise(qp, event);
+        self.fail_qp(qp);
     }
 
     // Events.
@@ -337,7 +363,8 @@ fn outcome(error: CopyError) -> Outcome {
     match error {
         CopyError::Local(_) => Outcome::LocalFault,
         CopyError::Sender => Outcome::RequesterFault,
-        // A peer that is gone waits for nothing; one whose memory is closed to us from now on sends again, staged.
-        CopyError::Gone | CopyError::Refused => Outcome::RequesterFault,
+        CopyError::Gone | CopyError::TakenBack => Outcome::Lost,
+        // The channel is staged from now on; what is sent again comes that way.
+        CopyError::Refused => Outcome::Repeat,
     }
 }

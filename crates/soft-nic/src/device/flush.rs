@@ -20,6 +20,7 @@ impl<M: Memory> Core<M> {
             return self.fail_qp(qp);
         }
         qp.state = QpState::Sqe;
+        self.withdraw_sends(qp);
         if let Some(requester) = &mut qp.requester {
             requester.enter_error();
         }
@@ -32,6 +33,8 @@ impl<M: Memory> Core<M> {
             return;
         }
         qp.state = QpState::Err;
+        // Before the first flush CQE: with that the memory is the program's.
+        self.withdraw_sends(qp);
         if let Some(requester) = &mut qp.requester {
             requester.enter_error();
         }

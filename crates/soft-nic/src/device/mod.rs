@@ -28,6 +28,7 @@ mod send;
 mod sq;
 mod table;
 mod wire;
+mod withdraw;
 
 pub use self::core::LogSink;
 pub use counters::Counters;

@@ -121,7 +121,10 @@ impl<M: Memory> Core<M> {
                 self.empty(qp);
                 qp.attributes = ModifyQp::default();
             }
-            (_, QpState::Err) => return self.fail_qp(qp),
+            (_, QpState::Err) => {
+                self.withdraw_answers(qp);
+                return self.fail_qp(qp);
+            }
             (QpState::Init, QpState::Rtr) => qp.responder = Some(Responder::new(responder_config(qp))),
             (QpState::Rtr, QpState::Rts) => qp.requester = Some(Requester::new(requester_config(qp))),
             (QpState::Sqe, QpState::Rts) => {

@@ -16,7 +16,7 @@ use super::qpn::MAX_QP;
 use super::rq::ReceiveQueue;
 use super::sq::SendQueue;
 use crate::dma::{Memory, Segment};
-use crate::link::PathAddress;
+use crate::link::{Loan, PathAddress};
 
 /// `MLX5_QP_FLAG_*` bits (`mlx5-abi.h`).
 pub mod flag {
@@ -81,6 +81,8 @@ pub(super) struct Qp {
     pub replying: bool,
     /// READ answers that travel in replies: last PSN of the request, where the bytes are, how many have left.
     pub answers: VecDeque<Answer>,
+    /// READ answers that the requester copies from where they lie.
+    pub lent_answers: VecDeque<LentAnswer>,
     /// A READ response of which the link took only a part.
     pub partial_reply: Option<Reply>,
     /// READ responses leave at the link's rate: no reply before this.
@@ -90,6 +92,10 @@ pub(super) struct Qp {
 /// Bytes of a READ that go out with its reply.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Answer {
+    /// The rkey that the READ named.
+    pub key: u32,
+    /// It is no longer registered.
+    pub revoked: bool,
     /// First PSN of the request.
     pub first_psn: Psn,
     /// Last PSN of the request, which the reply names.
@@ -98,6 +104,17 @@ pub(super) struct Answer {
     pub from: Segment,
     /// Place of the first one in the message that the requester posted.
     pub offset: u32,
+}
+
+/// A READ answer that went by reference.
+#[derive(Debug)]
+pub(super) struct LentAnswer {
+    /// What it was.
+    pub answer: Answer,
+    /// The reply that named it.
+    pub reply: Reply,
+    /// The requester's hold on the memory.
+    pub loan: Loan,
 }
 
 impl Qp {
@@ -175,6 +192,7 @@ impl<M: Memory> Core<M> {
             active: self.now,
             replying: false,
             answers: VecDeque::new(),
+            lent_answers: VecDeque::new(),
             partial_reply: None,
             reply_not_before: roce::Now(0),
         };
@@ -298,6 +316,8 @@ impl<M: Memory> Core<M> {
 
     /// Drops everything posted, without completions, and forgets the connection: RESET and destruction.
     pub(super) fn empty(&mut self, qp: &mut Qp) {
+        self.withdraw_sends(qp);
+        self.withdraw_answers(qp);
         qp.requester = None;
         qp.responder = None;
         for request in qp.sq.outstanding.drain(..).chain(qp.sq.held.take()) {
@@ -307,7 +327,6 @@ impl<M: Memory> Core<M> {
         qp.sq.partial = None;
         qp.sq.lent.clear();
         qp.sq.last_sent = None;
-        qp.answers.clear();
         qp.sq.stopped = false;
         qp.sq.doorbell.reset();
         qp.rq.taken = 0;

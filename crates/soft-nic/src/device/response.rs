@@ -6,7 +6,7 @@ use super::core::Core;
 use super::qp::Qp;
 use super::send::find;
 use super::sq::{Kind, SendRequest};
-use crate::dma::{Memory, Segment, Segments};
+use crate::dma::{Fault, Memory, Segment, Segments};
 use crate::link::{CopyError, Inbound};
 
 impl<M: Memory> Core<M> {
@@ -83,6 +83,9 @@ impl<M: Memory> Core<M> {
             request.inline.clear();
             request.inline.resize(len as usize, 0);
             inbound.copy_to_buffer(&mut request.inline)
+        } else if request.revoked {
+            // Its region went away while the answer was on its way.
+            Err(CopyError::Local(Fault { addr: 0 }))
         } else {
             let order = super::deliver::order(self.options.relaxed_ordering);
             // Pieces come when answers are staged only; a whole one needs no list of its own.
@@ -93,11 +96,23 @@ impl<M: Memory> Core<M> {
         };
         match copied {
             Ok(()) => true,
-            Err(CopyError::Gone) => false,
-            Err(CopyError::Local(_) | CopyError::Sender | CopyError::Refused) => {
+            // Never answered, as far as this side can know.
+            Err(CopyError::Gone | CopyError::TakenBack) => false,
+            Err(CopyError::Refused) => {
+                // The channel is staged from now on; what is asked for again comes that way.
+                if let Some(requester) = &mut qp.requester {
+                    requester.repeat_responses();
+                }
+                self.schedule.heat(qp, self.now);
+                false
+            }
+            Err(error @ (CopyError::Local(_) | CopyError::Sender)) => {
+                // The responder's memory, on a wire, is met by the responder: it says remote operation error.
+                let remote = error == CopyError::Sender;
+                let status = if remote { Status::RemoteOperation } else { Status::LocalProtection };
                 let ticket = request.ticket;
                 if let Some(requester) = &mut qp.requester {
-                    requester.fail(ticket, Status::LocalProtection);
+                    requester.fail(ticket, status);
                 }
                 self.schedule.heat(qp, self.now);
                 false

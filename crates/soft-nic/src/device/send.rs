@@ -245,6 +245,14 @@ impl<M: Memory> Core<M> {
     fn send(&mut self, link: &mut Link, qp: &mut Qp, transmit: Transmit) -> bool {
         let Some(place) = find(qp, transmit.ticket) else { return true };
         let request = &mut qp.sq.outstanding[place];
+        if request.revoked {
+            if let Some(requester) = &mut qp.requester {
+                requester.fail(transmit.ticket, Status::LocalProtection);
+            }
+            return true;
+        }
+        request.take_back();
+        request.resent |= transmit.retransmission;
         request.request.psn = transmit.psn;
         request.request.ack_requested = transmit.ack_requested;
         let Some(to) = request.to else {
@@ -273,6 +281,7 @@ impl<M: Memory> Core<M> {
                 }
                 qp.sq.last_sent = Some(sent.position);
                 let request = &mut qp.sq.outstanding[place];
+                request.loan = sent.loan;
                 request.carried += sent.carried;
                 let whole = request.carried >= length || !request.request.opcode.carries_payload();
                 if whole {
@@ -381,6 +390,10 @@ impl<M: Memory> Core<M> {
 
     fn finish(&mut self, qp: &mut Qp, mut request: Box<SendRequest>, completion: Completion) {
         let mut status = completion.status;
+        // Once it is reported, the memory is the program's.
+        if status != Status::Success || request.resent {
+            request.take_back();
+        }
         if let (Status::Success, Some(old)) = (status, completion.atomic_old)
             && !self.place_atomic(qp, &mut request, old)
         {
@@ -407,12 +420,13 @@ impl<M: Memory> Core<M> {
             return true;
         }
         let mut at = 0;
-        request.segments.iter().all(|segment| {
-            let end = (at + segment.len as usize).min(bytes.len());
-            let written = self.memory.write(segment.addr, &bytes[at..end], false);
-            at = end;
-            written.is_ok()
-        })
+        !request.revoked
+            && request.segments.iter().all(|segment| {
+                let end = (at + segment.len as usize).min(bytes.len());
+                let written = self.memory.write(segment.addr, &bytes[at..end], false);
+                at = end;
+                written.is_ok()
+            })
     }
 }
 

@@ -22,7 +22,7 @@ use super::mr::Regions;
 use super::qp::Qp;
 use crate::config::LinkLayer;
 use crate::dma::{Memory, Segment};
-use crate::link::{PathAddress, Position};
+use crate::link::{Loan, PathAddress, Position};
 
 /// The send side of a QP: the ring, and what was read from it and has not completed.
 #[derive(Debug)]
@@ -84,6 +84,14 @@ pub(super) struct SendRequest {
     pub inline: Vec<u8>,
     /// Local memory, as addresses of the application.
     pub segments: Vec<Segment>,
+    /// The lkey of each segment.
+    pub keys: Vec<u32>,
+    /// One of the keys is no longer registered: its memory must not be touched any more.
+    pub revoked: bool,
+    /// It was sent more than once: its acknowledgement says nothing of the last copy.
+    pub resent: bool,
+    /// The receiver's hold on the memory, when the payload went by reference.
+    pub loan: Option<Loan>,
 }
 
 impl SendRequest {
@@ -118,6 +126,10 @@ impl SendRequest {
             carried: 0,
             inline: Vec::new(),
             segments: Vec::new(),
+            keys: Vec::new(),
+            revoked: false,
+            resent: false,
+            loan: None,
         }
     }
 }
@@ -140,6 +152,9 @@ impl Pool {
         if self.0.len() < POOL_LIMIT {
             request.inline.clear();
             request.segments.clear();
+            request.keys.clear();
+            (request.revoked, request.resent) = (false, false);
+            request.loan = None;
             request.carried = 0;
             self.0.push(request);
         }
@@ -330,6 +345,7 @@ impl Checks<'_> {
                         .translate(pointer.lkey, qp.pd, pointer.va, len, need)
                         .map_err(|_| Status::LocalProtection)?;
                     out.segments.push(Segment { addr, len });
+                    out.keys.push(pointer.lkey);
                 }
             }
         }

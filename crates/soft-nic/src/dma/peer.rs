@@ -1,4 +1,4 @@
-//! Memory of a peer process, copied once by `process_vm_readv` and `process_vm_writev`.
+//! Memory of a peer process, copied once by `process_vm_readv`. Nothing here writes to another process's memory.
 //!
 //! The kernel copies segment by segment and page by page in increasing addresses; inside a page it uses string
 //! instructions, whose stores may be seen in another order (one of 10,000 messages of 64 KiB, seen by a reader that
@@ -15,6 +15,9 @@ const PIECES: usize = 128;
 
 /// Bytes at the end of a message that are copied in order.
 const TAIL: usize = 1024;
+
+/// Most bytes of one call: about a millisecond, after which it is asked again whether the copy is still wanted.
+const STRETCH: u64 = 4 << 20;
 
 /// Times that a copy is tried before a passing error counts.
 const TRIES: usize = 4;
@@ -58,6 +61,9 @@ pub enum PeerError {
         /// Bytes to copy.
         len: u64,
     },
+    /// The caller did not want to go on.
+    #[error("the copy was stopped")]
+    Stopped,
 }
 
 /// Another process's memory. Holds nothing but the number: whoever uses it watches the process by a pidfd, and numbers
@@ -65,18 +71,25 @@ pub enum PeerError {
 #[derive(Debug, Clone, Copy)]
 pub struct PeerMemory {
     pid: u32,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Direction {
-    FromPeer,
-    ToPeer,
+    /// A test wants the kernel to refuse.
+    #[cfg(any(test, feature = "testing"))]
+    refused: bool,
 }
 
 impl PeerMemory {
     /// Memory of the process numbered `pid`.
     pub fn new(pid: u32) -> PeerMemory {
-        PeerMemory { pid }
+        PeerMemory {
+            pid,
+            #[cfg(any(test, feature = "testing"))]
+            refused: false,
+        }
+    }
+
+    /// The same, as if the kernel refused it from now on.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn refused(self) -> PeerMemory {
+        PeerMemory { refused: true, ..self }
     }
 
     /// Whether the kernel lets us read the word at `addr` of the peer and it is `expected`; asked once per peer.
@@ -84,10 +97,12 @@ impl PeerMemory {
         let mut word = [0u8; 8];
         let to = [Segment { addr: word.as_mut_ptr() as u64, len: 8 }];
         let from = [Segment { addr, len: 8 }];
-        self.read(host, &to, &from, 8, Order::Relaxed).is_ok() && u64::from_ne_bytes(word) == expected
+        self.read(host, &to, &from, 8, Order::Relaxed, &|| true).is_ok()
+            && u64::from_ne_bytes(word) == expected
     }
 
-    /// Copies `len` bytes of the peer into our memory, the last word by a release store unless relaxed.
+    /// Copies `len` bytes of the peer into our memory, the last word by a release store unless relaxed. `go_on` is asked every
+    /// few MiB, and before the last bytes become visible.
     pub fn read(
         &self,
         host: &Host,
@@ -95,6 +110,7 @@ impl PeerMemory {
         from: &[Segment],
         len: u64,
         order: Order,
+        go_on: &dyn Fn() -> bool,
     ) -> Result<(), PeerError> {
         let end = match order {
             Order::Increasing => end_of(to, len),
@@ -102,36 +118,37 @@ impl PeerMemory {
         };
         // Without an end to hold back the kernel's copy is all there is.
         let Some(end) = end else {
-            return self.transfer(Direction::FromPeer, to, from, len, None);
+            return self.transfer(to, from, len, None, go_on);
         };
         let mut bounce = [0u8; TAIL];
         let held = Segment { addr: bounce.as_mut_ptr() as u64, len: end.len };
-        self.transfer(Direction::FromPeer, to, from, len, Some(held))?;
+        self.transfer(to, from, len, Some(held), go_on)?;
+        if !go_on() {
+            return Err(PeerError::Stopped);
+        }
         Ok(host.write(end.addr, &bounce[..end.len as usize], false)?)
-    }
-
-    /// Copies `len` bytes of ours into the peer's memory. No release store: the answer's record orders it.
-    pub fn write(&self, to: &[Segment], from: &[Segment], len: u64) -> Result<(), PeerError> {
-        self.transfer(Direction::ToPeer, from, to, len, None)
     }
 
     /// `held`: where the last bytes of the local side go for now.
     fn transfer(
         &self,
-        direction: Direction,
         local: &[Segment],
         peer: &[Segment],
         len: u64,
         held: Option<Segment>,
+        go_on: &dyn Fn() -> bool,
     ) -> Result<(), PeerError> {
         let (mut local, mut peer) = (Segments::new(local), Segments::new(peer));
         let direct = len - held.map_or(0, |h| h.len);
         let mut done = 0;
         while done < len {
+            if !go_on() {
+                return Err(PeerError::Stopped);
+            }
             let mut ours = Pieces::new();
             let mut theirs = Pieces::new();
             let mut probe = local.clone();
-            ours.fill(&mut probe, direct.saturating_sub(done));
+            ours.fill(&mut probe, direct.saturating_sub(done).min(STRETCH));
             if let Some(held) = held
                 && done + ours.len >= direct
             {
@@ -145,7 +162,7 @@ impl PeerMemory {
             ours.shorten(theirs.len);
             let mut tries = 1..TRIES;
             let moved = loop {
-                match self.call(direction, &ours, &theirs) {
+                match self.call(&ours, &theirs) {
                     Err(PeerError::Kernel { .. }) if tries.next().is_some() => {}
                     result => break result?,
                 }
@@ -157,12 +174,12 @@ impl PeerMemory {
         Ok(())
     }
 
-    fn call(&self, direction: Direction, ours: &Pieces, theirs: &Pieces) -> Result<u64, PeerError> {
-        let number = match direction {
-            Direction::FromPeer => libc::SYS_process_vm_readv,
-            Direction::ToPeer => libc::SYS_process_vm_writev,
-        };
-        let (local, remote) = (ours.as_ptr(), theirs.as_ptr());
+    fn call(&self, ours: &Pieces, theirs: &Pieces) -> Result<u64, PeerError> {
+        #[cfg(any(test, feature = "testing"))]
+        if self.refused {
+            return Err(PeerError::Refused { pid: self.pid });
+        }
+        let (number, local, remote) = (libc::SYS_process_vm_readv, ours.as_ptr(), theirs.as_ptr());
         // SAFETY: both lists live through the call; the kernel checks every address and writes only to what the device
         // named as a destination: application memory it may write, or the bounce word.
         let moved =
@@ -172,7 +189,7 @@ impl PeerMemory {
         }
         let error = if moved == 0 { Some(libc::EFAULT) } else { io::Error::last_os_error().raw_os_error() };
         Err(match error {
-            Some(libc::EFAULT) => self.whose_fault(direction, ours),
+            Some(libc::EFAULT) => self.whose_fault(ours),
             error => self.named(error.unwrap_or(0)),
         })
     }
@@ -189,10 +206,9 @@ impl PeerMemory {
     }
 
     /// EFAULT does not say which side; ask for our own, page by page would be too slow and first is what failed.
-    fn whose_fault(&self, direction: Direction, ours: &Pieces) -> PeerError {
-        let write = direction == Direction::FromPeer;
+    fn whose_fault(&self, ours: &Pieces) -> PeerError {
         for piece in ours.as_slice() {
-            if let Err(fault) = system::populate(piece.iov_base as u64, piece.iov_len as u64, write) {
+            if let Err(fault) = system::populate(piece.iov_base as u64, piece.iov_len as u64, true) {
                 return PeerError::LocalFault(fault);
             }
         }
@@ -289,11 +305,9 @@ mod tests {
                 bytes.chunks(bytes.len().div_ceil(n)).map(segment).collect::<Vec<_>>()
             };
             let len = source.len() as u64;
-            peer.read(&host, &cut(&target, ours), &cut(&source, theirs), len, Order::Increasing).unwrap();
+            let (to, from) = (cut(&target, ours), cut(&source, theirs));
+            peer.read(&host, &to, &from, len, Order::Increasing, &|| true).unwrap();
             assert_eq!(target, source, "{ours} local pieces, {theirs} of the peer");
-            let target = vec![0u8; source.len()];
-            peer.write(&cut(&target, theirs), &cut(&source, ours), len).unwrap();
-            assert_eq!(target, source, "writing, {ours} local pieces, {theirs} of the peer");
         }
     }
 
@@ -316,12 +330,35 @@ mod tests {
         let nowhere = [Segment { addr: 8, len: 8 }];
         let me = std::process::id();
         let peer = PeerMemory::new(me);
-        let read = |to: &[Segment], from: &[Segment], len| peer.read(&host, to, from, len, Order::Increasing);
+        let read = |to: &[Segment], from: &[Segment], len| {
+            peer.read(&host, to, from, len, Order::Increasing, &|| true)
+        };
         assert_eq!(read(&ours, &nowhere, 8), Err(PeerError::PeerFault { pid: me }));
-        assert_eq!(peer.write(&ours, &nowhere, 8), Err(PeerError::LocalFault(Fault { addr: 8 })));
+        assert_eq!(read(&nowhere, &ours, 8), Err(PeerError::LocalFault(Fault { addr: 8 })));
         assert_eq!(read(&ours, &ours, 9), Err(PeerError::TooShort { len: 9 }));
         let nobody = PeerMemory::new(0x3fff_fff0);
-        let gone = nobody.read(&host, &ours, &ours, 8, Order::Relaxed);
+        let gone = nobody.read(&host, &ours, &ours, 8, Order::Relaxed, &|| true);
         assert_eq!(gone, Err(PeerError::Gone { pid: 0x3fff_fff0 }));
+    }
+
+    #[test]
+    fn a_copy_that_is_not_wanted_any_more_stops_before_its_end_can_be_seen() {
+        let host = Host::new().unwrap();
+        let peer = PeerMemory::new(std::process::id());
+        let source = vec![7u8; 3 * STRETCH as usize];
+        for granted in 0..=5 {
+            let target = vec![0u8; source.len()];
+            let looks = std::cell::Cell::new(0);
+            let go_on = || looks.replace(looks.get() + 1) < granted;
+            let len = source.len() as u64;
+            let (to, from) = ([segment(&target)], [segment(&source)]);
+            let copied = peer.read(&host, &to, &from, len, Order::Increasing, &go_on);
+            let stretches = granted.min(3) as usize;
+            let held = if stretches == 3 { TAIL } else { 0 };
+            let end = if copied.is_ok() { source.len() } else { stretches * STRETCH as usize - held };
+            assert_eq!(copied, if granted < 4 { Err(PeerError::Stopped) } else { Ok(()) }, "{granted} looks");
+            assert!(target[..end].iter().all(|byte| *byte == 7), "{granted} looks");
+            assert!(target[end..].iter().all(|byte| *byte == 0), "{granted} looks");
+        }
     }
 }

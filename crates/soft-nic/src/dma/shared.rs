@@ -106,6 +106,11 @@ impl RingMemory {
         self.memory.base as u64 + self.offset(position) as u64
     }
 
+    /// The word at a position that is a multiple of 8, for what two processes agree on in place.
+    pub fn word(&self, position: u64) -> &AtomicU64 {
+        self.memory.word(self.offset(position))
+    }
+
     /// Loads `N` words at a position that is a multiple of 8, each once.
     pub fn load<const N: usize>(&self, position: u64) -> [u64; N] {
         let offset = self.offset(position);

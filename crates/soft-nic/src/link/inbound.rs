@@ -2,10 +2,11 @@
 
 use roce::{Reply, Request};
 
+use super::loan::Hold;
 use super::loopback::{self, Side};
-use super::record::{Form, MAX_SEGMENTS};
+use super::record::Form;
 use super::{LinkCounters, PathAddress};
-use crate::dma::{Fault, Host, Order, PeerError, PeerMemory, RingMemory, Segment, Segments, total};
+use crate::dma::{Fault, Host, Order, PeerError, PeerMemory, RingMemory, Segment};
 
 /// What arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +45,10 @@ pub enum CopyError {
     /// The sender has ended.
     #[error("the sender has ended")]
     Gone,
-    /// The kernel refuses, though it did not when the channel was made; later messages will be staged.
+    /// The sender has taken the payload back: the message counts as lost on the way.
+    #[error("the sender has taken its payload back")]
+    TakenBack,
+    /// The kernel refuses, though it did not when the channel was made; what is sent from now on will be staged.
     #[error("the kernel no longer allows copies between the two processes")]
     Refused,
 }
@@ -68,8 +72,10 @@ pub struct Inbound<'a> {
     /// Where a datagram came from; `None` for connected services.
     pub path: Option<PathAddress>,
     pub(super) form: Form,
+    /// Bytes of payload.
+    pub(super) len: u32,
     pub(super) ring: &'a RingMemory,
-    /// Position of the inline bytes.
+    /// Position of the inline bytes, or of the word of state.
     pub(super) payload_at: u64,
     /// What the sender named.
     pub(super) segments: &'a [Segment],
@@ -83,13 +89,7 @@ pub struct Inbound<'a> {
 impl Inbound<'_> {
     /// Bytes of payload that came with this message, in the record or by reference.
     pub fn payload_len(&self) -> u32 {
-        match (&self.message, self.form) {
-            (Message::Request(request), Form::Segments(_)) if !request.opcode.wants_response() => {
-                request.fragment.length
-            }
-            (_, Form::Inline(len)) => len,
-            _ => 0,
-        }
+        self.len
     }
 
     /// Copies the payload to memory of this process, whose segments must hold [`Inbound::payload_len`] bytes.
@@ -104,11 +104,23 @@ impl Inbound<'_> {
             self.counters.inline_bytes += len;
             return Ok(self.ring.scatter(self.host, self.payload_at, to, len as usize, order)?);
         }
-        self.counters.direct_bytes += len;
-        match self.memory {
+        let Some(hold) = Hold::take(self.ring.word(self.payload_at)) else {
+            return Err(CopyError::TakenBack);
+        };
+        let copied = match self.memory {
             SenderMemory::Own => own(loopback::copy(self.host, to, self.segments, len, order, self.segments)),
-            SenderMemory::Peer(peer) => self.judge(peer.read(self.host, to, self.segments, len, order)),
+            SenderMemory::Peer(peer) => {
+                let granted = || hold.is_granted();
+                let read = peer.read(self.host, to, self.segments, len, order, &granted);
+                self.judge(read)
+            }
+        };
+        // Taken back in the middle: what was copied may be anything, so it counts for nothing.
+        if !hold.release(copied.is_ok()) {
+            return Err(CopyError::TakenBack);
         }
+        self.counters.direct_bytes += if copied.is_ok() { len } else { 0 };
+        copied
     }
 
     /// Copies the payload into a buffer of the NIC's own (scatter to CQE); `out` has [`Inbound::payload_len`] bytes.
@@ -126,39 +138,6 @@ impl Inbound<'_> {
         self.copy_into(&to, Order::Relaxed)
     }
 
-    /// Whether the answer to this READ is put in place by [`Inbound::copy_out`]; otherwise its bytes travel in
-    /// [`super::Link::send_reply`].
-    pub fn answers_in_place(&self) -> bool {
-        matches!(self.form, Form::Segments(_))
-    }
-
-    /// Copies `from`, memory of this process, to where the requester wants its answer, from `offset` bytes into it.
-    ///
-    /// Errors: see [`CopyError`]; a part may have been copied.
-    pub fn copy_out(&mut self, from: &[Segment], offset: u32) -> Result<(), CopyError> {
-        let len = total(from);
-        let mut rest = [Segment::default(); MAX_SEGMENTS];
-        let mut walk = Segments::new(self.segments);
-        walk.advance(offset.into());
-        let mut count = 0;
-        while count < MAX_SEGMENTS
-            && let Some(piece) = walk.peek(u64::MAX)
-        {
-            rest[count] = piece;
-            walk.advance(piece.len);
-            count += 1;
-        }
-        let to = &rest[..count];
-        if total(to) < len {
-            return Err(CopyError::Sender);
-        }
-        self.counters.direct_bytes += len;
-        match self.memory {
-            SenderMemory::Own => own(loopback::copy(self.host, to, from, len, Order::Increasing, to)),
-            SenderMemory::Peer(peer) => self.judge(peer.write(to, from, len)),
-        }
-    }
-
     fn judge(&mut self, result: Result<(), PeerError>) -> Result<(), CopyError> {
         result.map_err(|error| match error {
             PeerError::LocalFault(fault) => CopyError::Local(fault),
@@ -167,6 +146,7 @@ impl Inbound<'_> {
             // A kernel short of memory costs this message, not the channel its direct copies.
             PeerError::PeerFault { .. } | PeerError::Kernel { .. } => CopyError::Sender,
             PeerError::Gone { .. } => CopyError::Gone,
+            PeerError::Stopped => CopyError::TakenBack,
             PeerError::Refused { .. } => {
                 self.refused = true;
                 CopyError::Refused

@@ -10,6 +10,7 @@ mod bell;
 mod fabric;
 mod idle;
 mod inbound;
+mod loan;
 mod loopback;
 mod peers;
 mod receive;
@@ -28,6 +29,7 @@ use fabric::Fabric;
 pub use fabric::{FabricError, SLOTS};
 pub use idle::{IdleClock, IdlePolicy, IdleTimes, Pause, SystemClock};
 pub use inbound::{CopyError, Disposition, Inbound, Message};
+pub use loan::{Loan, TakenBack};
 use peers::{Incoming, Outgoing, Peer};
 pub use record::{MAX_FRAGMENT, MAX_SEGMENTS, RecordError};
 pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, SendError};
@@ -54,9 +56,9 @@ pub enum Payload<'a> {
     Nothing,
     /// Bytes that the caller has gathered (inline data of a WQE); at most [`MAX_INLINE`].
     Inline(&'a [u8]),
-    /// The whole message's memory, in this process: the source of SEND, WRITE and of a READ's answer, or where the
-    /// answer to a READ goes. The link gathers it into the record when it is small, else the receiving side copies it
-    /// once from there. It must stay as it is until the message is acknowledged.
+    /// The whole message's memory, in this process: the source of SEND, WRITE and of a READ's answer. The link gathers it
+    /// into the record when it is small, else the receiving side copies it once from there: it must stay as it is until
+    /// the message is acknowledged, or taken back by its [`Loan`]. Nobody ever writes to another process's memory.
     Segments(&'a [Segment]),
 }
 
@@ -120,13 +122,15 @@ pub struct Position {
 }
 
 /// What was sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sent {
     /// Where the request ends; see [`Link::consumed`].
     pub position: Position,
     /// Bytes of the message that are now on their way. Fewer than asked for: call again for the rest, with the
     /// offset moved on.
     pub carried: u32,
+    /// The payload lies where it was, and is the receiver's to read until this is over or taken back.
+    pub loan: Option<Loan>,
 }
 
 /// Wakes a sleeping NIC from another thread of its process.

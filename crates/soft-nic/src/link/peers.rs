@@ -1,5 +1,7 @@
 //! Channels to and from peers: made when first needed, watched, given up when their process ends.
 
+use std::sync::Arc;
+
 use super::fabric::{Occupant, Process, SLOTS};
 use super::inbound::SenderMemory;
 use super::shared_memory::{AttachError, ChannelState, Consumer, Ends, Lane, Producer};
@@ -19,7 +21,7 @@ const EXAMINED: usize = 8;
 #[derive(Debug)]
 pub(super) struct Peer {
     who: Occupant,
-    process: Process,
+    process: Arc<Process>,
 }
 
 /// A channel from a peer, or from ourselves.
@@ -110,6 +112,9 @@ impl Link {
             let to_generation = self.meet(slot)?;
             let ends = Ends { from, to: slot, from_generation, to_generation };
             let producer = Producer::create(ends, self.config.ring_bytes).map_err(|e| failed(e.into()))?;
+            if let Some(peer) = &self.peers[index] {
+                producer.set_receiver(Arc::clone(&peer.process));
+            }
             self.fabric.publish_channel(slot, to_generation, producer.descriptor());
             producer
         };
@@ -134,7 +139,7 @@ impl Link {
             self.dead[index] = who.generation;
             return Err(NoPeer::Gone(slot));
         };
-        self.peers[index] = Some(Peer { who, process });
+        self.peers[index] = Some(Peer { who, process: Arc::new(process) });
         Ok(who.generation)
     }
 

@@ -1,8 +1,7 @@
 //! Messages that arrived: records taken from the rings, checked, and handed on.
 
-use roce::Request;
-
 use super::inbound::{Disposition, Inbound, Message};
+use super::loan::{self, LOAN_WORDS};
 use super::peers::Incoming;
 use super::record::{self, Form, Header, RecordError};
 use super::shared_memory::{ChannelState, Lane, Record};
@@ -69,11 +68,19 @@ impl Link {
                 let ends = consumer.ends();
                 let ring = consumer.ring(lane);
                 let arrived = read(ring, lane, &record, ends.from, &mut self.segments)?;
+                if matches!(arrived.form, Form::Segments(_)) && loan::is_void(ring.word(arrived.payload_at)) {
+                    // Taken back by its sender: it was never sent.
+                    self.counters.taken_back += 1;
+                    consumer.advance(lane, record.len);
+                    *consumed += 1;
+                    continue;
+                }
                 let mut inbound = Inbound {
                     from: ends.from,
                     message: arrived.message,
                     path: arrived.path,
                     form: arrived.form,
+                    len: arrived.len,
                     ring,
                     payload_at: arrived.payload_at,
                     segments: &self.segments,
@@ -103,6 +110,8 @@ struct Arrived {
     message: Message,
     path: Option<PathAddress>,
     form: Form,
+    /// Bytes of payload.
+    len: u32,
     payload_at: u64,
 }
 
@@ -124,19 +133,22 @@ fn read(
                 payload_at += 8 * record::PATH_WORDS as u64;
                 record::decode_path(words)
             });
+            let len = if form == Form::None { 0 } else { request.fragment.length };
             if let Form::Segments(count) = form {
-                segments.extend((0..u64::from(count)).map(|i| {
-                    let [addr, len] = ring.load(payload_at + 16 * i);
-                    Segment { addr, len }
-                }));
-                check_segments(segments, &request)?;
+                load_segments(ring, payload_at, count, segments);
+                let (offset, whole) = (request.fragment.offset, request.length);
+                check_segments(segments, offset, len, whole)?;
             }
-            (Arrived { message: Message::Request(request), path, form, payload_at }, request.src_qpn)
+            (Arrived { message: Message::Request(request), path, form, len, payload_at }, request.src_qpn)
         }
-        Header::Reply { reply, offset, len, last } if lane == Lane::Reply => {
+        Header::Reply { reply, offset, len, form, last } if lane == Lane::Reply => {
             let payload_at = record.position + 8 * record::REPLY_WORDS as u64;
+            if let Form::Segments(count) = form {
+                load_segments(ring, payload_at, count, segments);
+                check_segments(segments, offset, len, len)?;
+            }
             let message = Message::Reply { reply, offset, last };
-            (Arrived { message, path: None, form: Form::Inline(len), payload_at }, reply.src_qpn)
+            (Arrived { message, path: None, form, len, payload_at }, reply.src_qpn)
         }
         _ => return Err(stranger),
     };
@@ -144,17 +156,23 @@ fn read(
     if Link::slot_of(source) == from { Ok(arrived) } else { Err(stranger) }
 }
 
+fn load_segments(ring: &RingMemory, at: u64, count: u8, segments: &mut Vec<Segment>) {
+    let first = at + 8 * LOAN_WORDS as u64;
+    segments.extend((0..u64::from(count)).map(|i| {
+        let [addr, len] = ring.load(first + 16 * i);
+        Segment { addr, len }
+    }));
+}
+
 /// A record by reference names at least the bytes that it announces, in segments of which none is longer than the
 /// message or reaches round the end of the addresses: sums of them cannot overflow.
-fn check_segments(segments: &[Segment], request: &Request) -> Result<(), RecordError> {
-    let length = if request.opcode.wants_response() { request.length } else { request.fragment.length };
+fn check_segments(segments: &[Segment], offset: u32, length: u32, whole: u32) -> Result<(), RecordError> {
     let possible = |segment: &Segment| {
-        segment.len <= u64::from(request.length) && segment.addr.checked_add(segment.len).is_some()
+        segment.len <= u64::from(whole) && segment.addr.checked_add(segment.len).is_some()
     };
     let have = total(segments);
     if have >= u64::from(length) && segments.iter().all(possible) {
         return Ok(());
     }
-    let (offset, length, whole) = (request.fragment.offset, request.fragment.length, request.length);
     Err(RecordError::Payload { have, offset, length, whole })
 }

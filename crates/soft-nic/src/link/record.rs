@@ -4,7 +4,7 @@
 //!
 //! | word | request | reply |
 //! |---|---|---|
-//! | 0 | length in bytes:32, kind:8, opcode:4 + service:4, flags:8, segments:8 | length:32, kind:8, reply kind:8, flags:8, syndrome:8 |
+//! | 0 | length in bytes:32, kind:8, opcode:4 + service:4, flags:8, segments:8 | length:32, kind:8, reply kind:8, flags:8, syndrome or segments:8 |
 //! | 1 | destination QPN:32, source QPN:32 | the same |
 //! | 2 | PSN:32, immediate as on the wire:32 | PSN:32, MSN:32 |
 //! | 3 | remote address | old value of an atomic, or offset:32 and length:32 of READ bytes |
@@ -13,17 +13,18 @@
 //! | 6 | swap or add (atomics), Q_Key (UD) | |
 //! | 7 | compare | |
 //!
-//! After a request's words: the path address (6 words, UD), then the segments (2 words each) or the inline bytes.
-//! After a reply's: inline bytes. A peer may write anything, at any time: words are loaded once into a copy, and every
+//! After a request's words: the path address (6 words, UD), then what a payload by reference has (a word of state, see
+//! `loan`, and the segments, 2 words each) or the inline bytes. After a reply's: the same for the bytes of a READ. A peer may write anything, at any time: words are loaded once into a copy, and every
 //! number in the copy is checked here, before anything uses it (INV-6, INV-13).
 
 use roce::{Fragment, NakCode, Opcode, Psn, Reply, ReplyKind, Request, ServiceType};
 
 use super::PathAddress;
+use super::loan::LOAN_WORDS;
 use crate::dma::Segment;
 
 /// Version of records and channels; another one is refused at attach.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Words of a request's header.
 pub const REQUEST_WORDS: usize = 8;
 /// Words of a reply's header.
@@ -50,7 +51,7 @@ mod flag {
     pub const SEGMENTS: u8 = 16;
     pub const LAST: u8 = 32;
     pub const REQUEST_ALL: u8 = SOLICITED | ACK_REQUESTED | PATH | INLINE | SEGMENTS;
-    pub const REPLY_ALL: u8 = INLINE | LAST;
+    pub const REPLY_ALL: u8 = INLINE | SEGMENTS | LAST;
 }
 
 /// Services by their number in a record.
@@ -112,7 +113,7 @@ pub enum Form {
     None,
     /// So many bytes follow the header.
     Inline(u32),
-    /// So many segments follow the header.
+    /// A word of state and so many segments follow the header.
     Segments(u8),
 }
 
@@ -130,7 +131,7 @@ impl Form {
         match self {
             Form::None => 0,
             Form::Inline(len) => (len as usize).next_multiple_of(8),
-            Form::Segments(count) => 16 * usize::from(count),
+            Form::Segments(count) => 8 * LOAN_WORDS + 16 * usize::from(count),
         }
     }
 }
@@ -168,19 +169,23 @@ pub fn encode_request(request: &Request, form: Form) -> [u64; REQUEST_WORDS] {
     ]
 }
 
-/// Header words of a reply. `offset`, `len`: which READ bytes follow; `last`: nothing of this answer follows.
-pub fn encode_reply(reply: &Reply, offset: u32, len: u32, last: bool) -> [u64; REPLY_WORDS] {
+/// Header words of a reply. `offset`, `len`: which READ bytes come with it, in some form; `last`: nothing of this answer
+/// follows.
+pub fn encode_reply(reply: &Reply, offset: u32, len: u32, form: Form, last: bool) -> [u64; REPLY_WORDS] {
     let (kind_number, syndrome, value) = match reply.kind {
         ReplyKind::Ack => (0, 0, 0),
         ReplyKind::RnrNak { timer } => (1, timer, 0),
         ReplyKind::Nak(code) => (2, NAKS.iter().position(|c| *c == code).unwrap_or(0) as u8, 0),
-        ReplyKind::ReadResponse => (3, 0, pair(offset, len)),
+        ReplyKind::ReadResponse => {
+            let segments = if let Form::Segments(count) = form { count } else { 0 };
+            (3, segments, pair(offset, len))
+        }
         ReplyKind::AtomicResponse { old } => (4, 0, old),
         ReplyKind::RequesterFault => (5, 0, 0),
         ReplyKind::Repeat => (6, 0, 0),
     };
-    let flags = if last { flag::LAST } else { 0 } | if len > 0 { flag::INLINE } else { 0 };
-    let total = 8 * REPLY_WORDS + Form::Inline(len).padded();
+    let flags = if last { flag::LAST } else { 0 } | form.flag();
+    let total = 8 * REPLY_WORDS + form.padded();
     [
         total as u64
             | u64::from(kind::REPLY) << 32
@@ -256,8 +261,10 @@ pub enum Header {
         reply: Reply,
         /// Where the READ bytes belong.
         offset: u32,
-        /// How many follow.
+        /// How many come with it.
         len: u32,
+        /// How.
+        form: Form,
         /// Whether this is the last piece.
         last: bool,
     },
@@ -301,7 +308,8 @@ fn decode_request(words: &[u64; REQUEST_WORDS], len: usize) -> Result<Header, Re
     };
     let (request_bytes, whole) = (u64::from(fragment.offset) + u64::from(fragment.length), u64::from(length));
     // The bytes of READ and atomics travel the other way.
-    let carried = opcode.wants_response() || form != Form::None || fragment.length == 0;
+    let carried =
+        if opcode.wants_response() { form == Form::None } else { form != Form::None || fragment.length == 0 };
     let form_fits = fragment.length as usize <= MAX_FRAGMENT || !matches!(form, Form::Inline(_));
     if request_bytes > whole || !form_fits || form.padded() as i64 != after || !carried {
         return Err(RecordError::Payload {
@@ -350,13 +358,19 @@ fn decode_reply(words: &[u64; REQUEST_WORDS], len: usize) -> Result<Header, Reco
         return Err(unknown(words));
     }
     let (offset, have) = if kind == ReplyKind::ReadResponse { halves(words[3]) } else { (0, 0) };
-    let inline = if flags & flag::INLINE != 0 { have } else { 0 };
+    let form = match flags & (flag::INLINE | flag::SEGMENTS) {
+        0 => Form::None,
+        flag::INLINE => Form::Inline(have),
+        flag::SEGMENTS if usize::from(syndrome) <= MAX_SEGMENTS => Form::Segments(syndrome),
+        _ => return Err(unknown(words)),
+    };
     let after = len - 8 * REPLY_WORDS;
-    if Form::Inline(inline).padded() != after || offset.checked_add(have).is_none() || inline != have {
+    let carried = form != Form::None || have == 0;
+    if form.padded() != after || offset.checked_add(have).is_none() || !carried {
         return Err(RecordError::Payload { have: after as u64, offset, length: have, whole: 0 });
     }
     let reply = Reply { src_qpn, dst_qpn, psn: Psn::new(psn), msn, kind };
-    Ok(Header::Reply { reply, offset, len: inline, last: flags & flag::LAST != 0 })
+    Ok(Header::Reply { reply, offset, len: have, form, last: flags & flag::LAST != 0 })
 }
 
 fn pair(low: u32, high: u32) -> u64 {
@@ -411,7 +425,7 @@ mod tests {
         for service in SERVICES {
             for opcode in Opcode::ALL {
                 for form in [Form::Inline(60), Form::Segments(3), Form::None] {
-                    if form == Form::None && !opcode.wants_response() {
+                    if (form == Form::None) != opcode.wants_response() {
                         continue;
                     }
                     let sent = request(service, opcode);
@@ -445,13 +459,15 @@ mod tests {
             (ReplyKind::Repeat, 0),
         ];
         for (kind, bytes) in kinds {
-            for last in [false, true] {
+            let by_reference = if bytes > 0 { Form::Segments(2) } else { Form::None };
+            let inline = if bytes > 0 { Form::Inline(bytes) } else { Form::None };
+            for (last, form) in [(false, inline), (true, inline), (true, by_reference)] {
                 let sent = Reply { src_qpn: 1, dst_qpn: 0xff_ffff, psn: Psn::new(7), msn: 0xff_fffe, kind };
                 let offset = if bytes > 0 { 4096 } else { 0 };
                 let mut words = [0; REQUEST_WORDS];
-                words[..REPLY_WORDS].copy_from_slice(&encode_reply(&sent, offset, bytes, last));
+                words[..REPLY_WORDS].copy_from_slice(&encode_reply(&sent, offset, bytes, form, last));
                 let len = record_len(words[0], 1 << 20).unwrap();
-                let expected = Header::Reply { reply: sent, offset, len: bytes, last };
+                let expected = Header::Reply { reply: sent, offset, len: bytes, form, last };
                 assert_eq!(decode(&words, len), Ok(expected), "{kind:?} {bytes} {last}");
             }
         }

@@ -123,6 +123,8 @@ pub struct LinkCounters {
     pub direct_bytes: u64,
     /// Payload bytes sent through the ring because they could not be copied directly.
     pub staged_bytes: u64,
+    /// Records whose sender had taken the payload back.
+    pub taken_back: u64,
     /// Records that could not be; each closed a channel.
     pub bad_records: u64,
     /// Channels that could not be attached.

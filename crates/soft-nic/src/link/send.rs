@@ -2,11 +2,12 @@
 
 use roce::{Reply, ReplyKind, Request};
 
+use super::loan::LOAN_WORDS;
 use super::peers::Outgoing;
 use super::record::{self, Form, MAX_FRAGMENT, MAX_SEGMENTS};
 use super::shared_memory::{ChannelState, Lane};
 use super::{Link, MAX_INLINE, NoPeer, PathAddress, Payload, Position, Room, SendError, Sent};
-use crate::dma::{Segment, Segments, total};
+use crate::dma::{RingMemory, Segment, Segments, total};
 
 impl Link {
     /// Sends a request, or the fragment of it that `request.fragment` names.
@@ -32,12 +33,8 @@ impl Link {
         let length = request.fragment.length;
         self.segments.clear();
         let form = match payload {
-            _ if request.opcode.wants_response() => match payload {
-                Payload::Segments(to) if !staged && request.length as usize > MAX_INLINE => {
-                    list(&mut self.segments, to, 0, request.length)?
-                }
-                _ => Form::None,
-            },
+            // Its bytes come with the reply.
+            _ if request.opcode.wants_response() => Form::None,
             Payload::Nothing => exactly(0, length, Form::None)?,
             Payload::Inline(bytes) => exactly(bytes.len(), length, Form::Inline(length))?,
             Payload::Segments(_) if length as usize <= MAX_INLINE => Form::Inline(length),
@@ -57,25 +54,27 @@ impl Link {
                 ring.gather(&self.host, at + head as u64, from, offset, len as usize)?;
             }
             (Form::Inline(_), Payload::Inline(bytes)) => ring.put(&self.host, at + head as u64, bytes)?,
-            _ => {
-                for (i, segment) in self.segments.iter().enumerate() {
-                    ring.store(at + (head + 16 * i) as u64, record::encode_segment(*segment));
-                }
-            }
+            _ => {}
         }
+        let lent_at = if let Form::Segments(_) = form {
+            Some(name(ring, at + head as u64, &self.segments))
+        } else {
+            None
+        };
         ring.store(at, record::encode_request(&request, form));
         if record::carries_path(&request) {
             ring.store(at + 8 * record::REQUEST_WORDS as u64, record::encode_path(path));
         }
         let offset = outgoing.producer.commit(Lane::Request, head + form.padded());
+        let loan = lent_at.map(|at| outgoing.producer.lend(Lane::Request, at));
         let position = Position { channel: outgoing.serial, offset };
         self.counters.requests_sent += 1;
         self.touch(slot);
-        Ok(Sent { position, carried: request.fragment.length })
+        Ok(Sent { position, carried: request.fragment.length, loan })
     }
 
-    /// Sends a reply. For a READ whose answer was not put in place, `payload` is the whole answer's memory and `offset`
-    /// says from where on; fewer than all the bytes may be `carried`: the rest is another call with the offset moved on.
+    /// Sends a reply. For a READ's, `payload` is the whole answer's memory and `offset` says from where on. When payloads must
+    /// be staged, fewer than all the bytes may be `carried`: the rest is another call with the offset moved on.
     /// `offset + carried` at the end of the answer makes this its last piece; other replies carry nothing.
     ///
     /// Errors: see [`SendError`]; `LocalFault`: the answer's memory cannot be read.
@@ -98,11 +97,27 @@ impl Link {
         let Some(rest) = whole.checked_sub(offset.into()).filter(|rest| carries || *rest == 0) else {
             return Err(SendError::Length { have: whole, want: offset.into() });
         };
-        let free = outgoing.producer.free(Lane::Reply, head + MAX_FRAGMENT.min(rest as usize + 8));
-        let Some(free) = free.checked_sub(head) else { return Err(given_up(outgoing, slot)) };
-        let carried = rest.min(MAX_FRAGMENT as u64).min(free as u64 & !7) as u32;
+        let staged = self.config.staging || outgoing.producer.state() == ChannelState::Staged;
+        self.segments.clear();
+        let (form, carried) = match payload {
+            Payload::Segments(from) if !staged && rest > MAX_INLINE as u64 => {
+                let want = u32::try_from(rest);
+                let want = want.map_err(|_| SendError::Length { have: whole, want: u32::MAX.into() })?;
+                (list(&mut self.segments, from, offset.into(), want)?, want)
+            }
+            _ => {
+                let free = outgoing.producer.free(Lane::Reply, head + MAX_FRAGMENT.min(rest as usize + 8));
+                let Some(free) = free.checked_sub(head) else { return Err(given_up(outgoing, slot)) };
+                let carried = rest.min(MAX_FRAGMENT as u64).min(free as u64 & !7) as u32;
+                (if carried > 0 { Form::Inline(carried) } else { Form::None }, carried)
+            }
+        };
         let (ring, at) = outgoing.producer.next(Lane::Reply);
+        let mut lent_at = None;
         match payload {
+            Payload::Segments(_) if matches!(form, Form::Segments(_)) => {
+                lent_at = Some(name(ring, at + head as u64, &self.segments));
+            }
             Payload::Segments(from) => {
                 ring.gather(&self.host, at + head as u64, from, offset.into(), carried as usize)?;
             }
@@ -112,15 +127,17 @@ impl Link {
             }
             Payload::Nothing => {}
         }
-        if whole > MAX_INLINE as u64 {
+        if whole > MAX_INLINE as u64 && lent_at.is_none() {
             self.counters.staged_bytes += u64::from(carried);
         }
-        ring.store(at, record::encode_reply(reply, offset, carried, u64::from(carried) == rest));
-        let offset = outgoing.producer.commit(Lane::Reply, head + Form::Inline(carried).padded());
+        let last = u64::from(carried) == rest;
+        ring.store(at, record::encode_reply(reply, offset, carried, form, last));
+        let offset = outgoing.producer.commit(Lane::Reply, head + form.padded());
+        let loan = lent_at.map(|at| outgoing.producer.lend(Lane::Reply, at));
         let position = Position { channel: outgoing.serial, offset };
         self.counters.replies_sent += 1;
         self.touch(slot);
-        Ok(Sent { position, carried })
+        Ok(Sent { position, carried, loan })
     }
 
     fn need_room(&mut self, slot: u8, lane: Lane) -> Result<(), SendError> {
@@ -139,6 +156,15 @@ impl Link {
             self.to_publish.push(slot);
         }
     }
+}
+
+/// Lays the word of state and the segments of a payload by reference; returns the position of the word.
+fn name(ring: &RingMemory, at: u64, segments: &[Segment]) -> u64 {
+    ring.store(at, [0; LOAN_WORDS]);
+    for (i, segment) in segments.iter().enumerate() {
+        ring.store(at + (8 * LOAN_WORDS + 16 * i) as u64, record::encode_segment(*segment));
+    }
+    at
 }
 
 /// There was room a moment ago, and a closer look at the receiver's tail found none: it wrote one that cannot be.

@@ -14,8 +14,11 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use super::fabric::Process;
+use super::loan::{Lender, Loan};
 use super::record::{self, RecordError};
 use crate::dma::{RingMemory, SharedMemory, system};
 
@@ -110,9 +113,8 @@ pub enum AttachError {
 }
 
 /// Sender's state of one ring.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct ProducerLane {
-    ring: RingMemory,
     head: u64,
     published: u64,
     /// The consumer's tail when last looked at.
@@ -123,9 +125,9 @@ struct ProducerLane {
 #[derive(Debug)]
 pub struct Producer {
     fd: OwnedFd,
-    control: SharedMemory,
+    /// Also held by the payloads that it lent.
+    lender: Arc<Lender>,
     lanes: [ProducerLane; 2],
-    failed: bool,
 }
 
 impl Producer {
@@ -145,12 +147,17 @@ impl Producer {
         ] {
             control.word(offset).store(value, Ordering::Release);
         }
-        let lane = |i: usize| -> io::Result<ProducerLane> {
-            let ring = RingMemory::map(&fd, at::RINGS + i * capacity, capacity)?;
-            Ok(ProducerLane { ring, head: 0, published: 0, tail: 0 })
-        };
-        let lanes = [lane(0)?, lane(1)?];
-        Ok(Producer { fd, control, lanes, failed: false })
+        let ring = |i: usize| RingMemory::map(&fd, at::RINGS + i * capacity, capacity);
+        let rings = [ring(0)?, ring(1)?];
+        let (receiver, given_up) = (OnceLock::new(), AtomicBool::new(false));
+        let lender = Arc::new(Lender { control, rings, tails: at::TAILS, receiver, given_up });
+        Ok(Producer { fd, lender, lanes: Default::default() })
+    }
+
+    /// Says which process receives, so that nobody waits for one that has ended.
+    pub fn set_receiver(&self, process: Arc<Process>) {
+        // A channel has one receiver in its life.
+        let _ = self.lender.receiver.set(process);
     }
 
     /// Number of the descriptor that the receiver opens through `/proc`.
@@ -165,10 +172,10 @@ impl Producer {
 
     /// What the receiver says.
     pub fn state(&self) -> ChannelState {
-        if self.failed {
+        if self.lender.given_up.load(Ordering::Relaxed) {
             return ChannelState::Closed;
         }
-        ChannelState::from_word(self.control.half(at::STATE).load(Ordering::Acquire))
+        ChannelState::from_word(self.lender.control.half(at::STATE).load(Ordering::Acquire))
     }
 
     /// Whether `bytes` more fit; looks at the consumer's tail only when they do not fit by the last one known.
@@ -178,26 +185,36 @@ impl Producer {
 
     /// Free bytes, looked up again when fewer than `wanted` are known.
     pub fn free(&mut self, lane: Lane, wanted: usize) -> usize {
-        let known = self.lanes[lane as usize].free();
+        let known = self.known_free(lane);
         if known >= wanted { known } else { self.refresh(lane) }
     }
 
     fn refresh(&mut self, lane: Lane) -> usize {
-        let tail = self.control.word(at::TAILS[lane as usize]).load(Ordering::Acquire);
-        let lane = &mut self.lanes[lane as usize];
+        let tail = self.lender.control.word(at::TAILS[lane as usize]).load(Ordering::Acquire);
+        let state = &mut self.lanes[lane as usize];
         // A tail outside tail..=published is a receiver gone wild: give the channel up.
-        if tail.wrapping_sub(lane.tail) > lane.published.wrapping_sub(lane.tail) {
-            self.failed = true;
+        if tail.wrapping_sub(state.tail) > state.published.wrapping_sub(state.tail) {
+            self.lender.given_up.store(true, Ordering::Relaxed);
             return 0;
         }
-        lane.tail = tail;
-        lane.free()
+        state.tail = tail;
+        self.known_free(lane)
+    }
+
+    fn known_free(&self, lane: Lane) -> usize {
+        let state = &self.lanes[lane as usize];
+        let ring = &self.lender.rings[lane as usize];
+        ring.capacity().saturating_sub(state.head.wrapping_sub(state.tail) as usize)
     }
 
     /// The ring and the position of the next record, for writing it in place.
     pub fn next(&self, lane: Lane) -> (&RingMemory, u64) {
-        let lane = &self.lanes[lane as usize];
-        (&lane.ring, lane.head)
+        (&self.lender.rings[lane as usize], self.lanes[lane as usize].head)
+    }
+
+    /// What the record just committed lends; `at`: position of its word of state.
+    pub fn lend(&self, lane: Lane, at: u64) -> Loan {
+        Loan::new(&self.lender, lane, at, self.lanes[lane as usize].head)
     }
 
     /// Ends the record written at [`Producer::next`]; returns the position after it.
@@ -224,7 +241,7 @@ impl Producer {
     fn publish_lane(&mut self, lane: Lane) {
         let state = &mut self.lanes[lane as usize];
         state.published = state.head;
-        self.control.word(at::HEADS[lane as usize]).store(state.head, Ordering::Release);
+        self.lender.control.word(at::HEADS[lane as usize]).store(state.head, Ordering::Release);
     }
 
     /// Whether the receiver has consumed requests up to `position`, or never will: the channel is closed.
@@ -248,13 +265,7 @@ impl Producer {
 
     /// Asks the receiver to ring when it has consumed something; set before sleeping on a full ring.
     pub fn set_notify(&self, wanted: bool) {
-        self.control.half(at::NOTIFY).store(u32::from(wanted), Ordering::SeqCst);
-    }
-}
-
-impl ProducerLane {
-    fn free(&self) -> usize {
-        self.ring.capacity().saturating_sub(self.head.wrapping_sub(self.tail) as usize)
+        self.lender.control.half(at::NOTIFY).store(u32::from(wanted), Ordering::SeqCst);
     }
 }
 
@@ -424,12 +435,12 @@ mod tests {
     fn heads_and_tails_that_cannot_be_are_noticed_by_the_other_side() {
         for (name, head) in [("beyond the ring", CAPACITY as u64 + 1), ("behind the tail", u64::MAX - 7)] {
             let (producer, mut consumer) = loopback::open(0, 1, CAPACITY).unwrap();
-            producer.control.word(at::HEADS[0]).store(head, Ordering::Release);
+            producer.lender.control.word(at::HEADS[0]).store(head, Ordering::Release);
             assert!(matches!(consumer.next(Lane::Request), Err(RecordError::Positions { .. })), "{name}");
         }
         for head in [8, 24] {
             let (producer, mut consumer) = loopback::open(0, 1, CAPACITY).unwrap();
-            producer.control.word(at::HEADS[1]).store(head, Ordering::Release);
+            producer.lender.control.word(at::HEADS[1]).store(head, Ordering::Release);
             assert!(
                 matches!(consumer.next(Lane::Reply), Err(RecordError::Length { .. })),
                 "half a record, {head}"
@@ -534,7 +545,7 @@ mod tests {
             ("a capacity that overflows", at::CAPACITIES, 1 << 63),
             ("no capacity", at::CAPACITIES, 0),
         ] {
-            let word = producer.control.word(offset);
+            let word = producer.lender.control.word(offset);
             let good = word.swap(value, Ordering::Relaxed);
             let attached = Consumer::attach(producer.fd(), ends);
             assert!(matches!(attached, Err(AttachError::Foreign { .. })), "{name}");

@@ -147,36 +147,30 @@ fn a_process_reaches_its_own_queues_the_same_way() {
 /// What a READ's answer went through.
 fn read(a: &mut Link, b: &mut Link, source: &[u8], from_offset: u32) -> (Vec<u8>, bool) {
     let target = vec![0xee; source.len()];
-    let cut = source.len() / 4;
-    let answer = [segment(&target[..cut]), segment(&target[cut..])];
     let reading = request(a, Link::first_qpn(b.slot()), Opcode::Read, 3, 0x2000, source.len() as u32);
-    a.send_request(&reading, &PathAddress::default(), Payload::Segments(&answer)).unwrap();
+    a.send_request(&reading, &PathAddress::default(), Payload::Segments(&[segment(&target)])).unwrap();
     a.ring_bells();
     let mut asked = None;
     while asked.is_none() {
         b.poll(1, |inbound| {
             let Message::Request(got) = inbound.message else { panic!("a request") };
             assert_eq!(inbound.payload_len(), 0, "a READ carries nothing there");
-            if inbound.answers_in_place() {
-                inbound.copy_out(&[segment(&source[from_offset as usize..])], from_offset).unwrap();
-            }
-            asked = Some((got, inbound.answers_in_place()));
+            asked = Some(got);
             Disposition::Consumed
         });
     }
-    let (got, in_place) = asked.unwrap();
+    let got = asked.unwrap();
     let reply = reply_to(&got, ReplyKind::ReadResponse);
     let mut offset = from_offset;
     let mut done = false;
-    let mut sent_all = false;
+    let (mut sent_all, mut lent) = (false, false);
     while !done {
         if !sent_all {
-            let pieces = [segment(source)];
-            let payload = if in_place { Payload::Nothing } else { Payload::Segments(&pieces) };
-            match b.send_reply(&reply, payload, if in_place { 0 } else { offset }) {
+            match b.send_reply(&reply, Payload::Segments(&[segment(source)]), offset) {
                 Ok(sent) => {
                     offset += sent.carried;
-                    sent_all = in_place || offset as usize == source.len();
+                    lent |= sent.loan.is_some();
+                    sent_all = offset as usize == source.len();
                 }
                 Err(SendError::Full) => {}
                 Err(error) => panic!("{error}"),
@@ -186,25 +180,26 @@ fn read(a: &mut Link, b: &mut Link, source: &[u8], from_offset: u32) -> (Vec<u8>
         a.poll(1, |inbound| {
             let Message::Reply { reply: got, offset, last } = inbound.message else { panic!("a reply") };
             assert_eq!(got, reply);
-            let to = &target[offset as usize..offset as usize + inbound.payload_len() as usize];
-            inbound.copy_into(&[segment(to)], Order::Increasing).unwrap();
+            let rest = &target[offset as usize..offset as usize + inbound.payload_len() as usize];
+            let (first, second) = rest.split_at(rest.len() / 4);
+            inbound.copy_into(&[segment(first), segment(second)], Order::Increasing).unwrap();
             done = last;
             Disposition::Consumed
         });
         a.ring_bells();
     }
-    (target, in_place)
+    (target, lent)
 }
 
 #[test]
-fn answers_to_reads_come_in_the_record_in_place_or_staged() {
+fn answers_to_reads_come_in_the_record_by_reference_or_staged() {
     for staging in [false, true] {
         let (mut a, mut b) = pair(staging);
         for len in SIZES {
             let source = pattern(len, 9);
-            let (got, in_place) = read(&mut a, &mut b, &source, 0);
+            let (got, lent) = read(&mut a, &mut b, &source, 0);
             assert!(got == source, "{len} bytes, staging {staging}");
-            assert_eq!(in_place, len > MAX_INLINE && !staging, "{len} bytes, staging {staging}");
+            assert_eq!(lent, len > MAX_INLINE && !staging, "{len} bytes, staging {staging}");
         }
         // A READ asked for again from the middle leaves the first bytes alone.
         for len in [2000, 50_000, 200_000] {

@@ -53,9 +53,9 @@ fn speed_between_two_processes_is_printed() {
             let payload = vec![7u8; bytes];
             let took = stream(&mut link, slot as u8, to, &payload, count, window);
             let rate = f64::from(count) / took;
-            let raw = if bytes >= 65_536 { raw_writes(&peer, to, &payload, count) } else { f64::NAN };
+            let raw = if bytes >= 65_536 { raw_reads(&peer, to, &payload, count) } else { f64::NAN };
             println!(
-                "staging {staging} {bytes:>8} B: {:8.3} M messages/s {:7.2} GB/s, process_vm_writev {raw:6.2} GB/s",
+                "staging {staging} {bytes:>8} B: {:8.3} M messages/s {:7.2} GB/s, process_vm_readv {raw:6.2} GB/s",
                 rate / 1e6,
                 rate * bytes as f64 / 1e9
             );
@@ -65,17 +65,18 @@ fn speed_between_two_processes_is_printed() {
     }
 }
 
-/// GB/s of bare `process_vm_writev` of the same size.
-fn raw_writes(peer: &Peer, to: u64, payload: &[u8], count: u32) -> f64 {
+/// GB/s of bare `process_vm_readv` of the same size.
+fn raw_reads(peer: &Peer, to: u64, payload: &[u8], count: u32) -> f64 {
     let memory = PeerMemory::new(peer.child.id());
     let host = Host::new().unwrap();
     let len = payload.len() as u64;
     let ours = [Segment { addr: payload.as_ptr() as u64, len }];
     let theirs = [Segment { addr: to, len }];
-    let _ = memory.read(&host, &ours, &theirs, len, Order::Relaxed);
+    let read = || memory.read(&host, &ours, &theirs, len, Order::Relaxed, &|| true);
+    read().unwrap();
     let begun = Instant::now();
     for _ in 0..count {
-        memory.write(&theirs, &ours, len).unwrap();
+        read().unwrap();
     }
     f64::from(count) * len as f64 / begun.elapsed().as_secs_f64() / 1e9
 }
