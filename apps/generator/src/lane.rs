@@ -31,6 +31,14 @@ pub fn qp_type(service: Service) -> QpType {
     }
 }
 
+/// What a slot holds when all is over.
+enum Held {
+    Nothing,
+    Message(u64),
+    /// A number that was never posted, or not to this slot.
+    Nonsense,
+}
+
 /// One queue pair, and the slots that messages on it fill.
 pub struct Lane<'m> {
     plan: &'m Plan,
@@ -250,49 +258,71 @@ impl<'m> Lane<'m> {
     /// Counts what never came, and looks at every slot if that was left to the end.
     pub fn finish(&mut self, posted: u64, completed: u64) -> Received {
         if self.plan.verify == Verify::End {
-            self.check_slots(posted, completed);
+            self.check_slots(posted);
         }
         if self.plan.op == Op::Write && self.plan.verify == Verify::End {
             // The receiver's own count: RC keeps order, so all before the newest number that lies in a slot came too, but
-            // for the slots that hold an older message than they should. What the sender says is not part of it.
-            self.counts.received = self.newest_in_slots().saturating_sub(self.counts.lost);
+            // for the slots that hold an older message than they should. What the sender completed is not part of it.
+            let newest = self.newest_in_slots(posted);
+            self.counts.received = newest - self.missing(posted, newest);
             self.counts.received_bytes = self.counts.received.saturating_mul(self.plan.payload_bytes);
+            let never_came = completed.saturating_sub(newest);
+            self.counts.lost = never_came.saturating_add(self.missing(posted, newest.min(completed)));
         } else {
             self.counts.lost = self.counts.lost.saturating_add(completed.saturating_sub(self.next));
         }
         self.counts.clone()
     }
 
-    /// The highest message number in any slot, counted from 1. A number that its slot cannot hold is not counted (it is
-    /// torn).
-    fn newest_in_slots(&self) -> u64 {
-        let slots = u64::from(self.plan.target_slots());
-        let here = |slot| self.slots.message(slot).filter(|message| self.plan.target_slot(*message) == slot);
-        (0..slots).filter_map(here).max().map_or(0, |message| message.saturating_add(1))
+    /// What lies in a slot after `posted` messages: of plain WRITEs by its sequence word, of others as completions told.
+    fn held(&self, slot: u64, posted: u64) -> Held {
+        let plain = self.plan.op == Op::Write;
+        let told = || self.last_in_slot[slot as usize].checked_sub(1);
+        match if plain { self.slots.message(slot) } else { told() } {
+            None => Held::Nothing,
+            Some(message) if message >= posted || plain && self.plan.target_slot(message) != slot => {
+                Held::Nonsense
+            }
+            Some(message) => Held::Message(message),
+        }
     }
 
-    fn check_slots(&mut self, posted: u64, completed: u64) {
+    fn all_slots(&self) -> std::ops::Range<u64> {
+        0..self.plan.target_slots().into()
+    }
+
+    /// The highest message number in any slot, counted from 1.
+    fn newest_in_slots(&self, posted: u64) -> u64 {
+        let number = |slot| match self.held(slot, posted) {
+            Held::Message(message) => message + 1,
+            Held::Nothing | Held::Nonsense => 0,
+        };
+        self.all_slots().map(number).max().unwrap_or(0)
+    }
+
+    /// Slots that hold nothing, or an older message than their last one before message `end`.
+    fn missing(&self, posted: u64, end: u64) -> u64 {
         let slots = u64::from(self.plan.target_slots());
-        let plain = self.plan.op == Op::Write;
-        for slot in 0..slots {
-            // The last message of this slot that the sender saw complete: it must be there, or one posted later.
-            let newest = (completed > slot).then(|| slot + (completed - 1 - slot) / slots * slots);
-            let found = if plain {
-                self.slots.message(slot)
-            } else {
-                self.last_in_slot[slot as usize].checked_sub(1)
-            };
-            match found {
-                // Of other operations completions told what is missing.
-                None => self.counts.lost += u64::from(plain && newest.is_some()),
-                Some(message) if plain && newest.is_some_and(|newest| message < newest) => {
-                    self.counts.lost += 1
-                }
-                Some(message) if message >= posted || plain && self.plan.target_slot(message) != slot => {
+        let is_missing = |slot: &u64| {
+            let last = (end > *slot).then(|| slot + (end - 1 - slot) / slots * slots);
+            last.is_some_and(|last| match self.held(*slot, posted) {
+                Held::Nothing => true,
+                Held::Message(message) => message < last,
+                Held::Nonsense => false,
+            })
+        };
+        self.all_slots().filter(is_missing).count() as u64
+    }
+
+    fn check_slots(&mut self, posted: u64) {
+        for slot in self.all_slots() {
+            match self.held(slot, posted) {
+                Held::Nothing => {}
+                Held::Message(message) => self.check(slot, message),
+                Held::Nonsense => {
                     self.counts.checked += 1;
                     self.counts.torn += 1;
                 }
-                Some(message) => self.check(slot, message),
             }
         }
     }
@@ -302,3 +332,6 @@ impl<'m> Lane<'m> {
         self.counts.clone()
     }
 }
+
+#[cfg(test)]
+mod tests;

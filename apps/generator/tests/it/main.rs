@@ -4,5 +4,6 @@
 
 mod bad_input;
 mod ends;
+mod judgement;
 mod signals;
 mod transfer;
