@@ -109,10 +109,11 @@ fn transfer(options: &Transfer, stop: &AtomicBool) -> Result<u8> {
 
 fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
     let (plan, until, (kind, names)) = (options.plan()?, options.until()?, options.poster());
+    let pause = options.pause()?;
     let (context, path) = options.nic.path().open()?;
     let idle = sender::IdleQps::open(&context, &path, options.idle_qps)?;
     let sender = sender::Sender::connect(plan.clone(), kind, address, &context, &path, stop)?;
-    let outcome = sender.run(until, stop)?;
+    let outcome = sender.run(until, pause, stop)?;
     let run = report::Run::new(&plan, names, idle.count(), context.name(), &path, &outcome);
     let json = options.json.as_deref();
     emit(json, &run)?;

@@ -210,6 +210,9 @@ pub struct Transfer {
     /// How long to send.
     #[arg(long, allow_negative_numbers = true)]
     pub seconds: Option<f64>,
+    /// Messages one by one, this many seconds apart: what the first one costs after idling (needs --count).
+    #[arg(long, requires = "count", conflicts_with_all = ["batch", "doorbell_batch", "qps"])]
+    pub pause: Option<f64>,
     /// Payload inside the request.
     #[arg(long)]
     pub inline: bool,
@@ -238,7 +241,7 @@ impl Transfer {
             service: self.service,
             payload_bytes: self.payload,
             qps: self.qps,
-            batch: self.batch,
+            batch: if self.pause.is_some() { Some(1) } else { self.batch },
             doorbell_batch: self.doorbell_batch,
             window: self.window,
             inline: self.inline,
@@ -257,6 +260,16 @@ impl Transfer {
             }
             (None, Some(seconds)) => bail!("--seconds {seconds} is out of range: above 0, to 86400"),
             (None, None) => Ok(Until::Count(1_000_000)),
+        }
+    }
+
+    /// Idle time before each message.
+    pub fn pause(&self) -> Result<Option<Duration>> {
+        match self.pause {
+            Some(seconds) if !(seconds > 0.0 && seconds <= 60.0) => {
+                bail!("--pause {seconds} is out of range: above 0, to 60 seconds")
+            }
+            pause => Ok(pause.map(Duration::from_secs_f64)),
         }
     }
 
@@ -311,9 +324,14 @@ mod tests {
             let transfer = parse(&format!("generator --connect h:1 {}", bad.replacen(' ', "=", 1)));
             assert!(transfer.until().is_err(), "{bad}");
         }
-        for bad in
-            ["--listen a:1 --connect b:1", "--count 1 --seconds 1", "--mtu 1000", "--op read", "--frobnicate"]
-        {
+        for bad in [
+            "--listen a:1 --connect b:1",
+            "--count 1 --seconds 1",
+            "--mtu 1000",
+            "--op read",
+            "--pause 1",
+            "--frobnicate",
+        ] {
             assert!(Cli::try_parse_from(format!("generator {bad}").split_whitespace()).is_err(), "{bad}");
         }
     }

@@ -100,6 +100,7 @@ pub struct Run {
     pub wire_gbps: f64,
     pub post_ns: f64,
     pub post: Option<Spread>,
+    pub first: Option<Spread>,
     pub interrupted: bool,
     pub error: Option<String>,
     pub pid: u32,
@@ -159,6 +160,7 @@ impl Run {
             wire_gbps: wire::gbps(wire_bytes, outcome.seconds),
             post_ns: outcome.times.mean_ns().unwrap_or(0.0),
             post: outcome.times.spread(),
+            first: outcome.firsts.spread(),
             interrupted: outcome.interrupted,
             error: outcome.error.clone(),
             pid: std::process::id(),
@@ -189,6 +191,14 @@ impl Run {
             self.wire_gbps,
             self.poster,
         );
+        if let Some(first) = self.first {
+            text.push_str(&format!(
+                "\nafter a pause: p50 {:.1} us, p99 {:.1} us of {} messages",
+                first.p50_ns / 1e3,
+                first.p99_ns / 1e3,
+                first.count
+            ));
+        }
         if self.interrupted {
             text.push_str("\nstopped by a signal: these are the counts so far");
         }

@@ -24,6 +24,8 @@ const DRAIN: Duration = Duration::from_secs(5);
 const DRAIN_INTERRUPTED: Duration = Duration::from_millis(300);
 /// How often the control connection and the clock are looked at while messages flow.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// Longest sleep between looks at the stop flag: the whole end within a second.
+const NAP: Duration = Duration::from_millis(50);
 /// Polls without a completion before the core is offered to others.
 const POLLS: u32 = 64;
 
@@ -46,6 +48,8 @@ pub struct Outcome {
     pub seconds: f64,
     /// Time of posts.
     pub times: PostTimes,
+    /// Time of messages after a pause each (timer `first_ns`).
+    pub firsts: PostTimes,
     /// The receiver's own counts.
     pub received: Received,
     /// Whether a signal ended it.
@@ -148,7 +152,7 @@ impl Sender {
     }
 
     /// Sends, and hears what arrived.
-    pub fn run(self, until: Until, stop: &AtomicBool) -> Result<Outcome> {
+    pub fn run(self, until: Until, pause: Option<Duration>, stop: &AtomicBool) -> Result<Outcome> {
         let Sender { plan, mut session, posters, source, credits, target, _pd } = self;
         let lane_bytes = plan.slot_bytes() * plan.source_slots() as usize;
         let bases: Vec<_> = (0..posters.len()).map(|lane| lane * lane_bytes).collect();
@@ -171,9 +175,12 @@ impl Sender {
             let credit_at = index * CREDIT_STRIDE as usize;
             tracks.push(Track { poster, requests, posted: 0, completed: 0, share, credit_at });
         }
-        let mut times = PostTimes::new();
+        let (mut times, mut firsts) = (PostTimes::new(), PostTimes::new());
         let transfer = timer::TRANSFER.start();
-        let ended = post_all(&plan, &mut tracks, &credits, &mut session, until, &mut times, stop);
+        let ended = match pause {
+            None => post_all(&plan, &mut tracks, &credits, &mut session, until, &mut times, stop),
+            Some(pause) => post_after_pauses(&plan, &mut tracks, &mut session, pause, &mut firsts, stop),
+        };
         let seconds = transfer.elapsed().as_secs_f64();
         let interrupted = stop.load(Ordering::Relaxed);
         let mut error = ended.err().map(|error| format!("{error:#}"));
@@ -184,7 +191,7 @@ impl Sender {
         let error = error.or_else(|| received.error.clone());
         let (posted, completed) =
             (tracks.iter().map(|t| t.posted).sum(), tracks.iter().map(|t| t.completed).sum());
-        Ok(Outcome { posted, completed, seconds, times, received, interrupted, error })
+        Ok(Outcome { posted, completed, seconds, times, firsts, received, interrupted, error })
     }
 }
 
@@ -246,6 +253,46 @@ fn post_all(
             }
         }
     }
+}
+
+/// Posts one message after each pause, and waits for it: both NICs were idle when it came.
+fn post_after_pauses(
+    plan: &Plan,
+    tracks: &mut [Track<'_>],
+    session: &mut Session,
+    pause: Duration,
+    firsts: &mut PostTimes,
+    stop: &AtomicBool,
+) -> Result<()> {
+    let track = tracks.first_mut().context("no queue pair to send on")?;
+    while track.completed < track.share {
+        let since = Instant::now();
+        while since.elapsed() < pause {
+            if stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            if !session.is_alive() {
+                bail!("the receiver is gone");
+            }
+            std::thread::sleep(NAP.min(pause.saturating_sub(since.elapsed())));
+        }
+        let first = timer::FIRST.start();
+        track.poster.post(&mut track.requests, track.posted, 1)?;
+        track.posted += 1;
+        while track.completed < track.posted {
+            if !track.poll(plan)? {
+                std::thread::yield_now();
+            }
+            if first.elapsed() > DRAIN {
+                bail!("a message did not complete within {DRAIN:?}");
+            }
+            if stop.load(Ordering::Relaxed) {
+                return drain(plan, tracks, stop);
+            }
+        }
+        firsts.record(first.elapsed_ns(), 1);
+    }
+    Ok(())
 }
 
 /// Waits for what was posted.

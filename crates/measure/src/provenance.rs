@@ -36,6 +36,11 @@ impl Provenance {
     /// Asks this machine and the git tree at `source`; `libraries` are file name stems such as `libmlx5.so`.
     /// NIC, GPU and link start as `none`: whoever knows sets them.
     pub fn collect(source: &Path, libraries: &[&str]) -> Provenance {
+        Provenance::of(Revision::of(source), libraries)
+    }
+
+    /// The same where the source is known already, or is not here.
+    pub fn of(revision: Revision, libraries: &[&str]) -> Provenance {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let mut versions = BTreeMap::from([
             ("kernel".to_owned(), read_line("/proc/sys/kernel/osrelease")),
@@ -55,7 +60,7 @@ impl Provenance {
             machine: format!("{}, {cores} cores", processor()),
             cores,
             versions,
-            revision: Revision::of(source),
+            revision,
         }
     }
 

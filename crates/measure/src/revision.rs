@@ -10,15 +10,19 @@ use serde::{Deserialize, Serialize};
 pub struct Revision {
     /// Full hash, or empty.
     pub commit: String,
-    /// Whether tracked files differ from it, or unknown files lie in the tree.
+    /// Whether tracked files differ from it, or unknown files lie in the tree; [`RECORDED`] files do not count.
     pub dirty: bool,
 }
+
+/// What recording itself changes, as git's pathspec: results, no source. The second figure may be recorded before the
+/// first one is committed.
+const RECORDED: &str = ":(top,exclude,glob)experiments/*/measured.json";
 
 impl Revision {
     /// The revision checked out in `folder`.
     pub fn of(folder: &Path) -> Revision {
         let commit = git(folder, &["rev-parse", "HEAD"]);
-        let changes = git(folder, &["status", "--porcelain"]);
+        let changes = git(folder, &["status", "--porcelain", "--", ":(top)", RECORDED]);
         match (commit, changes) {
             (Some(commit), Some(changes)) => Revision { commit, dirty: !changes.is_empty() },
             (commit, _) => Revision { commit: commit.unwrap_or_default(), dirty: true },
@@ -35,30 +39,66 @@ fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn repository(name: &str) -> std::path::PathBuf {
-        let folder = std::env::temp_dir().join(format!("measure-git-{}-{name}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&folder);
-        std::fs::create_dir_all(&folder).unwrap();
-        for arguments in [
-            &["init", "-q"][..],
-            &["-c", "user.name=t", "-c", "user.email=t@t", "commit", "-q", "--allow-empty", "-m", "first"],
-        ] {
-            assert!(git(&folder, arguments).is_some(), "git {arguments:?}");
+    /// A repository with one commit; gone with its owner.
+    struct Repository(std::path::PathBuf);
+
+    impl Repository {
+        fn new(name: &str) -> Repository {
+            let folder = std::env::temp_dir().join(format!("measure-git-{}-{name}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&folder);
+            std::fs::create_dir_all(folder.join("experiments/fig4")).unwrap();
+            std::fs::write(folder.join("experiments/fig4/spec.toml"), "first").unwrap();
+            let name = ["-c", "user.name=t", "-c", "user.email=t@t"];
+            for arguments in
+                [&["init", "-q"][..], &["add", "."], &[&name[..], &["commit", "-q", "-m", "first"]].concat()]
+            {
+                assert!(git(&folder, arguments).is_some(), "git {arguments:?}");
+            }
+            Repository(folder)
         }
-        folder
+
+        /// Whether the tree has changes once these files have been written.
+        fn dirty_with(&self, files: &[&str]) -> bool {
+            for file in files {
+                let path = self.0.join(file);
+                std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+                std::fs::write(path, "new").unwrap();
+            }
+            Revision::of(&self.0).dirty
+        }
+    }
+
+    impl Drop for Repository {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
     }
 
     #[test]
     fn a_clean_tree_has_a_commit_and_no_dirt() {
-        let revision = Revision::of(&repository("clean"));
+        let repository = Repository::new("clean");
+        let revision = Revision::of(&repository.0);
         assert_eq!((revision.commit.len(), revision.dirty), (40, false));
     }
 
     #[test]
-    fn a_new_file_is_dirt() {
-        let folder = repository("dirty");
-        std::fs::write(folder.join("new"), "x").unwrap();
-        assert!(Revision::of(&folder).dirty);
+    fn a_new_file_is_dirt_and_so_is_a_changed_one() {
+        for file in ["new", "experiments/fig4/spec.toml", "measured.json", "experiments/fig4/a/measured.json"]
+        {
+            assert!(Repository::new(&file.replace('/', "-")).dirty_with(&[file]), "{file}");
+        }
+    }
+
+    #[test]
+    fn what_was_recorded_is_no_dirt() {
+        let repository = Repository::new("recorded");
+        assert!(
+            !repository.dirty_with(&["experiments/fig4/measured.json", "experiments/fig5/measured.json"])
+        );
+        // Nor does it hide any; asked from a folder below, too.
+        assert!(!Revision::of(&repository.0.join("experiments/fig4")).dirty);
+        assert!(repository.dirty_with(&["experiments/fig5/paper.toml"]));
+        assert!(Revision::of(&repository.0.join("experiments/fig4")).dirty);
     }
 
     #[test]

@@ -38,6 +38,13 @@ pub const HALF_ROUND_TRIP: Timer = Timer {
     stops: "when the peer's answer has been polled; divided by two",
 };
 
+/// Time of one message that finds both ends idle, as its sender sees it: a whole round trip, and whatever had to wake up.
+pub const FIRST: Timer = Timer {
+    name: "first_ns",
+    starts: "before the post of a message, after a pause in which nothing was under way",
+    stops: "when its completion has been polled",
+};
+
 /// A running timer.
 #[derive(Clone, Copy, Debug)]
 pub struct Running {
@@ -71,7 +78,7 @@ mod tests {
 
     #[test]
     fn every_timer_says_what_starts_and_stops_it() {
-        for timer in [POST, TRANSFER, HALF_ROUND_TRIP] {
+        for timer in [POST, TRANSFER, HALF_ROUND_TRIP, FIRST] {
             assert!(
                 timer.name.ends_with("_ns") && timer.starts.len() > 10 && timer.stops.len() > 10,
                 "{timer:?}"
