@@ -89,8 +89,15 @@ fn module_arrows(tree: &Tree, module: &str, never: &str) -> Vec<Violation> {
         |path: &str| path == module || path.starts_with(&format!("{}/", module.trim_end_matches('/')));
     for (path, text) in tree.rust().filter(|(path, _)| inside(path)) {
         let code = source::code(source::without_tests(path, text));
+        let used = source::use_paths(&code);
         for (index, line) in code.lines().enumerate() {
-            for never in never.iter().filter(|never| names(line, never)) {
+            let imports = |never: &str| {
+                let below = |path: &str| {
+                    path.strip_prefix(never).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
+                };
+                used.iter().any(|(at, path)| *at == index && below(path))
+            };
+            for never in never.iter().filter(|never| names(line, never) || imports(never)) {
                 violations.push(Violation::at(
                     path,
                     index + 1,
@@ -176,6 +183,7 @@ mod tests {
                 "use crate::dma::Fault;\n// crate::device in a comment\nuse crate::device::Qp;\n",
             ),
             ("crates/nic/src/dma/gpu.rs", "use crate::{device, link};\n"),
+            ("crates/nic/src/dma/move.rs", "use crate::{\n    dma::Fault,\n    device::{self, Qp},\n};\n"),
             ("crates/nic/src/device/qp.rs", "use crate::dma::Memory;\n"),
         ]);
         let found: Vec<String> =
@@ -183,9 +191,10 @@ mod tests {
                 .iter()
                 .map(ToString::to_string)
                 .collect();
-        assert_eq!(found.len(), 2, "{found:?}");
+        assert_eq!(found.len(), 3, "{found:?}");
         assert!(
-            found[0].starts_with("crates/nic/src/dma/gpu.rs:1:")
+            found[2].starts_with("crates/nic/src/dma/move.rs:3:")
+                && found[0].starts_with("crates/nic/src/dma/gpu.rs:1:")
                 && found[1].starts_with("crates/nic/src/dma/host.rs:3:")
         );
         assert_eq!(module_arrows(&tree, "crates/gone", "crate::x").len(), 1);

@@ -112,6 +112,45 @@ pub fn without_tests<'a>(path: &str, text: &'a str) -> &'a str {
     text
 }
 
+/// Every path that `use` items name, groups spelled out, as (line from zero, path); `code` is what [`code`] leaves.
+/// `use std::{io, sync::{self, Arc as A}}` gives `std::io`, `std::sync::self`, `std::sync::Arc`.
+pub fn use_paths(code: &str) -> Vec<(usize, String)> {
+    let mut paths = Vec::new();
+    for (at, _) in code.match_indices("use ") {
+        let is_word = !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        let Some(end) = code[at..].find(';').filter(|_| is_word) else { continue };
+        let start = at + "use ".len();
+        let (mut prefixes, mut path) = (vec![String::new()], String::new());
+        let mut push = |path: &mut String, prefixes: &[String], here: usize| {
+            // `a as b`: the name that it gets does not matter. A group's closing brace ends an empty path.
+            let own = path.split(" as ").next().unwrap_or_default().split_whitespace().collect::<String>();
+            if !own.is_empty() {
+                let whole = format!("{}{own}", prefixes.last().map_or("", String::as_str));
+                let line = code[..here].matches('\n').count();
+                paths.push((line, whole.trim_start_matches("::").to_owned()));
+            }
+            path.clear();
+        };
+        for (offset, c) in code[start..at + end].char_indices() {
+            match c {
+                '{' => {
+                    let own = path.split_whitespace().collect::<String>();
+                    prefixes.push(format!("{}{own}", prefixes.last().map_or("", String::as_str)));
+                    path.clear();
+                }
+                ',' => push(&mut path, &prefixes, start + offset),
+                '}' => {
+                    push(&mut path, &prefixes, start + offset);
+                    prefixes.pop();
+                }
+                c => path.push(c),
+            }
+        }
+        push(&mut path, &prefixes, at + end);
+    }
+    paths
+}
+
 /// Whether `word` stands in `line` as a word of its own.
 pub fn has_word(line: &str, word: &str) -> bool {
     let is_name = |c: char| c.is_alphanumeric() || c == '_';
@@ -157,6 +196,14 @@ mod tests {
         );
         assert_eq!(without_tests("src/a.rs", "#[cfg(test)]\nfn a() {}\n"), "#[cfg(test)]\nfn a() {}\n");
         assert_eq!(without_tests("tests/it/main.rs", "fn a() {}"), "");
+    }
+
+    #[test]
+    fn groups_of_imports_are_spelled_out() {
+        let text = "use std::{\n    io,\n    sync::{self, Arc as A},\n};\npub use ::a::b;\nfn reuse (x: u8) {}\nuse std as s;";
+        let paths = use_paths(&code(text));
+        let found: Vec<String> = paths.iter().map(|(line, path)| format!("{line} {path}")).collect();
+        assert_eq!(found, ["1 std::io", "2 std::sync::self", "2 std::sync::Arc", "4 a::b", "6 std"]);
     }
 
     #[test]
