@@ -13,6 +13,7 @@ use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::workspace::{Metadata, root, target_dir};
 
+mod bare;
 mod floors;
 mod outcome;
 mod suites;
@@ -138,6 +139,24 @@ fn steps(root: &Path, options: &Options, rows: &mut Vec<Row>) {
         complaint,
     };
     rows.push(finish(row, &Log::default()));
+    // On a bare machine everything below is without it.
+    if !options.bare {
+        rows.extend(bare::RUNS.iter().map(|(name, arguments)| without_rdma_core(root, name, arguments)));
+    }
+}
+
+/// What skips here skips on purpose, and runs in its own suite: it is not counted.
+fn without_rdma_core(root: &Path, name: &str, arguments: &[&str]) -> Row {
+    let run = bare::folder(&target_dir()).and_then(|folder| {
+        let mut command = bare::command(arguments, &folder);
+        command.current_dir(root);
+        let (minutes, log) = logged(name, command)?;
+        Ok((minutes, bare::complaint(&log.text, &folder), log))
+    });
+    let (minutes, unnoticed, log) =
+        run.unwrap_or_else(|error| (0.0, None, Log { text: format!("{error:#}"), ..Log::default() }));
+    let complaint = if log.ended == Some(Ended::Well) { unnoticed } else { Some(ended(log.ended)) };
+    finish(Row { name: name.to_owned(), minutes, outcome: Outcome::default(), floor: None, complaint }, &log)
 }
 
 /// Builds the programs that the tests start.
