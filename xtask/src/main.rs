@@ -16,9 +16,11 @@ macro_rules! say {
 }
 
 mod bench_nic;
+mod bundle;
 mod doctor;
 mod figure;
 mod headers;
+mod measured;
 mod process;
 mod refused;
 mod report;
@@ -60,6 +62,8 @@ enum Command {
     BenchPost(figure::Options),
     /// How fast the software NIC is, against what two processes can do without one.
     BenchNic(bench_nic::Options),
+    /// A folder of programs for a machine without cargo, git and network.
+    Bundle(bundle::Options),
 }
 
 fn main() -> ExitCode {
@@ -84,5 +88,6 @@ fn run(command: Command) -> Result<()> {
         Command::BenchThroughput(options) => figure::run(4, &options),
         Command::BenchPost(options) => figure::run(5, &options),
         Command::BenchNic(options) => bench_nic::run(&options),
+        Command::Bundle(options) => bundle::run(&options),
     }
 }

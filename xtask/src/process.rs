@@ -38,6 +38,21 @@ pub fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> Result<
     child.wait(limit)
 }
 
+/// What a program says on stdout, if it ends well within `limit`.
+pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = Guarded(command.spawn().with_context(|| format!("starting {program}"))?);
+    let mut stdout = child.0.stdout.take().context("stdout was piped")?;
+    let (said, text) = channel();
+    // Ends with the program.
+    std::thread::spawn(move || said.send(std::io::read_to_string(&mut stdout)));
+    match child.wait(limit)? {
+        Ended::Well => text.recv().context("reading its output")?.context("reading its output"),
+        ended => bail!("{program} {ended:?}"),
+    }
+}
+
 /// A child that does not outlive its owner, nor do its own children.
 #[derive(Debug)]
 pub struct Guarded(pub Child);

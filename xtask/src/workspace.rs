@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use measure::Revision;
 use serde::Deserialize;
 
 /// The folder of the workspace's `Cargo.toml`.
@@ -18,6 +19,23 @@ pub fn root() -> PathBuf {
 /// Where cargo puts what it builds.
 pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
+/// The source that this very program was built from, for use where there is neither tree nor git: what `cargo xtask
+/// bundle` put into the environment of its build. Built in any other way it knows nothing, and says so.
+pub fn compiled_in_revision() -> Revision {
+    parse_revision(option_env!("DOORBELL_REVISION").unwrap_or_default())
+}
+
+/// `HASH clean` or `HASH dirty`.
+fn parse_revision(text: &str) -> Revision {
+    let (commit, state) = text.split_once(' ').unwrap_or_default();
+    Revision { commit: commit.to_owned(), dirty: commit.is_empty() || state != "clean" }
+}
+
+/// As [`compiled_in_revision`] will read it.
+pub fn revision_text(revision: &Revision) -> String {
+    format!("{} {}", revision.commit, if revision.dirty { "dirty" } else { "clean" })
 }
 
 /// All text files of the tree by their path from the root; what git ignores is not in it.
@@ -151,6 +169,17 @@ mod tests {
         assert!(tree.holds("xtask/src"));
         assert!(!tree.holds("target"));
         assert!(!tree.holds("xtask/sr"));
+    }
+
+    #[test]
+    fn a_compiled_in_revision_is_what_was_put_in_and_never_clean_by_default() {
+        for dirty in [false, true] {
+            let revision = Revision { commit: "abc".into(), dirty };
+            assert_eq!(parse_revision(&revision_text(&revision)), revision);
+        }
+        for text in ["", "abc", " clean", "abc neat"] {
+            assert!(parse_revision(text).dirty, "{text}");
+        }
     }
 
     #[test]

@@ -1,4 +1,6 @@
-//! What `bench-nic` measures: each number with the program that gives it, each ratio with its aim.
+//! What `bench-nic` measures: each number with the program that gives it, and what is aimed at.
+
+use serde::{Deserialize, Serialize};
 
 /// Which number a program's output holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,8 +11,6 @@ pub enum Column {
     Rate,
     /// Typical latency of a perftest `_lat` row, in µs.
     Latency,
-    /// 99th percentile of a perftest `_lat` row, in µs.
-    Latency99,
 }
 
 /// Where a number comes from.
@@ -31,6 +31,13 @@ pub enum Source {
     Generator {
         /// Options of the sender.
         options: &'static [&'static str],
+    },
+    /// `generator --pause 1`: 99th percentile of a message that comes after a second of idling, in ms.
+    First,
+    /// `generator bench-post`: the shim's time to post a 64 B WRITE divided by libmlx5's, with the fences of a card.
+    Post {
+        /// Requests a doorbell.
+        list: u64,
     },
     /// `generator baseline`, without a NIC; the field of its line, and what one unit of it is in ours.
     Baseline {
@@ -56,37 +63,71 @@ pub struct Measure {
     pub unit: &'static str,
     /// Where it comes from.
     pub source: Source,
-    /// What the C prototype reached on two cores, for comparison.
-    pub prototype: Option<f64>,
     /// Once is enough: a long wait, no contest.
     pub once: bool,
 }
 
+impl Measure {
+    /// Whether the NIC also ran inside the program's `ibv_poll_cq`.
+    pub fn pump(&self) -> bool {
+        matches!(self.source, Source::Perftest { pump: true, .. })
+    }
+}
+
 /// What a number or ratio should be.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Aim {
+pub enum Target {
     /// Nothing: it is reported.
     Report,
     /// This or more.
     AtLeast(f64),
     /// This or less.
     AtMost(f64),
+    /// Less than this.
+    Below(f64),
 }
 
-impl Aim {
-    /// Whether `value` meets it; `None` where there is no aim.
-    pub fn met(self, value: f64) -> Option<bool> {
+/// What became of an aim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// As it should be.
+    Met,
+    /// Not as it should be.
+    NotMet,
+    /// Nothing was aimed at.
+    Reported,
+    /// A number that it needs is missing.
+    NotMeasured,
+}
+
+impl Target {
+    /// Judges what was measured.
+    pub fn judge(self, measured: Option<f64>) -> Verdict {
+        let Some(value) = measured else { return Verdict::NotMeasured };
+        let met = match self {
+            Target::Report => return Verdict::Reported,
+            Target::AtLeast(aim) => value >= aim,
+            Target::AtMost(aim) => value <= aim,
+            Target::Below(aim) => value < aim,
+        };
+        if met { Verdict::Met } else { Verdict::NotMet }
+    }
+
+    /// In words.
+    pub fn text(self) -> String {
         match self {
-            Aim::Report => None,
-            Aim::AtLeast(aim) => Some(value >= aim),
-            Aim::AtMost(aim) => Some(value <= aim),
+            Target::Report => "—".to_owned(),
+            Target::AtLeast(aim) => format!("≥ {aim}"),
+            Target::AtMost(aim) => format!("≤ {aim}"),
+            Target::Below(aim) => format!("< {aim}"),
         }
     }
 }
 
-/// One line of the verdict: a number, or a number divided by another one of the same repetition.
+/// One thing aimed at: a number, or a number divided by another one of the same repetition.
 #[derive(Clone, Copy, Debug)]
-pub struct Ratio {
+pub struct Aim {
     /// Its name.
     pub name: &'static str,
     /// Name of a measure.
@@ -94,7 +135,7 @@ pub struct Ratio {
     /// Name of the measure it is divided by.
     pub by: Option<&'static str>,
     /// What it should be.
-    pub aim: Aim,
+    pub target: Target,
 }
 
 const fn perftest(
@@ -103,144 +144,129 @@ const fn perftest(
     tool: &'static str,
     options: &'static [&'static str],
     column: Column,
-    prototype: Option<f64>,
 ) -> Measure {
-    Measure {
-        name,
-        unit,
-        source: Source::Perftest { tool, options, column, pump: false },
-        prototype,
-        once: false,
-    }
+    Measure { name, unit, source: Source::Perftest { tool, options, column, pump: false }, once: false }
 }
 
-const fn pumped(name: &'static str, tool: &'static str, prototype: Option<f64>) -> Measure {
-    let source = Source::Perftest { tool, options: LATENCY, column: Column::Latency, pump: true };
-    Measure { name, unit: "us", source, prototype, once: false }
-}
-
-const fn baseline(
+const fn pumped(
     name: &'static str,
     unit: &'static str,
+    tool: &'static str,
     options: &'static [&'static str],
-    field: &'static str,
-    scale: f64,
+    column: Column,
 ) -> Measure {
-    Measure { name, unit, source: Source::Baseline { options, field, scale }, prototype: None, once: false }
+    Measure { name, unit, source: Source::Perftest { tool, options, column, pump: true }, once: false }
+}
+
+const fn other(name: &'static str, unit: &'static str, source: Source) -> Measure {
+    Measure { name, unit, source, once: false }
+}
+
+const fn once(name: &'static str, unit: &'static str, source: Source) -> Measure {
+    Measure { name, unit, source, once: true }
+}
+
+const fn copy(options: &'static [&'static str]) -> Source {
+    Source::Baseline { options, field: "/bytes_per_second", scale: 1e-9 }
 }
 
 const LATENCY: &[&str] = &["-s", "8", "-n", "2000"];
 const LARGE: &[&str] = &["-s", "65536", "-n", "20000"];
 const SMALL: &[&str] = &["-s", "8", "-n", "500000"];
+const FLAG: Source =
+    Source::Baseline { options: &["flag-ping-pong"], field: "/half_round_trip/p50_ns", scale: 1e-3 };
+const RING: Source = Source::Baseline { options: &["word-ring"], field: "/per_second", scale: 1.0 };
+const ONE_QP: Source = Source::Generator { options: &["--op", "write", "--payload", "8"] };
+const MANY_QPS: Source =
+    Source::Generator { options: &["--op", "write", "--payload", "8", "--idle-qps", "999"] };
 
 /// Every number, neighbours being what a ratio compares.
 pub const MEASURES: &[Measure] = &[
-    perftest("write 64 KiB", "GB/s", "ib_write_bw", LARGE, Column::Bandwidth, Some(16.0)),
-    baseline(
-        "process_vm_writev 64 KiB",
-        "GB/s",
-        &["process-vm-writev", "--bytes", "65536"],
-        "/bytes_per_second",
-        1e-9,
-    ),
-    perftest("write 1 MiB", "GB/s", "ib_write_bw", &["-s", "1048576", "-n", "2000"], Column::Bandwidth, None),
-    baseline(
-        "process_vm_writev 1 MiB",
-        "GB/s",
-        &["process-vm-writev", "--bytes", "1048576"],
-        "/bytes_per_second",
-        1e-9,
-    ),
-    perftest("read 64 KiB", "GB/s", "ib_read_bw", LARGE, Column::Bandwidth, Some(12.0)),
-    perftest("send 64 KiB", "GB/s", "ib_send_bw", LARGE, Column::Bandwidth, Some(11.0)),
-    perftest("write 8 B", "msg/s", "ib_write_bw", SMALL, Column::Rate, Some(3.8e6)),
-    perftest("send 8 B", "msg/s", "ib_send_bw", SMALL, Column::Rate, Some(3.1e6)),
-    baseline("word ring", "msg/s", &["word-ring"], "/per_second", 1.0),
-    perftest("send 8 B, half round trip", "us", "ib_send_lat", LATENCY, Column::Latency, None),
-    pumped("send 8 B, half round trip, pump", "ib_send_lat", Some(0.74)),
-    perftest("write 8 B, half round trip", "us", "ib_write_lat", LATENCY, Column::Latency, None),
-    baseline("flag ping-pong, half round trip", "us", &["flag-ping-pong"], "/half_round_trip/p50_ns", 1e-3),
-    Measure { name: "idle NIC", unit: "% of a core", source: Source::IdleCpu, prototype: None, once: true },
-    Measure { name: "idle process", unit: "MiB", source: Source::IdleMemory, prototype: None, once: true },
-    Measure {
-        name: "first send after 1 s, p99",
-        unit: "us",
-        source: Source::Perftest {
-            tool: "ib_send_lat",
-            // The gap is in µs; both ends wait it out at the same time.
-            options: &["-s", "8", "-n", "20", "--latency_gap=1000000"],
-            column: Column::Latency99,
-            pump: false,
-        },
-        prototype: None,
-        once: true,
-    },
-    Measure {
-        name: "8 B writes on the only QP",
-        unit: "msg/s",
-        source: Source::Generator { options: &["--op", "write", "--payload", "8"] },
-        prototype: None,
-        once: false,
-    },
-    Measure {
-        name: "8 B writes on one of 1000 QPs",
-        unit: "msg/s",
-        source: Source::Generator { options: &["--op", "write", "--payload", "8", "--idle-qps", "999"] },
-        prototype: None,
-        once: false,
-    },
+    perftest("write 64 KiB", "GB/s", "ib_write_bw", LARGE, Column::Bandwidth),
+    other("process_vm_writev 64 KiB", "GB/s", copy(&["process-vm-writev", "--bytes", "65536"])),
+    perftest("write 1 MiB", "GB/s", "ib_write_bw", &["-s", "1048576", "-n", "2000"], Column::Bandwidth),
+    other("process_vm_writev 1 MiB", "GB/s", copy(&["process-vm-writev", "--bytes", "1048576"])),
+    perftest("read 64 KiB", "GB/s", "ib_read_bw", LARGE, Column::Bandwidth),
+    perftest("send 64 KiB", "GB/s", "ib_send_bw", LARGE, Column::Bandwidth),
+    pumped("write 64 KiB, pump", "GB/s", "ib_write_bw", LARGE, Column::Bandwidth),
+    perftest("write 8 B", "msg/s", "ib_write_bw", SMALL, Column::Rate),
+    perftest("send 8 B", "msg/s", "ib_send_bw", SMALL, Column::Rate),
+    other("word ring", "msg/s", RING),
+    pumped("write 8 B, pump", "msg/s", "ib_write_bw", SMALL, Column::Rate),
+    pumped("send 8 B, pump", "msg/s", "ib_send_bw", SMALL, Column::Rate),
+    perftest("send 8 B, half round trip", "us", "ib_send_lat", LATENCY, Column::Latency),
+    pumped("send 8 B, half round trip, pump", "us", "ib_send_lat", LATENCY, Column::Latency),
+    perftest("write 8 B, half round trip", "us", "ib_write_lat", LATENCY, Column::Latency),
+    other("flag ping-pong, half round trip", "us", FLAG),
+    once("idle NIC", "% of a core", Source::IdleCpu),
+    once("idle process", "MiB", Source::IdleMemory),
+    once("first write after 1 s, p99", "ms", Source::First),
+    other("8 B writes on the only QP", "msg/s", ONE_QP),
+    other("8 B writes on one of 1000 QPs", "msg/s", MANY_QPS),
+    other("post one by one, shim ÷ libmlx5", "ratio", Source::Post { list: 1 }),
+    other("post in lists of 16, shim ÷ libmlx5", "ratio", Source::Post { list: 16 }),
 ];
 
+const fn number(name: &'static str, of: &'static str, target: Target) -> Aim {
+    Aim { name, of, by: None, target }
+}
+
+const fn ratio(name: &'static str, of: &'static str, by: &'static str, target: Target) -> Aim {
+    Aim { name, of, by: Some(by), target }
+}
+
 /// What the numbers should be.
-pub const RATIOS: &[Ratio] = &[
-    Ratio {
-        name: "(a) WRITE 64 KiB ÷ process_vm_writev",
-        of: "write 64 KiB",
-        by: Some("process_vm_writev 64 KiB"),
-        aim: Aim::AtLeast(0.85),
-    },
-    Ratio {
-        name: "(a) WRITE 1 MiB ÷ process_vm_writev",
-        of: "write 1 MiB",
-        by: Some("process_vm_writev 1 MiB"),
-        aim: Aim::AtLeast(0.85),
-    },
-    Ratio { name: "(b) WRITE 8 B, messages/s", of: "write 8 B", by: None, aim: Aim::AtLeast(3e6) },
-    Ratio { name: "(b) SEND 8 B, messages/s", of: "send 8 B", by: None, aim: Aim::AtLeast(3e6) },
-    Ratio { name: "(b) WRITE 8 B ÷ word ring", of: "write 8 B", by: Some("word ring"), aim: Aim::Report },
-    Ratio { name: "(b) SEND 8 B ÷ word ring", of: "send 8 B", by: Some("word ring"), aim: Aim::Report },
-    Ratio {
-        name: "(c) SEND 8 B half round trip with the pump, us",
-        of: "send 8 B, half round trip, pump",
-        by: None,
-        aim: Aim::AtMost(1.0),
-    },
-    Ratio {
-        name: "(c) SEND 8 B half round trip with the pump ÷ flag",
-        of: "send 8 B, half round trip, pump",
-        by: Some("flag ping-pong, half round trip"),
-        aim: Aim::Report,
-    },
-    Ratio {
-        name: "(c) SEND 8 B half round trip ÷ flag",
-        of: "send 8 B, half round trip",
-        by: Some("flag ping-pong, half round trip"),
-        aim: Aim::Report,
-    },
-    Ratio { name: "(d) idle NIC, % of a core", of: "idle NIC", by: None, aim: Aim::AtMost(0.5) },
-    Ratio { name: "(d) idle process, MiB", of: "idle process", by: None, aim: Aim::AtMost(16.0) },
-    Ratio {
-        name: "(d) first send after 1 s idle, p99, us",
-        of: "first send after 1 s, p99",
-        by: None,
-        aim: Aim::AtMost(2500.0),
-    },
-    Ratio {
-        name: "(e) one of 1000 QPs ÷ the only QP",
-        of: "8 B writes on one of 1000 QPs",
-        by: Some("8 B writes on the only QP"),
-        aim: Aim::AtLeast(0.7),
-    },
+pub const AIMS: &[Aim] = &[
+    ratio(
+        "(a) WRITE 64 KiB ÷ process_vm_writev",
+        "write 64 KiB",
+        "process_vm_writev 64 KiB",
+        Target::AtLeast(0.85),
+    ),
+    ratio(
+        "(a) WRITE 1 MiB ÷ process_vm_writev",
+        "write 1 MiB",
+        "process_vm_writev 1 MiB",
+        Target::AtLeast(0.85),
+    ),
+    number("(b) WRITE 8 B, messages/s", "write 8 B", Target::AtLeast(3e6)),
+    number("(b) SEND 8 B, messages/s", "send 8 B", Target::AtLeast(3e6)),
+    number("(b) WRITE 8 B with the pump, messages/s", "write 8 B, pump", Target::Report),
+    number("(b) SEND 8 B with the pump, messages/s", "send 8 B, pump", Target::Report),
+    ratio("(b) WRITE 8 B ÷ word ring", "write 8 B", "word ring", Target::Report),
+    ratio("(b) SEND 8 B ÷ word ring", "send 8 B", "word ring", Target::Report),
+    number(
+        "(c) SEND 8 B half round trip with the pump, us",
+        "send 8 B, half round trip, pump",
+        Target::AtMost(1.0),
+    ),
+    ratio(
+        "(c) SEND 8 B half round trip with the pump ÷ flag",
+        "send 8 B, half round trip, pump",
+        "flag ping-pong, half round trip",
+        Target::Report,
+    ),
+    ratio(
+        "(c) SEND 8 B half round trip ÷ flag",
+        "send 8 B, half round trip",
+        "flag ping-pong, half round trip",
+        Target::Report,
+    ),
+    number("(d) idle NIC, % of a core", "idle NIC", Target::Below(0.5)),
+    number("(d) idle process, MiB", "idle process", Target::Below(16.0)),
+    number("(d) first WRITE after 1 s idle, p99, ms", "first write after 1 s, p99", Target::AtMost(2.5)),
+    ratio(
+        "(e) one of 1000 QPs ÷ the only QP",
+        "8 B writes on one of 1000 QPs",
+        "8 B writes on the only QP",
+        Target::AtLeast(0.7),
+    ),
+    number("post 64 B one by one, shim ÷ libmlx5", "post one by one, shim ÷ libmlx5", Target::AtMost(0.5)),
+    number(
+        "post 64 B in lists of 16, shim ÷ libmlx5",
+        "post in lists of 16, shim ÷ libmlx5",
+        Target::AtMost(0.5),
+    ),
 ];
 
 #[cfg(test)]
@@ -248,20 +274,50 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_ratio_names_measures_that_exist_once() {
+    fn every_aim_names_measures_that_exist_once() {
         let count = |name: &str| MEASURES.iter().filter(|measure| measure.name == name).count();
-        for ratio in RATIOS {
-            assert_eq!(count(ratio.of), 1, "{}", ratio.name);
-            assert_eq!(ratio.by.map_or(1, count), 1, "{}", ratio.name);
+        for aim in AIMS {
+            assert_eq!(count(aim.of), 1, "{}", aim.name);
+            assert_eq!(aim.by.map_or(1, count), 1, "{}", aim.name);
+        }
+    }
+
+    #[test]
+    fn every_requirement_has_its_aim() {
+        let has = |start: &str, target: Target| {
+            AIMS.iter().filter(|aim| aim.name.starts_with(start) && aim.target == target).count()
+        };
+        for (start, target, count) in [
+            ("(a)", Target::AtLeast(0.85), 2),
+            ("(b)", Target::AtLeast(3e6), 2),
+            ("(b)", Target::Report, 4),
+            ("(c)", Target::AtMost(1.0), 1),
+            ("(c)", Target::Report, 2),
+            ("(d)", Target::Below(0.5), 1),
+            ("(d)", Target::Below(16.0), 1),
+            ("(d)", Target::AtMost(2.5), 1),
+            ("(e)", Target::AtLeast(0.7), 1),
+            ("post", Target::AtMost(0.5), 2),
+        ] {
+            assert_eq!(has(start, target), count, "{start} {target:?}");
         }
     }
 
     #[test]
     fn aims_point_the_right_way() {
-        assert_eq!([Aim::AtLeast(2.0).met(1.0), Aim::AtLeast(2.0).met(2.0)], [Some(false), Some(true)]);
-        assert_eq!(
-            [Aim::AtMost(2.0).met(3.0), Aim::AtMost(2.0).met(2.0), Aim::Report.met(1.0)],
-            [Some(false), Some(true), None]
-        );
+        use Verdict::{Met, NotMeasured, NotMet, Reported};
+        for (target, value, verdict) in [
+            (Target::AtLeast(2.0), Some(1.9), NotMet),
+            (Target::AtLeast(2.0), Some(2.0), Met),
+            (Target::AtMost(2.0), Some(2.1), NotMet),
+            (Target::AtMost(2.0), Some(2.0), Met),
+            (Target::Below(2.0), Some(2.0), NotMet),
+            (Target::Below(2.0), Some(1.9), Met),
+            (Target::Report, Some(1.0), Reported),
+            (Target::Report, None, NotMeasured),
+            (Target::AtMost(2.0), None, NotMeasured),
+        ] {
+            assert_eq!(target.judge(value), verdict, "{target:?} {value:?}");
+        }
     }
 }

@@ -1,141 +1,213 @@
 //! `cargo xtask bench-nic`: how fast the software NIC is, against what two processes can do without one.
 //!
 //! Every repetition takes each number once, so that a ratio's two numbers share the machine's mood; the median over the
-//! repetitions of each ratio is what counts.
+//! repetitions of each ratio is what counts. `experiments/bench-nic/README.md` says what is measured, and how to run it
+//! where there is neither cargo nor a tree.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use measure::{Label, Provenance};
-use serde::Serialize;
+use measure::{Label, Revision};
 
-use crate::figure::{self, Programs};
+use crate::figure::{self, Nic, Probe, Programs};
 use crate::refused::refused;
-use crate::report::statistics::median;
 use crate::setup::{self, Purpose};
-use crate::workspace::root;
+use crate::workspace::{self, root};
+use crate::{measured, process};
 
+mod cores;
+mod idle;
 mod measures;
 mod pair;
+mod table;
 
-use measures::{MEASURES, Measure, RATIOS, Ratio};
+use cores::Cores;
+use measures::{MEASURES, Measure};
 use pair::Stand;
+use table::{Number, judge, table};
+
+pub use table::Run;
+
+/// Longest that one program may take; what was meant to take longer adds its own time.
+const LIMIT: Duration = Duration::from_secs(60);
+/// A number that failed so often is not tried again: its repetitions would fail one deadline after the other.
+const FAILURES: usize = 2;
 
 /// Options of `bench-nic`.
-#[derive(Args)]
+#[derive(Args, Clone, Default)]
 pub struct Options {
-    /// Two short repetitions, no long waits.
+    /// Two short repetitions, short waits: to see that it works.
     #[arg(long)]
     quick: bool,
-    /// Repetitions.
-    #[arg(long, default_value_t = 5)]
-    repeat: u32,
+    /// Repetitions (5; with --quick 2).
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeat: Option<u32>,
     /// Where the JSON and the logs go.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Only the numbers whose names contain this.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     only: Option<String>,
+    /// Programs from this folder (`cargo xtask bundle` makes one): nothing is built, installed, or asked of git.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["record", "no_install"])]
+    bin: Option<PathBuf>,
+    /// Leave it to the system which core runs what, and say so in the results.
+    #[arg(long)]
+    no_pin: bool,
+    /// Update the committed `measured.json`; refuses a tree with changes.
+    #[arg(long)]
+    record: bool,
+    /// Measure nothing: put a `bench-nic.json` of another machine into the committed `measured.json`.
+    #[arg(long, value_name = "FILE", exclusive = true)]
+    record_from: Option<PathBuf>,
     /// Install nothing; what is missing ends the run with exit status 2.
     #[arg(long)]
     no_install: bool,
 }
 
-/// One number over the repetitions.
-#[derive(Debug, Serialize)]
-struct Number {
-    name: &'static str,
-    unit: &'static str,
-    median: Option<f64>,
-    values: Vec<Option<f64>>,
-    /// Why a value is missing.
-    errors: Vec<String>,
-    /// What the C prototype reached on two cores.
-    prototype: Option<f64>,
+/// The NIC as in the figures but for the link layer, which perftest finds by itself; the pump off or on.
+fn nic_toml(pump: bool) -> toml::Table {
+    let mut nic = toml::toml! {
+        link_layer = "ib"
+        path = "shm"
+        strict = true
+        doorbell_order = "strict"
+        mtu = 4096
+    };
+    nic.insert("pump".into(), pump.into());
+    nic
 }
 
-/// One ratio, or one number with an aim.
-#[derive(Debug, Serialize)]
-struct Line {
-    name: &'static str,
-    median: Option<f64>,
-    aim: String,
-    met: Option<bool>,
+fn measured_json() -> PathBuf {
+    root().join("experiments/bench-nic/measured.json")
 }
 
-#[derive(Serialize)]
-struct Report<'a> {
-    label: Label,
-    provenance: &'a Provenance,
-    numbers: &'a [Number],
-    ratios: &'a [Line],
-}
-
-/// The NIC as the prototype was measured: InfiniBand and strict; the pump off or on.
-fn nic_toml(pump: bool) -> String {
-    format!(
-        "link_layer = \"ib\"\npath = \"shm\"\nstrict = true\ndoorbell_order = \"strict\"\nmtu = 4096\npump = {pump}\n"
-    )
-}
-
-/// Takes all numbers, prints the table, writes `bench-nic.json`. A missed aim is no failure: it is a result.
+/// Takes all numbers, prints the table, writes `bench-nic.json`. A missed aim is no failure, it is a result; a number
+/// that could not be taken is one.
 pub fn run(options: &Options) -> Result<()> {
-    let chosen: Vec<&Measure> = MEASURES
-        .iter()
-        .filter(|measure| options.only.as_ref().is_none_or(|only| measure.name.contains(only.as_str())))
-        .filter(|measure| !(options.quick && measure.once))
-        .collect();
+    if let Some(file) = &options.record_from {
+        return record_from(file, &measured_json());
+    }
+    let chosen = chosen(options)?;
+    let (programs, revision) = match &options.bin {
+        Some(folder) => (Programs::in_folder(folder)?, workspace::compiled_in_revision()),
+        None => {
+            let revision = Revision::of(&root());
+            if options.record {
+                measured::allowed(&revision)?;
+            }
+            setup::prepare(Purpose::Bench, options.no_install)?;
+            figure::build()?;
+            (Programs::release(), revision)
+        }
+    };
+    let run = execute(options, &chosen, &programs, revision, LIMIT)?;
+    if options.record {
+        let path = measured_json();
+        measured::record(&path, run)?;
+        say!("recorded in {}", path.display());
+    }
+    Ok(())
+}
+
+fn chosen(options: &Options) -> Result<Vec<&'static Measure>> {
+    let wanted =
+        |measure: &&Measure| options.only.as_ref().is_none_or(|only| measure.name.contains(only.as_str()));
+    let chosen: Vec<&Measure> = MEASURES.iter().filter(wanted).collect();
     if chosen.is_empty() {
         let names: Vec<&str> = MEASURES.iter().map(|measure| measure.name).collect();
         return Err(refused(format!("--only: no number is called so; there are: {}", names.join("; "))));
     }
-    setup::prepare(Purpose::Bench, options.no_install)?;
-    figure::build()?;
-    let out = options.out.clone().unwrap_or_else(|| root().join("results/bench-nic"));
+    Ok(chosen)
+}
+
+/// Measures and reports; `programs` are stand-ins in tests.
+fn execute(
+    options: &Options,
+    chosen: &[&Measure],
+    programs: &Programs,
+    revision: Revision,
+    limit: Duration,
+) -> Result<Run> {
+    let here = || if options.bin.is_some() { PathBuf::new() } else { root() };
+    let out = options.out.clone().unwrap_or_else(|| here().join("results/bench-nic"));
     let logs = out.join("logs");
+    let quick = options.quick;
     fs::create_dir_all(&logs).map_err(|error| refused(format!("--out {}: {error}", out.display())))?;
     let (plain, pumped) = (out.join("nic.toml"), out.join("nic-pump.toml"));
     for (path, pump) in [(&plain, false), (&pumped, true)] {
-        fs::write(path, nic_toml(pump)).with_context(|| format!("writing {}", path.display()))?;
+        let text = toml::to_string(&nic_toml(pump)).context("writing nic.toml")?;
+        fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
     }
-    let programs = Programs::release();
-    let seconds = if options.quick { 0.3 } else { 1.0 };
-    let stand = Stand { programs: &programs, plain, pumped, logs: &logs, seconds };
-    let repeat = if options.quick { 2 } else { options.repeat };
-    let numbers = take_all(&stand, &chosen, repeat)?;
-    let ratios = lines(&numbers);
-
-    let mut provenance = Provenance::collect(&root(), &["libibverbs.so", "libmlx5.so"]);
-    (provenance.nic, provenance.link) = (Label::Emulated, Label::Emulated);
-    provenance.versions.insert("profile".into(), "release".into());
-    let report =
-        Report { label: Label::Emulated, provenance: &provenance, numbers: &numbers, ratios: &ratios };
+    let fabric = format!("xtask-{}", std::process::id());
+    let nic = Nic::Software { config: plain.clone(), fabric };
+    let mut provenance = Probe::ask(&nic, programs, &logs)?.provenance(&nic, &nic_toml(false), revision);
+    let tools = options.bin.as_deref();
+    provenance.versions.insert("perftest".into(), perftest_version(tools, limit));
+    let cores = if options.no_pin { None } else { Cores::choose() };
+    let stand = Stand {
+        programs,
+        tools,
+        plain,
+        pumped,
+        logs: &logs,
+        cores: cores.clone(),
+        seconds: if quick { 0.3 } else { 1.0 },
+        idle: Duration::from_secs(if quick { 2 } else { 10 }),
+        pauses: if quick { 5 } else { 100 },
+        rounds: if quick { 300 } else { 3000 },
+        limit,
+    };
+    let numbers = take_all(&stand, chosen, options.repeat.unwrap_or(if quick { 2 } else { 5 }))?;
+    let run = Run {
+        machine: provenance.machine.clone(),
+        label: Label::Emulated,
+        extent: if quick { "quick" } else { "full" }.to_owned(),
+        pinned: cores.map(|cores| [cores.of(0), cores.of(1)]),
+        aims: judge(&numbers),
+        provenance,
+        numbers,
+    };
     let path = out.join("bench-nic.json");
-    let json = serde_json::to_string_pretty(&report).context("writing bench-nic.json")? + "\n";
+    let json = serde_json::to_string_pretty(&run).context("writing bench-nic.json")? + "\n";
     fs::write(&path, json).with_context(|| format!("writing {}", path.display()))?;
-    say!("{}", table(&numbers, &ratios));
-    say!(
-        "label: emulated (nic: emulated, gpu: none, link: emulated); {}; {}",
-        provenance.machine,
-        path.display()
-    );
-    Ok(())
+    say!("{}\n\n{}", table(&run.numbers, &run.aims), footer(&run));
+    say!("results in {}", path.display());
+    let broken: Vec<&str> =
+        run.numbers.iter().filter(|number| !number.whole()).map(|number| number.name.as_str()).collect();
+    if !broken.is_empty() {
+        bail!(
+            "{} of {} numbers could not be taken ({}); the table says why, logs are in {}",
+            broken.len(),
+            run.numbers.len(),
+            broken.join("; "),
+            logs.display()
+        );
+    }
+    Ok(run)
+}
+
+/// What the numbers stand on.
+fn footer(run: &Run) -> String {
+    let from = &run.provenance;
+    let pinned = match &run.pinned {
+        Some([server, client]) => format!("server on cores {server}, client on cores {client}"),
+        None => "not pinned".to_owned(),
+    };
+    let commit = from.revision.commit.get(..10).unwrap_or("unknown");
+    let changes = if from.revision.dirty && !from.revision.commit.is_empty() { " with changes" } else { "" };
+    format!(
+        "label: {} (nic: {}, gpu: {}, link: {}); {}; {pinned}; revision {commit}{changes}",
+        run.label, from.nic, from.gpu, from.link, run.machine
+    )
 }
 
 fn take_all(stand: &Stand<'_>, chosen: &[&Measure], repeat: u32) -> Result<Vec<Number>> {
-    let number = |measure: &&Measure| Number {
-        name: measure.name,
-        unit: measure.unit,
-        median: None,
-        values: Vec::new(),
-        errors: Vec::new(),
-        prototype: measure.prototype,
-    };
-    let mut numbers: Vec<Number> = chosen.iter().map(number).collect();
+    let mut numbers: Vec<Number> = chosen.iter().map(|measure| Number::of(measure)).collect();
     let bar = ProgressBar::new(u64::from(repeat) * chosen.len() as u64);
     bar.set_style(
         ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed}")
@@ -144,124 +216,40 @@ fn take_all(stand: &Stand<'_>, chosen: &[&Measure], repeat: u32) -> Result<Vec<N
     for repetition in 0..repeat {
         for (measure, number) in chosen.iter().zip(&mut numbers) {
             bar.set_message(measure.name);
-            if repetition == 0 || !measure.once {
-                match stand.take(&measure.source) {
-                    Ok(value) => number.values.push(Some(value)),
-                    // One program that fails must not hide what the others say.
-                    Err(error) => {
-                        number.values.push(None);
-                        number.errors.push(format!("{error:#}"));
-                    }
-                }
+            // One program that fails must not hide what the others say.
+            if (repetition == 0 || !measure.once) && number.errors.len() < FAILURES {
+                number.add(stand.take(measure));
             }
             bar.inc(1);
         }
     }
     bar.finish_and_clear();
-    for number in &mut numbers {
-        let values: Vec<f64> = number.values.iter().copied().flatten().collect();
-        number.median = median(&values);
-    }
     Ok(numbers)
 }
 
-fn lines(numbers: &[Number]) -> Vec<Line> {
-    let values = |name: &str| {
-        numbers.iter().find(|number| number.name == name).map_or(&[][..], |number| &number.values)
-    };
-    let line = |ratio: &Ratio| {
-        let quotients: Vec<f64> = match ratio.by {
-            None => values(ratio.of).iter().copied().flatten().collect(),
-            Some(by) => {
-                values(ratio.of).iter().zip(values(by)).filter_map(|(of, by)| Some((*of)? / (*by)?)).collect()
-            }
-        };
-        let median = median(&quotients);
-        let aim = match ratio.aim {
-            measures::Aim::Report => "reported".to_owned(),
-            measures::Aim::AtLeast(aim) => format!("≥ {aim}"),
-            measures::Aim::AtMost(aim) => format!("≤ {aim}"),
-        };
-        Line { name: ratio.name, median, aim, met: median.and_then(|median| ratio.aim.met(median)) }
-    };
-    RATIOS.iter().map(line).collect()
+/// `6.06` of `Version: 6.06`.
+fn perftest_version(tools: Option<&Path>, limit: Duration) -> String {
+    let ours = tools.map(|folder| folder.join("ib_write_bw")).filter(|path| path.is_file());
+    let program = ours.unwrap_or_else(|| "ib_write_bw".into());
+    let output =
+        process::output(std::process::Command::new(program).arg("--version"), process::WAIT.min(limit));
+    let version = output.ok().and_then(|said| Some(said.lines().next()?.rsplit_once(' ')?.1.to_owned()));
+    version.unwrap_or_else(|| "missing".into())
 }
 
-fn table(numbers: &[Number], ratios: &[Line]) -> String {
-    let shown = |value: Option<f64>| match value {
-        None => "—".to_owned(),
-        Some(large) if large >= 1e5 => format!("{:.2} M", large / 1e6),
-        Some(value) => format!("{value:.3}"),
-    };
-    let by_repetition: BTreeMap<&str, BTreeMap<usize, f64>> = numbers
-        .iter()
-        .map(|number| {
-            (
-                number.name,
-                number.values.iter().enumerate().filter_map(|(at, value)| Some((at, (*value)?))).collect(),
-            )
-        })
-        .collect();
-    let mut text = vec![format!("{:34} {:>12} {:>24}  {:12} prototype", "number", "median", "range", "unit")];
-    for number in numbers {
-        let values = by_repetition[number.name].values().copied();
-        let least = values.clone().fold(f64::INFINITY, f64::min);
-        let most = values.clone().fold(f64::NEG_INFINITY, f64::max);
-        let range = if number.median.is_some() {
-            format!("{} – {}", shown(Some(least)), shown(Some(most)))
-        } else {
-            String::new()
-        };
-        let prototype = number.prototype.map_or_else(String::new, |value| shown(Some(value)));
-        text.push(format!(
-            "{:34} {:>12} {range:>24}  {:12} {prototype}",
-            number.name,
-            shown(number.median),
-            number.unit
-        ));
-        text.extend(number.errors.iter().map(|error| format!("    {error}")));
+fn record_from(file: &Path, path: &Path) -> Result<()> {
+    let not = |why: String| refused(format!("--record-from {}: {why}", file.display()));
+    let text = fs::read_to_string(file).map_err(|error| not(error.to_string()))?;
+    let run: Run =
+        serde_json::from_str(&text).map_err(|error| not(format!("is no bench-nic.json: {error}")))?;
+    let problems = measured::problems::<Run>(&format!("{{\"entries\":[{text}]}}"));
+    if !problems.is_empty() {
+        return Err(not(problems.join("; ")));
     }
-    text.push(String::new());
-    for line in ratios.iter().filter(|line| line.median.is_some()) {
-        let met = match line.met {
-            None => "",
-            Some(true) => "met",
-            Some(false) => "MISSED",
-        };
-        text.push(format!("{:54} {:>10}  {:10} {met}", line.name, shown(line.median), line.aim));
-    }
-    text.join("\n")
+    measured::record(path, run)?;
+    say!("recorded in {}", path.display());
+    Ok(())
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn number(name: &'static str, values: &[Option<f64>]) -> Number {
-        let median = median(&values.iter().copied().flatten().collect::<Vec<_>>());
-        Number { name, unit: "x", median, values: values.to_vec(), errors: vec![], prototype: None }
-    }
-
-    #[test]
-    fn a_ratio_compares_within_its_repetition() {
-        // The machine halves its speed in the second repetition: the ratio does not notice.
-        let numbers = [
-            number("write 64 KiB", &[Some(9.0), Some(4.5), None]),
-            number("process_vm_writev 64 KiB", &[Some(10.0), Some(5.0), Some(1.0)]),
-        ];
-        let lines = lines(&numbers);
-        assert_eq!((lines[0].median, lines[0].met), (Some(0.9), Some(true)));
-        assert_eq!((lines[1].median, lines[1].met), (None, None));
-    }
-
-    #[test]
-    fn a_missed_aim_and_a_failed_program_show() {
-        let mut numbers = [number("send 8 B", &[Some(1e6)]), number("write 8 B", &[None])];
-        numbers[1].errors.push("ib_write_bw: no".into());
-        let table = table(&numbers, &lines(&numbers));
-        assert!(
-            table.contains("MISSED") && table.contains("ib_write_bw: no") && table.contains("1.00 M"),
-            "{table}"
-        );
-    }
-}
+mod tests;

@@ -8,155 +8,212 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 
-use super::measures::{Column, Source};
+use super::cores::Cores;
+use super::idle;
+use super::measures::{Column, Measure, Source};
 use crate::figure::Programs;
-use crate::process::{Ended, Guarded, Speaking, WAIT, descendants, run_logged};
+use crate::process::{Ended, Guarded, Speaking, WAIT, run_logged};
 
-/// Longest of all: twenty messages a second apart, and the start.
-const LIMIT: Duration = Duration::from_secs(120);
-/// How long an open device is watched doing nothing.
-const IDLE: Duration = Duration::from_secs(5);
+/// Idling before each message of [`Source::First`].
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Where and with what the numbers are taken.
 pub struct Stand<'a> {
     /// Our programs.
     pub programs: &'a Programs,
+    /// Folder whose perftest programs go before those in `PATH`.
+    pub tools: Option<&'a Path>,
     /// `nic.toml` as in the figures.
     pub plain: PathBuf,
     /// The same with the pump on.
     pub pumped: PathBuf,
     /// Where logs go.
     pub logs: &'a Path,
+    /// Cores of the server and of the client.
+    pub cores: Option<Cores>,
     /// How long a generator run takes.
     pub seconds: f64,
+    /// How long an open device is watched doing nothing.
+    pub idle: Duration,
+    /// Messages after a pause each.
+    pub pauses: u32,
+    /// Bursts of each kind in `bench-post`.
+    pub rounds: u32,
+    /// Longest that any program may take, pauses not counted.
+    pub limit: Duration,
+}
+
+/// Which end of a pair; the server starts first.
+#[derive(Clone, Copy)]
+enum End {
+    Server,
+    Client,
+    /// One process alone: not pinned, its NIC thread is the other half.
+    Alone,
 }
 
 impl Stand<'_> {
-    /// Takes one number.
-    pub fn take(&self, source: &Source) -> Result<f64> {
-        match source {
-            Source::Perftest { tool, options, column, pump } => self.perftest(tool, options, *column, *pump),
-            Source::Generator { options } => self.generator(options),
-            Source::Baseline { options, field, scale } => Ok(self.baseline(options, field)? * scale),
-            Source::IdleCpu => Ok(self.idle()?.0),
-            Source::IdleMemory => Ok(self.idle()?.1),
+    /// Takes one number; an error after `limit` at the latest for each program that it runs.
+    pub fn take(&self, measure: &Measure) -> Result<f64> {
+        match &measure.source {
+            Source::Perftest { tool, options, column, pump } => {
+                self.perftest(measure, tool, options, *column, *pump)
+            }
+            Source::Generator { options } => {
+                let seconds = self.seconds.to_string();
+                let options = [&["--poster", "cpu-shim", "--seconds", &seconds], *options].concat();
+                let run = self.generator(measure, &options, self.limit)?;
+                run["msgs_per_s"].as_f64().context("the sender gives no rate")
+            }
+            Source::First => {
+                let (pause, count) = (PAUSE.as_secs_f64().to_string(), self.pauses.to_string());
+                let options = ["--op", "write", "--payload", "8", "--pause", &pause, "--count", &count];
+                let run = self.generator(measure, &options, self.limit + PAUSE * self.pauses)?;
+                Ok(run.pointer("/first/p99_ns").and_then(Value::as_f64).context("the sender gives no p99")?
+                    * 1e-6)
+            }
+            Source::Post { list } => self.post(measure, *list),
+            Source::Baseline { options, field, scale } => Ok(self.baseline(measure, options, field)? * scale),
+            Source::IdleCpu => Ok(self.idle(measure)?.0),
+            Source::IdleMemory => Ok(self.idle(measure)?.1),
         }
     }
 
-    fn softnic(&self, pump: bool, program: &str) -> Command {
-        let mut command = Command::new(&self.programs.softnic);
+    fn log(&self, measure: &Measure, end: &str) -> PathBuf {
+        let name: String =
+            measure.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+        self.logs.join(format!("{name}-{end}.log"))
+    }
+
+    fn softnic(&self, end: End, pump: bool, program: &Path) -> Command {
+        let cores = match end {
+            End::Server => self.cores.as_ref().map(|cores| cores.of(0)),
+            End::Client => self.cores.as_ref().map(|cores| cores.of(1)),
+            End::Alone => None,
+        };
+        let mut command = match cores {
+            None => Command::new(&self.programs.softnic),
+            Some(cores) => {
+                let mut command = Command::new("taskset");
+                command.args(["-c", &cores]).arg(&self.programs.softnic);
+                command
+            }
+        };
         let config = if pump { &self.pumped } else { &self.plain };
         command.args(["run", "--config"]).arg(config);
-        command.args(["--fabric", &format!("xtask-{}", std::process::id()), "--", program]);
+        command.args(["--fabric", &format!("xtask-{}", std::process::id()), "--"]).arg(program);
         command
     }
 
-    fn perftest(&self, tool: &str, options: &[&str], column: Column, pump: bool) -> Result<f64> {
-        let port = free_port()?.to_string();
-        let end = || {
-            let mut command = self.softnic(pump, tool);
+    /// The path of a perftest program: in our folder, or its name for `PATH` to be looked through.
+    fn tool(&self, name: &str) -> PathBuf {
+        let ours = self.tools.map(|folder| folder.join(name)).filter(|path| path.is_file());
+        ours.unwrap_or_else(|| name.into())
+    }
+
+    fn perftest(
+        &self,
+        measure: &Measure,
+        tool: &str,
+        options: &[&str],
+        column: Column,
+        pump: bool,
+    ) -> Result<f64> {
+        let port = free_port()?;
+        let command = |end: End| {
+            let mut command = self.softnic(end, pump, &self.tool(tool));
             // -F: the governor is not ours to complain about.
-            command.args(["-d", "mlx5_0", "-F", "-p", &port]).args(options);
+            command.args(["-d", "mlx5_0", "-F", "-p", &port.to_string()]).args(options);
             if matches!(column, Column::Bandwidth | Column::Rate) {
                 command.arg("--report_gbits");
             }
             command
         };
-        let server_log = self.logs.join("perftest-server.log");
+        let server_log = self.log(measure, "server");
         let file =
             fs::File::create(&server_log).with_context(|| format!("writing {}", server_log.display()))?;
-        let mut server = end();
+        let mut server = command(End::Server);
         server.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         let mut server = Guarded(server.spawn().with_context(|| format!("starting {tool}"))?);
-        wait_for_listener(&mut server, &port, &server_log)?;
-        let client_log = self.logs.join("perftest-client.log");
-        let ended = run_logged(end().arg("127.0.0.1"), &client_log, LIMIT)?;
+        wait_for_listener(&mut server, port, &server_log, WAIT.min(self.limit))?;
+        let client_log = self.log(measure, "client");
+        let ended = run_logged(command(End::Client).arg("127.0.0.1"), &client_log, self.limit)?;
         if ended != Ended::Well {
-            bail!("{tool} {}: {ended:?}; see {}", options.join(" "), client_log.display());
+            bail!("{tool}'s client {ended:?}; see {}", client_log.display());
         }
-        server.wait(WAIT)?;
+        let ended = server.wait(WAIT.min(self.limit))?;
+        if ended != Ended::Well {
+            bail!("{tool}'s server {ended:?}; see {}", server_log.display());
+        }
         let log =
             fs::read_to_string(&client_log).with_context(|| format!("reading {}", client_log.display()))?;
         column.read(&log).with_context(|| format!("{tool} printed no result; see {}", client_log.display()))
     }
 
-    fn generator(&self, options: &[&str]) -> Result<f64> {
-        let generator = self.programs.generator.to_string_lossy();
-        let mut receiver = self.softnic(false, &generator);
+    /// The sender's line of a generator pair whose messages all arrived whole.
+    fn generator(&self, measure: &Measure, options: &[&str], limit: Duration) -> Result<Value> {
+        let mut receiver = self.softnic(End::Server, false, &self.programs.generator);
         receiver.args(["--listen", "127.0.0.1:0", "--nic", "mlx5_0", "--json", "-"]);
-        let mut receiver = Speaking::start(&mut receiver, &self.logs.join("receiver.log"))?;
-        let listening = receiver.json("listening", WAIT).context("starting the receiver")?;
+        let mut receiver = Speaking::start(&mut receiver, &self.log(measure, "receiver"))?;
+        let listening = receiver.json("listening", WAIT.min(self.limit)).context("starting the receiver")?;
         let address = listening["address"].as_str().context("the receiver does not say where it listens")?;
-        let mut sender = self.softnic(false, &generator);
-        sender.args(["--connect", address, "--nic", "mlx5_0", "--poster", "cpu-shim", "--json", "-"]);
-        sender.args(["--seconds", &self.seconds.to_string()]).args(options);
-        let mut sender = Speaking::start(&mut sender, &self.logs.join("sender.log"))?;
-        let run = sender.json("run", LIMIT).context("running the sender")?;
-        sender.child.wait(WAIT)?;
-        receiver.child.wait(WAIT)?;
+        let mut sender = self.softnic(End::Client, false, &self.programs.generator);
+        sender.args(["--connect", address, "--nic", "mlx5_0", "--json", "-"]).args(options);
+        let mut sender = Speaking::start(&mut sender, &self.log(measure, "sender"))?;
+        let run = sender.json("run", limit).context("running the sender")?;
+        ends_well(&mut sender, "the sender")?;
+        ends_well(&mut receiver, "the receiver")?;
         match run["content_ok"].as_bool() {
-            Some(true) => run["msgs_per_s"].as_f64().context("the sender gives no rate"),
-            _ => bail!("messages did not arrive whole; see {}", self.logs.join("sender.log").display()),
+            Some(true) => Ok(run),
+            _ => bail!("messages did not arrive whole; see {}", sender.log.display()),
         }
     }
 
-    fn baseline(&self, options: &[&str], field: &str) -> Result<f64> {
-        let mut command = Command::new(&self.programs.generator);
-        command.arg("baseline").args(options).args(["--json", "-"]);
-        let mut session = Speaking::start(&mut command, &self.logs.join("baseline.log"))?;
-        let answer = session.json("baseline", LIMIT).with_context(|| format!("baseline {}", options[0]))?;
-        session.child.wait(WAIT)?;
-        answer
-            .pointer(field)
-            .and_then(serde_json::Value::as_f64)
-            .with_context(|| format!("baseline {}: no {field}", options[0]))
+    /// Ratio of the medians, in the row of the shim's default: eight bytes, strict order.
+    fn post(&self, measure: &Measure, list: u64) -> Result<f64> {
+        let mut command = self.softnic(End::Alone, false, &self.programs.generator);
+        command.args(["bench-post", "--nic", "mlx5_0", "--rounds", &self.rounds.to_string(), "--json", "-"]);
+        let mut session = Speaking::start(&mut command, &self.log(measure, "bench-post"))?;
+        let answer = session.json("bench-post", self.limit).context("comparing the posting code")?;
+        ends_well(&mut session, "bench-post")?;
+        let rows = answer["rows"].as_array().map_or(&[][..], Vec::as_slice);
+        let row = rows
+            .iter()
+            .find(|row| row["list"] == list && row["doorbell"] == "8-bytes" && row["order"] == "strict");
+        row.and_then(|row| row["ratio"].as_f64()).context("bench-post has no such row")
     }
 
-    /// NIC thread's share of a core in percent, and the process's memory in MiB, of a program that opened a device and
-    /// waits for events that never come.
-    fn idle(&self) -> Result<(f64, f64)> {
-        let log = fs::File::create(self.logs.join("idle.log")).context("writing idle.log")?;
-        let mut command = self.softnic(false, "ibv_asyncwatch");
-        command.args(["-d", "mlx5_0"]).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
-        let mut watcher = Guarded(command.spawn().context("starting ibv_asyncwatch")?);
-        let since = Instant::now();
-        let process = loop {
-            let found = std::iter::once(watcher.0.id())
-                .chain(descendants(watcher.0.id()))
-                .find(|id| nic_ns(*id).is_some());
-            match found {
-                Some(process) => break process,
-                None if since.elapsed() > WAIT || watcher.poll()?.is_some() => {
-                    bail!("ibv_asyncwatch opened no device; see {}", self.logs.join("idle.log").display())
-                }
-                None => sleep(Duration::from_millis(20)),
-            }
-        };
-        // What opening it cost is not idling.
-        sleep(Duration::from_secs(1));
-        let before = nic_ns(process).context("the NIC thread is gone")?;
-        sleep(IDLE);
-        let after = nic_ns(process).context("the NIC thread is gone")?;
-        let percent = (after - before) as f64 / IDLE.as_nanos() as f64 * 100.0;
-        let status = fs::read_to_string(format!("/proc/{process}/status")).context("reading its memory")?;
-        let resident = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next()?.parse::<f64>().ok());
-        Ok((percent, resident.context("no VmRSS")? / 1024.0))
+    fn baseline(&self, measure: &Measure, options: &[&str], field: &str) -> Result<f64> {
+        let mut command = Command::new(&self.programs.generator);
+        command.arg("baseline").args(options).args(["--seconds", &self.seconds.to_string(), "--json", "-"]);
+        if let Some(cores) = &self.cores {
+            command.args(["--cores", &cores.first_of_each()]);
+        }
+        let mut session = Speaking::start(&mut command, &self.log(measure, "baseline"))?;
+        let answer =
+            session.json("baseline", self.limit).with_context(|| format!("baseline {}", options[0]))?;
+        ends_well(&mut session, "baseline")?;
+        let number = answer.pointer(field).and_then(Value::as_f64);
+        number.with_context(|| format!("baseline {}: no {field}", options[0]))
+    }
+
+    /// A receiver that nobody calls has opened its device and waits.
+    fn idle(&self, measure: &Measure) -> Result<(f64, f64)> {
+        let mut receiver = self.softnic(End::Alone, false, &self.programs.generator);
+        receiver.args(["--listen", "127.0.0.1:0", "--nic", "mlx5_0", "--json", "-"]);
+        let mut receiver = Speaking::start(&mut receiver, &self.log(measure, "idle"))?;
+        receiver.json("listening", WAIT.min(self.limit)).context("opening a device")?;
+        idle::watch(&mut receiver, self.idle)
     }
 }
 
-/// Nanoseconds that the NIC's thread in `process` has run, if it has one.
-fn nic_ns(process: u32) -> Option<u64> {
-    let tasks = fs::read_dir(format!("/proc/{process}/task")).ok()?;
-    let of_nic = |task: &fs::DirEntry| {
-        let name = fs::read_to_string(task.path().join("comm")).ok()?;
-        // The first field is the time on a core; `stat` counts in hundredths of a second, too coarse for idling.
-        let schedstat = fs::read_to_string(task.path().join("schedstat")).ok()?;
-        name.starts_with("softnic-nic").then(|| schedstat.split_whitespace().next()?.parse::<u64>().ok())?
-    };
-    tasks.flatten().filter_map(|task| of_nic(&task)).reduce(|one, other| one + other)
+fn ends_well(program: &mut Speaking, name: &str) -> Result<()> {
+    match program.child.wait(WAIT)? {
+        Ended::Well => Ok(()),
+        ended => bail!("{name} {ended:?}; see {}", program.log.display()),
+    }
 }
 
 fn free_port() -> Result<u16> {
@@ -165,9 +222,8 @@ fn free_port() -> Result<u16> {
 }
 
 /// perftest's server takes exactly one connection, so that a trial connection would spoil it: the kernel's table tells.
-fn wait_for_listener(server: &mut Guarded, port: &str, log: &Path) -> Result<()> {
+fn wait_for_listener(server: &mut Guarded, port: u16, log: &Path, limit: Duration) -> Result<()> {
     let since = Instant::now();
-    let port: u16 = port.parse().context("a port")?;
     loop {
         let tables =
             ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
@@ -177,7 +233,7 @@ fn wait_for_listener(server: &mut Guarded, port: &str, log: &Path) -> Result<()>
         if let Some(ended) = server.poll()? {
             bail!("the server {ended:?} before it listened; see {}", log.display());
         }
-        if since.elapsed() > WAIT {
+        if since.elapsed() > limit {
             bail!("the server does not listen on port {port}; see {}", log.display());
         }
         sleep(Duration::from_millis(5));
@@ -206,9 +262,8 @@ impl Column {
             // bytes, iterations, peak and average Gbit/s, million messages/s
             Column::Bandwidth => Some(field(3)? / 8.0),
             Column::Rate => Some(field(4)? * 1e6),
-            // bytes, iterations, min, max, typical, average, deviation, 99 %, 99.9 %
+            // bytes, iterations, min, max, typical, and more
             Column::Latency => field(4),
-            Column::Latency99 => field(7),
         }
     }
 }
@@ -226,7 +281,6 @@ mod tests {
         let latency = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec] \n \
             8       1000          0.70           9.35         0.74     	       0.80        	0.11   		1.50    		9.35   \n";
         assert_eq!(Column::Latency.read(latency), Some(0.74));
-        assert_eq!(Column::Latency99.read(latency), Some(1.50));
         assert_eq!(Column::Latency.read("nothing"), None);
     }
 
@@ -237,23 +291,5 @@ mod tests {
         let table = fs::read_to_string("/proc/net/tcp").unwrap();
         assert!(listens(&table, port));
         assert!(!listens("header\n 0: 0100007F:1234 00000000:0000 01 0:0\n", 0x1234));
-    }
-
-    #[test]
-    fn a_thread_of_the_nic_s_name_is_found_by_what_it_ran() {
-        let before = nic_ns(std::process::id());
-        let (ready, is_ready) = std::sync::mpsc::channel();
-        let (stop, stopped) = std::sync::mpsc::channel::<()>();
-        let work = move || {
-            let sum: u64 = (0..1_000_000_u64).map(std::hint::black_box).sum();
-            ready.send(sum).unwrap();
-            let _ = stopped.recv();
-        };
-        let thread = std::thread::Builder::new().name("softnic-nic".into()).spawn(work).unwrap();
-        is_ready.recv().unwrap();
-        assert_eq!(before, None);
-        assert!(nic_ns(std::process::id()).is_some_and(|ns| ns > 0));
-        drop(stop);
-        thread.join().unwrap();
     }
 }

@@ -15,6 +15,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use measure::{JsonLines, Label, json_lines};
 use serde::Serialize;
 
+use crate::measured;
 use crate::process::{Speaking, WAIT};
 use crate::refused::refused;
 use crate::report::compare::{Judged, judge};
@@ -30,9 +31,10 @@ mod session;
 mod spec;
 mod table;
 
-pub use nic::Programs;
-use nic::{Nic, Probe, Receiver};
+pub use nic::{Nic, Probe, Programs};
+use nic::{PORT, Peer, Receiver};
 use point::{Key, Point};
+pub use record::Entry;
 use session::Bench;
 use spec::{Extent, Grid, Plot, Spec};
 
@@ -66,6 +68,9 @@ pub struct Options {
     /// Host with the receiver for --nic; started there over ssh.
     #[arg(long, value_name = "HOST", requires = "nic")]
     peer: Option<String>,
+    /// The generator on that host: a path there, or a name in its PATH.
+    #[arg(long, value_name = "PATH", requires = "peer", default_value = "generator")]
+    peer_generator: String,
     /// Install nothing; what is missing ends the run with exit status 2.
     #[arg(long)]
     no_install: bool,
@@ -140,7 +145,7 @@ pub fn run(number: u32, options: &Options) -> Result<()> {
     }
     let revision = measure::Revision::of(&root());
     if options.record {
-        record::allowed(&revision)?;
+        measured::allowed(&revision)?;
     }
     // What the user can mend is said before minutes of building.
     if let Some(device) = &options.nic {
@@ -173,31 +178,41 @@ pub fn build() -> Result<()> {
 
 /// Measures, draws and judges; `programs` are stand-ins in tests.
 fn execute(experiment: &Experiment, options: &Options, out: &Path, programs: &Programs) -> Result<()> {
-    let spec = &experiment.spec;
     let logs = out.join("logs");
     fs::create_dir_all(&logs).map_err(|error| refused(format!("--out {}: {error}", out.display())))?;
     let nic = match &options.nic {
-        None => Nic::software(spec, out)?,
+        None => Nic::software(&experiment.spec, out)?,
         Some(device) => Nic::card(device)?,
     };
-    let probe = Probe::ask(&nic, programs, &logs)?;
-    let provenance = probe.provenance(&nic, spec);
+    let peer = options.peer.as_deref().map(|host| Peer {
+        host,
+        generator: &options.peer_generator,
+        ssh: Path::new("ssh"),
+        port: PORT,
+    });
+    execute_on(&nic, peer, experiment, options, out, programs)
+}
+
+fn execute_on(
+    nic: &Nic,
+    peer: Option<Peer<'_>>,
+    experiment: &Experiment,
+    options: &Options,
+    out: &Path,
+    programs: &Programs,
+) -> Result<()> {
+    let (spec, logs) = (&experiment.spec, out.join("logs"));
+    let probe = Probe::ask(nic, programs, &logs)?;
+    let provenance = probe.provenance(nic, &spec.nic, measure::Revision::of(&root()));
     let file = out.join("results.jsonl");
     let grid = spec.grid(options.extent());
     let earlier = earlier(&file, options, &provenance, &grid)?;
-    let receiver = Receiver::find(&nic, programs, options.peer.as_deref(), &logs)?;
-    let link_gbps = probe.link_gbps(&nic);
-    let bench = Bench {
-        spec,
-        programs,
-        nic: &nic,
-        receiver: &receiver,
-        logs: &logs,
-        provenance: &provenance,
-        link_gbps,
-    };
+    let receiver = Receiver::find(nic, peer, &logs)?;
+    let link_gbps = probe.link_gbps(nic);
+    let bench =
+        Bench { spec, programs, nic, receiver: &receiver, logs: &logs, provenance: &provenance, link_gbps };
     let points = measure_all(&bench, &grid, earlier, &file)?;
-    let ratios = if spec.bench_post { bench_post(&nic, programs, &logs)? } else { serde_json::Value::Null };
+    let ratios = if spec.bench_post { bench_post(nic, programs, &logs)? } else { serde_json::Value::Null };
     report(experiment, options, out, &points, &ratios)
 }
 
@@ -367,9 +382,9 @@ fn report(
         let path = experiment.folder.join("measured.json");
         let (machine, label, provenance) =
             (point.provenance.machine.clone(), point.label, point.provenance.clone());
-        record::record(
+        measured::record(
             &path,
-            record::Entry {
+            Entry {
                 machine,
                 label,
                 extent,

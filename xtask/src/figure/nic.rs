@@ -1,20 +1,21 @@
 //! Which NIC a figure runs on, and how programs are started on it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use measure::{Label, Provenance};
+use measure::{Label, Provenance, Revision};
 use serde::Deserialize;
 
 use super::spec::Spec;
 use crate::process::{Ended, Speaking, WAIT};
 use crate::refused::refused;
-use crate::workspace::{root, target_dir};
+use crate::workspace::target_dir;
 
 /// Port of a receiver on another host.
-const PORT: u16 = 18515;
+pub const PORT: u16 = 18515;
 
 /// Our programs.
 #[derive(Clone, Debug)]
@@ -30,6 +31,21 @@ impl Programs {
     pub fn release() -> Programs {
         let folder = target_dir().join("release");
         Programs { generator: folder.join("generator"), softnic: folder.join("softnic") }
+    }
+
+    /// Programs that were built elsewhere and carried here.
+    pub fn in_folder(folder: &Path) -> Result<Programs> {
+        // `softnic` runs a program that is named without a folder from `PATH`.
+        let folder = std::path::absolute(folder).context("finding the folder of programs")?;
+        for name in ["generator", "softnic", "libsoftnic_preload.so"] {
+            if !folder.join(name).is_file() {
+                return Err(refused(format!(
+                    "--bin {}: no {name} there; `cargo xtask bundle DIR` makes a folder with all programs",
+                    folder.display()
+                )));
+            }
+        }
+        Ok(Programs { generator: folder.join("generator"), softnic: folder.join("softnic") })
     }
 }
 
@@ -131,17 +147,29 @@ pub enum Receiver {
     },
 }
 
+/// A host whose receiver we start.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer<'a> {
+    /// As ssh knows it, and as the sender reaches it.
+    pub host: &'a str,
+    /// The generator there.
+    pub generator: &'a str,
+    /// The program that runs a command there.
+    pub ssh: &'a Path,
+    /// Where the receiver listens.
+    pub port: u16,
+}
+
 impl Receiver {
     /// The receiver for `nic`: started over ssh on `peer`, or by hand on a host that the user then names.
-    pub fn find(nic: &Nic, programs: &Programs, peer: Option<&str>, logs: &Path) -> Result<Receiver> {
+    pub fn find(nic: &Nic, peer: Option<Peer<'_>>, logs: &Path) -> Result<Receiver> {
         let Nic::Card { device } = nic else { return Ok(Receiver::Each) };
-        let listen = format!("--listen 0.0.0.0:{PORT} --nic {device} --sessions 0 --json -");
-        let by_hand = format!("generator {listen}");
-        let Some(host) = peer else {
+        let listen = |port: u16| format!("--listen 0.0.0.0:{port} --nic {device} --sessions 0 --json -");
+        let Some(Peer { host, generator, ssh, port }) = peer else {
             say!(
                 "Run this on the other host (its device may have another name), then type that host's address here:"
             );
-            say!("  {by_hand}");
+            say!("  generator {}", listen(PORT));
             let mut line = String::new();
             std::io::stdin().read_line(&mut line).context("reading the other host's address")?;
             let host = line.trim();
@@ -152,21 +180,28 @@ impl Receiver {
             }
             return Ok(Receiver::Standing { address: format!("{host}:{PORT}"), _session: None });
         };
-        let mut command = Command::new("ssh");
+        let mut command = Command::new(ssh);
         // With a terminal of its own the receiver ends when we do.
         command.args(["-tt", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host]);
-        command.arg(format!("{} {listen}", programs.generator.display()));
+        command.arg(format!("{} {}", quoted(generator), listen(port)));
         let mut session = Speaking::start(&mut command, &logs.join("receiver.log"))?;
         match session.json("listening", WAIT) {
             Ok(_) => Ok(Receiver::Standing {
-                address: format!("{host}:{PORT}"),
+                address: format!("{host}:{port}"),
                 _session: Some(Box::new(session)),
             }),
             Err(error) => Err(refused(format!(
-                "no receiver on {host}: {error:#}; run `{by_hand}` there and leave --peer out here"
+                "no receiver on {host}: {error:#}; say where its generator is (--peer-generator PATH), or run \
+                 `generator {}` there and leave --peer out here",
+                listen(port)
             ))),
         }
     }
+}
+
+/// One word for the other host's shell, whatever is in it.
+fn quoted(word: &str) -> String {
+    format!("'{}'", word.replace('\'', "'\\''"))
 }
 
 /// What `generator probe --json` says.
@@ -188,11 +223,19 @@ struct Libraries {
 struct Device {
     name: String,
     #[serde(default)]
+    firmware: String,
+    #[serde(default)]
+    part_id: u32,
+    #[serde(default)]
     ports: Vec<Port>,
 }
 
 #[derive(Debug, Deserialize)]
 struct Port {
+    #[serde(default)]
+    active_mtu: u32,
+    #[serde(default)]
+    link_layer: String,
     speed_gbps: Option<f64>,
 }
 
@@ -229,8 +272,9 @@ impl Probe {
     }
 
     /// Provenance of every point of a run.
-    pub fn provenance(&self, nic: &Nic, spec: &Spec) -> Provenance {
-        let mut provenance = Provenance::collect(&root(), &[]);
+    /// `options`: `nic.toml` of the software NIC; a card's are what its driver says.
+    pub fn provenance(&self, nic: &Nic, options: &toml::Table, revision: Revision) -> Provenance {
+        let mut provenance = Provenance::of(revision, &[]);
         let label = match nic {
             Nic::Software { .. } => Label::Emulated,
             Nic::Card { .. } => Label::Hardware,
@@ -244,13 +288,30 @@ impl Probe {
                 provenance.versions.insert(name.into(), version.clone().unwrap_or_else(|| "missing".into()));
             }
         }
-        if let Nic::Software { .. } = nic {
-            let options = spec
-                .nic
+        provenance.nic_options = match nic {
+            Nic::Software { .. } => options
                 .iter()
-                .filter_map(|(key, value)| Some((key.clone(), serde_json::to_value(value).ok()?)));
-            provenance.nic_options = options.collect();
-        }
+                .filter_map(|(key, value)| Some((key.clone(), serde_json::to_value(value).ok()?)))
+                .collect(),
+            Nic::Card { .. } => self.card_options(nic.device()),
+        };
         provenance
+    }
+
+    /// What a card's driver says of the device and of its first port.
+    fn card_options(&self, name: &str) -> BTreeMap<String, serde_json::Value> {
+        let Some(device) = self.devices.iter().find(|device| device.name == name) else {
+            return BTreeMap::new();
+        };
+        let port = device.ports.first();
+        let facts = [
+            ("firmware", Some(device.firmware.clone().into())),
+            ("part_id", Some(device.part_id.into())),
+            ("active_mtu", port.map(|port| port.active_mtu.into())),
+            ("link_layer", port.map(|port| port.link_layer.clone().into())),
+            ("speed_gbps", port.and_then(|port| port.speed_gbps).map(Into::into)),
+            ("pump", Some(false.into())),
+        ];
+        facts.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect()
     }
 }

@@ -44,8 +44,8 @@ pub struct Point {
     pub lost: u64,
     /// Nothing torn, nothing lost, everything that was checked was right.
     pub content_ok: bool,
-    /// Threads that post.
-    pub posting_threads: u32,
+    /// Threads that post; `None` where the run was too short to see one of them at work.
+    pub posting_threads: Option<u32>,
     /// Rate that the port says it has; `None` where it means nothing (shared memory).
     pub link_gbps: Option<f64>,
     /// Weakest label of the parts that the run used.
@@ -69,6 +69,10 @@ pub struct Bursts {
     pub mean_ns: f64,
 }
 
+/// The numbers that [`Point::field`] knows.
+pub const FIELDS: [&str; 6] =
+    ["payload_gbps", "wire_gbps", "msgs_per_s", "post_ns", "post_mean_ns", "posting_threads"];
+
 /// What tells one point of a run from another.
 pub type Key = (String, u64, u32, u32);
 
@@ -86,7 +90,7 @@ impl Point {
             "msgs_per_s" => self.msgs_per_s,
             "post_ns" => self.post_ns,
             "post_mean_ns" => self.post_mean_ns,
-            "posting_threads" => f64::from(self.posting_threads),
+            "posting_threads" => f64::from(self.posting_threads?),
             _ => return None,
         })
     }
@@ -116,7 +120,7 @@ pub fn example(series: &str, payload_bytes: u64) -> Point {
         torn: 0,
         lost: 0,
         content_ok: true,
-        posting_threads: 1,
+        posting_threads: Some(1),
         link_gbps: Some(100.0),
         label: Label::Hardware,
         provenance: Provenance {

@@ -135,7 +135,7 @@ pub fn sender_options(spec: &Spec, series: &str, payload_bytes: u64, list: u32, 
 }
 
 /// Waits for the sender's result, and counts its busy threads meanwhile: the NIC's own are not among them.
-fn watch(sender: &mut Speaking, limit: Duration) -> Result<(serde_json::Value, u32)> {
+fn watch(sender: &mut Speaking, limit: Duration) -> Result<(serde_json::Value, Option<u32>)> {
     let since = Instant::now();
     let mut ticks = Vec::new();
     loop {
@@ -175,10 +175,10 @@ fn thread_ticks(process: u32) -> Vec<u64> {
     tasks.iter().filter_map(ticks).collect()
 }
 
-/// Threads that used at least a tenth of what the busiest one used. No thread was seen at work: none.
-fn busy(ticks: &[u64]) -> u32 {
-    let most = ticks.iter().copied().max().unwrap_or(0);
-    ticks.iter().filter(|ticks| most > 0 && **ticks * 10 >= most).count() as u32
+/// Threads that used at least a tenth of what the busiest one used. `None`: no thread was seen at work.
+fn busy(ticks: &[u64]) -> Option<u32> {
+    let most = ticks.iter().copied().max().filter(|most| *most > 0)?;
+    Some(ticks.iter().filter(|ticks| **ticks * 10 >= most).count() as u32)
 }
 
 #[cfg(test)]
@@ -187,7 +187,8 @@ mod tests {
 
     #[test]
     fn an_idle_thread_posts_nothing() {
-        for (ticks, count) in [(&[50, 0, 1][..], 1), (&[50, 45], 2), (&[0, 0], 0), (&[], 0)] {
+        for (ticks, count) in [(&[50, 0, 1][..], Some(1)), (&[50, 45], Some(2)), (&[0, 0], None), (&[], None)]
+        {
             assert_eq!(busy(ticks), count, "{ticks:?}");
         }
     }

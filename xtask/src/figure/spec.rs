@@ -161,6 +161,16 @@ mod tests {
     }
 
     #[test]
+    fn the_timed_burst_is_the_same_for_every_size_and_holds_whole_lists() {
+        for figure in [4, 5] {
+            let spec = spec(figure);
+            let batch = spec.generator["batch"].as_integer().unwrap() as u32;
+            assert_eq!(batch, 32, "figure {figure}: README.md says so");
+            assert!(spec.grid(Extent::Full).list.iter().all(|list| batch.is_multiple_of(*list)));
+        }
+    }
+
+    #[test]
     fn the_full_extent_holds_every_published_size() {
         for figure in [4, 5] {
             let sizes = spec(figure).grid(Extent::Full).payload_bytes;

@@ -10,6 +10,7 @@ use crate::report::statistics::by_payload;
 
 /// Median, least and most of each number of the points that share series, list and payload size.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Row {
     /// Who posted.
     pub series: String,

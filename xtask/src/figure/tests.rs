@@ -81,6 +81,7 @@ fn options(resume: bool) -> Options {
         out: None,
         nic: None,
         peer: None,
+        peer_generator: "generator".into(),
         no_install: true,
     }
 }
@@ -210,6 +211,63 @@ fn a_figure_that_nobody_made_is_refused_with_the_ones_there_are() {
 fn a_card_that_is_not_here_is_refused() {
     let error = Nic::card("mlx5_77").unwrap_err();
     assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("mlx5_77"), "{error:#}");
+}
+
+/// A program of ours on a fabric of this test.
+fn on_softnic(stage: &Stage, name: &str, command: &str) -> PathBuf {
+    let built = Programs::release();
+    let text = format!(
+        "#!/bin/sh\nfor last; do :; done\nprintf '%s\\n' \"$@\" > {folder}/{name}-arguments\n\
+         exec {softnic} run --fabric xtask-peer-{id} --link-layer ib -- {command}\n",
+        folder = stage.out.with_file_name("").display(),
+        softnic = built.softnic.display(),
+        id = std::process::id(),
+    );
+    let path = stage.out.with_file_name(name);
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn a_card_s_receiver_is_started_over_ssh_and_takes_every_point() {
+    let built = Programs::release();
+    let both = built.softnic.is_file() && built.generator.is_file();
+    measure::need!(both, softnic, "release builds of generator and softnic");
+    // Two devices of one fabric stand in for two hosts: the generator is the real one, and so is what it is told.
+    let stage = stage("peer", "");
+    fs::create_dir_all(stage.out.join("logs")).unwrap();
+    let there = stage.out.with_file_name("the peer's generator");
+    std::os::unix::fs::symlink(&built.generator, &there).unwrap();
+    let ssh = on_softnic(&stage, "ssh", "/bin/sh -c \"exec $last\"");
+    let here = on_softnic(&stage, "here", &format!("{} \"$@\"", built.generator.display()));
+    let programs = Programs { generator: here, softnic: "no-softnic-on-a-card".into() };
+    let nic = Nic::Card { device: "mlx5_0".into() };
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let generator = there.to_str().unwrap();
+    let peer = Peer { host: "127.0.0.1", generator, ssh: &ssh, port };
+    let mut experiment = small();
+    experiment.spec.bench_post = false;
+    execute_on(&nic, Some(peer), &experiment, &options(false), &stage.out, &programs).unwrap();
+    let points = stage.points();
+    assert_eq!((points.len(), points.iter().all(|point| point.content_ok)), (8, true));
+    let from = &points[0].provenance;
+    assert_eq!(
+        (&from.nic_options["active_mtu"], &from.nic_options["link_layer"]),
+        (&4096.into(), &"ib".into())
+    );
+    assert!(!from.nic_options["firmware"].as_str().unwrap().is_empty());
+    let said = fs::read_to_string(stage.out.with_file_name("ssh-arguments")).unwrap();
+    let words: Vec<&str> = said.lines().collect();
+    assert!(words.contains(&"BatchMode=yes") && words[words.len() - 2] == "127.0.0.1", "{said}");
+    assert!(words[words.len() - 1].contains("peer'\\''s generator' --listen 0.0.0.0:"), "{said}");
+    assert!(!said.contains(&programs.generator.display().to_string()), "{said}");
+
+    // A peer without our generator is refused with what can be done.
+    let peer = Peer { generator: "no-such-generator", ..peer };
+    let error =
+        execute_on(&nic, Some(peer), &experiment, &options(false), &stage.out, &programs).unwrap_err();
+    assert!(format!("{error:#}").contains("--peer-generator"), "{error:#}");
 }
 
 #[test]

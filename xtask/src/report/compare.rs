@@ -24,6 +24,8 @@ pub enum Verdict {
     NotReproduced,
     /// Nothing could be judged; these parts must be hardware.
     NeedsHardware(Vec<String>),
+    /// Nothing could be judged: the run has no points for it.
+    NeedsData,
     /// No run of ours can judge it.
     Background,
 }
@@ -35,6 +37,7 @@ impl fmt::Display for Verdict {
             Verdict::InPart => f.write_str("in part"),
             Verdict::NotReproduced => f.write_str("not reproduced"),
             Verdict::NeedsHardware(parts) => write!(f, "needs hardware ({})", parts.join(", ")),
+            Verdict::NeedsData => f.write_str("needs data"),
             Verdict::Background => f.write_str("background"),
         }
     }
@@ -42,6 +45,7 @@ impl fmt::Display for Verdict {
 
 /// A claim with its verdict and what it rests on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Judged {
     /// Short name of the claim.
     pub id: String,
@@ -82,7 +86,7 @@ impl Finding {
 /// Judges one claim by `points`.
 pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
     let findings = match &claim.rule {
-        Rule::Background => Vec::new(),
+        Rule::Background {} => Vec::new(),
         Rule::Saturates { at_least } => each(claim, points, &|series| saturates(points, series, *at_least)),
         Rule::Linear { r_squared, below } => {
             each(claim, points, &|series| linear(points, series, *r_squared, *below))
@@ -114,7 +118,7 @@ pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
 }
 
 fn verdict(claim: &Claim, findings: &[Finding]) -> Verdict {
-    if matches!(claim.rule, Rule::Background) {
+    if matches!(claim.rule, Rule::Background {}) {
         return Verdict::Background;
     }
     let holding = findings.iter().filter(|finding| finding.holds == Some(true)).count();
@@ -124,6 +128,7 @@ fn verdict(claim: &Claim, findings: &[Finding]) -> Verdict {
     needs.dedup();
     match (holding, failing) {
         (0, 0) if !needs.is_empty() => Verdict::NeedsHardware(needs),
+        (0, 0) => Verdict::NeedsData,
         (0, _) => Verdict::NotReproduced,
         _ if holding == findings.len() => Verdict::Reproduced,
         _ => Verdict::InPart,
@@ -231,14 +236,25 @@ fn linear(points: &[Point], series: &str, r_squared: f64, below: f64) -> Finding
 }
 
 fn equals(points: &[Point], series: &str, field: &str, value: f64) -> Finding {
-    let own = points.iter().filter(|point| point.series == series);
-    let other = own.filter_map(|point| point.field(field)).find(|found| *found != value);
-    let found = other.unwrap_or(value);
-    Finding::judged(other.is_none(), format!("{series}: {field} {found}"))
+    let own: Vec<Option<f64>> =
+        points.iter().filter(|point| point.series == series).map(|point| point.field(field)).collect();
+    let known = own.iter().flatten().count();
+    match own.iter().flatten().find(|found| **found != value) {
+        Some(other) => Finding::judged(false, format!("{series}: {field} {other}")),
+        // A point that does not say is no point that agrees.
+        None if known == 0 => Finding::missing(&format!("{series}: {field}"), Vec::new()),
+        None => {
+            let all = format!("{series}: {field} {value}, {known} of {} points say", own.len());
+            Finding::judged(true, all)
+        }
+    }
 }
 
 fn flat(points: &[Point], series: &str, field: &str, at_most: f64) -> Finding {
     let medians = medians(points, series, field);
+    if medians.len() < 2 {
+        return Finding::missing(&format!("{series}: {field} at two payload sizes"), Vec::new());
+    }
     let least = medians.values().copied().fold(f64::INFINITY, f64::min);
     let most = medians.values().copied().fold(0.0, f64::max);
     let quotient = most / least;
@@ -291,9 +307,12 @@ fn order(points: &[Point], one: &str, other: &str, field: &str, below: f64) -> V
         .collect();
     let least = common.iter().copied().fold(f64::INFINITY, f64::min);
     let most = common.iter().copied().fold(0.0, f64::max);
+    if common.is_empty() {
+        return vec![Finding::missing(&format!("{one} / {other}: {field} at one payload size"), Vec::new())];
+    }
     let evidence =
         format!("{one} / {other}: {field} {least:.2} to {most:.2} times, at {} payload sizes", common.len());
-    vec![Finding::judged(!common.is_empty() && least > 1.0, evidence)]
+    vec![Finding::judged(least > 1.0, evidence)]
 }
 
 #[cfg(test)]
@@ -377,8 +396,13 @@ mod tests {
                 NotReproduced,
             ),
             ("single-thread", "one", all.clone(), Reproduced),
-            ("single-thread", "two on the CPU", change(&all, "cpu-*", |p| p.posting_threads = 2), InPart),
-            ("single-thread", "two", change(&all, "*", |p| p.posting_threads = 2), NotReproduced),
+            (
+                "single-thread",
+                "two on the CPU",
+                change(&all, "cpu-*", |p| p.posting_threads = Some(2)),
+                InPart,
+            ),
+            ("single-thread", "two", change(&all, "*", |p| p.posting_threads = Some(2)), NotReproduced),
             (
                 "slope-by-clock",
                 "as published: the A100 is no slower than the CPU's loop",
@@ -469,6 +493,29 @@ mod tests {
         assert_eq!(verdict_of("post-constant-api", &[]), Verdict::NeedsHardware(vec!["nic".into()]));
         let without: Vec<Point> =
             published().into_iter().filter(|point| point.series != "cpu-ibverbs").collect();
-        assert_eq!(verdict_of("post-constant-api", &without), Verdict::NotReproduced);
+        assert_eq!(verdict_of("post-constant-api", &without), Verdict::NeedsData);
+    }
+
+    #[test]
+    fn points_that_say_nothing_of_a_claim_never_hold_it() {
+        let all = published();
+        // One payload size is level, and so is none.
+        let lone: Vec<Point> = all.iter().filter(|point| point.payload_bytes == 10_000).cloned().collect();
+        let silent = change(&all, "*", |point| point.posting_threads = None);
+        // Lists alone, no posts one by one.
+        let lists = change(&all, "*", |point| point.list = 16);
+        for (id, what, points) in [
+            ("post-constant-api", "one size", &lone),
+            ("post-constant", "one size", &lone),
+            ("single-thread", "no tick was seen", &silent),
+            ("post-constant-api", "lists only", &lists),
+            ("own-equals-vanilla", "lists only", &lists),
+            ("post-gpu-slower", "lists only", &lists),
+            ("cpu-post-decreases", "lists only", &lists),
+        ] {
+            assert_eq!(verdict_of(id, points), Verdict::NeedsData, "{id}: {what}");
+        }
+        let one_says = [silent, all[..1].to_vec()].concat();
+        assert_eq!(verdict_of("single-thread", &one_says), Verdict::InPart);
     }
 }

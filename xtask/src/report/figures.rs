@@ -5,8 +5,8 @@ use plotters::style::RGBColor;
 
 use super::paper::Paper;
 use super::plot::{Axis, BLUE, Curve, GREEN, Marker, ORANGE, PURPLE, Panel, SKY, Stroke, VERMILION, svg};
-use super::statistics::{by_payload, median};
-use super::wire_model::WireModel;
+use super::statistics::by_payload;
+use super::wire_model;
 use crate::figure::point::Point;
 
 const MODEL: RGBColor = RGBColor(90, 90, 90);
@@ -90,12 +90,11 @@ fn published(paper: &Paper) -> Vec<Curve> {
 fn models(fig5: &Paper) -> Vec<Curve> {
     let gpus = fig5.series.iter().filter(|curve| curve.name.starts_with("gpu-"));
     let model = |curve: &super::paper::Curve| {
-        let times: Vec<f64> = curve.points.iter().map(|[_, ns, _, _]| *ns).collect();
-        let post_ns = median(&times)?;
+        let drawn = wire_model::of_published(curve)?;
         // Finer than a pixel, on both axes.
         let payloads = (0..=700).map(|step| 64.0 * 2_f64.powf(f64::from(step) / 50.0));
         let points = payloads.map(|payload| {
-            let gbps = WireModel::PAPER.throughput_gbps(payload as u64, post_ns);
+            let gbps = drawn(payload);
             [payload, gbps, gbps, gbps]
         });
         let label = format!("wire model, {}", curve.label);

@@ -6,6 +6,8 @@ use anyhow::{Context, Result};
 use measure::label::Part;
 use serde::Deserialize;
 
+use crate::figure::point::FIELDS;
+
 /// One published figure.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -54,6 +56,7 @@ pub struct Curve {
 
 /// One sentence of the paper that the figure carries.
 #[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "toml::Table")]
 pub struct Claim {
     /// Its short name.
     pub id: String,
@@ -64,19 +67,56 @@ pub struct Claim {
     /// What else a reader should know.
     pub note: Option<String>,
     /// Series that it is about; `gpu-*` means every one that begins so. Some rules give their order a meaning.
-    #[serde(default)]
     pub series: Vec<String>,
     /// What a point must stand on to count.
-    #[serde(default)]
     pub needs: Vec<Need>,
     /// How it is judged.
-    #[serde(flatten)]
     pub rule: Rule,
+}
+
+/// The keys that every claim has, whatever its rule.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Common {
+    id: String,
+    text: String,
+    source: String,
+    note: Option<String>,
+    #[serde(default)]
+    series: Vec<String>,
+    #[serde(default)]
+    needs: Vec<Need>,
+}
+
+impl TryFrom<toml::Table> for Claim {
+    type Error = String;
+
+    /// serde cannot both flatten a rule and refuse the keys that it does not know.
+    fn try_from(table: toml::Table) -> Result<Claim, String> {
+        let is_common = |key: &str| ["id", "text", "source", "note", "series", "needs"].contains(&key);
+        let (common, rule): (toml::Table, toml::Table) =
+            table.into_iter().partition(|(key, _)| is_common(key));
+        let common: Common =
+            common.try_into().map_err(|error: toml::de::Error| error.message().to_owned())?;
+        let wrong = |why: &str| format!("claim `{}`: {why}", common.id);
+        let rule: Rule = rule.try_into().map_err(|error: toml::de::Error| wrong(error.message()))?;
+        if let Some(field) = rule.field().filter(|field| !FIELDS.contains(field)) {
+            let slope = matches!(rule, Rule::Order { .. }) && field == "slope";
+            if !slope {
+                return Err(wrong(&format!("no field `{field}`; a point has {}", FIELDS.join(", "))));
+            }
+        }
+        if common.series.is_empty() && !matches!(rule, Rule::Background {}) {
+            return Err(wrong("is about no series"));
+        }
+        let Common { id, text, source, note, series, needs } = common;
+        Ok(Claim { id, text, source, note, series, needs, rule })
+    }
 }
 
 /// The rules. What each calls holding is its description.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(tag = "rule", rename_all = "kebab-case")]
+#[serde(tag = "rule", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Rule {
     /// Each series reaches this share of what its link can carry.
     Saturates {
@@ -127,7 +167,21 @@ pub enum Rule {
         at_least: f64,
     },
     /// A fact that the figure leans on and no run of ours can judge.
-    Background,
+    Background {},
+}
+
+impl Rule {
+    /// The number of a point that it looks at, where the file names one.
+    fn field(&self) -> Option<&str> {
+        match self {
+            Rule::Ratio { field, .. }
+            | Rule::Equals { field, .. }
+            | Rule::Order { field, .. }
+            | Rule::Flat { field, .. }
+            | Rule::Falls { field, .. } => Some(field),
+            Rule::Saturates { .. } | Rule::Linear { .. } | Rule::Background {} => None,
+        }
+    }
 }
 
 fn whole() -> f64 {
@@ -189,6 +243,29 @@ mod tests {
                 assert!(curve.points.iter().all(|[_, y, lo, hi]| lo <= y && y <= hi), "{}", curve.name);
                 assert!(curve.points.windows(2).all(|pair| pair[0][0] < pair[1][0]), "{}", curve.name);
             }
+        }
+    }
+
+    #[test]
+    fn a_claim_that_says_what_nobody_reads_is_refused() {
+        let claim = |more: &str| {
+            let text = format!("id = \"a\"\ntext = \"b\"\nsource = \"c\"\n{more}");
+            toml::from_str::<Claim>(&text).map(|claim| claim.id).map_err(|error| error.to_string())
+        };
+        let flat = "rule = \"flat\"\nfield = \"post_ns\"\nat_most = 1.1\nseries = [\"x\"]\n";
+        assert_eq!(claim(flat), Ok("a".into()));
+        assert_eq!(claim("rule = \"background\""), Ok("a".into()));
+        for (more, word) in [
+            (format!("{flat}at_least = 2"), "at_least"),
+            (format!("{flat}need = [\"nic:any\"]"), "need"),
+            (flat.replace("post_ns", "post_ms"), "post_ms"),
+            (flat.replace("post_ns", "slope"), "slope"),
+            (flat.replace("[\"x\"]", "[]"), "no series"),
+            (flat.replace("flat", "flatter"), "flatter"),
+            ("rule = \"background\"\nat_most = 1".into(), "at_most"),
+        ] {
+            let error = claim(&more).unwrap_err();
+            assert!(error.contains(word), "{word}: {error}");
         }
     }
 

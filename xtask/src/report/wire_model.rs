@@ -3,6 +3,9 @@
 //! Headers of one RoCEv2 packet on Ethernet: Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4, FCS 4; the first packet of
 //! a WRITE adds RETH 16, the last one of a WRITE with immediate ImmDt 4 (IBTA vol. 1 §9.2, Annex A17).
 
+use super::paper::Curve;
+use super::statistics::median;
+
 /// Headers that every packet carries.
 const PACKET: u64 = 14 + 20 + 8 + 12 + 4 + 4;
 const RETH: u64 = 16;
@@ -50,6 +53,14 @@ impl WireModel {
     }
 }
 
+/// The model of one published poster, as it is drawn: throughput by payload size, from the median of the post times
+/// that were published for it. `None` without any.
+pub fn of_published(post_times: &Curve) -> Option<impl Fn(f64) -> f64 + use<>> {
+    let times: Vec<f64> = post_times.points.iter().map(|[_, ns, _, _]| *ns).collect();
+    let post_ns = median(&times)?;
+    Some(move |payload_bytes: f64| WireModel::PAPER.throughput_gbps(payload_bytes as u64, post_ns))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -80,10 +91,9 @@ mod tests {
         let mut compared = 0;
         for curve in throughput.series.iter().filter(|curve| curve.name.starts_with("gpu-")) {
             let times = post_time.series.iter().find(|times| times.name == curve.name).unwrap();
+            let drawn = of_published(times).unwrap();
             for [payload, published, _, _] in &curve.points {
-                // Every published payload size has a published post time.
-                let [_, post_ns, _, _] = times.points.iter().find(|[at, _, _, _]| at == payload).unwrap();
-                let model = WireModel::PAPER.throughput_gbps(*payload as u64, *post_ns);
+                let model = drawn(*payload);
                 let error = (model / published - 1.0).abs();
                 assert!(error < 0.03, "{} at {payload} B: model {model}, published {published}", curve.name);
                 compared += 1;

@@ -12,6 +12,7 @@ mod docs;
 mod invariants;
 mod licences;
 pub mod markdown;
+mod measured;
 mod purity;
 mod sizes;
 mod source;
@@ -42,6 +43,8 @@ pub enum Check {
     Licences,
     /// Numbers of invariants.
     Invariants,
+    /// Committed results are what `--record` writes.
+    Measured,
 }
 
 /// One thing that is wrong, and where.
@@ -102,6 +105,7 @@ fn violations(check: Check, tree: &Tree, metadata: &Metadata) -> Result<Vec<Viol
         Check::Purity => purity::check(tree),
         Check::Docs => docs::check(tree),
         Check::UnsafeCode => unsafe_code::check(tree),
+        Check::Measured => measured::check(tree),
         Check::Licences => licences::check(tree, metadata)?,
         Check::Invariants => {
             let names: Vec<String> = Check::value_variants().iter().map(|check| name(*check)).collect();

@@ -1,0 +1,199 @@
+//! What a run gave, for people and for programs: numbers with their ranges, aims with what became of them.
+
+use measure::{Label, Provenance};
+use serde::{Deserialize, Serialize};
+
+use super::measures::{AIMS, Aim, Measure, Verdict};
+use crate::measured;
+use crate::report::statistics::median;
+
+/// One run; `bench-nic.json` holds it, and `--record` keeps it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// Processor and cores.
+    pub machine: String,
+    /// Weakest label of the run.
+    pub label: Label,
+    /// `quick` or `full`.
+    pub extent: String,
+    /// Cores of the server and of the client; `None` where they were not pinned.
+    pub pinned: Option<[String; 2]>,
+    /// Where it comes from.
+    pub provenance: Provenance,
+    /// What was measured.
+    pub numbers: Vec<Number>,
+    /// What was aimed at.
+    pub aims: Vec<Judged>,
+}
+
+/// One number over the repetitions.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Number {
+    /// As in [`super::measures::MEASURES`].
+    pub name: String,
+    /// Its unit.
+    pub unit: String,
+    /// Whether the NIC also ran inside the program's `ibv_poll_cq`.
+    pub pump: bool,
+    /// Median of the values that there are.
+    pub median: Option<f64>,
+    /// One for each repetition; `None` where it failed.
+    pub values: Vec<Option<f64>>,
+    /// Why a value is missing.
+    pub errors: Vec<String>,
+}
+
+/// One aim, and what became of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Judged {
+    /// As in [`AIMS`].
+    pub name: String,
+    /// Median over the repetitions of the number, or of the ratio within each repetition.
+    pub measured: Option<f64>,
+    /// In words.
+    pub aim: String,
+    /// What became of it.
+    pub verdict: Verdict,
+}
+
+impl measured::Entry for Run {
+    fn machine(&self) -> &str {
+        &self.machine
+    }
+
+    fn label(&self) -> Label {
+        self.label
+    }
+
+    fn provenance(&self) -> &Provenance {
+        &self.provenance
+    }
+
+    fn empty(&self) -> Option<&'static str> {
+        let whole = !self.numbers.is_empty() && self.numbers.iter().all(Number::whole);
+        (!whole).then_some("has numbers that were not measured")
+    }
+}
+
+impl Number {
+    /// None yet.
+    pub fn of(measure: &Measure) -> Number {
+        Number {
+            name: measure.name.to_owned(),
+            unit: measure.unit.to_owned(),
+            pump: measure.pump(),
+            median: None,
+            values: Vec::new(),
+            errors: Vec::new(),
+        }
+    }
+
+    /// Adds a repetition.
+    pub fn add(&mut self, value: anyhow::Result<f64>) {
+        match value {
+            Ok(value) => self.values.push(Some(value)),
+            Err(error) => {
+                self.values.push(None);
+                self.errors.push(format!("{error:#}"));
+            }
+        }
+        self.median = median(&self.values.iter().copied().flatten().collect::<Vec<_>>());
+    }
+
+    /// Whether every repetition gave a value.
+    pub fn whole(&self) -> bool {
+        self.median.is_some() && self.errors.is_empty()
+    }
+}
+
+/// Every aim that one of these numbers is about.
+pub fn judge(numbers: &[Number]) -> Vec<Judged> {
+    let number = |name: &str| numbers.iter().find(|number| number.name == name);
+    let judged = |aim: &Aim| {
+        let of = number(aim.of)?;
+        let quotients: Vec<f64> = match aim.by {
+            None => of.values.iter().copied().flatten().collect(),
+            // Within a repetition: both numbers share the machine's mood.
+            Some(by) => {
+                let by = number(by)?;
+                of.values.iter().zip(&by.values).filter_map(|(of, by)| Some((*of)? / (*by)?)).collect()
+            }
+        };
+        let measured = median(&quotients);
+        let verdict = aim.target.judge(measured);
+        Some(Judged { name: aim.name.to_owned(), measured, aim: aim.target.text(), verdict })
+    };
+    AIMS.iter().filter_map(judged).collect()
+}
+
+/// The table, ready to print.
+pub fn table(numbers: &[Number], aims: &[Judged]) -> String {
+    let mut text = vec![format!("{:38} {:>12} {:>24}  unit", "number", "median", "range")];
+    for number in numbers {
+        let values = number.values.iter().copied().flatten();
+        let least = values.clone().fold(f64::INFINITY, f64::min);
+        let most = values.fold(f64::NEG_INFINITY, f64::max);
+        let range = match number.median {
+            Some(_) => format!("{} – {}", shown(Some(least)), shown(Some(most))),
+            None => String::new(),
+        };
+        text.push(format!("{:38} {:>12} {range:>24}  {}", number.name, shown(number.median), number.unit));
+        text.extend(number.errors.iter().map(|error| format!("    {error}")));
+    }
+    text.push(String::new());
+    text.push(format!("{:50} {:>12}  {:12} verdict", "aim", "measured", "aim"));
+    for aim in aims {
+        let verdict = match aim.verdict {
+            Verdict::Met => "met",
+            Verdict::NotMet => "NOT MET",
+            Verdict::Reported => "reported",
+            Verdict::NotMeasured => "NOT MEASURED",
+        };
+        text.push(format!("{:50} {:>12}  {:12} {verdict}", aim.name, shown(aim.measured), aim.aim));
+    }
+    text.join("\n")
+}
+
+fn shown(value: Option<f64>) -> String {
+    match value {
+        None => "—".to_owned(),
+        Some(large) if large >= 1e5 => format!("{:.2} M", large / 1e6),
+        Some(value) => format!("{value:.3}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench_nic::measures::MEASURES;
+
+    fn number(name: &str, values: &[Option<f64>]) -> Number {
+        let mut number = Number::of(MEASURES.iter().find(|measure| measure.name == name).unwrap());
+        values.iter().for_each(|value| number.add(value.ok_or_else(|| anyhow::anyhow!("it said no"))));
+        number
+    }
+
+    #[test]
+    fn a_ratio_compares_within_its_repetition() {
+        // The machine halves its speed in the second repetition: the ratio does not notice.
+        let aims = judge(&[
+            number("write 64 KiB", &[Some(9.0), Some(4.5), None]),
+            number("process_vm_writev 64 KiB", &[Some(10.0), Some(5.0), Some(1.0)]),
+        ]);
+        assert_eq!(aims.len(), 1);
+        assert_eq!((aims[0].measured, aims[0].verdict), (Some(0.9), Verdict::Met));
+    }
+
+    #[test]
+    fn a_missed_aim_a_missing_number_and_its_reason_show() {
+        let numbers = [number("send 8 B", &[Some(1e6)]), number("write 8 B", &[None])];
+        let table = table(&numbers, &judge(&numbers));
+        for part in ["NOT MET", "NOT MEASURED", "it said no", "1.00 M", "≥ 3000000"] {
+            assert!(table.contains(part), "no `{part}` in\n{table}");
+        }
+        assert!(numbers[0].whole() && !numbers[1].whole());
+    }
+}

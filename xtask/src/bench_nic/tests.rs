@@ -1,0 +1,141 @@
+//! The whole of `bench-nic` with stand-ins for its programs: shell scripts that say what generator and perftest say.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+use crate::bench_nic::measures::{AIMS, Verdict};
+use crate::refused::Refused;
+
+const GENERATOR: &str = r#"#!/bin/sh
+case "$*" in
+probe*) echo '{"kind":"probe","libraries":{"libibverbs":"1.14.44.0","libmlx5":"1.24.44.0"},"error":null,"devices":[{"name":"mlx5_0","ports":[]}]}';;
+bench-post*) echo '{"kind":"bench-post","rows":[{"list":1,"doorbell":"blueflame","order":"strict","ratio":9},{"list":1,"doorbell":"8-bytes","order":"strict","ratio":0.4},{"list":16,"doorbell":"8-bytes","order":"strict","ratio":0.6}]}';;
+baseline*) echo '{"kind":"baseline","half_round_trip":{"p50_ns":100},"per_second":1e7,"bytes_per_second":1e10}';;
+--listen*) echo '{"kind":"listening","address":"127.0.0.1:1"}';;
+*) echo '{"kind":"run","content_ok":true,"msgs_per_s":4e6,"first":{"p99_ns":3e6}}';;
+esac
+"#;
+
+/// Rows by the kind of tool; its server listens until it is killed or told, which no test waits for.
+const NO_TOOL: &str = "#!/bin/sh\nexit 3\n";
+
+struct Stage {
+    folder: PathBuf,
+}
+
+fn stage(name: &str, tool: &str) -> Stage {
+    let folder = std::env::temp_dir().join(format!("xtask-bench-{}-{name}", std::process::id()));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(&folder).unwrap();
+    let tools = ["ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_send_lat", "ib_write_lat"];
+    let scripts = [("generator", GENERATOR), ("softnic", "#!/bin/sh\nshift 6\nexec \"$@\"\n")];
+    for (name, text) in scripts.into_iter().chain(tools.map(|name| (name, tool))) {
+        let path = folder.join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    fs::write(folder.join("libsoftnic_preload.so"), "").unwrap();
+    Stage { folder }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Stage {
+    fn run(&self, only: &str, limit: Duration) -> (Result<Run>, Run) {
+        let options = Options {
+            quick: true,
+            out: Some(self.folder.join("out")),
+            only: Some(only.into()),
+            bin: Some(self.folder.clone()),
+            ..Options::default()
+        };
+        let revision = Revision { commit: "0123456789".repeat(4), dirty: false };
+        let programs = Programs::in_folder(&self.folder).unwrap();
+        let result = execute(&options, &chosen(&options).unwrap(), &programs, revision, limit);
+        let written = fs::read(self.folder.join("out/bench-nic.json")).unwrap();
+        (result, serde_json::from_slice(&written).unwrap())
+    }
+}
+
+#[test]
+fn what_was_measured_is_written_with_its_verdicts() {
+    let stage = stage("whole", NO_TOOL);
+    let (result, _) = stage.run("8 B writes", LIMIT);
+    let run = result.unwrap();
+    assert_eq!(run.aims.len(), 1);
+    assert_eq!((run.aims[0].measured, run.aims[0].verdict), (Some(1.0), Verdict::Met));
+    assert_eq!(run.provenance.nic_options["pump"], false);
+    assert_eq!(run.provenance.device, "mlx5_0");
+    assert_eq!(run.provenance.versions["libmlx5"], "1.24.44.0");
+    let (_, run) = stage.run("post", LIMIT);
+    let verdicts: Vec<Verdict> = run.aims.iter().map(|aim| aim.verdict).collect();
+    assert_eq!(verdicts, [Verdict::Met, Verdict::NotMet]);
+    let (_, run) = stage.run("first", LIMIT);
+    assert_eq!((run.aims[0].measured, run.aims[0].verdict), (Some(3.0), Verdict::NotMet));
+}
+
+#[test]
+fn a_program_that_fails_is_named_and_the_rest_goes_on() {
+    let (result, run) = stage("fails", NO_TOOL).run("64 KiB", LIMIT);
+    let error = result.unwrap_err();
+    assert!(!error.is::<Refused>(), "exit status 1");
+    let error = error.to_string();
+    assert!(error.contains("4 of 5 numbers") && error.contains("read 64 KiB"), "{error}");
+    assert!(!error.contains("process_vm_writev"), "{error}");
+    assert_eq!(run.numbers[0].values, [None, None]);
+    assert!(run.numbers[0].errors[0].contains("Status(3)"), "{:?}", run.numbers[0].errors);
+    assert_eq!(run.numbers[1].median, Some(10.0));
+    assert_eq!(run.aims[0].verdict, Verdict::NotMeasured);
+}
+
+#[test]
+fn a_program_that_hangs_is_ended_at_its_deadline() {
+    let since = std::time::Instant::now();
+    let (result, run) = stage("hangs", "#!/bin/sh\nsleep 60\n").run("read 64", Duration::from_millis(200));
+    assert!(result.unwrap_err().to_string().contains("read 64 KiB"));
+    assert_eq!(run.numbers[0].errors.len(), 2, "{run:?}");
+    assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+}
+
+#[test]
+fn a_folder_without_our_programs_is_refused() {
+    let stage = stage("empty", NO_TOOL);
+    fs::remove_file(stage.folder.join("libsoftnic_preload.so")).unwrap();
+    let error = Programs::in_folder(&stage.folder).unwrap_err();
+    assert!(error.is::<Refused>() && error.to_string().contains("libsoftnic_preload.so"), "{error}");
+    let options = Options { only: Some("nothing".into()), ..Options::default() };
+    assert!(chosen(&options).unwrap_err().is::<Refused>());
+}
+
+#[test]
+fn another_machine_s_run_is_recorded_when_it_is_whole_and_names_its_source() {
+    let stage = stage("record", NO_TOOL);
+    let (_, run) = stage.run("8 B writes", LIMIT);
+    let (file, path) = (stage.folder.join("run.json"), stage.folder.join("measured.json"));
+    let mut dirty = run.clone();
+    dirty.provenance.revision.dirty = true;
+    let mut torn = run.clone();
+    torn.numbers[0].add(Err(anyhow::anyhow!("no")));
+    for (run, why) in [(dirty, "no clean revision"), (torn, "not measured")] {
+        fs::write(&file, serde_json::to_string(&run).unwrap()).unwrap();
+        let error = record_from(&file, &path).unwrap_err();
+        assert!(error.is::<Refused>() && error.to_string().contains(why), "{error}");
+    }
+    fs::write(&file, "{}").unwrap();
+    assert!(record_from(&file, &path).unwrap_err().to_string().contains("no bench-nic.json"));
+    fs::write(&file, serde_json::to_string(&run).unwrap()).unwrap();
+    record_from(&file, &path).unwrap();
+    assert_eq!(measured::problems::<Run>(&fs::read_to_string(&path).unwrap()), [""; 0]);
+}
+
+#[test]
+fn the_configuration_differs_in_the_pump_alone() {
+    let (mut plain, mut pumped) = (nic_toml(false), nic_toml(true));
+    assert_eq!((plain.remove("pump"), pumped.remove("pump")), (Some(false.into()), Some(true.into())));
+    assert_eq!(plain, pumped);
+    assert!(AIMS.len() < MEASURES.len());
+}

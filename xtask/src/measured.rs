@@ -1,0 +1,171 @@
+//! `experiments/*/measured.json`: what was measured where, one entry for each machine and label; `--record` writes it.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use measure::{Label, Provenance, Revision};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::refused::refused;
+
+/// One machine's last recorded run of an experiment.
+pub trait Entry: Serialize + DeserializeOwned {
+    /// Processor and cores.
+    fn machine(&self) -> &str;
+    /// Weakest label of the run.
+    fn label(&self) -> Label;
+    /// Where it comes from.
+    fn provenance(&self) -> &Provenance;
+    /// Why its numbers say nothing, if they do not.
+    fn empty(&self) -> Option<&'static str>;
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Measured<E> {
+    entries: Vec<E>,
+}
+
+/// Refuses a tree with changes: a recorded number must name the source that gave it.
+pub fn allowed(revision: &Revision) -> Result<()> {
+    match revision.dirty {
+        false => Ok(()),
+        true => {
+            Err(refused("--record: the tree has changes, so no revision names this source; commit first"))
+        }
+    }
+}
+
+/// Puts `entry` in the place of the one with the same machine and label, or at the end.
+pub fn record<E: Entry>(path: &Path, entry: E) -> Result<()> {
+    let mut measured: Measured<E> = match std::fs::read(path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| format!("reading {}", path.display()))?,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Measured { entries: Vec::new() },
+        Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
+    };
+    let same = |old: &&mut E| old.machine() == entry.machine() && old.label() == entry.label();
+    match measured.entries.iter_mut().find(same) {
+        Some(old) => *old = entry,
+        None => measured.entries.push(entry),
+    }
+    let text = serde_json::to_string_pretty(&measured).context("writing measured.json")? + "\n";
+    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+}
+
+/// What is wrong with a committed file, one line each.
+pub fn problems<E: Entry>(text: &str) -> Vec<String> {
+    let measured: Measured<E> = match serde_json::from_str(text) {
+        Ok(measured) => measured,
+        Err(error) => return vec![format!("is not what --record writes: {error}")],
+    };
+    let mut problems = Vec::new();
+    let mut seen = BTreeSet::new();
+    for entry in &measured.entries {
+        let who = format!("{} ({})", entry.machine(), entry.label());
+        let revision = &entry.provenance().revision;
+        if revision.dirty || revision.commit.len() != 40 {
+            problems.push(format!("{who}: no clean revision names its source"));
+        }
+        problems.extend(entry.empty().map(|why| format!("{who}: {why}")));
+        if !seen.insert(who.clone()) {
+            problems.push(format!("{who} stands there twice"));
+        }
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figure::point::example;
+
+    #[derive(Debug, Serialize, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Plain {
+        machine: String,
+        label: Label,
+        extent: String,
+        provenance: Provenance,
+    }
+
+    impl Entry for Plain {
+        fn machine(&self) -> &str {
+            &self.machine
+        }
+        fn label(&self) -> Label {
+            self.label
+        }
+        fn provenance(&self) -> &Provenance {
+            &self.provenance
+        }
+        fn empty(&self) -> Option<&'static str> {
+            self.extent.is_empty().then_some("has no numbers")
+        }
+    }
+
+    fn entry(machine: &str, label: Label, extent: &str) -> Plain {
+        let mut provenance = example("cpu-shim", 64).provenance;
+        provenance.revision.commit = "0123456789".repeat(4);
+        Plain { machine: machine.into(), label, extent: extent.into(), provenance }
+    }
+
+    #[test]
+    fn there_is_one_entry_for_each_machine_and_label() {
+        let path = std::env::temp_dir().join(format!("xtask-measured-{}.json", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        for (machine, label, extent) in [
+            ("a", Label::Emulated, "quick"),
+            ("a", Label::Hardware, "quick"),
+            ("b", Label::Emulated, "quick"),
+            ("a", Label::Emulated, "full"),
+        ] {
+            record(&path, entry(machine, label, extent)).unwrap();
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(problems::<Plain>(&text), [""; 0]);
+        let measured: Measured<Plain> = serde_json::from_str(&text).unwrap();
+        let entries: Vec<(&str, &str)> =
+            measured.entries.iter().map(|entry| (entry.machine.as_str(), entry.extent.as_str())).collect();
+        assert_eq!(entries, [("a", "full"), ("a", "quick"), ("b", "quick")]);
+    }
+
+    #[test]
+    fn what_record_would_not_write_is_named() {
+        let good = || entry("a", Label::Emulated, "quick");
+        let mut dirty = good();
+        dirty.provenance.revision.dirty = true;
+        let mut nameless = good();
+        nameless.provenance.revision.commit.clear();
+        for (entries, what) in [
+            (vec![good(), good()], "twice"),
+            (vec![dirty], "no clean revision"),
+            (vec![nameless], "no clean revision"),
+            (vec![entry("a", Label::Emulated, "")], "has no numbers"),
+        ] {
+            let found = problems::<Plain>(&serde_json::to_string(&Measured { entries }).unwrap());
+            assert!(found.len() == 1 && found[0].contains(what), "{what}: {found:?}");
+        }
+        for text in ["", "{}", "{\"entries\":[{}]}", "{\"entries\":[],\"more\":1}"] {
+            assert_eq!(problems::<Plain>(text).len(), 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_tree_with_changes_is_not_recorded() {
+        let revision = |dirty| Revision { commit: "abc".into(), dirty };
+        assert!(allowed(&revision(false)).is_ok());
+        assert!(allowed(&revision(true)).unwrap_err().is::<crate::refused::Refused>());
+    }
+
+    #[test]
+    fn a_file_that_is_not_ours_is_left_alone() {
+        let path = std::env::temp_dir().join(format!("xtask-measured-bad-{}.json", std::process::id()));
+        std::fs::write(&path, "nonsense").unwrap();
+        assert!(record(&path, entry("a", Label::Emulated, "quick")).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "nonsense");
+        std::fs::remove_file(&path).unwrap();
+    }
+}
