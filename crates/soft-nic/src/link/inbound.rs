@@ -138,6 +138,13 @@ impl Inbound<'_> {
         self.copy_into(&to, Order::Relaxed)
     }
 
+    /// Holds the payload and never lets go, as a receiver that was stopped or means harm.
+    #[cfg(test)]
+    pub fn hold_for_ever(&self) {
+        let held = Hold::take(self.ring.word(self.payload_at));
+        assert!(held.is_some(), "nobody else holds it");
+    }
+
     fn judge(&mut self, result: Result<(), PeerError>) -> Result<(), CopyError> {
         result.map_err(|error| match error {
             PeerError::LocalFault(fault) => CopyError::Local(fault),

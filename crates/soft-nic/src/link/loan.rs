@@ -86,6 +86,12 @@ impl Loan {
         Loan { lender: Arc::clone(lender), lane, at, end }
     }
 
+    /// The word of state.
+    #[cfg(test)]
+    pub(super) fn word(&self) -> &AtomicU64 {
+        self.lender.rings[self.lane as usize].word(self.at)
+    }
+
     /// Whether the receiver is done with the record.
     pub fn is_over(&self) -> bool {
         // Before its tail is seen to pass here, the sender does not write over the record.
@@ -102,7 +108,7 @@ impl Loan {
         let mut looks = 0;
         let mut began = None;
         loop {
-            if seen & DONE != 0 || self.is_over() {
+            if seen & DONE != 0 {
                 return TakenBack::TooLate;
             }
             if seen & HELD == 0 || self.lender.receiver.get().is_some_and(|process| process.has_ended()) {

@@ -1,5 +1,7 @@
 //! Messages that arrived: records taken from the rings, checked, and handed on.
 
+#[cfg(any(test, feature = "testing"))]
+use super::inbound::SenderMemory;
 use super::inbound::{Disposition, Inbound, Message};
 use super::loan::{self, LOAN_WORDS};
 use super::peers::Incoming;
@@ -47,6 +49,17 @@ impl Link {
         }
         self.counters.received += consumed as u64;
         consumed
+    }
+
+    /// Behaves from now on as if the kernel refused copies from every peer that has a channel here: for tests of what it may do
+    /// at any time.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn refuse_copies(&mut self) {
+        for incoming in &mut self.incoming {
+            if let SenderMemory::Peer(memory) = &mut incoming.memory {
+                *memory = memory.refused();
+            }
+        }
     }
 
     fn poll_channel(

@@ -7,3 +7,4 @@ mod hostile;
 mod operations;
 mod queues;
 mod read_once;
+mod withdrawn;

@@ -3,6 +3,7 @@
 mod crowded;
 mod hostile;
 mod lifecycle;
+mod loans;
 mod messages;
 mod processes;
 mod speed;

@@ -23,6 +23,7 @@ fn entry_of_child_processes() {
         Ok("sink") => sink(),
         Ok("changeling") => changeling(),
         Ok("node") => super::crowded::node(),
+        Ok("holder") => super::loans::holder(),
         Ok("writer") => super::visibility::writer(),
         Ok(role) => panic!("no role {role}"),
         Err(_) => {}

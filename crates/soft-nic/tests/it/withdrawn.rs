@@ -1,0 +1,402 @@
+//! Memory that went back to the program: whatever a peer has not copied by then it never sees, and nobody writes there.
+//!
+//! Two NICs, of which the one that would copy is not polled before the command has returned and the memory was used anew.
+
+use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
+use roce::ServiceType;
+use roce::qp_state::AttrMask;
+use soft_nic::device::command::{ModifyQp, event_type};
+use soft_nic::dma::Host;
+use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
+
+use crate::operations::ALL;
+
+/// Above the limit of what travels in a record.
+const LEN: u32 = 100_000;
+const OLD: u8 = 0x11;
+const NEW: u8 = 0xee;
+const GUARD: u8 = 0x55;
+
+/// What gives memory back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Command {
+    Destroy,
+    Reset,
+    Err,
+    Dereg,
+    Close,
+}
+
+const COMMANDS: [Command; 5] =
+    [Command::Destroy, Command::Reset, Command::Err, Command::Dereg, Command::Close];
+
+/// Two NICs with a connected pair, and another pair that shows that the channel goes on.
+struct Scene {
+    near: Driver<Host>,
+    far: Driver<Host>,
+    pair: (QpId, QpId),
+    other: (QpId, QpId),
+}
+
+impl Scene {
+    fn new(name: &str, service: ServiceType, change: fn(&mut soft_nic::config::Config)) -> Scene {
+        let setup = |fabric: Option<String>| {
+            let setup = Setup::new(name).with(change);
+            Setup { fabric: fabric.unwrap_or(setup.fabric), ..setup }
+        };
+        let first = setup(None);
+        let fabric = first.fabric.clone();
+        let (mut near, mut far) = (Driver::new(first), Driver::new(setup(Some(fabric))));
+        let shape = QpShape { service, ..QpShape::default() };
+        let pair = (near.create_qp(shape), far.create_qp(shape));
+        let other = (near.create_qp(QpShape::default()), far.create_qp(QpShape::default()));
+        for (a, b) in [pair, other] {
+            let (qpn_a, qpn_b) = (near.qp(a).qpn, far.qp(b).qpn);
+            near.bring_up(a, &near.attributes(qpn_b));
+            far.bring_up(b, &far.attributes(qpn_a));
+        }
+        let mut scene = Scene { near, far, pair, other };
+        scene.check_other("before");
+        scene
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..6 {
+            run(&mut self.near);
+            run(&mut self.far);
+        }
+    }
+
+    /// A message each way on the other pair: both channels are open and whole.
+    fn check_other(&mut self, name: &str) {
+        let (a, b) = self.other;
+        let (from, to) = (self.near.region(64, ALL), self.far.region(64, ALL));
+        let bytes = from.fill(0, 8, 3);
+        self.near.post(a, &WorkRequest::write(&from, 0, 8, &to, 0));
+        self.far.post(b, &WorkRequest::write(&to, 32, 8, &from, 32));
+        self.settle();
+        assert_eq!(to.block.bytes(0, 8), bytes, "{name}: the other pair");
+        let done = self.near.poll_send(a).and_then(|cqe| cqe.opcode());
+        assert_eq!(done, Some(CqeOpcode::Requester), "{name}: the other pair");
+        let done = self.far.poll_send(b).and_then(|cqe| cqe.opcode());
+        assert_eq!(done, Some(CqeOpcode::Requester), "{name}: the other pair, back");
+    }
+}
+
+/// Rounds enough for the NIC to notice everything that was posted. It cannot come to rest by itself: it may wait for the other.
+fn run(driver: &mut Driver<Host>) {
+    for _ in 0..60 {
+        driver.now += 20_000;
+        driver.poll();
+    }
+}
+
+/// Lets time pass.
+fn later(driver: &mut Driver<Host>, ms: u64) {
+    for _ in 0..ms {
+        driver.now += 1_000_000;
+        driver.poll();
+    }
+}
+
+fn filled(driver: &mut Driver<Host>, len: usize, byte: u8) -> Region {
+    let region = driver.region(len, ALL);
+    region.block.write(0, &vec![byte; region.block.len()]);
+    region
+}
+
+fn is_all(region: &Region, byte: u8) -> bool {
+    region.block.bytes(0, region.block.len()).iter().all(|b| *b == byte)
+}
+
+/// Gives memory back on `driver`; then the program uses it anew.
+fn give_back(driver: &mut Driver<Host>, qp: QpId, region: &Region, command: Command) {
+    let handle = driver.qp(qp).handle;
+    match command {
+        Command::Destroy => drop(driver.nic.destroy_qp(driver.context, handle).expect("the QP")),
+        Command::Reset => driver.reset(qp),
+        Command::Err => {
+            let request = ModifyQp { state: 6, mask: AttrMask::STATE.0, ..ModifyQp::default() };
+            driver.modify(qp, &request).expect("ERR is always allowed");
+        }
+        Command::Dereg => driver.nic.dereg_mr(driver.context, region.handle).expect("the region"),
+        Command::Close => driver.nic.close_context(driver.context),
+    }
+    region.block.write(0, &vec![NEW; region.block.len()]);
+}
+
+fn syndromes(driver: &mut Driver<Host>, qp: QpId) -> Vec<Option<CqeSyndrome>> {
+    std::iter::from_fn(|| driver.poll_send(qp))
+        .map(|cqe| if cqe.opcode() == Some(CqeOpcode::RequesterError) { cqe.error().known() } else { None })
+        .collect()
+}
+
+#[test]
+fn what_a_requester_sent_and_took_back_is_never_seen_by_its_peer() {
+    for service in [ServiceType::Rc, ServiceType::Uc] {
+        for opcode in [SendOpcode::Send, SendOpcode::RdmaWrite, SendOpcode::RdmaWriteImm] {
+            for command in COMMANDS {
+                let name = format!("{service:?} {opcode:?} {command:?}");
+                let mut scene = Scene::new("taken-back", service, |_| ());
+                let (a, b) = scene.pair;
+                let from = filled(&mut scene.near, LEN as usize, OLD);
+                let to = filled(&mut scene.far, LEN as usize, GUARD);
+                scene.far.post_receive(b, &[to.pointer(0, LEN)]);
+                let mut request = WorkRequest::new(opcode).pointer(&from, 0, LEN);
+                if opcode.has_remote_address() {
+                    request = request.remote(&to, 0);
+                }
+                let before = scene.near.nic.link().counters().requests_sent;
+                scene.near.post(a, &request);
+                run(&mut scene.near);
+                assert_eq!(scene.near.nic.link().counters().requests_sent, before + 1, "{name}");
+                give_back(&mut scene.near, a, &from, command);
+                // Let the peer alone first: the requester must not need it.
+                if command != Command::Close {
+                    run(&mut scene.near);
+                    let wanted = match command {
+                        Command::Err => vec![Some(CqeSyndrome::WrFlush)],
+                        Command::Dereg => vec![Some(CqeSyndrome::LocalProtection)],
+                        _ => vec![],
+                    };
+                    if command != Command::Destroy && command != Command::Reset {
+                        assert_eq!(syndromes(&mut scene.near, a), wanted, "{name}");
+                    }
+                }
+                scene.settle();
+                assert!(is_all(&to, GUARD), "{name}: the peer saw memory that was the program's again");
+                assert!(scene.far.poll_receive(b).is_none(), "{name}: the peer completed a receive with it");
+                assert_eq!(scene.far.nic.link().counters().taken_back, 1, "{name}");
+                if command != Command::Close {
+                    scene.check_other(&name);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reads_answer_that_the_responder_took_back_never_arrives() {
+    for command in COMMANDS {
+        let name = format!("READ, the responder: {command:?}");
+        let mut scene = Scene::new("answer-back", ServiceType::Rc, |_| ());
+        let (a, b) = scene.pair;
+        let into = filled(&mut scene.near, LEN as usize, GUARD);
+        let from = filled(&mut scene.far, LEN as usize, OLD);
+        scene.near.post(a, &WorkRequest::read(&into, 0, LEN, &from, 0));
+        run(&mut scene.near);
+        let before = scene.far.nic.link().counters().replies_sent;
+        run(&mut scene.far);
+        assert_eq!(scene.far.nic.link().counters().replies_sent, before + 1, "{name}: it is answered");
+        give_back(&mut scene.far, b, &from, command);
+        scene.settle();
+        assert!(is_all(&into, GUARD), "{name}: the requester saw memory that was the program's again");
+        assert_eq!(scene.near.nic.link().counters().taken_back, 1, "{name}");
+        match command {
+            Command::Dereg => {
+                let wanted = vec![Some(CqeSyndrome::RemoteAccess)];
+                assert_eq!(syndromes(&mut scene.near, a), wanted, "{name}");
+                assert_eq!((scene.near.state(a), scene.far.state(b)), (6, 6), "{name}");
+                let events = scene.far.sinks.take_events();
+                assert!(events.iter().any(|e| e.kind == event_type::QP_ACCESS_ERR), "{name}: {events:?}");
+            }
+            // Silence, and in the end the retries.
+            _ => {
+                assert_eq!(syndromes(&mut scene.near, a), [], "{name}: not before its time");
+                for _ in 0..12 {
+                    later(&mut scene.near, 70);
+                    run(&mut scene.far);
+                }
+                let wanted = vec![Some(CqeSyndrome::TransportRetryExceeded)];
+                assert_eq!(syndromes(&mut scene.near, a), wanted, "{name}");
+            }
+        }
+        assert!(is_all(&into, GUARD), "{name}");
+        if command != Command::Close {
+            scene.check_other(&name);
+        }
+    }
+}
+
+#[test]
+fn a_reads_answer_is_not_placed_in_memory_that_the_requester_gave_back() {
+    for len in [64, LEN] {
+        for command in COMMANDS {
+            let name = format!("READ of {len}, the requester: {command:?}");
+            let mut scene = Scene::new("into-back", ServiceType::Rc, |_| ());
+            let (a, b) = scene.pair;
+            let into = filled(&mut scene.near, len as usize, GUARD);
+            let from = filled(&mut scene.far, len as usize, OLD);
+            scene.near.post(a, &WorkRequest::read(&into, 0, len, &from, 0));
+            run(&mut scene.near);
+            run(&mut scene.far);
+            give_back(&mut scene.near, a, &into, command);
+            scene.settle();
+            assert!(
+                is_all(&into, NEW),
+                "{name}: the answer was written to memory that was the program's again"
+            );
+            if command == Command::Dereg {
+                assert_eq!(syndromes(&mut scene.near, a), [Some(CqeSyndrome::LocalProtection)], "{name}");
+            }
+            assert_eq!(scene.far.state(b), 3, "{name}: the responder has done nothing wrong");
+        }
+    }
+}
+
+#[test]
+fn after_its_flush_completion_a_payload_is_the_programs_again() {
+    // UC: a receiver takes what follows a message that was lost.
+    let mut scene = Scene::new("flushed", ServiceType::Uc, |_| ());
+    let (a, b) = scene.pair;
+    let regions: Vec<Region> = (0..3).map(|_| filled(&mut scene.near, LEN as usize, OLD)).collect();
+    let to = filled(&mut scene.far, LEN as usize, GUARD);
+    for from in &regions {
+        scene.near.lay(a, &WorkRequest::write(from, 0, LEN, &to, 0));
+    }
+    scene.near.ring_doorbell(a);
+    run(&mut scene.near);
+    scene.near.nic.dereg_mr(scene.near.context, regions[0].handle).expect("the region");
+    run(&mut scene.near);
+    let flushed = Some(CqeSyndrome::WrFlush);
+    assert_eq!(syndromes(&mut scene.near, a), [Some(CqeSyndrome::LocalProtection), flushed, flushed]);
+    regions.iter().for_each(|from| from.block.write(0, &vec![NEW; LEN as usize]));
+    scene.settle();
+    assert!(is_all(&to, GUARD), "the peer saw memory that was the program's again");
+    assert_eq!(scene.far.state(b), 3);
+    scene.check_other("flushed");
+}
+
+#[test]
+fn what_a_peer_has_copied_is_out_and_deregistration_is_no_error() {
+    for len in [64, LEN] {
+        let mut scene = Scene::new("out", ServiceType::Rc, |_| ());
+        let (a, _) = scene.pair;
+        let from = filled(&mut scene.near, len as usize, OLD);
+        let to = filled(&mut scene.far, len as usize, GUARD);
+        scene.near.post(a, &WorkRequest::write(&from, 0, len, &to, 0));
+        run(&mut scene.near);
+        run(&mut scene.far);
+        give_back(&mut scene.near, a, &from, Command::Dereg);
+        scene.settle();
+        assert!(to.block.bytes(0, len as usize).iter().all(|byte| *byte == OLD), "{len} bytes");
+        assert_eq!(syndromes(&mut scene.near, a), [None], "{len} bytes");
+    }
+}
+
+#[test]
+fn a_message_sent_again_from_a_region_that_is_gone_is_a_local_protection_error() {
+    for len in [64, LEN] {
+        let mut scene = Scene::new("again", ServiceType::Rc, |_| ());
+        let (a, b) = scene.pair;
+        let from = filled(&mut scene.near, len as usize, OLD);
+        let to = filled(&mut scene.far, len as usize, GUARD);
+        // The first copy meets a queue that does not receive yet.
+        scene.far.reset(b);
+        scene.near.post(a, &WorkRequest::write(&from, 0, len, &to, 0));
+        run(&mut scene.near);
+        scene.settle();
+        give_back(&mut scene.near, a, &from, Command::Dereg);
+        let attributes = scene.far.attributes(scene.near.qp(a).qpn);
+        scene.far.bring_up(b, &attributes);
+        later(&mut scene.near, 150);
+        scene.settle();
+        assert!(is_all(&to, GUARD), "{len} bytes: the program's memory went out");
+        assert_eq!(syndromes(&mut scene.near, a), [Some(CqeSyndrome::LocalProtection)], "{len} bytes");
+    }
+}
+
+#[test]
+fn a_region_that_goes_away_between_two_pieces_ends_the_message_there() {
+    const LONG: u32 = 2 << 20;
+    type Make = fn(&Region, &Region) -> WorkRequest;
+    let write: Make = |near, far| WorkRequest::write(near, 0, LONG, far, 0);
+    let send: Make = |near, _| WorkRequest::send(near, 0, LONG);
+    let read: Make = |near, far| WorkRequest::read(near, 0, LONG, far, 0);
+    for (name, make, at_near, wanted) in [
+        ("WRITE, source", write, true, CqeSyndrome::LocalProtection),
+        ("SEND, source", send, true, CqeSyndrome::LocalProtection),
+        ("READ, destination", read, true, CqeSyndrome::LocalProtection),
+        ("WRITE, destination", write, false, CqeSyndrome::RemoteAccess),
+        ("SEND, receive", send, false, CqeSyndrome::RemoteOperation),
+        ("READ, source", read, false, CqeSyndrome::RemoteAccess),
+    ] {
+        let mut scene = Scene::new("pieces", ServiceType::Rc, |config| config.staging = true);
+        let (a, b) = scene.pair;
+        let (near, far) =
+            (filled(&mut scene.near, LONG as usize, 0), filled(&mut scene.far, LONG as usize, 0));
+        let (gone, other) = if at_near { (&near, &far) } else { (&far, &near) };
+        gone.block.write(0, &vec![OLD; LONG as usize]);
+        other.block.write(0, &vec![GUARD; LONG as usize]);
+        scene.far.post_receive(b, &[far.pointer(0, LONG)]);
+        scene.near.post(a, &make(&near, &far));
+        run(&mut scene.near);
+        // As much as a ring holds is under way, and the first of it has arrived.
+        run(&mut scene.far);
+        run(&mut scene.near);
+        scene.far.poll();
+        let driver = if at_near { &mut scene.near } else { &mut scene.far };
+        driver.nic.dereg_mr(driver.context, gone.handle).expect("the region");
+        gone.block.write(0, &vec![NEW; LONG as usize]);
+        scene.settle();
+        assert!(is_all(gone, NEW), "{name}: written to");
+        let seen = other.block.bytes(0, LONG as usize);
+        assert!(seen.iter().all(|byte| *byte != NEW), "{name}: read");
+        assert!(seen.contains(&GUARD), "{name}: the message was not to be through before");
+        assert_eq!(syndromes(&mut scene.near, a), [Some(wanted)], "{name}");
+        scene.check_other(name);
+    }
+}
+
+#[test]
+fn an_atomics_result_is_not_placed_in_a_region_that_is_gone() {
+    let mut scene = Scene::new("atomic", ServiceType::Rc, |_| ());
+    let (a, _) = scene.pair;
+    let into = filled(&mut scene.near, 64, GUARD);
+    let at = filled(&mut scene.far, 64, OLD);
+    scene.near.post(a, &WorkRequest::fetch_add(&into, 0, (&at, 0), 1));
+    run(&mut scene.near);
+    give_back(&mut scene.near, a, &into, Command::Dereg);
+    scene.settle();
+    assert!(is_all(&into, NEW));
+    assert_eq!(syndromes(&mut scene.near, a), [Some(CqeSyndrome::LocalProtection)]);
+}
+
+#[test]
+fn copies_that_the_kernel_begins_to_refuse_go_again_through_the_ring() {
+    type Make = fn(&Region, &Region) -> WorkRequest;
+    let cases: [(&str, Make, bool); 3] = [
+        ("WRITE", |near, far| WorkRequest::write(near, 0, LEN, far, 0), true),
+        ("SEND", |near, _| WorkRequest::send(near, 0, LEN), true),
+        ("READ", |near, far| WorkRequest::read(near, 0, LEN, far, 0), false),
+    ];
+    for (name, make, outwards) in cases {
+        let mut scene = Scene::new("refused", ServiceType::Rc, |_| ());
+        let (a, b) = scene.pair;
+        // Not even one retry is needed for it.
+        let (qpn_a, qpn_b) = (scene.near.qp(a).qpn, scene.far.qp(b).qpn);
+        scene.near.reset(a);
+        scene.far.reset(b);
+        let none = ModifyQp { retry_count: 0, ..scene.near.attributes(qpn_b) };
+        scene.near.bring_up(a, &none);
+        scene.far.bring_up(b, &ModifyQp { retry_count: 0, ..scene.far.attributes(qpn_a) });
+        scene.near.nic.link().refuse_copies();
+        scene.far.nic.link().refuse_copies();
+        let (near, far) = (scene.near.region(1 << 18, ALL), scene.far.region(1 << 18, ALL));
+        let (from, to) = if outwards { (&near, &far) } else { (&far, &near) };
+        let bytes = from.fill(0, LEN as usize, 7);
+        for _ in 0..3 {
+            scene.far.post_receive(b, &[far.pointer(0, LEN)]);
+            scene.near.lay(a, &make(&near, &far));
+        }
+        scene.near.ring_doorbell(a);
+        scene.settle();
+        assert_eq!(syndromes(&mut scene.near, a), [None, None, None], "{name}: success");
+        assert!(to.block.bytes(0, LEN as usize) == bytes, "{name}");
+        let sender = if outwards { &scene.near } else { &scene.far };
+        let staged = sender.counters().staged_bytes;
+        // The last piece of each is small enough for any record.
+        assert!(staged >= u64::from(3 * (LEN - 16_384)), "{name}: {staged} bytes staged");
+        assert_eq!(scene.far.state(b), 3, "{name}");
+    }
+}
