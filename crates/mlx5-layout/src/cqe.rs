@@ -315,6 +315,7 @@ impl Default for CqeFields {
 impl CqeFields {
     /// The 64 bytes of a CQE whose payload is in the WQE's buffers. Write all but the last byte first, then
     /// byte [`OP_OWN`] with release order.
+    #[inline]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
         let mut out = [0; CQE_BYTES];
         out[at::ML_PATH] = self.path_bits & 0x7f;

@@ -380,17 +380,20 @@ impl<B: AsRef<[u8]>> SendWqe<B> {
     }
 
     /// The control segment.
+    #[inline]
     pub fn control(&self) -> &Control {
         &self.control
     }
 
     /// All bytes that the length field covers.
+    #[inline]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes.as_ref()[..usize::from(self.control.units()) * UNIT_BYTES]
     }
 
     /// Sorts the segments behind the control segment. Errors: an opcode without description here, or a WQE that ends
     /// inside one of its address segments. A wrong data segment shows when [`Body::data`] reaches it.
+    #[inline]
     pub fn body(&self, addressing: Addressing) -> Result<Body<'_>, LayoutError> {
         let unknown =
             LayoutError::UnknownSendOpcode { opcode: self.control.opcode, opmod: self.control.opmod };

@@ -10,6 +10,7 @@ pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
 
 /// A message's operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
 pub enum Opcode {
     /// SEND.
     Send,
@@ -92,7 +93,8 @@ impl Opcode {
 /// How many PSNs a message of this length uses: one a packet, at least one; a READ uses those of its response
 /// (IBTA §9.7.1).
 pub const fn psn_count(opcode: Opcode, length: u32, path_mtu_bytes: u32) -> u32 {
-    if opcode.is_atomic() || length == 0 || path_mtu_bytes == 0 {
+    // One packet, the common case, costs no division.
+    if length <= path_mtu_bytes || opcode.is_atomic() || path_mtu_bytes == 0 {
         return 1;
     }
     length.div_ceil(path_mtu_bytes)

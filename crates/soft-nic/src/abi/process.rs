@@ -276,7 +276,7 @@ fn look(
         system::nap(PUMPED);
         return true;
     }
-    match policy.after_look(worked) {
+    match policy.after_look(now, worked) {
         Pause::Spin => {
             drop(nic);
             std::hint::spin_loop();

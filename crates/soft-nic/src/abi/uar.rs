@@ -47,6 +47,10 @@ impl Registers for SharedPage {
     fn take(&self, offset: usize) -> Option<[u8; 8]> {
         self.0.take(offset)
     }
+
+    fn any(&self, offsets: &[usize]) -> bool {
+        self.0.any(offsets)
+    }
 }
 
 /// UAR.ALLOC: type 0 is a BlueFlame page, 1 a page for doorbells only.

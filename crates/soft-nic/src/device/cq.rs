@@ -6,7 +6,7 @@
 //! Left out: resize, moderation, compressed CQEs, collapsed CQs.
 
 use mlx5_layout::CqeFields;
-use mlx5_layout::cqe::{CQE_BYTES, LARGE_SLOT_BYTES, OP_OWN, owner_bit};
+use mlx5_layout::cqe::{CQE_BYTES, LARGE_SLOT_BYTES, owner_bit};
 use mlx5_layout::doorbell::{Arm, ArmFor, CONSUMER_MASK, consumer_of};
 
 use super::command::{CommandError, ContextId, CreateCq};
@@ -148,21 +148,15 @@ impl Cq {
         fields.owner = owner_bit(self.producer, self.entries);
         let size = self.cqe_size as usize;
         let slot = self.buffer + u64::from(self.producer & (self.entries - 1)) * size as u64;
-        let cqe = slot + (size - CQE_BYTES) as u64;
         let mut whole = [0; LARGE_SLOT_BYTES];
-        let last = match payload {
+        // The owner bit is in the last word, which such a write stores last, with release.
+        match payload {
             // Callers give a payload only where the slot has room for it.
             Some(_) if fields.emit_slot(payload, &mut whole[..size]).is_ok() => {
-                memory.write(slot, &whole[..size - 1], true)?;
-                whole[size - 1]
+                memory.write(slot, &whole[..size], false)?;
             }
-            _ => {
-                let bytes = fields.emit();
-                memory.write(cqe, &bytes[..OP_OWN], true)?;
-                bytes[OP_OWN]
-            }
-        };
-        memory.store_release_u8(cqe + OP_OWN as u64, last)?;
+            _ => memory.write(slot + (size - CQE_BYTES) as u64, &fields.emit(), false)?,
+        }
         self.producer = self.producer.wrapping_add(1);
         Ok(true)
     }

@@ -57,6 +57,11 @@ impl Uar {
         Uar { context, kind, registers, queues: Vec::new(), stray: false, polled: 0 }
     }
 
+    /// Whether some register was written since the last look.
+    pub(super) fn is_rung(&self) -> bool {
+        self.registers.any(&REGISTERS.map(|(_, offset)| offset))
+    }
+
     /// Takes at most one write from each half: register number and content.
     pub(super) fn take(&self) -> impl Iterator<Item = (u8, Doorbell)> + '_ {
         let taken = |(register, offset)| self.registers.take(offset).map(|b| (register, Doorbell::parse(b)));
@@ -182,22 +187,22 @@ impl SendDoorbell {
         self.covered
     }
 
+    /// Record and register agree: whatever was watched is over.
+    pub(super) fn agrees(&mut self) {
+        self.disagreement = None;
+        self.reported = false;
+    }
+
     /// Watches record and register disagree. Some: they have for [`GRACE_NS`] and nobody can be excused, said once. `range`:
     /// the record is beyond the ring, which no delay explains; `stray`: the page saw a write for a queue that is not there;
     /// `look`: how the program's threads stand, asked for twice at least and only after half of the time.
     pub(super) fn watch(
         &mut self,
         now: Now,
-        agree: bool,
         range: bool,
         stray: bool,
         look: impl FnOnce() -> Arc<[ThreadTime]>,
     ) -> Option<Violation> {
-        if agree {
-            self.disagreement = None;
-            self.reported = false;
-            return None;
-        }
         let disagreement = self.disagreement.get_or_insert_with(|| Disagreement::new(now));
         if self.reported || !(if range { disagreement.lasts(now) } else { disagreement.is_proven(now, look) })
         {
@@ -315,7 +320,13 @@ mod tests {
     #[test]
     fn disagreement_is_reported_once_and_after_ten_milliseconds() {
         let mut doorbell = SendDoorbell::new(Some(0), false);
-        let mut at = |ms: u64, agree| doorbell.watch(Now(ms * MS), agree, false, false, nobody);
+        let mut at = |ms: u64, agree| {
+            if agree {
+                doorbell.agrees();
+                return None;
+            }
+            doorbell.watch(Now(ms * MS), false, false, nobody)
+        };
         assert_eq!([at(0, false), at(5, false), at(9, false), at(10, true)], [None; 4], "it agreed in time");
         assert_eq!([at(20, false), at(25, false), at(29, false), at(30, false)], [None; 4]);
         assert_eq!(at(31, false), Some(Violation::Missing), "the registers were read once more");
@@ -327,7 +338,7 @@ mod tests {
     #[test]
     fn a_nic_without_a_core_accuses_nobody_before_it_looked_twice() {
         let mut doorbell = SendDoorbell::new(Some(0), false);
-        let mut at = |ms: u64| doorbell.watch(Now(ms * MS), false, false, false, nobody);
+        let mut at = |ms: u64| doorbell.watch(Now(ms * MS), false, false, nobody);
         assert_eq!([at(0), at(5000), at(5004), at(5005)], [None; 4]);
         assert_eq!(at(5006), Some(Violation::Missing));
     }
@@ -339,9 +350,9 @@ mod tests {
         for ms in 0..50u16 {
             doorbell.ring(ms, ms.saturating_sub(1), ms + 1, DoorbellOrder::Strict);
             let now = Now(u64::from(ms) * MS);
-            assert_eq!(doorbell.watch(now, false, false, false, nobody), None, "{ms}");
+            assert_eq!(doorbell.watch(now, false, false, nobody), None, "{ms}");
         }
-        let last = (50..70).filter_map(|ms| doorbell.watch(Now(ms * MS), false, false, false, nobody));
+        let last = (50..70).filter_map(|ms| doorbell.watch(Now(ms * MS), false, false, nobody));
         assert_eq!(last.count(), 1, "the last one was never rung");
     }
 
@@ -354,7 +365,7 @@ mod tests {
             (None, true, true, Violation::RecordRange),
         ] {
             let mut doorbell = SendDoorbell { refused, ..SendDoorbell::new(Some(0), false) };
-            let mut at = |ms: u64| doorbell.watch(Now(ms * MS), false, range, stray, nobody);
+            let mut at = |ms: u64| doorbell.watch(Now(ms * MS), range, stray, nobody);
             let said: Vec<_> = (0..=11).filter_map(&mut at).collect();
             assert_eq!(said, [wanted]);
         }

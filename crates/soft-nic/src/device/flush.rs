@@ -89,6 +89,7 @@ impl<M: Memory> Core<M> {
             self.fail_receive(qp, qp.rq.taken, Status::Flushed);
             qp.rq.taken = qp.rq.taken.wrapping_add(1);
         }
+        qp.rq.posted = qp.rq.taken;
         available
     }
 }

@@ -1,7 +1,7 @@
 //! One round of the NIC: arrivals, replies, doorbells, queues that move, the background walk.
 
 use super::core::Core;
-use super::doorbell::UarKind;
+use super::doorbell::{Uar, UarKind};
 use super::qp::Qp;
 use crate::dma::Memory;
 use crate::link::Link;
@@ -23,8 +23,10 @@ impl<M: Memory> Core<M> {
         // Replies before new requests, as a card's acknowledgement goes before what its program sends next.
         work += self.send_replies(link);
         work += self.poll_hot(link);
-        work += self.poll_background(link);
-        self.rescan_channels();
+        if self.schedule.background_is_due(self.now) {
+            work += self.poll_background(link);
+            self.rescan_channels();
+        }
         while let Some((place, cqn)) = self.dead_cqs.pop() {
             // Its place may have gone to another CQ since.
             if self.cqs.get(place).is_some_and(|cq| cq.cqn == cqn) {
@@ -41,7 +43,14 @@ impl<M: Memory> Core<M> {
         let mut at = 0;
         // The list may grow at its end while a register write heats another queue; that one is looked at too.
         while let Some(place) = self.schedule.hot.get(at).copied() {
-            if let Some(page) = self.qps.get(place).and_then(|qp| qp.sq.doorbell.page) {
+            if let Some(qp) = self.qps.get(place)
+                && let Some(page) = qp.sq.doorbell.page
+            {
+                if qp.sq.blocks > 0 && self.uars.get(page).is_some_and(Uar::is_rung) {
+                    // What the driver wrote before it rang comes along while the register is taken.
+                    self.memory.prefetch(qp.sq.record);
+                    self.memory.prefetch(qp.sq.block(qp.sq.fetched));
+                }
                 work += self.poll_page_once(page);
             }
             let Some(mut qp) = self.qps.take(place) else {
@@ -95,8 +104,8 @@ impl<M: Memory> Core<M> {
 
     /// Takes the register writes of a page.
     pub(super) fn poll_page(&mut self, page: u32) -> usize {
+        let Some(uar) = self.uars.get(page).filter(|uar| uar.is_rung()) else { return 0 };
         let mut taken = [None; 4];
-        let Some(uar) = self.uars.get(page) else { return 0 };
         let mut count = 0;
         for (place, write) in taken.iter_mut().zip(uar.take()) {
             *place = Some(write);

@@ -179,6 +179,7 @@ impl<M: Memory> Core<M> {
                 shift: request.rq_wqe_shift,
                 record: request.record,
                 taken: 0,
+                posted: 0,
                 header: if signature { 16 } else { 0 },
                 pointers: Vec::new(),
             },
@@ -329,7 +330,7 @@ impl<M: Memory> Core<M> {
         qp.sq.last_sent = None;
         qp.sq.stopped = false;
         qp.sq.doorbell.reset();
-        qp.rq.taken = 0;
+        (qp.rq.taken, qp.rq.posted) = (0, 0);
         qp.rq.pointers.clear();
         qp.peer = None;
         qp.drain_event = false;

@@ -10,6 +10,9 @@ use super::qp::Qp;
 /// Every queue is looked at once in this time.
 const ROUND_NS: u64 = 500_000;
 
+/// The background walks move on so often, by as many as the time since asks for.
+const STEP_NS: u64 = 4_000;
+
 /// A queue where nothing moved for this long goes to the background.
 const COOL_NS: u64 = 1_000_000;
 
@@ -27,6 +30,8 @@ pub(super) struct Schedule {
     queues: Walk,
     pages: Walk,
     cqs: Walk,
+    /// Time of the next step of the walks.
+    next_step: Now,
 }
 
 /// A walk round a table, paced by time.
@@ -44,6 +49,11 @@ impl Walk {
         let elapsed = now.0.saturating_sub(self.last.0).min(ROUND_NS);
         self.last = self.last.max(now);
         let due = self.rest + elapsed * u64::from(bound);
+        if due < ROUND_NS {
+            // Most polls: nothing is due yet, and no division says so.
+            self.rest = due;
+            return (0, 0);
+        }
         self.rest = due % ROUND_NS;
         let count = (due / ROUND_NS).min(u64::from(bound)) as u32;
         if self.at >= bound {
@@ -83,6 +93,15 @@ impl Schedule {
 
     pub(super) fn forget_cq(&mut self, place: u32) {
         self.channels.retain(|p| *p != place);
+    }
+
+    /// Whether the walks in the background move on now: every [`STEP_NS`], so that a busy NIC's polls are free of them.
+    pub(super) fn background_is_due(&mut self, now: Now) -> bool {
+        if now < self.next_step {
+            return false;
+        }
+        self.next_step = now.after(STEP_NS);
+        true
     }
 
     /// QPs to look at in the background now.

@@ -17,7 +17,7 @@ use crate::dma::Memory;
 use crate::link::{Link, MAX_INLINE, Payload, SendError};
 
 /// WQEs of one queue read in one poll, so that no queue starves the others.
-const FETCH_BUDGET: usize = 64;
+const FETCH_BUDGET: usize = 32;
 
 /// WQEs of one queue read and not completed: more than the transport's window, for NOPs between messages.
 const MAX_OUTSTANDING: usize = 256;
@@ -25,6 +25,8 @@ const MAX_OUTSTANDING: usize = 256;
 /// What the record and the register of a send queue say now.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Posted {
+    /// The record, from its one read; none: it cannot be read.
+    record: Option<u16>,
     /// Blocks that may be executed.
     pub available: u16,
     /// Record and register agree.
@@ -38,18 +40,23 @@ impl<M: Memory> Core<M> {
     pub(super) fn step(&mut self, link: &mut Link, qp: &mut Qp) -> usize {
         let mut work = 0;
         if qp.state.finishes_sends() {
-            self.run_timers(link, qp);
-            work += self.take_back(link, qp);
+            if !qp.sq.outstanding.is_empty() {
+                self.run_timers(link, qp);
+                work += self.take_back(link, qp);
+            }
             if qp.state.starts_sends() {
                 work += self.post(qp);
             }
             // What it owes goes first: a message must not overtake the acknowledgement of the one that it answers, not even
             // while the channel back to a new peer is being opened.
-            if !qp.replying {
+            if !qp.replying && !qp.sq.outstanding.is_empty() {
                 work += self.transmit(link, qp);
             }
         }
-        work += self.drain_completions(qp);
+        // The transport knows of nothing that is not outstanding here: the common look at a quiet queue ends soon.
+        if !qp.sq.outstanding.is_empty() {
+            work += self.drain_completions(qp);
+        }
         if qp.state.flushes_sends() {
             work += self.flush_sends(qp);
         }
@@ -91,23 +98,23 @@ impl<M: Memory> Core<M> {
     }
 
     pub(super) fn posted(&self, qp: &Qp) -> Posted {
-        let none = Posted { available: 0, agree: true, range: false };
-        if qp.sq.blocks == 0 {
-            return none;
-        }
-        let Some(record) = self.record(qp) else { return none };
-        let ahead = qp.sq.distance(record);
+        let record = if qp.sq.blocks == 0 { None } else { self.record(qp) };
+        let Some(ahead) = record.map(|record| qp.sq.distance(record)) else {
+            return Posted { record, available: 0, agree: true, range: false };
+        };
         if u32::from(ahead) > qp.sq.blocks {
-            return Posted { available: 0, agree: false, range: true };
+            return Posted { record, available: 0, agree: false, range: true };
         }
-        let available = qp.sq.distance(qp.sq.doorbell.limit(qp.sq.fetched, record));
-        Posted { available, agree: available == ahead, range: false }
+        let covered = qp.sq.doorbell.limit(qp.sq.fetched, qp.sq.fetched.wrapping_add(ahead));
+        let available = qp.sq.distance(covered);
+        Posted { record, available, agree: available == ahead, range: false }
     }
 
     // New work.
 
     fn post(&mut self, qp: &mut Qp) -> usize {
-        if qp.sq.blocks > 0 && self.record(qp).is_none() {
+        let posted = self.posted(qp);
+        if qp.sq.blocks > 0 && posted.record.is_none() {
             // A card that cannot read the record has lost the queue.
             let qpn = qp.qpn;
             self.log.line(&format!(
@@ -117,7 +124,6 @@ impl<M: Memory> Core<M> {
             self.fail_qp(qp);
             return 1;
         }
-        let posted = self.posted(qp);
         self.watch_doorbell(qp, posted);
         let end = qp.sq.fetched.wrapping_add(posted.available);
         let mut work = 0;
@@ -144,7 +150,10 @@ impl<M: Memory> Core<M> {
     /// Compares record and register; after [`super::doorbell::GRACE_NS`] of disagreement that no thread without a core
     /// excuses, says so.
     pub(super) fn watch_doorbell(&mut self, qp: &mut Qp, posted: Posted) {
-        if !posted.agree && !posted.range && qp.sq.doorbell.is_overdue(self.now) && !self.is_provable(qp) {
+        if posted.agree {
+            return qp.sq.doorbell.agrees();
+        }
+        if !posted.range && qp.sq.doorbell.is_overdue(self.now) && !self.is_provable(qp) {
             // Its register may have been rung and hidden by another queue's write.
             qp.sq.doorbell.unchecked = true;
             self.say_unchecked(qp);
@@ -154,13 +163,12 @@ impl<M: Memory> Core<M> {
         let stray = doorbell.page.and_then(|page| self.uars.get(page)).is_some_and(|uar| uar.stray);
         let (now, threads) = (self.now, &mut self.threads);
         let look = || threads.look(now);
-        let Some(violation) = doorbell.watch(now, posted.agree, posted.range, stray, look) else { return };
+        let Some(violation) = doorbell.watch(now, posted.range, stray, look) else { return };
         if let Some(uar) = qp.sq.doorbell.page.and_then(|page| self.uars.get_mut(page)) {
             uar.stray = false;
         }
         self.counters.violate(violation);
-        let record = self.record(qp);
-        qp.sq.doorbell.stuck(record);
+        qp.sq.doorbell.stuck(posted.record);
         self.raise(qp, event_type::QP_REQ_ERR);
         let (qpn, what) = (qp.qpn, violation.sentence());
         self.log.line(&format!("softnic: QP {qpn:#x}: {what} for 10 ms; a card would not execute this"));
@@ -268,12 +276,13 @@ impl<M: Memory> Core<M> {
             }
             return true;
         }
-        let path = if qp.service == ServiceType::Ud { &request.path } else { &qp.path };
-        let payload = payload_of(request);
         let length = request.request.length;
-        let wire = roce::Fragment { offset: request.carried, length: length - request.carried };
-        let wire = if request.request.opcode.carries_payload() { wire } else { request.request.fragment };
-        let outcome = link.send_request(&roce::Request { fragment: wire, ..request.request }, path, payload);
+        if request.request.opcode.carries_payload() {
+            request.request.fragment =
+                roce::Fragment { offset: request.carried, length: length - request.carried };
+        }
+        let path = if qp.service == ServiceType::Ud { &request.path } else { &qp.path };
+        let outcome = link.send_request(&request.request, path, payload_of(request));
         match outcome {
             Ok(sent) => {
                 if request.carried == 0 {

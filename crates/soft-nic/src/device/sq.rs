@@ -231,6 +231,10 @@ impl<M: Memory> Core<M> {
             out.kind = Kind::Failed(status);
             qp.sq.stopped = true;
         }
+        // The payload is read when the transport sends the message, up to a whole budget of WQEs later.
+        if let Some(first) = out.segments.first() {
+            self.memory.prefetch(first.addr);
+        }
         self.counters.post(out.opcode);
         qp.sq.fetched = qp.sq.fetched.wrapping_add(taken);
         out

@@ -6,6 +6,9 @@
 use super::guard::Guard;
 use super::{Fault, Memory, Order, Segment, Segments, system};
 
+/// Relaxed copies are in order below this length.
+const STRING_BYTES: usize = 512;
+
 /// The process's own memory. Cheap to copy.
 #[derive(Debug, Clone, Copy)]
 pub struct Host {
@@ -52,6 +55,8 @@ impl Host {
     }
 
     pub(super) fn copy_bytes(&self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
+        // A string instruction takes longer to start than a short copy to finish.
+        let ordered = ordered || len < STRING_BYTES;
         // SAFETY: both sides are application memory, or a ring or bounce word that this module owns, as the device
         // checked against its regions; that is what a NIC is for.
         unsafe { self.guard.copy(to, from, len, ordered) }
@@ -124,6 +129,11 @@ impl Memory for Host {
         aligned(addr, 8)?;
         // SAFETY: application memory that the device may write.
         unsafe { self.guard.fetch_add64(addr, add) }
+    }
+
+    #[inline]
+    fn prefetch(&self, addr: u64) {
+        system::prefetch(addr);
     }
 
     fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault> {

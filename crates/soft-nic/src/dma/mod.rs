@@ -113,6 +113,8 @@ pub trait Memory: Send {
     fn compare_swap64(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault>;
     /// Sequentially consistent 64-bit fetch-and-add (wrapping); returns the old value.
     fn fetch_add64(&self, addr: u64, add: u64) -> Result<u64, Fault>;
+    /// Asks the processor for the line at `addr`, which will be read soon. A hint: any address will do, nothing is read.
+    fn prefetch(&self, _addr: u64) {}
     /// Whether the whole range is mapped and (if `write`) writable now; asked when a region is registered.
     fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault>;
 }
@@ -125,4 +127,7 @@ pub trait Registers: Send + Sync {
     /// Loads the 64-bit word at `offset` (multiple of 8, below 4096) and, when it is not zero, swaps it with zero.
     /// Returns the bytes as the application stored them, or `None` when the word was zero.
     fn take(&self, offset: usize) -> Option<[u8; 8]>;
+
+    /// Whether one of the words at these offsets is not zero: one look at a page where mostly nothing was rung.
+    fn any(&self, offsets: &[usize]) -> bool;
 }

@@ -47,4 +47,8 @@ impl Registers for UarPage {
             value => Some(value.to_ne_bytes()),
         }
     }
+
+    fn any(&self, offsets: &[usize]) -> bool {
+        offsets.iter().any(|offset| self.memory.word(*offset).load(std::sync::atomic::Ordering::Relaxed) != 0)
+    }
 }

@@ -45,6 +45,19 @@ impl SharedMemory {
         unsafe { AtomicU64::from_ptr(at.cast()) }
     }
 
+    /// `N` words in a row from `offset`, checked once.
+    ///
+    /// # Panics
+    /// As [`SharedMemory::word`].
+    fn words<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
+        assert!(offset.is_multiple_of(8) && offset + 8 * N <= self.len, "words at {offset} of {}", self.len);
+        // SAFETY: in bounds, as just checked.
+        let at = unsafe { self.base.add(offset) };
+        // SAFETY: aligned (the base is a page); an atomic has the layout of its integer; the mapping lives as long as
+        // `self`, and everyone uses this memory by atomics.
+        unsafe { &*at.cast::<[AtomicU64; N]>() }
+    }
+
     /// The 32-bit word at `offset`.
     ///
     /// # Panics
@@ -113,16 +126,22 @@ impl RingMemory {
 
     /// Loads `N` words at a position that is a multiple of 8, each once.
     pub fn load<const N: usize>(&self, position: u64) -> [u64; N] {
-        let offset = self.offset(position);
-        std::array::from_fn(|i| self.memory.word(offset + 8 * i).load(Ordering::Relaxed))
+        let words: &[AtomicU64; N] = self.memory.words(self.offset(position));
+        std::array::from_fn(|i| words[i].load(Ordering::Relaxed))
     }
 
     /// Stores words at a position that is a multiple of 8.
     pub fn store<const N: usize>(&self, position: u64, words: [u64; N]) {
-        let offset = self.offset(position);
-        for (i, word) in words.into_iter().enumerate() {
-            self.memory.word(offset + 8 * i).store(word, Ordering::Relaxed);
+        let places: &[AtomicU64; N] = self.memory.words(self.offset(position));
+        for (place, word) in places.iter().zip(words) {
+            place.store(word, Ordering::Relaxed);
         }
+    }
+
+    /// Asks the processor for the line at a position.
+    #[inline]
+    pub fn prefetch(&self, position: u64) {
+        system::prefetch(self.memory.base as u64 + self.offset(position) as u64);
     }
 
     /// Copies bytes of ours into the ring.

@@ -140,9 +140,9 @@ impl<C: IdleClock> IdlePolicy<C> {
         self.looked_ns < self.crowded_until_ns
     }
 
-    /// Call after every look. `worked`: it found something to do.
-    pub fn after_look(&mut self, worked: bool) -> Pause {
-        let now = self.clock.now_ns();
+    /// Call after every look. `now`: when the look began, ns of the clock; it read that anyway, and a second reading costs
+    /// as much as an idle look. `worked`: it found something to do.
+    pub fn after_look(&mut self, now: u64, worked: bool) -> Pause {
         if now.saturating_sub(self.looked_ns) >= self.times.gap_ns {
             self.notice_absence(now);
         }
@@ -281,7 +281,7 @@ mod tests {
         let end = thread.now.get() + ns;
         loop {
             thread.run(500);
-            let pause = policy.after_look(false);
+            let pause = policy.after_look(thread.now.get(), false);
             thread.away(sleep_ns(pause));
             if thread.now.get() >= end {
                 return pause;
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn alone_it_spins_for_two_milliseconds_and_then_sleeps_longer_and_longer() {
         let (thread, mut policy) = policy();
-        policy.after_look(true);
+        policy.after_look(thread.now.get(), true);
         assert_eq!(sleep_ns(quiet(&thread, &mut policy, 1_900_000)), 0);
         let short = sleep_ns(quiet(&thread, &mut policy, 500_000));
         assert!((10_000..300_000).contains(&short), "{short} ns after 2.4 ms");
@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(sleep_ns(quiet(&thread, &mut policy, 1_000_000_000)), 2_200_000);
         assert_eq!(sleep_ns(quiet(&thread, &mut policy, 8_000_000_000)), 2_200_000);
         assert_eq!(sleep_ns(quiet(&thread, &mut policy, 2_000_000_000)), 5_000_000);
-        policy.after_look(true);
+        policy.after_look(thread.now.get(), true);
         assert_eq!(sleep_ns(quiet(&thread, &mut policy, 100_000)), 0, "work ends the idling at once");
     }
 
@@ -311,14 +311,14 @@ mod tests {
         let mut offers = 0;
         for _ in 0..3_000 {
             thread.run(500);
-            offers += u64::from(policy.after_look(false) == Pause::Sleep(Duration::ZERO));
+            offers += u64::from(policy.after_look(thread.now.get(), false) == Pause::Sleep(Duration::ZERO));
         }
         assert!((25..=30).contains(&offers), "{offers} offers in 1.5 ms");
-        while policy.after_look(false) != Pause::Sleep(Duration::ZERO) {
+        while policy.after_look(thread.now.get(), false) != Pause::Sleep(Duration::ZERO) {
             thread.run(500);
         }
         thread.preempted(1_000_000);
-        policy.after_look(false);
+        policy.after_look(thread.now.get(), false);
         assert!(policy.is_crowded());
     }
 
@@ -327,7 +327,7 @@ mod tests {
         let (thread, mut policy) = policy();
         for _ in 0..100 {
             thread.run(300_000);
-            assert_eq!(policy.after_look(true), Pause::Spin);
+            assert_eq!(policy.after_look(thread.now.get(), true), Pause::Spin);
         }
         assert!(!policy.is_crowded());
     }
@@ -335,18 +335,18 @@ mod tests {
     #[test]
     fn a_preemption_makes_it_crowded_and_time_makes_it_try_again() {
         let (thread, mut policy) = policy();
-        policy.after_look(true);
+        policy.after_look(thread.now.get(), true);
         thread.preempted(4_000_000);
-        assert_ne!(policy.after_look(false), Pause::Spin);
+        assert_ne!(policy.after_look(thread.now.get(), false), Pause::Spin);
         assert!(policy.is_crowded());
         quiet(&thread, &mut policy, 15_000_000);
         assert!(policy.is_crowded());
         quiet(&thread, &mut policy, 10_000_000);
         assert!(!policy.is_crowded());
-        assert_eq!(policy.after_look(true), Pause::Spin);
+        assert_eq!(policy.after_look(thread.now.get(), true), Pause::Spin);
         // Crowded again at once: this time it is believed for longer.
         thread.preempted(4_000_000);
-        policy.after_look(false);
+        policy.after_look(thread.now.get(), false);
         quiet(&thread, &mut policy, 30_000_000);
         assert!(policy.is_crowded());
         quiet(&thread, &mut policy, 15_000_000);
@@ -356,16 +356,16 @@ mod tests {
     #[test]
     fn crowded_it_sleeps_at_least_as_long_as_it_ran() {
         let (thread, mut policy) = policy();
-        policy.after_look(true);
+        policy.after_look(thread.now.get(), true);
         thread.preempted(4_000_000);
-        thread.away(sleep_ns(policy.after_look(true)));
+        thread.away(sleep_ns(policy.after_look(thread.now.get(), true)));
         let (mut ran, mut slept) = (0, 0);
         for step in 0..10_000u64 {
             // Looks of 3 to 40 µs, two of three with work.
             let ns = 3_000 + step * 7_919 % 37_000;
             thread.run(ns);
             ran += ns;
-            let sleep = sleep_ns(policy.after_look(step % 3 != 0));
+            let sleep = sleep_ns(policy.after_look(thread.now.get(), step % 3 != 0));
             assert!(sleep <= 300_000, "{sleep} ns");
             thread.away(sleep);
             slept += sleep;

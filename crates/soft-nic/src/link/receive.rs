@@ -20,13 +20,18 @@ impl Link {
         if self.polls.is_multiple_of(1024) {
             self.watch();
         }
-        self.attach_published();
+        if self.fabric.has_published() {
+            self.attach_published();
+        }
         let mut consumed = 0;
         let count = self.incoming.len();
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
         let mut finished = false;
-        for i in 0..count {
-            let index = (self.first + i) % count;
+        for index in (self.first..count).chain(0..self.first.min(count)) {
+            let incoming = &self.incoming[index];
+            if !incoming.ended && !incoming.consumer.pending() {
+                continue;
+            }
             let before = consumed;
             let result = self.poll_channel(index, budget, &mut consumed, &mut handler);
             let incoming = &mut self.incoming[index];

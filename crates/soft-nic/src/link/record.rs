@@ -145,8 +145,8 @@ pub fn carries_path(request: &Request) -> bool {
 pub fn encode_request(request: &Request, form: Form) -> [u64; REQUEST_WORDS] {
     let path = carries_path(request);
     let len = 8 * (REQUEST_WORDS + if path { PATH_WORDS } else { 0 }) + form.padded();
-    let opcode = Opcode::ALL.iter().position(|o| *o == request.opcode).unwrap_or(0) as u8;
-    let service = SERVICES.iter().position(|s| *s == request.service).unwrap_or(0) as u8;
+    // Their numbers are their places in `Opcode::ALL` and `SERVICES`.
+    let (opcode, service) = (request.opcode as u8, request.service as u8);
     let flags = form.flag()
         | if request.solicited { flag::SOLICITED } else { 0 }
         | if request.ack_requested { flag::ACK_REQUESTED } else { 0 }

@@ -1,6 +1,6 @@
 //! Messages on their way out: laid into the ring of the peer's channel, payload and all or by reference.
 
-use roce::{Reply, ReplyKind, Request};
+use roce::{Fragment, Reply, ReplyKind, Request};
 
 use super::loan::LOAN_WORDS;
 use super::peers::Outgoing;
@@ -25,10 +25,11 @@ impl Link {
         let slot = Self::slot_of(request.dst_qpn);
         self.need_room(slot, Lane::Request)?;
         let Some(outgoing) = &mut self.outgoing[usize::from(slot)] else { return Err(SendError::Full) };
+        let staged_part;
+        let mut request = request;
         let staged = self.config.staging || outgoing.producer.state() == ChannelState::Staged;
-        let mut request = *request;
         let head = 8 * record::REQUEST_WORDS
-            + if record::carries_path(&request) { 8 * record::PATH_WORDS } else { 0 };
+            + if record::carries_path(request) { 8 * record::PATH_WORDS } else { 0 };
         let offset = u64::from(request.fragment.offset);
         let length = request.fragment.length;
         self.segments.clear();
@@ -44,7 +45,9 @@ impl Link {
                 let Some(free) = free.checked_sub(head) else { return Err(given_up(outgoing, slot)) };
                 let carried = (length as usize).min(MAX_FRAGMENT).min(free & !7) as u32;
                 self.counters.staged_bytes += u64::from(carried);
-                request.fragment.length = carried;
+                staged_part =
+                    Request { fragment: Fragment { length: carried, ..request.fragment }, ..*request };
+                request = &staged_part;
                 Form::Inline(carried)
             }
         };
@@ -61,8 +64,8 @@ impl Link {
         } else {
             None
         };
-        ring.store(at, record::encode_request(&request, form));
-        if record::carries_path(&request) {
+        ring.store(at, record::encode_request(request, form));
+        if record::carries_path(request) {
             ring.store(at + 8 * record::REQUEST_WORDS as u64, record::encode_path(path));
         }
         let offset = outgoing.producer.commit(Lane::Request, head + form.padded());

@@ -361,6 +361,12 @@ impl Consumer {
         // always there to load, and a reply's decoder does not look at them.
         let words = state.ring.load(state.tail);
         let len = record::record_len(words[0], published)?;
+        // The next ones come along meanwhile; not beyond what is published, where the sender is writing.
+        for ahead in [128, 192] {
+            if published > ahead {
+                state.ring.prefetch(state.tail + ahead);
+            }
+        }
         Ok(Some(Record { position: state.tail, len, words }))
     }
 
@@ -396,11 +402,10 @@ impl Consumer {
     }
 
     /// Whether something lies unconsumed.
+    #[inline]
     pub fn pending(&self) -> bool {
-        [Lane::Request, Lane::Reply].into_iter().any(|lane| {
-            let index = lane as usize;
-            self.control.word(at::HEADS[index]).load(Ordering::Acquire) != self.lanes[index].tail
-        })
+        let waits = |lane: Lane| self.end(lane) != self.lanes[lane as usize].tail;
+        waits(Lane::Request) || waits(Lane::Reply)
     }
 
     /// Whether the sender asked to be told of consumption.

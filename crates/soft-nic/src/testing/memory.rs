@@ -99,6 +99,11 @@ impl Registers for RegisterPage {
         }
         Some(word.swap(0, Ordering::AcqRel)).filter(|value| *value != 0).map(u64::to_ne_bytes)
     }
+
+    fn any(&self, offsets: &[usize]) -> bool {
+        let rung = |offset: &usize| self.0.get(offset / 8).is_some_and(|w| w.load(Ordering::Acquire) != 0);
+        offsets.iter().any(rung)
+    }
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ fn nic(words: &Words, config: LinkConfig) {
             send(&mut link, &write, Payload::Inline(&sent.to_ne_bytes()), |_| Disposition::NotNow);
             worked = true;
         }
-        link.pause(idle.after_look(worked));
+        link.pause(idle.after_look(system::monotonic_ns(), worked));
     }
     words.cpu_ns.store(system::thread_cpu_ns(), Ordering::Release);
 }
@@ -184,7 +184,7 @@ fn second_of_rest(times: IdleTimes) -> (u64, u64) {
             let begun = Instant::now();
             while begun.elapsed() < time {
                 let worked = link.poll(64, |_| Disposition::Consumed) > 0;
-                link.pause(idle.after_look(worked));
+                link.pause(idle.after_look(system::monotonic_ns(), worked));
             }
         };
         rest(&mut link, Duration::from_millis(2_600));
