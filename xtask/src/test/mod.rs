@@ -34,7 +34,8 @@ const PROGRAMS: [&str; 2] = ["generator", "softnic"];
 /// Options of `test`.
 #[derive(Args)]
 pub struct Options {
-    /// Suites or packages to run; all, and all steps before them, without any.
+    /// Suites or packages to run; all, and all steps before them, without any. A suite is a package, or one on a NIC:
+    /// PACKAGE-LAYER-PATH, as in verbs-ib and verbs-roce-staged (no PATH: payloads are copied straight).
     suites: Vec<String>,
     /// The long matrices too (`SOFTNIC_TEST_FULL=1` for the suites).
     #[arg(long)]
@@ -71,7 +72,7 @@ pub fn run(options: &Options) -> Result<()> {
         .filter(|package| package.source.is_none())
         .map(|package| package.name.as_str())
         .collect();
-    let mut suites = suites::all(&packages, &target_dir().join("release/softnic"));
+    let mut suites = suites::all(&packages, &target_dir().join("release/softnic"), &logs());
     let is = |suite: &suites::Suite, wanted: &String| suite.name == *wanted || suite.package == *wanted;
     if let Some(unknown) = options.suites.iter().find(|name| !suites.iter().any(|suite| is(suite, name))) {
         let names: Vec<&str> = suites.iter().map(|suite| suite.name.as_str()).collect();
@@ -93,11 +94,13 @@ pub fn run(options: &Options) -> Result<()> {
         if options.full {
             command.env("SOFTNIC_TEST_FULL", "1");
         }
+        suite.nic.iter().try_for_each(suites::UnderNic::prepare)?;
         let (minutes, log) = logged(&suite.name, command)?;
         let outcome = Outcome::of_log(&log.text);
         let executed = outcome.passed + outcome.failed;
         let complaint = complaint(&log, &outcome)
-            .or_else(|| if options.bare { None } else { floors.complaint(&suite.name, executed) });
+            .or_else(|| if options.bare { None } else { floors.complaint(&suite.name, executed) })
+            .or_else(|| if options.bare { None } else { suite.nic.as_ref()?.complaint() });
         let floor = floors.of(&suite.name);
         rows.push(finish(Row { name: suite.name.clone(), minutes, outcome, floor, complaint }, &log));
     }
@@ -186,12 +189,17 @@ struct Log {
 fn logged(name: &str, mut command: Command) -> Result<(f64, Log)> {
     say!("{name} …");
     let since = Instant::now();
-    let path = target_dir().join("xtask-test").join(format!("{}.log", name.replace([' ', ','], "-")));
+    let path = logs().join(format!("{}.log", name.replace([' ', ','], "-")));
     let ended = run_logged(&mut command, &path, LIMIT)?;
     let text =
         String::from_utf8_lossy(&fs::read(&path).with_context(|| format!("reading {}", path.display()))?)
             .into_owned();
     Ok((minutes(since), Log { text, path, ended: Some(ended) }))
+}
+
+/// Where logs, and configurations and counters of NICs, lie.
+fn logs() -> PathBuf {
+    target_dir().join("xtask-test")
 }
 
 fn minutes(since: Instant) -> f64 {

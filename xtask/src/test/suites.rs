@@ -1,7 +1,10 @@
 //! The suites of `cargo xtask test`: one for each package of the workspace, and those that need a word of their own.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
 
 /// How a package's tests are run when the ordinary way is not enough.
 #[derive(Clone, Copy, Debug, Default)]
@@ -10,24 +13,55 @@ struct Way {
     release: bool,
     /// Arguments after `--`.
     arguments: &'static [&'static str],
-    /// The test programs need a NIC: each is started by `softnic run`, once for each link layer.
-    on_softnic: bool,
+    /// The test programs need a NIC: each is started by `softnic run`, once for each of these.
+    nics: &'static [Nic],
 }
 
-const RELEASE: Way = Way { release: true, arguments: &[], on_softnic: false };
+const RELEASE: Way = Way { release: true, arguments: &[], nics: &[] };
 
 /// Packages that are not run as `cargo test -p NAME` in the dev profile.
 const WAYS: &[(&str, Way)] = &[
     ("soft-nic", RELEASE),
-    ("generator", Way { on_softnic: true, ..RELEASE }),
-    ("rdma-shim", Way { on_softnic: true, ..RELEASE }),
-    ("verbs", Way { release: false, on_softnic: true, ..RELEASE }),
+    ("generator", Way { nics: &NICS, ..RELEASE }),
+    // Short messages only: the third NIC would not differ from the second.
+    ("rdma-shim", Way { nics: NICS.first_chunk::<2>().expect("there are three"), ..RELEASE }),
+    ("verbs", Way { release: false, nics: &NICS, ..RELEASE }),
     // Two programs on two cores each: these take turns, or their timing tests measure one another.
     ("softnic", Way { arguments: &["--test-threads=2"], ..RELEASE }),
 ];
 
-/// NICs that one suite runs on: link layer, and the way that messages take.
-const NICS: [(&str, &str); 2] = [("ib", "shm"), ("roce", "auto")];
+/// How the NIC carries messages from one queue to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carriage {
+    /// Through shared memory, long payloads by one copy straight between the ends.
+    Direct,
+    /// Through shared memory in pieces, as where the kernel refuses that copy.
+    Staged,
+}
+
+impl Carriage {
+    /// What a suite's name ends with.
+    fn suffix(self) -> &'static str {
+        match self {
+            Carriage::Direct => "",
+            Carriage::Staged => "-staged",
+        }
+    }
+
+    /// Configuration of the NIC, as `softnic run --config` reads it.
+    fn config(self) -> &'static str {
+        match self {
+            Carriage::Direct => "path = \"shm\"\n",
+            Carriage::Staged => "path = \"shm\"\nstaging = true\n",
+        }
+    }
+}
+
+/// A NIC that one suite runs on: link layer, and the way that messages take.
+type Nic = (&'static str, Carriage);
+
+/// Every NIC. The wire joins here.
+const NICS: [Nic; 3] = [("ib", Carriage::Direct), ("roce", Carriage::Direct), ("roce", Carriage::Staged)];
 
 /// Cargo starts test programs by what this variable says.
 const RUNNER: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER";
@@ -43,38 +77,97 @@ pub struct Suite {
     pub command: Vec<String>,
     /// Environment on top of ours.
     pub environment: Vec<(String, String)>,
+    /// The NIC under it, if it runs on one.
+    pub nic: Option<UnderNic>,
+}
+
+/// The software NIC of one suite.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnderNic {
+    carriage: Carriage,
+    /// Its configuration.
+    config: PathBuf,
+    /// Where each process leaves its counters.
+    stats: PathBuf,
+}
+
+impl UnderNic {
+    /// Writes the configuration, and removes what an earlier run counted.
+    pub fn prepare(&self) -> Result<()> {
+        let folder = self.config.parent().context("a file in a folder")?;
+        fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+        fs::write(&self.config, self.carriage.config())
+            .with_context(|| format!("writing {}", self.config.display()))?;
+        match fs::remove_file(&self.stats) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("removing {}", self.stats.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What is wrong with the way that the messages took, by the NIC's own counters.
+    pub fn complaint(&self) -> Option<String> {
+        match fs::read_to_string(&self.stats) {
+            Ok(lines) => astray(self.carriage, &lines),
+            Err(error) => Some(format!("no counters of the NIC in {}: {error}", self.stats.display())),
+        }
+    }
+}
+
+/// What the lines of counters say against `carriage`: staged suites must have staged, the others not.
+fn astray(carriage: Carriage, lines: &str) -> Option<String> {
+    let staged = |line: &str| {
+        let counters: serde_json::Value = serde_json::from_str(line).ok()?;
+        counters["counters"]["staged_bytes"].as_u64()
+    };
+    let Some(staged) = lines.lines().map(staged).sum::<Option<u64>>() else {
+        return Some("the NIC left a line of counters without staged_bytes".into());
+    };
+    match carriage {
+        Carriage::Staged if staged == 0 => Some("nothing was staged, so no test saw staging".into()),
+        Carriage::Direct if staged > 0 => Some(format!("{staged} bytes were staged, not copied straight")),
+        _ => None,
+    }
 }
 
 /// All suites, in the order in which they run: the fast and small first, so that a mistake shows early.
-/// `softnic`: the launcher, for those that need a NIC.
-pub fn all(packages: &[&str], softnic: &Path) -> Vec<Suite> {
+/// `softnic`: the launcher, for those that need a NIC; `folder`: where their configurations and counters lie.
+pub fn all(packages: &[&str], softnic: &Path, folder: &Path) -> Vec<Suite> {
     let ways: BTreeMap<&str, Way> = WAYS.iter().copied().collect();
-    let mut suites: Vec<(bool, Suite)> = packages
-        .iter()
-        .flat_map(|package| {
-            let way = ways.get(package).copied().unwrap_or_default();
-            let names = match way.on_softnic {
-                true => NICS.map(|nic| (format!("{package}-{}", nic.0), Some(nic))).to_vec(),
-                false => vec![((*package).to_owned(), None)],
-            };
-            names.into_iter().map(move |(name, nic)| {
-                let environment =
-                    nic.map(|nic| [(RUNNER.to_owned(), runner(softnic, &name, nic)), require()]);
-                let environment = environment.into_iter().flatten().collect();
-                let package = (*package).to_owned();
-                (way.release, Suite { name, command: command(&package, way), package, environment })
-            })
-        })
-        .collect();
+    let mut suites: Vec<(bool, Suite)> = Vec::new();
+    for package in packages {
+        let way = ways.get(package).copied().unwrap_or_default();
+        let plain = Suite {
+            name: (*package).to_owned(),
+            package: (*package).to_owned(),
+            command: command(package, way),
+            environment: Vec::new(),
+            nic: None,
+        };
+        suites.extend(way.nics.iter().map(|nic| (way.release, on(plain.clone(), *nic, softnic, folder))));
+        if way.nics.is_empty() {
+            suites.push((way.release, plain));
+        }
+    }
     suites.sort_by(|(left_release, left), (right_release, right)| {
         (left_release, &left.name).cmp(&(right_release, &right.name))
     });
     suites.into_iter().map(|(_, suite)| suite).collect()
 }
 
-/// A fabric of its own, so that no other program of this user is seen.
-fn runner(softnic: &Path, name: &str, (layer, path): (&str, &str)) -> String {
-    format!("{} run --fabric test-{name} --link-layer {layer} --path {path} --", softnic.display())
+/// The suite on a NIC, on a fabric of its own, so that no other program of this user is seen.
+fn on(plain: Suite, (layer, carriage): Nic, softnic: &Path, folder: &Path) -> Suite {
+    let name = format!("{}-{layer}{}", plain.name, carriage.suffix());
+    let (config, stats) = (folder.join(format!("{name}.toml")), folder.join(format!("{name}.stats.jsonl")));
+    let runner = format!(
+        "{} run --config {} --stats {} --fabric test-{name} --link-layer {layer} --",
+        softnic.display(),
+        config.display(),
+        stats.display()
+    );
+    let environment = vec![(RUNNER.to_owned(), runner), require()];
+    Suite { name, environment, nic: Some(UnderNic { carriage, config, stats }), ..plain }
 }
 
 /// On the software NIC there is a NIC: a test that skips for want of one hides something. What the user asks for stays.
@@ -98,21 +191,60 @@ fn command(package: &str, way: Way) -> Vec<String> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn every_package_is_a_suite_and_optimised_ones_come_last() {
-        let suites = all(&["softnic", "roce", "measure"], Path::new("softnic"));
-        let names: Vec<&str> = suites.iter().map(|suite| suite.name.as_str()).collect();
-        assert_eq!(names, ["measure", "roce", "softnic"]);
-        assert!(suites[2].command.contains(&"--release".to_owned()));
-        assert_eq!(suites[1].command, ["cargo", "test", "--locked", "-p", "roce"]);
+    fn named(packages: &[&str]) -> Vec<Suite> {
+        all(packages, Path::new("target/softnic"), Path::new("target/logs"))
+    }
+
+    fn names(suites: &[Suite]) -> Vec<&str> {
+        suites.iter().map(|suite| suite.name.as_str()).collect()
     }
 
     #[test]
-    fn a_package_that_needs_a_nic_runs_on_each_link_layer() {
-        let suites = all(&["verbs"], Path::new("target/softnic"));
-        let names: Vec<&str> = suites.iter().map(|suite| suite.name.as_str()).collect();
-        assert_eq!(names, ["verbs-ib", "verbs-roce"]);
-        let runner = "target/softnic run --fabric test-verbs-roce --link-layer roce --path auto --";
-        assert_eq!(suites[1].environment, [(RUNNER.to_owned(), runner.to_owned()), require()]);
+    fn every_package_is_a_suite_and_optimised_ones_come_last() {
+        let suites = named(&["softnic", "roce", "measure"]);
+        assert_eq!(names(&suites), ["measure", "roce", "softnic"]);
+        assert!(suites[2].command.contains(&"--release".to_owned()));
+        assert_eq!(suites[1].command, ["cargo", "test", "--locked", "-p", "roce"]);
+        assert!(suites.iter().all(|suite| suite.nic.is_none()));
+    }
+
+    #[test]
+    fn a_package_that_needs_a_nic_runs_on_each_link_layer_and_way() {
+        let suites = named(&["verbs", "rdma-shim"]);
+        assert_eq!(
+            names(&suites),
+            ["verbs-ib", "verbs-roce", "verbs-roce-staged", "rdma-shim-ib", "rdma-shim-roce"]
+        );
+        let runner = "target/softnic run --config target/logs/verbs-roce-staged.toml \
+                      --stats target/logs/verbs-roce-staged.stats.jsonl \
+                      --fabric test-verbs-roce-staged --link-layer roce --";
+        assert_eq!(suites[2].environment, [(RUNNER.to_owned(), runner.to_owned()), require()]);
+        assert_eq!(suites[2].nic.as_ref().map(|nic| nic.carriage), Some(Carriage::Staged));
+    }
+
+    #[test]
+    fn a_suite_whose_messages_took_another_way_is_named() {
+        let line = |bytes| format!("{{\"pid\":7,\"counters\":{{\"staged_bytes\":{bytes}}}}}\n");
+        let (none, some) = (line(0) + &line(0), line(0) + &line(70_000));
+        assert_eq!(astray(Carriage::Direct, &none), None);
+        assert_eq!(astray(Carriage::Staged, &some), None);
+        assert!(astray(Carriage::Staged, &none).unwrap().contains("nothing was staged"));
+        assert!(astray(Carriage::Staged, "").unwrap().contains("nothing was staged"));
+        assert!(astray(Carriage::Direct, &some).unwrap().contains("70000 bytes"));
+        assert!(astray(Carriage::Direct, "{}\n").unwrap().contains("without staged_bytes"));
+    }
+
+    #[test]
+    fn counters_of_an_earlier_run_do_not_count() {
+        let folder = std::env::temp_dir().join(format!("xtask-suites-{}", std::process::id()));
+        let suites = all(&["verbs"], Path::new("softnic"), &folder);
+        let nic = suites[2].nic.as_ref().unwrap();
+        nic.prepare().unwrap();
+        fs::write(&nic.stats, "{\"counters\":{\"staged_bytes\":5}}\n").unwrap();
+        assert_eq!(nic.complaint(), None);
+        nic.prepare().unwrap();
+        assert!(nic.complaint().unwrap().contains("no counters"));
+        assert!(fs::read_to_string(&nic.config).unwrap().contains("staging = true"));
+        fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -181,3 +181,44 @@ fn unreliable_services_carry_sends() {
         assert_eq!(&bytes, b"datagram", "{kind}");
     }
 }
+
+/// Above 16 KiB the software NIC no longer carries payloads in its rings by themselves, but copies or stages them.
+#[test]
+fn long_messages_arrive_whole_by_every_operation() {
+    let context = need!(pair::device(), nic, "an mlx5 device");
+    let mut pair = Pair::rc(&context);
+    let [here, there] = [0, 1];
+    const LENGTH: usize = 300_001;
+    for (id, seed) in [(1u64, 3usize), (2, 5), (3, 7)] {
+        let wanted: Vec<u8> = (0..LENGTH).map(|i| (i * seed + (i >> 8)) as u8).collect();
+        let (from, to) = if id == 3 { (there, here) } else { (here, there) };
+        pair.memory[from].write(64, &wanted);
+        let gather =
+            [pair.memory[here].sge(64..5064).unwrap(), pair.memory[here].sge(5064..64 + LENGTH).unwrap()];
+        let answer = [
+            pair.memory[here].sge(400_000..400_007).unwrap(),
+            pair.memory[here].sge(400_007..400_000 + LENGTH).unwrap(),
+        ];
+        let scatter = [
+            pair.memory[there].sge(400_000..400_100).unwrap(),
+            pair.memory[there].sge(400_100..400_000 + LENGTH).unwrap(),
+        ];
+        let (operation, payload) = match id {
+            1 => (SendOperation::Write(pair.memory[there].remote(400_000).unwrap()), &gather),
+            2 => (SendOperation::Send, &gather),
+            _ => (SendOperation::Read(pair.memory[there].remote(64).unwrap()), &answer),
+        };
+        pair.qps[there].post_receive(&ReceiveRequest { id: 100 + id, scatter: &scatter }).unwrap();
+        pair.qps[here].post_send(&SendRequest::new(id, operation, Payload::Gather(payload))).unwrap();
+        let done = pair.completion(here);
+        assert_eq!((done.id(), done.status()), (id, WcStatus::Success), "{operation:?}");
+        if id == 2 {
+            // The receive of the WRITE before it was the first in the queue.
+            let done = pair.completion(there);
+            assert_eq!((done.id(), done.byte_count() as usize), (101, LENGTH));
+        }
+        let mut bytes = vec![0; LENGTH];
+        pair.memory[to].read(400_000, &mut bytes);
+        assert!(bytes == wanted, "{operation:?}: other bytes");
+    }
+}
