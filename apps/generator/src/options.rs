@@ -111,6 +111,26 @@ pub struct Nic {
     /// Path MTU in bytes; without it the port's active one.
     #[arg(long, value_parser = mtu)]
     pub mtu: Option<Mtu>,
+    /// Service level of what this end sends: 0 to 15, on Ethernet 0 to 7.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = at_most::<15>, allow_negative_numbers = true)]
+    pub sl: u8,
+    /// Traffic class of what this end sends (on RoCE v2 DSCP and ECN): 0 to 255.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = at_most::<255>, allow_negative_numbers = true)]
+    pub traffic_class: u8,
+    /// Acknowledgement timeout of this end: 0 to 31, 4.096 µs × 2^N, 0 waits for ever.
+    #[arg(long, value_name = "N", default_value_t = 14, value_parser = at_most::<31>, allow_negative_numbers = true)]
+    pub timeout: u8,
+    /// Retries of this end after a timeout: 0 to 7.
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_most::<7>, allow_negative_numbers = true)]
+    pub retry: u8,
+    /// Retries of this end when the other has no receive posted (RNR NAK): 0 to 7, 7 for ever.
+    #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_most::<7>, allow_negative_numbers = true)]
+    pub rnr_retry: u8,
+}
+
+fn at_most<const MOST: u8>(text: &str) -> Result<u8, String> {
+    let value = text.parse().ok().filter(|value| *value <= MOST);
+    value.ok_or_else(|| format!("give a number from 0 to {MOST}"))
 }
 
 fn mtu(text: &str) -> Result<Mtu, String> {
@@ -131,6 +151,11 @@ impl Nic {
             port: self.port,
             gid,
             mtu: self.mtu,
+            service_level: self.sl,
+            traffic_class: self.traffic_class,
+            timeout: self.timeout,
+            retry_count: self.retry,
+            rnr_retry: self.rnr_retry,
             ..PathOptions::default()
         }
     }
@@ -308,6 +333,25 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_connection_gets_what_was_asked_for_and_else_the_defaults_of_verbs() {
+        let parse = |text: &str| Cli::try_parse_from(text.split_whitespace()).unwrap().transfer.nic.path();
+        assert_eq!(parse("generator --connect h:1"), PathOptions::default());
+        let wanted = PathOptions {
+            gid: GidChoice::Index(3),
+            mtu: Some(Mtu::Mtu2048),
+            service_level: 5,
+            traffic_class: 96,
+            timeout: 17,
+            retry_count: 2,
+            rnr_retry: 1,
+            ..PathOptions::default()
+        };
+        let options =
+            "--gid-index 3 --mtu 2048 --sl 5 --traffic-class 96 --timeout 17 --retry 2 --rnr-retry 1";
+        assert_eq!(parse(&format!("generator --connect h:1 {options}")), wanted);
     }
 
     #[test]

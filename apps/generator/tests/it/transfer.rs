@@ -73,6 +73,28 @@ fn sizes_queue_pairs_inline_and_doorbell_batches_all_arrive() {
 }
 
 #[test]
+fn a_connection_takes_its_attributes_from_the_command_line() {
+    need!(device(), nic, "an RDMA device");
+    let (mut receiver, address) = Generator::receiver(&["--mtu", "1024", "--rnr-retry", "0"]);
+    let options =
+        "--mtu 1024 --sl 7 --traffic-class 255 --timeout 31 --retry 0 --rnr-retry 1 --count 500 --op send";
+    let options: Vec<_> = options.split_whitespace().collect();
+    let mut sender = Generator::start(&[&["--connect", &address], &options[..]].concat());
+    let (sent, received) = (sender.end(), receiver.end());
+    assert_eq!((sent.code, received.code), (Some(0), Some(0)), "{sent:?} {received:?}");
+    assert_eq!((&sent.line()["mtu"], &sent.line()["received"]), (&1024.into(), &500.into()));
+    // 15 service levels are InfiniBand's, on Ethernet there are 8 priorities.
+    let mut other = Generator::start(&["--listen", "127.0.0.1:0", "--sl", "8", "--sessions", "1"]);
+    if sent.line()["link_layer"] != "InfiniBand" {
+        let ended = other.end();
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        assert!(ended.stderr.contains("service level 8 is out of range: 0 to 7 on Ethernet"), "{ended:?}");
+    } else {
+        assert_eq!(other.next_line()["kind"], "listening");
+    }
+}
+
+#[test]
 fn a_time_limit_ends_the_run_and_everything_posted_has_arrived() {
     need!(device(), nic, "an RDMA device");
     let run = transfer("--seconds 0.3 --poster cpu-shim");
