@@ -6,6 +6,7 @@
 pub mod code;
 pub mod object;
 pub mod queue_pair;
+pub mod raw;
 
 use std::ffi::c_int;
 use std::io;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use mlx5_layout::send_wqe::AddressVector;
 
 use super::device::Pd;
+use crate::result::raw;
 use crate::result::{Error, Result, object, queue_pair};
-use crate::sys;
 
 /// A 128-bit port address: an IPv6 address by form, an IPv4 one when it maps it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
@@ -71,8 +71,8 @@ pub struct AddressAttributes {
 }
 
 impl AddressAttributes {
-    pub(super) fn to_raw(self) -> sys::ibv_ah_attr {
-        let mut raw = sys::ibv_ah_attr {
+    pub(super) fn to_raw(self) -> raw::ibv_ah_attr {
+        let mut raw = raw::ibv_ah_attr {
             dlid: self.lid,
             sl: self.service_level,
             port_num: self.port,
@@ -80,7 +80,7 @@ impl AddressAttributes {
             ..Default::default()
         };
         if let Some(gid) = self.gid {
-            raw.grh.dgid = sys::ibv_gid { raw: gid.0 };
+            raw.grh.dgid = raw::ibv_gid { raw: gid.0 };
             raw.grh.sgid_index = self.gid_index;
             raw.grh.traffic_class = self.traffic_class;
             raw.grh.hop_limit = self.hop_limit;
@@ -92,7 +92,7 @@ impl AddressAttributes {
 
 #[derive(Debug)]
 struct AhHandle {
-    ah: NonNull<sys::ibv_ah>,
+    ah: NonNull<raw::ibv_ah>,
     pd: Pd,
 }
 
@@ -122,7 +122,7 @@ impl AddressHandle {
         Ok(Self(Arc::new(AhHandle { ah, pd: pd.clone() })))
     }
 
-    pub(super) fn raw(&self) -> NonNull<sys::ibv_ah> {
+    pub(super) fn raw(&self) -> NonNull<raw::ibv_ah> {
         self.0.ah
     }
 

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use super::device::Context;
 use crate::result::code::{WcOpcode, WcStatus};
+use crate::result::raw;
 use crate::result::{Error, Result, object};
-use crate::sys;
 
 /// Waits until `fd` is readable, at most `timeout`.
 pub(crate) fn wait_readable(fd: RawFd, timeout: Duration) -> Result<bool> {
@@ -45,7 +45,7 @@ pub(super) fn set_nonblocking(fd: RawFd) -> Result<()> {
 
 #[derive(Debug)]
 struct ChannelHandle {
-    channel: NonNull<sys::ibv_comp_channel>,
+    channel: NonNull<raw::ibv_comp_channel>,
     fd: RawFd,
     context: Context,
 }
@@ -114,7 +114,7 @@ impl AsRawFd for CompChannel {
 /// The CQ itself: kept by the queue pairs that complete into it.
 #[derive(Debug)]
 pub(super) struct CqHandle {
-    pub(super) cq: NonNull<sys::ibv_cq>,
+    pub(super) cq: NonNull<raw::ibv_cq>,
     pub(super) context: Context,
     _channel: Option<CompChannel>,
 }
@@ -202,7 +202,7 @@ impl Cq {
 /// How one work request ended.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub struct WorkCompletion(sys::ibv_wc);
+pub struct WorkCompletion(raw::ibv_wc);
 
 impl Default for WorkCompletion {
     fn default() -> Self {
@@ -224,7 +224,7 @@ impl WorkCompletion {
 
     /// Whether it ended well.
     pub fn is_success(&self) -> bool {
-        self.0.status == sys::IBV_WC_SUCCESS
+        self.0.status == raw::IBV_WC_SUCCESS
     }
 
     /// The device's own word on an error.
@@ -254,7 +254,7 @@ impl WorkCompletion {
 
     /// Immediate data, in network order, if some came.
     pub fn immediate(&self) -> Option<[u8; 4]> {
-        if self.0.wc_flags & sys::IBV_WC_WITH_IMM == 0 {
+        if self.0.wc_flags & raw::IBV_WC_WITH_IMM == 0 {
             return None;
         }
         // SAFETY: both members of the union are 32-bit numbers.
@@ -263,7 +263,7 @@ impl WorkCompletion {
 
     /// The key that a SEND with invalidate named, if one came.
     pub fn invalidated_rkey(&self) -> Option<u32> {
-        if self.0.wc_flags & sys::IBV_WC_WITH_INV == 0 {
+        if self.0.wc_flags & raw::IBV_WC_WITH_INV == 0 {
             return None;
         }
         // SAFETY: both members of the union are 32-bit numbers.
@@ -272,7 +272,7 @@ impl WorkCompletion {
 
     /// Whether 40 bytes of GRH precede the payload.
     pub fn has_grh(&self) -> bool {
-        self.0.wc_flags & sys::IBV_WC_GRH != 0
+        self.0.wc_flags & raw::IBV_WC_GRH != 0
     }
 }
 

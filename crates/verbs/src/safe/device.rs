@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use super::address::Gid;
 use crate::result::code::{GidType, LinkLayer, Mtu, PortState};
+use crate::result::raw;
 use crate::result::{Error, Result, object};
-use crate::sys;
 
 /// The RDMA devices of this host, in libibverbs' order. An empty list is not an error.
 pub fn devices() -> Result<DeviceList> {
@@ -51,7 +51,7 @@ pub fn fork_init() -> Result<()> {
 /// Devices found by [`devices`].
 #[derive(Debug)]
 pub struct DeviceList {
-    list: NonNull<*mut sys::ibv_device>,
+    list: NonNull<*mut raw::ibv_device>,
     count: usize,
 }
 
@@ -86,7 +86,7 @@ impl Drop for DeviceList {
 /// A device that can be opened.
 #[derive(Debug, Clone, Copy)]
 pub struct Device<'l> {
-    device: NonNull<sys::ibv_device>,
+    device: NonNull<raw::ibv_device>,
     _list: &'l DeviceList,
 }
 
@@ -118,7 +118,7 @@ impl Device<'_> {
 /// What all objects of an open device keep.
 #[derive(Debug)]
 pub(super) struct ContextHandle {
-    pub(super) context: NonNull<sys::ibv_context>,
+    pub(super) context: NonNull<raw::ibv_context>,
     pub(super) name: String,
     pub(super) mlx5: bool,
 }
@@ -140,7 +140,7 @@ impl Drop for ContextHandle {
 pub struct Context(pub(super) Arc<ContextHandle>);
 
 impl Context {
-    pub(super) fn raw(&self) -> NonNull<sys::ibv_context> {
+    pub(super) fn raw(&self) -> NonNull<raw::ibv_context> {
         self.0.context
     }
 
@@ -175,7 +175,7 @@ impl Context {
             max_pd: count(raw.max_pd),
             max_rd_atomic: count(raw.max_qp_rd_atom),
             max_initiator_rd_atomic: count(raw.max_qp_init_rd_atom),
-            atomics: raw.atomic_cap != sys::IBV_ATOMIC_NONE,
+            atomics: raw.atomic_cap != raw::IBV_ATOMIC_NONE,
         })
     }
 
@@ -195,7 +195,7 @@ impl Context {
             max_message_bytes: raw.max_msg_sz,
             active_width: raw.active_width,
             active_speed: raw.active_speed,
-            grh_required: raw.flags & sys::inline::QPF_GRH_REQUIRED != 0,
+            grh_required: raw.flags & raw::QPF_GRH_REQUIRED != 0,
         })
     }
 
@@ -311,7 +311,7 @@ impl GidEntry {
 
 #[derive(Debug)]
 pub(super) struct PdHandle {
-    pub(super) pd: NonNull<sys::ibv_pd>,
+    pub(super) pd: NonNull<raw::ibv_pd>,
     pub(super) context: Context,
 }
 
@@ -332,7 +332,7 @@ impl Drop for PdHandle {
 pub struct Pd(pub(super) Arc<PdHandle>);
 
 impl Pd {
-    pub(super) fn raw(&self) -> NonNull<sys::ibv_pd> {
+    pub(super) fn raw(&self) -> NonNull<raw::ibv_pd> {
         self.0.pd
     }
 

@@ -13,8 +13,8 @@ use rdma_core_internals::FRESH_CQE_OP_OWN;
 use super::completion::{Cq, CqHandle};
 use super::device::Context;
 use super::queue_pair::Qp;
+use crate::result::raw;
 use crate::result::{Error, Result, queue_pair};
-use crate::sys;
 
 /// A ring of WQEs: address, length in entries, size of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ unsafe impl Send for QpLayout {}
 unsafe impl Sync for QpLayout {}
 
 impl QpLayout {
-    pub(super) fn from_raw(raw: sys::mlx5dv_qp, number: u32) -> Self {
+    pub(super) fn from_raw(raw: raw::mlx5dv_qp, number: u32) -> Self {
         Self {
             number,
             send: Ring { address: raw.sq.buf.cast(), entries: raw.sq.wqe_cnt, stride: raw.sq.stride },

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::completion::wait_readable;
 use super::device::Context;
 use crate::result::code::EventType;
+use crate::result::raw;
 use crate::result::{Result, object};
-use crate::sys;
 
 /// What an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl Context {
 
 /// # Safety
 /// `event` is from libibverbs and not acknowledged: its object cannot be destroyed.
-unsafe fn element_of(kind: EventType, event: &sys::ibv_async_event) -> Element {
+unsafe fn element_of(kind: EventType, event: &raw::ibv_async_event) -> Element {
     use EventType as E;
     match kind {
         E::CqError => {

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use super::device::Pd;
 use super::work_request::{InlineSlice, Remote, Sge};
 use crate::result::code::Access;
+use crate::result::raw;
 use crate::result::{Error, Result, object};
-use crate::sys;
 
 /// Memory that a region may hold.
 ///
@@ -110,7 +110,7 @@ unsafe impl Memory for Pages {
 /// ```
 #[derive(Debug)]
 pub struct Mr<M: Memory> {
-    mr: NonNull<sys::ibv_mr>,
+    mr: NonNull<raw::ibv_mr>,
     memory: ManuallyDrop<M>,
     start: NonNull<u8>,
     len: usize,

@@ -7,8 +7,8 @@ use super::completion::{Cq, CqHandle};
 use super::device::Pd;
 use super::direct::{DirectCq, DirectQp};
 use super::queue_pair::{Qp, QueuePair};
+use crate::result::raw;
 use crate::result::{Error, Result, object, queue_pair};
-use crate::sys;
 
 /// Transport service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,11 +22,11 @@ pub enum QpType {
 }
 
 impl QpType {
-    fn to_raw(self) -> sys::ibv_qp_type {
+    fn to_raw(self) -> raw::ibv_qp_type {
         match self {
-            Self::Rc => sys::IBV_QPT_RC,
-            Self::Uc => sys::IBV_QPT_UC,
-            Self::Ud => sys::IBV_QPT_UD,
+            Self::Rc => raw::IBV_QPT_RC,
+            Self::Uc => raw::IBV_QPT_UC,
+            Self::Ud => raw::IBV_QPT_UD,
         }
     }
 }
@@ -57,8 +57,8 @@ pub struct QpCapacity {
 }
 
 impl QpCapacity {
-    fn to_raw(self) -> sys::ibv_qp_cap {
-        sys::ibv_qp_cap {
+    fn to_raw(self) -> raw::ibv_qp_cap {
+        raw::ibv_qp_cap {
             max_send_wr: self.send_requests,
             max_recv_wr: self.receive_requests,
             max_send_sge: self.send_sges,
@@ -67,7 +67,7 @@ impl QpCapacity {
         }
     }
 
-    fn from_raw(raw: sys::ibv_qp_cap) -> Self {
+    fn from_raw(raw: raw::ibv_qp_cap) -> Self {
         Self {
             send_requests: raw.max_send_wr,
             receive_requests: raw.max_recv_wr,
@@ -86,17 +86,17 @@ pub struct SendOperations(u64);
 impl SendOperations {
     /// SENDs of all kinds.
     pub const SEND: Self = Self(
-        (sys::IBV_QP_EX_WITH_SEND | sys::IBV_QP_EX_WITH_SEND_WITH_IMM | sys::IBV_QP_EX_WITH_SEND_WITH_INV)
+        (raw::IBV_QP_EX_WITH_SEND | raw::IBV_QP_EX_WITH_SEND_WITH_IMM | raw::IBV_QP_EX_WITH_SEND_WITH_INV)
             as u64,
     );
     /// WRITEs, with and without immediate.
     pub const WRITE: Self =
-        Self((sys::IBV_QP_EX_WITH_RDMA_WRITE | sys::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM) as u64);
+        Self((raw::IBV_QP_EX_WITH_RDMA_WRITE | raw::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM) as u64);
     /// READs.
-    pub const READ: Self = Self(sys::IBV_QP_EX_WITH_RDMA_READ as u64);
+    pub const READ: Self = Self(raw::IBV_QP_EX_WITH_RDMA_READ as u64);
     /// Both atomics.
     pub const ATOMIC: Self =
-        Self((sys::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | sys::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD) as u64);
+        Self((raw::IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP | raw::IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD) as u64);
 }
 
 impl std::ops::BitOr for SendOperations {
@@ -216,25 +216,25 @@ impl QpBuilder {
         }
         let domain = if self.own_register { Some(ParentDomain::new(pd)?) } else { None };
         let raw_pd = domain.as_ref().map_or(pd.raw(), |domain| domain.pd);
-        let mut attributes = sys::ibv_qp_init_attr_ex {
+        let mut attributes = raw::ibv_qp_init_attr_ex {
             send_cq: send_cq.cq.as_ptr(),
             recv_cq: receive_cq.cq.as_ptr(),
             cap: self.capacity.to_raw(),
             qp_type: self.kind.to_raw(),
             sq_sig_all: self.signal_all.into(),
-            comp_mask: sys::IBV_QP_INIT_ATTR_PD,
+            comp_mask: raw::IBV_QP_INIT_ATTR_PD,
             pd: raw_pd.as_ptr(),
             ..Default::default()
         };
         if let Some(operations) = self.operations {
-            attributes.comp_mask |= sys::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
+            attributes.comp_mask |= raw::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
             attributes.send_ops_flags = operations.0;
         }
         let what = || format!("{} with {:?} on {}", self.kind, self.capacity, context.name());
-        let mlx5_flags = if self.scatter_to_cqe { 0 } else { sys::MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE };
+        let mlx5_flags = if self.scatter_to_cqe { 0 } else { raw::MLX5DV_QP_CREATE_DISABLE_SCATTER_TO_CQE };
         let qp = if context.is_mlx5() && mlx5_flags != 0 {
-            let mut mlx5 = sys::mlx5dv_qp_init_attr {
-                comp_mask: sys::MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS.into(),
+            let mut mlx5 = raw::mlx5dv_qp_init_attr {
+                comp_mask: raw::MLX5DV_QP_INIT_ATTR_MASK_QP_CREATE_FLAGS.into(),
                 create_flags: mlx5_flags,
                 ..Default::default()
             };
@@ -244,7 +244,7 @@ impl QpBuilder {
             // SAFETY: domain and CQs are live and of this context.
             unsafe { queue_pair::create_qp_ex(context.raw(), &mut attributes) }
         } else {
-            let mut plain = sys::ibv_qp_init_attr {
+            let mut plain = raw::ibv_qp_init_attr {
                 send_cq: attributes.send_cq,
                 recv_cq: attributes.recv_cq,
                 cap: attributes.cap,
@@ -283,8 +283,8 @@ fn libmlx5_scatters() -> bool {
 /// A thread domain and the protection domain that brings it to a queue pair.
 #[derive(Debug)]
 pub(super) struct ParentDomain {
-    pd: NonNull<sys::ibv_pd>,
-    td: NonNull<sys::ibv_td>,
+    pd: NonNull<raw::ibv_pd>,
+    td: NonNull<raw::ibv_td>,
     _of: Pd,
 }
 

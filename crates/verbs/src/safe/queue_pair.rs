@@ -11,13 +11,13 @@ use super::direct::QpLayout;
 use super::qp_builder::{ParentDomain, QpCapacity, QpType};
 use super::work_request::{PostError, ReceiveRequest, SendList, SendRequest};
 use crate::result::code::{Access, Mtu, QpState};
+use crate::result::raw;
 use crate::result::{Error, Result, queue_pair};
-use crate::sys;
 
 /// What both kinds of queue pairs share: number, sizes, states. Reach it through [`QueuePair`] or [`super::DirectQp`].
 #[derive(Debug)]
 pub struct Qp {
-    pub(super) qp: NonNull<sys::ibv_qp>,
+    pub(super) qp: NonNull<raw::ibv_qp>,
     pub(super) number: u32,
     pub(super) kind: QpType,
     pub(super) capacity: QpCapacity,
@@ -156,16 +156,16 @@ impl Qp {
         self.own_register
     }
 
-    fn modify(&self, name: &str, attributes: &mut sys::ibv_qp_attr, mask: u32) -> Result<()> {
+    fn modify(&self, name: &str, attributes: &mut raw::ibv_qp_attr, mask: u32) -> Result<()> {
         // SAFETY: the queue pair is live.
-        let result = unsafe { queue_pair::modify_qp(self.qp, attributes, mask | sys::IBV_QP_STATE) };
+        let result = unsafe { queue_pair::modify_qp(self.qp, attributes, mask | raw::IBV_QP_STATE) };
         result.map_err(|e| e.of(&format!("{} QP {:#x} to {name}", self.kind, self.number)))
     }
 
     /// RESET → INIT. Receives may be posted from now on.
     pub fn to_init(&self, init: &InitAttributes) -> Result<()> {
-        let mut attributes = sys::ibv_qp_attr {
-            qp_state: sys::IBV_QPS_INIT,
+        let mut attributes = raw::ibv_qp_attr {
+            qp_state: raw::IBV_QPS_INIT,
             pkey_index: init.pkey_index,
             port_num: init.port,
             ..Default::default()
@@ -173,20 +173,20 @@ impl Qp {
         let own = match self.kind {
             QpType::Ud => {
                 attributes.qkey = init.qkey;
-                sys::IBV_QP_QKEY
+                raw::IBV_QP_QKEY
             }
             QpType::Rc | QpType::Uc => {
                 attributes.qp_access_flags = init.access.0;
-                sys::IBV_QP_ACCESS_FLAGS
+                raw::IBV_QP_ACCESS_FLAGS
             }
         };
-        self.modify("INIT", &mut attributes, sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | own)
+        self.modify("INIT", &mut attributes, raw::IBV_QP_PKEY_INDEX | raw::IBV_QP_PORT | own)
     }
 
     /// INIT → RTR: receives.
     pub fn to_rtr(&self, rtr: &RtrAttributes) -> Result<()> {
-        let mut attributes = sys::ibv_qp_attr {
-            qp_state: sys::IBV_QPS_RTR,
+        let mut attributes = raw::ibv_qp_attr {
+            qp_state: raw::IBV_QPS_RTR,
             path_mtu: rtr.mtu.to_raw(),
             dest_qp_num: rtr.peer_qpn,
             rq_psn: rtr.expected_psn,
@@ -195,19 +195,19 @@ impl Qp {
             min_rnr_timer: rtr.min_rnr_timer,
             ..Default::default()
         };
-        let connected = sys::IBV_QP_AV | sys::IBV_QP_PATH_MTU | sys::IBV_QP_DEST_QPN | sys::IBV_QP_RQ_PSN;
+        let connected = raw::IBV_QP_AV | raw::IBV_QP_PATH_MTU | raw::IBV_QP_DEST_QPN | raw::IBV_QP_RQ_PSN;
         let mask = match self.kind {
             QpType::Ud => 0,
             QpType::Uc => connected,
-            QpType::Rc => connected | sys::IBV_QP_MAX_DEST_RD_ATOMIC | sys::IBV_QP_MIN_RNR_TIMER,
+            QpType::Rc => connected | raw::IBV_QP_MAX_DEST_RD_ATOMIC | raw::IBV_QP_MIN_RNR_TIMER,
         };
         self.modify("RTR", &mut attributes, mask)
     }
 
     /// RTR → RTS: sends too.
     pub fn to_rts(&self, rts: &RtsAttributes) -> Result<()> {
-        let mut attributes = sys::ibv_qp_attr {
-            qp_state: sys::IBV_QPS_RTS,
+        let mut attributes = raw::ibv_qp_attr {
+            qp_state: raw::IBV_QPS_RTS,
             sq_psn: rts.first_psn,
             timeout: rts.timeout,
             retry_cnt: rts.retry_count,
@@ -216,13 +216,13 @@ impl Qp {
             ..Default::default()
         };
         let mask = match self.kind {
-            QpType::Ud | QpType::Uc => sys::IBV_QP_SQ_PSN,
+            QpType::Ud | QpType::Uc => raw::IBV_QP_SQ_PSN,
             QpType::Rc => {
-                sys::IBV_QP_SQ_PSN
-                    | sys::IBV_QP_TIMEOUT
-                    | sys::IBV_QP_RETRY_CNT
-                    | sys::IBV_QP_RNR_RETRY
-                    | sys::IBV_QP_MAX_QP_RD_ATOMIC
+                raw::IBV_QP_SQ_PSN
+                    | raw::IBV_QP_TIMEOUT
+                    | raw::IBV_QP_RETRY_CNT
+                    | raw::IBV_QP_RNR_RETRY
+                    | raw::IBV_QP_MAX_QP_RD_ATOMIC
             }
         };
         self.modify("RTS", &mut attributes, mask)
@@ -230,14 +230,14 @@ impl Qp {
 
     /// Any state → ERR: everything posted is flushed.
     pub fn to_error(&self) -> Result<()> {
-        let mut attributes = sys::ibv_qp_attr { qp_state: sys::IBV_QPS_ERR, ..Default::default() };
+        let mut attributes = raw::ibv_qp_attr { qp_state: raw::IBV_QPS_ERR, ..Default::default() };
         self.modify("ERR", &mut attributes, 0)
     }
 
     /// Any state → RESET: everything posted is forgotten, both words of the doorbell record are 0. Completions of a
     /// [`super::DirectQp`] stay in its CQ: drain it.
     pub fn reset(&self) -> Result<()> {
-        let mut attributes = sys::ibv_qp_attr { qp_state: sys::IBV_QPS_RESET, ..Default::default() };
+        let mut attributes = raw::ibv_qp_attr { qp_state: raw::IBV_QPS_RESET, ..Default::default() };
         self.modify("RESET", &mut attributes, 0)
     }
 
@@ -245,7 +245,7 @@ impl Qp {
     pub fn query(&self) -> Result<QueriedQp> {
         // The kernel gives all attributes, whatever is asked for.
         // SAFETY: the queue pair is live.
-        let (raw, _) = unsafe { queue_pair::query_qp(self.qp, sys::IBV_QP_STATE) }?;
+        let (raw, _) = unsafe { queue_pair::query_qp(self.qp, raw::IBV_QP_STATE) }?;
         // SAFETY: all bytes of the union are initialised, and `raw` is the bytes.
         let gid = unsafe { raw.ah_attr.grh.dgid.raw };
         Ok(QueriedQp {

@@ -4,17 +4,17 @@ use std::io;
 use std::marker::PhantomData;
 
 use super::address::AddressHandle;
-use crate::sys;
+use crate::result::raw;
 
 /// A piece of registered memory.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub struct Sge(sys::ibv_sge);
+pub struct Sge(raw::ibv_sge);
 
 impl Sge {
     /// Any address, length and key: the device checks them.
     pub const fn new(address: u64, length: u32, lkey: u32) -> Self {
-        Self(sys::ibv_sge { addr: address, length, lkey })
+        Self(raw::ibv_sge { addr: address, length, lkey })
     }
 
     /// Address.
@@ -42,7 +42,7 @@ impl std::fmt::Debug for Sge {
 /// Bytes that are copied into the request when it is posted.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub struct InlineSlice<'a>(sys::ibv_sge, PhantomData<&'a [u8]>);
+pub struct InlineSlice<'a>(raw::ibv_sge, PhantomData<&'a [u8]>);
 
 impl<'a> InlineSlice<'a> {
     /// Any bytes. What is beyond 4 GiB is left out, and far above every queue's inline limit.
@@ -52,7 +52,7 @@ impl<'a> InlineSlice<'a> {
 
     /// Bytes of a region that lives for `'a`.
     pub(super) const fn of_region(address: u64, length: u32) -> Self {
-        Self(sys::ibv_sge { addr: address, length, lkey: 0 }, PhantomData)
+        Self(raw::ibv_sge { addr: address, length, lkey: 0 }, PhantomData)
     }
 
     /// Length in bytes.
@@ -111,11 +111,11 @@ impl SendFlags {
     /// None.
     pub const NONE: Self = Self(0);
     /// Waits for READs and atomics before it.
-    pub const FENCE: Self = Self(sys::IBV_SEND_FENCE);
+    pub const FENCE: Self = Self(raw::IBV_SEND_FENCE);
     /// Gives a completion.
-    pub const SIGNALED: Self = Self(sys::IBV_SEND_SIGNALED);
+    pub const SIGNALED: Self = Self(raw::IBV_SEND_SIGNALED);
     /// The receiver's completion is solicited.
-    pub const SOLICITED: Self = Self(sys::IBV_SEND_SOLICITED);
+    pub const SOLICITED: Self = Self(raw::IBV_SEND_SOLICITED);
 }
 
 impl std::ops::BitOr for SendFlags {
@@ -167,12 +167,12 @@ impl<'a> SendRequest<'a> {
     }
 
     /// The request as libibverbs takes it, without a successor. Points into `self`'s slices.
-    pub(super) fn to_raw(self) -> sys::ibv_send_wr {
+    pub(super) fn to_raw(self) -> raw::ibv_send_wr {
         let (list, count, inline) = match self.payload {
-            Payload::Gather(list) => (list.as_ptr().cast::<sys::ibv_sge>(), list.len(), 0),
-            Payload::Inline(list) => (list.as_ptr().cast(), list.len(), sys::IBV_SEND_INLINE),
+            Payload::Gather(list) => (list.as_ptr().cast::<raw::ibv_sge>(), list.len(), 0),
+            Payload::Inline(list) => (list.as_ptr().cast(), list.len(), raw::IBV_SEND_INLINE),
         };
-        let mut raw = sys::ibv_send_wr {
+        let mut raw = raw::ibv_send_wr {
             wr_id: self.id,
             sg_list: list.cast_mut(),
             // More entries than i32 has become negative, which libmlx5 refuses as too many.
@@ -180,50 +180,50 @@ impl<'a> SendRequest<'a> {
             send_flags: self.flags.0 | inline,
             ..Default::default()
         };
-        let rdma = |remote: Remote| sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
+        let rdma = |remote: Remote| raw::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
             remote_addr: remote.address,
             rkey: remote.rkey,
         };
-        let atomic = |remote: Remote, compare_add, swap| sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
+        let atomic = |remote: Remote, compare_add, swap| raw::ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
             remote_addr: remote.address,
             compare_add,
             swap,
             rkey: remote.rkey,
         };
         match self.operation {
-            SendOperation::Send => raw.opcode = sys::IBV_WR_SEND,
+            SendOperation::Send => raw.opcode = raw::IBV_WR_SEND,
             SendOperation::SendImm(immediate) => {
-                raw.opcode = sys::IBV_WR_SEND_WITH_IMM;
+                raw.opcode = raw::IBV_WR_SEND_WITH_IMM;
                 raw.__bindgen_anon_1.imm_data = u32::from_ne_bytes(immediate);
             }
             SendOperation::SendInvalidate(rkey) => {
-                raw.opcode = sys::IBV_WR_SEND_WITH_INV;
+                raw.opcode = raw::IBV_WR_SEND_WITH_INV;
                 raw.__bindgen_anon_1.invalidate_rkey = rkey;
             }
             SendOperation::Write(remote) => {
-                raw.opcode = sys::IBV_WR_RDMA_WRITE;
+                raw.opcode = raw::IBV_WR_RDMA_WRITE;
                 raw.wr.rdma = rdma(remote);
             }
             SendOperation::WriteImm(remote, immediate) => {
-                raw.opcode = sys::IBV_WR_RDMA_WRITE_WITH_IMM;
+                raw.opcode = raw::IBV_WR_RDMA_WRITE_WITH_IMM;
                 raw.__bindgen_anon_1.imm_data = u32::from_ne_bytes(immediate);
                 raw.wr.rdma = rdma(remote);
             }
             SendOperation::Read(remote) => {
-                raw.opcode = sys::IBV_WR_RDMA_READ;
+                raw.opcode = raw::IBV_WR_RDMA_READ;
                 raw.wr.rdma = rdma(remote);
             }
             SendOperation::CompareSwap { remote, compare, swap } => {
-                raw.opcode = sys::IBV_WR_ATOMIC_CMP_AND_SWP;
+                raw.opcode = raw::IBV_WR_ATOMIC_CMP_AND_SWP;
                 raw.wr.atomic = atomic(remote, compare, swap);
             }
             SendOperation::FetchAdd { remote, add } => {
-                raw.opcode = sys::IBV_WR_ATOMIC_FETCH_AND_ADD;
+                raw.opcode = raw::IBV_WR_ATOMIC_FETCH_AND_ADD;
                 raw.wr.atomic = atomic(remote, add, 0);
             }
         }
         if let Some(datagram) = self.datagram {
-            raw.wr.ud = sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
+            raw.wr.ud = raw::ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
                 ah: datagram.handle.raw().as_ptr(),
                 remote_qpn: datagram.qpn,
                 remote_qkey: datagram.qkey,
@@ -236,7 +236,7 @@ impl<'a> SendRequest<'a> {
 /// Requests that are posted together, with one doorbell. Reuse it: posting and refilling allocate nothing.
 #[derive(Default)]
 pub struct SendList<'a> {
-    raw: Vec<sys::ibv_send_wr>,
+    raw: Vec<raw::ibv_send_wr>,
     _requests: PhantomData<SendRequest<'a>>,
 }
 
@@ -267,7 +267,7 @@ impl<'a> SendList<'a> {
     }
 
     /// Chains the requests; gives the first, null for an empty list.
-    pub(super) fn chain(&mut self) -> *mut sys::ibv_send_wr {
+    pub(super) fn chain(&mut self) -> *mut raw::ibv_send_wr {
         let first = self.raw.as_mut_ptr();
         let count = self.raw.len();
         for (index, request) in self.raw.iter_mut().enumerate() {
@@ -278,9 +278,9 @@ impl<'a> SendList<'a> {
     }
 
     /// Place in the list of a request that libibverbs named.
-    pub(super) fn index_of(&self, raw: *const sys::ibv_send_wr) -> usize {
+    pub(super) fn index_of(&self, raw: *const raw::ibv_send_wr) -> usize {
         let bytes = raw.addr().wrapping_sub(self.raw.as_ptr().addr());
-        (bytes / size_of::<sys::ibv_send_wr>()).min(self.raw.len())
+        (bytes / size_of::<raw::ibv_send_wr>()).min(self.raw.len())
     }
 }
 
@@ -294,11 +294,11 @@ pub struct ReceiveRequest<'a> {
 }
 
 impl ReceiveRequest<'_> {
-    pub(super) fn to_raw(self) -> sys::ibv_recv_wr {
-        sys::ibv_recv_wr {
+    pub(super) fn to_raw(self) -> raw::ibv_recv_wr {
+        raw::ibv_recv_wr {
             wr_id: self.id,
             next: std::ptr::null_mut(),
-            sg_list: self.scatter.as_ptr().cast::<sys::ibv_sge>().cast_mut(),
+            sg_list: self.scatter.as_ptr().cast::<raw::ibv_sge>().cast_mut(),
             num_sge: (self.scatter.len() as u32).cast_signed(),
         }
     }
