@@ -619,9 +619,10 @@ DB_FN void db_retire_send(struct db_sq *sq, struct db_completion *c) {
     sq->consumer = slot->end;
 }
 
-/* Gives back the receive that a completion names; they complete in order. */
+/* Gives back the receive that a completion names. They complete in order, so that any but the oldest one is of another
+ * life of the queue: DB_WC_STALE, and nothing is given back that the device still holds. */
 DB_FN void db_retire_recv(struct db_rq *rq, struct db_completion *c) {
-    if (c->qpn != rq->qpn || rq->consumer == rq->producer) {
+    if (c->qpn != rq->qpn || rq->consumer == rq->producer || c->wqe_index != ((db_u32)rq->consumer & 0xffff)) {
         c->status = DB_WC_STALE;
         return;
     }

@@ -482,6 +482,49 @@ fn receives_end_at_the_invalid_key_and_fill_up() {
 }
 
 #[test]
+fn a_receive_completion_gives_back_the_oldest_receive_or_none() {
+    let mut queues = Queues::new(16, 16);
+    let receives = queues.rq.wqes;
+    let scatter = [entry(8)];
+    let list: Vec<_> = (0..receives)
+        .map(|i| db_recv_wr { wr_id: i.into(), sg_list: scatter.as_ptr(), num_sge: 1 })
+        .collect();
+    // Near the place where the index on the wire wraps, and at the start.
+    for start in [0u64, 0xffff, 0x1_fffe] {
+        (queues.rq.producer, queues.rq.consumer) = (start, start);
+        let mut bad = u32::MAX;
+        // SAFETY: as in `Queues::post`; the list has as many receives as it says.
+        assert_eq!(unsafe { db_c_post_recv(&raw mut queues.rq, list.as_ptr(), 3, &raw mut bad) }, 0);
+        // What an earlier life of the queue left in the CQ: the second receive, one before the first, one not posted.
+        for (ahead, status, given_back) in [
+            (1u16, 0x101, 0),
+            (u16::MAX, 0x101, 0),
+            (3, 0x101, 0),
+            (0, 0, 1),
+            (0, 0x101, 1),
+            (1, 0, 2),
+            (2, 0, 3),
+        ] {
+            let wqe_counter = (start as u16).wrapping_add(ahead);
+            queues.complete(CqeFields {
+                opcode: CqeOpcode::ResponderSend,
+                wqe_counter,
+                ..CqeFields::default()
+            });
+            let (_, completion) = queues.poll();
+            assert_eq!(
+                (completion.status, queues.rq.consumer - start),
+                (status, given_back),
+                "{start:#x}: {ahead}"
+            );
+            if status == 0 {
+                assert_eq!(completion.wr_id, u64::from(ahead), "{start:#x}");
+            }
+        }
+    }
+}
+
+#[test]
 fn reset_empties_the_queues_and_drain_drops_what_the_device_left() {
     let one = [entry(64)];
     let mut queues = Queues::new(16, 16);
