@@ -1,6 +1,8 @@
 //! One test's fabric: programs started on it under `softnic run`, alone or as a server and its client.
 
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -92,6 +94,7 @@ pub struct Fabric {
     environment: Vec<(String, String)>,
     started: AtomicU32,
     staging: bool,
+    nobody: Option<ForEverybody>,
     _turn: Option<Turn>,
 }
 
@@ -104,7 +107,17 @@ impl Fabric {
         let folder = scratch(&number.to_string());
         let _turn = Some(Turn::take());
         let (options, environment) = (vec![], vec![]);
-        Self { name, layer, folder, options, environment, started: AtomicU32::new(0), staging: false, _turn }
+        Self {
+            name,
+            layer,
+            folder,
+            options,
+            environment,
+            started: AtomicU32::new(0),
+            staging: false,
+            nobody: None,
+            _turn,
+        }
     }
 
     /// The same with further options of `softnic run`.
@@ -128,6 +141,20 @@ impl Fabric {
         self
     }
 
+    /// The same with every program, launcher included, started as the user `nobody`; the error is why that cannot be.
+    pub fn as_nobody(mut self) -> Result<Self, String> {
+        let mine = fs::metadata("/proc/self").map_err(|error| format!("/proc/self: {error}"))?.uid();
+        if mine != 0 {
+            return Err(format!(
+                "user {mine} cannot become another; as it is no root, the other tests are this one"
+            ));
+        }
+        let nobody = ForEverybody::new(&self.name);
+        self.folder.clone_from(&nobody.folder);
+        self.nobody = Some(nobody);
+        Ok(self)
+    }
+
     /// Link layer.
     pub fn layer(&self) -> Layer {
         self.layer
@@ -137,7 +164,10 @@ impl Fabric {
     pub fn start(&self, command: &[&str]) -> OnNic {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let stats = self.folder.join(format!("{number}.jsonl"));
-        let mut softnic = Command::new(launcher());
+        let mut softnic = match &self.nobody {
+            None => Command::new(launcher()),
+            Some(nobody) => nobody.launcher(),
+        };
         softnic
             .args(["run", "--link-layer", self.layer.option(), "--fabric", &self.name, "--stats"])
             .arg(&stats);
@@ -167,6 +197,7 @@ impl Fabric {
             options: self.options.clone(),
             environment: self.environment.clone(),
             started: AtomicU32::new(0),
+            nobody: None,
             _turn: None,
             ..*self
         }
@@ -220,6 +251,42 @@ impl Fabric {
                 vec!["-g".into(), index.to_string()]
             }
         }
+    }
+}
+
+/// Launcher and library where every user can reach them, and a folder that every user can write to; removed at the end.
+struct ForEverybody {
+    folder: PathBuf,
+}
+
+impl ForEverybody {
+    /// User and group `nobody`, as Debian, Fedora and the kernel's overflow ids have them.
+    const NOBODY: u32 = 65534;
+
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("softnic-{name}"));
+        let make = || -> std::io::Result<()> {
+            fs::create_dir(&folder)?;
+            fs::set_permissions(&folder, fs::Permissions::from_mode(0o777))?;
+            let built = launcher();
+            fs::copy(&built, folder.join("softnic"))?;
+            let library = "libsoftnic_preload.so";
+            fs::copy(built.with_file_name(library), folder.join(library)).map(drop)
+        };
+        make().unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        Self { folder }
+    }
+
+    fn launcher(&self) -> Command {
+        let mut command = Command::new(self.folder.join("softnic"));
+        command.uid(Self::NOBODY).gid(Self::NOBODY).current_dir("/");
+        command
+    }
+}
+
+impl Drop for ForEverybody {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 

@@ -8,7 +8,11 @@ use crate::fabric::{Fabric, Layer, full};
 use crate::program::find;
 
 fn pingpong(program: &str, options: &[&str], layer: Layer) {
-    let fabric = Fabric::new(layer);
+    pingpong_on(&Fabric::new(layer), program, options);
+}
+
+fn pingpong_on(fabric: &Fabric, program: &str, options: &[&str]) {
+    let layer = fabric.layer();
     let gid = fabric.gid_arguments();
     let mut command = vec![program, "-n", "200"];
     command.extend(options);
@@ -65,3 +69,13 @@ macro_rules! each_program {
 }
 
 each_program!(ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong);
+
+/// Two processes of an ordinary user, with payloads that the kernel copies from one to the other.
+#[test]
+fn an_ordinary_user_needs_no_right() {
+    measure::need!(find("ibv_rc_pingpong"), "ibverbs-utils");
+    for layer in Layer::BOTH {
+        let fabric = measure::need!(Fabric::new(layer).as_nobody(), "the right to become another user");
+        pingpong_on(&fabric, "ibv_rc_pingpong", &["-c", "-s", "65536"]);
+    }
+}

@@ -62,6 +62,28 @@ fn a_program_may_leave_without_closing() {
     }
 }
 
+/// A handler may call nothing but what is safe in one, `_exit` for example; it may stop the program inside the NIC's lock.
+#[test]
+fn a_signal_handler_that_leaves_by_exit_ends_the_program_at_once_with_its_counts() {
+    let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");
+    let fabric = Fabric::new(Layer::InfiniBand);
+    for way in ["polling", "commanding", "commanding", "commanding"] {
+        let mut it = fabric.start(&[&program, "-1", way]);
+        let ready = within(Duration::from_secs(20), || it.program.output().contains("ready"));
+        assert!(ready, "{way}: {}", it.program.tail());
+        it.program.signal("INT");
+        let signalled = Instant::now();
+        let ended = within(Duration::from_secs(10), || it.program.exited().is_some());
+        assert!(ended && signalled.elapsed() <= AT_ONCE, "{way}: {:?}", signalled.elapsed());
+        assert!(it.program.exited().is_some_and(|status| status.success()), "{way}: {}", it.program.tail());
+        // Counts of a program that was stopped while it held what the NIC's thread needs are lost.
+        if way == "polling" {
+            assert_eq!(it.counters().completed(), messages("write", 3));
+            assert_eq!(it.counters().executed(), 3);
+        }
+    }
+}
+
 /// A pair that goes on for a minute, well under way.
 fn long_pair(fabric: &Fabric, program: &str) -> Pair {
     // A shell that runs the tests in the background ignores SIGINT, and so would its children.

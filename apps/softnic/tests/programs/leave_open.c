@@ -1,9 +1,18 @@
 /* Leaves with the device open and everything on it alive.
  *
- * usage: leave_open GID_INDEX return|exit|_exit|close. 3 messages are written first; a receive stays posted. `close` takes
- * the command fd away under the library and goes on: verbs must fail with an error, not crash.
+ * usage: leave_open GID_INDEX return|exit|_exit|close|polling|commanding. 3 messages are written first; a receive stays posted.
+ * `close` takes the command fd away under the library and goes on: verbs must fail with an error, not crash. The last two
+ * say «ready», go on for ever with polls or commands, and leave by `_exit` in the handler of SIGINT.
  */
+#include <signal.h>
+
 #include "loopback.h"
+
+static void leave(int signal)
+{
+	(void)signal;
+	_exit(0);
+}
 
 int main(int argc, char **argv)
 {
@@ -18,6 +27,20 @@ int main(int argc, char **argv)
 		exit(0);
 	if (strcmp(argv[2], "_exit") == 0)
 		_exit(0);
+	if (strcmp(argv[2], "polling") == 0 || strcmp(argv[2], "commanding") == 0) {
+		int commands = strcmp(argv[2], "commanding") == 0;
+		CHECK(signal(SIGINT, leave) != SIG_ERR);
+		puts("ready");
+		fflush(stdout);
+		for (;;) {
+			struct ibv_wc wc;
+			CHECK(ibv_poll_cq(it.qp->send_cq, 1, &wc) == 0);
+			if (!commands)
+				continue;
+			struct ibv_pd *pd = ibv_alloc_pd(it.context);
+			CHECK(pd && ibv_dealloc_pd(pd) == 0);
+		}
+	}
 	if (strcmp(argv[2], "close") == 0) {
 		CHECK(close(it.context->cmd_fd) == 0);
 		CHECK(ibv_alloc_pd(it.context) == NULL);
