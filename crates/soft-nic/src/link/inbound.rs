@@ -100,6 +100,9 @@ impl Inbound<'_> {
         if len == 0 {
             return Ok(());
         }
+        if order == Order::Relaxed {
+            self.counters.relaxed_bytes += len;
+        }
         if let Form::Inline(_) = self.form {
             self.counters.inline_bytes += len;
             return Ok(self.ring.scatter(self.host, self.payload_at, to, len as usize, order)?);

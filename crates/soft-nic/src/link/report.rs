@@ -121,6 +121,8 @@ pub struct LinkCounters {
     pub inline_bytes: u64,
     /// Payload bytes copied once, between the two processes' memory.
     pub direct_bytes: u64,
+    /// Of the payload bytes copied to where the device said, those for which it asked for no order.
+    pub relaxed_bytes: u64,
     /// Payload bytes sent through the ring because they could not be copied directly.
     pub staged_bytes: u64,
     /// Records whose sender had taken the payload back.

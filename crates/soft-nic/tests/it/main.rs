@@ -5,6 +5,7 @@ mod doorbells;
 mod errors;
 mod hostile;
 mod operations;
+mod order;
 mod queues;
 mod read_once;
 mod withdrawn;

@@ -1,0 +1,170 @@
+//! The order in which the device makes a payload visible: what it asks the link for, and what a program that polls sees.
+//!
+//! `link/tests/visibility.rs` shows that each way of a payload keeps the order that it is asked for; here the device asks.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use mlx5_layout::SendOpcode;
+use soft_nic::testing::{Block, Driver, QpShape, Setup, WorkRequest};
+
+use crate::operations::ALL;
+
+/// `IBV_ACCESS_RELAXED_ORDERING`.
+const RELAXED: u32 = 1 << 20;
+
+/// One that travels in the record, one by reference.
+const LENGTHS: [u32; 2] = [100, 40_000];
+
+/// Bytes that the device let the link copy in any order, for one WRITE, one SEND and one READ of each length.
+fn relaxed_bytes(option: bool, access: u32, staging: bool) -> [u64; 3] {
+    let name = format!("order-{option}-{access}-{staging}");
+    let mut driver = Driver::new(Setup::new(&name).with(|c| {
+        c.relaxed_ordering = option;
+        c.staging = staging;
+    }));
+    let (a, b) = driver.pair(QpShape::default());
+    let (from, to) = (driver.region(1 << 16, ALL), driver.region(1 << 16, ALL | access));
+    [SendOpcode::RdmaWrite, SendOpcode::Send, SendOpcode::RdmaRead].map(|opcode| {
+        let before = driver.nic.link().counters().relaxed_bytes;
+        for len in LENGTHS {
+            driver.post_receive(b, &[to.pointer(0, len)]);
+            let request = match opcode {
+                SendOpcode::RdmaWrite => WorkRequest::write(&from, 0, len, &to, 0),
+                SendOpcode::Send => WorkRequest::send(&from, 0, len),
+                _ => WorkRequest::read(&to, 0, len, &from, 0),
+            };
+            driver.post(a, &request).settle();
+            let done = driver.poll_send(a).expect("a completion");
+            assert!(!done.opcode().expect("a known opcode").is_error(), "{name}: {opcode:?} of {len}");
+        }
+        driver.nic.link().counters().relaxed_bytes - before
+    })
+}
+
+#[test]
+fn bytes_are_ordered_unless_the_option_or_the_region_lifts_it() {
+    let all = LENGTHS.iter().map(|len| u64::from(*len)).sum();
+    // A region's own flag is honoured where a peer writes to it by its key.
+    for (name, option, access, staging, wanted) in [
+        ("by default", false, 0, false, [0, 0, 0]),
+        ("by default, staged", false, 0, true, [0, 0, 0]),
+        ("a region with relaxed ordering", false, RELAXED, false, [all, 0, 0]),
+        ("the option", true, 0, false, [all, all, all]),
+        ("the option, staged", true, 0, true, [all, all, all]),
+        ("both", true, RELAXED, false, [all, all, all]),
+    ] {
+        assert_eq!(relaxed_bytes(option, access, staging), wanted, "{name}: WRITE, SEND, READ");
+    }
+}
+
+/// One series of WRITEs to slots in turn; none is overwritten before the reader has checked it.
+#[derive(Clone, Copy)]
+struct Series {
+    name: &'static str,
+    /// 32-bit words of one message.
+    words: usize,
+    count: u64,
+    /// In the WQE, not by pointer.
+    inline: bool,
+}
+
+impl Series {
+    fn slots(&self) -> u64 {
+        ((1 << 16) / self.words as u64).clamp(4, 512)
+    }
+}
+
+/// Longest wait of either thread for the other: a crowded machine is slow, a lost message never comes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Spins on the last word of each message, of every other one on some word first, and checks all words before it. Returns how
+/// many were torn, or `None` when one never came.
+fn watch(series: Series, memory: &Block, checked: &AtomicU64) -> Option<u64> {
+    let mut torn = 0;
+    for i in 0..series.count {
+        let at = (i % series.slots()) as usize * series.words;
+        let word = |n: usize| memory.word(4 * (at + n));
+        // Another word each time: inside one process every word is ordered.
+        let (some, last) = ((i as usize * 7919) % series.words, series.words - 1);
+        for watched in if i % 2 == 0 { [last, last] } else { [some, last] } {
+            let begun = Instant::now();
+            let mut looks = 0u32;
+            while word(watched).load(Ordering::Acquire) != i as u32 + 1 {
+                looks += 1;
+                if looks.is_multiple_of(20_000) {
+                    std::thread::yield_now();
+                    if begun.elapsed() > PATIENCE {
+                        return None;
+                    }
+                }
+                std::hint::spin_loop();
+            }
+            // Downwards: the word before the watched one is the likeliest to be late. A pair of words is one store.
+            let whole = (0..watched & !1).rev().all(|n| word(n).load(Ordering::Relaxed) == i as u32 + 1);
+            torn += u64::from(!whole);
+        }
+        checked.store(i + 1, Ordering::Release);
+    }
+    Some(torn)
+}
+
+/// Posts the series and runs the NIC, until the reader is done.
+fn write(
+    series: Series,
+    driver: &mut Driver<soft_nic::dma::Host>,
+    memory: &Block,
+    checked: &AtomicU64,
+    done: &AtomicBool,
+) {
+    let (a, _) = driver.pair(QpShape::default());
+    let bytes = 4 * series.words;
+    let to = driver.register(memory, memory.len() as u64, memory.address(), ALL).expect("memory");
+    let from = driver.region(bytes, ALL);
+    let mut sent = 0;
+    while !done.load(Ordering::Acquire) {
+        if sent < series.count && sent < checked.load(Ordering::Acquire) + series.slots() {
+            let value = sent as u32 + 1;
+            let at = (sent % series.slots()) * bytes as u64;
+            let write = WorkRequest::new(SendOpcode::RdmaWrite).remote(&to, at);
+            let write = if series.inline {
+                write.inline(&value.to_ne_bytes().repeat(series.words))
+            } else {
+                (0..series.words).for_each(|n| from.block.word(4 * n).store(value, Ordering::Relaxed));
+                write.pointer(&from, 0, bytes as u32)
+            };
+            driver.post(a, &write);
+            // The source is filled anew for the next one, so this one must be through.
+            while driver.poll_send(a).is_none() {
+                driver.poll();
+            }
+            sent += 1;
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn a_program_that_polls_for_a_write_never_sees_a_later_word_first() {
+    for series in [
+        Series { name: "64 B in the WQE", words: 16, count: 300_000, inline: true },
+        Series { name: "1000 B in the record", words: 250, count: 50_000, inline: false },
+        Series { name: "64 KiB by reference", words: 16_384, count: 1_000, inline: false },
+    ] {
+        let mut driver = Driver::new(Setup::new(&format!("polled-{}", series.words)));
+        let memory = Block::new(series.slots() as usize * 4 * series.words);
+        let (checked, done) = (AtomicU64::new(0), AtomicBool::new(false));
+        let torn = std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let torn = watch(series, &memory, &checked);
+                done.store(true, Ordering::Release);
+                torn
+            });
+            write(series, &mut driver, &memory, &checked, &done);
+            reader.join().expect("the reader")
+        });
+        assert_eq!(torn, Some(0), "{}: torn of {}", series.name, series.count);
+        assert_eq!(driver.counters().completed(SendOpcode::RdmaWrite), series.count, "{}", series.name);
+    }
+}
