@@ -1,11 +1,11 @@
 //! What travels between a requester and a responder: requests and replies as values, one message or a fragment each.
 //!
-//! Names and codes are those of IBTA vol. 1 §9.2 (BTH opcodes) and §9.7.5.2 (AETH: ACK, RNR NAK, NAK codes); the byte
+//! Names and codes are those of IBTA vol. 1: opcodes of the BTH, and §9.7.5.2 (AETH: ACK, RNR NAK, NAK codes); the byte
 //! layouts come with packets. Values from the other side are unchecked: the engine's halves check them.
 
 use crate::{Access, Psn, ServiceType};
 
-/// Longest message of the connected services: 2^31 bytes (IBTA vol. 1, DMA length of a RETH).
+/// Longest message of the connected services: 2^31 bytes (IBTA C9-94, DMA length of a RETH).
 pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
 
 /// A message's operation.
@@ -43,7 +43,7 @@ impl Opcode {
         Opcode::FetchAdd,
     ];
 
-    /// Whether the service carries this operation at all (IBTA §9.2, the opcodes defined for each service).
+    /// Whether the service carries this operation at all (IBTA, the opcodes defined for each service).
     pub const fn allowed_on(self, service: ServiceType) -> bool {
         match service {
             ServiceType::Rc => true,
@@ -91,7 +91,7 @@ impl Opcode {
 }
 
 /// How many PSNs a message of this length uses: one a packet, at least one; a READ uses those of its response
-/// (IBTA §9.7.1).
+/// (IBTA, packet sequence numbers of requests and READ responses).
 pub const fn psn_count(opcode: Opcode, length: u32, path_mtu_bytes: u32) -> u32 {
     // One packet, the common case, costs no division.
     if length <= path_mtu_bytes || opcode.is_atomic() || path_mtu_bytes == 0 {
@@ -171,7 +171,7 @@ pub struct Reply {
     /// ACK: last PSN acknowledged. NAK and RNR NAK: the PSN refused; all before it are acknowledged. READ and atomic
     /// responses: last PSN of the request answered.
     pub psn: Psn,
-    /// Messages completed by the responder so far, 24 bits (IBTA §9.7.5.2, MSN).
+    /// Messages completed by the responder so far, 24 bits (IBTA, MSN).
     pub msn: u32,
     /// What it says.
     pub kind: ReplyKind,

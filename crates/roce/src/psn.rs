@@ -1,6 +1,6 @@
 //! Packet sequence numbers: 24 bits that wrap, ordered over half their space.
 //!
-//! IBTA vol. 1 §9.7.1: of the 2^24 numbers, the 2^23 before the expected one are duplicates, the rest lie ahead.
+//! As IBTA divides the space: of the 2^24 numbers, the 2^23 before the expected one are duplicates, the rest lie ahead.
 
 use std::fmt;
 
@@ -58,7 +58,7 @@ impl fmt::Debug for Psn {
     }
 }
 
-/// The three regions of the PSN space around the expected one (IBTA §9.7.1).
+/// The three regions of the PSN space around the expected one, by their IBTA names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Relation {
     /// The one to come next.

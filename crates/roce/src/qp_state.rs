@@ -1,6 +1,6 @@
 //! Queue pair states: which moves exist, what each move needs and allows, and what a QP does in each state.
 //!
-//! IBTA vol. 1 §10.3.1 (QP states) and the tables of `ibv_modify_qp(3)`; numbers are those of libibverbs' `verbs.h`.
+//! IBTA vol. 1 §10.3 (QP states) and the tables of `ibv_modify_qp(3)`; numbers are those of libibverbs' `verbs.h`.
 //! Left out: address handles' contents, path migration as a machine of its own (its attributes are accepted).
 
 use std::fmt;
@@ -78,7 +78,7 @@ impl QpState {
         matches!(self, QpState::Err)
     }
 
-    /// Whether the first request to arrive raises «communication established» (IBTA §11.6.3: in RTR only).
+    /// Whether the first request to arrive raises «communication established» (in RTR only).
     pub const fn reports_communication(self) -> bool {
         matches!(self, QpState::Rtr)
     }
@@ -335,7 +335,7 @@ const MOVES: [Move; 9] = [
             Some((A::NONE, A::all(&[A::PKEY_INDEX, A::QKEY]))),
         ],
     },
-    // A reliable QP goes to ERR, never to SQE (IBTA §10.3.1).
+    // A reliable QP goes to ERR, never to SQE (IBTA §10.3).
     Move {
         from: Sqe,
         to: Rts,
@@ -377,7 +377,7 @@ pub fn check_modify(
 pub fn attributes_of(service: ServiceType, from: QpState, to: QpState) -> Option<(AttrMask, AttrMask)> {
     match (from, to) {
         (_, Reset) => return Some((A::NONE, A::NONE)),
-        // IBTA §10.3.1: every state but RESET can be moved to ERR.
+        // IBTA §10.3: every state but RESET can be moved to ERR.
         (Reset, Error) => return None,
         (_, Error) => return Some((A::NONE, A::NONE)),
         _ => {}

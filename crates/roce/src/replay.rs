@@ -1,7 +1,7 @@
 //! What a reliable responder remembers of READs and atomics, to answer them again.
 //!
-//! IBTA vol. 1 §9.7.4 (duplicate requests): a READ is executed again, an atomic is answered with the result that it had
-//! the first time. As many are kept as the QP's responder resources; a conforming requester cannot ask for older ones.
+//! Duplicate requests (IBTA vol. 1 §9.7.4, C9-105): a READ is executed again, an atomic is answered with the result that it
+//! had the first time. As many are kept as the QP's responder resources; a conforming requester cannot ask for older ones.
 
 use std::collections::VecDeque;
 

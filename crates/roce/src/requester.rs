@@ -1,6 +1,6 @@
 //! Requester half of a connection: posted messages in, transmissions and completions out.
 //!
-//! Follows IBTA vol. 1 §9.7.3 (generating requests), §9.7.6 (receiving responses), §9.8 (unreliable service) and §9.9.2
+//! Follows IBTA vol. 1 on generating requests, §9.7.6 (receiving responses), its rules for unreliable service, and §9.9.2
 //! (requester's errors). Resends by going back to the oldest unacknowledged message. Left out: end-to-end credits (the
 //! peer's MSN and credit count are not looked at), resending from the middle of a message.
 //!
@@ -274,7 +274,7 @@ impl Requester {
         }
     }
 
-    /// UC and UD: the link took the message and all before it; they are complete (IBTA §9.8). Ignored on RC.
+    /// UC and UD: the link took the message and all before it; they are complete. Ignored on RC.
     pub fn link_consumed(&mut self, ticket: Ticket) {
         if self.config.service == ServiceType::Rc {
             return;
@@ -376,7 +376,7 @@ impl Requester {
     }
 
     /// Why the service cannot carry the message at all. READs on a QP whose initiator depth is 0 are among these
-    /// (they would wait for ever), as is a datagram longer than a packet (IBTA §9.8.3).
+    /// (they would wait for ever), as is a datagram longer than a packet.
     fn refusal(&self, message: &PostedMessage) -> Option<Status> {
         let RequesterConfig { service, path_mtu_bytes, max_rd_atomic, .. } = self.config;
         let PostedMessage { opcode, length, .. } = *message;
@@ -397,7 +397,7 @@ impl Requester {
         }
         let message = self.message(self.next_send)?;
         let in_window = self.next_send - self.done < u64::from(self.config.window_messages);
-        // IBTA §9.7.1: with more than half of the space outstanding, a responder could not tell old from new.
+        // With more than half of the space outstanding, a responder could not tell old from new.
         let oldest = self.message(self.done).map_or(message.psn, |oldest| oldest.psn);
         let in_space = message.psn.distance_from(oldest) + message.psn_count <= HALF_SPACE;
         let in_depth = !message.opcode.wants_response()

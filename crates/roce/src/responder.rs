@@ -1,6 +1,6 @@
 //! Responder half of a connection: request messages in, work for the memory and replies out.
 //!
-//! Follows IBTA vol. 1 §9.7.4 (receiving requests), §9.7.5 (generating responses), §9.8.2 (UC), §9.8.3 (UD) and §9.9.3
+//! Follows IBTA vol. 1 §9.7.4 (receiving requests), §9.7.5 (generating responses), its rules for UC and UD, and §9.9.3
 //! (responder's errors). After a NAK that is fatal (invalid request, remote access, remote operation) the responder
 //! stops and its QP goes to ERR, as §9.9.3 asks of class C errors; the NAK and what was queued before it still go out.
 //! Left out: end-to-end credits, path migration, shared receive queues' «no error on a datagram too long».
@@ -331,7 +331,7 @@ impl Responder {
         }
     }
 
-    // Unreliable connection (IBTA §9.8.2): a gap loses the message that it is in, and nobody is told.
+    // Unreliable connection: a gap loses the message that it is in, and nobody is told.
 
     fn unreliable(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
         if !request.is_first() {
@@ -357,7 +357,7 @@ impl Responder {
         }
     }
 
-    // Unreliable datagram (IBTA §9.8.3).
+    // Unreliable datagram.
 
     fn datagram(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
         if request.qkey != self.config.qkey {
@@ -410,7 +410,7 @@ impl Responder {
         }
     }
 
-    /// The registered memory that a request names. Without bytes neither key nor address is checked (IBTA §9.7.4).
+    /// The registered memory that a request names. Without bytes neither key nor address is checked (IBTA C9-88).
     fn region(&self, request: &Request, resources: &impl Resources) -> Result<Region, Refusal> {
         if request.length == 0 {
             return Ok(Region { va: request.remote_va, ..Region::default() });

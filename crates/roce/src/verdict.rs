@@ -1,6 +1,6 @@
 //! What a responder is configured with, and what it says: verdicts, events, counters.
 //!
-//! Reasons and events follow IBTA vol. 1 §9.9.3 (responder's errors) and §11.6.3 (asynchronous events).
+//! Reasons and events follow IBTA vol. 1 §9.9.3 (responder's errors) and its list of asynchronous events.
 
 use crate::{Access, Psn, Receive, ServiceType, Status, Work};
 

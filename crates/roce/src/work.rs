@@ -5,7 +5,7 @@
 
 use crate::{Access, Opcode};
 
-/// Bytes that precede the payload of a received datagram: the Global Route Header or its stand-in (IBTA §9.8.3).
+/// Bytes that precede the payload of a received datagram: the Global Route Header or its stand-in (IBTA Annex A17.4.5.2).
 pub const GRH_BYTES: u32 = 40;
 
 /// A piece of registered memory, checked for one access.

@@ -1,7 +1,7 @@
 //! The wire model: posting-bound throughput is wire bytes × 8 / post time, capped by what the link's frames can carry.
 //!
 //! Headers of one RoCEv2 packet on Ethernet: Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4, FCS 4; the first packet of
-//! a WRITE adds RETH 16, the last one of a WRITE with immediate ImmDt 4 (IBTA vol. 1 §9.2, Annex A17).
+//! a WRITE adds RETH 16, the last one of a WRITE with immediate ImmDt 4 (IBTA vol. 1 chapter 9, Annex A17).
 
 use super::paper::Curve;
 use super::statistics::median;

@@ -87,7 +87,7 @@ fn each_move_allows_the_optional_attributes_and_no_others() {
     }
 }
 
-/// IBTA §10.3.1, the state diagram. Rows: from; columns: to.
+/// IBTA §10.3, the state diagram. Rows: from; columns: to.
 #[test]
 fn the_moves_are_those_of_the_state_diagram() {
     //                    Reset  Init   Rtr    Rts    Sqd    Sqe    Err
@@ -121,7 +121,7 @@ fn a_current_state_may_be_assumed_only_where_the_qp_moves_by_itself() {
     }
 }
 
-/// IBTA §10.3.1, what each state processes.
+/// IBTA §10.3, what each state processes.
 #[test]
 fn each_state_processes_what_the_specification_says() {
     #[rustfmt::skip]

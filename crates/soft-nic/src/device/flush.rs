@@ -1,6 +1,6 @@
 //! What follows an error: states, events, and flush CQEs for everything posted, signalled or not.
 //!
-//! IBTA vol. 1 §10.3.1 and §10.8.5.2 (flushing); a budget in each poll keeps one queue from starving the others.
+//! As IBTA has it for the error states (vol. 1 §10.3); a budget in each poll keeps one queue from starving the others.
 
 use mlx5_layout::send_wqe::{BLOCK_BYTES, blocks};
 use roce::qp_state::QpState;
@@ -14,7 +14,7 @@ use crate::dma::Memory;
 const FLUSH_BUDGET: usize = 256;
 
 impl<M: Memory> Core<M> {
-    /// A send failed: a reliable queue goes to ERR, an unreliable one to SQE (IBTA vol. 1 §10.3.1).
+    /// A send failed: a reliable queue goes to ERR, an unreliable one to SQE (IBTA vol. 1 §10.3).
     pub(super) fn fail_sends(&mut self, qp: &mut Qp) {
         if qp.service == ServiceType::Rc || qp.state != QpState::Rts {
             return self.fail_qp(qp);

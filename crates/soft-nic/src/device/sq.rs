@@ -311,7 +311,7 @@ impl Checks<'_> {
             grh,
         };
         out.request.dst_qpn = vector.destination_qpn;
-        // A Q_Key with its top bit set means: use the QP's own (IBTA §10.2.5).
+        // A Q_Key with its top bit set means: use the QP's own (IBTA).
         let own = vector.qkey & 1 << 31 != 0;
         out.request.qkey = if own { qp.attributes.qkey } else { vector.qkey };
         let reached = ah::resolve(self.devices, qp.device, dlid, dgid);

@@ -1,6 +1,6 @@
 //! What a message would take of a real link, and what a datagram's receiver sees of its headers.
 //!
-//! Sizes from IBTA vol. 1 §9.2 to §9.5 and Annex A17 (RoCEv2), with preamble, start and gap of Ethernet (20 bytes) and
+//! Sizes of headers from IBTA vol. 1, chapter 9, and Annex A17 (RoCEv2), with preamble, start and gap of Ethernet (20 bytes) and
 //! LRH and VCRC of InfiniBand. Used to hold a port to a rate and for wire counters; no packet is built here.
 
 use roce::{GRH_BYTES, Opcode, ServiceType};

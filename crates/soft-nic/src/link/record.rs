@@ -57,7 +57,7 @@ mod flag {
 /// Services by their number in a record.
 const SERVICES: [ServiceType; 3] = [ServiceType::Rc, ServiceType::Uc, ServiceType::Ud];
 
-/// NAK codes by their number (IBTA §9.7.5.2.8, AETH syndrome).
+/// NAK codes by their number (IBTA §9.7.5.2, AETH syndrome).
 const NAKS: [NakCode; 4] =
     [NakCode::PsnSequence, NakCode::InvalidRequest, NakCode::RemoteAccess, NakCode::RemoteOperation];
 

@@ -282,7 +282,7 @@ fn datagrams_that_nobody_wants_vanish_and_their_senders_do_not_know() {
         assert_eq!(opcode_of(driver.poll_receive(b)), None, "{name}");
         assert_eq!(counter(&driver, dropped), before.map(|b| b + 1), "{name}");
     }
-    // The sender's own Q_Key when the vector's has its top bit set (IBTA vol. 1 §10.2.5).
+    // The sender's own Q_Key when the vector's has its top bit set (IBTA).
     let own = AddressVector { qkey: 1 << 31, ..good };
     driver.post(a, &WorkRequest { datagram: Some(own), ..WorkRequest::send(&from, 0, 8) }).settle();
     assert_eq!(opcode_of(driver.poll_receive(b)), Some((CqeOpcode::ResponderSend, 48)));
