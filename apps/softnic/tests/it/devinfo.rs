@@ -36,17 +36,59 @@ fn ibv_devices_lists_as_many_devices_as_asked_for() {
     }
 }
 
+/// What every model shows as its limits; 0 stands for what this NIC has not.
+const LIMITS: [(&str, &str); 22] = [
+    ("max_mr_size", "0xffffffffffffffff"),
+    ("max_qp", "16320"),
+    ("max_qp_wr", "32768"),
+    ("max_sge", "30"),
+    ("max_sge_rd", "30"),
+    ("max_cq", "16777216"),
+    ("max_cqe", "4194303"),
+    ("max_mr", "16777200"),
+    ("max_qp_rd_atom", "16"),
+    ("max_qp_init_rd_atom", "16"),
+    ("max_res_rd_atom", "261120"),
+    ("max_ah", "2147483647"),
+    ("max_pkeys", "1"),
+    ("max_mw", "0"),
+    ("max_srq", "0"),
+    ("max_mcast_grp", "0"),
+    ("max_fmr", "0"),
+    ("max_ee", "0"),
+    ("phys_port_cnt", "1"),
+    ("max_mtu", "4096 (5)"),
+    ("max_msg_sz", "0x40000000"),
+    ("active_width", "4X (2)"),
+];
+
 #[test]
 fn ibv_devinfo_tells_model_and_link_layer() {
     measure::need!(find("ibv_devinfo"), "ibverbs-utils");
-    // PCI device ids of the models: `libibverbs/../providers/mlx5/mlx5.c`, `mlx5_hca_table`.
-    for (model, device_id) in [("cx5", 0x1017), ("cx6", 0x101b), ("cx6dx", 0x101d), ("cx7", 0x1021)] {
+    let installed = measure::need!(distribution_libmlx5(), "ibverbs-providers");
+    // PCI device ids of the models: `libibverbs/../providers/mlx5/mlx5.c`, `mlx5_hca_table`. Speeds by IBTA's names: EDR, HDR, NDR.
+    for (model, device_id, firmware, board, speed, max_pd) in [
+        ("cx5", 0x1017, "16.35.1012", "MT_0000000008", "25.0 Gbps (32)", "16777216"),
+        ("cx6", 0x101b, "20.35.1012", "MT_0000000223", "50.0 Gbps (64)", "8388608"),
+        ("cx6dx", 0x101d, "22.35.1012", "MT_0000000359", "50.0 Gbps (64)", "8388608"),
+        ("cx7", 0x1021, "28.35.1012", "MT_0000000838", "100.0 Gbps (128)", "8388608"),
+    ] {
         for layer in Layer::BOTH {
             let fabric = Fabric::new(layer).with_config(&format!("model = \"{model}\"\n"));
             let (output, counters) = fabric.run(&["ibv_devinfo", "-v"]);
             assert_eq!(value(&output, "hca_id"), "mlx5_0");
             assert_eq!(value(&output, "vendor_id"), "0x02c9", "Mellanox's, as a card says");
             assert_eq!(value(&output, "vendor_part_id"), device_id.to_string(), "{model}");
+            for (name, shown) in
+                [("fw_ver", firmware), ("board_id", board), ("active_speed", speed), ("max_pd", max_pd)]
+            {
+                assert_eq!(value(&output, name), shown, "{model}: {name}");
+            }
+            // The same for all; that each is enforced is in soft-nic's `tests/it/limits.rs`.
+            for (name, shown) in LIMITS {
+                assert_eq!(value(&output, name), shown, "{model}: {name}");
+            }
+            assert_eq!(counters.libmlx5(), installed, "{model}");
             assert_eq!(value(&output, "state"), "PORT_ACTIVE (4)");
             assert_eq!(value(&output, "link_layer"), layer.printed());
             assert_eq!(value(&output, "active_mtu"), "4096 (5)");

@@ -58,6 +58,12 @@ impl<M: Memory> Nic<M> {
         &self.core.capabilities
     }
 
+    /// Puts limits below the model's, so that a test can reach them: the cards' would take gigabytes.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn lower_limits(&mut self, lower: impl FnOnce(&mut Capabilities)) {
+        lower(&mut self.core.capabilities);
+    }
+
     /// What was counted so far.
     pub fn counters(&self) -> &Counters {
         &self.core.counters

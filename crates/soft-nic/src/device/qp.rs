@@ -12,7 +12,6 @@ use roce::{Psn, Reply, Requester, Responder, ServiceType};
 use super::command::{CommandError, ContextId, CreateQp, CreatedQp, Handle, ModifyQp, QpCap, QueriedQp};
 use super::core::Core;
 use super::doorbell::SendDoorbell;
-use super::qpn::MAX_QP;
 use super::rq::ReceiveQueue;
 use super::sq::SendQueue;
 use crate::dma::{Memory, Segment};
@@ -135,10 +134,10 @@ impl<M: Memory> Core<M> {
         let page = self.find_page(id, request)?;
         let size = |cq: u32| self.cqs.get(cq).map_or(64, |cq| cq.cqe_size as usize);
         let (requester_scatter, responder_scatter) = scatter_limits(request, size(send_cq), size(recv_cq));
-        let place = self.qps.place();
-        let Some(qpn) = self.qps.number(device, place) else {
+        let (limit, place) = (self.capabilities.max_qp, self.qps.place());
+        let Some(qpn) = self.qps.number(device, limit, place) else {
             self.qps.unplace(place);
-            return Err(CommandError::exhausted("queue pairs", MAX_QP));
+            return Err(CommandError::exhausted("queue pairs", limit));
         };
         let (sq_ring, signature) = (request.buffer + rq_bytes, request.mlx5_flags & flag::SIGNATURE != 0);
         let qp = Qp {

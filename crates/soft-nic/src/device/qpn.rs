@@ -79,9 +79,9 @@ impl Qps {
         self.numbers[device].get(index)?.checked_sub(1)
     }
 
-    /// Gives a number to a new QP; numbers come back as late as possible. `None`: all are in use.
-    pub(super) fn number(&mut self, device: usize, place: u32) -> Option<u32> {
-        if self.counts[device] >= MAX_QP {
+    /// Gives a number to a new QP; numbers come back as late as possible. `None`: the device has `limit` QPs, or all are in use.
+    pub(super) fn number(&mut self, device: usize, limit: u32, place: u32) -> Option<u32> {
+        if self.counts[device] >= limit.min(MAX_QP) {
             return None;
         }
         let table = &mut self.numbers[device];
@@ -130,7 +130,7 @@ mod tests {
     fn a_number_names_its_process_and_its_device() {
         let mut qps = Qps::new(5);
         let place = qps.place();
-        let qpn = qps.number(3, place).expect("a number");
+        let qpn = qps.number(3, MAX_QP, place).expect("a number");
         assert_eq!((qpn, slot_of(qpn)), (5 << 17 | 3 << 14 | 0x40, 5));
         assert_eq!(
             (process_of(qpn, 3), process_of(qpn, 2), process_of(qpn | 1 << 24, 3)),
@@ -145,9 +145,9 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for _ in 0..MAX_QP {
             let place = qps.place();
-            assert!(seen.insert(qps.number(0, place).expect("a number")));
+            assert!(seen.insert(qps.number(0, MAX_QP, place).expect("a number")));
         }
-        assert_eq!(qps.number(0, 0), None);
-        assert!(qps.number(1, 0).is_some(), "another device has its own");
+        assert_eq!(qps.number(0, u32::MAX, 0), None);
+        assert!(qps.number(1, MAX_QP, 0).is_some(), "another device has its own");
     }
 }

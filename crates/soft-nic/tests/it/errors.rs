@@ -11,7 +11,7 @@ use crate::operations::ALL;
 
 type Patch = fn(&mut Vec<u8>);
 
-fn syndrome(cqe: &mlx5_layout::Cqe<Vec<u8>>) -> Option<CqeSyndrome> {
+pub fn syndrome(cqe: &mlx5_layout::Cqe<Vec<u8>>) -> Option<CqeSyndrome> {
     cqe.error().known()
 }
 

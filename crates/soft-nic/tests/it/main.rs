@@ -4,6 +4,7 @@ mod commands;
 mod doorbells;
 mod errors;
 mod hostile;
+mod limits;
 mod operations;
 mod order;
 mod queues;

@@ -87,6 +87,7 @@ fn ports_show_the_configured_link_layer_and_model() {
         (Config::default(), 1, 1, 64, 5, 8, 0),
         (Config { mtu: 1024, model: Model::ConnectX7, ..roce() }, 2, 0, 128, 3, 16, 1),
         (Config { model: Model::ConnectX5, ..Config::default() }, 1, 1, 32, 5, 8, 0),
+        (Config { model: Model::ConnectX6Dx, ..roce() }, 2, 0, 64, 5, 16, 1),
     ] {
         let mut call = Call::new(0, 2).input(0, &[1]).output(1, 48);
         call.run(&mut Bench::open(&config)).unwrap();
@@ -94,6 +95,7 @@ fn ports_show_the_configured_link_layer_and_model() {
         let port = Reader(call.result(1));
         assert_eq!((port.u8(at::LINK_LAYER), port.u16(at::LID), port.u8(at::FLAGS)), (layer, lid, flags));
         assert_eq!((port.u8(at::ACTIVE_SPEED), port.u8(at::ACTIVE_MTU), port.u8(at::STATE)), (speed, mtu, 4));
+        assert_eq!(port.u8(at::ACTIVE_WIDTH), 2, "4x");
         assert_eq!((port.u32(at::GID_TBL_LEN), port.u16(at::PKEY_TBL_LEN)), (gids, 1));
     }
     for port in [0, 2, 255] {
@@ -221,7 +223,7 @@ fn pages_of_a_region_are_brought_in_before_the_device_is_locked() {
     unsafe { libc::munmap(page, 4096) };
 }
 
-fn cq_call(cqe_size: u32, mlx5_flags: u16, vector: u32, flags: u32, compressed: u8) -> Call {
+pub fn cq_call(cqe_size: u32, mlx5_flags: u16, vector: u32, flags: u32, compressed: u8) -> Call {
     let mut part = [0; 32];
     part[..8].copy_from_slice(&0x1000_u64.to_ne_bytes());
     part[8..16].copy_from_slice(&0x2000_u64.to_ne_bytes());
@@ -275,7 +277,7 @@ fn completion_queues_carry_every_field_and_report_their_events() {
     assert_eq!(bench.asked(), [] as [&str; 0]);
 }
 
-fn qp_call(kind: u64, flags: u32, mlx5_flags: u32) -> Call {
+pub fn qp_call(kind: u64, flags: u32, mlx5_flags: u32) -> Call {
     let mut part = [0; 56];
     part[..8].copy_from_slice(&0x1000_u64.to_ne_bytes());
     part[8..16].copy_from_slice(&0x2000_u64.to_ne_bytes());

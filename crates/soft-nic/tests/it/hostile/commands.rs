@@ -6,34 +6,39 @@ use soft_nic::device::command::{
     AddressVector, CommandError, ContextId, CreateCq, CreateQp, ModifyQp, QpCap, RegMr,
 };
 use soft_nic::dma::Host;
-use soft_nic::testing::{Block, Driver, RegisterPage, Setup};
+use soft_nic::testing::{Block, Driver, QpId, QpShape, Region, RegisterPage, Setup};
 
 use super::Tally;
 use super::rng::Rng;
 
 /// Every way in which a command can be refused here.
-pub const REFUSALS: [(&str, i32); 22] = [
+pub const REFUSALS: [(&str, i32); 27] = [
     ("open", libc::ENODEV),
     ("ALLOC_PD", libc::EINVAL),
+    ("ALLOC_PD", libc::ENOMEM),
     ("DEALLOC_PD", libc::EINVAL),
     ("DEALLOC_PD", libc::EBUSY),
     ("REG_MR", libc::EINVAL),
+    ("REG_MR", libc::ENOMEM),
     ("REG_MR", libc::EFAULT),
     ("REG_MR", libc::EOPNOTSUPP),
     ("DEREG_MR", libc::EINVAL),
     ("UAR_DESTROY", libc::EINVAL),
     ("UAR_DESTROY", libc::EBUSY),
     ("CREATE_CQ", libc::EINVAL),
+    ("CREATE_CQ", libc::ENOMEM),
     ("CREATE_CQ", libc::EFAULT),
     ("DESTROY_CQ", libc::EINVAL),
     ("DESTROY_CQ", libc::EBUSY),
     ("CREATE_QP", libc::EINVAL),
+    ("CREATE_QP", libc::ENOMEM),
     ("CREATE_QP", libc::EFAULT),
     ("CREATE_QP", libc::EOPNOTSUPP),
     ("MODIFY_QP", libc::EINVAL),
     ("QUERY_QP", libc::EINVAL),
     ("DESTROY_QP", libc::EINVAL),
     ("CREATE_AH", libc::EINVAL),
+    ("CREATE_AH", libc::ENOMEM),
     ("DESTROY_AH", libc::EINVAL),
 ];
 
@@ -48,6 +53,52 @@ pub struct Commands {
     ring: Block,
     record: Block,
     memory: Block,
+    full: Full,
+}
+
+/// A device on which nothing more can be made: every limit is what is in use.
+struct Full {
+    driver: Driver<Host>,
+    region: Region,
+    qp: QpId,
+    page: u32,
+}
+
+impl Full {
+    fn new() -> Full {
+        let mut driver = Driver::new(Setup::new("hostile-full"));
+        let (region, qp) = (driver.region(4096, 0xf), driver.create_qp(QpShape::default()));
+        driver.nic.create_ah(driver.context, driver.pd, &neighbour()).expect("an AH");
+        driver.nic.lower_limits(|limits| {
+            (limits.max_pd, limits.max_mr, limits.max_cq, limits.max_qp, limits.max_ah) = (1, 1, 2, 1, 1);
+        });
+        let page =
+            driver.nic.alloc_uar(driver.context, UarKind::BlueFlame, Box::new(RegisterPage::default()));
+        Full { region, qp, page: page.expect("a page").page_id, driver }
+    }
+
+    /// One more of something, asked for rightly.
+    fn round(&mut self, rng: &mut Rng, tally: &mut Tally, cq: &CreateCq, qp: &CreateQp) {
+        let (context, pd) = (self.driver.context, self.driver.pd);
+        let (start, length) = (self.region.address, 4096);
+        let mr = RegMr { start, length, iova: start, pd, access: 0xf };
+        let cqs = self.driver.cq(self.driver.qp(self.qp).send_cq).handle;
+        let qp = CreateQp { pd, send_cq: cqs, recv_cq: cqs, uar_page: Some(self.page), ..*qp };
+        let nic = &mut self.driver.nic;
+        let made = match rng.below(5) {
+            0 => note(tally, "ALLOC_PD", nic.alloc_pd(context)).is_some(),
+            1 => note(tally, "REG_MR", nic.reg_mr(context, &mr)).is_some(),
+            2 => note(tally, "CREATE_CQ", nic.create_cq(context, cq)).is_some(),
+            3 => note(tally, "CREATE_QP", nic.create_qp(context, &qp)).is_some(),
+            _ => note(tally, "CREATE_AH", nic.create_ah(context, pd, &neighbour())).is_some(),
+        };
+        assert!(!made, "more than there may be");
+    }
+}
+
+/// The device itself, by its LID.
+fn neighbour() -> AddressVector {
+    AddressVector { port: 1, dlid: 1, ..AddressVector::default() }
 }
 
 impl Commands {
@@ -60,7 +111,9 @@ impl Commands {
         let (ring, record, memory) = (Block::new(32 * 1024), Block::new(64), Block::new(8192));
         let page = driver.nic.alloc_uar(context, UarKind::BlueFlame, Box::new(RegisterPage::default()));
         let page = page.expect("a page").page_id;
-        let mut commands = Commands { driver, context, closed, pd, cq: 0, qp: 0, page, ring, record, memory };
+        let full = Full::new();
+        let mut commands =
+            Commands { driver, context, closed, pd, cq: 0, qp: 0, page, ring, record, memory, full };
         commands.cq = commands.driver.nic.create_cq(context, &commands.cq_request()).expect("a CQ").handle;
         commands.qp = commands.driver.nic.create_qp(context, &commands.qp_request()).expect("a QP").handle;
         commands
@@ -106,6 +159,8 @@ impl Commands {
         self.qps(rng, tally);
         self.states(rng, tally);
         self.handles(rng, tally);
+        let (cq, qp) = (self.cq_request(), self.qp_request());
+        self.full.round(rng, tally, &cq, &qp);
         self.driver.poll();
     }
 
@@ -193,7 +248,7 @@ impl Commands {
     fn handles(&mut self, rng: &mut Rng, tally: &mut Tally) {
         let (context, nobody) = (self.context, 1000 + rng.below(1 << 20) as u32);
         let nic = &mut self.driver.nic;
-        let mut vector = AddressVector { port: 1, dlid: 1, ..AddressVector::default() };
+        let mut vector = neighbour();
         match rng.below(18) {
             0 => drop(note(tally, "open", nic.open_context(1 + rng.below(100) as usize))),
             1 => drop(note(tally, "ALLOC_PD", nic.alloc_pd(self.closed))),
