@@ -240,6 +240,7 @@ fn finish(mut row: Row, log: &Log) -> Row {
             say!("    (whole log: {})", log.path.display());
         }
     }
+    row.outcome.table.iter().for_each(|line| say!("    {line}"));
     say!("{}", line(&row));
     row
 }
@@ -288,7 +289,7 @@ mod tests {
         Row {
             name: "x".into(),
             minutes: 0.0,
-            outcome: Outcome { passed, failed, skips, ignored: 0 },
+            outcome: Outcome { passed, failed, skips, ..Outcome::default() },
             floor: None,
             complaint: None,
         }

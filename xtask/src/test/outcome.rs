@@ -11,6 +11,8 @@ pub struct Outcome {
     pub skips: Vec<String>,
     /// Tests marked `#[ignore]`; there must be none.
     pub ignored: usize,
+    /// What tests printed for the reader: their lines that begin with `TABLE `, without it.
+    pub table: Vec<String>,
 }
 
 impl Outcome {
@@ -23,6 +25,7 @@ impl Outcome {
                 outcome.failed += count(result, "failed");
                 outcome.ignored += count(result, "ignored");
             }
+            outcome.table.extend(line.strip_prefix("TABLE ").map(str::to_owned));
             // Not always at the start of a line: a test's name may stand there when it runs alone.
             if let Some(at) = line.find("SKIP ").filter(|at| *at == 0 || line[..*at].ends_with("... ")) {
                 outcome.skips.push(line[at..].trim_end().to_owned());
@@ -55,6 +58,13 @@ mod tests {
             outcome.skips,
             ["SKIP gpu::relaunch: one CUDA device (libcuda.so.1 not found)", "SKIP b: no"]
         );
+    }
+
+    #[test]
+    fn lines_of_a_table_are_kept_in_their_order() {
+        let log =
+            "---- hostile stdout ----\nTABLE     100  opcode\nseed 7\nTABLE       3  refused\nNO TABLE \n";
+        assert_eq!(Outcome::of_log(log).table, ["    100  opcode", "      3  refused"]);
     }
 
     #[test]

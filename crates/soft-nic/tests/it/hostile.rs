@@ -25,8 +25,8 @@ const MUTANTS: u64 = 1_000_000;
 /// What a row of the table must reach.
 const AT_LEAST: u64 = 100;
 
-/// Syndromes that no work request on this NIC can end with: memory windows do not exist, and the other two are never
-/// produced by its transport.
+/// Syndromes that no work request on this NIC can end with: there are no memory windows, no receive buffer in a WRITE with
+/// immediate, no shared receive queue (docs/soft-nic.md, «Not as on silicon»).
 const ABSENT: [CqeSyndrome; 3] = [CqeSyndrome::MwBind, CqeSyndrome::LocalAccess, CqeSyndrome::RemoteAborted];
 
 /// What happened, by name.
@@ -42,21 +42,22 @@ struct Tally {
 }
 
 impl Tally {
+    /// `cargo xtask test` shows lines that begin so.
     fn print(&self) {
-        println!("{} mutants, {} succeeded with their data checked", self.mutants, self.succeeded);
-        self.kinds.iter().for_each(|(kind, n)| println!("{n:>9}  mutant    {kind}"));
+        println!("TABLE {} mutants, {} succeeded with their data checked", self.mutants, self.succeeded);
+        self.kinds.iter().for_each(|(kind, n)| println!("TABLE {n:>9}  mutant    {kind}"));
         for syndrome in CqeSyndrome::ALL {
             let n = self.syndromes.get(&syndrome.to_u8()).copied().unwrap_or(0);
-            println!("{n:>9}  syndrome  {:#04x} {syndrome:?}", syndrome.to_u8());
+            println!("TABLE {n:>9}  syndrome  {:#04x} {syndrome:?}", syndrome.to_u8());
         }
         for opcode in SendOpcode::ALL {
             let n = self.opcodes.get(&opcode.to_u8()).copied().unwrap_or(0);
-            println!("{n:>9}  opcode    {:#04x} {opcode:?}", opcode.to_u8());
+            println!("TABLE {n:>9}  opcode    {:#04x} {opcode:?}", opcode.to_u8());
         }
         self.refused
             .iter()
-            .for_each(|((command, errno), n)| println!("{n:>9}  refused   {command}, errno {errno}"));
-        self.accepted.iter().for_each(|(command, n)| println!("{n:>9}  accepted  {command}"));
+            .for_each(|((command, errno), n)| println!("TABLE {n:>9}  refused   {command}, errno {errno}"));
+        self.accepted.iter().for_each(|(command, n)| println!("TABLE {n:>9}  accepted  {command}"));
     }
 
     fn check(&self) {

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
+use super::commands::{cq_call, qp_call};
 use super::{Bench, Call, get_context};
 use crate::config::Config;
 use crate::dma::{Fault, Memory};
@@ -81,43 +82,86 @@ impl Random {
     }
 }
 
-/// One whole call of every family, to be damaged. None that gives descriptors: nobody would close them.
-fn calls() -> Vec<Call> {
-    let create = |object| {
-        Call::new(object, 0)
-            .handle(0, 0)
-            .input(1, &[0; 4])
-            .handle(2, 4)
-            .input(8, &[1; 20])
-            .input(9, &2_u64.to_ne_bytes())
-            .output(6, 4)
-            .output(13, 20)
-            .output(14, 4)
-            .input(0x1000, &[0; 56])
-            .output(0x1001, 40)
+/// Numbers of the write commands that are damaged, by name.
+const WRITES: [(&str, u32); 11] = [
+    ("QUERY_DEVICE", 1),
+    ("ALLOC_PD", 3),
+    ("DEALLOC_PD", 4),
+    ("CREATE_AH", 5),
+    ("DESTROY_AH", 8),
+    ("REG_MR", 9),
+    ("DEREG_MR", 0xd),
+    ("QUERY_QP", 0x19),
+    ("MODIFY_QP", 0x1a),
+    ("EX_QUERY_DEVICE", 0x8000_0001),
+    ("EX_MODIFY_QP", 0x8000_001a),
+];
+
+/// Calls of the other methods: right ones, to be damaged. None that gives descriptors: nobody would close them.
+fn methods() -> Vec<(&'static str, Call)> {
+    let entry = |index: u32| {
+        let call = Call::new(0, 6).input(0, &[1, 0, 0, 0]).input(1, &index.to_ne_bytes());
+        call.input(2, &[0; 4]).output(3, 32)
     };
-    let mut calls = vec![create(3), create(4), Call::write(1)];
-    calls.extend(
-        [1, 3, 4, 5, 8, 9, 0xd, 0x19, 0x1a, 0x8000_0001, 0x8000_001a]
-            .map(|command| Call::write(command).input(0, &[3; 112]).output(1, 304).output(0x1001, 104)),
-    );
-    calls.push(Call::new(0, 2).input(0, &[1]).output(1, 48));
-    calls.push(Call::new(0, 5).input(0, &32_u64.to_ne_bytes()).output(2, 256).output(3, 8));
-    calls.push(Call::new(0, 6).input(0, &[1, 0, 0, 0]).input(1, &[0; 4]).output(3, 32));
-    for (object, method) in [(1, 0), (3, 1), (4, 1), (6, 0), (7, 1)] {
-        calls.push(Call::new(object, method).handle(0, 4).output(1, 8));
-    }
-    calls
+    vec![
+        ("QUERY_PORT", Call::new(0, 2).input(0, &[1]).output(1, 48)),
+        ("QUERY_GID_TABLE", Call::new(0, 5).input(0, &32_u64.to_ne_bytes()).output(2, 256).output(3, 8)),
+        ("QUERY_GID_ENTRY", entry(0)),
+        ("QUERY_GID_ENTRY", entry(4)),
+        ("CQ.CREATE", cq_call(64, 0, 0, 0, 0)),
+        ("QP.CREATE", qp_call(2, 0, 0x400)),
+        ("PD.DESTROY", Call::new(1, 0).handle(0, 4)),
+        ("CQ.DESTROY", Call::new(3, 1).handle(0, 4).output(1, 8)),
+        ("QP.DESTROY", Call::new(4, 1).handle(0, 4).output(1, 4)),
+        ("AH.DESTROY", Call::new(6, 0).handle(0, 4)),
+        ("MR.DESTROY", Call::new(7, 1).handle(0, 4)),
+        // What this device lacks.
+        ("CREATE_SRQ", Call::write(0x20).input(0, &[0; 64]).output(1, 64)),
+        ("DEVX", Call::new(0x1000, 0x1000).input(0, &[0; 16])),
+        ("no object", Call::new(0x77, 0)),
+    ]
 }
+
+/// Every call of a round after the one that opens the context. Input bytes of 0 name handle 0 and no attributes.
+fn calls() -> Vec<(&'static str, Call)> {
+    let whole = WRITES.map(|(name, number)| {
+        (name, Call::write(number).input(0, &[0; 144]).output(1, 304).output(0x1001, 104))
+    });
+    let short = WRITES.map(|(name, number)| (name, Call::write(number).input(0, &[0; 3]).output(1, 2)));
+    methods().into_iter().chain(whole).chain(short).collect()
+}
+
+/// Answers that each write command must have given: fine, and refused in every way that they have in common.
+const OF_WRITES: [i32; 6] =
+    [0, libc::EINVAL, libc::EFAULT, libc::ENOSPC, libc::EPROTONOSUPPORT, libc::EOPNOTSUPP];
+
+/// The same for the rest.
+const OF_METHODS: &[(&str, &[i32])] = &[
+    ("GET_CONTEXT", &[0, libc::EINVAL, libc::EFAULT, libc::EPROTONOSUPPORT]),
+    ("QUERY_PORT", &[0, libc::EINVAL, libc::EFAULT, libc::EPROTONOSUPPORT]),
+    ("QUERY_GID_TABLE", &[0, libc::EINVAL, libc::EFAULT, libc::EPROTONOSUPPORT]),
+    ("QUERY_GID_ENTRY", &[0, libc::EINVAL, libc::EFAULT, libc::EPROTONOSUPPORT, libc::ENODATA]),
+    ("CQ.CREATE", &[0, libc::EINVAL, libc::EFAULT, libc::EPROTONOSUPPORT]),
+    ("QP.CREATE", &[0, libc::EINVAL, libc::EFAULT, libc::EPROTONOSUPPORT]),
+    ("PD.DESTROY", &[0, libc::EINVAL, libc::EPROTONOSUPPORT]),
+    ("CQ.DESTROY", &[0, libc::EINVAL, libc::EFAULT, libc::EPROTONOSUPPORT]),
+    ("QP.DESTROY", &[0, libc::EINVAL, libc::EFAULT, libc::EPROTONOSUPPORT]),
+    ("AH.DESTROY", &[0, libc::EINVAL, libc::EPROTONOSUPPORT]),
+    ("MR.DESTROY", &[0, libc::EINVAL, libc::EPROTONOSUPPORT]),
+    ("CREATE_SRQ", &[libc::EOPNOTSUPP]),
+    ("DEVX", &[libc::EOPNOTSUPP]),
+    ("no object", &[libc::EPROTONOSUPPORT]),
+];
 
 #[test]
 fn damaged_calls_are_answered_and_never_panic() {
     let mut random = Random(0x5eed_0001);
-    let mut answers = std::collections::BTreeMap::<i32, u32>::new();
+    let mut answers = std::collections::BTreeMap::<(&str, i32), u32>::new();
     let arena = Arena(Arc::new(Mutex::new(vec![0; LENGTH])));
     let mut bench = Bench::over(&Config::default(), Box::new(arena.clone()));
-    for round in 0..2000 {
-        for (number, call) in [get_context()].into_iter().chain(calls()).enumerate() {
+    for round in 0..8000 {
+        let every = [("GET_CONTEXT", get_context())].into_iter().chain(calls());
+        for (number, (name, call)) in every.enumerate() {
             let mut image = call.image(BASE);
             let attributes = call.encode().len();
             // Three contexts of four come about undamaged, or most calls would only find that there is none.
@@ -128,14 +172,20 @@ fn damaged_calls_are_answered_and_never_panic() {
             }
             arena.0.lock().expect("no panic")[..image.len()].copy_from_slice(&image);
             let errno = bench.ioctl(BASE).map_or_else(|error| error.errno, |()| 0);
-            *answers.entry(errno).or_default() += 1;
+            *answers.entry((name, errno)).or_default() += 1;
         }
         let file = std::mem::replace(&mut bench.file, super::OpenFile::new(0));
         bench.server.close(file);
         bench.asked();
     }
-    for errno in [0, libc::EINVAL, libc::EFAULT, libc::EPROTONOSUPPORT, libc::EOPNOTSUPP, libc::ENOSPC] {
-        let seen = answers.get(&errno).copied().unwrap_or(0);
-        assert!(seen >= 100, "errno {errno} only {seen} times: {answers:?}");
+    for ((name, errno), seen) in &answers {
+        println!("TABLE {seen:>9}  abi       {name}, errno {errno}");
+    }
+    let writes = WRITES.iter().map(|(name, _)| (*name, &OF_WRITES[..]));
+    for (name, wanted) in writes.chain(OF_METHODS.iter().copied()) {
+        for errno in wanted {
+            let seen = answers.get(&(name, *errno)).copied().unwrap_or(0);
+            assert!(seen >= 100, "{name} answered with errno {errno} only {seen} times");
+        }
     }
 }
