@@ -68,14 +68,21 @@ impl Generator {
         serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text:?}"))
     }
 
-    pub fn signal(&self, name: &str) {
+    /// Sends a signal by name; returns the moment before it.
+    pub fn signal(&self, name: &str) -> Instant {
+        let before = Instant::now();
         let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
         assert!(sent.unwrap().success());
+        before
     }
 
     /// Waits for the end; `after` counts from the call.
     pub fn end(&mut self) -> Ended {
-        let start = Instant::now();
+        self.end_since(Instant::now())
+    }
+
+    /// The same; `after` counts from `start`.
+    pub fn end_since(&mut self, start: Instant) -> Ended {
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 break status;

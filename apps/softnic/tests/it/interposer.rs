@@ -3,7 +3,7 @@
 
 use std::process::Command;
 
-use crate::c_program::compile;
+use crate::c_program::{compile, verbs_program};
 use crate::fabric::{Fabric, Layer, launcher};
 use crate::program::find;
 
@@ -82,4 +82,16 @@ fn the_library_exports_these_names_and_nothing_else() {
     let mut names: Vec<&str> = output.lines().filter_map(|line| line.split_whitespace().last()).collect();
     names.sort_unstable();
     assert_eq!(names, EXPORTED.split_whitespace().collect::<Vec<_>>());
+}
+
+#[test]
+fn what_the_device_lacks_is_refused_every_time_and_said_once() {
+    let program = measure::need!(verbs_program("missing"), "C compiler and libibverbs-dev");
+    let fabric = Fabric::new(Layer::InfiniBand);
+    let mut started = fabric.start(&[&program]);
+    let output = started.program.succeed();
+    for command in ["ALLOC_MW", "OPEN_XRCD"] {
+        let said = output.matches(&format!("{command}: refused, this device has it not")).count();
+        assert_eq!(said, 1, "{command} in\n{output}");
+    }
 }

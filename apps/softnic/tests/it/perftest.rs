@@ -10,6 +10,7 @@
 //! - `-a`: once for each size 2^1 … 2^23; UD stops at the MTU, 2^12 here.
 //! - `-l` must divide `-n`, hence 192 instead of 200 there.
 
+use crate::c_program::compile;
 use crate::counters::{Counters, messages};
 use crate::fabric::{Fabric, Layer, full};
 use crate::program::{DEADLINE, find, within};
@@ -366,6 +367,34 @@ fn payloads_are_staged_where_direct_copies_are_refused() {
         let staged = server.value("staged_bytes") + client.value("staged_bytes");
         // A message's last bytes may be few enough to travel as any small message does.
         assert!(staged * 100 >= COUNT * row.4 * 99, "{row:?}: {staged} bytes staged");
+    }
+}
+
+#[test]
+fn what_the_kernel_refuses_is_staged_and_said_once() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    let refusing = measure::need!(compile("no_direct_copies", &[]), "a C compiler").display().to_string();
+    let fabric = Fabric::new(Layer::InfiniBand);
+    for (name, kind, bytes) in
+        [("ib_write_bw", "write", 65536), ("ib_read_bw", "read", 65536), ("ib_send_bw", "send", 1 << 20)]
+    {
+        let size = bytes.to_string();
+        let finished = fabric
+            .pair(&[&refusing, name, "-F", "-c", "RC", "-n", "200", "-s", &size])
+            .finish_on_distribution();
+        let sides = [&finished.server, &finished.client];
+        let sum = |name: &str| sides.iter().map(|side| side.counters.value(name)).sum::<u64>();
+        assert_eq!(finished.client.counters.completed(), messages(kind, 200), "{name}");
+        let executed = &finished.server.counters;
+        assert_eq!((executed.executed(), executed.executed_bytes()), (200, 200 * bytes), "{name}");
+        // Every byte came out of the ring. Of a message, the last 16 KiB at most may travel as any small message does.
+        assert_eq!(sum("link_inline_bytes"), 200 * bytes, "{name}");
+        assert!(sum("staged_bytes") >= 200 * (bytes - 16_384), "{name}: {} staged", sum("staged_bytes"));
+        assert_eq!(sum("link_direct_bytes"), 0, "{name}");
+        for side in sides {
+            let said = side.output.matches("the kernel allows no copies from process").count();
+            assert_eq!(said, 1, "{name}: {}", side.output);
+        }
     }
 }
 

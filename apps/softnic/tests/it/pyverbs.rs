@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::counters::Messages;
-use crate::fabric::{Fabric, Layer};
+use crate::fabric::{Fabric, Layer, distribution_libmlx5};
 
 /// The interpreter that the distribution's pyverbs is built for; others on `PATH` do not find it.
 const PYTHON: &str = "/usr/bin/python3";
@@ -49,5 +49,6 @@ fn the_life_cycle_of_verbs_holds() {
         *posted.get_mut("write").unwrap() += refused;
         assert_eq!(counters.posted(), posted, "{layer:?}");
         assert_eq!(counters.value("error_remote_access"), refused, "the refusal is counted");
+        assert_eq!(Ok(counters.libmlx5().to_owned()), distribution_libmlx5(), "{layer:?}");
     }
 }
