@@ -140,11 +140,14 @@ fn every_turned_byte_of_every_slot_is_torn() {
     }
 }
 
+/// Name, service, claimed numbers, completed messages, counts.
+type Claims<'a> = (&'a str, Service, &'a [Option<u64>], u64, Counts);
+
 #[test]
 fn completions_are_judged_by_the_number_that_they_claim() {
     let context = need!(verbs::open(None), nic, "an RDMA device");
     let (pd, region) = region(&context);
-    let rows: &[(&str, Service, &[Option<u64>], u64, Counts)] = &[
+    let rows: &[Claims<'_>] = &[
         ("in order", Service::Rc, &[Some(0), Some(1), Some(2)], 3, [3, 3, 3, 0, 0]),
         ("the last never came", Service::Rc, &[Some(0), Some(1)], 3, [2, 2, 2, 0, 1]),
         ("RC keeps order: a gap", Service::Rc, &[Some(0), Some(2)], 2, [2, 2, 1, 1, 0]),
