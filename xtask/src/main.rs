@@ -5,7 +5,8 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Prints a line. Who reads it may go away (`| head`): that is no error of ours, and no reason to panic.
 macro_rules! say {
@@ -25,6 +26,7 @@ mod process;
 mod refused;
 mod report;
 mod setup;
+mod stop;
 mod test;
 mod tidy;
 mod workspace;
@@ -67,14 +69,41 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse().command) {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(error) if !error.use_stderr() => {
+            let _ = error.print();
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => {
+            eprintln!("xtask: {}", one_line(&error));
+            return ExitCode::from(2);
+        }
+    };
+    let result = stop::watch().and_then(|()| run(arguments.command));
+    stop::hold();
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            stop::hold_if_soon();
             eprintln!("xtask: {error:#}");
             // What the user can mend is told apart from what went wrong.
             if error.is::<refused::Refused>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
+}
+
+/// What is wrong with the command line; clap's own text has lines for the tip and the usage too.
+fn one_line(error: &clap::Error) -> String {
+    if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        let command = Arguments::command();
+        let names: Vec<&str> = command.get_subcommands().map(|command| command.get_name()).collect();
+        return format!("no command was given; there are: {} (--help tells more)", names.join(", "));
+    }
+    let text = error.to_string();
+    let reason = text.split("\n\n").next().unwrap_or_default();
+    let words: Vec<&str> = reason.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    format!("{} (--help tells more)", words.join(" ").trim_start_matches("error: "))
 }
 
 fn run(command: Command) -> Result<()> {
@@ -89,5 +118,44 @@ fn run(command: Command) -> Result<()> {
         Command::BenchPost(options) => figure::run(5, &options),
         Command::BenchNic(options) => bench_nic::run(&options),
         Command::Bundle(options) => bundle::run(&options),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_the_command_line_is_one_line() {
+        for (arguments, words) in [
+            ("", &["no command", "figure", "bench-nic"][..]),
+            ("frobnicate", &["frobnicate"]),
+            ("figure", &["<NUMBER>"]),
+            ("figure four", &["four", "<NUMBER>"]),
+            ("figure 4 --frobnicate", &["--frobnicate"]),
+            ("figure 4 --quick --full", &["--quick", "--full"]),
+            ("figure 4 --out", &["--out", "value"]),
+            ("bench-throughput --peer host", &["--nic"]),
+            ("bench-post 5", &["'5'"]),
+            ("setup everything", &["everything", "figure, bench, test"]),
+            ("test --quick", &["--quick"]),
+        ] {
+            let words_given = ["xtask"].into_iter().chain(arguments.split_whitespace());
+            let error = Arguments::try_parse_from(words_given).err().unwrap();
+            assert!(error.use_stderr(), "{arguments}");
+            let line = one_line(&error);
+            assert_eq!(line.lines().count(), 1, "{arguments}: {line}");
+            assert!(words.iter().all(|word| line.contains(word)), "{arguments}: {line}");
+            assert!(
+                line.ends_with("(--help tells more)") && !line.starts_with("error"),
+                "{arguments}: {line}"
+            );
+        }
+    }
+
+    #[test]
+    fn help_is_no_error() {
+        let error = Arguments::try_parse_from(["xtask", "figure", "--help"]).err().unwrap();
+        assert!(!error.use_stderr());
     }
 }

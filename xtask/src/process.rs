@@ -1,5 +1,6 @@
 //! Programs that a command runs: output to a log, a time limit, and nothing left behind.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::refused::refused;
+use crate::stop;
 
 /// How a program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +36,7 @@ pub fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> Result<
     let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
     let program = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+    stop::hold();
     let mut child = Guarded(command.spawn().with_context(|| format!("starting {program}"))?);
     child.wait(limit)
 }
@@ -42,6 +45,7 @@ pub fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> Result<
 pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    stop::hold();
     let mut child = Guarded(command.spawn().with_context(|| format!("starting {program}"))?);
     let mut stdout = child.0.stdout.take().context("stdout was piped")?;
     let (said, text) = channel();
@@ -76,11 +80,17 @@ impl Guarded {
     /// How it ended, if it has.
     pub fn poll(&mut self) -> Result<Option<Ended>> {
         let status = self.0.try_wait().context("waiting for a program")?;
-        Ok(status.map(|status| match status.code() {
+        let ended = status.map(|status| match status.code() {
             Some(0) => Ended::Well,
             Some(code) => Ended::Status(code),
             None => Ended::Signal,
-        }))
+        });
+        match ended {
+            // As a program ends that heard a terminal's Ctrl-C.
+            Some(Ended::Signal | Ended::Status(130)) => stop::hold_if_soon(),
+            _ => stop::hold(),
+        }
+        Ok(ended)
     }
 
     /// Kills the child and everything that it started.
@@ -122,6 +132,7 @@ impl Speaking {
         let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
         let program = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(file);
+        stop::hold();
         let mut child = Guarded(command.spawn().with_context(|| format!("starting {program}"))?);
         let stdout = child.0.stdout.take().context("stdout was piped")?;
         let (said, lines) = channel();
@@ -166,6 +177,35 @@ impl Speaking {
     }
 }
 
+/// Ends everything below this process: asks first, and kills what is left after `patience`.
+pub fn end_all(patience: Duration) {
+    let mut tree = BTreeSet::new();
+    let since = Instant::now();
+    let mut asked = BTreeSet::new();
+    // What a child starts in its last moment is found by the next look.
+    while since.elapsed() < 2 * patience {
+        tree.extend(descendants(std::process::id()));
+        tree.retain(|process| is_alive(*process));
+        if tree.is_empty() {
+            return;
+        }
+        let too_late = since.elapsed() >= patience;
+        let signal = if too_late { "-KILL" } else { "-TERM" };
+        let all: Vec<String> =
+            tree.iter().filter(|process| too_late || asked.insert(**process)).map(u32::to_string).collect();
+        if !all.is_empty() {
+            // Errors mean that it is gone already.
+            let _ = Command::new("kill").arg(signal).args(&all).stderr(Stdio::null()).status();
+        }
+        sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether a process runs: one that has ended and was not waited for does not.
+pub fn is_alive(process: u32) -> bool {
+    stat(process).is_some_and(|fields| !fields.starts_with('Z'))
+}
+
 /// All processes below `ancestor`.
 pub fn descendants(ancestor: u32) -> Vec<u32> {
     let entries =
@@ -186,9 +226,14 @@ pub fn descendants(ancestor: u32) -> Vec<u32> {
 }
 
 fn parent(process: u32) -> Option<u32> {
+    stat(process)?.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// `/proc/PID/stat` from the state on.
+fn stat(process: u32) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // The name, in brackets, may hold spaces and brackets.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    stat.rsplit_once(')').map(|(_, fields)| fields.trim_start().to_owned())
 }
 
 #[cfg(test)]
@@ -215,8 +260,7 @@ mod tests {
         assert_eq!(ended, Ended::TimedOut);
         let sleeper = log.trim();
         sleep(Duration::from_millis(50));
-        let state = fs::read_to_string(format!("/proc/{sleeper}/stat")).unwrap_or_default();
-        assert!(state.is_empty() || state.contains(" Z "), "{state}");
+        assert!(!is_alive(sleeper.parse().unwrap()), "{sleeper}");
     }
 
     #[test]

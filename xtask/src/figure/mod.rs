@@ -22,6 +22,7 @@ use crate::report::compare::{Judged, judge};
 use crate::report::paper::Paper;
 use crate::report::{figures, png::png};
 use crate::setup::{self, Purpose};
+use crate::stop;
 use crate::workspace::root;
 
 mod nic;
@@ -211,9 +212,40 @@ fn execute_on(
     let link_gbps = probe.link_gbps(nic);
     let bench =
         Bench { spec, programs, nic, receiver: &receiver, logs: &logs, provenance: &provenance, link_gbps };
+    stop::goes_on_with(format!(
+        "; finished points are in {}, go on with: {}",
+        file.display(),
+        resuming(spec.figure, options, out)
+    ));
     let points = measure_all(&bench, &grid, earlier, &file)?;
     let ratios = if spec.bench_post { bench_post(nic, programs, &logs)? } else { serde_json::Value::Null };
     report(experiment, options, out, &points, &ratios)
+}
+
+/// The command that goes on with a cut run.
+fn resuming(figure: u32, options: &Options, out: &Path) -> String {
+    let mut words = vec!["cargo xtask figure".to_owned(), figure.to_string()];
+    let switches = [
+        ("--quick", options.quick),
+        ("--full", options.full),
+        ("--record", options.record),
+        ("--no-install", options.no_install),
+    ];
+    words.extend(switches.iter().filter(|(_, given)| *given).map(|(name, _)| (*name).to_owned()));
+    let generator = options.peer.is_some().then(|| options.peer_generator.clone());
+    for (name, value) in
+        [("--nic", &options.nic), ("--peer", &options.peer), ("--peer-generator", &generator)]
+    {
+        words.extend(value.iter().flat_map(|value| [name.to_owned(), quoted(value)]));
+    }
+    words.extend(["--resume --out".to_owned(), quoted(&out.display().to_string())]);
+    words.join(" ")
+}
+
+/// As a shell takes it for one word.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:=@%,".contains(c);
+    if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }
 
 /// Points of a cut run, when they are to be kept; otherwise the old file is moved aside, never overwritten.

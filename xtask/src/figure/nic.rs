@@ -183,7 +183,7 @@ impl Receiver {
         let mut command = Command::new(ssh);
         // With a terminal of its own the receiver ends when we do.
         command.args(["-tt", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", host]);
-        command.arg(format!("{} {}", quoted(generator), listen(port)));
+        command.arg(format!("{} {}", super::quoted(generator), listen(port)));
         let mut session = Speaking::start(&mut command, &logs.join("receiver.log"))?;
         match session.json("listening", WAIT) {
             Ok(_) => Ok(Receiver::Standing {
@@ -197,11 +197,6 @@ impl Receiver {
             ))),
         }
     }
-}
-
-/// One word for the other host's shell, whatever is in it.
-fn quoted(word: &str) -> String {
-    format!("'{}'", word.replace('\'', "'\\''"))
 }
 
 /// What `generator probe --json` says.

@@ -1,6 +1,7 @@
 //! The whole of `figure` with stand-ins for its programs: shell scripts that say what the generator says.
 
 use std::os::unix::fs::PermissionsExt;
+use std::process::Stdio;
 
 use super::*;
 use crate::report::compare::Verdict;
@@ -280,4 +281,69 @@ fn a_dry_run_says_grid_plots_curves_and_claims() {
             assert!(text.contains(part), "figure {number}: no `{part}` in\n{text}");
         }
     }
+}
+
+/// The test below as the process that is stopped: its folder.
+const STAGE: &str = "XTASK_TEST_STAGE";
+
+#[test]
+fn a_signal_to_us_alone_ends_what_we_started_and_says_how_to_go_on() {
+    if let Some(folder) = std::env::var_os(STAGE).map(PathBuf::from) {
+        let programs = Programs { generator: folder.join("generator"), softnic: folder.join("softnic") };
+        crate::stop::watch().unwrap();
+        let ended = Stage { out: folder.join("out"), programs }.run(&options(false));
+        fs::write(folder.join("went-on"), format!("{ended:?}")).unwrap();
+        panic!("it was not stopped: {ended:?}");
+    }
+    for signal in ["-INT", "-TERM"] {
+        // It ends when it is asked to; its child does not, and is nobody's child then.
+        let bend = r#"here=$(dirname "$0"); [ $payload = 4096 ] && [ ! -e "$here/awake" ] && { (trap '' TERM INT; exec sleep 60) > /dev/null 2>&1 & echo $! $$ > "$here/asleep"; wait; }"#;
+        let stage = stage(&format!("stopped{signal}"), bend);
+        let folder = stage.out.parent().unwrap();
+        let name = "figure::tests::a_signal_to_us_alone_ends_what_we_started_and_says_how_to_go_on";
+        let mut us = Command::new(std::env::current_exe().unwrap());
+        us.args(["--exact", name, "--nocapture"]).env(STAGE, folder);
+        let us = us.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let asleep = || fs::read_to_string(folder.join("asleep")).unwrap_or_default();
+        let since = Instant::now();
+        while !asleep().ends_with('\n') {
+            assert!(since.elapsed() < WAIT, "the generator did not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let kill = Command::new("kill").args([signal, &us.id().to_string()]).status();
+        assert!(kill.unwrap().success());
+        let since = Instant::now();
+        let ended = us.wait_with_output().unwrap();
+        let (after, said) = (since.elapsed(), String::from_utf8_lossy(&ended.stderr).into_owned());
+        assert_eq!((ended.status.code(), said.lines().count()), (Some(130), 1), "{signal}: {said}");
+        let out = stage.out.display();
+        let file = format!("finished points are in {out}/results.jsonl");
+        let again = format!("go on with: cargo xtask figure 5 --no-install --resume --out {out}");
+        assert!(said.contains(&file) && said.contains(&again), "{signal}: {said}");
+        assert!(after < Duration::from_secs(1), "{signal}: {after:?}");
+        for process in asleep().split_whitespace() {
+            assert!(!crate::process::is_alive(process.parse().unwrap()), "{signal}: {process} still runs");
+        }
+        assert!(!folder.join("went-on").exists(), "{signal}: a program's end was taken for a failure");
+        assert_eq!(stage.points().len(), 2, "{signal}");
+        fs::write(folder.join("awake"), "").unwrap();
+        stage.run(&options(true)).unwrap();
+        assert_eq!(stage.points().len(), 8, "{signal}");
+    }
+}
+
+#[test]
+fn the_command_that_goes_on_names_what_was_asked_for() {
+    let all = Options {
+        full: true,
+        record: true,
+        nic: Some("mlx5_0".into()),
+        peer: Some("host".into()),
+        ..options(false)
+    };
+    assert_eq!(
+        resuming(4, &all, Path::new("my results")),
+        "cargo xtask figure 4 --full --record --no-install --nic mlx5_0 --peer host --peer-generator generator --resume --out 'my results'"
+    );
+    assert_eq!(quoted("it's"), r"'it'\''s'");
 }

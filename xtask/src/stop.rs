@@ -1,0 +1,74 @@
+//! Ctrl-C and SIGTERM: whatever was started ends, one line says how to go on, exit status 130.
+//!
+//! A thread waits for the signal, so that it is heard wherever a command happens to wait. The signal may come to us alone:
+//! then nobody else tells the children. Points on disk are whole, each was synced before the next one began.
+
+use std::io::{IsTerminal, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
+
+use crate::process::end_all;
+
+/// 128 + SIGINT, as shells say it.
+const INTERRUPTED: i32 = 130;
+/// What programs get to end by themselves; all of it ends within a second.
+const PATIENCE: Duration = Duration::from_millis(300);
+/// A terminal's Ctrl-C goes to our children too: one of them may have ended before our own thread woke.
+const SOON: Duration = Duration::from_millis(50);
+
+static STOPPING: AtomicBool = AtomicBool::new(false);
+static GOES_ON: Mutex<String> = Mutex::new(String::new());
+
+/// From now on a signal ends everything.
+pub fn watch() -> Result<()> {
+    let (mut heard, told) = UnixStream::pair().context("waiting for signals")?;
+    for signal in [SIGINT, SIGTERM] {
+        pipe::register(signal, told.try_clone()?).context("waiting for signals")?;
+    }
+    std::thread::spawn(move || {
+        // No byte: the pipe is broken, and no signal will ever be heard.
+        if matches!(heard.read(&mut [0]), Ok(1)) {
+            end();
+        }
+    });
+    Ok(())
+}
+
+/// What a stopped run says beside that it was stopped: where it left things, and the command that goes on.
+pub fn goes_on_with(words: String) {
+    if let Ok(mut goes_on) = GOES_ON.lock() {
+        *goes_on = words;
+    }
+}
+
+/// Never returns once a signal came: called where a program was found ended, and before one is started, so that nothing
+/// more is said or done.
+pub fn hold() {
+    while STOPPING.load(Ordering::SeqCst) {
+        sleep(Duration::from_secs(1));
+    }
+}
+
+/// The same, for a program that ended as one does that was stopped.
+pub fn hold_if_soon() {
+    sleep(SOON);
+    hold();
+}
+
+fn end() -> ! {
+    STOPPING.store(true, Ordering::SeqCst);
+    end_all(PATIENCE);
+    let goes_on = GOES_ON.lock().map(|words| words.clone()).unwrap_or_default();
+    let mut stderr = std::io::stderr();
+    // Behind a progress bar a line of its own.
+    let start = if stderr.is_terminal() { "\n" } else { "" };
+    let _ = writeln!(stderr, "{start}xtask: stopped by a signal{goes_on}");
+    std::process::exit(INTERRUPTED)
+}
