@@ -13,6 +13,7 @@ mod invariants;
 mod licences;
 pub mod markdown;
 mod measured;
+mod posting;
 mod purity;
 mod sizes;
 mod source;
@@ -35,6 +36,8 @@ pub enum Check {
     Arrows,
     /// Pure crates do no I/O.
     Purity,
+    /// Posting loops only post.
+    Posting,
     /// First lines, glossary, the map.
     Docs,
     /// `unsafe` on its floors.
@@ -103,6 +106,7 @@ fn violations(check: Check, tree: &Tree, metadata: &Metadata) -> Result<Vec<Viol
     Ok(match check {
         Check::Arrows => arrows::check(tree, metadata)?,
         Check::Purity => purity::check(tree),
+        Check::Posting => posting::check(tree),
         Check::Docs => docs::check(tree),
         Check::UnsafeCode => unsafe_code::check(tree),
         Check::Measured => measured::check(tree),

@@ -1,0 +1,185 @@
+//! Posting loops only post: no clock, sleep, lock, allocation or I/O between one work request and the next.
+//!
+//! What is measured there is the posting code (`post_ns`, figure 5). Errors end a loop, so that they may allocate.
+
+use super::{Violation, source};
+use crate::workspace::Tree;
+
+/// Files and the functions in them that a posting loop consists of. A function that is gone is a violation too.
+const LOOPS: [(&str, &[&str]); 2] = [
+    ("apps/generator/src/poster.rs", &["number", "post", "poll"]),
+    ("crates/rdma-shim/src/queue_pair.rs", &["try_post", "ring", "post", "post_receives", "poll"]),
+];
+
+/// The C half, all of it.
+const HEADERS: [&str; 2] = ["crates/rdma-shim/include/doorbell.h", "crates/rdma-shim/include/order.h"];
+
+/// What a posting loop must not name, and what it would be.
+const FORBIDDEN: &[(&str, &str)] = &[
+    ("Instant", "a clock"),
+    ("SystemTime", "a clock"),
+    ("elapsed", "a clock"),
+    ("elapsed_ns", "a clock"),
+    ("timer", "a clock"),
+    ("clock_gettime", "a clock"),
+    ("gettimeofday", "a clock"),
+    ("rdtsc", "a clock"),
+    ("sleep", "a sleep"),
+    ("usleep", "a sleep"),
+    ("nanosleep", "a sleep"),
+    ("yield_now", "a sleep"),
+    ("sched_yield", "a sleep"),
+    ("Mutex", "a lock"),
+    ("RwLock", "a lock"),
+    ("lock", "a lock"),
+    ("pthread_mutex_lock", "a lock"),
+    ("pthread_spin_lock", "a lock"),
+    ("Vec", "an allocation"),
+    ("vec!", "an allocation"),
+    ("Box", "an allocation"),
+    ("String", "an allocation"),
+    ("format!", "an allocation"),
+    ("to_string", "an allocation"),
+    ("to_owned", "an allocation"),
+    ("to_vec", "an allocation"),
+    ("collect", "an allocation"),
+    ("clone", "an allocation"),
+    ("with_capacity", "an allocation"),
+    ("push", "an allocation"),
+    ("malloc", "an allocation"),
+    ("calloc", "an allocation"),
+    ("free", "an allocation"),
+    ("print!", "I/O"),
+    ("println!", "I/O"),
+    ("eprintln!", "I/O"),
+    ("dbg!", "I/O"),
+    ("printf", "I/O"),
+    ("fprintf", "I/O"),
+];
+
+/// Looks at the functions of each loop, and at all of the header.
+pub fn check(tree: &Tree) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    for (path, functions) in LOOPS {
+        let Some(text) = tree.get(path) else {
+            violations
+                .push(Violation::new(path, "holds posting loops, and is not there; tidy posting lists it"));
+            continue;
+        };
+        let code = source::code(source::without_tests(path, text));
+        let lines: Vec<&str> = code.lines().collect();
+        for function in functions {
+            let bodies = bodies(&lines, function);
+            if bodies.is_empty() {
+                violations.push(Violation::at(path, 1, format!("no `fn {function}`; tidy posting lists it")));
+            }
+            for (number, line) in bodies.into_iter().flatten() {
+                violations.extend(named(path, number, line));
+            }
+        }
+    }
+    for path in HEADERS {
+        let Some(text) = tree.get(path) else {
+            violations.push(Violation::new(
+                path,
+                "is part of posting loops, and is not there; tidy posting lists it",
+            ));
+            continue;
+        };
+        let code = source::code(text);
+        violations.extend(code.lines().zip(1..).flat_map(|(line, number)| named(path, number, line)));
+    }
+    violations
+}
+
+fn named<'a>(path: &'a str, number: usize, line: &'a str) -> impl Iterator<Item = Violation> + 'a {
+    let is_named = |word: &str| match word.strip_suffix('!') {
+        Some(name) => source::has_word(line, name) && line.contains(word),
+        None => source::has_word(line, word),
+    };
+    FORBIDDEN.iter().filter(move |(word, _)| is_named(word)).map(move |(word, what)| {
+        Violation::at(path, number, format!("`{word}` is {what}; a posting loop only posts"))
+    })
+}
+
+/// The lines of every function of that name, with their numbers; rustfmt closes a function where it began its line.
+fn bodies<'a>(lines: &[&'a str], function: &str) -> Vec<Vec<(usize, &'a str)>> {
+    let head = format!("fn {function}");
+    let begins = |line: &str| {
+        let after = line.find(&head).map(|at| &line[at + head.len()..]);
+        after.is_some_and(|after| after.starts_with(['(', '<'])) && source::has_word(line, "fn")
+    };
+    let starts = lines.iter().enumerate().filter(|(_, line)| begins(line));
+    let body = |(start, line): (usize, &&str)| {
+        let close = format!("{}}}", &line[..line.len() - line.trim_start().len()]);
+        let ends = |at: usize, line: &str| match at {
+            // A declaration, or all on one line.
+            0 => line.trim_end().ends_with([';', '}']),
+            _ => line.trim_end() == close,
+        };
+        let end = lines[start..].iter().enumerate().position(|(at, line)| ends(at, line));
+        let end = end.map_or(lines.len(), |end| start + end + 1);
+        (start..end).map(|at| (at + 1, lines[at])).collect()
+    };
+    starts.map(body).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHIM: (&str, &str) = (
+        "crates/rdma-shim/src/queue_pair.rs",
+        "fn try_post() {}\nfn ring() {}\nfn post() {}\nfn post_receives() {}\nfn poll() {}\n",
+    );
+    const POSTER: &str = "fn make() {\n    let all = Vec::new();\n}\nfn number() {}\nimpl A {\n    fn poll(&self) {}\n    fn post(&mut self) -> u32 {\n        BODY\n    }\n    fn clock() { Instant::now() }\n}\n";
+
+    fn found(body: &str, header: &str) -> Vec<String> {
+        let poster = POSTER.replace("BODY", body);
+        let tree = Tree::of(&[
+            ("apps/generator/src/poster.rs", &poster),
+            SHIM,
+            ("crates/rdma-shim/include/doorbell.h", header),
+            ("crates/rdma-shim/include/order.h", ""),
+        ]);
+        check(&tree).iter().map(Violation::to_string).collect()
+    }
+
+    #[test]
+    fn each_thing_that_is_no_posting_is_named() {
+        for (line, word) in [
+            ("let now = Instant::now();", "Instant"),
+            ("std::thread::sleep(SHORT);", "sleep"),
+            ("self.requests.lock();", "lock"),
+            ("let sges = vec![sge];", "vec!"),
+            ("let list: Vec<_> = Vec::new();", "Vec"),
+            ("let list = requests.iter().collect();", "collect"),
+            ("eprintln!();", "eprintln!"),
+            ("let text = format!();", "format!"),
+        ] {
+            let found = found(line, "");
+            let place = "apps/generator/src/poster.rs:8";
+            assert!(
+                found.len() == 1 && found[0].starts_with(place) && found[0].contains(word),
+                "{line}: {found:?}"
+            );
+        }
+        let header = found("", "static int db_post(void) {\n    return usleep(1);\n}\n");
+        assert!(header.len() == 1 && header[0].contains("doorbell.h:2"), "{header:?}");
+    }
+
+    #[test]
+    fn posting_and_what_is_made_before_pass() {
+        let posting =
+            "let list = &self.lists[0]; // no Vec\n        self.block(list); bail!(\"a clock: {x}\");";
+        assert_eq!(found(posting, "/* sleep */ db_ring(sq);\n"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_loop_that_moved_away_is_missed() {
+        let tree = Tree::of(&[("apps/generator/src/poster.rs", "fn post() {}\nfn poll() {}\n")]);
+        let found: Vec<String> = check(&tree).iter().map(Violation::to_string).collect();
+        assert_eq!(found.len(), 4, "{found:?}");
+        assert!(found[0].contains("no `fn number`"), "{found:?}");
+    }
+}
