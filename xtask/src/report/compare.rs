@@ -446,7 +446,12 @@ mod tests {
                 NotReproduced,
             ),
             ("clock-l40", "anything", all.clone(), Verdict::Background),
+            ("clock-a100", "anything", all.clone(), Verdict::Background),
         ];
+        let claims = [4, 5].into_iter().flat_map(|number| paper(number).claim);
+        let without: Vec<String> =
+            claims.map(|claim| claim.id).filter(|id| !rows.iter().any(|row| row.0 == *id)).collect();
+        assert!(without.is_empty(), "claims without a row: {without:?}");
         for (id, what, points, verdict) in rows {
             assert_eq!(verdict_of(id, &points), verdict, "{id}: {what}");
         }
