@@ -31,7 +31,7 @@ pub enum Error {
         library: &'static str,
     },
     /// The call was made and refused.
-    #[error("{call}{what}: {source}")]
+    #[error("{call}{what}: {source}{}", what_to_do(call, source.raw_os_error()))]
     Call {
         /// Function that refused.
         call: &'static str,
@@ -85,6 +85,23 @@ macro_rules! function {
 }
 pub(crate) use function;
 
+/// What the user can do about a refusal that is the system's and not the device's, as the end of a sentence; else nothing.
+fn what_to_do(call: &str, errno: Option<i32>) -> &'static str {
+    let locks_memory = call.starts_with("ibv_reg_mr")
+        || ["ibv_create_cq", "ibv_create_qp", "ibv_create_qp_ex", "mlx5dv_create_qp"].contains(&call);
+    match errno {
+        Some(libc::EACCES | libc::EPERM) if call == "ibv_open_device" => {
+            "; this user may not open the device file: see `ls -l /dev/infiniband`, then join its group or add a udev \
+             rule (in a container: pass the device in)"
+        }
+        // The kernel's `ib_umem_get`: EPERM when nothing may be locked at all.
+        Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) if locks_memory => {
+            "; this locks memory: see `ulimit -l`, and raise it (limits.conf, or LimitMEMLOCK of a service)"
+        }
+        _ => "",
+    }
+}
+
 fn last_error(call: &'static str) -> Error {
     Error::Call { call, what: String::new(), source: io::Error::last_os_error() }
 }
@@ -107,6 +124,35 @@ fn not_null<T>(call: &'static str, pointer: *mut T) -> Result<NonNull<T>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_refusal_by_the_system_says_what_to_do() {
+        let (file, memory) = ("ls -l /dev/infiniband", "ulimit -l");
+        for (call, errno, hint) in [
+            ("ibv_open_device", libc::EACCES, Some(file)),
+            ("ibv_open_device", libc::EPERM, Some(file)),
+            ("ibv_open_device", libc::ENODEV, None),
+            ("ibv_reg_mr", libc::ENOMEM, Some(memory)),
+            ("ibv_reg_mr_iova2", libc::EAGAIN, Some(memory)),
+            ("ibv_reg_mr", libc::EPERM, Some(memory)),
+            ("ibv_reg_mr", libc::EFAULT, None),
+            ("ibv_create_cq", libc::ENOMEM, Some(memory)),
+            ("ibv_create_qp", libc::ENOMEM, Some(memory)),
+            ("mlx5dv_create_qp", libc::ENOMEM, Some(memory)),
+            ("ibv_create_qp", libc::EINVAL, None),
+            ("ibv_modify_qp", libc::EPERM, None),
+            ("ibv_alloc_pd", libc::ENOMEM, None),
+        ] {
+            let error = check(call, errno).unwrap_err().of("mlx5_0").to_string();
+            let start = format!("{call} of mlx5_0: {}", io::Error::from_raw_os_error(errno));
+            let rest = error.strip_prefix(&start).unwrap_or_else(|| panic!("{error}"));
+            match hint {
+                Some(hint) => assert!(rest.starts_with("; ") && rest.contains(hint), "{error}"),
+                None => assert_eq!(rest, "", "{error}"),
+            }
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+    }
 
     #[test]
     fn codes_of_all_three_conventions_become_the_same_error() {
