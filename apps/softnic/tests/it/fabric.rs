@@ -95,6 +95,7 @@ pub struct Fabric {
     started: AtomicU32,
     staging: bool,
     nobody: Option<ForEverybody>,
+    pumped: bool,
     _turn: Option<Turn>,
 }
 
@@ -116,6 +117,7 @@ impl Fabric {
             started: AtomicU32::new(0),
             staging: false,
             nobody: None,
+            pumped: false,
             _turn,
         }
     }
@@ -129,6 +131,7 @@ impl Fabric {
     /// The same with a configuration file of this content.
     pub fn with_config(mut self, toml: &str) -> Self {
         self.staging = toml.contains("staging = true");
+        self.pumped = toml.contains("pump = true");
         let file = self.folder.join("nic.toml");
         fs::write(&file, toml).unwrap_or_else(|error| panic!("writing {}: {error}", file.display()));
         let file = file.display().to_string();
@@ -182,6 +185,11 @@ impl Fabric {
         let mut started = self.start(command);
         let output = started.program.succeed();
         (output, started.counters())
+    }
+
+    /// Whether the NIC also runs from inside the programs' polls.
+    pub fn is_pumped(&self) -> bool {
+        self.pumped
     }
 
     /// Whether payloads are staged by configuration.

@@ -118,6 +118,9 @@ fn counted(
             trouble.remove("staged_bytes");
         }
         assert!(trouble.is_empty(), "{what}: the {side} had {trouble:?}");
+        if !fabric.is_pumped() {
+            assert_eq!(requester.value("pump_ns"), 0, "{what}: the {side} ran the NIC on its own time");
+        }
     }
     [server, client]
 }
@@ -401,15 +404,18 @@ fn what_the_kernel_refuses_is_staged_and_said_once() {
 #[test]
 fn the_pump_changes_no_count() {
     measure::need!(find("ib_send_lat"), "perftest");
-    configured(
-        "pump = true\n",
-        &[
-            ("ib_send_lat", "RC", &[], "send", 8),
-            ("ib_send_bw", "UD", &[], "send", 1000),
-            ("ib_write_bw", "RC", &[], "write", 65536),
-            ("ib_read_lat", "RC", &[], "read", 64),
-        ],
-    );
+    let rows: &[Variant] = &[
+        ("ib_send_lat", "RC", &[], "send", 8),
+        ("ib_send_bw", "UD", &[], "send", 1000),
+        ("ib_write_bw", "RC", &[], "write", 65536),
+        ("ib_read_lat", "RC", &[], "read", 64),
+    ];
+    for (row, [server, client]) in rows.iter().zip(configured("pump = true\n", rows)) {
+        assert!(client.value("pump_ns") > 0, "{row:?}: the client polls, and nothing was pumped");
+        // What is written or read at a server, it never polls for.
+        let server_polls = row.3 == "send";
+        assert_eq!(server.value("pump_ns") > 0, server_polls, "{row:?}: the server");
+    }
 }
 
 #[test]
