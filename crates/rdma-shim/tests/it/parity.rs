@@ -16,6 +16,9 @@ use verbs::{
 
 use crate::ends::{Seeded, connect, device, memory, wait_for};
 
+mod covered;
+use covered::Covered;
+
 const PAGE_BYTES: usize = 4096;
 /// Both halves of a doorbell register.
 const REGISTER_WORDS: usize = 64;
@@ -25,6 +28,13 @@ const MAX_SGES: usize = 4;
 const SEED: u64 = 0x5eed_0001;
 /// A piece of memory for each end, READ and atomics in a corner of their own.
 const MEMORY_BYTES: usize = 1 << 16;
+/// Receives that the peer keeps posted.
+const RECEIVES: u64 = 16;
+/// Operations that take a receive: WRITE with immediate, SEND, SEND with immediate.
+const RECEIVED: [u64; 3] = [1, SEND, 3];
+const SEND: u64 = 2;
+/// Beyond 2^16, after which an index of 16 bits begins again.
+const WRAPPED: u64 = 70_000;
 
 /// The plain page that libmlx5 takes for its UAR, and where the real one went.
 struct MovedUar {
@@ -199,14 +209,15 @@ fn operations(kind: QpType) -> &'static [u64] {
     if kind == QpType::Rc { &[0, 1, 2, 3, 4, 5, 6] } else { &[0, 1, 2, 3] }
 }
 
-/// Pieces for an operation, of every count and length that the queue takes, empty ones included.
-fn pieces(seeded: &mut Seeded, operation: u64, local: &Mr<Pages>, max_inline: u64) -> Pieces {
+/// Pieces for an operation, of every count that the queue takes, empty ones included; inline ones have `inline_bytes`
+/// together, where there are any.
+fn pieces(seeded: &mut Seeded, operation: u64, local: &Mr<Pages>, inline_bytes: u64) -> Pieces {
     if operation >= 5 {
         return Pieces { sges: vec![local.sge(64..72).unwrap()], inline: None };
     }
     let count = seeded.below(MAX_SGES as u64 + 1);
     if operation != 4 && seeded.once_in(2) {
-        let mut left = if seeded.once_in(3) { max_inline } else { seeded.below(max_inline + 1) };
+        let mut left = inline_bytes;
         let lengths = (0..count).map(|piece| {
             let len = if piece + 1 == count { left } else { seeded.below(left + 1) };
             left -= len;
@@ -269,8 +280,10 @@ struct Stage {
     local: Mr<Pages>,
     remote: Mr<Pages>,
     seeded: Seeded,
+    /// Bytes of the next inline request of each operation.
+    next_inline: [u64; 4],
     blocks: u64,
-    covered: std::collections::BTreeMap<(u64, usize, bool), u64>,
+    covered: Covered,
 }
 
 impl Stage {
@@ -296,8 +309,9 @@ impl Stage {
             local: memory(&pd, MEMORY_BYTES),
             remote: memory(&pd, MEMORY_BYTES),
             seeded: Seeded(SEED),
+            next_inline: [0; 4],
             blocks: 0,
-            covered: Default::default(),
+            covered: Covered::default(),
             qp,
             cq,
             peer,
@@ -307,7 +321,7 @@ impl Stage {
 
     /// Keeps the peer's receive queue full, and compares what that wrote.
     fn post_receives(&mut self) {
-        while self.peer_mirror.rq.producer - self.peer_mirror.rq.consumer < 16 {
+        while self.peer_mirror.rq.producer - self.peer_mirror.rq.consumer < RECEIVES {
             // Each big enough for any SEND, beside an empty piece that is left out of the WQE.
             let piece = |at: usize| self.remote.sge(16384 + at * 8192..16384 + (at + 1) * 8192).unwrap();
             let empty = self.remote.sge(0..0).unwrap();
@@ -317,6 +331,8 @@ impl Stage {
                 2 => vec![empty, piece(2)],
                 _ => vec![piece(0), piece(1), piece(2)],
             };
+            let count = if scatter[0].length() == 0 { 0 } else { scatter.len() };
+            self.covered.receive_pieces.insert(count);
             let wr = db_recv_wr { wr_id: 1, sg_list: scatter.as_ptr().cast(), num_sge: scatter.len() as u32 };
             let mut bad = 0;
             // SAFETY: the mirror's addresses lead into its vectors; an `Sge` is a `db_sge`.
@@ -328,18 +344,31 @@ impl Stage {
         }
     }
 
-    /// Posts one list both ways, compares, and waits until the device is through.
-    fn round(&mut self, kind: QpType) {
-        self.post_receives();
-        let length = 1 + self.seeded.below(5);
-        let max_inline = u64::from(self.qp.capacity().inline_bytes);
+    /// A list of a few operations, whatever the seed gives. Inline sizes come in turn, for each operation by itself.
+    fn random_list(&mut self, kind: QpType) -> Vec<(u64, Pieces)> {
         let choices = operations(kind);
-        let plan: Vec<_> = (0..length)
-            .map(|_| {
-                let operation = choices[self.seeded.below(choices.len() as u64) as usize];
-                (operation, pieces(&mut self.seeded, operation, &self.local, max_inline))
-            })
-            .collect();
+        let mut list = Vec::new();
+        for _ in 0..1 + self.seeded.below(5) {
+            let operation = choices[self.seeded.below(choices.len() as u64) as usize];
+            let inline_bytes = self.next_inline.get(operation as usize).copied().unwrap_or(0);
+            let pieces = pieces(&mut self.seeded, operation, &self.local, inline_bytes);
+            if pieces.inline.as_ref().is_some_and(|pieces| !pieces.is_empty()) {
+                let most = u64::from(self.qp.capacity().inline_bytes);
+                self.next_inline[operation as usize] = (inline_bytes + 1) % (most + 1);
+            }
+            list.push((operation, pieces));
+        }
+        list
+    }
+
+    /// As many SENDs of nothing as there are receives.
+    fn list_of_sends() -> Vec<(u64, Pieces)> {
+        (0..RECEIVES).map(|_| (SEND, Pieces { sges: Vec::new(), inline: None })).collect()
+    }
+
+    /// Posts one list both ways, compares, and waits until the device is through.
+    fn round(&mut self, plan: &[(u64, Pieces)]) {
+        self.post_receives();
         let inline: Vec<Vec<InlineSlice<'_>>> = plan
             .iter()
             .map(|(_, p)| p.inline.iter().flatten().map(|bytes| InlineSlice::new(bytes)).collect())
@@ -356,7 +385,11 @@ impl Stage {
             shim_list.push(&request).unwrap();
             list.push(&request);
             let count = p.inline.as_ref().map_or(p.sges.len(), Vec::len);
-            *self.covered.entry((*operation, count, p.inline.is_some())).or_default() += 1;
+            self.covered.pieces.insert((*operation, count, p.inline.is_some()));
+            if let Some(pieces) = &p.inline {
+                let bytes = pieces.iter().map(Vec::len).sum::<usize>() as u64;
+                self.covered.inline_bytes.insert((*operation, bytes));
+            }
         }
         let before = self.mirror.sq.producer;
         let what = format!(
@@ -371,14 +404,16 @@ impl Stage {
         assert_eq!(code, 0, "{what}");
         self.qp.post_send_list(&mut list).unwrap_or_else(|error| panic!("{error}; {what}"));
         self.mirror.compare_send(&self.qp, &self.uar.take_doorbell(), &what);
-        self.finish(&what, length - 1);
+        let received = plan.iter().filter(|(operation, _)| RECEIVED.contains(operation)).count();
+        self.finish(&what, plan.len() as u64 - 1, received);
         self.blocks += self.mirror.sq.producer - before;
+        self.covered.look_at_the_end(&self.mirror.ring, before..self.mirror.sq.producer);
         self.mirror.sq.consumer = self.mirror.sq.producer;
     }
 
-    /// Waits for the completion of the list's last request, and counts the receives that were used.
-    fn finish(&mut self, what: &str, last: u64) {
-        let mut found = [WorkCompletion::default(); 8];
+    /// Waits for the completions of the list's last request and of the receives that it used.
+    fn finish(&mut self, what: &str, last: u64, receives: usize) {
+        let mut found = [WorkCompletion::default(); 32];
         wait_for(what, || {
             let count = self.cq.poll(&mut found).unwrap();
             for wc in &found[..count] {
@@ -386,9 +421,16 @@ impl Stage {
             }
             found[..count].iter().any(|wc| wc.id() == last).then_some(())
         });
-        let received = self.peer_cq.poll(&mut found).unwrap();
-        assert!(found[..received].iter().all(WorkCompletion::is_success), "{what}");
-        self.peer_mirror.rq.consumer += received as u64;
+        let mut left = receives;
+        wait_for(what, || {
+            let count = self.peer_cq.poll(&mut found).unwrap();
+            assert!(found[..count].iter().all(WorkCompletion::is_success), "{what}");
+            left = left
+                .checked_sub(count)
+                .unwrap_or_else(|| panic!("{count} receives, {left} are left; {what}"));
+            (left == 0).then_some(())
+        });
+        self.peer_mirror.rq.consumer += receives as u64;
     }
 }
 
@@ -396,22 +438,16 @@ fn compare_until_indices_wrap(context: &Context, kind: QpType) {
     let blueflame = std::env::var_os("MLX5_SHUT_UP_BF").is_none_or(|value| value == "0");
     let mut stage = Stage::new(context, kind, blueflame);
     assert!(stage.mirror.sq.half_bytes > 0, "a register of its own has BlueFlame");
-    while stage.blocks < 70_000 {
-        stage.round(kind);
+    while stage.blocks < WRAPPED {
+        let list = stage.random_list(kind);
+        stage.round(&list);
     }
-    // Each operation with each count of pieces, and inline where there is such a thing.
-    for &operation in operations(kind) {
-        let counts = if operation >= 5 { 1..=1 } else { 0..=MAX_SGES };
-        for count in counts {
-            for inline in [false, true] {
-                let exists = !inline || operation < 4;
-                assert!(
-                    !exists || stage.covered.contains_key(&(operation, count, inline)),
-                    "{operation} {count} {inline}"
-                );
-            }
-        }
+    // A receive has an index of its own, which fewer requests move on.
+    while stage.peer_mirror.rq.producer < WRAPPED {
+        stage.round(&Stage::list_of_sends());
     }
+    assert!(stage.mirror.sq.producer > 1 << 16 && stage.peer_mirror.rq.producer > 1 << 16);
+    stage.covered.assert_all(operations(kind), stage.qp.capacity().inline_bytes.into());
 }
 
 #[test]
