@@ -107,5 +107,5 @@ fn print(report: &Report) {
         (_, Some(gbps), _) => format!("{gbps:.1} Gbit/s in copies of {} bytes", report.bytes),
         (_, _, rate) => format!("{:.2} M words a second", rate.unwrap_or(0.0) / 1e6),
     };
-    println!("{} on cores {} and {}: {result}", report.what, report.cores[0], report.cores[1]);
+    say!("{} on cores {} and {}: {result}", report.what, report.cores[0], report.cores[1]);
 }

@@ -221,11 +221,16 @@ fn wait(mut look: impl FnMut() -> Result<Option<(bool, String)>>) -> Result<()> 
 }
 
 fn print(report: &Report) {
-    println!("{} bytes, bursts of {}, p50 of {} bursts", report.payload_bytes, report.burst, report.rounds);
+    say!("{} bytes, bursts of {}, p50 of {} bursts", report.payload_bytes, report.burst, report.rounds);
     for row in &report.rows {
-        println!(
+        say!(
             "list {:>2}  {:<9}  {:<6}  libmlx5 {:>6.1} ns  shim {:>6.1} ns  ratio {:.2}",
-            row.list, row.doorbell, row.order, row.libmlx5.p50_ns, row.shim.p50_ns, row.ratio
+            row.list,
+            row.doorbell,
+            row.order,
+            row.libmlx5.p50_ns,
+            row.shim.p50_ns,
+            row.ratio
         );
     }
 }

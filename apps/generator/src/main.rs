@@ -3,6 +3,25 @@
 //! `README.md` describes options, exit codes and JSON lines. Bad input ends with one line and exit code 2.
 //! Knows nothing of which NIC lies below (INV-4).
 
+// They panic when who reads has gone away: `say!` and `complain!` do not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+/// A line on standard output. Who reads it may go away (`| head`): that is no error of ours, and no reason to panic.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($text)*);
+    }};
+}
+
+/// A line on standard error, in the same way.
+macro_rules! complain {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
 mod baseline;
 mod bench_post;
 mod control;
@@ -71,7 +90,7 @@ fn stop_flag() -> Result<Arc<AtomicBool>> {
 fn bad_input(error: &str) -> ExitCode {
     let reason = error.split("\n\n").next().unwrap_or_default();
     let line: Vec<_> = reason.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    eprintln!("generator: {}", line.join(" ").trim_start_matches("error: "));
+    complain!("generator: {}", line.join(" ").trim_start_matches("error: "));
     ExitCode::from(BAD_INPUT)
 }
 
@@ -118,10 +137,10 @@ fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
     let json = options.json.as_deref();
     emit(json, &run)?;
     if speaks_to_people(json) {
-        println!("{}", run.text());
+        say!("{}", run.text());
     }
     if let Some(error) = &run.error {
-        eprintln!("generator: {error}");
+        complain!("generator: {error}");
     }
     Ok(match (run.is_success(), run.interrupted) {
         (_, true) => INTERRUPTED,
@@ -149,7 +168,7 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
     let json = options.json.as_deref();
     emit(json, &Listening { kind: "listening", address: bound.clone() })?;
     if speaks_to_people(json) {
-        println!("listening on {bound}");
+        say!("listening on {bound}");
     }
     let mut worst = 0;
     let mut sessions = 0;
@@ -159,7 +178,7 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
             Ok(None) => return Ok(if options.sessions == 0 { worst } else { INTERRUPTED }),
             // A stranger, or a plan that cannot be, ends a session and not the service.
             Err(error) if options.sessions != 1 => {
-                eprintln!("generator: {error:#}");
+                complain!("generator: {error:#}");
                 worst = worst.max(FAILED);
                 sessions += 1;
                 continue;
@@ -168,14 +187,18 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
         };
         let received = outcome.received;
         if let Some(error) = &received.error {
-            eprintln!("generator: {error}");
+            complain!("generator: {error}");
         }
         let clean = received.error.is_none() && received.torn == 0 && received.lost == 0;
         worst = worst.max(if clean { 0 } else { FAILED });
         if speaks_to_people(json) {
-            println!(
+            say!(
                 "received {}  verified {} of {}  torn {}  lost {}",
-                received.received, received.verified, received.checked, received.torn, received.lost
+                received.received,
+                received.verified,
+                received.checked,
+                received.torn,
+                received.lost
             );
         }
         emit(json, &Line { kind: "received", received, interrupted: outcome.interrupted })?;

@@ -1,6 +1,8 @@
 //! What RDMA devices this host has, for people and for the commands that choose one.
 
-use anyhow::{Context as _, Result};
+use std::path::Path;
+
+use anyhow::Result;
 use serde::Serialize;
 use verbs::Device;
 use verbs::code::{GidType, LinkLayer, PortState};
@@ -55,7 +57,7 @@ struct GidFacts {
 pub fn run(json: bool) -> Result<u8> {
     let report = report();
     if json {
-        println!("{}", serde_json::to_string(&report).context("writing JSON")?);
+        crate::emit(Some(Path::new("-")), &report)?;
     } else {
         print(&report);
     }
@@ -155,25 +157,21 @@ fn speed_gbps(width: u8, speed: u8) -> Option<f64> {
 
 fn print(report: &Report) {
     let name = |version: &Option<String>| version.clone().unwrap_or_else(|| "missing".into());
-    println!(
-        "libibverbs {}  libmlx5 {}",
-        name(&report.libraries.libibverbs),
-        name(&report.libraries.libmlx5)
-    );
+    say!("libibverbs {}  libmlx5 {}", name(&report.libraries.libibverbs), name(&report.libraries.libmlx5));
     if let Some(error) = &report.error {
-        println!("{error}");
+        say!("{error}");
     }
     for device in &report.devices {
-        println!("{}  firmware {}  part {:#x}", device.name, device.firmware, device.part_id);
+        say!("{}  firmware {}  part {:#x}", device.name, device.firmware, device.part_id);
         if let Some(error) = &device.error {
-            println!("  {error}");
+            say!("  {error}");
         }
         for port in &device.ports {
             let speed = port.speed_gbps.map_or(String::from("?"), |speed| format!("{speed:.0}"));
             let (state, layer, mtu) = (&port.state, port.link_layer, port.active_mtu);
-            println!("  port {}  {state}  {layer}  {speed} Gbit/s  MTU {mtu}  LID {}", port.port, port.lid);
+            say!("  port {}  {state}  {layer}  {speed} Gbit/s  MTU {mtu}  LID {}", port.port, port.lid);
             for gid in &port.gids {
-                println!("    GID {}  {}  {}", gid.index, gid.gid, gid.kind);
+                say!("    GID {}  {}  {}", gid.index, gid.gid, gid.kind);
             }
         }
     }

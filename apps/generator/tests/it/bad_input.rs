@@ -53,6 +53,26 @@ fn options_that_do_not_exist_or_do_not_fit_are_named() {
 }
 
 #[test]
+fn a_reader_that_goes_away_is_no_panic() {
+    for arguments in [
+        &["probe"][..],
+        &["probe", "--json"],
+        &["baseline", "word-ring", "--seconds", "0.02"],
+        &["baseline", "word-ring", "--seconds", "0.02", "--json", "-"],
+        &["--help"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = command(arguments).stdout(writer).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        // 101 is a panic's. JSON that nobody got is an error of one line.
+        assert!(output.status.code().is_some_and(|code| code <= 2), "{arguments:?}: {output:?}");
+        assert!(said.lines().count() <= 1 && !said.contains("panicked"), "{arguments:?}: {said}");
+        assert_eq!(said.contains("Broken pipe"), arguments.contains(&"--json"), "{said}");
+    }
+}
+
+#[test]
 fn a_device_port_or_gid_that_is_not_there_is_named() {
     need!(device(), nic, "an RDMA device");
     refused(&["--listen", "127.0.0.1:0", "--nic", "mlx5_99"], &["mlx5_99"]);
