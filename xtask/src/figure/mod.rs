@@ -245,7 +245,11 @@ fn resuming(figure: u32, options: &Options, out: &Path) -> String {
 /// As a shell takes it for one word.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:=@%,".contains(c);
-    if word.chars().all(is_plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
 }
 
 /// Points of a cut run, when they are to be kept; otherwise the old file is moved aside, never overwritten.
