@@ -224,6 +224,12 @@ pub const AIMS: &[Aim] = &[
         Target::AtLeast(0.85),
     ),
     ratio(
+        "(a) WRITE 64 KiB with the pump ÷ process_vm_writev",
+        "write 64 KiB, pump",
+        "process_vm_writev 64 KiB",
+        Target::Report,
+    ),
+    ratio(
         "(a) WRITE 1 MiB ÷ process_vm_writev",
         "write 1 MiB",
         "process_vm_writev 1 MiB",

@@ -11,7 +11,7 @@
 //!   that must react to what the NIC did.
 //!   To find out in time, a NIC that spins for nothing offers its core now and then: alone, that costs a fraction of a
 //!   microsecond, and otherwise it was taken.
-//! - *Idle*: longer and longer sleeps, up to 2.2 milliseconds; five after ten quiet seconds.
+//! - *Idle*: longer and longer sleeps, up to two milliseconds; five after ten quiet seconds.
 //!
 //! Peers' messages end a sleep early (they ring); the program's own doorbells do not, so the length of a sleep is the
 //! latency of a doorbell.
@@ -93,7 +93,7 @@ impl Default for IdleTimes {
             crowded_ns: 20_000_000,
             crowded_max_ns: 2_000_000_000,
             offer_ns: 50_000,
-            deep_sleep_ns: 2_200_000,
+            deep_sleep_ns: 2_000_000,
             deepest_after_ns: 10_000_000_000,
             deepest_sleep_ns: 5_000_000,
         }
@@ -298,8 +298,8 @@ mod tests {
         assert!((10_000..300_000).contains(&short), "{short} ns after 2.4 ms");
         let longer = sleep_ns(quiet(&thread, &mut policy, 20_000_000));
         assert!(longer > 4 * short, "{longer} ns after 22 ms");
-        assert_eq!(sleep_ns(quiet(&thread, &mut policy, 1_000_000_000)), 2_200_000);
-        assert_eq!(sleep_ns(quiet(&thread, &mut policy, 8_000_000_000)), 2_200_000);
+        assert_eq!(sleep_ns(quiet(&thread, &mut policy, 1_000_000_000)), 2_000_000);
+        assert_eq!(sleep_ns(quiet(&thread, &mut policy, 8_000_000_000)), 2_000_000);
         assert_eq!(sleep_ns(quiet(&thread, &mut policy, 2_000_000_000)), 5_000_000);
         policy.after_look(thread.now.get(), true);
         assert_eq!(sleep_ns(quiet(&thread, &mut policy, 100_000)), 0, "work ends the idling at once");
