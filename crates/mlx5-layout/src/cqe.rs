@@ -313,8 +313,8 @@ impl Default for CqeFields {
 }
 
 impl CqeFields {
-    /// The 64 bytes of a CQE whose payload is in the WQE's buffers. Write all but the last byte first, then
-    /// byte [`OP_OWN`] with release order.
+    /// The 64 bytes of a CQE whose payload is in the WQE's buffers. Write all but the last 8 bytes first, then these, which
+    /// hold byte [`OP_OWN`], by one release store.
     #[inline]
     pub fn emit(&self) -> [u8; CQE_BYTES] {
         let mut out = [0; CQE_BYTES];

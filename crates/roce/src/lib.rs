@@ -1,8 +1,9 @@
 //! The transport engine: RoCEv2's reliable, unreliable and datagram services as state machines without I/O.
 //!
 //! Follows the InfiniBand Architecture Specification («IBTA») vol. 1, chapter 9 (transport layer) and §10.3 (queue pair
-//! states). The specification is not public. A section or compliance number (C9-88) stands here only where public sources give it for the
-//! same rule: Linux's rxe and its reviews, register descriptions of HCAs, Annex A17. Other rules go by name. Messages go in by `handle_*`, replies, events and completions come out by `poll_*`; time is an argument.
+//! states). The specification is not public. A section or compliance number (C9-88) stands here only where public sources
+//! give it for the same rule: Linux's rxe and its reviews, register descriptions of HCAs, Annex A17. Other rules go by name.
+//! Messages go in by `handle_*`, replies, events and completions come out by `poll_*`; time is an argument.
 //! Works on whole messages or on fragments of them, with the PSNs that their packets would have. Left out so far:
 //! packets on a wire (headers, invariant CRC), end-to-end credits, memory windows beyond invalidation by a SEND.
 //! Knows nothing of mlx5, sockets, threads or clocks (INV-2).

@@ -222,6 +222,7 @@ fn counters(nic: &mut Nic<Host>) -> Vec<(&'static str, u64)> {
             ("link_inline_bytes", link.inline_bytes),
             ("link_direct_bytes", link.direct_bytes),
             ("link_relaxed_bytes", link.relaxed_bytes),
+            ("link_taken_back", link.taken_back),
             ("link_bad_records", link.bad_records),
             ("link_attach_failures", link.attach_failures),
             ("link_peers_lost", link.peers_lost),

@@ -1,6 +1,8 @@
 //! Memory that goes back to the program: what a peer may still copy from it is taken back before the command returns.
 //!
-//! A card touches none of it any more once `dereg_mr`, `destroy_qp`, a move to RESET or ERR, or the first flush CQE is there.
+//! A card touches none of it any more once `dereg_mr`, `destroy_qp`, or a move to RESET or ERR has returned. A queue that goes
+//! to ERR by itself takes back what it sent, before its first flush CQE, and no more: an answer to a READ that it had lent may
+//! be copied until `dereg_mr`, `destroy_qp`, or a move that the program makes.
 //! Payloads above the link's limit are copied by the receiver (see [`Loan`]); everything else was copied when it was sent.
 //! A queue that lives on meets a region that is gone when it next touches it: local protection error of the work request,
 //! remote access error to the peer whose READ it was (IBTA vol. 1 §9.9.2, §9.9.3).

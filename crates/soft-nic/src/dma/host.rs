@@ -109,10 +109,6 @@ impl Memory for Host {
         self.store(addr + head.len() as u64, u64::from_le_bytes(value), word)
     }
 
-    fn store_release_u8(&self, addr: u64, value: u8) -> Result<(), Fault> {
-        self.store(addr, value.into(), 1)
-    }
-
     fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
         aligned(addr, 4)?;
         // SAFETY: application memory that the device may write.

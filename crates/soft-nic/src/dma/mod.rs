@@ -105,8 +105,6 @@ pub trait Memory: Send {
     /// Writes `bytes` at `addr` in increasing address order; the last naturally aligned word (8, 4, 2 or 1 byte) by a
     /// release store unless `relaxed`.
     fn write(&self, addr: u64, bytes: &[u8], relaxed: bool) -> Result<(), Fault>;
-    /// One byte by a release store (a CQE's `op_own`).
-    fn store_release_u8(&self, addr: u64, value: u8) -> Result<(), Fault>;
     /// Sequentially consistent 32-bit compare-and-swap; returns the old value.
     fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault>;
     /// Sequentially consistent 64-bit compare-and-swap; returns the old value.

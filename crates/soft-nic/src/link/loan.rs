@@ -30,8 +30,9 @@ pub(super) const HELD: u64 = 1;
 pub(super) const DONE: u64 = 2;
 pub(super) const VOID: u64 = 4;
 
-/// A receiver looks at the word every few MiB of a copy, which takes it about a millisecond. Longer than this only a peer takes
-/// that was stopped, or means harm.
+/// A receiver looks at the word every few MiB of a copy, which takes it about a millisecond as a rule. Who takes longer than
+/// this was stopped, or means harm; but pages that were swapped out, a throttled cgroup or an overloaded machine can take a
+/// second too. The sender cannot tell, and gives the channel up: requests to that peer end with RETRY_EXC.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Looks at the word before the first sleep; the end of a copy is microseconds away as a rule.

@@ -14,8 +14,9 @@
 //! | 7 | compare | |
 //!
 //! After a request's words: the path address (6 words, UD), then what a payload by reference has (a word of state, see
-//! `loan`, and the segments, 2 words each) or the inline bytes. After a reply's: the same for the bytes of a READ. A peer may write anything, at any time: words are loaded once into a copy, and every
-//! number in the copy is checked here, before anything uses it (INV-6, INV-13).
+//! `loan`, and the segments, 2 words each) or the inline bytes. After a reply's: the same for the bytes of a READ. A peer
+//! may write anything, at any time: words are loaded once into a copy, and every number in the copy is checked here, before
+//! anything uses it (INV-6, INV-13).
 
 use roce::{Fragment, NakCode, Opcode, Psn, Reply, ReplyKind, Request, ServiceType};
 

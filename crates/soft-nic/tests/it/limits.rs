@@ -16,7 +16,9 @@ use crate::commands::errno;
 use crate::operations::ALL;
 
 fn driver_of(model: Model, what: &str) -> Driver<Host> {
-    Driver::new(Setup::new(&format!("{what}-{model}")).with(|c| c.model = model))
+    let driver = Driver::new(Setup::new(&format!("{what}-{model}")).with(|c| c.model = model));
+    assert_eq!(driver.nic.devices()[0].model, model, "the model asked for");
+    driver
 }
 
 /// A request for a QP of no entries, whose record lies in `memory`; a test fills in what it is about.

@@ -109,6 +109,15 @@ fn watch(series: Series, memory: &Block, checked: &AtomicU64) -> Option<u64> {
     Some(torn)
 }
 
+/// Says that the reader is done, also when it panics.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// Posts the series and runs the NIC, until the reader is done.
 fn write(
     series: Series,
@@ -135,8 +144,15 @@ fn write(
             };
             driver.post(a, &write);
             // The source is filled anew for the next one, so this one must be through.
+            let begun = Instant::now();
             while driver.poll_send(a).is_none() {
                 driver.poll();
+                // It gave up, and its verdict is what fails. Done with all, it only saw the last one before its completion.
+                if done.load(Ordering::Acquire) && checked.load(Ordering::Acquire) < series.count {
+                    return;
+                }
+                let waited = begun.elapsed();
+                assert!(waited < PATIENCE, "{}: no completion of WRITE {sent} in {PATIENCE:?}", series.name);
             }
             sent += 1;
         } else {
@@ -157,9 +173,8 @@ fn a_program_that_polls_for_a_write_never_sees_a_later_word_first() {
         let (checked, done) = (AtomicU64::new(0), AtomicBool::new(false));
         let torn = std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
-                let torn = watch(series, &memory, &checked);
-                done.store(true, Ordering::Release);
-                torn
+                let _done = Done(&done);
+                watch(series, &memory, &checked)
             });
             write(series, &mut driver, &memory, &checked, &done);
             reader.join().expect("the reader")

@@ -53,9 +53,6 @@ impl<R: Reads> Memory for Odd<R> {
     fn write(&self, addr: u64, bytes: &[u8], relaxed: bool) -> Result<(), Fault> {
         self.host.write(addr, bytes, relaxed)
     }
-    fn store_release_u8(&self, addr: u64, value: u8) -> Result<(), Fault> {
-        self.host.store_release_u8(addr, value)
-    }
     fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
         self.host.compare_swap32(addr, compare, swap)
     }

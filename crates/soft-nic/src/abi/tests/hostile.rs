@@ -45,10 +45,6 @@ impl Memory for Arena {
         Err(Fault { addr })
     }
 
-    fn store_release_u8(&self, addr: u64, _: u8) -> Result<(), Fault> {
-        Err(Fault { addr })
-    }
-
     fn compare_swap32(&self, addr: u64, _: u32, _: u32) -> Result<u32, Fault> {
         Err(Fault { addr })
     }

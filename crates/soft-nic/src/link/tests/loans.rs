@@ -1,6 +1,6 @@
 //! Payloads taken back: who sees what, for how long it is waited, and what a peer that breaks the rules costs.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use roce::{Opcode, ReplyKind};
@@ -16,6 +16,26 @@ const LEN: usize = 64 * 1024;
 
 /// Longer than any wait that the link allows itself, and shorter than two.
 const BOUND: Duration = Duration::from_millis(1_900);
+
+/// Longest wait of one thread of a test for another: a crowded machine is slow, what was lost never comes.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn wait_for(what: &str, came: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !came() {
+        assert!(begun.elapsed() < PATIENCE, "{what} did not come within {PATIENCE:?}");
+        std::thread::yield_now();
+    }
+}
+
+/// Says that a thread ends, also when it panics, so that the other does not go on without it.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
 
 fn pair() -> (Link, Link) {
     let fabric = fabric_name();
@@ -114,9 +134,7 @@ fn a_copy_that_is_going_on_is_waited_for_and_then_counts_for_nothing() {
         let hold = Hold::take(word).unwrap();
         std::thread::scope(|scope| {
             let owner = scope.spawn(|| (loan.take_back(), Instant::now()));
-            while word.load(Ordering::Acquire) & VOID == 0 {
-                std::thread::yield_now();
-            }
+            wait_for("the owner's VOID", || word.load(Ordering::Acquire) & VOID != 0);
             assert!(!hold.is_granted(), "the receiver is asked to stop");
             std::thread::sleep(Duration::from_millis(30));
             let released = Instant::now();
@@ -136,15 +154,16 @@ fn a_receiver_reports_old_bytes_or_nothing_while_the_owner_takes_back_at_any_mom
     const ROUNDS: u64 = 1_000;
     let (mut a, mut b) = pair();
     let slot = b.slot();
-    let (current, ended) = (AtomicU64::new(0), AtomicU64::new(0));
+    let ended = AtomicBool::new(false);
     let (mut got, mut lost, mut in_time) = (0u64, 0u64, 0u64);
     std::thread::scope(|scope| {
-        let (current, ended) = (&current, &ended);
+        let (ended, sender_ends) = (&ended, Ends(&ended));
         let receiver = scope.spawn(move || {
+            let _receiver_ends = Ends(ended);
             let target = words(0);
-            let (mut got, mut lost) = (0, 0);
-            while ended.load(Ordering::Acquire) == 0 {
-                b.poll(1, |inbound| {
+            let (mut got, mut lost, mut latest) = (0, 0, Instant::now());
+            while !ended.load(Ordering::Acquire) {
+                let consumed = b.poll(1, |inbound| {
                     let Message::Request(write) = inbound.message else { panic!("a request") };
                     match inbound.copy_into(&[segment(&target)], Order::Increasing) {
                         Ok(()) => {
@@ -161,6 +180,13 @@ fn a_receiver_reports_old_bytes_or_nothing_while_the_owner_takes_back_at_any_mom
                     Disposition::Consumed
                 });
                 b.ring_bells();
+                if consumed > 0 {
+                    latest = Instant::now();
+                }
+                assert!(
+                    latest.elapsed() < PATIENCE,
+                    "neither a record nor the end came within {PATIENCE:?}: {got} and {lost}"
+                );
             }
             (got, lost + b.counters().taken_back)
         });
@@ -178,12 +204,12 @@ fn a_receiver_reports_old_bytes_or_nothing_while_the_owner_takes_back_at_any_mom
             assert_ne!(taken, TakenBack::Overdue);
             in_time += u64::from(taken == TakenBack::InTime);
             source.iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
-            current.store(round, Ordering::Release);
-            while !loan.is_over() {
-                std::thread::yield_now();
-            }
+            wait_for("the receiver's tail behind a record", || {
+                assert!(!ended.load(Ordering::Acquire), "the receiver ended in round {round}");
+                loan.is_over()
+            });
         }
-        ended.store(1, Ordering::Release);
+        drop(sender_ends);
         (got, lost) = receiver.join().unwrap();
     });
     println!("{got} arrived, {lost} were taken back, {in_time} of them say so");

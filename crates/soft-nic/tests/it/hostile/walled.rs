@@ -65,10 +65,6 @@ impl Memory for Walled {
         self.walls.check(addr, bytes.len() as u64);
         self.host.write(addr, bytes, relaxed)
     }
-    fn store_release_u8(&self, addr: u64, value: u8) -> Result<(), Fault> {
-        self.walls.check(addr, 1);
-        self.host.store_release_u8(addr, value)
-    }
     fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
         self.walls.check(addr, 4);
         self.host.compare_swap32(addr, compare, swap)
