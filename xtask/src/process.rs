@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 
 use crate::refused::refused;
@@ -52,7 +52,11 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
     // Ends with the program.
     std::thread::spawn(move || said.send(std::io::read_to_string(&mut stdout)));
     match child.wait(limit)? {
-        Ended::Well => text.recv().context("reading its output")?.context("reading its output"),
+        // Something that it started may hold its stdout open for as long as it likes.
+        Ended::Well => text
+            .recv_timeout(limit.min(WAIT))
+            .map_err(|_| anyhow!("{program} ended, but something that it started keeps its stdout open"))?
+            .context("reading its output"),
         ended => bail!("{program} {ended:?}"),
     }
 }
@@ -201,6 +205,27 @@ pub fn end_all(patience: Duration) {
     }
 }
 
+/// Asks the children of `ancestor` to end, once, and waits for them and all below them; kills nothing, and asks nobody else:
+/// what apt-get runs ends whole when apt-get itself was asked. Whether everything ended within `patience`.
+pub fn end_unharmed(ancestor: u32, patience: Duration) -> bool {
+    let mut tree: BTreeSet<u32> = descendants(ancestor).into_iter().collect();
+    let children: Vec<String> =
+        tree.iter().filter(|child| parent(**child) == Some(ancestor)).map(u32::to_string).collect();
+    if !children.is_empty() {
+        // SIGINT: apt-get finishes what dpkg has begun. Errors mean that it is gone already, or root's and not ours to ask.
+        let _ = Command::new("kill").arg("-INT").args(&children).stderr(Stdio::null()).status();
+    }
+    let since = Instant::now();
+    loop {
+        tree.extend(descendants(ancestor));
+        tree.retain(|process| is_alive(*process));
+        if tree.is_empty() || since.elapsed() >= patience {
+            return tree.is_empty();
+        }
+        sleep(Duration::from_millis(20));
+    }
+}
+
 /// Whether a process runs: one that has ended and was not waited for does not.
 pub fn is_alive(process: u32) -> bool {
     stat(process).is_some_and(|fields| !fields.starts_with('Z'))
@@ -261,6 +286,30 @@ mod tests {
         let sleeper = log.trim();
         sleep(Duration::from_millis(50));
         assert!(!is_alive(sleeper.parse().unwrap()), "{sleeper}");
+    }
+
+    #[test]
+    fn a_grandchild_that_keeps_stdout_open_is_said_at_the_deadline() {
+        let since = Instant::now();
+        let said = |script| output(Command::new("sh").args(["-c", script]), Duration::from_millis(500));
+        assert_eq!(said("echo said").unwrap(), "said\n");
+        let error = said("sleep 5 & echo said").unwrap_err().to_string();
+        assert!(error.contains("sh ended") && error.contains("stdout open"), "{error}");
+        assert!(since.elapsed() < Duration::from_secs(4), "{:?}", since.elapsed());
+    }
+
+    #[test]
+    fn what_must_not_be_killed_is_given_up_on_at_the_deadline_and_lives() {
+        let log = std::env::temp_dir().join(format!("xtask-process-{}-unharmed.log", std::process::id()));
+        let script = r#"sh -c 'trap "" INT; echo "{\"kind\":\"deaf\"}"; exec sleep 60'; true"#;
+        let mut above = Speaking::start(Command::new("sh").args(["-c", script]), &log).unwrap();
+        above.json("deaf", WAIT).unwrap();
+        let ancestor = above.child.0.id();
+        assert!(!end_unharmed(ancestor, Duration::from_millis(200)));
+        assert!(!descendants(ancestor).is_empty(), "it was killed");
+        above.child.end();
+        assert!(end_unharmed(ancestor, WAIT));
+        fs::remove_file(log).unwrap();
     }
 
     #[test]

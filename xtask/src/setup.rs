@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::refused::refused;
+use crate::stop;
 
 /// Options of `setup`.
 #[derive(Args)]
@@ -145,6 +146,7 @@ fn apt(root: &[String], arguments: &[&str]) -> Result<()> {
     words.extend(arguments);
     let mut command = Command::new(words[0]);
     command.args(&words[1..]).env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
+    let _at_packages = stop::at_packages();
     // What apt says on the way is of interest only when it fails.
     let output = command.output().with_context(|| format!("starting {}", words[0]))?;
     if !output.status.success() {
@@ -185,6 +187,7 @@ fn rust_tools(purpose: Purpose, no_install: bool) -> Result<()> {
         )));
     }
     say!("setup: running {command}");
+    let _at_packages = stop::at_packages();
     let status = Command::new("rustup")
         .args(["component", "add"])
         .args(&missing)
@@ -262,7 +265,12 @@ fn pretty_name(release: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::PathBuf;
+    use std::time::{Duration, Instant};
+
     use super::*;
+    use crate::process::WAIT;
     use crate::refused::Refused;
 
     #[test]
@@ -292,6 +300,47 @@ mod tests {
         let error = install(&["no-such-package"], true).unwrap_err();
         let refusal = error.downcast_ref::<Refused>().expect("exit status 2");
         assert!(refusal.to_string().contains("apt-get install -y --no-install-recommends no-such-package"));
+    }
+
+    /// The test below as the process that is stopped: the folder of its stand-in.
+    const STAGE: &str = "XTASK_TEST_APT";
+
+    #[test]
+    fn a_signal_waits_for_apt_and_kills_nothing_below_it() {
+        if let Some(folder) = std::env::var_os(STAGE).map(PathBuf::from) {
+            stop::watch().unwrap();
+            let ended = apt(&[folder.join("sudo").display().to_string()], &["install"]);
+            panic!("it was not stopped: {ended:?}");
+        }
+        let folder = std::env::temp_dir().join(format!("xtask-apt-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        // dpkg stands below apt-get: any signal but SIGINT, which it does not hear, would leave half a package.
+        let sudo = r#"#!/bin/sh
+here=$(dirname "$0"); trap ': > "$here/asked"' INT
+(sleep 1; : > "$here/whole") & : > "$here/at-work"; wait; wait; exit 100
+"#;
+        fs::write(folder.join("sudo"), sudo).unwrap();
+        fs::set_permissions(folder.join("sudo"), fs::Permissions::from_mode(0o755)).unwrap();
+        let name = "setup::tests::a_signal_waits_for_apt_and_kills_nothing_below_it";
+        // Whoever starts the tests in the background has SIGINT ignored, and no script could hear it.
+        let mut us = Command::new("env");
+        us.arg("--default-signal=INT").arg(std::env::current_exe().unwrap());
+        us.args(["--exact", name, "--nocapture"]).env(STAGE, &folder);
+        let us = us.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let since = Instant::now();
+        while !folder.join("at-work").exists() {
+            assert!(since.elapsed() < WAIT, "apt-get did not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(Command::new("kill").args(["-TERM", &us.id().to_string()]).status().unwrap().success());
+        let ended = us.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!((ended.status.code(), said.lines().count()), (Some(130), 2), "{said}");
+        assert!(said.contains("up to 120 s") && said.ends_with("stopped by a signal\n"), "{said}");
+        assert!(folder.join("asked").exists(), "apt-get was not asked to end");
+        assert!(folder.join("whole").exists(), "what apt-get had begun was cut off");
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]

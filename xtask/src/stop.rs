@@ -1,7 +1,8 @@
 //! Ctrl-C and SIGTERM: whatever was started ends, one line says how to go on, exit status 130.
 //!
 //! A thread waits for the signal, so that it is heard wherever a command happens to wait. The signal may come to us alone:
-//! then nobody else tells the children. Points on disk are whole, each was synced before the next one began.
+//! then nobody else tells the children. Points on disk are whole, each was synced before the next one began. A package
+//! manager is asked and waited for, never killed: half a package breaks the machine.
 
 use std::io::{IsTerminal, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,16 +15,19 @@ use anyhow::{Context, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
-use crate::process::end_all;
+use crate::process::{end_all, end_unharmed};
 
 /// 128 + SIGINT, as shells say it.
 const INTERRUPTED: i32 = 130;
 /// What programs get to end by themselves; all of it ends within a second.
 const PATIENCE: Duration = Duration::from_millis(300);
+/// What a package manager gets; after it, it is left to end by itself.
+const INSTALLING: Duration = Duration::from_secs(120);
 /// A terminal's Ctrl-C goes to our children too: one of them may have ended before our own thread woke.
 const SOON: Duration = Duration::from_millis(50);
 
 static STOPPING: AtomicBool = AtomicBool::new(false);
+static AT_PACKAGES: AtomicBool = AtomicBool::new(false);
 static GOES_ON: Mutex<String> = Mutex::new(String::new());
 
 /// From now on a signal ends everything.
@@ -39,6 +43,26 @@ pub fn watch() -> Result<()> {
         }
     });
     Ok(())
+}
+
+/// A package manager is at work while it lives, and nothing else of ours is.
+#[must_use]
+#[derive(Debug)]
+pub struct AtPackages(());
+
+/// Called before one is started; never returns once a signal came.
+pub fn at_packages() -> AtPackages {
+    AT_PACKAGES.store(true, Ordering::SeqCst);
+    hold();
+    AtPackages(())
+}
+
+impl Drop for AtPackages {
+    fn drop(&mut self) {
+        // A stop in between has seen it, and nothing more is started.
+        hold();
+        AT_PACKAGES.store(false, Ordering::SeqCst);
+    }
 }
 
 /// What a stopped run says beside that it was stopped: where it left things, and the command that goes on.
@@ -64,11 +88,20 @@ pub fn hold_if_soon() {
 
 fn end() -> ! {
     STOPPING.store(true, Ordering::SeqCst);
-    end_all(PATIENCE);
-    let goes_on = GOES_ON.lock().map(|words| words.clone()).unwrap_or_default();
     let mut stderr = std::io::stderr();
     // Behind a progress bar a line of its own.
     let start = if stderr.is_terminal() { "\n" } else { "" };
+    let mut goes_on = GOES_ON.lock().map(|words| words.clone()).unwrap_or_default();
+    if AT_PACKAGES.load(Ordering::SeqCst) {
+        let most = INSTALLING.as_secs();
+        let _ =
+            writeln!(stderr, "{start}xtask: stopping; the package manager ends first, for up to {most} s");
+        if !end_unharmed(std::process::id(), INSTALLING) {
+            goes_on.push_str("; the package manager is still at work, and was left to end by itself");
+        }
+    } else {
+        end_all(PATIENCE);
+    }
     let _ = writeln!(stderr, "{start}xtask: stopped by a signal{goes_on}");
     std::process::exit(INTERRUPTED)
 }

@@ -240,11 +240,17 @@ fn perftest_version(tools: Option<&Path>, limit: Duration) -> String {
 fn record_from(file: &Path, path: &Path) -> Result<()> {
     let not = |why: String| refused(format!("--record-from {}: {why}", file.display()));
     let text = fs::read_to_string(file).map_err(|error| not(error.to_string()))?;
-    let run: Run =
+    let mut run: Run =
         serde_json::from_str(&text).map_err(|error| not(format!("is no bench-nic.json: {error}")))?;
+    if run.extent != "full" {
+        return Err(not(format!("is a {} run; measure again, without --quick", run.extent)));
+    }
     let problems = measured::problems::<Run>(&format!("{{\"entries\":[{text}]}}"));
     if !problems.is_empty() {
         return Err(not(problems.join("; ")));
+    }
+    if let Err(aim) = run.judge_again() {
+        return Err(not(format!("what it says of `{aim}` is not what its numbers give")));
     }
     measured::record(path, run)?;
     say!("recorded in {}", path.display());

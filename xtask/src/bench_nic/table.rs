@@ -3,7 +3,7 @@
 use measure::{Label, Provenance};
 use serde::{Deserialize, Serialize};
 
-use super::measures::{AIMS, Aim, Measure, Verdict};
+use super::measures::{AIMS, Aim, MEASURES, Measure, Verdict};
 use crate::measured;
 use crate::report::statistics::median;
 
@@ -73,8 +73,42 @@ impl measured::Entry for Run {
     }
 
     fn empty(&self) -> Option<&'static str> {
-        let whole = !self.numbers.is_empty() && self.numbers.iter().all(Number::whole);
-        (!whole).then_some("has numbers that were not measured")
+        let once =
+            |measure: &Measure| self.numbers.iter().filter(|number| number.name == measure.name).count() == 1;
+        if self.numbers.len() != MEASURES.len() || !MEASURES.iter().all(once) {
+            return Some("does not hold every number of bench-nic exactly once");
+        }
+        if !self.numbers.iter().all(Number::whole) {
+            return Some("has numbers that were not measured");
+        }
+        let right = self.numbers.iter().all(|number| same(number.median, number.median_of_values()));
+        (!right).then_some("has a median that its values do not give")
+    }
+}
+
+impl Run {
+    /// Judges anew, by the aims of today, what came from elsewhere. The name of an aim that the numbers contradict is an
+    /// error; one that the run lacks, or that was another then, is no contradiction.
+    pub fn judge_again(&mut self) -> Result<(), String> {
+        let aims = judge(&self.numbers);
+        for said in &self.aims {
+            let today = aims.iter().find(|today| today.name == said.name && today.aim == said.aim);
+            let right = |today: &Judged| today.verdict == said.verdict && same(today.measured, said.measured);
+            if !today.is_none_or(right) {
+                return Err(said.name.clone());
+            }
+        }
+        self.aims = aims;
+        Ok(())
+    }
+}
+
+/// Whether two numbers are one, but for what printing and reading may cost.
+fn same(one: Option<f64>, other: Option<f64>) -> bool {
+    match (one, other) {
+        (Some(one), Some(other)) => (one - other).abs() <= 1e-9 * one.abs().max(other.abs()),
+        (None, None) => true,
+        _ => false,
     }
 }
 
@@ -100,12 +134,16 @@ impl Number {
                 self.errors.push(format!("{error:#}"));
             }
         }
-        self.median = median(&self.values.iter().copied().flatten().collect::<Vec<_>>());
+        self.median = self.median_of_values();
+    }
+
+    fn median_of_values(&self) -> Option<f64> {
+        median(&self.values.iter().copied().flatten().collect::<Vec<_>>())
     }
 
     /// Whether every repetition gave a value.
     pub fn whole(&self) -> bool {
-        self.median.is_some() && self.errors.is_empty()
+        self.median.is_some() && self.errors.is_empty() && self.values.iter().all(Option::is_some)
     }
 }
 

@@ -111,25 +111,66 @@ fn a_folder_without_our_programs_is_refused() {
     assert!(chosen(&options).unwrap_err().is::<Refused>());
 }
 
+/// What another machine's whole run brings: every number once.
+fn full(of: &Run) -> Run {
+    let mut run = Run { extent: "full".into(), ..of.clone() };
+    run.numbers = MEASURES.iter().map(Number::of).collect();
+    for number in &mut run.numbers {
+        [2.0, 1.0, 9.0].into_iter().for_each(|value| number.add(Ok(value)));
+    }
+    run.aims = judge(&run.numbers);
+    run
+}
+
 #[test]
 fn another_machine_s_run_is_recorded_when_it_is_whole_and_names_its_source() {
     let stage = stage("record", NO_TOOL);
-    let (_, run) = stage.run("8 B writes", LIMIT);
+    let (_, two_of_all) = stage.run("8 B writes", LIMIT);
+    let whole = full(&two_of_all);
     let (file, path) = (stage.folder.join("run.json"), stage.folder.join("measured.json"));
-    let mut dirty = run.clone();
-    dirty.provenance.revision.dirty = true;
-    let mut torn = run.clone();
-    torn.numbers[0].add(Err(anyhow::anyhow!("no")));
-    for (run, why) in [(dirty, "no clean revision"), (torn, "not measured")] {
-        fs::write(&file, serde_json::to_string(&run).unwrap()).unwrap();
-        let error = record_from(&file, &path).unwrap_err();
-        assert!(error.is::<Refused>() && error.to_string().contains(why), "{error}");
+    let record = |run: &Run| {
+        fs::write(&file, serde_json::to_string(run).unwrap()).unwrap();
+        record_from(&file, &path)
+    };
+    record(&whole).unwrap();
+    let kept = fs::read_to_string(&path).unwrap();
+    let refusals: [(fn(&mut Run), &str); 10] = [
+        (|run| run.provenance.revision.dirty = true, "no clean revision"),
+        (|run| run.extent = "quick".into(), "is a quick run; measure again, without --quick"),
+        (|run| run.numbers.truncate(2), "exactly once"),
+        (|run| run.numbers[1] = run.numbers[0].clone(), "exactly once"),
+        (|run| run.numbers.push(run.numbers[0].clone()), "exactly once"),
+        (|run| run.numbers[0].add(Err(anyhow::anyhow!("no"))), "not measured"),
+        (|run| run.numbers[0].values[1] = None, "not measured"),
+        (|run| run.numbers[3].median = Some(2.1), "median"),
+        (|run| run.aims[3].verdict = Verdict::Met, "`(b) WRITE 8 B, messages/s`"),
+        (|run| run.aims[3].measured = Some(4e6), "`(b) WRITE 8 B, messages/s`"),
+    ];
+    let bent = refusals.map(|(bend, why)| {
+        let mut run = whole.clone();
+        bend(&mut run);
+        (run, why)
+    });
+    for (run, why) in bent.into_iter().chain([(two_of_all, "is a quick run")]) {
+        let error = record(&run).unwrap_err();
+        let said = error.to_string();
+        assert!(error.is::<Refused>() && said.contains(why) && said.lines().count() == 1, "{why}: {said}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), kept, "{why}");
     }
     fs::write(&file, "{}").unwrap();
     assert!(record_from(&file, &path).unwrap_err().to_string().contains("no bench-nic.json"));
-    fs::write(&file, serde_json::to_string(&run).unwrap()).unwrap();
-    record_from(&file, &path).unwrap();
-    assert_eq!(measured::problems::<Run>(&fs::read_to_string(&path).unwrap()), [""; 0]);
+    // Written before an aim came, and while another was lower; printed with fewer digits.
+    let mut older = whole;
+    older.aims.remove(0);
+    older.aims[2].aim = "≥ 1".into();
+    older.aims[2].verdict = Verdict::Met;
+    older.numbers[0].median = Some(2.000_000_000_1);
+    record(&older).unwrap();
+    let text = fs::read_to_string(&path).unwrap();
+    assert_eq!(measured::problems::<Run>(&text), [""; 0]);
+    let entries: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let aims = entries["entries"][0]["aims"].as_array().unwrap();
+    assert_eq!((aims.len(), &aims[3]["verdict"]), (AIMS.len(), &"not-met".into()));
 }
 
 #[test]
