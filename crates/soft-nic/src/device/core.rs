@@ -88,8 +88,6 @@ pub(super) struct Core<M> {
     pub segments: Vec<Segment>,
     /// CQs that died in this poll; their QPs follow.
     pub dead_cqs: Vec<(u32, u32)>,
-    /// The last round took in as many arrivals as it may: more lie in the rings.
-    pub arrivals_waiting: bool,
 }
 
 impl<M: Memory> Core<M> {
@@ -130,7 +128,6 @@ impl<M: Memory> Core<M> {
             wqe: Box::new([0; MAX_WQE_BYTES]),
             segments: Vec::new(),
             dead_cqs: Vec::new(),
-            arrivals_waiting: false,
         }
     }
 

@@ -15,8 +15,6 @@ impl<M: Memory> Core<M> {
         self.now = self.now.max(now);
         self.schedule.round += 1;
         let mut work = link.poll(budget, |inbound| self.arrive(inbound));
-        // Replies that wait behind the budget have come: no time-out before they are read.
-        self.arrivals_waiting = work >= budget;
         while let Some(event) = link.poll_event() {
             self.log.line(&format!("softnic: {event}"));
         }

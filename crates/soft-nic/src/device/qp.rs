@@ -170,6 +170,7 @@ impl<M: Memory> Core<M> {
                 partial: None,
                 lent: VecDeque::new(),
                 last_sent: None,
+                answer_holds: 0,
                 stopped: false,
             },
             rq: ReceiveQueue {

@@ -30,6 +30,7 @@ impl<M: Memory> Core<M> {
         if reply.kind == ReplyKind::ReadResponse && !self.place_answer(qp, reply, offset, inbound) {
             return;
         }
+        qp.sq.answer_holds = 0;
         let Some(requester) = qp.requester.as_mut().filter(|_| last) else { return };
         let naks = reply.kind;
         match requester.handle_reply(self.now, reply) {

@@ -14,13 +14,16 @@ use super::schedule::Schedule;
 use super::sq::{Kind, SendRequest};
 use super::wire;
 use crate::dma::Memory;
-use crate::link::{Link, MAX_INLINE, Payload, SendError};
+use crate::link::{Link, MAX_INLINE, Payload, SendError, TakenBack};
 
 /// WQEs of one queue read in one poll, so that no queue starves the others.
 const FETCH_BUDGET: usize = 32;
 
 /// WQEs of one queue read and not completed: more than the transport's window, for NOPs between messages.
 const MAX_OUTSTANDING: usize = 256;
+
+/// Time-outs in a row that wait because replies of the peer are there and not read.
+const MAX_ANSWER_HOLDS: u8 = 4;
 
 /// What the record and the register of a send queue say now.
 #[derive(Debug, Clone, Copy)]
@@ -171,7 +174,8 @@ impl<M: Memory> Core<M> {
         qp.sq.doorbell.stuck(posted.record);
         self.raise(qp, event_type::QP_REQ_ERR);
         let (qpn, what) = (qp.qpn, violation.sentence());
-        self.log.line(&format!("softnic: QP {qpn:#x}: {what} for 10 ms; a card would not execute this"));
+        self.log
+            .line(&format!("softnic: QP {qpn:#x}: {what} for 10 ms or more; a card would not execute this"));
     }
 
     /// A lost write can only have been hidden by another queue's on the same register: if this queue's register is known, or
@@ -206,7 +210,12 @@ impl<M: Memory> Core<M> {
             (Some(peer), Some(position)) => !link.consumed(peer, position),
             _ => false,
         };
-        if on_its_way || qp.sq.partial.is_some() || self.arrivals_waiting {
+        // A reply of the peer that waits behind a round's budget may be the one; but not time after time: others' replies
+        // must not keep a queue waiting for ever.
+        let answers_wait =
+            qp.sq.answer_holds < MAX_ANSWER_HOLDS && qp.peer.is_some_and(|peer| link.replies_wait(peer));
+        if on_its_way || qp.sq.partial.is_some() || answers_wait {
+            qp.sq.answer_holds += u8::from(answers_wait);
             requester.hold_timer(self.now);
         }
         if requester.poll_timeout().is_some_and(|due| due <= self.now) {
@@ -259,7 +268,10 @@ impl<M: Memory> Core<M> {
             }
             return true;
         }
-        request.take_back();
+        if request.take_back() == TakenBack::Overdue {
+            self.say_overdue(qp, 1);
+        }
+        let request = &mut qp.sq.outstanding[place];
         request.resent |= transmit.retransmission;
         request.request.psn = transmit.psn;
         request.request.ack_requested = transmit.ack_requested;
@@ -399,9 +411,11 @@ impl<M: Memory> Core<M> {
 
     fn finish(&mut self, qp: &mut Qp, mut request: Box<SendRequest>, completion: Completion) {
         let mut status = completion.status;
-        // Once it is reported, the memory is the program's.
-        if status != Status::Success || request.resent {
-            request.take_back();
+        // Once it is reported, the memory is the program's. What a reliable peer acknowledged it has copied; an unreliable one
+        // says nothing, and a ring that was given up counts as read.
+        let may_be_lent = status != Status::Success || request.resent || qp.service != ServiceType::Rc;
+        if may_be_lent && request.take_back() == TakenBack::Overdue {
+            self.say_overdue(qp, 1);
         }
         if let (Status::Success, Some(old)) = (status, completion.atomic_old)
             && !self.place_atomic(qp, &mut request, old)

@@ -47,6 +47,8 @@ pub(super) struct SendQueue {
     pub lent: VecDeque<(Ticket, u8, Position)>,
     /// Where the last request to the peer lies: while it is not taken, its acknowledgement is not late.
     pub last_sent: Option<Position>,
+    /// Time-outs since the last reply that waited for replies to be read.
+    pub answer_holds: u8,
     /// A WQE failed its checks: nothing behind it is read until the queue is reset.
     pub stopped: bool,
 }

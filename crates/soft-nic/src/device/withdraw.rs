@@ -102,7 +102,7 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    fn say_overdue(&mut self, qp: &Qp, count: usize) {
+    pub(super) fn say_overdue(&mut self, qp: &Qp, count: usize) {
         if count > 0 {
             let qpn = qp.qpn;
             self.log.line(&format!(

@@ -56,6 +56,12 @@ impl Link {
         consumed
     }
 
+    /// Whether replies of the process in `slot` have come and were not handed on yet.
+    pub fn replies_wait(&self, slot: u8) -> bool {
+        let of_peer = |incoming: &&Incoming| incoming.consumer.ends().from == slot;
+        self.incoming.iter().filter(of_peer).any(|incoming| incoming.consumer.pending_in(Lane::Reply))
+    }
+
     /// Behaves from now on as if the kernel refused copies from every peer that has a channel here: for tests of what it may do
     /// at any time.
     #[cfg(any(test, feature = "testing"))]
@@ -65,6 +71,12 @@ impl Link {
                 *memory = memory.refused();
             }
         }
+    }
+
+    /// Behaves from now on as if the peers had not let go of a payload in time: their channels are given up.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn give_up(&mut self) {
+        self.outgoing.iter().flatten().for_each(|outgoing| outgoing.producer.give_up());
     }
 
     fn poll_channel(

@@ -160,6 +160,12 @@ impl Producer {
         let _ = self.lender.receiver.set(process);
     }
 
+    /// Nothing more is sent, and nothing waited for.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn give_up(&self) {
+        self.lender.given_up.store(true, Ordering::Relaxed);
+    }
+
     /// Number of the descriptor that the receiver opens through `/proc`.
     pub fn descriptor(&self) -> u32 {
         self.fd.as_raw_fd() as u32
@@ -404,8 +410,12 @@ impl Consumer {
     /// Whether something lies unconsumed.
     #[inline]
     pub fn pending(&self) -> bool {
-        let waits = |lane: Lane| self.end(lane) != self.lanes[lane as usize].tail;
-        waits(Lane::Request) || waits(Lane::Reply)
+        self.pending_in(Lane::Request) || self.pending_in(Lane::Reply)
+    }
+
+    /// Whether something lies unconsumed in one of the rings.
+    pub fn pending_in(&self, lane: Lane) -> bool {
+        self.end(lane) != self.lanes[lane as usize].tail
     }
 
     /// Whether the sender asked to be told of consumption.

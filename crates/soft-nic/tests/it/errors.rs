@@ -262,6 +262,39 @@ fn a_peer_that_does_not_receive_yet_is_silent() {
 }
 
 #[test]
+fn a_flood_of_others_messages_does_not_stop_the_clock_of_a_queue_whose_peer_is_gone() {
+    let mut driver = Driver::new(Setup::new("flood"));
+    let busy: Vec<QpId> = (0..4).map(|_| driver.pair(QpShape::default()).0).collect();
+    let (a, b) = (driver.create_qp(QpShape::default()), driver.create_qp(QpShape::default()));
+    // 4.096 µs · 2^10 is 4.2 ms, three times.
+    let attributes = ModifyQp { retry_count: 2, timeout: 10, ..driver.attributes(driver.qp(b).qpn) };
+    driver.bring_up(a, &attributes);
+    let (from, to) = (driver.region(64, ALL), driver.region(64, ALL));
+    let flood = WorkRequest::write(&from, 0, 8, &to, 0);
+    driver.post(a, &WorkRequest::send(&from, 0, 8));
+    let mut idle = busy.clone();
+    let mut full = 0;
+    // A round of the driver's is 1 µs: with every hold that a reply may cause, 30 ms.
+    for _ in 0..60_000 {
+        for qp in idle.drain(..) {
+            for last in (0..32).rev() {
+                driver.post(qp, &WorkRequest { signalled: last == 0, ..flood.clone() });
+            }
+        }
+        let before = driver.nic.link().counters().received;
+        driver.poll();
+        full += usize::from(driver.nic.link().counters().received - before >= 32);
+        idle.extend(busy.iter().copied().filter(|qp| driver.poll_send(*qp).is_some()));
+        if let Some(cqe) = driver.poll_send(a) {
+            assert_eq!(syndrome(&cqe), Some(CqeSyndrome::TransportRetryExceeded));
+            assert!(full > 10_000, "{full} rounds were full: no flood");
+            return;
+        }
+    }
+    panic!("it waits for ever");
+}
+
+#[test]
 fn no_receive_is_rnr_and_is_retried_as_often_as_the_queue_says() {
     for (retries, receive_after_ms, wanted) in [(1, None, true), (7, Some(40), false), (0, None, true)] {
         let mut driver = Driver::new(Setup::new(&format!("rnr-{retries}")));

@@ -395,3 +395,24 @@ fn copies_that_the_kernel_begins_to_refuse_go_again_through_the_ring() {
         assert_eq!(scene.far.state(b), 3, "{name}");
     }
 }
+
+#[test]
+fn what_an_unreliable_queue_completes_when_its_channel_is_given_up_nobody_copies_any_more() {
+    let mut scene = Scene::new("given-up", ServiceType::Uc, |_| ());
+    let (a, b) = scene.pair;
+    let from = filled(&mut scene.near, LEN as usize, OLD);
+    let to = filled(&mut scene.far, LEN as usize, GUARD);
+    scene.far.post_receive(b, &[to.pointer(0, LEN)]);
+    scene.near.post(a, &WorkRequest::send(&from, 0, LEN));
+    run(&mut scene.near);
+    assert!(scene.near.poll_send(a).is_none(), "its memory is lent");
+    // What another payload on the channel may lead to (`Overdue`), seen from this one.
+    scene.near.nic.link().give_up();
+    run(&mut scene.near);
+    let done = scene.near.poll_send(a).and_then(|cqe| cqe.opcode());
+    assert_eq!(done, Some(CqeOpcode::Requester), "nobody tells an unreliable sender");
+    from.block.write(0, &vec![NEW; LEN as usize]);
+    run(&mut scene.far);
+    assert_eq!(scene.far.poll_receive(b).map(|cqe| cqe.opcode()), None);
+    assert!(is_all(&to, GUARD), "bytes of the memory's next use");
+}

@@ -1,0 +1,52 @@
+//! What one round of the NIC costs in instructions: run it under `valgrind --tool=callgrind --toggle-collect='*Nic*poll*'`.
+
+use mlx5_layout::SendOpcode;
+use soft_nic::testing::{Driver, QpShape, Setup, WorkRequest};
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let what = args.next().unwrap_or_default();
+    let count: u32 = args.next().and_then(|n| n.parse().ok()).unwrap_or(10_000);
+    let mut driver = Driver::new(Setup::new("rounds"));
+    let (a, b) = driver.pair(QpShape::default());
+    let (from, to) = (driver.region(4096, 0xf), driver.region(4096, 0xf));
+    let write = WorkRequest::write(&from, 0, 8, &to, 0);
+    let send = WorkRequest::new(SendOpcode::Send).pointer(&from, 0, 8);
+    // Warm, and the queue is in the list of hot ones.
+    driver.post(a, &write).settle();
+    let _ = driver.poll_send(a);
+    for _ in 0..count {
+        match what.as_str() {
+            "idle" => _ = driver.poll(),
+            "write" => {
+                driver.post(a, &write);
+                while driver.poll_send(a).is_none() {
+                    driver.poll();
+                }
+            }
+            "send" => {
+                driver.post_receive(b, &[to.pointer(0, 64)]);
+                driver.post(a, &send);
+                while driver.poll_send(a).is_none() {
+                    driver.poll();
+                }
+                let _ = driver.poll_receive(b);
+            }
+            "batch" => {
+                for i in 0..32 {
+                    if i == 31 {
+                        driver.post(a, &write);
+                    } else {
+                        driver.lay(a, &WorkRequest { signalled: true, ..write.clone() });
+                    }
+                }
+                for _ in 0..32 {
+                    while driver.poll_send(a).is_none() {
+                        driver.poll();
+                    }
+                }
+            }
+            other => panic!("idle, write, send or batch, not {other:?}"),
+        }
+    }
+}
