@@ -74,7 +74,17 @@ fn main() -> ExitCode {
             result => result,
         }),
     };
-    code.map_or_else(|error| bad_input(&format!("{error:#}")), ExitCode::from)
+    code.map_or_else(|error| bad_input(&sentence(&error)), ExitCode::from)
+}
+
+/// An error with its causes, each once: many a message already says its cause.
+fn sentence(error: &anyhow::Error) -> String {
+    let causes = error.chain().map(ToString::to_string);
+    causes.fold(String::new(), |text, cause| match text.as_str() {
+        "" => cause,
+        said if said.contains(&cause) => text,
+        said => format!("{said}: {cause}"),
+    })
 }
 
 /// A flag that Ctrl-C and SIGTERM set: whoever takes it must look at it.

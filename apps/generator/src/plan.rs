@@ -142,7 +142,7 @@ impl Wish {
         // Two batches at least, so that one is posted while the other is under way; whole batches, so that each starts
         // at the same slots and a list of requests can be made once.
         let window = self.window.unwrap_or(room.max(2 * batch));
-        let window = window - window % batch;
+        // As it was given, before it is cut to whole batches.
         within(
             "--window",
             window.into(),
@@ -150,6 +150,7 @@ impl Wish {
             MAX_WINDOW.into(),
             "messages, two batches at least",
         )?;
+        let window = window - window % batch;
         let plan = Plan {
             op: self.op,
             service: self.service,

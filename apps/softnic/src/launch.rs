@@ -74,7 +74,7 @@ fn after_help() -> String {
          The program must be dynamically linked, 64-bit and not set-uid: the library reaches it by LD_PRELOAD.\n\
          SOFTNIC_LOG=1 in the environment prints every command of the program's driver to stderr.\n\n\
          Examples:\n  softnic run -- ibv_devinfo -v\n  \
-         softnic run --link-layer roce -- ib_write_bw -x 3 & softnic run --link-layer roce -- ib_write_bw -x 3 127.0.0.1",
+         softnic run --link-layer roce -- ib_write_bw -x 3 & sleep 2; softnic run --link-layer roce -- ib_write_bw -x 3 127.0.0.1",
         keys.collect::<Vec<_>>().join("\n")
     )
 }
@@ -100,7 +100,11 @@ fn first_paragraph(error: &clap::Error) -> String {
     let text = error.render().to_string();
     let paragraph = text.split("\n\n").next().unwrap_or_default();
     let words = paragraph.trim_start_matches("error: ").split_whitespace();
-    words.collect::<Vec<_>>().join(" ")
+    let reason = words.collect::<Vec<_>>().join(" ");
+    if error.kind() == ErrorKind::UnknownArgument {
+        return format!("{reason}; -- goes before the program: softnic run [OPTIONS] -- COMMAND…");
+    }
+    reason
 }
 
 fn start(run: &Run) -> Result<()> {

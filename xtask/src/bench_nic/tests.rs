@@ -134,7 +134,8 @@ fn another_machine_s_run_is_recorded_when_it_is_whole_and_names_its_source() {
     };
     record(&whole).unwrap();
     let kept = fs::read_to_string(&path).unwrap();
-    let refusals: [(fn(&mut Run), &str); 10] = [
+    type Bend = fn(&mut Run);
+    let refusals: [(Bend, &str); 10] = [
         (|run| run.provenance.revision.dirty = true, "no clean revision"),
         (|run| run.extent = "quick".into(), "is a quick run; measure again, without --quick"),
         (|run| run.numbers.truncate(2), "exactly once"),

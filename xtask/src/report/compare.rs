@@ -271,8 +271,10 @@ fn falls(points: &[Point], series: &str, field: &str, at_least: f64) -> Finding 
         return Finding::missing(series, Vec::new());
     };
     let fall = 1.0 - last / first;
+    let word = if fall < 0.0 { "more" } else { "less" };
+    let percent = fall.abs() * 100.0;
     let evidence =
-        format!("{series}: rank correlation {rank:.2}, {:.1} % less at the largest payload", fall * 100.0);
+        format!("{series}: rank correlation {rank:.2}, {percent:.1} % {word} at the largest payload");
     Finding::judged(rank < -0.5 && fall >= at_least, evidence)
 }
 

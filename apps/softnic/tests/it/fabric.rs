@@ -145,7 +145,7 @@ impl Fabric {
     }
 
     /// The same with every program, launcher included, started as the user `nobody`; the error is why that cannot be.
-    pub fn as_nobody(mut self) -> Result<Self, String> {
+    pub fn for_nobody(mut self) -> Result<Self, String> {
         let mine = fs::metadata("/proc/self").map_err(|error| format!("/proc/self: {error}"))?.uid();
         if mine != 0 {
             return Err(format!(

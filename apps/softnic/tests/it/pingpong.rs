@@ -75,7 +75,7 @@ each_program!(ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong);
 fn an_ordinary_user_needs_no_right() {
     measure::need!(find("ibv_rc_pingpong"), "ibverbs-utils");
     for layer in Layer::BOTH {
-        let fabric = measure::need!(Fabric::new(layer).as_nobody(), "the right to become another user");
+        let fabric = measure::need!(Fabric::new(layer).for_nobody(), "the right to become another user");
         pingpong_on(&fabric, "ibv_rc_pingpong", &["-c", "-s", "65536"]);
     }
 }

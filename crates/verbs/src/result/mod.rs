@@ -94,6 +94,9 @@ fn what_to_do(call: &str, errno: Option<i32>) -> &'static str {
             "; this user may not open the device file: see `ls -l /dev/infiniband`, then join its group or add a udev \
              rule (in a container: pass the device in)"
         }
+        Some(libc::ENOSYS) if call == "ibv_get_device_list" => {
+            "; no RDMA device is here, and the kernel has no driver for any"
+        }
         // The kernel's `ib_umem_get`: EPERM when nothing may be locked at all.
         Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) if locks_memory => {
             "; this locks memory: see `ulimit -l`, and raise it (limits.conf, or LimitMEMLOCK of a service)"
