@@ -319,8 +319,7 @@ impl<M: Memory> Core<M> {
     fn refuse_answer(&mut self, link: &mut Link, qp: &mut Qp, reply: &Reply, code: NakCode, event: u32) {
         let first_psn = qp.answers.front().map_or(reply.psn, |answer| answer.first_psn);
         // What was sent before still counts; what waits behind it is never sent.
-        qp.answers.clear();
-        while qp.responder.as_mut().and_then(|responder| responder.poll_reply()).is_some() {}
+        qp.drop_replies();
         self.counters.naks_sent += 1;
         let refusal = Reply { kind: ReplyKind::Nak(code), psn: first_psn, ..*reply };
         // Room was asked for, and nothing was sent.

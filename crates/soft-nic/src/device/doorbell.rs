@@ -107,7 +107,7 @@ impl Violation {
 #[derive(Debug, Clone)]
 pub(super) struct SendDoorbell {
     /// Page named at creation (table index).
-    pub page: Option<u32>,
+    pub page: u32,
     /// Register that was seen to ring for the queue.
     pub register: Option<u8>,
     /// Execute by record.
@@ -123,7 +123,7 @@ pub(super) struct SendDoorbell {
 }
 
 impl SendDoorbell {
-    pub(super) fn new(page: Option<u32>, unchecked: bool) -> SendDoorbell {
+    pub(super) fn new(page: u32, unchecked: bool) -> SendDoorbell {
         SendDoorbell {
             page,
             register: None,
@@ -280,7 +280,7 @@ mod tests {
 
     /// Replays stores as the NIC sees them: `r` the record's value, `d` a doorbell, and asks what may be executed.
     fn limits(order: DoorbellOrder, start: u16, steps: &[(char, u16)]) -> Vec<u16> {
-        let mut doorbell = SendDoorbell { covered: start, ..SendDoorbell::new(Some(0), false) };
+        let mut doorbell = SendDoorbell { covered: start, ..SendDoorbell::new(0, false) };
         let mut record = start;
         let step = |(what, value): &(char, u16)| {
             match what {
@@ -319,7 +319,7 @@ mod tests {
 
     #[test]
     fn disagreement_is_reported_once_and_after_ten_milliseconds() {
-        let mut doorbell = SendDoorbell::new(Some(0), false);
+        let mut doorbell = SendDoorbell::new(0, false);
         let mut at = |ms: u64, agree| {
             if agree {
                 doorbell.agrees();
@@ -337,7 +337,7 @@ mod tests {
 
     #[test]
     fn a_nic_without_a_core_accuses_nobody_before_it_looked_twice() {
-        let mut doorbell = SendDoorbell::new(Some(0), false);
+        let mut doorbell = SendDoorbell::new(0, false);
         let mut at = |ms: u64| doorbell.watch(Now(ms * MS), false, false, nobody);
         assert_eq!([at(0), at(5000), at(5004), at(5005)], [None; 4]);
         assert_eq!(at(5006), Some(Violation::Missing));
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn each_record_that_is_covered_has_a_time_of_its_own() {
-        let mut doorbell = SendDoorbell::new(Some(0), false);
+        let mut doorbell = SendDoorbell::new(0, false);
         // A poster that is always one ahead of what the NIC saw rung, because it posts all the time.
         for ms in 0..50u16 {
             doorbell.ring(ms, ms.saturating_sub(1), ms + 1, DoorbellOrder::Strict);
@@ -364,7 +364,7 @@ mod tests {
             (Some(3), false, false, Violation::RecordLate),
             (None, true, true, Violation::RecordRange),
         ] {
-            let mut doorbell = SendDoorbell { refused, ..SendDoorbell::new(Some(0), false) };
+            let mut doorbell = SendDoorbell { refused, ..SendDoorbell::new(0, false) };
             let mut at = |ms: u64| doorbell.watch(Now(ms * MS), range, stray, nobody);
             let said: Vec<_> = (0..=11).filter_map(&mut at).collect();
             assert_eq!(said, [wanted]);

@@ -28,7 +28,8 @@ impl<M: Memory> Core<M> {
         let place = self.find_qp(id, handle)?;
         let qp = self.qps.get(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
         let (from, to) = self.check_move(qp, request)?;
-        if let (QpState::Reset, Some(page)) = (to, qp.sq.doorbell.page) {
+        if to == QpState::Reset {
+            let page = qp.sq.doorbell.page;
             // A register write from before, which nobody looked at yet, must not count for what is posted afterwards.
             self.poll_page(page);
         }

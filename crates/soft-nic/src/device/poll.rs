@@ -41,9 +41,8 @@ impl<M: Memory> Core<M> {
         let mut at = 0;
         // The list may grow at its end while a register write heats another queue; that one is looked at too.
         while let Some(place) = self.schedule.hot.get(at).copied() {
-            if let Some(qp) = self.qps.get(place)
-                && let Some(page) = qp.sq.doorbell.page
-            {
+            if let Some(qp) = self.qps.get(place) {
+                let page = qp.sq.doorbell.page;
                 if qp.sq.blocks > 0 && self.uars.get(page).is_some_and(Uar::is_rung) {
                     // What the driver wrote before it rang comes along while the register is taken.
                     self.memory.prefetch(qp.sq.record);
@@ -118,7 +117,7 @@ impl<M: Memory> Core<M> {
     /// One register write.
     fn ring(&mut self, page: u32, register: u8, doorbell: Doorbell) {
         self.counters.doorbells_taken += 1;
-        let on_page = |qp: &Qp| qp.sq.doorbell.page == Some(page);
+        let on_page = |qp: &Qp| qp.sq.doorbell.page == page;
         let place = self.qps.find(doorbell.qpn).filter(|place| self.qps.get(*place).is_some_and(on_page));
         let Some(mut qp) = place.and_then(|place| self.qps.take(place)) else {
             self.counters.doorbells_stray += 1;

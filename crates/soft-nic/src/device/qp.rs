@@ -117,6 +117,12 @@ pub(super) struct LentAnswer {
 }
 
 impl Qp {
+    /// What waits to be answered never is.
+    pub(super) fn drop_replies(&mut self) {
+        self.answers.clear();
+        while self.responder.as_mut().and_then(Responder::poll_reply).is_some() {}
+    }
+
     /// Path MTU in bytes; a datagram's is the port's.
     pub(super) fn mtu_bytes(&self) -> u32 {
         let code = if self.service == ServiceType::Ud { self.port_mtu } else { self.attributes.path_mtu };
@@ -164,7 +170,7 @@ impl<M: Memory> Core<M> {
                 blocks: request.sq_wqe_count,
                 record: request.record + 4,
                 fetched: 0,
-                doorbell: SendDoorbell::new(Some(page), !self.options.strict),
+                doorbell: SendDoorbell::new(page, !self.options.strict),
                 held: None,
                 outstanding: VecDeque::new(),
                 partial: None,
@@ -278,7 +284,7 @@ impl<M: Memory> Core<M> {
     pub(super) fn destroy_qp(&mut self, id: ContextId, handle: Handle) -> Result<u32, CommandError> {
         let place = self.find_qp(id, handle)?;
         // What it rang last must not look like a doorbell for nobody later.
-        if let Some(page) = self.qps.get(place).and_then(|qp| qp.sq.doorbell.page) {
+        if let Some(page) = self.qps.get(place).map(|qp| qp.sq.doorbell.page) {
             self.poll_page(page);
         }
         self.context_mut(id)?.qps.remove(handle);
@@ -292,7 +298,7 @@ impl<M: Memory> Core<M> {
                 cq.users -= 1;
             }
         }
-        if let Some(uar) = qp.sq.doorbell.page.and_then(|page| self.uars.get_mut(page)) {
+        if let Some(uar) = self.uars.get_mut(qp.sq.doorbell.page) {
             uar.queues.retain(|queue| *queue != place);
         }
         let withdrawn = self.events.withdraw_asynchronous(id, qp.user_handle);

@@ -102,14 +102,14 @@ impl<M: Memory> Core<M> {
 
     pub(super) fn posted(&self, qp: &Qp) -> Posted {
         let record = if qp.sq.blocks == 0 { None } else { self.record(qp) };
-        let Some(ahead) = record.map(|record| qp.sq.distance(record)) else {
+        let Some(index) = record else {
             return Posted { record, available: 0, agree: true, range: false };
         };
+        let ahead = qp.sq.distance(index);
         if u32::from(ahead) > qp.sq.blocks {
             return Posted { record, available: 0, agree: false, range: true };
         }
-        let covered = qp.sq.doorbell.limit(qp.sq.fetched, qp.sq.fetched.wrapping_add(ahead));
-        let available = qp.sq.distance(covered);
+        let available = qp.sq.distance(qp.sq.doorbell.limit(qp.sq.fetched, index));
         Posted { record, available, agree: available == ahead, range: false }
     }
 
@@ -163,11 +163,11 @@ impl<M: Memory> Core<M> {
             return;
         }
         let doorbell = &mut qp.sq.doorbell;
-        let stray = doorbell.page.and_then(|page| self.uars.get(page)).is_some_and(|uar| uar.stray);
+        let stray = self.uars.get(doorbell.page).is_some_and(|uar| uar.stray);
         let (now, threads) = (self.now, &mut self.threads);
         let look = || threads.look(now);
         let Some(violation) = doorbell.watch(now, posted.range, stray, look) else { return };
-        if let Some(uar) = qp.sq.doorbell.page.and_then(|page| self.uars.get_mut(page)) {
+        if let Some(uar) = self.uars.get_mut(qp.sq.doorbell.page) {
             uar.stray = false;
         }
         self.counters.violate(violation);
@@ -181,7 +181,7 @@ impl<M: Memory> Core<M> {
     /// A lost write can only have been hidden by another queue's on the same register: if this queue's register is known, or
     /// nobody else on the page was ever seen to ring, nothing was hidden.
     fn is_provable(&self, qp: &Qp) -> bool {
-        let Some(uar) = qp.sq.doorbell.page.and_then(|page| self.uars.get(page)) else { return false };
+        let Some(uar) = self.uars.get(qp.sq.doorbell.page) else { return false };
         let others = uar.queues.iter().filter(|place| **place != qp.place);
         let rang =
             |place: &u32| self.qps.get(*place).is_some_and(|other| other.sq.doorbell.register.is_some());

@@ -36,9 +36,8 @@ impl<M: Memory> Core<M> {
     pub(super) fn withdraw_answers(&mut self, qp: &mut Qp) {
         let overdue = |lent: &LentAnswer| lent.loan.take_back() == TakenBack::Overdue;
         let count = qp.lent_answers.drain(..).filter(overdue).count();
-        qp.answers.clear();
+        qp.drop_replies();
         qp.partial_reply = None;
-        while qp.responder.as_mut().and_then(|responder| responder.poll_reply()).is_some() {}
         self.say_overdue(qp, count);
     }
 
