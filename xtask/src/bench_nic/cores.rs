@@ -3,7 +3,7 @@
 use std::fs;
 use std::process::{Command, Stdio};
 
-/// Cores of each end. Each has two where there are four, so that its NIC need not share one with its program.
+/// Cores of each end: two where there are four, so that its NIC need not share one with its program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cores(pub [Vec<u32>; 2]);
 
@@ -20,6 +20,11 @@ impl Cores {
             let siblings = fs::read_to_string(path).unwrap_or_default();
             list(&siblings).first().copied().unwrap_or(core)
         })
+    }
+
+    /// Whether each end has a core for its NIC beside its program's.
+    pub fn are_enough(&self) -> bool {
+        self.0.iter().all(|cores| cores.len() > 1)
     }
 
     /// Of one end, as `taskset -c` takes them.

@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::process::{Speaking, WAIT};
 
-/// What opening the device cost is not idling.
-const SETTLE: Duration = Duration::from_secs(1);
+/// What opening the device cost is not idling, and a NIC that had work a moment ago looks around more often.
+const SETTLE: Duration = Duration::from_secs(5);
 
 /// NIC thread's share of a core in percent, and the whole process's resident memory in MiB, watched for `time`.
 pub fn watch(program: &mut Speaking, time: Duration) -> Result<(f64, f64)> {

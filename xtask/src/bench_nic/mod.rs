@@ -168,7 +168,7 @@ fn execute(
         label: Label::Emulated,
         extent: if quick { "quick" } else { "full" }.to_owned(),
         pinned: cores.map(|cores| [cores.of(0), cores.of(1)]),
-        aims: judge(&numbers),
+        aims: judge(&numbers, provenance.cores),
         provenance,
         numbers,
     };
@@ -195,7 +195,10 @@ fn execute(
 fn footer(run: &Run) -> String {
     let from = &run.provenance;
     let pinned = match &run.pinned {
-        Some([server, client]) => format!("server on cores {server}, client on cores {client}"),
+        Some([server, client]) => {
+            let which = if server.contains(',') { "" } else { "with the pump: " };
+            format!("{which}server on cores {server}, client on cores {client}")
+        }
         None => "not pinned".to_owned(),
     };
     let commit = from.revision.commit.get(..10).unwrap_or("unknown");

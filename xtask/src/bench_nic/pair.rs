@@ -88,9 +88,11 @@ impl Stand<'_> {
     }
 
     fn softnic(&self, end: End, pump: bool, program: &Path) -> Command {
+        // A NIC that is pinned to the only core of its polling program has nowhere to go.
+        let cores = self.cores.as_ref().filter(|cores| pump || cores.are_enough());
         let cores = match end {
-            End::Server => self.cores.as_ref().map(|cores| cores.of(0)),
-            End::Client => self.cores.as_ref().map(|cores| cores.of(1)),
+            End::Server => cores.map(|cores| cores.of(0)),
+            End::Client => cores.map(|cores| cores.of(1)),
             End::Alone => None,
         };
         let mut command = match cores {

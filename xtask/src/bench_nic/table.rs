@@ -90,7 +90,7 @@ impl Run {
     /// Judges anew, by the aims of today, what came from elsewhere. The name of an aim that the numbers contradict is an
     /// error; one that the run lacks, or that was another then, is no contradiction.
     pub fn judge_again(&mut self) -> Result<(), String> {
-        let aims = judge(&self.numbers);
+        let aims = judge(&self.numbers, self.provenance.cores);
         for said in &self.aims {
             let today = aims.iter().find(|today| today.name == said.name && today.aim == said.aim);
             let right = |today: &Judged| today.verdict == said.verdict && same(today.measured, said.measured);
@@ -147,8 +147,8 @@ impl Number {
     }
 }
 
-/// Every aim that one of these numbers is about.
-pub fn judge(numbers: &[Number]) -> Vec<Judged> {
+/// Every aim that one of these numbers, of a machine with so many cores, is about.
+pub fn judge(numbers: &[Number], cores: usize) -> Vec<Judged> {
     let number = |name: &str| numbers.iter().find(|number| number.name == name);
     let judged = |aim: &Aim| {
         let of = number(aim.of)?;
@@ -161,8 +161,9 @@ pub fn judge(numbers: &[Number]) -> Vec<Judged> {
             }
         };
         let measured = median(&quotients);
-        let verdict = aim.target.judge(measured);
-        Some(Judged { name: aim.name.to_owned(), measured, aim: aim.target.text(), verdict })
+        let target = aim.target_on(cores);
+        let verdict = target.judge(measured);
+        Some(Judged { name: aim.name.to_owned(), measured, aim: target.text(), verdict })
     };
     AIMS.iter().filter_map(judged).collect()
 }
@@ -217,18 +218,20 @@ mod tests {
     #[test]
     fn a_ratio_compares_within_its_repetition() {
         // The machine halves its speed in the second repetition: the ratio does not notice.
-        let aims = judge(&[
+        let numbers = [
             number("write 64 KiB", &[Some(9.0), Some(4.5), None]),
             number("process_vm_writev 64 KiB", &[Some(10.0), Some(5.0), Some(1.0)]),
-        ]);
+        ];
+        let aims = judge(&numbers, 4);
         assert_eq!(aims.len(), 1);
         assert_eq!((aims[0].measured, aims[0].verdict), (Some(0.9), Verdict::Met));
+        assert_eq!(judge(&numbers, 2)[0].verdict, Verdict::Reported, "no core for its NIC");
     }
 
     #[test]
     fn a_missed_aim_a_missing_number_and_its_reason_show() {
         let numbers = [number("send 8 B", &[Some(1e6)]), number("write 8 B", &[None])];
-        let table = table(&numbers, &judge(&numbers));
+        let table = table(&numbers, &judge(&numbers, 16));
         for part in ["NOT MET", "NOT MEASURED", "it said no", "1.00 M", "≥ 3000000"] {
             assert!(table.contains(part), "no `{part}` in\n{table}");
         }

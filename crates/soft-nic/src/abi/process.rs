@@ -283,9 +283,13 @@ fn look(
             drop(nic);
             std::hint::spin_loop();
         }
-        Pause::Sleep(Duration::ZERO) => {
+        Pause::Offer => {
             drop(nic);
             std::thread::yield_now();
+        }
+        Pause::Leave => {
+            drop(nic);
+            system::leave_core();
         }
         Pause::Sleep(max) => {
             let max = if nic.is_waiting() { max.min(WAITING) } else { max };

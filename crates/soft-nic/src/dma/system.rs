@@ -217,6 +217,39 @@ pub fn tune_thread() {
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &attr, 0) };
 }
 
+/// Cores that the calling thread may run on; 1 when the kernel does not say.
+pub fn allowed_cores() -> usize {
+    // SAFETY: counts bits of a set of ours.
+    affinity().map_or(1, |cores| unsafe { libc::CPU_COUNT(&cores) } as usize)
+}
+
+/// Moves the calling thread to another of the cores that it may run on, where there is one; it may come back later. What
+/// somebody else sets in between is lost, and the set of before stays.
+pub fn leave_core() {
+    // SAFETY: plain call.
+    let here = unsafe { libc::sched_getcpu() };
+    let (Some(all), Ok(here)) = (affinity(), usize::try_from(here)) else { return };
+    let mut others = all;
+    if here >= libc::CPU_SETSIZE as usize {
+        return;
+    }
+    // SAFETY: `here` is within the set.
+    unsafe { libc::CPU_CLR(here, &mut others) };
+    // An empty set is refused, and nothing changes.
+    for cores in [others, all] {
+        // SAFETY: `cores` has the size passed.
+        unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &cores) };
+    }
+}
+
+fn affinity() -> Option<libc::cpu_set_t> {
+    // SAFETY: plain old data; filled by the call below.
+    let mut cores: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    // SAFETY: `cores` has the size passed.
+    let got = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut cores) };
+    (got == 0).then_some(cores)
+}
+
 /// Times this process has been forked into being, counted from its ancestors. A `Link` remembers it: a child sees
 /// another number and keeps away from its parent's rings.
 pub fn fork_generation() -> u32 {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
+use super::Link;
 use super::fabric::Fabric;
-use super::{Link, Pause};
 
 impl Link {
     /// Shows peers what was sent and consumed since the last call, and wakes those that sleep.
@@ -89,17 +89,6 @@ impl Link {
             if let Some(outgoing) = &self.outgoing[usize::from(slot)] {
                 outgoing.producer.set_notify(false);
             }
-        }
-    }
-
-    /// Spins or sleeps, as an [`IdlePolicy`] said.
-    pub fn pause(&mut self, pause: Pause) {
-        match pause {
-            Pause::Spin => {
-                self.ring_bells();
-                std::hint::spin_loop();
-            }
-            Pause::Sleep(max) => self.sleep(max),
         }
     }
 }

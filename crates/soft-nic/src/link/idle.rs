@@ -1,17 +1,20 @@
 //! When the NIC's thread spins, and when and how long it sleeps. Pure; the clock is the caller's.
 //!
-//! Three regimes:
+//! Four regimes:
 //! - *Spinning*, while there was work within the last two milliseconds and the core is ours: the fastest, and it costs
-//!   nobody anything while cores are free.
-//! - *Crowded*: the thread found that it had been taken off its core while it spun. Two programs that poll and two NICs
-//!   that poll on two cores only ever change places at scheduler ticks, milliseconds apart. A thread that wakes from a
-//!   sleep preempts a polling one at once, as long as it has not had more than its share (Linux's EEVDF calls it
-//!   eligible; seen in a trace of 6.18: 7 µs after the wake-up while eligible, up to 5 ms when not). So a crowded NIC
-//!   works while there is work, and then sleeps at least as long as it ran, which also hands the core to the program
-//!   that must react to what the NIC did.
-//!   To find out in time, a NIC that spins for nothing offers its core now and then: alone, that costs a fraction of a
-//!   microsecond, and otherwise it was taken.
-//! - *Idle*: longer and longer sleeps, up to two milliseconds; five after ten quiet seconds.
+//!   nobody anything while cores are free. To find out in time whether they are, a NIC that spins for nothing offers its
+//!   core now and then: alone, that costs a fraction of a microsecond, and otherwise the core was taken.
+//! - *Sharing*: the core was taken several times in a row and given back soon, most likely by another NIC. Both go on
+//!   quickest when each offers the core whenever it finds nothing to do, without timers. Who only wants the core for a
+//!   moment now and then (a kernel thread, a NIC that wakes up to look around) does not count.
+//! - *Crowded*: an absence was long, so a program polls on this core and never gives it back before a scheduler tick,
+//!   milliseconds later. First the NIC leaves for another core, where it has one: that may be free, or another NIC's. When
+//!   it meets a polling program there too, it stays. A thread that wakes from a sleep preempts a polling one at once, as
+//!   long as it has not had more than its share (Linux's EEVDF calls it eligible; seen in a trace of 6.18: 7 µs after the
+//!   wake-up while eligible, up to 5 ms when not). So a crowded NIC works while there is work, and then sleeps at least as
+//!   long as it ran, which also hands the core to the program that must react to what the NIC did.
+//! - *Idle*: longer and longer sleeps. Up to 1.8 ms, and later to one five-hundredth of the time without
+//!   work, up to 10 ms: the wait for a doorbell is in proportion to what came before it, and an idle device costs little.
 //!
 //! Peers' messages end a sleep early (they ring); the program's own doorbells do not, so the length of a sleep is the
 //! latency of a doorbell.
@@ -28,6 +31,8 @@ pub trait IdleClock {
     fn cpu_ns(&self) -> u64;
     /// How often this thread was taken off its core while it could have gone on.
     fn preemptions(&self) -> u64;
+    /// Whether this thread may run on more than one core.
+    fn has_cores(&self) -> bool;
 }
 
 /// The clocks of the calling thread.
@@ -46,6 +51,10 @@ impl IdleClock for SystemClock {
     fn preemptions(&self) -> u64 {
         system::thread_preemptions()
     }
+
+    fn has_cores(&self) -> bool {
+        system::allowed_cores() > 1
+    }
 }
 
 /// What to do before the next look.
@@ -53,7 +62,11 @@ impl IdleClock for SystemClock {
 pub enum Pause {
     /// Look again at once.
     Spin,
-    /// Sleep at most so long; a bell ends it. Zero: only let another thread have the core, if one waits for it.
+    /// Let another thread have the core, if one waits for it.
+    Offer,
+    /// Go to another core: a program polls on this one.
+    Leave,
+    /// Sleep at most so long; a bell ends it.
     Sleep(Duration),
 }
 
@@ -69,17 +82,29 @@ pub struct IdleTimes {
     pub crowded_run_ns: u64,
     /// A crowded NIC's shortest sleep, ns.
     pub crowded_sleep_ns: u64,
+    /// An absence of this length means a program that polls, ns.
+    pub long_ns: u64,
+    /// So many times in a row that the core was taken mean a thread that shares it.
+    pub taken: u32,
+    /// In a row: not further apart than this, ns.
+    pub taken_ns: u64,
+    /// How long sharing is believed, ns.
+    pub shared_ns: u64,
+    /// Another core is tried at most so often, ns.
+    pub leave_ns: u64,
     /// How long crowded is believed at first; doubles each time it proves true again, up to `crowded_max_ns`.
     pub crowded_ns: u64,
     /// Longest belief, ns.
     pub crowded_max_ns: u64,
     /// Spinning without work offers the core so often, ns.
     pub offer_ns: u64,
+    /// Working offers it so often, ns.
+    pub work_offer_ns: u64,
     /// Longest sleep at first: the longest wait of a doorbell. ns.
     pub deep_sleep_ns: u64,
-    /// Without work for so long, nobody waits for the first message to the millisecond, ns.
-    pub deepest_after_ns: u64,
-    /// Longest sleep from then on, ns.
+    /// It grows beyond that to one part in so many of the time without work …
+    pub deepest_share: u64,
+    /// … up to this, ns.
     pub deepest_sleep_ns: u64,
 }
 
@@ -90,12 +115,18 @@ impl Default for IdleTimes {
             gap_ns: 25_000,
             crowded_run_ns: 200_000,
             crowded_sleep_ns: 10_000,
+            long_ns: 1_000_000,
+            taken: 4,
+            taken_ns: 500_000,
+            shared_ns: 20_000_000,
+            leave_ns: 100_000_000,
             crowded_ns: 20_000_000,
             crowded_max_ns: 2_000_000_000,
             offer_ns: 50_000,
-            deep_sleep_ns: 2_000_000,
-            deepest_after_ns: 10_000_000_000,
-            deepest_sleep_ns: 5_000_000,
+            work_offer_ns: 200_000,
+            deep_sleep_ns: 1_800_000,
+            deepest_share: 500,
+            deepest_sleep_ns: 10_000_000,
         }
     }
 }
@@ -112,10 +143,18 @@ pub struct IdlePolicy<C> {
     offered_ns: u64,
     /// Preemptions counted when last asked.
     preemptions: u64,
+    /// How often in a row the core had been taken when that was asked, and when it was last.
+    taken: u32,
+    taken_ns: u64,
+    /// When that was asked last.
+    asked_ns: u64,
     /// CPU time when it went to sleep last.
     slept_cpu_ns: u64,
     crowded_until_ns: u64,
     belief_ns: u64,
+    shared_until_ns: u64,
+    /// When another core was tried last.
+    left_ns: u64,
 }
 
 impl<C: IdleClock> IdlePolicy<C> {
@@ -128,9 +167,14 @@ impl<C: IdleClock> IdlePolicy<C> {
             looked_ns: now,
             offered_ns: now,
             preemptions: clock.preemptions(),
+            taken: 0,
+            taken_ns: 0,
+            asked_ns: now,
             slept_cpu_ns: cpu,
             crowded_until_ns: 0,
             belief_ns: times.crowded_ns,
+            shared_until_ns: 0,
+            left_ns: 0,
             clock,
         }
     }
@@ -143,19 +187,19 @@ impl<C: IdleClock> IdlePolicy<C> {
     /// Call after every look. `now`: when the look began, ns of the clock; it read that anyway, and a second reading costs
     /// as much as an idle look. `worked`: it found something to do.
     pub fn after_look(&mut self, now: u64, worked: bool) -> Pause {
-        if now.saturating_sub(self.looked_ns) >= self.times.gap_ns {
-            self.notice_absence(now);
-        }
+        let gap_ns = now.saturating_sub(self.looked_ns);
         self.looked_ns = now;
         if worked {
             self.worked_ns = now;
-            self.offered_ns = now;
+        }
+        if gap_ns >= self.times.gap_ns && self.notice_absence(now, gap_ns) {
+            return Pause::Leave;
         }
         let quiet_ns = now.saturating_sub(self.worked_ns);
         let pause = if now < self.crowded_until_ns {
             self.crowded(worked, quiet_ns)
         } else {
-            self.alone(now, quiet_ns)
+            self.uncrowded(now, worked, quiet_ns)
         };
         if let Pause::Sleep(time) = pause {
             // What passes asleep is no gap.
@@ -164,15 +208,42 @@ impl<C: IdleClock> IdlePolicy<C> {
         pause
     }
 
-    fn alone(&mut self, now: u64, quiet_ns: u64) -> Pause {
+    fn uncrowded(&mut self, now: u64, worked: bool, quiet_ns: u64) -> Pause {
         if quiet_ns >= self.times.spin_ns {
             return self.idle(quiet_ns);
         }
-        if now - self.offered_ns < self.times.offer_ns {
+        let shares = now < self.shared_until_ns;
+        // Who shares a core lets go of it at once when there is nothing to do, and after a while of work too.
+        let after = match (shares, worked) {
+            (true, false) => 0,
+            (true, true) | (false, false) => self.times.offer_ns,
+            (false, true) => self.times.work_offer_ns,
+        };
+        if now.saturating_sub(self.offered_ns) < after {
             return Pause::Spin;
         }
         self.offered_ns = now;
-        Pause::Sleep(Duration::ZERO)
+        if now.saturating_sub(self.asked_ns) >= self.times.offer_ns {
+            self.was_taken(now);
+        }
+        Pause::Offer
+    }
+
+    /// Whether the core was taken since this was asked last.
+    fn was_taken(&mut self, now: u64) -> bool {
+        let preemptions = self.clock.preemptions();
+        let taken = preemptions != self.preemptions;
+        self.preemptions = preemptions;
+        self.asked_ns = now;
+        if taken {
+            self.taken =
+                if now.saturating_sub(self.taken_ns) < self.times.taken_ns { self.taken + 1 } else { 1 };
+            self.taken_ns = now;
+        }
+        if taken && self.taken >= self.times.taken {
+            self.shared_until_ns = now + self.times.shared_ns;
+        }
+        taken
     }
 
     fn crowded(&mut self, worked: bool, quiet_ns: u64) -> Pause {
@@ -191,29 +262,28 @@ impl<C: IdleClock> IdlePolicy<C> {
         }
     }
 
-    /// A sixteenth of the time without work so far: the wait for a doorbell is in proportion to what came before it.
+    /// A sixteenth of the time without work so far, while that is short.
     fn idle(&self, quiet_ns: u64) -> Pause {
-        let longest = match quiet_ns < self.times.deepest_after_ns {
-            true => self.times.deep_sleep_ns,
-            false => self.times.deepest_sleep_ns,
-        };
-        let ns = (quiet_ns / 16).clamp(self.times.crowded_sleep_ns, longest);
-        Pause::Sleep(Duration::from_nanos(ns))
+        let times = &self.times;
+        let longest = (quiet_ns / times.deepest_share).clamp(times.deep_sleep_ns, times.deepest_sleep_ns);
+        Pause::Sleep(Duration::from_nanos((quiet_ns / 16).clamp(times.crowded_sleep_ns, longest)))
     }
 
-    /// A gap between two looks was an absence when the kernel counted a preemption, and work otherwise.
-    fn notice_absence(&mut self, now: u64) {
-        let preemptions = self.clock.preemptions();
-        let absent = preemptions != self.preemptions;
-        self.preemptions = preemptions;
-        if !absent || now < self.crowded_until_ns {
-            return;
+    /// A gap between two looks was an absence when the kernel counted a preemption, and work otherwise. True: leave this core.
+    fn notice_absence(&mut self, now: u64, gap_ns: u64) -> bool {
+        if !self.was_taken(now) || now < self.crowded_until_ns || gap_ns < self.times.long_ns {
+            return false;
+        }
+        if now.saturating_sub(self.left_ns) >= self.times.leave_ns && self.clock.has_cores() {
+            self.left_ns = now;
+            return true;
         }
         let again = now - self.crowded_until_ns < self.belief_ns;
         self.belief_ns =
             if again { (2 * self.belief_ns).min(self.times.crowded_max_ns) } else { self.times.crowded_ns };
         self.crowded_until_ns = now + self.belief_ns;
         self.slept_cpu_ns = self.clock.cpu_ns();
+        false
     }
 }
 
@@ -230,6 +300,7 @@ mod tests {
         now: Rc<Cell<u64>>,
         cpu: Rc<Cell<u64>>,
         preemptions: Rc<Cell<u64>>,
+        pinned: Rc<Cell<bool>>,
     }
 
     impl Thread {
@@ -260,10 +331,15 @@ mod tests {
         fn preemptions(&self) -> u64 {
             self.preemptions.get()
         }
+
+        fn has_cores(&self) -> bool {
+            !self.pinned.get()
+        }
     }
 
     fn policy() -> (Thread, IdlePolicy<Thread>) {
         let thread = Thread::default();
+        thread.pinned.set(true);
         thread.run(1_000_000_000);
         let policy = IdlePolicy::new(thread.clone(), IdleTimes::default());
         (thread, policy)
@@ -271,7 +347,7 @@ mod tests {
 
     fn sleep_ns(pause: Pause) -> u64 {
         match pause {
-            Pause::Spin => 0,
+            Pause::Spin | Pause::Offer | Pause::Leave => 0,
             Pause::Sleep(time) => time.as_nanos() as u64,
         }
     }
@@ -298,27 +374,86 @@ mod tests {
         assert!((10_000..300_000).contains(&short), "{short} ns after 2.4 ms");
         let longer = sleep_ns(quiet(&thread, &mut policy, 20_000_000));
         assert!(longer > 4 * short, "{longer} ns after 22 ms");
-        assert_eq!(sleep_ns(quiet(&thread, &mut policy, 1_000_000_000)), 2_000_000);
-        assert_eq!(sleep_ns(quiet(&thread, &mut policy, 8_000_000_000)), 2_000_000);
-        assert_eq!(sleep_ns(quiet(&thread, &mut policy, 2_000_000_000)), 5_000_000);
+        let after_a_second = sleep_ns(quiet(&thread, &mut policy, 1_000_000_000));
+        assert!((1_800_000..2_100_000).contains(&after_a_second), "{after_a_second} ns after 1 s");
+        let after_three = sleep_ns(quiet(&thread, &mut policy, 2_000_000_000));
+        assert!((5_900_000..6_200_000).contains(&after_three), "{after_three} ns after 3 s");
+        assert_eq!(sleep_ns(quiet(&thread, &mut policy, 8_000_000_000)), 10_000_000);
         policy.after_look(thread.now.get(), true);
         assert_eq!(sleep_ns(quiet(&thread, &mut policy, 100_000)), 0, "work ends the idling at once");
     }
 
+    /// Looks without work until the core is offered, which somebody takes for `ns`.
+    fn taken(thread: &Thread, policy: &mut IdlePolicy<Thread>, ns: u64) {
+        while policy.after_look(thread.now.get(), false) != Pause::Offer {
+            thread.run(500);
+        }
+        thread.preempted(ns);
+    }
+
     #[test]
-    fn spinning_for_nothing_it_offers_its_core_and_notices_when_it_is_taken() {
+    fn spinning_for_nothing_it_offers_its_core() {
         let (thread, mut policy) = policy();
         let mut offers = 0;
         for _ in 0..3_000 {
             thread.run(500);
-            offers += u64::from(policy.after_look(thread.now.get(), false) == Pause::Sleep(Duration::ZERO));
+            offers += u64::from(policy.after_look(thread.now.get(), false) == Pause::Offer);
         }
         assert!((25..=30).contains(&offers), "{offers} offers in 1.5 ms");
-        while policy.after_look(thread.now.get(), false) != Pause::Sleep(Duration::ZERO) {
+    }
+
+    #[test]
+    fn a_core_that_is_taken_and_given_back_is_shared_at_every_empty_look() {
+        // Shorter and longer than what counts as a gap between looks.
+        for absence in [8_000, 60_000] {
+            let (thread, mut policy) = policy();
+            policy.after_look(thread.now.get(), true);
+            for _ in 0..6 {
+                taken(&thread, &mut policy, absence);
+            }
+            for _ in 0..100 {
+                thread.run(500);
+                assert_eq!(policy.after_look(thread.now.get(), false), Pause::Offer, "{absence}");
+            }
+            // With work it goes on for a while.
+            let mut offers = 0;
+            for _ in 0..1_000 {
+                thread.run(500);
+                offers += u64::from(policy.after_look(thread.now.get(), true) == Pause::Offer);
+            }
+            assert!((9..=11).contains(&offers), "{offers} offers in 0.5 ms of work");
+            assert!(!policy.is_crowded());
+            thread.run(20_000_000);
+            policy.after_look(thread.now.get(), true);
             thread.run(500);
+            assert_eq!(policy.after_look(thread.now.get(), false), Pause::Spin, "nobody came any more");
         }
-        thread.preempted(1_000_000);
-        policy.after_look(thread.now.get(), false);
+    }
+
+    #[test]
+    fn an_absence_now_and_then_is_not_sharing() {
+        let (thread, mut policy) = policy();
+        for _ in 0..100 {
+            policy.after_look(thread.now.get(), true);
+            taken(&thread, &mut policy, 30_000);
+            quiet(&thread, &mut policy, 900_000);
+        }
+        policy.after_look(thread.now.get(), true);
+        thread.run(500);
+        assert_eq!(policy.after_look(thread.now.get(), false), Pause::Spin);
+        assert!(!policy.is_crowded());
+    }
+
+    #[test]
+    fn it_leaves_the_core_of_a_polling_program_once_and_then_stays() {
+        let (thread, mut policy) = policy();
+        thread.pinned.set(false);
+        policy.after_look(thread.now.get(), true);
+        thread.preempted(4_000_000);
+        assert_eq!(policy.after_look(thread.now.get(), true), Pause::Leave);
+        assert!(!policy.is_crowded());
+        thread.preempted(4_000_000);
+        assert_ne!(policy.after_look(thread.now.get(), true), Pause::Leave);
         assert!(policy.is_crowded());
     }
 
@@ -327,7 +462,7 @@ mod tests {
         let (thread, mut policy) = policy();
         for _ in 0..100 {
             thread.run(300_000);
-            assert_eq!(policy.after_look(thread.now.get(), true), Pause::Spin);
+            policy.after_look(thread.now.get(), true);
         }
         assert!(!policy.is_crowded());
     }
@@ -343,7 +478,7 @@ mod tests {
         assert!(policy.is_crowded());
         quiet(&thread, &mut policy, 10_000_000);
         assert!(!policy.is_crowded());
-        assert_eq!(policy.after_look(thread.now.get(), true), Pause::Spin);
+        policy.after_look(thread.now.get(), true);
         // Crowded again at once: this time it is believed for longer.
         thread.preempted(4_000_000);
         policy.after_look(thread.now.get(), false);
@@ -370,7 +505,7 @@ mod tests {
             thread.away(sleep);
             slept += sleep;
             if !policy.is_crowded() {
-                thread.preempted(200_000);
+                thread.preempted(4_000_000);
             }
         }
         assert!(slept * 100 >= ran * 95, "ran {ran} ns, slept {slept} ns");

@@ -8,7 +8,9 @@ use roce::{Opcode, ReplyKind};
 
 use super::processes::{Peer, child_config, config, end_flag, fabric_name, reply_to, request, send};
 use crate::dma::{Order, Segment, system};
-use crate::link::{Disposition, IdlePolicy, IdleTimes, Link, LinkConfig, Message, Payload, SystemClock};
+use crate::link::{
+    Disposition, IdlePolicy, IdleTimes, Link, LinkConfig, Message, Pause, Payload, SystemClock,
+};
 
 /// What a program and its NIC's thread share: a doorbell, a completion counter, and memory that the peer writes.
 #[derive(Default)]
@@ -21,6 +23,17 @@ struct Words {
     my_slot: AtomicU64,
     stop: AtomicBool,
     cpu_ns: AtomicU64,
+}
+
+/// Does as the policy said.
+fn rest(link: &mut Link, pause: Pause) {
+    link.ring_bells();
+    match pause {
+        Pause::Spin => std::hint::spin_loop(),
+        Pause::Offer => std::thread::yield_now(),
+        Pause::Leave => system::leave_core(),
+        Pause::Sleep(max) => link.sleep(max),
+    }
 }
 
 /// The NIC's thread: sends one WRITE of the running number for each post.
@@ -62,7 +75,7 @@ fn nic(words: &Words, config: LinkConfig) {
             send(&mut link, &write, Payload::Inline(&sent.to_ne_bytes()), |_| Disposition::NotNow);
             worked = true;
         }
-        link.pause(idle.after_look(system::monotonic_ns(), worked));
+        rest(&mut link, idle.after_look(system::monotonic_ns(), worked));
     }
     words.cpu_ns.store(system::thread_cpu_ns(), Ordering::Release);
 }
@@ -180,16 +193,16 @@ fn second_of_rest(times: IdleTimes) -> (u64, u64) {
     let resting = std::thread::spawn(move || {
         system::tune_thread();
         let mut idle = IdlePolicy::new(SystemClock, times);
-        let mut rest = |link: &mut Link, time: Duration| {
+        let mut idle_for = |link: &mut Link, time: Duration| {
             let begun = Instant::now();
             while begun.elapsed() < time {
                 let worked = link.poll(64, |_| Disposition::Consumed) > 0;
-                link.pause(idle.after_look(system::monotonic_ns(), worked));
+                rest(link, idle.after_look(system::monotonic_ns(), worked));
             }
         };
-        rest(&mut link, Duration::from_millis(2_600));
+        idle_for(&mut link, Duration::from_millis(2_600));
         let (before, sleeps) = (system::thread_cpu_ns(), link.counters().sleeps);
-        rest(&mut link, Duration::from_secs(1));
+        idle_for(&mut link, Duration::from_secs(1));
         (system::thread_cpu_ns() - before, link.counters().sleeps - sleeps)
     });
     resting.join().unwrap()
@@ -198,9 +211,9 @@ fn second_of_rest(times: IdleTimes) -> (u64, u64) {
 #[test]
 fn an_idle_nic_sleeps_and_its_share_of_a_core_is_printed() {
     let times = IdleTimes::default();
-    // The deepest sleeps come after ten seconds; here sooner, to see what they cost.
-    let deepest = IdleTimes { deepest_after_ns: 2_500_000_000, ..times };
-    for (name, times, looks) in [("at first", times, 200..600), ("after long", deepest, 100..300)] {
+    // As in the second that follows one without work, for longer, to see what that costs.
+    let early = IdleTimes { deepest_sleep_ns: times.deep_sleep_ns, ..times };
+    for (name, times, looks) in [("after a second", early, 200..700), ("after three", times, 80..300)] {
         let (used, sleeps) = second_of_rest(times);
         println!("idle {name}: {:.2} % of a core, {sleeps} looks a second", used as f64 / 1e7);
         assert!(looks.contains(&sleeps), "{name}: {sleeps} looks in a second");
