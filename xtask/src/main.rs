@@ -23,6 +23,7 @@ mod figure;
 mod headers;
 mod measured;
 mod process;
+mod progress;
 mod refused;
 mod report;
 mod setup;
@@ -103,7 +104,10 @@ fn one_line(error: &clap::Error) -> String {
     let text = error.to_string();
     let reason = text.split("\n\n").next().unwrap_or_default();
     let words: Vec<&str> = reason.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    format!("{} (--help tells more)", words.join(" ").trim_start_matches("error: "))
+    let reason = words.join(" ");
+    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: a similar "));
+    let tip = tip.map_or_else(String::new, |tip| format!("; a similar {tip}"));
+    format!("{}{tip} (--help tells more)", reason.trim_start_matches("error: "))
 }
 
 fn run(command: Command) -> Result<()> {
@@ -133,6 +137,7 @@ mod tests {
             ("figure", &["<NUMBER>"]),
             ("figure four", &["four", "<NUMBER>"]),
             ("figure 4 --frobnicate", &["--frobnicate"]),
+            ("figure 4 --quik", &["--quik", "a similar argument exists: '--quick'"]),
             ("figure 4 --quick --full", &["--quick", "--full"]),
             ("figure 4 --out", &["--out", "value"]),
             ("bench-throughput --peer host", &["--nic"]),

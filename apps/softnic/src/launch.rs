@@ -101,6 +101,9 @@ fn first_paragraph(error: &clap::Error) -> String {
     let paragraph = text.split("\n\n").next().unwrap_or_default();
     let words = paragraph.trim_start_matches("error: ").split_whitespace();
     let reason = words.collect::<Vec<_>>().join(" ");
+    if let Some(tip) = text.lines().find_map(|line| line.trim().strip_prefix("tip: a similar ")) {
+        return format!("{reason}; a similar {tip}");
+    }
     if error.kind() == ErrorKind::UnknownArgument {
         return format!("{reason}; -- goes before the program: softnic run [OPTIONS] -- COMMAND…");
     }

@@ -26,6 +26,10 @@ pub struct Provenance {
     pub machine: String,
     /// Cores that this process may use.
     pub cores: usize,
+    /// Threads that ran or waited for a core before the measurement, averaged over a minute (`/proc/loadavg`); `None` where
+    /// that is not known. A share of a core or more makes numbers of an emulated NIC lower.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<f64>,
     /// Versions by name: `kernel`, `rustc`, `profile`, and each library asked for.
     pub versions: BTreeMap<String, String>,
     /// The source.
@@ -59,6 +63,7 @@ impl Provenance {
             nic_options: BTreeMap::new(),
             machine: format!("{}, {cores} cores", processor()),
             cores,
+            load: read_line("/proc/loadavg").split(' ').next().and_then(|load| load.parse().ok()),
             versions,
             revision,
         }
@@ -123,6 +128,7 @@ mod tests {
         for name in ["kernel", "rustc", "profile"] {
             assert!(!provenance.versions[name].is_empty(), "{name}");
         }
+        assert!(provenance.load.is_some_and(|load| load >= 0.0));
         assert!(provenance.cores > 0 && provenance.machine.contains("cores"));
     }
 

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
 use measure::{Label, Revision};
 
 use crate::figure::{self, Nic, Probe, Programs};
+use crate::progress::Progress;
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::workspace::{self, root};
@@ -91,6 +91,9 @@ fn measured_json() -> PathBuf {
 pub fn run(options: &Options) -> Result<()> {
     if let Some(file) = &options.record_from {
         return record_from(file, &measured_json());
+    }
+    if options.record && options.quick {
+        return Err(refused("--record keeps whole runs; leave out --quick".to_owned()));
     }
     let chosen = chosen(options)?;
     let (programs, revision) = match &options.bin {
@@ -204,29 +207,33 @@ fn footer(run: &Run) -> String {
     let commit = from.revision.commit.get(..10).unwrap_or("unknown");
     let changes = if from.revision.dirty && !from.revision.commit.is_empty() { " with changes" } else { "" };
     format!(
-        "label: {} (nic: {}, gpu: {}, link: {}); {}; {pinned}; revision {commit}{changes}",
-        run.label, from.nic, from.gpu, from.link, run.machine
+        "label: {} (nic: {}, gpu: {}, link: {}); {}{}; {pinned}; revision {commit}{changes}",
+        run.label,
+        from.nic,
+        from.gpu,
+        from.link,
+        run.machine,
+        figure::load(from)
     )
 }
 
 fn take_all(stand: &Stand<'_>, chosen: &[&Measure], repeat: u32) -> Result<Vec<Number>> {
     let mut numbers: Vec<Number> = chosen.iter().map(|measure| Number::of(measure)).collect();
-    let bar = ProgressBar::new(u64::from(repeat) * chosen.len() as u64);
-    bar.set_style(
-        ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed}")
-            .context("the bar's template")?,
-    );
+    let total = u64::from(repeat) * chosen.len() as u64;
+    let mut progress = Progress::new(total, "{bar:30} {pos}/{len}  {msg}  {elapsed}")?;
+    let mut at = 0;
     for repetition in 0..repeat {
         for (measure, number) in chosen.iter().zip(&mut numbers) {
-            bar.set_message(measure.name);
+            progress.reach(at);
+            progress.say(measure.name);
+            at += 1;
             // One program that fails must not hide what the others say.
             if (repetition == 0 || !measure.once) && number.errors.len() < FAILURES {
                 number.add(stand.take(measure));
             }
-            bar.inc(1);
         }
     }
-    bar.finish_and_clear();
+    progress.end();
     Ok(numbers)
 }
 

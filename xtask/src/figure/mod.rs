@@ -11,12 +11,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use indicatif::{ProgressBar, ProgressStyle};
-use measure::{JsonLines, Label, json_lines};
+use indicatif::ProgressBar;
+use measure::{JsonLines, Label, Provenance, json_lines};
 use serde::Serialize;
 
 use crate::measured;
 use crate::process::{Speaking, WAIT};
+use crate::progress::Progress;
 use crate::refused::refused;
 use crate::report::compare::{Judged, judge};
 use crate::report::paper::Paper;
@@ -321,13 +322,13 @@ fn measure_all(bench: &Bench<'_>, grid: &Grid, earlier: Vec<Point>, file: &Path)
     let mut lines = JsonLines::append_to(file)?;
     let done: BTreeSet<Key> = earlier.iter().map(Point::key).collect();
     let keys = grid.keys();
-    let bar = ProgressBar::new(keys.len() as u64);
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed} of about {duration}");
-    bar.set_style(style.context("the bar's template")?);
+    let template = "{bar:30} {pos}/{len}  {msg}  {elapsed} of about {duration}";
+    let mut progress = Progress::new(keys.len() as u64, template)?;
     let mut points = earlier;
     let since = Instant::now();
     for key in keys.iter().filter(|key| !done.contains(key)) {
-        bar.set_message(format!("{} {} B", key.0, key.1));
+        progress.reach(points.len() as u64);
+        progress.say(&format!("{} {} B", key.0, key.1));
         let point = bench.measure(key, grid.seconds).with_context(|| {
             format!(
                 "{} at {} B, repetition {} ({} points are in {})",
@@ -340,9 +341,8 @@ fn measure_all(bench: &Bench<'_>, grid: &Grid, earlier: Vec<Point>, file: &Path)
         })?;
         lines.push(&point)?;
         points.push(point);
-        bar.set_position(points.len() as u64);
     }
-    bar.finish_and_clear();
+    progress.end();
     say!("{} points in {:.0} s", points.len(), since.elapsed().as_secs_f64());
     Ok(points)
 }
@@ -404,11 +404,13 @@ fn report(
     }
     say!("{}\n", table::verdicts(&verdicts));
     say!(
-        "label: {} (nic: {}, gpu: {}, link: {})",
+        "label: {} (nic: {}, gpu: {}, link: {}); {}{}",
         point.label,
         point.provenance.nic,
         point.provenance.gpu,
-        point.provenance.link
+        point.provenance.link,
+        point.provenance.machine,
+        load(&point.provenance)
     );
     say!("results in {}", out.display());
     if !rows.iter().all(|row| row.content_ok) {
@@ -433,6 +435,11 @@ fn report(
         say!("recorded in {}", path.display());
     }
     Ok(())
+}
+
+/// How busy the machine was; a build just before counts, work of others beside does too.
+pub fn load(provenance: &Provenance) -> String {
+    provenance.load.map_or_else(String::new, |load| format!("; load in the minute before: {load:.1}"))
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
@@ -463,6 +470,9 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> String {
             session::sender_options(spec, series, grid.payload_bytes[0], grid.list[0], grid.seconds);
         lines.push(format!("sender: generator --connect … {}", options.join(" ")));
     }
+    lines.push(
+        "receiver: generator --listen …, which takes payload, operation and queues from the sender".into(),
+    );
     for plot in &spec.plots {
         lines.push(format!("draws: {plot:?}"));
     }

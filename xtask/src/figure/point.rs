@@ -131,6 +131,7 @@ pub fn example(series: &str, payload_bytes: u64) -> Point {
             nic_options: Default::default(),
             machine: "a machine, 2 cores".into(),
             cores: 2,
+            load: None,
             versions: Default::default(),
             revision: measure::Revision { commit: "abc".into(), dirty: false },
         },

@@ -86,15 +86,14 @@ pub fn verdicts(judged: &[Judged]) -> String {
             one.verdict.to_string(),
             one.text
         ));
-        // Long evidence, one line a payload size, is in summary.json; its ends say enough here.
-        let shown = match one.evidence.len() {
-            0..=4 => one.evidence.clone(),
-            many => vec![
-                one.evidence[0].clone(),
-                format!("… {} more in summary.json", many - 2),
-                one.evidence[many - 1].clone(),
-            ],
-        };
+        if !one.criterion.is_empty() {
+            lines.push(format!("{:22} {}", "", one.criterion));
+        }
+        // Long evidence, one line a payload size, is in summary.json; what decides goes first.
+        let mut shown: Vec<String> = one.evidence.iter().take(4).cloned().collect();
+        if one.evidence.len() > shown.len() {
+            shown.push(format!("… {} more in summary.json", one.evidence.len() - shown.len()));
+        }
         lines.extend(shown.iter().map(|evidence| format!("{:22} {evidence}", "")));
     }
     lines.join("\n")

@@ -57,8 +57,11 @@ pub struct Judged {
     pub verdict: Verdict,
     /// Weakest label of the points that it was judged on.
     pub label: Label,
-    /// One line for each thing looked at.
+    /// One line for each thing looked at; what does not hold goes first.
     pub evidence: Vec<String>,
+    /// What each of them has to fulfil; empty where nothing is judged.
+    #[serde(default)]
+    pub criterion: String,
 }
 
 /// One thing that a claim is about.
@@ -70,6 +73,15 @@ struct Finding {
 }
 
 impl Finding {
+    fn line(self) -> String {
+        let mark = match self.holds {
+            Some(true) => "holds: ",
+            Some(false) => "fails: ",
+            None => "",
+        };
+        format!("{mark}{}", self.evidence)
+    }
+
     fn judged(holds: bool, evidence: String) -> Finding {
         Finding { holds: Some(holds), evidence, needs: Vec::new() }
     }
@@ -107,13 +119,50 @@ pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
         points.iter().filter(|point| claim.series.iter().any(|pattern| matches(pattern, &point.series)));
     let labels =
         used.flat_map(|point| needed_parts(claim, &point.series).map(|part| point.provenance.label(&[part])));
+    let verdict = verdict(claim, &findings);
+    let mut findings = findings;
+    // What decides against a claim goes first, then what could not be judged.
+    findings.sort_by_key(|finding| match finding.holds {
+        Some(false) => 0,
+        None => 1,
+        Some(true) => 2,
+    });
     Judged {
         id: claim.id.clone(),
         text: claim.text.clone(),
         source: claim.source.clone(),
-        verdict: verdict(claim, &findings),
+        verdict,
         label: Label::weakest(labels),
-        evidence: findings.into_iter().map(|finding| finding.evidence).collect(),
+        evidence: findings.into_iter().map(Finding::line).collect(),
+        criterion: criterion(&claim.rule),
+    }
+}
+
+/// What the rule asks of each thing it looks at, in words with its bound.
+fn criterion(rule: &Rule) -> String {
+    match rule {
+        Rule::Background {} => String::new(),
+        Rule::Saturates { at_least } => {
+            format!("holds from {:.0} % of the link's capacity on", at_least * 100.0)
+        }
+        Rule::Linear { r_squared, below } => {
+            format!("holds from R² {r_squared} on, below {:.0} % of the plateau", below * 100.0)
+        }
+        Rule::Equals { field, value } => format!("holds when {field} is {value} everywhere"),
+        Rule::Flat { field, at_most } => {
+            format!("holds when the largest {field} is at most {at_most} times the smallest")
+        }
+        Rule::Falls { field, at_least } => format!(
+            "holds when {field} falls with the payload (rank correlation below -0.5), by {:.0} % at least",
+            at_least * 100.0
+        ),
+        Rule::Ratio { field, within: [least, most] } => {
+            format!("holds when the ratio of {field} is from {least} to {most}")
+        }
+        Rule::Order { field, below } if field == "slope" => {
+            format!("holds when the first rises faster, below {:.0} % of the plateau", below * 100.0)
+        }
+        Rule::Order { field, .. } => format!("holds when the first has the larger {field} everywhere"),
     }
 }
 

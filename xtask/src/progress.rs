@@ -1,0 +1,63 @@
+//! How far a measurement is: a bar on a terminal, a line now and then elsewhere.
+
+use std::io::IsTerminal;
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// Lines that a whole run gives where no bar can be drawn.
+const LINES: u64 = 12;
+
+/// Counts points.
+pub struct Progress {
+    bar: ProgressBar,
+    plain: bool,
+    total: u64,
+    at: u64,
+}
+
+impl Progress {
+    /// Of `total` points; `template` as indicatif has it.
+    pub fn new(total: u64, template: &str) -> Result<Progress> {
+        let bar = ProgressBar::new(total);
+        bar.set_style(ProgressStyle::with_template(template).context("the bar's template")?);
+        Ok(Progress { bar, plain: !std::io::stderr().is_terminal(), total, at: 0 })
+    }
+
+    /// What is measured now.
+    pub fn say(&self, what: &str) {
+        self.bar.set_message(what.to_owned());
+        if self.plain && is_told(self.at, self.total) {
+            eprintln!("{} of {}: {what}", self.at + 1, self.total);
+        }
+    }
+
+    /// So many are done.
+    pub fn reach(&mut self, at: u64) {
+        self.at = at;
+        self.bar.set_position(at);
+    }
+
+    /// All are done.
+    pub fn end(self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+/// Whether the point behind `at` others is one of those that are told of.
+fn is_told(at: u64, total: u64) -> bool {
+    at.is_multiple_of(total.div_ceil(LINES).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_gives_some_lines_and_not_too_many() {
+        for total in [1, 5, 12, 13, 72, 660] {
+            let told = (0..total).filter(|at| is_told(*at, total)).count() as u64;
+            assert!(told >= total.min(6) && told <= LINES, "{told} of {total}");
+        }
+    }
+}
