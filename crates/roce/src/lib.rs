@@ -4,8 +4,9 @@
 //! states). The specification is not public. A section or compliance number (C9-88) stands here only where public sources
 //! give it for the same rule: Linux's rxe and its reviews, register descriptions of HCAs, Annex A17. Other rules go by name.
 //! Messages go in by `handle_*`, replies, events and completions come out by `poll_*`; time is an argument.
-//! Works on whole messages or on fragments of them, with the PSNs that their packets would have. Left out so far:
-//! packets on a wire (headers, invariant CRC), end-to-end credits, memory windows beyond invalidation by a SEND.
+//! Works on whole messages or on fragments of them, with the PSNs that their packets would have; [`wire`] describes
+//! those packets as bytes. Left out so far: an engine that sends and takes packets, the invariant CRC, end-to-end
+//! credits, memory windows beyond invalidation by a SEND.
 //! Knows nothing of mlx5, sockets, threads or clocks (INV-2).
 //!
 //! One direction of a connection is a [`Requester`] on one side and a [`Responder`] on the other:
@@ -18,7 +19,6 @@
 mod admission;
 pub mod message;
 pub mod posting;
-pub mod psn;
 pub mod qp_state;
 mod replay;
 pub mod requester;
@@ -29,19 +29,20 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 pub mod verdict;
+pub mod wire;
 pub mod work;
 
 pub use message::{Fragment, MAX_MESSAGE_BYTES, NakCode, Opcode, Reply, ReplyKind, Request};
 pub use posting::{
     Completion, PostedMessage, ReplyVerdict, RequesterConfig, RequesterCounters, Ticket, Transmit,
 };
-pub use psn::Psn;
 pub use requester::Requester;
 pub use responder::Responder;
 pub use verdict::{
     AsyncEvent, DropReason, FailedReceive, Failure, ResponderConfig, ResponderCounters, ResponderEvent,
     Verdict,
 };
+pub use wire::psn::{self, Psn};
 pub use work::{
     Atomic, GRH_BYTES, Outcome, Receive, ReceiveCompletion, Region, RegionError, Resources, Status, Work,
 };

@@ -75,7 +75,11 @@ fn package_arrows(rows: &[Row], metadata: &Metadata) -> Vec<Violation> {
     violations
 }
 
-/// `module`: a folder or file; `never`: the module paths it must not name, in backticks or bare, comma-separated.
+/// What a module's row says when it must not name anything of its crate outside itself.
+const SIBLINGS: &str = "crate::*";
+
+/// `module`: a folder or file; `never`: the module paths it must not name, in backticks or bare, comma-separated, or
+/// `crate::*` for all but its own.
 fn module_arrows(tree: &Tree, module: &str, never: &str) -> Vec<Violation> {
     let module = module.trim_matches('`');
     let never: Vec<&str> =
@@ -90,7 +94,13 @@ fn module_arrows(tree: &Tree, module: &str, never: &str) -> Vec<Violation> {
     for (path, text) in tree.rust().filter(|(path, _)| inside(path)) {
         let code = source::code(source::without_tests(path, text));
         let used = source::use_paths(&code);
+        let inner = path.strip_prefix(module).map_or(0, |inner| inner.split('/').count() - 1);
+        let depth = if path.ends_with("/mod.rs") { inner - 1 } else { inner };
         for (index, line) in code.lines().enumerate() {
+            if never.contains(&SIBLINGS) && leaves(line, module, depth) {
+                let rule = format!("{module} must not name what lies beside it (INV-1)");
+                violations.push(Violation::at(path, index + 1, rule));
+            }
             let imports = |never: &str| {
                 let below = |path: &str| {
                     path.strip_prefix(never).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"))
@@ -115,6 +125,19 @@ fn names(line: &str, path: &str) -> bool {
     source::has_word(line, path)
         || line.contains("crate::{") && source::has_word(line, last)
         || line.contains(&format!("super::{last}::"))
+}
+
+/// Whether a line of code, `depth` modules below `module`, names something of its crate that is not in `module`.
+fn leaves(line: &str, module: &str, depth: usize) -> bool {
+    let own =
+        module.split_once("/src/").map_or("", |(_, own)| own).trim_end_matches(".rs").replace('/', "::");
+    let whole = |text: &str| !text.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+    let foreign = |(at, _): (usize, &str)| {
+        let before = line[..at].chars().next_back();
+        let below = line[at + "crate::".len()..].strip_prefix(own.as_str()).is_some_and(whole);
+        !before.is_some_and(|c| c.is_alphanumeric() || c == '_') && !below
+    };
+    line.match_indices("crate::").any(foreign) || line.contains(&"super::".repeat(depth + 1))
 }
 
 #[cfg(test)]
@@ -198,5 +221,24 @@ mod tests {
                 && found[1].starts_with("crates/nic/src/dma/host.rs:3:")
         );
         assert_eq!(module_arrows(&tree, "crates/gone", "crate::x").len(), 1);
+    }
+
+    #[test]
+    fn a_module_that_looks_beside_itself_is_named() {
+        let tree = Tree::of(&[
+            (
+                "crates/roce/src/wire/bth.rs",
+                "use super::psn::Psn;\nuse crate::Psn;\nuse super::super::Now;\n",
+            ),
+            ("crates/roce/src/wire/mod.rs", "pub use psn::Psn;\nuse super::Now;\nuse crate::{wire, Now};\n"),
+            ("crates/roce/src/wire/cm/req.rs", "use super::super::Gid;\nuse crate::wire::mad;\n"),
+            ("crates/roce/src/wired.rs", "use crate::Now;\n"),
+        ]);
+        let found = module_arrows(&tree, "`crates/roce/src/wire`", "`crate::*`");
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(found.len(), 4, "{found:?}");
+        for (at, found) in ["bth.rs:2:", "bth.rs:3:", "mod.rs:2:", "mod.rs:3:"].iter().zip(&found) {
+            assert!(found.starts_with(&format!("crates/roce/src/wire/{at}")), "{found}");
+        }
     }
 }

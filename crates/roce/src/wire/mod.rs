@@ -1,0 +1,110 @@
+//! RoCEv2 packets as bytes: headers as they lie on a wire, read and written without state.
+//!
+//! Follows IBTA vol. 1 chapter 5 (packet formats) and §9.2-9.3 (BTH, extended headers) as public sources give them, Annex
+//! A17 (RoCEv2 over UDP), RFC 791, 768 and 8200. Golden bytes beside each header are from captures of Linux 6.1's
+//! `rdma_rxe` (`crates/roce/tests/data`), or named where they are not. Multi-byte fields are big-endian but the ICRC.
+//!
+//! Left out: Ethernet and its VLAN tags, IPv4 options and IPv6 extension headers (RoCEv2 sends none), the opcodes of
+//! RD, XRC and congestion notification, flush and atomic write of IBTA 1.5.
+//! Imports nothing from its siblings (INV-1); the engine above it decides what a well-formed packet means.
+
+pub mod aeth;
+pub mod atomic;
+pub mod bth;
+mod bytes;
+pub mod deth;
+pub mod immediate;
+pub mod ipv4;
+pub mod ipv6;
+pub mod opcode;
+pub mod psn;
+pub mod reth;
+pub mod udp;
+
+pub use aeth::{Aeth, Syndrome};
+pub use atomic::{AtomicAckEth, AtomicEth};
+pub use bth::Bth;
+pub use deth::Deth;
+pub use immediate::{Ieth, ImmDt};
+pub use ipv4::Ipv4;
+pub use ipv6::{Gid, Ipv6};
+pub use opcode::{HeaderSet, Operation, PacketKind, PacketOpcode, Position, Service};
+pub use psn::Psn;
+pub use reth::Reth;
+pub use udp::Udp;
+
+/// Why bytes are not the packet they were taken for, or a packet cannot be written. One variant a cause, so that each
+/// drop has a counter of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// The bytes end inside a header, or the buffer does.
+    #[error("{what} needs {need} bytes, got {have}")]
+    Truncated {
+        /// Header that was to be read or written.
+        what: &'static str,
+        /// Bytes it needs.
+        need: usize,
+        /// Bytes there were.
+        have: usize,
+    },
+    /// The first nibble names another IP version than the header that was asked for, or neither 4 nor 6.
+    #[error("IP version {version} where a RoCEv2 packet has 4 or 6")]
+    IpVersion {
+        /// The nibble.
+        version: u8,
+    },
+    /// An IPv4 header with options, or one shorter than a header can be.
+    #[error("an IPv4 header of {words} words, RoCEv2 has 5 (no options)")]
+    Ipv4HeaderWords {
+        /// The field, in words of 4 bytes.
+        words: u8,
+    },
+    /// A fragment, or the reserved flag is set: RoCEv2 packets are whole.
+    #[error("IPv4 flags and fragment offset {field:#06x}: only DF (0x4000) may be set")]
+    Fragment {
+        /// Both fields, 16 bits.
+        field: u16,
+    },
+    /// The IPv4 header's own checksum is wrong.
+    #[error("IPv4 header checksum {found:#06x}, the header's is {computed:#06x}")]
+    Ipv4Checksum {
+        /// In the header.
+        found: u16,
+        /// What it should be.
+        computed: u16,
+    },
+    /// Another protocol than UDP follows the IP header.
+    #[error("IP protocol {protocol} where RoCEv2 has 17 (UDP)")]
+    NotUdp {
+        /// Protocol, or next header of IPv6.
+        protocol: u8,
+    },
+    /// The UDP destination port is not RoCEv2's.
+    #[error("UDP port {port} where RoCEv2 has 4791")]
+    NotRoce {
+        /// Destination port.
+        port: u16,
+    },
+    /// A length field disagrees with the bytes around it.
+    #[error("{what} says {says} bytes, {have} are there")]
+    Length {
+        /// Header whose field it is.
+        what: &'static str,
+        /// Its value.
+        says: usize,
+        /// Bytes there were.
+        have: usize,
+    },
+    /// The opcode is of no service that this module describes.
+    #[error("BTH opcode {opcode:#04x} is none of RC, UC or UD")]
+    UnknownOpcode {
+        /// The byte.
+        opcode: u8,
+    },
+    /// Another version of the transport headers.
+    #[error("BTH version {version} where 0 is the only one")]
+    TransportVersion {
+        /// The 4-bit field.
+        version: u8,
+    },
+}

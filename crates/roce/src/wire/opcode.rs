@@ -1,0 +1,335 @@
+//! Opcodes of the BTH: service, operation, position in its message, and which headers follow, in one table.
+//!
+//! IBTA vol. 1 §9.2.1, the table «OpCode field»: the upper three bits name the service, the lower five the packet. The
+//! numbers are also in Linux's `include/rdma/ib_pack.h`. Left out: see [the module](super).
+
+use super::WireError;
+
+/// Service of a packet: the upper three bits of its opcode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Service {
+    /// Reliable connection.
+    Rc = 0,
+    /// Unreliable connection.
+    Uc = 1,
+    /// Unreliable datagram.
+    Ud = 3,
+}
+
+impl Service {
+    /// The services described here.
+    pub const ALL: [Service; 3] = [Service::Rc, Service::Uc, Service::Ud];
+}
+
+/// What the message that a packet belongs to does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// SEND.
+    Send,
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ request.
+    ReadRequest,
+    /// RDMA READ response.
+    ReadResponse,
+    /// ACK, NAK or RNR NAK.
+    Acknowledge,
+    /// Response of an atomic.
+    AtomicAcknowledge,
+    /// Compare and swap.
+    CompareSwap,
+    /// Fetch and add.
+    FetchAdd,
+}
+
+impl Operation {
+    /// Whether a responder sends it.
+    pub const fn is_response(self) -> bool {
+        matches!(self, Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge)
+    }
+}
+
+/// Which packet of its message it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Position {
+    /// The first of several.
+    First,
+    /// Neither first nor last.
+    Middle,
+    /// The last of several.
+    Last,
+    /// The whole message.
+    Only,
+}
+
+impl Position {
+    /// Whether a message begins here.
+    pub const fn starts(self) -> bool {
+        matches!(self, Position::First | Position::Only)
+    }
+
+    /// Whether a message ends here.
+    pub const fn ends(self) -> bool {
+        matches!(self, Position::Last | Position::Only)
+    }
+}
+
+/// Extended headers behind the BTH, in the order they are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum HeaderSet {
+    /// None.
+    Nothing,
+    /// ImmDt.
+    Imm,
+    /// IETH.
+    Ieth,
+    /// RETH.
+    Reth,
+    /// RETH, then ImmDt.
+    RethImm,
+    /// AETH.
+    Aeth,
+    /// AETH, then AtomicAckETH.
+    AethAtomicAck,
+    /// AtomicETH.
+    Atomic,
+    /// DETH.
+    Deth,
+    /// DETH, then ImmDt.
+    DethImm,
+}
+
+impl HeaderSet {
+    /// Bytes of these headers together.
+    pub const fn bytes(self) -> usize {
+        match self {
+            HeaderSet::Nothing => 0,
+            HeaderSet::Imm | HeaderSet::Ieth | HeaderSet::Aeth => 4,
+            HeaderSet::Deth => 8,
+            HeaderSet::AethAtomicAck | HeaderSet::DethImm => 12,
+            HeaderSet::Reth => 16,
+            HeaderSet::RethImm => 20,
+            HeaderSet::Atomic => 28,
+        }
+    }
+}
+
+/// Declares the kinds of packet with their five bits and what the table says of each.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $name:ident = $code:literal: $operation:ident, $position:ident, $headers:ident;)*) => {
+        /// A packet regardless of its service: the lower five bits of its opcode.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum PacketKind { $($(#[$doc])* $name = $code,)* }
+
+        impl PacketKind {
+            /// Every kind, in the order of its number.
+            pub const ALL: &[PacketKind] = &[$(PacketKind::$name,)*];
+
+            /// The kind with these five bits, if there is one.
+            #[inline]
+            pub const fn from_bits(bits: u8) -> Option<Self> {
+                match bits { $($code => Some(Self::$name),)* _ => None }
+            }
+
+            /// What its message does.
+            #[inline]
+            pub const fn operation(self) -> Operation {
+                match self { $(Self::$name => Operation::$operation,)* }
+            }
+
+            /// Where in its message it stands.
+            #[inline]
+            pub const fn position(self) -> Position {
+                match self { $(Self::$name => Position::$position,)* }
+            }
+
+            /// Extended headers on a connected service; UD puts a DETH before them.
+            const fn connected_headers(self) -> HeaderSet {
+                match self { $(Self::$name => HeaderSet::$headers,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    /// SEND First.
+    SendFirst = 0x00: Send, First, Nothing;
+    /// SEND Middle.
+    SendMiddle = 0x01: Send, Middle, Nothing;
+    /// SEND Last.
+    SendLast = 0x02: Send, Last, Nothing;
+    /// SEND Last with immediate.
+    SendLastImm = 0x03: Send, Last, Imm;
+    /// SEND Only.
+    SendOnly = 0x04: Send, Only, Nothing;
+    /// SEND Only with immediate.
+    SendOnlyImm = 0x05: Send, Only, Imm;
+    /// RDMA WRITE First.
+    WriteFirst = 0x06: Write, First, Reth;
+    /// RDMA WRITE Middle.
+    WriteMiddle = 0x07: Write, Middle, Nothing;
+    /// RDMA WRITE Last.
+    WriteLast = 0x08: Write, Last, Nothing;
+    /// RDMA WRITE Last with immediate.
+    WriteLastImm = 0x09: Write, Last, Imm;
+    /// RDMA WRITE Only.
+    WriteOnly = 0x0a: Write, Only, Reth;
+    /// RDMA WRITE Only with immediate.
+    WriteOnlyImm = 0x0b: Write, Only, RethImm;
+    /// RDMA READ Request.
+    ReadRequest = 0x0c: ReadRequest, Only, Reth;
+    /// RDMA READ response First.
+    ReadResponseFirst = 0x0d: ReadResponse, First, Aeth;
+    /// RDMA READ response Middle: the only response packet without an AETH.
+    ReadResponseMiddle = 0x0e: ReadResponse, Middle, Nothing;
+    /// RDMA READ response Last.
+    ReadResponseLast = 0x0f: ReadResponse, Last, Aeth;
+    /// RDMA READ response Only.
+    ReadResponseOnly = 0x10: ReadResponse, Only, Aeth;
+    /// Acknowledge.
+    Acknowledge = 0x11: Acknowledge, Only, Aeth;
+    /// ATOMIC Acknowledge.
+    AtomicAcknowledge = 0x12: AtomicAcknowledge, Only, AethAtomicAck;
+    /// CmpSwap.
+    CompareSwap = 0x13: CompareSwap, Only, Atomic;
+    /// FetchAdd.
+    FetchAdd = 0x14: FetchAdd, Only, Atomic;
+    /// SEND Last with invalidate.
+    SendLastInvalidate = 0x16: Send, Last, Ieth;
+    /// SEND Only with invalidate.
+    SendOnlyInvalidate = 0x17: Send, Only, Ieth;
+}
+
+impl PacketKind {
+    /// Whether the service has this packet.
+    #[inline]
+    pub const fn allowed_on(self, service: Service) -> bool {
+        match service {
+            Service::Rc => true,
+            Service::Uc => self as u8 <= PacketKind::WriteOnlyImm as u8,
+            Service::Ud => matches!(self, PacketKind::SendOnly | PacketKind::SendOnlyImm),
+        }
+    }
+
+    /// Whether payload may follow the headers. READ requests, atomics and acknowledgements have none.
+    #[inline]
+    pub const fn carries_payload(self) -> bool {
+        matches!(self.operation(), Operation::Send | Operation::Write | Operation::ReadResponse)
+    }
+
+    /// Whether an ImmDt follows.
+    pub const fn has_immediate(self) -> bool {
+        matches!(self.connected_headers(), HeaderSet::Imm | HeaderSet::RethImm)
+    }
+
+    /// The SEND or WRITE packet at `position`; an immediate or an rkey to invalidate rides on the packet that ends the
+    /// message. `None` for operations of one packet, and for an invalidating WRITE.
+    pub const fn request(operation: Operation, position: Position, tail: Tail) -> Option<PacketKind> {
+        use PacketKind::*;
+        Some(match (operation, position, tail) {
+            (Operation::Send, Position::First, _) => SendFirst,
+            (Operation::Send, Position::Middle, _) => SendMiddle,
+            (Operation::Send, Position::Last, Tail::Nothing) => SendLast,
+            (Operation::Send, Position::Last, Tail::Imm) => SendLastImm,
+            (Operation::Send, Position::Last, Tail::Invalidate) => SendLastInvalidate,
+            (Operation::Send, Position::Only, Tail::Nothing) => SendOnly,
+            (Operation::Send, Position::Only, Tail::Imm) => SendOnlyImm,
+            (Operation::Send, Position::Only, Tail::Invalidate) => SendOnlyInvalidate,
+            (Operation::Write, _, Tail::Invalidate) => return None,
+            (Operation::Write, Position::First, _) => WriteFirst,
+            (Operation::Write, Position::Middle, _) => WriteMiddle,
+            (Operation::Write, Position::Last, Tail::Nothing) => WriteLast,
+            (Operation::Write, Position::Last, Tail::Imm) => WriteLastImm,
+            (Operation::Write, Position::Only, Tail::Nothing) => WriteOnly,
+            (Operation::Write, Position::Only, Tail::Imm) => WriteOnlyImm,
+            _ => return None,
+        })
+    }
+
+    /// The READ response packet at `position`.
+    pub const fn read_response(position: Position) -> PacketKind {
+        match position {
+            Position::First => PacketKind::ReadResponseFirst,
+            Position::Middle => PacketKind::ReadResponseMiddle,
+            Position::Last => PacketKind::ReadResponseLast,
+            Position::Only => PacketKind::ReadResponseOnly,
+        }
+    }
+}
+
+/// What a SEND or WRITE brings besides its payload.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Tail {
+    /// Nothing.
+    Nothing,
+    /// Immediate data.
+    Imm,
+    /// An rkey to invalidate.
+    Invalidate,
+}
+
+/// An opcode that exists: a kind of packet on a service that has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PacketOpcode {
+    service: Service,
+    kind: PacketKind,
+}
+
+impl PacketOpcode {
+    /// The opcode of `kind` on `service`, if the service has it.
+    #[inline]
+    pub const fn new(service: Service, kind: PacketKind) -> Option<Self> {
+        if kind.allowed_on(service) { Some(Self { service, kind }) } else { None }
+    }
+
+    /// Reads the opcode byte. Error: no opcode of RC, UC or UD.
+    #[inline]
+    pub const fn from_u8(opcode: u8) -> Result<Self, WireError> {
+        let service = match opcode >> 5 {
+            0 => Service::Rc,
+            1 => Service::Uc,
+            3 => Service::Ud,
+            _ => return Err(WireError::UnknownOpcode { opcode }),
+        };
+        let Some(kind) = PacketKind::from_bits(opcode & 0x1f) else {
+            return Err(WireError::UnknownOpcode { opcode });
+        };
+        match Self::new(service, kind) {
+            Some(known) => Ok(known),
+            None => Err(WireError::UnknownOpcode { opcode }),
+        }
+    }
+
+    /// The byte of the BTH.
+    #[inline]
+    pub const fn to_u8(self) -> u8 {
+        (self.service as u8) << 5 | self.kind as u8
+    }
+
+    /// The service.
+    #[inline]
+    pub const fn service(self) -> Service {
+        self.service
+    }
+
+    /// The kind of packet.
+    #[inline]
+    pub const fn kind(self) -> PacketKind {
+        self.kind
+    }
+
+    /// Which extended headers follow.
+    #[inline]
+    pub const fn headers(self) -> HeaderSet {
+        match (self.service, self.kind) {
+            (Service::Ud, PacketKind::SendOnlyImm) => HeaderSet::DethImm,
+            (Service::Ud, _) => HeaderSet::Deth,
+            (_, kind) => kind.connected_headers(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
