@@ -4,9 +4,11 @@
 //! states). The specification is not public. A section or compliance number (C9-88) stands here only where public sources
 //! give it for the same rule: Linux's rxe and its reviews, register descriptions of HCAs, Annex A17. Other rules go by name.
 //! Messages go in by `handle_*`, replies, events and completions come out by `poll_*`; time is an argument.
-//! Works on whole messages or on fragments of them, with the PSNs that their packets would have; [`wire`] describes
-//! those packets as bytes. Left out so far: an engine that sends and takes packets, the invariant CRC, end-to-end
-//! credits, memory windows beyond invalidation by a SEND.
+//! Works on whole messages or on fragments of them, with the PSNs that their packets would have, for shared memory; and on
+//! packets, for a wire ([`wire`] describes these as bytes). Both are the same two machines: a packet layer
+//! ([`requester::packets`], [`responder::packets`]) cuts and counts, the checks, refusals, retries and replays are there once.
+//! Left out so far: the invariant CRC, end-to-end credits, memory windows beyond invalidation by a SEND, path migration, and
+//! the freedom to time out later than configured.
 //! Knows nothing of mlx5, sockets, threads or clocks (INV-2).
 //!
 //! One direction of a connection is a [`Requester`] on one side and a [`Responder`] on the other:
@@ -14,10 +16,17 @@
 //!   post ──► Requester ── poll_transmit ──► link ──► handle_request ── Responder ──► Work for the memory
 //!   poll_completion ◄── Requester ◄── handle_reply ◄── link ◄── poll_reply ── Responder ◄── executed
 //! ```
+//! A [`Connection`] is both halves of a QP whose link carries [`Packet`]s:
+//! ```text
+//!   post ──► Connection ── poll_transmit ──► wire ──► handle_packet ── Connection ──► Work for the memory
+//!   poll_event ◄── Connection ◄── handle_packet ◄── wire ◄── poll_transmit ── Connection ◄── executed
+//! ```
 #![forbid(unsafe_code)]
 
 mod admission;
+pub mod connection;
 pub mod message;
+pub mod packet;
 pub mod posting;
 pub mod qp_state;
 mod replay;
@@ -32,11 +41,14 @@ pub mod verdict;
 pub mod wire;
 pub mod work;
 
+pub use connection::{Arrival, Connection, Event, WorkRequest};
 pub use message::{Fragment, MAX_MESSAGE_BYTES, NakCode, Opcode, Reply, ReplyKind, Request};
+pub use packet::{Content, Outgoing, Packet, PayloadSource, Position};
 pub use posting::{
     Completion, PostedMessage, ReplyVerdict, RequesterConfig, RequesterCounters, Ticket, Transmit,
 };
 pub use requester::Requester;
+pub use requester::packets::{Placement, SendWindow};
 pub use responder::Responder;
 pub use verdict::{
     AsyncEvent, DropReason, FailedReceive, Failure, ResponderConfig, ResponderCounters, ResponderEvent,

@@ -1,7 +1,7 @@
 //! What travels between a requester and a responder: requests and replies as values, one message or a fragment each.
 //!
 //! Names and codes are those of IBTA vol. 1: opcodes of the BTH, and §9.7.5.2 (AETH: ACK, RNR NAK, NAK codes); the byte
-//! layouts come with packets. Values from the other side are unchecked: the engine's halves check them.
+//! layouts are those of [`crate::packet`]s. Values from the other side are unchecked: the engine's halves check them.
 
 use crate::{Access, Psn, ServiceType};
 
@@ -132,7 +132,7 @@ pub struct Request {
     pub remote_va: u64,
     /// Target key.
     pub rkey: u32,
-    /// Length of the whole message; 8 for atomics.
+    /// Length of the whole message; 8 for atomics. Of a SEND that comes as packets, the bytes so far.
     pub length: u32,
     /// Value to swap in or to add.
     pub swap_add: u64,

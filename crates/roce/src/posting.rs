@@ -86,7 +86,7 @@ pub enum ReplyVerdict {
 /// What happened so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RequesterCounters {
-    /// Messages given to the link, resent ones included.
+    /// Messages, or their packets, given to the link, resent ones included.
     pub transmitted: u64,
     /// Of these, resent.
     pub retransmitted: u64,

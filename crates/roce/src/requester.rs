@@ -1,8 +1,8 @@
 //! Requester half of a connection: posted messages in, transmissions and completions out.
 //!
 //! Follows IBTA vol. 1 on generating requests, §9.7.6 (receiving responses), its rules for unreliable service, and §9.9.2
-//! (requester's errors). Resends by going back to the oldest unacknowledged message. Left out: end-to-end credits (the
-//! peer's MSN and credit count are not looked at), resending from the middle of a message.
+//! (requester's errors). Resends by going back to the oldest unacknowledged message, or packet ([`packets`]). Left out: end-to-end credits (the
+//! peer's MSN and credit count are not looked at).
 //!
 //! Everything before a moment in the queue is done, everything after it is not, because acknowledgements are cumulative
 //! and responses arrive in order; so four tickets say where each message is:
@@ -11,8 +11,11 @@
 //!     polled │ done, not yet polled │ on its way │ to send again │ never sent
 //! ```
 
+pub mod packets;
+
 use std::collections::VecDeque;
 
+use self::packets::Progress;
 use crate::message::{MAX_MESSAGE_BYTES, psn_count};
 use crate::psn::HALF_SPACE;
 use crate::retry::{Budget, Timer, ack_timeout_ns, rnr_timer_ns};
@@ -38,6 +41,7 @@ struct Message {
     fence: bool,
     psn: Psn,
     psn_count: u32,
+    length: u32,
     atomic_old: u64,
     /// Set when it must not be sent: it fails when all before it are done.
     failure: Option<Status>,
@@ -58,6 +62,8 @@ pub struct Requester {
     next_psn: Psn,
     /// PSN after the last one ever sent.
     sent_end_psn: Psn,
+    /// How far into the messages at `done` and `next_send` that is.
+    progress: Progress,
     /// READs and atomics in the queue, not done.
     responses_posted: u32,
     /// READs and atomics in `done..next_send`.
@@ -94,6 +100,7 @@ impl Requester {
             sent_end: 0,
             next_psn: config.first_psn,
             sent_end_psn: config.first_psn,
+            progress: Progress::default(),
             responses_posted: 0,
             responses_outstanding: 0,
             timer: Timer::Stopped,
@@ -195,6 +202,7 @@ impl Requester {
             self.state = State::Active;
             (self.done, self.next_send, self.sent_end) = (self.front, self.front, self.front);
             self.sent_end_psn = self.next_psn;
+            (self.progress.acked, self.progress.sent) = (0, 0);
             (self.responses_posted, self.responses_outstanding) = (0, 0);
         }
     }
@@ -216,7 +224,7 @@ impl Requester {
             self.counters.ignored_replies += 1;
             return ReplyVerdict::Ignored;
         };
-        let before = self.done;
+        let before = self.acknowledged();
         let verdict = match reply.kind {
             ReplyKind::Ack => self.take_ack(offset),
             ReplyKind::RnrNak { timer } => self.take_rnr_nak(now, offset, timer),
@@ -226,11 +234,7 @@ impl Requester {
             ReplyKind::RequesterFault => self.take_requester_fault(offset),
             ReplyKind::Repeat => self.take_repeat(offset),
         };
-        if self.done > before {
-            self.counters.useful_replies += 1;
-        } else if verdict == ReplyVerdict::Ignored {
-            self.counters.ignored_replies += 1;
-        }
+        self.count_reply(before, verdict == ReplyVerdict::Ignored);
         self.restart_ack_timer(now, before);
         verdict
     }
@@ -365,6 +369,7 @@ impl Requester {
             fence,
             psn: self.next_psn,
             psn_count,
+            length,
             atomic_old: 0,
             failure,
         });
@@ -424,10 +429,11 @@ impl Requester {
         while self.done < self.sent_end {
             let Some(message) = self.message(self.done) else { break };
             let start = message.psn.distance_from(oldest);
-            if message.opcode.wants_response() && start < end {
+            if message.opcode.wants_response() && start + self.progress.acked < end {
                 return Walk::AtResponse;
             }
             if start + message.psn_count > end {
+                self.acknowledge_part(end.saturating_sub(start));
                 break;
             }
             self.step_done(false);
@@ -435,7 +441,7 @@ impl Requester {
         Walk::Through
     }
 
-    /// The message at `done` is done: progress, which refills the counters and ends a recovery.
+    /// The message at `done` is done.
     fn step_done(&mut self, response: bool) {
         if response {
             self.responses_posted -= 1;
@@ -445,20 +451,47 @@ impl Requester {
             }
         }
         self.done += 1;
-        self.next_send = self.next_send.max(self.done);
+        self.progress.acked = 0;
+        if self.next_send < self.done {
+            self.next_send = self.done;
+            self.progress.sent = 0;
+        }
+        self.progressed();
+    }
+
+    /// Something was acknowledged, which refills the counters and ends a recovery.
+    fn progressed(&mut self) {
         self.recovering = false;
         self.repeated = false;
         self.retries.refill();
         self.rnr_retries.refill();
     }
 
+    /// Where acknowledgement has come to; grows.
+    fn acknowledged(&self) -> (u64, u32) {
+        (self.done, self.progress.acked)
+    }
+
+    /// Whether nothing that is not acknowledged was sent since the last going back.
+    fn nothing_sent(&self) -> bool {
+        self.acknowledged() >= (self.next_send, self.progress.sent)
+    }
+
+    fn count_reply(&mut self, before: (u64, u32), ignored: bool) {
+        if self.acknowledged() > before {
+            self.counters.useful_replies += 1;
+        } else if ignored {
+            self.counters.ignored_replies += 1;
+        }
+    }
+
     // Replies (IBTA §9.7.6).
 
     fn take_ack(&mut self, offset: u32) -> ReplyVerdict {
-        let before = self.done;
+        let before = self.acknowledged();
         match self.acknowledge_before(offset + 1) {
             Walk::AtResponse => self.implied_nak(),
-            Walk::Through if self.done > before => ReplyVerdict::Progress,
+            Walk::Through if self.acknowledged() > before => ReplyVerdict::Progress,
             Walk::Through => ReplyVerdict::Ignored,
         }
     }
@@ -487,7 +520,7 @@ impl Requester {
         // Only a message that consumes a receive can meet a receiver that is not ready, and only one that was sent
         // since the last wait; anything else is an echo.
         let refused = self.message(self.done).is_some_and(|message| message.opcode.takes_receive());
-        if !refused || self.done >= self.next_send {
+        if !refused || self.nothing_sent() {
             return ReplyVerdict::Ignored;
         }
         self.counters.rnr_naks += 1;
@@ -568,6 +601,7 @@ impl Requester {
 
     fn go_back(&mut self) {
         self.next_send = self.done;
+        self.progress.sent = self.progress.acked;
         self.responses_outstanding = 0;
         self.timer = Timer::Stopped;
     }
@@ -588,15 +622,15 @@ impl Requester {
     }
 
     /// After progress, the next acknowledgement gets the whole time again.
-    fn restart_ack_timer(&mut self, now: Now, done_before: u64) {
+    fn restart_ack_timer(&mut self, now: Now, before: (u64, u32)) {
         let waiting_for_receiver = matches!(self.timer, Timer::Rnr { .. });
-        if self.done == done_before || self.state != State::Active || waiting_for_receiver {
+        if self.acknowledged() == before || self.state != State::Active || waiting_for_receiver {
             return;
         }
-        if self.done < self.next_send {
-            self.start_ack_timer(now);
-        } else {
+        if self.nothing_sent() {
             self.timer = Timer::Stopped;
+        } else {
+            self.start_ack_timer(now);
         }
     }
 }

@@ -7,10 +7,14 @@
 //!
 //! Works on whole messages or on fragments in order. All checks fall on a message's first fragment, which also takes the
 //! receive; the later ones must continue it exactly. On RC a fragment that does not is a gap like that between two
-//! messages: NAKed once, and repaired by the missing fragment; on UC it voids the message.
+//! messages: NAKed once, and repaired by the missing fragment; on UC it voids the message. What packets add to this stands in
+//! [`packets`].
+
+pub mod packets;
 
 use std::collections::VecDeque;
 
+use self::packets::Packets;
 use crate::admission::{Assembly, Grant, Refusal, check_shape};
 use crate::message::psn_count;
 use crate::psn::Relation;
@@ -75,6 +79,7 @@ pub struct Responder {
     ack_due: bool,
     /// QPN that the last request came from.
     requester_qpn: u32,
+    packets: Packets,
     established: Established,
     failure: Option<Failure>,
     counters: ResponderCounters,
@@ -104,6 +109,7 @@ impl Responder {
             nak: None,
             ack_due: false,
             requester_qpn: config.peer_qpn.unwrap_or_default(),
+            packets: Packets::default(),
             established: Established::No,
             failure: None,
             counters: ResponderCounters::default(),
@@ -172,17 +178,8 @@ impl Responder {
 
     /// Takes one request, whole or a fragment.
     pub fn handle_request(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
-        if self.state == State::Failed {
-            return self.drop(DropReason::InError);
-        }
-        if !matches!(self.pending, Pending::Nothing) {
-            return self.drop(DropReason::Busy);
-        }
-        if request.service != self.config.service {
-            return self.drop(DropReason::WrongService);
-        }
-        if self.config.peer_qpn.is_some_and(|peer| peer != request.src_qpn) {
-            return self.drop(DropReason::WrongPeer);
+        if let Some(reason) = self.unwelcome(request.service, request.src_qpn) {
+            return self.drop(reason);
         }
         self.requester_qpn = request.src_qpn;
         match self.config.service {
@@ -271,14 +268,20 @@ impl Responder {
                 self.nak = None;
                 self.execute(request, grant, resources)
             }
-            Err(Refusal::NoReceive) => self.not_ready(),
-            Err(Refusal::InvalidRequest) => {
+            Err(refusal) => self.refuse_reliably(refusal),
+        }
+    }
+
+    fn refuse_reliably(&mut self, refusal: Refusal) -> Verdict {
+        match refusal {
+            Refusal::NoReceive => self.not_ready(),
+            Refusal::InvalidRequest => {
                 self.refuse(NakCode::InvalidRequest, Some(AsyncEvent::RequestError), Status::Flushed)
             }
-            Err(Refusal::RemoteAccess) => {
+            Refusal::RemoteAccess => {
                 self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed)
             }
-            Err(Refusal::TooLong) => self.refuse(NakCode::InvalidRequest, None, Status::LocalLength),
+            Refusal::TooLong => self.refuse(NakCode::InvalidRequest, None, Status::LocalLength),
         }
     }
 
@@ -398,16 +401,19 @@ impl Responder {
             self.held = resources.take_receive();
         }
         match opcode {
-            Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate => {
-                let receive = self.held.ok_or(Refusal::NoReceive)?;
-                let needed = u64::from(request.length) + u64::from(self.grh_bytes());
-                if needed > receive.capacity { Err(Refusal::TooLong) } else { Ok(Grant::Receive(receive)) }
-            }
+            Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate => self.fit(request),
             Opcode::WriteImm if self.held.is_none() => Err(Refusal::NoReceive),
             Opcode::Write | Opcode::WriteImm => Ok(Grant::Write(region)),
             Opcode::Read => Ok(Grant::Read(region)),
             Opcode::CompareSwap | Opcode::FetchAdd => Ok(Grant::Atomic(region)),
         }
+    }
+
+    /// The receive of a SEND, when its bytes fit there.
+    fn fit(&self, request: &Request) -> Result<Grant, Refusal> {
+        let receive = self.held.ok_or(Refusal::NoReceive)?;
+        let needed = u64::from(request.length) + u64::from(self.grh_bytes());
+        if needed > receive.capacity { Err(Refusal::TooLong) } else { Ok(Grant::Receive(receive)) }
     }
 
     /// The registered memory that a request names. Without bytes neither key nor address is checked (IBTA C9-88).
@@ -445,7 +451,17 @@ impl Responder {
     // Execution.
 
     fn execute(&mut self, request: &Request, grant: Grant, resources: &mut impl Resources) -> Verdict {
-        let last = request.is_last();
+        self.execute_part(request, request.is_last(), grant, resources)
+    }
+
+    /// `last`: it ends its message.
+    fn execute_part(
+        &mut self,
+        request: &Request,
+        last: bool,
+        grant: Grant,
+        resources: &mut impl Resources,
+    ) -> Verdict {
         if last
             && request.opcode == Opcode::SendInvalidate
             && !resources.invalidate(u32::from_be_bytes(request.imm))
@@ -460,12 +476,12 @@ impl Responder {
         let completion = last.then(|| self.receive_completion(request));
         Verdict::Execute(match grant {
             Grant::Receive(receive) => {
-                self.assembly_for(request, Region::default());
+                self.assembly_for(request, last, Region::default());
                 let scatter_offset = fragment.offset + self.grh_bytes();
                 Work::Receive { receive, scatter_offset, length: fragment.length, completion }
             }
             Grant::Write(region) => {
-                self.assembly_for(request, region);
+                self.assembly_for(request, last, region);
                 let completion = if opcode == Opcode::WriteImm { self.held.zip(completion) } else { None };
                 Work::Write { region, offset: fragment.offset, length: fragment.length, completion }
             }
@@ -475,8 +491,8 @@ impl Responder {
     }
 
     /// Remembers what later fragments must continue.
-    fn assembly_for(&mut self, request: &Request, region: Region) {
-        if request.is_first() && !request.is_last() {
+    fn assembly_for(&mut self, request: &Request, last: bool, region: Region) {
+        if request.is_first() && !last {
             self.assembly = Some(Assembly { first: *request, region, next_offset: 0 });
         }
     }
@@ -496,6 +512,7 @@ impl Responder {
         if let Some(assembly) = &mut self.assembly {
             assembly.next_offset = request.fragment.offset + request.fragment.length;
         }
+        self.part_done(request);
     }
 
     /// A READ was executed again. When that failed, silence: the requester's retries end it (its first run succeeded,
@@ -525,7 +542,7 @@ impl Responder {
             return;
         }
         if !request.opcode.wants_response() {
-            self.ack_due = true;
+            self.ack_due |= self.packets.acknowledges(request);
             return;
         }
         self.replays.remember(request, old);
@@ -610,6 +627,20 @@ impl Responder {
     }
 
     // Small facts.
+
+    /// Why a request is not even looked at.
+    fn unwelcome(&self, service: ServiceType, src_qpn: u32) -> Option<DropReason> {
+        if self.state == State::Failed {
+            return Some(DropReason::InError);
+        }
+        if !matches!(self.pending, Pending::Nothing) {
+            return Some(DropReason::Busy);
+        }
+        if service != self.config.service {
+            return Some(DropReason::WrongService);
+        }
+        self.config.peer_qpn.is_some_and(|peer| peer != src_qpn).then_some(DropReason::WrongPeer)
+    }
 
     fn last_psn(&self, request: &Request) -> Psn {
         let count = psn_count(request.opcode, request.length, self.config.path_mtu_bytes);

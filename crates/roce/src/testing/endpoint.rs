@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 
 use super::faults::Frame;
+use super::host::{Host, Received};
+use super::pair::End;
 use crate::message::psn_count;
 use crate::{
-    Access, Atomic, Completion, Failure, Fragment, Now, Opcode, Outcome, PostedMessage, Psn, Receive,
-    ReceiveCompletion, Region, RegionError, Reply, ReplyKind, ReplyVerdict, Request, Requester,
-    RequesterConfig, Resources, Responder, ResponderConfig, ResponderEvent, ServiceType, Status, Ticket,
-    Transmit, Verdict, Work,
+    Access, Completion, Failure, Fragment, Now, Opcode, Outcome, PostedMessage, Psn, Receive, Reply,
+    ReplyKind, ReplyVerdict, Request, Requester, RequesterConfig, Responder, ResponderConfig, ResponderEvent,
+    SendWindow, ServiceType, Status, Ticket, Transmit, Verdict, Work,
 };
 
 /// Key of each end's only region.
@@ -42,8 +43,12 @@ pub struct EndpointConfig {
     pub access: Access,
     /// Bytes of memory, all of it registered.
     pub memory_bytes: usize,
-    /// Bytes a frame carries at most; messages longer than that travel as fragments.
+    /// Bytes a frame carries at most; messages longer than that travel as fragments. Not with packets.
     pub fragment_bytes: u32,
+    /// Packets under way, with packets.
+    pub send_window: SendWindow,
+    /// Packets that one acknowledgement waits for, with packets.
+    pub ack_every: u32,
 }
 
 impl Default for EndpointConfig {
@@ -64,6 +69,40 @@ impl Default for EndpointConfig {
                 .with(Access::REMOTE_ATOMIC),
             memory_bytes: 64 << 10,
             fragment_bytes: u32::MAX,
+            send_window: SendWindow::default(),
+            ack_every: 8,
+        }
+    }
+}
+
+impl EndpointConfig {
+    /// The requester half of a QP whose peer is `peer_qpn`.
+    pub(super) fn requester(&self, peer_qpn: u32) -> RequesterConfig {
+        RequesterConfig {
+            service: self.service,
+            peer_qpn: (self.service != ServiceType::Ud).then_some(peer_qpn),
+            first_psn: self.first_psn,
+            path_mtu_bytes: self.path_mtu_bytes,
+            retry_count: self.retry_count,
+            rnr_retry: self.rnr_retry,
+            timeout: self.timeout,
+            max_rd_atomic: self.rd_atomic,
+            window_messages: self.window_messages,
+        }
+    }
+
+    /// The responder half.
+    pub(super) fn responder(&self, qpn: u32, peer_qpn: u32) -> ResponderConfig {
+        ResponderConfig {
+            service: self.service,
+            qpn,
+            peer_qpn: (self.service != ServiceType::Ud).then_some(peer_qpn),
+            expected_psn: self.first_psn,
+            path_mtu_bytes: self.path_mtu_bytes,
+            access: self.access,
+            max_dest_rd_atomic: self.rd_atomic,
+            min_rnr_timer: self.min_rnr_timer,
+            qkey: 0,
         }
     }
 }
@@ -150,85 +189,12 @@ impl LocalWork {
         }
     }
 
-    fn length(&self) -> u32 {
+    pub(super) fn length(&self) -> u32 {
         match self.opcode {
             Opcode::Read => self.read_bytes,
             Opcode::CompareSwap | Opcode::FetchAdd => 8,
             _ => u32::try_from(self.payload.len()).unwrap_or(u32::MAX),
         }
-    }
-}
-
-/// A receive that ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Received {
-    /// Its number, in the order of posting.
-    pub id: u64,
-    /// How it ended.
-    pub status: Status,
-    /// What its completion says, when it ended well.
-    pub completion: Option<ReceiveCompletion>,
-    /// Its bytes; for datagrams without the space of the GRH.
-    pub bytes: Vec<u8>,
-}
-
-/// The process around a QP.
-#[derive(Debug)]
-struct Host {
-    memory: Vec<u8>,
-    access: Access,
-    receives: VecDeque<Receive>,
-    receives_posted: u64,
-    buffer: Vec<u8>,
-    invalidated: Vec<u32>,
-}
-
-impl Resources for Host {
-    fn region(&self, rkey: u32, va: u64, len: u64, need: Access) -> Result<Region, RegionError> {
-        if rkey != RKEY {
-            return Err(RegionError::UnknownKey { key: rkey });
-        }
-        if !self.access.contains(need) {
-            return Err(RegionError::AccessDenied { key: rkey, need: need.0 });
-        }
-        let outside = RegionError::OutOfBounds { key: rkey, va, len };
-        let address = va.checked_sub(VA).ok_or(outside)?;
-        let end = address.checked_add(len).ok_or(outside)?;
-        if end > self.memory.len() as u64 {
-            return Err(outside);
-        }
-        Ok(Region { key: rkey, va, len, address })
-    }
-
-    fn take_receive(&mut self) -> Option<Receive> {
-        self.receives.pop_front()
-    }
-
-    fn invalidate(&mut self, rkey: u32) -> bool {
-        self.invalidated.push(rkey);
-        rkey != RKEY
-    }
-}
-
-impl Host {
-    fn slice(&mut self, address: u64, length: usize) -> &mut [u8] {
-        let start = usize::try_from(address).unwrap_or(usize::MAX);
-        let end = start.saturating_add(length);
-        self.memory.get_mut(start..end).unwrap_or_default()
-    }
-
-    fn atomic(&mut self, address: u64, operation: Atomic) -> u64 {
-        let word = self.slice(address, 8);
-        let mut bytes = [0; 8];
-        bytes.copy_from_slice(word);
-        let old = u64::from_ne_bytes(bytes);
-        let new = match operation {
-            Atomic::FetchAdd { add } => old.wrapping_add(add),
-            Atomic::CompareSwap { compare, swap } if compare == old => swap,
-            Atomic::CompareSwap { .. } => old,
-        };
-        word.copy_from_slice(&new.to_ne_bytes());
-        old
     }
 }
 
@@ -261,31 +227,9 @@ pub struct Endpoint {
 impl Endpoint {
     /// An end with this QPN, connected to `peer_qpn`.
     pub fn new(config: EndpointConfig, qpn: u32, peer_qpn: u32) -> Endpoint {
-        let EndpointConfig { service, first_psn, path_mtu_bytes, access, .. } = config;
-        let connected = (service != ServiceType::Ud).then_some(peer_qpn);
         Endpoint {
-            requester: Requester::new(RequesterConfig {
-                service,
-                peer_qpn: connected,
-                first_psn,
-                path_mtu_bytes,
-                retry_count: config.retry_count,
-                rnr_retry: config.rnr_retry,
-                timeout: config.timeout,
-                max_rd_atomic: config.rd_atomic,
-                window_messages: config.window_messages,
-            }),
-            responder: Responder::new(ResponderConfig {
-                service,
-                qpn,
-                peer_qpn: connected,
-                expected_psn: first_psn,
-                path_mtu_bytes,
-                access,
-                max_dest_rd_atomic: config.rd_atomic,
-                min_rnr_timer: config.min_rnr_timer,
-                qkey: 0,
-            }),
+            requester: Requester::new(config.requester(peer_qpn)),
+            responder: Responder::new(config.responder(qpn, peer_qpn)),
             completions: Vec::new(),
             received: Vec::new(),
             failure: None,
@@ -293,14 +237,7 @@ impl Endpoint {
             config,
             qpn,
             peer_qpn,
-            host: Host {
-                memory: vec![0; config.memory_bytes],
-                access,
-                receives: VecDeque::new(),
-                receives_posted: 0,
-                buffer: Vec::new(),
-                invalidated: Vec::new(),
-            },
+            host: Host::new(&config),
             posted: VecDeque::new(),
             first_ticket: 0,
             read_data: VecDeque::new(),
@@ -324,8 +261,7 @@ impl Endpoint {
 
     /// Posts a receive.
     pub fn post_receive(&mut self, capacity: u64) {
-        self.host.receives.push_back(Receive { capacity, id: self.host.receives_posted });
-        self.host.receives_posted += 1;
+        self.host.post_receive(capacity);
     }
 
     /// Posts a send; false when it must wait for earlier ones.
@@ -345,7 +281,7 @@ impl Endpoint {
     }
 
     /// Everything the QP wants to send now.
-    pub(super) fn poll_frames(&mut self, now: Now, emit: &mut dyn FnMut(Frame)) {
+    fn frames(&mut self, now: Now, emit: &mut dyn FnMut(Frame)) {
         while let Some(reply) = self.responder.poll_reply() {
             let payload = self.read_payload(&reply);
             emit(Frame::Reply { reply, payload });
@@ -354,20 +290,6 @@ impl Endpoint {
             self.emit_message(transmit, emit);
             self.requester.link_consumed(transmit.ticket);
         }
-        self.collect_completions();
-    }
-
-    pub(super) fn handle_frame(&mut self, now: Now, frame: &Frame) {
-        match frame {
-            Frame::Request { request, payload } => self.handle_request(request, payload),
-            Frame::Reply { reply, payload } => self.handle_reply(now, reply, payload),
-        }
-        self.collect_events();
-        self.collect_completions();
-    }
-
-    pub(super) fn handle_timeout(&mut self, now: Now) {
-        self.requester.handle_timeout(now);
         self.collect_completions();
     }
 
@@ -417,42 +339,13 @@ impl Endpoint {
     }
 
     fn execute(&mut self, request: &Request, work: Work, payload: &[u8]) -> Outcome {
-        match work {
-            Work::Receive { receive, scatter_offset, completion, .. } => {
-                let end = scatter_offset as usize + payload.len();
-                if self.host.buffer.len() < end {
-                    self.host.buffer.resize(end, 0);
-                }
-                self.host.buffer[scatter_offset as usize..end].copy_from_slice(payload);
-                if let Some(completion) = completion {
-                    let grh = completion.byte_len.saturating_sub(request.length) as usize;
-                    let bytes = self.host.buffer.get(grh..completion.byte_len as usize).unwrap_or_default();
-                    let bytes = bytes.to_vec();
-                    self.record_receive(receive, completion, bytes);
-                }
-            }
-            Work::Write { region, offset, completion, .. } => {
-                self.host.slice(region.address + u64::from(offset), payload.len()).copy_from_slice(payload);
-                if let Some((receive, completion)) = completion {
-                    self.record_receive(receive, completion, Vec::new());
-                }
-            }
-            Work::Read { region, .. } => {
-                let count = psn_count(request.opcode, request.length, self.config.path_mtu_bytes);
-                let length = usize::try_from(region.len).unwrap_or_default();
-                let data = self.host.slice(region.address, length).to_vec();
-                self.read_data.push_back((request.psn.plus(count).minus(1), data));
-            }
-            Work::Atomic { region, operation } => {
-                return Outcome::Atomic { old: self.host.atomic(region.address, operation) };
-            }
+        if let Work::Read { region, .. } = work {
+            let count = psn_count(request.opcode, request.length, self.config.path_mtu_bytes);
+            let data = self.host.read(region, Fragment { offset: 0, length: request.length });
+            self.read_data.push_back((request.psn.plus(count).minus(1), data));
+            return Outcome::Done;
         }
-        Outcome::Done
-    }
-
-    fn record_receive(&mut self, receive: Receive, completion: ReceiveCompletion, bytes: Vec<u8>) {
-        let completion = Some(completion);
-        self.received.push(Received { id: receive.id, status: Status::Success, completion, bytes });
+        self.host.execute(self.config.service, work, payload, &mut self.received)
     }
 
     fn read_payload(&mut self, reply: &Reply) -> Vec<u8> {
@@ -505,9 +398,31 @@ impl Endpoint {
     }
 
     fn flush_receives(&mut self, first: Option<(Receive, Status)>) {
-        let queued = self.host.receives.drain(..).map(|receive| (receive, Status::Flushed));
-        for (receive, status) in first.into_iter().chain(queued) {
-            self.received.push(Received { id: receive.id, status, completion: None, bytes: Vec::new() });
+        self.host.flush_receives(first, &mut self.received);
+    }
+}
+
+impl End for Endpoint {
+    fn poll_frames(&mut self, now: Now, emit: &mut dyn FnMut(Frame)) {
+        self.frames(now, emit);
+    }
+
+    fn handle_frame(&mut self, now: Now, frame: &Frame) {
+        match frame {
+            Frame::Request { request, payload } => self.handle_request(request, payload),
+            Frame::Reply { reply, payload } => self.handle_reply(now, reply, payload),
+            Frame::Packet { .. } => unreachable!("an endpoint of whole messages meets a packet"),
         }
+        self.collect_events();
+        self.collect_completions();
+    }
+
+    fn handle_timeout(&mut self, now: Now) {
+        self.requester.handle_timeout(now);
+        self.collect_completions();
+    }
+
+    fn poll_timeout(&self) -> Option<Now> {
+        self.requester.poll_timeout()
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A frame delayed past its successors is reordering. Every choice comes from a count or from a seed.
 
-use crate::{Now, Reply, Request};
+use crate::{Now, Packet, Reply, Request};
 
 /// What a link carries.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +21,13 @@ pub enum Frame {
         /// Bytes.
         payload: Vec<u8>,
     },
+    /// A packet of either kind.
+    Packet {
+        /// Headers.
+        packet: Packet,
+        /// Bytes.
+        payload: Vec<u8>,
+    },
 }
 
 impl Frame {
@@ -28,7 +35,8 @@ impl Frame {
     pub fn kind(&self) -> Kind {
         match self {
             Frame::Request { .. } => Kind::Request,
-            Frame::Reply { .. } => Kind::Reply,
+            Frame::Packet { packet, .. } if packet.content.is_request() => Kind::Request,
+            Frame::Reply { .. } | Frame::Packet { .. } => Kind::Reply,
         }
     }
 }

@@ -1,12 +1,16 @@
 //! Two ends and a link on a virtual clock, for tests here and in crates above.
 //!
-//! [`Pair`] joins two [`Endpoint`]s by links; [`faults`] are links stacked on links. All of it is deterministic: the same
+//! [`Pair`] joins two [`Endpoint`]s, which exchange whole messages, or two [`PacketEnd`]s by links; [`faults`] are links stacked on links. All of it is deterministic: the same
 //! seed gives the same trace (INV-7).
 
 mod endpoint;
 pub mod faults;
+mod host;
+mod packet_end;
 mod pair;
 
-pub use endpoint::{Endpoint, EndpointConfig, LocalWork, RKEY, Received, VA};
+pub use endpoint::{Endpoint, EndpointConfig, LocalWork, RKEY, VA};
 pub use faults::{Fault, Frame, Kind, Link, Pick, Rng, Wire};
-pub use pair::{Pair, Side};
+pub use host::Received;
+pub use packet_end::PacketEnd;
+pub use pair::{A_QPN, B_QPN, End, Pair, Side};

@@ -4,7 +4,14 @@ use std::collections::BTreeMap;
 
 use super::endpoint::{Endpoint, EndpointConfig};
 use super::faults::{Fault, Frame, Kind, Link, Pick, Rng, Wire};
+use super::packet_end::PacketEnd;
 use crate::Now;
+
+/// QPN of `a`.
+pub const A_QPN: u32 = 0xa1;
+
+/// QPN of `b`.
+pub const B_QPN: u32 = 0xb1;
 
 /// One of the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,12 +22,24 @@ pub enum Side {
     B,
 }
 
+/// What a pair joins.
+pub trait End {
+    /// Gives everything that the QP wants to send now.
+    fn poll_frames(&mut self, now: Now, emit: &mut dyn FnMut(Frame));
+    /// Takes what arrived.
+    fn handle_frame(&mut self, now: Now, frame: &Frame);
+    /// Runs the timers that are due.
+    fn handle_timeout(&mut self, now: Now);
+    /// When the next timer is due.
+    fn poll_timeout(&self) -> Option<Now>;
+}
+
 /// See the module. Requests usually go from `a` to `b`.
-pub struct Pair {
+pub struct Pair<E: End = Endpoint> {
     /// One end.
-    pub a: Endpoint,
+    pub a: E,
     /// The other.
-    pub b: Endpoint,
+    pub b: E,
     /// What was sent and what arrived, one line each.
     pub trace: Vec<String>,
     now: Now,
@@ -31,18 +50,26 @@ pub struct Pair {
     sent: u64,
 }
 
-impl Pair {
-    /// QPN of `a`.
-    pub const A_QPN: u32 = 0xa1;
-    /// QPN of `b`.
-    pub const B_QPN: u32 = 0xb1;
-
-    /// Both ends alike, joined by a wire of 1 µs.
+impl Pair<Endpoint> {
+    /// Both ends alike, joined by a wire of 1 µs that carries whole messages or fragments.
     pub fn new(config: EndpointConfig) -> Pair {
+        Pair::join(|qpn, peer_qpn| Endpoint::new(config, qpn, peer_qpn))
+    }
+}
+
+impl Pair<PacketEnd> {
+    /// Both ends alike, joined by a wire of 1 µs that carries packets.
+    pub fn by_packet(config: EndpointConfig) -> Pair<PacketEnd> {
+        Pair::join(|qpn, peer_qpn| PacketEnd::new(config, qpn, peer_qpn))
+    }
+}
+
+impl<E: End> Pair<E> {
+    fn join(end: impl Fn(u32, u32) -> E) -> Pair<E> {
         let wire = || Box::new(Wire { latency_ns: 1_000 });
         Pair {
-            a: Endpoint::new(config, Pair::A_QPN, Pair::B_QPN),
-            b: Endpoint::new(config, Pair::B_QPN, Pair::A_QPN),
+            a: end(A_QPN, B_QPN),
+            b: end(B_QPN, A_QPN),
             trace: Vec::new(),
             now: Now(0),
             a_to_b: wire(),
@@ -54,7 +81,7 @@ impl Pair {
 
     /// Stacks a fault on the link that leaves `side`.
     #[must_use]
-    pub fn with_fault(mut self, side: Side, stack: impl FnOnce(Box<dyn Link>) -> Box<dyn Link>) -> Pair {
+    pub fn with_fault(mut self, side: Side, stack: impl FnOnce(Box<dyn Link>) -> Box<dyn Link>) -> Self {
         let link = match side {
             Side::A => &mut self.a_to_b,
             Side::B => &mut self.b_to_a,
@@ -66,20 +93,20 @@ impl Pair {
 
     /// Loses the n-th request of `a`.
     #[must_use]
-    pub fn lose_nth_request(self, n: u64) -> Pair {
+    pub fn lose_nth_request(self, n: u64) -> Self {
         self.with_fault(Side::A, |below| Fault::lose(below, Pick::Nth(Kind::Request, n)))
     }
 
     /// Loses the n-th reply to `a`.
     #[must_use]
-    pub fn lose_nth_reply(self, n: u64) -> Pair {
+    pub fn lose_nth_reply(self, n: u64) -> Self {
         self.with_fault(Side::B, |below| Fault::lose(below, Pick::Nth(Kind::Reply, n)))
     }
 
     /// Random faults on both links: chances in a thousand for loss, for a second copy, and for a delay of up to
     /// about `late_ns`.
     #[must_use]
-    pub fn with_noise(mut self, seed: u64, lose: u64, duplicate: u64, delay: u64, late_ns: u64) -> Pair {
+    pub fn with_noise(mut self, seed: u64, lose: u64, duplicate: u64, delay: u64, late_ns: u64) -> Self {
         for (side, salt) in [(Side::A, 1), (Side::B, 2)] {
             let mut rng = Rng::new(seed ^ (salt << 56));
             let mut fork = || Rng::new(rng.next_u64());
@@ -122,7 +149,7 @@ impl Pair {
     pub fn step_until(&mut self, limit: Now) -> bool {
         self.transmit();
         let arrival = self.under_way.first_key_value().map(|(&(at, _), _)| at);
-        let timers = [self.a.requester.poll_timeout(), self.b.requester.poll_timeout()];
+        let timers = [self.a.poll_timeout(), self.b.poll_timeout()];
         let Some(next) = timers.into_iter().flatten().chain(arrival).min() else { return false };
         if next > limit {
             return false;
@@ -168,6 +195,11 @@ fn line(now: Now, side: Side, verb: &str, frame: &Frame) -> String {
             let crate::Request { opcode, psn, length, fragment, .. } = request;
             let (from, bytes) = (fragment.offset, fragment.length);
             format!("{at} {side:?} {verb} {opcode:?} {psn:?} {from}+{bytes}/{length}")
+        }
+        Frame::Packet { packet, .. } => {
+            let crate::Packet { psn, content, payload, ack_requested, .. } = packet;
+            let asks = if *ack_requested { " AckReq" } else { "" };
+            format!("{at} {side:?} {verb} {content:?} {psn:?} +{}{asks}", payload.length)
         }
         Frame::Reply { reply, .. } => format!("{at} {side:?} {verb} {:?} {:?}", reply.kind, reply.psn),
     }

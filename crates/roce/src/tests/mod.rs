@@ -2,6 +2,7 @@
 
 mod hostile;
 mod model;
+mod packet_pair;
 mod pair;
 mod qp_state;
 mod requester;

@@ -1,6 +1,6 @@
 //! Two ends on a virtual clock: every operation over every single fault, exact times, replay from a seed.
 
-use crate::testing::{EndpointConfig, Fault, Kind, LocalWork, Pair, Pick, Side, VA};
+use crate::testing::{A_QPN, EndpointConfig, Fault, Kind, LocalWork, Pair, Pick, Side, VA};
 use crate::{AsyncEvent, Now, Opcode, Psn, ServiceType, Status};
 
 fn pattern(length: usize, salt: u8) -> Vec<u8> {
@@ -240,7 +240,7 @@ fn datagrams_arrive_with_room_for_the_grh() {
     assert_eq!(pair.b.received.len(), 1);
     assert_eq!(pair.b.received[0].bytes, pattern(100, 9));
     let completion = pair.b.received[0].completion.expect("a completion");
-    assert_eq!((completion.byte_len, completion.src_qpn), (140, Pair::A_QPN));
+    assert_eq!((completion.byte_len, completion.src_qpn), (140, A_QPN));
 }
 
 #[test]

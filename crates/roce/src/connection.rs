@@ -1,0 +1,258 @@
+//! One queue pair on a wire: packets in, packets out, and what its device is to do and to know.
+//!
+//! Joins a [`Requester`] and a [`Responder`], which hold every rule; here packets are only told apart (IBTA vol. 1 chapter 9:
+//! a QP's two halves share nothing but their QPN) and given the headers that their messages were posted with.
+//! Left out: moving the other half to ERR when one fails, which the QP's states do ([`crate::qp_state`]).
+//!
+//! ```text
+//!   post ──► poll_transmit ──► wire ──► handle_packet ──► Work ──► executed
+//!   poll_event ◄── handle_packet ◄── wire ◄── poll_transmit
+//! ```
+
+use std::collections::VecDeque;
+
+use crate::packet::{AtomicEth, Content, Deth, Outgoing, Packet, PayloadSource, Reth, Syndrome, Trailer};
+use crate::requester::packets::{PacketTransmit, Placement, ReadArrival, ReadPacket, SendWindow};
+use crate::{
+    Completion, Now, Opcode, Outcome, PostedMessage, Reply, ReplyKind, ReplyVerdict, Requester,
+    RequesterConfig, Resources, Responder, ResponderConfig, ResponderEvent, ServiceType, Status, Ticket,
+    Verdict,
+};
+
+/// A message as posted, with what its packets say of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkRequest {
+    /// Operation, length, fence.
+    pub message: PostedMessage,
+    /// Solicited event.
+    pub solicited: bool,
+    /// Immediate data as on the wire, or the rkey to invalidate, big-endian.
+    pub imm: [u8; 4],
+    /// Target address (WRITE, READ, atomics).
+    pub remote_va: u64,
+    /// Target key.
+    pub rkey: u32,
+    /// Value to swap in or to add.
+    pub swap_add: u64,
+    /// Value to compare with.
+    pub compare: u64,
+    /// Receiver of a datagram; connections have one of their own.
+    pub dst_qpn: u32,
+    /// Q_Key of a datagram.
+    pub qkey: u32,
+}
+
+/// What a packet was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrival {
+    /// A request: execute what it says, then call `executed`.
+    Request(Verdict),
+    /// The next bytes of a READ: put them where its message says, then poll events.
+    Place(Placement),
+    /// Any other reply.
+    Reply(ReplyVerdict),
+}
+
+/// What the device should know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A posted message ended.
+    Sent(Completion),
+    /// The responder's.
+    Responder(ResponderEvent),
+}
+
+/// See the module. Call `poll_transmit` and `poll_event` until `None` after whatever else was called.
+#[derive(Debug)]
+pub struct Connection {
+    requester: Requester,
+    responder: Responder,
+    posted: VecDeque<WorkRequest>,
+    /// Ticket of the front of `posted`.
+    first_ticket: u64,
+    qpn: u32,
+    /// A packet of the responder's was polled last: the requester's turn.
+    requester_first: bool,
+}
+
+impl Connection {
+    /// Both halves, with nothing posted. The responder acknowledges at least every `ack_every`-th packet.
+    pub fn new(
+        requester: RequesterConfig,
+        window: SendWindow,
+        responder: ResponderConfig,
+        ack_every: u32,
+    ) -> Connection {
+        Connection {
+            qpn: responder.qpn,
+            requester: Requester::by_packet(requester, window),
+            responder: Responder::by_packet(responder, ack_every),
+            posted: VecDeque::new(),
+            first_ticket: 0,
+            requester_first: false,
+        }
+    }
+
+    /// The requester half.
+    pub fn requester(&self) -> &Requester {
+        &self.requester
+    }
+
+    /// The requester half, for commands.
+    pub fn requester_mut(&mut self) -> &mut Requester {
+        &mut self.requester
+    }
+
+    /// The responder half.
+    pub fn responder(&self) -> &Responder {
+        &self.responder
+    }
+
+    /// The responder half, for commands.
+    pub fn responder_mut(&mut self) -> &mut Responder {
+        &mut self.responder
+    }
+
+    /// Queues a message; ask [`Requester::can_post`] first.
+    pub fn post(&mut self, work: WorkRequest) -> Ticket {
+        self.posted.push_back(work);
+        self.requester.post(work.message)
+    }
+
+    /// Queues a message that failed already, see [`Requester::post_failed`].
+    pub fn post_failed(&mut self, work: WorkRequest, status: Status) -> Ticket {
+        self.posted.push_back(work);
+        self.requester.post_failed(work.message.opcode, status)
+    }
+
+    // Inputs.
+
+    /// Takes one packet that was addressed to this QP and came from its peer's address.
+    pub fn handle_packet(&mut self, now: Now, packet: &Packet, resources: &mut impl Resources) -> Arrival {
+        let reply = |psn, msn, kind| Reply {
+            src_qpn: self.requester.config().peer_qpn.unwrap_or_default(),
+            dst_qpn: self.qpn,
+            psn,
+            msn,
+            kind,
+        };
+        let reply = match packet.content {
+            Content::ReadResponse { position, .. } => {
+                let payload_bytes = packet.payload.length;
+                return self
+                    .handle_read_packet(now, &ReadPacket { psn: packet.psn, position, payload_bytes });
+            }
+            Content::Acknowledge(aeth) => reply(packet.psn, aeth.msn, reply_kind(aeth.syndrome)),
+            Content::AtomicAcknowledge { aeth, old } => {
+                reply(packet.psn, aeth.msn, ReplyKind::AtomicResponse { old })
+            }
+            _ => return Arrival::Request(self.responder.handle_packet(packet, resources)),
+        };
+        Arrival::Reply(self.requester.handle_reply(now, &reply))
+    }
+
+    /// Reports the work of the last [`Verdict::Execute`].
+    pub fn executed(&mut self, outcome: Outcome) {
+        self.responder.executed(outcome);
+    }
+
+    /// Runs the timers that are due.
+    pub fn handle_timeout(&mut self, now: Now) {
+        self.requester.handle_timeout(now);
+    }
+
+    // Outputs.
+
+    /// The next packet to send; requests and responses take turns, for neither may wait for the other.
+    pub fn poll_transmit(&mut self, now: Now) -> Option<Outgoing> {
+        self.requester_first = !self.requester_first;
+        if self.requester_first {
+            self.responder.poll_packet().or_else(|| self.poll_request(now))
+        } else {
+            self.poll_request(now).or_else(|| self.responder.poll_packet())
+        }
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        if let Some(event) = self.responder.poll_event() {
+            return Some(Event::Responder(event));
+        }
+        let completion = self.requester.poll_completion()?;
+        self.posted.pop_front();
+        self.first_ticket += 1;
+        Some(Event::Sent(completion))
+    }
+
+    /// When to call `handle_timeout`, if nothing else happens first.
+    pub fn poll_timeout(&self) -> Option<Now> {
+        self.requester.poll_timeout()
+    }
+
+    fn handle_read_packet(&mut self, now: Now, packet: &ReadPacket) -> Arrival {
+        match self.requester.handle_read_packet(now, packet) {
+            ReadArrival::Place(placement) => Arrival::Place(placement),
+            ReadArrival::Reply(verdict) => Arrival::Reply(verdict),
+        }
+    }
+
+    fn poll_request(&mut self, now: Now) -> Option<Outgoing> {
+        let transmit = self.requester.poll_packet(now)?;
+        let index = usize::try_from(transmit.ticket.0.checked_sub(self.first_ticket)?).ok()?;
+        let work = self.posted.get(index)?;
+        let RequesterConfig { service, peer_qpn, .. } = *self.requester.config();
+        let carries = transmit.opcode.carries_payload() && transmit.fragment.length > 0;
+        let datagram = service == ServiceType::Ud;
+        let packet = Packet {
+            service,
+            dst_qpn: peer_qpn.unwrap_or(work.dst_qpn),
+            psn: transmit.psn,
+            ack_requested: transmit.ack_requested,
+            solicited: work.solicited && transmit.position.ends(),
+            deth: if datagram { Deth { qkey: work.qkey, src_qpn: self.qpn } } else { Deth::default() },
+            content: content(work, &transmit),
+            payload: if carries { transmit.fragment } else { Default::default() },
+        };
+        if transmit.position.ends() {
+            // UC and UD: sent is done. The caller reads the payload before it polls the completion.
+            self.requester.link_consumed(transmit.ticket);
+        }
+        let source = if carries { PayloadSource::Message(transmit.ticket) } else { PayloadSource::Nothing };
+        Some(Outgoing { packet, source, retransmission: transmit.retransmission })
+    }
+}
+
+/// A request packet's headers.
+fn content(work: &WorkRequest, transmit: &PacketTransmit) -> Content {
+    let PacketTransmit { opcode, position, fragment, length, .. } = *transmit;
+    let trailer = match opcode {
+        Opcode::SendImm | Opcode::WriteImm if position.ends() => Trailer::Immediate(work.imm),
+        Opcode::SendInvalidate if position.ends() => Trailer::Invalidate(work.imm),
+        _ => Trailer::None,
+    };
+    let atomic =
+        AtomicEth { va: work.remote_va, rkey: work.rkey, swap_add: work.swap_add, compare: work.compare };
+    let reth = |va, length| Reth { va, rkey: work.rkey, length };
+    match opcode {
+        Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate => Content::Send { position, trailer },
+        Opcode::Write | Opcode::WriteImm => {
+            let reth = if position.starts() { reth(work.remote_va, length) } else { Reth::default() };
+            Content::Write { position, reth, trailer }
+        }
+        // What is missing of it: the first PSN not received says where that starts (IBTA §9.7.6).
+        Opcode::Read => Content::ReadRequest(reth(
+            work.remote_va.wrapping_add(u64::from(fragment.offset)),
+            fragment.length,
+        )),
+        Opcode::CompareSwap => Content::CompareSwap(atomic),
+        Opcode::FetchAdd => Content::FetchAdd(atomic),
+    }
+}
+
+fn reply_kind(syndrome: Syndrome) -> ReplyKind {
+    match syndrome {
+        Syndrome::Ack => ReplyKind::Ack,
+        Syndrome::RnrNak { timer } => ReplyKind::RnrNak { timer },
+        Syndrome::Nak(code) => ReplyKind::Nak(code),
+    }
+}

@@ -1,0 +1,267 @@
+//! Packets as values, apart from their bytes: what the engine decides about a packet, and what it needs of one.
+//!
+//! Operations, positions and headers are those of IBTA vol. 1 chapter 9: BTH, RETH, AtomicETH, AETH (§9.7.5.2), DETH, ImmDt,
+//! IETH. Left out: partition keys, migration, pad counts and the invariant CRC, which are the bytes' business, and the credit
+//! count of an AETH. The payload stays with the device: a packet only says which bytes of which message it carries.
+
+use crate::{Fragment, NakCode, Psn, Region, ServiceType, Ticket};
+
+/// The path MTUs that exist, in bytes.
+pub const PATH_MTU_BYTES: [u32; 5] = [256, 512, 1024, 2048, 4096];
+
+/// Where in its message a packet stands, as its opcode says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Position {
+    /// The first of several.
+    First,
+    /// Neither first nor last.
+    Middle,
+    /// The last of several.
+    Last,
+    /// All of a message.
+    Only,
+}
+
+impl Position {
+    /// The position of a packet that starts, or ends, its message.
+    pub const fn of(starts: bool, ends: bool) -> Position {
+        match (starts, ends) {
+            (true, true) => Position::Only,
+            (true, false) => Position::First,
+            (false, true) => Position::Last,
+            (false, false) => Position::Middle,
+        }
+    }
+
+    /// First or only.
+    pub const fn starts(self) -> bool {
+        matches!(self, Position::First | Position::Only)
+    }
+
+    /// Last or only.
+    pub const fn ends(self) -> bool {
+        matches!(self, Position::Last | Position::Only)
+    }
+
+    /// Whether a packet at this position may carry so many bytes: a first or middle packet is full, a last one is neither
+    /// empty nor too long, an only one is not too long (IBTA, length checks of §9.7.4).
+    pub const fn may_carry(self, payload_bytes: u32, path_mtu_bytes: u32) -> bool {
+        match self {
+            Position::First | Position::Middle => payload_bytes == path_mtu_bytes,
+            Position::Last => payload_bytes > 0 && payload_bytes <= path_mtu_bytes,
+            Position::Only => payload_bytes <= path_mtu_bytes,
+        }
+    }
+}
+
+/// What follows the headers of a SEND's or WRITE's last packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Trailer {
+    /// Nothing.
+    #[default]
+    None,
+    /// ImmDt: immediate data as on the wire.
+    Immediate([u8; 4]),
+    /// IETH: the rkey to invalidate, big-endian. SENDs only.
+    Invalidate([u8; 4]),
+}
+
+/// RETH: which registered memory an RDMA operation is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reth {
+    /// First byte.
+    pub va: u64,
+    /// Key.
+    pub rkey: u32,
+    /// Bytes of the whole message.
+    pub length: u32,
+}
+
+/// AtomicETH.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AtomicEth {
+    /// Address of the 8 bytes.
+    pub va: u64,
+    /// Key.
+    pub rkey: u32,
+    /// Value to swap in or to add.
+    pub swap_add: u64,
+    /// Value to compare with.
+    pub compare: u64,
+}
+
+/// AETH, without its credits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Aeth {
+    /// What it says.
+    pub syndrome: Syndrome,
+    /// Messages completed by the responder, 24 bits.
+    pub msn: u32,
+}
+
+/// The three kinds of AETH (IBTA §9.7.5.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Syndrome {
+    /// Everything up to the PSN is acknowledged.
+    Ack,
+    /// No receive; the 5-bit code of [`crate::retry::RNR_TIMER_NS`] says when to come again.
+    RnrNak {
+        /// Code.
+        timer: u8,
+    },
+    /// Refused.
+    Nak(NakCode),
+}
+
+/// DETH: who sends a datagram, and the key that lets it in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Deth {
+    /// Q_Key.
+    pub qkey: u32,
+    /// Sender's QPN.
+    pub src_qpn: u32,
+}
+
+/// What a packet is, with the headers that its opcode brings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// SEND.
+    Send {
+        /// Where in the message.
+        position: Position,
+        /// Last and only packets.
+        trailer: Trailer,
+    },
+    /// RDMA WRITE.
+    Write {
+        /// Where in the message.
+        position: Position,
+        /// First and only packets; nobody looks at it in others.
+        reth: Reth,
+        /// Last and only packets.
+        trailer: Trailer,
+    },
+    /// RDMA READ request.
+    ReadRequest(Reth),
+    /// ATOMIC CmpSwap.
+    CompareSwap(AtomicEth),
+    /// ATOMIC FetchAdd.
+    FetchAdd(AtomicEth),
+    /// RDMA READ response.
+    ReadResponse {
+        /// Where in the response.
+        position: Position,
+        /// All but middle packets.
+        aeth: Option<Aeth>,
+    },
+    /// Acknowledge.
+    Acknowledge(Aeth),
+    /// Atomic acknowledge.
+    AtomicAcknowledge {
+        /// As in every acknowledgement.
+        aeth: Aeth,
+        /// Value before the operation.
+        old: u64,
+    },
+}
+
+impl Content {
+    /// Whether a responder takes it; the requester takes the others.
+    pub const fn is_request(&self) -> bool {
+        !matches!(
+            self,
+            Content::ReadResponse { .. } | Content::Acknowledge(_) | Content::AtomicAcknowledge { .. }
+        )
+    }
+
+    /// Where in its message a packet of this kind stands.
+    pub const fn position(&self) -> Position {
+        match *self {
+            Content::Send { position, .. }
+            | Content::Write { position, .. }
+            | Content::ReadResponse { position, .. } => position,
+            _ => Position::Only,
+        }
+    }
+}
+
+/// One packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packet {
+    /// Service, from the opcode's upper bits.
+    pub service: ServiceType,
+    /// Receiver's QPN.
+    pub dst_qpn: u32,
+    /// Its number.
+    pub psn: Psn,
+    /// AckReq.
+    pub ack_requested: bool,
+    /// Solicited event asked for (last and only packets).
+    pub solicited: bool,
+    /// Datagrams only; zero otherwise.
+    pub deth: Deth,
+    /// Operation and headers.
+    pub content: Content,
+    /// Bytes that it carries. The offset is the sender's knowledge: a receiver counts, and does not look at it.
+    pub payload: Fragment,
+}
+
+impl Packet {
+    /// Whether it refuses something, for good or for now.
+    pub const fn is_nak(&self) -> bool {
+        matches!(
+            self.content,
+            Content::Acknowledge(Aeth { syndrome: Syndrome::Nak(_) | Syndrome::RnrNak { .. }, .. })
+        )
+    }
+}
+
+/// Whose bytes an outgoing packet carries: `packet.payload` is a range of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PayloadSource {
+    /// Nobody's: the packet is all header.
+    Nothing,
+    /// The message's, as it was posted.
+    Message(Ticket),
+    /// The memory that a READ was granted.
+    Region(Region),
+}
+
+/// A packet to send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outgoing {
+    /// Headers.
+    pub packet: Packet,
+    /// Where its payload is.
+    pub source: PayloadSource,
+    /// It was sent before.
+    pub retransmission: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Position::*;
+
+    #[test]
+    fn a_position_says_how_many_bytes_a_packet_carries() {
+        for (position, empty, one, nearly, full, over) in [
+            (First, false, false, false, true, false),
+            (Middle, false, false, false, true, false),
+            (Last, false, true, true, true, false),
+            (Only, true, true, true, true, false),
+        ] {
+            for mtu in PATH_MTU_BYTES {
+                let got = [0, 1, mtu - 1, mtu, mtu + 1].map(|bytes| position.may_carry(bytes, mtu));
+                assert_eq!(got, [empty, one, nearly, full, over], "{position:?}, path MTU {mtu}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_position_is_made_of_its_two_ends() {
+        for position in [First, Middle, Last, Only] {
+            assert_eq!(Position::of(position.starts(), position.ends()), position);
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! The requester packet by packet: segmentation, send window, resending from an exact PSN, READ responses as they come.
+//!
+//! Follows IBTA vol. 1 on generating requests and §9.7.6 (receiving responses). States, retries, and what a reply does to the
+//! queue are those of whole messages, in the file above; here stand the packets of the two messages that may be split by a
+//! moment, the one at `done` and the one at `next_send`.
+
+use super::{Requester, Walk};
+use crate::packet::Position;
+use crate::{Fragment, Now, Opcode, Psn, ReplyVerdict, RequesterConfig, ServiceType, Status, Ticket};
+
+/// How many packets go out, and how often they ask for an acknowledgement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SendWindow {
+    /// PSNs between the oldest that is not acknowledged and the next to send, at most. A READ counts with those of its
+    /// response, but is never held back by its own length.
+    pub packets: u32,
+    /// AckReq at least on every so many-th packet, besides on the last of each message.
+    pub ack_every: u32,
+}
+
+impl Default for SendWindow {
+    fn default() -> SendWindow {
+        SendWindow { packets: 256, ack_every: 16 }
+    }
+}
+
+/// Where within their messages the moments of the queue lie; both stay 0 while messages go out whole.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Progress {
+    /// Set when messages go out as packets.
+    pub(super) window: Option<SendWindow>,
+    /// Packets of the message at `done` that are acknowledged, or whose READ response came.
+    pub(super) acked: u32,
+    /// Packets of the message at `next_send` that this pass has sent.
+    pub(super) sent: u32,
+    /// Packets since the last AckReq.
+    unasked: u32,
+}
+
+/// «Send this packet now.»
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PacketTransmit {
+    /// Its message.
+    pub ticket: Ticket,
+    /// The message's operation.
+    pub opcode: Opcode,
+    /// Its own PSN.
+    pub psn: Psn,
+    /// Where in the message; READs and atomics are always whole.
+    pub position: Position,
+    /// Bytes of the message that it carries; of a READ, those that it asks for: the RETH's address moves by the offset.
+    pub fragment: Fragment,
+    /// Length of the whole message.
+    pub length: u32,
+    /// AckReq.
+    pub ack_requested: bool,
+    /// It was sent before.
+    pub retransmission: bool,
+}
+
+/// A packet of a READ response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReadPacket {
+    /// Its PSN.
+    pub psn: Psn,
+    /// Where in the response.
+    pub position: Position,
+    /// Bytes.
+    pub payload_bytes: u32,
+}
+
+/// Where a READ response's bytes belong.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Placement {
+    /// The READ.
+    pub ticket: Ticket,
+    /// Which of its bytes.
+    pub fragment: Fragment,
+}
+
+/// What a packet of a READ response did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadArrival {
+    /// It is the next one: place its bytes before polling completions.
+    Place(Placement),
+    /// Anything else.
+    Reply(ReplyVerdict),
+}
+
+impl Requester {
+    /// A requester whose messages go out as packets: use `poll_packet` instead of `poll_transmit`, and `handle_read_packet`
+    /// for READ responses.
+    pub fn by_packet(config: RequesterConfig, window: SendWindow) -> Requester {
+        let mut requester = Requester::new(config);
+        requester.progress.window = Some(window);
+        requester
+    }
+
+    /// The next packet to send: of the oldest message that is not sent wholly, from the first PSN on that is neither
+    /// acknowledged nor sent in this pass.
+    pub fn poll_packet(&mut self, now: Now) -> Option<PacketTransmit> {
+        let window = self.progress.window?;
+        let message = *self.next_to_send()?;
+        let reliable = self.config.service == ServiceType::Rc;
+        let index = self.progress.sent;
+        let psn = message.psn.plus(index);
+        let oldest = self.oldest_psn()?;
+        let ahead = psn.distance_from(oldest);
+        if reliable && ahead >= window.packets.max(1) {
+            return None;
+        }
+        // A READ or an atomic is one request packet, however many PSNs its response takes.
+        let alone = message.opcode.wants_response();
+        let packets = if alone { message.psn_count - index } else { 1 };
+        let ends = index + packets == message.psn_count;
+        let offset = index * self.config.path_mtu_bytes;
+        let rest = message.length - offset;
+        let carried = if alone { rest } else { rest.min(self.config.path_mtu_bytes) };
+        let ticket = self.next_send;
+        let retransmission = ahead < self.sent_end_psn.distance_from(oldest);
+        if !retransmission {
+            self.sent_end = ticket + 1;
+            self.sent_end_psn = psn.plus(packets);
+        }
+        if ends {
+            self.next_send += 1;
+            self.progress.sent = 0;
+            self.responses_outstanding += u32::from(alone);
+        } else {
+            self.progress.sent += 1;
+        }
+        self.counters.transmitted += 1;
+        self.counters.retransmitted += u64::from(retransmission);
+        if reliable && self.timer == crate::retry::Timer::Stopped {
+            self.start_ack_timer(now);
+        }
+        Some(PacketTransmit {
+            ticket: Ticket(ticket),
+            opcode: message.opcode,
+            psn,
+            position: if alone { Position::Only } else { Position::of(index == 0, ends) },
+            fragment: Fragment { offset, length: carried },
+            length: message.length,
+            ack_requested: reliable && self.asks_for_ack(window, ends, ahead + 1 >= window.packets),
+            retransmission,
+        })
+    }
+
+    /// Takes one packet of a READ response (IBTA §9.7.6): the next in order is placed, an earlier one is a copy, a later one
+    /// says that some between are lost, and the READ goes out again from the first of these.
+    pub fn handle_read_packet(&mut self, now: Now, packet: &ReadPacket) -> ReadArrival {
+        let reliable = self.config.service == ServiceType::Rc;
+        let Some(offset) = self.outstanding_offset(packet.psn).filter(|_| reliable) else {
+            self.counters.ignored_replies += 1;
+            return ReadArrival::Reply(ReplyVerdict::Ignored);
+        };
+        let before = self.acknowledged();
+        let arrival = self.take_read_packet(offset, packet);
+        self.count_reply(before, arrival == ReadArrival::Reply(ReplyVerdict::Ignored));
+        self.restart_ack_timer(now, before);
+        arrival
+    }
+
+    fn take_read_packet(&mut self, offset: u32, packet: &ReadPacket) -> ReadArrival {
+        let walk = self.acknowledge_before(offset);
+        let ticket = self.done;
+        let Some(message) = self.message(ticket).copied() else {
+            return ReadArrival::Reply(ReplyVerdict::Ignored);
+        };
+        let index = packet.psn.distance_from(message.psn);
+        if walk == Walk::AtResponse {
+            return ReadArrival::Reply(self.implied_nak());
+        }
+        if index < self.progress.acked {
+            return ReadArrival::Reply(ReplyVerdict::Ignored);
+        }
+        // A READ that went out again from the middle is answered by a first packet there, and the rest of the earlier answer
+        // may still arrive: which packet starts a response says nothing, which one ends it does.
+        let ends = index + 1 == message.psn_count;
+        let start = index * self.config.path_mtu_bytes;
+        let due = message.length.saturating_sub(start).min(self.config.path_mtu_bytes);
+        if message.opcode != Opcode::Read || packet.position.ends() != ends || packet.payload_bytes != due {
+            return ReadArrival::Reply(self.fail_oldest(Status::BadResponse));
+        }
+        if ends {
+            self.step_done(true);
+        } else {
+            self.advance_to(index + 1);
+        }
+        let fragment = Fragment { offset: start, length: due };
+        ReadArrival::Place(Placement { ticket: Ticket(ticket), fragment })
+    }
+
+    /// An acknowledgement covers so many packets of the message at `done`, not all of it. Of whole messages nobody says so.
+    pub(super) fn acknowledge_part(&mut self, packets: u32) {
+        if self.progress.window.is_some() && packets > self.progress.acked {
+            self.advance_to(packets);
+        }
+    }
+
+    fn advance_to(&mut self, packets: u32) {
+        self.progress.acked = packets;
+        if self.next_send == self.done {
+            self.progress.sent = self.progress.sent.max(packets);
+        }
+        self.progressed();
+    }
+
+    /// The first PSN that is not acknowledged.
+    fn oldest_psn(&self) -> Option<Psn> {
+        Some(self.message(self.done)?.psn.plus(self.progress.acked))
+    }
+
+    /// The responder owes nothing to packets that do not ask: so the last of a message does, one every few before it, and the
+    /// one that fills the window.
+    fn asks_for_ack(&mut self, window: SendWindow, ends: bool, fills_window: bool) -> bool {
+        self.progress.unasked += 1;
+        let asks = ends || fills_window || self.progress.unasked >= window.ack_every.max(1);
+        if asks {
+            self.progress.unasked = 0;
+        }
+        asks
+    }
+}

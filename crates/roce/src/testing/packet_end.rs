@@ -1,0 +1,205 @@
+//! One end of a [`super::Pair`] whose link carries packets: a [`Connection`] with a process around it.
+
+use std::collections::VecDeque;
+
+use super::endpoint::{EndpointConfig, LocalWork, VA};
+use super::faults::Frame;
+use super::host::{Host, Received};
+use super::pair::End;
+use crate::{
+    Arrival, Completion, Connection, Event, Failure, Now, Outcome, Packet, PayloadSource, Placement,
+    PostedMessage, Receive, ResponderEvent, ServiceType, Status, Ticket, Verdict, WorkRequest,
+};
+
+/// See the module.
+#[derive(Debug)]
+pub struct PacketEnd {
+    /// The QP.
+    pub connection: Connection,
+    /// Sends that ended, in order.
+    pub completions: Vec<Completion>,
+    /// Receives that ended, in order.
+    pub received: Vec<Received>,
+    /// The responder's fatal error.
+    pub failure: Option<Failure>,
+    /// «Communication established» came.
+    pub established: bool,
+    /// NAKs and RNR NAKs sent.
+    pub naks_sent: u64,
+    config: EndpointConfig,
+    peer_qpn: u32,
+    host: Host,
+    /// Posted work; the front has ticket `first_ticket`.
+    posted: VecDeque<LocalWork>,
+    first_ticket: u64,
+}
+
+impl PacketEnd {
+    /// An end with this QPN, connected to `peer_qpn`.
+    pub fn new(config: EndpointConfig, qpn: u32, peer_qpn: u32) -> PacketEnd {
+        let (requester, responder) = (config.requester(peer_qpn), config.responder(qpn, peer_qpn));
+        PacketEnd {
+            connection: Connection::new(requester, config.send_window, responder, config.ack_every),
+            completions: Vec::new(),
+            received: Vec::new(),
+            failure: None,
+            established: false,
+            naks_sent: 0,
+            config,
+            peer_qpn,
+            host: Host::new(&config),
+            posted: VecDeque::new(),
+            first_ticket: 0,
+        }
+    }
+
+    /// The registered memory.
+    pub fn memory(&self) -> &[u8] {
+        &self.host.memory
+    }
+
+    /// The registered memory, to fill it.
+    pub fn memory_mut(&mut self) -> &mut [u8] {
+        &mut self.host.memory
+    }
+
+    /// Keys that SENDs invalidated.
+    pub fn invalidated(&self) -> &[u32] {
+        &self.host.invalidated
+    }
+
+    /// Atomics that ran here.
+    pub fn atomics(&self) -> u64 {
+        self.host.atomics
+    }
+
+    /// Deregisters the memory, whatever is under way.
+    pub fn revoke(&mut self) {
+        self.host.revoked = true;
+    }
+
+    /// Posts a receive.
+    pub fn post_receive(&mut self, capacity: u64) {
+        self.host.post_receive(capacity);
+    }
+
+    /// Posts a send; false when it must wait for earlier ones.
+    pub fn post(&mut self, work: LocalWork) -> bool {
+        if !self.connection.requester().can_post(work.opcode, work.fence) {
+            return false;
+        }
+        self.connection.post(WorkRequest {
+            message: PostedMessage { opcode: work.opcode, length: work.length(), fence: work.fence },
+            solicited: false,
+            imm: work.imm,
+            remote_va: VA.wrapping_add(work.remote_offset),
+            rkey: work.rkey,
+            swap_add: work.swap_add,
+            compare: work.compare,
+            dst_qpn: self.peer_qpn,
+            qkey: work.qkey,
+        });
+        self.posted.push_back(work);
+        true
+    }
+
+    /// Statuses of the sends that ended.
+    pub fn statuses(&self) -> Vec<Status> {
+        self.completions.iter().map(|completion| completion.status).collect()
+    }
+
+    fn work(&self, ticket: Ticket) -> Option<&LocalWork> {
+        self.posted.get(usize::try_from(ticket.0.checked_sub(self.first_ticket)?).ok()?)
+    }
+
+    fn place(&mut self, placement: Placement, payload: &[u8]) {
+        let Some(into) = self.work(placement.ticket).map(|work| work.read_into) else { return };
+        let start = (into + placement.fragment.offset as usize) as u64;
+        self.host.slice(start, payload.len()).copy_from_slice(payload);
+    }
+
+    fn handle_packet(&mut self, now: Now, packet: &Packet, payload: &[u8]) {
+        match self.connection.handle_packet(now, packet, &mut self.host) {
+            Arrival::Request(Verdict::Execute(work)) => {
+                let outcome = self.host.execute(self.config.service, work, payload, &mut self.received);
+                self.connection.executed(outcome);
+            }
+            Arrival::Place(placement) => self.place(placement, payload),
+            Arrival::Request(_) | Arrival::Reply(_) => {}
+        }
+    }
+
+    /// An error of either half of a reliable QP moves the QP to ERR, which stops the other half and flushes.
+    fn collect_events(&mut self) {
+        while let Some(event) = self.connection.poll_event() {
+            match event {
+                Event::Responder(ResponderEvent::CommunicationEstablished) => self.established = true,
+                Event::Responder(ResponderEvent::Failed(failure)) => {
+                    self.failure = Some(failure);
+                    let first = failure.receive.map(|failed| (failed.receive, failed.status));
+                    self.connection.requester_mut().enter_error();
+                    self.flush_receives(first);
+                }
+                Event::Sent(completion) => {
+                    self.posted.pop_front();
+                    self.first_ticket += 1;
+                    let reliable = self.config.service == ServiceType::Rc;
+                    if completion.status != Status::Success
+                        && reliable
+                        && !self.connection.responder().is_failed()
+                    {
+                        let held = self.connection.responder_mut().enter_error();
+                        self.flush_receives(held.map(|receive| (receive, Status::Flushed)));
+                    }
+                    self.completions.push(completion);
+                }
+            }
+        }
+    }
+
+    fn flush_receives(&mut self, first: Option<(Receive, Status)>) {
+        self.host.flush_receives(first, &mut self.received);
+    }
+}
+
+impl End for PacketEnd {
+    fn poll_frames(&mut self, now: Now, emit: &mut dyn FnMut(Frame)) {
+        while let Some(outgoing) = self.connection.poll_transmit(now) {
+            let part = outgoing.packet.payload;
+            let payload = match outgoing.source {
+                PayloadSource::Nothing => Vec::new(),
+                PayloadSource::Message(ticket) => {
+                    let bytes = part.offset as usize..(part.offset + part.length) as usize;
+                    let work = self.work(ticket).expect("a packet of a message that is not done");
+                    work.payload[bytes].to_vec()
+                }
+                PayloadSource::Region(region) => {
+                    if self.host.revoked && region.len > 0 {
+                        self.connection.responder_mut().read_failed(Outcome::Revoked);
+                        continue;
+                    }
+                    self.host.read(region, part)
+                }
+            };
+            let packet = outgoing.packet;
+            self.naks_sent += u64::from(packet.is_nak());
+            emit(Frame::Packet { packet, payload });
+        }
+        self.collect_events();
+    }
+
+    fn handle_frame(&mut self, now: Now, frame: &Frame) {
+        let Frame::Packet { packet, payload } = frame else { unreachable!("not a packet: {frame:?}") };
+        self.handle_packet(now, packet, payload);
+        self.collect_events();
+    }
+
+    fn handle_timeout(&mut self, now: Now) {
+        self.connection.handle_timeout(now);
+        self.collect_events();
+    }
+
+    fn poll_timeout(&self) -> Option<Now> {
+        self.connection.poll_timeout()
+    }
+}
