@@ -11,9 +11,8 @@ pub(crate) fn check(what: &'static str, bytes: &[u8], need: usize) -> Result<(),
 /// `N` bytes at `at`. Panics past the end: callers have checked the length of the structure.
 #[inline]
 pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut out = [0; N];
-    out.copy_from_slice(&bytes[at..at + N]);
-    out
+    // Not `copy_from_slice`: with debug assertions on, its look for an overlap costs more than the bytes.
+    *bytes[at..].first_chunk().expect("checked by the caller")
 }
 
 #[inline]
@@ -34,5 +33,5 @@ pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
 /// Stores `value` at `at`, same contract as [`array`].
 #[inline]
 pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: [u8; N]) {
-    bytes[at..at + N].copy_from_slice(&value);
+    *bytes[at..].first_chunk_mut().expect("checked by the caller") = value;
 }

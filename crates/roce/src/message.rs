@@ -144,6 +144,29 @@ pub struct Request {
     pub fragment: Fragment,
 }
 
+impl Default for Request {
+    /// A SEND of nothing to nobody.
+    fn default() -> Self {
+        Request {
+            src_qpn: 0,
+            dst_qpn: 0,
+            service: ServiceType::Rc,
+            opcode: Opcode::Send,
+            psn: Psn::new(0),
+            solicited: false,
+            ack_requested: false,
+            imm: [0; 4],
+            remote_va: 0,
+            rkey: 0,
+            length: 0,
+            swap_add: 0,
+            compare: 0,
+            qkey: 0,
+            fragment: Fragment::default(),
+        }
+    }
+}
+
 impl Request {
     /// Whether it carries the message's first byte.
     pub const fn is_first(&self) -> bool {

@@ -20,8 +20,8 @@ use crate::message::psn_count;
 use crate::psn::Relation;
 use crate::replay::{Replay, ReplayList};
 use crate::{
-    Access, AsyncEvent, Atomic, DropReason, FailedReceive, Failure, GRH_BYTES, NakCode, Opcode, Outcome, Psn,
-    Receive, ReceiveCompletion, Region, Reply, ReplyKind, Request, Resources, ResponderConfig,
+    Access, AsyncEvent, Atomic, DropReason, FailedReceive, Failure, Fragment, GRH_BYTES, NakCode, Opcode,
+    Outcome, Psn, Receive, ReceiveCompletion, Region, Reply, ReplyKind, Request, Resources, ResponderConfig,
     ResponderCounters, ResponderEvent, ServiceType, Status, Verdict, Work,
 };
 
@@ -38,16 +38,16 @@ enum State {
     Failed,
 }
 
-/// Work given out and not reported.
-#[derive(Debug, Clone, Copy)]
+/// Work given out and not reported; whose it is stands beside it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pending {
     Nothing,
     /// A fragment with more to come.
-    Fragment(Request),
+    Fragment,
     /// The end of a message, or the whole.
-    Message(Request),
+    Message,
     /// A READ once more.
-    Replay(Request),
+    Replay,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -67,6 +67,8 @@ pub struct Responder {
     expected_psn: Psn,
     msn: u32,
     pending: Pending,
+    /// The request of the pending work; the last one's when there is none.
+    at_work: Request,
     assembly: Option<Assembly>,
     /// Receive of the message in progress, or of one that was void before its end: the next message uses it.
     held: Option<Receive>,
@@ -102,6 +104,7 @@ impl Responder {
             expected_psn: config.expected_psn,
             msn: 0,
             pending: Pending::Nothing,
+            at_work: Request::default(),
             assembly: None,
             held: None,
             replays: ReplayList::new(config.max_dest_rd_atomic),
@@ -194,21 +197,17 @@ impl Responder {
         let pending = std::mem::replace(&mut self.pending, Pending::Nothing);
         match (pending, outcome) {
             (Pending::Nothing, _) => {}
-            (Pending::Replay(request), _) => self.replayed(&request, outcome),
-            (Pending::Fragment(request) | Pending::Message(request), Outcome::LocalFault) => {
-                self.local_fault(&request)
-            }
-            (Pending::Fragment(_) | Pending::Message(_), Outcome::RequesterFault) => self.requester_fault(),
-            (Pending::Fragment(_) | Pending::Message(_), Outcome::Lost) => self.assembly = None,
-            (Pending::Fragment(_) | Pending::Message(_), Outcome::Repeat) => self.ask_again(),
-            (Pending::Fragment(_) | Pending::Message(_), Outcome::Revoked) => self.revoked(),
-            (Pending::Fragment(request), _) => self.fragment_done(&request),
-            (Pending::Message(request), Outcome::Atomic { old }) => self.message_done(&request, old),
+            (Pending::Replay, _) => self.replayed(outcome),
+            (Pending::Fragment | Pending::Message, Outcome::LocalFault) => self.local_fault(),
+            (Pending::Fragment | Pending::Message, Outcome::RequesterFault) => self.requester_fault(),
+            (Pending::Fragment | Pending::Message, Outcome::Lost) => self.assembly = None,
+            (Pending::Fragment | Pending::Message, Outcome::Repeat) => self.ask_again(),
+            (Pending::Fragment | Pending::Message, Outcome::Revoked) => self.revoked(),
+            (Pending::Fragment, _) => self.fragment_done(),
+            (Pending::Message, Outcome::Atomic { old }) => self.message_done(old),
             // Our own device broke its promise: an atomic without a result cannot be answered.
-            (Pending::Message(request), Outcome::Done) if request.opcode.is_atomic() => {
-                self.local_fault(&request)
-            }
-            (Pending::Message(request), Outcome::Done) => self.message_done(&request, 0),
+            (Pending::Message, Outcome::Done) if self.at_work.opcode.is_atomic() => self.local_fault(),
+            (Pending::Message, Outcome::Done) => self.message_done(0),
         }
     }
 
@@ -250,13 +249,15 @@ impl Responder {
     }
 
     fn reliable_expected(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
-        if self.repeats_fragment(request) {
-            return self.drop(DropReason::RepeatedFragment);
-        }
-        if let Some(grant) = self.continued(request) {
-            self.state = State::InOrder;
-            self.nak = None;
-            return self.execute(request, grant, resources);
+        if self.assembly.is_some() {
+            if self.repeats_fragment(request) {
+                return self.drop(DropReason::RepeatedFragment);
+            }
+            if let Some(grant) = self.continued(request) {
+                self.state = State::InOrder;
+                self.nak = None;
+                return self.execute(request, grant, resources);
+            }
         }
         if !request.is_first() {
             return self.gap();
@@ -320,12 +321,12 @@ impl Responder {
         let resources_left = self.replayed_waiting() < usize::from(self.config.max_dest_rd_atomic);
         match self.replays.find(request, self.config.path_mtu_bytes).filter(|_| resources_left) {
             Some(Replay::Atomic { old }) => {
-                self.respond(request, ReplyKind::AtomicResponse { old }, true);
+                self.respond(psn, ReplyKind::AtomicResponse { old }, true);
                 Verdict::Answered
             }
             Some(Replay::Read { offset }) => match self.region(request, resources) {
                 Ok(region) => {
-                    self.pending = Pending::Replay(*request);
+                    (self.pending, self.at_work) = (Pending::Replay, *request);
                     Verdict::Execute(Work::Read { region, offset })
                 }
                 Err(_) => self.drop(DropReason::UnknownDuplicate),
@@ -472,17 +473,20 @@ impl Responder {
             self.established = Established::ToReport;
         }
         let Request { fragment, opcode, .. } = *request;
-        self.pending = if last { Pending::Message(*request) } else { Pending::Fragment(*request) };
-        let completion = last.then(|| self.receive_completion(request));
+        self.pending = if last { Pending::Message } else { Pending::Fragment };
+        self.at_work = *request;
         Verdict::Execute(match grant {
             Grant::Receive(receive) => {
                 self.assembly_for(request, last, Region::default());
                 let scatter_offset = fragment.offset + self.grh_bytes();
+                let completion = last.then(|| self.receive_completion(request));
                 Work::Receive { receive, scatter_offset, length: fragment.length, completion }
             }
             Grant::Write(region) => {
                 self.assembly_for(request, last, region);
-                let completion = if opcode == Opcode::WriteImm { self.held.zip(completion) } else { None };
+                let completes = last && opcode == Opcode::WriteImm;
+                let completion = self.held.filter(|_| completes);
+                let completion = completion.map(|receive| (receive, self.receive_completion(request)));
                 Work::Write { region, offset: fragment.offset, length: fragment.length, completion }
             }
             Grant::Read(region) => Work::Read { region, offset: 0 },
@@ -508,53 +512,59 @@ impl Responder {
         }
     }
 
-    fn fragment_done(&mut self, request: &Request) {
+    fn fragment_done(&mut self) {
+        let Fragment { offset, length } = self.at_work.fragment;
         if let Some(assembly) = &mut self.assembly {
-            assembly.next_offset = request.fragment.offset + request.fragment.length;
+            assembly.next_offset = offset + length;
         }
-        self.part_done(request);
+        self.part_done();
     }
 
     /// A READ was executed again. When that failed, silence: the requester's retries end it (its first run succeeded,
     /// so this is no error of this QP).
-    fn replayed(&mut self, request: &Request, outcome: Outcome) {
+    fn replayed(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::LocalFault | Outcome::Lost | Outcome::Repeat | Outcome::Revoked => {
                 self.counters.dropped[DropReason::UnknownDuplicate as usize] += 1;
             }
             Outcome::RequesterFault => {
                 let kind = ReplyKind::RequesterFault;
-                self.responses.push_back(Response { psn: request.psn, msn: self.msn, kind, replayed: true });
+                let psn = self.at_work.psn;
+                self.responses.push_back(Response { psn, msn: self.msn, kind, replayed: true });
             }
-            Outcome::Done | Outcome::Atomic { .. } => self.respond(request, ReplyKind::ReadResponse, true),
+            Outcome::Done | Outcome::Atomic { .. } => {
+                let psn = self.last_psn(&self.at_work);
+                self.respond(psn, ReplyKind::ReadResponse, true);
+            }
         }
     }
 
-    fn message_done(&mut self, request: &Request, old: u64) {
+    fn message_done(&mut self, old: u64) {
+        let Request { opcode, .. } = self.at_work;
+        let last_psn = self.last_psn(&self.at_work);
         self.assembly = None;
-        if request.opcode.takes_receive() {
+        if opcode.takes_receive() {
             self.held = None;
         }
         self.counters.messages += 1;
         self.msn = (self.msn + 1) & 0xff_ffff;
-        self.expected_psn = self.last_psn(request).plus(1);
+        self.expected_psn = last_psn.plus(1);
         if self.config.service != ServiceType::Rc {
             return;
         }
-        if !request.opcode.wants_response() {
-            self.ack_due |= self.packets.acknowledges(request);
+        if !opcode.wants_response() {
+            self.ack_due |= self.packets.acknowledges(&self.at_work);
             return;
         }
-        self.replays.remember(request, old);
-        let atomic = request.opcode.is_atomic();
-        let kind = if atomic { ReplyKind::AtomicResponse { old } } else { ReplyKind::ReadResponse };
+        self.replays.remember(&self.at_work, old);
+        let kind =
+            if opcode.is_atomic() { ReplyKind::AtomicResponse { old } } else { ReplyKind::ReadResponse };
         // The response acknowledges all before it.
         self.ack_due = false;
-        self.respond(request, kind, false);
+        self.respond(last_psn, kind, false);
     }
 
-    fn respond(&mut self, request: &Request, kind: ReplyKind, replayed: bool) {
-        let psn = self.last_psn(request);
+    fn respond(&mut self, psn: Psn, kind: ReplyKind, replayed: bool) {
         self.responses.push_back(Response { psn, msn: self.msn, kind, replayed });
     }
 
@@ -562,8 +572,8 @@ impl Responder {
 
     /// Our own memory failed (IBTA §9.9.3, remote operational error). The receive's completion tells when the fault is
     /// in its buffers, an event does when it is in registered memory.
-    fn local_fault(&mut self, request: &Request) {
-        if request.opcode.is_send() {
+    fn local_fault(&mut self) {
+        if self.at_work.opcode.is_send() {
             self.refuse(NakCode::RemoteOperation, None, Status::LocalProtection);
         } else {
             self.refuse(NakCode::RemoteOperation, Some(AsyncEvent::QpFatal), Status::Flushed);
@@ -633,7 +643,7 @@ impl Responder {
         if self.state == State::Failed {
             return Some(DropReason::InError);
         }
-        if !matches!(self.pending, Pending::Nothing) {
+        if self.pending != Pending::Nothing {
             return Some(DropReason::Busy);
         }
         if service != self.config.service {

@@ -246,13 +246,13 @@ impl Responder {
     }
 
     /// A packet that does not end its message was executed.
-    pub(super) fn part_done(&mut self, request: &Request) {
+    pub(super) fn part_done(&mut self) {
         if self.packets.ack_every.is_none() {
             return;
         }
         self.expected_psn = self.expected_psn.plus(1);
         if self.config.service == ServiceType::Rc {
-            self.ack_due |= self.packets.acknowledges(request);
+            self.ack_due |= self.packets.acknowledges(&self.at_work);
         }
     }
 
@@ -260,11 +260,11 @@ impl Responder {
 
     /// A READ was granted: its response goes out packet by packet, each reading its bytes then.
     fn stream_read(&mut self, region: Region) -> Verdict {
-        let (Pending::Message(request) | Pending::Replay(request)) = self.pending else {
+        if !matches!(self.pending, Pending::Message | Pending::Replay) {
             return Verdict::Answered;
-        };
-        let packets = self.last_psn(&request).distance_from(request.psn) + 1;
-        let Request { psn, length, remote_va, rkey, .. } = request;
+        }
+        let Request { psn, length, remote_va, rkey, .. } = self.at_work;
+        let packets = self.last_psn(&self.at_work).distance_from(psn) + 1;
         let region = Region { va: remote_va, key: rkey, ..region };
         self.packets.reads.push_back(ReadStream { region, psn, length, packets, next: 0, first: 0 });
         self.executed(Outcome::Done);

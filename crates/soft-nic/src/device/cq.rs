@@ -148,14 +148,11 @@ impl Cq {
         fields.owner = owner_bit(self.producer, self.entries);
         let size = self.cqe_size as usize;
         let slot = self.buffer + u64::from(self.producer & (self.entries - 1)) * size as u64;
-        let mut whole = [0; LARGE_SLOT_BYTES];
         // The owner bit is in the last word, which such a write stores last, with release.
-        match payload {
-            // Callers give a payload only where the slot has room for it.
-            Some(_) if fields.emit_slot(payload, &mut whole[..size]).is_ok() => {
-                memory.write(slot, &whole[..size], false)?;
-            }
-            _ => memory.write(slot + (size - CQE_BYTES) as u64, &fields.emit(), false)?,
+        if payload.is_none() || !write_slot(memory, slot, size, fields, payload)? {
+            let mut cqe = [0; CQE_BYTES];
+            fields.emit_into(&mut cqe);
+            memory.write(slot + (size - CQE_BYTES) as u64, &cqe, false)?;
         }
         self.producer = self.producer.wrapping_add(1);
         Ok(true)
@@ -214,6 +211,23 @@ impl Cq {
         let told = end.wrapping_sub(self.notified) as i32 <= 0;
         waiting && !told && self.disarm(memory, word)
     }
+}
+
+/// Writes a whole slot, payload and all. False: it has no room for that, which callers see to; nothing was written.
+#[inline(never)]
+fn write_slot<M: Memory>(
+    memory: &M,
+    slot: u64,
+    size: usize,
+    fields: &CqeFields,
+    payload: Option<&[u8]>,
+) -> Result<bool, Fault> {
+    let mut whole = [0; LARGE_SLOT_BYTES];
+    let fits = fields.emit_slot(payload, &mut whole[..size]).is_ok();
+    if fits {
+        memory.write(slot, &whole[..size], false)?;
+    }
+    Ok(fits)
 }
 
 fn wants_solicited(word: u32) -> bool {

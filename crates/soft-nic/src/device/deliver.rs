@@ -27,11 +27,11 @@ impl<M: Memory> Core<M> {
     /// Takes what the link offers.
     pub(super) fn arrive(&mut self, inbound: &mut Inbound<'_>) -> Disposition {
         match inbound.message {
-            Message::Request(request) => self.request(&request, inbound),
+            Message::Request(request) => self.request(request, inbound),
             Message::Reply { reply, offset, last } => {
                 match self.qps.find(reply.dst_qpn).and_then(|place| self.qps.take(place)) {
                     Some(mut qp) => {
-                        self.take_reply(&mut qp, &reply, offset, last, inbound);
+                        self.take_reply(&mut qp, reply, *offset, *last, inbound);
                         self.qps.put(qp);
                     }
                     None => self.counters.dropped_replies += 1,

@@ -41,14 +41,14 @@ impl<M: Memory> Core<M> {
         let mut at = 0;
         // The list may grow at its end while a register write heats another queue; that one is looked at too.
         while let Some(place) = self.schedule.hot.get(at).copied() {
-            if let Some(qp) = self.qps.get(place) {
-                let page = qp.sq.doorbell.page;
-                if qp.sq.blocks > 0 && self.uars.get(page).is_some_and(Uar::is_rung) {
+            let page = self.qps.get(place).map(|qp| qp.sq.doorbell.page);
+            if let Some(page) = page.filter(|page| self.is_rung_now(*page)) {
+                if let Some(qp) = self.qps.get(place).filter(|qp| qp.sq.blocks > 0) {
                     // What the driver wrote before it rang comes along while the register is taken.
                     self.memory.prefetch(qp.sq.record);
                     self.memory.prefetch(qp.sq.block(qp.sq.fetched));
                 }
-                work += self.poll_page_once(page);
+                work += self.take_page(page);
             }
             let Some(mut qp) = self.qps.take(place) else {
                 self.schedule.hot.swap_remove(at);
@@ -69,7 +69,9 @@ impl<M: Memory> Core<M> {
     fn poll_background(&mut self, link: &mut Link) -> usize {
         let mut work = 0;
         for page in self.schedule.pages(self.now, self.uars.bound()) {
-            work += self.poll_page_once(page);
+            if self.is_rung_now(page) {
+                work += self.take_page(page);
+            }
         }
         let hot = self.schedule.hot.len();
         for place in self.schedule.queues(self.now, self.qps.bound()) {
@@ -90,18 +92,25 @@ impl<M: Memory> Core<M> {
         work
     }
 
-    fn poll_page_once(&mut self, page: u32) -> usize {
+    /// Whether a page has something to take that was not looked for in this round; the round has looked then.
+    fn is_rung_now(&mut self, page: u32) -> bool {
         let round = self.schedule.round;
         match self.uars.get_mut(page) {
-            Some(uar) if uar.polled != round => uar.polled = round,
-            _ => return 0,
+            Some(uar) if uar.polled != round => {
+                uar.polled = round;
+                uar.is_rung()
+            }
+            _ => false,
         }
-        self.poll_page(page)
     }
 
-    /// Takes the register writes of a page.
+    /// Takes the register writes of a page, whenever it was looked at last.
     pub(super) fn poll_page(&mut self, page: u32) -> usize {
-        let Some(uar) = self.uars.get(page).filter(|uar| uar.is_rung()) else { return 0 };
+        if self.uars.get(page).is_some_and(Uar::is_rung) { self.take_page(page) } else { 0 }
+    }
+
+    fn take_page(&mut self, page: u32) -> usize {
+        let Some(uar) = self.uars.get(page) else { return 0 };
         let mut taken = [None; 4];
         let mut count = 0;
         for (place, write) in taken.iter_mut().zip(uar.take()) {

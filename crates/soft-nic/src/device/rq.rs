@@ -15,6 +15,9 @@ use crate::dma::{Memory, Segment};
 /// Largest entry: `max_recv_descriptor_bytes`.
 const MAX_ENTRY_BYTES: usize = 512;
 
+/// Four pointers.
+const SMALL_ENTRY_BYTES: usize = 64;
+
 /// The receive side of a QP.
 #[derive(Debug)]
 pub(super) struct ReceiveQueue {
@@ -57,24 +60,36 @@ impl ReceiveQueue {
             }
         }
         let index = u32::from(self.taken) & (self.count - 1);
-        let mut entry = [0; MAX_ENTRY_BYTES];
         let bytes = (1usize << self.shift).min(MAX_ENTRY_BYTES);
-        let read = memory.read(self.ring + (u64::from(index) << self.shift), &mut entry[..bytes]);
-        self.pointers.clear();
-        // An entry that cannot be read has no room; the message that needs it fails on its length.
-        if read.is_ok()
-            && let Ok(wqe) = RecvWqe::new(&entry[self.header.min(bytes)..bytes])
-        {
-            self.pointers.extend(wqe.segments());
-        }
+        let at = self.ring + (u64::from(index) << self.shift);
+        // Most entries have one to four pointers, and zeroes for the largest would cost as much as all else here.
+        let capacity = if bytes <= SMALL_ENTRY_BYTES {
+            self.read_entry(memory, at, &mut [0; SMALL_ENTRY_BYTES][..bytes])
+        } else {
+            self.read_entry(memory, at, &mut [0; MAX_ENTRY_BYTES][..bytes])
+        };
         let id = u64::from(self.taken);
         self.taken = self.taken.wrapping_add(1);
         let next = u32::from(self.taken) & (self.count - 1);
         memory.prefetch(self.ring + (u64::from(next) << self.shift));
-        Some(Receive {
-            capacity: self.pointers.iter().map(|p| u64::from(p.byte_count & !(1 << 31))).sum(),
-            id,
-        })
+        Some(Receive { capacity, id })
+    }
+
+    /// Reads an entry into `self.pointers`; returns the bytes that they hold.
+    #[inline]
+    fn read_entry<M: Memory>(&mut self, memory: &M, at: u64, entry: &mut [u8]) -> u64 {
+        self.pointers.clear();
+        let mut capacity = 0;
+        // An entry that cannot be read has no room; the message that needs it fails on its length.
+        if memory.read(at, entry).is_ok()
+            && let Ok(wqe) = RecvWqe::new(&entry[self.header.min(entry.len())..])
+        {
+            for pointer in wqe.segments() {
+                capacity += u64::from(pointer.byte_count & !(1 << 31));
+                self.pointers.push(pointer);
+            }
+        }
+        capacity
     }
 
     /// Application addresses of `len` bytes from `offset` of the receive in use, into `out`. Error: a key, a bound or a right

@@ -5,7 +5,7 @@
 
 use mlx5_layout::doorbell::counter_of;
 use roce::qp_state::QpState;
-use roce::{Completion, Opcode, PostedMessage, ServiceType, Status, Ticket, Transmit};
+use roce::{Completion, Opcode, PostedMessage, Request, ServiceType, Status, Ticket, Transmit};
 
 use super::command::event_type;
 use super::core::Core;
@@ -261,35 +261,36 @@ impl<M: Memory> Core<M> {
     /// Gives a message to the link. False: only a part was taken.
     fn send(&mut self, link: &mut Link, qp: &mut Qp, transmit: Transmit) -> bool {
         let Some(place) = find(qp, transmit.ticket) else { return true };
-        let request = &mut qp.sq.outstanding[place];
-        if request.revoked {
+        let (device, mtu) = (qp.device, qp.mtu_bytes());
+        let request = &mut *qp.sq.outstanding[place];
+        let mut fail = || {
             if let Some(requester) = &mut qp.requester {
                 requester.fail(transmit.ticket, Status::LocalProtection);
             }
-            return true;
+            true
+        };
+        if request.revoked {
+            return fail();
         }
         if request.take_back() == TakenBack::Overdue {
-            self.say_overdue(qp, 1);
+            self.say_overdue(qp.qpn, 1);
         }
-        let request = &mut qp.sq.outstanding[place];
         request.resent |= transmit.retransmission;
         request.request.psn = transmit.psn;
         request.request.ack_requested = transmit.ack_requested;
         let Some(to) = request.to else {
             // Nobody has that address: lost on the way.
-            self.count_sent(qp, place, transmit);
+            self.count_sent(device, mtu, &request.request, transmit);
             self.counters.lost_unreachable += 1;
             return self.sent(qp, transmit.ticket, None);
         };
         if qp.service != ServiceType::Rc && !self.is_readable(&request.segments, request.request.length) {
             // Nobody would tell us that the other side could not read it.
-            if let Some(requester) = &mut qp.requester {
-                requester.fail(transmit.ticket, Status::LocalProtection);
-            }
-            return true;
+            return fail();
         }
         let length = request.request.length;
-        if request.request.opcode.carries_payload() {
+        let carries_payload = request.request.opcode.carries_payload();
+        if carries_payload {
             request.request.fragment =
                 roce::Fragment { offset: request.carried, length: length - request.carried };
         }
@@ -298,32 +299,27 @@ impl<M: Memory> Core<M> {
         match outcome {
             Ok(sent) => {
                 if request.carried == 0 {
-                    self.count_sent(qp, place, transmit);
+                    self.count_sent(device, mtu, &request.request, transmit);
                 }
                 qp.sq.last_sent = Some(sent.position);
-                let request = &mut qp.sq.outstanding[place];
-                request.loan = sent.loan;
-                request.carried += sent.carried;
-                let whole = request.carried >= length || !request.request.opcode.carries_payload();
-                if whole {
-                    request.carried = 0;
-                    return self.sent(qp, transmit.ticket, Some((to, sent.position)));
+                if sent.loan.is_some() {
+                    request.loan = sent.loan;
                 }
-                false
+                let carried = request.carried + sent.carried;
+                let whole = carried >= length || !carries_payload;
+                request.carried = if whole { 0 } else { carried };
+                whole && self.sent(qp, transmit.ticket, Some((to, sent.position)))
             }
             Err(SendError::Full) => false,
             Err(SendError::NoPeer(_)) => {
                 request.carried = 0;
-                self.count_sent(qp, place, transmit);
+                self.count_sent(device, mtu, &request.request, transmit);
                 self.counters.lost_unreachable += 1;
                 self.sent(qp, transmit.ticket, None)
             }
             Err(SendError::LocalFault(_) | SendError::Length { .. }) => {
                 request.carried = 0;
-                if let Some(requester) = &mut qp.requester {
-                    requester.fail(transmit.ticket, Status::LocalProtection);
-                }
-                true
+                fail()
             }
         }
     }
@@ -334,12 +330,10 @@ impl<M: Memory> Core<M> {
             || segments.iter().all(|part| self.memory.probe(part.addr, part.len, false).is_ok())
     }
 
-    fn count_sent(&mut self, qp: &Qp, place: usize, transmit: Transmit) {
-        let request = &qp.sq.outstanding[place].request;
-        let device = &self.devices[qp.device];
-        let (layer, length) = (device.link_layer, request.length);
-        let wire = wire::request_bytes(layer, qp.service, request.opcode, length, qp.mtu_bytes());
-        self.shapers[qp.device].spend(wire);
+    fn count_sent(&mut self, device: usize, mtu: u32, request: &Request, transmit: Transmit) {
+        let (layer, length) = (self.devices[device].link_layer, request.length);
+        let wire = wire::request_bytes(layer, request.service, request.opcode, length, mtu);
+        self.shapers[device].spend(wire);
         self.counters.wire_bytes_sent += wire;
         if transmit.retransmission {
             self.counters.retransmissions += 1;
@@ -415,7 +409,7 @@ impl<M: Memory> Core<M> {
         // says nothing, and a ring that was given up counts as read.
         let may_be_lent = status != Status::Success || request.resent || qp.service != ServiceType::Rc;
         if may_be_lent && request.take_back() == TakenBack::Overdue {
-            self.say_overdue(qp, 1);
+            self.say_overdue(qp.qpn, 1);
         }
         if let (Status::Success, Some(old)) = (status, completion.atomic_old)
             && !self.place_atomic(qp, &mut request, old)
@@ -471,6 +465,7 @@ fn hand_over(qp: &mut Qp, mut request: Box<SendRequest>) -> Option<Box<SendReque
 }
 
 /// Place of the message with this ticket among the outstanding WQEs.
+#[inline]
 pub(super) fn find(qp: &Qp, ticket: Ticket) -> Option<usize> {
     let queue = &qp.sq.outstanding;
     let is_it = |request: &SendRequest| request.kind != Kind::Nop && request.ticket == ticket;

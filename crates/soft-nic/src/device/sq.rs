@@ -98,23 +98,6 @@ pub(super) struct SendRequest {
 
 impl SendRequest {
     fn empty() -> SendRequest {
-        let request = Request {
-            src_qpn: 0,
-            dst_qpn: 0,
-            service: ServiceType::Rc,
-            opcode: Opcode::Send,
-            psn: Psn::new(0),
-            solicited: false,
-            ack_requested: false,
-            imm: [0; 4],
-            remote_va: 0,
-            rkey: 0,
-            length: 0,
-            swap_add: 0,
-            compare: 0,
-            qkey: 0,
-            fragment: Fragment::default(),
-        };
         SendRequest {
             ticket: Ticket(0),
             kind: Kind::Nop,
@@ -122,7 +105,7 @@ impl SendRequest {
             opcode: 0,
             signalled: false,
             fence: false,
-            request,
+            request: Request::default(),
             path: PathAddress::default(),
             to: None,
             carried: 0,

@@ -29,7 +29,7 @@ impl<M: Memory> Core<M> {
     pub(super) fn withdraw_sends(&mut self, qp: &mut Qp) {
         let overdue = |request: &mut Box<SendRequest>| request.take_back() == TakenBack::Overdue;
         let count = qp.sq.outstanding.iter_mut().filter_map(|request| overdue(request).then_some(())).count();
-        self.say_overdue(qp, count);
+        self.say_overdue(qp.qpn, count);
     }
 
     /// Takes back the answers to READs, and answers none of those that wait.
@@ -38,7 +38,7 @@ impl<M: Memory> Core<M> {
         let count = qp.lent_answers.drain(..).filter(overdue).count();
         qp.drop_replies();
         qp.partial_reply = None;
-        self.say_overdue(qp, count);
+        self.say_overdue(qp.qpn, count);
     }
 
     /// A region is gone: no queue touches it any more, and no peer.
@@ -70,7 +70,7 @@ impl<M: Memory> Core<M> {
         if touched {
             self.schedule.heat(qp, self.now);
         }
-        self.say_overdue(qp, overdue);
+        self.say_overdue(qp.qpn, overdue);
     }
 
     fn revoke_answers(&mut self, qp: &mut Qp, key: u32) {
@@ -90,7 +90,7 @@ impl<M: Memory> Core<M> {
             }
             false
         });
-        self.say_overdue(qp, overdue);
+        self.say_overdue(qp.qpn, overdue);
         let Some((answer, reply)) = first.filter(|_| qp.state.answers_requests()) else { return };
         // The reply is on its way without its bytes, so a NAK goes after it, before all that is still to be answered.
         qp.answers.push_front(Answer { revoked: true, ..answer });
@@ -101,9 +101,8 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    pub(super) fn say_overdue(&mut self, qp: &Qp, count: usize) {
+    pub(super) fn say_overdue(&mut self, qpn: u32, count: usize) {
         if count > 0 {
-            let qpn = qp.qpn;
             self.log.line(&format!(
                 "softnic: QP {qpn:#x}: its peer holds {count} payloads and does not let go; the channel to it is closed"
             ));

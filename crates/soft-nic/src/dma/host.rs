@@ -25,6 +25,12 @@ impl Host {
 
     /// Copies between two places of this process, forward, the last word by a release store unless relaxed.
     pub fn copy(&self, to: &[Segment], from: &[Segment], len: u64, order: Order) -> Result<(), Fault> {
+        // One piece on either side, as almost always, needs no walk.
+        if let ([target], [source]) = (to, from)
+            && (1..=target.len.min(source.len)).contains(&len)
+        {
+            return self.copy_piece(target.addr, source.addr, len, order, true);
+        }
         let (mut to, mut from) = (Segments::new(to), Segments::new(from));
         let mut left = len;
         while left > 0 {
@@ -48,6 +54,10 @@ impl Host {
             return self.copy_bytes(to, from, len as usize, ordered);
         }
         let word = last_word(to, len);
+        if word as u64 == len {
+            // The copy's one store is that of the last word, and every store of an x86 is a release.
+            return self.copy_bytes(to, from, word, true);
+        }
         self.copy_bytes(to, from, len as usize - word, true)?;
         let mut value = [0; 8];
         self.read(from + len - word as u64, &mut value[..word])?;
@@ -71,7 +81,7 @@ impl Host {
 /// Bytes of the last naturally aligned word (8, 4, 2 or 1) of `addr..addr + len`; `len` must not be 0.
 pub(super) fn last_word(addr: u64, len: u64) -> usize {
     let end = addr.wrapping_add(len);
-    [8, 4, 2].into_iter().find(|word| end.is_multiple_of(*word) && *word <= len).unwrap_or(1) as usize
+    1 << end.trailing_zeros().min(len.ilog2()).min(3)
 }
 
 fn aligned(addr: u64, size: u64) -> Result<(), Fault> {
@@ -104,9 +114,11 @@ impl Memory for Host {
         let word = last_word(addr, bytes.len() as u64);
         let (head, tail) = bytes.split_at(bytes.len() - word);
         self.copy_bytes(addr, head.as_ptr() as u64, head.len(), true)?;
-        let mut value = [0; 8];
-        value[..word].copy_from_slice(tail);
-        self.store(addr + head.len() as u64, u64::from_le_bytes(value), word)
+        let value = match tail.first_chunk() {
+            Some(whole) => u64::from_le_bytes(*whole),
+            None => tail.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)),
+        };
+        self.store(addr + head.len() as u64, value, word)
     }
 
     fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {

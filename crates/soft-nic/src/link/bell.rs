@@ -9,7 +9,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 use super::Link;
-use super::fabric::Fabric;
+use super::fabric::{Fabric, SLOTS};
 
 impl Link {
     /// Shows peers what was sent and consumed since the last call, and wakes those that sleep.
@@ -18,7 +18,7 @@ impl Link {
             return;
         }
         for slot in &self.to_publish {
-            if let Some(outgoing) = &mut self.outgoing[usize::from(*slot)] {
+            if let Some(outgoing) = &mut self.outgoing[usize::from(*slot) % SLOTS] {
                 outgoing.producer.publish();
                 outgoing.dirty = false;
             }
@@ -26,10 +26,13 @@ impl Link {
         // Between our head and their bell: either they see the head before they sleep, or we see that they sleep.
         fence(Ordering::SeqCst);
         let own = self.slot();
-        for slot in self.to_publish.drain(..).chain(self.to_notify.drain(..)) {
-            if slot != own && self.fabric.ring(slot) {
-                self.counters.bells += 1;
+        for slots in [&mut self.to_publish, &mut self.to_notify] {
+            for slot in slots.iter() {
+                if *slot != own && self.fabric.ring(*slot) {
+                    self.counters.bells += 1;
+                }
             }
+            slots.clear();
         }
     }
 

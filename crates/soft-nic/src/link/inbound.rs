@@ -68,7 +68,7 @@ pub struct Inbound<'a> {
     /// Slot of the sender.
     pub from: u8,
     /// The message.
-    pub message: Message,
+    pub message: &'a Message,
     /// Where a datagram came from; `None` for connected services.
     pub path: Option<PathAddress>,
     pub(super) form: Form,
@@ -79,7 +79,7 @@ pub struct Inbound<'a> {
     pub(super) payload_at: u64,
     /// What the sender named.
     pub(super) segments: &'a [Segment],
-    pub(super) memory: SenderMemory,
+    pub(super) memory: &'a SenderMemory,
     pub(super) host: &'a Host,
     pub(super) counters: &'a mut LinkCounters,
     /// Set when the kernel refused a copy.
@@ -110,7 +110,7 @@ impl Inbound<'_> {
         let Some(hold) = Hold::take(self.ring.word(self.payload_at)) else {
             return Err(CopyError::TakenBack);
         };
-        let copied = match self.memory {
+        let copied = match *self.memory {
             SenderMemory::Own => own(loopback::copy(self.host, to, self.segments, len, order, self.segments)),
             SenderMemory::Peer(peer) => {
                 let granted = || hold.is_granted();

@@ -45,6 +45,17 @@ pub(super) struct Outgoing {
     pub(super) dirty: bool,
 }
 
+impl Outgoing {
+    /// Notes that there is something to publish.
+    #[inline]
+    pub(super) fn note(&mut self, slot: u8, to_publish: &mut Vec<u8>) {
+        if !self.dirty {
+            self.dirty = true;
+            to_publish.push(slot);
+        }
+    }
+}
+
 impl Link {
     /// Whether a process with a NIC is in this slot and has not ended.
     pub fn alive(&mut self, slot: u8) -> bool {
@@ -75,16 +86,26 @@ impl Link {
         self.lane_room(slot, Lane::Reply)
     }
 
+    /// The common case of [`Link::lane_room`]: a channel that the receiver has attached to, with room.
+    #[inline]
+    pub(super) fn has_room(&mut self, slot: u8, lane: Lane) -> bool {
+        self.fabric.is_ours()
+            && self.outgoing[usize::from(slot) % SLOTS].as_mut().is_some_and(|outgoing| {
+                matches!(outgoing.producer.state(), ChannelState::Direct | ChannelState::Staged)
+                    && outgoing.producer.has_room(lane, ROOM)
+            })
+    }
+
     pub(super) fn lane_room(&mut self, slot: u8, lane: Lane) -> Room {
+        if self.has_room(slot, lane) {
+            return Room::Yes;
+        }
         if !self.fabric.is_ours() {
             return Room::NoPeer(NoPeer::Forked);
         }
         let index = usize::from(slot) % SLOTS;
         if let Some(outgoing) = &mut self.outgoing[index] {
             return match outgoing.producer.state() {
-                ChannelState::Direct | ChannelState::Staged if outgoing.producer.has_room(lane, ROOM) => {
-                    Room::Yes
-                }
                 ChannelState::Closed => Room::NoPeer(NoPeer::Closed(slot)),
                 ChannelState::Published if self.fabric.was_refused(slot) => {
                     Room::NoPeer(NoPeer::Refused(slot))

@@ -5,7 +5,7 @@ use super::inbound::SenderMemory;
 use super::inbound::{Disposition, Inbound, Message};
 use super::loan::{self, LOAN_WORDS};
 use super::peers::Incoming;
-use super::record::{self, Form, Header, RecordError};
+use super::record::{self, Form, RecordError};
 use super::shared_memory::{ChannelState, Lane, Record};
 use super::{Link, LinkEvent, PathAddress};
 use crate::dma::{RingMemory, Segment, total};
@@ -33,7 +33,8 @@ impl Link {
         let count = self.incoming.len();
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
         let mut finished = false;
-        for index in (self.first..count).chain(0..self.first.min(count)) {
+        for turn in 0..count {
+            let index = if self.first < count - turn { self.first + turn } else { self.first + turn - count };
             let incoming = &self.incoming[index];
             if !incoming.ended && !incoming.consumer.pending() {
                 continue;
@@ -92,50 +93,70 @@ impl Link {
         consumed: &mut usize,
         handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition,
     ) -> Result<(), RecordError> {
-        let Incoming { consumer, memory, .. } = &mut self.incoming[index];
         // Looked up before the replies are read: a request that follows a reply must not overtake it.
-        let requests_end = consumer.end(Lane::Request);
-        for lane in [Lane::Reply, Lane::Request] {
-            while *consumed < budget && self.counters.direct_bytes < self.copies_until {
-                let Some(record) = consumer.next(lane)? else { break };
-                if lane == Lane::Request && record.position == requests_end {
-                    break;
-                }
-                let ends = consumer.ends();
-                let ring = consumer.ring(lane);
-                let arrived = read(ring, lane, &record, ends.from, &mut self.segments)?;
-                if matches!(arrived.form, Form::Segments(_)) && loan::is_void(ring.word(arrived.payload_at)) {
-                    // Taken back by its sender: it was never sent.
-                    self.counters.taken_back += 1;
-                    consumer.advance(lane, record.len);
-                    *consumed += 1;
-                    continue;
-                }
-                let mut inbound = Inbound {
-                    from: ends.from,
-                    message: arrived.message,
-                    path: arrived.path,
-                    form: arrived.form,
-                    len: arrived.len,
-                    ring,
-                    payload_at: arrived.payload_at,
-                    segments: &self.segments,
-                    memory: *memory,
-                    host: &self.host,
-                    counters: &mut self.counters,
-                    refused: false,
-                };
-                let disposition = handler(&mut inbound);
-                let refused = inbound.refused;
-                if refused {
-                    consumer.set_state(ChannelState::Staged);
-                }
-                if disposition == Disposition::NotNow {
-                    break;
-                }
+        let end = self.incoming[index].consumer.end(Lane::Request);
+        self.poll_lane(index, Lane::Reply, None, budget, consumed, handler, read_reply)?;
+        self.poll_lane(index, Lane::Request, Some(end), budget, consumed, handler, read_request)
+    }
+
+    /// One lane, up to `end`. A function of its own for each lane, in which what `read` finds is not moved about.
+    #[allow(clippy::too_many_arguments)]
+    fn poll_lane(
+        &mut self,
+        index: usize,
+        lane: Lane,
+        end: Option<u64>,
+        budget: usize,
+        consumed: &mut usize,
+        handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition,
+        read: impl Fn(&RingMemory, &Record, &mut Vec<Segment>) -> Result<Arrived, RecordError>,
+    ) -> Result<(), RecordError> {
+        let Incoming { consumer, memory, .. } = &mut self.incoming[index];
+        let from = consumer.ends().from;
+        while *consumed < budget && self.counters.direct_bytes < self.copies_until {
+            let Some(record) = consumer.next(lane)? else { break };
+            if Some(record.position) == end {
+                break;
+            }
+            let ring = consumer.ring(lane);
+            self.segments.clear();
+            let Arrived { message, source, path, form, len, payload_at } =
+                read(ring, &record, &mut self.segments)?;
+            // A peer speaks for its own queues only.
+            if Link::slot_of(source) != from {
+                return Err(record::unknown(&record.words));
+            }
+            if matches!(form, Form::Segments(_)) && loan::is_void(ring.word(payload_at)) {
+                // Taken back by its sender: it was never sent.
+                self.counters.taken_back += 1;
                 consumer.advance(lane, record.len);
                 *consumed += 1;
+                continue;
             }
+            let mut inbound = Inbound {
+                from,
+                message: &message,
+                path,
+                form,
+                len,
+                ring,
+                payload_at,
+                segments: &self.segments,
+                memory,
+                host: &self.host,
+                counters: &mut self.counters,
+                refused: false,
+            };
+            let disposition = handler(&mut inbound);
+            let refused = inbound.refused;
+            if refused {
+                consumer.set_state(ChannelState::Staged);
+            }
+            if disposition == Disposition::NotNow {
+                break;
+            }
+            consumer.advance(lane, record.len);
+            *consumed += 1;
         }
         Ok(())
     }
@@ -144,6 +165,8 @@ impl Link {
 /// What a record says, checked.
 struct Arrived {
     message: Message,
+    /// Sender's QPN.
+    source: u32,
     path: Option<PathAddress>,
     form: Form,
     /// Bytes of payload.
@@ -151,45 +174,45 @@ struct Arrived {
     payload_at: u64,
 }
 
-/// Checks a record and everything in it but the payload. `from`: the slot whose channel it came by.
-fn read(
+/// Checks a record of the requests' lane and everything in it but the payload.
+#[inline(always)]
+fn read_request(
     ring: &RingMemory,
-    lane: Lane,
     record: &Record,
-    from: u8,
     segments: &mut Vec<Segment>,
 ) -> Result<Arrived, RecordError> {
-    segments.clear();
-    let stranger = RecordError::Unknown { word0: record.words[0], word1: record.words[1] };
-    let (arrived, source) = match record::decode(&record.words, record.len)? {
-        Header::Request { request, path, form } if lane == Lane::Request => {
-            let mut payload_at = record.position + 8 * record::REQUEST_WORDS as u64;
-            let path = path.then(|| {
-                let words = ring.load(payload_at);
-                payload_at += 8 * record::PATH_WORDS as u64;
-                record::decode_path(words)
-            });
-            let len = if form == Form::None { 0 } else { request.fragment.length };
-            if let Form::Segments(count) = form {
-                load_segments(ring, payload_at, count, segments);
-                let (offset, whole) = (request.fragment.offset, request.length);
-                check_segments(segments, offset, len, whole)?;
-            }
-            (Arrived { message: Message::Request(request), path, form, len, payload_at }, request.src_qpn)
-        }
-        Header::Reply { reply, offset, len, form, last } if lane == Lane::Reply => {
-            let payload_at = record.position + 8 * record::REPLY_WORDS as u64;
-            if let Form::Segments(count) = form {
-                load_segments(ring, payload_at, count, segments);
-                check_segments(segments, offset, len, len)?;
-            }
-            let message = Message::Reply { reply, offset, last };
-            (Arrived { message, path: None, form, len, payload_at }, reply.src_qpn)
-        }
-        _ => return Err(stranger),
-    };
-    // A peer speaks for its own queues only.
-    if Link::slot_of(source) == from { Ok(arrived) } else { Err(stranger) }
+    let (request, has_path, form) = record::decode_request(&record.words, record.len)?;
+    let mut payload_at = record.position + 8 * record::REQUEST_WORDS as u64;
+    let mut path = None;
+    if has_path {
+        path = Some(record::decode_path(ring.load(payload_at)));
+        payload_at += 8 * record::PATH_WORDS as u64;
+    }
+    let len = if form == Form::None { 0 } else { request.fragment.length };
+    if let Form::Segments(count) = form {
+        load_segments(ring, payload_at, count, segments);
+        check_segments(segments, request.fragment.offset, len, request.length)?;
+    }
+    let source = request.src_qpn;
+    Ok(Arrived { message: Message::Request(request), source, path, form, len, payload_at })
+}
+
+/// The same for the replies' lane.
+#[inline(always)]
+fn read_reply(
+    ring: &RingMemory,
+    record: &Record,
+    segments: &mut Vec<Segment>,
+) -> Result<Arrived, RecordError> {
+    let record::ReplyHeader { reply, offset, len, form, last } =
+        record::decode_reply(&record.words, record.len)?;
+    let payload_at = record.position + 8 * record::REPLY_WORDS as u64;
+    if let Form::Segments(count) = form {
+        load_segments(ring, payload_at, count, segments);
+        check_segments(segments, offset, len, len)?;
+    }
+    let message = Message::Reply { reply, offset, last };
+    Ok(Arrived { message, source: reply.src_qpn, path: None, form, len, payload_at })
 }
 
 fn load_segments(ring: &RingMemory, at: u64, count: u8, segments: &mut Vec<Segment>) {

@@ -244,31 +244,19 @@ pub fn decode_path(words: [u64; PATH_WORDS]) -> PathAddress {
     }
 }
 
-/// A checked header.
+/// A checked header of a reply, or of a piece of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Header {
-    /// A request, or a fragment of one.
-    Request {
-        /// The request.
-        request: Request,
-        /// Whether a path address follows.
-        path: bool,
-        /// What follows after the path.
-        form: Form,
-    },
-    /// A reply, or a piece of one.
-    Reply {
-        /// The reply.
-        reply: Reply,
-        /// Where the READ bytes belong.
-        offset: u32,
-        /// How many come with it.
-        len: u32,
-        /// How.
-        form: Form,
-        /// Whether this is the last piece.
-        last: bool,
-    },
+pub struct ReplyHeader {
+    /// The reply.
+    pub reply: Reply,
+    /// Where the READ bytes belong.
+    pub offset: u32,
+    /// How many come with it.
+    pub len: u32,
+    /// How.
+    pub form: Form,
+    /// Whether this is the last piece.
+    pub last: bool,
 }
 
 /// Length of the record whose first word this is, checked against what is published.
@@ -279,16 +267,16 @@ pub fn record_len(word0: u64, published: u64) -> Result<usize, RecordError> {
     if fits && len.is_multiple_of(8) { Ok(len as usize) } else { Err(RecordError::Length { len, published }) }
 }
 
-/// Checks a copy of the header of a record of `len` bytes.
-pub fn decode(words: &[u64; REQUEST_WORDS], len: usize) -> Result<Header, RecordError> {
-    match (words[0] >> 32) as u8 {
-        kind::REQUEST if len >= 8 * REQUEST_WORDS => decode_request(words, len),
-        kind::REPLY => decode_reply(words, len),
-        _ => Err(unknown(words)),
+/// Checks a copy of the header of a request, or of a fragment of one, in a record of `len` bytes: the request, whether a path
+/// address follows, and what follows after that.
+#[inline]
+pub fn decode_request(
+    words: &[u64; REQUEST_WORDS],
+    len: usize,
+) -> Result<(Request, bool, Form), RecordError> {
+    if (words[0] >> 32) as u8 != kind::REQUEST || len < 8 * REQUEST_WORDS {
+        return Err(unknown(words));
     }
-}
-
-fn decode_request(words: &[u64; REQUEST_WORDS], len: usize) -> Result<Header, RecordError> {
     let [_, _, _, _, _, what, flags, segments] = words[0].to_le_bytes();
     let opcode = Opcode::ALL.get(usize::from(what & 0xf)).copied().ok_or_else(|| unknown(words))?;
     let service = SERVICES.get(usize::from(what >> 4)).copied().ok_or_else(|| unknown(words))?;
@@ -338,10 +326,15 @@ fn decode_request(words: &[u64; REQUEST_WORDS], len: usize) -> Result<Header, Re
         qkey: if ud { words[6] as u32 } else { 0 },
         fragment,
     };
-    Ok(Header::Request { request, path, form })
+    Ok((request, path, form))
 }
 
-fn decode_reply(words: &[u64; REQUEST_WORDS], len: usize) -> Result<Header, RecordError> {
+/// Checks a copy of the header of a reply in a record of `len` bytes.
+#[inline]
+pub fn decode_reply(words: &[u64; REQUEST_WORDS], len: usize) -> Result<ReplyHeader, RecordError> {
+    if (words[0] >> 32) as u8 != kind::REPLY {
+        return Err(unknown(words));
+    }
     let [_, _, _, _, _, kind_number, flags, syndrome] = words[0].to_le_bytes();
     let (dst_qpn, src_qpn) = qpns(words)?;
     let (psn, msn) = halves(words[2]);
@@ -371,7 +364,7 @@ fn decode_reply(words: &[u64; REQUEST_WORDS], len: usize) -> Result<Header, Reco
         return Err(RecordError::Payload { have: after as u64, offset, length: have, whole: 0 });
     }
     let reply = Reply { src_qpn, dst_qpn, psn: Psn::new(psn), msn, kind };
-    Ok(Header::Reply { reply, offset, len: have, form, last: flags & flag::LAST != 0 })
+    Ok(ReplyHeader { reply, offset, len: have, form, last: flags & flag::LAST != 0 })
 }
 
 fn pair(low: u32, high: u32) -> u64 {
@@ -387,7 +380,9 @@ fn qpns(words: &[u64; REQUEST_WORDS]) -> Result<(u32, u32), RecordError> {
     if (dst | src) >> 24 == 0 { Ok((dst, src)) } else { Err(unknown(words)) }
 }
 
-fn unknown(words: &[u64; REQUEST_WORDS]) -> RecordError {
+/// A record that says what cannot be said.
+#[cold]
+pub fn unknown(words: &[u64; REQUEST_WORDS]) -> RecordError {
     RecordError::Unknown { word0: words[0], word1: words[1] }
 }
 
@@ -433,10 +428,7 @@ mod tests {
                     let words = encode_request(&sent, form);
                     let len = record_len(words[0], 1 << 20).unwrap();
                     assert_eq!(len, total(&sent, form), "{service:?} {opcode:?} {form:?}");
-                    let Header::Request { request: got, path, form: got_form } = decode(&words, len).unwrap()
-                    else {
-                        panic!("a request")
-                    };
+                    let (got, path, got_form) = decode_request(&words, len).unwrap();
                     assert_eq!((got, got_form), (sent, form));
                     assert_eq!(path, service == ServiceType::Ud);
                 }
@@ -468,8 +460,8 @@ mod tests {
                 let mut words = [0; REQUEST_WORDS];
                 words[..REPLY_WORDS].copy_from_slice(&encode_reply(&sent, offset, bytes, form, last));
                 let len = record_len(words[0], 1 << 20).unwrap();
-                let expected = Header::Reply { reply: sent, offset, len: bytes, form, last };
-                assert_eq!(decode(&words, len), Ok(expected), "{kind:?} {bytes} {last}");
+                let expected = ReplyHeader { reply: sent, offset, len: bytes, form, last };
+                assert_eq!(decode_reply(&words, len), Ok(expected), "{kind:?} {bytes} {last}");
             }
         }
     }
@@ -496,7 +488,8 @@ mod tests {
         let sent = request(ServiceType::Rc, Opcode::Write);
         let good = encode_request(&sent, Form::Inline(60));
         let len = good[0] as u32 as usize;
-        assert!(decode(&good, len).is_ok());
+        assert!(decode_request(&good, len).is_ok());
+        assert!(decode_reply(&good, len).is_err(), "a request among the replies");
         let byte =
             |n: u32, value: u64| move |w: &mut [u64; 8]| w[0] = w[0] & !(0xff << (8 * n)) | value << (8 * n);
         type Change = Box<dyn Fn(&mut [u64; 8])>;
@@ -522,7 +515,8 @@ mod tests {
         for (name, change) in cases {
             let mut words = good;
             change(&mut words);
-            assert!(decode(&words, len).is_err(), "{name}: {:?}", decode(&words, len));
+            let decoded = decode_request(&words, len);
+            assert!(decoded.is_err(), "{name}: {decoded:?}");
         }
         for (name, word0, published) in [
             ("empty", 0, 4096),
@@ -558,8 +552,8 @@ mod tests {
                 words[word] ^= 1 << bit;
             }
             let Ok(len) = record_len(words[0], 4096) else { continue };
-            match decode(&words, len) {
-                Ok(Header::Request { request, form, .. }) => {
+            match decode_request(&words, len) {
+                Ok((request, _, form)) => {
                     accepted += 1;
                     assert!(
                         request.fragment.offset as u64 + request.fragment.length as u64
@@ -567,11 +561,10 @@ mod tests {
                     );
                     assert!(total(&request, form) == len, "{request:?} {form:?} in {len} bytes");
                 }
-                Ok(Header::Reply { len: bytes, .. }) => {
-                    accepted += 1;
-                    assert!(bytes as usize + 8 * REPLY_WORDS <= len);
-                }
                 Err(_) => refused += 1,
+            }
+            if let Ok(ReplyHeader { len: bytes, .. }) = decode_reply(&words, len) {
+                assert!(bytes as usize + 8 * REPLY_WORDS <= len);
             }
         }
         assert!(accepted > 50_000 && refused > 50_000, "{accepted} accepted, {refused} refused");

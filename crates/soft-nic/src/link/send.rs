@@ -72,7 +72,7 @@ impl Link {
         let loan = lent_at.map(|at| outgoing.producer.lend(Lane::Request, at));
         let position = Position { channel: outgoing.serial, offset };
         self.counters.requests_sent += 1;
-        self.touch(slot);
+        outgoing.note(slot, &mut self.to_publish);
         Ok(Sent { position, carried: request.fragment.length, loan })
     }
 
@@ -139,24 +139,19 @@ impl Link {
         let loan = lent_at.map(|at| outgoing.producer.lend(Lane::Reply, at));
         let position = Position { channel: outgoing.serial, offset };
         self.counters.replies_sent += 1;
-        self.touch(slot);
+        outgoing.note(slot, &mut self.to_publish);
         Ok(Sent { position, carried, loan })
     }
 
+    #[inline]
     fn need_room(&mut self, slot: u8, lane: Lane) -> Result<(), SendError> {
+        if self.has_room(slot, lane) {
+            return Ok(());
+        }
         match self.lane_room(slot, lane) {
             Room::Yes => Ok(()),
             Room::Full => Err(SendError::Full),
             Room::NoPeer(reason) => Err(SendError::NoPeer(reason)),
-        }
-    }
-
-    fn touch(&mut self, slot: u8) {
-        if let Some(outgoing) = &mut self.outgoing[usize::from(slot)]
-            && !outgoing.dirty
-        {
-            outgoing.dirty = true;
-            self.to_publish.push(slot);
         }
     }
 }

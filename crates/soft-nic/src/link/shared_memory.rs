@@ -348,6 +348,7 @@ impl Consumer {
     }
 
     /// The next record, or `None` when all is consumed. Its header is loaded here and nowhere else.
+    #[inline(always)]
     pub fn next(&mut self, lane: Lane) -> Result<Option<Record>, RecordError> {
         let index = lane as usize;
         let state = &mut self.lanes[index];

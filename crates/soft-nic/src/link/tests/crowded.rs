@@ -46,7 +46,7 @@ fn nic(words: &Words, config: LinkConfig) {
     while !words.stop.load(Ordering::Relaxed) {
         let mut last = None;
         let mut worked = link.poll(64, |inbound| {
-            match inbound.message {
+            match *inbound.message {
                 Message::Request(request) => {
                     inbound
                         .copy_into(&[Segment { addr: request.remote_va, len: 8 }], Order::Increasing)

@@ -102,7 +102,7 @@ fn answers_to_reads_are_taken_back_the_same_way() {
         let mut seen = 0;
         assert_eq!(
             a.poll(10, |inbound| {
-                assert!(matches!(inbound.message, Message::Reply { last: true, .. }));
+                assert!(matches!(*inbound.message, Message::Reply { last: true, .. }));
                 seen += inbound.payload_len();
                 Disposition::Consumed
             }),
@@ -164,7 +164,7 @@ fn a_receiver_reports_old_bytes_or_nothing_while_the_owner_takes_back_at_any_mom
             let (mut got, mut lost, mut latest) = (0, 0, Instant::now());
             while !ended.load(Ordering::Acquire) {
                 let consumed = b.poll(1, |inbound| {
-                    let Message::Request(write) = inbound.message else { panic!("a request") };
+                    let Message::Request(write) = *inbound.message else { panic!("a request") };
                     match inbound.copy_into(&[segment(&target)], Order::Increasing) {
                         Ok(()) => {
                             assert!(

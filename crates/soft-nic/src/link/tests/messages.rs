@@ -74,7 +74,7 @@ fn deliver(a: &mut Link, b: &mut Link, opcode: Opcode, source: &[u8], order: Ord
             a.ring_bells();
         }
         b.poll(1, |inbound| {
-            let Message::Request(got) = inbound.message else { panic!("a request") };
+            let Message::Request(got) = *inbound.message else { panic!("a request") };
             assert_eq!((got.opcode, got.length, got.remote_va), (opcode, source.len() as u32, 0x1000));
             assert_eq!(inbound.payload_len(), got.fragment.length);
             let from = got.fragment.offset as usize;
@@ -131,7 +131,7 @@ fn a_process_reaches_its_own_queues_the_same_way() {
                 sending.fragment.length -= carried;
                 link.ring_bells();
                 link.poll(16, |inbound| {
-                    let Message::Request(got) = inbound.message else { panic!("a request") };
+                    let Message::Request(got) = *inbound.message else { panic!("a request") };
                     let from = got.fragment.offset as usize;
                     let to = &target[from..from + got.fragment.length as usize];
                     inbound.copy_into(&[segment(to)], Order::Increasing).unwrap();
@@ -153,7 +153,7 @@ fn read(a: &mut Link, b: &mut Link, source: &[u8], from_offset: u32) -> (Vec<u8>
     let mut asked = None;
     while asked.is_none() {
         b.poll(1, |inbound| {
-            let Message::Request(got) = inbound.message else { panic!("a request") };
+            let Message::Request(got) = *inbound.message else { panic!("a request") };
             assert_eq!(inbound.payload_len(), 0, "a READ carries nothing there");
             asked = Some(got);
             Disposition::Consumed
@@ -178,7 +178,7 @@ fn read(a: &mut Link, b: &mut Link, source: &[u8], from_offset: u32) -> (Vec<u8>
             b.ring_bells();
         }
         a.poll(1, |inbound| {
-            let Message::Reply { reply: got, offset, last } = inbound.message else { panic!("a reply") };
+            let Message::Reply { reply: got, offset, last } = *inbound.message else { panic!("a reply") };
             assert_eq!(got, reply);
             let rest = &target[offset as usize..offset as usize + inbound.payload_len() as usize];
             let (first, second) = rest.split_at(rest.len() / 4);
@@ -220,7 +220,7 @@ fn atomics_and_naks_carry_their_values() {
     a.ring_bells();
     let mut got = None;
     b.poll(1, |inbound| {
-        got = Some(inbound.message);
+        got = Some(*inbound.message);
         Disposition::Consumed
     });
     assert_eq!(got, Some(Message::Request(swap)));
@@ -235,7 +235,7 @@ fn atomics_and_naks_carry_their_values() {
         b.ring_bells();
         let mut got: Option<Reply> = None;
         a.poll(1, |inbound| {
-            let Message::Reply { reply, last, .. } = inbound.message else { panic!("a reply") };
+            let Message::Reply { reply, last, .. } = *inbound.message else { panic!("a reply") };
             assert!(last);
             got = Some(reply);
             Disposition::Consumed
@@ -260,7 +260,7 @@ fn a_datagram_brings_the_address_it_came_from() {
             let mut text = [0; 5];
             inbound.copy_to_buffer(&mut text).unwrap();
             assert_eq!(&text, b"hello");
-            assert_eq!(inbound.message, Message::Request(datagram));
+            assert_eq!(*inbound.message, Message::Request(datagram));
             seen = true;
             Disposition::Consumed
         });
@@ -357,7 +357,7 @@ fn ten_thousand_messages_of_mixed_sizes_wrap_the_ring_in_order() {
         }
         a.ring_bells();
         b.poll(50, |inbound| {
-            let Message::Request(got) = inbound.message else { panic!("a request") };
+            let Message::Request(got) = *inbound.message else { panic!("a request") };
             assert_eq!((got.psn.value(), got.length), (received, received * 37 % 4097));
             let mut out = vec![0; got.length as usize];
             inbound.copy_to_buffer(&mut out).unwrap();

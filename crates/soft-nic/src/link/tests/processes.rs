@@ -204,7 +204,7 @@ fn sink() {
     while !end.load(Ordering::Relaxed) {
         let mut last = None;
         link.poll(64, |inbound| {
-            let Message::Request(request) = inbound.message else { return Disposition::Consumed };
+            let Message::Request(request) = *inbound.message else { return Disposition::Consumed };
             let fragment = request.fragment;
             let to = [Segment {
                 addr: request.remote_va + u64::from(fragment.offset),

@@ -29,7 +29,7 @@ fn stream(link: &mut Link, slot: u8, to: u64, bytes: &[u8], count: u32, window: 
 }
 
 fn note(inbound: &mut Inbound<'_>, acknowledged: &mut u32) -> Disposition {
-    let Message::Reply { reply, .. } = inbound.message else { panic!("only replies come back") };
+    let Message::Reply { reply, .. } = *inbound.message else { panic!("only replies come back") };
     *acknowledged = reply.msn;
     Disposition::Consumed
 }

@@ -124,7 +124,7 @@ impl Writer {
 
 /// The receiving side of the NIC: takes a message only when the reader has checked what its slot held.
 fn take(series: Series, inbound: &mut Inbound<'_>, received: &mut u64, checked: &AtomicU64) -> Disposition {
-    let Message::Request(write) = inbound.message else { panic!("a request") };
+    let Message::Request(write) = *inbound.message else { panic!("a request") };
     if *received >= checked.load(Ordering::Acquire) + series.slots() as u64 {
         return Disposition::NotNow;
     }

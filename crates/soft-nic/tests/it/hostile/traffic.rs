@@ -350,7 +350,7 @@ impl Traffic {
     fn answer_as_foreigner(&mut self, rng: &mut Rng) {
         let mut requests = Vec::new();
         self.foreign.poll(64, |inbound| {
-            if let Message::Request(request) = inbound.message {
+            if let Message::Request(request) = *inbound.message {
                 requests.push(request);
             }
             Disposition::Consumed
