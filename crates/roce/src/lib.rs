@@ -7,7 +7,7 @@
 //! Works on whole messages or on fragments of them, with the PSNs that their packets would have, for shared memory; and on
 //! packets, for a wire ([`wire`] describes these as bytes). Both are the same two machines: a packet layer
 //! ([`requester::packets`], [`responder::packets`]) cuts and counts, the checks, refusals, retries and replays are there once.
-//! Left out so far: the invariant CRC, end-to-end credits, memory windows beyond invalidation by a SEND, path migration, and
+//! Left out so far: end-to-end credits, memory windows beyond invalidation by a SEND, path migration, and
 //! the freedom to time out later than configured.
 //! Knows nothing of mlx5, sockets, threads or clocks (INV-2).
 //!

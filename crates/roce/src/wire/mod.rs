@@ -13,10 +13,14 @@ pub mod atomic;
 pub mod bth;
 mod bytes;
 pub mod deth;
+pub mod frame;
+pub mod icrc;
 pub mod immediate;
+pub mod ip;
 pub mod ipv4;
 pub mod ipv6;
 pub mod opcode;
+pub mod packet;
 pub mod psn;
 pub mod reth;
 pub mod udp;
@@ -25,10 +29,14 @@ pub use aeth::{Aeth, Syndrome};
 pub use atomic::{AtomicAckEth, AtomicEth};
 pub use bth::Bth;
 pub use deth::Deth;
+pub use frame::{Frame, FrameBuilder};
+pub use icrc::Icrc;
 pub use immediate::{Ieth, ImmDt};
+pub use ip::IpHeader;
 pub use ipv4::Ipv4;
 pub use ipv6::{Gid, Ipv6};
 pub use opcode::{HeaderSet, Operation, PacketKind, PacketOpcode, Position, Service};
+pub use packet::{Extended, MAX_PAYLOAD_BYTES, Packet};
 pub use psn::Psn;
 pub use reth::Reth;
 pub use udp::Udp;
@@ -106,5 +114,59 @@ pub enum WireError {
     TransportVersion {
         /// The 4-bit field.
         version: u8,
+    },
+    /// The packet does not end on a multiple of 4 bytes.
+    #[error("a packet of {bytes} bytes from its BTH on, which is no multiple of 4")]
+    Misaligned {
+        /// BTH to ICRC.
+        bytes: usize,
+    },
+    /// The pad count exceeds what lies behind the headers.
+    #[error("{pad} bytes of padding where {have} bytes lie behind the headers")]
+    Pad {
+        /// Pad count of the BTH.
+        pad: u8,
+        /// Payload and padding together.
+        have: usize,
+    },
+    /// Payload on a packet that has none: a READ request, an atomic, an acknowledgement.
+    #[error("{bytes} bytes of payload behind opcode {opcode:#04x}, which carries none")]
+    UnexpectedPayload {
+        /// The opcode byte.
+        opcode: u8,
+        /// Payload bytes.
+        bytes: usize,
+    },
+    /// More payload than the largest path MTU.
+    #[error("{bytes} bytes of payload, one packet has at most 4096")]
+    Oversized {
+        /// Payload bytes.
+        bytes: usize,
+    },
+    /// To be written: extended headers that the opcode does not have.
+    #[error("opcode {opcode:#04x} has the headers {wants:?}, not {has:?}")]
+    HeadersDisagree {
+        /// The opcode byte.
+        opcode: u8,
+        /// Headers that the opcode has.
+        wants: HeaderSet,
+        /// Headers that were given.
+        has: HeaderSet,
+    },
+    /// The invariant CRC is wrong: the packet was changed on its way, or made by somebody who cannot count.
+    #[error("ICRC {found:#010x}, the packet's is {computed:#010x}")]
+    Icrc {
+        /// In the packet.
+        found: u32,
+        /// What it should be.
+        computed: u32,
+    },
+    /// The invariant CRC is wrong whatever the IPv4 identification was.
+    #[error("ICRC {found:#010x} is explained by no identification ({with_zero:#010x} would be that of 0)")]
+    IcrcUnexplained {
+        /// In the packet.
+        found: u32,
+        /// What it should be if the identification were 0.
+        with_zero: u32,
     },
 }

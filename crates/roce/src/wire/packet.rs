@@ -1,0 +1,222 @@
+//! A packet of the transport as a value: BTH, extended headers, borrowed payload. What a UDP datagram to port 4791 holds.
+//!
+//! IBTA vol. 1 chapter 5 and §9.2-9.3. Well-formed is not yet right: whether a first packet is full, an address aligned
+//! or a PSN expected is the engine's. Padding is written as zeroes, and not looked at when it comes in.
+
+use super::bytes::put;
+use super::{
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, HeaderSet, Ieth, ImmDt, PacketOpcode, Reth, WireError, icrc,
+};
+
+/// Payload of one packet at most: the largest path MTU.
+pub const MAX_PAYLOAD_BYTES: usize = 4096;
+
+/// Longest headers of a packet: BTH and an AtomicETH.
+pub const MAX_HEADER_BYTES: usize = Bth::BYTES + AtomicEth::BYTES;
+
+/// Extended headers, by [`HeaderSet`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extended {
+    /// None.
+    Nothing,
+    /// Immediate data.
+    Imm(ImmDt),
+    /// An rkey to invalidate.
+    Ieth(Ieth),
+    /// Remote memory.
+    Reth(Reth),
+    /// Remote memory and immediate data.
+    RethImm(Reth, ImmDt),
+    /// An answer.
+    Aeth(Aeth),
+    /// The answer to an atomic.
+    AethAtomicAck(Aeth, AtomicAckEth),
+    /// An atomic.
+    Atomic(AtomicEth),
+    /// A datagram's sender.
+    Deth(Deth),
+    /// A datagram's sender and immediate data.
+    DethImm(Deth, ImmDt),
+}
+
+impl Extended {
+    /// Which headers these are.
+    pub const fn set(&self) -> HeaderSet {
+        match self {
+            Self::Nothing => HeaderSet::Nothing,
+            Self::Imm(_) => HeaderSet::Imm,
+            Self::Ieth(_) => HeaderSet::Ieth,
+            Self::Reth(_) => HeaderSet::Reth,
+            Self::RethImm(..) => HeaderSet::RethImm,
+            Self::Aeth(_) => HeaderSet::Aeth,
+            Self::AethAtomicAck(..) => HeaderSet::AethAtomicAck,
+            Self::Atomic(_) => HeaderSet::Atomic,
+            Self::Deth(_) => HeaderSet::Deth,
+            Self::DethImm(..) => HeaderSet::DethImm,
+        }
+    }
+
+    /// Reads the headers of `set` from the front of `bytes`. Error: the bytes end inside one of them.
+    pub fn parse(set: HeaderSet, bytes: &[u8]) -> Result<Self, WireError> {
+        let behind = |header: usize| bytes.get(header..).unwrap_or(&[]);
+        Ok(match set {
+            HeaderSet::Nothing => Self::Nothing,
+            HeaderSet::Imm => Self::Imm(ImmDt::parse(bytes)?),
+            HeaderSet::Ieth => Self::Ieth(Ieth::parse(bytes)?),
+            HeaderSet::Reth => Self::Reth(Reth::parse(bytes)?),
+            HeaderSet::RethImm => Self::RethImm(Reth::parse(bytes)?, ImmDt::parse(behind(Reth::BYTES))?),
+            HeaderSet::Aeth => Self::Aeth(Aeth::parse(bytes)?),
+            HeaderSet::AethAtomicAck => {
+                Self::AethAtomicAck(Aeth::parse(bytes)?, AtomicAckEth::parse(behind(Aeth::BYTES))?)
+            }
+            HeaderSet::Atomic => Self::Atomic(AtomicEth::parse(bytes)?),
+            HeaderSet::Deth => Self::Deth(Deth::parse(bytes)?),
+            HeaderSet::DethImm => Self::DethImm(Deth::parse(bytes)?, ImmDt::parse(behind(Deth::BYTES))?),
+        })
+    }
+
+    /// Writes the headers to the front of `out`, which has room for them.
+    fn emit(&self, out: &mut [u8]) {
+        match self {
+            Self::Nothing => {}
+            Self::Imm(imm) => put(out, 0, imm.emit()),
+            Self::Ieth(ieth) => put(out, 0, ieth.emit()),
+            Self::Reth(reth) => put(out, 0, reth.emit()),
+            Self::RethImm(reth, imm) => {
+                put(out, 0, reth.emit());
+                put(out, Reth::BYTES, imm.emit());
+            }
+            Self::Aeth(aeth) => put(out, 0, aeth.emit()),
+            Self::AethAtomicAck(aeth, ack) => {
+                put(out, 0, aeth.emit());
+                put(out, Aeth::BYTES, ack.emit());
+            }
+            Self::Atomic(atomic) => put(out, 0, atomic.emit()),
+            Self::Deth(deth) => put(out, 0, deth.emit()),
+            Self::DethImm(deth, imm) => {
+                put(out, 0, deth.emit());
+                put(out, Deth::BYTES, imm.emit());
+            }
+        }
+    }
+
+    /// Remote memory, if there is some named by a RETH.
+    pub const fn reth(&self) -> Option<Reth> {
+        match self {
+            Self::Reth(reth) | Self::RethImm(reth, _) => Some(*reth),
+            _ => None,
+        }
+    }
+
+    /// Immediate data, if there is some.
+    pub const fn immediate(&self) -> Option<ImmDt> {
+        match self {
+            Self::Imm(imm) | Self::RethImm(_, imm) | Self::DethImm(_, imm) => Some(*imm),
+            _ => None,
+        }
+    }
+
+    /// The answer, if it is one.
+    pub const fn aeth(&self) -> Option<Aeth> {
+        match self {
+            Self::Aeth(aeth) | Self::AethAtomicAck(aeth, _) => Some(*aeth),
+            _ => None,
+        }
+    }
+
+    /// The sender of a datagram.
+    pub const fn deth(&self) -> Option<Deth> {
+        match self {
+            Self::Deth(deth) | Self::DethImm(deth, _) => Some(*deth),
+            _ => None,
+        }
+    }
+}
+
+/// A packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Packet<'a> {
+    /// Base transport header. Its pad count follows from the payload: [`Packet::emit_headers`] does not read it.
+    pub bth: Bth,
+    /// What the opcode says follows.
+    pub extended: Extended,
+    /// Payload without padding.
+    pub payload: &'a [u8],
+}
+
+impl<'a> Packet<'a> {
+    /// Reads a UDP payload: BTH to ICRC. The ICRC is there, but not checked: [`icrc`] does that, with the headers in
+    /// front. Errors: those of the headers; a length that is no multiple of 4; padding without payload; payload where
+    /// none may be, or more than [`MAX_PAYLOAD_BYTES`].
+    pub fn decode(udp_payload: &'a [u8]) -> Result<Self, WireError> {
+        let (transport, _) = icrc::split(udp_payload)?;
+        let bth = Bth::parse(transport)?;
+        let set = bth.opcode.headers();
+        let extended = Extended::parse(set, &transport[Bth::BYTES..])?;
+        if !udp_payload.len().is_multiple_of(4) {
+            return Err(WireError::Misaligned { bytes: udp_payload.len() });
+        }
+        let padded = &transport[Bth::BYTES + set.bytes()..];
+        let Some(bytes) = padded.len().checked_sub(usize::from(bth.pad)) else {
+            return Err(WireError::Pad { pad: bth.pad, have: padded.len() });
+        };
+        check_payload(bth.opcode, bytes)?;
+        Ok(Self { bth, extended, payload: &padded[..bytes] })
+    }
+
+    /// Bytes of BTH and extended headers.
+    #[inline]
+    pub const fn header_bytes(&self) -> usize {
+        Bth::BYTES + self.bth.opcode.headers().bytes()
+    }
+
+    /// Bytes of padding that follow the payload.
+    #[inline]
+    pub const fn pad_bytes(&self) -> usize {
+        self.payload.len().wrapping_neg() & 3
+    }
+
+    /// Bytes from BTH to ICRC: what the UDP payload is long.
+    #[inline]
+    pub const fn wire_bytes(&self) -> usize {
+        self.header_bytes() + self.payload.len() + self.pad_bytes() + icrc::ICRC_BYTES
+    }
+
+    /// Writes BTH and extended headers to the front of `out` and says how long they are; payload, padding and ICRC follow
+    /// from elsewhere. Errors: headers that the opcode does not have, payload that it cannot carry, no room.
+    pub fn emit_headers(&self, out: &mut [u8]) -> Result<usize, WireError> {
+        let (wants, has) = (self.bth.opcode.headers(), self.extended.set());
+        if wants != has {
+            return Err(WireError::HeadersDisagree { opcode: self.bth.opcode.to_u8(), wants, has });
+        }
+        check_payload(self.bth.opcode, self.payload.len())?;
+        let (need, have) = (self.header_bytes(), out.len());
+        if have < need {
+            return Err(WireError::Truncated { what: "a packet's headers", need, have });
+        }
+        put(out, 0, Bth { pad: self.pad_bytes() as u8, ..self.bth }.emit());
+        self.extended.emit(&mut out[Bth::BYTES..]);
+        Ok(need)
+    }
+
+    /// Appends everything but the ICRC. Errors: those of [`Packet::emit_headers`]; `out` is as before then.
+    pub fn append_to(&self, out: &mut Vec<u8>) -> Result<(), WireError> {
+        let mut headers = [0; MAX_HEADER_BYTES];
+        let length = self.emit_headers(&mut headers)?;
+        out.reserve(self.wire_bytes());
+        out.extend_from_slice(&headers[..length]);
+        out.extend_from_slice(self.payload);
+        out.extend_from_slice(&[0; 3][..self.pad_bytes()]);
+        Ok(())
+    }
+}
+
+fn check_payload(opcode: PacketOpcode, bytes: usize) -> Result<(), WireError> {
+    if bytes > 0 && !opcode.kind().carries_payload() {
+        return Err(WireError::UnexpectedPayload { opcode: opcode.to_u8(), bytes });
+    }
+    if bytes > MAX_PAYLOAD_BYTES { Err(WireError::Oversized { bytes }) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests;
