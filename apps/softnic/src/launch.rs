@@ -12,14 +12,19 @@ use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
 use soft_nic::config::{CONFIG_VARIABLE, Config, FABRIC_VARIABLE, KEYS, STATS_VARIABLE};
 
-use crate::program;
+use crate::{ctl, program};
 
 /// File name of the interposing library.
 const LIBRARY: &str = "libsoftnic_preload.so";
 
 /// A software mlx5 NIC for unmodified programs.
 #[derive(Debug, Parser)]
-#[command(name = "softnic", version, disable_help_subcommand = true, after_help = "More: softnic run --help")]
+#[command(
+    name = "softnic",
+    version,
+    disable_help_subcommand = true,
+    after_help = "More: softnic run --help, softnic ctl --help"
+)]
 struct Cli {
     #[command(subcommand)]
     action: Action,
@@ -29,6 +34,8 @@ struct Cli {
 enum Action {
     /// Start a program that sees mlx5_0 and more, through its own libibverbs and libmlx5.
     Run(Run),
+    /// Talk to the NIC of a running program: list, counters.
+    Ctl(ctl::Ctl),
 }
 
 #[derive(Debug, Args)]
@@ -81,19 +88,32 @@ fn after_help() -> String {
 
 /// Parses, checks and becomes the program. Returns only for `--help`, or with what was wrong.
 pub fn run(arguments: impl Iterator<Item = OsString>) -> Result<()> {
+    let arguments: Vec<OsString> = arguments.collect();
+    let is_ctl = arguments.get(1).is_some_and(|action| action == "ctl");
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(error) if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) => {
             return error.print().context("printing the help");
         }
-        Err(error) => bail!("{}; see `softnic run --help`", first_paragraph(&error)),
+        Err(error) => {
+            bail!(
+                "{}; see `softnic {} --help`",
+                first_paragraph(&error, is_ctl),
+                if is_ctl { "ctl" } else { "run" }
+            )
+        }
     };
-    let Action::Run(run) = cli.action;
-    start(&run)
+    match cli.action {
+        Action::Run(run) => start(&run),
+        Action::Ctl(ctl) => ctl::run(&ctl),
+    }
 }
 
 /// What clap says, without its usage and tips.
-fn first_paragraph(error: &clap::Error) -> String {
+fn first_paragraph(error: &clap::Error, is_ctl: bool) -> String {
+    if is_ctl && error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        return "no command given, the usage is softnic ctl COMMAND".to_owned();
+    }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return "no command given, the usage is softnic run [OPTIONS] -- COMMAND…".to_owned();
     }
@@ -104,7 +124,7 @@ fn first_paragraph(error: &clap::Error) -> String {
     if let Some(tip) = text.lines().find_map(|line| line.trim().strip_prefix("tip: a similar ")) {
         return format!("{reason}; a similar {tip}");
     }
-    if error.kind() == ErrorKind::UnknownArgument {
+    if error.kind() == ErrorKind::UnknownArgument && !is_ctl {
         return format!("{reason}; -- goes before the program: softnic run [OPTIONS] -- COMMAND…");
     }
     reason
@@ -259,7 +279,7 @@ mod tests {
         let cli = Cli::try_parse_from([
             "softnic", "run", "--config", name, "--model", "cx7", "--fabric", "7", "--", "x",
         ]);
-        let Action::Run(run) = cli.unwrap().action;
+        let Action::Run(run) = cli.unwrap().action else { panic!("not run") };
         let config = configuration(&run).unwrap();
         std::fs::remove_file(&file).unwrap();
         assert_eq!((config.devices, config.model.word(), config.fabric.as_str()), (3, "cx7", "7"));

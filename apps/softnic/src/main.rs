@@ -1,8 +1,10 @@
 //! `softnic run -- COMMAND…`: starts any dynamically linked program on a software mlx5 NIC, and becomes it.
+//! `softnic ctl …` talks to the NIC of a program that runs ([`ctl`]).
 //!
-//! All it does is check (configuration, program, library), set the environment and `exec`. The interposing library,
+//! All that `run` does is check (configuration, program, library), set the environment and `exec`. The interposing library,
 //! which it finds beside itself, does the rest inside the program and its children.
 
+mod ctl;
 mod launch;
 mod program;
 

@@ -60,6 +60,11 @@ impl Counters {
         *self.values.get(name).unwrap_or_else(|| panic!("no counter `{name}` among {:?}", self.values.keys()))
     }
 
+    /// Every name, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.values.keys().map(String::as_str)
+    }
+
     /// Requests that the NIC read from send queues, by kind.
     pub fn posted(&self) -> Messages {
         self.kinds("posted_")

@@ -158,6 +158,19 @@ impl Fabric {
         Ok(self)
     }
 
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A copy of a program where every user can start it.
+    pub fn for_everybody(&self, program: &str) -> String {
+        let name = Path::new(program).file_name().expect("a file");
+        let copy = self.folder.join(name);
+        fs::copy(program, &copy).unwrap_or_else(|error| panic!("copying {program}: {error}"));
+        copy.display().to_string()
+    }
+
     /// Link layer.
     pub fn layer(&self) -> Layer {
         self.layer

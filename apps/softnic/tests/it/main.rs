@@ -5,6 +5,7 @@
 
 mod c_program;
 mod counters;
+mod ctl;
 mod devinfo;
 mod fabric;
 mod interposer;

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use roce::Now;
 
 use super::commands::{Answer, Commands};
+use super::control::{self, Talking};
 use super::events::Events;
 use super::server::{Server, log};
 use super::sysfs::Machine;
@@ -87,6 +88,8 @@ struct Control {
     /// Rounds that the program's own polls did.
     pumped: AtomicU64,
     thread_ns: AtomicU64,
+    /// Whether a `softnic ctl` is being answered.
+    talking: Arc<Talking>,
 }
 
 impl Process {
@@ -211,7 +214,8 @@ fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant) -> Repo
     report
 }
 
-fn counters(nic: &mut Nic<Host>) -> Vec<(&'static str, u64)> {
+/// Every counter of the device and of the link, by the names of the stats line.
+pub(super) fn counters(nic: &mut Nic<Host>) -> Vec<(&'static str, u64)> {
     let link = nic.link().counters();
     let device = nic.counters().fields();
     device
@@ -233,7 +237,7 @@ fn counters(nic: &mut Nic<Host>) -> Vec<(&'static str, u64)> {
 }
 
 /// The thread.
-fn run(server: &Server<Nic<Host>>, shared: &Control, publish: impl FnOnce(&Report)) {
+fn run(server: &Arc<Server<Nic<Host>>>, shared: &Control, publish: impl FnOnce(&Report)) {
     system::tune_thread();
     let mut policy = IdlePolicy::new(SystemClock, IdleTimes::default());
     let mut pumped = 0;
@@ -261,7 +265,7 @@ fn run(server: &Server<Nic<Host>>, shared: &Control, publish: impl FnOnce(&Repor
 
 /// One round and the rest after it; false when the NIC has stopped.
 fn look(
-    server: &Server<Nic<Host>>,
+    server: &Arc<Server<Nic<Host>>>,
     shared: &Control,
     policy: &mut IdlePolicy<SystemClock>,
     pumped: &mut u64,
@@ -270,6 +274,9 @@ fn look(
     let now = system::monotonic_ns();
     server.clock.tick(now);
     let worked = nic.poll(Now(now)) > 0;
+    if let Some(call) = nic.link().take_call() {
+        control::take_call(server, &shared.talking, call);
+    }
     let pumps = shared.pumped.load(Ordering::Relaxed);
     if pumps != *pumped {
         // The program runs the NIC itself: rest without the lock, and look after what it does not poll.

@@ -227,7 +227,7 @@ impl<D> Shared<D> {
     }
 
     /// Locks for a command.
-    fn command(&self) -> Answer<Locked<'_, D>> {
+    pub(super) fn command(&self) -> Answer<Locked<'_, D>> {
         let locked = self.nic.lock().ok().and_then(Locked::new);
         locked.ok_or_else(|| refuse(libc::EIO, "the NIC has stopped after an internal error"))
     }

@@ -69,6 +69,11 @@ impl<M: Memory> Nic<M> {
         &self.core.counters
     }
 
+    /// QPs that a device has.
+    pub fn open_qps(&self, device: usize) -> u32 {
+        self.core.qps.count(device)
+    }
+
     /// The link, for sleeping and its counters.
     pub fn link(&mut self) -> &mut Link {
         &mut self.link

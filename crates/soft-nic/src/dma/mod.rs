@@ -9,6 +9,7 @@ mod host;
 mod peer;
 mod registers;
 mod shared;
+pub mod socket;
 pub mod system;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::Fault;
+use super::socket::abstract_address;
 
 /// Bytes of a page; x86-64 has no other base size.
 pub const PAGE: usize = 4096;
@@ -87,7 +88,7 @@ pub fn memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
 }
 
 /// Moves a descriptor out of the low numbers; leaves it where it is when the limit does not allow.
-fn moved_high(fd: OwnedFd) -> OwnedFd {
+pub(super) fn moved_high(fd: OwnedFd) -> OwnedFd {
     // SAFETY: plain system call on our descriptor.
     let high =
         unsafe { libc::syscall(libc::SYS_fcntl, fd.as_raw_fd(), libc::F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR) };
@@ -308,17 +309,7 @@ impl TurnSocket {
     pub fn bind(name: &str) -> io::Result<Option<TurnSocket>> {
         // The handlers must be there before the socket is.
         fork_generation();
-        // SAFETY: plain old data.
-        let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-        address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        // The first byte stays zero: an abstract name.
-        let Some(path) = address.sun_path.get_mut(1..=name.len()) else {
-            return Err(io::ErrorKind::InvalidInput.into());
-        };
-        for (to, from) in path.iter_mut().zip(name.bytes()) {
-            *to = from as libc::c_char;
-        }
-        let len = std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len();
+        let (address, len) = abstract_address(name)?;
         lock_forks();
         let made = Self::register();
         FORKS_LOCKED.store(false, Ordering::Release);

@@ -68,8 +68,8 @@ impl Link {
             }
         }
         let roused = self.fabric.lie_down();
-        let arrived =
-            roused || self.fabric.has_published() || self.incoming.iter().any(|i| i.consumer.pending());
+        let asked = self.fabric.has_published() || self.fabric.has_call();
+        let arrived = roused || asked || self.incoming.iter().any(|i| i.consumer.pending());
         // What was consumed between the look and the bell would ring nobody.
         let progressed = self.waiting.iter().any(|slot| {
             *slot == own

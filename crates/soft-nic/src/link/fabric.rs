@@ -9,17 +9,22 @@
 //! 4096    128 slots of 2048 bytes:
 //!           0    bell (futex word)
 //!           8    who published a channel for this slot: a bit each, 2 words
+//!           24   who wants to talk to this NIC: the call of a `softnic ctl`, or 0
 //!           64   pid, generation, start time, address of the cookie, cookie, descriptor of the directory + 1
 //!           128  channels that this slot published: 128 words, descriptor + 1 and the receiver's generation
 //! ```
 //! A slot belongs to its process until the process ends; who joins next takes it back. QPNs carry the slot, so slots are
 //! given out in turn: an old QPN must not name a new process's queue.
 
+mod visit;
+
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
+
+pub use visit::{Seat, Visit};
 
 use super::record;
 use crate::dma::{Host, PeerMemory, SharedMemory, system};
@@ -37,6 +42,7 @@ mod at {
     pub const SLOT_BYTES: usize = 2048;
     pub const BELL: usize = 0;
     pub const PUBLISHED: usize = 8;
+    pub const CALL: usize = 24;
     pub const PID: usize = 64;
     pub const GENERATION: usize = 68;
     pub const START: usize = 72;
@@ -279,6 +285,22 @@ impl Fabric {
         (0..2).any(|i| self.published_word(self.slot, i).load(Ordering::Relaxed) != 0)
     }
 
+    /// Takes the call of a `softnic ctl`, if there is one.
+    pub fn take_call(&self) -> Option<u64> {
+        let word = self.directory.word(slot_at(self.slot) + at::CALL);
+        // Almost always zero, and on the line that every round looks at anyway.
+        if word.load(Ordering::Relaxed) == 0 {
+            None
+        } else {
+            Some(word.swap(0, Ordering::AcqRel)).filter(|call| *call != 0)
+        }
+    }
+
+    /// Whether a `softnic ctl` calls.
+    pub fn has_call(&self) -> bool {
+        self.directory.word(slot_at(self.slot) + at::CALL).load(Ordering::Relaxed) != 0
+    }
+
     /// Lies down: from now on peers ring. True when [`Fabric::rouse`] was called since the last sleep; otherwise look
     /// for work once more before [`Fabric::sleep`].
     pub fn lie_down(&self) -> bool {
@@ -307,16 +329,7 @@ impl Fabric {
 
     /// Rings at `slot` if its NIC sleeps; true when it did. The caller has a full fence after what it wrote.
     pub fn ring(&self, slot: u8) -> bool {
-        let bell = self.bell(slot);
-        let awake = |old| (old == bell::ASLEEP).then_some(bell::AWAKE);
-        // Look first: a NIC at work keeps the line to itself.
-        if bell.load(Ordering::Relaxed) != bell::ASLEEP
-            || bell.fetch_update(Ordering::AcqRel, Ordering::Relaxed, awake).is_err()
-        {
-            return false;
-        }
-        system::futex_wake(bell);
-        true
+        ring(self.bell(slot))
     }
 
     /// Fence and ring.
@@ -342,6 +355,18 @@ impl Drop for Fabric {
     fn drop(&mut self) {
         self.leave();
     }
+}
+
+fn ring(bell: &AtomicU32) -> bool {
+    let awake = |old| (old == bell::ASLEEP).then_some(bell::AWAKE);
+    // Look first: a NIC at work keeps the line to itself.
+    if bell.load(Ordering::Relaxed) != bell::ASLEEP
+        || bell.fetch_update(Ordering::AcqRel, Ordering::Relaxed, awake).is_err()
+    {
+        return false;
+    }
+    system::futex_wake(bell);
+    true
 }
 
 fn slot_index(slot: u8) -> usize {
@@ -392,12 +417,17 @@ impl Turn {
 /// Name of the directory's memfd and of the socket. Holds everything that must agree: processes that could not reach
 /// each other's `/proc` entries or number processes differently never meet.
 fn full_name(name: &str) -> io::Result<String> {
+    Ok(format!("{}{name}", name_prefix()?))
+}
+
+/// What the names of all fabrics begin with that a process like this one could join.
+fn name_prefix() -> io::Result<String> {
     let inode = |kind: &str| -> io::Result<String> {
         let link = std::fs::read_link(format!("/proc/self/ns/{kind}"))?;
         Ok(link.to_string_lossy().chars().filter(char::is_ascii_digit).collect())
     };
     let (version, user) = (record::VERSION, system::user());
-    Ok(format!("softnic-fabric-v{version}-{user}-{}-{}-{name}", inode("net")?, inode("pid")?))
+    Ok(format!("softnic-fabric-v{version}-{user}-{}-{}-", inode("net")?, inode("pid")?))
 }
 
 /// What `/proc` says of a descriptor of the directory.
@@ -408,7 +438,20 @@ fn link_target(full_name: &str) -> String {
 /// Looks for the directory among the descriptors of all processes of this user.
 fn find(full_name: &str) -> Option<(OwnedFd, SharedMemory)> {
     let wanted = link_target(full_name);
-    for process in std::fs::read_dir("/proc").ok()?.flatten() {
+    let mut found = None;
+    each_descriptor(|path, target| {
+        if target == Path::new(&wanted) {
+            found = open_directory(path);
+        }
+        found.is_none()
+    });
+    found
+}
+
+/// Shows every descriptor that this user may see, and what it leads to, until `go_on` says false.
+fn each_descriptor(mut go_on: impl FnMut(&Path, &Path) -> bool) {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return };
+    for process in processes.flatten() {
         let is_number = process.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit());
         // Processes of others, and those that end while we look, refuse here.
         let Some(descriptors) =
@@ -418,14 +461,11 @@ fn find(full_name: &str) -> Option<(OwnedFd, SharedMemory)> {
         };
         for descriptor in descriptors.flatten() {
             let path = descriptor.path();
-            if std::fs::read_link(&path).is_ok_and(|target| target == Path::new(&wanted))
-                && let Some(found) = open_directory(&path)
-            {
-                return Some(found);
+            if std::fs::read_link(&path).is_ok_and(|target| !go_on(&path, &target)) {
+                return;
             }
         }
     }
-    None
 }
 
 fn open_directory(path: &Path) -> Option<(OwnedFd, SharedMemory)> {
@@ -458,7 +498,7 @@ fn sit_down(fd: &OwnedFd, directory: &SharedMemory, cookie: &AtomicU64) -> Optio
     directory.half(base + at::PID).store(0, Ordering::SeqCst);
     let ours = generation(slot).wrapping_add(1);
     directory.half(base + at::GENERATION).store(ours, Ordering::Release);
-    for offset in [at::BELL, at::PUBLISHED, at::PUBLISHED + 8] {
+    for offset in [at::BELL, at::PUBLISHED, at::PUBLISHED + 8, at::CALL] {
         directory.word(base + offset).store(0, Ordering::Release);
     }
     for to in 0..SLOTS {

@@ -26,7 +26,7 @@ use std::sync::Arc;
 
 use crate::dma::{Host, Segment};
 use fabric::Fabric;
-pub use fabric::{FabricError, SLOTS};
+pub use fabric::{FabricError, SLOTS, Seat, Visit};
 pub use idle::{IdleClock, IdlePolicy, IdleTimes, Pause, SystemClock};
 pub use inbound::{CopyError, Disposition, Inbound, Message};
 pub use loan::{Loan, TakenBack};
@@ -232,6 +232,11 @@ impl Link {
     /// What wakes this link's [`Link::sleep`] from another thread.
     pub fn waker(&self) -> Waker {
         Waker { fabric: Arc::clone(&self.fabric) }
+    }
+
+    /// Takes the call of a `softnic ctl`, if there is one: who wants this process to talk to it.
+    pub fn take_call(&self) -> Option<u64> {
+        if self.fabric.is_ours() { self.fabric.take_call() } else { None }
     }
 
     /// What was done so far.

@@ -1,0 +1,108 @@
+//! `softnic ctl counters`: what NICs have counted, once or again and again.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::Args;
+use serde_json::{Map, Value, json};
+use soft_nic::abi::control::Request;
+
+use super::{Everybody, Target, program_of, show};
+
+/// Whose, and how they are shown.
+#[derive(Debug, Args)]
+pub struct Show {
+    /// Process whose NIC is asked.
+    #[arg(value_name = "PID", required_unless_present = "all", conflicts_with = "all")]
+    pid: Option<u32>,
+    /// Every NIC of this user; with --fabric those of one fabric.
+    #[arg(long)]
+    all: bool,
+    /// Only this fabric, with --all.
+    #[arg(long, value_name = "NAME", requires = "all")]
+    fabric: Option<String>,
+    /// One JSON object a NIC and look, every counter in it.
+    #[arg(long)]
+    json: bool,
+    /// Look again after so many seconds, until the process ends or the output is closed; 0.01 to 3600.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    watch: Option<Duration>,
+}
+
+/// Seconds of `--watch`.
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.01..=3600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("0.01 to 3600 seconds".to_owned()),
+    }
+}
+
+pub fn run(options: &Show) -> Result<()> {
+    let mut looked = false;
+    loop {
+        let (everybody, targets) = match options.pid {
+            Some(pid) => match Everybody::of_process(pid) {
+                Ok((everybody, target)) => (everybody, vec![target]),
+                // It was there before: the end of what was watched.
+                Err(_) if looked => return Ok(()),
+                Err(error) => return Err(error),
+            },
+            None => {
+                let mut everybody = Everybody::find(options.fabric.as_deref())?;
+                let targets = std::mem::take(&mut everybody.targets);
+                (everybody, targets)
+            }
+        };
+        if targets.is_empty() && options.watch.is_none() {
+            bail!(
+                "nobody has a NIC{}",
+                options.fabric.as_ref().map_or(String::new(), |name| format!(" on fabric {name:?}"))
+            );
+        }
+        for target in &targets {
+            match everybody.ask(target, &Request::Counters) {
+                Ok(counters) if !show(&text(options, &everybody, target, &counters))? => return Ok(()),
+                Ok(_) => looked = true,
+                // One that ends while all are asked, or that was watched to its end.
+                Err(_) if options.all || looked => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let Some(pause) = options.watch else { return Ok(()) };
+        std::thread::sleep(pause);
+    }
+}
+
+/// One look at one NIC. For reading, what is 0 is left out.
+fn text(options: &Show, everybody: &Everybody, target: &Target, counters: &[(String, String)]) -> String {
+    let (fabric, seat) = (&everybody.visit(target).name, &target.seat);
+    let program = program_of(seat.pid);
+    let value = |text: &String| text.parse::<u64>().unwrap_or(0);
+    if options.json {
+        let values: Map<String, Value> =
+            counters.iter().map(|(name, text)| (name.clone(), value(text).into())).collect();
+        let line = json!({"fabric": fabric, "slot": seat.slot, "pid": seat.pid, "comm": program, "counters": values});
+        return format!("{line}\n");
+    }
+    let mut text = format!(
+        "{program} (pid {}, fabric {fabric}, slot {}); counters that are 0 are left out\n",
+        seat.pid, seat.slot
+    );
+    for (name, count) in counters.iter().filter(|(_, count)| value(count) > 0) {
+        text += &format!("  {name:<28} {count:>20}\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_neither_nothing_nor_for_ever() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for text in ["0", "-1", "nan", "inf", "1e9", "", "x"] {
+            assert!(seconds(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! `softnic ctl`: options, which process is meant, and what is printed. What a NIC answers comes from `soft_nic::abi::control`.
+
+mod counters;
+mod list;
+
+use std::io::Write;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use soft_nic::abi::control::{self, Request};
+use soft_nic::link::{Seat, Visit};
+
+/// Talk to the NIC of a running program.
+#[derive(Debug, Args)]
+#[command(
+    override_usage = "softnic ctl COMMAND",
+    arg_required_else_help = true,
+    disable_help_subcommand = true,
+    after_help = "A NIC is named by the number of its process, as `softnic ctl list` shows them. Only programs of the same user, \
+                  in the same network and process namespace, can be reached. A program has no thread and no socket for \
+                  this while nobody asks."
+)]
+pub struct Ctl {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// The processes that have a NIC: fabric, slot, pid, devices, ports and open QPs.
+    List(list::List),
+    /// What a NIC has counted since it started, by the names of the --stats line.
+    Counters(counters::Show),
+}
+
+/// Does it.
+pub fn run(ctl: &Ctl) -> Result<()> {
+    match &ctl.action {
+        Action::List(list) => list::run(list),
+        Action::Counters(show) => counters::run(show),
+    }
+}
+
+/// A process that has a NIC, and the fabric where it has it.
+struct Target {
+    visit: usize,
+    seat: Seat,
+}
+
+/// Everybody that has a NIC, on the fabric of this name or on all of them.
+struct Everybody {
+    visits: Vec<Visit>,
+    targets: Vec<Target>,
+}
+
+impl Everybody {
+    fn find(fabric: Option<&str>) -> Result<Everybody> {
+        let mut visits = Visit::all().context("looking for fabrics in /proc")?;
+        visits.retain(|visit| fabric.is_none_or(|name| visit.name == name));
+        let seats = |visit: usize| visits[visit].seats().into_iter().map(move |seat| Target { visit, seat });
+        let targets = (0..visits.len()).flat_map(seats).collect();
+        Ok(Everybody { visits, targets })
+    }
+
+    fn visit(&self, target: &Target) -> &Visit {
+        &self.visits[target.visit]
+    }
+
+    /// The NIC of this process.
+    fn of_process(pid: u32) -> Result<(Everybody, Target)> {
+        let mut everybody = Self::find(None)?;
+        match everybody.targets.iter().position(|target| target.seat.pid == pid) {
+            Some(at) => {
+                let target = everybody.targets.swap_remove(at);
+                Ok((everybody, target))
+            }
+            None => bail!("{}", why_not(pid)),
+        }
+    }
+
+    fn ask(&self, target: &Target, request: &Request) -> Result<Vec<(String, String)>> {
+        Ok(control::call(self.visit(target), &target.seat, request)?)
+    }
+}
+
+/// Why a process cannot be asked, and what to do.
+fn why_not(pid: u32) -> String {
+    use std::os::unix::fs::MetadataExt;
+    let own = std::fs::metadata("/proc/self").map(|own| own.uid()).ok();
+    match std::fs::metadata(format!("/proc/{pid}")) {
+        Err(_) => format!("there is no process {pid}; `softnic ctl list` shows those that have a NIC"),
+        Ok(its) if Some(its.uid()) != own => {
+            format!("process {pid} is of user {}; its NIC can be asked by that user alone", its.uid())
+        }
+        Ok(_) => format!(
+            "process {pid} has no NIC that can be reached (it opened no device yet, runs in another namespace, or \
+             another version of softnic started it); `softnic ctl list` shows those that have one"
+        ),
+    }
+}
+
+/// Name of a process's program; empty when it has ended.
+fn program_of(pid: u32) -> String {
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_end().to_owned()
+}
+
+/// Writes to stdout; who closed it early, as `head` does, wants no more.
+fn show(text: &str) -> Result<bool> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error).context("writing to stdout"),
+    }
+}

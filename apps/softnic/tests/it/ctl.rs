@@ -1,0 +1,264 @@
+//! `softnic ctl` and programs that run: what it lists, what it counts, whom it cannot ask, and what it leaves behind.
+
+use std::fs;
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use soft_nic::abi::control::{THREAD_NAME, encode, socket_name};
+use soft_nic::link::Visit;
+
+use crate::c_program::verbs_program;
+use crate::counters::messages;
+use crate::fabric::{Fabric, Layer, OnNic, Pair, launcher};
+use crate::program::{find, within};
+
+/// What a running program may need to get where a test wants it.
+const SOON: Duration = Duration::from_secs(20);
+
+/// Runs `softnic ctl`.
+fn ctl(arguments: &[&str]) -> Output {
+    Command::new(launcher()).arg("ctl").args(arguments).output().expect("the launcher starts")
+}
+
+/// The same; demands success and returns what it printed.
+fn ctl_prints(arguments: &[&str]) -> String {
+    let output = ctl(arguments);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.is_empty(), "ctl {arguments:?}: {said}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Demands status 2 and one line with these words.
+fn ctl_refuses(arguments: &[&str], words: &[&str]) {
+    let output = ctl(arguments);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "ctl {arguments:?}: {said}");
+    assert_eq!(said.lines().count(), 1, "ctl {arguments:?}: {said}");
+    assert!(words.iter().all(|word| said.contains(word)), "ctl {arguments:?}: {words:?} not all in {said}");
+}
+
+fn pid_of(it: &OnNic) -> String {
+    it.program.pid().to_string()
+}
+
+/// Every counter of a running NIC.
+fn counters(it: &OnNic) -> Value {
+    let text = ctl_prints(&["counters", &pid_of(it), "--json"]);
+    let line: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    line["counters"].clone()
+}
+
+fn count(it: &OnNic, name: &str) -> u64 {
+    counters(it)[name].as_u64().unwrap_or_else(|| panic!("no counter {name}"))
+}
+
+/// Waits until a counter of a running NIC satisfies `enough`.
+fn wait_for(it: &OnNic, name: &str, enough: impl Fn(u64) -> bool) {
+    let reached = within(SOON, || enough(count(it, name)));
+    assert!(reached, "{name} is {}\n{}", count(it, name), it.program.tail());
+}
+
+/// A pair under way.
+fn busy(fabric: &Fabric, command: &[&str]) -> Pair {
+    let pair = fabric.pair(command);
+    let under_way = || {
+        let listed = ctl_prints(&["list"]);
+        listed.lines().any(|line| line.split_whitespace().any(|word| word == pid_of(&pair.client)))
+            && count(&pair.client, "completed_write") > 0
+    };
+    assert!(within(SOON, under_way), "{}", pair.client.program.tail());
+    pair
+}
+
+#[test]
+fn the_list_has_every_nic_of_a_fabric_with_its_devices_and_queues() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    let fabric = Fabric::new(Layer::Roce).with_options(&["--devices", "2"]);
+    let pair = busy(&fabric, &["ib_write_bw", "-F", "-D", "3", "-d", "mlx5_1", "-q", "3"]);
+    let text = ctl_prints(&["list", "--json", "--fabric", fabric.name()]);
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let mut pids: Vec<_> = lines.iter().map(|line| line["pid"].to_string()).collect();
+    let mut expected = [pid_of(&pair.server), pid_of(&pair.client)];
+    pids.sort();
+    expected.sort();
+    assert_eq!(pids, expected, "{text}");
+    for line in &lines {
+        assert_eq!(line["program"], "ib_write_bw");
+        let qps: Vec<_> = [0, 1].map(|at| line["devices"][at]["qps"].as_u64()).into();
+        assert_eq!(qps, [Some(0), Some(3)], "{line}");
+        assert_eq!(
+            (&line["devices"][1]["name"], &line["devices"][1]["port"]),
+            (&"mlx5_1".into(), &"active".into())
+        );
+    }
+    let table = ctl_prints(&["list", "--fabric", fabric.name()]);
+    assert_eq!(table.lines().count(), 3, "{table}");
+    assert!(table.contains("mlx5_0 (active, 0), mlx5_1 (active, 3)"), "{table}");
+    pair.finish();
+    assert_eq!(ctl_prints(&["list", "--json", "--fabric", fabric.name()]), "", "nobody is left");
+}
+
+#[test]
+fn counters_of_a_running_nic_are_the_messages_asked_for_and_have_the_names_of_the_stats_line() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    for layer in Layer::BOTH {
+        let fabric = Fabric::new(layer);
+        let pair = busy(&fabric, &["ib_write_bw", "-F", "-n", "3000", "-s", "1000", "--wait_destroy=3"]);
+        wait_for(&pair.client, "completed_write", |writes| writes == 3000);
+        let live = counters(&pair.client);
+        assert_eq!((&live["messages_sent"], &live["bytes_sent"]), (&3000.into(), &3_000_000.into()));
+        assert_eq!(live["posted_write"], 3000);
+        assert!(live["doorbells_taken"].as_u64() > Some(0), "{live}");
+        assert_eq!(count(&pair.server, "messages_received"), 3000);
+        let finished = pair.finish();
+        // The launcher's library adds these two when it writes the line.
+        let line: Vec<&str> = finished
+            .client
+            .counters
+            .names()
+            .filter(|name| !["nic_thread_ns", "pump_ns"].contains(name))
+            .collect();
+        let live: Vec<&String> = live.as_object().expect("an object").keys().collect();
+        assert_eq!(live, line);
+        assert_eq!(finished.client.counters.completed(), messages("write", 3000));
+        assert!(finished.client.counters.trouble().is_empty(), "{:?}", finished.client.counters.trouble());
+    }
+}
+
+#[test]
+fn counters_are_watched_until_the_process_ends() {
+    let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");
+    let fabric = Fabric::new(Layer::InfiniBand);
+    let mut it = fabric.start(&[&program, "-1", "polling"]);
+    assert!(within(SOON, || it.program.output().contains("ready")), "{}", it.program.tail());
+    let mut watch = Command::new(launcher());
+    watch.args(["ctl", "counters", &pid_of(&it), "--json", "--watch", "0.05"]);
+    let watch = watch.stdout(std::process::Stdio::piped()).spawn().expect("the launcher starts");
+    std::thread::sleep(Duration::from_millis(500));
+    it.program.signal("INT");
+    let output = watch.wait_with_output().expect("a child of ours");
+    assert!(output.status.success());
+    let text = String::from_utf8(output.stdout).expect("text");
+    assert!((3..=12).contains(&text.lines().count()), "{text}");
+    for line in text.lines() {
+        let line: Value = serde_json::from_str(line).expect("JSON");
+        assert_eq!(line["counters"]["completed_write"], 3, "{line}");
+    }
+    it.program.succeed();
+}
+
+#[test]
+fn who_cannot_be_asked_is_told_why() {
+    let dead = {
+        let mut child = Command::new("true").spawn().expect("true");
+        child.wait().expect("a child of ours");
+        child.id().to_string()
+    };
+    let own = std::process::id().to_string();
+    ctl_refuses(&["counters", &dead], &[&dead, "there is no process"]);
+    ctl_refuses(&["counters", &own], &[&own, "has no NIC"]);
+    ctl_refuses(&["counters", "--all", "--fabric", "nobody-is-here"], &["nobody", "nobody-is-here"]);
+    ctl_refuses(&["counters"], &["PID"]);
+    ctl_refuses(&["counters", "x"], &["'x'"]);
+    ctl_refuses(&["counters", "1", "--all"], &["--all"]);
+    ctl_refuses(&["counters", &own, "--watch", "0"], &["--watch", "0.01 to 3600"]);
+    ctl_refuses(&["dance"], &["dance"]);
+    ctl_refuses(&[], &["softnic ctl COMMAND"]);
+}
+
+#[test]
+fn another_users_nic_is_not_asked() {
+    let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");
+    let fabric = Fabric::new(Layer::InfiniBand);
+    let fabric = measure::need!(fabric.for_nobody(), "the right to become another user");
+    let program = fabric.for_everybody(&program);
+    let it = fabric.start(&[&program, "-1", "polling"]);
+    assert!(within(SOON, || it.program.output().contains("ready")), "{}", it.program.tail());
+    ctl_refuses(&["counters", &pid_of(&it)], &["is of user 65534"]);
+    assert!(!ctl_prints(&["list"]).contains(fabric.name()));
+}
+
+#[test]
+fn a_stopped_process_is_not_waited_for_and_garbage_harms_nobody() {
+    let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");
+    let fabric = Fabric::new(Layer::InfiniBand);
+    let mut it = fabric.start(&[&program, "-1", "polling"]);
+    assert!(within(SOON, || it.program.output().contains("ready")), "{}", it.program.tail());
+    let pid = pid_of(&it);
+    it.program.signal("STOP");
+    let begun = Instant::now();
+    ctl_refuses(&["counters", &pid], &["did not answer", "stopped?"]);
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
+    it.program.signal("CONT");
+    assert_eq!(count(&it, "completed_write"), 3);
+
+    let visits = Visit::all().expect("/proc");
+    let visit = visits.iter().find(|visit| visit.name == fabric.name()).expect("the fabric");
+    let seat = visit.seats()[0];
+    for (number, garbage) in
+        [&b"\0\0\0\0"[..], b"GET / HTTP/1.1\r\n\r\n", &encode("counters")[..20]].iter().enumerate()
+    {
+        let call = u64::from(std::process::id()) << 32 | 0xffff_0000 | number as u64;
+        let listener = listen(&socket_name(call));
+        assert!(visit.call(&seat, call));
+        use std::io::{Read, Write};
+        let mut stream = listener.accept().expect("the NIC calls back").0;
+        stream.write_all(garbage).expect("the NIC reads");
+        stream.set_read_timeout(Some(SOON)).expect("a time");
+        let mut heard = Vec::new();
+        let end = stream.read_to_end(&mut heard);
+        assert!(end.is_ok() || !heard.is_empty(), "the NIC lets go: {end:?}");
+    }
+    assert_eq!(count(&it, "completed_write"), 3, "and answers whoever asks properly");
+    // No thread and no socket stay.
+    let threads = || {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+        tasks.map(|task| fs::read_to_string(task.path().join("comm")).unwrap_or_default()).collect::<Vec<_>>()
+    };
+    assert!(within(SOON, || !threads().iter().any(|name| name.trim_end() == THREAD_NAME)), "{:?}", threads());
+    let sockets = || {
+        let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").flatten();
+        let targets = descriptors.filter_map(|descriptor| fs::read_link(descriptor.path()).ok());
+        targets.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
+    };
+    assert_eq!(sockets(), 0);
+    it.program.signal("INT");
+    it.program.succeed();
+}
+
+/// Listens on an abstract name, as any process of this user may.
+fn listen(name: &str) -> std::os::unix::net::UnixListener {
+    use std::os::linux::net::SocketAddrExt;
+    let address = std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name");
+    std::os::unix::net::UnixListener::bind_addr(&address).expect("a fresh name")
+}
+
+#[test]
+fn a_killed_caller_and_a_killed_program_leave_nothing() {
+    let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");
+    let fabric = Fabric::new(Layer::InfiniBand);
+    let mut it = fabric.start(&[&program, "-1", "polling"]);
+    assert!(within(SOON, || it.program.output().contains("ready")), "{}", it.program.tail());
+    let mut callers = Vec::new();
+    // Killed somewhere in its conversation, at another point each time.
+    for after in 0..20 {
+        let mut caller = Command::new(launcher());
+        let caller = caller.args(["ctl", "counters", &pid_of(&it)]).stdout(std::process::Stdio::null());
+        let mut caller = caller.stderr(std::process::Stdio::null()).spawn().expect("the launcher starts");
+        std::thread::sleep(Duration::from_micros(700 * after));
+        let _ = caller.kill();
+        caller.wait().expect("a child of ours");
+        callers.push(caller.id());
+    }
+    assert_eq!(count(&it, "completed_write"), 3);
+    it.program.signal("KILL");
+    assert!(within(SOON, || it.program.exited().is_some()));
+    ctl_refuses(&["counters", &pid_of(&it)], &["no process"]);
+    let names = fs::read_to_string("/proc/net/unix").expect("proc(5)");
+    for caller in callers {
+        let name = socket_name(u64::from(caller) << 32);
+        let left: Vec<_> = names.lines().filter(|line| line.contains(&name[..name.len() - 8])).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}

@@ -1,0 +1,107 @@
+//! The caller's side: calls one process's NIC, checks who answers, and asks one thing.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use super::frame::{self, Answer, FrameError, MAX_ANSWER_BYTES, encode, parse_answer};
+use super::{Request, socket_name};
+use crate::dma::socket::Listener;
+use crate::dma::system;
+use crate::link::{Seat, Visit};
+
+/// How long a NIC may take to call back and to answer: far above a busy machine's scheduling, below a person's patience.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// A call that nobody came for is made again: the NIC may have been talking to somebody else.
+const REPEAT: Duration = Duration::from_millis(50);
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The process ended, or became another program.
+    #[error("process {0} has ended, or its NIC has")]
+    Gone(u32),
+    /// Nothing came in time.
+    #[error("process {pid} did not answer within {seconds} s; is it stopped?")]
+    Silent {
+        /// Process.
+        pid: u32,
+        /// How long was waited.
+        seconds: u64,
+    },
+    /// What came was no answer.
+    #[error("process {pid}: {reason}")]
+    Nonsense {
+        /// Process.
+        pid: u32,
+        /// What was wrong.
+        reason: String,
+    },
+    /// The NIC refused.
+    #[error("process {pid}: {reason}")]
+    Refused {
+        /// Process.
+        pid: u32,
+        /// Its own words.
+        reason: String,
+    },
+    /// A system call failed here.
+    #[error("talking to process {pid}: {error}")]
+    Kernel {
+        /// Process.
+        pid: u32,
+        /// What the kernel said.
+        error: io::Error,
+    },
+}
+
+/// A number that no other caller has: our process, and a count.
+fn fresh_call() -> u64 {
+    static COUNT: AtomicU32 = AtomicU32::new(1);
+    u64::from(std::process::id()) << 32 | u64::from(COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Asks the NIC in `seat` one thing, and waits for its answer: names and values, in the NIC's order.
+pub fn call(visit: &Visit, seat: &Seat, request: &Request) -> Result<Vec<(String, String)>, CallError> {
+    let pid = seat.pid;
+    let number = fresh_call();
+    let kernel = |error| CallError::Kernel { pid, error };
+    let listener = Listener::bind(&socket_name(number)).map_err(kernel)?;
+    let until = Instant::now() + PATIENCE;
+    let silent = || CallError::Silent { pid, seconds: PATIENCE.as_secs() };
+    loop {
+        visit.call(seat, number);
+        let came = listener.accept(REPEAT);
+        if let Some((stream, peer)) = came.map_err(kernel)? {
+            // Anybody may connect to a name that everybody can see.
+            if (peer.pid, peer.user) == (pid, system::user()) {
+                let asked = stream.send(&encode(&request.to_string()), until).map_err(FrameError::Kernel);
+                let answered = asked.and_then(|()| frame::receive(&stream, MAX_ANSWER_BYTES, until));
+                return understand(pid, answered, silent);
+            }
+        } else if !visit.is_taken(seat) {
+            return Err(CallError::Gone(pid));
+        }
+        if Instant::now() >= until {
+            visit.hang_up(seat, number);
+            return Err(silent());
+        }
+    }
+}
+
+fn understand(
+    pid: u32,
+    answered: Result<String, FrameError>,
+    silent: impl Fn() -> CallError,
+) -> Result<Vec<(String, String)>, CallError> {
+    let text = answered.map_err(|error| match error {
+        FrameError::Kernel(error) if error.kind() == io::ErrorKind::TimedOut => silent(),
+        FrameError::Kernel(_) => CallError::Gone(pid),
+        error => CallError::Nonsense { pid, reason: error.to_string() },
+    })?;
+    let answer: Option<Answer> = parse_answer(&text);
+    match answer {
+        Some(answer) => answer.map_err(|reason| CallError::Refused { pid, reason }),
+        None => Err(CallError::Nonsense { pid, reason: "its answer makes no sense".to_owned() }),
+    }
+}

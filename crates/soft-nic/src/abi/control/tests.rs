@@ -1,0 +1,152 @@
+//! A process's NIC asked by callers, good ones and bad ones.
+
+use std::io;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use super::*;
+use crate::abi::process::Process;
+use crate::abi::sysfs::Machine;
+use crate::config::Config;
+use crate::dma::socket::Listener;
+use crate::link::{Seat, Visit};
+
+/// A NIC of this process on a fabric of its own, and where it sits.
+struct Running {
+    process: Process,
+    visit: Visit,
+    seat: Seat,
+}
+
+impl Running {
+    fn start(devices: u8) -> Running {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let fabric = format!("control-{}-{number}", std::process::id());
+        let config = Config { fabric: fabric.clone(), devices, ..Config::default() };
+        let machine = Machine { processors: 1, interface: "lo".into(), interface_index: 1 };
+        let process = Process::start(config, machine, |_| ()).unwrap();
+        let visit = Visit::all().unwrap().into_iter().find(|visit| visit.name == fabric).unwrap();
+        let seat = visit.seats()[0];
+        Running { process, visit, seat }
+    }
+
+    fn ask(&self, line: &str) -> Result<Vec<(String, String)>, CallError> {
+        call(&self.visit, &self.seat, &Request::parse(line).unwrap())
+    }
+
+    /// Calls as a caller that says `bytes`, and returns what it is told before the NIC goes away.
+    fn say(&self, number: u64, bytes: &[u8]) -> String {
+        let listener = Listener::bind(&socket_name(number)).unwrap();
+        let begun = Instant::now();
+        let (stream, peer) = loop {
+            self.visit.call(&self.seat, number);
+            if let Some(came) = listener.accept(Duration::from_millis(20)).unwrap() {
+                break came;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(5), "nobody calls back");
+        };
+        assert_eq!(peer.pid, std::process::id());
+        let until = Instant::now() + 3 * PATIENCE;
+        let _ = stream.send(bytes, until);
+        let (mut heard, mut byte) = (Vec::new(), [0]);
+        let end = loop {
+            match stream.receive(&mut byte, until) {
+                Ok(()) => heard.push(byte[0]),
+                Err(error) => break error.kind(),
+            }
+        };
+        assert_ne!(end, io::ErrorKind::TimedOut, "the NIC holds on to a caller");
+        String::from_utf8_lossy(&heard).into_owned()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.process.end();
+    }
+}
+
+fn threads_that_talk() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let name =
+        |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+    tasks.map(name).filter(|name| name.trim_end() == THREAD_NAME).count()
+}
+
+#[test]
+fn a_nic_says_what_it_has_and_counts_by_the_names_of_the_stats_line() {
+    let nic = Running::start(2);
+    let lines = nic.ask("status").unwrap();
+    let line = |name: &str, state: &str| (name.to_owned(), state.to_owned());
+    assert_eq!(lines, [line("mlx5_0", "active 0"), line("mlx5_1", "active 0")]);
+    let asked = nic.ask("counters").unwrap();
+    let report = nic.process.end().unwrap();
+    let names = |name: &str| name.to_owned();
+    let asked: Vec<String> = asked.into_iter().map(|(name, _)| name).collect();
+    assert_eq!(asked, report.counters.iter().map(|(name, _)| names(name)).collect::<Vec<_>>());
+}
+
+#[test]
+fn bad_callers_are_told_so_or_left_alone_and_the_nic_goes_on() {
+    let nic = Running::start(1);
+    let mut header = encode("status");
+    header[8] = 77;
+    for (number, bytes, words) in [
+        (1, &b"GET / HTTP/1.1\r\n\r\n"[..], "error what came is no message of softnic ctl"),
+        (2, &header, "error version 77"),
+        (3, b"softnctl\x01\0\0\0\xff\xff\xff\xff", "error a message of 4294967295 bytes, 1024 are allowed"),
+        (4, b"softnctl\x01\0\0\0\x01\0\0\0\xff", "error a message that is not UTF-8"),
+        (5, &encode("reboot"), "error \"reboot\" is nothing that this NIC can be asked"),
+        (6, &encode(""), "error \"\" is nothing"),
+    ] {
+        let heard = nic.say(1 << 40 | number, bytes);
+        assert!(heard.starts_with("softnctl") && heard.contains(words), "{bytes:?}: {heard}");
+    }
+    // Half a header, then silence: left alone after a second.
+    let begun = Instant::now();
+    assert_eq!(nic.say(1 << 41, b"softn"), "");
+    assert!(begun.elapsed() < 3 * PATIENCE);
+    // Nobody is where the call says.
+    nic.visit.call(&nic.seat, 1 << 42);
+    assert_eq!(nic.ask("status").unwrap().len(), 1, "still answers");
+    assert!(!nic.process.server.nic.is_wanted());
+}
+
+#[test]
+fn random_bytes_harm_nothing() {
+    let nic = Running::start(1);
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    for round in 0..60 {
+        let mut message = encode("counters");
+        for _ in 0..1 + round % 4 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let at = (state >> 33) as usize % message.len();
+            message[at] = (state >> 56) as u8;
+        }
+        // A length that was made longer is waited for; say no more, so that the test does not wait.
+        let announced = message[12..16].iter().rev().fold(0, |sum, byte| sum << 8 | usize::from(*byte));
+        if announced <= MAX_REQUEST_BYTES {
+            message.resize(16 + announced, b'x');
+        }
+        let heard = nic.say(1 << 43 | round, &message);
+        assert!(heard.starts_with("softnctl"), "{message:?}: {heard}");
+    }
+    assert!(nic.ask("counters").is_ok());
+}
+
+#[test]
+fn a_thread_talks_only_while_somebody_does() {
+    let nic = Running::start(1);
+    let listener = Listener::bind(&socket_name(1 << 44)).unwrap();
+    nic.visit.call(&nic.seat, 1 << 44);
+    let (stream, _) = listener.accept(Duration::from_secs(3)).unwrap().expect("called back");
+    assert!(threads_that_talk() >= 1);
+    drop(stream);
+    let begun = Instant::now();
+    // Other tests of this process talk too; their conversations end.
+    while threads_that_talk() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "a thread stays");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

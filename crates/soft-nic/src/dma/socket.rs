@@ -1,0 +1,239 @@
+//! Abstract stream sockets between two processes of one user, with a deadline on every call (unix(7)).
+//!
+//! By raw system calls, as in [`system`](super::system): one side is a thread within somebody's program.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use super::system;
+
+/// Who is at the other end, as the kernel noted when the connection was made (`SO_PEERCRED`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peer {
+    /// Process number.
+    pub pid: u32,
+    /// Effective user.
+    pub user: u32,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub struct Stream(OwnedFd);
+
+/// A socket that waits for connections; its name ends with it.
+#[derive(Debug)]
+pub struct Listener(OwnedFd);
+
+fn check(result: i64) -> io::Result<i64> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+fn timed_out() -> io::Error {
+    io::ErrorKind::TimedOut.into()
+}
+
+/// A fresh socket with its descriptor out of the way of programs that count on small ones.
+fn socket() -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // SAFETY: plain system call.
+    let raw = check(unsafe { libc::syscall(libc::SYS_socket, libc::AF_UNIX, kind, 0) })?;
+    // SAFETY: the kernel just gave us this descriptor.
+    Ok(system::moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) }))
+}
+
+/// The address of an abstract name, and its length.
+pub(super) fn abstract_address(name: &str) -> io::Result<(libc::sockaddr_un, usize)> {
+    // SAFETY: plain old data.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    // The first byte stays zero: an abstract name.
+    let Some(path) = address.sun_path.get_mut(1..=name.len()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    for (to, from) in path.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok((address, std::mem::offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len()))
+}
+
+/// Waits until the socket is ready; false when the deadline came first.
+fn wait(fd: &OwnedFd, events: i16, until: Instant) -> io::Result<bool> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let mut entry = libc::pollfd { fd: fd.as_raw_fd(), events, revents: 0 };
+        let milliseconds = left.as_millis().min(60_000) as libc::c_int + 1;
+        // SAFETY: one valid entry that lives through the call.
+        match check(unsafe { libc::syscall(libc::SYS_poll, &mut entry, 1, milliseconds) }) {
+            Ok(0) if Instant::now() >= until => return Ok(false),
+            Ok(0) => {}
+            Ok(_) => return Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn peer(fd: &OwnedFd) -> io::Result<Peer> {
+    let mut who = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: `who` has the length passed, and both live through the call.
+    check(unsafe {
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+        libc::syscall(libc::SYS_getsockopt, fd.as_raw_fd(), level, name, &mut who, &mut len)
+    })?;
+    Ok(Peer { pid: who.pid as u32, user: who.uid })
+}
+
+impl Listener {
+    /// Takes the name. Errors: the kernel's; `AddrInUse` when another process has it.
+    pub fn bind(name: &str) -> io::Result<Listener> {
+        let (address, len) = abstract_address(name)?;
+        let fd = socket()?;
+        // SAFETY: the address lives through the call and has at least `len` bytes.
+        check(unsafe { libc::syscall(libc::SYS_bind, fd.as_raw_fd(), &address, len) })?;
+        // SAFETY: plain system call on our descriptor.
+        check(unsafe { libc::syscall(libc::SYS_listen, fd.as_raw_fd(), 8) })?;
+        Ok(Listener(fd))
+    }
+
+    /// The next connection; none when nobody came within `patience`.
+    pub fn accept(&self, patience: Duration) -> io::Result<Option<(Stream, Peer)>> {
+        if !wait(&self.0, libc::POLLIN, Instant::now() + patience)? {
+            return Ok(None);
+        }
+        let null = std::ptr::null_mut::<libc::sockaddr>();
+        // SAFETY: no address is asked for.
+        let raw = check(unsafe {
+            libc::syscall(libc::SYS_accept4, self.0.as_raw_fd(), null, null, libc::SOCK_CLOEXEC)
+        })?;
+        // SAFETY: the kernel just gave us this descriptor.
+        let fd = unsafe { OwnedFd::from_raw_fd(raw as RawFd) };
+        let peer = peer(&fd)?;
+        Ok(Some((Stream(fd), peer)))
+    }
+}
+
+impl Stream {
+    /// Connects to who has this name.
+    ///
+    /// Errors: the kernel's; `WouldBlock` when the other side takes no connection within `patience`.
+    pub fn connect(name: &str, patience: Duration) -> io::Result<(Stream, Peer)> {
+        let (address, len) = abstract_address(name)?;
+        let fd = socket()?;
+        let time = libc::timeval {
+            tv_sec: patience.as_secs() as libc::time_t,
+            tv_usec: libc::suseconds_t::from(patience.subsec_micros()),
+        };
+        // SAFETY: `time` lives through the call and has the length passed.
+        check(unsafe {
+            let (level, name) = (libc::SOL_SOCKET, libc::SO_SNDTIMEO);
+            libc::syscall(libc::SYS_setsockopt, fd.as_raw_fd(), level, name, &time, size_of_val(&time))
+        })?;
+        // SAFETY: the address lives through the call and has at least `len` bytes.
+        check(unsafe { libc::syscall(libc::SYS_connect, fd.as_raw_fd(), &address, len) })?;
+        let peer = peer(&fd)?;
+        Ok((Stream(fd), peer))
+    }
+
+    /// Sends all of `bytes`, without a signal when nobody reads any more.
+    ///
+    /// Errors: the kernel's, or `TimedOut`.
+    pub fn send(&self, mut bytes: &[u8], until: Instant) -> io::Result<()> {
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        while !bytes.is_empty() {
+            if !wait(&self.0, libc::POLLOUT, until)? {
+                return Err(timed_out());
+            }
+            let (fd, null) = (self.0.as_raw_fd(), std::ptr::null::<libc::sockaddr>());
+            // SAFETY: reads no more than the slice has; no address is given.
+            let sent = check(unsafe {
+                libc::syscall(libc::SYS_sendto, fd, bytes.as_ptr(), bytes.len(), flags, null, 0)
+            });
+            match sent {
+                Ok(count) => bytes = bytes.get(count as usize..).unwrap_or_default(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills `bytes`.
+    ///
+    /// Errors: the kernel's, `TimedOut`, or `UnexpectedEof` when the other side went away first.
+    pub fn receive(&self, bytes: &mut [u8], until: Instant) -> io::Result<()> {
+        let mut have = 0;
+        while have < bytes.len() {
+            if !wait(&self.0, libc::POLLIN, until)? {
+                return Err(timed_out());
+            }
+            let rest = &mut bytes[have..];
+            let (fd, null) = (self.0.as_raw_fd(), std::ptr::null_mut::<libc::sockaddr>());
+            // SAFETY: writes no more than the slice has; no address is asked for.
+            let got = check(unsafe {
+                let (to, len) = (rest.as_mut_ptr(), rest.len());
+                libc::syscall(libc::SYS_recvfrom, fd, to, len, libc::MSG_DONTWAIT, null, null)
+            });
+            match got {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => have += count as usize,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SOON: Duration = Duration::from_millis(20);
+
+    fn name(what: &str) -> String {
+        format!("softnic-socket-test-{what}-{}", std::process::id())
+    }
+
+    #[test]
+    fn both_ends_know_the_other_and_no_wait_is_for_ever() {
+        let name = name("both");
+        let listener = Listener::bind(&name).unwrap();
+        assert!(listener.accept(SOON).unwrap().is_none(), "nobody came");
+        let (client, server_is) = Stream::connect(&name, SOON).unwrap();
+        let (server, client_is) = listener.accept(SOON).unwrap().unwrap();
+        let us = Peer { pid: std::process::id(), user: system::user() };
+        assert_eq!((server_is, client_is), (us, us));
+        client.send(b"abc", Instant::now() + SOON).unwrap();
+        let mut bytes = [0; 3];
+        server.receive(&mut bytes, Instant::now() + SOON).unwrap();
+        assert_eq!(&bytes, b"abc");
+        let silent = server.receive(&mut bytes, Instant::now() + SOON).unwrap_err();
+        assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
+        let full = server.send(&vec![0; 8 << 20], Instant::now() + SOON).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::TimedOut, "nobody reads");
+        drop(client);
+        assert!(server.send(b"x", Instant::now() + SOON).is_err(), "an error, and no SIGPIPE");
+    }
+
+    #[test]
+    fn a_name_ends_with_its_listener_and_a_full_one_is_not_waited_for() {
+        let name = name("full");
+        assert!(Stream::connect(&name, SOON).is_err(), "nobody has it");
+        let listener = Listener::bind(&name).unwrap();
+        assert!(Listener::bind(&name).is_err());
+        let mut waiting = Vec::new();
+        let refused = loop {
+            match Stream::connect(&name, SOON) {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+            assert!(waiting.len() < 100, "a queue of 8");
+        };
+        assert_eq!(refused.kind(), io::ErrorKind::WouldBlock);
+        drop(listener);
+        assert!(Stream::connect(&name, SOON).is_err());
+        assert!(Listener::bind(&"x".repeat(200)).is_err(), "longer than an address");
+    }
+}

@@ -1,0 +1,138 @@
+//! A fabric seen by somebody who has no seat: which processes have one, and how a `softnic ctl` asks one of them to call back.
+//!
+//! A visitor writes one word of the slot, the call, and rings the bell. Calls are taken by swapping them for 0, so that none is
+//! heard twice; the number in it says where the caller waits.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{Ordering, fence};
+
+use super::{
+    Occupant, Process, SLOTS, at, link_target, name_prefix, occupant, open_directory, ring, slot_at,
+};
+use crate::dma::SharedMemory;
+
+/// A fabric of this user, looked at from outside.
+#[derive(Debug)]
+pub struct Visit {
+    /// Name that `--fabric` gave it.
+    pub name: String,
+    full_name: String,
+    directory: SharedMemory,
+    _fd: OwnedFd,
+}
+
+/// A living process that has a NIC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seat {
+    /// Slot: the upper bits of its QPNs.
+    pub slot: u8,
+    /// Process number.
+    pub pid: u32,
+    occupant: Occupant,
+}
+
+impl Visit {
+    /// Every fabric that a process like this one could join and that has somebody on it, by name.
+    ///
+    /// Errors: the kernel's, when `/proc` cannot be read.
+    pub fn all() -> io::Result<Vec<Visit>> {
+        let prefix = name_prefix()?;
+        let mut found: Vec<Visit> = Vec::new();
+        super::each_descriptor(|path, target| {
+            if let Some(name) = fabric_name(target, &prefix)
+                && !found.iter().any(|visit| visit.name == name)
+                && let Some((fd, directory)) = open_directory(path)
+            {
+                let (full_name, name) = (format!("{prefix}{name}"), name.to_owned());
+                found.push(Visit { name, full_name, directory, _fd: fd });
+            }
+            true
+        });
+        found.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(found)
+    }
+
+    /// Who has a NIC here, by slot.
+    pub fn seats(&self) -> Vec<Seat> {
+        let seat = |slot: u8| {
+            let occupant = occupant(&self.directory, slot)?;
+            Some(Seat { slot, pid: occupant.pid, occupant })
+        };
+        (0..SLOTS as u8).filter_map(seat).filter(|seat| self.is_taken(seat)).collect()
+    }
+
+    /// Whether the process still lives, and still is the program that sat down: `exec` closes the directory.
+    pub fn is_taken(&self, seat: &Seat) -> bool {
+        let Occupant { pid, start, descriptor, .. } = seat.occupant;
+        let path = format!("/proc/{pid}/fd/{}", descriptor.wrapping_sub(1));
+        Process::open(pid, start).is_some()
+            && std::fs::read_link(path).is_ok_and(|target| target == Path::new(&link_target(&self.full_name)))
+    }
+
+    /// Asks the NIC in this seat to talk to whoever `call` names; not 0. False: another's call waits there.
+    pub fn call(&self, seat: &Seat, call: u64) -> bool {
+        let base = slot_at(seat.slot);
+        let word = self.directory.word(base + at::CALL);
+        if word.compare_exchange(0, call, Ordering::AcqRel, Ordering::Relaxed).is_err_and(|old| old != call) {
+            return false;
+        }
+        // Between the call and the bell: either the NIC sees the call before it sleeps, or we see that it sleeps.
+        fence(Ordering::SeqCst);
+        ring(self.directory.half(base + at::BELL));
+        true
+    }
+
+    /// Takes a call back that nobody heard.
+    pub fn hang_up(&self, seat: &Seat, call: u64) {
+        let word = self.directory.word(slot_at(seat.slot) + at::CALL);
+        let _ = word.compare_exchange(call, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
+/// The fabric whose directory a descriptor leads to, if its full name begins so.
+fn fabric_name<'t>(target: &'t Path, prefix: &str) -> Option<&'t str> {
+    target.to_str()?.strip_prefix("/memfd:")?.strip_prefix(prefix)?.strip_suffix(" (deleted)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::fabric::Fabric;
+
+    #[test]
+    fn a_visitor_sees_who_sits_and_each_call_is_heard_once() {
+        let name = format!("visit-{}", std::process::id());
+        let fabric = Fabric::join(&name).unwrap();
+        let visit = Visit::all().unwrap().into_iter().find(|visit| visit.name == name).unwrap();
+        let seats = visit.seats();
+        let [seat] = seats[..] else { panic!("{seats:?}") };
+        assert_eq!((seat.slot, seat.pid), (fabric.slot(), std::process::id()));
+        assert_eq!((fabric.has_call(), fabric.take_call()), (false, None));
+        assert!(visit.call(&seat, 7) && visit.call(&seat, 7), "one's own call may be repeated");
+        assert!(!visit.call(&seat, 8), "another's call waits");
+        assert!(fabric.has_call());
+        assert_eq!((fabric.take_call(), fabric.take_call()), (Some(7), None));
+        assert!(visit.call(&seat, 8));
+        visit.hang_up(&seat, 7);
+        assert!(fabric.has_call(), "not ours to take back");
+        visit.hang_up(&seat, 8);
+        assert!(!fabric.has_call());
+        fabric.leave();
+        assert_eq!(visit.seats(), []);
+    }
+
+    #[test]
+    fn names_are_taken_from_directories_of_this_version_and_user_only() {
+        for (target, name) in [
+            ("/memfd:softnic-fabric-v3-0-1-2-default (deleted)", Some("default")),
+            ("/memfd:softnic-fabric-v3-0-1-2-a-b.c (deleted)", Some("a-b.c")),
+            ("/memfd:softnic-fabric-v2-0-1-2-default (deleted)", None),
+            ("/memfd:softnic-fabric-v3-0-1-2-default", None),
+            ("/tmp/softnic-fabric-v3-0-1-2-default (deleted)", None),
+        ] {
+            assert_eq!(fabric_name(Path::new(target), "softnic-fabric-v3-0-1-2-"), name, "{target}");
+        }
+    }
+}
