@@ -4,6 +4,7 @@
 //! Also the floor for what else needs `unsafe` on the device's side of the NIC: mappings of shared memory and the few
 //! kernel calls that the standard library lacks. Knows nothing of queues, keys or messages.
 
+pub mod datagrams;
 mod guard;
 mod host;
 mod peer;

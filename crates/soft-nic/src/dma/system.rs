@@ -18,7 +18,7 @@ pub const PAGE: usize = 4096;
 /// Descriptors of ours start here, out of the way of programs that count on small numbers or use `select`.
 const HIGH_DESCRIPTOR: i32 = 700;
 
-fn check(result: i64) -> io::Result<i64> {
+pub(super) fn check(result: i64) -> io::Result<i64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 

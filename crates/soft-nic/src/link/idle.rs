@@ -139,7 +139,7 @@ pub struct IdlePolicy<C> {
     /// When there was work last.
     worked_ns: u64,
     looked_ns: u64,
-    /// When there was work, or the core was offered, last.
+    /// When the core was offered last.
     offered_ns: u64,
     /// Preemptions counted when last asked.
     preemptions: u64,
@@ -236,8 +236,8 @@ impl<C: IdleClock> IdlePolicy<C> {
         self.preemptions = preemptions;
         self.asked_ns = now;
         if taken {
-            self.taken =
-                if now.saturating_sub(self.taken_ns) < self.times.taken_ns { self.taken + 1 } else { 1 };
+            let again = now.saturating_sub(self.taken_ns) < self.times.taken_ns;
+            self.taken = if again { self.taken.saturating_add(1) } else { 1 };
             self.taken_ns = now;
         }
         if taken && self.taken >= self.times.taken {

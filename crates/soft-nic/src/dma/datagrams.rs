@@ -1,0 +1,446 @@
+//! UDP sockets for packets whose check sum covers their IP header: many datagrams a call, each one with the
+//! identification that the kernel will give it.
+//!
+//! RoCEv2's invariant CRC covers the IPv4 identification (IBTA Annex A17). Linux sends 0 from a socket that is not connected
+//! and may not fragment (`IP_PMTUDISC_DO`), and counts up from there in the segments that it, or a card, cuts a large datagram
+//! into (`UDP_SEGMENT`; `inet_gso_segment`). Seen on 6.18 in a capture of a veth pair whose offloads were off: 0, 1, 2 … for the
+//! segments of each call. IPv6 has no such field.
+//!
+//! By raw system calls: the interposer hooks some of these names.
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+use super::system;
+
+/// Most segments of one call to the kernel: `UDP_MAX_SEGMENTS` of kernels before 6.9.
+const SEGMENTS: usize = 64;
+
+/// Most bytes of one call: an IPv4 datagram of 65,535 bytes less the headers.
+const RUN_BYTES: usize = 65_535 - 20 - 8;
+
+/// Most bytes that a datagram may have: MTU 4096 with every header, ICRC and pad, and room to spare.
+pub const MAX_DATAGRAM: usize = 4_608;
+
+/// Datagrams that one call takes in.
+const RECEIVED: usize = 32;
+
+/// What the kernel may hold for us while we are elsewhere; asked for, not insisted on.
+const BUFFER_BYTES: i32 = 4 << 20;
+
+/// `UDP_SEGMENT` and `UDP_NO_CHECK6_RX` of `linux/udp.h`.
+const UDP_SEGMENT: libc::c_int = 103;
+const UDP_NO_CHECK6_RX: libc::c_int = 102;
+
+/// Datagrams to one address, cut by the kernel from one piece of memory.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    to: SocketAddr,
+    start: usize,
+    bytes: usize,
+    /// Length of each but the last one.
+    segment: usize,
+    count: usize,
+    /// The last one is shorter, or the run is full: nothing can follow.
+    closed: bool,
+}
+
+/// Datagrams that wait to be sent, in order.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    bytes: Vec<u8>,
+    runs: Vec<Run>,
+    /// One datagram a run: for a kernel that cuts none.
+    single: bool,
+}
+
+impl Outbox {
+    /// Adds a datagram of `len` bytes, written by `fill`, which is told the identification that its IPv4 header will have.
+    /// Errors: `len` is 0 or above [`MAX_DATAGRAM`].
+    pub fn push(&mut self, to: SocketAddr, len: usize, fill: impl FnOnce(&mut [u8], u16)) -> io::Result<()> {
+        if len == 0 || len > MAX_DATAGRAM {
+            return Err(io::Error::other(format!("a datagram of {len} bytes; 1 to {MAX_DATAGRAM}")));
+        }
+        let single = self.single;
+        let fits = |run: &&mut Run| {
+            !single && !run.closed && run.to == to && len <= run.segment && run.bytes + len <= RUN_BYTES
+        };
+        let start = self.bytes.len();
+        let identification = match self.runs.last_mut().filter(fits) {
+            Some(run) => {
+                run.bytes += len;
+                run.count += 1;
+                run.closed = len < run.segment || run.count == SEGMENTS;
+                run.count - 1
+            }
+            None => {
+                self.runs.push(Run { to, start, bytes: len, segment: len, count: 1, closed: false });
+                0
+            }
+        };
+        self.bytes.resize(start + len, 0);
+        fill(&mut self.bytes[start..], identification as u16);
+        Ok(())
+    }
+
+    /// Datagrams that wait.
+    pub fn len(&self) -> usize {
+        self.runs.iter().map(|run| run.count).sum()
+    }
+
+    /// Whether none waits.
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
+    }
+
+    /// Forgets the first runs.
+    fn forget(&mut self, runs: usize) {
+        let end = self.runs.get(runs).map_or(self.bytes.len(), |run| run.start);
+        self.bytes.drain(..end);
+        self.runs.drain(..runs);
+        self.runs.iter_mut().for_each(|run| run.start -= end);
+    }
+}
+
+/// What became of an [`Outbox`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Posted {
+    /// Datagrams that the kernel took.
+    pub taken: usize,
+    /// Datagrams that it refused, with the last reason (an errno): lost, as on a wire.
+    pub lost: usize,
+    /// That reason.
+    pub errno: i32,
+}
+
+/// A socket.
+#[derive(Debug)]
+pub struct Datagrams {
+    socket: OwnedFd,
+    local: SocketAddr,
+    /// Where received datagrams are put, [`MAX_DATAGRAM`] bytes each.
+    inbox: Vec<u8>,
+}
+
+impl Datagrams {
+    /// Opens a socket at `local`; port 0 lets the kernel choose one.
+    ///
+    /// Errors: what the kernel says; `EADDRINUSE` when somebody has the port.
+    pub fn open(local: SocketAddr) -> io::Result<Datagrams> {
+        let (domain, level) = match local {
+            SocketAddr::V4(_) => (libc::AF_INET, libc::IPPROTO_IP),
+            SocketAddr::V6(_) => (libc::AF_INET6, libc::IPPROTO_IPV6),
+        };
+        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: plain system call.
+        let raw = system::check(unsafe { libc::syscall(libc::SYS_socket, domain, kind, 0) })?;
+        // SAFETY: the kernel just gave us this descriptor.
+        let socket = system::moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) });
+        if local.is_ipv4() {
+            set(&socket, level, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+        } else {
+            set(&socket, level, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+            set(&socket, level, libc::IPV6_V6ONLY, 1)?;
+            // RoCEv2 senders leave the UDP check sum 0; IPv6 sockets drop that unless told otherwise. Ours is the kernel's: one
+            // that is right troubles nobody, and without one the kernel cuts no segments.
+            set(&socket, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
+        }
+        for name in [libc::SO_RCVBUF, libc::SO_SNDBUF] {
+            set(&socket, libc::SOL_SOCKET, name, BUFFER_BYTES)?;
+        }
+        let (name, len) = raw_address(&local);
+        // SAFETY: `name` holds `len` bytes of an address.
+        system::check(unsafe { libc::syscall(libc::SYS_bind, socket.as_raw_fd(), &name, len) })?;
+        let mut name = Address::default();
+        let mut len = size_of::<Address>() as libc::socklen_t;
+        let number = libc::SYS_getsockname;
+        // SAFETY: both live through the call, `len` says how large `name` is.
+        system::check(unsafe { libc::syscall(number, socket.as_raw_fd(), &mut name, &mut len) })?;
+        let local = address(&name).ok_or_else(|| io::Error::other("a socket without an IP address"))?;
+        Ok(Datagrams { socket, local, inbox: vec![0; RECEIVED * MAX_DATAGRAM] })
+    }
+
+    /// Where it is bound.
+    pub fn local(&self) -> SocketAddr {
+        self.local
+    }
+
+    /// Sends what waits. What a full socket buffer has no room for keeps waiting; an address that cannot be reached loses
+    /// datagrams, as a wire does. The first run that the kernel cannot cut into segments is lost, and makes the outbox send
+    /// single ones from then on.
+    pub fn send(&self, outbox: &mut Outbox) -> Posted {
+        let mut posted = Posted::default();
+        let mut done = 0;
+        for run in &outbox.runs {
+            let bytes = &outbox.bytes[run.start..run.start + run.bytes];
+            match self.send_run(run, bytes) {
+                Ok(()) => posted.taken += run.count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => {
+                    posted.lost += run.count;
+                    posted.errno = error.raw_os_error().unwrap_or(0);
+                    // A device without check sums; their identifications were counted on.
+                    outbox.single |= run.count > 1 && posted.errno == libc::EIO;
+                }
+            }
+            done += 1;
+        }
+        outbox.forget(done);
+        posted
+    }
+
+    fn send_run(&self, run: &Run, bytes: &[u8]) -> io::Result<()> {
+        let (mut name, len) = raw_address(&run.to);
+        let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        let mut control = Control::segments(run.segment as u16);
+        // SAFETY: plain old data.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_name = (&raw mut name).cast();
+        message.msg_namelen = len;
+        message.msg_iov = &mut part;
+        message.msg_iovlen = 1;
+        if run.count > 1 {
+            message.msg_control = (&raw mut control).cast();
+            message.msg_controllen = size_of::<Control>();
+        }
+        // SAFETY: all that the message points to lives through the call, with the lengths given; the kernel reads only.
+        let sent = unsafe { libc::syscall(libc::SYS_sendmsg, self.socket.as_raw_fd(), &message, 0) };
+        system::check(sent).map(|_| ())
+    }
+
+    /// Hands what has arrived to `each`, up to a bounded number: from where, and its bytes. Returns how many. One that is
+    /// longer than [`MAX_DATAGRAM`] is handed on with no bytes: it was cut, and is no packet of ours.
+    pub fn receive(&mut self, mut each: impl FnMut(SocketAddr, &[u8])) -> io::Result<usize> {
+        let mut names = [const { Address::new() }; RECEIVED];
+        // SAFETY: plain old data.
+        let mut parts: [libc::iovec; RECEIVED] = unsafe { std::mem::zeroed() };
+        // SAFETY: plain old data.
+        let mut messages: [libc::mmsghdr; RECEIVED] = unsafe { std::mem::zeroed() };
+        let places = self.inbox.chunks_exact_mut(MAX_DATAGRAM);
+        for (((message, part), name), place) in
+            messages.iter_mut().zip(&mut parts).zip(&mut names).zip(places)
+        {
+            *part = libc::iovec { iov_base: place.as_mut_ptr().cast(), iov_len: place.len() };
+            message.msg_hdr.msg_name = (&raw mut *name).cast();
+            message.msg_hdr.msg_namelen = size_of::<Address>() as libc::socklen_t;
+            message.msg_hdr.msg_iov = part;
+            message.msg_hdr.msg_iovlen = 1;
+        }
+        let (number, none) = (libc::SYS_recvmmsg, std::ptr::null_mut::<libc::timespec>());
+        let (list, count) = (messages.as_mut_ptr(), RECEIVED);
+        let fd = self.socket.as_raw_fd();
+        // SAFETY: `count` messages, each with a name and a place of the length that it says, none shared by two.
+        let got = system::check(unsafe { libc::syscall(number, fd, list, count, libc::MSG_DONTWAIT, none) });
+        let got = match got {
+            Ok(got) => (got as usize).min(RECEIVED),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
+            // An ICMP answer to something sent: no datagram of ours was lost here.
+            Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => return Ok(0),
+            Err(error) => return Err(error),
+        };
+        for (message, (name, place)) in
+            messages.iter().zip(names.iter().zip(self.inbox.chunks_exact(MAX_DATAGRAM))).take(got)
+        {
+            let cut = message.msg_hdr.msg_flags & libc::MSG_TRUNC != 0;
+            let len = if cut { 0 } else { (message.msg_len as usize).min(MAX_DATAGRAM) };
+            if let Some(from) = address(name) {
+                each(from, &place[..len]);
+            }
+        }
+        Ok(got)
+    }
+}
+
+fn set(socket: &OwnedFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
+    let (number, len) = (libc::SYS_setsockopt, size_of_val(&value));
+    // SAFETY: `value` lives through the call and has the length passed.
+    system::check(unsafe { libc::syscall(number, socket.as_raw_fd(), level, name, &value, len) }).map(|_| ())
+}
+
+/// One control message of two bytes, laid out as `CMSG_SPACE` asks: header, then data on the next 8-byte boundary.
+#[repr(C, align(8))]
+struct Control {
+    len: usize,
+    level: libc::c_int,
+    kind: libc::c_int,
+    value: u16,
+    pad: [u8; 6],
+}
+
+impl Control {
+    fn segments(bytes: u16) -> Control {
+        let len = size_of::<usize>() + 2 * size_of::<libc::c_int>() + size_of::<u16>();
+        Control { len, level: libc::IPPROTO_UDP, kind: UDP_SEGMENT, value: bytes, pad: [0; 6] }
+    }
+}
+
+/// Room for an IPv4 or IPv6 socket address, as the kernel writes it.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+struct Address([u8; size_of::<libc::sockaddr_in6>()], [u8; 4]);
+
+impl Address {
+    const fn new() -> Address {
+        Address([0; size_of::<libc::sockaddr_in6>()], [0; 4])
+    }
+}
+
+impl Default for Address {
+    fn default() -> Self {
+        Address::new()
+    }
+}
+
+/// `struct sockaddr_in` (family, port, address) or `sockaddr_in6` (family, port, flow, address, scope).
+fn raw_address(of: &SocketAddr) -> (Address, libc::socklen_t) {
+    let mut name = Address::default();
+    let bytes = &mut name.0;
+    bytes[2..4].copy_from_slice(&of.port().to_be_bytes());
+    match of {
+        SocketAddr::V4(of) => {
+            bytes[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+            bytes[4..8].copy_from_slice(&of.ip().octets());
+            (name, size_of::<libc::sockaddr_in>() as libc::socklen_t)
+        }
+        SocketAddr::V6(of) => {
+            bytes[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+            bytes[8..24].copy_from_slice(&of.ip().octets());
+            bytes[24..28].copy_from_slice(&of.scope_id().to_ne_bytes());
+            (name, size_of::<libc::sockaddr_in6>() as libc::socklen_t)
+        }
+    }
+}
+
+fn address(name: &Address) -> Option<SocketAddr> {
+    let bytes = &name.0;
+    let port = u16::from_be_bytes([bytes[2], bytes[3]]);
+    match i32::from(u16::from_ne_bytes([bytes[0], bytes[1]])) {
+        libc::AF_INET => {
+            let ip: [u8; 4] = bytes[4..8].try_into().ok()?;
+            Some(SocketAddrV4::new(Ipv4Addr::from(ip), port).into())
+        }
+        libc::AF_INET6 => {
+            let ip: [u8; 16] = bytes[8..24].try_into().ok()?;
+            let scope = u32::from_ne_bytes(bytes[24..28].try_into().ok()?);
+            Some(SocketAddrV6::new(Ipv6Addr::from(ip), port, 0, scope).into())
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    fn pair(at: &str) -> (Datagrams, Datagrams) {
+        let at: SocketAddr = at.parse().unwrap();
+        (Datagrams::open(at).unwrap(), Datagrams::open(at).unwrap())
+    }
+
+    /// What arrives until there are `count`, or nothing more comes.
+    fn take(socket: &mut Datagrams, count: usize) -> Vec<(SocketAddr, Vec<u8>)> {
+        let (mut got, begun) = (Vec::new(), Instant::now());
+        while got.len() < count && begun.elapsed() < Duration::from_secs(5) {
+            socket.receive(|from, bytes| got.push((from, bytes.to_vec()))).unwrap();
+        }
+        got
+    }
+
+    #[test]
+    fn datagrams_come_as_they_were_pushed_over_both_families() {
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            let (ours, mut theirs) = pair(at);
+            let mut outbox = Outbox::default();
+            // Equal ones, a short one that ends their run, a longer one, and one more than a run may have.
+            let sizes = [[1000; 5].as_slice(), &[300, 1000, 4096, 1], &[64; SEGMENTS + 1]].concat();
+            for (number, len) in sizes.iter().enumerate() {
+                outbox.push(theirs.local(), *len, |bytes, _| bytes.fill(number as u8)).unwrap();
+            }
+            assert_eq!(outbox.len(), sizes.len());
+            assert_eq!(ours.send(&mut outbox), Posted { taken: sizes.len(), ..Posted::default() }, "{at}");
+            assert!(outbox.is_empty());
+            let got = take(&mut theirs, sizes.len());
+            let wanted: Vec<_> =
+                sizes.iter().enumerate().map(|(n, len)| (ours.local(), vec![n as u8; *len])).collect();
+            assert!(got == wanted, "{at}: {} of {}", got.len(), wanted.len());
+        }
+    }
+
+    #[test]
+    fn each_datagram_is_told_the_identification_that_its_segment_will_have() {
+        let (one, other): (SocketAddr, SocketAddr) =
+            ("127.0.0.1:4791".parse().unwrap(), "127.0.0.2:4791".parse().unwrap());
+        let mut outbox = Outbox::default();
+        let mut said = Vec::new();
+        for (to, len) in
+            [(one, 500), (one, 500), (one, 200), (one, 500), (other, 500), (other, 501), (other, 501)]
+        {
+            outbox.push(to, len, |_, identification| said.push(identification)).unwrap();
+        }
+        assert_eq!(said, [0, 1, 2, 0, 0, 0, 1]);
+        said.clear();
+        let mut outbox = Outbox::default();
+        for _ in 0..SEGMENTS + 2 {
+            outbox.push(one, 64, |_, identification| said.push(identification)).unwrap();
+        }
+        assert_eq!(said[SEGMENTS - 2..], [62, 63, 0, 1]);
+        let mut outbox = Outbox::default();
+        said.clear();
+        for _ in 0..17 {
+            outbox.push(one, 4200, |_, identification| said.push(identification)).unwrap();
+        }
+        assert_eq!(said[14..], [14, 0, 1], "65,507 bytes hold fifteen");
+    }
+
+    #[test]
+    fn what_is_too_long_is_refused_going_out_and_marked_coming_in() {
+        let (ours, mut theirs) = pair("127.0.0.1:0");
+        let mut outbox = Outbox::default();
+        for len in [0, MAX_DATAGRAM + 1, usize::MAX] {
+            assert!(outbox.push(theirs.local(), len, |_, _| unreachable!()).is_err());
+        }
+        let plain = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        plain.send_to(&[7; MAX_DATAGRAM + 1], theirs.local()).unwrap();
+        plain.send_to(&[8; MAX_DATAGRAM], theirs.local()).unwrap();
+        let got = take(&mut theirs, 2);
+        assert_eq!((got[0].1.len(), got[1].1.len()), (0, MAX_DATAGRAM));
+        drop(ours);
+    }
+
+    #[test]
+    fn what_has_no_room_waits_and_goes_later_in_order() {
+        let (ours, mut theirs) = pair("127.0.0.1:0");
+        let mut outbox = Outbox::default();
+        for number in 0..4u8 {
+            // Every second one is longer: a run each.
+            outbox.push(theirs.local(), 10 + usize::from(number), |bytes, _| bytes.fill(number)).unwrap();
+        }
+        assert_eq!(outbox.runs.len(), 4);
+        outbox.forget(2);
+        assert_eq!((outbox.len(), outbox.bytes.len()), (2, 12 + 13));
+        assert_eq!(ours.send(&mut outbox).taken, 2);
+        let got = take(&mut theirs, 2);
+        assert_eq!([&got[0].1, &got[1].1], [&vec![2; 12], &vec![3; 13]]);
+    }
+
+    #[test]
+    fn nobody_there_loses_and_the_port_in_use_is_said() {
+        let (ours, theirs) = pair("127.0.0.1:0");
+        let gone = theirs.local();
+        assert_eq!(Datagrams::open(gone).unwrap_err().raw_os_error(), Some(libc::EADDRINUSE));
+        drop(theirs);
+        let mut ours = ours;
+        for _ in 0..3 {
+            let mut outbox = Outbox::default();
+            outbox.push(gone, 10, |_, _| ()).unwrap();
+            ours.send(&mut outbox);
+            assert_eq!(ours.receive(|_, _| ()).unwrap(), 0);
+        }
+        let mut outbox = Outbox::default();
+        outbox.push("255.255.255.255:4791".parse().unwrap(), 10, |_, _| ()).unwrap();
+        let posted = ours.send(&mut outbox);
+        assert_eq!((posted.taken, posted.lost), (0, 1), "{posted:?}");
+    }
+}
