@@ -10,8 +10,9 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::AsRawFd;
 
+use super::forks::OwnSocket;
 use super::system;
 
 /// Most segments of one call to the kernel: `UDP_MAX_SEGMENTS` of kernels before 6.9.
@@ -117,7 +118,7 @@ pub struct Posted {
 /// A socket.
 #[derive(Debug)]
 pub struct Datagrams {
-    socket: OwnedFd,
+    socket: OwnSocket,
     local: SocketAddr,
     /// Where received datagrams are put, [`MAX_DATAGRAM`] bytes each.
     inbox: Vec<u8>,
@@ -132,22 +133,18 @@ impl Datagrams {
             SocketAddr::V4(_) => (libc::AF_INET, libc::IPPROTO_IP),
             SocketAddr::V6(_) => (libc::AF_INET6, libc::IPPROTO_IPV6),
         };
-        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: plain system call.
-        let raw = system::check(unsafe { libc::syscall(libc::SYS_socket, domain, kind, 0) })?;
-        // SAFETY: the kernel just gave us this descriptor.
-        let socket = system::moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) });
+        let socket = OwnSocket::open(domain, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK)?;
         if local.is_ipv4() {
-            set(&socket, level, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
+            system::set_option(&socket, level, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)?;
         } else {
-            set(&socket, level, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
-            set(&socket, level, libc::IPV6_V6ONLY, 1)?;
+            system::set_option(&socket, level, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)?;
+            system::set_option(&socket, level, libc::IPV6_V6ONLY, 1)?;
             // RoCEv2 senders leave the UDP check sum 0; IPv6 sockets drop that unless told otherwise. Ours is the kernel's: one
             // that is right troubles nobody, and without one the kernel cuts no segments.
-            set(&socket, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
+            system::set_option(&socket, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
         }
         for name in [libc::SO_RCVBUF, libc::SO_SNDBUF] {
-            set(&socket, libc::SOL_SOCKET, name, BUFFER_BYTES)?;
+            system::set_option(&socket, libc::SOL_SOCKET, name, BUFFER_BYTES)?;
         }
         let (name, len) = raw_address(&local);
         // SAFETY: `name` holds `len` bytes of an address.
@@ -250,12 +247,6 @@ impl Datagrams {
         }
         Ok(got)
     }
-}
-
-fn set(socket: &OwnedFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
-    let (number, len) = (libc::SYS_setsockopt, size_of_val(&value));
-    // SAFETY: `value` lives through the call and has the length passed.
-    system::check(unsafe { libc::syscall(number, socket.as_raw_fd(), level, name, &value, len) }).map(|_| ())
 }
 
 /// One control message of two bytes, laid out as `CMSG_SPACE` asks: header, then data on the next 8-byte boundary.

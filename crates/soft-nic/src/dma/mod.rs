@@ -5,8 +5,10 @@
 //! kernel calls that the standard library lacks. Knows nothing of queues, keys or messages.
 
 pub mod datagrams;
+mod forks;
 mod guard;
 mod host;
+pub mod mailbox;
 mod peer;
 mod registers;
 mod shared;

@@ -5,12 +5,12 @@
 
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use super::Fault;
-use super::socket::abstract_address;
+pub use super::forks::{TurnSocket, fork_generation};
 
 /// Bytes of a page; x86-64 has no other base size.
 pub const PAGE: usize = 4096;
@@ -218,6 +218,18 @@ pub fn tune_thread() {
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &attr, 0) };
 }
 
+/// Sets an option of a socket.
+pub(super) fn set_option(
+    socket: &impl AsRawFd,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    let (number, len) = (libc::SYS_setsockopt, size_of_val(&value));
+    // SAFETY: `value` lives through the call and has the length passed.
+    check(unsafe { libc::syscall(number, socket.as_raw_fd(), level, name, &value, len) }).map(|_| ())
+}
+
 /// Cores that the calling thread may run on; 1 when the kernel does not say.
 pub fn allowed_cores() -> usize {
     // SAFETY: counts bits of a set of ours.
@@ -249,111 +261,6 @@ fn affinity() -> Option<libc::cpu_set_t> {
     // SAFETY: `cores` has the size passed.
     let got = unsafe { libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut cores) };
     (got == 0).then_some(cores)
-}
-
-/// Times this process has been forked into being, counted from its ancestors. A `Link` remembers it: a child sees
-/// another number and keeps away from its parent's rings.
-pub fn fork_generation() -> u32 {
-    static GENERATION: AtomicU32 = AtomicU32::new(0);
-    static HOOKED: std::sync::Once = std::sync::Once::new();
-    extern "C" fn before() {
-        lock_forks();
-    }
-    extern "C" fn in_parent() {
-        FORKS_LOCKED.store(false, Ordering::Release);
-    }
-    extern "C" fn in_child() {
-        GENERATION.fetch_add(1, Ordering::Relaxed);
-        for turn in &TURNS {
-            let raw = turn.swap(FREE, Ordering::Relaxed);
-            if raw >= 0 {
-                // SAFETY: closes the child's copy of a socket whose owner is a thread that the child has not.
-                unsafe { libc::syscall(libc::SYS_close, raw) };
-            }
-        }
-        FORKS_LOCKED.store(false, Ordering::Release);
-    }
-    HOOKED.call_once(|| {
-        // SAFETY: the handlers only use atomics and plain system calls, which are safe in a fork child.
-        unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
-    });
-    GENERATION.load(Ordering::Relaxed)
-}
-
-/// Taken while a turn's socket comes or goes, and by `fork`: a child closes exactly the sockets that it inherited.
-static FORKS_LOCKED: AtomicBool = AtomicBool::new(false);
-
-/// Sockets of the turns that threads of this process hold or try to get: a descriptor, or `FREE`.
-static TURNS: [AtomicI32; 16] = [const { AtomicI32::new(FREE) }; 16];
-const FREE: i32 = -1;
-
-/// Held for two system calls at most, so waiting for it is short.
-fn lock_forks() {
-    while FORKS_LOCKED.swap(true, Ordering::Acquire) {
-        std::thread::yield_now();
-    }
-}
-
-/// A socket bound to an abstract name: what only one process can have, and nobody any more once it has ended. `fork`
-/// would give it to a child, which might live for ever; the child's fork handler closes it.
-#[derive(Debug)]
-pub struct TurnSocket {
-    socket: Option<OwnedFd>,
-    entry: usize,
-}
-
-impl TurnSocket {
-    /// Binds the name; `None` when it is taken, or too many threads of this process try at once.
-    ///
-    /// Errors: the kernel's, or a name that is too long.
-    pub fn bind(name: &str) -> io::Result<Option<TurnSocket>> {
-        // The handlers must be there before the socket is.
-        fork_generation();
-        let (address, len) = abstract_address(name)?;
-        lock_forks();
-        let made = Self::register();
-        FORKS_LOCKED.store(false, Ordering::Release);
-        let Some(turn) = made? else { return Ok(None) };
-        // SAFETY: the address lives through the call and has at least `len` bytes.
-        let bound = check(unsafe { libc::syscall(libc::SYS_bind, turn.as_raw_fd(), &address, len) });
-        match bound {
-            Ok(_) => Ok(Some(turn)),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// A socket that fork children will close. Only with the lock.
-    fn register() -> io::Result<Option<TurnSocket>> {
-        let Some(entry) = TURNS.iter().position(|turn| turn.load(Ordering::Relaxed) == FREE) else {
-            return Ok(None);
-        };
-        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC;
-        // SAFETY: plain system call.
-        let raw = check(unsafe { libc::syscall(libc::SYS_socket, libc::AF_UNIX, kind, 0) })? as RawFd;
-        // SAFETY: the kernel just gave us this descriptor.
-        let socket = unsafe { OwnedFd::from_raw_fd(raw) };
-        TURNS[entry].store(raw, Ordering::Relaxed);
-        Ok(Some(TurnSocket { socket: Some(socket), entry }))
-    }
-}
-
-impl AsRawFd for TurnSocket {
-    fn as_raw_fd(&self) -> RawFd {
-        self.socket.as_ref().map_or(FREE, AsRawFd::as_raw_fd)
-    }
-}
-
-impl Drop for TurnSocket {
-    fn drop(&mut self) {
-        lock_forks();
-        // In a fork child the entry is free already and the number may be another's.
-        match TURNS[self.entry].swap(FREE, Ordering::Relaxed) {
-            FREE => self.socket.take().into_iter().for_each(|socket| _ = socket.into_raw_fd()),
-            _ => drop(self.socket.take()),
-        }
-        FORKS_LOCKED.store(false, Ordering::Release);
-    }
 }
 
 /// Makes every page of the range present, writable if `write`, as pinning for a device does; contents stay.

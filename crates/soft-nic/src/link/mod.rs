@@ -21,6 +21,7 @@ mod shape;
 mod shared_memory;
 #[cfg(test)]
 mod tests;
+pub mod udp;
 
 use std::sync::Arc;
 

@@ -1,0 +1,137 @@
+//! What a fork child must not have of its parent: it learns that it is one, and closes the sockets that have an address.
+//!
+//! A child has the memory and the descriptors of its parent, and none of its threads. A socket that is bound to an address
+//! would keep that address for as long as the child lives.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+
+use super::socket::abstract_address;
+use super::system::{check, moved_high};
+
+/// Times this process has been forked into being, counted from its ancestors. A `Link` remembers it: a child sees
+/// another number and keeps away from its parent's rings.
+pub fn fork_generation() -> u32 {
+    static GENERATION: AtomicU32 = AtomicU32::new(0);
+    static HOOKED: std::sync::Once = std::sync::Once::new();
+    extern "C" fn before() {
+        lock_forks();
+    }
+    extern "C" fn in_parent() {
+        FORKS_LOCKED.store(false, Ordering::Release);
+    }
+    extern "C" fn in_child() {
+        GENERATION.fetch_add(1, Ordering::Relaxed);
+        for place in &OWN {
+            let raw = place.swap(FREE, Ordering::Relaxed);
+            if raw >= 0 {
+                // SAFETY: closes the child's copy of a socket whose owner the child has not.
+                unsafe { libc::syscall(libc::SYS_close, raw) };
+            }
+        }
+        FORKS_LOCKED.store(false, Ordering::Release);
+    }
+    HOOKED.call_once(|| {
+        // SAFETY: the handlers only use atomics and plain system calls, which are safe in a fork child.
+        unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
+    });
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// Taken while such a socket comes or goes, and by `fork`: a child closes exactly the sockets that it inherited.
+static FORKS_LOCKED: AtomicBool = AtomicBool::new(false);
+
+/// Sockets that fork children close: a descriptor, or `FREE`.
+static OWN: [AtomicI32; 64] = [const { AtomicI32::new(FREE) }; 64];
+const FREE: i32 = -1;
+
+/// Held for three system calls at most, so waiting for it is short.
+fn lock_forks() {
+    while FORKS_LOCKED.swap(true, Ordering::Acquire) {
+        std::thread::yield_now();
+    }
+}
+
+/// A socket of this process alone: `fork` would give it to a child, which might live for ever and keep its address; the
+/// child's fork handler closes it.
+#[derive(Debug)]
+pub struct OwnSocket {
+    socket: Option<OwnedFd>,
+    entry: usize,
+}
+
+impl OwnSocket {
+    /// Opens a socket; close-on-exec is added.
+    ///
+    /// Errors: the kernel's; `ResourceBusy` when this process has too many of these.
+    pub fn open(domain: libc::c_int, kind: libc::c_int) -> io::Result<OwnSocket> {
+        // The handlers must be there before the socket is.
+        fork_generation();
+        lock_forks();
+        let made = Self::register(domain, kind | libc::SOCK_CLOEXEC);
+        FORKS_LOCKED.store(false, Ordering::Release);
+        made
+    }
+
+    /// Only with the lock.
+    fn register(domain: libc::c_int, kind: libc::c_int) -> io::Result<OwnSocket> {
+        let Some(entry) = OWN.iter().position(|place| place.load(Ordering::Relaxed) == FREE) else {
+            return Err(io::ErrorKind::ResourceBusy.into());
+        };
+        // SAFETY: plain system call.
+        let raw = check(unsafe { libc::syscall(libc::SYS_socket, domain, kind, 0) })? as RawFd;
+        // SAFETY: the kernel just gave us this descriptor.
+        let socket = moved_high(unsafe { OwnedFd::from_raw_fd(raw) });
+        OWN[entry].store(socket.as_raw_fd(), Ordering::Relaxed);
+        Ok(OwnSocket { socket: Some(socket), entry })
+    }
+}
+
+impl AsRawFd for OwnSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.socket.as_ref().map_or(FREE, AsRawFd::as_raw_fd)
+    }
+}
+
+impl Drop for OwnSocket {
+    fn drop(&mut self) {
+        lock_forks();
+        // In a fork child the entry is free already and the number may be another's.
+        match OWN[self.entry].swap(FREE, Ordering::Relaxed) {
+            FREE => self.socket.take().into_iter().for_each(|socket| _ = socket.into_raw_fd()),
+            _ => drop(self.socket.take()),
+        }
+        FORKS_LOCKED.store(false, Ordering::Release);
+    }
+}
+
+/// A socket bound to an abstract name: what only one process can have, and nobody any more once it has ended.
+#[derive(Debug)]
+pub struct TurnSocket(OwnSocket);
+
+impl TurnSocket {
+    /// Binds the name; `None` when it is taken, or too many threads of this process try at once.
+    ///
+    /// Errors: the kernel's, or a name that is too long.
+    pub fn bind(name: &str) -> io::Result<Option<TurnSocket>> {
+        let (address, len) = abstract_address(name)?;
+        let socket = match OwnSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return Ok(None),
+            made => made?,
+        };
+        // SAFETY: the address lives through the call and has at least `len` bytes.
+        let bound = check(unsafe { libc::syscall(libc::SYS_bind, socket.as_raw_fd(), &address, len) });
+        match bound {
+            Ok(_) => Ok(Some(TurnSocket(socket))),
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl AsRawFd for TurnSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
