@@ -6,6 +6,7 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
 
 use super::forks::OwnSocket;
 use super::socket::abstract_address;
@@ -23,6 +24,10 @@ pub struct Collected {
     pub refused: usize,
 }
 
+/// How long a name may outlive its mailbox: a program that another thread is starting holds copies of all descriptors until
+/// it is there.
+const PATIENCE: Duration = Duration::from_millis(500);
+
 /// A place that others can put datagrams into.
 #[derive(Debug)]
 pub struct Mailbox {
@@ -33,8 +38,20 @@ pub struct Mailbox {
 impl Mailbox {
     /// Opens the mailbox of this name.
     ///
-    /// Errors: what the kernel says; `AddrInUse`: somebody has it.
+    /// Errors: what the kernel says; `AddrInUse`: somebody has it, and still had it half a second later.
     pub fn open(name: &str) -> io::Result<Mailbox> {
+        let begun = Instant::now();
+        loop {
+            match Self::try_open(name) {
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < PATIENCE => {
+                    system::nap(Duration::from_millis(1));
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn try_open(name: &str) -> io::Result<Mailbox> {
         let (address, len) = abstract_address(name)?;
         let socket = OwnSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK)?;
         system::set_option(&socket, libc::SOL_SOCKET, libc::SO_PASSCRED, 1)?;
