@@ -4,53 +4,29 @@
 //! IETH. Left out: partition keys, migration, pad counts and the invariant CRC, which are the bytes' business, and the credit
 //! count of an AETH. The payload stays with the device: a packet only says which bytes of which message it carries.
 
+pub use crate::wire::Position;
 use crate::{Fragment, NakCode, Psn, Region, ServiceType, Ticket};
 
 /// The path MTUs that exist, in bytes.
 pub const PATH_MTU_BYTES: [u32; 5] = [256, 512, 1024, 2048, 4096];
 
-/// Where in its message a packet stands, as its opcode says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Position {
-    /// The first of several.
-    First,
-    /// Neither first nor last.
-    Middle,
-    /// The last of several.
-    Last,
-    /// All of a message.
-    Only,
+/// The position of a packet that starts, or ends, its message.
+pub const fn position_of(starts: bool, ends: bool) -> Position {
+    match (starts, ends) {
+        (true, true) => Position::Only,
+        (true, false) => Position::First,
+        (false, true) => Position::Last,
+        (false, false) => Position::Middle,
+    }
 }
 
-impl Position {
-    /// The position of a packet that starts, or ends, its message.
-    pub const fn of(starts: bool, ends: bool) -> Position {
-        match (starts, ends) {
-            (true, true) => Position::Only,
-            (true, false) => Position::First,
-            (false, true) => Position::Last,
-            (false, false) => Position::Middle,
-        }
-    }
-
-    /// First or only.
-    pub const fn starts(self) -> bool {
-        matches!(self, Position::First | Position::Only)
-    }
-
-    /// Last or only.
-    pub const fn ends(self) -> bool {
-        matches!(self, Position::Last | Position::Only)
-    }
-
-    /// Whether a packet at this position may carry so many bytes: a first or middle packet is full, a last one is neither
-    /// empty nor too long, an only one is not too long (IBTA, length checks of §9.7.4).
-    pub const fn may_carry(self, payload_bytes: u32, path_mtu_bytes: u32) -> bool {
-        match self {
-            Position::First | Position::Middle => payload_bytes == path_mtu_bytes,
-            Position::Last => payload_bytes > 0 && payload_bytes <= path_mtu_bytes,
-            Position::Only => payload_bytes <= path_mtu_bytes,
-        }
+/// Whether a packet at this position may carry so many bytes: a first or middle packet is full, a last one is neither
+/// empty nor too long, an only one is not too long (IBTA, length checks of §9.7.4).
+pub const fn may_carry(position: Position, payload_bytes: u32, path_mtu_bytes: u32) -> bool {
+    match position {
+        Position::First | Position::Middle => payload_bytes == path_mtu_bytes,
+        Position::Last => payload_bytes > 0 && payload_bytes <= path_mtu_bytes,
+        Position::Only => payload_bytes <= path_mtu_bytes,
     }
 }
 
@@ -241,7 +217,7 @@ pub struct Outgoing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Position::*;
+    use crate::wire::Position::*;
 
     #[test]
     fn a_position_says_how_many_bytes_a_packet_carries() {
@@ -252,7 +228,7 @@ mod tests {
             (Only, true, true, true, true, false),
         ] {
             for mtu in PATH_MTU_BYTES {
-                let got = [0, 1, mtu - 1, mtu, mtu + 1].map(|bytes| position.may_carry(bytes, mtu));
+                let got = [0, 1, mtu - 1, mtu, mtu + 1].map(|bytes| may_carry(position, bytes, mtu));
                 assert_eq!(got, [empty, one, nearly, full, over], "{position:?}, path MTU {mtu}");
             }
         }
@@ -261,7 +237,7 @@ mod tests {
     #[test]
     fn a_position_is_made_of_its_two_ends() {
         for position in [First, Middle, Last, Only] {
-            assert_eq!(Position::of(position.starts(), position.ends()), position);
+            assert_eq!(position_of(position.starts(), position.ends()), position);
         }
     }
 }

@@ -5,7 +5,7 @@
 //! moment, the one at `done` and the one at `next_send`.
 
 use super::{Requester, Walk};
-use crate::packet::Position;
+use crate::packet::{Position, position_of};
 use crate::{Fragment, Now, Opcode, Psn, ReplyVerdict, RequesterConfig, ServiceType, Status, Ticket};
 
 /// How many packets go out, and how often they ask for an acknowledgement.
@@ -138,7 +138,7 @@ impl Requester {
             ticket: Ticket(ticket),
             opcode: message.opcode,
             psn,
-            position: if alone { Position::Only } else { Position::of(index == 0, ends) },
+            position: if alone { Position::Only } else { position_of(index == 0, ends) },
             fragment: Fragment { offset, length: carried },
             length: message.length,
             ack_requested: reliable && self.asks_for_ack(window, ends, ahead + 1 >= window.packets),

@@ -11,7 +11,10 @@ use std::collections::VecDeque;
 use super::{Pending, Responder, State};
 use crate::admission::{Assembly, Grant, Refusal};
 use crate::message::MAX_MESSAGE_BYTES;
-use crate::packet::{Aeth, AtomicEth, Content, Outgoing, Packet, PayloadSource, Position, Syndrome, Trailer};
+use crate::packet::{
+    Aeth, AtomicEth, Content, Outgoing, Packet, PayloadSource, Position, Syndrome, Trailer, may_carry,
+    position_of,
+};
 use crate::psn::Relation;
 use crate::{
     AsyncEvent, DropReason, Fragment, NakCode, Opcode, Outcome, Psn, Region, Reply, ReplyKind, Request,
@@ -214,7 +217,7 @@ impl Responder {
         let payload_bytes = packet.payload.length;
         let sized = match packet.content {
             Content::Send { .. } | Content::Write { .. } => {
-                position.may_carry(payload_bytes, self.config.path_mtu_bytes)
+                may_carry(position, payload_bytes, self.config.path_mtu_bytes)
             }
             _ => payload_bytes == 0,
         };
@@ -304,7 +307,7 @@ impl ReadStream {
     fn step(&mut self, path_mtu_bytes: u32) -> (Psn, Position, Fragment) {
         let index = self.next;
         self.next += 1;
-        let position = Position::of(index == self.first, self.next == self.packets);
+        let position = position_of(index == self.first, self.next == self.packets);
         let offset = index * path_mtu_bytes;
         let length = (self.length - offset).min(path_mtu_bytes);
         (self.psn.plus(index), position, Fragment { offset, length })

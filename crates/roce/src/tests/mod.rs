@@ -2,9 +2,11 @@
 
 mod hostile;
 mod model;
+mod packet_matrix;
 mod packet_pair;
 mod pair;
 mod qp_state;
 mod requester;
 mod responder;
+mod subject;
 mod throughput;

@@ -5,8 +5,9 @@ use std::cell::Cell;
 use proptest::prelude::*;
 use proptest::test_runner::{RngSeed, TestRunner};
 
-use crate::testing::{EndpointConfig, Fault, Kind, LocalWork, Pair, Pick, Side};
-use crate::{Opcode, Psn, Status};
+use super::subject::Subject;
+use crate::testing::{Endpoint, EndpointConfig, Fault, Kind, LocalWork, PacketEnd, Pair, Pick, Side};
+use crate::{Opcode, Psn, SendWindow, Status};
 
 /// Bytes that WRITEs, and words that atomics, may touch. READs have a part of their own, since a READ that is executed
 /// again may see later WRITEs (IBTA §9.7.4: the data is that of the last execution).
@@ -99,14 +100,16 @@ fn work(index: usize, operation: &Operation) -> LocalWork {
 }
 
 #[derive(Debug, Clone)]
-struct Setting {
+pub(super) struct Setting {
     operations: Vec<(Operation, bool)>,
     seed: u64,
     noise: (u64, u64, u64),
     late_ns: u64,
     first_psn: u32,
-    path_mtu_bytes: u32,
-    fragment_bytes: u32,
+    pub(super) path_mtu_bytes: u32,
+    pub(super) fragment_bytes: u32,
+    send_window: SendWindow,
+    ack_every: u32,
     window_messages: u32,
     rd_atomic: u8,
     receives_late: bool,
@@ -118,7 +121,7 @@ fn setting() -> impl Strategy<Value = Setting> {
     let noise = (0..200u64, 0..200u64, 0..200u64);
     let sizes =
         (prop::sample::select(vec![256u32, 1024, 4096]), prop::sample::select(vec![100u32, 300, u32::MAX]));
-    let depths = (1..20u32, 1..5u8);
+    let depths = (1..20u32, 1..5u8, (1..40u32, 1..20u32, 1..20u32));
     let ends = (any::<bool>(), prop::option::weighted(0.2, 0..60u64));
     let psn = prop_oneof![0..0x100_0000u32, 0xff_ffd0..0x100_0000u32];
     (operations, any::<u64>(), noise, 1..5_000_000u64, psn, sizes, depths, ends).prop_map(
@@ -132,31 +135,35 @@ fn setting() -> impl Strategy<Value = Setting> {
             fragment_bytes: sizes.1,
             window_messages: depths.0,
             rd_atomic: depths.1,
+            send_window: SendWindow { packets: depths.2.0, ack_every: depths.2.1 },
+            ack_every: depths.2.2,
             receives_late: ends.0,
             dies_after: ends.1,
         },
     )
 }
 
-fn pair(setting: &Setting) -> Pair {
+fn pair<E: Subject>(setting: &Setting) -> Pair<E> {
     let config = EndpointConfig {
         first_psn: Psn::new(setting.first_psn),
         path_mtu_bytes: setting.path_mtu_bytes,
         fragment_bytes: setting.fragment_bytes,
         window_messages: setting.window_messages,
         rd_atomic: setting.rd_atomic,
+        send_window: setting.send_window,
+        ack_every: setting.ack_every,
         ..EndpointConfig::default()
     };
     let (lose, duplicate, delay) = setting.noise;
-    let pair = Pair::new(config).with_noise(setting.seed, lose, duplicate, delay, setting.late_ns);
+    let pair = E::pair(config).with_noise(setting.seed, lose, duplicate, delay, setting.late_ns);
     match setting.dies_after {
         Some(n) => pair.with_fault(Side::A, |below| Fault::lose(below, Pick::From(Kind::Request, n + 1))),
         None => pair,
     }
 }
 
-fn run(setting: &Setting) -> (Pair, Vec<u8>) {
-    let mut pair = pair(setting);
+fn run<E: Subject>(setting: &Setting) -> (Pair<E>, Vec<u8>) {
+    let mut pair = pair::<E>(setting);
     for (i, byte) in pair.b.memory_mut()[READS_AT..READS_AT + 2048].iter_mut().enumerate() {
         *byte = (i as u8) ^ (i >> 8) as u8;
     }
@@ -179,9 +186,9 @@ fn run(setting: &Setting) -> (Pair, Vec<u8>) {
     (pair, before)
 }
 
-fn check(setting: &Setting) -> Result<Pair, TestCaseError> {
-    let (pair, before) = run(setting);
-    let statuses = pair.a.statuses();
+fn check<E: Subject>(setting: &Setting) -> Result<Pair<E>, TestCaseError> {
+    let (pair, before) = run::<E>(setting);
+    let statuses = statuses(&pair);
     let succeeded = statuses.iter().take_while(|status| **status == Status::Success).count();
     // The right error: a link that lost too much in a row, and nothing else; then the rest is flushed.
     if let Some((first, rest)) = statuses[succeeded..].split_first() {
@@ -191,17 +198,17 @@ fn check(setting: &Setting) -> Result<Pair, TestCaseError> {
         prop_assert_eq!(succeeded, setting.operations.len());
     }
     // What the peer executed is a prefix of what was posted, each message once, at least all that succeeded.
-    let executed = pair.b.responder.counters().messages as usize;
+    let executed = pair.b.executed() as usize;
     prop_assert!(succeeded <= executed && executed <= setting.operations.len());
     let mut model = Model { memory: before, received: vec![], reads: vec![], old: vec![] };
     for (index, (operation, _)) in setting.operations.iter().take(executed).enumerate() {
         model.apply(index, operation);
     }
     // A message cut short by the end may have left bytes of a WRITE, so memory is compared where all came.
-    if succeeded == setting.operations.len() || setting.fragment_bytes == u32::MAX {
+    if succeeded == setting.operations.len() || !E::splits(setting) {
         prop_assert!(pair.b.memory() == model.memory, "memory differs");
     }
-    let well = pair.b.received.iter().filter(|received| received.status == Status::Success);
+    let well = pair.b.received().iter().filter(|received| received.status == Status::Success);
     let received: Vec<_> =
         well.map(|r| (r.completion.map(|completion| completion.opcode), r.bytes.clone())).collect();
     let expected: Vec<_> =
@@ -211,15 +218,18 @@ fn check(setting: &Setting) -> Result<Pair, TestCaseError> {
         let at = READ_INTO + index * 700;
         prop_assert_eq!(&pair.a.memory()[at..at + bytes.len()], &bytes[..]);
     }
-    let old: Vec<_> = pair.a.completions.iter().filter_map(|completion| completion.atomic_old).collect();
+    let old: Vec<_> = pair.a.completions().iter().filter_map(|completion| completion.atomic_old).collect();
     prop_assert_eq!(&model.old[..old.len()], &old[..]);
     Ok(pair)
 }
 
+fn statuses<E: Subject>(pair: &Pair<E>) -> Vec<Status> {
+    pair.a.completions().iter().map(|completion| completion.status).collect()
+}
+
 /// A fixed seed, so that a failure in CI is the same failure here; the count of whole successes and of resends shows
 /// that the links are bad, but not only bad.
-#[test]
-fn every_byte_arrives_once_and_in_order_or_the_right_error_comes() {
+fn hold_conversations<E: Subject>(what: &str) {
     let config = ProptestConfig {
         cases: 3000,
         failure_persistence: None,
@@ -228,18 +238,28 @@ fn every_byte_arrives_once_and_in_order_or_the_right_error_comes() {
     };
     let (whole, resent) = (Cell::new(0), Cell::new(0));
     let outcome = TestRunner::new(config).run(&setting(), |setting| {
-        let pair = check(&setting)?;
-        whole.set(whole.get() + u32::from(pair.a.statuses().iter().all(|status| *status == Status::Success)));
-        resent.set(resent.get() + pair.a.requester.counters().retransmitted);
+        let pair = check::<E>(&setting)?;
+        whole.set(whole.get() + u32::from(statuses(&pair).iter().all(|status| *status == Status::Success)));
+        resent.set(resent.get() + pair.a.retransmitted());
         Ok(())
     });
     if let Err(failure) = outcome {
         panic!("{failure}");
     }
     println!(
-        "{} of 3000 conversations succeeded as a whole, {} messages were sent again",
+        "{} of 3000 conversations succeeded as a whole, {} {what} were sent again",
         whole.get(),
         resent.get()
     );
     assert!(whole.get() > 1000 && resent.get() > 10_000, "{whole:?} {resent:?}");
+}
+
+#[test]
+fn every_byte_arrives_once_and_in_order_or_the_right_error_comes() {
+    hold_conversations::<Endpoint>("messages");
+}
+
+#[test]
+fn every_byte_in_packets_arrives_once_and_in_order_or_the_right_error_comes() {
+    hold_conversations::<PacketEnd>("packets");
 }
