@@ -4,6 +4,7 @@ mod hostile;
 mod model;
 mod packet_matrix;
 mod packet_pair;
+mod packet_requester;
 mod packet_responder;
 mod pair;
 mod qp_state;

@@ -1,0 +1,261 @@
+//! What a requester that sends packets makes of replies and of time. Path MTU 256, first PSN 0, depth 2 for READs.
+
+use crate::requester::packets::{PacketTransmit, ReadArrival, ReadPacket};
+use crate::testing::{EndpointConfig, Fault, Kind, LocalWork, Pair, Pick, Side};
+use crate::wire::Position::{self, First, Last, Middle, Only};
+use crate::{
+    NakCode, Now, Opcode, PostedMessage, Psn, Reply, ReplyKind, ReplyVerdict, Requester, RequesterConfig,
+    SendWindow, ServiceType, Status,
+};
+
+const MTU: u32 = 256;
+/// Time-out code 8.
+const TIMEOUT_NS: u64 = 4096 << 8;
+
+fn requester(messages: &[(Opcode, u32)]) -> Requester {
+    let config = RequesterConfig {
+        service: ServiceType::Rc,
+        peer_qpn: Some(2),
+        first_psn: Psn::new(0),
+        path_mtu_bytes: MTU,
+        retry_count: 2,
+        rnr_retry: 2,
+        timeout: 8,
+        max_rd_atomic: 2,
+        window_messages: 64,
+    };
+    let mut requester = Requester::by_packet(config, SendWindow { packets: 64, ack_every: 16 });
+    for &(opcode, length) in messages {
+        requester.post(PostedMessage { opcode, length, fence: false });
+    }
+    requester
+}
+
+/// Everything that goes out now: operation, PSN, and of READs the bytes asked for.
+fn sends(requester: &mut Requester, now: Now) -> String {
+    let word = |packet: PacketTransmit| {
+        let PacketTransmit { opcode, psn, position, fragment, .. } = packet;
+        match opcode {
+            Opcode::Read => format!("read{}@{}+{}", psn.value(), fragment.offset, fragment.length),
+            Opcode::FetchAdd => format!("add{}", psn.value()),
+            _ => format!("{position:?}{}", psn.value()),
+        }
+    };
+    let all: Vec<_> = std::iter::from_fn(|| requester.poll_packet(now)).map(word).collect();
+    all.join(" ")
+}
+
+fn reply(requester: &mut Requester, psn: u32, kind: ReplyKind) -> ReplyVerdict {
+    requester.handle_reply(Now(0), &Reply { src_qpn: 2, dst_qpn: 1, psn: Psn::new(psn), msn: 0, kind })
+}
+
+fn response(requester: &mut Requester, psn: u32, position: Position, payload_bytes: u32) -> ReadArrival {
+    requester.handle_read_packet(Now(0), &ReadPacket { psn: Psn::new(psn), position, payload_bytes })
+}
+
+fn statuses(requester: &mut Requester) -> Vec<Status> {
+    std::iter::from_fn(|| requester.poll_completion()).map(|done| done.status).collect()
+}
+
+const ACK: ReplyKind = ReplyKind::Ack;
+const MISSING: ReplyKind = ReplyKind::Nak(NakCode::PsnSequence);
+
+/// A WRITE of three packets, 0 to 2, and a SEND of two, 3 and 4.
+fn five_packets() -> Requester {
+    let mut requester = requester(&[(Opcode::Write, 700), (Opcode::Send, 300)]);
+    assert_eq!(sends(&mut requester, Now(0)), "First0 Middle1 Last2 First3 Last4");
+    requester
+}
+
+#[test]
+fn replies_acknowledge_and_repeat_from_exactly_their_psn() {
+    use ReplyVerdict::{Ignored, Progress, Resend};
+    let rnr = ReplyKind::RnrNak { timer: 1 };
+    for (name, replies, again, ended) in [
+        ("all at once", vec![(4, ACK, Progress)], "", 2),
+        ("inside a message", vec![(1, ACK, Progress)], "", 0),
+        ("a ghost of it", vec![(1, ACK, Progress), (1, ACK, Ignored), (0, ACK, Ignored)], "", 0),
+        ("not yet sent", vec![(5, ACK, Ignored), (0xff_ffff, ACK, Ignored)], "", 0),
+        ("a gap in the first message", vec![(1, MISSING, Resend)], "Middle1 Last2 First3 Last4", 0),
+        ("a gap at the end of it", vec![(2, MISSING, Resend)], "Last2 First3 Last4", 0),
+        ("a gap in the second", vec![(4, MISSING, Resend)], "Last4", 1),
+        (
+            "the same gap twice",
+            vec![(1, MISSING, Resend), (1, MISSING, Ignored)],
+            "Middle1 Last2 First3 Last4",
+            0,
+        ),
+        ("a gap, then a late ACK", vec![(1, MISSING, Resend), (2, ACK, Progress)], "First3 Last4", 1),
+        (
+            "a gap, then an ACK inside",
+            vec![(0, MISSING, Resend), (1, ACK, Progress)],
+            "Last2 First3 Last4",
+            0,
+        ),
+        ("not ready, of a WRITE", vec![(1, rnr, Ignored)], "", 0),
+    ] {
+        let mut requester = five_packets();
+        for (psn, kind, verdict) in replies {
+            assert_eq!(reply(&mut requester, psn, kind), verdict, "{name}: {psn}");
+        }
+        assert_eq!(sends(&mut requester, Now(0)), again, "{name}");
+        assert_eq!(statuses(&mut requester), vec![Status::Success; ended], "{name}");
+    }
+}
+
+#[test]
+fn a_receiver_that_is_not_ready_gets_the_same_packet_after_the_time_of_its_code() {
+    let mut requester = five_packets();
+    let rnr = ReplyKind::RnrNak { timer: 1 };
+    assert_eq!(reply(&mut requester, 3, rnr), ReplyVerdict::Resend);
+    assert_eq!(reply(&mut requester, 3, rnr), ReplyVerdict::Ignored, "an echo");
+    assert_eq!(sends(&mut requester, Now(9_999)), "");
+    // Code 1 is 10 µs.
+    assert_eq!(requester.poll_timeout(), Some(Now(10_000)));
+    requester.handle_timeout(Now(10_000));
+    assert_eq!(sends(&mut requester, Now(10_000)), "First3 Last4");
+    assert_eq!(statuses(&mut requester), [Status::Success]);
+}
+
+#[test]
+fn rnr_retries_are_counted_apart_and_end_in_their_own_error() {
+    let mut requester = requester(&[(Opcode::WriteImm, 300)]);
+    // The receive is missed by the last packet; progress of the first does not count for it twice.
+    for _ in 0..=2 {
+        sends(&mut requester, Now(0));
+        reply(&mut requester, 1, ReplyKind::RnrNak { timer: 1 });
+        requester.handle_timeout(Now(10_000));
+    }
+    assert_eq!(statuses(&mut requester), [Status::RnrRetryExceeded]);
+    assert_eq!(requester.counters().rnr_naks, 3);
+}
+
+#[test]
+fn time_outs_repeat_from_the_oldest_packet_and_any_progress_gives_all_retries_back() {
+    let mut requester = five_packets();
+    let at = |n: u64| Now(n * TIMEOUT_NS);
+    for n in [1, 2] {
+        assert_eq!(requester.poll_timeout(), Some(at(n)));
+        requester.handle_timeout(at(n));
+        assert_eq!(sends(&mut requester, at(n)), "First0 Middle1 Last2 First3 Last4");
+    }
+    let ack = Reply { src_qpn: 2, dst_qpn: 1, psn: Psn::new(0), msn: 0, kind: ACK };
+    requester.handle_reply(at(2), &ack);
+    for n in [3, 4] {
+        requester.handle_timeout(at(n));
+        assert_eq!(sends(&mut requester, at(n)), "Middle1 Last2 First3 Last4");
+    }
+    requester.handle_timeout(at(5));
+    assert_eq!(statuses(&mut requester), [Status::RetryExceeded, Status::Flushed]);
+}
+
+#[test]
+fn read_responses_are_taken_in_order_and_asked_for_again_from_the_first_missing() {
+    use ReadArrival::{Place, Reply};
+    let mut requester = requester(&[(Opcode::Read, 600), (Opcode::Send, 1)]);
+    assert_eq!(sends(&mut requester, Now(0)), "read0@0+600 Only3");
+    let placed = |arrival| match arrival {
+        Place(placement) => (placement.fragment.offset, placement.fragment.length),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(placed(response(&mut requester, 0, First, 256)), (0, 256));
+    assert_eq!(response(&mut requester, 0, First, 256), Reply(ReplyVerdict::Ignored), "a copy");
+    assert_eq!(response(&mut requester, 2, Last, 88), Reply(ReplyVerdict::Resend), "the second is missing");
+    assert_eq!(response(&mut requester, 2, Last, 88), Reply(ReplyVerdict::Ignored), "known");
+    assert_eq!(sends(&mut requester, Now(0)), "read1@256+344 Only3");
+    // What is left of the first answer serves as well as the new one.
+    assert_eq!(placed(response(&mut requester, 1, Middle, 256)), (256, 256));
+    assert_eq!(placed(response(&mut requester, 2, Last, 88)), (512, 88));
+    assert_eq!(
+        response(&mut requester, 1, First, 256),
+        Reply(ReplyVerdict::Ignored),
+        "and that is a copy then"
+    );
+    reply(&mut requester, 3, ACK);
+    assert_eq!(statuses(&mut requester), [Status::Success; 2]);
+}
+
+#[test]
+fn an_acknowledgement_past_a_read_or_an_atomic_says_that_its_response_is_lost() {
+    for (name, messages, before, ack, again) in [
+        ("READ", [(Opcode::Read, 600), (Opcode::Send, 1)], "read0@0+600 Only3", 3, "read0@0+600 Only3"),
+        ("atomic", [(Opcode::FetchAdd, 8), (Opcode::Send, 1)], "add0 Only1", 1, "add0 Only1"),
+    ] {
+        let mut requester = requester(&messages);
+        assert_eq!(sends(&mut requester, Now(0)), before, "{name}");
+        assert_eq!(reply(&mut requester, ack, ACK), ReplyVerdict::Resend, "{name}");
+        assert_eq!(sends(&mut requester, Now(0)), again, "{name}: as it was");
+        assert_eq!(requester.counters().implied_naks, 1, "{name}");
+    }
+}
+
+#[test]
+fn no_more_reads_are_under_way_than_the_initiator_depth() {
+    let mut requester =
+        requester(&[(Opcode::Read, 600), (Opcode::FetchAdd, 8), (Opcode::Read, 1), (Opcode::Send, 1)]);
+    assert_eq!(sends(&mut requester, Now(0)), "read0@0+600 add3");
+    for (psn, position, bytes) in [(0, First, 256), (1, Middle, 256)] {
+        response(&mut requester, psn, position, bytes);
+        assert_eq!(sends(&mut requester, Now(0)), "", "not before the last of its packets");
+    }
+    response(&mut requester, 2, Last, 88);
+    assert_eq!(sends(&mut requester, Now(0)), "read4@0+1 Only5");
+}
+
+#[test]
+fn a_response_that_cannot_be_is_an_error_of_its_read() {
+    for (name, psn, position, bytes) in [
+        ("first too short", 0, First, 255),
+        ("ends too soon", 0, Only, 256),
+        ("last too long", 0, Last, 257),
+        ("empty", 0, First, 0),
+    ] {
+        let mut requester = requester(&[(Opcode::Read, 600)]);
+        sends(&mut requester, Now(0));
+        let verdict = response(&mut requester, psn, position, bytes);
+        assert_eq!(verdict, ReadArrival::Reply(ReplyVerdict::Failed), "{name}");
+        assert_eq!(statuses(&mut requester), [Status::BadResponse], "{name}");
+    }
+    let mut requester = five_packets();
+    assert_eq!(response(&mut requester, 3, First, 256), ReadArrival::Reply(ReplyVerdict::Failed));
+    assert_eq!(statuses(&mut requester), [Status::Success, Status::BadResponse], "a SEND was answered so");
+}
+
+#[test]
+fn a_nak_of_a_read_between_its_packets_is_its_error() {
+    let mut requester = requester(&[(Opcode::Read, 600)]);
+    sends(&mut requester, Now(0));
+    response(&mut requester, 0, First, 256);
+    assert_eq!(reply(&mut requester, 1, ReplyKind::Nak(NakCode::RemoteAccess)), ReplyVerdict::Failed);
+    assert_eq!(statuses(&mut requester), [Status::RemoteAccess]);
+}
+
+#[test]
+fn a_peer_that_dies_in_a_message_is_a_retry_error_at_the_configured_time() {
+    for (timeout, retry_count) in [(1, 0), (8, 3), (14, 7), (31, 7)] {
+        let config =
+            EndpointConfig { timeout, retry_count, path_mtu_bytes: 256, ..EndpointConfig::default() };
+        // The third of five packets and all after it are lost; nothing asks for an acknowledgement before the last.
+        let mut pair = Pair::by_packet(config)
+            .with_fault(Side::A, |below| Fault::lose(below, Pick::From(Kind::Request, 4)));
+        pair.a.post(LocalWork::write(0, &[1; 8]));
+        pair.a.post(LocalWork::write(8, &[2; 5 * 256]));
+        pair.run_until_idle();
+        assert_eq!(pair.a.statuses(), [Status::Success, Status::RetryExceeded]);
+        // The ACK of the first message comes after a round trip of 2 µs.
+        let whole = (4096u64 << timeout) * (u64::from(retry_count) + 1);
+        assert_eq!(pair.now(), Now(2_000 + whole), "time-out {timeout}, {retry_count} retries");
+    }
+}
+
+#[test]
+fn a_receiver_that_stays_unready_is_an_rnr_error_after_the_configured_tries_of_packets() {
+    let config = EndpointConfig { rnr_retry: 3, path_mtu_bytes: 256, ..EndpointConfig::default() };
+    let mut pair = Pair::by_packet(config);
+    pair.a.post(LocalWork::send(&[5; 700]));
+    pair.run_until_idle();
+    assert_eq!(pair.a.statuses(), [Status::RnrRetryExceeded]);
+    assert_eq!(pair.b.connection.responder().counters().rnr_naks, 4);
+    // Four round trips of 2 µs, three waits of 0.64 ms (code 12).
+    assert_eq!(pair.now(), Now(4 * 2_000 + 3 * 640_000));
+}
