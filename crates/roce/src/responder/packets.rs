@@ -192,7 +192,11 @@ impl Responder {
         let in_sequence = packet.psn == self.expected_psn;
         let Some(part) = self.part(packet, self.assembly).filter(|_| in_sequence) else {
             self.assembly = None;
-            return self.drop(if starts { DropReason::InvalidRequest } else { DropReason::Hole });
+            if !starts {
+                return self.drop(DropReason::Hole);
+            }
+            self.expected_psn = packet.psn.plus(1);
+            return self.drop(DropReason::InvalidRequest);
         };
         match self.admit_part(&part, packet, resources) {
             Ok(grant) => self.execute_part(&part, packet.content.position().ends(), grant, resources),

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// A device that says yes or no at random, but never to more than it was asked.
-struct Moody(u64);
+pub(super) struct Moody(pub(super) u64);
 
 impl Moody {
     fn yes(&mut self) -> bool {
@@ -40,7 +40,7 @@ impl Resources for Moody {
     }
 }
 
-fn service() -> impl Strategy<Value = ServiceType> {
+pub(super) fn service() -> impl Strategy<Value = ServiceType> {
     prop::sample::select(vec![
         ServiceType::Rc,
         ServiceType::Rc,
@@ -55,7 +55,7 @@ fn opcode() -> impl Strategy<Value = Opcode> {
 }
 
 /// Mostly small, sometimes at an edge, sometimes anything.
-fn number() -> impl Strategy<Value = u32> {
+pub(super) fn number() -> impl Strategy<Value = u32> {
     let edges =
         vec![0, 1, 7, 8, 1 << 31, (1 << 31) - 1, (1 << 31) + 1, u32::MAX, u32::MAX - 1, 0xff_ffff, 1 << 23];
     prop_oneof![4 => 0..64u32, 2 => prop::sample::select(edges), 1 => any::<u32>()]

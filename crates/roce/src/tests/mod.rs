@@ -2,10 +2,12 @@
 
 mod hostile;
 mod model;
+mod packet_hostile;
 mod packet_matrix;
 mod packet_pair;
 mod packet_requester;
 mod packet_responder;
+mod packet_services;
 mod pair;
 mod qp_state;
 mod requester;

@@ -1,0 +1,223 @@
+//! UC and UD in packets: what a gap costs, what nobody is told, what a datagram may be.
+
+use super::packet_pair::pattern;
+use super::packet_responder::{Scene, packet, send};
+use crate::packet::{Reth, Trailer};
+use crate::testing::Rng;
+use crate::testing::{A_QPN, EndpointConfig, Fault, LocalWork, PacketEnd, Pair, Pick, Side};
+use crate::wire::Position::{self, First, Last, Middle, Only};
+use crate::{Content, DropReason, Opcode, Packet, ServiceType, Status, Verdict, Work};
+
+const MTU: u32 = 1024;
+
+fn uc(psn: u32, position: Position, bytes: u32) -> Packet {
+    Packet { service: ServiceType::Uc, ..send(psn, position, bytes) }
+}
+
+fn uc_write(psn: u32, position: Position, bytes: u32, total: u32, trailer: Trailer) -> Packet {
+    let reth = Reth { va: 0, rkey: 1, length: total };
+    let content = Content::Write { position, reth, trailer };
+    Packet { service: ServiceType::Uc, ..packet(psn, content, bytes) }
+}
+
+/// One letter a packet: executed `x`, executed and message done `X`, or dropped `.`; and nothing is ever answered.
+fn run(scene: &mut Scene, packets: &[Packet]) -> String {
+    let word = |packet: &Packet| {
+        let messages = scene.responder.counters().messages;
+        let executed = matches!(scene.take(packet), Verdict::Execute(_));
+        assert_eq!(scene.replies(), "", "nobody is told");
+        match (executed, scene.responder.counters().messages - messages) {
+            (true, 1) => 'X',
+            (true, 0) => 'x',
+            _ => '.',
+        }
+    };
+    packets.iter().map(word).collect()
+}
+
+#[test]
+fn an_unreliable_message_with_a_hole_is_dropped_to_its_end_and_the_next_one_counts() {
+    use DropReason::*;
+    let write = |psn, position, bytes, total| uc_write(psn, position, bytes, total, Trailer::None);
+    let imm = Trailer::Immediate([1; 4]);
+    for (name, packets, fate, lost, reason) in [
+        ("in order", vec![uc(7, First, MTU), uc(8, Middle, MTU), uc(9, Last, 1)], "xxX", 0, None),
+        ("middle lost", vec![uc(7, First, MTU), uc(9, Last, 1), uc(10, Only, 1)], "x.X", 1, Some(Hole)),
+        ("first lost", vec![uc(8, Middle, MTU), uc(9, Last, 1), uc(10, Only, 1)], "..X", 1, Some(Hole)),
+        ("last lost", vec![uc(7, First, MTU), uc(9, Only, 1)], "xX", 1, None),
+        ("a whole message lost", vec![uc(8, Only, 1), uc(9, Only, 1)], "XX", 1, None),
+        ("middle of another operation", vec![uc(7, First, MTU), write(8, Last, 1, 0)], "x.", 0, Some(Hole)),
+        (
+            "a copy of the middle",
+            vec![uc(7, First, MTU), uc(8, Middle, MTU), uc(8, Middle, MTU), uc(9, Last, 1)],
+            "xx..",
+            0,
+            Some(Hole),
+        ),
+        ("first too short", vec![uc(7, First, 9), uc(8, Only, 1)], ".X", 0, Some(InvalidRequest)),
+        ("middle too short", vec![uc(7, First, MTU), uc(8, Middle, 9), uc(9, Only, 1)], "x.X", 1, Some(Hole)),
+        ("a WRITE", vec![write(7, First, MTU, 1025), write(8, Last, 1, 0)], "xX", 0, None),
+        (
+            "a WRITE that does not add up",
+            vec![write(7, First, MTU, 1026), write(8, Last, 1, 0)],
+            "x.",
+            0,
+            Some(Hole),
+        ),
+        (
+            "a WRITE with immediate",
+            vec![write(7, First, MTU, 1025), uc_write(8, Last, 1, 0, imm)],
+            "xX",
+            0,
+            None,
+        ),
+        (
+            "a READ",
+            vec![Packet { service: ServiceType::Uc, ..packet(7, Content::ReadRequest(Reth::default()), 0) }],
+            ".",
+            0,
+            Some(InvalidRequest),
+        ),
+        (
+            "a key to invalidate",
+            vec![
+                uc(7, First, MTU),
+                Packet {
+                    service: ServiceType::Uc,
+                    ..packet(8, Content::Send { position: Last, trailer: Trailer::Invalidate([0; 4]) }, 1)
+                },
+            ],
+            "x.",
+            0,
+            Some(InvalidRequest),
+        ),
+        ("another service", vec![send(7, Only, 1)], ".", 0, Some(WrongService)),
+    ] {
+        let mut scene = Scene::new(ServiceType::Uc, 7, 1);
+        assert_eq!(run(&mut scene, &packets), fate, "{name}");
+        assert_eq!(scene.responder.counters().sequence_errors, lost, "{name}: gaps");
+        let dropped: Vec<_> =
+            DropReason::ALL.into_iter().filter(|one| scene.responder.counters().dropped(*one) > 0).collect();
+        assert_eq!(dropped, reason.into_iter().collect::<Vec<_>>(), "{name}");
+    }
+}
+
+#[test]
+fn the_receive_of_a_lost_message_serves_the_next() {
+    let mut scene = Scene::new(ServiceType::Uc, 7, 1);
+    run(&mut scene, &[uc(7, First, MTU), uc(9, Only, 1)]);
+    let receives: Vec<_> = scene
+        .work
+        .iter()
+        .map(|work| match work {
+            Work::Receive { receive, .. } => receive.id,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(receives, [1, 1]);
+}
+
+#[test]
+fn an_immediate_without_receive_loses_its_message_and_no_other() {
+    let mut scene = Scene::new(ServiceType::Uc, 7, 1);
+    scene.device.receives.clear();
+    let imm = Trailer::Immediate([1; 4]);
+    let first = |psn| uc_write(psn, First, MTU, 1025, Trailer::None);
+    assert_eq!(run(&mut scene, &[first(7), uc_write(8, Last, 1, 0, imm)]), "x.");
+    scene.device.receives = vec![64];
+    assert_eq!(run(&mut scene, &[first(9), uc_write(10, Last, 1, 0, imm)]), "xX");
+    assert_eq!(scene.responder.counters().sequence_errors, 0);
+    assert_eq!(scene.responder.counters().dropped(DropReason::NoReceive), 1);
+}
+
+#[test]
+fn a_datagram_is_one_packet_with_the_right_key_from_anybody() {
+    use DropReason::*;
+    let ud = |packet: Packet| Packet { service: ServiceType::Ud, ..packet };
+    let wrong_key = Packet { deth: Default::default(), ..ud(send(7, Only, 1)) };
+    let write = uc_write(7, Only, 8, 8, Trailer::None);
+    for (name, packet, reason) in [
+        ("any PSN", ud(send(99, Only, 1)), None),
+        ("full", ud(send(7, Only, MTU)), None),
+        ("wrong Q_Key", wrong_key, Some(WrongQkey)),
+        ("too long", ud(send(7, Only, MTU + 1)), Some(InvalidRequest)),
+        ("a part of a message", ud(send(7, First, MTU)), Some(InvalidRequest)),
+        ("the end of a message", ud(send(7, Last, 1)), Some(InvalidRequest)),
+        ("a WRITE", ud(write), Some(InvalidRequest)),
+    ] {
+        let mut scene = Scene::new(ServiceType::Ud, 7, 1);
+        let executed = matches!(scene.take(&packet), Verdict::Execute(_));
+        assert_eq!(executed, reason.is_none(), "{name}");
+        let dropped: Vec<_> =
+            DropReason::ALL.into_iter().filter(|one| scene.responder.counters().dropped(*one) > 0).collect();
+        assert_eq!(dropped, reason.into_iter().collect::<Vec<_>>(), "{name}");
+        assert_eq!(scene.replies(), "", "{name}");
+    }
+}
+
+fn unreliable(service: ServiceType) -> EndpointConfig {
+    EndpointConfig { service, path_mtu_bytes: 1024, ..EndpointConfig::default() }
+}
+
+#[test]
+fn unreliable_connections_lose_what_the_link_loses_and_nothing_else_in_packets() {
+    // Messages of three packets: packet 5 lies in the second message.
+    let mut pair = Pair::by_packet(unreliable(ServiceType::Uc)).lose_nth_request(5);
+    for i in 0..4 {
+        pair.b.post_receive(4096);
+        assert!(pair.a.post(LocalWork::send(&pattern(3000, i))));
+    }
+    pair.run_until_idle();
+    assert_eq!(pair.a.statuses(), [Status::Success; 4], "complete when sent");
+    let received: Vec<_> = pair.b.received.iter().map(|received| received.bytes.clone()).collect();
+    assert_eq!(received, [pattern(3000, 0), pattern(3000, 2), pattern(3000, 3)]);
+    assert_eq!(pair.b.received[1].id, 1, "the receive of the lost message serves the next");
+}
+
+#[test]
+fn datagrams_in_packets_arrive_with_room_for_the_grh_or_not_at_all() {
+    let mut pair = Pair::by_packet(unreliable(ServiceType::Ud)).lose_nth_request(2);
+    for i in 0..4 {
+        pair.b.post_receive(140);
+        assert!(pair.a.post(LocalWork::send(&pattern(100, i))));
+    }
+    assert!(pair.a.post(LocalWork::send(&pattern(1025, 9))));
+    pair.run_until_idle();
+    let mut statuses = vec![Status::Success; 4];
+    statuses.push(Status::LocalLength);
+    assert_eq!(pair.a.statuses(), statuses, "complete when sent; one is longer than a packet");
+    let received: Vec<_> = pair.b.received.iter().map(|received| received.bytes.clone()).collect();
+    assert_eq!(received, [pattern(100, 0), pattern(100, 2), pattern(100, 3)]);
+    let completion = pair.b.received[0].completion.expect("a completion");
+    assert_eq!((completion.byte_len, completion.src_qpn), (140, A_QPN));
+}
+
+/// Whatever a bad link does, a message of UC arrives whole, in order and at most once, or not at all.
+#[test]
+fn unreliable_messages_arrive_whole_or_not_at_all() {
+    let mut arrived = 0;
+    for seed in 0..300 {
+        let mut rng = Rng::new(seed);
+        let sizes: Vec<_> = (0..20).map(|_| rng.below(4000) as usize).collect();
+        let delayed = Pick::Chance(30, Rng::new(seed + 1));
+        let mut pair: Pair<PacketEnd> = Pair::by_packet(unreliable(ServiceType::Uc))
+            .with_noise(seed, 20, 20, 0, 2_000)
+            .with_fault(Side::A, |below| Fault::delay(below, delayed, 1));
+        for (index, size) in sizes.iter().enumerate() {
+            pair.b.post_receive(4096);
+            let imm = (index as u32).to_be_bytes();
+            let send = LocalWork::send(&pattern(*size, index as u8));
+            pair.a.post(LocalWork { opcode: Opcode::SendImm, imm, ..send });
+        }
+        pair.run_until_idle();
+        for received in &pair.b.received {
+            let imm = received.completion.expect("it ended well").imm;
+            let index = u32::from_be_bytes(imm) as usize;
+            assert_eq!(received.bytes, pattern(sizes[index], index as u8), "seed {seed}: message {index}");
+        }
+        arrived += pair.b.received.len();
+        assert_eq!(pair.a.statuses(), [Status::Success; 20]);
+    }
+    println!("{arrived} of 6000 messages arrived");
+    assert!((2_000..5_900).contains(&arrived), "{arrived}");
+}
