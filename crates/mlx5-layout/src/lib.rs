@@ -1,6 +1,6 @@
 //! Bytes that a driver and an mlx5 NIC exchange: send and receive WQEs, CQEs, doorbell records and UAR registers.
 //!
-//! Follows `providers/mlx5/mlx5dv.h` and `{qp,cq,mlx5}.c` of rdma-core 44; where a fact is in none of them, the comment
+//! Follows `providers/mlx5/mlx5dv.h` and `{qp,cq,srq,mlx5}.c` of rdma-core 44; where a fact is in none of them, the comment
 //! names its source. Every multi-byte field is big-endian except payload. Golden bytes marked «libmlx5 44» were dumped
 //! from rings that the unmodified library had written, those marked «mlx5dv setter» are what an inline function of the
 //! header wrote; a CQE is written by a device only, so its golden bytes follow the header's struct by hand.
@@ -16,11 +16,13 @@ pub mod doorbell;
 pub mod opcode;
 pub mod recv_wqe;
 pub mod send_wqe;
+pub mod srq_wqe;
 
 pub use cqe::{Cqe, CqeFields};
 pub use opcode::{CqeOpcode, CqeSyndrome, SendOpcode};
 pub use recv_wqe::RecvWqe;
 pub use send_wqe::SendWqe;
+pub use srq_wqe::SrqWqe;
 
 /// Why bytes are not what they were taken for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

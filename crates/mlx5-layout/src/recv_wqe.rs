@@ -2,8 +2,8 @@
 //!
 //! Follows `mlx5_post_recv` (`qp.c`): an entry of the receive queue is as many data pointers as its stride has room for;
 //! a list that is shorter ends with a pointer of length 0 and the invalid key. There is no control segment and no
-//! doorbell register, only the record. Left out: queues with signatures, whose entries start with one more segment, and
-//! shared receive queues, whose entries start with a link.
+//! doorbell register, only the record. Left out: queues with signatures, whose entries start with one more segment. Entries of
+//! shared receive queues start with a link: `srq_wqe`.
 
 use crate::LayoutError;
 use crate::bytes::{check, put};

@@ -1,4 +1,4 @@
-//! `ibv_rc_pingpong`, `ibv_uc_pingpong` and `ibv_ud_pingpong`, polling, sleeping on events, and checking the data.
+//! `ibv_rc_pingpong`, `ibv_uc_pingpong`, `ibv_ud_pingpong` and `ibv_srq_pingpong`, polling, sleeping on events, and checking the data.
 //!
 //! Each side sends once an exchange (`libibverbs/examples/*_pingpong.c` of rdma-core 44: the client posts the first, each
 //! posts its next when its own send and the peer's have completed), so `-n 200` makes 200 SENDs each way.
@@ -9,6 +9,41 @@ use crate::program::find;
 
 fn pingpong(program: &str, options: &[&str], layer: Layer) {
     pingpong_on(&Fabric::new(layer), program, options);
+}
+
+/// Sixteen queue pairs and one shared receive queue on each side: `-n` counts receives of the whole side, and what was sent last
+/// may still be under way when a side has enough.
+fn shared(fabric: &Fabric, options: &[&str]) {
+    let gid = fabric.gid_arguments();
+    let mut command = vec!["ibv_srq_pingpong", "-n", "200"];
+    command.extend(options);
+    command.extend(gid.iter().map(String::as_str));
+    let what = format!("{} over {:?}", command.join(" "), fabric.layer());
+    let finished = fabric.pair(&command).finish_on_distribution();
+    for (name, side) in [("server", finished.server), ("client", finished.client)] {
+        let (output, counters) = (side.output, side.counters);
+        assert!(output.contains("200 iters in"), "{what}: no result from the {name} in\n{output}");
+        assert!(!output.contains("invalid data"), "{what}: wrong data at the {name}: \n{output}");
+        let received = counters.value("receives_consumed");
+        assert!(received >= 200, "{what}: {received} received by the {name}");
+        assert_eq!(counters.value("receives_shared"), received, "{what}: the {name}");
+        assert_eq!(counters.executed(), received, "{what}: executed by the {name}");
+        assert_eq!(counters.posted().keys().collect::<Vec<_>>(), ["send"], "{what}: the {name}");
+        let mut trouble = counters.trouble();
+        // Of what was sent last, to a side that has enough and is gone.
+        trouble.retain(|name, _| !["dropped_unknown_qp", "retransmissions"].contains(name));
+        assert!(trouble.is_empty(), "{what}: the {name} had {trouble:?}");
+    }
+}
+
+#[test]
+fn ibv_srq_pingpong_polls_sleeps_and_finds_its_data_unchanged() {
+    measure::need!(find("ibv_srq_pingpong"), "ibverbs-utils");
+    for layer in Layer::BOTH {
+        for options in [&[][..], &["-e"], &["-c", "-s", "1000"]] {
+            shared(&Fabric::new(layer), options);
+        }
+    }
 }
 
 fn pingpong_on(fabric: &Fabric, program: &str, options: &[&str]) {

@@ -51,6 +51,18 @@ fn two_opens_close_in_any_order() {
     }
 }
 
+/// Two threads post to one shared receive queue, four queue pairs of two services take from it.
+#[test]
+fn queue_pairs_and_threads_share_a_receive_queue() {
+    let program = measure::need!(verbs_program("shared_receive"), "C compiler and libibverbs-dev");
+    for layer in Layer::BOTH {
+        let fabric = Fabric::new(layer);
+        let (_, counters) = fabric.run(&[&program, &gid_argument(&fabric)]);
+        assert_eq!(counters.completed(), messages("send", 3 * 400 + 8));
+        assert_eq!((counters.executed(), counters.value("receives_shared")), (3 * 400 + 8, 3 * 400 + 8));
+    }
+}
+
 #[test]
 fn a_program_may_leave_without_closing() {
     let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");

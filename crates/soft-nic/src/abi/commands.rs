@@ -1,8 +1,9 @@
 //! What the ABI asks of a device, as one trait: the NIC is its implementation, tests have a recording one.
 
 use crate::device::command::{
-    AddressVector, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq, CreateQp, CreatedAh,
-    CreatedCq, CreatedQp, DestroyedCq, Handle, ModifyQp, MrKeys, QueriedQp, RegMr,
+    AddressVector, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq, CreateQp, CreateSrq,
+    CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp, ModifySrq, MrKeys, QueriedQp,
+    QueriedSrq, RegMr,
 };
 use crate::device::doorbell::UarKind;
 use crate::dma::Registers;
@@ -45,6 +46,14 @@ pub trait Commands: Send + 'static {
     fn query_qp(&mut self, context: ContextId, qp: Handle) -> Answer<QueriedQp>;
     /// Destroys it; returns how many asynchronous events of it the program has read.
     fn destroy_qp(&mut self, context: ContextId, qp: Handle) -> Answer<u32>;
+    /// Makes a shared receive queue.
+    fn create_srq(&mut self, context: ContextId, command: &CreateSrq) -> Answer<CreatedSrq>;
+    /// Arms its limit.
+    fn modify_srq(&mut self, context: ContextId, srq: Handle, command: &ModifySrq) -> Answer<()>;
+    /// Says its attributes.
+    fn query_srq(&mut self, context: ContextId, srq: Handle) -> Answer<QueriedSrq>;
+    /// Destroys it; returns how many asynchronous events of it the program has read.
+    fn destroy_srq(&mut self, context: ContextId, srq: Handle) -> Answer<u32>;
     /// Makes an address handle.
     fn create_ah(&mut self, context: ContextId, pd: Handle, address: &AddressVector) -> Answer<CreatedAh>;
     /// Destroys it.

@@ -57,7 +57,7 @@ pub fn get_context<D: Commands>(
         .u16(at::MAX_RQ_DESC_SZ, capabilities.max_recv_descriptor_bytes as u16)
         .u32(at::MAX_SEND_WQEBB, capabilities.max_qp_wr)
         .u32(at::MAX_RECV_WR, capabilities.max_qp_wr)
-        .u32(at::MAX_SRQ_RECV_WR, 0)
+        .u32(at::MAX_SRQ_RECV_WR, capabilities.max_srq_wr + 1)
         .u16(at::NUM_PORTS, 1)
         // Bit 0: `hca_core_clock_offset` is valid.
         .u32(at::COMP_MASK, 1)
@@ -227,6 +227,9 @@ fn device_attributes(device: &DeviceConfig) -> Writer<{ ex_query_device_resp::SI
         // IB_ATOMIC_HCA: atomic with respect to other requests of this NIC.
         .u32(at::ATOMIC_CAP, 1)
         .u32(at::MAX_AH, capabilities.max_ah)
+        .u32(at::MAX_SRQ, capabilities.max_srq)
+        .u32(at::MAX_SRQ_WR, capabilities.max_srq_wr)
+        .u32(at::MAX_SRQ_SGE, capabilities.max_srq_sge)
         .u16(at::MAX_PKEYS, capabilities.max_pkeys)
         .u8(at::LOCAL_CA_ACK_DELAY, capabilities.local_ca_ack_delay)
         .u8(at::PHYS_PORT_CNT, 1)

@@ -59,7 +59,8 @@ layouts! {
         MAX_CQ = "max_cq" at 72, MAX_CQE = "max_cqe" at 76, MAX_MR = "max_mr" at 80, MAX_PD = "max_pd" at 84,
         MAX_QP_RD_ATOM = "max_qp_rd_atom" at 88, MAX_RES_RD_ATOM = "max_res_rd_atom" at 96,
         MAX_QP_INIT_RD_ATOM = "max_qp_init_rd_atom" at 100, ATOMIC_CAP = "atomic_cap" at 108, MAX_AH = "max_ah" at 144,
-        MAX_PKEYS = "max_pkeys" at 168, LOCAL_CA_ACK_DELAY = "local_ca_ack_delay" at 170, PHYS_PORT_CNT = "phys_port_cnt" at 171,
+        MAX_PKEYS = "max_pkeys" at 168, MAX_SRQ = "max_srq" at 156, MAX_SRQ_WR = "max_srq_wr" at 160, MAX_SRQ_SGE = "max_srq_sge" at 164,
+        LOCAL_CA_ACK_DELAY = "local_ca_ack_delay" at 170, PHYS_PORT_CNT = "phys_port_cnt" at 171,
     }
     /// Answer to the extended QUERY_DEVICE; the plain answer is its first part.
     ex_query_device_resp = "struct ib_uverbs_ex_query_device_resp", 304 {
@@ -123,6 +124,34 @@ layouts! {
     create_qp_resp = "struct mlx5_ib_create_qp_resp", 40 { BFREG_INDEX = "bfreg_index" at 0 }
     /// Answer to QP destroy.
     destroy_qp_resp = "struct ib_uverbs_destroy_qp_resp", 4 { EVENTS_REPORTED = "events_reported" at 0 }
+    /// `mlx5_ib` part of SRQ create.
+    mlx5_create_srq = "struct mlx5_ib_create_srq", 32 {
+        BUF_ADDR = "buf_addr" at 0, DB_ADDR = "db_addr" at 8, FLAGS = "flags" at 16, RESERVED0 = "reserved0" at 20, UIDX = "uidx" at 24,
+        RESERVED1 = "reserved1" at 28,
+    }
+    /// `mlx5_ib` part of SRQ create's answer.
+    mlx5_create_srq_resp = "struct mlx5_ib_create_srq_resp", 8 { SRQN = "srqn" at 0 }
+    /// CREATE_SRQ.
+    create_srq = "struct ib_uverbs_create_srq", 32 {
+        USER_HANDLE = "user_handle" at 8, PD_HANDLE = "pd_handle" at 16, MAX_WR = "max_wr" at 20, MAX_SGE = "max_sge" at 24,
+        SRQ_LIMIT = "srq_limit" at 28,
+    }
+    /// Answer to CREATE_SRQ.
+    create_srq_resp = "struct ib_uverbs_create_srq_resp", 16 {
+        SRQ_HANDLE = "srq_handle" at 0, MAX_WR = "max_wr" at 4, MAX_SGE = "max_sge" at 8, SRQN = "srqn" at 12,
+    }
+    /// MODIFY_SRQ.
+    modify_srq = "struct ib_uverbs_modify_srq", 16 {
+        SRQ_HANDLE = "srq_handle" at 0, ATTR_MASK = "attr_mask" at 4, MAX_WR = "max_wr" at 8, SRQ_LIMIT = "srq_limit" at 12,
+    }
+    /// QUERY_SRQ.
+    query_srq = "struct ib_uverbs_query_srq", 16 { SRQ_HANDLE = "srq_handle" at 8 }
+    /// Answer to QUERY_SRQ.
+    query_srq_resp = "struct ib_uverbs_query_srq_resp", 16 { MAX_WR = "max_wr" at 0, MAX_SGE = "max_sge" at 4, SRQ_LIMIT = "srq_limit" at 8 }
+    /// DESTROY_SRQ.
+    destroy_srq = "struct ib_uverbs_destroy_srq", 16 { SRQ_HANDLE = "srq_handle" at 8 }
+    /// Answer to SRQ destroy.
+    destroy_srq_resp = "struct ib_uverbs_destroy_srq_resp", 4 { EVENTS_REPORTED = "events_reported" at 0 }
     /// Path of a QP, in modify and query.
     qp_dest = "struct ib_uverbs_qp_dest", 32 {
         DGID = "dgid" at 0, FLOW_LABEL = "flow_label" at 16, DLID = "dlid" at 20, SGID_INDEX = "sgid_index" at 24,

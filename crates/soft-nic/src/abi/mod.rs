@@ -18,6 +18,7 @@ mod mr;
 pub mod process;
 mod qp;
 pub mod server;
+mod srq;
 pub mod sysfs;
 #[cfg(test)]
 mod tests;

@@ -20,8 +20,8 @@ use super::server::{Server, log};
 use super::sysfs::Machine;
 use crate::config::Config;
 use crate::device::command::{
-    AddressVector, AllocatedPd, AllocatedUar, ContextId, CreateCq, CreateQp, CreatedAh, CreatedCq, CreatedQp,
-    DestroyedCq, Handle, ModifyQp, MrKeys, QueriedQp, RegMr,
+    AddressVector, AllocatedPd, AllocatedUar, ContextId, CreateCq, CreateQp, CreateSrq, CreatedAh, CreatedCq,
+    CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp, ModifySrq, MrKeys, QueriedQp, QueriedSrq, RegMr,
 };
 use crate::device::{LogSink, Nic, UarKind};
 use crate::dma::{Host, OwnThreads, Registers, system};
@@ -466,6 +466,22 @@ impl Commands for Nic<Host> {
 
     fn destroy_qp(&mut self, context: ContextId, qp: Handle) -> Answer<u32> {
         self.destroy_qp(context, qp)
+    }
+
+    fn create_srq(&mut self, context: ContextId, command: &CreateSrq) -> Answer<CreatedSrq> {
+        self.create_srq(context, command)
+    }
+
+    fn modify_srq(&mut self, context: ContextId, srq: Handle, command: &ModifySrq) -> Answer<()> {
+        self.modify_srq(context, srq, command)
+    }
+
+    fn query_srq(&mut self, context: ContextId, srq: Handle) -> Answer<QueriedSrq> {
+        Self::query_srq(self, context, srq)
+    }
+
+    fn destroy_srq(&mut self, context: ContextId, srq: Handle) -> Answer<u32> {
+        self.destroy_srq(context, srq)
     }
 
     fn create_ah(&mut self, context: ContextId, pd: Handle, address: &AddressVector) -> Answer<CreatedAh> {

@@ -67,9 +67,7 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         4 => ServiceType::Ud,
         other => return Err(server.refuse_command(format!("QP type {other}"), libc::EOPNOTSUPP)),
     };
-    for (attribute, what) in
-        [(XRCD, "XRC domain"), (SRQ, "shared receive queue"), (IND_TABLE, "indirection table")]
-    {
+    for (attribute, what) in [(XRCD, "XRC domain"), (IND_TABLE, "indirection table")] {
         if command.has(attribute) {
             return Err(server.refuse_command(format!("QP with {what}"), libc::EOPNOTSUPP));
         }
@@ -87,6 +85,7 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         pd: command.expect_handle(PD)?,
         send_cq: command.expect_handle(SEND_CQ)?,
         recv_cq: command.expect_handle(RECV_CQ)?,
+        srq: command.handle(SRQ),
         cap: QpCap {
             max_send_wr: cap.u32(qp_cap::MAX_SEND_WR),
             max_recv_wr: cap.u32(qp_cap::MAX_RECV_WR),

@@ -2,8 +2,7 @@
 //!
 //! A command runs on the program's thread: decode, device call under the NIC's lock, answer. Lock order: the open file,
 //! then the NIC, then the event pipes. Follows Linux `drivers/infiniband/core/uverbs_std_types*.c` for what each method
-//! takes and answers. Left out (refused as a kernel without them does, counted by name): shared receive queues, memory
-//! windows, XRC, flows, DEVX, device memory, DMA-BUF registration, CQ resize.
+//! takes and answers. Left out (refused as a kernel without them does, counted by name): memory windows, XRC, flows, DEVX, device memory, DMA-BUF registration, CQ resize.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -15,10 +14,13 @@ use super::attributes::{Command, Kind, Method, bytes, may, must, refuse};
 use super::clock::Clock;
 use super::commands::{Answer, Commands};
 use super::events::Events;
-use super::layout::{create_cq, create_qp, destroy_cq_resp, destroy_qp_resp, qp_cap, query_port_resp};
+use super::layout::{
+    create_cq, create_qp, destroy_cq_resp, destroy_qp_resp, destroy_srq_resp, mlx5_create_srq, qp_cap,
+    query_port_resp,
+};
 use super::sysfs::Machine;
 use super::uar::Uar;
-use super::{ah, cq, device, mr, qp, uar, write};
+use super::{ah, cq, device, mr, qp, srq, uar, write};
 use crate::config::Config;
 use crate::device::command::{CommandError, ContextId};
 use crate::device::model::DeviceConfig;
@@ -129,6 +131,38 @@ static METHODS: &[Method] = &[
         name: "QP.DESTROY",
         attributes: &[must(0, Kind::Handle), must(1, Kind::Out { min: destroy_qp_resp::SIZE as u16 })],
     },
+    Method {
+        object: 5,
+        method: 0,
+        name: "SRQ.CREATE",
+        attributes: &[
+            must(srq::HANDLE, Kind::NewHandle),
+            may(srq::PD, Kind::Handle),
+            may(srq::XRCD, Kind::Handle),
+            may(srq::CQ, Kind::Handle),
+            must(srq::USER_HANDLE, bytes(8)),
+            must(srq::MAX_WR, bytes(4)),
+            must(srq::MAX_SGE, bytes(4)),
+            must(srq::LIMIT, bytes(4)),
+            may(srq::MAX_NUM_TAGS, bytes(4)),
+            must(srq::TYPE, Kind::In { min: 0, max: 8 }),
+            may(srq::EVENT_FD, Kind::Fd),
+            must(srq::RESP_MAX_WR, Kind::Out { min: 4 }),
+            must(srq::RESP_MAX_SGE, Kind::Out { min: 4 }),
+            may(srq::RESP_SRQ_NUM, Kind::Out { min: 4 }),
+            must(
+                UHW_IN,
+                Kind::In { min: mlx5_create_srq::RESERVED0 as u16, max: mlx5_create_srq::SIZE as u16 },
+            ),
+            may(UHW_OUT, ANY_OUT),
+        ],
+    },
+    Method {
+        object: 5,
+        method: 1,
+        name: "SRQ.DESTROY",
+        attributes: &[must(0, Kind::Handle), must(1, Kind::Out { min: destroy_srq_resp::SIZE as u16 })],
+    },
     Method { object: 6, method: 0, name: "AH.DESTROY", attributes: &[must(0, Kind::Handle)] },
     Method { object: 7, method: 1, name: "MR.DESTROY", attributes: &[must(0, Kind::Handle)] },
     Method { object: 0x10, method: 0, name: "ASYNC_EVENT.ALLOC", attributes: &[must(0, Kind::NewFd)] },
@@ -154,7 +188,6 @@ static METHODS: &[Method] = &[
 
 /// Objects that a kernel knows and this device has not: their methods are `EOPNOTSUPP`, not "unknown".
 const ABSENT_OBJECTS: &[(u16, &str)] = &[
-    (5, "SRQ"),
     (8, "MW"),
     (9, "FLOW"),
     (10, "XRCD"),
@@ -392,6 +425,8 @@ impl<D: Commands> Server<D> {
             (3, 1) => cq::destroy(self, file, command),
             (4, 0) => qp::create(self, file, command),
             (4, 1) => qp::destroy(self, file, command),
+            (5, 0) => srq::create(self, file, command),
+            (5, 1) => srq::destroy(self, file, command),
             (6, 0) => ah::destroy(self, file, command),
             (7, 1) => mr::destroy(self, file, command),
             (0x10, 0) => device::alloc_async_event(self, file, command),

@@ -7,11 +7,12 @@
 use super::attributes::{Command, refuse};
 use super::commands::{Answer, Commands};
 use super::layout::{
-    Reader, alloc_pd_resp, create_ah, create_ah_resp, create_comp_channel_resp, ex_query_device_resp,
-    modify_qp, query_device_resp, query_qp, query_qp_resp, reg_mr, reg_mr_resp,
+    Reader, alloc_pd_resp, create_ah, create_ah_resp, create_comp_channel_resp, create_srq, create_srq_resp,
+    destroy_srq, destroy_srq_resp, ex_query_device_resp, modify_qp, modify_srq, query_device_resp, query_qp,
+    query_qp_resp, query_srq, query_srq_resp, reg_mr, reg_mr_resp,
 };
 use super::server::{OpenFile, Server};
-use super::{ah, device, mr, qp};
+use super::{ah, device, mr, qp, srq};
 
 /// Attribute numbers.
 pub const CORE_IN: u16 = 0;
@@ -39,10 +40,6 @@ const ABSENT: &[(u32, &str)] = &[
     (0x13, "RESIZE_CQ"),
     (0x1e, "ATTACH_MCAST"),
     (0x1f, "DETACH_MCAST"),
-    (0x20, "CREATE_SRQ"),
-    (0x21, "MODIFY_SRQ"),
-    (0x22, "QUERY_SRQ"),
-    (0x23, "DESTROY_SRQ"),
     (0x25, "OPEN_XRCD"),
     (0x26, "CLOSE_XRCD"),
     (0x27, "CREATE_XSRQ"),
@@ -71,6 +68,10 @@ fn sizes(number: u32) -> Option<(&'static str, usize, usize)> {
         0x11 => ("CREATE_COMP_CHANNEL", 8, create_comp_channel_resp::SIZE),
         0x19 => ("QUERY_QP", query_qp::SIZE, query_qp_resp::SIZE),
         0x1a => ("MODIFY_QP", modify_qp::SIZE, 0),
+        0x20 => ("CREATE_SRQ", create_srq::SIZE, create_srq_resp::SIZE),
+        0x21 => ("MODIFY_SRQ", modify_srq::SIZE, 0),
+        0x22 => ("QUERY_SRQ", query_srq::SIZE, query_srq_resp::SIZE),
+        0x23 => ("DESTROY_SRQ", destroy_srq::SIZE, destroy_srq_resp::SIZE),
         0x8000_001a => ("EX_MODIFY_QP", modify_qp::SIZE, 0),
         _ => return None,
     })
@@ -104,6 +105,10 @@ pub fn invoke<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         0x11 => create_comp_channel(server, file, &write),
         0x19 => qp::query(server, file, &write),
         0x1a => qp::modify(server, file, &write, false),
+        0x20 => srq::create_plain(server, file, &write),
+        0x21 => srq::modify(server, file, &write),
+        0x22 => srq::query(server, file, &write),
+        0x23 => srq::destroy_plain(server, file, &write),
         _ => qp::modify(server, file, &write, true),
     }
 }

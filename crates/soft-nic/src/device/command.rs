@@ -19,6 +19,12 @@ pub mod event_type {
     pub const COMM_EST: u32 = 4;
     /// The send queue drained (SQD).
     pub const SQ_DRAINED: u32 = 5;
+    /// The shared receive queue cannot be used any more.
+    pub const SRQ_ERR: u32 = 14;
+    /// Fewer receives than the limit are left in the shared receive queue.
+    pub const SRQ_LIMIT_REACHED: u32 = 15;
+    /// A queue in error takes nothing more from its shared receive queue.
+    pub const QP_LAST_WQE_REACHED: u32 = 16;
 }
 
 /// Why a command was refused: the errno a kernel gives, and the sentence that the log gets.
@@ -192,7 +198,9 @@ pub struct CreateQp {
     pub send_cq: Handle,
     /// Receive CQ.
     pub recv_cq: Handle,
-    /// Capacities asked for; returned unchanged.
+    /// Shared receive queue to take receives from.
+    pub srq: Option<Handle>,
+    /// Capacities asked for; returned unchanged, but for those of a receive queue where a shared one is named.
     pub cap: QpCap,
     /// Echoed in asynchronous events.
     pub user_handle: u64,
@@ -214,6 +222,64 @@ pub struct CreateQp {
     pub user_index: u32,
     /// UAR page that this queue rings, when named.
     pub uar_page: Option<u32>,
+}
+
+impl CreateQp {
+    /// The same, with nothing said of a receive queue.
+    pub(super) fn without_receive_queue(&self) -> CreateQp {
+        let cap = QpCap { max_recv_wr: 0, max_recv_sge: 0, ..self.cap };
+        CreateQp { cap, rq_wqe_count: 0, rq_wqe_shift: 0, ..*self }
+    }
+}
+
+/// `SRQ.CREATE` with the mlx5 part.
+#[derive(Debug, Clone, Copy)]
+pub struct CreateSrq {
+    /// Protection domain.
+    pub pd: Handle,
+    /// Receives; the ring has the next power of two above this.
+    pub max_wr: u32,
+    /// Scatter entries of one.
+    pub max_sge: u32,
+    /// Echoed in asynchronous events.
+    pub user_handle: u64,
+    /// Ring address.
+    pub buffer: u64,
+    /// Doorbell record address: one word is used.
+    pub record: u64,
+}
+
+/// Answer to [`CreateSrq`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CreatedSrq {
+    /// Object handle.
+    pub handle: Handle,
+    /// SRQ number.
+    pub srqn: u32,
+    /// Receives that the ring has room for.
+    pub max_wr: u32,
+    /// Scatter entries as asked for.
+    pub max_sge: u32,
+}
+
+/// `MODIFY_SRQ`.
+#[derive(Debug, Clone, Copy)]
+pub struct ModifySrq {
+    /// `IBV_SRQ_*` bits.
+    pub mask: u32,
+    /// Limit to arm.
+    pub limit: u32,
+}
+
+/// Answer to `QUERY_SRQ`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QueriedSrq {
+    /// Receives that the ring has room for.
+    pub max_wr: u32,
+    /// Scatter entries of one.
+    pub max_sge: u32,
+    /// Limit that is armed; 0: none.
+    pub limit: u32,
 }
 
 /// Answer to [`CreateQp`].

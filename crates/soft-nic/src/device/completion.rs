@@ -99,6 +99,7 @@ impl<M: Memory> Core<M> {
             ..CqeFields::default()
         };
         self.counters.receives_consumed += 1;
+        self.counters.receives_shared += u64::from(qp.srq.is_some());
         self.complete(qp.recv_cq, fields, payload);
     }
 

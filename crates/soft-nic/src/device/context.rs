@@ -23,6 +23,7 @@ pub(super) struct Context {
     pub regions: Table<u32>,
     pub uars: Table<u32>,
     pub cqs: Table<u32>,
+    pub srqs: Table<u32>,
     pub qps: Table<u32>,
     pub ahs: Table<u32>,
 }
@@ -49,11 +50,13 @@ impl<M: Memory> Core<M> {
         let handles = |table: &Table<u32>| table.iter().map(|(handle, _)| handle).collect::<Vec<_>>();
         let qps = handles(&context.qps);
         let (ahs, cqs, regions) = (handles(&context.ahs), handles(&context.cqs), handles(&context.regions));
+        let srqs = handles(&context.srqs);
         let (uars, pds) = (handles(&context.uars), handles(&context.pds));
         // Users before what they use: no step can find its object busy.
         let done = qps.into_iter().try_for_each(|h| self.destroy_qp(id, h).map(drop));
         let done = done.and_then(|()| ahs.into_iter().try_for_each(|h| self.destroy_ah(id, h)));
         let done = done.and_then(|()| cqs.into_iter().try_for_each(|h| self.destroy_cq(id, h).map(drop)));
+        let done = done.and_then(|()| srqs.into_iter().try_for_each(|h| self.destroy_srq(id, h).map(drop)));
         let done = done.and_then(|()| regions.into_iter().try_for_each(|h| self.dereg_mr(id, h)));
         let done = done.and_then(|()| uars.into_iter().try_for_each(|h| self.free_uar(id, h)));
         let done = done.and_then(|()| pds.into_iter().try_for_each(|h| self.dealloc_pd(id, h)));

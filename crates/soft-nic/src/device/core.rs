@@ -17,6 +17,7 @@ use super::mr::Regions;
 use super::qpn::Qps;
 use super::schedule::Schedule;
 use super::sq::Pool;
+use super::srq::Srq;
 use super::table::Table;
 use crate::config::{Config, DoorbellOrder};
 use crate::dma::{Memory, Segment, ThreadTime, Threads};
@@ -74,6 +75,7 @@ pub(super) struct Core<M> {
     pub regions: Regions,
     pub uars: Table<Uar>,
     pub cqs: Table<Cq>,
+    pub srqs: Table<Srq>,
     pub ahs: Table<Ah>,
     pub qps: Qps,
     pub counters: Counters,
@@ -88,6 +90,8 @@ pub(super) struct Core<M> {
     pub segments: Vec<Segment>,
     /// CQs that died in this poll; their QPs follow.
     pub dead_cqs: Vec<(u32, u32)>,
+    /// The same for shared receive queues.
+    pub dead_srqs: Vec<(u32, u32)>,
 }
 
 impl<M: Memory> Core<M> {
@@ -117,6 +121,7 @@ impl<M: Memory> Core<M> {
             regions: Regions::default(),
             uars: Table::default(),
             cqs: Table::default(),
+            srqs: Table::default(),
             ahs: Table::default(),
             qps: Qps::new(slot),
             counters: Counters::default(),
@@ -128,6 +133,7 @@ impl<M: Memory> Core<M> {
             wqe: Box::new([0; MAX_WQE_BYTES]),
             segments: Vec::new(),
             dead_cqs: Vec::new(),
+            dead_srqs: Vec::new(),
         }
     }
 

@@ -73,6 +73,8 @@ counters! {
     bytes_read,
     /// Receives consumed.
     receives_consumed,
+    /// Those of them that came from shared receive queues.
+    receives_shared,
     /// CQEs written.
     cqes,
     /// Completion events given.

@@ -57,8 +57,13 @@ impl<M: Memory> Core<M> {
     fn respond(&mut self, qp: &mut Qp, request: &Request, inbound: &mut Inbound<'_>) {
         let Some(responder) = &mut qp.responder else { return };
         let duplicates = responder.counters().duplicates;
-        let mut resources =
-            QpResources { memory: &self.memory, regions: &self.regions, pd: qp.pd, rq: &mut qp.rq };
+        let mut resources = QpResources {
+            memory: &self.memory,
+            regions: &self.regions,
+            pd: qp.pd,
+            rq: &mut qp.rq,
+            srq: qp.srq.and_then(|from| self.srqs.get_mut(from.place)),
+        };
         match responder.handle_request(request, &mut resources) {
             Verdict::Execute(work) => {
                 let outcome = self.execute(qp, request, &work, inbound);
@@ -68,6 +73,9 @@ impl<M: Memory> Core<M> {
             }
             Verdict::Answered => {}
             Verdict::Dropped(reason) => self.count_dropped(reason),
+        }
+        if let Some(from) = qp.srq {
+            self.tell_of_srq(from.place);
         }
         let Some(responder) = &mut qp.responder else { return };
         self.counters.duplicates += responder.counters().duplicates - duplicates;
@@ -156,7 +164,7 @@ impl<M: Memory> Core<M> {
     ) -> Result<(), Outcome> {
         let mut to = std::mem::take(&mut self.segments);
         to.clear();
-        let mapped = qp.rq.scatter(&self.regions, qp.pd, offset, length, &mut to);
+        let mapped = qp.rq.scatter(&self.regions, qp.receive_pd(), offset, length, &mut to);
         let mut payload = [0; 64];
         let small =
             length > 0 && length as usize <= qp.responder_scatter && offset == 0 && completion.is_some();
@@ -190,7 +198,7 @@ impl<M: Memory> Core<M> {
         };
         let mut to = std::mem::take(&mut self.segments);
         to.clear();
-        let mapped = qp.rq.scatter(&self.regions, qp.pd, 0, GRH_BYTES, &mut to);
+        let mapped = qp.rq.scatter(&self.regions, qp.receive_pd(), 0, GRH_BYTES, &mut to);
         let mut rest = &header[..];
         let written = to.iter().try_for_each(|piece| {
             let (bytes, left) = rest.split_at((piece.len as usize).min(rest.len()));

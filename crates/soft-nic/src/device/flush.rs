@@ -6,6 +6,7 @@ use mlx5_layout::send_wqe::{BLOCK_BYTES, blocks};
 use roce::qp_state::QpState;
 use roce::{ServiceType, Status};
 
+use super::command::event_type;
 use super::core::Core;
 use super::qp::Qp;
 use crate::dma::Memory;
@@ -40,6 +41,10 @@ impl<M: Memory> Core<M> {
         }
         if let Some(receive) = qp.responder.as_mut().and_then(|r| r.enter_error()) {
             self.fail_receive(qp, receive.id as u16, Status::Flushed);
+        }
+        // It takes nothing more from the shared queue, and what others posted there stays (IBTA vol. 1 §11.6.3.1).
+        if qp.srq.is_some() && qp.service != ServiceType::Ud {
+            self.raise(qp, event_type::QP_LAST_WQE_REACHED);
         }
         self.schedule.heat(qp, self.now);
     }

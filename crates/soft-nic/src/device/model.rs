@@ -1,7 +1,7 @@
 //! What kind of card the NIC says it is: PCI identity, capabilities, ports and GIDs of ConnectX-5, 6, 6 Dx and 7.
 //!
 //! Identities are those of `pci.ids` and of `ibv_devinfo` on the cards; a limit reported here is enforced by the command
-//! that it bounds. What this NIC does not do (shared receive queues, memory windows, multicast) is reported as 0, not as
+//! that it bounds. What this NIC does not do (memory windows, multicast) is reported as 0, not as
 //! the card's number. The only difference in behaviour between models is in these tables.
 
 use super::qpn::MAX_QP;
@@ -70,6 +70,9 @@ impl Model {
             max_sge_rd: 30,
             max_cq: 1 << 24,
             max_cqe: (1 << 22) - 1,
+            max_srq: 1 << 23,
+            max_srq_wr: 32767,
+            max_srq_sge: 31,
             max_mr: (1 << 24) - 0x10,
             max_pd: 1 << 23,
             max_qp_rd_atom: 16,
@@ -111,6 +114,12 @@ pub struct Capabilities {
     pub max_cq: u32,
     /// Largest `cqe` of CQ creation (entries minus one).
     pub max_cqe: u32,
+    /// Shared receive queues of one NIC.
+    pub max_srq: u32,
+    /// Receives of one.
+    pub max_srq_wr: u32,
+    /// Scatter entries of one of these: one pointer's room is the link's.
+    pub max_srq_sge: u32,
     /// Memory regions of one NIC.
     pub max_mr: u32,
     /// Protection domains of one NIC.

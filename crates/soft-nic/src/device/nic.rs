@@ -7,8 +7,9 @@
 use roce::Now;
 
 use super::command::{
-    AddressVector, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq, CreateQp, CreatedAh,
-    CreatedCq, CreatedQp, DestroyedCq, EventSink, Handle, ModifyQp, MrKeys, QueriedQp, RegMr,
+    AddressVector, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq, CreateQp, CreateSrq,
+    CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, EventSink, Handle, ModifyQp, ModifySrq, MrKeys,
+    QueriedQp, QueriedSrq, RegMr,
 };
 use super::core::{Core, LogSink, Onlooker};
 use super::counters::Counters;
@@ -164,6 +165,35 @@ impl<M: Memory> Nic<M> {
     /// `DESTROY_QP`; returns the asynchronous events that the program must have read.
     pub fn destroy_qp(&mut self, context: ContextId, handle: Handle) -> Result<u32, CommandError> {
         self.core.destroy_qp(context, handle)
+    }
+
+    /// `CREATE_SRQ`.
+    pub fn create_srq(
+        &mut self,
+        context: ContextId,
+        request: &CreateSrq,
+    ) -> Result<CreatedSrq, CommandError> {
+        self.core.create_srq(context, request)
+    }
+
+    /// `MODIFY_SRQ`.
+    pub fn modify_srq(
+        &mut self,
+        context: ContextId,
+        handle: Handle,
+        request: &ModifySrq,
+    ) -> Result<(), CommandError> {
+        self.core.modify_srq(context, handle, request)
+    }
+
+    /// `QUERY_SRQ`.
+    pub fn query_srq(&self, context: ContextId, handle: Handle) -> Result<QueriedSrq, CommandError> {
+        self.core.query_srq(context, handle)
+    }
+
+    /// `DESTROY_SRQ`; returns the asynchronous events that the program must have read.
+    pub fn destroy_srq(&mut self, context: ContextId, handle: Handle) -> Result<u32, CommandError> {
+        self.core.destroy_srq(context, handle)
     }
 
     /// `CREATE_AH`.

@@ -31,6 +31,11 @@ impl<M: Memory> Core<M> {
                 self.fail_users(place);
             }
         }
+        while let Some((place, srqn)) = self.dead_srqs.pop() {
+            if self.srqs.get(place).is_some_and(|srq| srq.srqn == srqn) {
+                self.fail_takers(place);
+            }
+        }
         link.ring_bells();
         self.counters.staged_bytes = link.counters().staged_bytes;
         work

@@ -1,7 +1,7 @@
 //! Queue pairs: what one is made of, and the commands that make, query and destroy it.
 //!
 //! Sizes, alignment and limits are checked as `set_user_buf_size` and `create_user_qp` of the mlx5 driver do.
-//! Left out: shared receive queues, raw packet and DC queues, path migration, multicast.
+//! Left out: raw packet and DC queues, path migration, multicast.
 
 use std::collections::VecDeque;
 
@@ -63,6 +63,8 @@ pub(super) struct Qp {
     pub attributes: ModifyQp,
     pub sq: SendQueue,
     pub rq: ReceiveQueue,
+    /// Where its receives come from, instead of `rq`.
+    pub srq: Option<SharedFrom>,
     pub requester: Option<Requester>,
     pub responder: Option<Responder>,
     /// Process of the connected peer; none: nobody on the fabric has the address and the QPN.
@@ -86,6 +88,15 @@ pub(super) struct Qp {
     pub partial_reply: Option<Reply>,
     /// READ responses leave at the link's rate: no reply before this.
     pub reply_not_before: roce::Now,
+}
+
+/// The shared receive queue that a QP takes from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SharedFrom {
+    /// Place in the NIC's table.
+    pub place: u32,
+    /// Its protection domain, which the keys of its receives belong to.
+    pub pd: u32,
 }
 
 /// Bytes of a READ that go out with its reply.
@@ -123,6 +134,11 @@ impl Qp {
         while self.responder.as_mut().and_then(Responder::poll_reply).is_some() {}
     }
 
+    /// Protection domain of the keys in its receives.
+    pub(super) fn receive_pd(&self) -> u32 {
+        self.srq.map_or(self.pd, |from| from.pd)
+    }
+
     /// Path MTU in bytes; a datagram's is the port's.
     pub(super) fn mtu_bytes(&self) -> u32 {
         let code = if self.service == ServiceType::Ud { self.port_mtu } else { self.attributes.path_mtu };
@@ -136,6 +152,10 @@ impl<M: Memory> Core<M> {
         let pd = self.find_pd(id, request.pd)?;
         let send_cq = self.find_cq(id, request.send_cq)?;
         let recv_cq = self.find_cq(id, request.recv_cq)?;
+        let srq = request.srq.map(|handle| self.find_srq(id, handle)).transpose()?;
+        let srq = srq.and_then(|place| Some(SharedFrom { place, pd: self.srqs.get(place)?.pd }));
+        // As `set_rq_size` of the driver: who has a shared queue has none of its own, whatever the command says.
+        let request = &if srq.is_some() { request.without_receive_queue() } else { *request };
         let rq_bytes = self.check_queues(request)?;
         let page = self.find_page(id, request)?;
         let size = |cq: u32| self.cqs.get(cq).map_or(64, |cq| cq.cqe_size as usize);
@@ -189,6 +209,7 @@ impl<M: Memory> Core<M> {
                 header: if signature { 16 } else { 0 },
                 pointers: Vec::new(),
             },
+            srq,
             requester: None,
             responder: None,
             peer: None,
@@ -209,6 +230,9 @@ impl<M: Memory> Core<M> {
             if let Some(cq) = self.cqs.get_mut(cq) {
                 cq.users += 1;
             }
+        }
+        if let Some(srq) = srq.and_then(|from| self.srqs.get_mut(from.place)) {
+            srq.users += 1;
         }
         if let Some(uar) = self.uars.get_mut(page) {
             uar.queues.push(place);
@@ -297,6 +321,9 @@ impl<M: Memory> Core<M> {
             if let Some(cq) = self.cqs.get_mut(cq) {
                 cq.users -= 1;
             }
+        }
+        if let Some(srq) = qp.srq.and_then(|from| self.srqs.get_mut(from.place)) {
+            srq.users -= 1;
         }
         if let Some(uar) = self.uars.get_mut(qp.sq.doorbell.page) {
             uar.queues.retain(|queue| *queue != place);

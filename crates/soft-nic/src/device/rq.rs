@@ -1,8 +1,8 @@
 //! Receive queue: reads receive WQEs, once each, and scatters payload into what they name.
 //!
 //! There is no doorbell: the record alone says how many are posted, and it is looked at when a message needs a receive.
-//! Keys are checked when bytes go through them, so that an entry nobody reaches is no error. Left out: shared receive
-//! queues, striding queues.
+//! Keys are checked when bytes go through them, so that an entry nobody reaches is no error. What a queue takes from a shared
+//! receive queue (`srq.rs`) ends up in the same list of pointers. Left out: striding queues.
 
 use mlx5_layout::RecvWqe;
 use mlx5_layout::doorbell::counter_of;
@@ -10,10 +10,11 @@ use mlx5_layout::send_wqe::DataPointer;
 use roce::{Access, Receive, Region, RegionError, Resources};
 
 use super::mr::Regions;
+use super::srq::Srq;
 use crate::dma::{Memory, Segment};
 
 /// Largest entry: `max_recv_descriptor_bytes`.
-const MAX_ENTRY_BYTES: usize = 512;
+pub(super) const MAX_ENTRY_BYTES: usize = 512;
 
 /// Four pointers.
 const SMALL_ENTRY_BYTES: usize = 64;
@@ -130,6 +131,8 @@ pub(super) struct QpResources<'a, M> {
     pub regions: &'a Regions,
     pub pd: u32,
     pub rq: &'a mut ReceiveQueue,
+    /// Where its receives come from instead.
+    pub srq: Option<&'a mut Srq>,
 }
 
 impl<M: Memory> Resources for QpResources<'_, M> {
@@ -139,7 +142,10 @@ impl<M: Memory> Resources for QpResources<'_, M> {
     }
 
     fn take_receive(&mut self) -> Option<Receive> {
-        self.rq.take(self.memory)
+        match &mut self.srq {
+            None => self.rq.take(self.memory),
+            Some(srq) => srq.take(self.memory, &mut self.rq.pointers),
+        }
     }
 
     fn invalidate(&mut self, _rkey: u32) -> bool {

@@ -13,6 +13,7 @@ use roce::{Now, ServiceType};
 
 use super::memory::{Block, RegisterPage};
 use super::shapes::{CqId, CqShape, QpId, QpShape, Region, Setup};
+use super::shared_receive::DriverSrq;
 use super::sinks::Sinks;
 use super::work::WorkRequest;
 use crate::config::LinkLayer;
@@ -60,8 +61,8 @@ pub struct DriverQp {
     pub recv_cq: CqId,
     /// User handle in events.
     pub user_handle: u64,
-    shape: QpShape,
-    page: usize,
+    pub(super) shape: QpShape,
+    pub(super) page: usize,
     half: usize,
     last_wqe: [u8; 8],
 }
@@ -80,7 +81,8 @@ pub struct Driver<M: Memory> {
     pub now: u64,
     pages: Vec<(RegisterPage, u32)>,
     cqs: Vec<DriverCq>,
-    qps: Vec<DriverQp>,
+    pub(super) qps: Vec<DriverQp>,
+    pub(super) srqs: Vec<DriverSrq>,
 }
 
 /// Time that one round of the NIC takes on the virtual clock.
@@ -101,7 +103,17 @@ impl<M: Memory> Driver<M> {
         let mut nic = Nic::new(&setup.config, setup.memory, link, events, log, Now(now));
         let context = nic.open_context(0).expect("device 0 opens");
         let pd = nic.alloc_pd(context).expect("a PD").handle;
-        Driver { nic, context, pd, sinks, now, pages: Vec::new(), cqs: Vec::new(), qps: Vec::new() }
+        Driver {
+            nic,
+            context,
+            pd,
+            sinks,
+            now,
+            pages: Vec::new(),
+            cqs: Vec::new(),
+            qps: Vec::new(),
+            srqs: Vec::new(),
+        }
     }
 
     // Objects.
@@ -174,6 +186,7 @@ impl<M: Memory> Driver<M> {
             pd: self.pd,
             send_cq: self.cqs[send_cq.0].handle,
             recv_cq: self.cqs[recv_cq.0].handle,
+            srq: shape.srq.map(|srq| self.srqs[srq.0].handle),
             cap: QpCap::default(),
             user_handle,
             signal_all: shape.signal_all,
@@ -244,7 +257,8 @@ impl<M: Memory> Driver<M> {
     /// Rings and records of everything that was made.
     pub fn blocks(&self) -> impl Iterator<Item = &Block> {
         let cqs = self.cqs.iter().flat_map(|cq| [&cq.ring, &cq.record]);
-        cqs.chain(self.qps.iter().flat_map(|qp| [&qp.ring, &qp.record]))
+        let srqs = self.srqs.iter().flat_map(|srq| [&srq.ring, &srq.record]);
+        cqs.chain(self.qps.iter().flat_map(|qp| [&qp.ring, &qp.record])).chain(srqs)
     }
 
     // States.

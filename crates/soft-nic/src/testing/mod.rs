@@ -6,11 +6,13 @@
 mod driver;
 mod memory;
 mod shapes;
+mod shared_receive;
 mod sinks;
 mod work;
 
 pub use driver::{Driver, DriverCq, DriverQp};
 pub use memory::{Block, RegisterPage};
-pub use shapes::{CqId, CqShape, QpId, QpShape, Region, Setup};
+pub use shapes::{CqId, CqShape, QpId, QpShape, Region, Setup, SrqId};
+pub use shared_receive::DriverSrq;
 pub use sinks::{AsyncRecord, Sinks};
 pub use work::{Data, WorkRequest};

@@ -48,6 +48,10 @@ pub struct CqId(pub(super) usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpId(pub(super) usize);
 
+/// A shared receive queue of a driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SrqId(pub(super) usize);
+
 /// Shape of a CQ.
 #[derive(Debug, Clone, Copy)]
 pub struct CqShape {
@@ -80,6 +84,8 @@ pub struct QpShape {
     pub send_cq: Option<CqId>,
     /// Receive CQ; none: a new one.
     pub recv_cq: Option<CqId>,
+    /// Shared receive queue; none: receive entries of its own.
+    pub srq: Option<SrqId>,
     /// `MLX5_QP_FLAG_*`.
     pub mlx5_flags: u32,
     /// `sq_sig_all`.
@@ -99,6 +105,7 @@ impl Default for QpShape {
             rq_shift: 6,
             send_cq: None,
             recv_cq: None,
+            srq: None,
             mlx5_flags: 1 << 10,
             signal_all: false,
             page: None,

@@ -85,6 +85,7 @@ fn qps_are_checked_when_they_are_made() {
         pd: driver.pd,
         send_cq: cq,
         recv_cq: cq,
+        srq: None,
         cap: QpCap::default(),
         user_handle: 0,
         signal_all: false,

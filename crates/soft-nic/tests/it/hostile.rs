@@ -26,7 +26,7 @@ const MUTANTS: u64 = 1_000_000;
 const AT_LEAST: u64 = 100;
 
 /// Syndromes that no work request on this NIC can end with: there are no memory windows, no receive buffer in a WRITE with
-/// immediate, no shared receive queue (docs/soft-nic.md, «Not as on silicon»).
+/// immediate, no on-demand paging (docs/soft-nic.md, «Not as on silicon»).
 const ABSENT: [CqeSyndrome; 3] = [CqeSyndrome::MwBind, CqeSyndrome::LocalAccess, CqeSyndrome::RemoteAborted];
 
 /// What happened, by name.

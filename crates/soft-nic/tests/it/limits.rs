@@ -30,6 +30,7 @@ fn qp_request(driver: &mut Driver<Host>, cq: u32, memory: &Block) -> CreateQp {
         pd: driver.pd,
         send_cq: cq,
         recv_cq: cq,
+        srq: None,
         cap: QpCap::default(),
         user_handle: 0,
         signal_all: false,

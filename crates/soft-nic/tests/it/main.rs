@@ -9,4 +9,5 @@ mod operations;
 mod order;
 mod queues;
 mod read_once;
+mod shared_receive;
 mod withdrawn;

@@ -311,7 +311,7 @@ fn queue_pairs_carry_every_field() {
     assert_eq!(
         bench.asked(),
         [
-            "CreateQp { service: Rc, pd: 4, send_cq: 6, recv_cq: 6, cap: QpCap { max_send_wr: 1, max_recv_wr: 2, \
+            "CreateQp { service: Rc, pd: 4, send_cq: 6, recv_cq: 6, srq: None, cap: QpCap { max_send_wr: 1, max_recv_wr: 2, \
           max_send_sge: 3, max_recv_sge: 4, max_inline_data: 5 }, user_handle: feed, signal_all: true, buffer: 1000, \
           record: 2000, sq_wqe_count: 40, rq_wqe_count: 20, rq_wqe_shift: 4, mlx5_flags: 402, user_index: 99, \
           uar_page: Some(21) }"
@@ -326,11 +326,82 @@ fn queue_pairs_carry_every_field() {
         ("XRC", qp_call(9, 0, 0x400), libc::EOPNOTSUPP),
         ("a driver's own type", qp_call(0xff, 0, 0x400), libc::EOPNOTSUPP),
         ("a type that is none", qp_call(0, 0, 0x400), libc::EOPNOTSUPP),
-        ("a shared receive queue", qp_call(2, 0, 0x400).handle(3, 1), libc::EOPNOTSUPP),
+        ("an XRC domain", qp_call(2, 0, 0x400).handle(1, 1), libc::EOPNOTSUPP),
         ("an indirection table", qp_call(2, 0, 0x400).handle(6, 1), libc::EOPNOTSUPP),
         ("a source QPN", qp_call(4, 0, 0x400).input(11, &1_u32.to_ne_bytes()), libc::EOPNOTSUPP),
         ("scatter FCS", qp_call(2, 1 << 8, 0x400), libc::EOPNOTSUPP),
         ("a DCI", qp_call(2, 0, 0x420), libc::EOPNOTSUPP),
+    ] {
+        assert_eq!(call.run(&mut bench), Err(errno), "{what}");
+    }
+    assert_eq!(bench.asked(), [] as [&str; 0]);
+}
+
+pub fn srq_call(kind: u64) -> Call {
+    let mut part = [0; 32];
+    part[..8].copy_from_slice(&0x1000_u64.to_ne_bytes());
+    part[8..16].copy_from_slice(&0x2000_u64.to_ne_bytes());
+    Call::new(5, 0)
+        .handle(0, 0)
+        .handle(1, 4)
+        .input(4, &0xbeef_u64.to_ne_bytes())
+        .input(5, &14_u32.to_ne_bytes())
+        .input(6, &3_u32.to_ne_bytes())
+        .input(7, &0_u32.to_ne_bytes())
+        .input(9, &kind.to_ne_bytes())
+        .output(11, 4)
+        .output(12, 4)
+        .output(13, 4)
+        .input(0x1000, &part)
+        .output(0x1001, 8)
+}
+
+#[test]
+fn shared_receive_queues_carry_every_field_in_both_forms() {
+    let mut bench = Bench::open(&Config::default());
+    let mut call = srq_call(0);
+    call.run(&mut bench).unwrap();
+    let word = |id| Reader(call.result(id)).u32(0);
+    assert_eq!((call.attribute(0).1, word(11), word(12), word(13), word(0x1001)), (10, 15, 3, 0x40a, 0x40a));
+    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
+    // Response and user handle, then PD, receives, entries, limit.
+    let input = words(&[0, 0, 0xbeef, 0, 4, 14, 3, 9]);
+    let part = words(&[0x1000, 0, 0x2000, 0, 0, 0, 0, 0]);
+    let mut plain = Call::write(0x20).input(0, &input).output(1, 16).input(0x1000, &part).output(0x1001, 8);
+    plain.run(&mut bench).unwrap();
+    assert_eq!(plain.result(1), words(&[10, 15, 3, 0x40a]));
+    assert_eq!(plain.result(0x1001), words(&[0x40a, 0]));
+    let wanted = "CreateSrq { pd: 4, max_wr: e, max_sge: 3, user_handle: beef, buffer: 1000, record: 2000 }";
+    assert_eq!(bench.asked(), [wanted, wanted]);
+    let mut qp = qp_call(2, 0, 0x400).handle(3, 10);
+    qp.run(&mut bench).unwrap();
+    assert!(bench.asked()[0].contains("srq: Some(a)"));
+
+    Call::write(0x21).input(0, &words(&[10, 2, 77, 7])).run(&mut bench).unwrap();
+    let mut query = Call::write(0x22).input(0, &words(&[0, 0, 10, 0])).output(1, 16);
+    query.run(&mut bench).unwrap();
+    assert_eq!(query.result(1), words(&[15, 3, 7, 0]));
+    let mut destroy = Call::new(5, 1).handle(0, 10).output(1, 4);
+    destroy.run(&mut bench).unwrap();
+    let mut older = Call::write(0x23).input(0, &words(&[0, 0, 10, 0])).output(1, 4);
+    older.run(&mut bench).unwrap();
+    assert_eq!((destroy.result(1), older.result(1)), (&words(&[6])[..], &words(&[6])[..]));
+    assert_eq!(
+        bench.asked(),
+        ["modify_srq 10 ModifySrq { mask: 2, limit: 7 }", "query_srq 10", "destroy_srq 10", "destroy_srq 10"]
+    );
+    let mut reserved = part.clone();
+    reserved[20] = 1;
+    for (what, mut call, errno) in [
+        ("XRC", srq_call(1), libc::EOPNOTSUPP),
+        ("tag matching", srq_call(2), libc::EOPNOTSUPP),
+        ("no mlx5 part", Call::write(0x20).input(0, &input).output(1, 16), libc::EINVAL),
+        (
+            "a reserved word",
+            Call::write(0x20).input(0, &input).output(1, 16).input(0x1000, &reserved),
+            libc::EINVAL,
+        ),
+        ("too short", Call::write(0x22).input(0, &words(&[0, 0])).output(1, 16), libc::ENOSPC),
     ] {
         assert_eq!(call.run(&mut bench), Err(errno), "{what}");
     }
@@ -497,17 +568,17 @@ fn a_panic_in_the_nic_stops_it_for_good() {
 #[test]
 fn what_the_device_lacks_is_refused_as_a_kernel_refuses_it_and_counted() {
     let mut bench = Bench::open(&Config::default());
-    for command in [0x20, 0x13, 0xe, 0x1e, 0x8000_0032, 0x8000_0039, 0x99, 0x1234_5678] {
+    for command in [0x27, 0x13, 0xe, 0x1e, 0x8000_0032, 0x8000_0039, 0x99, 0x1234_5678] {
         assert_eq!(
             Call::write(command).input(0, &[0; 16]).run(&mut bench),
             Err(libc::EOPNOTSUPP),
             "{command:#x}"
         );
     }
-    Call::write(0x20).input(0, &[0; 16]).run(&mut bench).unwrap_err();
+    Call::write(0x27).input(0, &[0; 16]).run(&mut bench).unwrap_err();
     assert_eq!(Call::new(0x1000, 0x1000).run(&mut bench), Err(libc::EOPNOTSUPP));
     let refused = bench.server.refused();
-    assert!(refused.contains(&("CREATE_SRQ".to_owned(), 2)), "{refused:?}");
+    assert!(refused.contains(&("CREATE_XSRQ".to_owned(), 2)), "{refused:?}");
     assert!(refused.contains(&("DEVX.0x1000".to_owned(), 1)), "{refused:?}");
     assert!(refused.contains(&("write command 0x99".to_owned(), 1)), "{refused:?}");
 }

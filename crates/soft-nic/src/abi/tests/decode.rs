@@ -105,7 +105,7 @@ fn headers_are_checked_before_anything_else() {
         ("another driver", ioctl_hdr::DRIVER, 2, Err(libc::EINVAL)),
         ("an unknown object", ioctl_hdr::OBJECT, 0x40, Err(libc::EPROTONOSUPPORT)),
         ("an unknown method", ioctl_hdr::METHOD, 0x40, Err(libc::EPROTONOSUPPORT)),
-        ("shared receive queues", ioctl_hdr::OBJECT, 5, Err(libc::EOPNOTSUPP)),
+        ("flows", ioctl_hdr::OBJECT, 9, Err(libc::EOPNOTSUPP)),
         ("memory windows", ioctl_hdr::OBJECT, 8, Err(libc::EOPNOTSUPP)),
     ] {
         let mut bytes = good.clone();

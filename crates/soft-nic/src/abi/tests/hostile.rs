@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::commands::{cq_call, qp_call};
+use super::commands::{cq_call, qp_call, srq_call};
 use super::{Bench, Call, get_context};
 use crate::config::Config;
 use crate::dma::{Fault, Memory};
@@ -79,7 +79,7 @@ impl Random {
 }
 
 /// Numbers of the write commands that are damaged, by name.
-const WRITES: [(&str, u32); 11] = [
+const WRITES: [(&str, u32); 15] = [
     ("QUERY_DEVICE", 1),
     ("ALLOC_PD", 3),
     ("DEALLOC_PD", 4),
@@ -89,6 +89,10 @@ const WRITES: [(&str, u32); 11] = [
     ("DEREG_MR", 0xd),
     ("QUERY_QP", 0x19),
     ("MODIFY_QP", 0x1a),
+    ("CREATE_SRQ", 0x20),
+    ("MODIFY_SRQ", 0x21),
+    ("QUERY_SRQ", 0x22),
+    ("DESTROY_SRQ", 0x23),
     ("EX_QUERY_DEVICE", 0x8000_0001),
     ("EX_MODIFY_QP", 0x8000_001a),
 ];
@@ -109,10 +113,12 @@ fn methods() -> Vec<(&'static str, Call)> {
         ("PD.DESTROY", Call::new(1, 0).handle(0, 4)),
         ("CQ.DESTROY", Call::new(3, 1).handle(0, 4).output(1, 8)),
         ("QP.DESTROY", Call::new(4, 1).handle(0, 4).output(1, 4)),
+        ("SRQ.CREATE", srq_call(0)),
+        ("SRQ.DESTROY", Call::new(5, 1).handle(0, 4).output(1, 4)),
         ("AH.DESTROY", Call::new(6, 0).handle(0, 4)),
         ("MR.DESTROY", Call::new(7, 1).handle(0, 4)),
         // What this device lacks.
-        ("CREATE_SRQ", Call::write(0x20).input(0, &[0; 64]).output(1, 64)),
+        ("CREATE_XSRQ", Call::write(0x27).input(0, &[0; 64]).output(1, 64)),
         ("DEVX", Call::new(0x1000, 0x1000).input(0, &[0; 16])),
         ("no object", Call::new(0x77, 0)),
     ]
@@ -121,7 +127,14 @@ fn methods() -> Vec<(&'static str, Call)> {
 /// Every call of a round after the one that opens the context. Input bytes of 0 name handle 0 and no attributes.
 fn calls() -> Vec<(&'static str, Call)> {
     let whole = WRITES.map(|(name, number)| {
-        (name, Call::write(number).input(0, &[0; 144]).output(1, 304).output(0x1001, 104))
+        (
+            name,
+            Call::write(number)
+                .input(0, &[0; 144])
+                .input(0x1000, &[0; 32])
+                .output(1, 304)
+                .output(0x1001, 104),
+        )
     });
     let short = WRITES.map(|(name, number)| (name, Call::write(number).input(0, &[0; 3]).output(1, 2)));
     methods().into_iter().chain(whole).chain(short).collect()
@@ -144,7 +157,9 @@ const OF_METHODS: &[(&str, &[i32])] = &[
     ("QP.DESTROY", &[0, libc::EINVAL, libc::EFAULT, libc::EPROTONOSUPPORT]),
     ("AH.DESTROY", &[0, libc::EINVAL, libc::EPROTONOSUPPORT]),
     ("MR.DESTROY", &[0, libc::EINVAL, libc::EPROTONOSUPPORT]),
-    ("CREATE_SRQ", &[libc::EOPNOTSUPP]),
+    ("SRQ.CREATE", &[0, libc::EINVAL, libc::EFAULT, libc::EPROTONOSUPPORT]),
+    ("SRQ.DESTROY", &[0, libc::EINVAL, libc::EFAULT, libc::EPROTONOSUPPORT]),
+    ("CREATE_XSRQ", &[libc::EOPNOTSUPP]),
     ("DEVX", &[libc::EOPNOTSUPP]),
     ("no object", &[libc::EPROTONOSUPPORT]),
 ];

@@ -3,8 +3,9 @@
 use crate::abi::commands::{Answer, Commands};
 use crate::device::UarKind;
 use crate::device::command::{
-    AddressVector, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq, CreateQp, CreatedAh,
-    CreatedCq, CreatedQp, DestroyedCq, Handle, ModifyQp, MrKeys, QpCap, QueriedQp, RegMr,
+    AddressVector, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq, CreateQp, CreateSrq,
+    CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp, ModifySrq, MrKeys, QpCap,
+    QueriedQp, QueriedSrq, RegMr,
 };
 use crate::dma::Registers;
 
@@ -101,6 +102,24 @@ impl Commands for Recorder {
     fn destroy_qp(&mut self, _: ContextId, qp: Handle) -> Answer<u32> {
         self.note(format!("destroy_qp {qp}"));
         Ok(5)
+    }
+
+    fn create_srq(&mut self, _: ContextId, command: &CreateSrq) -> Answer<CreatedSrq> {
+        let (max_wr, max_sge) = (command.max_wr + 1, command.max_sge);
+        self.make(format!("{command:x?}"), CreatedSrq { handle: 10, srqn: 0x40a, max_wr, max_sge })
+    }
+
+    fn modify_srq(&mut self, _: ContextId, srq: Handle, command: &ModifySrq) -> Answer<()> {
+        self.make(format!("modify_srq {srq} {command:x?}"), ())
+    }
+
+    fn query_srq(&mut self, _: ContextId, srq: Handle) -> Answer<QueriedSrq> {
+        self.make(format!("query_srq {srq}"), QueriedSrq { max_wr: 15, max_sge: 3, limit: 7 })
+    }
+
+    fn destroy_srq(&mut self, _: ContextId, srq: Handle) -> Answer<u32> {
+        self.note(format!("destroy_srq {srq}"));
+        Ok(6)
     }
 
     fn create_ah(&mut self, _: ContextId, pd: Handle, address: &AddressVector) -> Answer<CreatedAh> {

@@ -3,7 +3,7 @@
 use roce::ServiceType;
 use soft_nic::device::UarKind;
 use soft_nic::device::command::{
-    AddressVector, CommandError, ContextId, CreateCq, CreateQp, ModifyQp, QpCap, RegMr,
+    AddressVector, CommandError, ContextId, CreateCq, CreateQp, CreateSrq, ModifyQp, ModifySrq, QpCap, RegMr,
 };
 use soft_nic::dma::Host;
 use soft_nic::testing::{Block, Driver, QpId, QpShape, Region, RegisterPage, Setup};
@@ -12,7 +12,7 @@ use super::Tally;
 use super::rng::Rng;
 
 /// Every way in which a command can be refused here.
-pub const REFUSALS: [(&str, i32); 27] = [
+pub const REFUSALS: [(&str, i32); 34] = [
     ("open", libc::ENODEV),
     ("ALLOC_PD", libc::EINVAL),
     ("ALLOC_PD", libc::ENOMEM),
@@ -37,6 +37,13 @@ pub const REFUSALS: [(&str, i32); 27] = [
     ("MODIFY_QP", libc::EINVAL),
     ("QUERY_QP", libc::EINVAL),
     ("DESTROY_QP", libc::EINVAL),
+    ("CREATE_SRQ", libc::EINVAL),
+    ("CREATE_SRQ", libc::ENOMEM),
+    ("CREATE_SRQ", libc::EFAULT),
+    ("MODIFY_SRQ", libc::EINVAL),
+    ("QUERY_SRQ", libc::EINVAL),
+    ("DESTROY_SRQ", libc::EINVAL),
+    ("DESTROY_SRQ", libc::EBUSY),
     ("CREATE_AH", libc::EINVAL),
     ("CREATE_AH", libc::ENOMEM),
     ("DESTROY_AH", libc::EINVAL),
@@ -48,6 +55,7 @@ pub struct Commands {
     closed: ContextId,
     pd: u32,
     cq: u32,
+    srq: u32,
     qp: u32,
     page: u32,
     ring: Block,
@@ -71,6 +79,7 @@ impl Full {
         driver.nic.create_ah(driver.context, driver.pd, &neighbour()).expect("an AH");
         driver.nic.lower_limits(|limits| {
             (limits.max_pd, limits.max_mr, limits.max_cq, limits.max_qp, limits.max_ah) = (1, 1, 2, 1, 1);
+            limits.max_srq = 0;
         });
         let page =
             driver.nic.alloc_uar(driver.context, UarKind::BlueFlame, Box::new(RegisterPage::default()));
@@ -85,11 +94,14 @@ impl Full {
         let cqs = self.driver.cq(self.driver.qp(self.qp).send_cq).handle;
         let qp = CreateQp { pd, send_cq: cqs, recv_cq: cqs, uar_page: Some(self.page), ..*qp };
         let nic = &mut self.driver.nic;
-        let made = match rng.below(5) {
+        let (buffer, record) = (start, start);
+        let srq = CreateSrq { pd, max_wr: 15, max_sge: 1, user_handle: 0, buffer, record };
+        let made = match rng.below(6) {
             0 => note(tally, "ALLOC_PD", nic.alloc_pd(context)).is_some(),
             1 => note(tally, "REG_MR", nic.reg_mr(context, &mr)).is_some(),
             2 => note(tally, "CREATE_CQ", nic.create_cq(context, cq)).is_some(),
             3 => note(tally, "CREATE_QP", nic.create_qp(context, &qp)).is_some(),
+            4 => note(tally, "CREATE_SRQ", nic.create_srq(context, &srq)).is_some(),
             _ => note(tally, "CREATE_AH", nic.create_ah(context, pd, &neighbour())).is_some(),
         };
         assert!(!made, "more than there may be");
@@ -113,9 +125,16 @@ impl Commands {
         let page = page.expect("a page").page_id;
         let full = Full::new();
         let mut commands =
-            Commands { driver, context, closed, pd, cq: 0, qp: 0, page, ring, record, memory, full };
+            Commands { driver, context, closed, pd, cq: 0, srq: 0, qp: 0, page, ring, record, memory, full };
         commands.cq = commands.driver.nic.create_cq(context, &commands.cq_request()).expect("a CQ").handle;
-        commands.qp = commands.driver.nic.create_qp(context, &commands.qp_request()).expect("a QP").handle;
+        commands.srq =
+            commands.driver.nic.create_srq(context, &commands.srq_request()).expect("an SRQ").handle;
+        commands.qp = commands
+            .driver
+            .nic
+            .create_qp(context, &CreateQp { srq: Some(commands.srq), ..commands.qp_request() })
+            .expect("a QP")
+            .handle;
         commands
     }
 
@@ -132,12 +151,18 @@ impl Commands {
         }
     }
 
+    fn srq_request(&self) -> CreateSrq {
+        let (buffer, record) = (self.ring.address(), self.record.address());
+        CreateSrq { pd: self.pd, max_wr: 255, max_sge: 1, user_handle: 9, buffer, record }
+    }
+
     fn qp_request(&self) -> CreateQp {
         CreateQp {
             service: ServiceType::Rc,
             pd: self.pd,
             send_cq: self.cq,
             recv_cq: self.cq,
+            srq: None,
             cap: QpCap::default(),
             user_handle: 8,
             signal_all: false,
@@ -156,6 +181,7 @@ impl Commands {
     pub fn round(&mut self, rng: &mut Rng, tally: &mut Tally) {
         self.regions(rng, tally);
         self.cqs(rng, tally);
+        self.srqs(rng, tally);
         self.qps(rng, tally);
         self.states(rng, tally);
         self.handles(rng, tally);
@@ -194,9 +220,28 @@ impl Commands {
         }
     }
 
+    fn srqs(&mut self, rng: &mut Rng, tally: &mut Tally) {
+        let mut request = self.srq_request();
+        match rng.below(6) {
+            0 => request.max_wr = rng.edge(255) as u32,
+            1 => request.max_sge = rng.edge(1) as u32,
+            2 => request.buffer = rng.edge(request.buffer),
+            3 => request.record = rng.edge(request.record),
+            4 => request.pd = rng.edge(self.pd.into()) as u32,
+            _ => request.max_wr = 1 << rng.below(32),
+        }
+        if let Some(srq) = note(tally, "CREATE_SRQ", self.driver.nic.create_srq(self.context, &request)) {
+            self.driver.nic.destroy_srq(self.context, srq.handle).expect("just made");
+        }
+        let (handle, mask) = (rng.pick(&[self.srq, self.srq, 4711]), rng.below(4) as u32);
+        let request = ModifySrq { mask, limit: rng.edge(255) as u32 };
+        note(tally, "MODIFY_SRQ", self.driver.nic.modify_srq(self.context, handle, &request));
+    }
+
     fn qps(&mut self, rng: &mut Rng, tally: &mut Tally) {
         let mut request = self.qp_request();
-        match rng.below(12) {
+        match rng.below(13) {
+            12 => request.srq = Some(rng.edge(self.srq.into()) as u32),
             0 => request.pd = rng.edge(self.pd.into()) as u32,
             1 => request.send_cq = rng.edge(self.cq.into()) as u32,
             2 => request.recv_cq = rng.edge(self.cq.into()) as u32,
@@ -249,7 +294,7 @@ impl Commands {
         let (context, nobody) = (self.context, 1000 + rng.below(1 << 20) as u32);
         let nic = &mut self.driver.nic;
         let mut vector = neighbour();
-        match rng.below(18) {
+        match rng.below(22) {
             0 => drop(note(tally, "open", nic.open_context(1 + rng.below(100) as usize))),
             1 => drop(note(tally, "ALLOC_PD", nic.alloc_pd(self.closed))),
             2 => note(tally, "DEALLOC_PD", nic.dealloc_pd(context, nobody)).unwrap_or_default(),
@@ -270,6 +315,10 @@ impl Commands {
                     nic.destroy_ah(context, ah.handle).expect("just made");
                 }
             }
+            14 => drop(note(tally, "QUERY_SRQ", nic.query_srq(context, nobody))),
+            15 => drop(note(tally, "DESTROY_SRQ", nic.destroy_srq(context, nobody))),
+            16 => drop(note(tally, "DESTROY_SRQ", nic.destroy_srq(context, self.srq))),
+            17 => drop(note(tally, "QUERY_SRQ", nic.query_srq(context, self.srq))),
             13 => {
                 // A whole context, dropped with everything in it.
                 let other = nic.open_context(0).expect("an open");

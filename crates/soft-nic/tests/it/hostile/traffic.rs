@@ -10,7 +10,7 @@ use roce::{NakCode, Reply, ReplyKind, ServiceType};
 use soft_nic::device::Violation;
 use soft_nic::device::command::ModifyQp;
 use soft_nic::link::{Disposition, Link, LinkConfig, Message, Payload};
-use soft_nic::testing::{Block, CqShape, Driver, QpId, QpShape, Region, Setup};
+use soft_nic::testing::{Block, CqShape, Driver, QpId, QpShape, Region, Setup, SrqId};
 
 use super::Tally;
 use super::mutants::{AREA, Effect, benign, receive, spoil};
@@ -19,7 +19,7 @@ use super::walled::{Walled, Walls};
 use crate::operations::ALL;
 
 /// Names of the mutants, for the table.
-pub const KINDS: [&str; 9] = [
+pub const KINDS: [&str; 10] = [
     "right work request, shuffled",
     "spoilt WQE",
     "WQE rewritten while it is read",
@@ -29,13 +29,19 @@ pub const KINDS: [&str; 9] = [
     "CQ record",
     "towards nobody",
     "peer that answers nonsense",
+    "list of a shared receive queue",
 ];
+
+/// Receives of a shared queue.
+const SHARED_RECEIVES: u32 = 15;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
     Plain,
     /// Small payloads in 128-byte CQEs.
     Scatter,
+    /// The responder takes from a shared receive queue.
+    Shared,
     /// Another thread rewrites the send ring.
     Torn,
     /// Nobody has the peer's number.
@@ -49,6 +55,7 @@ struct Pair {
     service: ServiceType,
     a: QpId,
     b: QpId,
+    srq: Option<SrqId>,
     near: Region,
     far: Region,
 }
@@ -88,6 +95,8 @@ impl Traffic {
             (Role::Plain, ServiceType::Rc),
             (Role::Plain, ServiceType::Rc),
             (Role::Scatter, ServiceType::Rc),
+            (Role::Shared, ServiceType::Rc),
+            (Role::Shared, ServiceType::Ud),
             (Role::Plain, ServiceType::Uc),
             (Role::Plain, ServiceType::Ud),
             (Role::Torn, ServiceType::Rc),
@@ -98,7 +107,8 @@ impl Traffic {
         for (role, service) in roles {
             let scatter = role == Role::Scatter;
             let cqe_size = if scatter { 128 } else { 64 };
-            let mut queue = || {
+            let srq = (role == Role::Shared).then(|| driver.create_srq(SHARED_RECEIVES, 4));
+            let mut queue = |srq: Option<SrqId>| {
                 let cq = |driver: &mut Driver<Walled>| {
                     driver.create_cq(CqShape { entries: 64, cqe_size, channel: None })
                 };
@@ -108,6 +118,7 @@ impl Traffic {
                     service,
                     sq_blocks: 32,
                     rq_entries: 16,
+                    srq,
                     send_cq,
                     recv_cq,
                     mlx5_flags,
@@ -115,7 +126,7 @@ impl Traffic {
                 };
                 driver.create_qp(QpShape { signal_all: scatter, ..shape })
             };
-            let (a, b) = (queue(), queue());
+            let (a, b) = (queue(None), queue(srq));
             let mut region = || {
                 let region = driver.region(2 * AREA as usize, ALL);
                 let bytes: Vec<u8> = (0..2 * AREA / 8).flat_map(|_| rng.next().to_ne_bytes()).collect();
@@ -123,7 +134,7 @@ impl Traffic {
                 region
             };
             let (near, far) = (region(), region());
-            pairs.push(Pair { role, service, a, b, near, far });
+            pairs.push(Pair { role, service, a, b, srq, near, far });
         }
         let mut canaries = Vec::new();
         for access in [0, ALL] {
@@ -170,7 +181,7 @@ impl Traffic {
         let peer = match role {
             Role::Nobody => qpn_b + 0x1000,
             Role::Foreign => self.foreign_qpn,
-            Role::Plain | Role::Scatter | Role::Torn => qpn_b,
+            Role::Plain | Role::Scatter | Role::Shared | Role::Torn => qpn_b,
         };
         // New numbers each time, as programs are told to choose: what is still under way from before must not fit.
         self.psn = self.psn.wrapping_add(0x4_7b1d) & 0xff_ffff;
@@ -231,13 +242,14 @@ impl Traffic {
     /// Posts one mutant.
     fn post(&mut self, rng: &mut Rng, tally: &mut Tally, pair: usize) -> Plan {
         let vector = self.vector(pair);
-        let Pair { role, service, a, b, ref near, ref far } = self.pairs[pair];
+        let Pair { role, service, a, b, srq, ref near, ref far } = self.pairs[pair];
         let (request, effect) = benign(rng, service, near, far, vector);
         let kind = match role {
             Role::Torn => 2,
             Role::Nobody => 7,
             Role::Foreign => 8,
-            Role::Plain | Role::Scatter => match rng.below(40) {
+            Role::Shared if effect.receives && rng.one_in(10) => 9,
+            Role::Plain | Role::Scatter | Role::Shared => match rng.below(40) {
                 0..=20 => 0,
                 21..=31 => 1,
                 32..=34 => 3,
@@ -255,7 +267,14 @@ impl Traffic {
             let grh = if service == ServiceType::Ud { 40 } else { 0 };
             let len = effect.bytes.len() as u64 + grh;
             let pointers = receive(rng, far, effect.at - grh, len, kind == 4);
-            self.driver.post_receive(b, &pointers);
+            if let Some(srq) = srq {
+                self.driver.post_shared(srq, &pointers);
+            } else {
+                self.driver.post_receive(b, &pointers);
+            }
+        }
+        if let Some(srq) = srq.filter(|_| kind == 9) {
+            self.spoil_list(rng, srq);
         }
         self.blank(pair, &effect);
         let mut wqe = request.wqe(qpn, index).expect("a right WQE");
@@ -289,6 +308,24 @@ impl Traffic {
             }
         };
         if kind == 0 { Plan::Right { effect, index } } else { Plan::Spoilt { kind, silent } }
+    }
+
+    /// Links that lead anywhere, and counts of posts that never were.
+    fn spoil_list(&mut self, rng: &mut Rng, srq: SrqId) {
+        let (head, posted) = (self.driver.srq(srq).head, self.driver.srq(srq).posted);
+        let entry = rng.below(SHARED_RECEIVES.into()) as u16;
+        match rng.below(4) {
+            0 => {
+                let index =
+                    if rng.one_in(2) { entry } else { posted.wrapping_sub(1) % SHARED_RECEIVES as u16 };
+                let next = rng.edge(head.into()) as u16;
+                self.driver.link_shared(srq, index, next);
+            }
+            1 => self.driver.write_shared_record(srq, rng.edge(posted.into()) as u16),
+            2 => self.driver.write_shared_record(srq, posted.wrapping_add(entry)),
+            // Above the size it is refused.
+            _ => self.driver.arm_limit(srq, rng.below(2 * u64::from(SHARED_RECEIVES)) as u32).unwrap_or(()),
+        }
     }
 
     /// Makes the bytes that are to arrive different from what is there.
@@ -384,7 +421,7 @@ impl Traffic {
 
     /// Looks at what came of a mutant, and puts the pair in order again.
     fn judge(&mut self, tally: &mut Tally, pair: usize, plan: Plan) {
-        let Pair { role, service, a, b, .. } = self.pairs[pair];
+        let Pair { role, service, a, b, srq, .. } = self.pairs[pair];
         let cqs = [(a, true), (b, false), (a, false), (b, true)];
         let mut found: Vec<(QpId, Cqe<Vec<u8>>)> = Vec::new();
         for (qp, send) in cqs {
@@ -421,6 +458,9 @@ impl Traffic {
                 assert_eq!(received.len(), usize::from(effect.receives), "{}: receives", what());
                 let carrier = if effect.to_requester { sent.first() } else { received.first() };
                 self.check(pair, &effect, carrier.copied(), &what());
+                if let (Some(srq), Some(cqe)) = (srq, received.first()) {
+                    self.driver.free_shared(srq, cqe.wqe_counter());
+                }
                 tally.succeeded += 1;
             }
             Plan::Spoilt { kind, silent } => {
@@ -431,6 +471,15 @@ impl Traffic {
                 if kind == 6 && self.driver.counters().cq_overruns > 0 {
                     self.driver.replace_qp(a);
                     self.driver.replace_qp(b);
+                    if srq.is_some() {
+                        self.driver.replace_shared(b);
+                    }
+                    self.build_walls();
+                    self.connect(pair);
+                } else if srq.is_some() {
+                    // Nobody knows which entries are left in the list, and it may be dead.
+                    self.driver.reset(a);
+                    self.driver.replace_shared(b);
                     self.build_walls();
                     self.connect(pair);
                 } else if !waits {

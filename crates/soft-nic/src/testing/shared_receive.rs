@@ -1,0 +1,135 @@
+//! A driver's shared receive queues: the list that `mlx5_alloc_srq_buf` links and `mlx5_post_srq_recv` fills.
+
+use std::sync::atomic::Ordering;
+
+use mlx5_layout::doorbell::counter_word;
+use mlx5_layout::send_wqe::DataPointer;
+use mlx5_layout::srq_wqe::{self, SrqWqe};
+
+use super::driver::Driver;
+use super::memory::Block;
+use super::shapes::{QpId, QpShape, SrqId};
+use crate::device::command::{CommandError, CreateSrq, Handle, ModifySrq};
+use crate::dma::Memory;
+
+/// A driver's shared receive queue.
+#[derive(Debug)]
+pub struct DriverSrq {
+    /// Object handle.
+    pub handle: Handle,
+    /// SRQ number.
+    pub srqn: u32,
+    /// Ring.
+    pub ring: Block,
+    /// The count of posts.
+    pub record: Block,
+    /// User handle in events.
+    pub user_handle: u64,
+    /// Count of posts.
+    pub posted: u16,
+    /// Entry to be filled next.
+    pub head: u16,
+    /// Last entry of the list.
+    pub tail: u16,
+    max_wr: u32,
+    max_sge: u32,
+    stride: usize,
+}
+
+impl<M: Memory> Driver<M> {
+    /// Makes a queue of `max_wr` receives of `max_sge` pointers.
+    pub fn create_srq(&mut self, max_wr: u32, max_sge: u32) -> SrqId {
+        let (entries, stride) =
+            ((max_wr + 1).next_power_of_two() as usize, srq_wqe::stride(max_sge as usize));
+        let (ring, record) = (Block::new(entries * stride), Block::new(64));
+        for index in 0..entries - 1 {
+            let mut entry = ring.bytes(index * stride, stride);
+            srq_wqe::link(&mut entry, index as u16 + 1).expect("a whole entry");
+            ring.write(index * stride, &entry);
+        }
+        let user_handle = 0xd0_0000 + self.srqs.len() as u64;
+        let (buffer, record_address) = (ring.address(), record.address());
+        let request = CreateSrq { pd: self.pd, max_wr, max_sge, user_handle, buffer, record: record_address };
+        let made = self.nic.create_srq(self.context, &request).expect("an SRQ");
+        assert_eq!((made.max_wr, made.max_sge), (entries as u32 - 1, max_sge));
+        let (handle, srqn, tail) = (made.handle, made.srqn, entries as u16 - 1);
+        self.srqs.push(DriverSrq {
+            handle,
+            srqn,
+            ring,
+            record,
+            user_handle,
+            posted: 0,
+            head: 0,
+            tail,
+            max_wr,
+            max_sge,
+            stride,
+        });
+        SrqId(self.srqs.len() - 1)
+    }
+
+    /// What the driver knows of a queue.
+    pub fn srq(&self, srq: SrqId) -> &DriverSrq {
+        &self.srqs[srq.0]
+    }
+
+    /// Posts a receive; returns its entry. The record is stored.
+    pub fn post_shared(&mut self, srq: SrqId, pointers: &[DataPointer]) -> u16 {
+        let queue = &mut self.srqs[srq.0];
+        assert_ne!(queue.head, queue.tail, "the queue is full");
+        let (index, at) = (queue.head, usize::from(queue.head) * queue.stride);
+        let mut entry = queue.ring.bytes(at, queue.stride);
+        srq_wqe::emit(&mut entry, pointers).expect("the pointers fit");
+        queue.ring.write(at, &entry);
+        queue.head = SrqWqe::new(&entry).expect("a whole entry").next_index();
+        queue.posted = queue.posted.wrapping_add(1);
+        let posted = queue.posted;
+        self.write_shared_record(srq, posted);
+        index
+    }
+
+    /// Stores any count of posts.
+    pub fn write_shared_record(&mut self, srq: SrqId, posted: u16) {
+        let word = u32::from_ne_bytes(counter_word(posted.into()));
+        self.srqs[srq.0].record.word(0).store(word, Ordering::Release);
+    }
+
+    /// Links an entry to any other.
+    pub fn link_shared(&mut self, srq: SrqId, index: u16, next: u16) {
+        let queue = &self.srqs[srq.0];
+        let at = usize::from(index) * queue.stride;
+        let mut entry = queue.ring.bytes(at, queue.stride);
+        srq_wqe::link(&mut entry, next).expect("a whole entry");
+        queue.ring.write(at, &entry);
+    }
+
+    /// Gives an entry back whose completion was polled: behind the last of the list.
+    pub fn free_shared(&mut self, srq: SrqId, index: u16) {
+        let tail = self.srqs[srq.0].tail;
+        self.link_shared(srq, tail, index);
+        self.srqs[srq.0].tail = index;
+    }
+
+    /// Destroys the shared queue that a QP takes from, and the QP, and makes the same anew in their places. For queues of one QP.
+    pub fn replace_shared(&mut self, qp: QpId) {
+        let old = &self.qps[qp.0];
+        let (shape, page, handle) = (old.shape, old.page, old.handle);
+        let (send_cq, recv_cq) = (old.send_cq, old.recv_cq);
+        self.nic.destroy_qp(self.context, handle).expect("the QP");
+        if let Some(srq) = shape.srq {
+            let DriverSrq { handle, max_wr, max_sge, .. } = self.srqs[srq.0];
+            self.nic.destroy_srq(self.context, handle).expect("nobody else uses the SRQ");
+            self.create_srq(max_wr, max_sge);
+            self.srqs.swap_remove(srq.0);
+        }
+        self.create_qp(QpShape { send_cq: Some(send_cq), recv_cq: Some(recv_cq), page: Some(page), ..shape });
+        self.qps.swap_remove(qp.0);
+    }
+
+    /// Arms the limit event.
+    pub fn arm_limit(&mut self, srq: SrqId, limit: u32) -> Result<(), CommandError> {
+        let request = ModifySrq { mask: crate::device::srq_mask::LIMIT, limit };
+        self.nic.modify_srq(self.context, self.srqs[srq.0].handle, &request)
+    }
+}
