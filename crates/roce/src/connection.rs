@@ -232,7 +232,7 @@ fn content(work: &WorkRequest, transmit: &PacketTransmit) -> Content {
     };
     let atomic =
         AtomicEth { va: work.remote_va, rkey: work.rkey, swap_add: work.swap_add, compare: work.compare };
-    let reth = |va, length| Reth { va, rkey: work.rkey, length };
+    let reth = |va, dma_bytes| Reth { va, rkey: work.rkey, dma_bytes };
     match opcode {
         Opcode::Send | Opcode::SendImm | Opcode::SendInvalidate => Content::Send { position, trailer },
         Opcode::Write | Opcode::WriteImm => {

@@ -4,7 +4,9 @@
 //! IETH. Left out: partition keys, migration, pad counts and the invariant CRC, which are the bytes' business, and the credit
 //! count of an AETH. The payload stays with the device: a packet only says which bytes of which message it carries.
 
-pub use crate::wire::Position;
+mod bytes;
+
+pub use crate::wire::{AtomicEth, Position, Reth};
 use crate::{Fragment, NakCode, Psn, Region, ServiceType, Ticket};
 
 /// The path MTUs that exist, in bytes.
@@ -40,30 +42,6 @@ pub enum Trailer {
     Immediate([u8; 4]),
     /// IETH: the rkey to invalidate, big-endian. SENDs only.
     Invalidate([u8; 4]),
-}
-
-/// RETH: which registered memory an RDMA operation is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Reth {
-    /// First byte.
-    pub va: u64,
-    /// Key.
-    pub rkey: u32,
-    /// Bytes of the whole message.
-    pub length: u32,
-}
-
-/// AtomicETH.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct AtomicEth {
-    /// Address of the 8 bytes.
-    pub va: u64,
-    /// Key.
-    pub rkey: u32,
-    /// Value to swap in or to add.
-    pub swap_add: u64,
-    /// Value to compare with.
-    pub compare: u64,
 }
 
 /// AETH, without its credits.

@@ -378,7 +378,7 @@ fn header(packet: &Packet, assembly: Option<Assembly>) -> Option<Request> {
                 Trailer::Invalidate(_) => return None,
             };
             if position.starts() {
-                let (remote_va, rkey, length) = (reth.va, reth.rkey, reth.length);
+                let (remote_va, rkey, length) = (reth.va, reth.rkey, reth.dma_bytes);
                 return Some(Request { opcode, imm, remote_va, rkey, length, ..fresh });
             }
             let Assembly { first, next_offset, .. } = assembly.filter(|a| !a.first.opcode.is_send())?;
@@ -386,8 +386,8 @@ fn header(packet: &Packet, assembly: Option<Assembly>) -> Option<Request> {
             Request { opcode, imm, solicited, ack_requested, fragment, ..first }
         }
         Content::ReadRequest(reth) => {
-            let fragment = Fragment { offset: 0, length: reth.length };
-            let (remote_va, rkey, length) = (reth.va, reth.rkey, reth.length);
+            let fragment = Fragment { offset: 0, length: reth.dma_bytes };
+            let (remote_va, rkey, length) = (reth.va, reth.rkey, reth.dma_bytes);
             Request { opcode: Opcode::Read, remote_va, rkey, length, fragment, ..fresh }
         }
         Content::CompareSwap(eth) => atomic_request(Opcode::CompareSwap, eth, fresh),

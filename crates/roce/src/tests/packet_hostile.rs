@@ -27,7 +27,9 @@ fn content() -> impl Strategy<Value = Content> {
             1 => any::<[u8; 4]>().prop_map(Trailer::Invalidate),
         ]
     };
-    let reth = || (any::<u64>(), number(), number()).prop_map(|(va, rkey, length)| Reth { va, rkey, length });
+    let reth = || {
+        (any::<u64>(), number(), number()).prop_map(|(va, rkey, length)| Reth { va, rkey, dma_bytes: length })
+    };
     let atomic = || {
         (0..99u64, number(), any::<u64>()).prop_map(|(va, rkey, swap_add)| AtomicEth {
             va: va * 4,
@@ -172,7 +174,7 @@ fn aimed(
     match &mut packet.content {
         Content::Write { position, reth, .. } => {
             packet.payload.length = MTU;
-            reth.length = if *position == Position::Only { MTU } else { 2 * MTU };
+            reth.dma_bytes = if *position == Position::Only { MTU } else { 2 * MTU };
             reth.rkey &= !1;
         }
         Content::Send { .. } => packet.payload.length = packet.payload.length.clamp(1, MTU),

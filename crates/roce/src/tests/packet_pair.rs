@@ -136,9 +136,9 @@ fn a_read_is_asked_for_again_from_its_first_missing_packet() {
     assert_eq!(&pair.a.memory()[4096..5596], pattern(1500, 5));
     let requests = sent(&pair, 'A');
     assert_eq!(requests.len(), 2);
-    assert!(requests[0].contains("length: 1500") && requests[0].contains("0x000000"), "{}", requests[0]);
+    assert!(requests[0].contains("dma_bytes: 1500") && requests[0].contains("0x000000"), "{}", requests[0]);
     let va = crate::testing::VA + 512;
-    assert!(requests[1].contains("length: 988") && requests[1].contains("0x000002"), "{}", requests[1]);
+    assert!(requests[1].contains("dma_bytes: 988") && requests[1].contains("0x000002"), "{}", requests[1]);
     assert!(requests[1].contains(&format!("va: {va}")), "{}", requests[1]);
     assert_eq!(pair.a.connection.requester().counters().implied_naks, 1);
 }

@@ -122,17 +122,17 @@ pub(super) fn send(psn: u32, position: Position, bytes: u32) -> Packet {
 
 /// A packet of a WRITE of `total` bytes.
 fn write(psn: u32, position: Position, bytes: u32, total: u32) -> Packet {
-    let reth = Reth { va: 0, rkey: 1, length: total };
+    let reth = Reth { va: 0, rkey: 1, dma_bytes: total };
     packet(psn, Content::Write { position, reth, trailer: Trailer::None }, bytes)
 }
 
 fn write_imm(psn: u32, position: Position, bytes: u32, total: u32) -> Packet {
-    let reth = Reth { va: 0, rkey: 1, length: total };
+    let reth = Reth { va: 0, rkey: 1, dma_bytes: total };
     packet(psn, Content::Write { position, reth, trailer: Trailer::Immediate([1; 4]) }, bytes)
 }
 
 fn read(psn: u32, va: u64, length: u32) -> Packet {
-    packet(psn, Content::ReadRequest(Reth { va, rkey: 1, length }), 0)
+    packet(psn, Content::ReadRequest(Reth { va, rkey: 1, dma_bytes: length }), 0)
 }
 
 fn add(psn: u32) -> Packet {
@@ -155,7 +155,7 @@ fn dialogue(packets: &[Packet]) -> String {
 fn sequences_and_lengths_are_answered_as_the_rules_say() {
     let wrong_key = Content::Write {
         position: First,
-        reth: Reth { va: 0, rkey: 100, length: 1500 },
+        reth: Reth { va: 0, rkey: 100, dma_bytes: 1500 },
         trailer: Trailer::None,
     };
     let invalidating_write =

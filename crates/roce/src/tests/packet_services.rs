@@ -15,7 +15,7 @@ fn uc(psn: u32, position: Position, bytes: u32) -> Packet {
 }
 
 fn uc_write(psn: u32, position: Position, bytes: u32, total: u32, trailer: Trailer) -> Packet {
-    let reth = Reth { va: 0, rkey: 1, length: total };
+    let reth = Reth { va: 0, rkey: 1, dma_bytes: total };
     let content = Content::Write { position, reth, trailer };
     Packet { service: ServiceType::Uc, ..packet(psn, content, bytes) }
 }
