@@ -6,11 +6,13 @@
 mod endpoint;
 pub mod faults;
 mod host;
+mod on_wire;
 mod packet_end;
 mod pair;
 
 pub use endpoint::{Endpoint, EndpointConfig, LocalWork, RKEY, VA};
 pub use faults::{Fault, Frame, Kind, Link, Pick, Rng, Wire};
 pub use host::Received;
+pub use on_wire::OnWire;
 pub use packet_end::PacketEnd;
 pub use pair::{A_QPN, B_QPN, End, Pair, Side};

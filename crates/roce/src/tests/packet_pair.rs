@@ -1,6 +1,6 @@
 //! Two ends that exchange packets: every operation at every size, what goes over the wire, and one fault at a time.
 
-use crate::testing::{EndpointConfig, Fault, Kind, LocalWork, PacketEnd, Pair, Pick, Side};
+use crate::testing::{EndpointConfig, Fault, Kind, LocalWork, OnWire, PacketEnd, Pair, Pick, Rng, Side};
 use crate::{Now, Opcode, Psn, SendWindow, Status};
 
 pub(super) fn pattern(length: usize, salt: u8) -> Vec<u8> {
@@ -178,4 +178,31 @@ fn no_more_packets_are_under_way_than_the_window_allows() {
         assert_eq!(pair.a.connection.requester().counters().retransmitted, 0);
         assert!(pair.now() < Now(1_000_000), "no time-out was needed");
     }
+}
+
+fn on_wire(pair: Pair<PacketEnd>, seed: u64, flip: u64, cut: u64) -> Pair<PacketEnd> {
+    pair.with_fault(Side::A, |below| OnWire::over(below, flip, cut, Rng::new(seed)))
+        .with_fault(Side::B, |below| OnWire::over(below, flip, cut, Rng::new(seed + 1)))
+}
+
+/// The bytes say all that the values do.
+#[test]
+fn a_conversation_in_bytes_is_the_same_conversation() {
+    for mtu in crate::packet::PATH_MTU_BYTES {
+        let values = run_everything("values", 1024.min(mtu as usize), Pair::by_packet(config(mtu)));
+        let pair = on_wire(Pair::by_packet(config(mtu)), 0, 0, 0);
+        let bytes = run_everything("bytes", 1024.min(mtu as usize), pair);
+        assert_eq!(values.trace, bytes.trace, "path MTU {mtu}");
+    }
+}
+
+#[test]
+fn damaged_bytes_are_lost_packets_and_nothing_worse() {
+    let mut resent = 0;
+    for seed in 0..100 {
+        let pair = on_wire(Pair::by_packet(config(256)), seed, 50, 20);
+        let pair = run_everything(&format!("seed {seed}"), 256, pair);
+        resent += pair.a.connection.requester().counters().retransmitted;
+    }
+    assert!(resent > 300, "{resent}");
 }
