@@ -1,0 +1,9 @@
+//! The wire format against packets that a kernel sent: `crates/roce/tests/data`, described there.
+// Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
+#![allow(clippy::unwrap_used)]
+
+mod captures;
+mod dissection;
+mod mutants;
+mod payloads;
+mod pcap;
