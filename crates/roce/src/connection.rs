@@ -98,7 +98,8 @@ impl Connection {
         &self.requester
     }
 
-    /// The requester half, for commands.
+    /// The requester half, for commands: a message that fails, an error, other retry attributes. Posting and polling go
+    /// through the connection, which keeps the headers of each message.
     pub fn requester_mut(&mut self) -> &mut Requester {
         &mut self.requester
     }
@@ -108,7 +109,7 @@ impl Connection {
         &self.responder
     }
 
-    /// The responder half, for commands.
+    /// The responder half, for commands: an error, other attributes, a READ whose bytes cannot be read.
     pub fn responder_mut(&mut self) -> &mut Responder {
         &mut self.responder
     }

@@ -265,7 +265,8 @@ impl Responder {
 
     // READ responses.
 
-    /// A READ was granted: its response goes out packet by packet, each reading its bytes then.
+    /// A READ was granted: its response goes out packet by packet, each reading its bytes then. So they may be those of a
+    /// WRITE behind the READ; whoever minds posts that with a fence (IBTA, ordering of operations).
     fn stream_read(&mut self, region: Region) -> Verdict {
         if !matches!(self.pending, Pending::Message | Pending::Replay) {
             return Verdict::Answered;

@@ -166,7 +166,7 @@ fn aimed(
         Psn::new(0xff_fff0).plus(number % 3)
     };
     packet.psn = base.plus(distance);
-    if number % 3 == 0 {
+    if number.is_multiple_of(3) {
         return packet;
     }
     packet.service = service;

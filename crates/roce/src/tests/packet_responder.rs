@@ -290,6 +290,32 @@ fn acknowledgements_come_when_asked_for_and_after_so_many_packets() {
     assert_eq!(scene.responder.msn(), 8);
 }
 
+/// MSN: messages, not packets, and not the same one twice; a NAK carries the count so far (rxe's captures do).
+#[test]
+fn every_answer_counts_the_messages_completed() {
+    let mut scene = Scene::new(ServiceType::Rc, 7, 1);
+    for (packet, expected) in [
+        (send(7, First, MTU), vec![0]),
+        (send(8, Last, 1), vec![1]),
+        (send(8, Last, 1), vec![1]),
+        (read(9, 0, 2048), vec![2, 2]),
+        (add(11), vec![3]),
+        (read(9, 0, 2048), vec![3, 3]),
+        (send(13, Only, 1), vec![3]),
+        (write(12, Only, 8, 8), vec![4]),
+    ] {
+        scene.take(&packet);
+        let msns: Vec<_> = std::iter::from_fn(|| scene.responder.poll_packet())
+            .filter_map(|outgoing| match outgoing.packet.content {
+                Content::Acknowledge(aeth) | Content::AtomicAcknowledge { aeth, .. } => Some(aeth.msn),
+                Content::ReadResponse { aeth, .. } => aeth.map(|aeth| aeth.msn),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(msns, expected, "{packet:?}");
+    }
+}
+
 #[test]
 fn a_write_takes_its_receive_with_the_immediate_and_only_its_last_packet_waits_for_one() {
     let mut scene = Scene::new(ServiceType::Rc, 7, 100);
