@@ -14,7 +14,7 @@ use crate::fabric::{Fabric, Layer, OnNic, Pair, launcher};
 use crate::program::{find, within};
 
 /// What a running program may need to get where a test wants it.
-const SOON: Duration = Duration::from_secs(20);
+pub const SOON: Duration = Duration::from_secs(20);
 
 /// Runs `softnic ctl`.
 fn ctl(arguments: &[&str]) -> Output {
@@ -22,7 +22,7 @@ fn ctl(arguments: &[&str]) -> Output {
 }
 
 /// The same; demands success and returns what it printed.
-fn ctl_prints(arguments: &[&str]) -> String {
+pub fn ctl_prints(arguments: &[&str]) -> String {
     let output = ctl(arguments);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.is_empty(), "ctl {arguments:?}: {said}");
@@ -30,7 +30,7 @@ fn ctl_prints(arguments: &[&str]) -> String {
 }
 
 /// Demands status 2 and one line with these words.
-fn ctl_refuses(arguments: &[&str], words: &[&str]) {
+pub fn ctl_refuses(arguments: &[&str], words: &[&str]) {
     let output = ctl(arguments);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "ctl {arguments:?}: {said}");
@@ -38,7 +38,8 @@ fn ctl_refuses(arguments: &[&str], words: &[&str]) {
     assert!(words.iter().all(|word| said.contains(word)), "ctl {arguments:?}: {words:?} not all in {said}");
 }
 
-fn pid_of(it: &OnNic) -> String {
+/// Its process number as an argument.
+pub fn pid_of(it: &OnNic) -> String {
     it.program.pid().to_string()
 }
 
@@ -49,18 +50,19 @@ fn counters(it: &OnNic) -> Value {
     line["counters"].clone()
 }
 
-fn count(it: &OnNic, name: &str) -> u64 {
+/// One counter of a running NIC.
+pub fn count(it: &OnNic, name: &str) -> u64 {
     counters(it)[name].as_u64().unwrap_or_else(|| panic!("no counter {name}"))
 }
 
 /// Waits until a counter of a running NIC satisfies `enough`.
-fn wait_for(it: &OnNic, name: &str, enough: impl Fn(u64) -> bool) {
+pub fn wait_for(it: &OnNic, name: &str, enough: impl Fn(u64) -> bool) {
     let reached = within(SOON, || enough(count(it, name)));
     assert!(reached, "{name} is {}\n{}", count(it, name), it.program.tail());
 }
 
 /// A pair under way.
-fn busy(fabric: &Fabric, command: &[&str]) -> Pair {
+pub fn busy(fabric: &Fabric, command: &[&str]) -> Pair {
     let pair = fabric.pair(command);
     let under_way = || {
         let listed = ctl_prints(&["list"]);
@@ -201,9 +203,16 @@ fn a_stopped_process_is_not_waited_for_and_garbage_harms_nobody() {
     {
         let call = u64::from(std::process::id()) << 32 | 0xffff_0000 | number as u64;
         let listener = listen(&socket_name(call));
-        assert!(visit.call(&seat, call));
+        // The NIC takes one call at a time, and drops one that comes while it talks: the caller calls again.
+        let mut came = None;
+        assert!(within(SOON, || {
+            visit.call(&seat, call);
+            came = listener.accept().ok();
+            came.is_some()
+        }));
         use std::io::{Read, Write};
-        let mut stream = listener.accept().expect("the NIC calls back").0;
+        let mut stream = came.expect("the NIC calls back").0;
+        stream.set_nonblocking(false).expect("a socket");
         stream.write_all(garbage).expect("the NIC reads");
         stream.set_read_timeout(Some(SOON)).expect("a time");
         let mut heard = Vec::new();
@@ -231,7 +240,9 @@ fn a_stopped_process_is_not_waited_for_and_garbage_harms_nobody() {
 fn listen(name: &str) -> std::os::unix::net::UnixListener {
     use std::os::linux::net::SocketAddrExt;
     let address = std::os::unix::net::SocketAddr::from_abstract_name(name).expect("a name");
-    std::os::unix::net::UnixListener::bind_addr(&address).expect("a fresh name")
+    let listener = std::os::unix::net::UnixListener::bind_addr(&address).expect("a fresh name");
+    listener.set_nonblocking(true).expect("a socket");
+    listener
 }
 
 #[test]
