@@ -4,6 +4,8 @@
 //! A17 (RoCEv2 over UDP), RFC 791, 768 and 8200. Golden bytes beside each header are from captures of Linux 6.1's
 //! `rdma_rxe` (`crates/roce/tests/data`), or named where they are not. Multi-byte fields are big-endian but the ICRC.
 //!
+//! The connection manager's datagrams are payload of UD packets: [`cm`].
+//!
 //! Left out: Ethernet and its VLAN tags, IPv4 options and IPv6 extension headers (RoCEv2 sends none), the opcodes of
 //! RD, XRC and congestion notification, flush and atomic write of IBTA 1.5.
 //! Imports nothing from its siblings (INV-1); the engine above it decides what a well-formed packet means.
@@ -12,6 +14,7 @@ pub mod aeth;
 pub mod atomic;
 pub mod bth;
 mod bytes;
+pub mod cm;
 pub mod deth;
 pub mod frame;
 pub mod icrc;
@@ -19,6 +22,7 @@ pub mod immediate;
 pub mod ip;
 pub mod ipv4;
 pub mod ipv6;
+pub mod mad;
 pub mod opcode;
 pub mod packet;
 pub mod psn;
@@ -168,5 +172,34 @@ pub enum WireError {
         found: u32,
         /// What it should be if the identification were 0.
         with_zero: u32,
+    },
+    /// A MAD that is not the connection manager's, or of a version that nobody has.
+    #[error(
+        "a MAD of base version {base_version}, class {class:#04x} version {class_version}, method {method:#04x}; the \
+         connection manager's are 1, 0x07 version 2, 0x03"
+    )]
+    NotCm {
+        /// Version of the MAD header.
+        base_version: u8,
+        /// Class.
+        class: u8,
+        /// Version of the class.
+        class_version: u8,
+        /// Method.
+        method: u8,
+    },
+    /// A message of the connection manager that is not described here.
+    #[error("connection manager attribute {attribute:#06x} is not described here")]
+    UnknownAttribute {
+        /// The attribute.
+        attribute: u16,
+    },
+    /// To be written: more private data than the message has room for.
+    #[error("{have} bytes of private data, the message has room for {limit}")]
+    PrivateData {
+        /// Bytes that were given.
+        have: usize,
+        /// Room.
+        limit: usize,
     },
 }

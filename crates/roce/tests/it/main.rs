@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod captures;
+mod connection;
 mod dissection;
 mod mutants;
 mod payloads;

@@ -113,9 +113,11 @@ fn cause(error: &WireError) -> &'static str {
         WireError::UnexpectedPayload { .. } => "unexpected payload",
         WireError::Oversized { .. } => "oversized",
         WireError::Icrc { .. } => "ICRC",
-        WireError::HeadersDisagree { .. } | WireError::IcrcUnexplained { .. } => {
-            panic!("no error of a decoder: {error}")
-        }
+        WireError::HeadersDisagree { .. }
+        | WireError::IcrcUnexplained { .. }
+        | WireError::NotCm { .. }
+        | WireError::UnknownAttribute { .. }
+        | WireError::PrivateData { .. } => panic!("no error of this decoder: {error}"),
     }
 }
 
