@@ -360,6 +360,7 @@ impl Requester {
         self.messages.get_mut(usize::try_from(ticket.checked_sub(self.front)?).ok()?)
     }
 
+    #[inline(always)]
     fn push(&mut self, message: PostedMessage, failure: Option<Status>) -> Ticket {
         let PostedMessage { opcode, length, fence } = message;
         let ticket = Ticket(self.end());

@@ -539,6 +539,7 @@ impl Responder {
         }
     }
 
+    #[inline(always)]
     fn message_done(&mut self, old: u64) {
         let Request { opcode, .. } = self.at_work;
         let last_psn = self.last_psn(&self.at_work);

@@ -330,6 +330,7 @@ impl<M: Memory> Core<M> {
             || segments.iter().all(|part| self.memory.probe(part.addr, part.len, false).is_ok())
     }
 
+    #[inline(always)]
     fn count_sent(&mut self, device: usize, mtu: u32, request: &Request, transmit: Transmit) {
         let (layer, length) = (self.devices[device].link_layer, request.length);
         let wire = wire::request_bytes(layer, request.service, request.opcode, length, mtu);

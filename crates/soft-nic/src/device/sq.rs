@@ -228,7 +228,7 @@ impl<M: Memory> Core<M> {
 
 impl Checks<'_> {
     /// Fills `out` from a WQE, or says what is wrong with it.
-    fn parse(&self, qp: &Qp, bytes: &[u8], out: &mut Box<SendRequest>) -> Result<(), Status> {
+    fn parse(&self, qp: &Qp, bytes: &[u8], out: &mut SendRequest) -> Result<(), Status> {
         let malformed = Status::LocalQpOperation;
         let wqe = SendWqe::new(bytes).map_err(|_| malformed)?;
         let control = *wqe.control();

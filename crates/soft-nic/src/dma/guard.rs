@@ -15,8 +15,10 @@ use super::Fault;
 //
 // `softnic_guard_copy` stores in strictly increasing addresses and naturally aligned pieces: 1, 2, 4, 8 bytes until the
 // destination is a multiple of 16, then 16 at a time (aligned 16-byte stores are single-copy atomic on every processor
-// with AVX), then 8, 4, 2, 1. One aligned word, the payload of most small messages, is told apart first. No byte is loaded twice, which the usual overlapping tail of memcpy would do (INV-6), and
-// no string instruction, whose stores may be seen in any order (Intel SDM vol. 3 §9.2.4 "Fast-String Operation").
+// with AVX), then 8, 4, 2, 1. No byte is loaded twice, which the usual overlapping tail of memcpy would do (INV-6), and no
+// string instruction, whose stores may be seen in any order (Intel SDM vol. 3 §9.2.4 "Fast-String Operation"). What every
+// small message has is told apart first: one aligned word (its payload), and 64 bytes (its WQE and CQE), whose last word is
+// stored by itself, as `Host::write` wants it.
 global_asm!(
     r#"
     .pushsection .text.softnic_guard,"ax",@progbits
@@ -30,14 +32,30 @@ softnic_guard_start:
     .type   softnic_guard_copy,@function
 softnic_guard_copy:
     cmp     rdx, 8
-    jne     0f
+    jne     14f
     test    dil, 7
-    jnz     0f
+    jnz     15f
     mov     rax, [rsi]
     mov     [rdi], rax
     xor     eax, eax
     ret
-0:  test    dil, 1
+14: cmp     rdx, 64
+    jne     15f
+    test    dil, 15
+    jnz     15f
+    movups  xmm0, [rsi]
+    movups  xmm1, [rsi + 16]
+    movups  xmm2, [rsi + 32]
+    mov     rax, [rsi + 48]
+    mov     rcx, [rsi + 56]
+    movaps  [rdi], xmm0
+    movaps  [rdi + 16], xmm1
+    movaps  [rdi + 32], xmm2
+    mov     [rdi + 48], rax
+    mov     [rdi + 56], rcx
+    xor     eax, eax
+    ret
+15: test    dil, 1
     jz      1f
     cmp     rdx, 1
     jb      8f

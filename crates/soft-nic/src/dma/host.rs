@@ -48,16 +48,16 @@ impl Host {
         Ok(())
     }
 
+    #[inline(always)]
     fn copy_piece(&self, to: u64, from: u64, len: u64, order: Order, last: bool) -> Result<(), Fault> {
         let ordered = order == Order::Increasing;
         if !(ordered && last) {
             return self.copy_bytes(to, from, len as usize, ordered);
         }
-        let word = last_word(to, len);
-        if word as u64 == len {
-            // The copy's one store is that of the last word, and every store of an x86 is a release.
-            return self.copy_bytes(to, from, word, true);
+        if ends_with_its_last_word(to, len) {
+            return self.copy_bytes(to, from, len as usize, true);
         }
+        let word = last_word(to, len);
         self.copy_bytes(to, from, len as usize - word, true)?;
         let mut value = [0; 8];
         self.read(from + len - word as u64, &mut value[..word])?;
@@ -76,6 +76,12 @@ impl Host {
         // SAFETY: application memory that the device may write, as above.
         unsafe { self.guard.store(addr, value, size) }
     }
+}
+
+/// Whether the guarded copy by itself stores the last word last and whole, and every store of an x86 is a release: one word,
+/// and a CQE or a WQE.
+fn ends_with_its_last_word(to: u64, len: u64) -> bool {
+    (len == 8 && to.is_multiple_of(8)) || (len == 64 && to.is_multiple_of(16))
 }
 
 /// Bytes of the last naturally aligned word (8, 4, 2 or 1) of `addr..addr + len`; `len` must not be 0.
@@ -110,6 +116,9 @@ impl Memory for Host {
         }
         if relaxed {
             return self.copy_bytes(addr, bytes.as_ptr() as u64, bytes.len(), false);
+        }
+        if ends_with_its_last_word(addr, bytes.len() as u64) {
+            return self.copy_bytes(addr, bytes.as_ptr() as u64, bytes.len(), true);
         }
         let word = last_word(addr, bytes.len() as u64);
         let (head, tail) = bytes.split_at(bytes.len() - word);

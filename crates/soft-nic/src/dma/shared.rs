@@ -156,6 +156,7 @@ impl RingMemory {
     }
 
     /// Gathers `len` bytes of the application's memory, from `skip` bytes into the segments, into the ring.
+    #[inline(always)]
     pub fn gather(
         &self,
         host: &Host,
