@@ -63,6 +63,41 @@ fn queue_pairs_and_threads_share_a_receive_queue() {
     }
 }
 
+/// CQs that change their size with completions in them and under way, also of 128-byte CQEs.
+#[test]
+fn completion_queues_change_their_size_under_way() {
+    let program = measure::need!(verbs_program("resize_cq"), "C compiler and libibverbs-dev");
+    for (layer, cqe_size) in [(Layer::InfiniBand, "64"), (Layer::Roce, "128")] {
+        let fabric = Fabric::new(layer).with_environment("MLX5_CQE_SIZE", cqe_size);
+        let (output, counters) = fabric.run(&[&program, &gid_argument(&fabric)]);
+        let written: u64 = output.trim().parse().expect("a number of WRITEs");
+        assert!(written > 20_000);
+        assert_eq!(counters.completed(), messages("write", written));
+        assert!(counters.trouble().is_empty(), "{:?}", counters.trouble());
+    }
+}
+
+#[test]
+fn regions_are_registered_anew_and_bad_changes_refused() {
+    let program = measure::need!(verbs_program("reregister"), "C compiler and libibverbs-dev");
+    for layer in Layer::BOTH {
+        let fabric = Fabric::new(layer);
+        let (_, counters) = fabric.run(&[&program, &gid_argument(&fabric)]);
+        assert_eq!(counters.completed(), messages("write", 6));
+    }
+}
+
+#[test]
+fn extended_queues_have_timestamps_and_take_requests_one_by_one() {
+    let program = measure::need!(verbs_program("extended"), "C compiler and libibverbs-dev");
+    for layer in Layer::BOTH {
+        let fabric = Fabric::new(layer);
+        let (_, counters) = fabric.run(&[&program, &gid_argument(&fabric)]);
+        assert_eq!((counters.completed()["write"], counters.completed()["send"]), (24, 1));
+        assert!(counters.trouble().is_empty(), "{:?}", counters.trouble());
+    }
+}
+
 #[test]
 fn a_program_may_leave_without_closing() {
     let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");

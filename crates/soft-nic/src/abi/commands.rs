@@ -3,7 +3,7 @@
 use crate::device::command::{
     AddressVector, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq, CreateQp, CreateSrq,
     CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp, ModifySrq, MrKeys, QueriedQp,
-    QueriedSrq, RegMr,
+    QueriedSrq, RegMr, ReregMr, ResizeCq,
 };
 use crate::device::doorbell::UarKind;
 use crate::dma::Registers;
@@ -32,12 +32,16 @@ pub trait Commands: Send + 'static {
     fn dealloc_pd(&mut self, context: ContextId, pd: Handle) -> Answer<()>;
     /// Registers memory.
     fn reg_mr(&mut self, context: ContextId, command: &RegMr) -> Answer<MrKeys>;
+    /// Changes it.
+    fn rereg_mr(&mut self, context: ContextId, command: &ReregMr) -> Answer<MrKeys>;
     /// Deregisters it.
     fn dereg_mr(&mut self, context: ContextId, mr: Handle) -> Answer<()>;
     /// Makes a CQ.
     fn create_cq(&mut self, context: ContextId, command: &CreateCq) -> Answer<CreatedCq>;
     /// Destroys it; returns how many events of it the program has read.
     fn destroy_cq(&mut self, context: ContextId, cq: Handle) -> Answer<DestroyedCq>;
+    /// Moves it to another ring; returns `cqe` as it is now.
+    fn resize_cq(&mut self, context: ContextId, cq: Handle, command: &ResizeCq) -> Answer<u32>;
     /// Makes a QP.
     fn create_qp(&mut self, context: ContextId, command: &CreateQp) -> Answer<CreatedQp>;
     /// Changes its attributes.

@@ -1,12 +1,15 @@
-//! Completion queues: CQ.CREATE and CQ.DESTROY.
+//! Completion queues: CQ.CREATE, CQ.DESTROY and RESIZE_CQ.
 //!
 //! Follows Linux `uverbs_std_types_cq.c` and `create_cq_user` in `drivers/infiniband/hw/mlx5/cq.c`.
 
 use super::attributes::{Command, refuse};
 use super::commands::{Answer, Commands};
-use super::layout::{Writer, create_cq, create_cq_resp, destroy_cq_resp};
+use super::layout::{
+    Writer, create_cq, create_cq_resp, destroy_cq_resp, mlx5_resize_cq, resize_cq, resize_cq_resp,
+};
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
-use crate::device::command::CreateCq;
+use super::write::{CORE_OUT, Write};
+use crate::device::command::{CreateCq, ResizeCq};
 
 /// Attribute numbers of CQ.CREATE.
 pub const HANDLE: u16 = 0;
@@ -104,6 +107,25 @@ pub fn check_event_fd<D: Commands>(
         }
         _ => Ok(()),
     }
+}
+
+/// RESIZE_CQ.
+pub fn resize<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
+    use mlx5_resize_cq as at;
+    let driver = write.command.input(UHW_IN).filter(|input| input.0.len() >= at::SIZE);
+    let driver = driver.ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in RESIZE_CQ"))?;
+    if driver.u16(at::RESERVED0) != 0 || driver.u32(at::RESERVED1) != 0 {
+        return Err(refuse(libc::EINVAL, "reserved words of RESIZE_CQ are not zero"));
+    }
+    let request = ResizeCq {
+        cqe: write.core_in.u32(resize_cq::CQE),
+        cqe_size: driver.u16(at::CQE_SIZE).into(),
+        buffer: driver.u64(at::BUF_ADDR),
+    };
+    let handle = write.core_in.u32(resize_cq::CQ_HANDLE);
+    let cqe = server.nic()?.resize_cq(file.context()?, handle, &request)?;
+    let answer = Writer::<{ resize_cq_resp::SIZE }>::new().u32(resize_cq_resp::CQE, cqe).finish();
+    write.command.write(CORE_OUT, &answer)
 }
 
 /// CQ.DESTROY: says how many events the program has read, which libibverbs waits to see acknowledged.

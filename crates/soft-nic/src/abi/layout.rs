@@ -96,6 +96,21 @@ layouts! {
     }
     /// Answer to REG_MR.
     reg_mr_resp = "struct ib_uverbs_reg_mr_resp", 12 { MR_HANDLE = "mr_handle" at 0, LKEY = "lkey" at 4, RKEY = "rkey" at 8 }
+    /// REREG_MR.
+    rereg_mr = "struct ib_uverbs_rereg_mr", 48 {
+        MR_HANDLE = "mr_handle" at 8, FLAGS = "flags" at 12, START = "start" at 16, LENGTH = "length" at 24, HCA_VA = "hca_va" at 32,
+        PD_HANDLE = "pd_handle" at 40, ACCESS_FLAGS = "access_flags" at 44,
+    }
+    /// Answer to REREG_MR.
+    rereg_mr_resp = "struct ib_uverbs_rereg_mr_resp", 8 { LKEY = "lkey" at 0, RKEY = "rkey" at 4 }
+    /// RESIZE_CQ.
+    resize_cq = "struct ib_uverbs_resize_cq", 16 { CQ_HANDLE = "cq_handle" at 8, CQE = "cqe" at 12 }
+    /// Answer to RESIZE_CQ.
+    resize_cq_resp = "struct ib_uverbs_resize_cq_resp", 8 { CQE = "cqe" at 0 }
+    /// `mlx5_ib` part of RESIZE_CQ.
+    mlx5_resize_cq = "struct mlx5_ib_resize_cq", 16 {
+        BUF_ADDR = "buf_addr" at 0, CQE_SIZE = "cqe_size" at 8, RESERVED0 = "reserved0" at 10, RESERVED1 = "reserved1" at 12,
+    }
     /// Answer to CREATE_COMP_CHANNEL.
     create_comp_channel_resp = "struct ib_uverbs_create_comp_channel_resp", 4 { FD = "fd" at 0 }
     /// `mlx5_ib` part of CQ create.

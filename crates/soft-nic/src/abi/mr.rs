@@ -2,10 +2,12 @@
 
 use super::attributes::Command;
 use super::commands::{Answer, Commands};
-use super::layout::{Writer, alloc_pd_resp, mlx5_alloc_pd_resp, reg_mr, reg_mr_resp};
+use super::layout::{
+    Writer, alloc_pd_resp, mlx5_alloc_pd_resp, reg_mr, reg_mr_resp, rereg_mr, rereg_mr_resp,
+};
 use super::server::{OpenFile, Server, UHW_OUT};
 use super::write::{CORE_OUT, Write};
-use crate::device::command::RegMr;
+use crate::device::command::{RegMr, ReregMr};
 
 /// `IBV_ACCESS_LOCAL_WRITE`.
 const ACCESS_LOCAL_WRITE: u32 = 1;
@@ -49,6 +51,27 @@ pub fn reg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'
         server.nic()?.dereg_mr(context, keys.handle)?;
     }
     written
+}
+
+/// REREG_MR.
+pub fn rereg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
+    use rereg_mr as at;
+    let input = write.core_in;
+    let request = ReregMr {
+        mr: input.u32(at::MR_HANDLE),
+        flags: input.u32(at::FLAGS),
+        start: input.u64(at::START),
+        length: input.u64(at::LENGTH),
+        iova: input.u64(at::HCA_VA),
+        pd: input.u32(at::PD_HANDLE),
+        access: input.u32(at::ACCESS_FLAGS),
+    };
+    let keys = server.nic()?.rereg_mr(file.context()?, &request)?;
+    let answer = Writer::<{ rereg_mr_resp::SIZE }>::new()
+        .u32(rereg_mr_resp::LKEY, keys.lkey)
+        .u32(rereg_mr_resp::RKEY, keys.rkey)
+        .finish();
+    write.command.write(CORE_OUT, &answer)
 }
 
 /// MR.DESTROY.

@@ -22,6 +22,7 @@ use crate::config::Config;
 use crate::device::command::{
     AddressVector, AllocatedPd, AllocatedUar, ContextId, CreateCq, CreateQp, CreateSrq, CreatedAh, CreatedCq,
     CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp, ModifySrq, MrKeys, QueriedQp, QueriedSrq, RegMr,
+    ReregMr, ResizeCq,
 };
 use crate::device::{LogSink, Nic, UarKind};
 use crate::dma::{Host, OwnThreads, Registers, system};
@@ -440,12 +441,20 @@ impl Commands for Nic<Host> {
         self.reg_mr(context, command)
     }
 
+    fn rereg_mr(&mut self, context: ContextId, command: &ReregMr) -> Answer<MrKeys> {
+        self.rereg_mr(context, command)
+    }
+
     fn dereg_mr(&mut self, context: ContextId, mr: Handle) -> Answer<()> {
         self.dereg_mr(context, mr)
     }
 
     fn create_cq(&mut self, context: ContextId, command: &CreateCq) -> Answer<CreatedCq> {
         self.create_cq(context, command)
+    }
+
+    fn resize_cq(&mut self, context: ContextId, cq: Handle, command: &ResizeCq) -> Answer<u32> {
+        self.resize_cq(context, cq, command)
     }
 
     fn destroy_cq(&mut self, context: ContextId, cq: Handle) -> Answer<DestroyedCq> {

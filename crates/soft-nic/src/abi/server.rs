@@ -2,7 +2,7 @@
 //!
 //! A command runs on the program's thread: decode, device call under the NIC's lock, answer. Lock order: the open file,
 //! then the NIC, then the event pipes. Follows Linux `drivers/infiniband/core/uverbs_std_types*.c` for what each method
-//! takes and answers. Left out (refused as a kernel without them does, counted by name): memory windows, XRC, flows, DEVX, device memory, DMA-BUF registration, CQ resize.
+//! takes and answers. Left out (refused as a kernel without them does, counted by name): memory windows, XRC, flows, DEVX, device memory, DMA-BUF registration.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};

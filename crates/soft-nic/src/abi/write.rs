@@ -9,10 +9,11 @@ use super::commands::{Answer, Commands};
 use super::layout::{
     Reader, alloc_pd_resp, create_ah, create_ah_resp, create_comp_channel_resp, create_srq, create_srq_resp,
     destroy_srq, destroy_srq_resp, ex_query_device_resp, modify_qp, modify_srq, query_device_resp, query_qp,
-    query_qp_resp, query_srq, query_srq_resp, reg_mr, reg_mr_resp,
+    query_qp_resp, query_srq, query_srq_resp, reg_mr, reg_mr_resp, rereg_mr, rereg_mr_resp, resize_cq,
+    resize_cq_resp,
 };
 use super::server::{OpenFile, Server};
-use super::{ah, device, mr, qp, srq};
+use super::{ah, cq, device, mr, qp, srq};
 
 /// Attribute numbers.
 pub const CORE_IN: u16 = 0;
@@ -34,10 +35,8 @@ pub struct Write<'c> {
 
 /// Commands that a kernel knows and this device has not, by name.
 const ABSENT: &[(u32, &str)] = &[
-    (0xb, "REREG_MR"),
     (0xe, "ALLOC_MW"),
     (0x10, "DEALLOC_MW"),
-    (0x13, "RESIZE_CQ"),
     (0x1e, "ATTACH_MCAST"),
     (0x1f, "DETACH_MCAST"),
     (0x25, "OPEN_XRCD"),
@@ -64,8 +63,10 @@ fn sizes(number: u32) -> Option<(&'static str, usize, usize)> {
         0x5 => ("CREATE_AH", create_ah::SIZE, create_ah_resp::SIZE),
         0x8 => ("DESTROY_AH", 4, 0),
         0x9 => ("REG_MR", reg_mr::SIZE, reg_mr_resp::SIZE),
+        0xb => ("REREG_MR", rereg_mr::SIZE, rereg_mr_resp::SIZE),
         0xd => ("DEREG_MR", 4, 0),
         0x11 => ("CREATE_COMP_CHANNEL", 8, create_comp_channel_resp::SIZE),
+        0x13 => ("RESIZE_CQ", resize_cq::SIZE, resize_cq_resp::SIZE),
         0x19 => ("QUERY_QP", query_qp::SIZE, query_qp_resp::SIZE),
         0x1a => ("MODIFY_QP", modify_qp::SIZE, 0),
         0x20 => ("CREATE_SRQ", create_srq::SIZE, create_srq_resp::SIZE),
@@ -101,8 +102,10 @@ pub fn invoke<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         0x5 => ah::create(server, file, &write),
         0x8 => server.nic()?.destroy_ah(file.context()?, core_in.u32(0)),
         0x9 => mr::reg(server, file, &write),
+        0xb => mr::rereg(server, file, &write),
         0xd => server.nic()?.dereg_mr(file.context()?, core_in.u32(0)),
         0x11 => create_comp_channel(server, file, &write),
+        0x13 => cq::resize(server, file, &write),
         0x19 => qp::query(server, file, &write),
         0x1a => qp::modify(server, file, &write, false),
         0x20 => srq::create_plain(server, file, &write),

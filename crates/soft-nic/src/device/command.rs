@@ -140,7 +140,26 @@ pub struct RegMr {
     pub access: u32,
 }
 
-/// Answer to [`RegMr`].
+/// `REREG_MR`: only what `flags` names is meant.
+#[derive(Debug, Clone, Copy)]
+pub struct ReregMr {
+    /// The region.
+    pub mr: Handle,
+    /// `IB_MR_REREG_*` bits: what changes.
+    pub flags: u32,
+    /// First byte, in the application's address space.
+    pub start: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// Address by which work requests name `start`.
+    pub iova: u64,
+    /// Protection domain.
+    pub pd: Handle,
+    /// `IBV_ACCESS_*` bits, unchecked.
+    pub access: u32,
+}
+
+/// Answer to [`RegMr`] and [`ReregMr`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MrKeys {
     /// Object handle.
@@ -170,6 +189,17 @@ pub struct CreateCq {
     pub uar_page: Option<u32>,
     /// Completion vector.
     pub vector: u32,
+}
+
+/// `RESIZE_CQ` with the mlx5 part.
+#[derive(Debug, Clone, Copy)]
+pub struct ResizeCq {
+    /// Entries wanted minus one; the next power of two is taken.
+    pub cqe: u32,
+    /// Must be the CQ's.
+    pub cqe_size: u32,
+    /// New ring address.
+    pub buffer: u64,
 }
 
 /// Queue capacities, as in `ib_uverbs_qp_cap`.

@@ -3,7 +3,7 @@
 //! Ring and record as in `providers/mlx5/cq.c`: a CQE belongs to software when its owner bit equals bit log2(n) of the
 //! running index; the record holds the consumer index (24 bits) and the arm word. A full ring is an error as on a card:
 //! nothing is overwritten, the CQ is dead and takes its QPs with it.
-//! Left out: resize, moderation, compressed CQEs, collapsed CQs.
+//! `RESIZE_CQ` is in `resize.rs`. Left out: moderation, compressed CQEs, collapsed CQs.
 
 use mlx5_layout::CqeFields;
 use mlx5_layout::cqe::{CQE_BYTES, LARGE_SLOT_BYTES, owner_bit};
@@ -43,13 +43,13 @@ pub struct Cq {
     pub completion_events: u32,
     /// Asynchronous events given and not withdrawn.
     pub async_events: u32,
-    producer: u32,
+    pub(super) producer: u32,
     // Last consumer index seen: the record is read again only when the ring seems full.
-    consumer: u32,
+    pub(super) consumer: u32,
     // Producer index behind the last solicited CQE.
-    solicited_end: u32,
+    pub(super) solicited_end: u32,
     // Producer index at the last event: `last_notified_index` of the CQ context in the manual.
-    notified: u32,
+    pub(super) notified: u32,
 }
 
 /// What one CQE did to its CQ.
@@ -133,7 +133,7 @@ impl Cq {
     }
 
     /// `Ok(false)`: full.
-    fn write<M: Memory>(
+    pub(super) fn write<M: Memory>(
         &mut self,
         memory: &M,
         fields: &mut CqeFields,
@@ -158,13 +158,13 @@ impl Cq {
         Ok(true)
     }
 
-    fn read_consumer<M: Memory>(&self, memory: &M) -> Result<u32, Fault> {
+    pub(super) fn read_consumer<M: Memory>(&self, memory: &M) -> Result<u32, Fault> {
         Ok(consumer_of(memory.load32(self.record)?.to_ne_bytes()))
     }
 
     /// CQEs that the driver has not given back, by the last consumer index seen. A record ahead of the producer counts as a
     /// full ring: it would let the NIC overwrite.
-    fn unconsumed(&self) -> u32 {
+    pub(super) fn unconsumed(&self) -> u32 {
         self.producer.wrapping_sub(self.consumer) & CONSUMER_MASK
     }
 

@@ -33,6 +33,8 @@ pub mod access {
     pub const OPTIONAL: u32 = 0x3ff0_0000;
     /// Optional: bytes of one WRITE may become visible in any order.
     pub const RELAXED_ORDERING: u32 = 1 << 20;
+    /// They need capabilities that this NIC does not report: on-demand paging, and the two kinds of flush.
+    pub const UNSUPPORTED: u32 = ON_DEMAND | 1 << 8 | 1 << 9;
     /// What this NIC knows.
     pub const KNOWN: u32 =
         LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC | MW_BIND | ZERO_BASED | HUGETLB | OPTIONAL;
@@ -143,6 +145,13 @@ impl Regions {
         region.key
     }
 
+    /// Puts a region in the place of the one that has its key.
+    pub(super) fn replace(&mut self, region: MemoryRegion) {
+        if self.find(region.key).is_some() {
+            self.slots[((region.key >> 8) - FIRST_INDEX) as usize].region = Some(region);
+        }
+    }
+
     pub(super) fn remove(&mut self, key: u32) -> Option<MemoryRegion> {
         self.find(key)?;
         let index = (key >> 8) - FIRST_INDEX;
@@ -158,15 +167,18 @@ impl Regions {
 pub(super) fn check<M: Memory>(memory: &M, request: &RegMr) -> Result<(), CommandError> {
     let RegMr { start, length, iova, access: flags, .. } = *request;
     let refuse = |errno, reason: String| Err(CommandError { errno, reason });
-    if flags & !access::KNOWN != 0 {
-        // ON_DEMAND and the FLUSH flags need capabilities that this NIC does not report.
-        return refuse(
-            libc::EOPNOTSUPP,
-            format!("access flags {:#x} are not supported", flags & !access::KNOWN),
-        );
-    }
+    // In the order of the kernel's `ib_check_mr_access`.
     if flags & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0 && flags & access::LOCAL_WRITE == 0 {
         return refuse(libc::EINVAL, format!("access {flags:#x}: remote write or atomic needs local write"));
+    }
+    if flags & !(access::KNOWN | access::UNSUPPORTED) != 0 {
+        return refuse(libc::EINVAL, format!("access flags {:#x} do not exist", flags & !access::KNOWN));
+    }
+    if flags & access::UNSUPPORTED != 0 {
+        return refuse(
+            libc::EOPNOTSUPP,
+            format!("access flags {:#x} are not supported", flags & access::UNSUPPORTED),
+        );
     }
     if start % PAGE != iova % PAGE {
         return refuse(

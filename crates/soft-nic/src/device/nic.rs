@@ -9,7 +9,7 @@ use roce::Now;
 use super::command::{
     AddressVector, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq, CreateQp, CreateSrq,
     CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, EventSink, Handle, ModifyQp, ModifySrq, MrKeys,
-    QueriedQp, QueriedSrq, RegMr,
+    QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
 };
 use super::core::{Core, LogSink, Onlooker};
 use super::counters::Counters;
@@ -117,6 +117,11 @@ impl<M: Memory> Nic<M> {
         self.core.dereg_mr(context, handle)
     }
 
+    /// `REREG_MR`.
+    pub fn rereg_mr(&mut self, context: ContextId, request: &ReregMr) -> Result<MrKeys, CommandError> {
+        self.core.rereg_mr(context, request)
+    }
+
     /// `UAR_OBJ_ALLOC`: `registers` is the NIC's own mapping of the page.
     pub fn alloc_uar(
         &mut self,
@@ -135,6 +140,16 @@ impl<M: Memory> Nic<M> {
     /// `CREATE_CQ`.
     pub fn create_cq(&mut self, context: ContextId, request: &CreateCq) -> Result<CreatedCq, CommandError> {
         self.core.create_cq(context, request)
+    }
+
+    /// `RESIZE_CQ`; returns `cqe` as it is now.
+    pub fn resize_cq(
+        &mut self,
+        context: ContextId,
+        handle: Handle,
+        request: &ResizeCq,
+    ) -> Result<u32, CommandError> {
+        self.core.resize_cq(context, handle, request)
     }
 
     /// `DESTROY_CQ`.

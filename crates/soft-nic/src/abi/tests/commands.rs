@@ -337,6 +337,31 @@ fn queue_pairs_carry_every_field() {
     assert_eq!(bench.asked(), [] as [&str; 0]);
 }
 
+#[test]
+fn resize_and_re_registration_carry_every_field() {
+    let mut bench = Bench::open(&Config::default());
+    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
+    let (core, part) = (words(&[0, 0, 6, 255]), words(&[0x1000, 0, 128, 0]));
+    let resize = |part: &[u8]| Call::write(0x13).input(0, &core).output(1, 8).input(0x1000, part);
+    let mut call = resize(&part);
+    call.run(&mut bench).unwrap();
+    assert_eq!(call.result(1), words(&[255, 0]));
+    for (what, part) in [("short", &part[..12]), ("reserved", &words(&[0x1000, 0, 0x1_0080, 0])[..])] {
+        assert_eq!(resize(part).run(&mut bench), Err(libc::EINVAL), "{what}");
+    }
+    let rereg = words(&[0, 0, 5, 7, 0x1000, 0, 0x2000, 0, 0x3000, 0, 4, 0xf]);
+    let mut call = Call::write(0xb).input(0, &rereg).output(1, 8);
+    call.run(&mut bench).unwrap();
+    assert_eq!(call.result(1), words(&[0x510, 0x511]));
+    assert_eq!(
+        bench.asked(),
+        [
+            "resize_cq 6 ResizeCq { cqe: ff, cqe_size: 80, buffer: 1000 }",
+            "ReregMr { mr: 5, flags: 7, start: 1000, length: 2000, iova: 3000, pd: 4, access: f }",
+        ]
+    );
+}
+
 pub fn srq_call(kind: u64) -> Call {
     let mut part = [0; 32];
     part[..8].copy_from_slice(&0x1000_u64.to_ne_bytes());
@@ -568,7 +593,7 @@ fn a_panic_in_the_nic_stops_it_for_good() {
 #[test]
 fn what_the_device_lacks_is_refused_as_a_kernel_refuses_it_and_counted() {
     let mut bench = Bench::open(&Config::default());
-    for command in [0x27, 0x13, 0xe, 0x1e, 0x8000_0032, 0x8000_0039, 0x99, 0x1234_5678] {
+    for command in [0x27, 0x10, 0xe, 0x1e, 0x8000_0032, 0x8000_0039, 0x99, 0x1234_5678] {
         assert_eq!(
             Call::write(command).input(0, &[0; 16]).run(&mut bench),
             Err(libc::EOPNOTSUPP),

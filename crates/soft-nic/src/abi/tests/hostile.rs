@@ -79,7 +79,7 @@ impl Random {
 }
 
 /// Numbers of the write commands that are damaged, by name.
-const WRITES: [(&str, u32); 15] = [
+const WRITES: [(&str, u32); 17] = [
     ("QUERY_DEVICE", 1),
     ("ALLOC_PD", 3),
     ("DEALLOC_PD", 4),
@@ -89,6 +89,8 @@ const WRITES: [(&str, u32); 15] = [
     ("DEREG_MR", 0xd),
     ("QUERY_QP", 0x19),
     ("MODIFY_QP", 0x1a),
+    ("REREG_MR", 0xb),
+    ("RESIZE_CQ", 0x13),
     ("CREATE_SRQ", 0x20),
     ("MODIFY_SRQ", 0x21),
     ("QUERY_SRQ", 0x22),

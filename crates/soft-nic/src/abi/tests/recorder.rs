@@ -5,7 +5,7 @@ use crate::device::UarKind;
 use crate::device::command::{
     AddressVector, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq, CreateQp, CreateSrq,
     CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp, ModifySrq, MrKeys, QpCap,
-    QueriedQp, QueriedSrq, RegMr,
+    QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
 };
 use crate::dma::Registers;
 
@@ -63,6 +63,10 @@ impl Commands for Recorder {
         self.make(format!("{command:x?}"), MrKeys { handle: 5, lkey: 0x500, rkey: 0x501 })
     }
 
+    fn rereg_mr(&mut self, _: ContextId, command: &ReregMr) -> Answer<MrKeys> {
+        self.make(format!("{command:x?}"), MrKeys { handle: 5, lkey: 0x510, rkey: 0x511 })
+    }
+
     fn dereg_mr(&mut self, _: ContextId, mr: Handle) -> Answer<()> {
         self.note(format!("dereg_mr {mr}"));
         Ok(())
@@ -70,6 +74,10 @@ impl Commands for Recorder {
 
     fn create_cq(&mut self, _: ContextId, command: &CreateCq) -> Answer<CreatedCq> {
         self.make(format!("{command:x?}"), CreatedCq { handle: 6, cqn: 0x406, cqe: command.cqe })
+    }
+
+    fn resize_cq(&mut self, _: ContextId, cq: Handle, command: &ResizeCq) -> Answer<u32> {
+        self.make(format!("resize_cq {cq} {command:x?}"), command.cqe)
     }
 
     fn destroy_cq(&mut self, _: ContextId, cq: Handle) -> Answer<DestroyedCq> {

@@ -4,6 +4,7 @@ use roce::ServiceType;
 use soft_nic::device::UarKind;
 use soft_nic::device::command::{
     AddressVector, CommandError, ContextId, CreateCq, CreateQp, CreateSrq, ModifyQp, ModifySrq, QpCap, RegMr,
+    ReregMr, ResizeCq,
 };
 use soft_nic::dma::Host;
 use soft_nic::testing::{Block, Driver, QpId, QpShape, Region, RegisterPage, Setup};
@@ -12,7 +13,7 @@ use super::Tally;
 use super::rng::Rng;
 
 /// Every way in which a command can be refused here.
-pub const REFUSALS: [(&str, i32); 34] = [
+pub const REFUSALS: [(&str, i32); 39] = [
     ("open", libc::ENODEV),
     ("ALLOC_PD", libc::EINVAL),
     ("ALLOC_PD", libc::ENOMEM),
@@ -44,6 +45,11 @@ pub const REFUSALS: [(&str, i32); 34] = [
     ("QUERY_SRQ", libc::EINVAL),
     ("DESTROY_SRQ", libc::EINVAL),
     ("DESTROY_SRQ", libc::EBUSY),
+    ("RESIZE_CQ", libc::EINVAL),
+    ("RESIZE_CQ", libc::EFAULT),
+    ("REREG_MR", libc::EINVAL),
+    ("REREG_MR", libc::EFAULT),
+    ("REREG_MR", libc::EOPNOTSUPP),
     ("CREATE_AH", libc::EINVAL),
     ("CREATE_AH", libc::ENOMEM),
     ("DESTROY_AH", libc::EINVAL),
@@ -202,6 +208,24 @@ impl Commands {
             _ => request.length = 1 + rng.below(2 * length),
         }
         if let Some(keys) = note(tally, "REG_MR", self.driver.nic.reg_mr(self.context, &request)) {
+            let mut change = ReregMr {
+                mr: keys.handle,
+                flags: rng.below(8) as u32,
+                start: start + rng.below(length),
+                length: rng.below(length),
+                iova: start,
+                pd: self.pd,
+                access: 0xf,
+            };
+            match rng.below(6) {
+                0 => change.flags = rng.edge(7) as u32,
+                1 => change.start = rng.edge(start),
+                2 => change.length = rng.edge(length),
+                3 => change.access = rng.edge(0xf) as u32,
+                4 => change.mr = rng.edge(keys.handle.into()) as u32,
+                _ => (change.start, change.length) = (start, length),
+            }
+            note(tally, "REREG_MR", self.driver.nic.rereg_mr(self.context, &change));
             self.driver.nic.dereg_mr(self.context, keys.handle).expect("just made");
         }
     }
@@ -216,6 +240,14 @@ impl Commands {
             _ => request.cqe = (1u32 << rng.below(32)).wrapping_sub(1),
         }
         if let Some(cq) = note(tally, "CREATE_CQ", self.driver.nic.create_cq(self.context, &request)) {
+            let mut change = ResizeCq { cqe: 127, cqe_size: request.cqe_size, buffer: self.ring.address() };
+            match rng.below(4) {
+                0 => change.cqe = rng.edge(127) as u32,
+                1 => change.cqe_size = rng.edge(64) as u32,
+                2 => change.buffer = rng.edge(change.buffer),
+                _ => change.cqe = 1 << rng.below(32),
+            }
+            note(tally, "RESIZE_CQ", self.driver.nic.resize_cq(self.context, cq.handle, &change));
             self.driver.nic.destroy_cq(self.context, cq.handle).expect("just made");
         }
     }

@@ -32,6 +32,11 @@ pub const KINDS: [&str; 10] = [
     "list of a shared receive queue",
 ];
 
+/// Q_Key of a pair: a spoilt datagram that finds another pair's QPN must not take that one's receive.
+fn qkey(pair: usize) -> u32 {
+    0x1111_1111 + 0x0707_0707 * pair as u32
+}
+
 /// Receives of a shared queue.
 const SHARED_RECEIVES: u32 = 15;
 
@@ -192,6 +197,7 @@ impl Traffic {
             timeout: 1,
             sq_psn,
             rq_psn,
+            qkey: qkey(pair),
             ..self.driver.attributes(peer)
         };
         let (to_peer, to_a) = (attributes(peer), attributes(qpn_a));
@@ -231,7 +237,7 @@ impl Traffic {
     fn vector(&self, pair: usize) -> Option<AddressVector> {
         let Pair { service, b, .. } = self.pairs[pair];
         (service == ServiceType::Ud).then(|| AddressVector {
-            qkey: 0x1111_1111,
+            qkey: qkey(pair),
             destination_qpn: self.driver.qp(b).qpn,
             extended: true,
             lid_or_udp_port: self.driver.address().dlid,
