@@ -121,11 +121,13 @@ fn first_paragraph(error: &clap::Error, is_ctl: bool) -> String {
     let paragraph = text.split("\n\n").next().unwrap_or_default();
     let words = paragraph.trim_start_matches("error: ").split_whitespace();
     let reason = words.collect::<Vec<_>>().join(" ");
-    if let Some(tip) = text.lines().find_map(|line| line.trim().strip_prefix("tip: a similar ")) {
-        return format!("{reason}; a similar {tip}");
-    }
+    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: a similar "));
+    let tip = tip.map_or_else(String::new, |tip| format!("; a similar {tip}"));
     if error.kind() == ErrorKind::UnknownArgument && !is_ctl {
-        return format!("{reason}; -- goes before the program: softnic run [OPTIONS] -- COMMAND…");
+        return format!("{reason}{tip}; -- goes before the program: softnic run [OPTIONS] -- COMMAND…");
+    }
+    if !tip.is_empty() {
+        return format!("{reason}{tip}");
     }
     reason
 }

@@ -276,7 +276,10 @@ fn look(
     server.clock.tick(now);
     let worked = nic.poll(Now(now)) > 0;
     if let Some(call) = nic.link().take_call() {
+        // A thread is made for it: not with the lock.
+        drop(nic);
         control::take_call(server, &shared.talking, call);
+        return true;
     }
     let pumps = shared.pumped.load(Ordering::Relaxed);
     if pumps != *pumped {
@@ -284,6 +287,7 @@ fn look(
         *pumped = pumps;
         drop(nic);
         system::nap(PUMPED);
+        policy.begin(system::monotonic_ns());
         return true;
     }
     match policy.after_look(now, worked) {

@@ -59,6 +59,8 @@ fn lock_forks() {
 pub struct OwnSocket {
     socket: Option<OwnedFd>,
     entry: usize,
+    /// Process that opened it: in a fork child the entry and the number may be another socket's.
+    generation: u32,
 }
 
 impl OwnSocket {
@@ -84,7 +86,7 @@ impl OwnSocket {
         // SAFETY: the kernel just gave us this descriptor.
         let socket = moved_high(unsafe { OwnedFd::from_raw_fd(raw) });
         OWN[entry].store(socket.as_raw_fd(), Ordering::Relaxed);
-        Ok(OwnSocket { socket: Some(socket), entry })
+        Ok(OwnSocket { socket: Some(socket), entry, generation: fork_generation() })
     }
 }
 
@@ -96,12 +98,15 @@ impl AsRawFd for OwnSocket {
 
 impl Drop for OwnSocket {
     fn drop(&mut self) {
-        lock_forks();
-        // In a fork child the entry is free already and the number may be another's.
-        match OWN[self.entry].swap(FREE, Ordering::Relaxed) {
-            FREE => self.socket.take().into_iter().for_each(|socket| _ = socket.into_raw_fd()),
-            _ => drop(self.socket.take()),
+        let socket = self.socket.take();
+        if self.generation != fork_generation() {
+            // Closed by the child's handler.
+            socket.into_iter().for_each(|socket| _ = socket.into_raw_fd());
+            return;
         }
+        lock_forks();
+        OWN[self.entry].store(FREE, Ordering::Relaxed);
+        drop(socket);
         FORKS_LOCKED.store(false, Ordering::Release);
     }
 }
@@ -133,5 +138,29 @@ impl TurnSocket {
 impl AsRawFd for TurnSocket {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::system::true_in_fork_child;
+    use super::*;
+
+    fn is_open(raw: RawFd) -> bool {
+        // SAFETY: asks for a flag of a descriptor that this process may not have.
+        unsafe { libc::fcntl(raw, libc::F_GETFD) != -1 }
+    }
+
+    #[test]
+    fn a_fork_child_has_none_of_its_parent_s_sockets_and_keeps_its_own() {
+        let ours = OwnSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM).unwrap();
+        let raw = ours.as_raw_fd();
+        assert!(true_in_fork_child(move || {
+            let closed = !is_open(raw);
+            let new = OwnSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM).unwrap();
+            // The inherited one goes, and takes nothing along that has its number now.
+            drop(ours);
+            closed && is_open(new.as_raw_fd())
+        }));
     }
 }

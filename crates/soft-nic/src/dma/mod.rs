@@ -8,7 +8,6 @@ pub mod datagrams;
 mod forks;
 mod guard;
 mod host;
-pub mod mailbox;
 mod peer;
 mod registers;
 mod shared;

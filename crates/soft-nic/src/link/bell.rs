@@ -37,14 +37,11 @@ impl Link {
     }
 
     /// Sleeps until a peer rings, [`Waker::wake`] is called, or `max` is over. Returns at once when something has
-    /// arrived meanwhile. Zero: another thread that waits for this core gets it, and no peer needs to ring.
+    /// arrived meanwhile.
     ///
     /// [`Waker::wake`]: super::Waker::wake
     pub fn sleep(&mut self, max: Duration) {
-        if max.is_zero() {
-            self.ring_bells();
-            std::thread::yield_now();
-        } else if let Some(sleep) = self.lie_down() {
+        if let Some(sleep) = self.lie_down() {
             sleep.wait(max);
             self.get_up();
         }

@@ -8,11 +8,12 @@
 //!   quickest when each offers the core whenever it finds nothing to do, without timers. Who only wants the core for a
 //!   moment now and then (a kernel thread, a NIC that wakes up to look around) does not count.
 //! - *Crowded*: an absence was long, so a program polls on this core and never gives it back before a scheduler tick,
-//!   milliseconds later. First the NIC leaves for another core, where it has one: that may be free, or another NIC's. When
-//!   it meets a polling program there too, it stays. A thread that wakes from a sleep preempts a polling one at once, as
+//!   milliseconds later. First the NIC leaves for another core, where it has one: that may be free, or another NIC's. While
+//!   it meets polling programs there too, it stays. A thread that wakes from a sleep preempts a polling one at once, as
 //!   long as it has not had more than its share (Linux's EEVDF calls it eligible; seen in a trace of 6.18: 7 µs after the
 //!   wake-up while eligible, up to 5 ms when not). So a crowded NIC works while there is work, and then sleeps at least as
-//!   long as it ran, which also hands the core to the program that must react to what the NIC did.
+//!   long as it ran, which also hands the core to the program that must react to what the NIC did. A sleep ends when a peer
+//!   rings, so that under a flood of messages it is the scheduler that shares the core.
 //! - *Idle*: longer and longer sleeps. Up to 1.8 ms, and later to one five-hundredth of the time without
 //!   work, up to 10 ms: the wait for a doorbell is in proportion to what came before it, and an idle device costs little.
 //!
@@ -146,8 +147,9 @@ pub struct IdlePolicy<C> {
     /// How often in a row the core had been taken when that was asked, and when it was last.
     taken: u32,
     taken_ns: u64,
-    /// When that was asked last.
+    /// When that was asked last, and the CPU time then; none since the last sleep.
     asked_ns: u64,
+    asked_cpu_ns: Option<u64>,
     /// CPU time when it went to sleep last.
     slept_cpu_ns: u64,
     crowded_until_ns: u64,
@@ -170,6 +172,7 @@ impl<C: IdleClock> IdlePolicy<C> {
             taken: 0,
             taken_ns: 0,
             asked_ns: now,
+            asked_cpu_ns: Some(cpu),
             slept_cpu_ns: cpu,
             crowded_until_ns: 0,
             belief_ns: times.crowded_ns,
@@ -179,7 +182,18 @@ impl<C: IdleClock> IdlePolicy<C> {
         }
     }
 
+    /// Starts anew at this time, as if there had been work: somebody else ran the NIC meanwhile.
+    pub fn begin(&mut self, now: u64) {
+        self.worked_ns = now;
+        self.looked_ns = now;
+        self.offered_ns = now;
+        self.asked_ns = now;
+        self.asked_cpu_ns = None;
+        self.preemptions = self.clock.preemptions();
+    }
+
     /// Whether other threads want the core.
+    #[cfg(test)]
     pub fn is_crowded(&self) -> bool {
         self.looked_ns < self.crowded_until_ns
     }
@@ -192,7 +206,7 @@ impl<C: IdleClock> IdlePolicy<C> {
         if worked {
             self.worked_ns = now;
         }
-        if gap_ns >= self.times.gap_ns && self.notice_absence(now, gap_ns) {
+        if gap_ns >= self.times.gap_ns && self.notice_absence(now) {
             return Pause::Leave;
         }
         let quiet_ns = now.saturating_sub(self.worked_ns);
@@ -202,8 +216,9 @@ impl<C: IdleClock> IdlePolicy<C> {
             self.uncrowded(now, worked, quiet_ns)
         };
         if let Pause::Sleep(time) = pause {
-            // What passes asleep is no gap.
+            // What passes asleep is no gap, and no absence.
             self.looked_ns = now.saturating_add(time.as_nanos() as u64);
+            self.asked_cpu_ns = None;
         }
         pause
     }
@@ -224,26 +239,31 @@ impl<C: IdleClock> IdlePolicy<C> {
         }
         self.offered_ns = now;
         if now.saturating_sub(self.asked_ns) >= self.times.offer_ns {
-            self.was_taken(now);
+            self.absence(now);
         }
         Pause::Offer
     }
 
-    /// Whether the core was taken since this was asked last.
-    fn was_taken(&mut self, now: u64) -> bool {
-        let preemptions = self.clock.preemptions();
+    /// For how long the core was taken since this was asked last, or since the last sleep; `None`: never. Work does not count.
+    fn absence(&mut self, now: u64) -> Option<u64> {
+        let (preemptions, cpu) = (self.clock.preemptions(), self.clock.cpu_ns());
         let taken = preemptions != self.preemptions;
+        let elapsed = now.saturating_sub(self.asked_ns);
+        let worked = self.asked_cpu_ns.map(|before| cpu.saturating_sub(before));
         self.preemptions = preemptions;
         self.asked_ns = now;
-        if taken {
-            let again = now.saturating_sub(self.taken_ns) < self.times.taken_ns;
-            self.taken = if again { self.taken.saturating_add(1) } else { 1 };
-            self.taken_ns = now;
+        self.asked_cpu_ns = Some(cpu);
+        if !taken {
+            return None;
         }
-        if taken && self.taken >= self.times.taken {
+        let again = now.saturating_sub(self.taken_ns) < self.times.taken_ns;
+        self.taken = if again { self.taken.saturating_add(1) } else { 1 };
+        self.taken_ns = now;
+        if self.taken >= self.times.taken {
             self.shared_until_ns = now + self.times.shared_ns;
         }
-        taken
+        // Right after a sleep nobody knows what was work.
+        Some(worked.map_or(0, |worked| elapsed.saturating_sub(worked)))
     }
 
     fn crowded(&mut self, worked: bool, quiet_ns: u64) -> Pause {
@@ -270,15 +290,17 @@ impl<C: IdleClock> IdlePolicy<C> {
     }
 
     /// A gap between two looks was an absence when the kernel counted a preemption, and work otherwise. True: leave this core.
-    fn notice_absence(&mut self, now: u64, gap_ns: u64) -> bool {
-        if !self.was_taken(now) || now < self.crowded_until_ns || gap_ns < self.times.long_ns {
+    fn notice_absence(&mut self, now: u64) -> bool {
+        let absent_ns = self.absence(now).unwrap_or(0);
+        if now < self.crowded_until_ns || absent_ns < self.times.long_ns {
             return false;
         }
-        if now.saturating_sub(self.left_ns) >= self.times.leave_ns && self.clock.has_cores() {
+        // It was crowded until a moment ago: the other cores were no better.
+        let again = now - self.crowded_until_ns < self.belief_ns;
+        if !again && now.saturating_sub(self.left_ns) >= self.times.leave_ns && self.clock.has_cores() {
             self.left_ns = now;
             return true;
         }
-        let again = now - self.crowded_until_ns < self.belief_ns;
         self.belief_ns =
             if again { (2 * self.belief_ns).min(self.times.crowded_max_ns) } else { self.times.crowded_ns };
         self.crowded_until_ns = now + self.belief_ns;
@@ -442,6 +464,49 @@ mod tests {
         thread.run(500);
         assert_eq!(policy.after_look(thread.now.get(), false), Pause::Spin);
         assert!(!policy.is_crowded());
+    }
+
+    #[test]
+    fn a_long_copy_with_a_moment_s_absence_is_no_polling_program() {
+        let (thread, mut policy) = policy();
+        for _ in 0..100 {
+            policy.after_look(thread.now.get(), true);
+            thread.run(5_000_000);
+            thread.preempted(3_000);
+            assert_ne!(policy.after_look(thread.now.get(), true), Pause::Leave);
+            assert!(!policy.is_crowded());
+        }
+    }
+
+    #[test]
+    fn what_somebody_else_did_meanwhile_is_neither_quiet_nor_an_absence() {
+        let (thread, mut policy) = policy();
+        policy.after_look(thread.now.get(), true);
+        thread.preempted(10_000_000_000);
+        policy.begin(thread.now.get());
+        thread.run(500);
+        let pause = policy.after_look(thread.now.get(), false);
+        assert!(matches!(pause, Pause::Spin | Pause::Offer), "{pause:?}");
+        assert!(!policy.is_crowded());
+    }
+
+    #[test]
+    fn between_polling_programs_it_leaves_once_in_seconds() {
+        let (thread, mut policy) = policy();
+        thread.pinned.set(false);
+        let mut left = 0;
+        let end = thread.now.get() + 5_000_000_000;
+        while thread.now.get() < end {
+            thread.run(300);
+            match policy.after_look(thread.now.get(), true) {
+                Pause::Leave => left += 1,
+                Pause::Sleep(time) => thread.away(time.as_nanos() as u64),
+                // Whoever spins long enough meets the scheduler's tick.
+                _ if policy.is_crowded() => {}
+                _ => thread.preempted(4_000_000),
+            }
+        }
+        assert_eq!(left, 1);
     }
 
     #[test]

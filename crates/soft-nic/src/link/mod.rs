@@ -171,8 +171,8 @@ pub struct Link {
     serial: u32,
     first: usize,
     polls: u32,
-    /// Value of the counter of copied bytes at which the present poll ends.
-    copies_until: u64,
+    /// Bytes that the present poll may still copy from elsewhere.
+    copies_left: u64,
     watched_ns: u64,
     /// The slot that the next closer look at peers begins with.
     examined: u8,
@@ -208,7 +208,7 @@ impl Link {
             serial: 0,
             first: 0,
             polls: 0,
-            copies_until: 0,
+            copies_left: 0,
             watched_ns: 0,
             examined: 0,
             waiting: Vec::new(),

@@ -29,7 +29,7 @@ impl Link {
             self.attach_published();
         }
         let mut consumed = 0;
-        self.copies_until = self.counters.direct_bytes + COPIED_AT_ONCE;
+        self.copies_left = COPIED_AT_ONCE;
         let count = self.incoming.len();
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
         let mut finished = false;
@@ -113,7 +113,7 @@ impl Link {
     ) -> Result<(), RecordError> {
         let Incoming { consumer, memory, .. } = &mut self.incoming[index];
         let from = consumer.ends().from;
-        while *consumed < budget && self.counters.direct_bytes < self.copies_until {
+        while *consumed < budget && self.copies_left > 0 {
             let Some(record) = consumer.next(lane)? else { break };
             if Some(record.position) == end {
                 break;

@@ -213,10 +213,10 @@ fn an_idle_nic_sleeps_and_its_share_of_a_core_is_printed() {
     let times = IdleTimes::default();
     // As in the second that follows one without work, for longer, to see what that costs.
     let early = IdleTimes { deepest_sleep_ns: times.deep_sleep_ns, ..times };
-    for (name, times, looks) in [("after a second", early, 200..700), ("after three", times, 80..300)] {
+    for (name, times, looks) in [("after a second", early, 700), ("after three", times, 300)] {
         let (used, sleeps) = second_of_rest(times);
         println!("idle {name}: {:.2} % of a core, {sleeps} looks a second", used as f64 / 1e7);
-        assert!(looks.contains(&sleeps), "{name}: {sleeps} looks in a second");
+        assert!(sleeps <= looks, "{name}: {sleeps} looks in a second");
         // An aim of 0.5 %; asserted loosely, since a busy machine makes every wake-up dearer.
         assert!(used < 50_000_000, "{name}: {used} ns");
     }

@@ -1,14 +1,16 @@
 //! One address, many NICs: the process that owns UDP port 4791 of an address hands on what is for queues of another.
 //!
 //! QPNs are unique on a fabric, and their upper bits say whose they are, so the owner looks at nothing but the destination
-//! QPN. When it ends, its sockets end with it, and who asks next owns the port; what was under way then is lost, as packets
-//! are. QP1, which connection managers talk to, is the owner's. Nothing that arrives is trusted: neither datagrams, nor letters.
+//! QPN. It hands a packet on as a datagram, from port 4791 to a port of the other process on the same address: whoever can send
+//! from there owns the port. (Unix sockets would not do: a kernel holds ten datagrams for one, `net.unix.max_dgram_qlen`, and
+//! what one receiver leaves unread keeps the sender from all others.) When the owner ends, its sockets end with it, and who asks
+//! next owns the port; what was under way then is lost, as packets are. An owner that is stopped stops its address. QP1, which
+//! connection managers talk to, is the owner's. Nothing that arrives is trusted.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
 use crate::dma::datagrams::{Datagrams, Outbox, Posted};
-use crate::dma::mailbox::Mailbox;
 use crate::link::{Link, SLOTS};
 
 /// The UDP port of RoCEv2 (IANA; IBTA Annex A17).
@@ -30,11 +32,11 @@ pub struct PortCounters {
     pub received: u64,
     /// Of those, handed on to another process.
     pub handed_on: u64,
-    /// For a process that is not there, or whose mailbox is full.
+    /// For a process that is not there, or that the kernel would not hand on.
     pub undeliverable: u64,
     /// Too short for a packet, or too long for one.
     pub malformed: u64,
-    /// Letters from other users, or ones that no owner writes.
+    /// Sent to our own port by somebody who does not own the address's, or not for us.
     pub refused: u64,
     /// Datagrams that the kernel would not send.
     pub unsent: u64,
@@ -47,33 +49,29 @@ pub struct PortCounters {
 pub struct SharedPort {
     address: IpAddr,
     slot: u8,
-    /// Names of the mailboxes, before the slot.
-    name: String,
     owned: Option<Datagrams>,
-    /// What is sent goes out here, whoever owns the port.
-    out: Datagrams,
+    /// Packets for other processes, to leave from the owned port.
+    handing: Outbox,
+    /// What is sent goes out here, whoever owns the port, and what is handed on to us comes in.
+    own: Datagrams,
     outbox: Outbox,
-    mailbox: Mailbox,
     /// Slots that got something since this was asked.
     handed: u128,
     counters: PortCounters,
 }
 
 impl SharedPort {
-    /// Takes part in the port of `address`, and owns it when nobody else of the fabric does. `fabric`: its full name;
-    /// `slot`: our seat there.
+    /// Takes part in the port of `address`, and owns it when nobody else does. `slot`: our seat on the fabric.
     ///
     /// Errors: what the kernel says; `AddrNotAvailable`: this host has no such address.
-    pub fn open(fabric: &str, slot: u8, address: IpAddr) -> io::Result<SharedPort> {
-        let name = format!("softnic-port-{:016x}", hash(&format!("{fabric} {address}")));
+    pub fn open(slot: u8, address: IpAddr) -> io::Result<SharedPort> {
         let mut port = SharedPort {
             address,
             slot,
             owned: None,
-            out: Datagrams::open(SocketAddr::new(address, 0))?,
+            handing: Outbox::default(),
+            own: Datagrams::open(SocketAddr::new(address, 0))?,
             outbox: Outbox::default(),
-            mailbox: Mailbox::open(&mailbox(&name, slot))?,
-            name,
             handed: 0,
             counters: PortCounters::default(),
         };
@@ -108,9 +106,9 @@ impl SharedPort {
         self.counters
     }
 
-    /// Our address and the port that packets leave from.
-    pub fn source(&self) -> SocketAddr {
-        self.out.local()
+    /// The port of our own, where packets leave from and an owner hands them on to: the others must be told.
+    pub fn own_port(&self) -> u16 {
+        self.own.local().port()
     }
 
     /// Adds a packet of `len` bytes, from its BTH on, for the NICs of `to`; `fill` writes it, and is told the identification
@@ -126,7 +124,7 @@ impl SharedPort {
         if self.outbox.is_empty() {
             return Posted::default();
         }
-        let posted = self.out.send(&mut self.outbox);
+        let posted = self.own.send(&mut self.outbox);
         self.counters.unsent += posted.lost as u64;
         posted
     }
@@ -136,13 +134,17 @@ impl SharedPort {
         self.outbox.len()
     }
 
-    /// Hands packets for queues of this process to `deliver`, with the address that they came from, and those for others on.
-    /// Returns how many datagrams were looked at; bounded.
+    /// Hands packets for queues of this process to `deliver`, with the address that they came from, and those for others on;
+    /// `ports` gives the port of each slot's process at this address. Returns how many datagrams were looked at; bounded.
     ///
     /// Errors: what the kernel says.
-    pub fn poll(&mut self, mut deliver: impl FnMut(IpAddr, &[u8])) -> io::Result<usize> {
+    pub fn poll(
+        &mut self,
+        ports: impl Fn(u8) -> Option<u16>,
+        mut deliver: impl FnMut(IpAddr, &[u8]),
+    ) -> io::Result<usize> {
         let mut looked = 0;
-        let Self { owned, mailbox: letters, counters, handed, name, slot, .. } = self;
+        let Self { address, owned, handing, counters, handed, slot, own, .. } = self;
         if let Some(socket) = owned {
             looked += socket.receive(|from, packet| {
                 counters.received += 1;
@@ -153,25 +155,37 @@ impl SharedPort {
                 let to = Link::slot_of(qpn);
                 if qpn == GSI_QPN || to == *slot {
                     deliver(from.ip(), packet);
-                } else if letters.post(&mailbox(name, to), &head(from), packet).is_ok() {
-                    counters.handed_on += 1;
+                    return;
+                }
+                let len = HEAD_BYTES + packet.len();
+                let whole = |bytes: &mut [u8], _| {
+                    let (head, rest) = bytes.split_at_mut(HEAD_BYTES);
+                    head.copy_from_slice(&origin_head(from));
+                    rest.copy_from_slice(packet);
+                };
+                let to_port = ports(to).map(|port| SocketAddr::new(*address, port));
+                if to_port.is_some_and(|at| handing.push(at, len, whole).is_ok()) {
                     *handed |= 1 << (usize::from(to) % SLOTS);
                 } else {
                     counters.undeliverable += 1;
                 }
             })?;
+            let posted = socket.send(handing);
+            counters.handed_on += posted.taken as u64;
+            // One that has no room now never gets any: a wire loses it too.
+            counters.undeliverable += (posted.lost + handing.discard()) as u64;
         }
-        let collected = letters.collect(64, |letter| {
-            let known =
-                letter.split_at_checked(HEAD_BYTES).and_then(|(from, packet)| Some((origin(from)?, packet)));
-            let ours = |packet: &&[u8]| destination(packet).is_some_and(|qpn| Link::slot_of(qpn) == *slot);
+        let owner = SocketAddr::new(*address, ROCE_PORT);
+        looked += own.receive(|from, letter| {
+            let known = letter.split_at_checked(HEAD_BYTES);
+            let known = known.and_then(|(head, packet)| Some((origin(head)?, packet)));
+            let ours = |packet: &[u8]| destination(packet).is_some_and(|qpn| Link::slot_of(qpn) == *slot);
             match known {
-                Some((from, packet)) if ours(&packet) => deliver(from, packet),
+                Some((origin, packet)) if from == owner && ours(packet) => deliver(origin, packet),
                 _ => counters.refused += 1,
             }
         })?;
-        counters.refused += collected.refused as u64;
-        Ok(looked + collected.letters + collected.refused)
+        Ok(looked)
     }
 
     /// The slots that got something since this was asked, a bit each: their NICs may be asleep.
@@ -186,11 +200,7 @@ fn destination(packet: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes([0, bth[5], bth[6], bth[7]]))
 }
 
-fn mailbox(name: &str, slot: u8) -> String {
-    format!("{name}-{slot}")
-}
-
-fn head(from: SocketAddr) -> [u8; HEAD_BYTES] {
+fn origin_head(from: SocketAddr) -> [u8; HEAD_BYTES] {
     let mut head = [0; HEAD_BYTES];
     head[2..4].copy_from_slice(&from.port().to_be_bytes());
     match from.ip() {
@@ -214,148 +224,5 @@ fn origin(head: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// FNV-1a, 64 bits (draft-eastlake-fnv): names must be short, and the same in every process.
-fn hash(text: &str) -> u64 {
-    text.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
-}
-
 #[cfg(test)]
-mod tests {
-    use std::time::{Duration, Instant};
-
-    use super::*;
-
-    /// A packet for a queue of `slot` with a mark behind its BTH.
-    fn packet(slot: u8, mark: u8) -> Vec<u8> {
-        packet_to(Link::first_qpn(slot) | 5, mark)
-    }
-
-    fn packet_to(qpn: u32, mark: u8) -> Vec<u8> {
-        let mut packet = vec![mark; BTH_BYTES + 4];
-        packet[4..8].copy_from_slice(&qpn.to_be_bytes());
-        packet
-    }
-
-    /// A fabric and an address of its own for each test.
-    fn place(test: u8) -> (String, IpAddr) {
-        let process = std::process::id().to_be_bytes();
-        (
-            format!("test-{test}-{}", std::process::id()),
-            IpAddr::from([127, 64 + test, process[2], process[3] | 1]),
-        )
-    }
-
-    fn send(from: &mut SharedPort, to: IpAddr, packet: &[u8]) {
-        from.push(to, packet.len(), |bytes, _| bytes.copy_from_slice(packet)).unwrap();
-        assert_eq!(from.flush().taken, 1);
-    }
-
-    /// Marks that each of the ports got, polling all of them until there are `count`.
-    fn marks(ports: &mut [&mut SharedPort], count: usize) -> Vec<Vec<u8>> {
-        let mut got = vec![Vec::new(); ports.len()];
-        let begun = Instant::now();
-        while got.iter().map(Vec::len).sum::<usize>() < count && begun.elapsed() < Duration::from_secs(5) {
-            for (port, got) in ports.iter_mut().zip(&mut got) {
-                port.poll(|_, packet| got.push(packet[BTH_BYTES])).unwrap();
-            }
-        }
-        got
-    }
-
-    #[test]
-    fn packets_reach_the_process_that_their_qpn_names_whoever_owns_the_port() {
-        let (fabric, address) = place(0);
-        let [mut a, mut b, mut c] = [3, 9, 127].map(|slot| SharedPort::open(&fabric, slot, address).unwrap());
-        assert_eq!([a.is_owner(), b.is_owner(), c.is_owner()], [true, false, false]);
-        for (mark, slot) in [3, 9, 127, 9, 3].into_iter().enumerate() {
-            send(&mut c, address, &packet(slot, mark as u8));
-        }
-        send(&mut c, address, &packet_to(GSI_QPN, 99));
-        let got = marks(&mut [&mut a, &mut b, &mut c], 6);
-        assert_eq!(got, [vec![0, 4, 99], vec![1, 3], vec![2]]);
-        assert_eq!(a.take_handed_on(), 1 << 9 | 1 << 127);
-        assert_eq!(a.take_handed_on(), 0);
-        let counters = a.counters();
-        assert_eq!((counters.received, counters.handed_on, counters.undeliverable), (6, 3, 0));
-    }
-
-    #[test]
-    fn when_the_owner_ends_another_takes_the_port_and_traffic_goes_on() {
-        let (fabric, address) = place(1);
-        let mut a = SharedPort::open(&fabric, 1, address).unwrap();
-        let mut b = SharedPort::open(&fabric, 2, address).unwrap();
-        let mut c = SharedPort::open(&fabric, 3, address).unwrap();
-        assert!(!b.try_own().unwrap() && !c.try_own().unwrap());
-        send(&mut c, address, &packet(2, 7));
-        assert_eq!(marks(&mut [&mut a, &mut b], 1), [vec![], vec![7]]);
-        drop(a);
-        // A program that another test starts may hold copies of a's sockets for a moment.
-        let begun = Instant::now();
-        while !c.try_own().unwrap() {
-            assert!(begun.elapsed() < Duration::from_secs(5), "nobody else has the port");
-        }
-        assert!(!b.try_own().unwrap());
-        send(&mut b, address, &packet(2, 8));
-        send(&mut b, address, &packet(3, 9));
-        send(&mut b, address, &packet(1, 10));
-        assert_eq!(marks(&mut [&mut b, &mut c], 2), [vec![8], vec![9]]);
-        let begun = Instant::now();
-        while c.counters().undeliverable == 0 && begun.elapsed() < Duration::from_secs(5) {
-            c.poll(|_, _| ()).unwrap();
-        }
-        assert_eq!((c.counters().undeliverable, c.counters().owned), (1, 1), "nobody sits in slot 1");
-    }
-
-    #[test]
-    fn both_families_say_where_a_packet_came_from() {
-        for (address, other) in [(place(2).1, place(3).1), ("::1".parse().unwrap(), "::1".parse().unwrap())] {
-            let fabric = place(2).0;
-            let mut owner = SharedPort::open(&fabric, 1, address).unwrap();
-            let mut third = SharedPort::open(&fabric, 2, address).unwrap();
-            let mut sender = SharedPort::open("another", 3, other).unwrap();
-            if !owner.is_owner() {
-                // Another test process has the only IPv6 loopback address.
-                continue;
-            }
-            send(&mut sender, address, &packet(1, 1));
-            send(&mut sender, address, &packet(2, 2));
-            let mut from = Vec::new();
-            let begun = Instant::now();
-            while from.len() < 2 && begun.elapsed() < Duration::from_secs(5) {
-                owner.poll(|ip, _| from.push(ip)).unwrap();
-                third.poll(|ip, _| from.push(ip)).unwrap();
-            }
-            assert_eq!(from, [other, other]);
-        }
-    }
-
-    #[test]
-    fn what_is_no_packet_or_no_letter_of_an_owner_is_counted_and_dropped() {
-        let (fabric, address) = place(4);
-        let mut owner = SharedPort::open(&fabric, 1, address).unwrap();
-        let mut other = SharedPort::open(&fabric, 2, address).unwrap();
-        let wire = std::net::UdpSocket::bind((address, 0)).unwrap();
-        for bytes in [&[][..], &[1; BTH_BYTES - 1], &[1; 5000]] {
-            wire.send_to(bytes, (address, ROCE_PORT)).unwrap();
-        }
-        let good = [&head((address, 1).into())[..], &packet(2, 1)].concat();
-        let wrong_family = [&[5; HEAD_BYTES][..], &packet(2, 1)].concat();
-        let not_theirs = [&head((address, 1).into())[..], &packet(1, 1)].concat();
-        for letter in [&good[..HEAD_BYTES - 1], &good[..HEAD_BYTES + 3], &wrong_family, &not_theirs, &good] {
-            owner.mailbox.post(&mailbox(&other.name, 2), &[], letter).unwrap();
-        }
-        assert_eq!(marks(&mut [&mut owner, &mut other], 1), [vec![], vec![1]]);
-        let begun = Instant::now();
-        while owner.counters().malformed < 3 && begun.elapsed() < Duration::from_secs(5) {
-            owner.poll(|_, _| unreachable!()).unwrap();
-        }
-        assert_eq!((owner.counters().malformed, other.counters().refused), (3, 4));
-    }
-
-    #[test]
-    fn an_address_of_another_host_is_refused() {
-        let error = SharedPort::open("x", 1, "192.0.2.1".parse().unwrap()).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
-    }
-}
+mod tests;

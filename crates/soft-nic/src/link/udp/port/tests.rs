@@ -1,0 +1,158 @@
+//! Several processes' shares of one port, in one process.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A packet for a queue of `slot` with a mark behind its BTH.
+fn packet(slot: u8, mark: u8) -> Vec<u8> {
+    packet_to(Link::first_qpn(slot) | 5, mark)
+}
+
+fn packet_to(qpn: u32, mark: u8) -> Vec<u8> {
+    let mut packet = vec![mark; BTH_BYTES + 4];
+    packet[4..8].copy_from_slice(&qpn.to_be_bytes());
+    packet
+}
+
+/// A loopback address of its own for each test of each process.
+fn place(test: u8) -> IpAddr {
+    let process = std::process::id().to_be_bytes();
+    IpAddr::from([127, 64 + test + 8 * (process[1] & 7), process[2], process[3]])
+}
+
+fn send(from: &mut SharedPort, to: IpAddr, packet: &[u8]) {
+    from.push(to, packet.len(), |bytes, _| bytes.copy_from_slice(packet)).unwrap();
+    assert_eq!(from.flush().taken, 1);
+}
+
+/// The ports of all, as the fabric's directory would tell.
+fn directory(ports: &[&mut SharedPort]) -> Vec<(u8, u16)> {
+    ports.iter().map(|port| (port.slot, port.own_port())).collect()
+}
+
+fn look_up(directory: &[(u8, u16)]) -> impl Fn(u8) -> Option<u16> + '_ {
+    |slot| directory.iter().find(|entry| entry.0 == slot).map(|entry| entry.1)
+}
+
+/// Origins and marks of what each of the ports got, polling all of them until there are `count`.
+fn polled(ports: &mut [&mut SharedPort], count: usize) -> Vec<Vec<(IpAddr, u8)>> {
+    let directory = directory(ports);
+    let mut got = vec![Vec::new(); ports.len()];
+    let begun = Instant::now();
+    while got.iter().map(Vec::len).sum::<usize>() < count && begun.elapsed() < PATIENCE {
+        for (port, got) in ports.iter_mut().zip(&mut got) {
+            port.poll(look_up(&directory), |from, packet| got.push((from, packet[BTH_BYTES]))).unwrap();
+        }
+    }
+    got
+}
+
+fn marks(ports: &mut [&mut SharedPort], count: usize) -> Vec<Vec<u8>> {
+    let got = polled(ports, count);
+    got.into_iter().map(|got| got.into_iter().map(|(_, mark)| mark).collect()).collect()
+}
+
+#[test]
+fn packets_reach_the_process_that_their_qpn_names_whoever_owns_the_port() {
+    let address = place(0);
+    let [mut a, mut b, mut c] = [3, 9, 127].map(|slot| SharedPort::open(slot, address).unwrap());
+    assert_eq!([a.is_owner(), b.is_owner(), c.is_owner()], [true, false, false]);
+    for (mark, slot) in [3, 9, 127, 9, 3].into_iter().enumerate() {
+        send(&mut c, address, &packet(slot, mark as u8));
+    }
+    send(&mut c, address, &packet_to(GSI_QPN, 99));
+    let got = marks(&mut [&mut a, &mut b, &mut c], 6);
+    assert_eq!(got, [vec![0, 4, 99], vec![1, 3], vec![2]]);
+    assert_eq!(a.take_handed_on(), 1 << 9 | 1 << 127);
+    assert_eq!(a.take_handed_on(), 0);
+    let counters = a.counters();
+    assert_eq!((counters.received, counters.handed_on, counters.undeliverable), (6, 3, 0));
+}
+
+#[test]
+fn one_that_does_not_read_keeps_nothing_from_another() {
+    let address = place(1);
+    let [mut a, mut b, mut c] = [1, 2, 3].map(|slot| SharedPort::open(slot, address).unwrap());
+    let ports = directory(&[&mut a, &mut b, &mut c]);
+    // More than any socket buffer holds for b, which never looks.
+    let long = [&packet(2, 1)[..], &[0; 4000]].concat();
+    for _ in 0..3_000 {
+        send(&mut c, address, &long);
+        a.poll(look_up(&ports), |_, _| unreachable!()).unwrap();
+    }
+    send(&mut c, address, &packet(3, 7));
+    assert_eq!(marks(&mut [&mut a, &mut c], 1), [vec![], vec![7]]);
+}
+
+#[test]
+fn when_the_owner_ends_another_takes_the_port_and_traffic_goes_on() {
+    let address = place(2);
+    let [mut a, mut b, mut c] = [1, 2, 3].map(|slot| SharedPort::open(slot, address).unwrap());
+    assert!(!b.try_own().unwrap() && !c.try_own().unwrap());
+    send(&mut c, address, &packet(2, 7));
+    assert_eq!(marks(&mut [&mut a, &mut b], 1), [vec![], vec![7]]);
+    drop(a);
+    // A program that another test starts may hold copies of a's sockets for a moment.
+    let begun = Instant::now();
+    while !c.try_own().unwrap() {
+        assert!(begun.elapsed() < PATIENCE, "nobody else has the port");
+    }
+    assert!(!b.try_own().unwrap());
+    for (slot, mark) in [(2, 8), (3, 9), (1, 10)] {
+        send(&mut b, address, &packet(slot, mark));
+    }
+    assert_eq!(marks(&mut [&mut b, &mut c], 2), [vec![8], vec![9]]);
+    let begun = Instant::now();
+    while c.counters().undeliverable == 0 && begun.elapsed() < PATIENCE {
+        c.poll(|_| None, |_, _| ()).unwrap();
+    }
+    assert_eq!((c.counters().undeliverable, c.counters().owned), (1, 1), "nobody sits in slot 1");
+}
+
+#[test]
+fn a_packet_says_where_it_came_from() {
+    let (address, other) = (place(3), place(4));
+    let [mut owner, mut third] = [1, 2].map(|slot| SharedPort::open(slot, address).unwrap());
+    let mut sender = SharedPort::open(3, other).unwrap();
+    send(&mut sender, address, &packet(1, 1));
+    send(&mut sender, address, &packet(2, 2));
+    assert_eq!(polled(&mut [&mut owner, &mut third], 2), [vec![(other, 1)], vec![(other, 2)]]);
+    for at in [other, "2001:db8::17".parse().unwrap()] {
+        assert_eq!(origin(&origin_head(SocketAddr::new(at, 7))), Some(at));
+    }
+}
+
+#[test]
+fn what_is_no_packet_or_no_owner_s_is_counted_and_dropped() {
+    let address = place(5);
+    let [mut owner, mut other] = [1, 2].map(|slot| SharedPort::open(slot, address).unwrap());
+    let wire = std::net::UdpSocket::bind((address, 0)).unwrap();
+    for bytes in [&[][..], &[1; BTH_BYTES - 1], &[1; 5000]] {
+        wire.send_to(bytes, (address, ROCE_PORT)).unwrap();
+    }
+    let head = origin_head((address, 1).into());
+    let good = [&head[..], &packet(2, 1)].concat();
+    let wrong_family = [&[5; HEAD_BYTES][..], &packet(2, 1)].concat();
+    let not_theirs = [&head[..], &packet(1, 1)].concat();
+    // Right in every byte, but not from the port.
+    wire.send_to(&good, (address, other.own_port())).unwrap();
+    let to = SocketAddr::new(address, other.own_port());
+    for letter in [&good[..HEAD_BYTES - 1], &good[..HEAD_BYTES + 3], &wrong_family, &not_theirs, &good] {
+        owner.handing.push(to, letter.len(), |bytes, _| bytes.copy_from_slice(letter)).unwrap();
+    }
+    assert_eq!(marks(&mut [&mut owner, &mut other], 1), [vec![], vec![1]]);
+    let begun = Instant::now();
+    while owner.counters().malformed < 3 && begun.elapsed() < PATIENCE {
+        owner.poll(|_| None, |_, _| unreachable!()).unwrap();
+    }
+    assert_eq!((owner.counters().malformed, other.counters().refused), (3, 5));
+}
+
+#[test]
+fn an_address_of_another_host_is_refused() {
+    let error = SharedPort::open(1, "192.0.2.1".parse().unwrap()).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+}
