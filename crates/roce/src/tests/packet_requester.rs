@@ -150,6 +150,23 @@ fn time_outs_repeat_from_the_oldest_packet_and_any_progress_gives_all_retries_ba
 }
 
 #[test]
+fn progress_inside_a_message_gives_the_next_packet_the_whole_time() {
+    let (half, later) = (Now(TIMEOUT_NS / 2), Some(Now(TIMEOUT_NS / 2 + TIMEOUT_NS)));
+    let mut writing = five_packets();
+    writing.handle_reply(half, &Reply { src_qpn: 2, dst_qpn: 1, psn: Psn::new(1), msn: 0, kind: ACK });
+    assert_eq!(writing.poll_timeout(), later);
+    // A ghost is no progress.
+    let ghost = Reply { src_qpn: 2, dst_qpn: 1, psn: Psn::new(0), msn: 0, kind: ACK };
+    writing.handle_reply(Now(TIMEOUT_NS), &ghost);
+    assert_eq!(writing.poll_timeout(), later);
+    let mut reading = requester(&[(Opcode::Read, 600)]);
+    sends(&mut reading, Now(0));
+    let first = ReadPacket { psn: Psn::new(0), position: First, payload_bytes: 256 };
+    reading.handle_read_packet(half, &first);
+    assert_eq!(reading.poll_timeout(), later);
+}
+
+#[test]
 fn read_responses_are_taken_in_order_and_asked_for_again_from_the_first_missing() {
     use ReadArrival::{Place, Reply};
     let mut requester = requester(&[(Opcode::Read, 600), (Opcode::Send, 1)]);
