@@ -65,7 +65,8 @@ pub fn wait_for(it: &OnNic, name: &str, enough: impl Fn(u64) -> bool) {
 pub fn busy(fabric: &Fabric, command: &[&str]) -> Pair {
     let pair = fabric.pair(command);
     let under_way = || {
-        let listed = ctl_prints(&["list"]);
+        // Of this fabric: on another, somebody may be stopped, and is waited for.
+        let listed = ctl_prints(&["list", "--fabric", fabric.name()]);
         listed.lines().any(|line| line.split_whitespace().any(|word| word == pid_of(&pair.client)))
             && count(&pair.client, "completed_write") > 0
     };
@@ -77,7 +78,7 @@ pub fn busy(fabric: &Fabric, command: &[&str]) -> Pair {
 fn the_list_has_every_nic_of_a_fabric_with_its_devices_and_queues() {
     measure::need!(find("ib_write_bw"), "perftest");
     let fabric = Fabric::new(Layer::Roce).with_options(&["--devices", "2"]);
-    let pair = busy(&fabric, &["ib_write_bw", "-F", "-D", "3", "-d", "mlx5_1", "-q", "3"]);
+    let pair = busy(&fabric, &["ib_write_bw", "-F", "-D", "8", "-d", "mlx5_1", "-q", "3"]);
     let text = ctl_prints(&["list", "--json", "--fabric", fabric.name()]);
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let mut pids: Vec<_> = lines.iter().map(|line| line["pid"].to_string()).collect();
@@ -106,7 +107,7 @@ fn counters_of_a_running_nic_are_the_messages_asked_for_and_have_the_names_of_th
     measure::need!(find("ib_write_bw"), "perftest");
     for layer in Layer::BOTH {
         let fabric = Fabric::new(layer);
-        let pair = busy(&fabric, &["ib_write_bw", "-F", "-n", "3000", "-s", "1000", "--wait_destroy=3"]);
+        let pair = busy(&fabric, &["ib_write_bw", "-F", "-n", "3000", "-s", "1000", "--wait_destroy=8"]);
         wait_for(&pair.client, "completed_write", |writes| writes == 3000);
         let live = counters(&pair.client);
         assert_eq!((&live["messages_sent"], &live["bytes_sent"]), (&3000.into(), &3_000_000.into()));
