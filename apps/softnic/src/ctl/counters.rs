@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::Args;
 use serde_json::{Map, Value, json};
-use soft_nic::abi::control::Request;
+use soft_nic::abi::control::{CallError, Request};
 
 use super::{Everybody, Target, program_of, show};
 
@@ -64,13 +64,19 @@ pub fn run(options: &Show) -> Result<()> {
                 Ok(counters) if !show(&text(options, &everybody, target, &counters))? => return Ok(()),
                 Ok(_) => looked = true,
                 // One that ends while all are asked, or that was watched to its end.
-                Err(_) if options.all || looked => {}
+                Err(error) if is_gone(&error) && (options.all || looked) => {}
+                // The others are asked all the same, and a watch goes on.
+                Err(error) if options.all || looked => eprintln!("softnic: {error:#}"),
                 Err(error) => return Err(error),
             }
         }
         let Some(pause) = options.watch else { return Ok(()) };
         std::thread::sleep(pause);
     }
+}
+
+fn is_gone(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(CallError::Gone(_)))
 }
 
 /// One look at one NIC. For reading, what is 0 is left out.
