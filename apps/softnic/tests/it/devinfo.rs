@@ -52,7 +52,7 @@ const LIMITS: [(&str, &str); 22] = [
     ("max_ah", "2147483647"),
     ("max_pkeys", "1"),
     ("max_mw", "0"),
-    ("max_srq", "0"),
+    ("max_srq", "8388608"),
     ("max_mcast_grp", "0"),
     ("max_fmr", "0"),
     ("max_ee", "0"),
