@@ -126,10 +126,7 @@ fn first_paragraph(error: &clap::Error, is_ctl: bool) -> String {
     if error.kind() == ErrorKind::UnknownArgument && !is_ctl {
         return format!("{reason}{tip}; -- goes before the program: softnic run [OPTIONS] -- COMMAND…");
     }
-    if !tip.is_empty() {
-        return format!("{reason}{tip}");
-    }
-    reason
+    format!("{reason}{tip}")
 }
 
 fn start(run: &Run) -> Result<()> {

@@ -97,7 +97,7 @@ impl Finding {
 
 /// Judges one claim by `points`.
 pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
-    let findings = match &claim.rule {
+    let mut findings = match &claim.rule {
         Rule::Background {} => Vec::new(),
         Rule::Saturates { at_least } => each(claim, points, &|series| saturates(points, series, *at_least)),
         Rule::Linear { r_squared, below } => {
@@ -120,7 +120,6 @@ pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
     let labels =
         used.flat_map(|point| needed_parts(claim, &point.series).map(|part| point.provenance.label(&[part])));
     let verdict = verdict(claim, &findings);
-    let mut findings = findings;
     // What decides against a claim goes first, then what could not be judged.
     findings.sort_by_key(|finding| match finding.holds {
         Some(false) => 0,

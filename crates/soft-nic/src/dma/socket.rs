@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
-use super::system;
+use super::system::{self, check};
 
 /// Who is at the other end, as the kernel noted when the connection was made (`SO_PEERCRED`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,10 +24,6 @@ pub struct Stream(OwnedFd);
 /// A socket that waits for connections; its name ends with it.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
-
-fn check(result: i64) -> io::Result<i64> {
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
-}
 
 fn timed_out() -> io::Error {
     io::ErrorKind::TimedOut.into()
@@ -125,11 +121,7 @@ impl Stream {
             tv_sec: patience.as_secs() as libc::time_t,
             tv_usec: libc::suseconds_t::from(patience.subsec_micros()),
         };
-        // SAFETY: `time` lives through the call and has the length passed.
-        check(unsafe {
-            let (level, name) = (libc::SOL_SOCKET, libc::SO_SNDTIMEO);
-            libc::syscall(libc::SYS_setsockopt, fd.as_raw_fd(), level, name, &time, size_of_val(&time))
-        })?;
+        system::set_option(&fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, time)?;
         // SAFETY: the address lives through the call and has at least `len` bytes.
         check(unsafe { libc::syscall(libc::SYS_connect, fd.as_raw_fd(), &address, len) })?;
         let peer = peer(&fd)?;

@@ -218,12 +218,12 @@ pub fn tune_thread() {
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &attr, 0) };
 }
 
-/// Sets an option of a socket.
-pub(super) fn set_option(
+/// Sets an option of a socket; `value` has the type that the kernel knows for it.
+pub(super) fn set_option<T: Copy>(
     socket: &impl AsRawFd,
     level: libc::c_int,
     name: libc::c_int,
-    value: libc::c_int,
+    value: T,
 ) -> io::Result<()> {
     let (number, len) = (libc::SYS_setsockopt, size_of_val(&value));
     // SAFETY: `value` lives through the call and has the length passed.
