@@ -9,6 +9,7 @@
 //! ([`requester::packets`], [`responder::packets`]) cuts and counts, the checks, refusals, retries and replays are there once.
 //! Left out so far: end-to-end credits, memory windows beyond invalidation by a SEND, path migration, and
 //! the freedom to time out later than configured.
+//! [`cm`] is the connection manager, which tells two QPs of each other by datagrams.
 //! Knows nothing of mlx5, sockets, threads or clocks (INV-2).
 //!
 //! One direction of a connection is a [`Requester`] on one side and a [`Responder`] on the other:
@@ -24,6 +25,7 @@
 #![forbid(unsafe_code)]
 
 mod admission;
+pub mod cm;
 pub mod connection;
 pub mod message;
 pub mod packet;

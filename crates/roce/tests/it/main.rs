@@ -5,6 +5,7 @@
 mod captures;
 mod connection;
 mod dissection;
+mod manager;
 mod mutants;
 mod payloads;
 mod pcap;

@@ -1,0 +1,130 @@
+//! The side that asks: REQ out, REP in, RTU out.
+
+use super::connection::of_req;
+use super::*;
+
+impl Cm {
+    /// Asks for a connection: `req` with all but its `local_id`; the way is its primary path's. Up to 92 bytes of private data.
+    ///
+    /// Errors: too much private data, too many connections.
+    pub fn connect(&mut self, now: Now, req: &Req, private: &[u8]) -> Result<ConnectionId, CmError> {
+        // Looked at before anything is changed.
+        encode(0, Message::Req(*req), private)?;
+        let route = Route { local: req.primary.local_gid, remote: req.primary.remote_gid };
+        let limit = self.config.max_connections;
+        let id = self.open(State::ReqSent, route).ok_or(CmError::Full { limit })?;
+        let transaction = self.names.transaction(id);
+        let mad = encode(transaction, Message::Req(Req { local_id: id, ..*req }), private)?;
+        let Some(connection) = self.connections.get_mut(&id) else { return Err(CmError::Gone { id }) };
+        connection.transaction = transaction;
+        connection.local_qpn = req.qpn;
+        connection.service = req.service;
+        connection.ca_guid = req.ca_guid;
+        connection.attributes = of_req(req, true);
+        // Their time to answer, and the way there and back.
+        let lifetime = req.primary.ack_timeout.saturating_sub(1);
+        connection.response_ns = code_ns(req.remote_response_timeout) + 2 * code_ns(lifetime);
+        connection.retries = req.max_cm_retries;
+        let (timeout_ns, retries) = (connection.response_ns, connection.retries);
+        self.send_awaiting(now, id, mad, timeout_ns, retries);
+        Ok(ConnectionId(id))
+    }
+
+    /// Says that our end is ready, after [`Event::Replied`]. Up to 224 bytes of private data.
+    ///
+    /// Errors: no such connection, another state, too much private data.
+    pub fn ready(&mut self, id: ConnectionId, private: &[u8]) -> Result<(), CmError> {
+        let connection = self.owned(id)?;
+        if connection.state != State::RepReceived {
+            return Err(CmError::State { id: id.0, state: connection.state, command: "RTU" });
+        }
+        let ids = Ids { local: id.0, remote: connection.remote_id.unwrap_or(0) };
+        let mad = encode(connection.transaction, Message::Rtu(ids), private)?;
+        connection.state = State::Established;
+        connection.answer = Some(mad.clone());
+        let route = connection.route;
+        self.send(route, mad);
+        Ok(())
+    }
+
+    pub(super) fn take_rep(
+        &mut self,
+        now: Now,
+        route: Route,
+        mad: &CmMad<'_>,
+        rep: &Rep,
+    ) -> Result<(), CmDrop> {
+        let connection = self.named(route, rep.ids)?;
+        let (id, state) = (connection.id, connection.state);
+        if !state.takes_rep() {
+            // It stands, or will: the answer did not arrive.
+            return match connection.answer.clone().filter(|_| state == State::Established) {
+                Some(answer) => self.answer_again(route, answer),
+                None => Err(CmDrop::State { id, state }),
+            };
+        }
+        if let Some(other) = self.by_qpn.get(&(route.remote, rep.qpn)).copied().filter(|other| *other != id) {
+            // Their QP has another connection, as far as we know: one of both ends has begun anew.
+            let ids = Ids { local: id, remote: rep.ids.local };
+            let refusal = Message::Rej(rej(ids, 1, reason::STALE_CONNECTION, &[]));
+            self.send_message(route, mad.transaction, refusal);
+            self.end_stale(now, other);
+            let refusal =
+                Box::new(rej(Ids { local: rep.ids.local, remote: id }, 1, reason::STALE_CONNECTION, &[]));
+            self.tell(id, Event::Rejected { id: ConnectionId(id), rej: refusal, private: Vec::new() });
+            self.remove(id);
+            return Ok(());
+        }
+        self.answered(id);
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        connection.state = State::RepReceived;
+        connection.remote_id = Some(rep.ids.local);
+        let attributes = &mut connection.attributes;
+        attributes.remote_qpn = rep.qpn;
+        attributes.sq_psn = rep.starting_psn;
+        attributes.rnr_retry = rep.rnr_retry;
+        // What they hold, we may have outstanding, and the other way round.
+        attributes.initiator_depth = rep.responder_resources;
+        attributes.responder_resources = rep.initiator_depth;
+        attributes.ack_timeout = ack_timeout(rep.target_ack_delay, attributes.ack_timeout.saturating_sub(1));
+        self.by_peer.insert((route.remote, rep.ids.local), id);
+        self.by_qpn.insert((route.remote, rep.qpn), id);
+        let private = mad.private.to_vec();
+        self.tell(id, Event::Replied { id: ConnectionId(id), rep: *rep, private });
+        Ok(())
+    }
+
+    /// The other end has what we sent, and takes its time: nothing is sent again before that is over.
+    pub(super) fn take_mra(
+        &mut self,
+        now: Now,
+        route: Route,
+        ids: Ids,
+        message: u8,
+        timeout: u8,
+    ) -> Result<(), CmDrop> {
+        let connection = self.named(route, ids)?;
+        let (id, state) = (connection.id, connection.state);
+        connection.state = match (message, state) {
+            (0, State::ReqSent | State::ReqAcknowledged) => State::ReqAcknowledged,
+            (1, State::RepSent | State::RepAcknowledged) => State::RepAcknowledged,
+            _ => return Err(CmDrop::State { id, state }),
+        };
+        if connection.state == State::ReqAcknowledged {
+            connection.remote_id = Some(ids.local);
+        }
+        let longer = code_ns(timeout) + code_ns(connection.attributes.ack_timeout);
+        if let Some(sent) = &mut connection.sent {
+            sent.timeout_ns = longer;
+        }
+        self.start_timer(id, now.after(longer));
+        Ok(())
+    }
+
+    /// Sends an answer again to whoever asked again.
+    pub(super) fn answer_again(&mut self, route: Route, answer: Box<[u8; MAD_BYTES]>) -> Result<(), CmDrop> {
+        self.counters.answered_again += 1;
+        self.send(route, answer);
+        Ok(())
+    }
+}

@@ -1,0 +1,163 @@
+//! Datagram services: which QP and Q_Key a service id has (SIDR, IBTA vol. 1 §12.11).
+
+use super::*;
+
+/// Answers that are kept for questions that come again.
+const KEPT: usize = 64;
+
+/// `status` of a SIDR_REP: nobody serves that id.
+const UNSUPPORTED: u8 = 1;
+/// `status` of a SIDR_REP: the program refused.
+const REFUSED: u8 = 2;
+
+/// A question that was answered.
+#[derive(Debug)]
+pub(super) struct Answered {
+    route: Route,
+    request: u32,
+    transaction: u64,
+    mad: Box<[u8; MAD_BYTES]>,
+}
+
+/// A question after a datagram service.
+#[derive(Debug, Clone, Copy)]
+pub struct DatagramQuestion {
+    /// From where to where.
+    pub route: Route,
+    /// Service id.
+    pub service: u64,
+    /// P_Key.
+    pub pkey: u16,
+    /// How long an answer may take, code of 5 bits.
+    pub response_timeout: u8,
+    /// How often it is asked again.
+    pub retries: u8,
+}
+
+impl Cm {
+    /// Asks which QP a datagram service has. Up to 216 bytes of private data.
+    ///
+    /// Errors: too much private data, too many connections.
+    pub fn ask_datagram(
+        &mut self,
+        now: Now,
+        question: &DatagramQuestion,
+        private: &[u8],
+    ) -> Result<ConnectionId, CmError> {
+        let DatagramQuestion { route, service, pkey, response_timeout, retries } = *question;
+        encode(0, Message::SidrReq { request: 0, pkey, service }, private)?;
+        let limit = self.config.max_connections;
+        let id = self.open(State::SidrReqSent, route).ok_or(CmError::Full { limit })?;
+        let transaction = self.names.transaction(id);
+        let mad = encode(transaction, Message::SidrReq { request: id, pkey, service }, private)?;
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.transaction = transaction;
+            connection.service = service;
+        }
+        self.send_awaiting(now, id, mad, code_ns(response_timeout), retries);
+        Ok(ConnectionId(id))
+    }
+
+    /// Answers such a question; `rep` with all but `request` and `service`. Up to 136 bytes of private data.
+    ///
+    /// Errors: no such question, another state, too much private data.
+    pub fn answer_datagram(
+        &mut self,
+        id: ConnectionId,
+        rep: &SidrRep,
+        private: &[u8],
+    ) -> Result<(), CmError> {
+        let connection = self.owned(id)?;
+        if connection.state != State::SidrReqReceived {
+            return Err(CmError::State { id: id.0, state: connection.state, command: "SIDR_REP" });
+        }
+        let (route, transaction) = (connection.route, connection.transaction);
+        let request = connection.remote_id.unwrap_or(0);
+        let rep = SidrRep { request, service: connection.service, ..*rep };
+        let mad = encode(transaction, Message::SidrRep(rep), private)?;
+        self.send_kept(Answered { route, request, transaction, mad });
+        self.remove(id.0);
+        Ok(())
+    }
+
+    /// Sends an answer, and keeps it for who asks again.
+    fn send_kept(&mut self, answer: Answered) {
+        self.send(answer.route, answer.mad.clone());
+        if self.answered.len() >= KEPT {
+            self.answered.pop_front();
+        }
+        self.answered.push_back(answer);
+    }
+
+    /// The program lets a question go without an answer.
+    pub(super) fn refuse_datagram(&mut self, id: u32, service: u64) {
+        let Some(connection) = self.connections.get(&id) else { return };
+        let (route, transaction) = (connection.route, connection.transaction);
+        let request = connection.remote_id.unwrap_or(0);
+        if let Ok(mad) = encode(transaction, refusal(request, service, REFUSED), &[]) {
+            self.send_kept(Answered { route, request, transaction, mad });
+        }
+        self.remove(id);
+    }
+
+    pub(super) fn take_sidr_req(
+        &mut self,
+        route: Route,
+        mad: &CmMad<'_>,
+        request: u32,
+        pkey: u16,
+        service: u64,
+    ) -> Result<(), CmDrop> {
+        let same = |kept: &&Answered| {
+            (kept.route, kept.request, kept.transaction) == (route, request, mad.transaction)
+        };
+        if let Some(answer) = self.answered.iter().find(same).map(|kept| kept.mad.clone()) {
+            return self.answer_again(route, answer);
+        }
+        if let Some(id) = self.by_peer.get(&(route.remote, request)).copied() {
+            let state = self.state(ConnectionId(id)).unwrap_or(State::SidrReqReceived);
+            return Err(CmDrop::State { id, state });
+        }
+        let Some(key) = self.listener(service, route.local) else {
+            self.send_message(route, mad.transaction, refusal(request, service, UNSUPPORTED));
+            return Ok(());
+        };
+        self.enter_backlog(key)?;
+        let Some(id) = self.open(State::SidrReqReceived, route) else {
+            self.release(Some(key));
+            return Err(CmDrop::Full);
+        };
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.remote_id = Some(request);
+            connection.transaction = mad.transaction;
+            connection.service = service;
+            connection.waits_at = Some(key);
+        }
+        self.by_peer.insert((route.remote, request), id);
+        let (id, private) = (ConnectionId(id), mad.private.to_vec());
+        self.tell(id.0, Event::DatagramRequested { id, route, service, pkey, private });
+        Ok(())
+    }
+
+    pub(super) fn take_sidr_rep(
+        &mut self,
+        route: Route,
+        rep: &SidrRep,
+        private: &[u8],
+    ) -> Result<(), CmDrop> {
+        let id = rep.request;
+        let found = self.connections.get(&id).filter(|found| found.route.remote == route.remote);
+        let state = found.ok_or(CmDrop::NoConnection { id })?.state;
+        if state != State::SidrReqSent {
+            return Err(CmDrop::State { id, state });
+        }
+        let (rep, private) = (Box::new(*rep), private.to_vec());
+        self.tell(id, Event::DatagramAnswered { id: ConnectionId(id), rep, private });
+        self.remove(id);
+        Ok(())
+    }
+}
+
+fn refusal(request: u32, service: u64, status: u8) -> Message {
+    Message::SidrRep(SidrRep { request, status, info_bytes: 0, qpn: 0, service, qkey: 0, info: [0; 72] })
+}

@@ -1,0 +1,293 @@
+//! The connection manager: MADs and commands in, MADs and events out. No clock, no socket.
+//!
+//! IBTA vol. 1 chapter 12 and Annex A11 (services named by IP ports), as public sources give them: which message is answered by
+//! which in which state follows Linux's `drivers/infiniband/core/cm.c` and its conversations in `crates/roce/tests/data`.
+//! [`Cm::handle_mad`] and the commands ([`Cm::connect`], [`Cm::accept`] …) change one connection's [`State`]; what is to be sent
+//! comes out of [`Cm::poll_transmit`], what the program is to know out of [`Cm::poll_event`], and [`Cm::poll_timeout`] says when
+//! [`Cm::handle_timeout`] is due. A request that is not answered is sent again as often as the REQ says; an answer is sent again
+//! to whoever asks again; a connection that has ended keeps its names for a while ([`State::TimeWait`]).
+//! Left out: alternate paths (LAP, APR), RD and XRC, redirection.
+//!
+//! Local communication ids carry the process's slot in their upper 7 bits, so that one process may hand MADs on to another
+//! by the id in them.
+
+mod active;
+mod connection;
+mod datagram;
+mod ending;
+mod names;
+mod passive;
+mod peer;
+mod state;
+#[cfg(test)]
+mod tests;
+mod timer;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use crate::Now;
+use crate::wire::Gid;
+use crate::wire::cm::{CmMad, Ids, Message, Rej, Rep, Req, SidrRep, reason};
+use crate::wire::mad::MAD_BYTES;
+
+use connection::{Connection, Sent};
+pub use connection::{ConnectionId, QpAttributes};
+pub use datagram::DatagramQuestion;
+use names::Names;
+pub use names::slot_of;
+pub use peer::{CmCounters, CmDrop, CmError, Disconnect, Event};
+pub use state::State;
+
+/// Nanoseconds of a 5-bit time code: 4.096 us times 2 to it (IBTA vol. 1 §12.6).
+pub const fn code_ns(code: u8) -> u64 {
+    4_096 << (code & 31)
+}
+
+/// The code of a local ACK time-out: covers two packet lifetimes and the other end's delay, as Linux computes it.
+pub const fn ack_timeout(target_ack_delay: u8, packet_life_time: u8) -> u8 {
+    let base = packet_life_time + 1;
+    let code = if base >= target_ack_delay {
+        base + (target_ack_delay >= packet_life_time) as u8
+    } else {
+        target_ack_delay + (base >= target_ack_delay.saturating_sub(1)) as u8
+    };
+    if code < 31 { code } else { 31 }
+}
+
+/// What one connection manager is told once.
+#[derive(Debug, Clone, Copy)]
+pub struct CmConfig {
+    /// Slot of the process, 7 bits: the upper bits of its communication ids.
+    pub slot: u8,
+    /// Where ids begin to count, and the upper half of transactions.
+    pub seed: u64,
+    /// Connections, those that end included; what comes beyond them is dropped and will be asked again.
+    pub max_connections: usize,
+}
+
+/// Both ends of a MAD's way, seen from here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Route {
+    /// Our address.
+    pub local: Gid,
+    /// The other's.
+    pub remote: Gid,
+}
+
+/// A MAD to send from QP1 to QP1.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CmTransmit {
+    /// From where to where.
+    pub route: Route,
+    /// The datagram.
+    pub mad: Box<[u8; MAD_BYTES]>,
+}
+
+/// Who listens to a service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Listener {
+    /// Requests that nobody has answered yet, at most.
+    backlog: usize,
+    waiting: usize,
+}
+
+/// A connection manager.
+#[derive(Debug)]
+pub struct Cm {
+    config: CmConfig,
+    names: Names,
+    connections: BTreeMap<u32, Connection>,
+    /// By service, and address: none for every address.
+    listeners: BTreeMap<(u64, Option<Gid>), Listener>,
+    /// By the other end's address and communication id.
+    by_peer: BTreeMap<(Gid, u32), u32>,
+    /// By the other end's address and QPN.
+    by_qpn: BTreeMap<(Gid, u32), u32>,
+    timers: BTreeSet<(Now, u32)>,
+    answered: VecDeque<datagram::Answered>,
+    outgoing: VecDeque<CmTransmit>,
+    events: VecDeque<Event>,
+    counters: CmCounters,
+}
+
+impl Cm {
+    /// One without connections.
+    pub fn new(config: CmConfig) -> Self {
+        Self {
+            config,
+            names: Names::new(config.slot, config.seed),
+            connections: BTreeMap::new(),
+            listeners: BTreeMap::new(),
+            by_peer: BTreeMap::new(),
+            by_qpn: BTreeMap::new(),
+            timers: BTreeSet::new(),
+            answered: VecDeque::new(),
+            outgoing: VecDeque::new(),
+            events: VecDeque::new(),
+            counters: CmCounters::default(),
+        }
+    }
+
+    /// Listens to a service, at one address or at all. Error: somebody listens there already.
+    pub fn listen(&mut self, service: u64, address: Option<Gid>, backlog: usize) -> Result<(), CmError> {
+        if self.listeners.contains_key(&(service, address)) {
+            return Err(CmError::InUse { service });
+        }
+        self.listeners.insert((service, address), Listener { backlog, waiting: 0 });
+        Ok(())
+    }
+
+    /// Ends it; requests that wait stay.
+    pub fn unlisten(&mut self, service: u64, address: Option<Gid>) {
+        self.listeners.remove(&(service, address));
+    }
+
+    /// Takes a MAD that arrived at QP1. The error says why it was dropped; it is counted.
+    pub fn handle_mad(&mut self, now: Now, route: Route, mad: &[u8]) -> Result<(), CmDrop> {
+        let taken = CmMad::decode(mad).map_err(CmDrop::Wire).and_then(|mad| self.take(now, route, &mad));
+        match &taken {
+            Ok(()) => self.counters.taken += 1,
+            Err(drop) => self.counters.count(drop),
+        }
+        taken
+    }
+
+    fn take(&mut self, now: Now, route: Route, mad: &CmMad<'_>) -> Result<(), CmDrop> {
+        match &mad.message {
+            Message::Req(req) => self.take_req(now, route, mad, req),
+            Message::Mra { ids, message, timeout } => self.take_mra(now, route, *ids, *message, *timeout),
+            Message::Rej(rej) => self.take_rej(now, route, rej, mad.private),
+            Message::Rep(rep) => self.take_rep(now, route, mad, rep),
+            Message::Rtu(ids) => self.take_rtu(route, *ids, mad.private),
+            Message::Dreq { ids, qpn } => self.take_dreq(now, route, mad, *ids, *qpn),
+            Message::Drep(ids) => self.take_drep(now, route, *ids),
+            Message::SidrReq { request, pkey, service } => {
+                self.take_sidr_req(route, mad, *request, *pkey, *service)
+            }
+            Message::SidrRep(rep) => self.take_sidr_rep(route, rep, mad.private),
+        }
+    }
+
+    /// The next MAD to send.
+    pub fn poll_transmit(&mut self) -> Option<CmTransmit> {
+        self.outgoing.pop_front()
+    }
+
+    /// The next thing that a program is to know.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// When [`Cm::handle_timeout`] is due, if nothing else happens.
+    pub fn poll_timeout(&self) -> Option<Now> {
+        self.timers.first().map(|(due, _)| *due)
+    }
+
+    /// State of a connection, `None` when it is no more.
+    pub fn state(&self, id: ConnectionId) -> Option<State> {
+        self.connections.get(&id.0).map(|connection| connection.state)
+    }
+
+    /// What a QP of this connection is to be set to, as far as it is known in this state.
+    pub fn attributes(&self, id: ConnectionId) -> Option<QpAttributes> {
+        self.connections.get(&id.0).map(|connection| connection.attributes)
+    }
+
+    /// What was done so far.
+    pub fn counters(&self) -> CmCounters {
+        self.counters
+    }
+
+    /// Connections there are, those that end included.
+    pub fn connections(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Adds a connection with a fresh id; `None` when there are too many.
+    fn open(&mut self, state: State, route: Route) -> Option<u32> {
+        if self.connections.len() >= self.config.max_connections {
+            return None;
+        }
+        let id = self.names.fresh(|id| self.connections.contains_key(&id))?;
+        self.connections.insert(id, Connection::new(id, state, route));
+        Some(id)
+    }
+
+    /// A connection that a message names by our id, if the message comes from its other end.
+    fn named(&mut self, route: Route, ids: Ids) -> Result<&mut Connection, CmDrop> {
+        let found = self.connections.get_mut(&ids.remote).ok_or(CmDrop::NoConnection { id: ids.remote })?;
+        let known = found.remote_id.is_none_or(|remote| remote == ids.local);
+        if found.route.remote != route.remote || !known {
+            return Err(CmDrop::NoConnection { id: ids.remote });
+        }
+        Ok(found)
+    }
+
+    /// The connection of a command.
+    fn owned(&mut self, id: ConnectionId) -> Result<&mut Connection, CmError> {
+        let found = self.connections.get_mut(&id.0).filter(|connection| connection.owned);
+        found.ok_or(CmError::Gone { id: id.0 })
+    }
+
+    /// Forgets a connection with all its names.
+    fn remove(&mut self, id: u32) {
+        self.stop_timer(id);
+        let Some(gone) = self.connections.remove(&id) else { return };
+        self.release(gone.waits_at);
+        self.forget_names(&gone);
+    }
+
+    fn forget_names(&mut self, gone: &Connection) {
+        let remote = gone.route.remote;
+        if let Some(remote_id) = gone.remote_id
+            && self.by_peer.get(&(remote, remote_id)) == Some(&gone.id)
+        {
+            self.by_peer.remove(&(remote, remote_id));
+        }
+        let qpn = gone.attributes.remote_qpn;
+        if self.by_qpn.get(&(remote, qpn)) == Some(&gone.id) {
+            self.by_qpn.remove(&(remote, qpn));
+        }
+    }
+
+    /// Tells the program, unless nobody has the connection any more.
+    fn tell(&mut self, id: u32, event: Event) {
+        if self.connections.get(&id).is_none_or(|connection| connection.owned) {
+            self.events.push_back(event);
+        }
+    }
+
+    fn send(&mut self, route: Route, mad: Box<[u8; MAD_BYTES]>) {
+        self.counters.sent += 1;
+        self.outgoing.push_back(CmTransmit { route, mad });
+    }
+
+    /// Sends a message that is not kept.
+    fn send_message(&mut self, route: Route, transaction: u64, message: Message) {
+        let encoded = CmMad { transaction, message, private: &[] }.encode();
+        self.send(route, Box::new(encoded.expect("no private data always fits")));
+    }
+
+    /// Sends a MAD of a connection and waits for its answer: `timeout_ns`, as often as `retries` says beyond the first.
+    fn send_awaiting(&mut self, now: Now, id: u32, mad: Box<[u8; MAD_BYTES]>, timeout_ns: u64, retries: u8) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let route = connection.route;
+        connection.sent = Some(Sent { mad: mad.clone(), timeout_ns, retries_left: retries });
+        self.send(route, mad);
+        self.start_timer(id, now.after(timeout_ns));
+    }
+}
+
+/// A MAD ready to be sent. Error: more private data than its kind has room for.
+fn encode(transaction: u64, message: Message, private: &[u8]) -> Result<Box<[u8; MAD_BYTES]>, CmError> {
+    let mad = CmMad { transaction, message, private };
+    mad.encode().map(Box::new).map_err(|_| CmError::PrivateData { have: private.len() })
+}
+
+/// A refusal.
+fn rej(ids: Ids, message: u8, why: u16, info: &[u8]) -> Rej {
+    let mut room = [0; 72];
+    let count = info.len().min(room.len());
+    room[..count].copy_from_slice(&info[..count]);
+    Rej { ids, message, reason: why, info_bytes: count as u8, info: room }
+}

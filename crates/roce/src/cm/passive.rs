@@ -1,0 +1,149 @@
+//! The side that is asked: REQ in, REP out, RTU in; and MRA when the program takes its time.
+
+use super::connection::of_req;
+use super::*;
+
+impl Cm {
+    /// Accepts a request: `rep` with all but its `ids`. Up to 196 bytes of private data.
+    ///
+    /// Errors: no such connection, another state, too much private data.
+    pub fn accept(&mut self, now: Now, id: ConnectionId, rep: &Rep, private: &[u8]) -> Result<(), CmError> {
+        let connection = self.owned(id)?;
+        if !connection.state.may_accept() {
+            return Err(CmError::State { id: id.0, state: connection.state, command: "REP" });
+        }
+        let ids = Ids { local: id.0, remote: connection.remote_id.unwrap_or(0) };
+        let mad = encode(connection.transaction, Message::Rep(Rep { ids, ..*rep }), private)?;
+        connection.state = State::RepSent;
+        connection.local_qpn = rep.qpn;
+        connection.attributes.rq_psn = rep.starting_psn;
+        connection.attributes.responder_resources = rep.responder_resources;
+        connection.attributes.initiator_depth = rep.initiator_depth;
+        let (timeout_ns, retries) = (connection.response_ns, connection.retries);
+        let released = std::mem::take(&mut connection.waits_at);
+        self.release(released);
+        self.send_awaiting(now, id.0, mad, timeout_ns, retries);
+        Ok(())
+    }
+
+    /// The program takes its time: who asks again is told to wait for this long (code of 5 bits). Nothing is sent now.
+    ///
+    /// Errors: no such connection, another state.
+    pub fn postpone(&mut self, id: ConnectionId, timeout: u8) -> Result<(), CmError> {
+        let connection = self.owned(id)?;
+        if !connection.state.may_accept() {
+            return Err(CmError::State { id: id.0, state: connection.state, command: "MRA" });
+        }
+        connection.state = State::ReqPostponed;
+        connection.postponed = timeout & 31;
+        Ok(())
+    }
+
+    /// Data of the other end has come before its RTU: the connection stands.
+    ///
+    /// Errors: no such connection, another state.
+    pub fn establish(&mut self, id: ConnectionId) -> Result<(), CmError> {
+        let connection = self.owned(id)?;
+        if !connection.state.takes_rtu() {
+            return Err(CmError::State { id: id.0, state: connection.state, command: "data that came" });
+        }
+        connection.state = State::Established;
+        self.answered(id.0);
+        self.tell(id.0, Event::Established { id, private: Vec::new() });
+        Ok(())
+    }
+
+    pub(super) fn take_req(
+        &mut self,
+        now: Now,
+        route: Route,
+        mad: &CmMad<'_>,
+        req: &Req,
+    ) -> Result<(), CmDrop> {
+        if let Some(known) = self.by_peer.get(&(route.remote, req.local_id)).copied() {
+            return self.take_req_again(route, mad, known);
+        }
+        let ids = Ids { local: 0, remote: req.local_id };
+        if let Some(other) = self.by_qpn.get(&(route.remote, req.qpn)).copied() {
+            // Their QP has another connection, as far as we know.
+            let refusal = Message::Rej(rej(ids, 0, reason::STALE_CONNECTION, &[]));
+            self.send_message(route, mad.transaction, refusal);
+            self.end_stale(now, other);
+            return Ok(());
+        }
+        let Some(key) = self.listener(req.service, route.local) else {
+            let refusal = Message::Rej(rej(ids, 0, reason::INVALID_SERVICE_ID, &[]));
+            self.send_message(route, mad.transaction, refusal);
+            return Ok(());
+        };
+        // Nothing is said when there is no room: it will be asked again.
+        self.enter_backlog(key)?;
+        let Some(id) = self.open(State::ReqReceived, route) else {
+            self.release(Some(key));
+            return Err(CmDrop::Full);
+        };
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        connection.remote_id = Some(req.local_id);
+        connection.transaction = mad.transaction;
+        connection.service = req.service;
+        connection.attributes = of_req(req, false);
+        connection.response_ns = code_ns(req.local_response_timeout);
+        connection.retries = req.max_cm_retries;
+        connection.waits_at = Some(key);
+        self.by_peer.insert((route.remote, req.local_id), id);
+        self.by_qpn.insert((route.remote, req.qpn), id);
+        let (req, private) = (Box::new(*req), mad.private.to_vec());
+        self.tell(id, Event::Requested { id: ConnectionId(id), route, req, private });
+        Ok(())
+    }
+
+    /// A REQ that came before.
+    fn take_req_again(&mut self, route: Route, mad: &CmMad<'_>, id: u32) -> Result<(), CmDrop> {
+        let Some(connection) = self.connections.get(&id) else { return Err(CmDrop::NoConnection { id }) };
+        let ids = Ids { local: id, remote: connection.remote_id.unwrap_or(0) };
+        let (state, timeout) = (connection.state, connection.postponed);
+        let answer = match state {
+            State::ReqPostponed => Message::Mra { ids, message: 0, timeout },
+            State::TimeWait => Message::Rej(rej(ids, 0, reason::STALE_CONNECTION, &[])),
+            // Linux leaves this one to the REP's own timer.
+            State::RepSent if connection.sent.is_some() => {
+                let again = connection.sent.as_ref().map(|sent| sent.mad.clone());
+                return again.map_or(Ok(()), |mad| self.answer_again(route, mad));
+            }
+            _ => return Err(CmDrop::State { id, state }),
+        };
+        self.counters.answered_again += 1;
+        self.send_message(route, mad.transaction, answer);
+        Ok(())
+    }
+
+    pub(super) fn take_rtu(&mut self, route: Route, ids: Ids, private: &[u8]) -> Result<(), CmDrop> {
+        let connection = self.named(route, ids)?;
+        let (id, state) = (connection.id, connection.state);
+        if !state.takes_rtu() {
+            return Err(CmDrop::State { id, state });
+        }
+        connection.state = State::Established;
+        self.answered(id);
+        self.tell(id, Event::Established { id: ConnectionId(id), private: private.to_vec() });
+        Ok(())
+    }
+
+    /// Who listens to this service at this address: whoever named the address goes first.
+    pub(super) fn listener(&self, service: u64, address: Gid) -> Option<(u64, Option<Gid>)> {
+        [(service, Some(address)), (service, None)].into_iter().find(|key| self.listeners.contains_key(key))
+    }
+
+    /// Takes a place among the requests that wait.
+    pub(super) fn enter_backlog(&mut self, key: (u64, Option<Gid>)) -> Result<(), CmDrop> {
+        let room = self.listeners.get_mut(&key).filter(|listener| listener.waiting < listener.backlog);
+        room.map(|listener| listener.waiting += 1).ok_or(CmDrop::Full)
+    }
+
+    /// Gives the place back.
+    pub(super) fn release(&mut self, key: Option<(u64, Option<Gid>)>) {
+        if let Some(listener) = key.and_then(|key| self.listeners.get_mut(&key)) {
+            listener.waiting = listener.waiting.saturating_sub(1);
+        }
+    }
+}

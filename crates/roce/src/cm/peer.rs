@@ -1,0 +1,201 @@
+//! What the connection manager tells: events to programs, errors of commands, reasons of drops.
+
+use super::{ConnectionId, Route, State};
+use crate::wire::WireError;
+use crate::wire::cm::{Rej, Rep, Req, SidrRep};
+
+/// Why a command was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CmError {
+    /// No such connection.
+    #[error("connection {id:#010x} is no more")]
+    Gone {
+        /// Its id.
+        id: u32,
+    },
+    /// Not in this state.
+    #[error("connection {id:#010x} is in {state:?}, which {command} does not go with")]
+    State {
+        /// Its id.
+        id: u32,
+        /// Where it stands.
+        state: State,
+        /// What was asked.
+        command: &'static str,
+    },
+    /// Somebody listens already.
+    #[error("service {service:#x} has a listener")]
+    InUse {
+        /// Service id.
+        service: u64,
+    },
+    /// More private data than the message has room for.
+    #[error("{have} bytes of private data, more than the message has room for")]
+    PrivateData {
+        /// Bytes given.
+        have: usize,
+    },
+    /// No room for another connection.
+    #[error("{limit} connections, no more")]
+    Full {
+        /// How many there may be.
+        limit: usize,
+    },
+}
+
+/// Why a MAD was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum CmDrop {
+    /// It is no MAD of the connection manager.
+    #[error(transparent)]
+    Wire(WireError),
+    /// It names no connection of ours with that other end.
+    #[error("no connection {id:#010x} with this other end")]
+    NoConnection {
+        /// The id in it.
+        id: u32,
+    },
+    /// Its connection takes no such message where it stands: late, or sent again.
+    #[error("connection {id:#010x} is in {state:?}, which takes no such message")]
+    State {
+        /// The connection.
+        id: u32,
+        /// Where it stands.
+        state: State,
+    },
+    /// It names another QP than its connection has.
+    #[error("connection {id:#010x} has another QP than {qpn:#x}")]
+    WrongQpn {
+        /// The connection.
+        id: u32,
+        /// QPN in the message.
+        qpn: u32,
+    },
+    /// There is no room for what it asks; it will be asked again.
+    #[error("no room for another request")]
+    Full,
+}
+
+/// What was done, and what was dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CmCounters {
+    /// MADs sent, those sent again included.
+    pub sent: u64,
+    /// Of those, sent again since no answer came in time.
+    pub repeated: u64,
+    /// Answers sent again, since their question came again.
+    pub answered_again: u64,
+    /// MADs taken.
+    pub taken: u64,
+    /// Dropped: no MADs of the connection manager.
+    pub malformed: u64,
+    /// Dropped: of no connection.
+    pub no_connection: u64,
+    /// Dropped: late or sent again.
+    pub out_of_state: u64,
+    /// Dropped: no room.
+    pub full: u64,
+}
+
+impl CmCounters {
+    pub(super) fn count(&mut self, drop: &CmDrop) {
+        let place = match drop {
+            CmDrop::Wire(_) => &mut self.malformed,
+            CmDrop::NoConnection { .. } => &mut self.no_connection,
+            CmDrop::State { .. } | CmDrop::WrongQpn { .. } => &mut self.out_of_state,
+            CmDrop::Full => &mut self.full,
+        };
+        *place += 1;
+    }
+}
+
+/// How a connection came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Disconnect {
+    /// The other end asks: answer by [`super::Cm::disconnect`].
+    Asked,
+    /// The other end answered.
+    Answered,
+    /// It did not.
+    Unanswered,
+}
+
+/// What a program is to know. Private data is the whole room of the message, zeroes at its end included.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Somebody asks for a connection: accept or reject.
+    Requested {
+        /// The new connection.
+        id: ConnectionId,
+        /// From where to where.
+        route: Route,
+        /// The request.
+        req: Box<Req>,
+        /// 92 bytes.
+        private: Vec<u8>,
+    },
+    /// The request was accepted: say that you are ready.
+    Replied {
+        /// The connection.
+        id: ConnectionId,
+        /// The answer.
+        rep: Rep,
+        /// 196 bytes.
+        private: Vec<u8>,
+    },
+    /// The other end is ready: the connection stands.
+    Established {
+        /// The connection.
+        id: ConnectionId,
+        /// 224 bytes.
+        private: Vec<u8>,
+    },
+    /// Refused; the connection is no more, or rests.
+    Rejected {
+        /// The connection.
+        id: ConnectionId,
+        /// The refusal.
+        rej: Box<Rej>,
+        /// 148 bytes.
+        private: Vec<u8>,
+    },
+    /// No answer, however often it was asked; the connection is no more.
+    Unreachable {
+        /// The connection.
+        id: ConnectionId,
+    },
+    /// It is over.
+    Disconnected {
+        /// The connection.
+        id: ConnectionId,
+        /// How.
+        how: Disconnect,
+    },
+    /// Its names may be given again; the connection is no more.
+    TimeWaitOver {
+        /// The connection.
+        id: ConnectionId,
+    },
+    /// Somebody asks for a datagram service's QP.
+    DatagramRequested {
+        /// The question.
+        id: ConnectionId,
+        /// From where to where.
+        route: Route,
+        /// Service id.
+        service: u64,
+        /// P_Key.
+        pkey: u16,
+        /// 216 bytes.
+        private: Vec<u8>,
+    },
+    /// The answer.
+    DatagramAnswered {
+        /// The question, which is no more.
+        id: ConnectionId,
+        /// The answer.
+        rep: Box<SidrRep>,
+        /// 136 bytes.
+        private: Vec<u8>,
+    },
+}

@@ -1,0 +1,111 @@
+//! States of a connection, and which message each one takes.
+//!
+//! IBTA vol. 1 §12.9 (states of communication establishment) has more of them: what waits for nothing but the program is
+//! one state here.
+
+/// Where a connection stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// REQ sent, nothing heard.
+    ReqSent,
+    /// The other end has the REQ and takes its time.
+    ReqAcknowledged,
+    /// REQ received; the program is to answer.
+    ReqReceived,
+    /// The same, and the program takes its time: who asks again gets an MRA.
+    ReqPostponed,
+    /// REP sent, nothing heard.
+    RepSent,
+    /// The other end has the REP and takes its time.
+    RepAcknowledged,
+    /// REP received; the program is to say that it is ready.
+    RepReceived,
+    /// It stands.
+    Established,
+    /// DREQ sent, nothing heard.
+    DreqSent,
+    /// DREQ received; the program is to answer.
+    DreqReceived,
+    /// It is over, and its names are not given again yet.
+    TimeWait,
+    /// SIDR_REQ sent, nothing heard.
+    SidrReqSent,
+    /// SIDR_REQ received; the program is to answer.
+    SidrReqReceived,
+}
+
+impl State {
+    /// All of them.
+    pub const ALL: [Self; 13] = [
+        Self::ReqSent,
+        Self::ReqAcknowledged,
+        Self::ReqReceived,
+        Self::ReqPostponed,
+        Self::RepSent,
+        Self::RepAcknowledged,
+        Self::RepReceived,
+        Self::Established,
+        Self::DreqSent,
+        Self::DreqReceived,
+        Self::TimeWait,
+        Self::SidrReqSent,
+        Self::SidrReqReceived,
+    ];
+
+    /// A REP answers what was sent.
+    pub(super) const fn takes_rep(self) -> bool {
+        matches!(self, Self::ReqSent | Self::ReqAcknowledged)
+    }
+
+    /// An RTU answers what was sent.
+    pub(super) const fn takes_rtu(self) -> bool {
+        matches!(self, Self::RepSent | Self::RepAcknowledged)
+    }
+
+    /// A DREQ ends it.
+    pub(super) const fn takes_dreq(self) -> bool {
+        matches!(self, Self::RepSent | Self::RepAcknowledged | Self::Established | Self::DreqSent)
+    }
+
+    /// A DREP answers what was sent, or crosses an answer of ours.
+    pub(super) const fn takes_drep(self) -> bool {
+        matches!(self, Self::DreqSent | Self::DreqReceived)
+    }
+
+    /// A REJ ends it before it stood.
+    pub(super) const fn takes_rej(self) -> bool {
+        matches!(
+            self,
+            Self::ReqSent
+                | Self::ReqAcknowledged
+                | Self::ReqReceived
+                | Self::ReqPostponed
+                | Self::RepSent
+                | Self::RepAcknowledged
+        )
+    }
+
+    /// A REJ ends it, and it may have stood on one side: its names rest.
+    pub(super) const fn rests_after_rej(self) -> bool {
+        matches!(self, Self::RepReceived | Self::Established | Self::DreqSent)
+    }
+
+    /// The program may answer the REQ.
+    pub(super) const fn may_accept(self) -> bool {
+        matches!(self, Self::ReqReceived | Self::ReqPostponed)
+    }
+
+    /// The program may refuse what came.
+    pub(super) const fn may_reject(self) -> bool {
+        matches!(
+            self,
+            Self::ReqSent
+                | Self::ReqAcknowledged
+                | Self::ReqReceived
+                | Self::ReqPostponed
+                | Self::RepReceived
+                | Self::RepSent
+                | Self::RepAcknowledged
+        )
+    }
+}
