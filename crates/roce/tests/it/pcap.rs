@@ -28,6 +28,11 @@ pub fn text(name: &str) -> String {
 
 /// All packets of `name.pcap`, in order, each from its IP header on.
 pub fn packets(name: &str) -> Vec<Vec<u8>> {
+    timed_packets(name).into_iter().map(|(_, bytes)| bytes).collect()
+}
+
+/// The same with the time of each, in ns since the epoch.
+pub fn timed_packets(name: &str) -> Vec<(u64, Vec<u8>)> {
     let file = format!("{name}.pcap");
     let bytes = std::fs::read(path(&file)).unwrap_or_else(|error| panic!("{file}: {error}"));
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
@@ -35,13 +40,14 @@ pub fn packets(name: &str) -> Vec<Vec<u8>> {
     assert_eq!(word(20), 1, "{file}: not Ethernet");
     let (mut packets, mut at) = (Vec::new(), 24);
     while at < bytes.len() {
+        let (seconds, microseconds) = (u64::from(word(at)), u64::from(word(at + 4)));
         let (captured, length) = (word(at + 8), word(at + 12));
         assert_eq!(captured, length, "{file}: packet {} was cut", packets.len() + 1);
         at += 16;
         let frame = &bytes[at..at + captured as usize];
         let ether_type = u16::from_be_bytes([frame[12], frame[13]]);
         assert!(matches!(ether_type, 0x0800 | 0x86dd), "{file}: Ethernet type {ether_type:#06x}");
-        packets.push(frame[ETHERNET_BYTES..].to_vec());
+        packets.push((seconds * 1_000_000_000 + microseconds * 1000, frame[ETHERNET_BYTES..].to_vec()));
         at += captured as usize;
     }
     packets
