@@ -68,6 +68,8 @@ pub struct Requester {
     responses_posted: u32,
     /// READs and atomics in `done..next_send`.
     responses_outstanding: u32,
+    /// PSNs of these, all of them.
+    response_psns: u32,
     timer: Timer,
     /// A resend was started by a NAK and nothing was acknowledged since: more NAKs of the same are echoes.
     recovering: bool,
@@ -103,6 +105,7 @@ impl Requester {
             progress: Progress::default(),
             responses_posted: 0,
             responses_outstanding: 0,
+            response_psns: 0,
             timer: Timer::Stopped,
             recovering: false,
             repeated: false,
@@ -203,7 +206,7 @@ impl Requester {
             (self.done, self.next_send, self.sent_end) = (self.front, self.front, self.front);
             self.sent_end_psn = self.next_psn;
             (self.progress.acked, self.progress.sent) = (0, 0);
-            (self.responses_posted, self.responses_outstanding) = (0, 0);
+            (self.responses_posted, self.responses_outstanding, self.response_psns) = (0, 0, 0);
         }
     }
 
@@ -296,9 +299,7 @@ impl Requester {
         let reliable = self.config.service == ServiceType::Rc;
         let retransmission = ticket < self.sent_end;
         self.next_send += 1;
-        if message.opcode.wants_response() {
-            self.responses_outstanding += 1;
-        }
+        self.count_sent(&message);
         if !retransmission {
             self.sent_end = self.next_send;
             self.sent_end_psn = message.psn.plus(message.psn_count);
@@ -449,6 +450,7 @@ impl Requester {
             // Not counted when it answers an earlier transmission, and the resend has not come this far.
             if self.done < self.next_send {
                 self.responses_outstanding -= 1;
+                self.response_psns -= self.message(self.done).map_or(0, |message| message.psn_count);
             }
         }
         self.done += 1;
@@ -458,6 +460,14 @@ impl Requester {
             self.progress.sent = 0;
         }
         self.progressed();
+    }
+
+    /// All of a message was sent.
+    fn count_sent(&mut self, message: &Message) {
+        if message.opcode.wants_response() {
+            self.responses_outstanding += 1;
+            self.response_psns += message.psn_count;
+        }
     }
 
     /// Something was acknowledged, which refills the counters and ends a recovery.
@@ -603,7 +613,7 @@ impl Requester {
     fn go_back(&mut self) {
         self.next_send = self.done;
         self.progress.sent = self.progress.acked;
-        self.responses_outstanding = 0;
+        (self.responses_outstanding, self.response_psns) = (0, 0);
         self.timer = Timer::Stopped;
     }
 

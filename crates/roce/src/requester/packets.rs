@@ -11,8 +11,8 @@ use crate::{Fragment, Now, Opcode, Psn, ReplyVerdict, RequesterConfig, ServiceTy
 /// How many packets go out, and how often they ask for an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SendWindow {
-    /// PSNs between the oldest that is not acknowledged and the next to send, at most. A READ counts with those of its
-    /// response, but is never held back by its own length.
+    /// Request packets under way at most: sent, and not acknowledged. A READ or an atomic is one, however many PSNs its response
+    /// takes; but while as many response packets are to come, no further READ or atomic is sent.
     pub packets: u32,
     /// AckReq at least on every so many-th packet, besides on the last of each message.
     pub ack_every: u32,
@@ -20,7 +20,7 @@ pub struct SendWindow {
 
 impl Default for SendWindow {
     fn default() -> SendWindow {
-        SendWindow { packets: 256, ack_every: 16 }
+        SendWindow { packets: 64, ack_every: 16 }
     }
 }
 
@@ -106,11 +106,14 @@ impl Requester {
         let psn = message.psn.plus(index);
         let oldest = self.oldest_psn()?;
         let ahead = psn.distance_from(oldest);
-        if reliable && ahead >= window.packets.max(1) {
-            return None;
-        }
         // A READ or an atomic is one request packet, however many PSNs its response takes.
         let alone = message.opcode.wants_response();
+        let to_come = self.responses_to_come();
+        let under_way = ahead + self.responses_outstanding - to_come;
+        let full = window.packets.max(1);
+        if reliable && (under_way >= full || alone && to_come >= full) {
+            return None;
+        }
         let packets = if alone { message.psn_count - index } else { 1 };
         let ends = index + packets == message.psn_count;
         let offset = index * self.config.path_mtu_bytes;
@@ -125,7 +128,7 @@ impl Requester {
         if ends {
             self.next_send += 1;
             self.progress.sent = 0;
-            self.responses_outstanding += u32::from(alone);
+            self.count_sent(&message);
         } else {
             self.progress.sent += 1;
         }
@@ -141,7 +144,7 @@ impl Requester {
             position: if alone { Position::Only } else { position_of(index == 0, ends) },
             fragment: Fragment { offset, length: carried },
             length: message.length,
-            ack_requested: reliable && self.asks_for_ack(window, ends, ahead + 1 >= window.packets),
+            ack_requested: reliable && self.asks_for_ack(window, ends, under_way + 1 >= window.packets),
             retransmission,
         })
     }
@@ -204,6 +207,17 @@ impl Requester {
             self.progress.sent = self.progress.sent.max(packets);
         }
         self.progressed();
+    }
+
+    /// PSNs of responses to what was sent and is not answered: no packets of ours.
+    fn responses_to_come(&self) -> u32 {
+        let answered = match self.message(self.done) {
+            Some(oldest) if oldest.opcode.wants_response() && self.done < self.next_send => {
+                self.progress.acked
+            }
+            _ => 0,
+        };
+        self.response_psns - answered
     }
 
     /// The first PSN that is not acknowledged.

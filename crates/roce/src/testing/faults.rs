@@ -69,6 +69,39 @@ impl Link for Wire {
     }
 }
 
+/// A link that takes time for each byte: a frame leaves when all before it have left. What is below loses and delays what has left,
+/// so that a lost frame has taken its time too.
+pub struct Line {
+    below: Box<dyn Link>,
+    ps_per_byte: u64,
+    /// When the last frame has left, in ps.
+    free_at_ps: u64,
+}
+
+impl Line {
+    /// Bytes of a frame beside BTH and what follows it: preamble, Ethernet header and check sequence, gap, IPv4, UDP.
+    const AROUND_BYTES: u64 = 8 + 14 + 4 + 12 + 20 + 8;
+
+    /// Carries `gbps` Gbit/s.
+    pub fn over(below: Box<dyn Link>, gbps: u64) -> Box<dyn Link> {
+        Box::new(Line { below, ps_per_byte: 8000 / gbps.max(1), free_at_ps: 0 })
+    }
+}
+
+impl Link for Line {
+    fn carry(&mut self, now: Now, frame: Frame, deliver: &mut dyn FnMut(Now, Frame)) {
+        let transport = match &frame {
+            Frame::Packet { packet, payload } => {
+                packet.to_wire(payload).map_or(payload.len(), |packet| packet.wire_bytes())
+            }
+            Frame::Request { payload, .. } | Frame::Reply { payload, .. } => payload.len(),
+        };
+        let bytes = Line::AROUND_BYTES + transport as u64;
+        self.free_at_ps = self.free_at_ps.max(now.0 * 1000) + bytes * self.ps_per_byte;
+        self.below.carry(Now(self.free_at_ps.div_ceil(1000)), frame, deliver);
+    }
+}
+
 /// A small generator of pseudo-random numbers (splitmix64, public domain by S. Vigna).
 #[derive(Debug, Clone)]
 pub struct Rng(u64);

@@ -11,7 +11,7 @@ mod packet_end;
 mod pair;
 
 pub use endpoint::{Endpoint, EndpointConfig, LocalWork, RKEY, VA};
-pub use faults::{Fault, Frame, Kind, Link, Pick, Rng, Wire};
+pub use faults::{Fault, Frame, Kind, Line, Link, Pick, Rng, Wire};
 pub use host::Received;
 pub use on_wire::OnWire;
 pub use packet_end::PacketEnd;

@@ -1,5 +1,6 @@
 //! Tests of the engine as a whole; those of one table or type lie beside it.
 
+mod goodput;
 mod hostile;
 mod model;
 mod packet_hostile;

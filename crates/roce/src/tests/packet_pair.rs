@@ -180,6 +180,63 @@ fn no_more_packets_are_under_way_than_the_window_allows() {
     }
 }
 
+/// The PSNs of a READ's response are the peer's packets, not ours: what is posted behind it goes at once.
+#[test]
+fn a_long_read_takes_one_place_in_the_window() {
+    for ack_every in [1, 1000] {
+        let send_window = SendWindow { packets: 6, ack_every };
+        let mut pair = Pair::by_packet(EndpointConfig { send_window, ..config(256) });
+        pair.b.post_receive(4096);
+        assert!(pair.a.post(LocalWork::read(0, 256 * 100, 65_536)));
+        assert!(pair.a.post(LocalWork::send(&pattern(256 * 3, 1))));
+        assert!(pair.a.post(LocalWork::write(0, &pattern(256 * 9, 1))));
+        pair.transmit();
+        // The READ, three packets of the SEND, two of the WRITE.
+        assert_eq!(sent(&pair, 'A').len(), 6, "{:?}", sent(&pair, 'A'));
+        // Half of the response makes no room: its request is still under way.
+        while pair.trace.iter().filter(|line| line.contains("A gets")).count() < 50 {
+            assert!(pair.step_until(Now(u64::MAX)));
+        }
+        pair.transmit();
+        assert_eq!(sent(&pair, 'A').len(), 6);
+        pair.run_until_idle();
+        assert_eq!(pair.a.statuses(), [Status::Success; 3]);
+        assert_eq!(pair.a.connection.requester().counters().retransmitted, 0);
+        assert!(pair.now() < Now(1_000_000), "no time-out was needed");
+    }
+}
+
+/// Or a lost one of many would cost the responses to all.
+#[test]
+fn no_further_read_is_sent_while_a_window_of_response_packets_is_to_come() {
+    for (packets, first) in [(1, 1), (4, 1), (5, 2), (8, 2), (9, 3), (100, 4)] {
+        let send_window = SendWindow { packets, ack_every: 1000 };
+        let mut pair = Pair::by_packet(EndpointConfig { send_window, ..config(256) });
+        for index in 0..4 {
+            assert!(pair.a.post(LocalWork::read(0, 256 * 4, 65_536 + 1024 * index)));
+        }
+        pair.transmit();
+        assert_eq!(sent(&pair, 'A').len(), first, "window {packets}");
+        pair.run_until_idle();
+        assert_eq!(pair.a.statuses(), [Status::Success; 4]);
+        assert_eq!(pair.a.connection.requester().counters().transmitted, 4);
+    }
+}
+
+#[test]
+fn a_window_with_reads_in_it_survives_every_single_loss() {
+    for n in 1..=40 {
+        for (side, kind) in [(Side::A, Kind::Request), (Side::B, Kind::Reply)] {
+            for packets in [1, 2, 3] {
+                let send_window = SendWindow { packets, ack_every: 1000 };
+                let pair = Pair::by_packet(EndpointConfig { send_window, ..config(256) });
+                let pair = pair.with_fault(side, |below| Fault::lose(below, Pick::Nth(kind, n)));
+                run_everything(&format!("{kind:?} {n} lost, window {packets}"), 1024, pair);
+            }
+        }
+    }
+}
+
 fn on_wire(pair: Pair<PacketEnd>, seed: u64, flip: u64, cut: u64) -> Pair<PacketEnd> {
     pair.with_fault(Side::A, |below| OnWire::over(below, flip, cut, Rng::new(seed)))
         .with_fault(Side::B, |below| OnWire::over(below, flip, cut, Rng::new(seed + 1)))
