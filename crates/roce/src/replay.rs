@@ -41,6 +41,12 @@ impl ReplayList {
         ReplayList { entries: VecDeque::with_capacity(usize::from(limit)), limit: usize::from(limit) }
     }
 
+    /// Entries that room was allocated for.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> usize {
+        self.entries.capacity()
+    }
+
     /// Remembers an executed request; the oldest makes room.
     pub(crate) fn remember(&mut self, request: &Request, old: u64) {
         if self.limit == 0 {

@@ -163,6 +163,12 @@ impl Requester {
         &self.config
     }
 
+    /// Messages that room was allocated for.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> usize {
+        self.messages.capacity()
+    }
+
     /// Whether `poll_transmit` has nothing to give until a reply or a time-out comes.
     pub fn is_waiting(&self) -> bool {
         self.next_to_send().is_none()

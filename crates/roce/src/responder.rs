@@ -151,6 +151,12 @@ impl Responder {
         self.ack_due || self.nak.is_some() || !self.responses.is_empty()
     }
 
+    /// Replies and executed requests that room was allocated for.
+    #[cfg(test)]
+    pub(crate) fn held(&self) -> usize {
+        self.responses.capacity() + self.replays.held() + self.packets.held()
+    }
+
     // Commands.
 
     /// The QP was moved to ERR: requests are dropped from now on. Returns the receive in use, which the device flushes

@@ -50,6 +50,12 @@ struct ReadStream {
 }
 
 impl Packets {
+    /// READ responses that room was allocated for.
+    #[cfg(test)]
+    pub(super) fn held(&self) -> usize {
+        self.reads.capacity()
+    }
+
     /// Whether an executed request makes an acknowledgement due: whole messages always do; a packet when it asks, or when
     /// enough have gathered.
     pub(super) fn acknowledges(&mut self, request: &Request) -> bool {

@@ -1,5 +1,6 @@
 //! Tests of the engine as a whole; those of one table or type lie beside it.
 
+mod fuzz;
 mod goodput;
 mod hostile;
 mod model;
@@ -14,4 +15,3 @@ mod qp_state;
 mod requester;
 mod responder;
 mod subject;
-mod throughput;

@@ -1,0 +1,200 @@
+//! How many messages, and how many packets, a second both ends of a connection take on one core, without memory and without a link.
+//!
+//! `cargo run --release -p roce --example throughput`. Both ends run in turn on this thread, so a core that has one end only
+//! takes more. The best of a few rounds is printed beside the median, and the machine's load before and after: other
+//! programs on the core can only slow it down. With a number behind it (`-- 3`) it ends with 1 when a median of packets is below so
+//! many million a second.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use roce::{
+    Access, Arrival, Connection, Fragment, Now, Opcode, Outcome, PostedMessage, Psn, Receive, Region,
+    RegionError, Request, Requester, RequesterConfig, Resources, Responder, ResponderConfig, SendWindow,
+    ServiceType, Verdict, WorkRequest,
+};
+
+const ROUNDS: usize = 7;
+const PATH_MTU_BYTES: u32 = 4096;
+
+/// A process that has everything.
+struct Plenty;
+
+impl Resources for Plenty {
+    fn region(&self, key: u32, va: u64, len: u64, _: Access) -> Result<Region, RegionError> {
+        Ok(Region { key, va, len, address: va })
+    }
+
+    fn take_receive(&mut self) -> Option<Receive> {
+        Some(Receive { capacity: 1 << 20, id: 0 })
+    }
+
+    fn invalidate(&mut self, _: u32) -> bool {
+        true
+    }
+}
+
+fn requester(peer_qpn: u32) -> RequesterConfig {
+    RequesterConfig {
+        service: ServiceType::Rc,
+        peer_qpn: Some(peer_qpn),
+        first_psn: Psn::new(0),
+        path_mtu_bytes: PATH_MTU_BYTES,
+        retry_count: 7,
+        rnr_retry: 7,
+        timeout: 14,
+        max_rd_atomic: 16,
+        window_messages: 128,
+    }
+}
+
+fn responder(qpn: u32, peer_qpn: u32) -> ResponderConfig {
+    ResponderConfig {
+        service: ServiceType::Rc,
+        qpn,
+        peer_qpn: Some(peer_qpn),
+        expected_psn: Psn::new(0),
+        path_mtu_bytes: PATH_MTU_BYTES,
+        access: Access(0xf),
+        max_dest_rd_atomic: 16,
+        min_rnr_timer: 12,
+        qkey: 0,
+    }
+}
+
+/// `messages` of 8 bytes in bursts of 32, whole, as shared memory carries them; returns how many completed.
+fn whole(opcode: Opcode, messages: u64) -> u64 {
+    let (mut requester, mut responder) = (Requester::new(requester(2)), Responder::new(responder(2, 1)));
+    let (mut completed, mut now) = (0, Now(0));
+    while completed < messages {
+        for _ in 0..32 {
+            if !requester.can_post(opcode, false) {
+                break;
+            }
+            requester.post(PostedMessage { opcode, length: 8, fence: false });
+        }
+        now = now.after(1000);
+        while let Some(transmit) = requester.poll_transmit(now) {
+            let request = Request {
+                src_qpn: 1,
+                dst_qpn: 2,
+                opcode,
+                psn: transmit.psn,
+                ack_requested: transmit.ack_requested,
+                remote_va: 0x1000,
+                rkey: 1,
+                length: 8,
+                swap_add: 1,
+                fragment: Fragment { offset: 0, length: 8 },
+                ..Request::default()
+            };
+            if let Verdict::Execute(_) = responder.handle_request(&request, &mut Plenty) {
+                let done = if opcode.is_atomic() { Outcome::Atomic { old: 1 } } else { Outcome::Done };
+                responder.executed(done);
+            }
+        }
+        while let Some(reply) = responder.poll_reply() {
+            requester.handle_reply(now, &reply);
+        }
+        while responder.poll_event().is_some() {}
+        completed += std::iter::from_fn(|| requester.poll_completion()).count() as u64;
+    }
+    completed
+}
+
+/// Messages of one kind and length without end, until `packets` have gone one way or the other; returns how many have.
+fn by_packet(opcode: Opcode, length: u32, packets: u64) -> u64 {
+    let connection =
+        |qpn, peer| Connection::new(requester(peer), SendWindow::default(), responder(qpn, peer), 16);
+    let (mut a, mut b) = (connection(1, 2), connection(2, 1));
+    let (mut carried, mut now) = (0, Now(0));
+    while carried < packets {
+        while a.requester().can_post(opcode, false) {
+            a.post(WorkRequest {
+                message: PostedMessage { opcode, length, fence: false },
+                solicited: false,
+                imm: [0; 4],
+                remote_va: 0x1000,
+                rkey: 1,
+                swap_add: 0,
+                compare: 0,
+                dst_qpn: 2,
+                qkey: 0,
+            });
+        }
+        now = now.after(1000);
+        for forth in [true, false] {
+            let (from, to) = if forth { (&mut a, &mut b) } else { (&mut b, &mut a) };
+            while let Some(outgoing) = from.poll_transmit(now) {
+                carried += 1;
+                if let Arrival::Request(Verdict::Execute(_)) =
+                    to.handle_packet(now, &outgoing.packet, &mut Plenty)
+                {
+                    to.executed(Outcome::Done);
+                }
+            }
+            while to.poll_event().is_some() {}
+        }
+    }
+    assert_eq!(a.requester().counters().retransmitted, 0);
+    carried
+}
+
+/// Prints how fast it went: the median of some rounds, which it returns in millions a second, and the best.
+fn report(name: &str, mut round: impl FnMut() -> u64) -> f64 {
+    let mut rates: Vec<f64> = (0..ROUNDS)
+        .map(|_| {
+            let start = Instant::now();
+            let done = round();
+            done as f64 / start.elapsed().as_secs_f64() / 1e6
+        })
+        .collect();
+    rates.sort_by(f64::total_cmp);
+    let (median, best) = (rates[ROUNDS / 2], rates[ROUNDS - 1]);
+    println!("{name:<44} {median:>6.1} M/s, {:>4.0} ns; best {best:.1} M/s", 1e3 / median);
+    median
+}
+
+fn load() -> String {
+    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    load.split(' ').next().unwrap_or("unknown").to_owned()
+}
+
+fn main() -> ExitCode {
+    let least = match std::env::args().nth(1).map(|least| least.parse::<f64>()) {
+        None => 0.0,
+        Some(Ok(least)) => least,
+        Some(Err(_)) => {
+            eprintln!(
+                "throughput: the argument is how many million packets a second there are at least, as in 3"
+            );
+            return ExitCode::from(2);
+        }
+    };
+    println!("load before: {}; both ends on one thread, median of {ROUNDS} rounds", load());
+    for (opcode, messages) in
+        [(Opcode::Write, 2_000_000), (Opcode::Send, 2_000_000), (Opcode::FetchAdd, 500_000)]
+    {
+        report(&format!("messages, {opcode:?} of 8 bytes"), || whole(opcode, messages));
+    }
+    let mut slowest = f64::INFINITY;
+    for (opcode, length) in [
+        (Opcode::Write, 1 << 20),
+        (Opcode::Send, 1 << 20),
+        (Opcode::Read, 1 << 20),
+        (Opcode::Write, 64),
+        (Opcode::Send, 64),
+    ] {
+        let rate =
+            report(&format!("packets, {opcode:?} of {length} bytes, path MTU {PATH_MTU_BYTES}"), || {
+                by_packet(opcode, length, 2_000_000)
+            });
+        slowest = slowest.min(rate);
+    }
+    println!("load after: {}", load());
+    if slowest < least {
+        eprintln!("throughput: {slowest:.1} M packets/s, at least {least} were asked for");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
