@@ -259,6 +259,11 @@ impl Endpoint {
         &self.host.invalidated
     }
 
+    /// Atomics that ran here.
+    pub fn atomics(&self) -> u64 {
+        self.host.atomics
+    }
+
     /// Posts a receive.
     pub fn post_receive(&mut self, capacity: u64) {
         self.host.post_receive(capacity);

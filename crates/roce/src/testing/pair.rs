@@ -145,7 +145,8 @@ impl<E: End> Pair<E> {
         }
     }
 
-    /// Jumps to the next event: an arrival or a timer. False when there is none, or none until `limit`.
+    /// Jumps to the next event: an arrival or a timer. False when there is none, or none until `limit`. Panics when a timer
+    /// that ran is still due.
     pub fn step_until(&mut self, limit: Now) -> bool {
         self.transmit();
         let arrival = self.under_way.first_key_value().map(|(&(at, _), _)| at);
@@ -160,6 +161,10 @@ impl<E: End> Pair<E> {
         } else {
             self.a.handle_timeout(self.now);
             self.b.handle_timeout(self.now);
+            // Or a device would turn in circles.
+            for due in [self.a.poll_timeout(), self.b.poll_timeout()].into_iter().flatten() {
+                assert!(due > self.now, "after the timers of {:?} one is still due at {due:?}", self.now);
+            }
         }
         true
     }
