@@ -5,8 +5,8 @@
 //! from rings that the unmodified library had written, those marked «mlx5dv setter» are what an inline function of the
 //! header wrote; a CQE is written by a device only, so its golden bytes follow the header's struct by hand.
 //!
-//! Views are over bytes that the caller has copied: they check lengths once and then never panic. Left out: Ethernet and
-//! UMR segments, tag matching, striding receive queues, compressed CQEs.
+//! Views are over bytes that the caller has copied: they check lengths once and then never panic. Left out: Ethernet
+//! segments, UMR beyond memory windows, tag matching, striding receive queues, compressed CQEs.
 //! Knows nothing of sockets, CUDA, libibverbs or the transport; does no I/O and holds no `unsafe` (INV-2).
 #![forbid(unsafe_code)]
 
@@ -17,6 +17,7 @@ pub mod opcode;
 pub mod recv_wqe;
 pub mod send_wqe;
 pub mod srq_wqe;
+pub mod umr;
 
 pub use cqe::{Cqe, CqeFields};
 pub use opcode::{CqeOpcode, CqeSyndrome, SendOpcode};

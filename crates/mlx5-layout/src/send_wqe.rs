@@ -2,9 +2,11 @@
 //!
 //! Follows `struct mlx5_wqe_{ctrl,raddr,atomic,data,inl_data}_seg`, `struct mlx5_wqe_av` of `mlx5dv.h` and the order of
 //! segments that `_mlx5_post_send` (`qp.c`) writes. The ring wraps at its end on a block boundary; callers hand in a copy
-//! that is already in one piece. Left out: segments of raw-packet, UMR, DC and XRC queues, 4-byte masked atomics.
+//! that is already in one piece. UMR is in [`crate::umr`]. Left out: segments of raw-packet, DC and XRC queues, 4-byte masked
+//! atomics.
 
 use crate::bytes::{array, be16, be32, be64, check, put};
+use crate::umr::Umr;
 use crate::{LayoutError, SendOpcode};
 
 /// The producer index counts these (`MLX5_SEND_WQE_BB`).
@@ -389,6 +391,15 @@ impl<B: AsRef<[u8]>> SendWqe<B> {
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes.as_ref()[..usize::from(self.control.units()) * UNIT_BYTES]
+    }
+
+    /// The segments of a UMR WQE. Errors: another opcode, or a WQE that ends inside them.
+    pub fn umr(&self) -> Result<Umr, LayoutError> {
+        let Control { opcode, opmod, ds, .. } = self.control;
+        if self.control.send_opcode() != Some(SendOpcode::Umr) {
+            return Err(LayoutError::UnknownSendOpcode { opcode, opmod });
+        }
+        Umr::parse(&self.as_bytes()[Control::BYTES..], ds)
     }
 
     /// Sorts the segments behind the control segment. Errors: an opcode without description here, or a WQE that ends

@@ -147,6 +147,7 @@ pub(crate) fn to_raw(request: &SendRequest<'_>) -> Result<db_send_wr, Unsupporte
         SendOperation::CompareSwap { remote, compare, swap } => (5, remote, [0; 4], compare, swap),
         SendOperation::FetchAdd { remote, add } => (6, remote, [0; 4], add, 0),
         SendOperation::SendInvalidate(_) => return Err(Unsupported("SEND with invalidate")),
+        SendOperation::LocalInvalidate(_) => return Err(Unsupported("local invalidation")),
     };
     Ok(db_send_wr {
         wr_id: request.id,

@@ -29,7 +29,7 @@ impl Resources for Plenty {
         Some(Receive { capacity: 1 << 20, id: 0 })
     }
 
-    fn invalidate(&mut self, _: u32) -> bool {
+    fn may_invalidate(&self, _: u32) -> bool {
         true
     }
 }

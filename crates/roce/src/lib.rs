@@ -7,8 +7,7 @@
 //! Works on whole messages or on fragments of them, with the PSNs that their packets would have, for shared memory; and on
 //! packets, for a wire ([`wire`] describes these as bytes). Both are the same two machines: a packet layer
 //! ([`requester::packets`], [`responder::packets`]) cuts and counts, the checks, refusals, retries and replays are there once.
-//! Left out so far: end-to-end credits, memory windows beyond invalidation by a SEND, path migration, and
-//! the freedom to time out later than configured.
+//! Left out so far: end-to-end credits, path migration, and the freedom to time out later than configured.
 //! [`cm`] is the connection manager, which tells two QPs of each other by datagrams.
 //! Knows nothing of mlx5, sockets, threads or clocks (INV-2).
 //!

@@ -471,7 +471,7 @@ impl Responder {
     ) -> Verdict {
         if last
             && request.opcode == Opcode::SendInvalidate
-            && !resources.invalidate(u32::from_be_bytes(request.imm))
+            && !resources.may_invalidate(u32::from_be_bytes(request.imm))
         {
             return self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed);
         }

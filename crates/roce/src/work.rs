@@ -71,8 +71,9 @@ pub trait Resources {
     fn region(&self, rkey: u32, va: u64, len: u64, need: Access) -> Result<Region, RegionError>;
     /// Takes the next receive, or `None` when none is posted.
     fn take_receive(&mut self) -> Option<Receive>;
-    /// Invalidates the key (SEND with invalidate); false when it cannot be invalidated by this QP.
-    fn invalidate(&mut self, rkey: u32) -> bool;
+    /// Whether this QP may invalidate the key (SEND with invalidate). That is done with the message, as
+    /// [`Work::Receive`] says: a message that has to come again must find the key as it was.
+    fn may_invalidate(&self, rkey: u32) -> bool;
 }
 
 /// Bytes to move or an atomic to run, decided by [`crate::Responder::handle_request`]. Answer with
@@ -87,7 +88,8 @@ pub enum Work {
         scatter_offset: u32,
         /// Bytes.
         length: u32,
-        /// Set when this ends the message: complete the receive so, after the bytes are visible.
+        /// Set when this ends the message: complete the receive so, after the bytes are visible, and after the key is
+        /// invalid that a SEND with invalidate names.
         completion: Option<ReceiveCompletion>,
     },
     /// Write the request's payload to registered memory.
@@ -185,6 +187,8 @@ pub enum Status {
     LocalQpOperation,
     /// Local memory could not be accessed.
     LocalProtection,
+    /// A memory window could not be bound or invalidated.
+    WindowBind,
     /// Flushed: the QP was in error.
     Flushed,
     /// A response that fits no request.

@@ -3,7 +3,7 @@
 //! Follows the man pages of libibverbs and `mlx5dv_init_obj(3)`, rdma-core 44; 39 to 64 are supported. Both libraries are
 //! found at run time: without them everything here builds, and [`safe::devices`] says what is missing.
 //! Objects keep what they were made from, so that no drop order is wrong, and a region keeps the memory that it
-//! registered. Left out: shared receive queues, memory windows, DEVX, multicast, rdma_cm.
+//! registered. Left out: shared receive queues, DEVX, multicast, rdma_cm.
 //! Knows nothing of emulation: whether a card or software answers below the uverbs ABI cannot be seen from here (INV-4).
 
 pub mod connect;

@@ -51,7 +51,7 @@ const LIMITS: [(&str, &str); 22] = [
     ("max_res_rd_atom", "261120"),
     ("max_ah", "2147483647"),
     ("max_pkeys", "1"),
-    ("max_mw", "0"),
+    ("max_mw", "16777200"),
     ("max_srq", "8388608"),
     ("max_mcast_grp", "0"),
     ("max_fmr", "0"),

@@ -152,4 +152,5 @@ def main(gid_index):
     print(json.dumps(posted))
 
 
-main(int(sys.argv[1]))
+if __name__ == '__main__':
+    main(int(sys.argv[1]))

@@ -20,8 +20,9 @@ int main(void)
 			struct ibv_xrcd_init_attr xrcd = {
 				.comp_mask = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS, .fd = -1, .oflags = O_CREAT,
 			};
+			struct ibv_counters_init_attr counters = { .comp_mask = 0 };
 			errno = 0;
-			CHECK(!ibv_alloc_mw(pd, IBV_MW_TYPE_1) && errno == EOPNOTSUPP);
+			CHECK(!ibv_create_counters(context, &counters) && errno == EOPNOTSUPP);
 			errno = 0;
 			CHECK(!ibv_open_xrcd(context, &xrcd) && errno == EOPNOTSUPP);
 		}

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use super::endpoint::{EndpointConfig, RKEY, VA};
 use crate::{
-    Access, Atomic, Fragment, GRH_BYTES, Outcome, Receive, ReceiveCompletion, Region, RegionError, Resources,
-    ServiceType, Status, Work,
+    Access, Atomic, Fragment, GRH_BYTES, Opcode, Outcome, Receive, ReceiveCompletion, Region, RegionError,
+    Resources, ServiceType, Status, Work,
 };
 
 /// A receive that ended.
@@ -57,9 +57,8 @@ impl Resources for Host {
         self.receives.pop_front()
     }
 
-    fn invalidate(&mut self, rkey: u32) -> bool {
-        self.invalidated.push(rkey);
-        rkey != RKEY
+    fn may_invalidate(&self, rkey: u32) -> bool {
+        rkey != RKEY && !self.invalidated.contains(&rkey)
     }
 }
 
@@ -114,6 +113,9 @@ impl Host {
                 }
                 self.buffer[scatter_offset as usize..end].copy_from_slice(payload);
                 if let Some(completion) = completion {
+                    if completion.opcode == Opcode::SendInvalidate {
+                        self.invalidated.push(u32::from_be_bytes(completion.imm));
+                    }
                     let grh = if service == ServiceType::Ud { GRH_BYTES } else { 0 };
                     let bytes = self.buffer.get(grh as usize..completion.byte_len as usize);
                     record(receive, completion, bytes.unwrap_or_default().to_vec());

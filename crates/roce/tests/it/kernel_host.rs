@@ -7,7 +7,8 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use roce::{
-    Access, Atomic, Content, Outcome, Receive, ReceiveCompletion, Region, RegionError, Resources, Work,
+    Access, Atomic, Content, Opcode, Outcome, Receive, ReceiveCompletion, Region, RegionError, Resources,
+    Work,
 };
 
 use crate::conversation::{Captured, Conversation, STEPPED};
@@ -131,7 +132,12 @@ impl Host {
     /// Does the work of a request.
     pub fn execute(&mut self, work: Work, payload: &[u8]) -> Outcome {
         match work {
-            Work::Receive { completion, .. } => self.received.extend(completion),
+            Work::Receive { completion, .. } => {
+                if let Some(done) = completion.filter(|done| done.opcode == Opcode::SendInvalidate) {
+                    self.keys.remove(&u32::from_be_bytes(done.imm));
+                }
+                self.received.extend(completion);
+            }
             Work::Write { region, offset, completion, .. } => {
                 if !payload.is_empty() {
                     self.slice(region.address + u64::from(offset), payload.len()).copy_from_slice(payload);
@@ -175,7 +181,7 @@ impl Resources for Host {
         Some(Receive { capacity: self.receive?, id: 0 })
     }
 
-    fn invalidate(&mut self, rkey: u32) -> bool {
-        self.keys.remove(&rkey).is_some()
+    fn may_invalidate(&self, rkey: u32) -> bool {
+        self.keys.contains_key(&rkey)
     }
 }

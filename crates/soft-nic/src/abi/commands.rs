@@ -1,9 +1,9 @@
 //! What the ABI asks of a device, as one trait: the NIC is its implementation, tests have a recording one.
 
 use crate::device::command::{
-    AddressVector, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq, CreateQp, CreateSrq,
-    CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp, ModifySrq, MrKeys, QueriedQp,
-    QueriedSrq, RegMr, ReregMr, ResizeCq,
+    AddressVector, AllocMw, AllocatedMw, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq,
+    CreateQp, CreateSrq, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp,
+    ModifySrq, MrKeys, QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
 };
 use crate::device::doorbell::UarKind;
 use crate::dma::Registers;
@@ -36,6 +36,10 @@ pub trait Commands: Send + 'static {
     fn rereg_mr(&mut self, context: ContextId, command: &ReregMr) -> Answer<MrKeys>;
     /// Deregisters it.
     fn dereg_mr(&mut self, context: ContextId, mr: Handle) -> Answer<()>;
+    /// Makes a memory window.
+    fn alloc_mw(&mut self, context: ContextId, command: &AllocMw) -> Answer<AllocatedMw>;
+    /// Removes it, bound or not.
+    fn dealloc_mw(&mut self, context: ContextId, mw: Handle) -> Answer<()>;
     /// Makes a CQ.
     fn create_cq(&mut self, context: ContextId, command: &CreateCq) -> Answer<CreatedCq>;
     /// Destroys it; returns how many events of it the program has read.

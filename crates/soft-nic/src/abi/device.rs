@@ -226,6 +226,7 @@ fn device_attributes(device: &DeviceConfig) -> Writer<{ ex_query_device_resp::SI
         .u32(at::MAX_QP_INIT_RD_ATOM, capabilities.max_qp_init_rd_atom)
         // IB_ATOMIC_HCA: atomic with respect to other requests of this NIC.
         .u32(at::ATOMIC_CAP, 1)
+        .u32(at::MAX_MW, capabilities.max_mw)
         .u32(at::MAX_AH, capabilities.max_ah)
         .u32(at::MAX_SRQ, capabilities.max_srq)
         .u32(at::MAX_SRQ_WR, capabilities.max_srq_wr)

@@ -58,7 +58,7 @@ layouts! {
         DEVICE_CAP_FLAGS = "device_cap_flags" at 60, MAX_SGE = "max_sge" at 64, MAX_SGE_RD = "max_sge_rd" at 68,
         MAX_CQ = "max_cq" at 72, MAX_CQE = "max_cqe" at 76, MAX_MR = "max_mr" at 80, MAX_PD = "max_pd" at 84,
         MAX_QP_RD_ATOM = "max_qp_rd_atom" at 88, MAX_RES_RD_ATOM = "max_res_rd_atom" at 96,
-        MAX_QP_INIT_RD_ATOM = "max_qp_init_rd_atom" at 100, ATOMIC_CAP = "atomic_cap" at 108, MAX_AH = "max_ah" at 144,
+        MAX_QP_INIT_RD_ATOM = "max_qp_init_rd_atom" at 100, ATOMIC_CAP = "atomic_cap" at 108, MAX_MW = "max_mw" at 120, MAX_AH = "max_ah" at 144,
         MAX_PKEYS = "max_pkeys" at 168, MAX_SRQ = "max_srq" at 156, MAX_SRQ_WR = "max_srq_wr" at 160, MAX_SRQ_SGE = "max_srq_sge" at 164,
         LOCAL_CA_ACK_DELAY = "local_ca_ack_delay" at 170, PHYS_PORT_CNT = "phys_port_cnt" at 171,
     }
@@ -103,6 +103,14 @@ layouts! {
     }
     /// Answer to REREG_MR.
     rereg_mr_resp = "struct ib_uverbs_rereg_mr_resp", 8 { LKEY = "lkey" at 0, RKEY = "rkey" at 4 }
+    /// ALLOC_MW.
+    alloc_mw = "struct ib_uverbs_alloc_mw", 16 { PD_HANDLE = "pd_handle" at 8, MW_TYPE = "mw_type" at 12 }
+    /// Answer to ALLOC_MW.
+    alloc_mw_resp = "struct ib_uverbs_alloc_mw_resp", 8 { MW_HANDLE = "mw_handle" at 0, RKEY = "rkey" at 4 }
+    /// `mlx5_ib` part of ALLOC_MW.
+    mlx5_alloc_mw = "struct mlx5_ib_alloc_mw", 8 {
+        COMP_MASK = "comp_mask" at 0, NUM_KLMS = "num_klms" at 4, RESERVED1 = "reserved1" at 5, RESERVED2 = "reserved2" at 6,
+    }
     /// RESIZE_CQ.
     resize_cq = "struct ib_uverbs_resize_cq", 16 { CQ_HANDLE = "cq_handle" at 8, CQE = "cqe" at 12 }
     /// Answer to RESIZE_CQ.

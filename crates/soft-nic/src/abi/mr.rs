@@ -1,13 +1,14 @@
-//! Protection domains and memory regions.
+//! Protection domains, memory regions and windows.
 
-use super::attributes::Command;
+use super::attributes::{Command, refuse};
 use super::commands::{Answer, Commands};
 use super::layout::{
-    Writer, alloc_pd_resp, mlx5_alloc_pd_resp, reg_mr, reg_mr_resp, rereg_mr, rereg_mr_resp,
+    Writer, alloc_mw, alloc_mw_resp, alloc_pd_resp, mlx5_alloc_mw, mlx5_alloc_pd_resp, reg_mr, reg_mr_resp,
+    rereg_mr, rereg_mr_resp,
 };
-use super::server::{OpenFile, Server, UHW_OUT};
+use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::write::{CORE_OUT, Write};
-use crate::device::command::{RegMr, ReregMr};
+use crate::device::command::{AllocMw, RegMr, ReregMr};
 
 /// `IBV_ACCESS_LOCAL_WRITE`.
 const ACCESS_LOCAL_WRITE: u32 = 1;
@@ -77,4 +78,36 @@ pub fn rereg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write
 /// MR.DESTROY.
 pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
     server.nic()?.dereg_mr(file.context()?, command.expect_handle(0)?)
+}
+
+/// ALLOC_MW. Its mlx5 part, which libmlx5 does not send, may ask for a number of pieces of memory: one is what there is.
+pub fn alloc_window<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
+    if let Some(driver) = write.command.input(UHW_IN) {
+        let reserved = driver.u8(mlx5_alloc_mw::RESERVED1) != 0 || driver.u16(mlx5_alloc_mw::RESERVED2) != 0;
+        if driver.u32(mlx5_alloc_mw::COMP_MASK) != 0 || reserved || driver.u8(mlx5_alloc_mw::NUM_KLMS) > 1 {
+            return Err(refuse(libc::EOPNOTSUPP, "ALLOC_MW: only windows of one piece"));
+        }
+    }
+    let context = file.context()?;
+    let request =
+        AllocMw { pd: write.core_in.u32(alloc_mw::PD_HANDLE), kind: write.core_in.u8(alloc_mw::MW_TYPE) };
+    let made = server.nic()?.alloc_mw(context, &request)?;
+    let answer = Writer::<{ alloc_mw_resp::SIZE }>::new()
+        .u32(alloc_mw_resp::MW_HANDLE, made.handle)
+        .u32(alloc_mw_resp::RKEY, made.rkey)
+        .finish();
+    let written = write.command.write(CORE_OUT, &answer);
+    if written.is_err() {
+        server.nic()?.dealloc_mw(context, made.handle)?;
+    }
+    written
+}
+
+/// MW.DESTROY.
+pub fn destroy_window<D: Commands>(
+    server: &Server<D>,
+    file: &mut OpenFile,
+    command: &Command<'_>,
+) -> Answer<()> {
+    server.nic()?.dealloc_mw(file.context()?, command.expect_handle(0)?)
 }

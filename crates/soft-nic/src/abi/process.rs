@@ -20,9 +20,9 @@ use super::server::{Server, log};
 use super::sysfs::Machine;
 use crate::config::Config;
 use crate::device::command::{
-    AddressVector, AllocatedPd, AllocatedUar, ContextId, CreateCq, CreateQp, CreateSrq, CreatedAh, CreatedCq,
-    CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp, ModifySrq, MrKeys, QueriedQp, QueriedSrq, RegMr,
-    ReregMr, ResizeCq,
+    AddressVector, AllocMw, AllocatedMw, AllocatedPd, AllocatedUar, ContextId, CreateCq, CreateQp, CreateSrq,
+    CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp, ModifySrq, MrKeys, QueriedQp,
+    QueriedSrq, RegMr, ReregMr, ResizeCq,
 };
 use crate::device::{LogSink, Nic, UarKind};
 use crate::dma::{Host, OwnThreads, Registers, system};
@@ -451,6 +451,14 @@ impl Commands for Nic<Host> {
 
     fn dereg_mr(&mut self, context: ContextId, mr: Handle) -> Answer<()> {
         self.dereg_mr(context, mr)
+    }
+
+    fn alloc_mw(&mut self, context: ContextId, command: &AllocMw) -> Answer<AllocatedMw> {
+        self.alloc_mw(context, command)
+    }
+
+    fn dealloc_mw(&mut self, context: ContextId, mw: Handle) -> Answer<()> {
+        self.dealloc_mw(context, mw)
     }
 
     fn create_cq(&mut self, context: ContextId, command: &CreateCq) -> Answer<CreatedCq> {

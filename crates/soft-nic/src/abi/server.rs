@@ -2,7 +2,7 @@
 //!
 //! A command runs on the program's thread: decode, device call under the NIC's lock, answer. Lock order: the open file,
 //! then the NIC, then the event pipes. Follows Linux `drivers/infiniband/core/uverbs_std_types*.c` for what each method
-//! takes and answers. Left out (refused as a kernel without them does, counted by name): memory windows, XRC, flows, DEVX, device memory, DMA-BUF registration.
+//! takes and answers. Left out (refused as a kernel without them does, counted by name): XRC, flows, DEVX, device memory, DMA-BUF registration.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -165,6 +165,7 @@ static METHODS: &[Method] = &[
     },
     Method { object: 6, method: 0, name: "AH.DESTROY", attributes: &[must(0, Kind::Handle)] },
     Method { object: 7, method: 1, name: "MR.DESTROY", attributes: &[must(0, Kind::Handle)] },
+    Method { object: 8, method: 0, name: "MW.DESTROY", attributes: &[must(0, Kind::Handle)] },
     Method { object: 0x10, method: 0, name: "ASYNC_EVENT.ALLOC", attributes: &[must(0, Kind::NewFd)] },
     Method {
         object: 0x1008,
@@ -188,7 +189,6 @@ static METHODS: &[Method] = &[
 
 /// Objects that a kernel knows and this device has not: their methods are `EOPNOTSUPP`, not "unknown".
 const ABSENT_OBJECTS: &[(u16, &str)] = &[
-    (8, "MW"),
     (9, "FLOW"),
     (10, "XRCD"),
     (11, "RWQ_IND_TBL"),
@@ -429,6 +429,7 @@ impl<D: Commands> Server<D> {
             (5, 1) => srq::destroy(self, file, command),
             (6, 0) => ah::destroy(self, file, command),
             (7, 1) => mr::destroy(self, file, command),
+            (8, 0) => mr::destroy_window(self, file, command),
             (0x10, 0) => device::alloc_async_event(self, file, command),
             (0x1008, 0x1000) => uar::alloc(self, file, command),
             (0x1008, 0x1001) => uar::destroy(self, file, command),

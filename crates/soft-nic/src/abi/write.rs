@@ -7,10 +7,10 @@
 use super::attributes::{Command, refuse};
 use super::commands::{Answer, Commands};
 use super::layout::{
-    Reader, alloc_pd_resp, create_ah, create_ah_resp, create_comp_channel_resp, create_srq, create_srq_resp,
-    destroy_srq, destroy_srq_resp, ex_query_device_resp, modify_qp, modify_srq, query_device_resp, query_qp,
-    query_qp_resp, query_srq, query_srq_resp, reg_mr, reg_mr_resp, rereg_mr, rereg_mr_resp, resize_cq,
-    resize_cq_resp,
+    Reader, alloc_mw, alloc_mw_resp, alloc_pd_resp, create_ah, create_ah_resp, create_comp_channel_resp,
+    create_srq, create_srq_resp, destroy_srq, destroy_srq_resp, ex_query_device_resp, modify_qp, modify_srq,
+    query_device_resp, query_qp, query_qp_resp, query_srq, query_srq_resp, reg_mr, reg_mr_resp, rereg_mr,
+    rereg_mr_resp, resize_cq, resize_cq_resp,
 };
 use super::server::{OpenFile, Server};
 use super::{ah, cq, device, mr, qp, srq};
@@ -35,8 +35,6 @@ pub struct Write<'c> {
 
 /// Commands that a kernel knows and this device has not, by name.
 const ABSENT: &[(u32, &str)] = &[
-    (0xe, "ALLOC_MW"),
-    (0x10, "DEALLOC_MW"),
     (0x1e, "ATTACH_MCAST"),
     (0x1f, "DETACH_MCAST"),
     (0x25, "OPEN_XRCD"),
@@ -65,6 +63,8 @@ fn sizes(number: u32) -> Option<(&'static str, usize, usize)> {
         0x9 => ("REG_MR", reg_mr::SIZE, reg_mr_resp::SIZE),
         0xb => ("REREG_MR", rereg_mr::SIZE, rereg_mr_resp::SIZE),
         0xd => ("DEREG_MR", 4, 0),
+        0xe => ("ALLOC_MW", alloc_mw::SIZE, alloc_mw_resp::SIZE),
+        0x10 => ("DEALLOC_MW", 4, 0),
         0x11 => ("CREATE_COMP_CHANNEL", 8, create_comp_channel_resp::SIZE),
         0x13 => ("RESIZE_CQ", resize_cq::SIZE, resize_cq_resp::SIZE),
         0x19 => ("QUERY_QP", query_qp::SIZE, query_qp_resp::SIZE),
@@ -104,6 +104,8 @@ pub fn invoke<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         0x9 => mr::reg(server, file, &write),
         0xb => mr::rereg(server, file, &write),
         0xd => server.nic()?.dereg_mr(file.context()?, core_in.u32(0)),
+        0xe => mr::alloc_window(server, file, &write),
+        0x10 => server.nic()?.dealloc_mw(file.context()?, core_in.u32(0)),
         0x11 => create_comp_channel(server, file, &write),
         0x13 => cq::resize(server, file, &write),
         0x19 => qp::query(server, file, &write),

@@ -170,6 +170,24 @@ pub struct MrKeys {
     pub rkey: u32,
 }
 
+/// `ALLOC_MW`.
+#[derive(Debug, Clone, Copy)]
+pub struct AllocMw {
+    /// Protection domain.
+    pub pd: Handle,
+    /// 1 or 2, unchecked.
+    pub kind: u8,
+}
+
+/// Answer to [`AllocMw`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AllocatedMw {
+    /// Object handle.
+    pub handle: Handle,
+    /// Its key until the first bind.
+    pub rkey: u32,
+}
+
 /// `CQ.CREATE` with the mlx5 part.
 #[derive(Debug, Clone, Copy)]
 pub struct CreateCq {

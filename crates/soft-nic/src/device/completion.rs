@@ -21,6 +21,7 @@ pub(super) fn syndrome(status: Status) -> Option<(CqeSyndrome, u8)> {
         Status::LocalLength => (CqeSyndrome::LocalLength, 0),
         Status::LocalQpOperation => (CqeSyndrome::LocalQpOperation, 0),
         Status::LocalProtection => (CqeSyndrome::LocalProtection, 0),
+        Status::WindowBind => (CqeSyndrome::MwBind, 0),
         Status::Flushed => (CqeSyndrome::WrFlush, 0xf9),
         Status::BadResponse => (CqeSyndrome::BadResponse, 0),
         Status::RemoteInvalidRequest => (CqeSyndrome::RemoteInvalidRequest, 0x8a),

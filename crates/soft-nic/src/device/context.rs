@@ -21,6 +21,7 @@ pub(super) struct Context {
     pub device: usize,
     pub pds: Table<u32>,
     pub regions: Table<u32>,
+    pub windows: Table<u32>,
     pub uars: Table<u32>,
     pub cqs: Table<u32>,
     pub srqs: Table<u32>,
@@ -50,6 +51,7 @@ impl<M: Memory> Core<M> {
         let handles = |table: &Table<u32>| table.iter().map(|(handle, _)| handle).collect::<Vec<_>>();
         let qps = handles(&context.qps);
         let (ahs, cqs, regions) = (handles(&context.ahs), handles(&context.cqs), handles(&context.regions));
+        let windows = handles(&context.windows);
         let srqs = handles(&context.srqs);
         let (uars, pds) = (handles(&context.uars), handles(&context.pds));
         // Users before what they use: no step can find its object busy.
@@ -57,6 +59,7 @@ impl<M: Memory> Core<M> {
         let done = done.and_then(|()| ahs.into_iter().try_for_each(|h| self.destroy_ah(id, h)));
         let done = done.and_then(|()| cqs.into_iter().try_for_each(|h| self.destroy_cq(id, h).map(drop)));
         let done = done.and_then(|()| srqs.into_iter().try_for_each(|h| self.destroy_srq(id, h).map(drop)));
+        let done = done.and_then(|()| windows.into_iter().try_for_each(|h| self.dealloc_mw(id, h)));
         let done = done.and_then(|()| regions.into_iter().try_for_each(|h| self.dereg_mr(id, h)));
         let done = done.and_then(|()| uars.into_iter().try_for_each(|h| self.free_uar(id, h)));
         let done = done.and_then(|()| pds.into_iter().try_for_each(|h| self.dealloc_pd(id, h)));
@@ -87,7 +90,7 @@ impl<M: Memory> Core<M> {
     pub(super) fn dealloc_pd(&mut self, id: ContextId, handle: Handle) -> Result<(), CommandError> {
         let pd = self.find_pd(id, handle)?;
         if self.pds.get(pd).is_some_and(|pd| pd.users > 0) {
-            return Err(CommandError::busy("PD", handle, "regions, queues or address handles"));
+            return Err(CommandError::busy("PD", handle, "regions, windows, queues or address handles"));
         }
         self.pds.remove(pd);
         self.context_mut(id)?.pds.remove(handle);
@@ -111,22 +114,23 @@ impl<M: Memory> Core<M> {
         let pd = self.find_pd(id, request.pd)?;
         let limit = self.capabilities.max_mr;
         if self.regions.len() >= limit {
-            return Err(CommandError::exhausted("memory regions", limit));
+            return Err(CommandError::exhausted("memory regions and windows", limit));
         }
         mr::check(&self.memory, request)?;
         let RegMr { start, length, iova, access, .. } = *request;
-        let region = MemoryRegion { key: 0, context: id, pd, start, length, iova, access };
+        let region = MemoryRegion { key: 0, context: id, pd, start, length, iova, access, windows: 0 };
         let key = self.regions.insert(region);
         self.count_pd(pd, 1);
         Ok(MrKeys { handle: self.context_mut(id)?.regions.insert(key), lkey: key, rkey: key })
     }
 
     pub(super) fn dereg_mr(&mut self, id: ContextId, handle: Handle) -> Result<(), CommandError> {
-        let key = self
-            .context_mut(id)?
-            .regions
-            .remove(handle)
-            .ok_or_else(|| CommandError::no_such("MR", handle))?;
+        let key = self.context(id)?.regions.get(handle).copied();
+        let key = key.ok_or_else(|| CommandError::no_such("MR", handle))?;
+        if self.regions.find(key).is_some_and(|region| region.windows > 0) {
+            return Err(CommandError::busy("MR", handle, "memory windows"));
+        }
+        self.context_mut(id)?.regions.remove(handle);
         if let Some(region) = self.regions.remove(key) {
             self.count_pd(region.pd, -1);
             self.revoke(key);

@@ -5,7 +5,7 @@ use mlx5_layout::{CqeSyndrome, SendOpcode};
 use super::doorbell::Violation;
 
 /// Kinds of send WQE that are counted apart; everything else is the last one.
-const OPCODES: [(Option<SendOpcode>, &str, &str); 10] = [
+const OPCODES: [(Option<SendOpcode>, &str, &str); 11] = [
     (Some(SendOpcode::Nop), "posted_nop", "completed_nop"),
     (Some(SendOpcode::Send), "posted_send", "completed_send"),
     (Some(SendOpcode::SendImm), "posted_send_imm", "completed_send_imm"),
@@ -15,6 +15,7 @@ const OPCODES: [(Option<SendOpcode>, &str, &str); 10] = [
     (Some(SendOpcode::RdmaRead), "posted_read", "completed_read"),
     (Some(SendOpcode::AtomicCompareSwap), "posted_compare_swap", "completed_compare_swap"),
     (Some(SendOpcode::AtomicFetchAdd), "posted_fetch_add", "completed_fetch_add"),
+    (Some(SendOpcode::Umr), "posted_umr", "completed_umr"),
     (None, "posted_other", "completed_other"),
 ];
 
@@ -75,6 +76,8 @@ counters! {
     receives_consumed,
     /// Those of them that came from shared receive queues.
     receives_shared,
+    /// Memory windows that a peer's SEND closed.
+    windows_invalidated,
     /// CQEs written.
     cqes,
     /// Completion events given.
@@ -205,7 +208,7 @@ mod tests {
     fn counts_come_back_by_name_and_by_code() {
         let mut counters = Counters::default();
         counters.post(0x0a);
-        counters.post(0x25);
+        counters.post(0x23);
         counters.error(CqeSyndrome::RemoteAccess);
         counters.violate(Violation::RecordLate);
         let value = |name| counters.fields().find(|f| f.0 == name).map(|f| f.1);

@@ -5,8 +5,8 @@
 
 use roce::qp_state::QpState;
 use roce::{
-    Access, AsyncEvent, Atomic, DropReason, GRH_BYTES, NakCode, Outcome, ReceiveCompletion, Region, Reply,
-    ReplyKind, Request, ResponderEvent, ServiceType, Verdict, Work,
+    Access, AsyncEvent, Atomic, DropReason, GRH_BYTES, NakCode, Opcode, Outcome, ReceiveCompletion, Region,
+    Reply, ReplyKind, Request, ResponderEvent, ServiceType, Verdict, Work,
 };
 
 use super::command::event_type;
@@ -61,6 +61,7 @@ impl<M: Memory> Core<M> {
             memory: &self.memory,
             regions: &self.regions,
             pd: qp.pd,
+            qpn: qp.qpn,
             rq: &mut qp.rq,
             srq: qp.srq.and_then(|from| self.srqs.get_mut(from.place)),
         };
@@ -143,12 +144,12 @@ impl<M: Memory> Core<M> {
     /// Whether a region that the message's first fragment was granted is still there. A card looks at the key with every packet.
     fn still_granted(&self, qp: &Qp, region: &Region) -> bool {
         let need = Access(access::REMOTE_WRITE);
-        let now = self.regions.translate(region.key, qp.pd, region.va, region.len, need);
+        let now = self.regions.grant(region.key, qp.pd, qp.qpn, region.va, region.len, need);
         now == Ok(region.address)
     }
 
     fn order_of(&self, region: &Region) -> Order {
-        let relaxed = || self.regions.find(region.key).is_some_and(|r| r.relaxed());
+        let relaxed = || self.regions.is_relaxed(region.key);
         order(self.options.relaxed_ordering || relaxed())
     }
 
@@ -180,6 +181,9 @@ impl<M: Memory> Core<M> {
             self.place_grh(qp, path.as_ref(), length)?;
         }
         if let Some(completion) = completion {
+            if completion.opcode == Opcode::SendInvalidate {
+                self.invalidate(qp, u32::from_be_bytes(completion.imm));
+            }
             let inline = small.then(|| &payload[..length as usize]);
             self.complete_receive(qp, counter, completion, path.as_ref(), inline);
         }

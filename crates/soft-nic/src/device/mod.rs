@@ -30,6 +30,7 @@ mod send;
 mod sq;
 mod srq;
 mod table;
+mod window;
 mod wire;
 mod withdraw;
 

@@ -1,7 +1,7 @@
 //! What kind of card the NIC says it is: PCI identity, capabilities, ports and GIDs of ConnectX-5, 6, 6 Dx and 7.
 //!
 //! Identities are those of `pci.ids` and of `ibv_devinfo` on the cards; a limit reported here is enforced by the command
-//! that it bounds. What this NIC does not do (memory windows, multicast) is reported as 0, not as
+//! that it bounds. What this NIC does not do (multicast, type-2A windows) is reported as 0, not as
 //! the card's number. The only difference in behaviour between models is in these tables.
 
 use super::qpn::MAX_QP;
@@ -64,8 +64,9 @@ impl Model {
             page_size_cap: 0xffff_ffff_ffff_f000,
             max_qp: MAX_QP,
             max_qp_wr: 32768,
-            // BAD_PKEY_CNTR, BAD_QKEY_CNTR, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID, RC_RNR_NAK_GEN.
-            device_cap_flags: 1 << 1 | 1 << 2 | 1 << 10 | 1 << 11 | 1 << 12,
+            // BAD_PKEY_CNTR, BAD_QKEY_CNTR, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID, RC_RNR_NAK_GEN, MEM_WINDOW, MEM_MGT_EXTENSIONS
+            // (invalidation, local and with a SEND), MEM_WINDOW_TYPE_2B.
+            device_cap_flags: 1 << 1 | 1 << 2 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 17 | 1 << 21 | 1 << 24,
             max_sge: 30,
             max_sge_rd: 30,
             max_cq: 1 << 24,
@@ -74,6 +75,7 @@ impl Model {
             max_srq_wr: 32767,
             max_srq_sge: 31,
             max_mr: (1 << 24) - 0x10,
+            max_mw: (1 << 24) - 0x10,
             max_pd: 1 << 23,
             max_qp_rd_atom: 16,
             max_qp_init_rd_atom: 16,
@@ -120,8 +122,10 @@ pub struct Capabilities {
     pub max_srq_wr: u32,
     /// Scatter entries of one of these: one pointer's room is the link's.
     pub max_srq_sge: u32,
-    /// Memory regions of one NIC.
+    /// Memory regions of one NIC, windows counted too: their keys are of one space.
     pub max_mr: u32,
+    /// The same for windows.
+    pub max_mw: u32,
     /// Protection domains of one NIC.
     pub max_pd: u32,
     /// READs and atomics outstanding as responder.

@@ -1,14 +1,16 @@
-//! Memory regions: what a 32-bit key stands for, and whether an access through it is allowed.
+//! Keys: what a 32-bit key stands for, memory region or window, and whether an access through it is allowed.
 //!
 //! A key is `index << 8 | generation`, as the driver composes mkeys; the whole 32 bits are compared on every use, so a key
 //! kept after its region was freed does not reach the next one in the same place. Regions are checked as IBTA vol. 1
-//! §10.6 says: protection domain, bounds by the region's own address (`iova`), rights.
+//! §10.6 says: protection domain, bounds by the region's own address (`iova`), rights. Windows (`window.rs`) have keys of the
+//! same space, whose last byte the program chooses at each bind.
 
 use std::collections::VecDeque;
 
 use roce::{Access, RegionError};
 
 use super::command::{CommandError, ContextId, RegMr};
+use super::window::Window;
 use crate::dma::Memory;
 
 /// `IBV_ACCESS_*` bits (`ib_user_ioctl_verbs.h`).
@@ -67,6 +69,8 @@ pub struct MemoryRegion {
     pub iova: u64,
     /// `IBV_ACCESS_*` bits.
     pub access: u32,
+    /// Windows bound to it.
+    pub windows: u32,
 }
 
 impl MemoryRegion {
@@ -91,34 +95,86 @@ impl MemoryRegion {
     }
 }
 
-/// Every region of the NIC, by key.
+/// Every key of the NIC: its regions and windows.
 #[derive(Debug, Default)]
 pub struct Regions {
     slots: Vec<Slot>,
     // Oldest first, so that a key value comes back as late as possible.
     free: VecDeque<u32>,
     used: u32,
+    /// Type-2 windows that are bound, for queues that go to ask whether any can be theirs.
+    pub(super) bound_to_queues: u32,
 }
 
 #[derive(Debug, Default)]
 struct Slot {
     generation: u8,
-    region: Option<MemoryRegion>,
+    mkey: Mkey,
+}
+
+/// What an index stands for.
+#[derive(Debug, Default)]
+enum Mkey {
+    #[default]
+    Nothing,
+    Region(MemoryRegion),
+    Window(Window),
 }
 
 impl Regions {
-    /// The region of exactly this key.
-    pub fn find(&self, key: u32) -> Option<&MemoryRegion> {
-        let index = (key >> 8).checked_sub(FIRST_INDEX)?;
-        self.slots.get(index as usize)?.region.as_ref().filter(|r| r.key == key)
+    fn slot(&self, key: u32) -> Option<&Slot> {
+        self.slots.get((key >> 8).checked_sub(FIRST_INDEX)? as usize)
     }
 
-    /// [`MemoryRegion::translate`] through the key.
+    fn slot_mut(&mut self, key: u32) -> Option<&mut Slot> {
+        self.slots.get_mut((key >> 8).checked_sub(FIRST_INDEX)? as usize)
+    }
+
+    /// The region of exactly this key.
+    #[inline]
+    pub fn find(&self, key: u32) -> Option<&MemoryRegion> {
+        match &self.slot(key)?.mkey {
+            Mkey::Region(region) if region.key == key => Some(region),
+            _ => None,
+        }
+    }
+
+    pub(super) fn find_mut(&mut self, key: u32) -> Option<&mut MemoryRegion> {
+        match &mut self.slot_mut(key)?.mkey {
+            Mkey::Region(region) if region.key == key => Some(region),
+            _ => None,
+        }
+    }
+
+    /// The window with this index, whatever the last byte of `key`.
+    pub(super) fn window(&self, key: u32) -> Option<&Window> {
+        match &self.slot(key)?.mkey {
+            Mkey::Window(window) => Some(window),
+            _ => None,
+        }
+    }
+
+    pub(super) fn window_mut(&mut self, key: u32) -> Option<&mut Window> {
+        match &mut self.slot_mut(key)?.mkey {
+            Mkey::Window(window) => Some(window),
+            _ => None,
+        }
+    }
+
+    /// Every window.
+    pub(super) fn windows(&self) -> impl Iterator<Item = &Window> {
+        self.slots.iter().filter_map(|slot| match &slot.mkey {
+            Mkey::Window(window) => Some(window),
+            _ => None,
+        })
+    }
+
+    /// [`MemoryRegion::translate`] through the key: what a queue's own requests may use.
     pub fn translate(&self, key: u32, pd: u32, va: u64, len: u64, need: Access) -> Result<u64, RegionError> {
         self.find(key).ok_or(RegionError::UnknownKey { key })?.translate(pd, va, len, need)
     }
 
-    /// Number of regions.
+    /// Number of keys in use.
     pub fn len(&self) -> u32 {
         self.used
     }
@@ -128,7 +184,16 @@ impl Regions {
         self.used == 0
     }
 
-    pub(super) fn insert(&mut self, mut region: MemoryRegion) -> u32 {
+    pub(super) fn insert(&mut self, region: MemoryRegion) -> u32 {
+        self.place(|key| Mkey::Region(MemoryRegion { key, ..region }))
+    }
+
+    pub(super) fn insert_window(&mut self, window: Window) -> u32 {
+        self.place(|key| Mkey::Window(Window { key, ..window }))
+    }
+
+    /// Gives a free index to what is made with its key.
+    fn place(&mut self, make: impl FnOnce(u32) -> Mkey) -> u32 {
         // A key returns after 256 registrations in its place, and places rotate through at least 64 free ones.
         let index = match self.free.pop_front() {
             Some(index) if self.free.len() >= 64 || self.slots.len() >= 1 << 23 => index,
@@ -139,27 +204,37 @@ impl Regions {
             }
         };
         let slot = &mut self.slots[index as usize];
-        region.key = (index + FIRST_INDEX) << 8 | u32::from(slot.generation);
-        slot.region = Some(region);
+        let key = (index + FIRST_INDEX) << 8 | u32::from(slot.generation);
+        slot.mkey = make(key);
         self.used += 1;
-        region.key
+        key
     }
 
     /// Puts a region in the place of the one that has its key.
     pub(super) fn replace(&mut self, region: MemoryRegion) {
-        if self.find(region.key).is_some() {
-            self.slots[((region.key >> 8) - FIRST_INDEX) as usize].region = Some(region);
+        if let Some(place) = self.find_mut(region.key) {
+            *place = region;
         }
     }
 
     pub(super) fn remove(&mut self, key: u32) -> Option<MemoryRegion> {
-        self.find(key)?;
-        let index = (key >> 8) - FIRST_INDEX;
-        let slot = &mut self.slots[index as usize];
-        slot.generation = slot.generation.wrapping_add(1);
-        self.free.push_back(index);
+        let region = *self.find(key)?;
+        self.vacate(key);
+        Some(region)
+    }
+
+    /// Takes a window out; the key that follows in its place is the next after its last one.
+    pub(super) fn remove_window(&mut self, key: u32) -> Option<Window> {
+        let window = *self.window(key)?;
+        self.vacate(window.key);
+        Some(window)
+    }
+
+    fn vacate(&mut self, key: u32) {
+        let Some(slot) = self.slot_mut(key) else { return };
+        *slot = Slot { generation: (key as u8).wrapping_add(1), mkey: Mkey::Nothing };
+        self.free.push_back((key >> 8) - FIRST_INDEX);
         self.used -= 1;
-        slot.region.take()
     }
 }
 
@@ -206,7 +281,7 @@ mod tests {
     use super::*;
 
     fn region(start: u64, length: u64, iova: u64, access: u32) -> MemoryRegion {
-        MemoryRegion { key: 0, context: ContextId(0), pd: 7, start, length, iova, access }
+        MemoryRegion { key: 0, context: ContextId(0), pd: 7, start, length, iova, access, windows: 0 }
     }
 
     #[test]

@@ -7,9 +7,9 @@
 use roce::Now;
 
 use super::command::{
-    AddressVector, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq, CreateQp, CreateSrq,
-    CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, EventSink, Handle, ModifyQp, ModifySrq, MrKeys,
-    QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
+    AddressVector, AllocMw, AllocatedMw, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq,
+    CreateQp, CreateSrq, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, EventSink, Handle,
+    ModifyQp, ModifySrq, MrKeys, QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
 };
 use super::core::{Core, LogSink, Onlooker};
 use super::counters::Counters;
@@ -115,6 +115,16 @@ impl<M: Memory> Nic<M> {
     /// `DEREG_MR`.
     pub fn dereg_mr(&mut self, context: ContextId, handle: Handle) -> Result<(), CommandError> {
         self.core.dereg_mr(context, handle)
+    }
+
+    /// `ALLOC_MW`.
+    pub fn alloc_mw(&mut self, context: ContextId, request: &AllocMw) -> Result<AllocatedMw, CommandError> {
+        self.core.alloc_mw(context, request)
+    }
+
+    /// `DEALLOC_MW`. A window that is bound goes all the same.
+    pub fn dealloc_mw(&mut self, context: ContextId, handle: Handle) -> Result<(), CommandError> {
+        self.core.dealloc_mw(context, handle)
     }
 
     /// `REREG_MR`.

@@ -314,6 +314,7 @@ impl<M: Memory> Core<M> {
         self.context_mut(id)?.qps.remove(handle);
         let Some(mut qp) = self.qps.take(place) else { return Ok(0) };
         self.empty(&mut qp);
+        self.release_windows(qp.qpn);
         self.qps.release(&qp);
         self.schedule.forget_qp(place);
         self.count_pd(qp.pd, -1);

@@ -2,7 +2,7 @@
 //!
 //! Checks in the order of `ib_uverbs_rereg_mr` (Linux `uverbs_cmd.c`) and `mlx5_ib_rereg_user_mr`. The kernel gives a new key
 //! where the card cannot change a region in place; this one always can. What was posted through the key before is dealt with as if the
-//! region had gone. Whatever is refused leaves the region as it was.
+//! region had gone. A region with windows bound to it is in use: IBTA has none re-registered then. Whatever is refused leaves the region as it was.
 
 use super::command::{CommandError, ContextId, MrKeys, RegMr, ReregMr};
 use super::core::Core;
@@ -33,6 +33,9 @@ impl<M: Memory> Core<M> {
         let none = || CommandError::no_such("MR", request.mr);
         let key = self.context(id)?.regions.get(request.mr).copied().ok_or_else(none)?;
         let old = *self.regions.find(key).ok_or_else(none)?;
+        if old.windows > 0 {
+            return Err(CommandError::busy("MR", request.mr, "memory windows"));
+        }
         let mut new = old;
         if flags & TRANSLATION != 0 {
             (new.start, new.length, new.iova) = (request.start, request.length, request.iova);

@@ -130,6 +130,7 @@ pub(super) struct QpResources<'a, M> {
     pub memory: &'a M,
     pub regions: &'a Regions,
     pub pd: u32,
+    pub qpn: u32,
     pub rq: &'a mut ReceiveQueue,
     /// Where its receives come from instead.
     pub srq: Option<&'a mut Srq>,
@@ -137,7 +138,7 @@ pub(super) struct QpResources<'a, M> {
 
 impl<M: Memory> Resources for QpResources<'_, M> {
     fn region(&self, rkey: u32, va: u64, len: u64, need: Access) -> Result<Region, RegionError> {
-        let address = self.regions.translate(rkey, self.pd, va, len, need)?;
+        let address = self.regions.grant(rkey, self.pd, self.qpn, va, len, need)?;
         Ok(Region { key: rkey, va, len, address })
     }
 
@@ -148,8 +149,7 @@ impl<M: Memory> Resources for QpResources<'_, M> {
         }
     }
 
-    fn invalidate(&mut self, _rkey: u32) -> bool {
-        // Only memory windows and fast registrations can be invalidated by a peer; there are none.
-        false
+    fn may_invalidate(&self, rkey: u32) -> bool {
+        self.regions.may_invalidate(rkey, self.qpn)
     }
 }

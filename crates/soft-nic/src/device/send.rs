@@ -134,7 +134,7 @@ impl<M: Memory> Core<M> {
             self.counters.doorbells_unchecked += 1;
         }
         while work < FETCH_BUDGET && qp.sq.outstanding.len() < MAX_OUTSTANDING {
-            let request = match qp.sq.held.take() {
+            let mut request = match qp.sq.held.take() {
                 Some(request) => request,
                 None if qp.sq.stopped || qp.sq.fetched == end => break,
                 None => {
@@ -142,6 +142,7 @@ impl<M: Memory> Core<M> {
                     self.fetch(qp, qp.sq.distance(end))
                 }
             };
+            self.work_on_window(qp, &mut request);
             if let Some(held) = hand_over(qp, request) {
                 qp.sq.held = Some(held);
                 break;
@@ -454,6 +455,7 @@ fn hand_over(qp: &mut Qp, mut request: Box<SendRequest>) -> Option<Box<SendReque
     let opcode = request.request.opcode;
     request.ticket = match request.kind {
         Kind::Nop => requester.next_ticket(),
+        Kind::Window(_) => return Some(request),
         Kind::Failed(status) => requester.post_failed(Opcode::Send, status),
         Kind::Message if !requester.can_post(opcode, request.fence) => return Some(request),
         Kind::Message => {

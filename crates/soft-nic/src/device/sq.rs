@@ -2,9 +2,8 @@
 //!
 //! Checks and their syndromes follow IBTA vol. 1 §10.7 and what libmlx5's `mlx5_handle_error_cqe` names: a WQE that is
 //! malformed or not for this queue is 0x02, a length above a limit 0x01, a key, bound or right that fails 0x04. A failed
-//! WQE completes in its turn, behind the ones before it.
-//! Left out: masked atomics, memory windows, UMR, SEND with invalidate (no region of this NIC can be invalidated), WAIT,
-//! DUMP: each is 0x02, as on a card without the capability.
+//! WQE completes in its turn, behind the ones before it. UMR is in `window.rs`.
+//! Left out: masked atomics, WAIT, DUMP: each is 0x02, as on a card without the capability.
 
 use std::collections::VecDeque;
 
@@ -20,6 +19,7 @@ use super::doorbell::SendDoorbell;
 use super::model::DeviceConfig;
 use super::mr::Regions;
 use super::qp::Qp;
+use super::window::WindowWork;
 use crate::config::LinkLayer;
 use crate::dma::{Memory, Segment};
 use crate::link::{Loan, PathAddress, Position};
@@ -58,8 +58,10 @@ pub(super) struct SendQueue {
 pub(super) enum Kind {
     /// A message.
     Message,
-    /// NOP: completes in its turn.
+    /// NOP, or work that is done: completes in its turn.
     Nop,
+    /// To be done to a memory window when all before it was handed over.
+    Window(WindowWork),
     /// Failed its checks.
     Failed(Status),
 }
@@ -237,6 +239,10 @@ impl Checks<'_> {
         if control.wqe_index != qp.sq.fetched || control.qpn != qp.qpn || control.opmod != 0 {
             return Err(malformed);
         }
+        if control.send_opcode() == Some(SendOpcode::Umr) {
+            out.kind = Kind::Window(WindowWork::of(&wqe, qp.service, qp.qpn)?);
+            return Ok(());
+        }
         let addressing = match qp.service {
             ServiceType::Ud => Addressing::Datagram,
             ServiceType::Rc | ServiceType::Uc => Addressing::Connected,
@@ -356,6 +362,7 @@ fn message_opcode(opcode: SendOpcode) -> Option<Opcode> {
     Some(match opcode {
         SendOpcode::Send => Opcode::Send,
         SendOpcode::SendImm => Opcode::SendImm,
+        SendOpcode::SendInvalidate => Opcode::SendInvalidate,
         SendOpcode::RdmaWrite => Opcode::Write,
         SendOpcode::RdmaWriteImm => Opcode::WriteImm,
         SendOpcode::RdmaRead => Opcode::Read,
@@ -365,6 +372,7 @@ fn message_opcode(opcode: SendOpcode) -> Option<Opcode> {
     })
 }
 
+/// Whether the control segment's last four bytes travel: immediate data, or a key.
 fn has_immediate(opcode: Opcode) -> bool {
-    matches!(opcode, Opcode::SendImm | Opcode::WriteImm)
+    matches!(opcode, Opcode::SendImm | Opcode::SendInvalidate | Opcode::WriteImm)
 }

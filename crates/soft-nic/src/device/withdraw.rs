@@ -73,7 +73,7 @@ impl<M: Memory> Core<M> {
         self.say_overdue(qp.qpn, overdue);
     }
 
-    fn revoke_answers(&mut self, qp: &mut Qp, key: u32) {
+    pub(super) fn revoke_answers(&mut self, qp: &mut Qp, key: u32) {
         for answer in qp.answers.iter_mut().filter(|answer| answer.key == key) {
             answer.revoked = true;
         }

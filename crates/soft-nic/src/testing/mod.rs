@@ -8,6 +8,7 @@ mod memory;
 mod shapes;
 mod shared_receive;
 mod sinks;
+mod windows;
 mod work;
 
 pub use driver::{Driver, DriverCq, DriverQp};
@@ -15,4 +16,5 @@ pub use memory::{Block, RegisterPage};
 pub use shapes::{CqId, CqShape, QpId, QpShape, Region, Setup, SrqId};
 pub use shared_receive::DriverSrq;
 pub use sinks::{AsyncRecord, Sinks};
+pub use windows::{Opening, Window};
 pub use work::{Data, WorkRequest};

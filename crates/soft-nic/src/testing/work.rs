@@ -1,6 +1,7 @@
 //! Work requests of the mock driver, and their WQEs.
 
 use mlx5_layout::send_wqe::{AddressVector, Control, DataPointer, SOLICITED, SendWqeBuilder};
+use mlx5_layout::umr::Umr;
 use mlx5_layout::{LayoutError, SendOpcode};
 
 use super::shapes::Region;
@@ -27,6 +28,8 @@ pub struct WorkRequest {
     pub datagram: Option<AddressVector>,
     /// Local side.
     pub data: Vec<Data>,
+    /// What is to be done to the key that the immediate field names.
+    pub umr: Option<Umr>,
     /// Immediate.
     pub immediate: [u8; 4],
     /// CQE wanted.
@@ -46,6 +49,7 @@ impl WorkRequest {
             atomic: None,
             datagram: None,
             data: Vec::new(),
+            umr: None,
             immediate: [0; 4],
             signalled: true,
             solicited: false,
@@ -142,6 +146,9 @@ impl WorkRequest {
         }
         if let Some((swap_add, compare)) = self.atomic {
             builder = builder.atomic(swap_add, compare);
+        }
+        if let Some(umr) = &self.umr {
+            builder = builder.raw(&umr.emit());
         }
         for data in &self.data {
             builder = match data {

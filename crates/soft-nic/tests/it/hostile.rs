@@ -25,9 +25,9 @@ const MUTANTS: u64 = 1_000_000;
 /// What a row of the table must reach.
 const AT_LEAST: u64 = 100;
 
-/// Syndromes that no work request on this NIC can end with: there are no memory windows, no receive buffer in a WRITE with
-/// immediate, no on-demand paging (docs/soft-nic.md, «Not as on silicon»).
-const ABSENT: [CqeSyndrome; 3] = [CqeSyndrome::MwBind, CqeSyndrome::LocalAccess, CqeSyndrome::RemoteAborted];
+/// Syndromes that no work request on this NIC can end with: there is no receive buffer in a WRITE with immediate, and no
+/// on-demand paging (docs/soft-nic.md, «Not as on silicon»).
+const ABSENT: [CqeSyndrome; 2] = [CqeSyndrome::LocalAccess, CqeSyndrome::RemoteAborted];
 
 /// What happened, by name.
 #[derive(Debug, Default)]

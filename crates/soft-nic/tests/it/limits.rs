@@ -8,7 +8,7 @@ use roce::ServiceType;
 use roce::qp_state::AttrMask;
 use soft_nic::config::Model;
 use soft_nic::device::UarKind;
-use soft_nic::device::command::{AddressVector, CreateCq, CreateQp, ModifyQp, QpCap, RegMr};
+use soft_nic::device::command::{AddressVector, AllocMw, CreateCq, CreateQp, ModifyQp, QpCap, RegMr};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Block, Driver, QpShape, Region, RegisterPage, Setup, WorkRequest};
 
@@ -205,7 +205,7 @@ fn one_object_more_than_there_may_be_is_enomem_until_one_is_destroyed() {
         driver.nic.lower_limits(|limits| {
             // Not the same for all, so that none is compared with another's; a PD is in use by the driver.
             (limits.max_pd, limits.max_mr, limits.max_cq) = (4, 5, 6);
-            (limits.max_qp, limits.max_ah) = (7, 8);
+            (limits.max_qp, limits.max_ah, limits.max_mw) = (7, 8, 9);
         });
         let (context, pd, memory) = (driver.context, driver.pd, Block::new(64 * 1024));
         let (start, length) = (memory.address(), 4096);
@@ -232,6 +232,9 @@ fn one_object_more_than_there_may_be_is_enomem_until_one_is_destroyed() {
         type Nic = soft_nic::device::Nic<Host>;
         fill!("PD", 3, nic.alloc_pd(context), |nic: &mut Nic, h| errno(nic.dealloc_pd(context, h)));
         fill!("MR", 5, nic.reg_mr(context, &mr), |nic: &mut Nic, h| errno(nic.dereg_mr(context, h)));
+        // Five keys are the regions'.
+        let window = AllocMw { pd, kind: 2 };
+        fill!("MW", 4, nic.alloc_mw(context, &window), |nic: &mut Nic, h| errno(nic.dealloc_mw(context, h)));
         fill!("CQ", 5, nic.create_cq(context, &cq_request(255, &memory)), |nic: &mut Nic, h| errno(
             nic.destroy_cq(context, h)
         ));

@@ -11,4 +11,6 @@ mod order;
 mod queues;
 mod read_once;
 mod shared_receive;
+mod windows;
+mod windows_in_flight;
 mod withdrawn;

@@ -12,10 +12,10 @@ use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
 use crate::operations::ALL;
 
 /// Above the limit of what travels in a record.
-const LEN: u32 = 100_000;
-const OLD: u8 = 0x11;
-const NEW: u8 = 0xee;
-const GUARD: u8 = 0x55;
+pub const LEN: u32 = 100_000;
+pub const OLD: u8 = 0x11;
+pub const NEW: u8 = 0xee;
+pub const GUARD: u8 = 0x55;
 
 /// What gives memory back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,15 +31,15 @@ const COMMANDS: [Command; 5] =
     [Command::Destroy, Command::Reset, Command::Err, Command::Dereg, Command::Close];
 
 /// Two NICs with a connected pair, and another pair that shows that the channel goes on.
-struct Scene {
-    near: Driver<Host>,
-    far: Driver<Host>,
-    pair: (QpId, QpId),
+pub struct Scene {
+    pub near: Driver<Host>,
+    pub far: Driver<Host>,
+    pub pair: (QpId, QpId),
     other: (QpId, QpId),
 }
 
 impl Scene {
-    fn new(name: &str, service: ServiceType, change: fn(&mut soft_nic::config::Config)) -> Scene {
+    pub fn new(name: &str, service: ServiceType, change: fn(&mut soft_nic::config::Config)) -> Scene {
         let setup = |fabric: Option<String>| {
             let setup = Setup::new(name).with(change);
             Setup { fabric: fabric.unwrap_or(setup.fabric), ..setup }
@@ -60,7 +60,7 @@ impl Scene {
         scene
     }
 
-    fn settle(&mut self) {
+    pub fn settle(&mut self) {
         for _ in 0..6 {
             run(&mut self.far);
             run(&mut self.near);
@@ -84,7 +84,7 @@ impl Scene {
 }
 
 /// Rounds enough for the NIC to notice everything that was posted. It cannot come to rest by itself: it may wait for the other.
-fn run(driver: &mut Driver<Host>) {
+pub fn run(driver: &mut Driver<Host>) {
     for _ in 0..60 {
         driver.now += 20_000;
         driver.poll();
@@ -99,13 +99,13 @@ fn later(driver: &mut Driver<Host>, ms: u64) {
     }
 }
 
-fn filled(driver: &mut Driver<Host>, len: usize, byte: u8) -> Region {
+pub fn filled(driver: &mut Driver<Host>, len: usize, byte: u8) -> Region {
     let region = driver.region(len, ALL);
     region.block.write(0, &vec![byte; region.block.len()]);
     region
 }
 
-fn is_all(region: &Region, byte: u8) -> bool {
+pub fn is_all(region: &Region, byte: u8) -> bool {
     region.block.bytes(0, region.block.len()).iter().all(|b| *b == byte)
 }
 
@@ -125,7 +125,7 @@ fn give_back(driver: &mut Driver<Host>, qp: QpId, region: &Region, command: Comm
     region.block.write(0, &vec![NEW; region.block.len()]);
 }
 
-fn syndromes(driver: &mut Driver<Host>, qp: QpId) -> Vec<Option<CqeSyndrome>> {
+pub fn syndromes(driver: &mut Driver<Host>, qp: QpId) -> Vec<Option<CqeSyndrome>> {
     std::iter::from_fn(|| driver.poll_send(qp))
         .map(|cqe| if cqe.opcode() == Some(CqeOpcode::RequesterError) { cqe.error().known() } else { None })
         .collect()

@@ -280,6 +280,10 @@ impl Access {
     pub const REMOTE_READ: Self = Self(sys::IBV_ACCESS_REMOTE_READ);
     /// Peers may do atomics; needs local write.
     pub const REMOTE_ATOMIC: Self = Self(sys::IBV_ACCESS_REMOTE_ATOMIC);
+    /// Memory windows may be bound to the region.
+    pub const MW_BIND: Self = Self(sys::IBV_ACCESS_MW_BIND);
+    /// A window's addresses count from 0.
+    pub const ZERO_BASED: Self = Self(sys::IBV_ACCESS_ZERO_BASED);
     /// PCIe writes may pass each other. Never for regions with flags that are polled.
     pub const RELAXED_ORDERING: Self = Self(sys::IBV_ACCESS_RELAXED_ORDERING);
     /// Local write and all remote rights.

@@ -238,6 +238,24 @@ pub unsafe fn dereg_mr(mr: NonNull<sys::ibv_mr>) -> Result<()> {
     check("ibv_dereg_mr", unsafe { function(mr.as_ptr()) })
 }
 
+/// `ibv_alloc_mw`.
+///
+/// # Safety
+/// `pd` is live.
+pub unsafe fn alloc_mw(pd: NonNull<sys::ibv_pd>, kind: sys::ibv_mw_type) -> Result<NonNull<sys::ibv_mw>> {
+    // SAFETY: the caller's promise.
+    not_null("ibv_alloc_mw", unsafe { sys::inline::ibv_alloc_mw(pd.as_ptr(), kind) })
+}
+
+/// `ibv_dealloc_mw`.
+///
+/// # Safety
+/// `mw` is live and not used afterwards.
+pub unsafe fn dealloc_mw(mw: NonNull<sys::ibv_mw>) -> Result<()> {
+    // SAFETY: the caller's promise.
+    check("ibv_dealloc_mw", unsafe { sys::inline::ibv_dealloc_mw(mw.as_ptr()) })
+}
+
 /// `ibv_create_comp_channel`.
 ///
 /// # Safety

@@ -121,6 +121,22 @@ pub unsafe fn post_recv(
     }
 }
 
+/// `ibv_bind_mw`.
+///
+/// # Safety
+/// `qp` and `mw` are live; `bind` names a live region, or none.
+pub unsafe fn bind_mw(
+    qp: NonNull<sys::ibv_qp>,
+    mw: NonNull<sys::ibv_mw>,
+    bind: &mut sys::ibv_mw_bind,
+) -> io::Result<()> {
+    // SAFETY: the caller's promise.
+    match unsafe { sys::inline::ibv_bind_mw(qp.as_ptr(), mw.as_ptr(), bind) } {
+        0 => Ok(()),
+        code => Err(errno_of(code)),
+    }
+}
+
 fn errno_of(code: c_int) -> io::Error {
     if code == -1 { io::Error::last_os_error() } else { io::Error::from_raw_os_error(code.abs()) }
 }

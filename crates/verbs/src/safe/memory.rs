@@ -149,6 +149,10 @@ impl<M: Memory> Mr<M> {
         Ok(unsafe { ManuallyDrop::take(&mut this.memory) })
     }
 
+    pub(super) fn raw(&self) -> NonNull<raw::ibv_mr> {
+        self.mr
+    }
+
     /// Address of the first byte, as requests name it.
     pub fn address(&self) -> u64 {
         self.start.addr().get() as u64

@@ -12,6 +12,7 @@ mod event;
 mod memory;
 mod qp_builder;
 mod queue_pair;
+mod window;
 mod work_request;
 
 pub use address::{AddressAttributes, AddressHandle, Gid};
@@ -25,6 +26,7 @@ pub use event::{AsyncEvent, Element};
 pub use memory::{Memory, Mr, Pages};
 pub use qp_builder::{QpBuilder, QpCapacity, QpType, SendOperations};
 pub use queue_pair::{InitAttributes, Qp, QueriedQp, QueuePair, RtrAttributes, RtsAttributes};
+pub use window::{Mw, MwKind, Opening};
 pub use work_request::{
     Datagram, InlineSlice, Payload, PostError, ReceiveRequest, Remote, SendFlags, SendList, SendOperation,
     SendRequest, Sge,

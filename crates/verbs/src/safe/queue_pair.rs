@@ -312,6 +312,10 @@ impl QueuePair {
         Self { qp }
     }
 
+    pub(super) fn raw(&self) -> NonNull<raw::ibv_qp> {
+        self.qp.qp
+    }
+
     /// Posts one send request.
     pub fn post_send(&mut self, request: &SendRequest<'_>) -> std::result::Result<(), PostError> {
         let mut raw = request.to_raw();

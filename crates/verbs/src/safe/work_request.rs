@@ -94,6 +94,8 @@ pub enum SendOperation {
         /// Value to leave there then.
         swap: u64,
     },
+    /// Close the window that has this key and that this queue pair has opened. No payload.
+    LocalInvalidate(u32),
     /// Add to 8 bytes.
     FetchAdd {
         /// Aligned target.
@@ -198,6 +200,10 @@ impl<'a> SendRequest<'a> {
             }
             SendOperation::SendInvalidate(rkey) => {
                 raw.opcode = raw::IBV_WR_SEND_WITH_INV;
+                raw.__bindgen_anon_1.invalidate_rkey = rkey;
+            }
+            SendOperation::LocalInvalidate(rkey) => {
+                raw.opcode = raw::IBV_WR_LOCAL_INV;
                 raw.__bindgen_anon_1.invalidate_rkey = rkey;
             }
             SendOperation::Write(remote) => {

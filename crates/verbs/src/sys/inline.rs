@@ -8,8 +8,8 @@ use std::ffi::c_int;
 use std::mem::size_of;
 
 use super::ibverbs::{
-    ibv_context, ibv_cq, ibv_parent_domain_init_attr, ibv_pd, ibv_qp, ibv_qp_init_attr_ex, ibv_recv_wr,
-    ibv_send_wr, ibv_td, ibv_td_init_attr, ibv_wc,
+    IBV_MW_TYPE_1, ibv_context, ibv_cq, ibv_mw, ibv_mw_bind, ibv_mw_type, ibv_parent_domain_init_attr,
+    ibv_pd, ibv_qp, ibv_qp_init_attr_ex, ibv_recv_wr, ibv_send_wr, ibv_td, ibv_td_init_attr, ibv_wc,
 };
 
 /// Bytes from an operation's pointer in `struct verbs_context` to the context.
@@ -91,6 +91,55 @@ pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int
     match unsafe { (*context).ops.req_notify_cq } {
         // SAFETY: the caller's promise.
         Some(req_notify_cq) => unsafe { req_notify_cq(cq, solicited_only) },
+        None => libc::EOPNOTSUPP,
+    }
+}
+
+/// `ibv_alloc_mw`. Null with errno.
+///
+/// # Safety
+/// `pd` is live.
+pub unsafe fn ibv_alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
+    // SAFETY: the caller's promise.
+    let context = unsafe { (*pd).context };
+    // SAFETY: a live object keeps its context, whose operations the provider has filled in.
+    match unsafe { (*context).ops.alloc_mw } {
+        // SAFETY: the caller's promise.
+        Some(alloc_mw) => unsafe { alloc_mw(pd, kind) },
+        None => unsupported(),
+    }
+}
+
+/// `ibv_dealloc_mw`. Returns a positive errno, or 0.
+///
+/// # Safety
+/// `mw` is live and not used afterwards.
+pub unsafe fn ibv_dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    // SAFETY: the caller's promise.
+    let context = unsafe { (*mw).context };
+    // SAFETY: a live object keeps its context, whose operations the provider has filled in.
+    match unsafe { (*context).ops.dealloc_mw } {
+        // SAFETY: the caller's promise.
+        Some(dealloc_mw) => unsafe { dealloc_mw(mw) },
+        None => libc::EOPNOTSUPP,
+    }
+}
+
+/// `ibv_bind_mw`, for windows of type 1. Returns a positive errno, or 0.
+///
+/// # Safety
+/// `qp` and `mw` are live; `bind` is valid and names a live region, or none.
+pub unsafe fn ibv_bind_mw(qp: *mut ibv_qp, mw: *mut ibv_mw, bind: *mut ibv_mw_bind) -> c_int {
+    // SAFETY: the caller's promise.
+    if unsafe { (*mw).type_ } != IBV_MW_TYPE_1 {
+        return libc::EINVAL;
+    }
+    // SAFETY: the caller's promise.
+    let context = unsafe { (*mw).context };
+    // SAFETY: a live object keeps its context, whose operations the provider has filled in.
+    match unsafe { (*context).ops.bind_mw } {
+        // SAFETY: the caller's promise.
+        Some(bind_mw) => unsafe { bind_mw(qp, mw, bind) },
         None => libc::EOPNOTSUPP,
     }
 }

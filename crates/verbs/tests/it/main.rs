@@ -7,3 +7,4 @@ mod direct;
 mod messages;
 mod objects;
 mod pair;
+mod windows;

@@ -171,7 +171,7 @@ impl Resources for Process {
         self.receives.pop_front()
     }
 
-    fn invalidate(&mut self, rkey: u32) -> bool {
+    fn may_invalidate(&self, rkey: u32) -> bool {
         // A region is no window: only keys that open nothing can be invalidated.
         REGIONS.iter().all(|row| row.0 != rkey) && rkey & 1 == 0
     }

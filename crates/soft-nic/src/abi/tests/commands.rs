@@ -338,6 +338,32 @@ fn queue_pairs_carry_every_field() {
 }
 
 #[test]
+fn windows_come_and_go_by_either_command() {
+    let mut bench = Bench::open(&Config::default());
+    let input = [0, 0, 4, 2].map(u32::to_ne_bytes).concat();
+    let alloc = || Call::write(0xe).input(0, &input).output(1, 8);
+    let mut made = alloc();
+    made.run(&mut bench).unwrap();
+    assert_eq!((Reader(made.result(1)).u32(0), Reader(made.result(1)).u32(4)), (9, 0x900));
+    Call::write(0x10).input(0, &9_u32.to_ne_bytes()).run(&mut bench).unwrap();
+    Call::new(8, 0).handle(0, 9).run(&mut bench).unwrap();
+    assert_eq!(bench.asked(), ["AllocMw { pd: 4, kind: 2 }", "dealloc_mw 9", "dealloc_mw 9"]);
+    // The driver's part: what is not there must not be asked for.
+    for (what, part, answer) in [
+        ("zeros", [0, 0, 0, 0, 0, 0, 0, 0], Ok(())),
+        ("one piece", [0, 0, 0, 0, 1, 0, 0, 0], Ok(())),
+        ("two pieces", [0, 0, 0, 0, 2, 0, 0, 0], Err(libc::EOPNOTSUPP)),
+        ("a mask", [1, 0, 0, 0, 0, 0, 0, 0], Err(libc::EOPNOTSUPP)),
+        ("a reserved byte", [0, 0, 0, 0, 0, 1, 0, 0], Err(libc::EOPNOTSUPP)),
+    ] {
+        assert_eq!(alloc().input(0x1000, &part).run(&mut bench), answer, "{what}");
+    }
+    let mut lost = Call::write(0xe).input(0, &input).raw(1, 8, 1, 0, 0x10);
+    assert_eq!(lost.run(&mut bench), Err(libc::EFAULT));
+    assert_eq!(bench.asked().last().map(String::as_str), Some("dealloc_mw 9"), "nobody knows its key");
+}
+
+#[test]
 fn resize_and_re_registration_carry_every_field() {
     let mut bench = Bench::open(&Config::default());
     let words = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
@@ -593,7 +619,7 @@ fn a_panic_in_the_nic_stops_it_for_good() {
 #[test]
 fn what_the_device_lacks_is_refused_as_a_kernel_refuses_it_and_counted() {
     let mut bench = Bench::open(&Config::default());
-    for command in [0x27, 0x10, 0xe, 0x1e, 0x8000_0032, 0x8000_0039, 0x99, 0x1234_5678] {
+    for command in [0x27, 0x28, 0x25, 0x1e, 0x8000_0032, 0x8000_0039, 0x99, 0x1234_5678] {
         assert_eq!(
             Call::write(command).input(0, &[0; 16]).run(&mut bench),
             Err(libc::EOPNOTSUPP),

@@ -106,7 +106,7 @@ fn headers_are_checked_before_anything_else() {
         ("an unknown object", ioctl_hdr::OBJECT, 0x40, Err(libc::EPROTONOSUPPORT)),
         ("an unknown method", ioctl_hdr::METHOD, 0x40, Err(libc::EPROTONOSUPPORT)),
         ("flows", ioctl_hdr::OBJECT, 9, Err(libc::EOPNOTSUPP)),
-        ("memory windows", ioctl_hdr::OBJECT, 8, Err(libc::EOPNOTSUPP)),
+        ("XRC domains", ioctl_hdr::OBJECT, 10, Err(libc::EOPNOTSUPP)),
     ] {
         let mut bytes = good.clone();
         bytes[at] = byte;

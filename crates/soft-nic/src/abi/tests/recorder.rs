@@ -3,9 +3,9 @@
 use crate::abi::commands::{Answer, Commands};
 use crate::device::UarKind;
 use crate::device::command::{
-    AddressVector, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq, CreateQp, CreateSrq,
-    CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp, ModifySrq, MrKeys, QpCap,
-    QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
+    AddressVector, AllocMw, AllocatedMw, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq,
+    CreateQp, CreateSrq, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp,
+    ModifySrq, MrKeys, QpCap, QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
 };
 use crate::dma::Registers;
 
@@ -69,6 +69,15 @@ impl Commands for Recorder {
 
     fn dereg_mr(&mut self, _: ContextId, mr: Handle) -> Answer<()> {
         self.note(format!("dereg_mr {mr}"));
+        Ok(())
+    }
+
+    fn alloc_mw(&mut self, _: ContextId, command: &AllocMw) -> Answer<AllocatedMw> {
+        self.make(format!("{command:x?}"), AllocatedMw { handle: 9, rkey: 0x900 })
+    }
+
+    fn dealloc_mw(&mut self, _: ContextId, mw: Handle) -> Answer<()> {
+        self.note(format!("dealloc_mw {mw}"));
         Ok(())
     }
 

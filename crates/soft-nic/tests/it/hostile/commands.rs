@@ -3,8 +3,8 @@
 use roce::ServiceType;
 use soft_nic::device::UarKind;
 use soft_nic::device::command::{
-    AddressVector, CommandError, ContextId, CreateCq, CreateQp, CreateSrq, ModifyQp, ModifySrq, QpCap, RegMr,
-    ReregMr, ResizeCq,
+    AddressVector, AllocMw, CommandError, ContextId, CreateCq, CreateQp, CreateSrq, ModifyQp, ModifySrq,
+    QpCap, RegMr, ReregMr, ResizeCq,
 };
 use soft_nic::dma::Host;
 use soft_nic::testing::{Block, Driver, QpId, QpShape, Region, RegisterPage, Setup};
@@ -13,7 +13,7 @@ use super::Tally;
 use super::rng::Rng;
 
 /// Every way in which a command can be refused here.
-pub const REFUSALS: [(&str, i32); 39] = [
+pub const REFUSALS: [(&str, i32); 42] = [
     ("open", libc::ENODEV),
     ("ALLOC_PD", libc::EINVAL),
     ("ALLOC_PD", libc::ENOMEM),
@@ -24,6 +24,9 @@ pub const REFUSALS: [(&str, i32); 39] = [
     ("REG_MR", libc::EFAULT),
     ("REG_MR", libc::EOPNOTSUPP),
     ("DEREG_MR", libc::EINVAL),
+    ("ALLOC_MW", libc::EINVAL),
+    ("ALLOC_MW", libc::ENOMEM),
+    ("DEALLOC_MW", libc::EINVAL),
     ("UAR_DESTROY", libc::EINVAL),
     ("UAR_DESTROY", libc::EBUSY),
     ("CREATE_CQ", libc::EINVAL),
@@ -85,7 +88,7 @@ impl Full {
         driver.nic.create_ah(driver.context, driver.pd, &neighbour()).expect("an AH");
         driver.nic.lower_limits(|limits| {
             (limits.max_pd, limits.max_mr, limits.max_cq, limits.max_qp, limits.max_ah) = (1, 1, 2, 1, 1);
-            limits.max_srq = 0;
+            (limits.max_srq, limits.max_mw) = (0, 1);
         });
         let page =
             driver.nic.alloc_uar(driver.context, UarKind::BlueFlame, Box::new(RegisterPage::default()));
@@ -102,12 +105,13 @@ impl Full {
         let nic = &mut self.driver.nic;
         let (buffer, record) = (start, start);
         let srq = CreateSrq { pd, max_wr: 15, max_sge: 1, user_handle: 0, buffer, record };
-        let made = match rng.below(6) {
+        let made = match rng.below(7) {
             0 => note(tally, "ALLOC_PD", nic.alloc_pd(context)).is_some(),
             1 => note(tally, "REG_MR", nic.reg_mr(context, &mr)).is_some(),
             2 => note(tally, "CREATE_CQ", nic.create_cq(context, cq)).is_some(),
             3 => note(tally, "CREATE_QP", nic.create_qp(context, &qp)).is_some(),
             4 => note(tally, "CREATE_SRQ", nic.create_srq(context, &srq)).is_some(),
+            5 => note(tally, "ALLOC_MW", nic.alloc_mw(context, &AllocMw { pd, kind: 2 })).is_some(),
             _ => note(tally, "CREATE_AH", nic.create_ah(context, pd, &neighbour())).is_some(),
         };
         assert!(!made, "more than there may be");
@@ -326,7 +330,7 @@ impl Commands {
         let (context, nobody) = (self.context, 1000 + rng.below(1 << 20) as u32);
         let nic = &mut self.driver.nic;
         let mut vector = neighbour();
-        match rng.below(22) {
+        match rng.below(24) {
             0 => drop(note(tally, "open", nic.open_context(1 + rng.below(100) as usize))),
             1 => drop(note(tally, "ALLOC_PD", nic.alloc_pd(self.closed))),
             2 => note(tally, "DEALLOC_PD", nic.dealloc_pd(context, nobody)).unwrap_or_default(),
@@ -351,11 +355,19 @@ impl Commands {
             15 => drop(note(tally, "DESTROY_SRQ", nic.destroy_srq(context, nobody))),
             16 => drop(note(tally, "DESTROY_SRQ", nic.destroy_srq(context, self.srq))),
             17 => drop(note(tally, "QUERY_SRQ", nic.query_srq(context, self.srq))),
+            18 => note(tally, "DEALLOC_MW", nic.dealloc_mw(context, nobody)).unwrap_or_default(),
+            19 => {
+                let request = AllocMw { pd: rng.pick(&[self.pd, nobody]), kind: rng.below(5) as u8 };
+                if let Some(window) = note(tally, "ALLOC_MW", nic.alloc_mw(context, &request)) {
+                    nic.dealloc_mw(context, window.handle).expect("just made");
+                }
+            }
             13 => {
                 // A whole context, dropped with everything in it.
                 let other = nic.open_context(0).expect("an open");
                 let pd = nic.alloc_pd(other).expect("a PD").handle;
                 drop(nic.create_ah(other, pd, &vector));
+                drop(nic.alloc_mw(other, &AllocMw { pd, kind: 1 }));
                 let (start, length) = (self.memory.address(), self.memory.len() as u64);
                 drop(nic.reg_mr(other, &RegMr { start, length, iova: start, pd, access: 1 }));
                 nic.close_context(other);

@@ -10,7 +10,9 @@ use roce::{NakCode, Reply, ReplyKind, ServiceType};
 use soft_nic::device::Violation;
 use soft_nic::device::command::ModifyQp;
 use soft_nic::link::{Disposition, Link, LinkConfig, Message, Payload};
-use soft_nic::testing::{Block, CqShape, Driver, QpId, QpShape, Region, Setup, SrqId};
+use soft_nic::testing::{
+    Block, CqShape, Driver, Opening, QpId, QpShape, Region, Setup, SrqId, Window, WorkRequest,
+};
 
 use super::Tally;
 use super::mutants::{AREA, Effect, benign, receive, spoil};
@@ -19,7 +21,7 @@ use super::walled::{Walled, Walls};
 use crate::operations::ALL;
 
 /// Names of the mutants, for the table.
-pub const KINDS: [&str; 10] = [
+pub const KINDS: [&str; 11] = [
     "right work request, shuffled",
     "spoilt WQE",
     "WQE rewritten while it is read",
@@ -30,12 +32,16 @@ pub const KINDS: [&str; 10] = [
     "towards nobody",
     "peer that answers nonsense",
     "list of a shared receive queue",
+    "memory window",
 ];
 
 /// Q_Key of a pair: a spoilt datagram that finds another pair's QPN must not take that one's receive.
 fn qkey(pair: usize) -> u32 {
     0x1111_1111 + 0x0707_0707 * pair as u32
 }
+
+/// `IBV_ACCESS_MW_BIND`.
+const MW_BIND: u32 = 1 << 4;
 
 /// Receives of a shared queue.
 const SHARED_RECEIVES: u32 = 15;
@@ -63,6 +69,8 @@ struct Pair {
     srq: Option<SrqId>,
     near: Region,
     far: Region,
+    /// Of type 1 and of type 2, for both queues.
+    windows: [Window; 2],
 }
 
 /// What was done to a pair in this round.
@@ -77,7 +85,7 @@ pub struct Traffic {
     pairs: Vec<Pair>,
     foreign: Link,
     foreign_qpn: u32,
-    /// Registered, but for another domain, and for reading only: nobody may change them.
+    /// Registered for reading only, with and without windows, and for another domain: nobody may change them.
     canaries: Vec<(Region, Vec<u8>)>,
     stop: Arc<AtomicBool>,
     rewriter: Option<JoinHandle<u64>>,
@@ -133,16 +141,17 @@ impl Traffic {
             };
             let (a, b) = (queue(None), queue(srq));
             let mut region = || {
-                let region = driver.region(2 * AREA as usize, ALL);
+                let region = driver.region(2 * AREA as usize, ALL | MW_BIND);
                 let bytes: Vec<u8> = (0..2 * AREA / 8).flat_map(|_| rng.next().to_ne_bytes()).collect();
                 region.block.write(0, &bytes);
                 region
             };
             let (near, far) = (region(), region());
-            pairs.push(Pair { role, service, a, b, srq, near, far });
+            let windows = [driver.window(1), driver.window(2)];
+            pairs.push(Pair { role, service, a, b, srq, near, far, windows });
         }
         let mut canaries = Vec::new();
-        for access in [0, ALL] {
+        for access in [0, MW_BIND, ALL] {
             let own = driver.pd;
             if access == ALL {
                 driver.pd = driver.nic.alloc_pd(driver.context).expect("a PD").handle;
@@ -248,7 +257,10 @@ impl Traffic {
     /// Posts one mutant.
     fn post(&mut self, rng: &mut Rng, tally: &mut Tally, pair: usize) -> Plan {
         let vector = self.vector(pair);
-        let Pair { role, service, a, b, srq, ref near, ref far } = self.pairs[pair];
+        let Pair { role, service, a, b, srq, ref near, ref far, windows } = self.pairs[pair];
+        if role == Role::Plain && rng.one_in(30) {
+            return self.post_window(rng, tally, pair);
+        }
         let (request, effect) = benign(rng, service, near, far, vector);
         let kind = match role {
             Role::Torn => 2,
@@ -285,7 +297,13 @@ impl Traffic {
         self.blank(pair, &effect);
         let mut wqe = request.wqe(qpn, index).expect("a right WQE");
         if kind == 1 {
-            let foreign_keys = [self.canaries[0].0.lkey, self.canaries[1].0.lkey];
+            let foreign_keys = [
+                self.canaries[0].0.lkey,
+                self.canaries[1].0.lkey,
+                self.canaries[2].0.lkey,
+                windows[0].key(rng.below(4) as u8),
+                windows[1].key(rng.below(4) as u8),
+            ];
             spoil(rng, &mut wqe, service);
             if rng.one_in(8) && wqe.len() >= 32 {
                 let at =
@@ -314,6 +332,41 @@ impl Traffic {
             }
         };
         if kind == 0 { Plan::Right { effect, index } } else { Plan::Spoilt { kind, silent } }
+    }
+
+    /// Opens or closes a window of a pair on either queue, rightly or not, or closes one from the other side.
+    fn post_window(&mut self, rng: &mut Rng, tally: &mut Tally, pair: usize) -> Plan {
+        tally.mutants += 1;
+        *tally.kinds.entry(KINDS[10]).or_default() += 1;
+        let Pair { service, a, b, windows, ref near, ref far, .. } = self.pairs[pair];
+        let (mut on, window, tag) = (rng.pick(&[a, b]), rng.pick(&windows), rng.below(2) as u8);
+        // The canary that may be bound may be read by everybody; a window of another domain opens nothing.
+        let region = rng.pick(&[near, far, far, &self.canaries[1].0, &self.canaries[2].0]);
+        let offset = rng.below(AREA);
+        let rights = rng.pick(&[0, 0x10, 0x20, 0x30, 0x70, 0xff]);
+        let opening = Opening { region, offset, len: 1 + rng.below(AREA), rights };
+        let request = match rng.below(8) {
+            0..=2 => self.driver.bind(on, &window, tag, &opening),
+            3 | 4 => WorkRequest::local_invalidate(window.key(tag)),
+            5 => WorkRequest::close(&window, tag),
+            _ => {
+                on = a;
+                if rng.one_in(2) {
+                    let bind = self.driver.bind(b, &windows[1], tag, &opening);
+                    self.driver.post(b, &bind);
+                }
+                self.driver.post_receive(b, &[far.pointer(AREA, 64)]);
+                WorkRequest::send_invalidate(near, 0, 8, windows[1].key(tag))
+            }
+        };
+        let state = self.driver.qp(on);
+        let mut wqe = request.wqe(state.qpn, state.posted).expect("a right WQE");
+        if on == b && rng.one_in(2) {
+            spoil(rng, &mut wqe, service);
+        }
+        *tally.opcodes.entry(wqe[3]).or_default() += 1;
+        self.driver.lay_bytes(on, &wqe).ring_doorbell(on);
+        Plan::Spoilt { kind: 10, silent: false }
     }
 
     /// Links that lead anywhere, and counts of posts that never were.
@@ -522,6 +575,8 @@ impl Traffic {
         for (region, bytes) in &self.canaries {
             assert!(region.block.bytes(0, bytes.len()) == *bytes, "memory that nobody may write was written");
         }
+        let closed = self.driver.counters().windows_invalidated;
+        assert!(closed >= 100, "peers closed {closed} windows");
         assert_eq!(self.walls.trespasses(), [], "the NIC touched memory that it was not given");
         for violation in Violation::ALL {
             assert!(self.driver.counters().violations(violation) > 0, "{violation:?} was never noticed");

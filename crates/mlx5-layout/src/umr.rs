@@ -1,0 +1,227 @@
+//! UMR WQE as libmlx5 writes it for memory windows: control, UMR control, key context, and one piece of memory.
+//!
+//! Follows `struct mlx5_wqe_umr_ctrl_seg`, `mlx5_wqe_mkey_context_seg` and `mlx5_wqe_umr_klm_seg` of `mlx5dv.h`, and the order
+//! that `set_bind_wr` (`qp.c`) gives them. The key stands in the control segment's immediate field. A bind has a piece of
+//! memory, 64 bytes of which 16 are used; an unbind and an invalidation have none. Left out: lists of several pieces, lists
+//! behind a pointer, strides, signatures, `mlx5dv` keys.
+
+use crate::LayoutError;
+use crate::bytes::{be16, be32, be64, check, put};
+
+/// Bits of [`UmrControl::flags`] (`MLX5_WQE_UMR_CTRL_FLAG_*`).
+pub mod flag {
+    /// Fail unless the key belongs to the queue that [`super::KeyContext::qpn`] names.
+    pub const CHECK_QPN: u8 = 1 << 3;
+    /// `translation_offset` means something.
+    pub const TRANSLATION_OFFSET: u8 = 1 << 4;
+    /// Fail unless the key is free.
+    pub const CHECK_FREE: u8 = 1 << 5;
+    /// The pieces of memory follow in the WQE.
+    pub const INLINE: u8 = 1 << 7;
+}
+
+/// Bits of [`UmrControl::mask`]: which fields of the key context change (`MLX5_WQE_UMR_CTRL_MKEY_MASK_*`).
+pub mod change {
+    /// Length.
+    pub const LEN: u64 = 1;
+    /// First address.
+    pub const START: u64 = 1 << 6;
+    /// Last byte of the key.
+    pub const TAG: u64 = 1 << 13;
+    /// Queue.
+    pub const QPN: u64 = 1 << 14;
+    /// Right to local writes.
+    pub const LOCAL_WRITE: u64 = 1 << 18;
+    /// Right to READs.
+    pub const REMOTE_READ: u64 = 1 << 19;
+    /// Right to WRITEs.
+    pub const REMOTE_WRITE: u64 = 1 << 20;
+    /// Right to atomics.
+    pub const ATOMIC: u64 = 1 << 21;
+    /// Free or in use.
+    pub const FREE: u64 = 1 << 29;
+    /// What a bind changes, besides the queue of a type-2 window.
+    pub const BIND: u64 = FREE | TAG | LEN | START | LOCAL_WRITE | REMOTE_READ | REMOTE_WRITE | ATOMIC;
+}
+
+/// Bits of [`KeyContext::access`] (`MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_*`).
+pub mod right {
+    /// Local writes.
+    pub const LOCAL_WRITE: u8 = 1 << 3;
+    /// READs.
+    pub const REMOTE_READ: u8 = 1 << 4;
+    /// WRITEs.
+    pub const REMOTE_WRITE: u8 = 1 << 5;
+    /// Atomics.
+    pub const ATOMIC: u8 = 1 << 6;
+}
+
+/// Bit 6 of the key context's first byte: free (`MLX5_WQE_MKEY_CONTEXT_FREE`).
+const FREE: u8 = 1 << 6;
+
+/// The queue of a key that belongs to all queues of its protection domain.
+pub const ANY_QPN: u32 = 0xff_ffff;
+
+/// What is done to the key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct UmrControl {
+    /// Bits of [`flag`].
+    pub flags: u8,
+    /// Length of the list of pieces in units of 16 bytes, a multiple of four: 4 for one piece.
+    pub octowords: u16,
+    /// First piece that changes, in the same units.
+    pub translation_offset: u16,
+    /// Bits of [`change`].
+    pub mask: u64,
+}
+
+impl UmrControl {
+    /// Size on the ring.
+    pub const BYTES: usize = 48;
+
+    /// Reads 48 bytes; reserved ones are not looked at.
+    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
+        check("a UMR control segment", bytes, Self::BYTES)?;
+        Ok(Self {
+            flags: bytes[0],
+            octowords: be16(bytes, 4),
+            translation_offset: be16(bytes, 6),
+            mask: be64(bytes, 8),
+        })
+    }
+
+    /// The 48 bytes.
+    pub fn emit(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        out[0] = self.flags;
+        put(&mut out, 4, self.octowords.to_be_bytes());
+        put(&mut out, 6, self.translation_offset.to_be_bytes());
+        put(&mut out, 8, self.mask.to_be_bytes());
+        out
+    }
+}
+
+/// What the key becomes; the control segment's mask says which of it is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct KeyContext {
+    /// It names no memory.
+    pub free: bool,
+    /// Bits of [`right`].
+    pub access: u8,
+    /// The queue that it belongs to, 24 bits, or [`ANY_QPN`].
+    pub qpn: u32,
+    /// Last byte of the key.
+    pub tag: u8,
+    /// Flags and protection domain.
+    pub flags_pd: u32,
+    /// First address, as peers name it.
+    pub start: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+impl KeyContext {
+    /// Size on the ring.
+    pub const BYTES: usize = 64;
+
+    /// Reads 64 bytes; what windows do not use is not looked at.
+    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
+        check("a key context", bytes, Self::BYTES)?;
+        let qpn_tag = be32(bytes, 4);
+        Ok(Self {
+            free: bytes[0] & FREE != 0,
+            access: bytes[2],
+            qpn: qpn_tag >> 8,
+            tag: qpn_tag as u8,
+            flags_pd: be32(bytes, 12),
+            start: be64(bytes, 16),
+            len: be64(bytes, 24),
+        })
+    }
+
+    /// The 64 bytes; `qpn` is cut to 24 bits.
+    pub fn emit(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        out[0] = if self.free { FREE } else { 0 };
+        out[2] = self.access;
+        put(&mut out, 4, (self.qpn << 8 | u32::from(self.tag)).to_be_bytes());
+        put(&mut out, 12, self.flags_pd.to_be_bytes());
+        put(&mut out, 16, self.start.to_be_bytes());
+        put(&mut out, 24, self.len.to_be_bytes());
+        out
+    }
+}
+
+/// A piece of memory behind a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Klm {
+    /// Length in bytes, at most 2 GiB.
+    pub byte_count: u32,
+    /// Key of the region that it is in.
+    pub mkey: u32,
+    /// First byte, as that region's key names it.
+    pub address: u64,
+}
+
+impl Klm {
+    /// Size on the ring, padded to a block's four units.
+    pub const BYTES: usize = 64;
+    /// The same as [`UmrControl::octowords`] says it.
+    pub const OCTOWORDS: u16 = 4;
+
+    /// Reads 16 bytes of the 64.
+    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
+        check("a piece of memory", bytes, Self::BYTES)?;
+        Ok(Self { byte_count: be32(bytes, 0), mkey: be32(bytes, 4), address: be64(bytes, 8) })
+    }
+
+    /// The 64 bytes.
+    pub fn emit(&self) -> [u8; Self::BYTES] {
+        let mut out = [0; Self::BYTES];
+        put(&mut out, 0, self.byte_count.to_be_bytes());
+        put(&mut out, 4, self.mkey.to_be_bytes());
+        put(&mut out, 8, self.address.to_be_bytes());
+        out
+    }
+}
+
+/// Everything of a UMR WQE behind its control segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Umr {
+    /// What is done.
+    pub control: UmrControl,
+    /// What the key becomes.
+    pub context: KeyContext,
+    /// Its memory; none: nothing, or the WQE has no room for it.
+    pub klm: Option<Klm>,
+}
+
+impl Umr {
+    /// Reads what follows the control segment of a WQE of `ds` units. Error: it ends inside one of the two segments that
+    /// each of them has.
+    pub fn parse(bytes: &[u8], ds: u8) -> Result<Self, LayoutError> {
+        let (control, rest) = split(bytes, UmrControl::BYTES, ds, "UMR control segment")?;
+        let (context, rest) = split(rest, KeyContext::BYTES, ds, "key context")?;
+        let klm = rest.get(..Klm::BYTES).map(Klm::parse).transpose()?;
+        Ok(Self { control: UmrControl::parse(control)?, context: KeyContext::parse(context)?, klm })
+    }
+
+    /// The bytes behind the control segment.
+    pub fn emit(&self) -> Vec<u8> {
+        let mut out = [&self.control.emit()[..], &self.context.emit()].concat();
+        out.extend(self.klm.iter().flat_map(Klm::emit));
+        out
+    }
+}
+
+fn split<'b>(
+    bytes: &'b [u8],
+    len: usize,
+    ds: u8,
+    segment: &'static str,
+) -> Result<(&'b [u8], &'b [u8]), LayoutError> {
+    bytes.split_at_checked(len).ok_or(LayoutError::WqeEndsEarly { ds, segment })
+}
+
+#[cfg(test)]
+mod tests;
