@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
+use std::net::IpAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
-use soft_nic::config::{CONFIG_VARIABLE, Config, FABRIC_VARIABLE, KEYS, STATS_VARIABLE};
+use soft_nic::config::{CONFIG_VARIABLE, Config, FABRIC_VARIABLE, KEYS, LinkLayer, LinkPath, STATS_VARIABLE};
+use soft_nic::dma::{Interface, interfaces};
 
 use crate::{ctl, program};
 
@@ -33,7 +35,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Action {
     /// Start a program that sees mlx5_0 and more, through its own libibverbs and libmlx5.
-    Run(Run),
+    Run(Box<Run>),
     /// Talk to the NIC of a running program: list, counters.
     Ctl(ctl::Ctl),
 }
@@ -53,9 +55,15 @@ struct Run {
     /// Link layer: ib or roce.
     #[arg(long, value_name = "LAYER")]
     link_layer: Option<String>,
-    /// Way that messages take: shm or auto.
+    /// Way that messages take: shm, wire (RoCEv2 over UDP) or auto.
     #[arg(long, value_name = "PATH")]
     path: Option<String>,
+    /// Address of mlx5_0, of this host (wire: that of the first interface that is up).
+    #[arg(long, value_name = "ADDRESS")]
+    ipv4: Option<String>,
+    /// A second address of mlx5_0.
+    #[arg(long, value_name = "ADDRESS")]
+    ipv6: Option<String>,
     /// Shape to this rate, Gbit/s of wire bytes.
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     rate_gbps: Option<String>,
@@ -165,6 +173,8 @@ fn configuration(run: &Run) -> Result<Config> {
         ("model", "--model", &run.model),
         ("link_layer", "--link-layer", &run.link_layer),
         ("path", "--path", &run.path),
+        ("ipv4", "--ipv4", &run.ipv4),
+        ("ipv6", "--ipv6", &run.ipv6),
         ("rate_gbps", "--rate-gbps", &run.rate_gbps),
         ("fabric", "--fabric", &run.fabric),
         ("stats", "--stats", &run.stats),
@@ -174,6 +184,7 @@ fn configuration(run: &Run) -> Result<Config> {
         }
     }
     config.pump |= run.pump;
+    prepare_wire(&mut config)?;
     if let Some(file) = &config.stats {
         // The program may change its directory before it ends.
         let whole = std::path::absolute(file).with_context(|| format!("stats file {file}"))?;
@@ -184,6 +195,42 @@ fn configuration(run: &Run) -> Result<Config> {
         config.stats = Some(whole.to_str().context("stats file: its folder's name is not UTF-8")?.to_owned());
     }
     Ok(config)
+}
+
+/// A wire needs Ethernet ports with addresses of this host, whose interfaces bound the MTU, as a card's does.
+fn prepare_wire(config: &mut Config) -> Result<()> {
+    if config.path == LinkPath::Wire && config.link_layer != LinkLayer::Roce {
+        bail!("path wire: packets are RoCEv2, and the ports are InfiniBand; add --link-layer roce");
+    }
+    let known = interfaces().context("listing the network interfaces")?;
+    if config.path == LinkPath::Wire && config.ipv4.is_none() {
+        let usable = |i: &&Interface| i.up && !i.address.is_loopback();
+        config.ipv4 = known.iter().filter(usable).find_map(|i| match i.address {
+            IpAddr::V4(v4) => Some(v4),
+            IpAddr::V6(_) => None,
+        });
+    }
+    for address in config.wire_addresses() {
+        // All of 127.0.0.0/8 is here, though the interface names one.
+        let is_it = |i: &&Interface| i.address == address || i.address.is_loopback() && address.is_loopback();
+        let Some(interface) = known.iter().find(is_it) else {
+            let have = known.iter().map(|i| i.address.to_string()).collect::<Vec<_>>().join(", ");
+            bail!(
+                "{address} is no address of this host, which has {have}; name one of these (--ipv4, --ipv6)"
+            );
+        };
+        config.mtu = config.mtu.min(transport_mtu(interface.mtu));
+    }
+    Ok(())
+}
+
+/// The largest MTU of the transport whose packets, with every header, fit an interface's (as the drivers of RoCE devices
+/// choose their port's: 1024 for Ethernet's 1500).
+fn transport_mtu(interface: u32) -> u16 {
+    // IPv6, UDP, BTH, the longest extended header, ICRC, padding.
+    const HEADERS: u32 = 40 + 8 + 12 + 28 + 4 + 3;
+    let fits = |mtu: &u16| u32::from(*mtu) + HEADERS <= interface;
+    [4096, 2048, 1024, 512].into_iter().find(fits).unwrap_or(256)
 }
 
 /// The interposing library: beside this executable, in a `lib` folder next to its folder, or in cargo's `deps`.

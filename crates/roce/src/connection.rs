@@ -130,26 +130,10 @@ impl Connection {
 
     /// Takes one packet that was addressed to this QP and came from its peer's address.
     pub fn handle_packet(&mut self, now: Now, packet: &Packet, resources: &mut impl Resources) -> Arrival {
-        let reply = |psn, msn, kind| Reply {
-            src_qpn: self.requester.config().peer_qpn.unwrap_or_default(),
-            dst_qpn: self.qpn,
-            psn,
-            msn,
-            kind,
-        };
-        let reply = match packet.content {
-            Content::ReadResponse { position, .. } => {
-                let payload_bytes = packet.payload.length;
-                return self
-                    .handle_read_packet(now, &ReadPacket { psn: packet.psn, position, payload_bytes });
-            }
-            Content::Acknowledge(aeth) => reply(packet.psn, aeth.msn, reply_kind(aeth.syndrome)),
-            Content::AtomicAcknowledge { aeth, old } => {
-                reply(packet.psn, aeth.msn, ReplyKind::AtomicResponse { old })
-            }
-            _ => return Arrival::Request(self.responder.handle_packet(packet, resources)),
-        };
-        Arrival::Reply(self.requester.handle_reply(now, &reply))
+        if packet.content.is_request() {
+            return Arrival::Request(self.responder.handle_packet(packet, resources));
+        }
+        take_reply_packet(&mut self.requester, self.qpn, now, packet)
     }
 
     /// Reports the work of the last [`Verdict::Execute`].
@@ -190,37 +174,70 @@ impl Connection {
         self.requester.poll_timeout()
     }
 
-    fn handle_read_packet(&mut self, now: Now, packet: &ReadPacket) -> Arrival {
-        match self.requester.handle_read_packet(now, packet) {
-            ReadArrival::Place(placement) => Arrival::Place(placement),
-            ReadArrival::Reply(verdict) => Arrival::Reply(verdict),
-        }
-    }
-
     fn poll_request(&mut self, now: Now) -> Option<Outgoing> {
-        let transmit = self.requester.poll_packet(now)?;
-        let index = usize::try_from(transmit.ticket.0.checked_sub(self.first_ticket)?).ok()?;
-        let work = self.posted.get(index)?;
-        let RequesterConfig { service, peer_qpn, .. } = *self.requester.config();
-        let carries = transmit.opcode.carries_payload() && transmit.fragment.length > 0;
-        let datagram = service == ServiceType::Ud;
-        let packet = Packet {
-            service,
-            dst_qpn: peer_qpn.unwrap_or(work.dst_qpn),
-            psn: transmit.psn,
-            ack_requested: transmit.ack_requested,
-            solicited: work.solicited && transmit.position.ends(),
-            deth: if datagram { Deth { qkey: work.qkey, src_qpn: self.qpn } } else { Deth::default() },
-            content: content(work, &transmit),
-            payload: if carries { transmit.fragment } else { Default::default() },
-        };
-        if transmit.position.ends() {
-            // UC and UD: sent is done. The caller reads the payload before it polls the completion.
-            self.requester.link_consumed(transmit.ticket);
-        }
-        let source = if carries { PayloadSource::Message(transmit.ticket) } else { PayloadSource::Nothing };
-        Some(Outgoing { packet, source, retransmission: transmit.retransmission })
+        let (posted, first) = (&self.posted, self.first_ticket);
+        let work = |ticket: Ticket| posted.get(usize::try_from(ticket.0.checked_sub(first)?).ok()?).copied();
+        poll_request_packet(&mut self.requester, self.qpn, now, work)
     }
+}
+
+/// The next request packet of a requester whose messages were posted with what `work` tells of a ticket; for devices that
+/// keep their work requests themselves.
+pub fn poll_request_packet(
+    requester: &mut Requester,
+    qpn: u32,
+    now: Now,
+    work: impl FnOnce(Ticket) -> Option<WorkRequest>,
+) -> Option<Outgoing> {
+    let transmit = requester.poll_packet(now)?;
+    let work = &work(transmit.ticket)?;
+    let RequesterConfig { service, peer_qpn, .. } = *requester.config();
+    let carries = transmit.opcode.carries_payload() && transmit.fragment.length > 0;
+    let datagram = service == ServiceType::Ud;
+    let packet = Packet {
+        service,
+        dst_qpn: peer_qpn.unwrap_or(work.dst_qpn),
+        psn: transmit.psn,
+        ack_requested: transmit.ack_requested,
+        solicited: work.solicited && transmit.position.ends(),
+        deth: if datagram { Deth { qkey: work.qkey, src_qpn: qpn } } else { Deth::default() },
+        content: content(work, &transmit),
+        payload: if carries { transmit.fragment } else { Default::default() },
+    };
+    if transmit.position.ends() {
+        // UC and UD: sent is done. The caller reads the payload before it polls the completion.
+        requester.link_consumed(transmit.ticket);
+    }
+    let source = if carries { PayloadSource::Message(transmit.ticket) } else { PayloadSource::Nothing };
+    Some(Outgoing { packet, source, retransmission: transmit.retransmission })
+}
+
+/// Gives a requester a packet that is no request; never says [`Arrival::Request`].
+pub fn take_reply_packet(requester: &mut Requester, qpn: u32, now: Now, packet: &Packet) -> Arrival {
+    let reply = |psn, msn, kind| Reply {
+        // The wire names no sender on a connection: whoever brings the packet here has looked at its address.
+        src_qpn: requester.config().peer_qpn.unwrap_or_default(),
+        dst_qpn: qpn,
+        psn,
+        msn,
+        kind,
+    };
+    let reply = match packet.content {
+        Content::ReadResponse { position, .. } => {
+            let payload_bytes = packet.payload.length;
+            let packet = ReadPacket { psn: packet.psn, position, payload_bytes };
+            return match requester.handle_read_packet(now, &packet) {
+                ReadArrival::Place(placement) => Arrival::Place(placement),
+                ReadArrival::Reply(verdict) => Arrival::Reply(verdict),
+            };
+        }
+        Content::Acknowledge(aeth) => reply(packet.psn, aeth.msn, reply_kind(aeth.syndrome)),
+        Content::AtomicAcknowledge { aeth, old } => {
+            reply(packet.psn, aeth.msn, ReplyKind::AtomicResponse { old })
+        }
+        _ => return Arrival::Reply(ReplyVerdict::Ignored),
+    };
+    Arrival::Reply(requester.handle_reply(now, &reply))
 }
 
 /// A request packet's headers.

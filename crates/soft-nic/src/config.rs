@@ -2,10 +2,10 @@
 //!
 //! One table ([`KEYS`]) names every key with its allowed range; parsing, errors and `--help` read it. The launcher writes
 //! the whole of it, normalised, into the environment variable [`CONFIG_VARIABLE`]; the interposer reads it back.
-//! Left out so far: one-way delay, losses and the wire (they come with packets).
+//! Left out so far: one-way delay and losses.
 
 use std::fmt;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
 /// Environment variable that carries the normalised text to the interposer.
@@ -81,7 +81,9 @@ words! {
     LinkPath {
         /// Shared memory between processes of this host, and nothing else.
         Shm = "shm",
-        /// The best way to each peer; shared memory is the only one so far.
+        /// RoCEv2 over UDP, also to processes of this host.
+        Wire = "wire",
+        /// Shared memory to processes of this fabric, the wire to everybody else where there is one.
         Auto = "auto",
     } default Auto
 }
@@ -119,8 +121,10 @@ pub struct Config {
     pub staging: bool,
     /// Active MTU of the port in bytes.
     pub mtu: u16,
-    /// Address in the RoCE GIDs of `mlx5_0`; device n gets the n-th after it.
-    pub ipv4: Ipv4Addr,
+    /// Address in the RoCE GIDs of `mlx5_0`; device n gets the n-th after it. Absent: see [`Config::address`].
+    pub ipv4: Option<Ipv4Addr>,
+    /// A second address in the RoCE GIDs of `mlx5_0`; device n gets the n-th after it.
+    pub ipv6: Option<Ipv6Addr>,
     /// Runs the NIC from inside the program's own `ibv_poll_cq` too.
     pub pump: bool,
     /// Name of the fabric.
@@ -142,7 +146,8 @@ impl Default for Config {
             relaxed_ordering: false,
             staging: false,
             mtu: 4096,
-            ipv4: Ipv4Addr::LOCALHOST,
+            ipv4: None,
+            ipv6: None,
             pump: false,
             fabric: "default".to_owned(),
             stats: None,
@@ -191,7 +196,7 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "path",
-        allowed: "\"shm\" or \"auto\"",
+        allowed: "\"shm\", \"wire\" or \"auto\"",
         meaning: "way that messages take",
         set: |c, v| word(v, &mut c.path),
         get: |c| Some(c.path.word().into()),
@@ -254,10 +259,26 @@ pub const KEYS: &[Key] = &[
             let address: Ipv4Addr = v.as_str()?.parse().ok()?;
             let last = u32::from(address).checked_add(u32::from(MAX_DEVICES)).map(Ipv4Addr::from)?;
             let unicast = |a: Ipv4Addr| !(a.is_unspecified() || a.is_multicast() || a.is_broadcast());
-            c.ipv4 = Some(address).filter(|_| unicast(address) && unicast(last))?;
+            c.ipv4 = Some(Some(address).filter(|_| unicast(address) && unicast(last))?);
             Some(())
         },
-        get: |c| Some(c.ipv4.to_string().into()),
+        get: |c| c.ipv4.map(|address| address.to_string().into()),
+    },
+    Key {
+        name: "ipv6",
+        allowed: "a unicast IPv6 address that is not link-local, as \"fd00::10\", with room for all devices after it",
+        meaning: "a second address in the RoCE GIDs of mlx5_0; device n gets the n-th after it",
+        set: |c, v| {
+            let address: Ipv6Addr = v.as_str()?.parse().ok()?;
+            let last = u128::from(address).checked_add(u128::from(MAX_DEVICES)).map(Ipv6Addr::from)?;
+            let unicast = |a: Ipv6Addr| {
+                !(a.is_unspecified() || a.is_multicast() || a.is_unicast_link_local())
+                    && a.to_ipv4_mapped().is_none()
+            };
+            c.ipv6 = Some(Some(address).filter(|_| unicast(address) && unicast(last))?);
+            Some(())
+        },
+        get: |c| c.ipv6.map(|address| address.to_string().into()),
     },
     Key {
         name: "pump",
@@ -330,6 +351,33 @@ pub enum ConfigError {
 }
 
 impl Config {
+    /// Address in the RoCE GIDs of `mlx5_0`: as given, else the loopback interface's.
+    pub fn address(&self) -> Ipv4Addr {
+        self.ipv4.unwrap_or(Ipv4Addr::LOCALHOST)
+    }
+
+    /// Where packets come and go: the address of each device, when the path asks for a wire. `auto` asks for one when an
+    /// address was given that others can send to.
+    pub fn wire_addresses(&self) -> Vec<IpAddr> {
+        let others_reach = self.ipv4.is_some_and(|address| !address.is_loopback());
+        let wanted = match self.path {
+            LinkPath::Shm => false,
+            LinkPath::Wire => true,
+            LinkPath::Auto => others_reach,
+        };
+        if !wanted || self.link_layer != LinkLayer::Roce {
+            return Vec::new();
+        }
+        (0..self.devices).flat_map(|index| self.addresses(index)).collect()
+    }
+
+    /// The addresses of one device.
+    pub fn addresses(&self, index: u8) -> impl Iterator<Item = IpAddr> + use<> {
+        let v4 = Ipv4Addr::from(u32::from(self.address()).wrapping_add(index.into()));
+        let v6 = self.ipv6.map(|first| Ipv6Addr::from(u128::from(first).wrapping_add(index.into())));
+        [Some(IpAddr::V4(v4)), v6.map(IpAddr::V6)].into_iter().flatten()
+    }
+
     /// Reads the text of a `nic.toml`. `origin` is what errors name as the place.
     pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
         let table: toml::Table = text.parse().map_err(|error: toml::de::Error| ConfigError::Syntax {
@@ -431,14 +479,15 @@ mod tests {
             devices: 3,
             model: Model::ConnectX7,
             link_layer: LinkLayer::Roce,
-            path: LinkPath::Shm,
+            path: LinkPath::Wire,
             rate_gbps: Some(100.0),
             strict: false,
             doorbell_order: DoorbellOrder::Early,
             relaxed_ordering: true,
             staging: true,
             mtu: 1024,
-            ipv4: Ipv4Addr::new(10, 0, 0, 7),
+            ipv4: Some(Ipv4Addr::new(10, 0, 0, 7)),
+            ipv6: Some(Ipv6Addr::LOCALHOST),
             pump: true,
             fabric: "test-7".to_owned(),
             stats: Some("/tmp/with \"quotes\".json".to_owned()),
@@ -459,7 +508,7 @@ mod tests {
     #[test]
     fn a_bad_file_is_refused_by_one_line_that_names_file_key_value_and_range() {
         let known = "devices, model, link_layer, path, rate_gbps, strict, doorbell_order, relaxed_ordering, \
-                     staging, mtu, ipv4, pump, fabric, stats";
+                     staging, mtu, ipv4, ipv6, pump, fabric, stats";
         for (text, message) in [
             ("devices = 0", "nic.toml: devices = 0 is not allowed; give a whole number from 1 to 8"),
             ("devices = 9", "nic.toml: devices = 9 is not allowed; give a whole number from 1 to 8"),
@@ -474,7 +523,7 @@ mod tests {
                 "link_layer = \"ethernet\"",
                 "nic.toml: link_layer = \"ethernet\" is not allowed; give \"ib\" or \"roce\"",
             ),
-            ("path = \"udp\"", "nic.toml: path = \"udp\" is not allowed; give \"shm\" or \"auto\""),
+            ("path = \"udp\"", "nic.toml: path = \"udp\" is not allowed; give \"shm\", \"wire\" or \"auto\""),
             ("rate_gbps = 0", "nic.toml: rate_gbps = 0 is not allowed; give a number from 0.001 to 1000"),
             (
                 "rate_gbps = 1000.5",
@@ -501,6 +550,11 @@ mod tests {
                 "ipv4 = \"255.255.255.250\"",
                 "nic.toml: ipv4 = \"255.255.255.250\" is not allowed; give a unicast IPv4 address, as \
                  \"192.168.1.10\", with room for all devices after it",
+            ),
+            (
+                "ipv6 = \"fe80::1\"",
+                "nic.toml: ipv6 = \"fe80::1\" is not allowed; give a unicast IPv6 address that is not link-local, as \
+                 \"fd00::10\", with room for all devices after it",
             ),
             ("pump = []", "nic.toml: pump = [] is not allowed; give true or false"),
             (

@@ -27,7 +27,7 @@ const WAYS: &[(&str, Way)] = &[
     ("soft-nic", Way { arguments: &["--show-output"], ..RELEASE }),
     ("generator", Way { nics: &NICS, ..RELEASE }),
     // Short messages only: the third NIC would not differ from the second.
-    ("rdma-shim", Way { nics: NICS.first_chunk::<2>().expect("there are three"), ..RELEASE }),
+    ("rdma-shim", Way { nics: NICS.first_chunk::<2>().expect("there are four"), ..RELEASE }),
     ("verbs", Way { release: false, nics: &NICS, ..RELEASE }),
     // Two programs on two cores each: these take turns, or their timing tests measure one another.
     ("softnic", Way { arguments: &["--test-threads=2"], ..RELEASE }),
@@ -40,6 +40,8 @@ pub enum Carriage {
     Direct,
     /// Through shared memory in pieces, as where the kernel refuses that copy.
     Staged,
+    /// In packets over UDP, on the loopback interface.
+    Wire,
 }
 
 impl Carriage {
@@ -48,6 +50,7 @@ impl Carriage {
         match self {
             Carriage::Direct => "",
             Carriage::Staged => "-staged",
+            Carriage::Wire => "-wire",
         }
     }
 
@@ -56,6 +59,7 @@ impl Carriage {
         match self {
             Carriage::Direct => "path = \"shm\"\n",
             Carriage::Staged => "path = \"shm\"\nstaging = true\n",
+            Carriage::Wire => "path = \"wire\"\nipv4 = \"127.0.0.1\"\n",
         }
     }
 }
@@ -63,8 +67,13 @@ impl Carriage {
 /// A NIC that one suite runs on: link layer, and the way that messages take.
 type Nic = (&'static str, Carriage);
 
-/// Every NIC. The wire joins here.
-const NICS: [Nic; 3] = [("ib", Carriage::Direct), ("roce", Carriage::Direct), ("roce", Carriage::Staged)];
+/// Every NIC.
+const NICS: [Nic; 4] = [
+    ("ib", Carriage::Direct),
+    ("roce", Carriage::Direct),
+    ("roce", Carriage::Staged),
+    ("roce", Carriage::Wire),
+];
 
 /// Cargo starts test programs by what this variable says.
 const RUNNER: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER";
@@ -118,18 +127,26 @@ impl UnderNic {
     }
 }
 
-/// What the lines of counters say against `carriage`: staged suites must have staged, the others not.
+/// What the lines of counters say against `carriage`: staged suites must have staged, those on the wire sent packets and
+/// nothing else, and no other these.
 fn astray(carriage: Carriage, lines: &str) -> Option<String> {
-    let staged = |line: &str| {
-        let counters: serde_json::Value = serde_json::from_str(line).ok()?;
-        counters["counters"]["staged_bytes"].as_u64()
+    let sum = |name: &str| {
+        let one = |line: &str| {
+            let counters: serde_json::Value = serde_json::from_str(line).ok()?;
+            counters["counters"][name].as_u64()
+        };
+        lines.lines().map(one).sum::<Option<u64>>()
     };
-    let Some(staged) = lines.lines().map(staged).sum::<Option<u64>>() else {
-        return Some("the NIC left a line of counters without staged_bytes".into());
+    let names = ["staged_bytes", "wire_packets_sent", "link_requests_sent"];
+    let [Some(staged), Some(packets), Some(records)] = names.map(sum) else {
+        return Some(format!("the NIC left a line of counters without one of {}", names.join(", ")));
     };
     match carriage {
         Carriage::Staged if staged == 0 => Some("nothing was staged, so no test saw staging".into()),
         Carriage::Direct if staged > 0 => Some(format!("{staged} bytes were staged, not copied straight")),
+        Carriage::Wire if packets == 0 => Some("no packet was sent, so no test saw the wire".into()),
+        Carriage::Wire if records > 0 => Some(format!("{records} messages went through shared memory")),
+        Carriage::Direct | Carriage::Staged if packets > 0 => Some(format!("{packets} packets were sent")),
         _ => None,
     }
 }
@@ -217,7 +234,14 @@ mod tests {
         let suites = named(&["verbs", "rdma-shim"]);
         assert_eq!(
             names(&suites),
-            ["verbs-ib", "verbs-roce", "verbs-roce-staged", "rdma-shim-ib", "rdma-shim-roce"]
+            [
+                "verbs-ib",
+                "verbs-roce",
+                "verbs-roce-staged",
+                "verbs-roce-wire",
+                "rdma-shim-ib",
+                "rdma-shim-roce"
+            ]
         );
         let runner = "target/softnic run --config target/logs/verbs-roce-staged.toml \
                       --stats target/logs/verbs-roce-staged.stats.jsonl \
@@ -228,14 +252,25 @@ mod tests {
 
     #[test]
     fn a_suite_whose_messages_took_another_way_is_named() {
-        let line = |bytes| format!("{{\"pid\":7,\"counters\":{{\"staged_bytes\":{bytes}}}}}\n");
-        let (none, some) = (line(0) + &line(0), line(0) + &line(70_000));
+        let line = |staged, packets, records| {
+            format!(
+                "{{\"pid\":7,\"counters\":{{\"staged_bytes\":{staged},\"wire_packets_sent\":{packets},\
+                 \"link_requests_sent\":{records}}}}}\n"
+            )
+        };
+        let (none, some) = (line(0, 0, 1) + &line(0, 0, 0), line(0, 0, 1) + &line(70_000, 0, 3));
+        let wire = line(0, 9, 0) + &line(0, 0, 0);
+        assert_eq!(astray(Carriage::Wire, &wire), None);
+        assert!(astray(Carriage::Wire, &line(0, 0, 0)).unwrap().contains("no packet"));
+        assert!(astray(Carriage::Wire, &line(0, 9, 2)).unwrap().contains("2 messages"));
+        assert!(astray(Carriage::Direct, &wire).unwrap().contains("9 packets"));
+        assert!(astray(Carriage::Staged, &(wire + &some)).unwrap().contains("9 packets"));
         assert_eq!(astray(Carriage::Direct, &none), None);
         assert_eq!(astray(Carriage::Staged, &some), None);
         assert!(astray(Carriage::Staged, &none).unwrap().contains("nothing was staged"));
         assert!(astray(Carriage::Staged, "").unwrap().contains("nothing was staged"));
         assert!(astray(Carriage::Direct, &some).unwrap().contains("70000 bytes"));
-        assert!(astray(Carriage::Direct, "{}\n").unwrap().contains("without staged_bytes"));
+        assert!(astray(Carriage::Direct, "{}\n").unwrap().contains("without one of staged_bytes"));
     }
 
     #[test]
@@ -244,7 +279,11 @@ mod tests {
         let suites = all(&["verbs"], Path::new("softnic"), &folder);
         let nic = suites[2].nic.as_ref().unwrap();
         nic.prepare().unwrap();
-        fs::write(&nic.stats, "{\"counters\":{\"staged_bytes\":5}}\n").unwrap();
+        fs::write(
+            &nic.stats,
+            "{\"counters\":{\"staged_bytes\":5,\"wire_packets_sent\":0,\"link_requests_sent\":1}}\n",
+        )
+        .unwrap();
         assert_eq!(nic.complaint(), None);
         nic.prepare().unwrap();
         assert!(nic.complaint().unwrap().contains("no counters"));

@@ -6,6 +6,7 @@ use soft_nic::abi::server::log;
 use soft_nic::abi::sysfs::{self, Machine};
 use soft_nic::abi::tree::{Node, Tree};
 use soft_nic::config::Config;
+use soft_nic::dma::{Interface, interfaces};
 
 /// Configuration and tree; never changes once made.
 pub struct World {
@@ -54,46 +55,12 @@ impl World {
 fn machine(config: &Config) -> Machine {
     // SAFETY: sysconf takes and returns numbers.
     let processors = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) };
-    let interface = interface_of(config.ipv4).unwrap_or_else(|| ("lo".to_owned(), 1));
+    let has_address = |i: &Interface| i.address == config.address();
+    let interface = interfaces().ok().and_then(|all| all.into_iter().find(has_address));
+    let interface = interface.map_or_else(|| ("lo".to_owned(), 1), |found| (found.name, found.index));
     Machine {
         processors: usize::try_from(processors).unwrap_or(1).max(1),
         interface: interface.0,
         interface_index: interface.1,
     }
-}
-
-/// The network interface that has this address.
-fn interface_of(address: std::net::Ipv4Addr) -> Option<(String, u32)> {
-    let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: `list` receives a list that `freeifaddrs` below gives back.
-    if unsafe { libc::getifaddrs(&raw mut list) } != 0 {
-        return None;
-    }
-    let mut found = None;
-    let mut at = list;
-    while !at.is_null() && found.is_none() {
-        // SAFETY: `at` is an element of the list, which lives until `freeifaddrs`.
-        let element = unsafe { &*at };
-        let family = if element.ifa_addr.is_null() {
-            0
-        } else {
-            // SAFETY: not null, so the address of this element.
-            unsafe { (*element.ifa_addr).sa_family }
-        };
-        if i32::from(family) == libc::AF_INET {
-            // SAFETY: an AF_INET address is a `sockaddr_in`; getifaddrs aligns it.
-            let ip = unsafe { (*element.ifa_addr.cast::<libc::sockaddr_in>()).sin_addr.s_addr };
-            if ip.to_ne_bytes() == address.octets() {
-                // SAFETY: every element has a name, a C string.
-                let name = unsafe { std::ffi::CStr::from_ptr(element.ifa_name) };
-                // SAFETY: as above.
-                let index = unsafe { libc::if_nametoindex(element.ifa_name) };
-                found = name.to_str().ok().map(|name| (name.to_owned(), index));
-            }
-        }
-        at = element.ifa_next;
-    }
-    // SAFETY: `list` came from `getifaddrs` and is not used after this.
-    unsafe { libc::freeifaddrs(list) };
-    found
 }

@@ -25,7 +25,7 @@ use crate::device::command::{
     QueriedSrq, RegMr, ReregMr, ResizeCq,
 };
 use crate::device::{LogSink, Nic, UarKind};
-use crate::dma::{Host, OwnThreads, Registers, system};
+use crate::dma::{Ear, Host, OwnThreads, Registers, system};
 use crate::link::{IdlePolicy, IdleTimes, Link, LinkConfig, Pause, SystemClock, Waker};
 
 /// Name of the NIC's thread, by which CPU-utilisation figures leave it out.
@@ -34,6 +34,8 @@ pub const THREAD_NAME: &str = "softnic-nic";
 const WAITING: Duration = Duration::from_micros(50);
 /// Rest of the thread while the program itself runs the NIC.
 const PUMPED: Duration = Duration::from_micros(500);
+/// How long a thread that hears packets waits before it looks whether it is still needed.
+const HEARING: Duration = Duration::from_millis(100);
 /// How long the end of a program waits for the thread, and then for the last replies.
 const PATIENCE: Duration = Duration::from_millis(200);
 
@@ -103,10 +105,14 @@ impl Process {
         publish: impl FnOnce(&Report) + Send + 'static,
     ) -> Result<Self, StartError> {
         let memory = Host::new()?;
-        let link_config =
-            LinkConfig { fabric: config.fabric.clone(), staging: config.staging, ..LinkConfig::default() };
+        let link_config = LinkConfig {
+            fabric: config.fabric.clone(),
+            staging: config.staging,
+            addresses: config.wire_addresses(),
+            ..LinkConfig::default()
+        };
         let link = Link::join(link_config)?;
-        let waker = link.waker();
+        let (waker, ear) = (link.waker(), link.ear());
         let events = Events::default();
         let now = Now(system::monotonic_ns());
         let mut nic = Nic::new(&config, memory, link, Box::new(events.clone()), Box::new(Stderr), now);
@@ -120,6 +126,13 @@ impl Process {
                 .name(THREAD_NAME.to_owned())
                 .spawn(move || run(&server, &shared, publish))?
         };
+        if let Some(ear) = ear {
+            let (waker, shared) = (waker.clone(), shared.clone());
+            let _blocked = BlockedSignals::new();
+            std::thread::Builder::new()
+                .name(THREAD_NAME.to_owned())
+                .spawn(move || hear(&ear, &waker, &shared))?;
+        }
         Ok(Self { server, waker, shared, thread: Mutex::new(Some(thread)) })
     }
 
@@ -218,6 +231,7 @@ fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant) -> Repo
 /// Every counter of the device and of the link, by the names of the stats line.
 pub(super) fn counters(nic: &mut Nic<Host>) -> Vec<(&'static str, u64)> {
     let link = nic.link().counters();
+    let wire = wire_counters(nic);
     let device = nic.counters().fields();
     device
         .chain([
@@ -234,7 +248,38 @@ pub(super) fn counters(nic: &mut Nic<Host>) -> Vec<(&'static str, u64)> {
             ("link_bells", link.bells),
             ("link_sleeps", link.sleeps),
         ])
+        .chain(wire)
         .collect()
+}
+
+/// Those of the wire; all are 0 without one.
+fn wire_counters(nic: &mut Nic<Host>) -> impl Iterator<Item = (&'static str, u64)> + use<> {
+    let (wire, port) = nic.link().wire_counters().unwrap_or_default();
+    [
+        ("wire_packets_sent", wire.sent),
+        ("wire_packets_received", wire.received),
+        ("wire_received_bytes", wire.received_bytes),
+        ("wire_icrc_errors", wire.icrc_errors),
+        ("wire_malformed", wire.malformed + port.malformed),
+        ("wire_pkey_violations", wire.pkey_violations),
+        ("wire_reserved", wire.reserved),
+        ("wire_handed_on", port.handed_on),
+        ("wire_undeliverable", port.undeliverable),
+        ("wire_refused", port.refused),
+        ("wire_unsent", port.unsent),
+        ("wire_ports_owned", port.owned),
+        ("wire_socket_errors", wire.socket_errors),
+    ]
+    .into_iter()
+}
+
+/// The thread that hears packets while the other sleeps, and wakes it.
+fn hear(ear: &Ear, waker: &Waker, shared: &Control) {
+    while !shared.stop.load(Ordering::Acquire) && shared.leaving.load(Ordering::Acquire) == leaving::NOT {
+        if ear.wait(HEARING) {
+            waker.wake();
+        }
+    }
 }
 
 /// The thread.

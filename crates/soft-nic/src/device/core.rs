@@ -19,7 +19,7 @@ use super::schedule::Schedule;
 use super::sq::Pool;
 use super::srq::Srq;
 use super::table::Table;
-use crate::config::{Config, DoorbellOrder};
+use crate::config::{Config, DoorbellOrder, LinkPath};
 use crate::dma::{Memory, Segment, ThreadTime, Threads};
 use crate::link::TokenBucket;
 
@@ -35,6 +35,9 @@ pub(super) struct Options {
     pub strict: bool,
     pub doorbell_order: DoorbellOrder,
     pub relaxed_ordering: bool,
+    pub path: LinkPath,
+    /// Packets can leave.
+    pub wire: bool,
 }
 
 /// The program's threads, looked at once a round however many queues ask.
@@ -98,7 +101,7 @@ impl<M: Memory> Core<M> {
     pub(super) fn new(
         config: &Config,
         memory: M,
-        slot: u8,
+        (slot, wire): (u8, bool),
         events: Box<dyn EventSink>,
         log: Box<dyn LogSink>,
         now: Now,
@@ -113,6 +116,8 @@ impl<M: Memory> Core<M> {
                 strict: config.strict,
                 doorbell_order: config.doorbell_order,
                 relaxed_ordering: config.relaxed_ordering,
+                path: config.path,
+                wire,
             },
             capabilities: config.model.capabilities(),
             devices,

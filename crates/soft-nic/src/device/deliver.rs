@@ -28,6 +28,7 @@ impl<M: Memory> Core<M> {
     pub(super) fn arrive(&mut self, inbound: &mut Inbound<'_>) -> Disposition {
         match inbound.message {
             Message::Request(request) => self.request(request, inbound),
+            Message::Packet { packet, from, at } => self.take_packet(packet, *from, *at, inbound),
             Message::Reply { reply, offset, last } => {
                 match self.qps.find(reply.dst_qpn).and_then(|place| self.qps.take(place)) {
                     Some(mut qp) => {
@@ -55,26 +56,42 @@ impl<M: Memory> Core<M> {
     }
 
     fn respond(&mut self, qp: &mut Qp, request: &Request, inbound: &mut Inbound<'_>) {
-        let Some(responder) = &mut qp.responder else { return };
-        let duplicates = responder.counters().duplicates;
-        let mut resources = QpResources {
-            memory: &self.memory,
-            regions: &self.regions,
-            pd: qp.pd,
-            qpn: qp.qpn,
-            rq: &mut qp.rq,
-            srq: qp.srq.and_then(|from| self.srqs.get_mut(from.place)),
-        };
-        match responder.handle_request(request, &mut resources) {
-            Verdict::Execute(work) => {
-                let outcome = self.execute(qp, request, &work, inbound);
-                if let Some(responder) = &mut qp.responder {
-                    responder.executed(outcome);
+        self.with_responder(qp, |core, qp| {
+            let Some(responder) = &mut qp.responder else { return };
+            let mut resources = QpResources {
+                memory: &core.memory,
+                regions: &core.regions,
+                pd: qp.pd,
+                qpn: qp.qpn,
+                rq: &mut qp.rq,
+                srq: qp.srq.and_then(|from| core.srqs.get_mut(from.place)),
+            };
+            match responder.handle_request(request, &mut resources) {
+                Verdict::Execute(work) => {
+                    let outcome = match &work {
+                        Work::Read { region, offset } => {
+                            core.read(qp, request, region, *offset);
+                            core.count_executed(true, request.fragment.length);
+                            Outcome::Done
+                        }
+                        work => core.execute(qp, work, request.is_last(), request.fragment.length, inbound),
+                    };
+                    if let Some(responder) = &mut qp.responder {
+                        responder.executed(outcome);
+                    }
                 }
+                Verdict::Answered => {}
+                Verdict::Dropped(reason) => core.count_dropped(reason),
             }
-            Verdict::Answered => {}
-            Verdict::Dropped(reason) => self.count_dropped(reason),
-        }
+        });
+    }
+
+    /// Runs what gives the responder something, and tells everybody of what came of it.
+    #[inline(always)]
+    pub(super) fn with_responder(&mut self, qp: &mut Qp, take: impl FnOnce(&mut Self, &mut Qp)) {
+        let Some(responder) = &qp.responder else { return };
+        let duplicates = responder.counters().duplicates;
+        take(self, qp);
         if let Some(from) = qp.srq {
             self.tell_of_srq(from.place);
         }
@@ -88,7 +105,7 @@ impl<M: Memory> Core<M> {
         self.schedule.heat(qp, self.now);
     }
 
-    fn count_dropped(&mut self, reason: DropReason) {
+    pub(super) fn count_dropped(&mut self, reason: DropReason) {
         match reason {
             DropReason::WrongPeer | DropReason::WrongService => self.counters.dropped_peer += 1,
             DropReason::WrongQkey => self.counters.dropped_qkey += 1,
@@ -98,7 +115,15 @@ impl<M: Memory> Core<M> {
 
     // Work.
 
-    fn execute(&mut self, qp: &mut Qp, request: &Request, work: &Work, inbound: &mut Inbound<'_>) -> Outcome {
+    /// `ends`: it is the last, or all, of its message; `length`: bytes that came with it.
+    pub(super) fn execute(
+        &mut self,
+        qp: &mut Qp,
+        work: &Work,
+        ends: bool,
+        length: u32,
+        inbound: &mut Inbound<'_>,
+    ) -> Outcome {
         let done = match work {
             Work::Receive { receive, scatter_offset, length, completion } => {
                 let counter = receive.id as u16;
@@ -116,10 +141,8 @@ impl<M: Memory> Core<M> {
                     }
                 })
             }
-            Work::Read { region, offset } => {
-                self.read(qp, request, region, *offset);
-                Ok(())
-            }
+            // Whoever asks has taken it apart.
+            Work::Read { .. } => Ok(()),
             Work::Atomic { region, operation } => {
                 let old = match *operation {
                     Atomic::CompareSwap { compare, swap } => {
@@ -133,12 +156,16 @@ impl<M: Memory> Core<M> {
         };
         match done {
             Ok(()) => {
-                self.counters.messages_received += u64::from(request.is_last());
-                self.counters.bytes_received += u64::from(request.fragment.length);
+                self.count_executed(ends, length);
                 Outcome::Done
             }
             Err(outcome) => outcome,
         }
+    }
+
+    fn count_executed(&mut self, ends: bool, length: u32) {
+        self.counters.messages_received += u64::from(ends);
+        self.counters.bytes_received += u64::from(length);
     }
 
     /// Whether a region that the message's first fragment was granted is still there. A card looks at the key with every packet.
@@ -258,6 +285,9 @@ impl<M: Memory> Core<M> {
 
     /// Number sent, and whether some are left.
     fn send_replies_of(&mut self, link: &mut Link, qp: &mut Qp) -> (usize, bool) {
+        if let Some(route) = qp.route {
+            return self.send_reply_packets(link, qp, route);
+        }
         let mut sent = 0;
         loop {
             if self.now < qp.reply_not_before {
@@ -342,7 +372,7 @@ impl<M: Memory> Core<M> {
 
     // Events.
 
-    fn take_events(&mut self, qp: &mut Qp) {
+    pub(super) fn take_events(&mut self, qp: &mut Qp) {
         while let Some(event) = qp.responder.as_mut().and_then(|r| r.poll_event()) {
             match event {
                 ResponderEvent::CommunicationEstablished if qp.state == QpState::Rtr => {

@@ -4,6 +4,8 @@
 //! that it bounds. What this NIC does not do (multicast, type-2A windows) is reported as 0, not as
 //! the card's number. The only difference in behaviour between models is in these tables.
 
+use std::net::IpAddr;
+
 use super::qpn::MAX_QP;
 use crate::config::{Config, LinkLayer, Model};
 
@@ -191,15 +193,15 @@ pub struct DeviceConfig {
 
 impl DeviceConfig {
     /// Device `index` under this configuration: LID `index + 1`, MAC ending in `index + 1`, the `index`-th address after the
-    /// configured one. GID order is that of a card: the link-local GID as RoCE v1 and v2, then the IPv4 address as both.
+    /// configured one. GID order is that of a card: the link-local GID as RoCE v1 and v2, then the IPv4 address as both, then the IPv6 address.
     pub fn new(config: &Config, index: u8) -> DeviceConfig {
         let number = index.wrapping_add(1);
         let mac = [0x0c, 0x42, 0xa1, 0x03, 0x00, number];
-        let ipv4 = u32::from(config.ipv4).wrapping_add(u32::from(index)).to_be_bytes();
         let guid = u64::from_be_bytes([mac[0], mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]]);
-        let mut mapped = [0; 16];
-        mapped[10..12].fill(0xff);
-        mapped[12..].copy_from_slice(&ipv4);
+        let addresses = config.addresses(index).map(|address| match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        });
         let entry = |gid, kind| GidEntry { gid, kind };
         let (lid, gids) = match config.link_layer {
             LinkLayer::Ib => (u16::from(number), vec![entry(link_local(guid), GidKind::Ib)]),
@@ -207,7 +209,7 @@ impl DeviceConfig {
                 // Modified EUI-64 flips the universal/local bit of the MAC (RFC 4291 appendix A).
                 let local = link_local(guid ^ 1 << 57);
                 let both = |gid| [entry(gid, GidKind::RoceV1), entry(gid, GidKind::RoceV2)];
-                (0, [both(local), both(mapped)].concat())
+                (0, std::iter::once(local).chain(addresses).flat_map(both).collect())
             }
         };
         let mtu = config.mtu.trailing_zeros().saturating_sub(7) as u8;
@@ -248,7 +250,8 @@ mod tests {
 
     #[test]
     fn gid_table_has_the_order_of_a_card() {
-        let config = Config { ipv4: [192, 0, 2, 1].into(), link_layer: LinkLayer::Roce, ..Config::default() };
+        let config =
+            Config { ipv4: Some([192, 0, 2, 1].into()), link_layer: LinkLayer::Roce, ..Config::default() };
         let roce = DeviceConfig::new(&config, 0);
         let kinds: Vec<_> = roce.gids.iter().map(|g| g.kind).collect();
         assert_eq!(kinds, [GidKind::RoceV1, GidKind::RoceV2, GidKind::RoceV1, GidKind::RoceV2]);

@@ -3,17 +3,20 @@
 //! The table of moves and attributes is `roce::qp_state`; values are checked here as the driver and the card do.
 
 use roce::qp_state::{AttrMask, QpState, check_modify};
-use roce::{Access, Psn, Requester, RequesterConfig, Responder, ResponderConfig, ServiceType};
+use roce::{Access, Psn, Requester, RequesterConfig, Responder, ResponderConfig, SendWindow, ServiceType};
 
 use super::ah;
 use super::command::{CommandError, ContextId, Handle, ModifyQp};
 use super::core::Core;
 use super::mr::access;
 use super::qp::Qp;
-use super::qpn::process_of;
+use super::route::{Route, Way, Ways};
 use crate::config::LinkLayer;
 use crate::dma::Memory;
 use crate::link::PathAddress;
+
+/// Packets that a responder answers with one acknowledgement at most, unless asked.
+const ACK_EVERY: u32 = 32;
 
 /// Messages that a queue has under way at most; what lies behind them waits in the ring.
 const WINDOW_MESSAGES: u32 = 128;
@@ -110,8 +113,13 @@ impl<M: Memory> Core<M> {
             hop_limit: vector.hop_limit,
             grh: vector.dgid.is_some(),
         };
-        let reached = ah::resolve(&self.devices, qp.device, dlid, vector.dgid.as_ref());
-        qp.peer = reached.and_then(|device| process_of(qp.attributes.dest_qpn, device));
+        let ways = Ways { path: self.options.path, wire: self.options.wire, devices: &self.devices };
+        let (qpn, dgid) = (qp.attributes.dest_qpn, vector.dgid.as_ref());
+        (qp.peer, qp.route) = match ways.to(qp.device, source, dlid, dgid, qpn) {
+            Way::Nowhere => (None, None),
+            Way::Shared(slot) => (Some(slot), None),
+            Way::Wire(route) => (None, Some(route)),
+        };
     }
 
     /// What a move does, after everything was checked.
@@ -126,8 +134,20 @@ impl<M: Memory> Core<M> {
                 self.withdraw_answers(qp);
                 return self.fail_qp(qp);
             }
-            (QpState::Init, QpState::Rtr) => qp.responder = Some(Responder::new(responder_config(qp))),
-            (QpState::Rtr, QpState::Rts) => qp.requester = Some(Requester::new(requester_config(qp))),
+            (QpState::Init, QpState::Rtr) => {
+                let config = responder_config(qp);
+                qp.responder = Some(match qp.route {
+                    Some(_) => Responder::by_packet(config, ACK_EVERY),
+                    None => Responder::new(config),
+                });
+            }
+            (QpState::Rtr, QpState::Rts) => {
+                let config = requester_config(qp);
+                qp.requester = Some(match qp.route {
+                    Some(_) => Requester::by_packet(config, SendWindow::default()),
+                    None => Requester::new(config),
+                });
+            }
             (QpState::Sqe, QpState::Rts) => {
                 qp.sq.stopped = false;
                 if let Some(requester) = &mut qp.requester {
@@ -144,7 +164,7 @@ impl<M: Memory> Core<M> {
                 [AttrMask::TIMEOUT, AttrMask::RETRY_CNT, AttrMask::RNR_RETRY, AttrMask::MAX_QP_RD_ATOMIC];
             if from == QpState::Sqd && retry.into_iter().any(changed) {
                 let ModifyQp { retry_count, rnr_retry, timeout, max_rd_atomic, .. } = *attributes;
-                requester.set_retry(retry_count, rnr_retry, patient(timeout), max_rd_atomic);
+                requester.set_retry(retry_count, rnr_retry, patient(qp.route, timeout), max_rd_atomic);
             }
         }
         if let Some(responder) = &mut qp.responder {
@@ -216,14 +236,15 @@ fn requester_config(qp: &Qp) -> RequesterConfig {
         path_mtu_bytes: qp.mtu_bytes(),
         retry_count: attributes.retry_count,
         rnr_retry: attributes.rnr_retry,
-        timeout: patient(attributes.timeout),
+        timeout: patient(qp.route, attributes.timeout),
         max_rd_atomic: attributes.max_rd_atomic,
         window_messages: WINDOW_MESSAGES,
     }
 }
 
 /// Ack time-out code that the transport gets. A NIC that is a thread may lose its core for some milliseconds between taking
-/// a request and answering it; codes below 4.2 ms would then end healthy connections. Cards have a floor as well.
-fn patient(timeout: u8) -> u8 {
-    if timeout == 0 { 0 } else { timeout.max(10) }
+/// a request and answering it; codes below 4.2 ms would then end healthy connections. Cards have a floor as well. On a wire
+/// packets are lost, and who asks for a short time-out wants them sent again soon.
+fn patient(route: Option<Route>, timeout: u8) -> u8 {
+    if timeout == 0 || route.is_some() { timeout } else { timeout.max(10) }
 }

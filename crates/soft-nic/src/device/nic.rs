@@ -38,7 +38,7 @@ impl<M: Memory> Nic<M> {
         log: Box<dyn LogSink>,
         now: Now,
     ) -> Nic<M> {
-        let core = Core::new(config, memory, link.slot(), events, log, now);
+        let core = Core::new(config, memory, (link.slot(), link.has_wire()), events, log, now);
         Nic { link, core }
     }
 

@@ -12,6 +12,7 @@ use roce::{Psn, Reply, Requester, Responder, ServiceType};
 use super::command::{CommandError, ContextId, CreateQp, CreatedQp, Handle, ModifyQp, QpCap, QueriedQp};
 use super::core::Core;
 use super::doorbell::SendDoorbell;
+use super::route::Route;
 use super::rq::ReceiveQueue;
 use super::sq::SendQueue;
 use crate::dma::{Memory, Segment};
@@ -69,6 +70,8 @@ pub(super) struct Qp {
     pub responder: Option<Responder>,
     /// Process of the connected peer; none: nobody on the fabric has the address and the QPN.
     pub peer: Option<u8>,
+    /// The connected peer is on the wire, there: its queue sends and takes packets.
+    pub route: Option<Route>,
     /// Path to the connected peer.
     pub path: PathAddress,
     /// «Drained» is owed.
@@ -213,6 +216,7 @@ impl<M: Memory> Core<M> {
             requester: None,
             responder: None,
             peer: None,
+            route: None,
             path: PathAddress::default(),
             drain_event: false,
             async_events: 0,
@@ -366,7 +370,7 @@ impl<M: Memory> Core<M> {
         qp.sq.doorbell.reset();
         (qp.rq.taken, qp.rq.posted) = (0, 0);
         qp.rq.pointers.clear();
-        qp.peer = None;
+        (qp.peer, qp.route) = (None, None);
         qp.drain_event = false;
         qp.partial_reply = None;
     }

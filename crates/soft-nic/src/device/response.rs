@@ -3,10 +3,10 @@
 use roce::{Opcode, Reply, ReplyKind, ReplyVerdict, ServiceType, Status};
 
 use super::core::Core;
+use super::packets::pieces;
 use super::qp::Qp;
-use super::send::find;
 use super::sq::{Kind, SendRequest};
-use crate::dma::{Fault, Memory, Segment, Segments};
+use crate::dma::{Fault, Memory};
 use crate::link::{CopyError, Inbound};
 
 impl<M: Memory> Core<M> {
@@ -39,7 +39,7 @@ impl<M: Memory> Core<M> {
                 self.counters.rnr_naks_received += 1
             }
             ReplyVerdict::Response(ticket) => {
-                if let Some(place) = find(qp, ticket)
+                if let Some(place) = qp.sq.find(ticket)
                     && qp.sq.outstanding[place].request.opcode == Opcode::Read
                 {
                     self.counters.bytes_read += u64::from(qp.sq.outstanding[place].request.length);
@@ -92,7 +92,11 @@ impl<M: Memory> Core<M> {
             // Pieces come when answers are staged only; a whole one needs no list of its own.
             match offset {
                 0 => inbound.copy_into(&request.segments, order),
-                _ => inbound.copy_into(&part(&request.segments, offset, len), order),
+                _ => {
+                    let mut part = Vec::new();
+                    pieces(&request.segments, offset, len, &mut part);
+                    inbound.copy_into(&part, order)
+                }
             }
         };
         match copied {
@@ -120,18 +124,4 @@ impl<M: Memory> Core<M> {
             }
         }
     }
-}
-
-/// The pieces of `segments` that hold `len` bytes from `offset`.
-fn part(segments: &[Segment], offset: u32, len: u32) -> Vec<Segment> {
-    let mut walk = Segments::new(segments);
-    walk.advance(offset.into());
-    let mut left = u64::from(len);
-    let mut out = Vec::new();
-    while let Some(piece) = walk.peek(left) {
-        walk.advance(piece.len);
-        left -= piece.len;
-        out.push(piece);
-    }
-    out
 }

@@ -10,11 +10,12 @@ use roce::{Completion, Opcode, PostedMessage, Request, ServiceType, Status, Tick
 use super::command::event_type;
 use super::core::Core;
 use super::qp::Qp;
+use super::route::Route;
 use super::schedule::Schedule;
 use super::sq::{Kind, SendRequest};
 use super::wire;
 use crate::dma::Memory;
-use crate::link::{Link, MAX_INLINE, Payload, SendError, TakenBack};
+use crate::link::{Link, MAX_INLINE, Payload, SendError, TakenBack, Unsent};
 
 /// WQEs of one queue read in one poll, so that no queue starves the others.
 const FETCH_BUDGET: usize = 32;
@@ -240,6 +241,9 @@ impl<M: Memory> Core<M> {
     }
 
     fn transmit(&mut self, link: &mut Link, qp: &mut Qp) -> usize {
+        if let Some(route) = qp.route {
+            return self.transmit_packets(link, qp, route);
+        }
         let mut work = 0;
         loop {
             let next = match qp.sq.partial.take() {
@@ -261,7 +265,7 @@ impl<M: Memory> Core<M> {
 
     /// Gives a message to the link. False: only a part was taken.
     fn send(&mut self, link: &mut Link, qp: &mut Qp, transmit: Transmit) -> bool {
-        let Some(place) = find(qp, transmit.ticket) else { return true };
+        let Some(place) = qp.sq.find(transmit.ticket) else { return true };
         let (device, mtu) = (qp.device, qp.mtu_bytes());
         let request = &mut *qp.sq.outstanding[place];
         let mut fail = || {
@@ -279,6 +283,9 @@ impl<M: Memory> Core<M> {
         request.resent |= transmit.retransmission;
         request.request.psn = transmit.psn;
         request.request.ack_requested = transmit.ack_requested;
+        if let Some(route) = request.route {
+            return self.send_datagram_of(link, qp, place, route, transmit);
+        }
         let Some(to) = request.to else {
             // Nobody has that address: lost on the way.
             self.count_sent(device, mtu, &request.request, transmit);
@@ -325,6 +332,28 @@ impl<M: Memory> Core<M> {
         }
     }
 
+    /// A datagram that leaves as a packet; complete then, since its payload was copied. False: no room now.
+    fn send_datagram_of(
+        &mut self,
+        link: &mut Link,
+        qp: &mut Qp,
+        place: usize,
+        route: Route,
+        transmit: Transmit,
+    ) -> bool {
+        match self.send_datagram(link, qp.device, &qp.sq.outstanding[place], route, transmit) {
+            Err(Unsent::Full) => return false,
+            Err(Unsent::Fault(_)) => {
+                if let Some(requester) = &mut qp.requester {
+                    requester.fail(transmit.ticket, Status::LocalProtection);
+                }
+                return true;
+            }
+            Ok(()) | Err(Unsent::Impossible(_)) => {}
+        }
+        self.sent(qp, transmit.ticket, None)
+    }
+
     /// Whether memory that a receiver is to read in place is there.
     fn is_readable(&self, segments: &[crate::dma::Segment], length: u32) -> bool {
         length as usize <= MAX_INLINE
@@ -352,7 +381,7 @@ impl<M: Memory> Core<M> {
             return true;
         }
         let copied =
-            find(qp, ticket).is_none_or(|p| qp.sq.outstanding[p].request.length as usize <= MAX_INLINE);
+            qp.sq.find(ticket).is_none_or(|p| qp.sq.outstanding[p].request.length as usize <= MAX_INLINE);
         match position {
             Some((slot, position)) if !copied || !qp.sq.lent.is_empty() => {
                 qp.sq.lent.push_back((ticket, slot, position));
@@ -465,24 +494,6 @@ fn hand_over(qp: &mut Qp, mut request: Box<SendRequest>) -> Option<Box<SendReque
     };
     qp.sq.outstanding.push_back(request);
     None
-}
-
-/// Place of the message with this ticket among the outstanding WQEs.
-#[inline]
-pub(super) fn find(qp: &Qp, ticket: Ticket) -> Option<usize> {
-    let queue = &qp.sq.outstanding;
-    let is_it = |request: &SendRequest| request.kind != Kind::Nop && request.ticket == ticket;
-    // Tickets are consecutive: without NOPs in between the distance from the front is the place.
-    let guess = ticket.0.checked_sub(queue.front()?.ticket.0)? as usize;
-    if queue.get(guess).is_some_and(|request| is_it(request)) {
-        return Some(guess);
-    }
-    // NOPs carry the ticket of the message behind them.
-    let mut place = queue.partition_point(|request| request.ticket < ticket);
-    while queue.get(place).is_some_and(|request| request.kind == Kind::Nop) {
-        place += 1;
-    }
-    queue.get(place).filter(|request| is_it(request)).map(|_| place)
 }
 
 fn payload_of(request: &SendRequest) -> Payload<'_> {

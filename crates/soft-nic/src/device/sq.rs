@@ -13,12 +13,11 @@ use mlx5_layout::send_wqe::{
 use mlx5_layout::{SendOpcode, SendWqe};
 use roce::{Access, Fragment, Opcode, Psn, Request, ServiceType, Status, Ticket, Transmit};
 
-use super::ah;
 use super::core::Core;
 use super::doorbell::SendDoorbell;
-use super::model::DeviceConfig;
 use super::mr::Regions;
 use super::qp::Qp;
+use super::route::{Route, Way, Ways};
 use super::window::WindowWork;
 use crate::config::LinkLayer;
 use crate::dma::{Memory, Segment};
@@ -82,6 +81,8 @@ pub(super) struct SendRequest {
     pub path: PathAddress,
     /// Process that the message goes to; none: nobody on the fabric has that address.
     pub to: Option<u8>,
+    /// Way of a datagram that goes over the wire instead.
+    pub route: Option<Route>,
     /// Bytes that the link has taken, of a message that it takes in pieces.
     pub carried: u32,
     /// Payload that travelled in the WQE, or of a READ that the CQE is to carry.
@@ -110,6 +111,7 @@ impl SendRequest {
             request: Request::default(),
             path: PathAddress::default(),
             to: None,
+            route: None,
             carried: 0,
             inline: Vec::new(),
             segments: Vec::new(),
@@ -159,6 +161,24 @@ impl SendQueue {
         self.ring + u64::from(u32::from(index) & (self.blocks - 1)) * BLOCK_BYTES as u64
     }
 
+    /// Place of the message with this ticket among the outstanding WQEs.
+    #[inline]
+    pub(super) fn find(&self, ticket: Ticket) -> Option<usize> {
+        let queue = &self.outstanding;
+        let is_it = |request: &SendRequest| request.kind != Kind::Nop && request.ticket == ticket;
+        // Tickets are consecutive: without NOPs in between the distance from the front is the place.
+        let guess = ticket.0.checked_sub(queue.front()?.ticket.0)? as usize;
+        if queue.get(guess).is_some_and(|request| is_it(request)) {
+            return Some(guess);
+        }
+        // NOPs carry the ticket of the message behind them.
+        let mut place = queue.partition_point(|request| request.ticket < ticket);
+        while queue.get(place).is_some_and(|request| request.kind == Kind::Nop) {
+            place += 1;
+        }
+        queue.get(place).filter(|request| is_it(request)).map(|_| place)
+    }
+
     /// Copies the WQE at `fetched` out of the ring, each block once: the first block says how many follow. Returns the bytes
     /// it has; at most `available` blocks are read.
     fn copy_out<M: Memory>(
@@ -193,7 +213,7 @@ impl SendQueue {
 /// What the checks of a WQE look at besides the WQE.
 pub(super) struct Checks<'a> {
     pub regions: &'a Regions,
-    pub devices: &'a [DeviceConfig],
+    pub ways: Ways<'a>,
     pub max_message_bytes: u32,
 }
 
@@ -211,7 +231,7 @@ impl<M: Memory> Core<M> {
         out.opcode = bytes[3];
         let checks = Checks {
             regions: &self.regions,
-            devices: &self.devices,
+            ways: Ways { path: self.options.path, wire: self.options.wire, devices: &self.devices },
             max_message_bytes: self.capabilities.max_message_bytes,
         };
         if let Err(status) = read.and_then(|len| checks.parse(qp, &bytes[..len], &mut out)) {
@@ -281,10 +301,10 @@ impl Checks<'_> {
     /// Where the message goes.
     fn address(&self, qp: &Qp, body: &Body<'_>, out: &mut SendRequest) {
         let Some(vector) = &body.datagram else {
-            out.to = qp.peer;
+            (out.to, out.route) = (qp.peer, None);
             return;
         };
-        let device = &self.devices[qp.device];
+        let device = &self.ways.devices[qp.device];
         let roce = device.link_layer == LinkLayer::Roce;
         let grh = roce || vector.grh;
         let (dlid, dgid) = (if roce { 0 } else { vector.lid_or_udp_port }, grh.then_some(&vector.gid));
@@ -305,8 +325,11 @@ impl Checks<'_> {
         // A Q_Key with its top bit set means: use the QP's own (IBTA).
         let own = vector.qkey & 1 << 31 != 0;
         out.request.qkey = if own { qp.attributes.qkey } else { vector.qkey };
-        let reached = ah::resolve(self.devices, qp.device, dlid, dgid);
-        out.to = reached.and_then(|to| super::qpn::process_of(vector.destination_qpn, to));
+        (out.to, out.route) = match self.ways.to(qp.device, source, dlid, dgid, vector.destination_qpn) {
+            Way::Nowhere => (None, None),
+            Way::Shared(slot) => (Some(slot), None),
+            Way::Wire(route) => (None, Some(route)),
+        };
     }
 
     /// Checks the local side and notes it; returns the payload's length.

@@ -10,7 +10,7 @@
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 
 use super::forks::OwnSocket;
 use super::system;
@@ -60,34 +60,58 @@ impl Outbox {
     /// Adds a datagram of `len` bytes, written by `fill`, which is told the identification that its IPv4 header will have.
     /// Errors: `len` is 0 or above [`MAX_DATAGRAM`].
     pub fn push(&mut self, to: SocketAddr, len: usize, fill: impl FnOnce(&mut [u8], u16)) -> io::Result<()> {
+        self.try_push(to, len, |bytes, identification| {
+            fill(bytes, identification);
+            Ok(())
+        })
+    }
+
+    /// As [`Outbox::push`], with a `fill` that may fail: its error comes back, and nothing is added then.
+    pub fn try_push<E: From<io::Error>>(
+        &mut self,
+        to: SocketAddr,
+        len: usize,
+        fill: impl FnOnce(&mut [u8], u16) -> Result<(), E>,
+    ) -> Result<(), E> {
         if len == 0 || len > MAX_DATAGRAM {
-            return Err(io::Error::other(format!("a datagram of {len} bytes; 1 to {MAX_DATAGRAM}")));
+            return Err(io::Error::other(format!("a datagram of {len} bytes; 1 to {MAX_DATAGRAM}")).into());
         }
         let single = self.single;
-        let fits = |run: &&mut Run| {
+        let fits = |run: &&Run| {
             !single && !run.closed && run.to == to && len <= run.segment && run.bytes + len <= RUN_BYTES
         };
         let start = self.bytes.len();
-        let identification = match self.runs.last_mut().filter(fits) {
+        let joined = self.runs.last().filter(fits).map_or(0, |run| run.count);
+        self.bytes.resize(start + len, 0);
+        if let Err(error) = fill(&mut self.bytes[start..], joined as u16) {
+            self.bytes.truncate(start);
+            return Err(error);
+        }
+        match self.runs.last_mut().filter(|_| joined > 0) {
             Some(run) => {
                 run.bytes += len;
                 run.count += 1;
                 run.closed = len < run.segment || run.count == SEGMENTS;
-                run.count - 1
             }
-            None => {
-                self.runs.push(Run { to, start, bytes: len, segment: len, count: 1, closed: false });
-                0
-            }
-        };
-        self.bytes.resize(start + len, 0);
-        fill(&mut self.bytes[start..], identification as u16);
+            None => self.runs.push(Run { to, start, bytes: len, segment: len, count: 1, closed: false }),
+        }
         Ok(())
     }
 
     /// Datagrams that wait.
     pub fn len(&self) -> usize {
         self.runs.iter().map(|run| run.count).sum()
+    }
+
+    /// All of them, one behind the other.
+    #[cfg(test)]
+    pub fn waiting(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Their bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
     }
 
     /// Whether none waits.
@@ -163,6 +187,11 @@ impl Datagrams {
         system::check(unsafe { libc::syscall(number, socket.as_raw_fd(), &mut name, &mut len) })?;
         let local = address(&name).ok_or_else(|| io::Error::other("a socket without an IP address"))?;
         Ok(Datagrams { socket, local, inbox: vec![0; RECEIVED * MAX_DATAGRAM] })
+    }
+
+    /// The socket's number, to be waited for; it stays this object's.
+    pub fn descriptor(&self) -> RawFd {
+        self.socket.as_raw_fd()
     }
 
     /// Where it is bound.

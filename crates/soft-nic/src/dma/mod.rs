@@ -5,9 +5,11 @@
 //! kernel calls that the standard library lacks. Knows nothing of queues, keys or messages.
 
 pub mod datagrams;
+mod ear;
 mod forks;
 mod guard;
 mod host;
+mod interfaces;
 mod peer;
 mod registers;
 mod shared;
@@ -19,8 +21,10 @@ pub mod testing;
 mod tests;
 mod threads;
 
+pub use ear::Ear;
 pub use guard::Guard;
 pub use host::Host;
+pub use interfaces::{Interface, interfaces};
 pub use peer::{PeerError, PeerMemory};
 pub use registers::UarPage;
 pub use shared::{RingMemory, SharedMemory};

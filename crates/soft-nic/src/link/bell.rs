@@ -10,10 +10,14 @@ use std::time::Duration;
 
 use super::Link;
 use super::fabric::{Fabric, SLOTS};
+use crate::dma::Ear;
 
 impl Link {
     /// Shows peers what was sent and consumed since the last call, and wakes those that sleep.
     pub fn ring_bells(&mut self) {
+        if let Some(wire) = self.wire.as_mut().filter(|_| self.fabric.is_ours()) {
+            wire.flush();
+        }
         if self.to_publish.is_empty() && self.to_notify.is_empty() || !self.fabric.is_ours() {
             return;
         }
@@ -79,7 +83,7 @@ impl Link {
             return None;
         }
         self.counters.sleeps += 1;
-        Some(Sleep { fabric: Arc::clone(&self.fabric) })
+        Some(Sleep { fabric: Arc::clone(&self.fabric), ear: self.ear.clone() })
     }
 
     /// Second half: peers need not ring any more.
@@ -97,11 +101,19 @@ impl Link {
 #[derive(Debug)]
 pub struct Sleep {
     fabric: Arc<Fabric>,
+    ear: Option<Arc<Ear>>,
 }
+
+/// Shorter sleeps are not worth asking the kernel to tell of packets.
+const DEAF: Duration = Duration::from_micros(150);
 
 impl Sleep {
     /// Sleeps until a bell rings or `max` is over.
     pub fn wait(&self, max: Duration) {
+        if let Some(ear) = self.ear.as_ref().filter(|_| max > DEAF) {
+            // What came before is told too: nothing lies unheard.
+            ear.arm();
+        }
         self.fabric.sleep(max);
     }
 }

@@ -12,6 +12,7 @@
 //!           24   who wants to talk to this NIC: the call of a `softnic ctl`, or 0
 //!           64   pid, generation, start time, address of the cookie, cookie, descriptor of the directory + 1
 //!           128  channels that this slot published: 128 words, descriptor + 1 and the receiver's generation
+//!           1152 UDP ports of this slot's process: 16 words, an address folded to 48 bits and the port there
 //! ```
 //! A slot belongs to its process until the process ends; who joins next takes it back. QPNs carry the slot, so slots are
 //! given out in turn: an old QPN must not name a new process's queue.
@@ -19,6 +20,7 @@
 mod visit;
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
@@ -31,6 +33,9 @@ use crate::dma::{Host, PeerMemory, SharedMemory, system};
 
 /// Most processes on one fabric.
 pub const SLOTS: usize = 128;
+
+/// UDP ports that a slot can name: one an address, two families, eight devices.
+pub const PORTS: usize = 16;
 
 /// How long joining waits for another process that is joining.
 const JOIN_PATIENCE: Duration = Duration::from_secs(5);
@@ -50,6 +55,7 @@ mod at {
     pub const COOKIE: usize = 88;
     pub const DESCRIPTOR: usize = 96;
     pub const CHANNELS: usize = 128;
+    pub const PORTS: usize = 1152;
     pub const LEN: usize = SLOTS + super::SLOTS * SLOT_BYTES;
 }
 
@@ -181,7 +187,7 @@ impl Fabric {
             sit_down(&fd, &directory, &cookie).ok_or_else(|| FabricError::Full { name: name.to_owned() })?;
         let fork_generation = system::fork_generation();
         let (slot, generation) = seat;
-        Ok(Fabric {
+        let fabric = Fabric {
             _fd: fd,
             directory,
             full_name,
@@ -190,7 +196,9 @@ impl Fabric {
             fork_generation,
             left: AtomicBool::new(false),
             _cookie: cookie,
-        })
+        };
+        fabric.publish_ports(std::iter::empty());
+        Ok(fabric)
     }
 
     /// Our slot.
@@ -237,6 +245,26 @@ impl Fabric {
             Ok(target) => target == Path::new(&link_target(&self.full_name)),
             Err(error) => error.kind() != io::ErrorKind::NotFound,
         }
+    }
+
+    /// Tells the others where packets for us may be handed on: an address of ours and the port of our own there. At most
+    /// [`PORTS`] count; what an earlier occupant said is gone.
+    pub fn publish_ports(&self, ports: impl Iterator<Item = (IpAddr, u16)>) {
+        let mut ports = ports.map(|(address, port)| folded(address) << 16 | u64::from(port));
+        for i in 0..PORTS {
+            self.port_word(self.slot, i).store(ports.next().unwrap_or(0), Ordering::Release);
+        }
+    }
+
+    /// The port of the process in `slot` at an address.
+    pub fn port_of(&self, slot: u8, address: IpAddr) -> Option<u16> {
+        let wanted = folded(address);
+        let words = (0..PORTS).map(|i| self.port_word(slot, i).load(Ordering::Acquire));
+        words.take_while(|word| *word != 0).find(|word| word >> 16 == wanted).map(|word| word as u16)
+    }
+
+    fn port_word(&self, slot: u8, i: usize) -> &AtomicU64 {
+        self.directory.word(slot_at(slot) + at::PORTS + 8 * (i % PORTS))
     }
 
     /// Publishes our channel to `slot`: descriptor and the generation it is meant for.
@@ -367,6 +395,17 @@ fn ring(bell: &AtomicU32) -> bool {
     }
     system::futex_wake(bell);
     true
+}
+
+/// 48 bits for an address: an IPv4 address itself; of IPv6 what FNV-1a makes of it, which keeps a host's few apart.
+fn folded(address: IpAddr) -> u64 {
+    match address {
+        IpAddr::V4(v4) => u64::from(u32::from(v4)) | 1 << 47,
+        IpAddr::V6(v6) => {
+            let fnv = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+            v6.octets().into_iter().fold(0xcbf2_9ce4_8422_2325, fnv) >> 17
+        }
+    }
 }
 
 fn slot_index(slot: u8) -> usize {

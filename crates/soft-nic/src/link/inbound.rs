@@ -1,6 +1,10 @@
 //! A message that arrived: its header as one checked copy, its payload still where the sender left it.
 
-use roce::{Reply, Request};
+use std::net::IpAddr;
+#[cfg(test)]
+use std::sync::atomic::AtomicU64;
+
+use roce::{Packet, Reply, Request};
 
 use super::loan::Hold;
 use super::loopback::{self, Side};
@@ -21,6 +25,15 @@ pub enum Message {
         offset: u32,
         /// Whether all bytes of the answer are there.
         last: bool,
+    },
+    /// A packet of the wire, for either.
+    Packet {
+        /// What it says.
+        packet: Packet,
+        /// Address of the sender.
+        from: IpAddr,
+        /// Address of ours that it was sent to.
+        at: IpAddr,
     },
 }
 
@@ -62,24 +75,33 @@ pub(super) enum SenderMemory {
     Peer(PeerMemory),
 }
 
+/// Where the payload of a message is.
+#[derive(Debug)]
+pub(super) enum Body<'a> {
+    /// Here: a packet was received.
+    Here(&'a [u8]),
+    /// In a channel's record, or named by it.
+    Record {
+        form: Form,
+        ring: &'a RingMemory,
+        /// Position of the inline bytes, or of the word of state.
+        payload_at: u64,
+        /// What the sender named.
+        segments: &'a [Segment],
+        memory: &'a SenderMemory,
+    },
+}
+
 /// A message and the way to its payload; lives as long as the handler's call.
 #[derive(Debug)]
 pub struct Inbound<'a> {
-    /// Slot of the sender.
-    pub from: u8,
     /// The message.
     pub message: &'a Message,
     /// Where a datagram came from; `None` for connected services.
     pub path: Option<PathAddress>,
-    pub(super) form: Form,
+    pub(super) body: Body<'a>,
     /// Bytes of payload.
     pub(super) len: u32,
-    pub(super) ring: &'a RingMemory,
-    /// Position of the inline bytes, or of the word of state.
-    pub(super) payload_at: u64,
-    /// What the sender named.
-    pub(super) segments: &'a [Segment],
-    pub(super) memory: &'a SenderMemory,
     pub(super) host: &'a Host,
     pub(super) counters: &'a mut LinkCounters,
     /// Set when the kernel refused a copy.
@@ -103,18 +125,27 @@ impl Inbound<'_> {
         if order == Order::Relaxed {
             self.counters.relaxed_bytes += len;
         }
-        if let Form::Inline(_) = self.form {
+        let (form, ring, payload_at, segments, memory) = match self.body {
+            Body::Here(bytes) => {
+                let from = [Segment { addr: bytes.as_ptr() as u64, len }];
+                return Ok(self.host.copy(to, &from, len, order)?);
+            }
+            Body::Record { form, ring, payload_at, segments, memory } => {
+                (form, ring, payload_at, segments, memory)
+            }
+        };
+        if let Form::Inline(_) = form {
             self.counters.inline_bytes += len;
-            return Ok(self.ring.scatter(self.host, self.payload_at, to, len as usize, order)?);
+            return Ok(ring.scatter(self.host, payload_at, to, len as usize, order)?);
         }
-        let Some(hold) = Hold::take(self.ring.word(self.payload_at)) else {
+        let Some(hold) = Hold::take(ring.word(payload_at)) else {
             return Err(CopyError::TakenBack);
         };
-        let copied = match *self.memory {
-            SenderMemory::Own => own(loopback::copy(self.host, to, self.segments, len, order, self.segments)),
+        let copied = match *memory {
+            SenderMemory::Own => own(loopback::copy(self.host, to, segments, len, order, segments)),
             SenderMemory::Peer(peer) => {
                 let granted = || hold.is_granted();
-                let read = peer.read(self.host, to, self.segments, len, order, &granted);
+                let read = peer.read(self.host, to, segments, len, order, &granted);
                 self.judge(read)
             }
         };
@@ -133,9 +164,16 @@ impl Inbound<'_> {
         if out.len() != self.payload_len() as usize {
             return Err(CopyError::Local(Fault { addr: 0 }));
         }
-        if let Form::Inline(len) = self.form {
-            self.counters.inline_bytes += u64::from(len);
-            return Ok(self.ring.take(self.host, self.payload_at, out)?);
+        match self.body {
+            Body::Here(bytes) => {
+                out.copy_from_slice(bytes);
+                return Ok(());
+            }
+            Body::Record { form: Form::Inline(len), ring, payload_at, .. } => {
+                self.counters.inline_bytes += u64::from(len);
+                return Ok(ring.take(self.host, payload_at, out)?);
+            }
+            Body::Record { .. } => {}
         }
         let to = [Segment { addr: out.as_mut_ptr() as u64, len: out.len() as u64 }];
         self.copy_into(&to, Order::Relaxed)
@@ -144,8 +182,17 @@ impl Inbound<'_> {
     /// Holds the payload and never lets go, as a receiver that was stopped or means harm.
     #[cfg(test)]
     pub fn hold_for_ever(&self) {
-        let held = Hold::take(self.ring.word(self.payload_at));
+        let held = Hold::take(self.state_word());
         assert!(held.is_some(), "nobody else holds it");
+    }
+
+    /// The word of state of a payload by reference.
+    #[cfg(test)]
+    pub(super) fn state_word(&self) -> &AtomicU64 {
+        match self.body {
+            Body::Record { ring, payload_at, .. } => ring.word(payload_at),
+            Body::Here(_) => panic!("a packet has no word of state"),
+        }
     }
 
     fn judge(&mut self, result: Result<(), PeerError>) -> Result<(), CopyError> {

@@ -1,4 +1,4 @@
-//! Carries messages between NICs. This path: memfd rings between processes of one host; the wire comes next.
+//! Carries messages between NICs: whole ones in memfd rings between processes of one host, packets over UDP to others ([`udp`]).
 //!
 //! [`Link::join`] takes a seat on the fabric; channels to peers are made when first needed. Requests and replies go out
 //! by [`Link::send_request`] and [`Link::send_reply`], come in by [`Link::poll`], and become visible to the peer at the
@@ -23,9 +23,12 @@ mod shared_memory;
 mod tests;
 pub mod udp;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::dma::{Host, Segment};
+use roce::Packet;
+
+use crate::dma::{Ear, Fault, Host, Segment};
 use fabric::Fabric;
 pub use fabric::{FabricError, SLOTS, Seat, Visit};
 pub use idle::{IdleClock, IdlePolicy, IdleTimes, Pause, SystemClock};
@@ -36,6 +39,8 @@ pub use record::{MAX_FRAGMENT, MAX_SEGMENTS, RecordError};
 pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, SendError};
 pub use shape::TokenBucket;
 use shared_memory::ChannelState;
+use udp::Wire;
+pub use udp::{PortCounters, Unsent, WireCounters};
 
 /// Largest payload that travels in a record when copies between the processes are possible.
 ///
@@ -86,6 +91,18 @@ pub struct PathAddress {
     pub grh: bool,
 }
 
+impl PathAddress {
+    /// What is known of a datagram's way over UDP: the addresses. The socket does not say the rest; the hop limit is Linux's.
+    fn of_wire(from: IpAddr, at: IpAddr) -> PathAddress {
+        const HOPS: u8 = 64;
+        let gid = |address| match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+            IpAddr::V6(v6) => v6.octets(),
+        };
+        PathAddress { sgid: gid(from), dgid: gid(at), hop_limit: HOPS, grh: true, ..PathAddress::default() }
+    }
+}
+
 /// How a process joins.
 #[derive(Debug, Clone)]
 pub struct LinkConfig {
@@ -95,11 +112,18 @@ pub struct LinkConfig {
     pub staging: bool,
     /// Bytes of each ring of a channel: a power of two, at least 128 KiB.
     pub ring_bytes: usize,
+    /// Addresses of this host where packets come and go; none: no wire.
+    pub addresses: Vec<IpAddr>,
 }
 
 impl Default for LinkConfig {
     fn default() -> Self {
-        LinkConfig { fabric: "default".to_owned(), staging: false, ring_bytes: 512 * 1024 }
+        LinkConfig {
+            fabric: "default".to_owned(),
+            staging: false,
+            ring_bytes: 512 * 1024,
+            addresses: Vec::new(),
+        }
     }
 }
 
@@ -178,6 +202,9 @@ pub struct Link {
     examined: u8,
     /// Slots asked to ring when they consume, while we sleep.
     waiting: Vec<u8>,
+    wire: Option<Wire>,
+    /// Hears the wire's sockets while we sleep.
+    ear: Option<Arc<Ear>>,
 }
 
 impl Link {
@@ -191,6 +218,19 @@ impl Link {
         }
         let host = Host::new().map_err(LinkError::Guard)?;
         let fabric = Arc::new(Fabric::join(&config.fabric)?);
+        let wire = match config.addresses.as_slice() {
+            [] => None,
+            some => Some(Wire::open(fabric.slot(), some).map_err(LinkError::wire)?),
+        };
+        let ear = match &wire {
+            None => None,
+            Some(wire) => {
+                fabric.publish_ports(wire.own_ports());
+                let ear = Ear::new().map_err(LinkError::Ear)?;
+                wire.descriptors().try_for_each(|fd| ear.listen_to(fd)).map_err(LinkError::Ear)?;
+                Some(Arc::new(ear))
+            }
+        };
         Ok(Link {
             fabric,
             host,
@@ -212,7 +252,45 @@ impl Link {
             watched_ns: 0,
             examined: 0,
             waiting: Vec::new(),
+            wire,
+            ear,
         })
+    }
+
+    /// Whether packets can leave this host.
+    pub fn has_wire(&self) -> bool {
+        self.wire.is_some()
+    }
+
+    /// Whether a packet from this address would be taken now.
+    pub fn has_wire_room(&self, from: IpAddr) -> bool {
+        self.wire.as_ref().is_none_or(|wire| wire.has_room(from))
+    }
+
+    /// Sends a packet, see [`Wire::send`]; it leaves with the next [`Link::ring_bells`].
+    ///
+    /// Errors: see [`Unsent`].
+    pub fn send_packet(
+        &mut self,
+        from: IpAddr,
+        to: IpAddr,
+        packet: &Packet,
+        payload: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
+    ) -> Result<usize, Unsent> {
+        let Some(wire) = self.wire.as_mut().filter(|_| self.fabric.is_ours()) else {
+            return Err(Unsent::Impossible("this NIC has no wire".to_owned()));
+        };
+        wire.send(from, to, packet, payload)
+    }
+
+    /// What went over the wire, and what the ports did; `None` without one.
+    pub fn wire_counters(&self) -> Option<(WireCounters, PortCounters)> {
+        self.wire.as_ref().map(|wire| (wire.counters(), wire.port_counters()))
+    }
+
+    /// What hears the wire while this link sleeps: a thread waits there and then wakes it.
+    pub fn ear(&self) -> Option<Arc<Ear>> {
+        self.ear.clone()
     }
 
     /// Our slot: the upper bits of every QPN of this process.

@@ -2,11 +2,12 @@
 
 #[cfg(any(test, feature = "testing"))]
 use super::inbound::SenderMemory;
-use super::inbound::{Disposition, Inbound, Message};
+use super::inbound::{Body, Disposition, Inbound, Message};
 use super::loan::{self, LOAN_WORDS};
 use super::peers::Incoming;
 use super::record::{self, Form, RecordError};
 use super::shared_memory::{ChannelState, Lane, Record};
+use super::udp::Arrived;
 use super::{Link, LinkEvent, PathAddress};
 use crate::dma::{RingMemory, Segment, total};
 
@@ -60,7 +61,29 @@ impl Link {
             self.incoming.retain(keeps);
         }
         self.counters.received += consumed as u64;
-        consumed
+        consumed + self.poll_wire(&mut handler)
+    }
+
+    /// Hands packets of the wire to `handler`; returns how many datagrams were looked at.
+    fn poll_wire(&mut self, handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition) -> usize {
+        let Self { wire, fabric, host, counters, .. } = self;
+        let Some(wire) = wire else { return 0 };
+        wire.poll(
+            |slot, address| fabric.port_of(slot, address),
+            |Arrived { from, at, packet, payload }| {
+                let message = Message::Packet { packet, from, at };
+                let datagram = packet.service == roce::ServiceType::Ud;
+                handler(&mut Inbound {
+                    message: &message,
+                    path: datagram.then(|| PathAddress::of_wire(from, at)),
+                    body: Body::Here(payload),
+                    len: payload.len() as u32,
+                    host,
+                    counters: &mut *counters,
+                    refused: false,
+                });
+            },
+        )
     }
 
     /// Whether replies of the process in `slot` have come and were not handed on yet.
@@ -109,7 +132,7 @@ impl Link {
         budget: usize,
         consumed: &mut usize,
         handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition,
-        read: impl Fn(&RingMemory, &Record, &mut Vec<Segment>) -> Result<Arrived, RecordError>,
+        read: impl Fn(&RingMemory, &Record, &mut Vec<Segment>) -> Result<Found, RecordError>,
     ) -> Result<(), RecordError> {
         let Incoming { consumer, memory, .. } = &mut self.incoming[index];
         let from = consumer.ends().from;
@@ -120,7 +143,7 @@ impl Link {
             }
             let ring = consumer.ring(lane);
             self.segments.clear();
-            let Arrived { message, source, path, form, len, payload_at } =
+            let Found { message, source, path, form, len, payload_at } =
                 read(ring, &record, &mut self.segments)?;
             // A peer speaks for its own queues only.
             if Link::slot_of(source) != from {
@@ -134,15 +157,10 @@ impl Link {
                 continue;
             }
             let mut inbound = Inbound {
-                from,
                 message: &message,
                 path,
-                form,
+                body: Body::Record { form, ring, payload_at, segments: &self.segments, memory },
                 len,
-                ring,
-                payload_at,
-                segments: &self.segments,
-                memory,
                 host: &self.host,
                 counters: &mut self.counters,
                 refused: false,
@@ -163,7 +181,7 @@ impl Link {
 }
 
 /// What a record says, checked.
-struct Arrived {
+struct Found {
     message: Message,
     /// Sender's QPN.
     source: u32,
@@ -180,7 +198,7 @@ fn read_request(
     ring: &RingMemory,
     record: &Record,
     segments: &mut Vec<Segment>,
-) -> Result<Arrived, RecordError> {
+) -> Result<Found, RecordError> {
     let (request, has_path, form) = record::decode_request(&record.words, record.len)?;
     let mut payload_at = record.position + 8 * record::REQUEST_WORDS as u64;
     let mut path = None;
@@ -194,16 +212,12 @@ fn read_request(
         check_segments(segments, request.fragment.offset, len, request.length)?;
     }
     let source = request.src_qpn;
-    Ok(Arrived { message: Message::Request(request), source, path, form, len, payload_at })
+    Ok(Found { message: Message::Request(request), source, path, form, len, payload_at })
 }
 
 /// The same for the replies' lane.
 #[inline(always)]
-fn read_reply(
-    ring: &RingMemory,
-    record: &Record,
-    segments: &mut Vec<Segment>,
-) -> Result<Arrived, RecordError> {
+fn read_reply(ring: &RingMemory, record: &Record, segments: &mut Vec<Segment>) -> Result<Found, RecordError> {
     let record::ReplyHeader { reply, offset, len, form, last } =
         record::decode_reply(&record.words, record.len)?;
     let payload_at = record.position + 8 * record::REPLY_WORDS as u64;
@@ -212,7 +226,7 @@ fn read_reply(
         check_segments(segments, offset, len, len)?;
     }
     let message = Message::Reply { reply, offset, last };
-    Ok(Arrived { message, source: reply.src_qpn, path: None, form, len, payload_at })
+    Ok(Found { message, source: reply.src_qpn, path: None, form, len, payload_at })
 }
 
 fn load_segments(ring: &RingMemory, at: u64, count: u8, segments: &mut Vec<Segment>) {

@@ -1,5 +1,7 @@
 //! What the link says of itself: errors, events and counters.
 
+use std::net::IpAddr;
+
 use super::fabric::FabricError;
 use super::record::RecordError;
 use crate::dma::Fault;
@@ -13,12 +15,31 @@ pub enum LinkError {
     /// The fault handler could not be installed.
     #[error("installing the handler for SIGSEGV and SIGBUS: {0}")]
     Guard(std::io::Error),
+    /// An address where packets cannot come.
+    #[error(
+        "UDP port 4791 of {address}: {error}; name an address of this host (option --ipv4, key `ipv4`), or use --path shm"
+    )]
+    Wire {
+        /// The address.
+        address: IpAddr,
+        /// What the kernel said.
+        error: std::io::Error,
+    },
+    /// Sockets cannot be waited for.
+    #[error("waiting for packets (epoll): {0}")]
+    Ear(std::io::Error),
     /// A ring size that cannot be.
     #[error("rings of {ring_bytes} bytes: a power of two of at least 131072 is needed")]
     RingBytes {
         /// As configured.
         ring_bytes: usize,
     },
+}
+
+impl LinkError {
+    pub(super) fn wire((address, error): (IpAddr, std::io::Error)) -> LinkError {
+        LinkError::Wire { address, error }
+    }
 }
 
 /// Why a slot cannot be reached.

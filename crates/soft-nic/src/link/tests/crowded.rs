@@ -54,6 +54,7 @@ fn nic(words: &Words, config: LinkConfig) {
                     received = received.wrapping_add(1);
                     last = Some(request);
                 }
+                Message::Packet { .. } => unreachable!("this link has no wire"),
                 Message::Reply { reply, .. } => words.completed.store(reply.msn.into(), Ordering::Release),
             }
             Disposition::Consumed

@@ -130,7 +130,7 @@ fn a_copy_that_is_going_on_is_waited_for_and_then_counts_for_nothing() {
     let source = words(1);
     let loan = lend(&mut a, b.slot(), &source);
     b.poll(1, |inbound| {
-        let word = inbound.ring.word(inbound.payload_at);
+        let word = inbound.state_word();
         let hold = Hold::take(word).unwrap();
         std::thread::scope(|scope| {
             let owner = scope.spawn(|| (loan.take_back(), Instant::now()));

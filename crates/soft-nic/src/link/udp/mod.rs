@@ -1,7 +1,10 @@
 //! RoCEv2 over UDP: what carries packets between hosts, and between network namespaces of one.
 //!
-//! So far the port alone: one address has one UDP port 4791 and any number of NICs behind it. Packets and queues come on top.
+//! One address has one UDP port 4791 and any number of NICs behind it ([`SharedPort`]); [`Wire`] is the ports of one process,
+//! with the headers of every packet. Nothing here knows queues: who gets a packet is the device's to say.
 
+mod packets;
 mod port;
 
+pub use packets::{Arrived, Unsent, Wire, WireCounters};
 pub use port::{PortCounters, SharedPort};

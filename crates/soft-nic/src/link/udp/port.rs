@@ -9,6 +9,9 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+
+use roce::wire::udp::DYNAMIC_PORTS;
 
 use crate::dma::datagrams::{Datagrams, Outbox, Posted};
 use crate::link::{Link, SLOTS};
@@ -44,6 +47,22 @@ pub struct PortCounters {
     pub owned: u64,
 }
 
+impl std::ops::Add for PortCounters {
+    type Output = PortCounters;
+
+    fn add(self, more: PortCounters) -> PortCounters {
+        PortCounters {
+            received: self.received + more.received,
+            handed_on: self.handed_on + more.handed_on,
+            undeliverable: self.undeliverable + more.undeliverable,
+            malformed: self.malformed + more.malformed,
+            refused: self.refused + more.refused,
+            unsent: self.unsent + more.unsent,
+            owned: self.owned + more.owned,
+        }
+    }
+}
+
 /// This process's share in the port of one address.
 #[derive(Debug)]
 pub struct SharedPort {
@@ -70,7 +89,7 @@ impl SharedPort {
             slot,
             owned: None,
             handing: Outbox::default(),
-            own: Datagrams::open(SocketAddr::new(address, 0))?,
+            own: open_dynamic(slot, address)?,
             outbox: Outbox::default(),
             handed: 0,
             counters: PortCounters::default(),
@@ -114,9 +133,14 @@ impl SharedPort {
     /// Adds a packet of `len` bytes, from its BTH on, for the NICs of `to`; `fill` writes it, and is told the identification
     /// of its IPv4 header. It leaves with the next [`SharedPort::flush`].
     ///
-    /// Errors: a length that no packet has.
-    pub fn push(&mut self, to: IpAddr, len: usize, fill: impl FnOnce(&mut [u8], u16)) -> io::Result<()> {
-        self.outbox.push(SocketAddr::new(to, ROCE_PORT), len, fill)
+    /// Errors: a length that no packet has, and those of `fill`; nothing is added then.
+    pub fn push<E: From<io::Error>>(
+        &mut self,
+        to: IpAddr,
+        len: usize,
+        fill: impl FnOnce(&mut [u8], u16) -> Result<(), E>,
+    ) -> Result<(), E> {
+        self.outbox.try_push(SocketAddr::new(to, ROCE_PORT), len, fill)
     }
 
     /// Sends what was added. What the kernel has no room for now stays.
@@ -129,19 +153,35 @@ impl SharedPort {
         posted
     }
 
-    /// Packets that wait to be sent.
-    pub fn waiting(&self) -> usize {
-        self.outbox.len()
+    /// The address.
+    pub fn address(&self) -> IpAddr {
+        self.address
     }
 
-    /// Hands packets for queues of this process to `deliver`, with the address that they came from, and those for others on;
+    /// Its sockets: ours, and the address's when we own it.
+    pub fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        [Some(&self.own), self.owned.as_ref()].into_iter().flatten().map(Datagrams::descriptor)
+    }
+
+    /// The bytes that wait to be sent, one packet behind the other.
+    #[cfg(test)]
+    pub fn waiting_packet(&self) -> &[u8] {
+        self.outbox.waiting()
+    }
+
+    /// Bytes that wait to be sent.
+    pub fn waiting_bytes(&self) -> usize {
+        self.outbox.bytes()
+    }
+
+    /// Hands packets for queues of this process to `deliver`, with the address and port that they came from, and those for others on;
     /// `ports` gives the port of each slot's process at this address. Returns how many datagrams were looked at; bounded.
     ///
     /// Errors: what the kernel says.
     pub fn poll(
         &mut self,
         ports: impl Fn(u8) -> Option<u16>,
-        mut deliver: impl FnMut(IpAddr, &[u8]),
+        mut deliver: impl FnMut(SocketAddr, &[u8]),
     ) -> io::Result<usize> {
         let mut looked = 0;
         let Self { address, owned, handing, counters, handed, slot, own, .. } = self;
@@ -154,7 +194,7 @@ impl SharedPort {
                 };
                 let to = Link::slot_of(qpn);
                 if qpn == GSI_QPN || to == *slot {
-                    deliver(from.ip(), packet);
+                    deliver(from, packet);
                     return;
                 }
                 let len = HEAD_BYTES + packet.len();
@@ -216,12 +256,28 @@ fn origin_head(from: SocketAddr) -> [u8; HEAD_BYTES] {
     head
 }
 
-fn origin(head: &[u8]) -> Option<IpAddr> {
-    match head.first()? {
-        4 => Some(IpAddr::from(<[u8; 4]>::try_from(head.get(4..8)?).ok()?)),
-        6 => Some(IpAddr::from(<[u8; 16]>::try_from(head.get(4..20)?).ok()?)),
-        _ => None,
+fn origin(head: &[u8]) -> Option<SocketAddr> {
+    let ip = match head.first()? {
+        4 => IpAddr::from(<[u8; 4]>::try_from(head.get(4..8)?).ok()?),
+        6 => IpAddr::from(<[u8; 16]>::try_from(head.get(4..20)?).ok()?),
+        _ => return None,
+    };
+    Some(SocketAddr::new(ip, u16::from_be_bytes([*head.get(2)?, *head.get(3)?])))
+}
+
+/// A socket with a port of the dynamic range (RFC 6335), which a RoCEv2 source port is to be of; whichever the kernel has
+/// when none of some is free.
+fn open_dynamic(slot: u8, address: IpAddr) -> io::Result<Datagrams> {
+    const TRIES: u16 = 16;
+    let first = (std::process::id() as u16).wrapping_mul(31) ^ u16::from(slot) << 7;
+    for offset in 0..TRIES {
+        let port = DYNAMIC_PORTS | first.wrapping_add(offset.wrapping_mul(977));
+        match Datagrams::open(SocketAddr::new(address, port)) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            other => return other,
+        }
     }
+    Datagrams::open(SocketAddr::new(address, 0))
 }
 
 #[cfg(test)]

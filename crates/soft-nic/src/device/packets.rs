@@ -1,0 +1,322 @@
+//! Queues on the wire: their packets out, and what comes for them.
+//!
+//! The engine cuts, counts and judges; here payload is read from and put into memory. Connected queues whose peer is on the
+//! wire send packets instead of messages; a datagram is one packet anyway, so a UD queue may use both ways at once.
+
+use std::net::IpAddr;
+
+use roce::connection::{Arrival, WorkRequest, poll_request_packet, take_reply_packet};
+use roce::packet::{Deth, Trailer};
+use roce::{
+    Access, Content, Fragment, Opcode, Outcome, Packet, PayloadSource, Placement, Position, PostedMessage,
+    Region, ReplyVerdict, Request, ServiceType, Status, Transmit, Verdict, Work,
+};
+
+use super::core::Core;
+use super::mr::access;
+use super::qp::Qp;
+use super::route::{Route, ip_of};
+use super::rq::QpResources;
+use super::sq::{Kind, SendRequest};
+use crate::dma::{Fault, Memory, Segment, Segments};
+use crate::link::{Inbound, Link, Unsent};
+
+/// Packets of one queue sent in one poll, so that what arrives is looked at in between.
+const PACKETS_AT_ONCE: usize = 64;
+
+/// Ethernet's preamble, headers and gap, and IP and UDP, in front of what [`Link::send_packet`] counts.
+const FRAMING: u64 = 20 + 14 + 4 + 20 + 8;
+
+impl<M: Memory> Core<M> {
+    // Out.
+
+    /// Sends what the transport lets go. Returns the number of packets.
+    pub(super) fn transmit_packets(&mut self, link: &mut Link, qp: &mut Qp, route: Route) -> usize {
+        let mut sent = 0;
+        while sent < PACKETS_AT_ONCE
+            && self.shapers[qp.device].allows(self.now)
+            && link.has_wire_room(route.from)
+        {
+            let (Some(requester), sq) = (&mut qp.requester, &qp.sq) else { break };
+            let work = |ticket| sq.find(ticket).map(|place| work_request(&sq.outstanding[place]));
+            let Some(outgoing) = poll_request_packet(requester, qp.qpn, self.now, work) else { break };
+            sent += 1;
+            let PayloadSource::Message(ticket) = outgoing.source else {
+                let bytes = link.send_packet(route.from, route.to, &outgoing.packet, |_| Ok(()));
+                self.count_packet(qp.device, &bytes, &outgoing.packet, 0, outgoing.retransmission);
+                continue;
+            };
+            let Some(place) = sq.find(ticket) else { continue };
+            let request = &sq.outstanding[place];
+            let Fragment { offset, length } = outgoing.packet.payload;
+            let taken = if request.revoked {
+                Err(Unsent::Fault(Fault { addr: 0 }))
+            } else {
+                let fill = |out: &mut [u8]| gather(&self.memory, request, offset, out);
+                link.send_packet(route.from, route.to, &outgoing.packet, fill)
+            };
+            if matches!(taken, Err(Unsent::Fault(_))) {
+                requester.fail(ticket, Status::LocalProtection);
+                continue;
+            }
+            self.count_packet(qp.device, &taken, &outgoing.packet, length, outgoing.retransmission);
+        }
+        sent
+    }
+
+    /// A datagram as its one packet. False: the wire has no room now.
+    pub(super) fn send_datagram(
+        &mut self,
+        link: &mut Link,
+        device: usize,
+        request: &SendRequest,
+        route: Route,
+        transmit: Transmit,
+    ) -> Result<(), Unsent> {
+        let Request { service, src_qpn, dst_qpn, solicited, imm, length, qkey, opcode, .. } = request.request;
+        let trailer = if opcode == Opcode::SendImm { Trailer::Immediate(imm) } else { Trailer::None };
+        let packet = Packet {
+            service,
+            dst_qpn,
+            psn: transmit.psn,
+            ack_requested: false,
+            solicited,
+            deth: Deth { qkey, src_qpn },
+            content: Content::Send { position: Position::Only, trailer },
+            payload: Fragment { offset: 0, length },
+        };
+        let fill = |out: &mut [u8]| gather(&self.memory, request, 0, out);
+        let taken = link.send_packet(route.from, route.to, &packet, fill);
+        if let Err(error @ (Unsent::Full | Unsent::Fault(_))) = taken {
+            return Err(error);
+        }
+        self.count_packet(device, &taken, &packet, length, transmit.retransmission);
+        Ok(())
+    }
+
+    /// Sends acknowledgements and READ responses. Number sent, and whether some are left.
+    pub(super) fn send_reply_packets(&mut self, link: &mut Link, qp: &mut Qp, route: Route) -> (usize, bool) {
+        let mut sent = 0;
+        while sent < PACKETS_AT_ONCE {
+            if !self.shapers[qp.device].allows(self.now) || !link.has_wire_room(route.from) {
+                return (sent, true);
+            }
+            let Some(outgoing) = qp.responder.as_mut().and_then(|r| r.poll_packet()) else {
+                return (sent, false);
+            };
+            sent += 1;
+            let Fragment { offset, length } = outgoing.packet.payload;
+            let PayloadSource::Region(region) = outgoing.source else {
+                self.count_answer(&outgoing.packet);
+                let bytes = link.send_packet(route.from, route.to, &outgoing.packet, |_| Ok(()));
+                self.count_packet(qp.device, &bytes, &outgoing.packet, 0, false);
+                continue;
+            };
+            let at = Segment { addr: region.address.wrapping_add(offset.into()), len: length.into() };
+            let outcome = if self.is_readable_still(qp, &region, offset, length) {
+                let fill = |out: &mut [u8]| self.memory.read(at.addr, out);
+                match link.send_packet(route.from, route.to, &outgoing.packet, fill) {
+                    Err(Unsent::Fault(_)) => Outcome::LocalFault,
+                    bytes => {
+                        self.count_packet(qp.device, &bytes, &outgoing.packet, length, false);
+                        continue;
+                    }
+                }
+            } else {
+                Outcome::Revoked
+            };
+            if let Some(responder) = &mut qp.responder {
+                responder.read_failed(outcome);
+            }
+            self.take_events(qp);
+        }
+        (sent, true)
+    }
+
+    /// A card looks at the key with every packet.
+    fn is_readable_still(&self, qp: &Qp, region: &Region, offset: u32, length: u32) -> bool {
+        let va = region.va.wrapping_add(offset.into());
+        let wanted = Ok(region.address.wrapping_add(offset.into()));
+        self.regions.grant(region.key, qp.pd, qp.qpn, va, length.into(), Access(access::REMOTE_READ))
+            == wanted
+    }
+
+    fn count_answer(&mut self, packet: &Packet) {
+        use roce::packet::{Aeth, Syndrome};
+        if let Content::Acknowledge(Aeth { syndrome, .. }) = packet.content {
+            match syndrome {
+                Syndrome::Ack => {}
+                Syndrome::RnrNak { .. } => self.counters.rnr_naks_sent += 1,
+                Syndrome::Nak(_) => self.counters.naks_sent += 1,
+            }
+        }
+    }
+
+    fn count_packet(
+        &mut self,
+        device: usize,
+        taken: &Result<usize, Unsent>,
+        packet: &Packet,
+        payload: u32,
+        again: bool,
+    ) {
+        let Ok(bytes) = taken else {
+            // No header says that, or no port has that address: lost on the way.
+            self.counters.lost_unreachable += 1;
+            return;
+        };
+        let wire = FRAMING + *bytes as u64;
+        self.shapers[device].spend(wire);
+        self.counters.wire_bytes_sent += wire;
+        if again {
+            self.counters.retransmissions += 1;
+        } else if packet.content.is_request() {
+            self.counters.messages_sent += u64::from(packet.content.position().ends());
+            self.counters.bytes_sent += u64::from(payload);
+        }
+    }
+
+    // In.
+
+    /// A packet arrived for an address of ours.
+    pub(super) fn take_packet(
+        &mut self,
+        packet: &Packet,
+        from: IpAddr,
+        at: IpAddr,
+        inbound: &mut Inbound<'_>,
+    ) {
+        let Some(mut qp) = self.qps.find(packet.dst_qpn).and_then(|place| self.qps.take(place)) else {
+            self.counters.dropped_unknown_qp += 1;
+            return;
+        };
+        let stranger = |route: Option<Route>| route != Some(Route { from: at, to: from });
+        let is_at = |device: usize| self.devices[device].gids.iter().any(|e| ip_of(&e.gid) == Some(at));
+        if qp.service != ServiceType::Ud && stranger(qp.route) || !is_at(qp.device) {
+            self.counters.dropped_address += 1;
+        } else if !packet.content.is_request() {
+            self.take_answer(&mut qp, packet, inbound);
+        } else if qp.state.answers_requests() {
+            self.respond_to_packet(&mut qp, packet, inbound);
+        } else {
+            self.counters.dropped_qp_state += 1;
+        }
+        self.qps.put(qp);
+    }
+
+    fn respond_to_packet(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut Inbound<'_>) {
+        self.with_responder(qp, |core, qp| {
+            let Some(responder) = &mut qp.responder else { return };
+            let mut resources = QpResources {
+                memory: &core.memory,
+                regions: &core.regions,
+                pd: qp.pd,
+                qpn: qp.qpn,
+                rq: &mut qp.rq,
+                srq: qp.srq.and_then(|from| core.srqs.get_mut(from.place)),
+            };
+            match responder.handle_packet(packet, &mut resources) {
+                // The engine sends a READ's answer by itself.
+                Verdict::Execute(Work::Read { .. }) | Verdict::Answered => {}
+                Verdict::Execute(work) => {
+                    let ends = packet.content.position().ends();
+                    let outcome = core.execute(qp, &work, ends, packet.payload.length, inbound);
+                    if let Some(responder) = &mut qp.responder {
+                        responder.executed(outcome);
+                    }
+                }
+                Verdict::Dropped(reason) => core.count_dropped(reason),
+            }
+        });
+    }
+
+    fn take_answer(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut Inbound<'_>) {
+        let waits = qp.state.finishes_sends() && qp.service == ServiceType::Rc;
+        let Some(requester) = qp.requester.as_mut().filter(|_| waits) else {
+            self.counters.dropped_replies += 1;
+            return;
+        };
+        match take_reply_packet(requester, qp.qpn, self.now, packet) {
+            Arrival::Place(placement) => self.place_read(qp, placement, inbound),
+            Arrival::Reply(ReplyVerdict::Ignored) => self.counters.dropped_replies += 1,
+            Arrival::Reply(_) | Arrival::Request(_) => {}
+        }
+        self.drain_completions(qp);
+        self.schedule.heat(qp, self.now);
+    }
+
+    /// Bytes of a READ go where it wants them.
+    fn place_read(&mut self, qp: &mut Qp, placement: Placement, inbound: &mut Inbound<'_>) {
+        let Placement { ticket, fragment: Fragment { offset, length } } = placement;
+        let Some(place) = qp.sq.find(ticket) else { return };
+        let request = &mut qp.sq.outstanding[place];
+        self.counters.bytes_read += u64::from(length);
+        let placed = if request.signalled && request.request.length as usize <= qp.requester_scatter {
+            // So short that it came in one packet.
+            request.inline.clear();
+            request.inline.resize(length as usize, 0);
+            inbound.copy_to_buffer(&mut request.inline).is_ok()
+        } else {
+            let mut to = std::mem::take(&mut self.segments);
+            pieces(&request.segments, offset, length, &mut to);
+            let placed = !request.revoked
+                && inbound.copy_into(&to, super::deliver::order(self.options.relaxed_ordering)).is_ok();
+            self.segments = to;
+            placed
+        };
+        if let Some(requester) = qp.requester.as_mut().filter(|_| !placed) {
+            requester.fail(ticket, Status::LocalProtection);
+        }
+    }
+}
+
+/// What the headers of a message's packets say.
+fn work_request(request: &SendRequest) -> WorkRequest {
+    let Request { opcode, length, solicited, imm, remote_va, rkey, swap_add, compare, .. } = request.request;
+    debug_assert_eq!(request.kind, Kind::Message);
+    WorkRequest {
+        message: PostedMessage { opcode, length, fence: request.fence },
+        solicited,
+        imm,
+        remote_va,
+        rkey,
+        swap_add,
+        compare,
+        dst_qpn: request.request.dst_qpn,
+        qkey: request.request.qkey,
+    }
+}
+
+/// The message's bytes from `offset` on, as many as `out` has.
+fn gather<M: Memory>(memory: &M, request: &SendRequest, offset: u32, out: &mut [u8]) -> Result<(), Fault> {
+    let from = offset as usize;
+    if !request.inline.is_empty() {
+        let bytes = request.inline.get(from..from + out.len()).ok_or(Fault { addr: 0 })?;
+        out.copy_from_slice(bytes);
+        return Ok(());
+    }
+    let mut walk = Segments::new(&request.segments);
+    walk.advance(offset.into());
+    let mut rest = out;
+    while !rest.is_empty() {
+        let piece = walk.peek(rest.len() as u64).ok_or(Fault { addr: 0 })?;
+        let (now, later) = rest.split_at_mut(piece.len as usize);
+        memory.read(piece.addr, now)?;
+        walk.advance(piece.len);
+        rest = later;
+    }
+    Ok(())
+}
+
+/// The pieces of `segments` that hold `length` bytes from `offset`.
+pub(super) fn pieces(segments: &[Segment], offset: u32, length: u32, out: &mut Vec<Segment>) {
+    out.clear();
+    let mut walk = Segments::new(segments);
+    walk.advance(offset.into());
+    let mut left = u64::from(length);
+    while let Some(piece) = walk.peek(left) {
+        walk.advance(piece.len);
+        left -= piece.len;
+        out.push(piece);
+    }
+}

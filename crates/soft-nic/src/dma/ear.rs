@@ -1,0 +1,101 @@
+//! Hears sockets while nobody looks at them: one wait for all, which tells of each only when asked to.
+//!
+//! Epoll, one shot: who goes to sleep arms it, a thread that does nothing else waits, and is told once. What had come before is
+//! told as well, so nothing falls between the last look and the sleep. At work nothing is armed, and packets cost no wake-up.
+
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use super::system::{check, moved_high};
+
+/// See the module.
+#[derive(Debug)]
+pub struct Ear {
+    epoll: OwnedFd,
+    sockets: Mutex<Vec<RawFd>>,
+}
+
+impl Ear {
+    /// One that hears nothing yet.
+    ///
+    /// Errors: the kernel's (descriptor limit).
+    pub fn new() -> io::Result<Ear> {
+        // SAFETY: plain system call.
+        let raw = check(unsafe { libc::syscall(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) })?;
+        // SAFETY: the kernel just gave us this descriptor.
+        let epoll = moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) });
+        Ok(Ear { epoll, sockets: Mutex::new(Vec::new()) })
+    }
+
+    /// Hears this socket too, from the next [`Ear::arm`] on; one that is heard already stays so. The kernel forgets a socket
+    /// that is closed.
+    ///
+    /// Errors: the kernel's.
+    pub fn listen_to(&self, socket: RawFd) -> io::Result<()> {
+        let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.control(libc::EPOLL_CTL_ADD, socket, 0) {
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {}
+            other => other?,
+        }
+        if !sockets.contains(&socket) {
+            sockets.push(socket);
+        }
+        Ok(())
+    }
+
+    /// Who waits is told once of what has come or comes.
+    pub fn arm(&self) {
+        let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        for socket in sockets.iter() {
+            // One that was closed says nothing any more.
+            let _ = self.control(libc::EPOLL_CTL_MOD, *socket, libc::EPOLLIN as u32);
+        }
+    }
+
+    /// Waits until something armed has come, `max` at most; true when it has.
+    pub fn wait(&self, max: Duration) -> bool {
+        let mut event = libc::epoll_event { events: 0, u64: 0 };
+        let ms = i32::try_from(max.as_millis()).unwrap_or(i32::MAX);
+        let (number, epoll, none) = (libc::SYS_epoll_pwait, self.epoll.as_raw_fd(), std::ptr::null::<u8>());
+        // SAFETY: room for one event that lives through the call, and no signal mask.
+        unsafe { libc::syscall(number, epoll, &mut event, 1, ms, none, 8) > 0 }
+    }
+
+    fn control(&self, what: libc::c_int, socket: RawFd, events: u32) -> io::Result<()> {
+        let mut event = libc::epoll_event { events: events | libc::EPOLLONESHOT as u32, u64: socket as u64 };
+        let (number, epoll) = (libc::SYS_epoll_ctl, self.epoll.as_raw_fd());
+        // SAFETY: the event lives through the call; a number that is no descriptor is an error.
+        check(unsafe { libc::syscall(number, epoll, what, socket, &mut event) }).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::UdpSocket;
+    use std::time::Instant;
+
+    #[test]
+    fn what_came_and_what_comes_is_told_once_and_only_when_armed() {
+        let (ours, theirs) =
+            (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+        let ear = Ear::new().unwrap();
+        ear.listen_to(ours.as_raw_fd()).unwrap();
+        ear.listen_to(ours.as_raw_fd()).unwrap();
+        let soon = Duration::from_millis(20);
+        theirs.send_to(b"before", ours.local_addr().unwrap()).unwrap();
+        assert!(!ear.wait(soon), "nobody asked");
+        ear.arm();
+        assert!(ear.wait(Duration::from_secs(5)), "what came before");
+        assert!(!ear.wait(soon), "told once");
+        let mut bytes = [0; 8];
+        ours.recv(&mut bytes).unwrap();
+        ear.arm();
+        assert!(!ear.wait(soon), "nothing came");
+        theirs.send_to(b"after", ours.local_addr().unwrap()).unwrap();
+        let begun = Instant::now();
+        assert!(ear.wait(Duration::from_secs(5)) && begun.elapsed() < Duration::from_secs(4));
+    }
+}

@@ -1,0 +1,266 @@
+//! The engine's packets on UDP: headers, padding and ICRC put on and taken off.
+//!
+//! RoCEv2 as IBTA Annex A17 has it, over IPv4 and IPv6. Every packet of a process leaves from one port of the dynamic range.
+//! Type of service, flow label and hop limit are the kernel's defaults, and not known of what arrives: the ICRC does not cover
+//! them. Over IPv4 a socket does not say the identification either, see [`icrc::check_any_identification`].
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+
+use roce::Packet;
+use roce::wire::bth::pkeys_match;
+use roce::wire::icrc::{self, ICRC_BYTES};
+use roce::wire::{self, Gid, IpHeader, Udp, WireError};
+
+use super::SharedPort;
+use crate::dma::Fault;
+
+/// Bytes that may wait for the kernel at one port: what is sent later anyhow is better not made yet.
+const WAITING_BYTES: usize = 256 * 1024;
+
+/// The default partition, full member: the only one that ports of this NIC are in.
+const DEFAULT_PKEY: u16 = 0xffff;
+
+/// What came and went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct WireCounters {
+    /// Packets given to the kernel, or waiting to be.
+    pub sent: u64,
+    /// Their bytes, from BTH to ICRC.
+    pub sent_bytes: u64,
+    /// Packets that came and were whole.
+    pub received: u64,
+    /// Their bytes, from BTH to ICRC.
+    pub received_bytes: u64,
+    /// Dropped: a wrong ICRC.
+    pub icrc_errors: u64,
+    /// Dropped: no packet of the transport.
+    pub malformed: u64,
+    /// Dropped: of another partition.
+    pub pkey_violations: u64,
+    /// Dropped: an answer with a reserved code.
+    pub reserved: u64,
+    /// The kernel would not say what has come.
+    pub socket_errors: u64,
+}
+
+/// A packet that came.
+#[derive(Debug, Clone, Copy)]
+pub struct Arrived<'a> {
+    /// Address of the sender.
+    pub from: IpAddr,
+    /// Address of ours that it was sent to.
+    pub at: IpAddr,
+    /// What it says.
+    pub packet: Packet,
+    /// What it carries.
+    pub payload: &'a [u8],
+}
+
+/// Why a packet did not leave.
+#[derive(Debug, thiserror::Error)]
+pub enum Unsent {
+    /// Enough wait already; ask again in the next round.
+    #[error("enough packets wait for the kernel")]
+    Full,
+    /// Its payload cannot be read.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// No header says that, or no port of ours has that address.
+    #[error("a packet that cannot be written: {0}")]
+    Impossible(String),
+}
+
+impl From<io::Error> for Unsent {
+    fn from(error: io::Error) -> Unsent {
+        Unsent::Impossible(error.to_string())
+    }
+}
+
+impl From<WireError> for Unsent {
+    fn from(error: WireError) -> Unsent {
+        Unsent::Impossible(error.to_string())
+    }
+}
+
+/// Why a packet was dropped before anybody looked whom it is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Dropped {
+    Icrc,
+    Malformed,
+    Pkey,
+    Reserved,
+}
+
+/// The ports of this process's addresses.
+#[derive(Debug)]
+pub struct Wire {
+    ports: Vec<SharedPort>,
+    counters: WireCounters,
+}
+
+impl Wire {
+    /// Opens a port at each of the addresses.
+    ///
+    /// Errors: the address, and what the kernel says of it.
+    pub fn open(slot: u8, addresses: &[IpAddr]) -> Result<Wire, (IpAddr, io::Error)> {
+        let open = |address: &IpAddr| SharedPort::open(slot, *address).map_err(|error| (*address, error));
+        let ports = addresses.iter().map(open).collect::<Result<_, _>>()?;
+        Ok(Wire { ports, counters: WireCounters::default() })
+    }
+
+    /// Each address with the port that an owner hands packets on to.
+    pub fn own_ports(&self) -> impl Iterator<Item = (IpAddr, u16)> {
+        self.ports.iter().map(|port| (port.address(), port.own_port()))
+    }
+
+    /// Every socket, to be waited for.
+    pub fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        self.ports.iter().flat_map(SharedPort::descriptors)
+    }
+
+    /// Takes over ports whose owner has ended; to be called now and then. True: some port was taken.
+    pub fn try_own(&mut self) -> bool {
+        let counters = &mut self.counters;
+        let mut taken = false;
+        for port in self.ports.iter_mut().filter(|port| !port.is_owner()) {
+            match port.try_own() {
+                Ok(owned) => taken |= owned,
+                Err(_) => counters.socket_errors += 1,
+            }
+        }
+        taken
+    }
+
+    /// Packets of all ports so far.
+    pub fn counters(&self) -> WireCounters {
+        self.counters
+    }
+
+    /// What the ports did, all together.
+    pub fn port_counters(&self) -> super::PortCounters {
+        self.ports.iter().map(SharedPort::counters).fold(super::PortCounters::default(), |sum, one| sum + one)
+    }
+
+    /// Whether [`Wire::send`] from this address will not say `Full`.
+    pub fn has_room(&self, from: IpAddr) -> bool {
+        self.ports
+            .iter()
+            .find(|port| port.address() == from)
+            .is_none_or(|p| p.waiting_bytes() < WAITING_BYTES)
+    }
+
+    /// Writes a packet from one of our addresses to another host's or process's; `payload` fills in the bytes that it carries.
+    /// It leaves with the next [`Wire::flush`]. Returns its bytes, from BTH to ICRC.
+    ///
+    /// Errors: see [`Unsent`]; nothing was sent then.
+    pub fn send(
+        &mut self,
+        from: IpAddr,
+        to: IpAddr,
+        packet: &Packet,
+        payload: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
+    ) -> Result<usize, Unsent> {
+        let none = || Unsent::Impossible(format!("no port at {from}, or none of the family of {to}"));
+        let port = self.ports.iter_mut().find(|port| port.address() == from).ok_or_else(none)?;
+        if port.waiting_bytes() >= WAITING_BYTES {
+            return Err(Unsent::Full);
+        }
+        let unknown = || Unsent::Impossible("an operation that the service has not".to_owned());
+        let headers = packet.to_wire(&[]).ok_or_else(unknown)?.header_bytes();
+        let carried = packet.payload.length as usize;
+        let transport = headers + carried.next_multiple_of(4);
+        let len = transport + ICRC_BYTES;
+        let udp = Udp { source_port: port.own_port(), bytes: udp_bytes(len), checksum: 0 };
+        let ip = IpHeader::between(gid_of(from), gid_of(to), udp.bytes).ok_or_else(none)?;
+        port.push(to, len, |bytes, identification| {
+            let (head, rest) = bytes.split_at_mut(headers);
+            payload(&mut rest[..carried])?;
+            packet.to_wire(&rest[..carried]).ok_or_else(unknown)?.emit_headers(head)?;
+            let ip = match ip {
+                IpHeader::V4(header) => IpHeader::V4(wire::Ipv4 { identification, ..header }),
+                v6 => v6,
+            };
+            let (covered, place) = bytes.split_at_mut(transport);
+            place.copy_from_slice(&icrc::stored(icrc::compute(&ip, &udp, covered)?));
+            Ok::<_, Unsent>(())
+        })?;
+        self.counters.sent += 1;
+        self.counters.sent_bytes += len as u64;
+        Ok(len)
+    }
+
+    /// Gives the kernel what was written.
+    pub fn flush(&mut self) {
+        for port in &mut self.ports {
+            port.flush();
+        }
+    }
+
+    /// Hands what has come for this process to `deliver`, and what has come for others on; `ports` gives the port of a slot's
+    /// process at an address. Returns how many datagrams were looked at; bounded.
+    pub fn poll(
+        &mut self,
+        ports: impl Fn(u8, IpAddr) -> Option<u16>,
+        mut deliver: impl FnMut(Arrived<'_>),
+    ) -> usize {
+        let counters = &mut self.counters;
+        let mut looked = 0;
+        for port in &mut self.ports {
+            let at = port.address();
+            let got = port.poll(
+                |slot| ports(slot, at),
+                |from, bytes| match read(from, at, bytes) {
+                    Ok(arrived) => {
+                        counters.received += 1;
+                        counters.received_bytes += bytes.len() as u64;
+                        deliver(arrived);
+                    }
+                    Err(Dropped::Icrc) => counters.icrc_errors += 1,
+                    Err(Dropped::Malformed) => counters.malformed += 1,
+                    Err(Dropped::Pkey) => counters.pkey_violations += 1,
+                    Err(Dropped::Reserved) => counters.reserved += 1,
+                },
+            );
+            match got {
+                Ok(got) => looked += got,
+                Err(_) => counters.socket_errors += 1,
+            }
+        }
+        looked
+    }
+}
+
+/// Length field of a UDP header in front of `len` bytes, of which no packet has more than fit.
+fn udp_bytes(len: usize) -> u16 {
+    (Udp::BYTES + len) as u16
+}
+
+/// The GID that an address stands for.
+fn gid_of(address: IpAddr) -> Gid {
+    match address {
+        IpAddr::V4(v4) => Gid::from_ipv4(v4.octets()),
+        IpAddr::V6(v6) => Gid(v6.octets()),
+    }
+}
+
+/// Takes the headers off; checks all that does not depend on a queue.
+fn read(from: SocketAddr, at: IpAddr, bytes: &[u8]) -> Result<Arrived<'_>, Dropped> {
+    let udp = Udp { source_port: from.port(), bytes: udp_bytes(bytes.len()), checksum: 0 };
+    let ip = IpHeader::between(gid_of(from.ip()), gid_of(at), udp.bytes).ok_or(Dropped::Malformed)?;
+    let decoded = wire::Packet::decode(bytes).map_err(|_| Dropped::Malformed)?;
+    match &ip {
+        IpHeader::V4(header) => icrc::check_any_identification(header, &udp, bytes).map(|_| ()),
+        v6 => icrc::check(v6, &udp, bytes),
+    }
+    .map_err(|_| Dropped::Icrc)?;
+    if !pkeys_match(decoded.bth.pkey, DEFAULT_PKEY) {
+        return Err(Dropped::Pkey);
+    }
+    let packet = Packet::from_wire(&decoded).ok_or(Dropped::Reserved)?;
+    Ok(Arrived { from: from.ip(), at, packet, payload: decoded.payload })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,171 @@
+//! Packets of one process to another over loopback addresses, and datagrams that are none.
+
+use std::net::UdpSocket;
+use std::time::{Duration, Instant};
+
+use roce::packet::{Aeth, AtomicEth, Content, Deth, Reth, Syndrome, Trailer};
+use roce::{Fragment, NakCode, Position, Psn, ServiceType};
+
+use super::*;
+use crate::link::Link;
+
+/// A loopback address of its own for each test of each process.
+fn place(test: u8) -> IpAddr {
+    let process = std::process::id().to_be_bytes();
+    IpAddr::from([127, 128 + test + 8 * (process[1] & 7), process[2], process[3]])
+}
+
+fn packet(slot: u8, content: Content, length: u32) -> Packet {
+    Packet {
+        service: ServiceType::Rc,
+        dst_qpn: Link::first_qpn(slot) | 0x40,
+        psn: Psn::new(77),
+        ack_requested: true,
+        solicited: false,
+        deth: Deth::default(),
+        content,
+        payload: Fragment { offset: 0, length },
+    }
+}
+
+fn send(length: u32) -> Packet {
+    packet(2, Content::Send { position: Position::Only, trailer: Trailer::None }, length)
+}
+
+/// What arrives until there is as much, or nothing more comes.
+fn take(wire: &mut Wire, count: usize) -> Vec<(IpAddr, IpAddr, Packet, Vec<u8>)> {
+    let (mut got, begun) = (Vec::new(), Instant::now());
+    while got.len() < count && begun.elapsed() < Duration::from_secs(5) {
+        wire.poll(|_, _| None, |a| got.push((a.from, a.at, a.packet, a.payload.to_vec())));
+    }
+    got
+}
+
+fn come_as_they_were_sent(ours: IpAddr, theirs: IpAddr) {
+    let (mut here, mut there) = (Wire::open(1, &[ours]).unwrap(), Wire::open(2, &[theirs]).unwrap());
+    let aeth = Aeth { syndrome: Syndrome::Ack, msn: 5 };
+    let nak = Aeth { syndrome: Syndrome::Nak(NakCode::RemoteAccess), msn: 6 };
+    let reth = Reth { va: 0x1234_5678_9abc, rkey: 9, dma_bytes: 4096 };
+    let atomic = AtomicEth { va: 8, rkey: 7, swap_add: 6, compare: 5 };
+    let mut sent = Vec::new();
+    for length in [0, 1, 2, 3, 4, 5, 64, 1023, 4096] {
+        sent.push(send(length));
+    }
+    for content in [
+        Content::Write { position: Position::First, reth, trailer: Trailer::None },
+        Content::ReadResponse { position: Position::Middle, aeth: None },
+    ] {
+        sent.push(packet(2, content, 1024));
+    }
+    for content in [
+        Content::ReadRequest(reth),
+        Content::FetchAdd(atomic),
+        Content::CompareSwap(atomic),
+        Content::Acknowledge(aeth),
+        Content::Acknowledge(nak),
+        Content::AtomicAcknowledge { aeth, old: 99 },
+    ] {
+        sent.push(packet(2, content, 0));
+    }
+    let fill = |out: &mut [u8]| {
+        out.iter_mut().zip(1..).for_each(|(place, i)| *place = i as u8);
+        Ok(())
+    };
+    let mut bytes = 0;
+    for packet in &sent {
+        bytes += here.send(ours, theirs, packet, fill).unwrap() as u64;
+    }
+    here.flush();
+    let got = take(&mut there, sent.len());
+    assert_eq!(got.len(), sent.len(), "{:?}", there.counters());
+    for ((from, at, packet, payload), wanted) in got.iter().zip(&sent) {
+        assert_eq!((*from, *at, packet), (ours, theirs, wanted));
+        let mut filled = vec![0; wanted.payload.length as usize];
+        fill(&mut filled).unwrap();
+        assert!(*payload == filled);
+    }
+    let count = sent.len() as u64;
+    let (out, into) = (here.counters(), there.counters());
+    assert_eq!((out.sent, out.sent_bytes, into.received, into.received_bytes), (count, bytes, count, bytes));
+    assert_eq!(into, WireCounters { received: count, received_bytes: bytes, ..WireCounters::default() });
+}
+
+#[test]
+fn packets_come_as_they_were_sent() {
+    let IpAddr::V4(ours) = place(0) else { unreachable!() };
+    come_as_they_were_sent(ours.into(), place(1));
+}
+
+#[test]
+fn packets_come_as_they_were_sent_over_ipv6() {
+    let loopback: IpAddr = "::1".parse().unwrap();
+    measure::need!(UdpSocket::bind((loopback, 0)).is_ok(), "IPv6 on the loopback interface");
+    // One address has one port 4791, so sender and receiver are the same here.
+    let mut both = Wire::open(2, &[loopback]).unwrap();
+    both.send(loopback, loopback, &send(1000), |_| Ok(())).unwrap();
+    both.flush();
+    let got = take(&mut both, 1);
+    assert_eq!(got.first().map(|a| (a.0, a.1, a.2)), Some((loopback, loopback, send(1000))));
+}
+
+#[test]
+fn what_is_no_packet_is_dropped_and_counted_by_its_kind() {
+    let (ours, theirs) = (place(2), place(3));
+    let (mut here, mut there) = (Wire::open(1, &[ours]).unwrap(), Wire::open(2, &[theirs]).unwrap());
+    here.send(ours, theirs, &send(64), |_| Ok(())).unwrap();
+    // The bytes of a good packet, as they would go out, and what becomes of them when one thing is wrong.
+    let good = here.ports[0].waiting_packet().to_vec();
+    let port = here.own_ports().next().unwrap().1;
+    drop(here);
+    let socket = UdpSocket::bind((ours, port)).unwrap();
+    let mut expected = WireCounters::default();
+    let mut deliver = |name: &str, bytes: &[u8], count: fn(&mut WireCounters)| {
+        socket.send_to(bytes, (theirs, 4791)).unwrap();
+        count(&mut expected);
+        let begun = Instant::now();
+        while there.counters() != expected && begun.elapsed() < Duration::from_secs(5) {
+            there.poll(|_, _| None, |_| ());
+        }
+        assert_eq!(there.counters(), expected, "{name}");
+    };
+    let changed = |at: usize, to: u8| {
+        let mut bytes = good.clone();
+        bytes[at] = to;
+        bytes
+    };
+    deliver("as it is", &good, |c| (c.received, c.received_bytes) = (1, 80));
+    deliver("a bit of the payload", &changed(40, 1), |c| c.icrc_errors += 1);
+    deliver("a bit of the ICRC", &changed(79, good[79] ^ 0x40), |c| c.icrc_errors += 1);
+    deliver("four bytes fewer", &good[..good.len() - 4], |c| c.icrc_errors += 1);
+    deliver("an opcode that is none", &changed(0, 0x1f), |c| c.malformed += 1);
+    deliver("one byte fewer", &good[..good.len() - 1], |c| c.malformed += 1);
+    // Another partition, in a packet that is whole otherwise.
+    let mut stranger = changed(3, 0x01);
+    let udp = Udp { source_port: port, bytes: udp_bytes(stranger.len()), checksum: 0 };
+    let ip = IpHeader::between(gid_of(ours), gid_of(theirs), udp.bytes).unwrap();
+    let (covered, place) = stranger.split_at_mut(76);
+    place.copy_from_slice(&icrc::stored(icrc::compute(&ip, &udp, covered).unwrap()));
+    deliver("another partition", &stranger, |c| c.pkey_violations += 1);
+    deliver("as it is, again", &good, |c| (c.received, c.received_bytes) = (2, 160));
+}
+
+#[test]
+fn what_cannot_be_read_or_written_is_not_sent() {
+    let ours = place(4);
+    let mut wire = Wire::open(1, &[ours]).unwrap();
+    let fault = wire.send(ours, ours, &send(64), |_| Err(Fault { addr: 3 }));
+    assert!(matches!(fault, Err(Unsent::Fault(Fault { addr: 3 }))));
+    assert!(matches!(wire.send(place(5), ours, &send(0), |_| Ok(())), Err(Unsent::Impossible(_))));
+    assert!(matches!(
+        wire.send(ours, "::1".parse().unwrap(), &send(0), |_| Ok(())),
+        Err(Unsent::Impossible(_))
+    ));
+    assert_eq!((wire.counters(), wire.ports[0].waiting_bytes()), (WireCounters::default(), 0));
+    let mut sent = 0;
+    while wire.has_room(ours) {
+        wire.send(ours, ours, &send(4096), |_| Ok(())).unwrap();
+        sent += 1;
+    }
+    assert!(matches!(wire.send(ours, ours, &send(1), |_| Ok(())), Err(Unsent::Full)));
+    assert_eq!((sent, wire.counters().sent), (WAITING_BYTES.div_ceil(4112) as u64, sent));
+}
