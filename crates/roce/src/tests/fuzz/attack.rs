@@ -106,6 +106,29 @@ pub(super) fn change(rng: &mut Rng, flying: &Flying, other: &Flying) -> Flying {
     (packet, payload)
 }
 
+/// A request by somebody who knows which PSN is expected; mostly a READ or an atomic that is granted.
+pub(super) fn aimed(rng: &mut Rng, service: ServiceType, expected: Psn) -> Flying {
+    let (rkey, first, ..) = REGIONS[0];
+    let va = VA + first as u64 + (rng.below(0x1000) & !7);
+    let content = match rng.below(8) {
+        0 => content(rng),
+        1 | 2 => Content::FetchAdd(AtomicEth { va, rkey, swap_add: 1, compare: 0 }),
+        _ => Content::ReadRequest(Reth { va, rkey, dma_bytes: rng.below(0x800) as u32 }),
+    };
+    let payload = if content.is_request() && rng.below(8) == 0 { vec![7; 256] } else { Vec::new() };
+    let packet = Packet {
+        service,
+        dst_qpn: 0,
+        psn: if rng.below(4) == 0 { expected.minus(1) } else { expected },
+        ack_requested: true,
+        solicited: false,
+        deth: Deth::default(),
+        content,
+        payload: Fragment { offset: 0, length: payload.len() as u32 },
+    };
+    (packet, payload)
+}
+
 /// Another number, or place, within the same kind of packet.
 fn change_headers(rng: &mut Rng, packet: &mut Packet) {
     match &mut packet.content {

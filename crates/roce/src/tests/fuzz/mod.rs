@@ -9,12 +9,12 @@
 mod attack;
 mod world;
 
-use self::attack::{bytes_of, change, damage, read};
+use self::attack::{aimed, bytes_of, change, damage, read};
 use self::world::{End, Flying, Reached, Setting, count};
 use crate::testing::Rng;
 use crate::{DropReason, Now};
 
-const CASES: u64 = 1500;
+const CASES: u64 = 4000;
 const SEED: u64 = 0x0d00_7be1;
 const STEPS: u64 = 250;
 /// Packets on their way at once; more are lost, as by a switch.
@@ -135,7 +135,10 @@ impl Siege {
             }
             return;
         }
-        let deed = self.rng.below(8);
+        let deed = self.rng.below(9);
+        if deed == 8 {
+            return self.flood(side, reached);
+        }
         if deed == 0
             && let Some(old) = self.old()
         {
@@ -164,6 +167,16 @@ impl Siege {
                 let flying = if on_bytes { first } else { change(&mut self.rng, &first, &other) };
                 self.hand_over(side, &flying, on_bytes, reached);
             }
+        }
+    }
+
+    /// Requests at exactly the PSN that is expected, or at the one before, one behind the other.
+    fn flood(&mut self, side: usize, reached: &mut Reached) {
+        let most = self.rng.below(60);
+        for _ in 0..self.rng.below(most + 1) {
+            let expected = self.ends[side].connection.responder().expected_psn();
+            let flying = aimed(&mut self.rng, self.setting.service, expected);
+            self.hand_over(side, &flying, false, reached);
         }
     }
 
