@@ -259,11 +259,6 @@ impl Endpoint {
         &self.host.invalidated
     }
 
-    /// Atomics that ran here.
-    pub fn atomics(&self) -> u64 {
-        self.host.atomics
-    }
-
     /// Posts a receive.
     pub fn post_receive(&mut self, capacity: u64) {
         self.host.post_receive(capacity);
@@ -350,7 +345,7 @@ impl Endpoint {
             self.read_data.push_back((request.psn.plus(count).minus(1), data));
             return Outcome::Done;
         }
-        self.host.execute(self.config.service, work, payload, &mut self.received)
+        self.host.execute(self.config.service, request.psn, work, payload, &mut self.received)
     }
 
     fn read_payload(&mut self, reply: &Reply) -> Vec<u8> {

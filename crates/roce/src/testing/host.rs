@@ -1,11 +1,11 @@
 //! The process around a QP in tests: plain memory, all of it one region, and receives.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 use super::endpoint::{EndpointConfig, RKEY, VA};
 use crate::{
-    Access, Atomic, Fragment, GRH_BYTES, Opcode, Outcome, Receive, ReceiveCompletion, Region, RegionError,
-    Resources, ServiceType, Status, Work,
+    Access, Atomic, Fragment, GRH_BYTES, Opcode, Outcome, Psn, Receive, ReceiveCompletion, Region,
+    RegionError, Resources, ServiceType, Status, Work,
 };
 
 /// A receive that ended.
@@ -34,6 +34,8 @@ pub(super) struct Host {
     pub(super) revoked: bool,
     /// Atomics that ran.
     pub(super) atomics: u64,
+    /// Their PSNs; no test is long enough to use one twice.
+    atomic_psns: HashSet<u32>,
 }
 
 impl Resources for Host {
@@ -73,6 +75,7 @@ impl Host {
             invalidated: Vec::new(),
             revoked: false,
             atomics: 0,
+            atomic_psns: HashSet::new(),
         }
     }
 
@@ -93,10 +96,12 @@ impl Host {
         self.slice(region.address + u64::from(part.offset), part.length as usize).to_vec()
     }
 
-    /// Does the work of a request that brings bytes, and keeps the receives that it completes.
+    /// Does the work of the request at `psn` that brings bytes, and keeps the receives that it completes. Panics when an atomic
+    /// is to run again: at least once is not exactly once.
     pub(super) fn execute(
         &mut self,
         service: ServiceType,
+        psn: Psn,
         work: Work,
         payload: &[u8],
         received: &mut Vec<Received>,
@@ -130,6 +135,7 @@ impl Host {
             }
             Work::Read { .. } => unreachable!("READs bring no bytes"),
             Work::Atomic { region, operation } => {
+                assert!(self.atomic_psns.insert(psn.value()), "the atomic at {psn:?} ran twice");
                 self.atomics += 1;
                 return Outcome::Atomic { old: self.atomic(region.address, operation) };
             }

@@ -121,7 +121,8 @@ impl PacketEnd {
     fn handle_packet(&mut self, now: Now, packet: &Packet, payload: &[u8]) {
         match self.connection.handle_packet(now, packet, &mut self.host) {
             Arrival::Request(Verdict::Execute(work)) => {
-                let outcome = self.host.execute(self.config.service, work, payload, &mut self.received);
+                let service = self.config.service;
+                let outcome = self.host.execute(service, packet.psn, work, payload, &mut self.received);
                 self.connection.executed(outcome);
             }
             Arrival::Place(placement) => self.place(placement, payload),

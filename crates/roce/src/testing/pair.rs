@@ -48,7 +48,11 @@ pub struct Pair<E: End = Endpoint> {
     /// Frames under way by time of arrival and order of sending.
     under_way: BTreeMap<(Now, u64), (Side, Frame)>,
     sent: u64,
+    events: u64,
 }
+
+/// Events after which a conversation is taken for one that never ends.
+const MOST_EVENTS: u64 = 2_000_000;
 
 impl Pair<Endpoint> {
     /// Both ends alike, joined by a wire of 1 µs that carries whole messages or fragments.
@@ -76,6 +80,7 @@ impl<E: End> Pair<E> {
             b_to_a: wire(),
             under_way: BTreeMap::new(),
             sent: 0,
+            events: 0,
         }
     }
 
@@ -146,7 +151,7 @@ impl<E: End> Pair<E> {
     }
 
     /// Jumps to the next event: an arrival or a timer. False when there is none, or none until `limit`. Panics when a timer
-    /// that ran is still due.
+    /// that ran is still due, and when there is no end of events.
     pub fn step_until(&mut self, limit: Now) -> bool {
         self.transmit();
         let arrival = self.under_way.first_key_value().map(|(&(at, _), _)| at);
@@ -155,6 +160,8 @@ impl<E: End> Pair<E> {
         if next > limit {
             return false;
         }
+        self.events += 1;
+        assert!(self.events < MOST_EVENTS, "a conversation that never ends");
         self.now = self.now.max(next);
         if arrival == Some(next) {
             self.deliver_first();

@@ -14,7 +14,6 @@ pub(super) trait Subject: End + Sized {
     fn completions(&self) -> &[Completion];
     fn received(&self) -> &[Received];
     fn executed(&self) -> u64;
-    fn atomics(&self) -> u64;
     fn retransmitted(&self) -> u64;
     /// Whether bytes of a message may be visible before it is executed as a whole.
     fn splits(setting: &Setting) -> bool;
@@ -51,10 +50,6 @@ impl Subject for Endpoint {
 
     fn executed(&self) -> u64 {
         self.responder.counters().messages
-    }
-
-    fn atomics(&self) -> u64 {
-        Endpoint::atomics(self)
     }
 
     fn retransmitted(&self) -> u64 {
@@ -97,10 +92,6 @@ impl Subject for PacketEnd {
 
     fn executed(&self) -> u64 {
         self.connection.responder().counters().messages
-    }
-
-    fn atomics(&self) -> u64 {
-        PacketEnd::atomics(self)
     }
 
     fn retransmitted(&self) -> u64 {
