@@ -1,8 +1,8 @@
 //! Requester half of a connection: posted messages in, transmissions and completions out.
 //!
 //! Follows IBTA vol. 1 on generating requests, §9.7.6 (receiving responses), its rules for unreliable service, and §9.9.2
-//! (requester's errors). Resends by going back to the oldest unacknowledged message, or packet ([`packets`]). Left out: end-to-end credits (the
-//! peer's MSN and credit count are not looked at).
+//! (requester's errors). Resends by going back to the oldest unacknowledged message, or packet ([`packets`]). What each reply does
+//! to the queue stands in `replies`. Left out: end-to-end credits (the peer's MSN and credit count are not looked at).
 //!
 //! Everything before a moment in the queue is done, everything after it is not, because acknowledgements are cumulative
 //! and responses arrive in order; so four tickets say where each message is:
@@ -12,15 +12,16 @@
 //! ```
 
 pub mod packets;
+mod replies;
 
 use std::collections::VecDeque;
 
 use self::packets::Progress;
 use crate::message::{MAX_MESSAGE_BYTES, psn_count};
 use crate::psn::HALF_SPACE;
-use crate::retry::{Budget, Timer, ack_timeout_ns, rnr_timer_ns};
+use crate::retry::{Budget, Timer, ack_timeout_ns};
 use crate::{
-    Completion, NakCode, Now, Opcode, PostedMessage, Psn, Reply, ReplyKind, ReplyVerdict, RequesterConfig,
+    Completion, Now, Opcode, PostedMessage, Psn, Reply, ReplyKind, ReplyVerdict, RequesterConfig,
     RequesterCounters, ServiceType, Status, Ticket, Transmit,
 };
 
@@ -418,215 +419,6 @@ impl Requester {
         let fenced = message.fence && self.responses_outstanding > 0;
         let sendable = message.failure.is_none() && in_window && in_space && in_depth && !fenced;
         sendable.then_some(message)
-    }
-
-    /// How many PSNs after the oldest outstanding one this is; `None` when it is not outstanding (a ghost, §9.7.6).
-    fn outstanding_offset(&self, psn: Psn) -> Option<u32> {
-        if self.state != State::Active || self.done >= self.sent_end {
-            return None;
-        }
-        let oldest = self.message(self.done)?.psn;
-        let offset = psn.distance_from(oldest);
-        (offset < self.sent_end_psn.distance_from(oldest)).then_some(offset)
-    }
-
-    /// Marks done what lies wholly before `end`, counted in PSNs from the oldest outstanding; stops at a READ or an
-    /// atomic that starts before it, which only its own response can complete.
-    fn acknowledge_before(&mut self, end: u32) -> Walk {
-        let Some(oldest) = self.message(self.done).map(|message| message.psn) else { return Walk::Through };
-        while self.done < self.sent_end {
-            let Some(message) = self.message(self.done) else { break };
-            let start = message.psn.distance_from(oldest);
-            if message.opcode.wants_response() && start + self.progress.acked < end {
-                return Walk::AtResponse;
-            }
-            if start + message.psn_count > end {
-                self.acknowledge_part(end.saturating_sub(start));
-                break;
-            }
-            self.step_done(false);
-        }
-        Walk::Through
-    }
-
-    /// The message at `done` is done.
-    fn step_done(&mut self, response: bool) {
-        if response {
-            self.responses_posted -= 1;
-            // Not counted when it answers an earlier transmission, and the resend has not come this far.
-            if self.done < self.next_send {
-                self.responses_outstanding -= 1;
-                self.response_psns -= self.message(self.done).map_or(0, |message| message.psn_count);
-            }
-        }
-        self.done += 1;
-        self.progress.acked = 0;
-        if self.next_send < self.done {
-            self.next_send = self.done;
-            self.progress.sent = 0;
-        }
-        self.progressed();
-    }
-
-    /// All of a message was sent.
-    fn count_sent(&mut self, message: &Message) {
-        if message.opcode.wants_response() {
-            self.responses_outstanding += 1;
-            self.response_psns += message.psn_count;
-        }
-    }
-
-    /// Something was acknowledged, which refills the counters and ends a recovery.
-    fn progressed(&mut self) {
-        self.recovering = false;
-        self.repeated = false;
-        self.retries.refill();
-        self.rnr_retries.refill();
-    }
-
-    /// Where acknowledgement has come to; grows.
-    fn acknowledged(&self) -> (u64, u32) {
-        (self.done, self.progress.acked)
-    }
-
-    /// Whether nothing that is not acknowledged was sent since the last going back.
-    fn nothing_sent(&self) -> bool {
-        self.acknowledged() >= (self.next_send, self.progress.sent)
-    }
-
-    fn count_reply(&mut self, before: (u64, u32), ignored: bool) {
-        if self.acknowledged() > before {
-            self.counters.useful_replies += 1;
-        } else if ignored {
-            self.counters.ignored_replies += 1;
-        }
-    }
-
-    // Replies (IBTA §9.7.6).
-
-    fn take_ack(&mut self, offset: u32) -> ReplyVerdict {
-        let before = self.acknowledged();
-        match self.acknowledge_before(offset + 1) {
-            Walk::AtResponse => self.implied_nak(),
-            Walk::Through if self.acknowledged() > before => ReplyVerdict::Progress,
-            Walk::Through => ReplyVerdict::Ignored,
-        }
-    }
-
-    /// A NAK acknowledges what lies before its PSN.
-    fn take_nak(&mut self, offset: u32, code: NakCode) -> ReplyVerdict {
-        if self.acknowledge_before(offset) == Walk::AtResponse {
-            return self.implied_nak();
-        }
-        match code {
-            NakCode::PsnSequence => {
-                let resent = self.resend_once();
-                self.counters.sequence_naks += u64::from(resent != ReplyVerdict::Ignored);
-                resent
-            }
-            NakCode::InvalidRequest => self.fail_oldest(Status::RemoteInvalidRequest),
-            NakCode::RemoteAccess => self.fail_oldest(Status::RemoteAccess),
-            NakCode::RemoteOperation => self.fail_oldest(Status::RemoteOperation),
-        }
-    }
-
-    fn take_rnr_nak(&mut self, now: Now, offset: u32, timer: u8) -> ReplyVerdict {
-        if self.acknowledge_before(offset) == Walk::AtResponse {
-            return self.implied_nak();
-        }
-        // Only a message that consumes a receive can meet a receiver that is not ready, and only one that was sent
-        // since the last wait; anything else is an echo.
-        let refused = self.message(self.done).is_some_and(|message| message.opcode.takes_receive());
-        if !refused || self.nothing_sent() {
-            return ReplyVerdict::Ignored;
-        }
-        self.counters.rnr_naks += 1;
-        if !self.rnr_retries.take() {
-            return self.fail_oldest(Status::RnrRetryExceeded);
-        }
-        // The peer lives: its patience is counted apart from lost packets.
-        self.retries.refill();
-        self.go_back();
-        self.timer = Timer::Rnr { until: now.after(rnr_timer_ns(timer)) };
-        ReplyVerdict::Resend
-    }
-
-    /// A READ or atomic response acknowledges what lies before its request.
-    fn take_response(&mut self, psn: Psn, offset: u32, old: Option<u64>) -> ReplyVerdict {
-        let walk = self.acknowledge_before(offset);
-        let ticket = self.done;
-        let Some(message) = self.message_mut(ticket) else { return ReplyVerdict::Ignored };
-        let packets_in = psn.distance_from(message.psn);
-        if walk == Walk::AtResponse && packets_in >= message.psn_count {
-            // A later one's: the response to this one is lost.
-            return self.implied_nak();
-        }
-        if message.opcode.wants_response() && packets_in + 1 < message.psn_count {
-            // Not its end: no responder of whole messages says that.
-            return ReplyVerdict::Ignored;
-        }
-        if !message.opcode.wants_response() || message.opcode.is_atomic() != old.is_some() {
-            return self.fail_oldest(Status::BadResponse);
-        }
-        message.atomic_old = old.unwrap_or_default();
-        self.step_done(true);
-        ReplyVerdict::Response(Ticket(ticket))
-    }
-
-    /// The responder could not reach our memory for the message at the PSN: on a wire we would have met this ourselves.
-    fn take_requester_fault(&mut self, offset: u32) -> ReplyVerdict {
-        match self.acknowledge_before(offset) {
-            Walk::AtResponse => self.implied_nak(),
-            Walk::Through => self.fail_oldest(Status::LocalProtection),
-        }
-    }
-
-    /// The responder wants the message at the PSN in another way. There is one other way, so whoever asks again without
-    /// progress in between is treated as one that lost the message.
-    fn take_repeat(&mut self, offset: u32) -> ReplyVerdict {
-        if self.acknowledge_before(offset) == Walk::AtResponse {
-            return self.implied_nak();
-        }
-        if self.repeated || matches!(self.timer, Timer::Rnr { .. }) {
-            return self.resend_once();
-        }
-        self.go_back();
-        (self.recovering, self.repeated) = (true, true);
-        ReplyVerdict::Resend
-    }
-
-    /// Something later was answered, so the response to the READ or atomic at `done` is lost: go back to it.
-    fn implied_nak(&mut self) -> ReplyVerdict {
-        let resent = self.resend_once();
-        self.counters.implied_naks += u64::from(resent != ReplyVerdict::Ignored);
-        resent
-    }
-
-    /// Goes back, once for each loss: until something is acknowledged, further NAKs speak of the transmission that is
-    /// being repeated already. Should the repetition be lost too, the timer notices.
-    fn resend_once(&mut self) -> ReplyVerdict {
-        if self.recovering || matches!(self.timer, Timer::Rnr { .. }) {
-            return ReplyVerdict::Ignored;
-        }
-        if !self.retries.take() {
-            return self.fail_oldest(Status::RetryExceeded);
-        }
-        self.go_back();
-        self.recovering = true;
-        ReplyVerdict::Resend
-    }
-
-    fn go_back(&mut self) {
-        self.next_send = self.done;
-        self.progress.sent = self.progress.acked;
-        (self.responses_outstanding, self.response_psns) = (0, 0);
-        self.timer = Timer::Stopped;
-    }
-
-    fn fail_oldest(&mut self, status: Status) -> ReplyVerdict {
-        self.state = State::Failed(status);
-        self.timer = Timer::Stopped;
-        ReplyVerdict::Failed
     }
 
     // The timer.

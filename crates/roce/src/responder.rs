@@ -8,21 +8,23 @@
 //! Works on whole messages or on fragments in order. All checks fall on a message's first fragment, which also takes the
 //! receive; the later ones must continue it exactly. On RC a fragment that does not is a gap like that between two
 //! messages: NAKed once, and repaired by the missing fragment; on UC it voids the message. What packets add to this stands in
-//! [`packets`].
+//! [`packets`]. Here are the state, what goes in and out, and the checks; sequence and duplicates of RC stand in `reliable`, UC and
+//! UD in `unreliable`, work, replies and errors in `execution`.
 
+mod execution;
 pub mod packets;
+mod reliable;
+mod unreliable;
 
 use std::collections::VecDeque;
 
 use self::packets::Packets;
 use crate::admission::{Assembly, Grant, Refusal, check_shape};
 use crate::message::psn_count;
-use crate::psn::Relation;
-use crate::replay::{Replay, ReplayList};
+use crate::replay::ReplayList;
 use crate::{
-    Access, AsyncEvent, Atomic, DropReason, FailedReceive, Failure, Fragment, GRH_BYTES, NakCode, Opcode,
-    Outcome, Psn, Receive, ReceiveCompletion, Region, Reply, ReplyKind, Request, Resources, ResponderConfig,
-    ResponderCounters, ResponderEvent, ServiceType, Status, Verdict, Work,
+    Access, DropReason, Failure, GRH_BYTES, Opcode, Outcome, Psn, Receive, Region, Reply, ReplyKind, Request,
+    Resources, ResponderConfig, ResponderCounters, ResponderEvent, ServiceType, Verdict,
 };
 
 /// What a reliable responder waits for. IBTA §9.7.4: one NAK for each gap, silence until it is repaired.
@@ -244,157 +246,6 @@ impl Responder {
         self.failure.take().map(ResponderEvent::Failed)
     }
 
-    // Reliable connection (IBTA §9.7.4).
-
-    fn reliable(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
-        match request.psn.relation_to(self.expected_psn) {
-            Relation::Expected => self.reliable_expected(request, resources),
-            Relation::Ahead => self.gap(),
-            Relation::Duplicate => self.duplicate(request, resources),
-        }
-    }
-
-    fn reliable_expected(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
-        if self.assembly.is_some() {
-            if self.repeats_fragment(request) {
-                return self.drop(DropReason::RepeatedFragment);
-            }
-            if let Some(grant) = self.continued(request) {
-                self.state = State::InOrder;
-                self.nak = None;
-                return self.execute(request, grant, resources);
-            }
-        }
-        if !request.is_first() {
-            return self.gap();
-        }
-        self.assembly = None;
-        match self.admit(request, resources) {
-            Ok(grant) => {
-                self.state = State::InOrder;
-                self.nak = None;
-                self.execute(request, grant, resources)
-            }
-            Err(refusal) => self.refuse_reliably(refusal),
-        }
-    }
-
-    fn refuse_reliably(&mut self, refusal: Refusal) -> Verdict {
-        match refusal {
-            Refusal::NoReceive => self.not_ready(),
-            Refusal::InvalidRequest => {
-                self.refuse(NakCode::InvalidRequest, Some(AsyncEvent::RequestError), Status::Flushed)
-            }
-            Refusal::RemoteAccess => {
-                self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed)
-            }
-            Refusal::TooLong => self.refuse(NakCode::InvalidRequest, None, Status::LocalLength),
-        }
-    }
-
-    /// Something before this request is missing: says so once, then keeps silent until it comes.
-    fn gap(&mut self) -> Verdict {
-        if self.state != State::InOrder {
-            return self.drop(DropReason::AfterNak);
-        }
-        self.state = State::GapNaked;
-        self.counters.sequence_errors += 1;
-        self.nak(ReplyKind::Nak(NakCode::PsnSequence));
-        Verdict::Answered
-    }
-
-    /// No receive for the expected message (IBTA §9.7.5.2.8): it is to come again later, all after it are dropped.
-    fn not_ready(&mut self) -> Verdict {
-        self.state = State::NotReady;
-        self.counters.rnr_naks += 1;
-        self.nak(ReplyKind::RnrNak { timer: self.config.min_rnr_timer & 0x1f });
-        Verdict::Answered
-    }
-
-    /// A request seen before: WRITEs and SENDs are acknowledged again, READs executed again, atomics answered from the
-    /// list.
-    fn duplicate(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
-        self.counters.duplicates += 1;
-        if !request.opcode.wants_response() {
-            self.ack_due = true;
-            return Verdict::Answered;
-        }
-        // The answer to the first copy has not left yet, and does for both.
-        let psn = self.last_psn(request);
-        if self.responses.iter().any(|response| response.psn == psn) {
-            return Verdict::Answered;
-        }
-        let resources_left = self.replayed_waiting() < usize::from(self.config.max_dest_rd_atomic);
-        match self.replays.find(request, self.config.path_mtu_bytes).filter(|_| resources_left) {
-            Some(Replay::Atomic { old }) => {
-                self.respond(psn, ReplyKind::AtomicResponse { old }, true);
-                Verdict::Answered
-            }
-            Some(Replay::Read { offset }) => match self.region(request, resources) {
-                Ok(region) => {
-                    (self.pending, self.at_work) = (Pending::Replay, *request);
-                    Verdict::Execute(Work::Read { region, offset })
-                }
-                Err(_) => self.drop(DropReason::UnknownDuplicate),
-            },
-            None => self.drop(DropReason::UnknownDuplicate),
-        }
-    }
-
-    // Unreliable connection: a gap loses the message that it is in, and nobody is told.
-
-    fn unreliable(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
-        if !request.is_first() {
-            return match self.continued(request).filter(|_| request.psn == self.expected_psn) {
-                Some(grant) => self.execute(request, grant, resources),
-                None => {
-                    self.assembly = None;
-                    self.drop(DropReason::Hole)
-                }
-            };
-        }
-        if request.psn != self.expected_psn {
-            self.counters.sequence_errors += 1;
-            self.expected_psn = request.psn;
-        }
-        self.assembly = None;
-        match self.admit(request, resources) {
-            Ok(grant) => self.execute(request, grant, resources),
-            Err(refusal) => {
-                self.expected_psn = self.last_psn(request).plus(1);
-                self.refuse_silently(refusal)
-            }
-        }
-    }
-
-    // Unreliable datagram.
-
-    fn datagram(&mut self, request: &Request, resources: &mut impl Resources) -> Verdict {
-        if request.qkey != self.config.qkey {
-            return self.drop(DropReason::WrongQkey);
-        }
-        if !request.is_whole() || request.length > self.config.path_mtu_bytes {
-            return self.drop(DropReason::InvalidRequest);
-        }
-        match self.admit(request, resources) {
-            Ok(grant) => self.execute(request, grant, resources),
-            Err(refusal) => self.refuse_silently(refusal),
-        }
-    }
-
-    fn refuse_silently(&mut self, refusal: Refusal) -> Verdict {
-        match refusal {
-            Refusal::NoReceive => self.drop(DropReason::NoReceive),
-            Refusal::InvalidRequest => self.drop(DropReason::InvalidRequest),
-            Refusal::RemoteAccess => self.drop(DropReason::RemoteAccess),
-            // The peer hears nothing, but the receive is used up: it ends in error, and with it the QP.
-            Refusal::TooLong => {
-                self.fail(None, Status::LocalLength);
-                self.drop(DropReason::TooLong)
-            }
-        }
-    }
-
     // Checks on a first fragment, in the order of IBTA §9.7.4: operation, resources, length, key, receive.
 
     fn admit(&mut self, request: &Request, resources: &mut impl Resources) -> Result<Grant, Refusal> {
@@ -455,194 +306,6 @@ impl Responder {
         }
     }
 
-    // Execution.
-
-    fn execute(&mut self, request: &Request, grant: Grant, resources: &mut impl Resources) -> Verdict {
-        self.execute_part(request, request.is_last(), grant, resources)
-    }
-
-    /// `last`: it ends its message.
-    fn execute_part(
-        &mut self,
-        request: &Request,
-        last: bool,
-        grant: Grant,
-        resources: &mut impl Resources,
-    ) -> Verdict {
-        if last
-            && request.opcode == Opcode::SendInvalidate
-            && !resources.may_invalidate(u32::from_be_bytes(request.imm))
-        {
-            return self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed);
-        }
-        if self.established == Established::No {
-            self.established = Established::ToReport;
-        }
-        let Request { fragment, opcode, .. } = *request;
-        self.pending = if last { Pending::Message } else { Pending::Fragment };
-        self.at_work = *request;
-        Verdict::Execute(match grant {
-            Grant::Receive(receive) => {
-                self.assembly_for(request, last, Region::default());
-                let scatter_offset = fragment.offset + self.grh_bytes();
-                let completion = last.then(|| self.receive_completion(request));
-                Work::Receive { receive, scatter_offset, length: fragment.length, completion }
-            }
-            Grant::Write(region) => {
-                self.assembly_for(request, last, region);
-                let completes = last && opcode == Opcode::WriteImm;
-                let completion = self.held.filter(|_| completes);
-                let completion = completion.map(|receive| (receive, self.receive_completion(request)));
-                Work::Write { region, offset: fragment.offset, length: fragment.length, completion }
-            }
-            Grant::Read(region) => Work::Read { region, offset: 0 },
-            Grant::Atomic(region) => Work::Atomic { region, operation: atomic(request) },
-        })
-    }
-
-    /// Remembers what later fragments must continue.
-    fn assembly_for(&mut self, request: &Request, last: bool, region: Region) {
-        if request.is_first() && !last {
-            self.assembly = Some(Assembly { first: *request, region, next_offset: 0 });
-        }
-    }
-
-    fn receive_completion(&self, request: &Request) -> ReceiveCompletion {
-        let plain = matches!(request.opcode, Opcode::Send | Opcode::Write);
-        ReceiveCompletion {
-            opcode: request.opcode,
-            byte_len: request.length + self.grh_bytes(),
-            imm: if plain { [0; 4] } else { request.imm },
-            solicited: request.solicited,
-            src_qpn: request.src_qpn,
-        }
-    }
-
-    fn fragment_done(&mut self) {
-        let Fragment { offset, length } = self.at_work.fragment;
-        if let Some(assembly) = &mut self.assembly {
-            assembly.next_offset = offset + length;
-        }
-        self.part_done();
-    }
-
-    /// A READ was executed again. When that failed, silence: the requester's retries end it (its first run succeeded,
-    /// so this is no error of this QP).
-    fn replayed(&mut self, outcome: Outcome) {
-        match outcome {
-            Outcome::LocalFault | Outcome::Lost | Outcome::Repeat | Outcome::Revoked => {
-                self.counters.dropped[DropReason::UnknownDuplicate as usize] += 1;
-            }
-            Outcome::RequesterFault => {
-                let kind = ReplyKind::RequesterFault;
-                let psn = self.at_work.psn;
-                self.responses.push_back(Response { psn, msn: self.msn, kind, replayed: true });
-            }
-            Outcome::Done | Outcome::Atomic { .. } => {
-                let psn = self.last_psn(&self.at_work);
-                self.respond(psn, ReplyKind::ReadResponse, true);
-            }
-        }
-    }
-
-    #[inline(always)]
-    fn message_done(&mut self, old: u64) {
-        let Request { opcode, .. } = self.at_work;
-        let last_psn = self.last_psn(&self.at_work);
-        self.assembly = None;
-        if opcode.takes_receive() {
-            self.held = None;
-        }
-        self.counters.messages += 1;
-        self.msn = (self.msn + 1) & 0xff_ffff;
-        self.expected_psn = last_psn.plus(1);
-        if self.config.service != ServiceType::Rc {
-            return;
-        }
-        if !opcode.wants_response() {
-            self.ack_due |= self.packets.acknowledges(&self.at_work);
-            return;
-        }
-        self.replays.remember(&self.at_work, old);
-        let kind =
-            if opcode.is_atomic() { ReplyKind::AtomicResponse { old } } else { ReplyKind::ReadResponse };
-        // The response acknowledges all before it.
-        self.ack_due = false;
-        self.respond(last_psn, kind, false);
-    }
-
-    fn respond(&mut self, psn: Psn, kind: ReplyKind, replayed: bool) {
-        self.responses.push_back(Response { psn, msn: self.msn, kind, replayed });
-    }
-
-    // Errors.
-
-    /// Our own memory failed (IBTA §9.9.3, remote operational error). The receive's completion tells when the fault is
-    /// in its buffers, an event does when it is in registered memory.
-    fn local_fault(&mut self) {
-        if self.at_work.opcode.is_send() {
-            self.refuse(NakCode::RemoteOperation, None, Status::LocalProtection);
-        } else {
-            self.refuse(NakCode::RemoteOperation, Some(AsyncEvent::QpFatal), Status::Flushed);
-        }
-    }
-
-    /// The requester's memory failed: for us the message never came. The requester is told at the PSN it was sent with.
-    fn requester_fault(&mut self) {
-        self.assembly = None;
-        if self.config.service == ServiceType::Rc {
-            self.nak(ReplyKind::RequesterFault);
-        }
-    }
-
-    /// The payload is to come again in another way. Whatever was sent behind it lies behind a gap now, and one request for
-    /// a repetition covers it all.
-    fn ask_again(&mut self) {
-        self.assembly = None;
-        if self.config.service == ServiceType::Rc {
-            self.state = State::GapNaked;
-            self.nak(ReplyKind::Repeat);
-        }
-    }
-
-    /// The region went away between two fragments. A card checks the key with every packet (IBTA §9.7.4).
-    fn revoked(&mut self) {
-        self.assembly = None;
-        if self.config.service == ServiceType::Rc {
-            self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed);
-        } else {
-            self.counters.dropped[DropReason::RemoteAccess as usize] += 1;
-        }
-    }
-
-    /// A fatal NAK, where the service has NAKs, and the end of this responder.
-    fn refuse(&mut self, code: NakCode, event: Option<AsyncEvent>, receive_status: Status) -> Verdict {
-        if self.config.service == ServiceType::Rc {
-            self.nak(ReplyKind::Nak(code));
-            self.counters.fatal_naks += 1;
-        }
-        self.fail(event, receive_status);
-        Verdict::Answered
-    }
-
-    fn fail(&mut self, event: Option<AsyncEvent>, receive_status: Status) {
-        self.state = State::Failed;
-        self.assembly = None;
-        let receive = self.held.take().map(|receive| FailedReceive { receive, status: receive_status });
-        self.failure = Some(Failure { receive, event });
-    }
-
-    /// Queues a NAK of the expected PSN, which acknowledges all before it.
-    fn nak(&mut self, kind: ReplyKind) {
-        self.nak = Some(kind);
-        self.ack_due = false;
-    }
-
-    fn drop(&mut self, reason: DropReason) -> Verdict {
-        self.counters.dropped[reason as usize] += 1;
-        Verdict::Dropped(reason)
-    }
-
     // Small facts.
 
     /// Why a request is not even looked at.
@@ -674,12 +337,5 @@ impl Responder {
 
     fn replayed_waiting(&self) -> usize {
         self.responses.iter().filter(|response| response.replayed).count()
-    }
-}
-
-fn atomic(request: &Request) -> Atomic {
-    match request.opcode {
-        Opcode::CompareSwap => Atomic::CompareSwap { compare: request.compare, swap: request.swap_add },
-        _ => Atomic::FetchAdd { add: request.swap_add },
     }
 }

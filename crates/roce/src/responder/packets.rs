@@ -1,8 +1,8 @@
 //! The responder packet by packet: sequence and length of each, acknowledgements gathered, READ responses cut to packets.
 //!
 //! Follows IBTA vol. 1 §9.7.4 (receiving requests; C9-105 for duplicates), §9.7.5 (generating responses), its rules for UC and
-//! UD. A packet becomes the [`Request`] of its fragment, and then meets the checks, refusals, replays and replies of the file
-//! above. What differs from fragments: the expected PSN moves with each packet; a SEND's length is known at its last packet
+//! UD. A packet becomes the [`Request`] of its fragment, and then meets the checks, refusals, replays and replies of the
+//! files above. What differs from fragments: the expected PSN moves with each packet; a SEND's length is known at its last packet
 //! only, so that until then [`Request::length`] counts the bytes so far; immediate and key to invalidate come last, and with
 //! them a WRITE's receive; and no fragment of the wrong kind, size or place can be an echo: on RC it is an invalid request.
 

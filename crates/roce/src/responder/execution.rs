@@ -1,0 +1,215 @@
+//! What a responder does with a granted request and makes of its outcome: work, replies, and the errors that end it.
+//!
+//! Follows IBTA vol. 1 §9.7.5 (generating responses) and §9.9.3 (responder's errors).
+
+use super::{Established, Pending, Responder, Response, State};
+use crate::admission::{Assembly, Grant};
+use crate::{
+    AsyncEvent, Atomic, DropReason, FailedReceive, Failure, Fragment, NakCode, Opcode, Outcome, Psn,
+    ReceiveCompletion, Region, ReplyKind, Request, Resources, ServiceType, Status, Verdict, Work,
+};
+
+impl Responder {
+    pub(super) fn execute(
+        &mut self,
+        request: &Request,
+        grant: Grant,
+        resources: &mut impl Resources,
+    ) -> Verdict {
+        self.execute_part(request, request.is_last(), grant, resources)
+    }
+
+    /// `last`: it ends its message.
+    pub(super) fn execute_part(
+        &mut self,
+        request: &Request,
+        last: bool,
+        grant: Grant,
+        resources: &mut impl Resources,
+    ) -> Verdict {
+        if last
+            && request.opcode == Opcode::SendInvalidate
+            && !resources.may_invalidate(u32::from_be_bytes(request.imm))
+        {
+            return self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed);
+        }
+        if self.established == Established::No {
+            self.established = Established::ToReport;
+        }
+        let Request { fragment, opcode, .. } = *request;
+        self.pending = if last { Pending::Message } else { Pending::Fragment };
+        self.at_work = *request;
+        Verdict::Execute(match grant {
+            Grant::Receive(receive) => {
+                self.assembly_for(request, last, Region::default());
+                let scatter_offset = fragment.offset + self.grh_bytes();
+                let completion = last.then(|| self.receive_completion(request));
+                Work::Receive { receive, scatter_offset, length: fragment.length, completion }
+            }
+            Grant::Write(region) => {
+                self.assembly_for(request, last, region);
+                let completes = last && opcode == Opcode::WriteImm;
+                let completion = self.held.filter(|_| completes);
+                let completion = completion.map(|receive| (receive, self.receive_completion(request)));
+                Work::Write { region, offset: fragment.offset, length: fragment.length, completion }
+            }
+            Grant::Read(region) => Work::Read { region, offset: 0 },
+            Grant::Atomic(region) => Work::Atomic { region, operation: atomic(request) },
+        })
+    }
+
+    /// Remembers what later fragments must continue.
+    fn assembly_for(&mut self, request: &Request, last: bool, region: Region) {
+        if request.is_first() && !last {
+            self.assembly = Some(Assembly { first: *request, region, next_offset: 0 });
+        }
+    }
+
+    fn receive_completion(&self, request: &Request) -> ReceiveCompletion {
+        let plain = matches!(request.opcode, Opcode::Send | Opcode::Write);
+        ReceiveCompletion {
+            opcode: request.opcode,
+            byte_len: request.length + self.grh_bytes(),
+            imm: if plain { [0; 4] } else { request.imm },
+            solicited: request.solicited,
+            src_qpn: request.src_qpn,
+        }
+    }
+
+    pub(super) fn fragment_done(&mut self) {
+        let Fragment { offset, length } = self.at_work.fragment;
+        if let Some(assembly) = &mut self.assembly {
+            assembly.next_offset = offset + length;
+        }
+        self.part_done();
+    }
+
+    /// A READ was executed again. When that failed, silence: the requester's retries end it (its first run succeeded,
+    /// so this is no error of this QP).
+    pub(super) fn replayed(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::LocalFault | Outcome::Lost | Outcome::Repeat | Outcome::Revoked => {
+                self.counters.dropped[DropReason::UnknownDuplicate as usize] += 1;
+            }
+            Outcome::RequesterFault => {
+                let kind = ReplyKind::RequesterFault;
+                let psn = self.at_work.psn;
+                self.responses.push_back(Response { psn, msn: self.msn, kind, replayed: true });
+            }
+            Outcome::Done | Outcome::Atomic { .. } => {
+                let psn = self.last_psn(&self.at_work);
+                self.respond(psn, ReplyKind::ReadResponse, true);
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn message_done(&mut self, old: u64) {
+        let Request { opcode, .. } = self.at_work;
+        let last_psn = self.last_psn(&self.at_work);
+        self.assembly = None;
+        if opcode.takes_receive() {
+            self.held = None;
+        }
+        self.counters.messages += 1;
+        self.msn = (self.msn + 1) & 0xff_ffff;
+        self.expected_psn = last_psn.plus(1);
+        if self.config.service != ServiceType::Rc {
+            return;
+        }
+        if !opcode.wants_response() {
+            self.ack_due |= self.packets.acknowledges(&self.at_work);
+            return;
+        }
+        self.replays.remember(&self.at_work, old);
+        let kind =
+            if opcode.is_atomic() { ReplyKind::AtomicResponse { old } } else { ReplyKind::ReadResponse };
+        // The response acknowledges all before it.
+        self.ack_due = false;
+        self.respond(last_psn, kind, false);
+    }
+
+    pub(super) fn respond(&mut self, psn: Psn, kind: ReplyKind, replayed: bool) {
+        self.responses.push_back(Response { psn, msn: self.msn, kind, replayed });
+    }
+
+    // Errors.
+
+    /// Our own memory failed (IBTA §9.9.3, remote operational error). The receive's completion tells when the fault is
+    /// in its buffers, an event does when it is in registered memory.
+    pub(super) fn local_fault(&mut self) {
+        if self.at_work.opcode.is_send() {
+            self.refuse(NakCode::RemoteOperation, None, Status::LocalProtection);
+        } else {
+            self.refuse(NakCode::RemoteOperation, Some(AsyncEvent::QpFatal), Status::Flushed);
+        }
+    }
+
+    /// The requester's memory failed: for us the message never came. The requester is told at the PSN it was sent with.
+    pub(super) fn requester_fault(&mut self) {
+        self.assembly = None;
+        if self.config.service == ServiceType::Rc {
+            self.nak(ReplyKind::RequesterFault);
+        }
+    }
+
+    /// The payload is to come again in another way. Whatever was sent behind it lies behind a gap now, and one request for
+    /// a repetition covers it all.
+    pub(super) fn ask_again(&mut self) {
+        self.assembly = None;
+        if self.config.service == ServiceType::Rc {
+            self.state = State::GapNaked;
+            self.nak(ReplyKind::Repeat);
+        }
+    }
+
+    /// The region went away between two fragments. A card checks the key with every packet (IBTA §9.7.4).
+    pub(super) fn revoked(&mut self) {
+        self.assembly = None;
+        if self.config.service == ServiceType::Rc {
+            self.refuse(NakCode::RemoteAccess, Some(AsyncEvent::AccessError), Status::Flushed);
+        } else {
+            self.counters.dropped[DropReason::RemoteAccess as usize] += 1;
+        }
+    }
+
+    /// A fatal NAK, where the service has NAKs, and the end of this responder.
+    pub(super) fn refuse(
+        &mut self,
+        code: NakCode,
+        event: Option<AsyncEvent>,
+        receive_status: Status,
+    ) -> Verdict {
+        if self.config.service == ServiceType::Rc {
+            self.nak(ReplyKind::Nak(code));
+            self.counters.fatal_naks += 1;
+        }
+        self.fail(event, receive_status);
+        Verdict::Answered
+    }
+
+    pub(super) fn fail(&mut self, event: Option<AsyncEvent>, receive_status: Status) {
+        self.state = State::Failed;
+        self.assembly = None;
+        let receive = self.held.take().map(|receive| FailedReceive { receive, status: receive_status });
+        self.failure = Some(Failure { receive, event });
+    }
+
+    /// Queues a NAK of the expected PSN, which acknowledges all before it.
+    pub(super) fn nak(&mut self, kind: ReplyKind) {
+        self.nak = Some(kind);
+        self.ack_due = false;
+    }
+
+    pub(super) fn drop(&mut self, reason: DropReason) -> Verdict {
+        self.counters.dropped[reason as usize] += 1;
+        Verdict::Dropped(reason)
+    }
+}
+
+fn atomic(request: &Request) -> Atomic {
+    match request.opcode {
+        Opcode::CompareSwap => Atomic::CompareSwap { compare: request.compare, swap: request.swap_add },
+        _ => Atomic::FetchAdd { add: request.swap_add },
+    }
+}
