@@ -18,9 +18,21 @@ pub struct SendWindow {
     pub ack_every: u32,
 }
 
+impl SendWindow {
+    /// As many packets of this path MTU as hold `bytes`, with an AckReq on every 16th, and four times in a window at least.
+    pub const fn of_bytes(bytes: u32, path_mtu_bytes: u32) -> SendWindow {
+        let mtu = if path_mtu_bytes == 0 { 1 } else { path_mtu_bytes };
+        let packets = bytes.div_ceil(mtu);
+        let often = packets.div_ceil(4);
+        SendWindow { packets, ack_every: if often < 16 { often } else { 16 } }
+    }
+}
+
 impl Default for SendWindow {
+    /// 64 packets: 256 KiB of the largest path MTU. A loss costs a window, for all that was sent behind it goes again;
+    /// `src/tests/snapshots/goodput.txt` has what that leaves.
     fn default() -> SendWindow {
-        SendWindow { packets: 64, ack_every: 16 }
+        SendWindow::of_bytes(256 << 10, 4096)
     }
 }
 

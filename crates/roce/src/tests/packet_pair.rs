@@ -180,6 +180,20 @@ fn no_more_packets_are_under_way_than_the_window_allows() {
     }
 }
 
+#[test]
+fn a_window_of_bytes_is_as_many_packets_and_asks_four_times_in_it() {
+    for (bytes, mtu, packets, ack_every) in [
+        (262_144, 4096, 64, 16),
+        (262_144, 1024, 256, 16),
+        (65_536, 4096, 16, 4),
+        (1, 256, 1, 1),
+        (257, 256, 2, 1),
+    ] {
+        assert_eq!(SendWindow::of_bytes(bytes, mtu), SendWindow { packets, ack_every }, "{bytes} / {mtu}");
+    }
+    assert_eq!(SendWindow::default(), SendWindow { packets: 64, ack_every: 16 });
+}
+
 /// The PSNs of a READ's response are the peer's packets, not ours: what is posted behind it goes at once.
 #[test]
 fn a_long_read_takes_one_place_in_the_window() {
