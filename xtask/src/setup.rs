@@ -42,7 +42,7 @@ struct Package {
 }
 
 /// Names are the same on Debian 12, Debian 13 and Ubuntu 24.04.
-const PACKAGES: [Package; 11] = [
+const PACKAGES: [Package; 12] = [
     Package {
         name: "libibverbs1",
         purpose: Purpose::Figure,
@@ -58,6 +58,11 @@ const PACKAGES: [Package; 11] = [
         name: "ibverbs-utils",
         purpose: Purpose::Bench,
         why: "ibv_devinfo and the pingpongs, run unmodified on the NIC",
+    },
+    Package {
+        name: "iproute2",
+        purpose: Purpose::Test,
+        why: "network namespaces with a cable between them, as two hosts",
     },
     Package {
         name: "libibverbs-dev",

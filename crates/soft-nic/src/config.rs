@@ -2,7 +2,7 @@
 //!
 //! One table ([`KEYS`]) names every key with its allowed range; parsing, errors and `--help` read it. The launcher writes
 //! the whole of it, normalised, into the environment variable [`CONFIG_VARIABLE`]; the interposer reads it back.
-//! Left out so far: one-way delay and losses.
+//! Left out so far: one-way delay.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -125,6 +125,12 @@ pub struct Config {
     pub ipv4: Option<Ipv4Addr>,
     /// A second address in the RoCE GIDs of `mlx5_0`; device n gets the n-th after it.
     pub ipv6: Option<Ipv6Addr>,
+    /// Probability that a packet of the wire is lost when it comes.
+    pub loss: f64,
+    /// Probability that a packet of the wire is overtaken by the next ones.
+    pub reorder: f64,
+    /// Where the generator of both begins.
+    pub seed: u64,
     /// Runs the NIC from inside the program's own `ibv_poll_cq` too.
     pub pump: bool,
     /// Name of the fabric.
@@ -148,6 +154,9 @@ impl Default for Config {
             mtu: 4096,
             ipv4: None,
             ipv6: None,
+            loss: 0.0,
+            reorder: 0.0,
+            seed: 1,
             pump: false,
             fabric: "default".to_owned(),
             stats: None,
@@ -279,6 +288,30 @@ pub const KEYS: &[Key] = &[
             Some(())
         },
         get: |c| c.ipv6.map(|address| address.to_string().into()),
+    },
+    Key {
+        name: "loss",
+        allowed: "a number from 0 to 1",
+        meaning: "probability that a packet of the wire is lost when it comes",
+        set: |c, v| probability(v, &mut c.loss),
+        get: |c| Some(c.loss.into()),
+    },
+    Key {
+        name: "reorder",
+        allowed: "a number from 0 to 1",
+        meaning: "probability that a packet of the wire is overtaken by the next ones",
+        set: |c, v| probability(v, &mut c.reorder),
+        get: |c| Some(c.reorder.into()),
+    },
+    Key {
+        name: "seed",
+        allowed: "a whole number from 0",
+        meaning: "where the generator of losses begins: the same traffic loses the same packets",
+        set: |c, v| {
+            c.seed = u64::try_from(v.as_integer()?).ok()?;
+            Some(())
+        },
+        get: |c| i64::try_from(c.seed).ok().map(toml::Value::from),
     },
     Key {
         name: "pump",
@@ -451,6 +484,12 @@ fn word<T: FromStr>(value: &toml::Value, place: &mut T) -> Option<()> {
     Some(())
 }
 
+fn probability(value: &toml::Value, place: &mut f64) -> Option<()> {
+    let number = value.as_float().or_else(|| value.as_integer().map(|n| n as f64))?;
+    *place = Some(number).filter(|number| (0.0..=1.0).contains(number))?;
+    Some(())
+}
+
 fn flag(value: &toml::Value, place: &mut bool) -> Option<()> {
     *place = value.as_bool()?;
     Some(())
@@ -488,6 +527,9 @@ mod tests {
             mtu: 1024,
             ipv4: Some(Ipv4Addr::new(10, 0, 0, 7)),
             ipv6: Some(Ipv6Addr::LOCALHOST),
+            loss: 0.25,
+            reorder: 1.0,
+            seed: 9,
             pump: true,
             fabric: "test-7".to_owned(),
             stats: Some("/tmp/with \"quotes\".json".to_owned()),
@@ -508,7 +550,7 @@ mod tests {
     #[test]
     fn a_bad_file_is_refused_by_one_line_that_names_file_key_value_and_range() {
         let known = "devices, model, link_layer, path, rate_gbps, strict, doorbell_order, relaxed_ordering, \
-                     staging, mtu, ipv4, ipv6, pump, fabric, stats";
+                     staging, mtu, ipv4, ipv6, loss, reorder, seed, pump, fabric, stats";
         for (text, message) in [
             ("devices = 0", "nic.toml: devices = 0 is not allowed; give a whole number from 1 to 8"),
             ("devices = 9", "nic.toml: devices = 9 is not allowed; give a whole number from 1 to 8"),
@@ -556,6 +598,9 @@ mod tests {
                 "nic.toml: ipv6 = \"fe80::1\" is not allowed; give a unicast IPv6 address that is not link-local, as \
                  \"fd00::10\", with room for all devices after it",
             ),
+            ("loss = 1.5", "nic.toml: loss = 1.5 is not allowed; give a number from 0 to 1"),
+            ("reorder = nan", "nic.toml: reorder = nan is not allowed; give a number from 0 to 1"),
+            ("seed = -1", "nic.toml: seed = -1 is not allowed; give a whole number from 0"),
             ("pump = []", "nic.toml: pump = [] is not allowed; give true or false"),
             (
                 "fabric = \"a b\"",

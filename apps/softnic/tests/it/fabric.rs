@@ -6,10 +6,11 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use crate::counters::{self, Counters};
+use crate::namespaces::Namespaces;
 use crate::program::{DEADLINE, Program, find, within};
 use crate::tcp_port;
 
@@ -94,6 +95,7 @@ pub struct Fabric {
     environment: Vec<(String, String)>,
     started: AtomicU32,
     staging: bool,
+    hosts: Option<Arc<Namespaces>>,
     nobody: Option<ForEverybody>,
     pumped: bool,
     _turn: Option<Turn>,
@@ -116,6 +118,7 @@ impl Fabric {
             environment,
             started: AtomicU32::new(0),
             staging: false,
+            hosts: None,
             nobody: None,
             pumped: false,
             _turn,
@@ -158,6 +161,17 @@ impl Fabric {
         Ok(self)
     }
 
+    /// The same with servers on one host and clients on another: single programs run on the first.
+    pub fn on_hosts(mut self, hosts: Namespaces) -> Self {
+        self.hosts = Some(Arc::new(hosts));
+        self
+    }
+
+    /// Whether messages go over the wire.
+    pub fn is_wired(&self) -> bool {
+        self.options.windows(2).any(|pair| pair == ["--path", "wire"])
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
@@ -178,10 +192,15 @@ impl Fabric {
 
     /// Starts one program under the NIC.
     pub fn start(&self, command: &[&str]) -> OnNic {
+        self.start_on(0, command)
+    }
+
+    /// The same on the second host, if there are two.
+    pub fn start_on(&self, host: usize, command: &[&str]) -> OnNic {
         let number = self.started.fetch_add(1, Ordering::Relaxed);
         let stats = self.folder.join(format!("{number}.jsonl"));
         let mut softnic = match &self.nobody {
-            None => Command::new(launcher()),
+            None => self.launcher_on(host),
             Some(nobody) => nobody.launcher(),
         };
         softnic
@@ -191,6 +210,14 @@ impl Fabric {
         softnic.envs(self.environment.iter().map(|(variable, value)| (variable, value)));
         let what = format!("`{}`", command.join(" "));
         OnNic { program: Program::start(softnic, &what, &self.folder.join(format!("{number}.txt"))), stats }
+    }
+
+    fn launcher_on(&self, host: usize) -> Command {
+        let Some(hosts) = &self.hosts else { return Command::new(launcher()) };
+        let words = hosts.enter(host);
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).arg(launcher());
+        command
     }
 
     /// Runs one program to its successful end; returns its output and what its NIC counted.
@@ -218,6 +245,7 @@ impl Fabric {
             options: self.options.clone(),
             environment: self.environment.clone(),
             started: AtomicU32::new(0),
+            hosts: self.hosts.clone(),
             nobody: None,
             _turn: None,
             ..*self
@@ -239,7 +267,7 @@ impl Fabric {
         command.extend(["-p", &port_text]);
         let mut server = self.start(&command);
         let listens = within(Duration::from_secs(20), || {
-            tcp_port::is_listening(port) || server.program.exited().is_some()
+            tcp_port::is_listening(server.program.pid(), port) || server.program.exited().is_some()
         });
         assert!(
             listens && server.program.exited().is_none(),
@@ -248,8 +276,8 @@ impl Fabric {
             server.program.tail()
         );
         let libraries = Libraries::of(&server.program);
-        command.push("127.0.0.1");
-        Pair { client: clients.start(&command), server, libraries }
+        command.push(if self.hosts.is_some() { Namespaces::ADDRESSES[0] } else { "127.0.0.1" });
+        Pair { client: clients.start_on(1, &command), server, libraries }
     }
 
     /// The GID index that RoCE programs without a choice of their own need: the first RoCE v2 one with an IPv4 address.

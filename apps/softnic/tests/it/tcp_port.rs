@@ -27,9 +27,10 @@ pub fn unused() -> u16 {
     panic!("no unused TCP port in {RANGE:?}");
 }
 
-/// Whether some process of this network namespace listens on `port`.
-pub fn is_listening(port: u16) -> bool {
-    ["/proc/net/tcp", "/proc/net/tcp6"]
+/// Whether some process of the network namespace that process `pid` is in listens on `port`.
+pub fn is_listening(pid: u32, port: u16) -> bool {
+    ["tcp", "tcp6"]
+        .map(|table| format!("/proc/{pid}/net/{table}"))
         .iter()
         .filter_map(|table| std::fs::read_to_string(table).ok())
         .any(|table| lists_listener(&table, port))
@@ -48,7 +49,7 @@ fn lists_listener(table: &str, port: u16) -> bool {
 fn a_listener_is_seen_without_connecting_to_it() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    assert!(is_listening(port));
+    assert!(is_listening(std::process::id(), port));
     drop(listener);
-    assert!(!is_listening(port));
+    assert!(!is_listening(std::process::id(), port));
 }

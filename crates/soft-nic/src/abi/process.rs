@@ -26,7 +26,7 @@ use crate::device::command::{
 };
 use crate::device::{LogSink, Nic, UarKind};
 use crate::dma::{Ear, Host, OwnThreads, Registers, system};
-use crate::link::{IdlePolicy, IdleTimes, Link, LinkConfig, Pause, SystemClock, Waker};
+use crate::link::{IdlePolicy, IdleTimes, Link, LinkConfig, Pause, SystemClock, Waker, Weather};
 
 /// Name of the NIC's thread, by which CPU-utilisation figures leave it out.
 pub const THREAD_NAME: &str = "softnic-nic";
@@ -109,6 +109,7 @@ impl Process {
             fabric: config.fabric.clone(),
             staging: config.staging,
             addresses: config.wire_addresses(),
+            weather: Weather { loss: config.loss, reorder: config.reorder, seed: config.seed },
             ..LinkConfig::default()
         };
         let link = Link::join(link_config)?;
@@ -263,6 +264,8 @@ fn wire_counters(nic: &mut Nic<Host>) -> impl Iterator<Item = (&'static str, u64
         ("wire_malformed", wire.malformed + port.malformed),
         ("wire_pkey_violations", wire.pkey_violations),
         ("wire_reserved", wire.reserved),
+        ("wire_lost", wire.lost),
+        ("wire_overtaken", wire.overtaken),
         ("wire_handed_on", port.handed_on),
         ("wire_undeliverable", port.undeliverable),
         ("wire_refused", port.refused),

@@ -163,7 +163,7 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    fn count_executed(&mut self, ends: bool, length: u32) {
+    pub(super) fn count_executed(&mut self, ends: bool, length: u32) {
         self.counters.messages_received += u64::from(ends);
         self.counters.bytes_received += u64::from(length);
     }

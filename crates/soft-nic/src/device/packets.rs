@@ -215,9 +215,16 @@ impl<M: Memory> Core<M> {
                 rq: &mut qp.rq,
                 srq: qp.srq.and_then(|from| core.srqs.get_mut(from.place)),
             };
+            let executed = responder.counters().messages;
             match responder.handle_packet(packet, &mut resources) {
-                // The engine sends a READ's answer by itself.
-                Verdict::Execute(Work::Read { .. }) | Verdict::Answered => {}
+                // The engine sends a READ's answer by itself, and counts the first time that it does.
+                Verdict::Execute(Work::Read { .. }) | Verdict::Answered => {
+                    if let Content::ReadRequest(reth) = packet.content
+                        && responder.counters().messages > executed
+                    {
+                        core.count_executed(true, reth.dma_bytes);
+                    }
+                }
                 Verdict::Execute(work) => {
                     let ends = packet.content.position().ends();
                     let outcome = core.execute(qp, &work, ends, packet.payload.length, inbound);

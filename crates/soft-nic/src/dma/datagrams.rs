@@ -174,8 +174,13 @@ impl Datagrams {
             // that is right troubles nobody, and without one the kernel cuts no segments.
             system::set_option(&socket, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
         }
-        for name in [libc::SO_RCVBUF, libc::SO_SNDBUF] {
-            system::set_option(&socket, libc::SOL_SOCKET, name, BUFFER_BYTES)?;
+        for (by_right, name) in
+            [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
+        {
+            // Above the system's limit (net.core.rmem_max) for whoever has the right to it.
+            if system::set_option(&socket, libc::SOL_SOCKET, by_right, BUFFER_BYTES).is_err() {
+                system::set_option(&socket, libc::SOL_SOCKET, name, BUFFER_BYTES)?;
+            }
         }
         let (name, len) = raw_address(&local);
         // SAFETY: `name` holds `len` bytes of an address.

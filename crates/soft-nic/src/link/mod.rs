@@ -40,7 +40,7 @@ pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, SendError};
 pub use shape::TokenBucket;
 use shared_memory::ChannelState;
 use udp::Wire;
-pub use udp::{PortCounters, Unsent, WireCounters};
+pub use udp::{PortCounters, Unsent, Weather, WireCounters};
 
 /// Largest payload that travels in a record when copies between the processes are possible.
 ///
@@ -114,6 +114,8 @@ pub struct LinkConfig {
     pub ring_bytes: usize,
     /// Addresses of this host where packets come and go; none: no wire.
     pub addresses: Vec<IpAddr>,
+    /// What happens to packets that come.
+    pub weather: Weather,
 }
 
 impl Default for LinkConfig {
@@ -123,6 +125,7 @@ impl Default for LinkConfig {
             staging: false,
             ring_bytes: 512 * 1024,
             addresses: Vec::new(),
+            weather: Weather::default(),
         }
     }
 }
@@ -220,7 +223,7 @@ impl Link {
         let fabric = Arc::new(Fabric::join(&config.fabric)?);
         let wire = match config.addresses.as_slice() {
             [] => None,
-            some => Some(Wire::open(fabric.slot(), some).map_err(LinkError::wire)?),
+            some => Some(Wire::open(fabric.slot(), some, config.weather).map_err(LinkError::wire)?),
         };
         let ear = match &wire {
             None => None,

@@ -5,6 +5,8 @@
 
 mod packets;
 mod port;
+mod weather;
 
 pub use packets::{Arrived, Unsent, Wire, WireCounters};
 pub use port::{PortCounters, SharedPort};
+pub use weather::Weather;

@@ -14,6 +14,7 @@ use roce::wire::icrc::{self, ICRC_BYTES};
 use roce::wire::{self, Gid, IpHeader, Udp, WireError};
 
 use super::SharedPort;
+use super::weather::{Sky, Weather};
 use crate::dma::Fault;
 
 /// Bytes that may wait for the kernel at one port: what is sent later anyhow is better not made yet.
@@ -41,6 +42,10 @@ pub struct WireCounters {
     pub pkey_violations: u64,
     /// Dropped: an answer with a reserved code.
     pub reserved: u64,
+    /// Of those received: lost on demand.
+    pub lost: u64,
+    /// Of those received: overtaken on demand.
+    pub overtaken: u64,
     /// The kernel would not say what has come.
     pub socket_errors: u64,
 }
@@ -98,16 +103,19 @@ enum Dropped {
 pub struct Wire {
     ports: Vec<SharedPort>,
     counters: WireCounters,
+    sky: Sky,
 }
 
 impl Wire {
     /// Opens a port at each of the addresses.
     ///
     /// Errors: the address, and what the kernel says of it.
-    pub fn open(slot: u8, addresses: &[IpAddr]) -> Result<Wire, (IpAddr, io::Error)> {
+    pub fn open(slot: u8, addresses: &[IpAddr], weather: Weather) -> Result<Wire, (IpAddr, io::Error)> {
         let open = |address: &IpAddr| SharedPort::open(slot, *address).map_err(|error| (*address, error));
         let ports = addresses.iter().map(open).collect::<Result<_, _>>()?;
-        Ok(Wire { ports, counters: WireCounters::default() })
+        // Two NICs of one seed do not lose the same packets.
+        let weather = Weather { seed: weather.seed ^ u64::from(slot) << 32, ..weather };
+        Ok(Wire { ports, counters: WireCounters::default(), sky: Sky::new(weather) })
     }
 
     /// Each address with the port that an owner hands packets on to.
@@ -135,7 +143,7 @@ impl Wire {
 
     /// Packets of all ports so far.
     pub fn counters(&self) -> WireCounters {
-        self.counters
+        WireCounters { lost: self.sky.lost, overtaken: self.sky.overtaken, ..self.counters }
     }
 
     /// What the ports did, all together.
@@ -205,7 +213,7 @@ impl Wire {
         ports: impl Fn(u8, IpAddr) -> Option<u16>,
         mut deliver: impl FnMut(Arrived<'_>),
     ) -> usize {
-        let counters = &mut self.counters;
+        let (counters, sky) = (&mut self.counters, &mut self.sky);
         let mut looked = 0;
         for port in &mut self.ports {
             let at = port.address();
@@ -215,7 +223,7 @@ impl Wire {
                     Ok(arrived) => {
                         counters.received += 1;
                         counters.received_bytes += bytes.len() as u64;
-                        deliver(arrived);
+                        sky.pass(arrived, &mut deliver);
                     }
                     Err(Dropped::Icrc) => counters.icrc_errors += 1,
                     Err(Dropped::Malformed) => counters.malformed += 1,
@@ -227,6 +235,9 @@ impl Wire {
                 Ok(got) => looked += got,
                 Err(_) => counters.socket_errors += 1,
             }
+        }
+        if looked == 0 {
+            sky.settle(&mut deliver);
         }
         looked
     }

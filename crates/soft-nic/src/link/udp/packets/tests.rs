@@ -42,7 +42,10 @@ fn take(wire: &mut Wire, count: usize) -> Vec<(IpAddr, IpAddr, Packet, Vec<u8>)>
 }
 
 fn come_as_they_were_sent(ours: IpAddr, theirs: IpAddr) {
-    let (mut here, mut there) = (Wire::open(1, &[ours]).unwrap(), Wire::open(2, &[theirs]).unwrap());
+    let (mut here, mut there) = (
+        Wire::open(1, &[ours], Weather::default()).unwrap(),
+        Wire::open(2, &[theirs], Weather::default()).unwrap(),
+    );
     let aeth = Aeth { syndrome: Syndrome::Ack, msn: 5 };
     let nak = Aeth { syndrome: Syndrome::Nak(NakCode::RemoteAccess), msn: 6 };
     let reth = Reth { va: 0x1234_5678_9abc, rkey: 9, dma_bytes: 4096 };
@@ -101,7 +104,7 @@ fn packets_come_as_they_were_sent_over_ipv6() {
     let loopback: IpAddr = "::1".parse().unwrap();
     measure::need!(UdpSocket::bind((loopback, 0)).is_ok(), "IPv6 on the loopback interface");
     // One address has one port 4791, so sender and receiver are the same here.
-    let mut both = Wire::open(2, &[loopback]).unwrap();
+    let mut both = Wire::open(2, &[loopback], Weather::default()).unwrap();
     both.send(loopback, loopback, &send(1000), |_| Ok(())).unwrap();
     both.flush();
     let got = take(&mut both, 1);
@@ -111,7 +114,10 @@ fn packets_come_as_they_were_sent_over_ipv6() {
 #[test]
 fn what_is_no_packet_is_dropped_and_counted_by_its_kind() {
     let (ours, theirs) = (place(2), place(3));
-    let (mut here, mut there) = (Wire::open(1, &[ours]).unwrap(), Wire::open(2, &[theirs]).unwrap());
+    let (mut here, mut there) = (
+        Wire::open(1, &[ours], Weather::default()).unwrap(),
+        Wire::open(2, &[theirs], Weather::default()).unwrap(),
+    );
     here.send(ours, theirs, &send(64), |_| Ok(())).unwrap();
     // The bytes of a good packet, as they would go out, and what becomes of them when one thing is wrong.
     let good = here.ports[0].waiting_packet().to_vec();
@@ -152,7 +158,7 @@ fn what_is_no_packet_is_dropped_and_counted_by_its_kind() {
 #[test]
 fn what_cannot_be_read_or_written_is_not_sent() {
     let ours = place(4);
-    let mut wire = Wire::open(1, &[ours]).unwrap();
+    let mut wire = Wire::open(1, &[ours], Weather::default()).unwrap();
     let fault = wire.send(ours, ours, &send(64), |_| Err(Fault { addr: 3 }));
     assert!(matches!(fault, Err(Unsent::Fault(Fault { addr: 3 }))));
     assert!(matches!(wire.send(place(5), ours, &send(0), |_| Ok(())), Err(Unsent::Impossible(_))));

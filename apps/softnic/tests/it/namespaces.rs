@@ -1,0 +1,115 @@
+//! Two network namespaces with a cable between them: two hosts, as far as programs can tell.
+//!
+//! Made by `unshare`, `nsenter` (util-linux) and `ip` (iproute2), as root or in a user namespace of one's own; gone with the
+//! processes that hold them.
+
+use std::fs;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use crate::program::within;
+
+/// See the module.
+pub struct Namespaces {
+    holders: [Holder; 2],
+    /// We are root in a user namespace that was made for this.
+    of_own_user: bool,
+}
+
+/// A process that does nothing but be in a namespace.
+struct Holder(Child);
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Namespaces {
+    /// IPv4 addresses of the two sides.
+    pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
+    /// IPv6 addresses of the two sides.
+    pub const ADDRESSES_6: [&str; 2] = ["fd77::1", "fd77::2"];
+
+    /// Two hosts whose interfaces carry packets of `mtu` bytes. Error: why this machine, or this user, cannot.
+    pub fn new(mtu: u32) -> Result<Self, String> {
+        let of_own_user = !allowed(&["unshare", "-n", "true"]);
+        if of_own_user && !allowed(&["unshare", "-r", "-n", "true"]) {
+            return Err("neither root nor user namespaces are allowed here".into());
+        }
+        let first: &[&str] = if of_own_user { &["unshare", "-r", "-n"] } else { &["unshare", "-n"] };
+        let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        let one = hold(words(first))?;
+        let mut inside = entered(&one, of_own_user);
+        inside.extend(words(&["unshare", "-n"]));
+        let other = hold(inside)?;
+        let pair = Namespaces { holders: [one, other], of_own_user };
+        let (mtu, peer) = (mtu.to_string(), pair.holders[1].0.id().to_string());
+        pair.ip(
+            0,
+            &[
+                "link", "add", "wire", "mtu", &mtu, "type", "veth", "peer", "name", "wire", "mtu", &mtu,
+                "netns", &peer,
+            ],
+        )?;
+        for side in [0, 1] {
+            for (family, address) in [
+                ("-4", format!("{}/24", Self::ADDRESSES[side])),
+                ("-6", format!("{}/64", Self::ADDRESSES_6[side])),
+            ] {
+                let mut words = vec![family, "addr", "add", &address, "dev", "wire"];
+                words.extend((family == "-6").then_some("nodad"));
+                pair.ip(side, &words)?;
+            }
+            for interface in ["lo", "wire"] {
+                pair.ip(side, &["link", "set", interface, "up"])?;
+            }
+        }
+        Ok(pair)
+    }
+
+    /// What goes before a command that is to run on a side.
+    pub fn enter(&self, side: usize) -> Vec<String> {
+        entered(&self.holders[side], self.of_own_user)
+    }
+
+    fn ip(&self, side: usize, arguments: &[&str]) -> Result<(), String> {
+        let mut words = self.enter(side);
+        words.push("ip".into());
+        words.extend(arguments.iter().map(|&argument| argument.to_owned()));
+        let output =
+            Command::new(&words[0]).args(&words[1..]).output().map_err(|e| format!("{}: {e}", words[0]))?;
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        if output.status.success() { Ok(()) } else { Err(format!("ip {}: {said}", arguments.join(" "))) }
+    }
+}
+
+fn allowed(command: &[&str]) -> bool {
+    let mut command_line = Command::new(command[0]);
+    command_line.args(&command[1..]).stdout(Stdio::null()).stderr(Stdio::null());
+    command_line.status().is_ok_and(|status| status.success())
+}
+
+/// Starts a process that stays in the namespace that the words lead to, and waits until it is there.
+fn hold(mut words: Vec<String>) -> Result<Holder, String> {
+    words.extend(["sleep".to_owned(), "600".to_owned()]);
+    let child = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).spawn();
+    let holder = Holder(child.map_err(|error| format!("{}: {error}", words[0]))?);
+    let is_sleeping = || {
+        fs::read_to_string(format!("/proc/{}/comm", holder.0.id())).is_ok_and(|name| name.trim() == "sleep")
+    };
+    if within(Duration::from_secs(10), is_sleeping) {
+        Ok(holder)
+    } else {
+        Err(format!("{} does not begin", words.join(" ")))
+    }
+}
+
+fn entered(holder: &Holder, of_own_user: bool) -> Vec<String> {
+    let mut words = vec!["nsenter".to_owned(), "-t".to_owned(), holder.0.id().to_string(), "-n".to_owned()];
+    if of_own_user {
+        words.extend(["-U".to_owned(), "--preserve-credentials".to_owned()]);
+    }
+    words
+}

@@ -1,0 +1,172 @@
+//! Losses and overtaking on demand, by seed: what a bad network does to packets that have come, before anybody sees them.
+
+use std::net::IpAddr;
+
+use roce::Packet;
+
+use super::Arrived;
+
+/// How bad it is.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Weather {
+    /// Probability, 0 to 1, that a packet is lost.
+    pub loss: f64,
+    /// Probability, 0 to 1, that a packet is overtaken by those that come within the next [`OVERTAKERS`].
+    pub reorder: f64,
+    /// Where the generator begins.
+    pub seed: u64,
+}
+
+/// Packets that go before one that is overtaken, at most; fewer when no more come.
+pub const OVERTAKERS: u32 = 3;
+
+/// A packet that is overtaken now.
+#[derive(Debug)]
+struct Held {
+    from: IpAddr,
+    at: IpAddr,
+    packet: Packet,
+    payload: Vec<u8>,
+    /// Packets that may still go before it.
+    left: u32,
+}
+
+/// What happens to one packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Comes,
+    Lost,
+    Overtaken,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Sky {
+    weather: Weather,
+    random: u64,
+    held: Option<Held>,
+    /// Packets lost so far.
+    pub lost: u64,
+    /// Packets overtaken so far.
+    pub overtaken: u64,
+}
+
+impl Sky {
+    pub(super) fn new(weather: Weather) -> Sky {
+        Sky { weather, random: weather.seed, held: None, lost: 0, overtaken: 0 }
+    }
+
+    /// Lets a packet through, or not, or later.
+    pub(super) fn pass(&mut self, arrived: Arrived<'_>, deliver: &mut impl FnMut(Arrived<'_>)) {
+        let fine = self.weather.loss <= 0.0 && self.weather.reorder <= 0.0;
+        match if fine { Fate::Comes } else { self.fate() } {
+            Fate::Comes => {
+                deliver(arrived);
+                self.overtake(deliver);
+            }
+            Fate::Lost => self.lost += 1,
+            Fate::Overtaken => {
+                let Arrived { from, at, packet, payload } = arrived;
+                self.overtaken += 1;
+                self.held = Some(Held { from, at, packet, payload: payload.to_vec(), left: OVERTAKERS });
+            }
+        }
+    }
+
+    /// Nothing more has come: nothing more overtakes.
+    pub(super) fn settle(&mut self, deliver: &mut impl FnMut(Arrived<'_>)) {
+        if let Some(Held { from, at, packet, payload, .. }) = self.held.take() {
+            deliver(Arrived { from, at, packet, payload: &payload });
+        }
+    }
+
+    fn overtake(&mut self, deliver: &mut impl FnMut(Arrived<'_>)) {
+        let Some(held) = &mut self.held else { return };
+        held.left = held.left.saturating_sub(1);
+        if held.left == 0 {
+            self.settle(deliver);
+        }
+    }
+
+    fn fate(&mut self) -> Fate {
+        if self.chance() < self.weather.loss {
+            return Fate::Lost;
+        }
+        let overtaken = self.chance() < self.weather.reorder;
+        if overtaken && self.held.is_none() { Fate::Overtaken } else { Fate::Comes }
+    }
+
+    /// The next number in 0..1 (splitmix64, Steele et al. 2014).
+    fn chance(&mut self) -> f64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.random;
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((word ^ word >> 31) >> 11) as f64 / (1_u64 << 53) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use roce::packet::{Content, Deth, Trailer};
+    use roce::{Fragment, Position, Psn, ServiceType};
+
+    /// PSNs in the order in which they come.
+    fn through(weather: Weather, count: u32) -> (Vec<u32>, Sky) {
+        let mut sky = Sky::new(weather);
+        let mut came = Vec::new();
+        let mut deliver = |a: Arrived<'_>| {
+            assert_eq!(a.payload, [a.packet.psn.value() as u8]);
+            came.push(a.packet.psn.value());
+        };
+        for psn in 0..count {
+            let packet = Packet {
+                service: ServiceType::Uc,
+                dst_qpn: 1,
+                psn: Psn::new(psn),
+                ack_requested: false,
+                solicited: false,
+                deth: Deth::default(),
+                content: Content::Send { position: Position::Only, trailer: Trailer::None },
+                payload: Fragment { offset: 0, length: 1 },
+            };
+            let here = IpAddr::from([127, 0, 0, 1]);
+            sky.pass(Arrived { from: here, at: here, packet, payload: &[psn as u8] }, &mut deliver);
+        }
+        sky.settle(&mut deliver);
+        (came, sky)
+    }
+
+    #[test]
+    fn in_fine_weather_everything_comes_in_order() {
+        let (came, sky) = through(Weather { seed: 7, ..Weather::default() }, 1000);
+        assert_eq!(came, (0..1000).collect::<Vec<_>>());
+        assert_eq!((sky.lost, sky.overtaken), (0, 0));
+    }
+
+    #[test]
+    fn as_many_are_lost_and_overtaken_as_asked_and_the_same_ones_again() {
+        let weather = Weather { loss: 0.1, reorder: 0.05, seed: 3 };
+        let (came, sky) = through(weather, 10_000);
+        assert_eq!(came.len() as u64 + sky.lost, 10_000);
+        assert!((900..1100).contains(&sky.lost), "{}", sky.lost);
+        assert!((350..500).contains(&sky.overtaken), "{}", sky.overtaken);
+        let mut sorted = came.clone();
+        sorted.sort_unstable();
+        sorted.dedup();
+        assert_eq!(sorted.len(), came.len(), "each once");
+        let early = came.windows(2).filter(|pair| pair[0] > pair[1]).count() as u64;
+        assert!(early <= sky.overtaken && early * 10 >= sky.overtaken * 9, "{early} of {}", sky.overtaken);
+        let place = |psn: &u32| came.iter().position(|p| p == psn).unwrap() as i64;
+        assert!(came.iter().all(|psn| place(psn) - i64::from(*psn) <= i64::from(OVERTAKERS)));
+        assert_eq!(through(weather, 10_000).0, came, "by seed");
+        assert_ne!(through(Weather { seed: 4, ..weather }, 10_000).0, came);
+    }
+
+    #[test]
+    fn the_last_one_comes_when_nothing_overtakes_it() {
+        let (came, _) = through(Weather { reorder: 1.0, ..Weather::default() }, 2);
+        assert_eq!(came, [1, 0]);
+    }
+}
