@@ -55,21 +55,11 @@ pub use verdict::{
     AsyncEvent, DropReason, FailedReceive, Failure, ResponderConfig, ResponderCounters, ResponderEvent,
     Verdict,
 };
+pub use wire::Service as ServiceType;
 pub use wire::psn::{self, Psn};
 pub use work::{
     Atomic, GRH_BYTES, Outcome, Receive, ReceiveCompletion, Region, RegionError, Resources, Status, Work,
 };
-
-/// The service a QP gives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum ServiceType {
-    /// Reliable connected.
-    Rc,
-    /// Unreliable connected.
-    Uc,
-    /// Unreliable datagram.
-    Ud,
-}
 
 /// `IBV_ACCESS_*` bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

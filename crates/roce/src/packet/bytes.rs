@@ -11,18 +11,14 @@ use crate::wire::packet::Extended;
 use crate::wire::{
     self, AtomicAckEth, Bth, Ieth, ImmDt, Operation, PacketKind, PacketOpcode, Position, Service,
 };
-use crate::{Fragment, NakCode, ServiceType};
+use crate::{Fragment, NakCode};
 
 impl Packet {
     /// The packet with its payload, to be written. `None` when no opcode says so: an operation that the service does not
     /// have, which a [`crate::Connection`] never sends.
     pub fn to_wire<'a>(&self, payload: &'a [u8]) -> Option<wire::Packet<'a>> {
         let (kind, extended) = headers(&self.content)?;
-        let service = match self.service {
-            ServiceType::Rc => Service::Rc,
-            ServiceType::Uc => Service::Uc,
-            ServiceType::Ud => Service::Ud,
-        };
+        let service = self.service;
         let deth = wire::Deth { qkey: self.deth.qkey, reserved: 0, src_qpn: self.deth.src_qpn };
         let extended = match extended {
             Extended::Nothing if service == Service::Ud => Extended::Deth(deth),
@@ -43,11 +39,7 @@ impl Packet {
         let wire::Packet { bth, extended, payload } = *packet;
         let deth = extended.deth().map(|deth| Deth { qkey: deth.qkey, src_qpn: deth.src_qpn });
         Some(Packet {
-            service: match bth.opcode.service() {
-                Service::Rc => ServiceType::Rc,
-                Service::Uc => ServiceType::Uc,
-                Service::Ud => ServiceType::Ud,
-            },
+            service: bth.opcode.service(),
             dst_qpn: bth.dst_qpn,
             psn: bth.psn,
             ack_requested: bth.ack_requested,
@@ -238,8 +230,8 @@ mod tests {
             content: Content::ReadRequest(wire::Reth::default()),
             payload: Fragment::default(),
         };
-        assert!(read(ServiceType::Rc).to_wire(&[]).is_some());
-        assert!(read(ServiceType::Uc).to_wire(&[]).is_none());
-        assert!(read(ServiceType::Ud).to_wire(&[]).is_none());
+        assert!(read(Service::Rc).to_wire(&[]).is_some());
+        assert!(read(Service::Uc).to_wire(&[]).is_none());
+        assert!(read(Service::Ud).to_wire(&[]).is_none());
     }
 }

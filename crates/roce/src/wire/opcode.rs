@@ -5,7 +5,7 @@
 
 use super::WireError;
 
-/// Service of a packet: the upper three bits of its opcode.
+/// Service of a QP and of its packets: the upper three bits of their opcodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Service {

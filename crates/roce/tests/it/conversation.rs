@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use roce::packet::{Aeth, Trailer};
 use roce::wire::mad::QP1;
-use roce::wire::{Frame, Gid, Service};
+use roce::wire::{Frame, Gid};
 use roce::{Content, Now, Opcode, Packet, PostedMessage, Psn, ServiceType, WorkRequest};
 
 use crate::pcap::{text, timed_packets};
@@ -114,11 +114,7 @@ pub fn conversations(capture: &'static str) -> Vec<Conversation> {
             true => ((from, to, qpn), partner(capture, qpn)),
             false => ((to, from, partner(capture, qpn)), qpn),
         };
-        let service = match bth.opcode.service() {
-            Service::Rc => ServiceType::Rc,
-            Service::Uc => ServiceType::Uc,
-            Service::Ud => ServiceType::Ud,
-        };
+        let service = bth.opcode.service();
         let step = steps.get(index).copied().unwrap_or(0);
         let captured = Captured { number: index + 1, step, at: Now(at - began), request, bytes };
         match found.iter_mut().find(|row| row.0 == key) {
