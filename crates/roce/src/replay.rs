@@ -36,9 +36,9 @@ pub(crate) struct ReplayList {
 }
 
 impl ReplayList {
-    /// A list of `limit` entries, all allocated now.
+    /// A list of `limit` entries at most; room for them comes with the first.
     pub(crate) fn new(limit: u8) -> ReplayList {
-        ReplayList { entries: VecDeque::with_capacity(usize::from(limit)), limit: usize::from(limit) }
+        ReplayList { entries: VecDeque::new(), limit: usize::from(limit) }
     }
 
     /// Entries that room was allocated for.

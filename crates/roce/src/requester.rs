@@ -96,7 +96,7 @@ impl Requester {
         Requester {
             config,
             state: State::Active,
-            messages: VecDeque::with_capacity(config.window_messages as usize),
+            messages: VecDeque::new(),
             front: 0,
             done: 0,
             next_send: 0,
@@ -177,8 +177,7 @@ impl Requester {
 
     // Commands.
 
-    /// Queues a message. Ask `can_post` first: a queue longer than `window_messages` is kept, but costs an allocation,
-    /// and waits. A message that the service cannot carry is not sent, and completes in its turn with the error.
+    /// Queues a message. Ask `can_post` first: what exceeds `window_messages` is kept, and waits. A message that the service cannot carry is not sent, and completes in its turn with the error.
     pub fn post(&mut self, message: PostedMessage) -> Ticket {
         let failure = self.refusal(&message);
         self.push(message, failure)

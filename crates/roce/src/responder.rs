@@ -99,7 +99,6 @@ enum Established {
 impl Responder {
     /// A responder that has seen nothing.
     pub fn new(config: ResponderConfig) -> Responder {
-        let resources = usize::from(config.max_dest_rd_atomic);
         Responder {
             config,
             state: State::InOrder,
@@ -110,7 +109,7 @@ impl Responder {
             assembly: None,
             held: None,
             replays: ReplayList::new(config.max_dest_rd_atomic),
-            responses: VecDeque::with_capacity(2 * resources),
+            responses: VecDeque::new(),
             nak: None,
             ack_due: false,
             requester_qpn: config.peer_qpn.unwrap_or_default(),

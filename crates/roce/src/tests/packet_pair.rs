@@ -180,6 +180,16 @@ fn no_more_packets_are_under_way_than_the_window_allows() {
     }
 }
 
+/// Ten thousand QPs of which one is used: the others cost their two states and nothing behind them.
+#[test]
+fn a_connection_that_was_never_used_is_small_and_has_allocated_nothing() {
+    let pair = Pair::by_packet(EndpointConfig { window_messages: 128, rd_atomic: 16, ..config(4096) });
+    let connection = &pair.a.connection;
+    assert_eq!(connection.requester().held() + connection.responder().held(), 0);
+    let bytes = size_of::<crate::Requester>() + size_of::<crate::Responder>();
+    assert!(bytes <= 1024, "{bytes}");
+}
+
 #[test]
 fn a_window_of_bytes_is_as_many_packets_and_asks_four_times_in_it() {
     for (bytes, mtu, packets, ack_every) in [

@@ -26,8 +26,8 @@ const QKEY: u32 = 0x2222;
 const WINDOW_MESSAGES: u32 = 12;
 
 /// Entries that all queues of a connection have room for together: the messages outstanding, and of three responder resources
-/// those remembered, and twice those waiting as replies and as streams, up to the next power of two.
-const HELD: usize = WINDOW_MESSAGES as usize + 4 + 8 + 8;
+/// those remembered, and twice those waiting as replies and as streams, each up to the next power of two.
+const HELD: usize = (WINDOW_MESSAGES as usize).next_power_of_two() + 4 + 8 + 8;
 
 /// What happened, by name.
 pub(super) type Reached = BTreeMap<String, u64>;
