@@ -11,6 +11,7 @@ use roce::{Opcode, ReceiveCompletion, Status};
 use super::core::Core;
 use super::qp::Qp;
 use super::sq::SendRequest;
+use super::wire;
 use crate::dma::Memory;
 use crate::link::PathAddress;
 
@@ -95,7 +96,7 @@ impl<M: Memory> Core<M> {
             immediate: completion.imm,
             source_qpn: completion.src_qpn,
             source_lid: path.map_or(0, |p| p.slid),
-            service_level: path.map_or(0, |p| p.sl),
+            service_level: path.map_or(0, |p| wire::service_level(&self.devices[qp.device], p)),
             grh: path.is_some_and(|p| p.grh),
             ..CqeFields::default()
         };

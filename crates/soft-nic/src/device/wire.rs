@@ -57,6 +57,36 @@ pub(super) fn response_bytes(layer: LinkLayer, length: u32, mtu: u32) -> u64 {
     packets * (framing(layer) + BTH + ICRC) + AETH * packets.min(2) + u64::from(length)
 }
 
+/// The network header of a datagram, with the number that a responder's CQE has for it on Ethernet (Linux
+/// `include/linux/mlx5/device.h`, `MLX5_CQE_ROCE_L3_HEADER_TYPE_*`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum L3Header {
+    /// GRH: InfiniBand, and RoCE v1.
+    Grh = 0,
+    /// IPv6: RoCE v2.
+    Ipv6 = 1,
+    /// IPv4: RoCE v2.
+    Ipv4 = 2,
+}
+
+fn l3_header(device: &DeviceConfig, path: &PathAddress) -> L3Header {
+    let roce_v2 = device.gids.iter().any(|e| e.gid == path.dgid && e.kind == GidKind::RoceV2);
+    match path.dgid[..10] == [0; 10] && path.dgid[10..12] == [0xff; 2] {
+        _ if !roce_v2 => L3Header::Grh,
+        true => L3Header::Ipv4,
+        false => L3Header::Ipv6,
+    }
+}
+
+/// The four bits of a responder's CQE that are the service level on InfiniBand. On Ethernet cards put the kind of network
+/// header there; libmlx5 gives it as `ibv_wc.sl` all the same, and UCX's datagrams over RoCE rely on it.
+pub(super) fn service_level(device: &DeviceConfig, path: &PathAddress) -> u8 {
+    match device.link_layer {
+        LinkLayer::Ib => path.sl,
+        LinkLayer::Roce => l3_header(device, path) as u8,
+    }
+}
+
 /// The 40 bytes in front of a received datagram of `payload` bytes: a GRH, or for RoCE v2 over IPv4 the IPv4 header in its
 /// last 20 bytes. `None`: the datagram came without, and the bytes stay as they are.
 pub(super) fn grh(
@@ -68,10 +98,9 @@ pub(super) fn grh(
         return None;
     }
     let mut out = [0; GRH_BYTES as usize];
-    let roce_v2 = device.gids.iter().any(|e| e.gid == path.dgid && e.kind == GidKind::RoceV2);
+    let header = l3_header(device, path);
     let transport = (BTH + DETH + ICRC) as u32 + payload;
-    let v4_mapped = path.dgid[..10] == [0; 10] && path.dgid[10..12] == [0xff; 2];
-    if roce_v2 && v4_mapped {
+    if header == L3Header::Ipv4 {
         let total = (20 + 8 + transport) as u16;
         let header = &mut out[20..];
         header[..2].copy_from_slice(&[0x45, path.traffic_class]);
@@ -87,7 +116,8 @@ pub(super) fn grh(
         header[10..12].copy_from_slice(&checksum.to_be_bytes());
         return Some(out);
     }
-    let (next_header, length) = if roce_v2 { (17, 8 + transport) } else { (0x1b, transport) };
+    let (next_header, length) =
+        if header == L3Header::Ipv6 { (17, 8 + transport) } else { (0x1b, transport) };
     let first = 6 << 28 | u32::from(path.traffic_class) << 20 | path.flow_label & 0xf_ffff;
     out[..4].copy_from_slice(&first.to_be_bytes());
     out[4..6].copy_from_slice(&(length as u16).to_be_bytes());
@@ -143,6 +173,23 @@ mod tests {
             (grh[20], grh[22..24].to_vec(), grh[28], grh[29]),
             (0x45, vec![0, 20 + 8 + 24 + 100], 64, 17)
         );
+    }
+
+    #[test]
+    fn on_ethernet_the_service_level_of_a_completion_is_the_kind_of_network_header() {
+        let config = Config { link_layer: LinkLayer::Roce, ..Config::default() };
+        let (roce, ib) = (DeviceConfig::new(&config, 0), DeviceConfig::new(&Config::default(), 0));
+        let v1 = DeviceConfig { gids: roce.gids.iter().copied().step_by(2).collect(), ..roce.clone() };
+        let (local, v4) = (roce.gids[0].gid, roce.gids[2].gid);
+        for (name, device, dgid, wanted) in [
+            ("RoCE v1", &v1, v4, 0),
+            ("IPv6", &roce, local, 1),
+            ("IPv4", &roce, v4, 2),
+            ("InfiniBand", &ib, local, 5),
+        ] {
+            let path = PathAddress { sl: 5, grh: true, dgid, ..PathAddress::default() };
+            assert_eq!(service_level(device, &path), wanted, "{name}");
+        }
     }
 
     #[test]

@@ -245,7 +245,9 @@ fn datagrams_arrive_behind_forty_bytes_and_name_their_sender() {
             driver.post(a, &request).settle();
             let cqe = driver.poll_receive(b).unwrap_or_else(|| panic!("{layer}: {len} bytes did not arrive"));
             assert_eq!((cqe.opcode(), cqe.byte_count()), (Some(CqeOpcode::ResponderSendImm), len + 40));
-            assert_eq!((cqe.source_qpn(), cqe.service_level()), (driver.qp(a).qpn, 3));
+            // On Ethernet: IPv4.
+            let level = if layer == LinkLayer::Roce { 2 } else { 3 };
+            assert_eq!((cqe.source_qpn(), cqe.service_level()), (driver.qp(a).qpn, level));
             assert_eq!(cqe.immediate(), [9, 8, 7, 6]);
             assert_eq!(to.block.bytes(40, len as usize), bytes);
             let roce = layer == LinkLayer::Roce;
