@@ -71,3 +71,19 @@ fn a_killed_peer_is_noticed_within_a_second() {
         assert!(received.line()["error"].as_str().is_some_and(|error| !error.is_empty()), "{received:?}");
     }
 }
+
+#[test]
+fn a_receiver_that_gets_no_core_for_six_seconds_is_waited_for() {
+    need!(device(), nic, "an RDMA device");
+    let (mut receiver, address) = Generator::receiver(&[]);
+    // No time-out of the NIC: it is the generator's patience that is looked at.
+    let options = ["--connect", &address, "--seconds", "1", "--payload", "4096", "--timeout", "0"];
+    let mut sender = Generator::start(&options);
+    std::thread::sleep(Duration::from_millis(500));
+    receiver.signal("STOP");
+    std::thread::sleep(Duration::from_millis(6500));
+    receiver.signal("CONT");
+    let (sent, received) = (sender.end(), receiver.end());
+    assert_eq!((sent.code, received.code), (Some(0), Some(0)), "{sent:?} {received:?}");
+    assert_eq!(sent.line()["posted"], sent.line()["completed"]);
+}
