@@ -42,7 +42,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use serde::Serialize;
 
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
             let _ = error.print();
             return ExitCode::SUCCESS;
         }
-        Err(error) => return bad_input(&error.to_string()),
+        Err(error) => return bad_input(&options::one_line(&error)),
     };
     let code = match cli.command {
         Some(Command::Probe(probe)) => probe::run(probe.json),
@@ -98,10 +98,24 @@ fn stop_flag() -> Result<Arc<AtomicBool>> {
 
 /// One line, whatever the error looked like.
 fn bad_input(error: &str) -> ExitCode {
-    let reason = error.split("\n\n").next().unwrap_or_default();
-    let line: Vec<_> = reason.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    complain!("generator: {}", line.join(" ").trim_start_matches("error: "));
+    let line: Vec<_> = error.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    complain!("generator: {}", line.join(" "));
     ExitCode::from(BAD_INPUT)
+}
+
+/// Opens the device that was asked for.
+fn open(nic: &options::Nic) -> Result<(verbs::Context, verbs::connect::Path)> {
+    nic.path().open().map_err(|error| {
+        // Without any driver the kernel refuses the question itself.
+        let none = verbs::devices().map_or_else(|refusal| refusal.errno().is_some(), |list| list.is_empty());
+        if none {
+            anyhow!(
+                "{error}; without a card, `softnic run -- generator …` gives it a device (--help tells more)"
+            )
+        } else {
+            error.into()
+        }
+    })
 }
 
 /// Writes one JSON line to standard output (`-`) or at the end of a file.
@@ -139,7 +153,8 @@ fn transfer(options: &Transfer, stop: &AtomicBool) -> Result<u8> {
 fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
     let (plan, until, (kind, names)) = (options.plan()?, options.until()?, options.poster());
     let pause = options.pause()?;
-    let (context, path) = options.nic.path().open()?;
+    options::check_address("--connect", address)?;
+    let (context, path) = open(&options.nic)?;
     let idle = sender::IdleQps::open(&context, &path, options.idle_qps)?;
     let sender = sender::Sender::connect(plan.clone(), kind, address, &context, &path, stop)?;
     let outcome = sender.run(until, pause, stop)?;
@@ -172,8 +187,11 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
         received: control::Received,
         interrupted: bool,
     }
-    let (context, path) = options.nic.path().open()?;
-    let listener = verbs::connect::Listener::bind(address)?;
+    options::check_address("--listen", address)?;
+    let (context, path) = open(&options.nic)?;
+    let listener = verbs::connect::Listener::bind(address).map_err(|error| {
+        anyhow!("{error}; give --listen an address of this host and a free port (0: any)")
+    })?;
     let bound = listener.address()?.to_string();
     let json = options.json.as_deref();
     emit(json, &Listening { kind: "listening", address: bound.clone() })?;
@@ -186,7 +204,7 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
         let outcome = match receiver::serve(&listener, &context, &path, stop) {
             Ok(Some(outcome)) => outcome,
             Ok(None) => return Ok(if options.sessions == 0 { worst } else { INTERRUPTED }),
-            // A stranger, or a plan that cannot be, ends a session and not the service.
+            // A plan that cannot be ends a session and not the service.
             Err(error) if options.sessions != 1 => {
                 complain!("generator: {error:#}");
                 worst = worst.max(FAILED);

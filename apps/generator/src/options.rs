@@ -17,7 +17,13 @@ use crate::sender::Until;
 
 /// Sends RDMA messages as fast as one thread can post them, to a receiver that is really there.
 #[derive(Debug, Parser)]
-#[command(name = "generator", version, args_conflicts_with_subcommands = true)]
+#[command(
+    name = "generator",
+    version,
+    args_conflicts_with_subcommands = true,
+    after_help = "Both ends need an RDMA device. On a host without one, start them under the software NIC: \
+                  softnic run -- generator --listen 127.0.0.1:7000"
+)]
 pub struct Cli {
     /// Something else than sending or receiving.
     #[command(subcommand)]
@@ -126,6 +132,37 @@ pub struct Nic {
     /// Retries of this end when the other has no receive posted (RNR NAK): 0 to 7, 7 for ever.
     #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_most::<7>, allow_negative_numbers = true)]
     pub rnr_retry: u8,
+}
+
+/// What is wrong with the command line, with clap's tip; clap's own text has lines for the usage too.
+pub fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let reason = text.split("\n\n").next().unwrap_or_default();
+    let words: Vec<&str> = reason.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: a similar "));
+    let tip = tip.map_or_else(String::new, |tip| format!("; a similar {tip}"));
+    format!("{}{tip} (--help tells more)", words.join(" ").trim_start_matches("error: "))
+}
+
+/// Whether an address has a port, before a device is opened for it.
+pub fn check_address(option: &str, address: &str) -> Result<()> {
+    let example = match address.parse::<IpAddr>() {
+        Ok(IpAddr::V6(v6)) => format!("[{v6}]:18515"),
+        _ => format!("{}:18515", address.trim_end_matches(':')),
+    };
+    if address.parse::<IpAddr>().is_ok() || !address.contains(':') || address.ends_with(':') {
+        bail!("{option} {address} has no port: give one, as in {option} {example}");
+    }
+    let (host, port) = address.rsplit_once(':').unwrap_or_default();
+    match port.parse::<u16>() {
+        Ok(0) if option == "--connect" => {
+            bail!("--connect {address}: nobody listens on port 0; give the receiver's")
+        }
+        Ok(_) => Ok(()),
+        Err(_) => {
+            bail!("{option} {address}: `{port}` is no port; give {host}:PORT with a number up to 65535")
+        }
+    }
 }
 
 fn at_most<const MOST: u8>(text: &str) -> Result<u8, String> {
@@ -333,6 +370,28 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn an_address_without_a_port_is_refused_with_one_that_has_it() {
+        for (option, address, words) in [
+            ("--connect", "localhost", "--connect localhost:18515"),
+            ("--connect", "localhost:", "--connect localhost:18515"),
+            ("--listen", "127.0.0.1", "--listen 127.0.0.1:18515"),
+            ("--connect", "fe80::1", "--connect [fe80::1]:18515"),
+            ("--listen", "[::]", "`]` is no port"),
+            ("--connect", "host:http", "`http` is no port"),
+            ("--connect", "host:65536", "`65536` is no port"),
+            ("--connect", "host:0", "port 0"),
+        ] {
+            let error = check_address(option, address).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{option} {address}")) && error.contains(words), "{error}");
+        }
+        for (option, address) in
+            [("--listen", "0.0.0.0:0"), ("--connect", "h:1"), ("--connect", "[::1]:7000")]
+        {
+            check_address(option, address).unwrap();
+        }
     }
 
     #[test]

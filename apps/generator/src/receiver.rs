@@ -26,26 +26,19 @@ pub struct Outcome {
     pub interrupted: bool,
 }
 
-/// Serves one sender. Errors are those of set-up: nothing was received then.
+/// Serves one sender; whoever connects and is none is named and waited past. `None`: a signal came before one did.
+/// Errors are those of set-up: nothing was received then.
 pub fn serve(
     listener: &Listener,
     context: &Context,
     path: &Path,
     stop: &AtomicBool,
 ) -> Result<Option<Outcome>> {
-    let mut session = match listener.accept(Wait::at_most(Duration::MAX).unless(stop)) {
-        Err(ConnectError::Stopped { .. }) => return Ok(None),
-        other => other?,
-    };
+    let Some((mut session, plan)) = first_sender(listener, stop)? else { return Ok(None) };
     let setup = || Wait::at_most(SETUP).unless(stop);
-    let peer = session.peer();
-    let line = session.receive("a plan", setup()).with_context(|| format!("{peer} is not a generator"))?;
-    let plan = match first_line::<Proposal>(line, peer)
-        .and_then(|p| p.plan.check().map(|()| p.plan).map_err(anyhow::Error::msg))
-    {
-        Ok(plan) => plan,
-        Err(error) => return refuse(session, error),
-    };
+    if let Err(error) = plan.check() {
+        return refuse(session, anyhow::Error::msg(error));
+    }
     let lane_bytes = plan.slot_bytes() * plan.target_slots() as usize;
     let (pd, region) = match memory(context, lane_bytes * plan.qps as usize) {
         Ok(made) => made,
@@ -60,6 +53,26 @@ pub fn serve(
     session.send(&Answer { generator: VERSION, refusal: None })?;
     connect(&mut session, path, &plan, &region, &mut lanes, setup)?;
     Ok(Some(receive(&mut session, &plan, &mut lanes, stop)))
+}
+
+/// The first who proposes a plan. A browser, a port scanner or a generator of another version costs a line and at most
+/// [`SETUP`], and is no session.
+fn first_sender(listener: &Listener, stop: &AtomicBool) -> Result<Option<(Session, Plan)>> {
+    loop {
+        let mut session = match listener.accept(Wait::at_most(Duration::MAX).unless(stop)) {
+            Err(ConnectError::Stopped { .. }) => return Ok(None),
+            other => other?,
+        };
+        let peer = session.peer();
+        let line = session
+            .receive("a plan", Wait::at_most(SETUP).unless(stop))
+            .with_context(|| format!("{peer} is not a generator"));
+        match line.and_then(|line| first_line::<Proposal>(line, peer)) {
+            Ok(proposal) => return Ok(Some((session, proposal.plan))),
+            Err(_) if stop.load(Ordering::Relaxed) => return Ok(None),
+            Err(stranger) => complain!("generator: {}; still listening", crate::sentence(&stranger)),
+        }
+    }
 }
 
 /// A domain and registered memory.

@@ -24,7 +24,13 @@ fn refused(arguments: &[&str], words: &[&str]) {
 fn options_that_do_not_exist_or_do_not_fit_are_named() {
     for (arguments, words) in [
         (&[][..], &["--listen", "--connect"][..]),
-        (&["--frobnicate"], &["--frobnicate"]),
+        (&["--frobnicate"], &["--frobnicate", "(--help tells more)"]),
+        (
+            &["--conect", "h:1"],
+            &["--conect", "a similar argument exists: '--connect'", "(--help tells more)"],
+        ),
+        (&["--connect", "localhost"], &["--connect localhost has no port", "localhost:18515"]),
+        (&["--listen", "0.0.0.0"], &["--listen 0.0.0.0 has no port", "0.0.0.0:18515"]),
         (&["--connect", "h:1", "--op", "read"], &["read", "write-imm"]),
         (&["--connect", "h:1", "--payload", "7"], &["--payload 7", "8 to"]),
         (&["--connect", "h:1", "--payload", "999999999"], &["--payload 999999999", "to 67108864"]),
@@ -73,6 +79,22 @@ fn a_reader_that_goes_away_is_no_panic() {
 }
 
 #[test]
+fn a_host_without_a_device_is_told_where_there_is_one() {
+    // What may lie beneath this test is left out: a host with a card, or without libibverbs, cannot tell.
+    let bare = |arguments: &[&str]| command(arguments).env_remove("LD_PRELOAD").output().unwrap();
+    let said = String::from_utf8(bare(&["probe", "--json"]).stdout).unwrap();
+    need!(said.contains("no RDMA device"), none, "a host with libibverbs and no device of its own");
+    for end in [["--listen", "127.0.0.1:0"], ["--connect", "127.0.0.1:1"]] {
+        let output = bare(&end);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+        for words in ["no RDMA device", "`softnic run -- generator", "--help"] {
+            assert!(said.contains(words), "{said}");
+        }
+    }
+}
+
+#[test]
 fn a_device_port_or_gid_that_is_not_there_is_named() {
     need!(device(), nic, "an RDMA device");
     refused(&["--listen", "127.0.0.1:0", "--nic", "mlx5_99"], &["mlx5_99"]);
@@ -85,8 +107,7 @@ fn addresses_that_cannot_be_used_say_what_to_do() {
     need!(device(), nic, "an RDMA device");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    refused(&["--listen", &address], &[&address, "in use"]);
-    refused(&["--listen", "nowhere"], &["nowhere"]);
+    refused(&["--listen", &address], &[&address, "in use", "a free port (0: any)"]);
     drop(taken);
     refused(&["--connect", &address], &[&address, "is a receiver listening there?"]);
 }
@@ -108,12 +129,32 @@ fn a_peer_that_is_no_generator_is_refused_by_both_ends() {
         });
         refused(&["--connect", &address], &[words, &address]);
         stranger.join().unwrap();
+    }
+}
 
-        let (mut receiver, address) = Generator::receiver(&[]);
-        TcpStream::connect(&address).unwrap().write_all(line.as_bytes()).unwrap();
+#[test]
+fn strangers_cost_a_receiver_a_line_each_and_are_no_sessions() {
+    need!(device(), nic, "an RDMA device");
+    for sessions in ["1", "2"] {
+        let (mut receiver, address) = Generator::receiver(&["--sessions", sessions]);
+        for line in ["GET / HTTP/1.1\r\n", "{\"generator\":7}\n", ""] {
+            TcpStream::connect(&address).unwrap().write_all(line.as_bytes()).unwrap();
+        }
+        for _ in 0..sessions.parse().unwrap() {
+            let sent = Generator::start(&["--connect", &address, "--count", "100"]).end();
+            assert_eq!(sent.code, Some(0), "{sent:?}");
+        }
         let ended = receiver.end();
-        assert_eq!((ended.code, ended.stderr.lines().count()), (Some(2), 1), "{ended:?}");
-        assert!(ended.stderr.contains(words), "{ended:?}");
+        let said: Vec<&str> = ended.stderr.lines().filter(|line| line.starts_with("generator: ")).collect();
+        assert_eq!(
+            (ended.code, said.len(), ended.lines.len().to_string()),
+            (Some(0), 3, sessions.into()),
+            "{ended:?}"
+        );
+        for (line, words) in said.iter().zip(["is not a generator", "of version 7", "closed the connection"])
+        {
+            assert!(line.contains(words) && line.ends_with("; still listening"), "{ended:?}");
+        }
     }
 }
 
