@@ -1,6 +1,7 @@
 //! `softnic ctl`: options, which process is meant, and what is printed. What a NIC answers comes from `soft_nic::abi::control`.
 
 mod counters;
+mod faults;
 mod list;
 
 use std::io::Write;
@@ -31,6 +32,12 @@ enum Action {
     List(list::List),
     /// What a NIC has counted since it started, by the names of the --stats line.
     Counters(counters::Show),
+    /// Take a port down, or up again.
+    Link(faults::Link),
+    /// Change loss, seed and rate while the NIC runs.
+    Set(faults::Set),
+    /// One fault: a request lost, an error CQE, a late READ.
+    Inject(faults::Inject),
 }
 
 /// Does it.
@@ -38,6 +45,9 @@ pub fn run(ctl: &Ctl) -> Result<()> {
     match &ctl.action {
         Action::List(list) => list::run(list),
         Action::Counters(show) => counters::run(show),
+        Action::Link(link) => faults::link(link),
+        Action::Set(set) => faults::set(set),
+        Action::Inject(inject) => faults::inject(inject),
     }
 }
 

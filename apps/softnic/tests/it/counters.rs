@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// Names that begin so are 0 wherever nothing went wrong; each ends a word or names one counter.
-const TROUBLE: [&str; 10] = [
+const TROUBLE: [&str; 13] = [
+    "ctl_changes",
+    "injected_",
+    "lost_port_down",
     "error_",
     "naks_sent",
     "rnr_naks_",

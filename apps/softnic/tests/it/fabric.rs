@@ -261,6 +261,15 @@ impl Fabric {
 
     /// The same with the client on a fabric of its own choice.
     pub fn pair_across(&self, clients: &Self, command: &[&str]) -> Pair {
+        self.pair_of(clients, command, |_| ())
+    }
+
+    /// A pair whose server is prepared, with its NIC there, before the client starts.
+    pub fn pair_prepared(&self, command: &[&str], prepare: impl FnOnce(&OnNic)) -> Pair {
+        self.pair_of(self, command, prepare)
+    }
+
+    fn pair_of(&self, clients: &Self, command: &[&str], prepare: impl FnOnce(&OnNic)) -> Pair {
         let port = tcp_port::unused();
         let port_text = port.to_string();
         let mut command = command.to_vec();
@@ -275,6 +284,7 @@ impl Fabric {
             server.program.ending(),
             server.program.tail()
         );
+        prepare(&server);
         let libraries = Libraries::of(&server.program);
         command.push(if self.hosts.is_some() { Namespaces::ADDRESSES[0] } else { "127.0.0.1" });
         Pair { client: clients.start_on(1, &command), server, libraries }

@@ -91,6 +91,13 @@ pub fn query_port<D: Commands>(server: &Server<D>, file: &mut OpenFile, command:
     let device = server.device(file)?;
     check_port(command.number(0).unwrap_or(0))?;
     let ethernet = device.link_layer == LinkLayer::Roce;
+    let down = server.nic()?.port_is_down(file.device);
+    // IB_PORT_DOWN or IB_PORT_ACTIVE; Disabled (an Ethernet port without a link), Polling, or LinkUp.
+    let (state, physical) = match (down, ethernet) {
+        (false, _) => (4, 5),
+        (true, true) => (1, 3),
+        (true, false) => (1, 2),
+    };
     use query_port_resp as at;
     let response = Writer::<{ at::SIZE }>::new()
         .u32(at::PORT_CAP_FLAGS, port_capabilities(device.link_layer))
@@ -99,8 +106,7 @@ pub fn query_port<D: Commands>(server: &Server<D>, file: &mut OpenFile, command:
         .u16(at::PKEY_TBL_LEN, PKEY_TABLE_LENGTH)
         .u16(at::LID, device.lid)
         .u16(at::SM_LID, u16::from(!ethernet))
-        // IB_PORT_ACTIVE
-        .u8(at::STATE, 4)
+        .u8(at::STATE, state)
         .u8(at::MAX_MTU, 5)
         .u8(at::ACTIVE_MTU, device.mtu)
         .u8(at::MAX_VL_NUM, 2)
@@ -108,8 +114,7 @@ pub fn query_port<D: Commands>(server: &Server<D>, file: &mut OpenFile, command:
         // 4x
         .u8(at::ACTIVE_WIDTH, 2)
         .u8(at::ACTIVE_SPEED, device.model.active_speed())
-        // LinkUp
-        .u8(at::PHYS_STATE, 5)
+        .u8(at::PHYS_STATE, physical)
         .u8(at::LINK_LAYER, if ethernet { 2 } else { 1 })
         // IB_UVERBS_QPF_GRH_REQUIRED
         .u8(at::FLAGS, u8::from(ethernet))

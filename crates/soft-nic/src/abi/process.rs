@@ -464,6 +464,10 @@ impl Commands for Nic<Host> {
         self.open_context(usize::from(device))
     }
 
+    fn port_is_down(&self, device: u8) -> bool {
+        self.port_is_down(usize::from(device))
+    }
+
     fn close_context(&mut self, context: ContextId) {
         self.close_context(context);
     }

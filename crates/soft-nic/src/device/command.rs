@@ -19,6 +19,10 @@ pub mod event_type {
     pub const COMM_EST: u32 = 4;
     /// The send queue drained (SQD).
     pub const SQ_DRAINED: u32 = 5;
+    /// The port came up.
+    pub const PORT_ACTIVE: u32 = 9;
+    /// The port went down.
+    pub const PORT_ERR: u32 = 10;
     /// The shared receive queue cannot be used any more.
     pub const SRQ_ERR: u32 = 14;
     /// Fewer receives than the limit are left in the shared receive queue.

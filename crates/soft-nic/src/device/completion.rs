@@ -67,7 +67,12 @@ impl<M: Memory> Core<M> {
 
     /// A send WQE failed or was flushed: always a CQE.
     pub(super) fn fail_send_wqe(&mut self, qp: &Qp, wqe_index: u16, opcode: u8, status: Status) {
-        let fields = error_fields(qp, CqeOpcode::RequesterError, wqe_index, status);
+        let mut fields = error_fields(qp, CqeOpcode::RequesterError, wqe_index, status);
+        if self.faults.is_some()
+            && let Some(chosen) = self.chosen_syndrome(qp.qpn, wqe_index, status)
+        {
+            fields.error.syndrome = chosen.to_u8();
+        }
         self.complete(qp.send_cq, CqeFields { send_opcode: opcode, ..fields }, None);
     }
 

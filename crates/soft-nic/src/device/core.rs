@@ -12,6 +12,7 @@ use super::context::{Context, Pd};
 use super::counters::Counters;
 use super::cq::{Cq, Pushed};
 use super::doorbell::Uar;
+use super::faults::Faults;
 use super::model::{Capabilities, DeviceConfig};
 use super::mr::Regions;
 use super::qpn::Qps;
@@ -87,6 +88,8 @@ pub(super) struct Core<M> {
     pub pool: Pool,
     pub now: Now,
     pub threads: Onlooker,
+    /// What `softnic ctl` asked for; a NIC that was asked for nothing has none.
+    pub faults: Option<Box<Faults>>,
     /// The WQE in hand.
     pub wqe: Box<[u8; MAX_WQE_BYTES]>,
     /// Scatter list of the message in hand.
@@ -135,6 +138,7 @@ impl<M: Memory> Core<M> {
             pool: Pool::default(),
             now,
             threads: Onlooker::default(),
+            faults: None,
             wqe: Box::new([0; MAX_WQE_BYTES]),
             segments: Vec::new(),
             dead_cqs: Vec::new(),

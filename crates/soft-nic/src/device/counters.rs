@@ -120,6 +120,30 @@ counters! {
     cq_overruns,
     /// Payload carried in fragments through the ring.
     staged_bytes,
+    /// Changes that `softnic ctl` made: links, settings, injected faults. Not 0: no result of an unimpaired NIC.
+    ctl_changes,
+    /// Messages and replies sent while the port was down.
+    lost_port_down,
+    /// Messages and replies that arrived while the port was down.
+    dropped_port_down,
+    /// Messages lost on demand.
+    injected_lost_requests,
+    /// Replies lost on demand.
+    injected_lost_replies,
+    /// Sends that failed on demand.
+    injected_errors,
+    /// READs answered late on demand.
+    injected_read_delays,
+}
+
+/// The syndrome whose counter is `error_NAME`.
+pub fn syndrome_named(name: &str) -> Option<CqeSyndrome> {
+    SYNDROMES.iter().find(|row| row.1.strip_prefix("error_") == Some(name)).map(|row| row.0)
+}
+
+/// Every name that [`syndrome_named`] knows.
+pub fn syndrome_names() -> impl Iterator<Item = &'static str> {
+    SYNDROMES.iter().filter_map(|row| row.1.strip_prefix("error_"))
 }
 
 impl Counters {

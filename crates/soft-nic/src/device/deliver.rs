@@ -31,6 +31,10 @@ impl<M: Memory> Core<M> {
             Message::Packet { packet, from, at } => self.take_packet(packet, *from, *at, inbound),
             Message::Reply { reply, offset, last } => {
                 match self.qps.find(reply.dst_qpn).and_then(|place| self.qps.take(place)) {
+                    Some(qp) if self.faults.is_some() && self.is_down(qp.device) => {
+                        self.counters.dropped_port_down += 1;
+                        self.qps.put(qp);
+                    }
                     Some(mut qp) => {
                         self.take_reply(&mut qp, reply, *offset, *last, inbound);
                         self.qps.put(qp);
@@ -47,7 +51,9 @@ impl<M: Memory> Core<M> {
             self.counters.dropped_unknown_qp += 1;
             return;
         };
-        if qp.state.answers_requests() {
+        if self.faults.is_some() && self.is_down(qp.device) {
+            self.counters.dropped_port_down += 1;
+        } else if qp.state.answers_requests() {
             self.respond(&mut qp, request, inbound);
         } else {
             self.counters.dropped_qp_state += 1;
@@ -257,6 +263,10 @@ impl<M: Memory> Core<M> {
         if let Some(ready) = self.shapers[qp.device].ready_at() {
             qp.reply_not_before = ready;
         }
+        if self.faults.is_some() {
+            let late = self.now.after(self.delay_of_read(qp.qpn));
+            qp.reply_not_before = qp.reply_not_before.max(late);
+        }
     }
 
     // Replies.
@@ -297,9 +307,13 @@ impl<M: Memory> Core<M> {
             if link.reply_room(to) == Room::Full {
                 return (sent, true);
             }
+            let begun = qp.partial_reply.is_some();
             let next = qp.partial_reply.take().or_else(|| qp.responder.as_mut().and_then(|r| r.poll_reply()));
             let Some(reply) = next else { return (sent, false) };
             sent += 1;
+            if self.faults.is_some() && !begun && self.loses_reply(qp, &reply) {
+                continue;
+            }
             if !self.send_reply(link, qp, &reply) {
                 qp.partial_reply = Some(reply);
                 return (sent, true);

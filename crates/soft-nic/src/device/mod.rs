@@ -13,6 +13,7 @@ pub mod counters;
 mod cq;
 mod deliver;
 pub mod doorbell;
+pub mod faults;
 mod flush;
 pub mod model;
 mod modify;

@@ -14,6 +14,7 @@ use super::command::{
 use super::core::{Core, LogSink, Onlooker};
 use super::counters::Counters;
 use super::doorbell::UarKind;
+use super::faults::{Injection, Settings};
 use super::model::{Capabilities, DeviceConfig};
 use crate::config::Config;
 use crate::dma::{Memory, Registers, Threads};
@@ -83,6 +84,28 @@ impl<M: Memory> Nic<M> {
     /// The sink of events, for completion channels made later.
     pub fn events(&mut self) -> &mut dyn EventSink {
         &mut *self.core.events
+    }
+
+    // What `softnic ctl` asks for.
+
+    /// Whether a device's port is down.
+    pub fn port_is_down(&self, device: usize) -> bool {
+        self.core.is_down(device)
+    }
+
+    /// Takes a port down, or up again. The error is a sentence.
+    pub fn set_link(&mut self, device: usize, up: bool) -> Result<(), String> {
+        self.core.set_link(device, up)
+    }
+
+    /// Changes loss, seed and rate. The error is a sentence.
+    pub fn set(&mut self, settings: &Settings) -> Result<(), String> {
+        self.core.set(settings)
+    }
+
+    /// One fault, at the next message that it fits. The error is a sentence.
+    pub fn inject(&mut self, injection: Injection) -> Result<(), String> {
+        self.core.inject(injection)
     }
 
     // Commands.

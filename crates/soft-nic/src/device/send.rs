@@ -246,6 +246,7 @@ impl<M: Memory> Core<M> {
         }
         let mut work = 0;
         loop {
+            let begun = qp.sq.partial.is_some();
             let next = match qp.sq.partial.take() {
                 Some(rest) => Some(rest),
                 // Polled counts as sent for the transport; what the link has no room for waits as a part of nothing.
@@ -256,6 +257,9 @@ impl<M: Memory> Core<M> {
             };
             let Some(transmit) = next else { return work };
             work += 1;
+            if self.faults.is_some() && !begun && self.befalls(qp, transmit) {
+                continue;
+            }
             if !self.send(link, qp, transmit) {
                 qp.sq.partial = Some(transmit);
                 return work;
@@ -361,7 +365,7 @@ impl<M: Memory> Core<M> {
     }
 
     #[inline(always)]
-    fn count_sent(&mut self, device: usize, mtu: u32, request: &Request, transmit: Transmit) {
+    pub(super) fn count_sent(&mut self, device: usize, mtu: u32, request: &Request, transmit: Transmit) {
         let (layer, length) = (self.devices[device].link_layer, request.length);
         let wire = wire::request_bytes(layer, request.service, request.opcode, length, mtu);
         self.shapers[device].spend(wire);
@@ -376,7 +380,12 @@ impl<M: Memory> Core<M> {
 
     /// The link has the whole message, or it is lost. Unreliable services: the message is complete when its memory is no
     /// longer needed, which is at once when the bytes travelled in the record.
-    fn sent(&mut self, qp: &mut Qp, ticket: Ticket, position: Option<(u8, crate::link::Position)>) -> bool {
+    pub(super) fn sent(
+        &mut self,
+        qp: &mut Qp,
+        ticket: Ticket,
+        position: Option<(u8, crate::link::Position)>,
+    ) -> bool {
         if qp.service == ServiceType::Rc {
             return true;
         }

@@ -11,7 +11,11 @@ use crate::dma::Host;
 pub(super) fn answer(server: &Server<Nic<Host>>, request: &Request) -> Answer {
     let _announced = server.nic.announce();
     let mut nic = server.nic.command().map_err(|error| error.reason)?;
+    let done = |()| Vec::new();
     match request {
+        Request::Link { device, up } => nic.set_link(usize::from(*device), *up).map(done),
+        Request::Set(settings) => nic.set(settings).map(done),
+        Request::Inject(injection) => nic.inject(*injection).map(done),
         Request::Status => Ok(status(&nic)),
         Request::Counters => {
             let counters = process::counters(&mut nic);
@@ -22,6 +26,7 @@ pub(super) fn answer(server: &Server<Nic<Host>>, request: &Request) -> Answer {
 
 /// A line for each device: `mlx5_0 active 3`, its port's state and its QPs.
 fn status(nic: &Nic<Host>) -> Vec<(String, String)> {
-    let line = |index: usize| (format!("mlx5_{index}"), format!("active {}", nic.open_qps(index)));
+    let port = |index| if nic.port_is_down(index) { "down" } else { "active" };
+    let line = |index: usize| (format!("mlx5_{index}"), format!("{} {}", port(index), nic.open_qps(index)));
     (0..nic.devices().len()).map(line).collect()
 }

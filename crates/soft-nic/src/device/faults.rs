@@ -1,0 +1,275 @@
+//! Faults on demand: ports that are down, messages that are lost, one error, one late READ. Nothing of it exists in a NIC that
+//! was never asked for any ([`Core::faults`] is empty), and everything that happens is counted.
+//!
+//! Losses fall on messages on their way out, requests and replies alike, before the link sees them: to the transport they are
+//! what a wire would have lost. Which ones is decided by a seeded generator, so the same traffic loses the same messages.
+
+use mlx5_layout::CqeSyndrome;
+use roce::{Psn, Reply, ReplyKind, Status, Transmit};
+
+use super::command::event_type;
+use super::core::Core;
+use super::qp::Qp;
+use crate::dma::Memory;
+use crate::link::TokenBucket;
+
+/// Injections that may wait for their message at a time.
+const MAX_WAITING: usize = 64;
+
+/// What may be changed while the NIC runs; what is `None` stays.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Settings {
+    /// Probability, 0 to 1, that a message is lost on its way out.
+    pub loss: Option<f64>,
+    /// Where the generator of losses begins.
+    pub seed: Option<u64>,
+    /// Rate to shape to, 10^9 bits a second of wire bytes; `Some(None)` lifts it.
+    pub rate_gbps: Option<Option<f64>>,
+}
+
+/// One fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Injection {
+    /// Loses one request of a QP: the one that has this PSN among its own, or the next.
+    Drop {
+        /// QP.
+        qpn: u32,
+        /// PSN, 24 bits.
+        psn: Option<u32>,
+    },
+    /// Ends the next send of a QP with this syndrome, and the queue with it.
+    ErrorCqe {
+        /// QP.
+        qpn: u32,
+        /// What its CQE says.
+        syndrome: CqeSyndrome,
+    },
+    /// Answers the next READ that arrives at a QP so much later; other queues' traffic goes on.
+    DelayRead {
+        /// QP of the responder.
+        qpn: u32,
+        /// Time, µs.
+        us: u32,
+    },
+}
+
+impl Injection {
+    fn qpn(&self) -> u32 {
+        match *self {
+            Injection::Drop { qpn, .. }
+            | Injection::ErrorCqe { qpn, .. }
+            | Injection::DelayRead { qpn, .. } => qpn,
+        }
+    }
+}
+
+/// What was asked for.
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    /// A bit for each device whose port is down.
+    down: u8,
+    loss: f64,
+    random: u64,
+    waiting: Vec<Injection>,
+    /// Sends that fail on demand: QPN, WQE index, and what their CQEs say.
+    marked: Vec<(u32, u16, CqeSyndrome)>,
+}
+
+impl Faults {
+    /// Whether the next message is lost (splitmix64, Steele et al. 2014).
+    fn loses(&mut self) -> bool {
+        if self.loss <= 0.0 {
+            return false;
+        }
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.random;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^= word >> 31;
+        ((word >> 11) as f64) < self.loss * (1_u64 << 53) as f64
+    }
+
+    fn is_down(&self, device: usize) -> bool {
+        self.down & 1 << device != 0
+    }
+
+    /// Takes the first injection that waits and `is_it`.
+    fn take(&mut self, is_it: impl FnMut(&Injection) -> bool) -> Option<Injection> {
+        let at = self.waiting.iter().position(is_it)?;
+        Some(self.waiting.remove(at))
+    }
+}
+
+impl<M: Memory> Core<M> {
+    /// Takes a port down or up again; the contexts of the device get the event. Nothing happens when it is so already.
+    pub(super) fn set_link(&mut self, device: usize, up: bool) -> Result<(), String> {
+        if device >= self.devices.len() {
+            return Err(format!("there is no device mlx5_{device}, this NIC has {}", self.devices.len()));
+        }
+        if self.is_down(device) != up {
+            return Ok(());
+        }
+        let state = if up { "up" } else { "down" };
+        self.changed(&format!("link {state} at mlx5_{device}")).down ^= 1 << device;
+        let kind = if up { event_type::PORT_ACTIVE } else { event_type::PORT_ERR };
+        let contexts: Vec<u32> =
+            self.contexts.iter().filter(|(_, context)| context.device == device).map(|(id, _)| id).collect();
+        for context in contexts {
+            // The element is the port's number.
+            self.asynchronous(super::command::ContextId(context), 1, kind);
+        }
+        Ok(())
+    }
+
+    /// Changes what is set.
+    pub(super) fn set(&mut self, settings: &Settings) -> Result<(), String> {
+        let possible = |rate: f64| (0.001..=1000.0).contains(&rate);
+        if let Some(loss) = settings.loss.filter(|loss| !(0.0..=1.0).contains(loss)) {
+            return Err(format!("a loss of {loss}; 0 to 1 is possible"));
+        }
+        if let Some(Some(rate)) = settings.rate_gbps.filter(|rate| rate.is_some_and(|rate| !possible(rate))) {
+            return Err(format!("a rate of {rate} Gbit/s; 0.001 to 1000 is possible"));
+        }
+        let Settings { loss, seed, rate_gbps } = *settings;
+        let faults = self.changed(&format!("{settings:?}"));
+        faults.loss = loss.unwrap_or(faults.loss);
+        faults.random = seed.unwrap_or(faults.random);
+        if let Some(rate) = rate_gbps {
+            let now = self.now;
+            self.shapers.iter_mut().for_each(|shaper| *shaper = TokenBucket::new(rate, now));
+        }
+        Ok(())
+    }
+
+    /// Waits for the message that the fault is to befall.
+    pub(super) fn inject(&mut self, injection: Injection) -> Result<(), String> {
+        let qpn = injection.qpn();
+        if self.qps.find(qpn).is_none() {
+            return Err(format!("this NIC has no QP {qpn:#x}"));
+        }
+        if self.faults.as_ref().is_some_and(|faults| faults.waiting.len() >= MAX_WAITING) {
+            return Err(format!("{MAX_WAITING} faults wait for their messages already"));
+        }
+        self.changed(&format!("{injection:?}")).waiting.push(injection);
+        Ok(())
+    }
+
+    /// Counts and says that this NIC is no longer as it was configured: whoever reads the result must know.
+    fn changed(&mut self, what: &str) -> &mut Faults {
+        self.counters.ctl_changes += 1;
+        self.log.line(&format!("softnic: softnic ctl changed this NIC: {what}"));
+        self.faults.get_or_insert_default()
+    }
+
+    pub(super) fn is_down(&self, device: usize) -> bool {
+        self.faults.as_ref().is_some_and(|faults| faults.is_down(device))
+    }
+
+    /// Whether something befalls a request instead of its being sent: it is lost on the way, or fails.
+    #[cold]
+    pub(super) fn befalls(&mut self, qp: &mut Qp, transmit: Transmit) -> bool {
+        let (Some(place), Some(faults)) = (qp.sq.find(transmit.ticket), self.faults.as_mut()) else {
+            return false;
+        };
+        let (device, mtu) = (qp.device, qp.mtu_bytes());
+        let request = &mut *qp.sq.outstanding[place];
+        let asked = &request.request;
+        if faults.is_down(device) {
+            self.counters.lost_port_down += 1;
+            request.resent |= transmit.retransmission;
+            self.count_sent(device, mtu, &request.request, transmit);
+            return self.sent(qp, transmit.ticket, None);
+        }
+        let count = roce::message::psn_count(asked.opcode, asked.length, mtu);
+        let covers = |psn: u32| (0..count).any(|at| transmit.psn.plus(at) == Psn::new(psn));
+        let hit = faults.take(|waiting| match *waiting {
+            Injection::Drop { qpn, psn } => qpn == qp.qpn && psn.is_none_or(covers),
+            Injection::ErrorCqe { qpn, .. } => qpn == qp.qpn,
+            Injection::DelayRead { .. } => false,
+        });
+        if let Some(Injection::ErrorCqe { syndrome, .. }) = hit {
+            faults.marked.push((qp.qpn, request.wqe_index, syndrome));
+            self.counters.injected_errors += 1;
+            if let Some(requester) = &mut qp.requester {
+                requester.fail(transmit.ticket, Status::LocalQpOperation);
+            }
+            return true;
+        }
+        if hit.is_none() && !faults.loses() {
+            return false;
+        }
+        self.counters.injected_lost_requests += 1;
+        request.resent |= transmit.retransmission;
+        self.count_sent(device, mtu, &request.request, transmit);
+        self.sent(qp, transmit.ticket, None)
+    }
+
+    /// Whether a reply that is about to be sent is lost instead.
+    #[cold]
+    pub(super) fn loses_reply(&mut self, qp: &mut Qp, reply: &Reply) -> bool {
+        let Some(faults) = self.faults.as_mut() else { return false };
+        let down = faults.is_down(qp.device);
+        let lost = down || faults.loses();
+        if down {
+            self.counters.lost_port_down += 1;
+        } else {
+            self.counters.injected_lost_replies += u64::from(lost);
+        }
+        let answers = |qp: &Qp| qp.answers.front().is_some_and(|answer| answer.psn == reply.psn);
+        if lost && reply.kind == ReplyKind::ReadResponse && answers(qp) {
+            qp.answers.pop_front();
+        }
+        lost
+    }
+
+    /// A READ arrived: how much later it is to be answered, ns.
+    #[cold]
+    pub(super) fn delay_of_read(&mut self, qpn: u32) -> u64 {
+        let Some(faults) = self.faults.as_mut() else { return 0 };
+        match faults.take(|waiting| matches!(waiting, Injection::DelayRead { qpn: its, .. } if *its == qpn)) {
+            Some(Injection::DelayRead { us, .. }) => {
+                self.counters.injected_read_delays += 1;
+                u64::from(us) * 1000
+            }
+            _ => 0,
+        }
+    }
+
+    /// What the CQE of a failed send says, when its failure was asked for.
+    #[cold]
+    pub(super) fn chosen_syndrome(
+        &mut self,
+        qpn: u32,
+        wqe_index: u16,
+        status: Status,
+    ) -> Option<CqeSyndrome> {
+        let marked = &mut self.faults.as_mut()?.marked;
+        let at = marked.iter().position(|mark| (mark.0, mark.1) == (qpn, wqe_index))?;
+        let (_, _, syndrome) = marked.remove(at);
+        // Flushed before its turn came: nothing was reported of it that was not so.
+        (status == Status::LocalQpOperation).then_some(syndrome)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_have_their_rate_and_come_again_with_their_seed() {
+        let draw = |loss: f64, seed: u64| {
+            let mut faults = Faults { loss, random: seed, ..Faults::default() };
+            (0..100_000).map(|_| faults.loses()).collect::<Vec<_>>()
+        };
+        let count = |draws: &[bool]| draws.iter().filter(|lost| **lost).count();
+        // Six standard deviations of a binomial distribution.
+        for (loss, least, most) in
+            [(0.0, 0, 0), (0.01, 812, 1188), (0.5, 49_052, 50_948), (1.0, 100_000, 100_000)]
+        {
+            let lost = count(&draw(loss, 7));
+            assert!((least..=most).contains(&lost), "{loss}: {lost}");
+        }
+        assert_eq!(draw(0.1, 3), draw(0.1, 3));
+        assert_ne!(draw(0.1, 3), draw(0.1, 4));
+    }
+}
