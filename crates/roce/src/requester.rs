@@ -60,6 +60,8 @@ pub struct Requester {
     done: u64,
     next_send: u64,
     sent_end: u64,
+    /// The first message that failed while it was sent: nothing behind it goes out.
+    failed: u64,
     next_psn: Psn,
     /// PSN after the last one ever sent.
     sent_end_psn: Psn,
@@ -101,6 +103,7 @@ impl Requester {
             done: 0,
             next_send: 0,
             sent_end: 0,
+            failed: u64::MAX,
             next_psn: config.first_psn,
             sent_end_psn: config.first_psn,
             progress: Progress::default(),
@@ -190,10 +193,12 @@ impl Requester {
     }
 
     /// A message posted earlier failed locally: its payload cannot be read any more, or its response not be placed. It
-    /// completes with `status` in its turn, also when the peer acknowledged it. Polled or unknown tickets are ignored.
+    /// completes with `status` in its turn, also when the peer acknowledged it, and nothing behind it is sent any more: an
+    /// unreliable peer would take what is flushed here. Polled or unknown tickets are ignored.
     pub fn fail(&mut self, ticket: Ticket, status: Status) {
         if let Some(message) = self.message_mut(ticket.0) {
             message.failure = Some(status);
+            self.failed = self.failed.min(ticket.0);
         }
     }
 
@@ -208,7 +213,7 @@ impl Requester {
     /// Sends again after an error of an unreliable QP (SQE to RTS); only when everything was flushed.
     pub fn resume(&mut self) {
         if self.messages.is_empty() {
-            self.state = State::Active;
+            (self.state, self.failed) = (State::Active, u64::MAX);
             (self.done, self.next_send, self.sent_end) = (self.front, self.front, self.front);
             self.sent_end_psn = self.next_psn;
             (self.progress.acked, self.progress.sent) = (0, 0);
@@ -405,7 +410,8 @@ impl Requester {
 
     /// The message that may go now.
     fn next_to_send(&self) -> Option<&Message> {
-        if self.state != State::Active || matches!(self.timer, Timer::Rnr { .. }) {
+        let stopped = self.state != State::Active || self.next_send > self.failed;
+        if stopped || matches!(self.timer, Timer::Rnr { .. }) {
             return None;
         }
         let message = self.message(self.next_send)?;

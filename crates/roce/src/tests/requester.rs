@@ -394,6 +394,28 @@ fn a_local_error_completes_in_its_turn() {
 }
 
 #[test]
+fn nothing_is_sent_behind_a_message_that_failed_while_it_was_sent() {
+    for service in [ServiceType::Rc, ServiceType::Uc, ServiceType::Ud] {
+        let mut requester = Requester::new(RequesterConfig { service, ..config() });
+        post(&mut requester, &[Send, Send, Send]);
+        requester.poll_transmit(Now(0)).expect("room");
+        let second = requester.poll_transmit(Now(0)).expect("room");
+        // Its payload cannot be read.
+        requester.fail(second.ticket, Status::LocalProtection);
+        assert_eq!(requester.poll_transmit(Now(0)), None, "{service:?}: the third would be taken by a peer");
+        match service {
+            ServiceType::Rc => drop(requester.handle_reply(Now(1), &reply(7, ReplyKind::Ack))),
+            _ => requester.link_consumed(Ticket(0)),
+        }
+        let wanted = [(0, Success), (1, Status::LocalProtection), (2, Flushed)];
+        assert_eq!(ended(&mut requester), wanted, "{service:?}");
+        requester.resume();
+        post(&mut requester, &[Send]);
+        assert!(requester.poll_transmit(Now(2)).is_some(), "{service:?}: after SQE to RTS");
+    }
+}
+
+#[test]
 fn unreliable_messages_are_complete_when_the_link_has_them() {
     for service in [ServiceType::Uc, ServiceType::Ud] {
         let mut requester = Requester::new(RequesterConfig { service, ..config() });
