@@ -40,6 +40,9 @@ pub struct Set {
     /// Shape to this rate, Gbit/s of wire bytes, 0.001 to 1000, or `none`.
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     rate_gbps: Option<String>,
+    /// Send no more than so many requests and answers to READs in a second, 0.1 to 1000000000, or `none`.
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    messages_per_second: Option<String>,
 }
 
 /// One fault, at the next message that it fits.
@@ -104,8 +107,9 @@ pub fn set(set: &Set) -> Result<()> {
     line += &value("loss", set.loss.map(|loss| loss.to_string()));
     line += &value("seed", set.seed.map(|seed| seed.to_string()));
     line += &value("rate-gbps", set.rate_gbps.clone());
+    line += &value("messages-per-second", set.messages_per_second.clone());
     if line == "set" {
-        bail!("nothing to set; give --loss, --seed or --rate-gbps");
+        bail!("nothing to set; give --loss, --seed, --rate-gbps or --messages-per-second");
     }
     ask(set.pid, &line)
 }

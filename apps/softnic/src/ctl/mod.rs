@@ -34,7 +34,7 @@ enum Action {
     Counters(counters::Show),
     /// Take a port down, or up again.
     Link(faults::Link),
-    /// Change loss, seed and rate while the NIC runs.
+    /// Change loss, seed and rates while the NIC runs.
     Set(faults::Set),
     /// One fault: a request lost, an error CQE, a late READ.
     Inject(faults::Inject),

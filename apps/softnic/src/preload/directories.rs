@@ -67,7 +67,7 @@ fn entry(name: &str, node: &Node, path: &str) -> libc::dirent {
     entry.d_ino = Tree::attributes(path, node).inode;
     entry.d_type = match node {
         Node::Directory => libc::DT_DIR,
-        Node::File(_) => libc::DT_REG,
+        Node::File(_) | Node::Port(..) => libc::DT_REG,
         Node::Link(_) => libc::DT_LNK,
         Node::Device(_) => libc::DT_CHR,
     };

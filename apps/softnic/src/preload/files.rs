@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 
+use soft_nic::abi::sysfs;
 use soft_nic::abi::tree::{Attributes, Node, Tree};
 
 use super::paths::{Place, locate};
@@ -31,8 +32,12 @@ pub fn open_node(path: &str, node: &Node, flags: c_int) -> c_int {
             None => fail(libc::ENOENT),
         },
         _ if flags & libc::O_DIRECTORY != 0 => fail(libc::ENOTDIR),
-        Node::File(_) if writes => fail(libc::EACCES),
+        Node::File(_) | Node::Port(..) if writes => fail(libc::EACCES),
         Node::File(content) => open_content(content, close_on_exec),
+        Node::Port(device, file) => {
+            let content = sysfs::port_file(*file, world().config.link_layer, nic::port_is_down(*device));
+            open_content(content.as_bytes(), close_on_exec)
+        }
         Node::Link(_) => fail(libc::ELOOP),
         Node::Device(index) => nic::open(*index, flags),
     }
@@ -336,7 +341,7 @@ fn access_node(node: &Node, mode: c_int) -> c_int {
     let refused = match node {
         Node::Device(_) => libc::X_OK,
         Node::Directory => libc::W_OK,
-        Node::File(_) | Node::Link(_) => libc::W_OK | libc::X_OK,
+        Node::File(_) | Node::Port(..) | Node::Link(_) => libc::W_OK | libc::X_OK,
     };
     if mode & refused != 0 { fail(libc::EACCES) } else { 0 }
 }

@@ -237,6 +237,12 @@ pub fn mmap(
     })
 }
 
+/// Whether the port of device `index` is down. A program that opened no device has no NIC, and its ports are up.
+pub fn port_is_down(index: u8) -> bool {
+    let asked = |nic: &Nic| guarded(|| Ok(nic.process.command(|server| server.port_is_down(index))));
+    get().is_some_and(|nic| asked(nic).unwrap_or(false))
+}
+
 /// The program ends by `_exit`, perhaps in a signal handler: touches no heap and no lock.
 pub fn leave() {
     if let Some(nic) = get() {

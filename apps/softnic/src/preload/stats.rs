@@ -41,6 +41,7 @@ fn line(report: &Report, pump_ns: u64) -> String {
         "link_layer": world().config.link_layer.word(),
         "pump": world().config.pump,
         "strict": world().config.strict,
+        "changes": report.changes,
         "refused": refused,
         "counters": counters,
     });

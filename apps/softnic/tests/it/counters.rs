@@ -27,6 +27,7 @@ pub struct Counters {
     pid: u32,
     libmlx5: String,
     values: BTreeMap<String, u64>,
+    changes: Vec<String>,
 }
 
 /// Messages by kind, without the kinds that did not occur.
@@ -39,7 +40,9 @@ pub fn parse(line: &str) -> Result<Counters, String> {
     let libmlx5 = line["libmlx5"].as_str().ok_or("no `libmlx5`")?.to_owned();
     let values = line["counters"].as_object().ok_or("no `counters`")?;
     let values = values.iter().filter_map(|(name, value)| Some((name.clone(), value.as_u64()?))).collect();
-    Ok(Counters { pid, libmlx5, values })
+    let changes = line["changes"].as_array().ok_or("no `changes`")?;
+    let changes = changes.iter().filter_map(|change| Some(change.as_str()?.to_owned())).collect();
+    Ok(Counters { pid, libmlx5, values, changes })
 }
 
 /// `count` messages of one kind; none at all when `count` is 0.
@@ -56,6 +59,11 @@ impl Counters {
     /// The file of libmlx5 that this process had mapped.
     pub fn libmlx5(&self) -> &str {
         &self.libmlx5
+    }
+
+    /// What `softnic ctl` changed.
+    pub fn changes(&self) -> &[String] {
+        &self.changes
     }
 
     /// One counter by name. A name that the NIC does not have is a fault of the test.

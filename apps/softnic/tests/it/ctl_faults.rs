@@ -20,12 +20,12 @@ fn first_qpn(it: &OnNic, fabric: &Fabric) -> String {
 #[test]
 fn a_port_that_goes_down_and_up_is_two_events_and_a_port_state() {
     let program = measure::need!(verbs_program("port_watch"), "C compiler and libibverbs-dev");
-    for (layer, physical) in [(Layer::InfiniBand, 2), (Layer::Roce, 3)] {
+    for (layer, physical, word) in [(Layer::InfiniBand, 2, "Polling"), (Layer::Roce, 3, "Disabled")] {
         let fabric = Fabric::new(layer).with_options(&["--devices", "2"]);
         let mut it = fabric.start(&[&program]);
         assert!(within(SOON, || it.program.output().contains("ready")), "{}", it.program.tail());
         let pid = pid_of(&it);
-        // Another device's port is none of its business.
+        // Another device's port is none of its business, in sysfs alone it shows.
         ctl_prints(&["link", "down", &pid, "--device", "mlx5_1"]);
         ctl_prints(&["link", "down", &pid]);
         ctl_prints(&["link", "down", &pid]);
@@ -37,9 +37,22 @@ fn a_port_that_goes_down_and_up_is_two_events_and_a_port_state() {
         ctl_refuses(&["link", "down", &pid, "--device", "mlx5_2"], &["mlx5_2"]);
         ctl_prints(&["link", "up", &pid]);
         let output = it.program.succeed();
-        let events: Vec<&str> = output.lines().filter(|line| line.starts_with("event")).collect();
-        assert_eq!(events, [down.trim_end(), "event 9 port 1 state 4 physical 5"], "{output}");
-        assert_eq!(it.counters().value("ctl_changes"), 3);
+        let up = "4: ACTIVE, 5: LinkUp";
+        let said: Vec<&str> = output.lines().filter(|line| !line.starts_with("softnic")).collect();
+        let wanted = [
+            format!("mlx5_0 {up}"),
+            "ready".to_owned(),
+            down.trim_end().to_owned(),
+            format!("mlx5_0 1: DOWN, {physical}: {word}"),
+            format!("mlx5_1 1: DOWN, {physical}: {word}"),
+            "event 9 port 1 state 4 physical 5".to_owned(),
+            format!("mlx5_0 {up}"),
+            format!("mlx5_1 1: DOWN, {physical}: {word}"),
+        ];
+        assert_eq!(said, wanted, "{output}");
+        let counters = it.counters();
+        assert_eq!(counters.value("ctl_changes"), 3);
+        assert_eq!(counters.changes(), ["link mlx5_1 down", "link mlx5_0 down", "link mlx5_0 up"]);
     }
 }
 
@@ -98,6 +111,8 @@ fn what_is_lost_is_sent_again_and_arrives_whole() {
         assert!(lost("retransmissions") >= lost("injected_lost_requests"));
         assert!(finished.client.counters.value("retransmissions") > 0, "for lost acknowledgements");
         assert_eq!(lost("ctl_changes"), 1);
+        assert_eq!(finished.server.counters.changes(), [format!("set loss=0.01 seed={seed}")]);
+        assert!(finished.client.counters.changes().is_empty());
         assert!(
             finished.server.output.contains("softnic ctl changed this NIC"),
             "{}",
@@ -150,6 +165,34 @@ fn one_request_is_lost_and_sent_again_and_a_read_comes_late() {
 }
 
 #[test]
+fn a_rate_is_kept_by_the_bytes_and_messages_that_were_counted_and_lifted_again() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    let fabric = Fabric::new(Layer::Roce);
+    let pair = busy(&fabric, &["ib_write_bw", "-F", "-D", "8", "-s", "65536"]);
+    let pid = pid_of(&pair.client);
+    // What is counted between two looks takes the time between them at most; a burst and a message may come on top.
+    for (option, rate, counter, most_per_s, on_top) in [
+        ("--rate-gbps", "0.1", "wire_bytes_sent", 0.1e9 / 8.0, 64.0 * 1024.0 + 80_000.0),
+        ("--messages-per-second", "100", "messages_sent", 100.0, 2.0),
+    ] {
+        ctl_prints(&["set", &pid, option, rate]);
+        let begun = std::time::Instant::now();
+        let before = count(&pair.client, counter);
+        std::thread::sleep(Duration::from_millis(500));
+        let sent = (count(&pair.client, counter) - before) as f64;
+        let most = begun.elapsed().as_secs_f64() * most_per_s + on_top;
+        assert!(sent <= most, "{option} {rate}: {sent} of {most}");
+        // However little of the machine it has: a tenth of what 500 ms allow.
+        assert!(sent >= most_per_s / 20.0, "{option} {rate}: {sent}");
+        ctl_prints(&["set", &pid, option, "none"]);
+        wait_for(&pair.client, counter, |now| (now - before) as f64 > 5.0 * most);
+    }
+    let changes = pair.finish().client.counters.changes().to_vec();
+    let set = ["rate-gbps=0.1", "rate-gbps=none", "messages-per-second=100", "messages-per-second=none"];
+    assert_eq!(changes, set.map(|set| format!("set {set}")));
+}
+
+#[test]
 fn what_cannot_be_set_is_named() {
     let own = std::process::id().to_string();
     ctl_refuses(&["set", &own], &["--loss"]);
@@ -169,10 +212,13 @@ fn what_cannot_be_set_is_named() {
         ("--loss", "NaN", "0 to 1"),
         ("--rate-gbps", "0", "0.001 to 1000"),
         ("--rate-gbps", "inf", "0.001 to 1000"),
+        ("--messages-per-second", "0", "0.1 to 1000000000"),
+        ("--messages-per-second", "NaN", "0.1 to 1000000000"),
     ] {
         ctl_refuses(&["set", &pid_of(&it), option, value], &[words]);
     }
     ctl_prints(&["set", &pid_of(&it), "--rate-gbps", "1"]);
     ctl_prints(&["set", &pid_of(&it), "--rate-gbps", "none"]);
+    ctl_refuses(&["set", &own, "--messages-per-second", "few"], &["messages-per-second"]);
     assert_eq!(count(&it, "ctl_changes"), 2, "refusals change nothing");
 }

@@ -11,7 +11,7 @@ use super::layout::{
     query_device_resp, query_port_resp,
 };
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
-use super::sysfs::{PKEY_TABLE_LENGTH, gid_table_length, port_capabilities};
+use super::sysfs::{PKEY_TABLE_LENGTH, gid_table_length, port_capabilities, port_state};
 use super::write::{CORE_OUT, Write};
 use crate::config::LinkLayer;
 use crate::device::model::{DeviceConfig, VENDOR_OUI};
@@ -92,12 +92,7 @@ pub fn query_port<D: Commands>(server: &Server<D>, file: &mut OpenFile, command:
     check_port(command.number(0).unwrap_or(0))?;
     let ethernet = device.link_layer == LinkLayer::Roce;
     let down = server.nic()?.port_is_down(file.device);
-    // IB_PORT_DOWN or IB_PORT_ACTIVE; Disabled (an Ethernet port without a link), Polling, or LinkUp.
-    let (state, physical) = match (down, ethernet) {
-        (false, _) => (4, 5),
-        (true, true) => (1, 3),
-        (true, false) => (1, 2),
-    };
+    let (state, physical) = port_state(device.link_layer, down);
     use query_port_resp as at;
     let response = Writer::<{ at::SIZE }>::new()
         .u32(at::PORT_CAP_FLAGS, port_capabilities(device.link_layer))

@@ -59,6 +59,8 @@ pub struct Report {
     pub refused: Vec<(String, u64)>,
     /// CPU time of the NIC's thread.
     pub thread_ns: u64,
+    /// What `softnic ctl` changed, in its words.
+    pub changes: Vec<String>,
 }
 
 /// The NIC of one process.
@@ -224,6 +226,7 @@ fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant) -> Repo
         }));
         if flushed.is_ok() {
             report.counters = counters(&mut nic);
+            report.changes = nic.changes().to_vec();
         }
     }
     report

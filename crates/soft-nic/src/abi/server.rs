@@ -445,6 +445,11 @@ impl<D: Commands> Server<D> {
         self.nic.command()
     }
 
+    /// Whether the port of a device is down; the ports of a NIC that has stopped are as they began.
+    pub fn port_is_down(&self, device: u8) -> bool {
+        self.nic().is_ok_and(|nic| nic.port_is_down(device))
+    }
+
     /// The device that a file opened.
     pub(super) fn device(&self, file: &OpenFile) -> Answer<&DeviceConfig> {
         self.devices.get(usize::from(file.device)).ok_or_else(|| refuse(libc::ENODEV, "no such device"))

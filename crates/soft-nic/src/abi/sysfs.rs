@@ -4,7 +4,7 @@
 //! Formats follow Linux `Documentation/ABI/stable/sysfs-class-infiniband` and `Documentation/ABI/testing/sysfs-bus-pci`.
 //! Left out: counters (the NIC's own go to the stats file), `infiniband_mad`, `rdma_cm`, `/sys/bus/pci/devices` listings.
 
-use super::tree::{COMMAND_DEVICE, Node, Tree};
+use super::tree::{COMMAND_DEVICE, Node, PortFile, Tree};
 use crate::config::{Config, LinkLayer};
 use crate::device::model::{DeviceConfig, GidKind, PCI_VENDOR};
 
@@ -102,7 +102,10 @@ fn device(tree: &mut Tree, index: u8, device: &DeviceConfig, machine: &Machine) 
         format!("/sys/class/infiniband/{name}"),
         Node::Link(format!("../../devices/pci5074:00/{slot}/infiniband/{name}")),
     );
-    port(tree, &format!("{ib}/ports/1"), device, machine);
+    let ports = format!("{ib}/ports/1");
+    port(tree, &ports, device, machine);
+    tree.insert(format!("{ports}/state"), Node::Port(index, PortFile::State));
+    tree.insert(format!("{ports}/phys_state"), Node::Port(index, PortFile::PhysicalState));
     tree.insert(format!("/dev/infiniband/{uverbs}"), Node::Device(index));
 }
 
@@ -149,8 +152,6 @@ fn port(tree: &mut Tree, port: &str, device: &DeviceConfig, machine: &Machine) {
     let ethernet = device.link_layer == LinkLayer::Roce;
     let sm_lid = u16::from(!ethernet);
     for (file, value) in [
-        ("state", "4: ACTIVE".to_owned()),
-        ("phys_state", "5: LinkUp".to_owned()),
         ("link_layer", if ethernet { "Ethernet" } else { "InfiniBand" }.to_owned()),
         ("rate", rate(device.model.active_speed()).to_owned()),
         ("lid", format!("{:#x}", device.lid)),
@@ -173,6 +174,27 @@ fn port(tree: &mut Tree, port: &str, device: &DeviceConfig, machine: &Machine) {
                 tree.value(format!("{port}/gid_attrs/ndevs/{index}"), &machine.interface);
             }
         }
+    }
+}
+
+/// `ib_port_state` of a port, and its physical state (`ib_port_phys_state`): without a link an Ethernet port shows Disabled,
+/// as mlx5_ib does, an InfiniBand port Polling.
+pub fn port_state(link_layer: LinkLayer, down: bool) -> (u8, u8) {
+    match (down, link_layer) {
+        (false, _) => (4, 5),
+        (true, LinkLayer::Roce) => (1, 3),
+        (true, LinkLayer::Ib) => (1, 2),
+    }
+}
+
+/// Content of a file that follows its port, as the kernel's `state_show` and `phys_state_show` print it.
+pub fn port_file(file: PortFile, link_layer: LinkLayer, down: bool) -> &'static str {
+    match (file, port_state(link_layer, down)) {
+        (PortFile::State, (4, _)) => "4: ACTIVE\n",
+        (PortFile::State, _) => "1: DOWN\n",
+        (PortFile::PhysicalState, (_, 5)) => "5: LinkUp\n",
+        (PortFile::PhysicalState, (_, 3)) => "3: Disabled\n",
+        (PortFile::PhysicalState, _) => "2: Polling\n",
     }
 }
 
@@ -219,6 +241,9 @@ mod tests {
             Lookup::Node { node: Node::File(content), .. } => {
                 String::from_utf8(content.clone()).unwrap().trim_end().to_owned()
             }
+            Lookup::Node { node: Node::Port(0, file), .. } => {
+                port_file(*file, LinkLayer::Ib, false).trim_end().to_owned()
+            }
             other => format!("{other:?}"),
         }
     }
@@ -263,6 +288,23 @@ mod tests {
             ("/sys/bus/pci/devices/5074:00:00.0/device".to_owned(), "0x101b"),
         ] {
             assert_eq!(read(&tree, &path), value, "{path}");
+        }
+    }
+
+    /// Words of `drivers/infiniband/core/sysfs.c`.
+    #[test]
+    fn a_port_says_what_it_is_in_the_kernels_words() {
+        for (layer, down, state, physical) in [
+            (LinkLayer::Ib, false, "4: ACTIVE\n", "5: LinkUp\n"),
+            (LinkLayer::Roce, false, "4: ACTIVE\n", "5: LinkUp\n"),
+            (LinkLayer::Ib, true, "1: DOWN\n", "2: Polling\n"),
+            (LinkLayer::Roce, true, "1: DOWN\n", "3: Disabled\n"),
+        ] {
+            let files = [PortFile::State, PortFile::PhysicalState].map(|file| port_file(file, layer, down));
+            assert_eq!(files, [state, physical], "{layer:?}, down: {down}");
+            let numbers = port_state(layer, down);
+            let said = |text: &str| text.split(':').next().and_then(|number| number.parse().ok());
+            assert_eq!([said(state), said(physical)], [Some(numbers.0), Some(numbers.1)]);
         }
     }
 

@@ -18,10 +18,21 @@ pub enum Node {
     Directory,
     /// Read-only file.
     File(Vec<u8>),
+    /// Read-only file about the port of this device index, which may go down: made anew for each look.
+    Port(u8, PortFile),
     /// Symbolic link.
     Link(String),
     /// `/dev/infiniband/uverbsN` of this device index.
     Device(u8),
+}
+
+/// Files that follow a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortFile {
+    /// `state`.
+    State,
+    /// `phys_state`.
+    PhysicalState,
 }
 
 /// What `stat` says of a node.
@@ -112,7 +123,9 @@ impl Tree {
         while let Some(name) = names.pop() {
             match (name.as_str(), self.nodes.get(&at)) {
                 ("", _) => continue,
-                (_, Some(Node::File(_) | Node::Device(_))) => return Lookup::Missing(libc::ENOTDIR),
+                (_, Some(Node::File(_) | Node::Port(..) | Node::Device(_))) => {
+                    return Lookup::Missing(libc::ENOTDIR);
+                }
                 (".", _) => continue,
                 ("..", _) => at.truncate(at.rfind('/').unwrap_or(0)),
                 (name, _) => at = format!("{at}/{name}"),
@@ -156,6 +169,7 @@ impl Tree {
         let (mode, size) = match node {
             Node::Directory => (libc::S_IFDIR | 0o755, 0),
             Node::File(content) => (libc::S_IFREG | 0o444, content.len().max(4096) as u64),
+            Node::Port(..) => (libc::S_IFREG | 0o444, 4096),
             Node::Link(target) => (libc::S_IFLNK | 0o777, target.len() as u64),
             Node::Device(_) => (libc::S_IFCHR | 0o666, 0),
         };

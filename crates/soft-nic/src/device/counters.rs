@@ -141,6 +141,12 @@ pub fn syndrome_named(name: &str) -> Option<CqeSyndrome> {
     SYNDROMES.iter().find(|row| row.1.strip_prefix("error_") == Some(name)).map(|row| row.0)
 }
 
+/// What [`syndrome_named`] knows it by.
+pub fn name_of(syndrome: CqeSyndrome) -> &'static str {
+    let named = SYNDROMES.iter().find(|row| row.0 == syndrome);
+    named.and_then(|row| row.1.strip_prefix("error_")).unwrap_or_default()
+}
+
 /// Every name that [`syndrome_named`] knows.
 pub fn syndrome_names() -> impl Iterator<Item = &'static str> {
     SYNDROMES.iter().filter_map(|row| row.1.strip_prefix("error_"))

@@ -264,8 +264,7 @@ impl<M: Memory> Core<M> {
             qp.reply_not_before = ready;
         }
         if self.faults.is_some() {
-            let late = self.now.after(self.delay_of_read(qp.qpn));
-            qp.reply_not_before = qp.reply_not_before.max(late);
+            qp.reply_not_before = qp.reply_not_before.max(self.answer_not_before(qp.qpn));
         }
     }
 

@@ -1,14 +1,17 @@
-//! Faults on demand: ports that are down, messages that are lost, one error, one late READ. Nothing of it exists in a NIC that
-//! was never asked for any ([`Core::faults`] is empty), and everything that happens is counted.
+//! Faults on demand: ports that are down, messages that are lost or held up, one error, one late READ. Nothing of it exists in
+//! a NIC that was never asked for any ([`Core::faults`] is empty), and everything that happens is counted.
 //!
 //! Losses fall on messages on their way out, requests and replies alike, before the link sees them: to the transport they are
 //! what a wire would have lost. Which ones is decided by a seeded generator, so the same traffic loses the same messages.
 
+use std::fmt;
+
 use mlx5_layout::CqeSyndrome;
-use roce::{Psn, Reply, ReplyKind, Status, Transmit};
+use roce::{Now, Psn, Reply, ReplyKind, Status, Transmit};
 
 use super::command::event_type;
 use super::core::Core;
+use super::counters::name_of;
 use super::qp::Qp;
 use crate::dma::Memory;
 use crate::link::TokenBucket;
@@ -16,7 +19,10 @@ use crate::link::TokenBucket;
 /// Injections that may wait for their message at a time.
 const MAX_WAITING: usize = 64;
 
-/// What may be changed while the NIC runs; what is `None` stays.
+/// Changes that are kept in words, for the line of counters; all of them count.
+const MAX_TOLD: usize = 64;
+
+/// What may be changed while the NIC runs; what is `None` stays. Shown as `softnic ctl` sends it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Settings {
     /// Probability, 0 to 1, that a message is lost on its way out.
@@ -25,9 +31,27 @@ pub struct Settings {
     pub seed: Option<u64>,
     /// Rate to shape to, 10^9 bits a second of wire bytes; `Some(None)` lifts it.
     pub rate_gbps: Option<Option<f64>>,
+    /// Requests and answers to READs that leave in a second; `Some(None)` lifts it.
+    pub messages_per_second: Option<Option<f64>>,
 }
 
-/// One fault.
+impl fmt::Display for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rate = |rate: Option<Option<f64>>| {
+            rate.map(|rate| rate.map_or("none".to_owned(), |rate| rate.to_string()))
+        };
+        let words = [
+            ("loss", self.loss.map(|loss| loss.to_string())),
+            ("seed", self.seed.map(|seed| seed.to_string())),
+            ("rate-gbps", rate(self.rate_gbps)),
+            ("messages-per-second", rate(self.messages_per_second)),
+        ];
+        let given = words.into_iter().filter_map(|(name, value)| Some(format!("{name}={}", value?)));
+        f.write_str(&given.collect::<Vec<_>>().join(" "))
+    }
+}
+
+/// One fault. Shown as `softnic ctl` sends it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Injection {
     /// Loses one request of a QP: the one that has this PSN among its own, or the next.
@@ -63,13 +87,30 @@ impl Injection {
     }
 }
 
+impl fmt::Display for Injection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Injection::Drop { qpn, psn: None } => write!(f, "drop qp={qpn}"),
+            Injection::Drop { qpn, psn: Some(psn) } => write!(f, "drop qp={qpn} psn={psn}"),
+            Injection::ErrorCqe { qpn, syndrome } => {
+                write!(f, "error-cqe qp={qpn} syndrome={}", name_of(*syndrome))
+            }
+            Injection::DelayRead { qpn, us } => write!(f, "delay-read qp={qpn} us={us}"),
+        }
+    }
+}
+
 /// What was asked for.
 #[derive(Debug, Default)]
 pub(super) struct Faults {
+    /// The first changes, in words.
+    told: Vec<String>,
     /// A bit for each device whose port is down.
     down: u8,
     loss: f64,
     random: u64,
+    /// Messages a second.
+    pace: Option<TokenBucket>,
     waiting: Vec<Injection>,
     /// Sends that fail on demand: QPN, WQE index, and what their CQEs say.
     marked: Vec<(u32, u16, CqeSyndrome)>,
@@ -110,7 +151,7 @@ impl<M: Memory> Core<M> {
             return Ok(());
         }
         let state = if up { "up" } else { "down" };
-        self.changed(&format!("link {state} at mlx5_{device}")).down ^= 1 << device;
+        self.changed(format!("link mlx5_{device} {state}")).down ^= 1 << device;
         let kind = if up { event_type::PORT_ACTIVE } else { event_type::PORT_ERR };
         let contexts: Vec<u32> =
             self.contexts.iter().filter(|(_, context)| context.device == device).map(|(id, _)| id).collect();
@@ -123,19 +164,25 @@ impl<M: Memory> Core<M> {
 
     /// Changes what is set.
     pub(super) fn set(&mut self, settings: &Settings) -> Result<(), String> {
-        let possible = |rate: f64| (0.001..=1000.0).contains(&rate);
         if let Some(loss) = settings.loss.filter(|loss| !(0.0..=1.0).contains(loss)) {
             return Err(format!("a loss of {loss}; 0 to 1 is possible"));
         }
-        if let Some(Some(rate)) = settings.rate_gbps.filter(|rate| rate.is_some_and(|rate| !possible(rate))) {
+        if let Some(rate) = settings.rate_gbps.flatten().filter(|rate| !(0.001..=1000.0).contains(rate)) {
             return Err(format!("a rate of {rate} Gbit/s; 0.001 to 1000 is possible"));
         }
-        let Settings { loss, seed, rate_gbps } = *settings;
-        let faults = self.changed(&format!("{settings:?}"));
+        if let Some(pace) = settings.messages_per_second.flatten().filter(|pace| !(0.1..=1e9).contains(pace))
+        {
+            return Err(format!("{pace} messages a second; 0.1 to 1000000000 is possible"));
+        }
+        let Settings { loss, seed, rate_gbps, messages_per_second } = *settings;
+        let now = self.now;
+        let faults = self.changed(format!("set {settings}"));
         faults.loss = loss.unwrap_or(faults.loss);
         faults.random = seed.unwrap_or(faults.random);
+        if let Some(pace) = messages_per_second {
+            faults.pace = pace.map(|pace| TokenBucket::of_messages(Some(pace), now));
+        }
         if let Some(rate) = rate_gbps {
-            let now = self.now;
             self.shapers.iter_mut().for_each(|shaper| *shaper = TokenBucket::new(rate, now));
         }
         Ok(())
@@ -150,19 +197,35 @@ impl<M: Memory> Core<M> {
         if self.faults.as_ref().is_some_and(|faults| faults.waiting.len() >= MAX_WAITING) {
             return Err(format!("{MAX_WAITING} faults wait for their messages already"));
         }
-        self.changed(&format!("{injection:?}")).waiting.push(injection);
+        self.changed(format!("inject {injection}")).waiting.push(injection);
         Ok(())
     }
 
+    /// The changes so far, in the words of `softnic ctl`; of very many the first.
+    pub(super) fn changes(&self) -> &[String] {
+        self.faults.as_ref().map_or(&[], |faults| &faults.told)
+    }
+
     /// Counts and says that this NIC is no longer as it was configured: whoever reads the result must know.
-    fn changed(&mut self, what: &str) -> &mut Faults {
+    fn changed(&mut self, what: String) -> &mut Faults {
         self.counters.ctl_changes += 1;
         self.log.line(&format!("softnic: softnic ctl changed this NIC: {what}"));
-        self.faults.get_or_insert_default()
+        let faults = self.faults.get_or_insert_default();
+        if faults.told.len() < MAX_TOLD {
+            faults.told.push(what);
+        }
+        faults
     }
 
     pub(super) fn is_down(&self, device: usize) -> bool {
         self.faults.as_ref().is_some_and(|faults| faults.is_down(device))
+    }
+
+    /// Whether the messages of this second leave room for one more.
+    pub(super) fn keeps_pace(&mut self) -> bool {
+        let now = self.now;
+        let pace = self.faults.as_mut().and_then(|faults| faults.pace.as_mut());
+        pace.is_none_or(|pace| pace.allows(now))
     }
 
     /// Whether something befalls a request instead of its being sent: it is lost on the way, or fails.
@@ -171,6 +234,9 @@ impl<M: Memory> Core<M> {
         let (Some(place), Some(faults)) = (qp.sq.find(transmit.ticket), self.faults.as_mut()) else {
             return false;
         };
+        if let Some(pace) = &mut faults.pace {
+            pace.spend(1);
+        }
         let (device, mtu) = (qp.device, qp.mtu_bytes());
         let request = &mut *qp.sq.outstanding[place];
         let asked = &request.request;
@@ -222,17 +288,23 @@ impl<M: Memory> Core<M> {
         lost
     }
 
-    /// A READ arrived: how much later it is to be answered, ns.
+    /// A READ arrived: when it is to be answered at the earliest.
     #[cold]
-    pub(super) fn delay_of_read(&mut self, qpn: u32) -> u64 {
-        let Some(faults) = self.faults.as_mut() else { return 0 };
-        match faults.take(|waiting| matches!(waiting, Injection::DelayRead { qpn: its, .. } if *its == qpn)) {
-            Some(Injection::DelayRead { us, .. }) => {
-                self.counters.injected_read_delays += 1;
-                u64::from(us) * 1000
-            }
-            _ => 0,
+    pub(super) fn answer_not_before(&mut self, qpn: u32) -> Now {
+        let now = self.now;
+        let Some(faults) = self.faults.as_mut() else { return now };
+        let mut earliest = now;
+        if let Some(pace) = &mut faults.pace {
+            pace.spend(1);
+            earliest = pace.ready_at().unwrap_or(now);
         }
+        let is_it =
+            |waiting: &Injection| matches!(waiting, Injection::DelayRead { qpn: its, .. } if *its == qpn);
+        if let Some(Injection::DelayRead { us, .. }) = faults.take(is_it) {
+            self.counters.injected_read_delays += 1;
+            earliest = earliest.max(now.after(u64::from(us) * 1000));
+        }
+        earliest
     }
 
     /// What the CQE of a failed send says, when its failure was asked for.

@@ -98,7 +98,12 @@ impl<M: Memory> Nic<M> {
         self.core.set_link(device, up)
     }
 
-    /// Changes loss, seed and rate. The error is a sentence.
+    /// What was changed so far, in the words of `softnic ctl`: 64 changes at most, while `ctl_changes` counts all.
+    pub fn changes(&self) -> &[String] {
+        self.core.changes()
+    }
+
+    /// Changes loss, seed and rates. The error is a sentence.
     pub fn set(&mut self, settings: &Settings) -> Result<(), String> {
         self.core.set(settings)
     }

@@ -250,7 +250,9 @@ impl<M: Memory> Core<M> {
             let next = match qp.sq.partial.take() {
                 Some(rest) => Some(rest),
                 // Polled counts as sent for the transport; what the link has no room for waits as a part of nothing.
-                None if self.shapers[qp.device].allows(self.now) => {
+                None if self.shapers[qp.device].allows(self.now)
+                    && (self.faults.is_none() || self.keeps_pace()) =>
+                {
                     qp.requester.as_mut().and_then(|requester| requester.poll_transmit(self.now))
                 }
                 None => None,

@@ -1,4 +1,4 @@
-//! Holds a port to a link rate: a token bucket over wire bytes. Pure; the caller brings the time.
+//! Holds a port to a link rate, or a NIC to so many messages a second: token buckets. Pure; the caller brings the time.
 
 use roce::Now;
 
@@ -6,49 +6,61 @@ use roce::Now;
 /// than every message still reaches its rate.
 pub const BURST_BYTES: u64 = 64 * 1024;
 
+/// The same for a rate of messages: what it sends in this time, ns, which is how long a NIC that waits sleeps.
+const BURST_NS: f64 = 50_000.0;
+
 /// A token bucket. Messages may overdraw it: a message is sent whole once the bucket is not empty, and the debt is
 /// waited for afterwards, so that the average is exact for every message size.
 #[derive(Debug, Clone)]
 pub struct TokenBucket {
-    /// Rate in bits per second; none: unlimited.
-    bits_per_s: Option<f64>,
-    /// Bytes that may be sent; negative: debt.
+    /// Bytes or messages per second; none: unlimited.
+    per_s: Option<f64>,
+    /// The most that it holds.
+    burst: f64,
+    /// Bytes or messages that may be sent; negative: debt.
     tokens: f64,
     filled: Now,
 }
 
 impl TokenBucket {
-    /// A full bucket. `rate_gbps`: 10^9 bits a second; none: no limit.
+    /// A full bucket of wire bytes. `rate_gbps`: 10^9 bits a second; none: no limit.
     pub fn new(rate_gbps: Option<f64>, now: Now) -> TokenBucket {
-        let bits_per_s = rate_gbps.map(|gbps| gbps * 1e9);
-        TokenBucket { bits_per_s, tokens: BURST_BYTES as f64, filled: now }
+        Self::full(rate_gbps.map(|gbps| gbps * 1e9 / 8.0), BURST_BYTES as f64, now)
+    }
+
+    /// A full bucket of messages, each [spent](TokenBucket::spend) as 1; none: no limit.
+    pub fn of_messages(per_s: Option<f64>, now: Now) -> TokenBucket {
+        Self::full(per_s, per_s.map_or(1.0, |per_s| (per_s * BURST_NS / 1e9).max(1.0)), now)
+    }
+
+    fn full(per_s: Option<f64>, burst: f64, now: Now) -> TokenBucket {
+        TokenBucket { per_s, burst, tokens: burst, filled: now }
     }
 
     /// Whether a message may be sent now.
     pub fn allows(&mut self, now: Now) -> bool {
         self.fill(now);
-        self.bits_per_s.is_none() || self.tokens > 0.0
+        self.per_s.is_none() || self.tokens > 0.0
     }
 
-    /// Accounts for a message of so many wire bytes.
-    pub fn spend(&mut self, wire_bytes: u64) {
-        if self.bits_per_s.is_some() {
-            self.tokens -= wire_bytes as f64;
+    /// Accounts for a message of so many wire bytes, or for so many messages.
+    pub fn spend(&mut self, count: u64) {
+        if self.per_s.is_some() {
+            self.tokens -= count as f64;
         }
     }
 
     /// When the next message may be sent; `None` when it may be now.
     pub fn ready_at(&self) -> Option<Now> {
-        let bits_per_s = self.bits_per_s?;
-        (self.tokens <= 0.0)
-            .then(|| self.filled.after((-self.tokens * 8.0 / bits_per_s * 1e9).ceil() as u64 + 1))
+        let per_s = self.per_s?;
+        (self.tokens <= 0.0).then(|| self.filled.after((-self.tokens * 1e9 / per_s).ceil() as u64 + 1))
     }
 
     fn fill(&mut self, now: Now) {
-        let Some(bits_per_s) = self.bits_per_s else { return };
+        let Some(per_s) = self.per_s else { return };
         let ns = now.0.saturating_sub(self.filled.0);
         self.filled = self.filled.max(now);
-        self.tokens = (self.tokens + ns as f64 * bits_per_s / 8e9).min(BURST_BYTES as f64);
+        self.tokens = (self.tokens + ns as f64 * per_s / 1e9).min(self.burst);
     }
 }
 
@@ -76,6 +88,24 @@ mod tests {
             let got = achieved(Some(rate), message, 500);
             let burst = BURST_BYTES as f64 * 8.0 / 1e7;
             assert!((rate..rate + burst + 0.1).contains(&got), "{message} bytes at {rate}: {got} Gbit/s");
+        }
+    }
+
+    #[test]
+    fn messages_are_counted_whatever_their_length() {
+        for (per_s, step_ns) in [(1e6, 500), (1e6, 40_000), (1e3, 500), (10.0, 1_000_000)] {
+            let mut bucket = TokenBucket::of_messages(Some(per_s), Now(0));
+            let (mut now, mut sent) = (Now(0), 0_u64);
+            while now.0 < 1_000_000_000 {
+                while bucket.allows(now) {
+                    bucket.spend(1);
+                    sent += 1;
+                }
+                now = now.after(step_ns);
+            }
+            let burst = (per_s * 50e-6).max(1.0) + 1.0;
+            let most = per_s + burst;
+            assert!((per_s..=most).contains(&(sent as f64)), "{per_s} a second, every {step_ns} ns: {sent}");
         }
     }
 

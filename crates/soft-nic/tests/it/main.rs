@@ -4,6 +4,7 @@ mod changed;
 mod commands;
 mod doorbells;
 mod errors;
+mod faults;
 mod hostile;
 mod limits;
 mod operations;

@@ -213,7 +213,7 @@ fn regions_may_have_addresses_of_their_own() {
     assert_eq!(block.bytes(4090, 100), bytes);
 }
 
-fn vector(driver: &Driver<soft_nic::dma::Host>, to: QpId, qkey: u32) -> AddressVector {
+pub fn vector(driver: &Driver<soft_nic::dma::Host>, to: QpId, qkey: u32) -> AddressVector {
     let address = driver.address();
     let roce = driver.nic.devices()[0].link_layer == LinkLayer::Roce;
     AddressVector {

@@ -20,7 +20,7 @@ pub enum Request {
         /// Up.
         up: bool,
     },
-    /// Loss, seed, rate.
+    /// Loss, seed, rates.
     Set(Settings),
     /// One fault.
     Inject(Injection),
@@ -59,15 +59,23 @@ fn value_of<T: std::str::FromStr>(word: &str, key: &str) -> Result<T, String> {
         .ok_or_else(|| format!("{:?} where {key}=VALUE is needed", shown(word)))
 }
 
+/// The same, or `key=none`.
+fn value_or_none<T: std::str::FromStr>(word: &str, key: &str) -> Result<Option<T>, String> {
+    if word.strip_prefix(key) == Some("=none") { Ok(None) } else { value_of(word, key).map(Some) }
+}
+
 fn settings(words: &[&str]) -> Result<Settings, String> {
     let mut settings = Settings::default();
     for word in words {
         match word.split_once('=').unwrap_or((word, "")).0 {
             "loss" => settings.loss = Some(value_of(word, "loss")?),
             "seed" => settings.seed = Some(value_of(word, "seed")?),
-            "rate-gbps" if *word == "rate-gbps=none" => settings.rate_gbps = Some(None),
-            "rate-gbps" => settings.rate_gbps = Some(Some(value_of(word, "rate-gbps")?)),
-            _ => return Err(format!("{:?} cannot be set; loss, seed and rate-gbps can", shown(word))),
+            key @ "rate-gbps" => settings.rate_gbps = Some(value_or_none(word, key)?),
+            key @ "messages-per-second" => settings.messages_per_second = Some(value_or_none(word, key)?),
+            _ => {
+                let what = "loss, seed, rate-gbps and messages-per-second can";
+                return Err(format!("{:?} cannot be set; {what}", shown(word)));
+            }
         }
     }
     Ok(settings)
@@ -104,10 +112,6 @@ fn syndrome(name: &str) -> Result<CqeSyndrome, String> {
     syndrome_named(name).ok_or_else(|| format!("{:?} is no syndrome; there are {}", shown(name), all()))
 }
 
-fn name_of(syndrome: CqeSyndrome) -> &'static str {
-    syndrome_names().find(|name| syndrome_named(name) == Some(syndrome)).unwrap_or_default()
-}
-
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -116,26 +120,8 @@ impl fmt::Display for Request {
             Request::Link { device, up } => {
                 write!(f, "link mlx5_{device} {}", if *up { "up" } else { "down" })
             }
-            Request::Set(Settings { loss, seed, rate_gbps }) => {
-                f.write_str("set")?;
-                loss.iter().try_for_each(|loss| write!(f, " loss={loss}"))?;
-                seed.iter().try_for_each(|seed| write!(f, " seed={seed}"))?;
-                match rate_gbps {
-                    None => Ok(()),
-                    Some(None) => f.write_str(" rate-gbps=none"),
-                    Some(Some(rate)) => write!(f, " rate-gbps={rate}"),
-                }
-            }
-            Request::Inject(Injection::Drop { qpn, psn: None }) => write!(f, "inject drop qp={qpn}"),
-            Request::Inject(Injection::Drop { qpn, psn: Some(psn) }) => {
-                write!(f, "inject drop qp={qpn} psn={psn}")
-            }
-            Request::Inject(Injection::ErrorCqe { qpn, syndrome }) => {
-                write!(f, "inject error-cqe qp={qpn} syndrome={}", name_of(*syndrome))
-            }
-            Request::Inject(Injection::DelayRead { qpn, us }) => {
-                write!(f, "inject delay-read qp={qpn} us={us}")
-            }
+            Request::Set(settings) => write!(f, "set {settings}"),
+            Request::Inject(injection) => write!(f, "inject {injection}"),
         }
     }
 }
@@ -156,8 +142,9 @@ mod tests {
             "counters",
             "link mlx5_0 down",
             "link mlx5_7 up",
-            "set loss=0.01 seed=18446744073709551615 rate-gbps=2.5",
+            "set loss=0.01 seed=18446744073709551615 rate-gbps=2.5 messages-per-second=1000",
             "set rate-gbps=none",
+            "set messages-per-second=none",
             "set loss=0",
             "inject drop qp=64",
             "inject drop qp=64 psn=16777215",
@@ -167,7 +154,8 @@ mod tests {
             assert_eq!(Request::parse(line).map(|request| request.to_string()), Ok(line.to_owned()));
         }
         for name in syndrome_names() {
-            assert_eq!(name_of(syndrome(name).unwrap()), name);
+            let line = format!("inject error-cqe qp=64 syndrome={name}");
+            assert_eq!(Request::parse(&line).map(|request| request.to_string()), Ok(line));
         }
     }
 
@@ -188,6 +176,8 @@ mod tests {
             "set loss",
             "set loss=much",
             "set luck=1",
+            "set loss=none",
+            "set messages-per-second=few",
             "inject",
             "inject drop",
             "inject drop qp=-1",

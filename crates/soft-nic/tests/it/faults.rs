@@ -1,0 +1,414 @@
+//! Faults on demand: ports that go down, messages that are lost or held up, one error, one late READ.
+//!
+//! Two NICs on one fabric and one virtual clock: what is lost, when what was lost comes again, and what a rate lets through
+//! are certain.
+
+use mlx5_layout::{CqeOpcode, CqeSyndrome};
+use roce::ServiceType;
+use soft_nic::device::faults::{Injection, Settings};
+use soft_nic::dma::Host;
+use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
+
+use crate::errors::syndrome;
+use crate::operations::{ALL, vector};
+
+const MS: u64 = 1_000_000;
+
+/// Time-out of [`Driver::attributes`], 4.096 µs times 2 to the 14th, in ns.
+const TIMEOUT_NS: u64 = 4096 << 14;
+
+/// A requester's NIC and a responder's, a QP on each, memory on each.
+struct Two {
+    left: Driver<Host>,
+    right: Driver<Host>,
+    a: QpId,
+    b: QpId,
+    from: Region,
+    to: Region,
+}
+
+impl Two {
+    fn new(name: &str, service: ServiceType) -> Two {
+        let mut left = Driver::new(Setup::new(name));
+        let mut right = Driver::new(Setup::new(name));
+        let shape = QpShape { service, ..QpShape::default() };
+        let (a, b) = (left.create_qp(shape), right.create_qp(shape));
+        let (from, to) = (left.region(1 << 17, ALL), right.region(1 << 17, ALL));
+        let mut two = Two { left, right, a, b, from, to };
+        two.connect(a, b);
+        two
+    }
+
+    fn connect(&mut self, a: QpId, b: QpId) {
+        let (qpn_a, qpn_b) = (self.left.qp(a).qpn, self.right.qp(b).qpn);
+        self.left.bring_up(a, &self.left.attributes(qpn_b));
+        self.right.bring_up(b, &self.right.attributes(qpn_a));
+    }
+
+    /// A SEND of `len` bytes, to the other side's QP.
+    fn send(&self, service: ServiceType, len: u32) -> WorkRequest {
+        let datagram = (service == ServiceType::Ud).then(|| vector(&self.right, self.b, 0x1111_1111));
+        WorkRequest { datagram, ..WorkRequest::send(&self.from, 0, len) }
+    }
+
+    /// Rounds of both, a µs each.
+    fn rounds(&mut self, count: usize) {
+        for _ in 0..count {
+            self.left.poll();
+            self.right.poll();
+        }
+    }
+
+    /// Lets time pass for both, in steps of 100 µs.
+    fn pass(&mut self, ns: u64) {
+        for _ in 0..ns / 100_000 {
+            for driver in [&mut self.left, &mut self.right] {
+                driver.now += 100_000 - 1_000;
+                driver.poll();
+            }
+        }
+    }
+
+    fn count(&self, on_left: bool, name: &str) -> u64 {
+        let driver = if on_left { &self.left } else { &self.right };
+        driver.counters().fields().find(|field| field.0 == name).expect("a counter").1
+    }
+}
+
+/// `Requester` for a success, the syndrome for an error.
+fn sent(driver: &mut Driver<Host>, qp: QpId) -> Option<Result<(), CqeSyndrome>> {
+    let cqe = driver.poll_send(qp)?;
+    Some(match cqe.opcode() {
+        Some(CqeOpcode::Requester) => Ok(()),
+        _ => Err(syndrome(&cqe).expect("a known syndrome")),
+    })
+}
+
+#[test]
+fn an_unreliable_message_completes_while_a_port_is_down_and_does_not_arrive() {
+    for (service, lengths) in [(ServiceType::Uc, [100, 40_000]), (ServiceType::Ud, [100, 4096])] {
+        let mut two = Two::new(&format!("down-{service:?}"), service);
+        for (len, on_left) in lengths.into_iter().flat_map(|len| [(len, true), (len, false)]) {
+            let what =
+                format!("{service:?}, {len} bytes, down on the {}", if on_left { "left" } else { "right" });
+            let counter = if on_left { "lost_port_down" } else { "dropped_port_down" };
+            let before = two.count(on_left, counter);
+            let pointer = two.to.pointer(0, 1 << 17);
+            two.right.post_receive(two.b, &[pointer]);
+            let request = two.send(service, len);
+            let down = |two: &mut Two, up| {
+                let side = if on_left { &mut two.left } else { &mut two.right };
+                side.nic.set_link(0, up).expect("device 0");
+            };
+            down(&mut two, false);
+            two.from.fill(0, len as usize, 1);
+            two.to.fill(0, 1 << 17, 2);
+            two.left.post(two.a, &request);
+            two.rounds(200);
+            assert_eq!(sent(&mut two.left, two.a), Some(Ok(())), "{what}: nobody tells the sender");
+            assert!(two.right.poll_receive(two.b).is_none(), "{what}");
+            assert_eq!(two.count(on_left, counter), before + 1, "{what}");
+            down(&mut two, true);
+            two.left.post(two.a, &request);
+            two.rounds(200);
+            assert_eq!(sent(&mut two.left, two.a), Some(Ok(())), "{what}");
+            let grh = if service == ServiceType::Ud { 40 } else { 0 };
+            let received = two.right.poll_receive(two.b).map(|cqe| (cqe.opcode(), cqe.byte_count()));
+            assert_eq!(received, Some((Some(CqeOpcode::ResponderSend), len + grh)), "{what}: up again");
+            assert_eq!(
+                two.to.block.bytes(grh as usize, len as usize),
+                two.from.block.bytes(0, len as usize),
+                "{what}"
+            );
+            assert!(two.right.poll_receive(two.b).is_none(), "{what}: what was lost stays lost");
+            assert_eq!(two.count(on_left, counter), before + 1, "{what}: nothing is lost any more");
+        }
+    }
+}
+
+#[test]
+fn a_reliable_message_waits_for_the_port_as_long_as_it_has_retries() {
+    for on_left in [true, false] {
+        let mut two = Two::new(&format!("down-rc-{on_left}"), ServiceType::Rc);
+        let down = |two: &mut Two, up| {
+            let side = if on_left { &mut two.left } else { &mut two.right };
+            side.nic.set_link(0, up).expect("device 0");
+        };
+        let write = WorkRequest::write(&two.from, 0, 3000, &two.to, 0);
+        let bytes = two.from.fill(0, 3000, 9);
+        down(&mut two, false);
+        two.left.post(two.a, &write);
+        two.pass(3 * TIMEOUT_NS);
+        assert_eq!(sent(&mut two.left, two.a), None);
+        assert_ne!(two.to.block.bytes(0, 3000), bytes);
+        down(&mut two, true);
+        two.pass(3 * TIMEOUT_NS);
+        assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
+        assert_eq!(two.to.block.bytes(0, 3000), bytes);
+        assert!(two.count(true, "retransmissions") > 0);
+        assert_eq!(two.count(false, "messages_received"), 1);
+        down(&mut two, false);
+        two.left.post(two.a, &write);
+        // Seven retries, each time-out up to four times as long as asked for.
+        two.pass(40 * TIMEOUT_NS);
+        assert_eq!(sent(&mut two.left, two.a), Some(Err(CqeSyndrome::TransportRetryExceeded)));
+        let lost = two.count(true, "lost_port_down") + two.count(false, "dropped_port_down");
+        assert!(lost > 8, "{lost}");
+    }
+}
+
+#[test]
+fn a_reply_that_arrives_while_the_port_is_down_is_lost_too() {
+    let mut two = Two::new("down-reply", ServiceType::Rc);
+    let write = WorkRequest::write(&two.from, 0, 8, &two.to, 0);
+    // The channel is open before.
+    two.left.post(two.a, &write);
+    two.rounds(100);
+    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
+    two.left.post(two.a, &write).poll();
+    two.left.nic.set_link(0, false).expect("device 0");
+    two.rounds(100);
+    assert_eq!((sent(&mut two.left, two.a), two.count(true, "dropped_port_down")), (None, 1));
+    assert_eq!(two.count(false, "messages_received"), 2, "the request had left");
+    two.left.nic.set_link(0, true).expect("device 0");
+    two.pass(5 * TIMEOUT_NS);
+    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
+    assert_eq!((two.count(false, "messages_received"), two.count(false, "duplicates")), (2, 1));
+}
+
+#[test]
+fn a_reply_that_leaves_while_the_port_is_down_is_lost_too() {
+    let mut two = Two::new("down-answer", ServiceType::Rc);
+    let late = Injection::DelayRead { qpn: two.right.qp(two.b).qpn, us: 2_000 };
+    two.right.nic.inject(late).expect("a QP of its own");
+    let bytes = two.to.fill(0, 64, 5);
+    let read = WorkRequest::read(&two.from, 0, 64, &two.to, 0);
+    two.left.post(two.a, &read);
+    two.pass(MS);
+    assert_eq!(two.count(false, "injected_read_delays"), 1, "the READ is there, and not answered");
+    two.right.nic.set_link(0, false).expect("device 0");
+    two.pass(2 * MS);
+    assert_eq!((sent(&mut two.left, two.a), two.count(false, "lost_port_down")), (None, 1));
+    two.right.nic.set_link(0, true).expect("device 0");
+    two.pass(5 * TIMEOUT_NS);
+    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
+    assert_eq!(two.from.block.bytes(0, 64), bytes);
+    assert!(two.count(true, "retransmissions") > 0);
+}
+
+#[test]
+fn one_port_is_down_and_another_is_not() {
+    let mut driver = Driver::new(Setup::new("ports").with(|c| c.devices = 2));
+    driver.nic.set_link(1, false).expect("device 1");
+    assert_eq!([0, 1].map(|device| driver.nic.port_is_down(device)), [false, true]);
+    let (a, _) = driver.pair(QpShape::default());
+    let region = driver.region(64, ALL);
+    driver.post(a, &WorkRequest::write(&region, 0, 8, &region, 8)).settle();
+    assert_eq!(sent(&mut driver, a), Some(Ok(())));
+    assert_eq!(driver.sinks.take_events(), [], "a context of another device hears nothing");
+    assert!(driver.nic.set_link(2, false).is_err_and(|why| why.contains("mlx5_2")));
+    driver.nic.set_link(0, true).expect("it is up");
+    driver.nic.set_link(0, false).expect("device 0");
+    driver.nic.set_link(0, false).expect("device 0");
+    let events: Vec<_> =
+        driver.sinks.take_events().into_iter().map(|event| (event.element, event.kind)).collect();
+    assert_eq!(events, [(1, 10)], "IBV_EVENT_PORT_ERR of port 1, once");
+    assert_eq!(driver.nic.changes(), ["link mlx5_1 down", "link mlx5_0 down"]);
+    assert_eq!(driver.counters().ctl_changes, 2);
+}
+
+#[test]
+fn the_request_with_this_psn_is_lost_and_no_other() {
+    // Three messages: PSNs 0x1000 to 0x1002 (3000 bytes of MTU 1024), 0x1003, 0x1004. What follows a gap is out of sequence
+    // (one NAK); the last one is missed by its time-out alone. Executed before any time-out, NAKs, and retransmissions.
+    for (number, (psn, executed, naks, lost)) in [
+        (Some(0x1000), 3, 1, 1),
+        (Some(0x1002), 3, 1, 1),
+        (Some(0x1003), 3, 1, 1),
+        (Some(0x1004), 2, 0, 1),
+        (None, 3, 1, 1),
+        (Some(0x1005), 3, 0, 0),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut two = Two::new(&format!("drop-{number}"), ServiceType::Rc);
+        let qpn = two.left.qp(two.a).qpn;
+        two.left.nic.inject(Injection::Drop { qpn, psn }).expect("a QP of ours");
+        for len in [3000, 8, 8] {
+            let write = WorkRequest::write(&two.from, 0, len, &two.to, 0);
+            two.left.lay(two.a, &write);
+        }
+        two.left.ring_doorbell(two.a);
+        two.rounds(300);
+        let what = format!("PSN {psn:#x?}");
+        assert_eq!(two.count(false, "messages_received"), executed, "{what}");
+        assert_eq!(two.count(false, "naks_sent"), naks, "{what}");
+        assert_eq!(two.count(true, "injected_lost_requests"), lost, "{what}");
+        two.pass(5 * TIMEOUT_NS);
+        assert_eq!(
+            [(); 4].map(|()| sent(&mut two.left, two.a)),
+            [Some(Ok(())), Some(Ok(())), Some(Ok(())), None]
+        );
+        assert_eq!(two.count(false, "messages_received"), 3, "{what}: each executed once");
+        assert_eq!(two.count(true, "injected_lost_requests"), lost, "{what}: once only");
+        assert_eq!(two.count(true, "retransmissions") > 0, lost > 0, "{what}");
+    }
+    let mut two = Two::new("drop-nobody", ServiceType::Rc);
+    let refused = two.left.nic.inject(Injection::Drop { qpn: 0x1_0000, psn: None });
+    assert!(refused.is_err_and(|why| why.contains("no QP 0x10000")));
+}
+
+#[test]
+fn an_error_on_demand_is_of_the_next_send_and_nothing_of_it_arrives() {
+    for (service, state) in [(ServiceType::Rc, 6), (ServiceType::Uc, 5), (ServiceType::Ud, 5)] {
+        let mut two = Two::new(&format!("error-{service:?}"), service);
+        let pointer = two.to.pointer(0, 4096);
+        two.right.post_receive(two.b, &[pointer]);
+        two.right.post_receive(two.b, &[pointer]);
+        let send = two.send(service, 8);
+        two.left.post(two.a, &send);
+        two.rounds(100);
+        let (qpn, syndrome) = (two.left.qp(two.a).qpn, CqeSyndrome::RemoteAccess);
+        two.left.nic.inject(Injection::ErrorCqe { qpn, syndrome }).expect("a QP of ours");
+        two.left.lay(two.a, &send).lay(two.a, &send).ring_doorbell(two.a);
+        two.rounds(100);
+        let flushed = Some(Err(CqeSyndrome::WrFlush));
+        let got = [(); 4].map(|()| sent(&mut two.left, two.a));
+        assert_eq!(got, [Some(Ok(())), Some(Err(syndrome)), flushed, None], "{service:?}");
+        assert_eq!(two.left.state(two.a), state, "{service:?}: in error, as after a send that failed");
+        assert_eq!(two.count(false, "messages_received"), 1, "{service:?}");
+        assert_eq!(two.count(true, "injected_errors"), 1, "{service:?}");
+    }
+}
+
+#[test]
+fn one_read_is_answered_late_and_other_queues_go_on() {
+    let mut two = Two::new("late", ServiceType::Rc);
+    let (a, b) = (two.left.create_qp(QpShape::default()), two.right.create_qp(QpShape::default()));
+    two.connect(a, b);
+    let late = Injection::DelayRead { qpn: two.right.qp(two.b).qpn, us: 20_000 };
+    two.right.nic.inject(late).expect("a QP of its own");
+    let bytes = two.to.fill(0, 64, 3);
+    // The other queue's arrives first.
+    for (qp, at) in [(a, 64), (two.a, 0)] {
+        let read = WorkRequest::read(&two.from, at, 64, &two.to, 0);
+        two.left.post(qp, &read);
+        two.rounds(50);
+    }
+    two.pass(19 * MS);
+    assert_eq!(sent(&mut two.left, two.a), None, "not before 20 ms");
+    assert_eq!(sent(&mut two.left, a), Some(Ok(())), "another queue's READ");
+    two.pass(2 * MS);
+    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
+    assert_eq!(two.from.block.bytes(0, 64), bytes);
+    assert_eq!(two.count(true, "retransmissions"), 0, "before its time-out");
+    let read = WorkRequest::read(&two.from, 0, 64, &two.to, 0);
+    two.left.post(two.a, &read);
+    two.pass(MS);
+    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())), "one READ only");
+    assert_eq!(two.count(false, "injected_read_delays"), 1);
+}
+
+/// Keeps 8 requests posted for 20 ms in rounds of 1 µs; returns how much this counter grew.
+fn busy_for_20_ms(two: &mut Two, request: &WorkRequest, (on_left, counter): (bool, &str)) -> u64 {
+    let before = two.count(on_left, counter);
+    let (end, mut waiting) = (two.left.now + 20 * MS, 0);
+    while two.left.now < end {
+        while waiting < 8 {
+            two.left.post(two.a, request);
+            waiting += 1;
+        }
+        two.rounds(1);
+        while let Some(outcome) = sent(&mut two.left, two.a) {
+            assert_eq!(outcome, Ok(()));
+            waiting -= 1;
+        }
+    }
+    let grown = two.count(on_left, counter) - before;
+    two.rounds(1000);
+    while sent(&mut two.left, two.a).is_some() {}
+    grown
+}
+
+#[test]
+fn a_rate_set_while_the_nic_runs_is_what_it_counts_until_it_is_lifted() {
+    let gbps = |rate| Settings { rate_gbps: Some(rate), ..Settings::default() };
+    let per_second = |pace| Settings { messages_per_second: Some(pace), ..Settings::default() };
+    // In 20 ms; a full bucket may come on top, and the message that overdraws it, or as many as READs are answered at once.
+    let (bytes, messages) = (25_000_000, 100);
+    for (name, setting, lifted, read, len, (on_left, counter), rate, on_top) in [
+        ("WRITE", gbps(Some(10.0)), gbps(None), false, 1 << 16, (true, "wire_bytes_sent"), bytes, 140_000),
+        ("READ", gbps(Some(10.0)), gbps(None), true, 1 << 16, (false, "wire_bytes_sent"), bytes, 620_000),
+        ("WRITE", per_second(Some(5e3)), per_second(None), false, 8, (true, "messages_sent"), messages, 2),
+        ("READ", per_second(Some(5e3)), per_second(None), true, 8, (true, "completed_read"), messages, 9),
+    ] {
+        let mut two = Two::new(&format!("rate-{name}-{rate}"), ServiceType::Rc);
+        let request = match read {
+            false => WorkRequest::write(&two.from, 0, len, &two.to, 0),
+            true => WorkRequest::read(&two.from, 0, len, &two.to, 0),
+        };
+        let free = busy_for_20_ms(&mut two, &request, (on_left, counter));
+        let whose = |two: &mut Two, settings: &Settings| {
+            let side = if on_left && !read { &mut two.left } else { &mut two.right };
+            side.nic.set(settings).expect("a possible rate");
+        };
+        whose(&mut two, &setting);
+        let held = busy_for_20_ms(&mut two, &request, (on_left, counter));
+        assert!((rate * 96 / 100..=rate + on_top).contains(&held), "{name}, {setting}: {held} of {rate}");
+        whose(&mut two, &lifted);
+        let again = busy_for_20_ms(&mut two, &request, (on_left, counter));
+        assert!(free > 2 * held && again > 2 * held, "{name}, {setting}: {free}, {held}, {again}");
+    }
+}
+
+#[test]
+fn the_same_seed_loses_the_same_messages() {
+    // UC: one draw a message, and nothing is sent again.
+    let arrived = |name: &str, seed| {
+        let mut two = Two::new(name, ServiceType::Uc);
+        two.left
+            .nic
+            .set(&Settings { loss: Some(0.2), seed: Some(seed), ..Settings::default() })
+            .expect("a loss");
+        let mut numbers = Vec::new();
+        for number in 0..200_u64 {
+            two.from.block.write(0, &(number + 1).to_ne_bytes());
+            two.to.fill(0, 8, 0);
+            let write = WorkRequest::write(&two.from, 0, 8, &two.to, 0);
+            two.left.post(two.a, &write);
+            two.rounds(20);
+            assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
+            if two.to.block.bytes(0, 8) == (number + 1).to_ne_bytes() {
+                numbers.push(number);
+            }
+        }
+        assert_eq!(two.count(true, "injected_lost_requests"), 200 - numbers.len() as u64);
+        numbers
+    };
+    let first = arrived("seed-1", 1);
+    // Six standard deviations around 160.
+    assert!((126..=194).contains(&first.len()), "{}", first.len());
+    assert_eq!(first, arrived("seed-2", 1));
+    assert_ne!(first, arrived("seed-3", 2));
+}
+
+#[test]
+fn what_cannot_be_set_changes_nothing() {
+    let mut driver = Driver::new(Setup::new("impossible"));
+    let none = Settings::default();
+    for (settings, words) in [
+        (Settings { loss: Some(1.1), ..none }, "a loss of 1.1"),
+        (Settings { loss: Some(f64::NAN), ..none }, "0 to 1"),
+        (Settings { rate_gbps: Some(Some(0.0)), ..none }, "a rate of 0"),
+        (Settings { messages_per_second: Some(Some(f64::INFINITY)), ..none }, "inf messages a second"),
+        (Settings { loss: Some(0.5), messages_per_second: Some(Some(0.0)), ..none }, "0 messages a second"),
+    ] {
+        assert!(driver.nic.set(&settings).is_err_and(|why| why.contains(words)), "{settings:?}");
+    }
+    assert_eq!((driver.counters().ctl_changes, driver.nic.changes().len()), (0, 0));
+    for number in 0..100 {
+        driver.nic.set(&Settings { seed: Some(number), ..none }).expect("a seed");
+    }
+    assert_eq!((driver.counters().ctl_changes, driver.nic.changes().len()), (100, 64), "the first are told");
+}
