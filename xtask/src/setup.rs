@@ -42,7 +42,7 @@ struct Package {
 }
 
 /// Names are the same on Debian 12, Debian 13 and Ubuntu 24.04.
-const PACKAGES: [Package; 12] = [
+const PACKAGES: [Package; 13] = [
     Package {
         name: "libibverbs1",
         purpose: Purpose::Figure,
@@ -90,6 +90,7 @@ const PACKAGES: [Package; 12] = [
         purpose: Purpose::Test,
         why: "bindgen, to see that the committed bindings are what the headers give (the build needs none)",
     },
+    Package { name: "tshark", purpose: Purpose::Test, why: "what another program reads in our captures" },
     Package { name: "pkg-config", purpose: Purpose::Test, why: "which rdma-core the headers belong to" },
 ];
 

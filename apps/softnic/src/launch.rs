@@ -36,7 +36,7 @@ struct Cli {
 enum Action {
     /// Start a program that sees mlx5_0 and more, through its own libibverbs and libmlx5.
     Run(Box<Run>),
-    /// Talk to the NIC of a running program: list, counters, link, set, inject.
+    /// Talk to the NIC of a running program: list, counters, link, set, inject, capture.
     Ctl(ctl::Ctl),
 }
 

@@ -1,5 +1,6 @@
 //! `softnic ctl`: options, which process is meant, and what is printed. What a NIC answers comes from `soft_nic::abi::control`.
 
+mod capture;
 mod counters;
 mod faults;
 mod list;
@@ -38,6 +39,8 @@ enum Action {
     Set(faults::Set),
     /// One fault: a request lost, an error CQE, a late READ.
     Inject(faults::Inject),
+    /// Write the packets of a NIC's wire to a pcapng file, as Wireshark and tshark read it.
+    Capture(capture::Capture),
 }
 
 /// Does it.
@@ -48,6 +51,7 @@ pub fn run(ctl: &Ctl) -> Result<()> {
         Action::Link(link) => faults::link(link),
         Action::Set(set) => faults::set(set),
         Action::Inject(inject) => faults::inject(inject),
+        Action::Capture(options) => capture::run(options),
     }
 }
 

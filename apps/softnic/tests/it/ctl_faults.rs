@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::c_program::verbs_program;
 use crate::counters::messages;
 use crate::ctl::{SOON, busy, count, ctl_prints, ctl_refuses, pid_of, wait_for};
-use crate::fabric::{Fabric, Layer, OnNic};
+use crate::fabric::{Fabric, Layer, OnNic, scratch};
 use crate::program::{find, within};
 
 /// QPN of the first QP that a process made on `mlx5_0`.
@@ -190,6 +190,22 @@ fn a_rate_is_kept_by_the_bytes_and_messages_that_were_counted_and_lifted_again()
     let changes = pair.finish().client.counters.changes().to_vec();
     let set = ["rate-gbps=0.1", "rate-gbps=none", "messages-per-second=100", "messages-per-second=none"];
     assert_eq!(changes, set.map(|set| format!("set {set}")));
+}
+
+#[test]
+fn where_there_are_no_packets_a_capture_says_so_and_leaves_no_file() {
+    let own = std::process::id().to_string();
+    ctl_refuses(&["capture", &own, "x.pcapng"], &["has no NIC"]);
+    ctl_refuses(&["capture", &own], &["FILE"]);
+    ctl_refuses(&["capture", &own, "x.pcapng", "--packets", "0"], &["--packets"]);
+    let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");
+    let fabric = Fabric::new(Layer::Roce);
+    let it = fabric.start(&[&program, "1", "polling"]);
+    assert!(within(SOON, || it.program.output().contains("ready")), "{}", it.program.tail());
+    let file = scratch("capture").join("shared-memory.pcapng");
+    ctl_refuses(&["capture", &pid_of(&it), &file.display().to_string()], &["shared memory", "no packets"]);
+    assert!(!file.exists());
+    assert_eq!(count(&it, "ctl_changes"), 0, "to look changes nothing");
 }
 
 #[test]

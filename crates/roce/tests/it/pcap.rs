@@ -16,9 +16,9 @@ pub const CAPTURES: [(&str, usize); 7] = [
 /// Bytes of an Ethernet header without tags.
 const ETHERNET_BYTES: usize = 14;
 
-/// A file of the data's folder.
+/// A file of the data's folder, from this crate or one beside it.
 pub fn path(name: &str) -> PathBuf {
-    [env!("CARGO_MANIFEST_DIR"), "tests", "data", name].iter().collect()
+    [env!("CARGO_MANIFEST_DIR"), "..", "roce", "tests", "data", name].iter().collect()
 }
 
 /// The text of a file of the data's folder.

@@ -151,27 +151,37 @@ impl Stream {
         Ok(())
     }
 
+    /// Puts what is there into `bytes`, waiting for the first of it; 0 when the other side went away.
+    ///
+    /// Errors: the kernel's, or `TimedOut`.
+    pub fn receive_some(&self, bytes: &mut [u8], until: Instant) -> io::Result<usize> {
+        loop {
+            if !wait(&self.0, libc::POLLIN, until)? {
+                return Err(timed_out());
+            }
+            let (fd, null) = (self.0.as_raw_fd(), std::ptr::null_mut::<libc::sockaddr>());
+            // SAFETY: writes no more than the slice has; no address is asked for.
+            let got = check(unsafe {
+                let (to, len) = (bytes.as_mut_ptr(), bytes.len());
+                libc::syscall(libc::SYS_recvfrom, fd, to, len, libc::MSG_DONTWAIT, null, null)
+            });
+            match got {
+                Ok(count) => return Ok(count as usize),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     /// Fills `bytes`.
     ///
     /// Errors: the kernel's, `TimedOut`, or `UnexpectedEof` when the other side went away first.
     pub fn receive(&self, bytes: &mut [u8], until: Instant) -> io::Result<()> {
         let mut have = 0;
         while have < bytes.len() {
-            if !wait(&self.0, libc::POLLIN, until)? {
-                return Err(timed_out());
-            }
-            let rest = &mut bytes[have..];
-            let (fd, null) = (self.0.as_raw_fd(), std::ptr::null_mut::<libc::sockaddr>());
-            // SAFETY: writes no more than the slice has; no address is asked for.
-            let got = check(unsafe {
-                let (to, len) = (rest.as_mut_ptr(), rest.len());
-                libc::syscall(libc::SYS_recvfrom, fd, to, len, libc::MSG_DONTWAIT, null, null)
-            });
-            match got {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => have += count as usize,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
+            match self.receive_some(&mut bytes[have..], until)? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                count => have += count,
             }
         }
         Ok(())

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod bell;
+pub mod capture;
 mod fabric;
 mod idle;
 mod inbound;
@@ -26,9 +27,10 @@ pub mod udp;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use roce::Packet;
+use roce::{Now, Packet};
 
 use crate::dma::{Ear, Fault, Host, Segment};
+use capture::Captured;
 use fabric::Fabric;
 pub use fabric::{FabricError, SLOTS, Seat, Visit};
 pub use idle::{IdleClock, IdlePolicy, IdleTimes, Pause, SystemClock};
@@ -319,6 +321,14 @@ impl Link {
     /// Takes the call of a `softnic ctl`, if there is one: who wants this process to talk to it.
     pub fn take_call(&self) -> Option<u64> {
         if self.fabric.is_ours() { self.fabric.take_call() } else { None }
+    }
+
+    /// Captures the packets that this NIC sends and receives from now on. `now` and `epoch_ns`, nanoseconds since 1970, are the
+    /// same moment; `packets`: ends after so many, 0: when the reader goes away.
+    ///
+    /// Errors: a sentence; there are no packets where messages travel through shared memory.
+    pub fn begin_capture(&mut self, _now: Now, _epoch_ns: u64, _packets: u64) -> Result<Captured, String> {
+        Err("its messages travel through shared memory, where there are no packets to capture".to_owned())
     }
 
     /// What was done so far.

@@ -1,5 +1,6 @@
 //! The device under a mock driver: every operation, every error, every way to ring a doorbell wrongly.
 
+mod capture;
 mod changed;
 mod commands;
 mod doorbells;
@@ -9,6 +10,9 @@ mod hostile;
 mod limits;
 mod operations;
 mod order;
+#[path = "../../../roce/tests/it/pcap.rs"]
+#[allow(dead_code, reason = "the packets alone are used here")]
+mod pcap;
 mod queues;
 mod read_once;
 mod shared_receive;

@@ -1,11 +1,16 @@
 //! The NIC's side of a request: what is done with it, under the NIC's lock, as for a command of the driver.
 
+use std::time::SystemTime;
+
+use roce::Now;
+
 use super::Request;
 use super::frame::Answer;
 use crate::abi::process;
 use crate::abi::server::Server;
 use crate::device::Nic;
-use crate::dma::Host;
+use crate::dma::{Host, system};
+use crate::link::capture::Captured;
 
 /// Does what was asked.
 pub(super) fn answer(server: &Server<Nic<Host>>, request: &Request) -> Answer {
@@ -16,12 +21,22 @@ pub(super) fn answer(server: &Server<Nic<Host>>, request: &Request) -> Answer {
         Request::Link { device, up } => nic.set_link(usize::from(*device), *up).map(done),
         Request::Set(settings) => nic.set(settings).map(done),
         Request::Inject(injection) => nic.inject(*injection).map(done),
+        Request::Capture { .. } => Err("a capture is more than one answer".to_owned()),
         Request::Status => Ok(status(&nic)),
         Request::Counters => {
             let counters = process::counters(&mut nic);
             Ok(counters.into_iter().map(|(name, value)| (name.to_owned(), value.to_string())).collect())
         }
     }
+}
+
+/// Begins to capture the packets of the wire. The error is a sentence.
+pub(super) fn begin_capture(server: &Server<Nic<Host>>, packets: u64) -> Result<Captured, String> {
+    let _announced = server.nic.announce();
+    let mut nic = server.nic.command().map_err(|error| error.reason)?;
+    let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let now = Now(system::monotonic_ns());
+    nic.link().begin_capture(now, since_1970.as_nanos() as u64, packets)
 }
 
 /// A line for each device: `mlx5_0 active 3`, its port's state and its QPs.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::frame::{self, Answer, FrameError, MAX_ANSWER_BYTES, encode, parse_answer};
 use super::{Request, socket_name};
-use crate::dma::socket::Listener;
+use crate::dma::socket::{Listener, Stream};
 use crate::dma::system;
 use crate::link::{Seat, Visit};
 
@@ -63,6 +63,15 @@ fn fresh_call() -> u64 {
 
 /// Asks the NIC in `seat` one thing, and waits for its answer: names and values, in the NIC's order.
 pub fn call(visit: &Visit, seat: &Seat, request: &Request) -> Result<Vec<(String, String)>, CallError> {
+    converse(visit, seat, request).map(|(answer, _)| answer)
+}
+
+/// The same, with the connection, on which more may follow.
+pub(super) fn converse(
+    visit: &Visit,
+    seat: &Seat,
+    request: &Request,
+) -> Result<(Vec<(String, String)>, Stream), CallError> {
     let pid = seat.pid;
     let number = fresh_call();
     let kernel = |error| CallError::Kernel { pid, error };
@@ -77,7 +86,7 @@ pub fn call(visit: &Visit, seat: &Seat, request: &Request) -> Result<Vec<(String
             if (peer.pid, peer.user) == (pid, system::user()) {
                 let asked = stream.send(&encode(&request.to_string()), until).map_err(FrameError::Kernel);
                 let answered = asked.and_then(|()| frame::receive(&stream, MAX_ANSWER_BYTES, until));
-                return understand(pid, answered, silent);
+                return understand(pid, answered, silent).map(|answer| (answer, stream));
             }
         } else if !visit.is_taken(seat) {
             return Err(CallError::Gone(pid));

@@ -4,10 +4,12 @@
 //! ([`Visit::call`](crate::link::Visit::call)) and rings; the NIC thread finds the call in its round, on a line that it loads anyway, and starts a
 //! thread named [`THREAD_NAME`] for this one conversation: it connects to the caller, reads one [`request`], answers ([`answer`]),
 //! and ends. So no system call is made while nobody talks, and neither end leaves a name or a thread behind. Both look at the
-//! other's user (`SO_PEERCRED`), every wait has a deadline, every message a version and a length ([`frame`]).
+//! other's user (`SO_PEERCRED`), every wait has a deadline, every message a version and a length ([`frame`]). One request goes on
+//! after its answer: a [`capture`] lasts as long as its caller wants, beside the other conversations.
 
 mod answer;
 mod caller;
+mod capture;
 mod frame;
 mod request;
 #[cfg(test)]
@@ -18,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub use caller::{CallError, call};
+pub use capture::{Blocks, call_for_packets};
 pub use frame::{Answer, MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, VERSION, encode};
 pub use request::Request;
 
@@ -25,6 +28,7 @@ use super::server::{Server, log, log_enabled};
 use crate::device::Nic;
 use crate::dma::socket::Stream;
 use crate::dma::{Host, system};
+use crate::link::capture::Captured;
 
 /// Name of the thread that talks, while it does.
 pub const THREAD_NAME: &str = "softnic-ctl";
@@ -58,8 +62,16 @@ pub(super) fn take_call(server: &Arc<Server<Nic<Host>>>, talking: &Arc<Talking>,
     let (turn, server) = (Turn(talking.clone()), server.clone());
     let thread = std::thread::Builder::new().name(THREAD_NAME.to_owned());
     let spawned = thread.spawn(move || {
-        let _turn = turn;
-        if let Err(why) = converse(&server, call)
+        let ended = converse(&server, call);
+        // Others may talk while a capture goes on.
+        drop(turn);
+        let ended = match ended {
+            Ok((stream, Some(captured))) => capture::stream(&stream, captured)
+                .map_err(|error| format!("the caller of a capture went away: {error}")),
+            Ok((_, None)) => Ok(()),
+            Err(why) => Err(why),
+        };
+        if let Err(why) = ended
             && log_enabled()
         {
             log(&format!("softnic ctl: {why}"));
@@ -70,19 +82,28 @@ pub(super) fn take_call(server: &Arc<Server<Nic<Host>>>, talking: &Arc<Talking>,
     }
 }
 
-/// One request, one answer. The error says why there was none.
-fn converse(server: &Server<Nic<Host>>, call: u64) -> Result<(), String> {
+/// One request, one answer, and what is to follow it. The error says why there was none.
+fn converse(server: &Server<Nic<Host>>, call: u64) -> Result<(Stream, Option<Captured>), String> {
     let until = Instant::now() + PATIENCE;
     let (stream, peer) = Stream::connect(&socket_name(call), PATIENCE)
         .map_err(|error| format!("the caller cannot be reached: {error}"))?;
     if peer.user != system::user() {
         return Err(format!("process {} of user {} is refused", peer.pid, peer.user));
     }
-    let answer = match frame::receive(&stream, MAX_REQUEST_BYTES, until) {
-        Ok(text) => Request::parse(&text).and_then(|request| answer::answer(server, &request)),
+    let request = match frame::receive(&stream, MAX_REQUEST_BYTES, until) {
+        Ok(text) => Request::parse(&text),
         Err(frame::FrameError::Kernel(error)) => return Err(format!("the caller went away: {error}")),
         Err(error) => Err(error.to_string()),
     };
+    let mut captured = None;
+    let answer = request.and_then(|request| match request {
+        Request::Capture { packets } => {
+            captured = Some(answer::begin_capture(server, packets)?);
+            Ok(Vec::new())
+        }
+        request => answer::answer(server, &request),
+    });
     let text = frame::text_of(&answer);
-    stream.send(&encode(&text), until).map_err(|error| format!("the answer was not taken: {error}"))
+    stream.send(&encode(&text), until).map_err(|error| format!("the answer was not taken: {error}"))?;
+    Ok((stream, captured))
 }

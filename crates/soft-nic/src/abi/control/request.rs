@@ -24,6 +24,11 @@ pub enum Request {
     Set(Settings),
     /// One fault.
     Inject(Injection),
+    /// The packets of the wire, as a pcapng file behind the answer.
+    Capture {
+        /// Ends after so many; 0: when the caller goes away.
+        packets: u64,
+    },
 }
 
 impl Request {
@@ -38,6 +43,8 @@ impl Request {
             }
             ["set", ref values @ ..] if !values.is_empty() => settings(values).map(Request::Set),
             ["inject", ref words @ ..] => injection(words).map(Request::Inject),
+            ["capture"] => Ok(Request::Capture { packets: 0 }),
+            ["capture", packets] => Ok(Request::Capture { packets: value_of(packets, "packets")? }),
             _ => Err(format!("{:?} is nothing that this NIC can be asked", shown(line))),
         }
     }
@@ -122,6 +129,8 @@ impl fmt::Display for Request {
             }
             Request::Set(settings) => write!(f, "set {settings}"),
             Request::Inject(injection) => write!(f, "inject {injection}"),
+            Request::Capture { packets: 0 } => f.write_str("capture"),
+            Request::Capture { packets } => write!(f, "capture packets={packets}"),
         }
     }
 }
@@ -150,6 +159,8 @@ mod tests {
             "inject drop qp=64 psn=16777215",
             "inject error-cqe qp=64 syndrome=remote_access",
             "inject delay-read qp=64 us=1000",
+            "capture",
+            "capture packets=18446744073709551615",
         ] {
             assert_eq!(Request::parse(line).map(|request| request.to_string()), Ok(line.to_owned()));
         }
@@ -184,6 +195,8 @@ mod tests {
             "inject drop qp=1 psn=16777216",
             "inject error-cqe qp=1 syndrome=bad_mood",
             "inject delay-read qp=1 us=60000001",
+            "capture packets=-1",
+            "capture everything",
         ] {
             let error = Request::parse(line).unwrap_err();
             assert!(error.len() < 400 && !error.contains('\n'), "{error}");

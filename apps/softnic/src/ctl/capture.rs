@@ -1,0 +1,100 @@
+//! `softnic ctl capture`: the packets of a NIC's wire, into a pcapng file.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use soft_nic::abi::control::{Blocks, call_for_packets};
+use soft_nic::link::capture::pcapng::BlockKind;
+
+use super::Everybody;
+
+/// Whose packets, and where they go.
+#[derive(Debug, Args)]
+pub struct Capture {
+    /// Process whose NIC is captured.
+    #[arg(value_name = "PID")]
+    pid: u32,
+    /// File to write, or - for stdout.
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// End after so many packets; otherwise when the process ends, or with Ctrl-C.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    packets: Option<u64>,
+}
+
+/// What was captured.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tally {
+    packets: u64,
+    dropped: u64,
+}
+
+pub fn run(options: &Capture) -> Result<()> {
+    let (everybody, target) = Everybody::of_process(options.pid)?;
+    let mut blocks =
+        call_for_packets(everybody.visit(&target), &target.seat, options.packets.unwrap_or_default())?;
+    // Only now: a capture that cannot be leaves no file.
+    let to_stdout = options.file.as_os_str() == "-";
+    let tally = if to_stdout {
+        write(&mut blocks, &mut io::stdout().lock()).context("writing to stdout")?
+    } else {
+        let shown = options.file.display();
+        let mut file = File::create(&options.file).with_context(|| format!("creating {shown}"))?;
+        write(&mut blocks, &mut file).with_context(|| format!("writing {shown}"))?
+    };
+    let Tally { packets, dropped } = tally;
+    let said = match dropped {
+        0 => format!("{packets} packets"),
+        dropped => format!("{packets} packets; {dropped} more found no room in time and are missing"),
+    };
+    if to_stdout {
+        eprintln!("{said}")
+    } else {
+        println!("{said}")
+    }
+    match options.packets {
+        Some(wanted) if packets < wanted => {
+            bail!("process {} ended after {packets} of {wanted} packets", options.pid)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Writes whole blocks, so that the file can be read whenever we are stopped. Statistics come as a sign of life too; those
+/// are written that say something new, and the last ones.
+fn write(blocks: &mut Blocks, out: &mut impl Write) -> Result<Tally> {
+    let (mut tally, mut bytes, mut last) = (Tally::default(), Vec::new(), Vec::new());
+    while let Some((kind, block)) = blocks.next_block()? {
+        match kind {
+            BlockKind::Packet => {
+                tally.packets += 1;
+                bytes.extend_from_slice(block);
+            }
+            BlockKind::Statistics { dropped } if dropped == tally.dropped => {
+                last.clear();
+                last.extend_from_slice(block);
+            }
+            BlockKind::Statistics { dropped } => {
+                tally.dropped = dropped;
+                last.clear();
+                bytes.extend_from_slice(block);
+            }
+            BlockKind::Other => bytes.extend_from_slice(block),
+        }
+        if !blocks.has_next() || bytes.len() > 1 << 20 {
+            match out.write_all(&bytes).and_then(|()| out.flush()) {
+                // Who closed it early, as `head` does, wants no more.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(tally),
+                written => written?,
+            }
+            bytes.clear();
+        }
+    }
+    match out.write_all(&last).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(tally),
+    }
+}
