@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use indicatif::ProgressBar;
-use measure::{JsonLines, Label, Provenance, json_lines};
+use measure::{JsonLines, Label, Provenance};
 use serde::Serialize;
 
 use crate::measured;
@@ -26,6 +26,7 @@ use crate::setup::{self, Purpose};
 use crate::stop;
 use crate::workspace::root;
 
+mod earlier;
 mod nic;
 pub mod point;
 mod record;
@@ -33,6 +34,7 @@ mod session;
 mod spec;
 mod table;
 
+use earlier::Earlier;
 pub use nic::{Nic, Probe, Programs};
 use nic::{PORT, Peer, Receiver};
 use point::{Key, Point};
@@ -42,6 +44,8 @@ use spec::{Extent, Grid, Plot, Spec};
 
 /// Pixels of a PNG per unit of its SVG: fit for print at a column's width.
 const PNG_SCALE: f32 = 3.0;
+/// Names of the plots' files.
+const PLOTS: [&str; 2] = ["throughput", "post-time"];
 
 /// Options of `figure`, and of the short names of figures.
 #[derive(Args, Clone)]
@@ -52,7 +56,7 @@ pub struct Options {
     /// Every published size, more and longer repetitions.
     #[arg(long)]
     full: bool,
-    /// Keep the points of a run that was cut, and measure the others.
+    /// Keep the points of a run that was cut, and measure the others, and those again whose messages were not whole.
     #[arg(long)]
     resume: bool,
     /// Update the committed `measured.json`; refuses a tree with changes.
@@ -100,6 +104,8 @@ struct Summary<'a> {
     rows: &'a [table::Row],
     verdicts: &'a [Judged],
     ratios: &'a serde_json::Value,
+    /// Lines of `results.jsonl` that count no more: their points were not whole and were measured again.
+    replaced: usize,
 }
 
 /// One experiment with the papers that its points are held against.
@@ -153,6 +159,7 @@ pub fn run(number: u32, options: &Options) -> Result<()> {
     if let Some(device) = &options.nic {
         Nic::card(device)?;
     }
+    earlier::check(&out, number, options)?;
     fs::create_dir_all(out.join("logs"))
         .map_err(|error| refused(format!("--out {}: {error}", out.display())))?;
     setup::prepare(Purpose::Figure, options.no_install)?;
@@ -163,6 +170,8 @@ pub fn run(number: u32, options: &Options) -> Result<()> {
 /// Release builds of the generator and of the software NIC.
 pub fn build() -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    // Without a terminal there is no bar, and a first build is long.
+    say!("building the release programs, some minutes the first time");
     let bar =
         ProgressBar::new_spinner().with_message("building the generator and the software NIC (release) …");
     bar.enable_steady_tick(Duration::from_millis(120));
@@ -208,7 +217,8 @@ fn execute_on(
     let provenance = probe.provenance(nic, &spec.nic, measure::Revision::of(&root()));
     let file = out.join("results.jsonl");
     let grid = spec.grid(options.extent());
-    let earlier = earlier(&file, options, &provenance, &grid)?;
+    let earlier = earlier::earlier(out, spec.figure, options, &provenance, &grid)?;
+    earlier.said.iter().for_each(|line| say!("{line}"));
     let receiver = Receiver::find(nic, peer, &logs)?;
     let link_gbps = probe.link_gbps(nic);
     let bench =
@@ -218,9 +228,10 @@ fn execute_on(
         file.display(),
         resuming(spec.figure, options, out)
     ));
-    let points = measure_all(&bench, &grid, earlier, &file)?;
+    let Earlier { points, replaced, .. } = earlier;
+    let points = measure_all(&bench, &grid, points, &file)?;
     let ratios = if spec.bench_post { bench_post(nic, programs, &logs)? } else { serde_json::Value::Null };
-    report(experiment, options, out, &points, &ratios)
+    report(experiment, options, out, &points, replaced, &ratios)
 }
 
 /// The command that goes on with a cut run.
@@ -251,70 +262,6 @@ fn quoted(word: &str) -> String {
     } else {
         format!("'{}'", word.replace('\'', r"'\''"))
     }
-}
-
-/// Points of a cut run, when they are to be kept; otherwise the old file is moved aside, never overwritten.
-fn earlier(
-    file: &Path,
-    options: &Options,
-    provenance: &measure::Provenance,
-    grid: &Grid,
-) -> Result<Vec<Point>> {
-    if !options.resume {
-        if file.exists() {
-            let aside = (1..)
-                .map(|n| file.with_file_name(format!("results-{n}.jsonl")))
-                .find(|aside| !aside.exists());
-            let aside = aside.context("no free name for the old results")?;
-            fs::rename(file, &aside).with_context(|| format!("moving {} aside", file.display()))?;
-        }
-        return Ok(Vec::new());
-    }
-    let records = json_lines::read::<Point>(file)?;
-    if records.torn_bytes > 0 {
-        say!("the last line was cut after {} bytes; its point is measured again", records.torn_bytes);
-    }
-    let keys: BTreeSet<Key> = grid.keys().into_iter().collect();
-    for point in &records.records {
-        if let Some(reason) = unlike(point, provenance, grid, &keys) {
-            return Err(refused(format!("--resume: {} {reason}", file.display())));
-        }
-        if options.record && point.provenance.revision.dirty {
-            return Err(refused(format!("--record: {} was measured on a tree with changes", file.display())));
-        }
-    }
-    Ok(records.records)
-}
-
-/// Why a point of an earlier run is none of this one; everything that provenance says must be the same.
-fn unlike(
-    point: &Point,
-    provenance: &measure::Provenance,
-    grid: &Grid,
-    keys: &BTreeSet<Key>,
-) -> Option<String> {
-    let old = &point.provenance;
-    let said = [
-        ("revision", old.revision.commit.clone(), provenance.revision.commit.clone()),
-        ("machine", old.machine.clone(), provenance.machine.clone()),
-        ("device", old.device.clone(), provenance.device.clone()),
-        ("nic", old.nic.to_string(), provenance.nic.to_string()),
-        ("NIC options", format!("{:?}", old.nic_options), format!("{:?}", provenance.nic_options)),
-        ("versions", format!("{:?}", old.versions), format!("{:?}", provenance.versions)),
-        ("seconds a point", point.seconds.to_string(), grid.seconds.to_string()),
-    ];
-    let differs = said.into_iter().find(|(_, old, new)| old != new);
-    differs.map(|(what, old, new)| format!("was measured with {what} `{old}`, this is `{new}`")).or_else(
-        || {
-            let key = point.key();
-            (!keys.contains(&key)).then(|| {
-                format!(
-                    "has a point that this run does not measure: {} at {} B, repetition {}",
-                    key.0, key.1, key.3
-                )
-            })
-        },
-    )
 }
 
 /// Every point of the grid that is not there yet, each one on disk before the next starts.
@@ -362,6 +309,7 @@ fn report(
     options: &Options,
     out: &Path,
     points: &[Point],
+    replaced: usize,
     ratios: &serde_json::Value,
 ) -> Result<()> {
     let spec = &experiment.spec;
@@ -379,14 +327,13 @@ fn report(
         rows: &rows,
         verdicts: &verdicts,
         ratios,
+        replaced,
     };
     write(&out.join("summary.json"), (serde_json::to_string_pretty(&summary)? + "\n").as_bytes())?;
     for plot in &spec.plots {
         let (name, svg) = match plot {
-            Plot::Throughput => {
-                ("throughput", figures::throughput(points, &experiment.fig4, &experiment.fig5)?)
-            }
-            Plot::PostTime => ("post-time", figures::post_time(points, &experiment.fig5)?),
+            Plot::Throughput => (PLOTS[0], figures::throughput(points, &experiment.fig4, &experiment.fig5)?),
+            Plot::PostTime => (PLOTS[1], figures::post_time(points, &experiment.fig5)?),
         };
         write(&out.join(format!("{name}.png")), &png(&svg, PNG_SCALE)?)?;
         write(&out.join(format!("{name}.svg")), svg.as_bytes())?;
@@ -413,8 +360,13 @@ fn report(
         load(&point.provenance)
     );
     say!("results in {}", out.display());
-    if !rows.iter().all(|row| row.content_ok) {
-        bail!("some messages did not arrive whole; the table says which, and nothing was recorded");
+    if replaced > 0 {
+        say!(
+            "{replaced} older lines in results.jsonl are of points that were not whole and were measured again"
+        );
+    }
+    if let Some(why) = not_whole(points, &resuming(spec.figure, options, out)) {
+        bail!("{why}");
     }
     if options.record {
         let path = experiment.folder.join("measured.json");
@@ -435,6 +387,23 @@ fn report(
         say!("recorded in {}", path.display());
     }
     Ok(())
+}
+
+/// What is missing where messages were not whole, on which machine, and how these points are measured again.
+fn not_whole(points: &[Point], again: &str) -> Option<String> {
+    let broken: Vec<&Point> = points.iter().filter(|point| !point.is_whole()).collect();
+    let first = broken.first()?;
+    let from = &first.provenance;
+    let load = from.load.map_or_else(String::new, |load| {
+        format!("; load in the minute before the run: {load:.1} on {} cores", from.cores)
+    });
+    let shown = format!(
+        "{} of {} points are not whole, the first: {}{load}; nothing was recorded; measure these again with: {again}",
+        broken.len(),
+        points.len(),
+        first.what_is_missing()
+    );
+    Some(shown)
 }
 
 /// How busy the machine was; a build just before counts, work of others beside does too.

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 /// One run of sender and receiver.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Point {
+    /// Number of the figure that it was measured for; lines of earlier revisions do not say.
+    #[serde(default)]
+    pub figure: Option<u32>,
     /// Who posted, and how: `cpu-ibverbs`, `cpu-shim`, `gpu-a100`.
     pub series: String,
     /// Bytes of one message, headers left out.
@@ -42,7 +45,7 @@ pub struct Point {
     pub torn: u64,
     /// Messages that never arrived.
     pub lost: u64,
-    /// Nothing torn, nothing lost, everything that was checked was right.
+    /// Nothing torn, nothing lost, everything that was checked was right, by the generator's rule. See [`Point::is_whole`].
     pub content_ok: bool,
     /// Threads that post; `None` where the run was too short to see one of them at work.
     pub posting_threads: Option<u32>,
@@ -82,6 +85,39 @@ impl Point {
         (self.series.clone(), self.payload_bytes, self.list, self.repetition)
     }
 
+    /// Whether every message that was posted completed, arrived, and was right where it was checked.
+    pub fn is_whole(&self) -> bool {
+        self.content_ok && self.posted == self.completed
+    }
+
+    /// Which point, what was counted, and what is missing of it.
+    pub fn what_is_missing(&self) -> String {
+        let counts = [
+            (self.posted.saturating_sub(self.completed), "without completion"),
+            (self.lost, "lost"),
+            (self.torn, "torn"),
+        ];
+        let mut missing: Vec<String> = counts
+            .iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}"))
+            .collect();
+        if missing.is_empty() {
+            missing.push(if self.verified == 0 { "none checked".into() } else { "the counts differ".into() });
+        }
+        format!(
+            "{} at {} B, list {}, repetition {}: posted {}, completed {}, received {} ({})",
+            self.series,
+            self.payload_bytes,
+            self.list,
+            self.repetition,
+            self.posted,
+            self.completed,
+            self.received,
+            missing.join(", ")
+        )
+    }
+
     /// A field by the name that `paper.toml` gives it.
     pub fn field(&self, name: &str) -> Option<f64> {
         Some(match name {
@@ -101,6 +137,7 @@ impl Point {
 pub fn example(series: &str, payload_bytes: u64) -> Point {
     let gpu = if series.starts_with("gpu-") { Label::Hardware } else { Label::None };
     Point {
+        figure: None,
         series: series.into(),
         payload_bytes,
         list: 1,
@@ -135,5 +172,34 @@ pub fn example(series: &str, payload_bytes: u64) -> Point {
             versions: Default::default(),
             revision: measure::Revision { commit: "abc".into(), dirty: false },
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_point_says_what_it_lacks() {
+        let whole = example("cpu-shim", 262_144);
+        assert!(whole.is_whole());
+        for (point, words) in [
+            (
+                // The drain ended too early: everything had arrived.
+                Point { posted: 256, completed: 128, received: 256, content_ok: false, ..whole.clone() },
+                "cpu-shim at 262144 B, list 1, repetition 0: posted 256, completed 128, received 256 (128 without completion)",
+            ),
+            // The generator's rule compares what completed with what arrived.
+            (Point { completed: 9, received: 9, ..whole.clone() }, "received 9 (1 without completion)"),
+            (Point { lost: 2, torn: 1, content_ok: false, ..whole.clone() }, "(2 lost, 1 torn)"),
+            (Point { verified: 0, content_ok: false, ..whole.clone() }, "(none checked)"),
+            (Point { received: 11, content_ok: false, ..whole.clone() }, "(the counts differ)"),
+        ] {
+            assert!(
+                !point.is_whole() && point.what_is_missing().ends_with(words),
+                "{}",
+                point.what_is_missing()
+            );
+        }
     }
 }

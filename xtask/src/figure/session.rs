@@ -14,6 +14,10 @@ use super::spec::Spec;
 use crate::process::{Ended, Speaking, WAIT, descendants};
 use crate::refused::refused;
 
+/// How long a sender's result may take beside the time of posting: it waits for completions as long as one comes within
+/// 30 s, and then up to a minute for the receiver's counts (`apps/generator/README.md`).
+const RESULT: Duration = Duration::from_secs(120);
+
 /// What a run needs beside its key.
 pub struct Bench<'a> {
     /// The experiment.
@@ -75,7 +79,7 @@ impl Bench<'_> {
         command.args(["--connect", &address, "--nic", self.nic.device()]);
         command.args(sender_options(self.spec, series, *payload_bytes, *list, seconds));
         let mut sender = Speaking::start(&mut command, &self.logs.join("sender.log"))?;
-        let (answer, posting_threads) = watch(&mut sender, WAIT + Duration::from_secs_f64(seconds))?;
+        let (answer, posting_threads) = watch(&mut sender, RESULT + Duration::from_secs_f64(seconds))?;
         let run: Run = serde_json::from_value(answer).context("reading the sender's result")?;
         match sender.child.wait(WAIT)? {
             _ if run.interrupted => bail!("stopped by a signal"),
@@ -92,6 +96,7 @@ impl Bench<'_> {
         }
         let parts = self.spec.needs.iter().map(|need| need.part);
         Ok(Point {
+            figure: Some(self.spec.figure),
             series: series.clone(),
             payload_bytes: *payload_bytes,
             list: *list,

@@ -39,7 +39,7 @@ pub fn rows(points: &[Point]) -> Vec<Row> {
         list,
         payload_bytes,
         repetitions: own.len(),
-        content_ok: own.iter().all(|point| point.content_ok),
+        content_ok: own.iter().all(|point| point.is_whole()),
         values: FIELDS
             .iter()
             .filter_map(|field| {
@@ -60,19 +60,26 @@ pub fn table(rows: &[Row]) -> String {
         let median = |field: &str| row.values.get(field).map_or(f64::NAN, |[median, ..]| *median);
         let [_, least, most] = row.values.get("post_ns").copied().unwrap_or([f64::NAN; 3]);
         lines.push(format!(
-            "{:14} {:>4} {:>9} {:>10.2} {:>10.2} {:>12.0} {:>9.1} {:>15}  {}",
+            "{:14} {:>4} {:>9} {:>10} {:>10} {:>12} {:>9.1} {:>15}  {}",
             row.series,
             row.list,
             row.payload_bytes,
-            median("payload_gbps"),
-            median("wire_gbps"),
-            median("msgs_per_s"),
+            significant(median("payload_gbps"), 2),
+            significant(median("wire_gbps"), 2),
+            significant(median("msgs_per_s"), 0),
             median("post_ns"),
             format!("{least:.1}–{most:.1}"),
             if row.content_ok { "ok" } else { "NOT OK" },
         ));
     }
     lines.join("\n")
+}
+
+/// With so many decimals, or as many more as a small number needs to keep two digits.
+fn significant(value: f64, decimals: usize) -> String {
+    let needed = if value.is_normal() { 1 - value.abs().log10().floor() as i32 } else { 0 };
+    let decimals = decimals.max(usize::try_from(needed).unwrap_or(0).min(9));
+    format!("{value:.decimals$}")
 }
 
 /// Verdicts, ready to print: one line each, what they rest on below.
@@ -103,6 +110,24 @@ pub fn verdicts(judged: &[Judged]) -> String {
 mod tests {
     use super::*;
     use crate::figure::point::example;
+
+    #[test]
+    fn a_small_number_keeps_its_digits() {
+        for (value, decimals, text) in [
+            (0.003, 2, "0.0030"),
+            (0.0234, 2, "0.023"),
+            (0.234, 2, "0.23"),
+            (23.456, 2, "23.46"),
+            (0.0, 2, "0.00"),
+            (1_234_567.8, 0, "1234568"),
+            (1.25, 0, "1.2"),
+            (f64::NAN, 2, "NaN"),
+        ] {
+            assert_eq!(significant(value, decimals), text);
+        }
+        let points = [Point { payload_gbps: 0.003, ..example("cpu-shim", 64) }];
+        assert!(table(&rows(&points)).contains(" 0.0030 "));
+    }
 
     #[test]
     fn one_bad_repetition_shows_in_its_row() {

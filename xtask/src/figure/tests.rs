@@ -3,6 +3,8 @@
 use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
+use measure::json_lines;
+
 use super::*;
 use crate::report::compare::Verdict;
 
@@ -165,23 +167,145 @@ fn points_of_a_tree_with_changes_are_not_recorded() {
     assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("--record"), "{error:#}");
 }
 
+/// What `--resume`, or a run without it, says of the results that are there.
+fn said(stage: &Stage, resume: bool) -> Result<Earlier> {
+    let provenance = match stage.points().first() {
+        Some(point) => point.provenance.clone(),
+        None => point::example("cpu-shim", 64).provenance,
+    };
+    let grid = small().spec.grid(Extent::Normal);
+    earlier::earlier(&stage.out, 5, &options(resume), &provenance, &grid)
+}
+
 #[test]
-fn old_results_are_moved_aside_and_never_overwritten() {
+fn old_results_and_plots_are_moved_aside_together_and_never_overwritten() {
     let stage = stage("aside", "");
     stage.run(&options(false)).unwrap();
+    let names = ["results-1.jsonl", "summary-1.json", "post-time-1.svg", "post-time-1.png"];
+    let earlier = said(&stage, false).unwrap();
+    assert!(
+        earlier.points.is_empty() && names.iter().all(|name| earlier.said[0].contains(name)),
+        "{earlier:?}"
+    );
+    // As a cut run leaves it: nothing old stands beside what is new.
+    for name in ["results.jsonl", "summary.json", "post-time.svg", "post-time.png"] {
+        assert!(!stage.out.join(name).exists(), "{name}");
+    }
+    assert!(said(&stage, false).unwrap().said.is_empty(), "there is nothing to move");
     stage.run(&options(false)).unwrap();
-    assert!(stage.out.join("results-1.jsonl").exists());
+    stage.run(&options(false)).unwrap();
+    assert!(names.iter().all(|name| stage.out.join(name).exists()));
+    assert!(names.iter().all(|name| stage.out.join(name.replace('1', "2")).exists()));
     assert_eq!(stage.points().len(), 8);
 }
 
 #[test]
-fn lost_messages_are_drawn_and_then_fail_the_run() {
-    let lossy = r#"[ $payload = 4096 ] && { echo '{"kind":"run","posted":10,"completed":10,"received":9,"received_bytes":9,"verified":9,"torn":0,"lost":1,"content_ok":false,"msgs_per_s":1,"payload_gbps":1,"wire_gbps":1,"post_ns":1,"interrupted":false,"error":null}'; exit 1; }"#;
-    let stage = stage("lossy", lossy);
+fn a_resume_of_nothing_says_that_a_fresh_run_begins() {
+    let stage = stage("fresh", "");
+    for what in ["does not exist: this is a fresh run", "holds no points: this is a fresh run"] {
+        let earlier = said(&stage, true).unwrap();
+        assert!(earlier.said[0].ends_with(what), "{:?}", earlier.said);
+        fs::create_dir_all(&stage.out).unwrap();
+        fs::write(stage.out.join("results.jsonl"), "").unwrap();
+    }
+    stage.run(&options(true)).unwrap();
+    assert_eq!(stage.points().len(), 8);
+    assert!(said(&stage, true).unwrap().said.is_empty(), "there is something to go on with");
+}
+
+#[test]
+fn a_file_for_a_folder_and_another_figure_s_results_are_refused_before_the_build() {
+    let stage = stage("before", "");
+    stage.run(&options(false)).unwrap();
+    earlier::check(&stage.out, 5, &options(true)).unwrap();
+    earlier::check(&stage.out, 4, &options(false)).unwrap();
+    let file = stage.out.join("results.jsonl");
+    for (out, words) in [
+        (&file, &["--out", "is a file; give a folder"][..]),
+        (
+            &stage.out,
+            &["--resume", "points of figure 5, not of figure 4", "cargo xtask figure 5 --resume --out"],
+        ),
+    ] {
+        let error = earlier::check(out, 4, &options(true)).unwrap_err();
+        assert!(error.is::<crate::refused::Refused>(), "{error:#}");
+        assert!(words.iter().all(|word| error.to_string().contains(word)), "{error:#}");
+    }
+    // Lines of earlier revisions do not say whose they are.
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, text.replace("\"figure\":5,", "")).unwrap();
+    earlier::check(&stage.out, 4, &options(true)).unwrap();
+}
+
+/// A sender of which half did not complete although all arrived, as long as the file `healed` is not there.
+const LOSSY: &str = r#"[ $payload = 4096 ] && [ ! -e FOLDER/healed ] && { echo '{"kind":"run","posted":256,"completed":128,"received":256,"received_bytes":9,"verified":9,"torn":0,"lost":0,"content_ok":false,"msgs_per_s":1,"payload_gbps":1,"wire_gbps":1,"post_ns":1,"interrupted":false,"error":"128 messages did not complete"}'; exit 1; }"#;
+
+fn lossy(name: &str) -> Stage {
+    let folder = std::env::temp_dir().join(format!("xtask-figure-{}-{name}", std::process::id()));
+    stage(name, &LOSSY.replace("FOLDER", &folder.display().to_string()))
+}
+
+#[test]
+fn points_that_are_not_whole_are_drawn_and_then_fail_the_run_with_what_is_missing() {
+    let stage = lossy("lossy");
     let error = stage.run(&options(false)).unwrap_err().to_string();
-    assert!(error.contains("did not arrive whole"), "{error}");
-    assert_eq!(stage.points().iter().filter(|point| !point.content_ok).count(), 4);
-    assert!(stage.out.join("post-time.png").exists());
+    for words in [
+        "4 of 8 points are not whole, the first: cpu-ibverbs at 4096 B, list 1, repetition 0: posted 256, completed 128, \
+         received 256 (128 without completion)",
+        "load in the minute before the run: ",
+        "measure these again with: cargo xtask figure 5 --no-install --resume --out ",
+    ] {
+        assert!(error.contains(words), "{error}");
+    }
+    assert_eq!(
+        (error.lines().count(), stage.points().iter().filter(|point| !point.is_whole()).count()),
+        (1, 4)
+    );
+    let svg = fs::read_to_string(stage.out.join("post-time.svg")).unwrap();
+    assert!(svg.contains("4 points not whole"));
+    let summary = fs::read_to_string(stage.out.join("summary.json")).unwrap();
+    assert!(summary.contains("rests on 2 points that are not whole"), "{summary}");
+}
+
+#[test]
+fn points_that_are_not_whole_are_measured_again_and_the_newer_line_counts() {
+    let stage = lossy("again");
+    stage.run(&options(false)).unwrap_err();
+    let before = stage.calls();
+    // Still not whole: the newest lines count, and none is deleted.
+    stage.run(&options(true)).unwrap_err();
+    assert_eq!((stage.calls() - before, stage.points().len()), (4, 12));
+    let earlier = said(&stage, true).unwrap();
+    assert_eq!((earlier.points.len(), earlier.replaced), (4, 8));
+    assert!(
+        earlier.said[0].starts_with("4 of 8 points were not whole and are measured again"),
+        "{earlier:?}"
+    );
+    fs::write(stage.out.with_file_name("healed"), "").unwrap();
+    stage.run(&options(true)).unwrap();
+    assert_eq!((stage.calls() - before, stage.points().len()), (8, 16));
+    let summary = fs::read_to_string(stage.out.join("summary.json")).unwrap();
+    assert!(summary.contains("\"replaced\": 8") && !summary.contains("\"content_ok\": false"), "{summary}");
+    // And from then on there is nothing to do.
+    stage.run(&options(true)).unwrap();
+    let earlier = said(&stage, true).unwrap();
+    assert_eq!((stage.calls() - before, earlier.points.len(), earlier.said.len()), (8, 8, 0));
+}
+
+/// Says to the test below that it is to build.
+const BUILDS: &str = "XTASK_TEST_BUILDS";
+
+#[test]
+fn a_build_is_announced_without_a_terminal_too() {
+    if std::env::var_os(BUILDS).is_some() {
+        assert!(build().is_err(), "`false` builds nothing");
+        return;
+    }
+    let mut us = Command::new(std::env::current_exe().unwrap());
+    us.args(["--exact", "figure::tests::a_build_is_announced_without_a_terminal_too", "--nocapture"]);
+    let said = us.env(BUILDS, "1").env("CARGO", "false").output().unwrap();
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains("building the release programs, some minutes the first time\n"), "{said}");
 }
 
 #[test]

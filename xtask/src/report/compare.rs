@@ -120,21 +120,39 @@ pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
     let labels =
         used.flat_map(|point| needed_parts(claim, &point.series).map(|part| point.provenance.label(&[part])));
     let verdict = verdict(claim, &findings);
+    let judged = findings.iter().any(|finding| finding.holds.is_some());
     // What decides against a claim goes first, then what could not be judged.
     findings.sort_by_key(|finding| match finding.holds {
         Some(false) => 0,
         None => 1,
         Some(true) => 2,
     });
+    let mut evidence: Vec<String> = findings.into_iter().map(Finding::line).collect();
+    // Above all else: whoever reads the verdict must know.
+    if let (true, Some(warning)) = (judged, not_whole(claim, points)) {
+        evidence.insert(0, warning);
+    }
     Judged {
         id: claim.id.clone(),
         text: claim.text.clone(),
         source: claim.source.clone(),
         verdict,
         label: Label::weakest(labels),
-        evidence: findings.into_iter().map(Finding::line).collect(),
+        evidence,
         criterion: criterion(&claim.rule),
     }
+}
+
+/// A line about the points of a claim whose messages were not whole.
+fn not_whole(claim: &Claim, points: &[Point]) -> Option<String> {
+    let used = |point: &&Point| claim.series.iter().any(|pattern| matches(pattern, &point.series));
+    let broken: Vec<&Point> = points.iter().filter(used).filter(|point| !point.is_whole()).collect();
+    let first = broken.first()?;
+    Some(format!(
+        "rests on {} points that are not whole, the first: {}",
+        broken.len(),
+        first.what_is_missing()
+    ))
 }
 
 /// What the rule asks of each thing it looks at, in words with its bound.
@@ -505,6 +523,37 @@ mod tests {
         for (id, what, points, verdict) in rows {
             assert_eq!(verdict_of(id, &points), verdict, "{id}: {what}");
         }
+    }
+
+    #[test]
+    fn a_verdict_on_points_that_are_not_whole_says_so() {
+        let claims = [paper(4).claim, paper(5).claim].concat();
+        let judged =
+            |id: &str, points: &[Point]| judge(claims.iter().find(|claim| claim.id == id).unwrap(), points);
+        let all = published();
+        let broken = change(&all, "cpu-ibverbs", |p| p.completed = 9);
+        let count = broken.iter().filter(|point| !point.is_whole()).count();
+        let evidence = &judged("post-constant-api", &broken).evidence;
+        assert!(
+            evidence[0].starts_with(&format!(
+                "rests on {count} points that are not whole, the first: cpu-ibverbs at"
+            ))
+        );
+        for (id, points) in [
+            ("post-constant-api", &all),
+            // About nobody but GPUs.
+            ("gpu-scales-like-cpu", &change(&all, "nobody", |p| p.completed = 9)),
+            ("clock-l40", &broken),
+        ] {
+            assert!(!judged(id, points).evidence.iter().any(|line| line.contains("not whole")), "{id}");
+        }
+        let nothing_judged = change(&broken, "*", |p| p.provenance.nic = Label::None);
+        assert!(
+            !judged("post-constant-api", &nothing_judged)
+                .evidence
+                .iter()
+                .any(|line| line.contains("not whole"))
+        );
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub fn throughput(points: &[Point], fig4: &Paper, fig5: &Paper) -> Result<String
             width: 0.43,
             title: "64 B to 1 MiB",
             x: payload_axis(),
-            y: decades(y_name, 0.1, most(f64::INFINITY).max(110.0)),
+            y: decades(y_name, least(&curves).min(0.1), most(f64::INFINITY).max(110.0)),
             labels: false,
         },
         Panel {
@@ -53,20 +53,21 @@ pub fn throughput(points: &[Point], fig4: &Paper, fig5: &Paper) -> Result<String
 pub fn post_time(points: &[Point], fig5: &Paper) -> Result<String> {
     let mut curves = published(fig5);
     curves.extend(measured(points, "post_ns"));
-    let least = curves
-        .iter()
-        .flat_map(|curve| &curve.points)
-        .map(|[_, _, least, _]| *least)
-        .fold(f64::INFINITY, f64::min);
     let most = curves.iter().flat_map(|curve| &curve.points).map(|[.., most]| *most).fold(0.0, f64::max);
     let panel = Panel {
         width: 1.0,
         title: "",
         x: payload_axis(),
-        y: decades("time to post one request, ns", least.min(10.0), most.max(4000.0)),
+        y: decades("time to post one request, ns", least(&curves).min(10.0), most.max(4000.0)),
         labels: true,
     };
     svg((870, 466), &[panel], &curves, &caption(points))
+}
+
+/// The least of all that is drawn. Nothing at all, as of messages of which none arrived, has no place on such an axis.
+fn least(curves: &[Curve]) -> f64 {
+    let values = curves.iter().flat_map(|curve| &curve.points).map(|[_, _, least, _]| *least);
+    values.filter(|value| *value > 0.0).fold(f64::INFINITY, f64::min)
 }
 
 fn published(paper: &Paper) -> Vec<Curve> {
@@ -82,6 +83,7 @@ fn published(paper: &Paper) -> Vec<Curve> {
         colour: colour(&curve.ours),
         stroke: Stroke::Published,
         points: curve.points.clone(),
+        not_whole: Vec::new(),
     };
     paper.series.iter().map(curve).collect()
 }
@@ -104,6 +106,7 @@ fn models(fig5: &Paper) -> Vec<Curve> {
             colour: MODEL,
             stroke: Stroke::Model,
             points: points.collect(),
+            not_whole: Vec::new(),
         })
     };
     gpus.filter_map(model).collect()
@@ -129,10 +132,13 @@ fn measured(points: &[Point], field: &str) -> Vec<Curve> {
         let label =
             if list == 1 { format!("ours: {name}") } else { format!("ours: {name}, lists of {list}") };
         let stroke = if list == 1 { Stroke::Measured } else { Stroke::MeasuredThin };
+        let own = points.iter().filter(|point| point.series == series && point.list == list);
+        let not_whole = own.filter(|point| !point.is_whole()).map(|point| point.payload_bytes as f64);
+        let not_whole = not_whole.collect();
         let by_payload = by_payload(points, series, list, field).into_iter();
         let points = by_payload.map(|(payload, [median, least, most])| [payload as f64, median, least, most]);
         let marker = if series == "cpu-shim" { Marker::Triangle } else { Marker::Circle };
-        Curve { marker, label, colour: colour(series), stroke, points: points.collect() }
+        Curve { marker, label, colour: colour(series), stroke, points: points.collect(), not_whole }
     };
     keys.into_iter().map(curve).collect()
 }
@@ -145,7 +151,8 @@ fn caption(points: &[Point]) -> Vec<String> {
     let repetitions = points.iter().map(|point| point.repetition + 1).max().unwrap_or(1);
     let commit = from.revision.commit.get(..10).unwrap_or("unknown");
     let changes = if from.revision.dirty { " with changes" } else { "" };
-    vec![
+    let broken = points.iter().filter(|point| !point.is_whole()).count();
+    let mut lines = vec![
         format!(
             "ours — nic: {} ({}), gpu: {}, link: {}; median and range of {repetitions} repetitions; {}",
             from.nic, from.device, from.gpu, from.link, from.machine
@@ -159,7 +166,11 @@ fn caption(points: &[Point]) -> Vec<String> {
         ),
         "paper — doi 10.1145/3642968.3654820; curves from the plots of its authors' re-run, August 2024"
             .into(),
-    ]
+    ];
+    if broken > 0 {
+        lines.push(format!("{broken} points not whole (large hollow markers), see the table"));
+    }
+    lines
 }
 
 fn payload_axis() -> Axis {
@@ -177,7 +188,7 @@ fn binary(bytes: u64) -> String {
 
 /// A logarithmic axis with a tick at each power of ten.
 fn decades(name: &'static str, least: f64, most: f64) -> Axis {
-    let (first, last) = (least.max(1e-3).log10().floor() as i32, most.log10().ceil() as i32);
+    let (first, last) = (least.max(1e-9).log10().floor() as i32, most.log10().ceil() as i32);
     let text = |power: i32| {
         if power >= 0 {
             format!("{}", 10_f64.powi(power))
@@ -285,6 +296,35 @@ mod tests {
     fn a_plot_without_our_points_still_shows_the_paper() {
         assert!(throughput(&[], &paper(4), &paper(5)).unwrap().contains("paper: A100"));
         assert!(post_time(&[], &paper(5)).unwrap().contains("no points of ours"));
+    }
+
+    #[test]
+    fn points_that_are_not_whole_are_hollow_and_counted() {
+        let hollow = |svg: &str| svg.matches("r=\"6\"").count();
+        let whole = throughput(&points(), &paper(4), &paper(5)).unwrap();
+        assert!(!whole.contains("not whole") && hollow(&whole) == 0);
+        let mut broken = points();
+        broken[0].content_ok = false;
+        broken[40].completed -= 1;
+        // A white disc and a ring each, in both panels: both sizes are on the paper's axes too.
+        let svg = throughput(&broken, &paper(4), &paper(5)).unwrap();
+        assert!(svg.contains("2 points not whole (large hollow markers), see the table"));
+        assert_eq!(hollow(&svg), 8);
+        let svg = post_time(&broken, &paper(5)).unwrap();
+        assert!(svg.contains("2 points not whole") && hollow(&svg) == 4);
+    }
+
+    #[test]
+    fn the_axis_reaches_down_to_the_least_of_ours() {
+        let mut points = points();
+        points[0].wire_gbps = 0.003;
+        points[3].wire_gbps = 0.0;
+        let curves = measured(&points, "wire_gbps");
+        assert_eq!(least(&curves), 0.003);
+        let axis = decades("x", least(&curves).min(0.1), 100.0);
+        assert_eq!((axis.range.start, axis.ticks[0].1.as_str()), (0.001, "0.001"));
+        assert!(throughput(&points, &paper(4), &paper(5)).unwrap().contains("0.001"));
+        assert_eq!(decades("x", 0.1_f64.min(least(&[])), 100.0).ticks[0].1, "0.1");
     }
 
     #[test]

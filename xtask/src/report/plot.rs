@@ -64,6 +64,8 @@ pub struct Curve {
     pub stroke: Stroke,
     /// In order of x.
     pub points: Vec<[f64; 4]>,
+    /// The x of points of which something is missing: drawn large and hollow.
+    pub not_whole: Vec<f64>,
 }
 
 /// An axis.
@@ -258,6 +260,13 @@ fn stroke(chart: &mut Chart<'_, '_>, curve: &Curve) -> Result<()> {
                 }
             }
             .map_err(drawing)?;
+            for [x, y, ..] in curve.points.iter().filter(|[x, ..]| curve.not_whole.contains(x)) {
+                let rings = [
+                    Circle::new((*x, *y), 6, WHITE.filled()),
+                    Circle::new((*x, *y), 6, colour.stroke_width(2)),
+                ];
+                chart.draw_series(rings).map_err(drawing)?;
+            }
         }
         Stroke::Published => {
             chart.draw_series(DashedLineSeries::new(line, 7, 4, colour.stroke_width(1))).map_err(drawing)?;
@@ -348,6 +357,7 @@ mod tests {
             colour: BLUE,
             stroke: Stroke::Measured,
             points,
+            not_whole: Vec::new(),
         };
         assert_eq!(clipped(&curve, &panel).points, [[2.0, 5.0, 1.0, 10.0]]);
     }

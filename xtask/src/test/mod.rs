@@ -164,6 +164,7 @@ fn without_rdma_core(root: &Path, name: &str, arguments: &[&str]) -> Row {
 
 /// Builds the programs that the tests start.
 fn release_build(root: &Path) -> Row {
+    say!("building the release programs, some minutes the first time");
     let mut command = Command::new("cargo");
     command.args(["build", "--release", "--locked", "-p", "generator", "-p", "softnic"]).current_dir(root);
     step("release build", logged("release build", command))
