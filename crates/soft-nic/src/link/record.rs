@@ -58,6 +58,15 @@ mod flag {
 /// Services by their number in a record.
 const SERVICES: [ServiceType; 3] = [ServiceType::Rc, ServiceType::Uc, ServiceType::Ud];
 
+/// Place of a service in [`SERVICES`]. Not the number that packets have for it.
+fn number_of(service: ServiceType) -> u8 {
+    match service {
+        ServiceType::Rc => 0,
+        ServiceType::Uc => 1,
+        ServiceType::Ud => 2,
+    }
+}
+
 /// NAK codes by their number (IBTA §9.7.5.2, AETH syndrome).
 const NAKS: [NakCode; 4] =
     [NakCode::PsnSequence, NakCode::InvalidRequest, NakCode::RemoteAccess, NakCode::RemoteOperation];
@@ -147,7 +156,7 @@ pub fn encode_request(request: &Request, form: Form) -> [u64; REQUEST_WORDS] {
     let path = carries_path(request);
     let len = 8 * (REQUEST_WORDS + if path { PATH_WORDS } else { 0 }) + form.padded();
     // Their numbers are their places in `Opcode::ALL` and `SERVICES`.
-    let (opcode, service) = (request.opcode as u8, request.service as u8);
+    let (opcode, service) = (request.opcode as u8, number_of(request.service));
     let flags = form.flag()
         | if request.solicited { flag::SOLICITED } else { 0 }
         | if request.ack_requested { flag::ACK_REQUESTED } else { 0 }
