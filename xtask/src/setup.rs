@@ -42,7 +42,7 @@ struct Package {
 }
 
 /// Names are the same on Debian 12, Debian 13 and Ubuntu 24.04.
-const PACKAGES: [Package; 13] = [
+const PACKAGES: [Package; 15] = [
     Package {
         name: "libibverbs1",
         purpose: Purpose::Figure,
@@ -68,6 +68,16 @@ const PACKAGES: [Package; 13] = [
         name: "libibverbs-dev",
         purpose: Purpose::Test,
         why: "headers, to check our bindings against (the build needs none)",
+    },
+    Package {
+        name: "rdmacm-utils",
+        purpose: Purpose::Test,
+        why: "rping and its kin, run unmodified on the NIC's connection manager",
+    },
+    Package {
+        name: "librdmacm-dev",
+        purpose: Purpose::Test,
+        why: "headers of librdmacm, for the tests' own programs",
     },
     Package {
         name: "python3-pyverbs",

@@ -12,7 +12,7 @@ const FOUND_AT_RUN_TIME: [&str; 7] =
     ["libibverbs", "libmlx5", "librdmacm", "libcuda", "libcudart", "libnvrtc", "libnvJitLink"];
 
 /// Names that the interposer must export, or it interposes nothing.
-const INTERPOSED: [&str; 4] = ["open", "ioctl", "mmap", "close"];
+const INTERPOSED: [&str; 5] = ["open", "ioctl", "mmap", "close", "write"];
 
 /// Checks the programs in `folder` and the interposing library there; says what is wrong, one line each.
 pub fn check(folder: &Path, programs: &[&str]) -> Result<Vec<String>> {

@@ -1,12 +1,13 @@
-//! Hooks on descriptors: close and duplicate, the verbs ioctl, the mapping of device pages, the netlink socket.
+//! Hooks on descriptors: close and duplicate, the verbs ioctl, the connection manager's write, the mapping of device pages, the
+//! netlink socket.
 
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
 use soft_nic::abi::attributes::RDMA_VERBS_IOCTL;
 
-use super::nic;
 use super::raw::{self, behind, fail, int, syscall};
 use super::table::{self, Entry};
+use super::{manager, nic};
 
 /// `NETLINK_RDMA`.
 const NETLINK_RDMA: c_int = 20;
@@ -23,8 +24,10 @@ fn forget_as(fd: c_int, was: Entry) {
         return;
     }
     table::take(fd);
-    if let Entry::Command(number) = was {
-        nic::release(number);
+    match was {
+        Entry::Command(number) => nic::release(number),
+        Entry::Manager(number) => manager::release(number),
+        Entry::Foreign | Entry::Directory(_) | Entry::Inherited => {}
     }
 }
 
@@ -48,10 +51,12 @@ fn duplicated(old: c_int, new: c_int) {
         return;
     }
     let entry = table::verified(old);
-    if table::set(new, entry)
-        && let Entry::Command(number) = entry
-    {
-        nic::retain(number);
+    if table::set(new, entry) {
+        match entry {
+            Entry::Command(number) => nic::retain(number),
+            Entry::Manager(number) => manager::retain(number),
+            Entry::Foreign | Entry::Directory(_) | Entry::Inherited => {}
+        }
     }
 }
 
@@ -125,11 +130,29 @@ unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -
         match table::verified(fd) {
             Entry::Command(number) => return nic::ioctl(number, argument as u64),
             Entry::Inherited => return fail(libc::EIO),
-            Entry::Foreign | Entry::Directory(_) => {}
+            Entry::Foreign | Entry::Directory(_) | Entry::Manager(_) => {}
         }
     }
     // SAFETY: the program's own arguments.
     int(unsafe { syscall!(SYS_ioctl, fd, request, argument) })
+}
+
+unsafe extern "C-unwind" {
+    /// glibc's own name for its `write`, which is not ours: a point where a thread may be cancelled, and found by the loader, so
+    /// that a signal handler may come here first.
+    fn __write(fd: c_int, bytes: *const c_void, len: usize) -> isize;
+}
+
+/// Cancelling a thread unwinds through this frame, so it holds nothing that is to be dropped, and says that it can be unwound.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, len: usize) -> isize {
+    if let Entry::Manager(_) = table::get(fd)
+        && let Entry::Manager(number) = table::verified(fd)
+    {
+        return manager::write(number, fd, bytes as u64, len);
+    }
+    // SAFETY: the program's own arguments.
+    unsafe { __write(fd, bytes, len) }
 }
 
 /// `mmap` in both spellings.
@@ -148,7 +171,7 @@ unsafe fn map(
                 fail(libc::EIO);
                 return libc::MAP_FAILED;
             }
-            Entry::Foreign | Entry::Directory(_) => {}
+            Entry::Foreign | Entry::Directory(_) | Entry::Manager(_) => {}
         }
     }
     // SAFETY: the program's own arguments.

@@ -69,7 +69,7 @@ fn entry(name: &str, node: &Node, path: &str) -> libc::dirent {
         Node::Directory => libc::DT_DIR,
         Node::File(_) | Node::Port(..) => libc::DT_REG,
         Node::Link(_) => libc::DT_LNK,
-        Node::Device(_) => libc::DT_CHR,
+        Node::Device(_) | Node::Manager => libc::DT_CHR,
     };
     entry.d_reclen = size_of::<libc::dirent>() as u16;
     for (place, byte) in entry.d_name.iter_mut().zip(name.bytes().take(255)) {

@@ -9,7 +9,7 @@ use super::paths::{Place, locate};
 use super::raw::{self, behind, fail, syscall};
 use super::table::{self, Entry};
 use super::world::world;
-use super::{nic, raw::int};
+use super::{manager, nic, raw::int};
 
 /// `open` in all its spellings.
 fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
@@ -40,6 +40,7 @@ pub fn open_node(path: &str, node: &Node, flags: c_int) -> c_int {
         }
         Node::Link(_) => fail(libc::ELOOP),
         Node::Device(index) => nic::open(*index, flags),
+        Node::Manager => manager::open(flags),
     }
 }
 
@@ -184,12 +185,20 @@ fn empty_path_directory(directory: c_int, path: *const c_char, flags: c_int) -> 
     if empty { directory_attributes(directory) } else { None }
 }
 
-/// Attributes of a descriptor that is a directory of ours.
+/// Attributes of a descriptor that is a directory of ours, or the connection manager's: the kernel would speak of a pipe.
 fn directory_attributes(fd: c_int) -> Option<Attributes> {
-    let Entry::Directory(_) = table::get(fd) else { return None };
-    let Entry::Directory(index) = table::verified(fd) else { return None };
-    let path = world().directory(index as usize)?;
-    Some(Tree::attributes(path, &Node::Directory))
+    match table::get(fd) {
+        Entry::Directory(_) => {
+            let Entry::Directory(index) = table::verified(fd) else { return None };
+            let path = world().directory(index as usize)?;
+            Some(Tree::attributes(path, &Node::Directory))
+        }
+        Entry::Manager(_) => {
+            let Entry::Manager(_) = table::verified(fd) else { return None };
+            Some(Tree::attributes(manager::PATH, &Node::Manager))
+        }
+        Entry::Foreign | Entry::Command(_) | Entry::Inherited => None,
+    }
 }
 
 /// `stat` in all its spellings.
@@ -339,7 +348,7 @@ unsafe extern "C" fn statx(
 /// Whether the access is allowed; the tree is read-only, devices are open to all.
 fn access_node(node: &Node, mode: c_int) -> c_int {
     let refused = match node {
-        Node::Device(_) => libc::X_OK,
+        Node::Device(_) | Node::Manager => libc::X_OK,
         Node::Directory => libc::W_OK,
         Node::File(_) | Node::Port(..) | Node::Link(_) => libc::W_OK | libc::X_OK,
     };

@@ -4,6 +4,7 @@ mod descriptors;
 mod directories;
 mod exit;
 mod files;
+mod manager;
 mod nic;
 mod paths;
 mod pump;

@@ -53,7 +53,7 @@ pub fn pumped() -> Option<&'static Nic> {
 }
 
 /// The NIC, made if this is the first open.
-fn get_or_make() -> Result<&'static Nic, c_int> {
+pub fn get_or_make() -> Result<&'static Nic, c_int> {
     let pid = raw::pid();
     loop {
         if let Some(nic) = get() {
@@ -98,7 +98,7 @@ extern "C" fn forked() {
 }
 
 /// Runs something of the NIC; a panic in it is an I/O error to the program, and never unwinds into C.
-fn guarded<T>(run: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_int> {
+pub fn guarded<T>(run: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_int> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or(Err(libc::EIO))
 }
 

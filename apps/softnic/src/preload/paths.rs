@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, c_char, c_int};
 
-use soft_nic::abi::sysfs::{CLASS_MARK, PCI_MARK};
+use soft_nic::abi::sysfs::{CLASS_MARK, MANAGER_MARK, PCI_MARK};
 use soft_nic::abi::tree::{Lookup, Node};
 
 use super::table::{self, Entry};
@@ -58,7 +58,7 @@ fn may_be_ours(path: &[u8]) -> bool {
         return false;
     }
     let holds = |mark: &str| path.windows(mark.len()).any(|window| window == mark.as_bytes());
-    holds(CLASS_MARK) || holds(PCI_MARK) || holds("rdma_cm")
+    holds(CLASS_MARK) || holds(PCI_MARK) || holds(MANAGER_MARK)
 }
 
 /// The path of the directory that a relative path starts from.

@@ -2,7 +2,7 @@
 //!
 //! A descriptor may leave without our seeing it (a raw system call, a `posix_spawn` action), so whoever uses an entry
 //! asks the kernel whether the descriptor still is what it was: a command file is `/dev/null` (char device 1:3), a
-//! directory is a memfd whose size says which.
+//! directory is a memfd whose size says which, and a file of the connection manager is a pipe.
 
 use std::ffi::c_int;
 use std::sync::Once;
@@ -61,6 +61,8 @@ pub enum Entry {
     Directory(u32),
     /// A device file that the parent had opened before it forked.
     Inherited,
+    /// An open file of the connection manager, by number.
+    Manager(u32),
 }
 
 impl Entry {
@@ -70,6 +72,7 @@ impl Entry {
             Self::Command(number) => 1 << 24 | number & MAX_INDEX,
             Self::Directory(index) => 2 << 24 | index & MAX_INDEX,
             Self::Inherited => 3 << 24,
+            Self::Manager(number) => 4 << 24 | number & MAX_INDEX,
         }
     }
 
@@ -78,6 +81,7 @@ impl Entry {
             1 => Self::Command(word & MAX_INDEX),
             2 => Self::Directory(word & MAX_INDEX),
             3 => Self::Inherited,
+            4 => Self::Manager(word & MAX_INDEX),
             _ => Self::Foreign,
         }
     }
@@ -100,6 +104,10 @@ pub fn verified(fd: c_int) -> Entry {
             found.st_mode & libc::S_IFMT == libc::S_IFCHR
                 && (libc::major(found.st_rdev), libc::minor(found.st_rdev)) == COMMAND_DEVICE
         }),
+        // Which pipe it is, the connection manager looks at.
+        Entry::Manager(_) => {
+            raw::fstat(fd).is_some_and(|found| found.st_mode & libc::S_IFMT == libc::S_IFIFO)
+        }
         Entry::Directory(index) => raw::fstat(fd).is_some_and(|found| {
             found.st_mode & libc::S_IFMT == libc::S_IFREG
                 && found.st_size == DIRECTORY_SIZE + i64::from(index)
@@ -147,8 +155,11 @@ pub fn range(first: u32, last: u32) -> impl Iterator<Item = c_int> {
 pub fn after_fork() {
     forked();
     for fd in range(0, u32::MAX - 1) {
-        if let Entry::Command(_) = get(fd) {
-            set(fd, Entry::Inherited);
+        match get(fd) {
+            Entry::Command(_) => _ = set(fd, Entry::Inherited),
+            // A pipe that nobody writes to: the child reads its end when the parent closes it.
+            Entry::Manager(_) => _ = set(fd, Entry::Foreign),
+            Entry::Foreign | Entry::Directory(_) | Entry::Inherited => {}
         }
     }
 }
@@ -175,9 +186,14 @@ mod tests {
 
     #[test]
     fn entries_keep_kind_and_number() {
-        for entry in
-            [Entry::Foreign, Entry::Command(0), Entry::Command(77), Entry::Directory(3), Entry::Inherited]
-        {
+        for entry in [
+            Entry::Foreign,
+            Entry::Command(0),
+            Entry::Command(77),
+            Entry::Directory(3),
+            Entry::Inherited,
+            Entry::Manager(9),
+        ] {
             assert_eq!(Entry::of(entry.word()), entry);
         }
     }

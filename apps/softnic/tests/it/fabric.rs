@@ -387,6 +387,12 @@ pub struct Pair {
 }
 
 impl Pair {
+    /// A server that waits already, and its client.
+    pub fn of(server: OnNic, client: OnNic) -> Self {
+        let libraries = Libraries::of(&server.program);
+        Self { server, client, libraries }
+    }
+
     /// Waits for both to end well; on failure kills both and shows how each ended.
     pub fn finish(mut self) -> Finished {
         // A side that fails may leave the other waiting for ever, so the first failure ends the wait.

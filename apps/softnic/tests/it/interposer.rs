@@ -35,8 +35,8 @@ fn common_tools_see_what_they_would_see_of_a_card() {
         ("readlink -f /sys/class/infiniband/mlx5_0/device", "/sys/devices/pci5074:00/5074:00:00.0"),
         ("stat -c '%F %t:%T' /dev/infiniband/uverbs1", "character special file 1:3"),
         ("[ -d /sys/class/infiniband/mlx5_0 ] && [ -L /sys/class/infiniband/mlx5_0 ] && echo yes", "yes"),
-        ("[ -e /dev/infiniband/rdma_cm ] || echo no", "no"),
-        ("ls /dev/infiniband", "uverbs0\nuverbs1"),
+        ("stat -c '%F %t:%T' /dev/infiniband/rdma_cm", "character special file a:79"),
+        ("ls /dev/infiniband", "rdma_cm\nuverbs0\nuverbs1"),
         ("ls -lR /sys/class/infiniband/mlx5_0/ > /dev/null && echo fine", "fine"),
         ("while read line; do echo $line; done < /sys/class/infiniband/mlx5_0/fw_ver", "20.35.1012"),
     ] {
@@ -58,7 +58,7 @@ fn python_lists_and_reads_the_tree() {
     let output = fabric.start(&["python3", "-c", script]).program.succeed();
     assert_eq!(
         output,
-        "['mlx5_0']\n['uverbs0']\n/sys/devices/pci5074:00/5074:00:00.0/infiniband/mlx5_0\n\
+        "['mlx5_0']\n['rdma_cm', 'uverbs0']\n/sys/devices/pci5074:00/5074:00:00.0/infiniband/mlx5_0\n\
          ['/sys/class/infiniband/mlx5_0/ports/1/lid']\n0x15b3\nTrue\n"
     );
 }
@@ -69,7 +69,7 @@ const EXPORTED: &str = "_Exit __fxstat __fxstat64 __fxstatat __fxstatat64 __lxst
     canonicalize_file_name close close_range closedir closefrom dirfd dup dup2 dup3 eaccess euidaccess faccessat fcntl \
     fcntl64 fdopendir fopen fopen64 fstat fstat64 fstatat fstatat64 getxattr ibv_open_device ioctl lgetxattr listxattr \
     llistxattr lstat lstat64 mmap mmap64 open open64 openat openat64 opendir readdir readdir64 readdir64_r readdir_r \
-    readlink readlinkat realpath rewinddir scandir scandir64 seekdir socket stat stat64 statx telldir";
+    readlink readlinkat realpath rewinddir scandir scandir64 seekdir socket stat stat64 statx telldir write";
 
 #[test]
 fn the_library_exports_these_names_and_nothing_else() {

@@ -17,6 +17,7 @@ mod pingpong;
 mod processes;
 mod program;
 mod pyverbs;
+mod rdma_cm;
 mod rdma_core_56;
 mod tcp_port;
 mod wire;

@@ -44,7 +44,7 @@ static void files(void)
 	FAILS(open("/sys/class/infiniband/mlx5_0/node_type/x", O_RDONLY), ENOTDIR);
 	FAILS(open("/sys/class/infiniband/mlx5_7", O_RDONLY), ENOENT);
 	FAILS(open("/sys/class/infiniband_mad/abi_version", O_RDONLY), ENOENT);
-	FAILS(open("/dev/infiniband/rdma_cm", O_RDWR), ENOENT);
+	FAILS(open("/dev/infiniband/issm0", O_RDWR), ENOENT);
 	FAILS(open(CLASS, O_RDWR), EISDIR);
 	FAILS(open(DEVICE, O_RDONLY | O_NOFOLLOW), ELOOP);
 	CHECK(access(DEVICE, R_OK | X_OK) == 0);

@@ -48,8 +48,8 @@ struct Channel {
 
 /// One pipe, seen from the NIC.
 #[derive(Debug)]
-struct Pipe {
-    inode: u64,
+pub(super) struct Pipe {
+    pub(super) inode: u64,
     write: File,
     /// For taking unread events back.
     read: File,
@@ -57,7 +57,7 @@ struct Pipe {
 
 impl Pipe {
     /// Makes a pipe; the program's end comes back as a bare number, since the program will close it.
-    fn new() -> io::Result<(Self, RawFd)> {
+    pub(super) fn new() -> io::Result<(Self, RawFd)> {
         let mut ends = [0; 2];
         // SAFETY: `ends` has room for the two descriptors.
         if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
@@ -81,8 +81,18 @@ impl Pipe {
     }
 
     /// Writes one event whole or not at all (far below PIPE_BUF).
-    fn put(&mut self, event: &[u8]) -> bool {
+    pub(super) fn put(&mut self, event: &[u8]) -> bool {
         matches!(self.write.write(event), Ok(n) if n == event.len())
+    }
+
+    /// Takes up to `count` bytes back that nobody has read.
+    pub(super) fn take_back(&mut self, count: usize) {
+        let mut byte = [0];
+        for _ in 0..count {
+            if !matches!(self.read.read(&mut byte), Ok(1)) {
+                break;
+            }
+        }
     }
 
     /// Takes out the unread events that `gone` picks; the others keep their order. Returns how many it took.
@@ -260,7 +270,7 @@ fn open_pipes() -> Option<BTreeMap<u64, usize>> {
 }
 
 /// Inode of the pipe that a descriptor reads.
-fn pipe_inode(fd: RawFd) -> Option<u64> {
+pub(super) fn pipe_inode(fd: RawFd) -> Option<u64> {
     let metadata = std::fs::metadata(format!("/proc/self/fd/{fd}")).ok()?;
     (metadata.mode() & libc::S_IFMT == libc::S_IFIFO).then(|| metadata.ino())
 }

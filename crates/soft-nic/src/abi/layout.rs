@@ -1,7 +1,7 @@
 //! Byte offsets of the uverbs and mlx5 command structs, restated.
 //!
 //! Sources: Linux UAPI headers `rdma/rdma_user_ioctl_cmds.h`, `rdma/ib_user_verbs.h`, `rdma/ib_user_ioctl_verbs.h`,
-//! `rdma/mlx5-abi.h` (Linux 6.1). All fields are native-endian except GUIDs and GIDs. Only fields that the NIC reads or
+//! `rdma/mlx5-abi.h`, `rdma/rdma_user_cm.h` (Linux 6.1). All fields are native-endian except GUIDs and GIDs. Only fields that the NIC reads or
 //! fills are named; the test compiles every line here against those headers.
 
 /// One C struct: its size, and the offset of each field that is used.
@@ -215,6 +215,93 @@ layouts! {
     create_ah_resp = "struct ib_uverbs_create_ah_resp", 4 { AH_HANDLE = "ah_handle" at 0 }
     /// `mlx5_ib` part of CREATE_AH's answer.
     mlx5_create_ah_resp = "struct mlx5_ib_create_ah_resp", 16 { RESPONSE_LENGTH = "response_length" at 0, DMAC = "dmac" at 4 }
+    /// Header of every write to `/dev/infiniband/rdma_cm`; the command follows.
+    ucm_hdr = "struct rdma_ucm_cmd_hdr", 8 { CMD = "cmd" at 0, IN = "in" at 4, OUT = "out" at 6 }
+    /// CREATE_ID.
+    ucm_create_id = "struct rdma_ucm_create_id", 24 { UID = "uid" at 0, RESPONSE = "response" at 8, PS = "ps" at 16, QP_TYPE = "qp_type" at 18 }
+    /// DESTROY_ID, and LEAVE_MCAST.
+    ucm_destroy_id = "struct rdma_ucm_destroy_id", 16 { RESPONSE = "response" at 0, ID = "id" at 8 }
+    /// BIND_IP.
+    ucm_bind_ip = "struct rdma_ucm_bind_ip", 40 { ADDR = "addr" at 8, ID = "id" at 36 }
+    /// BIND.
+    ucm_bind = "struct rdma_ucm_bind", 136 { ID = "id" at 0, ADDR_SIZE = "addr_size" at 4, RESERVED = "reserved" at 6, ADDR = "addr" at 8 }
+    /// RESOLVE_IP.
+    ucm_resolve_ip = "struct rdma_ucm_resolve_ip", 64 { SRC = "src_addr" at 0, DST = "dst_addr" at 28, ID = "id" at 56 }
+    /// RESOLVE_ADDR.
+    ucm_resolve_addr = "struct rdma_ucm_resolve_addr", 272 {
+        ID = "id" at 0, SRC_SIZE = "src_size" at 8, DST_SIZE = "dst_size" at 10, RESERVED = "reserved" at 12, SRC = "src_addr" at 16, DST = "dst_addr" at 144,
+    }
+    /// RESOLVE_ROUTE.
+    ucm_resolve_route = "struct rdma_ucm_resolve_route", 8 { ID = "id" at 0, TIMEOUT_MS = "timeout_ms" at 4 }
+    /// QUERY_ROUTE and QUERY.
+    ucm_query = "struct rdma_ucm_query", 16 { RESPONSE = "response" at 0, ID = "id" at 8, OPTION = "option" at 12 }
+    /// A path, in an answer to QUERY_ROUTE.
+    user_path_rec = "struct ib_user_path_rec", 64 {
+        DGID = "dgid" at 0, SGID = "sgid" at 16, DLID = "dlid" at 32, SLID = "slid" at 34, FLOW_LABEL = "flow_label" at 40, REVERSIBLE = "reversible" at 44,
+        MTU = "mtu" at 48, PKEY = "pkey" at 52, HOP_LIMIT = "hop_limit" at 54, TRAFFIC_CLASS = "traffic_class" at 55, NUMB_PATH = "numb_path" at 56,
+        MTU_SELECTOR = "mtu_selector" at 58, RATE_SELECTOR = "rate_selector" at 59, RATE = "rate" at 60,
+        LIFE_TIME_SELECTOR = "packet_life_time_selector" at 61, LIFE_TIME = "packet_life_time" at 62,
+    }
+    /// Answer to QUERY_ROUTE.
+    ucm_query_route_resp = "struct rdma_ucm_query_route_resp", 208 {
+        NODE_GUID = "node_guid" at 0, IB_ROUTE = "ib_route" at 8, SRC = "src_addr" at 136, DST = "dst_addr" at 164, NUM_PATHS = "num_paths" at 192,
+        PORT_NUM = "port_num" at 196, IBDEV_INDEX = "ibdev_index" at 200,
+    }
+    /// Answer to QUERY for addresses and GIDs.
+    ucm_query_addr_resp = "struct rdma_ucm_query_addr_resp", 280 {
+        NODE_GUID = "node_guid" at 0, PORT_NUM = "port_num" at 8, PKEY = "pkey" at 10, SRC_SIZE = "src_size" at 12, DST_SIZE = "dst_size" at 14,
+        SRC = "src_addr" at 16, DST = "dst_addr" at 144, IBDEV_INDEX = "ibdev_index" at 272,
+    }
+    /// Answer to QUERY for paths; they follow.
+    ucm_query_path_resp = "struct rdma_ucm_query_path_resp", 8 { NUM_PATHS = "num_paths" at 0 }
+    /// One of these paths.
+    path_rec_data = "struct ib_path_rec_data", 72 { FLAGS = "flags" at 0, PATH_REC = "path_rec" at 8 }
+    /// What a connection is to be.
+    ucm_conn_param = "struct rdma_ucm_conn_param", 272 {
+        QP_NUM = "qp_num" at 0, QKEY = "qkey" at 4, PRIVATE_DATA = "private_data" at 8, PRIVATE_DATA_LEN = "private_data_len" at 264, SRQ = "srq" at 265,
+        RESPONDER_RESOURCES = "responder_resources" at 266, INITIATOR_DEPTH = "initiator_depth" at 267, FLOW_CONTROL = "flow_control" at 268,
+        RETRY_COUNT = "retry_count" at 269, RNR_RETRY_COUNT = "rnr_retry_count" at 270, VALID = "valid" at 271,
+    }
+    /// What a datagram service has.
+    ucm_ud_param = "struct rdma_ucm_ud_param", 304 {
+        QP_NUM = "qp_num" at 0, QKEY = "qkey" at 4, AH_ATTR = "ah_attr" at 8, PRIVATE_DATA = "private_data" at 40, PRIVATE_DATA_LEN = "private_data_len" at 296,
+    }
+    /// CONNECT.
+    ucm_connect = "struct rdma_ucm_connect", 288 { CONN_PARAM = "conn_param" at 0, ID = "id" at 272 }
+    /// LISTEN.
+    ucm_listen = "struct rdma_ucm_listen", 8 { ID = "id" at 0, BACKLOG = "backlog" at 4 }
+    /// ACCEPT.
+    ucm_accept = "struct rdma_ucm_accept", 296 { UID = "uid" at 0, CONN_PARAM = "conn_param" at 8, ID = "id" at 280 }
+    /// REJECT.
+    ucm_reject = "struct rdma_ucm_reject", 264 { ID = "id" at 0, PRIVATE_DATA_LEN = "private_data_len" at 4, REASON = "reason" at 5, PRIVATE_DATA = "private_data" at 8 }
+    /// INIT_QP_ATTR.
+    ucm_init_qp_attr = "struct rdma_ucm_init_qp_attr", 16 { RESPONSE = "response" at 0, ID = "id" at 8, QP_STATE = "qp_state" at 12 }
+    /// NOTIFY.
+    ucm_notify = "struct rdma_ucm_notify", 8 { ID = "id" at 0, EVENT = "event" at 4 }
+    /// An event, the answer to GET_EVENT.
+    ucm_event_resp = "struct rdma_ucm_event_resp", 336 {
+        UID = "uid" at 0, ID = "id" at 8, EVENT = "event" at 12, STATUS = "status" at 16, PARAM = "param" at 20, RESERVED = "reserved" at 324,
+    }
+    /// SET_OPTION.
+    ucm_set_option = "struct rdma_ucm_set_option", 24 { OPTVAL = "optval" at 0, ID = "id" at 8, LEVEL = "level" at 12, OPTNAME = "optname" at 16, OPTLEN = "optlen" at 20 }
+    /// MIGRATE_ID.
+    ucm_migrate_id = "struct rdma_ucm_migrate_id", 16 { RESPONSE = "response" at 0, ID = "id" at 8, FD = "fd" at 12 }
+    /// JOIN_IP_MCAST.
+    ucm_join_ip_mcast = "struct rdma_ucm_join_ip_mcast", 48 { ID = "id" at 44 }
+    /// JOIN_MCAST.
+    ucm_join_mcast = "struct rdma_ucm_join_mcast", 152 { ID = "id" at 16 }
+    /// Attributes of a QP, the answer to INIT_QP_ATTR.
+    uverbs_qp_attr = "struct ib_uverbs_qp_attr", 144 {
+        MASK = "qp_attr_mask" at 0, STATE = "qp_state" at 4, PATH_MTU = "path_mtu" at 12, QKEY = "qkey" at 20, RQ_PSN = "rq_psn" at 24, SQ_PSN = "sq_psn" at 28,
+        DEST_QP_NUM = "dest_qp_num" at 32, ACCESS_FLAGS = "qp_access_flags" at 36, AH_ATTR = "ah_attr" at 40, PKEY_INDEX = "pkey_index" at 124,
+        MAX_RD_ATOMIC = "max_rd_atomic" at 130, MAX_DEST_RD_ATOMIC = "max_dest_rd_atomic" at 131, MIN_RNR_TIMER = "min_rnr_timer" at 132,
+        PORT_NUM = "port_num" at 133, TIMEOUT = "timeout" at 134, RETRY_CNT = "retry_cnt" at 135, RNR_RETRY = "rnr_retry" at 136,
+    }
+    /// An address vector as the kernel writes it.
+    uverbs_ah_attr = "struct ib_uverbs_ah_attr", 32 {
+        DGID = "grh.dgid" at 0, FLOW_LABEL = "grh.flow_label" at 16, SGID_INDEX = "grh.sgid_index" at 20, HOP_LIMIT = "grh.hop_limit" at 21,
+        TRAFFIC_CLASS = "grh.traffic_class" at 22, SL = "sl" at 26, IS_GLOBAL = "is_global" at 29, PORT_NUM = "port_num" at 30,
+    }
     /// The clock page that turns completion timestamps into wall-clock time.
     clock_info = "struct mlx5_ib_clock_info", 56 {
         SIGN = "sign" at 0, NSEC = "nsec" at 8, CYCLES = "cycles" at 16, FRAC = "frac" at 24, MULT = "mult" at 32, SHIFT = "shift" at 36,
@@ -312,7 +399,13 @@ mod tests {
     /// The headers of the system are the golden source: a C compiler checks every size and offset of this file.
     #[test]
     fn every_offset_equals_the_one_in_the_kernel_headers() {
-        let headers = ["rdma_user_ioctl_cmds.h", "ib_user_verbs.h", "ib_user_ioctl_verbs.h", "mlx5-abi.h"];
+        let headers = [
+            "rdma_user_ioctl_cmds.h",
+            "ib_user_verbs.h",
+            "ib_user_ioctl_verbs.h",
+            "mlx5-abi.h",
+            "rdma_user_cm.h",
+        ];
         for header in headers {
             measure::need!(
                 std::fs::metadata(format!("/usr/include/rdma/{header}")),

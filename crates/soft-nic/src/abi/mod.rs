@@ -3,7 +3,7 @@
 //! [`sysfs`] and [`tree`] are what a program finds; [`attributes`] is how a command is encoded, [`server`] the table of
 //! methods and the dispatch, and then one file a command family. Every value comes from the program and is checked
 //! before use; what a command means is the device's to say ([`commands`]). [`process`] puts the parts of one process
-//! together, and [`control`] is how `softnic ctl` talks to it.
+//! together, [`rdma_cm`] is the connection manager's device, and [`control`] is how `softnic ctl` talks to it.
 
 mod ah;
 pub mod attributes;
@@ -17,6 +17,7 @@ mod layout;
 mod mr;
 pub mod process;
 mod qp;
+pub mod rdma_cm;
 pub mod server;
 mod srq;
 pub mod sysfs;

@@ -5,6 +5,7 @@
 //! blocked in it, so the program's handlers never run there.
 
 use std::cell::Cell;
+use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +17,7 @@ use roce::Now;
 use super::commands::{Answer, Commands};
 use super::control::{self, Talking};
 use super::events::Events;
+use super::rdma_cm::{self, Manager};
 use super::server::{Server, log};
 use super::sysfs::Machine;
 use crate::config::Config;
@@ -115,12 +117,13 @@ impl Process {
             ..LinkConfig::default()
         };
         let link = Link::join(link_config)?;
-        let (waker, ear) = (link.waker(), link.ear());
+        let (waker, ear, seat) = (link.waker(), link.ear(), link.mad_seat());
         let events = Events::default();
         let now = Now(system::monotonic_ns());
         let mut nic = Nic::new(&config, memory, link, Box::new(events.clone()), Box::new(Stderr), now);
         nic.excuse(Box::new(OwnThreads::without(THREAD_NAME)));
         let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
+        server.manager.get_or_init(|| Manager::new(server.devices.clone(), seat, Box::new(memory)));
         let shared = Arc::new(Control::default());
         let thread = {
             let (server, shared) = (server.clone(), shared.clone());
@@ -147,6 +150,24 @@ impl Process {
         drop(announced);
         self.waker.wake();
         answer
+    }
+
+    /// Opens the connection manager's device: the number of the open file, and the program's descriptor.
+    pub fn open_manager(&self) -> Answer<(u32, RawFd)> {
+        self.manager().open(|attend| {
+            let _blocked = BlockedSignals::new();
+            std::thread::Builder::new().name(rdma_cm::THREAD_NAME.to_owned()).spawn(attend).map(|_| ())
+        })
+    }
+
+    fn manager(&self) -> &Manager {
+        self.server.manager.get().expect("made with the process")
+    }
+
+    /// Runs something of the connection manager.
+    pub fn manage<T>(&self, run: impl FnOnce(&Manager) -> T) -> T {
+        let _faults = UnblockedFaults::new();
+        run(self.manager())
     }
 
     /// One round of the NIC on the program's own time. Returns the time it took, ns.
@@ -195,6 +216,7 @@ impl Process {
             return None;
         }
         let _faults = UnblockedFaults::new();
+        self.manager().end();
         self.shared.stop.store(true, Ordering::Release);
         let deadline = Instant::now() + PATIENCE;
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -225,7 +247,7 @@ fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant) -> Repo
             while nic.poll(Now(system::monotonic_ns())) > 0 && Instant::now() < deadline {}
         }));
         if flushed.is_ok() {
-            report.counters = counters(&mut nic);
+            report.counters = counters(server, &mut nic);
             report.changes = nic.changes().to_vec();
         }
     }
@@ -233,7 +255,7 @@ fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant) -> Repo
 }
 
 /// Every counter of the device and of the link, by the names of the stats line.
-pub(super) fn counters(nic: &mut Nic<Host>) -> Vec<(&'static str, u64)> {
+pub(super) fn counters(server: &Server<Nic<Host>>, nic: &mut Nic<Host>) -> Vec<(&'static str, u64)> {
     let link = nic.link().counters();
     let wire = wire_counters(nic);
     let device = nic.counters().fields();
@@ -253,6 +275,7 @@ pub(super) fn counters(nic: &mut Nic<Host>) -> Vec<(&'static str, u64)> {
             ("link_sleeps", link.sleeps),
         ])
         .chain(wire)
+        .chain(server.manager.get().map(Manager::counters).unwrap_or_default())
         .collect()
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::attributes::{Command, Kind, Method, bytes, may, must, refuse};
 use super::clock::Clock;
@@ -18,6 +18,7 @@ use super::layout::{
     create_cq, create_qp, destroy_cq_resp, destroy_qp_resp, destroy_srq_resp, mlx5_create_srq, qp_cap,
     query_port_resp,
 };
+use super::rdma_cm::Manager;
 use super::sysfs::Machine;
 use super::uar::Uar;
 use super::{ah, cq, device, mr, qp, srq, uar, write};
@@ -350,6 +351,8 @@ pub struct Server<D> {
     pub(super) machine: Machine,
     pub(super) devices: Vec<DeviceConfig>,
     pub(super) memory: Box<dyn Memory + Sync>,
+    /// The connection manager, where there is one.
+    pub(super) manager: OnceLock<Manager>,
     refused: Mutex<BTreeMap<String, u64>>,
 }
 
@@ -367,7 +370,8 @@ impl<D: Commands> Server<D> {
         let devices = (0..config.devices).map(|index| DeviceConfig::new(config, index)).collect();
         let nic = Shared { nic: Mutex::new(Some(nic)), waiting: AtomicU32::new(0) };
         let refused = Mutex::default();
-        Ok(Self { nic, events, clock: Clock::new()?, machine, devices, memory, refused })
+        let manager = OnceLock::new();
+        Ok(Self { nic, events, clock: Clock::new()?, machine, devices, memory, manager, refused })
     }
 
     /// Answers the verbs ioctl whose header is at `address`; the error is what the program's `errno` gets.

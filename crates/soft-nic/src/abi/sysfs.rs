@@ -2,9 +2,9 @@
 //! UCX, NCCL and hwloc read.
 //!
 //! Formats follow Linux `Documentation/ABI/stable/sysfs-class-infiniband` and `Documentation/ABI/testing/sysfs-bus-pci`.
-//! Left out: counters (the NIC's own go to the stats file), `infiniband_mad`, `rdma_cm`, `/sys/bus/pci/devices` listings.
+//! Left out: counters (the NIC's own go to the stats file), `infiniband_mad`, `/sys/bus/pci/devices` listings.
 
-use super::tree::{COMMAND_DEVICE, Node, PortFile, Tree};
+use super::tree::{COMMAND_DEVICE, MANAGER_DEVICE, Node, PortFile, Tree};
 use crate::config::{Config, LinkLayer};
 use crate::device::model::{DeviceConfig, GidKind, PCI_VENDOR};
 
@@ -12,8 +12,12 @@ use crate::device::model::{DeviceConfig, GidKind, PCI_VENDOR};
 const PCI_ROOT: &str = "/sys/devices/pci5074:00";
 /// Part of every path of the tree that holds no "infiniband".
 pub const PCI_MARK: &str = "5074:00";
-/// Part of every other path of the tree, and of a few foreign ones.
+/// Part of the others but the connection manager's, and of a few foreign ones.
 pub const CLASS_MARK: &str = "infiniband";
+/// Part of the paths of the connection manager.
+pub const MANAGER_MARK: &str = "rdma_cm";
+/// Version of the connection manager's commands, `RDMA_USER_CM_ABI_VERSION`.
+const MANAGER_ABI: &str = "4";
 /// Entries of a port's P_Key table.
 pub const PKEY_TABLE_LENGTH: u16 = 1;
 
@@ -52,6 +56,12 @@ pub fn build(config: &Config, machine: &Machine) -> Tree {
     tree.insert("/sys/class/infiniband", Node::Directory);
     for index in 0..config.devices {
         device(&mut tree, index, &DeviceConfig::new(config, index), machine);
+    }
+    if config.devices > 0 {
+        let (major, minor) = MANAGER_DEVICE;
+        tree.value("/sys/class/misc/rdma_cm/abi_version", MANAGER_ABI);
+        tree.value("/sys/class/misc/rdma_cm/dev", format!("{major}:{minor}"));
+        tree.insert("/dev/infiniband/rdma_cm", Node::Manager);
     }
     tree
 }
@@ -286,6 +296,8 @@ mod tests {
             (format!("{ib}/ports/1/gids/7"), "0000:0000:0000:0000:0000:0000:0000:0000"),
             (format!("{ib}/ports/1/gid_attrs/types/0"), "IB/RoCE v1"),
             ("/sys/bus/pci/devices/5074:00:00.0/device".to_owned(), "0x101b"),
+            ("/sys/class/misc/rdma_cm/abi_version".to_owned(), "4"),
+            ("/sys/class/misc/rdma_cm/dev".to_owned(), "10:121"),
         ] {
             assert_eq!(read(&tree, &path), value, "{path}");
         }
@@ -326,7 +338,7 @@ mod tests {
         for devices in [1, 8] {
             let tree = build(&Config { devices, ..Config::default() }, &machine());
             assert_eq!(tree.children("/sys/class/infiniband").count(), usize::from(devices));
-            assert_eq!(tree.children("/dev/infiniband").count(), usize::from(devices));
+            assert_eq!(tree.children("/dev/infiniband").count(), usize::from(devices) + 1);
         }
     }
 
@@ -335,9 +347,9 @@ mod tests {
         let tree =
             build(&Config { devices: 2, link_layer: LinkLayer::Roce, ..Config::default() }, &machine());
         for path in tree.paths() {
-            assert!(path.contains(PCI_MARK) || path.contains(CLASS_MARK), "{path}");
+            let marks = [PCI_MARK, CLASS_MARK, MANAGER_MARK];
+            assert!(marks.into_iter().any(|mark| path.contains(mark)), "{path}");
         }
-        assert!("/sys/class/misc/rdma_cm/abi_version".contains("rdma_cm"));
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub enum Node {
     Link(String),
     /// `/dev/infiniband/uverbsN` of this device index.
     Device(u8),
+    /// `/dev/infiniband/rdma_cm`.
+    Manager,
 }
 
 /// Files that follow a port.
@@ -123,7 +125,7 @@ impl Tree {
         while let Some(name) = names.pop() {
             match (name.as_str(), self.nodes.get(&at)) {
                 ("", _) => continue,
-                (_, Some(Node::File(_) | Node::Port(..) | Node::Device(_))) => {
+                (_, Some(Node::File(_) | Node::Port(..) | Node::Device(_) | Node::Manager)) => {
                     return Lookup::Missing(libc::ENOTDIR);
                 }
                 (".", _) => continue,
@@ -171,9 +173,13 @@ impl Tree {
             Node::File(content) => (libc::S_IFREG | 0o444, content.len().max(4096) as u64),
             Node::Port(..) => (libc::S_IFREG | 0o444, 4096),
             Node::Link(target) => (libc::S_IFLNK | 0o777, target.len() as u64),
-            Node::Device(_) => (libc::S_IFCHR | 0o666, 0),
+            Node::Device(_) | Node::Manager => (libc::S_IFCHR | 0o666, 0),
         };
-        let device = if matches!(node, Node::Device(_)) { COMMAND_DEVICE } else { (0, 0) };
+        let device = match node {
+            Node::Device(_) => COMMAND_DEVICE,
+            Node::Manager => MANAGER_DEVICE,
+            Node::Directory | Node::File(_) | Node::Link(_) | Node::Port(..) => (0, 0),
+        };
         Attributes { mode, inode: inode(path), size, device, time: TIME }
     }
 }
@@ -181,6 +187,10 @@ impl Tree {
 /// Device number of every uverbs node: that of `/dev/null`, which the command file descriptor really is, so that
 /// `fstat` of it is true without interposition.
 pub const COMMAND_DEVICE: (u32, u32) = (1, 3);
+
+/// Device number of the connection manager's node: a miscellaneous device. What the program gets is a pipe, so `fstat` of it is
+/// answered by the interposer.
+pub const MANAGER_DEVICE: (u32, u32) = (10, 121);
 
 /// FNV-1a of the path: stable across processes, and never 0.
 fn inode(path: &str) -> u64 {

@@ -10,6 +10,7 @@ mod forks;
 mod guard;
 mod host;
 mod interfaces;
+pub mod mailbox;
 mod peer;
 mod registers;
 mod shared;

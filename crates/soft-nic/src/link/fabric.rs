@@ -13,10 +13,12 @@
 //!           64   pid, generation, start time, address of the cookie, cookie, descriptor of the directory + 1
 //!           128  channels that this slot published: 128 words, descriptor + 1 and the receiver's generation
 //!           1152 UDP ports of this slot's process: 16 words, an address folded to 48 bits and the port there
+//!           1280 services that its connection manager listens to: 64 words, see `services`
 //! ```
 //! A slot belongs to its process until the process ends; who joins next takes it back. QPNs carry the slot, so slots are
 //! given out in turn: an old QPN must not name a new process's queue.
 
+mod services;
 mod visit;
 
 use std::io;
@@ -26,6 +28,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
+pub use services::{ServiceError, ServiceWord};
 pub use visit::{Seat, Visit};
 
 use super::record;
@@ -56,6 +59,7 @@ mod at {
     pub const DESCRIPTOR: usize = 96;
     pub const CHANNELS: usize = 128;
     pub const PORTS: usize = 1152;
+    pub const SERVICES: usize = 1280;
     pub const LEN: usize = SLOTS + super::SLOTS * SLOT_BYTES;
 }
 
@@ -542,6 +546,9 @@ fn sit_down(fd: &OwnedFd, directory: &SharedMemory, cookie: &AtomicU64) -> Optio
     }
     for to in 0..SLOTS {
         directory.word(base + at::CHANNELS + 8 * to).store(0, Ordering::Release);
+    }
+    for index in 0..services::COUNT {
+        directory.word(base + at::SERVICES + 8 * index).store(0, Ordering::Release);
     }
     let pid = std::process::id();
     let start = start_time(pid)?;

@@ -13,6 +13,7 @@ mod idle;
 mod inbound;
 mod loan;
 mod loopback;
+pub mod mads;
 mod peers;
 mod receive;
 mod record;
@@ -32,7 +33,7 @@ use roce::{Now, Packet};
 use crate::dma::{Ear, Fault, Host, Segment};
 use capture::Captured;
 use fabric::Fabric;
-pub use fabric::{FabricError, SLOTS, Seat, Visit};
+pub use fabric::{FabricError, SLOTS, Seat, ServiceError, Visit};
 pub use idle::{IdleClock, IdlePolicy, IdleTimes, Pause, SystemClock};
 pub use inbound::{CopyError, Disposition, Inbound, Message};
 pub use loan::{Loan, TakenBack};
@@ -316,6 +317,11 @@ impl Link {
     /// What wakes this link's [`Link::sleep`] from another thread.
     pub fn waker(&self) -> Waker {
         Waker { fabric: Arc::clone(&self.fabric) }
+    }
+
+    /// This seat's right to send and receive MADs.
+    pub fn mad_seat(&self) -> mads::MadSeat {
+        mads::MadSeat::new(Arc::clone(&self.fabric))
     }
 
     /// Takes the call of a `softnic ctl`, if there is one: who wants this process to talk to it.

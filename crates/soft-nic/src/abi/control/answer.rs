@@ -24,7 +24,7 @@ pub(super) fn answer(server: &Server<Nic<Host>>, request: &Request) -> Answer {
         Request::Capture { .. } => Err("a capture is more than one answer".to_owned()),
         Request::Status => Ok(status(&nic)),
         Request::Counters => {
-            let counters = process::counters(&mut nic);
+            let counters = process::counters(server, &mut nic);
             Ok(counters.into_iter().map(|(name, value)| (name.to_owned(), value.to_string())).collect())
         }
     }

@@ -1,0 +1,130 @@
+//! Open files of the connection manager: opened, written to, closed.
+
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use soft_nic::abi::commands::Answer;
+use soft_nic::abi::server::{log, log_enabled};
+
+use super::nic::{self, guarded};
+use super::raw::{self, fail, syscall};
+use super::table::{self, Entry};
+
+/// Where the device is.
+pub const PATH: &str = "/dev/infiniband/rdma_cm";
+
+/// How many descriptors name each open file.
+static DESCRIPTORS: Mutex<BTreeMap<u32, u32>> = Mutex::new(BTreeMap::new());
+
+fn descriptors() -> MutexGuard<'static, BTreeMap<u32, u32>> {
+    DESCRIPTORS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn errno<T>(answer: Answer<T>) -> Result<T, c_int> {
+    answer.map_err(|refused| {
+        if log_enabled() {
+            log(&format!("rdma_cm: {refused}"));
+        }
+        refused.errno
+    })
+}
+
+/// Opens the device; the descriptor is the end of a pipe that holds a byte for each event.
+pub fn open(flags: c_int) -> c_int {
+    let opened = guarded(|| {
+        let nic = nic::get_or_make()?;
+        let (number, fd) = errno(nic.process.open_manager())?;
+        // SAFETY: a descriptor that the program gets next, and plain numbers.
+        unsafe { syscall!(SYS_fcntl, fd, libc::F_SETFL, flags & libc::O_NONBLOCK) };
+        let close_on_exec = if flags & libc::O_CLOEXEC != 0 { libc::FD_CLOEXEC } else { 0 };
+        // SAFETY: as above.
+        unsafe { syscall!(SYS_fcntl, fd, libc::F_SETFD, close_on_exec) };
+        descriptors().insert(number, 1);
+        if table::set(fd, Entry::Manager(number)) {
+            return Ok(fd);
+        }
+        release(number);
+        raw::close(fd);
+        Err(libc::EMFILE)
+    });
+    opened.unwrap_or_else(fail)
+}
+
+/// A descriptor of this file was closed.
+pub fn release(number: u32) {
+    let Some(nic) = nic::get() else { return };
+    let last = match descriptors().get_mut(&number) {
+        Some(count) => {
+            *count = count.saturating_sub(1);
+            *count == 0
+        }
+        None => false,
+    };
+    if last {
+        descriptors().remove(&number);
+        let _ = guarded(|| {
+            nic.process.manage(|manager| manager.close(number));
+            Ok(())
+        });
+    }
+}
+
+/// A descriptor of this file was duplicated.
+pub fn retain(number: u32) {
+    if let Some(count) = descriptors().get_mut(&number) {
+        *count += 1;
+    }
+}
+
+/// Which open file a descriptor is.
+fn file_of(fd: c_int) -> Option<u32> {
+    match table::verified(fd) {
+        Entry::Manager(number) => Some(number),
+        Entry::Foreign | Entry::Command(_) | Entry::Directory(_) | Entry::Inherited => None,
+    }
+}
+
+/// Ends a call's hold on an open file.
+struct Release(u32);
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        release(self.0);
+    }
+}
+
+/// A command.
+pub fn write(number: u32, fd: c_int, address: u64, len: usize) -> isize {
+    let written = guarded(|| {
+        let process = &nic::get().ok_or(libc::EIO)?.process;
+        let call = process.manage(|manager| {
+            if manager.is_file(number, fd) { errno(manager.read(address, len)) } else { Err(libc::EBADF) }
+        })?;
+        if !call.is_get_event() {
+            process.manage(|manager| errno(manager.run_call(number, &call, &file_of)))?;
+            return Ok(call.written());
+        }
+        errno(call.check_get_event())?;
+        // As in a kernel, an open file lives as long as a call is in it: another thread may close its last descriptor meanwhile.
+        retain(number);
+        let _open = Release(number);
+        loop {
+            // The event's byte: the kernel waits, or does not, as the program told its descriptor, and signals come through.
+            let mut byte = 0_u8;
+            // SAFETY: room for the one byte that is asked for.
+            match unsafe { syscall!(SYS_read, fd, &raw mut byte, 1) } {
+                1 => {}
+                0 => return Err(libc::EIO),
+                _ => return Err(raw::errno()),
+            }
+            if process.manage(|manager| errno(manager.get_event(number, &call)))? {
+                return Ok(call.written());
+            }
+        }
+    });
+    match written {
+        Ok(len) => len as isize,
+        Err(errno) => fail(errno) as isize,
+    }
+}

@@ -1,0 +1,189 @@
+//! The connection manager under unmodified programs: librdmacm and what the distribution ships with it, and perftest's `-R`.
+//!
+//! A server is ready when its NIC says, under `SOFTNIC_LOG=1`, that it listens: nothing else shows it from outside.
+
+use std::time::Duration;
+
+use crate::c_program::compile;
+use crate::fabric::{Fabric, Finished, Layer, OnNic, Pair};
+use crate::program::{find, within};
+use crate::tcp_port;
+
+/// The address that every device 0 has.
+const ADDRESS: &str = "127.0.0.1";
+/// What the NIC logs of a listening server.
+const LISTENS: &str = "rdma_cm LISTEN -> ()";
+
+fn fabric() -> Fabric {
+    Fabric::new(Layer::Roce).with_environment("SOFTNIC_LOG", "1")
+}
+
+/// Starts a server and waits until it listens.
+fn server(fabric: &Fabric, command: &[&str]) -> OnNic {
+    let mut server = fabric.start(command);
+    let listens = within(Duration::from_secs(30), || {
+        server.program.output().contains(LISTENS) || server.program.exited().is_some()
+    });
+    assert!(
+        listens && server.program.exited().is_none(),
+        "{}\n{}",
+        server.program.ending(),
+        server.program.tail()
+    );
+    server
+}
+
+/// A server and its client, both to a good end.
+fn pair(server_command: &[&str], client_command: &[&str]) -> Finished {
+    let fabric = fabric();
+    let server = server(&fabric, server_command);
+    let pair = Pair::of(server, fabric.start(client_command));
+    let finished = pair.finish_on_distribution();
+    for side in [&finished.server, &finished.client] {
+        let count = |name| side.counters.value(name);
+        assert!(count("cm_sent") > 0 && count("cm_taken") > 0, "{:?}", side.counters);
+        for trouble in ["cm_malformed", "cm_no_connection", "cm_full", "cm_repeated"] {
+            assert_eq!(count(trouble), 0, "{trouble}: {}", side.output);
+        }
+    }
+    finished
+}
+
+/// The programs of rdmacm-utils, or why there are none.
+fn utilities(name: &str) -> Result<(), String> {
+    find(name).map(drop).map_err(|why| format!("{why} (package rdmacm-utils)"))
+}
+
+#[test]
+fn rping_verifies_what_it_gets_in_every_size() {
+    measure::need!(utilities("rping"), "rping");
+    for (count, bytes) in [("10", "64"), ("20", "16384"), ("5", "65535")] {
+        let port = tcp_port::unused().to_string();
+        let common = ["-a", ADDRESS, "-p", &port, "-C", count, "-S", bytes, "-v", "-V"];
+        let command = |side| [&["rping", side][..], &common].concat();
+        let finished = pair(&command("-s"), &command("-c"));
+        let pings = finished.client.output.matches("\nping data: rdma-ping-").count();
+        assert_eq!(pings.to_string(), count, "{}", finished.client.output);
+        assert!(!finished.client.output.contains("mismatch"), "{}", finished.client.output);
+        // Each round the client SENDs twice, and the server READs once and WRITEs once.
+        let rounds: u64 = count.parse().unwrap();
+        assert_eq!(finished.server.counters.posted().get("read"), Some(&rounds));
+        assert_eq!(finished.server.counters.posted().get("write"), Some(&rounds));
+    }
+}
+
+#[test]
+fn ucmatose_makes_many_connections_at_once() {
+    measure::need!(utilities("ucmatose"), "ucmatose");
+    let port = tcp_port::unused().to_string();
+    let common = ["-c", "40", "-C", "10", "-S", "500", "-p", &port];
+    let finished = pair(
+        &[&["ucmatose", "-b", ADDRESS][..], &common].concat(),
+        &[&["ucmatose", "-s", ADDRESS][..], &common].concat(),
+    );
+    for side in [&finished.server, &finished.client] {
+        assert!(side.output.contains("return status 0"), "{}", side.output);
+        assert_eq!(side.counters.posted().get("send"), Some(&400));
+    }
+}
+
+#[test]
+fn udaddy_finds_datagram_services_by_their_port() {
+    measure::need!(utilities("udaddy"), "udaddy");
+    // Its port is always 7174; `-p` is the port space.
+    let common = ["-c", "5", "-C", "10"];
+    let finished = pair(
+        &[&["udaddy", "-b", ADDRESS][..], &common].concat(),
+        &[&["udaddy", "-s", ADDRESS][..], &common].concat(),
+    );
+    assert!(finished.client.output.contains("return status 0"), "{}", finished.client.output);
+    assert_eq!(finished.server.counters.executed(), 50);
+}
+
+#[test]
+fn rdma_server_and_rdma_client_meet() {
+    measure::need!(utilities("rdma_server"), "rdma_server");
+    let port = tcp_port::unused().to_string();
+    let finished = pair(&["rdma_server", "-p", &port], &["rdma_client", "-s", ADDRESS, "-p", &port]);
+    assert!(finished.server.output.contains("rdma_server: end 0"), "{}", finished.server.output);
+    assert!(finished.client.output.contains("rdma_client: end 0"), "{}", finished.client.output);
+}
+
+/// Between its two connections a perftest server has no listener for some microseconds, or, where it lacks a core, for longer;
+/// a client that comes just then is refused and does not try again. Such a run says nothing, and is made again.
+const ATTEMPTS: usize = 5;
+
+#[test]
+fn perftest_connects_by_the_connection_manager() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    for (program, kind, count) in [("ib_write_bw", "write", 200), ("ib_send_lat", "send", 100)] {
+        let count_text = count.to_string();
+        let run = || {
+            let fabric = fabric();
+            let port = tcp_port::unused().to_string();
+            let command = [program, "-R", "-F", "-d", "mlx5_0", "-n", &count_text, "-p", &port];
+            let server = server(&fabric, &command);
+            let mut pair = Pair::of(server, fabric.start(&[&command[..], &[ADDRESS]].concat()));
+            let ended = within(Duration::from_secs(60), || pair.client.program.exited().is_some());
+            let refused = pair.client.program.output().contains("RDMA_CM_EVENT_REJECTED; error: 8");
+            (!(ended && refused)).then(|| pair.finish_on_distribution())
+        };
+        let finished =
+            (0..ATTEMPTS).find_map(|_| run()).expect("a client that does not come between two listeners");
+        assert!(finished.client.output.contains("Data ex. method : rdma_cm"), "{}", finished.client.output);
+        let posted = finished.client.counters.posted().get(kind).copied().unwrap_or(0);
+        // The exchange of parameters is SENDs too.
+        assert!(posted >= count, "{posted} of {count} messages");
+        if kind == "write" {
+            assert_eq!(posted, count);
+        }
+    }
+}
+
+#[test]
+fn what_nobody_listens_to_is_refused_and_what_nobody_has_is_not_resolved() {
+    measure::need!(utilities("rping"), "rping");
+    let fabric = fabric();
+    for (address, event) in
+        [(ADDRESS, "RDMA_CM_EVENT_REJECTED, error 8"), ("192.0.2.1", "RDMA_CM_EVENT_ADDR_ERROR, error -113")]
+    {
+        let mut client = fabric.start(&["rping", "-c", "-a", address, "-p", "7174", "-C", "1"]);
+        let status = client.program.wait(Duration::from_secs(30)).unwrap_or_else(|why| panic!("{why}"));
+        assert!(!status.success(), "{}", client.program.tail());
+        assert!(client.program.output().contains(event), "{event}: {}", client.program.tail());
+    }
+}
+
+#[test]
+fn private_data_refusals_and_events_without_waiting_are_as_programs_expect() {
+    let header = std::path::Path::new("/usr/include/rdma/rdma_cma.h");
+    let there = header.exists().then_some(()).ok_or("rdma_cma.h not found (package librdmacm-dev)");
+    measure::need!(there, "headers of librdmacm");
+    let program = measure::need!(compile("cm_cases", &["-lrdmacm", "-libverbs"]), "a C compiler and headers");
+    let program = program.display().to_string();
+    for case in ["accept", "reject", "poll"] {
+        let port = tcp_port::unused().to_string();
+        let finished =
+            pair(&[&program, "serve", case, ADDRESS, &port], &[&program, "ask", case, ADDRESS, &port]);
+        for side in [&finished.server, &finished.client] {
+            assert!(side.output.contains("done"), "{case}: {}", side.output);
+        }
+    }
+}
+
+#[test]
+fn a_listener_s_port_is_its_own_until_it_ends_even_by_sigkill() {
+    measure::need!(utilities("rping"), "rping");
+    let fabric = fabric();
+    let port = tcp_port::unused().to_string();
+    let command = ["rping", "-s", "-a", ADDRESS, "-p", &port, "-C", "3"];
+    let mut first = server(&fabric, &command);
+    let mut second = fabric.start(&command);
+    let status = second.program.wait(Duration::from_secs(30)).unwrap_or_else(|why| panic!("{why}"));
+    assert!(!status.success() && second.program.output().contains("in use"), "{}", second.program.tail());
+    first.program.signal("KILL");
+    within(Duration::from_secs(10), || first.program.exited().is_some());
+    let third = server(&fabric, &command);
+    let client = fabric.start(&["rping", "-c", "-a", ADDRESS, "-p", &port, "-C", "3"]);
+    Pair::of(third, client).finish();
+}

@@ -1,0 +1,392 @@
+//! Connecting: commands to the connection manager, and its events to the program.
+//!
+//! Constants and field by field as Linux's `cma.c` fills requests and `ucma.c` events; see `Req` for what each means.
+
+use roce::Now;
+use roce::cm::{CmError, DatagramQuestion, Disconnect, Event, Route, ack_timeout};
+use roce::wire::Gid;
+use roce::wire::cm::{IpCm, Path, Rep, Req, SidrRep, reason};
+
+use super::address::Address;
+use super::ids::{Id, Ids, Stage, gid_index, qp_type, space};
+use super::queue::{Queued, event};
+use crate::abi::attributes::refuse;
+use crate::abi::commands::Answer;
+use crate::abi::layout::{
+    Reader, Writer, ucm_conn_param as conn, ucm_event_resp, ucm_ud_param as ud, uverbs_ah_attr as ah,
+};
+use crate::device::command::CommandError;
+use crate::device::model::DeviceConfig;
+
+/// `CMA_CM_RESPONSE_TIMEOUT`, `CMA_MAX_CM_RETRIES`, `CMA_CM_MRA_SETTING` without its flag, `CMA_IBOE_PACKET_LIFETIME`.
+const RESPONSE_TIMEOUT: u8 = 20;
+const MAX_CM_RETRIES: u8 = 15;
+const MRA_TIMEOUT: u8 = 24;
+pub const PACKET_LIFE_TIME: u8 = 18;
+/// `IB_LID_PERMISSIVE`: RoCE has no LIDs.
+const NO_LID: u16 = 0xffff;
+/// `IB_RATE_100_GBPS`.
+pub const RATE: u8 = 16;
+/// Hop limit of RoCE v2.
+pub const HOP_LIMIT: u8 = 64;
+/// The one P_Key.
+pub const PKEY: u16 = 0xffff;
+/// `RDMA_UDP_QKEY`.
+const UDP_QKEY: u32 = 0x0123_4567;
+
+/// What a program says of a connection that it wants.
+pub struct Wish<'c> {
+    fields: Reader<'c>,
+    private: &'c [u8],
+}
+
+impl<'c> Wish<'c> {
+    /// Reads a `struct rdma_ucm_conn_param`.
+    pub fn read(bytes: &'c [u8]) -> Wish<'c> {
+        let fields = Reader(bytes);
+        let len = usize::from(fields.u8(conn::PRIVATE_DATA_LEN));
+        // At most 255 of 256 bytes of room; a struct that ends before has none.
+        let private = bytes.get(conn::PRIVATE_DATA..conn::PRIVATE_DATA + len).unwrap_or_default();
+        Wish { fields, private }
+    }
+
+    /// Whether there is one.
+    pub fn is_valid(&self) -> bool {
+        self.fields.u8(conn::VALID) != 0
+    }
+}
+
+fn of_cm(error: CmError) -> CommandError {
+    let errno = if matches!(error, CmError::Full { .. }) { libc::ENOMEM } else { libc::EINVAL };
+    refuse(errno, error.to_string())
+}
+
+/// Flow label of a connection between two ports, as `rdma_calc_flow_label` mixes them.
+pub fn flow_label(id: &Id) -> u32 {
+    let mut mixed = u64::from(id.source.port()) * u64::from(id.destination.port());
+    mixed ^= mixed >> 20;
+    mixed ^= mixed >> 40;
+    mixed as u32 & 0xf_ffff
+}
+
+/// Packet lifetime of an id's path, code.
+pub fn life_time(id: &Id) -> u8 {
+    id.ack_timeout.map_or(PACKET_LIFE_TIME, |timeout| timeout.saturating_sub(1))
+}
+
+/// The path of an id, resolved or of a request.
+fn path(id: &Id, device: &DeviceConfig) -> Path {
+    let delay = device.model.capabilities().local_ca_ack_delay;
+    Path {
+        local_lid: NO_LID,
+        remote_lid: NO_LID,
+        local_gid: id.source.gid().unwrap_or_default(),
+        remote_gid: id.destination.gid().unwrap_or_default(),
+        flow_label: flow_label(id),
+        rate: RATE,
+        traffic_class: id.traffic_class,
+        hop_limit: HOP_LIMIT,
+        service_level: 0,
+        subnet_local: false,
+        ack_timeout: ack_timeout(delay, life_time(id)),
+    }
+}
+
+/// The header of a request's private data.
+fn ip_header(id: &Id) -> [u8; IpCm::BYTES] {
+    let ip_version = if matches!(id.destination, Address::V4 { .. }) { 4 } else { 6 };
+    IpCm {
+        version: 0,
+        ip_version,
+        source_port: id.source.port(),
+        source: id.source.gid().unwrap_or_default(),
+        destination: id.destination.gid().unwrap_or_default(),
+    }
+    .emit()
+}
+
+impl Ids {
+    /// CONNECT.
+    pub fn connect(&mut self, now: Now, number: u32, wish: &Wish<'_>) -> Answer<()> {
+        let Some(id) = self.ids.get(&number) else { return Ok(()) };
+        let device = id.device.and_then(|device| self.devices.get(device));
+        let Some(device) = device.filter(|_| id.stage == Stage::RouteResolved) else {
+            return Err(refuse(libc::EINVAL, format!("CONNECT of an id that is {:?}", id.stage)));
+        };
+        let header = if id.space == space::IB { Vec::new() } else { ip_header(id).to_vec() };
+        let private = [&header[..], wish.private].concat();
+        let service = u64::from(id.space) << 16 | u64::from(id.destination.port());
+        let path = path(id, device);
+        let made = if id.qp_type == qp_type::UD {
+            let route = Route { local: path.local_gid, remote: path.remote_gid };
+            let question = DatagramQuestion {
+                route,
+                service,
+                pkey: PKEY,
+                response_timeout: RESPONSE_TIMEOUT,
+                retries: MAX_CM_RETRIES,
+            };
+            self.cm.ask_datagram(now, &question, &private)
+        } else {
+            let req = Req {
+                service,
+                ca_guid: device.guid,
+                qpn: wish.fields.u32(conn::QP_NUM) & 0xff_ffff,
+                responder_resources: wish.fields.u8(conn::RESPONDER_RESOURCES),
+                initiator_depth: wish.fields.u8(conn::INITIATOR_DEPTH),
+                remote_response_timeout: RESPONSE_TIMEOUT,
+                transport: u8::from(id.qp_type == qp_type::UC),
+                flow_control: wish.fields.u8(conn::FLOW_CONTROL) != 0,
+                starting_psn: id.starting_psn,
+                local_response_timeout: RESPONSE_TIMEOUT,
+                retry: wish.fields.u8(conn::RETRY_COUNT).min(7),
+                pkey: PKEY,
+                path_mtu: device.mtu,
+                rnr_retry: wish.fields.u8(conn::RNR_RETRY_COUNT).min(7),
+                max_cm_retries: MAX_CM_RETRIES,
+                srq: wish.fields.u8(conn::SRQ) != 0,
+                primary: path,
+                ..Req::default()
+            };
+            self.cm.connect(now, &req, &private)
+        };
+        let connection = made.map_err(of_cm)?;
+        self.of_connection.insert(connection, number);
+        if let Some(id) = self.ids.get_mut(&number) {
+            id.connection = Some(connection);
+            id.stage = Stage::Connected;
+        }
+        Ok(())
+    }
+
+    /// ACCEPT: of a request with a wish, of an answer without one.
+    pub fn accept(&mut self, now: Now, number: u32, wish: &Wish<'_>) -> Answer<()> {
+        let Some(id) = self.ids.get(&number) else { return Ok(()) };
+        let (Some(connection), Stage::Connected) = (id.connection, id.stage) else {
+            return Err(refuse(libc::EINVAL, format!("ACCEPT of an id that is {:?}", id.stage)));
+        };
+        let device = id.device.and_then(|device| self.devices.get(device));
+        let (guid, delay) =
+            device.map_or((0, 0), |device| (device.guid, device.model.capabilities().local_ca_ack_delay));
+        let qpn = wish.fields.u32(conn::QP_NUM) & 0xff_ffff;
+        let done = if !wish.is_valid() {
+            self.cm.ready(connection, &[])
+        } else if id.qp_type == qp_type::UD {
+            let qkey = match (wish.fields.u32(conn::QKEY), id.qkey) {
+                (0, 0) => UDP_QKEY,
+                (0, qkey) | (qkey, _) => qkey,
+            };
+            let rep = SidrRep { request: 0, status: 0, info_bytes: 0, qpn, service: 0, qkey, info: [0; 72] };
+            self.cm.answer_datagram(connection, &rep, wish.private)
+        } else {
+            let rep = Rep {
+                qpn,
+                starting_psn: id.starting_psn,
+                responder_resources: wish.fields.u8(conn::RESPONDER_RESOURCES),
+                initiator_depth: wish.fields.u8(conn::INITIATOR_DEPTH),
+                target_ack_delay: delay,
+                flow_control: wish.fields.u8(conn::FLOW_CONTROL) != 0,
+                rnr_retry: wish.fields.u8(conn::RNR_RETRY_COUNT).min(7),
+                srq: wish.fields.u8(conn::SRQ) != 0,
+                ca_guid: guid,
+                ..Rep::default()
+            };
+            self.cm.accept(now, connection, &rep, wish.private)
+        };
+        done.map_err(|error| {
+            // As a kernel: what cannot be accepted is refused.
+            let _ = self.cm.reject(now, connection, reason::CONSUMER, &[], &[]);
+            of_cm(error)
+        })
+    }
+
+    /// REJECT.
+    pub fn reject(&mut self, now: Now, number: u32, why: u16, private: &[u8]) -> Answer<()> {
+        let Some(id) = self.ids.get(&number) else { return Ok(()) };
+        let connection =
+            id.connection.ok_or_else(|| refuse(libc::EINVAL, "REJECT of what was never asked"))?;
+        if id.qp_type == qp_type::UD {
+            let rep =
+                SidrRep { request: 0, status: 2, info_bytes: 0, qpn: 0, service: 0, qkey: 0, info: [0; 72] };
+            return self.cm.answer_datagram(connection, &rep, private).map_err(of_cm);
+        }
+        self.cm.reject(now, connection, why, &[], private).map_err(of_cm)
+    }
+
+    /// DISCONNECT: asks, or answers. In any other state it is done already.
+    pub fn disconnect(&mut self, now: Now, number: u32) -> Answer<()> {
+        let Some(id) = self.ids.get(&number) else { return Ok(()) };
+        let connection =
+            id.connection.ok_or_else(|| refuse(libc::EINVAL, "DISCONNECT of what was never connected"))?;
+        let _ = self.cm.disconnect(now, connection, &[]);
+        Ok(())
+    }
+
+    /// NOTIFY that data came before the other end's last word.
+    pub fn establish(&mut self, number: u32) -> Answer<()> {
+        let connection = self.ids.get(&number).and_then(|id| id.connection);
+        let connection = connection.ok_or_else(|| refuse(libc::EINVAL, "NOTIFY of what was never asked"))?;
+        self.cm.establish(connection).map_err(of_cm)
+    }
+
+    /// Turns an event of the connection manager into the program's.
+    pub fn take_event(&mut self, told: Event) {
+        let (connection, kind, status, stage) = match &told {
+            Event::Requested { id, route, req, private } => {
+                return self.take_request(*id, *route, req.service, private, Some(request_param(req)));
+            }
+            Event::DatagramRequested { id, route, service, private, .. } => {
+                return self.take_request(*id, *route, *service, private, None);
+            }
+            Event::Replied { id, .. } => (*id, event::CONNECT_RESPONSE, 0, None),
+            Event::Established { id, .. } => (*id, event::ESTABLISHED, 0, None),
+            Event::Rejected { id, rej, .. } => (*id, event::REJECTED, i32::from(rej.reason), None),
+            Event::Unreachable { id } => (*id, event::UNREACHABLE, -libc::ETIMEDOUT, None),
+            Event::Disconnected { id, how } => {
+                let status = if *how == Disconnect::Unanswered { -libc::ETIMEDOUT } else { 0 };
+                (*id, event::DISCONNECTED, status, Some(Stage::Disconnected))
+            }
+            Event::TimeWaitOver { id } => (*id, event::TIMEWAIT_EXIT, 0, None),
+            Event::DatagramAnswered { id, rep, .. } if rep.status == 0 => (*id, event::ESTABLISHED, 0, None),
+            Event::DatagramAnswered { id, rep, .. } => (*id, event::UNREACHABLE, i32::from(rep.status), None),
+        };
+        let Some(number) = self.of_connection.get(&connection).copied() else { return };
+        let Some(id) = self.ids.get_mut(&number) else { return };
+        if let Some(stage) = stage {
+            if id.stage != Stage::Connected {
+                return;
+            }
+            id.stage = stage;
+        }
+        let device = id.device.and_then(|device| self.devices.get(device));
+        let param = match &told {
+            Event::Replied { rep, private, .. } => with_private(
+                Writer::<{ ud::SIZE }>::new()
+                    .u32(conn::QP_NUM, rep.qpn)
+                    // What they hold, we may have outstanding, and the other way round.
+                    .u8(conn::RESPONDER_RESOURCES, rep.initiator_depth)
+                    .u8(conn::INITIATOR_DEPTH, rep.responder_resources)
+                    .u8(conn::FLOW_CONTROL, u8::from(rep.flow_control))
+                    .u8(conn::RNR_RETRY_COUNT, rep.rnr_retry)
+                    .u8(conn::SRQ, u8::from(rep.srq)),
+                conn::PRIVATE_DATA,
+                conn::PRIVATE_DATA_LEN,
+                private,
+            ),
+            Event::Rejected { private, .. } => {
+                with_private(Writer::new(), conn::PRIVATE_DATA, conn::PRIVATE_DATA_LEN, private)
+            }
+            Event::DatagramAnswered { rep, private, .. } => {
+                id.qkey = rep.qkey;
+                with_private(
+                    Writer::<{ ud::SIZE }>::new()
+                        .u32(ud::QP_NUM, rep.qpn)
+                        .u32(ud::QKEY, rep.qkey)
+                        .bytes(ud::AH_ATTR, &datagram_address(id, device)),
+                    ud::PRIVATE_DATA,
+                    ud::PRIVATE_DATA_LEN,
+                    private,
+                )
+            }
+            _ => Writer::new(),
+        };
+        let bytes = event(number, kind, status).bytes(ucm_event_resp::PARAM, &param.finish()).finish();
+        self.queue(number, Queued { owner: number, brings: None, bytes });
+    }
+
+    /// Somebody asks: a new id, which the program learns of through the listener's.
+    fn take_request(
+        &mut self,
+        connection: roce::cm::ConnectionId,
+        route: Route,
+        service: u64,
+        private: &[u8],
+        connection_param: Option<Writer<{ ud::SIZE }>>,
+    ) {
+        // The connection manager forgets the request when nobody takes it; a refusal says so.
+        let refuse = |ids: &mut Self| ids.cm.release_connection(Now(0), connection);
+        let Some(listening) = self.listener(service, route.local) else { return refuse(self) };
+        let (Ok(header), Some(device)) = (IpCm::parse(private), self.device_of(route.local)) else {
+            return refuse(self);
+        };
+        let Some((file, space, qp_type)) = self.ids.get(&listening).map(|id| (id.file, id.space, id.qp_type))
+        else {
+            return refuse(self);
+        };
+        let datagram = connection_param.is_none();
+        if datagram != (qp_type == qp_type::UD)
+            || !self.files.get(&file).is_some_and(|queue| queue.has_room())
+        {
+            return refuse(self);
+        }
+        let number = self.create(file, 0, space, qp_type);
+        if let Some(id) = self.ids.get_mut(&number) {
+            id.stage = Stage::Connected;
+            id.source = Address::of_gid(header.destination, service as u16);
+            id.destination = Address::of_gid(header.source, header.source_port);
+            id.device = Some(device);
+            id.connection = Some(connection);
+        }
+        self.of_connection.insert(connection, number);
+        let own = &private[IpCm::BYTES..];
+        let param = match connection_param {
+            Some(fields) => with_private(fields, conn::PRIVATE_DATA, conn::PRIVATE_DATA_LEN, own),
+            None => with_private(Writer::new(), ud::PRIVATE_DATA, ud::PRIVATE_DATA_LEN, own),
+        };
+        let bytes =
+            event(number, event::CONNECT_REQUEST, 0).bytes(ucm_event_resp::PARAM, &param.finish()).finish();
+        if !self.queue(listening, Queued { owner: listening, brings: Some(number), bytes }) {
+            self.destroy(Now(0), number);
+            return;
+        }
+        if !datagram {
+            // Programs take their time: who asks again is told so.
+            let _ = self.cm.postpone(connection, MRA_TIMEOUT);
+        }
+    }
+}
+
+/// What a request's event has beside private data.
+fn request_param(req: &Req) -> Writer<{ ud::SIZE }> {
+    Writer::new()
+        .u32(conn::QP_NUM, req.qpn)
+        // What they hold, we may have outstanding, and the other way round.
+        .u8(conn::RESPONDER_RESOURCES, req.initiator_depth)
+        .u8(conn::INITIATOR_DEPTH, req.responder_resources)
+        .u8(conn::FLOW_CONTROL, u8::from(req.flow_control))
+        .u8(conn::RETRY_COUNT, req.retry)
+        .u8(conn::RNR_RETRY_COUNT, req.rnr_retry)
+        .u8(conn::SRQ, u8::from(req.srq))
+}
+
+fn with_private(
+    param: Writer<{ ud::SIZE }>,
+    at: usize,
+    len_at: usize,
+    private: &[u8],
+) -> Writer<{ ud::SIZE }> {
+    // The longest of any message, 224 bytes, has room in 256.
+    param.bytes(at, private).u8(len_at, private.len() as u8)
+}
+
+/// Address vector of a datagram service's QP.
+fn datagram_address(id: &Id, device: Option<&DeviceConfig>) -> [u8; ah::SIZE] {
+    let Some(device) = device else { return [0; ah::SIZE] };
+    address_vector(device, &path(id, device))
+}
+
+/// A path as a `struct ib_uverbs_ah_attr`.
+pub fn address_vector(device: &DeviceConfig, path: &Path) -> [u8; ah::SIZE] {
+    let index = gid_index(device, path.local_gid).unwrap_or(0);
+    let Gid(dgid) = path.remote_gid;
+    Writer::<{ ah::SIZE }>::new()
+        .bytes(ah::DGID, &dgid)
+        .u32(ah::FLOW_LABEL, path.flow_label)
+        .u8(ah::SGID_INDEX, index as u8)
+        .u8(ah::HOP_LIMIT, path.hop_limit)
+        .u8(ah::TRAFFIC_CLASS, path.traffic_class)
+        .u8(ah::SL, path.service_level)
+        .u8(ah::IS_GLOBAL, 1)
+        .u8(ah::PORT_NUM, 1)
+        .finish()
+}

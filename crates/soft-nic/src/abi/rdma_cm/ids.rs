@@ -1,0 +1,415 @@
+//! Connection ids of programs, and all that one process's connection manager knows.
+//!
+//! States and checks follow Linux's `drivers/infiniband/core/cma.c`: which call goes with which state, and its errno.
+
+use std::collections::BTreeMap;
+
+use roce::Now;
+use roce::cm::{Cm, CmConfig, ConnectionId, Route};
+use roce::wire::Gid;
+
+use super::address::Address;
+use super::queue::{Queue, Queued, event};
+use crate::abi::attributes::refuse;
+use crate::abi::commands::Answer;
+use crate::abi::layout::ucm_event_resp;
+use crate::config::LinkLayer;
+use crate::device::model::{DeviceConfig, GidKind};
+use crate::link::ServiceError;
+use crate::link::mads::{Letter, MadPort};
+
+/// Connections of one process, those that end included.
+const MAX_CONNECTIONS: usize = 1 << 16;
+/// Ports that are given to whoever does not ask for one (`ip_local_port_range` of Linux).
+const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
+
+/// `enum rdma_ucm_port_space`.
+pub mod space {
+    /// IP over InfiniBand.
+    pub const IPOIB: u16 = 0x0002;
+    /// Connections.
+    pub const TCP: u16 = 0x0106;
+    /// Datagrams.
+    pub const UDP: u16 = 0x0111;
+    /// Whatever the caller says.
+    pub const IB: u16 = 0x013f;
+}
+
+/// `IBV_QPT_RC`, `_UC` and `_UD`.
+pub mod qp_type {
+    /// Reliable connection.
+    pub const RC: u8 = 2;
+    /// Unreliable connection.
+    pub const UC: u8 = 3;
+    /// Datagrams.
+    pub const UD: u8 = 4;
+}
+
+/// Where an id stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// Made.
+    Idle,
+    /// Has an address of its own.
+    Bound,
+    /// Knows where to.
+    AddrResolved,
+    /// Knows how.
+    RouteResolved,
+    /// Asks, or is asked, or stands.
+    Connected,
+    /// Is over.
+    Disconnected,
+    /// Listens.
+    Listening,
+}
+
+/// One `struct rdma_cm_id` of a program.
+#[derive(Debug)]
+pub struct Id {
+    pub file: u32,
+    /// What the program calls it in events; 0 until it is told.
+    pub uid: u64,
+    pub space: u16,
+    pub qp_type: u8,
+    pub stage: Stage,
+    pub source: Address,
+    pub destination: Address,
+    /// Device that its address is of.
+    pub device: Option<usize>,
+    pub connection: Option<ConnectionId>,
+    pub events_reported: u32,
+    pub starting_psn: u32,
+    pub qkey: u32,
+    pub reuse: bool,
+    pub traffic_class: u8,
+    pub ack_timeout: Option<u8>,
+}
+
+/// What one process's connection manager knows. One thread at a time uses it.
+pub struct Ids {
+    pub cm: Cm,
+    pub port: Box<dyn MadPort>,
+    pub devices: Vec<DeviceConfig>,
+    pub files: BTreeMap<u32, Queue>,
+    pub ids: BTreeMap<u32, Id>,
+    pub of_connection: BTreeMap<ConnectionId, u32>,
+    next_file: u32,
+    next_id: u32,
+    random: u64,
+}
+
+impl Ids {
+    pub fn new(devices: Vec<DeviceConfig>, port: Box<dyn MadPort>, slot: u8, seed: u64) -> Ids {
+        let cm = Cm::new(CmConfig { slot, seed, max_connections: MAX_CONNECTIONS });
+        Ids {
+            cm,
+            port,
+            devices,
+            files: BTreeMap::new(),
+            ids: BTreeMap::new(),
+            of_connection: BTreeMap::new(),
+            next_file: 1,
+            next_id: 0,
+            random: seed,
+        }
+    }
+
+    /// Takes an open file in; its number.
+    pub fn open(&mut self, queue: Queue) -> u32 {
+        let number = self.next_file;
+        self.next_file = self.next_file.wrapping_add(1) & 0xff_ffff;
+        self.files.insert(number, queue);
+        number
+    }
+
+    /// A file was closed: its ids go.
+    pub fn close(&mut self, now: Now, file: u32) {
+        let mut brought: Vec<u32> = Vec::new();
+        if let Some(mut queue) = self.files.remove(&file) {
+            brought.extend(queue.drain().iter().filter_map(|queued| queued.brings));
+        }
+        let own: Vec<u32> =
+            self.ids.iter().filter(|(_, id)| id.file == file).map(|(number, _)| *number).collect();
+        for id in own.into_iter().chain(brought) {
+            self.destroy(now, id);
+        }
+    }
+
+    /// The id that a command names. Errors: `ENOENT`; `EINVAL` when it is of another file.
+    pub fn id(&mut self, file: u32, number: u32) -> Answer<&mut Id> {
+        let found =
+            self.ids.get_mut(&number).ok_or_else(|| refuse(libc::ENOENT, format!("no id {number}")))?;
+        if found.file != file {
+            return Err(refuse(libc::EINVAL, format!("id {number} is of another file")));
+        }
+        Ok(found)
+    }
+
+    /// The same, when it has a device.
+    pub fn id_with_device(&mut self, file: u32, number: u32) -> Answer<(&mut Id, usize)> {
+        let found = self.id(file, number)?;
+        let device =
+            found.device.ok_or_else(|| refuse(libc::EINVAL, format!("id {number} has no device yet")))?;
+        Ok((found, device))
+    }
+
+    /// A new id.
+    pub fn create(&mut self, file: u32, uid: u64, space: u16, qp_type: u8) -> u32 {
+        let number = self.next_id;
+        self.next_id = self.next_id.wrapping_add(1);
+        let starting_psn = self.draw() as u32 & 0xff_ffff;
+        let id = Id {
+            file,
+            uid,
+            space,
+            qp_type,
+            stage: Stage::Idle,
+            source: Address::None,
+            destination: Address::None,
+            device: None,
+            connection: None,
+            events_reported: 0,
+            starting_psn,
+            qkey: 0,
+            reuse: false,
+            traffic_class: 0,
+            ack_timeout: None,
+        };
+        self.ids.insert(number, id);
+        number
+    }
+
+    /// An id goes; how many events it had been given.
+    pub fn destroy(&mut self, now: Now, number: u32) -> u32 {
+        let Some(id) = self.ids.remove(&number) else { return 0 };
+        if id.stage == Stage::Listening {
+            let (service, address) = (service_id(&id), id.source.gid());
+            self.cm.unlisten(service, address);
+            self.port.withdraw(service, address);
+        }
+        if let Some(connection) = id.connection {
+            self.of_connection.remove(&connection);
+            self.cm.release_connection(now, connection);
+        }
+        let unread = self.files.get_mut(&id.file).map(|queue| queue.withdraw(number)).unwrap_or_default();
+        for brought in unread.iter().filter_map(|queued| queued.brings) {
+            self.destroy(now, brought);
+        }
+        id.events_reported
+    }
+
+    /// BIND: an address of one's own.
+    pub fn bind(&mut self, number: u32, address: Address) -> Answer<()> {
+        let device = match address.gid() {
+            Some(gid) => Some(self.device_of(gid).ok_or_else(|| {
+                refuse(libc::ENODEV, format!("no device has the address {address:?} in its GID table"))
+            })?),
+            None => None,
+        };
+        let id = self.ids.get(&number).ok_or_else(|| refuse(libc::ENOENT, "no such id"))?;
+        if id.stage != Stage::Idle {
+            return Err(refuse(libc::EINVAL, format!("BIND of an id that is {:?}", id.stage)));
+        }
+        let address = self.claim_port(number, address)?;
+        let Some(id) = self.ids.get_mut(&number) else { return Ok(()) };
+        id.source = address;
+        id.device = device;
+        id.stage = Stage::Bound;
+        Ok(())
+    }
+
+    /// The address with a port that nobody is in the way of.
+    fn claim_port(&mut self, number: u32, address: Address) -> Answer<Address> {
+        if matches!(address, Address::Ib(_)) {
+            return Ok(address);
+        }
+        let Some(id) = self.ids.get(&number) else { return Ok(address) };
+        let (space, reuse) = (id.space, id.reuse);
+        if address.port() != 0 {
+            if self.port_is_taken(number, space, address, reuse) {
+                let port = address.port();
+                return Err(refuse(libc::EADDRINUSE, format!("port {port} of space {space:#x} is in use")));
+            }
+            return Ok(address);
+        }
+        let count = u32::from(EPHEMERAL.end() - EPHEMERAL.start()) + 1;
+        let first = self.draw() as u32 % count;
+        (0..count)
+            .map(|step| address.with_port(EPHEMERAL.start() + ((first + step) % count) as u16))
+            .find(|address| !self.port_is_taken(number, space, *address, false))
+            .ok_or_else(|| refuse(libc::EADDRNOTAVAIL, "every port is in use"))
+    }
+
+    fn port_is_taken(&self, number: u32, space: u16, address: Address, reuse: bool) -> bool {
+        let overlaps = |other: &Address| {
+            other.port() == address.port()
+                && (other.is_any() || address.is_any() || other.gid() == address.gid())
+        };
+        let ours = self.ids.iter().any(|(other_number, other)| {
+            *other_number != number
+                && other.space == space
+                && !matches!(other.source, Address::None | Address::Ib(_))
+                && overlaps(&other.source)
+                // Who came from a listener shares its port.
+                && other.stage != Stage::Connected
+                && !(reuse && other.reuse && other.stage != Stage::Listening)
+        });
+        let service = u64::from(space) << 16 | u64::from(address.port());
+        ours || self.port.is_taken(service, address.gid())
+    }
+
+    /// RESOLVE_ADDR: which device reaches the destination. What cannot be reached is an event.
+    pub fn resolve_addr(&mut self, number: u32, source: Address, destination: Address) -> Answer<()> {
+        let stage = self.ids.get(&number).map(|id| id.stage);
+        if stage == Some(Stage::Idle) {
+            let any = match destination {
+                Address::V6 { .. } => Address::V6 { ip: [0; 16], port: 0, scope: 0 },
+                Address::Ib(bytes) => Address::Ib(bytes),
+                _ => Address::V4 { ip: [0; 4], port: 0 },
+            };
+            self.bind(number, if source == Address::None { any } else { source })?;
+        } else if stage != Some(Stage::Bound) {
+            return Err(refuse(libc::EINVAL, format!("RESOLVE_ADDR of an id that is {stage:?}")));
+        }
+        let bound = self.ids.get(&number).map(|id| (id.source, id.device)).unwrap_or_default();
+        let reached = self.reach(bound.1, destination);
+        let Some(id) = self.ids.get_mut(&number) else { return Ok(()) };
+        id.destination = destination;
+        let (kind, status) = match reached {
+            Ok((device, gid, to)) => {
+                id.device = Some(device);
+                id.source = match bound.0.is_any() {
+                    true => Address::of_gid(gid, bound.0.port()),
+                    false => bound.0,
+                };
+                id.destination = Address::of_gid(to, destination.port());
+                id.stage = Stage::AddrResolved;
+                (event::ADDR_RESOLVED, 0)
+            }
+            Err(errno) => (event::ADDR_ERROR, -errno),
+        };
+        self.tell(number, kind, status);
+        Ok(())
+    }
+
+    /// Device, source and destination GID for a destination, from a device or from any. Error: an errno.
+    fn reach(&self, from: Option<usize>, destination: Address) -> Result<(usize, Gid, Gid), i32> {
+        if matches!(destination, Address::Ib(_) | Address::None) {
+            return Err(libc::EAFNOSUPPORT);
+        }
+        if self.devices.iter().all(|device| device.link_layer != LinkLayer::Roce) {
+            return Err(libc::ENODEV);
+        }
+        let ip_gid = |device: &DeviceConfig| {
+            let mut v2 =
+                device.gids.iter().filter(|entry| entry.kind == GidKind::RoceV2).map(|entry| Gid(entry.gid));
+            let wanted_v4 = matches!(destination, Address::V4 { .. });
+            v2.find(|gid| gid.ipv4().is_some() == wanted_v4)
+        };
+        // No address is this machine, as everywhere.
+        let Some(to) = destination.gid() else {
+            let device = from.unwrap_or(0);
+            let gid = self.devices.get(device).and_then(ip_gid).ok_or(libc::ENODEV)?;
+            return Ok((device, gid, gid));
+        };
+        // All processes of a fabric have the same devices: the destination is of one of these, or is not here.
+        let device = self.device_of(to).ok_or(libc::EHOSTUNREACH)?;
+        let from = from.unwrap_or(device);
+        let gid = if from == device { Some(to) } else { self.devices.get(from).and_then(ip_gid) };
+        Ok((from, gid.ok_or(libc::ENODEV)?, to))
+    }
+
+    /// The device whose GID table has this address for RoCE v2.
+    pub fn device_of(&self, gid: Gid) -> Option<usize> {
+        self.devices.iter().position(|device| gid_index(device, gid).is_some())
+    }
+
+    /// LISTEN.
+    pub fn listen(&mut self, number: u32, backlog: u32) -> Answer<()> {
+        if self.ids.get(&number).is_some_and(|id| id.stage == Stage::Idle) {
+            self.bind(number, Address::V4 { ip: [0; 4], port: 0 })?;
+        }
+        let Some(id) = self.ids.get(&number) else { return Ok(()) };
+        if id.stage != Stage::Bound {
+            return Err(refuse(libc::EINVAL, format!("LISTEN of an id that is {:?}", id.stage)));
+        }
+        if matches!(id.source, Address::Ib(_)) {
+            return Err(refuse(libc::EOPNOTSUPP, "LISTEN at an InfiniBand address"));
+        }
+        let (service, address) = (service_id(id), id.source.gid());
+        // `ucma.c`: none or too many is as many as there may be.
+        let backlog = if (1..=1024).contains(&backlog) { backlog } else { 1024 };
+        self.cm
+            .listen(service, address, backlog as usize)
+            .map_err(|error| refuse(libc::EADDRINUSE, error.to_string()))?;
+        if let Err(error) = self.port.announce(service, address) {
+            self.cm.unlisten(service, address);
+            let errno = if error == ServiceError::Full { libc::ENOSPC } else { libc::EADDRINUSE };
+            return Err(refuse(errno, error.to_string()));
+        }
+        if let Some(id) = self.ids.get_mut(&number) {
+            id.stage = Stage::Listening;
+        }
+        Ok(())
+    }
+
+    /// Who listens to a service at an address.
+    pub fn listener(&self, service: u64, address: Gid) -> Option<u32> {
+        let find = |wanted: Option<Gid>| {
+            self.ids.iter().find(|(_, id)| {
+                id.stage == Stage::Listening && service_id(id) == service && id.source.gid() == wanted
+            })
+        };
+        find(Some(address)).or_else(|| find(None)).map(|(number, _)| *number)
+    }
+
+    /// Gives an id an event without parameters.
+    pub fn tell(&mut self, number: u32, kind: u32, status: i32) {
+        let bytes = event(number, kind, status).finish();
+        self.queue(number, Queued { owner: number, brings: None, bytes });
+    }
+
+    /// Puts an event into the file of an id. Events of an id that the program has no name for are dropped, as a kernel does.
+    pub fn queue(&mut self, number: u32, mut queued: Queued) -> bool {
+        let Some(id) = self.ids.get(&number).filter(|id| id.uid != 0) else { return false };
+        queued.bytes[ucm_event_resp::UID..][..8].copy_from_slice(&id.uid.to_ne_bytes());
+        self.files.get_mut(&id.file).is_some_and(|queue| queue.push(queued))
+    }
+
+    /// Goes on: takes what arrived, does what is due, sends what there is to say. When it is due again.
+    pub fn turn(&mut self, now: Now) -> Option<Now> {
+        for Letter { from, to, mad } in self.port.receive() {
+            // Why it was dropped is counted.
+            let _ = self.cm.handle_mad(now, Route { local: to, remote: from }, &*mad);
+        }
+        self.cm.handle_timeout(now);
+        while let Some(event) = self.cm.poll_event() {
+            self.take_event(event);
+        }
+        while let Some(sent) = self.cm.poll_transmit() {
+            self.port.send(Letter { from: sent.route.local, to: sent.route.remote, mad: sent.mad });
+        }
+        let soon = self.port.is_waiting().then(|| now.after(1_000_000));
+        self.cm.poll_timeout().into_iter().chain(soon).min()
+    }
+
+    /// The next number of the sequence (splitmix64, public domain by S. Vigna): ports and PSNs need to differ, not to be secret.
+    pub fn draw(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+/// Service id of an id's own port.
+pub fn service_id(id: &Id) -> u64 {
+    u64::from(id.space) << 16 | u64::from(id.source.port())
+}
+
+/// Where a device has this address for RoCE v2.
+pub fn gid_index(device: &DeviceConfig, gid: Gid) -> Option<usize> {
+    let is = |entry: &crate::device::model::GidEntry| entry.kind == GidKind::RoceV2 && entry.gid == gid.0;
+    (device.link_layer == LinkLayer::Roce).then(|| device.gids.iter().position(is)).flatten()
+}

@@ -1,0 +1,221 @@
+//! The kernel's side of `/dev/infiniband/rdma_cm`: the connection manager's commands, and its one thread.
+//!
+//! The unmodified librdmacm writes commands (`call`), each about one of its ids (`ids`); `connect` turns them into what
+//! [`roce::cm::Cm`] does and its events into what `GET_EVENT` gives (`queue`). MADs go out and come in by a
+//! [`MadPort`](crate::link::mads::MadPort). Commands run on the program's thread; a thread named [`THREAD_NAME`] waits for MADs
+//! and time-outs, from the first open of the device on. Nothing here needs the NIC's lock. An IP address is a device's when its
+//! GID table has it for RoCE v2.
+//! Left out: multicast groups, InfiniBand's own addresses but the wildcard, ECE, routes from ibacm.
+
+mod address;
+mod call;
+mod connect;
+mod ids;
+mod query;
+mod queue;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use roce::Now;
+
+use super::attributes::refuse;
+use super::commands::Answer;
+use super::events::pipe_inode;
+use super::server::{log, log_enabled};
+use crate::device::model::DeviceConfig;
+use crate::dma::{Memory, system};
+use crate::link::mads::{MadBell, MadSeat};
+use call::Around;
+pub use call::Call;
+use ids::Ids;
+use queue::Queue;
+
+/// Name of the connection manager's thread.
+pub const THREAD_NAME: &str = "softnic-cm";
+/// Longest wait of that thread when nothing is due.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// The connection manager of one process.
+pub struct Manager {
+    devices: Vec<DeviceConfig>,
+    seat: MadSeat,
+    memory: Box<dyn Memory + Sync>,
+    running: Mutex<Option<Arc<Running>>>,
+}
+
+/// What there is once a program has opened the device.
+struct Running {
+    ids: Mutex<Ids>,
+    bell: MadBell,
+    stop: AtomicBool,
+}
+
+fn now() -> Now {
+    Now(system::monotonic_ns())
+}
+
+impl Running {
+    fn ids(&self) -> Answer<MutexGuard<'_, Ids>> {
+        self.ids
+            .lock()
+            .map_err(|_| refuse(libc::EIO, "the connection manager has stopped after an internal error"))
+    }
+}
+
+impl Manager {
+    /// One that nobody has opened yet.
+    pub fn new(devices: Vec<DeviceConfig>, seat: MadSeat, memory: Box<dyn Memory + Sync>) -> Manager {
+        Manager { devices, seat, memory, running: Mutex::new(None) }
+    }
+
+    /// A program opens the device: the number of the open file, and the descriptor that is the program's.
+    ///
+    /// Errors: the kernel's, when there is no descriptor, mailbox or thread.
+    pub fn open(
+        &self,
+        spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> std::io::Result<()>,
+    ) -> Answer<(u32, RawFd)> {
+        let kernel = |error: std::io::Error| {
+            refuse(error.raw_os_error().unwrap_or(libc::EIO), format!("the connection manager: {error}"))
+        };
+        let (queue, fd) = Queue::new().map_err(kernel)?;
+        let running = self.run(spawn).map_err(kernel)?;
+        let number = running.ids()?.open(queue);
+        Ok((number, fd))
+    }
+
+    fn run(
+        &self,
+        spawn: impl FnOnce(Box<dyn FnOnce() + Send>) -> std::io::Result<()>,
+    ) -> std::io::Result<Arc<Running>> {
+        let mut place = self.running.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(running) = &*place {
+            return Ok(running.clone());
+        }
+        let (port, bell) = self.seat.open()?;
+        // Ids and PSNs of processes that follow each other in a slot must differ.
+        let seed =
+            system::monotonic_ns().wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(std::process::id()) << 32;
+        let ids = Ids::new(self.devices.clone(), Box::new(port), self.seat.slot(), seed);
+        let running = Arc::new(Running { ids: Mutex::new(ids), bell, stop: AtomicBool::new(false) });
+        let threads = running.clone();
+        spawn(Box::new(move || attend(&threads)))?;
+        *place = Some(running.clone());
+        Ok(running)
+    }
+
+    fn running(&self) -> Answer<Arc<Running>> {
+        let place = self.running.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        place.clone().ok_or_else(|| refuse(libc::EIO, "nobody has opened the connection manager"))
+    }
+
+    /// Whether this descriptor still is the pipe of that open file.
+    pub fn is_file(&self, number: u32, fd: RawFd) -> bool {
+        let inode = pipe_inode(fd);
+        let known = self
+            .running()
+            .and_then(|running| Ok(running.ids()?.files.get(&number).map(|queue| queue.inode())));
+        inode.is_some() && known.is_ok_and(|known| known == inode)
+    }
+
+    /// A program closed its last descriptor of this open file.
+    pub fn close(&self, number: u32) {
+        if let Ok(running) = self.running()
+            && let Ok(mut ids) = running.ids()
+        {
+            ids.close(now(), number);
+            ids.turn(now());
+        }
+    }
+
+    /// Copies a command that a program writes.
+    pub fn read(&self, address: u64, len: usize) -> Answer<Call> {
+        Call::read(&*self.memory, address, len)
+    }
+
+    /// Runs a command but GET_EVENT. `file_of` says which open file a descriptor is.
+    pub fn run_call(&self, number: u32, call: &Call, file_of: &dyn Fn(i32) -> Option<u32>) -> Answer<()> {
+        self.with(number, call, file_of, |ids, around| call.run(ids, around))
+    }
+
+    /// Answers GET_EVENT, after its byte was read; false: there is no event any more.
+    pub fn get_event(&self, number: u32, call: &Call) -> Answer<bool> {
+        self.with(number, call, &|_| None, |ids, around| call.get_event(ids, around))
+    }
+
+    fn with<T: std::fmt::Debug>(
+        &self,
+        file: u32,
+        call: &Call,
+        file_of: &dyn Fn(i32) -> Option<u32>,
+        run: impl FnOnce(&mut Ids, &Around<'_>) -> Answer<T>,
+    ) -> Answer<T> {
+        let running = self.running()?;
+        let mut ids = running.ids()?;
+        let before = ids.cm.poll_timeout();
+        let around = Around { memory: &*self.memory, now: now(), file, file_of };
+        let answer = run(&mut ids, &around);
+        let next = ids.turn(around.now);
+        drop(ids);
+        if next.is_some_and(|next| before.is_none_or(|before| next < before)) {
+            // The thread waits for something later.
+            running.bell.ring();
+        }
+        if log_enabled() {
+            let outcome = answer.as_ref().map_or_else(ToString::to_string, |answer| format!("{answer:?}"));
+            log(&format!("rdma_cm {} -> {outcome}", call.name()));
+        }
+        answer
+    }
+
+    /// The program ends: says so to whoever it is connected with, once.
+    pub fn end(&self) {
+        let Ok(running) = self.running() else { return };
+        running.stop.store(true, Ordering::Release);
+        running.bell.ring();
+        // Another thread may hold the lock for ever: one that was stopped in a command by what ends us.
+        if let Ok(mut ids) = running.ids.try_lock() {
+            // The files stay: a thread that waits for an event goes on waiting, until the process is no more.
+            let all: Vec<u32> = ids.ids.keys().copied().collect();
+            for id in all {
+                ids.destroy(now(), id);
+            }
+            ids.turn(now());
+        }
+    }
+
+    /// Counters, by the names of the stats line.
+    pub fn counters(&self) -> Vec<(&'static str, u64)> {
+        // Not a wait: this is asked when a program ends, whatever its threads hold.
+        let counted =
+            self.running().ok().and_then(|running| Some(running.ids.try_lock().ok()?.cm.counters()));
+        let counters = counted.unwrap_or_default();
+        vec![
+            ("cm_sent", counters.sent),
+            ("cm_repeated", counters.repeated),
+            ("cm_answered_again", counters.answered_again),
+            ("cm_taken", counters.taken),
+            ("cm_malformed", counters.malformed),
+            ("cm_no_connection", counters.no_connection),
+            ("cm_out_of_state", counters.out_of_state),
+            ("cm_full", counters.full),
+        ]
+    }
+}
+
+/// The thread: waits for MADs and for what is due.
+fn attend(running: &Running) {
+    while !running.stop.load(Ordering::Acquire) {
+        let Ok(mut ids) = running.ids() else { return };
+        let at = now();
+        let next = ids.turn(at);
+        drop(ids);
+        let max = next.map_or(IDLE, |next| Duration::from_nanos(next.0.saturating_sub(at.0)).min(IDLE));
+        running.bell.wait(max);
+    }
+}

@@ -1,0 +1,276 @@
+//! What a program is told of an id: addresses, GIDs, the path (`QUERY`, `QUERY_ROUTE`), a QP's attributes (`INIT_QP_ATTR`).
+//!
+//! Linux's `ucma.c` (`ucma_query_*`, `ucma_copy_iboe_route`) and, for a QP's attributes, `cm_init_qp_*_attr` of `cm.c`.
+
+use roce::cm::{ConnectionId, State};
+use roce::wire::Gid;
+
+use super::address::Address;
+use super::call::{Around, Call};
+use super::connect::{HOP_LIMIT, PKEY, RATE, address_vector, flow_label, life_time};
+use super::ids::{Id, Ids, Stage, qp_type, service_id, space};
+use crate::abi::attributes::refuse;
+use crate::abi::commands::Answer;
+use crate::abi::layout::{
+    Writer, path_rec_data, ucm_query_addr_resp, ucm_query_path_resp, ucm_query_route_resp, user_path_rec,
+    uverbs_qp_attr,
+};
+use crate::device::model::DeviceConfig;
+
+/// `RDMA_UDP_QKEY`.
+const UDP_QKEY: u32 = 0x0123_4567;
+/// `IB_PATH_GMP`, `_PRIMARY`, `_BIDIRECTIONAL`.
+const PATH_FLAGS: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 5;
+/// Selector «exactly».
+const EXACTLY: u8 = 2;
+
+/// Bits of an attribute mask, `enum ib_qp_attr_mask`.
+mod mask {
+    pub const STATE: u32 = 1;
+    pub const ACCESS_FLAGS: u32 = 1 << 3;
+    pub const PKEY_INDEX: u32 = 1 << 4;
+    pub const PORT: u32 = 1 << 5;
+    pub const QKEY: u32 = 1 << 6;
+    pub const AV: u32 = 1 << 7;
+    pub const PATH_MTU: u32 = 1 << 8;
+    pub const TIMEOUT: u32 = 1 << 9;
+    pub const RETRY_CNT: u32 = 1 << 10;
+    pub const RNR_RETRY: u32 = 1 << 11;
+    pub const RQ_PSN: u32 = 1 << 12;
+    pub const MAX_QP_RD_ATOMIC: u32 = 1 << 13;
+    pub const MIN_RNR_TIMER: u32 = 1 << 15;
+    pub const SQ_PSN: u32 = 1 << 16;
+    pub const MAX_DEST_RD_ATOMIC: u32 = 1 << 17;
+    pub const DEST_QPN: u32 = 1 << 20;
+}
+
+fn device<'i>(ids: &'i Ids, id: &Id) -> Option<&'i DeviceConfig> {
+    id.device.and_then(|device| ids.devices.get(device))
+}
+
+/// Whether the id knows how to reach the other end.
+fn has_route(id: &Id) -> bool {
+    matches!(id.stage, Stage::RouteResolved | Stage::Connected | Stage::Disconnected)
+}
+
+fn gids(id: &Id) -> (Gid, Gid) {
+    (id.source.gid().unwrap_or_default(), id.destination.gid().unwrap_or_default())
+}
+
+/// QUERY_ROUTE.
+pub fn route(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
+    use ucm_query_route_resp as at;
+    call.need_room(at::IBDEV_INDEX)?;
+    let (number, response, _) = call.queried();
+    ids.id(around.file, number)?;
+    let Some(id) = ids.ids.get(&number) else { return Ok(()) };
+    let mut answer = Writer::<{ at::SIZE }>::new()
+        .bytes(at::SRC, &id.source.write()[..28])
+        .bytes(at::DST, &id.destination.write()[..28]);
+    if let Some(device) = device(ids, id) {
+        let (source, destination) = gids(id);
+        let mut path = Writer::<{ user_path_rec::SIZE }>::new()
+            .bytes(user_path_rec::DGID, &destination.0)
+            .bytes(user_path_rec::SGID, &source.0)
+            .bytes(user_path_rec::PKEY, &PKEY.to_be_bytes());
+        if has_route(id) {
+            path = path
+                .bytes(user_path_rec::FLOW_LABEL, &flow_label(id).to_be_bytes())
+                .u32(user_path_rec::REVERSIBLE, 1)
+                .u32(user_path_rec::MTU, device.mtu.into())
+                .u8(user_path_rec::HOP_LIMIT, HOP_LIMIT)
+                .u8(user_path_rec::TRAFFIC_CLASS, id.traffic_class)
+                .u8(user_path_rec::NUMB_PATH, 1)
+                .u8(user_path_rec::MTU_SELECTOR, EXACTLY)
+                .u8(user_path_rec::RATE_SELECTOR, EXACTLY)
+                .u8(user_path_rec::RATE, RATE)
+                .u8(user_path_rec::LIFE_TIME_SELECTOR, EXACTLY)
+                .u8(user_path_rec::LIFE_TIME, life_time(id));
+        }
+        answer = answer
+            .bytes(at::NODE_GUID, &device.guid.to_be_bytes())
+            .bytes(at::IB_ROUTE, &path.finish())
+            .u32(at::NUM_PATHS, u32::from(has_route(id)))
+            .u8(at::PORT_NUM, 1)
+            .u32(at::IBDEV_INDEX, id.device.unwrap_or(0) as u32);
+    }
+    call.respond(around.memory, response, &answer.finish())
+}
+
+/// QUERY.
+pub fn query(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
+    let (number, response, option) = call.queried();
+    ids.id(around.file, number)?;
+    let Some(id) = ids.ids.get(&number) else { return Ok(()) };
+    match option {
+        0 | 2 => {
+            call.need_room(ucm_query_addr_resp::IBDEV_INDEX)?;
+            call.respond(around.memory, response, &addresses(ids, id, option == 2))
+        }
+        1 => {
+            call.need_room(ucm_query_path_resp::SIZE)?;
+            call.respond(around.memory, response, &paths(ids, id, call.room()))
+        }
+        other => Err(refuse(libc::ENOSYS, format!("QUERY for {other}"))),
+    }
+}
+
+/// Addresses as they are, or as GIDs.
+fn addresses(ids: &Ids, id: &Id, as_gids: bool) -> [u8; ucm_query_addr_resp::SIZE] {
+    use ucm_query_addr_resp as at;
+    let mut answer = Writer::new();
+    if let Some(device) = device(ids, id) {
+        answer = answer
+            .bytes(at::NODE_GUID, &device.guid.to_be_bytes())
+            .u8(at::PORT_NUM, 1)
+            .bytes(at::PKEY, &PKEY.to_be_bytes())
+            .u32(at::IBDEV_INDEX, id.device.unwrap_or(0) as u32);
+    }
+    if as_gids {
+        let (source, destination) = gids(id);
+        let remote = u64::from(id.space) << 16 | u64::from(id.destination.port());
+        return answer
+            .bytes(at::PKEY, &PKEY.to_be_bytes())
+            .u16(at::SRC_SIZE, Address::IB_BYTES)
+            .u16(at::DST_SIZE, Address::IB_BYTES)
+            .bytes(at::SRC, &Address::ib(source, service_id(id)))
+            .bytes(at::DST, &Address::ib(destination, remote))
+            .finish();
+    }
+    answer
+        .u16(at::SRC_SIZE, id.source.size() as u16)
+        .u16(at::DST_SIZE, id.destination.size() as u16)
+        .bytes(at::SRC, &id.source.write())
+        .bytes(at::DST, &id.destination.write())
+        .finish()
+}
+
+/// The one path, as the subnet administrator's 64-byte record (IBTA vol. 1 §15.2.5.16), when there is one and room for it.
+fn paths(ids: &Ids, id: &Id, room: usize) -> Vec<u8> {
+    let device = device(ids, id).filter(|_| has_route(id));
+    let count = u32::from(device.is_some());
+    let mut answer = Writer::<{ ucm_query_path_resp::SIZE }>::new()
+        .u32(ucm_query_path_resp::NUM_PATHS, count)
+        .finish()
+        .to_vec();
+    if let Some(device) = device
+        && room >= ucm_query_path_resp::SIZE + path_rec_data::SIZE
+    {
+        let (source, destination) = gids(id);
+        let selected = EXACTLY << 6;
+        let record = Writer::<64>::new()
+            .bytes(8, &destination.0)
+            .bytes(24, &source.0)
+            .bytes(44, &(flow_label(id) << 8 | u32::from(HOP_LIMIT)).to_be_bytes())
+            .u8(48, id.traffic_class)
+            // Reversible, one path.
+            .u8(49, 0x81)
+            .bytes(50, &PKEY.to_be_bytes())
+            .u8(54, selected | device.mtu)
+            .u8(55, selected | RATE)
+            .u8(56, selected | life_time(id))
+            .finish();
+        answer.extend(
+            Writer::<{ path_rec_data::SIZE }>::new()
+                .u32(path_rec_data::FLAGS, PATH_FLAGS)
+                .bytes(path_rec_data::PATH_REC, &record)
+                .finish(),
+        );
+    }
+    answer
+}
+
+/// INIT_QP_ATTR: what a QP is to be set to for its next state.
+pub fn init_qp_attr(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
+    use uverbs_qp_attr as at;
+    call.need_room(at::SIZE)?;
+    let (number, response, state) = call.wanted_state();
+    if state > 6 {
+        return Err(refuse(libc::EINVAL, format!("QP state {state} does not exist")));
+    }
+    ids.id_with_device(around.file, number)?;
+    let Some(id) = ids.ids.get(&number) else { return Ok(()) };
+    let answer = match id.connection {
+        Some(connection) if id.qp_type != qp_type::UD => connected(ids, id, connection, state)?,
+        _ => unconnected(id)?,
+    };
+    call.respond(around.memory, response, &answer.u32(at::STATE, state).finish())
+}
+
+type Attributes = Writer<{ uverbs_qp_attr::SIZE }>;
+
+/// Before there is a connection, and for datagrams: what INIT takes.
+fn unconnected(id: &Id) -> Answer<Attributes> {
+    use uverbs_qp_attr as at;
+    let common = mask::STATE | mask::PKEY_INDEX | mask::PORT;
+    let attributes = Writer::new().u8(at::PORT_NUM, 1);
+    if id.qp_type != qp_type::UD {
+        return Ok(attributes.u32(at::MASK, common | mask::ACCESS_FLAGS));
+    }
+    let qkey = match (id.qkey, id.space) {
+        (0, space::UDP | space::IPOIB) => UDP_QKEY,
+        (qkey, _) => qkey,
+    };
+    Ok(attributes.u32(at::MASK, common | mask::QKEY).u32(at::QKEY, qkey))
+}
+
+/// As far as the connection is.
+fn connected(ids: &Ids, id: &Id, connection: ConnectionId, state: u32) -> Answer<Attributes> {
+    use uverbs_qp_attr as at;
+    let stands = ids.cm.state(connection);
+    let known = ids.cm.attributes(connection);
+    let device = device(ids, id);
+    let (Some(stands), Some(known), Some(device)) = (stands, known, device) else {
+        return Err(refuse(libc::EINVAL, "INIT_QP_ATTR of a connection that is no more"));
+    };
+    let too_early =
+        || refuse(libc::EINVAL, format!("INIT_QP_ATTR for state {state} of a connection in {stands:?}"));
+    let asking = matches!(stands, State::ReqSent | State::ReqAcknowledged);
+    let goes_on = matches!(
+        stands,
+        State::ReqReceived
+            | State::ReqPostponed
+            | State::RepSent
+            | State::RepAcknowledged
+            | State::RepReceived
+            | State::Established
+    );
+    let reliable = known.transport == 0;
+    match state {
+        // INIT
+        1 if asking || goes_on => {
+            /// REMOTE_WRITE, and with responder resources REMOTE_READ and REMOTE_ATOMIC.
+            const ACCESS: [u32; 2] = [1 << 1, 1 << 1 | 1 << 2 | 1 << 3];
+            Ok(Writer::new()
+                .u32(at::MASK, mask::STATE | mask::ACCESS_FLAGS | mask::PKEY_INDEX | mask::PORT)
+                .u32(at::ACCESS_FLAGS, ACCESS[usize::from(known.responder_resources > 0)])
+                .u8(at::PORT_NUM, 1))
+        }
+        // RTR
+        2 if goes_on => {
+            let common = mask::STATE | mask::AV | mask::PATH_MTU | mask::DEST_QPN | mask::RQ_PSN;
+            let more = if reliable { mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER } else { 0 };
+            Ok(Writer::new()
+                .u32(at::MASK, common | more)
+                .bytes(at::AH_ATTR, &address_vector(device, &known.path))
+                .u32(at::PATH_MTU, u32::from(known.path_mtu.min(device.mtu)))
+                .u32(at::DEST_QP_NUM, known.remote_qpn)
+                // Our own, also before the other end was told.
+                .u32(at::RQ_PSN, id.starting_psn)
+                .u8(at::MAX_DEST_RD_ATOMIC, known.responder_resources)
+                .u8(at::MIN_RNR_TIMER, 0))
+        }
+        // RTS
+        3 if goes_on => {
+            let more = mask::TIMEOUT | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC;
+            Ok(Writer::new()
+                .u32(at::MASK, mask::STATE | mask::SQ_PSN | if reliable { more } else { 0 })
+                .u32(at::SQ_PSN, known.sq_psn)
+                .u8(at::TIMEOUT, known.ack_timeout)
+                .u8(at::RETRY_CNT, known.retry)
+                .u8(at::RNR_RETRY, known.rnr_retry)
+                .u8(at::MAX_RD_ATOMIC, known.initiator_depth))
+        }
+        _ => Err(too_early()),
+    }
+}

@@ -1,0 +1,209 @@
+//! One command each: what it answers, and its errno when it is wrong, as Linux's `ucma.c` and `cma.c` have them.
+
+use super::super::address::Address;
+use super::super::ids::space;
+use super::super::queue::event::*;
+use super::*;
+
+#[test]
+fn wrong_lengths_and_numbers_are_refused_as_a_kernel_does() {
+    let [mut program, _] = programs(LinkLayer::Roce);
+    let header =
+        |command: u32, given: u16| Writer::<8>::new().u32(0, command).u16(4, given).finish().to_vec();
+    for (name, bytes, errno) in [
+        ("no header", vec![0; 7], libc::EINVAL),
+        ("a command beyond what was written", header(7, 1), libc::EINVAL),
+        ("an unknown command", header(23, 0), libc::EINVAL),
+        ("GET_OPTION, which no kernel has", header(13, 0), libc::ENOSYS),
+        ("CREATE_ID without room for an answer", bytes_of(0, 3, &[0; 24]), libc::ENOSPC),
+        ("GET_EVENT without room", bytes_of(12, 323, &[0; 8]), libc::ENOSPC),
+        ("QUERY_ROUTE without room", bytes_of(5, 199, &[0; 16]), libc::ENOSPC),
+        ("INIT_QP_ATTR without room", bytes_of(11, 143, &[0; 16]), libc::ENOSPC),
+        ("an empty command for no id", header(10, 0), libc::ENOENT),
+        ("LEAVE_MCAST of no group", bytes_of(17, 4, &[0; 16]), libc::ENOENT),
+    ] {
+        assert_eq!(program.write(&bytes).map_err(|error| error.errno), Err(errno), "{name}");
+    }
+    let create =
+        Writer::<24>::new().u64(ucm_create_id::RESPONSE, 8).u16(ucm_create_id::PS, space::TCP).finish();
+    assert_eq!(program.write(&bytes_of(0, 4, &create)).unwrap_err().errno, libc::EFAULT);
+    assert!(program.ids.ids.is_empty(), "and nothing is left");
+    let wrong = Writer::<24>::new().u16(ucm_create_id::PS, 7).finish();
+    assert_eq!(program.write(&bytes_of(0, 4, &wrong)).unwrap_err().errno, libc::EINVAL, "no such port space");
+}
+
+#[test]
+fn an_address_is_a_device_s_or_nobody_s_and_a_port_one_program_s() {
+    let [mut one, mut other] = programs(LinkLayer::Roce);
+    let free = |program: &mut Program| program.create(space::TCP, 1);
+    for (name, ip, port, errno) in [
+        ("an address in the GID table", IP[0], 7000, 0),
+        ("the second device's", IP[1], 7000, 0),
+        ("every address, another port", [0; 4], 7001, 0),
+        ("a port of every address", IP[0], 7001, libc::EADDRINUSE),
+        ("the same again", IP[0], 7000, libc::EADDRINUSE),
+        ("every address at a port of one", [0; 4], 7000, libc::EADDRINUSE),
+        ("an address of nobody", [192, 0, 2, 1], 7000, libc::ENODEV),
+        ("any port", IP[0], 0, 0),
+    ] {
+        let id = free(&mut one);
+        assert_eq!(one.bind(id, ip, port), errno, "{name}");
+    }
+    let twice = free(&mut one);
+    assert_eq!((one.bind(twice, IP[0], 0), one.bind(twice, IP[0], 0)), (0, libc::EINVAL));
+    // Of another process: what listens.
+    let listener = free(&mut one);
+    assert_eq!((one.bind(listener, IP[0], 8000), one.listen(listener)), (0, 0));
+    let id = free(&mut other);
+    assert_eq!(other.bind(id, [0; 4], 8000), libc::EADDRINUSE);
+    assert_eq!(other.bind(id, IP[1], 8000), 0);
+    one.destroy(listener).unwrap();
+    let id = free(&mut other);
+    assert_eq!(other.bind(id, IP[0], 8000), 0, "free again");
+    assert_eq!(one.bind(999, IP[0], 0), libc::ENOENT);
+}
+
+#[test]
+fn what_cannot_be_reached_is_an_event_and_the_wrong_order_an_error() {
+    let [mut program, _] = programs(LinkLayer::Roce);
+    let id = program.create(space::TCP, 5);
+    for (name, errno) in [
+        ("RESOLVE_ROUTE first", program.resolve_route(id)),
+        ("CONNECT first", program.connect(id, 1, b"")),
+        ("ACCEPT first", program.accept(id, 1, 1, b"")),
+        ("DISCONNECT first", program.disconnect(id)),
+        ("NOTIFY first", program.run(15, &Writer::<8>::new().u32(0, id).u32(4, 4).finish())),
+        ("INIT_QP_ATTR first", program.attributes(id, 1).unwrap_err()),
+    ] {
+        assert_eq!(errno, libc::EINVAL, "{name}");
+    }
+    assert_eq!(program.resolve_addr(id, [192, 0, 2, 9], 1), 0);
+    let told = program.expect(ADDR_ERROR);
+    assert_eq!((told.uid, told.status), (5, -libc::EHOSTUNREACH));
+    assert_eq!(program.resolve_addr(id, IP[1], 7174), 0, "another try");
+    program.expect(ADDR_RESOLVED);
+    assert_eq!(program.resolve_addr(id, IP[1], 7174), libc::EINVAL, "once");
+    assert_eq!(program.connect(id, 1, b""), libc::EINVAL, "no route yet");
+    assert_eq!(program.listen(id), libc::EINVAL);
+    assert_eq!(program.resolve_route(id), 0);
+    assert_eq!(program.connect(id, 1, &[0; 57]), libc::EINVAL, "56 bytes of private data and no more");
+    assert_eq!(program.connect(id, 1, &[0; 56]), 0);
+    let [mut ib, _] = programs(LinkLayer::Ib);
+    let id = ib.create(space::TCP, 5);
+    assert_eq!(ib.resolve_addr(id, IP[1], 1), 0);
+    assert_eq!(ib.expect(ADDR_ERROR).status, -libc::ENODEV, "devices without IP addresses");
+}
+
+#[test]
+fn queries_tell_addresses_gids_and_the_one_path() {
+    let [mut program, _] = programs(LinkLayer::Roce);
+    let id = program.create(space::TCP, 5);
+    let query = |option| Writer::<16>::new().u32(ucm_query::ID, id).u32(ucm_query::OPTION, option).finish();
+    use ucm_query_addr_resp as addr;
+    let before: [u8; addr::SIZE] = program.ask(19, 0, &query(0)).unwrap();
+    assert_eq!((Reader(&before).u64(addr::NODE_GUID), Reader(&before).u16(addr::SRC_SIZE)), (0, 0));
+    assert_eq!(program.resolve_addr(id, IP[1], 7174), 0);
+    let told: [u8; addr::SIZE] = program.ask(19, 0, &query(0)).unwrap();
+    let guid = program.ids.devices[1].guid;
+    assert_eq!(told[addr::NODE_GUID..addr::NODE_GUID + 8], guid.to_be_bytes());
+    assert_eq!((told[addr::PORT_NUM], Reader(&told).u16(addr::DST_SIZE)), (1, 16));
+    assert_eq!(told[addr::DST..addr::DST + 8], sockaddr(IP[1], 7174)[..8]);
+    assert_eq!(told[addr::SRC + 4..addr::SRC + 8], IP[1], "one's own address is reached from itself");
+    let gids: [u8; addr::SIZE] = program.ask(19, 0, &query(2)).unwrap();
+    let destination = Address::read(&gids[addr::DST..]).unwrap();
+    assert_eq!((destination.size(), &gids[addr::DST + 20..addr::DST + 24]), (48, &IP[1][..]));
+    let path: [u8; 80] = program.ask(19, 0, &query(1)).unwrap();
+    assert_eq!(Reader(&path).u32(0), 0, "no route yet");
+    assert_eq!(program.resolve_route(id), 0);
+    let path: [u8; 80] = program.ask(19, 0, &query(1)).unwrap();
+    assert_eq!(Reader(&path).u32(0), 1);
+    // Flow label and hop limit, class, reversible, P_Key; selectors «exactly», MTU 4096, rate, lifetime 18.
+    let record = &path[16..];
+    assert_eq!((record[47], record[49], &record[50..52]), (64, 0x81, &[0xff, 0xff][..]));
+    assert_eq!(record[54..57], [0x85, 0x90, 0x92]);
+    use ucm_query_route_resp as route;
+    let told: [u8; route::SIZE] = program.ask(5, 0, &query(0)).unwrap();
+    assert_eq!((Reader(&told).u32(route::NUM_PATHS), told[route::PORT_NUM]), (1, 1));
+    assert_eq!(told[route::DST..route::DST + 8], sockaddr(IP[1], 7174)[..8]);
+    let rec = route::IB_ROUTE;
+    assert_eq!(told[rec + 12..rec + 16], IP[1]);
+    assert_eq!((Reader(&told).u32(rec + user_path_rec::MTU), told[rec + user_path_rec::LIFE_TIME]), (5, 18));
+    assert_eq!(program.ask::<280>(19, 0, &query(3)), Err(libc::ENOSYS));
+}
+
+#[test]
+fn the_newer_commands_say_how_long_addresses_are() {
+    let [mut program, _] = programs(LinkLayer::Roce);
+    let bind = |id, size, address: &[u8]| {
+        use ucm_bind as at;
+        Writer::<{ at::SIZE }>::new()
+            .u32(at::ID, id)
+            .u16(at::ADDR_SIZE, size)
+            .bytes(at::ADDR, address)
+            .finish()
+    };
+    let id = program.create(space::TCP, 5);
+    assert_eq!(program.run(20, &bind(id, 28, &sockaddr(IP[0], 0))), libc::EINVAL, "IPv4 has 16 bytes");
+    assert_eq!(program.run(20, &bind(id, 0, &sockaddr(IP[0], 0))), libc::EINVAL);
+    assert_eq!(program.run(20, &bind(id, 16, &sockaddr(IP[0], 0))), 0);
+    // How librdmacm asks whether there are these commands.
+    let probe = program.create(space::IB, 6);
+    assert_eq!(program.run(20, &bind(probe, 48, &Address::ib(Gid([0; 16]), 0x0106_0000))), 0);
+    use ucm_resolve_addr as at;
+    let resolve = |source: u16, destination: u16| {
+        Writer::<{ at::SIZE }>::new()
+            .u32(at::ID, id)
+            .u16(at::SRC_SIZE, source)
+            .u16(at::DST_SIZE, destination)
+            .bytes(at::DST, &sockaddr(IP[1], 7174))
+            .finish()
+    };
+    assert_eq!(program.run(21, &resolve(0, 0)), libc::EINVAL);
+    assert_eq!(program.run(21, &resolve(16, 16)), libc::EINVAL, "a source that is none");
+    assert_eq!(program.run(21, &resolve(0, 16)), 0);
+    program.expect(ADDR_RESOLVED);
+}
+
+#[test]
+fn options_are_checked_by_level_name_and_length() {
+    let [mut program, _] = programs(LinkLayer::Roce);
+    let id = program.create(space::TCP, 5);
+    let value = [5_u8, 0, 0, 0, 0, 0, 0, 0];
+    let mut set = |id, level, name, len| {
+        use ucm_set_option as at;
+        let body = Writer::<{ at::SIZE }>::new()
+            .u64(at::OPTVAL, value.as_ptr() as u64)
+            .u32(at::ID, id)
+            .u32(at::LEVEL, level)
+            .u32(at::OPTNAME, name)
+            .u32(at::OPTLEN, len);
+        program.run(14, &body.finish())
+    };
+    for (name, level, option, len, errno) in [
+        ("type of service", 0, 0, 1, 0),
+        ("type of service, too long", 0, 0, 4, libc::EINVAL),
+        ("reuse", 0, 1, 4, 0),
+        ("family only", 0, 2, 4, 0),
+        ("ACK time-out", 0, 3, 1, 0),
+        ("unknown", 0, 4, 1, libc::ENOSYS),
+        ("a path of InfiniBand", 1, 1, 8, libc::EINVAL),
+        ("another level", 2, 0, 1, libc::ENOSYS),
+        ("longer than a kernel takes", 0, 0, u32::MAX, libc::EINVAL),
+    ] {
+        assert_eq!(set(id, level, option, len), errno, "{name}");
+    }
+    assert_eq!(set(id + 1, 0, 0, 1), libc::ENOENT);
+    assert_eq!(program.ids.ids[&id].traffic_class, 5);
+}
+
+#[test]
+fn groups_are_refused_as_by_a_device_without_multicast() {
+    let [mut program, _] = programs(LinkLayer::Roce);
+    let id = program.create(space::UDP, 5);
+    let join = Writer::<{ ucm_join_ip_mcast::SIZE }>::new().u32(ucm_join_ip_mcast::ID, id).finish();
+    assert_eq!(program.run(16, &join), libc::EINVAL, "not bound to a device");
+    assert_eq!(program.bind(id, IP[0], 0), 0);
+    assert_eq!(program.run(16, &join), libc::ENOSYS);
+    let join = Writer::<{ ucm_join_mcast::SIZE }>::new().u32(ucm_join_mcast::ID, id).finish();
+    assert_eq!(program.run(22, &join), libc::ENOSYS);
+}

@@ -1,0 +1,224 @@
+//! Whole connections by commands: what each program is told, and what its QP is to be set to.
+
+use super::super::ids::space;
+use super::super::queue::event::*;
+use super::*;
+
+const UID: u64 = 0x1111;
+const LISTENING: u64 = 0x2222;
+const ACCEPTED: u64 = 0x3333;
+
+/// A listener at end 1, port 7174.
+fn listening(server: &mut Program, port_space: u16) -> u32 {
+    let id = server.create(port_space, LISTENING);
+    assert_eq!((server.bind(id, [0; 4], 7174), server.listen(id)), (0, 0));
+    id
+}
+
+/// An id of the client with a route to it.
+fn routed(client: &mut Program, port_space: u16) -> u32 {
+    let id = client.create(port_space, UID);
+    assert_eq!(client.resolve_addr(id, IP[1], 7174), 0);
+    client.expect(ADDR_RESOLVED);
+    assert_eq!(client.resolve_route(id), 0);
+    client.expect(ROUTE_RESOLVED);
+    id
+}
+
+fn connected() -> ([Program; 2], u32, u32) {
+    let [mut client, mut server] = programs(LinkLayer::Roce);
+    listening(&mut server, space::TCP);
+    let asking = routed(&mut client, space::TCP);
+    assert_eq!(client.connect(asking, 0x41, b"hello"), 0);
+    let asked = server.expect(CONNECT_REQUEST).id;
+    assert_eq!(server.accept(asked, ACCEPTED, 0x42, b"welcome"), 0);
+    client.expect(CONNECT_RESPONSE);
+    assert_eq!(client.ready(asking), 0);
+    server.expect(ESTABLISHED);
+    ([client, server], asking, asked)
+}
+
+#[test]
+fn a_connection_is_made_by_commands_and_both_queue_pairs_fit() {
+    let [mut client, mut server] = programs(LinkLayer::Roce);
+    listening(&mut server, space::TCP);
+    let asking = routed(&mut client, space::TCP);
+    // Before it asks, a QP can be initialised and no more.
+    let init = client.attributes(asking, 1).unwrap();
+    assert_eq!(Reader(&init).u32(uverbs_qp_attr::MASK), 0b11_1001);
+    assert_eq!(client.connect(asking, 0x41, b"hello"), 0);
+
+    let told = server.expect(CONNECT_REQUEST);
+    use ucm_conn_param as conn;
+    let fields = told.fields();
+    assert_eq!((told.uid, fields.u32(conn::QP_NUM)), (LISTENING, 0x41));
+    assert_eq!((fields.u8(conn::PRIVATE_DATA_LEN), &fields.array::<5>(conn::PRIVATE_DATA)), (56, b"hello"));
+    // What they hold, we may have outstanding, and the other way round.
+    assert_eq!((fields.u8(conn::RESPONDER_RESOURCES), fields.u8(conn::INITIATOR_DEPTH)), (2, 3));
+    assert_eq!((fields.u8(conn::RETRY_COUNT), fields.u8(conn::RNR_RETRY_COUNT)), (7, 6));
+    let asked = told.id;
+    let theirs = [1, 2, 3].map(|state| server.attributes(asked, state).unwrap());
+    assert_eq!(server.accept(asked, ACCEPTED, 0x42, b"welcome"), 0);
+
+    let told = client.expect(CONNECT_RESPONSE);
+    assert_eq!((told.uid, told.id, told.fields().u32(conn::QP_NUM)), (UID, asking, 0x42));
+    assert_eq!(told.fields().u8(conn::PRIVATE_DATA_LEN), 196);
+    assert_eq!(&told.fields().array::<7>(conn::PRIVATE_DATA), b"welcome");
+    let ours = [1, 2, 3].map(|state| client.attributes(asking, state).unwrap());
+    assert_eq!(client.ready(asking), 0);
+    assert_eq!((server.expect(ESTABLISHED).uid, client.event().is_none()), (ACCEPTED, true));
+
+    use uverbs_qp_attr as at;
+    for (name, mine, other, qpn) in [("client", &ours, &theirs, 0x42), ("server", &theirs, &ours, 0x41)] {
+        let (init, rtr, rts) = (Reader(&mine[0]), Reader(&mine[1]), Reader(&mine[2]));
+        // REMOTE_WRITE, REMOTE_READ and REMOTE_ATOMIC, as there are responder resources.
+        assert_eq!((init.u32(at::ACCESS_FLAGS), init.u8(at::PORT_NUM)), (0b1110, 1), "{name}");
+        assert_eq!(rtr.u32(at::MASK), 0x12_9181, "{name}");
+        assert_eq!((rtr.u32(at::DEST_QP_NUM), rtr.u32(at::PATH_MTU)), (qpn, 5), "{name}");
+        assert_eq!(rts.u32(at::MASK), 0x1_2e01, "{name}");
+        assert_eq!((rts.u8(at::RETRY_CNT), rts.u8(at::RNR_RETRY)), (7, 6), "{name}");
+        assert_eq!(
+            rts.u32(at::SQ_PSN),
+            Reader(&other[1]).u32(at::RQ_PSN),
+            "{name} sends what the other expects"
+        );
+        // At least twice the packet lifetime.
+        assert!(rts.u8(at::TIMEOUT) > 18, "{name}");
+    }
+    let vector = |attributes: &[u8]| attributes[at::AH_ATTR..at::AH_ATTR + uverbs_ah_attr::SIZE].to_vec();
+    let (a, b) = (vector(&ours[1]), vector(&theirs[1]));
+    assert_eq!(
+        (&a[12..16], &b[12..16]),
+        (&IP[1][..], &IP[1][..]),
+        "one device has the address, and loops back"
+    );
+    assert_eq!(
+        (a[uverbs_ah_attr::SGID_INDEX], a[uverbs_ah_attr::IS_GLOBAL], a[uverbs_ah_attr::HOP_LIMIT]),
+        (3, 1, 64)
+    );
+    assert_eq!(a[16..20], b[16..20], "one flow label both ways");
+}
+
+#[test]
+fn a_connection_that_ends_is_told_once_on_each_side_and_its_names_rest() {
+    let ([mut client, mut server], asking, asked) = connected();
+    assert_eq!(client.disconnect(asking), 0);
+    assert_eq!(server.expect(DISCONNECTED).status, 0);
+    assert!(client.event().is_none(), "not before the other end answers");
+    assert_eq!(server.disconnect(asked), 0);
+    client.expect(DISCONNECTED);
+    assert_eq!((client.disconnect(asking), client.event().is_none()), (0, true), "once more is nothing");
+    for program in [&mut client, &mut server] {
+        program.now = Now(100_000_000_000);
+        program.expect(TIMEWAIT_EXIT);
+    }
+    // ADDR_RESOLVED, ROUTE_RESOLVED, CONNECT_RESPONSE, DISCONNECTED, TIMEWAIT_EXIT.
+    assert_eq!(client.destroy(asking), Ok(5));
+    // ESTABLISHED, DISCONNECTED, TIMEWAIT_EXIT; the request was the listener's.
+    assert_eq!(server.destroy(asked), Ok(3));
+}
+
+#[test]
+fn letting_a_connection_go_ends_it_for_the_other_side() {
+    let ([mut client, mut server], asking, asked) = connected();
+    client.destroy(asking).unwrap();
+    server.expect(DISCONNECTED);
+    server.destroy(asked).unwrap();
+    client.ids.turn(Now(2));
+    assert!(client.event().is_none());
+    let ([mut client, mut server], _, _) = connected();
+    let file = server.file;
+    server.ids.close(Now(2), file);
+    server.ids.turn(Now(2));
+    client.expect(DISCONNECTED);
+}
+
+#[test]
+fn a_refusal_comes_with_its_reason_and_private_data() {
+    for who in ["nobody listens", "the program", "its end"] {
+        let [mut client, mut server] = programs(LinkLayer::Roce);
+        let listener = (who != "nobody listens").then(|| listening(&mut server, space::TCP));
+        let asking = routed(&mut client, space::TCP);
+        assert_eq!(client.connect(asking, 0x41, b""), 0);
+        match who {
+            "the program" => {
+                let id = server.expect(CONNECT_REQUEST).id;
+                let body = Writer::<{ ucm_reject::SIZE }>::new()
+                    .u32(ucm_reject::ID, id)
+                    .u8(ucm_reject::PRIVATE_DATA_LEN, 3)
+                    .bytes(ucm_reject::PRIVATE_DATA, b"why");
+                assert_eq!(server.run(9, &body.finish()), 0);
+            }
+            // The request waits unread, and goes with its listener.
+            "its end" => {
+                server.ids.turn(Now(2));
+                server.destroy(listener.unwrap()).unwrap();
+            }
+            _ => _ = server.ids.turn(Now(2)),
+        }
+        let told = client.expect(REJECTED);
+        assert_eq!(told.status, if who == "nobody listens" { 8 } else { 28 }, "{who}");
+        let private = told.fields().array::<3>(ucm_conn_param::PRIVATE_DATA);
+        assert_eq!(&private == b"why", who == "the program");
+        assert_eq!(told.fields().u8(ucm_conn_param::PRIVATE_DATA_LEN), 148, "{who}");
+        assert_eq!(client.ready(asking), libc::EINVAL, "{who}: it is no more");
+    }
+}
+
+#[test]
+fn nobody_there_is_an_event_after_its_time() {
+    let [mut client, _] = programs(LinkLayer::Roce);
+    let asking = routed(&mut client, space::TCP);
+    assert_eq!(client.connect(asking, 0x41, b""), 0);
+    let begun = client.now;
+    let told = loop {
+        client.now = client.ids.cm.poll_timeout().expect("something is due until it is told");
+        if let Some(told) = client.event() {
+            break told;
+        }
+    };
+    assert_eq!((told.kind, told.status), (UNREACHABLE, -libc::ETIMEDOUT));
+    // 16 times 4.3 s for the answer and twice 1.1 s for the way.
+    assert_eq!(client.now.0 - begun.0, 16 * ((4_096 << 20) + 2 * (4_096 << 18)));
+}
+
+#[test]
+fn a_datagram_service_is_found_by_its_port() {
+    let [mut client, mut server] = programs(LinkLayer::Roce);
+    listening(&mut server, space::UDP);
+    let asking = routed(&mut client, space::UDP);
+    let attributes = client.attributes(asking, 1).unwrap();
+    assert_eq!(Reader(&attributes).u32(uverbs_qp_attr::QKEY), 0x0123_4567);
+    assert_eq!(client.connect(asking, 0, b"who"), 0);
+    let told = server.expect(CONNECT_REQUEST);
+    assert_eq!(told.fields().u8(ucm_ud_param::PRIVATE_DATA_LEN), 180);
+    assert_eq!(&told.fields().array::<3>(ucm_ud_param::PRIVATE_DATA), b"who");
+    assert_eq!(server.accept(told.id, ACCEPTED, 0x42, b"me"), 0);
+    let told = client.expect(ESTABLISHED);
+    use ucm_ud_param as at;
+    assert_eq!((told.fields().u32(at::QP_NUM), told.fields().u32(at::QKEY)), (0x42, 0x0123_4567));
+    assert_eq!(told.fields().array::<4>(at::AH_ATTR + 12), IP[1]);
+    assert_eq!(told.fields().u8(at::AH_ATTR + uverbs_ah_attr::IS_GLOBAL), 1);
+    assert!(server.event().is_none(), "a datagram service hears no more");
+}
+
+#[test]
+fn an_id_moves_to_another_file_with_its_events() {
+    let ([mut client, mut server], asking, asked) = connected();
+    server.disconnect(asked);
+    client.ids.turn(Now(3));
+    let (queue, fd) = Queue::new().unwrap();
+    // SAFETY: the test is the program, and the descriptor is the program's.
+    let other = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+    let (old, old_pipe) = (client.file, std::mem::replace(&mut client.pipe, other));
+    client.file = client.ids.open(queue);
+    client.others.insert(77, old);
+    use ucm_migrate_id as at;
+    let body = |fd| Writer::<{ at::SIZE }>::new().u32(at::ID, asking).u32(at::FD, fd).finish();
+    assert_eq!(client.ask::<4>(18, 0, &body(78)), Err(libc::EINVAL), "a descriptor of something else");
+    // ADDR_RESOLVED, ROUTE_RESOLVED, CONNECT_RESPONSE.
+    assert_eq!(client.ask(18, 0, &body(77)).map(u32::from_ne_bytes), Ok(3));
+    client.expect(DISCONNECTED);
+    assert_eq!(client.ask::<4>(18, 0, &body(77)), Err(libc::EINVAL), "it is not there any more");
+    drop(old_pipe);
+}

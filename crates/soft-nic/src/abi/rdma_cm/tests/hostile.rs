@@ -1,0 +1,104 @@
+//! Commands and MADs from nowhere: an errno or nothing, never a panic, and no more room than there is.
+
+use super::super::ids::space;
+use super::*;
+
+/// splitmix64, public domain by S. Vigna.
+struct Rng(u64);
+
+impl Rng {
+    fn one_in(&mut self, count: u64) -> bool {
+        self.next().is_multiple_of(count)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+}
+
+#[test]
+fn random_commands_are_answered_and_break_nothing() {
+    let mut rng = Rng(11);
+    let [mut client, mut server] = programs(LinkLayer::Roce);
+    let (mut done, mut refused) = (0, 0);
+    let mut answer = [0_u8; 512];
+    for round in 0..40_000 {
+        let program = if rng.one_in(2) { &mut client } else { &mut server };
+        let command = (rng.next() % 24) as u32;
+        let mut body = vec![0; (rng.next() % 320) as usize];
+        for _ in 0..rng.next() % 6 {
+            if let Some(at) = (rng.next() as usize).checked_rem(body.len()) {
+                body[at] = rng.next() as u8;
+            }
+        }
+        // Mostly an answer that can be written, and an id that may exist, wherever the command has them.
+        let address = if rng.one_in(8) { rng.next() } else { answer.as_mut_ptr() as u64 };
+        for at in [0, 8] {
+            if rng.one_in(2) && body.len() >= at + 8 {
+                body[at..at + 8].copy_from_slice(&address.to_ne_bytes());
+            }
+        }
+        for at in [0, 8, 36, 44, 56, 272, 280] {
+            if rng.one_in(3) && body.len() >= at + 4 {
+                body[at..at + 4].copy_from_slice(&((rng.next() % 40) as u32).to_ne_bytes());
+            }
+        }
+        for at in [0, 8, 16, 28, 144] {
+            if rng.one_in(3) && body.len() >= at + 8 {
+                body[at..at + 8]
+                    .copy_from_slice(&sockaddr(IP[round % 2], 7000 + (rng.next() % 4) as u16)[..8]);
+            }
+        }
+        let room = if rng.one_in(4) { rng.next() as usize % 512 } else { 336 };
+        match program.write(&bytes_of(command, room, &body)) {
+            Ok(_) => done += 1,
+            Err(error) => {
+                assert!(error.errno > 0 && error.errno < 134, "{error}");
+                refused += 1;
+            }
+        }
+        program.now = Now(program.now.0 + rng.next() % 10_000_000);
+        if program.ids.ids.len() > 200 {
+            let all: Vec<u32> = program.ids.ids.keys().copied().collect();
+            all.into_iter().for_each(|id| _ = program.ids.destroy(Now(1), id));
+        }
+    }
+    assert!(done > 1_000 && refused > 10_000, "{done} done, {refused} refused");
+}
+
+#[test]
+fn a_listener_that_nobody_serves_takes_what_its_backlog_allows() {
+    let [mut client, mut server] = programs(LinkLayer::Roce);
+    let id = server.create(space::TCP, 1);
+    assert_eq!((server.bind(id, [0; 4], 7174), server.listen(id)), (0, 0));
+    for qpn in 0..50 {
+        let asking = client.create(space::TCP, 2);
+        assert_eq!(client.resolve_addr(asking, IP[1], 7174), 0);
+        assert_eq!(client.resolve_route(asking), 0);
+        assert_eq!(client.connect(asking, qpn, b""), 0);
+    }
+    server.ids.turn(Now(2));
+    // The backlog of 3, and the listener itself.
+    assert_eq!((server.ids.ids.len(), server.ids.cm.counters().full), (4, 47));
+}
+
+#[test]
+fn a_request_without_an_ip_header_is_refused() {
+    use roce::wire::cm::{CmMad, Message, Req};
+    let [mut client, mut server] = programs(LinkLayer::Roce);
+    let id = server.create(space::TCP, 1);
+    assert_eq!((server.bind(id, [0; 4], 7174), server.listen(id)), (0, 0));
+    let message = Message::Req(Req { local_id: 9, service: 0x0106_1c06, qpn: 8, ..Req::default() });
+    let mad = CmMad { transaction: 1, message, private: &[0x77; 92] }.encode().unwrap();
+    let (from, to) = (Gid::from_ipv4(IP[0]), Gid::from_ipv4(IP[1]));
+    client.ids.port.send(Letter { from, to, mad: Box::new(mad) });
+    assert!(server.event().is_none());
+    assert_eq!((server.ids.ids.len(), server.ids.cm.connections()), (1, 0));
+    let answers = client.ids.port.receive();
+    let [answer] = &answers[..] else { panic!("{answers:?}") };
+    let Message::Rej(rej) = CmMad::decode(&*answer.mad).unwrap().message else { panic!() };
+    assert_eq!(rej.reason, 28);
+}

@@ -1,0 +1,261 @@
+//! Commands as a program writes them, on two connection managers joined by a queue of MADs.
+
+mod commands;
+mod connections;
+mod hostile;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+
+use roce::Now;
+use roce::wire::Gid;
+
+use super::call::{Around, Call};
+use super::ids::Ids;
+use super::queue::Queue;
+use crate::abi::layout::*;
+use crate::config::{Config, LinkLayer};
+use crate::device::command::CommandError;
+use crate::device::model::DeviceConfig;
+use crate::dma::Host;
+use crate::link::ServiceError;
+use crate::link::mads::{Letter, MadPort};
+
+/// What carries MADs between the two, and knows who listens.
+#[derive(Debug, Default)]
+pub struct Hub {
+    boxes: [Vec<Letter>; 2],
+    services: Vec<(usize, u64, Option<Gid>)>,
+}
+
+struct Port {
+    hub: Arc<Mutex<Hub>>,
+    end: usize,
+}
+
+impl MadPort for Port {
+    fn send(&mut self, letter: Letter) {
+        self.hub.lock().unwrap().boxes[1 - self.end].push(letter);
+    }
+
+    fn receive(&mut self) -> Vec<Letter> {
+        std::mem::take(&mut self.hub.lock().unwrap().boxes[self.end])
+    }
+
+    fn announce(&mut self, service: u64, address: Option<Gid>) -> Result<(), ServiceError> {
+        if self.is_taken(service, address) {
+            return Err(ServiceError::Taken(1));
+        }
+        self.hub.lock().unwrap().services.push((self.end, service, address));
+        Ok(())
+    }
+
+    fn withdraw(&mut self, service: u64, address: Option<Gid>) {
+        self.hub.lock().unwrap().services.retain(|taken| *taken != (self.end, service, address));
+    }
+
+    fn is_taken(&self, service: u64, address: Option<Gid>) -> bool {
+        let hub = self.hub.lock().unwrap();
+        hub.services.iter().any(|(end, taken, at)| {
+            *end != self.end && *taken == service && (at.is_none() || address.is_none() || *at == address)
+        })
+    }
+}
+
+/// An event as a program reads it.
+#[derive(Debug, Clone)]
+pub struct Told {
+    pub uid: u64,
+    pub id: u32,
+    pub kind: u32,
+    pub status: i32,
+    pub param: Vec<u8>,
+}
+
+impl Told {
+    pub fn fields(&self) -> Reader<'_> {
+        Reader(&self.param)
+    }
+}
+
+/// A program with one open file.
+pub struct Program {
+    pub ids: Ids,
+    pub file: u32,
+    pub pipe: File,
+    pub now: Now,
+    pub others: BTreeMap<i32, u32>,
+    memory: Host,
+}
+
+/// The two programs' addresses: devices 0 and 1 of the same fabric.
+pub const IP: [[u8; 4]; 2] = [[10, 9, 0, 1], [10, 9, 0, 2]];
+
+pub fn sockaddr(ip: [u8; 4], port: u16) -> [u8; 28] {
+    let mut out = [0; 28];
+    out[..2].copy_from_slice(&2_u16.to_ne_bytes());
+    out[2..4].copy_from_slice(&port.to_be_bytes());
+    out[4..8].copy_from_slice(&ip);
+    out
+}
+
+pub fn programs(link_layer: LinkLayer) -> [Program; 2] {
+    let hub = Arc::new(Mutex::new(Hub::default()));
+    let config = Config { devices: 2, link_layer, ipv4: Some(IP[0].into()), ..Config::default() };
+    [0, 1].map(|end| {
+        let devices = (0..2).map(|index| DeviceConfig::new(&config, index)).collect();
+        let port = Box::new(Port { hub: hub.clone(), end });
+        let mut ids = Ids::new(devices, port, end as u8 + 1, 0x5_0000_0077);
+        let (queue, fd) = Queue::new().unwrap();
+        let file = ids.open(queue);
+        // SAFETY: the test is the program, and the descriptor is the program's.
+        let pipe = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        Program { ids, file, pipe, now: Now(1), others: BTreeMap::new(), memory: Host::new().unwrap() }
+    })
+}
+
+/// A write: header and command.
+pub fn bytes_of(command: u32, out: usize, body: &[u8]) -> Vec<u8> {
+    let header = Writer::<{ ucm_hdr::SIZE }>::new()
+        .u32(ucm_hdr::CMD, command)
+        .u16(ucm_hdr::IN, body.len() as u16)
+        .u16(ucm_hdr::OUT, out as u16)
+        .finish();
+    [&header[..], body].concat()
+}
+
+impl Program {
+    /// Writes bytes.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<usize, CommandError> {
+        let call = Call::read(&self.memory, bytes.as_ptr() as u64, bytes.len())?;
+        let file_of = |fd| self.others.get(&fd).copied();
+        let around = Around { memory: &self.memory, now: self.now, file: self.file, file_of: &file_of };
+        let done = match call.is_get_event() {
+            true => call.check_get_event().and_then(|()| call.get_event(&mut self.ids, &around).map(|_| ())),
+            false => call.run(&mut self.ids, &around),
+        };
+        self.ids.turn(self.now);
+        done.map(|()| call.written())
+    }
+
+    /// A command without an answer; its errno, 0 for none.
+    pub fn run(&mut self, command: u32, body: &[u8]) -> i32 {
+        self.write(&bytes_of(command, 0, body)).map_or_else(|error| error.errno, |_| 0)
+    }
+
+    /// A command whose answer goes to the address at the beginning of the command.
+    pub fn ask<const N: usize>(&mut self, command: u32, at: usize, body: &[u8]) -> Result<[u8; N], i32> {
+        let mut answer = [0xee_u8; N];
+        let mut body = body.to_vec();
+        body[at..at + 8].copy_from_slice(&(answer.as_mut_ptr() as u64).to_ne_bytes());
+        self.write(&bytes_of(command, N, &body)).map(|_| answer).map_err(|error| error.errno)
+    }
+
+    pub fn create(&mut self, space: u16, uid: u64) -> u32 {
+        use ucm_create_id as at;
+        let body =
+            Writer::<{ at::SIZE }>::new().u64(at::UID, uid).u16(at::PS, space).u8(at::QP_TYPE, 2).finish();
+        u32::from_ne_bytes(self.ask(0, at::RESPONSE, &body).unwrap())
+    }
+
+    pub fn destroy(&mut self, id: u32) -> Result<u32, i32> {
+        let body = Writer::<16>::new().u32(ucm_destroy_id::ID, id).finish();
+        self.ask(1, 0, &body).map(u32::from_ne_bytes)
+    }
+
+    pub fn bind(&mut self, id: u32, ip: [u8; 4], port: u16) -> i32 {
+        use ucm_bind_ip as at;
+        let body =
+            Writer::<{ at::SIZE }>::new().bytes(at::ADDR, &sockaddr(ip, port)).u32(at::ID, id).finish();
+        self.run(2, &body)
+    }
+
+    pub fn resolve_addr(&mut self, id: u32, ip: [u8; 4], port: u16) -> i32 {
+        use ucm_resolve_ip as at;
+        let body = Writer::<{ at::SIZE }>::new().bytes(at::DST, &sockaddr(ip, port)).u32(at::ID, id).finish();
+        self.run(3, &body)
+    }
+
+    pub fn resolve_route(&mut self, id: u32) -> i32 {
+        self.run(4, &Writer::<8>::new().u32(0, id).u32(4, 2000).finish())
+    }
+
+    pub fn listen(&mut self, id: u32) -> i32 {
+        self.run(7, &Writer::<8>::new().u32(0, id).u32(4, 3).finish())
+    }
+
+    /// Parameters of CONNECT and ACCEPT.
+    pub fn wish(qpn: u32, private: &[u8]) -> [u8; ucm_conn_param::SIZE] {
+        use ucm_conn_param as at;
+        Writer::new()
+            .u32(at::QP_NUM, qpn)
+            .bytes(at::PRIVATE_DATA, private)
+            .u8(at::PRIVATE_DATA_LEN, private.len() as u8)
+            .u8(at::RESPONDER_RESOURCES, 3)
+            .u8(at::INITIATOR_DEPTH, 2)
+            .u8(at::RETRY_COUNT, 7)
+            .u8(at::RNR_RETRY_COUNT, 6)
+            .u8(at::VALID, 1)
+            .finish()
+    }
+
+    pub fn connect(&mut self, id: u32, qpn: u32, private: &[u8]) -> i32 {
+        let wish = Self::wish(qpn, private);
+        self.run(6, &Writer::<{ ucm_connect::SIZE }>::new().bytes(0, &wish).u32(ucm_connect::ID, id).finish())
+    }
+
+    pub fn accept(&mut self, id: u32, uid: u64, qpn: u32, private: &[u8]) -> i32 {
+        use ucm_accept as at;
+        let wish = Self::wish(qpn, private);
+        let body =
+            Writer::<{ at::SIZE }>::new().u64(at::UID, uid).bytes(at::CONN_PARAM, &wish).u32(at::ID, id);
+        self.run(8, &body.finish())
+    }
+
+    /// ACCEPT of an answer, which has no parameters.
+    pub fn ready(&mut self, id: u32) -> i32 {
+        self.run(8, &Writer::<{ ucm_accept::SIZE }>::new().u32(ucm_accept::ID, id).finish())
+    }
+
+    pub fn disconnect(&mut self, id: u32) -> i32 {
+        self.run(10, &id.to_ne_bytes())
+    }
+
+    /// The next event, if the pipe says that there is one.
+    pub fn event(&mut self) -> Option<Told> {
+        self.ids.turn(self.now);
+        use std::os::fd::AsRawFd;
+        let mut entry = libc::pollfd { fd: self.pipe.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry that lives through the call.
+        if unsafe { libc::poll(&mut entry, 1, 0) } == 0 {
+            return None;
+        }
+        self.pipe.read_exact(&mut [0]).unwrap();
+        use ucm_event_resp as at;
+        let bytes: [u8; at::SIZE] = self.ask(12, 0, &[0; 8]).unwrap();
+        let fields = Reader(&bytes);
+        Some(Told {
+            uid: fields.u64(at::UID),
+            id: fields.u32(at::ID),
+            kind: fields.u32(at::EVENT),
+            status: fields.u32(at::STATUS) as i32,
+            param: bytes[at::PARAM..at::RESERVED].to_vec(),
+        })
+    }
+
+    /// The next event, which must be of this kind.
+    pub fn expect(&mut self, kind: u32) -> Told {
+        let told = self.event().unwrap_or_else(|| panic!("no event, {kind} was due"));
+        assert_eq!(told.kind, kind, "{told:?}");
+        told
+    }
+
+    /// INIT_QP_ATTR.
+    pub fn attributes(&mut self, id: u32, state: u32) -> Result<[u8; uverbs_qp_attr::SIZE], i32> {
+        use ucm_init_qp_attr as at;
+        self.ask(11, 0, &Writer::<{ at::SIZE }>::new().u32(at::ID, id).u32(at::QP_STATE, state).finish())
+    }
+}

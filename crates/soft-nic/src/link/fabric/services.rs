@@ -1,0 +1,165 @@
+//! Which services the connection managers of a fabric listen to: words of each slot, written by its own process alone.
+//!
+//! A word is 0, or: bit 63 set, bits 25 to 56 the address (IPv4, or the four words of an IPv6 address folded into one; 0 for
+//! every address), bits 0 to 24 the service id. Service ids of IP are below 2^25 (`wire::cm::ip_service`); others are not
+//! announced.
+
+use std::sync::atomic::Ordering;
+
+use super::{Fabric, Occupant, SLOTS, at, slot_at};
+
+/// Services that one process may listen to.
+pub(super) const COUNT: usize = 64;
+
+const SERVICE_BITS: u32 = 25;
+const IN_USE: u64 = 1 << 63;
+
+/// A service at an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServiceWord(u64);
+
+impl ServiceWord {
+    /// For this service id; `address` is a GID, `None` for every address. `None` when it is no service of IP.
+    pub fn new(service: u64, address: Option<[u8; 16]>) -> Option<ServiceWord> {
+        (service >> SERVICE_BITS == 0).then(|| {
+            let address = u64::from(address.map_or(0, folded));
+            ServiceWord(IN_USE | address << SERVICE_BITS | service)
+        })
+    }
+
+    /// Whether it is of this service, and of this address or every one.
+    fn serves(self, asked: ServiceWord) -> bool {
+        let any = self.0 & !(u64::from(u32::MAX) << SERVICE_BITS);
+        self == asked || self.0 == any && any == asked.0 & !(u64::from(u32::MAX) << SERVICE_BITS)
+    }
+
+    /// Whether both want the same messages.
+    fn clashes(self, other: ServiceWord) -> bool {
+        self.serves(other) || other.serves(self)
+    }
+}
+
+/// A GID as 32 bits: the address of a mapped IPv4 address, never 0.
+fn folded(gid: [u8; 16]) -> u32 {
+    let [.., a, b, c, d] = gid;
+    let word = |at: usize| u32::from_be_bytes([gid[at], gid[at + 1], gid[at + 2], gid[at + 3]]);
+    let mapped = gid[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+    let folded =
+        if mapped { u32::from_be_bytes([a, b, c, d]) } else { word(0) ^ word(4) ^ word(8) ^ word(12) };
+    folded.max(1)
+}
+
+/// Why a service was not announced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ServiceError {
+    /// Another process has it.
+    #[error("slot {0} of the fabric listens to this service")]
+    Taken(u8),
+    /// All words are in use.
+    #[error("a process listens to {COUNT} services at most")]
+    Full,
+}
+
+impl Fabric {
+    /// Announces that this process listens. Written first and looked at afterwards, so that of two processes that do so at
+    /// once not both succeed.
+    pub fn announce(&self, service: ServiceWord) -> Result<(), ServiceError> {
+        let free = (0..COUNT).find(|index| self.service(self.slot(), *index).is_none());
+        let index = free.ok_or(ServiceError::Full)?;
+        self.store_service(index, service.0);
+        match self.who_clashes(service) {
+            None => Ok(()),
+            Some(slot) => {
+                self.store_service(index, 0);
+                Err(ServiceError::Taken(slot))
+            }
+        }
+    }
+
+    /// Takes it back.
+    pub fn withdraw(&self, service: ServiceWord) {
+        for index in 0..COUNT {
+            if self.service(self.slot(), index) == Some(service) {
+                self.store_service(index, 0);
+            }
+        }
+    }
+
+    /// Who listens to a service at an address: whoever named the address goes first.
+    pub fn who_serves(&self, service: ServiceWord) -> Option<u8> {
+        let find = |matches: &dyn Fn(ServiceWord) -> bool| {
+            (0..SLOTS as u8).find(|slot| {
+                self.is_alive(*slot) && (0..COUNT).filter_map(|index| self.service(*slot, index)).any(matches)
+            })
+        };
+        find(&|word| word == service).or_else(|| find(&|word| word.serves(service)))
+    }
+
+    /// Another process whose service is in the way of this one.
+    pub fn who_clashes(&self, service: ServiceWord) -> Option<u8> {
+        (0..SLOTS as u8).filter(|slot| *slot != self.slot()).find(|slot| {
+            (0..COUNT).filter_map(|index| self.service(*slot, index)).any(|word| word.clashes(service))
+                && self.is_alive(*slot)
+        })
+    }
+
+    /// Whether a living process sits there.
+    pub fn is_alive(&self, slot: u8) -> bool {
+        self.occupant(slot).is_some_and(|who: Occupant| self.watch(&who).is_some())
+    }
+
+    fn service(&self, slot: u8, index: usize) -> Option<ServiceWord> {
+        let word = self.directory.word(slot_at(slot) + at::SERVICES + 8 * index).load(Ordering::SeqCst);
+        (word & IN_USE != 0).then_some(ServiceWord(word))
+    }
+
+    fn store_service(&self, index: usize, word: u64) {
+        if self.is_ours() {
+            self.directory
+                .word(slot_at(self.slot()) + at::SERVICES + 8 * index)
+                .store(word, Ordering::SeqCst);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapped(last: u8) -> Option<[u8; 16]> {
+        Some([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 9, 0, last])
+    }
+
+    #[test]
+    fn a_service_is_one_process_s_and_the_named_address_goes_first() {
+        let name = format!("services-{}", std::process::id());
+        let (a, b) = (Fabric::join(&name).unwrap(), Fabric::join(&name).unwrap());
+        let word = |service, address| ServiceWord::new(service, address).unwrap();
+        let (any, first, second) =
+            (word(0x106_1c06, None), word(0x106_1c06, mapped(1)), word(0x106_1c06, mapped(2)));
+        a.announce(any).unwrap();
+        assert_eq!(b.announce(any), Err(ServiceError::Taken(a.slot())));
+        assert_eq!(b.announce(first), Err(ServiceError::Taken(a.slot())));
+        assert_eq!((b.who_serves(first), b.who_serves(word(0x106_1c07, mapped(1)))), (Some(a.slot()), None));
+        a.withdraw(any);
+        assert_eq!(b.who_serves(first), None);
+        b.announce(first).unwrap();
+        a.announce(second).unwrap();
+        assert_eq!((a.who_serves(first), a.who_serves(second)), (Some(b.slot()), Some(a.slot())));
+        b.leave();
+        assert_eq!(a.who_serves(first), None, "who has left serves nobody");
+        assert_eq!(ServiceWord::new(1 << 25, None), None);
+    }
+
+    #[test]
+    fn there_are_so_many_words_and_no_more() {
+        let fabric = Fabric::join(&format!("many-services-{}", std::process::id())).unwrap();
+        for port in 0..COUNT as u64 {
+            fabric.announce(ServiceWord::new(0x106_0000 + port, None).unwrap()).unwrap();
+        }
+        let more = ServiceWord::new(0x106_ffff, None).unwrap();
+        assert_eq!(fabric.announce(more), Err(ServiceError::Full));
+        fabric.withdraw(ServiceWord::new(0x106_0007, None).unwrap());
+        fabric.announce(more).unwrap();
+    }
+}
