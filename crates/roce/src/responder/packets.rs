@@ -324,11 +324,11 @@ impl ReadStream {
         (self.psn.plus(index), position, Fragment { offset, length })
     }
 
-    /// Goes back to where `request`, the rest of this READ, starts. False when it is another one's, or when that part has not
-    /// gone out at all.
+    /// Goes back to where `request`, the rest of this READ, starts. False when it is another one's, or when what lies
+    /// before it has not gone out.
     fn rewind(&mut self, request: &Request, path_mtu_bytes: u32) -> bool {
         let index = request.psn.distance_from(self.psn);
-        if index >= self.next {
+        if index > self.next {
             return false;
         }
         let offset = index * path_mtu_bytes;

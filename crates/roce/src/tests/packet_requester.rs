@@ -118,6 +118,49 @@ fn a_receiver_that_is_not_ready_gets_the_same_packet_after_the_time_of_its_code(
 }
 
 #[test]
+fn a_nak_of_a_loss_does_not_cut_an_rnr_wait_short() {
+    let mut requester = five_packets();
+    reply(&mut requester, 3, ReplyKind::RnrNak { timer: 1 });
+    assert_eq!(reply(&mut requester, 3, MISSING), ReplyVerdict::Ignored);
+    assert_eq!((sends(&mut requester, Now(0)), requester.poll_timeout()), (String::new(), Some(Now(10_000))));
+}
+
+#[test]
+fn a_peer_that_is_not_ready_lives_so_losses_are_counted_anew() {
+    let mut requester = requester(&[(Opcode::Send, 100)]);
+    let lose_twice = |requester: &mut Requester, mut now: Now| {
+        for _ in 0..2 {
+            assert_eq!(sends(requester, now), "Only0");
+            now = requester.poll_timeout().expect("the timer runs");
+            requester.handle_timeout(now);
+            assert_eq!(statuses(requester), []);
+        }
+        assert_eq!(sends(requester, now), "Only0");
+    };
+    // Both retries are used up, the peer answers, and both are there again.
+    lose_twice(&mut requester, Now(0));
+    assert_eq!(reply(&mut requester, 0, ReplyKind::RnrNak { timer: 1 }), ReplyVerdict::Resend);
+    requester.handle_timeout(Now(10_000));
+    lose_twice(&mut requester, Now(10_000));
+    requester.handle_timeout(requester.poll_timeout().expect("the timer runs"));
+    assert_eq!(statuses(&mut requester), [Status::RetryExceeded]);
+}
+
+#[test]
+fn an_unreliable_queue_that_resumes_begins_with_a_first_packet() {
+    let config = RequesterConfig { service: ServiceType::Uc, ..*requester(&[]).config() };
+    let mut requester = Requester::by_packet(config, SendWindow::default());
+    let write = PostedMessage { opcode: Opcode::Write, length: 700, fence: false };
+    requester.post(write);
+    assert!(requester.poll_packet(Now(0)).is_some_and(|sent| sent.position == Position::First));
+    requester.enter_error();
+    assert_eq!(statuses(&mut requester), [Status::Flushed]);
+    requester.resume();
+    requester.post(write);
+    assert_eq!(sends(&mut requester, Now(0)), "First3 Middle4 Last5");
+}
+
+#[test]
 fn rnr_retries_are_counted_apart_and_end_in_their_own_error() {
     let mut requester = requester(&[(Opcode::WriteImm, 300)]);
     // The receive is missed by the last packet; progress of the first does not count for it twice.

@@ -391,6 +391,20 @@ fn a_read_asked_for_again_while_it_goes_out_starts_over_there() {
         "First8@1024+1024 Middle9@2048+1024 Middle10@3072+1024 Last11@4096+904",
         "once, and to the end"
     );
+    // From exactly where it has come to: the answer to a request begins with a first packet there too.
+    let mut scene = Scene::new(ServiceType::Rc, 7, 100);
+    scene.take(&read(7, 0, 3000));
+    assert_eq!(word(&scene.responder.poll_packet().expect("a response")), "First7@0+1024");
+    scene.take(&read(8, 1024, 1976));
+    assert_eq!(scene.replies(), "First8@1024+1024 Last9@2048+952");
+}
+
+#[test]
+fn a_gap_that_is_repaired_before_the_poll_is_not_naked() {
+    let mut scene = Scene::new(ServiceType::Rc, 7, 100);
+    scene.take(&send(8, Position::Only, 8));
+    scene.take(&send(7, Position::Only, 8));
+    assert_eq!(scene.replies(), "ack7");
 }
 
 #[test]

@@ -173,6 +173,17 @@ fn writes_are_executed_once_in_order_and_each_gap_is_naked_once() {
 }
 
 #[test]
+fn the_count_of_messages_wraps_at_24_bits() {
+    let mut scene = scene(ServiceType::Rc, &[]);
+    for psn in 0..1 << 24 {
+        let verdict = scene.responder.handle_request(&sized(Opcode::Write, 7 + psn, 0), &mut scene.device);
+        assert!(matches!(verdict, Verdict::Execute(_)));
+        scene.responder.executed(Outcome::Done);
+    }
+    assert_eq!(scene.responder.msn(), 0);
+}
+
+#[test]
 fn psns_advance_by_packets_and_wrap() {
     let mut scene = scene(ServiceType::Rc, &[]);
     scene.responder =
