@@ -156,6 +156,21 @@ fn a_reply_completes_resends_or_fails_what_the_specification_says() {
     }
 }
 
+/// The response to a whole READ has its last PSN; at another it says nothing that is known.
+#[test]
+fn a_response_inside_a_read_is_no_response_to_it() {
+    let mut requester = Requester::new(config());
+    requester.post(PostedMessage { opcode: Read, length: 3 * MTU, fence: false });
+    assert_eq!(sent(&mut requester, 0), [7]);
+    for psn in [7, 8] {
+        let verdict = requester.handle_reply(Now(1), &reply(psn, ReplyKind::ReadResponse));
+        assert_eq!(verdict, ReplyVerdict::Ignored);
+    }
+    assert_eq!(ended(&mut requester), []);
+    requester.handle_reply(Now(1), &reply(9, ReplyKind::ReadResponse));
+    assert_eq!(ended(&mut requester), [(0, Success)]);
+}
+
 #[test]
 fn retry_exceeded_comes_exactly_after_the_configured_time_outs() {
     for retry_count in 0..=7u8 {
