@@ -96,7 +96,9 @@ impl<M: Memory> Driver<M> {
     pub fn new(setup: Setup<M>) -> Driver<M> {
         let sinks = Sinks::default();
         let staging = setup.config.staging;
-        let link = Link::join(LinkConfig { fabric: setup.fabric, staging, ..LinkConfig::default() });
+        let addresses = setup.config.wire_addresses();
+        let link =
+            Link::join(LinkConfig { fabric: setup.fabric, staging, addresses, ..LinkConfig::default() });
         let link = link.expect("a fabric can be joined");
         let now = 1_000_000;
         let (events, log) = (Box::new(sinks.clone()), Box::new(sinks.clone()));

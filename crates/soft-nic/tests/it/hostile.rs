@@ -8,7 +8,7 @@
 
 mod commands;
 mod mutants;
-mod rng;
+pub mod rng;
 mod traffic;
 mod walled;
 

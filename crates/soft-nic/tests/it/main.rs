@@ -18,4 +18,5 @@ mod read_once;
 mod shared_receive;
 mod windows;
 mod windows_in_flight;
+mod wire;
 mod withdrawn;

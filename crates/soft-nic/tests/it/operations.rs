@@ -1,9 +1,11 @@
 //! Each operation of each service, from the WQE to the CQEs and the bytes.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use mlx5_layout::send_wqe::{AddressVector, DataPointer};
 use mlx5_layout::{CqeOpcode, SendOpcode};
 use roce::ServiceType;
-use soft_nic::config::LinkLayer;
+use soft_nic::config::{LinkLayer, LinkPath};
 use soft_nic::testing::{CqShape, Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
 pub const ALL: u32 = 0xf;
@@ -16,6 +18,19 @@ const LENGTHS: [u32; 9] = [0, 1, 8, 33, 1000, 1025, 4096, 4097, 100_000];
 /// A SEND or WRITE of `len` bytes; no segment when there are none, as libmlx5 does.
 fn gather(request: WorkRequest, from: &Region, len: u32) -> WorkRequest {
     if len == 0 { request } else { request.pointer(from, 0, len) }
+}
+
+/// A NIC whose queues send packets to one another, at a loopback address that no other test has.
+pub fn on_the_wire(name: &str) -> Setup<soft_nic::dma::Host> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let process = std::process::id();
+    let number = COUNT.fetch_add(1, Ordering::Relaxed) << 16 | process & 0xffff;
+    Setup::new(name).with(|c| {
+        c.link_layer = LinkLayer::Roce;
+        c.path = LinkPath::Wire;
+        // 127.0.0.0/8, above what tests of the link take.
+        c.ipv4 = Some((0x7fc0_0000 | number & 0x3f_ffff).into());
+    })
 }
 
 fn opcode_of(cqe: Option<mlx5_layout::Cqe<Vec<u8>>>) -> Option<(CqeOpcode, u32)> {
@@ -85,14 +100,20 @@ fn sends_and_writes_of_every_length_arrive() {
     check_sends_and_writes("RC on Ethernet", ServiceType::Rc, roce);
     check_sends_and_writes("staged RC", ServiceType::Rc, Setup::new("staged-rc").with(|c| c.staging = true));
     check_sends_and_writes("staged UC", ServiceType::Uc, Setup::new("staged-uc").with(|c| c.staging = true));
+    check_sends_and_writes("RC on the wire", ServiceType::Rc, on_the_wire("rc-wire"));
+    check_sends_and_writes("UC on the wire", ServiceType::Uc, on_the_wire("uc-wire"));
     let shaped = Setup::new("shaped").with(|c| c.rate_gbps = Some(10.0));
     check_sends_and_writes("shaped RC", ServiceType::Rc, shaped);
 }
 
 #[test]
 fn reads_of_every_length_arrive_and_say_so() {
-    for (name, staging) in [("read", false), ("staged-read", true)] {
-        let mut driver = Driver::new(Setup::new(name).with(|c| c.staging = staging));
+    for (name, setup) in [
+        ("read", Setup::new("read")),
+        ("staged-read", Setup::new("staged-read").with(|c| c.staging = true)),
+        ("wire-read", on_the_wire("wire-read")),
+    ] {
+        let mut driver = Driver::new(setup);
         let (a, b) = driver.pair(QpShape::default());
         let (into, remote) = (driver.region(1 << 17, ALL), driver.region(1 << 17, ALL));
         for (i, len) in LENGTHS.into_iter().enumerate() {
@@ -108,7 +129,12 @@ fn reads_of_every_length_arrive_and_say_so() {
 
 #[test]
 fn atomics_run_on_the_word_and_return_its_old_value() {
-    let mut driver = Driver::new(Setup::new("atomics"));
+    atomics_run(Setup::new("atomics"));
+    atomics_run(on_the_wire("wire-atomics"));
+}
+
+fn atomics_run(setup: Setup<soft_nic::dma::Host>) {
+    let mut driver = Driver::new(setup);
     let (a, _) = driver.pair(QpShape::default());
     let (into, remote) = (driver.region(64, ALL), driver.region(64, ALL));
     let word =
@@ -231,8 +257,12 @@ pub fn vector(driver: &Driver<soft_nic::dma::Host>, to: QpId, qkey: u32) -> Addr
 
 #[test]
 fn datagrams_arrive_behind_forty_bytes_and_name_their_sender() {
-    for layer in [LinkLayer::Ib, LinkLayer::Roce] {
-        let mut driver = Driver::new(Setup::new(&format!("ud-{layer}")).with(|c| c.link_layer = layer));
+    for (layer, setup) in [
+        (LinkLayer::Ib, Setup::new("ud-ib")),
+        (LinkLayer::Roce, Setup::new("ud-roce").with(|c| c.link_layer = LinkLayer::Roce)),
+        (LinkLayer::Roce, on_the_wire("ud-wire")),
+    ] {
+        let mut driver = Driver::new(setup);
         let (a, b) = driver.pair(QpShape { service: ServiceType::Ud, ..QpShape::default() });
         let (from, to) = (driver.region(8192, ALL), driver.region(8192, ALL));
         for len in [0u32, 1, 100, 4096] {

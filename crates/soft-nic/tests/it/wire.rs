@@ -1,0 +1,185 @@
+//! A NIC whose network is hostile: packets with a right ICRC and everything else as somebody likes it.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+
+use roce::Psn;
+use roce::wire::icrc;
+use roce::wire::packet::{Extended, Packet};
+use roce::wire::{
+    Aeth, AtomicEth, Bth, Gid, HeaderSet, Ieth, ImmDt, IpHeader, PacketOpcode, Reth, Syndrome, Udp,
+};
+use soft_nic::testing::{Driver, QpId, QpShape, Setup};
+
+use crate::hostile::rng::Rng;
+use crate::operations::{ALL, on_the_wire};
+
+/// Packets that are sent; `SOFTNIC_WIRE_PACKETS` asks for another number.
+const PACKETS: u32 = 40_000;
+
+/// Bytes of the block of which the first third is registered, under addresses of its own; guard pages lie before it.
+const BLOCK: usize = 3 << 14;
+const GRANTED: u64 = 1 << 14;
+
+/// What an attacker knows of a queue: everything.
+struct Target {
+    qpn: u32,
+    rkey: u32,
+    address: u64,
+}
+
+/// Who sends whatever it likes from the address of the peer.
+struct Attacker {
+    socket: UdpSocket,
+    at: Ipv4Addr,
+    rng: Rng,
+}
+
+impl Attacker {
+    /// Any opcode with headers that are nearly right, or not at all.
+    fn packet(&mut self, target: &Target, expected: Psn) -> Vec<u8> {
+        let rng = &mut self.rng;
+        let opcode = loop {
+            if let Ok(opcode) = PacketOpcode::from_u8(rng.below(0x80) as u8) {
+                break opcode;
+            }
+        };
+        let psn = match rng.below(4) {
+            0 => Psn::new(rng.below(1 << 24) as u32),
+            1 => expected.plus(rng.below(5) as u32),
+            2 => expected.minus(rng.below(5) as u32),
+            _ => expected,
+        };
+        let lengths = [0, 1, 8, 255, 256, 1024, 1023, 4096];
+        let dma_bytes = match rng.below(5) {
+            0 => rng.below(1 << 32) as u32,
+            1 => 1 << 14,
+            _ => lengths[rng.below(lengths.len() as u64) as usize],
+        };
+        let va = match rng.below(5) {
+            0 => rng.below(u64::MAX),
+            1 => target.address + GRANTED - 4,
+            2 => target.address.wrapping_sub(rng.below(4096)),
+            _ => target.address + 8 * rng.below(1024),
+        };
+        let rkey = if rng.below(6) == 0 { rng.below(1 << 32) as u32 } else { target.rkey };
+        let reth = Reth { va, rkey, dma_bytes };
+        let imm = ImmDt([1, 2, 3, 4]);
+        let aeth = Aeth { syndrome: Syndrome::from_u8(rng.below(256) as u8), msn: rng.below(1 << 24) as u32 };
+        let atomic = AtomicEth { va, rkey, swap_add: rng.below(u64::MAX), compare: 0 };
+        let deth = roce::wire::Deth { qkey: 0x1111_1111, reserved: 0, src_qpn: rng.below(1 << 24) as u32 };
+        let extended = match opcode.headers() {
+            HeaderSet::Nothing => Extended::Nothing,
+            HeaderSet::Imm => Extended::Imm(imm),
+            HeaderSet::Ieth => Extended::Ieth(Ieth { rkey }),
+            HeaderSet::Reth => Extended::Reth(reth),
+            HeaderSet::RethImm => Extended::RethImm(reth, imm),
+            HeaderSet::Aeth => Extended::Aeth(aeth),
+            HeaderSet::AethAtomicAck => {
+                Extended::AethAtomicAck(aeth, roce::wire::AtomicAckEth { original: 7 })
+            }
+            HeaderSet::Atomic => Extended::Atomic(atomic),
+            HeaderSet::Deth => Extended::Deth(deth),
+            HeaderSet::DethImm => Extended::DethImm(deth, imm),
+        };
+        let length =
+            if opcode.kind().carries_payload() { lengths[rng.below(8) as usize] as usize } else { 0 };
+        let payload = vec![0xa5; length];
+        let qpn = if rng.below(10) == 0 { rng.below(1 << 24) as u32 } else { target.qpn };
+        let bth = Bth {
+            ack_requested: rng.below(2) == 0,
+            solicited: rng.below(2) == 0,
+            ..Bth::new(opcode, qpn, psn)
+        };
+        let mut bytes = Vec::new();
+        Packet { bth, extended, payload: &payload }.append_to(&mut bytes).expect("well-formed");
+        if rng.below(20) == 0 {
+            // Somewhere in it, anything; or cut off.
+            let at = rng.below(bytes.len() as u64) as usize;
+            if rng.below(2) == 0 { bytes[at] = rng.below(256) as u8 } else { bytes.truncate(at) }
+        }
+        bytes
+    }
+
+    /// Sends it with the ICRC that belongs to it.
+    fn send(&mut self, mut bytes: Vec<u8>) {
+        let source_port = self.socket.local_addr().expect("bound").port();
+        let gid = Gid::from_ipv4(self.at.octets());
+        let udp =
+            Udp { source_port, bytes: (Udp::BYTES + bytes.len() + icrc::ICRC_BYTES) as u16, checksum: 0 };
+        let ip = IpHeader::between(gid, gid, udp.bytes).expect("IPv4");
+        let icrc = icrc::compute(&ip, &udp, &bytes).unwrap_or(0);
+        bytes.extend(icrc::stored(icrc));
+        // A socket that is full loses it, as a network does.
+        let _ = self.socket.send_to(&bytes, (IpAddr::V4(self.at), 4791));
+    }
+}
+
+fn query(driver: &Driver<soft_nic::dma::Host>, qp: QpId) -> soft_nic::device::command::ModifyQp {
+    driver.nic.query_qp(driver.context, driver.qp(qp).handle).expect("the QP exists").attributes
+}
+
+fn packets() -> u32 {
+    let asked = std::env::var("SOFTNIC_WIRE_PACKETS").ok();
+    asked.map_or(PACKETS, |text| text.parse().expect("SOFTNIC_WIRE_PACKETS is a number"))
+}
+
+#[test]
+fn a_hostile_network_reaches_nothing_that_was_not_granted() {
+    let setup: Setup<_> = on_the_wire("hostile-wire");
+    let at = setup.config.address();
+    let mut driver = Driver::new(setup);
+    let socket = UdpSocket::bind((at, 0)).expect("a loopback address");
+    let mut attacker = Attacker { socket, at, rng: Rng::new(7) };
+    let block = soft_nic::testing::Block::new(BLOCK);
+    let region = driver.register(&block, GRANTED, block.address() + 7 * GRANTED, ALL).expect("memory");
+    let outside = |block: &soft_nic::testing::Block| {
+        block.bytes(GRANTED as usize, BLOCK - GRANTED as usize).iter().all(|byte| *byte == 0x5a)
+    };
+    block.write(0, &[0x5a; BLOCK]);
+    let (a, b) = driver.pair(QpShape::default());
+    let (mut sent, mut connections) = (0, 1u32);
+    while sent < packets() {
+        // An error ends a connection: the next one begins.
+        if [a, b].iter().any(|qp| query(&driver, *qp).state != 3) {
+            driver.reset(a);
+            driver.reset(b);
+            driver.connect(a, b);
+            connections += 1;
+        }
+        for _ in 0..4 {
+            driver.post_receive(b, &[region.pointer(0, 4096)]);
+        }
+        let target = Target { qpn: driver.qp(b).qpn, rkey: region.rkey, address: region.address };
+        for _ in 0..8 {
+            let expected = Psn::new(query(&driver, b).rq_psn);
+            let packet = attacker.packet(&target, expected);
+            attacker.send(packet);
+            driver.poll();
+            sent += 1;
+        }
+        while driver.poll_receive(b).is_some() || driver.poll_send(a).is_some() {}
+        assert!(outside(&block), "after {sent} packets: bytes outside the region were written");
+    }
+    driver.settle();
+    assert!(outside(&block));
+    // What it reached, and that every drop was counted.
+    let (wire, _) = driver.nic.link().wire_counters().expect("a wire");
+    let device: BTreeMap<_, _> = driver.counters().fields().filter(|(_, count)| *count > 0).collect();
+    println!("{sent} packets, {connections} connections; wire: {wire:?}");
+    println!("device: {device:?}");
+    for name in [
+        "messages_received",
+        "naks_sent",
+        "duplicates",
+        "dropped_unknown_qp",
+        "dropped_transport",
+        "dropped_peer",
+        "dropped_replies",
+    ] {
+        let count = device.get(name).copied().unwrap_or(0);
+        assert!(count >= u64::from(sent) / 2_000, "{name}: {count}");
+    }
+    assert!(wire.malformed >= u64::from(sent) / 2_000, "{wire:?}");
+    assert!(block.bytes(0, GRANTED as usize).contains(&0xa5), "nothing was ever written");
+}
