@@ -75,6 +75,12 @@ enum Fault {
         #[arg(long, value_name = "NAME")]
         syndrome: String,
     },
+    /// Send the next packet of a QP with a wrong ICRC; only where it is connected over the wire.
+    CorruptCrc {
+        /// QPN, decimal or 0x….
+        #[arg(long, value_parser = number)]
+        qp: u32,
+    },
     /// Answer the next READ that arrives at a QP so much later; traffic of other queues goes on.
     DelayRead {
         /// QPN of the QP that answers, decimal or 0x….
@@ -119,6 +125,7 @@ pub fn inject(inject: &Inject) -> Result<()> {
         Fault::Drop { qp, psn: None } => format!("inject drop qp={qp}"),
         Fault::Drop { qp, psn: Some(psn) } => format!("inject drop qp={qp} psn={psn}"),
         Fault::ErrorCqe { qp, syndrome } => format!("inject error-cqe qp={qp} syndrome={syndrome}"),
+        Fault::CorruptCrc { qp } => format!("inject corrupt-crc qp={qp}"),
         Fault::DelayRead { qp, us } => format!("inject delay-read qp={qp} us={us}"),
     };
     ask(inject.pid, &line)

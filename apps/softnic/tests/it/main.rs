@@ -6,6 +6,7 @@
 mod c_program;
 mod counters;
 mod ctl;
+mod ctl_capture;
 mod ctl_faults;
 mod devinfo;
 mod fabric;

@@ -250,6 +250,12 @@ fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant) -> Repo
             report.counters = counters(server, &mut nic);
             report.changes = nic.changes().to_vec();
         }
+        // The last packets of a program are worth having: whoever captures them gets a moment.
+        let ending = nic.link().end_capture();
+        drop(nic);
+        while ending.as_ref().is_some_and(|ending| !ending.is_read()) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
     report
 }

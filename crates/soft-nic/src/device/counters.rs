@@ -132,6 +132,8 @@ counters! {
     injected_lost_replies,
     /// Sends that failed on demand.
     injected_errors,
+    /// Packets sent with a wrong ICRC on demand.
+    injected_crc_errors,
     /// READs answered late on demand.
     injected_read_delays,
 }

@@ -7,14 +7,16 @@
 use std::fmt;
 
 use mlx5_layout::CqeSyndrome;
+use roce::packet::Outgoing;
 use roce::{Now, Psn, Reply, ReplyKind, Status, Transmit};
 
 use super::command::event_type;
 use super::core::Core;
 use super::counters::name_of;
+use super::packets::bytes_of;
 use super::qp::Qp;
 use crate::dma::Memory;
-use crate::link::TokenBucket;
+use crate::link::{Link, TokenBucket};
 
 /// Injections that may wait for their message at a time.
 const MAX_WAITING: usize = 64;
@@ -68,6 +70,11 @@ pub enum Injection {
         /// What its CQE says.
         syndrome: CqeSyndrome,
     },
+    /// Sends the next packet of a connected QP on the wire with a wrong ICRC.
+    CorruptCrc {
+        /// QP.
+        qpn: u32,
+    },
     /// Answers the next READ that arrives at a QP so much later; other queues' traffic goes on.
     DelayRead {
         /// QP of the responder.
@@ -82,7 +89,19 @@ impl Injection {
         match *self {
             Injection::Drop { qpn, .. }
             | Injection::ErrorCqe { qpn, .. }
+            | Injection::CorruptCrc { qpn }
             | Injection::DelayRead { qpn, .. } => qpn,
+        }
+    }
+}
+
+impl Injection {
+    /// Whether it befalls the packet of this QP with this PSN.
+    fn is_of_packet(&self, its: u32, its_psn: Psn) -> bool {
+        match *self {
+            Injection::Drop { qpn, psn } => qpn == its && psn.is_none_or(|psn| Psn::new(psn) == its_psn),
+            Injection::ErrorCqe { qpn, .. } | Injection::CorruptCrc { qpn } => qpn == its,
+            Injection::DelayRead { .. } => false,
         }
     }
 }
@@ -95,6 +114,7 @@ impl fmt::Display for Injection {
             Injection::ErrorCqe { qpn, syndrome } => {
                 write!(f, "error-cqe qp={qpn} syndrome={}", name_of(*syndrome))
             }
+            Injection::CorruptCrc { qpn } => write!(f, "corrupt-crc qp={qpn}"),
             Injection::DelayRead { qpn, us } => write!(f, "delay-read qp={qpn} us={us}"),
         }
     }
@@ -191,8 +211,11 @@ impl<M: Memory> Core<M> {
     /// Waits for the message that the fault is to befall.
     pub(super) fn inject(&mut self, injection: Injection) -> Result<(), String> {
         let qpn = injection.qpn();
-        if self.qps.find(qpn).is_none() {
+        let Some(qp) = self.qps.find(qpn).and_then(|place| self.qps.get(place)) else {
             return Err(format!("this NIC has no QP {qpn:#x}"));
+        };
+        if matches!(injection, Injection::CorruptCrc { .. }) && qp.route.is_none() {
+            return Err(format!("QP {qpn:#x} is not connected over the wire: there is no CRC to corrupt"));
         }
         if self.faults.as_ref().is_some_and(|faults| faults.waiting.len() >= MAX_WAITING) {
             return Err(format!("{MAX_WAITING} faults wait for their messages already"));
@@ -251,7 +274,7 @@ impl<M: Memory> Core<M> {
         let hit = faults.take(|waiting| match *waiting {
             Injection::Drop { qpn, psn } => qpn == qp.qpn && psn.is_none_or(covers),
             Injection::ErrorCqe { qpn, .. } => qpn == qp.qpn,
-            Injection::DelayRead { .. } => false,
+            Injection::CorruptCrc { .. } | Injection::DelayRead { .. } => false,
         });
         if let Some(Injection::ErrorCqe { syndrome, .. }) = hit {
             faults.marked.push((qp.qpn, request.wqe_index, syndrome));
@@ -270,17 +293,71 @@ impl<M: Memory> Core<M> {
         self.sent(qp, transmit.ticket, None)
     }
 
-    /// Whether a reply that is about to be sent is lost instead.
+    /// The same for a packet of a connected queue, of the message at this place.
     #[cold]
-    pub(super) fn loses_reply(&mut self, qp: &mut Qp, reply: &Reply) -> bool {
-        let Some(faults) = self.faults.as_mut() else { return false };
+    pub(super) fn befalls_packet(
+        &mut self,
+        link: &mut Link,
+        qp: &mut Qp,
+        message: Option<usize>,
+        outgoing: &Outgoing,
+    ) -> bool {
+        let (Some(message), Some(faults)) = (message, self.faults.as_mut()) else { return false };
+        let packet = &outgoing.packet;
+        // A message counts with its last packet: all of them go once the first went.
+        if let Some(pace) = faults.pace.as_mut().filter(|_| packet.content.position().ends()) {
+            pace.spend(1);
+        }
         let down = faults.is_down(qp.device);
+        let hit = if down { None } else { faults.take(|waiting| waiting.is_of_packet(qp.qpn, packet.psn)) };
+        match hit {
+            Some(Injection::ErrorCqe { syndrome, .. }) => {
+                let request = &qp.sq.outstanding[message];
+                faults.marked.push((qp.qpn, request.wqe_index, syndrome));
+                self.counters.injected_errors += 1;
+                if let Some(requester) = &mut qp.requester {
+                    requester.fail(request.ticket, Status::LocalQpOperation);
+                }
+                return true;
+            }
+            Some(Injection::CorruptCrc { .. }) => {
+                self.counters.injected_crc_errors += 1;
+                link.corrupt_next_packet();
+                return false;
+            }
+            _ => {}
+        }
+        if hit.is_none() && !down && !faults.loses() {
+            return false;
+        }
+        if down {
+            self.counters.lost_port_down += 1;
+        } else {
+            self.counters.injected_lost_requests += 1;
+        }
+        let length = packet.payload.length;
+        self.count_packet(qp.device, &Ok(bytes_of(packet)), packet, length, outgoing.retransmission);
+        true
+    }
+
+    /// Whether a packet of an answer is lost instead of being sent.
+    #[cold]
+    pub(super) fn loses_answer(&mut self, device: usize) -> bool {
+        let Some(faults) = self.faults.as_mut() else { return false };
+        let down = faults.is_down(device);
         let lost = down || faults.loses();
         if down {
             self.counters.lost_port_down += 1;
         } else {
             self.counters.injected_lost_replies += u64::from(lost);
         }
+        lost
+    }
+
+    /// Whether a reply that is about to be sent is lost instead.
+    #[cold]
+    pub(super) fn loses_reply(&mut self, qp: &mut Qp, reply: &Reply) -> bool {
+        let lost = self.loses_answer(qp.device);
         let answers = |qp: &Qp| qp.answers.front().is_some_and(|answer| answer.psn == reply.psn);
         if lost && reply.kind == ReplyKind::ReadResponse && answers(qp) {
             qp.answers.pop_front();

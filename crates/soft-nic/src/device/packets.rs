@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use roce::connection::{Arrival, WorkRequest, poll_request_packet, take_reply_packet};
 use roce::packet::{Deth, Trailer};
+use roce::wire::icrc::ICRC_BYTES;
 use roce::{
     Access, Content, Fragment, Opcode, Outcome, Packet, PayloadSource, Placement, Position, PostedMessage,
     Region, ReplyVerdict, Request, ServiceType, Status, Transmit, Verdict, Work,
@@ -35,19 +36,27 @@ impl<M: Memory> Core<M> {
         let mut sent = 0;
         while sent < PACKETS_AT_ONCE
             && self.shapers[qp.device].allows(self.now)
+            && (self.faults.is_none() || self.keeps_pace())
             && link.has_wire_room(route.from)
         {
             let (Some(requester), sq) = (&mut qp.requester, &qp.sq) else { break };
-            let work = |ticket| sq.find(ticket).map(|place| work_request(&sq.outstanding[place]));
+            let mut message = None;
+            let work = |ticket| {
+                message = sq.find(ticket);
+                message.map(|place| work_request(&sq.outstanding[place]))
+            };
             let Some(outgoing) = poll_request_packet(requester, qp.qpn, self.now, work) else { break };
             sent += 1;
+            if self.faults.is_some() && self.befalls_packet(link, qp, message, &outgoing) {
+                continue;
+            }
             let PayloadSource::Message(ticket) = outgoing.source else {
                 let bytes = link.send_packet(route.from, route.to, &outgoing.packet, |_| Ok(()));
                 self.count_packet(qp.device, &bytes, &outgoing.packet, 0, outgoing.retransmission);
                 continue;
             };
-            let Some(place) = sq.find(ticket) else { continue };
-            let request = &sq.outstanding[place];
+            let Some(place) = message else { continue };
+            let request = &qp.sq.outstanding[place];
             let Fragment { offset, length } = outgoing.packet.payload;
             let taken = if request.revoked {
                 Err(Unsent::Fault(Fault { addr: 0 }))
@@ -56,7 +65,9 @@ impl<M: Memory> Core<M> {
                 link.send_packet(route.from, route.to, &outgoing.packet, fill)
             };
             if matches!(taken, Err(Unsent::Fault(_))) {
-                requester.fail(ticket, Status::LocalProtection);
+                if let Some(requester) = &mut qp.requester {
+                    requester.fail(ticket, Status::LocalProtection);
+                }
                 continue;
             }
             self.count_packet(qp.device, &taken, &outgoing.packet, length, outgoing.retransmission);
@@ -98,13 +109,18 @@ impl<M: Memory> Core<M> {
     pub(super) fn send_reply_packets(&mut self, link: &mut Link, qp: &mut Qp, route: Route) -> (usize, bool) {
         let mut sent = 0;
         while sent < PACKETS_AT_ONCE {
-            if !self.shapers[qp.device].allows(self.now) || !link.has_wire_room(route.from) {
+            let late = self.now < qp.reply_not_before;
+            if late || !self.shapers[qp.device].allows(self.now) || !link.has_wire_room(route.from) {
                 return (sent, true);
             }
             let Some(outgoing) = qp.responder.as_mut().and_then(|r| r.poll_packet()) else {
                 return (sent, false);
             };
             sent += 1;
+            if self.faults.is_some() && self.loses_answer(qp.device) {
+                self.count_packet(qp.device, &Ok(bytes_of(&outgoing.packet)), &outgoing.packet, 0, false);
+                continue;
+            }
             let Fragment { offset, length } = outgoing.packet.payload;
             let PayloadSource::Region(region) = outgoing.source else {
                 self.count_answer(&outgoing.packet);
@@ -156,7 +172,7 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    fn count_packet(
+    pub(super) fn count_packet(
         &mut self,
         device: usize,
         taken: &Result<usize, Unsent>,
@@ -198,6 +214,8 @@ impl<M: Memory> Core<M> {
         let is_at = |device: usize| self.devices[device].gids.iter().any(|e| ip_of(&e.gid) == Some(at));
         if qp.service != ServiceType::Ud && stranger(qp.route) || !is_at(qp.device) {
             self.counters.dropped_address += 1;
+        } else if self.faults.is_some() && self.is_down(qp.device) {
+            self.counters.dropped_port_down += 1;
         } else if !packet.content.is_request() {
             self.take_answer(&mut qp, packet, inbound);
         } else if qp.state.answers_requests() {
@@ -237,6 +255,9 @@ impl<M: Memory> Core<M> {
                     }
                 }
                 Verdict::Dropped(reason) => core.count_dropped(reason),
+            }
+            if core.faults.is_some() && matches!(packet.content, Content::ReadRequest(_)) {
+                qp.reply_not_before = qp.reply_not_before.max(core.answer_not_before(qp.qpn));
             }
         });
     }
@@ -279,6 +300,12 @@ impl<M: Memory> Core<M> {
             requester.fail(ticket, Status::LocalProtection);
         }
     }
+}
+
+/// Bytes from BTH to ICRC, of a packet that does not leave.
+pub(super) fn bytes_of(packet: &Packet) -> usize {
+    let headers = packet.to_wire(&[]).map_or(0, |wire| wire.header_bytes());
+    headers + (packet.payload.length as usize).next_multiple_of(4) + ICRC_BYTES
 }
 
 /// What the headers of a message's packets say.

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use roce::{Now, Packet};
 
 use crate::dma::{Ear, Fault, Host, Segment};
-use capture::Captured;
+use capture::{Capture, Captured};
 use fabric::Fabric;
 pub use fabric::{FabricError, SLOTS, Seat, ServiceError, Visit};
 pub use idle::{IdleClock, IdlePolicy, IdleTimes, Pause, SystemClock};
@@ -289,6 +289,13 @@ impl Link {
         wire.send(from, to, packet, payload)
     }
 
+    /// The next packet leaves with a wrong ICRC.
+    pub fn corrupt_next_packet(&mut self) {
+        if let Some(wire) = &mut self.wire {
+            wire.corrupt_next_packet();
+        }
+    }
+
     /// What went over the wire, and what the ports did; `None` without one.
     pub fn wire_counters(&self) -> Option<(WireCounters, PortCounters)> {
         self.wire.as_ref().map(|wire| (wire.counters(), wire.port_counters()))
@@ -333,8 +340,19 @@ impl Link {
     /// same moment; `packets`: ends after so many, 0: when the reader goes away.
     ///
     /// Errors: a sentence; there are no packets where messages travel through shared memory.
-    pub fn begin_capture(&mut self, _now: Now, _epoch_ns: u64, _packets: u64) -> Result<Captured, String> {
-        Err("its messages travel through shared memory, where there are no packets to capture".to_owned())
+    pub fn begin_capture(&mut self, now: Now, epoch_ns: u64, packets: u64) -> Result<Captured, String> {
+        let Some(wire) = &mut self.wire else {
+            let no = "its messages travel through shared memory, where there are no packets to capture";
+            return Err(no.to_owned());
+        };
+        let (capture, captured) = Capture::begin("wire", now, epoch_ns, packets);
+        wire.begin_capture(capture).map_err(|_| "its packets are captured by another already".to_owned())?;
+        Ok(captured)
+    }
+
+    /// Ends a capture that goes on; to be waited for, when the process ends.
+    pub fn end_capture(&mut self) -> Option<capture::Ending> {
+        self.wire.as_mut()?.end_capture().map(Capture::end)
     }
 
     /// What was done so far.

@@ -6,11 +6,15 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::Command;
 
-use roce::Now;
 use roce::wire::{Frame, Gid};
+use roce::{Now, ServiceType};
+use soft_nic::device::faults::Injection;
+use soft_nic::dma::Host;
 use soft_nic::link::capture::pcapng::{BlockKind, first_block};
 use soft_nic::link::capture::{Capture, WirePacket};
+use soft_nic::testing::{Driver, WorkRequest};
 
+use crate::faults::{By, Two, sent};
 use crate::pcap::{CAPTURES, packets};
 
 /// Bytes of an enhanced packet block before the frame, and of an Ethernet header.
@@ -182,5 +186,51 @@ fn tshark_complains_when_a_length_or_a_checksum_is_wrong() {
         assert_ne!(wrong[first + at], byte, "{what}");
         wrong[first + at] = byte;
         assert!(tshark.complaints(&wrong).starts_with('1'), "{what}: {:?}", tshark.complaints(&wrong));
+    }
+}
+
+#[test]
+fn two_nics_capture_the_same_packets_and_tshark_reads_them() {
+    let mut two = Two::new("captured", ServiceType::Rc, By::Wire);
+    let capture = |driver: &mut Driver<Host>| {
+        let now = Now(driver.now);
+        driver.nic.link().begin_capture(now, 1_700_000_000_000_000_000, 0)
+    };
+    let (mut left, mut right) =
+        (capture(&mut two.left).expect("a wire"), capture(&mut two.right).expect("a wire"));
+    assert!(capture(&mut two.left).is_err_and(|why| why.contains("another")), "one at a time");
+    let qpn = two.left.qp(two.a).qpn;
+    two.left.nic.inject(Injection::CorruptCrc { qpn }).expect("a QP on the wire");
+    let write = WorkRequest::write(&two.from, 0, 5000, &two.to, 0);
+    let read = WorkRequest::read(&two.from, 0, 3000, &two.to, 0);
+    two.left.lay(two.a, &write).lay(two.a, &read).ring_doorbell(two.a);
+    two.pass(400_000_000);
+    assert_eq!([(); 2].map(|()| sent(&mut two.left, two.a)), [Some(Ok(())); 2]);
+    let [left, right] = [&mut left, &mut right].map(|captured| {
+        let mut file = Vec::new();
+        assert!(!captured.take(&mut file), "it goes on");
+        file
+    });
+    // What one sent the other received, and the other way round; each in its own order of sending.
+    let directed = |file: &[u8], outbound: bool| {
+        let is_it = |at: usize, frame: &[u8]| {
+            let flags = at + frame.len().next_multiple_of(4) + 4;
+            (file[flags] == 2) == outbound
+        };
+        let frames = frames(file).into_iter().filter(|(at, frame)| is_it(*at, frame));
+        frames.map(|(_, frame)| frame.to_vec()).collect::<Vec<_>>()
+    };
+    let to_the_right = directed(&left, true);
+    assert!(to_the_right.len() >= 6 && !directed(&left, false).is_empty());
+    // The first packet's CRC was spoilt: what was its identification, nobody can tell from it.
+    assert_eq!(to_the_right[1..], directed(&right, false)[1..]);
+    assert_eq!(directed(&right, true), directed(&left, false));
+    let wrong = frames(&left).iter().filter(|(_, frame)| Frame::decode(&frame[ETHERNET..]).is_err()).count();
+    assert_eq!(wrong, 1, "the spoilt one, everything else is whole");
+    // And both end when the NIC says so.
+    assert!(two.left.nic.link().end_capture().is_some());
+    let tshark = measure::need!(Tshark::find("nics"), tshark, "tshark");
+    for file in [left, right] {
+        assert_eq!(tshark.complaints(&file), "");
     }
 }

@@ -1,10 +1,15 @@
 //! Faults on demand: ports that go down, messages that are lost or held up, one error, one late READ.
 //!
-//! Two NICs on one fabric and one virtual clock: what is lost, when what was lost comes again, and what a rate lets through
-//! are certain.
+//! Two NICs on one virtual clock, in shared memory and on a wire: what is lost, when what was lost comes again, and what a rate
+//! lets through are certain.
+
+use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use mlx5_layout::{CqeOpcode, CqeSyndrome};
 use roce::ServiceType;
+use soft_nic::config::{LinkLayer, LinkPath};
+use soft_nic::device::command::ModifyQp;
 use soft_nic::device::faults::{Injection, Settings};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
@@ -17,20 +22,41 @@ const MS: u64 = 1_000_000;
 /// Time-out of [`Driver::attributes`], 4.096 µs times 2 to the 14th, in ns.
 const TIMEOUT_NS: u64 = 4096 << 14;
 
+/// The way that messages take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    Memory,
+    Wire,
+}
+
+pub const BOTH: [By; 2] = [By::Memory, By::Wire];
+
 /// A requester's NIC and a responder's, a QP on each, memory on each.
-struct Two {
-    left: Driver<Host>,
-    right: Driver<Host>,
-    a: QpId,
-    b: QpId,
-    from: Region,
-    to: Region,
+pub struct Two {
+    pub left: Driver<Host>,
+    pub right: Driver<Host>,
+    pub a: QpId,
+    pub b: QpId,
+    pub from: Region,
+    pub to: Region,
+}
+
+/// A setup on the wire at a loopback address that no other test of this machine has.
+fn on_wire(name: &str) -> Setup<Host> {
+    static COUNT: AtomicU32 = AtomicU32::new(1);
+    let (pid, count) = (std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let address = Ipv4Addr::new(127, 64 + (pid >> 8 & 63) as u8, pid as u8, count as u8);
+    Setup::new(name).with(|config| {
+        (config.link_layer, config.path) = (LinkLayer::Roce, LinkPath::Wire);
+        config.ipv4 = Some(address);
+    })
 }
 
 impl Two {
-    fn new(name: &str, service: ServiceType) -> Two {
-        let mut left = Driver::new(Setup::new(name));
-        let mut right = Driver::new(Setup::new(name));
+    pub fn new(name: &str, service: ServiceType, by: By) -> Two {
+        let name = format!("{name}-{by:?}");
+        let setup = || if by == By::Wire { on_wire(&name) } else { Setup::new(&name) };
+        let (mut left, mut right) = (Driver::new(setup()), Driver::new(setup()));
         let shape = QpShape { service, ..QpShape::default() };
         let (a, b) = (left.create_qp(shape), right.create_qp(shape));
         let (from, to) = (left.region(1 << 17, ALL), right.region(1 << 17, ALL));
@@ -41,8 +67,9 @@ impl Two {
 
     fn connect(&mut self, a: QpId, b: QpId) {
         let (qpn_a, qpn_b) = (self.left.qp(a).qpn, self.right.qp(b).qpn);
-        self.left.bring_up(a, &self.left.attributes(qpn_b));
-        self.right.bring_up(b, &self.right.attributes(qpn_a));
+        let (near, far) = (self.left.address(), self.right.address());
+        self.left.bring_up(a, &ModifyQp { address: far, ..self.left.attributes(qpn_b) });
+        self.right.bring_up(b, &ModifyQp { address: near, ..self.right.attributes(qpn_a) });
     }
 
     /// A SEND of `len` bytes, to the other side's QP.
@@ -52,7 +79,7 @@ impl Two {
     }
 
     /// Rounds of both, a µs each.
-    fn rounds(&mut self, count: usize) {
+    pub fn rounds(&mut self, count: usize) {
         for _ in 0..count {
             self.left.poll();
             self.right.poll();
@@ -60,7 +87,7 @@ impl Two {
     }
 
     /// Lets time pass for both, in steps of 100 µs.
-    fn pass(&mut self, ns: u64) {
+    pub fn pass(&mut self, ns: u64) {
         for _ in 0..ns / 100_000 {
             for driver in [&mut self.left, &mut self.right] {
                 driver.now += 100_000 - 1_000;
@@ -69,14 +96,14 @@ impl Two {
         }
     }
 
-    fn count(&self, on_left: bool, name: &str) -> u64 {
+    pub fn count(&self, on_left: bool, name: &str) -> u64 {
         let driver = if on_left { &self.left } else { &self.right };
         driver.counters().fields().find(|field| field.0 == name).expect("a counter").1
     }
 }
 
 /// `Requester` for a success, the syndrome for an error.
-fn sent(driver: &mut Driver<Host>, qp: QpId) -> Option<Result<(), CqeSyndrome>> {
+pub fn sent(driver: &mut Driver<Host>, qp: QpId) -> Option<Result<(), CqeSyndrome>> {
     let cqe = driver.poll_send(qp)?;
     Some(match cqe.opcode() {
         Some(CqeOpcode::Requester) => Ok(()),
@@ -86,13 +113,18 @@ fn sent(driver: &mut Driver<Host>, qp: QpId) -> Option<Result<(), CqeSyndrome>> 
 
 #[test]
 fn an_unreliable_message_completes_while_a_port_is_down_and_does_not_arrive() {
-    for (service, lengths) in [(ServiceType::Uc, [100, 40_000]), (ServiceType::Ud, [100, 4096])] {
-        let mut two = Two::new(&format!("down-{service:?}"), service);
+    let cases = [(ServiceType::Uc, [100, 40_000]), (ServiceType::Ud, [100, 4096])];
+    for (by, (service, lengths)) in BOTH.into_iter().flat_map(|by| cases.map(|case| (by, case))) {
+        let mut two = Two::new(&format!("down-{service:?}"), service, by);
         for (len, on_left) in lengths.into_iter().flat_map(|len| [(len, true), (len, false)]) {
             let what =
                 format!("{service:?}, {len} bytes, down on the {}", if on_left { "left" } else { "right" });
+            let what = format!("{what}, by {by:?}");
             let counter = if on_left { "lost_port_down" } else { "dropped_port_down" };
             let before = two.count(on_left, counter);
+            // Messages, or packets of path MTU 1024; a datagram is one packet.
+            let one =
+                if by == By::Wire && service == ServiceType::Uc { u64::from(len).div_ceil(1024) } else { 1 };
             let pointer = two.to.pointer(0, 1 << 17);
             two.right.post_receive(two.b, &[pointer]);
             let request = two.send(service, len);
@@ -107,7 +139,7 @@ fn an_unreliable_message_completes_while_a_port_is_down_and_does_not_arrive() {
             two.rounds(200);
             assert_eq!(sent(&mut two.left, two.a), Some(Ok(())), "{what}: nobody tells the sender");
             assert!(two.right.poll_receive(two.b).is_none(), "{what}");
-            assert_eq!(two.count(on_left, counter), before + 1, "{what}");
+            assert_eq!(two.count(on_left, counter), before + one, "{what}");
             down(&mut two, true);
             two.left.post(two.a, &request);
             two.rounds(200);
@@ -121,15 +153,15 @@ fn an_unreliable_message_completes_while_a_port_is_down_and_does_not_arrive() {
                 "{what}"
             );
             assert!(two.right.poll_receive(two.b).is_none(), "{what}: what was lost stays lost");
-            assert_eq!(two.count(on_left, counter), before + 1, "{what}: nothing is lost any more");
+            assert_eq!(two.count(on_left, counter), before + one, "{what}: nothing is lost any more");
         }
     }
 }
 
 #[test]
 fn a_reliable_message_waits_for_the_port_as_long_as_it_has_retries() {
-    for on_left in [true, false] {
-        let mut two = Two::new(&format!("down-rc-{on_left}"), ServiceType::Rc);
+    for (by, on_left) in BOTH.into_iter().flat_map(|by| [(by, true), (by, false)]) {
+        let mut two = Two::new(&format!("down-rc-{on_left}"), ServiceType::Rc, by);
         let down = |two: &mut Two, up| {
             let side = if on_left { &mut two.left } else { &mut two.right };
             side.nic.set_link(0, up).expect("device 0");
@@ -159,7 +191,7 @@ fn a_reliable_message_waits_for_the_port_as_long_as_it_has_retries() {
 
 #[test]
 fn a_reply_that_arrives_while_the_port_is_down_is_lost_too() {
-    let mut two = Two::new("down-reply", ServiceType::Rc);
+    let mut two = Two::new("down-reply", ServiceType::Rc, By::Memory);
     let write = WorkRequest::write(&two.from, 0, 8, &two.to, 0);
     // The channel is open before.
     two.left.post(two.a, &write);
@@ -178,22 +210,24 @@ fn a_reply_that_arrives_while_the_port_is_down_is_lost_too() {
 
 #[test]
 fn a_reply_that_leaves_while_the_port_is_down_is_lost_too() {
-    let mut two = Two::new("down-answer", ServiceType::Rc);
-    let late = Injection::DelayRead { qpn: two.right.qp(two.b).qpn, us: 2_000 };
-    two.right.nic.inject(late).expect("a QP of its own");
-    let bytes = two.to.fill(0, 64, 5);
-    let read = WorkRequest::read(&two.from, 0, 64, &two.to, 0);
-    two.left.post(two.a, &read);
-    two.pass(MS);
-    assert_eq!(two.count(false, "injected_read_delays"), 1, "the READ is there, and not answered");
-    two.right.nic.set_link(0, false).expect("device 0");
-    two.pass(2 * MS);
-    assert_eq!((sent(&mut two.left, two.a), two.count(false, "lost_port_down")), (None, 1));
-    two.right.nic.set_link(0, true).expect("device 0");
-    two.pass(5 * TIMEOUT_NS);
-    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
-    assert_eq!(two.from.block.bytes(0, 64), bytes);
-    assert!(two.count(true, "retransmissions") > 0);
+    for by in BOTH {
+        let mut two = Two::new("down-answer", ServiceType::Rc, by);
+        let late = Injection::DelayRead { qpn: two.right.qp(two.b).qpn, us: 2_000 };
+        two.right.nic.inject(late).expect("a QP of its own");
+        let bytes = two.to.fill(0, 64, 5);
+        let read = WorkRequest::read(&two.from, 0, 64, &two.to, 0);
+        two.left.post(two.a, &read);
+        two.pass(MS);
+        assert_eq!(two.count(false, "injected_read_delays"), 1, "the READ is there, and not answered");
+        two.right.nic.set_link(0, false).expect("device 0");
+        two.pass(2 * MS);
+        assert_eq!((sent(&mut two.left, two.a), two.count(false, "lost_port_down")), (None, 1));
+        two.right.nic.set_link(0, true).expect("device 0");
+        two.pass(5 * TIMEOUT_NS);
+        assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
+        assert_eq!(two.from.block.bytes(0, 64), bytes);
+        assert!(two.count(true, "retransmissions") > 0);
+    }
 }
 
 #[test]
@@ -221,7 +255,7 @@ fn one_port_is_down_and_another_is_not() {
 fn the_request_with_this_psn_is_lost_and_no_other() {
     // Three messages: PSNs 0x1000 to 0x1002 (3000 bytes of MTU 1024), 0x1003, 0x1004. What follows a gap is out of sequence
     // (one NAK); the last one is missed by its time-out alone. Executed before any time-out, NAKs, and retransmissions.
-    for (number, (psn, executed, naks, lost)) in [
+    for ((number, (psn, executed, naks, lost)), by) in [
         (Some(0x1000), 3, 1, 1),
         (Some(0x1002), 3, 1, 1),
         (Some(0x1003), 3, 1, 1),
@@ -231,8 +265,9 @@ fn the_request_with_this_psn_is_lost_and_no_other() {
     ]
     .into_iter()
     .enumerate()
+    .flat_map(|(number, row)| BOTH.map(|by| ((number, row), by)))
     {
-        let mut two = Two::new(&format!("drop-{number}"), ServiceType::Rc);
+        let mut two = Two::new(&format!("drop-{number}"), ServiceType::Rc, by);
         let qpn = two.left.qp(two.a).qpn;
         two.left.nic.inject(Injection::Drop { qpn, psn }).expect("a QP of ours");
         for len in [3000, 8, 8] {
@@ -241,7 +276,7 @@ fn the_request_with_this_psn_is_lost_and_no_other() {
         }
         two.left.ring_doorbell(two.a);
         two.rounds(300);
-        let what = format!("PSN {psn:#x?}");
+        let what = format!("PSN {psn:#x?} by {by:?}");
         assert_eq!(two.count(false, "messages_received"), executed, "{what}");
         assert_eq!(two.count(false, "naks_sent"), naks, "{what}");
         assert_eq!(two.count(true, "injected_lost_requests"), lost, "{what}");
@@ -254,15 +289,16 @@ fn the_request_with_this_psn_is_lost_and_no_other() {
         assert_eq!(two.count(true, "injected_lost_requests"), lost, "{what}: once only");
         assert_eq!(two.count(true, "retransmissions") > 0, lost > 0, "{what}");
     }
-    let mut two = Two::new("drop-nobody", ServiceType::Rc);
+    let mut two = Two::new("drop-nobody", ServiceType::Rc, By::Memory);
     let refused = two.left.nic.inject(Injection::Drop { qpn: 0x1_0000, psn: None });
     assert!(refused.is_err_and(|why| why.contains("no QP 0x10000")));
 }
 
 #[test]
 fn an_error_on_demand_is_of_the_next_send_and_nothing_of_it_arrives() {
-    for (service, state) in [(ServiceType::Rc, 6), (ServiceType::Uc, 5), (ServiceType::Ud, 5)] {
-        let mut two = Two::new(&format!("error-{service:?}"), service);
+    let cases = [(ServiceType::Rc, 6), (ServiceType::Uc, 5), (ServiceType::Ud, 5)];
+    for (by, (service, state)) in BOTH.into_iter().flat_map(|by| cases.map(|case| (by, case))) {
+        let mut two = Two::new(&format!("error-{service:?}"), service, by);
         let pointer = two.to.pointer(0, 4096);
         two.right.post_receive(two.b, &[pointer]);
         two.right.post_receive(two.b, &[pointer]);
@@ -284,30 +320,32 @@ fn an_error_on_demand_is_of_the_next_send_and_nothing_of_it_arrives() {
 
 #[test]
 fn one_read_is_answered_late_and_other_queues_go_on() {
-    let mut two = Two::new("late", ServiceType::Rc);
-    let (a, b) = (two.left.create_qp(QpShape::default()), two.right.create_qp(QpShape::default()));
-    two.connect(a, b);
-    let late = Injection::DelayRead { qpn: two.right.qp(two.b).qpn, us: 20_000 };
-    two.right.nic.inject(late).expect("a QP of its own");
-    let bytes = two.to.fill(0, 64, 3);
-    // The other queue's arrives first.
-    for (qp, at) in [(a, 64), (two.a, 0)] {
-        let read = WorkRequest::read(&two.from, at, 64, &two.to, 0);
-        two.left.post(qp, &read);
-        two.rounds(50);
+    for by in BOTH {
+        let mut two = Two::new("late", ServiceType::Rc, by);
+        let (a, b) = (two.left.create_qp(QpShape::default()), two.right.create_qp(QpShape::default()));
+        two.connect(a, b);
+        let late = Injection::DelayRead { qpn: two.right.qp(two.b).qpn, us: 20_000 };
+        two.right.nic.inject(late).expect("a QP of its own");
+        let bytes = two.to.fill(0, 64, 3);
+        // The other queue's arrives first.
+        for (qp, at) in [(a, 64), (two.a, 0)] {
+            let read = WorkRequest::read(&two.from, at, 64, &two.to, 0);
+            two.left.post(qp, &read);
+            two.rounds(50);
+        }
+        two.pass(19 * MS);
+        assert_eq!(sent(&mut two.left, two.a), None, "not before 20 ms");
+        assert_eq!(sent(&mut two.left, a), Some(Ok(())), "another queue's READ");
+        two.pass(2 * MS);
+        assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
+        assert_eq!(two.from.block.bytes(0, 64), bytes);
+        assert_eq!(two.count(true, "retransmissions"), 0, "before its time-out");
+        let read = WorkRequest::read(&two.from, 0, 64, &two.to, 0);
+        two.left.post(two.a, &read);
+        two.pass(MS);
+        assert_eq!(sent(&mut two.left, two.a), Some(Ok(())), "one READ only");
+        assert_eq!(two.count(false, "injected_read_delays"), 1);
     }
-    two.pass(19 * MS);
-    assert_eq!(sent(&mut two.left, two.a), None, "not before 20 ms");
-    assert_eq!(sent(&mut two.left, a), Some(Ok(())), "another queue's READ");
-    two.pass(2 * MS);
-    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
-    assert_eq!(two.from.block.bytes(0, 64), bytes);
-    assert_eq!(two.count(true, "retransmissions"), 0, "before its time-out");
-    let read = WorkRequest::read(&two.from, 0, 64, &two.to, 0);
-    two.left.post(two.a, &read);
-    two.pass(MS);
-    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())), "one READ only");
-    assert_eq!(two.count(false, "injected_read_delays"), 1);
 }
 
 /// Keeps 8 requests posted for 20 ms in rounds of 1 µs; returns how much this counter grew.
@@ -337,13 +375,17 @@ fn a_rate_set_while_the_nic_runs_is_what_it_counts_until_it_is_lifted() {
     let per_second = |pace| Settings { messages_per_second: Some(pace), ..Settings::default() };
     // In 20 ms; a full bucket may come on top, and the message that overdraws it, or as many as READs are answered at once.
     let (bytes, messages) = (25_000_000, 100);
-    for (name, setting, lifted, read, len, (on_left, counter), rate, on_top) in [
+    let cases = [
         ("WRITE", gbps(Some(10.0)), gbps(None), false, 1 << 16, (true, "wire_bytes_sent"), bytes, 140_000),
         ("READ", gbps(Some(10.0)), gbps(None), true, 1 << 16, (false, "wire_bytes_sent"), bytes, 620_000),
         ("WRITE", per_second(Some(5e3)), per_second(None), false, 8, (true, "messages_sent"), messages, 2),
         ("READ", per_second(Some(5e3)), per_second(None), true, 8, (true, "completed_read"), messages, 9),
-    ] {
-        let mut two = Two::new(&format!("rate-{name}-{rate}"), ServiceType::Rc);
+    ];
+    // On a wire each round asks the kernel: what differs there, requests and answers by number.
+    let on_wire = [cases[2], cases[3]].map(|case| (By::Wire, case));
+    for (by, case) in cases.map(|case| (By::Memory, case)).into_iter().chain(on_wire) {
+        let (name, setting, lifted, read, len, (on_left, counter), rate, on_top) = case;
+        let mut two = Two::new(&format!("rate-{name}-{rate}"), ServiceType::Rc, by);
         let request = match read {
             false => WorkRequest::write(&two.from, 0, len, &two.to, 0),
             true => WorkRequest::read(&two.from, 0, len, &two.to, 0),
@@ -355,10 +397,13 @@ fn a_rate_set_while_the_nic_runs_is_what_it_counts_until_it_is_lifted() {
         };
         whose(&mut two, &setting);
         let held = busy_for_20_ms(&mut two, &request, (on_left, counter));
-        assert!((rate * 96 / 100..=rate + on_top).contains(&held), "{name}, {setting}: {held} of {rate}");
+        assert!(
+            (rate * 96 / 100..=rate + on_top).contains(&held),
+            "{by:?}, {name}, {setting}: {held} of {rate}"
+        );
         whose(&mut two, &lifted);
         let again = busy_for_20_ms(&mut two, &request, (on_left, counter));
-        assert!(free > 2 * held && again > 2 * held, "{name}, {setting}: {free}, {held}, {again}");
+        assert!(free > 2 * held && again > 2 * held, "{by:?}, {name}, {setting}: {free}, {held}, {again}");
     }
 }
 
@@ -366,7 +411,7 @@ fn a_rate_set_while_the_nic_runs_is_what_it_counts_until_it_is_lifted() {
 fn the_same_seed_loses_the_same_messages() {
     // UC: one draw a message, and nothing is sent again.
     let arrived = |name: &str, seed| {
-        let mut two = Two::new(name, ServiceType::Uc);
+        let mut two = Two::new(name, ServiceType::Uc, By::Memory);
         two.left
             .nic
             .set(&Settings { loss: Some(0.2), seed: Some(seed), ..Settings::default() })
@@ -411,4 +456,24 @@ fn what_cannot_be_set_changes_nothing() {
         driver.nic.set(&Settings { seed: Some(number), ..none }).expect("a seed");
     }
     assert_eq!((driver.counters().ctl_changes, driver.nic.changes().len()), (100, 64), "the first are told");
+}
+
+#[test]
+fn a_corrupt_packet_is_dropped_by_who_gets_it_and_sent_again() {
+    let mut two = Two::new("crc", ServiceType::Rc, By::Wire);
+    let qpn = two.left.qp(two.a).qpn;
+    two.left.nic.inject(Injection::CorruptCrc { qpn }).expect("a QP on the wire");
+    let bytes = two.from.fill(0, 3000, 7);
+    let write = WorkRequest::write(&two.from, 0, 3000, &two.to, 0);
+    two.left.post(two.a, &write);
+    two.pass(5 * TIMEOUT_NS);
+    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
+    assert_eq!(two.to.block.bytes(0, 3000), bytes);
+    let (arrived, _) = two.right.nic.link().wire_counters().expect("a wire");
+    assert_eq!((arrived.icrc_errors, two.count(true, "injected_crc_errors")), (1, 1), "one packet only");
+    assert!(two.count(true, "retransmissions") > 0);
+    let mut two = Two::new("crc", ServiceType::Rc, By::Memory);
+    let qpn = two.left.qp(two.a).qpn;
+    let refused = two.left.nic.inject(Injection::CorruptCrc { qpn });
+    assert!(refused.is_err_and(|why| why.contains("no CRC")), "no packets, no CRC");
 }

@@ -102,6 +102,7 @@ fn injection(words: &[&str]) -> Result<Injection, String> {
             let name: String = value_of(name, "syndrome")?;
             Ok(Injection::ErrorCqe { qpn: value_of(qp, "qp")?, syndrome: syndrome(&name)? })
         }
+        ["corrupt-crc", qp] => Ok(Injection::CorruptCrc { qpn: value_of(qp, "qp")? }),
         ["delay-read", qp, us] => {
             let us: u32 = value_of(us, "us")?;
             if us > 60_000_000 {
@@ -109,7 +110,7 @@ fn injection(words: &[&str]) -> Result<Injection, String> {
             }
             Ok(Injection::DelayRead { qpn: value_of(qp, "qp")?, us })
         }
-        _ => Err("nothing known to inject; drop, error-cqe and delay-read are".to_owned()),
+        _ => Err("nothing known to inject; drop, error-cqe, corrupt-crc and delay-read are".to_owned()),
     }
 }
 
@@ -159,6 +160,7 @@ mod tests {
             "inject drop qp=64 psn=16777215",
             "inject error-cqe qp=64 syndrome=remote_access",
             "inject delay-read qp=64 us=1000",
+            "inject corrupt-crc qp=64",
             "capture",
             "capture packets=18446744073709551615",
         ] {

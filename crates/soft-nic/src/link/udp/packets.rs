@@ -8,14 +8,15 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
-use roce::Packet;
 use roce::wire::bth::pkeys_match;
 use roce::wire::icrc::{self, ICRC_BYTES};
 use roce::wire::{self, Gid, IpHeader, Udp, WireError};
+use roce::{Now, Packet};
 
 use super::SharedPort;
 use super::weather::{Sky, Weather};
-use crate::dma::Fault;
+use crate::dma::{Fault, system};
+use crate::link::capture::{Capture, WirePacket};
 
 /// Bytes that may wait for the kernel at one port: what is sent later anyhow is better not made yet.
 const WAITING_BYTES: usize = 256 * 1024;
@@ -104,6 +105,10 @@ pub struct Wire {
     ports: Vec<SharedPort>,
     counters: WireCounters,
     sky: Sky,
+    /// Who looks on.
+    capture: Option<Capture>,
+    /// The next packet leaves with a wrong ICRC.
+    corrupts: bool,
 }
 
 impl Wire {
@@ -115,7 +120,28 @@ impl Wire {
         let ports = addresses.iter().map(open).collect::<Result<_, _>>()?;
         // Two NICs of one seed do not lose the same packets.
         let weather = Weather { seed: weather.seed ^ u64::from(slot) << 32, ..weather };
-        Ok(Wire { ports, counters: WireCounters::default(), sky: Sky::new(weather) })
+        let (counters, sky) = (WireCounters::default(), Sky::new(weather));
+        Ok(Wire { ports, counters, sky, capture: None, corrupts: false })
+    }
+
+    /// Every packet from now on is shown to `capture` too: what leaves, and what comes for this process, whole or not. Error:
+    /// another one is under way; it is given back.
+    pub fn begin_capture(&mut self, capture: Capture) -> Result<(), Capture> {
+        if self.capture.as_ref().is_some_and(|other| !other.is_over()) {
+            return Err(capture);
+        }
+        self.capture = Some(capture);
+        Ok(())
+    }
+
+    /// Spoils the ICRC of the next packet.
+    pub fn corrupt_next_packet(&mut self) {
+        self.corrupts = true;
+    }
+
+    /// Ends the capture, if there is one.
+    pub fn end_capture(&mut self) -> Option<Capture> {
+        self.capture.take()
     }
 
     /// Each address with the port that an owner hands packets on to.
@@ -182,6 +208,7 @@ impl Wire {
         let len = transport + ICRC_BYTES;
         let udp = Udp { source_port: port.own_port(), bytes: udp_bytes(len), checksum: 0 };
         let ip = IpHeader::between(gid_of(from), gid_of(to), udp.bytes).ok_or_else(none)?;
+        let (capture, corrupts) = (&mut self.capture, &mut self.corrupts);
         port.push(to, len, |bytes, identification| {
             let (head, rest) = bytes.split_at_mut(headers);
             payload(&mut rest[..carried])?;
@@ -191,7 +218,13 @@ impl Wire {
                 v6 => v6,
             };
             let (covered, place) = bytes.split_at_mut(transport);
-            place.copy_from_slice(&icrc::stored(icrc::compute(&ip, &udp, covered)?));
+            let spoilt = u32::from(std::mem::take(corrupts)) << 15;
+            place.copy_from_slice(&icrc::stored(icrc::compute(&ip, &udp, covered)? ^ spoilt));
+            if let Some(capture) = capture {
+                let (source_port, destination) = (udp.source_port, to);
+                let packet = WirePacket { source: from, source_port, destination, identification, bytes };
+                capture.sent(Now(system::monotonic_ns()), &packet);
+            }
             Ok::<_, Unsent>(())
         })?;
         self.counters.sent += 1;
@@ -213,22 +246,32 @@ impl Wire {
         ports: impl Fn(u8, IpAddr) -> Option<u16>,
         mut deliver: impl FnMut(Arrived<'_>),
     ) -> usize {
-        let (counters, sky) = (&mut self.counters, &mut self.sky);
+        let Wire { counters, sky, capture, .. } = self;
         let mut looked = 0;
         for port in &mut self.ports {
             let at = port.address();
             let got = port.poll(
                 |slot| ports(slot, at),
-                |from, bytes| match read(from, at, bytes) {
-                    Ok(arrived) => {
-                        counters.received += 1;
-                        counters.received_bytes += bytes.len() as u64;
-                        sky.pass(arrived, &mut deliver);
+                |from, bytes| {
+                    let read = read(from, at, bytes);
+                    if let Some(capture) = capture {
+                        let (source, source_port, destination) = (from.ip(), from.port(), at);
+                        // Of a packet that no identification explains, none is known.
+                        let identification = read.as_ref().map_or(0, |(_, identification)| *identification);
+                        let packet = WirePacket { source, source_port, destination, identification, bytes };
+                        capture.received(Now(system::monotonic_ns()), &packet);
                     }
-                    Err(Dropped::Icrc) => counters.icrc_errors += 1,
-                    Err(Dropped::Malformed) => counters.malformed += 1,
-                    Err(Dropped::Pkey) => counters.pkey_violations += 1,
-                    Err(Dropped::Reserved) => counters.reserved += 1,
+                    match read {
+                        Ok((arrived, _)) => {
+                            counters.received += 1;
+                            counters.received_bytes += bytes.len() as u64;
+                            sky.pass(arrived, &mut deliver);
+                        }
+                        Err(Dropped::Icrc) => counters.icrc_errors += 1,
+                        Err(Dropped::Malformed) => counters.malformed += 1,
+                        Err(Dropped::Pkey) => counters.pkey_violations += 1,
+                        Err(Dropped::Reserved) => counters.reserved += 1,
+                    }
                 },
             );
             match got {
@@ -256,21 +299,21 @@ fn gid_of(address: IpAddr) -> Gid {
     }
 }
 
-/// Takes the headers off; checks all that does not depend on a queue.
-fn read(from: SocketAddr, at: IpAddr, bytes: &[u8]) -> Result<Arrived<'_>, Dropped> {
+/// Takes the headers off; checks all that does not depend on a queue. Also returns the identification of its IPv4 header.
+fn read(from: SocketAddr, at: IpAddr, bytes: &[u8]) -> Result<(Arrived<'_>, u16), Dropped> {
     let udp = Udp { source_port: from.port(), bytes: udp_bytes(bytes.len()), checksum: 0 };
     let ip = IpHeader::between(gid_of(from.ip()), gid_of(at), udp.bytes).ok_or(Dropped::Malformed)?;
     let decoded = wire::Packet::decode(bytes).map_err(|_| Dropped::Malformed)?;
-    match &ip {
-        IpHeader::V4(header) => icrc::check_any_identification(header, &udp, bytes).map(|_| ()),
-        v6 => icrc::check(v6, &udp, bytes),
+    let identification = match &ip {
+        IpHeader::V4(header) => icrc::check_any_identification(header, &udp, bytes),
+        v6 => icrc::check(v6, &udp, bytes).map(|()| 0),
     }
     .map_err(|_| Dropped::Icrc)?;
     if !pkeys_match(decoded.bth.pkey, DEFAULT_PKEY) {
         return Err(Dropped::Pkey);
     }
     let packet = Packet::from_wire(&decoded).ok_or(Dropped::Reserved)?;
-    Ok(Arrived { from: from.ip(), at, packet, payload: decoded.payload })
+    Ok((Arrived { from: from.ip(), at, packet, payload: decoded.payload }, identification))
 }
 
 #[cfg(test)]
