@@ -13,7 +13,7 @@ use super::{Everybody, Target, program_of, show};
 #[derive(Debug, Args)]
 pub struct Show {
     /// Process whose NIC is asked.
-    #[arg(value_name = "PID", required_unless_present = "all", conflicts_with = "all")]
+    #[arg(value_name = "PID", conflicts_with = "all")]
     pid: Option<u32>,
     /// Every NIC of this user; with --fabric those of one fabric.
     #[arg(long)]
@@ -38,6 +38,11 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 pub fn run(options: &Show) -> Result<()> {
+    if options.pid.is_none() && !options.all {
+        bail!(
+            "counters of whom? give a PID from `softnic ctl list`, or --all; see `softnic ctl counters --help`"
+        );
+    }
     let mut looked = false;
     loop {
         let (everybody, targets) = match options.pid {
@@ -55,7 +60,7 @@ pub fn run(options: &Show) -> Result<()> {
         };
         if targets.is_empty() && options.watch.is_none() {
             bail!(
-                "nobody has a NIC{}",
+                "nobody has a NIC{}; `softnic ctl list` shows who has one, and on which fabric",
                 options.fabric.as_ref().map_or(String::new(), |name| format!(" on fabric {name:?}"))
             );
         }

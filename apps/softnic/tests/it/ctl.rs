@@ -166,8 +166,11 @@ fn who_cannot_be_asked_is_told_why() {
     let own = std::process::id().to_string();
     ctl_refuses(&["counters", &dead], &[&dead, "there is no process"]);
     ctl_refuses(&["counters", &own], &[&own, "has no NIC"]);
-    ctl_refuses(&["counters", "--all", "--fabric", "nobody-is-here"], &["nobody", "nobody-is-here"]);
-    ctl_refuses(&["counters"], &["PID"]);
+    ctl_refuses(
+        &["counters", "--all", "--fabric", "nobody-is-here"],
+        &["nobody", "nobody-is-here", "`softnic ctl list`"],
+    );
+    ctl_refuses(&["counters"], &["PID", "--all", "`softnic ctl counters --help`"]);
     ctl_refuses(&["counters", "x"], &["'x'"]);
     ctl_refuses(&["counters", "1", "--all"], &["--all"]);
     ctl_refuses(&["counters", &own, "--watch", "0"], &["--watch", "0.01 to 3600"]);

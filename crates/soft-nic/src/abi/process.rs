@@ -246,6 +246,8 @@ fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant) -> Repo
         let flushed = catch_unwind(AssertUnwindSafe(|| {
             while nic.poll(Now(system::monotonic_ns())) > 0 && Instant::now() < deadline {}
         }));
+        // Or peers would take a normal end for a death.
+        nic.link().leave();
         if flushed.is_ok() {
             report.counters = counters(server, &mut nic);
             report.changes = nic.changes().to_vec();

@@ -268,7 +268,10 @@ impl Link {
             incoming.ended |= incoming.consumer.ends().from == slot;
         }
         self.counters.peers_lost += 1;
-        self.happened(LinkEvent::PeerLost { slot, pid: peer.who.pid });
+        // Who leaves stands up first. One whose seat was given away meanwhile may have done either.
+        if self.fabric.occupant(slot) == Some(peer.who) {
+            self.happened(LinkEvent::PeerLost { slot, pid: peer.who.pid });
+        }
     }
 }
 

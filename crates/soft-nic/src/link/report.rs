@@ -97,8 +97,8 @@ pub enum SendError {
 /// Things that happened which no call returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum LinkEvent {
-    /// A peer ended or left.
-    #[error("the process in slot {slot} (pid {pid}) has left the fabric")]
+    /// A peer ended, or became another program, without leaving. One that left is no event.
+    #[error("the process in slot {slot} (pid {pid}) ended without leaving the fabric")]
     PeerLost {
         /// Slot.
         slot: u8,

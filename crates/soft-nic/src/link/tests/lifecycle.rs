@@ -45,6 +45,7 @@ fn a_killed_peer_is_noticed_within_a_second_and_its_slot_is_given_out_again() {
     }
     assert!(killed.elapsed() < Duration::from_secs(1), "{:?}", killed.elapsed());
     assert!(!link.alive(slot));
+    assert_eq!(link.poll_event(), Some(LinkEvent::PeerLost { slot, pid: peer.child.id() }));
     assert_eq!(link.room(slot), Room::NoPeer(NoPeer::Gone(slot)));
     let sent = link.send_request(&write, &PathAddress::default(), Payload::Inline(&[1; 8]));
     assert_eq!(sent, Err(SendError::NoPeer(NoPeer::Gone(slot))));
