@@ -1,6 +1,6 @@
 //! Whole conversations under attack: two connections that live, and an enemy between them who changes, makes up, repeats, holds
 //! back and loses packets. Nothing panics, nothing outside a granted region is touched, no queue grows beyond what its QP was
-//! made with, every message ends once and in order, and when the enemy rests the conversation comes to an end.
+//! made with, every message ends once and in order, and when the enemy rests the conversation comes to an end (INV-15).
 //!
 //! Every case comes from a seed. `ROCE_FUZZ_CASES` sets how many are held (default below), `ROCE_FUZZ_SEED` the first one's
 //! seed; a case that fails names its own. Some minutes of it, on two cores:
