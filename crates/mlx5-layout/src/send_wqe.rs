@@ -556,7 +556,9 @@ impl SendWqeBuilder {
     /// Adds inline bytes with their header, padded with zeroes to 16 bytes.
     pub fn inline(self, data: &[u8]) -> Self {
         let header = INLINE_FLAG | (data.len() as u32 & !INLINE_FLAG);
-        self.raw(&header.to_be_bytes()).raw(data)
+        let mut filled = self.raw(&header.to_be_bytes()).raw(data);
+        filled.bytes.resize(filled.bytes.len().next_multiple_of(UNIT_BYTES), 0);
+        filled
     }
 
     /// Adds bytes as they are.

@@ -179,6 +179,15 @@ impl SendQueue {
         queue.get(place).filter(|request| is_it(request)).map(|_| place)
     }
 
+    /// Where `len` bytes at `offset` of the WQE at `index` lie: in two pieces when they go over the end of the ring.
+    fn pieces(&self, index: u16, offset: usize, len: usize) -> impl Iterator<Item = Segment> + use<> {
+        let ring_bytes = u64::from(self.blocks) * BLOCK_BYTES as u64;
+        let start = (self.block(index) - self.ring + offset as u64) & (ring_bytes - 1);
+        let first = (len as u64).min(ring_bytes - start);
+        let pieces = [(self.ring + start, first), (self.ring, len as u64 - first)];
+        pieces.into_iter().filter(|(_, len)| *len > 0).map(|(addr, len)| Segment { addr, len })
+    }
+
     /// Copies the WQE at `fetched` out of the ring, each block once: the first block says how many follow. Returns the bytes
     /// it has; at most `available` blocks are read.
     fn copy_out<M: Memory>(
@@ -292,7 +301,7 @@ impl Checks<'_> {
             fragment: Fragment::default(),
         };
         self.address(qp, &body, out);
-        let length = self.gather(qp, opcode, &body, out)?;
+        let length = self.gather(qp, opcode, &body, bytes, out)?;
         out.request.length = length;
         out.request.fragment = Fragment { offset: 0, length };
         Ok(())
@@ -332,8 +341,15 @@ impl Checks<'_> {
         };
     }
 
-    /// Checks the local side and notes it; returns the payload's length.
-    fn gather(&self, qp: &Qp, opcode: Opcode, body: &Body<'_>, out: &mut SendRequest) -> Result<u32, Status> {
+    /// Checks the local side and notes it; returns the payload's length. `wqe`: the bytes that `body` is of.
+    fn gather(
+        &self,
+        qp: &Qp,
+        opcode: Opcode,
+        body: &Body<'_>,
+        wqe: &[u8],
+        out: &mut SendRequest,
+    ) -> Result<u32, Status> {
         let need = if opcode.wants_response() { Access::LOCAL_WRITE } else { Access(0) };
         let mut length = 0u64;
         let mut pointers = 0;
@@ -341,16 +357,20 @@ impl Checks<'_> {
             match segment.map_err(|_| Status::LocalQpOperation)? {
                 DataSegment::Inline(bytes) => {
                     // Inline data goes out only, and a queue was made for so much of it.
-                    if opcode.wants_response() || !out.segments.is_empty() {
+                    if opcode.wants_response() {
                         return Err(Status::LocalQpOperation);
                     }
                     length += bytes.len() as u64;
-                    out.inline.extend_from_slice(bytes);
+                    let is_pointer = |segment| matches!(segment, Ok(DataSegment::Pointer(_)));
+                    if out.segments.is_empty() && !body.data.into_iter().any(is_pointer) {
+                        out.inline.extend_from_slice(bytes);
+                        continue;
+                    }
+                    // A header in front of memory, as UCX sends it: the ring keeps those bytes until the WQE completes.
+                    let offset = bytes.as_ptr().addr() - wqe.as_ptr().addr();
+                    out.segments.extend(qp.sq.pieces(out.wqe_index, offset, bytes.len()));
                 }
                 DataSegment::Pointer(pointer) => {
-                    if !out.inline.is_empty() {
-                        return Err(Status::LocalQpOperation);
-                    }
                     pointers += 1;
                     // A length of 0 stands for 2^31 (see `DataPointer`), which is above every limit.
                     let len = if pointer.byte_count == 0 { 1 << 31 } else { u64::from(pointer.byte_count) };

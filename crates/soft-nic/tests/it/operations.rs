@@ -152,6 +152,40 @@ fn atomics_run(setup: Setup<soft_nic::dma::Host>) {
     }
 }
 
+/// What UCX sends: a header in the WQE, and memory behind it. The WQE moves through the ring, so that the header also lies
+/// across its end.
+#[test]
+fn inline_bytes_and_memory_go_out_in_their_order() {
+    for service in [ServiceType::Rc, ServiceType::Uc] {
+        let mut driver = Driver::new(Setup::new(&format!("mixed-{service:?}")));
+        let (a, b) = driver.pair(QpShape { service, sq_blocks: 8, ..QpShape::default() });
+        let (from, to) = (driver.region(65536, ALL), driver.region(65536, ALL));
+        let header: Vec<u8> = (100..190).collect();
+        for (round, len) in [1, 8, 300, 40_000, 17].into_iter().cycle().enumerate().take(40) {
+            let bytes = from.fill(0, len as usize, round as u8);
+            let whole = [&header[..], &bytes].concat();
+            let sent = if round % 2 == 0 {
+                driver.post_receive(b, &[to.pointer(0, 65536)]);
+                WorkRequest::new(SendOpcode::Send)
+            } else {
+                WorkRequest::new(SendOpcode::RdmaWrite).remote(&to, 0)
+            };
+            driver.post(a, &sent.inline(&header).pointer(&from, 0, len)).settle();
+            let cqe = driver.poll_send(a).expect("a completion");
+            assert_eq!(cqe.opcode(), Some(CqeOpcode::Requester), "{round}: {:?}", cqe.error());
+            let length = driver.poll_receive(b).map(|cqe| cqe.byte_count() as usize);
+            assert_eq!(length, (round % 2 == 0).then_some(whole.len()), "{service:?} {round}");
+            assert!(to.block.bytes(0, whole.len()) == whole, "{service:?} {round}: {len} behind a header");
+            to.block.write(0, &vec![0; whole.len()]);
+        }
+        // And the other way round.
+        let bytes = from.fill(0, 50, 3);
+        let write = WorkRequest::new(SendOpcode::RdmaWrite).remote(&to, 0).pointer(&from, 0, 50);
+        driver.post(a, &write.inline(&header)).settle();
+        assert_eq!(to.block.bytes(0, 140), [&bytes[..], &header].concat());
+    }
+}
+
 #[test]
 fn inline_bytes_need_no_region_and_may_be_changed_at_once() {
     let mut driver = Driver::new(Setup::new("inline"));
