@@ -42,7 +42,7 @@ struct Package {
 }
 
 /// Names are the same on Debian 12, Debian 13 and Ubuntu 24.04.
-const PACKAGES: [Package; 15] = [
+const PACKAGES: [Package; 16] = [
     Package {
         name: "libibverbs1",
         purpose: Purpose::Figure,
@@ -59,6 +59,7 @@ const PACKAGES: [Package; 15] = [
         purpose: Purpose::Bench,
         why: "ibv_devinfo and the pingpongs, run unmodified on the NIC",
     },
+    Package { name: "ucx-utils", purpose: Purpose::Test, why: "ucx_perftest, run unmodified on the NIC" },
     Package {
         name: "iproute2",
         purpose: Purpose::Test,

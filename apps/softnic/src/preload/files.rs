@@ -21,7 +21,8 @@ fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: libc::mode
     }
 }
 
-/// Opens a node: a file is a memfd with its content, a directory a memfd that only we understand, a device `/dev/null`.
+/// Opens a node: a file is a memfd with its content, a directory a memfd that only we understand, a device the memfd
+/// of its pages.
 pub fn open_node(path: &str, node: &Node, flags: c_int) -> c_int {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
     let close_on_exec = flags & libc::O_CLOEXEC != 0;
@@ -166,7 +167,7 @@ fn stat_of(attributes: &Attributes) -> libc::stat {
 
 /// What an `…at` call means, when it is about something of ours.
 fn attributes_at(directory: c_int, path: *const c_char, flags: c_int) -> Result<Attributes, Place> {
-    if let Some(found) = empty_path_directory(directory, path, flags) {
+    if let Some(found) = empty_path(directory, path, flags) {
         return Ok(found);
     }
     match locate(directory, path, flags & libc::AT_SYMLINK_NOFOLLOW == 0) {
@@ -175,29 +176,31 @@ fn attributes_at(directory: c_int, path: *const c_char, flags: c_int) -> Result<
     }
 }
 
-/// `AT_EMPTY_PATH` on a directory of ours: the directory itself.
-fn empty_path_directory(directory: c_int, path: *const c_char, flags: c_int) -> Option<Attributes> {
+/// `AT_EMPTY_PATH` on a descriptor of ours: the file itself.
+fn empty_path(directory: c_int, path: *const c_char, flags: c_int) -> Option<Attributes> {
     if flags & libc::AT_EMPTY_PATH == 0 {
         return None;
     }
     // SAFETY: a null path is allowed with AT_EMPTY_PATH; any other is a C string.
     let empty = path.is_null() || unsafe { *path } == 0;
-    if empty { directory_attributes(directory) } else { None }
+    if empty { attributes_of(directory) } else { None }
 }
 
-/// Attributes of a descriptor that is a directory of ours, or the connection manager's: the kernel would speak of a pipe.
-fn directory_attributes(fd: c_int) -> Option<Attributes> {
-    match table::get(fd) {
-        Entry::Directory(_) => {
-            let Entry::Directory(index) = table::verified(fd) else { return None };
-            let path = world().directory(index as usize)?;
-            Some(Tree::attributes(path, &Node::Directory))
+/// Attributes of a descriptor that is a directory or a device of ours: the kernel would speak of a file, or a pipe.
+fn attributes_of(fd: c_int) -> Option<Attributes> {
+    if table::get(fd) == Entry::Foreign {
+        return None;
+    }
+    let device =
+        |index: u8| Tree::attributes(&format!("/dev/infiniband/uverbs{index}"), &Node::Device(index));
+    match table::verified(fd) {
+        Entry::Foreign => None,
+        Entry::Directory(index) => {
+            Some(Tree::attributes(world().directory(index as usize)?, &Node::Directory))
         }
-        Entry::Manager(_) => {
-            let Entry::Manager(_) = table::verified(fd) else { return None };
-            Some(Tree::attributes(manager::PATH, &Node::Manager))
-        }
-        Entry::Foreign | Entry::Command(_) | Entry::Inherited => None,
+        Entry::Command(number) => Some(device(nic::device_of(number).unwrap_or_default())),
+        Entry::Inherited => Some(device(0)),
+        Entry::Manager(_) => Some(Tree::attributes(manager::PATH, &Node::Manager)),
     }
 }
 
@@ -225,7 +228,7 @@ unsafe fn stat_at(directory: c_int, path: *const c_char, out: *mut libc::stat, f
 
 /// `fstat` in all its spellings.
 unsafe fn stat_fd(fd: c_int, out: *mut libc::stat) -> c_int {
-    match directory_attributes(fd) {
+    match attributes_of(fd) {
         Some(found) if !out.is_null() => {
             // SAFETY: the program gave room for a `struct stat`.
             unsafe { out.write(stat_of(&found)) };

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 
 use soft_nic::abi::process::{Process, Report};
-use soft_nic::abi::server::{OpenFile, log, log_enabled};
+use soft_nic::abi::server::{Mapping, OpenFile, log, log_enabled};
 
 use super::raw::{self, fail, syscall};
 use super::table::{self, Entry};
@@ -118,35 +118,38 @@ impl File {
     }
 }
 
-/// Opens device `index`; the descriptor is `/dev/null`, so that closing and duplicating it stay the kernel's.
+/// Opens device `index`. The descriptor is one of the file that holds the device's pages, so that closing, duplicating and
+/// mapping it stay the kernel's: also where the program makes the system call by itself.
 pub fn open(index: u8, flags: c_int) -> c_int {
-    let kept = libc::O_ACCMODE | libc::O_CLOEXEC | libc::O_NONBLOCK;
-    let fd = raw::openat(libc::AT_FDCWD, c"/dev/null".as_ptr(), flags & kept, 0);
-    if fd < 0 {
-        return fd;
-    }
     if flags & libc::O_PATH != 0 {
-        return fd;
+        let kept = libc::O_PATH | libc::O_CLOEXEC;
+        return raw::openat(libc::AT_FDCWD, c"/dev/null".as_ptr(), flags & kept, 0);
     }
     let opened = guarded(|| {
         let nic = get_or_make()?;
+        let fd = raw::duplicate(nic.process.server.pages.fd(), flags & libc::O_CLOEXEC != 0);
+        if fd < 0 {
+            return Err(raw::errno());
+        }
         let number = nic.next.fetch_add(1, Ordering::Relaxed) & 0x00ff_ffff;
         let file = File { open: Mutex::new(OpenFile::new(index)), descriptors: AtomicU32::new(1) };
         nic.files().insert(number, Arc::new(file));
         if table::set(fd, Entry::Command(number)) {
-            Ok(())
+            Ok(fd)
         } else {
             nic.files().remove(&number);
+            raw::close(fd);
             Err(libc::EMFILE)
         }
     });
-    match opened {
-        Ok(()) => fd,
-        Err(errno) => {
-            raw::close(fd);
-            fail(errno)
-        }
-    }
+    opened.unwrap_or_else(fail)
+}
+
+/// Which device this file is of, if it is open in this process.
+pub fn device_of(number: u32) -> Option<u8> {
+    let file = get()?.file(number).ok()?;
+    let device = file.open().device;
+    Some(device)
 }
 
 /// A descriptor of this file was closed.
@@ -214,15 +217,13 @@ pub fn mmap(
         if flags & libc::MAP_SHARED == 0 || protection & libc::PROT_EXEC != 0 {
             return Err(libc::EINVAL);
         }
-        if protection & libc::PROT_WRITE != 0 && !mapping.writable() {
+        if protection & libc::PROT_WRITE != 0 && mapping == Mapping::Clock {
             return Err(libc::EPERM);
         }
         use std::os::fd::AsRawFd;
-        let fd = mapping.fd().as_raw_fd();
-        // A whole word: the last argument goes over the stack, where a c_int's upper half is whatever was there.
-        let start: libc::off_t = 0;
+        let fd = nic.process.server.pages.fd().as_raw_fd();
         // SAFETY: the program asked for this mapping at this address, as it would of the kernel.
-        let page = unsafe { syscall!(SYS_mmap, address, length, protection, flags, fd, start) };
+        let page = unsafe { syscall!(SYS_mmap, address, length, protection, flags, fd, offset) };
         if page == -1 {
             return Err(raw::errno());
         }

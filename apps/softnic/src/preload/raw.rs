@@ -1,6 +1,7 @@
 //! System calls without libc's wrappers, which are what this library replaces; and libc's own functions, found behind it.
 
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Sets `errno` and returns the -1 that C functions fail with.
@@ -58,6 +59,13 @@ pub fn openat(directory: c_int, path: *const c_char, flags: c_int, mode: libc::m
 pub fn close(fd: c_int) -> c_int {
     // SAFETY: closing touches no memory; the program decides which descriptors it closes.
     unsafe { syscall!(SYS_close, fd) as c_int }
+}
+
+/// Another descriptor of the same file, the lowest that is free.
+pub fn duplicate(fd: BorrowedFd<'_>, close_on_exec: bool) -> c_int {
+    let command = if close_on_exec { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+    // SAFETY: plain numbers.
+    unsafe { syscall!(SYS_fcntl, fd.as_raw_fd(), command, 0) as c_int }
 }
 
 /// `fstat` without the hook.

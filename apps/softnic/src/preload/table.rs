@@ -1,14 +1,14 @@
 //! Which descriptors of the program are ours: one word a descriptor, read by every hook, without a lock.
 //!
 //! A descriptor may leave without our seeing it (a raw system call, a `posix_spawn` action), so whoever uses an entry
-//! asks the kernel whether the descriptor still is what it was: a command file is `/dev/null` (char device 1:3), a
-//! directory is a memfd whose size says which, and a file of the connection manager is a pipe.
+//! asks the kernel whether the descriptor still is what it was: a command file and a directory are memfds whose sizes say
+//! which, and a file of the connection manager is a pipe.
 
 use std::ffi::c_int;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
-use soft_nic::abi::tree::COMMAND_DEVICE;
+use soft_nic::dma::DevicePages;
 
 use super::raw;
 
@@ -100,18 +100,12 @@ pub fn verified(fd: c_int) -> Entry {
     let entry = get(fd);
     let still = match entry {
         Entry::Foreign => return entry,
-        Entry::Command(_) | Entry::Inherited => raw::fstat(fd).is_some_and(|found| {
-            found.st_mode & libc::S_IFMT == libc::S_IFCHR
-                && (libc::major(found.st_rdev), libc::minor(found.st_rdev)) == COMMAND_DEVICE
-        }),
+        Entry::Command(_) | Entry::Inherited => is_file_of(fd, DevicePages::BYTES as i64),
+        Entry::Directory(index) => is_file_of(fd, DIRECTORY_SIZE + i64::from(index)),
         // Which pipe it is, the connection manager looks at.
         Entry::Manager(_) => {
             raw::fstat(fd).is_some_and(|found| found.st_mode & libc::S_IFMT == libc::S_IFIFO)
         }
-        Entry::Directory(index) => raw::fstat(fd).is_some_and(|found| {
-            found.st_mode & libc::S_IFMT == libc::S_IFREG
-                && found.st_size == DIRECTORY_SIZE + i64::from(index)
-        }),
     };
     if still {
         entry
@@ -119,6 +113,10 @@ pub fn verified(fd: c_int) -> Entry {
         set(fd, Entry::Foreign);
         Entry::Foreign
     }
+}
+
+fn is_file_of(fd: c_int, size: i64) -> bool {
+    raw::fstat(fd).is_some_and(|found| found.st_mode & libc::S_IFMT == libc::S_IFREG && found.st_size == size)
 }
 
 /// Says what a descriptor is; false when it is too high to be ours, or the table is another process's.

@@ -21,4 +21,5 @@ mod pyverbs;
 mod rdma_cm;
 mod rdma_core_56;
 mod tcp_port;
+mod ucx;
 mod wire;

@@ -36,6 +36,8 @@ int main(int argc, char **argv)
 	CHECK(device.completion_timestamp_mask != 0 && device.hca_core_clock != 0);
 	/* What works is said, and what does not is 0. */
 	CHECK(device.orig_attr.max_srq > 0 && device.orig_attr.max_mw > 0 && device.orig_attr.max_mcast_grp == 0);
+	unsigned windows = IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B;
+	CHECK((device.orig_attr.device_cap_flags & windows) == (IBV_DEVICE_MEM_WINDOW | IBV_DEVICE_MEM_WINDOW_TYPE_2B));
 	CHECK(device.odp_caps.general_caps == 0 && device.rss_caps.supported_qpts == 0 && device.tso_caps.max_tso == 0);
 	CHECK(device.max_wq_type_rq == 0 && device.raw_packet_caps == 0 && device.tm_caps.max_num_tags == 0);
 	CHECK((device.device_cap_flags_ex & 0xffffffff) == device.orig_attr.device_cap_flags);

@@ -5,54 +5,36 @@
 //! register: it is as fresh as the NIC thread's last look (up to 10 ms when the NIC sleeps).
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::layout::clock_info;
-use crate::dma::SharedMemory;
-use crate::dma::system::{self, PAGE};
+use super::uar;
+use crate::dma::system;
+use crate::dma::{DevicePages, SharedMemory};
 
 /// Frequency of the core clock as QUERY_DEVICE says it.
 pub const CORE_CLOCK_KHZ: u64 = 1_000_000;
 
-/// A page that programs map read-only.
-#[derive(Debug)]
-pub struct ClockPage {
-    fd: OwnedFd,
-    memory: SharedMemory,
-}
-
-impl ClockPage {
-    fn new(name: &str) -> io::Result<Self> {
-        let fd = system::memfd(name, PAGE)?;
-        let memory = SharedMemory::map(&fd, PAGE)?;
-        Ok(Self { fd, memory })
-    }
-
-    /// What the program's `mmap` maps.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
-/// Both pages.
+/// Both pages, which programs map read-only.
 #[derive(Debug)]
 pub struct Clock {
     /// BE32 high half, BE32 low half, at the start.
-    pub core: ClockPage,
+    core: SharedMemory,
     /// `mlx5_ib_clock_info`.
-    pub info: ClockPage,
+    info: SharedMemory,
 }
 
 impl Clock {
     /// Makes both pages and starts them at the present time.
-    pub fn new() -> io::Result<Self> {
-        let clock =
-            Self { core: ClockPage::new("softnic-clock")?, info: ClockPage::new("softnic-clock-info")? };
+    pub fn new(pages: &DevicePages) -> io::Result<Self> {
+        let clock = Self {
+            core: pages.map(uar::offset_of(uar::MMAP_CORE_CLOCK))?,
+            info: pages.map(uar::offset_of(uar::MMAP_CLOCK_INFO))?,
+        };
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as u64);
         let now = system::monotonic_ns();
-        let put = |offset, value| clock.info.memory.word(offset).store(value, Ordering::Relaxed);
+        let put = |offset, value| clock.info.word(offset).store(value, Ordering::Relaxed);
         put(clock_info::NSEC, wall);
         put(clock_info::CYCLES, now);
         // One tick is one nanosecond: multiplier 1 (low half), shift 0 (high half).
@@ -65,7 +47,7 @@ impl Clock {
 
     /// Moves the core clock on.
     pub fn tick(&self, now_ns: u64) {
-        self.core.memory.word(0).store(now_ns.to_be(), Ordering::Release);
+        self.core.word(0).store(now_ns.to_be(), Ordering::Release);
     }
 }
 
@@ -75,11 +57,11 @@ mod tests {
 
     #[test]
     fn the_core_clock_is_two_big_endian_halves_and_the_line_passes_through_now() {
-        let clock = Clock::new().unwrap();
+        let clock = Clock::new(&DevicePages::new().unwrap()).unwrap();
         clock.tick(0x0102_0304_0506_0708);
-        let core = clock.core.memory.word(0).load(Ordering::Relaxed).to_ne_bytes();
+        let core = clock.core.word(0).load(Ordering::Relaxed).to_ne_bytes();
         assert_eq!(core, [1, 2, 3, 4, 5, 6, 7, 8]);
-        let word = |offset| clock.info.memory.word(offset).load(Ordering::Relaxed);
+        let word = |offset| clock.info.word(offset).load(Ordering::Relaxed);
         // (mult, shift) = (1, 0); sign 0 = stable.
         assert_eq!((word(clock_info::MULT), word(clock_info::SIGN)), (1, 0));
         assert!(word(clock_info::NSEC) > 1_600_000_000_000_000_000);

@@ -20,12 +20,11 @@ use super::layout::{
 };
 use super::rdma_cm::Manager;
 use super::sysfs::Machine;
-use super::uar::Uar;
 use super::{ah, cq, device, mr, qp, srq, uar, write};
 use crate::config::Config;
 use crate::device::command::{CommandError, ContextId};
 use crate::device::model::DeviceConfig;
-use crate::dma::Memory;
+use crate::dma::{DevicePages, Memory, UarPage};
 
 /// Driver part of a command: input, output.
 pub const UHW_IN: u16 = 0x1000;
@@ -223,7 +222,7 @@ pub struct OpenFile {
     /// The device's context, once GET_CONTEXT made it.
     pub context: Option<ContextId>,
     /// UAR pages by handle.
-    pub uars: BTreeMap<u32, Uar>,
+    pub uars: BTreeMap<u32, Arc<UarPage>>,
     /// Completion channels of CQs, by the CQ's handle.
     pub cq_channels: BTreeMap<u32, u32>,
 }
@@ -348,6 +347,8 @@ pub struct Server<D> {
     pub events: Events,
     /// Clock pages.
     pub clock: Clock,
+    /// What device descriptors are duplicates of.
+    pub pages: Arc<DevicePages>,
     pub(super) machine: Machine,
     pub(super) devices: Vec<DeviceConfig>,
     pub(super) memory: Box<dyn Memory + Sync>,
@@ -371,7 +372,9 @@ impl<D: Commands> Server<D> {
         let nic = Shared { nic: Mutex::new(Some(nic)), waiting: AtomicU32::new(0) };
         let refused = Mutex::default();
         let manager = OnceLock::new();
-        Ok(Self { nic, events, clock: Clock::new()?, machine, devices, memory, manager, refused })
+        let pages = Arc::new(DevicePages::new()?);
+        let clock = Clock::new(&pages)?;
+        Ok(Self { nic, events, clock, pages, machine, devices, memory, manager, refused })
     }
 
     /// Answers the verbs ioctl whose header is at `address`; the error is what the program's `errno` gets.
@@ -481,32 +484,18 @@ impl<D: Commands> Server<D> {
     }
 
     /// What an `mmap` of a device file at this offset maps.
-    pub fn mapping(&self, file: &OpenFile, offset: u64, length: usize) -> Answer<Mapping<'_>> {
-        uar::mapping(self, file, offset, length)
+    pub fn mapping(&self, file: &OpenFile, offset: u64, length: usize) -> Answer<Mapping> {
+        uar::mapping(file, offset, length)
     }
 }
 
-/// The memory behind an `mmap` of a device file: always the first page of `fd`.
-pub enum Mapping<'s> {
+/// What lies in [`DevicePages`] at an offset that a program maps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mapping {
     /// A UAR page.
-    Uar(Arc<crate::dma::UarPage>),
+    Uar,
     /// A clock page; never writable.
-    Clock(&'s super::clock::ClockPage),
-}
-
-impl Mapping<'_> {
-    /// The descriptor to map, at offset 0, shared.
-    pub fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        match self {
-            Self::Uar(page) => page.fd(),
-            Self::Clock(page) => page.fd(),
-        }
-    }
-
-    /// Whether the program may write.
-    pub fn writable(&self) -> bool {
-        matches!(self, Self::Uar(_))
-    }
+    Clock,
 }
 
 /// Whether `SOFTNIC_LOG` asks for a line per command.

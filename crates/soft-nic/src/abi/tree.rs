@@ -184,8 +184,7 @@ impl Tree {
     }
 }
 
-/// Device number of every uverbs node: that of `/dev/null`, which the command file descriptor really is, so that
-/// `fstat` of it is true without interposition.
+/// Device number of every uverbs node: that of `/dev/null`, which a descriptor opened for its path alone really is.
 pub const COMMAND_DEVICE: (u32, u32) = (1, 3);
 
 /// Device number of the connection manager's node: a miscellaneous device. What the program gets is a pipe, so `fstat` of it is

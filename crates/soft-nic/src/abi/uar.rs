@@ -1,6 +1,6 @@
 //! UAR pages: UAR.ALLOC, UAR.DESTROY, and what `mmap` of a device file gives.
 //!
-//! Only the dynamic model: the server picks the offset that the library maps. The fixed offsets of
+//! Only the dynamic model: the server picks the offset that the library maps; there it lies in the file of pages. The fixed offsets of
 //! `enum mlx5_ib_mmap_cmd` that remain are the two clock pages; the others are refused as a kernel refuses a command
 //! that it does not know.
 
@@ -24,21 +24,14 @@ pub const MMAP_LENGTH: u16 = 0x1003;
 /// See [`HANDLE`].
 pub const PAGE_ID: u16 = 0x1004;
 
-/// `MLX5_IB_MMAP_CORE_CLOCK`.
-const MMAP_CORE_CLOCK: u64 = 5;
-/// `MLX5_IB_MMAP_CLOCK_INFO`.
-const MMAP_CLOCK_INFO: u64 = 7;
-/// First page offset of UAR pages: above everything that the fixed commands (8 bits, 8 bits) can name.
-const FIRST_UAR_PAGE: u64 = 1 << 16;
-
-/// One UAR page of an open file.
-#[derive(Debug, Clone)]
-pub struct Uar {
-    /// Its page number.
-    pub page: u32,
-    /// The memory.
-    pub memory: Arc<UarPage>,
+/// Offset of an `MLX5_IB_MMAP_*` command.
+pub const fn offset_of(command: u64) -> u64 {
+    (command << 8) * PAGE as u64
 }
+/// `MLX5_IB_MMAP_CORE_CLOCK`.
+pub const MMAP_CORE_CLOCK: u64 = 5;
+/// `MLX5_IB_MMAP_CLOCK_INFO`.
+pub const MMAP_CLOCK_INFO: u64 = 7;
 
 /// The NIC's hold on a page that the open file holds too, for `mmap`.
 struct SharedPage(Arc<UarPage>);
@@ -60,14 +53,14 @@ pub fn alloc<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Com
     if kind > 1 {
         return Err(refuse(libc::EOPNOTSUPP, format!("UAR.ALLOC: type {kind}")));
     }
-    let memory = UarPage::new().map(Arc::new);
+    let memory = UarPage::new(&server.pages).map(Arc::new);
     let memory =
         memory.map_err(|error| refuse(error.raw_os_error().unwrap_or(libc::ENOMEM), error.to_string()))?;
     let kind = if kind == 0 { UarKind::BlueFlame } else { UarKind::NonCached };
     let made = server.nic()?.alloc_uar(context, kind, Box::new(SharedPage(memory.clone())))?;
     let (handle, page) = (made.handle, made.page_id);
-    file.uars.insert(handle, Uar { page, memory });
-    let offset = (FIRST_UAR_PAGE + u64::from(page)) * PAGE as u64;
+    let offset = memory.offset();
+    file.uars.insert(handle, memory);
     let written = command
         .write(MMAP_OFFSET, &offset.to_ne_bytes())
         .and_then(|()| command.write(MMAP_LENGTH, &(PAGE as u32).to_ne_bytes()))
@@ -88,29 +81,17 @@ pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &C
     Ok(())
 }
 
-/// What is mapped at this offset.
-pub fn mapping<'s, D: Commands>(
-    server: &'s Server<D>,
-    file: &OpenFile,
-    offset: u64,
-    length: usize,
-) -> Answer<Mapping<'s>> {
+/// Whether there is a page at this offset, and which.
+pub fn mapping(file: &OpenFile, offset: u64, length: usize) -> Answer<Mapping> {
     file.context()?;
     if length != PAGE || !offset.is_multiple_of(PAGE as u64) {
         return Err(refuse(libc::EINVAL, format!("mmap of {length} bytes at {offset:#x}: one page only")));
     }
-    let page = offset / PAGE as u64;
-    if let Some(page) = page.checked_sub(FIRST_UAR_PAGE) {
-        let found = file.uars.values().find(|uar| u64::from(uar.page) == page);
-        let memory =
-            found.ok_or_else(|| refuse(libc::EINVAL, format!("mmap of UAR page {page}: not allocated")))?;
-        return Ok(Mapping::Uar(memory.memory.clone()));
+    if offset == offset_of(MMAP_CORE_CLOCK) || offset == offset_of(MMAP_CLOCK_INFO) {
+        return Ok(Mapping::Clock);
     }
-    match (page >> 8, page & 0xff) {
-        (MMAP_CORE_CLOCK, 0) => Ok(Mapping::Clock(&server.clock.core)),
-        (MMAP_CLOCK_INFO, 0) => Ok(Mapping::Clock(&server.clock.info)),
-        (command, index) => {
-            Err(refuse(libc::EINVAL, format!("mmap command {command} index {index}: this device has it not")))
-        }
-    }
+    let found = file.uars.values().any(|uar| uar.offset() == offset);
+    found.then_some(Mapping::Uar).ok_or_else(|| {
+        refuse(libc::EINVAL, format!("mmap at {offset:#x}: there is no page of this open file"))
+    })
 }

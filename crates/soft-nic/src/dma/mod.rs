@@ -5,6 +5,7 @@
 //! kernel calls that the standard library lacks. Knows nothing of queues, keys or messages.
 
 pub mod datagrams;
+mod device_pages;
 mod ear;
 mod forks;
 mod guard;
@@ -22,6 +23,7 @@ pub mod testing;
 mod tests;
 mod threads;
 
+pub use device_pages::DevicePages;
 pub use ear::Ear;
 pub use guard::Guard;
 pub use host::Host;

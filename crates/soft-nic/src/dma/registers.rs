@@ -1,18 +1,20 @@
 //! UAR pages: the page that an application maps to ring doorbells, and the NIC's own view of it.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use super::Registers;
+use super::device_pages::DevicePages;
 use super::shared::SharedMemory;
-use super::system::{self, PAGE};
+use super::system::PAGE;
 
-/// One UAR page. The application maps [`UarPage::fd`]; the NIC has a mapping of its own, so that an application (or
+/// One UAR page. The application maps it from the device's descriptor at [`UarPage::offset`]; the NIC has a mapping of its own, so that an application (or
 /// libmlx5 at close) that unmaps early cannot make the NIC touch foreign memory. Not inherited over fork, as the
 /// kernel's UAR mappings are not (VM_DONTCOPY).
 #[derive(Debug)]
 pub struct UarPage {
-    fd: OwnedFd,
+    pages: Arc<DevicePages>,
+    offset: u64,
     memory: SharedMemory,
 }
 
@@ -20,15 +22,21 @@ impl UarPage {
     /// Makes a zeroed page.
     ///
     /// Errors: the kernel's (descriptor limit, memory limit).
-    pub fn new() -> io::Result<UarPage> {
-        let fd = system::memfd("softnic-uar", PAGE)?;
-        let memory = SharedMemory::map(&fd, PAGE)?;
-        Ok(UarPage { fd, memory })
+    pub fn new(pages: &Arc<DevicePages>) -> io::Result<UarPage> {
+        let offset = pages.take()?;
+        let memory = pages.map(offset)?;
+        Ok(UarPage { pages: pages.clone(), offset, memory })
     }
 
-    /// What the application's `mmap` maps, shared, at offset 0.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+    /// Where in the device's file it lies.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+}
+
+impl Drop for UarPage {
+    fn drop(&mut self) {
+        self.pages.release(self.offset);
     }
 }
 

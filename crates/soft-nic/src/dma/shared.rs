@@ -26,9 +26,14 @@ impl SharedMemory {
     ///
     /// Errors: the kernel's (`ENOMEM`).
     pub fn map(fd: &OwnedFd, len: usize) -> io::Result<SharedMemory> {
+        Self::map_at(fd, 0, len)
+    }
+
+    /// The same from an offset (whole pages).
+    pub(super) fn map_at(fd: &OwnedFd, offset: usize, len: usize) -> io::Result<SharedMemory> {
         let base = reserve(len)?;
         let memory = SharedMemory { base, len, generation: system::fork_generation() };
-        place(base, fd, 0, len)?;
+        place(base, fd, offset, len)?;
         Ok(memory)
     }
 

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::host::last_word;
-use super::{Fault, Host, Memory, Order, Registers, Segment, Segments, UarPage, system};
+use super::{DevicePages, Fault, Host, Memory, Order, Registers, Segment, Segments, UarPage, system};
 
 const PAGE: u64 = system::PAGE as u64;
 
@@ -244,11 +244,13 @@ fn a_probe_beside_a_writing_thread_loses_no_store() {
 
 #[test]
 fn two_equal_doorbells_are_two_and_an_idle_register_is_none() {
-    let page = UarPage::new().unwrap();
+    let pages = std::sync::Arc::new(DevicePages::new().unwrap());
+    let page = UarPage::new(&pages).unwrap();
     // The application's own mapping of the page.
-    let fd = std::os::fd::AsRawFd::as_raw_fd(&page.fd());
-    // SAFETY: a fresh mapping of the page's memfd.
-    let app = unsafe { libc::mmap(std::ptr::null_mut(), PAGE as usize, BOTH, libc::MAP_SHARED, fd, 0) };
+    let fd = std::os::fd::AsRawFd::as_raw_fd(&pages.fd());
+    let at = page.offset() as libc::off_t;
+    // SAFETY: a fresh mapping of the page.
+    let app = unsafe { libc::mmap(std::ptr::null_mut(), PAGE as usize, BOTH, libc::MAP_SHARED, fd, at) };
     assert_ne!(app, libc::MAP_FAILED);
     // SAFETY: within the page.
     let register = unsafe { app.byte_add(0x800) };
@@ -262,9 +264,14 @@ fn two_equal_doorbells_are_two_and_an_idle_register_is_none() {
     for offset in [0x801, 0x1000, usize::MAX] {
         assert_eq!(page.take(offset), None, "offset {offset:#x}");
     }
+    // What is mapped still when the page has gone reaches no other.
+    drop(page);
+    let next = UarPage::new(&pages).unwrap();
+    register.store(7, Ordering::Release);
+    assert_eq!(next.take(0x800), None);
     // SAFETY: our own mapping. The NIC's stays.
     unsafe { libc::munmap(app, PAGE as usize) };
-    assert_eq!(page.take(0x800), None);
+    assert_eq!(next.take(0x800), None);
 }
 
 #[test]
