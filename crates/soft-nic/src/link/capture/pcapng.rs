@@ -150,7 +150,7 @@ pub fn first_block(bytes: &[u8]) -> Result<Option<(BlockKind, &[u8])>, String> {
     };
     let (Some(kind), Some(length)) = (word(0), word(4)) else { return Ok(None) };
     let length = length as usize;
-    if length % 4 != 0 || !(MIN_BLOCK_BYTES..=MAX_BLOCK_BYTES).contains(&length) {
+    if !length.is_multiple_of(4) || !(MIN_BLOCK_BYTES..=MAX_BLOCK_BYTES).contains(&length) {
         return Err(format!("a block of type {kind:#x} and {length} bytes"));
     }
     let Some(block) = bytes.get(..length) else { return Ok(None) };
