@@ -18,6 +18,9 @@ use crate::link::PathAddress;
 /// Packets that a responder answers with one acknowledgement at most, unless asked.
 const ACK_EVERY: u32 = 32;
 
+/// Bytes that a queue on the wire sends ahead of acknowledgements at most: what the socket buffer of an ordinary user holds.
+const SENT_AHEAD: u32 = 256 << 10;
+
 /// Messages that a queue has under way at most; what lies behind them waits in the ring.
 const WINDOW_MESSAGES: u32 = 128;
 
@@ -144,7 +147,7 @@ impl<M: Memory> Core<M> {
             (QpState::Rtr, QpState::Rts) => {
                 let config = requester_config(qp);
                 qp.requester = Some(match qp.route {
-                    Some(_) => Requester::by_packet(config, SendWindow::default()),
+                    Some(_) => Requester::by_packet(config, SendWindow::of_bytes(SENT_AHEAD, qp.mtu_bytes())),
                     None => Requester::new(config),
                 });
             }
