@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use crate::c_program::compile;
 use crate::fabric::{Fabric, Finished, Layer, OnNic, Pair};
-use crate::program::{find, within};
+use crate::namespaces::Namespaces;
+use crate::program::{DEADLINE, find, within};
 use crate::tcp_port;
 
 /// The address that every device 0 has.
@@ -33,12 +34,32 @@ fn server(fabric: &Fabric, command: &[&str]) -> OnNic {
     server
 }
 
+/// What the programs themselves lose when a thread comes late; such a run says nothing, and is made again. rping closes its channel
+/// while its other thread is on the way back to it. A perftest server has no listener between its two connections, and a client
+/// that comes just then is refused and does not try again.
+const RACES: [&str; 2] = ["rdma_get_cm_event: Bad file descriptor", "RDMA_CM_EVENT_REJECTED; error: 8"];
+const ATTEMPTS: usize = 5;
+
 /// A server and its client, both to a good end.
 fn pair(server_command: &[&str], client_command: &[&str]) -> Finished {
-    let fabric = fabric();
-    let server = server(&fabric, server_command);
-    let pair = Pair::of(server, fabric.start(client_command));
-    let finished = pair.finish_on_distribution();
+    pair_on(&fabric(), 0, server_command, client_command)
+}
+
+/// The same on a fabric, with the client on one of its hosts.
+fn pair_on(fabric: &Fabric, host: usize, server_command: &[&str], client_command: &[&str]) -> Finished {
+    let run = || {
+        let server = server(fabric, server_command);
+        let mut pair = Pair::of(server, fabric.start_on(host, client_command));
+        within(DEADLINE, || {
+            let ended = [&mut pair.server, &mut pair.client].map(|side| side.program.exited());
+            ended.iter().all(Option::is_some) || ended.iter().flatten().any(|status| !status.success())
+        });
+        let raced = [&pair.server, &pair.client]
+            .into_iter()
+            .any(|side| RACES.iter().any(|race| side.program.output().contains(race)));
+        (!raced).then(|| pair.finish_on_distribution())
+    };
+    let finished = (0..ATTEMPTS).find_map(|_| run()).expect("a run without a race of the program's own");
     for side in [&finished.server, &finished.client] {
         let count = |name| side.counters.value(name);
         assert!(count("cm_sent") > 0 && count("cm_taken") > 0, "{:?}", side.counters);
@@ -109,27 +130,13 @@ fn rdma_server_and_rdma_client_meet() {
     assert!(finished.client.output.contains("rdma_client: end 0"), "{}", finished.client.output);
 }
 
-/// Between its two connections a perftest server has no listener for some microseconds, or, where it lacks a core, for longer;
-/// a client that comes just then is refused and does not try again. Such a run says nothing, and is made again.
-const ATTEMPTS: usize = 5;
-
 #[test]
 fn perftest_connects_by_the_connection_manager() {
     measure::need!(find("ib_write_bw"), "perftest");
     for (program, kind, count) in [("ib_write_bw", "write", 200), ("ib_send_lat", "send", 100)] {
-        let count_text = count.to_string();
-        let run = || {
-            let fabric = fabric();
-            let port = tcp_port::unused().to_string();
-            let command = [program, "-R", "-F", "-d", "mlx5_0", "-n", &count_text, "-p", &port];
-            let server = server(&fabric, &command);
-            let mut pair = Pair::of(server, fabric.start(&[&command[..], &[ADDRESS]].concat()));
-            let ended = within(Duration::from_secs(60), || pair.client.program.exited().is_some());
-            let refused = pair.client.program.output().contains("RDMA_CM_EVENT_REJECTED; error: 8");
-            (!(ended && refused)).then(|| pair.finish_on_distribution())
-        };
-        let finished =
-            (0..ATTEMPTS).find_map(|_| run()).expect("a client that does not come between two listeners");
+        let (count_text, port) = (count.to_string(), tcp_port::unused().to_string());
+        let command = [program, "-R", "-F", "-d", "mlx5_0", "-n", &count_text, "-p", &port];
+        let finished = pair(&command, &[&command[..], &[ADDRESS]].concat());
         assert!(finished.client.output.contains("Data ex. method : rdma_cm"), "{}", finished.client.output);
         let posted = finished.client.counters.posted().get(kind).copied().unwrap_or(0);
         // The exchange of parameters is SENDs too.
@@ -186,4 +193,64 @@ fn a_listener_s_port_is_its_own_until_it_ends_even_by_sigkill() {
     let third = server(&fabric, &command);
     let client = fabric.start(&["rping", "-c", "-a", ADDRESS, "-p", &port, "-C", "3"]);
     Pair::of(third, client).finish();
+}
+
+#[test]
+fn a_peer_that_is_killed_is_a_connection_that_ends() {
+    measure::need!(utilities("rping"), "rping");
+    let fabric = fabric();
+    let port = tcp_port::unused().to_string();
+    let server = server(&fabric, &["rping", "-s", "-a", ADDRESS, "-p", &port]);
+    let mut client = fabric.start(&["rping", "-c", "-a", ADDRESS, "-p", &port, "-v"]);
+    let read = |client: &OnNic, what: &str| client.program.output().contains(what);
+    let pings = within(Duration::from_secs(30), || read(&client, "rdma-ping-20"));
+    assert!(pings, "{}", client.program.tail());
+    server.program.signal("KILL");
+    client.program.wait(Duration::from_secs(60)).unwrap_or_else(|why| panic!("{why}"));
+    // As the kernel of a process that is killed says it; the queue's retries would take 17 s more.
+    assert!(read(&client, "client DISCONNECT EVENT"), "{}", client.program.tail());
+}
+
+/// Two hosts, and the address of the first.
+fn hosts() -> Result<(Fabric, &'static str), String> {
+    let fabric = fabric().with_options(&["--path", "wire"]).on_hosts(Namespaces::new(4200)?);
+    Ok((fabric, Namespaces::ADDRESSES[0]))
+}
+
+#[test]
+fn programs_of_two_hosts_connect_by_datagrams_on_the_wire() {
+    measure::need!(utilities("rping"), "rping");
+    let (fabric, address) = measure::need!(hosts(), "two network namespaces");
+    let rping = |side| ["rping", side, "-a", address, "-C", "10", "-S", "5000", "-v", "-V"];
+    let ucmatose = |side| ["ucmatose", side, address, "-c", "10", "-C", "5"];
+    let udaddy = |side| ["udaddy", side, address, "-C", "5"];
+    let write = ["ib_write_bw", "-R", "-F", "-d", "mlx5_0", "-n", "100"];
+    for (server, client) in [
+        (&rping("-s")[..], &rping("-c")[..]),
+        (&ucmatose("-b"), &ucmatose("-s")),
+        (&udaddy("-b"), &udaddy("-s")),
+        (&write, &[&write[..], &[address]].concat()),
+    ] {
+        let finished = pair_on(&fabric, 1, server, client);
+        for side in [&finished.server, &finished.client] {
+            let packets = side.counters.value("wire_packets_sent");
+            assert!(packets > side.counters.value("cm_sent"), "{packets} packets: {}", side.output);
+        }
+    }
+}
+
+#[test]
+fn the_owner_of_an_address_hands_datagrams_on_and_refuses_for_who_is_not_there() {
+    measure::need!(utilities("rping"), "rping");
+    let (fabric, address) = measure::need!(hosts(), "two network namespaces");
+    let command = |side, port| ["rping", side, "-a", address, "-p", port, "-C", "3"];
+    // It owns the port of the address, and listens to something else.
+    let owner = server(&fabric, &command("-s", "7001"));
+    pair_on(&fabric, 1, &command("-s", "7002"), &command("-c", "7002"));
+    let mut stranger = fabric.start_on(1, &command("-c", "7003"));
+    let status = stranger.program.wait(Duration::from_secs(30)).unwrap_or_else(|why| panic!("{why}"));
+    assert!(!status.success(), "{}", stranger.program.tail());
+    let event = "RDMA_CM_EVENT_REJECTED, error 8";
+    assert!(stranger.program.output().contains(event), "{}", stranger.program.tail());
+    drop(owner);
 }

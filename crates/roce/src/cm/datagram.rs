@@ -119,7 +119,7 @@ impl Cm {
             return Err(CmDrop::State { id, state });
         }
         let Some(key) = self.listener(service, route.local) else {
-            self.send_message(route, mad.transaction, refusal(request, service, UNSUPPORTED));
+            self.send_message(route, mad.transaction, unsupported(request, service));
             return Ok(());
         };
         self.enter_backlog(key)?;
@@ -156,6 +156,11 @@ impl Cm {
         self.remove(id);
         Ok(())
     }
+}
+
+/// Nobody serves that id.
+pub(super) fn unsupported(request: u32, service: u64) -> Message {
+    refusal(request, service, UNSUPPORTED)
 }
 
 fn refusal(request: u32, service: u64, status: u8) -> Message {

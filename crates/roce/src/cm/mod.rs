@@ -11,6 +11,7 @@
 //! Local communication ids carry the process's slot in their upper 7 bits, so that one process may hand MADs on to another
 //! by the id in them.
 
+mod absent;
 mod active;
 mod connection;
 mod datagram;
@@ -30,6 +31,7 @@ use crate::wire::Gid;
 use crate::wire::cm::{CmMad, Ids, Message, Rej, Rep, Req, SidrRep, reason};
 use crate::wire::mad::MAD_BYTES;
 
+pub use absent::refuse;
 use connection::{Connection, Sent};
 pub use connection::{ConnectionId, QpAttributes};
 pub use datagram::DatagramQuestion;

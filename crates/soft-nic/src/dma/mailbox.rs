@@ -5,7 +5,7 @@
 //! kernel (`SO_PASSCRED`, unix(7)); others' are dropped.
 
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use super::forks::OwnSocket;
@@ -79,12 +79,15 @@ impl Mailbox {
         system::check(unsafe { libc::syscall(number, self.socket.as_raw_fd(), &message, flags) }).map(|_| ())
     }
 
-    /// Waits until something is there, or the time is over.
-    pub fn wait(&self, max: Duration) {
-        let mut entry = libc::pollfd { fd: self.socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    /// Waits until something is there, one of the other descriptors can be read, or the time is over.
+    pub fn wait(&self, others: &[RawFd], max: Duration) {
+        let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let own = self.socket.as_raw_fd();
+        let mut entries: Vec<_> = std::iter::once(own).chain(others.iter().copied()).map(entry).collect();
         let milliseconds = max.as_micros().div_ceil(1000).min(60_000) as libc::c_int;
-        // SAFETY: one valid entry that lives through the call. Whatever comes of it, the caller looks.
-        unsafe { libc::syscall(libc::SYS_poll, &mut entry, 1, milliseconds) };
+        let (first, count) = (entries.as_mut_ptr(), entries.len());
+        // SAFETY: so many valid entries that live through the call. Whatever comes of it, the caller looks.
+        unsafe { libc::syscall(libc::SYS_poll, first, count, milliseconds) };
     }
 
     /// Hands up to `budget` datagrams of this user to `each`.

@@ -15,6 +15,7 @@ use crate::dma::Ear;
 impl Link {
     /// Shows peers what was sent and consumed since the last call, and wakes those that sleep.
     pub fn ring_bells(&mut self) {
+        self.send_mads();
         if let Some(wire) = self.wire.as_mut().filter(|_| self.fabric.is_ours()) {
             wire.flush();
         }

@@ -23,7 +23,7 @@ mod visit;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -151,6 +151,13 @@ impl Process {
     /// Whether it has ended.
     pub fn has_ended(&self) -> bool {
         system::has_ended(&self.pidfd)
+    }
+}
+
+impl AsRawFd for Process {
+    /// Can be read once it has ended (pidfd_open(2)).
+    fn as_raw_fd(&self) -> RawFd {
+        self.pidfd.as_raw_fd()
     }
 }
 

@@ -1,20 +1,27 @@
-//! MADs between the connection managers of one fabric: datagrams between QP1s, by way of each process's mailbox.
+//! MADs between connection managers: datagrams between QP1s, by mailboxes between the processes of a fabric, by packets elsewhere.
 //!
-//! On a wire a MAD goes to an address, and whoever owns QP1 there hands it on. Here the sender looks into the directory: a
-//! request goes to the process that listens to its service, all else to the slot in the upper bits of the communication id that
-//! it names. What nobody listens to comes back to the sender's own connection manager, which refuses it, as the owner of QP1
-//! would. A mailbox that is full is tried again for a while; a MAD that is lost is sent again by its connection manager.
+//! Within a fabric the sender looks into the directory: a request goes to the process that listens to its service, all else to the
+//! slot in the upper bits of the communication id that it names. What nobody listens to comes back to the sender's own connection
+//! manager, which refuses it. On the wire a MAD goes to an address: the NIC sends it with its packets, and at the other end the
+//! owner of the port, whose QP1 is the address's, hands it on in the same way, and refuses what nobody takes.
+//! A mailbox that is full is tried again for a while; a MAD that is lost is sent again by its connection manager.
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::Arc;
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use roce::packet::{Deth, Trailer};
 use roce::wire::Gid;
 use roce::wire::cm::attribute;
-use roce::wire::mad::{MAD_BYTES, MadHeader};
+use roce::wire::mad::{MAD_BYTES, MadHeader, QP1, QP1_QKEY};
+use roce::{Content, Fragment, Packet, Position, Psn, ServiceType};
 
-use super::fabric::{Fabric, Occupant, SLOTS, ServiceError, ServiceWord};
+use super::fabric::{Fabric, Occupant, Process, SLOTS, ServiceError, ServiceWord};
+use super::udp::ROCE_PORT;
 use crate::dma::mailbox::Mailbox;
 use crate::dma::system;
 
@@ -48,9 +55,47 @@ pub trait MadPort: Send {
     fn withdraw(&mut self, service: u64, address: Option<Gid>);
     /// Whether another process listens there.
     fn is_taken(&self, service: u64, address: Option<Gid>) -> bool;
+    /// Slots whose process has ended since this was asked, of those that MADs went to.
+    fn departed(&mut self) -> Vec<u8> {
+        Vec::new()
+    }
+    /// The address of ours that packets to another host leave from; `None` when none can.
+    fn source_for(&self, _to: Gid) -> Option<Gid> {
+        None
+    }
     /// Whether something waits for room: call [`MadPort::receive`] again soon.
     fn is_waiting(&self) -> bool {
         false
+    }
+}
+
+/// MADs that the NIC is to send, and whether there are some: the NIC looks at that every round.
+#[derive(Debug, Default)]
+pub(super) struct ForWire {
+    some: AtomicBool,
+    letters: Mutex<VecDeque<Letter>>,
+}
+
+impl ForWire {
+    fn letters(&self) -> MutexGuard<'_, VecDeque<Letter>> {
+        self.letters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, letter: Letter) {
+        let mut letters = self.letters();
+        if letters.len() < MAX_WAITING {
+            letters.push_back(letter);
+            self.some.store(true, Ordering::Release);
+        }
+    }
+
+    /// Takes all.
+    pub(super) fn take(&self) -> VecDeque<Letter> {
+        if !self.some.load(Ordering::Relaxed) {
+            return VecDeque::new();
+        }
+        self.some.store(false, Ordering::Release);
+        std::mem::take(&mut *self.letters())
     }
 }
 
@@ -58,11 +103,14 @@ pub trait MadPort: Send {
 #[derive(Debug, Clone)]
 pub struct MadSeat {
     fabric: Arc<Fabric>,
+    mailbox: Arc<OnceLock<Arc<Mailbox>>>,
+    /// `None` without a wire.
+    for_wire: Option<Arc<ForWire>>,
 }
 
 impl MadSeat {
-    pub(super) fn new(fabric: Arc<Fabric>) -> MadSeat {
-        MadSeat { fabric }
+    pub(super) fn new(fabric: Arc<Fabric>, has_wire: bool) -> MadSeat {
+        MadSeat { fabric, mailbox: Arc::default(), for_wire: has_wire.then(Arc::default) }
     }
 
     /// Our slot.
@@ -70,16 +118,107 @@ impl MadSeat {
         self.fabric.slot()
     }
 
-    /// Opens the mailbox. Errors: the kernel's.
-    pub fn open(&self) -> io::Result<(FabricMads, MadBell)> {
+    pub(super) fn for_wire(&self) -> Option<&Arc<ForWire>> {
+        self.for_wire.as_ref()
+    }
+
+    /// The one mailbox of this process: its connection manager's, and whence the owner of a port hands on.
+    fn mailbox(&self) -> io::Result<Arc<Mailbox>> {
+        if let Some(mailbox) = self.mailbox.get() {
+            return Ok(mailbox.clone());
+        }
+        let made = Arc::new(Mailbox::open(&self.name()?)?);
+        Ok(self.mailbox.get_or_init(|| made).clone())
+    }
+
+    fn name(&self) -> io::Result<String> {
         let who = self.fabric.occupant(self.slot()).ok_or(io::ErrorKind::NotConnected)?;
-        let name = mailbox_name(self.slot(), &who);
-        let mailbox = Arc::new(Mailbox::open(&name)?);
-        let bell = MadBell { mailbox: mailbox.clone(), name };
-        let mads =
-            FabricMads { fabric: self.fabric.clone(), mailbox, own: Vec::new(), waiting: VecDeque::new() };
+        Ok(mailbox_name(self.slot(), &who))
+    }
+
+    /// Opens the mailbox. `addresses` are the fabric's own: what is for others goes over the wire. Errors: the kernel's.
+    pub fn open(&self, addresses: Vec<Gid>) -> io::Result<(FabricMads, MadBell)> {
+        let mailbox = self.mailbox()?;
+        let watched = Arc::new(Mutex::default());
+        let bell = MadBell { mailbox: mailbox.clone(), name: self.name()?, watched: Arc::clone(&watched) };
+        let mads = FabricMads {
+            fabric: self.fabric.clone(),
+            mailbox,
+            addresses,
+            for_wire: self.for_wire.clone(),
+            watched,
+            own: Vec::new(),
+            waiting: VecDeque::new(),
+        };
         Ok((mads, bell))
     }
+
+    /// A MAD came over the wire to the port that we own: hands it on, or says what its sender gets back.
+    pub(super) fn hand_on(&self, letter: Letter) -> Option<Letter> {
+        let slot = match address(&letter.mad)? {
+            Address::Service(service) => {
+                ServiceWord::new(service, Some(letter.to.0)).and_then(|word| self.fabric.who_serves(word))
+            }
+            Address::Id(id) => Some(roce::cm::slot_of(id)),
+            Address::All => None,
+        };
+        let name = slot.and_then(|slot| self.fabric.occupant(slot).map(|who| mailbox_name(slot, &who)));
+        let posted = name.map(|name| self.mailbox()?.post(&name, &head(&letter), &*letter.mad));
+        let nobody = match posted {
+            None => true,
+            Some(Ok(())) => false,
+            // One that is full loses it, as a wire does: its sender asks again.
+            Some(Err(error)) => error.kind() != io::ErrorKind::WouldBlock,
+        };
+        if !nobody {
+            return None;
+        }
+        let mad = roce::cm::refuse(&*letter.mad)?;
+        Some(Letter { from: letter.to, to: letter.from, mad })
+    }
+}
+
+impl MadSeat {
+    /// A packet came for QP1.
+    pub(super) fn take_packet(&self, from: IpAddr, at: IpAddr, packet: &Packet, payload: &[u8]) {
+        let is_mad = packet.service == ServiceType::Ud && packet.deth.qkey == QP1_QKEY;
+        let Some(mad) = <[u8; MAD_BYTES]>::try_from(payload).ok().filter(|_| is_mad) else { return };
+        let letter = Letter { from: gid_of(from), to: gid_of(at), mad: Box::new(mad) };
+        if let Some((answer, for_wire)) = self.hand_on(letter).zip(self.for_wire.as_ref()) {
+            for_wire.push(answer);
+        }
+    }
+}
+
+/// The packet that carries a MAD.
+pub(super) fn packet(psn: u32) -> Packet {
+    Packet {
+        service: ServiceType::Ud,
+        dst_qpn: QP1,
+        psn: Psn::new(psn),
+        ack_requested: false,
+        solicited: false,
+        deth: Deth { qkey: QP1_QKEY, src_qpn: QP1 },
+        content: Content::Send { position: Position::Only, trailer: Trailer::None },
+        payload: Fragment { offset: 0, length: MAD_BYTES as u32 },
+    }
+}
+
+fn gid_of(address: IpAddr) -> Gid {
+    match address {
+        IpAddr::V4(v4) => Gid::from_ipv4(v4.octets()),
+        IpAddr::V6(v6) => Gid(v6.octets()),
+    }
+}
+
+/// Processes that are watched, by slot.
+type Watched = Arc<Mutex<Vec<(u8, Process)>>>;
+
+fn head(letter: &Letter) -> [u8; 32] {
+    let mut head = [0; 32];
+    head[..16].copy_from_slice(&letter.from.0);
+    head[16..].copy_from_slice(&letter.to.0);
+    head
 }
 
 /// Name of an occupant's mailbox: its cookie is another one in each process.
@@ -92,12 +231,14 @@ fn mailbox_name(slot: u8, who: &Occupant) -> String {
 pub struct MadBell {
     mailbox: Arc<Mailbox>,
     name: String,
+    watched: Watched,
 }
 
 impl MadBell {
-    /// Waits until something comes, somebody rings, or the time is over.
+    /// Waits until something comes, somebody rings, a process that is watched ends, or the time is over.
     pub fn wait(&self, max: Duration) {
-        self.mailbox.wait(max);
+        let watched: Vec<_> = watched(&self.watched).iter().map(|(_, process)| process.as_raw_fd()).collect();
+        self.mailbox.wait(&watched, max);
     }
 
     /// Ends a wait.
@@ -107,11 +248,18 @@ impl MadBell {
     }
 }
 
+fn watched(watched: &Watched) -> MutexGuard<'_, Vec<(u8, Process)>> {
+    watched.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The mailboxes of a fabric.
 #[derive(Debug)]
 pub struct FabricMads {
     fabric: Arc<Fabric>,
     mailbox: Arc<Mailbox>,
+    addresses: Vec<Gid>,
+    for_wire: Option<Arc<ForWire>>,
+    watched: Watched,
     /// What nobody listens to, and is ours to refuse.
     own: Vec<Letter>,
     waiting: VecDeque<(String, Letter)>,
@@ -149,18 +297,27 @@ impl FabricMads {
             return;
         }
         if let Some(who) = self.fabric.occupant(slot) {
+            self.watch(slot, &who);
             let name = mailbox_name(slot, &who);
             self.deliver(name, letter);
         }
     }
 
+    /// Its end is to be heard of.
+    fn watch(&mut self, slot: u8, who: &Occupant) {
+        let mut watched = watched(&self.watched);
+        if slot != self.fabric.slot()
+            && !watched.iter().any(|(known, process)| *known == slot && !process.has_ended())
+            && let Some(process) = self.fabric.watch(who)
+        {
+            watched.push((slot, process));
+        }
+    }
+
     fn deliver(&mut self, name: String, letter: Letter) {
-        let mut head = [0; 32];
-        head[..16].copy_from_slice(&letter.from.0);
-        head[16..].copy_from_slice(&letter.to.0);
         let full = self
             .mailbox
-            .post(&name, &head, &*letter.mad)
+            .post(&name, &head(&letter), &*letter.mad)
             .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
         if full && self.waiting.len() < MAX_WAITING {
             self.waiting.push_back((name, letter));
@@ -170,6 +327,13 @@ impl FabricMads {
 
 impl MadPort for FabricMads {
     fn send(&mut self, letter: Letter) {
+        if let Some(for_wire) = self.for_wire.as_ref().filter(|_| !self.addresses.contains(&letter.to)) {
+            for_wire.push(letter);
+            if self.fabric.is_ours() {
+                self.fabric.rouse();
+            }
+            return;
+        }
         match address(&letter.mad) {
             Some(Address::Service(service)) => {
                 let word = ServiceWord::new(service, Some(letter.to.0));
@@ -223,61 +387,30 @@ impl MadPort for FabricMads {
         word.is_some_and(|word| self.fabric.who_clashes(word).is_some())
     }
 
+    fn departed(&mut self) -> Vec<u8> {
+        let mut watched = watched(&self.watched);
+        let gone: Vec<u8> =
+            watched.iter().filter(|(_, process)| process.has_ended()).map(|(slot, _)| *slot).collect();
+        watched.retain(|(slot, _)| !gone.contains(slot));
+        gone
+    }
+
+    fn source_for(&self, to: Gid) -> Option<Gid> {
+        self.for_wire.as_ref()?;
+        // The kernel's routing, asked without sending anything: what a UDP socket would leave from (udp(7)).
+        let (any, to): (IpAddr, IpAddr) = match to.ipv4() {
+            Some(v4) => ([0; 4].into(), v4.into()),
+            None => ([0_u16; 8].into(), to.0.into()),
+        };
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        socket.connect((to, ROCE_PORT)).ok()?;
+        Some(gid_of(socket.local_addr().ok()?.ip()))
+    }
+
     fn is_waiting(&self) -> bool {
         !self.waiting.is_empty() || !self.own.is_empty()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use roce::wire::cm::{CmMad, Ids, Message, Req};
-
-    use super::*;
-
-    fn letter(message: Message) -> Letter {
-        let mad = CmMad { transaction: 1, message, private: &[] }.encode().unwrap();
-        Letter { from: Gid([1; 16]), to: Gid([2; 16]), mad: Box::new(mad) }
-    }
-
-    #[test]
-    fn requests_go_to_who_listens_answers_to_who_asked_and_the_rest_comes_back() {
-        let name = format!("mads-{}", std::process::id());
-        let seats: Vec<MadSeat> =
-            (0..2).map(|_| MadSeat::new(Arc::new(Fabric::join(&name).unwrap()))).collect();
-        let [(mut a, _), (mut b, bell)] = [seats[0].open().unwrap(), seats[1].open().unwrap()];
-        b.announce(0x106_1c06, None).unwrap();
-        let ask = |service| letter(Message::Req(Req { service, local_id: 5, ..Req::default() }));
-        a.send(ask(0x106_1c06));
-        a.send(ask(0x106_1c07));
-        assert_eq!(b.receive(), [ask(0x106_1c06)]);
-        assert_eq!(a.receive(), [ask(0x106_1c07)], "nobody listens: ours to refuse");
-        let id = u32::from(seats[0].slot()) << 25 | 77;
-        let answer = letter(Message::Rtu(Ids { local: 9, remote: id }));
-        b.send(answer.clone());
-        assert_eq!((a.receive(), b.receive()), (vec![answer], vec![]));
-        bell.ring();
-        bell.wait(Duration::from_secs(60));
-        assert_eq!(b.receive(), []);
-    }
-
-    #[test]
-    fn a_full_mailbox_is_tried_again() {
-        let name = format!("mads-full-{}", std::process::id());
-        let seats: Vec<MadSeat> =
-            (0..2).map(|_| MadSeat::new(Arc::new(Fabric::join(&name).unwrap()))).collect();
-        let [(mut a, _), (mut b, _)] = [seats[0].open().unwrap(), seats[1].open().unwrap()];
-        let id = u32::from(seats[1].slot()) << 25 | 1;
-        let numbered = |local| letter(Message::Rtu(Ids { local, remote: id }));
-        for local in 0..2000 {
-            a.send(numbered(local));
-        }
-        assert!(a.is_waiting(), "no mailbox holds so many");
-        let mut got = Vec::new();
-        for _ in 0..10_000 {
-            got.extend(b.receive());
-            a.receive();
-        }
-        assert_eq!(got, (0..2000).map(numbered).collect::<Vec<_>>());
-        assert!(!a.is_waiting());
-    }
-}
+mod tests;

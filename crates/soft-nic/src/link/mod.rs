@@ -133,6 +133,11 @@ impl Default for LinkConfig {
     }
 }
 
+/// The IP address that a GID stands for.
+fn ip_of(gid: roce::wire::Gid) -> Option<IpAddr> {
+    Some(gid.ipv4().map_or_else(|| IpAddr::from(gid.0), IpAddr::from))
+}
+
 /// Whether a message can be sent to a slot now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Room {
@@ -208,6 +213,9 @@ pub struct Link {
     examined: u8,
     /// Slots asked to ring when they consume, while we sleep.
     waiting: Vec<u8>,
+    mads: mads::MadSeat,
+    /// PSN of the last datagram from QP1.
+    mad_psn: u32,
     wire: Option<Wire>,
     /// Hears the wire's sockets while we sleep.
     ear: Option<Arc<Ear>>,
@@ -237,8 +245,11 @@ impl Link {
                 Some(Arc::new(ear))
             }
         };
+        let mads = mads::MadSeat::new(Arc::clone(&fabric), wire.is_some());
         Ok(Link {
             fabric,
+            mads,
+            mad_psn: 0,
             host,
             config,
             peers: (0..SLOTS).map(|_| None).collect(),
@@ -328,7 +339,23 @@ impl Link {
 
     /// This seat's right to send and receive MADs.
     pub fn mad_seat(&self) -> mads::MadSeat {
-        mads::MadSeat::new(Arc::clone(&self.fabric))
+        self.mads.clone()
+    }
+
+    /// Sends the connection manager's datagrams that are for other hosts.
+    fn send_mads(&mut self) {
+        let Some(for_wire) = self.mads.for_wire() else { return };
+        for letter in for_wire.take() {
+            let (Some(from), Some(to)) = (ip_of(letter.from), ip_of(letter.to)) else { continue };
+            self.mad_psn = self.mad_psn.wrapping_add(1) & 0xff_ffff;
+            let packet = mads::packet(self.mad_psn);
+            let fill = |out: &mut [u8]| {
+                out.copy_from_slice(&*letter.mad);
+                Ok(())
+            };
+            // One that cannot leave is lost; its connection manager sends it again.
+            let _ = self.send_packet(from, to, &packet, fill);
+        }
     }
 
     /// Gives the slot back before the link is dropped: for a program that ends without dropping anything.

@@ -66,11 +66,15 @@ impl Link {
 
     /// Hands packets of the wire to `handler`; returns how many datagrams were looked at.
     fn poll_wire(&mut self, handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition) -> usize {
-        let Self { wire, fabric, host, counters, .. } = self;
+        let Self { wire, fabric, host, counters, mads, .. } = self;
         let Some(wire) = wire else { return 0 };
         wire.poll(
             |slot, address| fabric.port_of(slot, address),
             |Arrived { from, at, packet, payload }| {
+                if packet.dst_qpn == roce::wire::mad::QP1 {
+                    mads.take_packet(from, at, &packet, payload);
+                    return;
+                }
                 let message = Message::Packet { packet, from, at };
                 let datagram = packet.service == roce::ServiceType::Ud;
                 handler(&mut Inbound {

@@ -255,3 +255,47 @@ fn a_datagram_service_is_found_refused_or_not_there_and_asked_once() {
         assert_eq!(net.ends[0].connections(), 0);
     }
 }
+
+#[test]
+fn a_process_that_ended_without_a_word_is_spoken_for() {
+    let mut net = Net::new(1, Faults::default());
+    let [asking, asked] = net.connect();
+    net.said();
+    net.ends[0].bury(net.now, 3, |_| true);
+    net.ends[0].bury(net.now, 2, |address| address != gid(1));
+    assert_eq!(net.ends[0].state(asking), Some(State::Established), "another slot, or another host");
+    net.ends[0].bury(net.now, 2, |address| address == gid(1));
+    assert!(matches!(net.ends[0].poll_event(), Some(Event::Disconnected { how: Disconnect::Asked, .. })));
+    // Halfway: a program that was about to answer is told that it need not.
+    let other = net.ends[0].connect(net.now, &Req { qpn: 5, ..request() }, b"").unwrap();
+    let Some((1, Event::Requested { id, .. })) = net.next_event(END) else { panic!() };
+    net.ends[1].accept(net.now, id, &Rep { qpn: 6, ..reply() }, b"").unwrap();
+    net.ends[1].bury(net.now, 1, |_| true);
+    let told: Vec<Event> = std::iter::from_fn(|| net.ends[1].poll_event()).collect();
+    assert!(matches!(told[..], [Event::Disconnected { .. }, Event::Rejected { .. }]), "{told:?}");
+    assert_eq!((net.ends[1].state(asked), net.ends[1].state(id)), (Some(State::DreqReceived), None));
+    assert!(net.ends[0].state(other).is_some());
+}
+
+#[test]
+fn the_owner_of_qp1_refuses_for_who_is_not_there() {
+    let of = |message| {
+        let mad = CmMad { transaction: 9, message, private: &[] }.encode().unwrap();
+        refuse(&mad).map(|answer| {
+            let answer = CmMad::decode(&*answer).unwrap();
+            assert_eq!(answer.transaction, 9);
+            (name(&answer_bytes(&answer)), answer.message)
+        })
+    };
+    fn answer_bytes(mad: &CmMad<'_>) -> [u8; MAD_BYTES] {
+        CmMad { private: &[], ..*mad }.encode().unwrap()
+    }
+    let ids = Ids { local: 1, remote: 2 };
+    assert!(matches!(of(Message::Req(request())), Some(("REJ", Message::Rej(Rej { reason: 8, .. })))));
+    let question = Message::SidrReq { request: 7, pkey: 0xffff, service: SERVICE };
+    assert!(matches!(of(question), Some((_, Message::SidrRep(SidrRep { request: 7, status: 1, .. })))));
+    let over = Message::Drep(Ids { local: 2, remote: 1 });
+    assert_eq!(of(Message::Dreq { ids, qpn: 3 }), Some(("DREP", over)));
+    assert_eq!(of(Message::Rtu(ids)), None);
+    assert_eq!(refuse(&[7; 256]), None);
+}

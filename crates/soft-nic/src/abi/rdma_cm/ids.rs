@@ -313,9 +313,19 @@ impl Ids {
             let gid = self.devices.get(device).and_then(ip_gid).ok_or(libc::ENODEV)?;
             return Ok((device, gid, gid));
         };
-        // All processes of a fabric have the same devices: the destination is of one of these, or is not here.
-        let device = self.device_of(to).ok_or(libc::EHOSTUNREACH)?;
+        // All processes of a fabric have the same devices: the destination is of one of these, or somewhere on the wire.
+        let device = match self.device_of(to) {
+            Some(device) => device,
+            None => {
+                let source = self.port.source_for(to).ok_or(libc::EHOSTUNREACH)?;
+                self.device_of(source).ok_or(libc::ENODEV)?
+            }
+        };
         let from = from.unwrap_or(device);
+        if self.device_of(to).is_none() {
+            let gid = self.devices.get(from).and_then(ip_gid).ok_or(libc::ENODEV)?;
+            return Ok((from, gid, to));
+        }
         let gid = if from == device { Some(to) } else { self.devices.get(from).and_then(ip_gid) };
         Ok((from, gid.ok_or(libc::ENODEV)?, to))
     }
@@ -379,6 +389,10 @@ impl Ids {
 
     /// Goes on: takes what arrived, does what is due, sends what there is to say. When it is due again.
     pub fn turn(&mut self, now: Now) -> Option<Now> {
+        for slot in self.port.departed() {
+            let devices = &self.devices;
+            self.cm.bury(now, slot, |gid| devices.iter().any(|device| gid_index(device, gid).is_some()));
+        }
         for Letter { from, to, mad } in self.port.receive() {
             // Why it was dropped is counted.
             let _ = self.cm.handle_mad(now, Route { local: to, remote: from }, &*mad);

@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use roce::Now;
+use roce::wire::Gid;
 
 use super::attributes::refuse;
 use super::commands::Answer;
@@ -97,7 +98,8 @@ impl Manager {
         if let Some(running) = &*place {
             return Ok(running.clone());
         }
-        let (port, bell) = self.seat.open()?;
+        let addresses = self.devices.iter().flat_map(|device| device.gids.iter().map(|entry| Gid(entry.gid)));
+        let (port, bell) = self.seat.open(addresses.collect())?;
         // Ids and PSNs of processes that follow each other in a slot must differ.
         let seed =
             system::monotonic_ns().wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(std::process::id()) << 32;

@@ -8,5 +8,5 @@ mod port;
 mod weather;
 
 pub use packets::{Arrived, Unsent, Wire, WireCounters};
-pub use port::{PortCounters, SharedPort};
+pub use port::{PortCounters, ROCE_PORT, SharedPort};
 pub use weather::Weather;

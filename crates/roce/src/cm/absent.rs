@@ -1,0 +1,50 @@
+//! What is said for somebody who is not there: by the owner of QP1 for processes that are none, and for a process of this host
+//! that ended without a word, as a kernel would.
+
+use super::*;
+
+/// The answer to a MAD that nobody takes: nobody listens, or the connection is no more. `None`: it needs none.
+pub fn refuse(mad: &[u8]) -> Option<Box<[u8; MAD_BYTES]>> {
+    let mad = CmMad::decode(mad).ok()?;
+    let answer = match mad.message {
+        Message::Req(req) => {
+            let ids = Ids { local: 0, remote: req.local_id };
+            Message::Rej(rej(ids, 0, reason::INVALID_SERVICE_ID, &[]))
+        }
+        Message::SidrReq { request, service, .. } => datagram::unsupported(request, service),
+        Message::Dreq { ids, .. } => Message::Drep(Ids { local: ids.remote, remote: ids.local }),
+        _ => return None,
+    };
+    encode(mad.transaction, answer, &[]).ok()
+}
+
+impl Cm {
+    /// The process of a slot has ended, and its kernel cannot say so: what stood is over, what was being made is refused. Only
+    /// connections whose other end is at an address that `is_here` says is this host's.
+    pub fn bury(&mut self, now: Now, slot: u8, is_here: impl Fn(Gid) -> bool) {
+        let left = |connection: &&Connection| {
+            connection.remote_id.is_some_and(|id| slot_of(id) == slot) && is_here(connection.route.remote)
+        };
+        let last_words: Vec<(Route, u64, Message)> = self
+            .connections
+            .values()
+            .filter(left)
+            .filter_map(|connection| {
+                let ids = Ids { local: connection.remote_id?, remote: connection.id };
+                let words = match connection.state {
+                    State::Established => Message::Dreq { ids, qpn: connection.local_qpn },
+                    State::DreqSent => Message::Drep(ids),
+                    state if state.may_reject() => Message::Rej(rej(ids, 2, reason::CONSUMER, &[])),
+                    _ => return None,
+                };
+                Some((connection.route, connection.transaction, words))
+            })
+            .collect();
+        for (route, transaction, words) in last_words {
+            if let Ok(mad) = encode(transaction, words, &[]) {
+                // One that its state does not take is counted, like anybody's.
+                let _ = self.handle_mad(now, route, &*mad);
+            }
+        }
+    }
+}

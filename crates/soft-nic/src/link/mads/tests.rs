@@ -1,0 +1,87 @@
+//! Who gets which MAD, and what becomes of those that nobody gets.
+
+use roce::wire::cm::{CmMad, Ids, Message, Req};
+
+use super::*;
+
+fn letter(message: Message) -> Letter {
+    let mad = CmMad { transaction: 1, message, private: &[] }.encode().unwrap();
+    Letter { from: Gid([1; 16]), to: Gid([2; 16]), mad: Box::new(mad) }
+}
+
+#[test]
+fn requests_go_to_who_listens_answers_to_who_asked_and_the_rest_comes_back() {
+    let name = format!("mads-{}", std::process::id());
+    let seats: Vec<MadSeat> =
+        (0..2).map(|_| MadSeat::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
+    let [(mut a, _), (mut b, bell)] = [seats[0].open(vec![]).unwrap(), seats[1].open(vec![]).unwrap()];
+    b.announce(0x106_1c06, None).unwrap();
+    let ask = |service| letter(Message::Req(Req { service, local_id: 5, ..Req::default() }));
+    a.send(ask(0x106_1c06));
+    a.send(ask(0x106_1c07));
+    assert_eq!(b.receive(), [ask(0x106_1c06)]);
+    assert_eq!(a.receive(), [ask(0x106_1c07)], "nobody listens: ours to refuse");
+    let id = u32::from(seats[0].slot()) << 25 | 77;
+    let answer = letter(Message::Rtu(Ids { local: 9, remote: id }));
+    b.send(answer.clone());
+    assert_eq!((a.receive(), b.receive()), (vec![answer], vec![]));
+    bell.ring();
+    bell.wait(Duration::from_secs(60));
+    assert_eq!(b.receive(), []);
+}
+
+#[test]
+fn what_comes_over_the_wire_is_handed_on_or_refused_and_what_is_for_others_waits_for_the_nic() {
+    let name = format!("mads-wire-{}", std::process::id());
+    let seats: Vec<MadSeat> =
+        (0..2).map(|_| MadSeat::new(Arc::new(Fabric::join(&name).unwrap()), true)).collect();
+    let (mut b, _) = seats[1].open(vec![Gid([2; 16])]).unwrap();
+    b.announce(0x106_1c06, None).unwrap();
+    let ask = |service| letter(Message::Req(Req { service, local_id: 5, ..Req::default() }));
+    // Seat 0 owns the port, and has no connection manager of its own.
+    assert_eq!(seats[0].hand_on(ask(0x106_1c06)), None);
+    assert_eq!(b.receive(), [ask(0x106_1c06)]);
+    let refused = seats[0].hand_on(ask(0x106_1c07)).unwrap();
+    assert_eq!((refused.from, refused.to), (Gid([2; 16]), Gid([1; 16])));
+    let Message::Rej(rej) = CmMad::decode(&*refused.mad).unwrap().message else { panic!() };
+    assert_eq!((rej.reason, rej.ids.remote), (8, 5));
+    // Of a process that is gone: its connections are over.
+    let gone = Ids { local: 9, remote: 99 << 25 | 1 };
+    let over = seats[0].hand_on(letter(Message::Dreq { ids: gone, qpn: 1 })).unwrap();
+    let ended = Message::Drep(Ids { local: gone.remote, remote: gone.local });
+    assert_eq!(CmMad::decode(&*over.mad).unwrap().message, ended);
+    assert_eq!(seats[0].hand_on(letter(Message::Rtu(gone))), None, "nothing to be said");
+    // By its packet only when it is one of QP1's.
+    for (qkey, taken) in [(QP1_QKEY, 1), (QP1_QKEY + 1, 0)] {
+        let packet = Packet { deth: Deth { qkey, src_qpn: 1 }, ..packet(7) };
+        let (from, at) = ([1; 16].into(), [2; 16].into());
+        seats[0].take_packet(from, at, &packet, &*ask(0x106_1c06).mad);
+        seats[0].take_packet(from, at, &packet, &[0; 255]);
+        assert_eq!(b.receive().len(), taken);
+    }
+    let away = Letter { to: Gid([7; 16]), ..ask(0x106_1c06) };
+    b.send(away.clone());
+    assert_eq!(seats[1].for_wire().unwrap().take(), [away]);
+    assert!(seats[1].for_wire().unwrap().take().is_empty());
+}
+
+#[test]
+fn a_full_mailbox_is_tried_again() {
+    let name = format!("mads-full-{}", std::process::id());
+    let seats: Vec<MadSeat> =
+        (0..2).map(|_| MadSeat::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
+    let [(mut a, _), (mut b, _)] = [seats[0].open(vec![]).unwrap(), seats[1].open(vec![]).unwrap()];
+    let id = u32::from(seats[1].slot()) << 25 | 1;
+    let numbered = |local| letter(Message::Rtu(Ids { local, remote: id }));
+    for local in 0..2000 {
+        a.send(numbered(local));
+    }
+    assert!(a.is_waiting(), "no mailbox holds so many");
+    let mut got = Vec::new();
+    for _ in 0..10_000 {
+        got.extend(b.receive());
+        a.receive();
+    }
+    assert_eq!(got, (0..2000).map(numbered).collect::<Vec<_>>());
+    assert!(!a.is_waiting());
+}
