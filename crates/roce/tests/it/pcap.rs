@@ -35,7 +35,7 @@ pub fn packets(name: &str) -> Vec<Vec<u8>> {
 pub fn timed_packets(name: &str) -> Vec<(u64, Vec<u8>)> {
     let file = format!("{name}.pcap");
     let bytes = std::fs::read(path(&file)).unwrap_or_else(|error| panic!("{file}: {error}"));
-    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("4 bytes"));
     assert_eq!(word(0), 0xa1b2_c3d4, "{file}: no little-endian pcap with microseconds");
     assert_eq!(word(20), 1, "{file}: not Ethernet");
     let (mut packets, mut at) = (Vec::new(), 24);
