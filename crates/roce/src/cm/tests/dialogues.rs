@@ -46,6 +46,9 @@ fn private_data_arrives_in_both_directions_and_too_much_of_it_is_refused() {
     net.ends[0].connect(net.now, &request(), &long[..92]).unwrap();
     let Some((1, Event::Requested { id, private, .. })) = net.next_event(END) else { panic!() };
     assert_eq!(private, [7; 92]);
+    // Before it is answered: what they hold, we may have outstanding, and the other way round.
+    let asked = net.ends[1].attributes(id).unwrap();
+    assert_eq!((asked.responder_resources, asked.initiator_depth), (2, 3));
     assert!(net.ends[1].accept(net.now, id, &reply(), &[8; 197]).is_err());
     net.ends[1].accept(net.now, id, &reply(), &[8; 196]).unwrap();
     let Some((0, Event::Replied { private, .. })) = net.next_event(END) else { panic!() };

@@ -305,7 +305,8 @@ impl Ids {
             let mut v2 =
                 device.gids.iter().filter(|entry| entry.kind == GidKind::RoceV2).map(|entry| Gid(entry.gid));
             let wanted_v4 = matches!(destination, Address::V4 { .. });
-            v2.find(|gid| gid.ipv4().is_some() == wanted_v4)
+            // A link-local address is good for a link only, and nobody says which.
+            v2.find(|gid| gid.ipv4().is_some() == wanted_v4 && gid.0[..2] != [0xfe, 0x80])
         };
         // No address is this machine, as everywhere.
         let Some(to) = destination.gid() else {
@@ -314,16 +315,17 @@ impl Ids {
             return Ok((device, gid, gid));
         };
         // All processes of a fabric have the same devices: the destination is of one of these, or somewhere on the wire.
-        let device = match self.device_of(to) {
-            Some(device) => device,
+        let (device, source) = match self.device_of(to) {
+            Some(device) => (device, None),
             None => {
                 let source = self.port.source_for(to).ok_or(libc::EHOSTUNREACH)?;
-                self.device_of(source).ok_or(libc::ENODEV)?
+                (self.device_of(source).ok_or(libc::ENODEV)?, Some(source))
             }
         };
         let from = from.unwrap_or(device);
-        if self.device_of(to).is_none() {
-            let gid = self.devices.get(from).and_then(ip_gid).ok_or(libc::ENODEV)?;
+        if let Some(source) = source {
+            let own = (from == device).then_some(source);
+            let gid = own.or_else(|| self.devices.get(from).and_then(ip_gid)).ok_or(libc::ENODEV)?;
             return Ok((from, gid, to));
         }
         let gid = if from == device { Some(to) } else { self.devices.get(from).and_then(ip_gid) };

@@ -207,3 +207,48 @@ fn groups_are_refused_as_by_a_device_without_multicast() {
     let join = Writer::<{ ucm_join_mcast::SIZE }>::new().u32(ucm_join_mcast::ID, id).finish();
     assert_eq!(program.run(22, &join), libc::ENOSYS);
 }
+
+#[test]
+fn what_is_elsewhere_is_reached_from_where_packets_leave() {
+    let v6 = |text: &str| Gid(text.parse::<std::net::Ipv6Addr>().unwrap().octets());
+    let away_v4 = Address::V4 { ip: [192, 0, 2, 9], port: 7174 };
+    let away_v6 = Address::V6 { ip: v6("2001:db8::9").0, port: 7174, scope: 0 };
+    let first_v4 = Gid::from_ipv4(IP[0]);
+    for (name, route, bound, to, expected) in [
+        ("from the route's address", Some(first_v4), Address::None, away_v4, Ok((0, first_v4))),
+        (
+            "over IPv6, and not link-local",
+            Some(v6("fd00::10")),
+            Address::None,
+            away_v6,
+            Ok((0, v6("fd00::10"))),
+        ),
+        ("by the second device", Some(v6("fd00::11")), Address::None, away_v6, Ok((1, v6("fd00::11")))),
+        (
+            "from a device of one's choice",
+            Some(first_v4),
+            Address::of_gid(Gid::from_ipv4(IP[1]), 0),
+            away_v4,
+            Ok((1, Gid::from_ipv4(IP[1]))),
+        ),
+        (
+            "from an address that no device has",
+            Some(Gid::from_ipv4([192, 0, 2, 1])),
+            Address::None,
+            away_v4,
+            Err(libc::ENODEV),
+        ),
+        ("no route of that family", Some(first_v4), Address::None, away_v6, Err(libc::EHOSTUNREACH)),
+    ] {
+        let [mut program, _] = programs_with_wire(LinkLayer::Roce, route);
+        let id = program.create(space::TCP, 5);
+        program.ids.resolve_addr(id, bound, to).unwrap();
+        let told = program.event().unwrap();
+        let found = &program.ids.ids[&id];
+        let reached = match told.kind {
+            ADDR_RESOLVED => Ok((found.device.unwrap(), found.source.gid().unwrap())),
+            _ => Err(-told.status),
+        };
+        assert_eq!(reached, expected, "{name}");
+    }
+}

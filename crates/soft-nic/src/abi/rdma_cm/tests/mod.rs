@@ -29,6 +29,8 @@ use crate::link::mads::{Letter, MadPort};
 pub struct Hub {
     boxes: [Vec<Letter>; 2],
     services: Vec<(usize, u64, Option<Gid>)>,
+    /// Where packets to other hosts leave from.
+    source: Option<Gid>,
 }
 
 struct Port {
@@ -55,6 +57,11 @@ impl MadPort for Port {
 
     fn withdraw(&mut self, service: u64, address: Option<Gid>) {
         self.hub.lock().unwrap().services.retain(|taken| *taken != (self.end, service, address));
+    }
+
+    fn source_for(&self, to: Gid) -> Option<Gid> {
+        let source = self.hub.lock().unwrap().source;
+        source.filter(|source| source.ipv4().is_some() == to.ipv4().is_some())
     }
 
     fn is_taken(&self, service: u64, address: Option<Gid>) -> bool {
@@ -103,8 +110,14 @@ pub fn sockaddr(ip: [u8; 4], port: u16) -> [u8; 28] {
 }
 
 pub fn programs(link_layer: LinkLayer) -> [Program; 2] {
-    let hub = Arc::new(Mutex::new(Hub::default()));
-    let config = Config { devices: 2, link_layer, ipv4: Some(IP[0].into()), ..Config::default() };
+    programs_with_wire(link_layer, None)
+}
+
+/// The same with a wire, which packets leave from an address.
+pub fn programs_with_wire(link_layer: LinkLayer, source: Option<Gid>) -> [Program; 2] {
+    let hub = Arc::new(Mutex::new(Hub { source, ..Hub::default() }));
+    let ipv6 = Some("fd00::10".parse().unwrap());
+    let config = Config { devices: 2, link_layer, ipv4: Some(IP[0].into()), ipv6, ..Config::default() };
     [0, 1].map(|end| {
         let devices = (0..2).map(|index| DeviceConfig::new(&config, index)).collect();
         let port = Box::new(Port { hub: hub.clone(), end });
