@@ -61,8 +61,13 @@ const PACKAGES: [Package; 16] = [
     },
     Package { name: "ucx-utils", purpose: Purpose::Test, why: "ucx_perftest, run unmodified on the NIC" },
     Package {
+        name: "iperf3",
+        purpose: Purpose::Bench,
+        why: "one TCP stream, which the wire's throughput is compared with",
+    },
+    Package {
         name: "iproute2",
-        purpose: Purpose::Test,
+        purpose: Purpose::Bench,
         why: "network namespaces with a cable between them, as two hosts",
     },
     Package {

@@ -1,4 +1,4 @@
-//! What two pinned processes of this machine can do without a NIC: the floors beside which the NIC's numbers stand.
+//! What two processes of this machine can do without a NIC: the floors beside which the NIC's numbers stand.
 
 use std::time::Duration;
 
@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::options::{Baseline, BaselineKind};
 use crate::report::{PostTimes, Spread};
+use crate::udp;
 
 #[derive(Debug, Serialize)]
 struct Report {
@@ -30,6 +31,13 @@ pub fn run(options: &Baseline) -> Result<u8> {
     }
     if !(8..=1 << 30).contains(&options.bytes) {
         bail!("--bytes {} is out of range: 8 to 1 GiB", options.bytes);
+    }
+    let pings = options.what == BaselineKind::UdpPingPong;
+    match (pings, options.listen, options.connect) {
+        (false, None, None) | (true, None, Some(_)) => {}
+        (true, Some(address), None) => return udp::answer(address, options.json.as_deref()).map(|()| 0),
+        (true, ..) => bail!("udp-ping-pong takes --listen ADDRESS:PORT or --connect ADDRESS:PORT"),
+        (false, ..) => bail!("--listen and --connect are of udp-ping-pong"),
     }
     let cores = match options.cores[..] {
         [] => baseline::first_two_cores()?,
@@ -65,6 +73,19 @@ fn measure(options: &Baseline, cores: [u32; 2]) -> Result<Report> {
             samples.iter().for_each(|&tenths| times.record(tenths, 10));
             Report {
                 what: "flag-ping-pong",
+                count: samples.len() as u64,
+                half_round_trip: times.spread(),
+                ..empty
+            }
+        }
+        BaselineKind::UdpPingPong => {
+            let to = options.connect.context("udp-ping-pong needs --connect")?;
+            let samples =
+                udp::ping(to, time).with_context(|| format!("measuring a UDP ping-pong with {to}"))?;
+            let mut times = PostTimes::new();
+            samples.iter().for_each(|&ns| times.record(ns, 1));
+            Report {
+                what: "udp-ping-pong",
                 count: samples.len() as u64,
                 half_round_trip: times.spread(),
                 ..empty

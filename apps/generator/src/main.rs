@@ -34,6 +34,7 @@ mod probe;
 mod receiver;
 mod report;
 mod sender;
+mod udp;
 mod wire;
 
 use std::io::Write;

@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -83,6 +83,12 @@ pub struct Baseline {
     /// The two cores, as `0,1`; without it the first two that this process may use.
     #[arg(long, value_delimiter = ',')]
     pub cores: Vec<u32>,
+    /// Of `udp-ping-pong`: answer at this address.
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
+    pub listen: Option<SocketAddr>,
+    /// Of `udp-ping-pong`: measure against the one who listens there.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub connect: Option<SocketAddr>,
     /// Where JSON goes: a file, or - for standard output.
     #[arg(long)]
     pub json: Option<PathBuf>,
@@ -97,6 +103,8 @@ pub enum BaselineKind {
     WordRing,
     /// Bytes a second by `process_vm_writev`.
     ProcessVmWritev,
+    /// Half a round trip of 8 bytes between two UDP sockets that are polled, one process each (--listen, --connect).
+    UdpPingPong,
 }
 
 /// Device and port.

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod histogram;
+pub mod hosts;
 pub mod json_lines;
 pub mod label;
 pub mod need;
@@ -13,6 +14,7 @@ pub mod revision;
 pub mod timer;
 
 pub use histogram::{Histogram, Summary};
+pub use hosts::Hosts;
 pub use json_lines::JsonLines;
 pub use label::{Label, Part};
 pub use provenance::Provenance;

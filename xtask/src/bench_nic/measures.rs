@@ -27,6 +27,21 @@ pub enum Source {
         /// Whether the NIC also runs inside the program's `ibv_poll_cq`.
         pump: bool,
     },
+    /// A perftest pair between two hosts, as RoCEv2 packets.
+    Wire {
+        /// Program.
+        tool: &'static str,
+        /// Options of both ends.
+        options: &'static [&'static str],
+        /// Number to take.
+        column: Column,
+        /// Probability that a packet is lost.
+        loss: f64,
+    },
+    /// One TCP stream of `iperf3` between the same hosts, in GB/s.
+    Iperf,
+    /// `generator baseline udp-ping-pong` between the same hosts, in µs.
+    UdpPingPong,
     /// A generator pair on the software NIC; messages per second.
     Generator {
         /// Options of the sender.
@@ -68,6 +83,11 @@ pub struct Measure {
 }
 
 impl Measure {
+    /// Whether it needs two hosts, which are network namespaces.
+    pub fn needs_hosts(&self) -> bool {
+        matches!(self.source, Source::Wire { .. } | Source::Iperf | Source::UdpPingPong)
+    }
+
     /// Whether the NIC also ran inside the program's `ibv_poll_cq`.
     pub fn pump(&self) -> bool {
         matches!(self.source, Source::Perftest { pump: true, .. })
@@ -195,6 +215,17 @@ const fn pumped(
     Measure { name, unit, source: Source::Perftest { tool, options, column, pump: true }, once: false }
 }
 
+const fn wire(
+    name: &'static str,
+    unit: &'static str,
+    tool: &'static str,
+    options: &'static [&'static str],
+    column: Column,
+    loss: f64,
+) -> Measure {
+    Measure { name, unit, source: Source::Wire { tool, options, column, loss }, once: false }
+}
+
 const fn other(name: &'static str, unit: &'static str, source: Source) -> Measure {
     Measure { name, unit, source, once: false }
 }
@@ -210,10 +241,17 @@ const fn copy(options: &'static [&'static str]) -> Source {
 const LATENCY: &[&str] = &["-s", "8", "-n", "2000"];
 const LARGE: &[&str] = &["-s", "65536", "-n", "20000"];
 const SMALL: &[&str] = &["-s", "8", "-n", "500000"];
+/// GID 3 is the RoCE v2 one of the IPv4 address.
+const WIRE_LARGE: &[&str] = &["-x", "3", "-s", "65536", "-n", "5000"];
+/// The ack time-out is 2^8 × 4.096 µs.
+const WIRE_IMPATIENT: &[&str] = &["-x", "3", "-s", "65536", "-n", "5000", "-u", "8"];
+const WIRE_LATENCY: &[&str] = &["-x", "3", "-s", "8", "-n", "5000"];
 const FLAG: Source =
     Source::Baseline { options: &["flag-ping-pong"], field: "/half_round_trip/p50_ns", scale: 1e-3 };
 const RING: Source = Source::Baseline { options: &["word-ring"], field: "/per_second", scale: 1.0 };
 const ONE_QP: Source = Source::Generator { options: &["--op", "write", "--payload", "8"] };
+const TEN_THOUSAND_QPS: Source =
+    Source::Generator { options: &["--op", "write", "--payload", "8", "--idle-qps", "9999"] };
 const MANY_QPS: Source =
     Source::Generator { options: &["--op", "write", "--payload", "8", "--idle-qps", "999"] };
 
@@ -241,6 +279,15 @@ pub const MEASURES: &[Measure] = &[
     once("first write after 1 s, p99", "ms", Source::First),
     other("8 B writes on the only QP", "msg/s", ONE_QP),
     other("8 B writes on one of 1000 QPs", "msg/s", MANY_QPS),
+    other("8 B writes on one of 10,000 QPs", "msg/s", TEN_THOUSAND_QPS),
+    wire("write over the wire", "GB/s", "ib_write_bw", WIRE_LARGE, Column::Bandwidth, 0.0),
+    other("iperf3, one stream", "GB/s", Source::Iperf),
+    wire("read over the wire", "GB/s", "ib_read_bw", WIRE_LARGE, Column::Bandwidth, 0.0),
+    wire("send over the wire, half round trip", "us", "ib_send_lat", WIRE_LATENCY, Column::Latency, 0.0),
+    other("UDP ping-pong, half round trip", "us", Source::UdpPingPong),
+    wire("write over the wire, time-out 8", "GB/s", "ib_write_bw", WIRE_IMPATIENT, Column::Bandwidth, 0.0),
+    wire("write over the wire, 0.1 % lost", "GB/s", "ib_write_bw", WIRE_IMPATIENT, Column::Bandwidth, 0.001),
+    wire("write over the wire, 1 % lost", "GB/s", "ib_write_bw", WIRE_IMPATIENT, Column::Bandwidth, 0.01),
     other("post one by one, shim ÷ libmlx5", "ratio", Source::Post { list: 1 }),
     other("post in lists of 16, shim ÷ libmlx5", "ratio", Source::Post { list: 16 }),
 ];
@@ -317,6 +364,36 @@ pub const AIMS: &[Aim] = &[
         "8 B writes on the only QP",
         Target::AtLeast(0.7),
     ),
+    ratio(
+        "(e) one of 10,000 QPs ÷ the only QP",
+        "8 B writes on one of 10,000 QPs",
+        "8 B writes on the only QP",
+        Target::AtLeast(0.5),
+    ),
+    ratio(
+        "(w) WRITE 64 KiB over the wire ÷ iperf3",
+        "write over the wire",
+        "iperf3, one stream",
+        Target::AtLeast(0.6),
+    ),
+    ratio(
+        "(w) SEND 8 B half round trip over the wire ÷ UDP",
+        "send over the wire, half round trip",
+        "UDP ping-pong, half round trip",
+        Target::AtMost(1.5),
+    ),
+    ratio(
+        "(w) WRITE 64 KiB, 0.1 % lost ÷ lossless",
+        "write over the wire, 0.1 % lost",
+        "write over the wire, time-out 8",
+        Target::AtLeast(0.7),
+    ),
+    ratio(
+        "(w) WRITE 64 KiB, 1 % lost ÷ lossless",
+        "write over the wire, 1 % lost",
+        "write over the wire, time-out 8",
+        Target::AtLeast(0.3),
+    ),
     number("post 64 B one by one, shim ÷ libmlx5", "post one by one, shim ÷ libmlx5", Target::AtMost(0.5)),
     number(
         "post 64 B in lists of 16, shim ÷ libmlx5",
@@ -357,6 +434,11 @@ mod tests {
                 ("(d)", Target::Below(16.0), 1),
                 ("(d)", Target::AtMost(2.5), 1),
                 ("(e)", Target::AtLeast(0.7), 1),
+                ("(e)", Target::AtLeast(0.5), 1),
+                ("(w)", Target::AtLeast(0.6), 1),
+                ("(w)", Target::AtMost(1.5), 1),
+                ("(w)", Target::AtLeast(0.7), 1),
+                ("(w)", Target::AtLeast(0.3), 1),
                 ("post", Target::AtMost(0.5), 2),
             ] {
                 assert_eq!(has(start, target), count, "{start} {target:?} {cores}");

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use measure::{Label, Revision};
+use measure::{Hosts, Label, Revision};
 
 use crate::figure::{self, Nic, Probe, Programs};
 use crate::progress::Progress;
@@ -152,9 +152,12 @@ fn execute(
     let tools = options.bin.as_deref();
     provenance.versions.insert("perftest".into(), perftest_version(tools, limit));
     let cores = if options.no_pin { None } else { Cores::choose() };
+    let (chosen, hosts) = with_hosts(chosen, limit)?;
+    let chosen = &chosen[..];
     let stand = Stand {
         programs,
         tools,
+        hosts,
         plain,
         pumped,
         logs: &logs,
@@ -192,6 +195,34 @@ fn execute(
         );
     }
     Ok(run)
+}
+
+/// The numbers that can be taken here, and the two hosts that some of them need; says what is left out, and why.
+fn with_hosts<'a>(chosen: &[&'a Measure], limit: Duration) -> Result<(Vec<&'a Measure>, Option<Hosts>)> {
+    /// Room for packets with an MTU of 4096 and every header, as Ethernet's jumbo frames have.
+    const MTU: u32 = 4500;
+    if !chosen.iter().any(|measure| measure.needs_hosts()) {
+        return Ok((chosen.to_vec(), None));
+    }
+    let has_iperf = || {
+        let said = process::output(std::process::Command::new("iperf3").arg("--version"), limit);
+        said.map(drop).map_err(|_| "iperf3 is missing".to_owned())
+    };
+    match has_iperf().and_then(|()| Hosts::new(MTU)) {
+        Ok(hosts) => Ok((chosen.to_vec(), Some(hosts))),
+        Err(why) => {
+            let left: Vec<&Measure> =
+                chosen.iter().copied().filter(|measure| !measure.needs_hosts()).collect();
+            let count = chosen.len() - left.len();
+            say!(
+                "{count} numbers of the wire are left out: {why} (they need iperf3 and two network namespaces)"
+            );
+            if left.is_empty() {
+                bail!("nothing is left to measure");
+            }
+            Ok((left, None))
+        }
+    }
 }
 
 /// What the numbers stand on.

@@ -8,13 +8,14 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use measure::Hosts;
 use serde_json::Value;
 
 use super::cores::Cores;
 use super::idle;
 use super::measures::{Column, Measure, Source};
 use crate::figure::Programs;
-use crate::process::{Ended, Guarded, Speaking, WAIT, run_logged};
+use crate::process::{Ended, Guarded, Speaking, WAIT, output, run_logged};
 
 /// Idling before each message of [`Source::First`].
 const PAUSE: Duration = Duration::from_secs(1);
@@ -29,6 +30,8 @@ pub struct Stand<'a> {
     pub plain: PathBuf,
     /// The same with the pump on.
     pub pumped: PathBuf,
+    /// Two hosts with a cable between them, where this machine can have some.
+    pub hosts: Option<Hosts>,
     /// Where logs go.
     pub logs: &'a Path,
     /// Cores of the server and of the client.
@@ -61,6 +64,9 @@ impl Stand<'_> {
             Source::Perftest { tool, options, column, pump } => {
                 self.perftest(measure, tool, options, *column, *pump)
             }
+            Source::Wire { tool, options, column, loss } => self.wire(measure, tool, options, *column, *loss),
+            Source::Iperf => self.iperf(measure),
+            Source::UdpPingPong => self.udp(measure),
             Source::Generator { options } => {
                 let seconds = self.seconds.to_string();
                 let options = [&["--poster", "cpu-shim", "--seconds", &seconds], *options].concat();
@@ -126,13 +132,45 @@ impl Stand<'_> {
         let port = free_port()?;
         let command = |end: End| {
             let mut command = self.softnic(end, pump, &self.tool(tool));
-            // -F: the governor is not ours to complain about.
-            command.args(["-d", "mlx5_0", "-F", "-p", &port.to_string()]).args(options);
-            if matches!(column, Column::Bandwidth | Column::Rate) {
-                command.arg("--report_gbits");
-            }
+            command.args(perftest_options(column, port, options));
             command
         };
+        self.pair(measure, tool, command, "127.0.0.1", port, column)
+    }
+
+    /// The same between two hosts.
+    fn wire(
+        &self,
+        measure: &Measure,
+        tool: &str,
+        options: &[&str],
+        column: Column,
+        loss: f64,
+    ) -> Result<f64> {
+        let hosts = self.hosts.as_ref().context("this machine cannot have two hosts")?;
+        let config = self.logs.join(format!("wire-{loss}.toml"));
+        let text = format!("path = \"wire\"\nlink_layer = \"roce\"\nmtu = 4096\nloss = {loss:?}\n");
+        fs::write(&config, text).with_context(|| format!("writing {}", config.display()))?;
+        let port = free_port()?;
+        let command = |end: End| {
+            let mut command = on_host(hosts, end, &self.programs.softnic);
+            command.args(["run", "--config"]).arg(&config).arg("--").arg(self.tool(tool));
+            command.args(perftest_options(column, port, options));
+            command
+        };
+        self.pair(measure, tool, command, Hosts::ADDRESSES[0], port, column)
+    }
+
+    /// Starts a server, its client when it listens, and reads the client's number.
+    fn pair(
+        &self,
+        measure: &Measure,
+        tool: &str,
+        command: impl Fn(End) -> Command,
+        address: &str,
+        port: u16,
+        column: Column,
+    ) -> Result<f64> {
         let server_log = self.log(measure, "server");
         let file =
             fs::File::create(&server_log).with_context(|| format!("writing {}", server_log.display()))?;
@@ -141,7 +179,7 @@ impl Stand<'_> {
         let mut server = Guarded(server.spawn().with_context(|| format!("starting {tool}"))?);
         wait_for_listener(&mut server, port, &server_log, WAIT.min(self.limit))?;
         let client_log = self.log(measure, "client");
-        let ended = run_logged(command(End::Client).arg("127.0.0.1"), &client_log, self.limit)?;
+        let ended = run_logged(command(End::Client).arg(address), &client_log, self.limit)?;
         if ended != Ended::Well {
             bail!("{tool}'s client {ended:?}; see {}", client_log.display());
         }
@@ -152,6 +190,47 @@ impl Stand<'_> {
         let log =
             fs::read_to_string(&client_log).with_context(|| format!("reading {}", client_log.display()))?;
         column.read(&log).with_context(|| format!("{tool} printed no result; see {}", client_log.display()))
+    }
+
+    /// One TCP stream; what the receiver got.
+    fn iperf(&self, measure: &Measure) -> Result<f64> {
+        let hosts = self.hosts.as_ref().context("this machine cannot have two hosts")?;
+        let port = free_port()?.to_string();
+        let log = self.log(measure, "server");
+        let file = fs::File::create(&log).with_context(|| format!("writing {}", log.display()))?;
+        let mut server = on_host(hosts, End::Server, "iperf3");
+        server.args(["-s", "-1", "-p", &port]).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let mut server = Guarded(server.spawn().context("starting iperf3")?);
+        wait_for_listener(&mut server, port.parse()?, &log, WAIT.min(self.limit))?;
+        let mut client = on_host(hosts, End::Client, "iperf3");
+        client.args(["-c", Hosts::ADDRESSES[0], "-p", &port, "-J", "-t", &self.seconds.ceil().to_string()]);
+        let said: Value = serde_json::from_str(&output(&mut client, self.limit)?).context("iperf3's JSON")?;
+        let bits = said.pointer("/end/sum_received/bits_per_second").and_then(Value::as_f64);
+        Ok(bits.context("iperf3 gives no rate")? / 8e9)
+    }
+
+    /// Half a round trip of two sockets.
+    fn udp(&self, measure: &Measure) -> Result<f64> {
+        let hosts = self.hosts.as_ref().context("this machine cannot have two hosts")?;
+        let command = |end: End, option: &str, address: &str| {
+            let mut command = on_host(hosts, end, &self.programs.generator);
+            command.args(["baseline", "udp-ping-pong", option, address, "--json", "-"]);
+            command.args(["--seconds", &self.seconds.to_string()]);
+            command
+        };
+        let any = format!("{}:0", Hosts::ADDRESSES[0]);
+        let mut answering =
+            Speaking::start(&mut command(End::Server, "--listen", &any), &self.log(measure, "server"))?;
+        let listening =
+            answering.json("listening", WAIT.min(self.limit)).context("starting the answering side")?;
+        let address = listening["address"].as_str().context("it does not say where it listens")?;
+        let mut asking =
+            Speaking::start(&mut command(End::Client, "--connect", address), &self.log(measure, "client"))?;
+        let answer = asking.json("baseline", self.limit).context("measuring")?;
+        ends_well(&mut asking, "the asking side")?;
+        ends_well(&mut answering, "the answering side")?;
+        let ns = answer.pointer("/half_round_trip/p50_ns").and_then(Value::as_f64);
+        Ok(ns.context("no half round trip")? * 1e-3)
     }
 
     /// The sender's line of a generator pair whose messages all arrived whole.
@@ -211,6 +290,26 @@ impl Stand<'_> {
     }
 }
 
+/// Options of either end of a perftest pair.
+fn perftest_options(column: Column, port: u16, options: &[&str]) -> Vec<String> {
+    // -F: the governor is not ours to complain about.
+    let port = port.to_string();
+    let mut all = vec!["-d", "mlx5_0", "-F", "-p", &port];
+    all.extend(options);
+    if matches!(column, Column::Bandwidth | Column::Rate) {
+        all.push("--report_gbits");
+    }
+    all.into_iter().map(str::to_owned).collect()
+}
+
+/// A program on the server's or the client's host.
+fn on_host(hosts: &Hosts, end: End, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let words = hosts.enter(usize::from(matches!(end, End::Client)));
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]).arg(program);
+    command
+}
+
 fn ends_well(program: &mut Speaking, name: &str) -> Result<()> {
     match program.child.wait(WAIT)? {
         Ended::Well => Ok(()),
@@ -227,8 +326,9 @@ fn free_port() -> Result<u16> {
 fn wait_for_listener(server: &mut Guarded, port: u16, log: &Path, limit: Duration) -> Result<()> {
     let since = Instant::now();
     loop {
-        let tables =
-            ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
+        // Of the namespace that the server is in.
+        let path = |table| format!("/proc/{}/net/{table}", server.0.id());
+        let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(path(table)).unwrap_or_default());
         if tables.iter().any(|table| listens(table, port)) {
             return Ok(());
         }

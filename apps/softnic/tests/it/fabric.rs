@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use measure::Hosts;
+
 use crate::counters::{self, Counters};
-use crate::namespaces::Namespaces;
 use crate::program::{DEADLINE, Program, find, within};
 use crate::tcp_port;
 
@@ -95,7 +96,7 @@ pub struct Fabric {
     environment: Vec<(String, String)>,
     started: AtomicU32,
     staging: bool,
-    hosts: Option<Arc<Namespaces>>,
+    hosts: Option<Arc<Hosts>>,
     nobody: Option<ForEverybody>,
     pumped: bool,
     _turn: Option<Turn>,
@@ -162,7 +163,7 @@ impl Fabric {
     }
 
     /// The same with servers on one host and clients on another: single programs run on the first.
-    pub fn on_hosts(mut self, hosts: Namespaces) -> Self {
+    pub fn on_hosts(mut self, hosts: Hosts) -> Self {
         self.hosts = Some(Arc::new(hosts));
         self
     }
@@ -286,7 +287,7 @@ impl Fabric {
         );
         prepare(&server);
         let libraries = Some(Libraries::of(&server.program));
-        command.push(if self.hosts.is_some() { Namespaces::ADDRESSES[0] } else { "127.0.0.1" });
+        command.push(if self.hosts.is_some() { Hosts::ADDRESSES[0] } else { "127.0.0.1" });
         Pair { client: clients.start_on(1, &command), server, libraries }
     }
 

@@ -12,7 +12,6 @@ mod devinfo;
 mod fabric;
 mod interposer;
 mod launcher;
-mod namespaces;
 mod perftest;
 mod pingpong;
 mod processes;

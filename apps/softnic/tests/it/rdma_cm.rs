@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::c_program::compile;
 use crate::fabric::{Fabric, Finished, Layer, OnNic, Pair};
-use crate::namespaces::Namespaces;
+use measure::Hosts;
 use crate::program::{DEADLINE, find, within};
 use crate::tcp_port;
 
@@ -213,8 +213,8 @@ fn a_peer_that_is_killed_is_a_connection_that_ends() {
 
 /// Two hosts, and the address of the first.
 fn hosts() -> Result<(Fabric, &'static str), String> {
-    let fabric = fabric().with_options(&["--path", "wire"]).on_hosts(Namespaces::new(4200)?);
-    Ok((fabric, Namespaces::ADDRESSES[0]))
+    let fabric = fabric().with_options(&["--path", "wire"]).on_hosts(Hosts::new(4200)?);
+    Ok((fabric, Hosts::ADDRESSES[0]))
 }
 
 #[test]

@@ -7,7 +7,7 @@
 
 use crate::counters::Counters;
 use crate::fabric::{Fabric, Layer, full};
-use crate::namespaces::Namespaces;
+use measure::Hosts;
 use crate::program::find;
 
 /// Iterations that are measured; UCX makes a tenth of it, and at least 100, before.
@@ -96,7 +96,7 @@ fn put_get_and_tags_between_two_hosts() {
         ("ud_v", "tag_lat", 3000, sends),
     ];
     for (transport, test, bytes, traffic) in tests {
-        let hosts = measure::need!(Namespaces::new(4500), "network namespaces");
+        let hosts = measure::need!(Hosts::new(4500), "network namespaces");
         let fabric = Fabric::new(Layer::Roce).with_options(&["--path", "wire"]).on_hosts(hosts);
         run_on(fabric, transport, test, bytes, traffic);
     }

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use measure::Hosts;
+
 use crate::counters::Counters;
 use crate::ctl::wait_for;
 use crate::fabric::{Fabric, Layer, full};
-use crate::namespaces::Namespaces;
 use crate::perftest::{Variant, run_variant};
 use crate::program::{find, within};
 use crate::tcp_port;
@@ -66,7 +67,7 @@ fn loopback() -> Fabric {
 
 /// Two hosts; the program's addresses are those of their interfaces.
 fn hosts(mtu: u32, options: &[&str]) -> Result<Fabric, String> {
-    let hosts = Namespaces::new(mtu)?;
+    let hosts = Hosts::new(mtu)?;
     Ok(Fabric::new(Layer::Roce).with_options(&["--path", "wire"]).with_options(options).on_hosts(hosts))
 }
 
@@ -123,8 +124,8 @@ fn reliable_programs_survive_losses_and_overtaking() {
 #[test]
 fn packets_travel_over_ipv6_as_well() {
     measure::need!(find("ib_write_bw"), "perftest");
-    let hosts = measure::need!(Namespaces::new(4500), "network namespaces");
-    let [one, other] = Namespaces::ADDRESSES_6;
+    let hosts = measure::need!(Hosts::new(4500), "network namespaces");
+    let [one, other] = Hosts::ADDRESSES_6;
     let plain = Fabric::new(Layer::Roce).with_options(&["--path", "wire"]).on_hosts(hosts);
     let clients = plain.neighbour().with_options(&["--ipv6", other]);
     let servers = plain.with_options(&["--ipv6", one]);

@@ -5,18 +5,18 @@
 
 use std::fs;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
-
-use crate::program::within;
+use std::time::{Duration, Instant};
 
 /// See the module.
-pub struct Namespaces {
+#[derive(Debug)]
+pub struct Hosts {
     holders: [Holder; 2],
     /// We are root in a user namespace that was made for this.
     of_own_user: bool,
 }
 
 /// A process that does nothing but be in a namespace.
+#[derive(Debug)]
 struct Holder(Child);
 
 impl Drop for Holder {
@@ -26,7 +26,7 @@ impl Drop for Holder {
     }
 }
 
-impl Namespaces {
+impl Hosts {
     /// IPv4 addresses of the two sides.
     pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
     /// IPv6 addresses of the two sides.
@@ -44,7 +44,7 @@ impl Namespaces {
         let mut inside = entered(&one, of_own_user);
         inside.extend(words(&["unshare", "-n"]));
         let other = hold(inside)?;
-        let pair = Namespaces { holders: [one, other], of_own_user };
+        let pair = Hosts { holders: [one, other], of_own_user };
         let (mtu, peer) = (mtu.to_string(), pair.holders[1].0.id().to_string());
         pair.ip(
             0,
@@ -93,17 +93,20 @@ fn allowed(command: &[&str]) -> bool {
 
 /// Starts a process that stays in the namespace that the words lead to, and waits until it is there.
 fn hold(mut words: Vec<String>) -> Result<Holder, String> {
-    words.extend(["sleep".to_owned(), "600".to_owned()]);
+    words.extend(["sleep".to_owned(), "3600".to_owned()]);
     let child = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).spawn();
     let holder = Holder(child.map_err(|error| format!("{}: {error}", words[0]))?);
     let is_sleeping = || {
         fs::read_to_string(format!("/proc/{}/comm", holder.0.id())).is_ok_and(|name| name.trim() == "sleep")
     };
-    if within(Duration::from_secs(10), is_sleeping) {
-        Ok(holder)
-    } else {
-        Err(format!("{} does not begin", words.join(" ")))
+    let begun = Instant::now();
+    while !is_sleeping() {
+        if begun.elapsed() > Duration::from_secs(10) {
+            return Err(format!("{} does not begin", words.join(" ")));
+        }
+        std::thread::sleep(Duration::from_millis(2));
     }
+    Ok(holder)
 }
 
 fn entered(holder: &Holder, of_own_user: bool) -> Vec<String> {
