@@ -42,7 +42,7 @@ struct Package {
 }
 
 /// Names are the same on Debian 12, Debian 13 and Ubuntu 24.04.
-const PACKAGES: [Package; 16] = [
+const PACKAGES: &[Package] = &[
     Package {
         name: "libibverbs1",
         purpose: Purpose::Figure,
