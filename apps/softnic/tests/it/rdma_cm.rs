@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::c_program::compile;
 use crate::fabric::{Fabric, Finished, Layer, OnNic, Pair};
-use measure::Hosts;
 use crate::program::{DEADLINE, find, within};
 use crate::tcp_port;
+use measure::Hosts;
 
 /// The address that every device 0 has.
 const ADDRESS: &str = "127.0.0.1";

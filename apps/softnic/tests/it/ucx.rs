@@ -7,8 +7,8 @@
 
 use crate::counters::Counters;
 use crate::fabric::{Fabric, Layer, full};
-use measure::Hosts;
 use crate::program::find;
+use measure::Hosts;
 
 /// Iterations that are measured; UCX makes a tenth of it, and at least 100, before.
 const ITERATIONS: u64 = 300;
