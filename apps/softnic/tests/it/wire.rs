@@ -159,13 +159,18 @@ fn four_processes_share_an_address_and_outlive_its_owner() {
     wait_for(&second, "wire_packets_received", |packets| packets > 100);
     first.program.signal("KILL");
     let killed = Instant::now();
-    second.program.succeed();
-    second_client.program.succeed();
     // The one whose peer is gone ends with a retry error, and not sooner than its time-outs: 2^14 * 4.096 µs, eight times.
     let status = first_client.program.wait(Duration::from_secs(60)).expect("an end");
     assert!(!status.success());
     assert!(killed.elapsed() > Duration::from_millis(8 * 67), "{:?}", killed.elapsed());
     assert!(first_client.program.output().contains("Failed status 12"), "{}", first_client.program.tail());
+    second.program.succeed();
+    second_client.program.succeed();
+    let owned: u64 = [&second, &second_client, &first_client]
+        .iter()
+        .map(|it| it.counters().value("wire_ports_owned"))
+        .sum();
+    assert!(owned > 0, "somebody took the port");
     let counters = second.counters();
     assert!(counters.executed() > 0 && counters.value("wire_packets_received") > 0);
 }

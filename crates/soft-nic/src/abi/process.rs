@@ -125,13 +125,6 @@ impl Process {
         let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
         server.manager.get_or_init(|| Manager::new(server.devices.clone(), seat, Box::new(memory)));
         let shared = Arc::new(Control::default());
-        let thread = {
-            let (server, shared) = (server.clone(), shared.clone());
-            let _blocked = BlockedSignals::new();
-            std::thread::Builder::new()
-                .name(THREAD_NAME.to_owned())
-                .spawn(move || run(&server, &shared, publish))?
-        };
         if let Some(ear) = ear {
             let (waker, shared) = (waker.clone(), shared.clone());
             let _blocked = BlockedSignals::new();
@@ -139,6 +132,15 @@ impl Process {
                 .name(THREAD_NAME.to_owned())
                 .spawn(move || hear(&ear, &waker, &shared))?;
         }
+        let thread = {
+            let (server, shared) = (server.clone(), shared.clone());
+            let _blocked = BlockedSignals::new();
+            std::thread::Builder::new()
+                .name(THREAD_NAME.to_owned())
+                .spawn(move || run(&server, &shared, publish))
+        };
+        // Whoever hears packets for a NIC that has no thread is not needed either.
+        let thread = thread.inspect_err(|_| shared.stop.store(true, Ordering::Release))?;
         Ok(Self { server, waker, shared, thread: Mutex::new(Some(thread)) })
     }
 
@@ -313,8 +315,11 @@ fn wire_counters(nic: &mut Nic<Host>) -> impl Iterator<Item = (&'static str, u64
 /// The thread that hears packets while the other sleeps, and wakes it.
 fn hear(ear: &Ear, waker: &Waker, shared: &Control) {
     while !shared.stop.load(Ordering::Acquire) && shared.leaving.load(Ordering::Acquire) == leaving::NOT {
-        if ear.wait(HEARING) {
-            waker.wake();
+        match ear.wait(HEARING) {
+            Ok(true) => waker.wake(),
+            Ok(false) => {}
+            // The program has closed what is not its own. The NIC still looks around every few milliseconds.
+            Err(_) => return,
         }
     }
 }

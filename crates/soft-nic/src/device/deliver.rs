@@ -35,6 +35,11 @@ impl<M: Memory> Core<M> {
                         self.counters.dropped_port_down += 1;
                         self.qps.put(qp);
                     }
+                    Some(qp) if qp.route.is_some() => {
+                        // Its peer is on the wire: whoever says this is another.
+                        self.counters.dropped_replies += 1;
+                        self.qps.put(qp);
+                    }
                     Some(mut qp) => {
                         self.take_reply(&mut qp, reply, *offset, *last, inbound);
                         self.qps.put(qp);
@@ -53,6 +58,8 @@ impl<M: Memory> Core<M> {
         };
         if self.faults.is_some() && self.is_down(qp.device) {
             self.counters.dropped_port_down += 1;
+        } else if qp.route.is_some() {
+            self.counters.dropped_peer += 1;
         } else if qp.state.answers_requests() {
             self.respond(&mut qp, request, inbound);
         } else {
@@ -273,6 +280,10 @@ impl<M: Memory> Core<M> {
     /// Sends the replies of all queues that have some. Returns how many.
     pub(super) fn send_replies(&mut self, link: &mut Link) -> usize {
         let mut sent = 0;
+        if self.options.wire && self.schedule.replying.len() > 1 {
+            // A kernel that takes no more packets must not always leave the same ones waiting.
+            self.schedule.replying.rotate_left(1);
+        }
         let mut at = 0;
         while let Some(place) = self.schedule.replying.get(at).copied() {
             let Some(mut qp) = self.qps.take(place) else {

@@ -40,9 +40,16 @@ impl<M: Memory> Core<M> {
             self.poll_page(page);
         }
         let mut qp = self.qps.take(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
+        let before = (qp.attributes, qp.path, qp.peer, qp.route);
         apply(&mut qp.attributes, request);
         if request.mask & (AttrMask::AV.0 | AttrMask::DEST_QPN.0) != 0 {
             self.set_path(&mut qp);
+        }
+        if qp.responder.is_some() && qp.route.is_some() != before.3.is_some() {
+            (qp.attributes, qp.path, qp.peer, qp.route) = before;
+            self.qps.put(qp);
+            let reason = "a connection moves neither from shared memory to the wire nor back: reset the QP";
+            return Err(CommandError::invalid(reason.to_owned()));
         }
         self.enter_state(&mut qp, from, to, request.mask);
         self.schedule.heat(&mut qp, self.now);

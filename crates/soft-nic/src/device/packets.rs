@@ -22,8 +22,8 @@ use super::sq::{Kind, SendRequest};
 use crate::dma::{Fault, Memory, Segment, Segments};
 use crate::link::{Inbound, Link, Unsent};
 
-/// Packets of one queue sent in one poll, so that what arrives is looked at in between.
-const PACKETS_AT_ONCE: usize = 64;
+/// Packets of one queue sent in one poll, so that what arrives is looked at in between, and several queues' find room.
+const PACKETS_AT_ONCE: usize = 32;
 
 /// Ethernet's preamble, headers and gap, and IP and UDP, in front of what [`Link::send_packet`] counts.
 const FRAMING: u64 = 20 + 14 + 4 + 20 + 8;
@@ -75,7 +75,7 @@ impl<M: Memory> Core<M> {
         sent
     }
 
-    /// A datagram as its one packet. False: the wire has no room now.
+    /// A datagram as its one packet. Errors: no room now, or its payload cannot be read; nothing was sent then.
     pub(super) fn send_datagram(
         &mut self,
         link: &mut Link,

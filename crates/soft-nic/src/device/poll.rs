@@ -43,6 +43,10 @@ impl<M: Memory> Core<M> {
 
     fn poll_hot(&mut self, link: &mut Link) -> usize {
         let mut work = 0;
+        if self.options.wire && self.schedule.hot.len() > 1 {
+            // As with replies.
+            self.schedule.hot.rotate_left(1);
+        }
         let mut at = 0;
         // The list may grow at its end while a register write heats another queue; that one is looked at too.
         while let Some(place) = self.schedule.hot.get(at).copied() {

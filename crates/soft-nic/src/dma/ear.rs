@@ -55,12 +55,18 @@ impl Ear {
     }
 
     /// Waits until something armed has come, `max` at most; true when it has.
-    pub fn wait(&self, max: Duration) -> bool {
+    ///
+    /// Errors: the kernel's, but for signals: the descriptor is gone.
+    pub fn wait(&self, max: Duration) -> io::Result<bool> {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         let ms = i32::try_from(max.as_millis()).unwrap_or(i32::MAX);
         let (number, epoll, none) = (libc::SYS_epoll_pwait, self.epoll.as_raw_fd(), std::ptr::null::<u8>());
         // SAFETY: room for one event that lives through the call, and no signal mask.
-        unsafe { libc::syscall(number, epoll, &mut event, 1, ms, none, 8) > 0 }
+        match check(unsafe { libc::syscall(number, epoll, &mut event, 1, ms, none, 8) }) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+            Err(error) => Err(error),
+            Ok(count) => Ok(count > 0),
+        }
     }
 
     fn control(&self, what: libc::c_int, socket: RawFd, events: u32) -> io::Result<()> {
@@ -86,16 +92,16 @@ mod tests {
         ear.listen_to(ours.as_raw_fd()).unwrap();
         let soon = Duration::from_millis(20);
         theirs.send_to(b"before", ours.local_addr().unwrap()).unwrap();
-        assert!(!ear.wait(soon), "nobody asked");
+        assert!(!ear.wait(soon).unwrap(), "nobody asked");
         ear.arm();
-        assert!(ear.wait(Duration::from_secs(5)), "what came before");
-        assert!(!ear.wait(soon), "told once");
+        assert!(ear.wait(Duration::from_secs(5)).unwrap(), "what came before");
+        assert!(!ear.wait(soon).unwrap(), "told once");
         let mut bytes = [0; 8];
         ours.recv(&mut bytes).unwrap();
         ear.arm();
-        assert!(!ear.wait(soon), "nothing came");
+        assert!(!ear.wait(soon).unwrap(), "nothing came");
         theirs.send_to(b"after", ours.local_addr().unwrap()).unwrap();
         let begun = Instant::now();
-        assert!(ear.wait(Duration::from_secs(5)) && begun.elapsed() < Duration::from_secs(4));
+        assert!(ear.wait(Duration::from_secs(5)).unwrap() && begun.elapsed() < Duration::from_secs(4));
     }
 }

@@ -224,7 +224,7 @@ impl Fabric {
 
     /// Whether this is still the process that joined; a fork child must not touch the directory.
     pub fn is_ours(&self) -> bool {
-        self.fork_generation == system::fork_generation()
+        self.fork_generation == system::fork_generation() && !self.left.load(Ordering::Relaxed)
     }
 
     /// Gives the slot back; peers notice within milliseconds.

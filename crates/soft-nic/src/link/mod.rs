@@ -279,9 +279,13 @@ impl Link {
         self.wire.is_some()
     }
 
-    /// Whether a packet from this address would be taken now.
-    pub fn has_wire_room(&self, from: IpAddr) -> bool {
-        self.wire.as_ref().is_none_or(|wire| wire.has_room(from))
+    /// Whether a packet from this address would be taken now. Where enough wait, the kernel gets them first.
+    pub fn has_wire_room(&mut self, from: IpAddr) -> bool {
+        let Some(wire) = &mut self.wire else { return true };
+        if !wire.has_room(from) && self.fabric.is_ours() {
+            wire.flush();
+        }
+        wire.has_room(from)
     }
 
     /// Sends a packet, see [`Wire::send`]; it leaves with the next [`Link::ring_bells`].

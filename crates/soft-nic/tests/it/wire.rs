@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 
+use mlx5_layout::SendOpcode;
 use roce::Psn;
 use roce::wire::icrc;
 use roce::wire::packet::{Extended, Packet};
 use roce::wire::{
     Aeth, AtomicEth, Bth, Gid, HeaderSet, Ieth, ImmDt, IpHeader, PacketOpcode, Reth, Syndrome, Udp,
 };
-use soft_nic::testing::{Driver, QpId, QpShape, Setup};
+use soft_nic::testing::{Driver, QpId, QpShape, Setup, WorkRequest};
 
 use crate::hostile::rng::Rng;
 use crate::operations::{ALL, on_the_wire};
@@ -122,6 +123,38 @@ fn query(driver: &Driver<soft_nic::dma::Host>, qp: QpId) -> soft_nic::device::co
 fn packets() -> u32 {
     let asked = std::env::var("SOFTNIC_WIRE_PACKETS").ok();
     asked.map_or(PACKETS, |text| text.parse().expect("SOFTNIC_WIRE_PACKETS is a number"))
+}
+
+/// One end on the wire, the other on the same fabric's shared memory: neither takes the other's messages, and nothing is kept.
+#[test]
+fn ends_that_chose_different_ways_do_not_meet() {
+    let wired = on_the_wire("two-ways");
+    let (address, fabric) = (wired.config.ipv4, wired.fabric.clone());
+    let mut shared = Setup::new("two-ways").with(|c| {
+        c.link_layer = soft_nic::config::LinkLayer::Roce;
+        c.path = soft_nic::config::LinkPath::Shm;
+        c.ipv4 = address;
+    });
+    shared.fabric = fabric;
+    let (mut one, mut other) = (Driver::new(wired), Driver::new(shared));
+    let (a, b) = (one.create_qp(QpShape::default()), other.create_qp(QpShape::default()));
+    let (qpn_a, qpn_b) = (one.qp(a).qpn, other.qp(b).qpn);
+    one.bring_up(a, &one.attributes(qpn_b));
+    other.bring_up(b, &other.attributes(qpn_a));
+    let (granted, own) = (one.region(4096, ALL), other.region(4096, ALL));
+    for opcode in [SendOpcode::RdmaWrite, SendOpcode::RdmaRead] {
+        let request = WorkRequest::new(opcode).pointer(&own, 0, 4096).remote(&granted, 0);
+        other.post(b, &request);
+        for _ in 0..200 {
+            other.poll();
+            one.poll();
+        }
+    }
+    let dropped = one.counters().fields().find(|(name, _)| *name == "dropped_peer").map(|(_, count)| count);
+    assert!(dropped.is_some_and(|count| count >= 2), "{dropped:?}");
+    let received = one.counters().fields().find(|(name, _)| *name == "messages_received");
+    assert_eq!(received, Some(("messages_received", 0)));
+    assert!(other.poll_send(b).is_none(), "nobody answered");
 }
 
 #[test]

@@ -88,8 +88,9 @@ impl Fabric {
     /// Who listens to a service at an address: whoever named the address goes first.
     pub fn who_serves(&self, service: ServiceWord) -> Option<u8> {
         let find = |matches: &dyn Fn(ServiceWord) -> bool| {
+            // Asking the kernel whether somebody lives costs five system calls, and anybody on the network may make us ask.
             (0..SLOTS as u8).find(|slot| {
-                self.is_alive(*slot) && (0..COUNT).filter_map(|index| self.service(*slot, index)).any(matches)
+                (0..COUNT).filter_map(|index| self.service(*slot, index)).any(matches) && self.is_alive(*slot)
             })
         };
         find(&|word| word == service).or_else(|| find(&|word| word.serves(service)))
