@@ -272,7 +272,7 @@ pub struct Transfer {
     #[arg(long, default_value_t = 1)]
     pub qps: u32,
     /// More queue pairs that are open, connected and idle at the sender: what they cost the busy ones.
-    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=8192))]
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=16000))]
     pub idle_qps: u32,
     /// Messages in all (a million without --seconds).
     #[arg(long, conflicts_with = "seconds")]

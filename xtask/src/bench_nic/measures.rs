@@ -88,6 +88,11 @@ impl Measure {
         matches!(self.source, Source::Wire { .. } | Source::Iperf | Source::UdpPingPong)
     }
 
+    /// Whether machines were recorded before it was asked for: these lack it until they are measured again.
+    pub fn came_later(&self) -> bool {
+        self.name == "8 B writes on one of 10,000 QPs"
+    }
+
     /// Whether the NIC also ran inside the program's `ibv_poll_cq`.
     pub fn pump(&self) -> bool {
         matches!(self.source, Source::Perftest { pump: true, .. })

@@ -20,7 +20,7 @@ use crate::abi::layout::*;
 use crate::config::{Config, LinkLayer};
 use crate::device::command::CommandError;
 use crate::device::model::DeviceConfig;
-use crate::dma::Host;
+use crate::dma::{Fault, Host, Memory};
 use crate::link::ServiceError;
 use crate::link::mads::{Letter, MadPort};
 
@@ -95,7 +95,7 @@ pub struct Program {
     pub pipe: File,
     pub now: Now,
     pub others: BTreeMap<i32, u32>,
-    memory: Host,
+    pub memory: Fenced,
 }
 
 /// The two programs' addresses: devices 0 and 1 of the same fabric.
@@ -126,8 +126,63 @@ pub fn programs_with_wire(link_layer: LinkLayer, source: Option<Gid>) -> [Progra
         let file = ids.open(queue);
         // SAFETY: the test is the program, and the descriptor is the program's.
         let pipe = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
-        Program { ids, file, pipe, now: Now(1), others: BTreeMap::new(), memory: Host::new().unwrap() }
+        Program {
+            ids,
+            file,
+            pipe,
+            now: Now(1),
+            others: BTreeMap::new(),
+            memory: Fenced { host: Host::new().unwrap(), writable: None },
+        }
     })
+}
+
+/// This process's memory, of which commands may write everything, or a fence's inside alone: an address that was made up could
+/// be another test's.
+pub struct Fenced {
+    host: Host,
+    pub writable: Option<std::ops::Range<u64>>,
+}
+
+impl Memory for Fenced {
+    fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+        self.host.read(addr, out)
+    }
+
+    fn write(&self, addr: u64, bytes: &[u8], relaxed: bool) -> Result<(), Fault> {
+        let inside = |fence: &std::ops::Range<u64>| {
+            fence.contains(&addr) && addr.checked_add(bytes.len() as u64).is_some_and(|end| end <= fence.end)
+        };
+        if self.writable.as_ref().is_none_or(inside) {
+            self.host.write(addr, bytes, relaxed)
+        } else {
+            Err(Fault { addr })
+        }
+    }
+
+    fn load32(&self, addr: u64) -> Result<u32, Fault> {
+        self.host.load32(addr)
+    }
+
+    fn store32(&self, addr: u64, _: u32) -> Result<(), Fault> {
+        Err(Fault { addr })
+    }
+
+    fn compare_swap32(&self, addr: u64, _: u32, _: u32) -> Result<u32, Fault> {
+        Err(Fault { addr })
+    }
+
+    fn compare_swap64(&self, addr: u64, _: u64, _: u64) -> Result<u64, Fault> {
+        Err(Fault { addr })
+    }
+
+    fn fetch_add64(&self, addr: u64, _: u64) -> Result<u64, Fault> {
+        Err(Fault { addr })
+    }
+
+    fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault> {
+        self.host.probe(addr, len, write)
+    }
 }
 
 /// A write: header and command.
