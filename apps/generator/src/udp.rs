@@ -85,7 +85,15 @@ mod tests {
                 || error.to_string().contains("nothing came")
         );
         let server = std::thread::spawn(move || answer(free, None));
-        let samples = (0..100).find_map(|_| ping(free, Duration::from_millis(50)).ok()).expect("answers");
+        // The server's thread may not have begun.
+        let begun = Instant::now();
+        let samples = loop {
+            match ping(free, Duration::from_millis(50)) {
+                Ok(samples) => break samples,
+                Err(error) if begun.elapsed() > PATIENCE => panic!("{error:#}"),
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
         assert!(samples.iter().all(|ns| *ns > 0));
         server.join().unwrap().unwrap();
     }
