@@ -6,7 +6,7 @@
 use roce::qp_state::QpState;
 use roce::{
     Access, AsyncEvent, Atomic, DropReason, GRH_BYTES, NakCode, Opcode, Outcome, ReceiveCompletion, Region,
-    Reply, ReplyKind, Request, ResponderEvent, ServiceType, Verdict, Work,
+    Reply, ReplyKind, Request, Responder, ResponderEvent, ServiceType, Verdict, Work,
 };
 
 use super::command::event_type;
@@ -70,15 +70,7 @@ impl<M: Memory> Core<M> {
 
     fn respond(&mut self, qp: &mut Qp, request: &Request, inbound: &mut Inbound<'_>) {
         self.with_responder(qp, |core, qp| {
-            let Some(responder) = &mut qp.responder else { return };
-            let mut resources = QpResources {
-                memory: &core.memory,
-                regions: &core.regions,
-                pd: qp.pd,
-                qpn: qp.qpn,
-                rq: &mut qp.rq,
-                srq: qp.srq.and_then(|from| core.srqs.get_mut(from.place)),
-            };
+            let Some((responder, mut resources)) = core.responder_of(qp) else { return };
             match responder.handle_request(request, &mut resources) {
                 Verdict::Execute(work) => {
                     let outcome = match &work {
@@ -97,6 +89,23 @@ impl<M: Memory> Core<M> {
                 Verdict::Dropped(reason) => core.count_dropped(reason),
             }
         });
+    }
+
+    /// The responder of a queue, with what it needs of the device.
+    #[inline(always)]
+    pub(super) fn responder_of<'a>(
+        &'a mut self,
+        qp: &'a mut Qp,
+    ) -> Option<(&'a mut Responder, QpResources<'a, M>)> {
+        let resources = QpResources {
+            memory: &self.memory,
+            regions: &self.regions,
+            pd: qp.pd,
+            qpn: qp.qpn,
+            rq: &mut qp.rq,
+            srq: qp.srq.and_then(|from| self.srqs.get_mut(from.place)),
+        };
+        Some((qp.responder.as_mut()?, resources))
     }
 
     /// Runs what gives the responder something, and tells everybody of what came of it.

@@ -16,7 +16,7 @@ use super::counters::name_of;
 use super::packets::bytes_of;
 use super::qp::Qp;
 use crate::dma::Memory;
-use crate::link::{Link, TokenBucket};
+use crate::link::{Link, TokenBucket, random};
 
 /// Injections that may wait for their message at a time.
 const MAX_WAITING: usize = 64;
@@ -137,17 +137,12 @@ pub(super) struct Faults {
 }
 
 impl Faults {
-    /// Whether the next message is lost (splitmix64, Steele et al. 2014).
+    /// Whether the next message is lost.
     fn loses(&mut self) -> bool {
         if self.loss <= 0.0 {
             return false;
         }
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.random;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^= word >> 31;
-        ((word >> 11) as f64) < self.loss * (1_u64 << 53) as f64
+        random::chance(&mut self.random) < self.loss
     }
 
     fn is_down(&self, device: usize) -> bool {

@@ -4,10 +4,9 @@
 //! that it bounds. What this NIC does not do (multicast, type-2A windows) is reported as 0, not as
 //! the card's number. The only difference in behaviour between models is in these tables.
 
-use std::net::IpAddr;
-
 use super::qpn::MAX_QP;
 use crate::config::{Config, LinkLayer, Model};
+use crate::link::udp::gid_of;
 
 /// The PCI vendor id of Mellanox Technologies.
 pub const PCI_VENDOR: u16 = 0x15b3;
@@ -198,10 +197,7 @@ impl DeviceConfig {
         let number = index.wrapping_add(1);
         let mac = [0x0c, 0x42, 0xa1, 0x03, 0x00, number];
         let guid = u64::from_be_bytes([mac[0], mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]]);
-        let addresses = config.addresses(index).map(|address| match address {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-            IpAddr::V6(v6) => v6.octets(),
-        });
+        let addresses = config.addresses(index).map(|address| gid_of(address).0);
         let entry = |gid, kind| GidEntry { gid, kind };
         let (lid, gids) = match config.link_layer {
             LinkLayer::Ib => (u16::from(number), vec![entry(link_local(guid), GidKind::Ib)]),

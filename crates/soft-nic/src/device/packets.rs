@@ -17,7 +17,6 @@ use super::core::Core;
 use super::mr::access;
 use super::qp::Qp;
 use super::route::{Route, ip_of};
-use super::rq::QpResources;
 use super::sq::{Kind, SendRequest};
 use crate::dma::{Fault, Memory, Segment, Segments};
 use crate::link::{Inbound, Link, Unsent};
@@ -228,15 +227,7 @@ impl<M: Memory> Core<M> {
 
     fn respond_to_packet(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut Inbound<'_>) {
         self.with_responder(qp, |core, qp| {
-            let Some(responder) = &mut qp.responder else { return };
-            let mut resources = QpResources {
-                memory: &core.memory,
-                regions: &core.regions,
-                pd: qp.pd,
-                qpn: qp.qpn,
-                rq: &mut qp.rq,
-                srq: qp.srq.and_then(|from| core.srqs.get_mut(from.place)),
-            };
+            let Some((responder, mut resources)) = core.responder_of(qp) else { return };
             let executed = responder.counters().messages;
             match responder.handle_packet(packet, &mut resources) {
                 // The engine sends a READ's answer by itself, and counts the first time that it does.

@@ -22,6 +22,7 @@ use roce::{Content, Fragment, Packet, Position, Psn, ServiceType};
 
 use super::fabric::{Fabric, Occupant, Process, SLOTS, ServiceError, ServiceWord};
 use super::udp::ROCE_PORT;
+use super::udp::gid_of;
 use crate::dma::mailbox::Mailbox;
 use crate::dma::system;
 
@@ -201,13 +202,6 @@ pub(super) fn packet(psn: u32) -> Packet {
         deth: Deth { qkey: QP1_QKEY, src_qpn: QP1 },
         content: Content::Send { position: Position::Only, trailer: Trailer::None },
         payload: Fragment { offset: 0, length: MAD_BYTES as u32 },
-    }
-}
-
-fn gid_of(address: IpAddr) -> Gid {
-    match address {
-        IpAddr::V4(v4) => Gid::from_ipv4(v4.octets()),
-        IpAddr::V6(v6) => Gid(v6.octets()),
     }
 }
 

@@ -15,6 +15,7 @@ mod loan;
 mod loopback;
 pub mod mads;
 mod peers;
+pub mod random;
 mod receive;
 mod record;
 mod report;
@@ -42,8 +43,8 @@ pub use record::{MAX_FRAGMENT, MAX_SEGMENTS, RecordError};
 pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, SendError};
 pub use shape::TokenBucket;
 use shared_memory::ChannelState;
-use udp::Wire;
 pub use udp::{PortCounters, Unsent, Weather, WireCounters};
+use udp::{Wire, gid_of};
 
 /// Largest payload that travels in a record when copies between the processes are possible.
 ///
@@ -98,11 +99,8 @@ impl PathAddress {
     /// What is known of a datagram's way over UDP: the addresses. The socket does not say the rest; the hop limit is Linux's.
     fn of_wire(from: IpAddr, at: IpAddr) -> PathAddress {
         const HOPS: u8 = 64;
-        let gid = |address| match address {
-            IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-            IpAddr::V6(v6) => v6.octets(),
-        };
-        PathAddress { sgid: gid(from), dgid: gid(at), hop_limit: HOPS, grh: true, ..PathAddress::default() }
+        let (sgid, dgid) = (gid_of(from).0, gid_of(at).0);
+        PathAddress { sgid, dgid, hop_limit: HOPS, grh: true, ..PathAddress::default() }
     }
 }
 

@@ -17,6 +17,7 @@ use crate::config::LinkLayer;
 use crate::device::model::{DeviceConfig, GidKind};
 use crate::link::ServiceError;
 use crate::link::mads::{Letter, MadPort};
+use crate::link::random;
 
 /// Connections of one process, those that end included.
 const MAX_CONNECTIONS: usize = 1 << 16;
@@ -410,12 +411,9 @@ impl Ids {
         self.cm.poll_timeout().into_iter().chain(soon).min()
     }
 
-    /// The next number of the sequence (splitmix64, public domain by S. Vigna): ports and PSNs need to differ, not to be secret.
+    /// The next number of the sequence: ports and PSNs need to differ, not to be secret.
     pub fn draw(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        random::draw(&mut self.random)
     }
 }
 

@@ -7,6 +7,6 @@ mod packets;
 mod port;
 mod weather;
 
-pub use packets::{Arrived, Unsent, Wire, WireCounters};
+pub use packets::{Arrived, Unsent, Wire, WireCounters, gid_of};
 pub use port::{PortCounters, ROCE_PORT, SharedPort};
 pub use weather::Weather;

@@ -291,8 +291,8 @@ fn udp_bytes(len: usize) -> u16 {
     (Udp::BYTES + len) as u16
 }
 
-/// The GID that an address stands for.
-fn gid_of(address: IpAddr) -> Gid {
+/// The GID that an address stands for (Annex A17).
+pub fn gid_of(address: IpAddr) -> Gid {
     match address {
         IpAddr::V4(v4) => Gid::from_ipv4(v4.octets()),
         IpAddr::V6(v6) => Gid(v6.octets()),

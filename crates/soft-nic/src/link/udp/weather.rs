@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use roce::Packet;
 
 use super::Arrived;
+use crate::link::random::chance;
 
 /// How bad it is.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -89,20 +90,11 @@ impl Sky {
     }
 
     fn fate(&mut self) -> Fate {
-        if self.chance() < self.weather.loss {
+        if chance(&mut self.random) < self.weather.loss {
             return Fate::Lost;
         }
-        let overtaken = self.chance() < self.weather.reorder;
+        let overtaken = chance(&mut self.random) < self.weather.reorder;
         if overtaken && self.held.is_none() { Fate::Overtaken } else { Fate::Comes }
-    }
-
-    /// The next number in 0..1 (splitmix64, Steele et al. 2014).
-    fn chance(&mut self) -> f64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.random;
-        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((word ^ word >> 31) >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 
