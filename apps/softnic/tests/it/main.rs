@@ -9,6 +9,7 @@ mod ctl;
 mod ctl_capture;
 mod ctl_faults;
 mod devinfo;
+mod dma_bufs;
 mod fabric;
 mod interposer;
 mod launcher;

@@ -11,7 +11,7 @@ use crate::program::{find, within};
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// The GID argument of the C programs.
-fn gid_argument(fabric: &Fabric) -> String {
+pub fn gid_argument(fabric: &Fabric) -> String {
     match fabric.layer() {
         Layer::InfiniBand => "-1".into(),
         Layer::Roce => fabric.gid_index().expect("a RoCE v2 GID").to_string(),

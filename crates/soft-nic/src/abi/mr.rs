@@ -8,10 +8,38 @@ use super::layout::{
 };
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::write::{CORE_OUT, Write};
-use crate::device::command::{AllocMw, RegMr, ReregMr};
+use crate::device::command::{AllocMw, CommandError, RegMr, ReregMr};
+use crate::device::mr::check_access;
+use crate::device::rereg_change as change;
+use crate::dma::{DmaBuf, DmaBufError};
 
 /// `IBV_ACCESS_LOCAL_WRITE`.
 const ACCESS_LOCAL_WRITE: u32 = 1;
+/// What a region in a dma-buf may be allowed: local and remote writes, remote reads, atomics, relaxed ordering.
+const ACCESS_DMA_BUF: u32 = 0xf | 1 << 20;
+const PAGE: u64 = 4096;
+
+/// Attributes of REG_DMABUF_MR (`uverbs_attrs_reg_dmabuf_mr_cmd_attr_ids`).
+pub mod dma_buf {
+    /// Place for the region's handle.
+    pub const HANDLE: u16 = 0;
+    /// Protection domain.
+    pub const PD: u16 = 1;
+    /// First byte in the buffer, u64.
+    pub const OFFSET: u16 = 2;
+    /// Bytes, u64.
+    pub const LENGTH: u16 = 3;
+    /// Address by which work requests name the first byte, u64.
+    pub const IOVA: u16 = 4;
+    /// Descriptor of the buffer.
+    pub const FD: u16 = 5;
+    /// `IBV_ACCESS_*` bits, u32.
+    pub const ACCESS_FLAGS: u16 = 6;
+    /// Local key, u32.
+    pub const RESP_LKEY: u16 = 7;
+    /// Remote key, u32.
+    pub const RESP_RKEY: u16 = 8;
+}
 
 /// ALLOC_PD.
 pub fn alloc_pd<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
@@ -68,6 +96,10 @@ pub fn rereg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write
         access: input.u32(at::ACCESS_FLAGS),
     };
     let keys = server.nic()?.rereg_mr(file.context()?, &request)?;
+    if request.flags & change::TRANSLATION != 0 {
+        // Other memory from now on; a buffer that it was in until now has no user any more.
+        file.dma_bufs.remove(&request.mr);
+    }
     let answer = Writer::<{ rereg_mr_resp::SIZE }>::new()
         .u32(rereg_mr_resp::LKEY, keys.lkey)
         .u32(rereg_mr_resp::RKEY, keys.rkey)
@@ -75,9 +107,58 @@ pub fn rereg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write
     write.command.write(CORE_OUT, &answer)
 }
 
-/// MR.DESTROY.
-pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
-    server.nic()?.dereg_mr(file.context()?, command.expect_handle(0)?)
+/// MR.REG_DMABUF_MR. Checks in the order of `UVERBS_HANDLER(UVERBS_METHOD_REG_DMABUF_MR)` in `uverbs_std_types_mr.c`, then of
+/// `ib_umem_dmabuf_get`.
+pub fn reg_dma_buf<D: Commands>(
+    server: &Server<D>,
+    file: &mut OpenFile,
+    command: &Command<'_>,
+) -> Answer<()> {
+    let context = file.context()?;
+    let pd = command.expect_handle(dma_buf::PD)?;
+    let number = |id| command.number(id).unwrap_or(0);
+    let (offset, length, iova) = (number(dma_buf::OFFSET), number(dma_buf::LENGTH), number(dma_buf::IOVA));
+    if offset % PAGE != iova % PAGE {
+        let reason = format!("offset {offset:#x} and iova {iova:#x} differ in their page offset");
+        return Err(refuse(libc::EINVAL, reason));
+    }
+    let access = command.number32(dma_buf::ACCESS_FLAGS).unwrap_or(0);
+    if access & !ACCESS_DMA_BUF != 0 {
+        let reason = format!("access flags {:#x} are not for dma-bufs", access & !ACCESS_DMA_BUF);
+        return Err(refuse(libc::EINVAL, reason));
+    }
+    check_access(access)?;
+    let fd = command.fd(dma_buf::FD).unwrap_or(-1);
+    let write = access & ACCESS_LOCAL_WRITE != 0;
+    let buffer = DmaBuf::map(fd, offset, length, write, server.is_dma_buf)
+        .map_err(|error| refuse_buffer(server, &error))?;
+    let request = RegMr { start: buffer.address(), length, iova, pd, access };
+    let keys = server.nic()?.reg_mr(context, &request)?;
+    let written = command
+        .give(dma_buf::HANDLE, keys.handle.into())
+        .and_then(|()| command.write(dma_buf::RESP_LKEY, &keys.lkey.to_ne_bytes()))
+        .and_then(|()| command.write(dma_buf::RESP_RKEY, &keys.rkey.to_ne_bytes()));
+    match written {
+        Ok(()) => _ = file.dma_bufs.insert(keys.handle, buffer),
+        Err(_) => server.nic()?.dereg_mr(context, keys.handle)?,
+    }
+    written
+}
+
+/// What a card would reach and this NIC cannot is said on stderr, once.
+fn refuse_buffer<D: Commands>(server: &Server<D>, error: &DmaBufError) -> CommandError {
+    if matches!(error, DmaBufError::NotMappable { .. }) {
+        server
+            .note_refusal("MR.REG_DMABUF_MR of what cannot be mapped", &format!("MR.REG_DMABUF_MR: {error}"));
+    }
+    refuse(error.errno(), format!("MR.REG_DMABUF_MR: {error}"))
+}
+
+/// MR.DESTROY and DEREG_MR. A dma-buf is unmapped when the device uses it no more.
+pub fn dereg<D: Commands>(server: &Server<D>, file: &mut OpenFile, handle: u32) -> Answer<()> {
+    server.nic()?.dereg_mr(file.context()?, handle)?;
+    file.dma_bufs.remove(&handle);
+    Ok(())
 }
 
 /// ALLOC_MW. Its mlx5 part, which libmlx5 does not send, may ask for a number of pieces of memory: one is what there is.

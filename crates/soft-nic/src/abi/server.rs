@@ -2,7 +2,7 @@
 //!
 //! A command runs on the program's thread: decode, device call under the NIC's lock, answer. Lock order: the open file,
 //! then the NIC, then the event pipes. Follows Linux `drivers/infiniband/core/uverbs_std_types*.c` for what each method
-//! takes and answers. Left out (refused as a kernel without them does, counted by name): XRC, flows, DEVX, device memory, DMA-BUF registration.
+//! takes and answers. Left out (refused as a kernel without them does, counted by name): XRC, flows, DEVX, device memory.
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
@@ -24,7 +24,8 @@ use super::{ah, cq, device, mr, qp, srq, uar, write};
 use crate::config::Config;
 use crate::device::command::{CommandError, ContextId};
 use crate::device::model::DeviceConfig;
-use crate::dma::{DevicePages, Memory, UarPage};
+use crate::dma::dma_buf::{Recognise, is_dma_buf};
+use crate::dma::{DevicePages, DmaBuf, Memory, UarPage};
 
 /// Driver part of a command: input, output.
 pub const UHW_IN: u16 = 0x1000;
@@ -165,6 +166,22 @@ static METHODS: &[Method] = &[
     },
     Method { object: 6, method: 0, name: "AH.DESTROY", attributes: &[must(0, Kind::Handle)] },
     Method { object: 7, method: 1, name: "MR.DESTROY", attributes: &[must(0, Kind::Handle)] },
+    Method {
+        object: 7,
+        method: 4,
+        name: "MR.REG_DMABUF_MR",
+        attributes: &[
+            must(mr::dma_buf::HANDLE, Kind::NewHandle),
+            must(mr::dma_buf::PD, Kind::Handle),
+            must(mr::dma_buf::OFFSET, bytes(8)),
+            must(mr::dma_buf::LENGTH, bytes(8)),
+            must(mr::dma_buf::IOVA, bytes(8)),
+            must(mr::dma_buf::FD, Kind::Fd),
+            must(mr::dma_buf::ACCESS_FLAGS, bytes(4)),
+            must(mr::dma_buf::RESP_LKEY, Kind::Out { min: 4 }),
+            must(mr::dma_buf::RESP_RKEY, Kind::Out { min: 4 }),
+        ],
+    },
     Method { object: 8, method: 0, name: "MW.DESTROY", attributes: &[must(0, Kind::Handle)] },
     Method { object: 0x10, method: 0, name: "ASYNC_EVENT.ALLOC", attributes: &[must(0, Kind::NewFd)] },
     Method {
@@ -225,12 +242,20 @@ pub struct OpenFile {
     pub uars: BTreeMap<u32, Arc<UarPage>>,
     /// Completion channels of CQs, by the CQ's handle.
     pub cq_channels: BTreeMap<u32, u32>,
+    /// Mapped dma-bufs, by the handle of the region that is in one.
+    pub dma_bufs: BTreeMap<u32, DmaBuf>,
 }
 
 impl OpenFile {
     /// A fresh open of this device.
     pub fn new(device: u8) -> Self {
-        Self { device, context: None, uars: BTreeMap::new(), cq_channels: BTreeMap::new() }
+        Self {
+            device,
+            context: None,
+            uars: BTreeMap::new(),
+            cq_channels: BTreeMap::new(),
+            dma_bufs: BTreeMap::new(),
+        }
     }
 
     /// The context, or the error of a command that came before GET_CONTEXT.
@@ -354,6 +379,8 @@ pub struct Server<D> {
     pub(super) memory: Box<dyn Memory + Sync>,
     /// The connection manager, where there is one.
     pub(super) manager: OnceLock<Manager>,
+    /// Tells dma-bufs; tests take other descriptors for one.
+    pub(super) is_dma_buf: Recognise,
     refused: Mutex<BTreeMap<String, u64>>,
 }
 
@@ -374,7 +401,7 @@ impl<D: Commands> Server<D> {
         let manager = OnceLock::new();
         let pages = Arc::new(DevicePages::new()?);
         let clock = Clock::new(&pages)?;
-        Ok(Self { nic, events, clock, pages, machine, devices, memory, manager, refused })
+        Ok(Self { nic, events, clock, pages, machine, devices, memory, manager, is_dma_buf, refused })
     }
 
     /// Answers the verbs ioctl whose header is at `address`; the error is what the program's `errno` gets.
@@ -403,15 +430,20 @@ impl<D: Commands> Server<D> {
     /// Refuses a command that this device lacks: one line on stderr for each name, and how often in the process's line of
     /// counters. What libmlx5 asks at every open is only counted.
     pub(super) fn refuse_command(&self, name: String, errno: i32) -> CommandError {
+        self.note_refusal(&name, &format!("{name}: refused, this device has it not"));
+        refuse(errno, format!("{name}: this device has it not"))
+    }
+
+    /// Counts a refusal under its name, and says the line at the first.
+    pub(super) fn note_refusal(&self, name: &str, line: &str) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = refused.entry(name.clone()).or_insert(0);
+        let count = refused.entry(name.to_owned()).or_insert(0);
         *count += 1;
         let first = *count == 1 && refused.len() <= SAID;
         drop(refused);
-        if first && !PROBED.contains(&name.as_str()) {
-            log(&format!("{name}: refused, this device has it not (said once)"));
+        if first && !PROBED.contains(&name) {
+            log(&format!("{line} (said once)"));
         }
-        refuse(errno, format!("{name}: this device has it not"))
     }
 
     /// Names and counts of refused commands, for the stats file.
@@ -435,7 +467,8 @@ impl<D: Commands> Server<D> {
             (5, 0) => srq::create(self, file, command),
             (5, 1) => srq::destroy(self, file, command),
             (6, 0) => ah::destroy(self, file, command),
-            (7, 1) => mr::destroy(self, file, command),
+            (7, 1) => mr::dereg(self, file, command.expect_handle(0)?),
+            (7, 4) => mr::reg_dma_buf(self, file, command),
             (8, 0) => mr::destroy_window(self, file, command),
             (0x10, 0) => device::alloc_async_event(self, file, command),
             (0x1008, 0x1000) => uar::alloc(self, file, command),

@@ -103,7 +103,7 @@ pub fn invoke<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         0x8 => server.nic()?.destroy_ah(file.context()?, core_in.u32(0)),
         0x9 => mr::reg(server, file, &write),
         0xb => mr::rereg(server, file, &write),
-        0xd => server.nic()?.dereg_mr(file.context()?, core_in.u32(0)),
+        0xd => mr::dereg(server, file, core_in.u32(0)),
         0xe => mr::alloc_window(server, file, &write),
         0x10 => server.nic()?.dealloc_mw(file.context()?, core_in.u32(0)),
         0x11 => create_comp_channel(server, file, &write),

@@ -238,11 +238,9 @@ impl Regions {
     }
 }
 
-/// Checks a registration as the kernel and the card do, before any table is touched.
-pub(super) fn check<M: Memory>(memory: &M, request: &RegMr) -> Result<(), CommandError> {
-    let RegMr { start, length, iova, access: flags, .. } = *request;
+/// Checks `IBV_ACCESS_*` bits of a registration, in the order of the kernel's `ib_check_mr_access`.
+pub fn check_access(flags: u32) -> Result<(), CommandError> {
     let refuse = |errno, reason: String| Err(CommandError { errno, reason });
-    // In the order of the kernel's `ib_check_mr_access`.
     if flags & (access::REMOTE_WRITE | access::REMOTE_ATOMIC) != 0 && flags & access::LOCAL_WRITE == 0 {
         return refuse(libc::EINVAL, format!("access {flags:#x}: remote write or atomic needs local write"));
     }
@@ -255,6 +253,14 @@ pub(super) fn check<M: Memory>(memory: &M, request: &RegMr) -> Result<(), Comman
             format!("access flags {:#x} are not supported", flags & access::UNSUPPORTED),
         );
     }
+    Ok(())
+}
+
+/// Checks a registration as the kernel and the card do, before any table is touched.
+pub(super) fn check<M: Memory>(memory: &M, request: &RegMr) -> Result<(), CommandError> {
+    let RegMr { start, length, iova, access: flags, .. } = *request;
+    let refuse = |errno, reason: String| Err(CommandError { errno, reason });
+    check_access(flags)?;
     if start % PAGE != iova % PAGE {
         return refuse(
             libc::EINVAL,

@@ -1,4 +1,5 @@
-//! What a fork child must not have of its parent: it learns that it is one, and closes the sockets that have an address.
+//! What a fork child must not have of its parent: it learns that it is one, closes the sockets that have an address, and
+//! forgets mappings that it has not.
 //!
 //! A child has the memory and the descriptors of its parent, and none of its threads. A socket that is bound to an address
 //! would keep that address for as long as the child lives.
@@ -7,6 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
+use super::dma_buf;
 use super::socket::abstract_address;
 use super::system::{check, moved_high};
 
@@ -23,6 +25,7 @@ pub fn fork_generation() -> u32 {
     }
     extern "C" fn in_child() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
+        dma_buf::forget_all();
         for place in &OWN {
             let raw = place.swap(FREE, Ordering::Relaxed);
             if raw >= 0 {

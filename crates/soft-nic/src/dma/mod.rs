@@ -6,6 +6,7 @@
 
 pub mod datagrams;
 mod device_pages;
+pub mod dma_buf;
 mod ear;
 mod forks;
 mod guard;
@@ -24,6 +25,7 @@ mod tests;
 mod threads;
 
 pub use device_pages::DevicePages;
+pub use dma_buf::{DmaBuf, DmaBufError, can_be_lent};
 pub use ear::Ear;
 pub use guard::Guard;
 pub use host::Host;

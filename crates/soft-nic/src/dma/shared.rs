@@ -31,10 +31,24 @@ impl SharedMemory {
 
     /// The same from an offset (whole pages).
     pub(super) fn map_at(fd: &OwnedFd, offset: usize, len: usize) -> io::Result<SharedMemory> {
+        Self::map_for(fd, offset, len, libc::PROT_READ | libc::PROT_WRITE)
+    }
+
+    /// The same for loads alone: a store through it faults.
+    pub(super) fn map_readable(fd: &OwnedFd, offset: usize, len: usize) -> io::Result<SharedMemory> {
+        Self::map_for(fd, offset, len, libc::PROT_READ)
+    }
+
+    fn map_for(fd: &OwnedFd, offset: usize, len: usize, access: i32) -> io::Result<SharedMemory> {
         let base = reserve(len)?;
         let memory = SharedMemory { base, len, generation: system::fork_generation() };
-        place(base, fd, offset, len)?;
+        place(base, fd, offset, len, access)?;
         Ok(memory)
+    }
+
+    /// Where it lies.
+    pub(super) fn address(&self) -> u64 {
+        self.base as u64
     }
 
     /// The 64-bit word at `offset`.
@@ -103,9 +117,10 @@ impl RingMemory {
         }
         let base = reserve(2 * capacity)?;
         let memory = SharedMemory { base, len: 2 * capacity, generation: system::fork_generation() };
-        place(base, fd, offset, capacity)?;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        place(base, fd, offset, capacity, access)?;
         // SAFETY: inside the reservation.
-        place(unsafe { base.add(capacity) }, fd, offset, capacity)?;
+        place(unsafe { base.add(capacity) }, fd, offset, capacity, access)?;
         Ok(RingMemory { memory, capacity })
     }
 
@@ -215,9 +230,8 @@ fn reserve(len: usize) -> io::Result<*mut u8> {
 }
 
 /// Maps a piece of the memfd over a part of a reservation.
-fn place(at: *mut u8, fd: &OwnedFd, offset: usize, len: usize) -> io::Result<()> {
+fn place(at: *mut u8, fd: &OwnedFd, offset: usize, len: usize, access: i32) -> io::Result<()> {
     let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-    let access = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: `at..at + len` lies in a reservation of ours.
     let got = unsafe { libc::syscall(libc::SYS_mmap, at, len, access, flags, fd.as_raw_fd(), offset) };
     if got == -1 {

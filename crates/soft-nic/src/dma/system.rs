@@ -9,8 +9,8 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use super::Fault;
 pub use super::forks::{TurnSocket, fork_generation};
+use super::{Fault, dma_buf};
 
 /// Bytes of a page; x86-64 has no other base size.
 pub const PAGE: usize = 4096;
@@ -274,6 +274,10 @@ pub(super) fn populate(addr: u64, len: u64, write: bool) -> Result<(), Fault> {
     let end = addr.checked_add(len).ok_or(fault)?;
     let start = addr & !(PAGE as u64 - 1);
     let end = end.checked_next_multiple_of(PAGE as u64).ok_or(fault)?;
+    // A dma-buf's pages are there as long as it is mapped; most exporters' cannot be asked for in advance.
+    if let Some(known) = dma_buf::probe(addr, addr + len, write) {
+        return known;
+    }
     let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
     loop {
         // SAFETY: populating changes no contents of any page, whoever owns it.

@@ -2,6 +2,7 @@
 
 mod commands;
 mod decode;
+mod dma_bufs;
 mod hostile;
 mod recorder;
 

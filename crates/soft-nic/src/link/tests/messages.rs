@@ -20,7 +20,7 @@ fn pair(staging: bool) -> (Link, Link) {
     (a, b)
 }
 
-fn meet(a: &mut Link, b: &mut Link) {
+pub fn meet(a: &mut Link, b: &mut Link) {
     let (a_slot, b_slot) = (a.slot(), b.slot());
     while a.room(b_slot) != Room::Yes || b.room(a_slot) != Room::Yes {
         a.poll(1, |_| Disposition::Consumed);
@@ -32,7 +32,7 @@ fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed) ^ (i >> 8) as u8).collect()
 }
 
-fn segment(bytes: &[u8]) -> Segment {
+pub fn segment(bytes: &[u8]) -> Segment {
     Segment { addr: bytes.as_ptr() as u64, len: bytes.len() as u64 }
 }
 

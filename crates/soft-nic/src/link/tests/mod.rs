@@ -1,6 +1,7 @@
 //! Tests of the link between processes and within one.
 
 mod crowded;
+mod dma_bufs;
 mod hostile;
 mod lifecycle;
 mod loans;

@@ -1,0 +1,241 @@
+//! A dma-buf, mapped by the process that registers it: what `ibv_reg_dmabuf_mr` hands over.
+//!
+//! A descriptor counts as a dma-buf by the magic number of its file system (`linux/magic.h`), its size is where
+//! `lseek(SEEK_END)` leads (`Documentation/driver-api/dma-buf.rst`), and its pages are reached by `mmap`, where the exporter
+//! allows one. Most exporters map pages that the kernel lends to nobody (`VM_PFNMAP`: udmabuf, the system heap): a peer's
+//! `process_vm_readv` fails on them, and so does populating them in advance. So the ranges of all mappings are known here: a
+//! payload out of one is copied by its owner ([`can_be_lent`]). Left out: buffers in a GPU's memory, which are not to be mapped.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use super::shared::SharedMemory;
+use super::system::{PAGE, check, moved_high};
+use super::{Fault, Segment};
+
+/// `DMA_BUF_MAGIC` of `linux/magic.h`: "DMAB".
+const DMA_BUF_MAGIC: i64 = 0x444d_4142;
+
+/// Mappings that one process may have at a time; each message is compared with all of them.
+pub const MAX_DMA_BUFS: usize = 256;
+
+/// Why a descriptor could not be registered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DmaBufError {
+    /// Nothing is open under the number.
+    #[error("descriptor {fd} is not open")]
+    BadDescriptor {
+        /// The number.
+        fd: RawFd,
+    },
+    /// Something else is.
+    #[error("descriptor {fd} is no dma-buf")]
+    NoDmaBuf {
+        /// The number.
+        fd: RawFd,
+    },
+    /// The piece does not lie in the buffer, or is empty.
+    #[error("{length:#x} bytes at offset {offset:#x} of a dma-buf of {size:#x} bytes")]
+    Range {
+        /// First byte wanted.
+        offset: u64,
+        /// Bytes wanted.
+        length: u64,
+        /// Bytes that there are.
+        size: u64,
+    },
+    /// The exporter refuses to have it mapped.
+    #[error(
+        "its exporter lets no program map it (errno {errno}), as of a GPU's memory, which this NIC cannot reach"
+    )]
+    NotMappable {
+        /// What `mmap` said.
+        errno: i32,
+    },
+    /// No memory for a mapping, or [`MAX_DMA_BUFS`] are there.
+    #[error("no room for one more mapping")]
+    Exhausted,
+}
+
+impl DmaBufError {
+    /// What `ibv_reg_dmabuf_mr` gives: a kernel's errno, and `EOPNOTSUPP` for what a card could reach and this NIC cannot.
+    pub fn errno(&self) -> i32 {
+        match self {
+            DmaBufError::BadDescriptor { .. } => libc::EBADF,
+            DmaBufError::NoDmaBuf { .. } | DmaBufError::Range { .. } => libc::EINVAL,
+            DmaBufError::NotMappable { .. } => libc::EOPNOTSUPP,
+            DmaBufError::Exhausted => libc::ENOMEM,
+        }
+    }
+}
+
+/// Which descriptors count as dma-bufs.
+pub type Recognise = fn(&OwnedFd) -> bool;
+
+/// Whether this is one: by the file system that it is of.
+pub fn is_dma_buf(fd: &OwnedFd) -> bool {
+    // SAFETY: plain old data.
+    let mut about: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: `about` lives through the call.
+    let done = unsafe { libc::syscall(libc::SYS_fstatfs, fd.as_raw_fd(), &mut about) };
+    done == 0 && about.f_type == DMA_BUF_MAGIC
+}
+
+/// A piece of a dma-buf, mapped. Holds the buffer until it is dropped, whatever becomes of the descriptor.
+#[derive(Debug)]
+pub struct DmaBuf {
+    // Forgotten before it is unmapped: another thread's memory may lie there right afterwards.
+    range: KnownRange,
+    memory: SharedMemory,
+    skip: usize,
+}
+
+impl DmaBuf {
+    /// Maps `length` bytes from `offset` of what `fd` names, if `recognise` says that it is a dma-buf. `write`: the NIC is to
+    /// write there; where it is not, a buffer that only allows reading will do.
+    ///
+    /// Errors: see [`DmaBufError`]; nothing is left behind.
+    pub fn map(
+        fd: RawFd,
+        offset: u64,
+        length: u64,
+        write: bool,
+        recognise: Recognise,
+    ) -> Result<DmaBuf, DmaBufError> {
+        // A descriptor of our own: another thread may put something else under the program's between two looks at it.
+        let buffer = duplicate(fd).ok_or(DmaBufError::BadDescriptor { fd })?;
+        if !recognise(&buffer) {
+            return Err(DmaBufError::NoDmaBuf { fd });
+        }
+        let size = size_of(&buffer).ok_or(DmaBufError::NoDmaBuf { fd })?;
+        let outside = DmaBufError::Range { offset, length, size };
+        let end = offset.checked_add(length).filter(|end| *end <= size);
+        let page = PAGE as u64;
+        let first = offset & !(page - 1);
+        // As `ib_umem_num_pages` counts: nothing in the middle of a page is one page, at its start none.
+        let pages = end.and_then(|end| end.checked_next_multiple_of(page)).map(|end| end - first);
+        let mapped = pages.filter(|bytes| *bytes > 0).and_then(|bytes| usize::try_from(bytes).ok());
+        let (Some(mapped), Ok(from)) = (mapped, usize::try_from(first)) else { return Err(outside) };
+        let readable = || SharedMemory::map_readable(&buffer, from, mapped);
+        let (memory, writable) = match SharedMemory::map_at(&buffer, from, mapped) {
+            Err(error) if !write && error.raw_os_error() == Some(libc::EACCES) => (readable(), false),
+            memory => (memory, true),
+        };
+        let memory = memory.map_err(|error| match error.raw_os_error() {
+            Some(libc::ENOMEM) => DmaBufError::Exhausted,
+            errno => DmaBufError::NotMappable { errno: errno.unwrap_or(0) },
+        })?;
+        let range = KnownRange::new(memory.address(), mapped as u64, writable);
+        let range = range.ok_or(DmaBufError::Exhausted)?;
+        Ok(DmaBuf { range, memory, skip: (offset - first) as usize })
+    }
+
+    /// Address of the piece's first byte in this process.
+    pub fn address(&self) -> u64 {
+        debug_assert!(self.range.place < MAX_DMA_BUFS);
+        self.memory.address() + self.skip as u64
+    }
+}
+
+fn duplicate(fd: RawFd) -> Option<OwnedFd> {
+    // SAFETY: plain system call; a number that is not open is refused.
+    let raw = check(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) }).ok()?;
+    // SAFETY: the kernel just gave us this descriptor.
+    Some(moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) }))
+}
+
+fn size_of(fd: &OwnedFd) -> Option<u64> {
+    // SAFETY: plain system call on our descriptor.
+    let end = check(unsafe { libc::syscall(libc::SYS_lseek, fd.as_raw_fd(), 0, libc::SEEK_END) }).ok()?;
+    u64::try_from(end).ok()
+}
+
+// The ranges of this process. Words only: a fork child empties the table, whoever was changing it at that moment.
+
+/// A mapping in the table; taken out on drop.
+#[derive(Debug)]
+struct KnownRange {
+    place: usize,
+    start: u64,
+}
+
+/// First byte (0: free), byte after the last (0: being entered), 1 where the NIC may write.
+struct Entry {
+    start: AtomicU64,
+    end: AtomicU64,
+    writable: AtomicU32,
+}
+
+static RANGES: [Entry; MAX_DMA_BUFS] =
+    [const { Entry { start: AtomicU64::new(0), end: AtomicU64::new(0), writable: AtomicU32::new(0) } };
+        MAX_DMA_BUFS];
+
+/// Entries of the table that may be in use: all behind are free.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+impl KnownRange {
+    fn new(start: u64, len: u64, writable: bool) -> Option<KnownRange> {
+        let free = |entry: &Entry| {
+            entry.start.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        };
+        let place = RANGES.iter().position(free)?;
+        RANGES[place].writable.store(writable.into(), Ordering::Relaxed);
+        RANGES[place].end.store(start + len, Ordering::Release);
+        USED.fetch_max(place + 1, Ordering::AcqRel);
+        Some(KnownRange { place, start })
+    }
+}
+
+impl Drop for KnownRange {
+    fn drop(&mut self) {
+        let entry = &RANGES[self.place];
+        // In a fork child the place may be another's by now.
+        if entry.start.load(Ordering::Acquire) == self.start {
+            entry.end.store(0, Ordering::Release);
+            entry.start.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// In a fork child: the mappings were its parent's.
+pub(super) fn forget_all() {
+    for entry in &RANGES {
+        entry.end.store(0, Ordering::Relaxed);
+        entry.start.store(0, Ordering::Relaxed);
+    }
+    USED.store(0, Ordering::Relaxed);
+}
+
+fn known() -> impl Iterator<Item = (&'static Entry, u64, u64)> {
+    let used = USED.load(Ordering::Acquire).min(MAX_DMA_BUFS);
+    RANGES[..used].iter().map(|entry| {
+        let (start, end) = (entry.start.load(Ordering::Acquire), entry.end.load(Ordering::Acquire));
+        (entry, start, end)
+    })
+}
+
+/// Whether a peer may copy these pieces of our memory by itself.
+pub fn can_be_lent(pieces: &[Segment]) -> bool {
+    USED.load(Ordering::Relaxed) == 0
+        || !pieces.iter().any(|piece| {
+            let behind = piece.addr.saturating_add(piece.len);
+            known().any(|(_, start, end)| piece.addr < end && start < behind)
+        })
+}
+
+/// What is known of a range that lies in one mapping: whether it may be used so. `None`: it lies in none.
+pub(super) fn probe(addr: u64, end: u64, write: bool) -> Option<Result<(), Fault>> {
+    let (entry, ..) = known().find(|(_, first, last)| *first <= addr && end <= *last)?;
+    let allowed = !write || entry.writable.load(Ordering::Relaxed) != 0;
+    Some(if allowed { Ok(()) } else { Err(Fault { addr }) })
+}
+
+/// A range that counts as a dma-buf's for as long as this lives: for tests with pages that are really not to be lent.
+#[cfg(test)]
+pub(crate) fn not_to_be_lent(start: u64, len: u64) -> impl Drop {
+    KnownRange::new(start, len, false).expect("a free place")
+}
+
+#[cfg(test)]
+#[path = "dma_buf/tests.rs"]
+mod tests;
