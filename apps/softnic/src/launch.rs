@@ -211,9 +211,7 @@ fn prepare_wire(config: &mut Config) -> Result<()> {
         });
     }
     for address in config.wire_addresses() {
-        // All of 127.0.0.0/8 is here, though the interface names one.
-        let is_it = |i: &&Interface| i.address == address || i.address.is_loopback() && address.is_loopback();
-        let Some(interface) = known.iter().find(is_it) else {
+        let Some(interface) = known.iter().find(|interface| has(interface.address, address)) else {
             let have = known.iter().map(|i| i.address.to_string()).collect::<Vec<_>>().join(", ");
             bail!(
                 "{address} is no address of this host, which has {have}; name one of these (--ipv4, --ipv6)"
@@ -222,6 +220,13 @@ fn prepare_wire(config: &mut Config) -> Result<()> {
         config.mtu = config.mtu.min(transport_mtu(interface.mtu));
     }
     Ok(())
+}
+
+/// Whether an interface that names one address has the other.
+fn has(named: IpAddr, address: IpAddr) -> bool {
+    // All of 127.0.0.0/8 is here, though the interface names one; of IPv6's there is one.
+    let both_v4 = named.is_ipv4() && address.is_ipv4();
+    named == address || both_v4 && named.is_loopback() && address.is_loopback()
 }
 
 /// The largest MTU of the transport whose packets, with every header, fit an interface's (as the drivers of RoCE devices
@@ -299,6 +304,22 @@ mod tests {
             let message = message(arguments);
             assert!(message.contains(words), "{arguments:?}: {message}");
             assert!(!message.contains('\n'), "{arguments:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn the_loopback_interface_has_every_ipv4_address_of_its_network_and_one_of_ipv6() {
+        for (named, address, wanted) in [
+            ("10.0.0.1", "10.0.0.1", true),
+            ("10.0.0.1", "10.0.0.2", false),
+            ("127.0.0.1", "127.9.9.9", true),
+            ("127.0.0.1", "10.0.0.1", false),
+            ("127.0.0.1", "::1", false),
+            ("::1", "127.0.0.1", false),
+            ("::1", "::1", true),
+        ] {
+            let [named_ip, address_ip] = [named, address].map(|ip| ip.parse().expect("an address"));
+            assert_eq!(has(named_ip, address_ip), wanted, "{named} has {address}");
         }
     }
 

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use roce::connection::{Arrival, WorkRequest, poll_request_packet, take_reply_packet};
 use roce::packet::{Deth, Trailer};
+use roce::wire::Gid;
 use roce::wire::icrc::ICRC_BYTES;
 use roce::{
     Access, Content, Fragment, Opcode, Outcome, Packet, PayloadSource, Placement, Position, PostedMessage,
@@ -16,9 +17,10 @@ use roce::{
 use super::core::Core;
 use super::mr::access;
 use super::qp::Qp;
-use super::route::{Route, ip_of};
+use super::route::Route;
 use super::sq::{Kind, SendRequest};
 use crate::dma::{Fault, Memory, Segment, Segments};
+use crate::link::udp::ip_of;
 use crate::link::{Inbound, Link, Unsent};
 
 /// Packets of one queue sent in one poll, so that what arrives is looked at in between, and several queues' find room.
@@ -210,7 +212,7 @@ impl<M: Memory> Core<M> {
             return;
         };
         let stranger = |route: Option<Route>| route != Some(Route { from: at, to: from });
-        let is_at = |device: usize| self.devices[device].gids.iter().any(|e| ip_of(&e.gid) == Some(at));
+        let is_at = |device: usize| self.devices[device].gids.iter().any(|e| ip_of(Gid(e.gid)) == Some(at));
         if qp.service != ServiceType::Ud && stranger(qp.route) || !is_at(qp.device) {
             self.counters.dropped_address += 1;
         } else if self.faults.is_some() && self.is_down(qp.device) {

@@ -1,11 +1,14 @@
 //! Which way a message takes: through shared memory to a process of this fabric, in packets to an address, or nowhere.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
+
+use roce::wire::Gid;
 
 use super::ah;
 use super::model::{DeviceConfig, GidEntry, GidKind};
 use super::qpn::process_of;
 use crate::config::LinkPath;
+use crate::link::udp::ip_of;
 
 /// Two addresses that packets travel between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,21 +57,11 @@ impl Ways<'_> {
             return process_of(qpn, reached).map_or(Way::Nowhere, Way::Shared);
         }
         let source = source.filter(|entry| self.wire && entry.kind == GidKind::RoceV2);
-        let ends = source.and_then(|entry| ip_of(&entry.gid)).zip(dgid.and_then(ip_of));
+        let ends = source.and_then(|entry| ip_of(Gid(entry.gid))).zip(dgid.and_then(|gid| ip_of(Gid(*gid))));
         match ends {
             Some((from, to)) if from.is_ipv4() == to.is_ipv4() => Way::Wire(Route { from, to }),
             _ => Way::Nowhere,
         }
-    }
-}
-
-/// The IP address that a RoCE GID is (IBTA Annex A17); none for one that is valid on a link only, where nobody says which.
-pub(super) fn ip_of(gid: &[u8; 16]) -> Option<IpAddr> {
-    let address = Ipv6Addr::from(*gid);
-    match address.to_ipv4_mapped() {
-        Some(v4) => Some(IpAddr::V4(v4)).filter(|ip| !ip.is_unspecified()),
-        None if address.is_unicast_link_local() || address.is_unspecified() => None,
-        None => Some(IpAddr::V6(address)),
     }
 }
 
@@ -86,7 +79,7 @@ mod tests {
         let (link_local, version_1) = (devices[0].gids[1], devices[0].gids[2]);
         let gid = |ip: [u8; 4]| std::net::Ipv4Addr::from(ip).to_ipv6_mapped().octets();
         let (here, there) = (gid([10, 0, 0, 1]), gid([10, 0, 0, 2]));
-        let six: [u8; 16] = "2001:db8::1".parse::<Ipv6Addr>().unwrap().octets();
+        let six: [u8; 16] = "2001:db8::1".parse::<std::net::Ipv6Addr>().unwrap().octets();
         let qpn = 5 << 17 | 0x40;
         let route = |to: [u8; 4]| Way::Wire(Route { from: [10, 0, 0, 1].into(), to: to.into() });
         for (name, path, wire, source, dgid, wanted) in [

@@ -15,6 +15,9 @@ use super::system::{check, moved_high};
 pub struct Ear {
     epoll: OwnedFd,
     sockets: Mutex<Vec<RawFd>>,
+    /// So many calls fail, as they do where the user has no watches left (`fs.epoll.max_user_watches`).
+    #[cfg(test)]
+    pub failing: std::sync::atomic::AtomicU32,
 }
 
 impl Ear {
@@ -26,7 +29,12 @@ impl Ear {
         let raw = check(unsafe { libc::syscall(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC) })?;
         // SAFETY: the kernel just gave us this descriptor.
         let epoll = moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) });
-        Ok(Ear { epoll, sockets: Mutex::new(Vec::new()) })
+        Ok(Ear {
+            epoll,
+            sockets: Mutex::new(Vec::new()),
+            #[cfg(test)]
+            failing: Default::default(),
+        })
     }
 
     /// Hears this socket too, from the next [`Ear::arm`] on; one that is heard already stays so. The kernel forgets a socket
@@ -34,6 +42,11 @@ impl Ear {
     ///
     /// Errors: the kernel's.
     pub fn listen_to(&self, socket: RawFd) -> io::Result<()> {
+        #[cfg(test)]
+        if self.failing.load(std::sync::atomic::Ordering::Relaxed) > 0 {
+            self.failing.fetch_sub(1, std::sync::atomic::Ordering::Relaxed);
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
         let mut sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         match self.control(libc::EPOLL_CTL_ADD, socket, 0) {
             Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {}

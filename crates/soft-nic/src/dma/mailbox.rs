@@ -6,7 +6,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::forks::OwnSocket;
 use super::socket::abstract_address;
@@ -24,39 +24,18 @@ pub struct Collected {
     pub refused: usize,
 }
 
-/// How long a name may outlive its mailbox: a program that another thread is starting holds copies of all descriptors until
-/// it is there.
-const PATIENCE: Duration = Duration::from_millis(500);
-
-/// A place that others can put datagrams into.
+/// What datagrams are sent from: it has no name, and nobody can answer.
 #[derive(Debug)]
-pub struct Mailbox {
+pub struct Postbox {
     socket: OwnSocket,
 }
 
-impl Mailbox {
-    /// Opens the mailbox of this name.
+impl Postbox {
+    /// Opens one. Does not wait.
     ///
-    /// Errors: what the kernel says; `AddrInUse`: somebody has it, and still had it half a second later.
-    pub fn open(name: &str) -> io::Result<Mailbox> {
-        let begun = Instant::now();
-        loop {
-            match Self::try_open(name) {
-                Err(error) if error.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < PATIENCE => {
-                    system::nap(Duration::from_millis(1));
-                }
-                done => return done,
-            }
-        }
-    }
-
-    fn try_open(name: &str) -> io::Result<Mailbox> {
-        let (address, len) = abstract_address(name)?;
-        let socket = OwnSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK)?;
-        system::set_option(&socket, libc::SOL_SOCKET, libc::SO_PASSCRED, 1)?;
-        // SAFETY: the address lives through the call and has at least `len` bytes.
-        system::check(unsafe { libc::syscall(libc::SYS_bind, socket.as_raw_fd(), &address, len) })?;
-        Ok(Mailbox { socket })
+    /// Errors: what the kernel says.
+    pub fn open() -> io::Result<Postbox> {
+        Ok(Postbox { socket: OwnSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK)? })
     }
 
     /// Puts a datagram, in two pieces, into the mailbox of that name. Does not wait.
@@ -78,11 +57,38 @@ impl Mailbox {
         // SAFETY: all that the message points to lives through the call, with the lengths given; the kernel reads only.
         system::check(unsafe { libc::syscall(number, self.socket.as_raw_fd(), &message, flags) }).map(|_| ())
     }
+}
+
+/// A place that others can put datagrams into.
+#[derive(Debug)]
+pub struct Mailbox {
+    postbox: Postbox,
+}
+
+impl Mailbox {
+    /// Opens the mailbox of this name. Does not wait, so that it can be opened under a lock: a name may outlive its mailbox for a
+    /// moment, while a program that another thread is starting holds copies of all descriptors.
+    ///
+    /// Errors: what the kernel says; `AddrInUse`: somebody has it.
+    pub fn open(name: &str) -> io::Result<Mailbox> {
+        let (address, len) = abstract_address(name)?;
+        let postbox = Postbox::open()?;
+        let socket = &postbox.socket;
+        system::set_option(socket, libc::SOL_SOCKET, libc::SO_PASSCRED, 1)?;
+        // SAFETY: the address lives through the call and has at least `len` bytes.
+        system::check(unsafe { libc::syscall(libc::SYS_bind, socket.as_raw_fd(), &address, len) })?;
+        Ok(Mailbox { postbox })
+    }
+
+    /// Puts a datagram into another's, or into this one; see [`Postbox::post`].
+    pub fn post(&self, to: &str, head: &[u8], bytes: &[u8]) -> io::Result<()> {
+        self.postbox.post(to, head, bytes)
+    }
 
     /// Waits until something is there, one of the other descriptors can be read, or the time is over.
     pub fn wait(&self, others: &[RawFd], max: Duration) {
         let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let own = self.socket.as_raw_fd();
+        let own = self.postbox.socket.as_raw_fd();
         let mut entries: Vec<_> = std::iter::once(own).chain(others.iter().copied()).map(entry).collect();
         let milliseconds = max.as_micros().div_ceil(1000).min(60_000) as libc::c_int;
         let (first, count) = (entries.as_mut_ptr(), entries.len());
@@ -105,7 +111,7 @@ impl Mailbox {
             message.msg_iovlen = 1;
             message.msg_control = (&raw mut control).cast();
             message.msg_controllen = size_of::<Credentials>();
-            let (number, fd) = (libc::SYS_recvmsg, self.socket.as_raw_fd());
+            let (number, fd) = (libc::SYS_recvmsg, self.postbox.socket.as_raw_fd());
             // SAFETY: one place of the length that it says, and room for one control message.
             let got = system::check(unsafe { libc::syscall(number, fd, &mut message, libc::MSG_DONTWAIT) });
             let len = match got {
@@ -141,6 +147,8 @@ struct Credentials {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     fn name(of: &str) -> String {
@@ -205,12 +213,32 @@ mod tests {
     #[test]
     fn a_fork_child_does_not_keep_the_name() {
         let theirs = Mailbox::open(&name("forked")).unwrap();
-        let raw = theirs.socket.as_raw_fd();
+        let raw = theirs.postbox.socket.as_raw_fd();
         assert!(system::true_in_fork_child(|| {
             // SAFETY: asks for a flag of a descriptor that this process may not have.
             unsafe { libc::fcntl(raw, libc::F_GETFD) == -1 }
         }));
         drop(theirs);
-        Mailbox::open(&name("forked")).unwrap();
+        // A program that another test starts may hold a copy for a moment.
+        let begun = Instant::now();
+        while let Err(error) = Mailbox::open(&name("forked")) {
+            assert!(begun.elapsed() < Duration::from_secs(5), "{error}");
+            system::nap(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn what_has_no_name_sends_and_a_name_that_is_taken_is_refused_at_once() {
+        let theirs = Mailbox::open(&name("taken")).unwrap();
+        Postbox::open().unwrap().post(&name("taken"), &[1], &[2]).unwrap();
+        let mut got = Vec::new();
+        let collected = theirs.collect(9, |letter| got.extend(letter)).unwrap();
+        assert_eq!((collected, got), (Collected { letters: 1, refused: 0 }, vec![1, 2]));
+        let begun = Instant::now();
+        for _ in 0..100 {
+            assert_eq!(Mailbox::open(&name("taken")).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        }
+        // Each would have waited for half a second.
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
     }
 }

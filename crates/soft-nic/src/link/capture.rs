@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use roce::Now;
 use roce::wire::{Gid, IpHeader, Udp};
 
+use super::udp::gid_of;
 use pcapng::{CapturedFrame, PACKET_BLOCK_BYTES};
 
 /// Bytes that wait to be taken, at most: some thousand packets, a tenth of a second of 300 Mbit/s.
@@ -43,11 +44,7 @@ impl WirePacket<'_> {
     /// Appends the frame that carried it, from the Ethernet header on. False: there is none, the addresses are of two
     /// families or it is longer than IP allows; `out` is as before then.
     pub fn append_frame(&self, out: &mut Vec<u8>) -> bool {
-        let gid = |address: IpAddr| match address {
-            IpAddr::V4(address) => Gid::from_ipv4(address.octets()),
-            IpAddr::V6(address) => Gid(address.octets()),
-        };
-        let (source, destination) = (gid(self.source), gid(self.destination));
+        let (source, destination) = (gid_of(self.source), gid_of(self.destination));
         let Ok(udp_bytes) = u16::try_from(Udp::BYTES + self.bytes.len()) else { return false };
         let Some(mut ip) = IpHeader::between(source, destination, udp_bytes) else { return false };
         if let IpHeader::V4(ip) = &mut ip {

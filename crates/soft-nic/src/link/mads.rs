@@ -23,7 +23,7 @@ use roce::{Content, Fragment, Packet, Position, Psn, ServiceType};
 use super::fabric::{Fabric, Occupant, Process, SLOTS, ServiceError, ServiceWord};
 use super::udp::ROCE_PORT;
 use super::udp::gid_of;
-use crate::dma::mailbox::Mailbox;
+use crate::dma::mailbox::{Mailbox, Postbox};
 use crate::dma::system;
 
 /// Both addresses, then the MAD.
@@ -104,14 +104,23 @@ impl ForWire {
 #[derive(Debug, Clone)]
 pub struct MadSeat {
     fabric: Arc<Fabric>,
-    mailbox: Arc<OnceLock<Arc<Mailbox>>>,
+    /// The connection manager's, once there is one.
+    mailbox: Arc<Mutex<Option<Arc<Mailbox>>>>,
+    /// Whence the owner of a port hands on: whoever has no connection manager has no mailbox either, into which others would put
+    /// what nobody takes out.
+    postbox: Arc<OnceLock<Postbox>>,
     /// `None` without a wire.
     for_wire: Option<Arc<ForWire>>,
 }
 
 impl MadSeat {
     pub(super) fn new(fabric: Arc<Fabric>, has_wire: bool) -> MadSeat {
-        MadSeat { fabric, mailbox: Arc::default(), for_wire: has_wire.then(Arc::default) }
+        MadSeat {
+            fabric,
+            mailbox: Arc::default(),
+            postbox: Arc::default(),
+            for_wire: has_wire.then(Arc::default),
+        }
     }
 
     /// Our slot.
@@ -123,13 +132,22 @@ impl MadSeat {
         self.for_wire.as_ref()
     }
 
-    /// The one mailbox of this process: its connection manager's, and whence the owner of a port hands on.
+    /// The one mailbox of this process, however many ask for it at once. Nothing is waited for under the lock.
     fn mailbox(&self) -> io::Result<Arc<Mailbox>> {
-        if let Some(mailbox) = self.mailbox.get() {
-            return Ok(mailbox.clone());
+        let mut place = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
+        if place.is_none() {
+            *place = Some(Arc::new(Mailbox::open(&self.name()?)?));
         }
-        let made = Arc::new(Mailbox::open(&self.name()?)?);
-        Ok(self.mailbox.get_or_init(|| made).clone())
+        place.clone().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// Without a name of its own, so that it does not matter who makes it: the NIC's thread comes here, and never waits.
+    fn postbox(&self) -> io::Result<&Postbox> {
+        if self.postbox.get().is_none() {
+            let made = Postbox::open()?;
+            return Ok(self.postbox.get_or_init(|| made));
+        }
+        self.postbox.get().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
     fn name(&self) -> io::Result<String> {
@@ -164,7 +182,7 @@ impl MadSeat {
             Address::All => None,
         };
         let name = slot.and_then(|slot| self.fabric.occupant(slot).map(|who| mailbox_name(slot, &who)));
-        let posted = name.map(|name| self.mailbox()?.post(&name, &head(&letter), &*letter.mad));
+        let posted = name.map(|name| self.postbox()?.post(&name, &head(&letter), &*letter.mad));
         let nobody = match posted {
             None => true,
             Some(Ok(())) => false,

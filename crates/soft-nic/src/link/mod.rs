@@ -15,6 +15,7 @@ mod loan;
 mod loopback;
 pub mod mads;
 mod peers;
+mod ports;
 pub mod random;
 mod receive;
 mod record;
@@ -39,12 +40,13 @@ pub use idle::{IdleClock, IdlePolicy, IdleTimes, Pause, SystemClock};
 pub use inbound::{CopyError, Disposition, Inbound, Message};
 pub use loan::{Loan, TakenBack};
 use peers::{Incoming, Outgoing, Peer};
+use ports::PortWatch;
 pub use record::{MAX_FRAGMENT, MAX_SEGMENTS, RecordError};
 pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, SendError};
 pub use shape::TokenBucket;
 use shared_memory::ChannelState;
 pub use udp::{PortCounters, Unsent, Weather, WireCounters};
-use udp::{Wire, gid_of};
+use udp::{Wire, gid_of, ip_of};
 
 /// Largest payload that travels in a record when copies between the processes are possible.
 ///
@@ -131,11 +133,6 @@ impl Default for LinkConfig {
     }
 }
 
-/// The IP address that a GID stands for.
-fn ip_of(gid: roce::wire::Gid) -> Option<IpAddr> {
-    Some(gid.ipv4().map_or_else(|| IpAddr::from(gid.0), IpAddr::from))
-}
-
 /// Whether a message can be sent to a slot now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Room {
@@ -217,6 +214,7 @@ pub struct Link {
     wire: Option<Wire>,
     /// Hears the wire's sockets while we sleep.
     ear: Option<Arc<Ear>>,
+    port_watch: PortWatch,
 }
 
 impl Link {
@@ -269,6 +267,7 @@ impl Link {
             waiting: Vec::new(),
             wire,
             ear,
+            port_watch: PortWatch::default(),
         })
     }
 

@@ -235,6 +235,7 @@ impl Link {
         }
         self.watched_ns = now;
         self.take_over_ports();
+        self.look_for_strangers(now);
         for slot in 0..SLOTS as u8 {
             let Some(peer) = &self.peers[usize::from(slot)] else { continue };
             let closer = usize::from(slot.wrapping_sub(self.examined)) % SLOTS < EXAMINED;
@@ -246,15 +247,6 @@ impl Link {
             }
         }
         self.examined = self.examined.wrapping_add(EXAMINED as u8) % SLOTS as u8;
-    }
-
-    /// An address whose owner has ended gets another.
-    fn take_over_ports(&mut self) {
-        let (Some(wire), Some(ear)) = (&mut self.wire, &self.ear) else { return };
-        if wire.try_own() {
-            // Those that are heard already stay so; one that cannot be is found by the next look.
-            wire.descriptors().for_each(|fd| drop(ear.listen_to(fd)));
-        }
     }
 
     fn lose(&mut self, slot: u8) {

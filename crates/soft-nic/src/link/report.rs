@@ -121,12 +121,36 @@ pub enum LinkEvent {
         /// Its process number.
         pid: u32,
     },
+    /// Somebody else has the port of an address of ours, and hands nothing on.
+    #[error("{}", port_taken(.address, .user, .pid))]
+    PortTaken {
+        /// The address.
+        address: IpAddr,
+        /// User of the socket.
+        user: u32,
+        /// Process number, of one that can be seen.
+        pid: Option<u32>,
+    },
     /// A channel that a peer published was not attached.
     #[error("the channel that slot {slot} published cannot be used")]
     AttachFailed {
         /// Slot.
         slot: u8,
     },
+}
+
+fn port_taken(address: &IpAddr, user: &u32, pid: &Option<u32>) -> String {
+    let (who, end) = match pid {
+        Some(pid) => (format!("process {pid} (user {user}), which is not of this fabric"), "end it, "),
+        None => {
+            let who = "a process of another user, or the kernel's soft-RoCE (rdma_rxe; see `rdma link`)";
+            (format!("no process that can be seen from here (user {user}): {who}"), "end that, ")
+        }
+    };
+    format!(
+        "UDP port 4791 of {address} belongs to {who}; nothing that is sent to this address comes to this NIC: \
+         {end}or give this NIC another address (--ipv4, --ipv6) or that one's --fabric"
+    )
 }
 
 /// What a link has done so far.

@@ -1,5 +1,7 @@
 //! Who gets which MAD, and what becomes of those that nobody gets.
 
+use std::sync::Barrier;
+
 use roce::wire::cm::{CmMad, Ids, Message, Req};
 
 use super::*;
@@ -84,4 +86,33 @@ fn a_full_mailbox_is_tried_again() {
     }
     assert_eq!(got, (0..2000).map(numbered).collect::<Vec<_>>());
     assert!(!a.is_waiting());
+}
+
+#[test]
+fn many_that_ask_for_the_mailbox_at_once_get_one_and_who_hands_on_makes_none() {
+    let name = format!("mads-race-{}", std::process::id());
+    let fabric = || Arc::new(Fabric::join(&name).unwrap());
+    for _ in 0..20 {
+        let seat = MadSeat::new(fabric(), true);
+        let (gate, threads) = (Arc::new(Barrier::new(4)), 0..4);
+        let open = |_| {
+            let (seat, gate) = (seat.clone(), Arc::clone(&gate));
+            std::thread::spawn(move || {
+                gate.wait();
+                seat.mailbox().map(|mailbox| Arc::as_ptr(&mailbox) as usize)
+            })
+        };
+        let opened: Vec<_> =
+            threads.map(open).collect::<Vec<_>>().into_iter().map(|t| t.join().unwrap()).collect();
+        let first = *opened[0].as_ref().unwrap();
+        assert!(opened.iter().all(|one| *one.as_ref().unwrap() == first), "one for all: {opened:?}");
+    }
+    // It owns a port and has no connection manager: what is for a connection of its slot is refused, not put where nobody looks.
+    let owner = MadSeat::new(fabric(), true);
+    let ids = Ids { local: 9, remote: u32::from(owner.slot()) << 25 | 1 };
+    for _ in 0..20 {
+        let over = owner.hand_on(letter(Message::Dreq { ids, qpn: 1 })).expect("an answer");
+        let ended = Message::Drep(Ids { local: ids.remote, remote: ids.local });
+        assert_eq!(CmMad::decode(&*over.mad).unwrap().message, ended);
+    }
 }

@@ -6,6 +6,7 @@ mod hostile;
 mod lifecycle;
 mod loans;
 mod messages;
+mod ports;
 mod processes;
 mod speed;
 mod visibility;

@@ -3,10 +3,12 @@
 //! One address has one UDP port 4791 and any number of NICs behind it ([`SharedPort`]); [`Wire`] is the ports of one process,
 //! with the headers of every packet. Nothing here knows queues: who gets a packet is the device's to say.
 
+mod holder;
 mod packets;
 mod port;
 mod weather;
 
-pub use packets::{Arrived, Unsent, Wire, WireCounters, gid_of};
+pub use holder::Holder;
+pub use packets::{Arrived, Unsent, Wire, WireCounters, gid_of, ip_of};
 pub use port::{PortCounters, ROCE_PORT, SharedPort};
 pub use weather::Weather;

@@ -5,7 +5,7 @@
 //! them. Over IPv4 a socket does not say the identification either, see [`icrc::check_any_identification`].
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
 
 use roce::wire::bth::pkeys_match;
@@ -167,6 +167,11 @@ impl Wire {
         taken
     }
 
+    /// Addresses whose port another process has.
+    pub fn foreign_ports(&self) -> impl Iterator<Item = IpAddr> {
+        self.ports.iter().filter(|port| !port.is_owner()).map(SharedPort::address)
+    }
+
     /// Packets of all ports so far.
     pub fn counters(&self) -> WireCounters {
         WireCounters { lost: self.sky.lost, overtaken: self.sky.overtaken, ..self.counters }
@@ -296,6 +301,16 @@ pub fn gid_of(address: IpAddr) -> Gid {
     match address {
         IpAddr::V4(v4) => Gid::from_ipv4(v4.octets()),
         IpAddr::V6(v6) => Gid(v6.octets()),
+    }
+}
+
+/// The IP address that a GID stands for (Annex A17), the reverse of [`gid_of`]; none for an address that is no place, and for one that
+/// is good on one link only: nobody says which, so that packets cannot go there.
+pub fn ip_of(gid: Gid) -> Option<IpAddr> {
+    match (gid.ipv4().map(Ipv4Addr::from), Ipv6Addr::from(gid.0)) {
+        (Some(v4), _) => Some(IpAddr::V4(v4)).filter(|v4| !v4.is_unspecified()),
+        (None, v6) if v6.is_unicast_link_local() || v6.is_unspecified() => None,
+        (None, v6) => Some(IpAddr::V6(v6)),
     }
 }
 

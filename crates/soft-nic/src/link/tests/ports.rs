@@ -1,0 +1,60 @@
+//! Ports of the wire that change hands, or are a stranger's.
+
+use std::net::{IpAddr, UdpSocket};
+use std::time::{Duration, Instant};
+
+use super::processes::{config, fabric_name};
+use crate::link::{Link, LinkConfig};
+
+/// A loopback address of its own for each test of each process.
+fn place(test: u8) -> IpAddr {
+    let process = std::process::id().to_be_bytes();
+    IpAddr::from([127, 192 + test + 8 * (process[1] & 7), process[2], process[3]])
+}
+
+fn wired(fabric: &str, address: IpAddr) -> Link {
+    Link::join(LinkConfig { addresses: vec![address], ..config(fabric, false) }).unwrap()
+}
+
+/// Looks after peers and ports now, whenever that was done last.
+fn look(link: &mut Link) {
+    link.watched_ns = 0;
+    link.watch();
+}
+
+#[test]
+fn an_ear_that_cannot_be_told_of_a_port_that_was_taken_over_is_told_later() {
+    let (fabric, address) = (fabric_name(), place(0));
+    let first = wired(&fabric, address);
+    let mut second = wired(&fabric, address);
+    let owned = |link: &Link| link.wire_counters().unwrap().1.owned;
+    assert_eq!((owned(&first), owned(&second)), (1, 0));
+    let ear = second.ear().unwrap();
+    ear.failing.store(u32::MAX, std::sync::atomic::Ordering::Relaxed);
+    drop(first);
+    let begun = Instant::now();
+    while owned(&second) == 0 {
+        assert!(begun.elapsed() < Duration::from_secs(10), "nobody else has the port");
+        look(&mut second);
+    }
+    let stranger = UdpSocket::bind((address, 0)).unwrap();
+    stranger.send_to(&[0; 64], (address, crate::link::udp::ROCE_PORT)).unwrap();
+    look(&mut second);
+    ear.arm();
+    assert!(!ear.wait(Duration::from_millis(20)).unwrap(), "it cannot be heard");
+    ear.failing.store(0, std::sync::atomic::Ordering::Relaxed);
+    look(&mut second);
+    ear.arm();
+    assert!(ear.wait(Duration::from_secs(10)).unwrap(), "the socket that was taken over is heard");
+}
+
+#[test]
+fn the_port_of_a_process_of_the_fabric_is_no_stranger_s() {
+    let (fabric, address) = (fabric_name(), place(1));
+    let _first = wired(&fabric, address);
+    let mut second = wired(&fabric, address);
+    for second_of in 1..200 {
+        second.look_for_strangers(second_of * 1_000_000_000);
+    }
+    assert_eq!(second.poll_event(), None);
+}
