@@ -131,6 +131,10 @@ pub struct Config {
     pub reorder: f64,
     /// Where the generator of both begins.
     pub seed: u64,
+    /// How long an answer of another connection manager may take: 4.096 µs times 2 to this.
+    pub cm_timeout: u8,
+    /// How often it is asked again.
+    pub cm_retries: u8,
     /// Runs the NIC from inside the program's own `ibv_poll_cq` too.
     pub pump: bool,
     /// Name of the fabric.
@@ -157,6 +161,8 @@ impl Default for Config {
             loss: 0.0,
             reorder: 0.0,
             seed: 1,
+            cm_timeout: 20,
+            cm_retries: 15,
             pump: false,
             fabric: "default".to_owned(),
             stats: None,
@@ -312,6 +318,20 @@ pub const KEYS: &[Key] = &[
             Some(())
         },
         get: |c| i64::try_from(c.seed).ok().map(toml::Value::from),
+    },
+    Key {
+        name: "cm_timeout",
+        allowed: "a whole number from 0 to 31",
+        meaning: "how long an answer of another connection manager may take: 4.096 us times 2 to this",
+        set: |c, v| up_to(31, v, &mut c.cm_timeout),
+        get: |c| Some(i64::from(c.cm_timeout).into()),
+    },
+    Key {
+        name: "cm_retries",
+        allowed: "a whole number from 0 to 15",
+        meaning: "how often another connection manager that does not answer is asked again",
+        set: |c, v| up_to(15, v, &mut c.cm_retries),
+        get: |c| Some(i64::from(c.cm_retries).into()),
     },
     Key {
         name: "pump",
@@ -484,6 +504,11 @@ fn word<T: FromStr>(value: &toml::Value, place: &mut T) -> Option<()> {
     Some(())
 }
 
+fn up_to(most: u8, value: &toml::Value, place: &mut u8) -> Option<()> {
+    *place = u8::try_from(value.as_integer()?).ok().filter(|number| *number <= most)?;
+    Some(())
+}
+
 fn probability(value: &toml::Value, place: &mut f64) -> Option<()> {
     let number = value.as_float().or_else(|| value.as_integer().map(|n| n as f64))?;
     *place = Some(number).filter(|number| (0.0..=1.0).contains(number))?;
@@ -530,6 +555,8 @@ mod tests {
             loss: 0.25,
             reorder: 1.0,
             seed: 9,
+            cm_timeout: 31,
+            cm_retries: 0,
             pump: true,
             fabric: "test-7".to_owned(),
             stats: Some("/tmp/with \"quotes\".json".to_owned()),
@@ -550,7 +577,7 @@ mod tests {
     #[test]
     fn a_bad_file_is_refused_by_one_line_that_names_file_key_value_and_range() {
         let known = "devices, model, link_layer, path, rate_gbps, strict, doorbell_order, relaxed_ordering, \
-                     staging, mtu, ipv4, ipv6, loss, reorder, seed, pump, fabric, stats";
+                     staging, mtu, ipv4, ipv6, loss, reorder, seed, cm_timeout, cm_retries, pump, fabric, stats";
         for (text, message) in [
             ("devices = 0", "nic.toml: devices = 0 is not allowed; give a whole number from 1 to 8"),
             ("devices = 9", "nic.toml: devices = 9 is not allowed; give a whole number from 1 to 8"),
@@ -601,6 +628,9 @@ mod tests {
             ("loss = 1.5", "nic.toml: loss = 1.5 is not allowed; give a number from 0 to 1"),
             ("reorder = nan", "nic.toml: reorder = nan is not allowed; give a number from 0 to 1"),
             ("seed = -1", "nic.toml: seed = -1 is not allowed; give a whole number from 0"),
+            ("cm_timeout = 32", "nic.toml: cm_timeout = 32 is not allowed; give a whole number from 0 to 31"),
+            ("cm_retries = 16", "nic.toml: cm_retries = 16 is not allowed; give a whole number from 0 to 15"),
+            ("cm_retries = -1", "nic.toml: cm_retries = -1 is not allowed; give a whole number from 0 to 15"),
             ("pump = []", "nic.toml: pump = [] is not allowed; give true or false"),
             (
                 "fabric = \"a b\"",

@@ -1,14 +1,28 @@
 //! Small C programs of this folder, compiled against the distribution's libibverbs when a test needs them.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use crate::fabric::scratch;
 
-/// Compiles `tests/programs/NAME.c`; the error is why it cannot be done on this machine.
+/// Compiles `tests/programs/NAME.c`, once for all tests; the error is why it cannot be done on this machine.
 ///
 /// Panics when compiler and headers are there and the program does not compile: that is a fault of the program.
 pub fn compile(name: &str, arguments: &[&str]) -> Result<PathBuf, String> {
+    static COMPILED: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+    // Held meanwhile: nobody is to start a program that another test is writing.
+    let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(program) = compiled.get(name) {
+        return Ok(program.clone());
+    }
+    let program = compile_now(name, arguments)?;
+    compiled.insert(name.to_owned(), program.clone());
+    Ok(program)
+}
+
+fn compile_now(name: &str, arguments: &[&str]) -> Result<PathBuf, String> {
     let header = Path::new("/usr/include/infiniband/verbs.h");
     if !header.exists() {
         return Err(format!("{} not found (package libibverbs-dev)", header.display()));

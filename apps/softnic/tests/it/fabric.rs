@@ -240,9 +240,10 @@ impl Fabric {
 
     /// Another fabric of the same test, sharing its turn.
     pub fn neighbour(&self) -> Self {
+        let name = format!("{}-neighbour", self.name);
         Self {
-            name: format!("{}-neighbour", self.name),
-            folder: scratch(&format!("{}-neighbour", self.name)),
+            folder: scratch(&name),
+            name,
             options: self.options.clone(),
             environment: self.environment.clone(),
             started: AtomicU32::new(0),

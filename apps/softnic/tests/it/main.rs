@@ -19,6 +19,7 @@ mod processes;
 mod program;
 mod pyverbs;
 mod rdma_cm;
+mod rdma_cm_silence;
 mod rdma_core_56;
 mod tcp_port;
 mod ucx;

@@ -1,6 +1,6 @@
 // Connection cases that no program of rdmacm-utils shows: private data both ways, refusal with private data, events without waiting.
 //
-// `cm_cases serve CASE ADDRESS PORT` waits for one request, `cm_cases ask CASE ADDRESS PORT` makes it. Exit status 0: as it should be.
+// `cm_cases serve CASE ADDRESS PORT` waits for one request, `cm_cases ask CASE ADDRESS PORT [SOURCE]` makes it. Exit status 0: as it should be.
 #include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -96,13 +96,13 @@ static void serve(const char *what, struct sockaddr_in *at)
     CHECK(rdma_destroy_id(listener) == 0);
 }
 
-static void ask(const char *what, struct sockaddr_in *at)
+static void ask(const char *what, struct sockaddr_in *at, struct sockaddr_in *from)
 {
     struct rdma_cm_id *id;
     struct ibv_qp_init_attr attr = queue();
     struct rdma_conn_param param = with("may I");
     CHECK(rdma_create_id(channel, &id, NULL, RDMA_PS_TCP) == 0);
-    CHECK(rdma_resolve_addr(id, NULL, (struct sockaddr *)at, 2000) == 0);
+    CHECK(rdma_resolve_addr(id, (struct sockaddr *)from, (struct sockaddr *)at, 2000) == 0);
     acknowledge(RDMA_CM_EVENT_ADDR_RESOLVED);
     CHECK(rdma_resolve_route(id, 2000) == 0);
     acknowledge(RDMA_CM_EVENT_ROUTE_RESOLVED);
@@ -131,15 +131,16 @@ static void ask(const char *what, struct sockaddr_in *at)
 
 int main(int argc, char **argv)
 {
-    struct sockaddr_in at = {.sin_family = AF_INET};
-    CHECK(argc == 5 && inet_pton(AF_INET, argv[3], &at.sin_addr) == 1);
+    struct sockaddr_in at = {.sin_family = AF_INET}, from = at;
+    CHECK((argc == 5 || argc == 6) && inet_pton(AF_INET, argv[3], &at.sin_addr) == 1);
     at.sin_port = htons(atoi(argv[4]));
+    CHECK(argc == 5 || inet_pton(AF_INET, argv[5], &from.sin_addr) == 1);
     channel = rdma_create_event_channel();
     CHECK(channel);
     if (!strcmp(argv[1], "serve"))
         serve(argv[2], &at);
     else
-        ask(argv[2], &at);
+        ask(argv[2], &at, argc == 6 ? &from : NULL);
     rdma_destroy_event_channel(channel);
     puts("done");
     return 0;

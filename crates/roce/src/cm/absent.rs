@@ -19,19 +19,24 @@ pub fn refuse(mad: &[u8]) -> Option<Box<[u8; MAD_BYTES]>> {
 }
 
 impl Cm {
-    /// The process of a slot has ended, and its kernel cannot say so: what stood is over, what was being made is refused. Only
-    /// connections whose other end is at an address that `is_here` says is this host's.
-    pub fn bury(&mut self, now: Now, slot: u8, is_here: impl Fn(Gid) -> bool) {
+    /// The process of a slot has ended, and its kernel cannot say so: what stood is over, what was being made is refused; `asked`
+    /// are our communication ids of requests that went to it, which it may have taken without a word. Only connections whose other
+    /// end is at an address that `is_here` says is this host's.
+    pub fn bury(&mut self, now: Now, slot: u8, asked: &[u32], is_here: impl Fn(Gid) -> bool) {
         let left = |connection: &&Connection| {
-            connection.remote_id.is_some_and(|id| slot_of(id) == slot) && is_here(connection.route.remote)
+            let unanswered = connection.state == State::ReqSent && asked.contains(&connection.id);
+            let theirs = connection.remote_id.map_or(unanswered, |id| slot_of(id) == slot);
+            theirs && is_here(connection.route.remote)
         };
         let last_words: Vec<(Route, u64, Message)> = self
             .connections
             .values()
             .filter(left)
             .filter_map(|connection| {
-                let ids = Ids { local: connection.remote_id?, remote: connection.id };
+                // Who refuses a REQ need not have made an id.
+                let ids = Ids { local: connection.remote_id.unwrap_or(0), remote: connection.id };
                 let words = match connection.state {
+                    State::ReqSent => Message::Rej(rej(ids, 0, reason::CONSUMER, &[])),
                     State::Established => Message::Dreq { ids, qpn: connection.local_qpn },
                     State::DreqSent => Message::Drep(ids),
                     state if state.may_reject() => Message::Rej(rej(ids, 2, reason::CONSUMER, &[])),

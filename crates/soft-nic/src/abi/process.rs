@@ -17,7 +17,7 @@ use roce::Now;
 use super::commands::{Answer, Commands};
 use super::control::{self, Talking};
 use super::events::Events;
-use super::rdma_cm::{self, Manager};
+use super::rdma_cm::{self, Manager, Patience};
 use super::server::{Server, log};
 use super::sysfs::Machine;
 use crate::config::Config;
@@ -123,7 +123,8 @@ impl Process {
         let mut nic = Nic::new(&config, memory, link, Box::new(events.clone()), Box::new(Stderr), now);
         nic.excuse(Box::new(OwnThreads::without(THREAD_NAME)));
         let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
-        server.manager.get_or_init(|| Manager::new(server.devices.clone(), seat, Box::new(memory)));
+        let patience = Patience { response_timeout: config.cm_timeout, max_retries: config.cm_retries };
+        server.manager.get_or_init(|| Manager::new(server.devices.clone(), patience, seat, Box::new(memory)));
         let shared = Arc::new(Control::default());
         if let Some(ear) = ear {
             let (waker, shared) = (waker.clone(), shared.clone());

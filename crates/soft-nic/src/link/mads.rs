@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -22,7 +22,7 @@ use roce::{Content, Fragment, Packet, Position, Psn, ServiceType};
 
 use super::fabric::{Fabric, Occupant, Process, SLOTS, ServiceError, ServiceWord};
 use super::udp::ROCE_PORT;
-use super::udp::gid_of;
+use super::udp::{gid_of, ip_of};
 use crate::dma::mailbox::{Mailbox, Postbox};
 use crate::dma::system;
 
@@ -44,6 +44,15 @@ pub struct Letter {
     pub mad: Box<[u8; MAD_BYTES]>,
 }
 
+/// A process of the fabric that has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Departed {
+    /// Its slot.
+    pub slot: u8,
+    /// Our communication ids of the requests that went to it, those with an answer included.
+    pub asked: Vec<u32>,
+}
+
 /// Carries MADs, and knows who listens.
 pub trait MadPort: Send {
     /// Sends; what cannot be delivered is lost.
@@ -56,12 +65,12 @@ pub trait MadPort: Send {
     fn withdraw(&mut self, service: u64, address: Option<Gid>);
     /// Whether another process listens there.
     fn is_taken(&self, service: u64, address: Option<Gid>) -> bool;
-    /// Slots whose process has ended since this was asked, of those that MADs went to.
-    fn departed(&mut self) -> Vec<u8> {
+    /// Processes that have ended since this was asked, of those that MADs went to.
+    fn departed(&mut self) -> Vec<Departed> {
         Vec::new()
     }
-    /// The address of ours that packets to another host leave from; `None` when none can.
-    fn source_for(&self, _to: Gid) -> Option<Gid> {
+    /// The address of ours that packets to another host leave from, `from` itself when that is given; `None` when none can.
+    fn source_for(&self, _to: Gid, _from: Option<Gid>) -> Option<Gid> {
         None
     }
     /// Whether something waits for room: call [`MadPort::receive`] again soon.
@@ -168,6 +177,7 @@ impl MadSeat {
             watched,
             own: Vec::new(),
             waiting: VecDeque::new(),
+            asked: VecDeque::new(),
         };
         Ok((mads, bell))
     }
@@ -275,6 +285,8 @@ pub struct FabricMads {
     /// What nobody listens to, and is ours to refuse.
     own: Vec<Letter>,
     waiting: VecDeque<(String, Letter)>,
+    /// Slot and communication id of the last requests, [`MAX_WAITING`] of them.
+    asked: VecDeque<(u8, u32)>,
 }
 
 /// Where a MAD goes.
@@ -288,9 +300,14 @@ enum Address {
     All,
 }
 
+/// A word behind the header.
+fn word(mad: &[u8; MAD_BYTES], at: usize) -> u32 {
+    mad[MadHeader::BYTES + at..][..4].try_into().map(u32::from_be_bytes).unwrap_or(0)
+}
+
 fn address(mad: &[u8; MAD_BYTES]) -> Option<Address> {
     let header = MadHeader::parse(mad).ok()?;
-    let word = |at: usize| mad[MadHeader::BYTES + at..][..4].try_into().map(u32::from_be_bytes).unwrap_or(0);
+    let word = |at| word(mad, at);
     Some(match header.attribute {
         attribute::REQ | attribute::SIDR_REQ => {
             Address::Service(u64::from(word(8)) << 32 | u64::from(word(12)))
@@ -304,6 +321,12 @@ fn address(mad: &[u8; MAD_BYTES]) -> Option<Address> {
 }
 
 impl FabricMads {
+    fn departed_from(&mut self, slot: u8) -> Departed {
+        let asked = self.asked.iter().filter(|(to, _)| *to == slot).map(|(_, id)| *id).collect();
+        self.asked.retain(|(to, _)| *to != slot);
+        Departed { slot, asked }
+    }
+
     fn post(&mut self, slot: u8, letter: Letter) {
         if !self.fabric.is_ours() {
             return;
@@ -313,6 +336,14 @@ impl FabricMads {
             let name = mailbox_name(slot, &who);
             self.deliver(name, letter);
         }
+    }
+
+    /// Who is asked may end without an answer, and before it is known which communication id it would have given.
+    fn note(&mut self, slot: u8, request: &Letter) {
+        if self.asked.len() >= MAX_WAITING {
+            self.asked.pop_front();
+        }
+        self.asked.push_back((slot, word(&request.mad, 0)));
     }
 
     /// Its end is to be heard of.
@@ -350,7 +381,10 @@ impl MadPort for FabricMads {
             Some(Address::Service(service)) => {
                 let word = ServiceWord::new(service, Some(letter.to.0));
                 match word.and_then(|word| self.fabric.who_serves(word)) {
-                    Some(slot) => self.post(slot, letter),
+                    Some(slot) => {
+                        self.note(slot, &letter);
+                        self.post(slot, letter);
+                    }
                     None => self.own.push(letter),
                 }
             }
@@ -399,22 +433,23 @@ impl MadPort for FabricMads {
         word.is_some_and(|word| self.fabric.who_clashes(word).is_some())
     }
 
-    fn departed(&mut self) -> Vec<u8> {
+    fn departed(&mut self) -> Vec<Departed> {
         let mut watched = watched(&self.watched);
         let gone: Vec<u8> =
             watched.iter().filter(|(_, process)| process.has_ended()).map(|(slot, _)| *slot).collect();
         watched.retain(|(slot, _)| !gone.contains(slot));
-        gone
+        drop(watched);
+        gone.into_iter().map(|slot| self.departed_from(slot)).collect()
     }
 
-    fn source_for(&self, to: Gid) -> Option<Gid> {
+    fn source_for(&self, to: Gid, from: Option<Gid>) -> Option<Gid> {
         self.for_wire.as_ref()?;
         // The kernel's routing, asked without sending anything: what a UDP socket would leave from (udp(7)).
-        let (any, to): (IpAddr, IpAddr) = match to.ipv4() {
-            Some(v4) => ([0; 4].into(), v4.into()),
-            None => ([0_u16; 8].into(), to.0.into()),
-        };
-        let socket = UdpSocket::bind((any, 0)).ok()?;
+        let to = ip_of(to)?;
+        let any: IpAddr =
+            if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let from = from.map_or(Some(any), ip_of)?;
+        let socket = UdpSocket::bind((from, 0)).ok()?;
         socket.connect((to, ROCE_PORT)).ok()?;
         Some(gid_of(socket.local_addr().ok()?.ip()))
     }

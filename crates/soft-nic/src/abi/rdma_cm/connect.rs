@@ -18,9 +18,7 @@ use crate::abi::layout::{
 use crate::device::command::CommandError;
 use crate::device::model::DeviceConfig;
 
-/// `CMA_CM_RESPONSE_TIMEOUT`, `CMA_MAX_CM_RETRIES`, `CMA_CM_MRA_SETTING` without its flag, `CMA_IBOE_PACKET_LIFETIME`.
-const RESPONSE_TIMEOUT: u8 = 20;
-const MAX_CM_RETRIES: u8 = 15;
+/// `CMA_CM_MRA_SETTING` without its flag, `CMA_IBOE_PACKET_LIFETIME`.
 const MRA_TIMEOUT: u8 = 24;
 pub const PACKET_LIFE_TIME: u8 = 18;
 /// `IB_LID_PERMISSIVE`: RoCE has no LIDs.
@@ -123,8 +121,8 @@ impl Ids {
                 route,
                 service,
                 pkey: PKEY,
-                response_timeout: RESPONSE_TIMEOUT,
-                retries: MAX_CM_RETRIES,
+                response_timeout: self.patience.response_timeout,
+                retries: self.patience.max_retries,
             };
             self.cm.ask_datagram(now, &question, &private)
         } else {
@@ -134,16 +132,16 @@ impl Ids {
                 qpn: wish.fields.u32(conn::QP_NUM) & 0xff_ffff,
                 responder_resources: wish.fields.u8(conn::RESPONDER_RESOURCES),
                 initiator_depth: wish.fields.u8(conn::INITIATOR_DEPTH),
-                remote_response_timeout: RESPONSE_TIMEOUT,
+                remote_response_timeout: self.patience.response_timeout,
                 transport: u8::from(id.qp_type == qp_type::UC),
                 flow_control: wish.fields.u8(conn::FLOW_CONTROL) != 0,
                 starting_psn: id.starting_psn,
-                local_response_timeout: RESPONSE_TIMEOUT,
+                local_response_timeout: self.patience.response_timeout,
                 retry: wish.fields.u8(conn::RETRY_COUNT).min(7),
                 pkey: PKEY,
                 path_mtu: device.mtu,
                 rnr_retry: wish.fields.u8(conn::RNR_RETRY_COUNT).min(7),
-                max_cm_retries: MAX_CM_RETRIES,
+                max_cm_retries: self.patience.max_retries,
                 srq: wish.fields.u8(conn::SRQ) != 0,
                 primary: path,
                 ..Req::default()

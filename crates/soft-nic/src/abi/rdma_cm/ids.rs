@@ -16,8 +16,9 @@ use crate::abi::layout::ucm_event_resp;
 use crate::config::LinkLayer;
 use crate::device::model::{DeviceConfig, GidKind};
 use crate::link::ServiceError;
-use crate::link::mads::{Letter, MadPort};
+use crate::link::mads::{Departed, Letter, MadPort};
 use crate::link::random;
+use crate::link::udp::ip_of;
 
 /// Connections of one process, those that end included.
 const MAX_CONNECTIONS: usize = 1 << 16;
@@ -87,11 +88,28 @@ pub struct Id {
     pub ack_timeout: Option<u8>,
 }
 
+/// What requests say of how long an answer is waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Patience {
+    /// Code of 5 bits.
+    pub response_timeout: u8,
+    /// How often it is asked again.
+    pub max_retries: u8,
+}
+
+impl Default for Patience {
+    /// `CMA_CM_RESPONSE_TIMEOUT` and `CMA_MAX_CM_RETRIES`, which no program can change.
+    fn default() -> Patience {
+        Patience { response_timeout: 20, max_retries: 15 }
+    }
+}
+
 /// What one process's connection manager knows. One thread at a time uses it.
 pub struct Ids {
     pub cm: Cm,
     pub port: Box<dyn MadPort>,
     pub devices: Vec<DeviceConfig>,
+    pub patience: Patience,
     pub files: BTreeMap<u32, Queue>,
     pub ids: BTreeMap<u32, Id>,
     pub of_connection: BTreeMap<ConnectionId, u32>,
@@ -107,6 +125,7 @@ impl Ids {
             cm,
             port,
             devices,
+            patience: Patience::default(),
             files: BTreeMap::new(),
             ids: BTreeMap::new(),
             of_connection: BTreeMap::new(),
@@ -274,7 +293,7 @@ impl Ids {
             return Err(refuse(libc::EINVAL, format!("RESOLVE_ADDR of an id that is {stage:?}")));
         }
         let bound = self.ids.get(&number).map(|id| (id.source, id.device)).unwrap_or_default();
-        let reached = self.reach(bound.1, destination);
+        let reached = self.reach(bound.1, bound.0.gid(), destination);
         let Some(id) = self.ids.get_mut(&number) else { return Ok(()) };
         id.destination = destination;
         let (kind, status) = match reached {
@@ -294,8 +313,14 @@ impl Ids {
         Ok(())
     }
 
-    /// Device, source and destination GID for a destination, from a device or from any. Error: an errno.
-    fn reach(&self, from: Option<usize>, destination: Address) -> Result<(usize, Gid, Gid), i32> {
+    /// Device, source and destination GID for a destination, from a device and the address that it is bound to, or from any. Error:
+    /// an errno.
+    fn reach(
+        &self,
+        from: Option<usize>,
+        bound: Option<Gid>,
+        destination: Address,
+    ) -> Result<(usize, Gid, Gid), i32> {
         if matches!(destination, Address::Ib(_) | Address::None) {
             return Err(libc::EAFNOSUPPORT);
         }
@@ -307,7 +332,7 @@ impl Ids {
                 device.gids.iter().filter(|entry| entry.kind == GidKind::RoceV2).map(|entry| Gid(entry.gid));
             let wanted_v4 = matches!(destination, Address::V4 { .. });
             // A link-local address is good for a link only, and nobody says which.
-            v2.find(|gid| gid.ipv4().is_some() == wanted_v4 && gid.0[..2] != [0xfe, 0x80])
+            v2.find(|gid| gid.ipv4().is_some() == wanted_v4 && ip_of(*gid).is_some())
         };
         // No address is this machine, as everywhere.
         let Some(to) = destination.gid() else {
@@ -319,7 +344,7 @@ impl Ids {
         let (device, source) = match self.device_of(to) {
             Some(device) => (device, None),
             None => {
-                let source = self.port.source_for(to).ok_or(libc::EHOSTUNREACH)?;
+                let source = self.port.source_for(to, bound).ok_or(libc::EHOSTUNREACH)?;
                 (self.device_of(source).ok_or(libc::ENODEV)?, Some(source))
             }
         };
@@ -392,9 +417,10 @@ impl Ids {
 
     /// Goes on: takes what arrived, does what is due, sends what there is to say. When it is due again.
     pub fn turn(&mut self, now: Now) -> Option<Now> {
-        for slot in self.port.departed() {
+        for Departed { slot, asked } in self.port.departed() {
             let devices = &self.devices;
-            self.cm.bury(now, slot, |gid| devices.iter().any(|device| gid_index(device, gid).is_some()));
+            self.cm
+                .bury(now, slot, &asked, |gid| devices.iter().any(|device| gid_index(device, gid).is_some()));
         }
         for Letter { from, to, mad } in self.port.receive() {
             // Why it was dropped is counted.

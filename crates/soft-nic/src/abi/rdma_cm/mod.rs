@@ -34,6 +34,7 @@ use crate::link::mads::{MadBell, MadSeat};
 use call::Around;
 pub use call::Call;
 use ids::Ids;
+pub use ids::Patience;
 use queue::Queue;
 
 /// Name of the connection manager's thread.
@@ -44,6 +45,7 @@ const IDLE: Duration = Duration::from_secs(60);
 /// The connection manager of one process.
 pub struct Manager {
     devices: Vec<DeviceConfig>,
+    patience: Patience,
     seat: MadSeat,
     memory: Box<dyn Memory + Sync>,
     running: Mutex<Option<Arc<Running>>>,
@@ -70,8 +72,13 @@ impl Running {
 
 impl Manager {
     /// One that nobody has opened yet.
-    pub fn new(devices: Vec<DeviceConfig>, seat: MadSeat, memory: Box<dyn Memory + Sync>) -> Manager {
-        Manager { devices, seat, memory, running: Mutex::new(None) }
+    pub fn new(
+        devices: Vec<DeviceConfig>,
+        patience: Patience,
+        seat: MadSeat,
+        memory: Box<dyn Memory + Sync>,
+    ) -> Manager {
+        Manager { devices, patience, seat, memory, running: Mutex::new(None) }
     }
 
     /// A program opens the device: the number of the open file, and the descriptor that is the program's.
@@ -103,7 +110,8 @@ impl Manager {
         // Ids and PSNs of processes that follow each other in a slot must differ.
         let seed =
             system::monotonic_ns().wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ u64::from(std::process::id()) << 32;
-        let ids = Ids::new(self.devices.clone(), Box::new(port), self.seat.slot(), seed);
+        let mut ids = Ids::new(self.devices.clone(), Box::new(port), self.seat.slot(), seed);
+        ids.patience = self.patience;
         let running = Arc::new(Running { ids: Mutex::new(ids), bell, stop: AtomicBool::new(false) });
         let threads = running.clone();
         spawn(Box::new(move || attend(&threads)))?;

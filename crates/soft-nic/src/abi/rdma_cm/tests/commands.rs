@@ -238,6 +238,13 @@ fn what_is_elsewhere_is_reached_from_where_packets_leave() {
             away_v4,
             Err(libc::ENODEV),
         ),
+        (
+            "from an address of one's choice, where the route's is no device's",
+            Some(Gid::from_ipv4([192, 0, 2, 1])),
+            Address::of_gid(first_v4, 0),
+            away_v4,
+            Ok((0, first_v4)),
+        ),
         ("no route of that family", Some(first_v4), Address::None, away_v6, Err(libc::EHOSTUNREACH)),
     ] {
         let [mut program, _] = programs_with_wire(LinkLayer::Roce, route);

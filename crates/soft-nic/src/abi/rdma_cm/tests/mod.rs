@@ -59,8 +59,8 @@ impl MadPort for Port {
         self.hub.lock().unwrap().services.retain(|taken| *taken != (self.end, service, address));
     }
 
-    fn source_for(&self, to: Gid) -> Option<Gid> {
-        let source = self.hub.lock().unwrap().source;
+    fn source_for(&self, to: Gid, from: Option<Gid>) -> Option<Gid> {
+        let source = from.or(self.hub.lock().unwrap().source);
         source.filter(|source| source.ipv4().is_some() == to.ipv4().is_some())
     }
 
