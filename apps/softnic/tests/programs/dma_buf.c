@@ -34,8 +34,7 @@ static void refusals(void)
 	CHECK(REFUSED(memfd, 0, 4096, 0, ALL, EINVAL));
 	CHECK(REFUSED(ends[0], 0, 4096, 0, ALL, EINVAL));
 	CHECK(REFUSED(it.context->cmd_fd, 0, 4096, 0, ALL, EINVAL));
-	/* libibverbs leaves a descriptor of -1 out, and the kernel misses it. */
-	CHECK(REFUSED(-1, 0, 4096, 0, ALL, EINVAL));
+	CHECK(REFUSED(-1, 0, 4096, 0, ALL, EBADF));
 	CHECK(REFUSED(12345, 0, 4096, 0, ALL, EBADF));
 	CHECK(REFUSED(memfd, 0, 4096, 1, ALL, EINVAL));
 	CHECK(REFUSED(memfd, 0, 4096, 0, IBV_ACCESS_REMOTE_WRITE, EINVAL));

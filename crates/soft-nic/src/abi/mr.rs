@@ -31,7 +31,7 @@ pub mod dma_buf {
     pub const LENGTH: u16 = 3;
     /// Address by which work requests name the first byte, u64.
     pub const IOVA: u16 = 4;
-    /// Descriptor of the buffer.
+    /// Descriptor of the buffer, as a number of 32 bits.
     pub const FD: u16 = 5;
     /// `IBV_ACCESS_*` bits, u32.
     pub const ACCESS_FLAGS: u16 = 6;
@@ -128,7 +128,7 @@ pub fn reg_dma_buf<D: Commands>(
         return Err(refuse(libc::EINVAL, reason));
     }
     check_access(access)?;
-    let fd = command.fd(dma_buf::FD).unwrap_or(-1);
+    let fd = command.number32(dma_buf::FD).map_or(-1, |number| number as i32);
     let write = access & ACCESS_LOCAL_WRITE != 0;
     let buffer = DmaBuf::map(fd, offset, length, write, server.is_dma_buf)
         .map_err(|error| refuse_buffer(server, &error))?;

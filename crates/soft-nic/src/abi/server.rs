@@ -176,7 +176,7 @@ static METHODS: &[Method] = &[
             must(mr::dma_buf::OFFSET, bytes(8)),
             must(mr::dma_buf::LENGTH, bytes(8)),
             must(mr::dma_buf::IOVA, bytes(8)),
-            must(mr::dma_buf::FD, Kind::Fd),
+            must(mr::dma_buf::FD, bytes(4)),
             must(mr::dma_buf::ACCESS_FLAGS, bytes(4)),
             must(mr::dma_buf::RESP_LKEY, Kind::Out { min: 4 }),
             must(mr::dma_buf::RESP_RKEY, Kind::Out { min: 4 }),

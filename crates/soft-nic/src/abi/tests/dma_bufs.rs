@@ -30,7 +30,7 @@ fn call(fd: i32, offset: u64, length: u64, iova: u64, access: u32) -> Call {
         .input(2, &offset.to_ne_bytes())
         .input(3, &length.to_ne_bytes())
         .input(4, &iova.to_ne_bytes())
-        .handle(5, u64::from(fd as u32))
+        .input(5, &fd.to_ne_bytes())
         .input(6, &access.to_ne_bytes())
         .output(7, 4)
         .output(8, 4)
@@ -119,14 +119,7 @@ fn what_a_kernel_refuses_is_refused_with_its_errno_and_nothing_stays_mapped() {
     bench.device().refusal = Some(libc::ENOMEM);
     assert_eq!(call(raw, 0, 4096, 0, ALL).run(&mut bench), Err(libc::ENOMEM), "the device has no room");
     bench.device().refusal = None;
-    let mut unwritable = [0_u64, 4, 0, 4096, 0, raw as u64].into_iter().enumerate().fold(
-        Call::new(7, 4),
-        |call, (id, value)| match id {
-            0 | 1 | 5 => call.handle(id as u16, value),
-            _ => call.input(id as u16, &value.to_ne_bytes()),
-        },
-    );
-    unwritable = unwritable.input(6, &ALL.to_ne_bytes()).output(7, 4).raw(8, 4, 1, 0, 0x10);
+    let mut unwritable = call(raw, 0, 4096, 0, ALL).without(8).raw(8, 4, 1, 0, 0x10);
     bench.asked();
     assert_eq!(unwritable.run(&mut bench), Err(libc::EFAULT), "the answer cannot be written");
     let asked = bench.asked();

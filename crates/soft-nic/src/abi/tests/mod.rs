@@ -51,6 +51,12 @@ impl Call {
         self
     }
 
+    /// The same without an attribute.
+    pub fn without(mut self, id: u16) -> Self {
+        self.attributes.retain(|bytes| bytes[..2] != id.to_ne_bytes());
+        self
+    }
+
     /// An input: inline up to eight bytes, else behind a pointer.
     pub fn input(mut self, id: u16, bytes: &[u8]) -> Self {
         if bytes.len() <= 8 {
