@@ -1,9 +1,14 @@
 //! Compiles the C routines for the host; nothing but a C compiler is needed (no rdma-core headers, INV-8).
 
 fn main() {
-    for file in
-        ["include/doorbell.h", "include/order.h", "include/mlx5_layout.h", "src/shim.c", "src/baseline.c"]
-    {
+    for file in [
+        "include/doorbell.h",
+        "include/order.h",
+        "include/order_host.h",
+        "include/mlx5_layout.h",
+        "src/shim.c",
+        "src/baseline.c",
+    ] {
         println!("cargo:rerun-if-changed={file}");
     }
     cc::Build::new()

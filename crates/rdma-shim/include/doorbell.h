@@ -138,7 +138,7 @@ struct db_completion {
 struct db_slot {
     db_u64 wr_id;
     db_u64 end; /* producer index behind its last block */
-};
+} __attribute__((aligned(16))); /* a GPU stores it as a whole */
 
 /* A send queue. `ring`, `record` and `reg` come from mlx5dv_init_obj; addresses are integers, since host and GPU may
  * see the same memory at different ones. Indices count blocks, never wrap in software, and are cut to 16 bits for the
@@ -147,7 +147,7 @@ struct db_sq {
     db_u64 ring;       /* block 0 */
     db_u64 record;     /* send word of the doorbell record */
     db_u64 reg;        /* first half of the doorbell register */
-    db_u64 slots;      /* `blocks` struct db_slot, the owner's memory */
+    db_u64 slots;      /* `blocks` struct db_slot, the owner's memory, 16-byte aligned */
     db_u32 blocks;     /* a power of two, at most DB_MAX_BLOCKS */
     db_u32 qpn;
     db_u32 half_bytes; /* of the register; 0 when BlueFlame must not be used */
@@ -343,16 +343,26 @@ DB_FN db_u32 db_fm_ce_se(const struct db_sq *sq, db_u32 send_flags) {
 /* Blocks of a WQE of that length. */
 DB_FN db_u32 db_blocks(db_u32 units) { return (units + DB_SEGMENTS_PER_BLOCK - 1) / DB_SEGMENTS_PER_BLOCK; }
 
-/* Writes one WQE of known length. `plain`: its payload is one data pointer, so that it fits in one block. */
-DB_FN_INLINED int db_write_wqe(struct db_sq *sq, const struct db_send_wr *wr, db_u32 opcode, db_u32 units, int plain) {
-    db_u64 producer = sq->producer, end = producer + db_blocks(units), wqe, payload, first;
-    db_u32 index = (db_u32)producer & (sq->blocks - 1), imm;
-    struct db_slot *slot = (struct db_slot *)sq->slots + index;
+/* The first 16 bytes of a WQE: what to do, where in the ring it lies, and how long it is; how to complete. */
+DB_FN db_u64 db_control_first(const struct db_sq *sq, db_u64 producer, db_u32 opcode, db_u32 units) {
+    return db_pair(((db_u32)producer & 0xffff) << 8 | db_wire_opcode(opcode), sq->qpn << 8 | units);
+}
+DB_FN db_u64 db_control_second(const struct db_sq *sq, const struct db_send_wr *wr, db_u32 opcode) {
+    /* The immediate is in network order already; signature and stream, in front of fm_ce_se, are 0. */
+    db_u32 imm = opcode == DB_WR_RDMA_WRITE_WITH_IMM || opcode == DB_WR_SEND_WITH_IMM ? wr->imm_data : 0;
+    return db_pair(db_fm_ce_se(sq, wr->send_flags), db_be32(imm));
+}
 
-    if (!((sq->opcodes >> opcode) & 1)) return DB_EOPNOTSUPP;
-    if (end - sq->consumer > sq->blocks) return end - producer > sq->blocks ? DB_EINVAL : DB_ENOMEM;
+/* Fills the ring from block `producer` on with one WQE of known length, for which there is room, and remembers its
+ * request. `plain`: its payload is one data pointer, so that it fits in one block. Returns its first 8 bytes, as in
+ * memory: what a doorbell register takes. */
+DB_FN_INLINED db_u64 db_fill_wqe(const struct db_sq *sq, db_u64 producer, const struct db_send_wr *wr, db_u32 opcode,
+                                 db_u32 units, int plain) {
+    db_u32 index = (db_u32)producer & (sq->blocks - 1);
+    db_u64 wqe = sq->ring + (db_u64)index * DB_BLOCK_BYTES;
+    db_u64 slot = sq->slots + (db_u64)index * sizeof(struct db_slot), end = producer + db_blocks(units), payload;
+    db_u64 first = db_control_first(sq, producer, opcode, units), second = db_control_second(sq, wr, opcode);
 
-    wqe = sq->ring + (db_u64)index * DB_BLOCK_BYTES;
     payload = db_write_remote(wqe + DB_SEGMENT_BYTES, wr, opcode);
     if (plain)
         db_store_segment(payload, db_pair(wr->sg_list->length, wr->sg_list->lkey), db_be64(wr->sg_list->addr));
@@ -360,16 +370,21 @@ DB_FN_INLINED int db_write_wqe(struct db_sq *sq, const struct db_send_wr *wr, db
         db_write_inline(sq, payload, wr);
     else
         db_write_pointers(sq, payload, wr);
+    db_store_segment(wqe, first, second);
+    db_store_segment(slot, wr->wr_id, end);
+    return first;
+}
 
-    first = db_pair(((db_u32)producer & 0xffff) << 8 | db_wire_opcode(opcode), sq->qpn << 8 | units);
-    /* The immediate is in network order already; signature and stream, in front of fm_ce_se, are 0. */
-    imm = opcode == DB_WR_RDMA_WRITE_WITH_IMM || opcode == DB_WR_SEND_WITH_IMM ? wr->imm_data : 0;
-    db_store_segment(wqe, first, db_pair(db_fm_ce_se(sq, wr->send_flags), db_be32(imm)));
+/* Writes one WQE of known length behind those already posted, if there is room. */
+DB_FN_INLINED int db_write_wqe(struct db_sq *sq, const struct db_send_wr *wr, db_u32 opcode, db_u32 units, int plain) {
+    db_u64 producer = sq->producer, end = producer + db_blocks(units);
 
-    slot->wr_id = wr->wr_id;
-    slot->end = end;
+    if (!((sq->opcodes >> opcode) & 1)) return DB_EOPNOTSUPP;
+    /* Differences of indices fit in 32 bits, and a GPU spends one instruction instead of four on them. */
+    if ((db_u32)end - (db_u32)sq->consumer > sq->blocks)
+        return (db_u32)end - (db_u32)producer > sq->blocks ? DB_EINVAL : DB_ENOMEM;
+    sq->doorbell_word = db_fill_wqe(sq, producer, wr, opcode, units, plain);
     sq->producer = end;
-    sq->doorbell_word = first;
     return 0;
 }
 
@@ -420,6 +435,56 @@ DB_FN_INLINED int db_post_entry(struct db_sq *sq, db_u64 wr_id, struct db_sge lo
 DB_FN int db_try_post_write(struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_u64 remote_addr, db_u32 rkey,
                             db_u32 send_flags) {
     return db_post_entry(sq, wr_id, local, DB_WR_RDMA_WRITE, remote_addr, rkey, 0, send_flags);
+}
+/* Fills `count` consecutive blocks, none across the ring's end, with WRITEs whose addresses stay below the same multiple of
+ * 2^32 as the first one's, so that their upper halves are constants. Returns the last one's first 8 bytes. */
+DB_FN_INLINED db_u64 db_fill_writes(const struct db_sq *sq, db_u64 producer, db_u64 wr_id, struct db_sge local,
+                                    db_u64 remote_addr, db_u32 rkey, db_u32 send_flags, db_u32 count, db_u32 stride) {
+    db_u32 index = (db_u32)producer & (sq->blocks - 1), i;
+    db_u64 wqe = sq->ring + (db_u64)index * DB_BLOCK_BYTES, slot = sq->slots + (db_u64)index * sizeof(struct db_slot);
+    db_u32 remote_high = db_be32((db_u32)(remote_addr >> 32)), local_high = db_be32((db_u32)(local.addr >> 32));
+    db_u64 qpn_ds = (db_u64)db_be32(sq->qpn << 8 | 3) << 32, key = db_pair(rkey, 0);
+    db_u64 length_lkey = db_pair(local.length, local.lkey), quiet = db_pair(db_fm_ce_se(sq, 0), 0), end = producer, first = 0;
+    db_u32 remote = (db_u32)remote_addr, from = (db_u32)local.addr;
+    db_u32 control = (db_u32)producer << 8 | DB_OPCODE_RDMA_WRITE;
+    DB_UNROLL_4
+    for (i = 0; i < count; i++) {
+        first = qpn_ds | db_be32(control & 0xffffff);
+        db_store_segment(wqe + 16, (db_u64)db_be32(remote) << 32 | remote_high, key);
+        db_store_segment(wqe + 32, length_lkey, (db_u64)db_be32(from) << 32 | local_high);
+        db_store_segment(wqe, first, i + 1 == count ? db_pair(db_fm_ce_se(sq, send_flags), 0) : quiet);
+        db_store_segment(slot, wr_id++, ++end);
+        control += 1 << 8;
+        remote += stride;
+        from += stride;
+        wqe += DB_BLOCK_BYTES;
+        slot += sizeof(struct db_slot);
+    }
+    return first;
+}
+
+/* `count` RDMA WRITEs in a row, each `stride` bytes further on both sides, the last one with `send_flags`; wr_id counts up.
+ * All or none, so that one look for space serves them all. 0, DB_ENOMEM, DB_EINVAL, DB_EOPNOTSUPP. */
+DB_FN_INLINED int db_try_post_writes(struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_u64 remote_addr, db_u32 rkey,
+                                     db_u32 send_flags, db_u32 count, db_u32 stride) {
+    db_u64 end = sq->producer + count, bytes = (db_u64)count * stride;
+    db_u32 room_to_end = sq->blocks - ((db_u32)sq->producer & (sq->blocks - 1)), i;
+    if (!count || count > sq->blocks || !local.length || (send_flags & DB_SEND_INLINE)) return DB_EINVAL;
+    if (!((sq->opcodes >> DB_WR_RDMA_WRITE) & 1)) return DB_EOPNOTSUPP;
+    if ((db_u32)end - (db_u32)sq->consumer > sq->blocks) return DB_ENOMEM;
+    if (count <= room_to_end && !(((remote_addr ^ (remote_addr + bytes)) | (local.addr ^ (local.addr + bytes))) >> 32)) {
+        sq->doorbell_word = db_fill_writes(sq, sq->producer, wr_id, local, remote_addr, rkey, send_flags, count, stride);
+    } else {
+        for (i = 0; i < count; i++) {
+            struct db_send_wr wr = {wr_id + i, &local, 1, DB_WR_RDMA_WRITE, i + 1 == count ? send_flags : 0,
+                                    0, remote_addr, 0, 0, rkey};
+            sq->doorbell_word = db_fill_wqe(sq, sq->producer + i, &wr, DB_WR_RDMA_WRITE, 3, 1);
+            remote_addr += stride;
+            local.addr += stride;
+        }
+    }
+    sq->producer = end;
+    return 0;
 }
 DB_FN int db_try_post_write_imm(struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_u64 remote_addr, db_u32 rkey,
                                 db_u32 imm_data, db_u32 send_flags) {

@@ -1,12 +1,23 @@
 /*! Ordering primitives of the shim: types, byte order, fences, and the stores and loads that a device can see.
  *
- * This file is the only one that knows for which machine it is compiled; `doorbell.h` is the same text everywhere.
- * Here: a host processor, x86-64 or arm64, little-endian, compiled by gcc or clang as C11 or C++17. Includes nothing,
- * because run-time compilers bring no system headers.
+ * `doorbell.h` is the same text on every machine; what differs lies behind this file, once a machine:
  *
- * Sources: rdma-core `util/udma_barrier.h` and `util/mmio.h` (which barrier stands for which edge), Linux
- * `Documentation/memory-barriers.txt` §"Kernel I/O barrier effects", Intel SDM vol. 3 §9.2.2 (x86 store order) and
- * §12.3 (write-combining memory).
+ *   order_host.h   x86-64 and arm64 processors, compiled by gcc or clang as C11 or C++17
+ *   order_cuda.h   NVIDIA GPUs, compiled by nvcc or at run time by NVRTC
+ *   order_twin.h   kernels of the latter as threads of a host processor (DB_TWIN)
+ *
+ * Includes nothing else, because run-time compilers bring no system headers.
+ *
+ * What each edge of a post costs, by placement. «Ring» is where WQEs lie, «record» the doorbell record, «register» the
+ * doorbell; a GPU reaches host memory and the register across PCIe.
+ *
+ *   edge                    host x86-64     host arm64   GPU, ring in host memory   GPU, ring in GPU memory
+ *   WQE -> record           compiler        dmb oshst    fence.acq_rel.sys          fence.acq_rel.sys
+ *   record -> register      sfence          dsb st       fence.acq_rel.sys          fence.acq_rel.sys     (strict)
+ *   WQE -> register         compiler        dmb oshst    the first fence again      the first fence again (early)
+ *   register -> later       sfence          dsb st       none: mmio stores leave    none
+ *   owner byte -> CQE       compiler        dmb oshld    ld.acquire.sys of it       ld.acquire.sys of it
+ *   CQE -> consumer index   compiler        dmb osh      fence.acq_rel.sys          fence.acq_rel.sys
  */
 #ifndef DB_ORDER_H
 #define DB_ORDER_H
@@ -27,136 +38,31 @@ typedef char db_assert_u64[sizeof(db_u64) == 8 && sizeof(void *) == 8 ? 1 : -1];
 
 /* How a routine of the shim is declared; how, when a call must vanish into its caller, since the request builders fold
  * to straight stores only when the opcode is a constant in them; and how, when it must not, since a rare path would
- * take the registers of the common one. */
+ * take the registers of the common one. A GPU keeps a queue in registers only if no call takes its address, so there
+ * nothing stays outside. */
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#define DB_FN static __host__ __device__ __forceinline__
+#define DB_FN_OUTLINED DB_FN
+#define DB_FN_INLINED DB_FN
+/* In front of the one loop that a single thread of a GPU runs flat out. */
+#define DB_UNROLL_4 _Pragma("unroll 4")
+#else
+#define DB_UNROLL_4
 #define DB_FN static inline
 #define DB_FN_OUTLINED static __attribute__((noinline, unused))
 #define DB_FN_INLINED static inline __attribute__((always_inline))
+#endif
 
-/* Byte order: everything that the device reads or writes, except payload and single bytes, is big-endian. */
-DB_FN db_u16 db_be16(db_u16 value) { return __builtin_bswap16(value); }
-DB_FN db_u32 db_be32(db_u32 value) { return __builtin_bswap32(value); }
-DB_FN db_u64 db_be64(db_u64 value) { return __builtin_bswap64(value); }
-
-/* Memory of the queue's owner: WQEs and the shim's own tables. Plain stores; the fences below order them. The copy is
- * how a word enters memory of unknown type without breaking the aliasing rules; it compiles to one store or load. */
-DB_FN void db_store32(db_u64 address, db_u32 value) { __builtin_memcpy((void *)address, &value, sizeof value); }
-DB_FN void db_store64(db_u64 address, db_u64 value) { __builtin_memcpy((void *)address, &value, sizeof value); }
-DB_FN void db_copy(db_u64 to, db_u64 from, db_u32 bytes) {
-    __builtin_memcpy((void *)to, (const void *)from, bytes);
-}
-
-/* A 16-byte segment of a WQE, given as its two halves in memory order: built in registers, stored as a whole. */
-DB_FN void db_store_segment(db_u64 address, db_u64 first, db_u64 second) {
-    __builtin_memcpy((void *)address, &first, sizeof first);
-    __builtin_memcpy((void *)(address + 8), &second, sizeof second);
-}
-
-/* ---- Edges of a post, in program order -------------------------------------------------------------------------- */
-
-/* Every byte of the WQEs before the doorbell record. */
-DB_FN void db_order_wqe_before_record(void) {
-#if defined(__x86_64__)
-    /* Both are ordinary write-back memory, and x86 makes stores visible in program order (SDM §9.2.2): only the
-     * compiler must be held. rdma-core's udma_to_device_barrier() is the same. */
-    __asm__ __volatile__("" ::: "memory");
-#elif defined(__aarch64__)
-    /* Outer shareable, since the observer is a device. */
-    __asm__ __volatile__("dmb oshst" ::: "memory");
+#if defined(DB_TWIN)
+#include "order_twin.h"
 #else
-#error "order.h has no fences for this processor"
+/* nvcc reads a file twice, once for each machine. */
+#if !defined(__CUDACC__) || !(defined(__CUDA_ARCH__) || defined(__CUDACC_RTC__))
+#include "order_host.h"
 #endif
-}
-
-/* Doorbell record before register, the third edge, in the `strict` order. */
-DB_FN void db_order_record_before_register(void) {
-#if defined(__x86_64__)
-    /* The register is mapped write-combining, and such stores are not ordered with others (SDM §12.3.1). A locked
-     * instruction would do as well and costs more. rdma-core's mmio_wc_start() is the same. */
-    __asm__ __volatile__("sfence" ::: "memory");
-#elif defined(__aarch64__)
-    __asm__ __volatile__("dsb st" ::: "memory");
+#if defined(__CUDACC__) || defined(__CUDACC_RTC__)
+#include "order_cuda.h"
 #endif
-}
-
-/* What is left of the third edge in the `early` order: the device is kept right by the index that the register write
- * carries, so that only the compiler is held. WQE before register still has to hold: on x86 stores leave the store
- * buffer in program order, and the write-combining buffer behind it can only delay the later one; arm64 needs its
- * fence. To be confirmed on hardware; `strict` is the default until then. */
-DB_FN void db_order_wqe_before_register(void) {
-#if defined(__x86_64__)
-    __asm__ __volatile__("" ::: "memory");
-#elif defined(__aarch64__)
-    __asm__ __volatile__("dmb oshst" ::: "memory");
 #endif
-}
-
-/* The register write leaves this processor now, and before any later one. Without it the store may rest in a
- * write-combining buffer until something evicts it, and two rings may overtake each other. */
-DB_FN void db_flush_register(void) {
-#if defined(__x86_64__)
-    __asm__ __volatile__("sfence" ::: "memory");
-#elif defined(__aarch64__)
-    __asm__ __volatile__("dsb st" ::: "memory");
-#endif
-}
-
-/* ---- Stores and loads that the device sees ---------------------------------------------------------------------- */
-
-/* One word of a doorbell record. */
-DB_FN void db_store_record(db_u64 address, db_u32 big_endian) {
-    __atomic_store_n((db_u32 *)address, big_endian, __ATOMIC_RELAXED);
-}
-
-/* The 8-byte doorbell: exactly one store, never split or merged. */
-DB_FN void db_store_register(db_u64 address, db_u64 as_in_memory) {
-    *(volatile db_u64 *)address = as_in_memory;
-}
-
-/* 64 bytes of a BlueFlame doorbell. Ascending words, and no memcpy: a string move may write in any order (rdma-core
- * `providers/mlx5/qp.c`, comment at mlx5_bf_copy). */
-DB_FN void db_store_register_chunk(db_u64 to, db_u64 from) {
-    volatile db_u64 *reg = (volatile db_u64 *)to;
-    db_u32 word;
-    for (word = 0; word < 8; word++) {
-        db_u64 value;
-        __builtin_memcpy(&value, (const void *)(from + 8 * word), sizeof value);
-        reg[word] = value;
-    }
-}
-
-/* The last byte of a CQE, which the device writes last. */
-DB_FN db_u8 db_load_owner(db_u64 address) { return __atomic_load_n((const db_u8 *)address, __ATOMIC_RELAXED); }
-
-/* The owner byte before the rest of the CQE and before the payload that it announces. */
-DB_FN void db_acquire_cqe(void) {
-#if defined(__x86_64__)
-    /* Loads of write-back memory are not reordered with loads (SDM §9.2.2), so Linux' dma_rmb() is a compiler barrier
-     * on x86; rdma-core spends an lfence here, which orders nothing more for such memory. */
-    __asm__ __volatile__("" ::: "memory");
-#elif defined(__aarch64__)
-    __asm__ __volatile__("dmb oshld" ::: "memory");
-#endif
-}
-
-/* Loads of CQEs before the consumer index that lets the device overwrite them. */
-DB_FN void db_release_cqes(void) {
-#if defined(__x86_64__)
-    __asm__ __volatile__("" ::: "memory");
-#elif defined(__aarch64__)
-    __asm__ __volatile__("dmb osh" ::: "memory");
-#endif
-}
-
-/* Words of a CQE, after db_acquire_cqe(). */
-DB_FN db_u16 db_load16(db_u64 address) {
-    db_u16 value;
-    __builtin_memcpy(&value, (const void *)address, sizeof value);
-    return value;
-}
-DB_FN db_u32 db_load32(db_u64 address) {
-    db_u32 value;
-    __builtin_memcpy(&value, (const void *)address, sizeof value);
-    return value;
-}
 
 #endif /* DB_ORDER_H */

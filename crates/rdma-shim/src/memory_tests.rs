@@ -95,6 +95,12 @@ impl Queues {
         unsafe { db_c_try_post(&raw mut self.sq, wr) }
     }
 
+    /// As `db_try_post_writes`, 64 bytes further each.
+    fn post_writes(&mut self, wr_id: u64, local: db_sge, remote: u64, flags: u32, count: u32) -> i32 {
+        // SAFETY: as in `post`.
+        unsafe { db_c_try_post_writes(&raw mut self.sq, wr_id, local, remote, 9, flags, count, 64) }
+    }
+
     fn ring_doorbell(&mut self) {
         // SAFETY: as in `post`.
         unsafe { db_c_ring(&raw mut self.sq) }
@@ -289,6 +295,66 @@ fn wqes_continue_at_block_zero_when_the_ring_ends() {
             assert_eq!(lengths, [1, 2, 3, 4, 5, 6, 7], "{name}");
         }
     }
+}
+
+/// One by one and as a batch: the same blocks, the same remembered requests, the same doorbell. At the end of the ring, and
+/// where an address or a wr_id crosses a multiple of 2^32, the batch takes its slower way.
+#[test]
+fn a_batch_of_writes_leaves_the_bytes_of_single_ones() {
+    const STRIDE: u32 = 64;
+    let far = u64::from(u32::MAX) - 100;
+    for (name, skipped, wr_id, local, remote) in [
+        ("straight", 0, 7, 0x1000, 0x2000),
+        ("across the end of the ring", 12, 7, 0x1000, 0x2000),
+        ("local address across 4 GiB", 0, 7, far, 0x2000),
+        ("remote address across 4 GiB", 0, 7, 0x1000, far),
+        ("wr_id across 2^32", 0, u64::from(u32::MAX) - 3, 0x1000, 0x2000),
+    ] {
+        let (mut single, mut batch) = (Queues::new(16, 16), Queues::new(16, 16));
+        for queues in [&mut single, &mut batch] {
+            for _ in 0..skipped {
+                assert_eq!(queues.post(&write(&[entry(64)], 0)), 0);
+            }
+            queues.ring_doorbell();
+            queues.sq.consumer = skipped;
+        }
+        for index in 0..9 {
+            let entry = [db_sge { addr: local + index * u64::from(STRIDE), length: 64, lkey: 5 }];
+            let flags = if index == 8 { SIGNALED } else { 0 };
+            let request = db_send_wr {
+                wr_id: wr_id + index,
+                remote_addr: remote + index * u64::from(STRIDE),
+                rkey: 9,
+                ..write(&entry, flags)
+            };
+            assert_eq!(single.post(&request), 0, "{name}");
+        }
+        let entry = db_sge { addr: local, length: 64, lkey: 5 };
+        assert_eq!(batch.post_writes(wr_id, entry, remote, SIGNALED, 9), 0, "{name}");
+        single.ring_doorbell();
+        batch.ring_doorbell();
+        assert_eq!(single.ring, batch.ring, "{name}");
+        assert_eq!((single.sq.producer, single.sq.rung), (batch.sq.producer, batch.sq.rung), "{name}");
+        assert_eq!((&single.record, &single.register), (&batch.record, &batch.register), "{name}");
+        let remembered = |queues: &Queues| queues._slots.iter().map(|s| (s.wr_id, s.end)).collect::<Vec<_>>();
+        assert_eq!(remembered(&single), remembered(&batch), "{name}");
+    }
+}
+
+#[test]
+fn a_batch_is_posted_whole_or_not_at_all() {
+    let entry = db_sge { addr: 0x1000, length: 64, lkey: 5 };
+    let mut queues = Queues::new(8, 16);
+    assert_eq!(queues.post_writes(0, entry, 0, 0, 5), 0);
+    let before = (queues.ring.clone(), queues.sq.producer);
+    assert_eq!(queues.post_writes(0, entry, 0, 0, 4), ENOMEM, "three blocks are left");
+    assert_eq!(queues.post_writes(0, entry, 0, 0, 9), EINVAL, "longer than the ring");
+    assert_eq!(queues.post_writes(0, entry, 0, 0, 0), EINVAL, "nothing to post");
+    assert_eq!(queues.post_writes(0, db_sge { length: 0, ..entry }, 0, 0, 1), EINVAL, "no payload");
+    assert_eq!(queues.post_writes(0, entry, 0, INLINE, 1), EINVAL, "inline");
+    queues.sq.opcodes = 1 << 2;
+    assert_eq!(queues.post_writes(0, entry, 0, 0, 1), EOPNOTSUPP, "a queue that only sends");
+    assert_eq!((queues.ring.clone(), queues.sq.producer), before);
 }
 
 #[test]

@@ -23,6 +23,11 @@ int db_c_try_post_write(struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_
     return db_try_post_write(sq, wr_id, local, remote_addr, rkey, send_flags);
 }
 
+int db_c_try_post_writes(struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_u64 remote_addr, db_u32 rkey,
+                         db_u32 send_flags, db_u32 count, db_u32 stride) {
+    return db_try_post_writes(sq, wr_id, local, remote_addr, rkey, send_flags, count, stride);
+}
+
 int db_c_poll(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, struct db_completion *out, int max) {
     return db_poll(cq, sq, rq, out, max);
 }

@@ -57,7 +57,7 @@ pub struct db_completion {
 }
 
 /// `struct db_slot`.
-#[repr(C)]
+#[repr(C, align(16))]
 #[derive(Debug, Clone, Copy, Default)]
 pub struct db_slot {
     pub wr_id: u64,
@@ -127,6 +127,16 @@ unsafe extern "C" {
         remote_addr: u64,
         rkey: u32,
         send_flags: u32,
+    ) -> i32;
+    pub fn db_c_try_post_writes(
+        sq: *mut db_sq,
+        wr_id: u64,
+        local: db_sge,
+        remote_addr: u64,
+        rkey: u32,
+        send_flags: u32,
+        count: u32,
+        stride: u32,
     ) -> i32;
     pub fn db_c_ring(sq: *mut db_sq);
     pub fn db_c_post_recv(rq: *mut db_rq, wrs: *const db_recv_wr, count: u32, bad: *mut u32) -> i32;

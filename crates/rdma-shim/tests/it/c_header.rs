@@ -21,6 +21,7 @@ int use_everything(struct db_sq *sq, struct db_rq *rq, struct db_cq *cq, const s
     int sum = db_sq_init(sq, 64) + db_rq_init(rq) + db_cq_init(cq, 64);
     sum += db_try_post(sq, wr) + db_post(sq, wr, 1, &bad) + db_post_recv(rq, receive, 1, &bad);
     sum += db_try_post_write(sq, 0, sge, 0, 0, 0) + db_try_post_write_imm(sq, 0, sge, 0, 0, 0, 0);
+    sum += db_try_post_writes(sq, 0, sge, 0, 0, 0, 4, 64);
     sum += db_try_post_send(sq, 0, sge, 0) + db_try_post_send_imm(sq, 0, sge, 0, 0) + db_try_post_read(sq, 0, sge, 0, 0, 0);
     db_ring(sq);
     sum += db_poll(cq, sq, rq, done, 1) + db_drain(cq);

@@ -1,0 +1,333 @@
+/*! What a GPU adds to doorbell.h: waits that end, a warp that posts together, and a queue that many warps share.
+ *
+ * The routines of doorbell.h serve one thread with a queue of its own, on a GPU as on a host. Here:
+ *
+ *   db_gpu_wait_send, db_gpu_wait_recv     one thread, its own CQ: the next completion, or why there is none
+ *   db_warp_post, db_warp_ring             a warp in lock step, a queue of its own: 32 WQEs at once, one doorbell
+ *   db_shared_post, db_shared_poll         any number of threads or warps on one queue
+ *
+ * Every wait has a deadline and a cancel word, and every failure is a value: nothing here traps, and no error CQE turns
+ * into a hang. For CUDA (NVRTC or nvcc) and the host twin.
+ */
+#ifndef DB_DOORBELL_GPU_H
+#define DB_DOORBELL_GPU_H
+
+#include "doorbell.h"
+
+#define DB_EIO 5         /* the queue has failed: see db_shared_sq.failed */
+#define DB_ETIMEDOUT 110 /* the deadline passed */
+#define DB_ECANCELED 125 /* the cancel word was set */
+
+#define DB_WARP 32u
+
+/* ---- Waits ------------------------------------------------------------------------------------------------------ */
+
+/* How long to wait: until the GPU's global timer reads `deadline_ns` (db_clock_ns()), or until the 32-bit word at `cancel`
+ * (host memory, 0 for none) is no longer 0. */
+struct db_wait {
+    db_u64 deadline_ns;
+    db_u64 cancel;
+    db_u32 turns; /* of the loop so far: start at 0 */
+};
+
+/* Called once a turn of a waiting loop: 0, DB_ETIMEDOUT or DB_ECANCELED. The timer is cheap, the cancel word lies across
+ * PCIe and is read every 64th turn only. */
+DB_GPU_FN int db_wait_over(struct db_wait *wait) {
+    db_u32 turn = wait->turns++;
+    if (wait->cancel && (turn & 63) == 63 && db_load_acquire_sys32(wait->cancel)) return DB_ECANCELED;
+    return db_clock_ns() >= wait->deadline_ns ? DB_ETIMEDOUT : 0;
+}
+
+/* Gives CQEs back when a quarter of the ring has been taken since the last time: each giving back is a full fence. */
+DB_GPU_FN void db_gpu_release(struct db_cq *cq, db_u64 *released) {
+    if (cq->consumer - *released < cq->entries / 4 + (cq->entries < 4)) return;
+    db_release(cq);
+    *released = cq->consumer;
+}
+
+/* The next completion of a CQ that serves one queue: 1 with `out` filled, 0 when there is none yet, or
+ * DB_POLL_COMPRESSED. `released` is the caller's, 0 at first. */
+DB_GPU_FN int db_gpu_take(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, struct db_completion *out,
+                          db_u64 *released) {
+    int taken = db_take_cqe(cq, out);
+    if (taken <= 0) return taken;
+    if (out->is_send && sq)
+        db_retire_send(sq, out);
+    else if (!out->is_send && rq)
+        db_retire_recv(rq, out);
+    else
+        out->status = DB_WC_STALE;
+    db_gpu_release(cq, released);
+    return 1;
+}
+
+/* Waits for it: 0 with `out` filled (look at its status), DB_ETIMEDOUT, DB_ECANCELED, or DB_EINVAL for a compressed CQE. */
+DB_GPU_FN int db_gpu_wait(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, struct db_completion *out,
+                          db_u64 *released, struct db_wait wait) {
+    for (;;) {
+        int taken = db_gpu_take(cq, sq, rq, out, released), over;
+        if (taken) return taken < 0 ? DB_EINVAL : 0;
+        over = db_wait_over(&wait);
+        if (over) return over;
+    }
+}
+
+/* ---- A warp in lock step, a queue of its own -------------------------------------------------------------------- */
+
+/* WQE length of any request, in 16-byte units; 0 when this queue can never take it. */
+DB_GPU_FN db_u32 db_gpu_units(const struct db_sq *sq, const struct db_send_wr *wr) {
+    if (wr->opcode > DB_WR_ATOMIC_FETCH_AND_ADD || !((sq->opcodes >> wr->opcode) & 1)) return 0;
+    if (db_is_atomic(wr->opcode)) {
+        if (wr->num_sge != 1 || (wr->send_flags & DB_SEND_INLINE) || wr->sg_list->length != DB_ATOMIC_BYTES) return 0;
+        return 4;
+    }
+    return db_wqe_units(sq, wr);
+}
+
+/* Whether the request is the common one, a single data pointer. */
+DB_GPU_FN int db_gpu_is_plain(const struct db_send_wr *wr) {
+    return wr->num_sge == 1 && !(wr->send_flags & DB_SEND_INLINE) && wr->sg_list->length;
+}
+
+/* Blocks of the lanes below this one, and of all lanes. */
+DB_GPU_FN db_u32 db_warp_blocks_before(db_u32 blocks, db_u32 *all) {
+    db_u32 sum = blocks, by, lane = db_lane();
+    for (by = 1; by < DB_WARP; by *= 2) {
+        db_u32 below = db_warp_shuffle_up32(sum, by);
+        if (lane >= by) sum += below;
+    }
+    *all = db_warp_shuffle32(sum, DB_WARP - 1);
+    return sum - blocks;
+}
+
+/* Posts one request a lane, in the order of the lanes; all 32 lanes call, a lane without a request gives null. Each lane
+ * holds its own copy of `sq`, and the copies stay equal. All or none: 0 or, on every lane alike, DB_ENOMEM or
+ * DB_EINVAL with the first offending lane in `bad`. */
+DB_GPU_FN int db_warp_post(struct db_sq *sq, const struct db_send_wr *wr, db_u32 *bad) {
+    db_u32 units = wr ? db_gpu_units(sq, wr) : 0, blocks = db_blocks(units), before, all, last;
+    db_u32 impossible = db_warp_ballot(wr && !units), asked = db_warp_ballot(wr != 0);
+    db_u64 word = 0;
+    if (impossible) {
+        *bad = (db_u32)__ffs((int)impossible) - 1;
+        return DB_EINVAL;
+    }
+    if (!asked) return 0;
+    if (db_warp_ballot(blocks == 1) == 0xffffffffu) {
+        before = db_lane();
+        all = DB_WARP;
+    } else {
+        before = db_warp_blocks_before(blocks, &all);
+    }
+    if (sq->producer + all - sq->consumer > sq->blocks) {
+        *bad = (db_u32)__ffs((int)asked) - 1;
+        return all > sq->blocks ? DB_EINVAL : DB_ENOMEM;
+    }
+    if (wr) word = db_fill_wqe(sq, sq->producer + before, wr, wr->opcode, units, db_gpu_is_plain(wr));
+    last = 31 - (db_u32)__clz((int)asked);
+    sq->doorbell_word = db_warp_shuffle64(word, last);
+    sq->producer += all;
+    return 0;
+}
+
+/* A full warp of RDMA WRITEs with one data pointer each: the same without a struct. 0 or DB_ENOMEM. */
+DB_GPU_FN int db_warp_post_write(struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_u64 remote_addr, db_u32 rkey,
+                                 db_u32 send_flags) {
+    struct db_send_wr wr = {wr_id, &local, 1, DB_WR_RDMA_WRITE, send_flags, 0, remote_addr, 0, 0, rkey};
+    db_u64 word;
+    if (sq->producer + DB_WARP - sq->consumer > sq->blocks) return DB_ENOMEM;
+    word = db_fill_wqe(sq, sq->producer + db_lane(), &wr, DB_WR_RDMA_WRITE, 3, 1);
+    sq->doorbell_word = db_warp_shuffle64(word, DB_WARP - 1);
+    sq->producer += DB_WARP;
+    return 0;
+}
+
+/* Rings for what the warp posted. The lanes' stores are the ringer's to publish once it has met them: a fence releases
+ * what its thread has observed (PTX causality order), and without the meeting it has observed nothing of theirs. */
+DB_GPU_FN void db_warp_ring(struct db_sq *sq) {
+#ifndef DB_DEFECT_NO_WARP_SYNC
+    db_warp_sync();
+#endif
+    if (db_lane() == 0)
+        db_ring(sq);
+    else
+        sq->rung = sq->producer;
+}
+
+/* ---- A queue that many share ------------------------------------------------------------------------------------ */
+
+/* One for all posters, in GPU memory. Filled by the host: `sq` and `cq` as for one thread, everything else 0. */
+struct db_shared_sq {
+    struct db_sq sq; /* addresses, sizes, order: constant while shared; its indices are not used */
+    struct db_cq cq; /* owned by whoever holds `polling` */
+    db_u64 released; /* CQEs given back, likewise */
+    db_u32 polling;  /* 1 while someone polls */
+    db_u32 failed;   /* 0, or 1 + the syndrome of the first error CQE; sticky until the host resets the queue */
+    db_u32 signal_mask; /* a WQE that crosses a multiple of signal_mask + 1 blocks is signalled whoever posts it */
+    db_u32 pad;
+    db_u64 line0[8]; /* each word below is fought over by itself: a line of its own */
+    db_u64 reserved; /* blocks handed out */
+    db_u64 line1[15];
+    db_u64 ready;    /* blocks filled, in order, << 16 | publications that the ringer has not seen yet */
+    db_u64 line2[15];
+    db_u64 consumed; /* blocks that completions gave back */
+    db_u64 line3[15];
+};
+
+#define DB_READY_SHIFT 16
+#define DB_READY_UNSEEN 0xffffu
+
+/* `failed` of a queue in which blocks were handed out that nobody filled: whoever should have, gave up waiting. */
+#define DB_FAILED_HOLE 0xffffu
+
+/* What a poster holds in registers: made by db_poster_of(), one a thread (or a warp, the same in every lane). */
+struct db_poster {
+    struct db_sq sq; /* a copy: after each fence, a field of the shared one would have to come from L2 again */
+    db_u32 signal_mask;
+    db_u64 consumed; /* its last look at shared->consumed */
+    db_u64 end;      /* of what it published last: if nothing came between, its next needs to wait for nobody */
+};
+
+DB_GPU_FN struct db_poster db_poster_of(const struct db_shared_sq *shared) {
+    struct db_poster poster = {shared->sq, shared->signal_mask, 0, 0};
+    return poster;
+}
+
+/* Takes the CQEs that are there, at most `most`: their number; 0 as well when another thread is polling. The caller's
+ * wr_ids are not reported: with many posters on one queue, they learn by `consumed` and `failed`. */
+DB_GPU_FN db_u32 db_shared_poll(struct db_shared_sq *shared, db_u32 most) {
+    struct db_completion done;
+    struct db_sq sq;
+    db_u32 count = 0;
+    if (db_load_relaxed32(&shared->polling) || db_exchange_acquire32(&shared->polling, 1)) return 0;
+    sq = shared->sq;
+    sq.consumer = db_load_relaxed64(&shared->consumed);
+    /* What producers remembered of their requests was published before the device could complete them. */
+    sq.rung = db_load_acquire64(&shared->ready) >> DB_READY_SHIFT;
+    while (count < most) {
+        int taken = db_take_cqe(&shared->cq, &done);
+        if (taken == 0) break;
+        if (taken > 0) {
+            if (sq.rung - sq.consumer < sq.blocks) sq.rung = db_load_acquire64(&shared->ready) >> DB_READY_SHIFT;
+            db_retire_send(&sq, &done);
+        }
+        count++;
+        if ((taken < 0 || done.status != DB_WC_SUCCESS) && !db_load_relaxed32(&shared->failed))
+            db_store_relaxed32(&shared->failed, 1 + (taken < 0 ? 0xfffe : done.syndrome ? done.syndrome : done.status));
+        if (taken < 0) break;
+    }
+    if (count) {
+        db_gpu_release(&shared->cq, &shared->released);
+        db_store_release64(&shared->consumed, sq.consumer);
+    }
+    db_store_release32(&shared->polling, 0);
+    return count;
+}
+
+/* Waits until the blocks below `end` have room: 0, DB_EIO, DB_ETIMEDOUT, DB_ECANCELED. Who waits polls. While the poster's
+ * last look at `consumed` suffices, nothing is loaded. */
+DB_GPU_FN int db_shared_room(struct db_shared_sq *shared, struct db_poster *poster, db_u64 end, struct db_wait *wait) {
+    for (;;) {
+        int over;
+        if (end - poster->consumed <= poster->sq.blocks) return 0;
+        poster->consumed = db_load_acquire64(&shared->consumed);
+        if (end - poster->consumed <= poster->sq.blocks) return 0;
+        if (db_load_relaxed32(&shared->failed)) return DB_EIO;
+        db_shared_poll(shared, DB_WARP);
+        over = db_wait_over(wait);
+        if (over) return over;
+    }
+}
+
+/* Tells the device of every block below `end`, as db_ring() does; the register carries the next free block. */
+DB_GPU_FN void db_shared_tell(const struct db_sq *sq, db_u64 end) {
+    db_order_wqe_before_record();
+    db_store_record(sq->record, db_be32((db_u32)end & 0xffff));
+    if (sq->order == DB_ORDER_STRICT)
+        db_order_record_before_register();
+    else
+        db_order_wqe_before_register();
+    db_store_register(sq->reg, db_pair(((db_u32)end & 0xffff) << 8, sq->qpn << 8));
+    db_flush_register();
+}
+
+/* Publishes the blocks from `begin` to `end`, which the caller has filled, behind all earlier ones; rings unless another
+ * thread is ringing, which then rings for these as well. One word says both: what is filled, and how many
+ * publications the ringer has yet to see, so that a poster spends one atomic on publishing and on being elected.
+ *
+ * The fence comes before the wait for the poster in front: what it costs is hidden there, and the next poster waits for
+ * the atomic alone. Each atomic continues the release of those before it (PTX observation order), so that the
+ * ringer, by the fence in db_shared_tell(), has observed every WQE up to `end`. */
+DB_GPU_FN int db_shared_publish(struct db_shared_sq *shared, struct db_poster *poster, db_u64 begin, db_u64 end,
+                                struct db_wait *wait) {
+    db_u64 word, seen = 1;
+    db_order_wqe_before_ready();
+    if (poster->end != begin) {
+        while (db_load_relaxed64(&shared->ready) >> DB_READY_SHIFT != begin) {
+            int over = db_wait_over(wait);
+            if (!over && (wait->turns & 63) == 0 && db_load_relaxed32(&shared->failed)) over = DB_EIO;
+            if (over) {
+                db_store_relaxed32(&shared->failed, DB_FAILED_HOLE);
+                return over;
+            }
+        }
+    }
+    poster->end = end;
+    word = db_fetch_add64(&shared->ready, (end - begin) << DB_READY_SHIFT | 1);
+    if (word & DB_READY_UNSEEN) return 0;
+    for (;;) {
+        db_shared_tell(&poster->sq, end);
+        word = db_fetch_add_acq_rel64(&shared->ready, (db_u64)0 - seen) - seen;
+        seen = word & DB_READY_UNSEEN;
+        if (!seen) return 0;
+        end = word >> DB_READY_SHIFT;
+    }
+}
+
+/* Posts one request of one thread and sees to the doorbell. 0; DB_EINVAL; DB_EIO when the queue has failed; DB_ETIMEDOUT or
+ * DB_ECANCELED when there was no room in time. `poster` is the caller's own. */
+DB_GPU_FN int db_shared_post(struct db_shared_sq *shared, const struct db_send_wr *wr, struct db_poster *poster,
+                             struct db_wait wait) {
+    db_u32 units = db_gpu_units(&poster->sq, wr), blocks = db_blocks(units);
+    struct db_send_wr mine = *wr;
+    db_u64 begin;
+    int error;
+    if (!units) return DB_EINVAL;
+    begin = db_fetch_add64(&shared->reserved, blocks);
+    error = db_shared_room(shared, poster, begin + blocks, &wait);
+    if (error) {
+        /* Blocks were handed out that nobody will fill: the queue is dead for everyone behind. */
+        db_store_relaxed32(&shared->failed, DB_FAILED_HOLE);
+        return error;
+    }
+    if ((begin ^ (begin + blocks)) & ~(db_u64)poster->signal_mask) mine.send_flags |= DB_SEND_SIGNALED;
+    db_fill_wqe(&poster->sq, begin, &mine, mine.opcode, units, db_gpu_is_plain(&mine));
+    return db_shared_publish(shared, poster, begin, begin + blocks, &wait);
+}
+
+/* The same for a full warp of RDMA WRITEs of one data pointer each; every lane returns the same. */
+DB_GPU_FN int db_shared_warp_post_write(struct db_shared_sq *shared, db_u64 wr_id, struct db_sge local,
+                                        db_u64 remote_addr, db_u32 rkey, db_u32 send_flags, struct db_poster *poster,
+                                        struct db_wait wait) {
+    struct db_send_wr wr = {wr_id, &local, 1, DB_WR_RDMA_WRITE, send_flags, 0, remote_addr, 0, 0, rkey};
+    db_u64 begin = 0;
+    int error = 0;
+    if (db_lane() == 0) {
+        begin = db_fetch_add64(&shared->reserved, DB_WARP);
+        error = db_shared_room(shared, poster, begin + DB_WARP, &wait);
+        if (error) db_store_relaxed32(&shared->failed, DB_FAILED_HOLE);
+    }
+    begin = db_warp_shuffle64(begin, 0);
+    error = (int)db_warp_shuffle32((db_u32)error, 0);
+    if (error) return error;
+    /* The last lane's WQE is the one that crosses a multiple, if any does. */
+    if (db_lane() == DB_WARP - 1 && ((begin ^ (begin + DB_WARP)) & ~(db_u64)poster->signal_mask))
+        wr.send_flags |= DB_SEND_SIGNALED;
+    db_fill_wqe(&poster->sq, begin + db_lane(), &wr, DB_WR_RDMA_WRITE, 3, 1);
+#ifndef DB_DEFECT_NO_WARP_SYNC
+    db_warp_sync();
+#endif
+    if (db_lane() == 0) error = db_shared_publish(shared, poster, begin, begin + DB_WARP, &wait);
+    return (int)db_warp_shuffle32((db_u32)error, 0);
+}
+
+#endif /* DB_DOORBELL_GPU_H */

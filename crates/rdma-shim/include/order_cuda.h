@@ -1,0 +1,178 @@
+/*! Ordering primitives for NVIDIA GPUs, sm_70 and newer. See order.h.
+ *
+ * Sources: PTX ISA 8.8, "Memory Consistency Model" (scopes §8.5, release and acquire patterns §8.7, causality §8.9.5:
+ * a release is cumulative, so that one fence covers what other threads' writes this one has observed), `fence` §9.7.13,
+ * `st.mmio` §9.7.9 (exactly one access, `.relaxed.sys` only up to PTX 9.0).
+ *
+ * Why `.sys`: the observer is a device on the other side of PCIe, outside `.gpu`. Peers use `.gpu` for rings in GPU
+ * memory, where a store that has reached L2 is what PCIe reads; we do not, until hardware has been seen to agree.
+ */
+#ifndef DB_ORDER_CUDA_H
+#define DB_ORDER_CUDA_H
+
+#if defined(__CUDA_ARCH__) || defined(__CUDACC_RTC__)
+
+/* Byte order. Spelled out, since the compiler makes one permutation of it and folds it when the value is known, which
+ * it does not do for __byte_perm. */
+DB_FN db_u16 db_be16(db_u16 value) { return (db_u16)(value << 8 | value >> 8); }
+DB_FN db_u32 db_be32(db_u32 value) {
+    return value << 24 | (value & 0xff00) << 8 | (value >> 8 & 0xff00) | value >> 24;
+}
+DB_FN db_u64 db_be64(db_u64 value) { return (db_u64)db_be32((db_u32)value) << 32 | db_be32((db_u32)(value >> 32)); }
+
+/* Memory of the queue's owner. Plain (weak) stores; the fences below order them. */
+DB_FN void db_store32(db_u64 address, db_u32 value) { *(db_u32 *)address = value; }
+DB_FN void db_store64(db_u64 address, db_u64 value) { *(db_u64 *)address = value; }
+
+/* Inline payload: words where both sides are aligned, else bytes. */
+DB_FN void db_copy(db_u64 to, db_u64 from, db_u32 bytes) {
+    db_u32 i = 0;
+    if (!((to | from) & 3))
+        for (; i + 4 <= bytes; i += 4) *(db_u32 *)(to + i) = *(const db_u32 *)(from + i);
+    for (; i < bytes; i++) *(db_u8 *)(to + i) = *(const db_u8 *)(from + i);
+}
+
+/* A 16-byte segment of a WQE as one vector store: half the PCIe transactions of two 8-byte ones. */
+DB_FN void db_store_segment(db_u64 address, db_u64 first, db_u64 second) {
+    *(ulonglong2 *)address = make_ulonglong2(first, second);
+}
+
+/* ---- Edges of a post, in program order -------------------------------------------------------------------------- */
+
+/* Every byte of the WQEs before the doorbell record, and before the register as well: the fence stands in front of
+ * both. It also covers WQEs that other lanes wrote, once this thread has observed that they are done. */
+DB_FN void db_order_wqe_before_record(void) { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+/* Record before register, the third edge, in the `strict` order. A release store to the record would order nothing
+ * about the register write after it. */
+DB_FN void db_order_record_before_register(void) { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+/* In the `early` order nothing is left to do: WQE before register is the first fence's. */
+DB_FN void db_order_wqe_before_register(void) { asm volatile("" ::: "memory"); }
+
+/* An mmio store is performed as it is issued, never combined. */
+DB_FN void db_flush_register(void) {}
+
+/* ---- Stores and loads that the device sees ---------------------------------------------------------------------- */
+
+DB_FN void db_store_record(db_u64 address, db_u32 big_endian) {
+    asm volatile("st.relaxed.sys.global.u32 [%0], %1;" ::"l"(address), "r"(big_endian) : "memory");
+}
+
+/* The 8-byte doorbell: `mmio` promises exactly one access, never split or merged. */
+DB_FN void db_store_register(db_u64 address, db_u64 as_in_memory) {
+    asm volatile("st.mmio.relaxed.sys.global.u64 [%0], %1;" ::"l"(address), "l"(as_in_memory) : "memory");
+}
+
+/* 64 bytes of a BlueFlame doorbell, ascending. One lane cannot make one burst of them; a card takes the doorbell in the
+ * first 8 bytes either way and fetches the WQE when the rest is torn. */
+DB_FN void db_store_register_chunk(db_u64 to, db_u64 from) {
+    db_u32 word;
+    for (word = 0; word < 8; word++) db_store_register(to + 8 * word, *(const db_u64 *)(from + 8 * word));
+}
+
+/* The last byte of a CQE, which the device writes last. The load itself acquires: a fence after a relaxed load would
+ * also wait for this thread's own stores to cross PCIe, some 600 ns on an H200. */
+DB_FN db_u8 db_load_owner(db_u64 address) {
+    db_u32 value;
+    asm volatile("ld.acquire.sys.global.u8 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return (db_u8)value;
+}
+
+/* The owner byte before the rest of the CQE and the payload: done by the load above. */
+DB_FN void db_acquire_cqe(void) { asm volatile("" ::: "memory"); }
+
+/* Loads of CQEs before the consumer index that lets the device overwrite them. A full fence, so give CQEs back by the
+ * dozen: see db_gpu_release(). */
+DB_FN void db_release_cqes(void) { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+
+/* Words of a CQE, after db_acquire_cqe(). */
+DB_FN db_u16 db_load16(db_u64 address) { return *(const db_u16 *)address; }
+DB_FN db_u32 db_load32(db_u64 address) { return *(const db_u32 *)address; }
+
+#endif /* device pass */
+
+/* ---- What only a GPU has: see doorbell_gpu.h -------------------------------------------------------------------- */
+
+/* A routine that only device code calls. */
+#define DB_GPU_FN static __device__ __forceinline__
+
+/* The thread's place in its warp, and the warp's lanes in step: what one wrote before, all see after. */
+DB_GPU_FN db_u32 db_lane(void) {
+    db_u32 lane;
+    asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+    return lane;
+}
+DB_GPU_FN void db_warp_sync(void) { __syncwarp(0xffffffffu); }
+DB_GPU_FN db_u32 db_warp_ballot(int predicate) { return __ballot_sync(0xffffffffu, predicate); }
+DB_GPU_FN db_u32 db_warp_shuffle32(db_u32 value, db_u32 lane) { return __shfl_sync(0xffffffffu, value, (int)lane); }
+DB_GPU_FN db_u64 db_warp_shuffle64(db_u64 value, db_u32 lane) { return __shfl_sync(0xffffffffu, value, (int)lane); }
+/* The value of the lane `by` below this one; this lane's own where there is none. */
+DB_GPU_FN db_u32 db_warp_shuffle_up32(db_u32 value, db_u32 by) { return __shfl_up_sync(0xffffffffu, value, by); }
+DB_GPU_FN void db_block_sync(void) { __syncthreads(); }
+
+/* Words that the GPU's own threads share: `.gpu` scope. */
+DB_GPU_FN db_u64 db_load_relaxed64(const db_u64 *word) {
+    db_u64 value;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+DB_GPU_FN db_u64 db_load_acquire64(const db_u64 *word) {
+    db_u64 value;
+    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+DB_GPU_FN void db_store_release64(db_u64 *word, db_u64 value) {
+    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+/* Adds, and returns what was there: handing out numbers orders nothing. */
+DB_GPU_FN db_u64 db_fetch_add64(db_u64 *word, db_u64 value) {
+    db_u64 old;
+    asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(value) : "memory");
+    return old;
+}
+/* The same, handing over what was written before and taking over what the last one handed over. */
+DB_GPU_FN db_u64 db_fetch_add_acq_rel64(db_u64 *word, db_u64 value) {
+    db_u64 old;
+    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(value) : "memory");
+    return old;
+}
+/* A lock's word: taken with what its last holder wrote. Given back by db_store_release32(). */
+DB_GPU_FN db_u32 db_exchange_acquire32(db_u32 *word, db_u32 value) {
+    db_u32 old;
+    asm volatile("atom.acquire.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(value) : "memory");
+    return old;
+}
+DB_GPU_FN void db_store_release32(db_u32 *word, db_u32 value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+DB_GPU_FN db_u32 db_load_relaxed32(const db_u32 *word) {
+    db_u32 value;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
+DB_GPU_FN void db_store_relaxed32(db_u32 *word, db_u32 value) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
+}
+
+/* WQEs before the word that says they are filled, towards the thread that will ring. */
+DB_GPU_FN void db_order_wqe_before_ready(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+/* Words that the host or a device writes: `.sys` scope. */
+DB_GPU_FN db_u32 db_load_acquire_sys32(db_u64 address) {
+    db_u32 value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
+    return value;
+}
+DB_GPU_FN void db_store_release_sys32(db_u64 address, db_u32 value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+/* Nanoseconds of the GPU's global timer, which ticks in steps of 32 ns or more: for deadlines, not for timing a post. */
+DB_GPU_FN db_u64 db_clock_ns(void) {
+    db_u64 now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+    return now;
+}
+
+#endif /* DB_ORDER_CUDA_H */
