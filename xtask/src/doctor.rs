@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::Result;
 use measure::provenance::library_version;
 
+use crate::cuda_wheels;
 use crate::setup;
 use crate::workspace::root;
 
@@ -32,6 +33,7 @@ pub fn run() -> Result<()> {
     }
     row("RDMA devices", &listed("/sys/class/infiniband", "none: everything runs on the software NIC"));
     row("GPUs", &gpus());
+    row("CUDA compiler", &cuda_wheels::state());
     row("process_vm", &process_vm());
     Ok(())
 }

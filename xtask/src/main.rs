@@ -18,6 +18,7 @@ macro_rules! say {
 
 mod bench_nic;
 mod bundle;
+mod cuda_wheels;
 mod doctor;
 mod figure;
 mod headers;

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
+use crate::cuda_wheels;
 use crate::refused::refused;
 use crate::stop;
 
@@ -30,7 +31,7 @@ pub enum Purpose {
     Figure,
     /// `bench-nic`: perftest as well.
     Bench,
-    /// The tests: headers, test programs, lint tools.
+    /// The tests: headers, test programs, lint tools, and a CUDA compiler (133 MB).
     Test,
 }
 
@@ -127,7 +128,11 @@ pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
             system.name,
             names(&wanted(purpose)).join(" ")
         );
-        return rust_tools(purpose, no_install);
+        return tools(purpose, no_install, || {
+            Err(refused(
+                "python3 has no pip, which fetches NVIDIA's run-time compiler; install it".to_owned(),
+            ))
+        });
     }
     let missing: Vec<&Package> =
         wanted(purpose).into_iter().filter(|package| !installed(package.name)).collect();
@@ -136,7 +141,13 @@ pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
         missing.iter().for_each(|package| say!("  {:18} {}", package.name, package.why));
         install(&names(&missing), no_install)?;
     }
-    rust_tools(purpose, no_install)
+    tools(purpose, no_install, || install(&["python3-pip"], false))
+}
+
+/// What comes from no package of the system.
+fn tools(purpose: Purpose, no_install: bool, pip: impl FnOnce() -> Result<()>) -> Result<()> {
+    rust_tools(purpose, no_install)?;
+    if purpose < Purpose::Test { Ok(()) } else { cuda_wheels::prepare(no_install, pip) }
 }
 
 fn install(packages: &[&str], no_install: bool) -> Result<()> {

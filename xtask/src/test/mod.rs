@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
+use crate::cuda_wheels;
 use crate::process::{Ended, run_logged};
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
@@ -88,8 +89,9 @@ pub fn run(options: &Options) -> Result<()> {
     for suite in &suites {
         let mut command = Command::new(&suite.command[0]);
         command.args(&suite.command[1..]).current_dir(&root);
-        // A bare machine has no libibverbs that could find the NIC; there its tests may skip.
-        let kept = suite.environment.iter().filter(|(name, _)| !(options.bare && name == "REQUIRE"));
+        // A bare machine has no libibverbs that could find the NIC, and no compiler was fetched; there its tests may skip.
+        let ours = |name: &str| ["REQUIRE", cuda_wheels::VARIABLE].contains(&name);
+        let kept = suite.environment.iter().filter(|(name, _)| !(options.bare && ours(name)));
         command.envs(kept.cloned());
         if options.full {
             command.env("SOFTNIC_TEST_FULL", "1");

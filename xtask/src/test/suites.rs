@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use crate::cuda_wheels;
+
 /// How a package's tests are run when the ordinary way is not enough.
 #[derive(Clone, Copy, Debug, Default)]
 struct Way {
@@ -15,20 +17,25 @@ struct Way {
     arguments: &'static [&'static str],
     /// The test programs need a NIC: each is started by `softnic run`, once for each of these.
     nics: &'static [Nic],
+    /// The tests compile and link device code: they get a toolkit, and may not skip for want of one.
+    toolkit: bool,
 }
 
-const RELEASE: Way = Way { release: true, arguments: &[], nics: &[] };
+const PLAIN: Way = Way { release: false, arguments: &[], nics: &[], toolkit: false };
+const RELEASE: Way = Way { release: true, ..PLAIN };
 
 /// Packages that are not run as `cargo test -p NAME` in the dev profile.
 const WAYS: &[(&str, Way)] = &[
     // What mutants of real packets reached, and what a CRC lets through, are tables.
-    ("roce", Way { release: false, arguments: &["--show-output"], nics: &[] }),
+    ("roce", Way { arguments: &["--show-output"], ..PLAIN }),
+    // What came out for each architecture, and how long it took.
+    ("gpu", Way { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
     // The hostile driver's table is printed, though the test passes.
     ("soft-nic", Way { arguments: &["--show-output"], ..RELEASE }),
     ("generator", Way { nics: &NICS, ..RELEASE }),
     // Short messages only: the third NIC would not differ from the second.
     ("rdma-shim", Way { nics: NICS.first_chunk::<2>().expect("there are four"), ..RELEASE }),
-    ("verbs", Way { release: false, nics: &NICS, ..RELEASE }),
+    ("verbs", Way { nics: &NICS, ..PLAIN }),
     // Two programs on two cores each: these take turns, or their timing tests measure one another.
     ("softnic", Way { arguments: &["--test-threads=2"], ..RELEASE }),
 ];
@@ -162,7 +169,7 @@ pub fn all(packages: &[&str], softnic: &Path, folder: &Path) -> Vec<Suite> {
             name: (*package).to_owned(),
             package: (*package).to_owned(),
             command: command(package, way),
-            environment: Vec::new(),
+            environment: if way.toolkit { with_toolkit() } else { Vec::new() },
             nic: None,
         };
         suites.extend(way.nics.iter().map(|nic| (way.release, on(plain.clone(), *nic, softnic, folder))));
@@ -186,13 +193,18 @@ fn on(plain: Suite, (layer, carriage): Nic, softnic: &Path, folder: &Path) -> Su
         config.display(),
         stats.display()
     );
-    let environment = vec![(RUNNER.to_owned(), runner), require()];
+    let environment = vec![(RUNNER.to_owned(), runner), require("nic,softnic")];
     Suite { name, environment, nic: Some(UnderNic { carriage, config, stats }), ..plain }
 }
 
-/// On the software NIC there is a NIC: a test that skips for want of one hides something. What the user asks for stays.
-fn require() -> (String, String) {
-    ("REQUIRE".into(), std::env::var("REQUIRE").unwrap_or_else(|_| "nic,softnic".into()))
+/// Where compiler and linker are. A GPU is not required: its tests are counted as skipped where there is none.
+fn with_toolkit() -> Vec<(String, String)> {
+    vec![(cuda_wheels::VARIABLE.into(), cuda_wheels::toolkit().display().to_string()), require("toolkit")]
+}
+
+/// What is there by our own doing: a test that skips for want of it hides something. What the user asks for stays.
+fn require(ours: &str) -> (String, String) {
+    ("REQUIRE".into(), std::env::var("REQUIRE").unwrap_or_else(|_| ours.into()))
 }
 
 fn command(package: &str, way: Way) -> Vec<String> {
@@ -230,6 +242,15 @@ mod tests {
     }
 
     #[test]
+    fn device_code_is_compiled_with_a_toolkit_that_may_not_be_missing() {
+        let suites = named(&["gpu", "measure"]);
+        let names: Vec<&str> = suites[0].environment.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["DOORBELL_CUDA", "REQUIRE"]);
+        assert_eq!(suites[0].environment[1], require("toolkit"));
+        assert!(suites[1].environment.is_empty());
+    }
+
+    #[test]
     fn a_package_that_needs_a_nic_runs_on_each_link_layer_and_way() {
         let suites = named(&["verbs", "rdma-shim"]);
         assert_eq!(
@@ -246,7 +267,7 @@ mod tests {
         let runner = "target/softnic run --config target/logs/verbs-roce-staged.toml \
                       --stats target/logs/verbs-roce-staged.stats.jsonl \
                       --fabric test-verbs-roce-staged --link-layer roce --";
-        assert_eq!(suites[2].environment, [(RUNNER.to_owned(), runner.to_owned()), require()]);
+        assert_eq!(suites[2].environment, [(RUNNER.to_owned(), runner.to_owned()), require("nic,softnic")]);
         assert_eq!(suites[2].nic.as_ref().map(|nic| nic.carriage), Some(Carriage::Staged));
     }
 

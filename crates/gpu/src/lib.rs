@@ -1,0 +1,16 @@
+//! CUDA in three floors: `sys` mirrors C, `result` turns codes into errors, [`safe`] owns and drops.
+//!
+//! Follows the CUDA driver API, NVRTC and nvJitLink of CUDA 13.0. Driver, compiler and linker are found at run time: without
+//! them everything here builds and starts, and what is missing is an error that names it and where it was looked for.
+//! Kernels are compiled once and kept ([`cache`]); what came out is looked at ([`image`]) before it is loaded.
+//! Left out so far: the driver's part (contexts, memory, launches).
+//! Knows neither RDMA nor models (INV-1).
+
+pub mod cache;
+pub mod image;
+mod result;
+pub mod safe;
+mod sys;
+
+pub use result::BuildError;
+pub use safe::*;

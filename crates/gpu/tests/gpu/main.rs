@@ -1,0 +1,5 @@
+//! Tests that need a toolkit (`toolchain`), and tests that need a GPU as well (`gpu_*`); each says aloud what it lacks.
+//!
+//! On a machine with a GPU and no Rust this program runs by itself: `REQUIRE=gpu,toolkit ./gpu-HASH --test-threads=1`.
+
+mod toolchain;
