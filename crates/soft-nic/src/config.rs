@@ -2,11 +2,13 @@
 //!
 //! One table ([`KEYS`]) names every key with its allowed range; parsing, errors and `--help` read it. The launcher writes
 //! the whole of it, normalised, into the environment variable [`CONFIG_VARIABLE`]; the interposer reads it back.
-//! Left out so far: one-way delay.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
+
+use crate::link::delay::MAX_NS;
+use crate::span::Span;
 
 /// Environment variable that carries the normalised text to the interposer.
 pub const CONFIG_VARIABLE: &str = "SOFTNIC_CONFIG";
@@ -135,6 +137,8 @@ pub struct Config {
     pub cm_timeout: u8,
     /// How often it is asked again.
     pub cm_retries: u8,
+    /// One-way delay of what leaves.
+    pub delay: Span,
     /// Runs the NIC from inside the program's own `ibv_poll_cq` too.
     pub pump: bool,
     /// Name of the fabric.
@@ -163,6 +167,7 @@ impl Default for Config {
             seed: 1,
             cm_timeout: 20,
             cm_retries: 15,
+            delay: Span(0),
             pump: false,
             fabric: "default".to_owned(),
             stats: None,
@@ -332,6 +337,16 @@ pub const KEYS: &[Key] = &[
         meaning: "how often another connection manager that does not answer is asked again",
         set: |c, v| up_to(15, v, &mut c.cm_retries),
         get: |c| Some(i64::from(c.cm_retries).into()),
+    },
+    Key {
+        name: "delay",
+        allowed: "a time from \"0\" to \"1s\", as \"250us\"",
+        meaning: "one-way delay of what leaves the NIC",
+        set: |c, v| {
+            c.delay = v.as_str()?.parse().ok().filter(|delay: &Span| delay.0 <= MAX_NS)?;
+            Some(())
+        },
+        get: |c| (c.delay.0 > 0).then(|| c.delay.to_string().into()),
     },
     Key {
         name: "pump",
@@ -557,6 +572,7 @@ mod tests {
             seed: 9,
             cm_timeout: 31,
             cm_retries: 0,
+            delay: Span(1_500_000),
             pump: true,
             fabric: "test-7".to_owned(),
             stats: Some("/tmp/with \"quotes\".json".to_owned()),
@@ -577,7 +593,8 @@ mod tests {
     #[test]
     fn a_bad_file_is_refused_by_one_line_that_names_file_key_value_and_range() {
         let known = "devices, model, link_layer, path, rate_gbps, strict, doorbell_order, relaxed_ordering, \
-                     staging, mtu, ipv4, ipv6, loss, reorder, seed, cm_timeout, cm_retries, pump, fabric, stats";
+                     staging, mtu, ipv4, ipv6, loss, reorder, seed, cm_timeout, cm_retries, delay, pump, fabric, \
+                     stats";
         for (text, message) in [
             ("devices = 0", "nic.toml: devices = 0 is not allowed; give a whole number from 1 to 8"),
             ("devices = 9", "nic.toml: devices = 9 is not allowed; give a whole number from 1 to 8"),
@@ -631,6 +648,14 @@ mod tests {
             ("cm_timeout = 32", "nic.toml: cm_timeout = 32 is not allowed; give a whole number from 0 to 31"),
             ("cm_retries = 16", "nic.toml: cm_retries = 16 is not allowed; give a whole number from 0 to 15"),
             ("cm_retries = -1", "nic.toml: cm_retries = -1 is not allowed; give a whole number from 0 to 15"),
+            (
+                "delay = 5",
+                "nic.toml: delay = 5 is not allowed; give a time from \"0\" to \"1s\", as \"250us\"",
+            ),
+            (
+                "delay = \"2s\"",
+                "nic.toml: delay = \"2s\" is not allowed; give a time from \"0\" to \"1s\", as \"250us\"",
+            ),
             ("pump = []", "nic.toml: pump = [] is not allowed; give true or false"),
             (
                 "fabric = \"a b\"",

@@ -10,5 +10,6 @@ pub mod config;
 pub mod device;
 pub mod dma;
 pub mod link;
+pub mod span;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -37,6 +37,9 @@ pub struct Set {
     /// Where the generator of losses begins: the same traffic then loses the same messages.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// One-way delay of what this NIC sends, 0 to 1s, as 250us; what is under way keeps its time, 0 ends it.
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    delay: Option<String>,
     /// Shape to this rate, Gbit/s of wire bytes, 0.001 to 1000, or `none`.
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     rate_gbps: Option<String>,
@@ -112,10 +115,11 @@ pub fn set(set: &Set) -> Result<()> {
         |name: &str, value: Option<String>| value.map(|value| format!(" {name}={value}")).unwrap_or_default();
     line += &value("loss", set.loss.map(|loss| loss.to_string()));
     line += &value("seed", set.seed.map(|seed| seed.to_string()));
+    line += &value("delay", set.delay.clone());
     line += &value("rate-gbps", set.rate_gbps.clone());
     line += &value("messages-per-second", set.messages_per_second.clone());
     if line == "set" {
-        bail!("nothing to set; give --loss, --seed, --rate-gbps or --messages-per-second");
+        bail!("nothing to set; give --loss, --seed, --delay, --rate-gbps or --messages-per-second");
     }
     ask(set.pid, &line)
 }

@@ -4,6 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use serde_json::{Value, json};
 use soft_nic::abi::control::Request;
+use soft_nic::span::Span;
 
 use super::{Everybody, program_of, show};
 
@@ -18,15 +19,26 @@ pub struct List {
     json: bool,
 }
 
-/// One device of a process: name, state of its port, QPs.
-type Device = (String, String, u64);
+/// One device of a process.
+#[derive(Debug, PartialEq)]
+struct Device {
+    name: String,
+    /// State of its port.
+    port: String,
+    qps: u64,
+    /// One-way delay of what leaves.
+    delay: Span,
+}
 
 pub fn run(list: &List) -> Result<()> {
     let everybody = Everybody::find(list.fabric.as_deref())?;
     let mut text = if list.json {
         String::new()
     } else {
-        format!("{:<16} {:>4} {:>8} {:<16} DEVICES (port, QPs)\n", "FABRIC", "SLOT", "PID", "PROGRAM")
+        format!(
+            "{:<16} {:>4} {:>8} {:<16} DEVICES (port, QPs, delay if any)\n",
+            "FABRIC", "SLOT", "PID", "PROGRAM"
+        )
     };
     for target in &everybody.targets {
         let (fabric, seat) = (&everybody.visit(target).name, &target.seat);
@@ -52,16 +64,20 @@ pub fn run(list: &List) -> Result<()> {
 }
 
 fn device((name, state): &(String, String)) -> Device {
-    let (port, qps) = state.split_once(' ').unwrap_or((state, ""));
-    (name.clone(), port.to_owned(), qps.parse().unwrap_or(0))
+    let mut words = state.split_ascii_whitespace();
+    let (name, port) = (name.clone(), words.next().unwrap_or_default().to_owned());
+    let qps = words.next().and_then(|qps| qps.parse().ok()).unwrap_or(0);
+    let delay = words.next().and_then(|word| word.strip_prefix("delay=")?.parse().ok()).unwrap_or_default();
+    Device { name, port, qps, delay }
 }
 
-fn as_json((name, port, qps): &Device) -> Value {
-    json!({"name": name, "port": port, "qps": qps})
+fn as_json(device: &Device) -> Value {
+    json!({"name": device.name, "port": device.port, "qps": device.qps, "delay_ns": device.delay.0})
 }
 
-fn in_words((name, port, qps): &Device) -> String {
-    format!("{name} ({port}, {qps})")
+fn in_words(Device { name, port, qps, delay }: &Device) -> String {
+    let delay = if delay.0 > 0 { format!(", delay {delay}") } else { String::new() };
+    format!("{name} ({port}, {qps}{delay})")
 }
 
 #[cfg(test)]
@@ -70,8 +86,14 @@ mod tests {
 
     #[test]
     fn a_device_is_shown_with_its_port_and_queues() {
-        let device = device(&("mlx5_1".to_owned(), "down 12".to_owned()));
-        assert_eq!(in_words(&device), "mlx5_1 (down, 12)");
-        assert_eq!(as_json(&device), json!({"name": "mlx5_1", "port": "down", "qps": 12}));
+        for (state, words, delay_ns) in [
+            ("down 12", "mlx5_1 (down, 12)", 0),
+            ("down 12 delay=2ms", "mlx5_1 (down, 12, delay 2ms)", 2_000_000),
+        ] {
+            let device = device(&("mlx5_1".to_owned(), state.to_owned()));
+            assert_eq!(in_words(&device), words);
+            let wanted = json!({"name": "mlx5_1", "port": "down", "qps": 12, "delay_ns": delay_ns});
+            assert_eq!(as_json(&device), wanted);
+        }
     }
 }

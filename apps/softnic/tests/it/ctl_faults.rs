@@ -193,6 +193,41 @@ fn a_rate_is_kept_by_the_bytes_and_messages_that_were_counted_and_lifted_again()
 }
 
 #[test]
+fn a_delay_is_waited_for_live_and_from_the_start_and_what_a_program_sent_last_arrives_after_its_end() {
+    measure::need!(find("ibv_rc_pingpong"), "ibverbs-utils");
+    // One way and both: the server's is set while it waits, the client's is its configuration's.
+    let (delay, rounds) = (Duration::from_millis(10), 20);
+    let iterations = rounds.to_string();
+    let wire = ["--path", "wire", "--ipv4", "127.0.0.1"];
+    for (layer, options) in [(Layer::InfiniBand, &[][..]), (Layer::Roce, &wire)] {
+        let fabric = Fabric::new(layer).with_options(options).with_config("delay = \"10ms\"\n");
+        let gid = fabric.gid_arguments();
+        let mut command = vec!["ibv_rc_pingpong", "-n", &iterations, "-c"];
+        command.extend(gid.iter().map(String::as_str));
+        let pair = fabric.pair_prepared(&command, |server| {
+            let pid = pid_of(server);
+            let listed = || ctl_prints(&["list", "--fabric", fabric.name()]);
+            assert!(listed().contains("delay 10ms"), "{}", listed());
+            ctl_prints(&["set", &pid, "--delay", "5ms"]);
+            assert!(listed().contains("delay 5ms"), "{}", listed());
+            assert_eq!(count(server, "link_delay_ns"), 5_000_000);
+            ctl_prints(&["set", &pid, "--delay", "10ms"]);
+        });
+        let begun = std::time::Instant::now();
+        let finished = pair.finish();
+        assert!(begun.elapsed() >= 2 * delay * rounds, "{:?}", begun.elapsed());
+        for side in [&finished.server, &finished.client] {
+            assert!(side.output.contains(&format!("{rounds} iters in")), "{}", side.output);
+            assert!(!side.output.contains("invalid data"), "{}", side.output);
+            assert_eq!(side.counters.executed(), u64::from(rounds));
+            // Whoever ended first has acknowledged before, as if the network had kept it.
+            assert_eq!(side.counters.value("error_retry_exceeded"), 0);
+        }
+        assert_eq!(finished.server.counters.changes(), ["set delay=5ms", "set delay=10ms"]);
+    }
+}
+
+#[test]
 fn where_there_are_no_packets_a_capture_says_so_and_leaves_no_file() {
     let own = std::process::id().to_string();
     ctl_refuses(&["capture", &own, "x.pcapng"], &["has no NIC"]);
@@ -214,6 +249,8 @@ fn what_cannot_be_set_is_named() {
     ctl_refuses(&["set", &own], &["--loss"]);
     ctl_refuses(&["set", &own, "--loss", "much"], &["--loss"]);
     ctl_refuses(&["set", &own, "--rate-gbps", "fast"], &["rate-gbps"]);
+    ctl_refuses(&["set", &own, "--delay", "5"], &["\"5\" is no time", "250us"]);
+    ctl_refuses(&["set", &own, "--delay", "-1ms"], &["\"-1ms\" is no time"]);
     ctl_refuses(&["set", &own, "--loss", "0.5"], &["has no NIC"]);
     ctl_refuses(&["link", "sideways", &own], &["sideways"]);
     ctl_refuses(&["inject", &own], &["softnic ctl"]);
@@ -228,6 +265,7 @@ fn what_cannot_be_set_is_named() {
         ("--loss", "NaN", "0 to 1"),
         ("--rate-gbps", "0", "0.001 to 1000"),
         ("--rate-gbps", "inf", "0.001 to 1000"),
+        ("--delay", "1001ms", "a delay of 1001ms; 0 to 1s"),
         ("--messages-per-second", "0", "0.1 to 1000000000"),
         ("--messages-per-second", "NaN", "0.1 to 1000000000"),
     ] {

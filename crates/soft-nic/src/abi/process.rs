@@ -1,4 +1,4 @@
-//! The NIC of one process: the device with its link behind the command server, and the one thread that drives them.
+//! The NIC of one process: the device with its link behind the command server, and the threads that drive them.
 //!
 //! The thread holds the NIC's lock for a round of the device's work, never while it sleeps; it stands back until a command
 //! is through, and a command wakes it, because work usually follows. All signals but those that a thread raises itself are
@@ -40,6 +40,8 @@ const PUMPED: Duration = Duration::from_micros(500);
 const HEARING: Duration = Duration::from_millis(100);
 /// How long the end of a program waits for the thread, and then for the last replies.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// How long it waits for what is under way with a delay: all of it, and a kernel that is slow to take it.
+const LINGERING: Duration = Duration::from_nanos(crate::link::delay::MAX_NS + 100_000_000);
 
 /// Why a process got no NIC.
 #[derive(Debug, thiserror::Error)]
@@ -82,6 +84,8 @@ mod leaving {
     pub const ASKED: u32 = 1;
     /// The thread has ended; nothing to wait for.
     pub const DONE: u32 = 2;
+    /// The thread waits for what is under way with a delay.
+    pub const LINGERS: u32 = 3;
 }
 
 /// What the thread and the others tell each other.
@@ -203,13 +207,19 @@ impl Process {
             return;
         }
         self.waker.wake();
-        let deadline = system::monotonic_ns() + PATIENCE.as_nanos() as u64;
-        while word.load(Ordering::Acquire) == leaving::ASKED {
-            let left = deadline.saturating_sub(system::monotonic_ns());
+        let begun = system::monotonic_ns();
+        loop {
+            let stands = word.load(Ordering::Acquire);
+            let patience = match stands {
+                leaving::ASKED => PATIENCE,
+                leaving::LINGERS => PATIENCE + LINGERING,
+                _ => return,
+            };
+            let left = (begun + patience.as_nanos() as u64).saturating_sub(system::monotonic_ns());
             if left == 0 {
                 return;
             }
-            system::futex_wait(word, leaving::ASKED, Duration::from_nanos(left));
+            system::futex_wait(word, stands, Duration::from_nanos(left));
         }
     }
 
@@ -230,12 +240,26 @@ impl Process {
             self.waker.wake();
             std::thread::sleep(Duration::from_micros(50));
         }
-        Some(report(&self.server, self.shared.thread_ns.load(Ordering::Acquire), deadline))
+        Some(report(&self.server, self.shared.thread_ns.load(Ordering::Acquire), deadline, || ()))
+    }
+}
+
+/// What was sent with a delay arrives though its program has ended, as on a wire: waits until it has left. `lingers` is told before.
+fn linger(nic: &mut Nic<Host>, lingers: impl FnOnce()) {
+    if !nic.link().is_under_way() {
+        return;
+    }
+    lingers();
+    let until = Instant::now() + LINGERING;
+    while nic.link().is_under_way() && Instant::now() < until {
+        if nic.poll(Now(system::monotonic_ns())) == 0 {
+            system::nap(WAITING);
+        }
     }
 }
 
 /// Lets answers that are due go out, and reports.
-fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant) -> Report {
+fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant, lingers: impl FnOnce()) -> Report {
     let mut report = Report { refused: server.refused(), thread_ns, ..Report::default() };
     // Somebody may hold the lock for ever: a thread that was stopped in a command by the signal that ends us.
     let nic = std::iter::repeat_with(|| {
@@ -248,6 +272,7 @@ fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant) -> Repo
         // A peer waits for the acknowledgement of what this program has seen arrive.
         let flushed = catch_unwind(AssertUnwindSafe(|| {
             while nic.poll(Now(system::monotonic_ns())) > 0 && Instant::now() < deadline {}
+            linger(&mut nic, lingers);
         }));
         // Or peers would take a normal end for a death.
         nic.link().leave();
@@ -269,6 +294,7 @@ fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant) -> Repo
 pub(super) fn counters(server: &Server<Nic<Host>>, nic: &mut Nic<Host>) -> Vec<(&'static str, u64)> {
     let link = nic.link().counters();
     let wire = wire_counters(nic);
+    let delay_ns = nic.link().delay_ns();
     let device = nic.counters().fields();
     device
         .chain([
@@ -284,6 +310,7 @@ pub(super) fn counters(server: &Server<Nic<Host>>, nic: &mut Nic<Host>) -> Vec<(
             ("link_peers_lost", link.peers_lost),
             ("link_bells", link.bells),
             ("link_sleeps", link.sleeps),
+            ("link_delay_ns", delay_ns),
         ])
         .chain(wire)
         .chain(server.manager.get().map(Manager::counters).unwrap_or_default())
@@ -293,6 +320,7 @@ pub(super) fn counters(server: &Server<Nic<Host>>, nic: &mut Nic<Host>) -> Vec<(
 /// Those of the wire; all are 0 without one.
 fn wire_counters(nic: &mut Nic<Host>) -> impl Iterator<Item = (&'static str, u64)> + use<> {
     let (wire, port) = nic.link().wire_counters().unwrap_or_default();
+    let mads = nic.link().mad_seat().counters();
     [
         ("wire_packets_sent", wire.sent),
         ("wire_packets_received", wire.received),
@@ -301,6 +329,7 @@ fn wire_counters(nic: &mut Nic<Host>) -> impl Iterator<Item = (&'static str, u64
         ("wire_malformed", wire.malformed + port.malformed),
         ("wire_pkey_violations", wire.pkey_violations),
         ("wire_reserved", wire.reserved),
+        ("wire_cnps", wire.cnps),
         ("wire_lost", wire.lost),
         ("wire_overtaken", wire.overtaken),
         ("wire_handed_on", port.handed_on),
@@ -309,6 +338,12 @@ fn wire_counters(nic: &mut Nic<Host>) -> impl Iterator<Item = (&'static str, u64
         ("wire_unsent", port.unsent),
         ("wire_ports_owned", port.owned),
         ("wire_socket_errors", wire.socket_errors),
+        ("wire_mads_handed_on", mads.handed_on),
+        ("wire_mads_refused", mads.refused),
+        ("wire_mads_unclaimed", mads.unclaimed),
+        ("wire_mads_malformed", mads.malformed),
+        ("wire_mads_full", mads.full),
+        ("wire_mads_unsent", mads.unsent),
     ]
     .into_iter()
 }
@@ -345,7 +380,11 @@ fn run(server: &Arc<Server<Nic<Host>>>, shared: &Control, publish: impl FnOnce(&
         let deadline = Instant::now() + PATIENCE / 2;
         // A panic here must not keep the program from ending.
         let _ = catch_unwind(AssertUnwindSafe(|| {
-            publish(&report(server, system::thread_cpu_ns(), deadline));
+            let lingers = || {
+                shared.leaving.store(leaving::LINGERS, Ordering::Release);
+                system::futex_wake(&shared.leaving);
+            };
+            publish(&report(server, system::thread_cpu_ns(), deadline, lingers));
         }));
         shared.leaving.store(leaving::DONE, Ordering::Release);
         system::futex_wake(&shared.leaving);

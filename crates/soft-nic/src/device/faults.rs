@@ -16,7 +16,9 @@ use super::counters::name_of;
 use super::packets::bytes_of;
 use super::qp::Qp;
 use crate::dma::Memory;
-use crate::link::{Link, TokenBucket, random};
+use crate::link::delay::MAX_NS;
+use crate::link::{Icrc, TokenBucket, random};
+use crate::span::Span;
 
 /// Injections that may wait for their message at a time.
 const MAX_WAITING: usize = 64;
@@ -31,6 +33,8 @@ pub struct Settings {
     pub loss: Option<f64>,
     /// Where the generator of losses begins.
     pub seed: Option<u64>,
+    /// One-way delay of what leaves.
+    pub delay: Option<Span>,
     /// Rate to shape to, 10^9 bits a second of wire bytes; `Some(None)` lifts it.
     pub rate_gbps: Option<Option<f64>>,
     /// Requests and answers to READs that leave in a second; `Some(None)` lifts it.
@@ -45,6 +49,7 @@ impl fmt::Display for Settings {
         let words = [
             ("loss", self.loss.map(|loss| loss.to_string())),
             ("seed", self.seed.map(|seed| seed.to_string())),
+            ("delay", self.delay.map(|delay| delay.to_string())),
             ("rate-gbps", rate(self.rate_gbps)),
             ("messages-per-second", rate(self.messages_per_second)),
         ];
@@ -189,7 +194,11 @@ impl<M: Memory> Core<M> {
         {
             return Err(format!("{pace} messages a second; 0.1 to 1000000000 is possible"));
         }
-        let Settings { loss, seed, rate_gbps, messages_per_second } = *settings;
+        if let Some(delay) = settings.delay.filter(|delay| delay.0 > MAX_NS) {
+            return Err(format!("a delay of {delay}; 0 to {} is possible", Span(MAX_NS)));
+        }
+        // The delay is the link's.
+        let Settings { loss, seed, delay: _, rate_gbps, messages_per_second } = *settings;
         let now = self.now;
         let faults = self.changed(format!("set {settings}"));
         faults.loss = loss.unwrap_or(faults.loss);
@@ -288,16 +297,15 @@ impl<M: Memory> Core<M> {
         self.sent(qp, transmit.ticket, None)
     }
 
-    /// The same for a packet of a connected queue, of the message at this place.
+    /// The same for a packet of a connected queue, of the message at this place: how it leaves, if it does.
     #[cold]
     pub(super) fn befalls_packet(
         &mut self,
-        link: &mut Link,
         qp: &mut Qp,
         message: Option<usize>,
         outgoing: &Outgoing,
-    ) -> bool {
-        let (Some(message), Some(faults)) = (message, self.faults.as_mut()) else { return false };
+    ) -> Option<Icrc> {
+        let (Some(message), Some(faults)) = (message, self.faults.as_mut()) else { return Some(Icrc::Right) };
         let packet = &outgoing.packet;
         // A message counts with its last packet: all of them go once the first went.
         if let Some(pace) = faults.pace.as_mut().filter(|_| packet.content.position().ends()) {
@@ -313,17 +321,13 @@ impl<M: Memory> Core<M> {
                 if let Some(requester) = &mut qp.requester {
                     requester.fail(request.ticket, Status::LocalQpOperation);
                 }
-                return true;
+                return None;
             }
-            Some(Injection::CorruptCrc { .. }) => {
-                self.counters.injected_crc_errors += 1;
-                link.corrupt_next_packet();
-                return false;
-            }
+            Some(Injection::CorruptCrc { .. }) => return Some(Icrc::Wrong),
             _ => {}
         }
         if hit.is_none() && !down && !faults.loses() {
-            return false;
+            return Some(Icrc::Right);
         }
         if down {
             self.counters.lost_port_down += 1;
@@ -331,8 +335,19 @@ impl<M: Memory> Core<M> {
             self.counters.injected_lost_requests += 1;
         }
         let length = packet.payload.length;
-        self.count_packet(qp.device, &Ok(bytes_of(packet)), packet, length, outgoing.retransmission);
-        true
+        let to = qp.route.map(|route| route.to);
+        self.count_packet(qp.device, to, &Ok(bytes_of(packet)), packet, length, outgoing.retransmission);
+        None
+    }
+
+    /// A packet that was to leave with a wrong ICRC did; or it did not, and the queue's next one is to.
+    #[cold]
+    pub(super) fn corrupted(&mut self, qpn: u32, left: bool) {
+        if left {
+            self.counters.injected_crc_errors += 1;
+        } else if let Some(faults) = &mut self.faults {
+            faults.waiting.insert(0, Injection::CorruptCrc { qpn });
+        }
     }
 
     /// Whether a packet of an answer is lost instead of being sent.

@@ -1,4 +1,4 @@
-//! The NIC of one process: all its devices, contexts and objects, driven by one thread.
+//! The NIC of one process: all its devices, contexts and objects, driven by one thread at a time.
 //!
 //! Commands come from the ABI, one method a command; [`Nic::poll`] is one round of the device's own work. Time is an
 //! argument. Everything that programs hand over by address goes through [`Memory`], and errors are values: a guest cannot
@@ -40,7 +40,9 @@ impl<M: Memory> Nic<M> {
         now: Now,
     ) -> Nic<M> {
         let core = Core::new(config, memory, (link.slot(), link.has_wire()), events, log, now);
-        Nic { link, core }
+        let mut nic = Nic { link, core };
+        nic.link.set_delay(config.delay.0);
+        nic
     }
 
     /// From now on a late doorbell is excused while one of these threads has no core; before, nobody is asked.
@@ -103,9 +105,13 @@ impl<M: Memory> Nic<M> {
         self.core.changes()
     }
 
-    /// Changes loss, seed and rates. The error is a sentence.
+    /// Changes loss, seed, delay and rates. The error is a sentence.
     pub fn set(&mut self, settings: &Settings) -> Result<(), String> {
-        self.core.set(settings)
+        self.core.set(settings)?;
+        if let Some(delay) = settings.delay {
+            self.link.set_delay(delay.0);
+        }
+        Ok(())
     }
 
     /// One fault, at the next message that it fits. The error is a sentence.
@@ -273,6 +279,7 @@ impl<M: Memory> Nic<M> {
 
     /// Whether some queue waits for time to pass (a time-out, an RNR wait, a rate): rest for microseconds only.
     pub fn is_waiting(&self) -> bool {
-        !self.core.schedule.hot.is_empty() || !self.core.schedule.replying.is_empty()
+        let schedule = &self.core.schedule;
+        !schedule.hot.is_empty() || !schedule.replying.is_empty() || self.link.is_under_way()
     }
 }

@@ -21,13 +21,17 @@ use super::route::Route;
 use super::sq::{Kind, SendRequest};
 use crate::dma::{Fault, Memory, Segment, Segments};
 use crate::link::udp::ip_of;
-use crate::link::{Inbound, Link, Unsent};
+use crate::link::{Icrc, Inbound, Link, Unsent};
 
 /// Packets of one queue sent in one poll, so that what arrives is looked at in between, and several queues' find room.
 const PACKETS_AT_ONCE: usize = 32;
 
-/// Ethernet's preamble, headers and gap, and IP and UDP, in front of what [`Link::send_packet`] counts.
-const FRAMING: u64 = 20 + 14 + 4 + 20 + 8;
+/// Ethernet's preamble, header, check sequence and gap, and IP and UDP, in front of what [`Link::send_packet`] counts; IPv6's
+/// header has 40 bytes, IPv4's 20.
+fn framing(to: Option<IpAddr>) -> u64 {
+    let ip = if to.is_some_and(|to| to.is_ipv6()) { 40 } else { 20 };
+    20 + 14 + 4 + ip + 8
+}
 
 impl<M: Memory> Core<M> {
     // Out.
@@ -48,12 +52,24 @@ impl<M: Memory> Core<M> {
             };
             let Some(outgoing) = poll_request_packet(requester, qp.qpn, self.now, work) else { break };
             sent += 1;
-            if self.faults.is_some() && self.befalls_packet(link, qp, message, &outgoing) {
-                continue;
-            }
+            let icrc = match self.faults.is_some() {
+                true => self.befalls_packet(qp, message, &outgoing),
+                false => Some(Icrc::Right),
+            };
+            let Some(icrc) = icrc else { continue };
             let PayloadSource::Message(ticket) = outgoing.source else {
-                let bytes = link.send_packet(route.from, route.to, &outgoing.packet, |_| Ok(()));
-                self.count_packet(qp.device, &bytes, &outgoing.packet, 0, outgoing.retransmission);
+                let bytes = link.send_packet(route.from, route.to, &outgoing.packet, icrc, |_| Ok(()));
+                if icrc == Icrc::Wrong {
+                    self.corrupted(qp.qpn, bytes.is_ok());
+                }
+                self.count_packet(
+                    qp.device,
+                    Some(route.to),
+                    &bytes,
+                    &outgoing.packet,
+                    0,
+                    outgoing.retransmission,
+                );
                 continue;
             };
             let Some(place) = message else { continue };
@@ -63,15 +79,19 @@ impl<M: Memory> Core<M> {
                 Err(Unsent::Fault(Fault { addr: 0 }))
             } else {
                 let fill = |out: &mut [u8]| gather(&self.memory, request, offset, out);
-                link.send_packet(route.from, route.to, &outgoing.packet, fill)
+                link.send_packet(route.from, route.to, &outgoing.packet, icrc, fill)
             };
+            if icrc == Icrc::Wrong {
+                self.corrupted(qp.qpn, taken.is_ok());
+            }
             if matches!(taken, Err(Unsent::Fault(_))) {
                 if let Some(requester) = &mut qp.requester {
                     requester.fail(ticket, Status::LocalProtection);
                 }
                 continue;
             }
-            self.count_packet(qp.device, &taken, &outgoing.packet, length, outgoing.retransmission);
+            let to = Some(route.to);
+            self.count_packet(qp.device, to, &taken, &outgoing.packet, length, outgoing.retransmission);
         }
         sent
     }
@@ -98,17 +118,17 @@ impl<M: Memory> Core<M> {
             payload: Fragment { offset: 0, length },
         };
         let fill = |out: &mut [u8]| gather(&self.memory, request, 0, out);
-        let taken = link.send_packet(route.from, route.to, &packet, fill);
+        let taken = link.send_packet(route.from, route.to, &packet, Icrc::Right, fill);
         if let Err(error @ (Unsent::Full | Unsent::Fault(_))) = taken {
             return Err(error);
         }
-        self.count_packet(device, &taken, &packet, length, transmit.retransmission);
+        self.count_packet(device, Some(route.to), &taken, &packet, length, transmit.retransmission);
         Ok(())
     }
 
     /// Sends acknowledgements and READ responses. Number sent, and whether some are left.
     pub(super) fn send_reply_packets(&mut self, link: &mut Link, qp: &mut Qp, route: Route) -> (usize, bool) {
-        let mut sent = 0;
+        let (mut sent, to) = (0, Some(route.to));
         while sent < PACKETS_AT_ONCE {
             let late = self.now < qp.reply_not_before;
             if late || !self.shapers[qp.device].allows(self.now) || !link.has_wire_room(route.from) {
@@ -119,23 +139,24 @@ impl<M: Memory> Core<M> {
             };
             sent += 1;
             if self.faults.is_some() && self.loses_answer(qp.device) {
-                self.count_packet(qp.device, &Ok(bytes_of(&outgoing.packet)), &outgoing.packet, 0, false);
+                let bytes = Ok(bytes_of(&outgoing.packet));
+                self.count_packet(qp.device, to, &bytes, &outgoing.packet, 0, false);
                 continue;
             }
             let Fragment { offset, length } = outgoing.packet.payload;
             let PayloadSource::Region(region) = outgoing.source else {
                 self.count_answer(&outgoing.packet);
-                let bytes = link.send_packet(route.from, route.to, &outgoing.packet, |_| Ok(()));
-                self.count_packet(qp.device, &bytes, &outgoing.packet, 0, false);
+                let bytes = link.send_packet(route.from, route.to, &outgoing.packet, Icrc::Right, |_| Ok(()));
+                self.count_packet(qp.device, to, &bytes, &outgoing.packet, 0, false);
                 continue;
             };
             let at = Segment { addr: region.address.wrapping_add(offset.into()), len: length.into() };
             let outcome = if self.is_readable_still(qp, &region, offset, length) {
                 let fill = |out: &mut [u8]| self.memory.read(at.addr, out);
-                match link.send_packet(route.from, route.to, &outgoing.packet, fill) {
+                match link.send_packet(route.from, route.to, &outgoing.packet, Icrc::Right, fill) {
                     Err(Unsent::Fault(_)) => Outcome::LocalFault,
                     bytes => {
-                        self.count_packet(qp.device, &bytes, &outgoing.packet, length, false);
+                        self.count_packet(qp.device, to, &bytes, &outgoing.packet, length, false);
                         continue;
                     }
                 }
@@ -176,6 +197,7 @@ impl<M: Memory> Core<M> {
     pub(super) fn count_packet(
         &mut self,
         device: usize,
+        to: Option<IpAddr>,
         taken: &Result<usize, Unsent>,
         packet: &Packet,
         payload: u32,
@@ -186,7 +208,7 @@ impl<M: Memory> Core<M> {
             self.counters.lost_unreachable += 1;
             return;
         };
-        let wire = FRAMING + *bytes as u64;
+        let wire = framing(to) + *bytes as u64;
         self.shapers[device].spend(wire);
         self.counters.wire_bytes_sent += wire;
         if again {

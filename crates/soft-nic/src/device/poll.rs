@@ -14,7 +14,8 @@ impl<M: Memory> Core<M> {
         // A clock that steps back must not make time-outs wait for it to come round.
         self.now = self.now.max(now);
         self.schedule.round += 1;
-        let mut work = link.poll(budget, |inbound| self.arrive(inbound));
+        let mut work = link.pass_time(self.now);
+        work += link.poll(budget, |inbound| self.arrive(inbound));
         while let Some(event) = link.poll_event() {
             self.log.line(&format!("softnic: {event}"));
         }

@@ -118,6 +118,22 @@ impl Outbox {
         self.bytes.len()
     }
 
+    /// Memory that they take, with what describes them.
+    pub fn memory_bytes(&self) -> usize {
+        size_of::<Self>() + self.bytes.len() + self.runs.len() * size_of::<Run>()
+    }
+
+    /// Takes all of them out, to be sent by themselves.
+    pub fn take(&mut self) -> Outbox {
+        let single = self.single;
+        std::mem::replace(self, Outbox { single, ..Outbox::default() })
+    }
+
+    /// From now on one datagram a run, if that is what the kernel of `other` needs.
+    pub fn learn(&mut self, other: &Outbox) {
+        self.single |= other.single;
+    }
+
     /// Whether none waits.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
@@ -215,12 +231,28 @@ impl Datagrams {
     /// datagrams, as a wire does. Where the kernel cannot cut runs into segments, those of this call are lost, and the outbox
     /// makes none from then on.
     pub fn send(&self, outbox: &mut Outbox) -> Posted {
+        self.send_runs(outbox, |_, _| ())
+    }
+
+    /// As [`Datagrams::send`]; `shown` sees each datagram that the kernel takes, with the identification of its IPv4 header.
+    pub fn send_shown(&self, outbox: &mut Outbox, mut shown: impl FnMut(SocketAddr, u16, &[u8])) -> Posted {
+        self.send_runs(outbox, |run, bytes| {
+            for (datagram, identification) in bytes.chunks(run.segment).zip(0..) {
+                shown(run.to, identification, datagram);
+            }
+        })
+    }
+
+    fn send_runs(&self, outbox: &mut Outbox, mut taken: impl FnMut(&Run, &[u8])) -> Posted {
         let mut posted = Posted::default();
         let mut done = 0;
         for run in &outbox.runs {
             let bytes = &outbox.bytes[run.start..run.start + run.bytes];
             match self.send_run(run, bytes) {
-                Ok(()) => posted.taken += run.count,
+                Ok(()) => {
+                    posted.taken += run.count;
+                    taken(run, bytes);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {
                     posted.lost += run.count;

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use super::Link;
 use super::fabric::{Fabric, SLOTS};
+use super::{Link, LinkEvent, Wire, delay};
 use crate::dma::Ear;
+use roce::Now;
 
 impl Link {
     /// Shows peers what was sent and consumed since the last call, and wakes those that sleep.
@@ -18,7 +19,19 @@ impl Link {
         self.send_mads();
         if let Some(wire) = self.wire.as_mut().filter(|_| self.fabric.is_ours()) {
             wire.flush();
+            if let Some((address, errno)) = wire.take_refusal() {
+                self.happened(LinkEvent::Unsent { address, errno });
+            }
         }
+        // What is delayed is shown by `pass_time`, and stays noted until then.
+        let delayed = if self.delays { std::mem::take(&mut self.to_publish) } else { Vec::new() };
+        self.publish_and_ring();
+        if !delayed.is_empty() {
+            self.to_publish = delayed;
+        }
+    }
+
+    fn publish_and_ring(&mut self) {
         if self.to_publish.is_empty() && self.to_notify.is_empty() || !self.fabric.is_ours() {
             return;
         }
@@ -39,6 +52,67 @@ impl Link {
             }
             slots.clear();
         }
+    }
+
+    /// Delays from now on what leaves by so many ns, at most [`delay::MAX_NS`]; 0: not at all. What is under way keeps its time.
+    pub fn set_delay(&mut self, delay_ns: u64) {
+        self.delay_ns = delay_ns.min(delay::MAX_NS);
+        if self.delay_ns > 0 && !self.delays {
+            // What was sent before leaves as it was to.
+            self.ring_bells();
+            self.hold(true);
+        }
+    }
+
+    /// The delay of what leaves now, ns.
+    pub fn delay_ns(&self) -> u64 {
+        self.delay_ns
+    }
+
+    fn hold(&mut self, holds: bool) {
+        self.delays = holds;
+        if let Some(wire) = &mut self.wire {
+            wire.hold(holds);
+        }
+        self.outgoing.iter_mut().flatten().for_each(|outgoing| outgoing.producer.hold(holds));
+    }
+
+    /// Whether something waits for its time: call [`Link::pass_time`] again soon.
+    pub fn is_under_way(&self) -> bool {
+        let in_memory =
+            |slot: &u8| self.outgoing[usize::from(*slot)].as_ref().is_some_and(|o| o.producer.is_under_way());
+        self.delays && (self.wire.as_ref().is_some_and(Wire::is_under_way) || self.open.iter().any(in_memory))
+    }
+
+    /// To be called when a round begins, with a time that was read after the last one: what was sent since is under way from
+    /// now on, and what is due leaves. Returns how much that was; without a delay nothing is done.
+    pub fn pass_time(&mut self, now: Now) -> usize {
+        if !self.delays || !self.fabric.is_ours() {
+            return 0;
+        }
+        let due = now.after(self.delay_ns);
+        let mut gone = self.wire.as_mut().map_or(0, |wire| wire.pass(now, due));
+        let (mut shown, outgoing) = (Vec::new(), &mut self.outgoing);
+        self.to_publish.retain(|slot| {
+            let Some(outgoing) = &mut outgoing[usize::from(*slot)] else { return false };
+            if outgoing.producer.pass(now, due) {
+                shown.push(*slot);
+            }
+            outgoing.dirty = outgoing.producer.is_under_way();
+            outgoing.dirty
+        });
+        gone += shown.len();
+        // As in `ring_bells`.
+        fence(Ordering::SeqCst);
+        for slot in shown {
+            if slot != self.slot() && self.fabric.ring(slot) {
+                self.counters.bells += 1;
+            }
+        }
+        if self.delay_ns == 0 && !self.is_under_way() {
+            self.hold(false);
+        }
+        gone
     }
 
     /// Sleeps until a peer rings, [`Waker::wake`] is called, or `max` is over. Returns at once when something has

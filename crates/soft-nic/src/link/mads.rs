@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -79,6 +79,44 @@ pub trait MadPort: Send {
     }
 }
 
+/// What became of the MADs that came over the wire to a port that we own, and of those that were to leave over it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MadCounters {
+    /// Handed on to the process that they are for.
+    pub handed_on: u64,
+    /// Nobody listens, or whom they are for has ended: refused with an answer.
+    pub refused: u64,
+    /// Dropped: nobody takes them, and there is nothing to answer.
+    pub unclaimed: u64,
+    /// Dropped: of QP1, but no MAD of a connection manager (service, length, Q_Key, version, class).
+    pub malformed: u64,
+    /// Dropped: the mailbox of the process that they are for was full, or too many wait for the wire.
+    pub full: u64,
+    /// Not sent: no header says that, or no port has that address.
+    pub unsent: u64,
+}
+
+/// The same while they count.
+#[derive(Debug, Default)]
+struct Tally([AtomicU64; 6]);
+
+/// Place in a [`Tally`], in the order of [`MadCounters`].
+#[derive(Debug, Clone, Copy)]
+enum Fate {
+    HandedOn,
+    Refused,
+    Unclaimed,
+    Malformed,
+    Full,
+    Unsent,
+}
+
+impl Tally {
+    fn count(&self, fate: Fate) {
+        self.0[fate as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// MADs that the NIC is to send, and whether there are some: the NIC looks at that every round.
 #[derive(Debug, Default)]
 pub(super) struct ForWire {
@@ -91,12 +129,23 @@ impl ForWire {
         self.letters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, letter: Letter) {
+    /// False: too many wait already, it is lost.
+    fn push(&self, letter: Letter) -> bool {
         let mut letters = self.letters();
-        if letters.len() < MAX_WAITING {
+        let room = letters.len() < MAX_WAITING;
+        if room {
             letters.push_back(letter);
             self.some.store(true, Ordering::Release);
         }
+        room
+    }
+
+    /// Puts back what was taken and found no room, in front of what came since.
+    pub(super) fn put_back(&self, mut taken: VecDeque<Letter>) {
+        let mut letters = self.letters();
+        taken.append(&mut letters);
+        *letters = taken;
+        self.some.store(true, Ordering::Release);
     }
 
     /// Takes all.
@@ -120,16 +169,26 @@ pub struct MadSeat {
     postbox: Arc<OnceLock<Postbox>>,
     /// `None` without a wire.
     for_wire: Option<Arc<ForWire>>,
+    tally: Arc<Tally>,
 }
 
 impl MadSeat {
     pub(super) fn new(fabric: Arc<Fabric>, has_wire: bool) -> MadSeat {
-        MadSeat {
-            fabric,
-            mailbox: Arc::default(),
-            postbox: Arc::default(),
-            for_wire: has_wire.then(Arc::default),
-        }
+        let for_wire = has_wire.then(Arc::default);
+        let (mailbox, postbox) = (Arc::default(), Arc::default());
+        MadSeat { fabric, mailbox, postbox, for_wire, tally: Arc::default() }
+    }
+
+    /// What became of MADs of the wire so far.
+    pub fn counters(&self) -> MadCounters {
+        let [handed_on, refused, unclaimed, malformed, full, unsent] =
+            self.tally.0.each_ref().map(|count| count.load(Ordering::Relaxed));
+        MadCounters { handed_on, refused, unclaimed, malformed, full, unsent }
+    }
+
+    /// One that the wire does not take.
+    pub(super) fn count_unsent(&self) {
+        self.tally.count(Fate::Unsent);
     }
 
     /// Our slot.
@@ -174,6 +233,7 @@ impl MadSeat {
             mailbox,
             addresses,
             for_wire: self.for_wire.clone(),
+            tally: self.tally.clone(),
             watched,
             own: Vec::new(),
             waiting: VecDeque::new(),
@@ -184,26 +244,31 @@ impl MadSeat {
 
     /// A MAD came over the wire to the port that we own: hands it on, or says what its sender gets back.
     pub(super) fn hand_on(&self, letter: Letter) -> Option<Letter> {
-        let slot = match address(&letter.mad)? {
-            Address::Service(service) => {
+        let slot = match address(&letter.mad) {
+            Some(Address::Service(service)) => {
                 ServiceWord::new(service, Some(letter.to.0)).and_then(|word| self.fabric.who_serves(word))
             }
-            Address::Id(id) => Some(roce::cm::slot_of(id)),
-            Address::All => None,
+            Some(Address::Id(id)) => Some(roce::cm::slot_of(id)),
+            Some(Address::All) => None,
+            None => {
+                self.tally.count(Fate::Malformed);
+                return None;
+            }
         };
         let name = slot.and_then(|slot| self.fabric.occupant(slot).map(|who| mailbox_name(slot, &who)));
         let posted = name.map(|name| self.postbox()?.post(&name, &head(&letter), &*letter.mad));
-        let nobody = match posted {
-            None => true,
-            Some(Ok(())) => false,
+        let fate = match posted {
+            Some(Ok(())) => Fate::HandedOn,
             // One that is full loses it, as a wire does: its sender asks again.
-            Some(Err(error)) => error.kind() != io::ErrorKind::WouldBlock,
+            Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => Fate::Full,
+            None | Some(Err(_)) => Fate::Unclaimed,
         };
-        if !nobody {
-            return None;
-        }
-        let mad = roce::cm::refuse(&*letter.mad)?;
-        Some(Letter { from: letter.to, to: letter.from, mad })
+        let answer = match fate {
+            Fate::Unclaimed => roce::cm::refuse(&*letter.mad),
+            _ => None,
+        };
+        self.tally.count(if answer.is_some() { Fate::Refused } else { fate });
+        answer.map(|mad| Letter { from: letter.to, to: letter.from, mad })
     }
 }
 
@@ -211,10 +276,14 @@ impl MadSeat {
     /// A packet came for QP1.
     pub(super) fn take_packet(&self, from: IpAddr, at: IpAddr, packet: &Packet, payload: &[u8]) {
         let is_mad = packet.service == ServiceType::Ud && packet.deth.qkey == QP1_QKEY;
-        let Some(mad) = <[u8; MAD_BYTES]>::try_from(payload).ok().filter(|_| is_mad) else { return };
+        let Some(mad) = <[u8; MAD_BYTES]>::try_from(payload).ok().filter(|_| is_mad) else {
+            return self.tally.count(Fate::Malformed);
+        };
         let letter = Letter { from: gid_of(from), to: gid_of(at), mad: Box::new(mad) };
-        if let Some((answer, for_wire)) = self.hand_on(letter).zip(self.for_wire.as_ref()) {
-            for_wire.push(answer);
+        if let Some((answer, for_wire)) = self.hand_on(letter).zip(self.for_wire.as_ref())
+            && !for_wire.push(answer)
+        {
+            self.tally.count(Fate::Full);
         }
     }
 }
@@ -281,6 +350,7 @@ pub struct FabricMads {
     mailbox: Arc<Mailbox>,
     addresses: Vec<Gid>,
     for_wire: Option<Arc<ForWire>>,
+    tally: Arc<Tally>,
     watched: Watched,
     /// What nobody listens to, and is ours to refuse.
     own: Vec<Letter>,
@@ -371,7 +441,9 @@ impl FabricMads {
 impl MadPort for FabricMads {
     fn send(&mut self, letter: Letter) {
         if let Some(for_wire) = self.for_wire.as_ref().filter(|_| !self.addresses.contains(&letter.to)) {
-            for_wire.push(letter);
+            if !for_wire.push(letter) {
+                self.tally.count(Fate::Full);
+            }
             if self.fabric.is_ours() {
                 self.fabric.rouse();
             }

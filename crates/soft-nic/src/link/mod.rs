@@ -8,6 +8,7 @@
 
 mod bell;
 pub mod capture;
+pub mod delay;
 mod fabric;
 mod idle;
 mod inbound;
@@ -45,7 +46,7 @@ pub use record::{MAX_FRAGMENT, MAX_SEGMENTS, RecordError};
 pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, SendError};
 pub use shape::TokenBucket;
 use shared_memory::ChannelState;
-pub use udp::{PortCounters, Unsent, Weather, WireCounters};
+pub use udp::{Icrc, PortCounters, Unsent, Weather, WireCounters};
 use udp::{Wire, gid_of, ip_of};
 
 /// Largest payload that travels in a record when copies between the processes are possible.
@@ -215,6 +216,10 @@ pub struct Link {
     /// Hears the wire's sockets while we sleep.
     ear: Option<Arc<Ear>>,
     port_watch: PortWatch,
+    /// One-way delay of what leaves, ns.
+    delay_ns: u64,
+    /// There is a delay, or something of an earlier one is under way still.
+    delays: bool,
 }
 
 impl Link {
@@ -268,6 +273,8 @@ impl Link {
             wire,
             ear,
             port_watch: PortWatch::default(),
+            delay_ns: 0,
+            delays: false,
         })
     }
 
@@ -279,7 +286,7 @@ impl Link {
     /// Whether a packet from this address would be taken now. Where enough wait, the kernel gets them first.
     pub fn has_wire_room(&mut self, from: IpAddr) -> bool {
         let Some(wire) = &mut self.wire else { return true };
-        if !wire.has_room(from) && self.fabric.is_ours() {
+        if !self.delays && !wire.has_room(from) && self.fabric.is_ours() {
             wire.flush();
         }
         wire.has_room(from)
@@ -293,19 +300,13 @@ impl Link {
         from: IpAddr,
         to: IpAddr,
         packet: &Packet,
+        icrc: Icrc,
         payload: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<usize, Unsent> {
         let Some(wire) = self.wire.as_mut().filter(|_| self.fabric.is_ours()) else {
             return Err(Unsent::Impossible("this NIC has no wire".to_owned()));
         };
-        wire.send(from, to, packet, payload)
-    }
-
-    /// The next packet leaves with a wrong ICRC.
-    pub fn corrupt_next_packet(&mut self) {
-        if let Some(wire) = &mut self.wire {
-            wire.corrupt_next_packet();
-        }
+        wire.send(from, to, packet, icrc, payload)
     }
 
     /// What went over the wire, and what the ports did; `None` without one.
@@ -346,8 +347,17 @@ impl Link {
     /// Sends the connection manager's datagrams that are for other hosts.
     fn send_mads(&mut self) {
         let Some(for_wire) = self.mads.for_wire() else { return };
-        for letter in for_wire.take() {
-            let (Some(from), Some(to)) = (ip_of(letter.from), ip_of(letter.to)) else { continue };
+        let for_wire = Arc::clone(for_wire);
+        let mut letters = for_wire.take();
+        while let Some(letter) = letters.pop_front() {
+            let (Some(from), Some(to)) = (ip_of(letter.from), ip_of(letter.to)) else {
+                self.mads.count_unsent();
+                continue;
+            };
+            if !self.has_wire_room(from) {
+                letters.push_front(letter);
+                return for_wire.put_back(letters);
+            }
             self.mad_psn = self.mad_psn.wrapping_add(1) & 0xff_ffff;
             let packet = mads::packet(self.mad_psn);
             let fill = |out: &mut [u8]| {
@@ -355,7 +365,9 @@ impl Link {
                 Ok(())
             };
             // One that cannot leave is lost; its connection manager sends it again.
-            let _ = self.send_packet(from, to, &packet, fill);
+            if self.send_packet(from, to, &packet, Icrc::Right, fill).is_err() {
+                self.mads.count_unsent();
+            }
         }
     }
 

@@ -139,6 +139,8 @@ impl Link {
             self.fabric.publish_channel(slot, to_generation, producer.descriptor());
             producer
         };
+        let mut producer = producer;
+        producer.hold(self.delays);
         self.serial = self.serial.wrapping_add(1);
         self.outgoing[index] = Some(Outgoing { producer, serial: self.serial, dirty: false });
         self.open.push(slot);

@@ -131,6 +131,14 @@ pub enum LinkEvent {
         /// Process number, of one that can be seen.
         pid: Option<u32>,
     },
+    /// The kernel would not send packets: said once, and again when it is for another reason.
+    #[error("packets from {address} are lost: the kernel does not send them ({})", std::io::Error::from_raw_os_error(*.errno))]
+    Unsent {
+        /// Address of ours.
+        address: IpAddr,
+        /// What the kernel said.
+        errno: i32,
+    },
     /// A channel that a peer published was not attached.
     #[error("the channel that slot {slot} published cannot be used")]
     AttachFailed {

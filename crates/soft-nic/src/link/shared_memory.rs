@@ -17,10 +17,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use super::delay::Line;
 use super::fabric::Process;
 use super::loan::{Lender, Loan};
 use super::record::{self, RecordError};
 use crate::dma::{RingMemory, SharedMemory, system};
+use roce::Now;
 
 mod at {
     pub const MAGIC: usize = 0;
@@ -128,6 +130,10 @@ pub struct Producer {
     /// Also held by the payloads that it lent.
     lender: Arc<Lender>,
     lanes: [ProducerLane; 2],
+    /// What is committed waits for [`Producer::pass`].
+    holds: bool,
+    /// Heads that are not shown yet, each lane's.
+    under_way: Line<[u64; 2]>,
 }
 
 impl Producer {
@@ -151,7 +157,7 @@ impl Producer {
         let rings = [ring(0)?, ring(1)?];
         let (receiver, given_up) = (OnceLock::new(), AtomicBool::new(false));
         let lender = Arc::new(Lender { control, rings, tails: at::TAILS, receiver, given_up });
-        Ok(Producer { fd, lender, lanes: Default::default() })
+        Ok(Producer { fd, lender, lanes: Default::default(), holds: false, under_way: Line::default() })
     }
 
     /// Says which process receives, so that nobody waits for one that has ended.
@@ -234,20 +240,52 @@ impl Producer {
     }
 
     /// Shows the receiver everything committed. Replies first: whoever sees a request sees what was answered before it
-    /// (see [`Consumer::end`]).
+    /// (see [`Consumer::end`]). Where there is a delay, [`Producer::pass`] does so.
     pub fn publish(&mut self) {
+        if !self.holds {
+            self.show(self.heads());
+        }
+    }
+
+    fn heads(&self) -> [u64; 2] {
+        self.lanes.each_ref().map(|lane| lane.head)
+    }
+
+    /// Shows the receiver the rings up to these heads.
+    fn show(&mut self, heads: [u64; 2]) {
         for lane in [Lane::Reply, Lane::Request] {
-            let state = &self.lanes[lane as usize];
-            if state.head != state.published {
-                self.publish_lane(lane);
+            let (state, head) = (&mut self.lanes[lane as usize], heads[lane as usize]);
+            if head != state.published {
+                state.published = head;
+                self.lender.control.word(at::HEADS[lane as usize]).store(head, Ordering::Release);
             }
         }
     }
 
-    fn publish_lane(&mut self, lane: Lane) {
-        let state = &mut self.lanes[lane as usize];
-        state.published = state.head;
-        self.lender.control.word(at::HEADS[lane as usize]).store(state.head, Ordering::Release);
+    /// Whether what is committed from now on waits for [`Producer::pass`].
+    pub fn hold(&mut self, holds: bool) {
+        self.holds = holds;
+    }
+
+    /// Shows what is due by `now`; what was committed since goes on at `due`. True: something was shown.
+    pub fn pass(&mut self, now: Now, due: Now) -> bool {
+        let heads = self.heads();
+        let shown = self.lanes.each_ref().map(|lane| lane.published);
+        if heads != *self.under_way.last().unwrap_or(&shown) {
+            self.under_way.put(due, heads);
+        }
+        let mut moved = false;
+        while let Some(heads) = self.under_way.due(now).copied() {
+            self.under_way.take();
+            self.show(heads);
+            moved = true;
+        }
+        moved
+    }
+
+    /// Whether something is committed and not shown.
+    pub fn is_under_way(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.head != lane.published)
     }
 
     /// Whether the receiver has consumed requests up to `position`, or never will: the channel is closed.

@@ -3,6 +3,7 @@
 mod capture;
 mod changed;
 mod commands;
+mod delay;
 mod dma_bufs;
 mod doorbells;
 mod errors;

@@ -20,7 +20,7 @@ pub enum Request {
         /// Up.
         up: bool,
     },
-    /// Loss, seed, rates.
+    /// Loss, seed, delay, rates.
     Set(Settings),
     /// One fault.
     Inject(Injection),
@@ -77,10 +77,14 @@ fn settings(words: &[&str]) -> Result<Settings, String> {
         match word.split_once('=').unwrap_or((word, "")).0 {
             "loss" => settings.loss = Some(value_of(word, "loss")?),
             "seed" => settings.seed = Some(value_of(word, "seed")?),
+            "delay" => {
+                let time = word.split_once('=').map_or("", |(_, time)| time);
+                settings.delay = Some(time.parse()?);
+            }
             key @ "rate-gbps" => settings.rate_gbps = Some(value_or_none(word, key)?),
             key @ "messages-per-second" => settings.messages_per_second = Some(value_or_none(word, key)?),
             _ => {
-                let what = "loss, seed, rate-gbps and messages-per-second can";
+                let what = "loss, seed, delay, rate-gbps and messages-per-second can";
                 return Err(format!("{:?} cannot be set; {what}", shown(word)));
             }
         }
@@ -152,7 +156,8 @@ mod tests {
             "counters",
             "link mlx5_0 down",
             "link mlx5_7 up",
-            "set loss=0.01 seed=18446744073709551615 rate-gbps=2.5 messages-per-second=1000",
+            "set loss=0.01 seed=18446744073709551615 delay=250us rate-gbps=2.5 messages-per-second=1000",
+            "set delay=0",
             "set rate-gbps=none",
             "set messages-per-second=none",
             "set loss=0",
@@ -189,6 +194,9 @@ mod tests {
             "set loss",
             "set loss=much",
             "set luck=1",
+            "set delay=1",
+            "set delay=soon",
+            "set delay",
             "set loss=none",
             "set messages-per-second=few",
             "inject",

@@ -61,10 +61,24 @@ fn what_comes_over_the_wire_is_handed_on_or_refused_and_what_is_for_others_waits
         seats[0].take_packet(from, at, &packet, &[0; 255]);
         assert_eq!(b.receive().len(), taken);
     }
+    // Each of the eight is in one counter.
+    let counted =
+        MadCounters { handed_on: 2, refused: 2, unclaimed: 1, malformed: 3, ..MadCounters::default() };
+    assert_eq!(seats[0].counters(), counted);
     let away = Letter { to: Gid([7; 16]), ..ask(0x106_1c06) };
     b.send(away.clone());
-    assert_eq!(seats[1].for_wire().unwrap().take(), [away]);
+    assert_eq!(seats[1].for_wire().unwrap().take(), std::slice::from_ref(&away));
     assert!(seats[1].for_wire().unwrap().take().is_empty());
+    // More than wait for the wire, and more than a mailbox of somebody who does not look holds: counted too.
+    (0..MAX_WAITING + 3).for_each(|_| b.send(away.clone()));
+    assert_eq!(seats[1].counters(), MadCounters { full: 3, ..MadCounters::default() });
+    let mut full = 0;
+    for sent in 0..2000 {
+        assert_eq!(seats[0].hand_on(ask(0x106_1c06)), None);
+        full = seats[0].counters().full;
+        assert_eq!(seats[0].counters().handed_on + full, 2 + 1 + sent, "each is one or the other");
+    }
+    assert!(full > 0, "no mailbox holds so many");
 }
 
 #[test]

@@ -9,6 +9,6 @@ mod port;
 mod weather;
 
 pub use holder::Holder;
-pub use packets::{Arrived, Unsent, Wire, WireCounters, gid_of, ip_of};
+pub use packets::{Arrived, Icrc, Unsent, Wire, WireCounters, gid_of, ip_of};
 pub use port::{PortCounters, ROCE_PORT, SharedPort};
 pub use weather::Weather;

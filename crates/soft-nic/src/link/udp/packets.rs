@@ -17,9 +17,14 @@ use super::SharedPort;
 use super::weather::{Sky, Weather};
 use crate::dma::{Fault, system};
 use crate::link::capture::{Capture, WirePacket};
+use crate::link::delay;
 
 /// Bytes that may wait for the kernel at one port: what is sent later anyhow is better not made yet.
 const WAITING_BYTES: usize = 256 * 1024;
+
+/// A congestion notification (Annex A17): BTH with this opcode, 16 bytes of nothing, ICRC.
+const CNP_OPCODE: u8 = 0x81;
+const CNP_BYTES: usize = 12 + 16 + ICRC_BYTES;
 
 /// The default partition, full member: the only one that ports of this NIC are in.
 const DEFAULT_PKEY: u16 = 0xffff;
@@ -43,6 +48,8 @@ pub struct WireCounters {
     pub pkey_violations: u64,
     /// Dropped: an answer with a reserved code.
     pub reserved: u64,
+    /// Dropped: congestion notifications, which nothing here slows down for.
+    pub cnps: u64,
     /// Of those received: lost on demand.
     pub lost: u64,
     /// Of those received: overtaken on demand.
@@ -97,6 +104,7 @@ enum Dropped {
     Malformed,
     Pkey,
     Reserved,
+    Cnp,
 }
 
 /// The ports of this process's addresses.
@@ -107,8 +115,17 @@ pub struct Wire {
     sky: Sky,
     /// Who looks on.
     capture: Option<Capture>,
-    /// The next packet leaves with a wrong ICRC.
-    corrupts: bool,
+    /// What is written waits for its time.
+    holds: bool,
+}
+
+/// What a packet's ICRC is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Icrc {
+    /// What its receiver computes.
+    Right,
+    /// Another: a fault on demand.
+    Wrong,
 }
 
 impl Wire {
@@ -118,10 +135,12 @@ impl Wire {
     pub fn open(slot: u8, addresses: &[IpAddr], weather: Weather) -> Result<Wire, (IpAddr, io::Error)> {
         let open = |address: &IpAddr| SharedPort::open(slot, *address).map_err(|error| (*address, error));
         let ports = addresses.iter().map(open).collect::<Result<_, _>>()?;
-        // Two NICs of one seed do not lose the same packets.
-        let weather = Weather { seed: weather.seed ^ u64::from(slot) << 32, ..weather };
+        // Two addresses of one seed do not lose the same packets. The address is the configuration's, and the same in every run;
+        // the slot is whichever was free.
+        let own = addresses.first().map_or(0, |address| number_of(*address));
+        let weather = Weather { seed: weather.seed ^ own, ..weather };
         let (counters, sky) = (WireCounters::default(), Sky::new(weather));
-        Ok(Wire { ports, counters, sky, capture: None, corrupts: false })
+        Ok(Wire { ports, counters, sky, capture: None, holds: false })
     }
 
     /// Every packet from now on is shown to `capture` too: what leaves, and what comes for this process, whole or not. Error:
@@ -132,11 +151,6 @@ impl Wire {
         }
         self.capture = Some(capture);
         Ok(())
-    }
-
-    /// Spoils the ICRC of the next packet.
-    pub fn corrupt_next_packet(&mut self) {
-        self.corrupts = true;
     }
 
     /// Ends the capture, if there is one.
@@ -187,7 +201,11 @@ impl Wire {
         self.ports
             .iter()
             .find(|port| port.address() == from)
-            .is_none_or(|p| p.waiting_bytes() < WAITING_BYTES)
+            .is_none_or(|p| p.waiting_bytes() < self.most_waiting_bytes())
+    }
+
+    fn most_waiting_bytes(&self) -> usize {
+        if self.holds { delay::MAX_BYTES } else { WAITING_BYTES }
     }
 
     /// Writes a packet from one of our addresses to another host's or process's; `payload` fills in the bytes that it carries.
@@ -199,11 +217,13 @@ impl Wire {
         from: IpAddr,
         to: IpAddr,
         packet: &Packet,
+        icrc: Icrc,
         payload: impl FnOnce(&mut [u8]) -> Result<(), Fault>,
     ) -> Result<usize, Unsent> {
         let none = || Unsent::Impossible(format!("no port at {from}, or none of the family of {to}"));
+        let most = self.most_waiting_bytes();
         let port = self.ports.iter_mut().find(|port| port.address() == from).ok_or_else(none)?;
-        if port.waiting_bytes() >= WAITING_BYTES {
+        if port.waiting_bytes() >= most {
             return Err(Unsent::Full);
         }
         let unknown = || Unsent::Impossible("an operation that the service has not".to_owned());
@@ -213,7 +233,6 @@ impl Wire {
         let len = transport + ICRC_BYTES;
         let udp = Udp { source_port: port.own_port(), bytes: udp_bytes(len), checksum: 0 };
         let ip = IpHeader::between(gid_of(from), gid_of(to), udp.bytes).ok_or_else(none)?;
-        let (capture, corrupts) = (&mut self.capture, &mut self.corrupts);
         port.push(to, len, |bytes, identification| {
             let (head, rest) = bytes.split_at_mut(headers);
             payload(&mut rest[..carried])?;
@@ -223,13 +242,8 @@ impl Wire {
                 v6 => v6,
             };
             let (covered, place) = bytes.split_at_mut(transport);
-            let spoilt = u32::from(std::mem::take(corrupts)) << 15;
+            let spoilt = u32::from(icrc == Icrc::Wrong) << 15;
             place.copy_from_slice(&icrc::stored(icrc::compute(&ip, &udp, covered)? ^ spoilt));
-            if let Some(capture) = capture {
-                let (source_port, destination) = (udp.source_port, to);
-                let packet = WirePacket { source: from, source_port, destination, identification, bytes };
-                capture.sent(Now(system::monotonic_ns()), &packet);
-            }
             Ok::<_, Unsent>(())
         })?;
         self.counters.sent += 1;
@@ -237,11 +251,42 @@ impl Wire {
         Ok(len)
     }
 
-    /// Gives the kernel what was written.
+    /// Gives the kernel what was written; what it takes is captured now, when it leaves. Where there is a delay,
+    /// [`Wire::pass`] does so.
     pub fn flush(&mut self) {
-        for port in &mut self.ports {
-            port.flush();
+        if self.holds {
+            return;
         }
+        let capture = &mut self.capture;
+        for port in &mut self.ports {
+            let shown = shown(capture, port.address(), port.own_port());
+            port.flush(shown);
+        }
+    }
+
+    /// Whether packets wait for [`Wire::pass`] from now on, and more of them may.
+    pub fn hold(&mut self, holds: bool) {
+        self.holds = holds;
+    }
+
+    /// Sends what is due by `now`; what was written since goes on at `due`. Returns how many packets went.
+    pub fn pass(&mut self, now: Now, due: Now) -> usize {
+        let capture = &mut self.capture;
+        let pass = |port: &mut SharedPort| {
+            let shown = shown(capture, port.address(), port.own_port());
+            port.pass(now, due, shown)
+        };
+        self.ports.iter_mut().map(pass).sum()
+    }
+
+    /// Whether packets are under way.
+    pub fn is_under_way(&self) -> bool {
+        self.ports.iter().any(SharedPort::is_under_way)
+    }
+
+    /// Why the kernel would not send, when it refused for another reason than the last time: an address and an errno.
+    pub fn take_refusal(&mut self) -> Option<(IpAddr, i32)> {
+        self.ports.iter_mut().find_map(|port| Some((port.address(), port.take_refusal()?)))
     }
 
     /// Hands what has come for this process to `deliver`, and what has come for others on; `ports` gives the port of a slot's
@@ -276,6 +321,7 @@ impl Wire {
                         Err(Dropped::Malformed) => counters.malformed += 1,
                         Err(Dropped::Pkey) => counters.pkey_violations += 1,
                         Err(Dropped::Reserved) => counters.reserved += 1,
+                        Err(Dropped::Cnp) => counters.cnps += 1,
                     }
                 },
             );
@@ -289,6 +335,26 @@ impl Wire {
         }
         looked
     }
+}
+
+/// Shows a port's packets to who looks on.
+fn shown(
+    capture: &mut Option<Capture>,
+    source: IpAddr,
+    source_port: u16,
+) -> Option<impl FnMut(IpAddr, u16, &[u8])> {
+    capture.as_mut().map(|capture| {
+        move |destination: IpAddr, identification: u16, bytes: &[u8]| {
+            let packet = WirePacket { source, source_port, destination, identification, bytes };
+            capture.sent(Now(system::monotonic_ns()), &packet);
+        }
+    })
+}
+
+/// A number that tells an address from others: its bits, the upper half of an IPv6 one folded into the lower.
+fn number_of(address: IpAddr) -> u64 {
+    let bits = u128::from_be_bytes(gid_of(address).0);
+    bits as u64 ^ (bits >> 64) as u64
 }
 
 /// Length field of a UDP header in front of `len` bytes, of which no packet has more than fit.
@@ -318,12 +384,18 @@ pub fn ip_of(gid: Gid) -> Option<IpAddr> {
 fn read(from: SocketAddr, at: IpAddr, bytes: &[u8]) -> Result<(Arrived<'_>, u16), Dropped> {
     let udp = Udp { source_port: from.port(), bytes: udp_bytes(bytes.len()), checksum: 0 };
     let ip = IpHeader::between(gid_of(from.ip()), gid_of(at), udp.bytes).ok_or(Dropped::Malformed)?;
-    let decoded = wire::Packet::decode(bytes).map_err(|_| Dropped::Malformed)?;
-    let identification = match &ip {
-        IpHeader::V4(header) => icrc::check_any_identification(header, &udp, bytes),
-        v6 => icrc::check(v6, &udp, bytes).map(|()| 0),
+    let check = || {
+        match &ip {
+            IpHeader::V4(header) => icrc::check_any_identification(header, &udp, bytes),
+            v6 => icrc::check(v6, &udp, bytes).map(|()| 0),
+        }
+        .map_err(|_| Dropped::Icrc)
+    };
+    if bytes.len() == CNP_BYTES && bytes[0] == CNP_OPCODE {
+        return Err(check().err().unwrap_or(Dropped::Cnp));
     }
-    .map_err(|_| Dropped::Icrc)?;
+    let decoded = wire::Packet::decode(bytes).map_err(|_| Dropped::Malformed)?;
+    let identification = check()?;
     if !pkeys_match(decoded.bth.pkey, DEFAULT_PKEY) {
         return Err(Dropped::Pkey);
     }

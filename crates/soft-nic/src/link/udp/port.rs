@@ -11,9 +11,11 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
 
+use roce::Now;
 use roce::wire::udp::DYNAMIC_PORTS;
 
 use crate::dma::datagrams::{Datagrams, Outbox, Posted};
+use crate::link::delay::Line;
 use crate::link::{Link, SLOTS};
 
 /// The UDP port of RoCEv2 (IANA; IBTA Annex A17).
@@ -74,9 +76,15 @@ pub struct SharedPort {
     /// What is sent goes out here, whoever owns the port, and what is handed on to us comes in.
     own: Datagrams,
     outbox: Outbox,
+    /// What waits for its time, and the memory that it takes.
+    under_way: Line<Outbox>,
+    under_way_bytes: usize,
     /// Slots that got something since this was asked.
     handed: u128,
     counters: PortCounters,
+    /// With which the kernel refused to send the last time that it did, and whether nobody was told yet.
+    errno: i32,
+    is_refused: bool,
 }
 
 impl SharedPort {
@@ -91,8 +99,12 @@ impl SharedPort {
             handing: Outbox::default(),
             own: open_dynamic(slot, address)?,
             outbox: Outbox::default(),
+            under_way: Line::default(),
+            under_way_bytes: 0,
             handed: 0,
             counters: PortCounters::default(),
+            errno: 0,
+            is_refused: false,
         };
         port.try_own()?;
         Ok(port)
@@ -143,14 +155,59 @@ impl SharedPort {
         self.outbox.try_push(SocketAddr::new(to, ROCE_PORT), len, fill)
     }
 
-    /// Sends what was added. What the kernel has no room for now stays.
-    pub fn flush(&mut self) -> Posted {
+    /// Sends what was added. What the kernel has no room for now stays. `shown` sees each packet that the kernel takes: where it
+    /// goes, the identification of its IPv4 header, its bytes.
+    pub fn flush(&mut self, shown: Option<impl FnMut(IpAddr, u16, &[u8])>) -> Posted {
         if self.outbox.is_empty() {
             return Posted::default();
         }
-        let posted = self.own.send(&mut self.outbox);
-        self.counters.unsent += posted.lost as u64;
+        let posted = send(&self.own, &mut self.outbox, shown);
+        self.count(posted);
         posted
+    }
+
+    /// As [`SharedPort::flush`] where there is a delay: what was added goes on at `due`, and what is due by `now` is sent.
+    /// Returns how many datagrams the kernel took or lost.
+    pub fn pass(&mut self, now: Now, due: Now, mut shown: Option<impl FnMut(IpAddr, u16, &[u8])>) -> usize {
+        if !self.outbox.is_empty() {
+            self.under_way_bytes += self.outbox.memory_bytes();
+            self.under_way.put(due, self.outbox.take());
+        }
+        let mut gone = 0;
+        while let Some(batch) = self.under_way.due(now) {
+            let before = batch.memory_bytes();
+            let posted = send(&self.own, batch, shown.as_mut());
+            self.outbox.learn(batch);
+            let is_sent = batch.is_empty();
+            let left = if is_sent { 0 } else { batch.memory_bytes() };
+            self.under_way_bytes = self.under_way_bytes.saturating_sub(before - left);
+            gone += posted.taken + posted.lost;
+            self.count(posted);
+            if !is_sent {
+                // The kernel has no room now.
+                break;
+            }
+            self.under_way.take();
+        }
+        gone
+    }
+
+    fn count(&mut self, posted: Posted) {
+        self.counters.unsent += posted.lost as u64;
+        if posted.lost > 0 && self.errno != posted.errno {
+            self.errno = posted.errno;
+            self.is_refused = true;
+        }
+    }
+
+    /// Whether something is under way.
+    pub fn is_under_way(&self) -> bool {
+        !self.under_way.is_empty() || !self.outbox.is_empty()
+    }
+
+    /// The errno with which the kernel refused to send, once, and again when it is another one.
+    pub fn take_refusal(&mut self) -> Option<i32> {
+        std::mem::take(&mut self.is_refused).then_some(self.errno)
     }
 
     /// The address.
@@ -169,9 +226,9 @@ impl SharedPort {
         self.outbox.waiting()
     }
 
-    /// Bytes that wait to be sent.
+    /// Bytes that wait to be sent, and those under way with what describes them.
     pub fn waiting_bytes(&self) -> usize {
-        self.outbox.bytes()
+        self.outbox.bytes() + self.under_way_bytes
     }
 
     /// Hands packets for queues of this process to `deliver`, with the address and port that they came from, and those for others on;
@@ -183,10 +240,10 @@ impl SharedPort {
         ports: impl Fn(u8) -> Option<u16>,
         mut deliver: impl FnMut(SocketAddr, &[u8]),
     ) -> io::Result<usize> {
-        let mut looked = 0;
         let Self { address, owned, handing, counters, handed, slot, own, .. } = self;
+        let mut looked = Ok(0);
         if let Some(socket) = owned {
-            looked += socket.receive(|from, packet| {
+            looked = socket.receive(|from, packet| {
                 counters.received += 1;
                 let Some(qpn) = destination(packet) else {
                     counters.malformed += 1;
@@ -209,14 +266,15 @@ impl SharedPort {
                 } else {
                     counters.undeliverable += 1;
                 }
-            })?;
+            });
             let posted = socket.send(handing);
             counters.handed_on += posted.taken as u64;
             // One that has no room now never gets any: a wire loses it too.
             counters.undeliverable += (posted.lost + handing.discard()) as u64;
         }
         let owner = SocketAddr::new(*address, ROCE_PORT);
-        looked += own.receive(|from, letter| {
+        // Whatever the address's socket said: what was handed on to us is read all the same.
+        let handed_on = own.receive(|from, letter| {
             let known = letter.split_at_checked(HEAD_BYTES);
             let known = known.and_then(|(head, packet)| Some((origin(head)?, packet)));
             let ours = |packet: &[u8]| destination(packet).is_some_and(|qpn| Link::slot_of(qpn) == *slot);
@@ -224,13 +282,22 @@ impl SharedPort {
                 Some((origin, packet)) if from == owner && ours(packet) => deliver(origin, packet),
                 _ => counters.refused += 1,
             }
-        })?;
-        Ok(looked)
+        });
+        Ok(looked? + handed_on?)
     }
 
     /// The slots that got something since this was asked, a bit each: their NICs may be asleep.
     pub fn take_handed_on(&mut self) -> u128 {
         std::mem::take(&mut self.handed)
+    }
+}
+
+fn send(from: &Datagrams, outbox: &mut Outbox, shown: Option<impl FnMut(IpAddr, u16, &[u8])>) -> Posted {
+    match shown {
+        None => from.send(outbox),
+        Some(mut shown) => {
+            from.send_shown(outbox, |to, identification, bytes| shown(to.ip(), identification, bytes))
+        }
     }
 }
 

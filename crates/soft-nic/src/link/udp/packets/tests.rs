@@ -76,7 +76,7 @@ fn come_as_they_were_sent(ours: IpAddr, theirs: IpAddr) {
     };
     let mut bytes = 0;
     for packet in &sent {
-        bytes += here.send(ours, theirs, packet, fill).unwrap() as u64;
+        bytes += here.send(ours, theirs, packet, Icrc::Right, fill).unwrap() as u64;
     }
     here.flush();
     let got = take(&mut there, sent.len());
@@ -105,7 +105,7 @@ fn packets_come_as_they_were_sent_over_ipv6() {
     measure::need!(UdpSocket::bind((loopback, 0)).is_ok(), "IPv6 on the loopback interface");
     // One address has one port 4791, so sender and receiver are the same here.
     let mut both = Wire::open(2, &[loopback], Weather::default()).unwrap();
-    both.send(loopback, loopback, &send(1000), |_| Ok(())).unwrap();
+    both.send(loopback, loopback, &send(1000), Icrc::Right, |_| Ok(())).unwrap();
     both.flush();
     let got = take(&mut both, 1);
     assert_eq!(got.first().map(|a| (a.0, a.1, a.2)), Some((loopback, loopback, send(1000))));
@@ -118,7 +118,7 @@ fn what_is_no_packet_is_dropped_and_counted_by_its_kind() {
         Wire::open(1, &[ours], Weather::default()).unwrap(),
         Wire::open(2, &[theirs], Weather::default()).unwrap(),
     );
-    here.send(ours, theirs, &send(64), |_| Ok(())).unwrap();
+    here.send(ours, theirs, &send(64), Icrc::Right, |_| Ok(())).unwrap();
     // The bytes of a good packet, as they would go out, and what becomes of them when one thing is wrong.
     let good = here.ports[0].waiting_packet().to_vec();
     let port = here.own_ports().next().unwrap().1;
@@ -152,6 +152,18 @@ fn what_is_no_packet_is_dropped_and_counted_by_its_kind() {
     let (covered, place) = stranger.split_at_mut(76);
     place.copy_from_slice(&icrc::stored(icrc::compute(&ip, &udp, covered).unwrap()));
     deliver("another partition", &stranger, |c| c.pkey_violations += 1);
+    // Congestion notifications: whole, spoilt, and cut off.
+    let mut cnp = vec![0; 28];
+    cnp[..12].copy_from_slice(&good[..12]);
+    (cnp[0], cnp[1]) = (CNP_OPCODE, 0);
+    let udp = Udp { source_port: port, bytes: udp_bytes(cnp.len() + ICRC_BYTES), checksum: 0 };
+    let ip = IpHeader::between(gid_of(ours), gid_of(theirs), udp.bytes).unwrap();
+    let icrc = icrc::stored(icrc::compute(&ip, &udp, &cnp).unwrap());
+    cnp.extend(icrc);
+    deliver("a congestion notification", &cnp, |c| c.cnps += 1);
+    cnp[31] ^= 0x40;
+    deliver("a spoilt one", &cnp, |c| c.icrc_errors += 1);
+    deliver("a short one", &cnp[..28], |c| c.malformed += 1);
     deliver("as it is, again", &good, |c| (c.received, c.received_bytes) = (2, 160));
 }
 
@@ -159,20 +171,23 @@ fn what_is_no_packet_is_dropped_and_counted_by_its_kind() {
 fn what_cannot_be_read_or_written_is_not_sent() {
     let ours = place(4);
     let mut wire = Wire::open(1, &[ours], Weather::default()).unwrap();
-    let fault = wire.send(ours, ours, &send(64), |_| Err(Fault { addr: 3 }));
+    let fault = wire.send(ours, ours, &send(64), Icrc::Right, |_| Err(Fault { addr: 3 }));
     assert!(matches!(fault, Err(Unsent::Fault(Fault { addr: 3 }))));
-    assert!(matches!(wire.send(place(5), ours, &send(0), |_| Ok(())), Err(Unsent::Impossible(_))));
     assert!(matches!(
-        wire.send(ours, "::1".parse().unwrap(), &send(0), |_| Ok(())),
+        wire.send(place(5), ours, &send(0), Icrc::Right, |_| Ok(())),
+        Err(Unsent::Impossible(_))
+    ));
+    assert!(matches!(
+        wire.send(ours, "::1".parse().unwrap(), &send(0), Icrc::Right, |_| Ok(())),
         Err(Unsent::Impossible(_))
     ));
     assert_eq!((wire.counters(), wire.ports[0].waiting_bytes()), (WireCounters::default(), 0));
     let mut sent = 0;
     while wire.has_room(ours) {
-        wire.send(ours, ours, &send(4096), |_| Ok(())).unwrap();
+        wire.send(ours, ours, &send(4096), Icrc::Right, |_| Ok(())).unwrap();
         sent += 1;
     }
-    assert!(matches!(wire.send(ours, ours, &send(1), |_| Ok(())), Err(Unsent::Full)));
+    assert!(matches!(wire.send(ours, ours, &send(1), Icrc::Right, |_| Ok(())), Err(Unsent::Full)));
     assert_eq!((sent, wire.counters().sent), (WAITING_BYTES.div_ceil(4112) as u64, sent));
 }
 
@@ -194,4 +209,44 @@ fn an_address_and_its_gid_are_one_but_for_those_where_no_packet_can_go() {
         assert_eq!(gid_of(ip), Gid(wanted.octets()), "{address}");
         assert_eq!(ip_of(gid_of(ip)), place.then_some(ip), "{address}");
     }
+}
+
+#[test]
+fn what_is_lost_depends_on_seed_and_address_and_not_on_who_came_first() {
+    let weather = Weather { loss: 0.5, seed: 7, ..Weather::default() };
+    let sky = |slot, at, weather| format!("{:?}", Wire::open(slot, &[at], weather).unwrap().sky);
+    let one = sky(1, place(6), weather);
+    assert_eq!(one, sky(9, place(6), weather), "another slot");
+    assert_ne!(one, sky(1, place(7), weather), "another address");
+    assert_ne!(one, sky(1, place(6), Weather { seed: 8, ..weather }), "another seed");
+    let folded = |text: &str| number_of(text.parse().unwrap());
+    assert_ne!(folded("fd00::1"), folded("fd01::1"));
+}
+
+#[test]
+fn a_packet_is_captured_when_it_leaves() {
+    let ours = place(5);
+    let mut wire = Wire::open(1, &[ours], Weather::default()).unwrap();
+    let (capture, mut captured) = Capture::begin("wire", Now(0), 0, 0);
+    wire.begin_capture(capture).unwrap();
+    let mut blocks = Vec::new();
+    captured.take(&mut blocks);
+    // Three packets that the kernel cuts from one piece, the last one shorter.
+    for length in [64, 64, 8] {
+        wire.send(ours, ours, &send(length), Icrc::Right, |_| Ok(())).unwrap();
+    }
+    captured.take(&mut blocks);
+    assert!(blocks.is_empty(), "written is not sent");
+    wire.flush();
+    let mut identifications = Vec::new();
+    let mut rest = Vec::new();
+    captured.take(&mut rest);
+    let mut rest = &rest[..];
+    while let Ok(Some((kind, block))) = crate::link::capture::pcapng::first_block(rest) {
+        assert_eq!(kind, crate::link::capture::pcapng::BlockKind::Packet);
+        // Block header 8, interface, time, lengths 20; Ethernet 14; identification at 4 of the IPv4 header.
+        identifications.push(u16::from_be_bytes([block[28 + 14 + 4], block[28 + 14 + 5]]));
+        rest = &rest[block.len()..];
+    }
+    assert_eq!(identifications, [0, 1, 2]);
 }

@@ -29,7 +29,7 @@ fn send(from: &mut SharedPort, to: IpAddr, packet: &[u8]) {
         io::Result::Ok(())
     })
     .unwrap();
-    assert_eq!(from.flush().taken, 1);
+    assert_eq!(from.flush(None::<fn(IpAddr, u16, &[u8])>).taken, 1);
 }
 
 /// The ports of all, as the fabric's directory would tell.

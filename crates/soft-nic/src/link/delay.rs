@@ -1,0 +1,98 @@
+//! One-way delay: what leaves the NIC waits in a line until it is due, and goes on in the order in which it came. Pure; the
+//! caller brings the time.
+//!
+//! On the wire a line holds packets, ready as they will be sent; in shared memory it holds how far a receiver may see the rings.
+//! What left in one round of the NIC is put in at the beginning of the next, by a clock that was read after it left: so a delay
+//! is never shorter than asked for, and longer by at most a round and the NIC's rest. A delay that is changed holds for what
+//! leaves from then on: what is under way keeps its time, and nothing goes before what is in front of it.
+//!
+//! What is under way is bounded: packets by [`MAX_BYTES`] an address, messages by the ring that they lie in. When it is full, the
+//! queues wait, as for a wire that is busy; nothing is lost.
+
+use std::collections::VecDeque;
+
+use roce::Now;
+
+/// Longest delay, ns: a program that ends waits for what it has sent, no longer than this.
+pub const MAX_NS: u64 = 1_000_000_000;
+
+/// Bytes of packets that may be under way from one address, with what describes them: 10 ms of 13 Gbit/s.
+pub const MAX_BYTES: usize = 16 << 20;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Line<T> {
+    waiting: VecDeque<(Now, T)>,
+}
+
+impl<T> Default for Line<T> {
+    fn default() -> Self {
+        Line { waiting: VecDeque::new() }
+    }
+}
+
+impl<T> Line<T> {
+    /// Puts something in that goes on at `due`, or later when what is in front of it does.
+    pub fn put(&mut self, due: Now, what: T) {
+        self.waiting.push_back((due, what));
+    }
+
+    /// The first, when it is due.
+    pub fn due(&mut self, now: Now) -> Option<&mut T> {
+        self.waiting.front_mut().filter(|(due, _)| *due <= now).map(|(_, what)| what)
+    }
+
+    /// Takes the first.
+    pub fn take(&mut self) -> Option<T> {
+        self.waiting.pop_front().map(|(_, what)| what)
+    }
+
+    /// The last.
+    pub fn last(&self) -> Option<&T> {
+        self.waiting.back().map(|(_, what)| what)
+    }
+
+    /// Whether nothing is under way.
+    pub fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn goes_on(line: &mut Line<u32>, now: u64) -> Vec<u32> {
+        let mut out = Vec::new();
+        while line.due(Now(now)).is_some() {
+            out.extend(line.take());
+        }
+        out
+    }
+
+    #[test]
+    fn what_is_due_goes_on_and_nothing_before_it() {
+        let mut line = Line::default();
+        line.put(Now(10), 1);
+        line.put(Now(20), 2);
+        assert_eq!(goes_on(&mut line, 9), [0; 0]);
+        assert_eq!(goes_on(&mut line, 10), [1]);
+        assert_eq!(goes_on(&mut line, 19), [0; 0]);
+        assert_eq!(goes_on(&mut line, 1_000), [2]);
+        assert!(line.is_empty());
+    }
+
+    #[test]
+    fn a_shorter_delay_overtakes_nothing_and_a_longer_one_holds_up_nothing() {
+        let mut line = Line::default();
+        // 100 at 0, then a delay of 5 at 1, then of 1000 at 2.
+        line.put(Now(100), 1);
+        line.put(Now(6), 2);
+        line.put(Now(1_002), 3);
+        assert_eq!(goes_on(&mut line, 99), [0; 0]);
+        assert_eq!(line.last(), Some(&3));
+        assert_eq!(goes_on(&mut line, 100), [1, 2], "in order, the first at its own time");
+        assert_eq!(goes_on(&mut line, 1_001), [0; 0]);
+        assert_eq!(goes_on(&mut line, 1_002), [3]);
+    }
+}
