@@ -21,6 +21,8 @@ pub(super) struct PortWatch {
     pause_ns: u64,
     /// Sockets that no process of the fabric had at the last look: it may have been about to end.
     suspects: Vec<(IpAddr, u64)>,
+    /// Sockets that a process of the fabric had: they stay its own, and nobody's descriptors are looked through for them again.
+    friends: Vec<(IpAddr, u64)>,
     /// Those that were reported.
     reported: Vec<(IpAddr, u64)>,
     /// The ear could not be told of a socket yet.
@@ -46,14 +48,16 @@ impl Link {
             return;
         }
         let others: Vec<IpAddr> = wire.foreign_ports().collect();
-        let mut suspects = Vec::new();
+        let (mut friends, mut suspects) = (Vec::new(), Vec::new());
         for address in others {
             let Some(holder) = Holder::of(address, ROCE_PORT) else { continue };
             let suspect = (address, holder.inode);
-            if self.port_watch.reported.contains(&suspect) || self.is_of_fabric(&holder) {
+            if self.port_watch.reported.contains(&suspect) {
                 continue;
             }
-            if self.port_watch.suspects.contains(&suspect) {
+            if self.port_watch.friends.contains(&suspect) || self.is_of_fabric(&holder) {
+                friends.push(suspect);
+            } else if self.port_watch.suspects.contains(&suspect) {
                 self.port_watch.reported.push(suspect);
                 self.happened(LinkEvent::PortTaken { address, user: holder.user, pid: holder.process() });
             } else {
@@ -68,7 +72,7 @@ impl Link {
             true => (2 * watch.pause_ns).clamp(SOON_NS, SELDOM_NS),
             false => SOON_NS,
         };
-        watch.suspects = suspects;
+        (watch.friends, watch.suspects) = (friends, suspects);
         watch.due_ns = now_ns.saturating_add(watch.pause_ns);
     }
 
