@@ -353,15 +353,13 @@ DB_FN db_u64 db_control_second(const struct db_sq *sq, const struct db_send_wr *
     return db_pair(db_fm_ce_se(sq, wr->send_flags), db_be32(imm));
 }
 
-/* Fills the ring from block `producer` on with one WQE of known length, for which there is room, and remembers its
- * request. `plain`: its payload is one data pointer, so that it fits in one block. Returns its first 8 bytes, as in
- * memory: what a doorbell register takes. */
+/* Fills the ring from block `producer` on with one WQE of known length, for which there is room. `plain`: its payload is
+ * one data pointer, so that it fits in one block. Returns its first 8 bytes, as in memory: what a doorbell register takes. */
 DB_FN_INLINED db_u64 db_fill_wqe(const struct db_sq *sq, db_u64 producer, const struct db_send_wr *wr, db_u32 opcode,
                                  db_u32 units, int plain) {
     db_u32 index = (db_u32)producer & (sq->blocks - 1);
     db_u64 wqe = sq->ring + (db_u64)index * DB_BLOCK_BYTES;
-    db_u64 slot = sq->slots + (db_u64)index * sizeof(struct db_slot), end = producer + db_blocks(units), payload;
-    db_u64 first = db_control_first(sq, producer, opcode, units), second = db_control_second(sq, wr, opcode);
+    db_u64 payload, first = db_control_first(sq, producer, opcode, units), second = db_control_second(sq, wr, opcode);
 
     payload = db_write_remote(wqe + DB_SEGMENT_BYTES, wr, opcode);
     if (plain)
@@ -371,8 +369,13 @@ DB_FN_INLINED db_u64 db_fill_wqe(const struct db_sq *sq, db_u64 producer, const 
     else
         db_write_pointers(sq, payload, wr);
     db_store_segment(wqe, first, second);
-    db_store_segment(slot, wr->wr_id, end);
     return first;
+}
+
+/* Remembers whose WQE lies at `producer` and how long it is. */
+DB_FN void db_remember(const struct db_sq *sq, db_u64 producer, db_u64 wr_id, db_u32 blocks) {
+    db_u32 index = (db_u32)producer & (sq->blocks - 1);
+    db_store_segment(sq->slots + (db_u64)index * sizeof(struct db_slot), wr_id, producer + blocks);
 }
 
 /* Writes one WQE of known length behind those already posted, if there is room. */
@@ -384,6 +387,7 @@ DB_FN_INLINED int db_write_wqe(struct db_sq *sq, const struct db_send_wr *wr, db
     if ((db_u32)end - (db_u32)sq->consumer > sq->blocks)
         return (db_u32)end - (db_u32)producer > sq->blocks ? DB_EINVAL : DB_ENOMEM;
     sq->doorbell_word = db_fill_wqe(sq, producer, wr, opcode, units, plain);
+    db_remember(sq, producer, wr->wr_id, db_blocks(units));
     sq->producer = end;
     return 0;
 }
@@ -479,6 +483,7 @@ DB_FN_INLINED int db_try_post_writes(struct db_sq *sq, db_u64 wr_id, struct db_s
             struct db_send_wr wr = {wr_id + i, &local, 1, DB_WR_RDMA_WRITE, i + 1 == count ? send_flags : 0,
                                     0, remote_addr, 0, 0, rkey};
             sq->doorbell_word = db_fill_wqe(sq, sq->producer + i, &wr, DB_WR_RDMA_WRITE, 3, 1);
+            db_remember(sq, sq->producer + i, wr_id + i, 1);
             remote_addr += stride;
             local.addr += stride;
         }

@@ -158,6 +158,39 @@ DB_GPU_FN void db_store_relaxed32(db_u32 *word, db_u32 value) {
 /* WQEs before the word that says they are filled, towards the thread that will ring. */
 DB_GPU_FN void db_order_wqe_before_ready(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
+DB_GPU_FN void db_store_relaxed64(db_u64 *word, db_u64 value) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+
+/* A WQE before the mark that says that it is filled, towards the thread that will ring. */
+DB_GPU_FN void db_order_wqe_before_mark(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
+/* Marks, a byte each. */
+DB_GPU_FN void db_store_relaxed8(db_u64 address, db_u32 value) {
+    asm volatile("st.relaxed.gpu.global.u8 [%0], %1;" ::"l"(address), "r"(value) : "memory");
+}
+
+/* The first of 64 marks at `address`, 16-byte aligned, that is not `value`, those in front of `ahead` aside; 64 when there
+ * is none. Four loads, one trip to L2. */
+DB_GPU_FN db_u32 db_first_other_mark(db_u64 address, db_u32 ahead, db_u32 value) {
+    db_u32 word[16], first = 64, i;
+    value *= 0x01010101u;
+#pragma unroll
+    for (i = 0; i < 16; i += 4)
+        asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(word[i]), "=r"(word[i + 1]), "=r"(word[i + 2]), "=r"(word[i + 3])
+                     : "l"(address + 4 * i)
+                     : "memory");
+#pragma unroll
+    for (i = 16; i-- > 0;) {
+        db_u32 other = word[i] ^ value;
+        if (i < ahead / 4) other = 0;
+        if (i == ahead / 4) other &= 0xffffffffu << 8 * (ahead & 3);
+        if (other) first = 4 * i + (db_u32)(__ffs((int)other) - 1) / 8;
+    }
+    return first;
+}
+
 /* Words that the host or a device writes: `.sys` scope. */
 DB_GPU_FN db_u32 db_load_acquire_sys32(db_u64 address) {
     db_u32 value;
