@@ -37,6 +37,8 @@ pub enum Source {
         column: Column,
         /// Probability that a packet is lost.
         loss: f64,
+        /// Whether the NIC also runs inside the program's `ibv_poll_cq`.
+        pump: bool,
     },
     /// One TCP stream of `iperf3` between the same hosts, in GB/s.
     Iperf,
@@ -95,7 +97,7 @@ impl Measure {
 
     /// Whether the NIC also ran inside the program's `ibv_poll_cq`.
     pub fn pump(&self) -> bool {
-        matches!(self.source, Source::Perftest { pump: true, .. })
+        matches!(self.source, Source::Perftest { pump: true, .. } | Source::Wire { pump: true, .. })
     }
 }
 
@@ -228,7 +230,7 @@ const fn wire(
     column: Column,
     loss: f64,
 ) -> Measure {
-    Measure { name, unit, source: Source::Wire { tool, options, column, loss }, once: false }
+    Measure { name, unit, source: Source::Wire { tool, options, column, loss, pump: false }, once: false }
 }
 
 const fn other(name: &'static str, unit: &'static str, source: Source) -> Measure {
@@ -251,6 +253,13 @@ const WIRE_LARGE: &[&str] = &["-x", "3", "-s", "65536", "-n", "5000"];
 /// The ack time-out is 2^8 × 4.096 µs.
 const WIRE_IMPATIENT: &[&str] = &["-x", "3", "-s", "65536", "-n", "5000", "-u", "8"];
 const WIRE_LATENCY: &[&str] = &["-x", "3", "-s", "8", "-n", "5000"];
+const WIRE_PUMPED: Source = Source::Wire {
+    tool: "ib_send_lat",
+    options: WIRE_LATENCY,
+    column: Column::Latency,
+    loss: 0.0,
+    pump: true,
+};
 const FLAG: Source =
     Source::Baseline { options: &["flag-ping-pong"], field: "/half_round_trip/p50_ns", scale: 1e-3 };
 const RING: Source = Source::Baseline { options: &["word-ring"], field: "/per_second", scale: 1.0 };
@@ -290,6 +299,7 @@ pub const MEASURES: &[Measure] = &[
     wire("read over the wire", "GB/s", "ib_read_bw", WIRE_LARGE, Column::Bandwidth, 0.0),
     wire("send over the wire, half round trip", "us", "ib_send_lat", WIRE_LATENCY, Column::Latency, 0.0),
     other("UDP ping-pong, half round trip", "us", Source::UdpPingPong),
+    other("send over the wire, half round trip, pump", "us", WIRE_PUMPED),
     wire("write over the wire, time-out 8", "GB/s", "ib_write_bw", WIRE_IMPATIENT, Column::Bandwidth, 0.0),
     wire("write over the wire, 0.1 % lost", "GB/s", "ib_write_bw", WIRE_IMPATIENT, Column::Bandwidth, 0.001),
     wire("write over the wire, 1 % lost", "GB/s", "ib_write_bw", WIRE_IMPATIENT, Column::Bandwidth, 0.01),
@@ -386,7 +396,15 @@ pub const AIMS: &[Aim] = &[
         "send over the wire, half round trip",
         "UDP ping-pong, half round trip",
         Target::AtMost(1.5),
-    ),
+    )
+    .only(Holds::WithCores),
+    ratio(
+        "(w) the same with the pump ÷ UDP",
+        "send over the wire, half round trip, pump",
+        "UDP ping-pong, half round trip",
+        Target::AtMost(1.5),
+    )
+    .only(Holds::WithoutCores),
     ratio(
         "(w) WRITE 64 KiB, 0.1 % lost ÷ lossless",
         "write over the wire, 0.1 % lost",

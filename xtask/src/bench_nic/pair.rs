@@ -64,7 +64,9 @@ impl Stand<'_> {
             Source::Perftest { tool, options, column, pump } => {
                 self.perftest(measure, tool, options, *column, *pump)
             }
-            Source::Wire { tool, options, column, loss } => self.wire(measure, tool, options, *column, *loss),
+            Source::Wire { tool, options, column, loss, pump } => {
+                self.wire(measure, tool, options, *column, (*loss, *pump))
+            }
             Source::Iperf => self.iperf(measure),
             Source::UdpPingPong => self.udp(measure),
             Source::Generator { options } => {
@@ -145,11 +147,12 @@ impl Stand<'_> {
         tool: &str,
         options: &[&str],
         column: Column,
-        loss: f64,
+        (loss, pump): (f64, bool),
     ) -> Result<f64> {
         let hosts = self.hosts.as_ref().context("this machine cannot have two hosts")?;
-        let config = self.logs.join(format!("wire-{loss}.toml"));
-        let text = format!("path = \"wire\"\nlink_layer = \"roce\"\nmtu = 4096\nloss = {loss:?}\n");
+        let config = self.logs.join(format!("wire-{loss}{}.toml", if pump { "-pump" } else { "" }));
+        let text =
+            format!("path = \"wire\"\nlink_layer = \"roce\"\nmtu = 4096\nloss = {loss:?}\npump = {pump}\n");
         fs::write(&config, text).with_context(|| format!("writing {}", config.display()))?;
         let port = free_port()?;
         let command = |end: End| {
