@@ -152,6 +152,11 @@ impl Responder {
         self.ack_due || self.nak.is_some() || !self.responses.is_empty()
     }
 
+    /// Whether all that is to be sent is an acknowledgement: it may wait a little, and then cover more (IBTA vol. 1 §9.7.5).
+    pub fn owes_only_an_acknowledgement(&self) -> bool {
+        self.ack_due && self.nak.is_none() && self.responses.is_empty()
+    }
+
     /// Replies and executed requests that room was allocated for.
     #[cfg(test)]
     pub(crate) fn held(&self) -> usize {

@@ -33,6 +33,7 @@ mod send;
 mod sq;
 mod srq;
 mod table;
+mod watch;
 mod window;
 mod wire;
 mod withdraw;

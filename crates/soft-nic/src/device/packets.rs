@@ -11,7 +11,7 @@ use roce::wire::Gid;
 use roce::wire::icrc::ICRC_BYTES;
 use roce::{
     Access, Content, Fragment, Opcode, Outcome, Packet, PayloadSource, Placement, Position, PostedMessage,
-    Region, ReplyVerdict, Request, ServiceType, Status, Transmit, Verdict, Work,
+    Region, ReplyVerdict, Request, Responder, ServiceType, Status, Transmit, Verdict, Work,
 };
 
 use super::core::Core;
@@ -32,6 +32,13 @@ fn framing(to: Option<IpAddr>) -> u64 {
     let ip = if to.is_some_and(|to| to.is_ipv6()) { 40 } else { 20 };
     20 + 14 + 4 + ip + 8
 }
+
+/// An acknowledgement waits so long for a message to leave with, ns: one call to the kernel sends both. Requesters' time-outs are a
+/// hundred times as long, and no queue waits so whose program did not answer in time before …
+const ACK_WAIT_NS: u64 = 10_000;
+
+/// … which is this time: without a wait, a call to the kernel is part of it.
+const ANSWER_NS: u64 = 20_000;
 
 impl<M: Memory> Core<M> {
     // Out.
@@ -126,8 +133,31 @@ impl<M: Memory> Core<M> {
         Ok(())
     }
 
+    /// A message left: the acknowledgement that is due goes right behind it. Returns the number of packets.
+    pub(super) fn acknowledge_along(&mut self, link: &mut Link, qp: &mut Qp, route: Route) -> usize {
+        if self.now.0.saturating_sub(qp.ack_due.0) < ANSWER_NS {
+            qp.converses = true;
+        }
+        let due = qp.replying && qp.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement);
+        // What is left then stays listed.
+        if due { self.send_reply_packets(link, qp, route).0 } else { 0 }
+    }
+
+    /// Whether what is to be sent is an acknowledgement that waits for its program's answer, as TCP's do in a conversation. Not
+    /// where messages are on their way: then both sides send as they like, and the peer may wait for it.
+    fn awaits_answer(&self, qp: &mut Qp) -> bool {
+        if !qp.converses || !qp.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement) {
+            return false;
+        }
+        qp.converses = self.now.0.saturating_sub(qp.ack_due.0) < ACK_WAIT_NS;
+        qp.converses && qp.sq.outstanding.is_empty()
+    }
+
     /// Sends acknowledgements and READ responses. Number sent, and whether some are left.
     pub(super) fn send_reply_packets(&mut self, link: &mut Link, qp: &mut Qp, route: Route) -> (usize, bool) {
+        if self.awaits_answer(qp) {
+            return (0, true);
+        }
         let (mut sent, to) = (0, Some(route.to));
         while sent < PACKETS_AT_ONCE {
             let late = self.now < qp.reply_not_before;
@@ -250,6 +280,8 @@ impl<M: Memory> Core<M> {
     }
 
     fn respond_to_packet(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut Inbound<'_>) {
+        let owed = |qp: &Qp| qp.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement);
+        let owed_before = owed(qp);
         self.with_responder(qp, |core, qp| {
             let Some((responder, mut resources)) = core.responder_of(qp) else { return };
             let executed = responder.counters().messages;
@@ -275,6 +307,9 @@ impl<M: Memory> Core<M> {
                 qp.reply_not_before = qp.reply_not_before.max(core.answer_not_before(qp.qpn));
             }
         });
+        if !owed_before && owed(qp) {
+            qp.ack_due = self.now;
+        }
     }
 
     fn take_answer(&mut self, qp: &mut Qp, packet: &Packet, inbound: &mut Inbound<'_>) {

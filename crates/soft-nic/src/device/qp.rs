@@ -91,6 +91,10 @@ pub(super) struct Qp {
     pub partial_reply: Option<Reply>,
     /// READ responses leave at the link's rate: no reply before this.
     pub reply_not_before: roce::Now,
+    /// On the wire: when the last acknowledgement, or the first of those that it covers, became due.
+    pub ack_due: roce::Now,
+    /// Its program's answers follow soon on what arrives: an acknowledgement may wait for one, and leave with it.
+    pub converses: bool,
 }
 
 /// The shared receive queue that a QP takes from.
@@ -227,6 +231,8 @@ impl<M: Memory> Core<M> {
             lent_answers: VecDeque::new(),
             partial_reply: None,
             reply_not_before: roce::Now(0),
+            ack_due: roce::Now(0),
+            converses: false,
         };
         self.qps.put(Box::new(qp));
         self.count_pd(pd, 1);

@@ -1,6 +1,10 @@
 //! QP numbers, and the table of QPs behind them.
 
+use std::ops::Range;
+
 use super::qp::Qp;
+use super::watch::{self, Watch};
+use crate::dma::Memory;
 
 // A QPN is 7 bits of process, 3 bits of device, 14 bits of index. The device is in it so that the sender can tell whether
 // the address it was given leads to the QP it was given, as a switch and a port would.
@@ -27,6 +31,8 @@ pub(super) fn slot_of(qpn: u32) -> u8 {
 pub(super) struct Qps {
     slot: u8,
     places: Vec<Option<Box<Qp>>>,
+    /// One for each place.
+    watches: Vec<Watch>,
     free: Vec<u32>,
     /// By device: index part of the QPN to place plus 1.
     numbers: Vec<Vec<u32>>,
@@ -40,6 +46,7 @@ impl Qps {
         Qps {
             slot,
             places: Vec::new(),
+            watches: Vec::new(),
             free: Vec::new(),
             numbers: vec![Vec::new(); devices],
             next_index: vec![FIRST_INDEX; devices],
@@ -61,7 +68,15 @@ impl Qps {
 
     pub(super) fn put(&mut self, qp: Box<Qp>) {
         let place = qp.place as usize;
+        if !qp.hot {
+            self.watches[place] = Watch::of(&qp);
+        }
         self.places[place] = Some(qp);
+    }
+
+    /// Adds those of the places in `range` to `found` whose queues may have something to do.
+    pub(super) fn scan<M: Memory>(&self, memory: &M, range: Range<u32>, found: &mut Vec<u32>) {
+        watch::scan(&self.watches, memory, range, found);
     }
 
     /// Places are below this.
@@ -107,6 +122,7 @@ impl Qps {
         let index = (qp.qpn & ((1 << INDEX_BITS) - 1)) as usize;
         self.numbers[qp.device][index] = 0;
         self.counts[qp.device] -= 1;
+        self.watches[qp.place as usize] = Watch::default();
         self.free.push(qp.place);
     }
 
@@ -118,6 +134,7 @@ impl Qps {
     pub(super) fn place(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
             self.places.push(None);
+            self.watches.push(Watch::default());
             (self.places.len() - 1) as u32
         })
     }

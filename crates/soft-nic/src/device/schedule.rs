@@ -3,6 +3,8 @@
 //! A thousand open queues must not slow down the one that works, and must still be heard within a millisecond. So the
 //! background walk is paced by time: each poll looks at as many as it takes to come round once in [`ROUND_NS`].
 
+use std::ops::Range;
+
 use roce::Now;
 
 use super::qp::Qp;
@@ -25,6 +27,10 @@ pub(super) struct Schedule {
     pub replying: Vec<u32>,
     /// CQs with a completion channel.
     pub channels: Vec<u32>,
+    /// QPs that the background walk found worth a look; kept for its memory.
+    pub found: Vec<u32>,
+    /// The last poll asked the wire what has come.
+    pub asked_wire: bool,
     /// Number of the present poll.
     pub round: u64,
     queues: Walk,
@@ -104,10 +110,11 @@ impl Schedule {
         true
     }
 
-    /// QPs to look at in the background now.
-    pub(super) fn queues(&mut self, now: Now, bound: u32) -> impl Iterator<Item = u32> + use<> {
+    /// QPs to look at in the background now: places, in two pieces where they go round the end.
+    pub(super) fn queues(&mut self, now: Now, bound: u32) -> [Range<u32>; 2] {
         let (first, count) = self.queues.due(now, bound);
-        (0..count).map(move |i| (first + i) % bound)
+        let end = first + count;
+        [first..end.min(bound), 0..end.saturating_sub(bound)]
     }
 
     /// UAR pages to look at in the background now.
@@ -147,6 +154,16 @@ mod tests {
                 "{step} ns: {least:?} {most:?}"
             );
         }
+    }
+
+    #[test]
+    fn queues_round_the_end_come_in_two_pieces() {
+        let mut schedule = Schedule::default();
+        let _ = schedule.queues(Now(1 << 40), 10);
+        let mut at = |ns: u64| schedule.queues(Now((1 << 40) + ns), 10).map(|piece| (piece.start, piece.end));
+        assert_eq!(at(ROUND_NS * 7 / 10), [(0, 7), (0, 0)]);
+        assert_eq!(at(ROUND_NS * 12 / 10), [(7, 10), (0, 2)]);
+        assert_eq!(at(ROUND_NS * 12 / 10), [(0, 0), (0, 0)], "nothing is due");
     }
 
     #[test]

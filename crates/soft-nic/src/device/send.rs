@@ -51,9 +51,7 @@ impl<M: Memory> Core<M> {
             if qp.state.starts_sends() {
                 work += self.post(qp);
             }
-            // What it owes goes first: a message must not overtake the acknowledgement of the one that it answers, not even
-            // while the channel back to a new peer is being opened.
-            if !qp.replying && !qp.sq.outstanding.is_empty() {
+            if !qp.sq.outstanding.is_empty() && !owes_acknowledgement(qp) {
                 work += self.transmit(link, qp);
             }
         }
@@ -242,7 +240,8 @@ impl<M: Memory> Core<M> {
 
     fn transmit(&mut self, link: &mut Link, qp: &mut Qp) -> usize {
         if let Some(route) = qp.route {
-            return self.transmit_packets(link, qp, route);
+            let sent = self.transmit_packets(link, qp, route);
+            return sent + if sent > 0 { self.acknowledge_along(link, qp, route) } else { 0 };
         }
         let mut work = 0;
         loop {
@@ -487,6 +486,13 @@ impl<M: Memory> Core<M> {
                 written.is_ok()
             })
     }
+}
+
+/// What it owes goes first: a message must not overtake the acknowledgement of the one that it answers, not even while the
+/// channel back to a new peer is being opened. But requester and responder of a queue are independent: READ answers, which
+/// may be long, keep no message waiting. On the wire each side has its turn in every round.
+fn owes_acknowledgement(qp: &Qp) -> bool {
+    qp.replying && qp.route.is_none() && qp.answers.is_empty()
 }
 
 /// Hands a WQE to the transport; gives it back when a fence or a depth holds it.

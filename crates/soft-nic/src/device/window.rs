@@ -291,8 +291,9 @@ impl<M: Memory> Core<M> {
         self.revoke(key);
     }
 
-    /// A SEND closed a window, as its responder allowed. READs that came before it are answered all the same: until the
-    /// region itself goes.
+    /// A SEND closed a window, as its responder allowed. Through shared memory READs that came before it are answered all the same,
+    /// until the region itself goes. On the wire an answer is read packet by packet as it leaves, and what is left of it finds its
+    /// key closed: IBTA lets a SEND pass the READ before it, and who minds posts it with a fence.
     pub(super) fn invalidate(&mut self, qp: &mut Qp, key: u32) {
         let Some(bound) = self.regions.unbind(key) else { return };
         self.counters.windows_invalidated += 1;

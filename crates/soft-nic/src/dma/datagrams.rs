@@ -24,8 +24,15 @@ const RUN_BYTES: usize = 65_535 - 20 - 8;
 /// Most bytes that a datagram may have: MTU 4096 with every header, ICRC and pad, and room to spare.
 pub const MAX_DATAGRAM: usize = 4_608;
 
-/// Messages that one call takes in; each is a datagram, or several of one sender that the kernel left in one piece (`UDP_GRO`).
+/// Messages that one call takes in at most; each is a datagram, or several of one sender that the kernel left in one piece
+/// (`UDP_GRO`) …
 const RECEIVED: usize = 16;
+
+/// … and where few come: to lay out sixteen takes a third as long as to hear that none came.
+const FEW: usize = 2;
+
+/// So many calls in vain mean that few come.
+const IN_VAIN: u8 = 16;
 
 /// Longest message of several datagrams: what one IPv4 datagram may have.
 const MAX_MESSAGE: usize = 65_536;
@@ -173,6 +180,11 @@ pub struct Datagrams {
     local: SocketAddr,
     /// Where received messages are put, [`MAX_MESSAGE`] bytes each.
     inbox: Vec<u8>,
+    /// Calls in vain that are left until room is made for [`FEW`] only.
+    many: u8,
+    /// Sends nothing, as if the socket's buffer were full: a loopback interface empties it at once.
+    #[cfg(test)]
+    pub stalled: bool,
 }
 
 impl Datagrams {
@@ -214,7 +226,14 @@ impl Datagrams {
         // What was cut out of one piece of memory comes in one piece, between namespaces of one host at least: one system call's
         // work instead of sixteen packets'. A kernel that cannot (before 5.0) hands over each by itself.
         let _ = system::set_option(&socket, libc::IPPROTO_UDP, UDP_GRO, 1);
-        Ok(Datagrams { socket, local, inbox: vec![0; RECEIVED * MAX_MESSAGE] })
+        Ok(Datagrams {
+            socket,
+            local,
+            inbox: vec![0; RECEIVED * MAX_MESSAGE],
+            many: 0,
+            #[cfg(test)]
+            stalled: false,
+        })
     }
 
     /// The socket's number, to be waited for; it stays this object's.
@@ -244,6 +263,10 @@ impl Datagrams {
     }
 
     fn send_runs(&self, outbox: &mut Outbox, mut taken: impl FnMut(&Run, &[u8])) -> Posted {
+        #[cfg(test)]
+        if self.stalled {
+            return Posted::default();
+        }
         let mut posted = Posted::default();
         let mut done = 0;
         for run in &outbox.runs {
@@ -288,13 +311,17 @@ impl Datagrams {
 
     /// Hands what has arrived to `each`, up to a bounded number: from where, and its bytes. Returns how many. One that is
     /// longer than [`MAX_DATAGRAM`] is handed on with no bytes: it is no packet of ours.
-    pub fn receive(&mut self, mut each: impl FnMut(SocketAddr, &[u8])) -> io::Result<usize> {
-        let mut names = [const { Address::new() }; RECEIVED];
+    pub fn receive(&mut self, each: impl FnMut(SocketAddr, &[u8])) -> io::Result<usize> {
+        if self.many > 0 { self.take_in::<RECEIVED>(each) } else { self.take_in::<FEW>(each) }
+    }
+
+    fn take_in<const ROOM: usize>(&mut self, mut each: impl FnMut(SocketAddr, &[u8])) -> io::Result<usize> {
+        let mut names = [const { Address::new() }; ROOM];
         // SAFETY: plain old data.
-        let mut parts: [libc::iovec; RECEIVED] = unsafe { std::mem::zeroed() };
+        let mut parts: [libc::iovec; ROOM] = unsafe { std::mem::zeroed() };
         // SAFETY: plain old data.
-        let mut messages: [libc::mmsghdr; RECEIVED] = unsafe { std::mem::zeroed() };
-        let mut controls = [const { Said::new() }; RECEIVED];
+        let mut messages: [libc::mmsghdr; ROOM] = unsafe { std::mem::zeroed() };
+        let mut controls = [const { Said::new() }; ROOM];
         let places = self.inbox.chunks_exact_mut(MAX_MESSAGE);
         for ((((message, part), name), place), control) in
             messages.iter_mut().zip(&mut parts).zip(&mut names).zip(places).zip(&mut controls)
@@ -308,17 +335,23 @@ impl Datagrams {
             message.msg_hdr.msg_iovlen = 1;
         }
         let (number, none) = (libc::SYS_recvmmsg, std::ptr::null_mut::<libc::timespec>());
-        let (list, count) = (messages.as_mut_ptr(), RECEIVED);
+        let (list, count) = (messages.as_mut_ptr(), ROOM);
         let fd = self.socket.as_raw_fd();
         // SAFETY: `count` messages, each with a name, a place and control bytes of the lengths that it says, none shared by two.
         let got = system::check(unsafe { libc::syscall(number, fd, list, count, libc::MSG_DONTWAIT, none) });
         let got = match got {
-            Ok(got) => (got as usize).min(RECEIVED),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(0),
+            Ok(got) => (got as usize).min(ROOM),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.many = self.many.saturating_sub(1);
+                return Ok(0);
+            }
             // An ICMP answer to something sent: no datagram of ours was lost here.
             Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => return Ok(0),
             Err(error) => return Err(error),
         };
+        if got >= FEW {
+            self.many = IN_VAIN;
+        }
         let mut count = 0;
         for ((message, control), (name, place)) in messages
             .iter()

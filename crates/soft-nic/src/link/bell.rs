@@ -158,7 +158,8 @@ impl Link {
             return None;
         }
         self.counters.sleeps += 1;
-        Some(Sleep { fabric: Arc::clone(&self.fabric), ear: self.ear.clone() })
+        let packets_wait = self.has_packets_waiting();
+        Some(Sleep { fabric: Arc::clone(&self.fabric), ear: self.ear.clone(), packets_wait })
     }
 
     /// Second half: peers need not ring any more.
@@ -177,18 +178,77 @@ impl Link {
 pub struct Sleep {
     fabric: Arc<Fabric>,
     ear: Option<Arc<Ear>>,
+    packets_wait: bool,
 }
 
 /// Shorter sleeps are not worth asking the kernel to tell of packets.
 const DEAF: Duration = Duration::from_micros(150);
 
+/// Longest sleep while packets wait that the kernel had no room for: nobody rings when it has some again.
+const STALLED: Duration = Duration::from_micros(50);
+
 impl Sleep {
-    /// Sleeps until a bell rings or `max` is over.
+    /// Sleeps until a bell rings or `max` is over; not long where packets wait to leave.
     pub fn wait(&self, max: Duration) {
+        let max = if self.packets_wait { max.min(STALLED) } else { max };
         if let Some(ear) = self.ear.as_ref().filter(|_| max > DEAF) {
             // What came before is told too: nothing lies unheard.
             ear.arm();
         }
         self.fabric.sleep(max);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+    use std::time::Instant;
+
+    use roce::packet::{Content, Deth, Position, Trailer};
+    use roce::{Fragment, Packet, Psn, ServiceType};
+
+    use super::*;
+    use crate::link::{Icrc, LinkConfig};
+
+    #[test]
+    fn a_nic_whose_packets_the_kernel_has_no_room_for_does_not_sleep_over_them() {
+        let process = std::process::id().to_be_bytes();
+        let address = IpAddr::from([127, 48 + (process[1] & 7), process[2], process[3]]);
+        let config = LinkConfig {
+            fabric: format!("stalled-{}", std::process::id()),
+            addresses: vec![address],
+            ..LinkConfig::default()
+        };
+        let mut link = Link::join(config).unwrap();
+        let packet = Packet {
+            service: ServiceType::Rc,
+            dst_qpn: Link::first_qpn(link.slot()) | 5,
+            psn: Psn::new(7),
+            ack_requested: false,
+            solicited: false,
+            deth: Deth::default(),
+            content: Content::Send { position: Position::Only, trailer: Trailer::None },
+            payload: Fragment::default(),
+        };
+        link.wire.as_mut().unwrap().stall(true);
+        link.send_packet(address, address, &packet, Icrc::Right, |_| Ok(())).unwrap();
+        let long = Duration::from_secs(20);
+        let begun = Instant::now();
+        link.sleep(long);
+        assert!(begun.elapsed() < long / 4, "it slept for {:?} with a packet to send", begun.elapsed());
+        // And then it leaves, and nothing is left to hurry for.
+        link.wire.as_mut().unwrap().stall(false);
+        link.ring_bells();
+        assert!(!link.wire.as_ref().unwrap().has_waiting());
+        let mut came = 0;
+        while came == 0 && begun.elapsed() < long {
+            link.poll(16, |_| {
+                came += 1;
+                crate::link::Disposition::Consumed
+            });
+        }
+        assert_eq!(came, 1);
+        assert!(link.lie_down().is_some_and(|sleep| !sleep.packets_wait));
+        link.get_up();
     }
 }

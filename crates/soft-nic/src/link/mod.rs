@@ -283,6 +283,11 @@ impl Link {
         self.wire.is_some()
     }
 
+    /// Whether packets of an earlier round wait that the kernel had no room for.
+    pub fn has_packets_waiting(&self) -> bool {
+        self.wire.as_ref().is_some_and(Wire::has_waiting)
+    }
+
     /// Whether a packet from this address would be taken now. Where enough wait, the kernel gets them first.
     pub fn has_wire_room(&mut self, from: IpAddr) -> bool {
         let Some(wire) = &mut self.wire else { return true };

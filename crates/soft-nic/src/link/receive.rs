@@ -9,7 +9,9 @@ use super::record::{self, Form, RecordError};
 use super::shared_memory::{ChannelState, Lane, Record};
 use super::udp::Arrived;
 use super::{Link, LinkEvent, PathAddress};
-use crate::dma::{RingMemory, Segment, total};
+use roce::Now;
+
+use crate::dma::{RingMemory, Segment, system, total};
 
 /// A round of the NIC copies no more than this from other processes, and one message: acknowledgements wait for its end,
 /// and so does whoever shares the core. 0.1 ms or so.
@@ -19,6 +21,15 @@ impl Link {
     /// Hands up to `budget` arrived messages to `handler`, fewer when their payloads lie elsewhere and are long; returns how
     /// many it consumed. Replies before requests.
     pub fn poll(&mut self, budget: usize, mut handler: impl FnMut(&mut Inbound<'_>) -> Disposition) -> usize {
+        self.poll_rings(budget, &mut handler) + self.poll_wire(Now(system::monotonic_ns()), handler)
+    }
+
+    /// [`Link::poll`] for what comes through shared memory.
+    pub fn poll_rings(
+        &mut self,
+        budget: usize,
+        mut handler: impl FnMut(&mut Inbound<'_>) -> Disposition,
+    ) -> usize {
         if !self.fabric.is_ours() {
             return 0;
         }
@@ -61,14 +72,16 @@ impl Link {
             self.incoming.retain(keeps);
         }
         self.counters.received += consumed as u64;
-        consumed + self.poll_wire(&mut handler)
+        consumed
     }
 
-    /// Hands packets of the wire to `handler`; returns how many datagrams were looked at.
-    fn poll_wire(&mut self, handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition) -> usize {
+    /// [`Link::poll`] for the packets of the wire; returns how many datagrams were looked at. The kernel is asked for those of an
+    /// address that nothing came for lately only every few microseconds.
+    pub fn poll_wire(&mut self, now: Now, mut handler: impl FnMut(&mut Inbound<'_>) -> Disposition) -> usize {
         let Self { wire, fabric, host, counters, mads, .. } = self;
-        let Some(wire) = wire else { return 0 };
+        let Some(wire) = wire.as_mut().filter(|_| fabric.is_ours()) else { return 0 };
         wire.poll(
+            now,
             |slot, address| fabric.port_of(slot, address),
             |Arrived { from, at, packet, payload }| {
                 if packet.dst_qpn == roce::wire::mad::QP1 {

@@ -6,6 +6,7 @@ mod commands;
 mod delay;
 mod dma_bufs;
 mod doorbells;
+mod duplex;
 mod errors;
 mod faults;
 mod hostile;

@@ -251,6 +251,17 @@ impl Wire {
         Ok(len)
     }
 
+    /// Whether packets wait that the kernel had no room for.
+    pub fn has_waiting(&self) -> bool {
+        self.ports.iter().any(|port| port.waiting_bytes() > 0)
+    }
+
+    /// Behaves as if the kernel had no room for anything, or has some again.
+    #[cfg(test)]
+    pub fn stall(&mut self, stalled: bool) {
+        self.ports.iter_mut().for_each(|port| port.stall(stalled));
+    }
+
     /// Gives the kernel what was written; what it takes is captured now, when it leaves. Where there is a delay,
     /// [`Wire::pass`] does so.
     pub fn flush(&mut self) {
@@ -293,6 +304,7 @@ impl Wire {
     /// process at an address. Returns how many datagrams were looked at; bounded.
     pub fn poll(
         &mut self,
+        now: Now,
         ports: impl Fn(u8, IpAddr) -> Option<u16>,
         mut deliver: impl FnMut(Arrived<'_>),
     ) -> usize {
@@ -301,6 +313,7 @@ impl Wire {
         for port in &mut self.ports {
             let at = port.address();
             let got = port.poll(
+                (now.0, looked > 0),
                 |slot| ports(slot, at),
                 |from, bytes| {
                     let read = read(from, at, bytes);

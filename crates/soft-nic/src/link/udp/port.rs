@@ -30,6 +30,41 @@ const GSI_QPN: u32 = 1;
 /// Bytes in front of a packet that is handed on: family, nothing, port, address.
 const HEAD_BYTES: usize = 20;
 
+/// A socket that gave something less long ago is asked in every round, ns …
+const WARM_NS: u64 = 1_000_000;
+
+/// … and another one so often: asking is a system call, and most rounds of a NIC find nothing …
+const COLD_NS: u64 = 5_000;
+
+/// … or so often, while others give: what came through them goes first.
+const BUSY_NS: u64 = 50_000;
+
+/// Whether it is a socket's turn to be asked.
+#[derive(Debug, Default)]
+struct Turn {
+    gave_ns: u64,
+    asked_ns: u64,
+}
+
+impl Turn {
+    /// `busy`: another socket gave something in this round.
+    fn is_now(&mut self, now_ns: u64, busy: bool) -> bool {
+        let warm = now_ns.saturating_sub(self.gave_ns) < WARM_NS;
+        let often = if busy { BUSY_NS } else { COLD_NS };
+        let due = warm || now_ns.saturating_sub(self.asked_ns) >= often;
+        if due {
+            self.asked_ns = now_ns;
+        }
+        due
+    }
+
+    fn got(&mut self, count: usize) {
+        if count > 0 {
+            self.gave_ns = self.asked_ns;
+        }
+    }
+}
+
 /// What the port did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PortCounters {
@@ -81,6 +116,8 @@ pub struct SharedPort {
     under_way_bytes: usize,
     /// Slots that got something since this was asked.
     handed: u128,
+    /// Of the owned port, and of our own.
+    turns: [Turn; 2],
     counters: PortCounters,
     /// With which the kernel refused to send the last time that it did, and whether nobody was told yet.
     errno: i32,
@@ -102,6 +139,7 @@ impl SharedPort {
             under_way: Line::default(),
             under_way_bytes: 0,
             handed: 0,
+            turns: Default::default(),
             counters: PortCounters::default(),
             errno: 0,
             is_refused: false,
@@ -220,6 +258,12 @@ impl SharedPort {
         [Some(&self.own), self.owned.as_ref()].into_iter().flatten().map(Datagrams::descriptor)
     }
 
+    /// Behaves as if the kernel had no room for what is sent.
+    #[cfg(test)]
+    pub fn stall(&mut self, stalled: bool) {
+        self.own.stalled = stalled;
+    }
+
     /// The bytes that wait to be sent, one packet behind the other.
     #[cfg(test)]
     pub fn waiting_packet(&self) -> &[u8] {
@@ -232,17 +276,20 @@ impl SharedPort {
     }
 
     /// Hands packets for queues of this process to `deliver`, with the address and port that they came from, and those for others on;
-    /// `ports` gives the port of each slot's process at this address. Returns how many datagrams were looked at; bounded.
+    /// `ports` gives the port of each slot's process at this address. Returns how many datagrams were looked at; bounded. A socket
+    /// that gave nothing of late is asked now and then only. `now_ns`: monotonic; `busy`: another address had something.
     ///
     /// Errors: what the kernel says.
     pub fn poll(
         &mut self,
+        (now_ns, busy): (u64, bool),
         ports: impl Fn(u8) -> Option<u16>,
         mut deliver: impl FnMut(SocketAddr, &[u8]),
     ) -> io::Result<usize> {
-        let Self { address, owned, handing, counters, handed, slot, own, .. } = self;
+        let Self { address, owned, handing, counters, handed, slot, own, turns, .. } = self;
+        let [of_owned, of_own] = turns;
         let mut looked = Ok(0);
-        if let Some(socket) = owned {
+        if let Some(socket) = owned.as_mut().filter(|_| of_owned.is_now(now_ns, busy)) {
             looked = socket.receive(|from, packet| {
                 counters.received += 1;
                 let Some(qpn) = destination(packet) else {
@@ -267,10 +314,14 @@ impl SharedPort {
                     counters.undeliverable += 1;
                 }
             });
+            of_owned.got(*looked.as_ref().unwrap_or(&0));
             let posted = socket.send(handing);
             counters.handed_on += posted.taken as u64;
             // One that has no room now never gets any: a wire loses it too.
             counters.undeliverable += (posted.lost + handing.discard()) as u64;
+        }
+        if !of_own.is_now(now_ns, busy || looked.as_ref().is_ok_and(|count| *count > 0)) {
+            return looked;
         }
         let owner = SocketAddr::new(*address, ROCE_PORT);
         // Whatever the address's socket said: what was handed on to us is read all the same.
@@ -283,6 +334,7 @@ impl SharedPort {
                 _ => counters.refused += 1,
             }
         });
+        of_own.got(*handed_on.as_ref().unwrap_or(&0));
         Ok(looked? + handed_on?)
     }
 

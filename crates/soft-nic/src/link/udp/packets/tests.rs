@@ -36,7 +36,7 @@ fn send(length: u32) -> Packet {
 fn take(wire: &mut Wire, count: usize) -> Vec<(IpAddr, IpAddr, Packet, Vec<u8>)> {
     let (mut got, begun) = (Vec::new(), Instant::now());
     while got.len() < count && begun.elapsed() < Duration::from_secs(5) {
-        wire.poll(|_, _| None, |a| got.push((a.from, a.at, a.packet, a.payload.to_vec())));
+        wire.poll(Now(0), |_, _| None, |a| got.push((a.from, a.at, a.packet, a.payload.to_vec())));
     }
     got
 }
@@ -130,7 +130,7 @@ fn what_is_no_packet_is_dropped_and_counted_by_its_kind() {
         count(&mut expected);
         let begun = Instant::now();
         while there.counters() != expected && begun.elapsed() < Duration::from_secs(5) {
-            there.poll(|_, _| None, |_| ());
+            there.poll(Now(0), |_, _| None, |_| ());
         }
         assert_eq!(there.counters(), expected, "{name}");
     };

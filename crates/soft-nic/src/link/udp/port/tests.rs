@@ -48,7 +48,10 @@ fn polled(ports: &mut [&mut SharedPort], count: usize) -> Vec<Vec<(IpAddr, u8)>>
     let begun = Instant::now();
     while got.iter().map(Vec::len).sum::<usize>() < count && begun.elapsed() < PATIENCE {
         for (port, got) in ports.iter_mut().zip(&mut got) {
-            port.poll(look_up(&directory), |from, packet| got.push((from.ip(), packet[BTH_BYTES]))).unwrap();
+            port.poll((0, false), look_up(&directory), |from, packet| {
+                got.push((from.ip(), packet[BTH_BYTES]))
+            })
+            .unwrap();
         }
     }
     got
@@ -85,7 +88,7 @@ fn one_that_does_not_read_keeps_nothing_from_another() {
     let long = [&packet(2, 1)[..], &[0; 4000]].concat();
     for _ in 0..3_000 {
         send(&mut c, address, &long);
-        a.poll(look_up(&ports), |_, _| unreachable!()).unwrap();
+        a.poll((0, false), look_up(&ports), |_, _| unreachable!()).unwrap();
     }
     send(&mut c, address, &packet(3, 7));
     assert_eq!(marks(&mut [&mut a, &mut c], 1), [vec![], vec![7]]);
@@ -111,7 +114,7 @@ fn when_the_owner_ends_another_takes_the_port_and_traffic_goes_on() {
     assert_eq!(marks(&mut [&mut b, &mut c], 2), [vec![8], vec![9]]);
     let begun = Instant::now();
     while c.counters().undeliverable == 0 && begun.elapsed() < PATIENCE {
-        c.poll(|_| None, |_, _| ()).unwrap();
+        c.poll((0, false), |_| None, |_, _| ()).unwrap();
     }
     assert_eq!((c.counters().undeliverable, c.counters().owned), (1, 1), "nobody sits in slot 1");
 }
@@ -151,7 +154,7 @@ fn what_is_no_packet_or_no_owner_s_is_counted_and_dropped() {
     assert_eq!(marks(&mut [&mut owner, &mut other], 1), [vec![], vec![1]]);
     let begun = Instant::now();
     while owner.counters().malformed < 3 && begun.elapsed() < PATIENCE {
-        owner.poll(|_| None, |_, _| unreachable!()).unwrap();
+        owner.poll((0, false), |_| None, |_, _| unreachable!()).unwrap();
     }
     assert_eq!((owner.counters().malformed, other.counters().refused), (3, 5));
 }
@@ -160,4 +163,21 @@ fn what_is_no_packet_or_no_owner_s_is_counted_and_dropped() {
 fn an_address_of_another_host_is_refused() {
     let error = SharedPort::open(1, "192.0.2.1".parse().unwrap()).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
+}
+
+#[test]
+fn a_socket_that_gives_nothing_is_asked_now_and_then_and_one_that_gives_in_every_round() {
+    let mut turn = Turn::default();
+    // Twenty rounds of half a microsecond; the last one that asks gets `gives`.
+    let mut asked = |from: u64, gives: usize| {
+        let count = (0..20).filter(|round| turn.is_now(from + 500 * round, false)).count();
+        turn.got(gives);
+        count
+    };
+    assert_eq!(asked(1 << 40, 1), 2, "cold");
+    let gave = (1 << 40) + COLD_NS;
+    assert_eq!(asked(gave + 10_000, 0), 20, "warm");
+    assert_eq!(asked(gave + WARM_NS, 0), 2, "cold again");
+    let busy = (0..200).filter(|round| turn.is_now(gave + 2 * WARM_NS + 500 * round, true)).count();
+    assert_eq!(busy, 2, "while others give, in 0.1 ms");
 }

@@ -1,0 +1,141 @@
+//! What queues cost that nobody uses: bytes of the NIC's own memory for each, and ns that the background walk takes to pass one.
+//!
+//! `cargo run --release -p soft-nic --example idle_queues -- 10000` prints one line of JSON. Rings and records are the program's, and
+//! made before anything is counted; as libmlx5 does it, a record has a cache line, and 64 of them a page.
+
+use std::time::Instant;
+
+use roce::qp_state::AttrMask;
+use roce::{Now, ServiceType};
+use soft_nic::device::UarKind;
+use soft_nic::device::command::{CreateQp, Handle, ModifyQp, QpCap};
+use soft_nic::dma::Host;
+use soft_nic::testing::{Block, CqShape, Driver, RegisterPage, Setup};
+
+/// `MLX5_QP_FLAG_UAR_PAGE_INDEX` (`mlx5-abi.h`).
+const USES_PAGE_INDEX: u32 = 1 << 10;
+
+/// As many as a device has.
+const MAX_QUEUES: usize = 16_000;
+
+/// Of each of the two rings.
+const RING_BYTES: usize = 4096;
+
+/// What moves a reliable connection from state to state (IBTA vol. 1, modify QP).
+const INIT: &[AttrMask] = &[AttrMask::PKEY_INDEX, AttrMask::PORT, AttrMask::ACCESS_FLAGS];
+const RTR: &[AttrMask] = &[
+    AttrMask::AV,
+    AttrMask::PATH_MTU,
+    AttrMask::DEST_QPN,
+    AttrMask::RQ_PSN,
+    AttrMask::MAX_DEST_RD_ATOMIC,
+    AttrMask::MIN_RNR_TIMER,
+];
+const RTS: &[AttrMask] = &[
+    AttrMask::SQ_PSN,
+    AttrMask::TIMEOUT,
+    AttrMask::RETRY_CNT,
+    AttrMask::RNR_RETRY,
+    AttrMask::MAX_QP_RD_ATOMIC,
+];
+
+/// The background walk has been round once.
+const ROUND_NS: u64 = 500_000;
+
+/// Walks that are timed.
+const WALKS: u32 = 400;
+
+fn resident_bytes() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("procfs");
+    let pages: u64 = statm.split_whitespace().nth(1).expect("the second field").parse().expect("a number");
+    // Both are the kernel's, which counts in pages of 4 KiB on x86-64.
+    pages * 4096
+}
+
+/// What all queues share.
+struct Stage {
+    driver: Driver<Host>,
+    cq: Handle,
+    page: u32,
+    ring: Block,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let mut driver = Driver::new(Setup::new("idle-queues"));
+        let cq = driver.create_cq(CqShape::default());
+        let cq = driver.cq(cq).handle;
+        let page = Box::new(RegisterPage::default());
+        let page =
+            driver.nic.alloc_uar(driver.context, UarKind::BlueFlame, page).expect("a UAR page").page_id;
+        // Nothing is ever posted: one ring does for all.
+        Stage { driver, cq, page, ring: Block::new(2 * RING_BYTES) }
+    }
+
+    /// A queue that is connected to itself, in RTS.
+    fn make(&mut self, record: u64) {
+        let Stage { driver, cq, page, ring } = self;
+        let request = CreateQp {
+            service: ServiceType::Rc,
+            pd: driver.pd,
+            send_cq: *cq,
+            recv_cq: *cq,
+            srq: None,
+            cap: QpCap::default(),
+            user_handle: 0,
+            signal_all: false,
+            buffer: ring.address(),
+            record,
+            sq_wqe_count: (RING_BYTES / 64) as u32,
+            rq_wqe_count: (RING_BYTES / 64) as u32,
+            rq_wqe_shift: 6,
+            mlx5_flags: USES_PAGE_INDEX,
+            user_index: 0,
+            uar_page: Some(*page),
+        };
+        let created = driver.nic.create_qp(driver.context, &request).expect("a QP");
+        let attributes = driver.attributes(created.qpn);
+        for (state, mask) in [(1, INIT), (2, RTR), (3, RTS)] {
+            let mask = mask.iter().fold(AttrMask::STATE.0, |mask, attribute| mask | attribute.0);
+            let change = ModifyQp { state, mask, ..attributes };
+            driver.nic.modify_qp(driver.context, created.handle, &change).expect("the QP moves");
+        }
+    }
+
+    /// ns for the walk to go round once, and for all else that is in such a round: the median of [`WALKS`].
+    fn walk(&mut self) -> f64 {
+        let mut times: Vec<u64> = (0..WALKS)
+            .map(|_| {
+                self.driver.now += ROUND_NS;
+                let (begun, now) = (Instant::now(), Now(self.driver.now));
+                self.driver.nic.poll(now);
+                begun.elapsed().as_nanos() as u64
+            })
+            .collect();
+        times.sort_unstable();
+        times[times.len() / 2] as f64
+    }
+}
+
+fn main() {
+    let asked = std::env::args().nth(1).map_or(Ok(10_000), |text| text.parse());
+    let Ok(queues @ 1..=MAX_QUEUES) = asked else {
+        eprintln!("idle_queues: how many queues? 1 to {MAX_QUEUES}");
+        std::process::exit(2);
+    };
+    let mut stage = Stage::new();
+    let records = Block::new(64 * queues);
+    records.write(0, &vec![0; 64 * queues]);
+    let without = stage.walk();
+    let before = resident_bytes();
+    for queue in 0..queues {
+        stage.make(records.address() + 64 * queue as u64);
+    }
+    let bytes = resident_bytes().saturating_sub(before) as f64 / queues as f64;
+    // They were hot when they were made.
+    stage.driver.advance(10_000_000);
+    let scan_ns = (stage.walk() - without).max(0.0) / queues as f64;
+    println!(
+        "{{\"kind\":\"idle-queues\",\"queues\":{queues},\"bytes_each\":{bytes:.1},\"scan_ns_each\":{scan_ns:.3}}}"
+    );
+}
