@@ -49,6 +49,9 @@ struct Run {
     /// Number of devices, 1 to 8.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     devices: Option<String>,
+    /// Ports of every device, 1 or 2; each has its own LID or address.
+    #[arg(long, value_name = "N", allow_hyphen_values = true)]
+    ports: Option<String>,
     /// Which ConnectX they are: cx5, cx6, cx6dx or cx7.
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
@@ -170,6 +173,7 @@ fn configuration(run: &Run) -> Result<Config> {
     };
     for (key, option, value) in [
         ("devices", "--devices", &run.devices),
+        ("ports", "--ports", &run.ports),
         ("model", "--model", &run.model),
         ("link_layer", "--link-layer", &run.link_layer),
         ("path", "--path", &run.path),
@@ -213,8 +217,10 @@ fn prepare_wire(config: &mut Config) -> Result<()> {
     for address in config.wire_addresses() {
         let Some(interface) = known.iter().find(|interface| has(interface.address, address)) else {
             let have = known.iter().map(|i| i.address.to_string()).collect::<Vec<_>>().join(", ");
+            let each =
+                if config.all_ports() > 1 { ", with the next ones free for the other ports" } else { "" };
             bail!(
-                "{address} is no address of this host, which has {have}; name one of these (--ipv4, --ipv6)"
+                "{address} is no address of this host, which has {have}; name one of these (--ipv4, --ipv6){each}"
             );
         };
         config.mtu = config.mtu.min(transport_mtu(interface.mtu));

@@ -20,6 +20,9 @@ pub const FABRIC_VARIABLE: &str = "SOFTNIC_FABRIC";
 /// Most devices that one process may show.
 pub const MAX_DEVICES: u8 = 8;
 
+/// Most ports of one device, as cards have them.
+pub const MAX_PORTS: u8 = 2;
+
 /// A value that is spelt as one of a few words.
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),+ $(,)? } default $default:ident) => {
@@ -105,6 +108,8 @@ words! {
 pub struct Config {
     /// Devices shown: `mlx5_0` up to `mlx5_7`.
     pub devices: u8,
+    /// Ports of every device: 1 or 2.
+    pub ports: u8,
     /// Model of every device.
     pub model: Model,
     /// Link layer of every port.
@@ -123,9 +128,9 @@ pub struct Config {
     pub staging: bool,
     /// Active MTU of the port in bytes.
     pub mtu: u16,
-    /// Address in the RoCE GIDs of `mlx5_0`; device n gets the n-th after it. Absent: see [`Config::address`].
+    /// Address in the RoCE GIDs of `mlx5_0`, port 1; the n-th port after it gets the n-th after it. Absent: see [`Config::address`].
     pub ipv4: Option<Ipv4Addr>,
-    /// A second address in the RoCE GIDs of `mlx5_0`; device n gets the n-th after it.
+    /// A second address in the RoCE GIDs of `mlx5_0`, port 1; the n-th port after it gets the n-th after it.
     pub ipv6: Option<Ipv6Addr>,
     /// Probability that a packet of the wire is lost when it comes.
     pub loss: f64,
@@ -151,6 +156,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             devices: 1,
+            ports: 1,
             model: Model::default(),
             link_layer: LinkLayer::default(),
             path: LinkPath::default(),
@@ -199,6 +205,16 @@ pub const KEYS: &[Key] = &[
             Some(())
         },
         get: |c| Some(i64::from(c.devices).into()),
+    },
+    Key {
+        name: "ports",
+        allowed: "1 or 2",
+        meaning: "ports of every device",
+        set: |c, v| {
+            c.ports = u8::try_from(v.as_integer()?).ok().filter(|n| (1..=MAX_PORTS).contains(n))?;
+            Some(())
+        },
+        get: |c| Some(i64::from(c.ports).into()),
     },
     Key {
         name: "model",
@@ -274,10 +290,11 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "ipv4",
         allowed: "a unicast IPv4 address, as \"192.168.1.10\", with room for all devices after it",
-        meaning: "address in the RoCE GIDs of mlx5_0; device n gets the n-th after it",
+        meaning: "address in the RoCE GIDs of mlx5_0, port 1; each port gets the next after it",
         set: |c, v| {
             let address: Ipv4Addr = v.as_str()?.parse().ok()?;
-            let last = u32::from(address).checked_add(u32::from(MAX_DEVICES)).map(Ipv4Addr::from)?;
+            let last =
+                u32::from(address).checked_add(u32::from(MAX_DEVICES * MAX_PORTS)).map(Ipv4Addr::from)?;
             let unicast = |a: Ipv4Addr| !(a.is_unspecified() || a.is_multicast() || a.is_broadcast());
             c.ipv4 = Some(Some(address).filter(|_| unicast(address) && unicast(last))?);
             Some(())
@@ -287,10 +304,11 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "ipv6",
         allowed: "a unicast IPv6 address that is not link-local, as \"fd00::10\", with room for all devices after it",
-        meaning: "a second address in the RoCE GIDs of mlx5_0; device n gets the n-th after it",
+        meaning: "a second address in the RoCE GIDs of mlx5_0, port 1; each port gets the next after it",
         set: |c, v| {
             let address: Ipv6Addr = v.as_str()?.parse().ok()?;
-            let last = u128::from(address).checked_add(u128::from(MAX_DEVICES)).map(Ipv6Addr::from)?;
+            let last =
+                u128::from(address).checked_add(u128::from(MAX_DEVICES * MAX_PORTS)).map(Ipv6Addr::from)?;
             let unicast = |a: Ipv6Addr| {
                 !(a.is_unspecified() || a.is_multicast() || a.is_unicast_link_local())
                     && a.to_ipv4_mapped().is_none()
@@ -424,7 +442,12 @@ impl Config {
         self.ipv4.unwrap_or(Ipv4Addr::LOCALHOST)
     }
 
-    /// Where packets come and go: the address of each device, when the path asks for a wire. `auto` asks for one when an
+    /// Ports of all devices: those of `mlx5_0` come first, then those of `mlx5_1`…
+    pub fn all_ports(&self) -> u8 {
+        self.devices * self.ports
+    }
+
+    /// Where packets come and go: the addresses of each port, when the path asks for a wire. `auto` asks for one when an
     /// address was given that others can send to.
     pub fn wire_addresses(&self) -> Vec<IpAddr> {
         let others_reach = self.ipv4.is_some_and(|address| !address.is_loopback());
@@ -436,13 +459,13 @@ impl Config {
         if !wanted || self.link_layer != LinkLayer::Roce {
             return Vec::new();
         }
-        (0..self.devices).flat_map(|index| self.addresses(index)).collect()
+        (0..self.all_ports()).flat_map(|place| self.addresses(place)).collect()
     }
 
-    /// The addresses of one device.
-    pub fn addresses(&self, index: u8) -> impl Iterator<Item = IpAddr> + use<> {
-        let v4 = Ipv4Addr::from(u32::from(self.address()).wrapping_add(index.into()));
-        let v6 = self.ipv6.map(|first| Ipv6Addr::from(u128::from(first).wrapping_add(index.into())));
+    /// The addresses of one port, by its place among all ports.
+    pub fn addresses(&self, place: u8) -> impl Iterator<Item = IpAddr> + use<> {
+        let v4 = Ipv4Addr::from(u32::from(self.address()).wrapping_add(place.into()));
+        let v6 = self.ipv6.map(|first| Ipv6Addr::from(u128::from(first).wrapping_add(place.into())));
         [Some(IpAddr::V4(v4)), v6.map(IpAddr::V6)].into_iter().flatten()
     }
 
@@ -556,6 +579,7 @@ mod tests {
     fn a_normalised_text_reads_back_equal() {
         let full = Config {
             devices: 3,
+            ports: 2,
             model: Model::ConnectX7,
             link_layer: LinkLayer::Roce,
             path: LinkPath::Wire,
@@ -592,7 +616,7 @@ mod tests {
 
     #[test]
     fn a_bad_file_is_refused_by_one_line_that_names_file_key_value_and_range() {
-        let known = "devices, model, link_layer, path, rate_gbps, strict, doorbell_order, relaxed_ordering, \
+        let known = "devices, ports, model, link_layer, path, rate_gbps, strict, doorbell_order, relaxed_ordering, \
                      staging, mtu, ipv4, ipv6, loss, reorder, seed, cm_timeout, cm_retries, delay, pump, fabric, \
                      stats";
         for (text, message) in [
@@ -601,6 +625,8 @@ mod tests {
             ("devices = -1", "nic.toml: devices = -1 is not allowed; give a whole number from 1 to 8"),
             ("devices = 257", "nic.toml: devices = 257 is not allowed; give a whole number from 1 to 8"),
             ("devices = \"2\"", "nic.toml: devices = \"2\" is not allowed; give a whole number from 1 to 8"),
+            ("ports = 0", "nic.toml: ports = 0 is not allowed; give 1 or 2"),
+            ("ports = 3", "nic.toml: ports = 3 is not allowed; give 1 or 2"),
             (
                 "model = \"cx8\"",
                 "nic.toml: model = \"cx8\" is not allowed; give \"cx5\", \"cx6\", \"cx6dx\" or \"cx7\"",

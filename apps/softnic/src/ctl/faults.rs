@@ -17,6 +17,9 @@ pub struct Link {
     /// Device.
     #[arg(long, value_name = "NAME", default_value = "mlx5_0")]
     device: String,
+    /// Its port.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    port: u8,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -106,7 +109,8 @@ fn number(text: &str) -> Result<u32, String> {
 
 pub fn link(link: &Link) -> Result<()> {
     let state = if matches!(link.state, State::Up) { "up" } else { "down" };
-    ask(link.pid, &format!("link {} {state}", link.device))
+    let port = if link.port == 1 { String::new() } else { format!(" port={}", link.port) };
+    ask(link.pid, &format!("link {} {state}{port}", link.device))
 }
 
 pub fn set(set: &Set) -> Result<()> {

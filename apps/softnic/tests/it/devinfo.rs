@@ -1,6 +1,7 @@
 //! `ibv_devices` and `ibv_devinfo -v`: discovery, the limits and GIDs that a program sees, and which libmlx5 answered.
 
 use std::process::Command;
+use std::time::Duration;
 
 use crate::counters::Messages;
 use crate::fabric::{Fabric, Layer, distribution_libmlx5};
@@ -33,6 +34,35 @@ fn ibv_devices_lists_as_many_devices_as_asked_for() {
         guids.sort_unstable();
         guids.dedup();
         assert_eq!(guids.len(), devices, "each device has a GUID of its own:\n{output}");
+    }
+}
+
+#[test]
+fn each_port_of_a_device_has_an_address_of_its_own_and_a_third_is_not_there() {
+    measure::need!(find("ibv_devinfo"), "ibverbs-utils");
+    for layer in Layer::BOTH {
+        let fabric = Fabric::new(layer).with_options(&["--ports", "2", "--devices", "2"]);
+        let (output, _) = fabric.run(&["ibv_devinfo", "-v"]);
+        let of = |name: &str| -> Vec<&str> {
+            let lines = output.lines().filter_map(|line| line.trim().split_once(':'));
+            lines.filter(|(key, _)| *key == name).map(|(_, value)| value.trim()).collect()
+        };
+        assert_eq!(of("phys_port_cnt"), ["2", "2"], "{output}");
+        assert_eq!(of("port"), ["1", "2", "1", "2"], "{output}");
+        assert_eq!(of("state"), ["PORT_ACTIVE (4)"; 4], "{output}");
+        let lids = if layer == Layer::Roce { ["0"; 4] } else { ["1", "2", "3", "4"] };
+        assert_eq!(of("port_lid"), lids, "{output}");
+        let mut gids: Vec<&str> = output.lines().filter(|line| line.contains("GID[")).collect();
+        let listed = gids.len();
+        assert_eq!(listed, if layer == Layer::Roce { 16 } else { 4 }, "{output}");
+        gids.iter_mut().for_each(|line| *line = line.split_once(':').map_or("", |(_, gid)| gid.trim()));
+        gids.sort_unstable();
+        gids.dedup();
+        // On Ethernet version 1 and version 2 show the same.
+        assert!(gids.len() >= if layer == Layer::Roce { 8 } else { 4 }, "{output}");
+        let mut refused = fabric.start(&["ibv_devinfo", "-i", "3"]);
+        let status = refused.program.wait(Duration::from_secs(60)).expect("an end");
+        assert!(!status.success(), "port 3");
     }
 }
 

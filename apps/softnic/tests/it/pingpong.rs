@@ -106,6 +106,16 @@ macro_rules! each_program {
 
 each_program!(ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong);
 
+#[test]
+fn the_second_port_of_a_device_exchanges_as_the_first_does() {
+    measure::need!(find("ibv_rc_pingpong"), "ibverbs-utils");
+    for layer in Layer::BOTH {
+        for program in ["ibv_rc_pingpong", "ibv_ud_pingpong"] {
+            pingpong_on(&Fabric::new(layer).with_options(&["--ports", "2"]), program, &["-i", "2"]);
+        }
+    }
+}
+
 /// Two processes of an ordinary user, with payloads that the kernel copies from one to the other.
 #[test]
 fn an_ordinary_user_needs_no_right() {

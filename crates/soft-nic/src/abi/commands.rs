@@ -15,8 +15,8 @@ pub type Answer<T> = Result<T, CommandError>;
 pub trait Commands: Send + 'static {
     /// A program opened device `device`.
     fn open_context(&mut self, device: u8) -> Answer<ContextId>;
-    /// Whether the port of device `device` is down.
-    fn port_is_down(&self, _device: u8) -> bool {
+    /// Whether the port at this place among all ports is down.
+    fn port_is_down(&self, _place: u8) -> bool {
         false
     }
     /// A program closed it; everything it left goes with it.

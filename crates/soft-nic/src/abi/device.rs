@@ -58,7 +58,7 @@ pub fn get_context<D: Commands>(
         .u32(at::MAX_SEND_WQEBB, capabilities.max_qp_wr)
         .u32(at::MAX_RECV_WR, capabilities.max_qp_wr)
         .u32(at::MAX_SRQ_RECV_WR, capabilities.max_srq_wr + 1)
-        .u16(at::NUM_PORTS, 1)
+        .u16(at::NUM_PORTS, server.ports_each.into())
         // Bit 0: `hca_core_clock_offset` is valid.
         .u32(at::COMP_MASK, 1)
         .u32(at::RESPONSE_LENGTH, at::SIZE as u32)
@@ -88,10 +88,9 @@ pub fn get_context<D: Commands>(
 /// QUERY_PORT.
 pub fn query_port<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
     file.context()?;
-    let device = server.device(file)?;
-    check_port(command.number(0).unwrap_or(0))?;
+    let (place, device) = server.port(file, command.number(0).unwrap_or(0))?;
     let ethernet = device.link_layer == LinkLayer::Roce;
-    let down = server.nic()?.port_is_down(file.device);
+    let down = server.nic()?.port_is_down(place);
     let (state, physical) = port_state(device.link_layer, down);
     use query_port_resp as at;
     let response = Writer::<{ at::SIZE }>::new()
@@ -117,10 +116,6 @@ pub fn query_port<D: Commands>(server: &Server<D>, file: &mut OpenFile, command:
     command.write(1, &response)
 }
 
-fn check_port(port: u64) -> Answer<()> {
-    if port == 1 { Ok(()) } else { Err(refuse(libc::EINVAL, format!("port {port}, there is only port 1"))) }
-}
-
 fn gid<D: Commands>(
     server: &Server<D>,
     device: &DeviceConfig,
@@ -131,7 +126,7 @@ fn gid<D: Commands>(
     let built = Writer::<{ gid_entry::SIZE }>::new()
         .bytes(gid_entry::GID, &entry.gid)
         .u32(gid_entry::GID_INDEX, index as u32)
-        .u32(gid_entry::PORT_NUM, 1)
+        .u32(gid_entry::PORT_NUM, device.port.into())
         .u32(gid_entry::GID_TYPE, entry.kind as u32)
         .u32(gid_entry::NETDEV_IFINDEX, interface);
     Some(built.finish())
@@ -144,8 +139,7 @@ pub fn query_gid_entry<D: Commands>(
     command: &Command<'_>,
 ) -> Answer<()> {
     file.context()?;
-    let device = server.device(file)?;
-    check_port(command.number(0).unwrap_or(0))?;
+    let (_, device) = server.port(file, command.number(0).unwrap_or(0))?;
     let index = command.number32(1).unwrap_or(0);
     if command.number32(2).unwrap_or(0) != 0 {
         return Err(refuse(libc::EINVAL, "unknown flags in QUERY_GID_ENTRY"));
@@ -167,7 +161,8 @@ pub fn query_gid_table<D: Commands>(
     command: &Command<'_>,
 ) -> Answer<()> {
     file.context()?;
-    let device = server.device(file)?;
+    let ports: Vec<&DeviceConfig> = server.ports.iter().filter(|port| port.index == file.device).collect();
+    let entries = ports.iter().map(|port| port.gids.len()).sum::<usize>();
     let size = command.number(0).unwrap_or(0);
     if command.number32(1).unwrap_or(0) != 0 || size == 0 || size > 4096 {
         return Err(refuse(libc::EINVAL, format!("QUERY_GID_TABLE with entries of {size} bytes")));
@@ -175,9 +170,11 @@ pub fn query_gid_table<D: Commands>(
     let (size, room) = (size as usize, command.room(2));
     let mut table = Vec::new();
     let mut count = 0_u64;
-    for entry in (0..device.gids.len()).filter_map(|index| gid(server, device, index)) {
+    for entry in
+        ports.into_iter().flat_map(|port| (0..port.gids.len()).filter_map(|at| gid(server, port, at)))
+    {
         if table.len() + size > room {
-            return Err(refuse(libc::EINVAL, format!("{room} bytes of room for {} GIDs", device.gids.len())));
+            return Err(refuse(libc::EINVAL, format!("{room} bytes of room for {entries} GIDs")));
         }
         let mut element = entry.to_vec();
         element.resize(size, 0);
@@ -201,7 +198,7 @@ pub fn alloc_async_event<D: Commands>(
 }
 
 /// The 176 bytes that plain and extended QUERY_DEVICE share.
-fn device_attributes(device: &DeviceConfig) -> Writer<{ ex_query_device_resp::SIZE }> {
+fn device_attributes(device: &DeviceConfig, ports: u8) -> Writer<{ ex_query_device_resp::SIZE }> {
     let capabilities = device.model.capabilities();
     use query_device_resp as at;
     Writer::new()
@@ -233,12 +230,12 @@ fn device_attributes(device: &DeviceConfig) -> Writer<{ ex_query_device_resp::SI
         .u32(at::MAX_SRQ_SGE, capabilities.max_srq_sge)
         .u16(at::MAX_PKEYS, capabilities.max_pkeys)
         .u8(at::LOCAL_CA_ACK_DELAY, capabilities.local_ca_ack_delay)
-        .u8(at::PHYS_PORT_CNT, 1)
+        .u8(at::PHYS_PORT_CNT, ports)
 }
 
 /// Plain QUERY_DEVICE.
 pub fn query_device<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
-    let attributes = device_attributes(server.device(file)?).finish();
+    let attributes = device_attributes(server.device(file)?, server.ports_each).finish();
     write.command.write(CORE_OUT, &attributes[..query_device_resp::SIZE])
 }
 
@@ -256,7 +253,7 @@ pub fn ex_query_device<D: Commands>(
     use ex_query_device_resp as at;
     let flags = u64::from(device.model.capabilities().device_cap_flags);
     let room = write.command.room(CORE_OUT).min(at::SIZE);
-    let attributes = device_attributes(device)
+    let attributes = device_attributes(device, server.ports_each)
         .u32(at::RESPONSE_LENGTH, room as u32)
         .u64(at::TIMESTAMP_MASK, u64::MAX)
         .u64(at::HCA_CORE_CLOCK, CORE_CLOCK_KHZ)

@@ -128,7 +128,7 @@ impl Process {
         nic.excuse(Box::new(OwnThreads::without(THREAD_NAME)));
         let server = Arc::new(Server::new(&config, machine, nic, events, Box::new(memory))?);
         let patience = Patience { response_timeout: config.cm_timeout, max_retries: config.cm_retries };
-        server.manager.get_or_init(|| Manager::new(server.devices.clone(), patience, seat, Box::new(memory)));
+        server.manager.get_or_init(|| Manager::new(server.ports.clone(), patience, seat, Box::new(memory)));
         let shared = Arc::new(Control::default());
         if let Some(ear) = ear {
             let (waker, shared) = (waker.clone(), shared.clone());
@@ -543,8 +543,8 @@ impl Commands for Nic<Host> {
         self.open_context(usize::from(device))
     }
 
-    fn port_is_down(&self, device: u8) -> bool {
-        self.port_is_down(usize::from(device))
+    fn port_is_down(&self, place: u8) -> bool {
+        self.port_is_down(usize::from(place))
     }
 
     fn close_context(&mut self, context: ContextId) {

@@ -375,7 +375,10 @@ pub struct Server<D> {
     /// What device descriptors are duplicates of.
     pub pages: Arc<DevicePages>,
     pub(super) machine: Machine,
-    pub(super) devices: Vec<DeviceConfig>,
+    /// Every port of every device.
+    pub(super) ports: Vec<DeviceConfig>,
+    /// Ports of each device.
+    pub(super) ports_each: u8,
     pub(super) memory: Box<dyn Memory + Sync>,
     /// The connection manager, where there is one.
     pub(super) manager: OnceLock<Manager>,
@@ -395,13 +398,25 @@ impl<D: Commands> Server<D> {
         events: Events,
         memory: Box<dyn Memory + Sync>,
     ) -> std::io::Result<Self> {
-        let devices = (0..config.devices).map(|index| DeviceConfig::new(config, index)).collect();
+        let (ports, ports_each) = (DeviceConfig::all(config), config.ports);
         let nic = Shared { nic: Mutex::new(Some(nic)), waiting: AtomicU32::new(0) };
         let refused = Mutex::default();
         let manager = OnceLock::new();
         let pages = Arc::new(DevicePages::new()?);
         let clock = Clock::new(&pages)?;
-        Ok(Self { nic, events, clock, pages, machine, devices, memory, manager, is_dma_buf, refused })
+        Ok(Self {
+            nic,
+            events,
+            clock,
+            pages,
+            machine,
+            ports,
+            ports_each,
+            memory,
+            manager,
+            is_dma_buf,
+            refused,
+        })
     }
 
     /// Answers the verbs ioctl whose header is at `address`; the error is what the program's `errno` gets.
@@ -485,14 +500,26 @@ impl<D: Commands> Server<D> {
         self.nic.command()
     }
 
-    /// Whether the port of a device is down; the ports of a NIC that has stopped are as they began.
-    pub fn port_is_down(&self, device: u8) -> bool {
-        self.nic().is_ok_and(|nic| nic.port_is_down(device))
+    /// Whether the port at this place is down; the ports of a NIC that has stopped are as they began.
+    pub fn port_is_down(&self, place: u8) -> bool {
+        self.nic().is_ok_and(|nic| nic.port_is_down(place))
     }
 
-    /// The device that a file opened.
+    /// The device that a file opened, by its first port.
     pub(super) fn device(&self, file: &OpenFile) -> Answer<&DeviceConfig> {
-        self.devices.get(usize::from(file.device)).ok_or_else(|| refuse(libc::ENODEV, "no such device"))
+        let first = usize::from(file.device) * usize::from(self.ports_each);
+        self.ports.get(first).ok_or_else(|| refuse(libc::ENODEV, "no such device"))
+    }
+
+    /// A port of that device, with its place; `EINVAL` for a number that it has not.
+    pub(super) fn port(&self, file: &OpenFile, number: u64) -> Answer<(u8, &DeviceConfig)> {
+        let each = self.ports_each;
+        let before = u8::try_from(number).ok().and_then(|number| number.checked_sub(1)).filter(|n| *n < each);
+        let missing = || refuse(libc::EINVAL, format!("port {number}, the device has {each}"));
+        let place = file.device * each + before.ok_or_else(missing)?;
+        let port =
+            self.ports.get(usize::from(place)).ok_or_else(|| refuse(libc::ENODEV, "no such device"))?;
+        Ok((place, port))
     }
 
     /// An internal error: the NIC is gone for good. Peers see it leave, every open context gets `IBV_EVENT_DEVICE_FATAL`,

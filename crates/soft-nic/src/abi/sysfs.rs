@@ -54,8 +54,15 @@ pub fn build(config: &Config, machine: &Machine) -> Tree {
     }
     tree.value("/sys/class/infiniband_verbs/abi_version", "6");
     tree.insert("/sys/class/infiniband", Node::Directory);
-    for index in 0..config.devices {
-        device(&mut tree, index, &DeviceConfig::new(config, index), machine);
+    let ports = DeviceConfig::all(config);
+    for (place, port) in ports.iter().enumerate() {
+        if port.port == 1 {
+            device(&mut tree, port.index, port, machine);
+        }
+        let folder = format!("{}/infiniband/mlx5_{}/ports/{}", function(port.index), port.index, port.port);
+        self::port(&mut tree, &folder, port, machine);
+        tree.insert(format!("{folder}/state"), Node::Port(place as u8, PortFile::State));
+        tree.insert(format!("{folder}/phys_state"), Node::Port(place as u8, PortFile::PhysicalState));
     }
     if config.devices > 0 {
         let (major, minor) = MANAGER_DEVICE;
@@ -66,9 +73,20 @@ pub fn build(config: &Config, machine: &Machine) -> Tree {
     tree
 }
 
+/// Address of a device's PCI function.
+fn slot(index: u8) -> String {
+    format!("{PCI_MARK}:{index:02x}.0")
+}
+
+/// Its folder.
+fn function(index: u8) -> String {
+    format!("{PCI_ROOT}/{}", slot(index))
+}
+
+/// A device, by its first port.
 fn device(tree: &mut Tree, index: u8, device: &DeviceConfig, machine: &Machine) {
-    let slot = format!("{PCI_MARK}:{index:02x}.0");
-    let pci = format!("{PCI_ROOT}/{slot}");
+    let slot = slot(index);
+    let pci = function(index);
     let (name, uverbs) = (format!("mlx5_{index}"), format!("uverbs{index}"));
     pci_function(tree, &pci, &slot, device, machine);
     tree.insert(
@@ -112,10 +130,6 @@ fn device(tree: &mut Tree, index: u8, device: &DeviceConfig, machine: &Machine) 
         format!("/sys/class/infiniband/{name}"),
         Node::Link(format!("../../devices/pci5074:00/{slot}/infiniband/{name}")),
     );
-    let ports = format!("{ib}/ports/1");
-    port(tree, &ports, device, machine);
-    tree.insert(format!("{ports}/state"), Node::Port(index, PortFile::State));
-    tree.insert(format!("{ports}/phys_state"), Node::Port(index, PortFile::PhysicalState));
     tree.insert(format!("/dev/infiniband/{uverbs}"), Node::Device(index));
 }
 
@@ -157,7 +171,7 @@ fn pci_function(tree: &mut Tree, pci: &str, slot: &str, device: &DeviceConfig, m
     tree.insert(format!("{pci}/subsystem"), Node::Link("../../../bus/pci".to_owned()));
 }
 
-/// The one port.
+/// A port.
 fn port(tree: &mut Tree, port: &str, device: &DeviceConfig, machine: &Machine) {
     let ethernet = device.link_layer == LinkLayer::Roce;
     let sm_lid = u16::from(!ethernet);

@@ -18,7 +18,7 @@ pub enum Node {
     Directory,
     /// Read-only file.
     File(Vec<u8>),
-    /// Read-only file about the port of this device index, which may go down: made anew for each look.
+    /// Read-only file about the port at this place among all ports, which may go down: made anew for each look.
     Port(u8, PortFile),
     /// Symbolic link.
     Link(String),

@@ -15,8 +15,9 @@ pub(super) struct Ah {
 
 /// Checks an address vector against the port it leaves by.
 pub(super) fn check(device: &DeviceConfig, vector: &AddressVector) -> Result<(), CommandError> {
-    if vector.port != 1 {
-        return Err(CommandError::invalid(format!("port {} does not exist", vector.port)));
+    if vector.port != device.port {
+        let (named, own) = (vector.port, device.port);
+        return Err(CommandError::invalid(format!("an address of port {named} where port {own} sends")));
     }
     if vector.dgid.is_some() && usize::from(vector.sgid_index) >= device.gids.len() {
         let (index, len) = (vector.sgid_index, device.gids.len());
@@ -28,7 +29,7 @@ pub(super) fn check(device: &DeviceConfig, vector: &AddressVector) -> Result<(),
     Ok(())
 }
 
-/// The device that packets with this address reach. Devices have the same addresses in every process of a fabric.
+/// Place of the port that packets with this address reach. Ports have the same addresses in every process of a fabric.
 pub(super) fn resolve(
     devices: &[DeviceConfig],
     from: usize,

@@ -101,7 +101,7 @@ impl<M: Memory> Core<M> {
             immediate: completion.imm,
             source_qpn: completion.src_qpn,
             source_lid: path.map_or(0, |p| p.slid),
-            service_level: path.map_or(0, |p| wire::service_level(&self.devices[qp.device], p)),
+            service_level: path.map_or(0, |p| wire::service_level(&self.ports[qp.port], p)),
             grh: path.is_some_and(|p| p.grh),
             ..CqeFields::default()
         };

@@ -37,7 +37,7 @@ pub(super) struct Pd {
 
 impl<M: Memory> Core<M> {
     pub(super) fn open_context(&mut self, device: usize) -> Result<ContextId, CommandError> {
-        if device >= self.devices.len() {
+        if device >= self.ports.len() / usize::from(self.ports_each) {
             return Err(CommandError {
                 errno: libc::ENODEV,
                 reason: format!("device {device} does not exist"),
@@ -218,10 +218,11 @@ impl<M: Memory> Core<M> {
         if self.ahs.len() >= limit as usize {
             return Err(CommandError::exhausted("address handles", limit));
         }
-        let from = self.context(id)?.device;
-        ah::check(&self.devices[from], vector)?;
-        let to = ah::resolve(&self.devices, from, vector.dlid, vector.dgid.as_ref());
-        let dmac = to.map_or([0; 6], |device| self.devices[device].mac);
+        let device = self.context(id)?.device;
+        let from = self.place_of_port(device, vector.port).map_err(CommandError::invalid)?;
+        ah::check(&self.ports[from], vector)?;
+        let to = ah::resolve(&self.ports, from, vector.dlid, vector.dgid.as_ref());
+        let dmac = to.map_or([0; 6], |port| self.ports[port].mac);
         let place = self.ahs.insert(Ah { context: id, pd });
         self.count_pd(pd, 1);
         Ok(CreatedAh { handle: self.context_mut(id)?.ahs.insert(place), dmac })

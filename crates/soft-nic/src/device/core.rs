@@ -9,7 +9,7 @@ use roce::Now;
 use super::ah::Ah;
 use super::command::{ContextId, EventSink, event_type};
 use super::context::{Context, Pd};
-use super::counters::Counters;
+use super::counters::{Counters, PortCounters};
 use super::cq::{Cq, Pushed};
 use super::doorbell::Uar;
 use super::faults::Faults;
@@ -72,7 +72,12 @@ pub(super) struct Core<M> {
     pub events: Box<dyn EventSink>,
     pub log: Box<dyn LogSink>,
     pub options: Options,
-    pub devices: Vec<DeviceConfig>,
+    /// Every port of every device, those of `mlx5_0` first.
+    pub ports: Vec<DeviceConfig>,
+    /// Ports of each device.
+    pub ports_each: u8,
+    /// What each port carried.
+    pub port_counters: Vec<PortCounters>,
     pub capabilities: Capabilities,
     pub contexts: Table<Context>,
     pub pds: Table<Pd>,
@@ -109,8 +114,8 @@ impl<M: Memory> Core<M> {
         log: Box<dyn LogSink>,
         now: Now,
     ) -> Core<M> {
-        let devices: Vec<_> = (0..config.devices).map(|index| DeviceConfig::new(config, index)).collect();
-        let shapers = devices.iter().map(|_| TokenBucket::new(config.rate_gbps, now)).collect();
+        let ports = DeviceConfig::all(config);
+        let shapers = ports.iter().map(|_| TokenBucket::new(config.rate_gbps, now)).collect();
         Core {
             memory,
             events,
@@ -123,7 +128,9 @@ impl<M: Memory> Core<M> {
                 wire,
             },
             capabilities: config.model.capabilities(),
-            devices,
+            port_counters: vec![PortCounters::default(); ports.len()],
+            ports,
+            ports_each: config.ports,
             contexts: Table::default(),
             pds: Table::default(),
             regions: Regions::default(),
@@ -144,6 +151,22 @@ impl<M: Memory> Core<M> {
             dead_cqs: Vec::new(),
             dead_srqs: Vec::new(),
         }
+    }
+
+    /// Place of the first port of a device.
+    pub(super) fn first_port(&self, device: usize) -> usize {
+        device * usize::from(self.ports_each)
+    }
+
+    /// Place of a device's port by its number. The error is a sentence.
+    pub(super) fn place_of_port(&self, device: usize, number: u8) -> Result<usize, String> {
+        let devices = self.ports.len() / usize::from(self.ports_each);
+        if device >= devices {
+            return Err(format!("there is no device mlx5_{device}, this NIC has {devices}"));
+        }
+        let wanted = number.checked_sub(1).filter(|before| *before < self.ports_each);
+        let missing = || format!("port {number} does not exist, mlx5_{device} has {}", self.ports_each);
+        wanted.map(|before| self.first_port(device) + usize::from(before)).ok_or_else(missing)
     }
 
     /// Writes a CQE, and gives the event that the CQ was armed for. A full CQ dies here, and its QPs after this poll.

@@ -138,6 +138,31 @@ counters! {
     injected_read_delays,
 }
 
+/// What one port carried; the sums of all ports are among [`Counters`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PortCounters {
+    /// Messages sent, those sent again not counted.
+    pub messages_sent: u64,
+    /// Bytes of wire that everything sent takes.
+    pub wire_bytes_sent: u64,
+    /// Messages that were executed or refused here, pieces and packets of one counted by themselves.
+    pub requests_received: u64,
+    /// Messages, and replies, that arrived while the port was down.
+    pub dropped_port_down: u64,
+}
+
+impl PortCounters {
+    /// Every counter with its name.
+    pub fn fields(&self) -> [(&'static str, u64); 4] {
+        [
+            ("messages_sent", self.messages_sent),
+            ("wire_bytes_sent", self.wire_bytes_sent),
+            ("requests_received", self.requests_received),
+            ("dropped_port_down", self.dropped_port_down),
+        ]
+    }
+}
+
 /// The syndrome whose counter is `error_NAME`.
 pub fn syndrome_named(name: &str) -> Option<CqeSyndrome> {
     SYNDROMES.iter().find(|row| row.1.strip_prefix("error_") == Some(name)).map(|row| row.0)

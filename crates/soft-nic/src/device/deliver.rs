@@ -31,8 +31,8 @@ impl<M: Memory> Core<M> {
             Message::Packet { packet, from, at } => self.take_packet(packet, *from, *at, inbound),
             Message::Reply { reply, offset, last } => {
                 match self.qps.find(reply.dst_qpn).and_then(|place| self.qps.take(place)) {
-                    Some(qp) if self.faults.is_some() && self.is_down(qp.device) => {
-                        self.counters.dropped_port_down += 1;
+                    Some(qp) if self.faults.is_some() && self.is_down(qp.port) => {
+                        self.drop_at_port(&qp);
                         self.qps.put(qp);
                     }
                     Some(qp) if qp.route.is_some() => {
@@ -56,16 +56,27 @@ impl<M: Memory> Core<M> {
             self.counters.dropped_unknown_qp += 1;
             return;
         };
-        if self.faults.is_some() && self.is_down(qp.device) {
-            self.counters.dropped_port_down += 1;
+        if self.faults.is_some() && self.is_down(qp.port) {
+            self.drop_at_port(&qp);
         } else if qp.route.is_some() {
             self.counters.dropped_peer += 1;
+        } else if inbound.to_port != Some(self.ports[qp.port].port) {
+            // It reached another port of the device, where this queue is not.
+            self.counters.dropped_address += 1;
         } else if qp.state.answers_requests() {
+            self.port_counters[qp.port].requests_received += 1;
             self.respond(&mut qp, request, inbound);
         } else {
             self.counters.dropped_qp_state += 1;
         }
         self.qps.put(qp);
+    }
+
+    /// Something arrived while the queue's port was down.
+    #[cold]
+    pub(super) fn drop_at_port(&mut self, qp: &Qp) {
+        self.counters.dropped_port_down += 1;
+        self.port_counters[qp.port].dropped_port_down += 1;
     }
 
     fn respond(&mut self, qp: &mut Qp, request: &Request, inbound: &mut Inbound<'_>) {
@@ -246,7 +257,7 @@ impl<M: Memory> Core<M> {
         path: Option<&crate::link::PathAddress>,
         length: u32,
     ) -> Result<(), Outcome> {
-        let Some(header) = path.and_then(|path| wire::grh(&self.devices[qp.device], path, length)) else {
+        let Some(header) = path.and_then(|path| wire::grh(&self.ports[qp.port], path, length)) else {
             return Ok(());
         };
         let mut to = std::mem::take(&mut self.segments);
@@ -266,7 +277,7 @@ impl<M: Memory> Core<M> {
     fn read(&mut self, qp: &mut Qp, request: &Request, region: &Region, offset: u32) {
         let rest = region.len.saturating_sub(offset.into());
         let from = Segment { addr: region.address.wrapping_add(u64::from(offset)), len: rest };
-        let (layer, mtu) = (self.devices[qp.device].link_layer, qp.mtu_bytes());
+        let (layer, mtu) = (self.ports[qp.port].link_layer, qp.mtu_bytes());
         let wire = wire::response_bytes(layer, rest as u32, mtu);
         if rest > 0 {
             let count = roce::message::psn_count(request.opcode, request.length, mtu);
@@ -274,9 +285,9 @@ impl<M: Memory> Core<M> {
             let psn = first_psn.plus(count).minus(1);
             qp.answers.push_back(Answer { key: region.key, revoked: false, first_psn, psn, from, offset });
         }
-        self.shapers[qp.device].spend(wire);
+        self.shapers[qp.port].spend(wire);
         self.counters.wire_bytes_sent += wire;
-        if let Some(ready) = self.shapers[qp.device].ready_at() {
+        if let Some(ready) = self.shapers[qp.port].ready_at() {
             qp.reply_not_before = ready;
         }
         if self.faults.is_some() {

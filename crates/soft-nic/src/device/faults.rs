@@ -130,8 +130,8 @@ impl fmt::Display for Injection {
 pub(super) struct Faults {
     /// The first changes, in words.
     told: Vec<String>,
-    /// A bit for each device whose port is down.
-    down: u8,
+    /// A bit for each port that is down.
+    down: u16,
     loss: f64,
     random: u64,
     /// Messages a second.
@@ -150,8 +150,8 @@ impl Faults {
         random::chance(&mut self.random) < self.loss
     }
 
-    fn is_down(&self, device: usize) -> bool {
-        self.down & 1 << device != 0
+    fn is_down(&self, port: usize) -> bool {
+        self.down & 1 << port != 0
     }
 
     /// Takes the first injection that waits and `is_it`.
@@ -163,21 +163,20 @@ impl Faults {
 
 impl<M: Memory> Core<M> {
     /// Takes a port down or up again; the contexts of the device get the event. Nothing happens when it is so already.
-    pub(super) fn set_link(&mut self, device: usize, up: bool) -> Result<(), String> {
-        if device >= self.devices.len() {
-            return Err(format!("there is no device mlx5_{device}, this NIC has {}", self.devices.len()));
-        }
-        if self.is_down(device) != up {
+    pub(super) fn set_link(&mut self, device: usize, port: u8, up: bool) -> Result<(), String> {
+        let place = self.place_of_port(device, port)?;
+        if self.is_down(place) != up {
             return Ok(());
         }
         let state = if up { "up" } else { "down" };
-        self.changed(format!("link mlx5_{device} {state}")).down ^= 1 << device;
+        let number = if self.ports_each > 1 { format!(" port={port}") } else { String::new() };
+        self.changed(format!("link mlx5_{device} {state}{number}")).down ^= 1 << place;
         let kind = if up { event_type::PORT_ACTIVE } else { event_type::PORT_ERR };
         let contexts: Vec<u32> =
             self.contexts.iter().filter(|(_, context)| context.device == device).map(|(id, _)| id).collect();
         for context in contexts {
             // The element is the port's number.
-            self.asynchronous(super::command::ContextId(context), 1, kind);
+            self.asynchronous(super::command::ContextId(context), port.into(), kind);
         }
         Ok(())
     }
@@ -244,8 +243,9 @@ impl<M: Memory> Core<M> {
         faults
     }
 
-    pub(super) fn is_down(&self, device: usize) -> bool {
-        self.faults.as_ref().is_some_and(|faults| faults.is_down(device))
+    /// Whether the port at this place is down.
+    pub(super) fn is_down(&self, port: usize) -> bool {
+        self.faults.as_ref().is_some_and(|faults| faults.is_down(port))
     }
 
     /// Whether the messages of this second leave room for one more.
@@ -264,13 +264,13 @@ impl<M: Memory> Core<M> {
         if let Some(pace) = &mut faults.pace {
             pace.spend(1);
         }
-        let (device, mtu) = (qp.device, qp.mtu_bytes());
+        let (port, mtu) = (qp.port, qp.mtu_bytes());
         let request = &mut *qp.sq.outstanding[place];
         let asked = &request.request;
-        if faults.is_down(device) {
+        if faults.is_down(port) {
             self.counters.lost_port_down += 1;
             request.resent |= transmit.retransmission;
-            self.count_sent(device, mtu, &request.request, transmit);
+            self.count_sent(port, mtu, &request.request, transmit);
             return self.sent(qp, transmit.ticket, None);
         }
         let count = roce::message::psn_count(asked.opcode, asked.length, mtu);
@@ -293,7 +293,7 @@ impl<M: Memory> Core<M> {
         }
         self.counters.injected_lost_requests += 1;
         request.resent |= transmit.retransmission;
-        self.count_sent(device, mtu, &request.request, transmit);
+        self.count_sent(port, mtu, &request.request, transmit);
         self.sent(qp, transmit.ticket, None)
     }
 
@@ -311,7 +311,7 @@ impl<M: Memory> Core<M> {
         if let Some(pace) = faults.pace.as_mut().filter(|_| packet.content.position().ends()) {
             pace.spend(1);
         }
-        let down = faults.is_down(qp.device);
+        let down = faults.is_down(qp.port);
         let hit = if down { None } else { faults.take(|waiting| waiting.is_of_packet(qp.qpn, packet.psn)) };
         match hit {
             Some(Injection::ErrorCqe { syndrome, .. }) => {
@@ -336,7 +336,7 @@ impl<M: Memory> Core<M> {
         }
         let length = packet.payload.length;
         let to = qp.route.map(|route| route.to);
-        self.count_packet(qp.device, to, &Ok(bytes_of(packet)), packet, length, outgoing.retransmission);
+        self.count_packet(qp.port, to, &Ok(bytes_of(packet)), packet, length, outgoing.retransmission);
         None
     }
 
@@ -352,9 +352,9 @@ impl<M: Memory> Core<M> {
 
     /// Whether a packet of an answer is lost instead of being sent.
     #[cold]
-    pub(super) fn loses_answer(&mut self, device: usize) -> bool {
+    pub(super) fn loses_answer(&mut self, port: usize) -> bool {
         let Some(faults) = self.faults.as_mut() else { return false };
-        let down = faults.is_down(device);
+        let down = faults.is_down(port);
         let lost = down || faults.loses();
         if down {
             self.counters.lost_port_down += 1;
@@ -367,7 +367,7 @@ impl<M: Memory> Core<M> {
     /// Whether a reply that is about to be sent is lost instead.
     #[cold]
     pub(super) fn loses_reply(&mut self, qp: &mut Qp, reply: &Reply) -> bool {
-        let lost = self.loses_answer(qp.device);
+        let lost = self.loses_answer(qp.port);
         let answers = |qp: &Qp| qp.answers.front().is_some_and(|answer| answer.psn == reply.psn);
         if lost && reply.kind == ReplyKind::ReadResponse && answers(qp) {
             qp.answers.pop_front();

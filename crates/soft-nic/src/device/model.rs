@@ -171,45 +171,59 @@ pub struct GidEntry {
     pub kind: GidKind,
 }
 
-/// One device as `mlx5_N` shows it. The same in every process of a fabric: two processes that open `mlx5_0` share a card.
+/// One port of a device, with what `mlx5_N` shows of both. The same in every process of a fabric: two processes that open
+/// `mlx5_0` share a card. The NIC's ports stand in one row, those of `mlx5_0` first; a port's place there is its number in the NIC.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceConfig {
+    /// Which device it is a port of: N of `mlx5_N`.
+    pub index: u8,
+    /// The port's number at its device, from 1.
+    pub port: u8,
     /// The card family.
     pub model: Model,
-    /// Link layer of port 1, the only port.
+    /// Link layer.
     pub link_layer: LinkLayer,
-    /// Node and system image GUID, host order.
+    /// Node and system image GUID of the device, host order.
     pub guid: u64,
     /// MAC address on Ethernet.
     pub mac: [u8; 6],
     /// LID; 0 on Ethernet.
     pub lid: u16,
-    /// GID table of port 1.
+    /// GID table.
     pub gids: Vec<GidEntry>,
     /// Active MTU, verbs code 1..=5 (256..=4096 bytes).
     pub mtu: u8,
 }
 
 impl DeviceConfig {
-    /// Device `index` under this configuration: LID `index + 1`, MAC ending in `index + 1`, the `index`-th address after the
-    /// configured one. GID order is that of a card: the link-local GID as RoCE v1 and v2, then the IPv4 address as both, then the IPv6 address.
-    pub fn new(config: &Config, index: u8) -> DeviceConfig {
-        let number = index.wrapping_add(1);
+    /// Every port under this configuration.
+    pub fn all(config: &Config) -> Vec<DeviceConfig> {
+        (0..config.all_ports()).map(|place| DeviceConfig::new(config, place)).collect()
+    }
+
+    /// The port at `place` under this configuration: LID `place + 1`, MAC ending in `place + 1`, the `place`-th address after the
+    /// configured one. A device's GUID is that of its first port. GID order is that of a card: the link-local GID as RoCE v1 and v2, then the IPv4 address as both, then the IPv6 address.
+    pub fn new(config: &Config, place: u8) -> DeviceConfig {
+        let number = place.wrapping_add(1);
         let mac = [0x0c, 0x42, 0xa1, 0x03, 0x00, number];
-        let guid = u64::from_be_bytes([mac[0], mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], mac[5]]);
-        let addresses = config.addresses(index).map(|address| gid_of(address).0);
+        let guid = |last| u64::from_be_bytes([mac[0], mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], last]);
+        let port_guid = guid(number);
+        let (index, port) = (place / config.ports, place % config.ports + 1);
+        let addresses = config.addresses(place).map(|address| gid_of(address).0);
         let entry = |gid, kind| GidEntry { gid, kind };
         let (lid, gids) = match config.link_layer {
-            LinkLayer::Ib => (u16::from(number), vec![entry(link_local(guid), GidKind::Ib)]),
+            LinkLayer::Ib => (u16::from(number), vec![entry(link_local(port_guid), GidKind::Ib)]),
             LinkLayer::Roce => {
                 // Modified EUI-64 flips the universal/local bit of the MAC (RFC 4291 appendix A).
-                let local = link_local(guid ^ 1 << 57);
+                let local = link_local(port_guid ^ 1 << 57);
                 let both = |gid| [entry(gid, GidKind::RoceV1), entry(gid, GidKind::RoceV2)];
                 (0, std::iter::once(local).chain(addresses).flat_map(both).collect())
             }
         };
         let mtu = config.mtu.trailing_zeros().saturating_sub(7) as u8;
-        DeviceConfig { model: config.model, link_layer: config.link_layer, guid, mac, lid, gids, mtu }
+        let guid = guid(number - (port - 1));
+        let (model, link_layer) = (config.model, config.link_layer);
+        DeviceConfig { index, port, model, link_layer, guid, mac, lid, gids, mtu }
     }
 
     /// Whether a packet for this GID reaches the device.

@@ -40,13 +40,14 @@ impl<M: Memory> Core<M> {
             self.poll_page(page);
         }
         let mut qp = self.qps.take(place).ok_or_else(|| CommandError::no_such("QP", handle))?;
-        let before = (qp.attributes, qp.path, qp.peer, qp.route);
+        let before = (qp.attributes, qp.path, qp.peer, qp.route, qp.port);
         apply(&mut qp.attributes, request);
+        qp.port = self.port_of(&qp, request);
         if request.mask & (AttrMask::AV.0 | AttrMask::DEST_QPN.0) != 0 {
             self.set_path(&mut qp);
         }
         if qp.responder.is_some() && qp.route.is_some() != before.3.is_some() {
-            (qp.attributes, qp.path, qp.peer, qp.route) = before;
+            (qp.attributes, qp.path, qp.peer, qp.route, qp.port) = before;
             self.qps.put(qp);
             let reason = "a connection moves neither from shared memory to the wire nor back: reset the QP";
             return Err(CommandError::invalid(reason.to_owned()));
@@ -73,12 +74,18 @@ impl<M: Memory> Core<M> {
         Ok((from, to))
     }
 
+    /// Place of the port that a queue has after this; checked before.
+    fn port_of(&self, qp: &Qp, request: &ModifyQp) -> usize {
+        let named = AttrMask(request.mask).contains(AttrMask::PORT).then_some(request.port);
+        named.and_then(|number| self.place_of_port(qp.device, number).ok()).unwrap_or(qp.port)
+    }
+
     fn check_values(&self, qp: &Qp, request: &ModifyQp) -> Result<(), CommandError> {
         let limits = &self.capabilities;
-        let device = &self.devices[qp.device];
+        let device = &self.ports[self.port_of(qp, request)];
         let (rd, init) = (limits.max_qp_rd_atom, limits.max_qp_init_rd_atom);
         for (attribute, name, value, range) in [
-            (AttrMask::PORT, "port", u32::from(request.port), 1..=1),
+            (AttrMask::PORT, "port", u32::from(request.port), 1..=self.ports_each.into()),
             (
                 AttrMask::PKEY_INDEX,
                 "pkey_index",
@@ -100,15 +107,15 @@ impl<M: Memory> Core<M> {
             }
         }
         if AttrMask(request.mask).contains(AttrMask::AV) {
-            let port = if request.address.port == 0 { 1 } else { request.address.port };
-            ah::check(device, &super::command::AddressVector { port, ..request.address })?;
+            // The kernel compares both ports as well, and knows no port 0 (`modify_qp` in `uverbs_cmd.c`).
+            ah::check(device, &request.address)?;
         }
         Ok(())
     }
 
     /// Works out where the connected peer is.
     fn set_path(&self, qp: &mut Qp) {
-        let device = &self.devices[qp.device];
+        let device = &self.ports[qp.port];
         let vector = &qp.attributes.address;
         let source = device.gids.get(usize::from(vector.sgid_index)).or(device.gids.first());
         let dlid = if device.link_layer == LinkLayer::Roce { 0 } else { vector.dlid };
@@ -122,12 +129,16 @@ impl<M: Memory> Core<M> {
             traffic_class: vector.traffic_class,
             hop_limit: vector.hop_limit,
             grh: vector.dgid.is_some(),
+            to_port: 0,
         };
-        let ways = Ways { path: self.options.path, wire: self.options.wire, devices: &self.devices };
+        let ways = Ways { path: self.options.path, wire: self.options.wire, ports: &self.ports };
         let (qpn, dgid) = (qp.attributes.dest_qpn, vector.dgid.as_ref());
-        (qp.peer, qp.route) = match ways.to(qp.device, source, dlid, dgid, qpn) {
+        (qp.peer, qp.route) = match ways.to(qp.port, source, dlid, dgid, qpn) {
             Way::Nowhere => (None, None),
-            Way::Shared(slot) => (Some(slot), None),
+            Way::Shared(slot, port) => {
+                qp.path.to_port = port;
+                (Some(slot), None)
+            }
             Way::Wire(route) => (None, Some(route)),
         };
     }

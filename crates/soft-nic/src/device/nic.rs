@@ -12,7 +12,7 @@ use super::command::{
     ModifyQp, ModifySrq, MrKeys, QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
 };
 use super::core::{Core, LogSink, Onlooker};
-use super::counters::Counters;
+use super::counters::{Counters, PortCounters};
 use super::doorbell::UarKind;
 use super::faults::{Injection, Settings};
 use super::model::{Capabilities, DeviceConfig};
@@ -52,9 +52,14 @@ impl<M: Memory> Nic<M> {
 
     // What the devices are.
 
-    /// The devices, `mlx5_0` first.
-    pub fn devices(&self) -> &[DeviceConfig] {
-        &self.core.devices
+    /// The ports of all devices, those of `mlx5_0` first.
+    pub fn ports(&self) -> &[DeviceConfig] {
+        &self.core.ports
+    }
+
+    /// What the port at this place carried.
+    pub fn port_counters(&self, place: usize) -> PortCounters {
+        self.core.port_counters.get(place).copied().unwrap_or_default()
     }
 
     /// Limits and capability bits, the same for every device.
@@ -73,9 +78,10 @@ impl<M: Memory> Nic<M> {
         &self.core.counters
     }
 
-    /// QPs that a device has.
-    pub fn open_qps(&self, device: usize) -> u32 {
-        self.core.qps.count(device)
+    /// QPs at the port of this place; a QP that was never told its port is at its device's first.
+    pub fn open_qps(&self, place: usize) -> usize {
+        let qps = &self.core.qps;
+        (0..qps.bound()).filter_map(|at| qps.get(at)).filter(|qp| qp.port == place).count()
     }
 
     /// The link, for sleeping and its counters.
@@ -90,14 +96,14 @@ impl<M: Memory> Nic<M> {
 
     // What `softnic ctl` asks for.
 
-    /// Whether a device's port is down.
-    pub fn port_is_down(&self, device: usize) -> bool {
-        self.core.is_down(device)
+    /// Whether the port at this place is down.
+    pub fn port_is_down(&self, place: usize) -> bool {
+        self.core.is_down(place)
     }
 
-    /// Takes a port down, or up again. The error is a sentence.
-    pub fn set_link(&mut self, device: usize, up: bool) -> Result<(), String> {
-        self.core.set_link(device, up)
+    /// Takes a port of a device, by its number, down, or up again. The error is a sentence.
+    pub fn set_link(&mut self, device: usize, port: u8, up: bool) -> Result<(), String> {
+        self.core.set_link(device, port, up)
     }
 
     /// What was changed so far, in the words of `softnic ctl`: 64 changes at most, while `ctl_changes` counts all.

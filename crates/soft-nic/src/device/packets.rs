@@ -47,7 +47,7 @@ impl<M: Memory> Core<M> {
     pub(super) fn transmit_packets(&mut self, link: &mut Link, qp: &mut Qp, route: Route) -> usize {
         let mut sent = 0;
         while sent < PACKETS_AT_ONCE
-            && self.shapers[qp.device].allows(self.now)
+            && self.shapers[qp.port].allows(self.now)
             && (self.faults.is_none() || self.keeps_pace())
             && link.has_wire_room(route.from)
         {
@@ -70,7 +70,7 @@ impl<M: Memory> Core<M> {
                     self.corrupted(qp.qpn, bytes.is_ok());
                 }
                 self.count_packet(
-                    qp.device,
+                    qp.port,
                     Some(route.to),
                     &bytes,
                     &outgoing.packet,
@@ -98,7 +98,7 @@ impl<M: Memory> Core<M> {
                 continue;
             }
             let to = Some(route.to);
-            self.count_packet(qp.device, to, &taken, &outgoing.packet, length, outgoing.retransmission);
+            self.count_packet(qp.port, to, &taken, &outgoing.packet, length, outgoing.retransmission);
         }
         sent
     }
@@ -161,23 +161,23 @@ impl<M: Memory> Core<M> {
         let (mut sent, to) = (0, Some(route.to));
         while sent < PACKETS_AT_ONCE {
             let late = self.now < qp.reply_not_before;
-            if late || !self.shapers[qp.device].allows(self.now) || !link.has_wire_room(route.from) {
+            if late || !self.shapers[qp.port].allows(self.now) || !link.has_wire_room(route.from) {
                 return (sent, true);
             }
             let Some(outgoing) = qp.responder.as_mut().and_then(|r| r.poll_packet()) else {
                 return (sent, false);
             };
             sent += 1;
-            if self.faults.is_some() && self.loses_answer(qp.device) {
+            if self.faults.is_some() && self.loses_answer(qp.port) {
                 let bytes = Ok(bytes_of(&outgoing.packet));
-                self.count_packet(qp.device, to, &bytes, &outgoing.packet, 0, false);
+                self.count_packet(qp.port, to, &bytes, &outgoing.packet, 0, false);
                 continue;
             }
             let Fragment { offset, length } = outgoing.packet.payload;
             let PayloadSource::Region(region) = outgoing.source else {
                 self.count_answer(&outgoing.packet);
                 let bytes = link.send_packet(route.from, route.to, &outgoing.packet, Icrc::Right, |_| Ok(()));
-                self.count_packet(qp.device, to, &bytes, &outgoing.packet, 0, false);
+                self.count_packet(qp.port, to, &bytes, &outgoing.packet, 0, false);
                 continue;
             };
             let at = Segment { addr: region.address.wrapping_add(offset.into()), len: length.into() };
@@ -186,7 +186,7 @@ impl<M: Memory> Core<M> {
                 match link.send_packet(route.from, route.to, &outgoing.packet, Icrc::Right, fill) {
                     Err(Unsent::Fault(_)) => Outcome::LocalFault,
                     bytes => {
-                        self.count_packet(qp.device, to, &bytes, &outgoing.packet, length, false);
+                        self.count_packet(qp.port, to, &bytes, &outgoing.packet, length, false);
                         continue;
                     }
                 }
@@ -226,7 +226,7 @@ impl<M: Memory> Core<M> {
 
     pub(super) fn count_packet(
         &mut self,
-        device: usize,
+        port: usize,
         to: Option<IpAddr>,
         taken: &Result<usize, Unsent>,
         packet: &Packet,
@@ -239,12 +239,15 @@ impl<M: Memory> Core<M> {
             return;
         };
         let wire = framing(to) + *bytes as u64;
-        self.shapers[device].spend(wire);
+        self.shapers[port].spend(wire);
         self.counters.wire_bytes_sent += wire;
+        self.port_counters[port].wire_bytes_sent += wire;
         if again {
             self.counters.retransmissions += 1;
         } else if packet.content.is_request() {
-            self.counters.messages_sent += u64::from(packet.content.position().ends());
+            let message = u64::from(packet.content.position().ends());
+            self.counters.messages_sent += message;
+            self.port_counters[port].messages_sent += message;
             self.counters.bytes_sent += u64::from(payload);
         }
     }
@@ -264,14 +267,15 @@ impl<M: Memory> Core<M> {
             return;
         };
         let stranger = |route: Option<Route>| route != Some(Route { from: at, to: from });
-        let is_at = |device: usize| self.devices[device].gids.iter().any(|e| ip_of(Gid(e.gid)) == Some(at));
-        if qp.service != ServiceType::Ud && stranger(qp.route) || !is_at(qp.device) {
+        let is_at = |port: usize| self.ports[port].gids.iter().any(|e| ip_of(Gid(e.gid)) == Some(at));
+        if qp.service != ServiceType::Ud && stranger(qp.route) || !is_at(qp.port) {
             self.counters.dropped_address += 1;
-        } else if self.faults.is_some() && self.is_down(qp.device) {
-            self.counters.dropped_port_down += 1;
+        } else if self.faults.is_some() && self.is_down(qp.port) {
+            self.drop_at_port(&qp);
         } else if !packet.content.is_request() {
             self.take_answer(&mut qp, packet, inbound);
         } else if qp.state.answers_requests() {
+            self.port_counters[qp.port].requests_received += 1;
             self.respond_to_packet(&mut qp, packet, inbound);
         } else {
             self.counters.dropped_qp_state += 1;

@@ -46,6 +46,8 @@ pub(super) struct Qp {
     pub user_handle: u64,
     pub qpn: u32,
     pub device: usize,
+    /// Place of its port among all ports: the first of its device until INIT names one.
+    pub port: usize,
     pub service: ServiceType,
     /// MTU of its port, verbs code: bounds a datagram, for which no path is ever set.
     pub port_mtu: u8,
@@ -156,6 +158,7 @@ impl Qp {
 impl<M: Memory> Core<M> {
     pub(super) fn create_qp(&mut self, id: ContextId, request: &CreateQp) -> Result<CreatedQp, CommandError> {
         let device = self.context(id)?.device;
+        let port = self.first_port(device);
         let pd = self.find_pd(id, request.pd)?;
         let send_cq = self.find_cq(id, request.send_cq)?;
         let recv_cq = self.find_cq(id, request.recv_cq)?;
@@ -179,8 +182,9 @@ impl<M: Memory> Core<M> {
             user_handle: request.user_handle,
             qpn,
             device,
+            port,
             service: request.service,
-            port_mtu: self.devices[device].mtu,
+            port_mtu: self.ports[port].mtu,
             pd,
             send_cq,
             recv_cq,

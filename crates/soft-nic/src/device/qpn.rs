@@ -94,11 +94,6 @@ impl Qps {
         self.numbers[device].get(index)?.checked_sub(1)
     }
 
-    /// QPs of a device.
-    pub(super) fn count(&self, device: usize) -> u32 {
-        self.counts.get(device).copied().unwrap_or(0)
-    }
-
     /// Gives a number to a new QP; numbers come back as late as possible. `None`: the device has `limit` QPs, or all are in use.
     pub(super) fn number(&mut self, device: usize, limit: u32, place: u32) -> Option<u32> {
         if self.counts[device] >= limit.min(MAX_QP) {

@@ -24,8 +24,8 @@ pub(super) struct Route {
 pub(super) enum Way {
     /// Nobody that we can reach has the address.
     Nowhere,
-    /// A process of this fabric, by its slot.
-    Shared(u8),
+    /// A process of this fabric, by its slot, and the port of its device that has the address.
+    Shared(u8, u8),
     /// Over the wire.
     Wire(Route),
 }
@@ -37,24 +37,25 @@ pub(super) struct Ways<'a> {
     pub path: LinkPath,
     /// Packets can leave.
     pub wire: bool,
-    /// All devices.
-    pub devices: &'a [DeviceConfig],
+    /// All ports.
+    pub ports: &'a [DeviceConfig],
 }
 
 impl Ways<'_> {
-    /// The way from a device's port to a queue at an address. `source` is the GID that the sender names as its own.
+    /// The way from a port, by its place, to a queue at an address. `source` is the GID that the sender names as its own.
     pub(super) fn to(
         &self,
-        device: usize,
+        port: usize,
         source: Option<&GidEntry>,
         dlid: u16,
         dgid: Option<&[u8; 16]>,
         qpn: u32,
     ) -> Way {
         if self.path != LinkPath::Wire
-            && let Some(reached) = ah::resolve(self.devices, device, dlid, dgid)
+            && let Some(reached) = ah::resolve(self.ports, port, dlid, dgid).and_then(|at| self.ports.get(at))
         {
-            return process_of(qpn, reached).map_or(Way::Nowhere, Way::Shared);
+            let slot = process_of(qpn, reached.index.into());
+            return slot.map_or(Way::Nowhere, |slot| Way::Shared(slot, reached.port));
         }
         let source = source.filter(|entry| self.wire && entry.kind == GidKind::RoceV2);
         let ends = source.and_then(|entry| ip_of(Gid(entry.gid))).zip(dgid.and_then(|gid| ip_of(Gid(*gid))));
@@ -83,7 +84,7 @@ mod tests {
         let qpn = 5 << 17 | 0x40;
         let route = |to: [u8; 4]| Way::Wire(Route { from: [10, 0, 0, 1].into(), to: to.into() });
         for (name, path, wire, source, dgid, wanted) in [
-            ("a process of this host", LinkPath::Auto, true, own, here, Way::Shared(5)),
+            ("a process of this host", LinkPath::Auto, true, own, here, Way::Shared(5, 1)),
             ("the same, forced", LinkPath::Wire, true, own, here, route([10, 0, 0, 1])),
             ("another host", LinkPath::Auto, true, own, there, route([10, 0, 0, 2])),
             ("another host without a wire", LinkPath::Shm, false, own, there, Way::Nowhere),
@@ -92,7 +93,7 @@ mod tests {
             ("to a link-local address", LinkPath::Wire, true, own, link_local.gid, Way::Nowhere),
             ("to the other family", LinkPath::Auto, true, own, six, Way::Nowhere),
         ] {
-            let ways = Ways { path, wire, devices: &devices };
+            let ways = Ways { path, wire, ports: &devices };
             assert_eq!(ways.to(0, Some(&source), 0, Some(&dgid), qpn), wanted, "{name}");
         }
     }

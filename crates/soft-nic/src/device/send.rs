@@ -249,7 +249,7 @@ impl<M: Memory> Core<M> {
             let next = match qp.sq.partial.take() {
                 Some(rest) => Some(rest),
                 // Polled counts as sent for the transport; what the link has no room for waits as a part of nothing.
-                None if self.shapers[qp.device].allows(self.now)
+                None if self.shapers[qp.port].allows(self.now)
                     && (self.faults.is_none() || self.keeps_pace()) =>
                 {
                     qp.requester.as_mut().and_then(|requester| requester.poll_transmit(self.now))
@@ -271,7 +271,7 @@ impl<M: Memory> Core<M> {
     /// Gives a message to the link. False: only a part was taken.
     fn send(&mut self, link: &mut Link, qp: &mut Qp, transmit: Transmit) -> bool {
         let Some(place) = qp.sq.find(transmit.ticket) else { return true };
-        let (device, mtu) = (qp.device, qp.mtu_bytes());
+        let (port, mtu) = (qp.port, qp.mtu_bytes());
         let request = &mut *qp.sq.outstanding[place];
         let mut fail = || {
             if let Some(requester) = &mut qp.requester {
@@ -293,7 +293,7 @@ impl<M: Memory> Core<M> {
         }
         let Some(to) = request.to else {
             // Nobody has that address: lost on the way.
-            self.count_sent(device, mtu, &request.request, transmit);
+            self.count_sent(port, mtu, &request.request, transmit);
             self.counters.lost_unreachable += 1;
             return self.sent(qp, transmit.ticket, None);
         };
@@ -312,7 +312,7 @@ impl<M: Memory> Core<M> {
         match outcome {
             Ok(sent) => {
                 if request.carried == 0 {
-                    self.count_sent(device, mtu, &request.request, transmit);
+                    self.count_sent(port, mtu, &request.request, transmit);
                 }
                 qp.sq.last_sent = Some(sent.position);
                 if sent.loan.is_some() {
@@ -326,7 +326,7 @@ impl<M: Memory> Core<M> {
             Err(SendError::Full) => false,
             Err(SendError::NoPeer(_)) => {
                 request.carried = 0;
-                self.count_sent(device, mtu, &request.request, transmit);
+                self.count_sent(port, mtu, &request.request, transmit);
                 self.counters.lost_unreachable += 1;
                 self.sent(qp, transmit.ticket, None)
             }
@@ -346,7 +346,7 @@ impl<M: Memory> Core<M> {
         route: Route,
         transmit: Transmit,
     ) -> bool {
-        match self.send_datagram(link, qp.device, &qp.sq.outstanding[place], route, transmit) {
+        match self.send_datagram(link, qp.port, &qp.sq.outstanding[place], route, transmit) {
             Err(Unsent::Full) => return false,
             Err(Unsent::Fault(_)) => {
                 if let Some(requester) = &mut qp.requester {
@@ -366,15 +366,17 @@ impl<M: Memory> Core<M> {
     }
 
     #[inline(always)]
-    pub(super) fn count_sent(&mut self, device: usize, mtu: u32, request: &Request, transmit: Transmit) {
-        let (layer, length) = (self.devices[device].link_layer, request.length);
+    pub(super) fn count_sent(&mut self, port: usize, mtu: u32, request: &Request, transmit: Transmit) {
+        let (layer, length) = (self.ports[port].link_layer, request.length);
         let wire = wire::request_bytes(layer, request.service, request.opcode, length, mtu);
-        self.shapers[device].spend(wire);
+        self.shapers[port].spend(wire);
         self.counters.wire_bytes_sent += wire;
+        self.port_counters[port].wire_bytes_sent += wire;
         if transmit.retransmission {
             self.counters.retransmissions += 1;
         } else {
             self.counters.messages_sent += 1;
+            self.port_counters[port].messages_sent += 1;
             self.counters.bytes_sent += if request.opcode.carries_payload() { u64::from(length) } else { 0 };
         }
     }

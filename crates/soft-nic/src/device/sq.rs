@@ -240,7 +240,7 @@ impl<M: Memory> Core<M> {
         out.opcode = bytes[3];
         let checks = Checks {
             regions: &self.regions,
-            ways: Ways { path: self.options.path, wire: self.options.wire, devices: &self.devices },
+            ways: Ways { path: self.options.path, wire: self.options.wire, ports: &self.ports },
             max_message_bytes: self.capabilities.max_message_bytes,
         };
         if let Err(status) = read.and_then(|len| checks.parse(qp, &bytes[..len], &mut out)) {
@@ -313,7 +313,7 @@ impl Checks<'_> {
             (out.to, out.route) = (qp.peer, None);
             return;
         };
-        let device = &self.ways.devices[qp.device];
+        let device = &self.ways.ports[qp.port];
         let roce = device.link_layer == LinkLayer::Roce;
         let grh = roce || vector.grh;
         let (dlid, dgid) = (if roce { 0 } else { vector.lid_or_udp_port }, grh.then_some(&vector.gid));
@@ -329,14 +329,18 @@ impl Checks<'_> {
             traffic_class: vector.traffic_class,
             hop_limit: vector.hop_limit,
             grh,
+            to_port: 0,
         };
         out.request.dst_qpn = vector.destination_qpn;
         // A Q_Key with its top bit set means: use the QP's own (IBTA).
         let own = vector.qkey & 1 << 31 != 0;
         out.request.qkey = if own { qp.attributes.qkey } else { vector.qkey };
-        (out.to, out.route) = match self.ways.to(qp.device, source, dlid, dgid, vector.destination_qpn) {
+        (out.to, out.route) = match self.ways.to(qp.port, source, dlid, dgid, vector.destination_qpn) {
             Way::Nowhere => (None, None),
-            Way::Shared(slot) => (Some(slot), None),
+            Way::Shared(slot, port) => {
+                out.path.to_port = port;
+                (Some(slot), None)
+            }
             Way::Wire(route) => (None, Some(route)),
         };
     }

@@ -99,6 +99,8 @@ pub struct Inbound<'a> {
     pub message: &'a Message,
     /// Where a datagram came from; `None` for connected services.
     pub path: Option<PathAddress>,
+    /// The port, from 1, of our device that its address names; packets of a wire name an address, and none here.
+    pub to_port: Option<u8>,
     pub(super) body: Body<'a>,
     /// Bytes of payload.
     pub(super) len: u32,

@@ -96,6 +96,8 @@ pub struct PathAddress {
     pub hop_limit: u8,
     /// Whether a GRH is present.
     pub grh: bool,
+    /// The port of the receiver's device that has the destination address. Only the record says so, and only «not the first».
+    pub to_port: u8,
 }
 
 impl PathAddress {

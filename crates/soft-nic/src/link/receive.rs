@@ -93,6 +93,7 @@ impl Link {
                 handler(&mut Inbound {
                     message: &message,
                     path: datagram.then(|| PathAddress::of_wire(from, at)),
+                    to_port: None,
                     body: Body::Here(payload),
                     len: payload.len() as u32,
                     host,
@@ -176,6 +177,7 @@ impl Link {
             let mut inbound = Inbound {
                 message: &message,
                 path,
+                to_port: Some(if record::is_to_second_port(record.words[0]) { 2 } else { 1 }),
                 body: Body::Record { form, ring, payload_at, segments: &self.segments, memory },
                 len,
                 host: &self.host,

@@ -25,7 +25,7 @@ use super::loan::LOAN_WORDS;
 use crate::dma::Segment;
 
 /// Version of records and channels; another one is refused at attach.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Words of a request's header.
 pub const REQUEST_WORDS: usize = 8;
 /// Words of a reply's header.
@@ -51,7 +51,8 @@ mod flag {
     pub const INLINE: u8 = 8;
     pub const SEGMENTS: u8 = 16;
     pub const LAST: u8 = 32;
-    pub const REQUEST_ALL: u8 = SOLICITED | ACK_REQUESTED | PATH | INLINE | SEGMENTS;
+    pub const SECOND_PORT: u8 = 64;
+    pub const REQUEST_ALL: u8 = SOLICITED | ACK_REQUESTED | PATH | INLINE | SEGMENTS | SECOND_PORT;
     pub const REPLY_ALL: u8 = INLINE | SEGMENTS | LAST;
 }
 
@@ -208,6 +209,16 @@ pub fn encode_reply(reply: &Reply, offset: u32, len: u32, form: Form, last: bool
     ]
 }
 
+/// First word of a request whose destination address is that of the second port of the receiver's device.
+pub fn to_second_port(word0: u64) -> u64 {
+    word0 | u64::from(flag::SECOND_PORT) << 48
+}
+
+/// Whether that is so; of a request's first word, checked.
+pub fn is_to_second_port(word0: u64) -> bool {
+    word0 >> 48 & u64::from(flag::SECOND_PORT) != 0
+}
+
 /// Words of a segment.
 pub fn encode_segment(segment: Segment) -> [u64; 2] {
     [segment.addr, segment.len]
@@ -250,6 +261,7 @@ pub fn decode_path(words: [u64; PATH_WORDS]) -> PathAddress {
         traffic_class,
         hop_limit,
         grh: grh & 1 != 0,
+        to_port: 0,
     }
 }
 
@@ -487,6 +499,7 @@ mod tests {
             traffic_class: 0xe0,
             hop_limit: 64,
             grh: true,
+            to_port: 0,
         };
         assert_eq!(decode_path(encode_path(&sent)), sent);
         assert_eq!(decode_path(encode_path(&PathAddress::default())), PathAddress::default());

@@ -12,7 +12,7 @@ use crate::dma::{RingMemory, Segment, Segments, can_be_lent, total};
 impl Link {
     /// Sends a request, or the fragment of it that `request.fragment` names.
     ///
-    /// `path` travels with datagrams. `payload` is always the whole message's; the fragment's offset counts in it. When
+    /// `path` travels with datagrams; of others its port alone. `payload` is always the whole message's; the fragment's offset counts in it. When
     /// payloads must be staged, fewer bytes than asked for may be `carried`: the rest is another call.
     ///
     /// Errors: see [`SendError`].
@@ -65,7 +65,11 @@ impl Link {
         } else {
             None
         };
-        ring.store(at, record::encode_request(request, form));
+        let mut words = record::encode_request(request, form);
+        if path.to_port > 1 {
+            words[0] = record::to_second_port(words[0]);
+        }
+        ring.store(at, words);
         if record::carries_path(request) {
             ring.store(at + 8 * record::REQUEST_WORDS as u64, record::encode_path(path));
         }

@@ -272,7 +272,7 @@ impl<M: Memory> Driver<M> {
 
     /// Address of a QPN on the first device, on either link layer.
     pub fn address(&self) -> AddressVector {
-        let device = &self.nic.devices()[0];
+        let device = &self.nic.ports()[0];
         match device.link_layer {
             LinkLayer::Ib => AddressVector { dlid: device.lid, port: 1, ..AddressVector::default() },
             LinkLayer::Roce => {

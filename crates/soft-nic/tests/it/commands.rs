@@ -238,8 +238,8 @@ fn address_handles_know_the_mac_of_who_is_on_the_fabric() {
         c.devices = 2;
     });
     let mut driver = Driver::new(setup);
-    let gid = driver.nic.devices()[1].gids[3].gid;
-    let mac = driver.nic.devices()[1].mac;
+    let gid = driver.nic.ports()[1].gids[3].gid;
+    let mac = driver.nic.ports()[1].mac;
     let vector = AddressVector { dgid: Some(gid), sgid_index: 3, port: 1, ..AddressVector::default() };
     let (context, pd) = (driver.context, driver.pd);
     assert_eq!(driver.nic.create_ah(context, pd, &vector).map(|ah| ah.dmac), Ok(mac));

@@ -130,7 +130,7 @@ fn an_unreliable_message_completes_while_a_port_is_down_and_does_not_arrive() {
             let request = two.send(service, len);
             let down = |two: &mut Two, up| {
                 let side = if on_left { &mut two.left } else { &mut two.right };
-                side.nic.set_link(0, up).expect("device 0");
+                side.nic.set_link(0, 1, up).expect("device 0");
             };
             down(&mut two, false);
             two.from.fill(0, len as usize, 1);
@@ -164,7 +164,7 @@ fn a_reliable_message_waits_for_the_port_as_long_as_it_has_retries() {
         let mut two = Two::new(&format!("down-rc-{on_left}"), ServiceType::Rc, by);
         let down = |two: &mut Two, up| {
             let side = if on_left { &mut two.left } else { &mut two.right };
-            side.nic.set_link(0, up).expect("device 0");
+            side.nic.set_link(0, 1, up).expect("device 0");
         };
         let write = WorkRequest::write(&two.from, 0, 3000, &two.to, 0);
         let bytes = two.from.fill(0, 3000, 9);
@@ -198,11 +198,11 @@ fn a_reply_that_arrives_while_the_port_is_down_is_lost_too() {
     two.rounds(100);
     assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
     two.left.post(two.a, &write).poll();
-    two.left.nic.set_link(0, false).expect("device 0");
+    two.left.nic.set_link(0, 1, false).expect("device 0");
     two.rounds(100);
     assert_eq!((sent(&mut two.left, two.a), two.count(true, "dropped_port_down")), (None, 1));
     assert_eq!(two.count(false, "messages_received"), 2, "the request had left");
-    two.left.nic.set_link(0, true).expect("device 0");
+    two.left.nic.set_link(0, 1, true).expect("device 0");
     two.pass(5 * TIMEOUT_NS);
     assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
     assert_eq!((two.count(false, "messages_received"), two.count(false, "duplicates")), (2, 1));
@@ -219,10 +219,10 @@ fn a_reply_that_leaves_while_the_port_is_down_is_lost_too() {
         two.left.post(two.a, &read);
         two.pass(MS);
         assert_eq!(two.count(false, "injected_read_delays"), 1, "the READ is there, and not answered");
-        two.right.nic.set_link(0, false).expect("device 0");
+        two.right.nic.set_link(0, 1, false).expect("device 0");
         two.pass(2 * MS);
         assert_eq!((sent(&mut two.left, two.a), two.count(false, "lost_port_down")), (None, 1));
-        two.right.nic.set_link(0, true).expect("device 0");
+        two.right.nic.set_link(0, 1, true).expect("device 0");
         two.pass(5 * TIMEOUT_NS);
         assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
         assert_eq!(two.from.block.bytes(0, 64), bytes);
@@ -233,17 +233,17 @@ fn a_reply_that_leaves_while_the_port_is_down_is_lost_too() {
 #[test]
 fn one_port_is_down_and_another_is_not() {
     let mut driver = Driver::new(Setup::new("ports").with(|c| c.devices = 2));
-    driver.nic.set_link(1, false).expect("device 1");
+    driver.nic.set_link(1, 1, false).expect("device 1");
     assert_eq!([0, 1].map(|device| driver.nic.port_is_down(device)), [false, true]);
     let (a, _) = driver.pair(QpShape::default());
     let region = driver.region(64, ALL);
     driver.post(a, &WorkRequest::write(&region, 0, 8, &region, 8)).settle();
     assert_eq!(sent(&mut driver, a), Some(Ok(())));
     assert_eq!(driver.sinks.take_events(), [], "a context of another device hears nothing");
-    assert!(driver.nic.set_link(2, false).is_err_and(|why| why.contains("mlx5_2")));
-    driver.nic.set_link(0, true).expect("it is up");
-    driver.nic.set_link(0, false).expect("device 0");
-    driver.nic.set_link(0, false).expect("device 0");
+    assert!(driver.nic.set_link(2, 1, false).is_err_and(|why| why.contains("mlx5_2")));
+    driver.nic.set_link(0, 1, true).expect("it is up");
+    driver.nic.set_link(0, 1, false).expect("device 0");
+    driver.nic.set_link(0, 1, false).expect("device 0");
     let events: Vec<_> =
         driver.sinks.take_events().into_iter().map(|event| (event.element, event.kind)).collect();
     assert_eq!(events, [(1, 10)], "IBV_EVENT_PORT_ERR of port 1, once");

@@ -17,7 +17,7 @@ use crate::operations::ALL;
 
 fn driver_of(model: Model, what: &str) -> Driver<Host> {
     let driver = Driver::new(Setup::new(&format!("{what}-{model}")).with(|c| c.model = model));
-    assert_eq!(driver.nic.devices()[0].model, model, "the model asked for");
+    assert_eq!(driver.nic.ports()[0].model, model, "the model asked for");
     driver
 }
 
@@ -124,7 +124,7 @@ fn attributes_of_a_qp_reach_the_limits_that_the_model_shows() {
         let rts = any(&[A::STATE, A::SQ_PSN, A::TIMEOUT, A::RETRY_CNT, A::RNR_RETRY, A::MAX_QP_RD_ATOMIC]);
         let (pkeys, responder) = (limits.max_pkeys, limits.max_qp_rd_atom as u8);
         let initiator = limits.max_qp_init_rd_atom as u8;
-        let mtu = driver.nic.devices()[0].mtu;
+        let mtu = driver.nic.ports()[0].mtu;
         for (name, above, at) in [
             (
                 "P_Key index",

@@ -16,6 +16,7 @@ mod order;
 #[path = "../../../roce/tests/it/pcap.rs"]
 #[allow(dead_code, reason = "the packets alone are used here")]
 mod pcap;
+mod ports;
 mod queues;
 mod read_once;
 mod shared_receive;

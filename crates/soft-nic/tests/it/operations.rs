@@ -275,7 +275,7 @@ fn regions_may_have_addresses_of_their_own() {
 
 pub fn vector(driver: &Driver<soft_nic::dma::Host>, to: QpId, qkey: u32) -> AddressVector {
     let address = driver.address();
-    let roce = driver.nic.devices()[0].link_layer == LinkLayer::Roce;
+    let roce = driver.nic.ports()[0].link_layer == LinkLayer::Roce;
     AddressVector {
         qkey,
         destination_qpn: driver.qp(to).qpn,

@@ -19,14 +19,15 @@ pub(super) fn answer(server: &Server<Nic<Host>>, request: &Request) -> Answer {
     let mut nic = server.nic.command().map_err(|error| error.reason)?;
     let done = |()| Vec::new();
     match request {
-        Request::Link { device, up } => nic.set_link(usize::from(*device), *up).map(done),
+        Request::Link { device, port, up } => nic.set_link(usize::from(*device), *port, *up).map(done),
         Request::Set(settings) => nic.set(settings).map(done),
         Request::Inject(injection) => nic.inject(*injection).map(done),
         Request::Capture { .. } => Err("a capture is more than one answer".to_owned()),
         Request::Status => Ok(status(&mut nic)),
         Request::Counters => {
             let counters = process::counters(server, &mut nic);
-            Ok(counters.into_iter().map(|(name, value)| (name.to_owned(), value.to_string())).collect())
+            let whole = counters.into_iter().map(|(name, value)| (name.to_owned(), value.to_string()));
+            Ok(whole.chain(by_port(&nic)).collect())
         }
     }
 }
@@ -40,14 +41,35 @@ pub(super) fn begin_capture(server: &Server<Nic<Host>>, packets: u64) -> Result<
     nic.link().begin_capture(now, since_1970.as_nanos() as u64, packets)
 }
 
-/// A line for each device: `mlx5_0 active 3`, its port's state and its QPs; where what leaves is delayed, ` delay=2ms` behind it.
+/// Name of the port at a place: `mlx5_0`, and `mlx5_0/2` where devices have more than one.
+fn port_name(nic: &Nic<Host>, place: usize) -> String {
+    let (ports, port) = (nic.ports(), &nic.ports()[place]);
+    if ports.iter().any(|other| other.port > 1) {
+        format!("mlx5_{}/{}", port.index, port.port)
+    } else {
+        format!("mlx5_{}", port.index)
+    }
+}
+
+/// A line for each port: `mlx5_0 active 3`, its state and its QPs; where what leaves is delayed, ` delay=2ms` behind it.
 fn status(nic: &mut Nic<Host>) -> Vec<(String, String)> {
     let delay = match nic.link().delay_ns() {
         0 => String::new(),
         ns => format!(" delay={}", Span(ns)),
     };
-    let port = |index| if nic.port_is_down(index) { "down" } else { "active" };
+    let nic = &*nic;
+    let state = |place| if nic.port_is_down(place) { "down" } else { "active" };
     let line =
-        |index: usize| (format!("mlx5_{index}"), format!("{} {}{delay}", port(index), nic.open_qps(index)));
-    (0..nic.devices().len()).map(line).collect()
+        |place: usize| (port_name(nic, place), format!("{} {}{delay}", state(place), nic.open_qps(place)));
+    (0..nic.ports().len()).map(line).collect()
+}
+
+/// What each port carried, where there are several: `mlx5_0/2.messages_sent`. Of an only one the NIC's own counters say it.
+fn by_port(nic: &Nic<Host>) -> Vec<(String, String)> {
+    let of_port = |place: usize| {
+        let name = port_name(nic, place);
+        nic.port_counters(place).fields().map(|(what, value)| (format!("{name}.{what}"), value.to_string()))
+    };
+    let ports = nic.ports().len();
+    if ports > 1 { (0..ports).flat_map(of_port).collect() } else { Vec::new() }
 }

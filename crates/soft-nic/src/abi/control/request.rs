@@ -17,6 +17,8 @@ pub enum Request {
     Link {
         /// Index of the device.
         device: u8,
+        /// Number of its port, from 1.
+        port: u8,
         /// Up.
         up: bool,
     },
@@ -39,7 +41,11 @@ impl Request {
             ["status"] => Ok(Request::Status),
             ["counters"] => Ok(Request::Counters),
             ["link", device, state @ ("up" | "down")] => {
-                Ok(Request::Link { device: device_index(device)?, up: state == "up" })
+                Ok(Request::Link { device: device_index(device)?, port: 1, up: state == "up" })
+            }
+            ["link", device, state @ ("up" | "down"), port] => {
+                let (device, port) = (device_index(device)?, value_of(port, "port")?);
+                Ok(Request::Link { device, port, up: state == "up" })
             }
             ["set", ref values @ ..] if !values.is_empty() => settings(values).map(Request::Set),
             ["inject", ref words @ ..] => injection(words).map(Request::Inject),
@@ -129,8 +135,9 @@ impl fmt::Display for Request {
         match self {
             Request::Status => f.write_str("status"),
             Request::Counters => f.write_str("counters"),
-            Request::Link { device, up } => {
-                write!(f, "link mlx5_{device} {}", if *up { "up" } else { "down" })
+            Request::Link { device, port, up } => {
+                write!(f, "link mlx5_{device} {}", if *up { "up" } else { "down" })?;
+                if *port == 1 { Ok(()) } else { write!(f, " port={port}") }
             }
             Request::Set(settings) => write!(f, "set {settings}"),
             Request::Inject(injection) => write!(f, "inject {injection}"),
@@ -156,6 +163,7 @@ mod tests {
             "counters",
             "link mlx5_0 down",
             "link mlx5_7 up",
+            "link mlx5_0 up port=2",
             "set loss=0.01 seed=18446744073709551615 delay=250us rate-gbps=2.5 messages-per-second=1000",
             "set delay=0",
             "set rate-gbps=none",
@@ -190,6 +198,8 @@ mod tests {
             "link mlx5_8 down",
             "link eth0 down",
             "link mlx5_0 sideways",
+            "link mlx5_0 up 2",
+            "link mlx5_0 up port=256",
             "set",
             "set loss",
             "set loss=much",

@@ -385,6 +385,6 @@ pub fn address_vector(device: &DeviceConfig, path: &Path) -> [u8; ah::SIZE] {
         .u8(ah::TRAFFIC_CLASS, path.traffic_class)
         .u8(ah::SL, path.service_level)
         .u8(ah::IS_GLOBAL, 1)
-        .u8(ah::PORT_NUM, 1)
+        .u8(ah::PORT_NUM, device.port)
         .finish()
 }

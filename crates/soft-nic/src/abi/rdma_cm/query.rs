@@ -91,8 +91,8 @@ pub fn route(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
             .bytes(at::NODE_GUID, &device.guid.to_be_bytes())
             .bytes(at::IB_ROUTE, &path.finish())
             .u32(at::NUM_PATHS, u32::from(has_route(id)))
-            .u8(at::PORT_NUM, 1)
-            .u32(at::IBDEV_INDEX, id.device.unwrap_or(0) as u32);
+            .u8(at::PORT_NUM, device.port)
+            .u32(at::IBDEV_INDEX, device.index.into());
     }
     call.respond(around.memory, response, &answer.finish())
 }
@@ -122,9 +122,9 @@ fn addresses(ids: &Ids, id: &Id, as_gids: bool) -> [u8; ucm_query_addr_resp::SIZ
     if let Some(device) = device(ids, id) {
         answer = answer
             .bytes(at::NODE_GUID, &device.guid.to_be_bytes())
-            .u8(at::PORT_NUM, 1)
+            .u8(at::PORT_NUM, device.port)
             .bytes(at::PKEY, &PKEY.to_be_bytes())
-            .u32(at::IBDEV_INDEX, id.device.unwrap_or(0) as u32);
+            .u32(at::IBDEV_INDEX, device.index.into());
     }
     if as_gids {
         let (source, destination) = gids(id);
@@ -192,7 +192,7 @@ pub fn init_qp_attr(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<(
     let Some(id) = ids.ids.get(&number) else { return Ok(()) };
     let answer = match id.connection {
         Some(connection) if id.qp_type != qp_type::UD => connected(ids, id, connection, state)?,
-        _ => unconnected(id)?,
+        _ => unconnected(id, device(ids, id).map_or(1, |device| device.port))?,
     };
     call.respond(around.memory, response, &answer.u32(at::STATE, state).finish())
 }
@@ -200,10 +200,10 @@ pub fn init_qp_attr(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<(
 type Attributes = Writer<{ uverbs_qp_attr::SIZE }>;
 
 /// Before there is a connection, and for datagrams: what INIT takes.
-fn unconnected(id: &Id) -> Answer<Attributes> {
+fn unconnected(id: &Id, port: u8) -> Answer<Attributes> {
     use uverbs_qp_attr as at;
     let common = mask::STATE | mask::PKEY_INDEX | mask::PORT;
-    let attributes = Writer::new().u8(at::PORT_NUM, 1);
+    let attributes = Writer::new().u8(at::PORT_NUM, port);
     if id.qp_type != qp_type::UD {
         return Ok(attributes.u32(at::MASK, common | mask::ACCESS_FLAGS));
     }
@@ -244,7 +244,7 @@ fn connected(ids: &Ids, id: &Id, connection: ConnectionId, state: u32) -> Answer
             Ok(Writer::new()
                 .u32(at::MASK, mask::STATE | mask::ACCESS_FLAGS | mask::PKEY_INDEX | mask::PORT)
                 .u32(at::ACCESS_FLAGS, ACCESS[usize::from(known.responder_resources > 0)])
-                .u8(at::PORT_NUM, 1))
+                .u8(at::PORT_NUM, device.port))
         }
         // RTR
         2 if goes_on => {

@@ -634,6 +634,44 @@ fn what_the_device_lacks_is_refused_as_a_kernel_refuses_it_and_counted() {
     assert!(refused.contains(&("write command 0x99".to_owned(), 1)), "{refused:?}");
 }
 
+/// What libmlx5 and its users try first; by these errnos they know to do without (`ibv_query_gid_ex`, UCX, gpunetio).
+#[test]
+fn devx_and_unknown_methods_are_refused_so_that_callers_fall_back() {
+    let mut bench = Bench::open(&Config::default());
+    let absent = [
+        ("DEVX", 0x1000, 4),
+        ("DEVX_OBJ", 0x1001, 5),
+        ("DEVX_UMEM", 0x1002, 2),
+        ("FLOW_MATCHER", 0x1003, 3),
+        ("DEVX_ASYNC_CMD_FD", 0x1004, 1),
+        ("DEVX_ASYNC_EVENT_FD", 0x1005, 1),
+        ("VAR", 0x1006, 2),
+        ("PP", 0x1007, 2),
+        ("STEERING_ANCHOR", 0x1009, 2),
+    ];
+    for (name, object, methods) in absent {
+        for method in 0x1000..0x1000 + methods {
+            let refused = Call::new(object, method).input(0x1001, &[0; 16]).run(&mut bench);
+            assert_eq!(refused, Err(libc::EOPNOTSUPP), "{name}.{method:#x}");
+        }
+    }
+    let unknown = [
+        ("DEVICE.QUERY_PORT_SPEED", 0, 8),
+        ("MR.DM_MR_REG", 7, 0),
+        ("MR.ADVISE", 7, 2),
+        ("MR.QUERY", 7, 3),
+        ("MR.REG_MR", 7, 5),
+        ("PD of mlx5's own", 1, 0x1000),
+        ("an object of a later kernel", 18, 0),
+        ("an object of mlx5's of a later kernel", 0x1010, 0x1000),
+        ("nothing at all", 0xffff, 0xffff),
+    ];
+    for (name, object, method) in unknown {
+        assert_eq!(Call::new(object, method).run(&mut bench), Err(libc::EPROTONOSUPPORT), "{name}");
+    }
+    assert_eq!(bench.asked(), [] as [&str; 0]);
+}
+
 #[test]
 fn closing_closes_the_context_and_its_event_files() {
     use std::io::Read;

@@ -297,7 +297,7 @@ impl Commands {
     }
 
     fn states(&mut self, rng: &mut Rng, tally: &mut Tally) {
-        let right = self.driver.attributes(self.driver.nic.devices()[0].lid.into());
+        let right = self.driver.attributes(self.driver.nic.ports()[0].lid.into());
         let request = ModifyQp {
             mask: if rng.one_in(2) { rng.next() as u32 } else { rng.next() as u32 & 0x1f_ffff },
             state: rng.below(8) as u8,
