@@ -110,6 +110,8 @@ counters! {
     dropped_transport,
     /// Replies for a QP that does not wait for one.
     dropped_replies,
+    /// Packets of the wire that the transport took: requests that it executed or answered, answers that it waited for.
+    packets_taken,
     /// Register writes seen.
     doorbells_taken,
     /// Times that send queues were executed by their record alone, because they share a register.

@@ -289,7 +289,9 @@ impl<M: Memory> Core<M> {
         self.with_responder(qp, |core, qp| {
             let Some((responder, mut resources)) = core.responder_of(qp) else { return };
             let executed = responder.counters().messages;
-            match responder.handle_packet(packet, &mut resources) {
+            let verdict = responder.handle_packet(packet, &mut resources);
+            let is_taken = !matches!(verdict, Verdict::Dropped(_));
+            match verdict {
                 // The engine sends a READ's answer by itself, and counts the first time that it does.
                 Verdict::Execute(Work::Read { .. }) | Verdict::Answered => {
                     if let Content::ReadRequest(reth) = packet.content
@@ -307,6 +309,7 @@ impl<M: Memory> Core<M> {
                 }
                 Verdict::Dropped(reason) => core.count_dropped(reason),
             }
+            core.counters.packets_taken += u64::from(is_taken);
             if core.faults.is_some() && matches!(packet.content, Content::ReadRequest(_)) {
                 qp.reply_not_before = qp.reply_not_before.max(core.answer_not_before(qp.qpn));
             }
@@ -322,9 +325,12 @@ impl<M: Memory> Core<M> {
             self.counters.dropped_replies += 1;
             return;
         };
-        match take_reply_packet(requester, qp.qpn, self.now, packet) {
+        let arrival = take_reply_packet(requester, qp.qpn, self.now, packet);
+        let ignored = matches!(arrival, Arrival::Reply(ReplyVerdict::Ignored));
+        self.counters.packets_taken += u64::from(!ignored);
+        self.counters.dropped_replies += u64::from(ignored);
+        match arrival {
             Arrival::Place(placement) => self.place_read(qp, placement, inbound),
-            Arrival::Reply(ReplyVerdict::Ignored) => self.counters.dropped_replies += 1,
             Arrival::Reply(_) | Arrival::Request(_) => {}
         }
         self.drain_completions(qp);

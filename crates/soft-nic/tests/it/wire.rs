@@ -22,6 +22,9 @@ const PACKETS: u32 = 40_000;
 const BLOCK: usize = 3 << 14;
 const GRANTED: u64 = 1 << 14;
 
+/// What forged READ responses bring, and nothing else.
+const FORGED: u8 = 0xc3;
+
 /// What an attacker knows of a queue: everything.
 struct Target {
     qpn: u32,
@@ -102,8 +105,49 @@ impl Attacker {
         bytes
     }
 
+    /// An answer to a requester that waits for some: acknowledgements and NAKs of every kind, READ responses of any length and
+    /// position, atomic answers; with PSNs that are nearly right, or from nowhere; for a wrong queue, or cut off.
+    fn answer(&mut self, qpn: u32, next: Psn) -> Vec<u8> {
+        let rng = &mut self.rng;
+        // ACK twice, the atomic's, and READ responses first, middle, last and only.
+        let opcode = rng.pick(&[0x11, 0x11, 0x12, 0x0d, 0x0e, 0x0f, 0x10]);
+        let opcode = PacketOpcode::from_u8(opcode).expect("opcodes of RC");
+        let psn = match rng.below(6) {
+            0 => Psn::new(rng.below(1 << 24) as u32),
+            1 => next.plus(rng.below(5) as u32),
+            _ => next.minus(1 + rng.below(12) as u32),
+        };
+        // An acknowledgement with credits, an RNR NAK, one of the five NAKs, or anything.
+        let syndrome = match rng.below(8) {
+            0..4 => rng.below(32),
+            4 => 0x20 | rng.below(32),
+            5 => 0x60 | rng.below(5),
+            _ => rng.below(256),
+        };
+        let aeth = Aeth { syndrome: Syndrome::from_u8(syndrome as u8), msn: rng.below(1 << 24) as u32 };
+        let extended = match opcode.headers() {
+            HeaderSet::Aeth => Extended::Aeth(aeth),
+            HeaderSet::AethAtomicAck => {
+                Extended::AethAtomicAck(aeth, roce::wire::AtomicAckEth { original: 0x5a5a })
+            }
+            _ => Extended::Nothing,
+        };
+        let carries = opcode.kind().carries_payload();
+        let length = if carries { rng.pick(&[0, 1, 8, 952, 1023, 1024, 1024, 1024, 4096]) } else { 0 };
+        let payload = vec![FORGED; length];
+        let qpn = if rng.one_in(20) { rng.below(1 << 24) as u32 } else { qpn };
+        let mut bytes = Vec::new();
+        let packet = Packet { bth: Bth::new(opcode, qpn, psn), extended, payload: &payload };
+        packet.append_to(&mut bytes).expect("well-formed");
+        if rng.one_in(20) {
+            // In the middle of the AETH, or anywhere.
+            bytes.truncate(if rng.one_in(2) { 14 } else { rng.below(bytes.len() as u64) as usize });
+        }
+        bytes
+    }
+
     /// Sends it with the ICRC that belongs to it.
-    fn send(&mut self, mut bytes: Vec<u8>) {
+    fn send(&mut self, mut bytes: Vec<u8>) -> bool {
         let source_port = self.socket.local_addr().expect("bound").port();
         let gid = Gid::from_ipv4(self.at.octets());
         let udp =
@@ -111,8 +155,8 @@ impl Attacker {
         let ip = IpHeader::between(gid, gid, udp.bytes).expect("IPv4");
         let icrc = icrc::compute(&ip, &udp, &bytes).unwrap_or(0);
         bytes.extend(icrc::stored(icrc));
-        // A socket that is full loses it, as a network does.
-        let _ = self.socket.send_to(&bytes, (IpAddr::V4(self.at), 4791));
+        // A socket that is full loses it, as a network does: it does not count.
+        self.socket.send_to(&bytes, (IpAddr::V4(self.at), 4791)).is_ok()
     }
 }
 
@@ -166,12 +210,17 @@ fn a_hostile_network_reaches_nothing_that_was_not_granted() {
     let mut attacker = Attacker { socket, at, rng: Rng::new(7) };
     let block = soft_nic::testing::Block::new(BLOCK);
     let region = driver.register(&block, GRANTED, block.address() + 7 * GRANTED, ALL).expect("memory");
+    // Where the requester wants its answers.
+    let own_block = soft_nic::testing::Block::new(BLOCK);
+    let own = driver.register(&own_block, GRANTED, own_block.address(), ALL).expect("memory");
+    own_block.write(0, &[0x5a; BLOCK]);
     let outside = |block: &soft_nic::testing::Block| {
         block.bytes(GRANTED as usize, BLOCK - GRANTED as usize).iter().all(|byte| *byte == 0x5a)
     };
     block.write(0, &[0x5a; BLOCK]);
     let (a, b) = driver.pair(QpShape::default());
-    let (mut sent, mut connections) = (0, 1u32);
+    let (mut sent, mut connections, mut waiting) = (0, 1u32, 0u32);
+    let mut believed = 0;
     while sent < packets() {
         // An error ends a connection: the next one begins.
         if [a, b].iter().any(|qp| query(&driver, *qp).state != 3) {
@@ -179,28 +228,96 @@ fn a_hostile_network_reaches_nothing_that_was_not_granted() {
             driver.reset(b);
             driver.connect(a, b);
             connections += 1;
+            waiting = 0;
         }
         for _ in 0..4 {
             driver.post_receive(b, &[region.pointer(0, 4096)]);
         }
         let target = Target { qpn: driver.qp(b).qpn, rkey: region.rkey, address: region.address };
-        for _ in 0..8 {
-            let expected = Psn::new(query(&driver, b).rq_psn);
-            let packet = attacker.packet(&target, expected);
-            attacker.send(packet);
+        for turn in 0..16 {
+            if turn % 4 == 0 && waiting < 16 {
+                // Up to the last byte of what is its own; a fourth byte too many would be seen.
+                let end = GRANTED;
+                let request = match attacker.rng.below(4) {
+                    0 => WorkRequest::read(&own, end - 3000, 3000, &region, 0),
+                    1 => WorkRequest::read(&own, end - 8, 8, &region, 0),
+                    2 => WorkRequest::fetch_add(&own, end - 8, (&region, 0), 1),
+                    _ => WorkRequest::write(&own, 0, 3000, &region, 0),
+                };
+                driver.post(a, &request);
+                waiting += 1;
+            }
+            let packet = if attacker.rng.one_in(2) {
+                let expected = Psn::new(query(&driver, b).rq_psn);
+                attacker.packet(&target, expected)
+            } else {
+                let (qpn, next) = (driver.qp(a).qpn, Psn::new(query(&driver, a).sq_psn));
+                attacker.answer(qpn, next)
+            };
+            sent += u32::from(attacker.send(packet));
             driver.poll();
-            sent += 1;
         }
-        while driver.poll_receive(b).is_some() || driver.poll_send(a).is_some() {}
+        while driver.poll_receive(b).is_some() {}
+        while driver.poll_send(a).is_some() {
+            waiting = waiting.saturating_sub(1);
+        }
         assert!(outside(&block), "after {sent} packets: bytes outside the region were written");
+        believed += u32::from(own_block.bytes(0, GRANTED as usize).contains(&FORGED));
+        assert!(outside(&own_block), "after {sent} packets: bytes outside the requester's were written");
     }
-    driver.settle();
-    assert!(outside(&block));
+    driver.advance(100_000_000);
+    assert!(outside(&block) && outside(&own_block));
     // What it reached, and that every drop was counted.
-    let (wire, _) = driver.nic.link().wire_counters().expect("a wire");
+    let (wire, port) = driver.nic.link().wire_counters().expect("a wire");
+    let mads = driver.nic.link().mad_seat().counters();
     let device: BTreeMap<_, _> = driver.counters().fields().filter(|(_, count)| *count > 0).collect();
-    println!("{sent} packets, {connections} connections; wire: {wire:?}");
-    println!("device: {device:?}");
+    println!(
+        "TABLE hostile wire: {sent} packets of the attacker, {connections} connections, {} of ours",
+        wire.sent
+    );
+    let of_device = |name: &str| device.get(name).copied().unwrap_or(0);
+    let dropped = ["unknown_qp", "qp_state", "address", "peer", "qkey", "transport", "replies", "port_down"]
+        .map(|why| (why, of_device(&format!("dropped_{why}"))));
+    let before = [
+        ("too short or too long", port.malformed),
+        ("for nobody's slot", port.undeliverable + port.handed_on),
+        ("wrong ICRC", wire.icrc_errors),
+        ("malformed", wire.malformed),
+        ("partition", wire.pkey_violations),
+        ("reserved code", wire.reserved),
+        ("congestion", wire.cnps),
+        ("of QP1", mads.handed_on + mads.refused + mads.unclaimed + mads.malformed + mads.full),
+    ];
+    for (why, count) in before.into_iter().chain(dropped) {
+        println!("TABLE   dropped, {why:<24} {count:>9}");
+    }
+    for name in ["packets_taken", "messages_received", "duplicates", "naks_sent", "rnr_naks_received"]
+        .into_iter()
+        .chain(
+            device
+                .keys()
+                .copied()
+                .filter(|name| name.starts_with("error_") || name.starts_with("completed_")),
+        )
+    {
+        println!("TABLE   {name:<33} {:>9}", of_device(name));
+    }
+    // Every packet is in one counter: taken, or dropped for one reason.
+    let all = u64::from(sent) + wire.sent - port.unsent;
+    assert_eq!(port.received, all, "the kernel lost some");
+    let sum = |of: &[(&str, u64)]| of.iter().map(|(_, count)| count).sum::<u64>();
+    assert_eq!(
+        sum(&before) + sum(&dropped) + of_device("packets_taken"),
+        all,
+        "{wire:?} {port:?} {device:?}"
+    );
+    // The requester met all of it: its requests ended well, and in every way that an answer can end them.
+    for name in
+        ["completed_read", "completed_fetch_add", "completed_write", "error_remote_access", "retransmissions"]
+    {
+        assert!(of_device(name) > 0, "{name}: {device:?}");
+    }
+    assert!(believed > 0, "no forged READ response was ever where one is taken");
     for name in [
         "messages_received",
         "naks_sent",

@@ -2,6 +2,7 @@
 
 mod crowded;
 mod dma_bufs;
+mod flood;
 mod hostile;
 mod lifecycle;
 mod loans;
