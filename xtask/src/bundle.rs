@@ -75,6 +75,8 @@ pub fn run(options: &Options) -> Result<()> {
     for name in OURS {
         strip(&target_dir().join("release").join(name), &folder.join(name))?;
     }
+    crate::bench_nic::build_idle_queues()?;
+    strip(&target_dir().join("release/examples/idle_queues"), &folder.join("idle_queues"))?;
     let mut libraries = BTreeSet::new();
     for tool in &tools {
         copy(tool, folder)?;

@@ -65,6 +65,11 @@ pub enum Source {
         /// Factor to our unit.
         scale: f64,
     },
+    /// 10,000 connected queue pairs that nobody uses (`idle_queues`, an example of soft-nic); the field of its line.
+    IdleQueues {
+        /// JSON pointer.
+        field: &'static str,
+    },
     /// An open device that does nothing: its NIC thread's share of a core, in percent.
     IdleCpu,
     /// An open device that does nothing: memory of the whole process, in MiB.
@@ -92,7 +97,7 @@ impl Measure {
 
     /// Whether machines were recorded before it was asked for: these lack it until they are measured again.
     pub fn came_later(&self) -> bool {
-        self.name == "8 B writes on one of 10,000 QPs"
+        self.name == "8 B writes on one of 10,000 QPs" || matches!(self.source, Source::IdleQueues { .. })
     }
 
     /// Whether the NIC also ran inside the program's `ibv_poll_cq`.
@@ -294,6 +299,8 @@ pub const MEASURES: &[Measure] = &[
     other("8 B writes on the only QP", "msg/s", ONE_QP),
     other("8 B writes on one of 1000 QPs", "msg/s", MANY_QPS),
     other("8 B writes on one of 10,000 QPs", "msg/s", TEN_THOUSAND_QPS),
+    other("an idle QP, memory", "B", Source::IdleQueues { field: "/bytes_each" }),
+    other("an idle QP, passed by", "ns", Source::IdleQueues { field: "/scan_ns_each" }),
     wire("write over the wire", "GB/s", "ib_write_bw", WIRE_LARGE, Column::Bandwidth, 0.0),
     other("iperf3, one stream", "GB/s", Source::Iperf),
     wire("read over the wire", "GB/s", "ib_read_bw", WIRE_LARGE, Column::Bandwidth, 0.0),
@@ -385,6 +392,8 @@ pub const AIMS: &[Aim] = &[
         "8 B writes on the only QP",
         Target::AtLeast(0.5),
     ),
+    number("(e) NIC's memory for an idle QP, B", "an idle QP, memory", Target::Below(4096.0)),
+    number("(e) a look at an idle QP, ns", "an idle QP, passed by", Target::AtMost(5.0)),
     ratio(
         "(w) WRITE 64 KiB over the wire ÷ iperf3",
         "write over the wire",

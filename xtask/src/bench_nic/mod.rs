@@ -105,6 +105,7 @@ pub fn run(options: &Options) -> Result<()> {
             }
             setup::prepare(Purpose::Bench, options.no_install)?;
             figure::build()?;
+            build_idle_queues()?;
             (Programs::release(), revision)
         }
     };
@@ -113,6 +114,20 @@ pub fn run(options: &Options) -> Result<()> {
         let path = measured_json();
         measured::record(&path, run)?;
         say!("recorded in {}", path.display());
+    }
+    Ok(())
+}
+
+/// What makes queue pairs that nobody uses: an example of soft-nic's, on its testing driver.
+pub fn build_idle_queues() -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let status = std::process::Command::new(cargo)
+        .args(["build", "--quiet", "--release", "--locked", "-p", "soft-nic", "--example", "idle_queues"])
+        .current_dir(root())
+        .status()
+        .context("starting cargo build")?;
+    if !status.success() {
+        bail!("cargo build --release -p soft-nic --example idle_queues failed");
     }
     Ok(())
 }

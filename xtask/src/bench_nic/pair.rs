@@ -16,6 +16,7 @@ use super::idle;
 use super::measures::{Column, Measure, Source};
 use crate::figure::Programs;
 use crate::process::{Ended, Guarded, Speaking, WAIT, output, run_logged};
+use crate::workspace::target_dir;
 
 /// Idling before each message of [`Source::First`].
 const PAUSE: Duration = Duration::from_secs(1);
@@ -67,6 +68,7 @@ impl Stand<'_> {
             Source::Wire { tool, options, column, loss, pump } => {
                 self.wire(measure, tool, options, *column, (*loss, *pump))
             }
+            Source::IdleQueues { field } => self.idle_queues(field),
             Source::Iperf => self.iperf(measure),
             Source::UdpPingPong => self.udp(measure),
             Source::Generator { options } => {
@@ -281,6 +283,15 @@ impl Stand<'_> {
         ends_well(&mut session, "baseline")?;
         let number = answer.pointer(field).and_then(Value::as_f64);
         number.with_context(|| format!("baseline {}: no {field}", options[0]))
+    }
+
+    /// What a queue pair costs that nobody uses.
+    fn idle_queues(&self, field: &str) -> Result<f64> {
+        let carried = self.tools.map(|folder| folder.join("idle_queues"));
+        let program = carried.unwrap_or_else(|| target_dir().join("release/examples/idle_queues"));
+        let said = output(Command::new(program).arg("10000"), self.limit)?;
+        let said: Value = serde_json::from_str(&said).context("what idle_queues says")?;
+        said.pointer(field).and_then(Value::as_f64).with_context(|| format!("idle_queues gives no {field}"))
     }
 
     /// A receiver that nobody calls has opened its device and waits.
