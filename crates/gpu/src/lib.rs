@@ -3,14 +3,15 @@
 //! Follows the CUDA driver API, NVRTC and nvJitLink of CUDA 13.0. Driver, compiler and linker are found at run time: without
 //! them everything here builds and starts, and what is missing is an error that names it and where it was looked for.
 //! Kernels are compiled once and kept ([`cache`]); what came out is looked at ([`image`]) before it is loaded.
-//! Left out so far: the driver's part (contexts, memory, launches).
+//! Left out: other makers' GPUs, textures and arrays, memory pools, several GPUs in one graph.
 //! Knows neither RDMA nor models (INV-1).
 
 pub mod cache;
+pub mod graph_rules;
 pub mod image;
 mod result;
 pub mod safe;
 mod sys;
 
-pub use result::BuildError;
+pub use result::{BuildError, Error, Result, code};
 pub use safe::*;

@@ -3,8 +3,144 @@
 //! Here stands the guard: what may be absent (driver, compiler, linker, one of their functions) is asked for before it is
 //! called, and its absence is an error that names it and where it was looked for, never a panic.
 
+pub mod driver;
+pub mod graph;
 pub mod jit_link;
 pub mod nvrtc;
+
+use std::time::Duration;
+
+/// Why a call of the driver failed, or was not made.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The driver is not there.
+    #[error(
+        "no CUDA driver: looked for {looked} as the dynamic loader does (LD_LIBRARY_PATH, /etc/ld.so.cache, the system's \
+         library directories): {reason}; it comes with NVIDIA's kernel driver (package libcuda1 or nvidia-driver)"
+    )]
+    NoDriver {
+        /// Names that were tried.
+        looked: String,
+        /// The dynamic loader's words about the usual name.
+        reason: String,
+    },
+    /// The driver is there, too old for this function.
+    #[error("the CUDA driver here (CUDA {version}) has no {function}: a newer driver is needed")]
+    MissingFunction {
+        /// Function that was needed.
+        function: &'static str,
+        /// What the driver says of itself, as `13.0`.
+        version: String,
+    },
+    /// The call was made and refused.
+    #[error("{call}{what}: {name} ({code}): {text}{}", what_to_do(*code))]
+    Call {
+        /// Function that refused.
+        call: &'static str,
+        /// What it was asked for, starting with a blank, or nothing.
+        what: String,
+        /// The `CUresult`.
+        code: u32,
+        /// Its name.
+        name: String,
+        /// The driver's own words.
+        text: String,
+    },
+    /// Something did not end in time. What it uses must stay, and does.
+    #[error("{what} has not ended after {} ms", waited.as_millis())]
+    Deadline {
+        /// What was waited for.
+        what: String,
+        /// How long.
+        waited: Duration,
+    },
+    /// Refused by this crate before any call.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Result of the driver's part of this crate.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// `CUDA_ERROR_*` that this crate decides by, from `cuda.h` of CUDA 13.0.
+pub mod code {
+    #![allow(missing_docs)]
+    pub const INVALID_VALUE: u32 = 1;
+    pub const OUT_OF_MEMORY: u32 = 2;
+    pub const STUB_LIBRARY: u32 = 34;
+    pub const NO_DEVICE: u32 = 100;
+    pub const ECC_UNCORRECTABLE: u32 = 214;
+    pub const NOT_FOUND: u32 = 500;
+    pub const NOT_READY: u32 = 600;
+    pub const ILLEGAL_ADDRESS: u32 = 700;
+    pub const LAUNCH_TIMEOUT: u32 = 702;
+    pub const CONTEXT_IS_DESTROYED: u32 = 709;
+    pub const ASSERT: u32 = 710;
+    pub const HOST_MEMORY_ALREADY_REGISTERED: u32 = 712;
+    pub const HARDWARE_STACK_ERROR: u32 = 714;
+    pub const ILLEGAL_INSTRUCTION: u32 = 715;
+    pub const MISALIGNED_ADDRESS: u32 = 716;
+    pub const INVALID_ADDRESS_SPACE: u32 = 717;
+    pub const INVALID_PC: u32 = 718;
+    pub const LAUNCH_FAILED: u32 = 719;
+    pub const NOT_PERMITTED: u32 = 800;
+    pub const NOT_SUPPORTED: u32 = 801;
+    pub const SYSTEM_DRIVER_MISMATCH: u32 = 803;
+}
+
+impl Error {
+    /// The `CUresult`, when the driver gave one.
+    pub fn code(&self) -> Option<u32> {
+        match self {
+            Self::Call { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// Whether the context is lost: every later call in it fails, whatever it is, until the process ends.
+    pub fn is_context_lost(&self) -> bool {
+        const LOST: [u32; 11] = [
+            code::ECC_UNCORRECTABLE,
+            code::ILLEGAL_ADDRESS,
+            code::LAUNCH_TIMEOUT,
+            code::CONTEXT_IS_DESTROYED,
+            code::ASSERT,
+            code::HARDWARE_STACK_ERROR,
+            code::ILLEGAL_INSTRUCTION,
+            code::MISALIGNED_ADDRESS,
+            code::INVALID_ADDRESS_SPACE,
+            code::INVALID_PC,
+            code::LAUNCH_FAILED,
+        ];
+        self.code().is_some_and(|code| LOST.contains(&code))
+    }
+
+    /// Adds what the call was asked for: `of("4096 bytes")` gives «cuMemAlloc of 4096 bytes: …».
+    pub(crate) fn of(mut self, thing: impl std::fmt::Display) -> Self {
+        if let Self::Call { what, .. } = &mut self {
+            *what = format!(" of {thing}");
+        }
+        self
+    }
+}
+
+/// What the user can do about a refusal, as the end of a sentence; else nothing.
+fn what_to_do(code: u32) -> &'static str {
+    match code {
+        code::STUB_LIBRARY => {
+            "; the libcuda that was found is the toolkit's stub for linking: take its folder out of LD_LIBRARY_PATH"
+        }
+        code::NO_DEVICE => "; see `nvidia-smi`, and CUDA_VISIBLE_DEVICES",
+        code::SYSTEM_DRIVER_MISMATCH => {
+            "; libcuda and the kernel's driver are of different versions: reboot, or install the same"
+        }
+        code::ILLEGAL_ADDRESS
+        | code::LAUNCH_FAILED
+        | code::MISALIGNED_ADDRESS
+        | code::ILLEGAL_INSTRUCTION => "; a kernel did this, and its context is lost until the process ends",
+        _ => "",
+    }
+}
 
 /// Why source did not become an image.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -75,4 +211,51 @@ pub enum BuildError {
 /// A log goes below the sentence; without one there is nothing.
 fn after_line(log: &str) -> String {
     if log.is_empty() { String::new() } else { format!("\n{log}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(code: u32) -> Error {
+        let (name, text) = ("CUDA_ERROR_X".into(), "words".into());
+        Error::Call { call: "cuX", what: String::new(), code, name, text }
+    }
+
+    #[test]
+    fn a_refusal_says_what_was_asked_for_and_what_to_do() {
+        let text = call(code::OUT_OF_MEMORY).of("4096 bytes").to_string();
+        assert_eq!(text, "cuX of 4096 bytes: CUDA_ERROR_X (2): words");
+        for (code, words) in [
+            (code::STUB_LIBRARY, "LD_LIBRARY_PATH"),
+            (code::NO_DEVICE, "CUDA_VISIBLE_DEVICES"),
+            (code::ILLEGAL_ADDRESS, "its context is lost"),
+        ] {
+            let text = call(code).to_string();
+            assert!(text.contains(words) && text.lines().count() == 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn errors_that_kill_the_context_are_told_from_others() {
+        for (code, lost) in [
+            (code::ILLEGAL_ADDRESS, true),
+            (code::LAUNCH_FAILED, true),
+            (code::ASSERT, true),
+            (code::OUT_OF_MEMORY, false),
+            (code::NOT_READY, false),
+            (code::HOST_MEMORY_ALREADY_REGISTERED, false),
+        ] {
+            assert_eq!(call(code).is_context_lost(), lost, "{code}");
+        }
+        assert!(!Error::Refused("no".into()).is_context_lost());
+    }
+
+    #[test]
+    fn an_absent_driver_says_what_was_looked_for() {
+        let error = Error::NoDriver { looked: "libcuda.so".into(), reason: "not there".into() };
+        assert!(
+            error.to_string().starts_with("no CUDA driver: looked for libcuda.so as the dynamic loader does")
+        );
+    }
 }

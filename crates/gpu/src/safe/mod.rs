@@ -1,11 +1,37 @@
 //! Top floor: owned objects. No call here is unsafe for its caller unless it says so.
+//!
+//! Why this is sound: what a kernel touches is promised by who launches it; memory that kernels see is reached by the CPU
+//! through atomics, or by copies; and nothing that a kernel may still use is freed before the device is at rest
+//! ([`Context`]). No call waits for the device without a deadline but the first of a process, which makes the context.
 
 mod compile;
+mod context;
+mod device;
+mod device_graph;
 mod image_builder;
 mod link;
+mod memory;
+mod module;
+mod pages;
+mod registered;
+mod self_launch;
+mod stream;
+mod timer;
 mod toolkit;
+mod wait;
 
+pub use crate::result::driver::Shape;
 pub use compile::{Arch, Compiled, Compiler, Form, Unit};
+pub use context::Context;
+pub use device::{Abilities, Gpu, driver_version};
+pub use device_graph::{DeviceGraph, Graph};
 pub use image_builder::{Image, ImageBuilder};
 pub use link::Linker;
+pub use memory::{CancelWord, DeviceMemory, PinnedMemory};
+pub use module::{Arguments, Function, Module};
+pub use pages::{How, Kind};
+pub use registered::{Registered, registered_extents};
+pub use self_launch::{End, SelfLaunching, relaunch_unit};
+pub use stream::{Priority, Stream};
+pub use timer::GpuTimer;
 pub use toolkit::{Toolkit, ToolkitMissing};

@@ -2,4 +2,7 @@
 //!
 //! On a machine with a GPU and no Rust this program runs by itself: `REQUIRE=gpu,toolkit ./gpu-HASH --test-threads=1`.
 
+#![allow(clippy::unwrap_used)]
+
+mod device;
 mod toolchain;

@@ -57,6 +57,17 @@ fn every_form_links_for_every_architecture_and_leaves_only_what_the_driver_suppl
 }
 
 #[test]
+fn kernels_of_the_tests_that_need_a_gpu_link_for_every_architecture() {
+    let builder = builder(need!(Toolkit::find(None), toolkit, "a CUDA toolkit"));
+    for arch in ARCHS {
+        let image = builder.image(&crate::device::units(), arch, Form::Cubin).unwrap();
+        for name in ["add", "spin", "pass_time", "ring", "doorbell_relaunch"] {
+            assert!(image.facts.functions.contains(name), "{arch}: {name} is not in {:?}", image.facts);
+        }
+    }
+}
+
+#[test]
 fn assembly_is_text_for_its_architecture() {
     let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
     let compiler = Compiler::load(&toolkit).unwrap();
@@ -98,6 +109,16 @@ fn a_function_that_no_unit_defines_is_named_by_the_linker() {
         assert!(matches!(error, BuildError::Link { .. }), "{error}");
         assert!(error.to_string().contains("scale"), "{form:?}: {error}");
     }
+}
+
+#[test]
+fn a_kernel_that_launches_kernels_is_refused_by_what_it_leaves_undefined() {
+    let builder = builder(need!(Toolkit::find(None), toolkit, "a CUDA toolkit"));
+    let text = "__global__ void child() {}\nextern \"C\" __global__ void parent() { child<<<1, 1>>>(); }\n";
+    // It links, and the driver would load it; no graph that the GPU launches may hold it.
+    let error = builder.image(&[Unit::new("parent.cu", text)], Arch::sm(90), Form::Cubin).unwrap_err();
+    assert!(matches!(error, BuildError::Image { .. }), "{error}");
+    assert!(error.to_string().contains("parent.cu") && error.to_string().contains("LaunchDevice"), "{error}");
 }
 
 #[test]

@@ -1,0 +1,410 @@
+//! The driver's calls with their errors: device, context, stream, event, memory, module. Graphs are in `graph`.
+//!
+//! cudarc panics when the driver, or a function of it, is not there. Every call here goes through `call!`, which asks for
+//! both first. Handles are the caller's to keep alive, and the context must be current in this thread.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::ptr::{null, null_mut};
+use std::sync::OnceLock;
+
+use super::{Error, Result, code};
+use crate::sys::driver as sys;
+use crate::sys::load::sentence;
+
+pub use sys::{
+    CUcontext, CUdevice, CUdevice_attribute as DeviceAttribute, CUdeviceptr, CUevent, CUfunction,
+    CUfunction_attribute as FunctionAttribute, CUmodule, CUstream,
+};
+
+/// Names that are tried, the usual one last, as cudarc tries them.
+const LOOKED: &str = "libcuda.so, libcuda.so.13, libcuda.so.12 and libcuda.so.1";
+
+/// Driver there and initialised, or why not; found out once.
+pub fn ready() -> Result<()> {
+    static READY: OnceLock<Result<()>> = OnceLock::new();
+    let find = || {
+        // SAFETY: libcuda's initialisers are its own affair; opening it is what this crate is for.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::NoDriver { looked: LOOKED.into(), reason: loaders_words() });
+        }
+        if !has("cuInit") {
+            return Err(Error::MissingFunction { function: "cuInit", version: "unknown".into() });
+        }
+        // SAFETY: the driver is there and has this function; it takes no pointer.
+        good("cuInit", unsafe { sys::cuInit(0) })
+    };
+    READY.get_or_init(find).clone()
+}
+
+/// Why the usual name cannot be opened.
+fn loaders_words() -> String {
+    // SAFETY: as in `ready`; here it is not there, or damaged.
+    match unsafe { libloading::Library::new("libcuda.so.1") } {
+        Ok(_) => "libcuda.so.1 opens by itself".into(),
+        Err(error) => sentence(&error),
+    }
+}
+
+/// Whether the driver that was found has a function.
+fn has(function: &str) -> bool {
+    // SAFETY: the driver is there, so this does not panic.
+    let library = unsafe { sys::culib() };
+    // SAFETY: the symbol is only looked for, and not used as the type that it is given here.
+    unsafe { library.get::<*const c_void>(function) }.is_ok()
+}
+
+fn missing(function: &'static str) -> Error {
+    let version =
+        driver_version().map_or_else(|_| "unknown".into(), |(major, minor)| format!("{major}.{minor}"));
+    Error::MissingFunction { function, version }
+}
+
+/// Calls a function of the driver, if both are there.
+macro_rules! call {
+    ($function:ident($($argument:expr),* $(,)?)) => {{
+        static THERE: ::std::sync::OnceLock<bool> = ::std::sync::OnceLock::new();
+        $crate::result::driver::ready().and_then(|()| {
+            $crate::result::driver::require(&THERE, stringify!($function))
+        }).and_then(|()| {
+            // SAFETY: driver and function are there; what is passed is for the caller of this function to keep.
+            let result = unsafe { $crate::sys::driver::$function($($argument),*) };
+            $crate::result::driver::good(stringify!($function), result)
+        })
+    }};
+}
+pub(super) use call;
+
+/// An error when the driver lacks `function`; asked once a call site.
+pub(super) fn require(there: &OnceLock<bool>, function: &'static str) -> Result<()> {
+    if *there.get_or_init(|| has(function)) { Ok(()) } else { Err(missing(function)) }
+}
+
+/// `CUDA_SUCCESS`, or an error with the driver's words. The result is looked at as a number only: a newer driver may give
+/// one that the enumeration lacks.
+pub(super) fn good(call: &'static str, result: sys::CUresult) -> Result<()> {
+    let code = result as u32;
+    if code == 0 {
+        return Ok(());
+    }
+    let (mut name, mut text) = (null(), null());
+    if has("cuGetErrorName") && has("cuGetErrorString") {
+        // SAFETY: the function is there; it sets the pointer to a text of its own, or to null.
+        unsafe { sys::cuGetErrorName(result, &mut name) };
+        // SAFETY: as above.
+        unsafe { sys::cuGetErrorString(result, &mut text) };
+    }
+    Err(Error::Call {
+        call,
+        what: String::new(),
+        code,
+        name: words(name, "unknown error"),
+        text: words(text, "no text"),
+    })
+}
+
+fn words(text: *const c_char, otherwise: &str) -> String {
+    if text.is_null() {
+        return otherwise.to_owned();
+    }
+    // SAFETY: the driver's texts end with a zero and stay for good.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// CUDA version of the driver: (13, 0).
+pub fn driver_version() -> Result<(u32, u32)> {
+    let mut version = 0;
+    call!(cuDriverGetVersion(&mut version))?;
+    Ok((version as u32 / 1000, version as u32 % 1000 / 10))
+}
+
+/// How many GPUs this process may use.
+pub fn device_count() -> Result<u32> {
+    let mut count = 0;
+    call!(cuDeviceGetCount(&mut count))?;
+    Ok(count.max(0) as u32)
+}
+
+/// The device of an ordinal.
+pub fn device(ordinal: u32) -> Result<CUdevice> {
+    let mut device = 0;
+    call!(cuDeviceGet(&mut device, ordinal as c_int))
+        .map_err(|error| error.of(format_args!("GPU {ordinal}")))?;
+    Ok(device)
+}
+
+/// Name of a device.
+pub fn device_name(device: CUdevice) -> Result<String> {
+    let mut name = [0 as c_char; 256];
+    call!(cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device))?;
+    Ok(text_of(&name))
+}
+
+/// `0000:17:00.0`.
+pub fn device_bus_id(device: CUdevice) -> Result<String> {
+    let mut id = [0 as c_char; 32];
+    call!(cuDeviceGetPCIBusId(id.as_mut_ptr(), id.len() as c_int, device))?;
+    Ok(text_of(&id))
+}
+
+fn text_of(characters: &[c_char]) -> String {
+    let bytes: Vec<u8> = characters.iter().map(|c| *c as u8).take_while(|byte| *byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// One attribute of a device.
+pub fn device_attribute(device: CUdevice, attribute: DeviceAttribute) -> Result<i32> {
+    let mut value = 0;
+    call!(cuDeviceGetAttribute(&mut value, attribute, device))
+        .map_err(|error| error.of(format_args!("{attribute:?}")))?;
+    Ok(value)
+}
+
+/// Bytes of memory of a device.
+pub fn device_bytes(device: CUdevice) -> Result<usize> {
+    let mut bytes = 0;
+    call!(cuDeviceTotalMem_v2(&mut bytes, device))?;
+    Ok(bytes)
+}
+
+/// Takes a share in the device's primary context.
+pub fn primary_retain(device: CUdevice) -> Result<CUcontext> {
+    let mut context = null_mut();
+    call!(cuDevicePrimaryCtxRetain(&mut context, device))?;
+    Ok(context)
+}
+
+/// Gives the share back. Waits for the device when it was the last.
+pub unsafe fn primary_release(device: CUdevice) -> Result<()> {
+    call!(cuDevicePrimaryCtxRelease_v2(device))
+}
+
+/// Makes a context current in this thread.
+pub unsafe fn set_current(context: CUcontext) -> Result<()> {
+    call!(cuCtxSetCurrent(context))
+}
+
+/// Least and greatest priority; lower numbers are greater.
+pub unsafe fn priority_range() -> Result<(i32, i32)> {
+    let (mut least, mut greatest) = (0, 0);
+    call!(cuCtxGetStreamPriorityRange(&mut least, &mut greatest))?;
+    Ok((least, greatest))
+}
+
+/// A stream that does not wait for the default one.
+pub unsafe fn stream_create(priority: i32) -> Result<CUstream> {
+    let (mut stream, non_blocking) = (null_mut(), sys::CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint);
+    call!(cuStreamCreateWithPriority(&mut stream, non_blocking, priority))?;
+    Ok(stream)
+}
+
+/// Destroys a stream; what runs in it goes on.
+pub unsafe fn stream_destroy(stream: CUstream) -> Result<()> {
+    call!(cuStreamDestroy_v2(stream))
+}
+
+/// Whether all that was put into a stream has ended. Error: what went wrong in it.
+pub unsafe fn stream_query(stream: CUstream) -> Result<bool> {
+    ended(call!(cuStreamQuery(stream)))
+}
+
+fn ended(result: Result<()>) -> Result<bool> {
+    match result {
+        Err(error) if error.code() == Some(code::NOT_READY) => Ok(false),
+        other => other.map(|()| true),
+    }
+}
+
+/// An event that records time.
+pub unsafe fn event_create() -> Result<CUevent> {
+    let mut event = null_mut();
+    call!(cuEventCreate(&mut event, sys::CUevent_flags::CU_EVENT_DEFAULT as c_uint))?;
+    Ok(event)
+}
+
+/// Destroys an event.
+pub unsafe fn event_destroy(event: CUevent) -> Result<()> {
+    call!(cuEventDestroy_v2(event))
+}
+
+/// Puts an event into a stream.
+pub unsafe fn event_record(event: CUevent, stream: CUstream) -> Result<()> {
+    call!(cuEventRecord(event, stream))
+}
+
+/// Whether an event has been reached.
+pub unsafe fn event_query(event: CUevent) -> Result<bool> {
+    ended(call!(cuEventQuery(event)))
+}
+
+/// Milliseconds between two events that have been reached.
+pub unsafe fn event_elapsed_ms(start: CUevent, end: CUevent) -> Result<f32> {
+    let mut elapsed = 0.0;
+    // The version of 13.0's header; a 12's driver has only the first, which differs by an error code.
+    match call!(cuEventElapsedTime_v2(&mut elapsed, start, end)) {
+        Err(Error::MissingFunction { .. }) => Err(missing("cuEventElapsedTime_v2")),
+        other => other.map(|()| elapsed),
+    }
+}
+
+/// Device memory; aligned to 256 bytes at least.
+pub unsafe fn mem_alloc(bytes: usize) -> Result<CUdeviceptr> {
+    let mut address = 0;
+    call!(cuMemAlloc_v2(&mut address, bytes)).map_err(|error| error.of(format_args!("{bytes} bytes")))?;
+    Ok(address)
+}
+
+/// Frees it. Waits for the device.
+pub unsafe fn mem_free(address: CUdeviceptr) -> Result<()> {
+    call!(cuMemFree_v2(address))
+}
+
+/// Host memory that stays where it is, seen by every context.
+pub unsafe fn host_alloc(bytes: usize) -> Result<*mut c_void> {
+    let (mut start, flags) = (null_mut(), sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP);
+    call!(cuMemHostAlloc(&mut start, bytes, flags))
+        .map_err(|error| error.of(format_args!("{bytes} bytes")))?;
+    Ok(start)
+}
+
+/// Frees it. Waits for the device.
+pub unsafe fn host_free(start: *mut c_void) -> Result<()> {
+    call!(cuMemFreeHost(start))
+}
+
+/// Where the device sees host memory that was allocated or registered.
+pub unsafe fn host_device_address(start: *mut c_void) -> Result<CUdeviceptr> {
+    let mut address = 0;
+    call!(cuMemHostGetDevicePointer_v2(&mut address, start, 0))
+        .map_err(|error| error.of(format_args!("{start:p}")))?;
+    Ok(address)
+}
+
+/// Lets the device see whole pages of host memory. `io`: they are a device's registers, not memory.
+pub unsafe fn host_register(start: *mut c_void, bytes: usize, io: bool) -> Result<()> {
+    let plain = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
+    let flags = if io { plain | sys::CU_MEMHOSTREGISTER_IOMEMORY } else { plain };
+    call!(cuMemHostRegister_v2(start, bytes, flags)).map_err(|error| {
+        error.of(format_args!("{bytes} bytes at {start:p}{}", if io { " as device registers" } else { "" }))
+    })
+}
+
+/// Ends that.
+pub unsafe fn host_unregister(start: *mut c_void) -> Result<()> {
+    call!(cuMemHostUnregister(start)).map_err(|error| error.of(format_args!("{start:p}")))
+}
+
+/// Copies between any two places that the device sees, in a stream.
+pub unsafe fn copy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) -> Result<()> {
+    call!(cuMemcpyAsync(to, from, bytes, stream)).map_err(|error| error.of(format_args!("{bytes} bytes")))
+}
+
+/// Fills device memory, in a stream.
+pub unsafe fn fill(to: CUdeviceptr, byte: u8, bytes: usize, stream: CUstream) -> Result<()> {
+    call!(cuMemsetD8Async(to, byte, bytes, stream))
+}
+
+/// A dma-buf of whole pages of device memory.
+pub unsafe fn dma_buf(start: CUdeviceptr, bytes: usize) -> Result<OwnedFd> {
+    let mut fd: RawFd = -1;
+    let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+    call!(cuMemGetHandleForAddressRange((&raw mut fd).cast(), start, bytes, kind, 0))
+        .map_err(|error| error.of(format_args!("{bytes} bytes at {start:#x}")))?;
+    if fd < 0 {
+        return Err(Error::Refused(format!("the driver gave {fd} as the file descriptor of a dma-buf")));
+    }
+    // SAFETY: the driver opened it for us just now, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Makes copies of this memory that are done by calls end before the call does, as other devices that access it need.
+pub unsafe fn set_sync_memops(start: CUdeviceptr) -> Result<()> {
+    let on: c_uint = 1;
+    let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
+    call!(cuPointerSetAttribute((&raw const on).cast(), attribute, start))
+}
+
+/// Loads an image, all of it.
+pub unsafe fn module_load(image: &[u8]) -> Result<CUmodule> {
+    let mut module = null_mut();
+    call!(cuModuleLoadData(&mut module, image.as_ptr().cast()))?;
+    Ok(module)
+}
+
+/// Unloads it.
+pub unsafe fn module_unload(module: CUmodule) -> Result<()> {
+    call!(cuModuleUnload(module))
+}
+
+/// A kernel by its name.
+pub unsafe fn function(module: CUmodule, name: &CStr) -> Result<CUfunction> {
+    let mut function = null_mut();
+    call!(cuModuleGetFunction(&mut function, module, name.as_ptr()))
+        .map_err(|error| error.of(format_args!("kernel `{}`", name.to_string_lossy())))?;
+    Ok(function)
+}
+
+/// Puts a kernel's code on the device now: the first launch of a lazily loaded one waits for the device.
+pub unsafe fn function_load(function: CUfunction) -> Result<()> {
+    call!(cuFuncLoad(function))
+}
+
+/// One attribute of a kernel.
+pub unsafe fn function_attribute(function: CUfunction, attribute: FunctionAttribute) -> Result<i32> {
+    let mut value = 0;
+    call!(cuFuncGetAttribute(&mut value, attribute, function))?;
+    Ok(value)
+}
+
+/// Size in bytes of a kernel's parameter; `None` behind the last.
+pub unsafe fn parameter_bytes(function: CUfunction, index: usize) -> Result<Option<usize>> {
+    let (mut offset, mut bytes) = (0, 0);
+    match call!(cuFuncGetParamInfo(function, index, &mut offset, &mut bytes)) {
+        Err(error) if error.code() == Some(code::INVALID_VALUE) => Ok(None),
+        other => other.map(|()| Some(bytes)),
+    }
+}
+
+/// Grid, block (both x, y, z), and bytes of dynamic shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+}
+
+/// Launches a kernel in a stream; the driver copies the parameters before it returns.
+pub unsafe fn launch(
+    function: CUfunction,
+    shape: Shape,
+    stream: CUstream,
+    parameters: &mut [*mut c_void],
+) -> Result<()> {
+    let ([x, y, z], [bx, by, bz]) = (shape.grid, shape.block);
+    let (shared, none) = (shape.shared_bytes, null_mut());
+    call!(cuLaunchKernel(function, x, y, z, bx, by, bz, shared, stream, parameters.as_mut_ptr(), none))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where there is a driver these say nothing; where there is none they are what the guard is for.
+    #[test]
+    fn without_a_driver_each_call_is_an_error_that_says_where_it_was_looked_for() {
+        let Err(error) = ready() else { return };
+        if let Error::NoDriver { .. } = &error {
+            let text = error.to_string();
+            for words in ["libcuda.so.1", "LD_LIBRARY_PATH", "No such file"] {
+                assert!(text.contains(words), "{words:?} is missing in {text:?}");
+            }
+            assert_eq!(text.lines().count(), 1);
+        }
+        assert_eq!(device_count().unwrap_err(), error);
+        // SAFETY: without a driver no call is made, so that no handle is used.
+        assert_eq!(unsafe { mem_alloc(16) }.unwrap_err(), error);
+    }
+}

@@ -1,0 +1,171 @@
+//! The driver's calls about graphs, with their errors; what it says of a graph that it refuses is kept.
+
+use std::ffi::c_void;
+use std::mem::offset_of;
+use std::ptr::null_mut;
+
+use super::Result;
+use super::driver::{CUstream, call};
+use crate::sys::driver as sys;
+
+pub use sys::{CUgraph, CUgraphExec, CUgraphNode};
+
+/// Begins to record what is put into a stream, without limits to what this and other threads may do meanwhile.
+pub unsafe fn capture_begin(stream: CUstream) -> Result<()> {
+    call!(cuStreamBeginCapture_v2(stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED))
+}
+
+/// Ends it, and gives the graph.
+pub unsafe fn capture_end(stream: CUstream) -> Result<CUgraph> {
+    let mut graph = null_mut();
+    call!(cuStreamEndCapture(stream, &mut graph))?;
+    Ok(graph)
+}
+
+/// A graph without nodes.
+pub unsafe fn create() -> Result<CUgraph> {
+    let mut graph = null_mut();
+    call!(cuGraphCreate(&mut graph, 0))?;
+    Ok(graph)
+}
+
+/// Destroys a graph; what was instantiated from it stays.
+pub unsafe fn destroy(graph: CUgraph) -> Result<()> {
+    call!(cuGraphDestroy(graph))
+}
+
+/// All nodes, in the order in which they were made.
+pub unsafe fn nodes(graph: CUgraph) -> Result<Vec<CUgraphNode>> {
+    let mut count = 0;
+    call!(cuGraphGetNodes(graph, null_mut(), &mut count))?;
+    let mut nodes = vec![null_mut(); count];
+    call!(cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count))?;
+    nodes.truncate(count);
+    Ok(nodes)
+}
+
+/// A node's `CUgraphNodeType`, as the number that it is: a newer driver may know more of them.
+pub unsafe fn node_type(node: CUgraphNode) -> Result<u32> {
+    let mut kind: u32 = u32::MAX;
+    call!(cuGraphNodeGetType(node, (&raw mut kind).cast()))?;
+    Ok(kind)
+}
+
+/// One end of a copy node: its `CUmemorytype` as a number, and its address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CopyEnd {
+    /// 1 host, 2 device, 3 array, 4 unified.
+    pub kind: u32,
+    /// Address in its space.
+    pub address: u64,
+}
+
+/// A structure that the driver fills, as words: its enumerations may hold numbers that cudarc's do not know, so that it is
+/// never looked at as the type that it is.
+struct Filled<const WORDS: usize>([u64; WORDS]);
+
+impl<const WORDS: usize> Filled<WORDS> {
+    fn new() -> Self {
+        Filled([0; WORDS])
+    }
+
+    fn u64(&self, offset: usize) -> u64 {
+        self.0[offset / 8]
+    }
+
+    /// x86-64 is little endian.
+    fn u32(&self, offset: usize) -> u32 {
+        (self.0[offset / 8] >> (8 * (offset % 8))) as u32
+    }
+}
+
+/// Source and destination of a copy node.
+pub unsafe fn copy_ends(node: CUgraphNode) -> Result<[CopyEnd; 2]> {
+    type Copy = sys::CUDA_MEMCPY3D;
+    let mut copy = Filled::<{ size_of::<Copy>() / 8 }>::new();
+    call!(cuGraphMemcpyNodeGetParams(node, copy.0.as_mut_ptr().cast()))?;
+    let end = |kind, host, device| {
+        let kind = copy.u32(kind);
+        CopyEnd { kind, address: copy.u64(if kind == 1 { host } else { device }) }
+    };
+    Ok([
+        end(offset_of!(Copy, srcMemoryType), offset_of!(Copy, srcHost), offset_of!(Copy, srcDevice)),
+        end(offset_of!(Copy, dstMemoryType), offset_of!(Copy, dstHost), offset_of!(Copy, dstDevice)),
+    ])
+}
+
+/// The graph of a child node.
+pub unsafe fn child(node: CUgraphNode) -> Result<CUgraph> {
+    let mut graph = null_mut();
+    call!(cuGraphChildGraphNodeGetGraph(node, &mut graph))?;
+    Ok(graph)
+}
+
+/// Adds a kernel that runs after `after`; the driver copies the parameters before it returns.
+pub unsafe fn add_kernel(
+    graph: CUgraph,
+    after: &[CUgraphNode],
+    function: super::driver::CUfunction,
+    shape: super::driver::Shape,
+    parameters: &mut [*mut c_void],
+) -> Result<CUgraphNode> {
+    let ([x, y, z], [bx, by, bz]) = (shape.grid, shape.block);
+    let kernel = sys::CUDA_KERNEL_NODE_PARAMS {
+        func: function,
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: z,
+        blockDimX: bx,
+        blockDimY: by,
+        blockDimZ: bz,
+        sharedMemBytes: shape.shared_bytes,
+        kernelParams: parameters.as_mut_ptr(),
+        extra: null_mut(),
+        kern: null_mut(),
+        ctx: null_mut(),
+    };
+    let mut node = null_mut();
+    call!(cuGraphAddKernelNode_v2(&mut node, graph, after.as_ptr(), after.len(), &kernel))?;
+    Ok(node)
+}
+
+/// What the driver says of a graph that it does not instantiate.
+#[derive(Debug, Clone, Copy)]
+pub struct Refusal {
+    /// `CUgraphInstantiateResult`, as a number.
+    pub result: u32,
+    /// The node that it is about; null when it is about none.
+    pub node: CUgraphNode,
+}
+
+/// Makes a graph that the device may launch. The second error is the driver's reason.
+pub unsafe fn instantiate_for_device(
+    graph: CUgraph,
+) -> std::result::Result<CUgraphExec, (super::Error, Refusal)> {
+    type Wanted = sys::CUDA_GRAPH_INSTANTIATE_PARAMS;
+    let (mut exec, mut wanted) = (null_mut(), Filled::<{ size_of::<Wanted>() / 8 }>::new());
+    let flag = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_DEVICE_LAUNCH;
+    wanted.0[offset_of!(Wanted, flags) / 8] = u64::from(flag.0);
+    let made = call!(cuGraphInstantiateWithParams(&mut exec, graph, wanted.0.as_mut_ptr().cast()));
+    made.map(|()| exec).map_err(|error| {
+        let result = wanted.u32(offset_of!(Wanted, result_out));
+        // Only compared with handles that the graph's own list gives.
+        let node = std::ptr::without_provenance_mut(wanted.u64(offset_of!(Wanted, hErrNode_out)) as usize);
+        (error, Refusal { result, node })
+    })
+}
+
+/// Puts it on the device, in a stream; needed before the device launches it.
+pub unsafe fn upload(exec: CUgraphExec, stream: CUstream) -> Result<()> {
+    call!(cuGraphUpload(exec, stream))
+}
+
+/// Launches it from the host.
+pub unsafe fn launch(exec: CUgraphExec, stream: CUstream) -> Result<()> {
+    call!(cuGraphLaunch(exec, stream))
+}
+
+/// Destroys it.
+pub unsafe fn exec_destroy(exec: CUgraphExec) -> Result<()> {
+    call!(cuGraphExecDestroy(exec))
+}

@@ -1,0 +1,205 @@
+//! Graphs that the GPU may launch by itself: recorded from a stream or built of kernels, judged, instantiated, uploaded.
+//!
+//! Judged twice: by `graph_rules`, which can say what is wrong in our words, and by the driver, whose reason and node are
+//! kept when it refuses. cudarc's safe layer loses both.
+
+use std::fmt;
+
+use super::context::Context;
+use super::module::{Arguments, Function};
+use super::stream::Stream;
+use crate::graph_rules::{self, MOST_DEEP, Node, NodeKind, Place};
+use crate::result::driver::Shape;
+use crate::result::graph::{self, CUgraph, CUgraphExec, CUgraphNode};
+use crate::result::{Error, Result};
+
+/// A graph that is being made.
+pub struct Graph {
+    context: Context,
+    graph: CUgraph,
+    last: Option<CUgraphNode>,
+    /// Code that its nodes run stays loaded.
+    functions: Vec<Function>,
+}
+
+// SAFETY: a graph is used by one thread at a time, since all that changes it takes the value alone.
+unsafe impl Send for Graph {}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Graph({:p})", self.graph)
+    }
+}
+
+impl Graph {
+    /// A graph without nodes.
+    pub fn new(context: &Context) -> Result<Graph> {
+        context.enter()?;
+        // SAFETY: the context is current.
+        let graph = unsafe { graph::create() }?;
+        Ok(Graph { context: context.clone(), graph, last: None, functions: Vec::new() })
+    }
+
+    /// Records what `record` puts into `stream`, none of which runs. Errors: those of `record`, and the driver's, e.g. when it
+    /// did what cannot be recorded.
+    ///
+    /// # Safety
+    /// Code that the recorded kernels run stays loaded while the graph, or what is made of it, lives.
+    pub unsafe fn capture(stream: &Stream, record: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
+        let context = stream.context().clone();
+        context.enter()?;
+        // SAFETY: the stream lives, and its context is current.
+        unsafe { graph::capture_begin(stream.handle()) }?;
+        stream.records(true);
+        let recorded = record(stream);
+        context.enter()?;
+        // SAFETY: as above. Ended in any case, or the stream would be of no use any more.
+        let ended = unsafe { graph::capture_end(stream.handle()) };
+        stream.records(false);
+        let graph = Graph { context, graph: ended?, last: None, functions: Vec::new() };
+        recorded.map(|()| graph)
+    }
+
+    /// Adds a kernel that runs after the one that was added last. Errors: wrong arguments, or a shape that the GPU does not
+    /// take.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`], for each time that the graph runs.
+    pub unsafe fn add_kernel(
+        &mut self,
+        function: &Function,
+        shape: Shape,
+        arguments: &Arguments,
+    ) -> Result<()> {
+        function.accepts(arguments)?;
+        self.context.enter()?;
+        let mut pointers = arguments.pointers();
+        let after: Vec<CUgraphNode> = self.last.into_iter().collect();
+        // SAFETY: graph, node and function live, and there are as many arguments, of such sizes, as the function takes.
+        let node = unsafe { graph::add_kernel(self.graph, &after, function.handle(), shape, &mut pointers) };
+        self.last = Some(node.map_err(|error| error.of(format_args!("kernel `{}`", function.name())))?);
+        self.functions.push(function.clone());
+        Ok(())
+    }
+
+    /// Keeps a kernel's code loaded as long as the graph.
+    pub(super) fn keep(&mut self, function: Function) {
+        self.functions.push(function);
+    }
+
+    /// Its nodes, in the order in which they were made.
+    pub fn nodes(&self) -> Result<Vec<Node>> {
+        self.context.enter()?;
+        describe(self.graph, 0)
+    }
+
+    /// Makes it one that the GPU may launch. Errors: `Refused` with the node and our reason, or with the driver's.
+    pub fn instantiate(self) -> Result<DeviceGraph> {
+        let nodes = self.nodes()?;
+        graph_rules::check_device_launch(&nodes).map_err(|why| Error::Refused(why.to_string()))?;
+        // SAFETY: the graph lives, and its context is current.
+        match unsafe { graph::instantiate_for_device(self.graph) } {
+            Ok(exec) => Ok(DeviceGraph { exec, graph: self, node_count: nodes.len() }),
+            Err((error, refusal)) => Err(self.refused(&nodes, &error, refusal)),
+        }
+    }
+
+    fn refused(&self, nodes: &[Node], error: &Error, refusal: graph::Refusal) -> Error {
+        // SAFETY: the graph lives, and its context is current.
+        let handles = unsafe { graph::nodes(self.graph) }.unwrap_or_default();
+        let at = handles.iter().position(|node| *node == refusal.node && !node.is_null());
+        let node = match at.and_then(|at| Some((at, nodes.get(at)?))) {
+            Some((at, node)) => format!("node {at}, {}", node.kind),
+            None => "no node in particular".into(),
+        };
+        Error::Refused(format!(
+            "the driver does not let the GPU launch this graph of {} nodes: {} ({node}); {error}",
+            nodes.len(),
+            graph_rules::refusal(refusal.result)
+        ))
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: it is this value's own; what was instantiated from it needs it no more.
+            let _ = unsafe { graph::destroy(self.graph) };
+        }
+    }
+}
+
+fn describe(of: CUgraph, deep: usize) -> Result<Vec<Node>> {
+    // SAFETY: the graph lives: the caller has it, or the graph that it is a child of.
+    let nodes = unsafe { graph::nodes(of) }?;
+    nodes.into_iter().map(|node| describe_node(node, deep)).collect()
+}
+
+fn describe_node(handle: CUgraphNode, deep: usize) -> Result<Node> {
+    // SAFETY: the node is of a graph that lives.
+    let mut node = Node::of(NodeKind::of_number(unsafe { graph::node_type(handle) }?));
+    match node.kind {
+        NodeKind::Copy => {
+            // SAFETY: as above, and it is a copy.
+            let ends = unsafe { graph::copy_ends(handle) }?;
+            node.places = ends.iter().map(|end| Place::of_number(end.kind)).collect();
+        }
+        // What lies deeper is refused without a look.
+        NodeKind::Child if deep < MOST_DEEP => {
+            // SAFETY: as above, and it is a child graph.
+            node.children = describe(unsafe { graph::child(handle) }?, deep + 1)?;
+        }
+        _ => {}
+    }
+    Ok(node)
+}
+
+/// A graph that the GPU may launch, once it was uploaded.
+pub struct DeviceGraph {
+    exec: CUgraphExec,
+    graph: Graph,
+    node_count: usize,
+}
+
+// SAFETY: as `Graph`.
+unsafe impl Send for DeviceGraph {}
+
+impl fmt::Debug for DeviceGraph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceGraph({} nodes)", self.node_count)
+    }
+}
+
+impl DeviceGraph {
+    /// How many nodes it has, those of child graphs not counted.
+    pub fn node_count(&self) -> usize {
+        self.node_count
+    }
+
+    /// Puts it on the device, in `stream`: needed before the GPU launches it, and after each change.
+    pub fn upload(&self, stream: &Stream) -> Result<()> {
+        stream.same_context(&self.graph.context, "the graph")?;
+        self.graph.context.enter()?;
+        // SAFETY: graph and stream live, and their context is current.
+        unsafe { graph::upload(self.exec, stream.handle()) }
+    }
+
+    /// Launches it from the host, in `stream`; the stream is idle when neither it nor what it launched runs.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`], for each of its kernels, and for each time that it launches itself.
+    pub unsafe fn launch(&self, stream: &Stream) -> Result<()> {
+        stream.same_context(&self.graph.context, "the graph")?;
+        self.graph.context.enter()?;
+        // SAFETY: as above; what it does is the caller's.
+        unsafe { graph::launch(self.exec, stream.handle()) }
+    }
+}
+
+impl Drop for DeviceGraph {
+    fn drop(&mut self) {
+        // One that launches itself must not go under itself.
+        // SAFETY: it is this value's own, and the device is at rest.
+        self.graph.context.free_at_rest(|| unsafe { graph::exec_destroy(self.exec) });
+    }
+}

@@ -1,0 +1,284 @@
+//! Memory on the GPU, and host memory that the GPU sees.
+//!
+//! Both are written by kernels at any time, so that no reference to plain bytes is given: the CPU's side of host memory is
+//! atomics, device memory is copied. Freed at rest only, see [`super::Context`].
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::context::{Context, range};
+use super::stream::Stream;
+use crate::result::driver::{self, CUdeviceptr};
+use crate::result::{Error, Result};
+
+/// Memory that is exported is a multiple of this, so that no other allocation lies on its pages.
+const EXPORT_UNIT: usize = 2 << 20;
+/// Pages of the host, in which dma-bufs are counted.
+const PAGE: u64 = 4096;
+
+/// Memory of a GPU.
+pub struct DeviceMemory {
+    context: Context,
+    address: CUdeviceptr,
+    len: usize,
+}
+
+// SAFETY: the value is an address and a length; the driver's calls may come from any thread.
+unsafe impl Send for DeviceMemory {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceMemory {}
+
+impl fmt::Debug for DeviceMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceMemory({} bytes at {:#x})", self.len, self.address)
+    }
+}
+
+impl DeviceMemory {
+    /// `len` bytes of unknown content, aligned to 256 at least. Errors: none, or out of memory.
+    pub fn new(context: &Context, len: usize) -> Result<DeviceMemory> {
+        if len == 0 {
+            return Err(Error::Refused("0 bytes of device memory".into()));
+        }
+        context.enter()?;
+        // SAFETY: the context is current.
+        let address = unsafe { driver::mem_alloc(len) }?;
+        Ok(DeviceMemory { context: context.clone(), address, len })
+    }
+
+    /// Memory for a NIC: a multiple of 2 MiB, on pages of its own, that may be exported.
+    pub fn for_export(context: &Context, len: usize) -> Result<DeviceMemory> {
+        let whole = len.checked_next_multiple_of(EXPORT_UNIT);
+        let memory =
+            DeviceMemory::new(context, whole.ok_or_else(|| Error::Refused(format!("{len} bytes")))?)?;
+        // SAFETY: the memory lives, and its context is current. Without it a copy by a call may still be under way when the
+        // call returns, and another device would not see its end (GPUDirect RDMA, «Synchronization behavior»).
+        unsafe { driver::set_sync_memops(memory.address) }?;
+        Ok(memory)
+    }
+
+    /// Where it lies; kernels, and the CPU where addresses are unified, call it by this number.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: there is no empty one.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Fills all of it, in `stream`.
+    pub fn fill(&self, byte: u8, stream: &Stream) -> Result<()> {
+        stream.same_context(&self.context, "the memory")?;
+        self.context.enter()?;
+        // SAFETY: memory and stream live, and the length is the memory's.
+        unsafe { driver::fill(self.address, byte, self.len, stream.handle()) }
+    }
+
+    /// Copies `bytes` to `offset`, in `stream`, and waits for the end. Errors: out of bounds, `Deadline`.
+    pub fn write(&self, offset: usize, bytes: &[u8], stream: &Stream, limit: Duration) -> Result<()> {
+        range("this memory", offset, bytes.len(), self.len)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // By way of memory that can be left to the copy engine when it does not end in time.
+        let between = PinnedMemory::new(&self.context, bytes.len())?;
+        between.write(0, bytes)?;
+        self.copy(offset, &between, true, stream, limit)
+    }
+
+    /// Copies from `offset` to `bytes`, in `stream`, and waits for the end. Errors: out of bounds, `Deadline`.
+    pub fn read(&self, offset: usize, bytes: &mut [u8], stream: &Stream, limit: Duration) -> Result<()> {
+        range("this memory", offset, bytes.len(), self.len)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let between = PinnedMemory::new(&self.context, bytes.len())?;
+        self.copy(offset, &between, false, stream, limit)?;
+        between.read(0, bytes)
+    }
+
+    /// Dropped too early, `between` waits for the stream by itself, and is kept when that does not come to rest.
+    fn copy(
+        &self,
+        offset: usize,
+        between: &PinnedMemory,
+        to_us: bool,
+        stream: &Stream,
+        limit: Duration,
+    ) -> Result<()> {
+        stream.same_context(&self.context, "the memory")?;
+        self.context.enter()?;
+        let (ours, theirs) = (self.address + offset as u64, between.device_address());
+        let (to, from) = if to_us { (ours, theirs) } else { (theirs, ours) };
+        // SAFETY: both live, and the length was checked against ours and is all of theirs.
+        unsafe { driver::copy(to, from, between.len(), stream.handle()) }?;
+        stream.wait("a copy", limit)
+    }
+
+    /// A dma-buf of all of it. Errors: it does not begin and end on whole pages (see [`Self::for_export`]); the driver
+    /// cannot (`Abilities::dma_buf`).
+    pub fn dma_buf(&self) -> Result<OwnedFd> {
+        if !self.address.is_multiple_of(PAGE) || !(self.len as u64).is_multiple_of(PAGE) {
+            return Err(Error::Refused(format!(
+                "{self:?} does not begin and end on pages of {PAGE} bytes: what is exported is made by `for_export`"
+            )));
+        }
+        self.context.enter()?;
+        // SAFETY: the memory lives, and its context is current.
+        unsafe { driver::dma_buf(self.address, self.len) }
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // SAFETY: the memory is this value's own, and nothing runs that could use it.
+        self.context.free_at_rest(|| unsafe { driver::mem_free(self.address) });
+    }
+}
+
+/// Host memory that stays where it is and that every GPU sees; zeroed at first.
+pub struct PinnedMemory {
+    context: Context,
+    start: NonNull<u64>,
+    device_address: CUdeviceptr,
+    len: usize,
+}
+
+// SAFETY: the bytes are reached through atomics only.
+unsafe impl Send for PinnedMemory {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedMemory {}
+
+impl fmt::Debug for PinnedMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PinnedMemory({} bytes at {:p})", self.len, self.start)
+    }
+}
+
+impl PinnedMemory {
+    /// `len` bytes on pages of their own. Errors: none, or out of memory.
+    pub fn new(context: &Context, len: usize) -> Result<PinnedMemory> {
+        // Whole words, so that the last bytes can be reached as such.
+        let Some(whole) = len.checked_next_multiple_of(8).filter(|whole| *whole > 0) else {
+            return Err(Error::Refused(format!("{len} bytes of pinned memory")));
+        };
+        context.enter()?;
+        // SAFETY: the context is current.
+        let start = unsafe { driver::host_alloc(whole) }?;
+        // SAFETY: allocated just now, by the same driver.
+        let device_address = unsafe { driver::host_device_address(start) };
+        let (Some(start), Ok(device_address)) = (NonNull::new(start.cast::<u64>()), device_address.clone())
+        else {
+            // SAFETY: allocated just now, and nobody else knows it.
+            let _ = unsafe { driver::host_free(start) };
+            return Err(device_address
+                .err()
+                .unwrap_or_else(|| Error::Refused("the driver gave null as memory".into())));
+        };
+        // SAFETY: `whole` bytes begin there, and nobody else knows them.
+        unsafe { start.as_ptr().cast::<u8>().write_bytes(0, whole) };
+        Ok(PinnedMemory { context: context.clone(), start, device_address, len })
+    }
+
+    /// Where the GPU sees it.
+    pub fn device_address(&self) -> u64 {
+        self.device_address
+    }
+
+    /// Where the CPU sees it.
+    pub fn address(&self) -> NonNull<u8> {
+        self.start.cast()
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: there is no empty one.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> &[AtomicU8] {
+        // SAFETY: the memory lives as long as this value, aligned to pages, and is reached through atomics only.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len) }
+    }
+
+    /// Its whole words of 32 bits.
+    pub fn words(&self) -> &[AtomicU32] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / 4) }
+    }
+
+    /// Its whole words of 64 bits.
+    pub fn long_words(&self) -> &[AtomicU64] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / 8) }
+    }
+
+    /// Copies `bytes` to `offset`, in no order of bytes. Error: out of bounds.
+    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        range("this memory", offset, bytes.len(), self.len)?;
+        let places = &self.bytes()[offset..];
+        places.iter().zip(bytes).for_each(|(place, byte)| place.store(*byte, Ordering::Relaxed));
+        Ok(())
+    }
+
+    /// Copies from `offset` to `bytes`, in no order of bytes. Error: out of bounds.
+    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        range("this memory", offset, bytes.len(), self.len)?;
+        let places = &self.bytes()[offset..];
+        bytes.iter_mut().zip(places).for_each(|(byte, place)| *byte = place.load(Ordering::Relaxed));
+        Ok(())
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        // SAFETY: the memory is this value's own, and nothing runs that could use it.
+        self.context.free_at_rest(|| unsafe { driver::host_free(self.start.as_ptr().cast()) });
+    }
+}
+
+/// A word by which the CPU tells what runs on the GPU to end: pinned, read by the GPU over the bus.
+#[derive(Debug)]
+pub struct CancelWord(PinnedMemory);
+
+impl CancelWord {
+    /// A word that says nothing yet.
+    pub fn new(context: &Context) -> Result<CancelWord> {
+        // A line of its own: nobody else's stores make the GPU's reads wait.
+        PinnedMemory::new(context, 128).map(CancelWord)
+    }
+
+    /// The address that a kernel is given: a `volatile unsigned`, 0 until it is to end.
+    pub fn device_address(&self) -> u64 {
+        self.0.device_address()
+    }
+
+    /// Tells it to end. All that this thread stored before is seen by who sees this.
+    pub fn cancel(&self) {
+        self.0.words()[0].store(1, Ordering::Release);
+    }
+
+    /// Whether it was told.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.words()[0].load(Ordering::Acquire) != 0
+    }
+
+    /// For the next run, when nothing runs that it is for.
+    pub fn clear(&self) {
+        self.0.words()[0].store(0, Ordering::Release);
+    }
+}

@@ -1,0 +1,193 @@
+//! An image on the GPU, its kernels, and the arguments that they are launched with.
+
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+use super::context::Context;
+use super::image_builder::Image;
+use crate::result::driver::{self, CUfunction, CUmodule, FunctionAttribute};
+use crate::result::{Error, Result};
+
+/// A loaded image; unloaded when the last of its functions is gone.
+#[derive(Debug, Clone)]
+pub struct Module(Arc<Loaded>);
+
+#[derive(Debug)]
+struct Loaded {
+    context: Context,
+    module: CUmodule,
+}
+
+// SAFETY: the driver's calls about a module may come from any thread.
+unsafe impl Send for Loaded {}
+// SAFETY: as above.
+unsafe impl Sync for Loaded {}
+
+impl Module {
+    /// Loads it. Errors: it is for another architecture; the driver's, e.g. a name that it does not supply after all.
+    pub fn load(context: &Context, image: &Image) -> Result<Module> {
+        let arch = context.gpu().arch()?;
+        context.enter()?;
+        // SAFETY: the context is current; the image was read and checked, so that it is one, and the driver copies it.
+        let loaded = unsafe { driver::module_load(&image.bytes) };
+        let module = loaded
+            .map_err(|error| error.of(format_args!("an image for {} on a GPU of {arch}", image.arch)))?;
+        Ok(Module(Arc::new(Loaded { context: context.clone(), module })))
+    }
+
+    /// A kernel by its name, put on the device now: the first launch of one that was not waits for the device.
+    pub fn function(&self, name: &str) -> Result<Function> {
+        let text =
+            CString::new(name).map_err(|_| Error::Refused(format!("{name:?} is no name of a kernel")))?;
+        self.0.context.enter()?;
+        // SAFETY: the module lives, in the context that is current.
+        let handle = unsafe { driver::function(self.0.module, &text) }?;
+        // SAFETY: as above.
+        match unsafe { driver::function_load(handle) } {
+            // A driver that has no such function loads all at once.
+            Ok(()) | Err(Error::MissingFunction { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        let mut parameters = Some(Vec::new());
+        for index in 0.. {
+            // SAFETY: as above.
+            match unsafe { driver::parameter_bytes(handle, index) } {
+                Ok(Some(bytes)) => parameters.iter_mut().for_each(|list| list.push(bytes)),
+                Ok(None) => break,
+                // Before CUDA 12.4 a driver does not tell.
+                Err(Error::MissingFunction { .. }) => {
+                    parameters = None;
+                    break;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Function { module: self.clone(), handle, name: name.to_owned(), parameters })
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        // Code that runs must stay.
+        // SAFETY: the module is this value's own, and the device is at rest.
+        self.context.free_at_rest(|| unsafe { driver::module_unload(self.module) });
+    }
+}
+
+/// A kernel.
+#[derive(Debug, Clone)]
+pub struct Function {
+    module: Module,
+    handle: CUfunction,
+    name: String,
+    /// Sizes in bytes, where the driver tells.
+    parameters: Option<Vec<usize>>,
+}
+
+// SAFETY: the driver's calls about a function may come from any thread.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Function {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn handle(&self) -> CUfunction {
+        self.handle
+    }
+
+    pub(super) fn context(&self) -> &Context {
+        &self.module.0.context
+    }
+
+    /// Registers that a thread of it takes.
+    pub fn registers(&self) -> Result<u32> {
+        self.attribute(FunctionAttribute::CU_FUNC_ATTRIBUTE_NUM_REGS)
+    }
+
+    /// Threads that a block of it may have.
+    pub fn max_threads(&self) -> Result<u32> {
+        self.attribute(FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
+    }
+
+    fn attribute(&self, attribute: FunctionAttribute) -> Result<u32> {
+        self.context().enter()?;
+        // SAFETY: the function lives as its module does, in the context that is current.
+        Ok(unsafe { driver::function_attribute(self.handle, attribute) }?.max(0) as u32)
+    }
+
+    /// An error unless there are as many arguments, of such sizes, as the kernel takes.
+    pub(super) fn accepts(&self, arguments: &Arguments) -> Result<()> {
+        match &self.parameters {
+            Some(wanted) => matches(&self.name, wanted, &arguments.sizes()),
+            None => Ok(()),
+        }
+    }
+}
+
+fn matches(name: &str, wanted: &[usize], given: &[usize]) -> Result<()> {
+    match wanted == given {
+        true => Ok(()),
+        false => Err(Error::Refused(format!(
+            "kernel `{name}` takes parameters of {wanted:?} bytes, and was given {given:?}"
+        ))),
+    }
+}
+
+/// Arguments of a kernel, in their order, each copied as the bytes that it is.
+#[derive(Debug, Clone, Default)]
+pub struct Arguments(Vec<Box<[u8]>>);
+
+impl Arguments {
+    /// None yet.
+    pub fn new() -> Arguments {
+        Arguments::default()
+    }
+
+    /// An address, or another number of 64 bits.
+    pub fn u64(self, value: u64) -> Arguments {
+        self.bytes(&value.to_ne_bytes())
+    }
+
+    /// A number of 32 bits.
+    pub fn u32(self, value: u32) -> Arguments {
+        self.bytes(&value.to_ne_bytes())
+    }
+
+    /// A structure that is passed by value, laid out as the device's compiler lays it.
+    pub fn bytes(mut self, value: &[u8]) -> Arguments {
+        self.0.push(value.into());
+        self
+    }
+
+    fn sizes(&self) -> Vec<usize> {
+        self.0.iter().map(|value| value.len()).collect()
+    }
+
+    /// What the driver wants; it reads through these, bytes of no particular alignment, and never writes.
+    pub(super) fn pointers(&self) -> Vec<*mut c_void> {
+        self.0.iter().map(|value| value.as_ptr().cast_mut().cast()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_that_a_kernel_does_not_take_are_refused_before_the_launch() {
+        let arguments = Arguments::new().u64(1).u32(2).bytes(&[0; 48]);
+        assert_eq!((arguments.sizes(), arguments.pointers().len()), (vec![8, 4, 48], 3));
+        assert!(matches("post", &[8, 4, 48], &arguments.sizes()).is_ok());
+        for wanted in [&[8, 4][..], &[4, 8, 48], &[8, 4, 48, 4], &[]] {
+            let text = matches("post", wanted, &arguments.sizes()).unwrap_err().to_string();
+            assert!(
+                text.starts_with("kernel `post` takes parameters of") && text.ends_with("given [8, 4, 48]"),
+                "{text}"
+            );
+        }
+    }
+}

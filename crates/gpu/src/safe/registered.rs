@@ -1,0 +1,118 @@
+//! Host memory of others that the GPU sees: rings, doorbell records and doorbell pages that libmlx5 mapped.
+
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::context::Context;
+use super::pages::{How, Kind, Pages, Registrar, Share};
+use crate::result::driver;
+use crate::result::{Error, Result};
+
+/// The driver as the registry's other side; the context is current when it is asked.
+struct Driver;
+
+impl Registrar for Driver {
+    fn register(&mut self, start: usize, len: usize, io: bool) -> Result<()> {
+        // SAFETY: whoever registers has promised that these pages stay mapped.
+        unsafe { driver::host_register(std::ptr::with_exposed_provenance_mut(start), len, io) }
+    }
+
+    fn unregister(&mut self, start: usize) -> Result<()> {
+        // SAFETY: the registry gives back what it registered, when nobody uses it.
+        unsafe { driver::host_unregister(std::ptr::with_exposed_provenance_mut(start)) }
+    }
+}
+
+/// One for the process: a registration is seen by every context.
+static PAGES: Mutex<Option<Pages<Driver>>> = Mutex::new(None);
+
+fn pages() -> MutexGuard<'static, Option<Pages<Driver>>> {
+    PAGES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A range of host memory that the GPU sees, until this is dropped.
+pub struct Registered {
+    context: Context,
+    device_address: u64,
+    len: usize,
+    share: Option<Share>,
+}
+
+impl fmt::Debug for Registered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registered({} bytes at {:#x})", self.len, self.device_address)
+    }
+}
+
+impl Registered {
+    /// Lets the GPU see `start..start + len`; the pages around it come with it, and may be registered already.
+    /// Errors: the driver's, for a doorbell page with both of its refusals and what can be done.
+    ///
+    /// # Safety
+    /// The range stays mapped, at this place, until the value is dropped and the device is at rest.
+    pub unsafe fn new(context: &Context, start: NonNull<u8>, len: usize, kind: Kind) -> Result<Registered> {
+        context.enter()?;
+        let address = start.as_ptr().expose_provenance();
+        let share = pages().get_or_insert_with(|| Pages::new(Driver)).acquire(address, len, kind)?;
+        let mut registered =
+            Registered { context: context.clone(), device_address: 0, len, share: Some(share) };
+        registered.device_address = registered.seen_at(address)?;
+        Ok(registered)
+    }
+
+    /// Where the GPU sees `address`: every extent must be moved by the same distance, or the range has a gap there.
+    fn seen_at(&self, address: usize) -> Result<u64> {
+        let mut moved = None;
+        for extent in self.share.iter().flat_map(|share| &share.extents) {
+            // SAFETY: the extent is registered, and stays so while this value lives.
+            let seen =
+                unsafe { driver::host_device_address(std::ptr::with_exposed_provenance_mut(*extent)) }?;
+            let distance = seen.wrapping_sub(*extent as u64);
+            if *moved.get_or_insert(distance) != distance {
+                return Err(Error::Refused(format!(
+                    "the GPU sees {} bytes at {address:#x} in pieces that do not join: register them as one, first",
+                    self.len
+                )));
+            }
+        }
+        Ok((address as u64).wrapping_add(moved.unwrap_or(0)))
+    }
+
+    /// Where the GPU sees the first byte.
+    pub fn device_address(&self) -> u64 {
+        self.device_address
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: there is no empty one.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// How its pages were registered, in their order.
+    pub fn how(&self) -> &[How] {
+        self.share.as_ref().map_or(&[], |share| &share.how)
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let share = self.share.take();
+        self.context.free_at_rest(|| {
+            if let (Some(share), Some(pages)) = (share, pages().as_mut()) {
+                pages.release(&share);
+            }
+            Ok(())
+        });
+    }
+}
+
+/// How many extents of host memory are registered by this process.
+pub fn registered_extents() -> usize {
+    pages().as_ref().map_or(0, Pages::len)
+}

@@ -1,0 +1,200 @@
+//! A graph that launches itself, turn after turn, until it is told to end: the CPU only looks on.
+//!
+//! Its last kernel is `kernels/relaunch.cu`, which tells turns and end through 16 bytes of pinned memory. A turn costs some
+//! 5.5 µs beside its kernels' 0.5 µs each, and no CPU time; the flag is seen once a turn.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use super::compile::Unit;
+use super::device_graph::{DeviceGraph, Graph};
+use super::memory::PinnedMemory;
+use super::module::{Arguments, Function, Module};
+use super::stream::{Priority, Stream};
+use super::wait;
+use crate::result::driver::Shape;
+use crate::result::{Error, Result};
+
+/// The unit to compile into the module, beside the kernels of the graph.
+pub fn relaunch_unit() -> Unit {
+    Unit::new("relaunch.cu", include_str!("../../kernels/relaunch.cu"))
+}
+
+/// The kernel in it.
+const KERNEL: &str = "doorbell_relaunch";
+/// Words of the control block, as `relaunch.cu` has them.
+const CANCEL: usize = 0;
+const TURNS: usize = 1;
+const END: usize = 2;
+const ERROR: usize = 3;
+
+/// Why there was no further turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum End {
+    /// It was told to end.
+    Cancelled,
+    /// It had as many turns as it was allowed.
+    LimitReached,
+    /// The launch failed, with this `cudaError_t`.
+    LaunchFailed(u32),
+    /// It says what we do not know.
+    Unknown(u32),
+}
+
+fn end_of(word: u32, error: u32) -> Option<End> {
+    match word {
+        0 => None,
+        1 => Some(End::Cancelled),
+        2 => Some(End::LimitReached),
+        3 => Some(End::LaunchFailed(error)),
+        other => Some(End::Unknown(other)),
+    }
+}
+
+/// A graph with its relaunching kernel, its stream, and its control block.
+#[derive(Debug)]
+pub struct SelfLaunching {
+    graph: DeviceGraph,
+    stream: Stream,
+    control: PinnedMemory,
+}
+
+impl SelfLaunching {
+    /// Builds the graph of `kernels`, in this order, and the relaunching one out of `module` (see [`relaunch_unit`]); it may
+    /// have `turns` turns, 0: any number. Errors: the driver's and our rules' about the graph.
+    ///
+    /// # Safety
+    /// As [`Stream::launch`], for every turn.
+    pub unsafe fn of_kernels(
+        module: &Module,
+        kernels: &[(&Function, Shape, Arguments)],
+        turns: u32,
+    ) -> Result<SelfLaunching> {
+        let relaunch = module.function(KERNEL)?;
+        let (stream, control) = Self::parts(&relaunch)?;
+        let mut graph = Graph::new(relaunch.context())?;
+        for (function, shape, arguments) in kernels {
+            // SAFETY: what the kernels do is the caller's.
+            unsafe { graph.add_kernel(function, *shape, arguments) }?;
+        }
+        // SAFETY: the control block lives as long as the graph.
+        unsafe { graph.add_kernel(&relaunch, ONE_THREAD, &arguments(&control, turns)) }?;
+        Self::finish(graph, stream, control)
+    }
+
+    /// As [`Self::of_kernels`], of what `record` puts into a stream, e.g. a library's kernels.
+    ///
+    /// # Safety
+    /// As [`Graph::capture`] and [`Stream::launch`], for every turn.
+    pub unsafe fn of_capture(
+        module: &Module,
+        turns: u32,
+        record: impl FnOnce(&Stream) -> Result<()>,
+    ) -> Result<SelfLaunching> {
+        let relaunch = module.function(KERNEL)?;
+        let (stream, control) = Self::parts(&relaunch)?;
+        let with_relaunch = |stream: &Stream| {
+            record(stream)?;
+            // SAFETY: the control block lives as long as the graph.
+            unsafe { stream.launch(&relaunch, ONE_THREAD, &arguments(&control, turns)) }
+        };
+        // SAFETY: the module is kept by the graph's function below; the recorded kernels' code is the caller's.
+        let mut graph = unsafe { Graph::capture(&stream, with_relaunch) }?;
+        graph.keep(relaunch);
+        Self::finish(graph, stream, control)
+    }
+
+    fn parts(relaunch: &Function) -> Result<(Stream, PinnedMemory)> {
+        let context = relaunch.context();
+        // A line of its own: nobody else's stores make the GPU's reads wait.
+        Ok((Stream::new(context, Priority::Least)?, PinnedMemory::new(context, 128)?))
+    }
+
+    fn finish(graph: Graph, stream: Stream, control: PinnedMemory) -> Result<SelfLaunching> {
+        let graph = graph.instantiate()?;
+        graph.upload(&stream)?;
+        Ok(SelfLaunching { graph, stream, control })
+    }
+
+    /// Launches the first turn. Error: it still runs.
+    ///
+    /// # Safety
+    /// As in [`Self::of_kernels`].
+    pub unsafe fn start(&mut self) -> Result<()> {
+        if !self.stream.is_idle()? {
+            return Err(Error::Refused("the graph still runs: it is started again when it has ended".into()));
+        }
+        self.control.words()[..=ERROR].iter().for_each(|word| word.store(0, Ordering::Release));
+        // SAFETY: the caller's, as above.
+        unsafe { self.graph.launch(&self.stream) }
+    }
+
+    /// Tells it to end after the turn that sees it.
+    pub fn cancel(&self) {
+        self.control.words()[CANCEL].store(1, Ordering::Release);
+    }
+
+    /// Turns that have ended since the start.
+    pub fn turns(&self) -> u32 {
+        self.control.words()[TURNS].load(Ordering::Acquire)
+    }
+
+    /// How it ended; `None` while it runs. Error: what went wrong in one of its kernels.
+    pub fn ended(&self) -> Result<Option<End>> {
+        let word = self.control.words()[END].load(Ordering::Acquire);
+        match end_of(word, self.control.words()[ERROR].load(Ordering::Acquire)) {
+            Some(end) => Ok(Some(end)),
+            // A graph that says nothing may have died.
+            None => self.stream.is_idle().map(|_| None),
+        }
+    }
+
+    /// Waits for the end, at most `limit`, and for the stream to come to rest. Errors: as [`Self::ended`], `Deadline`.
+    pub fn wait(&self, limit: Duration) -> Result<End> {
+        let mut end = None;
+        wait::until("a graph that launches itself", limit, || {
+            end = self.ended()?;
+            Ok(end.is_some())
+        })?;
+        self.stream.wait("the last turn of a graph", limit)?;
+        end.ok_or_else(|| Error::Refused("the graph has ended without saying how".into()))
+    }
+}
+
+impl Drop for SelfLaunching {
+    fn drop(&mut self) {
+        // Or it would run for as long as the process, and what it uses be kept.
+        self.cancel();
+    }
+}
+
+const ONE_THREAD: Shape = Shape { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
+
+fn arguments(control: &PinnedMemory, turns: u32) -> Arguments {
+    Arguments::new().u64(control.device_address()).u32(turns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_words_are_read_as_it_writes_them() {
+        let source = relaunch_unit().text;
+        for (word, error, end, text) in [
+            (0, 0, None, "0: there will"),
+            (1, 0, Some(End::Cancelled), "1 cancelled"),
+            (2, 0, Some(End::LimitReached), "2 `limit` reached"),
+            (3, 719, Some(End::LaunchFailed(719)), "3 the launch failed"),
+            (9, 0, Some(End::Unknown(9)), "control[2] = end"),
+        ] {
+            assert_eq!(end_of(word, error), end);
+            assert!(source.contains(text), "{text:?} is not in relaunch.cu");
+        }
+        for (index, line) in
+            [(CANCEL, "[0] cancel"), (TURNS, "[1] turns"), (END, "[2] why"), (ERROR, "[3] the cudaError_t")]
+        {
+            assert!(line.starts_with(&format!("[{index}]")) && source.contains(line), "{line}");
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Streams: what is put into one runs in that order, beside all others; every wait has a deadline.
+
+use std::time::Duration;
+
+use super::context::Context;
+use super::module::{Arguments, Function};
+use super::wait;
+use crate::result::driver::{self, CUstream, Shape};
+use crate::result::{Error, Result};
+
+/// Which stream's blocks are placed first when several want to run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Priority {
+    /// After all others.
+    #[default]
+    Least,
+    /// Before all others, as for a kernel that others wait for.
+    Greatest,
+}
+
+/// A stream that does not wait for the default one. Dropped, it ends when its work has ended.
+#[derive(Debug)]
+pub struct Stream {
+    context: Context,
+    handle: CUstream,
+}
+
+// SAFETY: the driver's calls about a stream may come from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above; the driver has a lock of its own.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// A stream in `context`.
+    pub fn new(context: &Context, priority: Priority) -> Result<Stream> {
+        context.enter()?;
+        // SAFETY: the context is current.
+        let (least, greatest) = unsafe { driver::priority_range() }?;
+        let priority = if priority == Priority::Greatest { greatest } else { least };
+        // SAFETY: as above.
+        let handle = unsafe { driver::stream_create(priority) }?;
+        context.add_stream(handle);
+        Ok(Stream { context: context.clone(), handle })
+    }
+
+    /// The context that it was made in.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(super) fn handle(&self) -> CUstream {
+        self.handle
+    }
+
+    /// Whether all that was put into it has ended. Error: what went wrong in it; see [`Error::is_context_lost`].
+    pub fn is_idle(&self) -> Result<bool> {
+        self.context.enter()?;
+        // SAFETY: the stream lives, and its context is current.
+        unsafe { driver::stream_query(self.handle) }
+    }
+
+    /// Waits until then, at most `limit`. Errors: as [`Self::is_idle`], and `Deadline`, which names `what`.
+    pub fn wait(&self, what: &str, limit: Duration) -> Result<()> {
+        wait::until(what, limit, || self.is_idle())
+    }
+
+    /// Launches a kernel. Errors: wrong arguments, a shape that the GPU does not take; what happens in the kernel is told
+    /// by [`Self::is_idle`].
+    ///
+    /// # Safety
+    /// The kernel runs as its source says: it must keep to memory that stays until the stream is idle.
+    pub unsafe fn launch(&self, function: &Function, shape: Shape, arguments: &Arguments) -> Result<()> {
+        function.accepts(arguments)?;
+        self.context.enter()?;
+        let mut pointers = arguments.pointers();
+        // SAFETY: function and stream live, and there are as many arguments, of such sizes, as the function takes; what
+        // it does with them is the caller's.
+        let launched = unsafe { driver::launch(function.handle(), shape, self.handle, &mut pointers) };
+        launched.map_err(|error| error.of(format_args!("kernel `{}` with {shape:?}", function.name())))
+    }
+
+    /// Copies between two places that the GPU sees, by its copy engine; the end is told by [`Self::is_idle`].
+    ///
+    /// # Safety
+    /// Both ranges stay until the stream is idle, and nobody's references to them expect otherwise.
+    pub unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.context.enter()?;
+        // SAFETY: the stream lives, and its context is current; the ranges are the caller's.
+        unsafe { driver::copy(to, from, bytes, self.handle) }
+    }
+
+    /// Marks the stream as one that must not be asked for its state.
+    pub(super) fn records(&self, records: bool) {
+        self.context.stream_records(self.handle, records);
+    }
+
+    pub(super) fn same_context(&self, context: &Context, what: &str) -> Result<()> {
+        match self.context.gpu() == context.gpu() {
+            true => Ok(()),
+            false => Err(Error::Refused(format!(
+                "{what} is of {}, the stream of {}",
+                context.gpu(),
+                self.context.gpu()
+            ))),
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        self.context.abandon_stream(self.handle);
+    }
+}

@@ -1,0 +1,57 @@
+//! Waiting with a deadline: what a GPU does may never end, so nothing here calls a function that waits for it.
+//!
+//! Polls hard at first, since most of what is waited for takes microseconds, then gives the processor away, then sleeps.
+
+#![forbid(unsafe_code)]
+
+use std::time::{Duration, Instant};
+
+use crate::result::{Error, Result};
+
+/// How long to poll without a pause, and how long with pauses of the scheduler's.
+const HARD: Duration = Duration::from_micros(200);
+const YIELDING: Duration = Duration::from_millis(2);
+const SLEEP: Duration = Duration::from_micros(100);
+
+/// Calls `poll` until it gives `true`. Errors: its own, and `Deadline` after `limit`; it is asked at least once.
+pub fn until(what: &str, limit: Duration, mut poll: impl FnMut() -> Result<bool>) -> Result<()> {
+    let since = Instant::now();
+    loop {
+        if poll()? {
+            return Ok(());
+        }
+        match since.elapsed() {
+            waited if waited >= limit => return Err(Error::Deadline { what: what.to_owned(), waited }),
+            waited if waited < HARD => std::hint::spin_loop(),
+            waited if waited < YIELDING => std::thread::yield_now(),
+            _ => std::thread::sleep(SLEEP),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_never_ends_is_given_up_at_the_deadline() {
+        let limit = Duration::from_millis(20);
+        let since = Instant::now();
+        let error = until("kernel `echo`", limit, || Ok(false)).unwrap_err();
+        assert!(
+            since.elapsed() >= limit && matches!(error, Error::Deadline { waited, .. } if waited >= limit)
+        );
+        assert!(error.to_string().starts_with("kernel `echo` has not ended after "), "{error}");
+    }
+
+    #[test]
+    fn what_has_ended_needs_no_time_and_an_error_ends_the_wait() {
+        assert_eq!(until("x", Duration::ZERO, || Ok(true)), Ok(()));
+        let mut polls = 0;
+        let third = until("x", Duration::from_secs(9), || {
+            polls += 1;
+            if polls == 3 { Err(Error::Refused("lost".into())) } else { Ok(false) }
+        });
+        assert_eq!((third, polls), (Err(Error::Refused("lost".into())), 3));
+    }
+}

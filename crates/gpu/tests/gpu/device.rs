@@ -1,0 +1,403 @@
+//! What needs a GPU. Each test says aloud when there is none: «one CUDA device (no CUDA driver: looked for …)».
+//!
+//! What loses a context runs in a process of its own, this same program, so that the others keep theirs.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::process::Command;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use gpu::cache::{Cache, Origin};
+use gpu::{
+    Arguments, CancelWord, Context, DeviceMemory, End, Error, Form, Gpu, GpuTimer, Graph, How, Image,
+    ImageBuilder, Kind, Module, PinnedMemory, Priority, Registered, SelfLaunching, Shape, Stream, Toolkit,
+    Unit, code, relaunch_unit,
+};
+use measure::need;
+
+/// What ends at all ends long before.
+const LIMIT: Duration = Duration::from_secs(5);
+const ONE: Shape = Shape { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
+
+/// One test at a time: what one leaves running, another would wait for.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A context with the kernels of these tests.
+struct Bench {
+    context: Context,
+    image: Image,
+    module: Module,
+    /// What the tests before could not free.
+    kept: usize,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Bench {
+    fn new() -> Result<Bench, String> {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let gpu = Gpu::first().map_err(|error| error.to_string())?;
+        let toolkit = Toolkit::find(None).map_err(|error| error.to_string())?;
+        let context = Context::new(gpu).map_err(|error| error.to_string())?;
+        let image = ImageBuilder::new(toolkit, Cache::off())
+            .image(&units(), gpu.arch().unwrap(), Form::Cubin)
+            .unwrap();
+        let module = Module::load(&context, &image).unwrap();
+        Ok(Bench { kept: context.kept(), context, image, module, _turn: turn })
+    }
+
+    /// What could not be freed since.
+    fn kept(&self) -> usize {
+        self.context.kept() - self.kept
+    }
+
+    fn stream(&self) -> Stream {
+        Stream::new(&self.context, Priority::Least).unwrap()
+    }
+
+    fn launch(&self, stream: &Stream, kernel: &str, arguments: Arguments) -> gpu::Result<()> {
+        let function = self.module.function(kernel)?;
+        // SAFETY: each test keeps what it passes until the stream is idle.
+        unsafe { stream.launch(&function, ONE, &arguments) }
+    }
+}
+
+pub fn units() -> [Unit; 2] {
+    [Unit::new("kernels.cu", include_str!("kernels.cu")), relaunch_unit()]
+}
+
+/// Whole pages, as libmlx5 maps them.
+struct Pages(NonNull<u8>, Layout);
+
+impl Pages {
+    fn new(count: usize) -> Pages {
+        let layout = Layout::from_size_align(count * 4096, 4096).unwrap();
+        // SAFETY: the layout has a size.
+        Pages(NonNull::new(unsafe { alloc_zeroed(layout) }).unwrap(), layout)
+    }
+
+    fn at(&self, offset: usize) -> NonNull<u8> {
+        assert!(offset < self.1.size());
+        // SAFETY: inside the allocation.
+        unsafe { self.0.add(offset) }
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: inside the allocation, aligned by the tests, and reached through atomics only.
+        unsafe { self.at(offset).cast().as_ref() }
+    }
+
+    fn long_word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: as above.
+        unsafe { self.at(offset).cast().as_ref() }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout.
+        unsafe { dealloc(self.0.as_ptr(), self.1) };
+    }
+}
+
+#[test]
+fn gpu_says_what_it_is() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let gpu = bench.context.gpu();
+    println!(
+        "TABLE {gpu}: {}, {}, {} at {}, {} multiprocessors, {} MiB, driver for CUDA {}, {:?}",
+        gpu.name().unwrap(),
+        gpu.arch().unwrap(),
+        gpu,
+        gpu.bus_id().unwrap(),
+        gpu.multiprocessors().unwrap(),
+        gpu.memory_bytes().unwrap() >> 20,
+        gpu::driver_version().unwrap(),
+        gpu.abilities().unwrap()
+    );
+    let error = Gpu::of_ordinal(99).unwrap_err().to_string();
+    assert!(error.contains("GPU 99"), "{error}");
+}
+
+#[test]
+fn gpu_memory_is_filled_written_and_read_within_its_bounds() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let (stream, memory) = (bench.stream(), DeviceMemory::new(&bench.context, 100_000).unwrap());
+    memory.fill(0xa5, &stream).unwrap();
+    memory.write(70_000, b"doorbell", &stream, LIMIT).unwrap();
+    let mut found = vec![0; 100_000];
+    memory.read(0, &mut found, &stream, LIMIT).unwrap();
+    assert!(&found[70_000..70_008] == b"doorbell" && found[69_999] == 0xa5 && found[99_999] == 0xa5);
+    for error in [
+        memory.read(99_999, &mut [0; 2], &stream, LIMIT).unwrap_err(),
+        memory.write(usize::MAX, b"x", &stream, LIMIT).unwrap_err(),
+        DeviceMemory::new(&bench.context, 0).unwrap_err(),
+        PinnedMemory::new(&bench.context, usize::MAX).unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::Refused(_)), "{error}");
+    }
+    let error = DeviceMemory::new(&bench.context, 1 << 50).unwrap_err();
+    assert!(
+        error.code() == Some(code::OUT_OF_MEMORY) && error.to_string().contains("1125899906842624 bytes"),
+        "{error}"
+    );
+    assert!(!error.is_context_lost());
+    drop(memory);
+    assert_eq!(bench.kept(), 0);
+}
+
+#[test]
+fn gpu_kernel_takes_its_arguments_and_no_others() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let (stream, pinned) = (bench.stream(), PinnedMemory::new(&bench.context, 64).unwrap());
+    bench.launch(&stream, "add", Arguments::new().u64(pinned.device_address() + 8).u32(41)).unwrap();
+    bench.launch(&stream, "add", Arguments::new().u64(pinned.device_address() + 8).u32(1)).unwrap();
+    stream.wait("kernel `add`", LIMIT).unwrap();
+    assert_eq!(pinned.words()[2].load(Ordering::Acquire), 42);
+    for arguments in [Arguments::new(), Arguments::new().u32(1).u64(0), Arguments::new().u64(0).u32(0).u32(0)]
+    {
+        let error = bench.launch(&stream, "add", arguments).unwrap_err().to_string();
+        assert!(error.contains("`add` takes parameters of [8, 4] bytes"), "{error}");
+    }
+    let error = bench.module.function("no_such_kernel").unwrap_err();
+    assert!(error.code() == Some(code::NOT_FOUND) && error.to_string().contains("no_such_kernel"), "{error}");
+    let function = bench.module.function("add").unwrap();
+    let wide = Shape { block: [4096, 1, 1], ..ONE };
+    // SAFETY: the shape is refused before anything runs.
+    let error = unsafe { stream.launch(&function, wide, &Arguments::new().u64(0).u32(0)) }.unwrap_err();
+    assert!(error.to_string().contains("4096"), "{error}");
+    assert!(function.registers().unwrap() > 0 && function.max_threads().unwrap() >= 256);
+}
+
+#[test]
+fn gpu_image_for_another_architecture_is_refused_by_name() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let other = if bench.image.arch.number == 100 { 90 } else { 100 };
+    let builder = ImageBuilder::new(Toolkit::find(None).unwrap(), Cache::off());
+    let image = builder.image(&units(), gpu::Arch::sm(other), Form::Cubin).unwrap();
+    let error = Module::load(&bench.context, &image).unwrap_err().to_string();
+    assert!(error.contains(&format!("an image for sm_{other} on a GPU of {}", bench.image.arch)), "{error}");
+}
+
+#[test]
+fn gpu_kernel_that_does_not_end_is_given_up_and_ends_by_its_cancel_word() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let (stream, cancel) = (bench.stream(), CancelWord::new(&bench.context).unwrap());
+    let alive = PinnedMemory::new(&bench.context, 64).unwrap();
+    let arguments = Arguments::new().u64(cancel.device_address()).u64(alive.device_address());
+    bench.launch(&stream, "spin", arguments).unwrap();
+    let since = Instant::now();
+    let error = stream.wait("kernel `spin`", Duration::from_millis(50)).unwrap_err();
+    assert!(matches!(error, Error::Deadline { .. }) && since.elapsed() < Duration::from_secs(1), "{error}");
+    assert_eq!(alive.words()[0].load(Ordering::Acquire), 1);
+    // What other streams do goes on meanwhile.
+    let other = bench.stream();
+    bench.launch(&other, "add", Arguments::new().u64(alive.device_address() + 4).u32(7)).unwrap();
+    other.wait("kernel `add`", LIMIT).unwrap();
+    // What is dropped now may be in use: it is kept, in bounded time, and counted.
+    let since = Instant::now();
+    drop(DeviceMemory::new(&bench.context, 4096).unwrap());
+    assert!(since.elapsed() < LIMIT && bench.kept() == 1, "{:?}, {} kept", since.elapsed(), bench.kept());
+    let since = Instant::now();
+    cancel.cancel();
+    stream.wait("kernel `spin`", LIMIT).unwrap();
+    println!("TABLE a cancel word ends a kernel after {} us", since.elapsed().as_micros());
+    drop(DeviceMemory::new(&bench.context, 4096).unwrap());
+    assert_eq!(bench.kept(), 1);
+}
+
+#[test]
+fn gpu_timer_runs_on_the_gpus_clock() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let (stream, mut timer) = (bench.stream(), GpuTimer::new(&bench.context).unwrap());
+    timer.begin(&stream).unwrap();
+    bench.launch(&stream, "pass_time", Arguments::new().u64(3_000_000)).unwrap();
+    timer.finish(&stream).unwrap();
+    let elapsed = timer.elapsed(LIMIT).unwrap();
+    assert!((2_900..20_000).contains(&elapsed.as_micros()), "{elapsed:?}");
+}
+
+#[test]
+fn gpu_sees_records_that_share_a_page_and_a_ring_that_begins_inside_one() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let (stream, pages) = (bench.stream(), Pages::new(4));
+    // Sends' and receives' records on page 0; the ring from there to page 2.
+    let register = |offset, len| {
+        // SAFETY: the pages live until the end of the test, where all streams are idle.
+        unsafe { Registered::new(&bench.context, pages.at(offset), len, Kind::Memory) }.unwrap()
+    };
+    let before = gpu::registered_extents();
+    let (first, second, ring) = (register(64, 8), register(128, 8), register(256, 9000));
+    assert_eq!((first.how(), second.how().len(), ring.how().len()), (&[How::Memory][..], 1, 2));
+    assert_eq!(gpu::registered_extents() - before, 2);
+    drop(first);
+    for (registered, offset, value) in [(&second, 128, 5), (&ring, 256, 6), (&ring, 256 + 8996, 7)] {
+        let inside = registered.device_address() + if offset == 128 { 0 } else { offset as u64 - 256 };
+        bench.launch(&stream, "add", Arguments::new().u64(inside).u32(value)).unwrap();
+        stream.wait("kernel `add`", LIMIT).unwrap();
+        assert_eq!(pages.word(offset).load(Ordering::Acquire), value);
+    }
+    drop((second, ring));
+    assert_eq!(gpu::registered_extents(), before);
+}
+
+#[test]
+fn gpu_rings_a_doorbell_page_registered_as_memory_after_a_refusal_as_registers() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let (stream, pages) = (bench.stream(), Pages::new(1));
+    // SAFETY: the page lives until the end of the test, where all streams are idle.
+    let doorbell = unsafe { Registered::new(&bench.context, pages.at(0x800), 8, Kind::Doorbell) }.unwrap();
+    println!("TABLE a doorbell page that is memory: {:?}", doorbell.how());
+    assert!(matches!(doorbell.how(), [How::MemoryAfter(_)]), "{:?}", doorbell.how());
+    bench
+        .launch(&stream, "ring", Arguments::new().u64(doorbell.device_address()).u64(0x0123_4567_89ab_cdef))
+        .unwrap();
+    stream.wait("kernel `ring`", LIMIT).unwrap();
+    assert_eq!(pages.long_word(0x800).load(Ordering::Acquire), 0x0123_4567_89ab_cdef);
+}
+
+#[test]
+fn gpu_memory_for_a_nic_is_exported_as_a_dma_buf_of_its_own_pages() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    need!(
+        bench.context.gpu().abilities().map(|can| can.dma_buf).unwrap_or(false),
+        "export of dma-bufs by the driver"
+    );
+    let memory = DeviceMemory::for_export(&bench.context, 5000).unwrap();
+    assert_eq!((memory.len(), memory.address() % 4096), (2 << 20, 0));
+    let fd = memory.dma_buf().unwrap();
+    let target =
+        std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd))).unwrap();
+    assert!(target.to_string_lossy().contains("dmabuf"), "{}", target.display());
+    let odd = DeviceMemory::new(&bench.context, 5000).unwrap();
+    assert!(odd.dma_buf().unwrap_err().to_string().contains("for_export"));
+}
+
+#[test]
+fn gpu_graph_of_kernels_launches_itself_until_its_limit() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let counter = PinnedMemory::new(&bench.context, 64).unwrap();
+    let add = bench.module.function("add").unwrap();
+    for turns in [1, 10, 10_000] {
+        counter.words()[0].store(0, Ordering::Relaxed);
+        let kernels = [(&add, ONE, Arguments::new().u64(counter.device_address()).u32(1))];
+        // SAFETY: the counter lives until the graph has ended.
+        let mut graph = unsafe { SelfLaunching::of_kernels(&bench.module, &kernels, turns) }.unwrap();
+        let since = Instant::now();
+        // SAFETY: as above.
+        unsafe { graph.start() }.unwrap();
+        assert_eq!(graph.wait(LIMIT).unwrap(), End::LimitReached);
+        let us = since.elapsed().as_secs_f64() * 1e6 / f64::from(turns);
+        println!("TABLE two kernels, {turns:5} turns: {us:7.2} us a turn");
+        assert_eq!((graph.turns(), counter.words()[0].load(Ordering::Acquire)), (turns, turns));
+    }
+}
+
+#[test]
+fn gpu_captured_graph_launches_itself_until_it_is_cancelled_and_again() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let (memory, counter) =
+        (DeviceMemory::new(&bench.context, 4096).unwrap(), PinnedMemory::new(&bench.context, 64).unwrap());
+    let record = |stream: &Stream| {
+        memory.fill(7, stream)?;
+        bench.launch(stream, "add", Arguments::new().u64(counter.device_address()).u32(1))
+    };
+    // SAFETY: memory and module live until the graph has ended.
+    let mut graph = unsafe { SelfLaunching::of_capture(&bench.module, 0, record) }.unwrap();
+    for _ in 0..2 {
+        // SAFETY: as above.
+        unsafe { graph.start() }.unwrap();
+        // SAFETY: it is refused.
+        let error = unsafe { graph.start() }.unwrap_err().to_string();
+        assert!(error.contains("still runs"), "{error}");
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(graph.ended().unwrap(), None);
+        let since = Instant::now();
+        graph.cancel();
+        assert_eq!(graph.wait(LIMIT).unwrap(), End::Cancelled);
+        println!("TABLE cancelled after {} turns, seen in {} us", graph.turns(), since.elapsed().as_micros());
+        assert!(graph.turns() > 100, "{}", graph.turns());
+    }
+    assert_eq!(bench.kept(), 0);
+}
+
+#[test]
+fn gpu_graph_that_it_may_not_launch_is_refused_with_a_reason() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let error = Graph::new(&bench.context).unwrap().instantiate().unwrap_err().to_string();
+    assert!(error.contains("no kernel, copy or fill (0 nodes)"), "{error}");
+    // Our rules cannot see that this memory is not pinned; the driver can.
+    let (stream, pages) = (bench.stream(), Pages::new(1));
+    let memory = DeviceMemory::new(&bench.context, 4096).unwrap();
+    let from = pages.at(0).as_ptr() as u64;
+    // SAFETY: what is recorded is never launched.
+    let record = |stream: &Stream| unsafe { stream.copy(memory.address(), from, 4096) };
+    // SAFETY: as above.
+    let graph = unsafe { Graph::capture(&stream, record) }.unwrap();
+    println!("TABLE a copy of pageable memory: {:?}", graph.nodes().unwrap());
+    let error = graph.instantiate().unwrap_err().to_string();
+    println!("TABLE refused: {error}");
+    assert!(error.contains("the driver does not let the GPU launch this graph of 1 nodes"), "{error}");
+}
+
+#[test]
+fn gpu_capture_that_fails_leaves_its_stream_of_use() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let (stream, pinned) = (bench.stream(), PinnedMemory::new(&bench.context, 64).unwrap());
+    // SAFETY: nothing is launched.
+    let error =
+        unsafe { Graph::capture(&stream, |_| Err(Error::Refused("changed my mind".into()))) }.unwrap_err();
+    assert_eq!(error, Error::Refused("changed my mind".into()));
+    bench.launch(&stream, "add", Arguments::new().u64(pinned.device_address()).u32(3)).unwrap();
+    stream.wait("kernel `add`", LIMIT).unwrap();
+    assert_eq!(pinned.words()[0].load(Ordering::Acquire), 3);
+}
+
+#[test]
+fn gpu_module_is_loaded_in_a_second_and_from_disk_in_fifty_milliseconds() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let folder = std::env::temp_dir().join(format!("gpu-first-{}", std::process::id()));
+    let times = [Origin::Built, Origin::Cached].map(|origin| {
+        let since = Instant::now();
+        let builder = ImageBuilder::new(Toolkit::find(None).unwrap(), Cache::at(&folder));
+        let image = builder.image(&units(), bench.image.arch, Form::Cubin).unwrap();
+        assert_eq!(image.origin, origin);
+        Module::load(&bench.context, &image).unwrap().function("add").unwrap();
+        since.elapsed()
+    });
+    std::fs::remove_dir_all(&folder).unwrap();
+    println!(
+        "TABLE context to module: compiled {} ms, from disk {} ms",
+        times[0].as_millis(),
+        times[1].as_millis()
+    );
+    assert!(times[0] < Duration::from_secs(1) && times[1] < Duration::from_millis(50), "{times:?}");
+}
+
+/// The test below as a process of its own.
+const STAGE: &str = "GPU_TEST_FAULT";
+
+#[test]
+fn gpu_illegal_address_loses_the_context_in_bounded_time_and_says_so() {
+    let name = "device::gpu_illegal_address_loses_the_context_in_bounded_time_and_says_so";
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    if std::env::var_os(STAGE).is_none() {
+        let us = std::env::current_exe().unwrap();
+        let ended = Command::new(us).args(["--exact", name, "--nocapture"]).env(STAGE, "1").output().unwrap();
+        assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        assert!(String::from_utf8_lossy(&ended.stdout).contains("1 passed"), "the test did not run there");
+        return;
+    }
+    let since = Instant::now();
+    let (stream, memory) = (bench.stream(), DeviceMemory::new(&bench.context, 4096).unwrap());
+    bench.launch(&stream, "add", Arguments::new().u64(0x10).u32(1)).unwrap();
+    let error = stream.wait("kernel `add`", LIMIT).unwrap_err();
+    assert!(error.is_context_lost() && error.to_string().contains("its context is lost"), "{error}");
+    // Whatever comes next says the same, and nothing hangs, dropping included.
+    let next = DeviceMemory::new(&bench.context, 4096).unwrap_err();
+    assert!(next.is_context_lost(), "{next}");
+    drop(memory);
+    drop(stream);
+    assert!(bench.kept() >= 1 && since.elapsed() < LIMIT);
+}
