@@ -91,7 +91,11 @@ const PACKAGES: &[Package] = &[
         purpose: Purpose::Test,
         why: "the verbs life cycle from a second language",
     },
-    Package { name: "g++", purpose: Purpose::Test, why: "the shim's header must compile as C++17 too" },
+    Package {
+        name: "g++",
+        purpose: Purpose::Test,
+        why: "kernels of the host twin are C++ (the build goes without); the shim's header must compile as C++17 too",
+    },
     Package {
         name: "binutils",
         purpose: Purpose::Test,

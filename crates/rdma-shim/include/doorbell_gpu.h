@@ -245,7 +245,7 @@ DB_GPU_FN db_u32 db_shared_poll(struct db_shared_sq *shared, const struct db_pos
 
 /* The lap that a block's number tells. One lap on, a mark is stale; 256 laps on, no block is still at rest. */
 DB_GPU_FN db_u32 db_lap(const struct db_poster *poster, db_u64 block) {
-    return (db_u32)(block >> poster->lap_shift) + 1 & 0xff;
+    return ((db_u32)(block >> poster->lap_shift) + 1) & 0xff;
 }
 
 /* Says that a block is filled. After db_order_wqe_before_mark(). */

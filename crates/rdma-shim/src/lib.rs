@@ -15,6 +15,7 @@ mod memory_tests;
 mod queue_pair;
 mod request;
 pub mod sys;
+pub mod twin;
 
 pub use completion::{Completion, Status};
 pub use queue_pair::{Doorbell, Options, Order, PollError, QueuePair, ShimError};

@@ -15,7 +15,7 @@ use verbs::{
     SendOperation, SendRequest,
 };
 
-use crate::ends::{connect, device, memory, wait_for};
+use crate::ends::{connect, memory, softnic, wait_for};
 
 /// How long the NIC excuses a wrong ring at most, while a thread of the program, of which other tests start many, has no core:
 /// `MAX_WINDOWS` windows of `WINDOW_NS` (`soft-nic`, `device/doorbell.rs`). Without an excuse it speaks after `GRACE_NS`, 10 ms.
@@ -23,11 +23,6 @@ const EXCUSE: Duration = Duration::from_secs(1);
 
 /// How long the event of a wrong ring may take: the excuse, and half as much for the NIC's looks and the way of the event.
 const PATIENCE: Duration = EXCUSE.saturating_add(Duration::from_millis(500));
-
-fn softnic() -> Result<Context, String> {
-    std::env::var_os("SOFTNIC_FABRIC").ok_or("not started by softnic run")?;
-    device()
-}
 
 /// A queue that this test rings itself.
 struct HandRung {

@@ -14,6 +14,12 @@ pub fn device() -> Result<Context, String> {
     if context.is_mlx5() { Ok(context) } else { Err(format!("{} is not an mlx5 device", context.name())) }
 }
 
+/// The same, if it is the software NIC's, whose answer to a broken driver is defined.
+pub fn softnic() -> Result<Context, String> {
+    std::env::var_os("SOFTNIC_FABRIC").ok_or("not started by softnic run")?;
+    device()
+}
+
 /// Brings a queue pair from RESET to RTS, with `peer` of the same port at the other end.
 pub fn connect(qp: &Qp, peer: u32) {
     let context = qp.pd().context();

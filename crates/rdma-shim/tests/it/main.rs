@@ -7,3 +7,5 @@ mod defects;
 mod ends;
 mod loopback;
 mod parity;
+mod twin;
+mod twin_nic;

@@ -1,7 +1,8 @@
-//! libmlx5 and the shim leave the same bytes for the same requests: ring, record and register (INV-5).
+//! libmlx5, the shim and its host twin leave the same bytes for the same requests: ring, record and register (INV-5).
 //!
 //! libmlx5 posts to a real queue pair, which the device executes. The shim posts the same request objects to plain memory
-//! that stands for the same queue: same length, same QPN, the same bytes at the start. So nothing has to be masked.
+//! that stands for the same queue: same length, same QPN, the same bytes at the start. So nothing has to be masked. A kernel of
+//! the twin posts them to memory of its own.
 //! The register is the hard part: the device may take what is written there (the software NIC swaps it for zero), and
 //! libmlx5 tells nobody which half it uses. Hence its UAR page is moved elsewhere in this process' address space and
 //! a plain page is put in its place: libmlx5 stores into memory that only this test reads, and the test hands each
@@ -9,12 +10,13 @@
 
 use measure::need;
 use rdma_shim::sys::*;
+use rdma_shim::twin::{Arguments, Kernel, Launch, Visibility, run};
 use verbs::{
     Context, Cq, InlineSlice, Mr, Pages, Payload, QpBuilder, QpCapacity, QpType, QueuePair, ReceiveRequest,
     SendFlags, SendList, SendOperation, SendRequest, Sge, WorkCompletion,
 };
 
-use crate::ends::{Seeded, connect, device, memory, wait_for};
+use crate::ends::{DEADLINE, Seeded, connect, device, memory, wait_for};
 
 mod covered;
 use covered::Covered;
@@ -187,6 +189,14 @@ impl Mirror {
         }
     }
 
+    /// The same bytes as another mirror's.
+    fn assert_is(&self, other: &Mirror, what: &str) {
+        assert_eq!(self.ring, other.ring, "ring, twin and shim; {what}");
+        assert_eq!(self.receive_ring, other.receive_ring, "receive ring, twin and shim; {what}");
+        assert_eq!(self.record, other.record, "records, twin and shim; {what}");
+        assert_eq!(self.register, other.register, "register, twin and shim; {what}");
+    }
+
     fn compare_receive(&self, qp: &QueuePair, what: &str) {
         let layout = qp.layout().unwrap();
         assert_eq!(copy_of(layout.receive.address, self.receive_ring.len() * 8), self.receive_ring, "{what}");
@@ -196,6 +206,22 @@ impl Mirror {
             "receive record; {what}"
         );
     }
+}
+
+/// Has a kernel of the twin post a list, its stores in an order that `seed` chooses.
+fn post_by_twin<Q, R>(kernel: &str, queue: *mut Q, list: *const R, count: u32, seed: u64) {
+    let (mut error, mut bad) = (u32::MAX, 0_u32);
+    let arguments = Arguments::new()
+        .pointer(queue)
+        .pointer(list.cast_mut())
+        .push(count)
+        .pointer(&raw mut error)
+        .pointer(&raw mut bad);
+    let visibility = Visibility::Weak { seed };
+    let launch = Launch { blocks: 1, threads: 1, visibility, deadline: DEADLINE };
+    // SAFETY: the kernels of `post.cu` take these; callers pass a queue in plain memory and a list of its kind.
+    unsafe { run(Kernel::find(kernel).unwrap(), &launch, arguments) }.unwrap();
+    assert_eq!(error, 0, "{kernel}");
 }
 
 /// Payload of one request: what its slices point into.
@@ -284,10 +310,12 @@ struct Stage {
     next_inline: [u64; 4],
     blocks: u64,
     covered: Covered,
+    /// What the host twin posts to, where it takes part: the queue, and the peer's.
+    twin: Option<[Mirror; 2]>,
 }
 
 impl Stage {
-    fn new(context: &Context, kind: QpType, blueflame: bool) -> Stage {
+    fn new(context: &Context, kind: QpType, blueflame: bool, with_twin: bool) -> Stage {
         let pd = context.alloc_pd().unwrap();
         let (cq, peer_cq) = (Cq::new(context, 256).unwrap(), Cq::new(context, 256).unwrap());
         let capacity = QpCapacity {
@@ -312,6 +340,7 @@ impl Stage {
             next_inline: [0; 4],
             blocks: 0,
             covered: Covered::default(),
+            twin: with_twin.then(|| [&qp, &peer].map(|qp| Mirror::of(qp, blueflame))),
             qp,
             cq,
             peer,
@@ -339,6 +368,11 @@ impl Stage {
             let code =
                 unsafe { db_c_post_recv(&raw mut self.peer_mirror.rq, &raw const wr, 1, &raw mut bad) };
             assert_eq!(code, 0);
+            if let Some([_, twin]) = &mut self.twin {
+                twin.rq.consumer = self.peer_mirror.rq.consumer;
+                post_by_twin("post_receives", &raw mut twin.rq, &raw const wr, 1, self.blocks);
+                twin.assert_is(&self.peer_mirror, "receive");
+            }
             self.peer.post_receive(&ReceiveRequest { id: 1, scatter: &scatter }).unwrap();
             self.peer_mirror.compare_receive(&self.peer, "receive");
         }
@@ -402,6 +436,12 @@ impl Stage {
         let code =
             unsafe { db_c_post(&raw mut self.mirror.sq, raw.as_ptr(), raw.len() as u32, &raw mut bad) };
         assert_eq!(code, 0, "{what}");
+        if let Some([twin, _]) = &mut self.twin {
+            twin.register.fill(0);
+            twin.sq.consumer = self.mirror.sq.consumer;
+            post_by_twin("post_list", &raw mut twin.sq, raw.as_ptr(), raw.len() as u32, self.blocks);
+            twin.assert_is(&self.mirror, &what);
+        }
         self.qp.post_send_list(&mut list).unwrap_or_else(|error| panic!("{error}; {what}"));
         self.mirror.compare_send(&self.qp, &self.uar.take_doorbell(), &what);
         let received = plan.iter().filter(|(operation, _)| RECEIVED.contains(operation)).count();
@@ -436,7 +476,7 @@ impl Stage {
 
 fn compare_until_indices_wrap(context: &Context, kind: QpType) {
     let blueflame = std::env::var_os("MLX5_SHUT_UP_BF").is_none_or(|value| value == "0");
-    let mut stage = Stage::new(context, kind, blueflame);
+    let mut stage = Stage::new(context, kind, blueflame, false);
     assert!(stage.mirror.sq.half_bytes > 0, "a register of its own has BlueFlame");
     while stage.blocks < WRAPPED {
         let list = stage.random_list(kind);
@@ -460,6 +500,22 @@ fn parity_of_libmlx5_and_the_shim_on_rc() {
 fn parity_of_libmlx5_and_the_shim_on_uc() {
     let context = need!(device(), nic, "an mlx5 device");
     compare_until_indices_wrap(&context, QpType::Uc);
+}
+
+/// Each kernel is a launch: as many blocks as take every operation, payload and end of the ring dozens of times.
+#[test]
+fn parity_of_libmlx5_the_shim_and_the_twin() {
+    need!(Kernel::find("post_list"), cc, "a C++ compiler");
+    let blueflame = std::env::var_os("MLX5_SHUT_UP_BF").is_none_or(|value| value == "0");
+    for kind in [QpType::Rc, QpType::Uc] {
+        // A context each: libmlx5 gives a register that was freed to the next queue, and the first one's was moved away.
+        let context = need!(device(), nic, "an mlx5 device");
+        let mut stage = Stage::new(&context, kind, blueflame, true);
+        while stage.blocks < 3_000 {
+            let list = stage.random_list(kind);
+            stage.round(&list);
+        }
+    }
 }
 
 /// libmlx5 reads `MLX5_SHUT_UP_BF` when the device is opened: this test runs the one above again, in a process of its own.

@@ -1,0 +1,175 @@
+/*! Ordering primitives of the host twin: kernels as threads of a host processor. See order.h, and twin.h for CUDA's names.
+ *
+ * The contract is order_cuda.h's, not order_host.h's: each store here waits in the launch's store buffer and becomes visible
+ * at a time and in an order that the seed chooses, unless a fence or a barrier forbids it; so that what is missing on a
+ * GPU goes wrong on x86 as well. What the buffer does, with the sections of the PTX ISA: src/twin/memory.rs. In short:
+ *
+ *   primitive                                    becomes visible
+ *   db_store*, db_copy, db_store_record,         later, in any order; to the lane itself at once
+ *   db_store_register*, db_store_relaxed*
+ *   db_order_wqe_before_record,                  what the lane has stored, or met at a barrier: to everybody, now
+ *   db_order_record_before_register,             (fence.acq_rel.sys)
+ *   db_release_cqes
+ *   db_store_release*                            the same for the lanes of the grid (.gpu) or everybody (_sys), then
+ *                                                the word itself, later
+ *   db_order_wqe_before_ready, ..._before_mark   the same for the grid (fence.acq_rel.gpu)
+ *   db_fetch_add_acq_rel64                       the same for the grid, then the word, now
+ *   db_fetch_add64, db_exchange_acquire32        the word, now, after older stores to it; nothing else
+ *   db_warp_sync, db_block_sync                  what a lane saw before, to all lanes of the warp or block
+ *   db_warp_ballot, db_warp_shuffle*             nothing: they order no memory (CUDA C++ Programming Guide)
+ *   db_order_wqe_before_register, db_flush_register, db_acquire_cqe     nothing, as on a GPU
+ *
+ * «Later»: bytes of WQEs and payloads up to a fifth of a second, other words less than a millisecond.
+ *
+ * What a primitive stored has to be loaded by a primitive. Loads are performed where they stand: acquire and relaxed ones
+ * are alike here.
+ */
+#ifndef DB_ORDER_TWIN_H
+#define DB_ORDER_TWIN_H
+
+#include "twin.h"
+
+/* Byte order: everything that the device reads or writes, except payload and single bytes, is big-endian. */
+DB_FN db_u16 db_be16(db_u16 value) { return __builtin_bswap16(value); }
+DB_FN db_u32 db_be32(db_u32 value) { return __builtin_bswap32(value); }
+DB_FN db_u64 db_be64(db_u64 value) { return __builtin_bswap64(value); }
+
+/* A defect to plant: a fence that is not there. Tests compile kernels with one of these names defined and see them fail. */
+#if defined(DB_DEFECT_NO_WQE_FENCE)
+#define DB_TWIN_WQE_FENCE DB_TWIN_RELAXED
+#else
+#define DB_TWIN_WQE_FENCE DB_TWIN_SYS
+#endif
+#if defined(DB_DEFECT_NO_RECORD_FENCE)
+#define DB_TWIN_RECORD_FENCE DB_TWIN_RELAXED
+#else
+#define DB_TWIN_RECORD_FENCE DB_TWIN_SYS
+#endif
+#if defined(DB_DEFECT_RELAXED_RELEASE)
+#define DB_TWIN_RELEASE(scope) DB_TWIN_RELAXED
+#else
+#define DB_TWIN_RELEASE(scope) scope
+#endif
+
+DB_FN void db_twin_order(db_u32 scope, DB_TWIN_HERE) {
+    if (scope) DB_TWIN_DO(db_twin_fence(scope, file, line));
+}
+
+/* Memory of the queue's owner. */
+DB_FN void db_store32(db_u64 address, db_u32 value, DB_TWIN_HERE) { db_twin_put(address, value, 4, file, line); }
+DB_FN void db_store64(db_u64 address, db_u64 value, DB_TWIN_HERE) { db_twin_put(address, value, 8, file, line); }
+DB_FN void db_copy(db_u64 to, db_u64 from, db_u32 bytes, DB_TWIN_HERE) {
+    db_u32 i = 0;
+    if (!((to | from) & 3))
+        for (; i + 4 <= bytes; i += 4) db_twin_put(to + i, db_twin_get(from + i, 4, file, line), 4, file, line);
+    for (; i < bytes; i++) db_twin_put(to + i, db_twin_get(from + i, 1, file, line), 1, file, line);
+}
+/* A vector store: two accesses without an order (PTX ISA §8.2). */
+DB_FN void db_store_segment(db_u64 address, db_u64 first, db_u64 second, DB_TWIN_HERE) {
+    db_twin_put(address, first, 8, file, line);
+    db_twin_put(address + 8, second, 8, file, line);
+}
+
+/* ---- Edges of a post, in program order -------------------------------------------------------------------------- */
+
+DB_FN void db_order_wqe_before_record(DB_TWIN_HERE) { db_twin_order(DB_TWIN_WQE_FENCE, file, line); }
+DB_FN void db_order_record_before_register(DB_TWIN_HERE) { db_twin_order(DB_TWIN_RECORD_FENCE, file, line); }
+DB_FN void db_order_wqe_before_register(void) {}
+DB_FN void db_flush_register(void) {}
+
+/* ---- Stores and loads that the device sees ---------------------------------------------------------------------- */
+
+DB_FN void db_store_record(db_u64 address, db_u32 big_endian, DB_TWIN_HERE) {
+    db_twin_signal(address, big_endian, 4, 0, file, line);
+}
+DB_FN void db_store_register(db_u64 address, db_u64 as_in_memory, DB_TWIN_HERE) {
+    db_twin_signal(address, as_in_memory, 8, 0, file, line);
+}
+DB_FN void db_store_register_chunk(db_u64 to, db_u64 from, DB_TWIN_HERE) {
+    db_u32 word;
+    for (word = 0; word < 8; word++)
+        db_twin_signal(to + 8 * word, db_twin_get(from + 8 * word, 8, file, line), 8, 0, file, line);
+}
+DB_FN db_u8 db_load_owner(db_u64 address, DB_TWIN_HERE) { return (db_u8)db_twin_get(address, 1, file, line); }
+DB_FN void db_acquire_cqe(void) {}
+DB_FN void db_release_cqes(DB_TWIN_HERE) { db_twin_order(DB_TWIN_SYS, file, line); }
+DB_FN db_u16 db_load16(db_u64 address, DB_TWIN_HERE) { return (db_u16)db_twin_get(address, 2, file, line); }
+DB_FN db_u32 db_load32(db_u64 address, DB_TWIN_HERE) { return (db_u32)db_twin_get(address, 4, file, line); }
+
+/* ---- What only a GPU has: see doorbell_gpu.h -------------------------------------------------------------------- */
+
+#define DB_GPU_FN static inline
+
+DB_GPU_FN db_u32 db_lane(void) { return db_twin_lane(); }
+DB_GPU_FN void db_warp_sync(DB_TWIN_HERE) { __syncwarp(0xffffffffu, file, line); }
+DB_GPU_FN db_u32 db_warp_ballot(int predicate, DB_TWIN_HERE) {
+    return __ballot_sync(0xffffffffu, predicate, file, line);
+}
+DB_GPU_FN db_u32 db_warp_shuffle32(db_u32 value, db_u32 lane, DB_TWIN_HERE) {
+    return __shfl_sync(0xffffffffu, value, (int)lane, file, line);
+}
+DB_GPU_FN db_u64 db_warp_shuffle64(db_u64 value, db_u32 lane, DB_TWIN_HERE) {
+    return __shfl_sync(0xffffffffu, value, (int)lane, file, line);
+}
+DB_GPU_FN db_u32 db_warp_shuffle_up32(db_u32 value, db_u32 by, DB_TWIN_HERE) {
+    return __shfl_up_sync(0xffffffffu, value, by, file, line);
+}
+DB_GPU_FN void db_block_sync(DB_TWIN_HERE) { __syncthreads(file, line); }
+
+DB_GPU_FN db_u64 db_load_relaxed64(const db_u64 *word, DB_TWIN_HERE) {
+    return db_twin_get((db_u64)word, 8, file, line);
+}
+DB_GPU_FN db_u64 db_load_acquire64(const db_u64 *word, DB_TWIN_HERE) {
+    return db_twin_get((db_u64)word, 8, file, line);
+}
+DB_GPU_FN void db_store_release64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
+    db_twin_signal((db_u64)word, value, 8, DB_TWIN_RELEASE(DB_TWIN_GPU), file, line);
+}
+DB_GPU_FN db_u64 db_fetch_add64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
+    return db_twin_change<db_u64>(DB_TWIN_ADD, word, value, 0, DB_TWIN_RELAXED, file, line);
+}
+DB_GPU_FN db_u64 db_fetch_add_acq_rel64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
+    return db_twin_change<db_u64>(DB_TWIN_ADD, word, value, 0, DB_TWIN_RELEASE(DB_TWIN_GPU), file, line);
+}
+DB_GPU_FN db_u32 db_exchange_acquire32(db_u32 *word, db_u32 value, DB_TWIN_HERE) {
+    return db_twin_change<db_u32>(DB_TWIN_EXCHANGE, word, value, 0, DB_TWIN_RELAXED, file, line);
+}
+DB_GPU_FN void db_store_release32(db_u32 *word, db_u32 value, DB_TWIN_HERE) {
+    db_twin_signal((db_u64)word, value, 4, DB_TWIN_RELEASE(DB_TWIN_GPU), file, line);
+}
+DB_GPU_FN db_u32 db_load_relaxed32(const db_u32 *word, DB_TWIN_HERE) {
+    return (db_u32)db_twin_get((db_u64)word, 4, file, line);
+}
+DB_GPU_FN void db_store_relaxed32(db_u32 *word, db_u32 value, DB_TWIN_HERE) {
+    db_twin_signal((db_u64)word, value, 4, 0, file, line);
+}
+/* Every byte of the WQEs before the word or mark that says they are filled, for the thread that rings. */
+DB_GPU_FN void db_order_wqe_before_ready(DB_TWIN_HERE) { db_twin_order(DB_TWIN_RELEASE(DB_TWIN_GPU), file, line); }
+DB_GPU_FN void db_order_wqe_before_mark(DB_TWIN_HERE) { db_twin_order(DB_TWIN_RELEASE(DB_TWIN_GPU), file, line); }
+
+DB_GPU_FN void db_store_relaxed64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
+    db_twin_signal((db_u64)word, value, 8, 0, file, line);
+}
+DB_GPU_FN void db_store_relaxed8(db_u64 address, db_u32 value, DB_TWIN_HERE) {
+    db_twin_signal(address, value & 0xff, 1, 0, file, line);
+}
+DB_GPU_FN db_u32 db_first_other_mark(db_u64 address, db_u32 ahead, db_u32 value, DB_TWIN_HERE) {
+    db_u32 mark;
+    db_u64 eight = 0;
+    for (mark = ahead; mark < 64; mark++) {
+        if (mark == ahead || mark % 8 == 0) eight = db_twin_get(address + mark / 8 * 8, 8, file, line);
+        if ((eight >> mark % 8 * 8 & 0xff) != value) return mark;
+    }
+    return 64;
+}
+
+DB_GPU_FN db_u32 db_load_acquire_sys32(db_u64 address, DB_TWIN_HERE) {
+    return (db_u32)db_twin_get(address, 4, file, line);
+}
+DB_GPU_FN void db_store_release_sys32(db_u64 address, db_u32 value, DB_TWIN_HERE) {
+    db_twin_signal(address, value, 4, DB_TWIN_RELEASE(DB_TWIN_SYS), file, line);
+}
+
+DB_GPU_FN db_u64 db_clock_ns(DB_TWIN_HERE) { return db_twin_now(file, line); }
+
+#endif /* DB_ORDER_TWIN_H */

@@ -1,0 +1,347 @@
+//! What a kernel's lane calls: the other side of `twin.h`, `struct` and number for number.
+//!
+//! Each call returns 0, or 1 when the launch was given up: the header then leaves the kernel by a jump, after the call has
+//! returned, so that no frame of ours is passed.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_char, c_int};
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::block::{Call, WARP};
+use super::host_memory::{HostMemory, change_word};
+use super::lane_set::LaneSet;
+use super::launch::State;
+use super::memory::{Kind, Memory, Scope, StoreBuffer};
+use super::random::SplitMix;
+use super::site::{Site, What};
+
+/// Loads and looks at the clock in a row after which a lane is taken to poll: it then gives its core away, and after more
+/// of them it sleeps. Some hundred lanes share a few cores.
+const POLLS: u32 = 8;
+const MANY_POLLS: u32 = 400;
+const NAP: Duration = Duration::from_micros(20);
+
+/// As the CUDA C++ Programming Guide limits `__nanosleep`.
+const LONGEST_SLEEP: Duration = Duration::from_millis(1);
+
+/// `enum db_twin_scope`.
+const CTA: u32 = 1;
+const GPU: u32 = 2;
+
+/// A lane, for the calls of its thread.
+pub(super) struct Here {
+    state: Arc<State>,
+    /// Numbered through the launch.
+    lane: usize,
+    random: RefCell<SplitMix>,
+    polls: Cell<u32>,
+}
+
+thread_local! {
+    static HERE: Cell<*const Here> = const { Cell::new(std::ptr::null()) };
+}
+
+impl Here {
+    pub(super) fn new(state: Arc<State>, lane: usize, random: SplitMix) -> Here {
+        Here { state, lane, random: RefCell::new(random), polls: Cell::new(0) }
+    }
+
+    /// Runs the lane's kernel on this thread.
+    pub(super) fn enter(&self, kernel: impl FnOnce() -> c_int) {
+        HERE.set(std::ptr::from_ref(self));
+        kernel();
+        HERE.set(std::ptr::null());
+    }
+
+    fn block(&self) -> usize {
+        self.lane / self.state.threads
+    }
+
+    fn thread(&self) -> usize {
+        self.lane % self.state.threads
+    }
+
+    fn stores(&self) -> Option<MutexGuard<'_, StoreBuffer>> {
+        self.state.stores.as_ref().map(|stores| stores.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// After a change of the buffer: how much waits, and whether its thread has to know.
+    fn changed(&self, buffer: MutexGuard<'_, StoreBuffer>) {
+        let before = self.state.waiting.swap(buffer.len(), Ordering::SeqCst);
+        let wake = before == 0 && !buffer.is_empty();
+        drop(buffer);
+        if wake {
+            self.state.stored.notify_one();
+        }
+    }
+
+    /// Gives the core away where the seed says so: lanes are interrupted anywhere.
+    fn interrupt(&self) {
+        if self.state.stores.is_none() {
+            return;
+        }
+        let choice = self.random.borrow_mut().below(256);
+        if choice == 0 {
+            std::thread::sleep(NAP);
+        } else if choice < 24 {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Likewise while the lane polls.
+    fn poll(&self) {
+        let polls = self.polls.get() + 1;
+        self.polls.set(polls.min(MANY_POLLS));
+        if polls >= MANY_POLLS {
+            std::thread::sleep(NAP);
+        } else if polls >= POLLS {
+            std::thread::yield_now();
+        }
+    }
+
+    fn store(&self, address: u64, bytes: &[u8], kind: Kind) {
+        self.polls.set(0);
+        match self.stores() {
+            None => HostMemory.store(address, bytes),
+            Some(mut buffer) => {
+                let now_ns = self.state.now_ns();
+                buffer.store(&mut HostMemory, self.lane, (address, bytes), kind, now_ns);
+                buffer.tick(&mut HostMemory, now_ns);
+                self.changed(buffer);
+            }
+        }
+        self.interrupt();
+    }
+
+    fn load(&self, address: u64, out: &mut [u8]) {
+        self.poll();
+        if self.state.waiting.load(Ordering::SeqCst) == 0 {
+            HostMemory.load(address, out);
+        } else if let Some(buffer) = self.stores() {
+            buffer.load(&HostMemory, self.lane, address, out);
+        }
+        self.interrupt();
+    }
+
+    fn fence(&self, scope: u32) {
+        self.polls.set(0);
+        if let Some(mut buffer) = self.stores() {
+            let lanes = self.state.blocks.len() * self.state.threads;
+            let first = self.block() * self.state.threads;
+            let scope = match scope {
+                CTA => Scope::Lanes((first..first + self.state.threads).collect()),
+                GPU => Scope::Lanes(LaneSet::first(lanes)),
+                _ => Scope::System,
+            };
+            buffer.fence(&mut HostMemory, self.lane, scope);
+            self.changed(buffer);
+        }
+        fence(Ordering::SeqCst);
+        self.interrupt();
+    }
+
+    fn atomic(&self, address: u64, bytes: usize, change: impl Fn(u64) -> u64) -> u64 {
+        // A lock's word is polled with atomics.
+        self.poll();
+        let old = match self.stores() {
+            None => change_word(address, bytes, change),
+            Some(mut buffer) => {
+                buffer.settle(&mut HostMemory, address, bytes);
+                let old = change_word(address, bytes, change);
+                self.changed(buffer);
+                old
+            }
+        };
+        self.interrupt();
+        old
+    }
+
+    /// Waits for the lanes that the mask names. None: the launch was given up.
+    fn warp(&self, call: Call) -> Option<Box<[u64; WARP]>> {
+        self.polls.set(0);
+        self.interrupt();
+        let (index, lane) = (self.block(), self.thread());
+        let mut block = self.state.block(index);
+        // Who cannot go on stays until the launch is given up.
+        let let_go = block.arrive_at_warp(lane, call).unwrap_or_else(|fault| {
+            self.state.fail(fault);
+            Vec::new()
+        });
+        // Votes and shuffles order no memory.
+        if call.site.what == What::SyncWarp {
+            self.state.meet(index, &let_go);
+        }
+        drop(block);
+        self.state.wake(index, &let_go);
+        self.released()
+    }
+
+    /// Waits for the lanes of the block.
+    fn syncthreads(&self, site: Site) -> Option<Box<[u64; WARP]>> {
+        self.polls.set(0);
+        self.interrupt();
+        let (index, lane) = (self.block(), self.thread());
+        let mut block = self.state.block(index);
+        // Who cannot go on stays until the launch is given up.
+        let let_go = block.arrive_at_block(lane, site).unwrap_or_else(|fault| {
+            self.state.fail(fault);
+            Vec::new()
+        });
+        self.state.meet(index, &let_go);
+        drop(block);
+        self.state.wake(index, &let_go);
+        self.released()
+    }
+
+    fn released(&self) -> Option<Box<[u64; WARP]>> {
+        loop {
+            if let Some(values) = self.state.block(self.block()).take(self.thread()) {
+                self.interrupt();
+                return Some(values);
+            }
+            if self.state.is_given_up() {
+                return None;
+            }
+            std::thread::park();
+        }
+    }
+}
+
+/// Runs a call of the lane on this thread: 1 when it has to leave the kernel.
+fn call(
+    what: u32,
+    file: *const c_char,
+    line: c_int,
+    action: impl FnOnce(&Here, Site) -> Option<()>,
+) -> c_int {
+    let here = HERE.get();
+    assert!(!here.is_null(), "a kernel's primitive was called outside a launch");
+    // SAFETY: `Here::enter` set it for as long as the kernel runs on this thread.
+    let here = unsafe { &*here };
+    // SAFETY: `__builtin_FILE()` is a literal.
+    let site = unsafe { Site::new(What::of(what).unwrap_or(What::Start), file, line.unsigned_abs()) };
+    here.state.note(here.lane, site);
+    if here.state.is_given_up() || action(here, site).is_none() {
+        return 1;
+    }
+    0
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn db_twin_store(
+    address: u64,
+    value: u64,
+    bytes: u32,
+    signal: u32,
+    file: *const c_char,
+    line: c_int,
+) -> c_int {
+    let kind = if signal == 0 { Kind::Bytes } else { Kind::Signal };
+    let value = value.to_le_bytes();
+    call(What::Store as u32, file, line, |here, _| {
+        here.store(address, &value[..bytes as usize], kind);
+        Some(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn db_twin_load(
+    address: u64,
+    value: *mut u64,
+    bytes: u32,
+    file: *const c_char,
+    line: c_int,
+) -> c_int {
+    let mut loaded = [0; 8];
+    let left = call(What::Load as u32, file, line, |here, _| {
+        here.load(address, &mut loaded[..bytes as usize]);
+        Some(())
+    });
+    // SAFETY: `twin.h` passes a local.
+    unsafe { value.write(u64::from_le_bytes(loaded)) };
+    left
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn db_twin_atomic(
+    operation: u32,
+    address: u64,
+    operand: u64,
+    compared: u64,
+    old: *mut u64,
+    bytes: u32,
+    file: *const c_char,
+    line: c_int,
+) -> c_int {
+    // In the order of `enum db_twin_operation`.
+    let change = |word: u64| match operation {
+        0 => word.wrapping_add(operand),
+        1 => operand,
+        2 if word == compared => operand,
+        2 => word,
+        3 => word.max(operand),
+        4 => word.min(operand),
+        5 => word & operand,
+        6 => word | operand,
+        _ => word ^ operand,
+    };
+    let mut was = 0;
+    let left = call(What::Atomic as u32, file, line, |here, _| {
+        was = here.atomic(address, bytes as usize, change);
+        Some(())
+    });
+    // SAFETY: `twin.h` passes a local.
+    unsafe { old.write(was) };
+    left
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn db_twin_fence(scope: u32, file: *const c_char, line: c_int) -> c_int {
+    call(What::Fence as u32, file, line, |here, _| {
+        here.fence(scope);
+        Some(())
+    })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn db_twin_warp(
+    what: u32,
+    mask: u32,
+    value: u64,
+    values: *mut [u64; WARP],
+    file: *const c_char,
+    line: c_int,
+) -> c_int {
+    call(what, file, line, |here, site| {
+        let gathered = here.warp(Call { site, mask, value })?;
+        // SAFETY: `twin.h` passes a local array of a warp's length.
+        unsafe { values.write(*gathered) };
+        Some(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn db_twin_block(file: *const c_char, line: c_int) -> c_int {
+    call(What::SyncThreads as u32, file, line, |here, site| here.syncthreads(site).map(drop))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn db_twin_pause(ns: u64, file: *const c_char, line: c_int) -> c_int {
+    call(What::Time as u32, file, line, |here, _| {
+        if ns > 0 {
+            std::thread::sleep(Duration::from_nanos(ns).min(LONGEST_SLEEP));
+        } else {
+            here.poll();
+        }
+        Some(())
+    })
+}
+
+/// Nanoseconds since the first look at it in this process.
+#[unsafe(no_mangle)]
+extern "C" fn db_twin_clock() -> u64 {
+    static FIRST: OnceLock<Instant> = OnceLock::new();
+    FIRST.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
