@@ -16,7 +16,7 @@ use crate::refused::refused;
 use crate::workspace::{revision_text, root, target_dir};
 
 /// What a bundle holds of ours.
-const OURS: [&str; 4] = ["xtask", "generator", "softnic", "libsoftnic_preload.so"];
+const OURS: [&str; 5] = ["xtask", "generator", "softnic", "libsoftnic_preload.so", "gpu-probe"];
 /// What `bench-nic` runs of others, where this machine has it.
 const PERFTEST: [&str; 5] = ["ib_write_bw", "ib_read_bw", "ib_send_bw", "ib_send_lat", "ib_write_lat"];
 
@@ -64,6 +64,8 @@ pub fn run(options: &Options) -> Result<()> {
             "generator",
             "-p",
             "softnic",
+            "-p",
+            "gpu",
         ])
         .env("DOORBELL_REVISION", revision_text(&revision))
         .current_dir(root())

@@ -1,15 +1,21 @@
 //! `cargo xtask doctor`: what this machine has and lacks, and what follows for tests and figures. Changes nothing.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use measure::provenance::library_version;
 
-use crate::cuda_wheels;
-use crate::setup;
-use crate::workspace::root;
+use crate::process::{Ended, WAIT, output, run_logged};
+use crate::workspace::{root, target_dir};
+use crate::{cuda_wheels, setup};
+
+/// The program that asks CUDA; xtask links none of it.
+const PROBE: &str = "gpu-probe";
+/// Building it, from nothing.
+const BUILD: Duration = Duration::from_secs(10 * 60);
 
 /// Prints the table.
 pub fn run() -> Result<()> {
@@ -35,11 +41,48 @@ pub fn run() -> Result<()> {
     row("GPUs", &gpus());
     row("CUDA compiler", &cuda_wheels::state());
     row("process_vm", &process_vm());
+    say!();
+    match cuda() {
+        Ok(facts) => facts.iter().for_each(|(name, value)| row(name, value)),
+        Err(error) => row("CUDA", &format!("not asked: {error:#}")),
+    }
     Ok(())
 }
 
 fn row(name: &str, value: &str) {
     say!("{name:18} {value}");
+}
+
+/// What `gpu-probe` says: one that lies beside us, as in a bundle, else one built now.
+fn cuda() -> Result<Vec<(String, String)>> {
+    let mut command = Command::new(probe()?);
+    if cuda_wheels::folder().is_dir() {
+        command.arg("--toolkit").arg(cuda_wheels::folder());
+    }
+    Ok(facts(&output(&mut command, WAIT)?))
+}
+
+fn probe() -> Result<PathBuf> {
+    let beside = std::env::current_exe().ok().and_then(|us| Some(us.parent()?.join(PROBE)));
+    let bundled = |path: &PathBuf| path.is_file() && !path.starts_with(target_dir());
+    if let Some(path) = beside.filter(bundled) {
+        return Ok(path);
+    }
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--quiet", "--locked", "-p", "gpu", "--bin", PROBE]).current_dir(root());
+    let log = target_dir().join("xtask-test/gpu-probe.log");
+    match run_logged(&mut cargo, &log, BUILD)? {
+        Ended::Well => Ok(target_dir().join("debug").join(PROBE)),
+        ended => bail!("{PROBE} was not built ({ended:?}, see {})", log.display()),
+    }
+}
+
+/// Lines of a name, a tab, and a value.
+fn facts(said: &str) -> Vec<(String, String)> {
+    said.lines()
+        .filter_map(|line| line.split_once('\t'))
+        .map(|(name, value)| (name.trim().to_owned(), value.to_owned()))
+        .collect()
 }
 
 fn short(commit: &str) -> &str {
@@ -79,6 +122,14 @@ fn process_vm() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_probe_says_is_read_line_by_line() {
+        let said = "CUDA driver\tno CUDA driver: looked for libcuda.so\nGPU 0 \tNVIDIA H200\tsm_90\nnoise\n";
+        let read = facts(said);
+        assert_eq!(read.len(), 2);
+        assert_eq!(read[1], ("GPU 0".to_owned(), "NVIDIA H200\tsm_90".to_owned()));
+    }
 
     #[test]
     fn an_unknown_revision_and_an_empty_folder_read_as_such() {

@@ -30,7 +30,7 @@ const BUDGET_MINUTES: f64 = 20.0;
 /// Lines of a failed log that are printed.
 const TAIL: usize = 120;
 /// Our programs, as the symbol checks look at them.
-const PROGRAMS: [&str; 2] = ["generator", "softnic"];
+const PROGRAMS: [&str; 3] = ["generator", "softnic", "gpu-probe"];
 
 /// Options of `test`.
 #[derive(Args)]
@@ -168,7 +168,9 @@ fn without_rdma_core(root: &Path, name: &str, arguments: &[&str]) -> Row {
 fn release_build(root: &Path) -> Row {
     say!("building the release programs, some minutes the first time");
     let mut command = Command::new("cargo");
-    command.args(["build", "--release", "--locked", "-p", "generator", "-p", "softnic"]).current_dir(root);
+    command
+        .args(["build", "--release", "--locked", "-p", "generator", "-p", "softnic", "-p", "gpu"])
+        .current_dir(root);
     step("release build", logged("release build", command))
 }
 

@@ -240,11 +240,8 @@ pub unsafe fn event_query(event: CUevent) -> Result<bool> {
 /// Milliseconds between two events that have been reached.
 pub unsafe fn event_elapsed_ms(start: CUevent, end: CUevent) -> Result<f32> {
     let mut elapsed = 0.0;
-    // The version of 13.0's header; a 12's driver has only the first, which differs by an error code.
-    match call!(cuEventElapsedTime_v2(&mut elapsed, start, end)) {
-        Err(Error::MissingFunction { .. }) => Err(missing("cuEventElapsedTime_v2")),
-        other => other.map(|()| elapsed),
-    }
+    call!(cuEventElapsedTime_v2(&mut elapsed, start, end))?;
+    Ok(elapsed)
 }
 
 /// Device memory; aligned to 256 bytes at least.

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,8 @@ struct Inner {
     context: CUcontext,
     streams: Mutex<Vec<Entry>>,
     kept: AtomicUsize,
+    /// Whether the device did not come to rest when it was last waited for: then nobody waits again until it does.
+    stuck: AtomicBool,
 }
 
 /// A stream of this context.
@@ -59,7 +61,13 @@ impl Context {
             return Ok(Context(inner));
         }
         let context = driver::primary_retain(gpu.device)?;
-        let inner = Arc::new(Inner { gpu, context, streams: Mutex::default(), kept: AtomicUsize::new(0) });
+        let inner = Arc::new(Inner {
+            gpu,
+            context,
+            streams: Mutex::default(),
+            kept: AtomicUsize::new(0),
+            stuck: AtomicBool::new(false),
+        });
         contexts.insert(gpu.ordinal(), Arc::downgrade(&inner));
         Ok(Context(inner))
     }
@@ -82,7 +90,11 @@ impl Context {
 
     /// Runs `free` when the device is at rest; else keeps what it would free, and counts it.
     pub(super) fn free_at_rest(&self, free: impl FnOnce() -> Result<()>) {
-        if self.enter().is_err() || !self.at_rest(REST) || free().is_err() {
+        // A program that gives up has many things to free: the first waits for the rest.
+        let stuck = self.0.stuck.load(Ordering::Relaxed);
+        let rests = self.at_rest(if stuck { Duration::ZERO } else { REST });
+        self.0.stuck.store(!rests, Ordering::Relaxed);
+        if !rests || self.enter().is_err() || free().is_err() {
             self.0.kept.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -48,9 +48,13 @@ impl Graph {
     pub unsafe fn capture(stream: &Stream, record: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
         let context = stream.context().clone();
         context.enter()?;
-        // SAFETY: the stream lives, and its context is current.
-        unsafe { graph::capture_begin(stream.handle()) }?;
+        // Before it records: from then on another thread's look at it would end the record.
         stream.records(true);
+        // SAFETY: the stream lives, and its context is current.
+        if let Err(error) = unsafe { graph::capture_begin(stream.handle()) } {
+            stream.records(false);
+            return Err(error);
+        }
         let recorded = record(stream);
         context.enter()?;
         // SAFETY: as above. Ended in any case, or the stream would be of no use any more.
