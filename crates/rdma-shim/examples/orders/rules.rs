@@ -1,0 +1,135 @@
+//! Which operation of a thread may overtake which: the rules of x86-64, arm64, of PTX and of a NIC's own writes, worked out
+//! once for a whole search.
+
+use crate::program::{Assumptions, CellId, Machine, Op, Place, Scenario, Thread, Value};
+
+/// At most so many threads, words and operations of a thread.
+pub const THREADS: usize = 3;
+pub const CELLS: usize = 11;
+pub const OPS: usize = 20;
+
+/// A set of operations: bit `thread * OPS + index`.
+pub type Set = u64;
+
+pub fn bit(thread: usize, op: usize) -> Set {
+    1 << (thread * OPS + op)
+}
+
+/// What a program demands, worked out once.
+pub struct Rules<'a> {
+    pub scenario: &'a Scenario,
+    pub assume: Assumptions,
+    /// For each operation, the earlier ones of its thread that must have been performed.
+    pub after: Vec<Vec<u32>>,
+    /// For each operation, the earlier stores of its thread.
+    pub stores_before: Vec<Vec<Set>>,
+    /// Stores to the register: posted writes, whose arrival nobody hears of.
+    pub to_register: Set,
+    /// Stores that nothing forces out of a write-combining buffer.
+    pub resting: Set,
+}
+
+impl<'a> Rules<'a> {
+    pub fn new(scenario: &'a Scenario, assume: Assumptions) -> Self {
+        assert!(
+            scenario.threads.len() <= THREADS && scenario.cells.len() <= CELLS,
+            "the program is too large"
+        );
+        let mut rules = Rules {
+            scenario,
+            assume,
+            after: Vec::new(),
+            stores_before: Vec::new(),
+            to_register: 0,
+            resting: 0,
+        };
+        for (t, thread) in scenario.threads.iter().enumerate() {
+            assert!(thread.ops.len() <= OPS, "{} has {} operations", thread.name, thread.ops.len());
+            let (mut after, mut stores_before, mut stores) = (Vec::new(), Vec::new(), 0);
+            for (later, instruction) in thread.ops.iter().enumerate() {
+                let earlier = (0..later).filter(|&earlier| waits(scenario, thread, earlier, later, &assume));
+                after.push(earlier.fold(0, |set, earlier| set | 1 << earlier));
+                stores_before.push(stores);
+                if let Op::Store { cell, .. } = instruction.op {
+                    stores |= bit(t, later);
+                    if scenario.cells[cell].place == Place::Register {
+                        rules.to_register |= bit(t, later);
+                        rules.resting |= if rests(thread, later) { bit(t, later) } else { 0 };
+                    }
+                }
+            }
+            rules.after.push(after);
+            rules.stores_before.push(stores_before);
+        }
+        rules
+    }
+
+    pub fn op(&self, thread: usize, index: usize) -> Op {
+        self.scenario.threads[thread].ops[index].op
+    }
+
+    /// The store that a bit of a set stands for.
+    pub fn store(&self, id: u8) -> (usize, usize, CellId, Value) {
+        let (thread, index) = (usize::from(id) / OPS, usize::from(id) % OPS);
+        match self.op(thread, index) {
+            Op::Store { cell, value, .. } => (thread, index, cell, value),
+            other => unreachable!("{other:?} is no store"),
+        }
+    }
+}
+
+/// Whether a store to the register may stay in a host's write-combining buffer, since no fence behind it empties that.
+fn rests(thread: &Thread, store: usize) -> bool {
+    let empties = |op| matches!(op, Op::Fence(fence) if fence.edges().earlier_stores.is_some());
+    let is_host = matches!(thread.machine, Machine::X86 | Machine::Arm64);
+    is_host && !thread.ops[store..].iter().any(|one| empties(one.op))
+}
+
+/// Whether the `later` operation of a thread has to wait until the `earlier` one was performed. What a fence or a release
+/// demands of earlier *stores* is more than that (how far they have come) and is asked elsewhere.
+fn waits(scenario: &Scenario, thread: &Thread, earlier: usize, later: usize, assume: &Assumptions) -> bool {
+    let (a, b) = (thread.ops[earlier].op, thread.ops[later].op);
+    if a == Op::Nothing || b == Op::Nothing {
+        return false;
+    }
+    let same_cell = a.cell().is_some() && a.cell() == b.cell();
+    if same_cell || (a.decides() && b.stores()) {
+        return true;
+    }
+    if let Op::Fence(fence) = a {
+        let edges = fence.edges();
+        return match b {
+            Op::Fence(_) | Op::Meet => edges.later_stores,
+            _ => (b.loads() && edges.later_loads) || (b.stores() && edges.later_stores),
+        };
+    }
+    if let Op::Fence(fence) = b {
+        return (a.loads() && fence.edges().earlier_loads) || a == Op::Meet;
+    }
+    if a == Op::Meet || (b == Op::Meet && a.loads()) {
+        return true;
+    }
+    if a.order().acquires() || (b.order().releases().is_some() && a.loads()) {
+        return true;
+    }
+    match thread.machine {
+        Machine::Gpu | Machine::Arm64 => false,
+        Machine::X86 => {
+            let fenced = thread.ops[earlier..later].iter().any(|one| matches!(one.op, Op::Fence(_)));
+            let kept_by_compiler = fenced;
+            let combining =
+                |op: Op| op.cell().map(|cell| scenario.cells[cell].place) == Some(Place::Register);
+            let kept_by_processor = match (a.loads(), b.loads()) {
+                (_, true) => a.loads(),
+                (true, false) => true,
+                (false, false) => !combining(a) && (!combining(b) || assume.write_combining_waits),
+            };
+            kept_by_compiler && kept_by_processor
+        }
+        // Posted writes do not pass one another on their way to one completer; a read is answered before what it decides.
+        Machine::Nic => {
+            let place = |op: Op| op.cell().map(|cell| scenario.cells[cell].place);
+            a.loads() || place(a) == place(b) || assume.dma_in_order
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Ours hold in every interleaving and fail without any piece of it; the tables are those of the documentation.
+
+use crate::device::Failure;
+use crate::explore::{Outcome, explore};
+use crate::program::{Assumptions, Belief};
+use crate::rows::{Row, polling, posting};
+use crate::table;
+
+/// Fewer states than this in a program that holds, and the search has looked at next to nothing.
+const FEWEST_STATES: usize = 50;
+/// The same for a queue that several threads or warps share.
+const FEWEST_SHARED_STATES: usize = 500;
+
+fn rows() -> impl Iterator<Item = Row> {
+    posting().into_iter().chain(polling())
+}
+
+fn row(name: &str) -> Row {
+    rows().find(|row| table::name(row) == name).expect("the row exists")
+}
+
+fn fails(row: &Row, belief: Belief) -> bool {
+    explore(&row.scenario, Assumptions { belief, ..row.assume }).witness.is_some()
+}
+
+#[test]
+fn ours_hold_in_every_interleaving_and_end_with_every_wqe_executed() {
+    for row in rows().filter(|row| row.ours) {
+        let Outcome { states, ends, witness } = explore(&row.scenario, row.assume);
+        let name = table::name(&row);
+        assert_eq!(witness, None, "{name}");
+        let fewest = match row.who {
+            "2 warps share" | "3 threads share" => FEWEST_SHARED_STATES,
+            _ if row.scenario.queue.register.is_some() => FEWEST_STATES,
+            _ => FEWEST_STATES / 10,
+        };
+        assert!(states >= fewest && ends >= 1, "{name}: {states} states, {ends} of them good ends");
+    }
+}
+
+#[test]
+fn without_any_piece_of_ours_an_interleaving_fails() {
+    let mut pieces = 0;
+    for row in rows().filter(|row| row.ours) {
+        let labels = row.scenario.labels();
+        assert!(!labels.is_empty(), "{} has nothing to take out", table::name(&row));
+        for label in labels {
+            let outcome = explore(&row.scenario.without(label), row.assume);
+            let witness = outcome.witness.unwrap_or_else(|| {
+                panic!("{} without {label}: nothing fails in {} states", table::name(&row), outcome.states)
+            });
+            println!("{} without {label}:\n  {}", table::name(&row), witness.trace.join("\n  "));
+            pieces += 1;
+        }
+    }
+    assert!(pieces >= 49, "only {pieces} pieces were taken out");
+}
+
+/// What each piece is for: the failure that its absence must lead to.
+#[test]
+fn each_piece_keeps_off_the_failure_that_it_is_for() {
+    let stale = |failure| matches!(failure, Failure::Stale { .. });
+    let lost = |failure| matches!(failure, Failure::Lost { .. });
+    let read = |failure| matches!(failure, Failure::Read { .. });
+    type IsIt = fn(Failure) -> bool;
+    let kinds: [(&str, &str, IsIt); 12] = [
+        ("ours, strict, x86-64, host", "db_order_wqe_before_record", stale),
+        ("ours, strict, x86-64, host", "db_flush_register", lost),
+        ("ours, strict, arm64, host", "db_order_record_before_register", lost),
+        ("ours, strict, GPU thread, host", "db_order_wqe_before_record", stale),
+        ("ours, strict, GPU thread, host", "db_order_record_before_register", lost),
+        ("ours, early, GPU warp, host", "db_warp_sync", stale),
+        ("published in order, early, 3 threads share, host", "fence before publishing", stale),
+        ("published in order, strict, 3 threads share, host", "acq_rel of handing over", lost),
+        ("completions, GPU thread, host", "acquire of db_load_owner", read),
+        ("completions, GPU thread, host", "db_release_cqes", read),
+        ("completions, arm64, host", "db_acquire_cqe", read),
+        ("receives, GPU thread, host", "db_order_wqe_before_record", stale),
+    ];
+    for (name, label, is_it) in kinds {
+        let row = row(name);
+        let outcome = explore(&row.scenario.without(label), row.assume);
+        let witness = outcome.witness.expect(label);
+        assert!(is_it(witness.failure), "{name} without {label}: {:?}", witness.failure);
+    }
+}
+
+#[test]
+fn early_on_a_gpu_stands_or_falls_with_what_a_nic_makes_of_an_older_record() {
+    for row in
+        posting().iter().filter(|row| row.order.ends_with("early") && row.assume.belief == Belief::Grows)
+    {
+        assert!(!fails(row, Belief::Grows) && fails(row, Belief::LastWins), "{}", table::name(row));
+    }
+    let twice = row("register, record, register, GPU thread, host");
+    assert!(!fails(&twice, Belief::Grows) && !fails(&twice, Belief::LastWins));
+}
+
+#[test]
+fn early_on_x86_stands_or_falls_with_the_write_combining_buffer() {
+    let early = row("ours, early, x86-64, host");
+    assert!(fails(&early, Belief::Grows), "the register may pass the WQE");
+    assert!(!fails(&row("ours, early, if stores leave in order, x86-64, host"), Belief::LastWins));
+}
+
+#[test]
+fn a_fence_that_stops_at_the_gpu_serves_queues_in_gpu_memory_alone() {
+    for (name, failing) in [
+        ("the paper's release, GPU thread, host", true),
+        ("record by `st.release.sys`, then register, GPU thread, host", true),
+        ("Monarch, GPU thread, host", true),
+        ("DeepEP, GPU thread, host", true),
+        ("DeepEP, GPU thread, GPU", false),
+        ("gpunetio, GPU fences, GPU thread, host", true),
+        ("gpunetio, system fences, GPU thread, host", false),
+        ("gpunetio, GPU fences, GPU thread, GPU", false),
+        ("gpunetio, if PCIe reads missed the L2, GPU thread, GPU", true),
+        ("NVSHMEM, GPU thread, host", false),
+        ("libmlx5, x86-64, host", false),
+        ("libmlx5, arm64, host", false),
+    ] {
+        assert_eq!(fails(&row(name), Belief::Grows), failing, "{name}");
+    }
+}
+
+/// The shortest way into a failure, step by step: nothing before it is superfluous.
+#[test]
+fn a_witness_is_a_shortest_interleaving() {
+    let row = row("ours, early, GPU thread, host");
+    let outcome = explore(&row.scenario.without("db_order_wqe_before_record"), row.assume);
+    assert_eq!(
+        outcome.witness.expect("it fails").trace,
+        [
+            "poster stores register = 2",
+            "    register = 2 arrives at the NIC",
+            "    the NIC reads WQE 0, word 0",
+            "fails: the register tells the NIC of a WQE that is not there yet (WQE 0)",
+        ]
+    );
+}
+
+/// What a routine of a header calls, as far as it bears on order.
+fn calls<'a>(header: &'a str, routine: &str) -> Vec<&'a str> {
+    const MODELLED: [&str; 8] = [
+        "db_order_",
+        "db_store_rec",
+        "db_store_reg",
+        "db_flush_",
+        "db_acquire_",
+        "db_release_cqes",
+        "db_load_owner",
+        "db_warp_sync",
+    ];
+    let start = header.find(routine).expect(routine) + routine.len();
+    let body = &header[start..start + header[start..].find("\n}\n").expect("it ends")];
+    let words = body.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    words.filter(|word| MODELLED.iter().any(|modelled| word.starts_with(modelled))).collect()
+}
+
+/// The rows say what the routines do: the same calls, in the same order.
+#[test]
+fn the_headers_call_what_is_modelled() {
+    let alone = include_str!("../../include/doorbell.h");
+    let gpu = include_str!("../../include/doorbell_gpu.h");
+    let ring = [
+        "db_order_wqe_before_record",
+        "db_store_record",
+        "db_order_record_before_register",
+        "db_order_wqe_before_register",
+        "db_store_register",
+        "db_flush_register",
+    ];
+    let take = calls(alone, "int db_take_cqe(");
+    for (called, modelled) in [
+        (calls(alone, "void db_ring("), &ring[..]),
+        (calls(alone, "int db_post_recv("), &["db_order_wqe_before_record", "db_store_record"]),
+        (calls(alone, "void db_release("), &["db_release_cqes", "db_store_record"]),
+        (take[..2].to_vec(), &["db_load_owner", "db_acquire_cqe"]),
+        (calls(gpu, "void db_warp_ring("), &["db_warp_sync"]),
+        (calls(gpu, "void db_shared_tell("), &ring),
+    ] {
+        assert_eq!(called, modelled);
+    }
+}
+
+/// And each call is the instruction that the rows take it for.
+#[test]
+fn the_headers_have_the_fences_that_are_modelled() {
+    let host = include_str!("../../include/order_host.h");
+    let cuda = include_str!("../../include/order_cuda.h");
+    let fences = |header: &str, function: &str| -> Vec<String> {
+        let start = header.find(&format!("void {function}(void)")).expect(function);
+        let body = header[start..].split('}').next().expect("it ends");
+        let code = body.lines().filter(|line| !line.starts_with('#'));
+        let quoted = code.flat_map(|line| line.split('"').skip(1).step_by(2));
+        quoted.filter(|&text| text != "memory").map(|text| text.trim_end_matches(';').to_owned()).collect()
+    };
+    for (function, on_host, on_gpu) in [
+        ("db_order_wqe_before_record", &["", "dmb oshst"], &["fence.acq_rel.sys"][..]),
+        ("db_order_record_before_register", &["sfence", "dsb st"], &["fence.acq_rel.sys"]),
+        ("db_order_wqe_before_register", &["", "dmb oshst"], &[""]),
+        ("db_flush_register", &["sfence", "dsb st"], &[]),
+        ("db_acquire_cqe", &["", "dmb oshld"], &[""]),
+        ("db_release_cqes", &["", "dmb osh"], &["fence.acq_rel.sys"]),
+    ] {
+        assert_eq!(fences(host, function), on_host, "{function}");
+        assert_eq!(fences(cuda, function), on_gpu, "{function}");
+    }
+    for instruction in
+        ["st.relaxed.sys.global.u32", "st.mmio.relaxed.sys.global.u64", "ld.acquire.sys.global.u8"]
+    {
+        assert!(cuda.contains(instruction), "{instruction}");
+    }
+}
+
+#[test]
+fn the_documentation_has_these_tables() {
+    let documentation = include_str!("../../../../docs/rdma-shim.md");
+    for table in table::all() {
+        let missing: Vec<&str> = table.lines().filter(|line| !documentation.contains(*line)).collect();
+        assert!(
+            documentation.contains(&table),
+            "docs/rdma-shim.md is to hold what `cargo run -p rdma-shim --example orders` prints; it lacks\n{}",
+            missing.join("\n")
+        );
+    }
+}
+
+#[test]
+fn a_name_that_no_row_has_finds_nothing() {
+    assert!(table::traces("DeepFake").is_empty());
+    assert!(table::traces("Monarch").contains("fails: "));
+}
