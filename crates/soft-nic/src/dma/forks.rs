@@ -45,8 +45,12 @@ pub fn fork_generation() -> u32 {
 /// Taken while such a socket comes or goes, and by `fork`: a child closes exactly the sockets that it inherited.
 static FORKS_LOCKED: AtomicBool = AtomicBool::new(false);
 
+/// Sockets that a process may have: two for each of 32 addresses, those of the connection manager, and as much again for a program,
+/// a test say, that has several NICs.
+const MOST: usize = 256;
+
 /// Sockets that fork children close: a descriptor, or `FREE`.
-static OWN: [AtomicI32; 64] = [const { AtomicI32::new(FREE) }; 64];
+static OWN: [AtomicI32; MOST] = [const { AtomicI32::new(FREE) }; MOST];
 const FREE: i32 = -1;
 
 /// Held for three system calls at most, so waiting for it is short.

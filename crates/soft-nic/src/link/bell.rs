@@ -213,7 +213,7 @@ mod tests {
     #[test]
     fn a_nic_whose_packets_the_kernel_has_no_room_for_does_not_sleep_over_them() {
         let process = std::process::id().to_be_bytes();
-        let address = IpAddr::from([127, 48 + (process[1] & 7), process[2], process[3]]);
+        let address = IpAddr::from([127, 194 + 8 * (process[1] & 7), process[2], process[3]]);
         let config = LinkConfig {
             fabric: format!("stalled-{}", std::process::id()),
             addresses: vec![address],

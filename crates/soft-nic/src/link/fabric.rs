@@ -12,8 +12,8 @@
 //!           24   who wants to talk to this NIC: the call of a `softnic ctl`, or 0
 //!           64   pid, generation, start time, address of the cookie, cookie, descriptor of the directory + 1
 //!           128  channels that this slot published: 128 words, descriptor + 1 and the receiver's generation
-//!           1152 UDP ports of this slot's process: 16 words, an address folded to 48 bits and the port there
-//!           1280 services that its connection manager listens to: 64 words, see `services`
+//!           1152 UDP ports of this slot's process: 32 words, an address folded to 48 bits and the port there
+//!           1408 services that its connection manager listens to: 64 words, see `services`
 //! ```
 //! A slot belongs to its process until the process ends; who joins next takes it back. QPNs carry the slot, so slots are
 //! given out in turn: an old QPN must not name a new process's queue.
@@ -32,13 +32,14 @@ pub use services::{ServiceError, ServiceWord};
 pub use visit::{Seat, Visit};
 
 use super::record;
+use crate::config::{MAX_DEVICES, MAX_PORTS};
 use crate::dma::{Host, PeerMemory, SharedMemory, system};
 
 /// Most processes on one fabric.
 pub const SLOTS: usize = 128;
 
-/// UDP ports that a slot can name: one an address, two families, eight devices.
-pub const PORTS: usize = 16;
+/// UDP ports that a slot can name: one an address, of which each port of each device has one of either family.
+pub const PORTS: usize = 2 * MAX_DEVICES as usize * MAX_PORTS as usize;
 
 /// How long joining waits for another process that is joining.
 const JOIN_PATIENCE: Duration = Duration::from_secs(5);
@@ -59,7 +60,8 @@ mod at {
     pub const DESCRIPTOR: usize = 96;
     pub const CHANNELS: usize = 128;
     pub const PORTS: usize = 1152;
-    pub const SERVICES: usize = 1280;
+    pub const SERVICES: usize = PORTS + 8 * super::PORTS;
+    const _: () = assert!(SERVICES + 8 * super::services::COUNT <= SLOT_BYTES && SERVICES == 1408);
     pub const LEN: usize = SLOTS + super::SLOTS * SLOT_BYTES;
 }
 
@@ -259,7 +261,9 @@ impl Fabric {
     }
 
     /// Tells the others where packets for us may be handed on: an address of ours and the port of our own there. At most
-    /// [`PORTS`] count; what an earlier occupant said is gone.
+    /// [`PORTS`] count, see [`Link::join`]; what an earlier occupant said is gone.
+    ///
+    /// [`Link::join`]: super::Link::join
     pub fn publish_ports(&self, ports: impl Iterator<Item = (IpAddr, u16)>) {
         let mut ports = ports.map(|(address, port)| folded(address) << 16 | u64::from(port));
         for i in 0..PORTS {

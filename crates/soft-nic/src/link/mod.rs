@@ -233,6 +233,11 @@ impl Link {
         if !ring_bytes.is_power_of_two() || ring_bytes < 2 * record::MAX_RECORD {
             return Err(LinkError::RingBytes { ring_bytes });
         }
+        // What the directory cannot name would be nobody's: an owner drops what comes there for us.
+        let count = config.addresses.len();
+        if count > fabric::PORTS {
+            return Err(LinkError::Addresses { count });
+        }
         let host = Host::new().map_err(LinkError::Guard)?;
         let fabric = Arc::new(Fabric::join(&config.fabric)?);
         let wire = match config.addresses.as_slice() {

@@ -25,6 +25,15 @@ pub enum LinkError {
         /// What the kernel said.
         error: std::io::Error,
     },
+    /// More addresses than a process can tell the others of.
+    #[error(
+        "{count} addresses: a process has at most {} on a fabric; use fewer --devices or --ports, or one --ipv4 and no --ipv6",
+        super::fabric::PORTS
+    )]
+    Addresses {
+        /// As configured.
+        count: usize,
+    },
     /// Sockets cannot be waited for.
     #[error("waiting for packets (epoll): {0}")]
     Ear(std::io::Error),

@@ -4,7 +4,8 @@ use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use super::processes::{config, fabric_name};
-use crate::link::{Link, LinkConfig};
+use crate::config::{MAX_DEVICES, MAX_PORTS};
+use crate::link::{Link, LinkConfig, LinkError};
 
 /// A loopback address of its own for each test of each process.
 fn place(test: u8) -> IpAddr {
@@ -57,4 +58,26 @@ fn the_port_of_a_process_of_the_fabric_is_no_stranger_s() {
         second.look_for_strangers(second_of * 1_000_000_000);
     }
     assert_eq!(second.poll_event(), None);
+}
+
+/// So many addresses below those of the other tests, 32 for a process at most.
+fn crowd(count: usize) -> Vec<IpAddr> {
+    let first = (std::process::id() & 0x7fff) << 5;
+    (0..count as u32).map(|i| IpAddr::from((127 << 24 | first | i).to_be_bytes())).collect()
+}
+
+#[test]
+fn every_address_of_a_process_is_told_to_the_others_and_more_than_can_be_told_are_refused() {
+    let fabric = fabric_name();
+    let most = 2 * usize::from(MAX_DEVICES) * usize::from(MAX_PORTS);
+    let join = |addresses| Link::join(LinkConfig { addresses, ..config(&fabric, false) });
+    let owner = join(crowd(most)).unwrap();
+    let other = join(crowd(most)).unwrap();
+    let ports: Vec<_> = other.wire.as_ref().unwrap().own_ports().collect();
+    assert_eq!(ports.len(), 32);
+    for (address, port) in ports {
+        assert_eq!(owner.fabric.port_of(other.slot(), address), Some(port), "{address}");
+    }
+    let refused = join([crowd(most), vec![place(3)]].concat()).unwrap_err();
+    assert!(matches!(refused, LinkError::Addresses { count: 33 }), "{refused}");
 }
