@@ -252,7 +252,7 @@ fn linger(nic: &mut Nic<Host>, lingers: impl FnOnce()) {
     lingers();
     let until = Instant::now() + LINGERING;
     while nic.link().is_under_way() && Instant::now() < until {
-        if nic.poll(Now(system::monotonic_ns())) == 0 {
+        if nic.poll_last(Now(system::monotonic_ns())) == 0 {
             system::nap(WAITING);
         }
     }
@@ -271,7 +271,7 @@ fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant, lingers
     {
         // A peer waits for the acknowledgement of what this program has seen arrive.
         let flushed = catch_unwind(AssertUnwindSafe(|| {
-            while nic.poll(Now(system::monotonic_ns())) > 0 && Instant::now() < deadline {}
+            while nic.poll_last(Now(system::monotonic_ns())) > 0 && Instant::now() < deadline {}
             linger(&mut nic, lingers);
         }));
         // Or peers would take a normal end for a death.

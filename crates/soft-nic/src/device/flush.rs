@@ -34,6 +34,8 @@ impl<M: Memory> Core<M> {
             return;
         }
         qp.state = QpState::Err;
+        // No message follows that an acknowledgement could wait for.
+        qp.converses = false;
         // Before the first flush CQE: with that the memory is the program's.
         self.withdraw_sends(qp);
         if let Some(requester) = &mut qp.requester {

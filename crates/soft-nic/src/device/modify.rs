@@ -202,6 +202,14 @@ impl<M: Memory> Core<M> {
     }
 }
 
+impl ModifyQp {
+    /// Whether the QP is to go where it answers nothing: to RESET or ERR.
+    pub(super) fn ends_connection(&self) -> bool {
+        let wanted = QpState::from_number(self.state);
+        AttrMask(self.mask).contains(AttrMask::STATE) && matches!(wanted, Some(QpState::Reset | QpState::Err))
+    }
+}
+
 /// Copies the attributes that the mask names.
 fn apply(to: &mut ModifyQp, request: &ModifyQp) {
     let named = |attribute: AttrMask| AttrMask(request.mask).contains(attribute);

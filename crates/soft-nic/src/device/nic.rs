@@ -134,6 +134,9 @@ impl<M: Memory> Nic<M> {
 
     /// Closes a context and destroys everything in it. Unknown contexts are ignored.
     pub fn close_context(&mut self, context: ContextId) {
+        if self.core.acknowledge_all(&mut self.link, Some(context)) > 0 {
+            self.link.ring_bells();
+        }
         self.core.close_context(context);
     }
 
@@ -219,6 +222,9 @@ impl<M: Memory> Nic<M> {
         handle: Handle,
         request: &ModifyQp,
     ) -> Result<(), CommandError> {
+        if request.ends_connection() {
+            self.acknowledge_alone(context, handle);
+        }
         self.core.modify_qp(context, handle, request)
     }
 
@@ -229,7 +235,16 @@ impl<M: Memory> Nic<M> {
 
     /// `DESTROY_QP`; returns the asynchronous events that the program must have read.
     pub fn destroy_qp(&mut self, context: ContextId, handle: Handle) -> Result<u32, CommandError> {
+        self.acknowledge_alone(context, handle);
         self.core.destroy_qp(context, handle)
+    }
+
+    /// What this queue has executed is acknowledged before it goes.
+    fn acknowledge_alone(&mut self, context: ContextId, handle: Handle) {
+        let place = self.core.find_qp(context, handle);
+        if place.is_ok_and(|place| self.core.acknowledge_alone(&mut self.link, place) > 0) {
+            self.link.ring_bells();
+        }
     }
 
     /// `CREATE_SRQ`.
@@ -281,6 +296,11 @@ impl<M: Memory> Nic<M> {
     /// One round. Returns how much was done; 0: nothing moved, the thread may rest.
     pub fn poll(&mut self, now: Now) -> usize {
         self.core.poll(&mut self.link, now, ARRIVALS)
+    }
+
+    /// One of the last rounds: no acknowledgement waits for a message that its program would send. Returns how much was done.
+    pub fn poll_last(&mut self, now: Now) -> usize {
+        self.core.acknowledge_all(&mut self.link, None) + self.poll(now)
     }
 
     /// Whether some queue waits for time to pass (a time-out, an RNR wait, a rate): rest for microseconds only.

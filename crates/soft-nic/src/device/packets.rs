@@ -14,6 +14,7 @@ use roce::{
     Region, ReplyVerdict, Request, Responder, ServiceType, Status, Transmit, Verdict, Work,
 };
 
+use super::command::ContextId;
 use super::core::Core;
 use super::mr::access;
 use super::qp::Qp;
@@ -151,6 +152,30 @@ impl<M: Memory> Core<M> {
         }
         qp.converses = self.now.0.saturating_sub(qp.ack_due.0) < ACK_WAIT_NS;
         qp.converses && qp.sq.outstanding.is_empty()
+    }
+
+    /// The queue at this place may send nothing any more: the acknowledgement that waits for its answer leaves alone. The program has
+    /// seen what it acknowledges, and nobody could say so afterwards. Returns the number of packets.
+    pub(super) fn acknowledge_alone(&mut self, link: &mut Link, place: u32) -> usize {
+        let owes = |qp: &Qp| {
+            let owed = qp.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement);
+            qp.route.filter(|_| qp.replying && owed)
+        };
+        let Some(route) = self.qps.get(place).and_then(owes) else { return 0 };
+        let Some(mut qp) = self.qps.take(place) else { return 0 };
+        qp.converses = false;
+        // What is left stays listed.
+        let (sent, _) = self.send_reply_packets(link, &mut qp, route);
+        self.qps.put(qp);
+        sent
+    }
+
+    /// The same for every queue of a context, or of all: they are about to go.
+    pub(super) fn acknowledge_all(&mut self, link: &mut Link, of: Option<ContextId>) -> usize {
+        let wanted = |qp: &Qp| of.is_none_or(|context| qp.context == context);
+        let listed = self.schedule.replying.clone();
+        let places = listed.into_iter().filter(|place| self.qps.get(*place).is_some_and(wanted));
+        places.collect::<Vec<_>>().into_iter().map(|place| self.acknowledge_alone(link, place)).sum()
     }
 
     /// Sends acknowledgements and READ responses. Number sent, and whether some are left.

@@ -1,9 +1,15 @@
 //! Both directions of one connection: its requester and its responder share nothing but their number (IBTA vol. 1 chapter 9).
 
-use mlx5_layout::CqeOpcode;
-use soft_nic::dma::Host;
-use soft_nic::testing::{Driver, QpId, QpShape, Setup, WorkRequest};
+use std::time::Duration;
 
+use mlx5_layout::CqeOpcode;
+use roce::qp_state::{AttrMask, QpState};
+use roce::{Now, ServiceType};
+use soft_nic::device::command::ModifyQp;
+use soft_nic::dma::Host;
+use soft_nic::testing::{Driver, QpShape, Region, Setup, WorkRequest};
+
+use crate::faults::{By, Two, sent};
 use crate::operations::{ALL, on_the_wire};
 
 /// A READ whose answer takes a responder many rounds.
@@ -55,45 +61,147 @@ fn a_message_does_not_wait_for_the_answer_to_a_read_that_its_queue_streams() {
     }
 }
 
-/// Sends from one end, and waits until it has come to the other.
-fn say(driver: &mut Driver<Host>, (from, to): (QpId, QpId), request: &WorkRequest) {
-    driver.post(from, request);
-    let waited = rounds(driver, |driver| driver.poll_receive(to).is_some());
-    assert!(waited < 8, "a round takes a microsecond; it came after {waited}");
+/// Rounds of both until `done`; a kernel that is slow to hand a packet over gets real time, and the virtual clock hardly any.
+fn until(two: &mut Two, what: &str, mut done: impl FnMut(&mut Two) -> bool) -> u32 {
+    const PROMPT: u32 = 200;
+    const MOST: u32 = PROMPT + 20_000;
+    for count in 1..MOST {
+        two.rounds(1);
+        if done(two) {
+            return count;
+        }
+        if count > PROMPT {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    panic!("{what}: not within {MOST} rounds, and not within 20 s");
+}
+
+/// Packets that a NIC has given to the kernel.
+fn packets(driver: &mut Driver<Host>) -> u64 {
+    driver.nic.link().wire_counters().expect("a wire").0.sent
+}
+
+/// Two NICs on the wire, with receives at both ends.
+fn two_programs(name: &str) -> Two {
+    let mut two = Two::new(name, ServiceType::Rc, By::Wire);
+    for _ in 0..16 {
+        let (left, right) = (two.from.pointer(0, 64), two.to.pointer(0, 64));
+        two.left.post_receive(two.a, &[left]);
+        two.right.post_receive(two.b, &[right]);
+    }
+    two
+}
+
+/// Left says something; returns when right has got it.
+fn left_says(two: &mut Two) {
+    two.left.post(two.a, &WorkRequest::send(&two.from, 0, 8));
+    until(two, "a word to the right", |two| two.right.poll_receive(two.b).is_some());
+}
+
+/// Right says something, and the answer is there; returns the packets that right has sent when the first of them leaves.
+fn right_answers(two: &mut Two) -> u64 {
+    let before = packets(&mut two.right);
+    two.right.post(two.b, &WorkRequest::send(&two.to, 0, 8));
+    until(two, "an answer leaves", |two| packets(&mut two.right) > before);
+    let left = packets(&mut two.right);
+    until(two, "the answer", |two| two.left.poll_receive(two.a).is_some());
+    left
+}
+
+/// What left has said is complete, and so is what right has answered.
+fn both_complete(two: &mut Two) {
+    until(two, "a completion on the left", |two| sent(&mut two.left, two.a) == Some(Ok(())));
+    until(two, "a completion on the right", |two| sent(&mut two.right, two.b) == Some(Ok(())));
 }
 
 #[test]
 fn in_a_conversation_an_acknowledgement_leaves_with_the_answer_and_waits_for_none_that_does_not_come() {
-    let mut driver = Driver::new(on_the_wire("duplex-talk"));
-    let (a, b) = driver.pair(QpShape::default());
-    let (from, to) = (driver.region(64, ALL), driver.region(64, ALL));
-    for _ in 0..8 {
-        driver.post_receive(a, &[to.pointer(0, 64)]);
-        driver.post_receive(b, &[to.pointer(0, 64)]);
-    }
-    let word = WorkRequest::send(&from, 0, 8);
-    let acknowledged = |driver: &mut Driver<Host>| driver.poll_send(a).is_some();
+    let mut two = two_programs("duplex-talk");
+    let before = packets(&mut two.right);
     // Nobody knows yet that they converse.
-    say(&mut driver, (a, b), &word);
-    let waited = rounds(&mut driver, acknowledged);
-    assert!(waited <= 3, "the first acknowledgement came after {waited} rounds");
-    say(&mut driver, (b, a), &word);
+    left_says(&mut two);
+    assert_eq!(packets(&mut two.right), before + 1, "the first acknowledgement leaves at once");
+    right_answers(&mut two);
     for turn in 0..3 {
-        rounds(&mut driver, |driver| driver.poll_send(b).is_some());
-        say(&mut driver, (a, b), &word);
-        for _ in 0..4 {
-            driver.poll();
-        }
-        assert!(driver.poll_send(a).is_none(), "turn {turn}: it left before the answer");
-        say(&mut driver, (b, a), &word);
-        assert!(rounds(&mut driver, acknowledged) <= 2, "turn {turn}: it did not leave with the answer");
+        both_complete(&mut two);
+        let before = packets(&mut two.right);
+        left_says(&mut two);
+        two.rounds(4);
+        assert_eq!(packets(&mut two.right), before, "turn {turn}: it left before the answer");
+        assert_eq!(right_answers(&mut two), before + 2, "turn {turn}: it leaves with the answer");
     }
-    // No answer: ten microseconds; and then nobody waits for one.
-    rounds(&mut driver, |driver| driver.poll_send(b).is_some());
-    say(&mut driver, (a, b), &word);
-    let waited = rounds(&mut driver, acknowledged);
-    assert!((6..=14).contains(&waited), "an acknowledgement without an answer came after {waited} rounds");
-    say(&mut driver, (a, b), &word);
-    let waited = rounds(&mut driver, acknowledged);
-    assert!(waited <= 3, "the one after it came after {waited} rounds");
+    // No answer: ten microseconds; and then nobody waits for one. The virtual clock says when it leaves, whenever it arrives.
+    both_complete(&mut two);
+    let before = packets(&mut two.right);
+    left_says(&mut two);
+    let waited = until(&mut two, "its acknowledgement", |two| packets(&mut two.right) > before);
+    assert!((6..=14).contains(&waited), "an acknowledgement without an answer left after {waited} rounds");
+    left_says(&mut two);
+    assert_eq!(packets(&mut two.right), before + 2, "the one after it leaves at once");
+}
+
+/// How a queue goes away.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    Destroyed,
+    Moved(QpState),
+    Closed,
+    /// The program ends: the NIC's last rounds.
+    Last,
+    /// A send of its own fails, and then its program destroys it.
+    Failed,
+}
+
+fn end(two: &mut Two, end: End) {
+    let (driver, b) = (&mut two.right, two.b);
+    let (context, handle) = (driver.context, driver.qp(b).handle);
+    match end {
+        End::Destroyed => drop(driver.nic.destroy_qp(context, handle).expect("the QP")),
+        End::Moved(state) => {
+            let mask = AttrMask::STATE.0;
+            let request = ModifyQp { state: state.number(), mask, ..ModifyQp::default() };
+            driver.modify(b, &request).expect("allowed from everywhere");
+        }
+        End::Closed => driver.nic.close_context(context),
+        End::Last => drop(driver.nic.poll_last(Now(driver.now))),
+        End::Failed => {
+            let nowhere = Region { lkey: !two.to.lkey, ..two.to.clone() };
+            driver.post(b, &WorkRequest::send(&nowhere, 0, 8));
+            rounds(driver, |driver| driver.state(b) == QpState::Err.number());
+            driver.nic.destroy_qp(context, handle).expect("the QP");
+        }
+    }
+}
+
+#[test]
+fn what_a_program_has_seen_arrive_is_acknowledged_though_its_queue_goes_away_at_once() {
+    use End::{Closed, Destroyed, Failed, Last, Moved};
+    let mut lost = Vec::new();
+    for way in [Destroyed, Moved(QpState::Err), Moved(QpState::Reset), Closed, Last, Failed] {
+        let mut two = two_programs("duplex-end");
+        left_says(&mut two);
+        right_answers(&mut two);
+        both_complete(&mut two);
+        let before = packets(&mut two.right);
+        left_says(&mut two);
+        assert_eq!(
+            packets(&mut two.right),
+            before,
+            "{way:?}: nothing waits for an answer that could be lost"
+        );
+        end(&mut two, way);
+        // Right does nothing any more: what has not left is lost, and left asks again until it gives up.
+        let mut outcome = None;
+        for _ in 0..2_000_000 {
+            two.left.poll();
+            outcome = outcome.or_else(|| sent(&mut two.left, two.a));
+            if outcome.is_some() {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        lost.extend(outcome.filter(|outcome| outcome.is_ok()).is_none().then_some((way, outcome)));
+    }
+    assert!(lost.is_empty(), "executed and seen, but not acknowledged: {lost:?}");
 }
