@@ -31,7 +31,7 @@ pub struct Ctl {
 enum Action {
     /// The processes that have a NIC: fabric, slot, pid, devices, ports and open QPs.
     List(list::List),
-    /// What a NIC has counted since it started, by the names of the --stats line.
+    /// What a NIC has counted since it started, by the names of the --stats line; behind that each port's, where there are several.
     Counters(counters::Show),
     /// Take a port down, or up again.
     Link(faults::Link),

@@ -204,6 +204,7 @@ fn a_delay_is_waited_for_live_and_from_the_start_and_what_a_program_sent_last_ar
         let gid = fabric.gid_arguments();
         let mut command = vec!["ibv_rc_pingpong", "-n", &iterations, "-c"];
         command.extend(gid.iter().map(String::as_str));
+        let mut begun = None;
         let pair = fabric.pair_prepared(&command, |server| {
             let pid = pid_of(server);
             let listed = || ctl_prints(&["list", "--fabric", fabric.name()]);
@@ -212,8 +213,10 @@ fn a_delay_is_waited_for_live_and_from_the_start_and_what_a_program_sent_last_ar
             assert!(listed().contains("delay 5ms"), "{}", listed());
             assert_eq!(count(server, "link_delay_ns"), 5_000_000);
             ctl_prints(&["set", &pid, "--delay", "10ms"]);
+            // The client starts after this.
+            begun = Some(std::time::Instant::now());
         });
-        let begun = std::time::Instant::now();
+        let begun = begun.expect("prepared");
         let finished = pair.finish();
         assert!(begun.elapsed() >= 2 * delay * rounds, "{:?}", begun.elapsed());
         for side in [&finished.server, &finished.client] {

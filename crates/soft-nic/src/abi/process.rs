@@ -18,7 +18,7 @@ use super::commands::{Answer, Commands};
 use super::control::{self, Talking};
 use super::events::Events;
 use super::rdma_cm::{self, Manager, Patience};
-use super::server::{Server, log};
+use super::server::{Locked, Server, log};
 use super::sysfs::Machine;
 use crate::config::Config;
 use crate::device::command::{
@@ -177,26 +177,29 @@ impl Process {
         run(self.manager())
     }
 
-    /// One round of the NIC on the program's own time. Returns the time it took, ns.
+    /// One round of the NIC on the program's own time. Returns the time it took, ns; 0 when somebody else has the NIC.
     pub fn pump(&self) -> u64 {
         if !faults_recoverable() {
             return 0;
         }
         self.shared.pumped.fetch_add(1, Ordering::Relaxed);
-        let start = system::monotonic_ns();
+        let mut begun = None;
         let whole = self.server.nic.attempt(|nic| {
-            nic.poll(Now(start));
+            // With the lock: what the thread sent last is delayed from a time that was read after it.
+            let now = system::monotonic_ns();
+            begun = Some(now);
+            nic.poll(Now(now));
         });
         if !whole {
             // The thread finds nobody gets the NIC any more, and says so.
             self.waker.wake();
         }
-        system::monotonic_ns().saturating_sub(start)
+        begun.map_or(0, |begun| system::monotonic_ns().saturating_sub(begun))
     }
 
     /// The program ends in a place where no lock may be taken and no memory allocated, such as a signal handler: the thread
-    /// reports, and the caller waits for it, not longer than [`PATIENCE`]. Whatever it interrupted stays interrupted: when
-    /// that holds what the thread needs, the report is lost.
+    /// reports, and the caller waits for it, not longer than [`PATIENCE`], and [`LINGERING`] more while something with a delay is
+    /// under way. Whatever it interrupted stays interrupted: when that holds what the thread needs, the report is lost.
     pub fn leave(&self) {
         let word = &self.shared.leaving;
         if self.shared.claimed.swap(true, Ordering::AcqRel)
@@ -244,48 +247,69 @@ impl Process {
     }
 }
 
-/// What was sent with a delay arrives though its program has ended, as on a wire: waits until it has left. `lingers` is told before.
-fn linger(nic: &mut Nic<Host>, lingers: impl FnOnce()) {
-    if !nic.link().is_under_way() {
-        return;
+/// The NIC, if it is to be had by `deadline`. Somebody may hold it for ever: a thread that was stopped in a command by the signal that
+/// ends us.
+fn lock_by(server: &Server<Nic<Host>>, deadline: Instant) -> Option<Locked<'_, Nic<Host>>> {
+    loop {
+        std::thread::yield_now();
+        let nic = server.nic.try_poll();
+        if nic.is_some() || Instant::now() >= deadline {
+            return nic;
+        }
+    }
+}
+
+/// What was sent with a delay arrives though its program has ended, as on a wire: waits until it has left, and rests without the
+/// lock. `lingers` is told before. True: there was something to wait for.
+fn linger<'s>(
+    server: &'s Server<Nic<Host>>,
+    held: &mut Option<Locked<'s, Nic<Host>>>,
+    lingers: impl FnOnce(),
+) -> bool {
+    if !held.as_mut().is_some_and(|nic| nic.link().is_under_way()) {
+        return false;
     }
     lingers();
     let until = Instant::now() + LINGERING;
-    while nic.link().is_under_way() && Instant::now() < until {
+    while let Some(nic) = held
+        && nic.link().is_under_way()
+        && Instant::now() < until
+    {
         if nic.poll_last(Now(system::monotonic_ns())) == 0 {
+            *held = None;
             system::nap(WAITING);
+            *held = lock_by(server, until);
         }
     }
+    true
 }
 
 /// Lets answers that are due go out, and reports.
 fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant, lingers: impl FnOnce()) -> Report {
     let mut report = Report { refused: server.refused(), thread_ns, ..Report::default() };
-    // Somebody may hold the lock for ever: a thread that was stopped in a command by the signal that ends us.
-    let nic = std::iter::repeat_with(|| {
-        std::thread::yield_now();
-        server.nic.try_poll()
-    });
-    if let Some(mut nic) =
-        nic.take_while(|nic| nic.is_some() || Instant::now() < deadline).find_map(|nic| nic)
-    {
-        // A peer waits for the acknowledgement of what this program has seen arrive.
-        let flushed = catch_unwind(AssertUnwindSafe(|| {
-            while nic.poll_last(Now(system::monotonic_ns())) > 0 && Instant::now() < deadline {}
-            linger(&mut nic, lingers);
-        }));
-        // Or peers would take a normal end for a death.
-        nic.link().leave();
-        if flushed.is_ok() {
-            report.counters = counters(server, &mut nic);
-            report.changes = nic.changes().to_vec();
-        }
-        // The last packets of a program are worth having: whoever captures them gets a moment.
-        let ending = nic.link().end_capture();
-        drop(nic);
-        while ending.as_ref().is_some_and(|ending| !ending.is_read()) && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+    let mut held = lock_by(server, deadline);
+    // A peer waits for the acknowledgement of what this program has seen arrive.
+    let flushed = catch_unwind(AssertUnwindSafe(|| {
+        while let Some(nic) = &mut held
+            && nic.poll_last(Now(system::monotonic_ns())) > 0
+            && Instant::now() < deadline
+        {}
+        linger(server, &mut held, lingers)
+    }));
+    let Some(mut nic) = held else { return report };
+    // Or peers would take a normal end for a death.
+    nic.link().leave();
+    if flushed.is_ok() {
+        report.counters = counters(server, &mut nic);
+        report.changes = nic.changes().to_vec();
+    }
+    // The last packets of a program are worth having: whoever captures them gets a moment, after those that came late too.
+    let ending = nic.link().end_capture();
+    drop(nic);
+    let has_lingered = matches!(flushed, Ok(true));
+    let deadline = if has_lingered { Instant::now() + PATIENCE / 2 } else { deadline };
+    while ending.as_ref().is_some_and(|ending| !ending.is_read()) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
     }
     report
 }

@@ -158,7 +158,7 @@ impl Link {
             return None;
         }
         self.counters.sleeps += 1;
-        let packets_wait = self.has_packets_waiting();
+        let packets_wait = self.has_packets_waiting() || self.is_under_way();
         Some(Sleep { fabric: Arc::clone(&self.fabric), ear: self.ear.clone(), packets_wait })
     }
 
@@ -184,7 +184,7 @@ pub struct Sleep {
 /// Shorter sleeps are not worth asking the kernel to tell of packets.
 const DEAF: Duration = Duration::from_micros(150);
 
-/// Longest sleep while packets wait that the kernel had no room for: nobody rings when it has some again.
+/// Longest sleep while packets wait for their time, or for a kernel that had no room: nobody rings when it has some again.
 const STALLED: Duration = Duration::from_micros(50);
 
 impl Sleep {

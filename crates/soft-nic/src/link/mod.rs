@@ -290,7 +290,7 @@ impl Link {
         self.wire.is_some()
     }
 
-    /// Whether packets of an earlier round wait that the kernel had no room for.
+    /// Whether packets of an earlier round wait that the kernel had no room for, or so many for their time that there is no room there.
     pub fn has_packets_waiting(&self) -> bool {
         self.wire.as_ref().is_some_and(Wire::has_waiting)
     }

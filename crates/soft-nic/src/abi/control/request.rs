@@ -11,7 +11,7 @@ use mlx5_layout::CqeSyndrome;
 pub enum Request {
     /// Devices, their ports and how many QPs they have.
     Status,
-    /// Every counter, by the names of the stats line.
+    /// Every counter, by the names of the stats line; behind them each port's, where there are several.
     Counters,
     /// A port goes down or up.
     Link {

@@ -251,9 +251,10 @@ impl Wire {
         Ok(len)
     }
 
-    /// Whether packets wait that the kernel had no room for.
+    /// Whether packets wait that the kernel had no room for. Where all wait for their time: whether so many do that no more may.
     pub fn has_waiting(&self) -> bool {
-        self.ports.iter().any(|port| port.waiting_bytes() > 0)
+        let least = if self.holds { delay::MAX_BYTES } else { 1 };
+        self.ports.iter().any(|port| port.waiting_bytes() >= least)
     }
 
     /// Behaves as if the kernel had no room for anything, or has some again.
