@@ -341,10 +341,11 @@ pub(super) fn counters(server: &Server<Nic<Host>>, nic: &mut Nic<Host>) -> Vec<(
         .collect()
 }
 
-/// Those of the wire; all are 0 without one.
+/// Those of the wire; all are 0 without one, but for the connection manager's datagrams within the fabric (`mads_*`).
 fn wire_counters(nic: &mut Nic<Host>) -> impl Iterator<Item = (&'static str, u64)> + use<> {
     let (wire, port) = nic.link().wire_counters().unwrap_or_default();
-    let mads = nic.link().mad_seat().counters();
+    let seat = nic.link().mad_seat();
+    let (mads, local) = (seat.counters(), seat.local_counters());
     [
         ("wire_packets_sent", wire.sent),
         ("wire_packets_received", wire.received),
@@ -368,6 +369,11 @@ fn wire_counters(nic: &mut Nic<Host>) -> impl Iterator<Item = (&'static str, u64
         ("wire_mads_malformed", mads.malformed),
         ("wire_mads_full", mads.full),
         ("wire_mads_unsent", mads.unsent),
+        ("wire_mads_failed", mads.failed),
+        ("mads_unclaimed", local.unclaimed),
+        ("mads_malformed", local.malformed),
+        ("mads_full", local.full),
+        ("mads_failed", local.failed),
     ]
     .into_iter()
 }

@@ -6,6 +6,7 @@
 //! `process_vm_readv` fails on them, and so does populating them in advance. So the ranges of all mappings are known here: a
 //! payload out of one is copied by its owner ([`can_be_lent`]). Left out: buffers in a GPU's memory, which are not to be mapped.
 
+use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -33,6 +34,12 @@ pub enum DmaBufError {
     NoDmaBuf {
         /// The number.
         fd: RawFd,
+    },
+    /// The kernel gave no descriptor of our own for it: this process has too many.
+    #[error("no descriptor of the NIC's own for it: errno {errno}")]
+    Kernel {
+        /// What `fcntl` said.
+        errno: i32,
     },
     /// The piece does not lie in the buffer, or is empty.
     #[error("{length:#x} bytes at offset {offset:#x} of a dma-buf of {size:#x} bytes")]
@@ -64,6 +71,7 @@ impl DmaBufError {
             DmaBufError::BadDescriptor { .. } => libc::EBADF,
             DmaBufError::NoDmaBuf { .. } | DmaBufError::Range { .. } => libc::EINVAL,
             DmaBufError::NotMappable { .. } => libc::EOPNOTSUPP,
+            DmaBufError::Kernel { errno } => *errno,
             DmaBufError::Exhausted => libc::ENOMEM,
         }
     }
@@ -103,7 +111,10 @@ impl DmaBuf {
         recognise: Recognise,
     ) -> Result<DmaBuf, DmaBufError> {
         // A descriptor of our own: another thread may put something else under the program's between two looks at it.
-        let buffer = duplicate(fd).ok_or(DmaBufError::BadDescriptor { fd })?;
+        let buffer = duplicate(fd).map_err(|error| match error.raw_os_error() {
+            Some(libc::EBADF) | None => DmaBufError::BadDescriptor { fd },
+            Some(errno) => DmaBufError::Kernel { errno },
+        })?;
         if !recognise(&buffer) {
             return Err(DmaBufError::NoDmaBuf { fd });
         }
@@ -137,11 +148,11 @@ impl DmaBuf {
     }
 }
 
-fn duplicate(fd: RawFd) -> Option<OwnedFd> {
+fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: plain system call; a number that is not open is refused.
-    let raw = check(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) }).ok()?;
+    let raw = check(unsafe { libc::syscall(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, 0) })?;
     // SAFETY: the kernel just gave us this descriptor.
-    Some(moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) }))
+    Ok(moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) }))
 }
 
 fn size_of(fd: &OwnedFd) -> Option<u64> {

@@ -154,6 +154,23 @@ impl Process {
     pub fn has_ended(&self) -> bool {
         system::has_ended(&self.pidfd)
     }
+
+    /// Whether the one that sat down is still there. Without a descriptor or memory to ask with, it counts as there.
+    fn lives(pid: u32, start: u64) -> bool {
+        let pidfd = match system::pidfd_open(pid) {
+            Ok(pidfd) => pidfd,
+            Err(error) => return is_shortage(&error),
+        };
+        let is_the_same =
+            read_start_time(pid).map_or_else(|error| is_shortage(&error), |now| now == Some(start));
+        is_the_same && !system::has_ended(&pidfd)
+    }
+
+    /// A child of a test.
+    #[cfg(test)]
+    pub fn of(pid: u32) -> Process {
+        Process { pidfd: system::pidfd_open(pid).unwrap() }
+    }
 }
 
 impl AsRawFd for Process {
@@ -544,8 +561,7 @@ fn found_new(full_name: &str) -> io::Result<(OwnedFd, SharedMemory)> {
 /// Takes the free slot that was used least. Only called with the turn.
 fn sit_down(fd: &OwnedFd, directory: &SharedMemory, cookie: &AtomicU64) -> Option<(u8, u32)> {
     let generation = |slot: u8| directory.half(slot_at(slot) + at::GENERATION).load(Ordering::Acquire);
-    let free =
-        |slot: &u8| occupant(directory, *slot).is_none_or(|who| Process::open(who.pid, who.start).is_none());
+    let free = |slot: &u8| occupant(directory, *slot).is_none_or(|who| !Process::lives(who.pid, who.start));
     let slot = (0..SLOTS as u8).filter(free).min_by_key(|slot| (generation(*slot), *slot))?;
     let base = slot_at(slot);
     // First nobody, then all the rest, then us: a peer that looks now sees a whole entry or none.
@@ -575,15 +591,46 @@ fn sit_down(fd: &OwnedFd, directory: &SharedMemory, cookie: &AtomicU64) -> Optio
 
 /// Start time of a process: field 22 of its `stat` (proc(5)), counted behind the command, which may hold anything.
 fn start_time(pid: u32) -> Option<u64> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
-    let end = stat.iter().rposition(|b| *b == b')')?;
-    let fields = std::str::from_utf8(&stat[end + 1..]).ok()?;
-    fields.split_whitespace().nth(19)?.parse().ok()
+    read_start_time(pid).ok().flatten()
+}
+
+fn read_start_time(pid: u32) -> io::Result<Option<u64>> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
+    let field = || {
+        let end = stat.iter().rposition(|b| *b == b')')?;
+        let fields = std::str::from_utf8(&stat[end + 1..]).ok()?;
+        fields.split_whitespace().nth(19)?.parse().ok()
+    };
+    Ok(field())
+}
+
+/// Whether we lack descriptors or memory: that says nothing of a process that was asked about.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_lacks_descriptors_takes_nobody_for_ended() {
+        let pid = std::process::id();
+        let start = start_time(pid).unwrap();
+        assert!(Process::lives(pid, start) && !Process::lives(pid, start + 1));
+        assert!(!Process::lives(u32::MAX >> 1, start), "nobody has that number");
+        // With no descriptor left, and with one.
+        for spare in 0..2 {
+            assert!(system::true_in_fork_child(|| {
+                let mut held = Vec::new();
+                while let Ok(file) = std::fs::File::open("/dev/null") {
+                    held.push(file);
+                }
+                held.truncate(held.len() - spare);
+                Process::lives(pid, start)
+            }));
+        }
+    }
 
     #[test]
     fn a_fork_child_does_not_keep_its_parents_turn() {

@@ -79,7 +79,8 @@ pub trait MadPort: Send {
     }
 }
 
-/// What became of the MADs that came over the wire to a port that we own, and of those that were to leave over it.
+/// What became of the MADs that came over the wire to a port that we own, and of those that were to leave over it; or of those
+/// within the fabric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MadCounters {
     /// Handed on to the process that they are for.
@@ -94,11 +95,13 @@ pub struct MadCounters {
     pub full: u64,
     /// Not sent: no header says that, or no port has that address.
     pub unsent: u64,
+    /// Dropped: this process lacks a descriptor, memory, or what else the kernel says of our own. Nobody is refused for that.
+    pub failed: u64,
 }
 
 /// The same while they count.
 #[derive(Debug, Default)]
-struct Tally([AtomicU64; 6]);
+struct Tally([AtomicU64; 7]);
 
 /// Place in a [`Tally`], in the order of [`MadCounters`].
 #[derive(Debug, Clone, Copy)]
@@ -109,11 +112,34 @@ enum Fate {
     Malformed,
     Full,
     Unsent,
+    Failed,
+}
+
+impl Fate {
+    /// What became of what was put into a mailbox. One that is full loses it, as a wire does: its sender asks again.
+    fn of(posted: &io::Result<()>) -> Fate {
+        match posted.as_ref().map_err(io::Error::kind) {
+            Ok(()) => Fate::HandedOn,
+            Err(io::ErrorKind::WouldBlock) => Fate::Full,
+            Err(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => Fate::Unclaimed,
+            Err(_) => Fate::Failed,
+        }
+    }
 }
 
 impl Tally {
     fn count(&self, fate: Fate) {
-        self.0[fate as usize].fetch_add(1, Ordering::Relaxed);
+        self.add(fate, 1);
+    }
+
+    fn add(&self, fate: Fate, more: u64) {
+        self.0[fate as usize].fetch_add(more, Ordering::Relaxed);
+    }
+
+    fn counters(&self) -> MadCounters {
+        let [handed_on, refused, unclaimed, malformed, full, unsent, failed] =
+            self.0.each_ref().map(|count| count.load(Ordering::Relaxed));
+        MadCounters { handed_on, refused, unclaimed, malformed, full, unsent, failed }
     }
 }
 
@@ -140,12 +166,15 @@ impl ForWire {
         room
     }
 
-    /// Puts back what was taken and found no room, in front of what came since.
-    pub(super) fn put_back(&self, mut taken: VecDeque<Letter>) {
+    /// Puts back what was taken and found no room, in front of what came since. Returns how many were too many, the last ones.
+    pub(super) fn put_back(&self, mut taken: VecDeque<Letter>) -> usize {
         let mut letters = self.letters();
         taken.append(&mut letters);
+        let lost = taken.len().saturating_sub(MAX_WAITING);
+        taken.truncate(MAX_WAITING);
         *letters = taken;
         self.some.store(true, Ordering::Release);
+        lost
     }
 
     /// Takes all.
@@ -170,25 +199,47 @@ pub struct MadSeat {
     /// `None` without a wire.
     for_wire: Option<Arc<ForWire>>,
     tally: Arc<Tally>,
+    local: Arc<Tally>,
+    /// There is no postbox, as where a program has all descriptors in use.
+    #[cfg(test)]
+    poor: Option<i32>,
 }
 
 impl MadSeat {
     pub(super) fn new(fabric: Arc<Fabric>, has_wire: bool) -> MadSeat {
         let for_wire = has_wire.then(Arc::default);
         let (mailbox, postbox) = (Arc::default(), Arc::default());
-        MadSeat { fabric, mailbox, postbox, for_wire, tally: Arc::default() }
+        MadSeat {
+            fabric,
+            mailbox,
+            postbox,
+            for_wire,
+            tally: Arc::default(),
+            local: Arc::default(),
+            #[cfg(test)]
+            poor: None,
+        }
     }
 
     /// What became of MADs of the wire so far.
     pub fn counters(&self) -> MadCounters {
-        let [handed_on, refused, unclaimed, malformed, full, unsent] =
-            self.tally.0.each_ref().map(|count| count.load(Ordering::Relaxed));
-        MadCounters { handed_on, refused, unclaimed, malformed, full, unsent }
+        self.tally.counters()
+    }
+
+    /// What became of MADs within the fabric: of those that this process sent, and, of those that came, which were malformed.
+    pub fn local_counters(&self) -> MadCounters {
+        self.local.counters()
     }
 
     /// One that the wire does not take.
     pub(super) fn count_unsent(&self) {
         self.tally.count(Fate::Unsent);
+    }
+
+    /// So many that the wire has no room for now: see [`ForWire::put_back`].
+    pub(super) fn put_back(&self, letters: VecDeque<Letter>) {
+        let lost = self.for_wire.as_ref().map_or(0, |for_wire| for_wire.put_back(letters));
+        self.tally.add(Fate::Full, lost as u64);
     }
 
     /// Our slot.
@@ -211,6 +262,10 @@ impl MadSeat {
 
     /// Without a name of its own, so that it does not matter who makes it: the NIC's thread comes here, and never waits.
     fn postbox(&self) -> io::Result<&Postbox> {
+        #[cfg(test)]
+        if let Some(errno) = self.poor {
+            return Err(io::Error::from_raw_os_error(errno));
+        }
         if self.postbox.get().is_none() {
             let made = Postbox::open()?;
             return Ok(self.postbox.get_or_init(|| made));
@@ -234,6 +289,7 @@ impl MadSeat {
             addresses,
             for_wire: self.for_wire.clone(),
             tally: self.tally.clone(),
+            local: self.local.clone(),
             watched,
             own: Vec::new(),
             waiting: VecDeque::new(),
@@ -256,13 +312,8 @@ impl MadSeat {
             }
         };
         let name = slot.and_then(|slot| self.fabric.occupant(slot).map(|who| mailbox_name(slot, &who)));
-        let posted = name.map(|name| self.postbox()?.post(&name, &head(&letter), &*letter.mad));
-        let fate = match posted {
-            Some(Ok(())) => Fate::HandedOn,
-            // One that is full loses it, as a wire does: its sender asks again.
-            Some(Err(error)) if error.kind() == io::ErrorKind::WouldBlock => Fate::Full,
-            None | Some(Err(_)) => Fate::Unclaimed,
-        };
+        let post = |name: String| self.postbox()?.post(&name, &head(&letter), &*letter.mad);
+        let fate = name.map_or(Fate::Unclaimed, |name| Fate::of(&post(name)));
         let answer = match fate {
             Fate::Unclaimed => roce::cm::refuse(&*letter.mad),
             _ => None,
@@ -302,8 +353,16 @@ pub(super) fn packet(psn: u32) -> Packet {
     }
 }
 
-/// Processes that are watched, by slot.
-type Watched = Arc<Mutex<Vec<(u8, Process)>>>;
+/// A process of the fabric whose end is to be heard of. The one that sits down after it in its slot is another one.
+#[derive(Debug)]
+struct Watch {
+    slot: u8,
+    generation: u32,
+    process: Process,
+}
+
+/// Processes that are watched.
+type Watched = Arc<Mutex<Vec<Watch>>>;
 
 fn head(letter: &Letter) -> [u8; 32] {
     let mut head = [0; 32];
@@ -328,7 +387,7 @@ pub struct MadBell {
 impl MadBell {
     /// Waits until something comes, somebody rings, a process that is watched ends, or the time is over.
     pub fn wait(&self, max: Duration) {
-        let watched: Vec<_> = watched(&self.watched).iter().map(|(_, process)| process.as_raw_fd()).collect();
+        let watched: Vec<_> = watched(&self.watched).iter().map(|watch| watch.process.as_raw_fd()).collect();
         self.mailbox.wait(&watched, max);
     }
 
@@ -339,7 +398,7 @@ impl MadBell {
     }
 }
 
-fn watched(watched: &Watched) -> MutexGuard<'_, Vec<(u8, Process)>> {
+fn watched(watched: &Watched) -> MutexGuard<'_, Vec<Watch>> {
     watched.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -351,12 +410,14 @@ pub struct FabricMads {
     addresses: Vec<Gid>,
     for_wire: Option<Arc<ForWire>>,
     tally: Arc<Tally>,
+    /// Of what stays within the fabric.
+    local: Arc<Tally>,
     watched: Watched,
     /// What nobody listens to, and is ours to refuse.
     own: Vec<Letter>,
     waiting: VecDeque<(String, Letter)>,
-    /// Slot and communication id of the last requests, [`MAX_WAITING`] of them.
-    asked: VecDeque<(u8, u32)>,
+    /// Slot, its occupant's generation and communication id of the last requests, [`MAX_WAITING`] of them.
+    asked: VecDeque<(u8, u32, u32)>,
 }
 
 /// Where a MAD goes.
@@ -391,50 +452,65 @@ fn address(mad: &[u8; MAD_BYTES]) -> Option<Address> {
 }
 
 impl FabricMads {
-    fn departed_from(&mut self, slot: u8) -> Departed {
-        let asked = self.asked.iter().filter(|(to, _)| *to == slot).map(|(_, id)| *id).collect();
-        self.asked.retain(|(to, _)| *to != slot);
+    fn departed_from(&mut self, slot: u8, generation: u32) -> Departed {
+        let is_its = |asked: &&(u8, u32, u32)| (asked.0, asked.1) == (slot, generation);
+        let asked = self.asked.iter().filter(is_its).map(|(.., id)| *id).collect();
+        self.asked.retain(|asked| !is_its(&asked));
         Departed { slot, asked }
     }
 
-    fn post(&mut self, slot: u8, letter: Letter) {
-        if !self.fabric.is_ours() {
-            return;
-        }
-        if let Some(who) = self.fabric.occupant(slot) {
-            self.watch(slot, &who);
-            let name = mailbox_name(slot, &who);
-            self.deliver(name, letter);
+    /// To this occupant.
+    fn post(&mut self, slot: u8, who: &Occupant, letter: Letter) {
+        self.watch(slot, who);
+        let to_all = address(&letter.mad) == Some(Address::All);
+        match self.deliver(mailbox_name(slot, who), letter) {
+            // What is for everybody is not for those without a connection manager.
+            Some(Fate::Unclaimed) if to_all => {}
+            fate => self.count(fate),
         }
     }
 
-    /// Who is asked may end without an answer, and before it is known which communication id it would have given.
-    fn note(&mut self, slot: u8, request: &Letter) {
+    fn count(&self, fate: Option<Fate>) {
+        fate.into_iter().for_each(|fate| self.local.count(fate));
+    }
+
+    /// Who is asked may end without an answer, and before it is known which communication id it would have given. Our own slot's
+    /// end is nobody's to hear of, and a request that is sent again is one.
+    fn note(&mut self, slot: u8, who: &Occupant, request: &Letter) {
+        let asked = (slot, who.generation, word(&request.mad, 0));
+        if slot == self.fabric.slot() || self.asked.contains(&asked) {
+            return;
+        }
         if self.asked.len() >= MAX_WAITING {
             self.asked.pop_front();
         }
-        self.asked.push_back((slot, word(&request.mad, 0)));
+        self.asked.push_back(asked);
     }
 
     /// Its end is to be heard of.
     fn watch(&mut self, slot: u8, who: &Occupant) {
+        if slot == self.fabric.slot() {
+            return;
+        }
         let mut watched = watched(&self.watched);
-        if slot != self.fabric.slot()
-            && !watched.iter().any(|(known, process)| *known == slot && !process.has_ended())
-            && let Some(process) = self.fabric.watch(who)
-        {
-            watched.push((slot, process));
+        // One that has left its seat, and goes on without, said goodbye itself; one that has ended is still to be told of.
+        watched.retain(|known| {
+            known.slot != slot || known.generation == who.generation || known.process.has_ended()
+        });
+        let is_known = watched.iter().any(|known| (known.slot, known.generation) == (slot, who.generation));
+        if let Some(process) = (!is_known).then(|| self.fabric.watch(who)).flatten() {
+            watched.push(Watch { slot, generation: who.generation, process });
         }
     }
 
-    fn deliver(&mut self, name: String, letter: Letter) {
-        let full = self
-            .mailbox
-            .post(&name, &head(&letter), &*letter.mad)
-            .is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
-        if full && self.waiting.len() < MAX_WAITING {
+    /// What became of it; `None`: it waits.
+    fn deliver(&mut self, name: String, letter: Letter) -> Option<Fate> {
+        let fate = Fate::of(&self.mailbox.post(&name, &head(&letter), &*letter.mad));
+        if matches!(fate, Fate::Full) && self.waiting.len() < MAX_WAITING {
             self.waiting.push_back((name, letter));
+            return None;
         }
+        Some(fate)
     }
 }
 
@@ -449,32 +525,40 @@ impl MadPort for FabricMads {
             }
             return;
         }
+        if !self.fabric.is_ours() {
+            return;
+        }
+        let occupant = |slot: u8| Some((slot, self.fabric.occupant(slot)?));
         match address(&letter.mad) {
             Some(Address::Service(service)) => {
                 let word = ServiceWord::new(service, Some(letter.to.0));
-                match word.and_then(|word| self.fabric.who_serves(word)) {
-                    Some(slot) => {
-                        self.note(slot, &letter);
-                        self.post(slot, letter);
+                match word.and_then(|word| self.fabric.who_serves(word)).and_then(occupant) {
+                    Some((slot, who)) => {
+                        self.note(slot, &who, &letter);
+                        self.post(slot, &who, letter);
                     }
                     None => self.own.push(letter),
                 }
             }
-            Some(Address::Id(id)) => self.post(roce::cm::slot_of(id), letter),
+            Some(Address::Id(id)) => match occupant(roce::cm::slot_of(id)) {
+                Some((slot, who)) => self.post(slot, &who, letter),
+                None => self.local.count(Fate::Unclaimed),
+            },
             Some(Address::All) => {
-                for slot in 0..SLOTS as u8 {
-                    self.post(slot, letter.clone());
-                }
+                let all: Vec<_> = (0..SLOTS as u8).filter_map(occupant).collect();
+                all.into_iter().for_each(|(slot, who)| self.post(slot, &who, letter.clone()));
             }
-            None => {}
+            None => self.local.count(Fate::Malformed),
         }
     }
 
     fn receive(&mut self) -> Vec<Letter> {
         for (name, letter) in std::mem::take(&mut self.waiting) {
-            self.deliver(name, letter);
+            let fate = self.deliver(name, letter);
+            self.count(fate);
         }
         let mut letters = std::mem::take(&mut self.own);
+        let mut malformed = 0;
         let mut take = |bytes: &[u8]| {
             // A bell is empty; anything else of another length is nobody's.
             if let Ok(bytes) = <[u8; LETTER_BYTES]>::try_from(bytes) {
@@ -483,10 +567,13 @@ impl MadPort for FabricMads {
                 to.0.copy_from_slice(&bytes[16..32]);
                 mad.copy_from_slice(&bytes[32..]);
                 letters.push(Letter { from, to, mad });
+            } else if !bytes.is_empty() {
+                malformed += 1;
             }
         };
         // An error is nothing received; the next look finds what there is.
-        let _ = self.mailbox.collect(BUDGET, &mut take);
+        let refused = self.mailbox.collect(BUDGET, &mut take).map_or(0, |collected| collected.refused);
+        self.local.add(Fate::Malformed, malformed + refused as u64);
         letters
     }
 
@@ -507,11 +594,9 @@ impl MadPort for FabricMads {
 
     fn departed(&mut self) -> Vec<Departed> {
         let mut watched = watched(&self.watched);
-        let gone: Vec<u8> =
-            watched.iter().filter(|(_, process)| process.has_ended()).map(|(slot, _)| *slot).collect();
-        watched.retain(|(slot, _)| !gone.contains(slot));
+        let gone: Vec<Watch> = watched.extract_if(.., |watch| watch.process.has_ended()).collect();
         drop(watched);
-        gone.into_iter().map(|slot| self.departed_from(slot)).collect()
+        gone.into_iter().map(|gone| self.departed_from(gone.slot, gone.generation)).collect()
     }
 
     fn source_for(&self, to: Gid, from: Option<Gid>) -> Option<Gid> {

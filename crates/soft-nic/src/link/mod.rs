@@ -359,7 +359,6 @@ impl Link {
     /// Sends the connection manager's datagrams that are for other hosts.
     fn send_mads(&mut self) {
         let Some(for_wire) = self.mads.for_wire() else { return };
-        let for_wire = Arc::clone(for_wire);
         let mut letters = for_wire.take();
         while let Some(letter) = letters.pop_front() {
             let (Some(from), Some(to)) = (ip_of(letter.from), ip_of(letter.to)) else {
@@ -368,7 +367,7 @@ impl Link {
             };
             if !self.has_wire_room(from) {
                 letters.push_front(letter);
-                return for_wire.put_back(letters);
+                return self.mads.put_back(letters);
             }
             self.mad_psn = self.mad_psn.wrapping_add(1) & 0xff_ffff;
             let packet = mads::packet(self.mad_psn);

@@ -170,3 +170,15 @@ fn so_many_mappings_and_no_more() {
         (full, refused.errno(), errno(fd.as_raw_fd(), 0, 4096)) == (MAX_DMA_BUFS, libc::ENOMEM, 0)
     }));
 }
+
+#[test]
+fn a_process_without_descriptors_is_told_that_and_not_that_its_descriptor_is_bad() {
+    let buffer = buffer();
+    assert!(super::super::system::true_in_fork_child(|| {
+        let mut held = Vec::new();
+        while let Ok(file) = File::open("/dev/null") {
+            held.push(file);
+        }
+        errno(buffer.as_raw_fd(), 0, 4096) == libc::EMFILE && errno(i32::MAX, 0, 4096) == libc::EBADF
+    }));
+}

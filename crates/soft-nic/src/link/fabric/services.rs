@@ -6,7 +6,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Fabric, Occupant, SLOTS, at, slot_at};
+use super::{Fabric, Process, SLOTS, at, slot_at};
 
 /// Services that one process may listen to.
 pub(super) const COUNT: usize = 64;
@@ -106,7 +106,7 @@ impl Fabric {
 
     /// Whether a living process sits there.
     pub fn is_alive(&self, slot: u8) -> bool {
-        self.occupant(slot).is_some_and(|who: Occupant| self.watch(&who).is_some())
+        self.occupant(slot).is_some_and(|who| Process::lives(who.pid, who.start))
     }
 
     fn service(&self, slot: u8, index: usize) -> Option<ServiceWord> {

@@ -130,3 +130,84 @@ fn many_that_ask_for_the_mailbox_at_once_get_one_and_who_hands_on_makes_none() {
         assert_eq!(CmMad::decode(&*over.mad).unwrap().message, ended);
     }
 }
+
+#[test]
+fn who_sits_down_in_a_dead_one_s_slot_is_watched_and_what_it_was_asked_stands() {
+    let name = format!("mads-successor-{}", std::process::id());
+    let seats: Vec<MadSeat> =
+        (0..2).map(|_| MadSeat::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
+    let [(mut a, _), (mut b, _)] = [seats[0].open(vec![]).unwrap(), seats[1].open(vec![]).unwrap()];
+    b.announce(0x106_1c06, None).unwrap();
+    let (slot, generation) = (seats[1].slot(), seats[1].fabric.generation());
+    // Who sat there before was asked too, and is killed.
+    let mut before = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    watched(&a.watched).push(Watch { slot, generation: generation - 1, process: Process::of(before.id()) });
+    a.asked.push_back((slot, generation - 1, 4));
+    before.kill().unwrap();
+    before.wait().unwrap();
+    let ask = letter(Message::Req(Req { service: 0x106_1c06, local_id: 5, ..Req::default() }));
+    a.send(ask.clone());
+    a.send(ask.clone());
+    assert_eq!(b.receive(), [ask.clone(), ask]);
+    assert_eq!(a.departed(), [Departed { slot, asked: vec![4] }]);
+    assert_eq!(a.departed(), []);
+    let still: Vec<_> = watched(&a.watched).iter().map(|watch| (watch.slot, watch.generation)).collect();
+    assert_eq!(still, [(slot, generation)]);
+    assert_eq!(a.asked, [(slot, generation, 5)], "once, however often it is sent");
+    // What goes to ourselves needs no watch.
+    a.announce(0x106_1c07, None).unwrap();
+    a.send(letter(Message::Req(Req { service: 0x106_1c07, local_id: 6, ..Req::default() })));
+    assert_eq!((a.receive().len(), a.asked.len(), watched(&a.watched).len()), (1, 1, 1));
+}
+
+#[test]
+fn every_datagram_that_is_dropped_within_the_fabric_is_counted() {
+    let name = format!("mads-dropped-{}", std::process::id());
+    let seats: Vec<MadSeat> =
+        (0..2).map(|_| MadSeat::new(Arc::new(Fabric::join(&name).unwrap()), false)).collect();
+    let (mut a, _) = seats[0].open(vec![]).unwrap();
+    let rtu = |slot: u32| letter(Message::Rtu(Ids { local: 1, remote: slot << 25 | 1 }));
+    // Nobody sits there, nobody has a mailbox there.
+    a.send(rtu(99));
+    a.send(rtu(seats[1].slot().into()));
+    // What is for everybody: its mailbox is the only one.
+    a.send(letter(Message::Rtu(Ids { local: 1, remote: 0 })));
+    let counted = MadCounters { handed_on: 1, unclaimed: 2, ..MadCounters::default() };
+    assert_eq!(seats[0].local_counters(), counted);
+    // Those that come and are none: too short, too long. A bell is neither.
+    let (mut b, bell) = seats[1].open(vec![]).unwrap();
+    let (stranger, to) = (Postbox::open().unwrap(), seats[1].name().unwrap());
+    for len in [1, LETTER_BYTES - 1, LETTER_BYTES + 1, 513] {
+        stranger.post(&to, &[], &vec![0; len]).unwrap();
+    }
+    bell.ring();
+    assert_eq!(b.receive(), []);
+    assert_eq!(seats[1].local_counters(), MadCounters { malformed: 4, ..MadCounters::default() });
+    // More than may wait, besides those that its mailbox holds.
+    let to_b = rtu(seats[1].slot().into());
+    (0..2 * MAX_WAITING).for_each(|_| a.send(to_b.clone()));
+    let local = seats[0].local_counters();
+    assert!(local.full > 0 && a.waiting.len() == MAX_WAITING, "{local:?}");
+    assert_eq!((local.handed_on - 1 + local.full) as usize + MAX_WAITING, 2 * MAX_WAITING);
+}
+
+#[test]
+fn a_process_without_descriptors_refuses_nobody_for_that() {
+    let name = format!("mads-poor-{}", std::process::id());
+    let mut seats: Vec<MadSeat> =
+        (0..2).map(|_| MadSeat::new(Arc::new(Fabric::join(&name).unwrap()), true)).collect();
+    let (mut b, _) = seats[1].open(vec![]).unwrap();
+    b.announce(0x106_1c06, None).unwrap();
+    let ask = letter(Message::Req(Req { service: 0x106_1c06, local_id: 5, ..Req::default() }));
+    for errno in [libc::EMFILE, libc::ENOBUFS, libc::ENOMEM] {
+        seats[0].poor = Some(errno);
+        assert_eq!(seats[0].hand_on(ask.clone()), None, "errno {errno}");
+    }
+    seats[0].poor = None;
+    assert_eq!(seats[0].hand_on(ask), None);
+    assert_eq!(seats[0].counters(), MadCounters { failed: 3, handed_on: 1, ..MadCounters::default() });
+    let errors = [libc::EAGAIN, libc::ECONNREFUSED, libc::ENOENT, libc::EMFILE, libc::ENOBUFS, libc::ENOMEM];
+    let fates = errors.map(|errno| Fate::of(&Err(io::Error::from_raw_os_error(errno))) as usize);
+    let [full, unclaimed, failed] = [Fate::Full, Fate::Unclaimed, Fate::Failed].map(|fate| fate as usize);
+    assert_eq!(fates, [full, unclaimed, unclaimed, failed, failed, failed]);
+}

@@ -296,7 +296,7 @@ impl Wire {
         self.ports.iter().any(SharedPort::is_under_way)
     }
 
-    /// Why the kernel would not send, when it refused for another reason than the last time: an address and an errno.
+    /// Why the kernel would not send, for each reason at each address once: an address and an errno.
     pub fn take_refusal(&mut self) -> Option<(IpAddr, i32)> {
         self.ports.iter_mut().find_map(|port| Some((port.address(), port.take_refusal()?)))
     }

@@ -119,9 +119,9 @@ pub struct SharedPort {
     /// Of the owned port, and of our own.
     turns: [Turn; 2],
     counters: PortCounters,
-    /// With which the kernel refused to send the last time that it did, and whether nobody was told yet.
-    errno: i32,
-    is_refused: bool,
+    /// With which errnos the kernel has refused to send, and how many of them somebody was told.
+    errnos: Vec<i32>,
+    told: usize,
 }
 
 impl SharedPort {
@@ -141,8 +141,8 @@ impl SharedPort {
             handed: 0,
             turns: Default::default(),
             counters: PortCounters::default(),
-            errno: 0,
-            is_refused: false,
+            errnos: Vec::new(),
+            told: 0,
         };
         port.try_own()?;
         Ok(port)
@@ -232,9 +232,9 @@ impl SharedPort {
 
     fn count(&mut self, posted: Posted) {
         self.counters.unsent += posted.lost as u64;
-        if posted.lost > 0 && self.errno != posted.errno {
-            self.errno = posted.errno;
-            self.is_refused = true;
+        // Two destinations that fail, each in its own way, are two lines, not two a round.
+        if posted.lost > 0 && !self.errnos.contains(&posted.errno) {
+            self.errnos.push(posted.errno);
         }
     }
 
@@ -243,9 +243,11 @@ impl SharedPort {
         !self.under_way.is_empty() || !self.outbox.is_empty()
     }
 
-    /// The errno with which the kernel refused to send, once, and again when it is another one.
+    /// An errno with which the kernel refused to send: each one once.
     pub fn take_refusal(&mut self) -> Option<i32> {
-        std::mem::take(&mut self.is_refused).then_some(self.errno)
+        let errno = self.errnos.get(self.told).copied()?;
+        self.told += 1;
+        Some(errno)
     }
 
     /// The address.

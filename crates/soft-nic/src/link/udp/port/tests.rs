@@ -181,3 +181,18 @@ fn a_socket_that_gives_nothing_is_asked_now_and_then_and_one_that_gives_in_every
     let busy = (0..200).filter(|round| turn.is_now(gave + 2 * WARM_NS + 500 * round, true)).count();
     assert_eq!(busy, 2, "while others give, in 0.1 ms");
 }
+
+#[test]
+fn each_reason_for_which_the_kernel_does_not_send_is_told_once() {
+    let mut port = SharedPort::open(1, place(7)).unwrap();
+    let mut told = Vec::new();
+    for round in 0..20 {
+        for errno in [libc::ENETUNREACH, libc::EPERM] {
+            port.count(Posted { taken: 0, lost: 1, errno });
+        }
+        // Asked once a round, as a NIC does.
+        told.extend(port.take_refusal().map(|errno| (round, errno)));
+    }
+    assert_eq!(told, [(0, libc::ENETUNREACH), (1, libc::EPERM)]);
+    assert_eq!(port.counters().unsent, 40);
+}
