@@ -137,11 +137,11 @@ DB_GPU_FN int db_warp_post(struct db_sq *sq, const struct db_send_wr *wr, db_u32
 DB_GPU_FN int db_warp_post_write(struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_u64 remote_addr, db_u32 rkey,
                                  db_u32 send_flags) {
     struct db_send_wr wr = {wr_id, &local, 1, DB_WR_RDMA_WRITE, send_flags, 0, remote_addr, 0, 0, rkey};
-    db_u64 word;
-    if (sq->producer + DB_WARP - sq->consumer > sq->blocks) return DB_ENOMEM;
-    word = db_fill_wqe(sq, sq->producer + db_lane(), &wr, DB_WR_RDMA_WRITE, 3, 1);
+    if ((db_u32)(sq->producer + DB_WARP) - (db_u32)sq->consumer > sq->blocks) return DB_ENOMEM;
+    db_fill_wqe(sq, sq->producer + db_lane(), &wr, DB_WR_RDMA_WRITE, 3, 1);
     db_remember(sq, sq->producer + db_lane(), wr_id, 1);
-    sq->doorbell_word = db_warp_shuffle64(word, DB_WARP - 1);
+    /* Every lane can tell the last one's first bytes. */
+    sq->doorbell_word = db_control_first(sq, sq->producer + DB_WARP - 1, DB_WR_RDMA_WRITE, 3);
     sq->producer += DB_WARP;
     return 0;
 }
@@ -347,8 +347,8 @@ DB_GPU_FN int db_shared_room(struct db_shared_sq *shared, struct db_poster *post
 DB_GPU_FN int db_shared_is_alone(const struct db_poster *poster, db_u64 begin) { return poster->rung == begin; }
 
 /* WQEs before their marks. */
-DB_GPU_FN void db_shared_fence(const struct db_poster *poster, db_u64 begin) {
-    if (db_shared_is_alone(poster, begin))
+DB_GPU_FN void db_shared_fence(int alone) {
+    if (alone)
         db_order_wqe_before_record();
     else
         db_order_wqe_before_mark();
@@ -379,7 +379,7 @@ DB_GPU_FN int db_shared_post(struct db_shared_sq *shared, const struct db_send_w
     if ((begin ^ (begin + blocks)) & ~(db_u64)poster->signal_mask) mine.send_flags |= DB_SEND_SIGNALED;
     db_fill_wqe(&poster->sq, begin, &mine, mine.opcode, units, db_gpu_is_plain(&mine));
     db_remember(&poster->sq, begin, mine.wr_id, blocks);
-    db_shared_fence(poster, begin);
+    db_shared_fence(db_shared_is_alone(poster, begin));
     for (i = 0; i < blocks; i++) db_shared_mark(poster, begin + i);
     return db_shared_publish(shared, poster, begin, begin + blocks, &wait);
 }
@@ -407,7 +407,8 @@ DB_GPU_FN int db_shared_warp_post_write(struct db_shared_sq *shared, db_u64 wr_i
 #ifndef DB_DEFECT_NO_WARP_SYNC
     db_warp_sync();
 #endif
-    db_shared_fence(poster, begin);
+    /* Lane 0 knows; two kinds of fence in one warp would be waited for one after the other. */
+    db_shared_fence((int)db_warp_shuffle32((db_u32)db_shared_is_alone(poster, begin), 0));
     db_shared_mark(poster, begin + db_lane());
     if (db_lane() == 0) error = db_shared_publish(shared, poster, begin, begin + DB_WARP, &wait);
     return (int)db_warp_shuffle32((db_u32)error, 0);
