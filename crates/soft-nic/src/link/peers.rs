@@ -222,11 +222,13 @@ impl Link {
         Some(())
     }
 
-    /// Notes an event; those that nobody asks about do not pile up.
-    pub(super) fn happened(&mut self, event: LinkEvent) {
-        if self.events.len() < 64 {
+    /// Notes an event; those that nobody asks about do not pile up. False: it is not noted.
+    pub(super) fn happened(&mut self, event: LinkEvent) -> bool {
+        let noted = self.events.len() < 64;
+        if noted {
             self.events.push(event);
         }
+        noted
     }
 
     /// Looks after the peers, every few milliseconds.

@@ -4,6 +4,7 @@
 //! another fabric, a plain socket or the kernel's own soft-RoCE does not, and then nothing ever comes here: no counter of ours moves.
 
 use std::net::IpAddr;
+use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use super::udp::{Holder, ROCE_PORT};
 use super::{Link, LinkEvent, SLOTS};
@@ -14,17 +15,32 @@ const SOON_NS: u64 = 1_000_000_000;
 /// … and, after many looks that found nothing, as long as a change may go unnoticed.
 const SELDOM_NS: u64 = 64_000_000_000;
 
+/// A socket at an address's port: its inode.
+type Socket = (IpAddr, u64);
+
+/// Who has a port of ours.
+#[derive(Debug)]
+struct Found {
+    socket: Socket,
+    holder: Holder,
+    of_fabric: bool,
+    /// Looked for only where it is to be reported.
+    pid: Option<u32>,
+}
+
 /// What is known of those who own our addresses' ports.
 #[derive(Debug, Default)]
 pub(super) struct PortWatch {
+    /// A look that a thread of its own takes: through every descriptor of a host, it lasts too long for the NIC's.
+    look: Option<Receiver<Vec<Found>>>,
     due_ns: u64,
     pause_ns: u64,
     /// Sockets that no process of the fabric had at the last look: it may have been about to end.
-    suspects: Vec<(IpAddr, u64)>,
+    suspects: Vec<Socket>,
     /// Sockets that a process of the fabric had: they stay its own, and nobody's descriptors are looked through for them again.
-    friends: Vec<(IpAddr, u64)>,
+    friends: Vec<Socket>,
     /// Those that were reported.
-    reported: Vec<(IpAddr, u64)>,
+    reported: Vec<Socket>,
     /// The ear could not be told of a socket yet.
     unheard: bool,
 }
@@ -41,49 +57,128 @@ impl Link {
         }
     }
 
-    /// Reports, once, who has the port of an address of ours and is no process of this fabric.
+    /// Reports, once, who has the port of an address of ours and is no process of this fabric. Waits for nothing.
     pub(super) fn look_for_strangers(&mut self, now_ns: u64) {
+        if let Some(look) = &self.port_watch.look {
+            match look.try_recv() {
+                Ok(found) => self.judge(found, now_ns),
+                Err(TryRecvError::Empty) => return,
+                // The thread died of it, and the next one tries again.
+                Err(TryRecvError::Disconnected) => self.port_watch.wait(now_ns, SELDOM_NS),
+            }
+            self.port_watch.look = None;
+            return;
+        }
         let Some(wire) = &self.wire else { return };
         if now_ns < self.port_watch.due_ns {
             return;
         }
         let others: Vec<IpAddr> = wire.foreign_ports().collect();
-        let (mut friends, mut suspects) = (Vec::new(), Vec::new());
-        for address in others {
-            let Some(holder) = Holder::of(address, ROCE_PORT) else { continue };
-            let suspect = (address, holder.inode);
-            if self.port_watch.reported.contains(&suspect) {
-                continue;
+        if others.is_empty() {
+            return self.judge(Vec::new(), now_ns);
+        }
+        let occupants = (0..SLOTS as u8).filter_map(|slot| self.fabric.occupant(slot));
+        let pids: Vec<u32> = occupants.map(|who| who.pid).collect();
+        let watch = &self.port_watch;
+        let (friends, suspects, reported) =
+            (watch.friends.clone(), watch.suspects.clone(), watch.reported.clone());
+        let look = move |address: IpAddr| {
+            let holder = Holder::of(address, ROCE_PORT)?;
+            let socket = (address, holder.inode);
+            if reported.contains(&socket) {
+                return None;
             }
-            if self.port_watch.friends.contains(&suspect) || self.is_of_fabric(&holder) {
-                friends.push(suspect);
-            } else if self.port_watch.suspects.contains(&suspect) {
-                self.port_watch.reported.push(suspect);
-                self.happened(LinkEvent::PortTaken { address, user: holder.user, pid: holder.process() });
+            let of_fabric = friends.contains(&socket) || is_of_fabric(&holder, &pids);
+            let is_to_report = !of_fabric && suspects.contains(&socket);
+            let pid = is_to_report.then(|| holder.process()).flatten();
+            Some(Found { socket, holder, of_fabric, pid })
+        };
+        let (result, taken) = sync_channel(1);
+        // It inherits the NIC thread's mask and, without a name of its own, its name.
+        let thread = std::thread::Builder::new()
+            .spawn(move || _ = result.send(others.into_iter().filter_map(look).collect()));
+        match thread {
+            Ok(_) => self.port_watch.look = Some(taken),
+            Err(_) => self.port_watch.wait(now_ns, SOON_NS),
+        }
+    }
+
+    /// What a look found.
+    fn judge(&mut self, found: Vec<Found>, now_ns: u64) {
+        let (mut friends, mut suspects) = (Vec::new(), Vec::new());
+        for Found { socket, holder, of_fabric, pid } in found {
+            if of_fabric {
+                friends.push(socket);
+            } else if self.port_watch.suspects.contains(&socket)
+                && self.happened(LinkEvent::PortTaken { address: socket.0, user: holder.user, pid })
+            {
+                self.port_watch.reported.push(socket);
             } else {
-                suspects.push(suspect);
+                suspects.push(socket);
             }
         }
         let watch = &mut self.port_watch;
         // Who takes an address from process to process is not to fill memory.
         let forgotten = watch.reported.len().saturating_sub(SLOTS);
         watch.reported.drain(..forgotten);
-        watch.pause_ns = match suspects.is_empty() {
+        let pause_ns = match suspects.is_empty() {
             true => (2 * watch.pause_ns).clamp(SOON_NS, SELDOM_NS),
             false => SOON_NS,
         };
         (watch.friends, watch.suspects) = (friends, suspects);
-        watch.due_ns = now_ns.saturating_add(watch.pause_ns);
+        watch.wait(now_ns, pause_ns);
+    }
+}
+
+impl PortWatch {
+    fn wait(&mut self, now_ns: u64, pause_ns: u64) {
+        self.pause_ns = pause_ns;
+        self.due_ns = now_ns.saturating_add(pause_ns);
     }
 
-    /// Whether a process of this fabric has the socket; also when one of them does not let us see.
-    fn is_of_fabric(&self, holder: &Holder) -> bool {
-        let occupants = (0..SLOTS as u8).filter_map(|slot| self.fabric.occupant(slot));
-        let has = |pid| match holder.is_of(pid) {
-            Ok(has) => has,
-            // One that has ended has no socket.
-            Err(error) => error.kind() != std::io::ErrorKind::NotFound,
+    /// Whether a look goes on.
+    #[cfg(test)]
+    pub(super) fn is_looking(&self) -> bool {
+        self.look.is_some()
+    }
+}
+
+/// Whether one of these processes, those of this fabric, has the socket; also when one of them does not let us see.
+fn is_of_fabric(holder: &Holder, pids: &[u32]) -> bool {
+    let has = |pid: &u32| match holder.is_of(*pid) {
+        Ok(has) => has,
+        // One that has ended has no socket.
+        Err(error) => error.kind() != std::io::ErrorKind::NotFound,
+    };
+    pids.iter().any(has)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::LinkConfig;
+
+    #[test]
+    fn a_stranger_is_reported_once_when_seen_twice_and_as_soon_as_there_is_room_to_say_so() {
+        let fabric = format!("strangers-{}", std::process::id());
+        let mut link = Link::join(LinkConfig { fabric, ..LinkConfig::default() }).unwrap();
+        let address = IpAddr::from([127, 0, 0, 9]);
+        let found = || {
+            let holder = Holder { inode: 4711, user: 7 };
+            vec![Found { socket: (address, 4711), holder, of_fabric: false, pid: Some(9) }]
         };
-        occupants.map(|who| who.pid).any(has)
+        let told = |link: &mut Link| std::iter::from_fn(|| link.poll_event()).collect::<Vec<_>>();
+        link.judge(found(), 0);
+        assert_eq!(told(&mut link), [], "it may have been about to end");
+        let other = LinkEvent::Unsent { address, errno: 1 };
+        while link.happened(other) {}
+        link.judge(found(), 1);
+        assert!(told(&mut link).iter().all(|event| *event == other));
+        link.judge(found(), 2);
+        assert_eq!(told(&mut link), [LinkEvent::PortTaken { address, user: 7, pid: Some(9) }]);
+        assert_eq!(
+            (&*link.port_watch.reported, &*link.port_watch.suspects),
+            (&[(address, 4711)][..], &[][..])
+        );
     }
 }
