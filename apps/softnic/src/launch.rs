@@ -70,6 +70,15 @@ struct Run {
     /// Shape to this rate, Gbit/s of wire bytes.
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     rate_gbps: Option<String>,
+    /// Probability, 0 to 1, that a packet of the wire is lost when it comes.
+    #[arg(long, value_name = "P", allow_hyphen_values = true)]
+    loss: Option<String>,
+    /// One-way delay of what leaves, as 250us or 1.5ms.
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    delay: Option<String>,
+    /// Active MTU of the ports, 256 to 4096.
+    #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
+    mtu: Option<String>,
     /// Run the NIC from inside the program's own ibv_poll_cq too (for two busy programs on two cores).
     #[arg(long)]
     pump: bool,
@@ -180,6 +189,9 @@ fn configuration(run: &Run) -> Result<Config> {
         ("ipv4", "--ipv4", &run.ipv4),
         ("ipv6", "--ipv6", &run.ipv6),
         ("rate_gbps", "--rate-gbps", &run.rate_gbps),
+        ("loss", "--loss", &run.loss),
+        ("delay", "--delay", &run.delay),
+        ("mtu", "--mtu", &run.mtu),
         ("fabric", "--fabric", &run.fabric),
         ("stats", "--stats", &run.stats),
     ] {

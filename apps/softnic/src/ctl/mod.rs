@@ -35,9 +35,9 @@ enum Action {
     Counters(counters::Show),
     /// Take a port down, or up again.
     Link(faults::Link),
-    /// Change loss, seed and rates while the NIC runs.
+    /// Change loss, seed, delay and rates while the NIC runs.
     Set(faults::Set),
-    /// One fault: a request lost, an error CQE, a late READ.
+    /// One fault: a request lost, an error CQE, a wrong ICRC, a late READ.
     Inject(faults::Inject),
     /// Write the packets of a NIC's wire to a pcapng file, as Wireshark and tshark read it.
     Capture(capture::Capture),

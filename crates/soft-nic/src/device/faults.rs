@@ -22,6 +22,8 @@ use crate::span::Span;
 
 /// Injections that may wait for their message at a time.
 const MAX_WAITING: usize = 64;
+/// Queues that a refusal names, so that a caller can pick one.
+const NAMED: usize = 8;
 
 /// Changes that are kept in words, for the line of counters; all of them count.
 const MAX_TOLD: usize = 64;
@@ -215,7 +217,15 @@ impl<M: Memory> Core<M> {
     pub(super) fn inject(&mut self, injection: Injection) -> Result<(), String> {
         let qpn = injection.qpn();
         let Some(qp) = self.qps.find(qpn).and_then(|place| self.qps.get(place)) else {
-            return Err(format!("this NIC has no QP {qpn:#x}"));
+            let open = (0..self.qps.bound()).filter_map(|place| self.qps.get(place));
+            let some: Vec<_> = open.map(|qp| format!("{:#x}", qp.qpn)).take(NAMED + 1).collect();
+            return Err(match some.len() {
+                0 => format!("this NIC has no QP {qpn:#x}, and no other either"),
+                more if more > NAMED => {
+                    format!("this NIC has no QP {qpn:#x}; it has {} and more", some[..NAMED].join(", "))
+                }
+                _ => format!("this NIC has no QP {qpn:#x}; it has {}", some.join(", ")),
+            });
         };
         if matches!(injection, Injection::CorruptCrc { .. }) && qp.route.is_none() {
             return Err(format!("QP {qpn:#x} is not connected over the wire: there is no CRC to corrupt"));

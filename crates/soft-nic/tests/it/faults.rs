@@ -291,7 +291,8 @@ fn the_request_with_this_psn_is_lost_and_no_other() {
     }
     let mut two = Two::new("drop-nobody", ServiceType::Rc, By::Memory);
     let refused = two.left.nic.inject(Injection::Drop { qpn: 0x1_0000, psn: None });
-    assert!(refused.is_err_and(|why| why.contains("no QP 0x10000")));
+    let own = format!("it has {:#x}", two.left.qp(two.a).qpn);
+    assert!(refused.is_err_and(|why| why.contains("no QP 0x10000") && why.contains(&own)));
 }
 
 #[test]
