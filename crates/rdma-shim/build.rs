@@ -15,6 +15,10 @@ const PLANTED: &[(&str, &str, &str)] = &[
     ("post", "no-wqe-fence", "DB_DEFECT_NO_WQE_FENCE"),
     ("post", "no-warp-sync", "DB_DEFECT_NO_WARP_SYNC"),
     ("post", "no-release", "DB_DEFECT_RELAXED_RELEASE"),
+    ("post", "gpu-scope", "DB_DEFECT_GPU_SCOPE"),
+    ("post", "no-owner-bit", "DEFECT_NO_OWNER_BIT"),
+    ("post", "short-index", "DEFECT_SHORT_INDEX"),
+    ("post", "no-space-check", "DEFECT_NO_SPACE_CHECK"),
 ];
 
 fn main() {

@@ -135,10 +135,10 @@ struct db_completion {
 #define DB_OPCODES_UC 0x0fu
 
 /* What the queue remembers of a posted request, at the slot of its first block. */
-struct db_slot {
+struct __attribute__((aligned(16))) db_slot { /* a GPU stores it as a whole */
     db_u64 wr_id;
     db_u64 end; /* producer index behind its last block */
-} __attribute__((aligned(16))); /* a GPU stores it as a whole */
+};
 
 /* A send queue. `ring`, `record` and `reg` come from mlx5dv_init_obj; addresses are integers, since host and GPU may
  * see the same memory at different ones. Indices count blocks, never wrap in software, and are cut to 16 bits for the

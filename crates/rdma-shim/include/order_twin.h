@@ -34,14 +34,16 @@ DB_FN db_u16 db_be16(db_u16 value) { return __builtin_bswap16(value); }
 DB_FN db_u32 db_be32(db_u32 value) { return __builtin_bswap32(value); }
 DB_FN db_u64 db_be64(db_u64 value) { return __builtin_bswap64(value); }
 
-/* A defect to plant: a fence that is not there. Tests compile kernels with one of these names defined and see them fail. */
+/* A defect to plant: a fence that is not there, or reaches only the GPU's own threads. Tests compile kernels with one of these names defined and see them fail. */
 #if defined(DB_DEFECT_NO_WQE_FENCE)
 #define DB_TWIN_WQE_FENCE DB_TWIN_RELAXED
+#elif defined(DB_DEFECT_GPU_SCOPE)
+#define DB_TWIN_WQE_FENCE DB_TWIN_GPU
 #else
 #define DB_TWIN_WQE_FENCE DB_TWIN_SYS
 #endif
-#if defined(DB_DEFECT_NO_RECORD_FENCE)
-#define DB_TWIN_RECORD_FENCE DB_TWIN_RELAXED
+#if defined(DB_DEFECT_GPU_SCOPE)
+#define DB_TWIN_RECORD_FENCE DB_TWIN_GPU
 #else
 #define DB_TWIN_RECORD_FENCE DB_TWIN_SYS
 #endif

@@ -17,13 +17,15 @@ struct db_post_target {
     db_u32 messages;
     db_u32 window;
     db_u32 per_ring; /* WQEs a doorbell; the last one is signalled */
-    db_u32 pad;
+    db_u32 signal_every; /* in flood() alone */
     db_u64 deadline_ns; /* for each wait */
 };
 
 struct db_post_status {
     db_u32 error; /* of the first call that failed: DB_E*, or 0x10000 + the status of an error CQE */
     db_u32 done;  /* messages whose completion was seen */
+    db_u32 early; /* of them, how many were not at the target then; counted by flood() */
+    db_u32 pad;
 };
 
 DB_GPU_FN struct db_sge db_post_payload(const struct db_post_target *target, db_u32 message) {
@@ -93,6 +95,84 @@ extern "C" __global__ void post_warp(struct db_sq *sq, struct db_cq *cq, struct 
     *cq = completions;
 }
 
+/* Words of the target that flood() uses, one after the other and again. */
+#define DB_FLOOD_WORDS 8192u
+
+/* The next completion. What the paper's own release did wrong here can be put back: it believed whatever lay in the CQ
+ * (no look at the owner bit), and cut the CQ's consumer index to 16 bits. */
+DB_GPU_FN int db_flood_wait(struct db_cq *cq, struct db_sq *sq, struct db_completion *done, db_u64 *released,
+                            db_u64 deadline_ns) {
+    struct db_wait wait = {db_clock_ns() + deadline_ns, 0, 0};
+#if defined(DEFECT_NO_OWNER_BIT)
+    db_u64 cqe = cq->ring + (cq->consumer & (cq->entries - 1)) * DB_CQE_BYTES;
+    db_u32 ahead = (db_be16(db_load16(cqe + DB_CQE_WQE_COUNTER)) - (db_u32)sq->consumer) & 0xffff;
+    (void)released;
+    done->status = DB_WC_SUCCESS;
+    done->wr_id = ahead < sq->rung - sq->consumer ? sq->consumer + ahead : sq->rung - 1;
+    sq->consumer = done->wr_id + 1;
+    cq->consumer++;
+    db_release(cq);
+    return db_wait_over(&wait);
+#elif defined(DEFECT_SHORT_INDEX)
+    int over = 0;
+    (void)released;
+    while (!over) {
+        if (db_take_cqe(cq, done) > 0) {
+            db_retire_send(sq, done);
+            db_release_cqes();
+            db_store_record(cq->record, db_be32((db_u32)cq->consumer & 0xffff));
+            return 0;
+        }
+        over = db_wait_over(&wait);
+    }
+    return over;
+#else
+    return db_gpu_wait(cq, sq, 0, done, released, wait);
+#endif
+}
+
+/* Launch: one thread. As fast as there is room for at most `window` messages: rings every `per_ring` WQEs, and when there is
+ * none, then waits for one completion. Where a message is complete, its word has to be at the target. */
+extern "C" __global__ void flood(struct db_sq *sq, struct db_cq *cq, struct db_post_target target,
+                                 struct db_post_status *status) {
+    struct db_sq queue = *sq;
+    struct db_cq completions = *cq;
+    struct db_completion done;
+    db_u64 released = completions.consumer;
+    db_u32 message = 0, full;
+    int error = 0;
+    while (status->done < target.messages && !error) {
+        full = message == target.messages || message - status->done == target.window;
+        if (!full) {
+            db_u64 consumer = queue.consumer;
+            int signal = (message + 1) % target.signal_every == 0 || message + 1 == target.messages;
+#ifdef DEFECT_NO_SPACE_CHECK
+            /* The release assumed that there is room. */
+            queue.consumer = queue.producer;
+#endif
+            error = db_try_post_write(&queue, message, db_post_payload(&target, message),
+                                      target.remote + 8ull * (message % DB_FLOOD_WORDS), target.rkey,
+                                      signal ? DB_SEND_SIGNALED : 0);
+            queue.consumer = consumer;
+            full = error == DB_ENOMEM;
+            if (full) error = 0;
+        }
+        if (!full && !error && ++message % target.per_ring == 0) db_ring(&queue);
+        if (!full || error) continue;
+        db_ring(&queue);
+        error = db_flood_wait(&completions, &queue, &done, &released, target.deadline_ns);
+        if (!error && done.status != DB_WC_SUCCESS) error = 0x10000 + (int)done.status;
+        if (error) break;
+        status->done = (db_u32)done.wr_id + 1;
+        if (target.messages <= DB_FLOOD_WORDS &&
+            db_load_relaxed64((const db_u64 *)(target.remote + 8 * done.wr_id)) != (done.wr_id + 1) * DB_POST_STEP)
+            status->early++;
+    }
+    status->error = (db_u32)error;
+    *sq = queue;
+    *cq = completions;
+}
+
 /* Launch: any number of threads, on one queue; `messages` is a multiple of their number, each thread posts its share. Words
  * of `local` are not used again: `window` is at least `messages`. */
 extern "C" __global__ void post_shared(struct db_shared_sq *shared, struct db_post_target target,
@@ -111,6 +191,21 @@ extern "C" __global__ void post_shared(struct db_shared_sq *shared, struct db_po
     if (error) atomicExch(&status->error, (db_u32)error);
 }
 
+/* The same by whole warps: `messages` is a multiple of their lanes. */
+extern "C" __global__ void post_shared_warp(struct db_shared_sq *shared, struct db_post_target target,
+                                            struct db_post_status *status) {
+    db_u32 threads = gridDim.x * blockDim.x, message = blockIdx.x * blockDim.x + threadIdx.x;
+    struct db_poster poster = db_poster_of(shared);
+    int error = 0;
+    for (; message < target.messages && !error; message += threads) {
+        struct db_wait wait = {db_clock_ns() + target.deadline_ns, 0, 0};
+        error = db_shared_warp_post_write(shared, message, db_post_payload(&target, message), target.remote + 8ull * message,
+                                          target.rkey, 0, &poster, wait);
+        if (!error) atomicAdd(&status->done, 1u);
+    }
+    if (error) atomicExch(&status->error, (db_u32)error);
+}
+
 /* Launch: one thread. Posts an array of requests with one doorbell, as db_post() does on a host: its results, likewise. */
 extern "C" __global__ void post_list(struct db_sq *sq, const struct db_send_wr *wrs, db_u32 count, db_u32 *error,
                                      db_u32 *bad) {
@@ -121,4 +216,17 @@ extern "C" __global__ void post_list(struct db_sq *sq, const struct db_send_wr *
 extern "C" __global__ void post_receives(struct db_rq *rq, const struct db_recv_wr *wrs, db_u32 count, db_u32 *error,
                                          db_u32 *bad) {
     *error = (db_u32)db_post_recv(rq, wrs, count, bad);
+}
+
+/* Launch: one warp. Posts an array of at most 32 requests, one a lane, with one doorbell. */
+extern "C" __global__ void post_warp_list(struct db_sq *sq, const struct db_send_wr *wrs, db_u32 count, db_u32 *error,
+                                          db_u32 *bad) {
+    struct db_sq queue = *sq;
+    db_u32 lane = db_lane(), offender = 0;
+    int result = db_warp_post(&queue, lane < count ? &wrs[lane] : 0, &offender);
+    if (!result) db_warp_ring(&queue);
+    if (lane) return;
+    *error = (db_u32)result;
+    *bad = offender;
+    *sq = queue;
 }

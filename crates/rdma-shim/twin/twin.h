@@ -9,7 +9,8 @@
  * lanes cannot come is an error that names them, not undefined behaviour.
  *
  * `__shared__`: the build compiles a source that uses it once for each block that can run at a time (DB_TWIN_BLOCKS), in
- * a namespace of its own, and there the variable is `static`: so all lanes of a block share it and no other block does.
+ * a namespace of its own, and there the variable is `static`: so all lanes of a block share it and no other block does. In
+ * the source itself, that is: a header is read once for all blocks.
  * Dynamic shared memory (`extern __shared__`) and `__device__` variables do not compile here.
  *
  * Left out: clusters, cooperative groups, textures, match and reduce, printf, dimensions but x.
@@ -190,7 +191,7 @@ static inline int __all_sync(unsigned mask, int predicate, DB_TWIN_HERE) {
 template <class T>
 static inline T db_twin_shuffle(unsigned mask, T value, int from, const char *file, int line) {
     db_twin_u64 values[DB_TWIN_WARP];
-    static_assert(sizeof(T) <= sizeof(db_twin_u64), "a shuffle moves 4 or 8 bytes");
+    static_assert(sizeof(T) <= sizeof(db_twin_u64) && (T)0.5 == 0, "a shuffle moves a whole number of 4 or 8 bytes");
     DB_TWIN_DO(db_twin_warp(DB_TWIN_SHUFFLE, mask, (db_twin_u64)value, values, file, line));
     return from < 0 || from >= (int)DB_TWIN_WARP ? value : (T)values[from];
 }

@@ -197,6 +197,9 @@ impl StoreBuffer {
     /// overlaps.
     fn commit_all(&mut self, memory: &mut impl Memory, chosen: impl Fn(&Pending) -> bool) {
         let mut due: Vec<bool> = self.pending.iter().map(chosen).collect();
+        if !due.contains(&true) {
+            return;
+        }
         for older in (0..due.len()).rev() {
             due[older] =
                 due[older] || (older + 1..due.len()).any(|newer| due[newer] && self.in_order(older, newer));

@@ -9,3 +9,6 @@ mod loopback;
 mod parity;
 mod twin;
 mod twin_nic;
+mod twin_queue;
+mod twin_release;
+mod twin_waits;

@@ -209,7 +209,7 @@ impl Mirror {
 }
 
 /// Has a kernel of the twin post a list, its stores in an order that `seed` chooses.
-fn post_by_twin<Q, R>(kernel: &str, queue: *mut Q, list: *const R, count: u32, seed: u64) {
+fn post_by_twin<Q, R>((kernel, lanes): (&str, u32), queue: *mut Q, list: *const R, count: u32, seed: u64) {
     let (mut error, mut bad) = (u32::MAX, 0_u32);
     let arguments = Arguments::new()
         .pointer(queue)
@@ -218,7 +218,7 @@ fn post_by_twin<Q, R>(kernel: &str, queue: *mut Q, list: *const R, count: u32, s
         .pointer(&raw mut error)
         .pointer(&raw mut bad);
     let visibility = Visibility::Weak { seed };
-    let launch = Launch { blocks: 1, threads: 1, visibility, deadline: DEADLINE };
+    let launch = Launch { blocks: 1, threads: lanes, visibility, deadline: DEADLINE };
     // SAFETY: the kernels of `post.cu` take these; callers pass a queue in plain memory and a list of its kind.
     unsafe { run(Kernel::find(kernel).unwrap(), &launch, arguments) }.unwrap();
     assert_eq!(error, 0, "{kernel}");
@@ -370,7 +370,7 @@ impl Stage {
             assert_eq!(code, 0);
             if let Some([_, twin]) = &mut self.twin {
                 twin.rq.consumer = self.peer_mirror.rq.consumer;
-                post_by_twin("post_receives", &raw mut twin.rq, &raw const wr, 1, self.blocks);
+                post_by_twin(("post_receives", 1), &raw mut twin.rq, &raw const wr, 1, self.blocks);
                 twin.assert_is(&self.peer_mirror, "receive");
             }
             self.peer.post_receive(&ReceiveRequest { id: 1, scatter: &scatter }).unwrap();
@@ -439,7 +439,10 @@ impl Stage {
         if let Some([twin, _]) = &mut self.twin {
             twin.register.fill(0);
             twin.sq.consumer = self.mirror.sq.consumer;
-            post_by_twin("post_list", &raw mut twin.sq, raw.as_ptr(), raw.len() as u32, self.blocks);
+            // One thread after the other, and a warp's lanes together.
+            let (kernel, lanes) =
+                if self.seeded.once_in(2) { ("post_list", 1) } else { ("post_warp_list", 32) };
+            post_by_twin((kernel, lanes), &raw mut twin.sq, raw.as_ptr(), raw.len() as u32, self.blocks);
             twin.assert_is(&self.mirror, &what);
         }
         self.qp.post_send_list(&mut list).unwrap_or_else(|error| panic!("{error}; {what}"));

@@ -7,39 +7,10 @@ use measure::need;
 use rdma_shim::sys::*;
 use rdma_shim::twin::{Arguments, Kernel, Launch, Visibility, run};
 use verbs::code::EventType;
-use verbs::{AsyncEvent, Context, Cq, DirectCq, DirectQp, Element, Mr, Pages, QpBuilder, QpCapacity, QpType};
+use verbs::{AsyncEvent, Element};
 
-use crate::ends::{connect, device, memory, softnic, wait_for};
-
-/// `DB_ORDER_STRICT`, `DB_ORDER_EARLY`.
-const STRICT: u32 = 0;
-const EARLY: u32 = 1;
-/// `DB_POST_STEP` of `kernels/post.cu`.
-const STEP: u64 = 0x0101_0101_0101_0101;
-const DEADLINE: Duration = Duration::from_secs(60);
-
-/// `struct db_post_target` of `kernels/post.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Target {
-    local: u64,
-    remote: u64,
-    lkey: u32,
-    rkey: u32,
-    messages: u32,
-    window: u32,
-    per_ring: u32,
-    pad: u32,
-    deadline_ns: u64,
-}
-
-/// `struct db_post_status`.
-#[repr(C)]
-#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
-struct Status {
-    error: u32,
-    done: u32,
-}
+use crate::ends::{device, softnic, wait_for};
+use crate::twin_queue::{DEADLINE, EARLY, Queue, STRICT, Status, Target, compiler, launch};
 
 /// `struct db_shared_sq` of `doorbell_gpu.h`.
 #[repr(C)]
@@ -63,118 +34,6 @@ struct Shared {
     line4: [u64; 15],
 }
 
-/// A queue that kernels post to, and a peer with the memory that they WRITE to.
-struct Queue {
-    sq: db_sq,
-    cq: db_cq,
-    _slots: Vec<db_slot>,
-    qp: DirectQp,
-    _peer: DirectQp,
-    _direct: DirectCq,
-    local: Mr<Pages>,
-    remote: Mr<Pages>,
-}
-
-impl Queue {
-    fn new(context: &Context, order: u32) -> Queue {
-        let pd = context.alloc_pd().unwrap();
-        let direct = Cq::new(context, 255).unwrap().into_direct().unwrap();
-        let capacity = QpCapacity {
-            send_requests: 64,
-            receive_requests: 1,
-            send_sges: 1,
-            receive_sges: 1,
-            inline_bytes: 0,
-        };
-        let builder = QpBuilder::new(QpType::Rc).capacity(capacity).own_register(true);
-        let qp = builder.build_direct(&pd, &direct, &direct).unwrap();
-        let peer = builder.build_direct(&pd, &direct, &direct).unwrap();
-        connect(&qp, peer.number());
-        connect(&peer, qp.number());
-        let (layout, cq_layout) = (qp.memory(), direct.layout());
-        let slots = vec![db_slot::default(); layout.send.entries as usize];
-        let mut sq = db_sq {
-            ring: layout.send.address.addr() as u64,
-            record: layout.record.addr() as u64 + 4,
-            reg: layout.register.addr() as u64,
-            slots: slots.as_ptr() as u64,
-            blocks: layout.send.entries,
-            qpn: layout.number,
-            half_bytes: layout.blueflame_half_bytes,
-            max_sge: 1,
-            opcodes: 0x7f,
-            order,
-            ..db_sq::default()
-        };
-        let mut cq = db_cq {
-            ring: cq_layout.address.addr() as u64,
-            record: cq_layout.record.addr() as u64,
-            entries: cq_layout.entries,
-            cqn: cq_layout.number,
-            ..db_cq::default()
-        };
-        // SAFETY: the structs are ours alone.
-        assert_eq!(unsafe { db_c_sq_init(&raw mut sq, layout.send.stride) }, 0);
-        // SAFETY: as above.
-        assert_eq!(unsafe { db_c_cq_init(&raw mut cq, cq_layout.stride) }, 0);
-        let (local, remote) = (memory(&pd, 1 << 12), memory(&pd, 1 << 16));
-        Queue { sq, cq, _slots: slots, qp, _peer: peer, _direct: direct, local, remote }
-    }
-
-    /// Runs a kernel that posts `messages` WRITEs: what it says, and how many words of the target are not what was to
-    /// arrive there, of those whose completion was seen.
-    fn post(
-        &mut self,
-        kernel: Kernel,
-        launch: &Launch,
-        messages: u32,
-        patience: Duration,
-    ) -> (Status, usize) {
-        let mut status = Status::default();
-        let target = self.target(messages, patience);
-        let arguments = Arguments::new()
-            .pointer(&raw mut self.sq)
-            .pointer(&raw mut self.cq)
-            .push(target)
-            .pointer(&raw mut status);
-        // SAFETY: the kernels of `post.cu` take these, and everything lives in `self` or on this stack.
-        unsafe { run(kernel, launch, arguments) }.unwrap();
-        (status, self.wrong_words(status.done))
-    }
-
-    fn target(&self, messages: u32, patience: Duration) -> Target {
-        Target {
-            local: self.local.address(),
-            remote: self.remote.address(),
-            lkey: self.local.lkey(),
-            rkey: self.remote.rkey(),
-            messages,
-            window: 32,
-            per_ring: 4,
-            pad: 0,
-            deadline_ns: patience.as_nanos() as u64,
-        }
-    }
-
-    /// How many of the first words of the target are not what was to arrive there.
-    fn wrong_words(&self, messages: u32) -> usize {
-        let word = |message: u32| {
-            let mut bytes = [0; 8];
-            self.remote.read(8 * message as usize, &mut bytes);
-            u64::from_le_bytes(bytes)
-        };
-        (0..messages).filter(|&n| word(n) != STEP.wrapping_mul(u64::from(n) + 1)).count()
-    }
-}
-
-fn compiler() -> Result<(), String> {
-    Kernel::find("post_thread").map(drop).map_err(|error| error.to_string())
-}
-
-fn launch(threads: u32, seed: u64) -> Launch {
-    Launch { blocks: 1, threads, visibility: Visibility::Weak { seed }, deadline: DEADLINE }
-}
-
 /// One thread among a warp's, and a warp in step; many seeds; and more messages than the ring holds.
 #[test]
 fn twin_kernels_write_what_arrives_under_every_seed() {
@@ -186,11 +45,7 @@ fn twin_kernels_write_what_arrives_under_every_seed() {
             let mut queue = Queue::new(&context, STRICT);
             let kernel = Kernel::find(kernel).unwrap();
             let found = queue.post(kernel, &launch(32, seed), MESSAGES, DEADLINE / 2);
-            assert_eq!(
-                found,
-                (Status { error: 0, done: MESSAGES }, 0),
-                "{kernel:?} seed {seed}: wrong words"
-            );
+            assert_eq!(found, (Status::all(MESSAGES), 0), "{kernel:?} seed {seed}: wrong words");
             assert_eq!(queue.sq.producer, u64::from(MESSAGES), "{kernel:?}");
             assert!(queue.sq.blocks < MESSAGES, "the ring of {} blocks was not used again", queue.sq.blocks);
         }
@@ -206,15 +61,15 @@ fn twin_kernels_write_what_arrives_without_a_store_buffer() {
         let mut queue = Queue::new(&context, STRICT);
         let launch = Launch { visibility: Visibility::InOrder, ..launch(32, 0) };
         let found = queue.post(Kernel::find(kernel).unwrap(), &launch, MESSAGES, DEADLINE / 2);
-        assert_eq!(found, (Status { error: 0, done: MESSAGES }, 0), "{kernel}: status, wrong words");
+        assert_eq!(found, (Status::all(MESSAGES), 0), "{kernel}: status, wrong words");
     }
 }
 
 /// More than the ring holds, and a whole number for each lane.
 const SHARED_MESSAGES: u32 = 512;
 
-/// Two blocks of two warps on one queue: what they say, and the queue's words.
-fn post_shared(queue: &Queue, kernel: Kernel, seed: u64, patience: Duration) -> (Status, Box<Shared>) {
+/// A launch on one queue: what its lanes say, and the queue's words.
+fn post_shared(queue: &Queue, kernel: Kernel, launch: &Launch, patience: Duration) -> (Status, Box<Shared>) {
     // A byte for each block, 16-byte aligned.
     let mut marks = vec![0_u128; queue.sq.blocks.div_ceil(16) as usize];
     let mut shared = Box::new(Shared {
@@ -239,51 +94,53 @@ fn post_shared(queue: &Queue, kernel: Kernel, seed: u64, patience: Duration) -> 
     let mut status = Status::default();
     let target = Target { window: SHARED_MESSAGES, ..queue.target(SHARED_MESSAGES, patience) };
     let arguments = Arguments::new().pointer(&raw mut *shared).push(target).pointer(&raw mut status);
-    // SAFETY: `post_shared` takes these, and everything lives in `queue` or here.
-    unsafe { run(kernel, &Launch { blocks: 2, ..launch(64, seed) }, arguments) }.unwrap();
+    // SAFETY: the kernels that share take these, and everything lives in `queue` or here.
+    unsafe { run(kernel, launch, arguments) }.unwrap();
     (status, shared)
 }
 
+/// Two blocks of two warps, each lane by itself, and each warp together.
 #[test]
 fn twin_lanes_share_a_queue_under_every_seed() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
-    let kernel = Kernel::find("post_shared").unwrap();
-    for seed in 1..5 {
-        let queue = Queue::new(&context, STRICT);
-        let (status, shared) = post_shared(&queue, kernel, seed, DEADLINE / 2);
-        assert_eq!((status, shared.failed), (Status { error: 0, done: SHARED_MESSAGES }, 0), "seed {seed}");
-        let all = u64::from(SHARED_MESSAGES);
-        let (taken, rung) = (shared.reserved, shared.rung);
-        assert_eq!(
-            (taken, shared.published, rung),
-            (all, all << 16, all),
-            "seed {seed}: taken, published, rung"
-        );
-        assert!(
-            queue.sq.blocks < SHARED_MESSAGES,
-            "the ring of {} blocks was not used again",
-            queue.sq.blocks
-        );
-        // The last ones may be on their way.
-        wait_for("message", || (queue.wrong_words(SHARED_MESSAGES) == 0).then_some(()));
+    for kernel in ["post_shared", "post_shared_warp"] {
+        for seed in 1..5 {
+            let queue = Queue::new(&context, STRICT);
+            let launch = Launch { blocks: 2, ..launch(64, seed) };
+            let found = Kernel::find(kernel).unwrap();
+            let (status, shared) = post_shared(&queue, found, &launch, DEADLINE / 2);
+            let (all, what) = (u64::from(SHARED_MESSAGES), format!("{kernel} seed {seed}"));
+            assert_eq!((status, shared.failed), (Status::all(SHARED_MESSAGES), 0), "{what}");
+            let (taken, rung) = (shared.reserved, shared.rung);
+            assert_eq!((taken, shared.published, rung), (all, all << 16, all), "{what}");
+            assert!(queue.sq.blocks < SHARED_MESSAGES, "the ring was not used again: {}", queue.sq.blocks);
+            // The last ones may be on their way.
+            wait_for(&what, || (queue.wrong_words(SHARED_MESSAGES) == 0).then_some(()));
+        }
     }
 }
 
-/// Without the release between a WQE and the mark that says that it is filled, whoever rings has nothing of it to publish.
+/// Without the release between a WQE and the mark that says that it is filled, whoever rings has nothing of it to publish;
+/// without the meeting of a warp, the lane that rings has nothing of the other lanes'.
 #[test]
-fn twin_shows_a_dropped_release_on_a_shared_queue() {
+fn twin_shows_what_is_missing_on_a_shared_queue() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(softnic(), softnic, "the software NIC");
-    let kernel = Kernel::find_planted("post_shared+no-release").unwrap();
-    let shown = SEEDS.into_iter().any(|seed| {
-        let (queue, start) = (Queue::new(&context, STRICT), Instant::now());
-        let (status, shared) = post_shared(&queue, kernel, seed, DEADLINE / 4);
-        // Everybody hears of an error CQE. Who gives up waiting says the same, but later.
-        assert_eq!(status.error != 0, shared.failed != 0, "seed {seed}: {status:?}");
-        shared.failed != 0 && start.elapsed() < DEADLINE / 4
-    });
-    assert!(shown, "no WQE was executed too early under any of {SEEDS:?}");
+    for (kernel, blocks, threads) in
+        [("post_shared+no-release", 2, 64), ("post_shared_warp+no-warp-sync", 1, 32)]
+    {
+        let kernel = Kernel::find_planted(kernel).unwrap();
+        let shown = SEEDS.into_iter().any(|seed| {
+            let (queue, begin) = (Queue::new(&context, STRICT), Instant::now());
+            let launch = Launch { blocks, ..launch(threads, seed) };
+            let (status, shared) = post_shared(&queue, kernel, &launch, DEADLINE / 4);
+            // Everybody who posts later hears of an error CQE. Who gives up waiting says the same, but later.
+            let words = if status.error == 0 { queue.wrong_words_at_rest(SHARED_MESSAGES) } else { 0 };
+            (shared.failed != 0 || words > 0) && begin.elapsed() < DEADLINE / 4
+        });
+        assert!(shown, "{kernel:?}: no WQE was executed too early under any of {SEEDS:?}");
+    }
 }
 
 /// Seeds that a defect is given to show itself: each run rings dozens of times, and one seed mostly suffices.

@@ -1,0 +1,149 @@
+//! What a kernel waits for ends, and how it ended is a value: a completion, an error CQE with its request, a deadline, a word
+//! that the host set.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use measure::need;
+use rdma_shim::twin::{Arguments, Kernel, TwinError, run, start};
+use verbs::{InlineSlice, Payload, SendOperation, SendRequest, WorkCompletion};
+
+use crate::ends::{device, wait_for};
+use crate::twin_queue::{DEADLINE, Queue, STEP, STRICT, Status, Target, compiler, launch};
+
+/// `DB_ETIMEDOUT`, `DB_ECANCELED`.
+const TIMED_OUT: u32 = 110;
+const CANCELED: u32 = 125;
+/// What `post.cu` adds to the status of an error CQE; two of those.
+const ERROR_CQE: u32 = 0x10000;
+const WR_FLUSH: u32 = 5;
+const REMOTE_ACCESS: u32 = 10;
+
+/// `struct db_wait_status` of `kernels/wait.cu`.
+#[repr(C)]
+#[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
+struct Waited {
+    result: u32,
+    status: u32,
+    syndrome: u32,
+    taken: u32,
+    wr_id: u64,
+}
+
+/// Arguments of `wait_once` on the queue.
+fn waits(queue: &mut Queue, patience: Duration, cancel: &AtomicU32, out: &mut Waited) -> Arguments {
+    Arguments::new()
+        .pointer(&raw mut queue.cq)
+        .pointer(&raw mut queue.sq)
+        .push(patience.as_nanos() as u64)
+        .pointer(cancel.as_ptr())
+        .pointer(std::ptr::from_mut(out))
+}
+
+#[test]
+fn twin_waits_end_at_their_deadline_or_by_the_hosts_word() {
+    need!(compiler(), cc, "a C++ compiler");
+    let context = need!(device(), nic, "an mlx5 device");
+    let mut queue = Queue::new(&context, STRICT);
+    let kernel = Kernel::find("wait_once").unwrap();
+    let (cancel, mut out, begin) = (AtomicU32::new(0), Waited::default(), Instant::now());
+    let patience = Duration::from_millis(50);
+    let arguments = waits(&mut queue, patience, &cancel, &mut out);
+    // SAFETY: the kernel takes these, and everything lives until it has ended.
+    unsafe { run(kernel, &launch(1, 1), arguments) }.unwrap();
+    assert_eq!((out.result, out.taken), (TIMED_OUT, 0));
+    assert!(begin.elapsed() >= patience);
+
+    let arguments = waits(&mut queue, DEADLINE, &cancel, &mut out);
+    // SAFETY: as above.
+    let running = unsafe { start(kernel, &launch(1, 2), arguments) }.unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(!running.has_ended(), "nothing has completed, and nobody set the word");
+    cancel.store(1, Ordering::Release);
+    running.wait().unwrap();
+    assert_eq!((out.result, out.taken), (CANCELED, 0));
+}
+
+#[test]
+fn twin_launches_that_are_dropped_are_given_up() {
+    need!(compiler(), cc, "a C++ compiler");
+    let context = need!(device(), nic, "an mlx5 device");
+    let mut queue = Queue::new(&context, STRICT);
+    let kernel = Kernel::find("wait_once").unwrap();
+    let (cancel, mut out, begin) = (AtomicU32::new(0), Waited::default(), Instant::now());
+    let arguments = waits(&mut queue, DEADLINE, &cancel, &mut out);
+    // SAFETY: the kernel takes these, and everything lives until it has ended, which dropping waits for.
+    drop(unsafe { start(kernel, &launch(1, 1), arguments) }.unwrap());
+    assert!(begin.elapsed() < DEADLINE / 2);
+    assert_eq!(out, Waited::default(), "the lane left the kernel where it was");
+}
+
+#[test]
+fn twin_kernels_hear_of_an_error_cqe_with_its_request() {
+    need!(compiler(), cc, "a C++ compiler");
+    let context = need!(device(), nic, "an mlx5 device");
+    let mut queue = Queue::new(&context, STRICT);
+    let target = queue.target(8, DEADLINE / 2);
+    let target = Target { rkey: target.rkey ^ 0x5500, per_ring: 1, window: 1, ..target };
+    let (status, _) = queue.post_with(Kernel::find("post_thread").unwrap(), &launch(1, 1), target);
+    assert_eq!(status, Status { error: ERROR_CQE + REMOTE_ACCESS, ..Status::default() });
+}
+
+/// The host moves the queue pair to ERROR while a kernel waits on it: the kernel is told, by the flush of its request.
+#[test]
+fn twin_kernels_end_when_the_host_takes_their_queue_away() {
+    need!(compiler(), cc, "a C++ compiler");
+    let context = need!(device(), nic, "an mlx5 device");
+    let mut queue = Queue::new(&context, STRICT);
+    let (mut seen, mut out) = ([0_u64; 1], Waited::default());
+    let arguments = receives(&mut queue, 4, &mut seen, &mut out);
+    // SAFETY: the kernel takes these, and everything lives until it has ended.
+    let running = unsafe { start(Kernel::find("receive").unwrap(), &launch(1, 1), arguments) }.unwrap();
+    std::thread::sleep(Duration::from_millis(20));
+    queue.qp.to_error().unwrap();
+    running.wait().unwrap();
+    assert_eq!((out.result, out.status, out.taken, out.wr_id), (0, WR_FLUSH, 0, 0));
+}
+
+/// Arguments of `receive` on the queue, one message for each word of `seen`.
+fn receives(queue: &mut Queue, window: u32, seen: &mut [u64], out: &mut Waited) -> Arguments {
+    Arguments::new()
+        .pointer(&raw mut queue.rq)
+        .pointer(&raw mut queue.cq)
+        .push(queue.local.address())
+        .push(queue.local.lkey())
+        .push(window)
+        .push(seen.len() as u32)
+        .push((DEADLINE / 2).as_nanos() as u64)
+        .pointer(seen.as_mut_ptr())
+        .pointer(std::ptr::from_mut(out))
+}
+
+/// More messages than the receive queue holds, from libmlx5's own SENDs.
+#[test]
+fn twin_kernels_receive_what_was_sent_under_every_seed() {
+    need!(compiler(), cc, "a C++ compiler");
+    let context = need!(device(), nic, "an mlx5 device");
+    const MESSAGES: usize = 60;
+    for seed in 1..5 {
+        let mut queue = Queue::new(&context, STRICT);
+        let (mut seen, mut out) = ([0_u64; MESSAGES], Waited::default());
+        let arguments = receives(&mut queue, 8, &mut seen, &mut out);
+        // SAFETY: the kernel takes these, and everything lives until it has ended.
+        let running =
+            unsafe { start(Kernel::find("receive").unwrap(), &launch(1, seed), arguments) }.unwrap();
+        for message in 1..=MESSAGES as u64 {
+            let bytes = STEP.wrapping_mul(message).to_le_bytes();
+            let inline = [InlineSlice::new(&bytes)];
+            let request = SendRequest::new(message, SendOperation::Send, Payload::Inline(&inline));
+            queue.peer.post_send(&request).unwrap();
+            let mut sent = [WorkCompletion::default()];
+            wait_for("completion", || (queue.peer_cq.poll(&mut sent).unwrap() == 1).then_some(()));
+            assert!(sent[0].is_success(), "{:?}", sent[0]);
+        }
+        running.wait().unwrap_or_else(|error: TwinError| panic!("{error}; seed {seed}"));
+        assert_eq!((out.result, out.taken), (0, MESSAGES as u32), "seed {seed}");
+        let sent: Vec<u64> = (1..=MESSAGES as u64).map(|message| STEP.wrapping_mul(message)).collect();
+        assert_eq!(seen[..], sent[..], "seed {seed}");
+    }
+}
