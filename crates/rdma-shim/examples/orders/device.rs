@@ -10,8 +10,6 @@ use crate::program::{Belief, CellId};
 pub struct Nic {
     /// WQEs executed.
     pub executed: u8,
-    /// Words read of the next one.
-    pub words: u8,
     /// Index up to which it believes that there are WQEs.
     pub believed: u8,
 }
@@ -45,15 +43,22 @@ impl Nic {
         Nic { believed: known.max(index), ..self }
     }
 
-    /// After it has read the next word of a WQE in the memory that it sees.
+    /// The first WQE that it may execute now although a word of it is not in the memory that it sees.
+    ///
+    /// It may fetch at any moment, early or late. So looking at every state for a WQE that is missing, and fetching only when
+    /// nothing else is left to happen, finds what fetching at every moment would: fetching late can only let it forget more.
+    pub fn missing(self, ring: &[[CellId; 2]], memory: &[u8]) -> Option<u8> {
+        let is_there = |wqe: u8| {
+            ring.get(usize::from(wqe)).is_some_and(|words| words.iter().all(|&word| memory[word] == 1))
+        };
+        (self.executed..self.believed).find(|&wqe| !is_there(wqe))
+    }
+
+    /// After it has executed everything that it believes in.
     pub fn fetch(self, ring: &[[CellId; 2]], memory: &[u8]) -> Result<Nic, Failure> {
-        let wqe = ring.get(usize::from(self.executed));
-        if wqe.is_none_or(|words| memory[words[usize::from(self.words)]] != 1) {
-            return Err(Failure::Stale { wqe: self.executed });
+        match self.missing(ring, memory) {
+            Some(wqe) => Err(Failure::Stale { wqe }),
+            None => Ok(Nic { executed: self.executed.max(self.believed), ..self }),
         }
-        Ok(match self.words {
-            0 => Nic { words: 1, ..self },
-            _ => Nic { words: 0, executed: self.executed + 1, ..self },
-        })
     }
 }

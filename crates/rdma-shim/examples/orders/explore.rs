@@ -149,21 +149,21 @@ fn line(rules: &Rules, state: &State, step: Step) -> String {
                 Op::Await { cell, value, .. } => format!("{who} sees {} = {value}", cell_name(cell)),
                 Op::Expect { cell, .. } => format!("{who} reads {}", cell_name(cell)),
                 Op::Atomic { cell, does, .. } => format!("{who}: {does:?} of {}", cell_name(cell)),
+                Op::Peek { cell, .. } => format!("{who} looks at {}", cell_name(cell)),
+                Op::Scan { .. } => format!("{who} walks the marks"),
                 other => format!("{who}: {other:?}"),
             }
         }
         Step::Arrive { id } => {
-            let (thread, _, cell, value) = rules.store(id);
+            let cell = rules.store(id).2;
             let at = match rules.scenario.cells[cell].place {
                 Place::Register => "the NIC",
                 Place::Host => "host memory",
                 Place::Gpu | Place::Shared => "GPU memory",
             };
-            format!("    {} = {} arrives at {at}", cell_name(cell), state.value(thread, value))
+            format!("    {} = {} arrives at {at}", cell_name(cell), state.flying_value(id))
         }
         Step::ReadRecord => "    the NIC reads the record".to_owned(),
-        Step::Fetch => {
-            format!("    the NIC reads WQE {}, word {}", state.nic.executed, state.nic.words)
-        }
+        Step::Fetch => "    the NIC fetches what it believes in".to_owned(),
     }
 }

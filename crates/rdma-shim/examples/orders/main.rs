@@ -9,12 +9,17 @@
 
 #![forbid(unsafe_code)]
 
+mod atomics;
 mod device;
 mod explore;
 mod memory;
+mod ours;
+mod peers;
 mod program;
+mod queue;
 mod rows;
 mod rules;
+mod sharing;
 mod table;
 #[cfg(test)]
 mod tests;

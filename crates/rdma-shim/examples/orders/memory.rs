@@ -5,24 +5,27 @@
 //! a host's store to its memory, a GPU's to its own (when the L2 serves PCIe).
 
 use crate::device::{Failure, Nic};
-use crate::program::{Atomic, CellId, Machine, Op, Place, READY_BITS, Scope, Thread, Value};
+use crate::program::{
+    Atomic, CellId, END, FENCED, LOOKED, Machine, Op, Place, READY_BITS, RESERVED, RUNG, Scope, TOTAL,
+    Thread, Value,
+};
 use crate::rules::{CELLS, OPS, Rules, Set, THREADS, bit};
 
-const REGISTERS: usize = 4;
+const REGISTERS: usize = 7;
 const IN_FLIGHT: usize = 16;
 
 /// One state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct State {
-    /// Performed operations of each thread. A performed store has left.
-    done: [u32; THREADS],
-    /// Stores that have arrived where the NIC and the host look.
-    arrived: Set,
+    /// Performed operations of each thread, in this turn of a loop.
+    done: [u64; THREADS],
+    /// Stores that were performed, in any turn: they have left.
+    left: Set,
     /// What the GPU's threads see, and what host and NIC see.
-    near: [u8; CELLS],
+    pub near: [u8; CELLS],
     far: [u8; CELLS],
-    /// Stores under way, in order for each word: words do not wait for each other.
-    flight: [u8; IN_FLIGHT],
+    /// Stores under way and their values, in order for each word: words do not wait for each other.
+    flight: [(u8, u8); IN_FLIGHT],
     flying: u8,
     /// Others' stores that happened before what each thread does next, that it saw without acquiring, and that its last
     /// release fence handed over.
@@ -31,7 +34,7 @@ pub struct State {
     released: [Set; THREADS],
     /// What is handed to whoever acquires a word of [`Place::Shared`].
     carried: [Set; CELLS],
-    registers: [[u8; REGISTERS]; THREADS],
+    pub registers: [[u8; REGISTERS]; THREADS],
     pub nic: Nic,
 }
 
@@ -57,10 +60,10 @@ impl State {
     pub fn first(rules: &Rules) -> State {
         let mut state = State {
             done: [0; THREADS],
-            arrived: 0,
+            left: 0,
             near: [0; CELLS],
             far: [0; CELLS],
-            flight: [0; IN_FLIGHT],
+            flight: [(0, 0); IN_FLIGHT],
             flying: 0,
             cover: [0; THREADS],
             seen: [0; THREADS],
@@ -69,6 +72,9 @@ impl State {
             registers: [[0; REGISTERS]; THREADS],
             nic: Nic::default(),
         };
+        for &(cell, value) in &rules.scenario.initial {
+            (state.near[cell], state.far[cell]) = (value, value);
+        }
         state.settle(rules);
         state
     }
@@ -84,18 +90,22 @@ impl State {
         self.done[thread] >> op & 1 == 1
     }
 
-    /// Whether stores have come as far as a fence of this scope asks. A register write only has to have left.
-    fn have_come(&self, rules: &Rules, stores: Set, scope: Scope) -> bool {
-        let mut left = 0;
-        for (thread, done) in self.done.iter().enumerate() {
-            left |= Set::from(*done) << (thread * OPS);
-        }
-        let far_enough = match scope {
-            Scope::Cta => return true,
-            Scope::Gpu => left,
-            Scope::Sys => self.arrived | (rules.to_register & left),
-        };
-        stores & !far_enough == 0
+    /// Whether none of these stores is on its way to memory. Of a register write nobody hears whether it has arrived.
+    fn none_flies(&self, rules: &Rules, stores: Set) -> bool {
+        let flying = &self.flight[..usize::from(self.flying)];
+        flying.iter().all(|&(id, _)| 1 << id & stores & !rules.to_register == 0)
+    }
+
+    /// Whether what an operation has to come behind has come as far as `scope` asks: its thread's earlier stores, and
+    /// `others`.
+    fn have_come(&self, rules: &Rules, thread: usize, op: usize, others: Set, scope: Scope) -> bool {
+        let own = rules.stores_before[thread][op];
+        let performed = Set::from(self.done[thread]) << (thread * OPS);
+        scope == Scope::Cta
+            || own & !performed == 0
+                && others & !self.left == 0
+                && (scope == Scope::Gpu
+                    || self.none_flies(rules, own | rules.stores_around[thread][op] | others))
     }
 
     /// Whether the operation can be performed now, as far as its own thread and the order it brings are concerned.
@@ -104,23 +114,23 @@ impl State {
         if self.is_done(thread, op) || before & !self.done[thread] != 0 {
             return false;
         }
-        let own = rules.stores_before[thread][op];
-        match rules.op(thread, op) {
-            Op::Fence(fence) => {
-                let over = if fence.acquires() { self.seen[thread] } else { 0 };
-                fence
-                    .edges()
-                    .earlier_stores
-                    .is_none_or(|scope| self.have_come(rules, own | self.cover[thread] | over, scope))
-            }
-            other => other
-                .order()
-                .releases()
-                .is_none_or(|scope| self.have_come(rules, own | self.cover[thread], scope)),
-        }
+        let instruction = rules.op(thread, op);
+        let Some(fence) = instruction.fence(self.registers[thread][RUNG]) else {
+            let scope = instruction.order().releases();
+            return scope.is_none_or(|scope| self.have_come(rules, thread, op, self.cover[thread], scope));
+        };
+        let over = if fence.acquires() { self.seen[thread] } else { 0 };
+        let scope = fence.edges().earlier_stores;
+        self.is_spared(rules, thread, op)
+            || scope.is_none_or(|scope| self.have_come(rules, thread, op, self.cover[thread] | over, scope))
     }
 
-    /// Performs every fence and meeting that can be: nobody sees them, they only permit, so that their moment is no choice.
+    fn is_spared(&self, rules: &Rules, thread: usize, op: usize) -> bool {
+        rules.op(thread, op) == Op::RingFence && self.registers[thread][FENCED] == 1
+    }
+
+    /// Performs what nobody sees and what only permits, so that its moment is no choice: fences, meetings, turns of a loop, and
+    /// WQEs that leave a GPU for host memory, since how late they arrive is open anyway.
     fn settle(&mut self, rules: &Rules) {
         loop {
             let mut settled = true;
@@ -131,15 +141,29 @@ impl State {
                     }
                     match instruction.op {
                         Op::Nothing => {}
-                        Op::Fence(fence) => {
-                            if fence.acquires() {
-                                self.cover[t] |= self.seen[t];
-                            }
-                            if fence.releases() {
-                                self.released[t] = rules.stores_before[t][index] | self.cover[t];
-                            }
-                        }
+                        Op::RingFence if self.is_spared(rules, t, index) => {}
+                        Op::Fence(_) | Op::MarkFence { .. } | Op::RingFence => self.fence(rules, t, index),
                         Op::Meet if self.all_at_meeting(rules, thread.warp) => self.meet(rules, thread.warp),
+                        Op::Adopt => {
+                            self.registers[t][RUNG] = self.registers[t][LOOKED];
+                            self.registers[t][LOOKED] = 0;
+                        }
+                        Op::IfNew { skip } if self.registers[t][END] == self.registers[t][RUNG] => {
+                            self.leave_out(t, index, skip);
+                        }
+                        Op::IfNew { .. } => {}
+                        Op::Store { cell, value, .. } if rules.leaves_unseen(t, cell) => {
+                            self.left |= bit(t, index);
+                            let value = self.value(t, value);
+                            self.take_off(rules, (t * OPS + index) as u8, value, cell);
+                        }
+                        Op::Again { to } => {
+                            self.registers[t][FENCED] = 0;
+                            (self.registers[t][TOTAL], self.registers[t][RESERVED]) = (0, 0);
+                            self.done[t] &= !(((1 << (index - to)) - 1) << to);
+                            settled = false;
+                            continue;
+                        }
                         _ => continue,
                     }
                     self.done[t] |= 1 << index;
@@ -149,6 +173,16 @@ impl State {
             if settled {
                 return;
             }
+        }
+    }
+
+    fn fence(&mut self, rules: &Rules, thread: usize, op: usize) {
+        let fence = rules.op(thread, op).fence(self.registers[thread][RUNG]).expect("it is one");
+        if fence.acquires() {
+            self.cover[thread] |= self.seen[thread];
+        }
+        if fence.releases() {
+            self.released[thread] = self.before(rules, thread, op);
         }
     }
 
@@ -179,10 +213,11 @@ impl State {
         for (t, thread) in rules.scenario.threads.iter().enumerate() {
             for (index, instruction) in thread.ops.iter().enumerate() {
                 let possible = match instruction.op {
-                    Op::Nothing | Op::Fence(_) | Op::Meet => false,
+                    Op::Store { cell, .. } if rules.leaves_unseen(t, cell) => false,
                     Op::Await { cell, value, .. } => self.look(thread.machine, cell) == value,
                     Op::Atomic { cell, does, .. } => self.succeeds(cell, does),
-                    Op::Store { .. } | Op::Expect { .. } => true,
+                    Op::Store { .. } | Op::Expect { .. } | Op::Peek { .. } | Op::Scan { .. } => true,
+                    _ => false,
                 };
                 if possible && self.may(rules, t, index) {
                     let forced = rules.resting & bit(t, index) == 0;
@@ -191,9 +226,9 @@ impl State {
             }
         }
         let flying = &self.flight[..usize::from(self.flying)];
-        for (position, &id) in flying.iter().enumerate() {
+        for (position, &(id, _)) in flying.iter().enumerate() {
             let cell = rules.store(id).2;
-            if flying[..position].iter().all(|&earlier| rules.store(earlier).2 != cell) {
+            if flying[..position].iter().all(|&(earlier, _)| rules.store(earlier).2 != cell) {
                 choices.push(Choice { step: Step::Arrive { id }, forced: true });
             }
         }
@@ -202,22 +237,14 @@ impl State {
         if queue.record.is_some_and(|record| self.nic.told(self.far[record], belief) != self.nic) {
             choices.push(Choice { step: Step::ReadRecord, forced: queue.register.is_none() });
         }
-        if self.nic.has_work() {
+        let is_missing = self.nic.missing(&queue.ring, &self.far).is_some();
+        if is_missing || (self.nic.has_work() && choices.iter().all(|choice| !choice.forced)) {
             choices.push(Choice { step: Step::Fetch, forced: true });
         }
     }
 
     fn look(&self, machine: Machine, cell: CellId) -> u8 {
         if machine == Machine::Gpu { self.near[cell] } else { self.far[cell] }
-    }
-
-    fn succeeds(&self, cell: CellId, does: Atomic) -> bool {
-        let ready = self.near[cell] & ((1 << READY_BITS) - 1);
-        match does {
-            Atomic::Lock => self.near[cell] == 0,
-            Atomic::Advance { begin, .. } | Atomic::Publish { begin, .. } => ready == begin,
-            Atomic::Raise { .. } | Atomic::Retire { .. } => true,
-        }
     }
 
     /// The state after a step, or how the program fails in it.
@@ -233,7 +260,26 @@ impl State {
             Step::Fetch => next.nic = self.nic.fetch(&rules.scenario.queue.ring, &self.far)?,
         }
         next.settle(rules);
+        next.forget(rules);
         Ok(next)
+    }
+
+    /// Drops what can make no difference any more, so that states that go on alike are alike: stores that have come all the
+    /// way need no waiting for, and a thread that has ended needs nothing.
+    fn forget(&mut self, rules: &Rules) {
+        let flying = self.flight[..usize::from(self.flying)].iter().fold(0, |set, &(id, _)| set | 1 << id);
+        let matters: Set = (flying & !rules.to_register) | !self.left;
+        for set in
+            self.cover.iter_mut().chain(&mut self.seen).chain(&mut self.released).chain(&mut self.carried)
+        {
+            *set &= matters;
+        }
+        for (t, thread) in rules.scenario.threads.iter().enumerate() {
+            if self.done[t] == (1 << thread.ops.len()) - 1 {
+                (self.cover[t], self.seen[t], self.released[t]) = (0, 0, 0);
+                self.registers[t] = [0; REGISTERS];
+            }
+        }
     }
 
     /// How a state fails in which nothing has to happen any more.
@@ -268,11 +314,11 @@ impl State {
                     (Machine::Gpu, Place::Host) => false,
                     _ => true,
                 };
+                self.left |= bit(thread, op);
                 if at_once {
                     self.far[cell] = value;
-                    self.arrived |= bit(thread, op);
                 } else {
-                    self.take_off(rules, (thread * OPS + op) as u8, cell);
+                    self.take_off(rules, (thread * OPS + op) as u8, value, cell);
                 }
             }
             Op::Await { cell, order, .. } => self.take_over(thread, cell, order.acquires()),
@@ -282,19 +328,42 @@ impl State {
                     return Err(Failure::Read { cell, saw, wanted: value });
                 }
             }
+            Op::Peek { cell, register } => {
+                self.take_over(thread, cell, false);
+                self.registers[thread][register] = self.near[cell];
+            }
+            Op::Scan { marks, from } => {
+                let from = usize::from(self.registers[thread][from]);
+                let filled = marks[from..].iter().take_while(|&&mark| self.near[mark] == 1).count();
+                for &mark in &marks[from..from + filled] {
+                    self.take_over(thread, mark, false);
+                }
+                self.registers[thread][END] = (from + filled) as u8;
+            }
+            Op::Atomic { does: Atomic::UnseeMore, .. } if !self.unsees_more(thread) => {}
+            Op::Atomic { does: Atomic::Return { rest }, .. } if self.leaves(thread) == Some(true) => {
+                self.leave_out(thread, op, rest - op - 1);
+            }
+            Op::Atomic { does: Atomic::Return { .. }, .. } if self.leaves(thread).is_none() => {}
             Op::Atomic { cell, does, order } => {
                 self.take_over(thread, cell, order.acquires());
                 self.carried[cell] |= self.handed_over(rules, thread, op, order.releases().is_some());
                 self.change(rules, thread, op, cell, does);
             }
-            Op::Fence(_) | Op::Meet | Op::Nothing => unreachable!("these settle by themselves"),
+            _ => unreachable!("these settle by themselves"),
         }
         Ok(())
     }
 
+    /// Stores that happened before an operation, its own thread's of an earlier turn included.
+    fn before(&self, rules: &Rules, thread: usize, op: usize) -> Set {
+        let around = rules.stores_around[thread][op] & self.left;
+        rules.stores_before[thread][op] | around | self.cover[thread]
+    }
+
     /// What whoever acquires from this store or atomic has observed with it.
     fn handed_over(&self, rules: &Rules, thread: usize, op: usize, releases: bool) -> Set {
-        if releases { rules.stores_before[thread][op] | self.cover[thread] } else { self.released[thread] }
+        if releases { self.before(rules, thread, op) } else { self.released[thread] }
     }
 
     fn take_over(&mut self, thread: usize, cell: CellId, acquires: bool) {
@@ -302,64 +371,41 @@ impl State {
         set[thread] |= self.carried[cell];
     }
 
-    fn change(&mut self, rules: &Rules, thread: usize, op: usize, cell: CellId, does: Atomic) {
-        let word = self.near[cell];
-        let (ready, publications) = (word & ((1 << READY_BITS) - 1), word >> READY_BITS);
-        let rest = rules.scenario.threads[thread].ops.len() - op - 1;
-        match does {
-            Atomic::Lock => self.near[cell] = 1,
-            Atomic::Advance { end, .. } => self.near[cell] = end,
-            Atomic::Raise { to, .. } if word < to => self.near[cell] = to,
-            Atomic::Raise { skip, .. } => self.leave_out(thread, op, skip),
-            Atomic::Publish { end, .. } => {
-                self.near[cell] = end | (publications + 1) << READY_BITS;
-                self.registers[thread][0] = end | 1 << READY_BITS;
-                if publications > 0 {
-                    self.leave_out(thread, op, rest);
-                }
-            }
-            Atomic::Retire { turn } => {
-                let left = publications - (self.registers[thread][turn] >> READY_BITS);
-                self.near[cell] = ready | left << READY_BITS;
-                if left == 0 {
-                    self.leave_out(thread, op, rest);
-                } else {
-                    self.registers[thread][turn + 1] = ready | left << READY_BITS;
-                }
-            }
-        }
-    }
-
     /// The operations behind `op` will not happen; nobody needs to wait for them.
-    fn leave_out(&mut self, thread: usize, op: usize, count: usize) {
+    pub fn leave_out(&mut self, thread: usize, op: usize, count: usize) {
         for left_out in op + 1..=op + count {
             self.done[thread] |= 1 << left_out;
-            self.arrived |= bit(thread, left_out);
+            self.left |= bit(thread, left_out);
         }
     }
 
     /// Behind the last store to the same word, else sorted by word: which word's stores took off first means nothing.
-    fn take_off(&mut self, rules: &Rules, id: u8, cell: CellId) {
+    fn take_off(&mut self, rules: &Rules, id: u8, value: u8, cell: CellId) {
         let flying = usize::from(self.flying);
-        let at =
-            self.flight[..flying].iter().position(|&other| rules.store(other).2 > cell).unwrap_or(flying);
+        let at = self.flight[..flying].iter().position(|&(other, _)| rules.store(other).2 > cell);
+        let at = at.unwrap_or(flying);
         self.flight.copy_within(at..flying, at + 1);
-        self.flight[at] = id;
+        self.flight[at] = (id, value);
         self.flying += 1;
     }
 
     fn arrive(&mut self, rules: &Rules, id: u8) {
-        let (thread, op, cell, value) = rules.store(id);
-        let value = self.value(thread, value);
+        let cell = rules.store(id).2;
         let flying = usize::from(self.flying);
-        let at = self.flight[..flying].iter().position(|&other| other == id).expect("it is under way");
+        let at = self.flight[..flying].iter().position(|&(other, _)| other == id).expect("it is under way");
+        let value = self.flight[at].1;
         self.flight.copy_within(at + 1..flying, at);
         self.flying -= 1;
-        self.flight[usize::from(self.flying)] = 0;
-        self.arrived |= bit(thread, op);
+        self.flight[usize::from(self.flying)] = (0, 0);
         self.far[cell] = value;
         if rules.scenario.queue.register == Some(cell) {
             self.nic = self.nic.told(value, rules.assume.belief);
         }
+    }
+
+    /// What the oldest store under way with this number will write.
+    pub fn flying_value(&self, id: u8) -> u8 {
+        let flying = self.flight[..usize::from(self.flying)].iter();
+        flying.into_iter().find(|&&(other, _)| other == id).map_or(0, |&(_, value)| value)
     }
 }

@@ -148,10 +148,31 @@ pub enum Atomic {
     /// Waits for `begin` in the low half, makes it `end`, and counts one more publication in the high
     /// half. If there were some, another thread rings: the rest is left out. Register 0 gets the word.
     Publish { begin: u8, end: u8 },
+    /// `db_shared_publish`: adds the blocks from `begin` to `end` to the low half and a publication to the high half. If
+    /// there was one, another thread rings: everything before `rest` is left out. A poster that rang for all before
+    /// `begin` knows where to go on, and leaves the next `skip` out.
+    Elect { begin: u8, end: u8, skip: usize, rest: usize },
+    /// First of `db_shared_ring` behind a ring: takes off the publications it has seen; leaves when all is rung.
+    Unsee { rest: usize },
+    /// Takes off again when blocks are reserved whose poster is still to come; else nothing happens.
+    UnseeMore,
+    /// Leaves when no publication is unseen and a poster is still to come; when none is, takes the role back, unless
+    /// another thread has it by now.
+    Return { rest: usize },
     /// End of the ringer's turn: takes the publications of register `turn` off. If none is left, the rest is left out;
     /// else register `turn + 1` gets the word.
     Retire { turn: usize },
 }
+
+/// Registers of a poster on a shared queue: up to where to ring, up to where it rang, where the last ring ended as it saw it,
+/// publications that it has to take off, blocks published and reserved, and whether its WQEs are behind a system fence.
+pub const END: usize = 0;
+pub const RUNG: usize = 1;
+pub const LOOKED: usize = 2;
+pub const UNSEEN: usize = 3;
+pub const TOTAL: usize = 4;
+pub const RESERVED: usize = 5;
+pub const FENCED: usize = 6;
 
 /// Bits of a published word below its count of publications.
 pub const READY_BITS: u8 = 4;
@@ -181,6 +202,33 @@ pub enum Op {
         order: Order,
     },
     Fence(Fence),
+    /// `db_shared_fence`: of system scope if the poster rang for all before `begin`, else of GPU scope.
+    MarkFence {
+        begin: u8,
+    },
+    /// `db_order_wqe_before_record` in `db_shared_tell`: left out where the poster's own fence has been one already.
+    RingFence,
+    /// A relaxed load of a word of [`Place::Shared`] into a register.
+    Peek {
+        cell: CellId,
+        register: usize,
+    },
+    /// `db_shared_filled`: relaxed loads of `marks` from the one in register `from` up to the first that is not set, whose
+    /// number goes to register [`END`].
+    Scan {
+        marks: [CellId; 3],
+        from: usize,
+    },
+    /// A poster that was elected goes on from where the last ring ended.
+    Adopt,
+    /// Leaves the next `skip` out when nothing new is to be told.
+    IfNew {
+        skip: usize,
+    },
+    /// Back to operation `to`, as if it had never been performed.
+    Again {
+        to: usize,
+    },
     /// `__syncwarp`: the lanes of the warp meet, and each has then observed what the others did before.
     Meet,
     /// In the place of a fence that was taken out.
@@ -193,6 +241,7 @@ impl Op {
             Op::Store { cell, .. }
             | Op::Await { cell, .. }
             | Op::Expect { cell, .. }
+            | Op::Peek { cell, .. }
             | Op::Atomic { cell, .. } => Some(cell),
             _ => None,
         }
@@ -206,7 +255,10 @@ impl Op {
     }
 
     pub fn loads(self) -> bool {
-        matches!(self, Op::Await { .. } | Op::Expect { .. } | Op::Atomic { .. })
+        matches!(
+            self,
+            Op::Await { .. } | Op::Expect { .. } | Op::Atomic { .. } | Op::Peek { .. } | Op::Scan { .. }
+        )
     }
 
     pub fn stores(self) -> bool {
@@ -215,7 +267,18 @@ impl Op {
 
     /// Whether stores behind it are not made before it is known how it ended.
     pub fn decides(self) -> bool {
-        matches!(self, Op::Await { .. } | Op::Atomic { .. })
+        matches!(self, Op::Await { .. } | Op::Atomic { .. } | Op::Scan { .. } | Op::Adopt | Op::IfNew { .. })
+    }
+
+    /// What kind of fence it is, for a poster that rang up to `rung`.
+    pub fn fence(self, rung: u8) -> Option<Fence> {
+        match self {
+            Op::Fence(fence) => Some(fence),
+            Op::MarkFence { begin } if begin == rung => Some(Fence::AcqRel(Scope::Sys)),
+            Op::MarkFence { .. } => Some(Fence::AcqRel(Scope::Gpu)),
+            Op::RingFence => Some(Fence::AcqRel(Scope::Sys)),
+            _ => None,
+        }
     }
 }
 
@@ -254,6 +317,8 @@ pub struct Queue {
 #[derive(Clone, Debug, Default)]
 pub struct Scenario {
     pub cells: Vec<Cell>,
+    /// Words that are not 0 at first.
+    pub initial: Vec<(CellId, u8)>,
     pub threads: Vec<Thread>,
     pub queue: Queue,
 }

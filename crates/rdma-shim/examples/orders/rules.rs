@@ -1,15 +1,15 @@
 //! Which operation of a thread may overtake which: the rules of x86-64, arm64, of PTX and of a NIC's own writes, worked out
 //! once for a whole search.
 
-use crate::program::{Assumptions, CellId, Machine, Op, Place, Scenario, Thread, Value};
+use crate::program::{Assumptions, Atomic, CellId, Machine, Op, Place, Scenario, Thread, Value};
 
 /// At most so many threads, words and operations of a thread.
 pub const THREADS: usize = 3;
-pub const CELLS: usize = 11;
-pub const OPS: usize = 20;
+pub const CELLS: usize = 14;
+pub const OPS: usize = 42;
 
 /// A set of operations: bit `thread * OPS + index`.
-pub type Set = u64;
+pub type Set = u128;
 
 pub fn bit(thread: usize, op: usize) -> Set {
     1 << (thread * OPS + op)
@@ -20,9 +20,11 @@ pub struct Rules<'a> {
     pub scenario: &'a Scenario,
     pub assume: Assumptions,
     /// For each operation, the earlier ones of its thread that must have been performed.
-    pub after: Vec<Vec<u32>>,
+    pub after: Vec<Vec<u64>>,
     /// For each operation, the earlier stores of its thread.
     pub stores_before: Vec<Vec<Set>>,
+    /// For each operation, the stores of the loop that it is in: those of an earlier turn may still be under way.
+    pub stores_around: Vec<Vec<Set>>,
     /// Stores to the register: posted writes, whose arrival nobody hears of.
     pub to_register: Set,
     /// Stores that nothing forces out of a write-combining buffer.
@@ -40,6 +42,7 @@ impl<'a> Rules<'a> {
             assume,
             after: Vec::new(),
             stores_before: Vec::new(),
+            stores_around: Vec::new(),
             to_register: 0,
             resting: 0,
         };
@@ -58,6 +61,14 @@ impl<'a> Rules<'a> {
                     }
                 }
             }
+            let mut stores_around = vec![0; thread.ops.len()];
+            for (end, instruction) in thread.ops.iter().enumerate() {
+                if let Op::Again { to } = instruction.op {
+                    let in_loop = stores_before[end] & !stores_before[to];
+                    stores_around[to..end].fill(in_loop);
+                }
+            }
+            rules.stores_around.push(stores_around);
             rules.after.push(after);
             rules.stores_before.push(stores_before);
         }
@@ -66,6 +77,14 @@ impl<'a> Rules<'a> {
 
     pub fn op(&self, thread: usize, index: usize) -> Op {
         self.scenario.threads[thread].ops[index].op
+    }
+
+    /// Whether a store of this thread to this word is one whose leaving nobody sees: a WQE's, on its way from a GPU to host
+    /// memory.
+    pub fn leaves_unseen(&self, thread: usize, cell: CellId) -> bool {
+        let is_wqe = self.scenario.queue.ring.iter().any(|words| words.contains(&cell));
+        let is_far = self.scenario.cells[cell].place == Place::Host;
+        is_wqe && is_far && self.scenario.threads[thread].machine == Machine::Gpu
     }
 
     /// The store that a bit of a set stands for.
@@ -96,15 +115,28 @@ fn waits(scenario: &Scenario, thread: &Thread, earlier: usize, later: usize, ass
     if same_cell || (a.decides() && b.stores()) {
         return true;
     }
-    if let Op::Fence(fence) = a {
+    // The register decides only how far a poster's fence waits: both kinds hold the same things back.
+    if let Some(fence) = a.fence(0) {
         let edges = fence.edges();
         return match b {
-            Op::Fence(_) | Op::Meet => edges.later_stores,
+            Op::Meet => edges.later_stores,
+            _ if b.fence(0).is_some() => edges.later_stores,
             _ => (b.loads() && edges.later_loads) || (b.stores() && edges.later_stores),
         };
     }
-    if let Op::Fence(fence) = b {
+    if let Some(fence) = b.fence(0) {
         return (a.loads() && fence.edges().earlier_loads) || a == Op::Meet;
+    }
+    // Registers are read and written in order; only where the last ring ended may be looked up before the election.
+    let looks_up = matches!(b, Op::Peek { .. } | Op::Scan { .. })
+        && matches!(a, Op::Atomic { does: Atomic::Elect { .. }, .. });
+    let reads_registers =
+        matches!(b, Op::Peek { .. } | Op::Scan { .. } | Op::Adopt | Op::IfNew { .. } | Op::Again { .. });
+    if reads_registers && !looks_up && (a.decides() || a.loads()) {
+        return true;
+    }
+    if matches!(b, Op::Again { .. }) {
+        return a.stores();
     }
     if a == Op::Meet || (b == Op::Meet && a.loads()) {
         return true;
@@ -115,8 +147,8 @@ fn waits(scenario: &Scenario, thread: &Thread, earlier: usize, later: usize, ass
     match thread.machine {
         Machine::Gpu | Machine::Arm64 => false,
         Machine::X86 => {
-            let fenced = thread.ops[earlier..later].iter().any(|one| matches!(one.op, Op::Fence(_)));
-            let kept_by_compiler = fenced;
+            let kept_by_compiler =
+                thread.ops[earlier..later].iter().any(|one| matches!(one.op, Op::Fence(_)));
             let combining =
                 |op: Op| op.cell().map(|cell| scenario.cells[cell].place) == Some(Place::Register);
             let kept_by_processor = match (a.loads(), b.loads()) {

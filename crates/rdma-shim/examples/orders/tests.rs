@@ -7,9 +7,9 @@ use crate::rows::{Row, polling, posting};
 use crate::table;
 
 /// Fewer states than this in a program that holds, and the search has looked at next to nothing.
-const FEWEST_STATES: usize = 50;
+const FEWEST_STATES: usize = 40;
 /// The same for a queue that several threads or warps share.
-const FEWEST_SHARED_STATES: usize = 500;
+const FEWEST_SHARED_STATES: usize = 300;
 
 fn rows() -> impl Iterator<Item = Row> {
     posting().into_iter().chain(polling())
@@ -29,10 +29,10 @@ fn ours_hold_in_every_interleaving_and_end_with_every_wqe_executed() {
         let Outcome { states, ends, witness } = explore(&row.scenario, row.assume);
         let name = table::name(&row);
         assert_eq!(witness, None, "{name}");
-        let fewest = match row.who {
-            "2 warps share" | "3 threads share" => FEWEST_SHARED_STATES,
-            _ if row.scenario.queue.register.is_some() => FEWEST_STATES,
-            _ => FEWEST_STATES / 10,
+        let fewest = match row.scenario.queue.register {
+            Some(_) if row.who.contains("share") => FEWEST_SHARED_STATES,
+            Some(_) => FEWEST_STATES,
+            None => FEWEST_STATES / 4,
         };
         assert!(states >= fewest && ends >= 1, "{name}: {states} states, {ends} of them good ends");
     }
@@ -70,7 +70,7 @@ fn each_piece_keeps_off_the_failure_that_it_is_for() {
         ("ours, strict, GPU thread, host", "db_order_wqe_before_record", stale),
         ("ours, strict, GPU thread, host", "db_order_record_before_register", lost),
         ("ours, early, GPU warp, host", "db_warp_sync", stale),
-        ("published in order, early, 3 threads share, host", "fence before publishing", stale),
+        ("ours, early, 2 warps share, host", "db_order_wqe_before_mark", stale),
         ("published in order, strict, 3 threads share, host", "acq_rel of handing over", lost),
         ("completions, GPU thread, host", "acquire of db_load_owner", read),
         ("completions, GPU thread, host", "db_release_cqes", read),
@@ -87,8 +87,9 @@ fn each_piece_keeps_off_the_failure_that_it_is_for() {
 
 #[test]
 fn early_on_a_gpu_stands_or_falls_with_what_a_nic_makes_of_an_older_record() {
-    for row in
-        posting().iter().filter(|row| row.order.ends_with("early") && row.assume.belief == Belief::Grows)
+    for row in posting()
+        .iter()
+        .filter(|row| row.ours && row.order.ends_with("early") && row.assume.belief == Belief::Grows)
     {
         assert!(!fails(row, Belief::Grows) && fails(row, Belief::LastWins), "{}", table::name(row));
     }
@@ -123,6 +124,18 @@ fn a_fence_that_stops_at_the_gpu_serves_queues_in_gpu_memory_alone() {
     }
 }
 
+/// A ringer that was elected by a relaxed atomic may take an older word for the index that was told last, and tell nothing,
+/// while another thread has told an older index in between.
+#[test]
+fn a_shared_queue_needs_an_election_that_acquires() {
+    for order in ["strict", "early"] {
+        let as_it_is = row(&format!("ours, {order}, 3 threads share, host"));
+        assert!(fails(&as_it_is, as_it_is.assume.belief));
+        let acquiring = row(&format!("ours, {order}, if the election acquires, 3 threads share, host"));
+        assert!(!fails(&acquiring, acquiring.assume.belief));
+    }
+}
+
 /// The shortest way into a failure, step by step: nothing before it is superfluous.
 #[test]
 fn a_witness_is_a_shortest_interleaving() {
@@ -133,7 +146,7 @@ fn a_witness_is_a_shortest_interleaving() {
         [
             "poster stores register = 2",
             "    register = 2 arrives at the NIC",
-            "    the NIC reads WQE 0, word 0",
+            "    the NIC fetches what it believes in",
             "fails: the register tells the NIC of a WQE that is not there yet (WQE 0)",
         ]
     );
@@ -141,15 +154,22 @@ fn a_witness_is_a_shortest_interleaving() {
 
 /// What a routine of a header calls, as far as it bears on order.
 fn calls<'a>(header: &'a str, routine: &str) -> Vec<&'a str> {
-    const MODELLED: [&str; 8] = [
+    const MODELLED: [&str; 15] = [
         "db_order_",
         "db_store_rec",
         "db_store_reg",
+        "db_store_relaxed64",
+        "db_load_owner",
+        "db_load_relaxed64",
         "db_flush_",
         "db_acquire_",
         "db_release_cqes",
-        "db_load_owner",
         "db_warp_sync",
+        "db_fetch_add",
+        "db_shared_tell",
+        "db_shared_filled",
+        "db_shared_mark",
+        "db_shared_fence",
     ];
     let start = header.find(routine).expect(routine) + routine.len();
     let body = &header[start..start + header[start..].find("\n}\n").expect("it ends")];
@@ -170,6 +190,15 @@ fn the_headers_call_what_is_modelled() {
         "db_store_register",
         "db_flush_register",
     ];
+    let elected = [
+        "db_shared_tell",
+        "db_store_relaxed64",
+        "db_fetch_add_acq_rel64",
+        "db_load_relaxed64",
+        "db_fetch_add_acq_rel64",
+        "db_fetch_add_acq_rel64",
+        "db_shared_filled",
+    ];
     let take = calls(alone, "int db_take_cqe(");
     for (called, modelled) in [
         (calls(alone, "void db_ring("), &ring[..]),
@@ -178,6 +207,10 @@ fn the_headers_call_what_is_modelled() {
         (take[..2].to_vec(), &["db_load_owner", "db_acquire_cqe"]),
         (calls(gpu, "void db_warp_ring("), &["db_warp_sync"]),
         (calls(gpu, "void db_shared_tell("), &ring),
+        (calls(gpu, "void db_shared_fence("), &["db_order_wqe_before_record", "db_order_wqe_before_mark"]),
+        (calls(gpu, "int db_shared_post("), &["db_fetch_add64", "db_shared_fence", "db_shared_mark"]),
+        (calls(gpu, "int db_shared_publish("), &["db_fetch_add64", "db_load_relaxed64", "db_shared_filled"]),
+        (calls(gpu, "int db_shared_ring("), &elected),
     ] {
         assert_eq!(called, modelled);
     }
