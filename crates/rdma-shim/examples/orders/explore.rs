@@ -118,7 +118,10 @@ fn sentence(rules: &Rules, failure: Failure, told_by: &str, forgot_by: &str) -> 
         Failure::Lost { .. } if forgot_by == "register" => {
             "an older register write arrives last, and the NIC forgets the newer index".into()
         }
-        Failure::Lost { .. } => "the register write rests in the write-combining buffer".into(),
+        Failure::Lost { .. } if rules.resting != 0 => {
+            "the register write rests in the write-combining buffer".into()
+        }
+        Failure::Lost { .. } => "nobody rings for a WQE".into(),
         Failure::RecordBehind { .. } => "an older index is stored last: the record stays behind".into(),
         Failure::Read { cell, saw, .. } => {
             let when = if saw == 0 { "before it is there" } else { "after the NIC wrote over it" };
