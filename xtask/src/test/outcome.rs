@@ -26,8 +26,10 @@ impl Outcome {
                 outcome.ignored += count(result, "ignored");
             }
             outcome.table.extend(line.strip_prefix("TABLE ").map(str::to_owned));
-            // Not always at the start of a line: a test's name may stand there when it runs alone.
-            if let Some(at) = line.find("SKIP ").filter(|at| *at == 0 || line[..*at].ends_with("... ")) {
+            // Not always at the start of a line: a test's name may stand there, and its result, or another test's.
+            let alone =
+                |at: &usize| *at == 0 || ["... ", "... ok"].iter().any(|end| line[..*at].ends_with(end));
+            if let Some(at) = line.find("SKIP ").filter(alone) {
                 outcome.skips.push(line[at..].trim_end().to_owned());
             }
         }
@@ -51,12 +53,13 @@ mod tests {
         let log = "\nrunning 3 tests\ntest a ... ok\nSKIP gpu::relaunch: one CUDA device (libcuda.so.1 not found)\n\
             test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.05s\n\
             test b ... SKIP b: no\n\
+            test c ... okSKIP d: no\n\
             test result: FAILED. 4 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.05s\n";
         let outcome = Outcome::of_log(log);
-        assert_eq!((outcome.passed, outcome.failed, outcome.ignored), (5, 1, 2));
+        assert_eq!((outcome.passed, outcome.failed, outcome.ignored), (4, 1, 2));
         assert_eq!(
             outcome.skips,
-            ["SKIP gpu::relaunch: one CUDA device (libcuda.so.1 not found)", "SKIP b: no"]
+            ["SKIP gpu::relaunch: one CUDA device (libcuda.so.1 not found)", "SKIP b: no", "SKIP d: no"]
         );
     }
 

@@ -55,8 +55,13 @@ pub fn read(path: &Path, key: &Key) -> Result<Option<Vec<u8>>, Damage> {
     // Asked before it is opened: opening a pipe would wait for its other end.
     let file = match fs::symlink_metadata(path) {
         Ok(file) => file,
-        // Of a folder that cannot be looked into, the writer will tell.
-        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+        // Of a folder that cannot be looked into, the writer will tell, once.
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::NotFound | ErrorKind::NotADirectory | ErrorKind::PermissionDenied
+            ) =>
+        {
             return Ok(None);
         }
         Err(error) => return Err(unreadable(error)),
@@ -68,9 +73,12 @@ pub fn read(path: &Path, key: &Key) -> Result<Option<Vec<u8>>, Damage> {
         return Err(Damage::Length { found: file.len(), expected: MOST });
     }
     let mut bytes = Vec::with_capacity(file.len() as usize);
-    // It may have grown since.
-    File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes)).map_err(unreadable)?;
-    content(bytes, key).map(Some)
+    // It may have grown since, or gone.
+    match File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes)) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(unreadable(error)),
+        Ok(_) => content(bytes, key).map(Some),
+    }
 }
 
 fn content(mut bytes: Vec<u8>, key: &Key) -> Result<Vec<u8>, Damage> {

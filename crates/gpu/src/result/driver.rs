@@ -55,8 +55,9 @@ fn has(function: &str) -> bool {
 }
 
 fn missing(function: &'static str) -> Error {
-    let version =
-        driver_version().map_or_else(|_| "unknown".into(), |(major, minor)| format!("{major}.{minor}"));
+    // One that does not even tell its version must not be asked for it.
+    let version = if has("cuDriverGetVersion") { driver_version().ok() } else { None };
+    let version = version.map_or_else(|| "unknown".into(), |(major, minor)| format!("{major}.{minor}"));
     Error::MissingFunction { function, version }
 }
 

@@ -1,20 +1,21 @@
 //! A GPU's primary context, and which of its streams still work: what they use is not freed under them.
 //!
-//! Freeing memory waits for the device, for as long as its longest kernel runs, which may be for ever. So whatever frees
-//! asks here first, for a bounded time; when the device does not come to rest, the thing is kept until the process ends,
-//! and counted. One context of a GPU serves the whole process, so that this is asked of all streams of ours.
+//! Freeing waits for the device, for as long as its longest kernel runs, which may be for ever. So whatever is dropped while
+//! a stream works is only put aside, and freed by the next call here that finds all streams at rest. One context of a GPU
+//! serves the whole process, so that this is asked of all streams of ours. Other libraries' streams are theirs to wait for.
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::device::Gpu;
+use super::discarded::Discarded;
 use crate::result::driver::{self, CUcontext, CUstream};
 use crate::result::{Error, Result};
 
-/// How long something that is to be freed waits for the device.
+/// How long the last share in a context, and pages that are not ours, wait for the device.
 const REST: Duration = Duration::from_secs(2);
 
 /// A share in a GPU's primary context; clones are shares in the same.
@@ -25,9 +26,9 @@ struct Inner {
     gpu: Gpu,
     context: CUcontext,
     streams: Mutex<Vec<Entry>>,
-    kept: AtomicUsize,
-    /// Whether the device did not come to rest when it was last waited for: then nobody waits again until it does.
-    stuck: AtomicBool,
+    discarded: Mutex<Vec<Discarded>>,
+    /// Things that the driver did not free.
+    lost: AtomicUsize,
 }
 
 /// A stream of this context.
@@ -39,7 +40,7 @@ struct Entry {
     records: bool,
 }
 
-// SAFETY: a context may be made current in any number of threads; the list of streams has its lock.
+// SAFETY: a context may be made current in any number of threads; the lists have their locks.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
@@ -56,18 +57,13 @@ static CONTEXTS: Mutex<BTreeMap<u32, Weak<Inner>>> = Mutex::new(BTreeMap::new())
 impl Context {
     /// Takes a share in `gpu`'s primary context; the first of a process takes some 100 ms.
     pub fn new(gpu: Gpu) -> Result<Context> {
-        let mut contexts = CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut contexts = locked(&CONTEXTS);
         if let Some(inner) = contexts.get(&gpu.ordinal()).and_then(Weak::upgrade) {
             return Ok(Context(inner));
         }
         let context = driver::primary_retain(gpu.device)?;
-        let inner = Arc::new(Inner {
-            gpu,
-            context,
-            streams: Mutex::default(),
-            kept: AtomicUsize::new(0),
-            stuck: AtomicBool::new(false),
-        });
+        let (streams, discarded) = (Mutex::default(), Mutex::default());
+        let inner = Arc::new(Inner { gpu, context, streams, discarded, lost: AtomicUsize::new(0) });
         contexts.insert(gpu.ordinal(), Arc::downgrade(&inner));
         Ok(Context(inner))
     }
@@ -77,49 +73,100 @@ impl Context {
         self.0.gpu
     }
 
-    /// How many things were kept for good, since the device did not come to rest when they were to be freed.
+    /// How many things were dropped and are not freed: they wait for the device to come to rest, or the driver did not free
+    /// them, as when the context is lost.
     pub fn kept(&self) -> usize {
-        self.0.kept.load(Ordering::Relaxed)
+        locked(&self.0.discarded).len() + self.0.lost.load(Ordering::Relaxed)
+    }
+
+    /// Waits until all streams of this context are at rest, at most `limit`, and then frees what was put aside. Says
+    /// whether they are; a lost context is at rest for good.
+    pub fn at_rest(&self, limit: Duration) -> bool {
+        self.0.at_rest(limit)
     }
 
     /// Makes it current in this thread: each call of the driver is about the current one.
     pub(super) fn enter(&self) -> Result<()> {
-        // SAFETY: the context lives as long as this value, which has a share in it.
-        unsafe { driver::set_current(self.0.context) }
+        self.0.enter()
     }
 
-    /// Runs `free` when the device is at rest; else keeps what it would free, and counts it.
-    pub(super) fn free_at_rest(&self, free: impl FnOnce() -> Result<()>) {
-        // A program that gives up has many things to free: the first waits for the rest.
-        let stuck = self.0.stuck.load(Ordering::Relaxed);
-        let rests = self.at_rest(if stuck { Duration::ZERO } else { REST });
-        self.0.stuck.store(!rests, Ordering::Relaxed);
-        if !rests || self.enter().is_err() || free().is_err() {
-            self.0.kept.fetch_add(1, Ordering::Relaxed);
+    /// Frees something, now or when the device is at rest.
+    pub(super) fn discard(&self, discarded: Discarded) {
+        locked(&self.0.discarded).push(discarded);
+        self.0.sweep();
+    }
+
+    /// As [`Self::discard`], for pages that their owner is about to unmap: waits for the device first, a while.
+    pub(super) fn discard_waiting(&self, discarded: Discarded) {
+        locked(&self.0.discarded).push(discarded);
+        self.at_rest(REST);
+    }
+
+    pub(super) fn add_stream(&self, stream: CUstream) {
+        locked(&self.0.streams).push(Entry { stream, abandoned: false, records: false });
+    }
+
+    pub(super) fn abandon_stream(&self, stream: CUstream) {
+        self.0.mark(stream, |entry| entry.abandoned = true);
+        self.0.sweep();
+    }
+
+    pub(super) fn stream_records(&self, stream: CUstream, records: bool) {
+        self.0.mark(stream, |entry| entry.records = records);
+    }
+}
+
+/// The lists are whole whatever a panicking thread did.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Inner {
+    fn enter(&self) -> Result<()> {
+        // SAFETY: the context lives as long as this value, which has a share in it.
+        unsafe { driver::set_current(self.context) }
+    }
+
+    fn mark(&self, stream: CUstream, change: impl FnOnce(&mut Entry)) {
+        if let Some(entry) = locked(&self.streams).iter_mut().find(|entry| entry.stream == stream) {
+            change(entry);
         }
     }
 
-    /// Whether all streams of this context come to rest within `limit`. A lost context is at rest for good.
-    pub fn at_rest(&self, limit: Duration) -> bool {
+    fn at_rest(&self, limit: Duration) -> bool {
         let since = Instant::now();
-        loop {
-            if self.sweep() {
-                return true;
-            }
+        while !self.sweep() {
             if since.elapsed() >= limit {
                 return false;
             }
             std::thread::sleep(Duration::from_micros(200));
         }
+        true
     }
 
-    /// Looks at each stream once, and destroys abandoned ones that are at rest.
+    /// Looks at each stream once; when all are at rest, destroys those that nobody has, and frees what was put aside.
     fn sweep(&self) -> bool {
         if self.enter().is_err() {
             return true;
         }
+        // Taken before the look: what is put aside later may be used by what is launched later.
+        let discarded = std::mem::take(&mut *locked(&self.discarded));
+        if self.is_busy() {
+            locked(&self.discarded).splice(0..0, discarded);
+            return false;
+        }
+        for thing in discarded {
+            // SAFETY: it belonged to this list alone, and nothing that ran when it came there runs any more.
+            if unsafe { thing.free() }.is_err() {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        true
+    }
+
+    fn is_busy(&self) -> bool {
         let mut busy = false;
-        self.streams().retain(|entry| {
+        locked(&self.streams).retain(|entry| {
             if entry.records {
                 return true;
             }
@@ -133,37 +180,14 @@ impl Context {
             let _ = unsafe { driver::stream_destroy(entry.stream) };
             false
         });
-        !busy
-    }
-
-    fn streams(&self) -> MutexGuard<'_, Vec<Entry>> {
-        // The list is whole whatever a panicking thread did.
-        self.0.streams.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn add_stream(&self, stream: CUstream) {
-        self.streams().push(Entry { stream, abandoned: false, records: false });
-    }
-
-    pub(super) fn abandon_stream(&self, stream: CUstream) {
-        if let Some(entry) = self.streams().iter_mut().find(|entry| entry.stream == stream) {
-            entry.abandoned = true;
-        }
-        self.sweep();
-    }
-
-    pub(super) fn stream_records(&self, stream: CUstream, records: bool) {
-        if let Some(entry) = self.streams().iter_mut().find(|entry| entry.stream == stream) {
-            entry.records = records;
-        }
+        busy
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Giving back the last share waits for the device. Streams that still work keep the context.
-        let streams = self.streams.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if streams.is_empty() {
+        // Giving back the last share waits for the device: where it does not come to rest, the context stays.
+        if self.at_rest(REST) {
             // SAFETY: the share was taken in `new`, and all that was made in it is gone: each such thing held this value.
             let _ = unsafe { driver::primary_release(self.gpu.device) };
         }

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use super::context::Context;
+use super::discarded::Discarded;
 use super::module::{Arguments, Function};
 use super::stream::Stream;
 use crate::graph_rules::{self, MOST_DEEP, Node, NodeKind, Place};
@@ -203,7 +204,6 @@ impl DeviceGraph {
 impl Drop for DeviceGraph {
     fn drop(&mut self) {
         // One that launches itself must not go under itself.
-        // SAFETY: it is this value's own, and the device is at rest.
-        self.graph.context.free_at_rest(|| unsafe { graph::exec_destroy(self.exec) });
+        self.graph.context.discard(Discarded::Graph(self.exec));
     }
 }

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::context::{Context, range};
+use super::discarded::Discarded;
 use super::stream::Stream;
 use crate::result::driver::{self, CUdeviceptr};
 use crate::result::{Error, Result};
@@ -18,6 +19,18 @@ use crate::result::{Error, Result};
 const EXPORT_UNIT: usize = 2 << 20;
 /// Pages of the host, in which dma-bufs are counted.
 const PAGE: u64 = 4096;
+
+/// How bytes get to a GPU and back: the stream, pinned memory on the way (making some while a kernel runs may wait for it),
+/// and how long a piece may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Way<'a> {
+    /// Stream that the copies are put into.
+    pub stream: &'a Stream,
+    /// Used by one copy at a time.
+    pub between: &'a PinnedMemory,
+    /// The longest that a piece of `between`'s size may take.
+    pub limit: Duration,
+}
 
 /// Memory of a GPU.
 pub struct DeviceMemory {
@@ -83,45 +96,36 @@ impl DeviceMemory {
         unsafe { driver::fill(self.address, byte, self.len, stream.handle()) }
     }
 
-    /// Copies `bytes` to `offset`, in `stream`, and waits for the end. Errors: out of bounds, `Deadline`.
-    pub fn write(&self, offset: usize, bytes: &[u8], stream: &Stream, limit: Duration) -> Result<()> {
+    /// Copies `bytes` to `offset`, in `stream`, by way of `between`, in pieces of its size, and waits for the end. Errors: out
+    /// of bounds; `Deadline`, after which the copy engine may still read `between`.
+    pub fn write(&self, offset: usize, bytes: &[u8], way: Way<'_>) -> Result<()> {
         range("this memory", offset, bytes.len(), self.len)?;
-        if bytes.is_empty() {
-            return Ok(());
+        for (index, piece) in bytes.chunks(way.between.len()).enumerate() {
+            way.between.write(0, piece)?;
+            let ours = self.address + (offset + index * way.between.len()) as u64;
+            self.copy(ours, way.between.device_address(), piece.len(), &way)?;
         }
-        // By way of memory that can be left to the copy engine when it does not end in time.
-        let between = PinnedMemory::new(&self.context, bytes.len())?;
-        between.write(0, bytes)?;
-        self.copy(offset, &between, true, stream, limit)
+        Ok(())
     }
 
-    /// Copies from `offset` to `bytes`, in `stream`, and waits for the end. Errors: out of bounds, `Deadline`.
-    pub fn read(&self, offset: usize, bytes: &mut [u8], stream: &Stream, limit: Duration) -> Result<()> {
+    /// Copies from `offset` to `bytes`, as [`Self::write`] does the other way.
+    pub fn read(&self, offset: usize, bytes: &mut [u8], way: Way<'_>) -> Result<()> {
         range("this memory", offset, bytes.len(), self.len)?;
-        if bytes.is_empty() {
-            return Ok(());
+        for (index, piece) in bytes.chunks_mut(way.between.len()).enumerate() {
+            let ours = self.address + (offset + index * way.between.len()) as u64;
+            self.copy(way.between.device_address(), ours, piece.len(), &way)?;
+            way.between.read(0, piece)?;
         }
-        let between = PinnedMemory::new(&self.context, bytes.len())?;
-        self.copy(offset, &between, false, stream, limit)?;
-        between.read(0, bytes)
+        Ok(())
     }
 
-    /// Dropped too early, `between` waits for the stream by itself, and is kept when that does not come to rest.
-    fn copy(
-        &self,
-        offset: usize,
-        between: &PinnedMemory,
-        to_us: bool,
-        stream: &Stream,
-        limit: Duration,
-    ) -> Result<()> {
-        stream.same_context(&self.context, "the memory")?;
+    fn copy(&self, to: u64, from: u64, bytes: usize, way: &Way<'_>) -> Result<()> {
+        way.stream.same_context(&self.context, "the memory")?;
         self.context.enter()?;
-        let (ours, theirs) = (self.address + offset as u64, between.device_address());
-        let (to, from) = if to_us { (ours, theirs) } else { (theirs, ours) };
-        // SAFETY: both live, and the length was checked against ours and is all of theirs.
-        unsafe { driver::copy(to, from, between.len(), stream.handle()) }?;
-        stream.wait("a copy", limit)
+        // SAFETY: ranges of this memory and of `between`, whose lengths were checked; both live until the device is at rest,
+        // whatever becomes of the wait.
+        unsafe { driver::copy(to, from, bytes, way.stream.handle()) }?;
+        way.stream.wait("a copy", way.limit)
     }
 
     /// A dma-buf of all of it. Errors: it does not begin and end on whole pages (see [`Self::for_export`]); the driver
@@ -140,8 +144,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: the memory is this value's own, and nothing runs that could use it.
-        self.context.free_at_rest(|| unsafe { driver::mem_free(self.address) });
+        self.context.discard(Discarded::Device(self.address));
     }
 }
 
@@ -246,8 +249,7 @@ impl PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        // SAFETY: the memory is this value's own, and nothing runs that could use it.
-        self.context.free_at_rest(|| unsafe { driver::host_free(self.start.as_ptr().cast()) });
+        self.context.discard(Discarded::Pinned(self.start.as_ptr().cast()));
     }
 }
 

@@ -2,12 +2,14 @@
 //!
 //! Why this is sound: what a kernel touches is promised by who launches it; memory that kernels see is reached by the CPU
 //! through atomics, or by copies; and nothing that a kernel may still use is freed before the device is at rest
-//! ([`Context`]). No call waits for the device without a deadline but the first of a process, which makes the context.
+//! ([`Context`]). Every wait for a stream has a deadline. What the driver gives none to: making a context, and, while a
+//! kernel runs that does not end, making memory, streams and modules, which may wait for it: they are made before it is launched.
 
 mod compile;
 mod context;
 mod device;
 mod device_graph;
+mod discarded;
 mod image_builder;
 mod link;
 mod memory;
@@ -27,7 +29,7 @@ pub use device::{Abilities, Gpu, driver_version};
 pub use device_graph::{DeviceGraph, Graph};
 pub use image_builder::{Image, ImageBuilder};
 pub use link::Linker;
-pub use memory::{CancelWord, DeviceMemory, PinnedMemory};
+pub use memory::{CancelWord, DeviceMemory, PinnedMemory, Way};
 pub use module::{Arguments, Function, Module};
 pub use pages::{How, Kind};
 pub use registered::{Registered, registered_extents};

@@ -4,6 +4,7 @@ use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
 use super::context::Context;
+use super::discarded::Discarded;
 use super::image_builder::Image;
 use crate::result::driver::{self, CUfunction, CUmodule, FunctionAttribute};
 use crate::result::{Error, Result};
@@ -69,8 +70,7 @@ impl Module {
 impl Drop for Loaded {
     fn drop(&mut self) {
         // Code that runs must stay.
-        // SAFETY: the module is this value's own, and the device is at rest.
-        self.context.free_at_rest(|| unsafe { driver::module_unload(self.module) });
+        self.context.discard(Discarded::Module(self.module));
     }
 }
 

@@ -203,5 +203,4 @@ fn doorbell_refused(as_registers: &Error, as_memory: &Error) -> String {
 }
 
 #[cfg(test)]
-#[path = "pages_tests.rs"]
 mod tests;

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::context::Context;
+use super::discarded::Discarded;
 use super::pages::{How, Kind, Pages, Registrar, Share};
 use crate::result::driver;
 use crate::result::{Error, Result};
@@ -102,13 +103,16 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let share = self.share.take();
-        self.context.free_at_rest(|| {
-            if let (Some(share), Some(pages)) = (share, pages().as_mut()) {
-                pages.release(&share);
-            }
-            Ok(())
-        });
+        if let Some(share) = self.share.take() {
+            self.context.discard_waiting(Discarded::Pages(share));
+        }
+    }
+}
+
+/// Gives a share back to the registry; the context is current.
+pub(super) fn release(share: &Share) {
+    if let Some(pages) = pages().as_mut() {
+        pages.release(share);
     }
 }
 

@@ -28,6 +28,9 @@ const TURNS: usize = 1;
 const END: usize = 2;
 const ERROR: usize = 3;
 
+/// More than any graph takes to be put on the device.
+const UPLOAD: Duration = Duration::from_secs(10);
+
 /// Why there was no further turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
@@ -113,6 +116,7 @@ impl SelfLaunching {
     fn finish(graph: Graph, stream: Stream, control: PinnedMemory) -> Result<SelfLaunching> {
         let graph = graph.instantiate()?;
         graph.upload(&stream)?;
+        stream.wait("the upload of a graph", UPLOAD)?;
         Ok(SelfLaunching { graph, stream, control })
     }
 

@@ -38,9 +38,10 @@ mod tests {
         let limit = Duration::from_millis(20);
         let since = Instant::now();
         let error = until("kernel `echo`", limit, || Ok(false)).unwrap_err();
-        assert!(
-            since.elapsed() >= limit && matches!(error, Error::Deadline { waited, .. } if waited >= limit)
-        );
+        // However crowded the machine is.
+        let whole = since.elapsed();
+        assert!((limit..Duration::from_secs(10)).contains(&whole), "{whole:?}");
+        assert!(matches!(error, Error::Deadline { waited, .. } if waited >= limit), "{error}");
         assert!(error.to_string().starts_with("kernel `echo` has not ended after "), "{error}");
     }
 

@@ -5,4 +5,6 @@
 #![allow(clippy::unwrap_used)]
 
 mod device;
+mod process;
+mod stand_in;
 mod toolchain;

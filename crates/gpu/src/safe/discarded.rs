@@ -1,0 +1,49 @@
+//! What nobody has any more, and what a kernel may still use: it is freed when the device is at rest.
+
+use std::ffi::c_void;
+
+use super::pages::Share;
+use super::registered;
+use crate::result::Result;
+use crate::result::driver::{self, CUdeviceptr, CUmodule};
+use crate::result::graph::{self, CUgraphExec};
+
+/// One such thing, owned by whoever has the value.
+pub enum Discarded {
+    /// Memory of the device.
+    Device(CUdeviceptr),
+    /// Host memory of the driver's.
+    Pinned(*mut c_void),
+    /// A loaded image.
+    Module(CUmodule),
+    /// A graph that can be launched.
+    Graph(CUgraphExec),
+    /// A share in registered pages.
+    Pages(Share),
+}
+
+// SAFETY: the driver frees from any thread what was made in another.
+unsafe impl Send for Discarded {}
+
+impl Discarded {
+    /// Frees it, in the context that is current.
+    ///
+    /// # Safety
+    /// Nothing that runs uses it, and it was made in this context.
+    pub unsafe fn free(&self) -> Result<()> {
+        match self {
+            // SAFETY: the caller's promise, here and below.
+            Self::Device(address) => unsafe { driver::mem_free(*address) },
+            // SAFETY: as above.
+            Self::Pinned(start) => unsafe { driver::host_free(*start) },
+            // SAFETY: as above.
+            Self::Module(module) => unsafe { driver::module_unload(*module) },
+            // SAFETY: as above.
+            Self::Graph(exec) => unsafe { graph::exec_destroy(*exec) },
+            Self::Pages(share) => {
+                registered::release(share);
+                Ok(())
+            }
+        }
+    }
+}
