@@ -34,7 +34,7 @@ const WAYS: &[(&str, Way)] = &[
     ("soft-nic", Way { arguments: &["--show-output"], ..RELEASE }),
     ("generator", Way { nics: &NICS, ..RELEASE }),
     // Short messages only: the third NIC would not differ from the second.
-    ("rdma-shim", Way { nics: NICS.first_chunk::<2>().expect("there are four"), ..RELEASE }),
+    ("rdma-shim", Way { nics: NICS.first_chunk::<2>().expect("there are four"), toolkit: true, ..RELEASE }),
     ("verbs", Way { nics: &NICS, ..PLAIN }),
     // Two programs on two cores each: these take turns, or their timing tests measure one another.
     ("softnic", Way { arguments: &["--test-threads=2"], ..RELEASE }),
@@ -193,7 +193,11 @@ fn on(plain: Suite, (layer, carriage): Nic, softnic: &Path, folder: &Path) -> Su
         config.display(),
         stats.display()
     );
-    let environment = vec![(RUNNER.to_owned(), runner), require("nic,softnic")];
+    let mut environment = vec![(RUNNER.to_owned(), runner)];
+    // Beside a toolkit, if the package has one.
+    environment.extend(plain.environment.iter().filter(|(name, _)| name != "REQUIRE").cloned());
+    let with_toolkit = environment.len() > 1;
+    environment.push(require(if with_toolkit { "nic,softnic,toolkit" } else { "nic,softnic" }));
     Suite { name, environment, nic: Some(UnderNic { carriage, config, stats }), ..plain }
 }
 
@@ -248,6 +252,15 @@ mod tests {
         assert_eq!(names, ["DOORBELL_CUDA", "REQUIRE"]);
         assert_eq!(suites[0].environment[1], require("toolkit"));
         assert!(suites[1].environment.is_empty());
+    }
+
+    #[test]
+    fn a_package_that_needs_both_gets_a_nic_and_a_toolkit() {
+        for suite in named(&["rdma-shim"]) {
+            let names: Vec<&str> = suite.environment.iter().map(|(name, _)| name.as_str()).collect();
+            assert_eq!(names, [RUNNER, "DOORBELL_CUDA", "REQUIRE"]);
+            assert_eq!(suite.environment[2], require("nic,softnic,toolkit"));
+        }
     }
 
     #[test]

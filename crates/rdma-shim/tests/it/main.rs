@@ -4,6 +4,7 @@
 
 mod c_header;
 mod defects;
+mod device_units;
 mod ends;
 mod loopback;
 mod parity;

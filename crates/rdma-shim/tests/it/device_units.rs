@@ -1,0 +1,101 @@
+//! Every kernel of ours through NVIDIA's compiler and linker, for three architectures; and in the assembly of a doorbell, the
+//! order of fences and stores. Needs a toolkit, no GPU.
+
+use std::fs;
+use std::path::Path;
+
+use gpu::cache::Cache;
+use gpu::{Arch, Compiler, Form, ImageBuilder, Toolkit, Unit};
+use measure::need;
+
+const ARCHS: [Arch; 3] = [Arch::sm(80), Arch::sm(90), Arch::sm(100)];
+
+/// One thread posts a WRITE and rings; the order is a constant.
+const RING: &str = r#"
+#include "doorbell.h"
+extern "C" __global__ void ring(struct db_sq *given, struct db_sge piece, db_u64 remote_addr, db_u32 rkey) {
+    struct db_sq sq = *given;
+    sq.order = ORDER;
+    sq.doorbell = DB_DOORBELL_8_BYTES;
+    db_try_post_write(&sq, 7, piece, remote_addr, rkey, DB_SEND_SIGNALED);
+    db_ring(&sq);
+}
+"#;
+
+/// Names and texts of a folder's files with this ending.
+fn files(folder: &str, ending: &str) -> Vec<(String, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> = paths
+        .filter(|path| path.extension().is_some_and(|found| found == ending))
+        .map(|path| {
+            (path.file_name().unwrap().to_str().unwrap().to_owned(), fs::read_to_string(&path).unwrap())
+        })
+        .collect();
+    files.sort();
+    files
+}
+
+fn with_headers(unit: Unit) -> Unit {
+    files("include", "h").into_iter().fold(unit, |unit, (name, text)| unit.header(name, text))
+}
+
+#[test]
+fn every_kernel_compiles_and_links_for_every_architecture() {
+    let builder = ImageBuilder::new(need!(Toolkit::find(None), toolkit, "a CUDA toolkit"), Cache::off());
+    let sources = files("kernels", "cu");
+    assert!(sources.len() >= 6, "{sources:?}");
+    for arch in ARCHS {
+        for (name, text) in &sources {
+            let unit = with_headers(Unit::new(name, text));
+            let image =
+                builder.image(&[unit], arch, Form::Cubin).unwrap_or_else(|error| panic!("{arch}: {error}"));
+            let kernels = text.split("__global__ void ").skip(1).filter_map(|rest| rest.split_once('('));
+            for (kernel, _) in kernels {
+                let functions = &image.facts.functions;
+                assert!(functions.contains(kernel), "{arch} {name}: no {kernel} in {functions:?}");
+            }
+            // What the driver supplies to every image; nothing of ours is missing, and nothing launches graphs.
+            let missing =
+                image.facts.undefined.iter().find(|symbol| !symbol.starts_with(".nv.reservedSmem."));
+            assert_eq!(missing, None, "{arch} {name}");
+        }
+    }
+}
+
+/// What an instruction is to the order of a doorbell. Stores to a thread's own memory are nothing to it.
+fn edge(line: &str) -> Option<&'static str> {
+    let line = line.trim_start();
+    let (name, _) = line.split_once([' ', '\t', ';'])?;
+    match name {
+        "fence.acq_rel.sys" => Some("fence"),
+        "st.relaxed.sys.global.u32" => Some("record"),
+        "st.mmio.relaxed.sys.global.u64" => Some("register"),
+        _ if name.starts_with("fence") || name.starts_with("membar") => Some("another fence"),
+        _ if name.starts_with("st.local") || name.starts_with("st.param") => None,
+        _ if name.starts_with("st.") => Some("bytes"),
+        _ => None,
+    }
+}
+
+/// Rows: the order, and fences and stores as they have to follow one another once the bytes are written.
+#[test]
+fn a_doorbell_is_fences_and_stores_in_that_order_and_no_fence_more() {
+    let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+    let compiler = Compiler::load(&toolkit).unwrap();
+    for arch in ARCHS {
+        for (order, expected) in [
+            ("DB_ORDER_STRICT", &["fence", "record", "fence", "register"][..]),
+            ("DB_ORDER_EARLY", &["fence", "record", "register"][..]),
+        ] {
+            let unit = with_headers(Unit::new("ring.cu", RING)).flag(format!("-DORDER={order}"));
+            let compiled =
+                compiler.compile(&unit, arch, Form::Ptx).unwrap_or_else(|error| panic!("{arch}: {error}"));
+            let text = String::from_utf8(compiled.bytes).unwrap();
+            let edges: Vec<&str> = text.lines().filter_map(edge).collect();
+            let bytes = edges.iter().take_while(|&&edge| edge == "bytes").count();
+            assert!(bytes >= 3, "{arch} {order}: a WQE of a WRITE has three segments: {edges:?}\n{text}");
+            assert_eq!(edges[bytes..], *expected, "{arch} {order}\n{text}");
+        }
+    }
+}
