@@ -357,9 +357,12 @@ DB_GPU_FN void db_shared_fence(int alone) {
 /* Adds filled and marked blocks to what is published; rings if elected. `begin` is the first of them. */
 DB_GPU_FN int db_shared_publish(struct db_shared_sq *shared, struct db_poster *poster, db_u64 begin, db_u64 end,
                                 struct db_wait *wait) {
-    db_u64 word = db_fetch_add64(&shared->published, (end - begin) << DB_PUBLISHED_SHIFT | 1);
+    /* Who is elected takes over `rung` and the doorbell from the ringer before, whose last atomic released them. */
+    db_u64 word = db_fetch_add_acquire64(&shared->published, (end - begin) << DB_PUBLISHED_SHIFT | 1);
     if (word & DB_UNSEEN) return 0;
-    if (db_shared_is_alone(poster, begin)) return db_shared_ring(shared, poster, end, 1, 1, wait);
+    /* Nobody has published behind these either, so nobody has rung for more than these. */
+    if (db_shared_is_alone(poster, begin) && word >> DB_PUBLISHED_SHIFT == begin)
+        return db_shared_ring(shared, poster, end, 1, 1, wait);
     poster->rung = db_load_relaxed64(&shared->rung);
     return db_shared_ring(shared, poster, db_shared_filled(poster, poster->rung), 1, 0, wait);
 }

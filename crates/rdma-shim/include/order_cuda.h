@@ -131,6 +131,12 @@ DB_GPU_FN db_u64 db_fetch_add64(db_u64 *word, db_u64 value) {
     asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(value) : "memory");
     return old;
 }
+/* The same, taking over what was handed over with the word. */
+DB_GPU_FN db_u64 db_fetch_add_acquire64(db_u64 *word, db_u64 value) {
+    db_u64 old;
+    asm volatile("atom.acquire.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(value) : "memory");
+    return old;
+}
 /* The same, handing over what was written before and taking over what the last one handed over. */
 DB_GPU_FN db_u64 db_fetch_add_acq_rel64(db_u64 *word, db_u64 value) {
     db_u64 old;

@@ -14,7 +14,8 @@
  *                                                the word itself, later
  *   db_order_wqe_before_ready, ..._before_mark   the same for the grid (fence.acq_rel.gpu)
  *   db_fetch_add_acq_rel64                       the same for the grid, then the word, now
- *   db_fetch_add64, db_exchange_acquire32        the word, now, after older stores to it; nothing else
+ *   db_fetch_add64, db_fetch_add_acquire64,
+ *   db_exchange_acquire32                        the word, now, after older stores to it; nothing else
  *   db_warp_sync, db_block_sync                  what a lane saw before, to all lanes of the warp or block
  *   db_warp_ballot, db_warp_shuffle*             nothing: they order no memory (CUDA C++ Programming Guide)
  *   db_order_wqe_before_register, db_flush_register, db_acquire_cqe     nothing, as on a GPU
@@ -129,6 +130,9 @@ DB_GPU_FN void db_store_release64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
 }
 DB_GPU_FN db_u64 db_fetch_add64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
     return db_twin_change<db_u64>(DB_TWIN_ADD, word, value, 0, DB_TWIN_RELAXED, file, line);
+}
+DB_GPU_FN db_u64 db_fetch_add_acquire64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
+    return db_fetch_add64(word, value, file, line);
 }
 DB_GPU_FN db_u64 db_fetch_add_acq_rel64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
     return db_twin_change<db_u64>(DB_TWIN_ADD, word, value, 0, DB_TWIN_RELEASE(DB_TWIN_GPU), file, line);

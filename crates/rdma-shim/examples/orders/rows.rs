@@ -47,6 +47,7 @@ pub fn posting() -> Vec<Row> {
     for (order, strict, assume) in [("ours, strict", true, LEAST), ("ours, early", false, GROWS)] {
         row(order, "GPU thread", "host", ours_on_gpu(strict), assume, true);
         row(order, "GPU warp", "host", ours_warp(strict), assume, true);
+        // Two posters hold even where the election is relaxed, and the search stays small; three need what the header has.
         row(
             order,
             "2 threads share, 2 + 1 posts",
@@ -56,13 +57,13 @@ pub fn posting() -> Vec<Row> {
             true,
         );
         row(order, "2 warps share", "host", ours_shared(strict, false, Warps), assume, true);
-        row(order, "3 threads share", "host", ours_shared(strict, false, ThreeElections), assume, false);
+        row(order, "3 threads share", "host", ours_shared(strict, true, ThreeElections), assume, false);
     }
     for (order, strict, assume) in [
-        ("ours, strict, if the election acquires", true, LEAST),
-        ("ours, early, if the election acquires", false, GROWS),
+        ("ours, strict, were the election relaxed", true, LEAST),
+        ("ours, early, were the election relaxed", false, GROWS),
     ] {
-        row(order, "3 threads share", "host", ours_shared(strict, true, ThreeElections), assume, false);
+        row(order, "3 threads share", "host", ours_shared(strict, false, ThreeElections), assume, false);
     }
     for (order, strict, assume) in
         [("published in order, strict", true, LEAST), ("published in order, early", false, GROWS)]

@@ -36,7 +36,7 @@ struct Shared {
     election: Order,
 }
 
-/// `db_shared_post` by several. The header's election is relaxed; `acquires` is what it would have to be.
+/// `db_shared_post` by several. `acquires`: the election, as in the header; without, what goes wrong.
 pub fn ours_shared(strict: bool, acquires: bool, sharing: Sharing) -> Scenario {
     let (mut scenario, q) = cells(Host, 3);
     scenario.cells.truncate(q.ready);
