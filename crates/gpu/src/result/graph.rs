@@ -38,6 +38,10 @@ pub unsafe fn destroy(graph: CUgraph) -> Result<()> {
 pub unsafe fn nodes(graph: CUgraph) -> Result<Vec<CUgraphNode>> {
     let mut count = 0;
     call!(cuGraphGetNodes(graph, null_mut(), &mut count))?;
+    if count == 0 {
+        // Room for none is an invalid value to the driver.
+        return Ok(Vec::new());
+    }
     let mut nodes = vec![null_mut(); count];
     call!(cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count))?;
     nodes.truncate(count);

@@ -663,6 +663,7 @@ CUresult cuGraphGetNodes(struct graph *graph, struct op **nodes, size_t *count)
 {
     ENTER();
     size_t room = nodes ? *count : 0;
+    if (nodes && !room) LEAVE(INVALID_VALUE); /* as the driver of CUDA 13.0 on an H200 */
     *count = graph->count;
     if (nodes)
         memcpy(nodes, graph->nodes, (room < *count ? room : *count) * sizeof *nodes);
