@@ -152,10 +152,12 @@ DB_GPU_FN void db_warp_ring(struct db_sq *sq) {
 #ifndef DB_DEFECT_NO_WARP_SYNC
     db_warp_sync();
 #endif
-    if (db_lane() == 0)
+    if (db_lane() == 0) {
         db_ring(sq);
-    else
+    } else if (sq->rung != sq->producer) {
         sq->rung = sq->producer;
+        if (sq->doorbell == DB_DOORBELL_BLUEFLAME) sq->register_offset ^= sq->half_bytes;
+    }
 }
 
 /* ---- A queue that many share ------------------------------------------------------------------------------------ */
@@ -306,7 +308,7 @@ DB_GPU_FN int db_shared_ring(struct db_shared_sq *shared, struct db_poster *post
         }
         end = db_shared_filled(poster, end);
         if (db_wait_over(wait)) {
-            db_store_relaxed32(&shared->failed, DB_FAILED_HOLE);
+            if (!db_load_relaxed32(&shared->failed)) db_store_relaxed32(&shared->failed, DB_FAILED_HOLE);
             return DB_ETIMEDOUT;
         }
     }
