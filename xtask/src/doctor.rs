@@ -1,4 +1,5 @@
-//! `cargo xtask doctor`: what this machine has and lacks, and what follows for tests and figures. Changes nothing.
+//! `cargo xtask doctor`: what this machine has and lacks, and what follows for tests and figures. Changes nothing but
+//! `target/`, where it builds `gpu-probe`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -70,6 +71,7 @@ fn probe() -> Result<PathBuf> {
     }
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--locked", "-p", "gpu", "--bin", PROBE]).current_dir(root());
+    eprintln!("building gpu-probe, a minute the first time");
     let log = target_dir().join("xtask-test/gpu-probe.log");
     match run_logged(&mut cargo, &log, BUILD)? {
         Ended::Well => Ok(target_dir().join("debug").join(PROBE)),

@@ -2,7 +2,7 @@
  *
  * The routines of doorbell.h serve one thread with a queue of its own, on a GPU as on a host. Here:
  *
- *   db_gpu_wait_send, db_gpu_wait_recv     one thread, its own CQ: the next completion, or why there is none
+ *   db_gpu_take, db_gpu_wait               one thread, its own CQ: the next completion, or why there is none
  *   db_warp_post, db_warp_ring             a warp in lock step, a queue of its own: 32 WQEs at once, one doorbell
  *   db_shared_post, db_shared_poll         any number of threads or warps on one queue
  *
@@ -231,7 +231,8 @@ DB_GPU_FN db_u32 db_shared_poll(struct db_shared_sq *shared, const struct db_pos
         count++;
         /* Any block may have been rung by now. */
         sq.rung = sq.consumer + sq.blocks;
-        if (taken > 0) db_retire_send(&sq, &done);
+        /* A receive that completes on this CQ frees no send block. */
+        if (taken > 0 && done.is_send) db_retire_send(&sq, &done);
         if ((taken < 0 || done.status != DB_WC_SUCCESS) && !db_load_relaxed32(&shared->failed))
             db_store_relaxed32(&shared->failed,
                                taken < 0 ? DB_FAILED_COMPRESSED : 1 + (done.syndrome ? done.syndrome : done.status));
@@ -360,12 +361,12 @@ DB_GPU_FN void db_shared_fence(int alone) {
 DB_GPU_FN int db_shared_publish(struct db_shared_sq *shared, struct db_poster *poster, db_u64 begin, db_u64 end,
                                 struct db_wait *wait) {
     /* Who is elected takes over `rung` and the doorbell from the ringer before, whose last atomic released them. */
-    db_u64 word = db_fetch_add_acquire64(&shared->published, (end - begin) << DB_PUBLISHED_SHIFT | 1);
+    db_u64 word = db_fetch_add_acquire64(&shared->published, (end - begin) << DB_PUBLISHED_SHIFT | 1), rung;
     if (word & DB_UNSEEN) return 0;
-    /* Nobody has published behind these either, so nobody has rung for more than these. */
-    if (db_shared_is_alone(poster, begin) && word >> DB_PUBLISHED_SHIFT == begin)
-        return db_shared_ring(shared, poster, end, 1, 1, wait);
-    poster->rung = db_load_relaxed64(&shared->rung);
+    /* Marks are seen before their publication, so that another may have rung for these already, and for more. */
+    rung = db_load_relaxed64(&shared->rung);
+    if (db_shared_is_alone(poster, begin) && rung == begin) return db_shared_ring(shared, poster, end, 1, 1, wait);
+    poster->rung = rung;
     return db_shared_ring(shared, poster, db_shared_filled(poster, poster->rung), 1, 0, wait);
 }
 
@@ -403,6 +404,8 @@ DB_GPU_FN int db_shared_warp_post_write(struct db_shared_sq *shared, db_u64 wr_i
     begin = db_warp_shuffle64(begin, 0);
     error = (int)db_warp_shuffle32((db_u32)error, 0);
     if (error) return error;
+    /* What lane 0 acquired with `consumed` is acquired by all: a shuffle orders no memory. */
+    db_warp_sync();
     /* The last lane's WQE is the one that crosses a multiple, if any does. */
     if (db_lane() == DB_WARP - 1 && ((begin ^ (begin + DB_WARP)) & ~(db_u64)poster->signal_mask))
         wr.send_flags |= DB_SEND_SIGNALED;

@@ -132,14 +132,14 @@ impl Process {
         let shared = Arc::new(Control::default());
         if let Some(ear) = ear {
             let (waker, shared) = (waker.clone(), shared.clone());
-            let _blocked = BlockedSignals::new();
+            let _blocked = system::BlockedSignals::new();
             std::thread::Builder::new()
                 .name(THREAD_NAME.to_owned())
                 .spawn(move || hear(&ear, &waker, &shared))?;
         }
         let thread = {
             let (server, shared) = (server.clone(), shared.clone());
-            let _blocked = BlockedSignals::new();
+            let _blocked = system::BlockedSignals::new();
             std::thread::Builder::new()
                 .name(THREAD_NAME.to_owned())
                 .spawn(move || run(&server, &shared, publish))
@@ -162,7 +162,7 @@ impl Process {
     /// Opens the connection manager's device: the number of the open file, and the program's descriptor.
     pub fn open_manager(&self) -> Answer<(u32, RawFd)> {
         self.manager().open(|attend| {
-            let _blocked = BlockedSignals::new();
+            let _blocked = system::BlockedSignals::new();
             std::thread::Builder::new().name(rdma_cm::THREAD_NAME.to_owned()).spawn(attend).map(|_| ())
         })
     }
@@ -472,35 +472,6 @@ fn look(
         }
     }
     true
-}
-
-/// Blocks signals while a thread is made, which inherits the mask; the caller's mask comes back on drop.
-struct BlockedSignals(libc::sigset_t);
-
-impl BlockedSignals {
-    fn new() -> Self {
-        // SAFETY: plain old data; filled by the calls below.
-        let mut all: libc::sigset_t = unsafe { std::mem::zeroed() };
-        // SAFETY: `all` is a signal set of ours.
-        unsafe { libc::sigfillset(&mut all) };
-        // A blocked signal of these kinds would end the process instead of reaching the handler that recovers from it.
-        for own in [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP, libc::SIGABRT] {
-            // SAFETY: as above.
-            unsafe { libc::sigdelset(&mut all, own) };
-        }
-        // SAFETY: plain old data; filled by the call below.
-        let mut before: libc::sigset_t = unsafe { std::mem::zeroed() };
-        // SAFETY: both sets live through the call.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before) };
-        Self(before)
-    }
-}
-
-impl Drop for BlockedSignals {
-    fn drop(&mut self) {
-        // SAFETY: the set that this thread had before.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
-    }
 }
 
 /// A set of the two signals that the guard of application memory recovers from.

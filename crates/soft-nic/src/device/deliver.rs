@@ -326,7 +326,7 @@ impl<M: Memory> Core<M> {
     /// Number sent, and whether some are left.
     fn send_replies_of(&mut self, link: &mut Link, qp: &mut Qp) -> (usize, bool) {
         if let Some(route) = qp.route {
-            return self.send_reply_packets(link, qp, route);
+            return self.send_reply_packets(link, qp, route, false);
         }
         let mut sent = 0;
         loop {

@@ -141,7 +141,7 @@ impl<M: Memory> Core<M> {
         }
         let due = qp.replying && qp.responder.as_ref().is_some_and(Responder::owes_only_an_acknowledgement);
         // What is left then stays listed.
-        if due { self.send_reply_packets(link, qp, route).0 } else { 0 }
+        if due { self.send_reply_packets(link, qp, route, false).0 } else { 0 }
     }
 
     /// Whether what is to be sent is an acknowledgement that waits for its program's answer, as TCP's do in a conversation. Not
@@ -164,8 +164,8 @@ impl<M: Memory> Core<M> {
         let Some(route) = self.qps.get(place).and_then(owes) else { return 0 };
         let Some(mut qp) = self.qps.take(place) else { return 0 };
         qp.converses = false;
-        // What is left stays listed.
-        let (sent, _) = self.send_reply_packets(link, &mut qp, route);
+        // Ahead of its rate by this one packet, which is charged all the same. What is left stays listed.
+        let (sent, _) = self.send_reply_packets(link, &mut qp, route, true);
         self.qps.put(qp);
         sent
     }
@@ -178,15 +178,22 @@ impl<M: Memory> Core<M> {
         places.collect::<Vec<_>>().into_iter().map(|place| self.acknowledge_alone(link, place)).sum()
     }
 
-    /// Sends acknowledgements and READ responses. Number sent, and whether some are left.
-    pub(super) fn send_reply_packets(&mut self, link: &mut Link, qp: &mut Qp, route: Route) -> (usize, bool) {
+    /// Sends acknowledgements and READ responses, `unpaced` whatever the port's rate says. Number sent, and whether some are left.
+    pub(super) fn send_reply_packets(
+        &mut self,
+        link: &mut Link,
+        qp: &mut Qp,
+        route: Route,
+        unpaced: bool,
+    ) -> (usize, bool) {
         if self.awaits_answer(qp) {
             return (0, true);
         }
         let (mut sent, to) = (0, Some(route.to));
         while sent < PACKETS_AT_ONCE {
             let late = self.now < qp.reply_not_before;
-            if late || !self.shapers[qp.port].allows(self.now) || !link.has_wire_room(route.from) {
+            let paced = !unpaced && !self.shapers[qp.port].allows(self.now);
+            if late || paced || !link.has_wire_room(route.from) {
                 return (sent, true);
             }
             let Some(outgoing) = qp.responder.as_mut().and_then(|r| r.poll_packet()) else {

@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use super::udp::{Holder, ROCE_PORT};
 use super::{Link, LinkEvent, SLOTS};
+use crate::dma::system;
 
 /// Between two looks at who has a port that is not ours: as long as a process may take to end between its leaving the fabric and
 /// the closing of its sockets …
@@ -94,8 +95,10 @@ impl Link {
             Some(Found { socket, holder, of_fabric, pid })
         };
         let (result, taken) = sync_channel(1);
-        // It inherits the NIC thread's mask and, without a name of its own, its name.
+        // By this name our threads are told from the program's, whoever makes it: with the pump that is a thread of the program.
+        let _blocked = system::BlockedSignals::new();
         let thread = std::thread::Builder::new()
+            .name("softnic-nic".to_owned())
             .spawn(move || _ = result.send(others.into_iter().filter_map(look).collect()));
         match thread {
             Ok(_) => self.port_watch.look = Some(taken),
