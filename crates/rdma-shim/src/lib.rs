@@ -9,6 +9,7 @@
 
 pub mod baseline;
 mod completion;
+pub mod device;
 pub mod header;
 #[cfg(test)]
 mod memory_tests;

@@ -5,8 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use gpu::cache::Cache;
-use gpu::{Arch, Compiler, Form, ImageBuilder, Toolkit, Unit};
+use gpu::{Arch, Compiler, Form, ImageBuilder, Toolkit};
 use measure::need;
+use rdma_shim::device::unit;
 
 const ARCHS: [Arch; 3] = [Arch::sm(80), Arch::sm(90), Arch::sm(100)];
 
@@ -36,10 +37,6 @@ fn files(folder: &str, ending: &str) -> Vec<(String, String)> {
     files
 }
 
-fn with_headers(unit: Unit) -> Unit {
-    files("include", "h").into_iter().fold(unit, |unit, (name, text)| unit.header(name, text))
-}
-
 #[test]
 fn every_kernel_compiles_and_links_for_every_architecture() {
     let builder = ImageBuilder::new(need!(Toolkit::find(None), toolkit, "a CUDA toolkit"), Cache::off());
@@ -47,7 +44,7 @@ fn every_kernel_compiles_and_links_for_every_architecture() {
     assert!(sources.len() >= 6, "{sources:?}");
     for arch in ARCHS {
         for (name, text) in &sources {
-            let unit = with_headers(Unit::new(name, text));
+            let unit = unit(name, text);
             let image =
                 builder.image(&[unit], arch, Form::Cubin).unwrap_or_else(|error| panic!("{arch}: {error}"));
             let kernels = text.split("__global__ void ").skip(1).filter_map(|rest| rest.split_once('('));
@@ -88,7 +85,7 @@ fn a_doorbell_is_fences_and_stores_in_that_order_and_no_fence_more() {
             ("DB_ORDER_STRICT", &["fence", "record", "fence", "register"][..]),
             ("DB_ORDER_EARLY", &["fence", "record", "register"][..]),
         ] {
-            let unit = with_headers(Unit::new("ring.cu", RING)).flag(format!("-DORDER={order}"));
+            let unit = unit("ring.cu", RING).flag(format!("-DORDER={order}"));
             let compiled =
                 compiler.compile(&unit, arch, Form::Ptx).unwrap_or_else(|error| panic!("{arch}: {error}"));
             let text = String::from_utf8(compiled.bytes).unwrap();
