@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use verbs::{Memory, Mr};
+use verbs::{Addressable, Mr};
 
 use crate::plan::Plan;
 
@@ -34,7 +34,7 @@ pub fn is_body_of(source_slot: u64, body: &[u8]) -> bool {
 }
 
 /// Slots in a region, as source of messages or as their target.
-pub struct Slots<'m, M: Memory> {
+pub struct Slots<'m, M: Addressable> {
     region: &'m Mr<M>,
     /// Offset of slot 0 in the region.
     base: usize,
@@ -43,7 +43,7 @@ pub struct Slots<'m, M: Memory> {
     body_bytes: usize,
 }
 
-impl<'m, M: Memory> Slots<'m, M> {
+impl<'m, M: Addressable> Slots<'m, M> {
     /// The slots of `plan` that begin at `base`.
     pub fn new(region: &'m Mr<M>, base: usize, plan: &Plan) -> Self {
         Self {

@@ -21,7 +21,7 @@ impl Status {
     /// Ended well.
     pub const SUCCESS: Status = Status::Verbs(WcStatus::Success);
 
-    fn from_raw(raw: u32) -> Status {
+    pub(crate) fn from_raw(raw: u32) -> Status {
         match raw {
             0x100 => Status::ScatteredToCqe,
             0x101 => Status::Stale,

@@ -4,6 +4,7 @@
 //! This crate compiles it once for the host ([`sys`]), hands it queues that the `verbs` crate took over from libmlx5
 //! ([`QueuePair`]), and speaks that crate's own requests, so that one request can be posted either way and the bytes
 //! compared (INV-5).
+//! Kernels of a GPU, or of its host twin ([`twin`]), are launched through [`kernel`].
 //! Left out: UD, SEND with invalidate, memory windows, shared receive queues, 128-byte and compressed CQEs.
 //! Knows nothing of models, slots, or of which NIC lies below (INV-4).
 
@@ -11,6 +12,7 @@ pub mod baseline;
 mod completion;
 pub mod device;
 pub mod header;
+pub mod kernel;
 #[cfg(test)]
 mod memory_tests;
 mod queue_pair;

@@ -128,20 +128,14 @@ impl QueuePair {
         receive_cq: Option<DirectCq>,
         options: Options,
     ) -> Result<QueuePair, ShimError> {
-        let qp = builder.build_direct(pd, &send_cq, receive_cq.as_ref().unwrap_or(&send_cq))?;
-        let qpn = qp.number();
-        if qp.may_scatter_to_cqe() {
-            return Err(ShimError::MayScatterToCqe { qpn });
-        }
-        if options.doorbell == Doorbell::BlueFlame && !qp.has_own_register() {
-            return Err(ShimError::SharedRegister { qpn });
-        }
-        let memory = qp.memory();
+        let qp =
+            checked(builder.build_direct(pd, &send_cq, receive_cq.as_ref().unwrap_or(&send_cq))?, options)?;
+        let (qpn, memory) = (qp.number(), qp.memory());
         let mut slots = vec![db_slot::default(); memory.send.entries as usize];
-        let mut wr_ids = vec![0; memory.receive.entries as usize];
+        let mut wr_ids: Vec<u64> = vec![0; memory.receive.entries as usize];
         Ok(QueuePair {
-            sq: send_queue(&qp, &memory, &mut slots, options)?,
-            rq: receive_queue(&qp, &memory, &mut wr_ids)?,
+            sq: send_queue(&qp, &memory, slots.as_mut_ptr().expose_provenance() as u64, options)?,
+            rq: receive_queue(&qp, &memory, wr_ids.as_mut_ptr().expose_provenance() as u64)?,
             send_cq: completion_queue(qpn, &send_cq.layout())?,
             receive_cq: receive_cq.as_ref().map(|cq| completion_queue(qpn, &cq.layout())).transpose()?,
             _slots: slots,
@@ -255,10 +249,23 @@ fn poll_one(
     usize::try_from(taken).map_err(|_| PollError { cqn: cq.cqn })
 }
 
-fn send_queue(
+/// Whether the routines may post to a queue pair with these choices.
+pub(crate) fn checked(qp: DirectQp, options: Options) -> Result<DirectQp, ShimError> {
+    let qpn = qp.number();
+    if qp.may_scatter_to_cqe() {
+        return Err(ShimError::MayScatterToCqe { qpn });
+    }
+    if options.doorbell == Doorbell::BlueFlame && !qp.has_own_register() {
+        return Err(ShimError::SharedRegister { qpn });
+    }
+    Ok(qp)
+}
+
+/// `slots`: where `memory.send.entries` of [`db_slot`] lie.
+pub(crate) fn send_queue(
     qp: &DirectQp,
     memory: &QpLayout,
-    slots: &mut [db_slot],
+    slots: u64,
     options: Options,
 ) -> Result<db_sq, ShimError> {
     let (qpn, kind) = (qp.number(), qp.kind());
@@ -272,7 +279,7 @@ fn send_queue(
         ring: memory.send.address.addr() as u64,
         record: memory.record.addr() as u64 + 4,
         reg: memory.register.addr() as u64,
-        slots: slots.as_mut_ptr().expose_provenance() as u64,
+        slots,
         blocks: memory.send.entries,
         qpn,
         half_bytes: memory.blueflame_half_bytes,
@@ -291,8 +298,9 @@ fn send_queue(
     }
 }
 
-/// A queue pair without receives has no ring: the struct then stays empty, and posting finds it full.
-fn receive_queue(qp: &DirectQp, memory: &QpLayout, wr_ids: &mut [u64]) -> Result<db_rq, ShimError> {
+/// A queue pair without receives has no ring: the struct then stays empty, and posting finds it full. `wr_ids`: where as many
+/// words lie as it has entries.
+pub(crate) fn receive_queue(qp: &DirectQp, memory: &QpLayout, wr_ids: u64) -> Result<db_rq, ShimError> {
     let ring = memory.receive;
     if ring.entries == 0 {
         return Ok(db_rq { qpn: qp.number(), ..db_rq::default() });
@@ -300,7 +308,7 @@ fn receive_queue(qp: &DirectQp, memory: &QpLayout, wr_ids: &mut [u64]) -> Result
     let mut rq = db_rq {
         ring: ring.address.addr() as u64,
         record: memory.record.addr() as u64,
-        wr_ids: wr_ids.as_mut_ptr().expose_provenance() as u64,
+        wr_ids,
         wqes: ring.entries,
         stride: ring.stride,
         qpn: qp.number(),
@@ -314,7 +322,7 @@ fn receive_queue(qp: &DirectQp, memory: &QpLayout, wr_ids: &mut [u64]) -> Result
     }
 }
 
-fn completion_queue(qpn: u32, layout: &CqLayout) -> Result<db_cq, ShimError> {
+pub(crate) fn completion_queue(qpn: u32, layout: &CqLayout) -> Result<db_cq, ShimError> {
     let mut cq = db_cq {
         ring: layout.address.addr() as u64,
         record: layout.record.addr() as u64,

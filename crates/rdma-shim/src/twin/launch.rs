@@ -330,6 +330,18 @@ impl Running {
         lock(&self.state.progress).living == 0
     }
 
+    /// Whether [`Running::wait`] would return at once: all lanes have ended, or some can never go on.
+    pub fn is_over(&self) -> bool {
+        let progress = lock(&self.state.progress);
+        progress.living == 0 || progress.fault.is_some()
+    }
+
+    /// As if the deadline were now.
+    pub fn give_up(mut self) -> Result<Ran, TwinError> {
+        self.until = Instant::now();
+        self.finish()
+    }
+
     /// Waits for the end, or the deadline.
     pub fn wait(mut self) -> Result<Ran, TwinError> {
         self.finish()

@@ -44,7 +44,8 @@ fn every_kernel_compiles_and_links_for_every_architecture() {
     assert!(sources.len() >= 6, "{sources:?}");
     for arch in ARCHS {
         for (name, text) in &sources {
-            let unit = unit(name, text);
+            let headers = files("kernels", "h").into_iter();
+            let unit = headers.fold(unit(name, text), |unit, (name, text)| unit.header(name, text));
             let image =
                 builder.image(&[unit], arch, Form::Cubin).unwrap_or_else(|error| panic!("{arch}: {error}"));
             let kernels = text.split("__global__ void ").skip(1).filter_map(|rest| rest.split_once('('));

@@ -228,6 +228,24 @@ pub unsafe fn reg_mr(
     not_null("ibv_reg_mr_iova2", mr)
 }
 
+/// `ibv_reg_dmabuf_mr`.
+///
+/// # Safety
+/// `pd` is live; the memory that `fd` stands for is written by peers at any time, and nobody relies on its content staying.
+pub unsafe fn reg_dmabuf_mr(
+    pd: NonNull<sys::ibv_pd>,
+    offset: u64,
+    length: usize,
+    iova: u64,
+    fd: c_int,
+    access: u32,
+) -> Result<NonNull<sys::ibv_mr>> {
+    let function = function!(ibv_reg_dmabuf_mr);
+    // SAFETY: the caller's promise.
+    let mr = unsafe { function(pd.as_ptr(), offset, length, iova, fd, access.cast_signed()) };
+    not_null("ibv_reg_dmabuf_mr", mr)
+}
+
 /// `ibv_dereg_mr`.
 ///
 /// # Safety

@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
@@ -13,11 +14,11 @@ use crate::result::code::Access;
 use crate::result::raw;
 use crate::result::{Error, Result, object};
 
-/// Memory that a region may hold.
+/// Memory that a region may hold: addresses that a device may read and write, whatever lies there.
 ///
 /// # Safety
-/// `start` and `len` stay the same while the value lives, wherever it is moved to; the bytes are mapped, writable and
-/// initialised, and nothing else reads or writes them through references meanwhile.
+/// `start` and `len` stay the same while the value lives, wherever it is moved to, and nothing reads or writes the bytes
+/// through references meanwhile.
 pub unsafe trait Memory {
     /// First byte.
     fn start(&mut self) -> NonNull<u8>;
@@ -29,6 +30,12 @@ pub unsafe trait Memory {
     }
 }
 
+/// Memory that the CPU reaches as well: what a region over it reads and writes. Another device's memory is not.
+///
+/// # Safety
+/// The bytes are mapped, writable and initialised while the value lives.
+pub unsafe trait Addressable: Memory {}
+
 // SAFETY: the borrow is exclusive, and a slice does not move with the reference.
 unsafe impl Memory for &mut [u8] {
     fn start(&mut self) -> NonNull<u8> {
@@ -38,6 +45,9 @@ unsafe impl Memory for &mut [u8] {
         <[u8]>::len(self)
     }
 }
+
+// SAFETY: a slice's bytes are.
+unsafe impl Addressable for &mut [u8] {}
 
 /// Anonymous zeroed pages, as `mmap(2)` gives them; unmapped when dropped.
 #[derive(Debug)]
@@ -76,7 +86,7 @@ impl Drop for Pages {
     }
 }
 
-// SAFETY: the mapping stays where it is until the drop, zeroed and writable, and nobody else knows it.
+// SAFETY: the mapping stays where it is until the drop, and nobody else knows it.
 unsafe impl Memory for Pages {
     fn start(&mut self) -> NonNull<u8> {
         self.start
@@ -85,6 +95,9 @@ unsafe impl Memory for Pages {
         self.len
     }
 }
+
+// SAFETY: it is zeroed and writable.
+unsafe impl Addressable for Pages {}
 
 /// A registered region and its memory. The device may change the bytes at any time, so that they are read and written
 /// through atomics only, and no reference to them is given.
@@ -130,6 +143,27 @@ impl<M: Memory> Mr<M> {
         let (start, len) = (memory.start(), memory.len());
         // SAFETY: the domain is live; `memory` is kept until the region is gone, and `Memory` promises the rest.
         let mr = unsafe { object::reg_mr(pd.raw(), start.as_ptr().cast::<c_void>(), len, access.0) };
+        Self::registered(pd, memory, mr, access)
+    }
+
+    /// Registers all bytes of `memory`, another device's, by the dma-buf that its driver made of them; they begin `offset`
+    /// bytes into it. Requests name them by the addresses that `memory` has.
+    pub fn register_dma_buf(
+        pd: &Pd,
+        mut memory: M,
+        dma_buf: BorrowedFd<'_>,
+        offset: u64,
+        access: Access,
+    ) -> Result<Self> {
+        let (iova, len) = (memory.start().addr().get() as u64, memory.len());
+        let fd = dma_buf.as_raw_fd();
+        // SAFETY: as in `register`.
+        let mr = unsafe { object::reg_dmabuf_mr(pd.raw(), offset, len, iova, fd, access.0) };
+        Self::registered(pd, memory, mr, access)
+    }
+
+    fn registered(pd: &Pd, mut memory: M, mr: Result<NonNull<raw::ibv_mr>>, access: Access) -> Result<Self> {
+        let (start, len) = (memory.start(), memory.len());
         let mr = mr.map_err(|e| e.of(&format!("{len} bytes at {start:p} with access {:#x}", access.0)))?;
         // SAFETY: libibverbs keeps the object until it is deregistered.
         let lkey = unsafe { (*mr.as_ptr()).lkey };
@@ -156,11 +190,6 @@ impl<M: Memory> Mr<M> {
     /// Address of the first byte, as requests name it.
     pub fn address(&self) -> u64 {
         self.start.addr().get() as u64
-    }
-
-    /// First byte, for kernels and shims that address it themselves.
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.start.as_ptr()
     }
 
     /// Length in bytes.
@@ -198,6 +227,21 @@ impl<M: Memory> Mr<M> {
         Ok(Remote { address: self.address() + offset as u64, rkey: self.rkey })
     }
 
+    fn check(&self, range: &Range<usize>) -> Result<()> {
+        if range.start <= range.end && range.end <= self.len {
+            return Ok(());
+        }
+        let text = format!("bytes {}..{} leave the region of {} bytes", range.start, range.end, self.len);
+        Err(Error::Refused(text))
+    }
+}
+
+impl<M: Addressable> Mr<M> {
+    /// First byte, for kernels and shims that address it themselves.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
     /// A piece that is copied into the request when it is posted.
     pub fn inline(&self, range: Range<usize>) -> Result<InlineSlice<'_>> {
         self.check(&range)?;
@@ -205,14 +249,6 @@ impl<M: Memory> Mr<M> {
         let length =
             length.map_err(|_| Error::Refused(format!("{} bytes are too many for inline", range.len())))?;
         Ok(InlineSlice::of_region(self.address() + range.start as u64, length))
-    }
-
-    fn check(&self, range: &Range<usize>) -> Result<()> {
-        if range.start <= range.end && range.end <= self.len {
-            return Ok(());
-        }
-        let text = format!("bytes {}..{} leave the region of {} bytes", range.start, range.end, self.len);
-        Err(Error::Refused(text))
     }
 
     fn at<T>(&self, offset: usize) -> *mut T {

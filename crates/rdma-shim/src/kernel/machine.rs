@@ -1,0 +1,183 @@
+//! Who runs kernels: a GPU, or threads of this processor in its place.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use gpu::cache::Cache;
+use gpu::{DeviceMemory, Form, Gpu, ImageBuilder, Module, Priority, Stream, Toolkit};
+
+use super::code::{Arguments, Source};
+use super::error::KernelError;
+use super::memory::{Copies, HostMemory, Memory};
+use super::running::{Launched, Running};
+use crate::twin::{self, Launch, Visibility};
+
+/// Longer than any launch of the twin: what ends it is who waits for it.
+const FOR_EVER: Duration = Duration::from_secs(1 << 20);
+
+/// A GPU or the host twin; clones are the same.
+#[derive(Debug, Clone)]
+pub struct Machine(Arc<Inner>);
+
+#[derive(Debug)]
+enum Inner {
+    Gpu(OnGpu),
+    Twin(Visibility),
+}
+
+#[derive(Debug)]
+struct OnGpu {
+    context: gpu::Context,
+    name: String,
+    toolkit: Toolkit,
+    /// Images that were loaded, by their source's name.
+    modules: Mutex<BTreeMap<&'static str, Module>>,
+    copies: Arc<Copies>,
+}
+
+impl Machine {
+    /// The GPU of that number, its kernels compiled with a toolkit that is looked for as [`Toolkit::find`] says. Errors: no
+    /// driver, no such GPU, no toolkit.
+    pub fn gpu(ordinal: Option<u32>, toolkit: Option<&Path>) -> Result<Machine, KernelError> {
+        let gpu = match ordinal {
+            None => Gpu::first()?,
+            Some(ordinal) => Gpu::of_ordinal(ordinal)?,
+        };
+        let toolkit = Toolkit::find(toolkit)?;
+        let context = gpu::Context::new(gpu)?;
+        let copies = Arc::new(Copies::new(&context)?);
+        let name = gpu.name()?;
+        Ok(Machine(Arc::new(Inner::Gpu(OnGpu { context, name, toolkit, modules: Mutex::default(), copies }))))
+    }
+
+    /// The host twin.
+    pub fn twin(visibility: Visibility) -> Machine {
+        Machine(Arc::new(Inner::Twin(visibility)))
+    }
+
+    /// Whether it is a GPU.
+    pub fn is_gpu(&self) -> bool {
+        matches!(&*self.0, Inner::Gpu(_))
+    }
+
+    /// What it is, for reports: `NVIDIA H200, CUDA driver 13.0`, or `host twin`.
+    pub fn name(&self) -> String {
+        match &*self.0 {
+            Inner::Twin(_) => "host twin".into(),
+            Inner::Gpu(on) => match gpu::driver_version() {
+                Ok(version) => format!("{}, CUDA driver {version}", on.name),
+                Err(_) => on.name.clone(),
+            },
+        }
+    }
+
+    /// Lanes that may run side by side, in blocks of `threads`: more would wait for one another for ever.
+    pub fn max_blocks(&self, threads: u32) -> Result<u32, KernelError> {
+        match &*self.0 {
+            Inner::Twin(_) => Ok(twin::MAX_LANES as u32 / threads.max(1)),
+            // One a multiprocessor is possible whatever a kernel takes.
+            Inner::Gpu(on) => Ok(on.context.gpu().multiprocessors()?),
+        }
+    }
+
+    /// Host memory that its kernels see.
+    pub fn host_memory(&self, bytes: usize) -> Result<HostMemory, KernelError> {
+        HostMemory::new(self.context(), bytes)
+    }
+
+    /// Its own memory, on pages that a NIC may be given; of unknown content. Where there is no GPU: host memory.
+    pub fn own_memory(&self, bytes: usize) -> Result<Memory, KernelError> {
+        match &*self.0 {
+            Inner::Twin(_) => Ok(self.host_memory(bytes)?.into()),
+            Inner::Gpu(on) => {
+                Ok(Memory::of_device(DeviceMemory::for_export(&on.context, bytes)?, &on.copies))
+            }
+        }
+    }
+
+    /// The GPU's context, if it is one.
+    pub(super) fn context(&self) -> Option<&gpu::Context> {
+        match &*self.0 {
+            Inner::Gpu(on) => Some(&on.context),
+            Inner::Twin(_) => None,
+        }
+    }
+}
+
+/// A kernel that is ready to be launched: its code is on the machine, and it has a stream of its own.
+#[derive(Debug, Clone)]
+pub(crate) struct Kernel {
+    name: &'static str,
+    code: Code,
+}
+
+#[derive(Debug, Clone)]
+enum Code {
+    Gpu(gpu::Function, Arc<Stream>),
+    Twin(twin::Kernel, Visibility),
+}
+
+impl Kernel {
+    /// Compiles the source if it is needed, and puts the code on the machine. Do it before anything else is launched there:
+    /// loading may wait for what runs.
+    pub(crate) fn prepare(
+        machine: &Machine,
+        source: &Source,
+        name: &'static str,
+    ) -> Result<Kernel, KernelError> {
+        let code = match &*machine.0 {
+            Inner::Twin(visibility) => Code::Twin(twin::Kernel::find(name)?, *visibility),
+            Inner::Gpu(on) => {
+                let function = on.module(source)?.function(name)?;
+                Code::Gpu(function, Arc::new(Stream::new(&on.context, Priority::Least)?))
+            }
+        };
+        Ok(Kernel { name, code })
+    }
+
+    /// Launches it. `cancel` is the word by which it is told to end; `held` is everything that it touches, given back when it
+    /// has ended.
+    ///
+    /// # Safety
+    /// The kernel takes these arguments and keeps to memory that `held` keeps; it ends when `cancel` is set.
+    pub(crate) unsafe fn launch<T>(
+        &self,
+        shape: [u32; 2],
+        arguments: &Arguments,
+        cancel: HostMemory,
+        held: T,
+    ) -> Result<Running<T>, KernelError> {
+        cancel.words()[0].store(0, std::sync::atomic::Ordering::Release);
+        let [blocks, threads] = shape;
+        let launched = match &self.code {
+            Code::Gpu(function, stream) => {
+                let shape = gpu::Shape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
+                // SAFETY: the caller's; `Running` keeps what the kernel uses until the stream is idle.
+                unsafe { stream.launch(function, shape, &arguments.for_gpu()) }?;
+                Launched::Gpu(Arc::clone(stream))
+            }
+            Code::Twin(kernel, visibility) => {
+                let launch = Launch { blocks, threads, visibility: *visibility, deadline: FOR_EVER };
+                // SAFETY: the caller's; `Running` keeps what the kernel uses until its lanes have ended.
+                Launched::Twin(unsafe { twin::start(*kernel, &launch, arguments.for_twin()) }?)
+            }
+        };
+        Ok(Running::new(self.name, launched, cancel, held))
+    }
+}
+
+impl OnGpu {
+    fn module(&self, source: &Source) -> Result<Module, KernelError> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = modules.get(source.name) {
+            return Ok(module.clone());
+        }
+        let builder = ImageBuilder::new(self.toolkit.clone(), Cache::usual());
+        let image = builder.image(&[source.unit()], self.context.gpu().arch()?, Form::Cubin)?;
+        let module = Module::load(&self.context, &image)?;
+        modules.insert(source.name, module.clone());
+        Ok(module)
+    }
+}
