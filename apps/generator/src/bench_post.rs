@@ -71,7 +71,7 @@ pub fn run(options: &BenchPost, stop: &AtomicBool) -> Result<u8> {
     if !(1..=1_000_000).contains(&options.rounds) {
         bail!("--rounds {} is out of range: 1 to 1000000", options.rounds);
     }
-    let (context, path) = crate::open(&options.nic)?;
+    let (context, path) = options.nic.open("generator")?;
     let mut rows = Vec::new();
     for (choice, doorbell, order) in CHOICES {
         for list in LISTS {

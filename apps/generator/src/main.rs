@@ -6,21 +6,8 @@
 // They panic when who reads has gone away: `say!` and `complain!` do not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
-/// A line on standard output. Who reads it may go away (`| head`): that is no error of ours, and no reason to panic.
-macro_rules! say {
-    ($($text:tt)*) => {{
-        use std::io::Write as _;
-        let _ = writeln!(std::io::stdout(), $($text)*);
-    }};
-}
-
-/// A line on standard error, in the same way.
-macro_rules! complain {
-    ($($text:tt)*) => {{
-        use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), $($text)*);
-    }};
-}
+#[macro_use]
+extern crate cli;
 
 mod baseline;
 mod bench_post;
@@ -37,108 +24,29 @@ mod sender;
 mod udp;
 mod wire;
 
-use std::io::Write;
-use std::path::Path;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context, Result, anyhow, bail};
-use clap::Parser;
+use anyhow::{Result, anyhow, bail};
+use cli::{FAILED, INTERRUPTED, check_address, emit, sentence, speaks_to_people, stop_flag};
 use serde::Serialize;
 
 use crate::options::{Cli, Command, Transfer};
 
-/// Not everything was sent, received and found whole.
-const FAILED: u8 = 1;
-/// Something in the request cannot be.
-const BAD_INPUT: u8 = 2;
-/// A signal ended it (128 + SIGINT, as shells say it).
-const INTERRUPTED: u8 = 130;
-
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) if !error.use_stderr() => {
-            let _ = error.print();
-            return ExitCode::SUCCESS;
-        }
-        Err(error) => return bad_input(&options::one_line(&error)),
-    };
-    let code = match cli.command {
+    cli::main("generator", |cli: Cli| match cli.command {
         Some(Command::Probe(probe)) => probe::run(probe.json),
         Some(Command::Baseline(baseline)) => baseline::run(&baseline),
-        Some(Command::BenchPost(bench)) => stop_flag().and_then(|stop| bench_post::run(&bench, &stop)),
-        None => stop_flag().and_then(|stop| match transfer(&cli.transfer, &stop) {
-            // Whatever the error is called, the signal is why.
-            Err(_) if stop.load(Ordering::Relaxed) => Ok(INTERRUPTED),
-            result => result,
-        }),
-    };
-    code.map_or_else(|error| bad_input(&sentence(&error)), ExitCode::from)
-}
-
-/// An error with its causes, each once: many a message already says its cause.
-fn sentence(error: &anyhow::Error) -> String {
-    let causes = error.chain().map(ToString::to_string);
-    causes.fold(String::new(), |text, cause| match text.as_str() {
-        "" => cause,
-        said if said.contains(&cause) => text,
-        said => format!("{said}: {cause}"),
-    })
-}
-
-/// A flag that Ctrl-C and SIGTERM set: whoever takes it must look at it.
-fn stop_flag() -> Result<Arc<AtomicBool>> {
-    let stop = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        signal_hook::flag::register(signal, stop.clone()).context("waiting for signals")?;
-    }
-    Ok(stop)
-}
-
-/// One line, whatever the error looked like.
-fn bad_input(error: &str) -> ExitCode {
-    let line: Vec<_> = error.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    complain!("generator: {}", line.join(" "));
-    ExitCode::from(BAD_INPUT)
-}
-
-/// Opens the device that was asked for.
-fn open(nic: &options::Nic) -> Result<(verbs::Context, verbs::connect::Path)> {
-    nic.path().open().map_err(|error| {
-        // Without any driver the kernel refuses the question itself.
-        let none = verbs::devices().map_or_else(|refusal| refusal.errno().is_some(), |list| list.is_empty());
-        if none {
-            anyhow!(
-                "{error}; without a card, `softnic run -- generator …` gives it a device (--help tells more)"
-            )
-        } else {
-            error.into()
+        Some(Command::BenchPost(bench)) => bench_post::run(&bench, &*stop_flag()?),
+        None => {
+            let stop = stop_flag()?;
+            match transfer(&cli.transfer, &stop) {
+                // Whatever the error is called, the signal is why.
+                Err(_) if stop.load(Ordering::Relaxed) => Ok(INTERRUPTED),
+                result => result,
+            }
         }
     })
-}
-
-/// Writes one JSON line to standard output (`-`) or at the end of a file.
-fn emit(json: Option<&Path>, line: &impl Serialize) -> Result<()> {
-    let Some(path) = json else { return Ok(()) };
-    let mut text = serde_json::to_string(line).context("writing JSON")?;
-    text.push('\n');
-    if path.as_os_str() == "-" {
-        let mut out = std::io::stdout().lock();
-        return out
-            .write_all(text.as_bytes())
-            .and_then(|()| out.flush())
-            .context("writing to standard output");
-    }
-    let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
-    let file = file.and_then(|mut file| file.write_all(text.as_bytes()));
-    file.with_context(|| format!("writing to {}", path.display()))
-}
-
-/// Whether people read standard output.
-fn speaks_to_people(json: Option<&Path>) -> bool {
-    json.is_none_or(|path| path.as_os_str() != "-")
 }
 
 fn transfer(options: &Transfer, stop: &AtomicBool) -> Result<u8> {
@@ -154,8 +62,8 @@ fn transfer(options: &Transfer, stop: &AtomicBool) -> Result<u8> {
 fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
     let (plan, until, (kind, names)) = (options.plan()?, options.until()?, options.poster());
     let pause = options.pause()?;
-    options::check_address("--connect", address)?;
-    let (context, path) = open(&options.nic)?;
+    check_address("--connect", address)?;
+    let (context, path) = options.nic.open("generator")?;
     let idle = sender::IdleQps::open(&context, &path, options.idle_qps)?;
     let sender = sender::Sender::connect(plan.clone(), kind, address, &context, &path, stop)?;
     let outcome = sender.run(until, pause, stop)?;
@@ -188,8 +96,8 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
         received: control::Received,
         interrupted: bool,
     }
-    options::check_address("--listen", address)?;
-    let (context, path) = open(&options.nic)?;
+    check_address("--listen", address)?;
+    let (context, path) = options.nic.open("generator")?;
     let listener = verbs::connect::Listener::bind(address).map_err(|error| {
         anyhow!("{error}; give --listen an address of this host and a free port (0: any)")
     })?;

@@ -1,14 +1,13 @@
 //! The command line.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use cli::Nic;
 use rdma_shim::{Doorbell, Options, Order};
-use verbs::code::Mtu;
-use verbs::connect::{GidChoice, PathOptions};
 
 use crate::plan::{Op, Plan, Service, Verify, Wish};
 use crate::poster::Kind;
@@ -105,105 +104,6 @@ pub enum BaselineKind {
     ProcessVmWritev,
     /// Half a round trip of 8 bytes between two UDP sockets that are polled, one process each (--listen, --connect).
     UdpPingPong,
-}
-
-/// Device and port.
-#[derive(Debug, Clone, Args)]
-pub struct Nic {
-    /// Device; without it the first, or the one with --ip.
-    #[arg(long, value_name = "NAME")]
-    pub nic: Option<String>,
-    /// Port of the device.
-    #[arg(long, default_value_t = 1)]
-    pub port: u8,
-    /// Entry of the GID table; without it the first RoCE v2 entry with an IPv4 address.
-    #[arg(long, value_name = "N", conflicts_with = "ip")]
-    pub gid_index: Option<u32>,
-    /// Our IP address on the RDMA network, instead of --gid-index.
-    #[arg(long)]
-    pub ip: Option<IpAddr>,
-    /// Path MTU in bytes; without it the port's active one.
-    #[arg(long, value_parser = mtu)]
-    pub mtu: Option<Mtu>,
-    /// Service level of what this end sends: 0 to 15, on Ethernet 0 to 7.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = at_most::<15>, allow_negative_numbers = true)]
-    pub sl: u8,
-    /// Traffic class of what this end sends (on RoCE v2 DSCP and ECN): 0 to 255.
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = at_most::<255>, allow_negative_numbers = true)]
-    pub traffic_class: u8,
-    /// Acknowledgement timeout of this end: 0 to 31, 4.096 µs × 2^N, 0 waits for ever.
-    #[arg(long, value_name = "N", default_value_t = 14, value_parser = at_most::<31>, allow_negative_numbers = true)]
-    pub timeout: u8,
-    /// Retries of this end after a timeout: 0 to 7.
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_most::<7>, allow_negative_numbers = true)]
-    pub retry: u8,
-    /// Retries of this end when the other has no receive posted (RNR NAK): 0 to 7, 7 for ever.
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = at_most::<7>, allow_negative_numbers = true)]
-    pub rnr_retry: u8,
-}
-
-/// What is wrong with the command line, with clap's tip; clap's own text has lines for the usage too.
-pub fn one_line(error: &clap::Error) -> String {
-    let text = error.to_string();
-    let reason = text.split("\n\n").next().unwrap_or_default();
-    let words: Vec<&str> = reason.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: a similar "));
-    let tip = tip.map_or_else(String::new, |tip| format!("; a similar {tip}"));
-    format!("{}{tip} (--help tells more)", words.join(" ").trim_start_matches("error: "))
-}
-
-/// Whether an address has a port, before a device is opened for it.
-pub fn check_address(option: &str, address: &str) -> Result<()> {
-    let example = match address.parse::<IpAddr>() {
-        Ok(IpAddr::V6(v6)) => format!("[{v6}]:18515"),
-        _ => format!("{}:18515", address.trim_end_matches(':')),
-    };
-    if address.parse::<IpAddr>().is_ok() || !address.contains(':') || address.ends_with(':') {
-        bail!("{option} {address} has no port: give one, as in {option} {example}");
-    }
-    let (host, port) = address.rsplit_once(':').unwrap_or_default();
-    match port.parse::<u16>() {
-        Ok(0) if option == "--connect" => {
-            bail!("--connect {address}: nobody listens on port 0; give the receiver's")
-        }
-        Ok(_) => Ok(()),
-        Err(_) => {
-            bail!("{option} {address}: `{port}` is no port; give {host}:PORT with a number up to 65535")
-        }
-    }
-}
-
-fn at_most<const MOST: u8>(text: &str) -> Result<u8, String> {
-    let value = text.parse().ok().filter(|value| *value <= MOST);
-    value.ok_or_else(|| format!("give a number from 0 to {MOST}"))
-}
-
-fn mtu(text: &str) -> Result<Mtu, String> {
-    let bytes: u32 = text.parse().map_err(|_| format!("{text} is no number of bytes"))?;
-    Mtu::try_from(bytes)
-}
-
-impl Nic {
-    /// As `verbs::connect` takes it.
-    pub fn path(&self) -> PathOptions {
-        let gid = match (self.gid_index, self.ip) {
-            (Some(index), _) => GidChoice::Index(index),
-            (None, Some(ip)) => GidChoice::Ip(ip),
-            (None, None) => GidChoice::Auto,
-        };
-        PathOptions {
-            device: self.nic.clone(),
-            port: self.port,
-            gid,
-            mtu: self.mtu,
-            service_level: self.sl,
-            traffic_class: self.traffic_class,
-            timeout: self.timeout,
-            retry_count: self.retry,
-            rnr_retry: self.rnr_retry,
-            ..PathOptions::default()
-        }
-    }
 }
 
 /// Who posts.
@@ -378,47 +278,6 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn an_address_without_a_port_is_refused_with_one_that_has_it() {
-        for (option, address, words) in [
-            ("--connect", "localhost", "--connect localhost:18515"),
-            ("--connect", "localhost:", "--connect localhost:18515"),
-            ("--listen", "127.0.0.1", "--listen 127.0.0.1:18515"),
-            ("--connect", "fe80::1", "--connect [fe80::1]:18515"),
-            ("--listen", "[::]", "`]` is no port"),
-            ("--connect", "host:http", "`http` is no port"),
-            ("--connect", "host:65536", "`65536` is no port"),
-            ("--connect", "host:0", "port 0"),
-        ] {
-            let error = check_address(option, address).unwrap_err().to_string();
-            assert!(error.starts_with(&format!("{option} {address}")) && error.contains(words), "{error}");
-        }
-        for (option, address) in
-            [("--listen", "0.0.0.0:0"), ("--connect", "h:1"), ("--connect", "[::1]:7000")]
-        {
-            check_address(option, address).unwrap();
-        }
-    }
-
-    #[test]
-    fn a_connection_gets_what_was_asked_for_and_else_the_defaults_of_verbs() {
-        let parse = |text: &str| Cli::try_parse_from(text.split_whitespace()).unwrap().transfer.nic.path();
-        assert_eq!(parse("generator --connect h:1"), PathOptions::default());
-        let wanted = PathOptions {
-            gid: GidChoice::Index(3),
-            mtu: Some(Mtu::Mtu2048),
-            service_level: 5,
-            traffic_class: 96,
-            timeout: 17,
-            retry_count: 2,
-            rnr_retry: 1,
-            ..PathOptions::default()
-        };
-        let options =
-            "--gid-index 3 --mtu 2048 --sl 5 --traffic-class 96 --timeout 17 --retry 2 --rnr-retry 1";
-        assert_eq!(parse(&format!("generator --connect h:1 {options}")), wanted);
     }
 
     #[test]

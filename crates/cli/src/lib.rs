@@ -1,0 +1,161 @@
+//! Command lines of programs that use a NIC: what is wrong in one line, exit codes, signals, JSON lines, and [`Nic`].
+//!
+//! Left out: what a program does. Knows nothing of which NIC lies below (INV-4).
+
+#![forbid(unsafe_code)]
+// They panic when who reads has gone away: `say!` and `complain!` do not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+mod nic;
+
+/// A line on standard output. Who reads it may go away (`| head`): that is no error of ours, and no reason to panic.
+#[macro_export]
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($text)*);
+    }};
+}
+
+/// A line on standard error, in the same way.
+#[macro_export]
+macro_rules! complain {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($text)*);
+    }};
+}
+
+use std::io::Write;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use serde::Serialize;
+
+pub use nic::{Nic, check_address};
+
+/// Exit code: not everything came about that was asked for.
+pub const FAILED: u8 = 1;
+/// Exit code: something in the request cannot be.
+pub const BAD_INPUT: u8 = 2;
+/// Exit code: a signal ended it (128 + SIGINT, as shells say it).
+pub const INTERRUPTED: u8 = 130;
+
+/// A program from its command line to its exit code: `--help` and the like succeed, an error of `run` is bad input.
+pub fn main<C: Parser>(program: &str, run: impl FnOnce(C) -> Result<u8>) -> ExitCode {
+    let command = match C::try_parse() {
+        Ok(command) => command,
+        Err(error) if !error.use_stderr() => {
+            let _ = error.print();
+            return ExitCode::SUCCESS;
+        }
+        Err(error) => return bad_input(program, &one_line(&error)),
+    };
+    run(command).map_or_else(|error| bad_input(program, &sentence(&error)), ExitCode::from)
+}
+
+/// What is wrong with the command line, with clap's tip; clap's own text has lines for the usage too.
+fn one_line(error: &clap::Error) -> String {
+    let text = error.to_string();
+    let reason = text.split("\n\n").next().unwrap_or_default();
+    let words: Vec<&str> = reason.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: a similar "));
+    let tip = tip.map_or_else(String::new, |tip| format!("; a similar {tip}"));
+    format!("{}{tip} (--help tells more)", words.join(" ").trim_start_matches("error: "))
+}
+
+/// An error with its causes, each once: many a message already says its cause.
+pub fn sentence(error: &anyhow::Error) -> String {
+    let causes = error.chain().map(ToString::to_string);
+    causes.fold(String::new(), |text, cause| match text.as_str() {
+        "" => cause,
+        said if said.contains(&cause) => text,
+        said => format!("{said}: {cause}"),
+    })
+}
+
+/// A flag that Ctrl-C and SIGTERM set: whoever takes it must look at it.
+pub fn stop_flag() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register(signal, stop.clone()).context("waiting for signals")?;
+    }
+    Ok(stop)
+}
+
+/// One line, whatever the error looked like.
+fn bad_input(program: &str, error: &str) -> ExitCode {
+    let line: Vec<_> = error.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    complain!("{program}: {}", line.join(" "));
+    ExitCode::from(BAD_INPUT)
+}
+
+/// Writes one JSON line to standard output (`-`) or at the end of a file.
+pub fn emit(json: Option<&Path>, line: &impl Serialize) -> Result<()> {
+    let Some(path) = json else { return Ok(()) };
+    let mut text = serde_json::to_string(line).context("writing JSON")?;
+    text.push('\n');
+    if path.as_os_str() == "-" {
+        let mut out = std::io::stdout().lock();
+        return out
+            .write_all(text.as_bytes())
+            .and_then(|()| out.flush())
+            .context("writing to standard output");
+    }
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    let file = file.and_then(|mut file| file.write_all(text.as_bytes()));
+    file.with_context(|| format!("writing to {}", path.display()))
+}
+
+/// Whether people read standard output.
+pub fn speaks_to_people(json: Option<&Path>) -> bool {
+    json.is_none_or(|path| path.as_os_str() != "-")
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Options {
+        #[arg(long)]
+        connect: Option<String>,
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_command_line_is_one_line_with_the_word_that_was_meant() {
+        let error = Options::try_parse_from(["program", "--conect", "h:1"]).unwrap_err();
+        let line = one_line(&error);
+        assert!(line.starts_with("unexpected argument '--conect'"), "{line}");
+        assert!(line.contains("'--connect'") && line.ends_with("(--help tells more)"), "{line}");
+        assert_eq!(line.lines().count(), 1);
+        assert_eq!(Options::try_parse_from(["program"]).unwrap().connect, None);
+    }
+
+    #[test]
+    fn a_cause_that_its_error_says_already_is_not_said_again() {
+        let error = anyhow!("no such device").context("opening mlx5_7: no such device").context("set-up");
+        assert_eq!(sentence(&error), "set-up: opening mlx5_7: no such device");
+    }
+
+    #[test]
+    fn lines_of_json_are_added_to_a_file_and_a_folder_is_none() {
+        let file = std::env::temp_dir().join(format!("cli-emit-{}", std::process::id()));
+        let _ = std::fs::remove_file(&file);
+        for number in [1, 2] {
+            emit(Some(&file), &number).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "1\n2\n");
+        std::fs::remove_file(&file).unwrap();
+        let error = emit(Some(&std::env::temp_dir()), &3).unwrap_err();
+        assert!(error.to_string().starts_with("writing to "), "{error}");
+        emit(None, &4).unwrap();
+        assert!(speaks_to_people(None) && !speaks_to_people(Some(Path::new("-"))));
+    }
+}
