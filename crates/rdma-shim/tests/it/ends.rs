@@ -22,6 +22,11 @@ pub fn softnic() -> Result<Context, String> {
 
 /// Brings a queue pair from RESET to RTS, with `peer` of the same port at the other end.
 pub fn connect(qp: &Qp, peer: u32) {
+    connect_with(qp, peer, 7);
+}
+
+/// The same with a number of retries after an RNR NAK, 7 for ever.
+pub fn connect_with(qp: &Qp, peer: u32, rnr_retry: u8) {
     let context = qp.pd().context();
     let port = context.query_port(1).unwrap();
     let gid = match port.link_layer {
@@ -46,7 +51,7 @@ pub fn connect(qp: &Qp, peer: u32) {
         min_rnr_timer: 1,
     };
     qp.to_rtr(&rtr).unwrap();
-    let rts = RtsAttributes { first_psn: 0, timeout: 14, retry_count: 7, rnr_retry: 7, max_rd_atomic: 4 };
+    let rts = RtsAttributes { first_psn: 0, timeout: 14, retry_count: 7, rnr_retry, max_rd_atomic: 4 };
     qp.to_rts(&rts).unwrap();
 }
 

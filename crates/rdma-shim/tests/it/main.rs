@@ -9,6 +9,7 @@ mod ends;
 mod loopback;
 mod parity;
 mod twin;
+mod twin_echo;
 mod twin_nic;
 mod twin_queue;
 mod twin_release;
