@@ -20,6 +20,10 @@ pub struct Provenance {
     pub link: Label,
     /// Device name, as in `mlx5_0`; empty when there is none.
     pub device: String,
+    /// Name and architecture of the GPU, as in `NVIDIA H200, sm_90`; empty when none took part. Versions of its driver
+    /// (`nvidia-driver`, `cuda`) and compiler (`nvrtc`, `nvjitlink`) are in `versions`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub gpu_device: String,
     /// Options of the NIC that differ from its defaults or matter to the number, e.g. `pump = false`.
     pub nic_options: BTreeMap<String, serde_json::Value>,
     /// Processor model and cores that this process may use, e.g. `AMD EPYC 7763, 2 cores`.
@@ -60,6 +64,7 @@ impl Provenance {
             gpu: Label::None,
             link: Label::None,
             device: String::new(),
+            gpu_device: String::new(),
             nic_options: BTreeMap::new(),
             machine: format!("{}, {cores} cores", processor()),
             cores,
@@ -144,6 +149,13 @@ mod tests {
         let provenance = Provenance { nic: Label::Emulated, link: Label::Hardware, ..here() };
         assert_eq!(provenance.label(&[Part::Nic, Part::Link]), Label::Emulated);
         assert_eq!(provenance.label(&[Part::Nic, Part::Gpu]), Label::None);
+    }
+
+    #[test]
+    fn a_line_from_before_gpus_had_names_is_read() {
+        let json = serde_json::to_string(&here()).unwrap();
+        assert!(!json.contains("gpu_device"), "{json}");
+        assert_eq!(serde_json::from_str::<Provenance>(&json).unwrap().gpu_device, "");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! `gpu-probe`: what CUDA finds and allows here, a line for each fact (`name TAB value`), for `cargo xtask doctor`.
+//! `gpu-probe`: what CUDA finds and allows here, a line for each fact (`name TAB value`), for `cargo xtask doctor`; with
+//! `--json` one object that says which GPUs and versions there are, for whoever has to name them beside a number.
 //!
 //! Tries things instead of believing attributes: a dma-buf is exported, a page is registered, an image is built and loaded.
 //! A card's doorbell page is stood in for by the first page of its BAR, mapped and registered, but neither read nor written.
@@ -18,12 +19,17 @@ use gpu::{
     Context, DeviceMemory, Form, Gpu, How, ImageBuilder, Kind, Module, Registered, Toolkit, relaunch_unit,
 };
 
-const HELP: &str = "gpu-probe [--toolkit DIR]: what CUDA finds and allows here; DIR is looked at when no toolkit is found elsewhere";
+const HELP: &str = "gpu-probe [--json] [--toolkit DIR]: what CUDA finds and allows here; DIR is looked at when no toolkit is found \
+     elsewhere; --json: GPUs and versions only, as one JSON object, nothing is tried";
 const PAGE: usize = 4096;
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let spare = match &arguments[..] {
+    let (json, rest) = match arguments.split_first() {
+        Some((first, rest)) if first == "--json" => (true, rest),
+        _ => (false, &arguments[..]),
+    };
+    let spare = match rest {
         [] => None,
         [option, folder] if option == "--toolkit" => Some(PathBuf::from(folder)),
         [option] if option == "--help" => {
@@ -35,6 +41,10 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if json {
+        let _ = writeln!(io::stdout(), "{}", identity(spare.as_deref()));
+        return ExitCode::SUCCESS;
+    }
     say(
         "CUDA driver",
         &gpu::driver_version()
@@ -43,7 +53,17 @@ fn main() -> ExitCode {
     let options = fs::read_to_string("/proc/driver/nvidia/params").ok();
     say("driver options", &driver_options(options.as_deref()));
     say("peer memory", &peer_memory(Path::new("/sys/module")));
-    let builder = toolkit(spare.as_deref());
+    let builder = match toolkit(spare.as_deref()) {
+        Ok((builder, nvrtc, nvjitlink)) => {
+            let root = builder.toolkit().root.display().to_string();
+            say("CUDA toolkit", &format!("{root}: NVRTC {nvrtc}, nvJitLink {nvjitlink}"));
+            Some(builder)
+        }
+        Err(missing) => {
+            say("CUDA toolkit", &missing);
+            None
+        }
+    };
     for gpu in Gpu::all().unwrap_or_default() {
         let name = gpu.to_string();
         match probe(gpu, builder.as_ref()) {
@@ -59,33 +79,91 @@ fn say(name: &str, value: &str) {
     let _ = writeln!(io::stdout(), "{name}\t{}", value.replace('\n', " "));
 }
 
-/// Finds and loads a toolkit, and says which.
-fn toolkit(spare: Option<&Path>) -> Option<ImageBuilder> {
+/// Finds and loads a toolkit; with the versions of its compiler and its linker.
+fn toolkit(spare: Option<&Path>) -> Result<(ImageBuilder, String, String), String> {
     let found = Toolkit::find(None).or_else(|missing| match spare {
         Some(folder) => Toolkit::find(Some(folder)).map_err(|_| missing),
         None => Err(missing),
     });
-    let builder = match found {
-        Ok(toolkit) => ImageBuilder::new(toolkit, Cache::off()),
-        Err(missing) => {
-            say("CUDA toolkit", &missing.to_string());
-            return None;
+    let builder = ImageBuilder::new(found.map_err(|missing| missing.to_string())?, Cache::off());
+    let (compiler, linker) = builder.tools().map_err(|error| error.to_string())?;
+    let (nvrtc, nvjitlink) = (compiler.version().to_string(), linker.version().to_string());
+    Ok((builder, nvrtc, nvjitlink))
+}
+
+/// GPUs and versions as one JSON object; what is missing is a sentence in `missing`.
+fn identity(spare: Option<&Path>) -> String {
+    let mut missing = Vec::new();
+    let mut known = |found: Result<String, String>| match found {
+        Ok(value) => quoted(&value),
+        Err(why) => {
+            missing.push(quoted(&why));
+            "null".to_owned()
         }
     };
-    match builder.tools() {
-        Ok((compiler, linker)) => {
-            let root = builder.toolkit().root.display();
-            say(
-                "CUDA toolkit",
-                &format!("{root}: NVRTC {}, nvJitLink {}", compiler.version(), linker.version()),
-            );
-            Some(builder)
+    let cuda = known(gpu::driver_version().map(|version| version.to_string()).map_err(|why| why.to_string()));
+    let (found, why) = match toolkit(spare) {
+        Ok((builder, nvrtc, nvjitlink)) => {
+            (Some([builder.toolkit().root.display().to_string(), nvrtc, nvjitlink]), None)
         }
-        Err(error) => {
-            say("CUDA toolkit", &error.to_string());
-            None
+        Err(why) => (None, Some(why)),
+    };
+    let [root, nvrtc, nvjitlink] = match &found {
+        Some(found) => found.clone().map(|word| quoted(&word)),
+        None => ["null"; 3].map(str::to_owned),
+    };
+    let named = |gpu: Gpu| -> gpu::Result<String> {
+        Ok(format!(
+            "{{\"ordinal\":{},\"name\":{},\"arch\":{},\"memory_mib\":{},\"bus\":{}}}",
+            gpu.ordinal(),
+            quoted(&gpu.name()?),
+            quoted(&gpu.arch()?.to_string()),
+            gpu.memory_bytes()? >> 20,
+            quoted(&gpu.bus_id()?)
+        ))
+    };
+    let gpus = Gpu::all().and_then(|gpus| gpus.into_iter().map(named).collect::<gpu::Result<Vec<_>>>());
+    let gpus = gpus.unwrap_or_else(|why| {
+        // Without a driver that was said above.
+        missing.extend((cuda != "null").then(|| quoted(&why.to_string())));
+        Vec::new()
+    });
+    missing.extend(why.iter().map(|why| quoted(why)));
+    let driver = kernel_module().map_or("null".to_owned(), |version| quoted(&version));
+    format!(
+        "{{\"kind\":\"gpu-probe\",\"driver\":{driver},\"cuda\":{cuda},\"toolkit\":{root},\"nvrtc\":{nvrtc},\
+         \"nvjitlink\":{nvjitlink},\"gpus\":[{}],\"missing\":[{}]}}",
+        gpus.join(","),
+        missing.join(",")
+    )
+}
+
+/// Version of the kernel's part of the driver, as `nvidia-smi` prints it.
+fn kernel_module() -> Option<String> {
+    let said = fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    let version = module_version(&said).map(str::to_owned);
+    version.or_else(|| Some(fs::read_to_string("/sys/module/nvidia/version").ok()?.trim().to_owned()))
+}
+
+/// `580.95.05` of `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep …`, and of the open module's line.
+fn module_version(said: &str) -> Option<&str> {
+    let line = said.lines().find(|line| line.starts_with("NVRM version"))?;
+    let is_version =
+        |word: &&str| word.contains('.') && word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    line.split_whitespace().find(is_version)
+}
+
+/// As JSON has it.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::from("\"");
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            character if character < ' ' => quoted.push_str(&format!("\\u{:04x}", u32::from(character))),
+            character => quoted.push(character),
         }
     }
+    quoted + "\""
 }
 
 fn probe(gpu: Gpu, builder: Option<&ImageBuilder>) -> gpu::Result<Vec<(String, String)>> {
@@ -255,6 +333,29 @@ mod tests {
         ] {
             assert!(driver_options(params).contains(words), "{params:?}: {}", driver_options(params));
         }
+    }
+
+    #[test]
+    fn the_version_of_the_driver_is_what_nvidia_smi_prints() {
+        for (said, version) in [
+            (
+                "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep 23 10:11:16 UTC 2025\nGCC version:  gcc 12.2.0\n",
+                Some("580.95.05"),
+            ),
+            (
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  Release Build  (root@host)\n",
+                Some("570.172.08"),
+            ),
+            ("GCC version:  gcc 12.2.0\n", None),
+            ("", None),
+        ] {
+            assert_eq!(module_version(said), version, "{said}");
+        }
+    }
+
+    #[test]
+    fn what_json_cannot_hold_as_it_is_is_escaped() {
+        assert_eq!(quoted("a \"b\" c:\\d\n"), r#""a \"b\" c:\\d\u000a""#);
     }
 
     #[test]
