@@ -1,26 +1,19 @@
 //! `cargo xtask doctor`: what this machine has and lacks, and what follows for tests and figures. Changes nothing but
-//! `target/`, where it builds `gpu-probe`.
+//! `target/`, where it builds `gpu-probe`; a bundle carries one.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use measure::provenance::library_version;
 
-use crate::process::{Ended, WAIT, output, run_logged};
-use crate::workspace::{root, target_dir};
-use crate::{cuda_wheels, setup};
-
-/// The program that asks CUDA; xtask links none of it.
-const PROBE: &str = "gpu-probe";
-/// Building it, from nothing.
-const BUILD: Duration = Duration::from_secs(10 * 60);
+use crate::process::{WAIT, output};
+use crate::{carried, cuda_wheels, gpu_machine, setup, workspace};
 
 /// Prints the table.
 pub fn run() -> Result<()> {
-    let provenance = measure::Provenance::collect(&root(), &[]);
+    let provenance = measure::Provenance::of(workspace::revision(), &[]);
     let system = setup::System::read();
     row("system", &format!("{}, kernel {}", system.name, provenance.versions["kernel"]));
     row("machine", &provenance.machine);
@@ -31,8 +24,10 @@ pub fn run() -> Result<()> {
         &format!("{}{}", short(&revision.commit), if revision.dirty { ", with changes" } else { "" }),
     );
     say!();
+    // A bundle's user has no cargo to set up with.
+    let mend = if carried::folder().is_some() { "" } else { "; `cargo xtask setup`" };
     for (name, why, version) in setup::packages() {
-        row(name, &version.unwrap_or_else(|| format!("MISSING: {why}; `cargo xtask setup`")));
+        row(name, &version.unwrap_or_else(|| format!("MISSING: {why}{mend}")));
     }
     say!();
     for library in ["libibverbs.so", "libmlx5.so", "libcuda.so", "libnvrtc.so"] {
@@ -40,7 +35,9 @@ pub fn run() -> Result<()> {
     }
     row("RDMA devices", &listed("/sys/class/infiniband", "none: everything runs on the software NIC"));
     row("GPUs", &gpus());
-    row("CUDA compiler", &cuda_wheels::state());
+    if carried::folder().is_none() {
+        row("CUDA compiler", &cuda_wheels::state());
+    }
     row("process_vm", &process_vm());
     say!();
     match cuda() {
@@ -54,29 +51,9 @@ fn row(name: &str, value: &str) {
     say!("{name:18} {value}");
 }
 
-/// What `gpu-probe` says: one that lies beside us, as in a bundle, else one built now.
+/// What `gpu-probe` says.
 fn cuda() -> Result<Vec<(String, String)>> {
-    let mut command = Command::new(probe()?);
-    if cuda_wheels::folder().is_dir() {
-        command.arg("--toolkit").arg(cuda_wheels::folder());
-    }
-    Ok(facts(&output(&mut command, WAIT)?))
-}
-
-fn probe() -> Result<PathBuf> {
-    let beside = std::env::current_exe().ok().and_then(|us| Some(us.parent()?.join(PROBE)));
-    let bundled = |path: &PathBuf| path.is_file() && !path.starts_with(target_dir());
-    if let Some(path) = beside.filter(bundled) {
-        return Ok(path);
-    }
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--locked", "-p", "gpu", "--bin", PROBE]).current_dir(root());
-    eprintln!("building gpu-probe, a minute the first time");
-    let log = target_dir().join("xtask-test/gpu-probe.log");
-    match run_logged(&mut cargo, &log, BUILD)? {
-        Ended::Well => Ok(target_dir().join("debug").join(PROBE)),
-        ended => bail!("{PROBE} was not built ({ended:?}, see {})", log.display()),
-    }
+    Ok(facts(&output(gpu_machine::probe()?.args(gpu_machine::spare_toolkit()), WAIT)?))
 }
 
 /// Lines of a name, a tab, and a value.

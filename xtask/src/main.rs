@@ -18,9 +18,11 @@ macro_rules! say {
 
 mod bench_nic;
 mod bundle;
+mod carried;
 mod cuda_wheels;
 mod doctor;
 mod figure;
+mod gpu_machine;
 mod headers;
 mod measured;
 mod process;
@@ -111,7 +113,33 @@ fn one_line(error: &clap::Error) -> String {
     format!("{}{tip} (--help tells more)", reason.trim_start_matches("error: "))
 }
 
+impl Command {
+    /// What of it needs the source tree, and so cannot be had in a bundle.
+    fn needs_tree(&self) -> Option<&'static str> {
+        let recorded = |options: &figure::Options| options.records().then_some("--record");
+        match self {
+            Command::Setup(_) => Some("setup"),
+            Command::Tidy(_) => Some("tidy"),
+            Command::Headers(_) => Some("headers"),
+            Command::Bundle(_) => Some("bundle"),
+            Command::Test(options) => (!options.gpu()).then_some("test without --gpu"),
+            Command::Figure { options, .. }
+            | Command::BenchThroughput(options)
+            | Command::BenchPost(options) => recorded(options),
+            Command::BenchNic(options) => options.records().then_some("--record"),
+            Command::Doctor => None,
+        }
+    }
+}
+
 fn run(command: Command) -> Result<()> {
+    if let (Some(what), Some(bundle)) = (command.needs_tree(), carried::folder()) {
+        let bundle = bundle.display();
+        return Err(refused::refused(format!(
+            "{what}: needs a checkout of the source, {bundle} is a bundle; here there are: doctor, test --gpu, figure, \
+             bench-throughput, bench-post, bench-nic"
+        )));
+    }
     match command {
         Command::Doctor => doctor::run(),
         Command::Setup(options) => setup::run(&options),
@@ -156,6 +184,25 @@ mod tests {
                 line.ends_with("(--help tells more)") && !line.starts_with("error"),
                 "{arguments}: {line}"
             );
+        }
+    }
+
+    #[test]
+    fn what_a_bundle_cannot_do_is_known_before_it_is_tried() {
+        for (arguments, what) in [
+            ("tidy", Some("tidy")),
+            ("bundle DIR", Some("bundle")),
+            ("test", Some("test without --gpu")),
+            ("test --gpu", None),
+            ("figure 4 --quick", None),
+            ("figure 4 --record", Some("--record")),
+            ("bench-nic --record", Some("--record")),
+            ("bench-nic", None),
+            ("doctor", None),
+        ] {
+            let words = ["xtask"].into_iter().chain(arguments.split_whitespace());
+            let arguments_given = Arguments::try_parse_from(words).ok().unwrap();
+            assert_eq!(arguments_given.command.needs_tree(), what, "{arguments}");
         }
     }
 

@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
+use crate::carried;
 use crate::cuda_wheels;
 use crate::refused::refused;
 use crate::stop;
@@ -124,6 +125,10 @@ pub fn run(options: &Options) -> Result<()> {
 
 /// Makes sure that what `purpose` needs is installed; called by every command that needs something.
 pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
+    // Nothing can be fetched where a bundle is used; what is missing is said by whoever looks for it.
+    if carried::folder().is_some() {
+        return Ok(());
+    }
     let system = System::read();
     if !system.has_packages {
         // Not a system of ours: say once what is expected, and let the run itself find out.

@@ -1,4 +1,6 @@
 //! The workspace as the commands see it: its root, its text files, its packages as `cargo metadata` lists them.
+//!
+//! In a bundle ([`crate::carried`]) the root is the bundle's folder: what is carried of the tree lies there at the same paths.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,8 +10,13 @@ use anyhow::{Context, Result, bail};
 use measure::Revision;
 use serde::Deserialize;
 
-/// The folder of the workspace's `Cargo.toml`.
+use crate::carried::{self, Manifest};
+
+/// The folder of the workspace's `Cargo.toml`, or of the bundle.
 pub fn root() -> PathBuf {
+    if let Some(bundle) = carried::folder() {
+        return bundle.to_owned();
+    }
     // Set by `cargo run`; the compiled-in one serves a binary started by hand.
     let manifest =
         std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
@@ -19,6 +26,33 @@ pub fn root() -> PathBuf {
 /// Where cargo puts what it builds.
 pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
+/// Where our release programs lie.
+pub fn programs() -> PathBuf {
+    carried::folder().map_or_else(|| target_dir().join("release"), Path::to_owned)
+}
+
+/// Profile of those programs: a bundle says it of itself.
+pub fn profile() -> Result<String> {
+    carried::folder().map_or_else(|| Ok("release".into()), |bundle| Ok(Manifest::read(bundle)?.profile))
+}
+
+/// Where results go if nobody says where: a bundle may lie where nothing can be written.
+pub fn results(name: &str) -> PathBuf {
+    let results = Path::new("results").join(name);
+    if carried::folder().is_some() { results } else { root().join(results) }
+}
+
+/// How a user calls these commands here.
+pub fn us() -> String {
+    carried::folder()
+        .map_or_else(|| "cargo xtask".to_owned(), |bundle| bundle.join("xtask").display().to_string())
+}
+
+/// The source that our programs come from: what is checked out, or what a bundle was made of.
+pub fn revision() -> Revision {
+    if carried::folder().is_some() { compiled_in_revision() } else { Revision::of(&root()) }
 }
 
 /// The source that this very program was built from, for use where there is neither tree nor git: what `cargo xtask

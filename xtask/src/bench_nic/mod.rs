@@ -17,7 +17,7 @@ use crate::progress::Progress;
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::workspace::{self, root};
-use crate::{measured, process};
+use crate::{carried, measured, process};
 
 mod cores;
 mod idle;
@@ -69,6 +69,13 @@ pub struct Options {
     no_install: bool,
 }
 
+impl Options {
+    /// Whether the committed `measured.json` is to be changed.
+    pub fn records(&self) -> bool {
+        self.record || self.record_from.is_some()
+    }
+}
+
 /// The NIC as in the figures but for the link layer, which perftest finds by itself; the pump off or on.
 fn nic_toml(pump: bool) -> toml::Table {
     let mut nic = toml::toml! {
@@ -96,6 +103,9 @@ pub fn run(options: &Options) -> Result<()> {
         return Err(refused("--record keeps whole runs; leave out --quick".to_owned()));
     }
     let chosen = chosen(options)?;
+    // In a bundle the programs lie beside us.
+    let bin = options.bin.clone().or_else(|| carried::folder().map(Path::to_owned));
+    let options = &Options { bin, ..options.clone() };
     let (programs, revision) = match &options.bin {
         Some(folder) => (Programs::in_folder(folder)?, workspace::compiled_in_revision()),
         None => {
@@ -164,6 +174,7 @@ fn execute(
     let fabric = format!("xtask-{}", std::process::id());
     let nic = Nic::Software { config: plain.clone(), fabric };
     let mut provenance = Probe::ask(&nic, programs, &logs)?.provenance(&nic, &nic_toml(false), revision);
+    provenance.versions.insert("profile".into(), workspace::profile()?);
     let tools = options.bin.as_deref();
     provenance.versions.insert("perftest".into(), perftest_version(tools, limit));
     let cores = if options.no_pin { None } else { Cores::choose() };

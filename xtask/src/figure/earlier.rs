@@ -13,6 +13,7 @@ use super::point::{Key, Point};
 use super::spec::Grid;
 use super::{Options, PLOTS, quoted};
 use crate::refused::refused;
+use crate::workspace;
 
 /// Points of an earlier run that count, and what is to be said of it.
 #[derive(Debug, Default)]
@@ -43,8 +44,9 @@ fn of_this_figure(point: &Point, out: &Path, figure: u32) -> Result<()> {
         None => Ok(()),
         Some(its) => Err(refused(format!(
             "--resume: {} holds points of figure {its}, not of figure {figure}; give another --out, or go on with \
-             cargo xtask figure {its} --resume --out {}",
+             {} figure {its} --resume --out {}",
             out.display(),
+            workspace::us(),
             quoted(&out.display().to_string())
         ))),
     }
@@ -147,6 +149,7 @@ fn unlike(point: &Point, provenance: &Provenance, grid: &Grid, keys: &BTreeSet<K
         ("revision", old.revision.commit.clone(), provenance.revision.commit.clone()),
         ("machine", old.machine.clone(), provenance.machine.clone()),
         ("device", old.device.clone(), provenance.device.clone()),
+        ("GPU", old.gpu_device.clone(), provenance.gpu_device.clone()),
         ("nic", old.nic.to_string(), provenance.nic.to_string()),
         ("NIC options", format!("{:?}", old.nic_options), format!("{:?}", provenance.nic_options)),
         ("versions", format!("{:?}", old.versions), format!("{:?}", provenance.versions)),

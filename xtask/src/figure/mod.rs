@@ -15,6 +15,8 @@ use indicatif::ProgressBar;
 use measure::{JsonLines, Label, Provenance};
 use serde::Serialize;
 
+use crate::carried;
+use crate::gpu_machine::GpuMachine;
 use crate::measured;
 use crate::process::{Speaking, WAIT};
 use crate::progress::Progress;
@@ -24,7 +26,7 @@ use crate::report::paper::Paper;
 use crate::report::{figures, png::png};
 use crate::setup::{self, Purpose};
 use crate::stop;
-use crate::workspace::root;
+use crate::workspace::{self, root};
 
 mod earlier;
 mod nic;
@@ -83,6 +85,11 @@ pub struct Options {
 }
 
 impl Options {
+    /// Whether the committed `measured.json` is to be changed.
+    pub fn records(&self) -> bool {
+        self.record
+    }
+
     fn extent(&self) -> Extent {
         match (self.quick, self.full) {
             (true, _) => Extent::Quick,
@@ -146,12 +153,12 @@ impl Experiment {
 /// Runs figure `number`.
 pub fn run(number: u32, options: &Options) -> Result<()> {
     let experiment = Experiment::read(number)?;
-    let out = options.out.clone().unwrap_or_else(|| root().join(format!("results/fig{number}")));
+    let out = options.out.clone().unwrap_or_else(|| workspace::results(&format!("fig{number}")));
     if options.dry_run {
         say!("{}", dry_run(&experiment, options, &out).trim_end());
         return Ok(());
     }
-    let revision = measure::Revision::of(&root());
+    let revision = workspace::revision();
     if options.record {
         measured::allowed(&revision)?;
     }
@@ -167,8 +174,11 @@ pub fn run(number: u32, options: &Options) -> Result<()> {
     execute(&experiment, options, &out, &Programs::release())
 }
 
-/// Release builds of the generator and of the software NIC.
+/// Release builds of the generator and of the software NIC; a bundle carries them.
 pub fn build() -> Result<()> {
+    if carried::folder().is_some() {
+        return Ok(());
+    }
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     // Without a terminal there is no bar, and a first build is long.
     say!("building the release programs, some minutes the first time");
@@ -214,9 +224,17 @@ fn execute_on(
 ) -> Result<()> {
     let (spec, logs) = (&experiment.spec, out.join("logs"));
     let probe = Probe::ask(nic, programs, &logs)?;
-    let provenance = probe.provenance(nic, &spec.nic, measure::Revision::of(&root()));
+    let mut provenance = probe.provenance(nic, &spec.nic, workspace::revision());
+    provenance.versions.insert("profile".into(), workspace::profile()?);
     let file = out.join("results.jsonl");
     let grid = spec.grid(options.extent());
+    if let Some(series) = grid.series.iter().find(|series| session::poster(series) == Label::Hardware) {
+        let machine = GpuMachine::ask()?;
+        if machine.gpu().is_none() {
+            return Err(refused(format!("the series {series} needs a GPU: {}", machine.why_none())));
+        }
+        machine.name_in(&mut provenance);
+    }
     let earlier = earlier::earlier(out, spec.figure, options, &provenance, &grid)?;
     earlier.said.iter().for_each(|line| say!("{line}"));
     let receiver = Receiver::find(nic, peer, &logs)?;
@@ -236,7 +254,7 @@ fn execute_on(
 
 /// The command that goes on with a cut run.
 fn resuming(figure: u32, options: &Options, out: &Path) -> String {
-    let mut words = vec!["cargo xtask figure".to_owned(), figure.to_string()];
+    let mut words = vec![workspace::us(), "figure".to_owned(), figure.to_string()];
     let switches = [
         ("--quick", options.quick),
         ("--full", options.full),

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use super::spec::Spec;
 use crate::process::{Ended, Speaking, WAIT};
 use crate::refused::refused;
-use crate::workspace::target_dir;
+use crate::workspace;
 
 /// Port of a receiver on another host.
 pub const PORT: u16 = 18515;
@@ -27,9 +27,9 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// What `cargo build --release` leaves.
+    /// What `cargo build --release` leaves, or what a bundle carries.
     pub fn release() -> Programs {
-        let folder = target_dir().join("release");
+        let folder = workspace::programs();
         Programs { generator: folder.join("generator"), softnic: folder.join("softnic") }
     }
 

@@ -165,6 +165,7 @@ pub fn example(series: &str, payload_bytes: u64) -> Point {
             gpu,
             link: Label::Hardware,
             device: "mlx5_0".into(),
+            gpu_device: String::new(),
             nic_options: Default::default(),
             machine: "a machine, 2 cores".into(),
             cores: 2,

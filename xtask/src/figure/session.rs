@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use measure::{Label, Provenance};
+use measure::{Label, Part, Provenance};
 use serde::Deserialize;
 
 use super::nic::{Nic, Programs, Receiver};
@@ -94,7 +94,10 @@ impl Bench<'_> {
         if let Some(mut receiver) = receiver {
             receiver.child.wait(WAIT)?;
         }
+        // Whether a GPU took part is the series' own matter: a CPU's numbers are no weaker for want of one.
+        let provenance = Provenance { gpu: poster(series), ..self.provenance.clone() };
         let parts = self.spec.needs.iter().map(|need| need.part);
+        let parts = parts.chain((provenance.gpu != Label::None).then_some(Part::Gpu));
         Ok(Point {
             figure: Some(self.spec.figure),
             series: series.clone(),
@@ -118,9 +121,18 @@ impl Bench<'_> {
             content_ok: run.content_ok,
             posting_threads,
             link_gbps: self.link_gbps,
-            label: Label::weakest(parts.map(|part| self.provenance.label(&[part]))),
-            provenance: self.provenance.clone(),
+            label: Label::weakest(parts.map(|part| provenance.label(&[part]))),
+            provenance,
         })
+    }
+}
+
+/// What the GPU of a series was by its poster's name: a GPU, the host twin in the place of one, or none.
+pub fn poster(series: &str) -> Label {
+    match series {
+        "host-twin" => Label::Emulated,
+        gpu if gpu.starts_with("gpu-") => Label::Hardware,
+        _ => Label::None,
     }
 }
 
@@ -195,6 +207,19 @@ mod tests {
         for (ticks, count) in [(&[50, 0, 1][..], Some(1)), (&[50, 45], Some(2)), (&[0, 0], None), (&[], None)]
         {
             assert_eq!(busy(ticks), count, "{ticks:?}");
+        }
+    }
+
+    #[test]
+    fn what_the_gpu_was_is_the_posters_matter() {
+        for (series, label) in [
+            ("cpu-ibverbs", Label::None),
+            ("cpu-shim", Label::None),
+            ("gpu-thread", Label::Hardware),
+            ("gpu-shared", Label::Hardware),
+            ("host-twin", Label::Emulated),
+        ] {
+            assert_eq!(poster(series), label, "{series}");
         }
     }
 

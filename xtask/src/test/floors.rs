@@ -1,4 +1,5 @@
-//! `xtask/floors.toml`: how many tests each suite must execute (INV-9); a floor goes down only with a reason.
+//! `xtask/floors.toml`: how many tests each suite must execute, without a GPU and with one (INV-9); a floor goes down only
+//! with a reason.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,6 +10,9 @@ use serde::Deserialize;
 
 /// Its place in the tree.
 pub const FILE: &str = "xtask/floors.toml";
+
+/// What a bundle goes by, which has no tree.
+const COMPILED_IN: &str = include_str!("../../floors.toml");
 
 /// All floors by suite.
 #[derive(Debug, Default, Deserialize)]
@@ -29,6 +33,8 @@ struct Floor {
     /// How many of them only Debian executes: they unpack another Debian release from the machine's own mirror.
     #[serde(default)]
     debian_only: usize,
+    /// Tests named `gpu_*` that `test --gpu` must have executed on a machine with a GPU; none: the suite is not run there.
+    gpu: Option<usize>,
     /// Why this is lower than it once was; needed exactly then.
     reason: Option<String>,
 }
@@ -43,6 +49,11 @@ impl Floors {
             [] => Ok(floors),
             problems => anyhow::bail!("{FILE}: {}", problems.join("; ")),
         }
+    }
+
+    /// Those of the revision that this program was built from.
+    pub fn compiled_in() -> Result<Floors> {
+        toml::from_str(COMPILED_IN).context(FILE)
     }
 
     /// The floor of a suite on this machine.
@@ -62,18 +73,38 @@ impl Floors {
         }
     }
 
+    /// How many tests that need a GPU a suite must execute where there is one.
+    pub fn gpu(&self, suite: &str) -> Option<usize> {
+        self.suite.get(suite)?.gpu
+    }
+
+    /// What is wrong with a suite that executed this many tests that need a GPU.
+    pub fn gpu_complaint(&self, suite: &str, executed: usize) -> Option<String> {
+        match self.gpu(suite) {
+            None => Some(format!("suite `{suite}` has tests named gpu_*, but no `gpu` floor in {FILE}")),
+            Some(floor) if executed < floor => {
+                Some(format!("suite `{suite}` executed {executed} tests on the GPU, its floor is {floor}"))
+            }
+            Some(_) => None,
+        }
+    }
+
     /// Floors that are lower than in any of `earlier`, without a reason.
     fn lowered(&self, earlier: &[Floors]) -> Vec<String> {
+        let kinds = [("", false), ("GPU ", true)];
+        let of = |floor: &Floor, gpu: bool| if gpu { floor.gpu.unwrap_or(0) } else { floor.tests };
         let mut problems = Vec::new();
         for (suite, floor) in &self.suite {
-            let highest =
-                earlier.iter().filter_map(|floors| floors.suite.get(suite)).map(|floor| floor.tests).max();
             let reasoned = floor.reason.as_ref().is_some_and(|reason| !reason.trim().is_empty());
-            if let Some(highest) = highest.filter(|highest| *highest > floor.tests && !reasoned) {
-                problems.push(format!(
-                    "the floor of `{suite}` went from {highest} to {} without a `reason`",
-                    floor.tests
-                ));
+            for (kind, gpu) in kinds {
+                let now = of(floor, gpu);
+                let once = earlier.iter().filter_map(|floors| floors.suite.get(suite));
+                let highest = once.map(|floor| of(floor, gpu)).max();
+                if let Some(highest) = highest.filter(|highest| *highest > now && !reasoned) {
+                    problems.push(format!(
+                        "the {kind}floor of `{suite}` went from {highest} to {now} without a `reason`"
+                    ));
+                }
             }
         }
         problems
@@ -116,6 +147,17 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_has_a_floor_of_its_own() {
+        let floors = floors("[suite.gpu]\ntests = 10\ngpu = 3\n[suite.verbs]\ntests = 5\n");
+        assert_eq!((floors.gpu("gpu"), floors.gpu("verbs"), floors.gpu("new")), (Some(3), None, None));
+        assert_eq!(floors.gpu_complaint("gpu", 3), None);
+        assert!(
+            floors.gpu_complaint("gpu", 2).unwrap().contains("executed 2 tests on the GPU, its floor is 3")
+        );
+        assert!(floors.gpu_complaint("verbs", 7).unwrap().contains("no `gpu` floor"));
+    }
+
+    #[test]
     fn what_only_debian_executes_is_missed_there_and_nowhere_else() {
         let text = "[suite.softnic]\ntests = 10\ndebian_only = 4\n";
         for (system, executed, good) in [
@@ -133,12 +175,14 @@ mod tests {
 
     #[test]
     fn a_floor_goes_down_only_with_a_reason() {
-        let before = [floors("[suite.roce]\ntests = 10\n"), floors("[suite.roce]\ntests = 8\n")];
+        let before = [floors("[suite.roce]\ntests = 10\n"), floors("[suite.roce]\ntests = 8\ngpu = 2\n")];
         for (now, problems) in [
-            ("[suite.roce]\ntests = 10\n", 0),
-            ("[suite.roce]\ntests = 12\n", 0),
-            ("[suite.roce]\ntests = 9\n", 1),
-            ("[suite.roce]\ntests = 9\nreason = \" \"\n", 1),
+            ("[suite.roce]\ntests = 10\ngpu = 2\n", 0),
+            ("[suite.roce]\ntests = 12\ngpu = 3\n", 0),
+            ("[suite.roce]\ntests = 9\ngpu = 2\n", 1),
+            ("[suite.roce]\ntests = 10\n", 1),
+            ("[suite.roce]\ntests = 9\ngpu = 1\n", 2),
+            ("[suite.roce]\ntests = 9\ngpu = 2\nreason = \" \"\n", 1),
             ("[suite.roce]\ntests = 9\nreason = \"two became one table\"\n", 0),
         ] {
             assert_eq!(floors(now).lowered(&before).len(), problems, "{now}");

@@ -16,6 +16,7 @@ use crate::workspace::{Metadata, root, target_dir};
 
 mod bare;
 mod floors;
+pub mod gpu;
 mod outcome;
 mod suites;
 mod symbols;
@@ -47,6 +48,25 @@ pub struct Options {
     /// On a machine without rdma-core: no set-up, skips instead of floors, and the binaries must start all the same.
     #[arg(long)]
     bare: bool,
+    /// Only the tests named gpu_*, and examples/cuda_post, on a machine with a GPU; from a bundle too.
+    #[arg(long, conflicts_with_all = ["full", "no_install", "bare"])]
+    gpu: bool,
+    /// With --gpu: where logs and the list of passed suites go.
+    #[arg(long, value_name = "DIR", requires = "gpu")]
+    out: Option<PathBuf>,
+    /// With --gpu: leave out suites that passed before, by --out's list, with these very programs on this GPU.
+    #[arg(long, requires = "gpu")]
+    resume: bool,
+    /// With --gpu: seconds after which a test program is ended; a destructive test has a minute at most.
+    #[arg(long, value_name = "SECONDS", requires = "gpu", default_value = "300", value_parser = clap::value_parser!(u64).range(1..=86400))]
+    deadline: u64,
+}
+
+impl Options {
+    /// Whether only what needs a GPU is to run.
+    pub fn gpu(&self) -> bool {
+        self.gpu
+    }
 }
 
 /// One line of the table at the end.
@@ -61,6 +81,9 @@ struct Row {
 
 /// Runs everything; the last line is `N passed, N failed, N skipped`.
 pub fn run(options: &Options) -> Result<()> {
+    if options.gpu {
+        return gpu::run(options);
+    }
     let root = root();
     if !options.bare {
         setup::prepare(Purpose::Test, options.no_install)?;
@@ -106,7 +129,7 @@ pub fn run(options: &Options) -> Result<()> {
         let floor = floors.of(&suite.name);
         rows.push(finish(Row { name: suite.name.clone(), minutes, outcome, floor, complaint }, &log));
     }
-    summary(&rows)
+    summary(&rows, &format!("of {BUDGET_MINUTES:.0} on two cores from nothing"))
 }
 
 /// Everything that is no test program. A step that fails counts as one failed test; a good one counts as nothing.
@@ -265,11 +288,11 @@ fn line(row: &Row) -> String {
 }
 
 /// The table, every SKIP, and the last line.
-fn summary(rows: &[Row]) -> Result<()> {
+fn summary(rows: &[Row], budget: &str) -> Result<()> {
     say!();
     rows.iter().for_each(|row| say!("{}", line(row)));
     let total: f64 = rows.iter().map(|row| row.minutes).sum();
-    say!("{:22} {:6} {total:5.1} min  of {BUDGET_MINUTES:.0} on two cores from nothing", "all", "");
+    say!("{:22} {:6} {total:5.1} min  {budget}", "all", "");
     say!();
     rows.iter().flat_map(|row| &row.outcome.skips).for_each(|skip| say!("{skip}"));
     say!("{}", last_line(rows));

@@ -104,6 +104,8 @@ pub struct Suite {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnderNic {
     carriage: Carriage,
+    /// What starts a program on it: the launcher and its options, the last of them `--`.
+    pub runner: Vec<String>,
     /// Its configuration.
     config: PathBuf,
     /// Where each process leaves its counters.
@@ -187,18 +189,29 @@ pub fn all(packages: &[&str], softnic: &Path, folder: &Path) -> Vec<Suite> {
 fn on(plain: Suite, (layer, carriage): Nic, softnic: &Path, folder: &Path) -> Suite {
     let name = format!("{}-{layer}{}", plain.name, carriage.suffix());
     let (config, stats) = (folder.join(format!("{name}.toml")), folder.join(format!("{name}.stats.jsonl")));
-    let runner = format!(
-        "{} run --config {} --stats {} --fabric test-{name} --link-layer {layer} --",
-        softnic.display(),
-        config.display(),
-        stats.display()
-    );
-    let mut environment = vec![(RUNNER.to_owned(), runner)];
+    let file = |path: &Path| path.display().to_string();
+    let fabric = format!("test-{name}");
+    let runner = [
+        &file(softnic),
+        "run",
+        "--config",
+        &file(&config),
+        "--stats",
+        &file(&stats),
+        "--fabric",
+        &fabric,
+        "--link-layer",
+        layer,
+        "--",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    let mut environment = vec![(RUNNER.to_owned(), runner.join(" "))];
     // Beside a toolkit, if the package has one.
     environment.extend(plain.environment.iter().filter(|(name, _)| name != "REQUIRE").cloned());
     let with_toolkit = environment.len() > 1;
     environment.push(require(if with_toolkit { "nic,softnic,toolkit" } else { "nic,softnic" }));
-    Suite { name, environment, nic: Some(UnderNic { carriage, config, stats }), ..plain }
+    Suite { name, environment, nic: Some(UnderNic { carriage, runner, config, stats }), ..plain }
 }
 
 /// Where compiler and linker are. A GPU is not required: its tests are counted as skipped where there is none.

@@ -1,0 +1,232 @@
+//! `cargo xtask bundle DIR`: programs, tests and texts in one folder, stripped, for a machine without cargo, git and network.
+//!
+//! The revision is compiled into this command's own copy, since nobody can be asked for it there. What `crate::carried` reads
+//! there is written here. Test programs are of the dev profile: the same checks, and minutes of linking less.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use measure::Revision;
+
+use crate::bench_nic;
+use crate::carried::{MANIFEST, Manifest, TestProgram};
+use crate::refused::refused;
+use crate::test::gpu::programs;
+use crate::workspace::{revision_text, root, target_dir};
+
+mod perftest;
+
+/// Packages with programs, and those programs.
+const PROGRAMS: &[(&str, &[&str])] = &[
+    ("xtask", &["xtask"]),
+    ("generator", &["generator"]),
+    ("softnic", &["softnic", "libsoftnic_preload.so"]),
+    ("gpu", &["gpu-probe"]),
+];
+
+/// What is carried of the tree, at the same paths: files, and folders with all below them.
+const TEXTS: &[&str] = &[
+    "LICENSE",
+    "crates/gpu/kernels",
+    "crates/rdma-shim/include",
+    "crates/rdma-shim/kernels",
+    "examples/cuda_post",
+    "experiments",
+];
+/// Not part of [`TEXTS`]: what was measured elsewhere says nothing there.
+const LEFT_OUT: &str = "measured.json";
+
+/// What is made anew each time; the rest of a folder is left alone.
+const FOLDERS: [&str; 5] = ["tests", "lib", "crates", "examples", "experiments"];
+
+/// The folder is copied to machines that somebody pays for.
+const MOST_BYTES: u64 = 60 << 20;
+/// How many files an error about it names.
+const NAMED: usize = 5;
+
+/// Options of `bundle`.
+#[derive(Args)]
+pub struct Options {
+    /// Folder to make; what lies there under the same names is replaced.
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    /// Copy this machine's perftest programs too, and into DIR/lib what they need beside rdma-core.
+    #[arg(long)]
+    perftest: bool,
+    /// Programs of the dev profile: built sooner, to see whether something works; what they measure is not recorded.
+    #[arg(long)]
+    dev: bool,
+    /// Tests of these packages only; of all that may have tests for a GPU without.
+    #[arg(long, value_name = "NAME")]
+    package: Vec<String>,
+}
+
+/// Builds, strips, copies, and says how to use it.
+pub fn run(options: &Options) -> Result<()> {
+    let folder = &options.folder;
+    let packages = programs::packages(&options.package)?;
+    clear(folder)?;
+    let tools =
+        if options.perftest { perftest::find(std::env::var_os("PATH").unwrap_or_default())? } else { vec![] };
+    let revision = Revision::of(&root());
+    let profile = if options.dev { "dev" } else { "release" };
+    build(options.dev, &revision)?;
+    let built = target_dir().join(if options.dev { "debug" } else { "release" });
+    for name in PROGRAMS.iter().flat_map(|(_, names)| *names) {
+        strip(&built.join(name), &folder.join(name))?;
+    }
+    if !options.dev {
+        bench_nic::build_idle_queues()?;
+        strip(&built.join("examples/idle_queues"), &folder.join("idle_queues"))?;
+    }
+    say!("building the tests of {}", packages.join(", "));
+    let tests = programs::with_gpu_tests(programs::build(&packages)?)?;
+    let tests = tests.iter().map(|test| carry(test, folder)).collect::<Result<Vec<_>>>()?;
+    texts(&root(), folder)?;
+    let libraries = perftest::copy_all(&tools, folder)?;
+    let bytes = size(folder)?;
+    write_manifest(folder, &Manifest { profile: profile.into(), tests })?;
+    let changes = if revision.dirty { ", with changes" } else { "" };
+    let commit = if revision.commit.is_empty() { "unknown" } else { &revision.commit };
+    say!("{}: {profile}, revision {commit}{changes}, {:.1} MiB", folder.display(), mib(bytes));
+    say!("there: DIR/xtask doctor, test --gpu, figure 4; with libibverbs1 and ibverbs-providers: bench-nic");
+    if libraries > 0 {
+        say!(
+            "before it LD_LIBRARY_PATH=DIR/lib, where the loader does not find what perftest needs (ldd DIR/ib_write_bw)"
+        );
+    }
+    Ok(())
+}
+
+/// Makes the folder, and removes what an earlier bundle may have left; without its manifest it is none.
+fn clear(folder: &Path) -> Result<()> {
+    let not = |error: std::io::Error| refused(format!("{}: {error}", folder.display()));
+    if folder.join("Cargo.toml").exists() {
+        return Err(refused(format!("{} is a source tree; give a folder of its own", folder.display())));
+    }
+    fs::create_dir_all(folder).map_err(not)?;
+    // What lies in these folders is ours only where a bundle was.
+    if folder.join(MANIFEST).exists() {
+        for name in FOLDERS.iter().filter(|name| folder.join(name).is_dir()) {
+            fs::remove_dir_all(folder.join(name)).map_err(not)?;
+        }
+        fs::remove_file(folder.join(MANIFEST)).map_err(not)?;
+    }
+    Ok(())
+}
+
+fn build(dev: bool, revision: &Revision) -> Result<()> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--quiet", "--locked"]).current_dir(root());
+    cargo.args(PROGRAMS.iter().flat_map(|(package, _)| ["-p", package]));
+    if !dev {
+        // A dev bundle does without: nothing of it is recorded, and this command would be built twice.
+        cargo.arg("--release").env("DOORBELL_REVISION", revision_text(revision));
+    }
+    say!("building the programs, some minutes the first time");
+    let status = cargo.status().context("starting cargo build")?;
+    if !status.success() {
+        bail!("cargo build failed");
+    }
+    Ok(())
+}
+
+/// Puts one test program below `tests`.
+fn carry(test: &TestProgram, folder: &Path) -> Result<TestProgram> {
+    let tests = Path::new("tests");
+    fs::create_dir_all(folder.join(tests)).with_context(|| format!("making {}/tests", folder.display()))?;
+    let path = tests.join(format!("{}-{}", test.package, test.target));
+    strip(&test.path, &folder.join(&path))?;
+    Ok(TestProgram { path, ..test.clone() })
+}
+
+/// Copies what of [`TEXTS`] the tree at `root` has.
+fn texts(root: &Path, folder: &Path) -> Result<()> {
+    for text in TEXTS {
+        copy_below(root, Path::new(text), folder)?;
+    }
+    Ok(())
+}
+
+fn copy_below(root: &Path, path: &Path, folder: &Path) -> Result<()> {
+    let from = root.join(path);
+    if from.is_dir() {
+        let entries = fs::read_dir(&from).with_context(|| format!("reading {}", from.display()))?;
+        for entry in entries {
+            copy_below(root, &path.join(entry?.file_name()), folder)?;
+        }
+    } else if from.is_file() && path.file_name().is_some_and(|name| name != LEFT_OUT) {
+        copy(&from, &folder.join(path))?;
+    }
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    if let Some(above) = to.parent() {
+        fs::create_dir_all(above).with_context(|| format!("making {}", above.display()))?;
+    }
+    let _ = fs::remove_file(to);
+    fs::copy(from, to).with_context(|| format!("copying {} to {}", from.display(), to.display()))?;
+    Ok(())
+}
+
+fn strip(from: &Path, to: &Path) -> Result<()> {
+    // Not over a program that may be running: a new file under the old name.
+    let _ = fs::remove_file(to);
+    let status =
+        Command::new("strip").arg("-o").arg(to).arg(from).status().context("starting strip (binutils)")?;
+    match status.success() {
+        true => Ok(()),
+        false => bail!("strip {} failed", from.display()),
+    }
+}
+
+/// Bytes of everything in the folder. Error: more than [`MOST_BYTES`], with what is large.
+fn size(folder: &Path) -> Result<u64> {
+    let mut files = Vec::new();
+    sizes(folder, folder, &mut files)?;
+    let bytes: u64 = files.iter().map(|(bytes, _)| bytes).sum();
+    if bytes <= MOST_BYTES {
+        return Ok(bytes);
+    }
+    files.sort_unstable_by(|left, right| right.cmp(left));
+    let largest: Vec<String> =
+        files.iter().take(NAMED).map(|(bytes, name)| format!("{name} {:.1} MiB", mib(*bytes))).collect();
+    Err(refused(format!(
+        "{}: {:.1} MiB, at most {:.0} are carried; the largest: {}; remove what is not ours from it, or leave out tests \
+         (--package NAME) or --perftest",
+        folder.display(),
+        mib(bytes),
+        mib(MOST_BYTES),
+        largest.join(", ")
+    )))
+}
+
+fn sizes(top: &Path, folder: &Path, files: &mut Vec<(u64, String)>) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))? {
+        let path = entry?.path();
+        let about = fs::symlink_metadata(&path).with_context(|| format!("reading {}", path.display()))?;
+        match about.is_dir() {
+            true => sizes(top, &path, files)?,
+            false => files.push((about.len(), path.strip_prefix(top)?.display().to_string())),
+        }
+    }
+    Ok(())
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+/// Last, so that a folder without it was not finished.
+fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<()> {
+    let path = folder.join(MANIFEST);
+    let text = serde_json::to_string_pretty(manifest).context("writing the manifest")? + "\n";
+    fs::write(&path, text).with_context(|| format!("writing {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,143 @@
+//! Which GPUs, driver and compiler this machine has: what `gpu-probe --json` says. This program links nothing of CUDA.
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use measure::Provenance;
+use serde::Deserialize;
+
+use crate::process::{Ended, WAIT, output, run_logged};
+use crate::workspace::{root, target_dir};
+use crate::{carried, cuda_wheels};
+
+/// The program that asks CUDA.
+const PROBE: &str = "gpu-probe";
+/// Building it, from nothing.
+const BUILD: Duration = Duration::from_secs(10 * 60);
+
+/// What it says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+pub struct GpuMachine {
+    /// Version of the kernel's driver, as `580.95.05`.
+    pub driver: Option<String>,
+    /// CUDA version of the driver, as `13.0`.
+    pub cuda: Option<String>,
+    /// Folder of compiler and linker.
+    pub toolkit: Option<PathBuf>,
+    /// Version of the run-time compiler.
+    pub nvrtc: Option<String>,
+    /// Version of the linker.
+    pub nvjitlink: Option<String>,
+    /// Every GPU that a process may use.
+    pub gpus: Vec<Gpu>,
+    /// What is missing, a sentence each.
+    pub missing: Vec<String>,
+}
+
+/// One GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Gpu {
+    /// `NVIDIA H200`.
+    pub name: String,
+    /// `sm_90`.
+    pub arch: String,
+}
+
+impl GpuMachine {
+    /// Asks.
+    pub fn ask() -> Result<GpuMachine> {
+        let said = output(probe()?.arg("--json").args(spare_toolkit()), WAIT).context("asking gpu-probe")?;
+        GpuMachine::read(&said)
+    }
+
+    fn read(said: &str) -> Result<GpuMachine> {
+        serde_json::from_str(said).context("reading what gpu-probe says")
+    }
+
+    /// Name and architecture of the first GPU, which is the one that programs take.
+    pub fn gpu(&self) -> Option<String> {
+        self.gpus.first().map(|gpu| format!("{}, {}", gpu.name, gpu.arch))
+    }
+
+    /// Why there is no GPU to use, in a sentence.
+    pub fn why_none(&self) -> String {
+        self.missing.first().cloned().unwrap_or_else(|| "the driver finds none".into())
+    }
+
+    /// Says of a result which GPU and which versions it stands on.
+    pub fn name_in(&self, provenance: &mut Provenance) {
+        provenance.gpu_device = self.gpu().unwrap_or_default();
+        for (name, version) in [
+            ("nvidia-driver", &self.driver),
+            ("cuda", &self.cuda),
+            ("nvrtc", &self.nvrtc),
+            ("nvjitlink", &self.nvjitlink),
+        ] {
+            provenance.versions.extend(version.iter().map(|version| (name.to_owned(), version.clone())));
+        }
+    }
+}
+
+/// The program, carried in a bundle, else built now.
+pub fn probe() -> Result<Command> {
+    if let Some(bundle) = carried::folder() {
+        return Ok(Command::new(bundle.join(PROBE)));
+    }
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.args(["build", "--quiet", "--locked", "-p", "gpu", "--bin", PROBE]).current_dir(root());
+    eprintln!("building gpu-probe, a minute the first time");
+    let log = target_dir().join("xtask-test/gpu-probe.log");
+    match run_logged(&mut cargo, &log, BUILD)? {
+        Ended::Well => Ok(Command::new(target_dir().join("debug").join(PROBE))),
+        ended => bail!("{PROBE} was not built ({ended:?}, see {})", log.display()),
+    }
+}
+
+/// A toolkit that is looked at when there is no other: the wheels that were fetched.
+pub fn spare_toolkit() -> Vec<std::ffi::OsString> {
+    let folder = cuda_wheels::folder();
+    if folder.is_dir() { vec!["--toolkit".into(), folder.into()] } else { Vec::new() }
+}
+
+/// A machine with one H200, for tests.
+#[cfg(test)]
+pub fn example() -> GpuMachine {
+    let said = r#"{"kind":"gpu-probe","driver":"580.95.05","cuda":"13.0","toolkit":"/usr/local/cuda","nvrtc":"13.0",
+        "nvjitlink":"13.0","gpus":[{"ordinal":0,"name":"NVIDIA H200","arch":"sm_90","memory_mib":143771,"bus":"0000:17:00.0"}],
+        "missing":[]}"#;
+    GpuMachine::read(said).expect("as gpu-probe writes it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figure::point;
+
+    #[test]
+    fn a_result_names_the_gpu_and_its_versions() {
+        let mut provenance = point::example("gpu-thread", 64).provenance;
+        example().name_in(&mut provenance);
+        assert_eq!(provenance.gpu_device, "NVIDIA H200, sm_90");
+        assert_eq!(
+            (&*provenance.versions["nvidia-driver"], &*provenance.versions["nvrtc"]),
+            ("580.95.05", "13.0")
+        );
+    }
+
+    #[test]
+    fn a_machine_without_a_gpu_says_why() {
+        let said = r#"{"kind":"gpu-probe","driver":null,"cuda":null,"toolkit":null,"nvrtc":null,"nvjitlink":null,"gpus":[],
+            "missing":["no CUDA driver: looked for libcuda.so","no CUDA toolkit"]}"#;
+        let machine = GpuMachine::read(said).unwrap();
+        assert_eq!(
+            (machine.gpu(), machine.why_none().as_str()),
+            (None, "no CUDA driver: looked for libcuda.so")
+        );
+        let mut provenance = point::example("cpu-shim", 64).provenance;
+        machine.name_in(&mut provenance);
+        assert!(provenance.gpu_device.is_empty() && !provenance.versions.contains_key("cuda"));
+        assert!(GpuMachine::read("CUDA driver\tnone").is_err());
+    }
+}

@@ -1,0 +1,220 @@
+//! The tests of one suite on the GPU: together in one process, destructive ones each in its own, every process with a deadline.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use std::{env, fs};
+
+use anyhow::{Context, Result};
+
+use super::super::outcome::Outcome;
+use super::super::suites::Suite;
+use super::programs::Tests;
+use crate::carried::TestProgram;
+use crate::cuda_wheels;
+use crate::gpu_machine::GpuMachine;
+use crate::process::{Ended, run_logged};
+use crate::workspace;
+
+/// Longest that a destructive test may take.
+const ALONE: Duration = Duration::from_secs(60);
+/// How often a program is started again behind a test that hung or crashed: a GPU that is lost fails every one after it.
+const RESTARTS: usize = 2;
+
+/// What became of a suite so far.
+pub struct Attempt<'a> {
+    suite: &'a Suite,
+    machine: &'a GpuMachine,
+    logs: &'a Path,
+    deadline: Duration,
+    /// Counts of all its processes.
+    pub outcome: Outcome,
+    /// What is wrong beside failed tests.
+    pub complaints: Vec<String>,
+    /// What was said by processes that did not pass.
+    pub failed_logs: String,
+}
+
+impl<'a> Attempt<'a> {
+    /// Nothing ran yet.
+    pub fn new(suite: &'a Suite, machine: &'a GpuMachine, logs: &'a Path, deadline: Duration) -> Attempt<'a> {
+        let (outcome, complaints, failed_logs) = Default::default();
+        Attempt { suite, machine, logs, deadline, outcome, complaints, failed_logs }
+    }
+
+    /// Runs every test for a GPU that this program lists.
+    pub fn program(&mut self, program: &TestProgram) -> Result<()> {
+        let tests = match Tests::of(&program.path) {
+            Ok(tests) => tests,
+            Err(error) => {
+                self.complaints.push(format!("{error:#}"));
+                return Ok(());
+            }
+        };
+        let mut left = &tests.together[..];
+        for start in 0..=RESTARTS {
+            if left.is_empty() {
+                break;
+            }
+            let log = self.log(&program.target, start);
+            left = match self.process(program, left, &log, self.deadline)? {
+                Some(at) => &left[at + 1..],
+                None => &[],
+            };
+        }
+        if !left.is_empty() {
+            self.complaints.push(format!("{} tests behind it did not run", left.len()));
+        }
+        for (at, name) in tests.alone.iter().enumerate() {
+            let log = self.log(&format!("{}-alone", program.target), at);
+            self.process(program, std::slice::from_ref(name), &log, ALONE.min(self.deadline))?;
+        }
+        Ok(())
+    }
+
+    fn log(&self, what: &str, number: usize) -> PathBuf {
+        self.logs.join(format!("{}-{what}-{number}.log", self.suite.name))
+    }
+
+    /// Runs these tests in one process; which one it came to an end in, if it did not come to the end of all.
+    fn process(
+        &mut self,
+        program: &TestProgram,
+        names: &[String],
+        log: &Path,
+        limit: Duration,
+    ) -> Result<Option<usize>> {
+        let mut command = self.command(program, names);
+        let ended = run_logged(&mut command, log, limit)?;
+        let said = fs::read(log).with_context(|| format!("reading {}", log.display()))?;
+        let said = String::from_utf8_lossy(&said);
+        let Part { outcome, complaint, at } = part(names, &said, ended, limit);
+        if outcome.failed > 0 || complaint.is_some() {
+            self.failed_logs += &said;
+        }
+        let sum = &mut self.outcome;
+        sum.passed += outcome.passed;
+        sum.failed += outcome.failed;
+        sum.ignored += outcome.ignored;
+        sum.skips.extend(outcome.skips);
+        sum.table.extend(outcome.table);
+        self.complaints.extend(complaint);
+        Ok(at)
+    }
+
+    fn command(&self, program: &TestProgram, names: &[String]) -> Command {
+        let mut command = match &self.suite.nic {
+            Some(nic) => {
+                let mut command = Command::new(&nic.runner[0]);
+                command.args(&nic.runner[1..]).arg(&program.path);
+                command
+            }
+            None => Command::new(&program.path),
+        };
+        command.args(names).args(["--exact", "--test-threads=1", "--show-output"]);
+        let ours = if self.suite.nic.is_some() { "gpu,toolkit,nic,softnic" } else { "gpu,toolkit" };
+        // What the user asks for stays.
+        command.env("REQUIRE", env::var("REQUIRE").unwrap_or_else(|_| ours.into()));
+        command.envs(self.machine.toolkit.iter().map(|toolkit| (cuda_wheels::VARIABLE, toolkit)));
+        // As cargo names a package's programs to its tests; what was compiled into them lies on another machine.
+        let programs = workspace::programs();
+        for name in ["generator", "softnic"] {
+            command.env(format!("CARGO_BIN_EXE_{name}"), programs.join(name));
+        }
+        command.env("SOFTNIC_TEST_LAUNCHER", programs.join("softnic"));
+        command
+    }
+}
+
+/// What one process gave.
+struct Part {
+    outcome: Outcome,
+    complaint: Option<String>,
+    /// Place of the test in which it came to an end, if it did not come to the end of all.
+    at: Option<usize>,
+}
+
+/// Reads what a test program said that was to run `names`, one after the other.
+fn part(names: &[String], said: &str, ended: Ended, limit: Duration) -> Part {
+    let mut outcome = Outcome::of_log(said);
+    let is_whole = said.lines().any(|line| line.starts_with("test result: "));
+    if is_whole && ended != Ended::TimedOut {
+        let counted = outcome.passed + outcome.failed + outcome.skips.len();
+        let complaint = match () {
+            () if counted != names.len() => Some(format!("{counted} of {} tests gave a result", names.len())),
+            () if ended != Ended::Well && outcome.failed == 0 => Some(how(ended, limit)),
+            () => None,
+        };
+        return Part { outcome, complaint, at: None };
+    }
+    let began = |name: &String| said.lines().any(|line| line.starts_with(&format!("test {name} ... ")));
+    let at = names.iter().rposition(began);
+    let lost = said.lines().filter(|line| *line == "FAILED" || line.ends_with("... FAILED")).count();
+    // The one that it came to an end in has failed, those before it have not.
+    outcome.failed = lost + 1;
+    outcome.passed = at.unwrap_or(0).saturating_sub(lost + outcome.skips.len());
+    let place = at.map_or_else(|| "before its first test".to_owned(), |at| format!("in `{}`", names[at]));
+    let complaint = Some(format!("{} {place}", how(ended, limit)));
+    Part { outcome, complaint, at: at.or((!is_whole).then_some(names.len() - 1)) }
+}
+
+fn how(ended: Ended, limit: Duration) -> String {
+    match ended {
+        Ended::Well => "ended without a result".into(),
+        Ended::Status(code) => format!("ended with status {code}"),
+        Ended::Signal => "was ended by a signal".into(),
+        Ended::TimedOut => format!("hung, and was killed after {} s", limit.as_secs()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(7);
+
+    fn names() -> Vec<String> {
+        ["a::gpu_x", "a::gpu_y", "a::gpu_z"].map(str::to_owned).to_vec()
+    }
+
+    #[test]
+    fn a_whole_run_is_what_libtest_counts() {
+        let said = "\nrunning 3 tests\ntest a::gpu_x ... ok\ntest a::gpu_y ... SKIP gpu_y: two GPUs (one)\nok\ntest a::gpu_z ... ok\n\
+            test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 4 filtered out; finished in 0.05s\n";
+        let whole = part(&names(), said, Ended::Well, LIMIT);
+        assert_eq!((whole.outcome.passed, whole.outcome.failed, whole.outcome.skips.len()), (2, 0, 1));
+        assert!(whole.complaint.is_none() && whole.at.is_none());
+        let fewer = part(&names()[..2], said, Ended::Well, LIMIT);
+        assert_eq!(fewer.complaint.as_deref(), Some("3 of 2 tests gave a result"));
+        let after = part(&names(), said, Ended::Signal, LIMIT);
+        assert!(after.complaint.unwrap().contains("by a signal") && after.at.is_none());
+    }
+
+    #[test]
+    fn a_run_that_was_cut_names_the_test_and_goes_on_behind_it() {
+        let begun = "running 3 tests\ntest a::gpu_x ... ok\ntest a::gpu_y ... ";
+        for (said, ended, counts, at, words) in [
+            (begun, Ended::TimedOut, (1, 1), Some(1), "killed after 7 s in `a::gpu_y`"),
+            (begun, Ended::Signal, (1, 1), Some(1), "by a signal in `a::gpu_y`"),
+            (
+                "test a::gpu_x ... FAILED\ntest a::gpu_y ... FAILED\ntest a::gpu_z ... ",
+                Ended::Signal,
+                (0, 3),
+                Some(2),
+                "gpu_z",
+            ),
+            (
+                "error while loading libx\n",
+                Ended::Status(127),
+                (0, 1),
+                Some(2),
+                "status 127 before its first test",
+            ),
+        ] {
+            let cut = part(&names(), said, ended, LIMIT);
+            assert_eq!((cut.outcome.passed, cut.outcome.failed), counts, "{said}");
+            assert_eq!(cut.at, at, "{said}");
+            assert!(cut.complaint.as_ref().unwrap().contains(words), "{:?}", cut.complaint);
+        }
+    }
+}

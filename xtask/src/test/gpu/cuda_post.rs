@@ -1,0 +1,160 @@
+//! `examples/cuda_post`: the program that a CUDA programmer can copy, built by `nvcc` with the very line that it tells its reader,
+//! and run on the software NIC.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use std::{env, fs};
+
+use anyhow::{Context, Result};
+
+use crate::gpu_machine::GpuMachine;
+use crate::process::{Ended, run_logged};
+use crate::workspace;
+
+/// Its folder in the tree.
+pub const NAME: &str = "examples/cuda_post";
+/// What it includes.
+const HEADERS: &str = "crates/rdma-shim/include";
+/// How the line begins, in any of its files, that builds it in its own folder; it has to say `-o NAME`.
+const LINE: &str = "nvcc ";
+/// Compiling, and running.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// What became of it.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Tried {
+    /// It ended with status 0.
+    Passed,
+    /// Why it could not be tried.
+    Skipped(String),
+    /// What is wrong, and what was said.
+    Failed(String, String),
+}
+
+/// Copies example and headers of the tree at `root` below `out`, builds and runs it there.
+pub fn run(root: &Path, out: &Path, machine: &GpuMachine) -> Result<Tried> {
+    if !root.join(NAME).is_dir() {
+        return Ok(Tried::Skipped(format!("there is no {NAME} here")));
+    }
+    let Some(nvcc) = nvcc(machine.toolkit.as_deref()) else {
+        return Ok(Tried::Skipped("nvcc is neither in the toolkit nor in PATH".into()));
+    };
+    let scratch = out.join("scratch");
+    let _ = fs::remove_dir_all(&scratch);
+    for folder in [NAME, HEADERS] {
+        copy_files(&root.join(folder), &scratch.join(folder))?;
+    }
+    let folder = scratch.join(NAME);
+    let Some((line, program)) = line(&folder)? else {
+        let why = format!("no line in {NAME} begins with `{LINE}` and says `-o NAME`");
+        return Ok(Tried::Failed(why, String::new()));
+    };
+    let mut build = Command::new(nvcc);
+    build.args(line.split_whitespace().skip(1)).current_dir(&folder);
+    let mut program_run = Command::new(workspace::programs().join("softnic"));
+    program_run.args(["run", "--"]).arg(folder.join(&program)).current_dir(&folder);
+    for (what, command) in [("nvcc", &mut build), (program.as_str(), &mut program_run)] {
+        let log = out.join("logs").join(format!("cuda_post-{what}.log"));
+        let ended = run_logged(command, &log, LIMIT)?;
+        if ended != Ended::Well {
+            let said = fs::read(&log).unwrap_or_default();
+            return Ok(Tried::Failed(
+                format!("{what} {ended:?} ({line})"),
+                String::from_utf8_lossy(&said).into_owned(),
+            ));
+        }
+    }
+    Ok(Tried::Passed)
+}
+
+/// The compiler: the toolkit's, else the first in `PATH`.
+fn nvcc(toolkit: Option<&Path>) -> Option<PathBuf> {
+    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(env::var_os).map(PathBuf::from);
+    let homes = toolkit.map(Path::to_owned).into_iter().chain(homes).chain(["/usr/local/cuda".into()]);
+    let path = env::var_os("PATH").unwrap_or_default();
+    let found = homes.map(|home| home.join("bin")).chain(env::split_paths(&path).collect::<Vec<_>>());
+    found.map(|folder| folder.join("nvcc")).find(|nvcc| nvcc.is_file())
+}
+
+/// The line that builds it, and the name of what it makes.
+fn line(folder: &Path) -> Result<Option<(String, String)>> {
+    let mut files: Vec<PathBuf> = fs::read_dir(folder)
+        .with_context(|| format!("reading {}", folder.display()))?
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
+    files.sort_unstable();
+    for file in files {
+        let text = fs::read_to_string(&file).unwrap_or_default();
+        let bare = |line: &str| line.trim_start_matches(['/', '*', ' ', '$']).trim_end().to_owned();
+        let built = |line: &String| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let at = words.iter().position(|word| *word == "-o")?;
+            Some((line.clone(), words.get(at + 1)?.trim_start_matches("./").to_owned()))
+        };
+        let found =
+            text.lines().map(bare).filter(|line| line.starts_with(LINE)).find_map(|line| built(&line));
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
+}
+
+fn copy_files(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to).with_context(|| format!("making {}", to.display()))?;
+    for entry in fs::read_dir(from).with_context(|| format!("reading {}", from.display()))? {
+        let path = entry?.path();
+        if let Some(name) = path.file_name().filter(|_| path.is_file()) {
+            fs::copy(&path, to.join(name)).with_context(|| format!("copying {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::gpu_machine::example;
+
+    fn script(path: &Path, text: &str) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    #[test]
+    fn the_line_that_is_told_is_the_line_that_is_run() {
+        let root = std::env::temp_dir().join(format!("xtask-cuda-post-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&root);
+        let mut machine = example();
+        machine.toolkit = Some(root.join("toolkit"));
+        let out = root.join("out");
+        fs::create_dir_all(out.join("logs")).unwrap();
+        assert!(matches!(run(&root, &out, &machine).unwrap(), Tried::Skipped(why) if why.contains(NAME)));
+        script(
+            &root.join("toolkit/bin/nvcc"),
+            "#!/bin/sh\nls ../../crates/rdma-shim/include/doorbell.h || exit 4\necho \"$*\"; exit 3\n",
+        );
+        fs::create_dir_all(root.join(HEADERS)).unwrap();
+        fs::write(root.join(HEADERS).join("doorbell.h"), "").unwrap();
+        fs::create_dir_all(root.join(NAME)).unwrap();
+        let source = root.join(NAME).join("cuda_post.cu");
+        fs::write(&source, "// nvcc is needed.\n").unwrap();
+        assert!(
+            matches!(run(&root, &out, &machine).unwrap(), Tried::Failed(why, _) if why.contains("no line"))
+        );
+        fs::write(
+            &source,
+            "// Posts.\n//     nvcc -I ../../crates/rdma-shim/include -o cuda_post cuda_post.cu\n",
+        )
+        .unwrap();
+        let Tried::Failed(why, said) = run(&root, &out, &machine).unwrap() else { panic!("it passed") };
+        assert!(why.starts_with("nvcc Status(3)"), "{why}");
+        assert!(said.contains("-o cuda_post cuda_post.cu"), "{said}");
+        fs::remove_dir_all(&root).unwrap();
+    }
+}

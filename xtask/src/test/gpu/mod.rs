@@ -1,0 +1,190 @@
+//! `test --gpu`: every test named `gpu_*` on a machine with a GPU, from a bundle (no cargo, git or network) or from a checkout.
+//!
+//! Test programs run under the software NIC where their suites do, one test at a time. One that hangs is ended at its deadline,
+//! and the tests behind it run in a new process. A suite that passed is written down, so that a cut run resumes. Each
+//! suite has a floor of its own for the machine with a GPU (`gpu` in `xtask/floors.toml`).
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+
+use super::floors::Floors;
+use super::outcome::Outcome;
+use super::suites::{self, Suite};
+use super::{Log, Options, Row, finish, minutes, release_build, summary};
+use crate::carried::{self, Manifest, TestProgram};
+use crate::gpu_machine::GpuMachine;
+use crate::process::Ended;
+use crate::refused::refused;
+use crate::{stop, workspace};
+
+mod attempt;
+mod cuda_post;
+mod passed;
+pub mod programs;
+
+use attempt::Attempt;
+use passed::Passed;
+
+/// What runs, on what.
+struct Run<'a> {
+    machine: &'a GpuMachine,
+    /// Name of the GPU.
+    gpu: String,
+    floors: &'a Floors,
+    programs: &'a [TestProgram],
+    /// Where logs and the list of passed suites go.
+    out: &'a Path,
+    resume: bool,
+    deadline: Duration,
+}
+
+/// Runs all of it; the last line is `N passed, N failed, N skipped`.
+pub fn run(options: &Options) -> Result<()> {
+    let machine = GpuMachine::ask()?;
+    let Some(gpu) = machine.gpu() else {
+        return Err(refused(format!(
+            "test --gpu: no GPU here: {}; what needs none: `cargo xtask test` in a checkout",
+            machine.why_none()
+        )));
+    };
+    let mut rows = Vec::new();
+    let (programs, floors) = match carried::folder() {
+        Some(bundle) => (carried_in(bundle)?, Floors::compiled_in()?),
+        None => {
+            let packages = programs::packages(&[])?;
+            rows.push(release_build(&workspace::root()));
+            say!("building the tests of {}", packages.join(", "));
+            let floors = Floors::read(&workspace::root())?;
+            (programs::with_gpu_tests(programs::build(&packages)?)?, floors)
+        }
+    };
+    let out = options.out.clone().unwrap_or_else(|| workspace::results("test-gpu"));
+    let out = std::path::absolute(&out).unwrap_or(out);
+    fs::create_dir_all(out.join("logs"))
+        .map_err(|error| refused(format!("--out {}: {error}", out.display())))?;
+    say!(
+        "{gpu}; driver {}, NVRTC {}; results in {}",
+        machine.driver.as_deref().unwrap_or("unknown"),
+        machine.nvrtc.as_deref().unwrap_or("missing"),
+        out.display()
+    );
+    stop::goes_on_with(format!(
+        "; go on with: {} test --gpu --resume --out {}",
+        workspace::us(),
+        out.display()
+    ));
+    let run = Run {
+        machine: &machine,
+        gpu,
+        floors: &floors,
+        programs: &programs,
+        out: &out,
+        resume: options.resume,
+        deadline: Duration::from_secs(options.deadline),
+    };
+    rows.extend(run.suites(&options.suites)?);
+    if options.suites.is_empty() {
+        rows.push(run.example());
+    }
+    summary(&rows, "on the GPU")
+}
+
+/// Test programs of a bundle, by their own paths.
+fn carried_in(bundle: &Path) -> Result<Vec<TestProgram>> {
+    let manifest = Manifest::read(bundle)?;
+    let here = |test: TestProgram| TestProgram { path: bundle.join(&test.path), ..test };
+    Ok(manifest.tests.into_iter().map(here).collect())
+}
+
+impl Run<'_> {
+    /// Those that were asked for by name or package; all without a name.
+    fn suites(&self, wanted: &[String]) -> Result<Vec<Row>> {
+        let suites = suites::all(
+            &programs::packages(&[])?,
+            &workspace::programs().join("softnic"),
+            &self.out.join("logs"),
+        );
+        let mut suites = self.on_gpu(suites);
+        let is = |suite: &Suite, wanted: &String| suite.name == *wanted || suite.package == *wanted;
+        if let Some(unknown) = wanted.iter().find(|name| !suites.iter().any(|suite| is(suite, name))) {
+            let names: Vec<&str> = suites.iter().map(|suite| suite.name.as_str()).collect();
+            return Err(refused(format!(
+                "no suite `{unknown}` with tests for a GPU; there are: {}",
+                names.join(", ")
+            )));
+        }
+        if !wanted.is_empty() {
+            suites.retain(|suite| wanted.iter().any(|wanted| is(suite, wanted)));
+        }
+        let mut passed = Passed::open(&self.out.join("passed.jsonl"), self.resume)?;
+        suites.iter().map(|suite| self.suite(suite, &mut passed)).collect()
+    }
+
+    /// Suites with a floor for the GPU, and one of each package that has such tests and no floor, so that it is named.
+    fn on_gpu(&self, suites: Vec<Suite>) -> Vec<Suite> {
+        let has_floor = |suite: &&Suite| self.floors.gpu(&suite.name).is_some();
+        let first_without = |suite: &Suite| {
+            let of_package = || suites.iter().filter(|other| other.package == suite.package);
+            self.programs.iter().any(|program| program.package == suite.package)
+                && !of_package().any(|other| has_floor(&other))
+                && of_package().next() == Some(suite)
+        };
+        suites.iter().filter(|suite| has_floor(suite) || first_without(suite)).cloned().collect()
+    }
+
+    fn suite(&self, suite: &Suite, passed: &mut Passed) -> Result<Row> {
+        let programs: Vec<&TestProgram> =
+            self.programs.iter().filter(|program| program.package == suite.package).collect();
+        let floor = self.floors.gpu(&suite.name);
+        let mark = passed::mark(&programs, suite.nic.is_some(), &self.gpu)?;
+        if let Some((outcome, minutes)) = passed.before(&suite.name, &mark) {
+            say!("{}: passed before, not repeated", suite.name);
+            let row = Row { name: suite.name.clone(), minutes, outcome, floor, complaint: None };
+            return Ok(finish(row, &Log::default()));
+        }
+        say!("{} …", suite.name);
+        let since = Instant::now();
+        suite.nic.iter().try_for_each(suites::UnderNic::prepare)?;
+        let logs = self.out.join("logs");
+        let mut attempt = Attempt::new(suite, self.machine, &logs, self.deadline);
+        programs.iter().try_for_each(|program| attempt.program(program))?;
+        let Attempt { outcome, mut complaints, failed_logs, .. } = attempt;
+        let executed = outcome.passed + outcome.failed;
+        complaints.extend(self.floors.gpu_complaint(&suite.name, executed));
+        let complaint = (!complaints.is_empty()).then(|| complaints.join("; "));
+        let (name, minutes) = (suite.name.clone(), minutes(since));
+        let log = Log { text: failed_logs, path: logs, ended: Some(Ended::Well) };
+        let row = finish(Row { name, minutes, outcome, floor, complaint }, &log);
+        if row.outcome.failed == 0 {
+            passed.push(&suite.name, &mark, &row.outcome, row.minutes)?;
+        }
+        Ok(row)
+    }
+
+    /// The example that needs no Rust, built by `nvcc` where it is.
+    fn example(&self) -> Row {
+        let since = Instant::now();
+        say!("{} …", cuda_post::NAME);
+        let tried = cuda_post::run(&workspace::root(), self.out, self.machine);
+        let (complaint, skips, text) = match tried {
+            Ok(cuda_post::Tried::Passed) => (None, vec![], String::new()),
+            Ok(cuda_post::Tried::Skipped(why)) => {
+                (None, vec![format!("SKIP {}: {why}", cuda_post::NAME)], String::new())
+            }
+            Ok(cuda_post::Tried::Failed(why, log)) => (Some(why), vec![], log),
+            Err(error) => (Some(format!("{error:#}")), vec![], String::new()),
+        };
+        let passed = usize::from(complaint.is_none() && skips.is_empty());
+        let outcome = Outcome { passed, skips, ..Outcome::default() };
+        let log = Log { text, path: PathBuf::new(), ended: Some(Ended::Well) };
+        let row =
+            Row { name: cuda_post::NAME.into(), minutes: minutes(since), outcome, floor: None, complaint };
+        finish(row, &log)
+    }
+}
+
+#[cfg(test)]
+mod tests;

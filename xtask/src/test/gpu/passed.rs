@@ -1,0 +1,93 @@
+//! Which suites passed, with which programs on which GPU, a line each as soon as it is known: what `--resume` leaves out.
+
+use std::fs;
+use std::hash::Hasher;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use measure::{JsonLines, json_lines};
+use serde::{Deserialize, Serialize};
+
+use super::Outcome;
+use crate::carried::TestProgram;
+use crate::workspace;
+
+/// One suite that passed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Suite {
+    suite: String,
+    mark: Mark,
+    passed: usize,
+    skips: Vec<String>,
+    minutes: f64,
+}
+
+/// What must be the same for a result to stand: by their bytes, since a revision with changes names nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mark {
+    /// Revision of the source, for the reader.
+    commit: String,
+    /// Of the test programs and, where it runs on one, of the software NIC.
+    programs: String,
+    gpu: String,
+}
+
+/// Reads the programs.
+pub fn mark(programs: &[&TestProgram], on_nic: bool, gpu: &str) -> Result<Mark> {
+    let folder = workspace::programs();
+    let nic = ["softnic", "libsoftnic_preload.so"].map(|name| folder.join(name));
+    let nic = nic.iter().filter(|_| on_nic).map(std::path::PathBuf::as_path);
+    let mut hash = Fnv(0xcbf2_9ce4_8422_2325);
+    for path in programs.iter().map(|program| program.path.as_path()).chain(nic) {
+        hash.write(&fs::read(path).with_context(|| format!("reading {}", path.display()))?);
+    }
+    let commit = workspace::revision().commit;
+    Ok(Mark { commit, programs: format!("{:016x}", hash.finish()), gpu: gpu.to_owned() })
+}
+
+/// FNV-1a, 64 bits: tells builds apart, defends against nobody.
+struct Fnv(u64);
+
+impl Hasher for Fnv {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
+        }
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// The list on disk.
+pub struct Passed {
+    before: Vec<Suite>,
+    file: JsonLines,
+}
+
+impl Passed {
+    /// Opens the list at `path`; without `resume` it begins anew.
+    pub fn open(path: &Path, resume: bool) -> Result<Passed> {
+        if !resume && path.exists() {
+            fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
+        }
+        let before = json_lines::read::<Suite>(path)?.records;
+        Ok(Passed { before, file: JsonLines::append_to(path)? })
+    }
+
+    /// What a suite gave that passed with this mark; minutes that it took.
+    pub fn before(&self, suite: &str, mark: &Mark) -> Option<(Outcome, f64)> {
+        let found = self.before.iter().rfind(|before| before.suite == suite && before.mark == *mark)?;
+        let outcome = Outcome { passed: found.passed, skips: found.skips.clone(), ..Outcome::default() };
+        Some((outcome, found.minutes))
+    }
+
+    /// A suite passed.
+    pub fn push(&mut self, suite: &str, mark: &Mark, outcome: &Outcome, minutes: f64) -> Result<()> {
+        let (suite, mark, skips) = (suite.to_owned(), mark.clone(), outcome.skips.clone());
+        Ok(self.file.push(&Suite { suite, mark, passed: outcome.passed, skips, minutes })?)
+    }
+}

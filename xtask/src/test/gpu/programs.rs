@@ -1,0 +1,192 @@
+//! Test programs and their tests named `gpu_*`: which cargo built, and which a program lists.
+//!
+//! A test that needs a GPU is a function whose name begins with `gpu_`, whatever module it stands in; one that may lose the
+//! context or hang the driver begins with `gpu_destructive_` and gets a process of its own.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+use crate::carried::TestProgram;
+use crate::process::{WAIT, output};
+use crate::refused::refused;
+use crate::workspace::root;
+
+/// Packages that may have tests for a GPU.
+const PACKAGES: &[&str] = &["gpu", "rdma-shim", "soft-nic", "softnic", "generator", "verbs"];
+/// How the name of such a test begins.
+const GPU: &str = "gpu_";
+/// How the name of one begins that must not share a process.
+const DESTRUCTIVE: &str = "gpu_destructive_";
+
+/// The packages that were asked for; all when none was.
+pub fn packages(wanted: &[String]) -> Result<Vec<&'static str>> {
+    if let Some(unknown) = wanted.iter().find(|name| !PACKAGES.contains(&name.as_str())) {
+        let all = PACKAGES.join(", ");
+        return Err(refused(format!("no package `{unknown}` has tests for a GPU; there are: {all}")));
+    }
+    let is_wanted = |name: &&&str| wanted.is_empty() || wanted.iter().any(|wanted| wanted == **name);
+    Ok(PACKAGES.iter().filter(is_wanted).copied().collect())
+}
+
+/// Builds the test programs of these packages, of the dev profile.
+pub fn build(packages: &[&str]) -> Result<Vec<TestProgram>> {
+    let mut programs = Vec::new();
+    for package in packages {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        // One package at a time, as its suite is built: together they would be built with the features of all.
+        cargo.args(["test", "--no-run", "--quiet", "--locked", "-p", package]);
+        cargo.arg("--message-format=json-render-diagnostics").current_dir(root()).stderr(Stdio::inherit());
+        let output = cargo.output().context("starting cargo test --no-run")?;
+        if !output.status.success() {
+            bail!("cargo test --no-run -p {package} failed");
+        }
+        programs.extend(said_by_cargo(package, &String::from_utf8_lossy(&output.stdout))?);
+    }
+    Ok(programs)
+}
+
+/// One line of cargo, as far as it is looked at.
+#[derive(Deserialize)]
+struct Message {
+    reason: String,
+    #[serde(default)]
+    executable: Option<std::path::PathBuf>,
+    target: Option<Target>,
+    profile: Option<Profile>,
+}
+
+#[derive(Deserialize)]
+struct Target {
+    kind: Vec<String>,
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct Profile {
+    test: bool,
+}
+
+/// Test programs among what cargo says that it made; one JSON object a line.
+fn said_by_cargo(package: &str, said: &str) -> Result<Vec<TestProgram>> {
+    let mut programs = Vec::new();
+    for line in said.lines().filter(|line| line.starts_with('{')) {
+        let message: Message = serde_json::from_str(line).context("reading what cargo says")?;
+        let (Some(path), Some(target), Some(profile)) = (message.executable, message.target, message.profile)
+        else {
+            continue;
+        };
+        if message.reason == "compiler-artifact" && profile.test {
+            let kind = target.kind.first().map_or("lib", String::as_str);
+            programs.push(TestProgram {
+                package: package.to_owned(),
+                target: format!("{kind}-{}", target.name),
+                path,
+            });
+        }
+    }
+    Ok(programs)
+}
+
+/// Those of them that have a test for a GPU.
+pub fn with_gpu_tests(programs: Vec<TestProgram>) -> Result<Vec<TestProgram>> {
+    let mut kept = Vec::new();
+    for program in programs {
+        if !Tests::of(&program.path)?.is_empty() {
+            kept.push(program);
+        }
+    }
+    Ok(kept)
+}
+
+/// Tests of one program that need a GPU, by their paths.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Tests {
+    /// Those that share a process.
+    pub together: Vec<String>,
+    /// Those that have one each.
+    pub alone: Vec<String>,
+}
+
+impl Tests {
+    /// Asks the program.
+    pub fn of(program: &Path) -> Result<Tests> {
+        let said = output(Command::new(program).args(["--list", "--format", "terse"]), WAIT);
+        Ok(Tests::listed(&said.with_context(|| format!("asking {} for its tests", program.display()))?))
+    }
+
+    /// Reads `path::of::a_test: test`, a line each.
+    fn listed(said: &str) -> Tests {
+        let names = said.lines().filter_map(|line| line.strip_suffix(": test"));
+        let last = |name: &str| name.rsplit("::").next().unwrap_or_default().to_owned();
+        let (alone, together) = names
+            .filter(|name| last(name).starts_with(GPU))
+            .map(str::to_owned)
+            .partition(|name| last(name).starts_with(DESTRUCTIVE));
+        Tests { together, alone }
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.together.is_empty() && self.alone.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::refused::Refused;
+
+    #[test]
+    fn test_programs_are_those_that_cargo_names() {
+        let artifact = |kind: &str, name: &str, test: bool, executable: &str| {
+            format!(
+                "{{\"reason\":\"compiler-artifact\",\"package_id\":\"path+file:///t/crates/gpu#0.0.0\",\"target\":{{\"kind\":[\"{kind}\"],\
+                 \"name\":\"{name}\",\"test\":true}},\"profile\":{{\"opt_level\":\"1\",\"test\":{test}}},\"executable\":{executable}}}\n"
+            )
+        };
+        let said = artifact("lib", "measure", false, "null")
+            + &artifact("lib", "gpu", true, "\"/t/deps/gpu-1\"")
+            + &artifact("bin", "gpu-probe", false, "\"/t/gpu-probe\"")
+            + "\nwarning: for people\n"
+            + &artifact("test", "gpu", true, "\"/t/deps/gpu-2\"")
+            + "{\"reason\":\"build-finished\",\"success\":true}\n";
+        let programs = said_by_cargo("gpu", &said).unwrap();
+        let found: Vec<(&str, &Path)> =
+            programs.iter().map(|program| (program.target.as_str(), program.path.as_path())).collect();
+        assert_eq!(
+            found,
+            [("lib-gpu", Path::new("/t/deps/gpu-1")), ("test-gpu", Path::new("/t/deps/gpu-2"))]
+        );
+        assert!(said_by_cargo("gpu", "{\"reason\":").is_err());
+    }
+
+    #[test]
+    fn a_test_needs_a_gpu_by_its_own_name_not_by_its_modules() {
+        let said = "device::gpu_says: test\nstand_in::what_a_gpu_is: test\ngpu_tests::other: test\n\
+            device::gpu_destructive_hang: test\ngpu_top: test\nbench::gpu_speed: benchmark\n\n5 tests\n";
+        assert_eq!(
+            Tests::listed(said),
+            Tests {
+                together: vec!["device::gpu_says".into(), "gpu_top".into()],
+                alone: vec!["device::gpu_destructive_hang".into()]
+            }
+        );
+        assert!(Tests::listed("a::b: test\n").is_empty());
+    }
+
+    #[test]
+    fn this_very_program_lists_no_test_for_a_gpu() {
+        assert!(Tests::of(&std::env::current_exe().unwrap()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_package_without_such_tests_is_refused() {
+        assert_eq!(packages(&[]).unwrap(), PACKAGES);
+        assert_eq!(packages(&["verbs".into(), "gpu".into()]).unwrap(), ["gpu", "verbs"]);
+        let error = packages(&["roce".into()]).unwrap_err();
+        assert!(error.is::<Refused>() && error.to_string().contains("soft-nic"), "{error}");
+    }
+}

@@ -1,0 +1,161 @@
+//! Whole suites with a stand-in for a test program: a shell script that lists, passes, fails, hangs, crashes and skips.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+use crate::gpu_machine::example;
+
+/// As libtest says it with one thread: the name first, flushed.
+const PROGRAM: &str = r#"#!/bin/sh
+if [ "$1" = --list ]; then for name in NAMES; do echo "m::$name: test"; done; exit 0; fi
+echo "$REQUIRE" >> FOLDER/required
+passed=0 failed=0
+for name in "$@"; do
+  case $name in
+  --*) continue;;
+  *pass*) printf 'test %s ... ' $name; echo ok; passed=$((passed + 1));;
+  *fail*) printf 'test %s ... ' $name; echo FAILED; failed=$((failed + 1));;
+  *skip*) printf 'test %s ... ' $name; echo "SKIP $name: two GPUs (one)"; echo ok; passed=$((passed + 1));;
+  *hang*) printf 'test %s ... ' $name; sleep 60;;
+  *crash*) printf 'test %s ... ' $name; kill -SEGV $$;;
+  esac
+done
+echo
+echo "test result: x. $passed passed; $failed failed; 0 ignored; 0 measured; 9 filtered out"
+[ $failed = 0 ]
+"#;
+
+struct Stage {
+    folder: PathBuf,
+    programs: Vec<TestProgram>,
+    floors: Floors,
+}
+
+fn stage(name: &str, names: &str, floors: &str) -> Stage {
+    let folder = std::env::temp_dir().join(format!("xtask-gpu-{}-{name}", std::process::id()));
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir_all(folder.join("logs")).unwrap();
+    let path = folder.join("gpu-test");
+    fs::write(&path, PROGRAM.replace("NAMES", names).replace("FOLDER", &folder.display().to_string()))
+        .unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let program = TestProgram { package: "gpu".into(), target: "test-gpu".into(), path };
+    Stage { folder, programs: vec![program], floors: toml::from_str(floors).unwrap() }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Stage {
+    fn run(&self, resume: bool) -> Vec<Row> {
+        let machine = example();
+        let run = Run {
+            machine: &machine,
+            gpu: machine.gpu().unwrap(),
+            floors: &self.floors,
+            programs: &self.programs,
+            out: &self.folder,
+            resume,
+            deadline: Duration::from_secs(1),
+        };
+        run.suites(&[]).unwrap()
+    }
+
+    fn processes(&self) -> usize {
+        fs::read_to_string(self.folder.join("required")).unwrap_or_default().lines().count()
+    }
+}
+
+fn counts(row: &Row) -> (usize, usize, usize) {
+    (row.outcome.passed, row.outcome.failed, row.outcome.skips.len())
+}
+
+#[test]
+fn what_passes_is_counted_against_its_floor() {
+    let stage = stage("good", "gpu_pass gpu_pass_too gpu_skip other", "[suite.gpu]\ntests = 0\ngpu = 2\n");
+    let rows = stage.run(false);
+    assert_eq!((rows.len(), counts(&rows[0]), rows[0].floor), (1, (2, 0, 1), Some(2)));
+    assert_eq!(rows[0].complaint, None);
+    assert!(fs::read_to_string(stage.folder.join("required")).unwrap().starts_with("gpu,toolkit"));
+}
+
+#[test]
+fn a_suite_below_its_floor_or_without_one_fails() {
+    for (floors, words) in [
+        ("[suite.gpu]\ntests = 0\ngpu = 2\n", "executed 1 tests on the GPU, its floor is 2"),
+        ("[suite.gpu]\ntests = 0\n", "no `gpu` floor"),
+    ] {
+        let rows = stage("floor", "gpu_pass gpu_skip", floors).run(false);
+        assert_eq!(counts(&rows[0]), (1, 1, 1));
+        assert!(rows[0].complaint.as_ref().unwrap().contains(words), "{:?}", rows[0].complaint);
+    }
+    // A floor whose tests have gone.
+    let rows = stage("gone", "other", "[suite.gpu]\ntests = 0\ngpu = 1\n").run(false);
+    assert!(rows[0].complaint.as_ref().unwrap().contains("executed 0"), "{:?}", rows[0].complaint);
+}
+
+#[test]
+fn a_program_that_hangs_is_killed_named_and_gone_on_with_behind_it() {
+    let stage = stage("hang", "gpu_pass gpu_hang gpu_pass_behind", "[suite.gpu]\ntests = 0\ngpu = 3\n");
+    let rows = stage.run(false);
+    assert_eq!(counts(&rows[0]), (2, 1, 0));
+    assert_eq!(rows[0].complaint.as_deref(), Some("hung, and was killed after 1 s in `m::gpu_hang`"));
+    assert_eq!(stage.processes(), 2);
+}
+
+#[test]
+fn a_gpu_that_is_lost_is_not_tried_for_ever() {
+    let names = "gpu_crash_1 gpu_crash_2 gpu_crash_3 gpu_crash_4 gpu_crash_5";
+    let stage = stage("lost", names, "[suite.gpu]\ntests = 0\ngpu = 0\n");
+    let rows = stage.run(false);
+    assert_eq!((counts(&rows[0]), stage.processes()), ((0, 3, 0), 3));
+    assert!(
+        rows[0].complaint.as_ref().unwrap().ends_with("2 tests behind it did not run"),
+        "{:?}",
+        rows[0].complaint
+    );
+}
+
+#[test]
+fn a_destructive_test_has_a_process_of_its_own() {
+    let names = "gpu_destructive_hang gpu_pass gpu_destructive_pass gpu_pass_too";
+    let stage = stage("alone", names, "[suite.gpu]\ntests = 0\ngpu = 4\n");
+    let rows = stage.run(false);
+    assert_eq!((counts(&rows[0]), stage.processes()), ((3, 1, 0), 3));
+    assert!(
+        rows[0].complaint.as_ref().unwrap().contains("in `m::gpu_destructive_hang`"),
+        "{:?}",
+        rows[0].complaint
+    );
+}
+
+#[test]
+fn a_failed_test_is_no_complaint_but_a_failure() {
+    let rows = stage("failed", "gpu_fail gpu_pass", "[suite.gpu]\ntests = 0\ngpu = 2\n").run(false);
+    assert_eq!((counts(&rows[0]), rows[0].complaint.clone()), ((1, 1, 0), None));
+}
+
+#[test]
+fn a_suite_that_passed_is_not_repeated_until_its_program_changes() {
+    let stage = stage("resume", "gpu_pass gpu_skip", "[suite.gpu]\ntests = 0\ngpu = 1\n");
+    assert_eq!((counts(&stage.run(false)[0]), stage.processes()), ((1, 0, 1), 1));
+    assert_eq!((counts(&stage.run(true)[0]), stage.processes()), ((1, 0, 1), 1));
+    let program = &stage.programs[0].path;
+    let text = fs::read_to_string(program).unwrap() + "# changed\n";
+    fs::write(program, text).unwrap();
+    stage.run(true);
+    assert_eq!(stage.processes(), 2);
+    stage.run(false);
+    assert_eq!(stage.processes(), 3);
+}
+
+#[test]
+fn a_suite_that_failed_is_repeated() {
+    let stage = stage("again", "gpu_fail", "[suite.gpu]\ntests = 0\ngpu = 1\n");
+    stage.run(false);
+    stage.run(true);
+    assert_eq!(stage.processes(), 2);
+}
