@@ -15,6 +15,7 @@ pub mod header;
 pub mod kernel;
 #[cfg(test)]
 mod memory_tests;
+pub mod post_bench;
 mod queue_pair;
 mod request;
 pub mod sys;

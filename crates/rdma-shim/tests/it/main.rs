@@ -2,6 +2,7 @@
 // Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
 #![allow(clippy::unwrap_used)]
 
+mod bench_kernels;
 mod c_header;
 mod defects;
 mod device_units;

@@ -1,0 +1,277 @@
+/*! Kernels of `generator bench-post-gpu`: how long the shim takes to post, by style, and the original release's style.
+ *
+ * Launch of all: `struct db_bench_run` by value; a block is a producer, one thread where the name does not say warp. Queues'
+ * structs lie in GPU memory, rings, records and registers where the host put them. No NIC takes part: there is room for
+ * all posts of a run, so that nothing waits, and what a run leaves in the ring is compared by the host.
+ * The timer is read before the first post and after the last doorbell was issued.
+ */
+#include "doorbell_gpu.h"
+#include "bench_run.h"
+
+typedef char db_bench_sq_fits[sizeof(struct db_sq) <= DB_BENCH_SQ_BYTES ? 1 : -1];
+typedef char db_bench_shared_fits[sizeof(struct db_shared_sq) <= DB_BENCH_SHARED_BYTES ? 1 : -1];
+
+/* What a lane posts next, `ahead` messages further than its producer's first. */
+struct db_bench_next {
+    struct db_sge local;
+    db_u64 remote;
+};
+
+DB_GPU_FN struct db_bench_next db_bench_first(const struct db_bench_run *run, db_u32 ahead) {
+    db_u64 bytes = ((db_u64)blockIdx.x * run->posts + ahead) * DB_BENCH_LENGTH;
+    struct db_bench_next next = {{run->local + bytes, DB_BENCH_LENGTH, run->lkey}, run->remote + bytes};
+    return next;
+}
+
+DB_GPU_FN void db_bench_advance(struct db_bench_next *next, db_u32 messages) {
+    next->local.addr += (db_u64)messages * DB_BENCH_LENGTH;
+    next->remote += (db_u64)messages * DB_BENCH_LENGTH;
+}
+
+DB_GPU_FN struct db_sq *db_bench_queue(const struct db_bench_run *run) {
+    return (struct db_sq *)(run->queues + (db_u64)blockIdx.x * run->apart);
+}
+
+DB_GPU_FN void db_bench_end(const struct db_bench_run *run, db_u64 start_ns, int error) {
+    struct db_bench_time *time = (struct db_bench_time *)run->times + blockIdx.x;
+    db_u64 end_ns = db_clock_ns();
+    time->start_ns = start_ns;
+    time->end_ns = end_ns;
+    time->error = (db_u32)error;
+}
+
+/* One by one by db_try_post_write(), a doorbell every per_ring, the last one before it signalled. */
+extern "C" __global__ void bench_post_one(struct db_bench_run run) {
+    struct db_sq *queue = db_bench_queue(&run), sq = *queue;
+    struct db_bench_next next = db_bench_first(&run, 0);
+    db_u32 i = 0, j;
+    int error = 0;
+    db_u64 start = db_clock_ns();
+    while (i < run.posts) {
+        for (j = 1; j < run.per_ring; j++, i++) {
+            error |= db_try_post_write(&sq, i, next.local, next.remote, run.rkey, 0);
+            db_bench_advance(&next, 1);
+        }
+        error |= db_try_post_write(&sq, i++, next.local, next.remote, run.rkey, DB_SEND_SIGNALED);
+        db_bench_advance(&next, 1);
+        db_ring(&sq);
+    }
+    db_bench_end(&run, start, error);
+    *queue = sq;
+}
+
+/* The same without looking for room. */
+extern "C" __global__ void bench_post_one_unchecked(struct db_bench_run run) {
+    struct db_sq *queue = db_bench_queue(&run), sq = *queue;
+    struct db_bench_next next = db_bench_first(&run, 0);
+    db_u32 i = 0, j;
+    db_u64 start = db_clock_ns();
+    while (i < run.posts) {
+        for (j = 1; j <= run.per_ring; j++, i++) {
+            struct db_send_wr wr = {i, &next.local, 1, DB_WR_RDMA_WRITE, j == run.per_ring ? DB_SEND_SIGNALED : 0,
+                                    0, next.remote, 0, 0, run.rkey};
+            sq.doorbell_word = db_fill_wqe(&sq, sq.producer, &wr, DB_WR_RDMA_WRITE, 3, 1);
+            db_remember(&sq, sq.producer, i, 1);
+            sq.producer++;
+            db_bench_advance(&next, 1);
+        }
+        db_ring(&sq);
+    }
+    db_bench_end(&run, start, 0);
+    *queue = sq;
+}
+
+/* per_ring at once by db_try_post_writes(), and a doorbell. */
+extern "C" __global__ void bench_post_list(struct db_bench_run run) {
+    struct db_sq *queue = db_bench_queue(&run), sq = *queue;
+    struct db_bench_next next = db_bench_first(&run, 0);
+    db_u32 i;
+    int error = 0;
+    db_u64 start = db_clock_ns();
+    for (i = 0; i < run.posts; i += run.per_ring) {
+        error |= db_try_post_writes(&sq, i, next.local, next.remote, run.rkey, DB_SEND_SIGNALED, run.per_ring, DB_BENCH_LENGTH);
+        db_bench_advance(&next, run.per_ring);
+        db_ring(&sq);
+    }
+    db_bench_end(&run, start, error);
+    *queue = sq;
+}
+
+/* The same without looking for room. */
+extern "C" __global__ void bench_post_list_unchecked(struct db_bench_run run) {
+    struct db_sq *queue = db_bench_queue(&run), sq = *queue;
+    struct db_bench_next next = db_bench_first(&run, 0);
+    db_u32 i;
+    db_u64 start = db_clock_ns();
+    for (i = 0; i < run.posts; i += run.per_ring) {
+        sq.doorbell_word = db_fill_writes(&sq, sq.producer, i, next.local, next.remote, run.rkey, DB_SEND_SIGNALED,
+                                          run.per_ring, DB_BENCH_LENGTH);
+        sq.producer += run.per_ring;
+        db_bench_advance(&next, run.per_ring);
+        db_ring(&sq);
+    }
+    db_bench_end(&run, start, 0);
+    *queue = sq;
+}
+
+/* 32 at a time by db_warp_post_write(), a WQE a lane; the last lane's signalled before a doorbell. */
+extern "C" __global__ void bench_post_warp(struct db_bench_run run) {
+    struct db_sq *queue = db_bench_queue(&run), sq = *queue;
+    struct db_bench_next next = db_bench_first(&run, db_lane());
+    db_u32 i = 0, j, signal = db_lane() == DB_WARP - 1 ? DB_SEND_SIGNALED : 0;
+    int error = 0;
+    db_u64 start = db_clock_ns();
+    while (i < run.posts) {
+        for (j = 0; j < run.per_ring; j += DB_WARP, i += DB_WARP) {
+            error |= db_warp_post_write(&sq, i + db_lane(), next.local, next.remote, run.rkey,
+                                        j + DB_WARP == run.per_ring ? signal : 0);
+            db_bench_advance(&next, DB_WARP);
+        }
+        db_warp_ring(&sq);
+    }
+    if (db_lane()) return;
+    db_bench_end(&run, start, error);
+    *queue = sq;
+}
+
+/* The same without looking for room. */
+extern "C" __global__ void bench_post_warp_unchecked(struct db_bench_run run) {
+    struct db_sq *queue = db_bench_queue(&run), sq = *queue;
+    struct db_bench_next next = db_bench_first(&run, db_lane());
+    db_u32 i = 0, j, signal = db_lane() == DB_WARP - 1 ? DB_SEND_SIGNALED : 0;
+    db_u64 start = db_clock_ns();
+    while (i < run.posts) {
+        for (j = 0; j < run.per_ring; j += DB_WARP, i += DB_WARP) {
+            struct db_send_wr wr = {i + db_lane(), &next.local, 1, DB_WR_RDMA_WRITE, j + DB_WARP == run.per_ring ? signal : 0,
+                                    0, next.remote, 0, 0, run.rkey};
+            db_fill_wqe(&sq, sq.producer + db_lane(), &wr, DB_WR_RDMA_WRITE, 3, 1);
+            db_remember(&sq, sq.producer + db_lane(), wr.wr_id, 1);
+            sq.doorbell_word = db_control_first(&sq, sq.producer + DB_WARP - 1, DB_WR_RDMA_WRITE, 3);
+            sq.producer += DB_WARP;
+            db_bench_advance(&next, DB_WARP);
+        }
+        db_warp_ring(&sq);
+    }
+    if (db_lane()) return;
+    db_bench_end(&run, start, 0);
+    *queue = sq;
+}
+
+/* Launch: one thread. Makes the shared queue out of an exclusive one, whose indices it goes on from; all before is done. */
+extern "C" __global__ void bench_share(const struct db_sq *from, struct db_shared_sq *shared, struct db_cq cq, db_u64 filled,
+                                       db_u32 signal_mask) {
+    struct db_shared_sq made = {};
+    made.sq = *from;
+    made.cq = cq;
+    made.filled = filled;
+    made.signal_mask = signal_mask;
+    made.reserved = made.rung = made.consumed = from->producer;
+    made.published = from->producer << DB_PUBLISHED_SHIFT;
+    *shared = made;
+}
+
+/* One by one by db_shared_post(), which rings by itself. */
+extern "C" __global__ void bench_post_shared(struct db_bench_run run) {
+    struct db_shared_sq *shared = (struct db_shared_sq *)run.queues;
+    struct db_poster poster = db_poster_of(shared);
+    struct db_bench_next next = db_bench_first(&run, 0);
+    db_u32 i;
+    int error = 0;
+    db_u64 start = db_clock_ns();
+    struct db_wait wait = {start + run.patience_ns, 0, 0};
+    for (i = 0; i < run.posts; i++) {
+        struct db_send_wr wr = {i, &next.local, 1, DB_WR_RDMA_WRITE, 0, 0, next.remote, 0, 0, run.rkey};
+        error |= db_shared_post(shared, &wr, &poster, wait);
+        db_bench_advance(&next, 1);
+    }
+    db_bench_end(&run, start, error);
+}
+
+/* 32 at a time by db_shared_warp_post_write(). */
+extern "C" __global__ void bench_post_shared_warp(struct db_bench_run run) {
+    struct db_shared_sq *shared = (struct db_shared_sq *)run.queues;
+    struct db_poster poster = db_poster_of(shared);
+    struct db_bench_next next = db_bench_first(&run, db_lane());
+    db_u32 i;
+    int error = 0;
+    db_u64 start = db_clock_ns();
+    struct db_wait wait = {start + run.patience_ns, 0, 0};
+    for (i = 0; i < run.posts; i += DB_WARP) {
+        error |= db_shared_warp_post_write(shared, i + db_lane(), next.local, next.remote, run.rkey, 0, &poster, wait);
+        db_bench_advance(&next, DB_WARP);
+    }
+    if (db_lane() == 0) db_bench_end(&run, start, error);
+}
+
+/* The original release's way, as far as its instructions go: a queue's state in memory and looked up there at each use, a WQE
+ * in words, no look for room, a doorbell a WQE. Signalled, as what it is compared with. */
+
+/* Each store volatile, a fence of system scope behind each step. */
+extern "C" __global__ void bench_post_original(struct db_bench_run run) {
+    volatile struct db_sq *sq = db_bench_queue(&run);
+    struct db_bench_next next = db_bench_first(&run, 0);
+    db_u32 i;
+    db_u64 start = db_clock_ns();
+    for (i = 0; i < run.posts; i++) {
+        db_u32 index = (db_u32)sq->producer & (sq->blocks - 1);
+        volatile db_u32 *wqe = (volatile db_u32 *)(sq->ring + (db_u64)index * DB_BLOCK_BYTES);
+        volatile db_u64 *slot = (volatile db_u64 *)(sq->slots + (db_u64)index * sizeof(struct db_slot));
+        wqe[0] = db_be32(((db_u32)sq->producer & 0xffff) << 8 | DB_OPCODE_RDMA_WRITE);
+        wqe[1] = db_be32(sq->qpn << 8 | 3);
+        wqe[2] = db_be32(DB_CTRL_CE_ALWAYS);
+        wqe[3] = 0;
+        *(volatile db_u64 *)(wqe + 4) = db_be64(next.remote);
+        wqe[6] = db_be32(run.rkey);
+        wqe[7] = 0;
+        wqe[8] = db_be32(next.local.length);
+        wqe[9] = db_be32(next.local.lkey);
+        *(volatile db_u64 *)(wqe + 10) = db_be64(next.local.addr);
+        slot[0] = i;
+        slot[1] = sq->producer + 1;
+        sq->producer = sq->producer + 1;
+        db_order_wqe_before_record();
+        *(volatile db_u32 *)sq->record = db_be32((db_u32)sq->producer & 0xffff);
+        db_order_record_before_register();
+        *(volatile db_u64 *)sq->reg = db_pair((((db_u32)sq->producer - 1) & 0xffff) << 8 | DB_OPCODE_RDMA_WRITE, sq->qpn << 8 | 3);
+        db_order_record_before_register();
+        db_bench_advance(&next, 1);
+    }
+    db_bench_end(&run, start, 0);
+}
+
+/* The instructions that the release has: three segments, then release stores of GPU scope for record and register. For a NIC
+ * that orders too little: it stands here for its time alone. */
+extern "C" __global__ void bench_post_original_release(struct db_bench_run run) {
+    volatile struct db_sq *sq = db_bench_queue(&run);
+    struct db_bench_next next = db_bench_first(&run, 0);
+    db_u32 i;
+    db_u64 start = db_clock_ns();
+    for (i = 0; i < run.posts; i++) {
+        db_u32 index = (db_u32)sq->producer & (sq->blocks - 1);
+        db_u64 wqe = sq->ring + (db_u64)index * DB_BLOCK_BYTES;
+        volatile db_u64 *slot = (volatile db_u64 *)(sq->slots + (db_u64)index * sizeof(struct db_slot));
+        db_u64 first = db_pair(((db_u32)sq->producer & 0xffff) << 8 | DB_OPCODE_RDMA_WRITE, sq->qpn << 8 | 3);
+        slot[0] = i;
+        slot[1] = sq->producer + 1;
+        sq->producer = sq->producer + 1;
+        db_store_segment(wqe, first, db_pair(DB_CTRL_CE_ALWAYS, 0));
+        db_store_segment(wqe + 16, db_be64(next.remote), db_pair(run.rkey, 0));
+        db_store_segment(wqe + 32, db_pair(next.local.length, next.local.lkey), db_be64(next.local.addr));
+        db_store_release32((db_u32 *)sq->record, db_be32((db_u32)sq->producer & 0xffff));
+        db_store_release64((db_u64 *)sq->reg, first);
+        db_bench_advance(&next, 1);
+    }
+    db_bench_end(&run, start, 0);
+}
+
+/* Launch: one thread. Steps of the global timer: the smallest of `count` differences between two readings that differ. */
+extern "C" __global__ void bench_timer_step(db_u64 *step_ns, db_u32 count) {
+    db_u64 smallest = ~(db_u64)0, last = db_clock_ns();
+    while (count--) {
+        db_u64 now = db_clock_ns();
+        while (now == last) now = db_clock_ns();
+        if (now - last < smallest) smallest = now - last;
+        last = now;
+    }
+    *step_ns = smallest;
+}

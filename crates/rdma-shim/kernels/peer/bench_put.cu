@@ -1,0 +1,133 @@
+/*! Kernels of `generator bench-post-gpu --peer-headers DIR`: the same posts by `doca_gpu_dev_verbs_put` of gpunetio 4.0.0.
+ *
+ * That library's headers are the user's (pip package nvidia-nvshmem-cu13 3.8.0), so that this is compiled for who gives them.
+ * Launch as in bench_post.cu. A doorbell is held back by the flag that the library has for it; completions are those of
+ * its ordinary CQ, which asks for one a WQE, and the doorbell is rung by the GPU itself.
+ */
+#include "bench_run.h"
+
+/* Its own has a form for compilers of GNU C alone, and one that cannot take what is behind a pointer. */
+template <typename T> static __device__ __forceinline__ volatile T *db_peer_volatile(T &value) { return &value; }
+#define ACCESS_ONCE(x) (*db_peer_volatile(x))
+
+#include "doca_gpunetio_device.h"
+
+/* Who shares a queue: nobody, or the whole GPU. */
+#define DB_PEER_ALONE DOCA_GPUNETIO_VERBS_RESOURCE_SHARING_MODE_EXCLUSIVE
+#define DB_PEER_SHARED DOCA_GPUNETIO_VERBS_RESOURCE_SHARING_MODE_GPU
+#define DB_PEER_HANDLER DOCA_GPUNETIO_VERBS_NIC_HANDLER_GPU_SM_DB
+#define DB_PEER_CQ DOCA_GPUNETIO_VERBS_CQ_64B
+
+typedef char db_peer_fits[sizeof(struct doca_gpu_dev_verbs_qp) <= DB_BENCH_PEER_BYTES ? 1 : -1];
+
+/* What this needs of `struct db_sq`, in the host's order. */
+struct db_peer_queue {
+    db_u64 ring;
+    db_u64 record;
+    db_u64 reg;
+    db_u64 cq_ring;   /* `blocks` CQEs */
+    db_u64 cq_record;
+    db_u64 start; /* first index; all before is done, and its completions were taken */
+    db_u32 blocks;
+    db_u32 qpn;
+};
+
+/* Launch: a thread a queue, in one block. Makes the library's structs. */
+extern "C" __global__ void bench_put_prepare(const struct db_peer_queue *queues, db_u64 to) {
+    const struct db_peer_queue *queue = queues + threadIdx.x;
+    struct doca_gpu_dev_verbs_qp made = {};
+    made.sq_rsvd_index = made.sq_ready_index = made.sq_wqe_pi = queue->start;
+    made.sq_num = queue->qpn;
+    made.sq_num_shift8 = queue->qpn << 8;
+    made.sq_num_shift8_be = db_be32(queue->qpn << 8);
+    made.sq_num_shift8_be_1ds = db_be32(queue->qpn << 8 | 1);
+    made.sq_num_shift8_be_2ds = db_be32(queue->qpn << 8 | 2);
+    made.sq_num_shift8_be_3ds = db_be32(queue->qpn << 8 | 3);
+    made.sq_num_shift8_be_4ds = db_be32(queue->qpn << 8 | 4);
+    made.sq_num_shift8_be_5ds = db_be32(queue->qpn << 8 | 5);
+    made.sq_wqe_num = (uint16_t)queue->blocks;
+    made.sq_wqe_mask = (uint16_t)(queue->blocks - 1);
+    made.sq_wqe_daddr = (uint8_t *)queue->ring;
+    made.sq_dbrec = (__be32 *)queue->record;
+    made.sq_db = (uint64_t *)queue->reg;
+    made.cq_sq.cqe_daddr = (uint8_t *)queue->cq_ring;
+    made.cq_sq.cqe_num = queue->blocks;
+    made.cq_sq.cqe_mask = queue->blocks - 1;
+    made.cq_sq.cqe_ci = queue->start;
+    made.cq_sq.cqe_size = 64;
+    made.cq_sq.cq_type = DB_PEER_CQ;
+    made.cq_sq.dbrec = (__be32 *)queue->cq_record;
+    made.nic_handler = DB_PEER_HANDLER;
+    *(struct doca_gpu_dev_verbs_qp *)(to + (db_u64)threadIdx.x * DB_BENCH_PEER_BYTES) = made;
+}
+
+static __device__ __forceinline__ void db_peer_end(const struct db_bench_run *run, db_u64 start_ns) {
+    struct db_bench_time *time = (struct db_bench_time *)run->times + blockIdx.x;
+    db_u64 end_ns = db_clock_ns();
+    time->start_ns = start_ns;
+    time->end_ns = end_ns;
+    time->error = 0;
+}
+
+static __device__ __forceinline__ struct doca_gpu_dev_verbs_qp *db_peer_qp(const struct db_bench_run *run) {
+    return (struct doca_gpu_dev_verbs_qp *)(run->queues + (db_u64)blockIdx.x * run->apart);
+}
+
+/* One by one, a doorbell every per_ring. */
+template <enum doca_gpu_dev_verbs_resource_sharing_mode mode, uint32_t options>
+static __device__ __forceinline__ void db_peer_thread(const struct db_bench_run *run) {
+    struct doca_gpu_dev_verbs_qp *qp = db_peer_qp(run);
+    db_u64 first = (db_u64)blockIdx.x * run->posts * DB_BENCH_LENGTH;
+    struct doca_gpu_dev_verbs_addr to = {run->remote + first, db_be32(run->rkey)};
+    struct doca_gpu_dev_verbs_addr from = {run->local + first, db_be32(run->lkey)};
+    db_u32 i = 0, j;
+    db_u64 start = db_clock_ns();
+    while (i < run->posts) {
+        for (j = 1; j < run->per_ring; j++, i++) {
+            doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_THREAD, DB_PEER_CQ>(
+                qp, to, from, DB_BENCH_LENGTH, options | DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_DB_RINGING);
+            to.addr += DB_BENCH_LENGTH;
+            from.addr += DB_BENCH_LENGTH;
+        }
+        doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_THREAD, DB_PEER_CQ>(
+            qp, to, from, DB_BENCH_LENGTH, options);
+        to.addr += DB_BENCH_LENGTH;
+        from.addr += DB_BENCH_LENGTH;
+        i++;
+    }
+    db_peer_end(run, start);
+}
+
+/* 32 at a time, a doorbell every per_ring. */
+template <enum doca_gpu_dev_verbs_resource_sharing_mode mode, uint32_t options>
+static __device__ __forceinline__ void db_peer_warp(const struct db_bench_run *run) {
+    struct doca_gpu_dev_verbs_qp *qp = db_peer_qp(run);
+    db_u64 first = ((db_u64)blockIdx.x * run->posts + threadIdx.x) * DB_BENCH_LENGTH;
+    struct doca_gpu_dev_verbs_addr to = {run->remote + first, db_be32(run->rkey)};
+    struct doca_gpu_dev_verbs_addr from = {run->local + first, db_be32(run->lkey)};
+    db_u32 i = 0, j;
+    db_u64 start = db_clock_ns();
+    while (i < run->posts) {
+        for (j = 32; j < run->per_ring; j += 32, i += 32) {
+            doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_WARP, DB_PEER_CQ>(
+                qp, to, from, DB_BENCH_LENGTH, options | DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_DB_RINGING);
+            to.addr += 32 * DB_BENCH_LENGTH;
+            from.addr += 32 * DB_BENCH_LENGTH;
+        }
+        doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_WARP, DB_PEER_CQ>(
+            qp, to, from, DB_BENCH_LENGTH, options);
+        to.addr += 32 * DB_BENCH_LENGTH;
+        from.addr += 32 * DB_BENCH_LENGTH;
+        i += 32;
+    }
+    if (threadIdx.x == 0) db_peer_end(run, start);
+}
+
+#define DB_PEER_KERNELS(name, mode, options)                                                                            \
+    extern "C" __global__ void bench_put_##name(struct db_bench_run run) { db_peer_thread<mode, options>(&run); }       \
+    extern "C" __global__ void bench_put_##name##_warp(struct db_bench_run run) { db_peer_warp<mode, options>(&run); }
+
+DB_PEER_KERNELS(alone, DB_PEER_ALONE, 0)
+DB_PEER_KERNELS(alone_unchecked, DB_PEER_ALONE, DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_AVAILABILITY_CHECK)
+DB_PEER_KERNELS(shared, DB_PEER_SHARED, 0)
+DB_PEER_KERNELS(shared_unchecked, DB_PEER_SHARED, DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_AVAILABILITY_CHECK)

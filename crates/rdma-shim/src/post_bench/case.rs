@@ -1,0 +1,265 @@
+//! What one run posts, how, and where: a case, and the kernel that it means.
+
+#![forbid(unsafe_code)]
+
+use super::content::Signals;
+use crate::Order;
+
+/// Lanes of a warp.
+const WARP: u32 = 32;
+/// Blocks of all rings together, and of one at most (`DB_MAX_BLOCKS`).
+pub(super) const ALL_BLOCKS: u32 = 1 << 18;
+pub(super) const MOST_BLOCKS: u32 = 1 << 15;
+/// Producers at most: one for each multiprocessor of the largest GPU that was seen.
+pub(super) const MOST_PRODUCERS: u32 = 160;
+/// A shared queue's WQE that crosses a multiple of this asks for a completion.
+pub(super) const SIGNAL_EVERY: u32 = 1024;
+
+/// Who posts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Poster {
+    /// The shim, one WQE a call.
+    Shim(Order),
+    /// The shim, a doorbell's WQEs in one call (`db_try_post_writes`); one thread with a queue of its own.
+    ShimList(Order),
+    /// `doca_gpu_dev_verbs_put`.
+    Peer,
+    /// The original release's style: volatile words, a fence a step. One thread with a queue of its own, a doorbell a WQE.
+    Original,
+    /// The original's own instructions, which order too little for a NIC: release stores of GPU scope.
+    OriginalRelease,
+}
+
+/// What a producer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope {
+    /// One thread.
+    Thread,
+    /// 32 lanes that post together.
+    Warp,
+}
+
+/// Who else posts to a producer's queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sharing {
+    /// Nobody: each producer has a queue.
+    Exclusive,
+    /// All other producers.
+    Shared,
+}
+
+/// Whether posters look for room, and what they find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Room {
+    /// They look, and the ring's first lap is known to have room.
+    FirstLap,
+    /// They look in the second lap: what the completions gave back has to be known, and is, without a poll.
+    LaterLap,
+    /// They do not look. The shim on a shared queue cannot leave it out: it compares two registers.
+    Unchecked,
+}
+
+/// Where the ring lies; records and registers are in host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Pinned host memory.
+    Host,
+    /// The GPU's own.
+    Gpu,
+}
+
+/// A run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Case {
+    /// Who posts.
+    pub poster: Poster,
+    /// As a thread or a warp.
+    pub scope: Scope,
+    /// On queues of whom.
+    pub sharing: Sharing,
+    /// How many; a block each.
+    pub producers: u32,
+    /// WQEs a doorbell; of no meaning on a shared queue of the shim, which rings by itself.
+    pub per_ring: u32,
+    /// Whether they look for room.
+    pub room: Room,
+    /// Where.
+    pub place: Place,
+    /// Posts of a run, about.
+    pub posts: u32,
+}
+
+impl Case {
+    /// Why it cannot be run, if it cannot.
+    pub fn impossible(&self) -> Option<String> {
+        let lone = self.scope == Scope::Thread && self.sharing == Sharing::Exclusive;
+        let fits = match self.poster {
+            Poster::Shim(_) => self.sharing == Sharing::Exclusive || self.per_ring == self.step(),
+            Poster::Peer => true,
+            Poster::ShimList(_) => lone,
+            Poster::Original | Poster::OriginalRelease => lone && self.per_ring == 1,
+        };
+        match self {
+            _ if !(1..=MOST_PRODUCERS).contains(&self.producers) => {
+                Some(format!("{} producers: 1 to {MOST_PRODUCERS} can be", self.producers))
+            }
+            _ if self.per_ring == 0 || self.per_ring > 64 || !self.per_ring.is_multiple_of(self.step()) => {
+                Some(format!(
+                    "{} WQEs a doorbell: a multiple of {} up to 64 can be",
+                    self.per_ring,
+                    self.step()
+                ))
+            }
+            _ if !fits => Some(format!("{:?} does not post in this way", self.poster)),
+            _ => None,
+        }
+    }
+
+    /// WQEs of one call.
+    fn step(&self) -> u32 {
+        if self.scope == Scope::Warp { WARP } else { 1 }
+    }
+
+    /// How many queues.
+    pub fn queues(&self) -> u32 {
+        if self.sharing == Sharing::Shared { 1 } else { self.producers }
+    }
+
+    /// Blocks of each ring.
+    pub fn blocks(&self) -> u32 {
+        let share = ALL_BLOCKS / self.queues();
+        // The power of two below.
+        (1 << (31 - share.leading_zeros())).min(MOST_BLOCKS)
+    }
+
+    /// Posts of one producer: whole doorbells, and no more than its share of a ring.
+    pub fn posts_of_one(&self) -> u32 {
+        let most = self.queues() * self.blocks() / self.producers;
+        let unit = self.per_ring.max(self.step());
+        ((self.posts / self.producers).clamp(unit, most) / unit) * unit
+    }
+
+    /// Posts of a run.
+    pub fn posts_of_all(&self) -> u32 {
+        self.posts_of_one() * self.producers
+    }
+
+    /// Index of the first WQE of each ring.
+    pub fn start(&self) -> u64 {
+        if self.room == Room::LaterLap { u64::from(self.blocks()) } else { 0 }
+    }
+
+    /// Which WQEs ask for a completion.
+    pub(super) fn signals(&self) -> Signals {
+        match (self.poster, self.sharing) {
+            (Poster::Shim(_) | Poster::ShimList(_), Sharing::Exclusive) => Signals::Every(self.per_ring),
+            (Poster::Shim(_) | Poster::ShimList(_), Sharing::Shared) => Signals::Every(SIGNAL_EVERY),
+            _ => Signals::Every(1),
+        }
+    }
+
+    /// The shim's order; `strict` where the poster has none.
+    pub(super) fn order(&self) -> Order {
+        match self.poster {
+            Poster::Shim(order) | Poster::ShimList(order) => order,
+            _ => Order::Strict,
+        }
+    }
+
+    /// The kernel.
+    pub(super) fn kernel(&self) -> &'static str {
+        let unchecked = self.room == Room::Unchecked;
+        match (self.poster, self.sharing, self.scope, unchecked) {
+            (Poster::Shim(_), Sharing::Exclusive, Scope::Thread, false) => "bench_post_one",
+            (Poster::Shim(_), Sharing::Exclusive, Scope::Thread, true) => "bench_post_one_unchecked",
+            (Poster::Shim(_), Sharing::Exclusive, Scope::Warp, false) => "bench_post_warp",
+            (Poster::Shim(_), Sharing::Exclusive, Scope::Warp, true) => "bench_post_warp_unchecked",
+            (Poster::Shim(_), Sharing::Shared, Scope::Thread, _) => "bench_post_shared",
+            (Poster::Shim(_), Sharing::Shared, Scope::Warp, _) => "bench_post_shared_warp",
+            (Poster::ShimList(_), .., false) => "bench_post_list",
+            (Poster::ShimList(_), .., true) => "bench_post_list_unchecked",
+            (Poster::Original, ..) => "bench_post_original",
+            (Poster::OriginalRelease, ..) => "bench_post_original_release",
+            (Poster::Peer, Sharing::Exclusive, Scope::Thread, false) => "bench_put_alone",
+            (Poster::Peer, Sharing::Exclusive, Scope::Thread, true) => "bench_put_alone_unchecked",
+            (Poster::Peer, Sharing::Exclusive, Scope::Warp, false) => "bench_put_alone_warp",
+            (Poster::Peer, Sharing::Exclusive, Scope::Warp, true) => "bench_put_alone_unchecked_warp",
+            (Poster::Peer, Sharing::Shared, Scope::Thread, false) => "bench_put_shared",
+            (Poster::Peer, Sharing::Shared, Scope::Thread, true) => "bench_put_shared_unchecked",
+            (Poster::Peer, Sharing::Shared, Scope::Warp, false) => "bench_put_shared_warp",
+            (Poster::Peer, Sharing::Shared, Scope::Warp, true) => "bench_put_shared_unchecked_warp",
+        }
+    }
+
+    /// Threads of a block.
+    pub(super) fn threads(&self) -> u32 {
+        self.step()
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub fn case() -> Case {
+        Case {
+            poster: Poster::Shim(Order::Early),
+            scope: Scope::Thread,
+            sharing: Sharing::Exclusive,
+            producers: 1,
+            per_ring: 1,
+            room: Room::FirstLap,
+            place: Place::Host,
+            posts: 16384,
+        }
+    }
+
+    #[test]
+    fn every_run_fits_its_rings_and_consists_of_whole_doorbells() {
+        for producers in [1, 2, 4, 32, 132, MOST_PRODUCERS] {
+            for (scope, per_ring) in [
+                (Scope::Thread, 1),
+                (Scope::Thread, 16),
+                (Scope::Thread, 64),
+                (Scope::Warp, 32),
+                (Scope::Warp, 64),
+            ] {
+                for sharing in [Sharing::Exclusive, Sharing::Shared] {
+                    for posts in [1, 1000, 16384, 1 << 20] {
+                        let case = Case { producers, scope, per_ring, sharing, posts, ..case() };
+                        let (one, all) = (case.posts_of_one(), case.posts_of_all());
+                        assert!(one > 0 && one.is_multiple_of(per_ring), "{case:?}: {one}");
+                        assert!(all <= case.queues() * case.blocks(), "{case:?}: {all} posts");
+                        assert!(case.queues() * case.blocks() <= ALL_BLOCKS, "{case:?}");
+                        assert!(case.blocks().is_power_of_two() && case.blocks() <= MOST_BLOCKS, "{case:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_poster_cannot_do_is_said() {
+        let early = Poster::Shim(Order::Early);
+        for (case, words) in [
+            (Case { producers: 0, ..case() }, Some("0 producers")),
+            (Case { producers: 161, ..case() }, Some("161 producers")),
+            (Case { scope: Scope::Warp, ..case() }, Some("1 WQEs a doorbell")),
+            (Case { per_ring: 65, ..case() }, Some("65 WQEs")),
+            (Case { poster: Poster::Original, per_ring: 16, ..case() }, Some("Original does not")),
+            (
+                Case { poster: Poster::Original, sharing: Sharing::Shared, ..case() },
+                Some("Original does not"),
+            ),
+            (Case { poster: early, sharing: Sharing::Shared, per_ring: 16, ..case() }, Some("does not post")),
+            (Case { poster: Poster::Peer, sharing: Sharing::Shared, per_ring: 16, ..case() }, None),
+            (case(), None),
+        ] {
+            let said = case.impossible();
+            match words {
+                Some(words) => assert!(said.as_ref().is_some_and(|said| said.contains(words)), "{said:?}"),
+                None => assert_eq!(said, None, "{case:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,43 @@
+//! What `generator bench-post-gpu` measures with: GPU kernels that post to queues on plain memory, timed by the GPU's own clock.
+//!
+//! No NIC takes part, and none is needed: a ring in pinned host memory or in GPU memory, a record and a word for a register
+//! in host memory, and room for every post of a run. So a time is that of the GPU's side alone, with the stores over PCIe
+//! that a NIC would see. After each run the ring is compared with what the host's shim writes for the same messages
+//! ([`content`]). The same posts may be made by a peer's routine, whose headers the user gives ([`PeerHeaders`]), and in the
+//! style of the original release.
+
+mod case;
+pub mod content;
+mod memory;
+mod peer;
+mod rig;
+
+pub use case::{Case, Place, Poster, Room, Scope, Sharing};
+pub use peer::{PeerError, PeerHeaders};
+pub use rig::{Rig, RigError, Sample};
+
+use gpu::{Arch, BuildError, Form, Image, ImageBuilder, Unit};
+
+use crate::device;
+
+/// Bytes of a message: `DB_BENCH_LENGTH`.
+pub const LENGTH: u32 = 64;
+/// Name and text of the header that the kernels share.
+const RUN: (&str, &str) = ("bench_run.h", include_str!("../../kernels/bench_run.h"));
+
+/// The shim's kernels, and those in the original's style.
+fn shim_unit() -> Unit {
+    device::unit("bench_post.cu", include_str!("../../kernels/bench_post.cu")).header(RUN.0, RUN.1)
+}
+
+/// The image of the peer's kernels. Errors: the compiler's and the linker's, in the words that the caller prints.
+pub fn put_image(peer: &PeerHeaders, builder: &ImageBuilder, arch: Arch) -> Result<Image, BuildError> {
+    let unit =
+        device::unit("bench_put.cu", include_str!("../../kernels/peer/bench_put.cu")).header(RUN.0, RUN.1);
+    builder.image(&[peer.complete(unit, builder.toolkit())], arch, Form::Cubin)
+}
+
+/// The image of the shim's kernels.
+fn shim_image(builder: &ImageBuilder, arch: Arch) -> Result<Image, BuildError> {
+    builder.image(&[shim_unit()], arch, Form::Cubin)
+}

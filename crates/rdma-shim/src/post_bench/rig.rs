@@ -1,0 +1,276 @@
+//! Runs cases on a GPU: prepares memory, launches, waits, reads the clock's words, compares the rings.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use gpu::{
+    Arguments, BuildError, Context, Function, Gpu, GpuTimer, Image, ImageBuilder, Module, Priority, Shape,
+    Stream,
+};
+
+use super::case::{Case, Poster, SIGNAL_EVERY, Sharing};
+use super::content::{self, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Wrong};
+use super::memory::{Memory, PEER_BYTES, SQ_BYTES};
+use super::{PeerHeaders, put_image, shim_image};
+
+/// Longest run: the slowest posts take 2 µs, of which there are 2^15 at most, one after the other.
+const RUN: Duration = Duration::from_secs(5);
+/// Longest wait of a post for room, of which there always is.
+const PATIENCE_NS: u64 = 2_000_000_000;
+/// Readings of the timer that its step is made of.
+const READINGS: u32 = 64;
+
+/// Why there is no number.
+#[derive(Debug, thiserror::Error)]
+pub enum RigError {
+    /// The driver's.
+    #[error(transparent)]
+    Gpu(#[from] gpu::Error),
+    /// The compiler's or the linker's.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// A case that is none.
+    #[error("{0}")]
+    Impossible(String),
+    /// The peer's kernels are not there.
+    #[error("no peer: {0}")]
+    NoPeer(String),
+    /// A post said that it failed.
+    #[error("{kernel}: producer {producer}'s posts returned {error}, where there is room for all")]
+    Post {
+        /// Which kernel.
+        kernel: &'static str,
+        /// Whose.
+        producer: usize,
+        /// What they returned, one over the other.
+        error: u32,
+    },
+    /// A WQE is wrong.
+    #[error("{kernel}: {wrong}")]
+    Content {
+        /// Which kernel.
+        kernel: &'static str,
+        /// Which, and how.
+        wrong: Wrong,
+    },
+    /// Record or register do not tell the device of all.
+    #[error("{kernel}: queue {queue}'s {word} is {found:02x?} after {posts} posts")]
+    Doorbell {
+        /// Which kernel.
+        kernel: &'static str,
+        /// Whose.
+        queue: u32,
+        /// Record or register.
+        word: &'static str,
+        /// As in memory.
+        found: Vec<u8>,
+        /// Index behind the last WQE.
+        posts: u64,
+    },
+}
+
+/// What a run took.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sample {
+    /// Posts of all producers.
+    pub posts: u32,
+    /// By the global timer, from the first producer's start to the last one's end.
+    pub span_ns: u64,
+    /// By events around the launch, launch and end included.
+    pub event_ns: u64,
+}
+
+impl Sample {
+    /// Of one WQE.
+    pub fn ns_per_wqe(&self) -> f64 {
+        self.span_ns as f64 / f64::from(self.posts)
+    }
+}
+
+/// A GPU with the kernels and the memory for them.
+#[derive(Debug)]
+pub struct Rig {
+    memory: Memory,
+    timer: GpuTimer,
+    stream: Stream,
+    kernels: HashMap<String, Function>,
+    no_peer: Option<String>,
+}
+
+impl Rig {
+    /// Compiles and loads. A peer whose headers do not compile is no error: its cases are ([`Self::no_peer`] says why).
+    pub fn new(gpu: Gpu, builder: &ImageBuilder, peer: Option<&PeerHeaders>) -> Result<Rig, RigError> {
+        let context = Context::new(gpu)?;
+        let mut rig = Rig {
+            memory: Memory::new(&context)?,
+            timer: GpuTimer::new(&context)?,
+            stream: Stream::new(&context, Priority::Least)?,
+            kernels: HashMap::new(),
+            no_peer: None,
+        };
+        let arch = gpu.arch()?;
+        rig.load(&context, &shim_image(builder, arch)?)?;
+        rig.no_peer = match peer {
+            None => Some("its headers were not given".into()),
+            Some(peer) => match put_image(peer, builder, arch) {
+                Ok(image) => rig.load(&context, &image).err().map(|error| error.to_string()),
+                Err(error) => Some(error.to_string()),
+            },
+        };
+        Ok(rig)
+    }
+
+    fn load(&mut self, context: &Context, image: &Image) -> Result<(), RigError> {
+        let module = Module::load(context, image)?;
+        for name in &image.facts.functions {
+            self.kernels.insert(name.clone(), module.function(name)?);
+        }
+        Ok(())
+    }
+
+    /// Why there are no kernels of the peer's; `None` when there are.
+    pub fn no_peer(&self) -> Option<&str> {
+        self.no_peer.as_deref()
+    }
+
+    /// Step of the GPU's global timer, in ns.
+    pub fn timer_step_ns(&mut self) -> Result<u64, RigError> {
+        let word = self.memory.times.device_address();
+        let arguments = Arguments::new().u64(word).u32(READINGS);
+        // SAFETY: the kernel writes one word of the memory of this rig, which waits for its end.
+        unsafe { self.launch("bench_timer_step", 1, 1, &arguments) }?;
+        self.stream.wait("the look at the GPU's timer", RUN)?;
+        Ok(self.memory.times.long_words()[0].load(std::sync::atomic::Ordering::Acquire))
+    }
+
+    /// One run: posts, then compares what they left. Errors: a case that cannot be, the driver's, and everything that makes a
+    /// time worthless: a failed post, a wrong WQE, a doorbell that tells of less than all.
+    pub fn run(&mut self, case: &Case) -> Result<Sample, RigError> {
+        if let Some(why) = case.impossible() {
+            return Err(RigError::Impossible(why));
+        }
+        if let (Poster::Peer, Some(why)) = (case.poster, &self.no_peer) {
+            return Err(RigError::NoPeer(why.clone()));
+        }
+        self.memory.prepare(case, &self.stream)?;
+        self.make_queues(case)?;
+        let kernel = case.kernel();
+        let arguments = Arguments::new().bytes(&self.arguments(case));
+        self.timer.begin(&self.stream)?;
+        // SAFETY: the kernels of `bench_post.cu`, and the peer's routine, write the rings, records, registers, slots, marks and
+        // structs that `prepare` laid out for this case, whose sizes `posts_of_one` keeps to, and the times; all of it is this
+        // rig's, lives until the stream is at rest, and is reached by the CPU through atomics and copies.
+        unsafe { self.launch(kernel, case.producers, case.threads(), &arguments) }?;
+        self.timer.finish(&self.stream)?;
+        self.stream.wait(kernel, RUN)?;
+        let event_ns = self.timer.elapsed(RUN)?.as_nanos() as u64;
+        let times = self.memory.times(case.producers);
+        if let Some((producer, time)) = times.iter().enumerate().find(|(_, time)| time.error != 0) {
+            return Err(RigError::Post { kernel, producer, error: time.error });
+        }
+        self.compare(case)?;
+        let start = times.iter().map(|time| time.start_ns).min().unwrap_or(0);
+        let end = times.iter().map(|time| time.end_ns).max().unwrap_or(0);
+        Ok(Sample { posts: case.posts_of_all(), span_ns: end.saturating_sub(start), event_ns })
+    }
+
+    /// Makes those structs of queues that only a kernel knows the layout of.
+    fn make_queues(&self, case: &Case) -> Result<(), RigError> {
+        let memory = &self.memory;
+        match (case.poster, case.sharing) {
+            (Poster::Peer, _) => {
+                let arguments =
+                    Arguments::new().u64(memory.peer_queues.address()).u64(memory.peers.address());
+                // SAFETY: a thread reads one entry of the first and writes one struct of the second, and there are as many.
+                unsafe { self.launch("bench_put_prepare", 1, case.queues(), &arguments) }
+            }
+            (_, Sharing::Exclusive) => Ok(()),
+            (_, Sharing::Shared) => {
+                let cq = memory.shared_cq();
+                let mut words = Vec::new();
+                for word in [cq.ring, cq.record, u64::from(cq.entries) | u64::from(cq.cqn) << 32, cq.consumer]
+                {
+                    words.extend(word.to_ne_bytes());
+                }
+                let arguments = Arguments::new()
+                    .u64(memory.queues.address())
+                    .u64(memory.shared.address())
+                    .bytes(&words)
+                    .u64(memory.marks())
+                    .u32(SIGNAL_EVERY - 1);
+                // SAFETY: the kernel reads one queue and writes the shared one, in memory for them.
+                unsafe { self.launch("bench_share", 1, 1, &arguments) }
+            }
+        }
+    }
+
+    /// `struct db_bench_run`.
+    fn arguments(&self, case: &Case) -> Vec<u8> {
+        let memory = &self.memory;
+        let (queues, bytes) = match (case.poster, case.sharing) {
+            (Poster::Peer, _) => (memory.peers.address(), PEER_BYTES),
+            (_, Sharing::Exclusive) => (memory.queues.address(), SQ_BYTES),
+            (_, Sharing::Shared) => (memory.shared.address(), 0),
+        };
+        let apart = if case.sharing == Sharing::Shared { 0 } else { bytes };
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let words = [
+            queues,
+            memory.times.device_address(),
+            LOCAL,
+            REMOTE,
+            pair(LKEY, RKEY),
+            pair(case.posts_of_one(), case.per_ring),
+            u64::from(apart),
+            PATIENCE_NS,
+        ];
+        words.into_iter().flat_map(u64::to_ne_bytes).collect()
+    }
+
+    /// # Safety
+    /// As [`Stream::launch`].
+    unsafe fn launch(
+        &self,
+        name: &str,
+        blocks: u32,
+        threads: u32,
+        arguments: &Arguments,
+    ) -> Result<(), RigError> {
+        let missing = || gpu::Error::Refused(format!("the image has no kernel `{name}`"));
+        let function = self.kernels.get(name).ok_or_else(missing)?;
+        let shape = Shape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
+        // SAFETY: the caller's promise is the one that is asked for.
+        unsafe { self.stream.launch(function, shape, arguments) }?;
+        Ok(())
+    }
+
+    fn compare(&self, case: &Case) -> Result<(), RigError> {
+        let kernel = case.kernel();
+        let expected = Expected {
+            queues: case.queues(),
+            blocks: case.blocks(),
+            start: case.start(),
+            posts: case.posts_of_all() / case.queues(),
+            in_order: case.sharing == Sharing::Exclusive,
+            signals: case.signals(),
+        };
+        let rings = self.memory.rings(case, &self.stream)?;
+        content::check(&rings, &expected).map_err(|wrong| RigError::Content { kernel, wrong })?;
+        for queue in 0..case.queues() {
+            let posts = case.start() + u64::from(expected.posts);
+            let (record, register) = self.memory.doorbell(queue);
+            let wrong =
+                |word, found: &[u8]| RigError::Doorbell { kernel, queue, word, found: found.into(), posts };
+            if record != ((posts & 0xffff) as u32).to_be_bytes() {
+                return Err(wrong("record", &record));
+            }
+            // The index of the last WQE, or the next free one: the device looks at the record for the end.
+            let index = u64::from(u16::from_be_bytes([register[1], register[2]]));
+            let named = [posts - 1, posts].iter().any(|end| end & 0xffff == index);
+            if !named || register[4..7] != (QPN + queue).to_be_bytes()[1..] {
+                return Err(wrong("register", &register));
+            }
+        }
+        Ok(())
+    }
+}

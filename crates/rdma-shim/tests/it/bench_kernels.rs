@@ -1,0 +1,182 @@
+//! Kernels of `generator bench-post-gpu` without a GPU: on the host twin they leave what the host's shim writes, and with
+//! the peer's headers, where these are, its own compile with NVRTC.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use gpu::cache::Cache;
+use gpu::{Arch, Toolkit};
+use measure::need;
+use rdma_shim::post_bench::content::{BLOCK, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Signals, check};
+use rdma_shim::post_bench::{PeerHeaders, put_image};
+use rdma_shim::sys::{db_slot, db_sq};
+use rdma_shim::twin::{Arguments, Kernel, Launch, Visibility, run};
+
+/// Far above what a busy machine needs.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Of each ring: the runs below leave a part of it free.
+const BLOCKS: u32 = 256;
+const PRODUCERS: u32 = 2;
+const POSTS: u32 = 64;
+
+/// `struct db_sq`, `DB_BENCH_SQ_BYTES` long.
+#[repr(C, align(128))]
+#[derive(Clone)]
+struct Queue(db_sq);
+
+/// `struct db_bench_run`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Run {
+    queues: u64,
+    times: u64,
+    local: u64,
+    remote: u64,
+    lkey: u32,
+    rkey: u32,
+    posts: u32,
+    per_ring: u32,
+    apart: u64,
+    patience_ns: u64,
+}
+
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Line([u64; 8]);
+
+fn address<T>(memory: &mut [T]) -> u64 {
+    memory.as_mut_ptr().expose_provenance() as u64
+}
+
+/// Runs a kernel on rings that begin at `start`; the rings, and what record and register say at the end.
+fn post(kernel: &str, threads: u32, per_ring: u32, shared: bool, start: u64) -> (Vec<u8>, Vec<(u32, u64)>) {
+    let queues = if shared { 1 } else { PRODUCERS };
+    let mut rings = vec![Line([0; 8]); (queues * BLOCKS) as usize];
+    let mut slots = vec![db_slot::default(); (queues * BLOCKS) as usize];
+    let mut pages = vec![Line([0; 8]); 2 * queues as usize];
+    let (mut cqes, mut marks) =
+        (vec![Line([u64::MAX; 8]); BLOCKS as usize], vec![0_u128; BLOCKS as usize / 16]);
+    let mut times = vec![[0_u64; 3]; PRODUCERS as usize];
+    let mut structs: Vec<Queue> = (0..queues as usize)
+        .map(|queue| {
+            let first = queue * BLOCKS as usize;
+            Queue(db_sq {
+                ring: address(&mut rings[first..]),
+                record: address(&mut pages[2 * queue..]) + 4,
+                reg: address(&mut pages[2 * queue + 1..]),
+                slots: address(&mut slots[first..]),
+                blocks: BLOCKS,
+                qpn: QPN + queue as u32,
+                max_sge: 1,
+                opcodes: 1,
+                producer: start,
+                rung: start,
+                consumer: start,
+                ..db_sq::default()
+            })
+        })
+        .collect();
+    let mut shared_queue = vec![Line([0; 8]); 32];
+    let launch = |blocks, threads| Launch {
+        blocks,
+        threads,
+        visibility: Visibility::Weak { seed: u64::from(per_ring) },
+        deadline: DEADLINE,
+    };
+    let find = |name| Kernel::find(name).unwrap();
+    if shared {
+        let mut record = [0_u64; 2];
+        // `struct db_cq`.
+        let cq = [address(&mut cqes), address(&mut record), u64::from(BLOCKS) | 1 << 32, 0];
+        let arguments = Arguments::new()
+            .pointer(structs.as_mut_ptr())
+            .pointer(shared_queue.as_mut_ptr())
+            .push(cq)
+            .push(address(&mut marks))
+            .push(31_u32);
+        // SAFETY: as below.
+        unsafe { run(find("bench_share"), &launch(1, 1), arguments) }.unwrap();
+    }
+    let given = Run {
+        queues: if shared { address(&mut shared_queue) } else { address(&mut structs) },
+        times: address(&mut times),
+        local: LOCAL,
+        remote: REMOTE,
+        lkey: LKEY,
+        rkey: RKEY,
+        posts: POSTS,
+        per_ring,
+        apart: if shared { 0 } else { size_of::<Queue>() as u64 },
+        patience_ns: DEADLINE.as_nanos() as u64 / 2,
+    };
+    // SAFETY: these are what the kernels take, and all that they lead to lives here, in memory of the sizes that it says.
+    unsafe { run(find(kernel), &launch(PRODUCERS, threads), Arguments::new().push(given)) }.unwrap();
+    for [start_ns, end_ns, error] in times {
+        assert!(
+            error as u32 == 0 && start_ns <= end_ns && end_ns > 0,
+            "{kernel}: error {error}, {start_ns} to {end_ns}"
+        );
+    }
+    let bells = pages.chunks(2).map(|page| (u32::from_be((page[0].0[0] >> 32) as u32), page[1].0[0]));
+    (rings.iter().flat_map(|line| line.0).flat_map(u64::to_ne_bytes).collect(), bells.collect())
+}
+
+/// Rows: kernel, lanes, WQEs a doorbell, whether all share a queue, which of a queue's WQEs are signalled.
+#[test]
+fn twin_bench_kernels_leave_what_the_hosts_shim_writes() {
+    need!(Kernel::find("vote").map(drop).map_err(|error| error.to_string()), cc, "a C++ compiler");
+    for (kernel, threads, per_ring, shared, signals) in [
+        ("bench_post_one", 1, 1, false, 1),
+        ("bench_post_one", 1, 16, false, 16),
+        ("bench_post_one_unchecked", 1, 16, false, 16),
+        ("bench_post_list", 1, 16, false, 16),
+        ("bench_post_list", 1, 64, false, 64),
+        ("bench_post_list_unchecked", 1, 64, false, 64),
+        ("bench_post_warp", 32, 32, false, 32),
+        ("bench_post_warp", 32, 64, false, 64),
+        ("bench_post_warp_unchecked", 32, 32, false, 32),
+        ("bench_post_shared", 1, 1, true, 32),
+        ("bench_post_shared_warp", 32, 32, true, 32),
+        ("bench_post_original", 1, 1, false, 1),
+        ("bench_post_original_release", 1, 1, false, 1),
+    ] {
+        for start in [0, u64::from(BLOCKS)] {
+            let (rings, bells) = post(kernel, threads, per_ring, shared, start);
+            let queues = if shared { 1 } else { PRODUCERS };
+            let posts = POSTS * PRODUCERS / queues;
+            let signals = Signals::Every(signals);
+            let expected = Expected { queues, blocks: BLOCKS, start, posts, in_order: !shared, signals };
+            check(&rings, &expected).unwrap_or_else(|wrong| panic!("{kernel} from {start} on: {wrong}"));
+            let end = start + u64::from(posts);
+            for (queue, (record, register)) in (0..queues).zip(bells) {
+                let [_, high, low, _, qpn @ .., _] = register.to_ne_bytes();
+                let index = u64::from(u16::from_be_bytes([high, low]));
+                assert_eq!(u64::from(record), end, "{kernel}");
+                assert!([end - 1, end].contains(&index), "{kernel}: index {index} of {end}");
+                assert_eq!(qpn, (QPN + queue).to_be_bytes()[1..], "{kernel}");
+            }
+            let free = &rings[posts as usize * BLOCK..BLOCKS as usize * BLOCK];
+            assert!(free.iter().all(|byte| *byte == 0), "{kernel} wrote behind its last WQE");
+        }
+    }
+}
+
+/// Where the peer's headers are given: they are nobody's to ship, so that no test fetches them.
+fn peer() -> Result<PeerHeaders, String> {
+    let folder = std::env::var_os("DOORBELL_PEER_HEADERS").filter(|folder| !folder.is_empty());
+    let folder = folder.ok_or("DOORBELL_PEER_HEADERS names no folder")?;
+    PeerHeaders::read(&PathBuf::from(folder)).map_err(|error| error.to_string())
+}
+
+#[test]
+fn the_peers_routine_compiles_and_links_for_every_architecture() {
+    let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+    let peer = need!(peer(), peer, "headers of gpunetio, and a toolkit with the C++ library");
+    let builder = gpu::ImageBuilder::new(toolkit, Cache::off());
+    for number in [80, 90, 100] {
+        let image = put_image(&peer, &builder, Arch::sm(number)).unwrap();
+        for kernel in ["bench_put_prepare", "bench_put_alone", "bench_put_shared_unchecked_warp"] {
+            assert!(image.facts.functions.contains(kernel), "sm_{number}: {:?}", image.facts.functions);
+        }
+    }
+}
