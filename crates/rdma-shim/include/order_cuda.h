@@ -152,6 +152,29 @@ DB_GPU_FN db_u32 db_exchange_acquire32(db_u32 *word, db_u32 value) {
 DB_GPU_FN void db_store_release32(db_u32 *word, db_u32 value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
+/* Puts `value` there if `expected` is found; returns what was. */
+DB_GPU_FN db_u32 db_compare_swap32(db_u32 *word, db_u32 expected, db_u32 value) {
+    db_u32 old;
+    asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
+                 : "=r"(old)
+                 : "l"(word), "r"(expected), "r"(value)
+                 : "memory");
+    return old;
+}
+/* The same, handing over and taking over as db_fetch_add_acq_rel64() does. */
+DB_GPU_FN db_u64 db_compare_swap_acq_rel64(db_u64 *word, db_u64 expected, db_u64 value) {
+    db_u64 old;
+    asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(old)
+                 : "l"(word), "l"(expected), "l"(value)
+                 : "memory");
+    return old;
+}
+DB_GPU_FN db_u32 db_load_acquire32(const db_u32 *word) {
+    db_u32 value;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+    return value;
+}
 DB_GPU_FN db_u32 db_load_relaxed32(const db_u32 *word) {
     db_u32 value;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
@@ -161,9 +184,6 @@ DB_GPU_FN void db_store_relaxed32(db_u32 *word, db_u32 value) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
 }
 
-/* WQEs before the word that says they are filled, towards the thread that will ring. */
-DB_GPU_FN void db_order_wqe_before_ready(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
-
 DB_GPU_FN void db_store_relaxed64(db_u64 *word, db_u64 value) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
@@ -171,29 +191,22 @@ DB_GPU_FN void db_store_relaxed64(db_u64 *word, db_u64 value) {
 /* A WQE before the mark that says that it is filled, towards the thread that will ring. */
 DB_GPU_FN void db_order_wqe_before_mark(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-/* Marks, a byte each. */
-DB_GPU_FN void db_store_relaxed8(db_u64 address, db_u32 value) {
-    asm volatile("st.relaxed.gpu.global.u8 [%0], %1;" ::"l"(address), "r"(value) : "memory");
-}
+/* Marks that one look takes in. */
+#define DB_MARKS 64u
 
-/* The first of 64 marks at `address`, 16-byte aligned, that is not `value`, those in front of `ahead` aside; 64 when there
- * is none. Four loads, one trip to L2. */
+/* The first of DB_MARKS marks at `address`, 16-byte aligned, that is not `value`, those in front of `ahead` aside; DB_MARKS when
+ * there is none. Loads without an order among each other, which a vector load's halves have not either: one trip to L2. */
 DB_GPU_FN db_u32 db_first_other_mark(db_u64 address, db_u32 ahead, db_u32 value) {
-    db_u32 word[16], first = 64, i;
-    value *= 0x01010101u;
+    db_u32 word[DB_MARKS], first = DB_MARKS, i;
 #pragma unroll
-    for (i = 0; i < 16; i += 4)
+    for (i = 0; i < DB_MARKS; i += 4)
         asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(word[i]), "=r"(word[i + 1]), "=r"(word[i + 2]), "=r"(word[i + 3])
                      : "l"(address + 4 * i)
                      : "memory");
 #pragma unroll
-    for (i = 16; i-- > 0;) {
-        db_u32 other = word[i] ^ value;
-        if (i < ahead / 4) other = 0;
-        if (i == ahead / 4) other &= 0xffffffffu << 8 * (ahead & 3);
-        if (other) first = 4 * i + (db_u32)(__ffs((int)other) - 1) / 8;
-    }
+    for (i = DB_MARKS; i-- > 0;)
+        if (i >= ahead && word[i] != value) first = i;
     return first;
 }
 

@@ -12,10 +12,11 @@
  *   db_release_cqes
  *   db_store_release*                            the same for the lanes of the grid (.gpu) or everybody (_sys), then
  *                                                the word itself, later
- *   db_order_wqe_before_ready, ..._before_mark   the same for the grid (fence.acq_rel.gpu)
- *   db_fetch_add_acq_rel64                       the same for the grid, then the word, now
+ *   db_order_wqe_before_mark                     the same for the grid (fence.acq_rel.gpu)
+ *   db_fetch_add_acq_rel64,                      the same for the grid, then the word, now
+ *   db_compare_swap_acq_rel64
  *   db_fetch_add64, db_fetch_add_acquire64,
- *   db_exchange_acquire32                        the word, now, after older stores to it; nothing else
+ *   db_exchange_acquire32, db_compare_swap32     the word, now, after older stores to it; nothing else
  *   db_warp_sync, db_block_sync                  what a lane saw before, to all lanes of the warp or block
  *   db_warp_ballot, db_warp_shuffle*             nothing: they order no memory (CUDA C++ Programming Guide)
  *   db_order_wqe_before_register, db_flush_register, db_acquire_cqe     nothing, as on a GPU
@@ -140,6 +141,16 @@ DB_GPU_FN db_u64 db_fetch_add_acq_rel64(db_u64 *word, db_u64 value, DB_TWIN_HERE
 DB_GPU_FN db_u32 db_exchange_acquire32(db_u32 *word, db_u32 value, DB_TWIN_HERE) {
     return db_twin_change<db_u32>(DB_TWIN_EXCHANGE, word, value, 0, DB_TWIN_RELAXED, file, line);
 }
+DB_GPU_FN db_u32 db_compare_swap32(db_u32 *word, db_u32 expected, db_u32 value, DB_TWIN_HERE) {
+    return db_twin_change<db_u32>(DB_TWIN_COMPARE_AND_SWAP, word, value, expected, DB_TWIN_RELAXED, file, line);
+}
+DB_GPU_FN db_u64 db_compare_swap_acq_rel64(db_u64 *word, db_u64 expected, db_u64 value, DB_TWIN_HERE) {
+    return db_twin_change<db_u64>(DB_TWIN_COMPARE_AND_SWAP, word, value, expected, DB_TWIN_RELEASE(DB_TWIN_GPU), file,
+                                  line);
+}
+DB_GPU_FN db_u32 db_load_acquire32(const db_u32 *word, DB_TWIN_HERE) {
+    return (db_u32)db_twin_get((db_u64)word, 4, file, line);
+}
 DB_GPU_FN void db_store_release32(db_u32 *word, db_u32 value, DB_TWIN_HERE) {
     db_twin_signal((db_u64)word, value, 4, DB_TWIN_RELEASE(DB_TWIN_GPU), file, line);
 }
@@ -149,24 +160,18 @@ DB_GPU_FN db_u32 db_load_relaxed32(const db_u32 *word, DB_TWIN_HERE) {
 DB_GPU_FN void db_store_relaxed32(db_u32 *word, db_u32 value, DB_TWIN_HERE) {
     db_twin_signal((db_u64)word, value, 4, 0, file, line);
 }
-/* Every byte of the WQEs before the word or mark that says they are filled, for the thread that rings. */
-DB_GPU_FN void db_order_wqe_before_ready(DB_TWIN_HERE) { db_twin_order(DB_TWIN_RELEASE(DB_TWIN_GPU), file, line); }
+/* Every byte of the WQEs before the mark that says they are filled, for the thread that rings. */
 DB_GPU_FN void db_order_wqe_before_mark(DB_TWIN_HERE) { db_twin_order(DB_TWIN_RELEASE(DB_TWIN_GPU), file, line); }
 
 DB_GPU_FN void db_store_relaxed64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
     db_twin_signal((db_u64)word, value, 8, 0, file, line);
 }
-DB_GPU_FN void db_store_relaxed8(db_u64 address, db_u32 value, DB_TWIN_HERE) {
-    db_twin_signal(address, value & 0xff, 1, 0, file, line);
-}
+#define DB_MARKS 64u
 DB_GPU_FN db_u32 db_first_other_mark(db_u64 address, db_u32 ahead, db_u32 value, DB_TWIN_HERE) {
     db_u32 mark;
-    db_u64 eight = 0;
-    for (mark = ahead; mark < 64; mark++) {
-        if (mark == ahead || mark % 8 == 0) eight = db_twin_get(address + mark / 8 * 8, 8, file, line);
-        if ((eight >> mark % 8 * 8 & 0xff) != value) return mark;
-    }
-    return 64;
+    for (mark = ahead; mark < DB_MARKS; mark++)
+        if ((db_u32)db_twin_get(address + 4 * mark, 4, file, line) != value) return mark;
+    return DB_MARKS;
 }
 
 DB_GPU_FN db_u32 db_load_acquire_sys32(db_u64 address, DB_TWIN_HERE) {

@@ -1,38 +1,6 @@
-/*! RDMA WRITEs from device code: by one thread, by a warp, by many threads on one queue; and any list of requests.
- *
- * Message n of a run carries 8 bytes, (n + 1) * DB_POST_STEP, to word n of the target: so the target says what arrived. The
- * kernel stores the payload itself, into `window` words, each used again when its message has completed.
- * `status`: a struct in host memory that the CPU reads after the kernel; no wait is longer than its deadline.
+/*! RDMA WRITEs from device code: by one thread, by a warp; and any list of requests.
  */
-#include "doorbell_gpu.h"
-
-#define DB_POST_STEP 0x0101010101010101ull
-
-/* Where from and where to: registered memory. */
-struct db_post_target {
-    db_u64 local;  /* `window` words */
-    db_u64 remote; /* `messages` words */
-    db_u32 lkey;
-    db_u32 rkey;
-    db_u32 messages;
-    db_u32 window;
-    db_u32 per_ring; /* WQEs a doorbell; the last one is signalled */
-    db_u32 signal_every; /* in flood() alone */
-    db_u64 deadline_ns; /* for each wait */
-};
-
-struct db_post_status {
-    db_u32 error; /* of the first call that failed: DB_E*, or 0x10000 + the status of an error CQE */
-    db_u32 done;  /* messages whose completion was seen */
-    db_u32 early; /* of them, how many were not at the target then; counted by flood() */
-    db_u32 pad;
-};
-
-DB_GPU_FN struct db_sge db_post_payload(const struct db_post_target *target, db_u32 message) {
-    struct db_sge piece = {target->local + 8ull * (message % target->window), 8, target->lkey};
-    db_store64(piece.addr, (message + 1) * DB_POST_STEP);
-    return piece;
-}
+#include "post.h"
 
 /* Launch: any; the first thread posts. `sq` and `cq` are the queue's own, in host memory, and kept up to date. */
 extern "C" __global__ void post_thread(struct db_sq *sq, struct db_cq *cq, struct db_post_target target,
@@ -65,7 +33,7 @@ extern "C" __global__ void post_thread(struct db_sq *sq, struct db_cq *cq, struc
     *cq = completions;
 }
 
-/* Launch: one warp. 32 WQEs at a time, one doorbell, the last lane's signalled; lane 0 polls. `messages` and `window`:
+/* Launch: one warp. 32 WQEs at a time, one doorbell, the last lane's signalled. `messages` and `window`:
  * multiples of 32. */
 extern "C" __global__ void post_warp(struct db_sq *sq, struct db_cq *cq, struct db_post_target target,
                                      struct db_post_status *status) {
@@ -80,13 +48,11 @@ extern "C" __global__ void post_warp(struct db_sq *sq, struct db_cq *cq, struct 
         error = db_warp_post_write(&queue, mine, db_post_payload(&target, mine), target.remote + 8ull * mine, target.rkey,
                                    lane == DB_WARP - 1 ? DB_SEND_SIGNALED : 0);
         if (!error) db_warp_ring(&queue);
-        if (lane == 0 && !error) {
+        if (!error) {
             struct db_wait wait = {db_clock_ns() + target.deadline_ns, 0, 0};
-            error = db_gpu_wait(&completions, &queue, 0, &done, &released, wait);
+            error = db_warp_wait(&completions, &queue, 0, &done, &released, wait);
             if (!error && done.status != DB_WC_SUCCESS) error = 0x10000 + (int)done.status;
         }
-        error = (int)db_warp_shuffle32((db_u32)error, 0);
-        queue.consumer = db_warp_shuffle64(queue.consumer, 0);
     }
     if (lane) return;
     status->error = (db_u32)error;
@@ -171,39 +137,6 @@ extern "C" __global__ void flood(struct db_sq *sq, struct db_cq *cq, struct db_p
     status->error = (db_u32)error;
     *sq = queue;
     *cq = completions;
-}
-
-/* Launch: any number of threads, on one queue; `messages` is a multiple of their number, each thread posts its share. Words
- * of `local` are not used again: `window` is at least `messages`. */
-extern "C" __global__ void post_shared(struct db_shared_sq *shared, struct db_post_target target,
-                                       struct db_post_status *status) {
-    db_u32 threads = gridDim.x * blockDim.x, message = blockIdx.x * blockDim.x + threadIdx.x;
-    struct db_poster poster = db_poster_of(shared);
-    int error = 0;
-    for (; message < target.messages && !error; message += threads) {
-        struct db_sge payload = db_post_payload(&target, message);
-        struct db_send_wr wr = {message, &payload, 1, DB_WR_RDMA_WRITE, 0, 0, target.remote + 8ull * message, 0, 0,
-                                target.rkey};
-        struct db_wait wait = {db_clock_ns() + target.deadline_ns, 0, 0};
-        error = db_shared_post(shared, &wr, &poster, wait);
-        if (!error) atomicAdd(&status->done, 1u);
-    }
-    if (error) atomicExch(&status->error, (db_u32)error);
-}
-
-/* The same by whole warps: `messages` is a multiple of their lanes. */
-extern "C" __global__ void post_shared_warp(struct db_shared_sq *shared, struct db_post_target target,
-                                            struct db_post_status *status) {
-    db_u32 threads = gridDim.x * blockDim.x, message = blockIdx.x * blockDim.x + threadIdx.x;
-    struct db_poster poster = db_poster_of(shared);
-    int error = 0;
-    for (; message < target.messages && !error; message += threads) {
-        struct db_wait wait = {db_clock_ns() + target.deadline_ns, 0, 0};
-        error = db_shared_warp_post_write(shared, message, db_post_payload(&target, message), target.remote + 8ull * message,
-                                          target.rkey, 0, &poster, wait);
-        if (!error) atomicAdd(&status->done, 1u);
-    }
-    if (error) atomicExch(&status->error, (db_u32)error);
 }
 
 /* Launch: one thread. Posts an array of requests with one doorbell, as db_post() does on a host: its results, likewise. */

@@ -1,9 +1,10 @@
-/*! The routines of doorbell.h with outside linkage, so that Rust calls the very text that C users include.
+/*! The routines of doorbell.h, and the host's of doorbell_shared.h, with outside linkage, so that Rust calls the very text that C users include.
  *
  * Loops stay on this side: db_c_post takes a list, so that a call's cost is paid once a list. The sizes at the end let
  * a test compare `sys.rs` with the header.
  */
 #include "doorbell.h"
+#include "doorbell_shared.h"
 
 int db_c_sq_init(struct db_sq *sq, db_u32 stride) { return db_sq_init(sq, stride); }
 int db_c_rq_init(struct db_rq *rq) { return db_rq_init(rq); }
@@ -36,6 +37,10 @@ void db_c_reset_send(struct db_sq *sq) { db_reset_send(sq); }
 void db_c_reset_recv(struct db_rq *rq) { db_reset_recv(rq); }
 int db_c_drain(struct db_cq *cq) { return db_drain(cq); }
 
+int db_c_shared_init(struct db_shared_sq *shared) { return db_shared_init(shared); }
+int db_c_shared_reset(struct db_shared_sq *shared) { return db_shared_reset(shared); }
+
 const db_u32 db_c_sizes[] = {sizeof(struct db_sge),        sizeof(struct db_send_wr), sizeof(struct db_recv_wr),
                              sizeof(struct db_completion), sizeof(struct db_slot),    sizeof(struct db_sq),
-                             sizeof(struct db_rq),         sizeof(struct db_cq)};
+                             sizeof(struct db_rq),         sizeof(struct db_cq),      sizeof(struct db_failure),
+                             sizeof(struct db_shared_sq)};

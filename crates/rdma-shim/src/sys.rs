@@ -1,8 +1,8 @@
-//! `include/doorbell.h` as Rust sees it: the structs field for field, and the routines that `shim.c` compiles.
+//! `include/doorbell.h` and the host's part of `doorbell_shared.h` as Rust sees them: the structs field for field, and the routines that `shim.c` compiles.
 //!
 //! Numbers (opcodes, flags, status) are those of libibverbs, and are named in the modules above this one. Public for
 //! whoever lays out queues elsewhere (tests on plain memory, other processors); [`crate::QueuePair`] is the safe way.
-#![allow(missing_docs, reason = "fields and functions are documented in doorbell.h")]
+#![allow(missing_docs, reason = "fields and functions are documented in the headers")]
 #![allow(non_camel_case_types, reason = "names are C's")]
 
 /// `struct db_sge`, which is `struct ibv_sge`.
@@ -114,6 +114,43 @@ pub struct db_cq {
     pub consumer: u64,
 }
 
+/// `struct db_failure` of `doorbell_shared.h`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct db_failure {
+    pub wr_id: u64,
+    pub why: u32,
+    pub qpn: u32,
+    pub status: u32,
+    pub syndrome: u32,
+    pub vendor_syndrome: u32,
+    pub wqe_index: u32,
+}
+
+/// `struct db_shared_sq` of `doorbell_shared.h`.
+#[repr(C)]
+#[derive(Debug, Clone, Default)]
+pub struct db_shared_sq {
+    pub sq: db_sq,
+    pub cq: db_cq,
+    pub released: u64,
+    pub filled: u64,
+    pub signal_mask: u32,
+    pub polling: u32,
+    pub failing: u32,
+    pub failed: u32,
+    pub failure: db_failure,
+    pub line0: [u64; 7],
+    pub reserved: u64,
+    pub line1: [u64; 15],
+    pub published: u64,
+    pub line2: [u64; 15],
+    pub rung: u64,
+    pub line3: [u64; 15],
+    pub consumed: u64,
+    pub line4: [u64; 15],
+}
+
 unsafe extern "C" {
     pub fn db_c_sq_init(sq: *mut db_sq, stride: u32) -> i32;
     pub fn db_c_rq_init(rq: *mut db_rq) -> i32;
@@ -150,6 +187,8 @@ unsafe extern "C" {
     pub fn db_c_reset_send(sq: *mut db_sq);
     pub fn db_c_reset_recv(rq: *mut db_rq);
     pub fn db_c_drain(cq: *mut db_cq) -> i32;
+    pub fn db_c_shared_init(shared: *mut db_shared_sq) -> i32;
+    pub fn db_c_shared_reset(shared: *mut db_shared_sq) -> i32;
 }
 
 #[cfg(test)]
@@ -159,9 +198,9 @@ mod tests {
     #[test]
     fn every_struct_is_as_large_as_in_the_header() {
         unsafe extern "C" {
-            static db_c_sizes: [u32; 8];
+            static db_c_sizes: [u32; 10];
         }
-        // SAFETY: `shim.c` defines eight words under this name, and nothing writes them.
+        // SAFETY: `shim.c` defines ten words under this name, and nothing writes them.
         let in_c = unsafe { db_c_sizes };
         let here = [
             size_of::<db_sge>(),
@@ -172,6 +211,8 @@ mod tests {
             size_of::<db_sq>(),
             size_of::<db_rq>(),
             size_of::<db_cq>(),
+            size_of::<db_failure>(),
+            size_of::<db_shared_sq>(),
         ];
         assert_eq!(in_c.map(|size| size as usize), here);
     }

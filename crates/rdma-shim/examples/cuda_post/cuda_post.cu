@@ -111,6 +111,7 @@ __global__ void by_warp(struct db_sq sq, struct db_cq cq, struct job job, struct
 /* Each block is a warp; all post on one queue, and whoever has nothing left to post helps to poll. */
 __global__ void by_many(struct db_shared_sq *shared, struct job job, struct outcome *out) {
     struct db_poster poster = db_poster_of(shared);
+    struct db_failure failure = {};
     db_u64 share = job.messages / gridDim.x, first = share * blockIdx.x, begun = db_clock_ns();
     int error = 0;
     for (db_u64 message = first; message < first + share && !error; message += DB_WARP) {
@@ -122,14 +123,16 @@ __global__ void by_many(struct db_shared_sq *shared, struct job job, struct outc
     if (db_lane() == 0) {
         struct db_wait wait = patience();
         while (!error && db_load_acquire64(&shared->consumed) < job.messages) {
-            error = db_load_relaxed32(&shared->failed) ? DB_EIO : 0;
+            error = db_shared_failure(shared, &failure) ? DB_EIO : 0;
             if (!error && !db_shared_poll(shared, &poster, DB_WARP)) error = db_wait_over(&wait);
         }
         out[blockIdx.x].completed = db_load_acquire64(&shared->consumed);
         out[blockIdx.x].nanoseconds = db_clock_ns() - begun;
         out[blockIdx.x].error = error;
-        out[blockIdx.x].failed.status = DB_WC_SUCCESS;
-        out[blockIdx.x].failed.syndrome = db_load_relaxed32(&shared->failed);
+        db_shared_failure(shared, &failure);
+        out[blockIdx.x].failed.wr_id = failure.wr_id;
+        out[blockIdx.x].failed.status = failure.status;
+        out[blockIdx.x].failed.syndrome = failure.syndrome;
     }
 }
 
@@ -248,12 +251,13 @@ static void take_over(struct ibv_qp *qp, struct ibv_cq *cq, struct db_sq *sq, st
 static struct db_shared_sq *share(const struct db_sq &sq, const struct db_cq &cq) {
     struct db_shared_sq host = {}, *shared = nullptr;
     void *filled = nullptr;
-    cuda("marks", cudaMalloc(&filled, sq.blocks));
-    cuda("marks", cudaMemset(filled, 0, sq.blocks));
+    cuda("marks", cudaMalloc(&filled, sq.blocks * sizeof(db_u32)));
+    cuda("marks", cudaMemset(filled, 0, sq.blocks * sizeof(db_u32)));
     host.sq = sq;
     host.cq = cq;
     host.filled = (db_u64)filled;
     host.signal_mask = 63;
+    if (db_shared_init(&host)) fail("sharing", "the ring is too short or too long, or the CQ too short");
     cuda("the shared queue", cudaMalloc(&shared, sizeof *shared));
     cuda("the shared queue", cudaMemcpy(shared, &host, sizeof host, cudaMemcpyHostToDevice));
     return shared;

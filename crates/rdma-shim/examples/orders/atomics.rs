@@ -1,6 +1,6 @@
 //! Words that the threads of a GPU share: locks, counts of filled WQEs, and the election of whoever rings.
 //!
-//! Those of a queue of ours are `db_shared_publish` and `db_shared_ring` of `crates/rdma-shim/include/doorbell_gpu.h`, one
+//! Those of a queue of ours are `db_shared_publish` and `db_shared_ring` of `crates/rdma-shim/include/doorbell_shared.h`, one
 //! atomic each; its registers stand for the local variables of those routines. Left out: waiting for room, polling.
 
 use crate::memory::State;
@@ -42,7 +42,7 @@ impl State {
                 registers[FENCED] = u8::from(registers[RUNG] == begin);
                 if publications > 0 {
                     self.leave_out(thread, op, rest - op - 1);
-                } else if registers[RUNG] == begin {
+                } else if skip > 0 && registers[RUNG] == begin {
                     registers[END] = end;
                     self.leave_out(thread, op, skip);
                 }
@@ -61,12 +61,15 @@ impl State {
                     self.leave_out(thread, op, rest - op - 1);
                 }
             }
-            Atomic::Return { rest } => {
-                self.near[cell] = ready | (publications + 1) << READY_BITS;
-                self.registers[thread][UNSEEN] = 1;
-                if publications > 0 {
-                    self.leave_out(thread, op, rest - op - 1);
-                }
+            Atomic::Return { rest, .. } if word != self.registers[thread][TOTAL] => {
+                self.leave_out(thread, op, rest - op - 1);
+            }
+            Atomic::Return { rung, .. } => {
+                self.near[cell] = ready | 1 << READY_BITS;
+                self.take_over(thread, rung, false);
+                let ended = self.near[rung];
+                let registers = &mut self.registers[thread];
+                (registers[UNSEEN], registers[END], registers[RUNG]) = (1, ended, ended);
             }
             Atomic::Retire { turn } => {
                 let left = publications - (self.registers[thread][turn] >> READY_BITS);

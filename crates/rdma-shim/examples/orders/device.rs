@@ -23,6 +23,8 @@ pub enum Failure {
     Lost { wqe: u8 },
     /// Everything has happened, and the record names an older index than was posted.
     RecordBehind { says: u8 },
+    /// A doorbell tells an older index than one before it: see [`crate::program::Queue::only_forward`].
+    Backwards { says: u8 },
     /// A load behind the owner byte saw something else.
     Read { cell: CellId, saw: u8, wanted: u8 },
     /// Everything has happened, and a thread still waits.

@@ -122,6 +122,7 @@ fn sentence(rules: &Rules, failure: Failure, told_by: &str, forgot_by: &str) -> 
             "the register write rests in the write-combining buffer".into()
         }
         Failure::Lost { .. } => "nobody rings for a WQE".into(),
+        Failure::Backwards { .. } => "the doorbell goes backwards".into(),
         Failure::RecordBehind { .. } => "an older index is stored last: the record stays behind".into(),
         Failure::Read { cell, saw, .. } => {
             let when = if saw == 0 { "before it is there" } else { "after the NIC wrote over it" };
@@ -134,7 +135,7 @@ fn sentence(rules: &Rules, failure: Failure, told_by: &str, forgot_by: &str) -> 
 fn numbers(failure: Failure) -> String {
     match failure {
         Failure::Stale { wqe } | Failure::Lost { wqe } => format!(" (WQE {wqe})"),
-        Failure::RecordBehind { says } => format!(" (at {says})"),
+        Failure::RecordBehind { says } | Failure::Backwards { says } => format!(" (at {says})"),
         Failure::Read { saw, wanted, .. } => format!(" ({saw}, not {wanted})"),
         Failure::Stuck => String::new(),
     }

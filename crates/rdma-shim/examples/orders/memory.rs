@@ -148,6 +148,13 @@ impl State {
                             self.registers[t][RUNG] = self.registers[t][LOOKED];
                             self.registers[t][LOOKED] = 0;
                         }
+                        Op::Alone { begin, end, skip }
+                            if [RUNG, LOOKED].map(|at| self.registers[t][at]) == [begin; 2] =>
+                        {
+                            (self.registers[t][END], self.registers[t][LOOKED]) = (end, 0);
+                            self.leave_out(t, index, skip);
+                        }
+                        Op::Alone { .. } => {}
                         Op::IfNew { skip } if self.registers[t][END] == self.registers[t][RUNG] => {
                             self.leave_out(t, index, skip);
                         }
@@ -304,6 +311,10 @@ impl State {
             Op::Store { cell, value, order } => {
                 let value = self.value(thread, value);
                 let place = rules.scenario.cells[cell].place;
+                let queue = &rules.scenario.queue;
+                if queue.only_forward && queue.register == Some(cell) && value < self.near[cell] {
+                    return Err(Failure::Backwards { says: value });
+                }
                 self.near[cell] = value;
                 if place == Place::Shared {
                     self.carried[cell] = self.handed_over(rules, thread, op, order.releases().is_some());
@@ -341,7 +352,7 @@ impl State {
                 self.registers[thread][END] = (from + filled) as u8;
             }
             Op::Atomic { does: Atomic::UnseeMore, .. } if !self.unsees_more(thread) => {}
-            Op::Atomic { does: Atomic::Return { rest }, .. } if self.leaves(thread) == Some(true) => {
+            Op::Atomic { does: Atomic::Return { rest, .. }, .. } if self.leaves(thread) == Some(true) => {
                 self.leave_out(thread, op, rest - op - 1);
             }
             Op::Atomic { does: Atomic::Return { .. }, .. } if self.leaves(thread).is_none() => {}
@@ -366,7 +377,7 @@ impl State {
         if releases { self.before(rules, thread, op) } else { self.released[thread] }
     }
 
-    fn take_over(&mut self, thread: usize, cell: CellId, acquires: bool) {
+    pub fn take_over(&mut self, thread: usize, cell: CellId, acquires: bool) {
         let set = if acquires { &mut self.cover } else { &mut self.seen };
         set[thread] |= self.carried[cell];
     }

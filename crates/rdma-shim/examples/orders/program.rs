@@ -150,15 +150,16 @@ pub enum Atomic {
     Publish { begin: u8, end: u8 },
     /// `db_shared_publish`: adds the blocks from `begin` to `end` to the low half and a publication to the high half. If
     /// there was one, another thread rings: everything before `rest` is left out. A poster that rang for all before
-    /// `begin` knows where to go on, and leaves the next `skip` out.
+    /// `begin` knows where to go on, and leaves the next `skip` out; where it is to look first ([`Op::Alone`]), `skip` is 0.
     Elect { begin: u8, end: u8, skip: usize, rest: usize },
     /// First of `db_shared_ring` behind a ring: takes off the publications it has seen; leaves when all is rung.
     Unsee { rest: usize },
     /// Takes off again when blocks are reserved whose poster is still to come; else nothing happens.
     UnseeMore,
     /// Leaves when no publication is unseen and a poster is still to come; when none is, takes the role back, unless
-    /// another thread has it by now.
-    Return { rest: usize },
+    /// another thread has published by now, and goes on from where the last ring ended, `rung`. That is looked at in the same
+    /// step, since nobody else has the role that changes it.
+    Return { rest: usize, rung: CellId },
     /// End of the ringer's turn: takes the publications of register `turn` off. If none is left, the rest is left out;
     /// else register `turn + 1` gets the word.
     Retire { turn: usize },
@@ -173,6 +174,9 @@ pub const UNSEEN: usize = 3;
 pub const TOTAL: usize = 4;
 pub const RESERVED: usize = 5;
 pub const FENCED: usize = 6;
+
+/// Marks of a shared queue.
+pub const MARKS: usize = 4;
 
 /// Bits of a published word below its count of publications.
 pub const READY_BITS: u8 = 4;
@@ -214,10 +218,17 @@ pub enum Op {
         register: usize,
     },
     /// `db_shared_filled`: relaxed loads of `marks` from the one in register `from` up to the first that is not set, whose
-    /// number goes to register [`END`].
+    /// number goes to register [`END`]. Where there are fewer WQEs the last one is none, never set.
     Scan {
-        marks: [CellId; 3],
+        marks: [CellId; MARKS],
         from: usize,
+    },
+    /// A poster that rang for all before `begin`, and sees that the last ring ended there: it knows where to go on, and leaves the
+    /// next `skip` out.
+    Alone {
+        begin: u8,
+        end: u8,
+        skip: usize,
     },
     /// A poster that was elected goes on from where the last ring ended.
     Adopt,
@@ -267,7 +278,15 @@ impl Op {
 
     /// Whether stores behind it are not made before it is known how it ended.
     pub fn decides(self) -> bool {
-        matches!(self, Op::Await { .. } | Op::Atomic { .. } | Op::Scan { .. } | Op::Adopt | Op::IfNew { .. })
+        matches!(
+            self,
+            Op::Await { .. }
+                | Op::Atomic { .. }
+                | Op::Scan { .. }
+                | Op::Alone { .. }
+                | Op::Adopt
+                | Op::IfNew { .. }
+        )
     }
 
     /// What kind of fence it is, for a poster that rang up to `rung`.
@@ -311,6 +330,9 @@ pub struct Queue {
     pub ring: Vec<[CellId; 2]>,
     pub record: Option<CellId>,
     pub register: Option<CellId>,
+    /// Whether a doorbell that tells an older index than one before it is a failure by itself, as it leaves its thread: a card may
+    /// take the difference for 65,535 new WQEs.
+    pub only_forward: bool,
 }
 
 /// A program and the NIC that watches it.

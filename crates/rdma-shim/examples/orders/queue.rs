@@ -28,8 +28,12 @@ pub fn cells(place: Place, wqes: usize) -> (Scenario, Cells) {
         raised: cell("rung".to_owned(), Place::Shared),
         lock: cell("lock".to_owned(), Place::Shared),
     };
-    scenario.queue =
-        Queue { ring: cells.wqes.clone(), record: Some(cells.record), register: Some(cells.register) };
+    scenario.queue = Queue {
+        ring: cells.wqes.clone(),
+        record: Some(cells.record),
+        register: Some(cells.register),
+        ..Queue::default()
+    };
     (scenario, cells)
 }
 

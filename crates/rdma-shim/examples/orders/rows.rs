@@ -8,7 +8,7 @@ use crate::peers::{
 use crate::program::Machine::{self, Arm64, X86};
 use crate::program::Place::{Gpu, Host};
 use crate::program::{Assumptions, Belief, Scenario, Scope};
-use crate::sharing::Sharing::{OneBetween, ThreeElections, TwoThenOne, Warps};
+use crate::sharing::Sharing::{FourElections, OneBetween, ThreeElections, TwoThenOne, Warps};
 use crate::sharing::{in_order, ours_shared};
 
 /// One row: a program, and under which assumptions its author could stand by it.
@@ -64,6 +64,14 @@ pub fn posting() -> Vec<Row> {
         ("ours, early, were the election relaxed", false, GROWS),
     ] {
         row(order, "3 threads share", "host", ours_shared(strict, false, ThreeElections), assume, false);
+    }
+    for (order, strict, assume, looks) in [
+        ("ours, strict", true, LEAST, true),
+        ("ours, strict, were it not for the look at the last ring", true, LEAST, false),
+        ("ours, early", false, GROWS, true),
+    ] {
+        let four = ours_shared(strict, true, FourElections { looks });
+        row(order, "3 threads share, 4 posts", "host", four, assume, false);
     }
     for (order, strict, assume) in
         [("published in order, strict", true, LEAST), ("published in order, early", false, GROWS)]

@@ -5,7 +5,7 @@ use crate::program::{Assumptions, Atomic, CellId, Machine, Op, Place, Scenario, 
 
 /// At most so many threads, words and operations of a thread.
 pub const THREADS: usize = 3;
-pub const CELLS: usize = 14;
+pub const CELLS: usize = 17;
 pub const OPS: usize = 42;
 
 /// A set of operations: bit `thread * OPS + index`.
@@ -130,8 +130,15 @@ fn waits(scenario: &Scenario, thread: &Thread, earlier: usize, later: usize, ass
     // Registers are read and written in order; only where the last ring ended may be looked up before the election.
     let looks_up = matches!(b, Op::Peek { .. } | Op::Scan { .. })
         && matches!(a, Op::Atomic { does: Atomic::Elect { .. }, .. });
-    let reads_registers =
-        matches!(b, Op::Peek { .. } | Op::Scan { .. } | Op::Adopt | Op::IfNew { .. } | Op::Again { .. });
+    let reads_registers = matches!(
+        b,
+        Op::Peek { .. }
+            | Op::Scan { .. }
+            | Op::Alone { .. }
+            | Op::Adopt
+            | Op::IfNew { .. }
+            | Op::Again { .. }
+    );
     if reads_registers && !looks_up && (a.decides() || a.loads()) {
         return true;
     }

@@ -1,11 +1,12 @@
-//! Queues that several post to: ours, `db_shared_post` of `doorbell_gpu.h`, and one that publishes in order.
+//! Queues that several post to: ours, `db_shared_post` of `doorbell_shared.h`, and one that publishes in order.
 //!
 //! Left out of ours: a full ring, so that nobody waits for room, and polling.
 
 use crate::ours::gpu_ring;
 use crate::program::Place::Host;
 use crate::program::{
-    Atomic, Cell, CellId, END, Fence, LOOKED, Machine, Op, Order, Place, RESERVED, Scenario, Scope, Value,
+    Atomic, Cell, CellId, END, Fence, LOOKED, MARKS, Machine, Op, Order, Place, RESERVED, Scenario, Scope,
+    Value,
 };
 use crate::queue::{Cells, Ops, cells, named, store, thread};
 use crate::rules::THREADS;
@@ -16,6 +17,9 @@ pub enum Sharing {
     /// A WQE each, reserved, written and marked already: what is left is to publish and to be elected. More would be too
     /// large for the search.
     ThreeElections,
+    /// The same with four WQEs, of which the second thread has the two in the middle, one after the other. Who thinks itself alone
+    /// looks where the last ring ended, or does not.
+    FourElections { looks: bool },
     /// The first thread has blocks 0 and 1, one after the other, the second block 2.
     TwoThenOne,
     /// The first thread has blocks 0 and 2.
@@ -30,33 +34,43 @@ struct Shared {
     reserved: CellId,
     published: CellId,
     rung: CellId,
-    marks: [CellId; 3],
+    marks: [CellId; MARKS],
     strict: bool,
     /// Order of the atomic that publishes and elects.
     election: Order,
+    /// Whether a poster that thinks itself alone looks where the last ring ended.
+    looks: bool,
 }
 
 /// `db_shared_post` by several. `acquires`: the election, as in the header; without, what goes wrong.
 pub fn ours_shared(strict: bool, acquires: bool, sharing: Sharing) -> Scenario {
-    let (mut scenario, q) = cells(Host, 3);
+    let four = matches!(sharing, Sharing::FourElections { .. });
+    let wqes = if four { 4 } else { 3 };
+    let (mut scenario, q) = cells(Host, wqes);
     scenario.cells.truncate(q.ready);
     // One word a WQE is enough here, and keeps the search small.
     let q = Cells { wqes: q.wqes.iter().map(|words| [words[0]; 2]).collect(), ..q };
     scenario.queue.ring = q.wqes.clone();
+    scenario.queue.only_forward = four;
     let mut word = |name: String| {
         scenario.cells.push(Cell { name, place: Place::Shared });
         scenario.cells.len() - 1
     };
     let [reserved, published, rung] = ["reserved", "published", "rung"].map(|name| word(name.to_owned()));
-    let marks = [0, 1, 2].map(|n| word(format!("mark {n}")));
+    let marks = [0, 1, 2, 3].map(|n| word(format!("mark {n}")));
     let election = if acquires { Order::Acquire(Scope::Gpu) } else { Order::Plain };
-    let shared = Shared { q, reserved, published, rung, marks, strict, election };
-    if sharing == Sharing::ThreeElections {
-        let wqes = scenario.queue.ring.iter().map(|words| (words[0], 1));
-        scenario.initial = wqes.chain(marks.map(|mark| (mark, 1))).chain([(reserved, 3)]).collect();
+    let looks = sharing == Sharing::FourElections { looks: true };
+    let shared = Shared { q, reserved, published, rung, marks, strict, election, looks };
+    let only_elections = four || sharing == Sharing::ThreeElections;
+    if only_elections {
+        let written = scenario.queue.ring.iter().map(|words| (words[0], 1));
+        // The third of four is marked by its thread after the second one was published: a scan before ends there.
+        let marked = (0..wqes).filter(|&n| !(four && n == 2)).map(|n| (marks[n], 1));
+        scenario.initial = written.chain(marked).chain([(reserved, wqes as u8)]).collect();
     }
     let of_one: [(&str, &[u8]); 3] = match sharing {
         Sharing::ThreeElections => [("thread 0", &[0]), ("thread 1", &[1]), ("thread 2", &[2])],
+        Sharing::FourElections { .. } => [("thread 0", &[0]), ("thread 1", &[1, 2]), ("thread 2", &[3])],
         Sharing::TwoThenOne => [("thread 0", &[0, 1]), ("thread 1", &[2]), ("", &[])],
         Sharing::OneBetween => [("thread 0", &[0, 2]), ("thread 1", &[1]), ("", &[])],
         Sharing::Warps => [("warp 1", &[2]), ("", &[]), ("", &[])],
@@ -73,7 +87,11 @@ pub fn ours_shared(strict: bool, acquires: bool, sharing: Sharing) -> Scenario {
     for (warp, (name, blocks)) in of_one.iter().enumerate().filter(|(_, (_, blocks))| !blocks.is_empty()) {
         let mut ops = Vec::new();
         for &block in *blocks {
-            if sharing != Sharing::ThreeElections {
+            if four && block == 2 {
+                ops.push(Op::MarkFence { begin: block }.into());
+                ops.push(store(marks[2], Value::Is(1)).into());
+            }
+            if !only_elections {
                 shared.reserve(&mut ops, block, block + 1);
                 shared.fill(&mut ops, block, block, false);
             }
@@ -106,13 +124,17 @@ impl Shared {
         let handing_over = |does| named(atomic(does, Order::AcqRel(Scope::Gpu)), "acq_rel of handing over");
         let mut ring = gpu_ring(&self.q, Value::Register(END), self.strict);
         ring[0].op = Op::RingFence;
-        // Elect, Peek, Scan, Adopt; then the loop: IfNew, the ring and its word, Unsee, Peek, UnseeMore, Return, Scan, Again.
-        let start = ops.len() + 4;
+        // Elect, Peek, perhaps Alone, Scan, Adopt; then the loop: IfNew, the ring and its word, Unsee, Peek, UnseeMore, Return,
+        // Scan, Again.
+        let start = ops.len() + 4 + usize::from(self.looks);
         let rest = start + 1 + ring.len() + 1 + 6;
-        let elect = Atomic::Elect { begin, end, skip: 3, rest };
+        let elect = Atomic::Elect { begin, end, skip: if self.looks { 0 } else { 3 }, rest };
         let label = if self.election == Order::Plain { "" } else { "acquire of the election" };
         ops.push(named(atomic(elect, self.election), label));
         ops.push(Op::Peek { cell: self.rung, register: LOOKED }.into());
+        if self.looks {
+            ops.push(Op::Alone { begin, end, skip: 2 }.into());
+        }
         ops.push(Op::Scan { marks: self.marks, from: LOOKED }.into());
         ops.push(Op::Adopt.into());
         ops.push(Op::IfNew { skip: ring.len() + 1 }.into());
@@ -121,7 +143,7 @@ impl Shared {
         ops.push(handing_over(Atomic::Unsee { rest }));
         ops.push(Op::Peek { cell: self.reserved, register: RESERVED }.into());
         ops.push(handing_over(Atomic::UnseeMore));
-        ops.push(handing_over(Atomic::Return { rest }));
+        ops.push(handing_over(Atomic::Return { rest, rung: self.rung }));
         ops.push(Op::Scan { marks: self.marks, from: END }.into());
         ops.push(Op::Again { to: start }.into());
         assert_eq!(ops.len(), rest, "the loop is as long as was said");

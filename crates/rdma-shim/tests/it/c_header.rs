@@ -14,7 +14,8 @@ const STRICT: [&str; 5] = ["-O2", "-Wall", "-Wextra", "-Werror", "-pedantic"];
 /// Every function of the header, so that none escapes the compiler.
 const USE_EVERYTHING: &str = r#"
 #include "doorbell.h"
-int use_everything(struct db_sq *sq, struct db_rq *rq, struct db_cq *cq, const struct db_send_wr *wr,
+#include "doorbell_shared.h"
+int use_everything(struct db_shared_sq *shared, struct db_sq *sq, struct db_rq *rq, struct db_cq *cq, const struct db_send_wr *wr,
                    const struct db_recv_wr *receive, struct db_completion *done) {
     struct db_sge sge = {0, 0, 0};
     db_u32 bad = 0;
@@ -27,6 +28,7 @@ int use_everything(struct db_sq *sq, struct db_rq *rq, struct db_cq *cq, const s
     sum += db_poll(cq, sq, rq, done, 1) + db_drain(cq);
     db_reset_send(sq);
     db_reset_recv(rq);
+    sum += db_shared_init(shared) + db_shared_reset(shared);
     return sum;
 }
 "#;

@@ -14,4 +14,5 @@ mod twin_echo;
 mod twin_nic;
 mod twin_queue;
 mod twin_release;
+mod twin_shared;
 mod twin_waits;

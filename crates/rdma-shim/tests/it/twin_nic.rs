@@ -4,35 +4,12 @@
 use std::time::{Duration, Instant};
 
 use measure::need;
-use rdma_shim::sys::*;
-use rdma_shim::twin::{Arguments, Kernel, Launch, Visibility, run};
+use rdma_shim::twin::{Kernel, Launch, Visibility};
 use verbs::code::EventType;
 use verbs::{AsyncEvent, Element};
 
 use crate::ends::{device, softnic, wait_for};
-use crate::twin_queue::{DEADLINE, EARLY, Queue, STRICT, Status, Target, compiler, launch};
-
-/// `struct db_shared_sq` of `doorbell_gpu.h`.
-#[repr(C)]
-struct Shared {
-    sq: db_sq,
-    cq: db_cq,
-    released: u64,
-    filled: u64,
-    signal_mask: u32,
-    polling: u32,
-    failed: u32,
-    pad: u32,
-    line0: [u64; 9],
-    reserved: u64,
-    line1: [u64; 15],
-    published: u64,
-    line2: [u64; 15],
-    rung: u64,
-    line3: [u64; 15],
-    consumed: u64,
-    line4: [u64; 15],
-}
+use crate::twin_queue::{DEADLINE, EARLY, Queue, STRICT, Shared, Status, Target, compiler, launch};
 
 /// One thread among a warp's, and a warp in step; many seeds; and more messages than the ring holds.
 #[test]
@@ -68,35 +45,8 @@ fn twin_kernels_write_what_arrives_without_a_store_buffer() {
 /// More than the ring holds, and a whole number for each lane.
 const SHARED_MESSAGES: u32 = 512;
 
-/// A launch on one queue: what its lanes say, and the queue's words.
-fn post_shared(queue: &Queue, kernel: Kernel, launch: &Launch, patience: Duration) -> (Status, Box<Shared>) {
-    // A byte for each block, 16-byte aligned.
-    let mut marks = vec![0_u128; queue.sq.blocks.div_ceil(16) as usize];
-    let mut shared = Box::new(Shared {
-        sq: queue.sq.clone(),
-        cq: queue.cq.clone(),
-        released: 0,
-        filled: marks.as_mut_ptr().expose_provenance() as u64,
-        signal_mask: 15,
-        polling: 0,
-        failed: 0,
-        pad: 0,
-        line0: [0; 9],
-        reserved: 0,
-        line1: [0; 15],
-        published: 0,
-        line2: [0; 15],
-        rung: 0,
-        line3: [0; 15],
-        consumed: 0,
-        line4: [0; 15],
-    });
-    let mut status = Status::default();
-    let target = Target { window: SHARED_MESSAGES, ..queue.target(SHARED_MESSAGES, patience) };
-    let arguments = Arguments::new().pointer(&raw mut *shared).push(target).pointer(&raw mut status);
-    // SAFETY: the kernels that share take these, and everything lives in `queue` or here.
-    unsafe { run(kernel, launch, arguments) }.unwrap();
-    (status, shared)
+fn target(queue: &Queue, patience: Duration) -> Target {
+    Target { window: SHARED_MESSAGES, ..queue.target(SHARED_MESSAGES, patience) }
 }
 
 /// Two blocks of two warps, each lane by itself, and each warp together.
@@ -107,9 +57,10 @@ fn twin_lanes_share_a_queue_under_every_seed() {
     for kernel in ["post_shared", "post_shared_warp"] {
         for seed in 1..5 {
             let queue = Queue::new(&context, STRICT);
+            let mut shared = Shared::of(&queue, 15);
             let launch = Launch { blocks: 2, ..launch(64, seed) };
             let found = Kernel::find(kernel).unwrap();
-            let (status, shared) = post_shared(&queue, found, &launch, DEADLINE / 2);
+            let status = shared.post(found, &launch, target(&queue, DEADLINE / 2));
             let (all, what) = (u64::from(SHARED_MESSAGES), format!("{kernel} seed {seed}"));
             assert_eq!((status, shared.failed), (Status::all(SHARED_MESSAGES), 0), "{what}");
             let (taken, rung) = (shared.reserved, shared.rung);
@@ -133,8 +84,9 @@ fn twin_shows_what_is_missing_on_a_shared_queue() {
         let kernel = Kernel::find_planted(kernel).unwrap();
         let shown = SEEDS.into_iter().any(|seed| {
             let (queue, begin) = (Queue::new(&context, STRICT), Instant::now());
+            let mut shared = Shared::of(&queue, 15);
             let launch = Launch { blocks, ..launch(threads, seed) };
-            let (status, shared) = post_shared(&queue, kernel, &launch, DEADLINE / 4);
+            let status = shared.post(kernel, &launch, target(&queue, DEADLINE / 4));
             // Everybody who posts later hears of an error CQE. Who gives up waiting says the same, but later.
             let words = if status.error == 0 { queue.wrong_words_at_rest(SHARED_MESSAGES) } else { 0 };
             (shared.failed != 0 || words > 0) && begin.elapsed() < DEADLINE / 4

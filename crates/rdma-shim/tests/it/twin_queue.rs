@@ -1,5 +1,6 @@
 //! A queue pair whose one end kernels of the host twin post to and poll.
 
+use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 use rdma_shim::sys::*;
@@ -77,11 +78,16 @@ pub struct Queue {
 impl Queue {
     /// Connected, with an order of record and register.
     pub fn new(context: &Context, order: u32) -> Queue {
+        Queue::of(context, order, 64)
+    }
+
+    /// The same with room for so many requests.
+    pub fn of(context: &Context, order: u32, send_requests: u32) -> Queue {
         let pd = context.alloc_pd().unwrap();
         // Room for every WQE, and for the quarter of the CQ that a kernel gives back late.
         let direct = Cq::new(context, 1023).unwrap().into_direct().unwrap();
         let capacity = QpCapacity {
-            send_requests: 64,
+            send_requests,
             receive_requests: 16,
             send_sges: 1,
             receive_sges: 1,
@@ -205,6 +211,77 @@ impl Queue {
             u64::from_le_bytes(bytes)
         };
         (0..messages).filter(|&n| word(n) != STEP.wrapping_mul(u64::from(n) + 1)).count()
+    }
+}
+
+/// A queue's send queue as many lanes share it: `struct db_shared_sq`, with its marks.
+pub struct Shared {
+    queue: Box<db_shared_sq>,
+    /// A word for each block, 16-byte aligned.
+    marks: Vec<u128>,
+}
+
+impl Deref for Shared {
+    type Target = db_shared_sq;
+
+    fn deref(&self) -> &db_shared_sq {
+        &self.queue
+    }
+}
+
+impl Shared {
+    /// Checked, and empty.
+    pub fn of(queue: &Queue, signal_mask: u32) -> Shared {
+        let mut shared = Shared::unchecked(queue, signal_mask);
+        assert_eq!(shared.init(), 0);
+        shared
+    }
+
+    /// Whatever its numbers are.
+    pub fn unchecked(queue: &Queue, signal_mask: u32) -> Shared {
+        let mut marks = vec![0_u128; queue.sq.blocks.div_ceil(4) as usize];
+        let filled = marks.as_mut_ptr().expose_provenance() as u64;
+        let (sq, cq) = (queue.sq.clone(), queue.cq.clone());
+        Shared {
+            queue: Box::new(db_shared_sq { sq, cq, filled, signal_mask, ..db_shared_sq::default() }),
+            marks,
+        }
+    }
+
+    /// `db_shared_init`.
+    pub fn init(&mut self) -> i32 {
+        // SAFETY: the struct is ours alone.
+        unsafe { db_c_shared_init(&raw mut *self.queue) }
+    }
+
+    /// Changes what `init` then looks at.
+    pub fn spoil(&mut self, change: fn(&mut db_shared_sq)) {
+        change(&mut self.queue);
+    }
+
+    /// `db_shared_reset`, as the host does it when the queue pair is in RESET and no kernel works on it.
+    pub fn reset(&mut self) -> i32 {
+        self.marks.fill(0);
+        // SAFETY: the struct is ours alone, its queue and CQ are in RESET and live.
+        unsafe { db_c_shared_reset(&raw mut *self.queue) }
+    }
+
+    /// For a kernel's argument.
+    pub fn pointer(&mut self) -> *mut db_shared_sq {
+        &raw mut *self.queue
+    }
+
+    /// Arguments of the kernels that take queue, target and status.
+    pub fn arguments(&mut self, target: Target, status: &mut Status) -> Arguments {
+        Arguments::new().pointer(self.pointer()).push(target).pointer(std::ptr::from_mut(status))
+    }
+
+    /// A launch on it: what its lanes say.
+    pub fn post(&mut self, kernel: Kernel, launch: &Launch, target: Target) -> Status {
+        let mut status = Status::default();
+        // SAFETY: the kernels that share take these, and everything lives in a `Queue` or here.
+        unsafe { run(kernel, launch, self.arguments(target, &mut status)) }.unwrap();
+        status
     }
 }
 

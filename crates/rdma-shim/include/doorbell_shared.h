@@ -1,0 +1,392 @@
+/*! A send queue that many threads and warps of a GPU share: the host's part, which needs no GPU, and the kernels'.
+ *
+ *   db_shared_init, db_shared_reset        the host: checks the numbers; empties a queue whose QP went to RESET
+ *   db_shared_post, db_shared_warp_post_write, db_shared_poll, db_shared_failure   kernels, any number of threads
+ *
+ * How it works. A poster takes blocks by one atomic add (`reserved`), fills them, marks each as filled in this lap
+ * (`filled`), and adds them to `published`, whose low bits count the publications that no ringer has seen: who finds these
+ * 0 is the ringer. It walks the marks from where the last ring ended to the first gap and rings for that. Posters
+ * neither wait for one another nor for the ringer, and nobody locks anything while filling.
+ *
+ * Why no request is left unrung. A ringer leaves when everything published is rung, or when blocks are reserved that are
+ * not published: then their poster is still to come, and will find the low bits 0. Until it comes it either fills, or
+ * waits for room, and who waits for room rings first (db_shared_help). If everything reserved is published and yet a
+ * mark is missing, the mark is on its way: it was written before its poster's atomic, though nothing orders the two.
+ *
+ * How it fails. The first error CQE, or a poster that gives up with blocks in hand, fails the queue for everybody: `failure`
+ * says whose request it was, later ones do not overwrite it, and each post from then on is refused with DB_EIO, also where there
+ * is room. The top bit of `reserved` says so to posters, who look at that word anyway. What is in flight is flushed by the
+ * device. The host brings the queue back: QP to RESET, db_shared_reset(), QP to RTS; other queues go on meanwhile.
+ */
+#ifndef DB_DOORBELL_SHARED_H
+#define DB_DOORBELL_SHARED_H
+
+#include "doorbell.h"
+
+#define DB_EIO 5 /* the queue has failed: see db_shared_failure() */
+
+/* Why it has. */
+#define DB_FAILED_CQE 1u        /* an error CQE */
+#define DB_FAILED_HOLE 2u       /* a poster that had taken blocks gave up waiting for room, and nobody will fill them */
+#define DB_FAILED_COMPRESSED 3u /* a CQE that cannot be read: DB_POLL_COMPRESSED */
+
+/* The first thing that went wrong on a queue. */
+struct db_failure {
+    db_u64 wr_id;  /* the request that failed, or whose poster gave up; 0 for a compressed CQE */
+    db_u32 why;    /* DB_FAILED_* */
+    db_u32 qpn;
+    db_u32 status; /* of the error CQE: DB_WC_*, else 0 */
+    db_u32 syndrome;
+    db_u32 vendor_syndrome;
+    db_u32 wqe_index;
+};
+
+/* A queue holds a lap of what every poster may fill, and no more publications than their counter of 16 bits. */
+#define DB_SHARED_MIN_BLOCKS 64u
+#define DB_SHARED_MAX_BLOCKS 16384u
+
+/* One for all posters, in GPU memory: the host fills `sq` and `cq` as for one thread, `filled` and `signal_mask`, has
+ * db_shared_init() check them, and copies it there. */
+struct db_shared_sq {
+    struct db_sq sq; /* addresses, sizes, order: constant while shared; its indices are not used */
+    struct db_cq cq; /* owned by whoever holds `polling` */
+    db_u64 released; /* CQEs given back, likewise */
+    db_u64 filled;   /* `blocks` 32-bit words, 16-byte aligned, 0 at first: lap in which each block was filled last, from 1 */
+    db_u32 signal_mask; /* a WQE that crosses a multiple of signal_mask + 1 blocks is signalled, whoever posts it */
+    db_u32 polling;     /* 1 while someone polls */
+    db_u32 failing;     /* 1 once someone has a failure to note: the first one does */
+    db_u32 failed;      /* 1 once it is noted, until the host resets the queue */
+    struct db_failure failure;
+    db_u64 line0[7]; /* each word below is fought over by itself: a line of its own */
+    db_u64 reserved; /* blocks handed out; from DB_RESERVED_FAILED on, none any more */
+    db_u64 line1[15];
+    db_u64 published; /* blocks filled, in any order, << 16 | publications that no ringer has seen */
+    db_u64 line2[15];
+    db_u64 rung; /* the ringer's: blocks that the device has been told of */
+    db_u64 line3[15];
+    db_u64 consumed; /* blocks that completions gave back */
+    db_u64 line4[15];
+};
+
+#define DB_PUBLISHED_SHIFT 16
+#define DB_UNSEEN 0xffffu
+#define DB_RESERVED_FAILED (1ull << 63)
+
+typedef char db_assert_lines[sizeof(struct db_shared_sq) == 256 + 4 * 128 ? 1 : -1];
+
+/* ---- The host's part -------------------------------------------------------------------------------------------- */
+
+/* Checks what the routines below rely on and empties the rest; `filled` has to be 0 already. Of a copy that the host can
+ * write. 0, or DB_EINVAL:
+ * - blocks: a power of two, 64 to 16384;
+ * - signal_mask + 1: a power of two, at most half the blocks. Else the ring could be full of WQEs none of which is signalled: up to
+ *   signal_mask blocks lie behind the last signalled one, and the next poster needs up to 32 more, a warp's or two of the longest WQE's;
+ * - the CQ: holds a completion a block beside the quarter that is given back late, for after an error each WQE has one;
+ * - the doorbell: 8 bytes, for a lone WQE is nobody's here. */
+DB_FN int db_shared_init(struct db_shared_sq *shared) {
+    const struct db_sq *sq = &shared->sq;
+    db_u32 blocks = sq->blocks, period = shared->signal_mask + 1;
+    if (!db_is_power_of_two(blocks) || blocks < DB_SHARED_MIN_BLOCKS || blocks > DB_SHARED_MAX_BLOCKS) return DB_EINVAL;
+    if (!db_is_power_of_two(period) || period > blocks / 2) return DB_EINVAL;
+    if (!shared->filled || (shared->filled & 15) || !sq->ring || !sq->record || !sq->reg || !sq->slots) return DB_EINVAL;
+    if (!shared->cq.ring || !shared->cq.record || !db_is_power_of_two(shared->cq.entries)) return DB_EINVAL;
+    if (shared->cq.entries - shared->cq.entries / 4 < blocks || sq->doorbell != DB_DOORBELL_8_BYTES) return DB_EINVAL;
+    shared->released = shared->cq.consumer;
+    shared->polling = shared->failing = shared->failed = 0;
+    shared->failure.wr_id = 0;
+    shared->failure.why = shared->failure.qpn = shared->failure.status = 0;
+    shared->failure.syndrome = shared->failure.vendor_syndrome = shared->failure.wqe_index = 0;
+    shared->reserved = shared->published = shared->rung = shared->consumed = 0;
+    return 0;
+}
+
+/* Empties a shared queue whose QP was moved to RESET and on which no kernel works: a copy of it, whose addresses of CQ and
+ * doorbell records are the host's. Drops the CQEs that the queue left behind, so all QPs of its CQ must be in RESET. The caller clears
+ * `filled` and copies the struct back before the next kernel. How many CQEs were dropped, DB_POLL_COMPRESSED, or -DB_EINVAL
+ * as db_shared_init() says. */
+DB_FN int db_shared_reset(struct db_shared_sq *shared) {
+    int dropped = db_drain(&shared->cq);
+    if (dropped < 0) return dropped;
+    db_reset_send(&shared->sq);
+    return db_shared_init(shared) ? -DB_EINVAL : dropped;
+}
+
+/* ---- The kernels' part ------------------------------------------------------------------------------------------ */
+
+#ifdef DB_DOORBELL_GPU_H
+
+/* How long a mark may be on its way after its poster's atomic has arrived: it is some hundred nanoseconds. */
+#define DB_MARK_PATIENCE_NS 1000000000ull
+
+/* What a poster holds in registers: made by db_poster_of(), one a thread (or a warp, the same in every lane). */
+struct db_poster {
+    struct db_sq sq; /* a copy: after each fence, a field of the shared one would have to come from L2 again */
+    db_u64 filled;
+    db_u32 signal_mask;
+    db_u32 lap_shift; /* log2 of blocks */
+    db_u64 consumed;  /* its last look at shared->consumed */
+    db_u64 rung;      /* up to where it rang itself, last time it did */
+};
+
+DB_GPU_FN struct db_poster db_poster_of(const struct db_shared_sq *shared) {
+    struct db_poster poster = {shared->sq, shared->filled, shared->signal_mask, 31u - (db_u32)__clz((int)shared->sq.blocks),
+                               0, 0};
+    return poster;
+}
+
+/* Fails the queue, unless it has failed already: the first failure stays. */
+DB_GPU_FN void db_shared_fail(struct db_shared_sq *shared, db_u32 why, db_u64 wr_id, const struct db_completion *done) {
+    if (db_load_relaxed32(&shared->failing) || db_compare_swap32(&shared->failing, 0, 1)) return;
+    db_store_relaxed64(&shared->failure.wr_id, wr_id);
+    db_store_relaxed32(&shared->failure.why, why);
+    db_store_relaxed32(&shared->failure.qpn, shared->sq.qpn);
+    db_store_relaxed32(&shared->failure.status, done ? done->status : 0);
+    db_store_relaxed32(&shared->failure.syndrome, done ? done->syndrome : 0);
+    db_store_relaxed32(&shared->failure.vendor_syndrome, done ? done->vendor_syndrome : 0);
+    db_store_relaxed32(&shared->failure.wqe_index, done ? done->wqe_index : 0);
+    db_store_release32(&shared->failed, 1);
+    db_fetch_add64(&shared->reserved, DB_RESERVED_FAILED);
+}
+
+/* Whether the queue has failed: 1 with the first failure in `out`. Whoever was told DB_EIO finds it here. */
+DB_GPU_FN int db_shared_failure(struct db_shared_sq *shared, struct db_failure *out) {
+    if (!db_load_acquire32(&shared->failed)) return 0;
+    out->wr_id = db_load_relaxed64(&shared->failure.wr_id);
+    out->why = db_load_relaxed32(&shared->failure.why);
+    out->qpn = db_load_relaxed32(&shared->failure.qpn);
+    out->status = db_load_relaxed32(&shared->failure.status);
+    out->syndrome = db_load_relaxed32(&shared->failure.syndrome);
+    out->vendor_syndrome = db_load_relaxed32(&shared->failure.vendor_syndrome);
+    out->wqe_index = db_load_relaxed32(&shared->failure.wqe_index);
+    return 1;
+}
+
+/* A post that is refused: DB_EIO, once the failure can be read, which is being noted right now. */
+DB_GPU_FN int db_shared_refuse(struct db_shared_sq *shared, struct db_wait *wait) {
+    while (!db_load_acquire32(&shared->failed))
+        if (db_wait_over(wait)) break;
+    return DB_EIO;
+}
+
+/* Takes the CQEs that are there, at most `most`: their number; 0 as well when another thread is polling. The caller's
+ * wr_ids are not reported: with many posters on one queue, they learn by `consumed` and by db_shared_failure(). */
+DB_GPU_FN db_u32 db_shared_poll(struct db_shared_sq *shared, const struct db_poster *poster, db_u32 most) {
+    struct db_completion done;
+    struct db_sq sq = poster->sq;
+    db_u32 count = 0;
+    if (db_load_relaxed32(&shared->polling) || db_exchange_acquire32(&shared->polling, 1)) return 0;
+    sq.consumer = db_load_relaxed64(&shared->consumed);
+    while (count < most) {
+        int taken = db_take_cqe(&shared->cq, &done);
+        if (taken == 0) break;
+        if (taken < 0) {
+            db_shared_fail(shared, DB_FAILED_COMPRESSED, 0, 0);
+            break;
+        }
+        count++;
+        /* Any block may have been rung by now. */
+        sq.rung = sq.consumer + sq.blocks;
+        /* A receive that completes on this CQ frees no send block. */
+        if (done.is_send) db_retire_send(&sq, &done);
+        if (done.status != DB_WC_SUCCESS) db_shared_fail(shared, DB_FAILED_CQE, done.wr_id, &done);
+    }
+    if (count) {
+        db_gpu_release(&shared->cq, &shared->released);
+        db_store_release64(&shared->consumed, sq.consumer);
+    }
+    db_store_release32(&shared->polling, 0);
+    return count;
+}
+
+/* The lap that a block's number tells. */
+DB_GPU_FN db_u32 db_lap(const struct db_poster *poster, db_u64 block) { return (db_u32)(block >> poster->lap_shift) + 1; }
+
+/* Says that a block is filled. After db_order_wqe_before_mark(). */
+DB_GPU_FN void db_shared_mark(const struct db_poster *poster, db_u64 block) {
+    db_u64 marks = poster->filled;
+    db_store_relaxed32((db_u32 *)marks + ((db_u32)block & (poster->sq.blocks - 1)), db_lap(poster, block));
+}
+
+/* The first block at or behind `from` that is not filled yet. */
+DB_GPU_FN db_u64 db_shared_filled(const struct db_poster *poster, db_u64 from) {
+    for (;;) {
+        db_u32 index = (db_u32)from & (poster->sq.blocks - 1), ahead = index % DB_MARKS;
+        db_u32 gap = db_first_other_mark(poster->filled + 4 * (db_u64)(index - ahead), ahead, db_lap(poster, from));
+        from += gap - ahead;
+        if (gap < DB_MARKS) return from;
+    }
+}
+
+/* Tells the device of every block below `end`, as db_ring() does; the register carries the next free block. */
+DB_GPU_FN void db_shared_tell(const struct db_sq *sq, db_u64 end, int fenced) {
+    if (!fenced) db_order_wqe_before_record();
+    db_store_record(sq->record, db_be32((db_u32)end & 0xffff));
+    if (sq->order == DB_ORDER_STRICT)
+        db_order_record_before_register();
+    else
+        db_order_wqe_before_register();
+    db_store_register(sq->reg, db_pair(((db_u32)end & 0xffff) << 8, sq->qpn << 8));
+    db_flush_register();
+}
+
+/* The ringer's work, once elected with `seen` publications: rings up to `end` and further for who comes meanwhile. Its
+ * caller's deadline is none of it: what is published has to be rung, and each turn rings for something or leaves.
+ * `fenced`: all up to `end` is this thread's own, and a fence of system scope lies behind it. 0, or DB_EIO. */
+DB_GPU_FN int db_shared_ring(struct db_shared_sq *shared, struct db_poster *poster, db_u64 end, db_u64 seen, int fenced) {
+    struct db_wait mark = {0, 0, 0};
+    for (;; fenced = 0) {
+        db_u64 word, total, reserved, next;
+        if (end != poster->rung) {
+            db_shared_tell(&poster->sq, end, fenced);
+            db_store_relaxed64(&shared->rung, end);
+            poster->rung = end;
+        }
+        word = db_fetch_add_acq_rel64(&shared->published, (db_u64)0 - seen) - seen;
+        seen = word & DB_UNSEEN;
+        total = word >> DB_PUBLISHED_SHIFT;
+        if (!seen && total == end) return 0;
+        reserved = db_load_relaxed64(&shared->reserved);
+        if (reserved != total && seen) {
+            /* Whoever still has to publish may ring for these: nobody rings for the others for ever. */
+            word = db_fetch_add_acq_rel64(&shared->published, (db_u64)0 - seen) - seen;
+            seen = word & DB_UNSEEN;
+            total = word >> DB_PUBLISHED_SHIFT;
+        }
+        if (!seen) {
+            if (reserved > total) return 0;
+            /* Nobody is bound to come: back into the role, unless someone has published by now and so taken it. */
+            if (db_compare_swap_acq_rel64(&shared->published, word, word + 1) != word) return 0;
+            seen = 1;
+            /* Someone may have had it meanwhile, and rung further. */
+            end = poster->rung = db_load_relaxed64(&shared->rung);
+        }
+        next = db_shared_filled(poster, end);
+        if (next != end) {
+            end = next;
+            mark.deadline_ns = 0;
+        } else if (!mark.deadline_ns) {
+            mark.deadline_ns = db_clock_ns() + DB_MARK_PATIENCE_NS;
+        } else if (db_wait_over(&mark)) {
+            db_shared_fail(shared, DB_FAILED_HOLE, 0, 0);
+            return DB_EIO;
+        }
+    }
+}
+
+/* Rings for what is published and not rung, if nobody else is at it. */
+DB_GPU_FN int db_shared_help(struct db_shared_sq *shared, struct db_poster *poster) {
+    db_u64 word = db_load_relaxed64(&shared->published);
+    if ((word & DB_UNSEEN) || word >> DB_PUBLISHED_SHIFT == db_load_relaxed64(&shared->rung)) return 0;
+    if (db_compare_swap_acq_rel64(&shared->published, word, word + 1) != word) return 0;
+    poster->rung = db_load_relaxed64(&shared->rung);
+    return db_shared_ring(shared, poster, db_shared_filled(poster, poster->rung), 1, 0);
+}
+
+/* Waits until the blocks below `end`, which `wr_id` has taken, have room: 0, DB_EIO, DB_ETIMEDOUT, DB_ECANCELED. Who waits polls
+ * and rings. While the poster's last look at `consumed` suffices, nothing is loaded. */
+DB_GPU_FN int db_shared_room(struct db_shared_sq *shared, struct db_poster *poster, db_u64 end, db_u64 wr_id,
+                             struct db_wait *wait) {
+    for (;;) {
+        int over;
+        if (end - poster->consumed <= poster->sq.blocks) return 0;
+        poster->consumed = db_load_acquire64(&shared->consumed);
+        /* A failure is noted before the room that its CQE gives back. */
+        if (db_load_relaxed32(&shared->failing)) return db_shared_refuse(shared, wait);
+        if (end - poster->consumed <= poster->sq.blocks) return 0;
+        if (db_shared_poll(shared, poster, DB_WARP)) continue;
+        over = db_shared_help(shared, poster);
+        if (!over) over = db_wait_over(wait);
+        if (over) {
+            /* Blocks were handed out that nobody will fill: the queue is dead for everyone behind. */
+            db_shared_fail(shared, DB_FAILED_HOLE, wr_id, 0);
+            return over;
+        }
+    }
+}
+
+/* Whether everything before `begin` was rung by this thread: then it is likely to ring for the next ones as well, and one
+ * fence, of system scope, serves mark and doorbell both. */
+DB_GPU_FN int db_shared_is_alone(const struct db_poster *poster, db_u64 begin) { return poster->rung == begin; }
+
+/* WQEs before their marks. */
+DB_GPU_FN void db_shared_fence(int alone) {
+    if (alone)
+        db_order_wqe_before_record();
+    else
+        db_order_wqe_before_mark();
+}
+
+/* Adds filled and marked blocks to what is published; rings if elected. `begin` is the first of them. */
+DB_GPU_FN int db_shared_publish(struct db_shared_sq *shared, struct db_poster *poster, db_u64 begin, db_u64 end) {
+    /* Who is elected takes over `rung` and the doorbell from the ringer before, whose last atomic released them. */
+    db_u64 word = db_fetch_add_acquire64(&shared->published, (end - begin) << DB_PUBLISHED_SHIFT | 1), rung;
+    if (word & DB_UNSEEN) return 0;
+    /* Marks are seen before their publication, so that another may have rung for these already, and for more. */
+    rung = db_load_relaxed64(&shared->rung);
+    if (db_shared_is_alone(poster, begin) && rung == begin) return db_shared_ring(shared, poster, end, 1, 1);
+    poster->rung = rung;
+    return db_shared_ring(shared, poster, db_shared_filled(poster, poster->rung), 1, 0);
+}
+
+/* Posts one request of one thread and sees to the doorbell. 0; DB_EINVAL; DB_EIO when the queue has failed; DB_ETIMEDOUT or
+ * DB_ECANCELED when there was no room in time, which fails the queue for all: blocks were taken that nobody fills. So let
+ * the deadline be longer than the link may stall. `poster` is the caller's own. */
+DB_GPU_FN int db_shared_post(struct db_shared_sq *shared, const struct db_send_wr *wr, struct db_poster *poster,
+                             struct db_wait wait) {
+    db_u32 units = db_gpu_units(&poster->sq, wr), blocks = db_blocks(units), i;
+    struct db_send_wr mine = *wr;
+    db_u64 begin;
+    int error;
+    if (!units || blocks > poster->sq.blocks) return DB_EINVAL;
+    begin = db_fetch_add64(&shared->reserved, blocks);
+    if (begin >= DB_RESERVED_FAILED) return db_shared_refuse(shared, &wait);
+    error = db_shared_room(shared, poster, begin + blocks, mine.wr_id, &wait);
+    if (error) return error;
+    if ((begin ^ (begin + blocks)) & ~(db_u64)poster->signal_mask) mine.send_flags |= DB_SEND_SIGNALED;
+    db_fill_wqe(&poster->sq, begin, &mine, mine.opcode, units, db_gpu_is_plain(&mine));
+    db_remember(&poster->sq, begin, mine.wr_id, blocks);
+    db_shared_fence(db_shared_is_alone(poster, begin));
+    for (i = 0; i < blocks; i++) db_shared_mark(poster, begin + i);
+    return db_shared_publish(shared, poster, begin, begin + blocks);
+}
+
+/* The same for a full warp of RDMA WRITEs of one data pointer each; every lane returns the same. DB_EINVAL for an empty or an
+ * inline payload in any lane. */
+DB_GPU_FN int db_shared_warp_post_write(struct db_shared_sq *shared, db_u64 wr_id, struct db_sge local,
+                                        db_u64 remote_addr, db_u32 rkey, db_u32 send_flags, struct db_poster *poster,
+                                        struct db_wait wait) {
+    struct db_send_wr wr = {wr_id, &local, 1, DB_WR_RDMA_WRITE, send_flags, 0, remote_addr, 0, 0, rkey};
+    db_u64 begin = 0;
+    int error = 0;
+    if (db_warp_is_odd(local, send_flags)) return DB_EINVAL;
+    if (db_lane() == 0) {
+        begin = db_fetch_add64(&shared->reserved, DB_WARP);
+        if (begin >= DB_RESERVED_FAILED)
+            error = db_shared_refuse(shared, &wait);
+        else
+            error = db_shared_room(shared, poster, begin + DB_WARP, wr_id, &wait);
+    }
+    begin = db_warp_shuffle64(begin, 0);
+    error = (int)db_warp_shuffle32((db_u32)error, 0);
+    if (error) return error;
+    /* What lane 0 acquired with `consumed` is acquired by all: a shuffle orders no memory. */
+    db_warp_sync();
+    /* The last lane's WQE is the one that crosses a multiple, if any does. */
+    if (db_lane() == DB_WARP - 1 && ((begin ^ (begin + DB_WARP)) & ~(db_u64)poster->signal_mask))
+        wr.send_flags |= DB_SEND_SIGNALED;
+    db_fill_wqe(&poster->sq, begin + db_lane(), &wr, DB_WR_RDMA_WRITE, 3, 1);
+    db_remember(&poster->sq, begin + db_lane(), wr_id, 1);
+    /* The lanes meet before the fence: so lane 0's covers the WQEs of all, and each lane's stands before its own mark. */
+#ifndef DB_DEFECT_NO_WARP_SYNC
+    db_warp_sync();
+#endif
+    /* Lane 0 knows; two kinds of fence in one warp would be waited for one after the other. */
+    db_shared_fence((int)db_warp_shuffle32((db_u32)db_shared_is_alone(poster, begin), 0));
+    db_shared_mark(poster, begin + db_lane());
+    if (db_lane() == 0) error = db_shared_publish(shared, poster, begin, begin + DB_WARP);
+    return (int)db_warp_shuffle32((db_u32)error, 0);
+}
+
+#endif /* DB_DOORBELL_GPU_H */
+
+#endif /* DB_DOORBELL_SHARED_H */
