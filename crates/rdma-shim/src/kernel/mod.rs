@@ -11,6 +11,7 @@
 #![allow(dead_code, reason = "the wrappers of kernels follow")]
 
 mod code;
+mod echo;
 mod end;
 mod error;
 mod machine;
@@ -22,6 +23,7 @@ mod shared;
 #[cfg(test)]
 mod tests;
 
+pub use echo::{Ask, Echo, Listening, Outcome, Questions, question_word};
 pub use end::{Failure, Reason};
 pub use error::KernelError;
 pub use machine::Machine;

@@ -180,6 +180,14 @@ impl Queue {
         Ok((self.state.get(SQ)?, self.state.get(SEND_CQ)?))
     }
 
+    /// How much fits in it.
+    pub(super) fn room(&self) -> Result<Room, KernelError> {
+        let rq: db_rq = self.state.get(RQ)?;
+        let (sq, cq) = self.structs()?;
+        let one_cq = self.host.receive_cq.is_none();
+        Ok(Room { sends: sq.blocks, receives: rq.wqes, completions: cq.entries, one_cq })
+    }
+
     /// Its send CQ was polled up to here.
     pub(super) fn set_consumer(&self, consumer: u64) -> Result<(), KernelError> {
         let cq: db_cq = self.state.get(SEND_CQ)?;
@@ -212,6 +220,18 @@ impl Queue {
             None => Ok(dropped),
         }
     }
+}
+
+/// What a queue has room for.
+pub(super) struct Room {
+    /// Blocks of its send ring.
+    pub sends: u32,
+    /// Receives.
+    pub receives: u32,
+    /// Entries of its CQ, the send queue's where there are two.
+    pub completions: u32,
+    /// Whether both directions complete in one.
+    pub one_cq: bool,
 }
 
 /// Drops what a CQ holds, from where the kernel stopped on.

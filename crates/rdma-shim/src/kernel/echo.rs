@@ -1,0 +1,268 @@
+//! `kernels/echo.cu`: a service that answers each message that its queue receives, and who asks it and times the answers.
+//!
+//! Both are made before anything is launched, since a GPU may wait for what runs when it is asked for memory. What they
+//! hold stays with them while they run, but for the registration of their buffers: it is the caller's [`Region`], and may be
+//! taken away under a kernel, which then hears of it from the NIC.
+
+use std::time::Duration;
+
+use super::code::{Arguments, Source};
+use super::end::{Failure, db_kernel_end};
+use super::error::KernelError;
+use super::machine::Kernel;
+use super::memory::{HostMemory, Memory, Plain};
+use super::queue::{Queue, db_kernel_queue};
+use super::region::Region;
+use super::running::Running;
+
+const SOURCE: Source = Source { name: "echo.cu", text: include_str!("../../kernels/echo.cu") };
+/// Where the status lies behind the run, on a line of its own.
+const STATUS: usize = 256;
+const SHARED_BYTES: usize = STATUS + size_of::<db_echo_status>();
+
+/// `struct db_echo_run`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct db_echo_run {
+    queue: db_kernel_queue,
+    buffers: u64,
+    cancel: u64,
+    wait_ns: u64,
+    samples: u64,
+    lkey: u32,
+    stride: u32,
+    window: u32,
+    bytes: u32,
+    count: u32,
+    pad: u32,
+}
+
+/// `struct db_echo_status`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct db_echo_status {
+    end: db_kernel_end,
+    messages: u64,
+    ready: u32,
+    wrong: u32,
+    first_wrong: u32,
+    pad: u32,
+}
+
+// SAFETY: numbers, with padding that has a name.
+unsafe impl Plain for db_echo_run {}
+// SAFETY: likewise.
+unsafe impl Plain for db_echo_status {}
+
+/// How a run of either kernel ended, or how far it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Outcome {
+    /// Messages answered, or asked and answered.
+    pub messages: u64,
+    /// Why it ended, if not since all was asked. The request is a buffer of the service, a question of who asks.
+    pub failure: Option<Failure>,
+    /// Words of answers that were not what they should be.
+    pub wrong_words: u32,
+    /// Question to which the first of them belongs.
+    pub first_wrong: Option<u32>,
+}
+
+/// What both kernels hold.
+#[derive(Debug)]
+struct Parts {
+    kernel: Kernel,
+    /// Run and status.
+    shared: Memory,
+    cancel: HostMemory,
+    _buffers: Memory,
+    samples: Option<HostMemory>,
+    queue: Queue,
+}
+
+impl Parts {
+    fn new(
+        name: &'static str,
+        queue: Queue,
+        region: &Region,
+        mut run: db_echo_run,
+    ) -> Result<Parts, KernelError> {
+        let machine = queue.machine().clone();
+        let refuse = |why: String| Err(KernelError::Refused(format!("QP {:#x}: {why}", queue.qp().number())));
+        let (needed, there) = (u64::from(run.window) * u64::from(run.stride), region.memory().len());
+        if run.stride == 0 || !run.stride.is_multiple_of(8) || run.window == 0 || needed > there as u64 {
+            return refuse(format!(
+                "{} buffers of {} bytes are not buffers of whole words in a region of {there}",
+                run.window, run.stride
+            ));
+        }
+        if matches!(region.memory(), Memory::Gpu(_)) && !machine.is_gpu() {
+            return refuse("its kernel runs on the CPU and cannot use a GPU's memory".into());
+        }
+        let room = queue.room()?;
+        if !room.one_cq || run.window > room.sends.min(room.receives).min(room.completions / 3) {
+            return refuse(format!(
+                "{} messages at a time do not fit {} sends, {} receives and {} completions{}",
+                run.window,
+                room.sends,
+                room.receives,
+                room.completions,
+                if room.one_cq { "" } else { " of one direction" }
+            ));
+        }
+        let kernel = Kernel::prepare(&machine, &SOURCE, name)?;
+        let (shared, cancel) = (machine.host_memory(SHARED_BYTES)?, machine.host_memory(4)?);
+        let samples = match run.count {
+            0 => None,
+            count => Some(machine.host_memory(4 * count as usize)?),
+        };
+        run.queue = queue.addresses();
+        run.buffers = region.memory().kernel_address();
+        run.cancel = cancel.kernel_address();
+        run.samples = samples.as_ref().map_or(0, HostMemory::kernel_address);
+        run.lkey = region.mr().lkey();
+        let shared = Memory::from(shared);
+        shared.put(0, &run)?;
+        Ok(Parts { kernel, shared, cancel, _buffers: region.memory().clone(), samples, queue })
+    }
+
+    fn status(&self) -> Result<db_echo_status, KernelError> {
+        self.shared.get(STATUS)
+    }
+
+    fn outcome(&self) -> Result<Outcome, KernelError> {
+        let status = self.status()?;
+        Ok(Outcome {
+            messages: status.messages,
+            failure: status.end.failure(),
+            wrong_words: status.wrong,
+            first_wrong: (status.wrong > 0).then_some(status.first_wrong),
+        })
+    }
+
+    /// What the kernels take, with a status that says nothing.
+    fn arguments(&self) -> Result<Arguments, KernelError> {
+        self.shared.put(STATUS, &db_echo_status { first_wrong: u32::MAX, ..Default::default() })?;
+        let at = self.shared.kernel_address();
+        Ok(Arguments::new().u64(at).u64(at + STATUS as u64))
+    }
+}
+
+/// What a service is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Listening {
+    /// Messages that it takes at a time, each with a buffer of its own.
+    pub window: u32,
+    /// Bytes of the longest message, a multiple of 8.
+    pub most_bytes: u32,
+    /// Longest time without a message.
+    pub patience: Duration,
+}
+
+/// The service, ready to be launched: one thread.
+#[derive(Debug)]
+pub struct Echo(Parts);
+
+impl Echo {
+    /// Makes it, with its buffers in `region`. Errors: buffers or window that region or queue do not have; the GPU's.
+    pub fn new(queue: Queue, region: &Region, listening: Listening) -> Result<Echo, KernelError> {
+        let run = db_echo_run {
+            wait_ns: nanoseconds(listening.patience),
+            stride: listening.most_bytes,
+            window: listening.window,
+            ..Default::default()
+        };
+        Ok(Echo(Parts::new("echo", queue, region, run)?))
+    }
+
+    /// Launches it.
+    pub fn start(self) -> Result<Running<Echo>, KernelError> {
+        let (kernel, arguments, cancel) = (self.0.kernel.clone(), self.0.arguments()?, self.0.cancel.clone());
+        // SAFETY: the arguments are the kernel's; it keeps to queue, buffers, run and status, all of which `self` holds, and
+        // looks at the word before each wait and in it.
+        unsafe { kernel.launch([1, 1], &arguments, cancel, self) }
+    }
+
+    /// Whether its first receives are posted.
+    pub fn is_ready(&self) -> Result<bool, KernelError> {
+        Ok(self.0.status()?.ready != 0)
+    }
+
+    /// How far it is.
+    pub fn outcome(&self) -> Result<Outcome, KernelError> {
+        self.0.outcome()
+    }
+
+    /// Its queue.
+    pub fn queue(&self) -> &Queue {
+        &self.0.queue
+    }
+}
+
+/// What is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Questions {
+    /// How many, one after the other.
+    pub count: u32,
+    /// Bytes of each, a multiple of 8.
+    pub bytes: u32,
+    /// Longest wait for an answer.
+    pub patience: Duration,
+    /// Threads that fill and check.
+    pub threads: u32,
+}
+
+/// Who asks, ready to be launched: one block.
+#[derive(Debug)]
+pub struct Ask(Parts, u32);
+
+impl Ask {
+    /// Makes it, with question and answer in `region`. Errors: as [`Echo::new`], and questions of no whole words.
+    pub fn new(queue: Queue, region: &Region, questions: Questions) -> Result<Ask, KernelError> {
+        let run = db_echo_run {
+            wait_ns: nanoseconds(questions.patience),
+            stride: questions.bytes,
+            window: 2,
+            bytes: questions.bytes,
+            count: questions.count,
+            ..Default::default()
+        };
+        Ok(Ask(Parts::new("ask", queue, region, run)?, questions.threads))
+    }
+
+    /// Launches it.
+    pub fn start(self) -> Result<Running<Ask>, KernelError> {
+        let (kernel, arguments, cancel) = (self.0.kernel.clone(), self.0.arguments()?, self.0.cancel.clone());
+        // SAFETY: as `Echo::start`.
+        unsafe { kernel.launch([1, self.1], &arguments, cancel, self) }
+    }
+
+    /// How far it is.
+    pub fn outcome(&self) -> Result<Outcome, KernelError> {
+        self.0.outcome()
+    }
+
+    /// Nanoseconds of the round trips so far: from before a question's WQE is written until its answer's completion is taken, by
+    /// the machine's own timer.
+    pub fn round_trips_ns(&self) -> Result<Vec<u32>, KernelError> {
+        let (Some(samples), done) = (&self.0.samples, self.outcome()?.messages) else {
+            return Ok(Vec::new());
+        };
+        let words = samples.words().iter().take(usize::try_from(done).unwrap_or(usize::MAX));
+        Ok(words.map(|word| word.load(std::sync::atomic::Ordering::Relaxed)).collect())
+    }
+
+    /// Its queue.
+    pub fn queue(&self) -> &Queue {
+        &self.0.queue
+    }
+}
+
+/// Word of a question, as the kernel makes it, for who asks without one.
+pub fn question_word(question: u32, word: u32) -> u64 {
+    (u64::from(question.wrapping_add(1)) << 32 | u64::from(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    // Half of all, so that a deadline does not wrap.
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).min(u64::MAX / 2)
+}
