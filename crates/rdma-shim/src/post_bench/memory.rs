@@ -72,7 +72,7 @@ impl Memory {
             pages: PinnedMemory::new(context, (most + 1) * PAGE_BYTES as usize)?,
             slots: DeviceMemory::new(context, ALL_BLOCKS as usize * size_of::<db_slot>())?,
             cqes: DeviceMemory::new(context, MOST_BLOCKS as usize * BLOCK)?,
-            marks: DeviceMemory::new(context, MOST_BLOCKS as usize)?,
+            marks: DeviceMemory::new(context, MOST_BLOCKS as usize * size_of::<u32>())?,
             queues: DeviceMemory::new(context, most * SQ_BYTES as usize)?,
             shared: DeviceMemory::new(context, SHARED_BYTES as usize)?,
             peer_queues: DeviceMemory::new(context, most * PEER_QUEUE_BYTES)?,

@@ -55,7 +55,7 @@ fn post(kernel: &str, threads: u32, per_ring: u32, shared: bool, start: u64) -> 
     let mut slots = vec![db_slot::default(); (queues * BLOCKS) as usize];
     let mut pages = vec![Line([0; 8]); 2 * queues as usize];
     let (mut cqes, mut marks) =
-        (vec![Line([u64::MAX; 8]); BLOCKS as usize], vec![0_u128; BLOCKS as usize / 16]);
+        (vec![Line([u64::MAX; 8]); BLOCKS as usize], vec![0_u128; BLOCKS as usize / 4]);
     let mut times = vec![[0_u64; 3]; PRODUCERS as usize];
     let mut structs: Vec<Queue> = (0..queues as usize)
         .map(|queue| {
