@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -17,6 +18,7 @@ macro_rules! say {
 }
 
 mod bench_nic;
+mod bench_post_gpu;
 mod bundle;
 mod carried;
 mod cuda_wheels;
@@ -24,6 +26,7 @@ mod doctor;
 mod figure;
 mod gpu_machine;
 mod headers;
+mod import;
 mod measured;
 mod process;
 mod progress;
@@ -64,12 +67,23 @@ enum Command {
     },
     /// Figure 4: throughput against payload size.
     BenchThroughput(figure::Options),
-    /// Figure 5: time to post one request.
-    BenchPost(figure::Options),
+    /// Figure 5: time to post one request; with --gpu what a GPU spends on it, without a NIC.
+    BenchPost {
+        /// What a GPU spends on posting, by style, order and number of producers.
+        #[arg(long, conflicts_with_all = ["full", "resume", "record", "dry_run", "nic"])]
+        gpu: bool,
+        /// With --gpu: device headers of gpunetio, measured in the same run (DIR of pip's nvidia-nvshmem-cu13 that holds them).
+        #[arg(long, value_name = "DIR", requires = "gpu")]
+        peer_headers: Option<PathBuf>,
+        #[command(flatten)]
+        options: figure::Options,
+    },
     /// How fast the software NIC is, against what two processes can do without one.
     BenchNic(bench_nic::Options),
     /// A folder of programs for a machine without cargo, git and network.
     Bundle(bundle::Options),
+    /// Put results that such a machine gave into the committed measured.json.
+    Import(import::Options),
 }
 
 fn main() -> ExitCode {
@@ -122,10 +136,11 @@ impl Command {
             Command::Tidy(_) => Some("tidy"),
             Command::Headers(_) => Some("headers"),
             Command::Bundle(_) => Some("bundle"),
+            Command::Import(_) => Some("import"),
             Command::Test(options) => (!options.gpu()).then_some("test without --gpu"),
             Command::Figure { options, .. }
             | Command::BenchThroughput(options)
-            | Command::BenchPost(options) => recorded(options),
+            | Command::BenchPost { options, .. } => recorded(options),
             Command::BenchNic(options) => options.records().then_some("--record"),
             Command::Doctor => None,
         }
@@ -148,9 +163,13 @@ fn run(command: Command) -> Result<()> {
         Command::Headers(options) => headers::run(&options),
         Command::Figure { number, options } => figure::run(number, &options),
         Command::BenchThroughput(options) => figure::run(4, &options),
-        Command::BenchPost(options) => figure::run(5, &options),
+        Command::BenchPost { gpu: false, options, .. } => figure::run(5, &options),
+        Command::BenchPost { peer_headers, options, .. } => {
+            bench_post_gpu::run(&options.for_gpu(peer_headers.as_deref()))
+        }
         Command::BenchNic(options) => bench_nic::run(&options),
         Command::Bundle(options) => bundle::run(&options),
+        Command::Import(options) => import::run(&options),
     }
 }
 
@@ -171,6 +190,10 @@ mod tests {
             ("figure 4 --out", &["--out", "value"]),
             ("bench-throughput --peer host", &["--nic"]),
             ("bench-post 5", &["'5'"]),
+            ("bench-post --peer-headers DIR", &["--gpu"]),
+            ("bench-post --gpu --record", &["--gpu", "--record"]),
+            ("test --resume", &["--gpu"]),
+            ("import", &["<RESULTS>"]),
             ("setup everything", &["everything", "figure, bench, test"]),
             ("test --quick", &["--quick"]),
         ] {
@@ -198,6 +221,8 @@ mod tests {
             ("figure 4 --record", Some("--record")),
             ("bench-nic --record", Some("--record")),
             ("bench-nic", None),
+            ("bench-post --gpu", None),
+            ("import DIR", Some("import")),
             ("doctor", None),
         ] {
             let words = ["xtask"].into_iter().chain(arguments.split_whitespace());

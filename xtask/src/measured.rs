@@ -1,4 +1,5 @@
-//! `experiments/*/measured.json`: what was measured where, one entry for each machine and label; `--record` writes it.
+//! `experiments/*/measured.json`: what was measured where, one entry for each machine, label, GPU and shaped rate; `--record` and
+//! `import` write it.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -10,12 +11,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::refused::refused;
 
+/// The extent of a run that is only to show that it works.
+const QUICK: &str = "quick";
+
 /// One machine's last recorded run of an experiment.
 pub trait Entry: Serialize + DeserializeOwned {
     /// Processor and cores.
     fn machine(&self) -> &str;
     /// Weakest label of the run.
     fn label(&self) -> Label;
+    /// `quick`, or how much more.
+    fn extent(&self) -> &str;
     /// Where it comes from.
     fn provenance(&self) -> &Provenance;
     /// Why its numbers say nothing, if they do not.
@@ -38,20 +44,42 @@ pub fn allowed(revision: &Revision) -> Result<()> {
     }
 }
 
-/// Puts `entry` in the place of the one with the same machine and label, or at the end.
+/// Whose numbers they are, in words: two entries with the same are the same measurement at two times.
+fn whose(entry: &impl Entry) -> String {
+    let from = entry.provenance();
+    let gpu = if from.gpu_device.is_empty() { String::new() } else { format!(", {}", from.gpu_device) };
+    let rate = from.nic_options.get("rate_gbps");
+    let rate = rate.map_or_else(String::new, |rate| format!(", shaped to {rate} Gbit/s"));
+    format!("{} ({}{gpu}{rate})", entry.machine(), entry.label())
+}
+
+/// Puts `entry` in the place of the one of the same machine, label, GPU and rate, or at the end. A quick run takes no other's
+/// place but a quick one's. The file is replaced whole or not at all.
 pub fn record<E: Entry>(path: &Path, entry: E) -> Result<()> {
     let mut measured: Measured<E> = match std::fs::read(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| format!("reading {}", path.display()))?,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Measured { entries: Vec::new() },
         Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
     };
-    let same = |old: &&mut E| old.machine() == entry.machine() && old.label() == entry.label();
-    match measured.entries.iter_mut().find(same) {
+    match measured.entries.iter_mut().find(|old| whose(*old) == whose(&entry)) {
+        Some(old) if entry.extent() == QUICK && old.extent() != QUICK => {
+            return Err(refused(format!(
+                "a quick run does not take the place of the {} one that {} has of {}",
+                old.extent(),
+                path.display(),
+                whose(&entry)
+            )));
+        }
         Some(old) => *old = entry,
         None => measured.entries.push(entry),
     }
     let text = serde_json::to_string_pretty(&measured).context("writing measured.json")? + "\n";
-    std::fs::write(path, text).with_context(|| format!("writing {}", path.display()))
+    let beside = path.with_extension(format!("json.{}", std::process::id()));
+    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
+    if written.is_err() {
+        let _ = std::fs::remove_file(&beside);
+    }
+    written.with_context(|| format!("writing {}", path.display()))
 }
 
 /// What is wrong with a committed file, one line each.
@@ -63,7 +91,7 @@ pub fn problems<E: Entry>(text: &str) -> Vec<String> {
     let mut problems = Vec::new();
     let mut seen = BTreeSet::new();
     for entry in &measured.entries {
-        let who = format!("{} ({})", entry.machine(), entry.label());
+        let who = whose(entry);
         let revision = &entry.provenance().revision;
         if revision.dirty || revision.commit.len() != 40 {
             problems.push(format!("{who}: no clean revision names its source"));
@@ -97,6 +125,9 @@ mod tests {
         fn label(&self) -> Label {
             self.label
         }
+        fn extent(&self) -> &str {
+            &self.extent
+        }
         fn provenance(&self) -> &Provenance {
             &self.provenance
         }
@@ -123,6 +154,8 @@ mod tests {
         ] {
             record(&path, entry(machine, label, extent)).unwrap();
         }
+        let error = record(&path, entry("a", Label::Emulated, "quick")).unwrap_err();
+        assert!(error.to_string().contains("does not take the place of the full one"), "{error}");
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         assert_eq!(problems::<Plain>(&text), [""; 0]);
@@ -130,6 +163,24 @@ mod tests {
         let entries: Vec<(&str, &str)> =
             measured.entries.iter().map(|entry| (entry.machine.as_str(), entry.extent.as_str())).collect();
         assert_eq!(entries, [("a", "full"), ("a", "quick"), ("b", "quick")]);
+    }
+
+    #[test]
+    fn another_gpu_and_another_rate_are_other_measurements() {
+        let path = std::env::temp_dir().join(format!("xtask-measured-gpu-{}.json", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let plain = || entry("a", Label::Emulated, "full");
+        let mut on_gpu = plain();
+        on_gpu.provenance.gpu_device = "NVIDIA H200, sm_90".into();
+        let mut shaped = entry("a", Label::Emulated, "full");
+        shaped.provenance.nic_options.insert("rate_gbps".into(), 100.into());
+        for entry in [plain(), on_gpu, shaped, plain()] {
+            record(&path, entry).unwrap();
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(problems::<Plain>(&text), [""; 0]);
+        assert_eq!(serde_json::from_str::<Measured<Plain>>(&text).unwrap().entries.len(), 3);
     }
 
     #[test]

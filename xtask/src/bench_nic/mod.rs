@@ -305,23 +305,30 @@ fn perftest_version(tools: Option<&Path>, limit: Duration) -> String {
 }
 
 fn record_from(file: &Path, path: &Path) -> Result<()> {
-    let not = |why: String| refused(format!("--record-from {}: {why}", file.display()));
-    let text = fs::read_to_string(file).map_err(|error| not(error.to_string()))?;
-    let mut run: Run =
-        serde_json::from_str(&text).map_err(|error| not(format!("is no bench-nic.json: {error}")))?;
-    if run.extent != "full" {
-        return Err(not(format!("is a {} run; measure again, without --quick", run.extent)));
-    }
-    let problems = measured::problems::<Run>(&format!("{{\"entries\":[{text}]}}"));
-    if !problems.is_empty() {
-        return Err(not(problems.join("; ")));
-    }
-    if let Err(aim) = run.judge_again() {
-        return Err(not(format!("what it says of `{aim}` is not what its numbers give")));
-    }
+    let run =
+        imported(file).map_err(|error| refused(format!("--record-from {}: {error:#}", file.display())))?;
     measured::record(path, run)?;
     say!("recorded in {}", path.display());
     Ok(())
+}
+
+/// A `bench-nic.json` of another machine, judged by the aims of today. Errors: it is none, not a full run, not clean, or
+/// does not follow from its own values.
+pub fn imported(file: &Path) -> Result<Run> {
+    let text = fs::read_to_string(file).map_err(|error| refused(error.to_string()))?;
+    let mut run: Run =
+        serde_json::from_str(&text).map_err(|error| refused(format!("is no bench-nic.json: {error}")))?;
+    if run.extent != "full" {
+        return Err(refused(format!("is a {} run; measure again, without --quick", run.extent)));
+    }
+    let problems = measured::problems::<Run>(&format!("{{\"entries\":[{text}]}}"));
+    if !problems.is_empty() {
+        return Err(refused(problems.join("; ")));
+    }
+    if let Err(aim) = run.judge_again() {
+        return Err(refused(format!("what it says of `{aim}` is not what its numbers give")));
+    }
+    Ok(run)
 }
 
 #[cfg(test)]

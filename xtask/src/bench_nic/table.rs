@@ -68,6 +68,10 @@ impl measured::Entry for Run {
         self.label
     }
 
+    fn extent(&self) -> &str {
+        &self.extent
+    }
+
     fn provenance(&self) -> &Provenance {
         &self.provenance
     }

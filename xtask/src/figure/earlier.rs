@@ -102,7 +102,7 @@ pub fn earlier(
 }
 
 /// The last line of each point, in the order of the first ones.
-fn newest(points: Vec<Point>) -> Vec<Point> {
+pub fn newest(points: Vec<Point>) -> Vec<Point> {
     let mut places = BTreeMap::new();
     let mut kept: Vec<Point> = Vec::new();
     for point in points {
@@ -142,29 +142,36 @@ fn move_aside(out: &Path) -> Result<Option<String>> {
     )))
 }
 
-/// Why a point of an earlier run is none of this one; everything that provenance says must be the same.
-fn unlike(point: &Point, provenance: &Provenance, grid: &Grid, keys: &BTreeSet<Key>) -> Option<String> {
-    let old = &point.provenance;
+/// What is not the same of two points' provenance, but for what the GPU was, which is the series' own.
+pub fn differs(old: &Provenance, new: &Provenance) -> Option<String> {
     let said = [
-        ("revision", old.revision.commit.clone(), provenance.revision.commit.clone()),
-        ("machine", old.machine.clone(), provenance.machine.clone()),
-        ("device", old.device.clone(), provenance.device.clone()),
-        ("GPU", old.gpu_device.clone(), provenance.gpu_device.clone()),
-        ("nic", old.nic.to_string(), provenance.nic.to_string()),
-        ("NIC options", format!("{:?}", old.nic_options), format!("{:?}", provenance.nic_options)),
-        ("versions", format!("{:?}", old.versions), format!("{:?}", provenance.versions)),
-        ("seconds a point", point.seconds.to_string(), grid.seconds.to_string()),
+        ("revision", old.revision.commit.clone(), new.revision.commit.clone()),
+        ("machine", old.machine.clone(), new.machine.clone()),
+        ("device", old.device.clone(), new.device.clone()),
+        ("GPU", old.gpu_device.clone(), new.gpu_device.clone()),
+        ("nic", old.nic.to_string(), new.nic.to_string()),
+        ("NIC options", format!("{:?}", old.nic_options), format!("{:?}", new.nic_options)),
+        ("versions", format!("{:?}", old.versions), format!("{:?}", new.versions)),
     ];
     let differs = said.into_iter().find(|(_, old, new)| old != new);
-    differs.map(|(what, old, new)| format!("was measured with {what} `{old}`, this is `{new}`")).or_else(
-        || {
-            let key = point.key();
+    differs.map(|(what, old, new)| format!("was measured with {what} `{old}`, this is `{new}`"))
+}
+
+/// Why a point of an earlier run is none of this one; everything that provenance says must be the same.
+fn unlike(point: &Point, provenance: &Provenance, grid: &Grid, keys: &BTreeSet<Key>) -> Option<String> {
+    let key = point.key();
+    differs(&point.provenance, provenance)
+        .or_else(|| {
+            (point.seconds != grid.seconds).then(|| {
+                format!("was measured with seconds a point `{}`, this is `{}`", point.seconds, grid.seconds)
+            })
+        })
+        .or_else(|| {
             (!keys.contains(&key)).then(|| {
                 format!(
                     "has a point that this run does not measure: {} at {} B, repetition {}",
                     key.0, key.1, key.3
                 )
             })
-        },
-    )
+        })
 }

@@ -15,6 +15,7 @@ use indicatif::ProgressBar;
 use measure::{JsonLines, Label, Provenance};
 use serde::Serialize;
 
+use crate::bench_post_gpu;
 use crate::carried;
 use crate::gpu_machine::GpuMachine;
 use crate::measured;
@@ -29,6 +30,7 @@ use crate::stop;
 use crate::workspace::{self, root};
 
 mod earlier;
+mod import;
 mod nic;
 pub mod point;
 mod record;
@@ -37,6 +39,7 @@ mod spec;
 mod table;
 
 use earlier::Earlier;
+pub use import::imported;
 pub use nic::{Nic, Probe, Programs};
 use nic::{PORT, Peer, Receiver};
 use point::{Key, Point};
@@ -88,6 +91,16 @@ impl Options {
     /// Whether the committed `measured.json` is to be changed.
     pub fn records(&self) -> bool {
         self.record
+    }
+
+    /// What of it `bench-post --gpu` takes.
+    pub fn for_gpu<'a>(&'a self, peer_headers: Option<&'a Path>) -> bench_post_gpu::Options<'a> {
+        bench_post_gpu::Options {
+            quick: self.quick,
+            out: self.out.as_deref(),
+            peer_headers,
+            no_install: self.no_install,
+        }
     }
 
     fn extent(&self) -> Extent {
@@ -333,14 +346,14 @@ fn report(
     let spec = &experiment.spec;
     let rows = table::rows(points);
     let verdicts = experiment.judge(points);
-    let point = points.first().context("the grid is empty")?;
-    let extent = format!("{:?}", options.extent()).to_lowercase();
+    let extent = options.extent().name().to_owned();
+    let (label, provenance) = (label_of(points), provenance_of(points).context("the grid is empty")?);
     let summary = Summary {
         figure: spec.figure,
         title: &spec.title,
         extent: extent.clone(),
-        label: point.label,
-        provenance: &point.provenance,
+        label,
+        provenance: &provenance,
         timers: [measure::timer::POST, measure::timer::TRANSFER],
         rows: &rows,
         verdicts: &verdicts,
@@ -369,13 +382,13 @@ fn report(
     }
     say!("{}\n", table::verdicts(&verdicts));
     say!(
-        "label: {} (nic: {}, gpu: {}, link: {}); {}{}",
-        point.label,
-        point.provenance.nic,
-        point.provenance.gpu,
-        point.provenance.link,
-        point.provenance.machine,
-        load(&point.provenance)
+        "label: {label} (nic: {}, gpu: {}, link: {}); {}{}{}",
+        provenance.nic,
+        provenance.gpu,
+        provenance.link,
+        gpu_named(&provenance),
+        provenance.machine,
+        load(&provenance)
     );
     say!("results in {}", out.display());
     if replaced > 0 {
@@ -388,8 +401,7 @@ fn report(
     }
     if options.record {
         let path = experiment.folder.join("measured.json");
-        let (machine, label, provenance) =
-            (point.provenance.machine.clone(), point.label, point.provenance.clone());
+        let machine = provenance.machine.clone();
         measured::record(
             &path,
             Entry {
@@ -422,6 +434,23 @@ fn not_whole(points: &[Point], again: &str) -> Option<String> {
         first.what_is_missing()
     );
     Some(shown)
+}
+
+/// Weakest label of all points.
+fn label_of(points: &[Point]) -> Label {
+    Label::weakest(points.iter().map(|point| point.label))
+}
+
+/// Where points of one run come from: theirs is the same but for the GPU, which takes part in some series only. What is said
+/// of it is the weakest of those.
+fn provenance_of(points: &[Point]) -> Option<Provenance> {
+    let used = points.iter().map(|point| point.provenance.gpu).filter(|gpu| *gpu != Label::None);
+    Some(Provenance { gpu: Label::weakest(used), ..points.first()?.provenance.clone() })
+}
+
+/// The GPU's name, if one took part.
+fn gpu_named(provenance: &Provenance) -> String {
+    if provenance.gpu_device.is_empty() { String::new() } else { format!("{}; ", provenance.gpu_device) }
 }
 
 /// How busy the machine was; a build just before counts, work of others beside does too.

@@ -36,6 +36,10 @@ impl measured::Entry for Entry {
         self.label
     }
 
+    fn extent(&self) -> &str {
+        &self.extent
+    }
+
     fn provenance(&self) -> &Provenance {
         &self.provenance
     }

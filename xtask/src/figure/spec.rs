@@ -82,6 +82,22 @@ pub enum Extent {
     Full,
 }
 
+impl Extent {
+    /// As results call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Extent::Quick => "quick",
+            Extent::Normal => "normal",
+            Extent::Full => "full",
+        }
+    }
+
+    /// The one that results call so.
+    pub fn named(name: &str) -> Option<Extent> {
+        [Extent::Quick, Extent::Normal, Extent::Full].into_iter().find(|extent| extent.name() == name)
+    }
+}
+
 impl Spec {
     /// Reads `spec.toml` in an experiment's folder.
     pub fn read(folder: &Path) -> Result<Spec> {

@@ -1,8 +1,8 @@
-//! Committed results (`experiments/*/measured.json`) are what `--record` writes: whole, each from a clean revision (INV-10).
+//! Committed results (`experiments/*/measured.json`) are what `--record` and `import` write: whole, each from a clean revision (INV-10).
 
 use super::Violation;
 use crate::workspace::Tree;
-use crate::{bench_nic, figure, measured};
+use crate::{bench_nic, bench_post_gpu, figure, measured};
 
 /// Every such file, by the experiment whose folder it lies in.
 pub fn check(tree: &Tree) -> Vec<Violation> {
@@ -10,6 +10,9 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
     for (path, text) in tree.files().filter(|(path, _)| path.ends_with("measured.json")) {
         let problems = match path.split('/').collect::<Vec<_>>()[..] {
             ["experiments", "bench-nic", "measured.json"] => measured::problems::<bench_nic::Run>(text),
+            ["experiments", bench_post_gpu::NAME, "measured.json"] => {
+                measured::problems::<bench_post_gpu::Run>(text)
+            }
             ["experiments", figure, "measured.json"] if figure.starts_with("fig") => {
                 measured::problems::<figure::Entry>(text)
             }
@@ -32,6 +35,8 @@ mod tests {
             ("experiments/bench-nic/measured.json", "{\"entries\":[]}", 0),
             ("experiments/fig4/measured.json", "{\"entries\":[{\"machine\":\"a\"}]}", 1),
             ("experiments/bench-nic/measured.json", "nonsense", 1),
+            ("experiments/bench-post-gpu/measured.json", "{\"entries\":[]}", 0),
+            ("experiments/bench-post-gpu/measured.json", "{\"entries\":[{\"rows\":[]}]}", 1),
             ("experiments/other/measured.json", "{\"entries\":[]}", 1),
             ("measured.json", "{\"entries\":[]}", 1),
         ] {

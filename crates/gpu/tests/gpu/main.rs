@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod device;
+mod probe;
 mod process;
 mod stand_in;
 mod toolchain;

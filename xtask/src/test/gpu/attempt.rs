@@ -118,7 +118,7 @@ impl<'a> Attempt<'a> {
         command.envs(self.machine.toolkit.iter().map(|toolkit| (cuda_wheels::VARIABLE, toolkit)));
         // As cargo names a package's programs to its tests; what was compiled into them lies on another machine.
         let programs = workspace::programs();
-        for name in ["generator", "softnic"] {
+        for name in ["generator", "softnic", "gpu-probe"] {
             command.env(format!("CARGO_BIN_EXE_{name}"), programs.join(name));
         }
         command.env("SOFTNIC_TEST_LAUNCHER", programs.join("softnic"));

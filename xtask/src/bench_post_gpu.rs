@@ -1,0 +1,235 @@
+//! `bench-post --gpu`: what a GPU spends on posting, as `generator bench-post-gpu` measures it; here its provenance and a file are added.
+//!
+//! The generator says JSON lines: first its provenance, as far as it knows it, then a row a line. Rows are kept as they are: which
+//! styles there are is the generator's matter. `cargo xtask import` puts the file into `experiments/bench-post-gpu`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use measure::{Label, Part, Provenance, json_lines};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::figure::{self, Programs};
+use crate::gpu_machine::GpuMachine;
+use crate::process::{Ended, run_logged};
+use crate::refused::refused;
+use crate::setup::{self, Purpose};
+use crate::{measured, workspace};
+
+/// Name of the experiment, of its file in `--out`, and of what the generator is asked for.
+pub const NAME: &str = "bench-post-gpu";
+/// All styles, orders and numbers of producers.
+const LIMIT: Duration = Duration::from_secs(9 * 60);
+
+/// What is asked for.
+pub struct Options<'a> {
+    /// Fewer rounds.
+    pub quick: bool,
+    /// Where results go.
+    pub out: Option<&'a Path>,
+    /// Folder with the device headers of the library that is measured beside ours.
+    pub peer_headers: Option<&'a Path>,
+    /// Install nothing.
+    pub no_install: bool,
+}
+
+/// One run; `bench-post-gpu.json` holds it, and `measured.json` keeps it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Run {
+    /// Processor and cores.
+    pub machine: String,
+    /// What the GPU was: nothing else takes part.
+    pub label: Label,
+    /// `quick` or `full`.
+    pub extent: String,
+    /// Where it comes from.
+    pub provenance: Provenance,
+    /// What was measured, in the generator's words.
+    pub rows: Vec<Value>,
+}
+
+impl measured::Entry for Run {
+    fn machine(&self) -> &str {
+        &self.machine
+    }
+
+    fn label(&self) -> Label {
+        self.label
+    }
+
+    fn extent(&self) -> &str {
+        &self.extent
+    }
+
+    fn provenance(&self) -> &Provenance {
+        &self.provenance
+    }
+
+    fn empty(&self) -> Option<&'static str> {
+        match () {
+            () if self.rows.is_empty() => Some("has no rows"),
+            () if !self.rows.iter().all(Value::is_object) => Some("has rows that are no objects"),
+            () => None,
+        }
+    }
+}
+
+/// Measures, and writes `bench-post-gpu.json`.
+pub fn run(options: &Options<'_>) -> Result<()> {
+    if let Some(folder) = options.peer_headers.filter(|folder| !folder.is_dir()) {
+        return Err(refused(format!("--peer-headers {}: there is no such folder", folder.display())));
+    }
+    let machine = GpuMachine::ask()?;
+    if machine.gpu().is_none() {
+        return Err(refused(format!("bench-post --gpu: no GPU here: {}", machine.why_none())));
+    }
+    setup::prepare(Purpose::Figure, options.no_install)?;
+    figure::build()?;
+    let out = options.out.map_or_else(|| workspace::results(NAME), PathBuf::from);
+    execute(options, &machine, &Programs::release(), &out)
+}
+
+fn execute(options: &Options<'_>, machine: &GpuMachine, programs: &Programs, out: &Path) -> Result<()> {
+    fs::create_dir_all(out.join("logs"))
+        .map_err(|error| refused(format!("--out {}: {error}", out.display())))?;
+    let lines = out.join(format!("{NAME}.jsonl"));
+    // What an earlier run left must not be taken for this one's.
+    let _ = fs::remove_file(&lines);
+    let mut command = Command::new(&programs.generator);
+    command.args([NAME, "--json"]).arg(&lines).args(options.quick.then_some("--quick"));
+    if let Some(folder) = options.peer_headers {
+        command.arg("--peer-headers").arg(folder);
+    }
+    command.envs(machine.toolkit.iter().map(|toolkit| (crate::cuda_wheels::VARIABLE, toolkit)));
+    let log = out.join("logs").join(format!("{NAME}.log"));
+    let ended = run_logged(&mut command, &log, LIMIT)?;
+    let said = fs::read_to_string(&log).unwrap_or_default();
+    let last = said.lines().last().unwrap_or("it said nothing").to_owned();
+    match ended {
+        Ended::Well => {}
+        Ended::Status(2) => return Err(refused(last)),
+        ended => bail!("generator {NAME} {ended:?}: {last} (whole log: {})", log.display()),
+    }
+    say!("{}", said.trim_end());
+    let mut provenance = Provenance::of(workspace::revision(), &[]);
+    provenance.versions.insert("profile".into(), workspace::profile()?);
+    let rows = read(&lines, &mut provenance)?;
+    machine.name_in(&mut provenance);
+    provenance.gpu = Label::Hardware;
+    let run = Run {
+        machine: provenance.machine.clone(),
+        label: provenance.label(&[Part::Gpu]),
+        extent: if options.quick { "quick" } else { "full" }.to_owned(),
+        provenance,
+        rows,
+    };
+    let path = out.join(format!("{NAME}.json"));
+    let text = serde_json::to_string_pretty(&run).context("writing the results")? + "\n";
+    fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+    let from = &run.provenance;
+    say!(
+        "{} rows; label: {} (nic: {}, gpu: {}, link: {}); {}; {}{}",
+        run.rows.len(),
+        run.label,
+        from.nic,
+        from.gpu,
+        from.link,
+        from.gpu_device,
+        run.machine,
+        figure::load(from)
+    );
+    say!("results in {}", out.display());
+    Ok(())
+}
+
+/// Rows of the generator's lines; what its first one says of NIC, link and versions goes into `provenance`. The source and
+/// the GPU are known here.
+fn read(lines: &Path, provenance: &mut Provenance) -> Result<Vec<Value>> {
+    let records = json_lines::read::<Value>(lines)?;
+    if records.torn_bytes > 0 {
+        bail!("{}: its last line was cut", lines.display());
+    }
+    let mut records = records.records.into_iter();
+    let first = records.next().unwrap_or_default();
+    let said = match first.get("provenance") {
+        Some(inner) => inner,
+        None if first["kind"] == "provenance" => &first,
+        None => bail!("{}: its first line is no provenance", lines.display()),
+    };
+    for (name, label) in [("nic", &mut provenance.nic), ("link", &mut provenance.link)] {
+        if let Some(word) = said.get(name) {
+            *label = serde_json::from_value(word.clone()).with_context(|| format!("{name}: {word}"))?;
+        }
+    }
+    for (name, version) in said["versions"].as_object().into_iter().flatten() {
+        let version = version.as_str().map_or_else(|| version.to_string(), str::to_owned);
+        provenance.versions.entry(name.clone()).or_insert(version);
+    }
+    let rows: Vec<Value> = records.collect();
+    if rows.is_empty() {
+        bail!("{}: no row behind the provenance", lines.display());
+    }
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::gpu_machine::example;
+    use crate::measured::Entry;
+    use crate::refused::Refused;
+
+    fn tried(name: &str, script: &str) -> (Result<()>, PathBuf) {
+        let folder = std::env::temp_dir().join(format!("xtask-bench-gpu-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        let generator = folder.join("generator");
+        fs::write(&generator, format!("#!/bin/sh\nshift 2; json=$1\n{script}\n")).unwrap();
+        fs::set_permissions(&generator, fs::Permissions::from_mode(0o755)).unwrap();
+        let programs = Programs { generator, softnic: folder.join("softnic") };
+        let options = Options { quick: true, out: None, peer_headers: None, no_install: true };
+        let out = folder.join("out");
+        (execute(&options, &example(), &programs, &out), out)
+    }
+
+    const FIRST: &str = r#"{"kind":"provenance","nic":"none","link":"none","versions":{"peer":"3.8.0"}}"#;
+
+    #[test]
+    fn rows_are_kept_with_the_gpu_that_gave_them() {
+        let script =
+            format!("echo '{FIRST}' > $json; echo '{{\"style\":\"early\",\"ns\":39}}' >> $json; echo done");
+        let (result, out) = tried("good", &script);
+        result.unwrap();
+        let run: Run = serde_json::from_slice(&fs::read(out.join("bench-post-gpu.json")).unwrap()).unwrap();
+        assert_eq!((run.label, run.rows.len(), run.empty()), (Label::Hardware, 1, None));
+        assert_eq!(run.provenance.gpu_device, "NVIDIA H200, sm_90");
+        assert_eq!((&*run.provenance.versions["peer"], run.provenance.nic), ("3.8.0", Label::None));
+        fs::remove_dir_all(out.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_result_is_said_so() {
+        for (name, script, words, is_refused) in [
+            ("refused", "echo 'generator: no right to register a page' >&2; exit 2", "no right", true),
+            ("crashed", "echo 'half way'; exit 3", "Status(3): half way", false),
+            ("nothing", "true", "first line is no provenance", false),
+            ("rows", "echo '{\"style\":1}' > $json", "first line is no provenance", false),
+            ("empty", &format!("echo '{FIRST}' > $json"), "no row", false),
+            ("torn", &format!("echo '{FIRST}' > $json; printf '{{\"st' >> $json"), "was cut", false),
+        ] {
+            let (result, out) = tried(name, script);
+            let error = result.unwrap_err();
+            assert!(format!("{error:#}").contains(words), "{name}: {error:#}");
+            assert_eq!(error.is::<Refused>(), is_refused, "{name}");
+            assert!(!out.join("bench-post-gpu.json").exists(), "{name}");
+            fs::remove_dir_all(out.parent().unwrap()).unwrap();
+        }
+    }
+}

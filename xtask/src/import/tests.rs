@@ -1,0 +1,231 @@
+//! Results of a made-up machine, and everything that may be wrong with them; a repository of its own is the tree.
+
+use measure::{Label, Revision};
+use serde_json::Value;
+
+use super::*;
+use crate::figure::point::{Point, example};
+use crate::refused::Refused;
+
+/// A tree with two commits and a third beside them, and a folder of results.
+struct Stage {
+    folder: PathBuf,
+    /// The checked-out commit, the one before it, and one that is in the repository but no ancestor.
+    commits: [String; 3],
+}
+
+impl Stage {
+    fn new(name: &str) -> Stage {
+        let folder = std::env::temp_dir().join(format!("xtask-import-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(folder.join("tree/experiments")).unwrap();
+        fs::create_dir_all(folder.join("results")).unwrap();
+        let mut stage = Stage { folder, commits: Default::default() };
+        stage.git(&["init", "-q"]);
+        let commit = |message: &str| {
+            let who = ["-c", "user.name=t", "-c", "user.email=t@t"];
+            stage.git(&[&who[..], &["commit", "-q", "--allow-empty", "-m", message]].concat());
+            stage.git(&["rev-parse", "HEAD"])
+        };
+        let first = commit("first");
+        let beside = commit("beside");
+        stage.git(&["reset", "-q", "--hard", &first]);
+        let head = commit("head");
+        stage.commits = [head, first, beside];
+        stage
+    }
+
+    fn git(&self, arguments: &[&str]) -> String {
+        let output =
+            Command::new("git").arg("-C").arg(self.folder.join("tree")).args(arguments).output().unwrap();
+        assert!(output.status.success(), "git {arguments:?}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    fn results(&self) -> PathBuf {
+        self.folder.join("results")
+    }
+
+    /// A quick run of figure 4 as `figure 4 --quick --out` leaves it, but for the plots.
+    fn figure(&self, revision: &Revision, change: impl Fn(&mut Point)) {
+        let spec: toml::Table =
+            toml::from_str(&fs::read_to_string(root().join("experiments/fig4/spec.toml")).unwrap()).unwrap();
+        let list = |table: &toml::Value, name: &str| table[name].as_array().unwrap().clone();
+        let (grid, quick) = (&spec["grid"], &spec["quick"]);
+        let mut lines = String::new();
+        for repetition in 0..quick["repeat"].as_integer().unwrap() {
+            for payload in list(quick, "payload_bytes") {
+                for (count, series) in list(grid, "list").iter().flat_map(|count| {
+                    list(grid, "series").into_iter().map(move |series| (count.clone(), series))
+                }) {
+                    let mut point = example(series.as_str().unwrap(), payload.as_integer().unwrap() as u64);
+                    point.figure = Some(4);
+                    point.repetition = repetition as u32;
+                    point.list = count.as_integer().unwrap() as u32;
+                    point.label = Label::Emulated;
+                    point.provenance.revision = revision.clone();
+                    point.provenance.versions.insert("profile".into(), "release".into());
+                    change(&mut point);
+                    lines += &(serde_json::to_string(&point).unwrap() + "\n");
+                }
+            }
+        }
+        fs::write(self.results().join("results.jsonl"), lines).unwrap();
+        let summary = r#"{"figure":4,"title":"t","extent":"quick","ratios":null,"more":1}"#;
+        fs::write(self.results().join("summary.json"), summary).unwrap();
+    }
+
+    fn clean(&self) -> Revision {
+        Revision { commit: self.commits[0].clone(), dirty: false }
+    }
+
+    fn import(&self) -> Result<PathBuf> {
+        let tree = self.folder.join("tree");
+        into(&self.results(), &tree.join("experiments"), &tree)
+    }
+
+    /// The one line with which it is refused; nothing may have been written.
+    fn refusal(&self) -> String {
+        let error = self.import().unwrap_err();
+        assert!(error.is::<Refused>(), "exit status 2: {error:#}");
+        let line = format!("{error:#}");
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert!(!self.folder.join("tree/experiments/fig4").exists(), "{line}");
+        line
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[test]
+fn a_figure_of_this_revision_or_an_earlier_one_is_recorded() {
+    let stage = Stage::new("good");
+    for at in [0, 1] {
+        let revision = Revision { commit: stage.commits[at].clone(), dirty: false };
+        stage.figure(&revision, |point| point.provenance.gpu_device = "NVIDIA H200, sm_90".into());
+        let path = stage.import().unwrap();
+        assert_eq!(path, stage.folder.join("tree/experiments/fig4/measured.json"));
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(measured::problems::<figure::Entry>(&text), [""; 0]);
+        let recorded: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(recorded["entries"].as_array().unwrap().len(), 1, "the newer takes the older one's place");
+        let entry = &recorded["entries"][0];
+        assert_eq!(entry["provenance"]["revision"]["commit"], *stage.commits[at]);
+        assert_eq!((&entry["extent"], &entry["label"]), (&"quick".into(), &"emulated".into()));
+        assert!(
+            entry["rows"].as_array().unwrap().len() > 5 && !entry["verdicts"].as_array().unwrap().is_empty()
+        );
+    }
+}
+
+#[test]
+fn a_revision_that_this_history_does_not_show_is_refused() {
+    let stage = Stage::new("revision");
+    for (commit, dirty, words) in [
+        (&*stage.commits[0], true, "with changes"),
+        ("", true, "names no revision"),
+        ("0123456789abcdef", false, "names no revision"),
+        ("--upload-pack=/bin/sh-000000000000000000", false, "names no revision"),
+        (&*"0123456789".repeat(4), false, "is foreign: no revision 012345678901 is in this repository"),
+        (&*stage.commits[2], false, "is none of those that the checked-out one comes from"),
+    ] {
+        stage.figure(&Revision { commit: commit.to_owned(), dirty }, |_| ());
+        let line = stage.refusal();
+        assert!(line.contains(words), "{commit}: {line}");
+    }
+    stage.figure(&stage.clean(), |point| {
+        point.provenance.versions.insert("profile".into(), "dev".into());
+    });
+    assert!(stage.refusal().contains("profile `dev`"));
+}
+
+#[test]
+fn damaged_incomplete_and_unknown_results_are_refused() {
+    let stage = Stage::new("damaged");
+    assert!(stage.refusal().contains("none of summary.json, bench-post-gpu.json, bench-nic.json"));
+    let (summary, points) = (stage.results().join("summary.json"), stage.results().join("results.jsonl"));
+    let good = || stage.figure(&stage.clean(), |_| ());
+    let edit = |path: &Path, edit: &dyn Fn(String) -> String| {
+        good();
+        fs::write(path, edit(fs::read_to_string(path).unwrap())).unwrap();
+        stage.refusal()
+    };
+    for (path, change, words) in [
+        (
+            &summary,
+            &(|text: String| text.replace("\"figure\":4", "\"figure\":44")) as &dyn Fn(String) -> String,
+            "no experiment for figure 44; there are: 4, 5",
+        ),
+        (
+            &summary,
+            &|text| text.replace("\"figure\":4", "\"figure\":5"),
+            "a point is of another figure than summary.json, 5",
+        ),
+        (&summary, &|text| text.replace("quick", "endless"), "no extent is called `endless`"),
+        (&summary, &|text| text.replace("quick", "full"), "a full run of figure 4 has"),
+        (&summary, &|text| text[..30].to_owned(), "summary.json: EOF"),
+        (&points, &|text| text[..text.len() - 20].to_owned(), "its last line is cut"),
+        (&points, &|text| text.replacen("\"series\"", "\"serie\"", 1), "line 1: missing field `series`"),
+        (
+            &points,
+            &|text| text.lines().skip(3).map(|line| line.to_owned() + "\n").collect(),
+            "here 3 of them are missing and 0 are others",
+        ),
+        (
+            &points,
+            &|text| text.replacen("\"provenance\":{", "\"provenance\":null,\"x\":{", 1),
+            "line 1: invalid type: null",
+        ),
+        (&points, &|text| text.replacen("\"completed\":10", "\"completed\":9", 1), "not whole"),
+        (&points, &|text| text.replacen("a machine", "another", 1), "its points are of two runs"),
+        (&points, &|_| String::new(), "holds no points"),
+    ] {
+        let line = edit(path, change);
+        assert!(line.contains(words), "{words}: {line}");
+    }
+    good();
+    fs::remove_file(&points).unwrap();
+    assert!(stage.refusal().contains("holds no points"));
+    good();
+    fs::write(stage.results().join("bench-nic.json"), "{}").unwrap();
+    assert!(stage.refusal().contains("results of two commands (bench-nic.json too)"));
+}
+
+#[test]
+fn the_gpus_post_times_and_the_nics_numbers_go_to_their_own_experiments() {
+    let stage = Stage::new("others");
+    let mut provenance = example("gpu-thread", 64).provenance;
+    provenance.versions.insert("profile".into(), "release".into());
+    provenance.revision = stage.clean();
+    let run = |rows: Vec<Value>| bench_post_gpu::Run {
+        machine: "a".into(),
+        label: Label::Hardware,
+        extent: "full".into(),
+        provenance: provenance.clone(),
+        rows,
+    };
+    let file = stage.results().join("bench-post-gpu.json");
+    fs::write(&file, serde_json::to_string(&run(vec![])).unwrap()).unwrap();
+    assert!(stage.refusal().contains("has no rows"));
+    fs::write(&file, serde_json::to_string(&run(vec![serde_json::json!({"ns": 39})])).unwrap()).unwrap();
+    assert!(stage.import().unwrap().ends_with("experiments/bench-post-gpu/measured.json"));
+    fs::remove_file(&file).unwrap();
+    fs::write(stage.results().join("bench-nic.json"), "{\"machine\":1}").unwrap();
+    assert!(stage.refusal().contains("is no bench-nic.json"));
+}
+
+#[test]
+fn a_measured_json_that_cannot_be_read_is_left_as_it_is() {
+    let stage = Stage::new("whole");
+    let path = stage.folder.join("tree/experiments/fig4/measured.json");
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(&path, "nonsense").unwrap();
+    stage.figure(&stage.clean(), |_| ());
+    assert!(stage.import().is_err());
+    assert_eq!(fs::read_to_string(&path).unwrap(), "nonsense");
+    assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "nothing is left beside it");
+}
