@@ -12,6 +12,8 @@ extern crate cli;
 mod baseline;
 mod bench_post;
 mod control;
+mod kernel_options;
+mod kernel_sender;
 mod lane;
 mod options;
 mod payload;
@@ -31,7 +33,9 @@ use anyhow::{Result, anyhow, bail};
 use cli::{FAILED, INTERRUPTED, check_address, emit, sentence, speaks_to_people, stop_flag};
 use serde::Serialize;
 
-use crate::options::{Cli, Command, Transfer};
+use crate::kernel_sender::KernelSender;
+use crate::options::{Cli, Command, Transfer, Who};
+use crate::sender::Sender;
 
 fn main() -> ExitCode {
     cli::main("generator", |cli: Cli| match cli.command {
@@ -60,13 +64,31 @@ fn transfer(options: &Transfer, stop: &AtomicBool) -> Result<u8> {
 }
 
 fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
-    let (plan, until, (kind, names)) = (options.plan()?, options.until()?, options.poster());
+    let (plan, until, (who, mut names)) = (options.plan()?, options.until()?, options.poster()?);
     let pause = options.pause()?;
     check_address("--connect", address)?;
+    let machine = match &who {
+        Who::Cpu(_) => None,
+        Who::Kernel(kind) => {
+            kind.check(&plan)?;
+            Some(kind.host.machine()?)
+        }
+    };
+    if let Some(machine) = &machine {
+        (names.machine, names.is_gpu) = (Some(machine.name()), machine.is_gpu());
+    }
     let (context, path) = options.nic.open("generator")?;
     let idle = sender::IdleQps::open(&context, &path, options.idle_qps)?;
-    let sender = sender::Sender::connect(plan.clone(), kind, address, &context, &path, stop)?;
-    let outcome = sender.run(until, pause, stop)?;
+    let outcome = match (who, &machine) {
+        (Who::Kernel(kind), Some(machine)) => {
+            KernelSender::connect(plan.clone(), &kind, machine, address, &context, &path, stop)?
+                .run(until, stop)?
+        }
+        (Who::Kernel(_), None) => bail!("no machine for kernels"),
+        (Who::Cpu(kind), _) => {
+            Sender::connect(plan.clone(), kind, address, &context, &path, stop)?.run(until, pause, stop)?
+        }
+    };
     let run = report::Run::new(&plan, names, idle.count(), context.name(), &path, &outcome);
     let json = options.json.as_deref();
     emit(json, &run)?;

@@ -9,6 +9,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use cli::Nic;
 use rdma_shim::{Doorbell, Options, Order};
 
+use crate::kernel_options::KernelOptions;
+use crate::kernel_sender;
 use crate::plan::{Op, Plan, Service, Verify, Wish};
 use crate::poster::Kind;
 use crate::report::PosterNames;
@@ -113,6 +115,12 @@ pub enum PosterName {
     CpuIbverbs,
     /// The shim.
     CpuShim,
+    /// The shim in a kernel of a GPU: one thread for each queue pair.
+    GpuThread,
+    /// A warp for each queue pair.
+    GpuWarp,
+    /// The kernel on threads of this processor: no GPU, and no speed.
+    HostTwin,
 }
 
 /// The shim's order.
@@ -162,9 +170,9 @@ pub struct Transfer {
     /// Messages a completion.
     #[arg(long)]
     pub batch: Option<u32>,
-    /// Messages a doorbell.
-    #[arg(long, default_value_t = 1)]
-    pub doorbell_batch: u32,
+    /// Messages a doorbell (1; 32 where warps post).
+    #[arg(long)]
+    pub doorbell_batch: Option<u32>,
     /// Outstanding messages a queue pair at most.
     #[arg(long)]
     pub window: Option<u32>,
@@ -195,6 +203,9 @@ pub struct Transfer {
     /// The shim's doorbell.
     #[arg(long, value_enum, default_value = "8-bytes")]
     pub doorbell: DoorbellName,
+    /// Kernels.
+    #[command(flatten)]
+    pub kernels: KernelOptions,
     /// Senders that the receiver serves one after another; 0: until it is stopped.
     #[arg(long, default_value_t = 1)]
     pub sessions: u64,
@@ -212,7 +223,7 @@ impl Transfer {
             payload_bytes: self.payload,
             qps: self.qps,
             batch: if self.pause.is_some() { Some(1) } else { self.batch },
-            doorbell_batch: self.doorbell_batch,
+            doorbell_batch: self.doorbell_batch.unwrap_or_else(|| self.kernels.doorbell_batch(self.poster)),
             window: self.window,
             inline: self.inline,
             verify: self.verify,
@@ -243,31 +254,51 @@ impl Transfer {
         }
     }
 
-    /// Who posts.
-    pub fn poster(&self) -> (Kind, PosterNames) {
-        match self.poster {
-            PosterName::CpuIbverbs => {
-                (Kind::Ibverbs, PosterNames { poster: "cpu-ibverbs", order: None, doorbell: None })
+    /// Who posts. Errors: options that do not go together.
+    pub fn poster(&self) -> Result<(Who, PosterNames)> {
+        let (order, order_name) = match self.order {
+            OrderName::Strict => (Order::Strict, "strict"),
+            OrderName::Early => (Order::Early, "early"),
+        };
+        let (doorbell, doorbell_name) = match self.doorbell {
+            DoorbellName::EightBytes => (Doorbell::EightBytes, "8-bytes"),
+            DoorbellName::BlueFlame => (Doorbell::BlueFlame, "blueflame"),
+        };
+        let options = Options { order, doorbell, signal_all: false };
+        let name = match self.poster {
+            PosterName::CpuIbverbs => "cpu-ibverbs",
+            PosterName::CpuShim => "cpu-shim",
+            PosterName::GpuThread => "gpu-thread",
+            PosterName::GpuWarp => "gpu-warp",
+            PosterName::HostTwin => "host-twin",
+        };
+        let mut names = PosterNames::cpu(name, Some(order_name), Some(doorbell_name));
+        let kernel = self.kernels.kind(self.poster, options, self.inline)?;
+        let who = match (self.poster, kernel) {
+            (PosterName::CpuIbverbs, _) => {
+                names = PosterNames::cpu(name, None, None);
+                Who::Cpu(Kind::Ibverbs)
             }
-            PosterName::CpuShim => {
-                let (order, order_name) = match self.order {
-                    OrderName::Strict => (Order::Strict, "strict"),
-                    OrderName::Early => (Order::Early, "early"),
-                };
-                let (doorbell, doorbell_name) = match self.doorbell {
-                    DoorbellName::EightBytes => (Doorbell::EightBytes, "8-bytes"),
-                    DoorbellName::BlueFlame => (Doorbell::BlueFlame, "blueflame"),
-                };
-                let options = Options { order, doorbell, signal_all: false };
-                let names = PosterNames {
-                    poster: "cpu-shim",
-                    order: Some(order_name),
-                    doorbell: Some(doorbell_name),
-                };
-                (Kind::Shim(options), names)
+            (_, None) => Who::Cpu(Kind::Shim(options)),
+            (_, Some(kind)) => {
+                if self.pause.is_some() {
+                    bail!("--pause with --poster {name}: a kernel posts without pauses; use a cpu poster");
+                }
+                names.payload_memory = self.kernels.payload_memory.name();
+                Who::Kernel(kind)
             }
-        }
+        };
+        Ok((who, names))
     }
+}
+
+/// Which code posts, and who runs it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Who {
+    /// A thread of this processor.
+    Cpu(Kind),
+    /// A kernel.
+    Kernel(kernel_sender::Kind),
 }
 
 #[cfg(test)]
@@ -288,7 +319,7 @@ mod tests {
         );
         assert_eq!(sender.until().unwrap(), Until::Elapsed(Duration::from_millis(500)));
         let options = Options { order: Order::Early, doorbell: Doorbell::BlueFlame, signal_all: false };
-        assert_eq!(sender.poster().0, Kind::Shim(options));
+        assert_eq!(sender.poster().unwrap().0, Who::Cpu(Kind::Shim(options)));
         assert_eq!(parse("generator --connect h:1").until().unwrap(), Until::Count(1_000_000));
         for bad in ["--count 0", "--seconds 0", "--seconds -1", "--seconds 1e9"] {
             let transfer = parse(&format!("generator --connect h:1 {}", bad.replacen(' ', "=", 1)));

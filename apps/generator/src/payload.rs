@@ -26,6 +26,16 @@ pub fn fill_body(source_slot: u64, out: &mut [u8]) {
     }
 }
 
+/// All source slots of a queue pair, filled, without message numbers: what kernels' memory is filled with.
+pub fn image(plan: &Plan) -> Vec<u8> {
+    let (stride, payload, body) = (plan.slot_bytes(), plan.payload_bytes as usize, plan.body_bytes());
+    let mut bytes = vec![0; stride * plan.source_slots() as usize];
+    for (slot, bytes) in (0..).zip(bytes.chunks_exact_mut(stride)) {
+        fill_body(slot, &mut bytes[stride - payload..][..body]);
+    }
+    bytes
+}
+
 /// Whether `body` is that slot's.
 pub fn is_body_of(source_slot: u64, body: &[u8]) -> bool {
     (0..)

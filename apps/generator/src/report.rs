@@ -29,6 +29,15 @@ impl PostTimes {
         self.posts += posts;
     }
 
+    /// Adds a run that another clock timed: its posts in all, and bursts, each in nanoseconds with its posts.
+    pub fn record_run(&mut self, ns: f64, posts: u64, bursts: impl Iterator<Item = (f64, u64)>) {
+        for (ns, posts) in bursts.filter(|(_, posts)| *posts > 0) {
+            self.histogram.record(((ns * 10.0 / posts as f64) as u64).max(1));
+        }
+        self.ns += ns as u64;
+        self.posts += posts;
+    }
+
     /// Mean time of one post.
     pub fn mean_ns(&self) -> Option<f64> {
         (self.posts > 0).then(|| self.ns as f64 / self.posts as f64)
@@ -76,6 +85,10 @@ pub struct Run {
     pub poster: &'static str,
     pub order: Option<&'static str>,
     pub doorbell: Option<&'static str>,
+    pub gpu: &'static str,
+    pub machine: Option<String>,
+    pub producers: u32,
+    pub payload_memory: &'static str,
     #[serde(flatten)]
     pub plan: Plan,
     pub idle_qps: u32,
@@ -107,14 +120,34 @@ pub struct Run {
 }
 
 /// How the poster is named in a report.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct PosterNames {
-    /// `cpu-ibverbs` or `cpu-shim`.
+    /// As on the command line.
     pub poster: &'static str,
     /// The shim's order.
     pub order: Option<&'static str>,
     /// The shim's doorbell.
     pub doorbell: Option<&'static str>,
+    /// What ran the kernel that posted.
+    pub machine: Option<String>,
+    /// Whether that is a GPU.
+    pub is_gpu: bool,
+    /// Who posts on a queue pair side by side.
+    pub producers: u32,
+    /// Where messages lie.
+    pub payload_memory: &'static str,
+}
+
+impl PosterNames {
+    /// A thread of a processor, with its messages beside it.
+    pub fn cpu(
+        poster: &'static str,
+        order: Option<&'static str>,
+        doorbell: Option<&'static str>,
+    ) -> PosterNames {
+        let (machine, is_gpu, producers, payload_memory) = (None, false, 1, "host");
+        PosterNames { poster, order, doorbell, machine, is_gpu, producers, payload_memory }
+    }
 }
 
 impl Run {
@@ -137,6 +170,10 @@ impl Run {
             poster: names.poster,
             order: names.order,
             doorbell: names.doorbell,
+            gpu: if names.is_gpu { "hardware" } else { "none" },
+            machine: names.machine,
+            producers: names.producers,
+            payload_memory: names.payload_memory,
             plan: plan.clone(),
             idle_qps,
             device: device.into(),

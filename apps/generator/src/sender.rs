@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 use measure::timer;
 use verbs::connect::{ConnectError, Hello, Path, QpOffer, RegionOffer, Session, Wait};
-use verbs::{Context, Cq, Mr, Pages, Pd, QpBuilder, QpType, QueuePair, SendOperations};
+use verbs::{Context, Cq, Mr, Pages, Pd, Qp, QpBuilder, QpType, QueuePair, SendOperations};
 
 use crate::control::{Answer, Done, Proposal, Received, VERSION, first_line};
 use crate::lane::{ACCESS, qp_type};
@@ -20,11 +20,11 @@ use crate::report::PostTimes;
 const CONNECT: Duration = Duration::from_secs(3);
 /// How long nothing may complete when no more is posted. A kernel was seen to keep a polling thread from its core for 5
 /// seconds where more ran than the host had cores for: a NIC's thread is one, and what it still does is no loss.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// How long completions are waited for in all after a signal: the whole end within a second.
-const DRAIN_INTERRUPTED: Duration = Duration::from_millis(300);
+pub const DRAIN_INTERRUPTED: Duration = Duration::from_millis(300);
 /// How often the control connection and the clock are looked at while messages flow.
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+pub const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Longest sleep between looks at the stop flag: the whole end within a second.
 const NAP: Duration = Duration::from_millis(50);
 /// Polls without a completion before the core is offered to others.
@@ -117,38 +117,15 @@ impl Sender {
         path: &Path,
         stop: &AtomicBool,
     ) -> Result<Sender> {
-        let setup = || Wait::at_most(SETUP).unless(stop);
-        let mut session = Session::connect(address, Wait::at_most(CONNECT).unless(stop))
-            .context("is a receiver listening there?")?;
-        session.send(&Proposal { generator: VERSION, plan: plan.clone() })?;
-        let peer = session.peer();
-        let line =
-            session.receive("an answer", setup()).with_context(|| format!("{peer} is not a generator"))?;
-        if let Some(why) = first_line::<Answer>(line, peer)?.refusal {
-            bail!("{peer} refuses: {why}");
-        }
+        let mut session = propose(&plan, address, stop)?;
         let slots_bytes = plan.slot_bytes() * (plan.source_slots() * plan.qps) as usize;
         let (pd, source) = memory(context, slots_bytes)?;
         let credits = Pages::new(CREDIT_STRIDE as usize * plan.qps as usize).context("memory for credits")?;
         let credits = Mr::register(&pd, credits, ACCESS)?;
         let posters = (0..plan.qps).map(|_| poster::create(kind, &builder(&plan), &pd, plan.window + 16));
         let posters = posters.collect::<Result<Vec<_>>>()?;
-        for poster in &posters {
-            path.to_init(poster.qp(), ACCESS, 0)?;
-        }
-        let offers: Vec<_> = posters.iter().map(|poster| QpOffer::new(poster.qp())).collect();
-        let ours =
-            Hello::new(path, qp_type(plan.service), offers.clone(), vec![RegionOffer::new(&credits)], ());
-        let theirs = session.exchange(&ours, setup())?;
-        for (index, poster) in posters.iter().enumerate() {
-            path.connect(poster.qp(), offers[index], &theirs, theirs.queue_pairs[index])?;
-        }
-        let target = *theirs.regions.first().context("the receiver offers no slots")?;
-        let needed = plan.slot_bytes() as u64 * u64::from(plan.target_slots()) * u64::from(plan.qps);
-        if target.bytes < needed || target.address.checked_add(target.bytes).is_none() {
-            bail!("the receiver's slots are {target:?}, {needed} bytes are needed");
-        }
-        session.barrier(setup())?;
+        let qps: Vec<_> = posters.iter().map(|poster| poster.qp()).collect();
+        let target = join(&mut session, &plan, path, &qps, RegionOffer::new(&credits), stop)?;
         Ok(Sender { plan, session, posters, source, credits, target, _pd: pd })
     }
 
@@ -185,7 +162,11 @@ impl Sender {
         let seconds = transfer.elapsed().as_secs_f64();
         let interrupted = stop.load(Ordering::Relaxed);
         let mut error = ended.err().map(|error| format!("{error:#}"));
-        let received = ask(&mut session, &tracks, interrupted || error.is_some()).unwrap_or_else(|why| {
+        let done = Done {
+            posted: tracks.iter().map(|track| track.posted).collect(),
+            completed: tracks.iter().map(|track| track.completed).collect(),
+        };
+        let received = ask(&mut session, &done, interrupted || error.is_some()).unwrap_or_else(|why| {
             error.get_or_insert(format!("{why:#}"));
             Received::default()
         });
@@ -196,7 +177,51 @@ impl Sender {
     }
 }
 
-fn builder(plan: &Plan) -> QpBuilder {
+/// Connects to the receiver at `address` and tells it the plan, which it accepts.
+pub fn propose(plan: &Plan, address: &str, stop: &AtomicBool) -> Result<Session> {
+    let mut session = Session::connect(address, Wait::at_most(CONNECT).unless(stop))
+        .context("is a receiver listening there?")?;
+    session.send(&Proposal { generator: VERSION, plan: plan.clone() })?;
+    let peer = session.peer();
+    let line = session
+        .receive("an answer", Wait::at_most(SETUP).unless(stop))
+        .with_context(|| format!("{peer} is not a generator"))?;
+    match first_line::<Answer>(line, peer)?.refusal {
+        Some(why) => bail!("{peer} refuses: {why}"),
+        None => Ok(session),
+    }
+}
+
+/// Brings the queue pairs to RTS, each with its peer; gives the receiver's slots.
+pub fn join(
+    session: &mut Session,
+    plan: &Plan,
+    path: &Path,
+    qps: &[&Qp],
+    credits: RegionOffer,
+    stop: &AtomicBool,
+) -> Result<RegionOffer> {
+    let setup = || Wait::at_most(SETUP).unless(stop);
+    for qp in qps {
+        path.to_init(qp, ACCESS, 0)?;
+    }
+    let offers: Vec<_> = qps.iter().map(|qp| QpOffer::new(qp)).collect();
+    let ours = Hello::new(path, qp_type(plan.service), offers.clone(), vec![credits], ());
+    let theirs = session.exchange(&ours, setup())?;
+    for (index, qp) in qps.iter().enumerate() {
+        path.connect(qp, offers[index], &theirs, theirs.queue_pairs[index])?;
+    }
+    let target = *theirs.regions.first().context("the receiver offers no slots")?;
+    let needed = plan.slot_bytes() as u64 * u64::from(plan.target_slots()) * u64::from(plan.qps);
+    if target.bytes < needed || target.address.checked_add(target.bytes).is_none() {
+        bail!("the receiver's slots are {target:?}, {needed} bytes are needed");
+    }
+    session.barrier(setup())?;
+    Ok(target)
+}
+
+/// A sender's queue pairs.
+pub fn builder(plan: &Plan) -> QpBuilder {
     // Only what is used: a request of any operation would take four blocks of the ring instead of one.
     let operations = if plan.op == Op::Send { SendOperations::SEND } else { SendOperations::WRITE };
     let inline = if plan.inline { plan.payload_bytes as u32 } else { 0 };
@@ -352,12 +377,8 @@ impl Track<'_> {
 }
 
 /// Tells the receiver what was sent and hears its counts.
-fn ask(session: &mut Session, tracks: &[Track<'_>], hurry: bool) -> Result<Received> {
-    let done = Done {
-        posted: tracks.iter().map(|track| track.posted).collect(),
-        completed: tracks.iter().map(|track| track.completed).collect(),
-    };
-    session.send(&done)?;
+pub fn ask(session: &mut Session, done: &Done, hurry: bool) -> Result<Received> {
+    session.send(done)?;
     // The receiver may still wait for stragglers, and checks up to gigabytes.
     let limit = if hurry { Duration::from_millis(500) } else { Duration::from_secs(60) };
     match session.receive("the receiver's counts", Wait::at_most(limit)) {

@@ -5,5 +5,6 @@
 mod bad_input;
 mod ends;
 mod judgement;
+mod kernels;
 mod signals;
 mod transfer;

@@ -5,7 +5,7 @@ use measure::need;
 use crate::ends::{Generator, device};
 
 /// Sends with these options; both ends must end well. Gives the sender's line.
-fn transfer(options: &str) -> serde_json::Value {
+pub fn transfer(options: &str) -> serde_json::Value {
     let (mut receiver, address) = Generator::receiver(&[]);
     let options: Vec<_> = options.split_whitespace().collect();
     let mut sender = Generator::start(&[&["--connect", &address], &options[..]].concat());

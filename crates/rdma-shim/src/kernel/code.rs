@@ -4,6 +4,12 @@ use gpu::Unit;
 
 use crate::twin;
 
+/// What kernels include beside the shim's headers.
+const KERNEL_HEADERS: [(&str, &str); 2] = [
+    ("generate.h", include_str!("../../kernels/generate.h")),
+    ("kernel.h", include_str!("../../kernels/kernel.h")),
+];
+
 /// One file of `kernels/`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Source {
@@ -16,7 +22,8 @@ pub(crate) struct Source {
 impl Source {
     /// As the compiler takes it.
     pub(super) fn unit(&self) -> Unit {
-        crate::device::unit(self.name, self.text).header("kernel.h", include_str!("../../kernels/kernel.h"))
+        let unit = crate::device::unit(self.name, self.text);
+        KERNEL_HEADERS.iter().fold(unit, |unit, (name, text)| unit.header(*name, *text))
     }
 }
 
@@ -61,5 +68,23 @@ impl Arguments {
             Argument::Word(value) => all.push(*value),
             Argument::Long(value) => all.push(*value),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// A compiler at run time reads no folder.
+    #[test]
+    fn every_header_that_a_kernel_of_a_wrapper_includes_is_in_its_unit() {
+        for source in [super::super::generate::SOURCE, super::super::echo::SOURCE] {
+            let unit = source.unit();
+            let texts = unit.headers.iter().map(|(_, text)| text.as_str()).chain([source.text]);
+            for line in texts.flat_map(str::lines).filter(|line| line.starts_with("#include \"")) {
+                let name = line.split('"').nth(1).unwrap_or_else(|| panic!("{line}"));
+                // The twin's own, which is compiled beforehand.
+                let there = name == "twin.h" || unit.headers.iter().any(|(header, _)| header == name);
+                assert!(there, "{}: {line}", source.name);
+            }
+        }
     }
 }

@@ -15,7 +15,7 @@ use super::queue::{Queue, db_kernel_queue};
 use super::region::Region;
 use super::running::Running;
 
-const SOURCE: Source = Source { name: "echo.cu", text: include_str!("../../kernels/echo.cu") };
+pub(super) const SOURCE: Source = Source { name: "echo.cu", text: include_str!("../../kernels/echo.cu") };
 /// Where the status lies behind the run, on a line of its own.
 const STATUS: usize = 256;
 const SHARED_BYTES: usize = STATUS + size_of::<db_echo_status>();

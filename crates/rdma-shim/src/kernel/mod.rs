@@ -14,6 +14,7 @@ mod code;
 mod echo;
 mod end;
 mod error;
+pub mod generate;
 mod machine;
 mod memory;
 mod queue;

@@ -1,0 +1,127 @@
+//! Options of ends whose queues are in the hands of kernels.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use rdma_shim::Options;
+use rdma_shim::kernel::Place;
+use rdma_shim::kernel::generate::Style;
+
+use crate::kernel_sender::{Host, Kind};
+use crate::options::PosterName;
+
+/// Messages a doorbell when a warp posts and nothing else is asked for.
+pub const WARP: u32 = 32;
+
+/// Where messages lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum PayloadMemory {
+    /// Host memory.
+    Host,
+    /// A GPU's, registered by its addresses.
+    Gpu,
+    /// A GPU's, registered by a dma-buf.
+    GpuDmaBuf,
+}
+
+impl PayloadMemory {
+    /// As the shim names it.
+    pub fn place(self) -> Place {
+        match self {
+            PayloadMemory::Host => Place::Host,
+            PayloadMemory::Gpu => Place::Gpu,
+            PayloadMemory::GpuDmaBuf => Place::GpuDmaBuf,
+        }
+    }
+
+    /// As on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            PayloadMemory::Host => "host",
+            PayloadMemory::Gpu => "gpu",
+            PayloadMemory::GpuDmaBuf => "gpu-dma-buf",
+        }
+    }
+}
+
+/// Which of the kernels the host twin runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KernelName {
+    /// As `gpu-thread`.
+    Thread,
+    /// As `gpu-warp`.
+    Warp,
+}
+
+/// Options of kernels.
+#[derive(Debug, Args)]
+pub struct KernelOptions {
+    /// Which kernel the host twin runs (with --poster host-twin).
+    #[arg(long, value_enum, default_value = "thread")]
+    pub kernel: KernelName,
+    /// The host twin's stores become visible late, in an order that this number chooses; else at once.
+    #[arg(long, value_name = "N")]
+    pub twin_seed: Option<u64>,
+    /// Where messages lie at this end.
+    #[arg(long, value_enum, default_value = "host")]
+    pub payload_memory: PayloadMemory,
+    /// Which GPU, by CUDA's number; without it the first.
+    #[arg(long, value_name = "N")]
+    pub gpu: Option<u32>,
+    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels; without it DOORBELL_CUDA, CUDA_HOME, /usr/local/cuda.
+    #[arg(long, value_name = "FOLDER")]
+    pub cuda: Option<PathBuf>,
+}
+
+impl KernelOptions {
+    /// The GPU of these options.
+    pub fn gpu(&self) -> Host {
+        Host::Gpu { ordinal: self.gpu, toolkit: self.cuda.clone() }
+    }
+
+    /// The kernel that this poster is, if it is one, and who runs it. Errors: what does not go together.
+    pub fn kind(&self, poster: PosterName, options: Options, inline: bool) -> Result<Option<Kind>> {
+        let (host, style) = match poster {
+            PosterName::CpuIbverbs | PosterName::CpuShim => {
+                if self.payload_memory != PayloadMemory::Host {
+                    bail!(
+                        "--payload-memory {}: a processor cannot number messages there; use a gpu poster",
+                        self.payload_memory.name()
+                    );
+                }
+                return Ok(None);
+            }
+            PosterName::GpuThread => (self.gpu(), Style::Thread),
+            PosterName::GpuWarp => (self.gpu(), Style::Warp),
+            PosterName::HostTwin => (Host::Twin { seed: self.twin_seed }, self.twin_style()),
+        };
+        if matches!(host, Host::Twin { .. }) && self.payload_memory != PayloadMemory::Host {
+            bail!("--payload-memory {}: the host twin has no GPU memory", self.payload_memory.name());
+        }
+        if inline && self.payload_memory != PayloadMemory::Host {
+            bail!(
+                "--inline with --payload-memory {}: inline payload is copied into the ring, which lies in host memory",
+                self.payload_memory.name()
+            );
+        }
+        Ok(Some(Kind { host, style, options, place: self.payload_memory.place() }))
+    }
+
+    fn twin_style(&self) -> Style {
+        match self.kernel {
+            KernelName::Thread => Style::Thread,
+            KernelName::Warp => Style::Warp,
+        }
+    }
+
+    /// Messages a doorbell when none are asked for.
+    pub fn doorbell_batch(&self, poster: PosterName) -> u32 {
+        let warps = match poster {
+            PosterName::GpuWarp => true,
+            PosterName::HostTwin => self.twin_style() == Style::Warp,
+            _ => false,
+        };
+        if warps { WARP } else { 1 }
+    }
+}

@@ -1,0 +1,243 @@
+//! The sending end when a kernel posts, on a GPU or on its host twin: the same plan, told to the kernel as a whole.
+//!
+//! This end makes queues and memory, launches once, and looks now and then whether the receiver lives and whether a signal
+//! came. What is posted, when, and what it took, the kernel says by its own clock.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context as _, Result, bail};
+use rdma_shim::Options;
+use rdma_shim::kernel::generate::{self, Generate, Lane, Senders, Sent, Style};
+use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Region, Running};
+use rdma_shim::twin::{MAX_LANES, Visibility};
+use verbs::connect::{Path, RegionOffer, Session};
+use verbs::{Context, Cq, Pd, Remote};
+
+use crate::control::{Done, Received};
+use crate::lane::ACCESS;
+use crate::payload;
+use crate::plan::{Op, Plan};
+use crate::receiver::CREDIT_STRIDE;
+use crate::report::PostTimes;
+use crate::sender::{DRAIN_INTERRUPTED, LOOK_EVERY, Outcome, PATIENCE, Until, ask, builder, join, propose};
+
+/// Who runs the kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Host {
+    /// A GPU by its number, its kernels compiled by the toolkit in a folder.
+    Gpu {
+        /// Without it the first.
+        ordinal: Option<u32>,
+        /// Without it where toolkits usually lie.
+        toolkit: Option<PathBuf>,
+    },
+    /// Threads of this processor; with a seed, stores become visible late and in another order.
+    Twin {
+        /// See [`Visibility::Weak`].
+        seed: Option<u64>,
+    },
+}
+
+impl Host {
+    /// Starts it. Errors: no GPU, no driver, no toolkit; each says where it was looked for.
+    pub fn machine(&self) -> Result<Machine> {
+        Ok(match self {
+            Host::Gpu { ordinal, toolkit } => Machine::gpu(*ordinal, toolkit.as_deref())?,
+            Host::Twin { seed: None } => Machine::twin(Visibility::InOrder),
+            Host::Twin { seed: Some(seed) } => Machine::twin(Visibility::Weak { seed: *seed }),
+        })
+    }
+}
+
+/// Which kernel posts, and how.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kind {
+    /// Who runs it.
+    pub host: Host,
+    /// Who posts on a queue pair.
+    pub style: Style,
+    /// Order and doorbell.
+    pub options: Options,
+    /// Where messages lie.
+    pub place: Place,
+}
+
+impl Kind {
+    /// Whether the plan can be posted so, before anything is opened for it.
+    pub fn check(&self, plan: &Plan) -> Result<()> {
+        let lanes = self.style.threads() as usize * plan.qps as usize;
+        if matches!(self.host, Host::Twin { .. }) && lanes > MAX_LANES {
+            bail!(
+                "--qps {} needs {lanes} lanes, and the host twin has {MAX_LANES}: give at most --qps {}",
+                plan.qps,
+                MAX_LANES / self.style.threads() as usize
+            );
+        }
+        if self.style != Style::Thread && !plan.doorbell_batch.is_multiple_of(32) {
+            bail!(
+                "--doorbell-batch {}: a warp rings for whole warps' worth of messages; give a multiple of 32",
+                plan.doorbell_batch
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A connected sender, its kernel ready to be launched.
+pub struct KernelSender {
+    plan: Plan,
+    session: Session,
+    generate: Generate,
+    queues: Vec<Queue>,
+    source: Arc<Region>,
+    credits: Arc<Region>,
+    target: RegionOffer,
+}
+
+impl KernelSender {
+    /// Connects to the receiver at `address` and makes all queue pairs. Nothing is sent yet.
+    pub fn connect(
+        plan: Plan,
+        kind: &Kind,
+        machine: &Machine,
+        address: &str,
+        context: &Context,
+        path: &Path,
+        stop: &AtomicBool,
+    ) -> Result<KernelSender> {
+        // Before anything else runs there: a receiver need not know of a kernel that does not compile.
+        let generate = Generate::prepare(machine, kind.style)?;
+        let pd = context.alloc_pd()?;
+        let lane_bytes = plan.slot_bytes() * plan.source_slots() as usize;
+        let region = |place, bytes| Region::new(machine, &pd, place, bytes, ACCESS).map(Arc::new);
+        let source = region(kind.place, lane_bytes * plan.qps as usize).context("memory for messages")?;
+        let image = payload::image(&plan);
+        for lane in 0..plan.qps as usize {
+            source.memory().write(lane * lane_bytes, &image)?;
+        }
+        let credits =
+            region(Place::Host, CREDIT_STRIDE as usize * plan.qps as usize).context("memory for credits")?;
+        let queues: Result<Vec<_>, KernelError> =
+            (0..plan.qps).map(|_| queue(&plan, machine, &pd, kind.options)).collect();
+        let queues = queues.context("a queue pair for kernels")?;
+        let mut session = propose(&plan, address, stop)?;
+        let qps: Vec<_> = queues.iter().map(Queue::qp).collect();
+        let target = join(&mut session, &plan, path, &qps, RegionOffer::new(credits.mr()), stop)?;
+        Ok(KernelSender { plan, session, generate, queues, source, credits, target })
+    }
+
+    /// Sends, and hears what arrived.
+    pub fn run(self, until: Until, stop: &AtomicBool) -> Result<Outcome> {
+        let KernelSender { plan, mut session, generate, queues, source, credits, target } = self;
+        let told = told(&plan, until);
+        let lane_bytes = plan.slot_bytes() * plan.source_slots() as usize;
+        let peer_bytes = plan.slot_bytes() as u64 * u64::from(plan.target_slots());
+        let lanes = queues.into_iter().enumerate().map(|(index, queue)| Lane {
+            queue,
+            source_at: index * lane_bytes,
+            target: Remote { address: target.address + index as u64 * peer_bytes, rkey: target.rkey },
+            credit_at: plan.verify.uses_credits().then_some(index * CREDIT_STRIDE as usize),
+            share: match until {
+                Until::Count(count) => plan.share(count, index as u32),
+                Until::Elapsed(_) => u64::MAX,
+            },
+        });
+        let running = generate.start(&told, lanes.collect(), source, credits)?;
+        let mut error = watch(&running, &mut session, stop).err().map(|error| format!("{error:#}"));
+        // Its own deadlines end it: by then nothing was completed for so long.
+        let senders = running.end(PATIENCE + DRAIN_INTERRUPTED)?;
+        let sent = senders.sent()?;
+        let interrupted = stop.load(Ordering::Relaxed);
+        if !interrupted {
+            let failure = sent.iter().find_map(|sent| sent.failure);
+            error = error.or(failure.map(|failure| failure.to_string()));
+        }
+        let done = Done {
+            posted: sent.iter().map(|sent| sent.posted).collect(),
+            completed: sent.iter().map(|sent| sent.completed).collect(),
+        };
+        let received = ask(&mut session, &done, interrupted || error.is_some()).unwrap_or_else(|why| {
+            error.get_or_insert(format!("{why:#}"));
+            Received::default()
+        });
+        let error = error.or_else(|| received.error.clone());
+        let (posted, completed) = (done.posted.iter().sum(), done.completed.iter().sum());
+        let (seconds, times) = (seconds(&sent), times(&plan, &sent));
+        Ok(Outcome {
+            posted,
+            completed,
+            seconds,
+            times,
+            firsts: PostTimes::new(),
+            received,
+            interrupted,
+            error,
+        })
+    }
+}
+
+/// A queue pair of its own CQs, posted to by kernels.
+fn queue(plan: &Plan, machine: &Machine, pd: &Pd, options: Options) -> Result<Queue, KernelError> {
+    let cq = |entries| -> Result<_, KernelError> { Ok(Cq::new(pd.context(), entries)?.into_direct()?) };
+    // A quarter of its ring is given back late.
+    let (send_cq, receive_cq) = (cq(2 * plan.window + 16)?, cq(1)?);
+    Queue::create(machine, &builder(plan), pd, send_cq, Some(receive_cq), options)
+}
+
+/// The plan as the kernel takes it.
+fn told(plan: &Plan, until: Until) -> generate::Plan {
+    generate::Plan {
+        operation: match plan.op {
+            Op::Write => generate::Operation::Write,
+            Op::WriteImm => generate::Operation::WriteImm,
+            Op::Send => generate::Operation::Send,
+        },
+        inline: plan.inline,
+        payload_bytes: plan.payload_bytes,
+        slot_bytes: plan.slot_bytes() as u64,
+        source_slots: plan.source_slots(),
+        target_slots: plan.target_slots(),
+        batch: plan.batch,
+        doorbell_batch: plan.doorbell_batch,
+        window: plan.window,
+        run: match until {
+            Until::Elapsed(limit) => Some(limit),
+            Until::Count(_) => None,
+        },
+        patience: PATIENCE,
+        hurry: DRAIN_INTERRUPTED,
+    }
+}
+
+/// Looks at the receiver and at the stop flag until the kernel has ended; tells it to when there is a reason.
+fn watch(running: &Running<Senders>, session: &mut Session, stop: &AtomicBool) -> Result<()> {
+    while !running.wait(LOOK_EVERY)? {
+        if stop.load(Ordering::Relaxed) {
+            running.cancel();
+            return Ok(());
+        }
+        if !session.is_alive() {
+            running.cancel();
+            bail!("the receiver is gone");
+        }
+    }
+    Ok(())
+}
+
+/// From before the first post of any queue pair to the last completion.
+fn seconds(sent: &[Sent]) -> f64 {
+    let begin = sent.iter().map(|sent| sent.began).min().unwrap_or_default();
+    let end = sent.iter().map(|sent| sent.ended).max().unwrap_or_default();
+    end.saturating_sub(begin).as_secs_f64()
+}
+
+fn times(plan: &Plan, sent: &[Sent]) -> PostTimes {
+    let mut times = PostTimes::new();
+    for sent in sent {
+        let bursts = sent.batch_ns.iter().map(|&ns| (ns, plan.batch.into()));
+        times.record_run(sent.post_ns, sent.posted, bursts);
+    }
+    times
+}

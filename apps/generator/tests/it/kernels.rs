@@ -1,0 +1,151 @@
+//! Kernels that post: by the host twin wherever there is a compiler, and on a GPU where there is one.
+
+use measure::need;
+use serde_json::Value;
+
+use crate::ends::{Generator, command, device};
+use crate::transfer::transfer;
+
+/// Whether this build holds kernels for the twin.
+fn twin() -> Result<(), String> {
+    device()?;
+    let output = command(&["--connect", "127.0.0.1:1", "--poster", "host-twin"]).output();
+    let said = String::from_utf8_lossy(&output.map_err(|e| e.to_string())?.stderr).into_owned();
+    if said.contains("no C++ compiler") { Err(said) } else { Ok(()) }
+}
+
+/// Whether a GPU, its driver and a toolkit are here: `Err` is what the generator says.
+fn gpu() -> Result<(), String> {
+    device()?;
+    let output = command(&["--connect", "127.0.0.1:1", "--poster", "gpu-thread"]).output();
+    let said = String::from_utf8_lossy(&output.map_err(|e| e.to_string())?.stderr).into_owned();
+    // With a GPU the first thing that fails is the connection.
+    if said.contains("is a receiver listening there?") { Ok(()) } else { Err(said) }
+}
+
+const OPERATIONS: [&str; 6] = [
+    "--op write",
+    "--op write-imm --verify sample",
+    "--op send --verify all",
+    "--op write --verify all --payload 200 --qps 2",
+    "--service uc --op write-imm --verify all",
+    "--inline --payload 8 --op send",
+];
+
+fn all_arrive(poster: &str, gpu: &str) {
+    for operation in OPERATIONS {
+        let run = transfer(&format!("{poster} {operation} --count 1003 --batch 32"));
+        for field in ["posted", "completed", "received"] {
+            assert_eq!(run[field], 1003, "{poster} {operation}: {field}");
+        }
+        assert_eq!(run["gpu"], gpu, "{run}");
+        assert!(run["post_ns"].as_f64().unwrap() > 0.0 && run["machine"].is_string(), "{run}");
+        // A batch that is not whole is no sample.
+        let bursts = run["post"]["count"].as_u64().unwrap();
+        let qps = run["qps"].as_u64().unwrap();
+        assert_eq!(bursts, if qps == 2 { 30 } else { 31 }, "{run}");
+    }
+}
+
+#[test]
+fn every_kernel_of_the_twin_sends_what_arrives_whole() {
+    need!(device(), nic, "an RDMA device");
+    need!(twin(), cc, "a C++ compiler");
+    for kernel in ["thread", "warp"] {
+        all_arrive(&format!("--poster host-twin --kernel {kernel}"), "none");
+    }
+}
+
+/// Stores that become visible late and in another order: what the fences of a doorbell are for, the payload's among them.
+#[test]
+fn the_twins_kernels_send_what_arrives_under_weak_memory_too() {
+    need!(device(), nic, "an RDMA device");
+    need!(twin(), cc, "a C++ compiler");
+    for kernel in ["thread", "warp"] {
+        for seed in 1..4 {
+            transfer(&format!(
+                "--poster host-twin --kernel {kernel} --twin-seed {seed} --count 320 --batch 32 --verify all"
+            ));
+        }
+    }
+}
+
+#[test]
+fn a_kernel_ends_when_its_time_is_up_and_when_it_is_interrupted() {
+    need!(device(), nic, "an RDMA device");
+    need!(twin(), cc, "a C++ compiler");
+    let run = transfer("--poster host-twin --seconds 0.3");
+    let seconds = run["seconds"].as_f64().unwrap();
+    assert!((0.3..3.0).contains(&seconds) && run["posted"] == run["received"], "{run}");
+    let (mut receiver, address) = Generator::receiver(&[]);
+    let mut sender = Generator::start(&["--connect", &address, "--poster", "host-twin", "--seconds", "600"]);
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    let before = sender.signal("INT");
+    let ended = sender.end_since(before);
+    assert_eq!(ended.code, Some(130), "{ended:?}");
+    let counted = |field: &str| ended.line()[field].as_u64().unwrap();
+    assert!(ended.line()["interrupted"] == true && counted("posted") > 0, "{ended:?}");
+    assert!(counted("received") >= counted("completed"), "{ended:?}");
+    let _ = receiver.end();
+}
+
+#[test]
+fn a_receiver_that_goes_away_ends_the_kernel_too() {
+    need!(device(), nic, "an RDMA device");
+    need!(twin(), cc, "a C++ compiler");
+    let (receiver, address) = Generator::receiver(&[]);
+    let mut sender = Generator::start(&["--connect", &address, "--poster", "host-twin", "--seconds", "600"]);
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    receiver.signal("KILL");
+    let ended = sender.end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let error = ended.line()["error"].as_str().unwrap_or_default();
+    assert!(error.contains("gone") || error.contains("QP 0x"), "{ended:?}");
+}
+
+fn refused(arguments: &str, words: &[&str]) {
+    let arguments: Vec<_> =
+        format!("--connect h:1 {arguments}").split_whitespace().map(str::to_owned).collect();
+    let output = command(&arguments.iter().map(String::as_str).collect::<Vec<_>>()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{arguments:?}: {said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{arguments:?}: {said}");
+}
+
+#[test]
+fn what_kernels_cannot_do_is_refused_by_name() {
+    for (arguments, words) in [
+        ("--poster host-twin --qps 300", &["--qps 300", "256"][..]),
+        ("--poster host-twin --kernel warp --qps 9", &["288 lanes", "at most --qps 8"]),
+        ("--poster host-twin --kernel warp --doorbell-batch 16", &["--doorbell-batch 16", "multiple of 32"]),
+        ("--poster host-twin --payload-memory gpu", &["--payload-memory gpu", "no GPU memory"]),
+        ("--poster cpu-shim --payload-memory gpu", &["--payload-memory gpu", "use a gpu poster"]),
+        ("--poster gpu-thread --payload-memory gpu-dma-buf --inline", &["--inline", "gpu-dma-buf"]),
+        ("--poster host-twin --pause 1 --count 1", &["--pause", "host-twin"]),
+        ("--poster gpu-block", &["gpu-block", "gpu-warp"]),
+        ("--poster host-twin --twin-seed x", &["--twin-seed", "x"]),
+    ] {
+        refused(arguments, words);
+    }
+}
+
+#[test]
+fn a_machine_without_a_gpu_or_toolkit_says_what_is_missing() {
+    // Where there is a GPU, a toolkit that is nowhere.
+    refused("--poster gpu-thread --cuda /nowhere/at/all", &["CUDA"]);
+}
+
+fn line(run: &Value) -> String {
+    format!("{} {} {}", run["machine"], run["msgs_per_s"], run["post"]["p50_ns"])
+}
+
+#[test]
+fn gpu_kernels_send_what_arrives_whole() {
+    need!(device(), nic, "an RDMA device");
+    need!(gpu(), gpu, "a GPU with a toolkit");
+    for poster in ["gpu-thread", "gpu-warp"] {
+        all_arrive(&format!("--poster {poster}"), "hardware");
+    }
+    let run = transfer("--poster gpu-thread --doorbell-batch 16 --seconds 0.5");
+    println!("gpu-thread, 64 bytes, a doorbell per 16: {}", line(&run));
+}

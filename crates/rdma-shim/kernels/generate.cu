@@ -1,0 +1,191 @@
+/*! The generator's senders: messages of apps/generator's plan, posted by a thread or by a warp on a queue of its own.
+ *
+ * A message's number, counted from 1, is the last word of its payload, which the kernel stores before it posts: the
+ * doorbell's fence covers it with the WQE. With WRITE_WITH_IMM the number's place among the source slots travels as immediate, and
+ * the payload is not touched. Each batch asks for one completion; whoever posts polls when there is no room for the next.
+ * Ends when all is posted and completed, when the time is up, when told to, or at the first error.
+ */
+#include "generate.h"
+
+/* One request, its opcode a constant where this is called. */
+DB_GPU_FN int post_one(struct db_sq *sq, const struct db_generate_plan *plan, const struct db_generate_lane *lane,
+                       db_u64 message, db_u32 source_slot, db_u32 target_slot, db_u32 flags) {
+    db_u64 at = db_message_at(plan, source_slot), to = lane->target + db_message_at(plan, target_slot);
+    /* An inline payload is read by this thread, any other by the NIC. */
+    db_u64 from = (plan->send_flags & DB_SEND_INLINE ? lane->slots : lane->source) + at;
+    struct db_sge local = {from, (db_u32)plan->payload_bytes, lane->lkey};
+    flags |= plan->send_flags;
+    if (plan->opcode == DB_WR_RDMA_WRITE_WITH_IMM)
+        return db_try_post_write_imm(sq, message, local, to, lane->rkey, db_be32(source_slot), flags);
+    db_store64(lane->slots + at + plan->payload_bytes - 8, message + 1);
+    if (plan->opcode == DB_WR_SEND) return db_try_post_send(sq, message, local, flags);
+    return db_try_post_write(sq, message, local, to, lane->rkey, flags);
+}
+
+/* A doorbell's worth of plain WRITEs, none across the end of the slots. */
+DB_GPU_FN int post_writes(struct db_sq *sq, const struct db_generate_plan *plan, const struct db_generate_lane *lane,
+                          db_u64 message, db_u32 source_slot, db_u32 target_slot, db_u32 count, db_u32 flags) {
+    db_u64 at = db_message_at(plan, source_slot), word = lane->slots + at + plan->payload_bytes - 8;
+    struct db_sge local = {lane->source + at, (db_u32)plan->payload_bytes, lane->lkey};
+    db_u32 i;
+    for (i = 0; i < count; i++) {
+        db_store64(word, message + i + 1);
+        word += plan->slot_bytes;
+    }
+    return db_try_post_writes(sq, message, local, lane->target + db_message_at(plan, target_slot), lane->rkey, flags, count,
+                              (db_u32)plan->slot_bytes);
+}
+
+/* Launch: a block of one thread for each queue pair. */
+extern "C" __global__ void generate_thread(const struct db_generate_plan *plans, const struct db_generate_lane *lanes,
+                                           struct db_generate_result *results) {
+    struct db_generate_plan plan = *plans;
+    struct db_generate_lane lane = lanes[blockIdx.x];
+    struct db_generate_result result = {0, 0, 0, 0, 0, 0, 0, 0, {0, 0, 0, 0, 0, 0, 0}};
+    struct db_sq sq = *(struct db_sq *)lane.queue.sq;
+    struct db_cq cq = *(struct db_cq *)lane.queue.send_cq;
+    struct db_completion done = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    struct db_generate_clock clock = {db_clock_ns(), 0, 0, 0};
+    db_u64 released = cq.consumer;
+    db_u32 source_slot = 0, target_slot = 0, looks = 0;
+    int error = 0, plain = plan.opcode == DB_WR_RDMA_WRITE && !(plan.send_flags & DB_SEND_INLINE);
+    if (threadIdx.x) return;
+    result.begin_ns = clock.moved_ns = clock.begin_ns;
+    result.begin_ticks = db_ticks();
+    while (!error) {
+        db_u64 left = lane.share - result.posted, ticks;
+        db_u32 count = left < plan.batch ? (db_u32)left : plan.batch, at;
+        int taken;
+        if (count && !clock.stopping && db_generate_room(&plan, &lane, result.posted, result.completed, count)) {
+            ticks = db_ticks();
+            for (at = 0; at < count && !error; at += plan.doorbell_batch) {
+                db_u32 some = count - at < plan.doorbell_batch ? count - at : plan.doorbell_batch, i;
+                db_u32 flags = at + some == count ? DB_SEND_SIGNALED : 0;
+                db_u64 message = result.posted + at;
+                if (plain) {
+                    error = post_writes(&sq, &plan, &lane, message, source_slot, target_slot, some, flags);
+                    source_slot = db_step(source_slot, some, plan.source_slots);
+                    target_slot = db_step(target_slot, some, plan.target_slots);
+                } else {
+                    for (i = 0; i < some && !error; i++) {
+                        error = post_one(&sq, &plan, &lane, message + i, source_slot, target_slot,
+                                         i + 1 == some ? flags : 0);
+                        source_slot = db_step(source_slot, 1, plan.source_slots);
+                        target_slot = db_step(target_slot, 1, plan.target_slots);
+                    }
+                }
+                db_ring(&sq);
+            }
+            db_generate_sample(&result, &lane, db_ticks() - ticks);
+            if (error) {
+                result.end = db_kernel_end_of(sq.qpn, result.posted, error, 0);
+                break;
+            }
+            result.posted += count;
+            error = db_generate_turn(&plan, &clock, 1);
+            continue;
+        }
+        if (result.completed == result.posted && (clock.stopping || !count)) break;
+        taken = db_gpu_take(&cq, &sq, 0, &done, &released);
+        error = taken < 0 ? DB_EINVAL : db_generate_turn(&plan, &clock, taken);
+        if (taken > 0 && done.status == DB_WC_SUCCESS) result.completed = done.wr_id + 1;
+        if (error || (taken > 0 && done.status != DB_WC_SUCCESS)) {
+            result.end = db_kernel_end_of(sq.qpn, result.completed, error, &done);
+            break;
+        }
+        if ((++looks & 255) == 0) db_generate_show(&lane, &result);
+    }
+    result.end_ticks = db_ticks();
+    result.end_ns = db_clock_ns();
+    db_release(&cq);
+    *(struct db_sq *)lane.queue.sq = sq;
+    *(struct db_cq *)lane.queue.send_cq = cq;
+    results[blockIdx.x] = result;
+}
+
+/* What lane 0 has decided, for all lanes. */
+struct decision {
+    db_u32 count;    /* messages to post now */
+    db_u32 over;     /* leave */
+};
+
+/* Launch: a block of one warp for each queue pair; `doorbell_batch` is a multiple of 32. Every lane holds its own copy of the
+ * queue, and lane 0 all the rest. */
+extern "C" __global__ void generate_warp(const struct db_generate_plan *plans, const struct db_generate_lane *lanes,
+                                         struct db_generate_result *results) {
+    struct db_generate_plan plan = *plans;
+    struct db_generate_lane lane = lanes[blockIdx.x];
+    struct db_generate_result result = {0, 0, 0, 0, 0, 0, 0, 0, {0, 0, 0, 0, 0, 0, 0}};
+    struct db_sq sq = *(struct db_sq *)lane.queue.sq;
+    struct db_cq cq = *(struct db_cq *)lane.queue.send_cq;
+    struct db_completion done = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    struct db_generate_clock clock = {db_clock_ns(), 0, 0, 0};
+    db_u64 released = cq.consumer;
+    db_u32 me = db_lane(), source_slot = me, target_slot = me, looks = 0;
+    int error = 0, plain = plan.opcode == DB_WR_RDMA_WRITE && !(plan.send_flags & DB_SEND_INLINE);
+    result.begin_ns = clock.moved_ns = clock.begin_ns;
+    result.begin_ticks = db_ticks();
+    for (;;) {
+        db_u64 left = lane.share - result.posted, ticks;
+        db_u32 count = left < plan.batch ? (db_u32)left : plan.batch, at, bad = 0;
+        struct decision decision = {0, 0};
+        if (me == 0) {
+            int taken = 0;
+            if (count && !clock.stopping && db_generate_room(&plan, &lane, result.posted, result.completed, count)) {
+                decision.count = count;
+            } else if (result.completed == result.posted && (clock.stopping || !count)) {
+                decision.over = 1;
+            } else {
+                taken = db_gpu_take(&cq, &sq, 0, &done, &released);
+                if (taken > 0 && done.status == DB_WC_SUCCESS) result.completed = done.wr_id + 1;
+            }
+            if (!decision.over) {
+                error = taken < 0 ? DB_EINVAL : db_generate_turn(&plan, &clock, decision.count || taken);
+                if (error || (taken > 0 && done.status != DB_WC_SUCCESS)) {
+                    result.end = db_kernel_end_of(sq.qpn, result.completed, error, &done);
+                    decision.over = 1;
+                }
+            }
+            if ((++looks & 255) == 0) db_generate_show(&lane, &result);
+        }
+        if (db_warp_shuffle32(decision.over, 0)) break;
+        count = db_warp_shuffle32(decision.count, 0);
+        /* What lane 0 has learnt of the queue, and with it the slots that may be used again. */
+        sq.consumer = db_warp_shuffle64(sq.consumer, 0);
+        if (!count) continue;
+        db_warp_sync();
+        ticks = db_ticks();
+        for (at = 0; at < count && !error; at += DB_WARP) {
+            db_u32 some = count - at < DB_WARP ? count - at : DB_WARP, mine = me < some;
+            db_u32 flags = (at + me + 1 == count ? DB_SEND_SIGNALED : 0) | plan.send_flags;
+            db_u64 message = result.posted + at + me, from = db_message_at(&plan, source_slot);
+            db_u64 to = lane.target + db_message_at(&plan, target_slot);
+            struct db_sge local = {(plan.send_flags & DB_SEND_INLINE ? lane.slots : lane.source) + from,
+                                   (db_u32)plan.payload_bytes, lane.lkey};
+            if (mine && plan.opcode != DB_WR_RDMA_WRITE_WITH_IMM)
+                db_store64(lane.slots + from + plan.payload_bytes - 8, message + 1);
+            if (plain && some == DB_WARP) {
+                error = db_warp_post_write(&sq, message, local, to, lane.rkey, flags);
+            } else {
+                struct db_send_wr wr = {message, &local, 1, plan.opcode, flags, db_be32(source_slot), to, 0, 0, lane.rkey};
+                error = db_warp_post(&sq, mine ? &wr : 0, &bad);
+            }
+            source_slot = db_step(source_slot, some, plan.source_slots);
+            target_slot = db_step(target_slot, some, plan.target_slots);
+            if (at + some == count || (at + some) % plan.doorbell_batch == 0) db_warp_ring(&sq);
+        }
+        if (me == 0) db_generate_sample(&result, &lane, db_ticks() - ticks);
+        if (error) {
+            result.end = db_kernel_end_of(sq.qpn, result.posted + bad, error, 0);
+            break;
+        }
+        result.posted += count;
+    }
+    if (me) return;
+    result.end_ticks = db_ticks();
+    result.end_ns = db_clock_ns();
+    db_release(&cq);
+    *(struct db_sq *)lane.queue.sq = sq;
+    *(struct db_cq *)lane.queue.send_cq = cq;
+    results[blockIdx.x] = result;
+}
