@@ -11,6 +11,7 @@ extern crate cli;
 
 mod baseline;
 mod bench_post;
+mod bench_post_gpu;
 mod control;
 mod kernel_options;
 mod kernel_sender;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         Some(Command::Probe(probe)) => probe::run(probe.json),
         Some(Command::Baseline(baseline)) => baseline::run(&baseline),
         Some(Command::BenchPost(bench)) => bench_post::run(&bench, &*stop_flag()?),
+        Some(Command::BenchPostGpu(bench)) => bench_post_gpu::run(&bench, &*stop_flag()?),
         None => {
             let stop = stop_flag()?;
             match transfer(&cli.transfer, &stop) {

@@ -41,6 +41,8 @@ pub enum Command {
     Probe(Probe),
     /// Time of a post: libmlx5 and the shim in turn, in one process, on two queue pairs of one device.
     BenchPost(BenchPost),
+    /// Time of a post on a GPU, without a NIC: the shim, gpunetio where its headers are given, the original's style.
+    BenchPostGpu(BenchPostGpu),
     /// What two processes of this machine can do without a NIC.
     Baseline(Baseline),
 }
@@ -66,6 +68,30 @@ pub struct BenchPost {
     #[arg(long, default_value_t = 3000)]
     pub rounds: u32,
     /// Where JSON goes: a file, or - for standard output.
+    #[arg(long)]
+    pub json: Option<PathBuf>,
+}
+
+/// Options of `bench-post-gpu`.
+#[derive(Debug, Args)]
+pub struct BenchPostGpu {
+    /// Headers of gpunetio, to measure its doca_gpu_dev_verbs_put beside ours: nvidia/nvshmem/include/gpunetio of the pip
+    /// package nvidia-nvshmem-cu13 3.8.0.
+    #[arg(long, value_name = "DIR")]
+    pub peer_headers: Option<PathBuf>,
+    /// Only the rows with a requirement, fewer posts and 3 rounds.
+    #[arg(long)]
+    pub quick: bool,
+    /// Runs of each side of a row (7).
+    #[arg(long)]
+    pub rounds: Option<u32>,
+    /// Only rows whose name contains this.
+    #[arg(long, value_name = "ROW")]
+    pub only: Option<String>,
+    /// The rows' names, and nothing else.
+    #[arg(long)]
+    pub list: bool,
+    /// Where JSON lines go: a file, or - for standard output.
     #[arg(long)]
     pub json: Option<PathBuf>,
 }

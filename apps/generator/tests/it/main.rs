@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod bad_input;
+mod bench_post_gpu;
 mod ends;
 mod judgement;
 mod kernels;

@@ -253,6 +253,7 @@ impl Rig {
             posts: case.posts_of_all() / case.queues(),
             in_order: case.sharing == Sharing::Exclusive,
             signals: case.signals(),
+            reserved_free: case.poster == Poster::Peer,
         };
         let rings = self.memory.rings(case, &self.stream)?;
         content::check(&rings, &expected).map_err(|wrong| RigError::Content { kernel, wrong })?;

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use gpu::cache::Cache;
-use gpu::{Arch, Toolkit};
+use gpu::{Arch, Gpu, ImageBuilder, Toolkit};
 use measure::need;
+use rdma_shim::Order;
 use rdma_shim::post_bench::content::{BLOCK, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Signals, check};
-use rdma_shim::post_bench::{PeerHeaders, put_image};
+use rdma_shim::post_bench::{Case, PeerHeaders, Place, Poster, Rig, Room, Scope, Sharing, put_image};
 use rdma_shim::sys::{db_slot, db_sq};
 use rdma_shim::twin::{Arguments, Kernel, Launch, Visibility, run};
 
@@ -145,7 +146,15 @@ fn twin_bench_kernels_leave_what_the_hosts_shim_writes() {
             let queues = if shared { 1 } else { PRODUCERS };
             let posts = POSTS * PRODUCERS / queues;
             let signals = Signals::Every(signals);
-            let expected = Expected { queues, blocks: BLOCKS, start, posts, in_order: !shared, signals };
+            let expected = Expected {
+                queues,
+                blocks: BLOCKS,
+                start,
+                posts,
+                in_order: !shared,
+                signals,
+                reserved_free: false,
+            };
             check(&rings, &expected).unwrap_or_else(|wrong| panic!("{kernel} from {start} on: {wrong}"));
             let end = start + u64::from(posts);
             for (queue, (record, register)) in (0..queues).zip(bells) {
@@ -172,11 +181,57 @@ fn peer() -> Result<PeerHeaders, String> {
 fn the_peers_routine_compiles_and_links_for_every_architecture() {
     let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
     let peer = need!(peer(), peer, "headers of gpunetio, and a toolkit with the C++ library");
-    let builder = gpu::ImageBuilder::new(toolkit, Cache::off());
+    let builder = ImageBuilder::new(toolkit, Cache::off());
     for number in [80, 90, 100] {
         let image = put_image(&peer, &builder, Arch::sm(number)).unwrap();
         for kernel in ["bench_put_prepare", "bench_put_alone", "bench_put_shared_unchecked_warp"] {
             assert!(image.facts.functions.contains(kernel), "sm_{number}: {:?}", image.facts.functions);
         }
     }
+}
+
+/// Every way of posting on a real GPU, with the ring at either place, in the first lap and in a later one.
+#[test]
+fn gpu_bench_kernels_leave_what_the_hosts_shim_writes() {
+    let gpu = need!(Gpu::first(), gpu, "a GPU");
+    let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+    let mut rig = Rig::new(gpu, &ImageBuilder::new(toolkit, Cache::off()), peer().ok().as_ref()).unwrap();
+    let mut runs = 0;
+    for poster in [
+        Poster::Shim(Order::Early),
+        Poster::Shim(Order::Strict),
+        Poster::ShimList(Order::Early),
+        Poster::Original,
+        Poster::OriginalRelease,
+        Poster::Peer,
+    ] {
+        for (scope, per_ring) in
+            [(Scope::Thread, 1), (Scope::Thread, 16), (Scope::Warp, 32), (Scope::Warp, 64)]
+        {
+            for (sharing, producers) in [
+                (Sharing::Exclusive, 1),
+                (Sharing::Exclusive, 132),
+                (Sharing::Shared, 1),
+                (Sharing::Shared, 33),
+            ] {
+                for room in [Room::FirstLap, Room::LaterLap, Room::Unchecked] {
+                    for place in [Place::Host, Place::Gpu] {
+                        let case =
+                            Case { poster, scope, sharing, producers, per_ring, room, place, posts: 2048 };
+                        let left_out = poster == Poster::Peer && rig.no_peer().is_some();
+                        if case.impossible().is_some() || left_out {
+                            continue;
+                        }
+                        let sample = rig.run(&case).unwrap_or_else(|error| panic!("{case:?}: {error}"));
+                        assert!(
+                            sample.span_ns > 0 && sample.span_ns <= sample.event_ns + 1000,
+                            "{case:?} {sample:?}"
+                        );
+                        runs += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(runs >= 150, "{runs} runs");
 }

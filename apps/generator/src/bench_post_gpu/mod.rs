@@ -1,0 +1,127 @@
+//! Time of a post on a GPU: the shim, `doca_gpu_dev_verbs_put` where its headers are given, and the original release's style,
+//! in turn and in one process. No NIC takes part: see `rdma_shim::post_bench`.
+//!
+//! Each row is measured in rounds, theirs, ours early, ours strict, theirs again and so on; the first round is not counted,
+//! and ratios are of medians. Times are the GPU's own.
+
+mod report;
+mod table;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context as _, Result, bail};
+use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
+use gpu::cache::Cache;
+use gpu::{Gpu, ImageBuilder, Toolkit};
+use rdma_shim::Order;
+use rdma_shim::post_bench::{Case, PeerHeaders, Poster, Rig, RigError};
+
+use crate::options::BenchPostGpu;
+use report::{Machine, Measured, Sides, Spread};
+use table::{Row, rows};
+
+/// Steps of the GPU's timer that a run has to take at least.
+const STEPS: u64 = 100;
+
+/// Measures every row that was asked for.
+pub fn run(options: &BenchPostGpu, stop: &AtomicBool) -> Result<u8> {
+    let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 7 });
+    if !(1..=1000).contains(&rounds) {
+        bail!("--rounds {rounds} is out of range: 1 to 1000");
+    }
+    let rows = chosen(options)?;
+    if options.list {
+        rows.iter().for_each(|row| say!("{}", row.name()));
+        return Ok(0);
+    }
+    let peer = options.peer_headers.as_deref().map(PeerHeaders::read).transpose()?;
+    let gpu = Gpu::first()?;
+    let toolkit = Toolkit::find(None)?;
+    let builder = ImageBuilder::new(toolkit, Cache::usual());
+    let mut rig = Rig::new(gpu, &builder, peer.as_ref()).context("preparing the GPU")?;
+    let step_ns = rig.timer_step_ns()?;
+
+    let json = options.json.as_deref();
+    let machine = Machine::of(gpu, &builder, peer.as_ref(), &rig, rounds, step_ns)?;
+    emit(json, &machine)?;
+    let people = speaks_to_people(json);
+    if people {
+        say!("{}", machine.text());
+    }
+    let mut failed = false;
+    for row in &rows {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(INTERRUPTED);
+        }
+        let measured = measure(&mut rig, row, rounds, step_ns, stop);
+        // A lost context fails whatever comes next.
+        let lost = matches!(&measured, Err(RigError::Gpu(error)) if error.is_context_lost());
+        let line = Measured::new(row, rig.no_peer(), measured.map_err(|error| error.to_string()));
+        failed |= line.error.is_some();
+        emit(json, &line)?;
+        if people {
+            say!("{}", line.text());
+        }
+        if lost {
+            bail!(
+                "the GPU's context is lost, and with it the rows that were left: {}",
+                line.error.unwrap_or_default()
+            );
+        }
+    }
+    Ok(match (stop.load(Ordering::Relaxed), failed) {
+        (true, _) => INTERRUPTED,
+        (_, true) => FAILED,
+        (_, false) => 0,
+    })
+}
+
+/// The rows that `--quick` and `--only` leave.
+fn chosen(options: &BenchPostGpu) -> Result<Vec<Row>> {
+    let mut rows = rows(options.quick);
+    if let Some(only) = &options.only {
+        rows.retain(|row| row.name().contains(only.as_str()));
+        if rows.is_empty() {
+            bail!("--only {only}: no row's name contains that; --list shows the names");
+        }
+    }
+    Ok(rows)
+}
+
+/// The three sides of a row, in turn.
+fn measure(
+    rig: &mut Rig,
+    row: &Row,
+    rounds: u32,
+    step_ns: u64,
+    stop: &AtomicBool,
+) -> Result<Sides, RigError> {
+    let absent = row.theirs().poster == Poster::Peer && rig.no_peer().is_some();
+    let (mut theirs, mut early, mut strict) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..=rounds {
+        for (case, samples, left_out) in [
+            (row.theirs(), &mut theirs, absent),
+            (row.ours(Order::Early), &mut early, false),
+            (row.ours(Order::Strict), &mut strict, false),
+        ] {
+            if left_out || stop.load(Ordering::Relaxed) {
+                continue;
+            }
+            let sample = rig.run(&case)?;
+            if sample.span_ns < STEPS * step_ns {
+                return Err(too_short(&case, sample.span_ns, step_ns));
+            }
+            if round > 0 {
+                samples.push(sample);
+            }
+        }
+    }
+    Ok(Sides { theirs: Spread::of(&theirs), early: Spread::of(&early), strict: Spread::of(&strict) })
+}
+
+fn too_short(case: &Case, span_ns: u64, step_ns: u64) -> RigError {
+    let posts = case.posts_of_all();
+    RigError::Impossible(format!(
+        "{posts} posts took {span_ns} ns, and the GPU's timer goes in steps of {step_ns} ns: no time to rely on"
+    ))
+}

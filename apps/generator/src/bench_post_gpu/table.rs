@@ -1,0 +1,282 @@
+//! The rows of `bench-post-gpu`: what is posted in which way, against whom, and what was required of it.
+
+use rdma_shim::Order;
+use rdma_shim::post_bench::{Case, Place, Poster, Room, Scope, Sharing};
+use serde::Serialize;
+
+/// Posts of a run; a run of the slowest way takes some 30 ms.
+pub const POSTS: u32 = 16384;
+/// With `--quick`.
+pub const QUICK_POSTS: u32 = 4096;
+
+/// How the shim is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Call {
+    /// A call a WQE (or, of a warp, 32), as the peer's routine.
+    One,
+    /// A call for all WQEs of a doorbell, which the peer does not have.
+    List,
+}
+
+/// What the shim is compared with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Against {
+    /// `doca_gpu_dev_verbs_put`.
+    Gpunetio,
+    /// The original release's style.
+    OriginalVolatile,
+    /// The original release's instructions.
+    OriginalRelease,
+}
+
+/// What was required of a ratio; a number of its own, or of somebody else's.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Required {
+    /// Ours ÷ theirs.
+    AtMost(f64),
+    /// Theirs ÷ ours.
+    AtLeast(f64),
+}
+
+impl Required {
+    /// Whether `ratio` is as required.
+    pub fn is_met(self, ratio: f64) -> bool {
+        match self {
+            Required::AtMost(most) => ratio <= most,
+            Required::AtLeast(least) => ratio >= least,
+        }
+    }
+}
+
+/// A row: three runs in turn, theirs, ours in the early order, ours in the strict one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Row {
+    /// The case; its poster is set for each of the three.
+    case: Case,
+    /// How ours is called.
+    pub call: Call,
+    /// Who the other is.
+    pub against: Against,
+    /// Of the ratio in the early order.
+    pub required: Option<Required>,
+}
+
+impl Row {
+    /// `exclusive/1-thread/per-16/list/first-lap/host`, and who else for what is not the peer.
+    pub fn name(&self) -> String {
+        let Case { producers, per_ring, .. } = self.case;
+        let plural = if producers == 1 { "" } else { "s" };
+        let call = match self.call {
+            Call::One => "one",
+            Call::List => "list",
+        };
+        let end = match self.against {
+            Against::Gpunetio => "",
+            Against::OriginalVolatile => "/original-volatile",
+            Against::OriginalRelease => "/original-release",
+        };
+        let (sharing, scope, room, place) = (self.sharing(), self.scope(), self.room(), self.ring());
+        format!("{sharing}/{producers}-{scope}{plural}/per-{per_ring}/{call}/{room}/{place}{end}")
+    }
+
+    /// Whose the queues are.
+    pub fn sharing(&self) -> &'static str {
+        match self.case.sharing {
+            Sharing::Exclusive => "exclusive",
+            Sharing::Shared => "shared",
+        }
+    }
+
+    /// What a producer is.
+    pub fn scope(&self) -> &'static str {
+        match self.case.scope {
+            Scope::Thread => "thread",
+            Scope::Warp => "warp",
+        }
+    }
+
+    /// Whether posters look for room, and where in the ring's life.
+    pub fn room(&self) -> &'static str {
+        match self.case.room {
+            Room::FirstLap => "first-lap",
+            Room::LaterLap => "later-lap",
+            Room::Unchecked => "unchecked",
+        }
+    }
+
+    /// Where the ring lies.
+    pub fn ring(&self) -> &'static str {
+        match self.case.place {
+            Place::Host => "host",
+            Place::Gpu => "gpu",
+        }
+    }
+
+    /// The case of ours in an order.
+    pub fn ours(&self, order: Order) -> Case {
+        let poster = match self.call {
+            Call::One => Poster::Shim(order),
+            Call::List => Poster::ShimList(order),
+        };
+        Case { poster, ..self.case }
+    }
+
+    /// The other's case.
+    pub fn theirs(&self) -> Case {
+        let poster = match self.against {
+            Against::Gpunetio => Poster::Peer,
+            Against::OriginalVolatile => Poster::Original,
+            Against::OriginalRelease => Poster::OriginalRelease,
+        };
+        // The original never looks for room.
+        Case { poster, ..self.case }
+    }
+
+    /// Ours ÷ theirs, for the original theirs ÷ ours.
+    pub fn ratio(&self, ours_ns: f64, theirs_ns: f64) -> f64 {
+        match self.against {
+            Against::Gpunetio => ours_ns / theirs_ns,
+            _ => theirs_ns / ours_ns,
+        }
+    }
+}
+
+/// All rows; `quick`: those with a requirement, with fewer posts.
+pub fn rows(quick: bool) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (room, place) in [
+        (Room::FirstLap, Place::Host),
+        (Room::LaterLap, Place::Host),
+        (Room::Unchecked, Place::Host),
+        (Room::FirstLap, Place::Gpu),
+    ] {
+        let judged = (room, place) == (Room::FirstLap, Place::Host);
+        for (scope, sharing, producers, per_ring, call, most) in WAYS {
+            let case = Case {
+                poster: Poster::Peer,
+                scope,
+                sharing,
+                producers,
+                per_ring,
+                room,
+                place,
+                posts: if quick { QUICK_POSTS } else { POSTS },
+            };
+            // Of many queues one setting will do.
+            if judged || sharing == Sharing::Shared || producers == 1 {
+                let required = most.filter(|_| judged).map(Required::AtMost);
+                rows.push(Row { case, call, against: Against::Gpunetio, required });
+            }
+        }
+        if room == Room::FirstLap {
+            let lone = Row { call: Call::One, ..rows[0] };
+            let case = Case { room, place, ..lone.case };
+            let required = judged.then_some(Required::AtLeast(2.5));
+            rows.push(Row { case, against: Against::OriginalVolatile, required, ..lone });
+            rows.push(Row { case, against: Against::OriginalRelease, required: None, ..lone });
+        }
+    }
+    rows.retain(|row| !quick || row.required.is_some());
+    rows
+}
+
+/// Scope, sharing, producers, WQEs a doorbell, how ours is called, and the most that ours ÷ gpunetio may be.
+const WAYS: [(Scope, Sharing, u32, u32, Call, Option<f64>); 21] = {
+    use Call::{List, One};
+    use Scope::{Thread, Warp};
+    use Sharing::{Exclusive, Shared};
+    [
+        (Thread, Exclusive, 1, 1, One, Some(1.0)),
+        (Thread, Exclusive, 1, 16, One, Some(0.35)),
+        (Thread, Exclusive, 1, 16, List, Some(0.35)),
+        (Thread, Exclusive, 1, 64, One, Some(0.25)),
+        (Thread, Exclusive, 1, 64, List, Some(0.25)),
+        (Warp, Exclusive, 1, 32, One, Some(0.7)),
+        (Warp, Exclusive, 1, 64, One, None),
+        (Thread, Shared, 1, 1, One, Some(0.8)),
+        (Thread, Shared, 4, 1, One, Some(0.4)),
+        (Thread, Shared, 32, 1, One, Some(0.4)),
+        (Thread, Shared, 132, 1, One, Some(0.4)),
+        (Warp, Shared, 1, 32, One, Some(0.8)),
+        (Warp, Shared, 4, 32, One, Some(0.45)),
+        (Warp, Shared, 32, 32, One, Some(0.45)),
+        (Warp, Shared, 132, 32, One, Some(0.45)),
+        (Thread, Exclusive, 4, 1, One, None),
+        (Thread, Exclusive, 32, 1, One, None),
+        (Thread, Exclusive, 132, 1, One, None),
+        (Warp, Exclusive, 4, 32, One, None),
+        (Warp, Exclusive, 32, 32, One, None),
+        (Warp, Exclusive, 132, 32, One, None),
+    ]
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_has_a_name_of_its_own_and_can_be_run_by_all_three() {
+        for quick in [false, true] {
+            let rows = rows(quick);
+            let mut names: Vec<_> = rows.iter().map(Row::name).collect();
+            for row in &rows {
+                for case in [row.theirs(), row.ours(Order::Early), row.ours(Order::Strict)] {
+                    assert_eq!(case.impossible(), None, "{}", row.name());
+                }
+            }
+            names.sort();
+            names.dedup();
+            assert_eq!(names.len(), rows.len(), "two rows of one name");
+        }
+    }
+
+    /// The requirements, typed from where they are written down, and the rows that they are about.
+    #[test]
+    fn each_requirement_stands_at_its_rows() {
+        let required = |ending: &str| {
+            let row = rows(false).into_iter().find(|row| row.name() == ending);
+            row.unwrap_or_else(|| panic!("no row {ending}")).required
+        };
+        for (name, expected) in [
+            ("exclusive/1-thread/per-1/one/first-lap/host", Some(Required::AtMost(1.0))),
+            ("exclusive/1-thread/per-16/one/first-lap/host", Some(Required::AtMost(0.35))),
+            ("exclusive/1-thread/per-16/list/first-lap/host", Some(Required::AtMost(0.35))),
+            ("exclusive/1-thread/per-64/list/first-lap/host", Some(Required::AtMost(0.25))),
+            ("exclusive/1-warp/per-32/one/first-lap/host", Some(Required::AtMost(0.7))),
+            ("shared/1-thread/per-1/one/first-lap/host", Some(Required::AtMost(0.8))),
+            ("shared/132-threads/per-1/one/first-lap/host", Some(Required::AtMost(0.4))),
+            ("shared/1-warp/per-32/one/first-lap/host", Some(Required::AtMost(0.8))),
+            ("shared/4-warps/per-32/one/first-lap/host", Some(Required::AtMost(0.45))),
+            ("exclusive/1-thread/per-1/one/first-lap/host/original-volatile", Some(Required::AtLeast(2.5))),
+            ("exclusive/1-thread/per-1/one/first-lap/host/original-release", None),
+            ("exclusive/1-thread/per-1/one/first-lap/gpu/original-volatile", None),
+            ("exclusive/1-thread/per-1/one/unchecked/host", None),
+            ("exclusive/1-thread/per-1/one/later-lap/host", None),
+            ("exclusive/132-warps/per-32/one/first-lap/host", None),
+            ("shared/32-warps/per-32/one/first-lap/gpu", None),
+        ] {
+            assert_eq!(required(name), expected, "{name}");
+        }
+        let judged = rows(false).iter().filter(|row| row.required.is_some()).count();
+        assert_eq!((judged, rows(true).len()), (15, 15));
+    }
+
+    #[test]
+    fn a_ratio_says_how_much_faster_ours_is() {
+        let row = |against| Row { against, ..rows(false)[0] };
+        for (against, required, ratio, met) in [
+            (Against::Gpunetio, Required::AtMost(0.35), 0.3, true),
+            (Against::Gpunetio, Required::AtMost(0.3), 0.3, true),
+            (Against::Gpunetio, Required::AtMost(0.25), 0.3, false),
+            (Against::OriginalVolatile, Required::AtLeast(2.5), 1.0 / 0.3, true),
+            (Against::OriginalVolatile, Required::AtLeast(4.0), 1.0 / 0.3, false),
+        ] {
+            let found = row(against).ratio(30.0, 100.0);
+            assert!((found - ratio).abs() < 1e-9, "{found}");
+            assert_eq!(required.is_met(found), met, "{required:?} {found}");
+        }
+    }
+}
