@@ -103,7 +103,11 @@ impl Guarded {
             let tree: Vec<String> = descendants(self.0.id()).iter().map(u32::to_string).collect();
             // The child first, so that it does not start more; errors mean that it is gone already.
             let _ = self.0.kill();
-            let _ = self.0.wait();
+            // What hangs inside a driver cannot be killed; it is left behind, not waited for without end.
+            let since = Instant::now();
+            while matches!(self.0.try_wait(), Ok(None)) && since.elapsed() < WAIT {
+                sleep(Duration::from_millis(2));
+            }
             if !tree.is_empty() {
                 let _ = Command::new("kill").arg("-KILL").args(&tree).stderr(Stdio::null()).status();
             }
