@@ -1,7 +1,7 @@
 //! `bench-post --gpu`: what a GPU spends on posting, as `generator bench-post-gpu` measures it; here its provenance and a file are added.
 //!
-//! The generator says JSON lines: first its provenance, as far as it knows it, then a row a line. Rows are kept as they are: which
-//! styles there are is the generator's matter. `cargo xtask import` puts the file into `experiments/bench-post-gpu`.
+//! The generator says JSON lines (`apps/generator/README.md`): first its provenance, as far as it knows it, then a row a line. Rows
+//! are kept as they are: which styles there are is the generator's matter. `cargo xtask import` puts the file into `experiments/bench-post-gpu`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use measure::{Label, Part, Provenance, json_lines};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::figure::{self, Programs};
 use crate::gpu_machine::GpuMachine;
@@ -49,6 +49,8 @@ pub struct Run {
     pub extent: String,
     /// Where it comes from.
     pub provenance: Provenance,
+    /// What the generator says of all rows: payload, rounds, step of the timer.
+    pub about: Map<String, Value>,
     /// What was measured, in the generator's words.
     pub rows: Vec<Value>,
 }
@@ -73,7 +75,9 @@ impl measured::Entry for Run {
     fn empty(&self) -> Option<&'static str> {
         match () {
             () if self.rows.is_empty() => Some("has no rows"),
-            () if !self.rows.iter().all(Value::is_object) => Some("has rows that are no objects"),
+            () if !self.rows.iter().all(|row| row["content_ok"] == true) => {
+                Some("has rows whose rings did not hold what was posted")
+            }
             () => None,
         }
     }
@@ -111,14 +115,16 @@ fn execute(options: &Options<'_>, machine: &GpuMachine, programs: &Programs, out
     let said = fs::read_to_string(&log).unwrap_or_default();
     let last = said.lines().last().unwrap_or("it said nothing").to_owned();
     match ended {
-        Ended::Well => {}
+        // 1: a row says what went wrong with it.
+        Ended::Well | Ended::Status(1) => {}
         Ended::Status(2) => return Err(refused(last)),
         ended => bail!("generator {NAME} {ended:?}: {last} (whole log: {})", log.display()),
     }
     say!("{}", said.trim_end());
     let mut provenance = Provenance::of(workspace::revision(), &[]);
     provenance.versions.insert("profile".into(), workspace::profile()?);
-    let rows = read(&lines, &mut provenance)?;
+    let (about, rows) =
+        read(&lines, &mut provenance).with_context(|| format!("generator {NAME} {ended:?}: {last}"))?;
     machine.name_in(&mut provenance);
     provenance.gpu = Label::Hardware;
     let run = Run {
@@ -126,6 +132,7 @@ fn execute(options: &Options<'_>, machine: &GpuMachine, programs: &Programs, out
         label: provenance.label(&[Part::Gpu]),
         extent: if options.quick { "quick" } else { "full" }.to_owned(),
         provenance,
+        about,
         rows,
     };
     let path = out.join(format!("{NAME}.json"));
@@ -144,46 +151,49 @@ fn execute(options: &Options<'_>, machine: &GpuMachine, programs: &Programs, out
         figure::load(from)
     );
     say!("results in {}", out.display());
+    let broken = run.rows.iter().filter(|row| row["content_ok"] != true).count();
+    if broken > 0 || ended != Ended::Well {
+        bail!("{broken} of {} rows went wrong, they say how; such a run is not imported", run.rows.len());
+    }
     Ok(())
 }
 
-/// Rows of the generator's lines; what its first one says of NIC, link and versions goes into `provenance`. The source and
-/// the GPU are known here.
-fn read(lines: &Path, provenance: &mut Provenance) -> Result<Vec<Value>> {
-    let records = json_lines::read::<Value>(lines)?;
+/// Rows of the generator's lines, and what it says of all of them; what its first line says of NIC, link and versions goes into
+/// `provenance`. The source and the GPU are known here.
+fn read(lines: &Path, provenance: &mut Provenance) -> Result<(Map<String, Value>, Vec<Value>)> {
+    let records = json_lines::read::<Map<String, Value>>(lines)?;
     if records.torn_bytes > 0 {
         bail!("{}: its last line was cut", lines.display());
     }
     let mut records = records.records.into_iter();
-    let first = records.next().unwrap_or_default();
-    let said = match first.get("provenance") {
-        Some(inner) => inner,
-        None if first["kind"] == "provenance" => &first,
-        None => bail!("{}: its first line is no provenance", lines.display()),
+    let Some(mut about) = records.next().filter(|first| first.get("kind").is_some_and(|kind| kind == NAME))
+    else {
+        bail!("{}: its first line is no provenance", lines.display());
     };
+    let mut said = |name: &str| about.remove(name).unwrap_or_default();
     for (name, label) in [("nic", &mut provenance.nic), ("link", &mut provenance.link)] {
-        if let Some(word) = said.get(name) {
-            *label = serde_json::from_value(word.clone()).with_context(|| format!("{name}: {word}"))?;
-        }
+        *label = serde_json::from_value(said(name)).with_context(|| format!("its label `{name}`"))?;
     }
-    for (name, version) in said["versions"].as_object().into_iter().flatten() {
+    for (name, version) in said("versions").as_object().into_iter().flatten() {
         let version = version.as_str().map_or_else(|| version.to_string(), str::to_owned);
         provenance.versions.entry(name.clone()).or_insert(version);
     }
-    let rows: Vec<Value> = records.collect();
+    // The rest of its provenance is known better here.
+    let known = serde_json::to_value(&*provenance).context("writing provenance")?;
+    about.retain(|name, _| known.get(name).is_none() && !["kind", "gpu_device"].contains(&name.as_str()));
+    let rows: Vec<Value> = records.map(Value::Object).collect();
     if rows.is_empty() {
         bail!("{}: no row behind the provenance", lines.display());
     }
-    Ok(rows)
+    Ok((about, rows))
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
     use crate::gpu_machine::example;
     use crate::measured::Entry;
+    use crate::process;
     use crate::refused::Refused;
 
     fn tried(name: &str, script: &str) -> (Result<()>, PathBuf) {
@@ -191,40 +201,69 @@ mod tests {
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).unwrap();
         let generator = folder.join("generator");
-        fs::write(&generator, format!("#!/bin/sh\nshift 2; json=$1\n{script}\n")).unwrap();
-        fs::set_permissions(&generator, fs::Permissions::from_mode(0o755)).unwrap();
+        process::script(&generator, &format!("#!/bin/sh\nshift 2; json=$1\n{script}\n"));
         let programs = Programs { generator, softnic: folder.join("softnic") };
         let options = Options { quick: true, out: None, peer_headers: None, no_install: true };
         let out = folder.join("out");
         (execute(&options, &example(), &programs, &out), out)
     }
 
-    const FIRST: &str = r#"{"kind":"provenance","nic":"none","link":"none","versions":{"peer":"3.8.0"}}"#;
+    const FIRST: &str = r#"{"kind":"bench-post-gpu","nic":"none","gpu":"hardware","link":"none","device":"","nic_options":{},
+        "machine":"m","cores":1,"versions":{"gpunetio":"3.8.0"},"revision":{"commit":"","dirty":true},"rounds":7}"#;
+
+    fn lines(rows: &[&str]) -> String {
+        let first = FIRST.replace('\n', "");
+        let line = |line: &str| format!("echo '{line}' >> $json; ");
+        line(&first) + &rows.iter().map(|row| line(row)).collect::<String>()
+    }
 
     #[test]
     fn rows_are_kept_with_the_gpu_that_gave_them() {
-        let script =
-            format!("echo '{FIRST}' > $json; echo '{{\"style\":\"early\",\"ns\":39}}' >> $json; echo done");
+        let script = lines(&[r#"{"row":"early","content_ok":true,"ns":39}"#]) + "echo done";
         let (result, out) = tried("good", &script);
         result.unwrap();
         let run: Run = serde_json::from_slice(&fs::read(out.join("bench-post-gpu.json")).unwrap()).unwrap();
         assert_eq!((run.label, run.rows.len(), run.empty()), (Label::Hardware, 1, None));
         assert_eq!(run.provenance.gpu_device, "NVIDIA H200, sm_90");
-        assert_eq!((&*run.provenance.versions["peer"], run.provenance.nic), ("3.8.0", Label::None));
+        assert_eq!((&*run.provenance.versions["gpunetio"], run.provenance.nic), ("3.8.0", Label::None));
+        assert_eq!(run.about, serde_json::json!({"rounds": 7}).as_object().unwrap().clone());
+        fs::remove_dir_all(out.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_row_that_went_wrong_is_kept_and_not_recorded() {
+        let script =
+            lines(&[r#"{"row":"a","content_ok":true}"#, r#"{"row":"b","content_ok":false}"#]) + "exit 1";
+        let (result, out) = tried("row", &script);
+        assert!(result.unwrap_err().to_string().contains("1 of 2 rows went wrong"));
+        let run: Run = serde_json::from_slice(&fs::read(out.join("bench-post-gpu.json")).unwrap()).unwrap();
+        assert!(run.empty().is_some());
         fs::remove_dir_all(out.parent().unwrap()).unwrap();
     }
 
     #[test]
     fn what_is_no_result_is_said_so() {
         for (name, script, words, is_refused) in [
-            ("refused", "echo 'generator: no right to register a page' >&2; exit 2", "no right", true),
-            ("crashed", "echo 'half way'; exit 3", "Status(3): half way", false),
-            ("nothing", "true", "first line is no provenance", false),
-            ("rows", "echo '{\"style\":1}' > $json", "first line is no provenance", false),
-            ("empty", &format!("echo '{FIRST}' > $json"), "no row", false),
-            ("torn", &format!("echo '{FIRST}' > $json; printf '{{\"st' >> $json"), "was cut", false),
+            (
+                "refused",
+                "echo 'generator: no right to register a page' >&2; exit 2".to_owned(),
+                "no right",
+                true,
+            ),
+            ("crashed", "echo 'half way'; exit 3".into(), "Status(3): half way", false),
+            ("failed", "echo 'the context is lost'; exit 1".into(), "context is lost: ", false),
+            ("nothing", "true".into(), "first line is no provenance", false),
+            (
+                "rows",
+                "echo '{\"kind\":\"bench-post-gpu-row\"}' > $json".into(),
+                "first line is no provenance",
+                false,
+            ),
+            ("empty", lines(&[]), "no row", false),
+            ("torn", lines(&[]) + "printf '{\"ro' >> $json", "was cut", false),
+            ("label", lines(&[]).replace("\"nic\":\"none\"", "\"nic\":\"maybe\""), "its label `nic`", false),
         ] {
-            let (result, out) = tried(name, script);
+            let (result, out) = tried(name, &script);
             let error = result.unwrap_err();
             assert!(format!("{error:#}").contains(words), "{name}: {error:#}");
             assert_eq!(error.is::<Refused>(), is_refused, "{name}");

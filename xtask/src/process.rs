@@ -265,6 +265,17 @@ fn stat(process: u32) -> Option<String> {
     stat.rsplit_once(')').map(|(_, fields)| fields.trim_start().to_owned())
 }
 
+/// Writes a shell script that can be started at once, for tests: written by another process, since a file that one of our
+/// threads writes while another one forks is «text file busy» to whoever starts it.
+#[cfg(test)]
+pub fn script(path: &Path, text: &str) {
+    let beside = path.with_extension("text");
+    fs::write(&beside, text).expect("a folder for tests can be written");
+    let line = r#"rm -f "$1" && cp "$0" "$1" && chmod 755 "$1""#;
+    let copied = Command::new("sh").args(["-c", line]).arg(&beside).arg(path).status();
+    assert!(copied.expect("there is a shell").success(), "{}", path.display());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,7 +1,5 @@
 //! The whole of `bench-nic` with stand-ins for its programs: shell scripts that say what generator and perftest say.
 
-use std::os::unix::fs::PermissionsExt;
-
 use super::*;
 use crate::bench_nic::measures::{AIMS, Verdict};
 use crate::refused::Refused;
@@ -31,8 +29,7 @@ fn stage(name: &str, tool: &str) -> Stage {
     let scripts = [("generator", GENERATOR), ("softnic", "#!/bin/sh\nshift 6\nexec \"$@\"\n")];
     for (name, text) in scripts.into_iter().chain(tools.map(|name| (name, tool))) {
         let path = folder.join(name);
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        process::script(&path, text);
     }
     fs::write(folder.join("libsoftnic_preload.so"), "").unwrap();
     Stage { folder }

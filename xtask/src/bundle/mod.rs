@@ -88,6 +88,11 @@ pub fn run(options: &Options) -> Result<()> {
     texts(&root(), folder)?;
     let libraries = perftest::copy_all(&tools, folder)?;
     let bytes = size(folder)?;
+    if Revision::of(&root()) != revision {
+        return Err(refused(
+            "the tree changed while the bundle was built, so that no revision names it; make it again",
+        ));
+    }
     write_manifest(folder, &Manifest { profile: profile.into(), tests })?;
     let changes = if revision.dirty { ", with changes" } else { "" };
     let commit = if revision.commit.is_empty() { "unknown" } else { &revision.commit };

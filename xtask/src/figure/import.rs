@@ -50,7 +50,11 @@ pub fn imported(folder: &Path) -> Result<(u32, Entry)> {
         ensure!(point.is_whole(), "not whole: {}", point.what_is_missing());
     }
     let measured: BTreeSet<Key> = points.iter().map(Point::key).collect();
-    let wanted: BTreeSet<Key> = experiment.spec.grid(extent).keys().into_iter().collect();
+    let mut grid = experiment.spec.grid(extent);
+    if first.provenance.gpu_device.is_empty() {
+        grid.without_gpu();
+    }
+    let wanted: BTreeSet<Key> = grid.keys().into_iter().collect();
     if measured != wanted {
         bail!(
             "a {} run of figure {} has {} points, here {} of them are missing and {} are others",

@@ -73,6 +73,9 @@ pub struct Options {
     /// Where results go.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    /// Shape the software NIC's link to this many Gbit/s of wire bytes, as the paper's 100; results stand apart from unshaped ones.
+    #[arg(long, value_name = "X", conflicts_with = "nic", value_parser = rate_gbps)]
+    rate_gbps: Option<f64>,
     /// A card of this host instead of the software NIC, e.g. mlx5_0.
     #[arg(long, value_name = "DEVICE")]
     nic: Option<String>,
@@ -109,6 +112,16 @@ impl Options {
             (_, true) => Extent::Full,
             _ => Extent::Normal,
         }
+    }
+}
+
+/// As `softnic run --rate-gbps` takes it.
+fn rate_gbps(text: &str) -> Result<f64, String> {
+    let rate: f64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
+    if (0.001..=1000.0).contains(&rate) {
+        Ok(rate)
+    } else {
+        Err(format!("{rate} is not within 0.001 to 1000"))
     }
 }
 
@@ -165,7 +178,10 @@ impl Experiment {
 
 /// Runs figure `number`.
 pub fn run(number: u32, options: &Options) -> Result<()> {
-    let experiment = Experiment::read(number)?;
+    let mut experiment = Experiment::read(number)?;
+    if let Some(rate) = options.rate_gbps {
+        experiment.spec.nic.insert("rate_gbps".into(), rate.into());
+    }
     let out = options.out.clone().unwrap_or_else(|| workspace::results(&format!("fig{number}")));
     if options.dry_run {
         say!("{}", dry_run(&experiment, options, &out).trim_end());
@@ -240,13 +256,15 @@ fn execute_on(
     let mut provenance = probe.provenance(nic, &spec.nic, workspace::revision());
     provenance.versions.insert("profile".into(), workspace::profile()?);
     let file = out.join("results.jsonl");
-    let grid = spec.grid(options.extent());
-    if let Some(series) = grid.series.iter().find(|series| session::poster(series) == Label::Hardware) {
+    let mut grid = spec.grid(options.extent());
+    if grid.series.iter().any(|series| session::needs_gpu(series)) {
         let machine = GpuMachine::ask()?;
-        if machine.gpu().is_none() {
-            return Err(refused(format!("the series {series} needs a GPU: {}", machine.why_none())));
+        if machine.gpu().is_some() {
+            machine.name_in(&mut provenance);
+        } else {
+            let left_out = grid.without_gpu();
+            say!("without a GPU these are left out: {} ({})", left_out.join(", "), machine.why_none());
         }
-        machine.name_in(&mut provenance);
     }
     let earlier = earlier::earlier(out, spec.figure, options, &provenance, &grid)?;
     earlier.said.iter().for_each(|line| say!("{line}"));
@@ -275,6 +293,7 @@ fn resuming(figure: u32, options: &Options, out: &Path) -> String {
         ("--no-install", options.no_install),
     ];
     words.extend(switches.iter().filter(|(_, given)| *given).map(|(name, _)| (*name).to_owned()));
+    words.extend(options.rate_gbps.map(|rate| format!("--rate-gbps {rate}")));
     let generator = options.peer.is_some().then(|| options.peer_generator.clone());
     for (name, value) in
         [("--nic", &options.nic), ("--peer", &options.peer), ("--peer-generator", &generator)]

@@ -136,6 +136,11 @@ pub fn poster(series: &str) -> Label {
     }
 }
 
+/// Whether a series cannot be measured without a GPU.
+pub fn needs_gpu(series: &str) -> bool {
+    poster(series) == Label::Hardware
+}
+
 /// What the sender is told beside its peer and its device.
 pub fn sender_options(spec: &Spec, series: &str, payload_bytes: u64, list: u32, seconds: f64) -> Vec<String> {
     let mut options = Vec::new();

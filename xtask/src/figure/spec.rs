@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use super::point::Key;
+use super::session::needs_gpu;
 use crate::report::paper::Need;
 
 /// One experiment.
@@ -131,6 +132,13 @@ impl Spec {
 }
 
 impl Grid {
+    /// Leaves out the series that need a GPU; which they were.
+    pub fn without_gpu(&mut self) -> Vec<String> {
+        let (out, left) = self.series.drain(..).partition(|series| needs_gpu(series));
+        self.series = left;
+        out
+    }
+
     /// All points in the order in which they are measured: A B A B within a size, all sizes within a repetition, so that
     /// ratios and repetitions share the machine's mood.
     pub fn keys(&self) -> Vec<Key> {
@@ -195,6 +203,14 @@ mod tests {
                 assert!(sizes.contains(&(*payload as u64)), "figure {figure} lacks {payload}");
             }
         }
+    }
+
+    #[test]
+    fn without_a_gpu_the_series_that_need_one_are_left_out_by_name() {
+        let mut grid = spec(4).grid(Extent::Quick);
+        grid.series = ["cpu-shim", "gpu-thread", "host-twin", "gpu-warp"].map(str::to_owned).to_vec();
+        assert_eq!(grid.without_gpu(), ["gpu-thread", "gpu-warp"]);
+        assert_eq!(grid.series, ["cpu-shim", "host-twin"]);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! The whole of `figure` with stand-ins for its programs: shell scripts that say what the generator says.
 
-use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use measure::json_lines;
 
 use super::*;
+use crate::process::script as script_file;
 use crate::report::compare::Verdict;
 
 /// A folder of its own with a launcher and a generator, both fakes.
@@ -33,8 +33,7 @@ fn stage(name: &str, bend: &str) -> Stage {
     fs::create_dir_all(&folder).unwrap();
     let script = |name: &str, text: String| {
         let path = folder.join(name);
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        script_file(&path, &text);
         path
     };
     let generator = GENERATOR.replace("FOLDER", &folder.display().to_string()).replace("BEND", bend);
@@ -86,6 +85,7 @@ fn options(resume: bool) -> Options {
         peer: None,
         peer_generator: "generator".into(),
         no_install: true,
+        rate_gbps: None,
     }
 }
 
@@ -349,8 +349,7 @@ fn on_softnic(stage: &Stage, name: &str, command: &str) -> PathBuf {
         id = std::process::id(),
     );
     let path = stage.out.with_file_name(name);
-    fs::write(&path, text).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    script_file(&path, &text);
     path
 }
 
@@ -470,6 +469,10 @@ fn the_command_that_goes_on_names_what_was_asked_for() {
     assert_eq!(
         resuming(4, &all, Path::new("my results")),
         "cargo xtask figure 4 --full --record --no-install --nic mlx5_0 --peer host --peer-generator generator --resume --out 'my results'"
+    );
+    assert_eq!(
+        resuming(4, &Options { rate_gbps: Some(100.0), ..options(false) }, Path::new("r")),
+        "cargo xtask figure 4 --no-install --rate-gbps 100 --resume --out r"
     );
     assert_eq!(quoted("it's"), r"'it'\''s'");
 }

@@ -206,12 +206,17 @@ fn the_gpus_post_times_and_the_nics_numbers_go_to_their_own_experiments() {
         label: Label::Hardware,
         extent: "full".into(),
         provenance: provenance.clone(),
+        about: Default::default(),
         rows,
     };
     let file = stage.results().join("bench-post-gpu.json");
     fs::write(&file, serde_json::to_string(&run(vec![])).unwrap()).unwrap();
     assert!(stage.refusal().contains("has no rows"));
-    fs::write(&file, serde_json::to_string(&run(vec![serde_json::json!({"ns": 39})])).unwrap()).unwrap();
+    fs::write(
+        &file,
+        serde_json::to_string(&run(vec![serde_json::json!({"ns": 39, "content_ok": true})])).unwrap(),
+    )
+    .unwrap();
     assert!(stage.import().unwrap().ends_with("experiments/bench-post-gpu/measured.json"));
     fs::remove_file(&file).unwrap();
     fs::write(stage.results().join("bench-nic.json"), "{\"machine\":1}").unwrap();

@@ -115,16 +115,9 @@ fn copy_files(from: &Path, to: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
     use crate::gpu_machine::example;
-
-    fn script(path: &Path, text: &str) {
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
-    }
+    use crate::process::script;
 
     #[test]
     fn the_line_that_is_told_is_the_line_that_is_run() {
@@ -135,6 +128,7 @@ mod tests {
         let out = root.join("out");
         fs::create_dir_all(out.join("logs")).unwrap();
         assert!(matches!(run(&root, &out, &machine).unwrap(), Tried::Skipped(why) if why.contains(NAME)));
+        fs::create_dir_all(root.join("toolkit/bin")).unwrap();
         script(
             &root.join("toolkit/bin/nvcc"),
             "#!/bin/sh\nls ../../crates/rdma-shim/include/doorbell.h || exit 4\necho \"$*\"; exit 3\n",

@@ -1,9 +1,8 @@
 //! Whole suites with a stand-in for a test program: a shell script that lists, passes, fails, hangs, crashes and skips.
 
-use std::os::unix::fs::PermissionsExt;
-
 use super::*;
 use crate::gpu_machine::example;
+use crate::process::script;
 
 /// As libtest says it with one thread: the name first, flushed.
 const PROGRAM: &str = r#"#!/bin/sh
@@ -36,9 +35,7 @@ fn stage(name: &str, names: &str, floors: &str) -> Stage {
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(folder.join("logs")).unwrap();
     let path = folder.join("gpu-test");
-    fs::write(&path, PROGRAM.replace("NAMES", names).replace("FOLDER", &folder.display().to_string()))
-        .unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    script(&path, &PROGRAM.replace("NAMES", names).replace("FOLDER", &folder.display().to_string()));
     let program = TestProgram { package: "gpu".into(), target: "test-gpu".into(), path };
     Stage { folder, programs: vec![program], floors: toml::from_str(floors).unwrap() }
 }
@@ -145,7 +142,7 @@ fn a_suite_that_passed_is_not_repeated_until_its_program_changes() {
     assert_eq!((counts(&stage.run(true)[0]), stage.processes()), ((1, 0, 1), 1));
     let program = &stage.programs[0].path;
     let text = fs::read_to_string(program).unwrap() + "# changed\n";
-    fs::write(program, text).unwrap();
+    script(program, &text);
     stage.run(true);
     assert_eq!(stage.processes(), 2);
     stage.run(false);
