@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use rdma_shim::Options;
 use rdma_shim::kernel::Place;
-use rdma_shim::kernel::generate::Style;
+use rdma_shim::kernel::generate::{MAX_PRODUCERS, Style};
+use rdma_shim::{Doorbell, Options};
 
 use crate::kernel_sender::{Host, Kind};
 use crate::options::PosterName;
@@ -52,6 +52,8 @@ pub enum KernelName {
     Thread,
     /// As `gpu-warp`.
     Warp,
+    /// As `gpu-shared`.
+    Shared,
 }
 
 /// Options of kernels.
@@ -60,6 +62,9 @@ pub struct KernelOptions {
     /// Which kernel the host twin runs (with --poster host-twin).
     #[arg(long, value_enum, default_value = "thread")]
     pub kernel: KernelName,
+    /// Warps that share each queue pair's queue (with gpu-shared).
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PRODUCERS)))]
+    pub producers: u32,
     /// The host twin's stores become visible late, in an order that this number chooses; else at once.
     #[arg(long, value_name = "N")]
     pub twin_seed: Option<u64>,
@@ -94,6 +99,7 @@ impl KernelOptions {
             }
             PosterName::GpuThread => (self.gpu(), Style::Thread),
             PosterName::GpuWarp => (self.gpu(), Style::Warp),
+            PosterName::GpuShared => (self.gpu(), Style::Shared(self.producers)),
             PosterName::HostTwin => (Host::Twin { seed: self.twin_seed }, self.twin_style()),
         };
         if matches!(host, Host::Twin { .. }) && self.payload_memory != PayloadMemory::Host {
@@ -105,6 +111,9 @@ impl KernelOptions {
                 self.payload_memory.name()
             );
         }
+        if matches!(style, Style::Shared(_)) && (inline || options.doorbell == Doorbell::BlueFlame) {
+            bail!("a queue that warps share takes neither --inline nor --doorbell blueflame");
+        }
         Ok(Some(Kind { host, style, options, place: self.payload_memory.place() }))
     }
 
@@ -112,14 +121,15 @@ impl KernelOptions {
         match self.kernel {
             KernelName::Thread => Style::Thread,
             KernelName::Warp => Style::Warp,
+            KernelName::Shared => Style::Shared(self.producers),
         }
     }
 
     /// Messages a doorbell when none are asked for.
     pub fn doorbell_batch(&self, poster: PosterName) -> u32 {
         let warps = match poster {
-            PosterName::GpuWarp => true,
-            PosterName::HostTwin => self.twin_style() == Style::Warp,
+            PosterName::GpuWarp | PosterName::GpuShared => true,
+            PosterName::HostTwin => self.twin_style() != Style::Thread,
             _ => false,
         };
         if warps { WARP } else { 1 }

@@ -70,14 +70,21 @@ impl Kind {
         let lanes = self.style.threads() as usize * plan.qps as usize;
         if matches!(self.host, Host::Twin { .. }) && lanes > MAX_LANES {
             bail!(
-                "--qps {} needs {lanes} lanes, and the host twin has {MAX_LANES}: give at most --qps {}",
+                "--qps {} needs {lanes} lanes of {} each, and the host twin has {MAX_LANES}: give fewer queue pairs or \
+                 producers",
                 plan.qps,
-                MAX_LANES / self.style.threads() as usize
+                self.style.threads(),
             );
         }
         if self.style != Style::Thread && !plan.doorbell_batch.is_multiple_of(32) {
             bail!(
                 "--doorbell-batch {}: a warp rings for whole warps' worth of messages; give a multiple of 32",
+                plan.doorbell_batch
+            );
+        }
+        if matches!(self.style, Style::Shared(_)) && plan.doorbell_batch != 32 {
+            bail!(
+                "--doorbell-batch {}: warps that share a queue publish 32 messages at a time, whoever rings",
                 plan.doorbell_batch
             );
         }
@@ -164,7 +171,7 @@ impl KernelSender {
         });
         let error = error.or_else(|| received.error.clone());
         let (posted, completed) = (done.posted.iter().sum(), done.completed.iter().sum());
-        let (seconds, times) = (seconds(&sent), times(&plan, &sent));
+        let (seconds, times) = (seconds(&sent), times(&sent));
         Ok(Outcome {
             posted,
             completed,
@@ -181,8 +188,8 @@ impl KernelSender {
 /// A queue pair of its own CQs, posted to by kernels.
 fn queue(plan: &Plan, machine: &Machine, pd: &Pd, options: Options) -> Result<Queue, KernelError> {
     let cq = |entries| -> Result<_, KernelError> { Ok(Cq::new(pd.context(), entries)?.into_direct()?) };
-    // A quarter of its ring is given back late.
-    let (send_cq, receive_cq) = (cq(2 * plan.window + 16)?, cq(1)?);
+    // A quarter of its ring is given back late, and on a queue that many share each block of the ring may complete.
+    let (send_cq, receive_cq) = (cq(2 * plan.window.next_power_of_two())?, cq(1)?);
     Queue::create(machine, &builder(plan), pd, send_cq, Some(receive_cq), options)
 }
 
@@ -233,10 +240,10 @@ fn seconds(sent: &[Sent]) -> f64 {
     end.saturating_sub(begin).as_secs_f64()
 }
 
-fn times(plan: &Plan, sent: &[Sent]) -> PostTimes {
+fn times(sent: &[Sent]) -> PostTimes {
     let mut times = PostTimes::new();
     for sent in sent {
-        let bursts = sent.batch_ns.iter().map(|&ns| (ns, plan.batch.into()));
+        let bursts = sent.batch_ns.iter().map(|&ns| (ns, sent.batch_messages.into()));
         times.record_run(sent.post_ns, sent.posted, bursts);
     }
     times

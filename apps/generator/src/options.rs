@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use cli::Nic;
+use rdma_shim::kernel::generate::Style;
 use rdma_shim::{Doorbell, Options, Order};
 
 use crate::kernel_options::KernelOptions;
@@ -145,6 +146,8 @@ pub enum PosterName {
     GpuThread,
     /// A warp for each queue pair.
     GpuWarp,
+    /// Several warps that share each queue pair (--producers).
+    GpuShared,
     /// The kernel on threads of this processor: no GPU, and no speed.
     HostTwin,
 }
@@ -296,6 +299,7 @@ impl Transfer {
             PosterName::CpuShim => "cpu-shim",
             PosterName::GpuThread => "gpu-thread",
             PosterName::GpuWarp => "gpu-warp",
+            PosterName::GpuShared => "gpu-shared",
             PosterName::HostTwin => "host-twin",
         };
         let mut names = PosterNames::cpu(name, Some(order_name), Some(doorbell_name));
@@ -310,6 +314,10 @@ impl Transfer {
                 if self.pause.is_some() {
                     bail!("--pause with --poster {name}: a kernel posts without pauses; use a cpu poster");
                 }
+                names.producers = match kind.style {
+                    Style::Shared(producers) => producers,
+                    Style::Thread | Style::Warp => 1,
+                };
                 names.payload_memory = self.kernels.payload_memory.name();
                 Who::Kernel(kind)
             }

@@ -33,6 +33,7 @@ struct db_generate_lane {
     db_u64 share;   /* messages */
     db_u64 samples; /* DB_GENERATE_SAMPLES words: ticks of the last batches */
     db_u64 shown;   /* two words: messages posted and completed, now and then */
+    db_u64 share_words; /* struct db_generate_share of a shared queue */
     db_u32 lkey;
     db_u32 rkey;
 };

@@ -14,9 +14,13 @@ use super::memory::{HostMemory, Memory, Plain};
 use super::queue::{Queue, db_kernel_queue};
 use super::region::Region;
 use super::running::Running;
+use super::shared::SharedQueue;
 
 pub(super) const SOURCE: Source =
     Source { name: "generate.cu", text: include_str!("../../kernels/generate.cu") };
+
+pub(super) const SHARED: Source =
+    Source { name: "generate_shared.cu", text: include_str!("../../kernels/generate_shared.cu") };
 
 /// `struct db_generate_plan` of `kernels/generate.h`.
 #[repr(C)]
@@ -54,6 +58,7 @@ struct db_generate_lane {
     share: u64,
     samples: u64,
     shown: u64,
+    share_words: u64,
     lkey: u32,
     rkey: u32,
 }
@@ -79,12 +84,16 @@ struct db_generate_result {
 // SAFETY: numbers without padding.
 unsafe impl Plain for db_generate_result {}
 
+/// `struct db_generate_share`.
+const SHARE_BYTES: usize = 256;
 /// `DB_GENERATE_SAMPLES`.
 const SAMPLES: usize = 4096;
 /// Bytes of the words that show progress: a line of their own.
 const SHOWN_BYTES: usize = 128;
 /// Lanes of a warp.
 const WARP: u32 = 32;
+/// Warps on one queue: every block of a launch can run at a time on any GPU.
+pub const MAX_PRODUCERS: u32 = 128;
 
 /// Who posts on a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,6 +102,8 @@ pub enum Style {
     Thread,
     /// One warp, 32 messages side by side.
     Warp,
+    /// So many warps, on the same queue.
+    Shared(u32),
 }
 
 impl Style {
@@ -101,6 +112,15 @@ impl Style {
         match self {
             Style::Thread => 1,
             Style::Warp => WARP,
+            Style::Shared(producers) => producers.saturating_mul(WARP),
+        }
+    }
+
+    /// Blocks of a launch for a queue pair, and threads of each.
+    fn shape(self) -> [u32; 2] {
+        match self {
+            Style::Shared(producers) => [producers, WARP],
+            _ => [1, self.threads()],
         }
     }
 }
@@ -171,10 +191,14 @@ pub struct Sent {
     pub began: Duration,
     /// After the last completion.
     pub ended: Duration,
-    /// Time in batches of posts and nothing else, by the machine's clock, in nanoseconds.
+    /// Time in batches of posts and nothing else, by the machine's clock, in nanoseconds; of producers that share a queue, who
+    /// post side by side, the mean.
     pub post_ns: f64,
-    /// The last batches' times in nanoseconds, at most 4096 of them; a last batch that is not whole is left out.
+    /// The last batches' times in nanoseconds, at most 4096 of them; a last batch that is not whole is left out. On a shared
+    /// queue the first producer's, as parts of what all do at that time.
     pub batch_ns: Vec<f64>,
+    /// Messages of each.
+    pub batch_messages: u32,
     /// Why it ended before its time.
     pub failure: Option<Failure>,
 }
@@ -187,27 +211,52 @@ pub struct Generate {
     style: Style,
 }
 
+/// A queue pair as the kernel has it.
+#[derive(Debug)]
+enum Held {
+    Own(Queue),
+    Shared(SharedQueue),
+}
+
+impl Held {
+    fn queue(&self) -> &Queue {
+        match self {
+            Held::Own(queue) => queue,
+            Held::Shared(shared) => shared.queue(),
+        }
+    }
+
+    fn shared_address(&self) -> u64 {
+        match self {
+            Held::Own(_) => 0,
+            Held::Shared(shared) => shared.kernel_address(),
+        }
+    }
+}
+
 /// What a launch holds.
 #[derive(Debug)]
 pub struct Senders {
-    queues: Vec<Queue>,
+    queues: Vec<Held>,
+    style: Style,
     plan: Plan,
     shares: Vec<u64>,
     results: Memory,
     samples: Memory,
     shown: HostMemory,
-    _told: [Memory; 2],
+    _told: [Memory; 3],
     _regions: [Arc<Region>; 2],
 }
 
 impl Generate {
     /// Puts the kernel on the machine.
     pub fn prepare(machine: &Machine, style: Style) -> Result<Generate, KernelError> {
-        let name = match style {
-            Style::Thread => "generate_thread",
-            Style::Warp => "generate_warp",
+        let (source, name) = match style {
+            Style::Thread => (SOURCE, "generate_thread"),
+            Style::Warp => (SOURCE, "generate_warp"),
+            Style::Shared(_) => (SHARED, "generate_shared"),
         };
-        Ok(Generate { machine: machine.clone(), kernel: Kernel::prepare(machine, &SOURCE, name)?, style })
+        Ok(Generate { machine: machine.clone(), kernel: Kernel::prepare(machine, &source, name)?, style })
     }
 
     /// Starts sending on all lanes. Errors: numbers that do not fit; more lanes than the machine runs.
@@ -222,11 +271,13 @@ impl Generate {
         let (machine, count) = (&self.machine, lanes.len());
         let cancel = machine.host_memory(4)?;
         let told_plan = Memory::from(machine.host_memory(size_of::<db_generate_plan>())?);
-        told_plan.put(0, &plan.told(&cancel))?;
+        told_plan.put(0, &plan.told(&cancel, self.style))?;
         let told_lanes = Memory::from(machine.host_memory(count * size_of::<db_generate_lane>())?);
         let results = Memory::from(machine.host_memory(count * size_of::<db_generate_result>())?);
         let shown = machine.host_memory(count * SHOWN_BYTES)?;
         let samples = machine.own_memory(count * SAMPLES * 4)?;
+        let share_words = machine.own_memory(count * SHARE_BYTES)?;
+        share_words.fill(0)?;
         let mut shares = Vec::with_capacity(count);
         let mut queues = Vec::with_capacity(count);
         for (index, lane) in lanes.into_iter().enumerate() {
@@ -236,9 +287,13 @@ impl Generate {
                 inside("a credit word", at, 8, credits.memory().len())?;
                 Ok::<u64, KernelError>(credits.memory().kernel_address() + at as u64)
             });
+            let queue = match self.style {
+                Style::Shared(_) => Held::Shared(SharedQueue::new(lane.queue, plan.signal_every())?),
+                _ => Held::Own(lane.queue),
+            };
             let told = db_generate_lane {
-                queue: lane.queue.addresses(),
-                shared: 0,
+                queue: queue.queue().addresses(),
+                shared: queue.shared_address(),
                 slots: source.memory().kernel_address() + lane.source_at as u64,
                 source: source.memory().address() + lane.source_at as u64,
                 target: lane.target.address,
@@ -246,30 +301,33 @@ impl Generate {
                 share: lane.share,
                 samples: samples.kernel_address() + (index * SAMPLES * 4) as u64,
                 shown: shown.kernel_address() + (index * SHOWN_BYTES) as u64,
+                share_words: share_words.kernel_address() + (index * SHARE_BYTES) as u64,
                 lkey: source.mr().lkey(),
                 rkey: lane.target.rkey,
             };
             told_lanes.put(index * size_of::<db_generate_lane>(), &told)?;
             shares.push(lane.share);
-            queues.push(lane.queue);
+            queues.push(queue);
         }
         let arguments = Arguments::new()
             .u64(told_plan.kernel_address())
             .u64(told_lanes.kernel_address())
             .u64(results.kernel_address());
+        let [blocks, threads] = self.style.shape();
         let held = Senders {
             queues,
+            style: self.style,
             plan: *plan,
             shares,
             results,
             samples,
             shown,
-            _told: [told_plan, told_lanes],
+            _told: [told_plan, told_lanes, share_words],
             _regions: [source, credits],
         };
         // SAFETY: the kernel takes these three. It stores into the lanes' slots, which lie in the source region, into results,
         // samples and words of progress, each lane's own, and into its queues; all of it is held, and it looks at `cancel`.
-        unsafe { self.kernel.launch([count as u32, self.style.threads()], &arguments, cancel, held) }
+        unsafe { self.kernel.launch([count as u32 * blocks, threads], &arguments, cancel, held) }
     }
 }
 
@@ -288,11 +346,20 @@ impl Plan {
                 .all(|&slots| slots >= self.batch && (!whole || slots % self.doorbell_batch == 0))
             && (!whole || self.batch.is_multiple_of(self.doorbell_batch))
             && (style == Style::Thread
-                || cycles.iter().all(|&slots| slots >= WARP) && self.doorbell_batch.is_multiple_of(WARP));
+                || cycles.iter().all(|&slots| slots >= WARP) && self.doorbell_batch.is_multiple_of(WARP))
+            // A poster may have to wait for the last completion and needs room for a warp's messages behind it.
+            && (!matches!(style, Style::Shared(_))
+                || !self.inline && self.window >= 2 * WARP && (1..=MAX_PRODUCERS).contains(&style.shape()[0]));
         if good { Ok(()) } else { Err(KernelError::Refused(format!("{self:?} cannot be sent by {style:?}"))) }
     }
 
-    fn told(&self, cancel: &HostMemory) -> db_generate_plan {
+    /// Messages between completions of a queue that many share: a power of two, at most half the window.
+    fn signal_every(&self) -> u32 {
+        let most = self.batch.min(self.window / 2).max(1);
+        1 << most.ilog2()
+    }
+
+    fn told(&self, cancel: &HostMemory, style: Style) -> db_generate_plan {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         db_generate_plan {
             cancel: cancel.kernel_address(),
@@ -313,7 +380,7 @@ impl Plan {
             batch: self.batch,
             doorbell_batch: self.doorbell_batch,
             window: self.window,
-            producers: 1,
+            producers: style.shape()[0],
         }
     }
 }
@@ -329,8 +396,8 @@ fn inside(what: &str, at: usize, len: u64, whole: usize) -> Result<(), KernelErr
 
 impl Senders {
     /// The queue pairs, in the order of the lanes.
-    pub fn queues(&self) -> &[Queue] {
-        &self.queues
+    pub fn queues(&self) -> impl Iterator<Item = &Queue> {
+        self.queues.iter().map(Held::queue)
     }
 
     /// Messages posted and completed so far, as each lane told last.
@@ -357,17 +424,24 @@ impl Senders {
             .chunks_exact(4)
             .map(|word| u32::from_ne_bytes(word.try_into().unwrap_or_default()))
             .collect();
-        // The ring of samples begins anew: the last batch lies in front of the next place.
-        if !self.shares[lane].is_multiple_of(self.plan.batch.into()) && result.posted == self.shares[lane] {
+        let (share, batch) = (self.shares[lane], u64::from(self.plan.batch));
+        let (producers, batch_messages, last_is_short) = match self.style {
+            Style::Shared(producers) => (producers, WARP, false),
+            _ => (1, self.plan.batch, !share.is_multiple_of(batch) && result.posted == share),
+        };
+        if last_is_short {
+            // The ring of samples begins anew: the last one lies in front of the next place.
             ticks.remove((batches - 1) % SAMPLES);
         }
+        let ns_of = |ticks: f64| ticks * ns_per_tick / f64::from(producers);
         Ok(Sent {
             posted: result.posted,
             completed: result.completed,
             began: Duration::from_nanos(result.begin_ns),
             ended: Duration::from_nanos(result.end_ns),
-            post_ns: result.post_ticks as f64 * ns_per_tick,
-            batch_ns: ticks.into_iter().map(|ticks| f64::from(ticks) * ns_per_tick).collect(),
+            post_ns: ns_of(result.post_ticks as f64),
+            batch_ns: ticks.into_iter().map(|ticks| ns_of(ticks.into())).collect(),
+            batch_messages,
             failure: result.end.failure(),
         })
     }
