@@ -196,6 +196,10 @@ DB_FN int db_is_power_of_two(db_u32 value) { return value != 0 && (value & (valu
 DB_FN int db_sq_init(struct db_sq *sq, db_u32 stride) {
     if (!db_is_power_of_two(sq->blocks) || sq->blocks > DB_MAX_BLOCKS || stride != DB_BLOCK_BYTES) return DB_EINVAL;
     if (!sq->ring || !sq->record || !sq->reg || !sq->slots) return DB_EINVAL;
+    /* Segments and slots are stored 16 bytes at a time, which a GPU does not do elsewhere. */
+#ifndef DB_DEFECT_NO_ALIGNMENT
+    if ((sq->ring & 15) || (sq->record & 3) || (sq->reg & 7) || (sq->slots & 15)) return DB_EINVAL;
+#endif
     sq->register_offset = 0;
     sq->producer = sq->rung = sq->consumer = 0;
     sq->doorbell_word = 0;
@@ -345,6 +349,12 @@ DB_FN db_u32 db_blocks(db_u32 units) { return (units + DB_SEGMENTS_PER_BLOCK - 1
 
 /* The first 16 bytes of a WQE: what to do, where in the ring it lies, and how long it is; how to complete. */
 DB_FN db_u64 db_control_first(const struct db_sq *sq, db_u64 producer, db_u32 opcode, db_u32 units) {
+#ifdef DB_DEFECT_RING_INDEX
+    producer &= sq->blocks - 1;
+#endif
+#ifdef DB_DEFECT_LENGTH_IN_BYTES
+    units *= DB_SEGMENT_BYTES;
+#endif
     return db_pair(((db_u32)producer & 0xffff) << 8 | db_wire_opcode(opcode), sq->qpn << 8 | units);
 }
 DB_FN db_u64 db_control_second(const struct db_sq *sq, const struct db_send_wr *wr, db_u32 opcode) {

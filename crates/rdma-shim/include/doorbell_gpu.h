@@ -4,6 +4,7 @@
  *
  *   db_gpu_take, db_gpu_wait               one thread, its own CQ: the next completion, or why there is none
  *   db_warp_post, db_warp_ring, db_warp_wait   a warp in lock step, a queue of its own: 32 WQEs at once, one doorbell
+ *   db_block_post_write, _ring, _wait      a thread block, a queue of its own: a WQE a thread, one doorbell
  *   db_shared_post, db_shared_poll         any number of threads or warps on one queue: doorbell_shared.h
  *
  * Every wait has a deadline and a cancel word, and every failure is a value: nothing here traps, and no error CQE turns
@@ -195,6 +196,69 @@ DB_GPU_FN int db_warp_wait(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq,
     out->syndrome = db_warp_shuffle32(out->syndrome, 0);
     out->vendor_syndrome = db_warp_shuffle32(out->vendor_syndrome, 0);
     return 0;
+}
+
+/* ---- A thread block, a queue of its own ------------------------------------------------------------------------- */
+
+/* What one thread of a block tells the others: in its shared memory, of no particular content. */
+struct db_block_news {
+    struct db_completion done;
+    db_u64 sends, receives, cqes, released; /* consumer indices */
+    int result;
+};
+
+/* One RDMA WRITE of one data pointer a thread, in the order of the threads; all threads of a block of one dimension call, and each
+ * holds its own copy of `sq`, which stay equal. All or none: 0 or, in every thread alike, DB_ENOMEM; DB_EINVAL for an
+ * empty or an inline payload in any of them, and for a ring of fewer blocks than threads. */
+DB_GPU_FN int db_block_post_write(struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_u64 remote_addr, db_u32 rkey,
+                                  db_u32 send_flags) {
+    struct db_send_wr wr = {wr_id, &local, 1, DB_WR_RDMA_WRITE, send_flags, 0, remote_addr, 0, 0, rkey};
+    db_u32 threads = db_block_threads();
+    if (db_block_any(!local.length || (send_flags & DB_SEND_INLINE))) return DB_EINVAL;
+    if ((db_u32)(sq->producer + threads) - (db_u32)sq->consumer > sq->blocks)
+        return sq->blocks < threads ? DB_EINVAL : DB_ENOMEM;
+    db_fill_wqe(sq, sq->producer + db_block_thread(), &wr, DB_WR_RDMA_WRITE, 3, 1);
+    db_remember(sq, sq->producer + db_block_thread(), wr_id, 1);
+    sq->doorbell_word = db_control_first(sq, sq->producer + threads - 1, DB_WR_RDMA_WRITE, 3);
+    sq->producer += threads;
+    return 0;
+}
+
+/* Rings for what the block posted: its first thread, once it has met the others and so may publish what they stored. */
+DB_GPU_FN void db_block_ring(struct db_sq *sq) {
+#ifndef DB_DEFECT_NO_BLOCK_SYNC
+    db_block_sync();
+#endif
+    if (db_block_thread() == 0) {
+        db_ring(sq);
+    } else if (sq->rung != sq->producer) {
+        sq->rung = sq->producer;
+        if (sq->doorbell == DB_DOORBELL_BLUEFLAME) sq->register_offset ^= sq->half_bytes;
+    }
+}
+
+/* As db_warp_wait(), for the block: the first thread polls, and `news` carries what it learnt to the others. */
+DB_GPU_FN int db_block_wait(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, struct db_completion *out,
+                            db_u64 *released, struct db_wait wait, struct db_block_news *news) {
+    int result;
+    if (db_block_thread() == 0) {
+        news->result = db_gpu_wait(cq, sq, rq, out, released, wait);
+        news->cqes = cq->consumer;
+        news->released = *released;
+        news->sends = sq ? sq->consumer : 0;
+        news->receives = rq ? rq->consumer : 0;
+        if (!news->result) news->done = *out;
+    }
+    db_block_sync();
+    result = news->result;
+    cq->consumer = news->cqes;
+    *released = news->released;
+    if (sq) sq->consumer = news->sends;
+    if (rq) rq->consumer = news->receives;
+    if (!result) *out = news->done;
+    /* The next news may come now. */
+    db_block_sync();
+    return result;
 }
 
 #include "doorbell_shared.h"

@@ -109,7 +109,11 @@ DB_GPU_FN db_u32 db_warp_shuffle32(db_u32 value, db_u32 lane) { return __shfl_sy
 DB_GPU_FN db_u64 db_warp_shuffle64(db_u64 value, db_u32 lane) { return __shfl_sync(0xffffffffu, value, (int)lane); }
 /* The value of the lane `by` below this one; this lane's own where there is none. */
 DB_GPU_FN db_u32 db_warp_shuffle_up32(db_u32 value, db_u32 by) { return __shfl_up_sync(0xffffffffu, value, by); }
+/* The same for a block of one dimension; db_block_any() also tells every thread whether one of them said so. */
+DB_GPU_FN db_u32 db_block_thread(void) { return threadIdx.x; }
+DB_GPU_FN db_u32 db_block_threads(void) { return blockDim.x; }
 DB_GPU_FN void db_block_sync(void) { __syncthreads(); }
+DB_GPU_FN int db_block_any(int predicate) { return __syncthreads_or(predicate); }
 
 /* Words that the GPU's own threads share: `.gpu` scope. */
 DB_GPU_FN db_u64 db_load_relaxed64(const db_u64 *word) {

@@ -17,7 +17,7 @@
  *   db_compare_swap_acq_rel64
  *   db_fetch_add64, db_fetch_add_acquire64,
  *   db_exchange_acquire32, db_compare_swap32     the word, now, after older stores to it; nothing else
- *   db_warp_sync, db_block_sync                  what a lane saw before, to all lanes of the warp or block
+ *   db_warp_sync, db_block_sync, db_block_any    what a lane saw before, to all lanes of the warp or block
  *   db_warp_ballot, db_warp_shuffle*             nothing: they order no memory (CUDA C++ Programming Guide)
  *   db_order_wqe_before_register, db_flush_register, db_acquire_cqe     nothing, as on a GPU
  *
@@ -118,7 +118,10 @@ DB_GPU_FN db_u64 db_warp_shuffle64(db_u64 value, db_u32 lane, DB_TWIN_HERE) {
 DB_GPU_FN db_u32 db_warp_shuffle_up32(db_u32 value, db_u32 by, DB_TWIN_HERE) {
     return __shfl_up_sync(0xffffffffu, value, by, file, line);
 }
+DB_GPU_FN db_u32 db_block_thread(void) { return threadIdx.x; }
+DB_GPU_FN db_u32 db_block_threads(void) { return blockDim.x; }
 DB_GPU_FN void db_block_sync(DB_TWIN_HERE) { __syncthreads(file, line); }
+DB_GPU_FN int db_block_any(int predicate, DB_TWIN_HERE) { return __syncthreads_or(predicate, file, line); }
 
 DB_GPU_FN db_u64 db_load_relaxed64(const db_u64 *word, DB_TWIN_HERE) {
     return db_twin_get((db_u64)word, 8, file, line);

@@ -77,7 +77,7 @@ int db_twin_atomic(db_twin_u32 operation, db_twin_u64 address, db_twin_u64 opera
                    db_twin_u64 *old, db_twin_u32 bytes, const char *file, int line);
 int db_twin_fence(db_twin_u32 scope, const char *file, int line);
 int db_twin_warp(db_twin_u32 what, db_twin_u32 mask, db_twin_u64 value, db_twin_u64 *values, const char *file, int line);
-int db_twin_block(const char *file, int line);
+int db_twin_block(db_twin_u64 vote, db_twin_u64 *all, const char *file, int line);
 int db_twin_pause(db_twin_u64 ns, const char *file, int line);
 db_twin_u64 db_twin_clock(void);
 /* Ends the lane's kernel, from wherever it is (twin/jump.c). */
@@ -168,7 +168,12 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu, DB_TWIN_HERE) {
     db_twin_u64 values[DB_TWIN_WARP];
     DB_TWIN_DO(db_twin_warp(DB_TWIN_SYNCWARP, mask, 0, values, file, line));
 }
-static inline void __syncthreads(DB_TWIN_HERE) { DB_TWIN_DO(db_twin_block(file, line)); }
+static inline int __syncthreads_or(int predicate, DB_TWIN_HERE) {
+    db_twin_u64 all = 0;
+    DB_TWIN_DO(db_twin_block(predicate != 0, &all, file, line));
+    return all != 0;
+}
+static inline void __syncthreads(DB_TWIN_HERE) { (void)__syncthreads_or(0, file, line); }
 
 static inline unsigned db_twin_vote(db_twin_u32 what, unsigned mask, int predicate, const char *file, int line) {
     db_twin_u64 values[DB_TWIN_WARP];

@@ -35,7 +35,8 @@ impl Call {
 enum Seat {
     Running,
     Warp(Call),
-    Block(Site),
+    /// At the block's barrier, with what it votes there.
+    Block(Site, u64),
     /// Free to go on, with what the others brought.
     Released(Box<Values>),
     Ended,
@@ -86,9 +87,9 @@ impl Block {
         Ok(let_go)
     }
 
-    /// A lane arrives at the block's barrier.
-    pub fn arrive_at_block(&mut self, lane: usize, site: Site) -> Result<LetGo, Fault> {
-        self.seats[lane] = Seat::Block(site);
+    /// A lane arrives at the block's barrier, and votes. What all of them voted, bit by bit, is each one's first value.
+    pub fn arrive_at_block(&mut self, lane: usize, site: Site, vote: u64) -> Result<LetGo, Fault> {
+        self.seats[lane] = Seat::Block(site, vote);
         self.pass_barrier()
     }
 
@@ -113,7 +114,7 @@ impl Block {
     pub fn waits_at(&self, lane: usize) -> Option<(Site, Option<u32>)> {
         match &self.seats[lane] {
             Seat::Warp(call) => Some((call.site, Some(call.mask))),
-            Seat::Block(site) => Some((*site, None)),
+            Seat::Block(site, _) => Some((*site, None)),
             _ => None,
         }
     }
@@ -125,12 +126,15 @@ impl Block {
 
     fn pass_barrier(&mut self) -> Result<LetGo, Fault> {
         let waiting: LetGo =
-            (0..self.seats.len()).filter(|&lane| matches!(self.seats[lane], Seat::Block(_))).collect();
+            (0..self.seats.len()).filter(|&lane| matches!(self.seats[lane], Seat::Block(..))).collect();
         let living = self.seats.iter().filter(|seat| !matches!(seat, Seat::Ended)).count();
         if waiting.is_empty() || waiting.len() < living {
             return self.look_for_deadlock().map(|()| LetGo::new());
         }
-        waiting.iter().for_each(|&lane| self.seats[lane] = Seat::Released(Box::new([0; WARP])));
+        let votes = self.seats.iter().map(|seat| if let Seat::Block(_, vote) = seat { *vote } else { 0 });
+        let mut values = [0; WARP];
+        values[0] = votes.fold(0, |all, vote| all | vote);
+        waiting.iter().for_each(|&lane| self.seats[lane] = Seat::Released(Box::new(values)));
         Ok(waiting)
     }
 
@@ -156,8 +160,8 @@ impl Block {
             Seat::Warp(call) => named(lane / WARP * WARP, call.mask).all(|member| {
                 may[member] || matches!(&self.seats[member], Seat::Warp(other) if other.is_same(call))
             }),
-            Seat::Block(_) => (0..may.len())
-                .all(|other| may[other] || matches!(self.seats[other], Seat::Block(_) | Seat::Ended)),
+            Seat::Block(..) => (0..may.len())
+                .all(|other| may[other] || matches!(self.seats[other], Seat::Block(..) | Seat::Ended)),
             _ => false,
         }
     }
@@ -219,17 +223,26 @@ mod tests {
     fn the_blocks_barrier_waits_for_who_has_not_ended() {
         let mut block = Block::new(64);
         for lane in 0..62 {
-            assert_eq!(block.arrive_at_block(lane, Site::nowhere(What::SyncThreads)), Ok(vec![]));
+            assert_eq!(block.arrive_at_block(lane, Site::nowhere(What::SyncThreads), 0), Ok(vec![]));
         }
         assert_eq!(block.end(63), Ok(vec![]));
-        assert_eq!(block.arrive_at_block(62, Site::nowhere(What::SyncThreads)), Ok((0..63).collect()));
+        assert_eq!(block.arrive_at_block(62, Site::nowhere(What::SyncThreads), 0), Ok((0..63).collect()));
         assert_eq!((block.has_ended(63), block.has_ended(0)), (true, false));
+    }
+
+    #[test]
+    fn a_vote_at_the_barrier_is_everybodys() {
+        let mut block = Block::new(3);
+        assert_eq!(block.end(1), Ok(vec![]));
+        assert_eq!(block.arrive_at_block(0, Site::nowhere(What::SyncThreads), 1), Ok(vec![]));
+        assert_eq!(block.arrive_at_block(2, Site::nowhere(What::SyncThreads), 0), Ok(vec![0, 2]));
+        assert_eq!(block.take(2).unwrap()[0], 1);
     }
 
     #[test]
     fn the_last_one_to_end_opens_the_barrier() {
         let mut block = Block::new(2);
-        assert_eq!(block.arrive_at_block(0, Site::nowhere(What::SyncThreads)), Ok(vec![]));
+        assert_eq!(block.arrive_at_block(0, Site::nowhere(What::SyncThreads), 0), Ok(vec![]));
         assert_eq!(block.end(1), Ok(vec![0]));
     }
 
@@ -249,7 +262,7 @@ mod tests {
                 "a barrier of the block",
                 [
                     |b| b.arrive_at_warp(0, sync(3)),
-                    |b| b.arrive_at_block(1, Site::nowhere(What::SyncThreads)),
+                    |b| b.arrive_at_block(1, Site::nowhere(What::SyncThreads), 0),
                 ],
                 vec![0, 1],
             ),

@@ -179,13 +179,13 @@ impl Here {
     }
 
     /// Waits for the lanes of the block.
-    fn syncthreads(&self, site: Site) -> Option<Box<[u64; WARP]>> {
+    fn syncthreads(&self, site: Site, vote: u64) -> Option<Box<[u64; WARP]>> {
         self.polls.set(0);
         self.interrupt();
         let (index, lane) = (self.block(), self.thread());
         let mut block = self.state.block(index);
         // Who cannot go on stays until the launch is given up.
-        let let_go = block.arrive_at_block(lane, site).unwrap_or_else(|fault| {
+        let let_go = block.arrive_at_block(lane, site, vote).unwrap_or_else(|fault| {
             self.state.fail(fault);
             Vec::new()
         });
@@ -323,8 +323,15 @@ unsafe extern "C" fn db_twin_warp(
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn db_twin_block(file: *const c_char, line: c_int) -> c_int {
-    call(What::SyncThreads as u32, file, line, |here, site| here.syncthreads(site).map(drop))
+unsafe extern "C" fn db_twin_block(vote: u64, all: *mut u64, file: *const c_char, line: c_int) -> c_int {
+    let mut votes = 0;
+    let left = call(What::SyncThreads as u32, file, line, |here, site| {
+        votes = here.syncthreads(site, vote)?[0];
+        Some(())
+    });
+    // SAFETY: `twin.h` passes a local.
+    unsafe { all.write(votes) };
+    left
 }
 
 #[unsafe(no_mangle)]

@@ -11,13 +11,22 @@ use rdma_shim::device::unit;
 
 const ARCHS: [Arch; 3] = [Arch::sm(80), Arch::sm(90), Arch::sm(100)];
 
-/// One thread posts a WRITE and rings; the order is a constant.
+/// One thread posts a WRITE, or several, and rings; the order is a constant.
 const RING: &str = r#"
 #include "doorbell.h"
 extern "C" __global__ void ring(struct db_sq *given, struct db_sge piece, db_u64 remote_addr, db_u32 rkey) {
     struct db_sq sq = *given;
     sq.order = ORDER;
     sq.doorbell = DB_DOORBELL_8_BYTES;
+#ifdef POSTS
+#pragma unroll
+    for (int post = 1; post < POSTS; post++) {
+        db_try_post_write(&sq, 7, piece, remote_addr, rkey, 0);
+#ifdef DEFECT_A_DOORBELL_EACH
+        db_ring(&sq);
+#endif
+    }
+#endif
     db_try_post_write(&sq, 7, piece, remote_addr, rkey, DB_SEND_SIGNALED);
     db_ring(&sq);
 }
@@ -96,4 +105,22 @@ fn a_doorbell_is_fences_and_stores_in_that_order_and_no_fence_more() {
             assert_eq!(edges[bytes..], *expected, "{arch} {order}\n{text}");
         }
     }
+}
+
+/// P7: the release spends fences and a doorbell on each post; ours are for as many posts as the caller likes.
+#[test]
+fn p7_several_posts_take_one_fence_and_one_doorbell() {
+    let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+    let compiler = Compiler::load(&toolkit).unwrap();
+    let count = |flags: &[&str]| {
+        let flags = flags.iter().fold(unit("ring.cu", RING), |unit, flag| unit.flag(*flag));
+        let unit = flags.flag("-DORDER=DB_ORDER_EARLY").flag("-DPOSTS=4");
+        let compiled =
+            compiler.compile(&unit, Arch::sm(90), Form::Ptx).unwrap_or_else(|error| panic!("{error}"));
+        let text = String::from_utf8(compiled.bytes).unwrap();
+        let edges: Vec<&str> = text.lines().filter_map(edge).collect();
+        ["fence", "record", "register"].map(|wanted| edges.iter().filter(|&&found| found == wanted).count())
+    };
+    assert_eq!(count(&[]), [1, 1, 1]);
+    assert_eq!(count(&["-DDEFECT_A_DOORBELL_EACH"]), [4, 4, 4]);
 }

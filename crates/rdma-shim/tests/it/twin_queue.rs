@@ -89,7 +89,7 @@ impl Queue {
         let capacity = QpCapacity {
             send_requests,
             receive_requests: 16,
-            send_sges: 1,
+            send_sges: 2,
             receive_sges: 1,
             inline_bytes: 16,
         };
@@ -109,7 +109,8 @@ impl Queue {
             blocks: layout.send.entries,
             qpn: layout.number,
             half_bytes: layout.blueflame_half_bytes,
-            max_sge: 1,
+            max_sge: qp.capacity().send_sges,
+            max_inline: qp.capacity().inline_bytes,
             opcodes: 0x7f,
             order,
             ..db_sq::default()

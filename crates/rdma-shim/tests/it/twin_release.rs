@@ -4,10 +4,12 @@
 use std::time::Duration;
 
 use measure::need;
-use rdma_shim::twin::{Kernel, Launch, Visibility};
+use rdma_shim::header;
+use rdma_shim::sys::db_sq;
+use rdma_shim::twin::{Arguments, Kernel, Launch, TwinError, Visibility, run};
 
 use crate::ends::{device, softnic};
-use crate::twin_queue::{DEADLINE, Queue, STRICT, Status, Target, compiler, launch};
+use crate::twin_queue::{DEADLINE, Queue, STRICT, Shared, Status, Target, compiler, launch};
 
 /// More than the ring holds.
 const MESSAGES: u32 = 1024;
@@ -110,4 +112,122 @@ fn p5_kernels_ring_both_ways() {
             assert_eq!(found, (Status::all(MESSAGES / 2), 0), "doorbell {doorbell}, seed {seed}");
         }
     }
+}
+
+/// P6: one thread posts, without a lock. Many do here, and none takes another's blocks.
+#[test]
+fn p6_posters_that_do_not_reserve_overwrite_one_another() {
+    need!(compiler(), cc, "a C++ compiler");
+    let context = need!(device(), nic, "an mlx5 device");
+    let many = |seed| Launch { blocks: 2, ..launch(64, seed) };
+    let target = |queue: &Queue, patience| Target { window: 512, ..queue.target(512, patience) };
+    let queue = Queue::new(&context, STRICT);
+    let mut shared = Shared::of(&queue, 15);
+    let kernel = Kernel::find("post_shared").unwrap();
+    let found = shared.post(kernel, &many(1), target(&queue, DEADLINE / 2));
+    assert_eq!((found, shared.failed), (Status::all(512), 0));
+    assert_eq!(queue.wrong_words_at_rest(512), 0);
+
+    let context = need!(softnic(), softnic, "the software NIC");
+    let kernel = Kernel::find_planted("post_shared+one-poster").unwrap();
+    let shown = (1..9).any(|seed| {
+        let queue = Queue::new(&context, STRICT);
+        let mut shared = Shared::of(&queue, 15);
+        let status = shared.post(kernel, &many(seed), target(&queue, PATIENCE / 4));
+        status.error != 0 || queue.wrong_words_at_rest(512) > 0
+    });
+    assert!(shown, "every message arrived though nobody reserved");
+}
+
+/// P8: the index within the ring in the place of the counter, and bytes in the place of 16-byte units.
+#[test]
+fn p8_a_wqe_with_a_ring_index_or_a_length_in_bytes_is_not_executed() {
+    need!(compiler(), cc, "a C++ compiler");
+    let context = need!(device(), nic, "an mlx5 device");
+    let mut queue = Queue::new(&context, STRICT);
+    assert!(queue.sq.blocks < MESSAGES, "the counter leaves the ring");
+    let found = queue.post(Kernel::find("post_thread").unwrap(), &fast(), MESSAGES, DEADLINE / 2);
+    assert_eq!(found, (Status::all(MESSAGES), 0), "status, wrong words");
+
+    let context = need!(softnic(), softnic, "the software NIC");
+    for (kernel, at_most) in [("post_thread+ring-index", queue.sq.blocks), ("post_thread+length-in-bytes", 0)]
+    {
+        let mut queue = Queue::new(&context, STRICT);
+        let kernel = Kernel::find_planted(kernel).unwrap();
+        let (status, _) = queue.post(kernel, &fast(), MESSAGES, PATIENCE);
+        assert!(status.error != 0 && status.done <= at_most, "{kernel:?}: {status:?}");
+    }
+}
+
+/// P9: sizes that were fixed when the program was written. Ours are what libmlx5 says of each queue.
+#[test]
+fn p9_queues_of_every_size_work_and_a_size_that_is_assumed_does_not() {
+    need!(compiler(), cc, "a C++ compiler");
+    let context = need!(device(), nic, "an mlx5 device");
+    let kernel = Kernel::find("post_thread").unwrap();
+    let run_on = |queue: &mut Queue, patience| {
+        let window = (queue.sq.blocks / 8).clamp(1, 32);
+        let target = Target { window, per_ring: 1, ..queue.target(MESSAGES, patience) };
+        queue.post_with(kernel, &fast(), target)
+    };
+    let mut sizes = Vec::new();
+    for requests in [1, 5, 16, 100, 300] {
+        let mut queue = Queue::of(&context, STRICT, requests);
+        sizes.push(queue.sq.blocks);
+        assert_eq!(run_on(&mut queue, DEADLINE / 2), (Status::all(MESSAGES), 0), "{requests} requests");
+    }
+    sizes.dedup();
+    assert!(sizes.len() >= 4, "{sizes:?}");
+
+    let context = need!(softnic(), softnic, "the software NIC");
+    let mut queue = Queue::of(&context, STRICT, 100);
+    assert!(queue.sq.blocks > 64);
+    queue.sq.blocks = 64;
+    let (status, _) = run_on(&mut queue, PATIENCE);
+    assert!(status.error != 0 && status.done <= 64, "{status:?}");
+}
+
+/// P10: memory that is handed out without regard to alignment. Ours stores segments as a whole, and refuses a queue where it cannot.
+#[test]
+fn p10_a_queue_that_is_not_aligned_is_refused() {
+    need!(compiler(), cc, "a C++ compiler");
+    let fresh = db_sq { ring: 4096, record: 64, reg: 128, slots: 8192, blocks: 64, ..db_sq::default() };
+    let init = |kernel: Kernel, mut sq: db_sq| {
+        let mut error = u32::MAX;
+        let arguments = Arguments::new().pointer(&raw mut sq).push(64_u32).pointer(&raw mut error);
+        // SAFETY: the kernel takes these, and reaches nothing that the queue names.
+        unsafe { run(kernel, &fast(), arguments) }.unwrap();
+        error
+    };
+    let (kernel, planted) =
+        (Kernel::find("look_at_queue").unwrap(), Kernel::find_planted("look_at_queue+no-alignment").unwrap());
+    assert_eq!(init(kernel, fresh.clone()), 0);
+    for (what, sq) in [
+        ("the ring", db_sq { ring: 4096 + 8, ..fresh.clone() }),
+        ("the slots", db_sq { slots: 8192 + 8, ..fresh.clone() }),
+        ("the record", db_sq { record: 66, ..fresh.clone() }),
+        ("the register", db_sq { reg: 132, ..fresh.clone() }),
+    ] {
+        assert_eq!(init(kernel, sq.clone()), 22, "{what}");
+        assert_eq!(init(planted, sq), 0, "{what}, where nobody looks");
+    }
+}
+
+/// P11: 1204 for 1024. Sizes of structs and numbers of the header are compared with what they stand for.
+#[test]
+fn p11_a_size_with_two_digits_exchanged_is_found() {
+    need!(compiler(), cc, "a C++ compiler");
+    let kernel = Kernel::find("post_list").unwrap();
+    let wanted: usize = kernel.parameters().iter().map(|&bytes| bytes as usize).sum();
+    assert_eq!(wanted, 36, "four pointers and a count");
+    let arguments = Arguments::new().push(0_u64).push(0_u64).push([0_u8; 1204]).push(0_u64).push(0_u64);
+    // SAFETY: it is refused before it runs.
+    let refused = unsafe { run(kernel, &fast(), arguments) }.unwrap_err();
+    assert!(matches!(&refused, TwinError::Arguments { .. }), "{refused}");
+    assert!(refused.to_string().contains("1204"), "{refused}");
+
+    let committed = include_str!("../../include/mlx5_layout.h");
+    assert_eq!(header::mlx5_layout_h(), committed);
+    let exchanged = committed.replacen("0x40u", "0x04u", 1);
+    assert!(exchanged != committed && header::mlx5_layout_h() != exchanged);
 }
