@@ -23,6 +23,7 @@ use crate::process::{Speaking, WAIT};
 use crate::progress::Progress;
 use crate::refused::refused;
 use crate::report::compare::{Judged, judge};
+use crate::report::modelled::{self, Modelled};
 use crate::report::paper::Paper;
 use crate::report::{figures, png::png};
 use crate::setup::{self, Purpose};
@@ -137,6 +138,9 @@ struct Summary<'a> {
     rows: &'a [table::Row],
     verdicts: &'a [Judged],
     ratios: &'a serde_json::Value,
+    /// Of figure 4: what a link would carry of posts that were measured without a NIC.
+    #[serde(skip_serializing_if = "<[Modelled]>::is_empty")]
+    modelled: &'a [Modelled],
     /// Lines of `results.jsonl` that count no more: their points were not whole and were measured again.
     replaced: usize,
 }
@@ -366,6 +370,10 @@ fn report(
     let rows = table::rows(points);
     let verdicts = experiment.judge(points);
     let extent = options.extent().name().to_owned();
+    let modelled = match spec.plots.contains(&Plot::Throughput) {
+        true => modelled::read(&workspace::root().join("experiments/bench-post-gpu/measured.json"))?,
+        false => Vec::new(),
+    };
     let (label, provenance) = (label_of(points), provenance_of(points).context("the grid is empty")?);
     let summary = Summary {
         figure: spec.figure,
@@ -377,12 +385,15 @@ fn report(
         rows: &rows,
         verdicts: &verdicts,
         ratios,
+        modelled: &modelled,
         replaced,
     };
     write(&out.join("summary.json"), (serde_json::to_string_pretty(&summary)? + "\n").as_bytes())?;
     for plot in &spec.plots {
         let (name, svg) = match plot {
-            Plot::Throughput => (PLOTS[0], figures::throughput(points, &experiment.fig4, &experiment.fig5)?),
+            Plot::Throughput => {
+                (PLOTS[0], figures::throughput(points, &experiment.fig4, &experiment.fig5, &modelled)?)
+            }
             Plot::PostTime => (PLOTS[1], figures::post_time(points, &experiment.fig5)?),
         };
         write(&out.join(format!("{name}.png")), &png(&svg, PNG_SCALE)?)?;
@@ -399,6 +410,7 @@ fn report(
             word("order")
         );
     }
+    modelled.iter().for_each(|line| say!("{}", line.text()));
     say!("{}\n", table::verdicts(&verdicts));
     say!(
         "label: {label} (nic: {}, gpu: {}, link: {}); {}{}{}",

@@ -3,6 +3,7 @@
 use anyhow::Result;
 use plotters::style::RGBColor;
 
+use super::modelled::Modelled;
 use super::paper::Paper;
 use super::plot::{Axis, BLUE, Curve, GREEN, Marker, ORANGE, PURPLE, Panel, SKY, Stroke, VERMILION, svg};
 use super::statistics::by_payload;
@@ -10,13 +11,17 @@ use super::wire_model;
 use crate::figure::point::Point;
 
 const MODEL: RGBColor = RGBColor(90, 90, 90);
+/// Of the lines that are modelled after our own posts, in their order: dotted, as the published curves of these colours are not.
+const MODELLED: [RGBColor; 4] = [PURPLE, GREEN, BLUE, ORANGE];
 /// Largest payload on the paper's own axes.
 const PAPER_BYTES: f64 = 80_000.0;
 
-/// Figure 4: the whole range on logarithmic axes, and the paper's own axes beside it.
-pub fn throughput(points: &[Point], fig4: &Paper, fig5: &Paper) -> Result<String> {
+/// Figure 4: the whole range on logarithmic axes, and the paper's own axes beside it. `modelled`: lines of posts that were
+/// measured without a NIC.
+pub fn throughput(points: &[Point], fig4: &Paper, fig5: &Paper, modelled: &[Modelled]) -> Result<String> {
     let mut curves = published(fig4);
     curves.extend(models(fig5));
+    curves.extend(modelled.iter().zip(MODELLED).map(drawn));
     curves.extend(measured(points, "wire_gbps"));
     let most = |upto: f64| {
         let of_curve = |curve: &Curve| {
@@ -46,7 +51,9 @@ pub fn throughput(points: &[Point], fig4: &Paper, fig5: &Paper) -> Result<String
             labels: true,
         },
     ];
-    svg((1120, 466), &panels, &curves, &caption(points))
+    let mut caption = caption(points);
+    caption.extend(modelled.first().map(said_of));
+    svg((1120, 466), &panels, &curves, &caption)
 }
 
 /// Figure 5: time to post one request, one by one and in lists.
@@ -88,14 +95,42 @@ fn published(paper: &Paper) -> Vec<Curve> {
     paper.series.iter().map(curve).collect()
 }
 
+/// Payload sizes at which a formula is drawn: finer than a pixel, on both axes.
+fn fine() -> impl Iterator<Item = f64> {
+    (0..=700).map(|step| 64.0 * 2_f64.powf(f64::from(step) / 50.0))
+}
+
+/// The line of posts that were measured on a GPU.
+fn drawn((modelled, colour): (&Modelled, RGBColor)) -> Curve {
+    let points = fine().map(|payload| {
+        let gbps = modelled.throughput_gbps(payload);
+        [payload, gbps, gbps, gbps]
+    });
+    Curve {
+        marker: Marker::Circle,
+        label: modelled.name.to_owned(),
+        colour,
+        stroke: Stroke::Model,
+        points: points.collect(),
+        not_whole: Vec::new(),
+    }
+}
+
+/// What such lines stand on.
+fn said_of(modelled: &Modelled) -> String {
+    format!(
+        "modelled — post times measured on {} without a NIC; link of {} Gbit/s, NIC and receiver: a formula without a limit of the \
+         NIC's own",
+        modelled.gpu_device, modelled.line_gbps
+    )
+}
+
 /// The wire model of each published GPU, from the median of its published post times.
 fn models(fig5: &Paper) -> Vec<Curve> {
     let gpus = fig5.series.iter().filter(|curve| curve.name.starts_with("gpu-"));
     let model = |curve: &super::paper::Curve| {
         let drawn = wire_model::of_published(curve)?;
-        // Finer than a pixel, on both axes.
-        let payloads = (0..=700).map(|step| 64.0 * 2_f64.powf(f64::from(step) / 50.0));
-        let points = payloads.map(|payload| {
+        let points = fine().map(|payload| {
             let gbps = drawn(payload);
             [payload, gbps, gbps, gbps]
         });
@@ -220,6 +255,7 @@ fn steps(name: &'static str, most: f64) -> Axis {
 mod tests {
     use super::*;
     use crate::figure::point::example;
+    use crate::report::modelled;
     use crate::report::plot::LABEL_CHARACTERS;
     use crate::report::png::png;
     use crate::workspace::root;
@@ -258,8 +294,13 @@ mod tests {
         for (name, svg, labels) in [
             (
                 "throughput",
-                throughput(&points(), &paper(4), &paper(5)).unwrap(),
-                &["wire model, A100", "ours: CPU shim"][..],
+                throughput(&points(), &paper(4), &paper(5), &modelled::example()).unwrap(),
+                &[
+                    "modelled: GPU warp",
+                    "on NVIDIA H200, sm_90 without a NIC",
+                    "wire model, A100",
+                    "ours: CPU shim",
+                ][..],
             ),
             (
                 "post-time",
@@ -287,27 +328,28 @@ mod tests {
             .flat_map(|series| [1, 16].map(|list| Point { list, ..example(series, 64) }))
             .collect();
         let curves = [published(&paper(5)), models(&paper(5)), measured(&points, "post_ns")].concat();
-        for curve in curves {
+        let modelled = modelled::example();
+        for curve in curves.into_iter().chain(modelled.iter().zip(MODELLED).map(drawn)) {
             assert!(curve.label.len() <= LABEL_CHARACTERS, "{}", curve.label);
         }
     }
 
     #[test]
     fn a_plot_without_our_points_still_shows_the_paper() {
-        assert!(throughput(&[], &paper(4), &paper(5)).unwrap().contains("paper: A100"));
+        assert!(throughput(&[], &paper(4), &paper(5), &[]).unwrap().contains("paper: A100"));
         assert!(post_time(&[], &paper(5)).unwrap().contains("no points of ours"));
     }
 
     #[test]
     fn points_that_are_not_whole_are_hollow_and_counted() {
         let hollow = |svg: &str| svg.matches("r=\"6\"").count();
-        let whole = throughput(&points(), &paper(4), &paper(5)).unwrap();
+        let whole = throughput(&points(), &paper(4), &paper(5), &[]).unwrap();
         assert!(!whole.contains("not whole") && hollow(&whole) == 0);
         let mut broken = points();
         broken[0].content_ok = false;
         broken[40].completed -= 1;
         // A white disc and a ring each, in both panels: both sizes are on the paper's axes too.
-        let svg = throughput(&broken, &paper(4), &paper(5)).unwrap();
+        let svg = throughput(&broken, &paper(4), &paper(5), &[]).unwrap();
         assert!(svg.contains("2 points not whole (large hollow markers), see the table"));
         assert_eq!(hollow(&svg), 8);
         let svg = post_time(&broken, &paper(5)).unwrap();
@@ -323,7 +365,7 @@ mod tests {
         assert_eq!(least(&curves), 0.003);
         let axis = decades("x", least(&curves).min(0.1), 100.0);
         assert_eq!((axis.range.start, axis.ticks[0].1.as_str()), (0.001, "0.001"));
-        assert!(throughput(&points, &paper(4), &paper(5)).unwrap().contains("0.001"));
+        assert!(throughput(&points, &paper(4), &paper(5), &[]).unwrap().contains("0.001"));
         assert_eq!(decades("x", 0.1_f64.min(least(&[])), 100.0).ticks[0].1, "0.1");
     }
 

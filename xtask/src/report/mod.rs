@@ -2,6 +2,7 @@
 
 pub mod compare;
 pub mod figures;
+pub mod modelled;
 pub mod paper;
 mod plot;
 pub mod png;

@@ -1,0 +1,215 @@
+//! The modelled line of figure 4: what a 100 Gbit/s link would carry of requests posted as fast as a GPU was measured to post.
+//!
+//! Label `modelled`: the time of a post is a measurement (`experiments/bench-post-gpu`, no NIC), the rest is the wire model. It
+//! assumes a NIC that keeps up with every doorbell and a link that is never idle while a request is there, so that it is a
+//! bound from above: a card has a limit of its own on messages a second, which is not in it.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use measure::Label;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::wire_model::WireModel;
+
+/// What our generator sends: WRITEs without immediate, path MTU 4096, over the paper's link.
+const LINK: WireModel = WireModel { immediate: false, ..WireModel::PAPER };
+/// Payload sizes that the numbers are written down for.
+const SIZES: std::ops::RangeInclusive<u32> = 6..=20;
+
+/// Which posts are drawn: row of `bench-post-gpu`, whose time in it, and the label beside the line.
+const LINES: [(&str, &str, &str); 4] = [
+    ("exclusive/1-thread/per-1/one/first-lap/host", "early", "modelled: GPU thread"),
+    ("exclusive/1-thread/per-16/list/first-lap/host", "early", "modelled: GPU thread, 16 a bell"),
+    ("exclusive/1-warp/per-32/one/first-lap/host", "early", "modelled: GPU warp"),
+    ("exclusive/1-thread/per-1/one/first-lap/host/original-volatile", "theirs", "modelled: original's style"),
+];
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Modelled {
+    /// What it is called.
+    pub name: &'static str,
+    /// Always `modelled`.
+    pub label: Label,
+    /// Row whose posts it is made of.
+    pub row: &'static str,
+    /// `early`, or `theirs` for the other side of the row.
+    pub side: &'static str,
+    /// ns a request, measured.
+    pub post_ns: f64,
+    /// On which GPU.
+    pub gpu_device: String,
+    /// Rate of the link.
+    pub line_gbps: f64,
+    /// From this payload size on, in bytes, posting is fast enough to fill the link; none up to 1 MiB: null.
+    pub fills_from_bytes: Option<u64>,
+    /// Payload size in bytes and Gbit/s with headers, as a port counts them.
+    pub points: Vec<(u64, f64)>,
+}
+
+impl Modelled {
+    fn new(line: (&'static str, &'static str, &'static str), post_ns: f64, gpu_device: &str) -> Modelled {
+        let (row, side, name) = line;
+        let points =
+            SIZES.map(|power| 1 << power).map(|payload| (payload, LINK.throughput_gbps(payload, post_ns)));
+        Modelled {
+            name,
+            label: Label::Modelled,
+            row,
+            side,
+            post_ns,
+            gpu_device: gpu_device.to_owned(),
+            line_gbps: LINK.line_gbps,
+            fills_from_bytes: fills_from(post_ns),
+            points: points.collect(),
+        }
+    }
+
+    /// Gbit/s with headers at a payload size.
+    pub fn throughput_gbps(&self, payload_bytes: f64) -> f64 {
+        LINK.throughput_gbps(payload_bytes as u64, self.post_ns)
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let fills = match self.fills_from_bytes {
+            Some(bytes) => format!("fills {} Gbit/s from {bytes} B on", self.line_gbps),
+            None => format!("does not fill {} Gbit/s up to 1 MiB", self.line_gbps),
+        };
+        format!(
+            "{} ({:.1} ns a post, {}): {fills}; label: {}",
+            self.name, self.post_ns, self.gpu_device, self.label
+        )
+    }
+}
+
+/// The smallest payload from which on posts every `post_ns` fill the link, whatever the size.
+fn fills_from(post_ns: f64) -> Option<u64> {
+    let fills = |payload: &u64| LINK.throughput_gbps(*payload, post_ns) >= LINK.capacity_gbps(*payload);
+    (1..=1 << SIZES.end()).rev().take_while(fills).last()
+}
+
+/// The lines that `measured.json` of `bench-post-gpu` has the posts for; none without the file. Of several entries the newest
+/// counts that is no quick one, else the newest. Errors: a file that is damaged, or a time that is none.
+pub fn read(path: &Path) -> Result<Vec<Modelled>> {
+    let text = match std::fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
+    };
+    let measured: Value =
+        serde_json::from_slice(&text).with_context(|| format!("reading {}", path.display()))?;
+    lines(&measured).with_context(|| format!("reading {}", path.display()))
+}
+
+fn lines(measured: &Value) -> Result<Vec<Modelled>> {
+    let entries = measured["entries"].as_array().context("it has no list `entries`")?;
+    let whole = entries.iter().rev().find(|entry| entry["extent"] != "quick");
+    let Some(entry) = whole.or_else(|| entries.last()) else { return Ok(Vec::new()) };
+    let gpu_device = entry["provenance"]["gpu_device"].as_str().unwrap_or("an unnamed GPU");
+    let mut lines = Vec::new();
+    for line in LINES {
+        let (row, side, _) = line;
+        let found = entry["rows"].as_array().into_iter().flatten().find(|found| found["row"] == row);
+        // A run may have left rows out, or had no such side.
+        let Some(spread) = found.map(|found| &found[side]).filter(|spread| !spread.is_null()) else {
+            continue;
+        };
+        let post_ns = spread["p50_ns"].as_f64().filter(|ns| ns.is_finite() && *ns > 0.0);
+        let post_ns = post_ns.with_context(|| format!("{row}: its `{side}.p50_ns` is no time"))?;
+        lines.push(Modelled::new(line, post_ns, gpu_device));
+    }
+    Ok(lines)
+}
+
+/// Something like what an H200 gives.
+#[cfg(test)]
+pub fn example() -> Vec<Modelled> {
+    LINES
+        .iter()
+        .zip([700.0, 70.0, 25.0, 2600.0])
+        .map(|(line, ns)| Modelled::new(*line, ns, "NVIDIA H200, sm_90"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Rows: ns a post and payload, and Gbit/s worked out by hand: 78 bytes of headers and RETH, 62 for each packet more;
+    /// the link carries 20 bytes a packet beside.
+    #[test]
+    fn slow_posts_bound_small_messages_and_the_link_large_ones() {
+        for (post_ns, payload, gbps) in [
+            (1000.0, 64, 142.0 * 8.0 / 1000.0),
+            (100.0, 64, 142.0 * 8.0 / 100.0),
+            (1.0, 64, 100.0 * 142.0 / 162.0),
+            (1000.0, 8192, (8192.0 + 78.0 + 62.0) * 8.0 / 1000.0),
+            (10.0, 8192, 100.0 * 8332.0 / 8372.0),
+        ] {
+            let found = Modelled::new(LINES[0], post_ns, "").throughput_gbps(f64::from(payload));
+            assert!((found - gbps).abs() < 1e-9, "{post_ns} ns, {payload} B: {found}, not {gbps}");
+        }
+    }
+
+    #[test]
+    fn the_payload_from_which_the_link_is_full_is_where_both_bounds_meet() {
+        // One packet: payload + 78 + 20 bytes take post_ns at 12.5 bytes a ns.
+        for (post_ns, from) in [(100.0, Some(1152)), (50.0, Some(527)), (5.0, Some(1)), (1e6, None)] {
+            assert_eq!(fills_from(post_ns), from, "{post_ns} ns");
+        }
+        let model = Modelled::new(LINES[0], 700.0, "NVIDIA H200, sm_90");
+        let from = model.fills_from_bytes.unwrap();
+        let is_full = |payload| LINK.throughput_gbps(payload, 700.0) >= LINK.capacity_gbps(payload);
+        assert!(is_full(from) && !is_full(from - 1));
+        assert_eq!((model.label, model.points.len(), model.points[0].0), (Label::Modelled, 15, 64));
+        assert!(
+            model.text().contains("label: modelled") && model.text().contains("H200"),
+            "{}",
+            model.text()
+        );
+    }
+
+    fn entry(extent: &str, ns: f64) -> Value {
+        let spread = |ns: f64| json!({"p50_ns": ns, "min_ns": ns, "max_ns": ns});
+        let rows = [
+            json!({"row": LINES[0].0, "theirs": null, "early": spread(ns), "strict": spread(2.0 * ns)}),
+            json!({"row": LINES[3].0, "theirs": spread(4.0 * ns), "early": spread(ns)}),
+            json!({"row": LINES[2].0, "theirs": null, "early": null}),
+        ];
+        json!({"extent": extent, "provenance": {"gpu_device": "NVIDIA H200, sm_90"}, "rows": rows})
+    }
+
+    #[test]
+    fn lines_are_made_of_the_rows_that_were_measured_and_a_quick_run_takes_no_whole_ones_place() {
+        let of = |entries: Value| lines(&json!({"entries": entries})).unwrap();
+        let found = of(json!([entry("full", 600.0), entry("full", 700.0), entry("quick", 1.0)]));
+        let times: Vec<(&str, f64)> = found.iter().map(|line| (line.name, line.post_ns)).collect();
+        assert_eq!(times, [("modelled: GPU thread", 700.0), ("modelled: original's style", 2800.0)]);
+        assert_eq!(of(json!([entry("quick", 3.0)]))[0].post_ns, 3.0);
+        assert_eq!(of(json!([])), []);
+    }
+
+    #[test]
+    fn no_file_is_no_line_and_a_damaged_one_is_an_error() {
+        assert_eq!(read(Path::new("/no/such/measured.json")).unwrap(), []);
+        let file = std::env::temp_dir().join(format!("xtask-modelled-{}.json", std::process::id()));
+        for (text, words) in [
+            ("{", "EOF"),
+            ("{}", "no list `entries`"),
+            (
+                &json!({"entries": [{"rows": [{"row": LINES[0].0, "early": {"p50_ns": 0}}]}]}).to_string(),
+                "its `early.p50_ns` is no time",
+            ),
+        ] {
+            std::fs::write(&file, text).unwrap();
+            let error = format!("{:#}", read(&file).unwrap_err());
+            assert!(error.contains(words) && error.contains("xtask-modelled"), "{error}");
+        }
+        std::fs::remove_file(file).unwrap();
+    }
+}
