@@ -28,6 +28,7 @@ mod gpu_machine;
 mod headers;
 mod import;
 mod measured;
+mod packages;
 mod process;
 mod progress;
 mod refused;

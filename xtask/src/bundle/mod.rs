@@ -13,19 +13,12 @@ use measure::Revision;
 
 use crate::bench_nic;
 use crate::carried::{MANIFEST, Manifest, TestProgram};
+use crate::packages::PACKAGES;
 use crate::refused::refused;
 use crate::test::gpu::programs;
 use crate::workspace::{revision_text, root, target_dir};
 
 mod perftest;
-
-/// Packages with programs, and those programs.
-const PROGRAMS: &[(&str, &[&str])] = &[
-    ("xtask", &["xtask"]),
-    ("generator", &["generator"]),
-    ("softnic", &["softnic", "libsoftnic_preload.so"]),
-    ("gpu", &["gpu-probe"]),
-];
 
 /// What is carried of the tree, at the same paths: files, and folders with all below them.
 const TEXTS: &[&str] = &[
@@ -75,7 +68,7 @@ pub fn run(options: &Options) -> Result<()> {
     let profile = if options.dev { "dev" } else { "release" };
     build(options.dev, &revision)?;
     let built = target_dir().join(if options.dev { "debug" } else { "release" });
-    for name in PROGRAMS.iter().flat_map(|(_, names)| *names) {
+    for name in PACKAGES.iter().flat_map(|package| package.programs) {
         strip(&built.join(name), &folder.join(name))?;
     }
     if !options.dev {
@@ -126,7 +119,8 @@ fn clear(folder: &Path) -> Result<()> {
 fn build(dev: bool, revision: &Revision) -> Result<()> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--locked"]).current_dir(root());
-    cargo.args(PROGRAMS.iter().flat_map(|(package, _)| ["-p", package]));
+    let with_programs = PACKAGES.iter().filter(|package| !package.programs.is_empty());
+    cargo.args(with_programs.flat_map(|package| ["-p", package.name]));
     if !dev {
         // A dev bundle does without: nothing of it is recorded, and this command would be built twice.
         cargo.arg("--release").env("DOORBELL_REVISION", revision_text(revision));

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::cuda_wheels;
+use crate::packages;
 use crate::process::{Ended, run_logged};
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
@@ -30,8 +31,6 @@ const LIMIT: Duration = Duration::from_secs(15 * 60);
 const BUDGET_MINUTES: f64 = 20.0;
 /// Lines of a failed log that are printed.
 const TAIL: usize = 120;
-/// Our programs, as the symbol checks look at them.
-const PROGRAMS: [&str; 3] = ["generator", "softnic", "gpu-probe"];
 
 /// Options of `test`.
 #[derive(Args)]
@@ -153,7 +152,7 @@ fn steps(root: &Path, options: &Options, rows: &mut Vec<Row>) {
         rows.push(step(name, logged(name, command)));
     }
     let since = Instant::now();
-    let problems = symbols::check(&target_dir().join("release"), &PROGRAMS);
+    let problems = symbols::check(&target_dir().join("release"), &packages::programs().collect::<Vec<_>>());
     let complaint = match problems {
         Ok(problems) if problems.is_empty() => None,
         Ok(problems) => Some(problems.join("; ")),
@@ -191,9 +190,8 @@ fn without_rdma_core(root: &Path, name: &str, arguments: &[&str]) -> Row {
 fn release_build(root: &Path) -> Row {
     say!("building the release programs, some minutes the first time");
     let mut command = Command::new("cargo");
-    command
-        .args(["build", "--release", "--locked", "-p", "generator", "-p", "softnic", "-p", "gpu"])
-        .current_dir(root);
+    command.args(["build", "--release", "--locked"]).current_dir(root);
+    command.args(packages::apps().flat_map(|app| ["-p", app.name]));
     step("release build", logged("release build", command))
 }
 

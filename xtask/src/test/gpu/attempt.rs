@@ -13,6 +13,7 @@ use super::programs::Tests;
 use crate::carried::TestProgram;
 use crate::cuda_wheels;
 use crate::gpu_machine::GpuMachine;
+use crate::packages;
 use crate::process::{Ended, run_logged};
 use crate::workspace;
 
@@ -118,7 +119,7 @@ impl<'a> Attempt<'a> {
         command.envs(self.machine.toolkit.iter().map(|toolkit| (cuda_wheels::VARIABLE, toolkit)));
         // As cargo names a package's programs to its tests; what was compiled into them lies on another machine.
         let programs = workspace::programs();
-        for name in ["generator", "softnic", "gpu-probe"] {
+        for name in packages::programs() {
             command.env(format!("CARGO_BIN_EXE_{name}"), programs.join(name));
         }
         command.env("SOFTNIC_TEST_LAUNCHER", programs.join("softnic"));

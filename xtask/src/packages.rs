@@ -1,0 +1,67 @@
+//! Packages that more than one command names: their programs, and whether they may have tests for a GPU.
+//!
+//! A new app is one line here: `test` builds it and looks at its symbols, `bundle` carries it, its tests named `gpu_*` run on a GPU.
+
+/// One package.
+#[derive(Debug)]
+pub struct Package {
+    /// Its name.
+    pub name: &'static str,
+    /// What cargo leaves of it beside one another: programs, and the library that one of them puts in front of others.
+    pub programs: &'static [&'static str],
+    /// Whether it may have tests named `gpu_*`.
+    pub gpu_tests: bool,
+}
+
+/// All of them.
+pub const PACKAGES: &[Package] = &[
+    Package { name: "xtask", programs: &["xtask"], gpu_tests: false },
+    Package { name: "gpu", programs: &["gpu-probe"], gpu_tests: true },
+    Package { name: "rdma-shim", programs: &[], gpu_tests: true },
+    Package { name: "soft-nic", programs: &[], gpu_tests: true },
+    Package { name: "verbs", programs: &[], gpu_tests: true },
+    Package { name: "softnic", programs: &["softnic", LIBRARY], gpu_tests: true },
+    Package { name: "generator", programs: &["generator"], gpu_tests: true },
+];
+
+/// No program, and looked at apart.
+const LIBRARY: &str = "libsoftnic_preload.so";
+
+/// Packages with programs, but for this one.
+pub fn apps() -> impl Iterator<Item = &'static Package> {
+    PACKAGES.iter().filter(|package| package.name != "xtask" && !package.programs.is_empty())
+}
+
+/// Programs that users and tests start.
+pub fn programs() -> impl Iterator<Item = &'static str> {
+    apps().flat_map(|package| package.programs).copied().filter(|name| *name != LIBRARY)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::{Metadata, root};
+
+    #[test]
+    fn every_app_of_the_tree_stands_there() {
+        let metadata = Metadata::read(&root()).unwrap();
+        let ours: Vec<&str> = metadata
+            .packages
+            .iter()
+            .filter(|package| package.source.is_none())
+            .map(|package| package.name.as_str())
+            .collect();
+        let unknown: Vec<&str> =
+            PACKAGES.iter().map(|package| package.name).filter(|name| !ours.contains(name)).collect();
+        assert_eq!(unknown, [""; 0], "no package is called so");
+        for folder in std::fs::read_dir(root().join("apps")).unwrap().flatten() {
+            let name = folder.file_name().into_string().unwrap();
+            assert!(apps().any(|app| app.name == name), "apps/{name} is in no list of xtask/src/packages.rs");
+        }
+    }
+
+    #[test]
+    fn the_library_is_no_program() {
+        assert_eq!(programs().collect::<Vec<_>>(), ["gpu-probe", "softnic", "generator"]);
+    }
+}
