@@ -10,6 +10,7 @@ use rdma_shim::{Doorbell, Options};
 
 use crate::kernel_sender::{Host, Kind};
 use crate::options::PosterName;
+use crate::receiver::Far;
 
 /// Messages a doorbell when a warp posts and nothing else is asked for.
 pub const WARP: u32 = 32;
@@ -83,6 +84,14 @@ impl KernelOptions {
     /// The GPU of these options.
     pub fn gpu(&self) -> Host {
         Host::Gpu { ordinal: self.gpu, toolkit: self.cuda.clone() }
+    }
+
+    /// The GPU's memory that a receiver's messages land in, if they do.
+    pub fn far(&self) -> Result<Option<Far>> {
+        match self.payload_memory {
+            PayloadMemory::Host => Ok(None),
+            memory => Ok(Some(Far { machine: self.gpu().machine()?, place: memory.place() })),
+        }
     }
 
     /// The kernel that this poster is, if it is one, and who runs it. Errors: what does not go together.

@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use rdma_shim::kernel::{Machine, Place, Region};
 use verbs::connect::{ConnectError, Hello, Listener, Path, QpOffer, RegionOffer, Session, Wait};
 use verbs::{Context, Mr, Pages, Pd};
 
 use crate::control::{Answer, Done, Proposal, Received, VERSION, first_line};
 use crate::lane::{ACCESS, Lane, qp_type};
-use crate::plan::Plan;
+use crate::plan::{Op, Plan};
 
 /// How long set-up may take.
 pub const SETUP: Duration = Duration::from_secs(10);
@@ -17,6 +18,54 @@ pub const SETUP: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_millis(500);
 /// Looks without a message before the control connection is looked at.
 const LOOKS: u32 = 256;
+
+/// Memory of a GPU, where messages land that the processor looks at when all is over.
+pub struct Far {
+    /// Whose.
+    pub machine: Machine,
+    /// How the NIC learns of it.
+    pub place: Place,
+}
+
+impl Far {
+    /// Whether a plan can be received there by a processor.
+    fn check(far: Option<&Far>, plan: &Plan) -> Result<()> {
+        if far.is_some() && (plan.op == Op::Send || plan.verify.uses_credits()) {
+            bail!(
+                "a processor looks at messages in GPU memory when all is over: it takes --op write or write-imm, with --verify end"
+            );
+        }
+        Ok(())
+    }
+
+    fn region(&self, pd: &Pd, bytes: usize) -> Result<Region> {
+        Region::new(&self.machine, pd, self.place, bytes, ACCESS).context("memory for messages")
+    }
+}
+
+/// Where messages land, and what the processor sees of it.
+struct Landing<'m> {
+    near: &'m Mr<Pages>,
+    far: Option<Region>,
+}
+
+impl Landing<'_> {
+    fn offer(&self) -> RegionOffer {
+        self.far.as_ref().map_or_else(|| RegionOffer::new(self.near), |far| RegionOffer::new(far.mr()))
+    }
+
+    /// Copies what lies far away.
+    fn refresh(&self) -> Result<()> {
+        let Some(far) = &self.far else { return Ok(()) };
+        let mut bytes = vec![0; 1 << 20];
+        for at in (0..self.near.len()).step_by(bytes.len()) {
+            let piece = &mut bytes[..(self.near.len() - at).min(1 << 20)];
+            far.memory().read(at, piece).context("copying messages from the GPU")?;
+            self.near.write(at, piece);
+        }
+        Ok(())
+    }
+}
 
 /// What became of one session.
 pub struct Outcome {
@@ -32,16 +81,21 @@ pub fn serve(
     listener: &Listener,
     context: &Context,
     path: &Path,
+    far: Option<&Far>,
     stop: &AtomicBool,
 ) -> Result<Option<Outcome>> {
     let Some((mut session, plan)) = first_sender(listener, stop)? else { return Ok(None) };
     let setup = || Wait::at_most(SETUP).unless(stop);
-    if let Err(error) = plan.check() {
-        return refuse(session, anyhow::Error::msg(error));
+    if let Err(error) = plan.check().map_err(anyhow::Error::msg).and_then(|()| Far::check(far, &plan)) {
+        return refuse(session, error);
     }
     let lane_bytes = plan.slot_bytes() * plan.target_slots() as usize;
     let (pd, region) = match memory(context, lane_bytes * plan.qps as usize) {
         Ok(made) => made,
+        Err(error) => return refuse(session, error),
+    };
+    let landing = match far.map(|far| far.region(&pd, region.len())).transpose() {
+        Ok(far) => Landing { near: &region, far },
         Err(error) => return refuse(session, error),
     };
     let lanes =
@@ -51,8 +105,8 @@ pub fn serve(
         Err(error) => return refuse(session, error),
     };
     session.send(&Answer { generator: VERSION, refusal: None })?;
-    connect(&mut session, path, &plan, &region, &mut lanes, setup)?;
-    Ok(Some(receive(&mut session, &plan, &mut lanes, stop)))
+    connect(&mut session, path, &plan, landing.offer(), &mut lanes, setup)?;
+    Ok(Some(receive(&mut session, &plan, &mut lanes, &landing, stop)))
 }
 
 /// The first who proposes a plan. A browser, a port scanner or a generator of another version costs a line and at most
@@ -92,7 +146,7 @@ fn connect<'s>(
     session: &mut Session,
     path: &Path,
     plan: &Plan,
-    region: &Mr<Pages>,
+    slots: RegionOffer,
     lanes: &mut [Lane<'_>],
     setup: impl Fn() -> Wait<'s>,
 ) -> Result<()> {
@@ -101,7 +155,7 @@ fn connect<'s>(
         lane.post_receives()?;
     }
     let offers: Vec<_> = lanes.iter().map(|lane| QpOffer::new(lane.qp())).collect();
-    let ours = Hello::new(path, qp_type(plan.service), offers.clone(), vec![RegionOffer::new(region)], ());
+    let ours = Hello::new(path, qp_type(plan.service), offers.clone(), vec![slots], ());
     let theirs = session.exchange(&ours, setup())?;
     let credits = *theirs.regions.first().context("the sender offers no credit words")?;
     let needed = CREDIT_STRIDE * u64::from(plan.qps);
@@ -119,8 +173,14 @@ fn connect<'s>(
 pub const CREDIT_STRIDE: u64 = 64;
 
 /// Takes messages until the sender is through, is gone, or a signal comes.
-fn receive(session: &mut Session, plan: &Plan, lanes: &mut [Lane<'_>], stop: &AtomicBool) -> Outcome {
-    let (done, error) = match run(session, plan, lanes, stop) {
+fn receive(
+    session: &mut Session,
+    plan: &Plan,
+    lanes: &mut [Lane<'_>],
+    landing: &Landing<'_>,
+    stop: &AtomicBool,
+) -> Outcome {
+    let (done, error) = match run(session, plan, lanes, landing, stop) {
         Ok(done) => (done, None),
         Err(error) => (None, Some(format!("{error:#}"))),
     };
@@ -141,9 +201,10 @@ fn run(
     session: &mut Session,
     plan: &Plan,
     lanes: &mut [Lane<'_>],
+    landing: &Landing<'_>,
     stop: &AtomicBool,
 ) -> Result<Option<Done>> {
-    let done = if plan.op == crate::plan::Op::Write && !plan.verify.uses_credits() {
+    let done = if plan.op == Op::Write && !plan.verify.uses_credits() {
         // Nothing to look at: this end sleeps, and leaves its core to the NIC.
         match session.receive::<Done>("the sender's counts", Wait::at_most(Duration::MAX).unless(stop)) {
             Err(ConnectError::Stopped { .. }) => return Ok(None),
@@ -159,6 +220,7 @@ fn run(
         bail!("the sender counts {} queue pairs, there are {}", done.posted.len(), lanes.len());
     }
     let mut quiet = Instant::now();
+    landing.refresh()?;
     while !lanes.iter().zip(&done.completed).all(|(lane, &completed)| lane.is_complete(completed)) {
         if stop.load(Ordering::Relaxed) || quiet.elapsed() > GRACE {
             break;
@@ -167,6 +229,7 @@ fn run(
             quiet = Instant::now();
         }
         std::thread::yield_now();
+        landing.refresh()?;
     }
     Ok(Some(done))
 }
