@@ -399,7 +399,12 @@ fn report(
         write(&out.join(format!("{name}.png")), &png(&svg, PNG_SCALE)?)?;
         write(&out.join(format!("{name}.svg")), svg.as_bytes())?;
     }
-    say!("\n{}\n", table::table(&rows));
+    say!("\n{}", table::table(&rows));
+    let unmeasured = spec.grid(options.extent()).series;
+    for series in unmeasured.iter().filter(|series| !rows.iter().any(|row| row.series == **series)) {
+        say!("{}", table::not_measured(series));
+    }
+    say!();
     for row in ratios["rows"].as_array().into_iter().flatten() {
         let word = |name: &str| row[name].as_str().unwrap_or("-").to_owned();
         let ratio = row["ratio"].as_f64().unwrap_or(f64::NAN);
@@ -496,7 +501,9 @@ fn write(path: &Path, bytes: &[u8]) -> Result<()> {
 /// What would be measured, drawn and judged (INV-10).
 fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> String {
     let spec = &experiment.spec;
-    let grid = spec.grid(options.extent());
+    let mut grid = spec.grid(options.extent());
+    // Whether there is one is known when it is measured: nothing is asked here.
+    let on_a_gpu = grid.without_gpu();
     let keys = grid.keys();
     let mut lines = vec![
         format!("figure {}: {}", spec.figure, spec.title),
@@ -512,7 +519,10 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> String {
         format!("nic: {}", options.nic.as_deref().unwrap_or("the software NIC, two processes")),
         format!("results: {}", out.display()),
     ];
-    for series in &grid.series {
+    for series in grid.series.iter().chain(&on_a_gpu) {
+        if Some(series) == on_a_gpu.first() {
+            lines.push(format!("with a GPU as many points more of each: {}", on_a_gpu.join(", ")));
+        }
         let options =
             session::sender_options(spec, series, grid.payload_bytes[0], grid.list[0], grid.seconds);
         lines.push(format!("sender: generator --connect … {}", options.join(" ")));

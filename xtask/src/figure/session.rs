@@ -143,13 +143,22 @@ pub fn needs_gpu(series: &str) -> bool {
 
 /// What the sender is told beside its peer and its device.
 pub fn sender_options(spec: &Spec, series: &str, payload_bytes: u64, list: u32, seconds: f64) -> Vec<String> {
+    let own = spec.series.get(series);
+    let has_own = |name: &str| own.is_some_and(|own| own.contains_key(name));
     let mut options = Vec::new();
     let mut option = |name: &str, value: String| options.extend([format!("--{name}"), value]);
-    option("poster", series.to_owned());
-    option("payload", payload_bytes.to_string());
-    option("doorbell-batch", list.to_string());
-    option("seconds", seconds.to_string());
-    for (name, value) in &spec.generator {
+    for (name, value) in [
+        ("poster", series.to_owned()),
+        ("payload", payload_bytes.to_string()),
+        ("doorbell-batch", list.to_string()),
+        ("seconds", seconds.to_string()),
+    ] {
+        if !has_own(name) {
+            option(name, value);
+        }
+    }
+    let general = spec.generator.iter().filter(|(name, _)| !has_own(name));
+    for (name, value) in own.into_iter().flatten().chain(general) {
         option(name, value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     }
     option("json", "-".to_owned());
@@ -242,5 +251,10 @@ mod tests {
         ] {
             assert!(options.contains(part), "{part} in {options}");
         }
+        // A series' own options come in the place of the general ones, each once.
+        let own = sender_options(&spec, "gpu-warp", 4096, 1, 0.5);
+        let at = own.iter().position(|word| word == "--doorbell-batch").unwrap();
+        assert_eq!((own[at + 1].as_str(), own.iter().filter(|word| *word == &own[at]).count()), ("32", 1));
+        assert!(own.windows(2).any(|pair| pair == ["--poster", "gpu-warp"]), "{own:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! `experiments/figN/spec.toml`: what a figure sweeps, with which options, and what it draws and judges.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -33,6 +34,9 @@ pub struct Spec {
     full: Less,
     /// Options of the generator, name → value.
     pub generator: toml::Table,
+    /// Options of some series alone, before all others; `poster` is the series' own name where it is not given.
+    #[serde(default)]
+    pub series: BTreeMap<String, toml::Table>,
     /// Configuration of the software NIC.
     pub nic: toml::Table,
 }
@@ -105,6 +109,9 @@ impl Spec {
         let path = folder.join("spec.toml");
         let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
         let spec: Spec = toml::from_str(&text).with_context(|| path.display().to_string())?;
+        for name in spec.series.keys() {
+            ensure!(spec.grid.series.contains(name), "{}: no series `{name}` in the grid", path.display());
+        }
         ensure!(spec.app == "generator", "{}: no program `{}` is known to measure", path.display(), spec.app);
         Ok(spec)
     }

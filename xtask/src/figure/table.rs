@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::point::Point;
+use super::session::needs_gpu;
 use crate::report::compare::Judged;
 use crate::report::statistics::by_payload;
 
@@ -73,6 +74,12 @@ pub fn table(rows: &[Row]) -> String {
         ));
     }
     lines.join("\n")
+}
+
+/// The line of a series that has no row.
+pub fn not_measured(series: &str) -> String {
+    let why = if needs_gpu(series) { "it needs a GPU" } else { "no point of it is here" };
+    format!("{series:14} not measured: {why}")
 }
 
 /// With so many decimals, or as many more as a small number needs to keep two digits.
