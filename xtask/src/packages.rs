@@ -22,6 +22,7 @@ pub const PACKAGES: &[Package] = &[
     Package { name: "verbs", programs: &[], gpu_tests: true },
     Package { name: "softnic", programs: &["softnic", LIBRARY], gpu_tests: true },
     Package { name: "generator", programs: &["generator"], gpu_tests: true },
+    Package { name: "echo", programs: &["echo"], gpu_tests: true },
 ];
 
 /// No program, and looked at apart.
@@ -62,6 +63,6 @@ mod tests {
 
     #[test]
     fn the_library_is_no_program() {
-        assert_eq!(programs().collect::<Vec<_>>(), ["gpu-probe", "softnic", "generator"]);
+        assert_eq!(programs().collect::<Vec<_>>(), ["gpu-probe", "softnic", "generator", "echo"]);
     }
 }

@@ -7,6 +7,8 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod nic;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 /// A line on standard output. Who reads it may go away (`| head`): that is no error of ours, and no reason to panic.
 #[macro_export]
@@ -36,7 +38,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use serde::Serialize;
 
-pub use nic::{Nic, check_address};
+pub use nic::{Nic, check_address, nic_label};
 
 /// Exit code: not everything came about that was asked for.
 pub const FAILED: u8 = 1;

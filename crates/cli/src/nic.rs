@@ -4,8 +4,14 @@ use std::net::IpAddr;
 
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
+use measure::Label;
 use verbs::code::Mtu;
 use verbs::connect::{GidChoice, Path, PathOptions};
+
+/// What NIC and link below us are, for results: `softnic run` says in the environment that it started us. Not for decisions.
+pub fn nic_label() -> Label {
+    if std::env::var_os("SOFTNIC_FABRIC").is_some() { Label::Emulated } else { Label::Hardware }
+}
 
 /// Device and port.
 #[derive(Debug, Clone, Args)]

@@ -1,6 +1,6 @@
 //! Timers by definition: what starts each one, what stops it, on which clock; printed with the results that use it.
 //!
-//! All clocks here are `CLOCK_MONOTONIC` (`std::time::Instant`). A GPU's clock comes with the GPU.
+//! All clocks here are `CLOCK_MONOTONIC` (`std::time::Instant`). A GPU's clock comes with the GPU, under the same definitions.
 
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,13 @@ pub const HALF_ROUND_TRIP: Timer = Timer {
     name: "half_round_trip_ns",
     starts: "before the post of a message",
     stops: "when the peer's answer has been polled; divided by two",
+};
+
+/// A round trip between a kernel, or a program, and a kernel that answers, by the clock of who asks: of a GPU, its global timer.
+pub const ROUND_TRIP: Timer = Timer {
+    name: "round_trip_ns",
+    starts: "before the request of a question is written",
+    stops: "when the completion of its answer has been polled",
 };
 
 /// Time of one message that finds both ends idle, as its sender sees it: a whole round trip, and whatever had to wake up.

@@ -15,7 +15,10 @@ const MISSING: [&str; 2] = ["libibverbs.so.1", "libmlx5.so.1"];
 /// Test programs of those who load rdma-core, built as their suites build them: name of the log, arguments of cargo.
 pub const RUNS: [(&str, &[&str]); 2] = [
     ("without rdma-core, verbs", &["test", "--locked", "-p", "verbs"]),
-    ("without rdma-core, apps", &["test", "--locked", "--release", "-p", "generator", "-p", "rdma-shim"]),
+    (
+        "without rdma-core, apps",
+        &["test", "--locked", "--release", "-p", "generator", "-p", "echo", "-p", "rdma-shim"],
+    ),
 ];
 
 /// Makes the folder with the unusable libraries.

@@ -33,6 +33,15 @@ const WAYS: &[(&str, Way)] = &[
     // The hostile driver's table is printed, though the test passes.
     ("soft-nic", Way { arguments: &["--show-output"], ..RELEASE }),
     ("generator", Way { nics: &NICS, ..RELEASE }),
+    // One message at a time: the NIC is another's business. What the round trips took is printed.
+    (
+        "echo",
+        Way {
+            nics: NICS.first_chunk::<2>().expect("there are four"),
+            arguments: &["--show-output", "--test-threads=2"],
+            ..RELEASE
+        },
+    ),
     // Short messages only: the third NIC would not differ from the second.
     ("rdma-shim", Way { nics: NICS.first_chunk::<2>().expect("there are four"), toolkit: true, ..RELEASE }),
     ("verbs", Way { nics: &NICS, ..PLAIN }),

@@ -5,19 +5,10 @@ use std::net::{TcpListener, TcpStream};
 
 use measure::need;
 
-use crate::ends::{Generator, command, device};
-
-/// Runs to the end; gives the exit code and what was said.
-fn run(arguments: &[&str]) -> (Option<i32>, String) {
-    let output = command(arguments).output().unwrap();
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
-}
+use crate::ends::{GENERATOR, Generator, command, device};
 
 fn refused(arguments: &[&str], words: &[&str]) {
-    let (code, said) = run(arguments);
-    assert_eq!(code, Some(2), "{arguments:?}: {said}");
-    assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
-    assert!(words.iter().all(|word| said.contains(word)), "{arguments:?}: {said}");
+    cli::testing::refused(&GENERATOR, arguments, words);
 }
 
 #[test]

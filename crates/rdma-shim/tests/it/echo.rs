@@ -353,20 +353,31 @@ const QUESTIONS: Questions = Questions { count: 200, bytes: STRIDE as u32, patie
 
 /// Two kernels: each question is answered, looked at word for word, and timed.
 fn kernels_ask_and_answer(bench: &Bench) {
+    let count = if bench.machine.is_gpu() { 5000 } else { 200 };
     for (threads, bytes) in [(1, 8), (if bench.machine.is_gpu() { 64 } else { 4 }, 1 << 12)] {
         let ((queue, region), (asking, its_region)) = (bench.end(), bench.end());
         connect_with(queue.qp(), asking.qp().number(), 7);
         connect_with(asking.qp(), queue.qp().number(), 7);
         let listening = Listening { window: 2, most_bytes: bytes, patience: PATIENCE };
         let echo = Echo::new(queue, &region, listening).unwrap();
-        let ask = Ask::new(asking, &its_region, Questions { bytes, threads, ..QUESTIONS }).unwrap();
+        let questions = Questions { count, bytes, threads, ..QUESTIONS };
+        let ask = Ask::new(asking, &its_region, questions).unwrap();
         let running = echo.start().unwrap();
         let asked = ask.start().unwrap().end(PATIENCE).unwrap();
-        let (outcome, times) = (asked.outcome().unwrap(), asked.round_trips_ns().unwrap());
+        let (outcome, mut times) = (asked.outcome().unwrap(), asked.round_trips_ns().unwrap());
         running.cancel();
         let answered = running.end(SOON).unwrap().outcome().unwrap().messages;
-        assert_eq!((outcome.failure, outcome.messages, outcome.wrong_words, answered), (None, 200, 0, 200));
-        assert!(times.len() == 200 && times.iter().all(|&ns| ns > 0), "{times:?}");
+        let all = u64::from(count);
+        assert_eq!((outcome.failure, outcome.messages, outcome.wrong_words, answered), (None, all, 0, all));
+        assert!(times.len() == count as usize && times.iter().all(|&ns| ns > 0), "{times:?}");
+        times.sort_unstable();
+        println!(
+            "TABLE {} bytes by {}, there and back: p50 {:.1} us, p99 {:.1} us",
+            bytes,
+            bench.machine.name(),
+            f64::from(times[times.len() / 2]) / 1e3,
+            f64::from(times[times.len() * 99 / 100]) / 1e3
+        );
     }
 }
 

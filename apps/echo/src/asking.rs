@@ -1,0 +1,144 @@
+//! The end that asks: a kernel, or this program through libibverbs; and what came of it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
+use rdma_shim::kernel::{Ask, Questions, Reason, Region};
+use verbs::connect::{ConnectError, Session, Wait};
+use verbs::{Pd, Qp};
+
+use crate::cpu::Cpu;
+use crate::end::{Answered, Asked, LOOK, PATIENCE, SETUP, join, queue};
+use crate::options::Options;
+use crate::report::Run;
+
+/// How long a service may take to begin to listen.
+const CONNECT: Duration = Duration::from_secs(3);
+/// Bytes of a question where nothing else is asked for.
+const BYTES: u32 = 64;
+/// Threads of a kernel that fill and check a question.
+const THREADS: u32 = 128;
+
+/// What came of asking.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// Nanoseconds of each round trip, in their order.
+    pub times: Vec<u32>,
+    /// Words of answers that were not what they should be.
+    pub wrong_words: u32,
+    /// Question of the first of them.
+    pub first_wrong: Option<u32>,
+    /// What went wrong first.
+    pub error: Option<String>,
+}
+
+/// Who asks.
+enum Asker {
+    Kernel(Box<Ask>, Region),
+    Cpu(Box<Cpu>),
+}
+
+impl Asker {
+    fn new(options: &Options, pd: &Pd, bytes: u32) -> Result<Asker> {
+        let Some(machine) = options.machine()? else {
+            return Ok(Asker::Cpu(Box::new(Cpu::new(pd, bytes, options.count)?)));
+        };
+        let (queue, region) = queue(options, &machine, pd, 2, 2 * u64::from(bytes))?;
+        let threads = if machine.is_gpu() { THREADS.min(bytes / 8) } else { 1 };
+        let questions = Questions { count: options.count, bytes, patience: PATIENCE, threads };
+        Ok(Asker::Kernel(Box::new(Ask::new(queue, &region, questions)?), region))
+    }
+
+    fn qp(&self) -> &Qp {
+        match self {
+            Asker::Kernel(ask, _) => ask.queue().qp(),
+            Asker::Cpu(cpu) => cpu.qp(),
+        }
+    }
+
+    fn ask(self, session: &mut Session, stop: &AtomicBool) -> Result<Outcome> {
+        match self {
+            Asker::Kernel(ask, _region) => ask_by_kernel(*ask, session, stop),
+            Asker::Cpu(cpu) => cpu.ask(session, stop),
+        }
+    }
+}
+
+/// Sleeps until the kernel has all its answers, the service is gone, or a signal came.
+fn ask_by_kernel(ask: Ask, session: &mut Session, stop: &AtomicBool) -> Result<Outcome> {
+    let running = ask.start()?;
+    let mut why = None;
+    while why.is_none() && !stop.load(Ordering::Relaxed) && !running.is_over()? {
+        why = early_end(session, LOOK);
+    }
+    running.cancel();
+    let asked = running.end(SETUP)?;
+    let outcome = asked.outcome()?;
+    let failure = outcome.failure.filter(|failure| failure.reason != Reason::Cancelled);
+    Ok(Outcome {
+        times: asked.round_trips_ns()?,
+        wrong_words: outcome.wrong_words,
+        first_wrong: outcome.first_wrong,
+        error: failure.map(|failure| failure.to_string()).or(why),
+    })
+}
+
+/// Looks whether the service has ended before it was told to: why.
+pub fn early_end(session: &mut Session, wait: Duration) -> Option<String> {
+    // Takes what has come, which waiting for no time does not.
+    let is_alive = session.is_alive();
+    match session.receive::<Answered>("answers", Wait::at_most(wait)) {
+        Err(ConnectError::Deadline { .. }) if is_alive => None,
+        Err(ConnectError::Deadline { .. }) => Some("the service is gone".into()),
+        Err(error) => Some(format!("the service is gone: {error}")),
+        Ok(Answered { error: Some(error), .. }) => Some(format!("the service has ended: {error}")),
+        Ok(_) => Some("the service has ended".into()),
+    }
+}
+
+/// Asks, and says what came of it.
+pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {
+    let (context, path) = options.nic.open("echo")?;
+    let (pd, bytes) = (context.alloc_pd()?, options.payload.unwrap_or(BYTES));
+    let asker = Asker::new(options, &pd, bytes)?;
+    let setup = || Wait::at_most(SETUP).unless(stop);
+    let mut session = Session::connect(address, Wait::at_most(CONNECT).unless(stop))
+        .context("is a service listening there?")?;
+    join(&mut session, &path, asker.qp(), bytes, false, stop)?;
+    session.barrier(setup())?;
+    let mut outcome = asker.ask(&mut session, stop)?;
+    let interrupted = stop.load(Ordering::Relaxed);
+    if outcome.error.is_none() && !interrupted {
+        outcome.error = hear(&mut session, outcome.times.len() as u64, setup());
+    } else {
+        let _ = session.send(&Asked { asked: outcome.times.len() as u64 });
+    }
+    let run = Run::new(options, bytes, context.name(), &path, &outcome, interrupted);
+    let json = options.json.as_deref();
+    emit(json, &run)?;
+    if speaks_to_people(json) {
+        say!("{}", run.text());
+    }
+    if let Some(error) = &run.error {
+        complain!("echo: {error}");
+    }
+    Ok(match (interrupted, run.is_success()) {
+        (true, _) => INTERRUPTED,
+        (false, true) => 0,
+        (false, false) => FAILED,
+    })
+}
+
+/// Tells the service that we are through: what it says against that.
+fn hear(session: &mut Session, asked: u64, wait: Wait<'_>) -> Option<String> {
+    let answered = session
+        .send(&Asked { asked })
+        .and_then(|()| session.receive::<Answered>("the service's count", wait));
+    match answered {
+        Err(error) => Some(error.to_string()),
+        Ok(Answered { error: Some(error), .. }) => Some(format!("the service says: {error}")),
+        Ok(_) => None,
+    }
+}

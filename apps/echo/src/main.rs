@@ -1,0 +1,50 @@
+//! The smallest complete program: a kernel that stays on the GPU answers each message that its queue receives, and another
+//! end asks it, looks at each answer, and says how long the round trip took.
+//!
+//! `README.md` describes options, exit codes and JSON lines. Bad input ends with one line and exit code 2.
+//! Knows nothing of which NIC lies below (INV-4).
+
+// They panic when who reads has gone away: `say!` and `complain!` do not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+#[macro_use]
+extern crate cli;
+
+mod asking;
+mod cpu;
+mod end;
+mod options;
+mod report;
+mod service;
+
+use std::process::ExitCode;
+use std::sync::atomic::Ordering;
+
+use anyhow::bail;
+use cli::{INTERRUPTED, check_address, stop_flag};
+
+use crate::options::Options;
+
+fn main() -> ExitCode {
+    cli::main("echo", |options: Options| {
+        let stop = stop_flag()?;
+        let code = match (&options.listen, &options.connect) {
+            (Some(address), _) => check_address("--listen", address)
+                .and_then(|()| options.check_service())
+                .and_then(|()| service::run(&options, address, &stop)),
+            (None, Some(address)) => check_address("--connect", address)
+                .and_then(|()| options.check_asking())
+                .and_then(|()| asking::run(&options, address, &stop)),
+            (None, None) => {
+                bail!(
+                    "give --listen ADDRESS:PORT to answer or --connect HOST:PORT to ask (--help tells more)"
+                )
+            }
+        };
+        match code {
+            // Whatever the error is called, the signal is why.
+            Err(_) if stop.load(Ordering::Relaxed) => Ok(INTERRUPTED),
+            code => code,
+        }
+    })
+}

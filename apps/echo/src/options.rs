@@ -1,0 +1,188 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::{Parser, ValueEnum};
+use cli::Nic;
+use measure::Label;
+use rdma_shim::kernel::{Machine, Place};
+use rdma_shim::twin::Visibility;
+
+/// Longest message.
+pub const MOST_BYTES: u32 = 1 << 20;
+/// Most questions: a time is kept of each.
+const MOST_QUESTIONS: u32 = 10_000_000;
+
+/// A kernel that stays on the GPU answers messages; another end asks, looks at each answer and times it.
+#[derive(Debug, Parser)]
+#[command(
+    name = "echo",
+    version,
+    after_help = "Both ends need an RDMA device. On a host without one, start them under the software NIC: \
+                  softnic run -- echo --listen 127.0.0.1:7000 --machine twin"
+)]
+pub struct Options {
+    /// Answers whoever asks here, one after the other.
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
+    pub listen: Option<String>,
+    /// Asks the service there.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub connect: Option<String>,
+    /// Who runs this end's kernel.
+    #[arg(long, value_enum, default_value = "gpu")]
+    pub machine: MachineName,
+    /// Where this end's messages lie.
+    #[arg(long, value_enum, default_value = "host")]
+    pub memory: MemoryName,
+    /// Which GPU, by CUDA's number; without it the first.
+    #[arg(long, value_name = "N")]
+    pub gpu: Option<u32>,
+    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels; without it DOORBELL_CUDA, CUDA_HOME, /usr/local/cuda.
+    #[arg(long, value_name = "FOLDER")]
+    pub cuda: Option<PathBuf>,
+    /// Questions, one after the other.
+    #[arg(long, default_value_t = 10_000)]
+    pub count: u32,
+    /// Bytes of a question: a multiple of 8. Of a service: of the longest that it takes.
+    #[arg(long, value_name = "BYTES")]
+    pub payload: Option<u32>,
+    /// Messages that a service takes at a time.
+    #[arg(long, default_value_t = 8)]
+    pub window: u32,
+    /// Askers that a service answers before it ends; 0: until it is stopped.
+    #[arg(long, default_value_t = 1)]
+    pub sessions: u32,
+    /// Device and port.
+    #[command(flatten)]
+    pub nic: Nic,
+    /// Where JSON goes: a file, or - for standard output.
+    #[arg(long)]
+    pub json: Option<PathBuf>,
+}
+
+/// Who runs a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MachineName {
+    /// A GPU.
+    Gpu,
+    /// Threads of this processor, in place of a GPU.
+    Twin,
+    /// Nobody: this end asks through libibverbs.
+    Cpu,
+}
+
+/// Where messages lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum MemoryName {
+    /// Host memory.
+    Host,
+    /// The GPU's, registered by its addresses.
+    Gpu,
+    /// The GPU's, registered by a dma-buf.
+    GpuDmaBuf,
+}
+
+impl Options {
+    /// Whether a service can be as was asked for.
+    pub fn check_service(&self) -> Result<()> {
+        if self.machine == MachineName::Cpu {
+            bail!("--listen --machine cpu: a kernel answers; give --machine gpu or twin");
+        }
+        if !(1..=1024).contains(&self.window) {
+            bail!("--window {}: give 1 to 1024 messages", self.window);
+        }
+        self.check_ends()
+    }
+
+    /// Whether what was asked for can be asked.
+    pub fn check_asking(&self) -> Result<()> {
+        if !(1..=MOST_QUESTIONS).contains(&self.count) {
+            bail!("--count {}: give 1 to {MOST_QUESTIONS} questions", self.count);
+        }
+        self.check_ends()
+    }
+
+    fn check_ends(&self) -> Result<()> {
+        if self.machine != MachineName::Gpu && self.memory != MemoryName::Host {
+            bail!("--memory {}: only --machine gpu has GPU memory", name(self.memory));
+        }
+        match self.payload {
+            Some(bytes) if !(8..=MOST_BYTES).contains(&bytes) || !bytes.is_multiple_of(8) => {
+                bail!("--payload {bytes}: give a multiple of 8 bytes, 8 to {MOST_BYTES}")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Who runs kernels; nothing for the CPU. Errors: no GPU, no driver, no toolkit, and where they were looked for.
+    pub fn machine(&self) -> Result<Option<Machine>> {
+        Ok(match self.machine {
+            MachineName::Gpu => Some(Machine::gpu(self.gpu, self.cuda.as_deref())?),
+            MachineName::Twin => Some(Machine::twin(Visibility::InOrder)),
+            MachineName::Cpu => None,
+        })
+    }
+
+    /// What stands for the GPU in a result.
+    pub fn gpu_label(&self) -> Label {
+        match self.machine {
+            MachineName::Gpu => Label::Hardware,
+            MachineName::Twin => Label::Emulated,
+            MachineName::Cpu => Label::None,
+        }
+    }
+
+    /// Where messages lie.
+    pub fn place(&self) -> Place {
+        match self.memory {
+            MemoryName::Host => Place::Host,
+            MemoryName::Gpu => Place::Gpu,
+            MemoryName::GpuDmaBuf => Place::GpuDmaBuf,
+        }
+    }
+}
+
+/// As on the command line.
+pub fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn options_are_consistent() {
+        Options::command().debug_assert();
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_by_the_option_that_says_it() {
+        let parse = |text: &str| Options::try_parse_from(format!("echo {text}").split_whitespace()).unwrap();
+        for (options, words) in [
+            ("--connect h:1 --count 0", "--count 0: give 1 to 10000000"),
+            ("--connect h:1 --payload 12", "--payload 12: give a multiple of 8 bytes, 8 to 1048576"),
+            ("--connect h:1 --payload 0", "--payload 0"),
+            ("--connect h:1 --payload 1048584", "--payload 1048584"),
+            ("--connect h:1 --machine cpu --memory gpu", "--memory gpu: only --machine gpu"),
+            ("--connect h:1 --machine twin --memory gpu-dma-buf", "--memory gpu-dma-buf: only"),
+        ] {
+            let error = parse(options).check_asking().unwrap_err().to_string();
+            assert!(error.starts_with(words), "{error}");
+        }
+        for (options, words) in [
+            ("--listen h:1 --machine cpu", "--listen --machine cpu"),
+            ("--listen h:1 --window 0", "--window 0"),
+            ("--listen h:1 --window 1025", "--window 1025: give 1 to 1024"),
+            ("--listen h:1 --payload 7", "--payload 7"),
+        ] {
+            let error = parse(options).check_service().unwrap_err().to_string();
+            assert!(error.starts_with(words), "{error}");
+        }
+        parse("--listen h:1 --memory gpu --payload 8").check_service().unwrap();
+        parse("--connect h:1 --machine cpu --payload 1048576").check_asking().unwrap();
+    }
+}

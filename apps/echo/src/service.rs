@@ -1,0 +1,150 @@
+//! The end that answers: launches its kernel, sleeps, and looks now and then whether it is still wanted.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use cli::{FAILED, INTERRUPTED, emit, sentence, speaks_to_people};
+use rdma_shim::kernel::{Echo, Listening, Machine, Reason, Region, Running};
+use serde::Serialize;
+use verbs::Pd;
+use verbs::connect::{ConnectError, Listener, Session, Wait};
+
+use crate::end::{Answered, Asked, LOOK, PATIENCE, SETUP, is_stranger, join, queue};
+use crate::options::Options;
+
+/// Longest message where nothing else is asked for.
+const BYTES: u32 = 1 << 16;
+
+#[derive(Serialize)]
+struct Bound {
+    kind: &'static str,
+    address: String,
+}
+
+#[derive(Serialize)]
+struct Ended {
+    kind: &'static str,
+    #[serde(flatten)]
+    answered: Answered,
+    interrupted: bool,
+}
+
+/// Answers as many askers as were asked for.
+pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {
+    let machine = options.machine()?.context("a kernel answers")?;
+    let (context, path) = options.nic.open("echo")?;
+    let pd = context.alloc_pd()?;
+    let listener = Listener::bind(address).map_err(|error| {
+        anyhow!("{error}; give --listen an address of this host and a free port (0: any)")
+    })?;
+    let (json, bytes) = (options.json.as_deref(), options.payload.unwrap_or(BYTES));
+    let (mut worst, mut sessions, mut told) = (0, 0, false);
+    while options.sessions == 0 || sessions < options.sessions {
+        // All that needs memory is made before somebody waits for it, and before a launch.
+        let (echo, _region) = prepare(options, &machine, &pd, bytes)?;
+        if !std::mem::replace(&mut told, true) {
+            let address = listener.address()?.to_string();
+            if speaks_to_people(json) {
+                say!("listening on {address}; who answers: {}", machine.name());
+            }
+            emit(json, &Bound { kind: "listening", address })?;
+        }
+        let mut session = match listener.accept(Wait::at_most(Duration::MAX).unless(stop)) {
+            Err(ConnectError::Stopped { .. }) => {
+                return Ok(if options.sessions == 0 { worst } else { INTERRUPTED });
+            }
+            session => session?,
+        };
+        match join(&mut session, &path, echo.queue().qp(), bytes, true, stop) {
+            Err(error) if is_stranger(&error) => {
+                complain!("echo: {}; still listening", sentence(&error));
+                continue;
+            }
+            Err(error) if options.sessions == 1 => return Err(error),
+            Err(error) => {
+                complain!("echo: {}", sentence(&error));
+                worst = worst.max(FAILED);
+            }
+            Ok(_) => worst = worst.max(finish(serve(echo, &mut session, stop), &mut session, options, stop)?),
+        }
+        sessions += 1;
+        if stop.load(Ordering::Relaxed) {
+            return Ok(INTERRUPTED);
+        }
+    }
+    Ok(worst)
+}
+
+fn prepare(options: &Options, machine: &Machine, pd: &Pd, most_bytes: u32) -> Result<(Echo, Region)> {
+    let window = options.window;
+    let bytes = u64::from(window) * u64::from(most_bytes);
+    let (queue, region) = queue(options, machine, pd, window, bytes)?;
+    Ok((Echo::new(queue, &region, Listening { window, most_bytes, patience: PATIENCE })?, region))
+}
+
+/// Answers one asker until it is through or gone, the kernel has ended, or a signal came.
+fn serve(echo: Echo, session: &mut Session, stop: &AtomicBool) -> Result<Answered> {
+    let running = echo.start()?;
+    wait_until_ready(&running)?;
+    session.barrier(Wait::at_most(SETUP).unless(stop))?;
+    let (mut asked, mut gone) = (None, None);
+    while asked.is_none() && gone.is_none() && !stop.load(Ordering::Relaxed) && !running.is_over()? {
+        match session.receive::<Asked>("its count", Wait::at_most(LOOK)) {
+            Ok(said) => asked = Some(said.asked),
+            Err(ConnectError::Deadline { .. }) => {}
+            Err(error) => gone = Some(error),
+        }
+    }
+    running.cancel();
+    let outcome = running.end(SETUP)?.outcome()?;
+    let failure = outcome.failure.filter(|failure| failure.reason != Reason::Cancelled);
+    let answered = outcome.messages;
+    let error = match (failure, gone, asked) {
+        (Some(failure), ..) => Some(failure.to_string()),
+        (None, Some(gone), _) => Some(format!("who asked is gone: {gone}")),
+        // Who stopped in the middle did not hear the last one.
+        (None, None, Some(asked)) if asked != answered && asked.checked_add(1) != Some(answered) => {
+            Some(format!("{} had {asked} answers, {answered} were given", session.peer()))
+        }
+        _ => None,
+    };
+    Ok(Answered { answered, error })
+}
+
+fn wait_until_ready(running: &Running<Echo>) -> Result<()> {
+    let since = Instant::now();
+    loop {
+        let ready = running.held().map_or(Ok(false), Echo::is_ready)?;
+        if ready || running.is_over()? {
+            return Ok(());
+        }
+        if since.elapsed() > SETUP {
+            bail!("the kernel has not begun {SETUP:?} after its launch; does something else keep the GPU?");
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Says how a session ended, to the peer as well: its exit code.
+fn finish(
+    ended: Result<Answered>,
+    session: &mut Session,
+    options: &Options,
+    stop: &AtomicBool,
+) -> Result<u8> {
+    let interrupted = stop.load(Ordering::Relaxed);
+    let answered = ended.unwrap_or_else(|error| Answered { answered: 0, error: Some(sentence(&error)) });
+    // Who is gone cannot be told; what it would have heard is said here.
+    let _ = session.send(&answered);
+    if let Some(error) = answered.error.as_ref().filter(|_| !interrupted) {
+        complain!("echo: {error}");
+    }
+    let code = if answered.error.is_none() { 0 } else { FAILED };
+    let json = options.json.as_deref();
+    if speaks_to_people(json) {
+        say!("answered {} messages of {}", answered.answered, session.peer());
+    }
+    emit(json, &Ended { kind: "answered", answered, interrupted })?;
+    Ok(code)
+}

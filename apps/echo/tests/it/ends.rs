@@ -1,0 +1,48 @@
+//! A running end, and what this machine has for it.
+
+use std::sync::{LazyLock, OnceLock};
+
+use cli::testing::{Program, command, program};
+
+/// The program; by its path, since every machine has another `echo`.
+pub static ECHO: LazyLock<String> =
+    LazyLock::new(|| program("CARGO_BIN_EXE_echo", env!("CARGO_BIN_EXE_echo")));
+
+/// Whether an end with these options gets as far as these words; else what it says instead.
+fn says(options: &[&str], words: &str) -> Result<(), String> {
+    let output = command(&ECHO, options).output().map_err(|e| e.to_string())?;
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    if said.contains(words) { Ok(()) } else { Err(said) }
+}
+
+/// Who answers at an address that no host has finds out last.
+const NOBODYS: [&str; 3] = ["--listen", "203.0.113.7:0", "--machine"];
+const LAST: &str = "an address of this host";
+
+/// A device.
+pub fn device() -> Result<(), String> {
+    says(&[&NOBODYS[..], &["twin"]].concat(), LAST)
+}
+
+/// A device, and kernels of the host twin.
+pub fn twin() -> Result<(), String> {
+    static ONCE: OnceLock<Result<(), String>> = OnceLock::new();
+    // Who asks where nobody listens waits a while for somebody, with all that it needs.
+    let asks = || says(&["--connect", "127.0.0.1:1", "--machine", "twin"], "is a service listening there?");
+    ONCE.get_or_init(asks).clone()
+}
+
+/// A device, and a GPU.
+pub fn gpu() -> Result<(), String> {
+    says(&[&NOBODYS[..], &["gpu"]].concat(), LAST)
+}
+
+/// A service with these options, and the address that it chose.
+pub fn service(options: &[&str]) -> (Program, String) {
+    Program::listening(&ECHO, options)
+}
+
+/// Who asks there.
+pub fn asking(address: &str, options: &[&str]) -> Program {
+    Program::start(&ECHO, &[&["--connect", address], options].concat())
+}

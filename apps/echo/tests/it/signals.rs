@@ -1,0 +1,106 @@
+//! Ctrl-C and killed peers: everything ends within a second, and says why.
+
+use std::time::Duration;
+
+use cli::testing::{Ended, Program};
+use measure::need;
+
+use crate::ends::{asking, device, gpu, service, twin};
+
+/// From the signal to the end of both processes.
+const SOON: Duration = Duration::from_secs(1);
+
+/// Both ends, at it for a while, and with enough to do for minutes.
+fn endless(machine: &str, asker: &str) -> (Program, Program) {
+    let (service, address) = service(&["--machine", machine]);
+    let asking = asking(&address, &["--machine", asker, "--count", "10000000"]);
+    std::thread::sleep(Duration::from_millis(if machine == "gpu" { 2000 } else { 500 }));
+    (service, asking)
+}
+
+fn soon(name: &str, ended: &Ended) {
+    assert!(ended.after < SOON, "{name} took {:?}: {ended:?}", ended.after);
+}
+
+/// The software NIC may say something too.
+fn one_line(ended: &Ended) {
+    assert_eq!(ended.stderr.lines().filter(|line| line.starts_with("echo: ")).count(), 1, "{ended:?}");
+}
+
+fn ctrl_c(machine: &str, asker: &str) {
+    let (mut service, mut asking) = endless(machine, asker);
+    let signalled = asking.signal("INT");
+    let (asked, answered) = (asking.end_since(signalled), service.end_since(signalled));
+    soon("who asks", &asked);
+    soon("the service", &answered);
+    assert_eq!(asked.code, Some(130), "{asked:?} {answered:?}");
+    let run = asked.line();
+    assert!(run["interrupted"].as_bool().unwrap() && run["answered"].as_u64().unwrap() > 0, "{run}");
+    assert!(answered.line()["answered"].as_u64() >= run["answered"].as_u64(), "{run} {answered:?}");
+
+    let (mut service, mut asking) = endless(machine, asker);
+    let signalled = service.signal("TERM");
+    let (answered, asked) = (service.end_since(signalled), asking.end_since(signalled));
+    soon("the service", &answered);
+    soon("who asks", &asked);
+    assert_eq!((answered.code, asked.code), (Some(130), Some(1)), "{answered:?} {asked:?}");
+    assert!(
+        answered.line()["answered"].as_u64().unwrap() > 0 && !asked.line()["error"].is_null(),
+        "{asked:?}"
+    );
+}
+
+fn a_killed_peer(machine: &str, asker: &str) {
+    let (mut service, mut asking) = endless(machine, asker);
+    let signalled = service.signal("KILL");
+    let asked = asking.end_since(signalled);
+    service.end();
+    soon("who asks", &asked);
+    assert_eq!(asked.code, Some(1), "{asked:?}");
+    assert!(asked.line()["answered"].as_u64().unwrap() > 0 && !asked.line()["error"].is_null(), "{asked:?}");
+    one_line(&asked);
+
+    let (mut service, mut asking) = endless(machine, asker);
+    let signalled = asking.signal("KILL");
+    let answered = service.end_since(signalled);
+    asking.end();
+    soon("the service", &answered);
+    assert_eq!(answered.code, Some(1), "{answered:?}");
+    assert!(answered.line()["error"].as_str().is_some_and(|error| !error.is_empty()), "{answered:?}");
+    one_line(&answered);
+}
+
+#[test]
+fn ctrl_c_ends_both_with_the_counts_so_far() {
+    need!(device(), nic, "an RDMA device");
+    need!(twin(), cc, "a C++ compiler");
+    ["twin", "cpu"].iter().for_each(|asker| ctrl_c("twin", asker));
+}
+
+#[test]
+fn a_killed_peer_is_noticed_within_a_second() {
+    need!(device(), nic, "an RDMA device");
+    need!(twin(), cc, "a C++ compiler");
+    ["twin", "cpu"].iter().for_each(|asker| a_killed_peer("twin", asker));
+}
+
+#[test]
+fn gpu_kernels_end_with_ctrl_c_and_with_their_peer() {
+    need!(device(), nic, "an RDMA device");
+    need!(gpu(), gpu, "one CUDA device");
+    ctrl_c("gpu", "gpu");
+    a_killed_peer("gpu", "gpu");
+}
+
+#[test]
+fn a_service_that_nobody_asks_ends_with_ctrl_c() {
+    need!(device(), nic, "an RDMA device");
+    need!(twin(), cc, "a C++ compiler");
+    for (sessions, code) in [("1", 130), ("0", 0)] {
+        let (mut service, _) = service(&["--machine", "twin", "--sessions", sessions]);
+        let signalled = service.signal("INT");
+        let ended = service.end_since(signalled);
+        soon("the service", &ended);
+        assert_eq!((ended.code, ended.stderr.as_str()), (Some(code), ""), "{ended:?}");
+    }
+}

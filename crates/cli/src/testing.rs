@@ -1,0 +1,131 @@
+//! A program of ours as its users start it, for tests: its lines of JSON, its end, and no survivor.
+// Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
+#![allow(clippy::unwrap_used, reason = "a helper of tests")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Longest life of anything here.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A running program with JSON on its standard output.
+#[derive(Debug)]
+pub struct Program {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+/// How a program ended.
+#[derive(Debug)]
+pub struct Ended {
+    /// Exit code, if it was no signal.
+    pub code: Option<i32>,
+    /// Lines of JSON that were not taken before.
+    pub lines: Vec<Value>,
+    /// Standard error.
+    pub stderr: String,
+    /// Time since the call, or the moment that was given.
+    pub after: Duration,
+}
+
+impl Ended {
+    /// The only line.
+    pub fn line(&self) -> &Value {
+        assert_eq!(self.lines.len(), 1, "{self:?}");
+        &self.lines[0]
+    }
+}
+
+/// Where a program of cargo's lies: where the tests were carried to another machine, the environment says so under the name
+/// that cargo has for it.
+pub fn program(variable: &str, built: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| built.to_owned())
+}
+
+/// A program with these arguments, its output taken.
+pub fn command(program: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// Runs it to its end, and asks that it refuses with exit code 2 and one line that has all these words.
+pub fn refused(program: &str, arguments: &[&str], words: &[&str]) {
+    let output = command(program, arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+    assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{arguments:?}: {said}");
+}
+
+impl Program {
+    /// Starts it with `--json -`.
+    pub fn start(program: &str, arguments: &[&str]) -> Program {
+        let mut child = command(program, arguments).args(["--json", "-"]).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Program { child, lines }
+    }
+
+    /// One that listens, and the address that it chose.
+    pub fn listening(program: &str, arguments: &[&str]) -> (Program, String) {
+        let mut listening = Program::start(program, &[&["--listen", "127.0.0.1:0"], arguments].concat());
+        let line = listening.next_line();
+        assert_eq!(line["kind"], "listening");
+        let address = line["address"].as_str().unwrap().to_owned();
+        (listening, address)
+    }
+
+    /// The next line. Panics with what was said on standard error when there is none.
+    pub fn next_line(&mut self) -> Value {
+        let mut text = String::new();
+        self.lines.read_line(&mut text).unwrap();
+        serde_json::from_str(&text).unwrap_or_else(|_| {
+            let _ = self.child.kill();
+            let mut stderr = String::new();
+            let _ = self.child.stderr.as_mut().unwrap().read_to_string(&mut stderr);
+            panic!("{text:?} {stderr}")
+        })
+    }
+
+    /// Sends a signal by name; returns the moment before it.
+    pub fn signal(&self, name: &str) -> Instant {
+        let before = Instant::now();
+        let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+        before
+    }
+
+    /// Waits for the end; `after` counts from the call.
+    pub fn end(&mut self) -> Ended {
+        self.end_since(Instant::now())
+    }
+
+    /// The same; `after` counts from `start`.
+    pub fn end_since(&mut self, start: Instant) -> Ended {
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(start.elapsed() < DEADLINE, "still running after {DEADLINE:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        };
+        let after = start.elapsed();
+        let mut lines = Vec::new();
+        for line in self.lines.by_ref().lines() {
+            lines.push(serde_json::from_str(&line.unwrap()).unwrap());
+        }
+        let mut stderr = String::new();
+        self.child.stderr.as_mut().unwrap().read_to_string(&mut stderr).unwrap();
+        Ended { code: status.code(), lines, stderr, after }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
