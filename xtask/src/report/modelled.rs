@@ -12,6 +12,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::wire_model::WireModel;
+use crate::bench_post_gpu::NAME;
+use crate::workspace::{results, root};
 
 /// What our generator sends: WRITEs without immediate, path MTU 4096, over the paper's link.
 const LINK: WireModel = WireModel { immediate: false, ..WireModel::PAPER };
@@ -91,9 +93,15 @@ fn fills_from(post_ns: f64) -> Option<u64> {
     (1..=1 << SIZES.end()).rev().take_while(fills).last()
 }
 
-/// The lines that `measured.json` of `bench-post-gpu` has the posts for; none without the file. Of several entries the newest
-/// counts that is no quick one, else the newest. Errors: a file that is damaged, or a time that is none.
-pub fn read(path: &Path) -> Result<Vec<Modelled>> {
+/// The lines of the posts that were recorded, else of those that `bench-post --gpu` measured here last.
+pub fn known() -> Result<Vec<Modelled>> {
+    let recorded = read(&root().join("experiments").join(NAME).join("measured.json"))?;
+    if recorded.is_empty() { read(&results(NAME).join(format!("{NAME}.json"))) } else { Ok(recorded) }
+}
+
+/// The lines that a file of `bench-post-gpu`, recorded or of one run, has the posts for; none without the file. Of several
+/// entries the newest counts that is no quick one, else the newest. Errors: a file that is damaged, or a time that is none.
+fn read(path: &Path) -> Result<Vec<Modelled>> {
     let text = match std::fs::read(path) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -105,7 +113,13 @@ pub fn read(path: &Path) -> Result<Vec<Modelled>> {
 }
 
 fn lines(measured: &Value) -> Result<Vec<Modelled>> {
-    let entries = measured["entries"].as_array().context("it has no list `entries`")?;
+    let run = std::slice::from_ref(measured);
+    let entries = match measured["entries"].as_array() {
+        Some(entries) => entries,
+        None => Some(run)
+            .filter(|_| measured["rows"].is_array())
+            .context("it has neither `entries` nor `rows`")?,
+    };
     let whole = entries.iter().rev().find(|entry| entry["extent"] != "quick");
     let Some(entry) = whole.or_else(|| entries.last()) else { return Ok(Vec::new()) };
     let gpu_device = entry["provenance"]["gpu_device"].as_str().unwrap_or("an unnamed GPU");
@@ -192,6 +206,7 @@ mod tests {
         assert_eq!(times, [("modelled: GPU thread", 700.0), ("modelled: original's style", 2800.0)]);
         assert_eq!(of(json!([entry("quick", 3.0)]))[0].post_ns, 3.0);
         assert_eq!(of(json!([])), []);
+        assert_eq!(lines(&entry("full", 600.0)).unwrap()[0].post_ns, 600.0, "a run by itself");
     }
 
     #[test]
@@ -200,7 +215,7 @@ mod tests {
         let file = std::env::temp_dir().join(format!("xtask-modelled-{}.json", std::process::id()));
         for (text, words) in [
             ("{", "EOF"),
-            ("{}", "no list `entries`"),
+            ("{}", "neither `entries` nor `rows`"),
             (
                 &json!({"entries": [{"rows": [{"row": LINES[0].0, "early": {"p50_ns": 0}}]}]}).to_string(),
                 "its `early.p50_ns` is no time",
