@@ -264,6 +264,100 @@ extern "C" __global__ void bench_post_original_release(struct db_bench_run run) 
     db_bench_end(&run, start, 0);
 }
 
+/* ---- What posts are made of: one thread each, `posts` times ------------------------------------------------------ */
+
+/* A WQE and its slot, without order or doorbell. */
+DB_GPU_FN void db_bench_fill(const struct db_sq *sq, db_u32 i, struct db_bench_next *next, db_u32 rkey) {
+    struct db_send_wr wr = {i, &next->local, 1, DB_WR_RDMA_WRITE, 0, 0, next->remote, 0, 0, rkey};
+    db_fill_wqe(sq, sq->producer + i, &wr, DB_WR_RDMA_WRITE, 3, 1);
+    db_remember(sq, sq->producer + i, i, 1);
+    db_bench_advance(next, 1);
+}
+
+extern "C" __global__ void bench_floor_wqe(struct db_bench_run run) {
+    struct db_sq sq = *db_bench_queue(&run);
+    struct db_bench_next next = db_bench_first(&run, 0);
+    db_u64 start = db_clock_ns();
+    db_u32 i;
+    for (i = 0; i < run.posts; i++) db_bench_fill(&sq, i, &next, run.rkey);
+    db_bench_end(&run, start, 0);
+}
+
+/* With the fence in front of a doorbell. */
+extern "C" __global__ void bench_floor_wqe_fence(struct db_bench_run run) {
+    struct db_sq sq = *db_bench_queue(&run);
+    struct db_bench_next next = db_bench_first(&run, 0);
+    db_u64 start = db_clock_ns();
+    db_u32 i;
+    for (i = 0; i < run.posts; i++) {
+        db_bench_fill(&sq, i, &next, run.rkey);
+        db_order_wqe_before_record();
+    }
+    db_bench_end(&run, start, 0);
+}
+
+/* With the fence in front of a mark of a shared queue. */
+extern "C" __global__ void bench_floor_wqe_mark_fence(struct db_bench_run run) {
+    struct db_sq sq = *db_bench_queue(&run);
+    struct db_bench_next next = db_bench_first(&run, 0);
+    db_u64 start = db_clock_ns();
+    db_u32 i;
+    for (i = 0; i < run.posts; i++) {
+        db_bench_fill(&sq, i, &next, run.rkey);
+        db_order_wqe_before_mark();
+    }
+    db_bench_end(&run, start, 0);
+}
+
+/* The fence with nothing to wait for. */
+extern "C" __global__ void bench_floor_fence(struct db_bench_run run) {
+    db_u64 start = db_clock_ns();
+    db_u32 i;
+    for (i = 0; i < run.posts; i++) db_order_wqe_before_record();
+    db_bench_end(&run, start, 0);
+}
+
+/* A doorbell without fences: record and register. */
+extern "C" __global__ void bench_floor_doorbell(struct db_bench_run run) {
+    struct db_sq sq = *db_bench_queue(&run);
+    db_u64 start = db_clock_ns();
+    db_u32 i;
+    for (i = 0; i < run.posts; i++) {
+        db_store_record(sq.record, db_be32(i & 0xffff));
+        db_store_register(sq.reg, db_pair((i & 0xffff) << 8, sq.qpn << 8));
+    }
+    db_bench_end(&run, start, 0);
+}
+
+/* Atomics and loads of a word in GPU memory, each at a place that the one before tells: always the same, which no
+ * compiler knows. */
+extern "C" __global__ void bench_floor_add(struct db_bench_run run) {
+    db_u64 *word = (db_u64 *)db_bench_queue(&run)->slots, old = 0, start;
+    db_u32 i;
+    *word = 0;
+    start = db_clock_ns();
+    for (i = 0; i < run.posts; i++) old = db_fetch_add64(word + (old >> 63), 1);
+    db_bench_end(&run, start, old + 1 == run.posts ? 0 : DB_EINVAL);
+}
+
+extern "C" __global__ void bench_floor_add_acq_rel(struct db_bench_run run) {
+    db_u64 *word = (db_u64 *)db_bench_queue(&run)->slots, old = 0, start;
+    db_u32 i;
+    *word = 0;
+    start = db_clock_ns();
+    for (i = 0; i < run.posts; i++) old = db_fetch_add_acq_rel64(word + (old >> 63), 1);
+    db_bench_end(&run, start, old + 1 == run.posts ? 0 : DB_EINVAL);
+}
+
+extern "C" __global__ void bench_floor_load(struct db_bench_run run) {
+    db_u64 *word = (db_u64 *)db_bench_queue(&run)->slots, found = 0, start;
+    db_u32 i;
+    *word = 0;
+    start = db_clock_ns();
+    for (i = 0; i < run.posts; i++) found += db_load_relaxed64(word + found);
+    db_bench_end(&run, start, found ? DB_EINVAL : 0);
+}
+
 /* Launch: one thread. Steps of the global timer: the smallest of `count` differences between two readings that differ. */
 extern "C" __global__ void bench_timer_step(db_u64 *step_ns, db_u32 count) {
     db_u64 smallest = ~(db_u64)0, last = db_clock_ns();

@@ -14,11 +14,14 @@ use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
 use gpu::cache::Cache;
 use gpu::{Gpu, ImageBuilder, Toolkit};
 use rdma_shim::Order;
-use rdma_shim::post_bench::{Case, PeerHeaders, Poster, Rig, RigError};
+use rdma_shim::post_bench::{Floor, PeerHeaders, Place, Poster, Rig, RigError};
 
 use crate::options::BenchPostGpu;
-use report::{Machine, Measured, Sides, Spread};
-use table::{Row, rows};
+use report::{FloorLine, Machine, Measured, Sides, Spread};
+use table::{POSTS, Row, floors, rows};
+
+/// What posts are made of, with its rows' names.
+type Floors = Vec<(Floor, &'static str)>;
 
 /// Steps of the GPU's timer that a run has to take at least.
 const STEPS: u64 = 100;
@@ -29,9 +32,10 @@ pub fn run(options: &BenchPostGpu, stop: &AtomicBool) -> Result<u8> {
     if !(1..=1000).contains(&rounds) {
         bail!("--rounds {rounds} is out of range: 1 to 1000");
     }
-    let rows = chosen(options)?;
+    let (rows, floors) = chosen(options)?;
     if options.list {
         rows.iter().for_each(|row| say!("{}", row.name()));
+        floors.iter().for_each(|(_, name)| say!("{name}"));
         return Ok(0);
     }
     let peer = options.peer_headers.as_deref().map(PeerHeaders::read).transpose()?;
@@ -69,6 +73,18 @@ pub fn run(options: &BenchPostGpu, stop: &AtomicBool) -> Result<u8> {
             );
         }
     }
+    for (floor, name) in floors {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let measured = measure_floor(&mut rig, floor, rounds, step_ns);
+        let line = FloorLine::new(name, measured.map_err(|error| error.to_string()));
+        failed |= line.error.is_some();
+        emit(json, &line)?;
+        if people {
+            say!("{}", line.text());
+        }
+    }
     Ok(match (stop.load(Ordering::Relaxed), failed) {
         (true, _) => INTERRUPTED,
         (_, true) => FAILED,
@@ -76,16 +92,31 @@ pub fn run(options: &BenchPostGpu, stop: &AtomicBool) -> Result<u8> {
     })
 }
 
-/// The rows that `--quick` and `--only` leave.
-fn chosen(options: &BenchPostGpu) -> Result<Vec<Row>> {
-    let mut rows = rows(options.quick);
+/// The rows that `--quick` and `--only` leave, and what posts are made of.
+fn chosen(options: &BenchPostGpu) -> Result<(Vec<Row>, Floors)> {
+    let (mut rows, mut floors) = (rows(options.quick), floors(options.quick).collect::<Floors>());
     if let Some(only) = &options.only {
         rows.retain(|row| row.name().contains(only.as_str()));
-        if rows.is_empty() {
+        floors.retain(|(_, name)| name.contains(only.as_str()));
+        if rows.is_empty() && floors.is_empty() {
             bail!("--only {only}: no row's name contains that; --list shows the names");
         }
     }
-    Ok(rows)
+    Ok((rows, floors))
+}
+
+fn measure_floor(rig: &mut Rig, floor: Floor, rounds: u32, step_ns: u64) -> Result<Option<Spread>, RigError> {
+    let mut samples = Vec::new();
+    for round in 0..=rounds {
+        let sample = rig.floor(floor, Place::Host, POSTS)?;
+        if sample.span_ns < STEPS * step_ns {
+            return Err(too_short(sample.posts, sample.span_ns, step_ns));
+        }
+        if round > 0 {
+            samples.push(sample);
+        }
+    }
+    Ok(Spread::of(&samples))
 }
 
 /// The three sides of a row, in turn.
@@ -109,7 +140,7 @@ fn measure(
             }
             let sample = rig.run(&case)?;
             if sample.span_ns < STEPS * step_ns {
-                return Err(too_short(&case, sample.span_ns, step_ns));
+                return Err(too_short(sample.posts, sample.span_ns, step_ns));
             }
             if round > 0 {
                 samples.push(sample);
@@ -119,8 +150,7 @@ fn measure(
     Ok(Sides { theirs: Spread::of(&theirs), early: Spread::of(&early), strict: Spread::of(&strict) })
 }
 
-fn too_short(case: &Case, span_ns: u64, step_ns: u64) -> RigError {
-    let posts = case.posts_of_all();
+fn too_short(posts: u32, span_ns: u64, step_ns: u64) -> RigError {
     RigError::Impossible(format!(
         "{posts} posts took {span_ns} ns, and the GPU's timer goes in steps of {step_ns} ns: no time to rely on"
     ))

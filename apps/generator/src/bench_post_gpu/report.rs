@@ -222,6 +222,42 @@ impl Measured {
     }
 }
 
+/// A line of what posts are made of.
+#[derive(Debug, Serialize)]
+pub struct FloorLine {
+    kind: &'static str,
+    row: &'static str,
+    nic: Label,
+    gpu: Label,
+    time: Option<Spread>,
+    /// Where WQEs were written, whether they were the host's shim's.
+    content_ok: bool,
+    /// What went wrong.
+    pub error: Option<String>,
+}
+
+impl FloorLine {
+    /// Of a row of this name.
+    pub fn new(row: &'static str, measured: Result<Option<Spread>, String>) -> FloorLine {
+        let (time, error) = match measured {
+            Ok(time) => (time, None),
+            Err(error) => (None, Some(error)),
+        };
+        let content_ok = time.is_some();
+        let kind = "bench-post-gpu-floor";
+        FloorLine { kind, row, nic: Label::None, gpu: Label::Hardware, time, content_ok, error }
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        match (&self.error, &self.time) {
+            (Some(error), _) => format!("{:<64} {error}", self.row),
+            (None, Some(time)) => format!("{:<64}  {:.1} ns each", self.row, time.p50_ns),
+            (None, None) => format!("{:<64}  -", self.row),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::table::rows;
@@ -231,6 +267,15 @@ mod tests {
         let sample =
             |factor: f64| Sample { posts: 100, span_ns: (ns * factor * 100.0) as u64, event_ns: 5000 };
         Spread::of(&[sample(1.0), sample(0.5), sample(3.0)])
+    }
+
+    #[test]
+    fn a_floors_line_has_a_time_or_says_why_not() {
+        let line = FloorLine::new("floor/fence", Ok(spread(40.0)));
+        assert!(line.content_ok && line.text().ends_with("40.0 ns each"), "{}", line.text());
+        let line = FloorLine::new("floor/wqe", Err("3 of 64 WQEs are wrong".into()));
+        assert!(!line.content_ok && line.text().ends_with("3 of 64 WQEs are wrong"));
+        assert_eq!(serde_json::to_value(&line).unwrap()["kind"], "bench-post-gpu-floor");
     }
 
     #[test]

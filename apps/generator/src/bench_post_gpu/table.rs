@@ -1,7 +1,7 @@
 //! The rows of `bench-post-gpu`: what is posted in which way, against whom, and what was required of it.
 
 use rdma_shim::Order;
-use rdma_shim::post_bench::{Case, Place, Poster, Room, Scope, Sharing};
+use rdma_shim::post_bench::{Case, Floor, Place, Poster, Room, Scope, Sharing};
 use serde::Serialize;
 
 /// Posts of a run; a run of the slowest way takes some 30 ms.
@@ -183,6 +183,21 @@ pub fn rows(quick: bool) -> Vec<Row> {
     rows
 }
 
+/// What posts are made of, with names; measured with the ring in host memory.
+pub fn floors(quick: bool) -> impl Iterator<Item = (Floor, &'static str)> {
+    let name = |floor| match floor {
+        Floor::Wqe => "floor/wqe",
+        Floor::WqeFence => "floor/wqe-fence",
+        Floor::WqeMarkFence => "floor/wqe-mark-fence",
+        Floor::Fence => "floor/fence",
+        Floor::Doorbell => "floor/doorbell",
+        Floor::Add => "floor/add",
+        Floor::AddAcqRel => "floor/add-acq-rel",
+        Floor::Load => "floor/load",
+    };
+    Floor::ALL.into_iter().filter(move |_| !quick).map(move |floor| (floor, name(floor)))
+}
+
 /// Scope, sharing, producers, WQEs a doorbell, how ours is called, and the most that ours ÷ gpunetio may be.
 const WAYS: [(Scope, Sharing, u32, u32, Call, Option<f64>); 21] = {
     use Call::{List, One};
@@ -227,9 +242,11 @@ mod tests {
                     assert_eq!(case.impossible(), None, "{}", row.name());
                 }
             }
+            names.extend(floors(quick).map(|(_, name)| name.to_owned()));
+            let all = names.len();
             names.sort();
             names.dedup();
-            assert_eq!(names.len(), rows.len(), "two rows of one name");
+            assert_eq!(names.len(), all, "two rows of one name");
         }
     }
 

@@ -27,6 +27,7 @@ fn rows_are_listed_and_chosen_by_name_without_a_gpu() {
         "exclusive/1-warp/per-32/one/unchecked/host",
         "shared/4-threads/per-1/one/first-lap/gpu",
         "exclusive/1-thread/per-1/one/first-lap/host/original-volatile",
+        "floor/wqe-fence",
     ] {
         assert!(all.iter().any(|row| row == name), "{name} is not in {all:?}");
     }

@@ -68,6 +68,60 @@ pub enum Place {
     Gpu,
 }
 
+/// What posts are made of, done by itself by one thread on a queue of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Floor {
+    /// The stores of a WQE and of its slot.
+    Wqe,
+    /// With the fence in front of a doorbell, of system scope.
+    WqeFence,
+    /// With the fence in front of a shared queue's mark, of GPU scope.
+    WqeMarkFence,
+    /// A fence of system scope with nothing to wait for.
+    Fence,
+    /// Record and register, without fences.
+    Doorbell,
+    /// An atomic add in GPU memory, until its result is there.
+    Add,
+    /// The same with acquire and release.
+    AddAcqRel,
+    /// A relaxed load from GPU memory, likewise.
+    Load,
+}
+
+impl Floor {
+    /// All of them.
+    pub const ALL: [Floor; 8] = [
+        Floor::Wqe,
+        Floor::WqeFence,
+        Floor::WqeMarkFence,
+        Floor::Fence,
+        Floor::Doorbell,
+        Floor::Add,
+        Floor::AddAcqRel,
+        Floor::Load,
+    ];
+
+    /// The kernel.
+    pub(super) fn kernel(self) -> &'static str {
+        match self {
+            Floor::Wqe => "bench_floor_wqe",
+            Floor::WqeFence => "bench_floor_wqe_fence",
+            Floor::WqeMarkFence => "bench_floor_wqe_mark_fence",
+            Floor::Fence => "bench_floor_fence",
+            Floor::Doorbell => "bench_floor_doorbell",
+            Floor::Add => "bench_floor_add",
+            Floor::AddAcqRel => "bench_floor_add_acq_rel",
+            Floor::Load => "bench_floor_load",
+        }
+    }
+
+    /// Whether it leaves WQEs in the ring.
+    pub(super) fn writes_wqes(self) -> bool {
+        matches!(self, Floor::Wqe | Floor::WqeFence | Floor::WqeMarkFence)
+    }
+}
+
 /// A run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {

@@ -12,7 +12,7 @@ mod memory;
 mod peer;
 mod rig;
 
-pub use case::{Case, Place, Poster, Room, Scope, Sharing};
+pub use case::{Case, Floor, Place, Poster, Room, Scope, Sharing};
 pub use peer::{PeerError, PeerHeaders};
 pub use rig::{Rig, RigError, Sample};
 

@@ -8,10 +8,11 @@ use gpu::{
     Stream,
 };
 
-use super::case::{Case, Poster, SIGNAL_EVERY, Sharing};
-use super::content::{self, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Wrong};
+use super::case::{Case, Floor, Place, Poster, Room, SIGNAL_EVERY, Scope, Sharing};
+use super::content::{self, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Signals, Wrong};
 use super::memory::{Memory, PEER_BYTES, SQ_BYTES};
 use super::{PeerHeaders, put_image, shim_image};
+use crate::Order;
 
 /// Longest run: the slowest posts take 2 µs, of which there are 2^15 at most, one after the other.
 const RUN: Duration = Duration::from_secs(5);
@@ -154,7 +155,52 @@ impl Rig {
         }
         self.memory.prepare(case, &self.stream)?;
         self.make_queues(case)?;
-        let kernel = case.kernel();
+        let sample = self.time(case, case.kernel())?;
+        let expected = Expected {
+            queues: case.queues(),
+            blocks: case.blocks(),
+            start: case.start(),
+            posts: case.posts_of_all() / case.queues(),
+            in_order: case.sharing == Sharing::Exclusive,
+            signals: case.signals(),
+            reserved_free: case.poster == Poster::Peer,
+        };
+        self.compare(case, &expected, case.kernel())?;
+        self.compare_doorbells(case, &expected)?;
+        Ok(sample)
+    }
+
+    /// `posts` times what posts are made of; what is left in the ring is compared here too.
+    pub fn floor(&mut self, floor: Floor, place: Place, posts: u32) -> Result<Sample, RigError> {
+        let case = Case {
+            poster: Poster::Shim(Order::Strict),
+            scope: Scope::Thread,
+            sharing: Sharing::Exclusive,
+            producers: 1,
+            per_ring: 1,
+            room: Room::Unchecked,
+            place,
+            posts,
+        };
+        self.memory.prepare(&case, &self.stream)?;
+        let sample = self.time(&case, floor.kernel())?;
+        if floor.writes_wqes() {
+            let expected = Expected {
+                queues: 1,
+                blocks: case.blocks(),
+                start: 0,
+                posts: case.posts_of_all(),
+                in_order: true,
+                signals: Signals::Every(u32::MAX),
+                reserved_free: false,
+            };
+            self.compare(&case, &expected, floor.kernel())?;
+        }
+        Ok(sample)
+    }
+
+    /// Launches a kernel that takes `struct db_bench_run`, and waits for it.
+    fn time(&mut self, case: &Case, kernel: &'static str) -> Result<Sample, RigError> {
         let arguments = Arguments::new().bytes(&self.arguments(case));
         self.timer.begin(&self.stream)?;
         // SAFETY: the kernels of `bench_post.cu`, and the peer's routine, write the rings, records, registers, slots, marks and
@@ -168,7 +214,6 @@ impl Rig {
         if let Some((producer, time)) = times.iter().enumerate().find(|(_, time)| time.error != 0) {
             return Err(RigError::Post { kernel, producer, error: time.error });
         }
-        self.compare(case)?;
         let start = times.iter().map(|time| time.start_ns).min().unwrap_or(0);
         let end = times.iter().map(|time| time.end_ns).max().unwrap_or(0);
         Ok(Sample { posts: case.posts_of_all(), span_ns: end.saturating_sub(start), event_ns })
@@ -244,19 +289,13 @@ impl Rig {
         Ok(())
     }
 
-    fn compare(&self, case: &Case) -> Result<(), RigError> {
-        let kernel = case.kernel();
-        let expected = Expected {
-            queues: case.queues(),
-            blocks: case.blocks(),
-            start: case.start(),
-            posts: case.posts_of_all() / case.queues(),
-            in_order: case.sharing == Sharing::Exclusive,
-            signals: case.signals(),
-            reserved_free: case.poster == Poster::Peer,
-        };
+    fn compare(&self, case: &Case, expected: &Expected, kernel: &'static str) -> Result<(), RigError> {
         let rings = self.memory.rings(case, &self.stream)?;
-        content::check(&rings, &expected).map_err(|wrong| RigError::Content { kernel, wrong })?;
+        content::check(&rings, expected).map_err(|wrong| RigError::Content { kernel, wrong })
+    }
+
+    fn compare_doorbells(&self, case: &Case, expected: &Expected) -> Result<(), RigError> {
+        let kernel = case.kernel();
         for queue in 0..case.queues() {
             let posts = case.start() + u64::from(expected.posts);
             let (record, register) = self.memory.doorbell(queue);

@@ -9,7 +9,7 @@ use gpu::{Arch, Gpu, ImageBuilder, Toolkit};
 use measure::need;
 use rdma_shim::Order;
 use rdma_shim::post_bench::content::{BLOCK, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Signals, check};
-use rdma_shim::post_bench::{Case, PeerHeaders, Place, Poster, Rig, Room, Scope, Sharing, put_image};
+use rdma_shim::post_bench::{Case, Floor, PeerHeaders, Place, Poster, Rig, Room, Scope, Sharing, put_image};
 use rdma_shim::sys::{db_slot, db_sq};
 use rdma_shim::twin::{Arguments, Kernel, Launch, Visibility, run};
 
@@ -138,6 +138,9 @@ fn twin_bench_kernels_leave_what_the_hosts_shim_writes() {
         ("bench_post_warp_unchecked", 32, 32, false, 32),
         ("bench_post_shared", 1, 1, true, 32),
         ("bench_post_shared_warp", 32, 32, true, 32),
+        ("bench_floor_wqe", 1, 1, false, u32::MAX),
+        ("bench_floor_wqe_fence", 1, 1, false, u32::MAX),
+        ("bench_floor_wqe_mark_fence", 1, 1, false, u32::MAX),
         ("bench_post_original", 1, 1, false, 1),
         ("bench_post_original_release", 1, 1, false, 1),
     ] {
@@ -156,6 +159,9 @@ fn twin_bench_kernels_leave_what_the_hosts_shim_writes() {
                 reserved_free: false,
             };
             check(&rings, &expected).unwrap_or_else(|wrong| panic!("{kernel} from {start} on: {wrong}"));
+            if kernel.starts_with("bench_floor") {
+                continue;
+            }
             let end = start + u64::from(posts);
             for (queue, (record, register)) in (0..queues).zip(bells) {
                 let [_, high, low, _, qpn @ .., _] = register.to_ne_bytes();
@@ -234,4 +240,9 @@ fn gpu_bench_kernels_leave_what_the_hosts_shim_writes() {
         }
     }
     assert!(runs >= 150, "{runs} runs");
+    for (floor, place) in Floor::ALL.into_iter().flat_map(|floor| [(floor, Place::Host), (floor, Place::Gpu)])
+    {
+        let sample = rig.floor(floor, place, 2048).unwrap_or_else(|error| panic!("{floor:?}: {error}"));
+        assert!(sample.span_ns > 0, "{floor:?}: {sample:?}");
+    }
 }
