@@ -54,6 +54,16 @@ fn has(function: &str) -> bool {
     unsafe { library.get::<*const c_void>(function) }.is_ok()
 }
 
+/// Where the driver that is called here has a function.
+pub fn function_at(function: &'static str) -> Result<*const c_void> {
+    ready()?;
+    // SAFETY: the driver is there, so this does not panic.
+    let library = unsafe { sys::culib() };
+    // SAFETY: only the address is taken; nothing is called through it.
+    let found = unsafe { library.get::<unsafe extern "C" fn()>(function) };
+    found.map(|symbol| *symbol as *const c_void).map_err(|_| missing(function))
+}
+
 fn missing(function: &'static str) -> Error {
     // One that does not even tell its version must not be asked for it.
     let version = if has("cuDriverGetVersion") { driver_version().ok() } else { None };
@@ -295,6 +305,34 @@ pub unsafe fn host_unregister(start: *mut c_void) -> Result<()> {
 /// Copies between any two places that the device sees, in a stream.
 pub unsafe fn copy(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) -> Result<()> {
     call!(cuMemcpyAsync(to, from, bytes, stream)).map_err(|error| error.of(format_args!("{bytes} bytes")))
+}
+
+/// Copies to host memory, in a stream. The driver refuses what is no device memory; the other copy would take it for the host's.
+pub unsafe fn copy_to_host(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream) -> Result<()> {
+    call!(cuMemcpyDtoHAsync_v2(to, from, bytes, stream))
+        .map_err(|error| error.of(format_args!("{bytes} bytes from {from:#x}")))
+}
+
+/// The other way.
+pub unsafe fn copy_from_host(
+    to: CUdeviceptr,
+    from: *const c_void,
+    bytes: usize,
+    stream: CUstream,
+) -> Result<()> {
+    call!(cuMemcpyHtoDAsync_v2(to, from, bytes, stream))
+        .map_err(|error| error.of(format_args!("{bytes} bytes to {to:#x}")))
+}
+
+/// Between two places in device memory.
+pub unsafe fn copy_on_device(
+    to: CUdeviceptr,
+    from: CUdeviceptr,
+    bytes: usize,
+    stream: CUstream,
+) -> Result<()> {
+    call!(cuMemcpyDtoDAsync_v2(to, from, bytes, stream))
+        .map_err(|error| error.of(format_args!("{bytes} bytes from {from:#x} to {to:#x}")))
 }
 
 /// Fills device memory, in a stream.

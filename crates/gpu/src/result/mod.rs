@@ -3,6 +3,7 @@
 //! Here stands the guard: what may be absent (driver, compiler, linker, one of their functions) is asked for before it is
 //! called, and its absence is an error that names it and where it was looked for, never a panic.
 
+pub mod address;
 pub mod driver;
 pub mod graph;
 pub mod jit_link;

@@ -73,6 +73,11 @@ impl Context {
         self.0.gpu
     }
 
+    /// The driver's handle, as a number to compare.
+    pub(super) fn number(&self) -> usize {
+        self.0.context as usize
+    }
+
     /// How many things were dropped and are not freed: they wait for the device to come to rest, or the driver did not free
     /// them, as when the context is lost.
     pub fn kept(&self) -> usize {

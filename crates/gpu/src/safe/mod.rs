@@ -5,6 +5,7 @@
 //! ([`Context`]). Every wait for a stream has a deadline. What the driver gives none to: making a context, and, while a
 //! kernel runs that does not end, making memory, streams and modules, which may wait for it: they are made before it is launched.
 
+mod allocation;
 mod compile;
 mod context;
 mod device;
@@ -23,6 +24,7 @@ mod toolkit;
 mod wait;
 
 pub use crate::result::driver::Shape;
+pub use allocation::Allocation;
 pub use compile::{Arch, Compiled, Compiler, Form, Unit};
 pub use context::Context;
 pub use device::{Abilities, Gpu, driver_version};

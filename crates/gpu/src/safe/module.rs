@@ -36,6 +36,16 @@ impl Module {
         Ok(Module(Arc::new(Loaded { context: context.clone(), module })))
     }
 
+    /// Loads a kernel's assembly, which the driver translates for its GPU. Errors: the driver is too old for the version that
+    /// it says it is of; a mistake in it.
+    pub fn from_assembly(context: &Context, ptx: &std::ffi::CStr) -> Result<Module> {
+        context.enter()?;
+        // SAFETY: the context is current; the text ends with a zero, by which the driver knows its end.
+        let loaded = unsafe { driver::module_load(ptx.to_bytes_with_nul()) };
+        let module = loaded.map_err(|error| error.of("assembly that the driver is to translate"))?;
+        Ok(Module(Arc::new(Loaded { context: context.clone(), module })))
+    }
+
     /// A kernel by its name, put on the device now: the first launch of one that was not waits for the device.
     pub fn function(&self, name: &str) -> Result<Function> {
         let text =

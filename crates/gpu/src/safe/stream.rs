@@ -89,6 +89,45 @@ impl Stream {
         unsafe { driver::copy(to, from, bytes, self.handle) }
     }
 
+    /// As [`Self::copy`], from memory of a GPU to the host's. Error also: `from` is no memory of a GPU (any more).
+    ///
+    /// # Safety
+    /// As [`Self::copy`]; the GPU sees the host's range.
+    pub unsafe fn copy_to_host(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.context.enter()?;
+        // SAFETY: the stream lives, and its context is current; the ranges are the caller's.
+        unsafe {
+            driver::copy_to_host(
+                std::ptr::with_exposed_provenance_mut(to as usize),
+                from,
+                bytes,
+                self.handle,
+            )
+        }
+    }
+
+    /// As [`Self::copy`], from the host's memory to a GPU's. Error also: `to` is no memory of a GPU (any more).
+    ///
+    /// # Safety
+    /// As [`Self::copy`]; the GPU sees the host's range.
+    pub unsafe fn copy_from_host(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.context.enter()?;
+        // SAFETY: the stream lives, and its context is current; the ranges are the caller's.
+        unsafe {
+            driver::copy_from_host(to, std::ptr::with_exposed_provenance(from as usize), bytes, self.handle)
+        }
+    }
+
+    /// As [`Self::copy`], between memory of GPUs. Error also: one of them is none (any more).
+    ///
+    /// # Safety
+    /// As [`Self::copy`].
+    pub unsafe fn copy_on_device(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.context.enter()?;
+        // SAFETY: the stream lives, and its context is current; the ranges are the caller's.
+        unsafe { driver::copy_on_device(to, from, bytes, self.handle) }
+    }
+
     /// Marks the stream as one that must not be asked for its state.
     pub(super) fn records(&self, records: bool) {
         self.context.stream_records(self.handle, records);

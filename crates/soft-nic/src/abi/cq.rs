@@ -3,6 +3,7 @@
 //! Follows Linux `uverbs_std_types_cq.c` and `create_cq_user` in `drivers/infiniband/hw/mlx5/cq.c`.
 
 use super::attributes::{Command, refuse};
+use super::backing::check_queue;
 use super::commands::{Answer, Commands};
 use super::layout::{
     Writer, create_cq, create_cq_resp, destroy_cq_resp, mlx5_resize_cq, resize_cq, resize_cq_resp,
@@ -79,6 +80,7 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
             .then(|| u32::from(driver.u16(create_cq::UAR_PAGE_INDEX))),
         vector,
     };
+    check_queue(server, "CQ", &[request.buffer, request.record])?;
     let made = server.nic()?.create_cq(context, &request)?;
     let answer = Writer::<{ create_cq_resp::SIZE }>::new().u32(create_cq_resp::CQN, made.cqn).finish();
     let written = command
@@ -122,6 +124,7 @@ pub fn resize<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Writ
         cqe_size: driver.u16(at::CQE_SIZE).into(),
         buffer: driver.u64(at::BUF_ADDR),
     };
+    check_queue(server, "CQ", &[request.buffer])?;
     let handle = write.core_in.u32(resize_cq::CQ_HANDLE);
     let cqe = server.nic()?.resize_cq(file.context()?, handle, &request)?;
     let answer = Writer::<{ resize_cq_resp::SIZE }>::new().u32(resize_cq_resp::CQE, cqe).finish();

@@ -7,6 +7,7 @@
 
 mod ah;
 pub mod attributes;
+mod backing;
 pub mod clock;
 pub mod commands;
 pub mod control;

@@ -1,6 +1,7 @@
 //! Protection domains, memory regions and windows.
 
 use super::attributes::{Command, refuse};
+use super::backing;
 use super::commands::{Answer, Commands};
 use super::layout::{
     Writer, alloc_mw, alloc_mw_resp, alloc_pd_resp, mlx5_alloc_mw, mlx5_alloc_pd_resp, reg_mr, reg_mr_resp,
@@ -8,10 +9,9 @@ use super::layout::{
 };
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::write::{CORE_OUT, Write};
-use crate::device::command::{AllocMw, CommandError, RegMr, ReregMr};
+use crate::device::command::{AllocMw, RegMr, ReregMr};
 use crate::device::mr::check_access;
 use crate::device::rereg_change as change;
-use crate::dma::{DmaBuf, DmaBufError};
 
 /// `IBV_ACCESS_LOCAL_WRITE`.
 const ACCESS_LOCAL_WRITE: u32 = 1;
@@ -65,6 +65,7 @@ pub fn reg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'
         pd: write.core_in.u32(reg_mr::PD_HANDLE),
         access: write.core_in.u32(reg_mr::ACCESS_FLAGS),
     };
+    let backing = backing::of_addresses(server, request.start, request.length)?;
     // Bringing gigabytes of pages in takes long: not with the lock held, where every queue would wait. The device asks again
     // and finds them there; whatever is wrong is its to say, in its order.
     let _ =
@@ -78,6 +79,8 @@ pub fn reg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'
     let written = write.command.write(CORE_OUT, &answer);
     if written.is_err() {
         server.nic()?.dereg_mr(context, keys.handle)?;
+    } else if let Some(backing) = backing {
+        file.backing.insert(keys.handle, backing);
     }
     written
 }
@@ -95,10 +98,16 @@ pub fn rereg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write
         pd: input.u32(at::PD_HANDLE),
         access: input.u32(at::ACCESS_FLAGS),
     };
+    let moves = request.flags & change::TRANSLATION != 0;
+    let backing =
+        if moves { backing::of_addresses(server, request.start, request.length)? } else { None };
     let keys = server.nic()?.rereg_mr(file.context()?, &request)?;
-    if request.flags & change::TRANSLATION != 0 {
-        // Other memory from now on; a buffer that it was in until now has no user any more.
-        file.dma_bufs.remove(&request.mr);
+    if moves {
+        // Other memory from now on; what it was in until now has no user any more.
+        match backing {
+            Some(backing) => _ = file.backing.insert(request.mr, backing),
+            None => _ = file.backing.remove(&request.mr),
+        }
     }
     let answer = Writer::<{ rereg_mr_resp::SIZE }>::new()
         .u32(rereg_mr_resp::LKEY, keys.lkey)
@@ -130,34 +139,24 @@ pub fn reg_dma_buf<D: Commands>(
     check_access(access)?;
     let fd = command.number32(dma_buf::FD).map_or(-1, |number| number as i32);
     let write = access & ACCESS_LOCAL_WRITE != 0;
-    let buffer = DmaBuf::map(fd, offset, length, write, server.is_dma_buf)
-        .map_err(|error| refuse_buffer(server, &error))?;
-    let request = RegMr { start: buffer.address(), length, iova, pd, access };
+    let (start, buffer) = backing::of_dma_buf(server, fd, (offset, length, iova), write)?;
+    let request = RegMr { start, length, iova, pd, access };
     let keys = server.nic()?.reg_mr(context, &request)?;
     let written = command
         .give(dma_buf::HANDLE, keys.handle.into())
         .and_then(|()| command.write(dma_buf::RESP_LKEY, &keys.lkey.to_ne_bytes()))
         .and_then(|()| command.write(dma_buf::RESP_RKEY, &keys.rkey.to_ne_bytes()));
     match written {
-        Ok(()) => _ = file.dma_bufs.insert(keys.handle, buffer),
+        Ok(()) => _ = file.backing.insert(keys.handle, buffer),
         Err(_) => server.nic()?.dereg_mr(context, keys.handle)?,
     }
     written
 }
 
-/// What a card would reach and this NIC cannot is said on stderr, once.
-fn refuse_buffer<D: Commands>(server: &Server<D>, error: &DmaBufError) -> CommandError {
-    if matches!(error, DmaBufError::NotMappable { .. }) {
-        server
-            .note_refusal("MR.REG_DMABUF_MR of what cannot be mapped", &format!("MR.REG_DMABUF_MR: {error}"));
-    }
-    refuse(error.errno(), format!("MR.REG_DMABUF_MR: {error}"))
-}
-
-/// MR.DESTROY and DEREG_MR. A dma-buf is unmapped when the device uses it no more.
+/// MR.DESTROY and DEREG_MR. What lies beneath is let go when the device uses it no more: a dma-buf is unmapped.
 pub fn dereg<D: Commands>(server: &Server<D>, file: &mut OpenFile, handle: u32) -> Answer<()> {
     server.nic()?.dereg_mr(file.context()?, handle)?;
-    file.dma_bufs.remove(&handle);
+    file.backing.remove(&handle);
     Ok(())
 }
 

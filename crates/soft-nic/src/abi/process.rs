@@ -337,6 +337,7 @@ pub(super) fn counters(server: &Server<Nic<Host>>, nic: &mut Nic<Host>) -> Vec<(
             ("link_delay_ns", delay_ns),
         ])
         .chain(wire)
+        .chain(crate::dma::gpu::counters())
         .chain(server.manager.get().map(Manager::counters).unwrap_or_default())
         .collect()
 }

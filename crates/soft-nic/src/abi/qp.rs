@@ -6,6 +6,7 @@
 use roce::ServiceType;
 
 use super::attributes::{Command, refuse};
+use super::backing::check_queue;
 use super::commands::{Answer, Commands};
 use super::cq::check_event_fd;
 use super::layout::{
@@ -104,6 +105,7 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         user_index: driver.u32(create_qp::UIDX),
         uar_page: (mlx5_flags & MLX5_FLAG_UAR_PAGE != 0).then(|| driver.u32(create_qp::BFREG_INDEX)),
     };
+    check_queue(server, "QP", &[request.buffer, request.record])?;
     let made = server.nic()?.create_qp(context, &request)?;
     let cap = Writer::<{ qp_cap::SIZE }>::new()
         .u32(qp_cap::MAX_SEND_WR, made.cap.max_send_wr)

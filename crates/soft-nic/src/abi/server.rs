@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use super::backing::Backing;
 use super::attributes::{Command, Kind, Method, bytes, may, must, refuse};
 use super::clock::Clock;
 use super::commands::{Answer, Commands};
@@ -25,7 +26,7 @@ use crate::config::Config;
 use crate::device::command::{CommandError, ContextId};
 use crate::device::model::DeviceConfig;
 use crate::dma::dma_buf::{Recognise, is_dma_buf};
-use crate::dma::{DevicePages, DmaBuf, Memory, UarPage};
+use crate::dma::{DevicePages, Memory, UarPage};
 
 /// Driver part of a command: input, output.
 pub const UHW_IN: u16 = 0x1000;
@@ -242,8 +243,8 @@ pub struct OpenFile {
     pub uars: BTreeMap<u32, Arc<UarPage>>,
     /// Completion channels of CQs, by the CQ's handle.
     pub cq_channels: BTreeMap<u32, u32>,
-    /// Mapped dma-bufs, by the handle of the region that is in one.
-    pub dma_bufs: BTreeMap<u32, DmaBuf>,
+    /// What lies beneath regions, by their handles.
+    pub backing: BTreeMap<u32, Backing>,
 }
 
 impl OpenFile {
@@ -254,7 +255,7 @@ impl OpenFile {
             context: None,
             uars: BTreeMap::new(),
             cq_channels: BTreeMap::new(),
-            dma_bufs: BTreeMap::new(),
+            backing: BTreeMap::new(),
         }
     }
 

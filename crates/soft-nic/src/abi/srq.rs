@@ -4,6 +4,7 @@
 //! Left out: queues of the types XRC and tag matching.
 
 use super::attributes::{Command, refuse};
+use super::backing::check_queue;
 use super::commands::{Answer, Commands};
 use super::cq::check_event_fd;
 use super::layout::{
@@ -114,6 +115,7 @@ fn make<D: Commands>(
     answer: impl FnOnce(&CreatedSrq) -> Answer<()>,
 ) -> Answer<()> {
     let context = file.context()?;
+    check_queue(server, "SRQ", &[request.buffer, request.record])?;
     let made = server.nic()?.create_srq(context, request)?;
     let written = answer(&made);
     if written.is_err() {

@@ -4,7 +4,8 @@
 //! `lseek(SEEK_END)` leads (`Documentation/driver-api/dma-buf.rst`), and its pages are reached by `mmap`, where the exporter
 //! allows one. Most exporters map pages that the kernel lends to nobody (`VM_PFNMAP`: udmabuf, the system heap): a peer's
 //! `process_vm_readv` fails on them, and so does populating them in advance. So the ranges of all mappings are known here: a
-//! payload out of one is copied by its owner ([`can_be_lent`]). Left out: buffers in a GPU's memory, which are not to be mapped.
+//! payload out of one is copied by its owner ([`can_be_lent`]). Left out: buffers in a GPU's memory, which are not to be mapped:
+//! `gpu` finds those.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -53,11 +54,14 @@ pub enum DmaBufError {
     },
     /// The exporter refuses to have it mapped.
     #[error(
-        "its exporter lets no program map it (errno {errno}), as of a GPU's memory, which this NIC cannot reach"
+        "its exporter lets no program map it (errno {errno}), as of a GPU's memory, and no memory of a GPU that this process \
+         allocated holds its {size:#x} bytes where iova says"
     )]
     NotMappable {
         /// What `mmap` said.
         errno: i32,
+        /// Bytes of the whole buffer.
+        size: u64,
     },
     /// No memory for a mapping, or [`MAX_DMA_BUFS`] are there.
     #[error("no room for one more mapping")]
@@ -134,7 +138,7 @@ impl DmaBuf {
         };
         let memory = memory.map_err(|error| match error.raw_os_error() {
             Some(libc::ENOMEM) => DmaBufError::Exhausted,
-            errno => DmaBufError::NotMappable { errno: errno.unwrap_or(0) },
+            errno => DmaBufError::NotMappable { errno: errno.unwrap_or(0), size },
         })?;
         let range = KnownRange::new(memory.address(), mapped as u64, writable);
         let range = range.ok_or(DmaBufError::Exhausted)?;

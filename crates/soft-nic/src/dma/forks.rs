@@ -8,7 +8,7 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
-use super::dma_buf;
+use super::{dma_buf, gpu};
 use super::socket::abstract_address;
 use super::system::{check, moved_high};
 
@@ -26,6 +26,7 @@ pub fn fork_generation() -> u32 {
     extern "C" fn in_child() {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         dma_buf::forget_all();
+        gpu::forget_all();
         for place in &OWN {
             let raw = place.swap(FREE, Ordering::Relaxed);
             if raw >= 0 {

@@ -4,6 +4,7 @@
 //! application did to the pages since (unmapped, protected, truncated the file behind) is a [`Fault`].
 
 use super::guard::Guard;
+use super::gpu::{self, Atomic};
 use super::{Fault, Memory, Order, Segment, Segments, system};
 
 /// Relaxed copies are in order below this length.
@@ -49,8 +50,20 @@ impl Host {
     }
 
     #[inline(always)]
-    fn copy_piece(&self, to: u64, from: u64, len: u64, order: Order, last: bool) -> Result<(), Fault> {
+    pub(super) fn copy_piece(
+        &self,
+        to: u64,
+        from: u64,
+        len: u64,
+        order: Order,
+        last: bool,
+    ) -> Result<(), Fault> {
         let ordered = order == Order::Increasing;
+        if gpu::exist()
+            && let Some(done) = gpu::copy(self, to, from, len, ordered && last)
+        {
+            return done;
+        }
         if !(ordered && last) {
             return self.copy_bytes(to, from, len as usize, ordered);
         }
@@ -65,6 +78,11 @@ impl Host {
     }
 
     pub(super) fn copy_bytes(&self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
+        if gpu::exist()
+            && let Some(done) = gpu::copy(self, to, from, len as u64, false)
+        {
+            return done;
+        }
         // A string instruction takes longer to start than a short copy to finish.
         let ordered = ordered || len < STRING_BYTES;
         // SAFETY: both sides are application memory, or a ring or bounce word that this module owns, as the device
@@ -73,6 +91,11 @@ impl Host {
     }
 
     pub(super) fn store(&self, addr: u64, value: u64, size: usize) -> Result<(), Fault> {
+        if gpu::exist()
+            && let Some(done) = gpu::copy(self, addr, &raw const value as u64, size as u64, true)
+        {
+            return done;
+        }
         // SAFETY: application memory that the device may write, as above.
         unsafe { self.guard.store(addr, value, size) }
     }
@@ -96,12 +119,18 @@ fn aligned(addr: u64, size: u64) -> Result<(), Fault> {
 
 impl Memory for Host {
     fn read(&self, addr: u64, out: &mut [u8]) -> Result<(), Fault> {
+        if gpu::exist()
+            && let Some(done) = gpu::copy(self, out.as_mut_ptr() as u64, addr, out.len() as u64, false)
+        {
+            return done;
+        }
         // SAFETY: `out` is ours to overwrite; a bad `addr` is recovered.
         unsafe { self.guard.copy(out.as_mut_ptr() as u64, addr, out.len(), true) }
     }
 
     fn load32(&self, addr: u64) -> Result<u32, Fault> {
         aligned(addr, 4)?;
+        // Queues and their records, which alone are read by words, never lie in a GPU's memory.
         self.guard.load32(addr)
     }
 
@@ -113,6 +142,12 @@ impl Memory for Host {
     fn write(&self, addr: u64, bytes: &[u8], relaxed: bool) -> Result<(), Fault> {
         if bytes.is_empty() {
             return Ok(());
+        }
+        if gpu::exist()
+            && let Some(done) =
+                gpu::copy(self, addr, bytes.as_ptr() as u64, bytes.len() as u64, !relaxed)
+        {
+            return done;
         }
         if relaxed {
             return self.copy_bytes(addr, bytes.as_ptr() as u64, bytes.len(), false);
@@ -132,18 +167,33 @@ impl Memory for Host {
 
     fn compare_swap32(&self, addr: u64, compare: u32, swap: u32) -> Result<u32, Fault> {
         aligned(addr, 4)?;
+        if gpu::exist()
+            && let Some(old) = gpu::atomic(self, addr, Atomic::CompareSwap32 { compare, swap })
+        {
+            return old.map(|old| old as u32);
+        }
         // SAFETY: application memory that the device may write.
         unsafe { self.guard.compare_swap32(addr, compare, swap) }
     }
 
     fn compare_swap64(&self, addr: u64, compare: u64, swap: u64) -> Result<u64, Fault> {
         aligned(addr, 8)?;
+        if gpu::exist()
+            && let Some(old) = gpu::atomic(self, addr, Atomic::CompareSwap { compare, swap })
+        {
+            return old;
+        }
         // SAFETY: application memory that the device may write.
         unsafe { self.guard.compare_swap64(addr, compare, swap) }
     }
 
     fn fetch_add64(&self, addr: u64, add: u64) -> Result<u64, Fault> {
         aligned(addr, 8)?;
+        if gpu::exist()
+            && let Some(old) = gpu::atomic(self, addr, Atomic::FetchAdd { add })
+        {
+            return old;
+        }
         // SAFETY: application memory that the device may write.
         unsafe { self.guard.fetch_add64(addr, add) }
     }

@@ -8,7 +8,7 @@
 use std::io;
 
 use super::host::Host;
-use super::{Fault, Memory, Order, Segment, Segments, system};
+use super::{Fault, Memory, Order, Segment, Segments, gpu, system};
 
 /// Pieces a system call carries: four SGE lists' worth, well below the kernel's limit (IOV_MAX, 1024).
 const PIECES: usize = 128;
@@ -18,6 +18,9 @@ const TAIL: usize = 1024;
 
 /// Most bytes of one call: about a millisecond, after which it is asked again whether the copy is still wanted.
 const STRETCH: u64 = 4 << 20;
+
+/// Bytes that are on their way to a GPU's memory at a time, by way of ours.
+const GPU_PIECE: u64 = 256 << 10;
 
 /// Times that a copy is tried before a passing error counts.
 const TRIES: usize = 4;
@@ -112,6 +115,9 @@ impl PeerMemory {
         order: Order,
         go_on: &dyn Fn() -> bool,
     ) -> Result<(), PeerError> {
+        if gpu::touched_by(to) {
+            return self.read_staged(host, to, from, len, order, go_on);
+        }
         let end = match order {
             Order::Increasing => end_of(to, len),
             Order::Relaxed => None,
@@ -127,6 +133,41 @@ impl PeerMemory {
             return Err(PeerError::Stopped);
         }
         Ok(host.write(end.addr, &bounce[..end.len as usize], false)?)
+    }
+
+    /// Into memory that the kernel cannot write, a GPU's: by way of ours, in pieces.
+    fn read_staged(
+        &self,
+        host: &Host,
+        to: &[Segment],
+        from: &[Segment],
+        len: u64,
+        order: Order,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<(), PeerError> {
+        let mut bounce = vec![0u8; len.min(GPU_PIECE) as usize];
+        let (mut to, mut from) = (Segments::new(to), Segments::new(from));
+        let mut left = len;
+        while left > 0 {
+            let Some(target) = to.peek(left.min(GPU_PIECE)) else { return Err(PeerError::TooShort { len }) };
+            let held = [Segment { addr: bounce.as_mut_ptr() as u64, len: target.len }];
+            let mut theirs = Vec::new();
+            let mut wanted = target.len;
+            while let Some(piece) = from.peek(wanted) {
+                from.advance(piece.len);
+                wanted -= piece.len;
+                theirs.push(piece);
+            }
+            self.transfer(&held, &theirs, target.len, None, go_on)?;
+            left -= target.len;
+            if left == 0 && !go_on() {
+                return Err(PeerError::Stopped);
+            }
+            let piece_order = if left == 0 { order } else { Order::Relaxed };
+            host.copy(&[target], &held, target.len, piece_order)?;
+            to.advance(target.len);
+        }
+        Ok(())
     }
 
     /// `held`: where the last bytes of the local side go for now.

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 pub use super::forks::{TurnSocket, fork_generation};
-use super::{Fault, dma_buf};
+use super::{Fault, dma_buf, gpu};
 
 /// Bytes of a page; x86-64 has no other base size.
 pub const PAGE: usize = 4096;
@@ -276,6 +276,9 @@ pub(super) fn populate(addr: u64, len: u64, write: bool) -> Result<(), Fault> {
     let end = end.checked_next_multiple_of(PAGE as u64).ok_or(fault)?;
     // A dma-buf's pages are there as long as it is mapped; most exporters' cannot be asked for in advance.
     if let Some(known) = dma_buf::probe(addr, addr + len, write) {
+        return known;
+    }
+    if let Some(known) = gpu::probe(addr, addr + len) {
         return known;
     }
     let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };

@@ -7,7 +7,7 @@ use super::peers::Outgoing;
 use super::record::{self, Form, MAX_FRAGMENT, MAX_SEGMENTS};
 use super::shared_memory::{ChannelState, Lane};
 use super::{Link, MAX_INLINE, NoPeer, PathAddress, Payload, Position, Room, SendError, Sent};
-use crate::dma::{RingMemory, Segment, Segments, can_be_lent, total};
+use crate::dma::{RingMemory, Segment, Segments, can_be_lent, gpu, total};
 
 impl Link {
     /// Sends a request, or the fragment of it that `request.fragment` names.
@@ -28,7 +28,7 @@ impl Link {
         let staged_part;
         let mut request = request;
         let staged = self.config.staging || outgoing.producer.state() == ChannelState::Staged;
-        let staged = staged || !lendable(payload);
+        let staged = staged || !lendable(payload, slot == self.fabric.slot());
         let head = 8 * record::REQUEST_WORDS
             + if record::carries_path(request) { 8 * record::PATH_WORDS } else { 0 };
         let offset = u64::from(request.fragment.offset);
@@ -106,7 +106,7 @@ impl Link {
             return Err(SendError::Length { have: whole, want: offset.into() });
         };
         let staged = self.config.staging || outgoing.producer.state() == ChannelState::Staged;
-        let staged = staged || !lendable(payload);
+        let staged = staged || !lendable(payload, slot == self.fabric.slot());
         self.segments.clear();
         let (form, carried) = match payload {
             Payload::Segments(from) if !staged && rest > MAX_INLINE as u64 => {
@@ -163,10 +163,11 @@ impl Link {
 }
 
 /// Whether the receiver may copy the payload out of our memory by itself; short ones it never does.
+/// Within one process (`own`) the NIC reaches a GPU's memory at either end.
 #[inline]
-fn lendable(payload: Payload<'_>) -> bool {
+fn lendable(payload: Payload<'_>, own: bool) -> bool {
     match payload {
-        Payload::Segments(from) => can_be_lent(from),
+        Payload::Segments(from) => can_be_lent(from) && (own || gpu::can_be_lent(from)),
         Payload::Nothing | Payload::Inline(_) => true,
     }
 }

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
+use super::super::backing::Backing;
 use super::{Bench, Call};
 use crate::config::Config;
 use crate::dma::system::memfd;
@@ -44,6 +45,13 @@ fn start(bench: &Bench) -> u64 {
     u64::from_str_radix(start, 16).expect(line)
 }
 
+fn address_of(bench: &Bench) -> u64 {
+    match &bench.file.backing[&5] {
+        Backing::DmaBuf(buffer) => buffer.address(),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn a_dma_buf_is_mapped_and_registered_under_its_iova_until_it_is_deregistered_by_either_command() {
     let host = Host::new().unwrap();
@@ -68,13 +76,13 @@ fn a_dma_buf_is_mapped_and_registered_under_its_iova_until_it_is_deregistered_by
         );
         let asked = bench.asked().concat();
         assert!(asked.contains("length: 1000, iova: 7000000000018, pd: 4, access: f"), "{asked}");
-        let address = bench.file.dma_bufs[&5].address();
+        let address = address_of(&bench);
         assert!(asked.contains(&format!("start: {address:x},")), "{asked}");
         let mut found = [0; 8];
         host.read(address, &mut found).unwrap();
         assert_eq!(&found, b"far away");
         deregistration.run(&mut bench).unwrap();
-        assert!(bench.file.dma_bufs.is_empty(), "{name}");
+        assert!(bench.file.backing.is_empty(), "{name}");
     }
 }
 
@@ -86,7 +94,7 @@ fn a_region_that_only_changes_its_rights_keeps_its_buffer() {
     let mut request = [0; 48];
     (request[8], request[12]) = (5, 4);
     Call::write(0xb).input(0, &request).output(1, 8).run(&mut bench).unwrap();
-    assert_eq!(bench.file.dma_bufs.len(), 1);
+    assert_eq!(bench.file.backing.len(), 1);
 }
 
 #[test]
@@ -124,7 +132,7 @@ fn what_a_kernel_refuses_is_refused_with_its_errno_and_nothing_stays_mapped() {
     assert_eq!(unwritable.run(&mut bench), Err(libc::EFAULT), "the answer cannot be written");
     let asked = bench.asked();
     assert_eq!(asked.last().map(String::as_str), Some("dereg_mr 5"), "{asked:?}");
-    assert!(bench.file.dma_bufs.is_empty());
+    assert!(bench.file.backing.is_empty());
 }
 
 #[test]

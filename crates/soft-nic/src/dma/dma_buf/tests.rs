@@ -72,13 +72,13 @@ fn what_its_exporter_does_not_map_is_not_supported() {
     // SAFETY: plain system call on our descriptor.
     unsafe { libc::fcntl(sealed.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_WRITE) };
     let refused = DmaBuf::map(sealed.as_raw_fd(), 0, 4096, true, any).unwrap_err();
-    assert_eq!(refused, DmaBufError::NotMappable { errno: libc::EPERM });
+    assert_eq!(refused, DmaBufError::NotMappable { errno: libc::EPERM, size: SIZE });
     assert_eq!(refused.errno(), libc::EOPNOTSUPP);
     // Opened for reading alone: good for a region that nobody writes to.
     let fd = buffer();
     let readable = File::open(format!("/proc/self/fd/{}", fd.as_raw_fd())).unwrap();
     let map = |write| DmaBuf::map(readable.as_raw_fd(), 0, 4096, write, any);
-    assert_eq!(map(true).unwrap_err(), DmaBufError::NotMappable { errno: libc::EACCES });
+    assert_eq!(map(true).unwrap_err(), DmaBufError::NotMappable { errno: libc::EACCES, size: SIZE });
     let mapped = map(false).unwrap();
     let host = Host::new().unwrap();
     assert_eq!(host.probe(mapped.address(), 4096, false), Ok(()));

@@ -1,0 +1,707 @@
+/* Regions in a GPU's memory through the distribution's libibverbs; CUDA's driver is found at run time, as a program does that has
+ * to start without one. Content is checked after every message, with the bytes around it.
+ *
+ * usage: gpu_memory one|pair|pair-host GID_INDEX   every operation, direction and size; in one process, between two that both
+ *                                                  use CUDA, between one that does and one that does not
+ *        gpu_memory refusals|freed|lost GID_INDEX  what is refused; memory that is freed under its region; a lost context
+ *        gpu_memory calls|waits GID_INDEX          what a program does beside its traffic; kernels that wait for a message
+ *        gpu_memory speed|pair-speed GID_INDEX     how fast, as lines `SPEED what value unit`
+ * QUICK=1: fewer sizes.
+ */
+#define _GNU_SOURCE
+#include "loopback.h"
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#define ALL (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC)
+#define SIZE ((16 << 20) + 65536)
+#define EDGE 32
+
+static double now_us(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+}
+
+/* ---- the driver ---- */
+static int (*init_)(unsigned), (*device_get)(int *, int), (*retain)(void **, int), (*set_current)(void *);
+static int (*mem_alloc)(uint64_t *, size_t), (*mem_free)(uint64_t), (*to_device)(uint64_t, const void *, size_t);
+static int (*to_host)(void *, uint64_t, size_t), (*managed)(uint64_t *, size_t, unsigned), (*synchronise)(void);
+static int (*module_load)(void **, const void *), (*get_function)(void **, void *, const char *);
+static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+static int (*host_alloc)(void **, size_t, unsigned), (*host_free)(void *), (*stream_query)(void *);
+static void *context;
+static int with_cuda;
+
+#define CUDA(call)                                                                                              \
+	do {                                                                                                    \
+		int code = (call);                                                                              \
+		if (code != 0) {                                                                                \
+			fprintf(stderr, "%s:%d: %s: CUDA error %d\n", __FILE__, __LINE__, #call, code);         \
+			exit(1);                                                                                \
+		}                                                                                               \
+	} while (0)
+
+static void *symbol(void *library, const char *name)
+{
+	void *found = dlsym(library, name);
+	if (found == NULL)
+		fprintf(stderr, "the driver has no %s\n", name);
+	CHECK(found != NULL);
+	return found;
+}
+
+static void cuda_start(void)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	if (library == NULL)
+		fprintf(stderr, "%s\n", dlerror());
+	CHECK(library != NULL);
+	struct { void *place; const char *name; } table[] = {
+		{ &init_, "cuInit" }, { &device_get, "cuDeviceGet" }, { &retain, "cuDevicePrimaryCtxRetain" },
+		{ &set_current, "cuCtxSetCurrent" }, { &mem_alloc, "cuMemAlloc_v2" }, { &mem_free, "cuMemFree_v2" },
+		{ &to_device, "cuMemcpyHtoD_v2" }, { &to_host, "cuMemcpyDtoH_v2" }, { &managed, "cuMemAllocManaged" },
+		{ &synchronise, "cuCtxSynchronize" }, { &module_load, "cuModuleLoadData" },
+		{ &get_function, "cuModuleGetFunction" }, { &launch, "cuLaunchKernel" },
+		{ &host_alloc, "cuMemHostAlloc" }, { &host_free, "cuMemFreeHost" }, { &stream_query, "cuStreamQuery" },
+	};
+	for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+		*(void **)table[i].place = symbol(library, table[i].name);
+	int device;
+	CUDA(init_(0));
+	CUDA(device_get(&device, 0));
+	CUDA(retain(&context, device));
+	CUDA(set_current(context));
+	with_cuda = 1;
+}
+
+/* ---- one end ---- */
+enum { HOST, GPU };
+struct place {
+	uint64_t addr;
+	struct ibv_mr *mr;
+};
+struct name {
+	uint64_t addr;
+	uint32_t rkey, qpn;
+	union ibv_gid gid;
+	uint16_t lid;
+};
+static struct endpoint it, second;
+static struct place places[2][2]; /* of `it`, of `second` in one process; in the host's and in the GPU's memory */
+static int gid_index, quick;
+static uint8_t *scratch;
+
+static uint8_t pattern(uint64_t i, unsigned seed)
+{
+	return (uint8_t)((i * 2654435761u >> 8) + i + seed * 37 + 1);
+}
+
+static void store(struct place *at, int kind, uint64_t offset, uint64_t length)
+{
+	if (kind == GPU)
+		CUDA(to_device(at->addr + offset, scratch, length));
+	else
+		memcpy((void *)(at->addr + offset), scratch, length);
+}
+
+static void fill(struct place *at, int kind, uint64_t offset, uint64_t length, unsigned seed)
+{
+	for (uint64_t i = 0; i < length; i++)
+		scratch[i] = seed ? pattern(i, seed) : 0xee;
+	store(at, kind, offset, length);
+}
+
+/* Whether `length` bytes are the pattern, and the edges what they were. */
+static int holds(struct place *at, int kind, uint64_t offset, uint64_t length, unsigned seed)
+{
+	uint64_t first = offset - EDGE, all = length + 2 * EDGE;
+	if (kind == GPU)
+		CUDA(to_host(scratch, at->addr + first, all));
+	else
+		memcpy(scratch, (void *)(at->addr + first), all);
+	for (uint64_t i = 0; i < all; i++) {
+		uint8_t wanted = i < EDGE || i >= EDGE + length ? 0xee : pattern(i - EDGE, seed);
+		if (scratch[i] != wanted) {
+			fprintf(stderr, "byte %ld of %lu at offset %lu in the %s: %#x, not %#x\n", (long)i - EDGE,
+				(unsigned long)length, (unsigned long)offset, kind == GPU ? "GPU" : "host", scratch[i], wanted);
+			return 0;
+		}
+	}
+	return 1;
+}
+
+static void make_places(struct endpoint *of, struct place *at, int gpu)
+{
+	void *host = aligned_alloc(4096, SIZE);
+	CHECK(host != NULL);
+	memset(host, 0xee, SIZE);
+	at[HOST].addr = (uintptr_t)host;
+	CHECK((at[HOST].mr = ibv_reg_mr(of->pd, host, SIZE, ALL)) != NULL);
+	if (!gpu)
+		return;
+	CUDA(mem_alloc(&at[GPU].addr, SIZE));
+	CHECK((at[GPU].mr = ibv_reg_mr(of->pd, (void *)at[GPU].addr, SIZE, ALL)) != NULL);
+}
+
+static struct name name_of(struct endpoint *of)
+{
+	struct name name = { .qpn = of->qp->qp_num };
+	struct ibv_port_attr port;
+	CHECK(ibv_query_port(of->context, 1, &port) == 0);
+	name.lid = port.lid;
+	if (gid_index >= 0)
+		CHECK(ibv_query_gid(of->context, 1, gid_index, &name.gid) == 0);
+	return name;
+}
+
+static void join(struct endpoint *of, const struct name *peer)
+{
+	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL };
+	CHECK(ibv_modify_qp(of->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	struct ibv_qp_attr rtr = {
+		.qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .dest_qp_num = peer->qpn, .rq_psn = 7,
+		.max_dest_rd_atomic = 4, .min_rnr_timer = 12, .ah_attr = { .dlid = peer->lid, .port_num = 1 },
+	};
+	if (gid_index >= 0) {
+		rtr.ah_attr.is_global = 1;
+		rtr.ah_attr.grh.sgid_index = gid_index;
+		rtr.ah_attr.grh.hop_limit = 1;
+		rtr.ah_attr.grh.dgid = peer->gid;
+	}
+	CHECK(ibv_modify_qp(of->qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+					  IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
+	struct ibv_qp_attr rts = {
+		.qp_state = IBV_QPS_RTS, .timeout = 20, .retry_cnt = 7, .rnr_retry = 7, .sq_psn = 7, .max_rd_atomic = 4,
+	};
+	CHECK(ibv_modify_qp(of->qp, &rts, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+					  IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0);
+}
+
+/* ---- the other end: in this process, or asked over a socket ---- */
+struct order {
+	enum { FILL, HOLDS, RECEIVE, RECEIVED, WHERE, END } what;
+	int kind;
+	uint64_t offset, length;
+	unsigned seed;
+};
+static int peer_socket = -1;
+
+static struct name serve(struct endpoint *of, struct place *at, const struct order *order)
+{
+	struct name answer = { .qpn = 1 };
+	struct place *place = &at[order->kind];
+	struct ibv_sge sge = { .addr = place->addr + order->offset, .length = (uint32_t)order->length };
+	struct ibv_recv_wr *bad, receive = { .sg_list = &sge, .num_sge = 1 };
+	switch (order->what) {
+	case FILL:
+		fill(place, order->kind, order->offset, order->length, order->seed);
+		break;
+	case HOLDS:
+		answer.qpn = (uint32_t)holds(place, order->kind, order->offset, order->length, order->seed);
+		break;
+	case RECEIVE:
+		sge.lkey = place->mr->lkey;
+		CHECK(ibv_post_recv(of->qp, &receive, &bad) == 0);
+		break;
+	case RECEIVED:
+		CHECK(completion(of) == IBV_WC_SUCCESS);
+		break;
+	case WHERE:
+		answer.addr = place->addr;
+		answer.rkey = place->mr->rkey;
+		break;
+	case END:
+		break;
+	}
+	return answer;
+}
+
+static struct name peer(struct order order)
+{
+	struct name answer;
+	if (peer_socket < 0)
+		return serve(&second, places[1], &order);
+	CHECK(write(peer_socket, &order, sizeof order) == sizeof order);
+	CHECK(read(peer_socket, &answer, sizeof answer) == sizeof answer);
+	return answer;
+}
+
+static void serve_all(void)
+{
+	struct order order;
+	do {
+		CHECK(read(peer_socket, &order, sizeof order) == sizeof order);
+		struct name answer = serve(&it, places[0], &order);
+		CHECK(write(peer_socket, &answer, sizeof answer) == sizeof answer);
+	} while (order.what != END);
+}
+
+/* Two ends; `peer_gpu`: the other one has a GPU too. Returns in both processes, in the other one after serving. */
+static int start(int processes, int peer_gpu)
+{
+	int ends[2], other = 0;
+	if (processes == 2) {
+		CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+		pid_t child = fork();
+		CHECK(child >= 0);
+		other = child == 0;
+		peer_socket = ends[other];
+		close(ends[!other]);
+	}
+	if (!other || peer_gpu)
+		cuda_start();
+	CHECK((scratch = malloc(SIZE)) != NULL);
+	it = endpoint_new();
+	make_places(&it, places[0], with_cuda);
+	struct name mine = name_of(&it), theirs;
+	if (processes == 1) {
+		second = endpoint_new();
+		make_places(&second, places[1], 1);
+		theirs = name_of(&second);
+		join(&second, &mine);
+	} else {
+		CHECK(write(peer_socket, &mine, sizeof mine) == sizeof mine);
+		CHECK(read(peer_socket, &theirs, sizeof theirs) == sizeof theirs);
+	}
+	join(&it, &theirs);
+	if (processes == 2) {
+		CHECK(write(peer_socket, "x", 1) == 1);
+		CHECK(read(peer_socket, &(char){ 0 }, 1) == 1);
+	}
+	if (other)
+		serve_all();
+	return other;
+}
+
+/* ---- messages ---- */
+static void post(enum ibv_wr_opcode opcode, int mine, uint64_t offset, uint64_t length, struct name theirs, uint64_t there)
+{
+	struct place *at = &places[0][mine];
+	struct ibv_sge sge = { .addr = at->addr + offset, .length = (uint32_t)length, .lkey = at->mr->lkey };
+	struct ibv_send_wr *bad, request = {
+		.sg_list = &sge, .num_sge = 1, .opcode = opcode, .send_flags = IBV_SEND_SIGNALED, .imm_data = 42,
+		.wr.rdma = { .remote_addr = theirs.addr + there, .rkey = theirs.rkey },
+	};
+	CHECK(ibv_post_send(it.qp, &request, &bad) == 0);
+}
+
+static void one_message(enum ibv_wr_opcode opcode, int mine, int theirs, uint64_t length, uint64_t here, uint64_t there)
+{
+	static unsigned seed;
+	struct name where = peer((struct order){ .what = WHERE, .kind = theirs });
+	int inward = opcode == IBV_WR_RDMA_READ, receives = opcode == IBV_WR_SEND || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+	struct place *at = &places[0][mine];
+	here += EDGE;
+	there += EDGE;
+	seed = seed % 250 + 1;
+	if (inward)
+		fill(at, mine, here - EDGE, length + 2 * EDGE, 0);
+	else
+		fill(at, mine, here, length, seed);
+	if (inward)
+		peer((struct order){ FILL, theirs, there, length, seed });
+	else
+		peer((struct order){ FILL, theirs, there - EDGE, length + 2 * EDGE, 0 });
+	if (receives)
+		peer((struct order){ RECEIVE, theirs, there, length, 0 });
+	post(opcode, mine, here, length, where, there);
+	CHECK(completion(&it) == IBV_WC_SUCCESS);
+	if (receives)
+		peer((struct order){ .what = RECEIVED, .kind = theirs });
+	if (inward)
+		CHECK(holds(at, mine, here, length, seed));
+	else
+		CHECK(peer((struct order){ HOLDS, theirs, there, length, seed }).qpn);
+}
+
+static void atomics(int mine, int theirs)
+{
+	struct name where = peer((struct order){ .what = WHERE, .kind = theirs });
+	struct place *at = &places[0][mine];
+	for (unsigned round = 1; round <= 3; round++) {
+		uint64_t value, old;
+		peer((struct order){ FILL, theirs, 64, 8, round });
+		for (int i = 0; i < 8; i++)
+			((uint8_t *)&value)[i] = pattern((uint64_t)i, round);
+		struct ibv_sge sge = { .addr = at->addr + 128, .length = 8, .lkey = at->mr->lkey };
+		struct ibv_send_wr *bad, request = { .sg_list = &sge, .num_sge = 1, .send_flags = IBV_SEND_SIGNALED };
+		request.wr.atomic.remote_addr = where.addr + 64;
+		request.wr.atomic.rkey = where.rkey;
+		/* Round 1 adds, 2 swaps, 3 finds another value. */
+		request.opcode = round == 1 ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_ATOMIC_CMP_AND_SWP;
+		request.wr.atomic.compare_add = round == 1 ? 5 : round == 2 ? value : ~value;
+		request.wr.atomic.swap = 0x0123456789abcdef;
+		CHECK(ibv_post_send(it.qp, &request, &bad) == 0);
+		CHECK(completion(&it) == IBV_WC_SUCCESS);
+		if (mine == GPU)
+			CUDA(to_host(&old, at->addr + 128, 8));
+		else
+			old = *(uint64_t *)(at->addr + 128);
+		CHECK(old == value);
+		/* What is there now, by a READ. */
+		post(IBV_WR_RDMA_READ, mine, 256, 8, where, 64);
+		CHECK(completion(&it) == IBV_WC_SUCCESS);
+		if (mine == GPU)
+			CUDA(to_host(&old, at->addr + 256, 8));
+		else
+			old = *(uint64_t *)(at->addr + 256);
+		CHECK(old == (round == 1 ? value + 5 : round == 2 ? 0x0123456789abcdef : value));
+	}
+}
+
+static void contents(int peer_gpu)
+{
+	static const uint64_t all[] = { 1, 2, 3, 7, 8, 15, 64, 65, 1000, 4096, 4097, 16384, 16385, 32768, 32769, 65536, 65543,
+					100001, 262144, 262145, 1048576, 1048581, 16777216 };
+	static const uint64_t few[] = { 1, 8, 65, 4097, 16385, 32769, 65543, 600001 };
+	const uint64_t *sizes = quick ? few : all;
+	size_t count = quick ? sizeof few / sizeof *few : sizeof all / sizeof *all;
+	enum ibv_wr_opcode opcodes[] = { IBV_WR_RDMA_WRITE, IBV_WR_RDMA_READ, IBV_WR_SEND, IBV_WR_RDMA_WRITE_WITH_IMM };
+	int messages = 0;
+	for (int mine = 0; mine < 2; mine++)
+		for (int theirs = 0; theirs <= peer_gpu; theirs++) {
+			if (mine == HOST && theirs == HOST)
+				continue;
+			for (size_t s = 0; s < count; s++)
+				for (size_t o = 0; o < 4; o++, messages++)
+					one_message(opcodes[o], mine, theirs, sizes[s], s * 13 % 64 + (o == 1), o * 7 + s % 3);
+			atomics(mine, theirs);
+		}
+	printf("%d messages\n", messages);
+}
+
+/* ---- what is refused, and what goes wrong ---- */
+static int refused(uint64_t addr, size_t length, int number)
+{
+	errno = 0;
+	return ibv_reg_mr(it.pd, (void *)addr, length, ALL) == NULL && errno == number;
+}
+
+static void refusals(void)
+{
+	uint64_t first, moving;
+	CUDA(mem_alloc(&first, 1 << 20));
+	CUDA(managed(&moving, 1 << 20, 1));
+	CHECK(refused(moving, 1 << 20, EFAULT));
+	CHECK(refused(first, (1 << 20) + 1, EFAULT));
+	CHECK(refused(first + 4096, 1 << 20, EFAULT));
+	struct ibv_mr *mr = ibv_reg_mr(it.pd, (void *)(first + 100), (1 << 20) - 100, ALL);
+	CHECK(mr != NULL && ibv_dereg_mr(mr) == 0);
+	CUDA(mem_free(first));
+	CHECK(refused(first, 4096, EFAULT));
+	/* A dma-buf: by the device address alone, and of nothing that does not hold all of it. */
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	int (*handle)(void *, uint64_t, size_t, int, unsigned long long) = symbol(library, "cuMemGetHandleForAddressRange");
+	uint64_t big, small;
+	int fd = -1;
+	CUDA(mem_alloc(&big, 4 << 20));
+	CUDA(mem_alloc(&small, 2 << 20));
+	int code = handle(&fd, big, 4 << 20, 1, 0);
+	if (code != 0) {
+		printf("no dma-buf: CUDA error %d\n", code);
+		return;
+	}
+	errno = 0;
+	CHECK(ibv_reg_dmabuf_mr(it.pd, 0, 4 << 20, 0, fd, ALL) == NULL && errno == EOPNOTSUPP);
+	CHECK(ibv_reg_dmabuf_mr(it.pd, 0, 2 << 20, small, fd, ALL) == NULL);
+	CHECK(ibv_reg_dmabuf_mr(it.pd, 0, 4096, (uintptr_t)scratch & ~4095ull, fd, ALL) == NULL);
+	mr = ibv_reg_dmabuf_mr(it.pd, 65536, 1 << 20, big + 65536, fd, ALL);
+	CHECK(mr != NULL && close(fd) == 0);
+	struct place kept = places[0][GPU];
+	places[0][GPU] = (struct place){ big, mr };
+	one_message(IBV_WR_RDMA_WRITE, GPU, HOST, 100000, 65536, 0);
+	one_message(IBV_WR_RDMA_READ, GPU, HOST, 1000, 65536, 0);
+	places[0][GPU] = kept;
+	CHECK(ibv_dereg_mr(mr) == 0);
+	printf("dma-buf\n");
+}
+
+static void again(struct endpoint *of, struct endpoint *to)
+{
+	struct ibv_qp_attr reset = { .qp_state = IBV_QPS_RESET };
+	CHECK(ibv_modify_qp(of->qp, &reset, IBV_QP_STATE) == 0);
+	struct name name = name_of(to);
+	join(of, &name);
+}
+
+static void reconnect(void)
+{
+	struct ibv_wc wc;
+	again(&it, &second);
+	again(&second, &it);
+	while (ibv_poll_cq(it.cq, 1, &wc) > 0 || ibv_poll_cq(second.cq, 1, &wc) > 0)
+		;
+}
+
+static void freed(void)
+{
+	static const uint64_t sizes[] = { 8, 20000, 200000, 1 << 20 };
+	for (int far = 0; far < 2; far++)
+		for (size_t s = 0; s < 4; s++) {
+			uint64_t gone;
+			struct place kept = places[far][GPU];
+			CUDA(mem_alloc(&gone, 2 << 20));
+			struct ibv_mr *mr = ibv_reg_mr((far ? &second : &it)->pd, (void *)gone, 2 << 20, ALL);
+			CHECK(mr != NULL);
+			places[far][GPU] = (struct place){ gone, mr };
+			one_message(IBV_WR_RDMA_WRITE, far ? HOST : GPU, far ? GPU : HOST, sizes[s], 0, 0);
+			CUDA(mem_free(gone));
+			/* Another allocation, in the same place as a rule. */
+			uint64_t next;
+			if (s % 2)
+				CUDA(mem_alloc(&next, 2 << 20));
+			struct name where = peer((struct order){ .what = WHERE, .kind = far ? GPU : HOST });
+			post(IBV_WR_RDMA_WRITE, far ? HOST : GPU, 0, sizes[s], where, 0);
+			enum ibv_wc_status status = completion(&it);
+			CHECK(status == (far ? IBV_WC_REM_ACCESS_ERR : IBV_WC_LOC_PROT_ERR) || status == IBV_WC_REM_OP_ERR);
+			if (s % 2)
+				CUDA(mem_free(next));
+			CHECK(ibv_dereg_mr(mr) == 0);
+			places[far][GPU] = kept;
+			reconnect();
+			one_message(IBV_WR_RDMA_WRITE, GPU, GPU, sizes[s], 0, 0);
+		}
+	printf("freed\n");
+}
+
+static const char assembly[] =
+	".version 6.0\n.target sm_70\n.address_size 64\n"
+	/* Waits until the word at `at` is not 0, at most `limit` ns. */
+	".visible .entry wait_word(.param .u64 at, .param .u64 limit) {\n"
+	" .reg .pred %p; .reg .u32 %w; .reg .u64 %a, %l, %s, %n;\n"
+	" ld.param.u64 %a, [at]; ld.param.u64 %l, [limit]; mov.u64 %s, %globaltimer;\n"
+	"LOOK: nanosleep.u32 2000; ld.acquire.sys.u32 %w, [%a]; setp.ne.u32 %p, %w, 0; @%p bra DONE;\n"
+	" mov.u64 %n, %globaltimer; sub.u64 %n, %n, %s; setp.lt.u64 %p, %n, %l; @%p bra LOOK;\n"
+	"DONE: ret; }\n"
+	".visible .entry store_word(.param .u64 at, .param .u64 value) {\n"
+	" .reg .u64 %a, %v; .reg .u32 %w; ld.param.u64 %a, [at]; ld.param.u64 %v, [value]; cvt.u32.u64 %w, %v;\n"
+	" st.u32 [%a], %w; ret; }\n";
+
+static void *function(const char *name)
+{
+	void *module, *function;
+	CUDA(module_load(&module, assembly));
+	CUDA(get_function(&function, module, name));
+	return function;
+}
+
+static void lost(void)
+{
+	one_message(IBV_WR_RDMA_WRITE, GPU, HOST, 1000, 0, 0);
+	uint64_t nowhere = 16, value = 1;
+	void *arguments[] = { &nowhere, &value };
+	CUDA(launch(function("store_word"), 1, 1, 1, 1, 1, 1, 0, NULL, arguments, NULL));
+	CHECK(synchronise() != 0);
+	struct name where = peer((struct order){ .what = WHERE, .kind = HOST });
+	double since = now_us();
+	static const uint64_t sizes[] = { 8, 200000 };
+	for (size_t s = 0; s < 2; s++) {
+		post(IBV_WR_RDMA_WRITE, GPU, 0, sizes[s], where, 0);
+		CHECK(completion(&it) != IBV_WC_SUCCESS);
+		reconnect();
+	}
+	one_message(IBV_WR_RDMA_WRITE, HOST, HOST, 100000, 0, 0);
+	printf("lost: %.0f ms\n", (now_us() - since) * 1e-3);
+}
+
+/* ---- beside traffic ---- */
+static volatile int stop;
+static volatile unsigned long sent;
+
+static void *traffic(void *unused)
+{
+	(void)unused;
+	CUDA(set_current(context));
+	for (unsigned i = 0; !stop; i++) {
+		struct name where = peer((struct order){ .what = WHERE, .kind = i % 2 ? GPU : HOST });
+		uint64_t length = i % 7 == 0 ? 100000 : i % 5 == 0 ? 20000 : 64;
+		post(i % 3 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, GPU, 4096, length, where, 4096);
+		CHECK(completion(&it) == IBV_WC_SUCCESS);
+		sent++;
+	}
+	return NULL;
+}
+
+/* What an ordinary program calls, while messages to and from the GPU are under way all the time: each is to end. */
+static void calls(void)
+{
+	const char *names[] = { "synchronise", "malloc and free", "copies in the default stream", "pinned memory",
+				"a kernel's first use" };
+	pthread_t thread;
+	CHECK(pthread_create(&thread, NULL, traffic, NULL) == 0);
+	for (int call = 0; call < 5; call++) {
+		double worst = 0, all = 0;
+		unsigned long before = sent;
+		int rounds = quick ? 20 : 200;
+		for (int round = 0; round < rounds; round++) {
+			double since = now_us();
+			uint64_t memory;
+			void *pinned;
+			switch (call) {
+			case 0:
+				CUDA(synchronise());
+				break;
+			case 1:
+				CUDA(mem_alloc(&memory, 8 << 20));
+				CUDA(mem_free(memory));
+				break;
+			case 2:
+				CUDA(to_device(places[1][GPU].addr + (8 << 20), scratch, 1 << 20));
+				CUDA(to_host(scratch, places[1][GPU].addr + (8 << 20), 1 << 20));
+				break;
+			case 3:
+				CUDA(host_alloc(&pinned, 65536, 0));
+				CUDA(host_free(pinned));
+				break;
+			default: {
+				uint64_t at = places[1][GPU].addr + (9 << 20), value = 7;
+				void *arguments[] = { &at, &value };
+				CUDA(launch(function("store_word"), 1, 1, 1, 1, 1, 1, 0, NULL, arguments, NULL));
+				CUDA(synchronise());
+			}
+			}
+			double took = now_us() - since;
+			all += took;
+			worst = took > worst ? took : worst;
+		}
+		printf("CALLS %s: %.0f us each, at most %.0f us, %lu messages meanwhile\n", names[call], all / rounds, worst,
+		       sent - before);
+		CHECK(worst < 2e6 && (quick || sent > before));
+	}
+	stop = 1;
+	CHECK(pthread_join(thread, NULL) == 0);
+}
+
+static void *synchronises(void *took)
+{
+	double since = now_us();
+	CUDA(set_current(context));
+	CUDA(synchronise());
+	*(double *)took = now_us() - since;
+	return NULL;
+}
+
+/* Kernels that wait for a message: one thread, and as many as fill the GPU; with nobody and somebody waiting for the device. */
+static void waits(void)
+{
+	void *kernel = function("wait_word");
+	for (int shape = 0; shape < 4; shape++) {
+		uint64_t at = places[1][GPU].addr + (4 << 20), limit = 5000000000ull;
+		void *arguments[] = { &at, &limit };
+		pthread_t thread;
+		double took = 0;
+		CUDA(to_device(at, &(uint32_t){ 0 }, 4));
+		unsigned blocks = shape & 1 ? 132 * 2 : 1, threads = shape & 1 ? 1024 : 32;
+		CUDA(launch(kernel, blocks, 1, 1, threads, 1, 1, 0, NULL, arguments, NULL));
+		usleep(20000);
+		if (shape & 2) {
+			CHECK(pthread_create(&thread, NULL, synchronises, &took) == 0);
+			usleep(20000);
+		}
+		struct name where = { .addr = places[1][GPU].addr, .rkey = places[1][GPU].mr->rkey };
+		memset((void *)places[0][HOST].addr, 1, 65536);
+		double since = now_us();
+		/* A long message, then the word: the kernel ends when it has arrived. */
+		post(IBV_WR_RDMA_WRITE, HOST, 0, 65536, where, 0);
+		CHECK(completion(&it) == IBV_WC_SUCCESS);
+		post(IBV_WR_RDMA_WRITE, HOST, 0, 4, where, 4 << 20);
+		CHECK(completion(&it) == IBV_WC_SUCCESS);
+		double written = now_us() - since;
+		CUDA(synchronise());
+		if (shape & 2)
+			CHECK(pthread_join(thread, NULL) == 0);
+		printf("WAITS %u blocks of %u%s: messages %.0f us, kernel %.0f us\n", blocks, threads,
+		       shape & 2 ? ", somebody synchronises" : "", written, now_us() - since);
+		CHECK(now_us() - since < 2e6);
+	}
+}
+
+/* ---- how fast ---- */
+static double gbps(enum ibv_wr_opcode opcode, int mine, int theirs, uint64_t length, int count)
+{
+	struct name where = peer((struct order){ .what = WHERE, .kind = theirs });
+	double since = 0;
+	for (int i = -4, under_way = 0; i < count || under_way > 0;) {
+		if (i == 0 && since == 0) {
+			while (under_way-- > 0)
+				CHECK(completion(&it) == IBV_WC_SUCCESS);
+			under_way = 0;
+			since = now_us();
+		}
+		if (i < count && under_way < 8) {
+			post(opcode, mine, 0, length, where, 0);
+			i++, under_way++;
+			continue;
+		}
+		CHECK(completion(&it) == IBV_WC_SUCCESS);
+		under_way--;
+	}
+	return (double)length * 8e-3 * count / (now_us() - since);
+}
+
+static double latency(int mine, int theirs, uint64_t length, int count)
+{
+	struct name where = peer((struct order){ .what = WHERE, .kind = theirs });
+	double since = 0;
+	for (int i = -100; i < count; i++) {
+		if (i == 0)
+			since = now_us();
+		post(IBV_WR_RDMA_WRITE, mine, 0, length, where, 0);
+		CHECK(completion(&it) == IBV_WC_SUCCESS);
+	}
+	return (now_us() - since) / count;
+}
+
+static void speed(int peer_gpu)
+{
+	const char *kinds[] = { "host", "GPU" };
+	for (int mine = 0; mine < 2; mine++)
+		for (int theirs = 0; theirs <= peer_gpu; theirs++) {
+			for (uint64_t length = 65536; length <= 4 << 20; length *= 4)
+				printf("SPEED WRITE %s to %s %lu KiB: %.0f Gb/s\n", kinds[mine], kinds[theirs],
+				       (unsigned long)length >> 10, gbps(IBV_WR_RDMA_WRITE, mine, theirs, length, quick ? 4 : 200));
+			printf("SPEED READ %s from %s 1024 KiB: %.0f Gb/s\n", kinds[mine], kinds[theirs],
+			       gbps(IBV_WR_RDMA_READ, mine, theirs, 1 << 20, quick ? 4 : 200));
+			for (uint64_t length = 8; length <= 32768; length *= 64)
+				printf("SPEED latency of a WRITE %s to %s %lu B: %.1f us\n", kinds[mine], kinds[theirs],
+				       (unsigned long)length, latency(mine, theirs, length, quick ? 10 : 1000));
+		}
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc >= 3);
+	const char *what = argv[1];
+	gid_index = atoi(argv[2]);
+	quick = getenv("QUICK") != NULL;
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	int pair = strncmp(what, "pair", 4) == 0, peer_gpu = strcmp(what, "pair-host") != 0 && strcmp(what, "pair-host-speed") != 0;
+	if (start(pair ? 2 : 1, peer_gpu))
+		return 0;
+	if (strcmp(what, "refusals") == 0)
+		refusals();
+	else if (strcmp(what, "freed") == 0)
+		freed();
+	else if (strcmp(what, "lost") == 0)
+		lost();
+	else if (strcmp(what, "calls") == 0)
+		calls();
+	else if (strcmp(what, "waits") == 0)
+		waits();
+	else if (strstr(what, "speed"))
+		speed(peer_gpu);
+	else
+		contents(peer_gpu);
+	int status = 0;
+	if (pair) {
+		peer((struct order){ .what = END });
+		CHECK(wait(&status) > 0);
+	}
+	return status != 0;
+}

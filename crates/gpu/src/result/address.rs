@@ -1,0 +1,119 @@
+//! What the driver says of an address, asked without loading the driver, starting it, or making a context.
+//!
+//! For memory that somebody else in this process allocated: where CUDA has not been used nothing here has an effect, and the
+//! thread's current context stays what it was. Numbers of attributes are those of `CUpointer_attribute` in `cuda.h`.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+use libloading::os::unix::{Library, RTLD_NOW};
+
+use super::driver::{CUdeviceptr, function_at};
+use super::{Error, Result};
+
+/// `cuPointerGetAttributes`; its result is a plain integer, since a newer driver may give one that no enumeration knows.
+type GetAttributes = unsafe extern "C" fn(c_uint, *const c_uint, *const *mut c_void, CUdeviceptr) -> c_uint;
+
+/// `CU_MEMORYTYPE_DEVICE`.
+pub const MEMORY_TYPE_DEVICE: u32 = 2;
+
+/// `CUDA_ERROR_NOT_INITIALIZED` and `CUDA_ERROR_DEINITIALIZED`.
+const NOT_RUNNING: [u32; 2] = [3, 4];
+
+/// What the driver tells of one address; 0 and `false` where it tells nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Told {
+    /// Context that it was made in, as a number; 0: in none, as memory of a pool and what is mapped page by page.
+    pub context: usize,
+    /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`; 0 for an address that CUDA does not know.
+    pub memory_type: u32,
+    /// Number that no other allocation of the process ever gets.
+    pub buffer_id: u64,
+    /// Moves between host and GPU by itself.
+    pub managed: bool,
+    /// GPU, as CUDA counts them.
+    pub ordinal: i32,
+    /// First byte of the allocation, or of the range of addresses that was reserved for it.
+    pub start: u64,
+    /// Its bytes.
+    pub len: usize,
+    /// Something is mapped there.
+    pub mapped: bool,
+    /// A NIC may reach it (GPUDirect RDMA).
+    pub gpu_direct: bool,
+}
+
+const RTLD_NOLOAD: c_int = libc::RTLD_NOLOAD;
+
+/// The driver that this process has loaded, if any; it stays loaded from then on.
+fn loaded() -> Option<GetAttributes> {
+    static LOADED: OnceLock<GetAttributes> = OnceLock::new();
+    if let Some(function) = LOADED.get() {
+        return Some(*function);
+    }
+    // SAFETY: nothing is loaded, so that no initialiser runs.
+    let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_NOLOAD) }.ok()?;
+    let library = Box::leak(Box::new(library));
+    // SAFETY: the type is the one that `cuda.h` gives the function, but for the result, an enumeration of 32 bits there.
+    let function = unsafe { library.get::<GetAttributes>("cuPointerGetAttributes") }.ok()?;
+    Some(*LOADED.get_or_init(|| *function))
+}
+
+/// Whether this process has loaded the driver.
+pub fn is_loaded() -> bool {
+    loaded().is_some()
+}
+
+/// What the driver tells of `address`. `None`: there is no driver in this process, or nobody has started it.
+pub fn ask(address: u64) -> Option<Told> {
+    let function = loaded()?;
+    let mut told = Told {
+        context: 0,
+        memory_type: 0,
+        buffer_id: 0,
+        managed: false,
+        ordinal: -1,
+        start: 0,
+        len: 0,
+        mapped: false,
+        gpu_direct: false,
+    };
+    // CU_POINTER_ATTRIBUTE_CONTEXT, MEMORY_TYPE, BUFFER_ID, IS_MANAGED, DEVICE_ORDINAL, RANGE_START_ADDR, RANGE_SIZE, MAPPED and
+    // IS_GPU_DIRECT_RDMA_CAPABLE. Truth values are of one byte or of four, so that they get eight.
+    let attributes: [c_uint; 9] = [1, 2, 7, 8, 9, 11, 12, 13, 15];
+    let (mut managed, mut mapped, mut gpu_direct) = (0u64, 0u64, 0u64);
+    let places: [*mut c_void; 9] = [
+        (&raw mut told.context).cast(),
+        (&raw mut told.memory_type).cast(),
+        (&raw mut told.buffer_id).cast(),
+        (&raw mut managed).cast(),
+        (&raw mut told.ordinal).cast(),
+        (&raw mut told.start).cast(),
+        (&raw mut told.len).cast(),
+        (&raw mut mapped).cast(),
+        (&raw mut gpu_direct).cast(),
+    ];
+    // SAFETY: as many places as attributes, each as wide as the driver writes; an unknown address is answered by zeroes.
+    let result = unsafe { function(attributes.len() as c_uint, attributes.as_ptr(), places.as_ptr(), address) };
+    if result != 0 {
+        return (!NOT_RUNNING.contains(&result)).then_some(told);
+    }
+    told.managed = managed as u8 != 0;
+    told.mapped = mapped as u8 != 0;
+    told.gpu_direct = gpu_direct as u8 != 0;
+    Some(told)
+}
+
+/// An error unless the driver that this crate calls is the one that the process has loaded.
+///
+/// cudarc looks for `libcuda.so` first, which may be a toolkit's stub for linking.
+pub fn same_driver() -> Result<()> {
+    let ours = function_at("cuPointerGetAttributes")?;
+    match loaded() {
+        Some(theirs) if theirs as *const c_void == ours => Ok(()),
+        _ => Err(Error::Refused(
+            "two CUDA drivers are in this process: take the toolkit's stubs out of LD_LIBRARY_PATH".into(),
+        )),
+    }
+}
+

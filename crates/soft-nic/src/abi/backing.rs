@@ -1,0 +1,81 @@
+//! What lies beneath a memory region: the host's memory, a mapped dma-buf, or a GPU's memory. And where queues may lie.
+
+use super::attributes::refuse;
+use super::commands::{Answer, Commands};
+use super::server::Server;
+use crate::device::command::CommandError;
+use crate::dma::gpu::is_gpu_address;
+use crate::dma::{DmaBuf, DmaBufError, GpuError, GpuRegion, HostPages};
+
+/// Held as long as the device has the region, and dropped after.
+#[derive(Debug)]
+pub enum Backing {
+    /// A buffer, mapped for it.
+    DmaBuf(DmaBuf),
+    /// Memory of a GPU.
+    Gpu(GpuRegion),
+    /// The program's own pages.
+    Host(HostPages),
+}
+
+/// What a region of the program's addresses has beneath it; `None`: pages that nothing need be known of.
+///
+/// Errors: a GPU's memory that no NIC may reach; its errno, and a line on stderr, once.
+pub fn of_addresses<D: Commands>(server: &Server<D>, start: u64, length: u64) -> Answer<Option<Backing>> {
+    match GpuRegion::find(start, length) {
+        Ok(Some(region)) => Ok(Some(Backing::Gpu(region))),
+        Ok(None) => Ok(HostPages::note(start, length).map(Backing::Host)),
+        Err(error) => Err(refuse_memory(server, "REG_MR", &error)),
+    }
+}
+
+/// A piece of a dma-buf, mapped; or, where its exporter lets nobody map it, the GPU's memory that `iova` names.
+///
+/// The driver neither imports such a descriptor nor tells what it is of (H200, CUDA 13.0: each export has an inode of its own). So
+/// what is registered is the allocation of this process that lies at `iova`, when the buffer fits in it there: through a
+/// descriptor of anything else nothing of that else is reached. Gives the address too.
+pub fn of_dma_buf<D: Commands>(
+    server: &Server<D>,
+    fd: i32,
+    (offset, length, iova): (u64, u64, u64),
+    write: bool,
+) -> Answer<(u64, Backing)> {
+    let (errno, size) = match DmaBuf::map(fd, offset, length, write, server.is_dma_buf) {
+        Ok(buffer) => return Ok((buffer.address(), Backing::DmaBuf(buffer))),
+        Err(DmaBufError::NotMappable { errno, size }) => (errno, size),
+        Err(error) => return Err(refuse_buffer(server, &error)),
+    };
+    let Some(start) = iova.checked_sub(offset) else {
+        return Err(refuse_buffer(server, &DmaBufError::NotMappable { errno, size }));
+    };
+    match GpuRegion::find(start, size) {
+        Ok(Some(region)) => Ok((iova, Backing::Gpu(region))),
+        Ok(None) => Err(refuse_buffer(server, &DmaBufError::NotMappable { errno, size })),
+        Err(error) => Err(refuse_memory(server, "MR.REG_DMABUF_MR", &error)),
+    }
+}
+
+/// An error where a queue's ring or record lies in a GPU's memory.
+pub fn check_queue<D: Commands>(server: &Server<D>, what: &str, places: &[u64]) -> Answer<()> {
+    let Some(addr) = places.iter().find(|addr| is_gpu_address(**addr)) else { return Ok(()) };
+    let sentence = format!(
+        "{what} with ring or record in a GPU's memory ({addr:#x}): refused, queues there need DEVX, which this device has not"
+    );
+    server.note_refusal(&format!("{what} in a GPU's memory"), &sentence);
+    Err(refuse(libc::EOPNOTSUPP, sentence))
+}
+
+fn refuse_memory<D: Commands>(server: &Server<D>, command: &str, error: &GpuError) -> CommandError {
+    let sentence = format!("{command}: {error}");
+    server.note_refusal(&format!("{command} of a GPU's memory"), &sentence);
+    refuse(error.errno(), sentence)
+}
+
+/// What a card would reach and this NIC cannot is said on stderr, once.
+fn refuse_buffer<D: Commands>(server: &Server<D>, error: &DmaBufError) -> CommandError {
+    if matches!(error, DmaBufError::NotMappable { .. }) {
+        server
+            .note_refusal("MR.REG_DMABUF_MR of what cannot be mapped", &format!("MR.REG_DMABUF_MR: {error}"));
+    }
+    refuse(error.errno(), format!("MR.REG_DMABUF_MR: {error}"))
+}

@@ -1,0 +1,185 @@
+//! What the worker's thread has of each GPU, and what it does there: copies by the copy engine, launches of the mover, pages
+//! of the host.
+
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use gpu::{Arguments, Context, Function, Gpu, Kind, Module, PinnedMemory, Priority, Registered, Shape, Stream};
+
+use super::mover::{ASSEMBLY, IDLE_NS, LIFE_NS, MAIL_BYTES, THREADS};
+
+/// The longest that a copy, or a wait of the driver's, may take.
+pub const LIMIT: Duration = Duration::from_secs(2);
+
+/// Bytes of each of the two halves of the memory on the way between pages that the GPU does not see and the GPU.
+pub const HALF: usize = 256 << 10;
+
+/// One copy: both sides as addresses of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Copy {
+    /// First byte written.
+    pub to: u64,
+    /// First byte read.
+    pub from: u64,
+    /// Bytes.
+    pub len: u64,
+    /// How many of them, at the end, go after all others. Towards the host they go to [`Self::tail_to`] beside the others, from where
+    /// the NIC stores them: that costs no time of its own.
+    pub tail: u64,
+    /// See there; unused otherwise.
+    pub tail_to: u64,
+    /// Which side is a GPU's.
+    pub way: Way,
+}
+
+/// Direction of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Out of a GPU into pages that it sees.
+    ToHost,
+    /// The other way.
+    FromHost,
+    /// From a GPU's memory to a GPU's.
+    OnDevice,
+}
+
+/// Bytes beside the halves that the mover has for itself.
+const SHORT_BYTES: usize = 64 << 10;
+
+/// What the NIC's side gets of a GPU.
+#[derive(Debug, Clone)]
+pub struct Shared {
+    /// Where commands are left for the mover.
+    pub mail: Arc<PinnedMemory>,
+    /// On the way: two halves, and what the mover reads and writes.
+    pub stage: Arc<PinnedMemory>,
+    /// Why there is no mover; the copy engine does all then.
+    pub no_mover: Option<String>,
+}
+
+/// All GPUs that this process has regions in.
+#[derive(Default)]
+pub struct Hands {
+    cards: BTreeMap<u32, Card>,
+    pages: BTreeMap<(u64, u64), Registered>,
+}
+
+struct Card {
+    context: Context,
+    copies: Stream,
+    tails: Stream,
+    mover: Option<(Stream, Function)>,
+    shared: Shared,
+}
+
+impl Hands {
+    /// Takes a share in the GPU's primary context and makes all that copies need, before a kernel may keep the driver from it.
+    pub fn open(&mut self, gpu: Gpu) -> Result<(Context, Shared), gpu::Error> {
+        if let Some(card) = self.cards.get(&gpu.ordinal()) {
+            if card.copies.is_idle().is_ok() {
+                return Ok((card.context.clone(), card.shared.clone()));
+            }
+            // Its context is lost, or was reset by the program.
+            self.cards.remove(&gpu.ordinal());
+        }
+        let context = Context::new(gpu)?;
+        let copies = Stream::new(&context, Priority::Greatest)?;
+        let tails = Stream::new(&context, Priority::Greatest)?;
+        let mail = Arc::new(PinnedMemory::new(&context, MAIL_BYTES)?);
+        let stage = Arc::new(PinnedMemory::new(&context, 2 * HALF + SHORT_BYTES)?);
+        let mover = Module::from_assembly(&context, ASSEMBLY)
+            .and_then(|module| module.function("softnic_mover"))
+            .and_then(|function| Ok((Stream::new(&context, Priority::Greatest)?, function)));
+        let (mover, no_mover) = match mover {
+            Ok(mover) => (Some(mover), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        let shared = Shared { mail, stage, no_mover };
+        let card = Card { context: context.clone(), copies, tails, mover, shared: shared.clone() };
+        self.cards.insert(gpu.ordinal(), card);
+        Ok((context, shared))
+    }
+
+    fn card(&self, ordinal: u32) -> Result<&Card, gpu::Error> {
+        self.cards.get(&ordinal).ok_or_else(|| gpu::Error::Refused(format!("GPU {ordinal} is gone")))
+    }
+
+    /// Copies by the copy engine and waits for the end.
+    pub fn copy(&self, ordinal: u32, copy: Copy) -> Result<(), gpu::Error> {
+        let Card { copies, tails, .. } = self.card(ordinal)?;
+        // What did not end in its time still may.
+        if !copies.is_idle()? || !tails.is_idle()? {
+            return Err(gpu::Error::Refused("an earlier copy has not ended".into()));
+        }
+        let body = copy.len - copy.tail;
+        let beside = copy.way == Way::ToHost;
+        for (stream, to, offset, bytes) in [
+            (copies, copy.to, 0, body),
+            (if beside { tails } else { copies }, if beside { copy.tail_to } else { copy.to + body }, body, copy.tail),
+        ] {
+            if bytes == 0 {
+                continue;
+            }
+            let (from, bytes) = (copy.from + offset, bytes as usize);
+            match copy.way {
+                // SAFETY: a region's memory, or pages of the NIC's own; the driver refuses what is no (more) a GPU's. The region
+                // is not deregistered before this has ended or was given up.
+                Way::ToHost => unsafe { stream.copy_to_host(to, from, bytes) },
+                // SAFETY: as above.
+                Way::FromHost => unsafe { stream.copy_from_host(to, from, bytes) },
+                // SAFETY: as above.
+                Way::OnDevice => unsafe { stream.copy_on_device(to, from, bytes) },
+            }?;
+        }
+        copies.wait("a copy", LIMIT)?;
+        if beside && copy.tail > 0 { tails.wait("a copy", LIMIT) } else { Ok(()) }
+    }
+
+    /// Puts a mover on the GPU; whether it runs says its own word.
+    pub fn launch(&self, ordinal: u32, done: u32, instance: u32) -> Result<(), gpu::Error> {
+        let card = self.card(ordinal)?;
+        let Some((stream, function)) = &card.mover else {
+            return Err(gpu::Error::Refused("no mover on this GPU".into()));
+        };
+        let arguments = Arguments::new()
+            .u64(card.shared.mail.device_address())
+            .u32(done)
+            .u32(instance)
+            .u32(IDLE_NS)
+            .u32(LIFE_NS);
+        let shape = Shape { grid: [1, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
+        // SAFETY: it keeps to its mail, and to what commands name: regions' memory, and the NIC's own.
+        unsafe { stream.launch(function, shape, &arguments) }
+    }
+
+    /// What the mover's stream says: an error when its context is lost.
+    pub fn mover_state(&self, ordinal: u32) -> Result<bool, gpu::Error> {
+        match &self.card(ordinal)?.mover {
+            Some((stream, _)) => stream.is_idle(),
+            None => Ok(true),
+        }
+    }
+
+    /// Lets every GPU see pages of the host.
+    pub fn register(&mut self, ordinal: u32, start: u64, len: u64) -> Result<(), gpu::Error> {
+        let context = self.card(ordinal)?.context.clone();
+        let Some(first) = NonNull::new(std::ptr::with_exposed_provenance_mut(start as usize)) else {
+            return Err(gpu::Error::Refused("no memory".into()));
+        };
+        // SAFETY: a region of the program's, which stays until it is deregistered: that ends this registration first; or a
+        // ring of the NIC's.
+        let registered = unsafe { Registered::new(&context, first, len as usize, Kind::Memory) }?;
+        if registered.device_address() != start {
+            return Err(gpu::Error::Refused("this GPU sees the host's pages at other addresses".into()));
+        }
+        self.pages.insert((start, len), registered);
+        Ok(())
+    }
+
+    /// Ends that.
+    pub fn unregister(&mut self, start: u64, len: u64) {
+        self.pages.remove(&(start, len));
+    }
+}

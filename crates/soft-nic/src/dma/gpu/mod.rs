@@ -1,0 +1,558 @@
+//! Regions in a GPU's memory: found by their address when they are registered, and reached through CUDA by the process that
+//! allocated them.
+//!
+//! No page of such memory can be mapped by a CPU, so whatever the NIC reads or writes there goes over a kernel of ours (`mover`)
+//! when it is short, and over the copy engine (`engine`) when it is long or while no mover runs. Both are waited for, with a
+//! deadline, by whoever asked: so payload, flag and CQE are in order because the NIC is. A process that has not loaded CUDA
+//! pays one relaxed load an access (`ranges`), and the driver is never loaded because of the NIC.
+//!
+//! Left out: memory that moves by itself (managed) and pools that no NIC may reach, which are refused as by a card's
+//! `nvidia_peermem`; queues in a GPU's memory, which need DEVX.
+
+mod engine;
+mod host_pages;
+mod mover;
+mod ranges;
+mod worker;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use gpu::Allocation;
+
+use self::engine::{Copy, HALF, LIMIT, Shared, Way};
+use self::mover::{Command, Mover, Outcome};
+use self::ranges::{Known, Place};
+use self::worker::{Ticket, Worker, locked};
+use super::host::last_word;
+use super::system::fork_generation;
+use super::{Fault, Host, Memory, Order, Segment};
+
+pub use host_pages::HostPages;
+pub use ranges::{exist, touched_by};
+pub(super) use ranges::forget_all;
+
+/// Longest message that the mover takes; from here on the copy engine is faster (H200: 65536 bytes into the GPU 11 against 9 µs).
+const SHORT: u64 = 32 << 10;
+
+/// Making a context and translating the mover, when the first region of a GPU is registered.
+const OPEN: Duration = Duration::from_secs(20);
+
+/// Granularity of what is mapped page by page (`cuMemGetAllocationGranularity`).
+const CHUNK: u64 = 2 << 20;
+
+/// Why memory of a GPU could not be registered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GpuError {
+    /// It moves between host and GPU.
+    #[error("{addr:#x} is managed memory, which moves between host and GPU: register memory of cudaMalloc")]
+    Managed {
+        /// Where.
+        addr: u64,
+    },
+    /// Its driver lets no NIC reach it.
+    #[error(
+        "the GPU's driver lets no NIC reach the memory at {addr:#x} (GPUDirect RDMA): memory of a pool, or of cuMemCreate \
+         without gpuDirectRDMACapable"
+    )]
+    NotForNic {
+        /// Where.
+        addr: u64,
+    },
+    /// The region leaves the allocation that it begins in.
+    #[error("{length:#x} bytes at {addr:#x} leave the GPU's allocation {start:#x}..{end:#x}")]
+    Outside {
+        /// First byte wanted.
+        addr: u64,
+        /// Bytes wanted.
+        length: u64,
+        /// First byte of the allocation.
+        start: u64,
+        /// Byte after its last.
+        end: u64,
+    },
+    /// CUDA refused.
+    #[error("CUDA: {0}")]
+    Driver(String),
+    /// Too many allocations, or no thread.
+    #[error("no room for one more region in a GPU's memory")]
+    Exhausted,
+}
+
+impl GpuError {
+    /// What `ibv_reg_mr` gives: that of memory that cannot be pinned.
+    pub fn errno(&self) -> i32 {
+        match self {
+            GpuError::Exhausted => libc::ENOMEM,
+            _ => libc::EFAULT,
+        }
+    }
+}
+
+/// A region in a GPU's memory. The allocation is known to the NIC, and the GPU's context held, until this is dropped.
+#[derive(Debug)]
+pub struct GpuRegion {
+    _known: Known,
+    generation: u32,
+}
+
+impl GpuRegion {
+    /// Takes `addr..addr + length` if it is a GPU's memory. `None`: it is not, or this process does not use CUDA.
+    ///
+    /// Errors: see [`GpuError`]; nothing is left behind.
+    pub fn find(addr: u64, length: u64) -> Result<Option<GpuRegion>, GpuError> {
+        let Some(allocation) = Allocation::at(addr) else { return Ok(None) };
+        if allocation.is_managed() {
+            return Err(GpuError::Managed { addr });
+        }
+        if !allocation.allows_nic() {
+            return Err(GpuError::NotForNic { addr });
+        }
+        let (start, end) = (allocation.start(), allocation.start().saturating_add(allocation.len()));
+        let last = addr.checked_add(length).filter(|last| *last <= end);
+        let Some(last) = last else { return Err(GpuError::Outside { addr, length, start, end }) };
+        // A range of addresses may be mapped page by page, each from another allocation, or not at all.
+        let mut chunk = (addr & !(CHUNK - 1)) + CHUNK;
+        while chunk < last {
+            if !Allocation::at(chunk).is_some_and(|next| next.allows_nic() && !next.is_managed()) {
+                return Err(GpuError::NotForNic { addr: chunk });
+            }
+            chunk += CHUNK;
+        }
+        let told = |error: gpu::Error| GpuError::Driver(error.to_string());
+        let gpu = allocation.gpu().map_err(told)?;
+        let worker = Worker::of_this_process().map_err(|_| GpuError::Exhausted)?;
+        let opened = worker.post(move |hands| hands.open(gpu)).wait(OPEN);
+        let (context, shared) = opened
+            .ok_or_else(|| GpuError::Driver("making the NIC's context took too long".into()))?
+            .map_err(told)?;
+        let kernels = allocation.is_of(&context) && shared.no_mover.is_none();
+        let card = gpu.ordinal();
+        let mut cards = locked(&CARDS);
+        let present = cards.get(&card).is_some_and(|front| front.shared.is_same(&shared));
+        if !present {
+            if let Some(reason) = &shared.no_mover {
+                eprintln!("softnic: GPU {card}: the copy engine moves all messages: {reason}");
+            }
+            cards.insert(card, Front::new(card, worker, shared));
+        }
+        // A part of a reserved range may be mapped anew under the region, so that only the copy engine may go there.
+        let known = Known::new(start, end, allocation.id(), card, kernels).ok_or(GpuError::Exhausted)?;
+        Ok(Some(GpuRegion { _known: known, generation: fork_generation() }))
+    }
+}
+
+impl Drop for GpuRegion {
+    fn drop(&mut self) {
+        // Nobody copies there while the lock is held; the entry goes with the field. A fork child has neither.
+        if self.generation == fork_generation() {
+            drop(locked(&CARDS));
+        }
+    }
+}
+
+/// Whether a queue may lie there: not in a GPU's memory.
+pub fn is_gpu_address(addr: u64) -> bool {
+    Allocation::at(addr).is_some_and(|allocation| !allocation.is_managed())
+}
+
+/// What is known of a range that lies in a GPU's allocation with a region. `None`: it lies in none.
+pub(super) fn probe(addr: u64, end: u64) -> Option<Result<(), Fault>> {
+    if !exist() {
+        return None;
+    }
+    let place = ranges::find(addr)?;
+    Some(if end <= place.end { Ok(()) } else { Err(Fault { addr: place.end }) })
+}
+
+/// What was moved, since the process began.
+#[derive(Debug, Default)]
+struct Counts {
+    mover_commands: AtomicU64,
+    mover_launches: AtomicU64,
+    mover_late: AtomicU64,
+    engine_copies: AtomicU64,
+    engine_bytes: AtomicU64,
+    faults: AtomicU64,
+}
+
+static COUNTS: Counts = Counts {
+    mover_commands: AtomicU64::new(0),
+    mover_launches: AtomicU64::new(0),
+    mover_late: AtomicU64::new(0),
+    engine_copies: AtomicU64::new(0),
+    engine_bytes: AtomicU64::new(0),
+    faults: AtomicU64::new(0),
+};
+
+/// Every counter with its name, for the `--stats` line; empty in a process without such regions.
+pub fn counters() -> Vec<(&'static str, u64)> {
+    let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    let all = [
+        ("gpu_mover_commands", read(&COUNTS.mover_commands)),
+        ("gpu_mover_launches", read(&COUNTS.mover_launches)),
+        ("gpu_mover_late", read(&COUNTS.mover_late)),
+        ("gpu_engine_copies", read(&COUNTS.engine_copies)),
+        ("gpu_engine_bytes", read(&COUNTS.engine_bytes)),
+        ("gpu_faults", read(&COUNTS.faults)),
+        ("gpu_host_pages", host_pages::registered() as u64),
+    ];
+    if all.iter().any(|(_, count)| *count != 0) || exist() { all.to_vec() } else { Vec::new() }
+}
+
+fn count(counter: &AtomicU64, by: u64) {
+    counter.fetch_add(by, Ordering::Relaxed);
+}
+
+/// One GPU, from the NIC's side.
+struct Front {
+    card: u32,
+    worker: &'static Worker,
+    shared: Shared,
+    mover: Mover,
+    launch: Option<Ticket<Result<(), gpu::Error>>>,
+    /// A copy that was not waited for to its end.
+    unsettled: Option<Ticket<Result<(), gpu::Error>>>,
+    /// What was said on stderr, so that each thing is said once.
+    said: Vec<&'static str>,
+}
+
+/// By CUDA's number. One lock: the NIC copies one thing at a time.
+static CARDS: Mutex<BTreeMap<u32, Front>> = Mutex::new(BTreeMap::new());
+
+/// Copies where an end is a GPU's memory. `None`: none is. `last`: the last word goes last, by a release store.
+pub(super) fn copy(host: &Host, to: u64, from: u64, len: u64, last: bool) -> Option<Result<(), Fault>> {
+    let (target, source) = (ranges::find(to), ranges::find(from));
+    let place = target.or(source)?;
+    let mut cards = locked(&CARDS);
+    let Some(front) = cards.get_mut(&place.card) else { return Some(Err(Fault { addr: place.start })) };
+    Some(front.copy(host, (to, target), (from, source), len, last))
+}
+
+/// An atomic in a GPU's memory: the old value. `None`: the address is none of a GPU's.
+pub(super) fn atomic(host: &Host, addr: u64, operation: Atomic) -> Option<Result<u64, Fault>> {
+    let place = ranges::find(addr)?;
+    let mut cards = locked(&CARDS);
+    let Some(front) = cards.get_mut(&place.card) else { return Some(Err(Fault { addr })) };
+    Some(front.atomic(host, addr, place, operation))
+}
+
+/// What is done atomically; only the NIC does RDMA atomics, so that it is atomic among them whoever does it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Atomic {
+    CompareSwap { compare: u64, swap: u64 },
+    FetchAdd { add: u64 },
+    CompareSwap32 { compare: u32, swap: u32 },
+}
+
+impl Shared {
+    fn is_same(&self, other: &Shared) -> bool {
+        std::sync::Arc::ptr_eq(&self.mail, &other.mail)
+    }
+
+    /// Where the NIC finds one of the halves.
+    fn half(&self, index: usize) -> u64 {
+        self.stage.address().as_ptr() as u64 + (index * HALF) as u64
+    }
+
+    /// What the mover reads and writes, apart from copies that were given up and may still be under way.
+    fn short(&self) -> u64 {
+        self.half(2)
+    }
+}
+
+impl Front {
+    fn new(card: u32, worker: &'static Worker, shared: Shared) -> Front {
+        let mover = Mover::new(shared.mail.clone());
+        Front { card, worker, shared, mover, launch: None, unsettled: None, said: Vec::new() }
+    }
+
+    fn say_once(&mut self, what: &'static str, detail: &str) {
+        if !self.said.contains(&what) {
+            self.said.push(what);
+            eprintln!("softnic: GPU {}: {what}{detail}", self.card);
+        }
+    }
+
+    fn copy(
+        &mut self,
+        host: &Host,
+        (to, target): (u64, Option<Place>),
+        (from, source): (u64, Option<Place>),
+        len: u64,
+        last: bool,
+    ) -> Result<(), Fault> {
+        if len == 0 {
+            return Ok(());
+        }
+        for (addr, place) in [(to, target), (from, source)] {
+            if place.is_some_and(|place| len > place.end - addr) {
+                return Err(Fault { addr });
+            }
+        }
+        let copied = match (target, source) {
+            (Some(target), Some(source)) => self.within(to, target, from, source, len, last),
+            (Some(target), None) => self.inward(host, to, target, from, len, last),
+            (None, Some(source)) => self.outward(host, to, from, source, len, last),
+            (None, None) => Err(Fault { addr: to }),
+        };
+        copied.inspect_err(|_| count(&COUNTS.faults, 1))
+    }
+
+    /// From the host into the GPU.
+    fn inward(
+        &mut self,
+        host: &Host,
+        to: u64,
+        target: Place,
+        from: u64,
+        len: u64,
+        last: bool,
+    ) -> Result<(), Fault> {
+        let tail = if last { last_word(to, len) as u64 } else { 1 };
+        if len <= SHORT && self.mover_may_use(&[(to, target)])? {
+            // Alike modulo 16, so that the mover copies 16 bytes at a time.
+            let stage = self.shared.short() + to % 16;
+            host.copy_bytes(stage, from, len as usize, true)?;
+            if self.command(Command::Copy { to, from: stage, len, tail }, to)?.is_some() {
+                return Ok(());
+            }
+        }
+        let tail = if last { tail } else { 0 };
+        if len >= host_pages::LEAST && host_pages::are_visible(self.card, from, len) {
+            return self.engine(Copy { to, from, len, tail, tail_to: 0, way: Way::FromHost }, target, to);
+        }
+        let mut before: Option<Ticket<_>> = None;
+        let mut done = 0;
+        while done < len {
+            let piece = (len - done).min(HALF as u64);
+            let stage = self.shared.half((done / HALF as u64) as usize % 2);
+            host.copy_bytes(stage, from + done, piece as usize, true)?;
+            if let Some(ticket) = before.take() {
+                self.settle(ticket, to)?;
+            }
+            let ends = done + piece == len;
+            let tail = if ends { tail.min(piece) } else { 0 };
+            let copy = Copy { to: to + done, from: stage, len: piece, tail, tail_to: 0, way: Way::FromHost };
+            before = Some(self.begin(copy, target, to)?);
+            done += piece;
+        }
+        before.map_or(Ok(()), |ticket| self.settle(ticket, to))
+    }
+
+    /// Out of the GPU to the host.
+    fn outward(
+        &mut self,
+        host: &Host,
+        to: u64,
+        from: u64,
+        source: Place,
+        len: u64,
+        last: bool,
+    ) -> Result<(), Fault> {
+        let order = Order::Increasing;
+        if len <= SHORT && self.mover_may_use(&[(from, source)])? {
+            let stage = self.shared.short() + from % 16;
+            if self.command(Command::Copy { to: stage, from, len, tail: 1 }, from)?.is_some() {
+                return host.copy_piece(to, stage, len, order, last);
+            }
+        }
+        if len >= host_pages::LEAST && host_pages::are_visible(self.card, to, len) {
+            let tail = if last { last_word(to, len) as u64 } else { 0 };
+            let tail_to = self.shared.half(0);
+            self.engine(Copy { to, from, len, tail, tail_to, way: Way::ToHost }, source, from)?;
+            return if tail > 0 { host.copy_piece(to + len - tail, tail_to, tail, order, true) } else { Ok(()) };
+        }
+        let piece_at = |done: u64| (len - done).min(HALF as u64);
+        let stage_at = |front: &Self, done: u64| front.shared.half((done / HALF as u64) as usize % 2);
+        let begin = |front: &mut Self, done: u64| {
+            let to = stage_at(front, done);
+            let copy =
+                Copy { to, from: from + done, len: piece_at(done), tail: 0, tail_to: 0, way: Way::ToHost };
+            front.begin(copy, source, from)
+        };
+        let mut ticket = begin(self, 0)?;
+        let mut done = 0;
+        loop {
+            self.settle(ticket, from)?;
+            let piece = piece_at(done);
+            // The next piece is on its way while this one is stored.
+            let next = if done + piece < len { Some(begin(self, done + piece)?) } else { None };
+            let stored =
+                host.copy_piece(to + done, stage_at(self, done), piece, order, last && next.is_none());
+            done += piece;
+            match (next, stored) {
+                (Some(next), Ok(())) => ticket = next,
+                (Some(next), Err(fault)) => {
+                    self.settle(next, from)?;
+                    return Err(fault);
+                }
+                (None, stored) => return stored,
+            }
+        }
+    }
+
+    /// Between two places on GPUs.
+    fn within(
+        &mut self,
+        to: u64,
+        target: Place,
+        from: u64,
+        source: Place,
+        len: u64,
+        last: bool,
+    ) -> Result<(), Fault> {
+        let tail = if last { last_word(to, len) as u64 } else { 1 };
+        let one_card = source.card == target.card;
+        let short = one_card && len <= SHORT && self.mover_may_use(&[(to, target), (from, source)])?;
+        if short && self.command(Command::Copy { to, from, len, tail }, to)?.is_some() {
+            return Ok(());
+        }
+        if !source.is_alive() {
+            return Err(self.freed(from));
+        }
+        let tail = if last { tail } else { 0 };
+        self.engine(Copy { to, from, len, tail, tail_to: 0, way: Way::OnDevice }, target, to)
+    }
+
+    fn atomic(&mut self, host: &Host, addr: u64, place: Place, operation: Atomic) -> Result<u64, Fault> {
+        let bytes = if matches!(operation, Atomic::CompareSwap32 { .. }) { 4 } else { 8 };
+        if bytes > place.end - addr {
+            return Err(Fault { addr });
+        }
+        if self.mover_may_use(&[(addr, place)])? {
+            let command = match operation {
+                Atomic::CompareSwap { compare, swap } => Command::CompareSwap { at: addr, compare, swap },
+                Atomic::FetchAdd { add } => Command::FetchAdd { at: addr, add },
+                Atomic::CompareSwap32 { compare, swap } => Command::CompareSwap32 { at: addr, compare, swap },
+            };
+            if let Some(old) = self.command(command, addr)? {
+                return Ok(old);
+            }
+        }
+        // By the copy engine: out, changed, and back.
+        let stage = self.shared.half(0);
+        let out = Copy { to: stage, from: addr, len: bytes, tail: 0, tail_to: 0, way: Way::ToHost };
+        self.engine(out, place, addr)?;
+        let mut word = [0; 8];
+        host.read(stage, &mut word[..bytes as usize])?;
+        let old = u64::from_le_bytes(word);
+        let new = match operation {
+            Atomic::CompareSwap { compare, swap } => (old == compare).then_some(swap),
+            Atomic::FetchAdd { add } => Some(old.wrapping_add(add)),
+            Atomic::CompareSwap32 { compare, swap } => (old == u64::from(compare)).then_some(u64::from(swap)),
+        };
+        if let Some(new) = new {
+            host.write(stage, &new.to_le_bytes()[..bytes as usize], false)?;
+            let back = Copy { to: addr, from: stage, len: bytes, tail: 0, tail_to: 0, way: Way::FromHost };
+            self.engine(back, place, addr)?;
+        }
+        Ok(old)
+    }
+
+    /// Whether a mover runs that may go there. Error: the memory has been freed.
+    fn mover_may_use(&mut self, places: &[(u64, Place)]) -> Result<bool, Fault> {
+        if !places.iter().all(|(_, place)| place.kernels) {
+            return Ok(false);
+        }
+        if self.launch.as_ref().is_some_and(Ticket::is_done)
+            && let Some(Err(error)) = self.launch.take().and_then(|ticket| ticket.take())
+        {
+            self.mover.not_launched();
+            self.say_once("the mover was not launched: ", &error.to_string());
+            return Ok(false);
+        }
+        let (worker, card, launch) = (self.worker, self.card, &mut self.launch);
+        // One that the driver still holds is not followed by another.
+        let running = self.mover.running(|done, instance| {
+            count(&COUNTS.mover_launches, 1);
+            *launch = Some(worker.post(move |hands| hands.launch(card, done, instance)));
+        });
+        let Some(instance) = running else {
+            count(&COUNTS.mover_late, 1);
+            return Ok(false);
+        };
+        // Asked while it runs: until it ends the driver frees nothing, so that it cannot come upon a page that is gone,
+        // which would cost the program its context.
+        match places.iter().find(|(_, place)| !place.is_alive_for(instance)) {
+            Some((addr, _)) => Err(self.freed(*addr)),
+            None => Ok(true),
+        }
+    }
+
+    /// `None`: nothing has been done, and the copy engine is to.
+    fn command(&mut self, command: Command, addr: u64) -> Result<Option<u64>, Fault> {
+        count(&COUNTS.mover_commands, 1);
+        match self.mover.command(command) {
+            Outcome::Done(old) => Ok(Some(old)),
+            Outcome::NotTaken => Ok(None),
+            Outcome::Silent => {
+                let card = self.card;
+                let state = self.worker.post(move |hands| hands.mover_state(card)).wait(LIMIT);
+                let why = match state {
+                    Some(Err(error)) => error.to_string(),
+                    Some(Ok(_)) => "it runs and says nothing".to_owned(),
+                    None => "the driver says nothing either".to_owned(),
+                };
+                self.say_once("the mover does not answer, a message fails: ", &why);
+                Err(Fault { addr })
+            }
+        }
+    }
+
+    /// Has the copy engine do it, and waits.
+    fn engine(&mut self, copy: Copy, place: Place, addr: u64) -> Result<(), Fault> {
+        let ticket = self.begin(copy, place, addr)?;
+        self.settle(ticket, addr)
+    }
+
+    fn begin(
+        &mut self,
+        copy: Copy,
+        place: Place,
+        addr: u64,
+    ) -> Result<Ticket<Result<(), gpu::Error>>, Fault> {
+        // What was given up may still be under way, in the same memory; while it is, all fails at once.
+        if self.unsettled.as_ref().is_some_and(|ticket| !ticket.is_done()) {
+            return Err(Fault { addr });
+        }
+        self.unsettled = None;
+        if !place.is_alive() {
+            return Err(self.freed(addr));
+        }
+        count(&COUNTS.engine_copies, 1);
+        count(&COUNTS.engine_bytes, copy.len);
+        let card = self.card;
+        Ok(self.worker.post(move |hands| hands.copy(card, copy)))
+    }
+
+    fn settle(&mut self, ticket: Ticket<Result<(), gpu::Error>>, addr: u64) -> Result<(), Fault> {
+        match ticket.wait(LIMIT + LIMIT / 2) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(error)) => {
+                self.say_once("a copy fails: ", &error.to_string());
+                Err(Fault { addr })
+            }
+            None => {
+                self.unsettled = Some(ticket);
+                let what = "CUDA's driver has not answered for 3 s, and a message fails: does the program free or load, \
+                            while a kernel waits for that message?";
+                self.say_once(what, "");
+                Err(Fault { addr })
+            }
+        }
+    }
+
+    fn freed(&mut self, addr: u64) -> Fault {
+        self.say_once("memory was freed under its region: ", &format!("{addr:#x}"));
+        Fault { addr }
+    }
+}
+
+/// Whether a peer may copy these pieces of our memory by itself: not a GPU's.
+#[inline]
+pub fn can_be_lent(pieces: &[Segment]) -> bool {
+    !touched_by(pieces)
+}

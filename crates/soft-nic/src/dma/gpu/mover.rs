@@ -1,0 +1,230 @@
+//! The NIC's end of the mover kernel (`mover.ptx`): commands left in pinned memory, and answers.
+//!
+//! A command is left only for an instance that has said that it runs. An instance ends by itself and says so after its last
+//! look, so that a command that was left too late is known not to have been taken, and is taken back before the next launch.
+//! Nothing here calls the driver: launches are the worker's.
+
+use std::ffi::CStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use gpu::PinnedMemory;
+
+/// The kernel, as text that ends with a zero.
+pub const ASSEMBLY: &CStr =
+    match CStr::from_bytes_with_nul(concat!(include_str!("mover.ptx"), "\0").as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("no zero in the text"),
+    };
+
+/// Threads of its one block.
+pub const THREADS: u32 = 256;
+/// How long it waits for a command.
+pub const IDLE_NS: u32 = 200_000;
+/// How long it runs at most; a program that waits for the whole GPU waits for this.
+pub const LIFE_NS: u32 = 1_000_000;
+/// Bytes of the mail.
+pub const MAIL_BYTES: usize = 4096;
+
+/// How long a launch may take before the copy engine is asked instead.
+const START: Duration = Duration::from_millis(1);
+/// How long a command may take: microseconds, but a debugger may have stopped the GPU.
+const ANSWER: Duration = Duration::from_secs(1);
+
+/// Indices of words of the mail: of 32 bits, and (`LONG_`) of 64. The first line is the NIC's, the others the mover's.
+mod at {
+    pub const NUMBER: usize = 0;
+    pub const OPERATION: usize = 1;
+    pub const LONG_TO: usize = 1;
+    pub const LONG_FROM: usize = 2;
+    pub const LONG_LEN: usize = 3;
+    pub const LONG_A: usize = 4;
+    pub const LONG_B: usize = 5;
+    pub const ANSWERED: usize = 16;
+    pub const LONG_OLD: usize = 9;
+    pub const STARTED: usize = 32;
+    pub const ENDED: usize = 33;
+}
+
+/// What the mover is asked to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Command {
+    /// `tail`: bytes of the last naturally aligned word of the destination, which is stored last.
+    Copy {
+        /// First byte written.
+        to: u64,
+        /// First byte read.
+        from: u64,
+        /// Bytes.
+        len: u64,
+        /// 1, 2, 4 or 8.
+        tail: u64,
+    },
+    /// 64 bits.
+    CompareSwap {
+        /// Where.
+        at: u64,
+        /// What must be there.
+        compare: u64,
+        /// What comes there then.
+        swap: u64,
+    },
+    /// 64 bits.
+    FetchAdd {
+        /// Where.
+        at: u64,
+        /// What is added.
+        add: u64,
+    },
+    /// 32 bits.
+    CompareSwap32 {
+        /// Where.
+        at: u64,
+        /// What must be there.
+        compare: u32,
+        /// What comes there then.
+        swap: u32,
+    },
+}
+
+impl Command {
+    fn words(self) -> (u32, [u64; 5]) {
+        match self {
+            Command::Copy { to, from, len, tail } => (0, [to, from, len, tail, 0]),
+            Command::CompareSwap { at, compare, swap } => (1, [at, 0, 0, compare, swap]),
+            Command::FetchAdd { at, add } => (2, [at, 0, 0, add, 0]),
+            Command::CompareSwap32 { at, compare, swap } => (3, [at, 0, 0, compare.into(), swap.into()]),
+        }
+    }
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Done; the old value of an atomic.
+    Done(u64),
+    /// The instance had ended before it looked: nothing has been done.
+    NotTaken,
+    /// It does not answer. Whether it has been done, or will be, nobody knows.
+    Silent,
+}
+
+/// Where the present instance stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// None was launched, or it has ended.
+    None,
+    /// Launched; it has not begun, and is waited for until then, at first.
+    Launched {
+        /// Waited for in vain once: the copy engine does what comes until it begins.
+        late: bool,
+    },
+    Runs,
+}
+
+/// One GPU's mover.
+#[derive(Debug)]
+pub struct Mover {
+    mail: Arc<PinnedMemory>,
+    /// Number of the last command that was left, and of the last one that was done.
+    number: u32,
+    done: u32,
+    instance: u32,
+    stage: Stage,
+    silent: bool,
+}
+
+impl Mover {
+    /// One that was not launched yet.
+    pub fn new(mail: Arc<PinnedMemory>) -> Mover {
+        Mover { mail, number: 0, done: 0, instance: 0, stage: Stage::None, silent: false }
+    }
+
+    fn word(&self, index: usize) -> &AtomicU32 {
+        &self.mail.words()[index]
+    }
+
+    fn look(&mut self) {
+        // In this order: an instance that has ended has started before.
+        let ended = self.word(at::ENDED).load(Ordering::Acquire) == self.instance;
+        let started = self.word(at::STARTED).load(Ordering::Acquire) == self.instance;
+        self.stage = match self.stage {
+            Stage::None => Stage::None,
+            _ if ended => Stage::None,
+            _ if started => Stage::Runs,
+            other => other,
+        };
+    }
+
+    /// The instance that runs; launches one, by `launch`, when none does, and waits a while for it to begin. `None`: it has not
+    /// begun, or does not answer.
+    pub fn running(&mut self, launch: impl FnOnce(u32, u32)) -> Option<u32> {
+        if self.silent {
+            return None;
+        }
+        self.look();
+        match self.stage {
+            Stage::Runs => return Some(self.instance),
+            Stage::Launched { late: true } => return None,
+            Stage::Launched { late: false } => {}
+            Stage::None => {
+                self.instance = self.instance.wrapping_add(1).max(1);
+                launch(self.done, self.instance);
+                self.stage = Stage::Launched { late: false };
+            }
+        }
+        let since = Instant::now();
+        loop {
+            self.look();
+            match self.stage {
+                Stage::Runs => return Some(self.instance),
+                // Begun and ended in between: one that is taken from its core for so long need not hurry.
+                Stage::None => return None,
+                Stage::Launched { .. } if since.elapsed() >= START => break,
+                Stage::Launched { .. } => std::hint::spin_loop(),
+            }
+        }
+        self.stage = Stage::Launched { late: true };
+        None
+    }
+
+    /// A launch that the driver refused, or whose GPU is gone.
+    pub fn not_launched(&mut self) {
+        self.stage = Stage::None;
+    }
+
+    /// Has the instance that runs do something, and waits for it.
+    pub fn command(&mut self, command: Command) -> Outcome {
+        let (operation, words) = command.words();
+        self.word(at::OPERATION).store(operation, Ordering::Relaxed);
+        let places = [at::LONG_TO, at::LONG_FROM, at::LONG_LEN, at::LONG_A, at::LONG_B];
+        for (place, word) in places.into_iter().zip(words) {
+            self.mail.long_words()[place].store(word, Ordering::Relaxed);
+        }
+        self.number = self.number.wrapping_add(1);
+        self.word(at::NUMBER).store(self.number, Ordering::Release);
+        let answered =
+            |mover: &Self| mover.word(at::ANSWERED).load(Ordering::Acquire) == mover.number;
+        let since = Instant::now();
+        let mut looks = 0u32;
+        loop {
+            if answered(self) {
+                self.done = self.number;
+                return Outcome::Done(self.mail.long_words()[at::LONG_OLD].load(Ordering::Relaxed));
+            }
+            if self.word(at::ENDED).load(Ordering::Acquire) == self.instance && !answered(self) {
+                // It looks no more: what it has not taken it never will, nor will the next one.
+                self.word(at::NUMBER).store(self.done, Ordering::Release);
+                self.stage = Stage::None;
+                return Outcome::NotTaken;
+            }
+            looks += 1;
+            if looks.is_multiple_of(1024) && since.elapsed() >= ANSWER {
+                self.silent = true;
+                return Outcome::Silent;
+            }
+            std::hint::spin_loop();
+        }
+    }
+}

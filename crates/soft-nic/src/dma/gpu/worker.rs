@@ -1,0 +1,135 @@
+//! The thread that calls CUDA's driver for the NIC: the driver blocks, and the NIC must not.
+//!
+//! While the program frees memory, loads a kernel or copies in the default stream, and a kernel runs that does not end, the
+//! driver holds a lock (measured on an H200: a copy of ours waits until that kernel ends). So the NIC hands jobs to this
+//! thread and waits for each with a deadline. The thread has CUDA's context; the program's threads keep theirs.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::super::system;
+use super::engine::Hands;
+
+/// How long the thread looks for the next job before it sleeps, and how long who waits for one spins.
+const SPIN: Duration = Duration::from_micros(40);
+/// How long it sleeps when nobody wakes it.
+const NAP: Duration = Duration::from_secs(10);
+
+type Job = Box<dyn FnOnce(&mut Hands) + Send>;
+
+/// The thread's post box.
+pub struct Worker {
+    jobs: Mutex<VecDeque<Job>>,
+    /// Counts jobs; the thread sleeps on it.
+    bell: AtomicU32,
+    asleep: AtomicU32,
+}
+
+/// The answer of a job, when it comes.
+#[derive(Debug)]
+pub struct Ticket<R>(Arc<Slot<R>>);
+
+#[derive(Debug)]
+struct Slot<R> {
+    done: AtomicU32,
+    answer: Mutex<Option<R>>,
+}
+
+impl<R> Ticket<R> {
+    /// Whether the job has been done.
+    pub fn is_done(&self) -> bool {
+        self.0.done.load(Ordering::Acquire) != 0
+    }
+
+    /// The answer; `None` while there is none, or when it was taken.
+    pub fn take(&self) -> Option<R> {
+        if self.is_done() { locked(&self.0.answer).take() } else { None }
+    }
+
+    /// Waits for it, at most `limit`.
+    pub fn wait(&self, limit: Duration) -> Option<R> {
+        let since = Instant::now();
+        while !self.is_done() {
+            match since.elapsed() {
+                waited if waited >= limit => return None,
+                waited if waited < SPIN => std::hint::spin_loop(),
+                waited if waited < 20 * SPIN => std::thread::yield_now(),
+                _ => system::nap(Duration::from_micros(20)),
+            }
+        }
+        self.take()
+    }
+}
+
+impl Worker {
+    /// The one of this process, started at the first call. Error: the kernel gave no thread.
+    pub fn of_this_process() -> std::io::Result<&'static Worker> {
+        static WORKER: OnceLock<Worker> = OnceLock::new();
+        static STARTED: Mutex<bool> = Mutex::new(false);
+        let worker = WORKER.get_or_init(|| Worker {
+            jobs: Mutex::default(),
+            bell: AtomicU32::new(0),
+            asleep: AtomicU32::new(0),
+        });
+        let mut started = locked(&STARTED);
+        if !*started {
+            // By this name our threads are told from the program's.
+            let _blocked = system::BlockedSignals::new();
+            let thread = std::thread::Builder::new().name("softnic-nic".to_owned());
+            thread.spawn(move || worker.serve())?;
+            *started = true;
+        }
+        Ok(worker)
+    }
+
+    /// Has the thread do something.
+    pub fn post<R: Send + 'static>(&self, job: impl FnOnce(&mut Hands) -> R + Send + 'static) -> Ticket<R> {
+        let slot = Arc::new(Slot { done: AtomicU32::new(0), answer: Mutex::new(None) });
+        let theirs = slot.clone();
+        let job: Job = Box::new(move |hands| {
+            let answer = job(hands);
+            *locked(&theirs.answer) = Some(answer);
+            theirs.done.store(1, Ordering::Release);
+        });
+        locked(&self.jobs).push_back(job);
+        self.bell.fetch_add(1, Ordering::SeqCst);
+        if self.asleep.load(Ordering::SeqCst) != 0 {
+            system::futex_wake(&self.bell);
+        }
+        Ticket(slot)
+    }
+
+    fn serve(&self) {
+        let mut hands = Hands::default();
+        let mut since = Instant::now();
+        loop {
+            let heard = self.bell.load(Ordering::SeqCst);
+            let job = locked(&self.jobs).pop_front();
+            if let Some(job) = job {
+                job(&mut hands);
+                since = Instant::now();
+                continue;
+            }
+            if since.elapsed() < SPIN {
+                for _ in 0..64 {
+                    if self.bell.load(Ordering::Relaxed) != heard {
+                        break;
+                    }
+                    std::hint::spin_loop();
+                }
+                continue;
+            }
+            self.asleep.store(1, Ordering::SeqCst);
+            system::futex_wait(&self.bell, heard, NAP);
+            self.asleep.store(0, Ordering::SeqCst);
+            since = Instant::now();
+        }
+    }
+}
+
+/// What a lock holds is whole whatever a panicking thread did.
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
