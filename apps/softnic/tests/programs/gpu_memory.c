@@ -471,7 +471,7 @@ static void freed(void)
 }
 
 static const char assembly[] =
-	".version 6.0\n.target sm_70\n.address_size 64\n"
+	".version 6.3\n.target sm_70\n.address_size 64\n"
 	/* Waits until the word at `at` is not 0, at most `limit` ns. */
 	".visible .entry wait_word(.param .u64 at, .param .u64 limit) {\n"
 	" .reg .pred %p; .reg .u32 %w; .reg .u64 %a, %l, %s, %n;\n"
@@ -535,11 +535,13 @@ static void calls(void)
 				"a kernel's first use" };
 	pthread_t thread;
 	CHECK(pthread_create(&thread, NULL, traffic, NULL) == 0);
+	while (sent == 0)
+		usleep(100);
 	for (int call = 0; call < 5; call++) {
 		double worst = 0, all = 0;
 		unsigned long before = sent;
-		int rounds = quick ? 20 : 200;
-		for (int round = 0; round < rounds; round++) {
+		int rounds = 0;
+		for (double first = now_us(); rounds < 20 || now_us() - first < (quick ? 50000 : 500000); rounds++) {
 			double since = now_us();
 			uint64_t memory;
 			void *pinned;
@@ -572,7 +574,7 @@ static void calls(void)
 		}
 		printf("CALLS %s: %.0f us each, at most %.0f us, %lu messages meanwhile\n", names[call], all / rounds, worst,
 		       sent - before);
-		CHECK(worst < 2e6 && (quick || sent > before));
+		CHECK(worst < 2e6 && sent > before);
 	}
 	stop = 1;
 	CHECK(pthread_join(thread, NULL) == 0);
@@ -681,6 +683,8 @@ int main(int argc, char **argv)
 	gid_index = atoi(argv[2]);
 	quick = getenv("QUICK") != NULL;
 	setvbuf(stdout, NULL, _IOLBF, 0);
+	/* Or libmlx5 copies short payloads by the CPU out of the CQE to where the program receives, as beside a card. */
+	setenv("MLX5_SCATTER_TO_CQE", "0", 1);
 	int pair = strncmp(what, "pair", 4) == 0, peer_gpu = strcmp(what, "pair-host") != 0 && strcmp(what, "pair-host-speed") != 0;
 	if (start(pair ? 2 : 1, peer_gpu))
 		return 0;

@@ -94,7 +94,8 @@ pub fn ask(address: u64) -> Option<Told> {
         (&raw mut gpu_direct).cast(),
     ];
     // SAFETY: as many places as attributes, each as wide as the driver writes; an unknown address is answered by zeroes.
-    let result = unsafe { function(attributes.len() as c_uint, attributes.as_ptr(), places.as_ptr(), address) };
+    let result =
+        unsafe { function(attributes.len() as c_uint, attributes.as_ptr(), places.as_ptr(), address) };
     if result != 0 {
         return (!NOT_RUNNING.contains(&result)).then_some(told);
     }
@@ -116,4 +117,3 @@ pub fn same_driver() -> Result<()> {
         )),
     }
 }
-

@@ -97,12 +97,7 @@ impl Stream {
         self.context.enter()?;
         // SAFETY: the stream lives, and its context is current; the ranges are the caller's.
         unsafe {
-            driver::copy_to_host(
-                std::ptr::with_exposed_provenance_mut(to as usize),
-                from,
-                bytes,
-                self.handle,
-            )
+            driver::copy_to_host(std::ptr::with_exposed_provenance_mut(to as usize), from, bytes, self.handle)
         }
     }
 

@@ -99,8 +99,7 @@ pub fn rereg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write
         access: input.u32(at::ACCESS_FLAGS),
     };
     let moves = request.flags & change::TRANSLATION != 0;
-    let backing =
-        if moves { backing::of_addresses(server, request.start, request.length)? } else { None };
+    let backing = if moves { backing::of_addresses(server, request.start, request.length)? } else { None };
     let keys = server.nic()?.rereg_mr(file.context()?, &request)?;
     if moves {
         // Other memory from now on; what it was in until now has no user any more.

@@ -10,8 +10,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use super::backing::Backing;
 use super::attributes::{Command, Kind, Method, bytes, may, must, refuse};
+use super::backing::Backing;
 use super::clock::Clock;
 use super::commands::{Answer, Commands};
 use super::events::Events;

@@ -8,9 +8,9 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
-use super::{dma_buf, gpu};
 use super::socket::abstract_address;
 use super::system::{check, moved_high};
+use super::{dma_buf, gpu};
 
 /// Times this process has been forked into being, counted from its ancestors. A `Link` remembers it: a child sees
 /// another number and keeps away from its parent's rings.

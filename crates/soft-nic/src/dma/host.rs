@@ -3,8 +3,8 @@
 //! Addresses come from work requests, after the device has checked them against its regions; whatever else the
 //! application did to the pages since (unmapped, protected, truncated the file behind) is a [`Fault`].
 
-use super::guard::Guard;
 use super::gpu::{self, Atomic};
+use super::guard::Guard;
 use super::{Fault, Memory, Order, Segment, Segments, system};
 
 /// Relaxed copies are in order below this length.
@@ -144,8 +144,7 @@ impl Memory for Host {
             return Ok(());
         }
         if gpu::exist()
-            && let Some(done) =
-                gpu::copy(self, addr, bytes.as_ptr() as u64, bytes.len() as u64, !relaxed)
+            && let Some(done) = gpu::copy(self, addr, bytes.as_ptr() as u64, bytes.len() as u64, !relaxed)
         {
             return done;
         }

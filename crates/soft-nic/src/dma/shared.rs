@@ -2,10 +2,11 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::host::Host;
-use super::{Fault, Order, Segment, Segments, system};
+use super::{Fault, HostPages, Order, Segment, Segments, gpu, system};
 
 /// A mapping of a sealed memfd. Unmapped on drop, except in a fork child, which never had it (MADV_DONTFORK).
 #[derive(Debug)]
@@ -103,6 +104,8 @@ impl Drop for SharedMemory {
 /// Positions count bytes for ever (they would wrap after 2^64); their low bits are the offset.
 #[derive(Debug)]
 pub struct RingMemory {
+    /// Shown to a GPU when the ring first carries something of one. Let go before it is unmapped.
+    pages: OnceLock<Option<HostPages>>,
     memory: SharedMemory,
     capacity: usize,
 }
@@ -121,7 +124,7 @@ impl RingMemory {
         place(base, fd, offset, capacity, access)?;
         // SAFETY: inside the reservation.
         place(unsafe { base.add(capacity) }, fd, offset, capacity, access)?;
-        Ok(RingMemory { memory, capacity })
+        Ok(RingMemory { pages: OnceLock::new(), memory, capacity })
     }
 
     /// Bytes in the ring.
@@ -175,6 +178,13 @@ impl RingMemory {
         host.read(self.at(position, out.len()), out)
     }
 
+    #[inline(always)]
+    fn show_to_gpu(&self, other: &[Segment]) {
+        if gpu::exist() && gpu::touched_by(other) {
+            self.pages.get_or_init(|| HostPages::note(self.memory.address(), 2 * self.capacity as u64));
+        }
+    }
+
     /// Gathers `len` bytes of the application's memory, from `skip` bytes into the segments, into the ring.
     #[inline(always)]
     pub fn gather(
@@ -186,6 +196,7 @@ impl RingMemory {
         len: usize,
     ) -> Result<(), Fault> {
         let mut to = self.at(position, len);
+        self.show_to_gpu(from);
         // One piece from its start, as of almost every small message, needs no walk.
         if let ([only], 0) = (from, skip)
             && len as u64 <= only.len
@@ -216,6 +227,7 @@ impl RingMemory {
         len: usize,
         order: Order,
     ) -> Result<(), Fault> {
+        self.show_to_gpu(to);
         let from = [Segment { addr: self.at(position, len), len: len as u64 }];
         host.copy(to, &from, len as u64, order)
     }

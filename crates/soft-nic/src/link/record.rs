@@ -36,8 +36,11 @@ pub const PATH_WORDS: usize = 6;
 pub const MAX_SEGMENTS: usize = 64;
 /// Largest payload of one record of a staged message.
 pub const MAX_FRAGMENT: usize = 32 * 1024;
+
+/// The same out of a GPU's memory, where each costs microseconds however short it is.
+pub const MAX_GPU_FRAGMENT: usize = 96 * 1024;
 /// Largest record: header, path, a fragment.
-pub const MAX_RECORD: usize = 8 * (REQUEST_WORDS + PATH_WORDS) + MAX_FRAGMENT;
+pub const MAX_RECORD: usize = 8 * (REQUEST_WORDS + PATH_WORDS) + MAX_GPU_FRAGMENT;
 
 mod kind {
     pub const REQUEST: u8 = 1;
@@ -320,7 +323,7 @@ pub fn decode_request(
     // The bytes of READ and atomics travel the other way.
     let carried =
         if opcode.wants_response() { form == Form::None } else { form != Form::None || fragment.length == 0 };
-    let form_fits = fragment.length as usize <= MAX_FRAGMENT || !matches!(form, Form::Inline(_));
+    let form_fits = fragment.length as usize <= MAX_GPU_FRAGMENT || !matches!(form, Form::Inline(_));
     if request_bytes > whole || !form_fits || form.padded() as i64 != after || !carried {
         return Err(RecordError::Payload {
             have: after.max(0) as u64,

@@ -4,7 +4,7 @@ use roce::{Fragment, Reply, ReplyKind, Request};
 
 use super::loan::LOAN_WORDS;
 use super::peers::Outgoing;
-use super::record::{self, Form, MAX_FRAGMENT, MAX_SEGMENTS};
+use super::record::{self, Form, MAX_FRAGMENT, MAX_GPU_FRAGMENT, MAX_SEGMENTS};
 use super::shared_memory::{ChannelState, Lane};
 use super::{Link, MAX_INLINE, NoPeer, PathAddress, Payload, Position, Room, SendError, Sent};
 use crate::dma::{RingMemory, Segment, Segments, can_be_lent, gpu, total};
@@ -41,10 +41,11 @@ impl Link {
             Payload::Inline(bytes) => exactly(bytes.len(), length, Form::Inline(length))?,
             Payload::Segments(_) if length as usize <= MAX_INLINE => Form::Inline(length),
             Payload::Segments(from) if !staged => list(&mut self.segments, from, offset, length)?,
-            Payload::Segments(_) => {
-                let free = outgoing.producer.free(Lane::Request, head + MAX_FRAGMENT);
+            Payload::Segments(from) => {
+                let most = fragment_of(from);
+                let free = outgoing.producer.free(Lane::Request, head + most);
                 let Some(free) = free.checked_sub(head) else { return Err(given_up(outgoing, slot)) };
-                let carried = (length as usize).min(MAX_FRAGMENT).min(free & !7) as u32;
+                let carried = (length as usize).min(most).min(free & !7) as u32;
                 self.counters.staged_bytes += u64::from(carried);
                 staged_part =
                     Request { fragment: Fragment { length: carried, ..request.fragment }, ..*request };
@@ -115,9 +116,11 @@ impl Link {
                 (list(&mut self.segments, from, offset.into(), want)?, want)
             }
             _ => {
-                let free = outgoing.producer.free(Lane::Reply, head + MAX_FRAGMENT.min(rest as usize + 8));
+                let most =
+                    if let Payload::Segments(from) = payload { fragment_of(from) } else { MAX_FRAGMENT };
+                let free = outgoing.producer.free(Lane::Reply, head + most.min(rest as usize + 8));
                 let Some(free) = free.checked_sub(head) else { return Err(given_up(outgoing, slot)) };
-                let carried = rest.min(MAX_FRAGMENT as u64).min(free as u64 & !7) as u32;
+                let carried = rest.min(most as u64).min(free as u64 & !7) as u32;
                 (if carried > 0 { Form::Inline(carried) } else { Form::None }, carried)
             }
         };
@@ -170,6 +173,12 @@ fn lendable(payload: Payload<'_>, own: bool) -> bool {
         Payload::Segments(from) => can_be_lent(from) && (own || gpu::can_be_lent(from)),
         Payload::Nothing | Payload::Inline(_) => true,
     }
+}
+
+/// The most that one record takes of these.
+#[inline]
+fn fragment_of(from: &[Segment]) -> usize {
+    if gpu::touched_by(from) { MAX_GPU_FRAGMENT } else { MAX_FRAGMENT }
 }
 
 /// Lays the word of state and the segments of a payload by reference; returns the position of the word.

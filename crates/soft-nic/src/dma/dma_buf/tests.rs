@@ -72,7 +72,7 @@ fn what_its_exporter_does_not_map_is_not_supported() {
     // SAFETY: plain system call on our descriptor.
     unsafe { libc::fcntl(sealed.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_WRITE) };
     let refused = DmaBuf::map(sealed.as_raw_fd(), 0, 4096, true, any).unwrap_err();
-    assert_eq!(refused, DmaBufError::NotMappable { errno: libc::EPERM, size: SIZE });
+    assert_eq!(refused, DmaBufError::NotMappable { errno: libc::EPERM, size: 4096 });
     assert_eq!(refused.errno(), libc::EOPNOTSUPP);
     // Opened for reading alone: good for a region that nobody writes to.
     let fd = buffer();

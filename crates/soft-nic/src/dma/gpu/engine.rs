@@ -6,7 +6,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu::{Arguments, Context, Function, Gpu, Kind, Module, PinnedMemory, Priority, Registered, Shape, Stream};
+use gpu::{
+    Arguments, Context, Function, Gpu, Kind, Module, PinnedMemory, Priority, Registered, Shape, Stream,
+};
 
 use super::mover::{ASSEMBLY, IDLE_NS, LIFE_NS, MAIL_BYTES, THREADS};
 
@@ -117,7 +119,12 @@ impl Hands {
         let beside = copy.way == Way::ToHost;
         for (stream, to, offset, bytes) in [
             (copies, copy.to, 0, body),
-            (if beside { tails } else { copies }, if beside { copy.tail_to } else { copy.to + body }, body, copy.tail),
+            (
+                if beside { tails } else { copies },
+                if beside { copy.tail_to } else { copy.to + body },
+                body,
+                copy.tail,
+            ),
         ] {
             if bytes == 0 {
                 continue;

@@ -18,7 +18,7 @@ mod worker;
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpu::Allocation;
 
@@ -31,11 +31,19 @@ use super::system::fork_generation;
 use super::{Fault, Host, Memory, Order, Segment};
 
 pub use host_pages::HostPages;
-pub use ranges::{exist, touched_by};
 pub(super) use ranges::forget_all;
+pub use ranges::{exist, touched_by};
 
 /// Longest message that the mover takes; from here on the copy engine is faster (H200: 65536 bytes into the GPU 11 against 9 µs).
 const SHORT: u64 = 32 << 10;
+
+/// From here on pages of the host are shown to the GPU, where the NIC's own would be on the way otherwise.
+const SEEN: u64 = 4 << 10;
+
+/// A mover that takes so long shares the GPU with another process, and has it in turns only: the copy engine does better.
+const SLOW: Duration = Duration::from_micros(100);
+/// For how long it is left alone then.
+const REST: Duration = Duration::from_millis(20);
 
 /// Making a context and translating the mover, when the first region of a GPU is registered.
 const OPEN: Duration = Duration::from_secs(20);
@@ -173,6 +181,9 @@ struct Counts {
     mover_commands: AtomicU64,
     mover_launches: AtomicU64,
     mover_late: AtomicU64,
+    mover_slow: AtomicU64,
+    mover_ns: AtomicU64,
+    engine_ns: AtomicU64,
     engine_copies: AtomicU64,
     engine_bytes: AtomicU64,
     faults: AtomicU64,
@@ -182,6 +193,9 @@ static COUNTS: Counts = Counts {
     mover_commands: AtomicU64::new(0),
     mover_launches: AtomicU64::new(0),
     mover_late: AtomicU64::new(0),
+    mover_slow: AtomicU64::new(0),
+    mover_ns: AtomicU64::new(0),
+    engine_ns: AtomicU64::new(0),
     engine_copies: AtomicU64::new(0),
     engine_bytes: AtomicU64::new(0),
     faults: AtomicU64::new(0),
@@ -194,8 +208,11 @@ pub fn counters() -> Vec<(&'static str, u64)> {
         ("gpu_mover_commands", read(&COUNTS.mover_commands)),
         ("gpu_mover_launches", read(&COUNTS.mover_launches)),
         ("gpu_mover_late", read(&COUNTS.mover_late)),
+        ("gpu_mover_slow", read(&COUNTS.mover_slow)),
+        ("gpu_mover_ns", read(&COUNTS.mover_ns)),
         ("gpu_engine_copies", read(&COUNTS.engine_copies)),
         ("gpu_engine_bytes", read(&COUNTS.engine_bytes)),
+        ("gpu_engine_ns", read(&COUNTS.engine_ns)),
         ("gpu_faults", read(&COUNTS.faults)),
         ("gpu_host_pages", host_pages::registered() as u64),
     ];
@@ -215,6 +232,8 @@ struct Front {
     launch: Option<Ticket<Result<(), gpu::Error>>>,
     /// A copy that was not waited for to its end.
     unsettled: Option<Ticket<Result<(), gpu::Error>>>,
+    /// Until when the mover is left alone.
+    rests: Option<Instant>,
     /// What was said on stderr, so that each thing is said once.
     said: Vec<&'static str>,
 }
@@ -266,7 +285,7 @@ impl Shared {
 impl Front {
     fn new(card: u32, worker: &'static Worker, shared: Shared) -> Front {
         let mover = Mover::new(shared.mail.clone());
-        Front { card, worker, shared, mover, launch: None, unsettled: None, said: Vec::new() }
+        Front { card, worker, shared, mover, launch: None, unsettled: None, rests: None, said: Vec::new() }
     }
 
     fn say_once(&mut self, what: &'static str, detail: &str) {
@@ -311,17 +330,19 @@ impl Front {
         len: u64,
         last: bool,
     ) -> Result<(), Fault> {
-        let tail = if last { last_word(to, len) as u64 } else { 1 };
+        let tail = if last { last_word(to, len) as u64 } else { 0 };
         if len <= SHORT && self.mover_may_use(&[(to, target)])? {
             // Alike modulo 16, so that the mover copies 16 bytes at a time.
-            let stage = self.shared.short() + to % 16;
-            host.copy_bytes(stage, from, len as usize, true)?;
+            let direct = len >= SEEN && to % 16 == from % 16 && host_pages::are_visible(self.card, from, len);
+            let stage = if direct { from } else { self.shared.short() + to % 16 };
+            if !direct {
+                host.copy_bytes(stage, from, len as usize, true)?;
+            }
             if self.command(Command::Copy { to, from: stage, len, tail }, to)?.is_some() {
                 return Ok(());
             }
         }
-        let tail = if last { tail } else { 0 };
-        if len >= host_pages::LEAST && host_pages::are_visible(self.card, from, len) {
+        if len >= SEEN && host_pages::are_visible(self.card, from, len) {
             return self.engine(Copy { to, from, len, tail, tail_to: 0, way: Way::FromHost }, target, to);
         }
         let mut before: Option<Ticket<_>> = None;
@@ -354,16 +375,22 @@ impl Front {
     ) -> Result<(), Fault> {
         let order = Order::Increasing;
         if len <= SHORT && self.mover_may_use(&[(from, source)])? {
-            let stage = self.shared.short() + from % 16;
-            if self.command(Command::Copy { to: stage, from, len, tail: 1 }, from)?.is_some() {
-                return host.copy_piece(to, stage, len, order, last);
+            let direct = len >= SEEN && to % 16 == from % 16 && host_pages::are_visible(self.card, to, len);
+            let stage = if direct { to } else { self.shared.short() + from % 16 };
+            let tail = if direct && last { last_word(to, len) as u64 } else { 0 };
+            if self.command(Command::Copy { to: stage, from, len, tail }, from)?.is_some() {
+                return if direct { Ok(()) } else { host.copy_piece(to, stage, len, order, last) };
             }
         }
-        if len >= host_pages::LEAST && host_pages::are_visible(self.card, to, len) {
+        if len >= SEEN && host_pages::are_visible(self.card, to, len) {
             let tail = if last { last_word(to, len) as u64 } else { 0 };
             let tail_to = self.shared.half(0);
             self.engine(Copy { to, from, len, tail, tail_to, way: Way::ToHost }, source, from)?;
-            return if tail > 0 { host.copy_piece(to + len - tail, tail_to, tail, order, true) } else { Ok(()) };
+            return if tail > 0 {
+                host.copy_piece(to + len - tail, tail_to, tail, order, true)
+            } else {
+                Ok(())
+            };
         }
         let piece_at = |done: u64| (len - done).min(HALF as u64);
         let stage_at = |front: &Self, done: u64| front.shared.half((done / HALF as u64) as usize % 2);
@@ -404,7 +431,7 @@ impl Front {
         len: u64,
         last: bool,
     ) -> Result<(), Fault> {
-        let tail = if last { last_word(to, len) as u64 } else { 1 };
+        let tail = if last { last_word(to, len) as u64 } else { 0 };
         let one_card = source.card == target.card;
         let short = one_card && len <= SHORT && self.mover_may_use(&[(to, target), (from, source)])?;
         if short && self.command(Command::Copy { to, from, len, tail }, to)?.is_some() {
@@ -413,7 +440,6 @@ impl Front {
         if !source.is_alive() {
             return Err(self.freed(from));
         }
-        let tail = if last { tail } else { 0 };
         self.engine(Copy { to, from, len, tail, tail_to: 0, way: Way::OnDevice }, target, to)
     }
 
@@ -457,6 +483,10 @@ impl Front {
         if !places.iter().all(|(_, place)| place.kernels) {
             return Ok(false);
         }
+        if self.rests.is_some_and(|end| Instant::now() < end) {
+            return Ok(false);
+        }
+        self.rests = None;
         if self.launch.as_ref().is_some_and(Ticket::is_done)
             && let Some(Err(error)) = self.launch.take().and_then(|ticket| ticket.take())
         {
@@ -485,7 +515,15 @@ impl Front {
     /// `None`: nothing has been done, and the copy engine is to.
     fn command(&mut self, command: Command, addr: u64) -> Result<Option<u64>, Fault> {
         count(&COUNTS.mover_commands, 1);
-        match self.mover.command(command) {
+        let since = Instant::now();
+        let outcome = self.mover.command(command);
+        let took = since.elapsed();
+        count(&COUNTS.mover_ns, took.as_nanos() as u64);
+        if took > SLOW {
+            count(&COUNTS.mover_slow, 1);
+            self.rests = Some(since + took + REST);
+        }
+        match outcome {
             Outcome::Done(old) => Ok(Some(old)),
             Outcome::NotTaken => Ok(None),
             Outcome::Silent => {
@@ -529,7 +567,10 @@ impl Front {
     }
 
     fn settle(&mut self, ticket: Ticket<Result<(), gpu::Error>>, addr: u64) -> Result<(), Fault> {
-        match ticket.wait(LIMIT + LIMIT / 2) {
+        let since = Instant::now();
+        let answer = ticket.wait(LIMIT + LIMIT / 2);
+        count(&COUNTS.engine_ns, since.elapsed().as_nanos() as u64);
+        match answer {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) => {
                 self.say_once("a copy fails: ", &error.to_string());

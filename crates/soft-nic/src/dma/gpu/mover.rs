@@ -50,7 +50,7 @@ mod at {
 /// What the mover is asked to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// `tail`: bytes of the last naturally aligned word of the destination, which is stored last.
+    /// `tail`: bytes of the last naturally aligned word of the destination, which is stored last; 0: in any order.
     Copy {
         /// First byte written.
         to: u64,
@@ -58,7 +58,7 @@ pub enum Command {
         from: u64,
         /// Bytes.
         len: u64,
-        /// 1, 2, 4 or 8.
+        /// 0, 1, 2, 4 or 8.
         tail: u64,
     },
     /// 64 bits.
@@ -204,8 +204,7 @@ impl Mover {
         }
         self.number = self.number.wrapping_add(1);
         self.word(at::NUMBER).store(self.number, Ordering::Release);
-        let answered =
-            |mover: &Self| mover.word(at::ANSWERED).load(Ordering::Acquire) == mover.number;
+        let answered = |mover: &Self| mover.word(at::ANSWERED).load(Ordering::Acquire) == mover.number;
         let since = Instant::now();
         let mut looks = 0u32;
         loop {

@@ -1,0 +1,413 @@
+/* A stand-in of CUDA's driver for the NIC's tests without a GPU, as libcuda.so.1. Its «device memory» is the host's, at addresses that
+ * nobody but the driver's copies and kernels can touch; kernels are threads of the CPU, known by their names: the NIC's mover, by
+ * the protocol of `crates/soft-nic/src/dma/gpu/mover.rs`, and those of `gpu_memory.c`. It is strict: a kernel or a copy that leaves an
+ * allocation ends the process with a sentence. What it cannot show: device code, PCIe, order, times, the real driver's locks.
+ *
+ * STAND_IN (environment): words of
+ *   no-mover      no kernel can be loaded        late-mover  kernels begin after 20 ms
+ *   short-mover   the mover takes three commands, then ends without a look     no-register   pages of the host are refused
+ *   stuck         copies of more than 100,000 bytes to the host do not return for 6 s
+ */
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef unsigned CUresult;
+enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500,
+       NOT_READY = 600, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801 };
+#define MEMORY (512ull << 20)
+#define MOST 256
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int started;
+static volatile unsigned lost;
+static volatile int running; /* kernels */
+static __thread void *current;
+static uint8_t *view;   /* where the driver reaches device memory */
+static uint64_t device; /* the addresses that the program knows */
+static struct { uint64_t start, bytes, id; int managed; } allocations[MOST];
+static struct { uint64_t start, bytes; } registered[MOST];
+
+static int asked(const char *word)
+{
+	const char *all = getenv("STAND_IN");
+	return all != NULL && strstr(all, word) != NULL;
+}
+
+static void broken(const char *promise, uint64_t at)
+{
+	fprintf(stderr, "stand-in driver: %s (%#lx)\n", promise, (unsigned long)at);
+	abort();
+}
+
+static uint64_t ns(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+/* Place in the table of the allocation that holds all of it, or -1. */
+static int allocation(uint64_t at, uint64_t bytes)
+{
+	for (int i = 0; i < MOST; i++)
+		if (allocations[i].bytes != 0 && at >= allocations[i].start && at + bytes <= allocations[i].start + allocations[i].bytes)
+			return i;
+	return -1;
+}
+
+/* Device memory as the driver reaches it; NULL: no such memory. */
+static uint8_t *reach(uint64_t at, uint64_t bytes)
+{
+	return allocation(at, bytes) < 0 ? NULL : view + (at - device);
+}
+
+/* What a kernel may use: device memory, or pages of the host. */
+static uint8_t *kernels(uint64_t at, uint64_t bytes)
+{
+	if (at - device >= MEMORY)
+		return (uint8_t *)at;
+	uint8_t *there = reach(at, bytes);
+	if (there == NULL)
+		broken("a kernel was sent to memory that is not allocated", at);
+	return there;
+}
+
+CUresult cuInit(unsigned flags)
+{
+	pthread_mutex_lock(&lock);
+	if (!started) {
+		int fd = memfd_create("device memory", 0);
+		if (fd < 0 || ftruncate(fd, MEMORY) != 0)
+			broken("no memory", 0);
+		view = mmap(NULL, MEMORY, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		device = (uint64_t)mmap(NULL, MEMORY, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		close(fd);
+		started = 1;
+	}
+	pthread_mutex_unlock(&lock);
+	return flags;
+}
+
+CUresult cuDriverGetVersion(int *version) { *version = 13000; return 0; }
+CUresult cuDeviceGetCount(int *count) { *count = 1; return started ? 0 : NOT_INITIALIZED; }
+CUresult cuDeviceGet(int *found, int ordinal) { *found = 0; return ordinal == 0 ? 0 : INVALID_VALUE; }
+CUresult cuDevicePrimaryCtxRetain(void **context, int of) { *context = &started; return (CUresult)of; }
+CUresult cuDevicePrimaryCtxRelease_v2(int of) { return (CUresult)of; }
+CUresult cuCtxSetCurrent(void *context) { current = context; return 0; }
+CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return 0; }
+
+#define ENTER                                                                                                   \
+	do {                                                                                                    \
+		if (current == NULL)                                                                            \
+			return INVALID_CONTEXT;                                                                 \
+		if (lost)                                                                                       \
+			return lost;                                                                            \
+	} while (0)
+
+/* ---- streams: copies are done at once, kernels are counted ---- */
+struct stream {
+	volatile int kernels;
+};
+CUresult cuStreamCreateWithPriority(struct stream **stream, unsigned flags, int priority)
+{
+	ENTER;
+	*stream = calloc(1, sizeof **stream);
+	return flags == 1 && priority <= 0 ? 0 : INVALID_VALUE;
+}
+CUresult cuStreamDestroy_v2(struct stream *stream) { (void)stream; return 0; }
+CUresult cuStreamQuery(struct stream *stream)
+{
+	ENTER;
+	return __atomic_load_n(&stream->kernels, __ATOMIC_ACQUIRE) ? NOT_READY : 0;
+}
+
+CUresult cuCtxSynchronize(void)
+{
+	ENTER;
+	while (__atomic_load_n(&running, __ATOMIC_ACQUIRE) && !lost)
+		usleep(50);
+	return lost;
+}
+
+/* ---- memory ---- */
+static CUresult allocate(uint64_t *address, size_t bytes, int moves)
+{
+	static uint64_t last_id = 900;
+	ENTER;
+	pthread_mutex_lock(&lock);
+	/* The first gap that is large enough: what was freed is given again, as by the real driver. */
+	uint64_t at = device;
+	for (int i = 0; i < MOST; i++)
+		if (allocations[i].bytes != 0 && at < allocations[i].start + allocations[i].bytes && allocations[i].start < at + bytes) {
+			at = (allocations[i].start + allocations[i].bytes + 511) & ~511ull;
+			i = -1;
+		}
+	int place = 0;
+	while (place < MOST && allocations[place].bytes != 0)
+		place++;
+	CUresult result = at + bytes > device + MEMORY || place == MOST || bytes == 0 ? OUT_OF_MEMORY : 0;
+	if (result == 0) {
+		allocations[place].start = at;
+		allocations[place].bytes = bytes;
+		allocations[place].id = ++last_id;
+		allocations[place].managed = moves;
+		*address = at;
+	}
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+CUresult cuMemAlloc_v2(uint64_t *address, size_t bytes) { return allocate(address, bytes, 0); }
+CUresult cuMemAllocManaged(uint64_t *address, size_t bytes, unsigned flags) { return flags == 1 ? allocate(address, bytes, 1) : INVALID_VALUE; }
+CUresult cuMemFree_v2(uint64_t address)
+{
+	/* As the real one it waits for all kernels first, and only then does the memory go. */
+	CUresult waited = cuCtxSynchronize();
+	if (waited)
+		return waited;
+	pthread_mutex_lock(&lock);
+	int place = allocation(address, 1);
+	CUresult result = place < 0 || allocations[place].start != address ? INVALID_VALUE : 0;
+	if (result == 0)
+		allocations[place].bytes = 0;
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+CUresult cuMemHostAlloc(void **start, size_t bytes, unsigned flags)
+{
+	ENTER;
+	(void)flags;
+	*start = aligned_alloc(4096, (bytes + 4095) & ~4095ull);
+	return *start == NULL ? OUT_OF_MEMORY : 0;
+}
+CUresult cuMemFreeHost(void *start) { ENTER; free(start); return 0; }
+CUresult cuMemHostGetDevicePointer_v2(uint64_t *address, void *start, unsigned flags) { *address = (uint64_t)start; return flags; }
+CUresult cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags)
+{
+	ENTER;
+	(void)flags;
+	if (asked("no-register"))
+		return NOT_SUPPORTED;
+	pthread_mutex_lock(&lock);
+	int place = 0;
+	while (place < MOST && registered[place].bytes != 0)
+		place++;
+	if (place < MOST) {
+		registered[place].start = (uint64_t)start;
+		registered[place].bytes = bytes;
+	}
+	pthread_mutex_unlock(&lock);
+	return place < MOST ? 0 : OUT_OF_MEMORY;
+}
+CUresult cuMemHostUnregister(void *start)
+{
+	ENTER;
+	CUresult result = 713;
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < MOST && result; i++)
+		if (registered[i].bytes != 0 && registered[i].start == (uint64_t)start) {
+			registered[i].bytes = 0;
+			result = 0;
+		}
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+/* As in cuda.h: 1 context, 2 kind of memory, 7 number, 8 managed, 9 GPU, 11 start, 12 bytes, 13 mapped, 15 for a NIC. */
+CUresult cuPointerGetAttributes(unsigned count, const unsigned *which, void **places, uint64_t address)
+{
+	if (!started)
+		return NOT_INITIALIZED;
+	pthread_mutex_lock(&lock);
+	int at = allocation(address, 1);
+	for (unsigned i = 0; i < count; i++)
+		switch (which[i]) {
+		case 1: *(void **)places[i] = at < 0 ? NULL : &started; break;
+		case 2: *(unsigned *)places[i] = at < 0 ? 0 : 2; break;
+		case 7: *(uint64_t *)places[i] = at < 0 ? 0 : allocations[at].id; break;
+		case 8: *(uint8_t *)places[i] = at >= 0 && allocations[at].managed; break;
+		case 9: *(int *)places[i] = at < 0 ? -2 : 0; break;
+		case 11: *(uint64_t *)places[i] = at < 0 ? 0 : allocations[at].start; break;
+		case 12: *(size_t *)places[i] = at < 0 ? 0 : allocations[at].bytes; break;
+		case 13: *(uint8_t *)places[i] = at >= 0; break;
+		case 15: *(uint8_t *)places[i] = at >= 0 && !allocations[at].managed; break;
+		default: broken("an attribute that nobody knows", which[i]);
+		}
+	pthread_mutex_unlock(&lock);
+	return 0;
+}
+
+/* ---- copies ---- */
+CUresult cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes)
+{
+	ENTER;
+	uint8_t *there = reach(from, bytes);
+	return there == NULL ? INVALID_VALUE : (memcpy(to, there, bytes), 0);
+}
+CUresult cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes)
+{
+	ENTER;
+	uint8_t *there = reach(to, bytes);
+	return there == NULL ? INVALID_VALUE : (memcpy(there, from, bytes), 0);
+}
+CUresult cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, struct stream *stream)
+{
+	(void)stream;
+	if (bytes > 100000 && asked("stuck"))
+		sleep(6);
+	return cuMemcpyDtoH_v2(to, from, bytes);
+}
+CUresult cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, struct stream *stream)
+{
+	(void)stream;
+	return cuMemcpyHtoD_v2(to, from, bytes);
+}
+CUresult cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, struct stream *stream)
+{
+	ENTER;
+	(void)stream;
+	uint8_t *target = reach(to, bytes), *source = reach(from, bytes);
+	return target == NULL || source == NULL ? INVALID_VALUE : (memmove(target, source, bytes), 0);
+}
+CUresult cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t bytes, unsigned kind, unsigned long long flags)
+{
+	(void)handle, (void)address, (void)bytes, (void)kind, (void)flags;
+	return NOT_SUPPORTED;
+}
+
+/* ---- kernels ---- */
+CUresult cuModuleLoadData(void **module, const void *image)
+{
+	ENTER;
+	*module = (void *)image;
+	return asked("no-mover") && strstr(image, "softnic_mover") ? INVALID_IMAGE : 0;
+}
+CUresult cuModuleUnload(void *module) { (void)module; return 0; }
+
+struct launch {
+	void (*kernel)(const uint64_t *);
+	struct stream *stream;
+	uint64_t arguments[5];
+};
+#define WORD32(at) ((volatile uint32_t *)(mail + (at)))
+#define WORD64(at) ((volatile uint64_t *)(mail + (at)))
+
+static void mover(const uint64_t *argument)
+{
+	uint8_t *mail = (uint8_t *)argument[0];
+	uint32_t done = (uint32_t)argument[1], instance = (uint32_t)argument[2];
+	uint64_t idle = (uint32_t)argument[3], life = (uint32_t)argument[4], begun = ns(), last = begun;
+	int taken = 0;
+	__atomic_store_n(WORD32(128), instance, __ATOMIC_RELEASE);
+	for (;;) {
+		uint32_t number = __atomic_load_n(WORD32(0), __ATOMIC_ACQUIRE);
+		if (lost)
+			return;
+		if (number == done || (asked("short-mover") && taken == 3)) {
+			uint64_t now = ns();
+			if (now - last > idle || now - begun > life || taken == 3)
+				break;
+			sched_yield();
+			continue;
+		}
+		uint64_t to = *WORD64(8), from = *WORD64(16), bytes = *WORD64(24), a = *WORD64(32), b = *WORD64(40), old = 0;
+		switch (*WORD32(4)) {
+		case 0: {
+			uint8_t *target = kernels(to, bytes), *source = kernels(from, bytes);
+			if ((a != 0 && a != 1 && a != 2 && a != 4 && a != 8) || a > bytes || (a && (to + bytes) % a != 0))
+				broken("no last word of a copy", a);
+			memmove(target, source, bytes - a);
+			__atomic_thread_fence(__ATOMIC_RELEASE);
+			memcpy(target + bytes - a, source + bytes - a, a);
+			break;
+		}
+		case 1:
+			old = a;
+			__atomic_compare_exchange_n((uint64_t *)kernels(to, 8), &old, b, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+			break;
+		case 2:
+			old = __atomic_fetch_add((uint64_t *)kernels(to, 8), a, __ATOMIC_SEQ_CST);
+			break;
+		default:
+			broken("a command that the mover does not know", *WORD32(4));
+		}
+		*WORD64(72) = old;
+		done = number;
+		taken++;
+		last = ns();
+		__atomic_store_n(WORD32(64), done, __ATOMIC_RELEASE);
+	}
+	__atomic_store_n(WORD32(132), instance, __ATOMIC_RELEASE);
+}
+
+static void wait_word(const uint64_t *argument)
+{
+	uint64_t begun = ns();
+	while (!__atomic_load_n((uint32_t *)kernels(argument[0], 4), __ATOMIC_ACQUIRE) && ns() - begun < argument[1])
+		usleep(20);
+}
+
+static void store_word(const uint64_t *argument)
+{
+	if (argument[0] < 4096)
+		lost = ILLEGAL_ADDRESS;
+	else
+		__atomic_store_n((uint32_t *)kernels(argument[0], 4), (uint32_t)argument[1], __ATOMIC_RELEASE);
+}
+
+static const struct kernel {
+	const char *name;
+	void (*run)(const uint64_t *);
+	unsigned bytes[5];
+} known[] = {
+	{ "softnic_mover", mover, { 8, 4, 4, 4, 4 } },
+	{ "wait_word", wait_word, { 8, 8 } },
+	{ "store_word", store_word, { 8, 8 } },
+};
+
+CUresult cuModuleGetFunction(const struct kernel **function, void *module, const char *name)
+{
+	(void)module;
+	for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+		if (strcmp(known[i].name, name) == 0)
+			return *function = &known[i], 0;
+	return NOT_FOUND;
+}
+
+static void *run(void *of)
+{
+	struct launch *launch = of;
+	if (asked("late-mover") && launch->kernel == mover)
+		usleep(20000);
+	launch->kernel(launch->arguments);
+	if (launch->stream != NULL)
+		__atomic_fetch_sub(&launch->stream->kernels, 1, __ATOMIC_RELEASE);
+	__atomic_fetch_sub(&running, 1, __ATOMIC_RELEASE);
+	free(launch);
+	return NULL;
+}
+
+CUresult cuLaunchKernel(const struct kernel *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+			unsigned shared, struct stream *stream, void **arguments, void **extra)
+{
+	ENTER;
+	(void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
+	struct launch *launch = calloc(1, sizeof *launch);
+	launch->kernel = function->run;
+	launch->stream = stream;
+	for (int i = 0; i < 5 && function->bytes[i]; i++)
+		memcpy(&launch->arguments[i], arguments[i], function->bytes[i]);
+	__atomic_fetch_add(&running, 1, __ATOMIC_SEQ_CST);
+	if (stream != NULL)
+		__atomic_fetch_add(&stream->kernels, 1, __ATOMIC_SEQ_CST);
+	pthread_t thread;
+	if (pthread_create(&thread, NULL, run, launch) != 0)
+		return OUT_OF_MEMORY;
+	pthread_detach(thread);
+	return 0;
+}
