@@ -11,6 +11,7 @@ mod ctl_faults;
 mod devinfo;
 mod dma_bufs;
 mod fabric;
+mod gpu_memory;
 mod interposer;
 mod launcher;
 mod perftest;

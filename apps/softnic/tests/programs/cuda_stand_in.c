@@ -6,6 +6,7 @@
  * STAND_IN (environment): words of
  *   no-mover      no kernel can be loaded        late-mover  kernels begin after 20 ms
  *   short-mover   the mover takes three commands, then ends without a look     no-register   pages of the host are refused
+ *   loud          says so when it is loaded
  *   stuck         copies of more than 100,000 bytes to the host do not return for 6 s
  */
 #define _GNU_SOURCE
@@ -38,6 +39,12 @@ static int asked(const char *word)
 {
 	const char *all = getenv("STAND_IN");
 	return all != NULL && strstr(all, word) != NULL;
+}
+
+__attribute__((constructor)) static void loaded(void)
+{
+	if (asked("loud"))
+		fprintf(stderr, "stand-in driver: loaded\n");
 }
 
 static void broken(const char *promise, uint64_t at)
@@ -240,6 +247,12 @@ CUresult cuPointerGetAttributes(unsigned count, const unsigned *which, void **pl
 		}
 	pthread_mutex_unlock(&lock);
 	return 0;
+}
+
+CUresult cuPointerSetAttribute(const void *value, unsigned attribute, uint64_t address)
+{
+	ENTER;
+	return attribute == 6 && *(const unsigned *)value == 1 && allocation(address, 1) >= 0 ? 0 : INVALID_VALUE;
 }
 
 /* ---- copies ---- */

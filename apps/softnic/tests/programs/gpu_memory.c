@@ -3,7 +3,8 @@
  *
  * usage: gpu_memory one|pair|pair-host GID_INDEX   every operation, direction and size; in one process, between two that both
  *                                                  use CUDA, between one that does and one that does not
- *        gpu_memory refusals|freed|lost GID_INDEX  what is refused; memory that is freed under its region; a lost context
+ *        gpu_memory refusals|freed|lost|stuck GID_INDEX  what is refused; memory that is freed under its region; a lost context; a
+ *                                                  driver that does not answer for a long message (of the stand-in)
  *        gpu_memory calls|waits GID_INDEX          what a program does beside its traffic; kernels that wait for a message
  *        gpu_memory speed|pair-speed GID_INDEX     how fast, as lines `SPEED what value unit`
  * QUICK=1: fewer sizes.
@@ -34,6 +35,7 @@ static int (*mem_alloc)(uint64_t *, size_t), (*mem_free)(uint64_t), (*to_device)
 static int (*to_host)(void *, uint64_t, size_t), (*managed)(uint64_t *, size_t, unsigned), (*synchronise)(void);
 static int (*module_load)(void **, const void *), (*get_function)(void **, void *, const char *);
 static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+static int (*set_attribute)(const void *, int, uint64_t);
 static int (*host_alloc)(void **, size_t, unsigned), (*host_free)(void *), (*stream_query)(void *);
 static void *context;
 static int with_cuda;
@@ -68,7 +70,7 @@ static void cuda_start(void)
 		{ &to_device, "cuMemcpyHtoD_v2" }, { &to_host, "cuMemcpyDtoH_v2" }, { &managed, "cuMemAllocManaged" },
 		{ &synchronise, "cuCtxSynchronize" }, { &module_load, "cuModuleLoadData" },
 		{ &get_function, "cuModuleGetFunction" }, { &launch, "cuLaunchKernel" },
-		{ &host_alloc, "cuMemHostAlloc" }, { &host_free, "cuMemFreeHost" }, { &stream_query, "cuStreamQuery" },
+		{ &host_alloc, "cuMemHostAlloc" }, { &set_attribute, "cuPointerSetAttribute" }, { &host_free, "cuMemFreeHost" }, { &stream_query, "cuStreamQuery" },
 	};
 	for (size_t i = 0; i < sizeof table / sizeof *table; i++)
 		*(void **)table[i].place = symbol(library, table[i].name);
@@ -146,6 +148,8 @@ static void make_places(struct endpoint *of, struct place *at, int gpu)
 	if (!gpu)
 		return;
 	CUDA(mem_alloc(&at[GPU].addr, SIZE));
+	/* SYNC_MEMOPS, as for any card: without it a short copy by a call may end after the call. */
+	CUDA(set_attribute(&(unsigned){ 1 }, 6, at[GPU].addr));
 	CHECK((at[GPU].mr = ibv_reg_mr(of->pd, (void *)at[GPU].addr, SIZE, ALL)) != NULL);
 }
 
@@ -402,6 +406,7 @@ static void refusals(void)
 	int fd = -1;
 	CUDA(mem_alloc(&big, 4 << 20));
 	CUDA(mem_alloc(&small, 2 << 20));
+	CUDA(set_attribute(&(unsigned){ 1 }, 6, big));
 	int code = handle(&fd, big, 4 << 20, 1, 0);
 	if (code != 0) {
 		printf("no dma-buf: CUDA error %d\n", code);
@@ -447,6 +452,7 @@ static void freed(void)
 			uint64_t gone;
 			struct place kept = places[far][GPU];
 			CUDA(mem_alloc(&gone, 2 << 20));
+			CUDA(set_attribute(&(unsigned){ 1 }, 6, gone));
 			struct ibv_mr *mr = ibv_reg_mr((far ? &second : &it)->pd, (void *)gone, 2 << 20, ALL);
 			CHECK(mr != NULL);
 			places[far][GPU] = (struct place){ gone, mr };
@@ -508,6 +514,21 @@ static void lost(void)
 	}
 	one_message(IBV_WR_RDMA_WRITE, HOST, HOST, 100000, 0, 0);
 	printf("lost: %.0f ms\n", (now_us() - since) * 1e-3);
+}
+
+static void stuck(void)
+{
+	struct name where = peer((struct order){ .what = WHERE, .kind = HOST });
+	double since = now_us();
+	post(IBV_WR_RDMA_WRITE, GPU, 0, 200000, where, 0);
+	CHECK(completion(&it) != IBV_WC_SUCCESS);
+	CHECK(now_us() - since < 5e6);
+	reconnect();
+	/* The host's memory needs no driver; the GPU's is there again when the driver is. */
+	one_message(IBV_WR_RDMA_WRITE, HOST, HOST, 100000, 0, 0);
+	sleep(4);
+	one_message(IBV_WR_RDMA_WRITE, GPU, HOST, 20000, 0, 0);
+	printf("stuck\n");
 }
 
 /* ---- beside traffic ---- */
@@ -694,6 +715,8 @@ int main(int argc, char **argv)
 		freed();
 	else if (strcmp(what, "lost") == 0)
 		lost();
+	else if (strcmp(what, "stuck") == 0)
+		stuck();
 	else if (strcmp(what, "calls") == 0)
 		calls();
 	else if (strcmp(what, "waits") == 0)

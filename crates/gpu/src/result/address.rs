@@ -59,6 +59,17 @@ fn loaded() -> Option<GetAttributes> {
     Some(*LOADED.get_or_init(|| *function))
 }
 
+/// The number of the allocation that `address` lies in: `CU_POINTER_ATTRIBUTE_BUFFER_ID` alone, 60 ns where all of [`ask`] take
+/// some hundred.
+pub fn buffer_id(address: u64) -> Option<u64> {
+    let function = loaded()?;
+    let (attributes, mut id): ([c_uint; 1], u64) = ([7], 0);
+    let places: [*mut c_void; 1] = [(&raw mut id).cast()];
+    // SAFETY: as many places as attributes, as wide as the driver writes.
+    let result = unsafe { function(1, attributes.as_ptr(), places.as_ptr(), address) };
+    (result == 0 && id != 0).then_some(id)
+}
+
 /// Whether this process has loaded the driver.
 pub fn is_loaded() -> bool {
     loaded().is_some()

@@ -19,6 +19,11 @@ impl Allocation {
         address::ask(address).filter(|told| told.memory_type == MEMORY_TYPE_DEVICE).map(Allocation)
     }
 
+    /// [`Self::id`] of the allocation that lies at `address` now.
+    pub fn id_at(address: u64) -> Option<u64> {
+        address::buffer_id(address)
+    }
+
     /// Whether the driver is in this process: where it is not there are no allocations.
     pub fn possible() -> bool {
         address::is_loaded()

@@ -38,9 +38,12 @@ pub const MAX_SEGMENTS: usize = 64;
 pub const MAX_FRAGMENT: usize = 32 * 1024;
 
 /// The same out of a GPU's memory, where each costs microseconds however short it is.
-pub const MAX_GPU_FRAGMENT: usize = 96 * 1024;
+pub const MAX_GPU_FRAGMENT: usize = 192 * 1024;
 /// Largest record: header, path, a fragment.
-pub const MAX_RECORD: usize = 8 * (REQUEST_WORDS + PATH_WORDS) + MAX_GPU_FRAGMENT;
+pub const MAX_RECORD: usize = 8 * (REQUEST_WORDS + PATH_WORDS) + MAX_FRAGMENT;
+
+/// The same with such a fragment; a ring that is shorter than that carries less at a time.
+const MAX_GPU_RECORD: usize = MAX_RECORD + (MAX_GPU_FRAGMENT - MAX_FRAGMENT);
 
 mod kind {
     pub const REQUEST: u8 = 1;
@@ -287,7 +290,7 @@ pub struct ReplyHeader {
 pub fn record_len(word0: u64, published: u64) -> Result<usize, RecordError> {
     let len = word0 as u32;
     let least = 8 * REPLY_WORDS;
-    let fits = (least..=MAX_RECORD).contains(&(len as usize)) && u64::from(len) <= published;
+    let fits = (least..=MAX_GPU_RECORD).contains(&(len as usize)) && u64::from(len) <= published;
     if fits && len.is_multiple_of(8) { Ok(len as usize) } else { Err(RecordError::Length { len, published }) }
 }
 
@@ -548,7 +551,7 @@ mod tests {
             ("shorter than a header", 24, 4096),
             ("not a multiple of 8", 36, 4096),
             ("longer than published", 64, 56),
-            ("longer than any", MAX_RECORD as u64 + 8, 1 << 20),
+            ("longer than any", MAX_GPU_RECORD as u64 + 8, 1 << 20),
             ("4 GiB", 0xffff_fff8, u64::MAX),
         ] {
             assert!(record_len(word0, published).is_err(), "{name}");

@@ -38,7 +38,7 @@ pub enum LinkError {
     #[error("waiting for packets (epoll): {0}")]
     Ear(std::io::Error),
     /// A ring size that cannot be.
-    #[error("rings of {ring_bytes} bytes: a power of two of at least 262144 is needed")]
+    #[error("rings of {ring_bytes} bytes: a power of two of at least 131072 is needed")]
     RingBytes {
         /// As configured.
         ring_bytes: usize,

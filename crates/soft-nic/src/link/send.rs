@@ -1,6 +1,6 @@
 //! Messages on their way out: laid into the ring of the peer's channel, payload and all or by reference.
 
-use roce::{Fragment, Reply, ReplyKind, Request};
+use roce::{Fragment, Reply, ReplyKind, Request, ServiceType};
 
 use super::loan::LOAN_WORDS;
 use super::peers::Outgoing;
@@ -28,7 +28,11 @@ impl Link {
         let staged_part;
         let mut request = request;
         let staged = self.config.staging || outgoing.producer.state() == ChannelState::Staged;
-        let staged = staged || !lendable(payload, slot == self.fabric.slot());
+        let own = slot == self.fabric.slot();
+        let staged = staged || !lendable(payload, own);
+        // Within this process one copy does where two commands would: into the ring, and out of it.
+        let in_place =
+            |from: &[Segment]| own && !staged && request.service == ServiceType::Rc && gpu::touched_by(from);
         let head = 8 * record::REQUEST_WORDS
             + if record::carries_path(request) { 8 * record::PATH_WORDS } else { 0 };
         let offset = u64::from(request.fragment.offset);
@@ -39,12 +43,15 @@ impl Link {
             _ if request.opcode.wants_response() => Form::None,
             Payload::Nothing => exactly(0, length, Form::None)?,
             Payload::Inline(bytes) => exactly(bytes.len(), length, Form::Inline(length))?,
-            Payload::Segments(_) if length as usize <= MAX_INLINE => Form::Inline(length),
+            Payload::Segments(from) if length as usize <= MAX_INLINE && !(length > 0 && in_place(from)) => {
+                Form::Inline(length)
+            }
             Payload::Segments(from) if !staged => list(&mut self.segments, from, offset, length)?,
             Payload::Segments(from) => {
                 let most = fragment_of(from);
                 let free = outgoing.producer.free(Lane::Request, head + most);
                 let Some(free) = free.checked_sub(head) else { return Err(given_up(outgoing, slot)) };
+                need_stretch(outgoing, Lane::Request, most, length as usize, free)?;
                 let carried = (length as usize).min(most).min(free & !7) as u32;
                 self.counters.staged_bytes += u64::from(carried);
                 staged_part =
@@ -120,6 +127,7 @@ impl Link {
                     if let Payload::Segments(from) = payload { fragment_of(from) } else { MAX_FRAGMENT };
                 let free = outgoing.producer.free(Lane::Reply, head + most.min(rest as usize + 8));
                 let Some(free) = free.checked_sub(head) else { return Err(given_up(outgoing, slot)) };
+                need_stretch(outgoing, Lane::Reply, most, rest as usize, free)?;
                 let carried = rest.min(most as u64).min(free as u64 & !7) as u32;
                 (if carried > 0 { Form::Inline(carried) } else { Form::None }, carried)
             }
@@ -179,6 +187,19 @@ fn lendable(payload: Payload<'_>, own: bool) -> bool {
 #[inline]
 fn fragment_of(from: &[Segment]) -> usize {
     if gpu::touched_by(from) { MAX_GPU_FRAGMENT } else { MAX_FRAGMENT }
+}
+
+/// Out of a GPU a few long pieces are faster than many short ones: the ring is given time to empty.
+fn need_stretch(
+    outgoing: &Outgoing,
+    lane: Lane,
+    most: usize,
+    length: usize,
+    free: usize,
+) -> Result<(), SendError> {
+    let (ring, _) = outgoing.producer.next(lane);
+    let stretch = length.min(most / 2).min(ring.capacity() / 4);
+    if most > MAX_FRAGMENT && free < stretch { Err(SendError::Full) } else { Ok(()) }
 }
 
 /// Lays the word of state and the segments of a payload by reference; returns the position of the word.

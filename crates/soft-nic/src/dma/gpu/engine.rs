@@ -66,6 +66,8 @@ pub struct Shared {
 pub struct Hands {
     cards: BTreeMap<u32, Card>,
     pages: BTreeMap<(u64, u64), Registered>,
+    /// The last copy did not end well.
+    failed: bool,
 }
 
 struct Card {
@@ -109,10 +111,12 @@ impl Hands {
     }
 
     /// Copies by the copy engine and waits for the end.
-    pub fn copy(&self, ordinal: u32, copy: Copy) -> Result<(), gpu::Error> {
+    pub fn copy(&mut self, ordinal: u32, copy: Copy) -> Result<(), gpu::Error> {
+        let failed = self.failed;
+        self.failed = true;
         let Card { copies, tails, .. } = self.card(ordinal)?;
         // What did not end in its time still may.
-        if !copies.is_idle()? || !tails.is_idle()? {
+        if failed && (!copies.is_idle()? || !tails.is_idle()?) {
             return Err(gpu::Error::Refused("an earlier copy has not ended".into()));
         }
         let body = copy.len - copy.tail;
@@ -141,7 +145,11 @@ impl Hands {
             }?;
         }
         copies.wait("a copy", LIMIT)?;
-        if beside && copy.tail > 0 { tails.wait("a copy", LIMIT) } else { Ok(()) }
+        if beside && copy.tail > 0 {
+            tails.wait("a copy", LIMIT)?;
+        }
+        self.failed = false;
+        Ok(())
     }
 
     /// Puts a mover on the GPU; whether it runs says its own word.

@@ -133,12 +133,14 @@ pub struct Mover {
     instance: u32,
     stage: Stage,
     silent: bool,
+    start: Duration,
 }
 
 impl Mover {
-    /// One that was not launched yet.
-    pub fn new(mail: Arc<PinnedMemory>) -> Mover {
-        Mover { mail, number: 0, done: 0, instance: 0, stage: Stage::None, silent: false }
+    /// One that was not launched yet. `patient`: a launch is waited for as long as a command.
+    pub fn new(mail: Arc<PinnedMemory>, patient: bool) -> Mover {
+        let start = if patient { ANSWER } else { START };
+        Mover { mail, number: 0, done: 0, instance: 0, stage: Stage::None, silent: false, start }
     }
 
     fn word(&self, index: usize) -> &AtomicU32 {
@@ -181,7 +183,7 @@ impl Mover {
                 Stage::Runs => return Some(self.instance),
                 // Begun and ended in between: one that is taken from its core for so long need not hurry.
                 Stage::None => return None,
-                Stage::Launched { .. } if since.elapsed() >= START => break,
+                Stage::Launched { .. } if since.elapsed() >= self.start => break,
                 Stage::Launched { .. } => std::hint::spin_loop(),
             }
         }

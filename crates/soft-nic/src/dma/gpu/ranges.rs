@@ -68,7 +68,7 @@ impl Place {
     /// Whether the allocation is there still, and not another in its place.
     pub fn is_alive(&self) -> bool {
         let id = TABLE[self.entry].id.load(Ordering::Relaxed);
-        Allocation::at(self.start).is_some_and(|allocation| allocation.id() == id)
+        Allocation::id_at(self.start) == Some(id)
     }
 
     /// The same, asked once for each instance of the mover: while one runs the driver frees nothing.

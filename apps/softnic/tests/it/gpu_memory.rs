@@ -1,0 +1,228 @@
+//! Regions in a GPU's memory: content of every operation, what is refused, and what goes wrong; on a stand-in of CUDA's driver
+//! (`cuda_stand_in.c`) everywhere, and on a GPU where there is one (`gpu_*`).
+//!
+//! The stand-in shows how messages are led, and what the NIC does when its mover or the driver fails it; nothing of a GPU. What is
+//! run are the same modes of the same program, whose sources travel in this test executable.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+use crate::counters::Counters;
+use crate::fabric::{Fabric, Layer, scratch};
+
+/// Writes sources into a folder of this run and compiles the first; the error is why it cannot be done here.
+fn compiled(
+    folder: &Path,
+    sources: [(&str, &str); 2],
+    output: &str,
+    arguments: &[&str],
+) -> Result<PathBuf, String> {
+    for (name, text) in sources {
+        fs::write(folder.join(name), text).map_err(|error| format!("writing {name}: {error}"))?;
+    }
+    let output = folder.join(output);
+    let compiled = Command::new("cc")
+        .args(["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", "-o"])
+        .args([&output, &folder.join(sources[0].0)])
+        .args(arguments)
+        .output()
+        .map_err(|error| format!("cc: {error}"))?;
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    Ok(output)
+}
+
+/// The program.
+fn program() -> Result<String, String> {
+    static PROGRAM: OnceLock<Result<String, String>> = OnceLock::new();
+    let compile = || {
+        if !Path::new("/usr/include/infiniband/verbs.h").exists() {
+            return Err("/usr/include/infiniband/verbs.h not found (package libibverbs-dev)".to_owned());
+        }
+        let header = ("loopback.h", include_str!("../programs/loopback.h"));
+        let sources = [("gpu_memory.c", include_str!("../programs/gpu_memory.c")), header];
+        compiled(&scratch("gpu_memory"), sources, "gpu_memory", &["-libverbs", "-ldl"])
+            .map(|program| program.display().to_string())
+    };
+    PROGRAM.get_or_init(compile).clone()
+}
+
+/// Folder of the stand-in: the driver by both names that it is looked for, one file.
+fn stand_in() -> Result<PathBuf, String> {
+    static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
+    let compile = || {
+        let folder = scratch("cuda_stand_in");
+        let sources = [("cuda_stand_in.c", include_str!("../programs/cuda_stand_in.c")), ("README", "")];
+        compiled(&folder, sources, "libcuda.so.1", &["-shared", "-fPIC"])?;
+        symlink("libcuda.so.1", folder.join("libcuda.so")).map_err(|error| error.to_string())?;
+        Ok(folder)
+    };
+    FOLDER.get_or_init(compile).clone()
+}
+
+/// A fabric whose programs find the stand-in, which does what `words` say.
+fn on_stand_in(layer: Layer, folder: &Path, words: &str) -> Fabric {
+    Fabric::new(layer)
+        .with_environment("LD_LIBRARY_PATH", &folder.display().to_string())
+        .with_environment("STAND_IN", words)
+        .with_environment("QUICK", "1")
+}
+
+/// Its threads begin late where many want the cores, and the NIC is to wait for them instead of going the other way.
+fn patient(fabric: Fabric) -> Fabric {
+    fabric.with_environment("SOFTNIC_GPU", "patient")
+}
+
+/// The index of the IPv4 GID, or none.
+fn gid(layer: Layer) -> &'static str {
+    match layer {
+        Layer::InfiniBand => "-1",
+        Layer::Roce => "3",
+    }
+}
+
+fn value(counters: &Counters, name: &str) -> u64 {
+    counters.value(name)
+}
+
+#[test]
+fn messages_to_and_from_a_gpu_arrive_whole_by_either_way_of_moving_them() {
+    let program = measure::need!(program(), "C compiler and libibverbs-dev");
+    let folder = measure::need!(stand_in(), "a C compiler");
+    for layer in Layer::BOTH {
+        let fabric = patient(on_stand_in(layer, &folder, ""));
+        let (said, counters) = fabric.run(&[&program, "one", gid(layer)]);
+        assert!(said.contains("96 messages"), "{said}");
+        for moved in ["gpu_mover_commands", "gpu_engine_copies"] {
+            assert!(value(&counters, moved) > 20, "{moved} {}: {said}", value(&counters, moved));
+        }
+        assert_eq!(value(&counters, "gpu_faults"), 0);
+        assert_eq!(value(&counters, "staged_bytes"), 0, "both ends are this process's");
+    }
+}
+
+#[test]
+fn between_processes_the_owner_of_a_gpu_moves_its_memory_whether_the_other_has_cuda_or_not() {
+    let program = measure::need!(program(), "C compiler and libibverbs-dev");
+    let folder = measure::need!(stand_in(), "a C compiler");
+    for (mode, messages) in [("pair", "96 messages"), ("pair-host", "32 messages")] {
+        for layer in Layer::BOTH {
+            let fabric = on_stand_in(layer, &folder, "");
+            let (said, counters) = fabric.run(&[&program, mode, gid(layer)]);
+            assert!(said.contains(messages), "{said}");
+            assert!(value(&counters, "staged_bytes") > 0, "{mode}: nobody else can copy it");
+        }
+        let wired = on_stand_in(Layer::Roce, &folder, "").with_options(&["--path", "wire"]);
+        let (said, _) = wired.run(&[&program, mode, "3"]);
+        assert!(said.contains(messages), "{said}");
+    }
+}
+
+#[test]
+fn where_no_mover_runs_or_it_ends_too_early_or_pages_are_refused_messages_arrive_all_the_same() {
+    let program = measure::need!(program(), "C compiler and libibverbs-dev");
+    let folder = measure::need!(stand_in(), "a C compiler");
+    for (words, counter, some) in [
+        ("no-mover", "gpu_mover_commands", false),
+        ("late-mover", "gpu_mover_late", true),
+        ("short-mover", "gpu_mover_launches", true),
+        ("no-register", "gpu_host_pages", false),
+    ] {
+        let fabric = on_stand_in(Layer::InfiniBand, &folder, words);
+        let (said, counters) = fabric.run(&[&program, "one", "-1"]);
+        assert!(said.contains("96 messages"), "{words}: {said}");
+        assert_eq!(value(&counters, counter) > 0, some, "{words}: {counter} {}", value(&counters, counter));
+        assert_eq!(said.contains("the copy engine moves all messages"), words == "no-mover", "{said}");
+    }
+}
+
+#[test]
+fn what_no_nic_may_reach_is_refused_with_the_reason() {
+    let program = measure::need!(program(), "C compiler and libibverbs-dev");
+    let folder = measure::need!(stand_in(), "a C compiler");
+    let (said, _) = on_stand_in(Layer::InfiniBand, &folder, "").run(&[&program, "refusals", "-1"]);
+    assert!(said.contains("is managed memory, which moves between host and GPU"), "{said}");
+}
+
+#[test]
+fn what_goes_wrong_under_a_message_is_its_error_and_the_nic_goes_on() {
+    let program = measure::need!(program(), "C compiler and libibverbs-dev");
+    let folder = measure::need!(stand_in(), "a C compiler");
+    for (mode, words, sentence) in [
+        ("freed", "", "memory was freed under its region"),
+        ("lost", "", "(700)"),
+        ("stuck", "stuck", "CUDA's driver has not answered for 3 s"),
+    ] {
+        let (said, counters) = on_stand_in(Layer::InfiniBand, &folder, words).run(&[&program, mode, "-1"]);
+        assert!(said.contains(sentence), "{mode}: {said}");
+        assert!(value(&counters, "gpu_faults") > 0, "{mode}: {said}");
+    }
+}
+
+#[test]
+fn what_a_program_calls_beside_its_traffic_ends_and_kernels_get_what_they_wait_for() {
+    let program = measure::need!(program(), "C compiler and libibverbs-dev");
+    let folder = measure::need!(stand_in(), "a C compiler");
+    for mode in ["calls", "waits"] {
+        on_stand_in(Layer::InfiniBand, &folder, "").run(&[&program, mode, "-1"]);
+    }
+}
+
+#[test]
+fn a_program_without_cuda_does_not_get_it_from_the_nic() {
+    let program = measure::need!(crate::c_program::verbs_program("dma_buf"), "C compiler and libibverbs-dev");
+    let folder = measure::need!(stand_in(), "a C compiler");
+    let (said, _) = on_stand_in(Layer::InfiniBand, &folder, "loud").run(&[&program, "refusals"]);
+    assert!(!said.contains("stand-in driver"), "{said}");
+}
+
+// On a GPU.
+
+/// The program, where there is a GPU.
+fn on_a_gpu() -> Result<String, String> {
+    let there = Path::new("/dev/nvidiactl").exists();
+    if there { program() } else { Err("/dev/nvidiactl not found".to_owned()) }
+}
+
+#[test]
+fn gpu_messages_of_every_operation_direction_and_size_arrive_whole() {
+    let program = measure::need!(on_a_gpu(), gpu, "a GPU, a C compiler and libibverbs-dev");
+    for layer in Layer::BOTH {
+        for (mode, options) in
+            [("one", &[][..]), ("pair", &[]), ("pair-host", &[]), ("pair-host", &["--path", "wire"])]
+        {
+            if layer == Layer::InfiniBand && !options.is_empty() {
+                continue;
+            }
+            let fabric = Fabric::new(layer).with_options(options);
+            let fabric = if options.is_empty() { fabric } else { fabric.with_environment("QUICK", "1") };
+            let (said, counters) = fabric.run(&[&program, mode, gid(layer)]);
+            assert!(said.contains(" messages"), "{said}");
+            assert!(value(&counters, "gpu_mover_commands") > 0, "{mode}: {said}");
+        }
+    }
+}
+
+#[test]
+fn gpu_memory_that_no_nic_may_reach_is_refused_and_what_goes_wrong_is_a_message_s_error() {
+    let program = measure::need!(on_a_gpu(), gpu, "a GPU, a C compiler and libibverbs-dev");
+    for (mode, sentence) in
+        [("refusals", "dma-buf"), ("freed", "memory was freed under its region"), ("lost", "lost: ")]
+    {
+        let (said, _) = Fabric::new(Layer::InfiniBand).run(&[&program, mode, "-1"]);
+        assert!(said.contains(sentence), "{mode}: {said}");
+    }
+}
+
+#[test]
+fn gpu_programs_go_on_beside_traffic_and_kernels_get_what_they_wait_for() {
+    let program = measure::need!(on_a_gpu(), gpu, "a GPU, a C compiler and libibverbs-dev");
+    for mode in ["calls", "waits", "speed", "pair-host-speed", "pair-speed"] {
+        let (said, _) = Fabric::new(Layer::InfiniBand).run(&[&program, mode, "-1"]);
+        said.lines()
+            .filter(|line| line.starts_with(&['C', 'W', 'S']))
+            .for_each(|line| println!("TABLE {line}"));
+    }
+}
