@@ -222,7 +222,7 @@ fn gpu_programs_go_on_beside_traffic_and_kernels_get_what_they_wait_for() {
     for mode in ["calls", "waits", "speed", "pair-host-speed", "pair-speed"] {
         let (said, _) = Fabric::new(Layer::InfiniBand).run(&[&program, mode, "-1"]);
         said.lines()
-            .filter(|line| line.starts_with(&['C', 'W', 'S']))
+            .filter(|line| line.starts_with(['C', 'W', 'S']))
             .for_each(|line| println!("TABLE {line}"));
     }
 }
