@@ -8,9 +8,10 @@ use rdma_shim::kernel::Place;
 use rdma_shim::kernel::generate::{MAX_PRODUCERS, Style};
 use rdma_shim::{Doorbell, Options};
 
+use crate::kernel_receiver::Taker;
 use crate::kernel_sender::{Host, Kind};
 use crate::options::PosterName;
-use crate::receiver::Far;
+use crate::receiver::{Far, Hands};
 
 /// Messages a doorbell when a warp posts and nothing else is asked for.
 pub const WARP: u32 = 32;
@@ -57,6 +58,17 @@ pub enum KernelName {
     Shared,
 }
 
+/// Who takes what arrives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ReceiverName {
+    /// A thread of this processor.
+    Cpu,
+    /// A kernel of a GPU, a warp for each queue pair.
+    Gpu,
+    /// The kernel on threads of this processor.
+    HostTwin,
+}
+
 /// Options of kernels.
 #[derive(Debug, Args)]
 pub struct KernelOptions {
@@ -69,6 +81,9 @@ pub struct KernelOptions {
     /// The host twin's stores become visible late, in an order that this number chooses; else at once.
     #[arg(long, value_name = "N")]
     pub twin_seed: Option<u64>,
+    /// Who takes what arrives (with --listen).
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub receiver: ReceiverName,
     /// Where messages lie at this end.
     #[arg(long, value_enum, default_value = "host")]
     pub payload_memory: PayloadMemory,
@@ -86,12 +101,24 @@ impl KernelOptions {
         Host::Gpu { ordinal: self.gpu, toolkit: self.cuda.clone() }
     }
 
-    /// The GPU's memory that a receiver's messages land in, if they do.
-    pub fn far(&self) -> Result<Option<Far>> {
-        match self.payload_memory {
-            PayloadMemory::Host => Ok(None),
-            memory => Ok(Some(Far { machine: self.gpu().machine()?, place: memory.place() })),
-        }
+    /// Who takes what a receiver gets. Errors: no GPU, no toolkit; what does not go together.
+    pub fn hands(&self) -> Result<Hands> {
+        let (memory, place) = (self.payload_memory, self.payload_memory.place());
+        let machine = match self.receiver {
+            ReceiverName::Cpu if memory == PayloadMemory::Host => return Ok(Hands::Processor(None)),
+            ReceiverName::Cpu | ReceiverName::Gpu => self.gpu().machine()?,
+            ReceiverName::HostTwin if memory != PayloadMemory::Host => {
+                bail!("--payload-memory {}: the host twin has no GPU memory", memory.name())
+            }
+            ReceiverName::HostTwin => Host::Twin { seed: self.twin_seed }.machine()?,
+        };
+        let far = (memory != PayloadMemory::Host).then(|| Far { machine: machine.clone(), place });
+        Ok(match self.receiver {
+            ReceiverName::Cpu => Hands::Processor(far),
+            ReceiverName::Gpu | ReceiverName::HostTwin => {
+                Hands::Kernel { taker: Taker::new(&machine, place)?, far }
+            }
+        })
     }
 
     /// The kernel that this poster is, if it is one, and who runs it. Errors: what does not go together.

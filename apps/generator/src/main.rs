@@ -14,6 +14,7 @@ mod bench_post;
 mod bench_post_gpu;
 mod control;
 mod kernel_options;
+mod kernel_receiver;
 mod kernel_sender;
 mod lane;
 mod options;
@@ -121,7 +122,7 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
         interrupted: bool,
     }
     check_address("--listen", address)?;
-    let far = options.kernels.far()?;
+    let hands = options.kernels.hands()?;
     let (context, path) = options.nic.open("generator")?;
     let listener = verbs::connect::Listener::bind(address).map_err(|error| {
         anyhow!("{error}; give --listen an address of this host and a free port (0: any)")
@@ -135,7 +136,7 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
     let mut worst = 0;
     let mut sessions = 0;
     while options.sessions == 0 || sessions < options.sessions {
-        let outcome = match receiver::serve(&listener, &context, &path, far.as_ref(), stop) {
+        let outcome = match receiver::serve(&listener, &context, &path, &hands, stop) {
             Ok(Some(outcome)) => outcome,
             Ok(None) => return Ok(if options.sessions == 0 { worst } else { INTERRUPTED }),
             // A plan that cannot be ends a session and not the service.

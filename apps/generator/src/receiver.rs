@@ -9,15 +9,29 @@ use verbs::connect::{ConnectError, Hello, Listener, Path, QpOffer, RegionOffer, 
 use verbs::{Context, Mr, Pages, Pd};
 
 use crate::control::{Answer, Done, Proposal, Received, VERSION, first_line};
+use crate::kernel_receiver::Taker;
 use crate::lane::{ACCESS, Lane, qp_type};
 use crate::plan::{Op, Plan};
 
 /// How long set-up may take.
 pub const SETUP: Duration = Duration::from_secs(10);
 /// How long messages that were completed at the sender may still be under way.
-const GRACE: Duration = Duration::from_millis(500);
+pub const GRACE: Duration = Duration::from_millis(500);
 /// Looks without a message before the control connection is looked at.
 const LOOKS: u32 = 256;
+
+/// Who takes what arrives, and where it lands when it is not this process' memory.
+pub enum Hands {
+    /// This thread.
+    Processor(Option<Far>),
+    /// A kernel; where there is nothing to look at until all is over, this thread.
+    Kernel {
+        /// It.
+        taker: Taker,
+        /// For this thread.
+        far: Option<Far>,
+    },
+}
 
 /// Memory of a GPU, where messages land that the processor looks at when all is over.
 pub struct Far {
@@ -81,12 +95,30 @@ pub fn serve(
     listener: &Listener,
     context: &Context,
     path: &Path,
-    far: Option<&Far>,
+    hands: &Hands,
     stop: &AtomicBool,
 ) -> Result<Option<Outcome>> {
     let Some((mut session, plan)) = first_sender(listener, stop)? else { return Ok(None) };
     let setup = || Wait::at_most(SETUP).unless(stop);
-    if let Err(error) = plan.check().map_err(anyhow::Error::msg).and_then(|()| Far::check(far, &plan)) {
+    if let Err(error) = plan.check() {
+        return refuse(session, anyhow::Error::msg(error));
+    }
+    let far = match hands {
+        // Nothing arrives that a kernel could look at.
+        Hands::Kernel { taker, far } if plan.op != Op::Write || plan.verify.uses_credits() => {
+            let prepared = match taker.prepare(&plan, context) {
+                Ok(prepared) => prepared,
+                Err(error) => return refuse(session, error),
+            };
+            session.send(&Answer { generator: VERSION, refusal: None })?;
+            let (received, interrupted) = prepared.serve(&mut session, path, stop)?;
+            // As in `receive`.
+            let _ = session.send(&received);
+            return Ok(Some(Outcome { received, interrupted }));
+        }
+        Hands::Kernel { far, .. } | Hands::Processor(far) => far.as_ref(),
+    };
+    if let Err(error) = Far::check(far, &plan) {
         return refuse(session, error);
     }
     let lane_bytes = plan.slot_bytes() * plan.target_slots() as usize;
@@ -157,16 +189,22 @@ fn connect<'s>(
     let offers: Vec<_> = lanes.iter().map(|lane| QpOffer::new(lane.qp())).collect();
     let ours = Hello::new(path, qp_type(plan.service), offers.clone(), vec![slots], ());
     let theirs = session.exchange(&ours, setup())?;
-    let credits = *theirs.regions.first().context("the sender offers no credit words")?;
-    let needed = CREDIT_STRIDE * u64::from(plan.qps);
-    if credits.bytes < needed || credits.address.checked_add(credits.bytes).is_none() {
-        bail!("the sender's credit words are {credits:?}, {needed} bytes are needed");
-    }
+    let credits = credit_words(plan, theirs.regions.first())?;
     for (index, lane) in lanes.iter_mut().enumerate() {
         path.connect(lane.qp(), offers[index], &theirs, theirs.queue_pairs[index])?;
         lane.set_credit_word(credits, CREDIT_STRIDE * index as u64);
     }
     Ok(session.barrier(setup())?)
+}
+
+/// The sender's credit words, if they are enough.
+pub fn credit_words(plan: &Plan, offered: Option<&RegionOffer>) -> Result<RegionOffer> {
+    let credits = *offered.context("the sender offers no credit words")?;
+    let needed = CREDIT_STRIDE * u64::from(plan.qps);
+    if credits.bytes < needed || credits.address.checked_add(credits.bytes).is_none() {
+        bail!("the sender's credit words are {credits:?}, {needed} bytes are needed");
+    }
+    Ok(credits)
 }
 
 /// Distance of credit words: a cache line each.

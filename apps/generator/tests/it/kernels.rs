@@ -4,7 +4,7 @@ use measure::need;
 use serde_json::Value;
 
 use crate::ends::{Generator, command, device};
-use crate::transfer::transfer;
+use crate::transfer::{transfer, transfer_to};
 
 /// Whether this build holds kernels for the twin.
 fn twin() -> Result<(), String> {
@@ -59,6 +59,52 @@ fn every_kernel_of_the_twin_sends_what_arrives_whole() {
             "--poster host-twin --kernel {kernel} --inline --payload 8 --count 500 --batch 32"
         ));
     }
+}
+
+/// Rows: the sender's options, and how many messages are looked at.
+const RECEIVED: [(&str, u64); 6] = [
+    ("--op send --verify all", 703),
+    ("--op write-imm --verify all --payload 4097", 703),
+    ("--op write --verify all --payload 100 --qps 2", 703),
+    ("--op send --verify sample", 12),
+    ("--op write-imm --window 64", 64),
+    ("--op write --window 64", 64),
+];
+
+#[test]
+fn a_kernel_of_the_twin_receives_counts_and_compares() {
+    need!(device(), nic, "an RDMA device");
+    need!(twin(), cc, "a C++ compiler");
+    for (options, checked) in RECEIVED {
+        let run = transfer_to(&["--receiver", "host-twin"], &format!("{options} --count 703 --batch 32"));
+        assert_eq!((&run["received"], &run["checked"]), (&703.into(), &checked.into()), "{options}");
+    }
+    let both = "--poster host-twin --kernel warp --op send --verify all --count 300 --batch 32";
+    transfer_to(&["--receiver", "host-twin", "--twin-seed", "3"], both);
+}
+
+#[test]
+fn a_kernel_that_receives_refuses_what_it_cannot_and_outlives_no_sender() {
+    need!(device(), nic, "an RDMA device");
+    need!(twin(), cc, "a C++ compiler");
+    for (plan, words) in [
+        ("--service uc --op write-imm", "--service rc alone"),
+        ("--op send --qps 9", "288 lanes at the receiver"),
+    ] {
+        let (mut receiver, address) = Generator::receiver(&["--receiver", "host-twin"]);
+        let options = format!("--connect {address} {plan} --count 10");
+        let sent = Generator::start(&options.split_whitespace().collect::<Vec<_>>()).end();
+        let ended = receiver.end();
+        assert_eq!((sent.code, ended.code), (Some(2), Some(2)), "{sent:?} {ended:?}");
+        assert!(sent.stderr.contains(words) && ended.stderr.contains(words), "{sent:?} {ended:?}");
+    }
+    let (mut receiver, address) = Generator::receiver(&["--receiver", "host-twin"]);
+    let sender = Generator::start(&["--connect", &address, "--op", "send", "--seconds", "600"]);
+    std::thread::sleep(std::time::Duration::from_millis(700));
+    sender.signal("KILL");
+    let ended = receiver.end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.line()["error"].as_str().is_some_and(|error| error.contains("gone")), "{ended:?}");
 }
 
 /// Stores that become visible late and in another order: what the fences of a doorbell are for, the payload's among them.
@@ -135,6 +181,7 @@ fn what_kernels_cannot_do_is_refused_by_name() {
         ("--poster host-twin --kernel shared --doorbell-batch 64", &["--doorbell-batch 64", "32"]),
         ("--poster gpu-shared --producers 0", &["--producers", "1..=128"]),
         ("--poster gpu-block", &["gpu-block", "gpu-warp"]),
+        ("--receiver gpu-warp", &["--receiver", "host-twin"]),
         ("--poster host-twin --twin-seed x", &["--twin-seed", "x"]),
     ] {
         refused(arguments, words);
@@ -162,6 +209,11 @@ fn gpu_kernels_send_what_arrives_whole() {
     need!(gpu(), gpu, "a GPU with a toolkit");
     for poster in ["gpu-thread", "gpu-warp", "gpu-shared"] {
         all_arrive(&format!("--poster {poster}"), "hardware");
+    }
+    for (options, checked) in RECEIVED {
+        let options = format!("--poster gpu-warp {options} --count 703 --batch 32");
+        let run = transfer_to(&["--receiver", "gpu"], &options);
+        assert_eq!((&run["received"], &run["checked"]), (&703.into(), &checked.into()), "{options}");
     }
     let run = transfer("--poster gpu-thread --doorbell-batch 16 --seconds 0.5");
     println!("gpu-thread, 64 bytes, a doorbell per 16: {}", line(&run));

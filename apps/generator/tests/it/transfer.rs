@@ -6,7 +6,12 @@ use crate::ends::{Generator, device};
 
 /// Sends with these options; both ends must end well. Gives the sender's line.
 pub fn transfer(options: &str) -> serde_json::Value {
-    let (mut receiver, address) = Generator::receiver(&[]);
+    transfer_to(&[], options)
+}
+
+/// The same to a receiver with options of its own.
+pub fn transfer_to(receiver: &[&str], options: &str) -> serde_json::Value {
+    let (mut receiver, address) = Generator::receiver(receiver);
     let options: Vec<_> = options.split_whitespace().collect();
     let mut sender = Generator::start(&[&["--connect", &address], &options[..]].concat());
     let (sent, received) = (sender.end(), receiver.end());

@@ -76,9 +76,8 @@ mod tests {
     /// A compiler at run time reads no folder.
     #[test]
     fn every_header_that_a_kernel_of_a_wrapper_includes_is_in_its_unit() {
-        for source in
-            [super::super::generate::SOURCE, super::super::generate::SHARED, super::super::echo::SOURCE]
-        {
+        use super::super::{echo, generate, receive};
+        for source in [generate::SOURCE, generate::SHARED, receive::SOURCE, echo::SOURCE] {
             let unit = source.unit();
             let texts = unit.headers.iter().map(|(_, text)| text.as_str()).chain([source.text]);
             for line in texts.flat_map(str::lines).filter(|line| line.starts_with("#include \"")) {

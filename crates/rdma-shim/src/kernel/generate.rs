@@ -136,6 +136,17 @@ pub enum Operation {
     Send,
 }
 
+impl Operation {
+    /// Numbers of enum ibv_wr_opcode.
+    pub(super) fn opcode(self) -> u32 {
+        match self {
+            Operation::Write => 0,
+            Operation::WriteImm => 1,
+            Operation::Send => 2,
+        }
+    }
+}
+
 /// What is sent on each queue pair. Slots hold a message at their end, and are used in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
@@ -368,12 +379,7 @@ impl Plan {
             hurry_ns: ns(self.hurry),
             payload_bytes: self.payload_bytes,
             slot_bytes: self.slot_bytes,
-            // Numbers of enum ibv_wr_opcode.
-            opcode: match self.operation {
-                Operation::Write => 0,
-                Operation::WriteImm => 1,
-                Operation::Send => 2,
-            },
+            opcode: self.operation.opcode(),
             send_flags: if self.inline { 8 } else { 0 },
             source_slots: self.source_slots,
             target_slots: self.target_slots,
@@ -385,7 +391,7 @@ impl Plan {
     }
 }
 
-fn inside(what: &str, at: usize, len: u64, whole: usize) -> Result<(), KernelError> {
+pub(super) fn inside(what: &str, at: usize, len: u64, whole: usize) -> Result<(), KernelError> {
     let end = (at as u64).checked_add(len).filter(|end| *end <= whole as u64 && at.is_multiple_of(8));
     end.map(drop).ok_or_else(|| {
         KernelError::Refused(format!(

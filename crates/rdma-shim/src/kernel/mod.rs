@@ -18,6 +18,7 @@ pub mod generate;
 mod machine;
 mod memory;
 mod queue;
+pub mod receive;
 mod region;
 mod running;
 mod shared;

@@ -1,0 +1,242 @@
+//! The receiving end when a kernel takes what arrives, on a GPU or on its host twin: numbers, bodies, receives and leave are the
+//! kernel's; this end connects, says when the sender is through, and counts together.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use rdma_shim::kernel::generate::Operation;
+use rdma_shim::kernel::receive::{self, Receive, Receivers, THREADS, Taken};
+use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Region, Running};
+use rdma_shim::twin::MAX_LANES;
+use verbs::connect::{ConnectError, Hello, Path, QpOffer, RegionOffer, Session, Wait};
+use verbs::{Context, Cq, Pd, QpBuilder, Remote};
+
+use crate::control::{Done, Received};
+use crate::lane::{ACCESS, qp_type};
+use crate::payload;
+use crate::plan::{Op, Plan, Service, Verify};
+use crate::receiver::{CREDIT_STRIDE, GRACE, SETUP, credit_words};
+use crate::sender::DRAIN_INTERRUPTED;
+
+/// Requests for credits under way at most, twice.
+const CREDIT_REQUESTS: u32 = 32;
+/// How often the sender and the stop flag are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// Who takes what arrives, and where it lands.
+pub struct Taker {
+    receive: Receive,
+    place: Place,
+}
+
+/// Everything of one session that is made before it begins.
+pub struct Prepared<'t> {
+    taker: &'t Taker,
+    plan: Plan,
+    region: Arc<Region>,
+    queues: Vec<Queue>,
+}
+
+impl Taker {
+    /// Puts the kernel on the machine.
+    pub fn new(machine: &Machine, place: Place) -> Result<Taker> {
+        Ok(Taker { receive: Receive::prepare(machine)?, place })
+    }
+
+    /// Memory and queue pairs for a plan. Errors: what the kernel does not take, and every refusal.
+    pub fn prepare(&self, plan: &Plan, context: &Context) -> Result<Prepared<'_>> {
+        let machine = self.receive.machine();
+        if plan.service == Service::Uc {
+            bail!("a kernel receives --service rc alone: it counts on nothing being lost");
+        }
+        let lanes = (THREADS * plan.qps) as usize;
+        if !machine.is_gpu() && lanes > MAX_LANES {
+            bail!(
+                "--qps {} needs {lanes} lanes at the receiver, and the host twin has {MAX_LANES}",
+                plan.qps
+            );
+        }
+        let pd = context.alloc_pd()?;
+        let bytes = lane_bytes(plan) * plan.qps as usize;
+        let region = Region::new(machine, &pd, self.place, bytes, ACCESS).context("memory for messages")?;
+        let queues: Result<Vec<_>, KernelError> = (0..plan.qps).map(|_| queue(plan, machine, &pd)).collect();
+        let queues = queues.context("a queue pair for kernels")?;
+        Ok(Prepared { taker: self, plan: plan.clone(), region: Arc::new(region), queues })
+    }
+}
+
+fn lane_bytes(plan: &Plan) -> usize {
+    plan.slot_bytes() * plan.target_slots() as usize
+}
+
+/// Receives that are kept posted, as `lane.rs` has them.
+fn receives(plan: &Plan) -> u32 {
+    match plan.op {
+        Op::Write => 0,
+        Op::WriteImm => 4 * plan.window,
+        Op::Send => plan.target_slots(),
+    }
+}
+
+fn queue(plan: &Plan, machine: &Machine, pd: &Pd) -> Result<Queue, KernelError> {
+    let cq = |entries| -> Result<_, KernelError> { Ok(Cq::new(pd.context(), entries)?.into_direct()?) };
+    // A quarter of a ring is given back late.
+    let (send_cq, cq) = (cq(2 * CREDIT_REQUESTS)?, cq(2 * receives(plan).max(1))?);
+    let builder = QpBuilder::new(qp_type(plan.service))
+        .send_requests(CREDIT_REQUESTS)
+        .receive_requests(receives(plan))
+        .inline_bytes(8)
+        .own_register(true);
+    Queue::create(machine, &builder, pd, send_cq, Some(cq), rdma_shim::Options::default())
+}
+
+impl Prepared<'_> {
+    /// Connects, and takes messages until the sender is through, is gone, or a signal comes.
+    pub fn serve(self, session: &mut Session, path: &Path, stop: &AtomicBool) -> Result<(Received, bool)> {
+        let plan = self.plan.clone();
+        let region = Arc::clone(&self.region);
+        let running = self.connect(session, path, stop)?;
+        let (done, error) = match run(&running, session, stop) {
+            Ok(done) => (done, None),
+            Err(error) => (None, Some(format!("{error:#}"))),
+        };
+        let interrupted = stop.load(Ordering::Relaxed);
+        if error.is_some() || done.is_none() {
+            running.cancel();
+        }
+        let taken = running.end(DRAIN_INTERRUPTED)?.taken()?;
+        let mut received = Received::default();
+        for (lane, taken) in taken.iter().enumerate() {
+            let completed = done.as_ref().map(|done| done.completed[lane]);
+            received.add(&counts(&plan, &region, lane, taken, completed)?);
+        }
+        received.error = error.or_else(|| {
+            taken.iter().filter(|_| !interrupted).find_map(|taken| taken.failure).map(|why| why.to_string())
+        });
+        Ok((received, interrupted))
+    }
+
+    fn connect(self, session: &mut Session, path: &Path, stop: &AtomicBool) -> Result<Running<Receivers>> {
+        let setup = || Wait::at_most(SETUP).unless(stop);
+        let Prepared { taker, plan, region, queues } = self;
+        for queue in &queues {
+            path.to_init(queue.qp(), ACCESS, 0)?;
+        }
+        let offers: Vec<_> = queues.iter().map(|queue| QpOffer::new(queue.qp())).collect();
+        let slots = vec![RegionOffer::new(region.mr())];
+        let ours = Hello::new(path, qp_type(plan.service), offers.clone(), slots, ());
+        let theirs = session.exchange(&ours, setup())?;
+        let credits = credit_words(&plan, theirs.regions.first())?;
+        let mut lanes = Vec::with_capacity(queues.len());
+        for (index, queue) in queues.into_iter().enumerate() {
+            path.connect(queue.qp(), offers[index], &theirs, theirs.queue_pairs[index])?;
+            let word = credits.address + CREDIT_STRIDE * index as u64;
+            let credits = Remote { address: word, rkey: credits.rkey };
+            lanes.push(receive::Lane { queue, slots_at: index * lane_bytes(&plan), credits });
+        }
+        let running = taker.receive.start(&told(&plan), lanes, region)?;
+        let since = Instant::now();
+        while !running.held().is_some_and(Receivers::is_ready) {
+            if running.wait(Duration::from_micros(100))? || since.elapsed() > SETUP {
+                bail!("the kernel that receives has not posted its receives within {SETUP:?}");
+            }
+        }
+        session.barrier(setup())?;
+        Ok(running)
+    }
+}
+
+/// The plan as the kernel takes it.
+fn told(plan: &Plan) -> receive::Plan {
+    receive::Plan {
+        operation: match plan.op {
+            Op::Write => Operation::Write,
+            Op::WriteImm => Operation::WriteImm,
+            Op::Send => Operation::Send,
+        },
+        payload_bytes: plan.payload_bytes,
+        slot_bytes: plan.slot_bytes() as u64,
+        source_slots: plan.source_slots(),
+        target_slots: plan.target_slots(),
+        window: plan.window,
+        receives: receives(plan),
+        sample: plan.verify.every(),
+        has_credits: plan.verify.uses_credits(),
+    }
+}
+
+/// The sender's last line, `None` when a signal came first; by then the kernel has what can come.
+fn run(running: &Running<Receivers>, session: &mut Session, stop: &AtomicBool) -> Result<Option<Done>> {
+    let receivers = running.held().context("the kernel that receives is not running")?;
+    let done = loop {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        if running.is_over()? {
+            bail!("the kernel that receives has ended");
+        }
+        if !session.is_alive() {
+            bail!("the sender is gone");
+        }
+        match session.receive::<Done>("the sender's counts", Wait::at_most(LOOK_EVERY)) {
+            Ok(done) => break done,
+            Err(ConnectError::Deadline { .. }) => {}
+            Err(ConnectError::Closed { .. }) => bail!("the sender is gone"),
+            Err(error) => return Err(error.into()),
+        }
+    };
+    let lanes = receivers.queues().len();
+    if done.posted.len() != lanes || done.completed.len() != lanes {
+        bail!("the sender counts {} queue pairs, there are {lanes}", done.posted.len());
+    }
+    receivers.tell(&done.completed);
+    let (mut moved, mut seen) = (Instant::now(), receivers.progress());
+    while !running.wait(LOOK_EVERY)? {
+        let now = receivers.progress();
+        if now != seen {
+            (moved, seen) = (Instant::now(), now);
+        }
+        if stop.load(Ordering::Relaxed) || moved.elapsed() > GRACE {
+            running.cancel();
+        }
+    }
+    Ok(Some(done))
+}
+
+/// What a lane took, and with it its slots where these are looked at when all is over.
+fn counts(
+    plan: &Plan,
+    region: &Region,
+    lane: usize,
+    taken: &Taken,
+    completed: Option<u64>,
+) -> Result<Received> {
+    let mut counts = Received {
+        received: taken.received,
+        received_bytes: taken.received.saturating_mul(plan.payload_bytes),
+        checked: taken.checked,
+        verified: taken.verified,
+        torn: taken.torn,
+        lost: completed.map_or(0, |completed| completed.saturating_sub(taken.received)),
+        error: None,
+    };
+    if plan.verify != Verify::End || completed.is_none() {
+        return Ok(counts);
+    }
+    let (slots, stride) = (u64::from(plan.target_slots()), plan.slot_bytes());
+    let mut slot_bytes = vec![0; stride];
+    for slot in 0..slots.min(taken.received) {
+        // The last message that went there.
+        let message = slot + (taken.received - 1 - slot) / slots * slots;
+        region.memory().read(lane * lane_bytes(plan) + slot as usize * stride, &mut slot_bytes)?;
+        let body = &slot_bytes[stride - plan.payload_bytes as usize..][..plan.body_bytes()];
+        counts.checked += 1;
+        match payload::is_body_of(plan.source_slot(message), body) {
+            true => counts.verified += 1,
+            false => counts.torn += 1,
+        }
+    }
+    Ok(counts)
+}

@@ -1,0 +1,269 @@
+//! The generator's receiver (`kernels/generate_receive.cu`): a warp of a machine takes what arrives on each queue pair.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use verbs::Remote;
+
+use super::code::{Arguments, Source};
+use super::end::{Failure, db_kernel_end};
+use super::error::KernelError;
+use super::generate::{Operation, inside};
+use super::machine::{Kernel, Machine};
+use super::memory::{HostMemory, Memory, Plain};
+use super::queue::{Queue, db_kernel_queue};
+use super::region::Region;
+use super::running::Running;
+
+pub(super) const SOURCE: Source =
+    Source { name: "generate_receive.cu", text: include_str!("../../kernels/generate_receive.cu") };
+
+/// `struct db_receive_plan` of `kernels/generate_receive.cu`.
+#[repr(C)]
+#[derive(Debug)]
+struct db_receive_plan {
+    cancel: u64,
+    payload_bytes: u64,
+    slot_bytes: u64,
+    opcode: u32,
+    source_slots: u32,
+    target_slots: u32,
+    window: u32,
+    receives: u32,
+    sample: u32,
+    has_credits: u32,
+    pad: u32,
+}
+
+// SAFETY: numbers without padding.
+unsafe impl Plain for db_receive_plan {}
+
+/// `struct db_receive_lane`.
+#[repr(C)]
+#[derive(Debug)]
+struct db_receive_lane {
+    queue: db_kernel_queue,
+    slots: u64,
+    local: u64,
+    credits: u64,
+    scratch: u64,
+    told: u64,
+    shown: u64,
+    lkey: u32,
+    rkey: u32,
+}
+
+// SAFETY: numbers without padding.
+unsafe impl Plain for db_receive_lane {}
+
+/// `struct db_receive_result`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct db_receive_result {
+    received: u64,
+    checked: u64,
+    verified: u64,
+    torn: u64,
+    end: db_kernel_end,
+}
+
+// SAFETY: numbers without padding.
+unsafe impl Plain for db_receive_result {}
+
+/// Distance of a lane's words: a line each.
+const LINE: usize = 128;
+/// Lanes of a warp, which each queue pair has.
+pub const THREADS: u32 = 32;
+
+/// What arrives on each queue pair; numbers as in [`super::generate::Plan`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// Of the sender's requests.
+    pub operation: Operation,
+    /// Bytes of a message.
+    pub payload_bytes: u64,
+    /// Distance of slots.
+    pub slot_bytes: u64,
+    /// Slots that messages come from: what tells their bodies.
+    pub source_slots: u32,
+    /// Slots that they go to.
+    pub target_slots: u32,
+    /// Messages that the sender has under way at most.
+    pub window: u32,
+    /// Receives that are kept posted.
+    pub receives: u32,
+    /// Each how many-th message's body is compared; 0: none.
+    pub sample: u32,
+    /// Whether the sender waits for leave to use a slot again.
+    pub has_credits: bool,
+}
+
+/// One queue pair.
+#[derive(Debug)]
+pub struct Lane {
+    /// Polled by the kernel; its send queue takes 8 bytes inline and 16 requests at least.
+    pub queue: Queue,
+    /// Offset of its slots in the region.
+    pub slots_at: usize,
+    /// The sender's word for credits.
+    pub credits: Remote,
+}
+
+/// What a queue pair has taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken {
+    /// Messages.
+    pub received: u64,
+    /// Of these, compared.
+    pub checked: u64,
+    /// Of these, whole.
+    pub verified: u64,
+    /// Of these, not what was sent, or not the next one.
+    pub torn: u64,
+    /// Why it ended before its time.
+    pub failure: Option<Failure>,
+}
+
+/// The kernel, ready to be launched.
+#[derive(Debug)]
+pub struct Receive {
+    machine: Machine,
+    kernel: Kernel,
+}
+
+/// What a launch holds.
+#[derive(Debug)]
+pub struct Receivers {
+    queues: Vec<Queue>,
+    results: Memory,
+    words: HostMemory,
+    _told: [Memory; 2],
+    _scratch: Memory,
+    _region: Arc<Region>,
+}
+
+impl Receive {
+    /// Puts the kernel on the machine.
+    pub fn prepare(machine: &Machine) -> Result<Receive, KernelError> {
+        let kernel = Kernel::prepare(machine, &SOURCE, "generate_receive")?;
+        Ok(Receive { machine: machine.clone(), kernel })
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// Starts receiving on all lanes, into `region`. Errors: numbers that do not fit; more lanes than the machine runs.
+    pub fn start(
+        &self,
+        plan: &Plan,
+        lanes: Vec<Lane>,
+        region: Arc<Region>,
+    ) -> Result<Running<Receivers>, KernelError> {
+        plan.check()?;
+        let (machine, count) = (&self.machine, lanes.len());
+        let cancel = machine.host_memory(4)?;
+        let told_plan = Memory::from(machine.host_memory(size_of::<db_receive_plan>())?);
+        told_plan.put(0, &plan.told(&cancel))?;
+        let told_lanes = Memory::from(machine.host_memory(count * size_of::<db_receive_lane>())?);
+        let results = Memory::from(machine.host_memory(count * size_of::<db_receive_result>())?);
+        let (words, scratch) = (machine.host_memory(2 * count * LINE)?, machine.own_memory(count * LINE)?);
+        let mut queues = Vec::with_capacity(count);
+        for (index, lane) in lanes.into_iter().enumerate() {
+            let slots = u64::from(plan.target_slots) * plan.slot_bytes;
+            inside("target slots", lane.slots_at, slots, region.memory().len())?;
+            let line = |number: usize| (number * LINE) as u64;
+            let told = db_receive_lane {
+                queue: lane.queue.addresses(),
+                slots: region.memory().kernel_address() + lane.slots_at as u64,
+                local: region.memory().address() + lane.slots_at as u64,
+                credits: lane.credits.address,
+                scratch: scratch.kernel_address() + line(index),
+                told: words.kernel_address() + line(2 * index),
+                shown: words.kernel_address() + line(2 * index + 1),
+                lkey: region.mr().lkey(),
+                rkey: lane.credits.rkey,
+            };
+            told_lanes.put(index * size_of::<db_receive_lane>(), &told)?;
+            queues.push(lane.queue);
+        }
+        let arguments = Arguments::new()
+            .u64(told_plan.kernel_address())
+            .u64(told_lanes.kernel_address())
+            .u64(results.kernel_address());
+        let (_told, _scratch, _region) = ([told_plan, told_lanes], scratch, region);
+        let held = Receivers { queues, results, words, _told, _scratch, _region };
+        // SAFETY: the kernel takes these three. It reads the lanes' slots, which lie in the region, and stores into results, words
+        // and scratch, each lane's own, and into its queues; all of it is held, and it looks at `cancel`.
+        unsafe { self.kernel.launch([count as u32, THREADS], &arguments, cancel, held) }
+    }
+}
+
+impl Plan {
+    /// What the kernel relies on.
+    fn check(&self) -> Result<(), KernelError> {
+        let least = if self.operation == Operation::WriteImm { 1 } else { 8 };
+        let good = (least..=self.slot_bytes.min(1 << 31)).contains(&self.payload_bytes)
+            && self.slot_bytes.is_multiple_of(8)
+            && self.source_slots > 0
+            && self.target_slots > 0
+            && (self.receives == 0) == (self.operation == Operation::Write);
+        if good { Ok(()) } else { Err(KernelError::Refused(format!("{self:?} cannot be received"))) }
+    }
+
+    fn told(&self, cancel: &HostMemory) -> db_receive_plan {
+        db_receive_plan {
+            cancel: cancel.kernel_address(),
+            payload_bytes: self.payload_bytes,
+            slot_bytes: self.slot_bytes,
+            opcode: self.operation.opcode(),
+            source_slots: self.source_slots,
+            target_slots: self.target_slots,
+            window: self.window,
+            receives: self.receives,
+            sample: self.sample,
+            has_credits: self.has_credits.into(),
+            pad: 0,
+        }
+    }
+}
+
+impl Receivers {
+    /// Whether all receives are posted.
+    pub fn is_ready(&self) -> bool {
+        self.shown().all(|line| line[0].load(Ordering::Acquire) as u32 == 1)
+    }
+
+    /// Messages so far, as each lane told last.
+    pub fn progress(&self) -> u64 {
+        self.shown().map(|line| line[1].load(Ordering::Acquire)).sum()
+    }
+
+    /// Tells each lane how many messages its sender has completed: with these it ends.
+    pub fn tell(&self, completed: &[u64]) {
+        for (line, completed) in self.words.long_words().chunks(LINE / 8).step_by(2).zip(completed) {
+            line[1].store(*completed, Ordering::Release);
+            line[0].store(1, Ordering::Release);
+        }
+    }
+
+    fn shown(&self) -> impl Iterator<Item = &[std::sync::atomic::AtomicU64]> {
+        self.words.long_words().chunks(LINE / 8).skip(1).step_by(2).take(self.queues.len())
+    }
+
+    /// What each lane has taken. Nothing runs any more: its launch has given this back.
+    pub fn taken(&self) -> Result<Vec<Taken>, KernelError> {
+        let one = |lane: usize| -> Result<Taken, KernelError> {
+            let result: db_receive_result = self.results.get(lane * size_of::<db_receive_result>())?;
+            let db_receive_result { received, checked, verified, torn, end } = result;
+            Ok(Taken { received, checked, verified, torn, failure: end.failure() })
+        };
+        (0..self.queues.len()).map(one).collect()
+    }
+
+    /// The queue pairs, in the order of the lanes.
+    pub fn queues(&self) -> &[Queue] {
+        &self.queues
+    }
+}
