@@ -64,3 +64,26 @@ fn where_there_is_no_gpu_the_reason_is_one_line() {
         assert_eq!(text.lines().count(), 1, "{text}");
     }
 }
+
+/// Its memory is kept, other kernels of the process run meanwhile, and when its word comes at last the process can end.
+#[test]
+fn gpu_destructive_kernel_that_does_not_listen_is_given_up_and_others_go_on() {
+    let machine = measure::need!(Machine::gpu(None, None).map_err(|e| e.to_string()), gpu, "one CUDA device");
+    let endless = Kernel::prepare(&machine, &MISUSE, "endless_poll").unwrap();
+    let vote = Kernel::prepare(&machine, &COUNT, "vote").unwrap();
+    let memory = || machine.host_memory(4096).unwrap();
+    let (word, cancel, words, its_cancel) = (memory(), memory(), memory(), memory());
+    let arguments = Arguments::new().u64(word.kernel_address());
+    // SAFETY: the kernel reads the word that it is given, which is held.
+    let running = unsafe { endless.launch([1, 32], &arguments, cancel, word.clone()) }.unwrap();
+    let (since, error) = (Instant::now(), running.end(Duration::from_millis(10)).unwrap_err());
+    assert!(matches!(&error, KernelError::NeverEnds { .. }), "{error}");
+    assert!(error.to_string().starts_with("kernel endless_poll has not ended"), "{error}");
+    assert!(since.elapsed() < Duration::from_secs(15), "{:?}", since.elapsed());
+    println!("TABLE {error}");
+    let arguments = Arguments::new().u64(words.kernel_address());
+    // SAFETY: the kernel writes a word a lane to what it is given, which is held.
+    let running = unsafe { vote.launch([2, 64], &arguments, its_cancel, words) }.unwrap();
+    running.end(Duration::from_secs(10)).unwrap();
+    word.words()[0].store(1, std::sync::atomic::Ordering::Release);
+}

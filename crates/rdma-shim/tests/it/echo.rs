@@ -20,7 +20,7 @@ use crate::ends::{connect_with, device, memory, wait_for};
 use crate::twin_queue::compiler;
 
 /// Longest wait of a kernel; far above what a busy machine needs.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 /// In which everything ends that was told to, or has failed.
 const SOON: Duration = Duration::from_secs(15);
 /// Bytes of a buffer, of the service and of its peer.
@@ -29,9 +29,11 @@ const STRIDE: usize = 128;
 const ANSWERS: usize = 1 << 15;
 
 /// Where kernels run, and a device under them.
-struct Bench {
-    machine: Machine,
-    pd: Pd,
+pub struct Bench {
+    /// Who runs kernels.
+    pub machine: Machine,
+    /// A domain of the device.
+    pub pd: Pd,
     /// One test at a time has kernels on a GPU: what one leaves running, another would wait for.
     _turn: Option<MutexGuard<'static, ()>>,
 }
@@ -39,12 +41,12 @@ struct Bench {
 static TURN: Mutex<()> = Mutex::new(());
 
 impl Bench {
-    fn twin(context: &Context, seed: u64) -> Bench {
+    pub fn twin(context: &Context, seed: u64) -> Bench {
         let visibility = Visibility::Weak { seed };
         Bench { machine: Machine::twin(visibility), pd: context.alloc_pd().unwrap(), _turn: None }
     }
 
-    fn gpu(context: &Context) -> Result<Bench, String> {
+    pub fn gpu(context: &Context) -> Result<Bench, String> {
         let turn = Some(TURN.lock().unwrap_or_else(PoisonError::into_inner));
         let machine = Machine::gpu(None, None).map_err(|error| error.to_string())?;
         Ok(Bench { machine, pd: context.alloc_pd().unwrap(), _turn: turn })
@@ -74,7 +76,7 @@ impl Bench {
     }
 
     /// A service that is asked by libmlx5, with so many messages at a time and so long a patience.
-    fn service(&self, window: u32, patience: Duration) -> Service {
+    pub fn service(&self, window: u32, patience: Duration) -> Service {
         self.service_with(window, patience, 7)
     }
 
@@ -93,23 +95,26 @@ impl Bench {
 }
 
 /// A service that runs, and its peer.
-struct Service {
-    running: Running<Echo>,
-    region: Option<Region>,
-    peer: QueuePair,
+pub struct Service {
+    /// Its kernel.
+    pub running: Running<Echo>,
+    /// Its buffers' registration.
+    pub region: Option<Region>,
+    /// Who asks.
+    pub peer: QueuePair,
     cq: Cq,
     memory: Mr<Pages>,
 }
 
 impl Service {
     /// Posts a receive at the peer, into the buffer of a number.
-    fn expect_answer(&mut self, number: usize) {
+    pub fn expect_answer(&mut self, number: usize) {
         let piece = [self.memory.sge(answer_at(number)).unwrap()];
         self.peer.post_receive(&ReceiveRequest { id: 1 << 32 | number as u64, scatter: &piece }).unwrap();
     }
 
     /// Sends a message from the peer's buffer of a number.
-    fn ask(&mut self, number: usize, message: &[u8]) {
+    pub fn ask(&mut self, number: usize, message: &[u8]) {
         let start = number * STRIDE;
         self.memory.write(start, message);
         let piece = [self.memory.sge(start..start + message.len()).unwrap()];
@@ -124,7 +129,7 @@ impl Service {
     }
 
     /// The next answer: whose, and what it says. Completions of questions are passed over.
-    fn answer(&mut self) -> (usize, Vec<u8>) {
+    pub fn answer(&mut self) -> (usize, Vec<u8>) {
         loop {
             let done = self.completion();
             assert!(done.is_success(), "{done:?}");
@@ -149,7 +154,7 @@ impl Service {
     }
 
     /// Tells it to end: messages answered.
-    fn cancel(self) -> u64 {
+    pub fn cancel(self) -> u64 {
         self.running.cancel();
         let (messages, failure) = self.end();
         assert_eq!(failure.reason, Reason::Cancelled, "{failure}");
@@ -163,7 +168,7 @@ fn answer_at(number: usize) -> std::ops::Range<usize> {
 }
 
 /// Bytes of a message, its number in each.
-fn message(number: usize, bytes: usize) -> Vec<u8> {
+pub fn message(number: usize, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|byte| (number * 31 + byte) as u8 | 0x80).collect()
 }
 
@@ -327,6 +332,16 @@ fn ends_within_one_message(bench: &Bench) {
 }
 
 on_both!(twin_echo_ends_within_one_message, gpu_echo_ends_within_one_message, ends_within_one_message);
+
+/// A service that nobody keeps is told to end, and waited for: its queue pair does not go before.
+fn ends_when_it_is_dropped(bench: &Bench) {
+    let service = bench.service(4, PATIENCE);
+    let since = Instant::now();
+    drop(service.running);
+    assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
+}
+
+on_both!(twin_echo_ends_when_it_is_dropped, gpu_echo_ends_when_it_is_dropped, ends_when_it_is_dropped);
 
 fn ends_without_a_message(bench: &Bench) {
     let patience = Duration::from_millis(50);

@@ -8,6 +8,7 @@ mod defects;
 mod device_units;
 mod echo;
 mod ends;
+mod gpu_ends;
 mod loopback;
 mod parity;
 mod twin;
