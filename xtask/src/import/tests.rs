@@ -64,6 +64,7 @@ impl Stage {
                     point.list = count.as_integer().unwrap() as u32;
                     point.label = Label::Emulated;
                     point.provenance.revision = revision.clone();
+                    point.provenance.gpu_device = "NVIDIA H200, sm_90".into();
                     point.provenance.versions.insert("profile".into(), "release".into());
                     change(&mut point);
                     lines += &(serde_json::to_string(&point).unwrap() + "\n");
@@ -106,7 +107,7 @@ fn a_figure_of_this_revision_or_an_earlier_one_is_recorded() {
     let stage = Stage::new("good");
     for at in [0, 1] {
         let revision = Revision { commit: stage.commits[at].clone(), dirty: false };
-        stage.figure(&revision, |point| point.provenance.gpu_device = "NVIDIA H200, sm_90".into());
+        stage.figure(&revision, |_| ());
         let path = stage.import().unwrap();
         assert_eq!(path, stage.folder.join("tree/experiments/fig4/measured.json"));
         let text = fs::read_to_string(&path).unwrap();
@@ -120,6 +121,18 @@ fn a_figure_of_this_revision_or_an_earlier_one_is_recorded() {
             entry["rows"].as_array().unwrap().len() > 5 && !entry["verdicts"].as_array().unwrap().is_empty()
         );
     }
+}
+
+#[test]
+fn a_machine_without_a_gpu_lacks_only_what_needs_one() {
+    let stage = Stage::new("cpu");
+    stage.figure(&stage.clean(), |point| point.provenance.gpu_device.clear());
+    assert!(stage.refusal().contains("are others"), "series of a GPU without one");
+    let file = stage.results().join("results.jsonl");
+    let text = fs::read_to_string(&file).unwrap();
+    let cpu = text.lines().filter(|line| !line.contains("\"series\":\"gpu-"));
+    fs::write(&file, cpu.map(|line| line.to_owned() + "\n").collect::<String>()).unwrap();
+    stage.import().unwrap();
 }
 
 #[test]
