@@ -134,11 +134,14 @@ struct db_completion {
 #define DB_OPCODES_RC 0x7fu
 #define DB_OPCODES_UC 0x0fu
 
-/* What the queue remembers of a posted request, at the slot of its first block. */
+/* What the queue remembers of a posted request, at the slot of its first block. Of a row of requests of one block each, whose
+ * wr_ids count up, only the last one has a slot that says so; those of the others keep what an earlier lap left there. */
 struct __attribute__((aligned(16))) db_slot { /* a GPU stores it as a whole */
     db_u64 wr_id;
-    db_u64 end; /* producer index behind its last block */
+    db_u64 end; /* producer index behind its last block, in the low DB_SLOT_BITS; above, how many requests of its row are before it */
 };
+
+#define DB_SLOT_BITS 48
 
 /* A send queue. `ring`, `record` and `reg` come from mlx5dv_init_obj; addresses are integers, since host and GPU may
  * see the same memory at different ones. Indices count blocks, never wrap in software, and are cut to 16 bits for the
@@ -147,7 +150,7 @@ struct db_sq {
     db_u64 ring;       /* block 0 */
     db_u64 record;     /* send word of the doorbell record */
     db_u64 reg;        /* first half of the doorbell register */
-    db_u64 slots;      /* `blocks` struct db_slot, the owner's memory, 16-byte aligned */
+    db_u64 slots;      /* `blocks` struct db_slot, 0 at first, the owner's memory, 16-byte aligned */
     db_u32 blocks;     /* a power of two, at most DB_MAX_BLOCKS */
     db_u32 qpn;
     db_u32 half_bytes; /* of the register; 0 when BlueFlame must not be used */
@@ -388,6 +391,13 @@ DB_FN void db_remember(const struct db_sq *sq, db_u64 producer, db_u64 wr_id, db
     db_store_segment(sq->slots + (db_u64)index * sizeof(struct db_slot), wr_id, producer + blocks);
 }
 
+/* Remembers a row: its last request, and how many are before that. */
+DB_FN void db_remember_row(const struct db_sq *sq, db_u64 producer, db_u64 wr_id, db_u32 count) {
+    db_u32 index = (db_u32)(producer + count - 1) & (sq->blocks - 1);
+    db_store_segment(sq->slots + (db_u64)index * sizeof(struct db_slot), wr_id + count - 1,
+                     (producer + count) | (db_u64)(count - 1) << DB_SLOT_BITS);
+}
+
 /* Writes one WQE of known length behind those already posted, if there is room. */
 DB_FN_INLINED int db_write_wqe(struct db_sq *sq, const struct db_send_wr *wr, db_u32 opcode, db_u32 units, int plain) {
     db_u64 producer = sq->producer, end = producer + db_blocks(units);
@@ -450,43 +460,89 @@ DB_FN int db_try_post_write(struct db_sq *sq, db_u64 wr_id, struct db_sge local,
                             db_u32 send_flags) {
     return db_post_entry(sq, wr_id, local, DB_WR_RDMA_WRITE, remote_addr, rkey, 0, send_flags);
 }
-/* Fills `count` consecutive blocks, none across the ring's end, with WRITEs whose addresses stay below the same multiple of
- * 2^32 as the first one's, so that their upper halves are constants. Returns the last one's first 8 bytes. */
+/* The segments of a WRITE as words in memory order. A GPU stores each from four registers in a row, of which in a row of WRITEs
+ * only one is written anew; two sets, since a store reads its registers late. */
+struct db_row_wqe {
+    db_u32 control[4], remote[4], data[4];
+};
+
+/* What the WQEs of a row differ in: the next one's. */
+struct db_row {
+    db_u64 at;
+    db_u32 remote, local, control;
+};
+
+/* The WQE `ahead` of the row's next one. */
+DB_FN_INLINED void db_fill_row_wqe(const struct db_row *row, struct db_row_wqe *wqe, db_u32 ahead, db_u32 stride) {
+    db_u64 at = row->at + (db_u64)ahead * DB_BLOCK_BYTES;
+    wqe->remote[1] = db_be32(row->remote + ahead * stride);
+    wqe->data[3] = db_be32(row->local + ahead * stride);
+    wqe->control[0] = db_be32(row->control + (ahead << 8));
+    db_store_words(at + 16, wqe->remote);
+    db_store_words(at + 32, wqe->data);
+    db_store_words(at, wqe->control);
+}
+
+DB_FN_INLINED void db_row_advance(struct db_row *row, db_u32 by, db_u32 stride) {
+    row->at += (db_u64)by * DB_BLOCK_BYTES;
+    row->remote += by * stride;
+    row->local += by * stride;
+    row->control += by << 8;
+}
+
+/* Fills `count` consecutive blocks, none across the ring's end, with WRITEs for which db_row_is_plain() holds. Returns the last
+ * one's first 8 bytes. */
 DB_FN_INLINED db_u64 db_fill_writes(const struct db_sq *sq, db_u64 producer, db_u64 wr_id, struct db_sge local,
                                     db_u64 remote_addr, db_u32 rkey, db_u32 send_flags, db_u32 count, db_u32 stride) {
-    db_u32 index = (db_u32)producer & (sq->blocks - 1), i;
-    db_u64 wqe = sq->ring + (db_u64)index * DB_BLOCK_BYTES, slot = sq->slots + (db_u64)index * sizeof(struct db_slot);
-    db_u32 remote_high = db_be32((db_u32)(remote_addr >> 32)), local_high = db_be32((db_u32)(local.addr >> 32));
-    db_u64 qpn_ds = (db_u64)db_be32(sq->qpn << 8 | 3) << 32, key = db_pair(rkey, 0);
-    db_u64 length_lkey = db_pair(local.length, local.lkey), quiet = db_pair(db_fm_ce_se(sq, 0), 0), end = producer, first = 0;
-    db_u32 remote = (db_u32)remote_addr, from = (db_u32)local.addr;
-    db_u32 control = (db_u32)producer << 8 | DB_OPCODE_RDMA_WRITE;
-    DB_UNROLL_4
-    for (i = 0; i < count; i++) {
-        first = qpn_ds | db_be32(control & 0xffffff);
-        db_store_segment(wqe + 16, (db_u64)db_be32(remote) << 32 | remote_high, key);
-        db_store_segment(wqe + 32, length_lkey, (db_u64)db_be32(from) << 32 | local_high);
-        db_store_segment(wqe, first, i + 1 == count ? db_pair(db_fm_ce_se(sq, send_flags), 0) : quiet);
-        db_store_segment(slot, wr_id++, ++end);
-        control += 1 << 8;
-        remote += stride;
-        from += stride;
-        wqe += DB_BLOCK_BYTES;
-        slot += sizeof(struct db_slot);
+    db_u32 hidden[4] = {db_hidden_zero(0), db_hidden_zero(1), db_hidden_zero(2), db_hidden_zero(3)}, set;
+    struct db_row row = {(sq->ring + ((db_u32)producer & (sq->blocks - 1)) * (db_u64)DB_BLOCK_BYTES) ^ hidden[0],
+                         hidden[0] ^ (db_u32)remote_addr, hidden[0] ^ (db_u32)local.addr,
+                         hidden[0] ^ (((db_u32)producer & 0xffff) << 8 | DB_OPCODE_RDMA_WRITE)};
+    struct db_row_wqe wqe[2];
+    for (set = 0; set < 2; set++) {
+        db_u32 zero = hidden[2 * set];
+        struct db_row_wqe made = {
+            {0, zero ^ db_be32(sq->qpn << 8 | 3), zero ^ db_be32(db_fm_ce_se(sq, 0)), hidden[2 * set + 1]},
+            {zero ^ db_be32((db_u32)(remote_addr >> 32)), 0, zero ^ db_be32(rkey), zero},
+            {zero ^ db_be32(local.length), zero ^ db_be32(local.lkey), zero ^ db_be32((db_u32)(local.addr >> 32)), 0}};
+        wqe[set] = made;
     }
-    return first;
+    db_remember_row(sq, producer, wr_id, count);
+    DB_NO_UNROLL
+    for (; count > 4; count -= 4) {
+        db_fill_row_wqe(&row, &wqe[0], 0, stride);
+        db_fill_row_wqe(&row, &wqe[1], 1, stride);
+        db_fill_row_wqe(&row, &wqe[0], 2, stride);
+        db_fill_row_wqe(&row, &wqe[1], 3, stride);
+        db_row_advance(&row, 4, stride);
+    }
+    DB_NO_UNROLL
+    for (; count > 1; count--) {
+        db_fill_row_wqe(&row, &wqe[0], 0, stride);
+        db_row_advance(&row, 1, stride);
+    }
+    wqe[0].control[2] = db_be32(db_fm_ce_se(sq, send_flags));
+    db_fill_row_wqe(&row, &wqe[0], 0, stride);
+    return (db_u64)wqe[0].control[1] << 32 | wqe[0].control[0];
+}
+
+/* Whether the addresses of a row keep their upper halves, and the 16-bit index does not wrap in it. */
+DB_FN int db_row_is_plain(db_u64 producer, db_u64 local, db_u64 remote, db_u32 count, db_u32 stride) {
+    db_u64 bytes = (db_u64)count * stride;
+    return !(((remote ^ (remote + bytes)) | (local ^ (local + bytes))) >> 32) &&
+           ((db_u32)producer & 0xffff) + count <= 0x10000;
 }
 
 /* `count` RDMA WRITEs in a row, each `stride` bytes further on both sides, the last one with `send_flags`; wr_id counts up.
  * All or none, so that one look for space serves them all. 0, DB_ENOMEM, DB_EINVAL, DB_EOPNOTSUPP. */
 DB_FN_INLINED int db_try_post_writes(struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_u64 remote_addr, db_u32 rkey,
                                      db_u32 send_flags, db_u32 count, db_u32 stride) {
-    db_u64 end = sq->producer + count, bytes = (db_u64)count * stride;
+    db_u64 end = sq->producer + count;
     db_u32 room_to_end = sq->blocks - ((db_u32)sq->producer & (sq->blocks - 1)), i;
     if (!count || count > sq->blocks || !local.length || (send_flags & DB_SEND_INLINE)) return DB_EINVAL;
     if (!((sq->opcodes >> DB_WR_RDMA_WRITE) & 1)) return DB_EOPNOTSUPP;
     if ((db_u32)end - (db_u32)sq->consumer > sq->blocks) return DB_ENOMEM;
-    if (count <= room_to_end && !(((remote_addr ^ (remote_addr + bytes)) | (local.addr ^ (local.addr + bytes))) >> 32)) {
+    if (count <= room_to_end && db_row_is_plain(sq->producer, local.addr, remote_addr, count, stride)) {
         sq->doorbell_word = db_fill_writes(sq, sq->producer, wr_id, local, remote_addr, rkey, send_flags, count, stride);
     } else {
         for (i = 0; i < count; i++) {
@@ -684,19 +740,33 @@ DB_FN int db_take_cqe(struct db_cq *cq, struct db_completion *out) {
     return 1;
 }
 
+/* Looks in slots for the request whose WQE begins at block `at`, of which `outstanding` are not given back: 1 with its
+ * `wr_id` and the index behind it, or 0 when no request begins there. */
+DB_FN int db_recall(const struct db_sq *sq, db_u64 at, db_u64 outstanding, db_u64 *wr_id, db_u64 *end) {
+    db_u64 further;
+    for (further = 0; further < outstanding; further++) {
+        const struct db_slot *slot = (const struct db_slot *)sq->slots + ((at + further) & (sq->blocks - 1));
+        db_u64 behind = slot->end & ((1ull << DB_SLOT_BITS) - 1), blocks = behind - (at + further);
+        /* A slot of an earlier lap: the request is of a row that ends further on. */
+        if (blocks == 0 || blocks > outstanding - further) continue;
+        if (further > slot->end >> DB_SLOT_BITS) return 0;
+        *wr_id = slot->wr_id - further;
+        *end = behind - further;
+        return 1;
+    }
+    return 0;
+}
+
 /* Gives back the blocks of the WQE that a send completion names and of every WQE before it, which were unsignalled,
  * and fills in wr_id. A completion that names no outstanding WQE turns into DB_WC_STALE and gives back nothing. */
 DB_FN void db_retire_send(struct db_sq *sq, struct db_completion *c) {
-    db_u64 outstanding = sq->rung - sq->consumer;
-    db_u64 ahead = (c->wqe_index - (db_u32)sq->consumer) & 0xffff;
-    const struct db_slot *slot = (const struct db_slot *)sq->slots + (c->wqe_index & (sq->blocks - 1));
-    db_u64 blocks = slot->end - (sq->consumer + ahead);
-    if (c->qpn != sq->qpn || ahead >= outstanding || blocks == 0 || blocks > outstanding - ahead) {
+    db_u64 outstanding = sq->rung - sq->consumer, ahead = (c->wqe_index - (db_u32)sq->consumer) & 0xffff, end;
+    if (c->qpn != sq->qpn || ahead >= outstanding ||
+        !db_recall(sq, sq->consumer + ahead, outstanding - ahead, &c->wr_id, &end)) {
         c->status = DB_WC_STALE;
         return;
     }
-    c->wr_id = slot->wr_id;
-    sq->consumer = slot->end;
+    sq->consumer = end;
 }
 
 /* Gives back the receive that a completion names. They complete in order, so that any but the oldest one is of another
@@ -738,10 +808,14 @@ DB_FN int db_poll(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, struct d
 
 /* ---- After RESET ------------------------------------------------------------------------------------------------ */
 
+/* The producer index with which a queue's next life begins: the device's 16 bits of it are 0, and no slot of an earlier life
+ * can be taken for one of this. */
+DB_FN db_u64 db_next_life(db_u64 producer) { return (producer + 0xffff) & ~(db_u64)0xffff; }
+
 /* Empties a send queue whose QP was moved to RESET, which flushes nothing and forgets everything. The register half is
  * kept: it belongs to the register, not to the queue's life. */
 DB_FN void db_reset_send(struct db_sq *sq) {
-    sq->producer = sq->rung = sq->consumer = 0;
+    sq->producer = sq->rung = sq->consumer = db_next_life(sq->producer);
     db_store_record(sq->record, 0);
 }
 

@@ -338,12 +338,7 @@ DB_GPU_FN int db_shared_post(struct db_shared_sq *shared, const struct db_send_w
     db_u64 begin;
     int error;
     if (!units || blocks > poster->sq.blocks) return DB_EINVAL;
-#ifdef DB_DEFECT_ONE_POSTER
-    begin = db_load_relaxed64(&shared->reserved);
-    db_store_relaxed64(&shared->reserved, begin + blocks);
-#else
     begin = db_fetch_add64(&shared->reserved, blocks);
-#endif
     if (begin >= DB_RESERVED_FAILED) return db_shared_refuse(shared, &wait);
     error = db_shared_room(shared, poster, begin + blocks, mine.wr_id, &wait);
     if (error) return error;

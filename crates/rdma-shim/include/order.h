@@ -44,10 +44,10 @@ typedef char db_assert_u64[sizeof(db_u64) == 8 && sizeof(void *) == 8 ? 1 : -1];
 #define DB_FN static __host__ __device__ __forceinline__
 #define DB_FN_OUTLINED DB_FN
 #define DB_FN_INLINED DB_FN
-/* In front of the one loop that a single thread of a GPU runs flat out. */
-#define DB_UNROLL_4 _Pragma("unroll 4")
+/* In front of the one loop that a single thread of a GPU runs flat out, which is unrolled by hand. */
+#define DB_NO_UNROLL _Pragma("unroll 1")
 #else
-#define DB_UNROLL_4
+#define DB_NO_UNROLL
 #define DB_FN static inline
 #define DB_FN_OUTLINED static __attribute__((noinline, unused))
 #define DB_FN_INLINED static inline __attribute__((always_inline))

@@ -37,6 +37,23 @@ DB_FN void db_store_segment(db_u64 address, db_u64 first, db_u64 second) {
     *(ulonglong2 *)address = make_ulonglong2(first, second);
 }
 
+/* The same of four words. */
+DB_FN void db_store_words(db_u64 address, const db_u32 words[4]) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(address), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+                 "r"(words[3])
+                 : "memory");
+}
+
+/* 0, four times, of which the compiler knows neither that it is nor that they are the same: no lane is below or above
+ * itself, and none above the first or below the last. What is combined with it stays in the registers of its thread, where a
+ * vector store needs it; constants and kernel arguments would be moved there anew for each. */
+DB_FN db_u32 db_hidden_zero(db_u32 which) {
+    db_u32 below, above;
+    asm volatile("mov.u32 %0, %%lanemask_lt;" : "=r"(below));
+    asm volatile("mov.u32 %0, %%lanemask_gt;" : "=r"(above));
+    return which == 0 ? below >> 31 : which == 1 ? above & 1 : which == 2 ? below & above : (below & above) >> 1;
+}
+
 /* ---- Edges of a post, in program order -------------------------------------------------------------------------- */
 
 /* Every byte of the WQEs before the doorbell record, and before the register as well: the fence stands in front of

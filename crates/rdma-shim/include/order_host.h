@@ -26,6 +26,12 @@ DB_FN void db_store_segment(db_u64 address, db_u64 first, db_u64 second) {
     __builtin_memcpy((void *)(address + 8), &second, sizeof second);
 }
 
+/* The same of four words; and zeroes that a GPU's compiler does not know. */
+DB_FN void db_store_words(db_u64 address, const db_u32 words[4]) {
+    db_store_segment(address, words[0] | (db_u64)words[1] << 32, words[2] | (db_u64)words[3] << 32);
+}
+DB_FN db_u32 db_hidden_zero(db_u32 which) { return which & 0; }
+
 /* ---- Edges of a post, in program order -------------------------------------------------------------------------- */
 
 /* Every byte of the WQEs before the doorbell record. */

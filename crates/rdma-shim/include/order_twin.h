@@ -74,6 +74,11 @@ DB_FN void db_store_segment(db_u64 address, db_u64 first, db_u64 second, DB_TWIN
     db_twin_put(address + 8, second, 8, file, line);
 }
 
+DB_FN void db_store_words(db_u64 address, const db_u32 words[4], DB_TWIN_HERE) {
+    db_store_segment(address, words[0] | (db_u64)words[1] << 32, words[2] | (db_u64)words[3] << 32, file, line);
+}
+DB_FN db_u32 db_hidden_zero(db_u32 which) { return which & 0; }
+
 /* ---- Edges of a post, in program order -------------------------------------------------------------------------- */
 
 DB_FN void db_order_wqe_before_record(DB_TWIN_HERE) { db_twin_order(DB_TWIN_WQE_FENCE, file, line); }
@@ -133,6 +138,11 @@ DB_GPU_FN void db_store_release64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
     db_twin_signal((db_u64)word, value, 8, DB_TWIN_RELEASE(DB_TWIN_GPU), file, line);
 }
 DB_GPU_FN db_u64 db_fetch_add64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
+#ifdef DB_DEFECT_ONE_POSTER
+    db_u64 old = db_twin_get((db_u64)word, 8, file, line);
+    db_twin_signal((db_u64)word, old + value, 8, 0, file, line);
+    return old;
+#endif
     return db_twin_change<db_u64>(DB_TWIN_ADD, word, value, 0, DB_TWIN_RELAXED, file, line);
 }
 DB_GPU_FN db_u64 db_fetch_add_acquire64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {

@@ -69,3 +69,20 @@ extern "C" __global__ void post_endlessly(struct db_sq *sq, struct db_cq *cq, db
 extern "C" __global__ void look_at_queue(struct db_sq *sq, db_u32 stride, db_u32 *error) {
     *error = (db_u32)db_sq_init(sq, stride);
 }
+
+/* Posts a row of WRITEs of 8 bytes, `stride` bytes further each, of which only the last one asks for a completion, and takes `taken`
+ * completions. */
+extern "C" __global__ void post_row(struct db_sq *sq, struct db_cq *cq, db_u64 local, db_u32 lkey, db_u32 rkey, db_u64 remote,
+                                    db_u32 stride, db_u32 count, db_u64 deadline_ns, db_u32 taken,
+                                    struct db_completion *out, db_u32 *error) {
+    struct db_sge piece = {local, 8, lkey};
+    db_u64 released = cq->consumer;
+    db_u32 done = 0;
+    int failed = db_try_post_writes(sq, 500, piece, remote, rkey, DB_SEND_SIGNALED, count, stride);
+    if (!failed) db_ring(sq);
+    while (done < taken && !failed) {
+        struct db_wait wait = {db_clock_ns() + deadline_ns, 0, 0};
+        failed = db_gpu_wait(cq, sq, 0, &out[done++], &released, wait);
+    }
+    *error = (db_u32)failed;
+}

@@ -229,6 +229,7 @@ static void take_over(struct ibv_qp *qp, struct ibv_cq *cq, struct db_sq *sq, st
     verbs("mlx5dv_init_obj", !mlx5dv_init_obj(&objects, MLX5DV_OBJ_QP | MLX5DV_OBJ_CQ));
     void *slots = nullptr;
     cuda("memory for the requests", cudaMalloc(&slots, dv_qp.sq.wqe_cnt * sizeof(struct db_slot)));
+    cuda("memory for the requests", cudaMemset(slots, 0, dv_qp.sq.wqe_cnt * sizeof(struct db_slot)));
     memset(sq, 0, sizeof *sq);
     sq->ring = show("the send queue", dv_qp.sq.buf, (size_t)dv_qp.sq.wqe_cnt * dv_qp.sq.stride);
     sq->record = show("the doorbell record", dv_qp.dbrec, 8) + DB_RECORD_SEND;

@@ -210,7 +210,9 @@ impl Queue {
         }
         let mut sq: db_sq = self.state.get(SQ)?;
         let mut rq: db_rq = self.state.get(RQ)?;
-        (sq.producer, sq.rung, sq.consumer) = (0, 0, 0);
+        // As `db_next_life`.
+        let start = (sq.producer + 0xffff) & !0xffff;
+        (sq.producer, sq.rung, sq.consumer) = (start, start, start);
         (rq.producer, rq.consumer) = (0, 0);
         self.state.put(SQ, &sq)?;
         self.state.put(RQ, &rq)?;

@@ -9,6 +9,7 @@ mod device_units;
 mod echo;
 mod ends;
 mod gpu_ends;
+mod gpu_parity;
 mod loopback;
 mod parity;
 mod twin;

@@ -165,6 +165,43 @@ fn twin_kernels_receive_every_kind_of_message_once_they_have_posted() {
     }
 }
 
+/// The sixth request of a row goes beyond the region: its error CQE, and the flushes behind it, name requests that have no slot of
+/// their own.
+#[test]
+fn twin_kernels_hear_which_request_of_a_row_failed() {
+    need!(compiler(), cc, "a C++ compiler");
+    let context = need!(device(), nic, "an mlx5 device");
+    const STRIDE: u32 = 64;
+    const COUNT: u32 = 12;
+    const GOOD: u32 = 5;
+    for seed in 1..4 {
+        let mut queue = Queue::new(&context, STRICT);
+        let end = queue.remote.address() + queue.remote.len() as u64;
+        let mut out = [db_completion::default(); (COUNT - GOOD) as usize];
+        let mut error = u32::MAX;
+        let arguments = Arguments::new()
+            .pointer(&raw mut queue.sq)
+            .pointer(&raw mut queue.cq)
+            .push(queue.local.address())
+            .push(queue.local.lkey())
+            .push(queue.remote.rkey())
+            .push(end - u64::from(GOOD * STRIDE))
+            .push(STRIDE)
+            .push(COUNT)
+            .push(deadline_ns())
+            .push(out.len() as u32)
+            .pointer(out.as_mut_ptr())
+            .pointer(&raw mut error);
+        // SAFETY: the kernel takes these, and everything lives until it has ended.
+        unsafe { run(Kernel::find("post_row").unwrap(), &launch(1, seed), arguments) }.unwrap();
+        assert_eq!(error, 0, "seed {seed}: {out:?}");
+        let found: Vec<_> = out.iter().map(|done| (done.wr_id, done.status)).collect();
+        let expected: Vec<_> =
+            (GOOD..COUNT).map(|n| (500 + u64::from(n), if n == GOOD { 10 } else { 5 })).collect();
+        assert_eq!(found, expected, "seed {seed}");
+    }
+}
+
 /// Two warps of a block, one doorbell, more messages than the ring holds.
 #[test]
 fn twin_blocks_post_with_one_doorbell_under_every_seed() {
