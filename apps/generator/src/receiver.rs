@@ -170,7 +170,7 @@ pub fn memory(context: &Context, bytes: usize) -> Result<(Pd, Mr<Pages>)> {
 }
 
 fn refuse<T>(mut session: Session, error: anyhow::Error) -> Result<T> {
-    session.send(&Answer { generator: VERSION, refusal: Some(format!("{error:#}")) })?;
+    session.send(&Answer { generator: VERSION, refusal: Some(cli::sentence(&error)) })?;
     Err(error)
 }
 

@@ -16,6 +16,7 @@ use verbs::{
 };
 
 use crate::ends::{Generator, device};
+use crate::kernels::twin;
 
 const PAYLOAD: usize = 64;
 const WINDOW: u64 = 4;
@@ -92,8 +93,12 @@ fn soon(what: &str, mut is_so: impl FnMut() -> bool) {
 
 /// A liar that sends: message by message what it makes of it (`None`: nothing), then that all ten have completed.
 /// Gives the generator's last line, and what it told the liar.
-fn receiver_of(verify: &str, lie: impl Fn(u64, Vec<u8>) -> Option<Vec<u8>>) -> (Option<i32>, Value, Value) {
-    let (mut receiver, address) = Generator::receiver(&[]);
+fn receiver_of(
+    options: &[&str],
+    verify: &str,
+    lie: impl Fn(u64, Vec<u8>) -> Option<Vec<u8>>,
+) -> (Option<i32>, Value, Value) {
+    let (mut receiver, address) = Generator::receiver(options);
     let mut session = Session::connect(&address, wait()).unwrap();
     let plan = json!({
         "op": "write", "service": "rc", "payload_bytes": PAYLOAD, "qps": 1, "batch": 2, "doorbell_batch": 1,
@@ -156,7 +161,7 @@ fn a_sender_that_corrupts_or_omits_messages_is_found_out() {
         ("nothing sent at all", |_, _| None, 1, [0, 0, 0, 0, 10]),
     ];
     for (name, lie, code, expected) in rows {
-        let (ended, line, told) = receiver_of("end", lie);
+        let (ended, line, told) = receiver_of(&[], "end", lie);
         assert_eq!((ended, counts(&line), counts(&told)), (Some(*code), *expected, *expected), "{name}");
     }
 }
@@ -164,11 +169,28 @@ fn a_sender_that_corrupts_or_omits_messages_is_found_out() {
 #[test]
 fn a_message_is_compared_when_it_arrives_even_if_a_whole_one_follows() {
     need!(device(), nic, "an RDMA device");
-    let (ended, line, _) = receiver_of("all", |message, mut bytes| {
-        bytes[0] ^= u8::from(message == 1);
-        Some(bytes)
-    });
-    assert_eq!((ended, counts(&line)), (Some(1), [10, 10, 9, 1, 0]));
+    compares_on_arrival(&[]);
+}
+
+#[test]
+fn a_kernel_compares_a_message_when_it_arrives_too() {
+    need!(device(), nic, "an RDMA device");
+    need!(twin(), cc, "a C++ compiler");
+    compares_on_arrival(&["--receiver", "host-twin"]);
+}
+
+fn compares_on_arrival(options: &[&str]) {
+    let lies: [Lie; 2] = [
+        |message, mut bytes| {
+            bytes[0] ^= u8::from(message == 1);
+            Some(bytes)
+        },
+        |message, bytes| Some(if message == 7 { [body(3), bytes[56..].to_vec()].concat() } else { bytes }),
+    ];
+    for lie in lies {
+        let (ended, line, _) = receiver_of(options, "all", lie);
+        assert_eq!((ended, counts(&line)), (Some(1), [10, 10, 9, 1, 0]), "{options:?}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ use crate::ends::{Generator, command, device};
 use crate::transfer::{transfer, transfer_to};
 
 /// Whether this build holds kernels for the twin.
-fn twin() -> Result<(), String> {
+pub fn twin() -> Result<(), String> {
     device()?;
     let output = command(&["--connect", "127.0.0.1:1", "--poster", "host-twin"]).output();
     let said = String::from_utf8_lossy(&output.map_err(|e| e.to_string())?.stderr).into_owned();
@@ -197,6 +197,50 @@ fn a_machine_without_a_gpu_or_toolkit_says_what_is_missing() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
     assert!(said.contains("CUDA"), "{said}");
+}
+
+/// Whether this NIC takes a GPU's memory so: `Err` is its refusal.
+fn takes(memory: &str) -> Result<(), String> {
+    gpu()?;
+    let options = ["--connect", "127.0.0.1:1", "--poster", "gpu-thread", "--payload-memory", memory];
+    let output = command(&options).output().map_err(|e| e.to_string())?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if said.contains("is a receiver listening there?") { Ok(()) } else { Err(said) }
+}
+
+fn from_and_to(memory: &str) {
+    for (options, checked) in RECEIVED {
+        let options =
+            format!("--poster gpu-thread --payload-memory {memory} {options} --count 703 --batch 32");
+        let run = transfer_to(&["--receiver", "gpu"], &options);
+        assert_eq!((&run["checked"], &run["payload_memory"]), (&checked.into(), &memory.into()), "{options}");
+        let to = ["--receiver", "gpu", "--payload-memory", memory];
+        let run = transfer_to(&to, &options);
+        assert_eq!(run["checked"], checked, "{options} to {memory}");
+    }
+    for (payload, to) in
+        [(64, &["--payload-memory", memory][..]), (1 << 20, &["--payload-memory", memory]), (1 << 20, &[])]
+    {
+        let run = transfer_to(
+            to,
+            &format!("--poster gpu-warp --payload-memory {memory} --payload {payload} --seconds 0.3"),
+        );
+        println!("{memory} to {to:?}, {payload} bytes: {} payload {}", line(&run), run["payload_gbps"]);
+    }
+}
+
+#[test]
+fn gpu_memory_by_its_addresses_is_sent_from_and_to() {
+    need!(device(), nic, "an RDMA device");
+    need!(takes("gpu"), gpu, "a GPU whose memory the NIC takes by its addresses");
+    from_and_to("gpu");
+}
+
+#[test]
+fn gpu_memory_by_a_dma_buf_is_sent_from_and_to() {
+    need!(device(), nic, "an RDMA device");
+    need!(takes("gpu-dma-buf"), gpu, "a GPU whose memory the NIC takes by a dma-buf");
+    from_and_to("gpu-dma-buf");
 }
 
 fn line(run: &Value) -> String {

@@ -27,15 +27,9 @@ impl Source {
     }
 }
 
-/// Arguments of a kernel, in the order of its parameters.
+/// Arguments of a kernel, in the order of its parameters: addresses, where it finds all else.
 #[derive(Debug, Default)]
-pub(crate) struct Arguments(Vec<Argument>);
-
-#[derive(Debug)]
-enum Argument {
-    Word(u32),
-    Long(u64),
-}
+pub(crate) struct Arguments(Vec<u64>);
 
 impl Arguments {
     /// None yet.
@@ -45,29 +39,16 @@ impl Arguments {
 
     /// An address, or another number of 64 bits.
     pub(crate) fn u64(mut self, value: u64) -> Arguments {
-        self.0.push(Argument::Long(value));
-        self
-    }
-
-    /// A number of 32 bits.
-    #[allow(dead_code, reason = "for kernels to come")]
-    pub(crate) fn u32(mut self, value: u32) -> Arguments {
-        self.0.push(Argument::Word(value));
+        self.0.push(value);
         self
     }
 
     pub(super) fn for_gpu(&self) -> gpu::Arguments {
-        self.0.iter().fold(gpu::Arguments::new(), |all, argument| match argument {
-            Argument::Word(value) => all.u32(*value),
-            Argument::Long(value) => all.u64(*value),
-        })
+        self.0.iter().fold(gpu::Arguments::new(), |all, value| all.u64(*value))
     }
 
     pub(super) fn for_twin(&self) -> twin::Arguments {
-        self.0.iter().fold(twin::Arguments::new(), |all, argument| match argument {
-            Argument::Word(value) => all.push(*value),
-            Argument::Long(value) => all.push(*value),
-        })
+        self.0.iter().fold(twin::Arguments::new(), |all, value| all.push(*value))
     }
 }
 

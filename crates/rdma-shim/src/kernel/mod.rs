@@ -8,7 +8,6 @@
 //! Left out: several GPUs in one launch, kernels of others.
 
 #![allow(non_camel_case_types, reason = "names are C's")]
-#![allow(dead_code, reason = "the wrappers of kernels follow")]
 
 mod code;
 mod echo;
