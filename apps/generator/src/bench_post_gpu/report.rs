@@ -61,7 +61,7 @@ impl Machine {
     pub fn text(&self) -> String {
         let Machine { provenance, payload_bytes, rounds, timer_step_ns, .. } = self;
         let peer = match &self.no_peer {
-            Some(why) => format!("no gpunetio beside ours: {why}"),
+            Some(why) => format!("no gpunetio beside ours: {}", short(why)),
             None => format!("gpunetio {}", provenance.versions.get("gpunetio").map_or("?", String::as_str)),
         };
         format!(
@@ -69,6 +69,16 @@ impl Machine {
              (step {timer_step_ns} ns); {peer}",
             provenance.gpu_device
         )
+    }
+}
+
+/// A reason with a compiler's log behind it, as one line: what was done, and the first error. JSON has all of it.
+fn short(why: &str) -> String {
+    let mut lines = why.lines().map(str::trim).filter(|line| !line.is_empty());
+    let first = lines.next().unwrap_or_default();
+    match lines.find(|line| line.contains("error")) {
+        Some(error) => format!("{first} {error}"),
+        None => first.to_owned(),
     }
 }
 
@@ -276,6 +286,19 @@ mod tests {
         let line = FloorLine::new("floor/wqe", Err("3 of 64 WQEs are wrong".into()));
         assert!(!line.content_ok && line.text().ends_with("3 of 64 WQEs are wrong"));
         assert_eq!(serde_json::to_value(&line).unwrap()["kind"], "bench-post-gpu-floor");
+    }
+
+    #[test]
+    fn a_compilers_log_is_one_line_for_people() {
+        for (why, said) in [
+            ("its headers were not given", "its headers were not given"),
+            (
+                "compiling bench_put.cu for compute_90: COMPILATION (6):\na.h(1): warning: x\n\n  y\nb.h(2): error: no z\n",
+                "compiling bench_put.cu for compute_90: COMPILATION (6): b.h(2): error: no z",
+            ),
+        ] {
+            assert_eq!(short(why), said);
+        }
     }
 
     #[test]
