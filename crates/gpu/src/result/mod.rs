@@ -68,6 +68,7 @@ pub mod code {
     #![allow(missing_docs)]
     pub const INVALID_VALUE: u32 = 1;
     pub const OUT_OF_MEMORY: u32 = 2;
+    pub const DEINITIALIZED: u32 = 4;
     pub const STUB_LIBRARY: u32 = 34;
     pub const NO_DEVICE: u32 = 100;
     pub const ECC_UNCORRECTABLE: u32 = 214;
@@ -114,6 +115,11 @@ impl Error {
             code::LAUNCH_FAILED,
         ];
         self.code().is_some_and(|code| LOST.contains(&code))
+    }
+
+    /// Whether the driver has ended, as it does while the process exits: nothing runs any more.
+    pub fn is_driver_gone(&self) -> bool {
+        self.code() == Some(code::DEINITIALIZED)
     }
 
     /// Adds what the call was asked for: `of("4096 bytes")` gives «cuMemAlloc of 4096 bytes: …».

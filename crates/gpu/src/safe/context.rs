@@ -176,7 +176,9 @@ impl Inner {
                 return true;
             }
             // SAFETY: the list holds streams of this context that were not destroyed.
-            let rests = unsafe { driver::stream_query(entry.stream) }.unwrap_or(true);
+            let rests = unsafe { driver::stream_query(entry.stream) };
+            // Any other error says nothing of what runs.
+            let rests = rests.unwrap_or_else(|error| error.is_context_lost() || error.is_driver_gone());
             busy |= !rests;
             if !(rests && entry.abandoned) {
                 return true;

@@ -49,6 +49,12 @@ impl Graph {
     pub unsafe fn capture(stream: &Stream, record: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
         let context = stream.context().clone();
         context.enter()?;
+        // While it records nobody can ask whether what was put into it before has ended, and what that uses would be freed.
+        if !stream.is_idle()? {
+            return Err(Error::Refused(
+                "a stream that still works cannot be recorded: wait for it first".into(),
+            ));
+        }
         // Before it records: from then on another thread's look at it would end the record.
         stream.records(true);
         // SAFETY: the stream lives, and its context is current.

@@ -121,6 +121,8 @@ impl DeviceMemory {
 
     fn copy(&self, to: u64, from: u64, bytes: usize, way: &Way<'_>) -> Result<()> {
         way.stream.same_context(&self.context, "the memory")?;
+        // It is freed when its own GPU is at rest.
+        way.stream.same_context(&way.between.context, "the pinned memory on the way")?;
         self.context.enter()?;
         // SAFETY: ranges of this memory and of `between`, whose lengths were checked; both live until the device is at rest,
         // whatever becomes of the wait.

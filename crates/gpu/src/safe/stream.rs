@@ -68,7 +68,8 @@ impl Stream {
     /// by [`Self::is_idle`].
     ///
     /// # Safety
-    /// The kernel runs as its source says: it must keep to memory that stays until the stream is idle.
+    /// The kernel runs as its source says: it must keep to memory that stays until the stream is idle. Number and sizes of the
+    /// arguments are the kernel's: a driver before CUDA 12.4 does not tell them, and then nobody has compared.
     pub unsafe fn launch(&self, function: &Function, shape: Shape, arguments: &Arguments) -> Result<()> {
         function.accepts(arguments)?;
         self.context.enter()?;
