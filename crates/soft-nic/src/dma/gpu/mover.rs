@@ -229,3 +229,47 @@ impl Mover {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use gpu::{Arch, Compiled, Form, Linker, Toolkit};
+
+    use super::*;
+
+    #[test]
+    fn the_mover_is_assembled_for_every_architecture_that_we_build_for() {
+        let toolkit = measure::need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+        let linker = measure::need!(Linker::load(&toolkit), toolkit, "its linker");
+        // nvJitLink knows assembly by its first word.
+        let text = include_str!("mover.ptx");
+        let bytes = text[text.find(".version").expect("it says its version")..].as_bytes().to_vec();
+        let assembly = Compiled { name: "mover.ptx".to_owned(), form: Form::Ptx, bytes, log: String::new() };
+        for number in [80, 90, 100] {
+            let image = linker.link(std::slice::from_ref(&assembly), Arch::sm(number));
+            let image = image.unwrap_or_else(|error| panic!("sm_{number}: {error}"));
+            let name = b"softnic_mover";
+            assert!(image.windows(name.len()).any(|bytes| bytes == name), "sm_{number}");
+        }
+    }
+
+    #[test]
+    fn the_words_of_the_mail_are_where_the_assembly_has_them() {
+        let text = include_str!("mover.ptx");
+        for (index, bytes, instruction) in [
+            (at::NUMBER, 4, "ld.acquire.sys.u32 %seq, [%mail]"),
+            (at::OPERATION, 4, "ld.u32 %op, [%mail+4]"),
+            (at::LONG_TO, 8, "ld.u64 %to, [%mail+8]"),
+            (at::LONG_FROM, 8, "ld.v2.u64 {%from, %len}, [%mail+16]"),
+            (at::LONG_A, 8, "ld.v2.u64 {%a, %b}, [%mail+32]"),
+            (at::ANSWERED, 4, "st.release.sys.u32 [%mail+64], %done"),
+            (at::LONG_OLD, 8, "st.relaxed.sys.u64 [%mail+72], %old"),
+            (at::STARTED, 4, "st.release.sys.u32 [%mail+128], %instance"),
+            (at::ENDED, 4, "st.release.sys.u32 [%mail+132], %instance"),
+        ] {
+            let place = index * bytes;
+            let wanted = if place == 0 { "[%mail]".to_owned() } else { format!("[%mail+{place}]") };
+            assert!(text.contains(instruction) && instruction.contains(&wanted), "{instruction}: {place}");
+        }
+        assert_eq!((at::LONG_LEN, at::LONG_B), (at::LONG_FROM + 1, at::LONG_A + 1), "pairs are read as one");
+    }
+}
