@@ -131,6 +131,8 @@ fn where_no_mover_runs_or_it_ends_too_early_or_pages_are_refused_messages_arrive
         ("no-register", "gpu_host_pages", false),
     ] {
         let fabric = on_stand_in(Layer::InfiniBand, &folder, words);
+        // A command that an instance did not take must not be the next one's: that is met only where it is asked every time.
+        let fabric = if words == "short-mover" { patient(fabric) } else { fabric };
         let (said, counters) = fabric.run(&[&program, "one", "-1"]);
         assert!(said.contains("96 messages"), "{words}: {said}");
         assert_eq!(value(&counters, counter) > 0, some, "{words}: {counter} {}", value(&counters, counter));

@@ -5,7 +5,7 @@
  *
  * STAND_IN (environment): words of
  *   no-mover      no kernel can be loaded        late-mover  kernels begin after 20 ms
- *   short-mover   the mover takes three commands, then ends without a look     no-register   pages of the host are refused
+ *   short-mover   the mover takes three commands, and ends when the fourth is there     no-register   pages of the host are refused
  *   loud          says so when it is loaded
  *   stuck         copies of more than 100,000 bytes to the host do not return for 6 s
  */
@@ -321,13 +321,15 @@ static void mover(const uint64_t *argument)
 		uint32_t number = __atomic_load_n(WORD32(0), __ATOMIC_ACQUIRE);
 		if (lost)
 			return;
-		if (number == done || (asked("short-mover") && taken == 3)) {
+		if (number == done) {
 			uint64_t now = ns();
-			if (now - last > idle || now - begun > life || taken == 3)
+			if (now - last > idle || now - begun > life)
 				break;
 			sched_yield();
 			continue;
 		}
+		if (taken == 3 && asked("short-mover"))
+			break;
 		uint64_t to = *WORD64(8), from = *WORD64(16), bytes = *WORD64(24), a = *WORD64(32), b = *WORD64(40), old = 0;
 		switch (*WORD32(4)) {
 		case 0: {
