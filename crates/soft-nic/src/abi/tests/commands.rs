@@ -10,6 +10,7 @@ use crate::abi::layout::{
 };
 use crate::abi::server::Mapping;
 use crate::config::{Config, LinkLayer, Model};
+use crate::dma::gpu::counts_as_a_gpus;
 
 fn roce() -> Config {
     Config { link_layer: LinkLayer::Roce, ..Config::default() }
@@ -240,6 +241,29 @@ pub fn cq_call(cqe_size: u32, mlx5_flags: u16, vector: u32, flags: u32, compress
         .output(6, 4)
         .input(0x1000, &part)
         .output(0x1001, 8)
+}
+
+#[test]
+fn a_queue_in_a_gpu_s_memory_is_refused_since_it_needs_devx() {
+    const MEMORY: u64 = 0x6f00_0000_0000;
+    let _gpus = counts_as_a_gpus(MEMORY, 1 << 20);
+    // Ring and record are the first two words of each driver's part.
+    for (name, place, call) in [
+        ("ring of a CQ", 0, cq_call(64, 0, 0, 0, 0)),
+        ("record of a CQ", 8, cq_call(64, 0, 0, 0, 0)),
+        ("ring of a QP", 0, qp_call(2, 0, 0x400)),
+        ("record of a QP", 8, qp_call(2, 0, 0x400)),
+    ] {
+        let mut bench = Bench::open(&Config::default());
+        let mut call = call;
+        let part = call.buffers.iter_mut().find(|(id, _)| *id == 0x1000).expect("a driver's part");
+        part.1[place..place + 8].copy_from_slice(&(MEMORY + 4096).to_ne_bytes());
+        let bytes = call.encode();
+        let refused = bench.ioctl(bytes.as_ptr() as u64).unwrap_err();
+        assert_eq!(refused.errno, libc::EOPNOTSUPP, "{name}");
+        assert!(refused.reason.contains("queues there need DEVX"), "{name}: {}", refused.reason);
+        assert!(bench.asked().is_empty(), "{name}: the device was asked");
+    }
 }
 
 #[test]

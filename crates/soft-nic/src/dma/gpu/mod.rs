@@ -163,7 +163,8 @@ impl Drop for GpuRegion {
 
 /// Whether a queue may lie there: not in a GPU's memory.
 pub fn is_gpu_address(addr: u64) -> bool {
-    Allocation::at(addr).is_some_and(|allocation| !allocation.is_managed())
+    let is_memory_of_one = |allocation: Allocation| !allocation.is_managed();
+    ranges::find(addr).is_some() || Allocation::at(addr).is_some_and(is_memory_of_one)
 }
 
 /// What is known of a range that lies in a GPU's allocation with a region. `None`: it lies in none.
@@ -615,4 +616,10 @@ impl Front {
 #[inline]
 pub fn can_be_lent(pieces: &[Segment]) -> bool {
     !touched_by(pieces)
+}
+
+/// Addresses that count as a GPU's for as long as this lives: for tests where there is none.
+#[cfg(test)]
+pub(crate) fn counts_as_a_gpus(start: u64, len: u64) -> impl Drop {
+    Known::new(start, start + len, u64::MAX, 0, false).expect("a free place")
 }

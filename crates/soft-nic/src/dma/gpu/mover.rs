@@ -242,7 +242,7 @@ mod tests {
         let linker = measure::need!(Linker::load(&toolkit), toolkit, "its linker");
         // nvJitLink knows assembly by its first word.
         let text = include_str!("mover.ptx");
-        let bytes = text[text.find(".version").expect("it says its version")..].as_bytes().to_vec();
+        let bytes = text.as_bytes()[text.find(".version").expect("it says its version")..].to_vec();
         let assembly = Compiled { name: "mover.ptx".to_owned(), form: Form::Ptx, bytes, log: String::new() };
         for number in [80, 90, 100] {
             let image = linker.link(std::slice::from_ref(&assembly), Arch::sm(number));
