@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
-use rdma_shim::kernel::{Ask, Questions, Reason, Region};
-use verbs::connect::{ConnectError, Session, Wait};
+use rdma_shim::kernel::{Ask, KernelError, Questions, Reason, Region};
+use verbs::connect::{ConnectError, Path, Session, Wait};
 use verbs::{Pd, Qp};
 
 use crate::cpu::Cpu;
@@ -17,9 +17,9 @@ use crate::report::Run;
 /// How long a service may take to begin to listen.
 const CONNECT: Duration = Duration::from_secs(3);
 /// Bytes of a question where nothing else is asked for.
-const BYTES: u32 = 64;
+pub const BYTES: u32 = 64;
 /// Threads of a kernel that fill and check a question.
-const THREADS: u32 = 128;
+pub const THREADS: u32 = 128;
 
 /// What came of asking.
 #[derive(Debug, Default)]
@@ -74,7 +74,11 @@ fn ask_by_kernel(ask: Ask, session: &mut Session, stop: &AtomicBool) -> Result<O
         why = early_end(session, LOOK);
     }
     running.cancel();
-    let asked = running.end(SETUP)?;
+    Ok(outcome_of(&running.end(SETUP)?, why)?)
+}
+
+/// What a kernel says that asked; else `why` it was told to end.
+pub fn outcome_of(asked: &Ask, why: Option<String>) -> Result<Outcome, KernelError> {
     let outcome = asked.outcome()?;
     let failure = outcome.failure.filter(|failure| failure.reason != Reason::Cancelled);
     Ok(Outcome {
@@ -115,7 +119,19 @@ pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {
     } else {
         let _ = session.send(&Asked { asked: outcome.times.len() as u64 });
     }
-    let run = Run::new(options, bytes, context.name(), &path, &outcome, interrupted);
+    say_run(options, bytes, context.name(), &path, &outcome, interrupted)
+}
+
+/// Says what came of asking: the exit code.
+pub fn say_run(
+    options: &Options,
+    bytes: u32,
+    device: &str,
+    path: &Path,
+    outcome: &Outcome,
+    interrupted: bool,
+) -> Result<u8> {
+    let run = Run::new(options, bytes, device, path, outcome, interrupted);
     let json = options.json.as_deref();
     emit(json, &run)?;
     if speaks_to_people(json) {

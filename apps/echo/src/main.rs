@@ -13,6 +13,7 @@ extern crate cli;
 mod asking;
 mod cpu;
 mod end;
+mod loopback;
 mod options;
 mod report;
 mod service;
@@ -35,6 +36,10 @@ fn main() -> ExitCode {
             (None, Some(address)) => check_address("--connect", address)
                 .and_then(|()| options.check_asking())
                 .and_then(|()| asking::run(&options, address, &stop)),
+            (None, None) if options.loopback => options
+                .check_service()
+                .and_then(|()| options.check_asking())
+                .and_then(|()| loopback::run(&options, &stop)),
             (None, None) => {
                 bail!(
                     "give --listen ADDRESS:PORT to answer or --connect HOST:PORT to ask (--help tells more)"

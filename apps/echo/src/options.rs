@@ -29,6 +29,9 @@ pub struct Options {
     /// Asks the service there.
     #[arg(long, value_name = "HOST:PORT")]
     pub connect: Option<String>,
+    /// Both ends in this process: on one GPU, where those of two processes would take turns.
+    #[arg(long, conflicts_with_all = ["listen", "connect"])]
+    pub loopback: bool,
     /// Who runs this end's kernel.
     #[arg(long, value_enum, default_value = "gpu")]
     pub machine: MachineName,
@@ -87,7 +90,7 @@ impl Options {
     /// Whether a service can be as was asked for.
     pub fn check_service(&self) -> Result<()> {
         if self.machine == MachineName::Cpu {
-            bail!("--listen --machine cpu: a kernel answers; give --machine gpu or twin");
+            bail!("--machine cpu: a kernel answers; give --machine gpu or twin");
         }
         if !(1..=1024).contains(&self.window) {
             bail!("--window {}: give 1 to 1024 messages", self.window);
@@ -174,7 +177,7 @@ mod tests {
             assert!(error.starts_with(words), "{error}");
         }
         for (options, words) in [
-            ("--listen h:1 --machine cpu", "--listen --machine cpu"),
+            ("--listen h:1 --machine cpu", "--machine cpu"),
             ("--listen h:1 --window 0", "--window 0"),
             ("--listen h:1 --window 1025", "--window 1025: give 1 to 1024"),
             ("--listen h:1 --payload 7", "--payload 7"),

@@ -112,7 +112,8 @@ fn serve(echo: Echo, session: &mut Session, stop: &AtomicBool) -> Result<Answere
     Ok(Answered { answered, error })
 }
 
-fn wait_until_ready(running: &Running<Echo>) -> Result<()> {
+/// Waits until its receives are posted.
+pub fn wait_until_ready(running: &Running<Echo>) -> Result<()> {
     let since = Instant::now();
     loop {
         let ready = running.held().map_or(Ok(false), Echo::is_ready)?;

@@ -1,9 +1,10 @@
 //! What is asked comes back, whoever asks, and is said in one line of JSON.
 
+use cli::testing::Program;
 use measure::need;
 use serde_json::json;
 
-use crate::ends::{asking, device, gpu, service, twin};
+use crate::ends::{ECHO, asking, device, gpu, service, twin};
 
 /// Asks a service `count` questions: both end well, and say the same.
 fn asks(service_options: &[&str], options: &[&str], count: u64, bytes: u64) {
@@ -72,11 +73,40 @@ fn a_label_says_what_took_part() {
     }
 }
 
+/// Both ends in one process: it ends well, and says so.
+fn asks_itself(machine: &str, count: u64, bytes: u64) {
+    let (count_option, bytes_option) = (count.to_string(), bytes.to_string());
+    let options = ["--loopback", "--machine", machine, "--count", &count_option, "--payload", &bytes_option];
+    let asked = Program::start(&ECHO, &options).end();
+    assert_eq!(asked.code, Some(0), "{asked:?}");
+    let (run, times) = (asked.line(), &asked.line()["round_trip"]);
+    assert_eq!((&run["answered"], &run["wrong_words"]), (&json!(count), &json!(0)), "{run}");
+    println!(
+        "TABLE {bytes} bytes, {machine} in one process: p50 {} ns, p99 {} ns (nic {}, gpu {}, link {})",
+        times["p50_ns"], times["p99_ns"], run["nic"], run["gpu"], run["link"]
+    );
+}
+
+#[test]
+fn a_process_that_is_both_ends_answers_itself() {
+    need!(device(), nic, "an RDMA device");
+    need!(twin(), cc, "a C++ compiler");
+    asks_itself("twin", 300, 64);
+}
+
+#[test]
+fn gpu_kernel_answers_a_kernel_of_its_process() {
+    need!(device(), nic, "an RDMA device");
+    need!(gpu(), gpu, "one CUDA device");
+    [8, 64, 4096].into_iter().for_each(|bytes| asks_itself("gpu", 20_000, bytes));
+}
+
+/// Two processes take turns on one GPU, some milliseconds each: few questions.
 #[test]
 fn gpu_kernel_answers_kernels_and_programs() {
     need!(device(), nic, "an RDMA device");
     need!(gpu(), gpu, "one CUDA device");
-    for (machine, bytes) in [("gpu", 8), ("gpu", 64), ("gpu", 1 << 16), ("cpu", 64)] {
-        asks(&["--machine", "gpu"], &["--machine", machine], 5000, bytes);
+    for (machine, bytes, count) in [("gpu", 64, 50), ("cpu", 64, 5000)] {
+        asks(&["--machine", "gpu"], &["--machine", machine], count, bytes);
     }
 }

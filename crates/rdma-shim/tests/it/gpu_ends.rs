@@ -20,13 +20,15 @@ const SOON: Duration = Duration::from_secs(15);
 const FAR_TOO_MANY: usize = 1 << 46;
 
 /// Asks for far too much, and then for what there is: a service is none the worse.
-fn goes_on_without_memory(bench: &Bench, places: &[(Place, &str)]) {
-    for (place, words) in places {
+fn goes_on_without_memory(bench: &Bench, places: &[Place]) {
+    for place in places {
         let since = Instant::now();
         let error = Region::new(&bench.machine, &bench.pd, *place, FAR_TOO_MANY, Access::ALL)
             .unwrap_err()
             .to_string();
-        assert!(error.contains(words) && error.contains(&FAR_TOO_MANY.to_string()), "{place:?}: {error}");
+        // The system's words, or the driver's where the system gives addresses that it has no memory for.
+        let refused = error.contains("Cannot allocate memory") || error.contains("CUDA_ERROR_OUT_OF_MEMORY");
+        assert!(refused && error.contains(&FAR_TOO_MANY.to_string()), "{place:?}: {error}");
         assert!(since.elapsed() < SOON && error.lines().count() == 1, "{error}");
     }
     let mut service = bench.service(2, PATIENCE);
@@ -40,15 +42,14 @@ fn goes_on_without_memory(bench: &Bench, places: &[(Place, &str)]) {
 fn twin_goes_on_without_memory() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
-    goes_on_without_memory(&Bench::twin(&context, 1), &[(Place::Host, "Cannot allocate memory")]);
+    goes_on_without_memory(&Bench::twin(&context, 1), &[Place::Host]);
 }
 
 #[test]
 fn gpu_goes_on_without_memory() {
     let context = need!(device(), nic, "an mlx5 device");
     let bench = need!(Bench::gpu(&context), gpu, "one CUDA device");
-    let places = [(Place::Gpu, "CUDA_ERROR_OUT_OF_MEMORY"), (Place::Host, "Cannot allocate memory")];
-    goes_on_without_memory(&bench, &places);
+    goes_on_without_memory(&bench, &[Place::Gpu, Place::Host]);
 }
 
 /// A page that nobody may write stands for a card's page that the driver does not give: both refusals are said, and what can be

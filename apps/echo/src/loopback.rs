@@ -1,0 +1,55 @@
+//! Both ends in this process: kernels of one process run side by side on a GPU, those of two take turns of milliseconds.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context as _, Result};
+use cli::sentence;
+use rdma_shim::kernel::{Ask, Echo, Listening, Questions};
+use verbs::connect::{Hello, Path, QpOffer};
+use verbs::{Pd, Qp, QpType};
+
+use crate::asking::{BYTES, Outcome, THREADS, outcome_of, say_run};
+use crate::end::{ACCESS, LOOK, PATIENCE, SETUP, queue};
+use crate::options::Options;
+use crate::service::wait_until_ready;
+
+/// Asks a service of our own, and says what came of it.
+pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
+    let machine = options.machine()?.context("kernels ask and answer")?;
+    let (context, path) = options.nic.open("echo")?;
+    let (pd, bytes): (Pd, _) = (context.alloc_pd()?, options.payload.unwrap_or(BYTES));
+    let (echo_queue, echo_region) = queue(options, &machine, &pd, 2, 2 * u64::from(bytes))?;
+    let (ask_queue, ask_region) = queue(options, &machine, &pd, 2, 2 * u64::from(bytes))?;
+    connect(&path, echo_queue.qp(), ask_queue.qp())?;
+    let listening = Listening { window: 2, most_bytes: bytes, patience: PATIENCE };
+    let echo = Echo::new(echo_queue, &echo_region, listening)?;
+    let threads = if machine.is_gpu() { THREADS.min(bytes / 8) } else { 1 };
+    let questions = Questions { count: options.count, bytes, patience: PATIENCE, threads };
+    let ask = Ask::new(ask_queue, &ask_region, questions)?;
+    let service = echo.start()?;
+    wait_until_ready(&service)?;
+    let running = ask.start()?;
+    while !stop.load(Ordering::Relaxed) && !running.is_over()? && !service.is_over()? {
+        running.wait(LOOK)?;
+    }
+    running.cancel();
+    let asked = running.end(SETUP).and_then(|ask| outcome_of(&ask, None));
+    service.cancel();
+    let answered = service.end(SETUP)?.outcome()?;
+    let mut outcome =
+        asked.unwrap_or_else(|error| Outcome { error: Some(sentence(&error.into())), ..Outcome::default() });
+    if outcome.error.is_none() && answered.messages < outcome.times.len() as u64 {
+        outcome.error = Some(format!("{} messages were answered", answered.messages));
+    }
+    say_run(options, bytes, context.name(), &path, &outcome, stop.load(Ordering::Relaxed))
+}
+
+/// Connects two queue pairs of one device with each other.
+fn connect(path: &Path, one: &Qp, other: &Qp) -> Result<()> {
+    let offers = [QpOffer::new(one), QpOffer::new(other)];
+    for (qp, ours, theirs) in [(one, offers[0], offers[1]), (other, offers[1], offers[0])] {
+        path.to_init(qp, ACCESS, 0)?;
+        path.connect(qp, ours, &Hello::new(path, QpType::Rc, vec![theirs], Vec::new(), ()), theirs)?;
+    }
+    Ok(())
+}
