@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use rdma_shim::kernel::Place;
 use rdma_shim::kernel::generate::{MAX_PRODUCERS, Style};
-use rdma_shim::{Doorbell, Options};
+use rdma_shim::{Doorbell, Options, Order};
 
 use crate::kernel_receiver::Taker;
 use crate::kernel_sender::{Host, Kind};
@@ -56,6 +56,8 @@ pub enum KernelName {
     Warp,
     /// As `gpu-shared`.
     Shared,
+    /// As `gpu-original`.
+    Original,
 }
 
 /// Who takes what arrives.
@@ -136,6 +138,7 @@ impl KernelOptions {
             PosterName::GpuThread => (self.gpu(), Style::Thread),
             PosterName::GpuWarp => (self.gpu(), Style::Warp),
             PosterName::GpuShared => (self.gpu(), Style::Shared(self.producers)),
+            PosterName::GpuOriginal => (self.gpu(), Style::Original),
             PosterName::HostTwin => (Host::Twin { seed: self.twin_seed }, self.twin_style()),
         };
         if matches!(host, Host::Twin { .. }) && self.payload_memory != PayloadMemory::Host {
@@ -150,6 +153,10 @@ impl KernelOptions {
         if matches!(style, Style::Shared(_)) && (inline || options.doorbell == Doorbell::BlueFlame) {
             bail!("a queue that warps share takes neither --inline nor --doorbell blueflame");
         }
+        let is_plain = options.order == Order::Strict && options.doorbell == Doorbell::EightBytes && !inline;
+        if style == Style::Original && !is_plain {
+            bail!("the original's style takes none of --inline, --order early and --doorbell blueflame");
+        }
         Ok(Some(Kind { host, style, options, place: self.payload_memory.place() }))
     }
 
@@ -158,6 +165,7 @@ impl KernelOptions {
             KernelName::Thread => Style::Thread,
             KernelName::Warp => Style::Warp,
             KernelName::Shared => Style::Shared(self.producers),
+            KernelName::Original => Style::Original,
         }
     }
 
@@ -165,7 +173,7 @@ impl KernelOptions {
     pub fn doorbell_batch(&self, poster: PosterName) -> u32 {
         let warps = match poster {
             PosterName::GpuWarp | PosterName::GpuShared => true,
-            PosterName::HostTwin => self.twin_style() != Style::Thread,
+            PosterName::HostTwin => self.twin_style().threads() > 1,
             _ => false,
         };
         if warps { WARP } else { 1 }

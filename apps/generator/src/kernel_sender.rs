@@ -16,6 +16,7 @@ use verbs::connect::{Path, RegionOffer, Session};
 use verbs::{Context, Cq, Pd, Remote};
 
 use crate::control::{Done, Received};
+use crate::kernel_options::WARP;
 use crate::lane::ACCESS;
 use crate::payload;
 use crate::plan::{Op, Plan};
@@ -76,9 +77,17 @@ impl Kind {
                 self.style.threads(),
             );
         }
-        if self.style != Style::Thread && !plan.doorbell_batch.is_multiple_of(32) {
+        if self.style == Style::Original && plan.doorbell_batch != 1 {
+            bail!("--doorbell-batch {}: the original's style rings for each message", plan.doorbell_batch);
+        }
+        if self.style == Style::Original && plan.op == Op::Send {
+            bail!("--op send: the original's style posts WRITEs, with an immediate or without");
+        }
+        let is_short_warp = self.style == Style::Warp && plan.batch < WARP && plan.doorbell_batch == plan.batch;
+        if self.style.threads() > 1 && !is_short_warp && !plan.doorbell_batch.is_multiple_of(WARP) {
             bail!(
-                "--doorbell-batch {}: a warp rings for whole warps' worth of messages; give a multiple of 32",
+                "--doorbell-batch {}: a warp rings for whole warps' worth of messages; give a multiple of {WARP}, or a \
+                 smaller --batch that it rings for at once",
                 plan.doorbell_batch
             );
         }

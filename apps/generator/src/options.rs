@@ -148,6 +148,8 @@ pub enum PosterName {
     GpuWarp,
     /// Several warps that share each queue pair (--producers).
     GpuShared,
+    /// One thread, in the style of the paper's original release.
+    GpuOriginal,
     /// The kernel on threads of this processor: no GPU, and no speed.
     HostTwin,
 }
@@ -300,6 +302,7 @@ impl Transfer {
             PosterName::GpuThread => "gpu-thread",
             PosterName::GpuWarp => "gpu-warp",
             PosterName::GpuShared => "gpu-shared",
+            PosterName::GpuOriginal => "gpu-original",
             PosterName::HostTwin => "host-twin",
         };
         let mut names = PosterNames::cpu(name, Some(order_name), Some(doorbell_name));
@@ -316,7 +319,7 @@ impl Transfer {
                 }
                 names.producers = match kind.style {
                     Style::Shared(producers) => producers,
-                    Style::Thread | Style::Warp => 1,
+                    Style::Thread | Style::Original | Style::Warp => 1,
                 };
                 names.payload_memory = self.kernels.payload_memory.name();
                 Who::Kernel(kind)

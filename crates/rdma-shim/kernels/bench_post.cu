@@ -7,6 +7,7 @@
  */
 #include "doorbell_gpu.h"
 #include "bench_run.h"
+#include "post_original.h"
 
 typedef char db_bench_sq_fits[sizeof(struct db_sq) <= DB_BENCH_SQ_BYTES ? 1 : -1];
 typedef char db_bench_shared_fits[sizeof(struct db_shared_sq) <= DB_BENCH_SHARED_BYTES ? 1 : -1];
@@ -206,34 +207,14 @@ extern "C" __global__ void bench_post_shared_warp(struct db_bench_run run) {
 /* The original release's way, as far as its instructions go: a queue's state in memory and looked up there at each use, a WQE
  * in words, no look for room, a doorbell a WQE. Signalled, as what it is compared with. */
 
-/* Each store volatile, a fence of system scope behind each step. */
+/* Each store volatile, a fence of system scope behind each step: post_original.h. */
 extern "C" __global__ void bench_post_original(struct db_bench_run run) {
     volatile struct db_sq *sq = db_bench_queue(&run);
     struct db_bench_next next = db_bench_first(&run, 0);
     db_u32 i;
     db_u64 start = db_clock_ns();
     for (i = 0; i < run.posts; i++) {
-        db_u32 index = (db_u32)sq->producer & (sq->blocks - 1);
-        volatile db_u32 *wqe = (volatile db_u32 *)(sq->ring + (db_u64)index * DB_BLOCK_BYTES);
-        volatile db_u64 *slot = (volatile db_u64 *)(sq->slots + (db_u64)index * sizeof(struct db_slot));
-        wqe[0] = db_be32(((db_u32)sq->producer & 0xffff) << 8 | DB_OPCODE_RDMA_WRITE);
-        wqe[1] = db_be32(sq->qpn << 8 | 3);
-        wqe[2] = db_be32(DB_CTRL_CE_ALWAYS);
-        wqe[3] = 0;
-        *(volatile db_u64 *)(wqe + 4) = db_be64(next.remote);
-        wqe[6] = db_be32(run.rkey);
-        wqe[7] = 0;
-        wqe[8] = db_be32(next.local.length);
-        wqe[9] = db_be32(next.local.lkey);
-        *(volatile db_u64 *)(wqe + 10) = db_be64(next.local.addr);
-        slot[0] = i;
-        slot[1] = sq->producer + 1;
-        sq->producer = sq->producer + 1;
-        db_order_wqe_before_record();
-        *(volatile db_u32 *)sq->record = db_be32((db_u32)sq->producer & 0xffff);
-        db_order_record_before_register();
-        *(volatile db_u64 *)sq->reg = db_pair((((db_u32)sq->producer - 1) & 0xffff) << 8 | DB_OPCODE_RDMA_WRITE, sq->qpn << 8 | 3);
-        db_order_record_before_register();
+        db_post_original(sq, i, next.local, next.remote, run.rkey, DB_OPCODE_RDMA_WRITE, 0, DB_SEND_SIGNALED);
         db_bench_advance(&next, 1);
     }
     db_bench_end(&run, start, 0);

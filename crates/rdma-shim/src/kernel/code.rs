@@ -5,9 +5,10 @@ use gpu::Unit;
 use crate::twin;
 
 /// What kernels include beside the shim's headers.
-const KERNEL_HEADERS: [(&str, &str); 2] = [
+const KERNEL_HEADERS: [(&str, &str); 3] = [
     ("generate.h", include_str!("../../kernels/generate.h")),
     ("kernel.h", include_str!("../../kernels/kernel.h")),
+    ("post_original.h", include_str!("../../kernels/post_original.h")),
 ];
 
 /// One file of `kernels/`.

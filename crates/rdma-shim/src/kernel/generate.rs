@@ -22,6 +22,9 @@ pub(super) const SOURCE: Source =
 pub(super) const SHARED: Source =
     Source { name: "generate_shared.cu", text: include_str!("../../kernels/generate_shared.cu") };
 
+pub(super) const ORIGINAL: Source =
+    Source { name: "generate_original.cu", text: include_str!("../../kernels/generate_original.cu") };
+
 /// `struct db_generate_plan` of `kernels/generate.h`.
 #[repr(C)]
 #[derive(Debug)]
@@ -100,6 +103,8 @@ pub const MAX_PRODUCERS: u32 = 128;
 pub enum Style {
     /// One thread.
     Thread,
+    /// One thread, in the original release's style: a doorbell a message, WRITEs that are not inline.
+    Original,
     /// One warp, 32 messages side by side.
     Warp,
     /// So many warps, on the same queue.
@@ -110,7 +115,7 @@ impl Style {
     /// Threads that post on a queue pair.
     pub fn threads(self) -> u32 {
         match self {
-            Style::Thread => 1,
+            Style::Thread | Style::Original => 1,
             Style::Warp => WARP,
             Style::Shared(producers) => producers.saturating_mul(WARP),
         }
@@ -264,6 +269,7 @@ impl Generate {
     pub fn prepare(machine: &Machine, style: Style) -> Result<Generate, KernelError> {
         let (source, name) = match style {
             Style::Thread => (SOURCE, "generate_thread"),
+            Style::Original => (ORIGINAL, "generate_original"),
             Style::Warp => (SOURCE, "generate_warp"),
             Style::Shared(_) => (SHARED, "generate_shared"),
         };
@@ -356,8 +362,15 @@ impl Plan {
                 .iter()
                 .all(|&slots| slots >= self.batch && (!whole || slots % self.doorbell_batch == 0))
             && (!whole || self.batch.is_multiple_of(self.doorbell_batch))
-            && (style == Style::Thread
-                || cycles.iter().all(|&slots| slots >= WARP) && self.doorbell_batch.is_multiple_of(WARP))
+            && match style {
+                Style::Thread => true,
+                Style::Original => self.doorbell_batch == 1 && self.operation != Operation::Send && !self.inline,
+                // A batch that fills no warp leaves the other lanes idle.
+                Style::Warp if self.batch < WARP => self.doorbell_batch == self.batch,
+                Style::Warp | Style::Shared(_) => {
+                    cycles.iter().all(|&slots| slots >= WARP) && self.doorbell_batch.is_multiple_of(WARP)
+                }
+            }
             // A poster may have to wait for the last completion and needs room for a warp's messages behind it.
             && (!matches!(style, Style::Shared(_))
                 || !self.inline && self.window >= 2 * WARP && (1..=MAX_PRODUCERS).contains(&style.shape()[0]));

@@ -24,10 +24,13 @@ use crate::device;
 pub const LENGTH: u32 = 64;
 /// Name and text of the header that the kernels share.
 const RUN: (&str, &str) = ("bench_run.h", include_str!("../../kernels/bench_run.h"));
+/// Of the original release's style, which the generator's kernels have too.
+const ORIGINAL: (&str, &str) = ("post_original.h", include_str!("../../kernels/post_original.h"));
 
 /// The shim's kernels, and those in the original's style.
 fn shim_unit() -> Unit {
-    device::unit("bench_post.cu", include_str!("../../kernels/bench_post.cu")).header(RUN.0, RUN.1)
+    let unit = device::unit("bench_post.cu", include_str!("../../kernels/bench_post.cu"));
+    unit.header(RUN.0, RUN.1).header(ORIGINAL.0, ORIGINAL.1)
 }
 
 /// The image of the peer's kernels. Errors: the compiler's and the linker's, in the words that the caller prints.
