@@ -83,7 +83,8 @@ impl Kind {
         if self.style == Style::Original && plan.op == Op::Send {
             bail!("--op send: the original's style posts WRITEs, with an immediate or without");
         }
-        let is_short_warp = self.style == Style::Warp && plan.batch < WARP && plan.doorbell_batch == plan.batch;
+        let is_short_warp =
+            self.style == Style::Warp && plan.batch < WARP && plan.doorbell_batch == plan.batch;
         if self.style.threads() > 1 && !is_short_warp && !plan.doorbell_batch.is_multiple_of(WARP) {
             bail!(
                 "--doorbell-batch {}: a warp rings for whole warps' worth of messages; give a multiple of {WARP}, or a \

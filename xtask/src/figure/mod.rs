@@ -175,8 +175,20 @@ impl Experiment {
         Ok(Experiment { spec, folder, fig4: paper("fig4")?, fig5: paper("fig5")?, claims })
     }
 
+    /// Figure 5's claims are about the time of a post, which is that of whole bursts.
     fn judge(&self, points: &[Point]) -> Vec<Judged> {
-        self.claims.iter().flat_map(|paper| &paper.claim).map(|claim| judge(claim, points)).collect()
+        let timed = self.timed(points);
+        let mut judged = Vec::new();
+        for paper in &self.claims {
+            let points = if paper.paper.figure == 5 { &timed } else { points };
+            judged.extend(paper.claim.iter().map(|claim| judge(claim, points)));
+        }
+        judged
+    }
+
+    /// Points whose time of a post may stand beside one another's.
+    fn timed(&self, points: &[Point]) -> Vec<Point> {
+        points.iter().filter(|point| self.spec.has_whole_bursts(point.payload_bytes)).cloned().collect()
     }
 }
 
@@ -394,7 +406,7 @@ fn report(
             Plot::Throughput => {
                 (PLOTS[0], figures::throughput(points, &experiment.fig4, &experiment.fig5, &modelled)?)
             }
-            Plot::PostTime => (PLOTS[1], figures::post_time(points, &experiment.fig5)?),
+            Plot::PostTime => (PLOTS[1], figures::post_time(&experiment.timed(points), &experiment.fig5)?),
         };
         write(&out.join(format!("{name}.png")), &png(&svg, PNG_SCALE)?)?;
         write(&out.join(format!("{name}.svg")), svg.as_bytes())?;
@@ -503,6 +515,7 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> String {
     let spec = &experiment.spec;
     let mut grid = spec.grid(options.extent());
     // Whether there is one is known when it is measured: nothing is asked here.
+    let whole = grid.keys().len();
     let on_a_gpu = grid.without_gpu();
     let keys = grid.keys();
     let mut lines = vec![
@@ -521,10 +534,12 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> String {
     ];
     for series in grid.series.iter().chain(&on_a_gpu) {
         if Some(series) == on_a_gpu.first() {
-            lines.push(format!("with a GPU as many points more of each: {}", on_a_gpu.join(", ")));
+            let lists = on_a_gpu.iter().map(|series| format!("{series} (lists of {:?})", grid.lists(series)));
+            let lists: Vec<String> = lists.collect();
+            lines.push(format!("with a GPU {} points more: {}", whole - keys.len(), lists.join(", ")));
         }
         let options =
-            session::sender_options(spec, series, grid.payload_bytes[0], grid.list[0], grid.seconds);
+            session::sender_options(spec, series, grid.payload_bytes[0], grid.lists(series)[0], grid.seconds);
         lines.push(format!("sender: generator --connect … {}", options.join(" ")));
     }
     lines.push(

@@ -13,7 +13,7 @@ pub struct Point {
     pub series: String,
     /// Bytes of one message, headers left out.
     pub payload_bytes: u64,
-    /// Requests handed over in one call, with one doorbell.
+    /// Requests handed over in one call, with one doorbell; as many as a burst has where the spec's window makes that fewer.
     pub list: u32,
     /// Which of the repetitions, from zero.
     pub repetition: u32,

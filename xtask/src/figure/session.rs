@@ -119,7 +119,7 @@ impl Bench<'_> {
             torn: run.torn,
             lost: run.lost,
             content_ok: run.content_ok,
-            posting_threads,
+            posting_threads: if provenance.gpu == Label::None { posting_threads } else { launched(series) },
             link_gbps: self.link_gbps,
             label: Label::weakest(parts.map(|part| provenance.label(&[part]))),
             provenance,
@@ -136,6 +136,11 @@ pub fn poster(series: &str) -> Label {
     }
 }
 
+/// Threads that a kernel posts with on the one queue pair; `None`: its lanes act as one.
+fn launched(series: &str) -> Option<u32> {
+    matches!(series, "gpu-thread" | "gpu-original").then_some(1)
+}
+
 /// Whether a series cannot be measured without a GPU.
 pub fn needs_gpu(series: &str) -> bool {
     poster(series) == Label::Hardware
@@ -145,19 +150,27 @@ pub fn needs_gpu(series: &str) -> bool {
 pub fn sender_options(spec: &Spec, series: &str, payload_bytes: u64, list: u32, seconds: f64) -> Vec<String> {
     let own = spec.series.get(series);
     let has_own = |name: &str| own.is_some_and(|own| own.contains_key(name));
+    let in_flight = spec.in_flight(payload_bytes);
+    // One call hands over a burst at most.
+    let list = in_flight.map_or(list, |in_flight| list.min(in_flight.batch));
     let mut options = Vec::new();
     let mut option = |name: &str, value: String| options.extend([format!("--{name}"), value]);
-    for (name, value) in [
+    let mut chosen = vec![
         ("poster", series.to_owned()),
         ("payload", payload_bytes.to_string()),
         ("doorbell-batch", list.to_string()),
         ("seconds", seconds.to_string()),
-    ] {
+    ];
+    chosen.extend(in_flight.into_iter().flat_map(|in_flight| {
+        [("window", in_flight.window.to_string()), ("batch", in_flight.batch.to_string())]
+    }));
+    for (name, value) in &chosen {
         if !has_own(name) {
-            option(name, value);
+            option(name, value.clone());
         }
     }
-    let general = spec.generator.iter().filter(|(name, _)| !has_own(name));
+    let is_chosen = |name: &str| chosen.iter().any(|(chosen, _)| *chosen == name);
+    let general = spec.generator.iter().filter(|(name, _)| !has_own(name) && !is_chosen(name));
     for (name, value) in own.into_iter().flatten().chain(general) {
         option(name, value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     }
@@ -252,9 +265,23 @@ mod tests {
             assert!(options.contains(part), "{part} in {options}");
         }
         // A series' own options come in the place of the general ones, each once.
-        let own = sender_options(&spec, "gpu-warp", 4096, 1, 0.5);
-        let at = own.iter().position(|word| word == "--doorbell-batch").unwrap();
-        assert_eq!((own[at + 1].as_str(), own.iter().filter(|word| *word == &own[at]).count()), ("32", 1));
-        assert!(own.windows(2).any(|pair| pair == ["--poster", "gpu-warp"]), "{own:?}");
+        let mut spec = spec;
+        spec.series.insert("slow".into(), toml::toml! { poster = "cpu-shim" batch = 16 });
+        let own = sender_options(&spec, "slow", 4096, 1, 0.5);
+        let at = own.iter().position(|word| word == "--batch").unwrap();
+        assert_eq!((own[at + 1].as_str(), own.iter().filter(|word| *word == &own[at]).count()), ("16", 1));
+        assert!(own.windows(2).any(|pair| pair == ["--poster", "cpu-shim"]), "{own:?}");
+    }
+
+    #[test]
+    fn window_burst_and_doorbell_of_large_messages_are_the_same_for_every_poster() {
+        let spec = Spec::read(&crate::workspace::root().join("experiments/fig4")).unwrap();
+        for (series, list, doorbell) in [("cpu-shim", 1, 1), ("gpu-original", 1, 1), ("gpu-warp", 32, 8)] {
+            let options = sender_options(&spec, series, 65_536, list, 0.5).join(" ");
+            for part in ["--window 16 --batch 8".to_owned(), format!("--doorbell-batch {doorbell} ")] {
+                assert_eq!(options.matches(&part).count(), 1, "{part} in {options}");
+            }
+            assert_eq!(options.matches("--batch").count(), 1, "{options}");
+        }
     }
 }

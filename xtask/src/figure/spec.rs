@@ -1,6 +1,6 @@
 //! `experiments/figN/spec.toml`: what a figure sweeps, with which options, and what it draws and judges.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
@@ -34,7 +34,12 @@ pub struct Spec {
     full: Less,
     /// Options of the generator, name → value.
     pub generator: toml::Table,
-    /// Options of some series alone, before all others; `poster` is the series' own name where it is not given.
+    /// Bytes of messages that both ends together have in use, the same for every poster: bounds window and burst of large
+    /// messages, see [`Spec::in_flight`]. Without it the generator chooses the window.
+    #[serde(default)]
+    pub working_set_bytes: Option<u64>,
+    /// Options of some series alone, before all others; `poster` is the series' own name where it is not given. `list` stands in
+    /// the place of the grid's.
     #[serde(default)]
     pub series: BTreeMap<String, toml::Table>,
     /// Configuration of the software NIC.
@@ -61,11 +66,28 @@ pub struct Grid {
     pub payload_bytes: Vec<u64>,
     /// Requests handed over in one call.
     pub list: Vec<u32>,
+    /// The same of series that have their own.
+    #[serde(default)]
+    pub own_list: BTreeMap<String, Vec<u32>>,
     /// How often each.
     pub repeat: u32,
     /// How long each.
     pub seconds: f64,
 }
+
+/// Outstanding messages of a point, and how many of them a burst.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InFlight {
+    /// At most, a power of two.
+    pub window: u32,
+    /// Posted and timed together, and completed by one CQE.
+    pub batch: u32,
+}
+
+/// Windows of messages that the generator keeps: two of source slots, one of target slots.
+const WINDOWS_IN_USE: u64 = 3;
+/// The generator's own window for small messages.
+const MOST_IN_FLIGHT: u64 = 512;
 
 /// What `--quick` and `--full` put in the grid's place.
 #[derive(Clone, Debug, Deserialize)]
@@ -108,12 +130,36 @@ impl Spec {
     pub fn read(folder: &Path) -> Result<Spec> {
         let path = folder.join("spec.toml");
         let text = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-        let spec: Spec = toml::from_str(&text).with_context(|| path.display().to_string())?;
+        let mut spec: Spec = toml::from_str(&text).with_context(|| path.display().to_string())?;
+        for (name, options) in &mut spec.series {
+            if let Some(list) = options.remove("list") {
+                let list = list.try_into().with_context(|| format!("{}: list of {name}", path.display()))?;
+                spec.grid.own_list.insert(name.clone(), list);
+            }
+        }
         for name in spec.series.keys() {
             ensure!(spec.grid.series.contains(name), "{}: no series `{name}` in the grid", path.display());
         }
         ensure!(spec.app == "generator", "{}: no program `{}` is known to measure", path.display(), spec.app);
         Ok(spec)
+    }
+
+    /// Messages of a whole burst, whatever their size. Errors: none, since the spec's tests read it.
+    fn burst(&self) -> u32 {
+        self.generator.get("batch").and_then(toml::Value::as_integer).map_or(1, |batch| batch as u32)
+    }
+
+    /// Window and burst of messages of this size, where the spec bounds them: the largest power of two that the working set
+    /// holds, two messages at least.
+    pub fn in_flight(&self, payload_bytes: u64) -> Option<InFlight> {
+        let fitting = self.working_set_bytes? / WINDOWS_IN_USE / payload_bytes.max(1);
+        let window = 1 << fitting.clamp(2, MOST_IN_FLIGHT).ilog2();
+        Some(InFlight { window, batch: self.burst().min(window / 2) })
+    }
+
+    /// Whether messages of this size are posted in whole bursts, so that their time of a post may stand beside others'.
+    pub fn has_whole_bursts(&self, payload_bytes: u64) -> bool {
+        self.in_flight(payload_bytes).is_none_or(|in_flight| in_flight.batch == self.burst())
     }
 
     /// Another grid, for tests of the whole.
@@ -146,16 +192,22 @@ impl Grid {
         out
     }
 
+    /// Requests that a series hands over in one call.
+    pub fn lists(&self, series: &str) -> &[u32] {
+        self.own_list.get(series).unwrap_or(&self.list)
+    }
+
     /// All points in the order in which they are measured: A B A B within a size, all sizes within a repetition, so that
     /// ratios and repetitions share the machine's mood.
     pub fn keys(&self) -> Vec<Key> {
+        let lists: BTreeSet<u32> =
+            self.series.iter().flat_map(|series| self.lists(series)).copied().collect();
         let mut keys = Vec::new();
         for repetition in 0..self.repeat {
             for payload in &self.payload_bytes {
-                for list in &self.list {
-                    keys.extend(
-                        self.series.iter().map(|series| (series.clone(), *payload, *list, repetition)),
-                    );
+                for list in &lists {
+                    let series = self.series.iter().filter(|series| self.lists(series).contains(list));
+                    keys.extend(series.map(|series| (series.clone(), *payload, *list, repetition)));
                 }
             }
         }
@@ -197,7 +249,46 @@ mod tests {
             let spec = spec(figure);
             let batch = spec.generator["batch"].as_integer().unwrap() as u32;
             assert_eq!(batch, 32, "figure {figure}: README.md says so");
-            assert!(spec.grid(Extent::Full).list.iter().all(|list| batch.is_multiple_of(*list)));
+            let grid = spec.grid(Extent::Full);
+            let lists = grid.series.iter().flat_map(|series| grid.lists(series));
+            assert!(lists.into_iter().all(|list| batch.is_multiple_of(*list)), "figure {figure}");
+        }
+        // Figure 5 is about that time.
+        assert!(spec(5).working_set_bytes.is_none() && spec(5).has_whole_bursts(1 << 20));
+    }
+
+    #[test]
+    fn large_messages_of_figure_4_stay_in_caches_and_small_ones_are_as_the_generator_has_them() {
+        let spec = spec(4);
+        for (payload, window, batch, whole) in [
+            (64, 512, 32, true),
+            (2048, 512, 32, true),
+            (4096, 256, 32, true),
+            (21_000, 64, 32, true),
+            (22_040, 32, 16, false),
+            (65_536, 16, 8, false),
+            (262_144, 4, 2, false),
+            (1 << 20, 2, 1, false),
+        ] {
+            assert_eq!(spec.in_flight(payload), Some(InFlight { window, batch }), "{payload} B");
+            assert_eq!(spec.has_whole_bursts(payload), whole, "{payload} B");
+            // Two windows and a message behind them at 1 MiB, else what README.md says.
+            let used = u64::from(window) * WINDOWS_IN_USE * payload;
+            assert!(used <= spec.working_set_bytes.unwrap() || window == 2, "{payload} B: {used}");
+        }
+    }
+
+    #[test]
+    fn a_series_with_lists_of_its_own_has_points_of_these_alone() {
+        for figure in [4, 5] {
+            let keys = spec(figure).grid(Extent::Quick).keys();
+            let lists = |series: &str| -> BTreeSet<u32> {
+                keys.iter().filter(|key| key.0 == series).map(|key| key.2).collect()
+            };
+            assert_eq!(lists("gpu-warp"), [32].into(), "figure {figure}");
+            assert_eq!(lists("gpu-original"), [1].into(), "figure {figure}");
+            let both = if figure == 5 { [1, 16].into() } else { [1].into() };
+            assert_eq!((&lists("gpu-thread"), &lists("cpu-shim")), (&both, &both), "figure {figure}");
         }
     }
 
@@ -226,6 +317,7 @@ mod tests {
             series: vec!["a".into(), "b".into()],
             payload_bytes: vec![64, 128],
             list: vec![1],
+            own_list: BTreeMap::new(),
             repeat: 2,
             seconds: 1.0,
         };

@@ -114,7 +114,7 @@ fn a_run_leaves_points_plots_and_verdicts() {
         serde_json::from_value::<Verdict>(one["verdict"].clone()).unwrap()
     };
     assert_eq!(verdict("post-constant-api"), Verdict::Reproduced);
-    assert_eq!(verdict("post-gpu-slower"), Verdict::NeedsHardware(vec!["gpu".into(), "nic".into()]));
+    assert_eq!(verdict("post-gpu-slower"), Verdict::NeedsHardware(vec!["gpu".into()]));
 }
 
 #[test]

@@ -55,8 +55,11 @@ impl Stage {
         let mut lines = String::new();
         for repetition in 0..quick["repeat"].as_integer().unwrap() {
             for payload in list(quick, "payload_bytes") {
-                for (count, series) in list(grid, "list").iter().flat_map(|count| {
-                    list(grid, "series").into_iter().map(move |series| (count.clone(), series))
+                for (count, series) in list(grid, "series").into_iter().flat_map(|series| {
+                    // Its own, where it has one.
+                    let own = spec["series"].get(series.as_str().unwrap());
+                    let counts = list(own.filter(|own| own.get("list").is_some()).unwrap_or(grid), "list");
+                    counts.into_iter().map(move |count| (count, series.clone()))
                 }) {
                     let mut point = example(series.as_str().unwrap(), payload.as_integer().unwrap() as u64);
                     point.figure = Some(4);

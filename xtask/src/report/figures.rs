@@ -155,6 +155,8 @@ fn measured(points: &[Point], field: &str) -> Vec<Curve> {
     let colour = |series: &str| match series {
         "cpu-ibverbs" => BLUE,
         "cpu-shim" => VERMILION,
+        "gpu-warp" => GREEN,
+        "gpu-original" => ORANGE,
         gpu if gpu.ends_with("a100") => GREEN,
         _ => PURPLE,
     };
@@ -172,7 +174,8 @@ fn measured(points: &[Point], field: &str) -> Vec<Curve> {
         let not_whole = not_whole.collect();
         let by_payload = by_payload(points, series, list, field).into_iter();
         let points = by_payload.map(|(payload, [median, least, most])| [payload as f64, median, least, most]);
-        let marker = if series == "cpu-shim" { Marker::Triangle } else { Marker::Circle };
+        let marker =
+            if ["cpu-shim", "gpu-original"].contains(&series) { Marker::Triangle } else { Marker::Circle };
         Curve { marker, label, colour: colour(series), stroke, points: points.collect(), not_whole }
     };
     keys.into_iter().map(curve).collect()
@@ -323,7 +326,7 @@ mod tests {
 
     #[test]
     fn every_label_fits_its_column() {
-        let points: Vec<Point> = ["cpu-ibverbs", "cpu-shim", "gpu-a100"]
+        let points: Vec<Point> = ["cpu-ibverbs", "cpu-shim", "gpu-a100", "gpu-original", "gpu-warp"]
             .iter()
             .flat_map(|series| [1, 16].map(|list| Point { list, ..example(series, 64) }))
             .collect();

@@ -177,7 +177,10 @@ fn what_kernels_cannot_do_is_refused_by_name() {
         ("--poster host-twin --qps 300", &["--qps 300", "256"][..]),
         ("--poster host-twin --kernel warp --qps 9", &["288 lanes of 32 each", "256"]),
         ("--poster host-twin --kernel warp --doorbell-batch 16", &["--doorbell-batch 16", "multiple of 32"]),
-        ("--poster host-twin --kernel warp --batch 16 --doorbell-batch 8", &["--doorbell-batch 8", "--batch"]),
+        (
+            "--poster host-twin --kernel warp --batch 16 --doorbell-batch 8",
+            &["--doorbell-batch 8", "--batch"],
+        ),
         ("--poster gpu-original --doorbell-batch 16", &["--doorbell-batch 16", "each message"]),
         ("--poster gpu-original --op send", &["--op send", "WRITEs"]),
         ("--poster gpu-original --order early", &["original", "--order early"]),

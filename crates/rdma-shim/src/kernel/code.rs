@@ -59,7 +59,8 @@ mod tests {
     #[test]
     fn every_header_that_a_kernel_of_a_wrapper_includes_is_in_its_unit() {
         use super::super::{echo, generate, receive};
-        for source in [generate::SOURCE, generate::SHARED, receive::SOURCE, echo::SOURCE] {
+        for source in [generate::SOURCE, generate::SHARED, generate::ORIGINAL, receive::SOURCE, echo::SOURCE]
+        {
             let unit = source.unit();
             let texts = unit.headers.iter().map(|(_, text)| text.as_str()).chain([source.text]);
             for line in texts.flat_map(str::lines).filter(|line| line.starts_with("#include \"")) {
