@@ -72,9 +72,13 @@ pub fn revision_text(revision: &Revision) -> String {
     format!("{} {}", revision.commit, if revision.dirty { "dirty" } else { "clean" })
 }
 
-/// All text files of the tree by their path from the root; what git ignores is not in it.
+/// All text files of the tree by their path from the root; what git ignores is not in it. Of other files that are larger than
+/// [`LARGE`]: path and bytes.
 #[derive(Debug, Default)]
-pub struct Tree(BTreeMap<String, String>);
+pub struct Tree(BTreeMap<String, String>, Vec<(String, u64)>);
+
+/// A file of more bytes than this belongs somewhere else than in git.
+pub const LARGE: u64 = 1 << 20;
 
 impl Tree {
     /// Reads the tree at `root`: files that git tracks, and new ones that it does not ignore.
@@ -91,18 +95,31 @@ impl Tree {
             // A source archive has no repository.
             _ => walk(root, root)?,
         };
+        let mut large = Vec::new();
         let read = |path: String| {
+            let about = std::fs::metadata(root.join(&path)).ok()?;
+            if about.len() > LARGE {
+                large.push((path, about.len()));
+                return None;
+            }
             // A file that is listed and gone was deleted and not committed yet; one that is no UTF-8 is no text.
             let bytes = std::fs::read(root.join(&path)).ok()?;
             Some((path, String::from_utf8(bytes).ok()?))
         };
-        Ok(Tree(paths.into_iter().filter_map(read).collect()))
+        let texts = paths.into_iter().filter_map(read).collect();
+        Ok(Tree(texts, large))
+    }
+
+    /// Files that are too large to be in git, with their bytes.
+    pub fn large(&self) -> &[(String, u64)] {
+        &self.1
     }
 
     /// A tree of the given files, for tests of the checks.
     #[cfg(test)]
     pub fn of(files: &[(&str, &str)]) -> Tree {
-        Tree(files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect())
+        let texts = files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned()));
+        Tree(texts.collect(), Vec::new())
     }
 
     /// Text of one file.

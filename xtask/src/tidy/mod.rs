@@ -48,6 +48,8 @@ pub enum Check {
     Invariants,
     /// Committed results are what `--record` writes.
     Measured,
+    /// Nothing large is in git.
+    Large,
 }
 
 /// One thing that is wrong, and where.
@@ -110,6 +112,7 @@ fn violations(check: Check, tree: &Tree, metadata: &Metadata) -> Result<Vec<Viol
         Check::Docs => docs::check(tree),
         Check::UnsafeCode => unsafe_code::check(tree),
         Check::Measured => measured::check(tree),
+        Check::Large => sizes::large(tree),
         Check::Licences => licences::check(tree, metadata)?,
         Check::Invariants => {
             let names: Vec<String> = Check::value_variants().iter().map(|check| name(*check)).collect();

@@ -1,10 +1,19 @@
-//! `tidy --report`: the measures of the style card as they are today. Nothing here fails.
+//! `tidy large`: nothing that is fetched or dumped gets into git. And `tidy --report`: the measures of the style card as they are
+//! today, of which nothing fails.
 
-use super::source;
-use crate::workspace::Tree;
+use super::{Violation, source};
+use crate::workspace::{LARGE, Tree};
 
 /// Longest file that is not suspected of hiding a second unit.
 const LONG: usize = 600;
+
+/// Files that git would carry for ever.
+pub fn large(tree: &Tree) -> Vec<Violation> {
+    let tell = |(path, bytes): &(String, u64)| {
+        Violation::new(path, format!("{bytes} bytes; git keeps no file above {LARGE}: take it out"))
+    };
+    tree.large().iter().map(tell).collect()
+}
 
 /// The report, ready to print.
 pub fn report(tree: &Tree) -> String {
@@ -48,6 +57,19 @@ fn count(files: &[(&str, &str)], is: impl Fn(&str) -> bool) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_dump_in_the_tree_is_named() {
+        let folder = std::env::temp_dir().join(format!("xtask-large-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for (name, bytes) in [("core", LARGE + 1), ("fits", LARGE)] {
+            std::fs::File::create(folder.join(name)).unwrap().set_len(bytes).unwrap();
+        }
+        let violations = large(&Tree::read(&folder).unwrap());
+        std::fs::remove_dir_all(&folder).unwrap();
+        let said: Vec<String> = violations.iter().map(ToString::to_string).collect();
+        assert_eq!(said, ["core: 1048577 bytes; git keeps no file above 1048576: take it out"]);
+    }
 
     #[test]
     fn the_report_counts_tests_apart_and_lists_long_files() {

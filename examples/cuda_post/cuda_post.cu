@@ -1,7 +1,7 @@
 /*! The smallest complete CUDA user of the shim: a kernel posts RDMA WRITEs on a queue pair that unmodified libmlx5 made,
  * rings the NIC's doorbell itself and polls the CQ itself. No Rust, no patched library.
  *
- *     nvcc -std=c++17 -arch=native -I ../../include cuda_post.cu -libverbs -lmlx5 -o cuda_post
+ *     nvcc -std=c++17 -arch=native -I ../../crates/rdma-shim/include cuda_post.cu -libverbs -lmlx5 -o cuda_post
  *     ./cuda_post [thread|warp|shared [MESSAGES [DEVICE]]]
  *
  * `thread`: one thread, 16 requests a doorbell. `warp`: 32 requests at once. `shared`: 8 warps on one queue. Prints one line;
