@@ -491,7 +491,7 @@ fn label_of(points: &[Point]) -> Label {
 
 /// Where points of one run come from: theirs is the same but for the GPU, which takes part in some series only. What is said
 /// of it is the weakest of those.
-fn provenance_of(points: &[Point]) -> Option<Provenance> {
+pub fn provenance_of(points: &[Point]) -> Option<Provenance> {
     let used = points.iter().map(|point| point.provenance.gpu).filter(|gpu| *gpu != Label::None);
     Some(Provenance { gpu: Label::weakest(used), ..points.first()?.provenance.clone() })
 }

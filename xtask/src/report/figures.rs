@@ -1,6 +1,7 @@
 //! The plots themselves: throughput and posting time against payload size, ours beside the published curves.
 
 use anyhow::Result;
+use measure::Label;
 use plotters::style::RGBColor;
 
 use super::modelled::Modelled;
@@ -9,6 +10,7 @@ use super::plot::{Axis, BLUE, Curve, GREEN, Marker, ORANGE, PURPLE, Panel, SKY, 
 use super::statistics::by_payload;
 use super::wire_model;
 use crate::figure::point::Point;
+use crate::figure::provenance_of;
 
 const MODEL: RGBColor = RGBColor(90, 90, 90);
 /// Of the lines that are modelled after our own posts, in their order: dotted, as the published curves of these colours are not.
@@ -183,8 +185,9 @@ fn measured(points: &[Point], field: &str) -> Vec<Curve> {
 
 /// What the numbers stand on, below every plot.
 fn caption(points: &[Point]) -> Vec<String> {
-    let Some(point) = points.first() else { return vec!["no points of ours".into()] };
-    let from = &point.provenance;
+    let Some(from) = provenance_of(points) else { return vec!["no points of ours".into()] };
+    let gpu =
+        if from.gpu == Label::None { "none".into() } else { format!("{} ({})", from.gpu, from.gpu_device) };
     let version = |name: &str| from.versions.get(name).map_or("unknown", String::as_str);
     let repetitions = points.iter().map(|point| point.repetition + 1).max().unwrap_or(1);
     let commit = from.revision.commit.get(..10).unwrap_or("unknown");
@@ -192,8 +195,8 @@ fn caption(points: &[Point]) -> Vec<String> {
     let broken = points.iter().filter(|point| !point.is_whole()).count();
     let mut lines = vec![
         format!(
-            "ours — nic: {} ({}), gpu: {}, link: {}; median and range of {repetitions} repetitions; {}",
-            from.nic, from.device, from.gpu, from.link, from.machine
+            "ours — nic: {} ({}), gpu: {gpu}, link: {}; median and range of {repetitions} repetitions; {}",
+            from.nic, from.device, from.link, from.machine
         ),
         format!(
             "libibverbs {}, libmlx5 {}, kernel {}, {} build, revision {commit}{changes}",
@@ -262,6 +265,21 @@ mod tests {
     use crate::report::plot::LABEL_CHARACTERS;
     use crate::report::png::png;
     use crate::workspace::root;
+
+    /// The first series is a CPU's, mostly.
+    #[test]
+    fn a_gpu_that_took_part_is_named_below_the_plot() {
+        // Every point says which GPU the machine has, and those that it took part in that it did.
+        let both = ["cpu-shim", "gpu-thread"].map(|series| {
+            let mut point = example(series, 64);
+            point.provenance.gpu_device = "NVIDIA H200".into();
+            point
+        });
+        let line = |points: &[Point]| caption(points).remove(0);
+        assert!(line(&both[..1]).contains("gpu: none, link"), "{}", line(&both[..1]));
+        let said = line(&both);
+        assert!(said.contains("gpu: hardware (NVIDIA H200), link"), "{said}");
+    }
 
     /// Something like a run on the software NIC.
     fn points() -> Vec<Point> {
