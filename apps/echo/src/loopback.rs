@@ -33,9 +33,11 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
         running.wait(LOOK)?;
     }
     running.cancel();
-    let asked = running.end(SETUP).and_then(|ask| outcome_of(&ask, None));
+    let asked = running.end(SETUP);
     service.cancel();
+    // Before anything of who asked goes: giving back what a GPU was shown waits for all of its kernels.
     let answered = service.end(SETUP)?.outcome()?;
+    let asked = asked.and_then(|ask| outcome_of(&ask, None));
     let mut outcome =
         asked.unwrap_or_else(|error| Outcome { error: Some(sentence(&error.into())), ..Outcome::default() });
     if outcome.error.is_none() && answered.messages < outcome.times.len() as u64 {

@@ -135,7 +135,7 @@ extern "C" __global__ void generate_receive(const struct db_receive_plan *plans,
     struct db_receive_result result = {0, 0, 0, 0, {0, 0, 0, 0, 0, 0, 0}};
     struct db_completion done = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     struct taker taker;
-    db_u32 me = db_lane(), idle = 0, source_slot = 0, target_slot = 0;
+    db_u32 me = db_lane(), turns = 0, source_slot = 0, target_slot = 0;
     int error = 0;
     if (me == 0) {
         taker.sq = *(struct db_sq *)lane.queue.sq;
@@ -193,19 +193,18 @@ extern "C" __global__ void generate_receive(const struct db_receive_plan *plans,
                 source_slot = db_step(source_slot, 1, plan.source_slots);
                 target_slot = db_step(target_slot, 1, plan.target_slots);
                 if (plan.receives) taker.pending++;
-                idle = 0;
-            } else {
-                idle++;
             }
             if (!error && !over && (taker.pending >= RECEIVES_A_RECORD || (!found && taker.pending)))
                 error = post_pending(&taker, &plan, &lane);
             if (!error && !over) error = give_credit(&taker, &plan, &lane, result.received, !found, &done);
             over |= done.status != DB_WC_SUCCESS;
-            if ((idle & 63) == 63) {
+            /* Whether messages come or not: who is to end must hear it. */
+            if ((++turns & 63) == 63) {
                 db_store_relaxed64((db_u64 *)(lane.shown + 8), result.received);
-                over |= db_load_acquire_sys32(plan.cancel) != 0;
-                if (db_load_acquire_sys32(lane.told))
-                    over |= result.received >= db_load_relaxed64((const db_u64 *)(lane.told + 8));
+                const db_u32 told = db_load_acquire_sys32(lane.told);
+                /* Who has said how much there is sends no more: what came is taken before an end. */
+                if (db_load_acquire_sys32(plan.cancel)) over |= !told || !found;
+                if (told) over |= result.received >= db_load_relaxed64((const db_u64 *)(lane.told + 8));
             }
             over |= error != 0;
         }

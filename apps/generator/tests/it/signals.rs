@@ -50,6 +50,26 @@ fn ctrl_c_at_the_receiver_fails_the_sender_by_name() {
     assert!(sent.line()["posted"].as_u64().unwrap() > 0 && !sent.line()["error"].is_null(), "{sent:?}");
 }
 
+/// Messages come faster than it takes them: it never finds its queue empty.
+#[test]
+fn ctrl_c_at_a_kernel_that_receives_is_heard_while_messages_flow() {
+    need!(device(), nic, "an RDMA device");
+    need!(
+        rdma_shim::twin::Kernel::find("generate_receive").map(drop).map_err(|e| e.to_string()),
+        cc,
+        "a C++ compiler"
+    );
+    let (mut receiver, address) = Generator::receiver(&["--receiver", "host-twin"]);
+    let options = ["--op", "send", "--verify", "all", "--poster", "cpu-shim", "--seconds", "60"];
+    let mut sender = Generator::start(&[&["--connect", &address], &options[..]].concat());
+    std::thread::sleep(Duration::from_millis(500));
+    let signalled = receiver.signal("TERM");
+    let (received, sent) = (receiver.end_since(signalled), sender.end_since(signalled));
+    soon("the receiver", &received);
+    assert_eq!((received.code, sent.code), (Some(130), Some(1)), "{received:?} {sent:?}");
+    assert!(received.line()["received"].as_u64().unwrap() > 0, "{received:?}");
+}
+
 #[test]
 fn a_killed_peer_is_noticed_within_a_second() {
     need!(device(), nic, "an RDMA device");

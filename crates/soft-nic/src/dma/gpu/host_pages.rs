@@ -83,7 +83,7 @@ pub fn are_visible(card: u32, addr: u64, len: u64) -> bool {
     let mut noted = locked(&NOTED);
     let end = addr.saturating_add(len);
     // Regions may lie in each other; the one that begins last is looked at first.
-    let holds = |(key, _): &(&(u64, u64), &mut Entry)| key.0 <= addr && end <= key.0 + key.1;
+    let holds = |(key, _): &(&(u64, u64), &mut Entry)| lies_in(**key, addr, end);
     let mut holding: Vec<_> = noted.range_mut(..=(addr, u64::MAX)).filter(holds).collect();
     if holding.iter().any(|(_, entry)| entry.state == State::Registered) {
         return true;
@@ -100,7 +100,30 @@ pub fn are_visible(card: u32, addr: u64, len: u64) -> bool {
     registered
 }
 
+/// Whether `addr..end` lies in a region's range, whatever length the program gave it.
+fn lies_in((start, len): (u64, u64), addr: u64, end: u64) -> bool {
+    start <= addr && end <= start.saturating_add(len)
+}
+
 /// Runs of pages that GPUs see because of this.
 pub fn registered() -> usize {
     REGISTERED.load(Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_that_leaves_the_address_space_is_no_overflow() {
+        for (range, addr, end, inside) in [
+            ((0x1000, 0x1000), 0x1000, 0x2000, true),
+            ((0x1000, 0x1000), 0x1001, 0x2001, false),
+            ((0x1000, 0x1000), 0xfff, 0x1800, false),
+            ((0x1000, u64::MAX), 0x1000, 0x2000, true),
+            ((u64::MAX, u64::MAX), 0x1000, 0x2000, false),
+        ] {
+            assert_eq!(lies_in(range, addr, end), inside, "{range:x?} {addr:#x}..{end:#x}");
+        }
+    }
 }
