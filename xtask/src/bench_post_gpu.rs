@@ -56,21 +56,7 @@ pub struct Run {
 }
 
 impl measured::Entry for Run {
-    fn machine(&self) -> &str {
-        &self.machine
-    }
-
-    fn label(&self) -> Label {
-        self.label
-    }
-
-    fn extent(&self) -> &str {
-        &self.extent
-    }
-
-    fn provenance(&self) -> &Provenance {
-        &self.provenance
-    }
+    measured::where_from!();
 
     fn empty(&self) -> Option<&'static str> {
         match () {

@@ -28,6 +28,28 @@ pub trait Entry: Serialize + DeserializeOwned {
     fn empty(&self) -> Option<&'static str>;
 }
 
+/// What an [`Entry`] says of itself out of its fields of these names.
+macro_rules! where_from {
+    () => {
+        fn machine(&self) -> &str {
+            &self.machine
+        }
+
+        fn label(&self) -> ::measure::Label {
+            self.label
+        }
+
+        fn extent(&self) -> &str {
+            &self.extent
+        }
+
+        fn provenance(&self) -> &::measure::Provenance {
+            &self.provenance
+        }
+    };
+}
+pub(crate) use where_from;
+
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Measured<E> {
@@ -119,18 +141,7 @@ mod tests {
     }
 
     impl Entry for Plain {
-        fn machine(&self) -> &str {
-            &self.machine
-        }
-        fn label(&self) -> Label {
-            self.label
-        }
-        fn extent(&self) -> &str {
-            &self.extent
-        }
-        fn provenance(&self) -> &Provenance {
-            &self.provenance
-        }
+        where_from!();
         fn empty(&self) -> Option<&'static str> {
             self.extent.is_empty().then_some("has no numbers")
         }

@@ -60,21 +60,7 @@ pub struct Judged {
 }
 
 impl measured::Entry for Run {
-    fn machine(&self) -> &str {
-        &self.machine
-    }
-
-    fn label(&self) -> Label {
-        self.label
-    }
-
-    fn extent(&self) -> &str {
-        &self.extent
-    }
-
-    fn provenance(&self) -> &Provenance {
-        &self.provenance
-    }
+    measured::where_from!();
 
     fn empty(&self) -> Option<&'static str> {
         let times =

@@ -28,21 +28,7 @@ pub struct Entry {
 }
 
 impl measured::Entry for Entry {
-    fn machine(&self) -> &str {
-        &self.machine
-    }
-
-    fn label(&self) -> Label {
-        self.label
-    }
-
-    fn extent(&self) -> &str {
-        &self.extent
-    }
-
-    fn provenance(&self) -> &Provenance {
-        &self.provenance
-    }
+    measured::where_from!();
 
     fn empty(&self) -> Option<&'static str> {
         match () {
