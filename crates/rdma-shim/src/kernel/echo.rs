@@ -87,7 +87,7 @@ impl Parts {
         mut run: db_echo_run,
     ) -> Result<Parts, KernelError> {
         let machine = queue.machine().clone();
-        let refuse = |why: String| Err(KernelError::Refused(format!("QP {:#x}: {why}", queue.qp().number())));
+        let refuse = |why: String| Err(KernelError::Refused(format!("{}: {why}", queue.name())));
         let (needed, there) = (u64::from(run.window) * u64::from(run.stride), region.memory().len());
         if run.stride == 0 || !run.stride.is_multiple_of(8) || run.window == 0 || needed > there as u64 {
             return refuse(format!(
@@ -95,9 +95,7 @@ impl Parts {
                 run.window, run.stride
             ));
         }
-        if matches!(region.memory(), Memory::Gpu(_)) && !machine.is_gpu() {
-            return refuse("its kernel runs on the CPU and cannot use a GPU's memory".into());
-        }
+        machine.reaches("the region", region.machine())?;
         let room = queue.room()?;
         if !room.one_cq || run.window > room.sends.min(room.receives).min(room.completions / 3) {
             return refuse(format!(
@@ -163,7 +161,8 @@ pub struct Listening {
 pub struct Echo(Parts);
 
 impl Echo {
-    /// Makes it, with its buffers in `region`. Errors: buffers or window that region or queue do not have; the GPU's.
+    /// Makes it, with its buffers in `region`. Errors: buffers or window that region or queue do not have; a region of another
+    /// machine than the queue's; the GPU's.
     pub fn new(queue: Queue, region: &Region, listening: Listening) -> Result<Echo, KernelError> {
         let run = db_echo_run {
             wait_ns: nanoseconds(listening.patience),

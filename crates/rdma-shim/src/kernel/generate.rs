@@ -276,7 +276,8 @@ impl Generate {
         Ok(Generate { machine: machine.clone(), kernel: Kernel::prepare(machine, &source, name)?, style })
     }
 
-    /// Starts sending on all lanes. Errors: numbers that do not fit; more lanes than the machine runs.
+    /// Starts sending on all lanes. Errors: numbers that do not fit; queues or regions of another machine; more lanes than
+    /// the machine runs.
     pub fn start(
         &self,
         plan: &Plan,
@@ -285,6 +286,11 @@ impl Generate {
         credits: Arc<Region>,
     ) -> Result<Running<Senders>, KernelError> {
         plan.check(self.style)?;
+        self.machine.reaches("the region of messages", source.machine())?;
+        self.machine.reaches("the region of credits", credits.machine())?;
+        for lane in &lanes {
+            self.machine.reaches(&lane.queue.name(), lane.queue.machine())?;
+        }
         let (machine, count) = (&self.machine, lanes.len());
         let cancel = machine.host_memory(4)?;
         let told_plan = Memory::from(machine.host_memory(size_of::<db_generate_plan>())?);

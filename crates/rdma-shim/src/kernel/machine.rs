@@ -97,6 +97,23 @@ impl Machine {
         }
     }
 
+    /// An error unless `other`, which `what` was made for, is this machine, or one of the same GPU: its kernels reach nothing else.
+    /// The twin's would store to addresses of a GPU; a GPU that was never shown these pages loses its context.
+    pub(super) fn reaches(&self, what: &str, other: &Machine) -> Result<(), KernelError> {
+        let same = match (self.context(), other.context()) {
+            (Some(ours), Some(theirs)) => ours.gpu() == theirs.gpu(),
+            _ => Arc::ptr_eq(&self.0, &other.0),
+        };
+        match same {
+            true => Ok(()),
+            false => Err(KernelError::Refused(format!(
+                "{what} was made for another machine ({}) than the one that runs the kernel ({}): make both with one `Machine`",
+                other.name(),
+                self.name()
+            ))),
+        }
+    }
+
     /// The GPU's context, if it is one.
     pub(super) fn context(&self) -> Option<&gpu::Context> {
         match &*self.0 {

@@ -162,6 +162,11 @@ impl Queue {
         &self.qp
     }
 
+    /// For sentences: `QP 0x49`.
+    pub(super) fn name(&self) -> String {
+        format!("QP {:#x}", self.qp.number())
+    }
+
     /// How the doorbell page came to be shown to the GPU; nothing without one.
     pub fn doorbell_registration(&self) -> Option<&gpu::How> {
         // In the order of `show`.

@@ -154,7 +154,8 @@ impl Receive {
         &self.machine
     }
 
-    /// Starts receiving on all lanes, into `region`. Errors: numbers that do not fit; more lanes than the machine runs.
+    /// Starts receiving on all lanes, into `region`. Errors: numbers that do not fit; queues or a region of another machine; more
+    /// lanes than the machine runs.
     pub fn start(
         &self,
         plan: &Plan,
@@ -162,6 +163,10 @@ impl Receive {
         region: Arc<Region>,
     ) -> Result<Running<Receivers>, KernelError> {
         plan.check()?;
+        self.machine.reaches("the region", region.machine())?;
+        for lane in &lanes {
+            self.machine.reaches(&lane.queue.name(), lane.queue.machine())?;
+        }
         let (machine, count) = (&self.machine, lanes.len());
         let cancel = machine.host_memory(4)?;
         let told_plan = Memory::from(machine.host_memory(size_of::<db_receive_plan>())?);

@@ -26,6 +26,7 @@ pub struct Region {
     // Before the memory, which it is a share in.
     mr: Mr<Memory>,
     memory: Memory,
+    machine: Machine,
 }
 
 impl Region {
@@ -50,12 +51,17 @@ impl Region {
                 Mr::register_dma_buf(pd, memory.clone(), dma_buf.as_fd(), 0, access)?
             }
         };
-        Ok(Region { mr, memory })
+        Ok(Region { mr, memory, machine: machine.clone() })
     }
 
     /// The region as verbs know it: keys, and pieces for requests.
     pub fn mr(&self) -> &Mr<Memory> {
         &self.mr
+    }
+
+    /// The machine whose kernels reach it.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
     }
 
     /// Its bytes.

@@ -52,7 +52,7 @@ impl Bench {
         Ok(Bench { machine, pd: context.alloc_pd().unwrap(), _turn: turn })
     }
 
-    fn builder() -> QpBuilder {
+    pub fn builder() -> QpBuilder {
         let capacity = QpCapacity {
             send_requests: 64,
             receive_requests: 16,
@@ -63,12 +63,12 @@ impl Bench {
         QpBuilder::new(QpType::Rc).capacity(capacity).own_register(true)
     }
 
-    fn cq(&self) -> Cq {
+    pub fn cq(&self) -> Cq {
         Cq::new(self.pd.context(), 127).unwrap()
     }
 
     /// A queue for kernels, not connected, and their memory.
-    fn end(&self) -> (Queue, Region) {
+    pub fn end(&self) -> (Queue, Region) {
         let cq = self.cq().into_direct().unwrap();
         let queue =
             Queue::create(&self.machine, &Bench::builder(), &self.pd, cq, None, Options::default()).unwrap();

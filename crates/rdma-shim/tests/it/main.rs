@@ -8,6 +8,7 @@ mod defects;
 mod device_units;
 mod echo;
 mod ends;
+mod generate;
 mod gpu_ends;
 mod gpu_parity;
 mod loopback;
