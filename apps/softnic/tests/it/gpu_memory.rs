@@ -167,9 +167,29 @@ fn what_goes_wrong_under_a_message_is_its_error_and_the_nic_goes_on() {
 fn what_a_program_calls_beside_its_traffic_ends_and_kernels_get_what_they_wait_for() {
     let program = measure::need!(program(), "C compiler and libibverbs-dev");
     let folder = measure::need!(stand_in(), "a C compiler");
-    for mode in ["calls", "waits"] {
-        on_stand_in(Layer::InfiniBand, &folder, "").run(&[&program, mode, "-1"]);
+    for (mode, words) in [("calls", ""), ("waits", ""), ("waits", "no-context-events")] {
+        on_stand_in(Layer::InfiniBand, &folder, words).run(&[&program, mode, "-1"]);
     }
+}
+
+#[test]
+fn pages_of_the_host_may_go_at_any_time_and_their_registration_keeps_no_message_waiting() {
+    let program = measure::need!(program(), "C compiler and libibverbs-dev");
+    let folder = measure::need!(stand_in(), "a C compiler");
+    for (mode, words) in [("pages", ""), ("pages", "slow-register"), ("forks", "slow-register")] {
+        let (said, counters) =
+            patient(on_stand_in(Layer::InfiniBand, &folder, words)).run(&[&program, mode, "-1"]);
+        assert!(said.contains(mode), "{mode}: {said}");
+        assert!(value(&counters, "gpu_mover_commands") > 0, "{mode}: {said}");
+    }
+}
+
+#[test]
+fn memory_that_is_mapped_into_a_reserved_range_is_taken_piece_by_piece() {
+    let program = measure::need!(program(), "C compiler and libibverbs-dev");
+    let folder = measure::need!(stand_in(), "a C compiler");
+    let (said, _) = on_stand_in(Layer::InfiniBand, &folder, "").run(&[&program, "mapped", "-1"]);
+    assert!(said.contains("mapped\n") && said.contains("memory was freed under its region"), "{said}");
 }
 
 #[test]
@@ -210,9 +230,12 @@ fn gpu_messages_of_every_operation_direction_and_size_arrive_whole() {
 #[test]
 fn gpu_memory_that_no_nic_may_reach_is_refused_and_what_goes_wrong_is_a_message_s_error() {
     let program = measure::need!(on_a_gpu(), gpu, "a GPU, a C compiler and libibverbs-dev");
-    for (mode, sentence) in
-        [("refusals", "dma-buf"), ("freed", "memory was freed under its region"), ("lost", "lost: ")]
-    {
+    for (mode, sentence) in [
+        ("refusals", "dma-buf"),
+        ("freed", "memory was freed under its region"),
+        ("lost", "lost: "),
+        ("mapped", "mapped"),
+    ] {
         let (said, _) = Fabric::new(Layer::InfiniBand).run(&[&program, mode, "-1"]);
         assert!(said.contains(sentence), "{mode}: {said}");
     }
@@ -221,10 +244,10 @@ fn gpu_memory_that_no_nic_may_reach_is_refused_and_what_goes_wrong_is_a_message_
 #[test]
 fn gpu_programs_go_on_beside_traffic_and_kernels_get_what_they_wait_for() {
     let program = measure::need!(on_a_gpu(), gpu, "a GPU, a C compiler and libibverbs-dev");
-    for mode in ["calls", "waits", "speed", "pair-host-speed", "pair-speed"] {
+    for mode in ["calls", "waits", "pages", "forks", "speed", "pair-host-speed", "pair-speed"] {
         let (said, _) = Fabric::new(Layer::InfiniBand).run(&[&program, mode, "-1"]);
         said.lines()
-            .filter(|line| line.starts_with(['C', 'W', 'S']))
+            .filter(|line| line.starts_with(['C', 'W', 'P', 'S']))
             .for_each(|line| println!("TABLE {line}"));
     }
 }

@@ -1,12 +1,14 @@
 /* A stand-in of CUDA's driver for the NIC's tests without a GPU, as libcuda.so.1. Its «device memory» is the host's, at addresses that
  * nobody but the driver's copies and kernels can touch; kernels are threads of the CPU, known by their names: the NIC's mover, by
  * the protocol of `crates/soft-nic/src/dma/gpu/mover.rs`, and those of `gpu_memory.c`. It is strict: a kernel or a copy that leaves an
- * allocation ends the process with a sentence. What it cannot show: device code, PCIe, order, times, the real driver's locks.
+ * allocation, or goes to pages of the host that are not registered, ends the process with a sentence. What it cannot show: device code,
+ * PCIe, order, times, the real driver's locks but for one: ending a registration waits for all kernels, and copies wait for that.
  *
  * STAND_IN (environment): words of
  *   no-mover      no kernel can be loaded        late-mover  kernels begin after 20 ms
  *   short-mover   the mover takes three commands, and ends when the fourth is there     no-register   pages of the host are refused
  *   loud          says so when it is loaded
+ *   slow-register more than 64 KiB of pages are registered in 1 s     no-context-events  a driver before CUDA 12.5
  *   stuck         copies of more than 100,000 bytes to the host do not return for 6 s
  */
 #define _GNU_SOURCE
@@ -21,7 +23,7 @@
 
 typedef unsigned CUresult;
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500,
-       NOT_READY = 600, ILLEGAL_ADDRESS = 700, NOT_SUPPORTED = 801 };
+       NOT_READY = 600, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712, NOT_SUPPORTED = 801 };
 #define MEMORY (512ull << 20)
 #define MOST 256
 
@@ -32,8 +34,15 @@ static volatile int running; /* kernels */
 static __thread void *current;
 static uint8_t *view;   /* where the driver reaches device memory */
 static uint64_t device; /* the addresses that the program knows */
-static struct { uint64_t start, bytes, id; int managed; } allocations[MOST];
-static struct { uint64_t start, bytes; } registered[MOST];
+/* `apart`: mapped into a range of addresses that was reserved before; `for_nic`: a NIC may reach it. */
+static struct { uint64_t start, bytes, id; int managed, apart, for_nic; } allocations[MOST];
+static struct { uint64_t start, bytes; } reserved[MOST];
+/* Pages of the host; `ours`: allocated here. */
+static struct { uint64_t start, bytes, id; int ours; } registered[MOST];
+static uint64_t last_id = 900;
+static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER; /* the lock that copies wait for */
+static volatile int waiting;                             /* copies, for that lock */
+static volatile uint64_t kernel_numbers[MOST], last_kernel; /* of those that run, and of the last launched */
 
 static int asked(const char *word)
 {
@@ -69,18 +78,51 @@ static int allocation(uint64_t at, uint64_t bytes)
 	return -1;
 }
 
-/* Device memory as the driver reaches it; NULL: no such memory. */
+/* Device memory as the driver reaches it; NULL: no such memory. Mappings in a row are one to it. */
 static uint8_t *reach(uint64_t at, uint64_t bytes)
 {
-	return allocation(at, bytes) < 0 ? NULL : view + (at - device);
+	for (uint64_t next = at; next < at + bytes || bytes == 0;) {
+		int i = allocation(next, 1);
+		if (i < 0)
+			return NULL;
+		next = allocations[i].start + allocations[i].bytes;
+		if (next >= at + bytes)
+			break;
+		if (!allocations[i].apart)
+			return NULL;
+	}
+	return view + (at - device);
 }
 
-/* What a kernel may use: device memory, or pages of the host. */
+/* Place in the table of the range that was reserved around an address, or -1. */
+static int reservation(uint64_t at)
+{
+	for (int i = 0; i < MOST; i++)
+		if (reserved[i].bytes != 0 && at >= reserved[i].start && at < reserved[i].start + reserved[i].bytes)
+			return i;
+	return -1;
+}
+
+/* Place in the table of the registration that holds all of it, or -1. */
+static int registration(uint64_t at, uint64_t bytes)
+{
+	for (int i = 0; i < MOST; i++)
+		if (registered[i].bytes != 0 && at >= registered[i].start && at + bytes <= registered[i].start + registered[i].bytes)
+			return i;
+	return -1;
+}
+
+/* What a kernel may use: device memory, or pages of the host that are registered. */
 static uint8_t *kernels(uint64_t at, uint64_t bytes)
 {
-	if (at - device >= MEMORY)
+	if (at - device >= MEMORY) {
+		if (registration(at, bytes) < 0)
+			broken("a kernel was sent to pages of the host that no GPU sees", at);
 		return (uint8_t *)at;
+	}
 	uint8_t *there = reach(at, bytes);
+	if (there != NULL && allocations[allocation(at, 1)].apart)
+		broken("a kernel was sent where the program may map other memory", at);
 	if (there == NULL)
 		broken("a kernel was sent to memory that is not allocated", at);
 	return there;
@@ -135,6 +177,31 @@ CUresult cuStreamQuery(struct stream *stream)
 	return __atomic_load_n(&stream->kernels, __ATOMIC_ACQUIRE) ? NOT_READY : 0;
 }
 
+/* Events are about all that a context does: reached when no kernel runs that was launched before. */
+CUresult cuEventCreate(uint64_t **event, unsigned flags)
+{
+	ENTER;
+	*event = calloc(1, sizeof **event);
+	return flags == 2 ? 0 : INVALID_VALUE;
+}
+CUresult cuEventDestroy_v2(uint64_t *event) { free(event); return 0; }
+CUresult cuCtxRecordEvent(void *context, uint64_t *event)
+{
+	ENTER;
+	if (asked("no-context-events"))
+		return NOT_SUPPORTED;
+	*event = __atomic_load_n(&last_kernel, __ATOMIC_ACQUIRE);
+	return context == current ? 0 : INVALID_CONTEXT;
+}
+CUresult cuEventQuery(uint64_t *event)
+{
+	ENTER;
+	for (int i = 0; i < MOST; i++)
+		if (kernel_numbers[i] != 0 && kernel_numbers[i] <= *event)
+			return NOT_READY;
+	return 0;
+}
+
 CUresult cuCtxSynchronize(void)
 {
 	ENTER;
@@ -144,32 +211,97 @@ CUresult cuCtxSynchronize(void)
 }
 
 /* ---- memory ---- */
-static CUresult allocate(uint64_t *address, size_t bytes, int moves)
+/* The first gap that is large enough: what was freed is given again, as by the real driver. With the lock. */
+static uint64_t gap(uint64_t bytes)
 {
-	static uint64_t last_id = 900;
-	ENTER;
-	pthread_mutex_lock(&lock);
-	/* The first gap that is large enough: what was freed is given again, as by the real driver. */
 	uint64_t at = device;
-	for (int i = 0; i < MOST; i++)
-		if (allocations[i].bytes != 0 && at < allocations[i].start + allocations[i].bytes && allocations[i].start < at + bytes) {
-			at = (allocations[i].start + allocations[i].bytes + 511) & ~511ull;
+	for (int i = 0; i < 2 * MOST; i++) {
+		uint64_t start = i < MOST ? allocations[i].start : reserved[i - MOST].start;
+		uint64_t its = i < MOST ? allocations[i].bytes : reserved[i - MOST].bytes;
+		if (its != 0 && at < start + its && start < at + bytes) {
+			at = (start + its + 511) & ~511ull;
 			i = -1;
 		}
+	}
+	return at;
+}
+static CUresult take(uint64_t at, size_t bytes, int moves, int apart, int for_nic)
+{
 	int place = 0;
 	while (place < MOST && allocations[place].bytes != 0)
 		place++;
-	CUresult result = at + bytes > device + MEMORY || place == MOST || bytes == 0 ? OUT_OF_MEMORY : 0;
-	if (result == 0) {
-		allocations[place].start = at;
-		allocations[place].bytes = bytes;
-		allocations[place].id = ++last_id;
-		allocations[place].managed = moves;
+	if (at + bytes > device + MEMORY || place == MOST || bytes == 0)
+		return OUT_OF_MEMORY;
+	allocations[place].start = at;
+	allocations[place].bytes = bytes;
+	allocations[place].id = ++last_id;
+	allocations[place].managed = moves;
+	allocations[place].apart = apart;
+	allocations[place].for_nic = for_nic;
+	return 0;
+}
+static CUresult allocate(uint64_t *address, size_t bytes, int moves)
+{
+	ENTER;
+	pthread_mutex_lock(&lock);
+	uint64_t at = gap(bytes);
+	CUresult result = take(at, bytes, moves, 0, !moves);
+	if (result == 0)
 		*address = at;
-	}
 	pthread_mutex_unlock(&lock);
 	return result;
 }
+
+/* Ranges of addresses, and what is mapped into them: `handle` is its size, and in bit 0 whether a NIC may reach it. */
+CUresult cuMemAddressReserve(uint64_t *address, size_t bytes, size_t alignment, uint64_t wanted, unsigned long long flags)
+{
+	(void)alignment, (void)wanted;
+	ENTER;
+	pthread_mutex_lock(&lock);
+	int place = 0;
+	while (place < MOST && reserved[place].bytes != 0)
+		place++;
+	/* On 2 MiB, as the real driver. */
+	*address = ((gap(bytes + (2 << 20)) + (2 << 20) - 1) & ~((2ull << 20) - 1));
+	if (place < MOST) {
+		reserved[place].start = *address;
+		reserved[place].bytes = bytes;
+	}
+	pthread_mutex_unlock(&lock);
+	return place < MOST ? (CUresult)flags : OUT_OF_MEMORY;
+}
+CUresult cuMemCreate(uint64_t *handle, size_t bytes, const uint8_t *properties, unsigned long long flags)
+{
+	/* CUmemAllocationProp: type at 0, location's type at 8, gpuDirectRDMACapable at 25. */
+	*handle = bytes | (properties[25] != 0);
+	return bytes % (2 << 20) == 0 && properties[0] == 1 && properties[8] == 1 ? (CUresult)flags : INVALID_VALUE;
+}
+CUresult cuMemRelease(uint64_t handle) { return handle == 0; }
+CUresult cuMemMap(uint64_t address, size_t bytes, size_t offset, uint64_t handle, unsigned long long flags)
+{
+	(void)flags;
+	pthread_mutex_lock(&lock);
+	int whole = offset == 0 && (handle & ~1ull) == bytes && reservation(address) >= 0 && reservation(address) == reservation(address + bytes - 1);
+	CUresult result = whole && allocation(address, 1) < 0 ? take(address, bytes, 0, 1, handle & 1) : INVALID_VALUE;
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+CUresult cuMemSetAccess(uint64_t address, size_t bytes, const void *access, size_t count)
+{
+	(void)access;
+	return count == 1 && reach(address, bytes) != NULL ? 0 : INVALID_VALUE;
+}
+CUresult cuMemUnmap(uint64_t address, size_t bytes)
+{
+	pthread_mutex_lock(&lock);
+	int i = allocation(address, bytes);
+	CUresult result = i >= 0 && allocations[i].bytes == bytes && allocations[i].apart ? 0 : INVALID_VALUE;
+	if (result == 0)
+		allocations[i].bytes = 0;
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+
 CUresult cuMemAlloc_v2(uint64_t *address, size_t bytes) { return allocate(address, bytes, 0); }
 CUresult cuMemAllocManaged(uint64_t *address, size_t bytes, unsigned flags) { return flags == 1 ? allocate(address, bytes, 1) : INVALID_VALUE; }
 CUresult cuMemFree_v2(uint64_t address)
@@ -186,14 +318,57 @@ CUresult cuMemFree_v2(uint64_t address)
 	pthread_mutex_unlock(&lock);
 	return result;
 }
+static CUresult note_pages(void *start, size_t bytes, int ours)
+{
+	uint64_t first = (uint64_t)start;
+	CUresult result = OUT_OF_MEMORY;
+	pthread_mutex_lock(&lock);
+	for (int i = MOST - 1; i >= 0; i--)
+		if (registered[i].bytes != 0 && first < registered[i].start + registered[i].bytes && registered[i].start < first + bytes) {
+			result = ALREADY_REGISTERED;
+			break;
+		} else if (registered[i].bytes == 0)
+			result = 0;
+	for (int i = 0; i < MOST && result == 0; i++)
+		if (registered[i].bytes == 0) {
+			registered[i].start = first;
+			registered[i].bytes = bytes;
+			registered[i].id = ++last_id;
+			registered[i].ours = ours;
+			break;
+		}
+	pthread_mutex_unlock(&lock);
+	return result;
+}
+/* As the real one it waits for all kernels first, whoever launched them, and copies wait for it. */
+static CUresult forget_pages(void *start, int ours)
+{
+	CUresult result = 713;
+	pthread_mutex_lock(&busy);
+	cuCtxSynchronize();
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < MOST && result; i++)
+		if (registered[i].bytes != 0 && registered[i].start == (uint64_t)start && registered[i].ours == ours) {
+			if (ours)
+				munmap(start, registered[i].bytes);
+			registered[i].bytes = 0;
+			result = 0;
+		}
+	pthread_mutex_unlock(&lock);
+	pthread_mutex_unlock(&busy);
+	while (waiting && !lost)
+		sched_yield();
+	return result;
+}
 CUresult cuMemHostAlloc(void **start, size_t bytes, unsigned flags)
 {
 	ENTER;
 	(void)flags;
-	*start = aligned_alloc(4096, (bytes + 4095) & ~4095ull);
-	return *start == NULL ? OUT_OF_MEMORY : 0;
+	bytes = (bytes + 4095) & ~4095ull;
+	*start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	return *start == MAP_FAILED ? OUT_OF_MEMORY : note_pages(*start, bytes, 1);
 }
-CUresult cuMemFreeHost(void *start) { ENTER; free(start); return 0; }
+CUresult cuMemFreeHost(void *start) { ENTER; return forget_pages(start, 1); }
 CUresult cuMemHostGetDevicePointer_v2(uint64_t *address, void *start, unsigned flags) { *address = (uint64_t)start; return flags; }
 CUresult cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags)
 {
@@ -201,48 +376,34 @@ CUresult cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags)
 	(void)flags;
 	if (asked("no-register"))
 		return NOT_SUPPORTED;
-	pthread_mutex_lock(&lock);
-	int place = 0;
-	while (place < MOST && registered[place].bytes != 0)
-		place++;
-	if (place < MOST) {
-		registered[place].start = (uint64_t)start;
-		registered[place].bytes = bytes;
-	}
-	pthread_mutex_unlock(&lock);
-	return place < MOST ? 0 : OUT_OF_MEMORY;
+	if (bytes > 65536 && asked("slow-register"))
+		sleep(1);
+	for (size_t page = 0; page < bytes; page += 4096)
+		if (mincore((uint8_t *)start + page, 1, &(unsigned char){ 0 }) != 0)
+			return INVALID_VALUE;
+	return note_pages(start, bytes, 0);
 }
-CUresult cuMemHostUnregister(void *start)
-{
-	ENTER;
-	CUresult result = 713;
-	pthread_mutex_lock(&lock);
-	for (int i = 0; i < MOST && result; i++)
-		if (registered[i].bytes != 0 && registered[i].start == (uint64_t)start) {
-			registered[i].bytes = 0;
-			result = 0;
-		}
-	pthread_mutex_unlock(&lock);
-	return result;
-}
+CUresult cuMemHostUnregister(void *start) { ENTER; return forget_pages(start, 0); }
 /* As in cuda.h: 1 context, 2 kind of memory, 7 number, 8 managed, 9 GPU, 11 start, 12 bytes, 13 mapped, 15 for a NIC. */
 CUresult cuPointerGetAttributes(unsigned count, const unsigned *which, void **places, uint64_t address)
 {
 	if (!started)
 		return NOT_INITIALIZED;
 	pthread_mutex_lock(&lock);
-	int at = allocation(address, 1);
+	int at = allocation(address, 1), range = reservation(address), host = registration(address, 1);
+	uint64_t start = range >= 0 ? reserved[range].start : at >= 0 ? allocations[at].start : host >= 0 ? registered[host].start : 0;
+	uint64_t bytes = range >= 0 ? reserved[range].bytes : at >= 0 ? allocations[at].bytes : host >= 0 ? registered[host].bytes : 0;
 	for (unsigned i = 0; i < count; i++)
 		switch (which[i]) {
-		case 1: *(void **)places[i] = at < 0 ? NULL : &started; break;
-		case 2: *(unsigned *)places[i] = at < 0 ? 0 : 2; break;
-		case 7: *(uint64_t *)places[i] = at < 0 ? 0 : allocations[at].id; break;
+		case 1: *(void **)places[i] = (at >= 0 && !allocations[at].apart) || host >= 0 ? &started : NULL; break;
+		case 2: *(unsigned *)places[i] = at >= 0 ? 2 : host >= 0 ? 1 : 0; break;
+		case 7: *(uint64_t *)places[i] = at >= 0 ? allocations[at].id : host >= 0 ? registered[host].id : 0; break;
 		case 8: *(uint8_t *)places[i] = at >= 0 && allocations[at].managed; break;
-		case 9: *(int *)places[i] = at < 0 ? -2 : 0; break;
-		case 11: *(uint64_t *)places[i] = at < 0 ? 0 : allocations[at].start; break;
-		case 12: *(size_t *)places[i] = at < 0 ? 0 : allocations[at].bytes; break;
-		case 13: *(uint8_t *)places[i] = at >= 0; break;
-		case 15: *(uint8_t *)places[i] = at >= 0 && !allocations[at].managed; break;
+		case 9: *(int *)places[i] = at < 0 && host < 0 ? -2 : 0; break;
+		case 11: *(uint64_t *)places[i] = start; break;
+		case 12: *(size_t *)places[i] = bytes; break;
+		case 13: *(uint8_t *)places[i] = at >= 0 || host >= 0; break;
+		case 15: *(uint8_t *)places[i] = at >= 0 && allocations[at].for_nic; break;
 		default: broken("an attribute that nobody knows", which[i]);
 		}
 	pthread_mutex_unlock(&lock);
@@ -268,9 +429,20 @@ CUresult cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes)
 	uint8_t *there = reach(to, bytes);
 	return there == NULL ? INVALID_VALUE : (memcpy(there, from, bytes), 0);
 }
+/* Copies in a stream are the NIC's: their pages of the host are of one registration. */
+static void pages(const void *start, size_t bytes)
+{
+	__atomic_fetch_add(&waiting, 1, __ATOMIC_SEQ_CST);
+	pthread_mutex_lock(&busy);
+	__atomic_fetch_sub(&waiting, 1, __ATOMIC_SEQ_CST);
+	pthread_mutex_unlock(&busy);
+	if (registration((uint64_t)start, bytes) < 0)
+		broken("a copy to or from pages of the host that are not registered", (uint64_t)start);
+}
 CUresult cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, struct stream *stream)
 {
 	(void)stream;
+	pages(to, bytes);
 	if (bytes > 100000 && asked("stuck"))
 		sleep(6);
 	return cuMemcpyDtoH_v2(to, from, bytes);
@@ -278,6 +450,7 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, struct stre
 CUresult cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, struct stream *stream)
 {
 	(void)stream;
+	pages(from, bytes);
 	return cuMemcpyHtoD_v2(to, from, bytes);
 }
 CUresult cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, struct stream *stream)
@@ -305,6 +478,7 @@ CUresult cuModuleUnload(void *module) { (void)module; return 0; }
 struct launch {
 	void (*kernel)(const uint64_t *);
 	struct stream *stream;
+	int place;
 	uint64_t arguments[5];
 };
 #define WORD32(at) ((volatile uint32_t *)(mail + (at)))
@@ -400,6 +574,7 @@ static void *run(void *of)
 	if (asked("late-mover") && launch->kernel == mover)
 		usleep(20000);
 	launch->kernel(launch->arguments);
+	kernel_numbers[launch->place] = 0;
 	if (launch->stream != NULL)
 		__atomic_fetch_sub(&launch->stream->kernels, 1, __ATOMIC_RELEASE);
 	__atomic_fetch_sub(&running, 1, __ATOMIC_RELEASE);
@@ -418,6 +593,11 @@ CUresult cuLaunchKernel(const struct kernel *function, unsigned gx, unsigned gy,
 	for (int i = 0; i < 5 && function->bytes[i]; i++)
 		memcpy(&launch->arguments[i], arguments[i], function->bytes[i]);
 	__atomic_fetch_add(&running, 1, __ATOMIC_SEQ_CST);
+	pthread_mutex_lock(&lock);
+	while (launch->place < MOST - 1 && kernel_numbers[launch->place] != 0)
+		launch->place++;
+	kernel_numbers[launch->place] = ++last_kernel;
+	pthread_mutex_unlock(&lock);
 	if (stream != NULL)
 		__atomic_fetch_add(&stream->kernels, 1, __ATOMIC_SEQ_CST);
 	pthread_t thread;

@@ -5,6 +5,9 @@
  *                                                  use CUDA, between one that does and one that does not
  *        gpu_memory refusals|freed|lost|stuck GID_INDEX  what is refused; memory that is freed under its region; a lost context; a
  *                                                  driver that does not answer for a long message (of the stand-in)
+ *        gpu_memory pages|forks GID_INDEX          pages of the host that the program registers and lets go; that it deregisters;
+ *                                                  a child that registers while the parent's NIC shows pages to the GPU
+ *        gpu_memory mapped GID_INDEX               memory that is mapped into a reserved range of addresses
  *        gpu_memory calls|waits GID_INDEX          what a program does beside its traffic; kernels that wait for a message
  *        gpu_memory speed|pair-speed GID_INDEX     how fast, as lines `SPEED what value unit`
  * QUICK=1: fewer sizes.
@@ -37,6 +40,7 @@ static int (*module_load)(void **, const void *), (*get_function)(void **, void 
 static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 static int (*set_attribute)(const void *, int, uint64_t);
 static int (*host_alloc)(void **, size_t, unsigned), (*host_free)(void *), (*stream_query)(void *);
+static int (*host_register)(void *, size_t, unsigned), (*host_unregister)(void *);
 static void *context;
 static int with_cuda;
 
@@ -71,6 +75,7 @@ static void cuda_start(void)
 		{ &synchronise, "cuCtxSynchronize" }, { &module_load, "cuModuleLoadData" },
 		{ &get_function, "cuModuleGetFunction" }, { &launch, "cuLaunchKernel" },
 		{ &host_alloc, "cuMemHostAlloc" }, { &set_attribute, "cuPointerSetAttribute" }, { &host_free, "cuMemFreeHost" }, { &stream_query, "cuStreamQuery" },
+		{ &host_register, "cuMemHostRegister_v2" }, { &host_unregister, "cuMemHostUnregister" },
 	};
 	for (size_t i = 0; i < sizeof table / sizeof *table; i++)
 		*(void **)table[i].place = symbol(library, table[i].name);
@@ -532,6 +537,217 @@ static void stuck(void)
 	printf("stuck\n");
 }
 
+/* ---- pages of the host ---- */
+#define REGION (1 << 20)
+
+/* Messages of all ways between host memory of ours and the GPU: by way of the NIC's pages, by the mover, by the copy engine. */
+static void both_ways(void)
+{
+	static const uint64_t sizes[] = { 1000, 20000, 200000 };
+	for (size_t s = 0; s < 3; s++) {
+		one_message(IBV_WR_RDMA_WRITE, HOST, GPU, sizes[s], 0, 0);
+		one_message(IBV_WR_RDMA_READ, HOST, GPU, sizes[s], 0, 0);
+	}
+}
+
+/* The same, often enough that the GPU sees them where it can. */
+static void shown(void)
+{
+	for (int round = 0; round < 3; round++, usleep(20000))
+		both_ways();
+}
+
+static struct place here(void *memory, size_t length)
+{
+	struct place place = { .addr = (uintptr_t)memory, .mr = ibv_reg_mr(it.pd, memory, length, ALL) };
+	CHECK(place.mr != NULL);
+	return place;
+}
+
+static void *fresh(void *at, size_t length)
+{
+	void *memory = mmap(at, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | (at ? MAP_FIXED : 0), -1, 0);
+	CHECK(memory != MAP_FAILED && (at == NULL || memory == at));
+	memset(memory, 0xee, length);
+	return memory;
+}
+
+/* Whether the program may register a page, within two seconds: the NIC has ended its registration. */
+static int is_free(void *memory)
+{
+	for (int i = 0; i < 200; i++, usleep(10000))
+		if (host_register(memory, 4096, 3) == 0)
+			return host_unregister(memory) == 0;
+	return 0;
+}
+
+static void pages(void)
+{
+	struct place kept = places[0][HOST];
+	void *memory = fresh(NULL, REGION), *pinned;
+	/* Registered by the program, and let go again with the region still there: as beside a card. */
+	CUDA(host_register(memory, REGION, 3));
+	places[0][HOST] = here(memory, REGION);
+	shown();
+	CUDA(host_unregister(memory));
+	shown();
+	CHECK(ibv_dereg_mr(places[0][HOST].mr) == 0);
+	CHECK(is_free(memory));
+	/* Allocated by CUDA and freed under the region: what the CPU cannot reach is an error, and nothing else. */
+	CUDA(host_alloc(&pinned, REGION, 3));
+	places[0][HOST] = here(pinned, REGION);
+	shown();
+	CUDA(host_free(pinned));
+	static const uint64_t sizes[] = { 20000, 200000 };
+	for (size_t s = 0; s < 2; s++) {
+		struct name where = peer((struct order){ .what = WHERE, .kind = GPU });
+		post(IBV_WR_RDMA_WRITE, HOST, 0, sizes[s], where, 0);
+		enum ibv_wc_status status = completion(&it);
+		printf("PAGES freed: %s\n", ibv_wc_status_str(status));
+		CHECK(status == IBV_WC_SUCCESS || status == IBV_WC_LOC_PROT_ERR);
+		reconnect();
+	}
+	CHECK(ibv_dereg_mr(places[0][HOST].mr) == 0);
+	/* Deregistered while the driver is asked, and unmapped: other memory in the place is that memory. */
+	places[0][HOST] = here(memory, REGION);
+	double since = now_us();
+	both_ways();
+	printf("PAGES first messages: %.0f us\n", now_us() - since);
+	CHECK(now_us() - since < 1e6);
+	CHECK(ibv_dereg_mr(places[0][HOST].mr) == 0);
+	printf("PAGES deregistered after %.0f us\n", now_us() - since);
+	fresh(memory, REGION);
+	places[0][HOST] = here(memory, REGION);
+	shown();
+	CHECK(ibv_dereg_mr(places[0][HOST].mr) == 0);
+	/* What the driver still was asked for when the region went has come to its end too. */
+	sleep(getenv("STAND_IN") != NULL && strstr(getenv("STAND_IN"), "slow-register") != NULL ? 2 : 0);
+	CHECK(is_free(memory));
+	places[0][HOST] = kept;
+	both_ways();
+	printf("pages\n");
+}
+
+static void forks(void)
+{
+	struct place kept = places[0][HOST];
+	void *memory = fresh(NULL, REGION);
+	places[0][HOST] = here(memory, REGION);
+	struct name where = peer((struct order){ .what = WHERE, .kind = GPU });
+	post(IBV_WR_RDMA_WRITE, HOST, 0, 200000, where, 0);
+	usleep(10000);
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0) {
+		alarm(10);
+		struct endpoint own = endpoint_new();
+		endpoint_connect(&own, own.qp->qp_num, gid_index);
+		struct ibv_mr *mr = ibv_reg_mr(own.pd, fresh(NULL, REGION), REGION, ALL);
+		CHECK(mr != NULL);
+		write_messages(&own, &own, 4);
+		CHECK(ibv_dereg_mr(mr) == 0);
+		_exit(0);
+	}
+	int status;
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	CHECK(completion(&it) == IBV_WC_SUCCESS);
+	CHECK(ibv_dereg_mr(places[0][HOST].mr) == 0);
+	places[0][HOST] = kept;
+	both_ways();
+	printf("forks\n");
+}
+
+/* ---- memory that is mapped into a reserved range ---- */
+static int (*reserve)(uint64_t *, size_t, size_t, uint64_t, unsigned long long);
+static int (*create)(uint64_t *, size_t, const void *, unsigned long long), (*map)(uint64_t, size_t, size_t, uint64_t, unsigned long long);
+static int (*unmap)(uint64_t, size_t), (*set_access)(uint64_t, size_t, const void *, size_t);
+
+static void map_one(uint64_t at, int for_nic)
+{
+	/* CUmemAllocationProp: pinned, on GPU 0; CUmemAccessDesc: its kernels and copies read and write. */
+	struct {
+		int type, handles, location, gpu;
+		void *attributes;
+		unsigned char compression, for_nic, rest[6];
+	} properties = { .type = 1, .location = 1, .for_nic = (unsigned char)for_nic };
+	struct { int location, gpu, rights; } access = { 1, 0, 3 };
+	uint64_t handle;
+	CUDA(create(&handle, 2 << 20, &properties, 0));
+	CUDA(map(at, 2 << 20, 0, handle, 0));
+	CUDA(set_access(at, 2 << 20, &access, 1));
+}
+
+static void on_region(struct ibv_mr *mr, uint64_t addr)
+{
+	struct place kept = places[0][GPU];
+	places[0][GPU] = (struct place){ addr, mr };
+	static const uint64_t sizes[] = { 8, 20000, 600000 };
+	for (size_t s = 0; s < 3; s++) {
+		one_message(IBV_WR_RDMA_WRITE, GPU, HOST, sizes[s], 0, 0);
+		one_message(IBV_WR_RDMA_READ, GPU, GPU, sizes[s], 0, 0);
+	}
+	places[0][GPU] = kept;
+}
+
+static void fails_on(struct ibv_mr *mr, uint64_t addr, uint64_t length)
+{
+	struct place kept = places[0][GPU];
+	places[0][GPU] = (struct place){ addr, mr };
+	struct name where = peer((struct order){ .what = WHERE, .kind = HOST });
+	post(IBV_WR_RDMA_WRITE, GPU, 0, length, where, 0);
+	CHECK(completion(&it) == IBV_WC_LOC_PROT_ERR);
+	places[0][GPU] = kept;
+	reconnect();
+}
+
+static void mapped(void)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	*(void **)&reserve = symbol(library, "cuMemAddressReserve");
+	*(void **)&create = symbol(library, "cuMemCreate");
+	*(void **)&map = symbol(library, "cuMemMap");
+	*(void **)&unmap = symbol(library, "cuMemUnmap");
+	*(void **)&set_access = symbol(library, "cuMemSetAccess");
+	enum { MIB2 = 2 << 20 };
+	uint64_t range;
+	CUDA(reserve(&range, 5 * MIB2, 0, 0, 0));
+	/* Nothing, two mappings for a NIC, one that is for none, nothing. */
+	map_one(range + 1 * MIB2, 1);
+	map_one(range + 2 * MIB2, 1);
+	map_one(range + 3 * MIB2, 0);
+	CHECK(refused(range, MIB2, EFAULT) && refused(range, 2 * MIB2, EFAULT));
+	CHECK(refused(range + 3 * MIB2, MIB2, EFAULT) && refused(range + 2 * MIB2, 2 * MIB2, EFAULT));
+	CHECK(refused(range + 4 * MIB2, MIB2, EFAULT) && refused(range + 2 * MIB2, 4 * MIB2, EFAULT));
+	struct ibv_mr *first = ibv_reg_mr(it.pd, (void *)(range + MIB2), MIB2, ALL);
+	struct ibv_mr *next = ibv_reg_mr(it.pd, (void *)(range + 2 * MIB2), MIB2, ALL);
+	/* From the middle of one to that of the other. */
+	struct ibv_mr *both = ibv_reg_mr(it.pd, (void *)(range + MIB2 + MIB2 / 2), MIB2, ALL);
+	CHECK(first != NULL && next != NULL && both != NULL);
+	on_region(first, range + MIB2);
+	on_region(next, range + 2 * MIB2);
+	on_region(both, range + MIB2 + MIB2 / 2);
+	on_region(both, range + 2 * MIB2 - 4096);
+	/* Where the first was is nothing, then something else: the second is what it was. */
+	for (int anew = 0; anew < 2; anew++) {
+		if (anew)
+			map_one(range + MIB2, 1);
+		else
+			CUDA(unmap(range + MIB2, MIB2));
+		fails_on(first, range + MIB2, 8);
+		fails_on(first, range + MIB2, 200000);
+		fails_on(both, range + 2 * MIB2 - 4096, 8192);
+		on_region(next, range + 2 * MIB2);
+	}
+	/* What is registered there from now on is what is there now. */
+	struct ibv_mr *again = ibv_reg_mr(it.pd, (void *)(range + MIB2), MIB2, ALL);
+	CHECK(again != NULL);
+	on_region(again, range + MIB2);
+	CHECK(ibv_dereg_mr(first) == 0 && ibv_dereg_mr(next) == 0 && ibv_dereg_mr(both) == 0);
+	on_region(again, range + MIB2);
+	CHECK(ibv_dereg_mr(again) == 0);
+	printf("mapped\n");
+}
+
 /* ---- beside traffic ---- */
 static volatile int stop;
 static volatile unsigned long sent;
@@ -614,8 +830,14 @@ static void *synchronises(void *took)
 /* Kernels that wait for a message: one thread, and as many as fill the GPU; with nobody and somebody waiting for the device. */
 static void waits(void)
 {
-	void *kernel = function("wait_word");
+	void *kernel = function("wait_word"), *memory = fresh(NULL, REGION);
+	struct place kept = places[0][HOST];
 	for (int shape = 0; shape < 4; shape++) {
+		/* A region that the GPU sees; it goes while the kernel runs, and other memory comes in its place. */
+		if (shape == 0) {
+			places[0][HOST] = here(memory, REGION);
+			shown();
+		}
 		uint64_t at = places[1][GPU].addr + (4 << 20), limit = 5000000000ull;
 		void *arguments[] = { &at, &limit };
 		pthread_t thread;
@@ -629,8 +851,23 @@ static void waits(void)
 			usleep(20000);
 		}
 		struct name where = { .addr = places[1][GPU].addr, .rkey = places[1][GPU].mr->rkey };
-		memset((void *)places[0][HOST].addr, 1, 65536);
 		double since = now_us();
+		if (shape == 0) {
+			CHECK(ibv_dereg_mr(places[0][HOST].mr) == 0);
+			printf("WAITS deregistered after %.0f us\n", now_us() - since);
+			fresh(memory, REGION);
+			places[0][HOST] = here(memory, REGION);
+			for (unsigned i = 0; i < 100000; i++)
+				((uint8_t *)memory)[i] = pattern(i, 9);
+			post(IBV_WR_RDMA_WRITE, HOST, 0, 100000, where, 0);
+			CHECK(completion(&it) == IBV_WC_SUCCESS);
+			post(IBV_WR_RDMA_READ, HOST, 500000, 100000, where, 0);
+			CHECK(completion(&it) == IBV_WC_SUCCESS);
+			CHECK(memcmp(memory, (uint8_t *)memory + 500000, 100000) == 0);
+			CHECK(ibv_dereg_mr(places[0][HOST].mr) == 0);
+			places[0][HOST] = kept;
+		}
+		memset((void *)places[0][HOST].addr, 1, 65536);
 		/* A long message, then the word: the kernel ends when it has arrived. */
 		post(IBV_WR_RDMA_WRITE, HOST, 0, 65536, where, 0);
 		CHECK(completion(&it) == IBV_WC_SUCCESS);
@@ -718,6 +955,12 @@ int main(int argc, char **argv)
 		lost();
 	else if (strcmp(what, "stuck") == 0)
 		stuck();
+	else if (strcmp(what, "pages") == 0)
+		pages();
+	else if (strcmp(what, "forks") == 0)
+		forks();
+	else if (strcmp(what, "mapped") == 0)
+		mapped();
 	else if (strcmp(what, "calls") == 0)
 		calls();
 	else if (strcmp(what, "waits") == 0)

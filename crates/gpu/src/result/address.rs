@@ -14,6 +14,9 @@ use super::{Error, Result};
 /// `cuPointerGetAttributes`; its result is a plain integer, since a newer driver may give one that no enumeration knows.
 type GetAttributes = unsafe extern "C" fn(c_uint, *const c_uint, *const *mut c_void, CUdeviceptr) -> c_uint;
 
+/// `CU_MEMORYTYPE_HOST`.
+pub const MEMORY_TYPE_HOST: u32 = 1;
+
 /// `CU_MEMORYTYPE_DEVICE`.
 pub const MEMORY_TYPE_DEVICE: u32 = 2;
 

@@ -238,6 +238,23 @@ pub unsafe fn event_destroy(event: CUevent) -> Result<()> {
     call!(cuEventDestroy_v2(event))
 }
 
+/// An event that is only asked whether it has been reached.
+pub unsafe fn event_create_untimed() -> Result<CUevent> {
+    let mut event = null_mut();
+    call!(cuEventCreate(&mut event, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint))?;
+    Ok(event)
+}
+
+/// Puts an event behind all that a context does now, in whatever stream. CUDA 12.5 on.
+pub unsafe fn event_record_behind_all(event: CUevent, context: CUcontext) -> Result<()> {
+    call!(cuCtxRecordEvent(context, event))
+}
+
+/// Waits for all that the current context does, however long that takes; other threads' calls go on meanwhile.
+pub unsafe fn synchronize() -> Result<()> {
+    call!(cuCtxSynchronize())
+}
+
 /// Puts an event into a stream.
 pub unsafe fn event_record(event: CUevent, stream: CUstream) -> Result<()> {
     call!(cuEventRecord(event, stream))

@@ -88,6 +88,7 @@ pub mod code {
     pub const NOT_PERMITTED: u32 = 800;
     pub const NOT_SUPPORTED: u32 = 801;
     pub const SYSTEM_DRIVER_MISMATCH: u32 = 803;
+    pub const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
 }
 
 impl Error {

@@ -5,7 +5,7 @@
 
 use super::context::Context;
 use super::device::Gpu;
-use crate::result::address::{self, MEMORY_TYPE_DEVICE, Told};
+use crate::result::address::{self, MEMORY_TYPE_DEVICE, MEMORY_TYPE_HOST, Told};
 use crate::result::{Error, Result};
 
 /// One allocation, as the driver describes it now; it may be freed at any time.
@@ -17,6 +17,12 @@ impl Allocation {
     /// process. Takes less than a microsecond.
     pub fn at(address: u64) -> Option<Allocation> {
         address::ask(address).filter(|told| told.memory_type == MEMORY_TYPE_DEVICE).map(Allocation)
+    }
+
+    /// Pages of the host that lie at `address` and that CUDA keeps in their place, because it allocated them or was given them.
+    /// `None`: there are none. As cheap as [`Self::at`].
+    pub fn pinned_at(address: u64) -> Option<Allocation> {
+        address::ask(address).filter(|told| told.memory_type == MEMORY_TYPE_HOST).map(Allocation)
     }
 
     /// [`Self::id`] of the allocation that lies at `address` now.
@@ -62,6 +68,12 @@ impl Allocation {
     /// Whether kernels in `context` may use it: others' memory, and what is mapped page by page, are for copies only.
     pub fn is_of(&self, context: &Context) -> bool {
         self.0.context != 0 && self.0.context == context.number()
+    }
+
+    /// Whether it was made in a context. Memory of a pool was not, nor what is mapped into a range of addresses: there
+    /// [`Self::start`] and [`Self::len`] are those of the range.
+    pub fn is_in_a_context(&self) -> bool {
+        self.0.context != 0
     }
 
     /// Its GPU. Errors: the driver's; the process has two drivers, and this crate would call the other.

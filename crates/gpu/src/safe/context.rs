@@ -12,11 +12,17 @@ use std::time::{Duration, Instant};
 
 use super::device::Gpu;
 use super::discarded::Discarded;
-use crate::result::driver::{self, CUcontext, CUstream};
-use crate::result::{Error, Result};
+use crate::result::driver::{self, CUcontext, CUevent, CUstream};
+use crate::result::{Error, Result, code};
 
 /// How long the last share in a context, and pages that are not ours, wait for the device.
 const REST: Duration = Duration::from_secs(2);
+/// How often a thread looks that waits for what may run for hours.
+const LOOK: Duration = Duration::from_millis(1);
+/// Kernels that end in this time may be waited for by the driver with its lock held: so many such waits in a row say that
+/// there are no others.
+const SHORT: Duration = Duration::from_millis(20);
+const SHORT_ONES: u32 = 8;
 
 /// A share in a GPU's primary context; clones are shares in the same.
 #[derive(Clone)]
@@ -88,6 +94,59 @@ impl Context {
     /// whether they are; a lost context is at rest for good.
     pub fn at_rest(&self, limit: Duration) -> bool {
         self.0.at_rest(limit)
+    }
+
+    /// Waits for a moment at which nothing runs in this context, whoever launched it, however long that takes: for a thread that
+    /// has nothing else to do. No call of another thread waits for this one. Where kernels come one upon the other it is one at which
+    /// they have been short for a while. Errors: a lost context, for which nothing is to be waited for.
+    pub(super) fn wait_for_all(&self) -> Result<()> {
+        self.enter()?;
+        // SAFETY: the context is current.
+        let event = unsafe { driver::event_create_untimed() }?;
+        let mut short = 0;
+        let waited = loop {
+            match self.wait_behind_all(event) {
+                Ok(took) if took.is_zero() => break Ok(()),
+                Ok(took) if took > SHORT => short = 0,
+                Ok(_) if short == SHORT_ONES => break Ok(()),
+                Ok(_) => short += 1,
+                Err(error) => break Err(error),
+            }
+        };
+        // SAFETY: it was made here, and nobody else has it.
+        let _ = unsafe { driver::event_destroy(event) };
+        waited
+    }
+
+    /// Waits until all has ended that runs now; says how long that took, 0 when nothing ran.
+    fn wait_behind_all(&self, event: CUevent) -> Result<Duration> {
+        // SAFETY: the event is of this context, which is current.
+        match unsafe { driver::event_record_behind_all(event, self.0.context) } {
+            Ok(()) => {}
+            // A stream records what it is given; that ends without the device.
+            Err(error) if error.code() == Some(code::STREAM_CAPTURE_UNSUPPORTED) => {
+                std::thread::sleep(LOOK);
+                return Ok(Duration::MAX);
+            }
+            // An older driver: its own wait takes a processor for as long as it lasts.
+            Err(_) => {
+                // SAFETY: the context is current.
+                unsafe { driver::synchronize() }?;
+                return Ok(Duration::ZERO);
+            }
+        }
+        let since = Instant::now();
+        // SAFETY: the event lives, and its context is current; below too.
+        if unsafe { driver::event_query(event) }? {
+            return Ok(Duration::ZERO);
+        }
+        loop {
+            std::thread::sleep(LOOK);
+            // SAFETY: as above.
+            if unsafe { driver::event_query(event) }? {
+                return Ok(since.elapsed());
+            }
+        }
     }
 
     /// Makes it current in this thread: each call of the driver is about the current one.

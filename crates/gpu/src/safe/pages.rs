@@ -14,6 +14,10 @@ use crate::result::{Error, Result, code};
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
 
+/// Where somebody else has registered a part of so much, pages are registered one by one; of more none are, since each takes a call of
+/// the driver that others wait for.
+const ONE_BY_ONE: usize = 1024 * PAGE;
+
 /// What a range of host memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -130,10 +134,11 @@ impl<R: Registrar> Pages<R> {
         self.extents.len()
     }
 
-    /// Registers a run of pages of which none is known: as one, or, where somebody else has some of them, page by page.
+    /// Registers a run of pages of which none is known: as one, or, where somebody else has some of them and it is short, page by
+    /// page.
     fn add(&mut self, start: usize, len: usize, kind: Kind) -> Result<Vec<usize>> {
         match self.register(start, len, kind) {
-            Err(error) if is_taken(&error) => {
+            Err(error) if is_taken(&error) && len <= ONE_BY_ONE => {
                 let mut added = Vec::new();
                 for page in (start..start + len).step_by(PAGE) {
                     let how = match self.register(page, PAGE, kind) {

@@ -80,6 +80,16 @@ impl Registered {
         Ok((address as u64).wrapping_add(moved.unwrap_or(0)))
     }
 
+    /// Gives the pages back at a moment when nothing runs on their GPU, however long that takes to come. The driver waits for all that
+    /// runs, with a lock held that copies of the whole process wait for, and that is what dropping may come to. Errors: the driver's; pages that it
+    /// did not take back stay registered.
+    pub fn end(mut self) -> Result<()> {
+        let Some(share) = self.share.take() else { return Ok(()) };
+        let waited = self.context.wait_for_all();
+        release(&share);
+        waited
+    }
+
     /// Where the GPU sees the first byte.
     pub fn device_address(&self) -> u64 {
         self.device_address

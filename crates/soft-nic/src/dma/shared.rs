@@ -1,6 +1,7 @@
 //! Memory shared between NIC processes: words as atomics, rings as bytes that only the guarded copies touch.
 
 use std::io;
+use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -104,9 +105,9 @@ impl Drop for SharedMemory {
 /// Positions count bytes for ever (they would wrap after 2^64); their low bits are the offset.
 #[derive(Debug)]
 pub struct RingMemory {
-    /// Shown to a GPU when the ring first carries something of one. Let go before it is unmapped.
+    /// Shown to a GPU when the ring first carries something of one. It is unmapped when the GPU sees it no more.
     pages: OnceLock<Option<HostPages>>,
-    memory: SharedMemory,
+    memory: ManuallyDrop<SharedMemory>,
     capacity: usize,
 }
 
@@ -124,7 +125,7 @@ impl RingMemory {
         place(base, fd, offset, capacity, access)?;
         // SAFETY: inside the reservation.
         place(unsafe { base.add(capacity) }, fd, offset, capacity, access)?;
-        Ok(RingMemory { pages: OnceLock::new(), memory, capacity })
+        Ok(RingMemory { pages: OnceLock::new(), memory: ManuallyDrop::new(memory), capacity })
     }
 
     /// Bytes in the ring.
@@ -230,6 +231,17 @@ impl RingMemory {
         self.show_to_gpu(to);
         let from = [Segment { addr: self.at(position, len), len: len as u64 }];
         host.copy(to, &from, len as u64, order)
+    }
+}
+
+impl Drop for RingMemory {
+    fn drop(&mut self) {
+        // SAFETY: taken here alone, and nobody has the value any more.
+        let memory = unsafe { ManuallyDrop::take(&mut self.memory) };
+        match self.pages.take().flatten() {
+            Some(pages) => pages.end_with(memory),
+            None => drop(memory),
+        }
     }
 }
 

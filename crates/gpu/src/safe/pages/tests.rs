@@ -108,6 +108,15 @@ fn pages_that_somebody_else_registered_are_used_and_left() {
 }
 
 #[test]
+fn a_long_run_of_which_somebody_has_a_page_is_refused_by_one_call() {
+    let mut pages = pages();
+    pages.registrar.registered.insert(11 * P, P);
+    assert!(pages.acquire(10 * P, ONE_BY_ONE + P, Kind::Memory).is_err());
+    assert_eq!((pages.registrar.calls, pages.len()), (1, 0));
+    assert!(pages.acquire(10 * P, ONE_BY_ONE, Kind::Memory).is_ok());
+}
+
+#[test]
 fn a_doorbell_page_is_tried_as_registers_and_then_as_memory() {
     for (name, card, peer_mapping, expected) in [
         ("a card's, allowed", true, true, Some(How::DeviceRegisters)),

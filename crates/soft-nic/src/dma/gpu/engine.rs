@@ -1,14 +1,10 @@
-//! What the worker's thread has of each GPU, and what it does there: copies by the copy engine, launches of the mover, pages
-//! of the host.
+//! What the worker's thread has of each GPU, and what it does there: copies by the copy engine, launches of the mover.
 
 use std::collections::BTreeMap;
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu::{
-    Arguments, Context, Function, Gpu, Kind, Module, PinnedMemory, Priority, Registered, Shape, Stream,
-};
+use gpu::{Arguments, Context, Function, Gpu, Module, PinnedMemory, Priority, Shape, Stream};
 
 use super::mover::{ASSEMBLY, IDLE_NS, LIFE_NS, MAIL_BYTES, THREADS};
 
@@ -65,29 +61,21 @@ pub struct Shared {
 #[derive(Default)]
 pub struct Hands {
     cards: BTreeMap<u32, Card>,
-    pages: BTreeMap<(u64, u64), Registered>,
     /// The last copy did not end well.
     failed: bool,
 }
 
-struct Card {
-    context: Context,
+/// What is made of a GPU before it is used.
+pub struct Card {
     copies: Stream,
     tails: Stream,
     mover: Option<(Stream, Function)>,
     shared: Shared,
 }
 
-impl Hands {
+impl Card {
     /// Takes a share in the GPU's primary context and makes all that copies need, before a kernel may keep the driver from it.
-    pub fn open(&mut self, gpu: Gpu) -> Result<(Context, Shared), gpu::Error> {
-        if let Some(card) = self.cards.get(&gpu.ordinal()) {
-            if card.copies.is_idle().is_ok() {
-                return Ok((card.context.clone(), card.shared.clone()));
-            }
-            // Its context is lost, or was reset by the program.
-            self.cards.remove(&gpu.ordinal());
-        }
+    pub fn open(gpu: Gpu) -> Result<(Context, Card), gpu::Error> {
         let context = Context::new(gpu)?;
         let copies = Stream::new(&context, Priority::Greatest)?;
         let tails = Stream::new(&context, Priority::Greatest)?;
@@ -101,9 +89,24 @@ impl Hands {
             Err(error) => (None, Some(error.to_string())),
         };
         let shared = Shared { mail, stage, no_mover };
-        let card = Card { context: context.clone(), copies, tails, mover, shared: shared.clone() };
-        self.cards.insert(gpu.ordinal(), card);
-        Ok((context, shared))
+        Ok((context, Card { copies, tails, mover, shared }))
+    }
+
+    /// What the NIC's side gets of it.
+    pub fn shared(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+impl Hands {
+    /// Takes a GPU in.
+    pub fn adopt(&mut self, ordinal: u32, card: Card) {
+        self.cards.insert(ordinal, card);
+    }
+
+    /// An error when the GPU's context is lost, or was reset by the program.
+    pub fn state(&self, ordinal: u32) -> Result<(), gpu::Error> {
+        self.card(ordinal)?.copies.is_idle().map(drop)
     }
 
     fn card(&self, ordinal: u32) -> Result<&Card, gpu::Error> {
@@ -175,26 +178,5 @@ impl Hands {
             Some((stream, _)) => stream.is_idle(),
             None => Ok(true),
         }
-    }
-
-    /// Lets every GPU see pages of the host.
-    pub fn register(&mut self, ordinal: u32, start: u64, len: u64) -> Result<(), gpu::Error> {
-        let context = self.card(ordinal)?.context.clone();
-        let Some(first) = NonNull::new(std::ptr::with_exposed_provenance_mut(start as usize)) else {
-            return Err(gpu::Error::Refused("no memory".into()));
-        };
-        // SAFETY: a region of the program's, which stays until it is deregistered: that ends this registration first; or a
-        // ring of the NIC's.
-        let registered = unsafe { Registered::new(&context, first, len as usize, Kind::Memory) }?;
-        if registered.device_address() != start {
-            return Err(gpu::Error::Refused("this GPU sees the host's pages at other addresses".into()));
-        }
-        self.pages.insert((start, len), registered);
-        Ok(())
-    }
-
-    /// Ends that.
-    pub fn unregister(&mut self, start: u64, len: u64) {
-        self.pages.remove(&(start, len));
     }
 }

@@ -1,38 +1,109 @@
-//! Pages of the host that the copy engine may write and read by itself: regions of the program and rings of the NIC.
+//! Pages of the host that the GPU may write and read by itself: regions of the program and rings of the NIC.
 //!
-//! Registering pages with CUDA takes 0.4 ms and more, so it is done once for a region, when a long message between it and a GPU
-//! is first met. A program that registers the same pages with CUDA after that is refused by the driver
-//! (`CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`); before, they are used as they are.
+//! Registering pages with CUDA takes 0.3 ms and 0.1 s a gigabyte (H200), so it is done once for a region, when a long message
+//! between it and a GPU is first met, and beside the messages: until the driver has answered they are staged. Pages that the program
+//! registered itself are used as they are, by the copy engine only: it may let them go at any time, and a kernel that goes
+//! there then costs it its context. A program that registers after the NIC is refused by the driver
+//! (`CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`).
+//!
+//! Ending a registration waits for every kernel of the process, in the driver, with a lock held that copies wait for
+//! (`cuMemHostUnregister`, measured). So a thread first waits without it, for as long as a kernel runs, and whoever lets the pages
+//! go waits a moment at most. Pages that are on their way out are not used, nor what is mapped in their place meanwhile.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
-use super::engine::LIMIT;
-use super::worker::{Worker, locked};
-use crate::dma::system::fork_generation;
+use gpu::{Allocation, Registered};
+
+use super::worker::{self, Ticket, locked};
+use crate::dma::system::{PAGE, fork_generation, nap};
 
 /// Shorter ones are not noted: what they take is staged.
 pub const LEAST: u64 = 64 << 10;
 
+/// How long who deregisters a region waits for the end of its registration: what ordinary kernels take.
+const GRACE: Duration = Duration::from_millis(250);
+
+/// Who may use pages of the host besides the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sight {
+    /// Nobody: they are staged.
+    None,
+    /// The copy engine.
+    Engine,
+    /// The mover too.
+    Kernels,
+}
+
+#[derive(Debug)]
 enum State {
     /// No GPU was met.
     Plain,
-    /// GPUs see it.
-    Registered,
+    /// The driver was asked, and has not answered.
+    Asked(Ticket<Result<(Registered, bool), gpu::Error>>),
+    /// Registered by the NIC; whether it may use that.
+    Ours(Registered, bool),
+    /// Registered by the program, under this number of the driver's.
+    Theirs(u64),
     /// The driver would not: it is staged.
     Refused,
 }
 
+#[derive(Debug)]
 struct Entry {
     users: usize,
     state: State,
 }
 
-/// By first byte and length.
-static NOTED: Mutex<BTreeMap<(u64, u64), Entry>> = Mutex::new(BTreeMap::new());
+/// Pages that are given back: whole ones, from `start` to `end`.
+#[derive(Debug)]
+struct Leaving {
+    number: u64,
+    start: u64,
+    end: u64,
+    /// Somebody has waited for it in vain.
+    late: bool,
+}
+
+#[derive(Debug, Default)]
+struct Noted {
+    /// By first byte and length.
+    entries: BTreeMap<(u64, u64), Entry>,
+    leaving: Vec<Leaving>,
+    last_number: u64,
+}
+
+/// A process's own: a fork child begins with another, whoever held the lock when it came into being.
+static NOTED: AtomicPtr<Mutex<Noted>> = AtomicPtr::new(null_mut());
 static REGISTERED: AtomicUsize = AtomicUsize::new(0);
+
+fn noted() -> MutexGuard<'static, Noted> {
+    let mut table = NOTED.load(Ordering::Acquire);
+    if table.is_null() {
+        // The handler that forgets it in a child must be there before it is.
+        fork_generation();
+        let new = Box::into_raw(Box::default());
+        match NOTED.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => table = new,
+            Err(other) => {
+                table = other;
+                // SAFETY: made just now, and nobody else has seen it.
+                drop(unsafe { Box::from_raw(new) });
+            }
+        }
+    }
+    // SAFETY: made by a box, and never freed.
+    locked(unsafe { &*table })
+}
+
+/// In a fork child: what its parent noted stays where it is, and nobody looks at it again.
+pub fn forget_all() {
+    NOTED.store(null_mut(), Ordering::Release);
+    REGISTERED.store(0, Ordering::Relaxed);
+}
 
 /// A run of pages that stays as long as this lives.
 #[derive(Debug)]
@@ -49,60 +120,161 @@ impl HostPages {
             return None;
         }
         let entry = || Entry { users: 0, state: State::Plain };
-        locked(&NOTED).entry((start, len)).or_insert_with(entry).users += 1;
+        noted().entries.entry((start, len)).or_insert_with(entry).users += 1;
         Some(HostPages { start, len, generation: fork_generation() })
     }
+
+    /// Lets them go, and `kept`, which has them mapped, when no GPU sees them any more. Returns at once.
+    pub fn end_with(self, kept: impl Send + 'static) {
+        self.leave(Box::new(kept));
+        // There is nothing left to drop.
+        std::mem::forget(self);
+    }
+
+    /// The number under which they are given back, if they have to be.
+    fn leave(&self, kept: Box<dyn Send>) -> Option<u64> {
+        if self.generation != fork_generation() {
+            return None;
+        }
+        let key = (self.start, self.len);
+        let mut noted = noted();
+        let entry = noted.entries.get_mut(&key)?;
+        entry.users -= 1;
+        if entry.users > 0 {
+            return None;
+        }
+        let state = noted.entries.remove(&key)?.state;
+        if matches!(state, State::Plain | State::Theirs(_) | State::Refused) {
+            return None;
+        }
+        let (Ok(keeper), Ok(leavers)) = (worker::keeper(), worker::leavers()) else {
+            // The pages stay, since nobody can wait for what uses them.
+            std::mem::forget((state, kept));
+            return None;
+        };
+        noted.last_number += 1;
+        let number = noted.last_number;
+        let (start, end) = pages_of(key);
+        noted.leaving.push(Leaving { number, start, end, late: false });
+        let give_back = move |registered: Registered| {
+            leavers.post(move |()| {
+                // A context that is lost has nothing registered.
+                let _ = registered.end();
+                left(number, kept);
+            });
+        };
+        match state {
+            State::Ours(registered, usable) => {
+                REGISTERED.fetch_sub(usize::from(usable), Ordering::Relaxed);
+                give_back(registered);
+            }
+            // The thread that registers does one thing after the other.
+            State::Asked(ticket) => drop(keeper.post(move |_| match ticket.take() {
+                Some(Ok((registered, _))) => give_back(registered),
+                _ => left(number, Box::new(give_back)),
+            })),
+            State::Plain | State::Theirs(_) | State::Refused => {}
+        }
+        Some(number)
+    }
+}
+
+fn left(number: u64, kept: Box<dyn Send>) {
+    drop(kept);
+    noted().leaving.retain(|leaving| leaving.number != number);
 }
 
 impl Drop for HostPages {
     fn drop(&mut self) {
-        if self.generation != fork_generation() {
-            return;
-        }
-        let key = (self.start, self.len);
-        let mut noted = locked(&NOTED);
-        let Some(entry) = noted.get_mut(&key) else { return };
-        entry.users -= 1;
-        if entry.users > 0 {
-            return;
-        }
-        let registered = entry.state == State::Registered;
-        noted.remove(&key);
-        if registered {
-            REGISTERED.fetch_sub(1, Ordering::Relaxed);
-            if let Ok(worker) = Worker::of_this_process() {
-                // The driver may wait for the program's kernels; the pages are the program's to unmap in any case.
-                worker.post(move |hands| hands.unregister(key.0, key.1)).wait(LIMIT);
+        let Some(number) = self.leave(Box::new(())) else { return };
+        // Behind one that is late this one is late too.
+        let limit = if noted().leaving.iter().any(|leaving| leaving.late) { Duration::ZERO } else { GRACE };
+        let since = Instant::now();
+        loop {
+            let mut noted = noted();
+            let Some(leaving) = noted.leaving.iter_mut().find(|leaving| leaving.number == number) else {
+                return;
+            };
+            if since.elapsed() >= limit {
+                leaving.late = true;
+                break;
             }
+            drop(noted);
+            nap(Duration::from_micros(50));
+        }
+        if limit == GRACE {
+            eprintln!(
+                "softnic: pages of a region that is deregistered stay registered with CUDA until the kernels that run now \
+                 have ended: what is mapped in their place before that is no memory for cudaMemcpy"
+            );
         }
     }
 }
 
-/// Whether the copy engine may use `addr..addr + len`: they lie in noted pages, which are registered now if they were not.
-pub fn are_visible(card: u32, addr: u64, len: u64) -> bool {
-    let mut noted = locked(&NOTED);
+/// Who may use `addr..addr + len` now. Where they lie in noted pages that no GPU sees yet, one is asked to.
+pub fn sight(card: u32, addr: u64, len: u64) -> Sight {
+    let mut noted = noted();
+    let Noted { entries, leaving, .. } = &mut *noted;
     let end = addr.saturating_add(len);
     // Regions may lie in each other; the one that begins last is looked at first.
     let holds = |(key, _): &(&(u64, u64), &mut Entry)| lies_in(**key, addr, end);
-    let mut holding: Vec<_> = noted.range_mut(..=(addr, u64::MAX)).filter(holds).collect();
-    if holding.iter().any(|(_, entry)| entry.state == State::Registered) {
-        return true;
+    let mut holding: Vec<_> = entries.range_mut(..=(addr, u64::MAX)).filter(holds).collect();
+    holding.reverse();
+    for (key, entry) in &mut holding {
+        entry.look();
+        match &entry.state {
+            State::Ours(_, true) => return Sight::Kernels,
+            State::Theirs(number) if Allocation::id_at(addr) == Some(*number) => return Sight::Engine,
+            // The program has let them go: from now on they are pages as all others.
+            State::Theirs(_) => entry.state = State::Plain,
+            State::Asked(_) => return Sight::None,
+            State::Plain | State::Ours(_, false) | State::Refused => {}
+        }
+        let (first, last) = pages_of(**key);
+        if leaving.iter().any(|leaving| leaving.start < last && first < leaving.end) {
+            return Sight::None;
+        }
     }
-    let Some((key, entry)) = holding.iter_mut().rev().find(|(_, entry)| entry.state == State::Plain) else {
-        return false;
+    let Some((key, entry)) = holding.iter_mut().find(|(_, entry)| matches!(entry.state, State::Plain)) else {
+        return Sight::None;
     };
-    let Ok(worker) = Worker::of_this_process() else { return false };
     let (start, len) = **key;
-    let answer = worker.post(move |hands| hands.register(card, start, len)).wait(LIMIT);
-    let registered = matches!(answer, Some(Ok(())));
-    entry.state = if registered { State::Registered } else { State::Refused };
-    REGISTERED.fetch_add(usize::from(registered), Ordering::Relaxed);
-    registered
+    if let Some(pinned) = Allocation::pinned_at(start)
+        && pinned.id() != 0
+        && lies_in((pinned.start(), pinned.len()), start, start.saturating_add(len))
+    {
+        entry.state = State::Theirs(pinned.id());
+        return Sight::Engine;
+    }
+    let Ok(keeper) = worker::keeper() else { return Sight::None };
+    entry.state = State::Asked(keeper.post(move |keeper| keeper.register(card, start, len)));
+    Sight::None
+}
+
+impl Entry {
+    /// Takes the driver's answer, when it has come.
+    fn look(&mut self) {
+        let State::Asked(ticket) = &self.state else { return };
+        self.state = match ticket.take() {
+            None => return,
+            Some(Ok((registered, usable))) => {
+                REGISTERED.fetch_add(usize::from(usable), Ordering::Relaxed);
+                State::Ours(registered, usable)
+            }
+            Some(Err(_)) => State::Refused,
+        };
+    }
 }
 
 /// Whether `addr..end` lies in a region's range, whatever length the program gave it.
 fn lies_in((start, len): (u64, u64), addr: u64, end: u64) -> bool {
     start <= addr && end <= start.saturating_add(len)
+}
+
+/// Whole pages around it.
+fn pages_of((start, len): (u64, u64)) -> (u64, u64) {
+    let page = PAGE as u64;
+    (start / page * page, start.saturating_add(len).checked_next_multiple_of(page).unwrap_or(u64::MAX))
 }
 
 /// Runs of pages that GPUs see because of this.
@@ -113,6 +285,7 @@ pub fn registered() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dma::system::true_in_fork_child;
 
     #[test]
     fn a_length_that_leaves_the_address_space_is_no_overflow() {
@@ -125,5 +298,40 @@ mod tests {
         ] {
             assert_eq!(lies_in(range, addr, end), inside, "{range:x?} {addr:#x}..{end:#x}");
         }
+        assert_eq!(pages_of((0x1001, u64::MAX)), (0x1000, u64::MAX));
+        assert_eq!(pages_of((0x1001, 0x1000)), (0x1000, 0x3000));
+    }
+
+    #[test]
+    fn a_fork_child_notes_regions_of_its_own_whoever_held_the_lock_in_its_parent() {
+        let ours = HostPages::note(0x9000_0000, LEAST).unwrap();
+        let held = noted();
+        assert!(true_in_fork_child(|| {
+            let own = HostPages::note(0x9000_0000, LEAST);
+            let users = |key| noted().entries.get(&key).map(|entry| entry.users);
+            // The inherited one takes nothing along.
+            ours.leave(Box::new(()));
+            own.is_some() && users((0x9000_0000, LEAST)) == Some(1)
+        }));
+        drop(held);
+    }
+
+    #[test]
+    fn while_pages_are_given_back_no_gpu_is_asked_to_see_what_lies_in_their_place() {
+        let start = 0xa000_0000;
+        let pages = HostPages::note(start + 100, LEAST).unwrap();
+        let state = || format!("{:?}", noted().entries[&(start + 100, LEAST)].state);
+        // They share the last page of those that go.
+        noted().leaving.push(Leaving {
+            number: u64::MAX,
+            start: start - PAGE as u64,
+            end: start + 1,
+            late: false,
+        });
+        assert_eq!((sight(9, start + 200, 4096), state()), (Sight::None, "Plain".to_owned()));
+        left(u64::MAX, Box::new(()));
+        assert_eq!((sight(9, start + 200, 4096), &state()[..5]), (Sight::None, "Asked"));
+        drop(pages);
+        assert_eq!(sight(9, start + 200, 4096), Sight::None);
     }
 }

@@ -11,6 +11,7 @@
 
 mod engine;
 mod host_pages;
+mod keeper;
 mod mover;
 mod ranges;
 mod worker;
@@ -22,17 +23,23 @@ use std::time::{Duration, Instant};
 
 use gpu::Allocation;
 
-use self::engine::{Copy, HALF, LIMIT, Shared, Way};
+use self::engine::{Copy, HALF, Hands, LIMIT, Shared, Way};
+use self::host_pages::Sight;
 use self::mover::{Command, Mover, Outcome};
-use self::ranges::{Known, Place};
+use self::ranges::{Kind, Known, Place};
 use self::worker::{Ticket, Worker, locked};
 use super::host::last_word;
 use super::system::fork_generation;
 use super::{Fault, Host, Memory, Order, Segment};
 
 pub use host_pages::HostPages;
-pub(super) use ranges::forget_all;
 pub use ranges::{exist, touched_by};
+
+/// In a fork child: a GPU's memory is its parent's, and so is what was noted of the host's.
+pub(super) fn forget_all() {
+    ranges::forget_all();
+    host_pages::forget_all();
+}
 
 /// Longest message that the mover takes; from here on the copy engine is faster (H200: 65536 bytes into the GPU 11 against 9 µs).
 const SHORT: u64 = 32 << 10;
@@ -47,9 +54,6 @@ const REST: Duration = Duration::from_millis(20);
 
 /// Making a context and translating the mover, when the first region of a GPU is registered.
 const OPEN: Duration = Duration::from_secs(20);
-
-/// Granularity of what is mapped page by page (`cuMemGetAllocationGranularity`).
-const CHUNK: u64 = 2 << 20;
 
 /// Why memory of a GPU could not be registered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -121,22 +125,28 @@ impl GpuRegion {
         let (start, end) = (allocation.start(), allocation.start().saturating_add(allocation.len()));
         let last = addr.checked_add(length).filter(|last| *last <= end);
         let Some(last) = last else { return Err(GpuError::Outside { addr, length, start, end }) };
-        // A range of addresses may be mapped page by page, each from another allocation, or not at all.
-        let mut chunk = (addr & !(CHUNK - 1)) + CHUNK;
-        while chunk < last {
-            if !Allocation::at(chunk).is_some_and(|next| next.allows_nic() && !next.is_managed()) {
-                return Err(GpuError::NotForNic { addr: chunk });
-            }
-            chunk += CHUNK;
+        // A range of addresses may be mapped piece by piece, each from another allocation, or not at all.
+        let mut newest = allocation.id();
+        for chunk in ranges::chunks(addr, last).skip(1) {
+            let next = Allocation::at(chunk).filter(|next| next.allows_nic() && !next.is_managed());
+            newest = newest.max(next.ok_or(GpuError::NotForNic { addr: chunk })?.id());
         }
         let told = |error: gpu::Error| GpuError::Driver(error.to_string());
         let gpu = allocation.gpu().map_err(told)?;
-        let worker = Worker::of_this_process().map_err(|_| GpuError::Exhausted)?;
-        let opened = worker.post(move |hands| hands.open(gpu)).wait(OPEN);
+        let worker = worker::copies().map_err(|_| GpuError::Exhausted)?;
+        let keeper = worker::keeper().map_err(|_| GpuError::Exhausted)?;
+        let opened = keeper.post(move |keeper| keeper.open(gpu)).wait(OPEN);
         let (context, shared) = opened
             .ok_or_else(|| GpuError::Driver("making the NIC's context took too long".into()))?
             .map_err(told)?;
         let kernels = allocation.is_of(&context) && shared.no_mover.is_none();
+        // What belongs to no context is mapped: the driver tells the range that was reserved, which may have gaps, and each piece's
+        // number.
+        let (start, end, id, kind) = if allocation.is_in_a_context() {
+            (start, end, allocation.id(), Kind::Whole { kernels })
+        } else {
+            (addr, last, newest, Kind::Mapped)
+        };
         let card = gpu.ordinal();
         let mut cards = locked(&CARDS);
         let present = cards.get(&card).is_some_and(|front| front.shared.is_same(&shared));
@@ -146,8 +156,7 @@ impl GpuRegion {
             }
             cards.insert(card, Front::new(card, worker, shared));
         }
-        // A part of a reserved range may be mapped anew under the region, so that only the copy engine may go there.
-        let known = Known::new(start, end, allocation.id(), card, kernels).ok_or(GpuError::Exhausted)?;
+        let known = Known::new(start, end, id, card, kind).ok_or(GpuError::Exhausted)?;
         Ok(Some(GpuRegion { _known: known, generation: fork_generation() }))
     }
 }
@@ -164,7 +173,7 @@ impl Drop for GpuRegion {
 /// Whether a queue may lie there: not in a GPU's memory.
 pub fn is_gpu_address(addr: u64) -> bool {
     let is_memory_of_one = |allocation: Allocation| !allocation.is_managed();
-    ranges::find(addr).is_some() || Allocation::at(addr).is_some_and(is_memory_of_one)
+    ranges::find(addr, 1).is_some() || Allocation::at(addr).is_some_and(is_memory_of_one)
 }
 
 /// What is known of a range that lies in a GPU's allocation with a region. `None`: it lies in none.
@@ -172,7 +181,7 @@ pub(super) fn probe(addr: u64, end: u64) -> Option<Result<(), Fault>> {
     if !exist() {
         return None;
     }
-    let place = ranges::find(addr)?;
+    let place = ranges::find(addr, end.saturating_sub(addr))?;
     Some(if end <= place.end { Ok(()) } else { Err(Fault { addr: place.end }) })
 }
 
@@ -227,7 +236,7 @@ fn count(counter: &AtomicU64, by: u64) {
 /// One GPU, from the NIC's side.
 struct Front {
     card: u32,
-    worker: &'static Worker,
+    worker: &'static Worker<Hands>,
     shared: Shared,
     mover: Mover,
     launch: Option<Ticket<Result<(), gpu::Error>>>,
@@ -246,7 +255,7 @@ static CARDS: Mutex<BTreeMap<u32, Front>> = Mutex::new(BTreeMap::new());
 
 /// Copies where an end is a GPU's memory. `None`: none is. `last`: the last word goes last, by a release store.
 pub(super) fn copy(host: &Host, to: u64, from: u64, len: u64, last: bool) -> Option<Result<(), Fault>> {
-    let (target, source) = (ranges::find(to), ranges::find(from));
+    let (target, source) = (ranges::find(to, len), ranges::find(from, len));
     let place = target.or(source)?;
     let mut cards = locked(&CARDS);
     let Some(front) = cards.get_mut(&place.card) else { return Some(Err(Fault { addr: place.start })) };
@@ -255,7 +264,7 @@ pub(super) fn copy(host: &Host, to: u64, from: u64, len: u64, last: bool) -> Opt
 
 /// An atomic in a GPU's memory: the old value. `None`: the address is none of a GPU's.
 pub(super) fn atomic(host: &Host, addr: u64, operation: Atomic) -> Option<Result<u64, Fault>> {
-    let place = ranges::find(addr)?;
+    let place = ranges::find(addr, 8)?;
     let mut cards = locked(&CARDS);
     let Some(front) = cards.get_mut(&place.card) else { return Some(Err(Fault { addr })) };
     Some(front.atomic(host, addr, place, operation))
@@ -286,7 +295,7 @@ impl Shared {
 }
 
 impl Front {
-    fn new(card: u32, worker: &'static Worker, shared: Shared) -> Front {
+    fn new(card: u32, worker: &'static Worker<Hands>, shared: Shared) -> Front {
         // For tests on few cores, where a stand-in's threads begin late and are slow.
         let patient = std::env::var_os("SOFTNIC_GPU").is_some_and(|value| value == "patient");
         let mover = Mover::new(shared.mail.clone(), patient);
@@ -348,7 +357,9 @@ impl Front {
         let tail = if last { last_word(to, len) as u64 } else { 0 };
         if len <= SHORT && self.mover_may_use(&[(to, target)])? {
             // Alike modulo 16, so that the mover copies 16 bytes at a time.
-            let direct = len >= SEEN && to % 16 == from % 16 && host_pages::are_visible(self.card, from, len);
+            let direct = len >= SEEN
+                && to % 16 == from % 16
+                && host_pages::sight(self.card, from, len) == Sight::Kernels;
             let stage = if direct { from } else { self.shared.short() + to % 16 };
             if !direct {
                 host.copy_bytes(stage, from, len as usize, true)?;
@@ -357,7 +368,7 @@ impl Front {
                 return Ok(());
             }
         }
-        if len >= SEEN && host_pages::are_visible(self.card, from, len) {
+        if len >= SEEN && host_pages::sight(self.card, from, len) != Sight::None {
             return self.engine(Copy { to, from, len, tail, tail_to: 0, way: Way::FromHost }, target, to);
         }
         let mut before: Option<Ticket<_>> = None;
@@ -390,14 +401,16 @@ impl Front {
     ) -> Result<(), Fault> {
         let order = Order::Increasing;
         if len <= SHORT && self.mover_may_use(&[(from, source)])? {
-            let direct = len >= SEEN && to % 16 == from % 16 && host_pages::are_visible(self.card, to, len);
+            let direct = len >= SEEN
+                && to % 16 == from % 16
+                && host_pages::sight(self.card, to, len) == Sight::Kernels;
             let stage = if direct { to } else { self.shared.short() + from % 16 };
             let tail = if direct && last { last_word(to, len) as u64 } else { 0 };
             if self.command(Command::Copy { to: stage, from, len, tail }, from)?.is_some() {
                 return if direct { Ok(()) } else { host.copy_piece(to, stage, len, order, last) };
             }
         }
-        if len >= SEEN && host_pages::are_visible(self.card, to, len) {
+        if len >= SEEN && host_pages::sight(self.card, to, len) != Sight::None {
             let tail = if last { last_word(to, len) as u64 } else { 0 };
             let tail_to = self.shared.half(0);
             self.engine(Copy { to, from, len, tail, tail_to, way: Way::ToHost }, source, from)?;
@@ -621,5 +634,5 @@ pub fn can_be_lent(pieces: &[Segment]) -> bool {
 /// Addresses that count as a GPU's for as long as this lives: for tests where there is none.
 #[cfg(test)]
 pub(crate) fn counts_as_a_gpus(start: u64, len: u64) -> impl Drop {
-    Known::new(start, start + len, u64::MAX, 0, false).expect("a free place")
+    Known::new(start, start + len, u64::MAX, 0, Kind::Whole { kernels: false }).expect("a free place")
 }

@@ -1,4 +1,5 @@
-//! Which addresses of this process are a GPU's memory that regions are in.
+//! Which addresses of this process are a GPU's memory that regions are in: allocations as a whole, and regions where memory is mapped
+//! piece by piece into a range of addresses that was reserved (`cuMemMap`). Of that the driver tells no piece's bounds.
 //!
 //! Every access of the NIC to the program's memory asks here, so that a program without CUDA pays one relaxed load. Words only:
 //! a fork child, which has no GPU, empties the table, whoever was changing it at that moment.
@@ -9,7 +10,7 @@ use gpu::Allocation;
 
 use super::super::Segment;
 
-/// Allocations with regions that one process may have at a time; a message to or from the host is compared with all of them.
+/// Allocations with regions, and regions in mapped pieces, that one process may have at a time; a message to or from the host is compared with all of them.
 pub const MAX_ALLOCATIONS: usize = 512;
 
 /// Use of an entry: free, being changed, in use by that many regions (from 2 on, one more than there are).
@@ -20,15 +21,38 @@ struct Entry {
     users: AtomicU32,
     start: AtomicU64,
     end: AtomicU64,
-    /// The driver's number of the allocation.
+    /// The driver's number of the allocation; of pieces the greatest, as the driver counts upwards.
     id: AtomicU64,
-    /// GPU, and in bit 31 whether kernels may use it.
+    /// GPU, and in bits 31 and 30 whether kernels may use it, and whether it is of pieces.
     card: AtomicU32,
     /// Instance of the mover under which the allocation was last seen to be there still.
     seen_by: AtomicU32,
 }
 
 const KERNELS: u32 = 1 << 31;
+const MAPPED: u32 = 1 << 30;
+
+/// What an entry is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// One allocation; whether kernels of the primary context may use it.
+    Whole {
+        /// See there.
+        kernels: bool,
+    },
+    /// A region in memory that is mapped piece by piece; for the copy engine only, since it may be mapped anew at any time.
+    Mapped,
+}
+
+/// Granularity of what is mapped piece by piece (`cuMemGetAllocationGranularity`).
+const CHUNK: u64 = 2 << 20;
+
+/// One address of every piece that `start..end` may be of.
+pub fn chunks(start: u64, end: u64) -> impl Iterator<Item = u64> {
+    let first = (start & !(CHUNK - 1)).saturating_add(CHUNK);
+    std::iter::once(start)
+        .chain(std::iter::successors(Some(first), |at| at.checked_add(CHUNK)).take_while(move |at| *at < end))
+}
 
 static TABLE: [Entry; MAX_ALLOCATIONS] = [const {
     Entry {
@@ -50,10 +74,12 @@ pub fn exist() -> bool {
     USED.load(Ordering::Relaxed) != 0
 }
 
-/// A place in a GPU's memory.
+/// A place in a GPU's memory, and how much of it was asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     entry: usize,
+    addr: u64,
+    len: u64,
     /// First byte of the allocation.
     pub start: u64,
     /// Byte after its last.
@@ -62,13 +88,18 @@ pub struct Place {
     pub card: u32,
     /// Kernels of the primary context may use it.
     pub kernels: bool,
+    mapped: bool,
 }
 
 impl Place {
-    /// Whether the allocation is there still, and not another in its place.
+    /// Whether what was asked for is there still, and nothing else in its place.
     pub fn is_alive(&self) -> bool {
         let id = TABLE[self.entry].id.load(Ordering::Relaxed);
-        Allocation::id_at(self.start) == Some(id)
+        if !self.mapped {
+            return Allocation::id_at(self.start) == Some(id);
+        }
+        let end = self.addr.saturating_add(self.len);
+        chunks(self.addr, end).all(|chunk| Allocation::id_at(chunk).is_some_and(|now| now <= id))
     }
 
     /// The same, asked once for each instance of the mover: while one runs the driver frees nothing.
@@ -85,23 +116,26 @@ impl Place {
     }
 }
 
-/// The allocation that an address lies in, if a region is in that one.
-pub fn find(addr: u64) -> Option<Place> {
+/// What `len` bytes at an address lie in, if a region is there. Of several entries it is the one that holds all of them and was
+/// registered last.
+pub fn find(addr: u64, len: u64) -> Option<Place> {
     let used = USED.load(Ordering::Acquire).min(MAX_ALLOCATIONS);
-    (0..used).find_map(|entry| {
+    let holding = (0..used).filter_map(|entry| {
         let of = &TABLE[entry];
         let (start, end) = (of.start.load(Ordering::Relaxed), of.end.load(Ordering::Relaxed));
         if !(start..end).contains(&addr) || of.users.load(Ordering::Acquire) <= CHANGING {
             return None;
         }
         let card = of.card.load(Ordering::Relaxed);
-        Some(Place { entry, start, end, card: card & !KERNELS, kernels: card & KERNELS != 0 })
-    })
+        let (kernels, mapped) = (card & KERNELS != 0, card & MAPPED != 0);
+        Some(Place { entry, addr, len, start, end, card: card & !(KERNELS | MAPPED), kernels, mapped })
+    });
+    holding.max_by_key(|place| (len <= place.end - addr, TABLE[place.entry].id.load(Ordering::Relaxed)))
 }
 
 /// Whether one of these pieces is a GPU's memory.
 pub fn touched_by(pieces: &[Segment]) -> bool {
-    exist() && pieces.iter().any(|piece| find(piece.addr).is_some())
+    exist() && pieces.iter().any(|piece| find(piece.addr, piece.len).is_some())
 }
 
 /// A region's share in an entry; given back on drop.
@@ -113,7 +147,7 @@ pub struct Known {
 
 impl Known {
     /// `None`: the table is full.
-    pub fn new(start: u64, end: u64, id: u64, card: u32, kernels: bool) -> Option<Known> {
+    pub fn new(start: u64, end: u64, id: u64, card: u32, kind: Kind) -> Option<Known> {
         for (entry, of) in TABLE.iter().enumerate() {
             let same = of.id.load(Ordering::Relaxed) == id && of.start.load(Ordering::Relaxed) == start;
             let same = same && of.end.load(Ordering::Relaxed) == end;
@@ -130,7 +164,12 @@ impl Known {
         of.start.store(start, Ordering::Relaxed);
         of.end.store(end, Ordering::Relaxed);
         of.id.store(id, Ordering::Relaxed);
-        of.card.store(card | if kernels { KERNELS } else { 0 }, Ordering::Relaxed);
+        let kind = match kind {
+            Kind::Whole { kernels: true } => KERNELS,
+            Kind::Whole { kernels: false } => 0,
+            Kind::Mapped => MAPPED,
+        };
+        of.card.store(card | kind, Ordering::Relaxed);
         of.seen_by.store(0, Ordering::Relaxed);
         of.users.store(CHANGING + 1, Ordering::Release);
         USED.fetch_max(entry + 1, Ordering::AcqRel);
@@ -168,21 +207,56 @@ pub(in super::super) fn forget_all() {
 mod tests {
     use super::*;
 
+    const WHOLE: Kind = Kind::Whole { kernels: true };
+
     #[test]
     fn an_allocation_is_found_by_every_address_in_it_until_its_last_region_goes() {
         let (start, end) = (0x7_0000_0000u64, 0x7_0000_1000u64);
-        let first = Known::new(start, end, 7, 1, true).unwrap();
-        let second = Known::new(start, end, 7, 1, true).unwrap();
+        let first = Known::new(start, end, 7, 1, WHOLE).unwrap();
+        let second = Known::new(start, end, 7, 1, WHOLE).unwrap();
         assert_eq!(first.entry, second.entry);
         for (addr, inside) in [(start - 1, false), (start, true), (end - 1, true), (end, false)] {
-            assert_eq!(find(addr).is_some(), inside, "{addr:#x}");
+            assert_eq!(find(addr, 1).is_some(), inside, "{addr:#x}");
         }
-        let place = find(start + 5).unwrap();
+        let place = find(start + 5, 1).unwrap();
         assert_eq!((place.card, place.kernels), (1, true));
         assert!(!place.is_alive() && !place.is_alive_for(3), "no driver knows it");
         drop(first);
         assert!(touched_by(&[Segment { addr: 1, len: 9 }, Segment { addr: start, len: 1 }]));
         drop(second);
-        assert!(find(start).is_none());
+        assert!(find(start, 1).is_none());
+    }
+
+    #[test]
+    fn of_regions_that_overlap_the_one_that_holds_all_and_was_registered_last_is_taken() {
+        let at = 0x8_0000_0000u64;
+        // As regions of mapped pieces are, and an allocation that was freed and allocated anew under its region.
+        let known = [(0, 8, 5), (4, 6, 9), (4, 10, 7), (0, 8, 6)];
+        let known =
+            known.map(|(start, end, id)| Known::new(at + start, at + end, id, 0, Kind::Mapped).unwrap());
+        for (addr, len, id) in [(0, 8, 6), (4, 1, 9), (5, 2, 7), (5, 4, 7), (8, 2, 7), (7, 8, 7)] {
+            let found = find(at + addr, len).unwrap();
+            let entry = &known.iter().find(|known| known.entry == found.entry).unwrap();
+            assert_eq!(entry.id, id, "{len} at {addr}");
+            assert!(!found.kernels);
+        }
+        drop(known);
+        assert!(find(at, 1).is_none());
+    }
+
+    #[test]
+    fn every_piece_that_a_range_may_be_of_is_asked_for() {
+        let (start, mib) = (64 << 30, 1 << 20);
+        for (from, to, asked) in [
+            (0, 1, vec![0]),
+            (0, 2 * mib, vec![0]),
+            (0, 2 * mib + 1, vec![0, 2 * mib]),
+            (5, 4 * mib + 5, vec![5, 2 * mib, 4 * mib]),
+            (2 * mib - 1, 2 * mib, vec![2 * mib - 1]),
+        ] {
+            let found: Vec<u64> = chunks(start + from, start + to).map(|at| at - start).collect();
+            assert_eq!(found, asked, "{from}..{to}");
+        }
+        assert_eq!(chunks(u64::MAX - 5, u64::MAX).count(), 1);
     }
 }

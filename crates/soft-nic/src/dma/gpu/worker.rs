@@ -1,30 +1,54 @@
-//! The thread that calls CUDA's driver for the NIC: the driver blocks, and the NIC must not.
+//! Threads that call CUDA's driver for the NIC: the driver blocks, and the NIC must not.
 //!
 //! While the program frees memory, loads a kernel or copies in the default stream, and a kernel runs that does not end, the
-//! driver holds a lock (measured on an H200: a copy of ours waits until that kernel ends). So the NIC hands jobs to this
+//! driver holds a lock (measured on an H200: a copy of ours waits until that kernel ends). So the NIC hands jobs to a
 //! thread and waits for each with a deadline. The thread has CUDA's context; the program's threads keep theirs.
+//!
+//! There are three, each started by its first job: one copies and launches; one makes contexts and registers pages, which takes
+//! seconds for tens of gigabytes; one gives pages back, for which it waits until the program's kernels have ended.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::super::system;
 use super::engine::Hands;
+use super::keeper::Keeper;
 
 /// How long the thread looks for the next job before it sleeps, and how long who waits for one spins.
 const SPIN: Duration = Duration::from_micros(40);
 /// How long it sleeps when nobody wakes it.
 const NAP: Duration = Duration::from_secs(10);
 
-type Job = Box<dyn FnOnce(&mut Hands) + Send>;
+type Job<H> = Box<dyn FnOnce(&mut H) + Send>;
 
-/// The thread's post box.
-pub struct Worker {
-    jobs: Mutex<VecDeque<Job>>,
+/// The post box of a thread, which keeps an `H` for its jobs.
+pub struct Worker<H> {
+    jobs: Mutex<VecDeque<Job<H>>>,
     /// Counts jobs; the thread sleeps on it.
     bell: AtomicU32,
     asleep: AtomicU32,
+    started: Mutex<bool>,
+}
+
+static COPIES: Worker<Hands> = Worker::new();
+static KEEPER: Worker<Keeper> = Worker::new();
+static LEAVERS: Worker<()> = Worker::new();
+
+/// The one that copies and launches. Error of all three: the kernel gave no thread.
+pub fn copies() -> std::io::Result<&'static Worker<Hands>> {
+    COPIES.started()
+}
+
+/// The one that makes contexts and registers pages.
+pub fn keeper() -> std::io::Result<&'static Worker<Keeper>> {
+    KEEPER.started()
+}
+
+/// The one that gives pages back.
+pub fn leavers() -> std::io::Result<&'static Worker<()>> {
+    LEAVERS.started()
 }
 
 /// The answer of a job, when it comes.
@@ -63,32 +87,33 @@ impl<R> Ticket<R> {
     }
 }
 
-impl Worker {
-    /// The one of this process, started at the first call. Error: the kernel gave no thread.
-    pub fn of_this_process() -> std::io::Result<&'static Worker> {
-        static WORKER: OnceLock<Worker> = OnceLock::new();
-        static STARTED: Mutex<bool> = Mutex::new(false);
-        let worker = WORKER.get_or_init(|| Worker {
-            jobs: Mutex::default(),
+impl<H: Default + 'static> Worker<H> {
+    const fn new() -> Worker<H> {
+        Worker {
+            jobs: Mutex::new(VecDeque::new()),
             bell: AtomicU32::new(0),
             asleep: AtomicU32::new(0),
-        });
-        let mut started = locked(&STARTED);
+            started: Mutex::new(false),
+        }
+    }
+
+    fn started(&'static self) -> std::io::Result<&'static Worker<H>> {
+        let mut started = locked(&self.started);
         if !*started {
             // By this name our threads are told from the program's.
             let _blocked = system::BlockedSignals::new();
             let thread = std::thread::Builder::new().name("softnic-nic".to_owned());
-            thread.spawn(move || worker.serve())?;
+            thread.spawn(move || self.serve())?;
             *started = true;
         }
-        Ok(worker)
+        Ok(self)
     }
 
     /// Has the thread do something.
-    pub fn post<R: Send + 'static>(&self, job: impl FnOnce(&mut Hands) -> R + Send + 'static) -> Ticket<R> {
+    pub fn post<R: Send + 'static>(&self, job: impl FnOnce(&mut H) -> R + Send + 'static) -> Ticket<R> {
         let slot = Arc::new(Slot { done: AtomicU32::new(0), answer: Mutex::new(None) });
         let theirs = slot.clone();
-        let job: Job = Box::new(move |hands| {
+        let job: Job<H> = Box::new(move |hands| {
             let answer = job(hands);
             *locked(&theirs.answer) = Some(answer);
             theirs.done.store(1, Ordering::Release);
@@ -102,7 +127,7 @@ impl Worker {
     }
 
     fn serve(&self) {
-        let mut hands = Hands::default();
+        let mut hands = H::default();
         let mut since = Instant::now();
         loop {
             let heard = self.bell.load(Ordering::SeqCst);

@@ -1,0 +1,56 @@
+//! What takes the driver long, in a thread of its own, so that no copy waits behind it: contexts, and pages of the host.
+
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+
+use gpu::{Context, Gpu, How, Kind, Registered};
+
+use super::engine::{Card, LIMIT, Shared};
+use super::worker;
+
+/// All GPUs that this process has had regions in.
+#[derive(Default)]
+pub struct Keeper {
+    cards: BTreeMap<u32, (Context, Shared)>,
+}
+
+impl Keeper {
+    /// Makes what the NIC needs of a GPU, the first time; the thread that copies has it then.
+    ///
+    /// Errors: the driver's; the context that all was made in is lost, or the program has reset it.
+    pub fn open(&mut self, gpu: Gpu) -> Result<(Context, Shared), gpu::Error> {
+        let no_thread = |error: std::io::Error| gpu::Error::Refused(format!("no thread: {error}"));
+        let copies = worker::copies().map_err(no_thread)?;
+        let ordinal = gpu.ordinal();
+        if let Some((context, shared)) = self.cards.get(&ordinal) {
+            return match copies.post(move |hands| hands.state(ordinal)).wait(LIMIT) {
+                Some(Err(error)) => Err(gpu::Error::Refused(format!(
+                    "the NIC's context on GPU {ordinal} is lost, or the program has reset it: a process that is to register \
+                     memory there begins anew ({error})"
+                ))),
+                // While the driver does not answer, nothing says that it is.
+                _ => Ok((context.clone(), shared.clone())),
+            };
+        }
+        let (context, card) = Card::open(gpu)?;
+        let shared = card.shared().clone();
+        // Before whatever is copied: jobs are done in their order.
+        copies.post(move |hands| hands.adopt(ordinal, card));
+        self.cards.insert(ordinal, (context.clone(), shared.clone()));
+        Ok((context, shared))
+    }
+
+    /// Lets every GPU see pages of the host. Says too whether the NIC may use that: not where somebody else has registered some of them
+    /// and may let them go, nor where they are several runs, of which no copy of the engine's may use two.
+    pub fn register(&mut self, ordinal: u32, start: u64, len: u64) -> Result<(Registered, bool), gpu::Error> {
+        let refused = |why: &str| gpu::Error::Refused(why.to_owned());
+        let (context, _) = self.cards.get(&ordinal).ok_or_else(|| refused("this GPU is gone"))?;
+        let first = NonNull::new(std::ptr::with_exposed_provenance_mut(start as usize));
+        let first = first.ok_or_else(|| refused("no memory"))?;
+        // SAFETY: a region of the program's, which stays until it is deregistered, where this registration ends as soon as the
+        // driver lets it, and nothing of the NIC's uses it from then on; or a ring of the NIC's, which stays that long.
+        let registered = unsafe { Registered::new(context, first, len as usize, Kind::Memory) }?;
+        let usable = registered.how() == [How::Memory] && registered.device_address() == start;
+        Ok((registered, usable))
+    }
+}
