@@ -16,7 +16,7 @@ use crate::fabric::{Fabric, Layer, scratch};
 /// Writes sources into a folder of this run and compiles the first; the error is why it cannot be done here.
 fn compiled(
     folder: &Path,
-    sources: [(&str, &str); 2],
+    sources: &[(&str, &str)],
     output: &str,
     arguments: &[&str],
 ) -> Result<PathBuf, String> {
@@ -41,9 +41,12 @@ fn program() -> Result<String, String> {
         if !Path::new("/usr/include/infiniband/verbs.h").exists() {
             return Err("/usr/include/infiniband/verbs.h not found (package libibverbs-dev)".to_owned());
         }
-        let header = ("loopback.h", include_str!("../programs/loopback.h"));
-        let sources = [("gpu_memory.c", include_str!("../programs/gpu_memory.c")), header];
-        compiled(&scratch("gpu_memory"), sources, "gpu_memory", &["-libverbs", "-ldl"])
+        let sources = [
+            ("gpu_memory.c", include_str!("../programs/gpu_memory.c")),
+            ("gpu_given_up.h", include_str!("../programs/gpu_given_up.h")),
+            ("loopback.h", include_str!("../programs/loopback.h")),
+        ];
+        compiled(&scratch("gpu_memory"), &sources, "gpu_memory", &["-libverbs", "-ldl"])
             .map(|program| program.display().to_string())
     };
     PROGRAM.get_or_init(compile).clone()
@@ -54,8 +57,8 @@ fn stand_in() -> Result<PathBuf, String> {
     static FOLDER: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let compile = || {
         let folder = scratch("cuda_stand_in");
-        let sources = [("cuda_stand_in.c", include_str!("../programs/cuda_stand_in.c")), ("README", "")];
-        compiled(&folder, sources, "libcuda.so.1", &["-shared", "-fPIC"])?;
+        let sources = [("cuda_stand_in.c", include_str!("../programs/cuda_stand_in.c"))];
+        compiled(&folder, &sources, "libcuda.so.1", &["-shared", "-fPIC"])?;
         symlink("libcuda.so.1", folder.join("libcuda.so")).map_err(|error| error.to_string())?;
         Ok(folder)
     };
@@ -126,13 +129,16 @@ fn where_no_mover_runs_or_it_ends_too_early_or_pages_are_refused_messages_arrive
     let folder = measure::need!(stand_in(), "a C compiler");
     for (words, counter, some) in [
         ("no-mover", "gpu_mover_commands", false),
+        // Nobody waits a millisecond for what was refused.
+        ("refused-mover", "gpu_mover_late", false),
         ("late-mover", "gpu_mover_late", true),
         ("short-mover", "gpu_mover_launches", true),
         ("no-register", "gpu_host_pages", false),
     ] {
         let fabric = on_stand_in(Layer::InfiniBand, &folder, words);
         // A command that an instance did not take must not be the next one's: that is met only where it is asked every time.
-        let fabric = if words == "short-mover" { patient(fabric) } else { fabric };
+        let patiently = ["short-mover", "refused-mover"].contains(&words);
+        let fabric = if patiently { patient(fabric) } else { fabric };
         let (said, counters) = fabric.run(&[&program, "one", "-1"]);
         assert!(said.contains("96 messages"), "{words}: {said}");
         assert_eq!(value(&counters, counter) > 0, some, "{words}: {counter} {}", value(&counters, counter));
@@ -161,6 +167,38 @@ fn what_goes_wrong_under_a_message_is_its_error_and_the_nic_goes_on() {
         assert!(said.contains(sentence), "{mode}: {said}");
         assert!(value(&counters, "gpu_faults") > 0, "{mode}: {said}");
     }
+}
+
+#[test]
+fn a_copy_that_was_given_up_puts_no_byte_where_it_does_not_belong() {
+    let program = measure::need!(program(), "C compiler and libibverbs-dev");
+    let folder = measure::need!(stand_in(), "a C compiler");
+    // Each waits for seconds and does nothing: side by side.
+    std::thread::scope(|scope| {
+        for (mode, words) in [
+            ("torn", "no-register inward=300"),
+            ("late", "no-register inward=3000"),
+            ("queued", "no-register launch=4000"),
+            ("mute", "mute-mover"),
+            ("mixed", "no-register"),
+        ] {
+            let (fabric, program) = (on_stand_in(Layer::InfiniBand, &folder, words), &program);
+            let fabric = if mode == "mute" { patient(fabric) } else { fabric };
+            scope.spawn(move || {
+                let (said, _) = fabric.run(&[program, mode, "-1"]);
+                assert!(said.contains(mode), "{mode}: {said}");
+            });
+        }
+    });
+}
+
+#[test]
+fn memory_that_is_freed_at_any_moment_under_its_region_is_an_error_at_most() {
+    let program = measure::need!(program(), "C compiler and libibverbs-dev");
+    let folder = measure::need!(stand_in(), "a C compiler");
+    let fabric = patient(on_stand_in(Layer::InfiniBand, &folder, ""));
+    let (said, _) = fabric.run(&[&program, "churn", "-1"]);
+    assert!(said.contains("CHURN"), "{said}");
 }
 
 #[test]
@@ -233,6 +271,7 @@ fn gpu_memory_that_no_nic_may_reach_is_refused_and_what_goes_wrong_is_a_message_
     for (mode, sentence) in [
         ("refusals", "dma-buf"),
         ("freed", "memory was freed under its region"),
+        ("churn", "CHURN"),
         ("lost", "lost: "),
         ("mapped", "mapped"),
     ] {

@@ -10,6 +10,9 @@
  *   loud          says so when it is loaded
  *   slow-register more than 64 KiB of pages are registered in 1 s     no-context-events  a driver before CUDA 12.5
  *   stuck         copies of more than 100,000 bytes to the host do not return for 6 s
+ *   inward=MS     copies of more than 100,000 bytes from the host return at once, and are done that many milliseconds later
+ *   launch=MS     the first launch of the mover takes so long     refused-mover  each is refused
+ *   mute-mover    the mover waits for its first command, stops for 1.3 s when it sees it, then looks again
  */
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -48,6 +51,13 @@ static int asked(const char *word)
 {
 	const char *all = getenv("STAND_IN");
 	return all != NULL && strstr(all, word) != NULL;
+}
+
+/* The number behind such a word; 0: it is not there. */
+static unsigned number(const char *word)
+{
+	const char *all = getenv("STAND_IN"), *found = all == NULL ? NULL : strstr(all, word);
+	return found == NULL ? 0 : (unsigned)atoi(found + strlen(word));
 }
 
 __attribute__((constructor)) static void loaded(void)
@@ -160,9 +170,10 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *g
 			return lost;                                                                            \
 	} while (0)
 
-/* ---- streams: copies are done at once, kernels are counted ---- */
+/* ---- streams: kernels are counted, and copies that are not done at once ---- */
 struct stream {
 	volatile int kernels;
+	volatile unsigned posted, done; /* copies that are done later, one after the other */
 };
 CUresult cuStreamCreateWithPriority(struct stream **stream, unsigned flags, int priority)
 {
@@ -307,10 +318,16 @@ CUresult cuMemAllocManaged(uint64_t *address, size_t bytes, unsigned flags) { re
 CUresult cuMemFree_v2(uint64_t address)
 {
 	/* As the real one it waits for all kernels first, and only then does the memory go. */
-	CUresult waited = cuCtxSynchronize();
-	if (waited)
-		return waited;
-	pthread_mutex_lock(&lock);
+	for (;;) {
+		CUresult waited = cuCtxSynchronize();
+		if (waited)
+			return waited;
+		/* A kernel that is launched from here on finds it gone. */
+		pthread_mutex_lock(&lock);
+		if (running == 0)
+			break;
+		pthread_mutex_unlock(&lock);
+	}
 	int place = allocation(address, 1);
 	CUresult result = place < 0 || allocations[place].start != address ? INVALID_VALUE : 0;
 	if (result == 0)
@@ -447,11 +464,45 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, struct stre
 		sleep(6);
 	return cuMemcpyDtoH_v2(to, from, bytes);
 }
+struct later {
+	uint64_t to;
+	const void *from;
+	size_t bytes;
+	struct stream *stream;
+	unsigned turn;
+};
+static void *copy_later(void *of)
+{
+	struct later *later = of;
+	if (later->bytes > 100000)
+		usleep(number("inward=") * 1000);
+	while (__atomic_load_n(&later->stream->done, __ATOMIC_ACQUIRE) != later->turn)
+		usleep(100);
+	uint8_t *there = reach(later->to, later->bytes);
+	if (there == NULL)
+		broken("memory was freed under a copy", later->to);
+	memcpy(there, later->from, later->bytes);
+	__atomic_store_n(&later->stream->done, later->turn + 1, __ATOMIC_RELEASE);
+	__atomic_fetch_sub(&later->stream->kernels, 1, __ATOMIC_RELEASE);
+	free(later);
+	return NULL;
+}
 CUresult cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, struct stream *stream)
 {
-	(void)stream;
 	pages(from, bytes);
-	return cuMemcpyHtoD_v2(to, from, bytes);
+	struct later *later;
+	pthread_t thread;
+	if (number("inward=") == 0 || (bytes <= 100000 && stream->posted == __atomic_load_n(&stream->done, __ATOMIC_ACQUIRE)))
+		return cuMemcpyHtoD_v2(to, from, bytes);
+	ENTER;
+	if ((later = malloc(sizeof *later)) == NULL || reach(to, bytes) == NULL)
+		return INVALID_VALUE;
+	*later = (struct later){ to, from, bytes, stream, stream->posted++ };
+	__atomic_fetch_add(&stream->kernels, 1, __ATOMIC_SEQ_CST);
+	if (pthread_create(&thread, NULL, copy_later, later) != 0)
+		return OUT_OF_MEMORY;
+	pthread_detach(thread);
+	return 0;
 }
 CUresult cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, struct stream *stream)
 {
@@ -489,7 +540,7 @@ static void mover(const uint64_t *argument)
 	uint8_t *mail = (uint8_t *)argument[0];
 	uint32_t done = (uint32_t)argument[1], instance = (uint32_t)argument[2];
 	uint64_t idle = (uint32_t)argument[3], life = (uint32_t)argument[4], begun = ns(), last = begun;
-	int taken = 0;
+	int taken = 0, stopped = 0;
 	__atomic_store_n(WORD32(128), instance, __ATOMIC_RELEASE);
 	for (;;) {
 		uint32_t number = __atomic_load_n(WORD32(0), __ATOMIC_ACQUIRE);
@@ -497,13 +548,19 @@ static void mover(const uint64_t *argument)
 			return;
 		if (number == done) {
 			uint64_t now = ns();
-			if (now - last > idle || now - begun > life)
+			int waits = asked("mute-mover") && !stopped;
+			if (!waits && (now - last > idle || now - begun > life))
 				break;
 			sched_yield();
 			continue;
 		}
 		if (taken == 3 && asked("short-mover"))
 			break;
+		if (!stopped && asked("mute-mover")) {
+			stopped = 1;
+			usleep(1300000);
+			continue;
+		}
 		uint64_t to = *WORD64(8), from = *WORD64(16), bytes = *WORD64(24), a = *WORD64(32), b = *WORD64(40), old = 0;
 		switch (*WORD32(4)) {
 		case 0: {
@@ -587,13 +644,18 @@ CUresult cuLaunchKernel(const struct kernel *function, unsigned gx, unsigned gy,
 {
 	ENTER;
 	(void)gx, (void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
+	if (function->run == mover && asked("refused-mover"))
+		return NOT_SUPPORTED;
+	static int launched;
+	if (function->run == mover && !launched++)
+		usleep(number("launch=") * 1000);
 	struct launch *launch = calloc(1, sizeof *launch);
 	launch->kernel = function->run;
 	launch->stream = stream;
 	for (int i = 0; i < 5 && function->bytes[i]; i++)
 		memcpy(&launch->arguments[i], arguments[i], function->bytes[i]);
-	__atomic_fetch_add(&running, 1, __ATOMIC_SEQ_CST);
 	pthread_mutex_lock(&lock);
+	__atomic_fetch_add(&running, 1, __ATOMIC_SEQ_CST);
 	while (launch->place < MOST - 1 && kernel_numbers[launch->place] != 0)
 		launch->place++;
 	kernel_numbers[launch->place] = ++last_kernel;

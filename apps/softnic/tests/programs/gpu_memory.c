@@ -8,6 +8,7 @@
  *        gpu_memory pages|forks GID_INDEX          pages of the host that the program registers and lets go; that it deregisters;
  *                                                  a child that registers while the parent's NIC shows pages to the GPU
  *        gpu_memory mapped GID_INDEX               memory that is mapped into a reserved range of addresses
+ *        gpu_memory torn|late|queued|mute|mixed|churn GID_INDEX  copies that do not end well, or in time (`gpu_given_up.h`)
  *        gpu_memory calls|waits GID_INDEX          what a program does beside its traffic; kernels that wait for a message
  *        gpu_memory speed|pair-speed GID_INDEX     how fast, as lines `SPEED what value unit`
  * QUICK=1: fewer sizes.
@@ -748,6 +749,8 @@ static void mapped(void)
 	printf("mapped\n");
 }
 
+#include "gpu_given_up.h"
+
 /* ---- beside traffic ---- */
 static volatile int stop;
 static volatile unsigned long sent;
@@ -961,6 +964,18 @@ int main(int argc, char **argv)
 		forks();
 	else if (strcmp(what, "mapped") == 0)
 		mapped();
+	else if (strcmp(what, "torn") == 0)
+		torn();
+	else if (strcmp(what, "late") == 0)
+		late();
+	else if (strcmp(what, "queued") == 0)
+		queued();
+	else if (strcmp(what, "mute") == 0)
+		mute();
+	else if (strcmp(what, "mixed") == 0)
+		mixed();
+	else if (strcmp(what, "churn") == 0)
+		churn();
 	else if (strcmp(what, "calls") == 0)
 		calls();
 	else if (strcmp(what, "waits") == 0)

@@ -64,17 +64,33 @@ impl Host {
         {
             return done;
         }
+        self.copy_piece_of_host(to, from, len, ordered, last)
+    }
+
+    /// The same where neither side is a GPU's: `gpu` calls it with its lock held, and is not asked again. What is a GPU's none the
+    /// less, as where the program mapped such memory into a region of the host's, is a fault like any page that no CPU can reach.
+    #[inline(always)]
+    pub(super) fn copy_piece_of_host(
+        &self,
+        to: u64,
+        from: u64,
+        len: u64,
+        ordered: bool,
+        last: bool,
+    ) -> Result<(), Fault> {
         if !(ordered && last) {
-            return self.copy_bytes(to, from, len as usize, ordered);
+            return self.copy_bytes_of_host(to, from, len as usize, ordered);
         }
         if ends_with_its_last_word(to, len) {
-            return self.copy_bytes(to, from, len as usize, true);
+            return self.copy_bytes_of_host(to, from, len as usize, true);
         }
         let word = last_word(to, len);
-        self.copy_bytes(to, from, len as usize - word, true)?;
+        self.copy_bytes_of_host(to, from, len as usize - word, true)?;
         let mut value = [0; 8];
-        self.read(from + len - word as u64, &mut value[..word])?;
-        self.store(to + len - word as u64, u64::from_le_bytes(value), word)
+        // SAFETY: `value` is ours to overwrite; a bad address is recovered.
+        unsafe { self.guard.copy(value.as_mut_ptr() as u64, from + len - word as u64, word, true) }?;
+        // SAFETY: application memory that the device may write, as below.
+        unsafe { self.guard.store(to + len - word as u64, u64::from_le_bytes(value), word) }
     }
 
     pub(super) fn copy_bytes(&self, to: u64, from: u64, len: usize, ordered: bool) -> Result<(), Fault> {
@@ -83,6 +99,18 @@ impl Host {
         {
             return done;
         }
+        self.copy_bytes_of_host(to, from, len, ordered)
+    }
+
+    /// The same where neither side is a GPU's, see [`Self::copy_piece_of_host`].
+    #[inline(always)]
+    pub(super) fn copy_bytes_of_host(
+        &self,
+        to: u64,
+        from: u64,
+        len: usize,
+        ordered: bool,
+    ) -> Result<(), Fault> {
         // A string instruction takes longer to start than a short copy to finish.
         let ordered = ordered || len < STRING_BYTES;
         // SAFETY: both sides are application memory, or a ring or bounce word that this module owns, as the device

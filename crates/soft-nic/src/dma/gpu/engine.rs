@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use gpu::{Arguments, Context, Function, Gpu, Module, PinnedMemory, Priority, Shape, Stream};
@@ -43,6 +44,28 @@ pub enum Way {
     OnDevice,
 }
 
+/// Whether a copy that was posted is wanted still; looked at before any of it is given to the driver, so that one which waited
+/// in vain behind a blocked call does not write into memory that is another's by then.
+#[derive(Debug, Default)]
+pub struct Wanted(AtomicU32);
+
+impl Wanted {
+    const POSTED: u32 = 0;
+    const BEGUN: u32 = 1;
+    const GIVEN_UP: u32 = 2;
+
+    /// The worker's look.
+    fn begin(&self) -> bool {
+        let begun = self.0.compare_exchange(Self::POSTED, Self::BEGUN, Ordering::AcqRel, Ordering::Acquire);
+        begun != Err(Self::GIVEN_UP)
+    }
+
+    /// Nobody waits any more. True: nothing of it has been begun, nor will be.
+    pub fn give_up(&self) -> bool {
+        self.0.swap(Self::GIVEN_UP, Ordering::AcqRel) == Self::POSTED
+    }
+}
+
 /// Bytes beside the halves that the mover has for itself.
 const SHORT_BYTES: usize = 64 << 10;
 
@@ -61,8 +84,6 @@ pub struct Shared {
 #[derive(Default)]
 pub struct Hands {
     cards: BTreeMap<u32, Card>,
-    /// The last copy did not end well.
-    failed: bool,
 }
 
 /// What is made of a GPU before it is used.
@@ -71,6 +92,8 @@ pub struct Card {
     tails: Stream,
     mover: Option<(Stream, Function)>,
     shared: Shared,
+    /// The last copy did not end well.
+    failed: bool,
 }
 
 impl Card {
@@ -89,7 +112,7 @@ impl Card {
             Err(error) => (None, Some(error.to_string())),
         };
         let shared = Shared { mail, stage, no_mover };
-        Ok((context, Card { copies, tails, mover, shared }))
+        Ok((context, Card { copies, tails, mover, shared, failed: false }))
     }
 
     /// What the NIC's side gets of it.
@@ -113,15 +136,26 @@ impl Hands {
         self.cards.get(&ordinal).ok_or_else(|| gpu::Error::Refused(format!("GPU {ordinal} is gone")))
     }
 
-    /// Copies by the copy engine and waits for the end.
-    pub fn copy(&mut self, ordinal: u32, copy: Copy) -> Result<(), gpu::Error> {
-        let failed = self.failed;
-        self.failed = true;
-        let Card { copies, tails, .. } = self.card(ordinal)?;
+    /// Whether all copies have ended. Error: the context is lost.
+    pub fn is_idle(&self, ordinal: u32) -> Result<bool, gpu::Error> {
+        let card = self.card(ordinal)?;
+        Ok(card.copies.is_idle()? && card.tails.is_idle()?)
+    }
+
+    /// Copies by the copy engine and waits for the end, as long as that is `wanted`.
+    pub fn copy(&mut self, ordinal: u32, copy: Copy, wanted: &Wanted) -> Result<(), gpu::Error> {
+        let given_up = || gpu::Error::Refused("it was given up".into());
         // What did not end in its time still may.
-        if failed && (!copies.is_idle()? || !tails.is_idle()?) {
+        if self.card(ordinal)?.failed && !self.is_idle(ordinal)? {
             return Err(gpu::Error::Refused("an earlier copy has not ended".into()));
         }
+        if !wanted.begin() {
+            return Err(given_up());
+        }
+        let gone = || gpu::Error::Refused(format!("GPU {ordinal} is gone"));
+        let card = self.cards.get_mut(&ordinal).ok_or_else(gone)?;
+        card.failed = true;
+        let (copies, tails) = (&card.copies, &card.tails);
         let body = copy.len - copy.tail;
         let beside = copy.way == Way::ToHost;
         for (stream, to, offset, bytes) in [
@@ -136,10 +170,14 @@ impl Hands {
             if bytes == 0 {
                 continue;
             }
+            // The call before may have blocked for longer than anybody waits.
+            if !wanted.begin() {
+                return Err(given_up());
+            }
             let (from, bytes) = (copy.from + offset, bytes as usize);
             match copy.way {
-                // SAFETY: a region's memory, or pages of the NIC's own; the driver refuses what is no (more) a GPU's. The region
-                // is not deregistered before this has ended or was given up.
+                // SAFETY: a region's memory, or pages of the NIC's own; the driver refuses what is no (more) a GPU's. Who
+                // deregisters the region waits until this has ended, or for `LIMIT` where it was given up.
                 Way::ToHost => unsafe { stream.copy_to_host(to, from, bytes) },
                 // SAFETY: as above.
                 Way::FromHost => unsafe { stream.copy_from_host(to, from, bytes) },
@@ -151,7 +189,7 @@ impl Hands {
         if beside && copy.tail > 0 {
             tails.wait("a copy", LIMIT)?;
         }
-        self.failed = false;
+        card.failed = false;
         Ok(())
     }
 

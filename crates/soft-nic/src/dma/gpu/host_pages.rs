@@ -186,6 +186,10 @@ fn left(number: u64, kept: Box<dyn Send>) {
 
 impl Drop for HostPages {
     fn drop(&mut self) {
+        if self.generation == fork_generation() {
+            // The engine writes there by itself.
+            super::await_given_up();
+        }
         let Some(number) = self.leave(Box::new(())) else { return };
         // Behind one that is late this one is late too.
         let limit = if noted().leaving.iter().any(|leaving| leaving.late) { Duration::ZERO } else { GRACE };

@@ -17,20 +17,20 @@ mod ranges;
 mod worker;
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gpu::Allocation;
 
-use self::engine::{Copy, HALF, Hands, LIMIT, Shared, Way};
+use self::engine::{Copy, HALF, Hands, LIMIT, Shared, Wanted, Way};
 use self::host_pages::Sight;
 use self::mover::{Command, Mover, Outcome};
 use self::ranges::{Kind, Known, Place};
 use self::worker::{Ticket, Worker, locked};
 use super::host::last_word;
 use super::system::fork_generation;
-use super::{Fault, Host, Memory, Order, Segment};
+use super::{Fault, Host, Memory, Segment};
 
 pub use host_pages::HostPages;
 pub use ranges::{exist, touched_by};
@@ -165,9 +165,14 @@ impl Drop for GpuRegion {
     fn drop(&mut self) {
         // Nobody copies there while the lock is held; the entry goes with the field. A fork child has neither.
         if self.generation == fork_generation() {
-            drop(locked(&CARDS));
+            await_given_up();
         }
     }
+}
+
+/// Waits until no copy is under way that was given up, two times [`LIMIT`] at most: what is deregistered may be another's memory after that.
+fn await_given_up() {
+    locked(&CARDS).values_mut().for_each(Front::await_given_up);
 }
 
 /// Whether a queue may lie there: not in a GPU's memory.
@@ -239,9 +244,10 @@ struct Front {
     worker: &'static Worker<Hands>,
     shared: Shared,
     mover: Mover,
-    launch: Option<Ticket<Result<(), gpu::Error>>>,
     /// A copy that was not waited for to its end.
     unsettled: Option<Ticket<Result<(), gpu::Error>>>,
+    /// A copy did not end well, so that its engine may be at it still.
+    doubt: bool,
     /// The mover is waited for, however slow it is.
     patient: bool,
     /// Until when the mover is left alone.
@@ -278,6 +284,12 @@ pub(super) enum Atomic {
     CompareSwap32 { compare: u32, swap: u32 },
 }
 
+/// A copy that the worker was asked for.
+struct UnderWay {
+    ticket: Ticket<Result<(), gpu::Error>>,
+    wanted: Arc<Wanted>,
+}
+
 impl Shared {
     fn is_same(&self, other: &Shared) -> bool {
         std::sync::Arc::ptr_eq(&self.mail, &other.mail)
@@ -305,8 +317,8 @@ impl Front {
             worker,
             shared,
             mover,
-            launch: None,
             unsettled: None,
+            doubt: false,
             rests: None,
             said: Vec::new(),
         }
@@ -362,7 +374,7 @@ impl Front {
                 && host_pages::sight(self.card, from, len) == Sight::Kernels;
             let stage = if direct { from } else { self.shared.short() + to % 16 };
             if !direct {
-                host.copy_bytes(stage, from, len as usize, true)?;
+                host.copy_bytes_of_host(stage, from, len as usize, true)?;
             }
             if self.command(Command::Copy { to, from: stage, len, tail }, to)?.is_some() {
                 return Ok(());
@@ -371,22 +383,25 @@ impl Front {
         if len >= SEEN && host_pages::sight(self.card, from, len) != Sight::None {
             return self.engine(Copy { to, from, len, tail, tail_to: 0, way: Way::FromHost }, target, to);
         }
-        let mut before: Option<Ticket<_>> = None;
+        // Before anything goes to the stage, which an earlier message's copy may be reading still.
+        self.need_no_other(to)?;
+        let mut before: Option<UnderWay> = None;
         let mut done = 0;
         while done < len {
             let piece = (len - done).min(HALF as u64);
             let stage = self.shared.half((done / HALF as u64) as usize % 2);
-            host.copy_bytes(stage, from + done, piece as usize, true)?;
-            if let Some(ticket) = before.take() {
-                self.settle(ticket, to)?;
+            let staged = host.copy_bytes_of_host(stage, from + done, piece as usize, true);
+            if let Some(copy) = before.take() {
+                self.settle(copy, to)?;
             }
+            staged?;
             let ends = done + piece == len;
             let tail = if ends { tail.min(piece) } else { 0 };
             let copy = Copy { to: to + done, from: stage, len: piece, tail, tail_to: 0, way: Way::FromHost };
             before = Some(self.begin(copy, target, to)?);
             done += piece;
         }
-        before.map_or(Ok(()), |ticket| self.settle(ticket, to))
+        before.map_or(Ok(()), |copy| self.settle(copy, to))
     }
 
     /// Out of the GPU to the host.
@@ -399,7 +414,6 @@ impl Front {
         len: u64,
         last: bool,
     ) -> Result<(), Fault> {
-        let order = Order::Increasing;
         if len <= SHORT && self.mover_may_use(&[(from, source)])? {
             let direct = len >= SEEN
                 && to % 16 == from % 16
@@ -407,7 +421,7 @@ impl Front {
             let stage = if direct { to } else { self.shared.short() + from % 16 };
             let tail = if direct && last { last_word(to, len) as u64 } else { 0 };
             if self.command(Command::Copy { to: stage, from, len, tail }, from)?.is_some() {
-                return if direct { Ok(()) } else { host.copy_piece(to, stage, len, order, last) };
+                return if direct { Ok(()) } else { host.copy_piece_of_host(to, stage, len, true, last) };
             }
         }
         if len >= SEEN && host_pages::sight(self.card, to, len) != Sight::None {
@@ -415,7 +429,7 @@ impl Front {
             let tail_to = self.shared.half(0);
             self.engine(Copy { to, from, len, tail, tail_to, way: Way::ToHost }, source, from)?;
             return if tail > 0 {
-                host.copy_piece(to + len - tail, tail_to, tail, order, true)
+                host.copy_piece_of_host(to + len - tail, tail_to, tail, true, true)
             } else {
                 Ok(())
             };
@@ -435,8 +449,8 @@ impl Front {
             let piece = piece_at(done);
             // The next piece is on its way while this one is stored.
             let next = if done + piece < len { Some(begin(self, done + piece)?) } else { None };
-            let stored =
-                host.copy_piece(to + done, stage_at(self, done), piece, order, last && next.is_none());
+            let stage = stage_at(self, done);
+            let stored = host.copy_piece_of_host(to + done, stage, piece, true, last && next.is_none());
             done += piece;
             match (next, stored) {
                 (Some(next), Ok(())) => ticket = next,
@@ -468,7 +482,9 @@ impl Front {
         if !source.is_alive() {
             return Err(self.freed(from));
         }
-        self.engine(Copy { to, from, len, tail, tail_to: 0, way: Way::OnDevice }, target, to)
+        let copied = self.engine(Copy { to, from, len, tail, tail_to: 0, way: Way::OnDevice }, target, to);
+        // The source may have gone since it was looked at; which side is to blame decides about the error of the message.
+        copied.map_err(|fault| if source.is_alive() { fault } else { self.freed(from) })
     }
 
     fn atomic(&mut self, host: &Host, addr: u64, place: Place, operation: Atomic) -> Result<u64, Fault> {
@@ -515,22 +531,23 @@ impl Front {
             return Ok(false);
         }
         self.rests = None;
-        if self.launch.as_ref().is_some_and(Ticket::is_done)
-            && let Some(Err(error)) = self.launch.take().and_then(|ticket| ticket.take())
-        {
-            self.mover.not_launched();
-            self.say_once("the mover was not launched: ", &error.to_string());
-            return Ok(false);
-        }
-        let (worker, card, launch) = (self.worker, self.card, &mut self.launch);
+        let (worker, card) = (self.worker, self.card);
         let since = Instant::now();
         let running = self.mover.running(|done, instance| {
             count(&COUNTS.mover_launches, 1);
-            *launch = Some(worker.post(move |hands| hands.launch(card, done, instance)));
+            worker.post(move |hands| hands.launch(card, done, instance))
         });
-        let Some(instance) = running else {
-            count(&COUNTS.mover_late, 1);
-            return Ok(false);
+        let instance = match running {
+            Ok(Some(instance)) => instance,
+            Ok(None) => {
+                count(&COUNTS.mover_late, 1);
+                return Ok(false);
+            }
+            Err(error) => {
+                self.say_once("the mover was not launched: ", &error.to_string());
+                self.rests = Some(Instant::now() + REST);
+                return Ok(false);
+            }
         };
         let took = since.elapsed();
         if took > SLOW && !self.patient {
@@ -575,42 +592,72 @@ impl Front {
 
     /// Has the copy engine do it, and waits.
     fn engine(&mut self, copy: Copy, place: Place, addr: u64) -> Result<(), Fault> {
-        let ticket = self.begin(copy, place, addr)?;
-        self.settle(ticket, addr)
+        let copy = self.begin(copy, place, addr)?;
+        self.settle(copy, addr)
     }
 
-    fn begin(
-        &mut self,
-        copy: Copy,
-        place: Place,
-        addr: u64,
-    ) -> Result<Ticket<Result<(), gpu::Error>>, Fault> {
-        // What was given up may still be under way, in the same memory; while it is, all fails at once.
-        if self.unsettled.as_ref().is_some_and(|ticket| !ticket.is_done()) {
-            return Err(Fault { addr });
-        }
-        self.unsettled = None;
+    fn begin(&mut self, copy: Copy, place: Place, addr: u64) -> Result<UnderWay, Fault> {
+        self.need_no_other(addr)?;
         if !place.is_alive() {
             return Err(self.freed(addr));
         }
         count(&COUNTS.engine_copies, 1);
         count(&COUNTS.engine_bytes, copy.len);
-        let card = self.card;
-        Ok(self.worker.post(move |hands| hands.copy(card, copy)))
+        let (card, wanted) = (self.card, Arc::new(Wanted::default()));
+        let theirs = wanted.clone();
+        let ticket = self.worker.post(move |hands| hands.copy(card, copy, &theirs));
+        Ok(UnderWay { ticket, wanted })
     }
 
-    fn settle(&mut self, ticket: Ticket<Result<(), gpu::Error>>, addr: u64) -> Result<(), Fault> {
+    /// What was given up may still be under way, in the same memory; while it is, all fails at once.
+    fn need_no_other(&mut self, addr: u64) -> Result<(), Fault> {
+        if self.unsettled.as_ref().is_some_and(|ticket| !ticket.is_done()) {
+            return Err(Fault { addr });
+        }
+        self.unsettled = None;
+        if self.doubt && self.is_idle() != Some(true) {
+            return Err(Fault { addr });
+        }
+        self.doubt = false;
+        Ok(())
+    }
+
+    /// Whether the copy engine has nothing of ours. `None`: the driver does not answer, or the context is lost.
+    fn is_idle(&self) -> Option<bool> {
+        let card = self.card;
+        self.worker.post(move |hands| hands.is_idle(card)).wait(LIMIT)?.ok()
+    }
+
+    fn await_given_up(&mut self) {
+        if self.unsettled.is_none() && !self.doubt {
+            return;
+        }
+        let until = Instant::now() + LIMIT;
+        let ended = |ticket: &Ticket<_>| ticket.wait(LIMIT).is_some() || ticket.is_done();
+        if self.unsettled.as_ref().is_none_or(ended) {
+            while self.is_idle() == Some(false) && Instant::now() < until {
+                super::system::nap(Duration::from_millis(1));
+            }
+        }
+    }
+
+    fn settle(&mut self, copy: UnderWay, addr: u64) -> Result<(), Fault> {
         let since = Instant::now();
-        let answer = ticket.wait(LIMIT + LIMIT / 2);
+        let answer = copy.ticket.wait(LIMIT + LIMIT / 2);
         count(&COUNTS.engine_ns, since.elapsed().as_nanos() as u64);
         match answer {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) => {
+                self.doubt = true;
                 self.say_once("a copy fails: ", &error.to_string());
                 Err(Fault { addr })
             }
             None => {
-                self.unsettled = Some(ticket);
+                // One that has not begun never will: the memory is free at once.
+                if !copy.wanted.give_up() {
+                    self.unsettled = Some(copy.ticket);
+                    self.doubt = true;
+                }
                 let what = "CUDA's driver has not answered for 3 s, and a message fails: does the program free or load, \
                             while a kernel waits for that message?";
                 self.say_once(what, "");

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use gpu::PinnedMemory;
 
+use super::worker::Ticket;
+
 /// The kernel, as text that ends with a zero.
 pub const ASSEMBLY: &CStr =
     match CStr::from_bytes_with_nul(concat!(include_str!("mover.ptx"), "\0").as_bytes()) {
@@ -132,6 +134,8 @@ pub struct Mover {
     done: u32,
     instance: u32,
     stage: Stage,
+    /// The present instance's launch, until the driver has answered.
+    launch: Option<Ticket<Result<(), gpu::Error>>>,
     silent: bool,
     start: Duration,
 }
@@ -140,7 +144,16 @@ impl Mover {
     /// One that was not launched yet. `patient`: a launch is waited for as long as a command.
     pub fn new(mail: Arc<PinnedMemory>, patient: bool) -> Mover {
         let start = if patient { ANSWER } else { START };
-        Mover { mail, number: 0, done: 0, instance: 0, stage: Stage::None, silent: false, start }
+        Mover {
+            mail,
+            number: 0,
+            done: 0,
+            instance: 0,
+            stage: Stage::None,
+            launch: None,
+            silent: false,
+            start,
+        }
     }
 
     fn word(&self, index: usize) -> &AtomicU32 {
@@ -159,20 +172,29 @@ impl Mover {
         };
     }
 
-    /// The instance that runs; launches one, by `launch`, when none does, and waits a while for it to begin. `None`: it has not
-    /// begun, or does not answer.
-    pub fn running(&mut self, launch: impl FnOnce(u32, u32)) -> Option<u32> {
+    /// The driver's refusal of the present launch, if it has come.
+    fn refused(&mut self) -> Option<gpu::Error> {
+        let answer = self.launch.take_if(|ticket| ticket.is_done())?.take()?;
+        answer.err().inspect(|_| self.stage = Stage::None)
+    }
+
+    /// The instance that runs; has one launched, when none does, and waits a while for it to begin. `None`: it has not
+    /// begun, or does not answer. Error: the driver refused the launch.
+    pub fn running(
+        &mut self,
+        launch: impl FnOnce(u32, u32) -> Ticket<Result<(), gpu::Error>>,
+    ) -> Result<Option<u32>, gpu::Error> {
         if self.silent {
-            return None;
+            return Ok(None);
         }
         self.look();
         match self.stage {
-            Stage::Runs => return Some(self.instance),
-            Stage::Launched { late: true } => return None,
+            Stage::Runs => return Ok(Some(self.instance)),
+            Stage::Launched { late: true } => return self.refused().map_or(Ok(None), Err),
             Stage::Launched { late: false } => {}
             Stage::None => {
                 self.instance = self.instance.wrapping_add(1).max(1);
-                launch(self.done, self.instance);
+                self.launch = Some(launch(self.done, self.instance));
                 self.stage = Stage::Launched { late: false };
             }
         }
@@ -180,20 +202,18 @@ impl Mover {
         loop {
             self.look();
             match self.stage {
-                Stage::Runs => return Some(self.instance),
+                Stage::Runs => return Ok(Some(self.instance)),
                 // Begun and ended in between: one that is taken from its core for so long need not hurry.
-                Stage::None => return None,
+                Stage::None => return Ok(None),
                 Stage::Launched { .. } if since.elapsed() >= self.start => break,
                 Stage::Launched { .. } => std::hint::spin_loop(),
             }
+            if let Some(error) = self.refused() {
+                return Err(error);
+            }
         }
         self.stage = Stage::Launched { late: true };
-        None
-    }
-
-    /// A launch that the driver refused, or whose GPU is gone.
-    pub fn not_launched(&mut self) {
-        self.stage = Stage::None;
+        Ok(None)
     }
 
     /// Has the instance that runs do something, and waits for it.
@@ -222,6 +242,8 @@ impl Mover {
             }
             looks += 1;
             if looks.is_multiple_of(1024) && since.elapsed() >= ANSWER {
+                // One that goes on after all, as behind a debugger, is not to find it.
+                self.word(at::NUMBER).store(self.done, Ordering::Release);
                 self.silent = true;
                 return Outcome::Silent;
             }

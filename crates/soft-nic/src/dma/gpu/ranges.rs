@@ -29,6 +29,17 @@ struct Entry {
     seen_by: AtomicU32,
 }
 
+impl Entry {
+    /// Gives a share back, with the last one the place.
+    fn leave(&self) {
+        if self.users.fetch_sub(1, Ordering::AcqRel) == CHANGING + 1 {
+            self.end.store(0, Ordering::Relaxed);
+            self.start.store(0, Ordering::Relaxed);
+            self.users.store(FREE, Ordering::Release);
+        }
+    }
+}
+
 const KERNELS: u32 = 1 << 31;
 const MAPPED: u32 = 1 << 30;
 
@@ -149,11 +160,17 @@ impl Known {
     /// `None`: the table is full.
     pub fn new(start: u64, end: u64, id: u64, card: u32, kind: Kind) -> Option<Known> {
         for (entry, of) in TABLE.iter().enumerate() {
-            let same = of.id.load(Ordering::Relaxed) == id && of.start.load(Ordering::Relaxed) == start;
-            let same = same && of.end.load(Ordering::Relaxed) == end;
+            let same = || {
+                let range = (of.start.load(Ordering::Relaxed), of.end.load(Ordering::Relaxed));
+                of.id.load(Ordering::Relaxed) == id && range == (start, end)
+            };
             let join = |users| (users > CHANGING).then_some(users + 1);
-            if same && of.users.fetch_update(Ordering::AcqRel, Ordering::Relaxed, join).is_ok() {
-                return Some(Known { entry, id });
+            if same() && of.users.fetch_update(Ordering::AcqRel, Ordering::Relaxed, join).is_ok() {
+                // Given back and taken anew by another between look and share, it is that one's.
+                if same() {
+                    return Some(Known { entry, id });
+                }
+                of.leave();
             }
         }
         let free = |of: &Entry| {
@@ -184,11 +201,7 @@ impl Drop for Known {
         if of.id.load(Ordering::Relaxed) != self.id || of.users.load(Ordering::Acquire) <= CHANGING {
             return;
         }
-        if of.users.fetch_sub(1, Ordering::AcqRel) == CHANGING + 1 {
-            of.end.store(0, Ordering::Relaxed);
-            of.start.store(0, Ordering::Relaxed);
-            of.users.store(FREE, Ordering::Release);
-        }
+        of.leave();
     }
 }
 

@@ -1,0 +1,184 @@
+/* Messages of `gpu_memory.c` whose copy does not end well or in time: no byte of them may come to lie where it does not belong, nor
+ * after the region was deregistered. Of the stand-in, but for `churn`.
+ */
+
+/* Whether all bytes are what `fill` with seed 0 left there. */
+static int untouched(struct place *at, uint64_t offset, uint64_t length)
+{
+	CUDA(to_host(scratch, at->addr + offset, length));
+	for (uint64_t i = 0; i < length; i++)
+		if (scratch[i] != 0xee) {
+			fprintf(stderr, "byte %lu at offset %lu: %#x\n", (unsigned long)i, (unsigned long)offset, scratch[i]);
+			return 0;
+		}
+	return 1;
+}
+
+static void post_from(struct place *from, uint64_t offset, uint64_t length, uint64_t there)
+{
+	struct place kept = places[0][HOST];
+	places[0][HOST] = *from;
+	post(IBV_WR_RDMA_WRITE, HOST, offset, length, peer((struct order){ .what = WHERE, .kind = GPU }), there);
+	places[0][HOST] = kept;
+}
+
+/* The host's side ends in the middle of a message (a file that was cut), while the piece before is on its way: the next message
+ * uses the same memory on the way, and nothing of it may get into the first one's region. */
+static void torn(void)
+{
+	int fd = memfd_create("cut", 0);
+	struct place file;
+	CHECK(fd >= 0 && ftruncate(fd, 1 << 20) == 0);
+	file.addr = (uint64_t)mmap(NULL, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	CHECK((file.mr = ibv_reg_mr(it.pd, (void *)file.addr, 1 << 20, ALL)) != NULL);
+	/* So that the driver has refused the pages before it comes to it. */
+	one_message(IBV_WR_RDMA_WRITE, HOST, GPU, 50000, 0, 0);
+	fill(&file, HOST, 0, 1 << 20, 11);
+	fill(&places[0][HOST], HOST, 0, 200000, 12);
+	fill(&places[1][GPU], GPU, 0, 1 << 20, 0);
+	CHECK(ftruncate(fd, 300000) == 0);
+	post_from(&file, 0, 600000, EDGE);
+	CHECK(completion(&it) != IBV_WC_SUCCESS);
+	reconnect();
+	post_from(&places[0][HOST], 0, 200000, 2 << 20);
+	CHECK(completion(&it) == IBV_WC_SUCCESS);
+	CHECK(holds(&places[1][GPU], GPU, EDGE, 262144, 11));
+	CHECK(ibv_dereg_mr(file.mr) == 0);
+	printf("torn\n");
+}
+
+/* A copy that takes longer than anybody waits: the message after it fails, and leaves alone what it still reads. Who deregisters
+ * the region waits for it. */
+static void late(void)
+{
+	fill(&places[0][HOST], HOST, 0, 200000, 21);
+	fill(&places[0][HOST], HOST, 1 << 20, 200000, 22);
+	fill(&places[1][GPU], GPU, 0, 8 << 20, 0);
+	post_from(&places[0][HOST], 0, 200000, EDGE);
+	CHECK(completion(&it) != IBV_WC_SUCCESS);
+	reconnect();
+	double since = now_us();
+	post_from(&places[0][HOST], 1 << 20, 200000, 4 << 20);
+	CHECK(completion(&it) != IBV_WC_SUCCESS && now_us() - since < 5e5);
+	CHECK(untouched(&places[1][GPU], 0, 200000 + 2 * EDGE));
+	CHECK(ibv_dereg_mr(places[1][GPU].mr) == 0);
+	CHECK(holds(&places[1][GPU], GPU, EDGE, 200000, 21));
+	CHECK((places[1][GPU].mr = ibv_reg_mr(second.pd, (void *)places[1][GPU].addr, SIZE, ALL)) != NULL);
+	reconnect();
+	one_message(IBV_WR_RDMA_WRITE, HOST, GPU, 50000, 0, 0);
+	printf("late\n");
+}
+
+/* A copy that waits behind a blocked call of the driver until its message has failed is not done any more. */
+static void queued(void)
+{
+	double since = now_us();
+	fill(&places[0][HOST], HOST, 0, 2000, 31);
+	fill(&places[1][GPU], GPU, 0, 1 << 20, 0);
+	post_from(&places[0][HOST], 0, 2000, EDGE);
+	CHECK(completion(&it) != IBV_WC_SUCCESS);
+	while (now_us() - since < 4.2e6)
+		usleep(10000);
+	CHECK(untouched(&places[1][GPU], 0, 2000 + 2 * EDGE));
+	reconnect();
+	one_message(IBV_WR_RDMA_WRITE, HOST, GPU, 2000, 0, 0);
+	printf("queued\n");
+}
+
+/* A mover that is stopped when a command comes, as by a debugger, and goes on after its message has failed. */
+static void mute(void)
+{
+	fill(&places[0][HOST], HOST, 0, 1000, 41);
+	fill(&places[1][GPU], GPU, 0, 4096, 0);
+	post_from(&places[0][HOST], 0, 1000, EDGE);
+	CHECK(completion(&it) != IBV_WC_SUCCESS);
+	usleep(700000);
+	CHECK(untouched(&places[1][GPU], 0, 1000 + 2 * EDGE));
+	reconnect();
+	one_message(IBV_WR_RDMA_WRITE, HOST, GPU, 1000, 0, 0);
+	printf("mute\n");
+}
+
+/* A region of the host's in which a GPU's memory comes to lie later. The stand-in gives the same addresses again. */
+static void mixed(void)
+{
+	uint64_t first, next, again;
+	CUDA(mem_alloc(&first, 1 << 20));
+	CUDA(mem_alloc(&next, 1 << 20));
+	CHECK(next == first + (1 << 20) && first % 4096 == 0);
+	CUDA(mem_free(first));
+	CUDA(mem_free(next));
+	struct place both = { .addr = first };
+	CHECK(mmap((void *)first, 2 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == (void *)first);
+	CHECK((both.mr = ibv_reg_mr(it.pd, (void *)first, 2 << 20, ALL)) != NULL);
+	CHECK(mmap((void *)next, 1 << 20, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == (void *)next);
+	CUDA(mem_alloc(&again, 1 << 20));
+	CUDA(mem_alloc(&next, 1 << 20));
+	CHECK(again == first && next == first + (1 << 20));
+	CUDA(mem_free(first));
+	struct ibv_mr *mr = ibv_reg_mr(it.pd, (void *)next, 1 << 20, ALL);
+	CHECK(mr != NULL);
+	post_from(&both, 0, 2 << 20, 0);
+	CHECK(completion(&it) != IBV_WC_SUCCESS);
+	reconnect();
+	one_message(IBV_WR_RDMA_WRITE, HOST, GPU, 200000, 0, 0);
+	printf("mixed\n");
+}
+
+/* ---- memory that comes and goes under its region, at any moment of a message ---- */
+static volatile uint64_t churning;
+static volatile int churned;
+
+static void *churns(void *rounds)
+{
+	CUDA(set_current(context));
+	unsigned seed = 1;
+	for (long i = 0; i < (long)rounds; i++) {
+		usleep((useconds_t)rand_r(&seed) % (quick ? 3000 : 300));
+		uint64_t next = churning;
+		CUDA(mem_free(next));
+		/* For a while nothing is there. */
+		if (i % 2)
+			usleep(quick ? 3000 : 200);
+		CUDA(mem_alloc(&next, 2 << 20));
+		churning = next;
+	}
+	churned = 1;
+	return NULL;
+}
+
+static void churn(void)
+{
+	static const uint64_t sizes[] = { 8, 20000, 200000, 64, 4096 };
+	unsigned long good = 0, bad = 0, refusals = 0;
+	uint64_t first;
+	pthread_t thread;
+	CUDA(mem_alloc(&first, 2 << 20));
+	churning = first;
+	CHECK(pthread_create(&thread, NULL, churns, (void *)(quick ? 50l : 1000l)) == 0);
+	while (!churned) {
+		struct place at = { .addr = churning };
+		if ((at.mr = ibv_reg_mr(second.pd, (void *)at.addr, 2 << 20, ALL)) == NULL) {
+			refusals++;
+			continue;
+		}
+		enum ibv_wc_status status = IBV_WC_SUCCESS;
+		struct name where = { .addr = at.addr, .rkey = at.mr->rkey };
+		for (unsigned i = 0; !churned && status == IBV_WC_SUCCESS; i++) {
+			post(i % 2 ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, i % 3 ? GPU : HOST, 0, sizes[i % 5], where, 0);
+			status = completion(&it);
+			good += status == IBV_WC_SUCCESS;
+		}
+		bad += status != IBV_WC_SUCCESS;
+		CHECK(ibv_dereg_mr(at.mr) == 0);
+		if (status != IBV_WC_SUCCESS)
+			reconnect();
+	}
+	CHECK(pthread_join(thread, NULL) == 0);
+	CUDA(synchronise());
+	CUDA(mem_free(churning));
+	one_message(IBV_WR_RDMA_WRITE, GPU, GPU, 1000, 0, 0);
+	one_message(IBV_WR_RDMA_WRITE, HOST, GPU, 200000, 0, 0);
+	printf("CHURN %lu messages, %lu errors, %lu regions refused\n", good, bad, refusals);
+	CHECK(good > 0 && bad + refusals > 0);
+}
