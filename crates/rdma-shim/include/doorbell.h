@@ -270,6 +270,9 @@ DB_FN db_u64 db_payload_bytes(const struct db_send_wr *wr) {
     return bytes;
 }
 
+/* Whether no data pointer can say this length: it has 31 bits, of which 0 stands for 2 GiB, and the top one is DB_INLINE_FLAG. */
+DB_FN int db_is_no_length(db_u32 length) { return length - 1 >= DB_INLINE_FLAG - 1; }
+
 /* Length of a WQE in 16-byte units, or 0 when the request does not fit this queue's limits. */
 DB_FN db_u32 db_wqe_units(const struct db_sq *sq, const struct db_send_wr *wr) {
     db_u32 units = 1 + db_has_remote_address(wr->opcode), i;
@@ -280,8 +283,11 @@ DB_FN db_u32 db_wqe_units(const struct db_sq *sq, const struct db_send_wr *wr) {
         if (wr->opcode == DB_WR_RDMA_READ || bytes > sq->max_inline) return 0;
         if (bytes) units += ((db_u32)bytes + DB_INLINE_HEADER_BYTES + DB_SEGMENT_BYTES - 1) / DB_SEGMENT_BYTES;
     } else {
-        /* Empty entries are skipped: a device takes a written 0 as 2 GiB. */
-        for (i = 0; i < wr->num_sge; i++) units += wr->sg_list[i].length != 0;
+        /* Empty entries are skipped. */
+        for (i = 0; i < wr->num_sge; i++) {
+            if (wr->sg_list[i].length & DB_INLINE_FLAG) return 0;
+            units += wr->sg_list[i].length != 0;
+        }
     }
     return units <= DB_MAX_DS ? units : 0;
 }
@@ -420,7 +426,8 @@ DB_FN_OUTLINED int db_post_pieces(struct db_sq *sq, const struct db_send_wr *wr)
 
 /* One request, its opcode known to the compiler where the caller knows it. */
 DB_FN_INLINED int db_post_as(struct db_sq *sq, const struct db_send_wr *wr, db_u32 opcode) {
-    if (wr->num_sge != 1 || (wr->send_flags & DB_SEND_INLINE) || !wr->sg_list->length) return db_post_pieces(sq, wr);
+    if (wr->num_sge != 1 || (wr->send_flags & DB_SEND_INLINE) || db_is_no_length(wr->sg_list->length))
+        return db_post_pieces(sq, wr);
     if (db_is_atomic(opcode) && wr->sg_list->length != DB_ATOMIC_BYTES) return DB_EINVAL;
     return db_write_wqe(sq, wr, opcode, 2 + db_has_remote_address(opcode) + db_is_atomic(opcode), 1);
 }
@@ -444,7 +451,7 @@ DB_FN_INLINED int db_try_post(struct db_sq *sq, const struct db_send_wr *wr) {
  * routine has seen would have to live in memory on the common path as well. */
 DB_FN_INLINED int db_post_entry(struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_u32 opcode, db_u64 remote_addr,
                                 db_u32 rkey, db_u32 imm_data, db_u32 send_flags) {
-    if ((send_flags & DB_SEND_INLINE) || !local.length) {
+    if ((send_flags & DB_SEND_INLINE) || db_is_no_length(local.length)) {
         struct db_sge piece = local;
         struct db_send_wr wr = {wr_id, &piece, 1, opcode, send_flags, imm_data, remote_addr, 0, 0, rkey};
         return db_post_pieces(sq, &wr);
@@ -539,7 +546,7 @@ DB_FN_INLINED int db_try_post_writes(struct db_sq *sq, db_u64 wr_id, struct db_s
                                      db_u32 send_flags, db_u32 count, db_u32 stride) {
     db_u64 end = sq->producer + count;
     db_u32 room_to_end = sq->blocks - ((db_u32)sq->producer & (sq->blocks - 1)), i;
-    if (!count || count > sq->blocks || !local.length || (send_flags & DB_SEND_INLINE)) return DB_EINVAL;
+    if (!count || count > sq->blocks || db_is_no_length(local.length) || (send_flags & DB_SEND_INLINE)) return DB_EINVAL;
     if (!((sq->opcodes >> DB_WR_RDMA_WRITE) & 1)) return DB_EOPNOTSUPP;
     if ((db_u32)end - (db_u32)sq->consumer > sq->blocks) return DB_ENOMEM;
     if (count <= room_to_end && db_row_is_plain(sq->producer, local.addr, remote_addr, count, stride)) {
@@ -634,6 +641,8 @@ DB_FN int db_post_recv(struct db_rq *rq, const struct db_recv_wr *wrs, db_u32 co
         db_u32 written = 0;
         if (rq->producer - rq->consumer == rq->wqes) error = DB_ENOMEM;
         if (wr->num_sge > rq->max_sge) error = DB_EINVAL;
+        for (j = 0; j < wr->num_sge && !error; j++)
+            if (wr->sg_list[j].length & DB_INLINE_FLAG) error = DB_EINVAL;
         if (error) {
             *bad = i;
             break;

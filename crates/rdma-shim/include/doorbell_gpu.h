@@ -133,14 +133,14 @@ DB_GPU_FN int db_warp_post(struct db_sq *sq, const struct db_send_wr *wr, db_u32
     return 0;
 }
 
-/* Whether a lane's payload is what the calls of one data pointer a lane cannot write: a device takes a written length of 0
- * as 2 GiB, and inline data has no pointer. The same in every lane. */
+/* Whether a lane's payload is what the calls of one data pointer a lane cannot write: a length that none can say, or inline data,
+ * which has no pointer. The same in every lane. */
 DB_GPU_FN int db_warp_is_odd(struct db_sge local, db_u32 send_flags) {
-    return db_warp_ballot(!local.length || (send_flags & DB_SEND_INLINE)) != 0;
+    return db_warp_ballot(db_is_no_length(local.length) || (send_flags & DB_SEND_INLINE)) != 0;
 }
 
 /* A full warp of RDMA WRITEs with one data pointer each: the same without a struct. 0; DB_ENOMEM; DB_EINVAL for an empty or
- * an inline payload in any lane, and for a ring of fewer than 32 blocks. */
+ * an inline payload, or one of 2 GiB or more, in any lane, and for a ring of fewer than 32 blocks. */
 DB_GPU_FN int db_warp_post_write(struct db_sq *sq, db_u64 wr_id, struct db_sge local, db_u64 remote_addr, db_u32 rkey,
                                  db_u32 send_flags) {
     struct db_send_wr wr = {wr_id, &local, 1, DB_WR_RDMA_WRITE, send_flags, 0, remote_addr, 0, 0, rkey};
@@ -214,7 +214,7 @@ DB_GPU_FN int db_block_post_write(struct db_sq *sq, db_u64 wr_id, struct db_sge 
                                   db_u32 send_flags) {
     struct db_send_wr wr = {wr_id, &local, 1, DB_WR_RDMA_WRITE, send_flags, 0, remote_addr, 0, 0, rkey};
     db_u32 threads = db_block_threads();
-    if (db_block_any(!local.length || (send_flags & DB_SEND_INLINE))) return DB_EINVAL;
+    if (db_block_any(db_is_no_length(local.length) || (send_flags & DB_SEND_INLINE))) return DB_EINVAL;
     if ((db_u32)(sq->producer + threads) - (db_u32)sq->consumer > sq->blocks)
         return sq->blocks < threads ? DB_EINVAL : DB_ENOMEM;
     db_fill_wqe(sq, sq->producer + db_block_thread(), &wr, DB_WR_RDMA_WRITE, 3, 1);

@@ -27,12 +27,13 @@
 
 /* Why it has. */
 #define DB_FAILED_CQE 1u        /* an error CQE */
-#define DB_FAILED_HOLE 2u       /* a poster that had taken blocks gave up waiting for room, and nobody will fill them */
+#define DB_FAILED_HOLE 2u       /* a poster that had taken blocks gave up waiting for room, and nobody will fill them; or a mark
+                                 * never came */
 #define DB_FAILED_COMPRESSED 3u /* a CQE that cannot be read: DB_POLL_COMPRESSED */
 
 /* The first thing that went wrong on a queue. */
 struct db_failure {
-    db_u64 wr_id;  /* the request that failed, or whose poster gave up; 0 for a compressed CQE */
+    db_u64 wr_id;  /* the request that failed, or whose poster gave up; 0 for a compressed CQE and for a mark that never came */
     db_u32 why;    /* DB_FAILED_* */
     db_u32 qpn;
     db_u32 status; /* of the error CQE: DB_WC_*, else 0 */
@@ -51,7 +52,8 @@ struct db_shared_sq {
     struct db_sq sq; /* addresses, sizes, order: constant while shared; its indices are not used */
     struct db_cq cq; /* owned by whoever holds `polling` */
     db_u64 released; /* CQEs given back, likewise */
-    db_u64 filled;   /* `blocks` 32-bit words, 16-byte aligned, 0 at first: lap in which each block was filled last, from 1 */
+    db_u64 filled;   /* `blocks` 32-bit words, 16-byte aligned, 0 at first: lap in which each block was filled last, from 1. Laps go
+                      * on after RESET, so that no mark of an earlier life is taken for one of this */
     db_u32 signal_mask; /* a WQE that crosses a multiple of signal_mask + 1 blocks is signalled, whoever posts it */
     db_u32 polling;     /* 1 while someone polls */
     db_u32 failing;     /* 1 once someone has a failure to note: the first one does */
@@ -76,8 +78,9 @@ typedef char db_assert_lines[sizeof(struct db_shared_sq) == 256 + 4 * 128 ? 1 : 
 
 /* ---- The host's part -------------------------------------------------------------------------------------------- */
 
-/* Checks what the routines below rely on and empties the rest; `filled` has to be 0 already. Of a copy that the host can
- * write. 0, or DB_EINVAL:
+/* Checks what the routines below rely on and empties the rest: the queue goes on at `sq.producer`. `filled` has to be 0 already.
+ * Of a copy that the host can write. 0, or DB_EINVAL:
+ * - the queue: empty, with nothing posted that has not completed;
  * - blocks: a power of two, 64 to 16384;
  * - signal_mask + 1: a power of two, at most half the blocks. Else the ring could be full of WQEs none of which is signalled: up to
  *   signal_mask blocks lie behind the last signalled one, and the next poster needs up to 32 more, a warp's or two of the longest WQE's;
@@ -88,6 +91,7 @@ DB_FN int db_shared_init(struct db_shared_sq *shared) {
     db_u32 blocks = sq->blocks, period = shared->signal_mask + 1;
     if (!db_is_power_of_two(blocks) || blocks < DB_SHARED_MIN_BLOCKS || blocks > DB_SHARED_MAX_BLOCKS) return DB_EINVAL;
     if (!db_is_power_of_two(period) || period > blocks / 2) return DB_EINVAL;
+    if (sq->rung != sq->producer || sq->consumer != sq->producer) return DB_EINVAL;
     if (!shared->filled || (shared->filled & 15) || !sq->ring || !sq->record || !sq->reg || !sq->slots) return DB_EINVAL;
     if (!shared->cq.ring || !shared->cq.record || !db_is_power_of_two(shared->cq.entries)) return DB_EINVAL;
     if (shared->cq.entries - shared->cq.entries / 4 < blocks || sq->doorbell != DB_DOORBELL_8_BYTES) return DB_EINVAL;
@@ -96,17 +100,20 @@ DB_FN int db_shared_init(struct db_shared_sq *shared) {
     shared->failure.wr_id = 0;
     shared->failure.why = shared->failure.qpn = shared->failure.status = 0;
     shared->failure.syndrome = shared->failure.vendor_syndrome = shared->failure.wqe_index = 0;
-    shared->reserved = shared->published = shared->rung = shared->consumed = 0;
+    shared->reserved = shared->rung = shared->consumed = sq->producer;
+    shared->published = sq->producer << DB_PUBLISHED_SHIFT;
     return 0;
 }
 
 /* Empties a shared queue whose QP was moved to RESET and on which no kernel works: a copy of it, whose addresses of CQ and
- * doorbell records are the host's. Drops the CQEs that the queue left behind, so all QPs of its CQ must be in RESET. The caller clears
- * `filled` and copies the struct back before the next kernel. How many CQEs were dropped, DB_POLL_COMPRESSED, or -DB_EINVAL
- * as db_shared_init() says. */
+ * doorbell records are the host's. Drops the CQEs that the queue left behind, so all QPs of its CQ must be in RESET. Goes on at
+ * the next multiple of 65,536, where neither slots nor marks of this life are taken for those of the next. The caller copies
+ * the struct back before the next kernel. How many CQEs were dropped, DB_POLL_COMPRESSED, or -DB_EINVAL as db_shared_init()
+ * says. */
 DB_FN int db_shared_reset(struct db_shared_sq *shared) {
     int dropped = db_drain(&shared->cq);
     if (dropped < 0) return dropped;
+    shared->sq.producer = shared->reserved & ~DB_RESERVED_FAILED;
     db_reset_send(&shared->sq);
     return db_shared_init(shared) ? -DB_EINVAL : dropped;
 }

@@ -158,16 +158,16 @@ extern "C" __global__ void bench_post_warp_unchecked(struct db_bench_run run) {
     *queue = sq;
 }
 
-/* Launch: one thread. Makes the shared queue out of an exclusive one, whose indices it goes on from; all before is done. */
+/* Launch: one thread. Makes the shared queue out of an exclusive one, whose indices it goes on from, where db_shared_init() has
+ * nothing against it: what it says goes to `error`. */
 extern "C" __global__ void bench_share(const struct db_sq *from, struct db_shared_sq *shared, struct db_cq cq, db_u64 filled,
-                                       db_u32 signal_mask) {
+                                       db_u32 signal_mask, db_u32 *error) {
     struct db_shared_sq made = {};
     made.sq = *from;
     made.cq = cq;
     made.filled = filled;
     made.signal_mask = signal_mask;
-    made.reserved = made.rung = made.consumed = from->producer;
-    made.published = from->producer << DB_PUBLISHED_SHIFT;
+    *error = (db_u32)db_shared_init(&made);
     *shared = made;
 }
 
@@ -247,48 +247,32 @@ extern "C" __global__ void bench_post_original_release(struct db_bench_run run) 
 
 /* ---- What posts are made of: one thread each, `posts` times ------------------------------------------------------ */
 
-/* A WQE and its slot, without order or doorbell. */
-DB_GPU_FN void db_bench_fill(const struct db_sq *sq, db_u32 i, struct db_bench_next *next, db_u32 rkey) {
-    struct db_send_wr wr = {i, &next->local, 1, DB_WR_RDMA_WRITE, 0, 0, next->remote, 0, 0, rkey};
-    db_fill_wqe(sq, sq->producer + i, &wr, DB_WR_RDMA_WRITE, 3, 1);
-    db_remember(sq, sq->producer + i, i, 1);
-    db_bench_advance(next, 1);
-}
-
-extern "C" __global__ void bench_floor_wqe(struct db_bench_run run) {
-    struct db_sq sq = *db_bench_queue(&run);
-    struct db_bench_next next = db_bench_first(&run, 0);
+/* WQEs and their slots without doorbells, behind each the fence of that scope: 0 for none. */
+#define DB_BENCH_SYSTEM 1
+#define DB_BENCH_GPU 2
+DB_GPU_FN void db_bench_wqes(const struct db_bench_run *run, int scope) {
+    struct db_sq sq = *db_bench_queue(run);
+    struct db_bench_next next = db_bench_first(run, 0);
     db_u64 start = db_clock_ns();
     db_u32 i;
-    for (i = 0; i < run.posts; i++) db_bench_fill(&sq, i, &next, run.rkey);
-    db_bench_end(&run, start, 0);
+    for (i = 0; i < run->posts; i++) {
+        struct db_send_wr wr = {i, &next.local, 1, DB_WR_RDMA_WRITE, 0, 0, next.remote, 0, 0, run->rkey};
+        db_fill_wqe(&sq, sq.producer + i, &wr, DB_WR_RDMA_WRITE, 3, 1);
+        db_remember(&sq, sq.producer + i, i, 1);
+        db_bench_advance(&next, 1);
+        if (scope == DB_BENCH_SYSTEM) db_order_wqe_before_record();
+        if (scope == DB_BENCH_GPU) db_order_wqe_before_mark();
+    }
+    db_bench_end(run, start, 0);
 }
+
+extern "C" __global__ void bench_floor_wqe(struct db_bench_run run) { db_bench_wqes(&run, 0); }
 
 /* With the fence in front of a doorbell. */
-extern "C" __global__ void bench_floor_wqe_fence(struct db_bench_run run) {
-    struct db_sq sq = *db_bench_queue(&run);
-    struct db_bench_next next = db_bench_first(&run, 0);
-    db_u64 start = db_clock_ns();
-    db_u32 i;
-    for (i = 0; i < run.posts; i++) {
-        db_bench_fill(&sq, i, &next, run.rkey);
-        db_order_wqe_before_record();
-    }
-    db_bench_end(&run, start, 0);
-}
+extern "C" __global__ void bench_floor_wqe_fence(struct db_bench_run run) { db_bench_wqes(&run, DB_BENCH_SYSTEM); }
 
 /* With the fence in front of a mark of a shared queue. */
-extern "C" __global__ void bench_floor_wqe_mark_fence(struct db_bench_run run) {
-    struct db_sq sq = *db_bench_queue(&run);
-    struct db_bench_next next = db_bench_first(&run, 0);
-    db_u64 start = db_clock_ns();
-    db_u32 i;
-    for (i = 0; i < run.posts; i++) {
-        db_bench_fill(&sq, i, &next, run.rkey);
-        db_order_wqe_before_mark();
-    }
-    db_bench_end(&run, start, 0);
-}
+extern "C" __global__ void bench_floor_wqe_mark_fence(struct db_bench_run run) { db_bench_wqes(&run, DB_BENCH_GPU); }
 
 /* The fence with nothing to wait for. */
 extern "C" __global__ void bench_floor_fence(struct db_bench_run run) {
@@ -312,23 +296,21 @@ extern "C" __global__ void bench_floor_doorbell(struct db_bench_run run) {
 
 /* Atomics and loads of a word in GPU memory, each at a place that the one before tells: always the same, which no
  * compiler knows. */
-extern "C" __global__ void bench_floor_add(struct db_bench_run run) {
-    db_u64 *word = (db_u64 *)db_bench_queue(&run)->slots, old = 0, start;
+DB_GPU_FN void db_bench_adds(const struct db_bench_run *run, int acq_rel) {
+    db_u64 *word = (db_u64 *)db_bench_queue(run)->slots, old = 0, start;
     db_u32 i;
     *word = 0;
     start = db_clock_ns();
-    for (i = 0; i < run.posts; i++) old = db_fetch_add64(word + (old >> 63), 1);
-    db_bench_end(&run, start, old + 1 == run.posts ? 0 : DB_EINVAL);
+    for (i = 0; i < run->posts; i++) {
+        db_u64 *at = word + (old >> 63);
+        old = acq_rel ? db_fetch_add_acq_rel64(at, 1) : db_fetch_add64(at, 1);
+    }
+    db_bench_end(run, start, old + 1 == run->posts ? 0 : DB_EINVAL);
 }
 
-extern "C" __global__ void bench_floor_add_acq_rel(struct db_bench_run run) {
-    db_u64 *word = (db_u64 *)db_bench_queue(&run)->slots, old = 0, start;
-    db_u32 i;
-    *word = 0;
-    start = db_clock_ns();
-    for (i = 0; i < run.posts; i++) old = db_fetch_add_acq_rel64(word + (old >> 63), 1);
-    db_bench_end(&run, start, old + 1 == run.posts ? 0 : DB_EINVAL);
-}
+extern "C" __global__ void bench_floor_add(struct db_bench_run run) { db_bench_adds(&run, 0); }
+
+extern "C" __global__ void bench_floor_add_acq_rel(struct db_bench_run run) { db_bench_adds(&run, 1); }
 
 extern "C" __global__ void bench_floor_load(struct db_bench_run run) {
     db_u64 *word = (db_u64 *)db_bench_queue(&run)->slots, found = 0, start;

@@ -17,6 +17,8 @@ const EINVAL: i32 = 22;
 const EOPNOTSUPP: i32 = 95;
 const SIGNALED: u32 = 2;
 const INLINE: u32 = 8;
+/// `DB_PUBLISHED_SHIFT`.
+const PUBLISHED_SHIFT: u32 = 16;
 
 /// Queues in plain memory, and the part of a device that writes CQEs. 64-bit words keep the alignment.
 struct Queues {
@@ -221,6 +223,8 @@ fn requests_that_can_never_be_posted_are_invalid_and_leave_no_trace() {
         ("READ on UC", 0x0f, db_send_wr { opcode: 4, ..write(&entries[..1], 0) }, EOPNOTSUPP),
         ("too many entries", 0x7f, write(&entries, 0), EINVAL),
         ("inline above the limit", 0x7f, write(&long, INLINE), EINVAL),
+        ("a length that is the inline flag", 0x7f, write(&[entry(1 << 31)], 0), EINVAL),
+        ("the longest length that cannot be", 0x7f, write(&[entry(8), entry(u32::MAX)], 0), EINVAL),
         ("inline READ", 0x7f, db_send_wr { opcode: 4, ..write(&entries[..1], INLINE) }, EINVAL),
         ("atomic of 1 byte", 0x7f, db_send_wr { opcode: 5, ..write(&entries[..1], 0) }, EINVAL),
         ("atomic without a buffer", 0x7f, db_send_wr { opcode: 6, ..write(&[], 0) }, EINVAL),
@@ -395,6 +399,7 @@ fn a_batch_is_posted_whole_or_not_at_all() {
     assert_eq!(queues.post_writes(0, entry, 0, 0, 9), EINVAL, "longer than the ring");
     assert_eq!(queues.post_writes(0, entry, 0, 0, 0), EINVAL, "nothing to post");
     assert_eq!(queues.post_writes(0, db_sge { length: 0, ..entry }, 0, 0, 1), EINVAL, "no payload");
+    assert_eq!(queues.post_writes(0, db_sge { length: 1 << 31, ..entry }, 0, 0, 1), EINVAL, "2 GiB");
     assert_eq!(queues.post_writes(0, entry, 0, INLINE, 1), EINVAL, "inline");
     queues.sq.opcodes = 1 << 2;
     assert_eq!(queues.post_writes(0, entry, 0, 0, 1), EOPNOTSUPP, "a queue that only sends");
@@ -572,6 +577,12 @@ fn receives_end_at_the_invalid_key_and_fill_up() {
     // SAFETY: as in `Queues::post`; the list has nine receives.
     let error = unsafe { db_c_post_recv(&raw mut queues.rq, list.as_ptr(), 9, &raw mut bad) };
     assert_eq!((error, bad, queues.record[0] & 0xffff_ffff), (ENOMEM, 8, u64::from(8u32.to_be())));
+    let long = [entry(1 << 31)];
+    queues.rq.consumer = 1;
+    // SAFETY: as above; one receive.
+    let error = unsafe { db_c_post_recv(&raw mut queues.rq, &receive(&long, 0), 1, &raw mut bad) };
+    assert_eq!((error, bad, queues.rq.producer), (EINVAL, 0, 8), "2 GiB");
+    queues.rq.consumer = 0;
     let bytes: Vec<u8> = queues.receive_ring.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let lengths = |wqe: usize| -> Vec<u32> {
         let wqe = mlx5_layout::RecvWqe::new(&bytes[wqe * 32..(wqe + 1) * 32]).unwrap();
@@ -657,6 +668,44 @@ fn reset_empties_the_queues_and_drain_drops_what_the_device_left() {
     queues.ring_doorbell();
     queues.complete_send(0);
     assert_eq!(queues.poll().1.status, 0);
+}
+
+/// A shared queue that goes on after RESET does not take slots of its last life for those of this one: the inner block of a WQE of
+/// this life has one, and a CQE that names it is of no request.
+#[test]
+fn a_shared_queue_after_reset_forgets_the_slots_of_its_last_life() {
+    let (blocks, wide) = (64, [entry(64); 6]);
+    let mut queues = Queues::new(blocks, 4 * blocks);
+    queues.sq.doorbell = EIGHT_BYTES;
+    let mut marks = vec![0_u128; blocks as usize / 4];
+    let mut shared = db_shared_sq {
+        sq: queues.sq.clone(),
+        cq: queues.cq.clone(),
+        filled: marks.as_mut_ptr().expose_provenance() as u64,
+        signal_mask: 15,
+        ..db_shared_sq::default()
+    };
+    // SAFETY: the struct is ours alone.
+    assert_eq!(unsafe { db_c_shared_init(&raw mut shared) }, 0);
+    // A life in which each of the first blocks was a request, as posters would have left it.
+    for _ in 0..4 {
+        assert_eq!(queues.post(&write(&[entry(64)], SIGNALED)), 0);
+    }
+    shared.reserved = 4 | 1 << 63;
+    // SAFETY: record and CQ are `queues`', and no device looks at them.
+    assert_eq!(unsafe { db_c_shared_reset(&raw mut shared) }, 0);
+    assert_eq!(
+        [shared.reserved, shared.rung, shared.consumed, shared.published >> PUBLISHED_SHIFT],
+        [1 << 16; 4]
+    );
+    // The next life's first WQE has two blocks.
+    queues.sq = shared.sq.clone();
+    assert_eq!(queues.post(&write(&wide, SIGNALED)), 0);
+    queues.ring_doorbell();
+    queues.complete_send(1);
+    assert_eq!((queues.poll().1.status, queues.sq.consumer), (0x101, 1 << 16), "inside the WQE");
+    queues.complete_send(0);
+    assert_eq!((queues.poll().1.status, queues.sq.consumer), (0, (1 << 16) + 2));
 }
 
 #[test]

@@ -58,6 +58,8 @@ pub fn run(options: &BenchPostGpu, stop: &AtomicBool) -> Result<u8> {
             return Ok(INTERRUPTED);
         }
         let measured = measure(&mut rig, row, rounds, step_ns, stop);
+        // A row of fewer rounds than were asked for is none.
+        let Some(measured) = measured.transpose() else { return Ok(INTERRUPTED) };
         // A lost context fails whatever comes next.
         let lost = matches!(&measured, Err(RigError::Gpu(error)) if error.is_context_lost());
         let line = Measured::new(row, rig.no_peer(), measured.map_err(|error| error.to_string()));
@@ -119,39 +121,82 @@ fn measure_floor(rig: &mut Rig, floor: Floor, rounds: u32, step_ns: u64) -> Resu
     Ok(Spread::of(&samples))
 }
 
-/// The three sides of a row, in turn.
+/// The three sides of a row; nothing when `stop` was set before all rounds were done.
 fn measure(
     rig: &mut Rig,
     row: &Row,
     rounds: u32,
     step_ns: u64,
     stop: &AtomicBool,
-) -> Result<Sides, RigError> {
+) -> Result<Option<Sides>, RigError> {
     let absent = row.theirs().poster == Poster::Peer && rig.no_peer().is_some();
-    let (mut theirs, mut early, mut strict) = (Vec::new(), Vec::new(), Vec::new());
+    let cases =
+        [(!absent).then(|| row.theirs()), Some(row.ours(Order::Early)), Some(row.ours(Order::Strict))];
+    let samples = in_turn(cases, rounds, stop, |case| {
+        let sample = rig.run(case)?;
+        if sample.span_ns < STEPS * step_ns {
+            return Err(too_short(sample.posts, sample.span_ns, step_ns));
+        }
+        Ok(sample)
+    })?;
+    Ok(samples.map(|[theirs, early, strict]| Sides {
+        theirs: Spread::of(&theirs),
+        early: Spread::of(&early),
+        strict: Spread::of(&strict),
+    }))
+}
+
+/// Runs the cases in turn, round after round, the first of which is not counted; nothing when `stop` was set before all were done.
+fn in_turn<C, S, const N: usize>(
+    cases: [Option<C>; N],
+    rounds: u32,
+    stop: &AtomicBool,
+    mut run: impl FnMut(&C) -> Result<S, RigError>,
+) -> Result<Option<[Vec<S>; N]>, RigError> {
+    let mut samples = std::array::from_fn(|_| Vec::new());
     for round in 0..=rounds {
-        for (case, samples, left_out) in [
-            (row.theirs(), &mut theirs, absent),
-            (row.ours(Order::Early), &mut early, false),
-            (row.ours(Order::Strict), &mut strict, false),
-        ] {
-            if left_out || stop.load(Ordering::Relaxed) {
-                continue;
+        for (case, samples) in cases.iter().zip(&mut samples) {
+            let Some(case) = case else { continue };
+            if stop.load(Ordering::Relaxed) {
+                return Ok(None);
             }
-            let sample = rig.run(&case)?;
-            if sample.span_ns < STEPS * step_ns {
-                return Err(too_short(sample.posts, sample.span_ns, step_ns));
-            }
+            let sample = run(case)?;
             if round > 0 {
                 samples.push(sample);
             }
         }
     }
-    Ok(Sides { theirs: Spread::of(&theirs), early: Spread::of(&early), strict: Spread::of(&strict) })
+    Ok(Some(samples))
 }
 
 fn too_short(posts: u32, span_ns: u64, step_ns: u64) -> RigError {
     RigError::Impossible(format!(
         "{posts} posts took {span_ns} ns, and the GPU's timer goes in steps of {step_ns} ns: no time to rely on"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sides_take_turns_and_a_row_that_was_interrupted_is_none() {
+        // After so many runs the signal comes; what is left of two rounds of two sides, and one that is absent.
+        for (comes_after, expected) in [
+            (9, Some([vec![2, 4], vec![], vec![3, 5]])),
+            (6, Some([vec![2, 4], vec![], vec![3, 5]])),
+            (5, None),
+            (3, None),
+            (0, None),
+        ] {
+            let (stop, mut runs) = (AtomicBool::new(comes_after == 0), 0);
+            let samples = in_turn([Some('a'), None, Some('b')], 2, &stop, |side| {
+                assert_eq!(*side, if runs % 2 == 0 { 'a' } else { 'b' });
+                runs += 1;
+                stop.store(runs >= comes_after, Ordering::Relaxed);
+                Ok(runs - 1)
+            });
+            assert_eq!(samples.unwrap(), expected, "after {comes_after} runs");
+        }
+    }
 }

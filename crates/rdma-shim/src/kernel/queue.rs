@@ -193,9 +193,10 @@ impl Queue {
         Ok(Room { sends: sq.blocks, receives: rq.wqes, completions: cq.entries, one_cq })
     }
 
-    /// Its send CQ was polled up to here.
-    pub(super) fn set_consumer(&self, consumer: u64) -> Result<(), KernelError> {
-        let cq: db_cq = self.state.get(SEND_CQ)?;
+    /// Blocks up to here were handed out by who shares it, and its send CQ was polled up to there.
+    pub(super) fn set_used(&self, producer: u64, consumer: u64) -> Result<(), KernelError> {
+        let (sq, cq) = self.structs()?;
+        self.state.put(SQ, &db_sq { producer, ..sq })?;
         self.state.put(SEND_CQ, &db_cq { consumer, ..cq })
     }
 

@@ -5,6 +5,9 @@ use super::memory::{Memory, Plain};
 use super::queue::Queue;
 use crate::sys::{db_c_shared_init, db_shared_sq};
 
+/// `DB_RESERVED_FAILED`.
+const RESERVED_FAILED: u64 = 1 << 63;
+
 // SAFETY: numbers without padding.
 unsafe impl Plain for db_shared_sq {}
 
@@ -18,7 +21,7 @@ pub struct SharedQueue {
 }
 
 impl SharedQueue {
-    /// Shares a queue that was never posted to. `signal_every`: blocks between completions, a power of two, at most half of the
+    /// Shares a queue with nothing outstanding. `signal_every`: blocks between completions, a power of two, at most half of the
     /// queue's. Refuses what `db_shared_init` does.
     pub fn new(queue: Queue, signal_every: u32) -> Result<SharedQueue, KernelError> {
         let blocks = queue.structs()?.0.blocks;
@@ -62,7 +65,8 @@ impl SharedQueue {
     /// Any state → RESET, with empty queues and no failure. Its CQ goes on where the kernels stopped.
     pub fn reset(&mut self) -> Result<u32, KernelError> {
         let shared: db_shared_sq = self.shared.get(0)?;
-        self.queue.set_consumer(shared.cq.consumer)?;
+        // The next life begins behind all blocks that were handed out in this one.
+        self.queue.set_used(shared.reserved & !RESERVED_FAILED, shared.cq.consumer)?;
         let dropped = self.queue.reset()?;
         self.fill()?;
         Ok(dropped)

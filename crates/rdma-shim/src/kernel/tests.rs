@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use measure::need;
+
 use super::code::{Arguments, Source};
 use super::error::KernelError;
 use super::machine::{Kernel, Machine};
@@ -10,14 +12,15 @@ use crate::twin::{TwinError, Visibility};
 const COUNT: Source = Source { name: "vote.cu", text: include_str!("../../kernels/vote.cu") };
 const MISUSE: Source = Source { name: "misuse.cu", text: include_str!("../../kernels/misuse.cu") };
 
-fn twin() -> Option<Machine> {
-    // A build without a C++ compiler has no kernels; `tests/it/twin.rs` says so aloud.
-    crate::twin::Kernel::find("vote").ok().map(|_| Machine::twin(Visibility::InOrder))
+fn twin() -> Result<Machine, String> {
+    // A build without a C++ compiler has no kernels.
+    let found = crate::twin::Kernel::find("vote").map(|_| Machine::twin(Visibility::InOrder));
+    found.map_err(|error| error.to_string())
 }
 
 #[test]
 fn a_kernel_gives_back_what_it_held_when_it_has_ended() {
-    let Some(machine) = twin() else { return };
+    let machine = need!(twin(), cc, "a C++ compiler");
     let kernel = Kernel::prepare(&machine, &COUNT, "vote").unwrap();
     let (words, cancel) = (machine.host_memory(4096).unwrap(), machine.host_memory(4).unwrap());
     words.words().iter().for_each(|word| word.store(7, std::sync::atomic::Ordering::Relaxed));
@@ -32,7 +35,7 @@ fn a_kernel_gives_back_what_it_held_when_it_has_ended() {
 
 #[test]
 fn a_kernel_that_does_not_listen_is_given_up_and_named() {
-    let Some(machine) = twin() else { return };
+    let machine = need!(twin(), cc, "a C++ compiler");
     let kernel = Kernel::prepare(&machine, &MISUSE, "endless_poll").unwrap();
     let (word, cancel) = (machine.host_memory(4).unwrap(), machine.host_memory(4).unwrap());
     let arguments = Arguments::new().u64(word.kernel_address());
@@ -47,7 +50,7 @@ fn a_kernel_that_does_not_listen_is_given_up_and_named() {
 
 #[test]
 fn lanes_that_can_never_go_on_are_an_error_at_once() {
-    let Some(machine) = twin() else { return };
+    let machine = need!(twin(), cc, "a C++ compiler");
     let kernel = Kernel::prepare(&machine, &MISUSE, "absent_lane").unwrap();
     let (word, cancel) = (machine.host_memory(4).unwrap(), machine.host_memory(4).unwrap());
     let arguments = Arguments::new().u64(word.kernel_address());
@@ -68,7 +71,7 @@ fn where_there_is_no_gpu_the_reason_is_one_line() {
 /// Its memory is kept, other kernels of the process run meanwhile, and when its word comes at last the process can end.
 #[test]
 fn gpu_destructive_kernel_that_does_not_listen_is_given_up_and_others_go_on() {
-    let machine = measure::need!(Machine::gpu(None, None).map_err(|e| e.to_string()), gpu, "one CUDA device");
+    let machine = need!(Machine::gpu(None, None).map_err(|e| e.to_string()), gpu, "one CUDA device");
     let endless = Kernel::prepare(&machine, &MISUSE, "endless_poll").unwrap();
     let vote = Kernel::prepare(&machine, &COUNT, "vote").unwrap();
     let memory = || machine.host_memory(4096).unwrap();

@@ -7,9 +7,11 @@ use crate::Order;
 
 /// Lanes of a warp.
 const WARP: u32 = 32;
-/// Blocks of all rings together, and of one at most (`DB_MAX_BLOCKS`).
+/// Blocks of all rings together, of one at most (`DB_MAX_BLOCKS`), and of one that the shim shares (`DB_SHARED_MAX_BLOCKS`). The
+/// peer's shared ring is as long as the shim's.
 pub(super) const ALL_BLOCKS: u32 = 1 << 18;
 pub(super) const MOST_BLOCKS: u32 = 1 << 15;
+const MOST_SHARED_BLOCKS: u32 = 1 << 14;
 /// Producers at most: one for each multiprocessor of the largest GPU that was seen.
 pub(super) const MOST_PRODUCERS: u32 = 160;
 /// A shared queue's WQE that crosses a multiple of this asks for a completion.
@@ -182,8 +184,9 @@ impl Case {
     /// Blocks of each ring.
     pub fn blocks(&self) -> u32 {
         let share = ALL_BLOCKS / self.queues();
+        let most = if self.sharing == Sharing::Shared { MOST_SHARED_BLOCKS } else { MOST_BLOCKS };
         // The power of two below.
-        (1 << (31 - share.leading_zeros())).min(MOST_BLOCKS)
+        (1 << (31 - share.leading_zeros())).min(most)
     }
 
     /// Posts of one producer: whole doorbells, and no more than its share of a ring.
@@ -290,6 +293,23 @@ pub(super) mod tests {
                 }
             }
         }
+    }
+
+    /// The rule is `db_shared_init`'s: 16,384 blocks, and three quarters of the CQ's entries hold them.
+    #[test]
+    fn a_shared_ring_is_one_that_the_shim_shares() {
+        for producers in 1..=MOST_PRODUCERS {
+            for posts in [1, 16384, 1 << 20] {
+                let case = Case { sharing: Sharing::Shared, producers, posts, ..case() };
+                assert!((64..=16_384).contains(&case.blocks()), "{case:?}: {} blocks", case.blocks());
+                assert!(
+                    case.blocks() <= MOST_BLOCKS / 4 * 3 && SIGNAL_EVERY <= case.blocks() / 2,
+                    "{case:?}"
+                );
+                assert!(case.posts_of_all() <= case.blocks(), "{case:?}");
+            }
+        }
+        assert_eq!(case().blocks(), 32_768, "one queue of a poster's own");
     }
 
     #[test]

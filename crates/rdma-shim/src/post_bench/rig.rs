@@ -36,6 +36,16 @@ pub enum RigError {
     /// The peer's kernels are not there.
     #[error("no peer: {0}")]
     NoPeer(String),
+    /// The benchmark's shared queue is one that nobody can make.
+    #[error("`db_shared_init` refuses a queue of {blocks} blocks with a CQ of {entries} entries: {error}")]
+    Unshareable {
+        /// Its blocks.
+        blocks: u32,
+        /// Its CQ's entries.
+        entries: u32,
+        /// What was returned.
+        error: u32,
+    },
     /// A post said that it failed.
     #[error("{kernel}: producer {producer}'s posts returned {error}, where there is room for all")]
     Post {
@@ -242,9 +252,15 @@ impl Rig {
                     .u64(memory.shared.address())
                     .bytes(&words)
                     .u64(memory.marks())
-                    .u32(SIGNAL_EVERY - 1);
-                // SAFETY: the kernel reads one queue and writes the shared one, in memory for them.
-                unsafe { self.launch("bench_share", 1, 1, &arguments) }
+                    .u32(SIGNAL_EVERY - 1)
+                    .u64(memory.times.device_address());
+                // SAFETY: the kernel reads one queue and writes the shared one, in memory for them, and one word.
+                unsafe { self.launch("bench_share", 1, 1, &arguments) }?;
+                self.stream.wait("sharing a queue", RUN)?;
+                match memory.times.words()[0].load(std::sync::atomic::Ordering::Acquire) {
+                    0 => Ok(()),
+                    error => Err(RigError::Unshareable { blocks: case.blocks(), entries: cq.entries, error }),
+                }
             }
         }
     }

@@ -19,6 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const BLOCKS: u32 = 256;
 const PRODUCERS: u32 = 2;
 const POSTS: u32 = 64;
+const EINVAL: u32 = 22;
 
 /// `struct db_sq`, `DB_BENCH_SQ_BYTES` long.
 #[repr(C, align(128))]
@@ -56,7 +57,7 @@ fn post(kernel: &str, threads: u32, per_ring: u32, shared: bool, start: u64) -> 
     let mut slots = vec![db_slot::default(); (queues * BLOCKS) as usize];
     let mut pages = vec![Line([0; 8]); 2 * queues as usize];
     let (mut cqes, mut marks) =
-        (vec![Line([u64::MAX; 8]); BLOCKS as usize], vec![0_u128; BLOCKS as usize / 4]);
+        (vec![Line([u64::MAX; 8]); 2 * BLOCKS as usize], vec![0_u128; BLOCKS as usize / 4]);
     let mut times = vec![[0_u64; 3]; PRODUCERS as usize];
     let mut structs: Vec<Queue> = (0..queues as usize)
         .map(|queue| {
@@ -87,16 +88,22 @@ fn post(kernel: &str, threads: u32, per_ring: u32, shared: bool, start: u64) -> 
     let find = |name| Kernel::find(name).unwrap();
     if shared {
         let mut record = [0_u64; 2];
-        // `struct db_cq`.
-        let cq = [address(&mut cqes), address(&mut record), u64::from(BLOCKS) | 1 << 32, 0];
-        let arguments = Arguments::new()
-            .pointer(structs.as_mut_ptr())
-            .pointer(shared_queue.as_mut_ptr())
-            .push(cq)
-            .push(address(&mut marks))
-            .push(31_u32);
-        // SAFETY: as below.
-        unsafe { run(find("bench_share"), &launch(1, 1), arguments) }.unwrap();
+        // A CQ that the shim refuses, and one of a size that it takes.
+        for (entries, refusal) in [(BLOCKS, EINVAL), (2 * BLOCKS, 0)] {
+            // `struct db_cq`.
+            let cq = [address(&mut cqes), address(&mut record), u64::from(entries) | 1 << 32, 0];
+            let mut error = u32::MAX;
+            let arguments = Arguments::new()
+                .pointer(structs.as_mut_ptr())
+                .pointer(shared_queue.as_mut_ptr())
+                .push(cq)
+                .push(address(&mut marks))
+                .push(31_u32)
+                .pointer(&raw mut error);
+            // SAFETY: as below.
+            unsafe { run(find("bench_share"), &launch(1, 1), arguments) }.unwrap();
+            assert_eq!(error, refusal, "a CQ of {entries} entries for a ring of {BLOCKS} blocks");
+        }
     }
     let given = Run {
         queues: if shared { address(&mut shared_queue) } else { address(&mut structs) },

@@ -234,7 +234,7 @@ fn collective_posts_refuse_what_one_lane_cannot_write_on_every_lane() {
     let context = need!(device(), nic, "an mlx5 device");
     let queue = Queue::new(&context, STRICT);
     let mut shared = Shared::of(&queue, 15);
-    for (length, flags, blocks) in [(0, SIGNALED, 0), (8, INLINE, 0), (8, 0, 16)] {
+    for (length, flags, blocks) in [(0, SIGNALED, 0), (1 << 31, SIGNALED, 0), (8, INLINE, 0), (8, 0, 16)] {
         let blocks = if blocks == 0 { queue.sq.blocks } else { blocks };
         let mut sq = rdma_shim::sys::db_sq { blocks, ..queue.sq.clone() };
         let mut result = [0_u32; 64];
