@@ -22,7 +22,7 @@ use crate::measured;
 use crate::process::{Speaking, WAIT};
 use crate::progress::Progress;
 use crate::refused::refused;
-use crate::report::compare::{Judged, judge};
+use crate::report::compare::{Judged, judge, shaped_to};
 use crate::report::modelled::{self, Modelled};
 use crate::report::paper::Paper;
 use crate::report::{figures, png::png};
@@ -36,7 +36,7 @@ mod nic;
 pub mod point;
 mod record;
 mod session;
-mod spec;
+pub mod spec;
 mod table;
 
 use earlier::Earlier;
@@ -182,6 +182,10 @@ impl Experiment {
         for paper in &self.claims {
             let points = if paper.paper.figure == 5 { &timed } else { points };
             judged.extend(paper.claim.iter().map(|claim| judge(claim, points)));
+        }
+        // Of a link that nobody shaped there is nothing to say.
+        if shaped_to(points).is_some() {
+            judged.extend(self.spec.shaped.iter().map(|claim| judge(claim, points)));
         }
         judged
     }
@@ -565,6 +569,8 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> String {
             lines.push(format!("judges: {}: {}{note}", claim.id, claim.text));
         }
     }
+    let shaped = spec.shaped.iter().filter(|_| options.rate_gbps.is_some());
+    lines.extend(shaped.map(|claim| format!("judges: {}: {}", claim.id, claim.text)));
     lines.push(String::new());
     lines.join("\n")
 }

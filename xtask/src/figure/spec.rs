@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::point::Key;
 use super::session::needs_gpu;
-use crate::report::paper::Need;
+use crate::report::paper::{Claim, Need};
 
 /// One experiment.
 #[derive(Clone, Debug, Deserialize)]
@@ -38,6 +38,13 @@ pub struct Spec {
     /// messages, see [`Spec::in_flight`]. Without it the generator chooses the window.
     #[serde(default)]
     pub working_set_bytes: Option<u64>,
+    /// The same for messages of which that working set does not hold two whole bursts: they have short bursts in any case, and a
+    /// working set that one core's own cache holds.
+    #[serde(default)]
+    pub large_working_set_bytes: Option<u64>,
+    /// What a run on a shaped link is held to besides the papers' claims.
+    #[serde(default)]
+    pub shaped: Vec<Claim>,
     /// Options of some series alone, before all others; `poster` is the series' own name where it is not given. `list` stands in
     /// the place of the grid's.
     #[serde(default)]
@@ -152,8 +159,13 @@ impl Spec {
     /// Window and burst of messages of this size, where the spec bounds them: the largest power of two that the working set
     /// holds, two messages at least.
     pub fn in_flight(&self, payload_bytes: u64) -> Option<InFlight> {
-        let fitting = self.working_set_bytes? / WINDOWS_IN_USE / payload_bytes.max(1);
-        let window = 1 << fitting.clamp(2, MOST_IN_FLIGHT).ilog2();
+        let fitting = |bytes: u64| -> u32 {
+            1 << (bytes / WINDOWS_IN_USE / payload_bytes.max(1)).clamp(2, MOST_IN_FLIGHT).ilog2()
+        };
+        let window = match (fitting(self.working_set_bytes?), self.large_working_set_bytes) {
+            (window, Some(bytes)) if window < 2 * self.burst() => fitting(bytes),
+            (window, _) => window,
+        };
         Some(InFlight { window, batch: self.burst().min(window / 2) })
     }
 
@@ -265,17 +277,21 @@ mod tests {
             (2048, 512, 32, true),
             (4096, 256, 32, true),
             (21_000, 64, 32, true),
-            (22_040, 32, 16, false),
-            (65_536, 16, 8, false),
-            (262_144, 4, 2, false),
+            (22_040, 8, 4, false),
+            (65_536, 4, 2, false),
+            (131_072, 2, 1, false),
+            (262_144, 2, 1, false),
             (1 << 20, 2, 1, false),
         ] {
             assert_eq!(spec.in_flight(payload), Some(InFlight { window, batch }), "{payload} B");
             assert_eq!(spec.has_whole_bursts(payload), whole, "{payload} B");
             // Two windows and a message behind them at 1 MiB, else what README.md says.
             let used = u64::from(window) * WINDOWS_IN_USE * payload;
-            assert!(used <= spec.working_set_bytes.unwrap() || window == 2, "{payload} B: {used}");
+            let most = if whole { spec.working_set_bytes } else { spec.large_working_set_bytes };
+            assert!(used <= most.unwrap() || window == 2, "{payload} B: {used}");
         }
+        // One core's own cache on the machine that the README's numbers are of.
+        assert!(spec.large_working_set_bytes.unwrap() < 2 << 20);
     }
 
     #[test]

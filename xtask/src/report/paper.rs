@@ -123,6 +123,13 @@ pub enum Rule {
         /// The share.
         at_least: f64,
     },
+    /// Each series reaches this share of what a link of the rate that it was shaped to can carry, at each payload size in a range.
+    Fills {
+        /// The share.
+        at_least: f64,
+        /// First and last payload size that counts.
+        payload_bytes: [u64; 2],
+    },
     /// Each series grows in a straight line with the payload, below this share of its plateau.
     Linear {
         /// Coefficient of determination that the fit must reach.
@@ -179,7 +186,7 @@ impl Rule {
             | Rule::Order { field, .. }
             | Rule::Flat { field, .. }
             | Rule::Falls { field, .. } => Some(field),
-            Rule::Saturates { .. } | Rule::Linear { .. } | Rule::Background {} => None,
+            Rule::Saturates { .. } | Rule::Fills { .. } | Rule::Linear { .. } | Rule::Background {} => None,
         }
     }
 }
