@@ -33,6 +33,9 @@ struct Inner {
     context: CUcontext,
     streams: Mutex<Vec<Entry>>,
     discarded: Mutex<Vec<Discarded>>,
+    /// Held through a whole look and what is freed after it: who sees an empty list may unmap pages that were in it. Taken before
+    /// the other two.
+    sweeping: Mutex<()>,
     /// Things that the driver did not free.
     lost: AtomicUsize,
 }
@@ -68,8 +71,9 @@ impl Context {
             return Ok(Context(inner));
         }
         let context = driver::primary_retain(gpu.device)?;
-        let (streams, discarded) = (Mutex::default(), Mutex::default());
-        let inner = Arc::new(Inner { gpu, context, streams, discarded, lost: AtomicUsize::new(0) });
+        let (streams, discarded, sweeping) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let lost = AtomicUsize::new(0);
+        let inner = Arc::new(Inner { gpu, context, streams, discarded, sweeping, lost });
         contexts.insert(gpu.ordinal(), Arc::downgrade(&inner));
         Ok(Context(inner))
     }
@@ -213,6 +217,7 @@ impl Inner {
         if self.enter().is_err() {
             return true;
         }
+        let _alone = locked(&self.sweeping);
         // Taken before the look: what is put aside later may be used by what is launched later.
         let discarded = std::mem::take(&mut *locked(&self.discarded));
         if self.is_busy() {

@@ -316,6 +316,45 @@ fn gpu_rings_a_doorbell_page_registered_as_memory_after_a_refusal_as_registers()
     assert_eq!(pages.long_word(0x800).load(Ordering::Acquire), 0x0123_4567_89ab_cdef);
 }
 
+/// Two threads drop what they registered while a kernel runs. When it has ended, one of them frees for both, and the other,
+/// which finds nothing to be freed, must not unmap its pages before.
+#[test]
+fn gpu_pages_are_given_back_before_any_thread_unmaps_them() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let (stream, cancel) = (bench.stream(), CancelWord::new(&bench.context).unwrap());
+    let alive = PinnedMemory::new(&bench.context, 64).unwrap();
+    let before = gpu::registered_extents();
+    let owned = [0, 1].map(|_| {
+        // SAFETY: a new mapping, which nobody uses.
+        let start = unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        let start = NonNull::new(start.cast::<u8>()).unwrap();
+        // SAFETY: it is unmapped below, after the drop.
+        let shown = unsafe { Registered::new(&bench.context, start, 4096, Kind::Memory) }.unwrap();
+        (start.as_ptr().expose_provenance(), shown)
+    });
+    let arguments = Arguments::new().u64(cancel.device_address()).u64(alive.device_address());
+    bench.launch(&stream, "spin", arguments).unwrap();
+    soon("the kernel's word", || alive.words()[0].load(Ordering::Acquire) == 1);
+    std::thread::scope(|scope| {
+        for (start, shown) in owned {
+            scope.spawn(move || {
+                drop(shown);
+                // SAFETY: mapped above, and given back: nobody uses it.
+                let unmapped = unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(start), 4096) };
+                assert_eq!(unmapped, 0);
+            });
+        }
+        // Both wait for the device by now.
+        std::thread::sleep(Duration::from_millis(50));
+        cancel.cancel();
+    });
+    assert_eq!(gpu::registered_extents(), before);
+    stream.wait("kernel `spin`", LIMIT).unwrap();
+}
+
 #[test]
 fn gpu_memory_for_a_nic_is_exported_as_a_dma_buf_of_its_own_pages() {
     let bench = need!(Bench::new(), gpu, "one CUDA device");
