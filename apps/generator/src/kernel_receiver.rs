@@ -58,6 +58,7 @@ impl Taker {
                 plan.qps
             );
         }
+        self.receive.check_queues(plan.qps as usize)?;
         let pd = context.alloc_pd()?;
         let bytes = lane_bytes(plan) * plan.qps as usize;
         let region = Region::new(machine, &pd, self.place, bytes, ACCESS).context("memory for messages")?;

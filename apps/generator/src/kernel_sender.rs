@@ -126,6 +126,7 @@ impl KernelSender {
     ) -> Result<KernelSender> {
         // Before anything else runs there: a receiver need not know of a kernel that does not compile.
         let generate = Generate::prepare(machine, kind.style)?;
+        generate.check_queues(plan.qps as usize)?;
         let pd = context.alloc_pd()?;
         let lane_bytes = plan.slot_bytes() * plan.source_slots() as usize;
         let region = |place, bytes| Region::new(machine, &pd, place, bytes, ACCESS).map(Arc::new);

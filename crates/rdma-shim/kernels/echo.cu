@@ -4,7 +4,8 @@
  * An answer is the message with 1 added to its last whole word of 8 bytes, sent from the buffer in which it arrived, so that
  * it is told from its question. Messages shorter than a word come back as they were.
  * `run` and `status`: host memory, mirrored in src/kernel/echo.rs; the first is copied once, the second is 0 at first
- * (`first_wrong` all ones) and read by the CPU. All completions of the queue come to one CQ. Nothing here waits longer than
+ * (`first_wrong` all ones; `posted` as the launch before left it) and read by the CPU. Either kernel may be launched again
+ * when it has ended: it goes on with the queue as it is. All completions of the queue come to one CQ. Nothing here waits longer than
  * its deadline, and the cancel word is looked at before each wait and in it.
  */
 #include "kernel.h"
@@ -30,7 +31,7 @@ struct db_echo_status {
     db_u32 ready;             /* 1 once the first receives are posted */
     db_u32 wrong;             /* words of answers that are not what they should be */
     db_u32 first_wrong;       /* question to which the first of them belongs */
-    db_u32 pad;
+    db_u32 posted;            /* the service: buffers that have had their first receive, in this launch or an earlier one */
 };
 
 /* The queue in registers. */
@@ -48,7 +49,9 @@ DB_GPU_FN struct db_echo_queue db_echo_load(const struct db_kernel_queue *at) {
     return queue;
 }
 
-DB_GPU_FN void db_echo_store(const struct db_echo_queue *queue, const struct db_kernel_queue *at) {
+DB_GPU_FN void db_echo_store(struct db_echo_queue *queue, const struct db_kernel_queue *at) {
+    /* The next launch begins with nothing to give back. */
+    db_release(&queue->cq);
     *(struct db_sq *)at->sq = queue->sq;
     *(struct db_rq *)at->rq = queue->rq;
     *(struct db_cq *)at->send_cq = queue->cq;
@@ -92,7 +95,11 @@ extern "C" __global__ void echo(const struct db_echo_run *told, struct db_echo_s
     db_u64 answered = 0;
     db_u32 buffer;
     int error = 0;
-    for (buffer = 0; buffer < run.window && !error; buffer++) error = db_echo_receive(&queue, &run, buffer);
+    /* From then on a buffer has either its receive posted or its answer under way, whichever launch did it. */
+    for (buffer = status->posted; buffer < run.window && !error; buffer++) {
+        error = db_echo_receive(&queue, &run, buffer);
+        if (!error) status->posted = buffer + 1;
+    }
     if (error) end = db_kernel_end_of(queue.sq.qpn, buffer - 1, error, 0);
     db_store_release_sys32((db_u64)&status->ready, 1);
     while (!end.code) {

@@ -41,73 +41,46 @@ extern "C" __global__ void generate_thread(const struct db_generate_plan *plans,
                                            struct db_generate_result *results) {
     struct db_generate_plan plan = *plans;
     struct db_generate_lane lane = lanes[blockIdx.x];
-    struct db_generate_result result = {0, 0, 0, 0, 0, 0, 0, 0, {0, 0, 0, 0, 0, 0, 0}};
     struct db_sq sq = *(struct db_sq *)lane.queue.sq;
-    struct db_cq cq = *(struct db_cq *)lane.queue.send_cq;
-    struct db_completion done = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-    struct db_generate_clock clock = {db_clock_ns(), 0, 0, 0};
-    db_u64 released = cq.consumer;
-    db_u32 source_slot = 0, target_slot = 0, looks = 0;
+    struct db_generate_poster poster = db_generate_begin(&lane);
+    db_u32 source_slot = 0, target_slot = 0;
     int error = 0, plain = plan.opcode == DB_WR_RDMA_WRITE && !(plan.send_flags & DB_SEND_INLINE);
     if (threadIdx.x) return;
-    result.begin_ns = clock.moved_ns = clock.begin_ns;
-    result.begin_ticks = db_ticks();
     while (!error) {
-        db_u64 left = lane.share - result.posted, ticks;
+        db_u64 posted = poster.result.posted, left = lane.share - posted, ticks;
         db_u32 count = left < plan.batch ? (db_u32)left : plan.batch, at;
-        int taken;
-        if (count && !clock.stopping && db_generate_room(&plan, &lane, result.posted, result.completed, count)) {
-            ticks = db_ticks();
-            for (at = 0; at < count && !error; at += plan.doorbell_batch) {
-                db_u32 some = count - at < plan.doorbell_batch ? count - at : plan.doorbell_batch, i;
-                db_u32 flags = at + some == count ? DB_SEND_SIGNALED : 0;
-                db_u64 message = result.posted + at;
-                if (plain) {
-                    error = post_writes(&sq, &plan, &lane, message, source_slot, target_slot, some, flags);
-                    source_slot = db_step(source_slot, some, plan.source_slots);
-                    target_slot = db_step(target_slot, some, plan.target_slots);
-                } else {
-                    for (i = 0; i < some && !error; i++) {
-                        error = post_one(&sq, &plan, &lane, message + i, source_slot, target_slot,
-                                         i + 1 == some ? flags : 0);
-                        source_slot = db_step(source_slot, 1, plan.source_slots);
-                        target_slot = db_step(target_slot, 1, plan.target_slots);
-                    }
-                }
-                db_ring(&sq);
-            }
-            db_generate_sample(&result, &lane, db_ticks() - ticks);
-            if (error) {
-                result.end = db_kernel_end_of(sq.qpn, result.posted, error, 0);
-                break;
-            }
-            result.posted += count;
-            error = db_generate_turn(&plan, &clock, 1);
+        if (!db_generate_may_post(&poster, &plan, &lane, count)) {
+            error = db_generate_complete(&poster, &sq, &plan, &lane);
             continue;
         }
-        if (result.completed == result.posted && (clock.stopping || !count)) break;
-        taken = db_gpu_take(&cq, &sq, 0, &done, &released);
-        error = taken < 0 ? DB_EINVAL : db_generate_turn(&plan, &clock, taken);
-        if (taken > 0 && done.status == DB_WC_SUCCESS) result.completed = done.wr_id + 1;
-        if (error || (taken > 0 && done.status != DB_WC_SUCCESS)) {
-            result.end = db_kernel_end_of(sq.qpn, result.completed, error, &done);
-            break;
+        ticks = db_ticks();
+        for (at = 0; at < count && !error; at += plan.doorbell_batch) {
+            db_u32 some = count - at < plan.doorbell_batch ? count - at : plan.doorbell_batch, i;
+            db_u32 flags = at + some == count ? DB_SEND_SIGNALED : 0;
+            db_u64 message = posted + at;
+            if (plain) {
+                error = post_writes(&sq, &plan, &lane, message, source_slot, target_slot, some, flags);
+                source_slot = db_step(source_slot, some, plan.source_slots);
+                target_slot = db_step(target_slot, some, plan.target_slots);
+            } else {
+                for (i = 0; i < some && !error; i++) {
+                    error = post_one(&sq, &plan, &lane, message + i, source_slot, target_slot, i + 1 == some ? flags : 0);
+                    source_slot = db_step(source_slot, 1, plan.source_slots);
+                    target_slot = db_step(target_slot, 1, plan.target_slots);
+                }
+            }
+            db_ring(&sq);
         }
-        if ((++looks & 255) == 0) db_generate_show(&lane, &result);
+        db_generate_sample(&poster.result, &lane, db_ticks() - ticks);
+        if (!error) {
+            poster.result.posted += count;
+            error = db_generate_turn(&plan, &poster.clock, 1);
+        }
+        if (error) poster.result.end = db_kernel_end_of(sq.qpn, poster.result.posted, error, 0);
     }
-    result.end_ticks = db_ticks();
-    result.end_ns = db_clock_ns();
-    db_release(&cq);
     *(struct db_sq *)lane.queue.sq = sq;
-    *(struct db_cq *)lane.queue.send_cq = cq;
-    results[blockIdx.x] = result;
+    db_generate_end(&poster, &lane, &results[blockIdx.x]);
 }
-
-/* What lane 0 has decided, for all lanes. */
-struct decision {
-    db_u32 count;    /* messages to post now */
-    db_u32 over;     /* leave */
-};
 
 /* Launch: a block of one warp for each queue pair; `doorbell_batch` is a multiple of 32. Every lane holds its own copy of the
  * queue, and lane 0 all the rest. */
@@ -115,41 +88,26 @@ extern "C" __global__ void generate_warp(const struct db_generate_plan *plans, c
                                          struct db_generate_result *results) {
     struct db_generate_plan plan = *plans;
     struct db_generate_lane lane = lanes[blockIdx.x];
-    struct db_generate_result result = {0, 0, 0, 0, 0, 0, 0, 0, {0, 0, 0, 0, 0, 0, 0}};
     struct db_sq sq = *(struct db_sq *)lane.queue.sq;
-    struct db_cq cq = *(struct db_cq *)lane.queue.send_cq;
-    struct db_completion done = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-    struct db_generate_clock clock = {db_clock_ns(), 0, 0, 0};
-    db_u64 released = cq.consumer;
-    db_u32 me = db_lane(), source_slot = me, target_slot = me, looks = 0;
+    struct db_generate_poster poster = db_generate_begin(&lane);
+    db_u64 posted = 0;
+    db_u32 me = db_lane(), source_slot = me, target_slot = me;
     int error = 0, plain = plan.opcode == DB_WR_RDMA_WRITE && !(plan.send_flags & DB_SEND_INLINE);
-    result.begin_ns = clock.moved_ns = clock.begin_ns;
-    result.begin_ticks = db_ticks();
     for (;;) {
-        db_u64 left = lane.share - result.posted, ticks;
-        db_u32 count = left < plan.batch ? (db_u32)left : plan.batch, at, bad = 0;
-        struct decision decision = {0, 0};
+        db_u64 left = lane.share - posted, ticks;
+        db_u32 most = left < plan.batch ? (db_u32)left : plan.batch, count = 0, over = 0, at, bad = 0;
         if (me == 0) {
-            int taken = 0;
-            if (count && !clock.stopping && db_generate_room(&plan, &lane, result.posted, result.completed, count)) {
-                decision.count = count;
-            } else if (result.completed == result.posted && (clock.stopping || !count)) {
-                decision.over = 1;
+            if (db_generate_may_post(&poster, &plan, &lane, most)) {
+                count = most;
+                error = db_generate_turn(&plan, &poster.clock, 1);
+                if (error) poster.result.end = db_kernel_end_of(sq.qpn, posted, error, 0);
+                over = error != 0;
             } else {
-                taken = db_gpu_take(&cq, &sq, 0, &done, &released);
-                if (taken > 0 && done.status == DB_WC_SUCCESS) result.completed = done.wr_id + 1;
+                over = (db_u32)db_generate_complete(&poster, &sq, &plan, &lane);
             }
-            if (!decision.over) {
-                error = taken < 0 ? DB_EINVAL : db_generate_turn(&plan, &clock, decision.count || taken);
-                if (error || (taken > 0 && done.status != DB_WC_SUCCESS)) {
-                    result.end = db_kernel_end_of(sq.qpn, result.completed, error, &done);
-                    decision.over = 1;
-                }
-            }
-            if ((++looks & 255) == 0) db_generate_show(&lane, &result);
         }
-        if (db_warp_shuffle32(decision.over, 0)) break;
-        count = db_warp_shuffle32(decision.count, 0);
+        if (db_warp_shuffle32(over, 0)) break;
+        count = db_warp_shuffle32(count, 0);
         /* What lane 0 has learnt of the queue, and with it the slots that may be used again. */
         sq.consumer = db_warp_shuffle64(sq.consumer, 0);
         if (!count) continue;
@@ -158,7 +116,7 @@ extern "C" __global__ void generate_warp(const struct db_generate_plan *plans, c
         for (at = 0; at < count && !error; at += DB_WARP) {
             db_u32 some = count - at < DB_WARP ? count - at : DB_WARP, mine = me < some;
             db_u32 flags = (at + me + 1 == count ? DB_SEND_SIGNALED : 0) | plan.send_flags;
-            db_u64 message = result.posted + at + me, from = db_message_at(&plan, source_slot);
+            db_u64 message = posted + at + me, from = db_message_at(&plan, source_slot);
             db_u64 to = lane.target + db_message_at(&plan, target_slot);
             struct db_sge local = {(plan.send_flags & DB_SEND_INLINE ? lane.slots : lane.source) + from,
                                    (db_u32)plan.payload_bytes, lane.lkey};
@@ -174,18 +132,14 @@ extern "C" __global__ void generate_warp(const struct db_generate_plan *plans, c
             target_slot = db_step(target_slot, some, plan.target_slots);
             if (at + some == count || (at + some) % plan.doorbell_batch == 0) db_warp_ring(&sq);
         }
-        if (me == 0) db_generate_sample(&result, &lane, db_ticks() - ticks);
+        if (me == 0) db_generate_sample(&poster.result, &lane, db_ticks() - ticks);
         if (error) {
-            result.end = db_kernel_end_of(sq.qpn, result.posted + bad, error, 0);
+            poster.result.end = db_kernel_end_of(sq.qpn, posted + bad, error, 0);
             break;
         }
-        result.posted += count;
+        poster.result.posted = posted += count;
     }
     if (me) return;
-    result.end_ticks = db_ticks();
-    result.end_ns = db_clock_ns();
-    db_release(&cq);
     *(struct db_sq *)lane.queue.sq = sq;
-    *(struct db_cq *)lane.queue.send_cq = cq;
-    results[blockIdx.x] = result;
+    db_generate_end(&poster, &lane, &results[blockIdx.x]);
 }

@@ -42,10 +42,10 @@ struct db_generate_lane {
 struct db_generate_result {
     db_u64 posted;
     db_u64 completed;
-    db_u64 begin_ns;
-    db_u64 end_ns;
-    db_u64 begin_ticks; /* what a tick is, the two clocks tell together */
-    db_u64 end_ticks;
+    db_u64 begin_ns; /* before the first post */
+    db_u64 end_ns;   /* after the last completion */
+    db_u64 clock_ticks; /* so many ticks of one thread's ... */
+    db_u64 clock_ns;    /* ... are so many nanoseconds */
     db_u64 post_ticks; /* in batches of posts, nothing else */
     db_u64 batches;
     struct db_kernel_end end;
@@ -87,7 +87,8 @@ DB_GPU_FN int db_generate_turn(const struct db_generate_plan *plan, struct db_ge
     db_u64 now = db_clock_ns();
     if (clock->stopping == 2) return now - clock->moved_ns > plan->hurry_ns ? DB_ECANCELED : 0;
     if (moved) clock->moved_ns = now;
-    if (!clock->stopping && plan->run_ns && now - clock->begin_ns >= plan->run_ns) clock->stopping = 1;
+    /* Those who share a queue share its begin, read on another multiprocessor. */
+    if (!clock->stopping && plan->run_ns && now > clock->begin_ns && now - clock->begin_ns >= plan->run_ns) clock->stopping = 1;
     /* The word lies across PCIe. */
     if ((clock->turns++ & 63) == 63 && db_load_acquire_sys32(plan->cancel)) {
         clock->stopping = 2;
@@ -106,6 +107,64 @@ DB_GPU_FN void db_generate_sample(struct db_generate_result *result, const struc
 DB_GPU_FN void db_generate_show(const struct db_generate_lane *lane, const struct db_generate_result *result) {
     db_store_relaxed64((db_u64 *)lane->shown, result->posted);
     db_store_relaxed64((db_u64 *)(lane->shown + 8), result->completed);
+}
+
+/* What a poster on a queue of its own keeps beside the queue; of a warp, lane 0 alone. */
+struct db_generate_poster {
+    struct db_cq cq;
+    db_u64 released;
+    struct db_completion done;
+    struct db_generate_clock clock;
+    struct db_generate_result result;
+    db_u64 begin_ticks;
+    db_u32 looks;
+};
+
+DB_GPU_FN struct db_generate_poster db_generate_begin(const struct db_generate_lane *lane) {
+    struct db_generate_poster poster = {*(const struct db_cq *)lane->queue.send_cq,
+                                        0,
+                                        {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0},
+                                        {db_clock_ns(), 0, 0, 0},
+                                        {0, 0, 0, 0, 0, 0, 0, 0, {0, 0, 0, 0, 0, 0, 0}},
+                                        0,
+                                        0};
+    poster.released = poster.cq.consumer;
+    poster.result.begin_ns = poster.clock.moved_ns = poster.clock.begin_ns;
+    poster.begin_ticks = db_ticks();
+    return poster;
+}
+
+/* Whether `count` messages are to be posted now. */
+DB_GPU_FN int db_generate_may_post(const struct db_generate_poster *poster, const struct db_generate_plan *plan,
+                                   const struct db_generate_lane *lane, db_u32 count) {
+    return count && !poster->clock.stopping &&
+           db_generate_room(plan, lane, poster->result.posted, poster->result.completed, count);
+}
+
+/* Where nothing is to be posted: takes the next completion, if there is one. Not 0: that was the end, and `result` says why. */
+DB_GPU_FN int db_generate_complete(struct db_generate_poster *poster, struct db_sq *sq, const struct db_generate_plan *plan,
+                                   const struct db_generate_lane *lane) {
+    struct db_generate_result *result = &poster->result;
+    int taken, error, failed;
+    if (result->completed == result->posted && (poster->clock.stopping || result->posted == lane->share)) return 1;
+    taken = db_gpu_take(&poster->cq, sq, 0, &poster->done, &poster->released);
+    error = taken < 0 ? DB_EINVAL : db_generate_turn(plan, &poster->clock, taken);
+    failed = taken > 0 && poster->done.status != DB_WC_SUCCESS;
+    if (taken > 0 && !failed) result->completed = poster->done.wr_id + 1;
+    if (error || failed) result->end = db_kernel_end_of(sq->qpn, result->completed, error, &poster->done);
+    if ((++poster->looks & 255) == 0) db_generate_show(lane, result);
+    return error || failed;
+}
+
+/* Says how it went, and gives the CQ back; the send queue is the caller's to store. */
+DB_GPU_FN void db_generate_end(struct db_generate_poster *poster, const struct db_generate_lane *lane,
+                               struct db_generate_result *to) {
+    poster->result.clock_ticks = db_ticks() - poster->begin_ticks;
+    poster->result.end_ns = db_clock_ns();
+    poster->result.clock_ns = poster->result.end_ns - poster->result.begin_ns;
+    db_release(&poster->cq);
+    *(struct db_cq *)lane->queue.send_cq = poster->cq;
+    *to = poster->result;
 }
 
 #endif /* DB_GENERATE_H */

@@ -1,4 +1,4 @@
-/*! The generator's senders where many warps share a queue: a message's number is its place in the ring, so that numbers
+/*! The generator's senders where many warps share a queue: a message's number is its block's in the queue's life, so that numbers
  * arrive in order whoever posts them. See generate.cu for what a message is.
  */
 #include "generate.h"
@@ -8,43 +8,62 @@ struct db_generate_share {
     db_u64 claimed; /* messages that producers have set out to post */
     db_u64 line0[15];
     db_u64 through; /* producers that post no more */
+    db_u64 begin_ns; /* of the producer that began first, before any of them posts */
+    db_u64 clock_ticks; /* of that one, as in db_generate_result */
+    db_u64 clock_ns;
     db_u64 post_ticks; /* of all */
     db_u64 batches; /* of the first one, whose ticks are the samples */
     db_u32 error; /* of one of those that failed */
     db_u32 pad;
-    db_u64 line1[12];
+    db_u64 line1[9];
 };
 
-/* Waits until `count` messages from `begin` on stay inside the window and inside the receiver's leave; lane 0 alone. Who waits
- * polls, and rings for the others. */
+/* The message that goes into a block: the queue's life may begin at any multiple of 65,536. */
+DB_GPU_FN db_u64 shared_message(const struct db_poster *poster, db_u64 block) { return block - poster->sq.producer; }
+
+/* Waits until `count` messages from `begin` on stay inside the window, which is no longer than the ring, and inside the
+ * receiver's leave; lane 0 alone. Who waits polls, and rings for the others. Its patience is that of a queue of one's own:
+ * `patience_ns` in which nothing completes, `hurry_ns` once told to end. */
 DB_GPU_FN int shared_room(struct db_shared_sq *shared, struct db_poster *poster, const struct db_generate_plan *plan,
-                          const struct db_generate_lane *lane, db_u64 begin, db_u32 count, struct db_wait *wait) {
-    /* The window may be less than the ring. */
-    int error = db_shared_room(shared, poster, begin + count + poster->sq.blocks - plan->window, begin, wait);
-    while (!error && lane->credits && (db_u32)(begin + count) - db_load_acquire_sys32(lane->credits) > plan->window) {
-        if (db_shared_poll(shared, poster, DB_WARP)) continue;
-        error = db_load_relaxed32(&shared->failing) ? DB_EIO : db_shared_help(shared, poster);
-        if (!error) error = db_wait_over(wait);
-        /* Blocks were handed out that nobody will fill. */
-        if (error) db_shared_fail(shared, DB_FAILED_HOLE, begin, 0);
+                          const struct db_generate_lane *lane, struct db_generate_clock *clock, db_u64 begin, db_u32 count) {
+    struct db_wait failed = {db_clock_ns() + plan->patience_ns, 0, 0};
+    db_u32 messages = (db_u32)shared_message(poster, begin) + count;
+    int error;
+    if (clock->stopping != 2) clock->moved_ns = db_clock_ns();
+    for (;;) {
+        db_u64 before = poster->consumed;
+        if (begin + count - before <= plan->window &&
+            (!lane->credits || messages - db_load_acquire_sys32(lane->credits) <= plan->window))
+            return 0;
+        poster->consumed = db_load_acquire64(&shared->consumed);
+        /* A failure is noted before the room that its CQE gives back. */
+        if (db_load_relaxed32(&shared->failing)) return db_shared_refuse(shared, &failed);
+        if (poster->consumed != before) continue;
+        error = db_shared_poll(shared, poster, DB_WARP) ? 0 : db_shared_help(shared, poster);
+        if (!error) error = db_generate_turn(plan, clock, db_load_relaxed64(&shared->consumed) != before);
+        if (error) {
+            /* Blocks were handed out that nobody will fill. */
+            db_shared_fail(shared, DB_FAILED_HOLE, shared_message(poster, begin), 0);
+            return error;
+        }
     }
-    return error;
 }
 
-/* Posts messages `begin..begin + count`, one a lane; the blocks are the warp's, and have room. */
+/* Posts a message a lane into the blocks `begin..begin + count`, which are the warp's and have room. */
 DB_GPU_FN int shared_post(struct db_shared_sq *shared, struct db_poster *poster, const struct db_generate_plan *plan,
                           const struct db_generate_lane *lane, db_u64 begin, db_u32 count, int last) {
     db_u32 me = db_lane(), mine = me < count, units = 2 + db_has_remote_address(plan->opcode);
-    db_u32 source_slot = db_step((db_u32)(begin % plan->source_slots), me, plan->source_slots);
-    db_u32 target_slot = db_step((db_u32)(begin % plan->target_slots), me, plan->target_slots);
+    db_u64 message = shared_message(poster, begin);
+    db_u32 source_slot = db_step((db_u32)(message % plan->source_slots), me, plan->source_slots);
+    db_u32 target_slot = db_step((db_u32)(message % plan->target_slots), me, plan->target_slots);
     db_u64 from = db_message_at(plan, source_slot), to = lane->target + db_message_at(plan, target_slot);
     struct db_sge local = {lane->source + from, (db_u32)plan->payload_bytes, lane->lkey};
-    struct db_send_wr wr = {begin + me, &local, 1, plan->opcode, 0, db_be32(source_slot), to, 0, 0, lane->rkey};
+    struct db_send_wr wr = {message + me, &local, 1, plan->opcode, 0, db_be32(source_slot), to, 0, 0, lane->rkey};
     int error = 0;
     if (me + 1 == count && (last || ((begin ^ (begin + count)) & ~(db_u64)poster->signal_mask)))
         wr.send_flags = DB_SEND_SIGNALED;
     if (mine) {
-        if (plan->opcode != DB_WR_RDMA_WRITE_WITH_IMM) db_store64(lane->slots + from + plan->payload_bytes - 8, begin + me + 1);
+        if (plan->opcode != DB_WR_RDMA_WRITE_WITH_IMM) db_store64(lane->slots + from + plan->payload_bytes - 8, message + me + 1);
         db_fill_wqe(&poster->sq, begin + me, &wr, plan->opcode, units, 1);
         db_remember(&poster->sq, begin + me, wr.wr_id, 1);
     }
@@ -58,17 +77,18 @@ DB_GPU_FN int shared_post(struct db_shared_sq *shared, struct db_poster *poster,
 
 /* Takes blocks for `count` messages, waits for their room and posts them: 0, or the same error in every lane. */
 DB_GPU_FN int shared_send(struct db_shared_sq *shared, struct db_poster *poster, const struct db_generate_plan *plan,
-                          const struct db_generate_lane *lane, db_u32 count, int last, db_u64 *ticks) {
-    struct db_wait wait = {0, plan->cancel, 0};
+                          const struct db_generate_lane *lane, struct db_generate_clock *clock, db_u32 count, int last,
+                          db_u64 *ticks) {
+    struct db_wait failed = {0, 0, 0};
     db_u64 begin = 0, before;
     int error = 0;
     if (db_lane() == 0) {
-        wait.deadline_ns = db_clock_ns() + plan->patience_ns;
+        failed.deadline_ns = db_clock_ns() + plan->patience_ns;
         begin = db_fetch_add64(&shared->reserved, count);
         if (begin >= DB_RESERVED_FAILED)
-            error = db_shared_refuse(shared, &wait);
+            error = db_shared_refuse(shared, &failed);
         else
-            error = shared_room(shared, poster, plan, lane, begin, count, &wait);
+            error = shared_room(shared, poster, plan, lane, clock, begin, count);
     }
     begin = db_warp_shuffle64(begin, 0);
     error = (int)db_warp_shuffle32((db_u32)error, 0);
@@ -76,7 +96,7 @@ DB_GPU_FN int shared_send(struct db_shared_sq *shared, struct db_poster *poster,
     /* What lane 0 acquired is acquired by all: a shuffle orders no memory. */
     db_warp_sync();
     before = db_ticks();
-    error = shared_post(shared, poster, plan, lane, begin, count, last || begin + count == lane->share);
+    error = shared_post(shared, poster, plan, lane, begin, count, last || shared_message(poster, begin) + count == lane->share);
     *ticks = db_ticks() - before;
     return error;
 }
@@ -94,8 +114,8 @@ DB_GPU_FN void shared_finish(struct db_shared_sq *shared, struct db_poster *post
         error = db_load_relaxed32(&shared->failing) ? DB_EIO : taken ? 0 : db_shared_help(shared, poster);
         if (!error) error = db_generate_turn(plan, clock, taken != 0);
     }
-    result->posted = db_load_relaxed64(&shared->published) >> DB_PUBLISHED_SHIFT;
-    result->completed = db_load_acquire64(&shared->consumed);
+    result->posted = shared_message(poster, db_load_relaxed64(&shared->published) >> DB_PUBLISHED_SHIFT);
+    result->completed = shared_message(poster, db_load_acquire64(&shared->consumed));
     result->post_ticks = db_load_relaxed64(&all->post_ticks);
     result->batches = db_load_relaxed64(&all->batches);
     result->end = db_kernel_end_of(poster->sq.qpn, result->completed, error, 0);
@@ -120,10 +140,16 @@ extern "C" __global__ void generate_shared(const struct db_generate_plan *plans,
     struct db_generate_result result = {0, 0, 0, 0, 0, 0, 0, 0, {0, 0, 0, 0, 0, 0, 0}};
     struct db_poster poster = db_poster_of(shared);
     struct db_generate_clock clock = {db_clock_ns(), 0, 0, 0};
-    db_u64 ticks = 0;
-    int error = 0;
-    result.begin_ns = clock.moved_ns = clock.begin_ns;
-    result.begin_ticks = db_ticks();
+    db_u64 began = clock.begin_ns, begin_ticks = db_ticks(), ticks = 0, posted;
+    int error = 0, earliest = 0;
+    clock.moved_ns = began;
+    if (me == 0) {
+        /* One time for all of them: who comes late does not post for longer, and who is through last may have begun last. */
+        db_u64 first_ns = db_compare_swap_acq_rel64(&all->begin_ns, 0, began);
+        earliest = first_ns == 0;
+        if (!earliest) clock.begin_ns = first_ns;
+    }
+    result.begin_ns = clock.begin_ns;
     while (!error) {
         db_u32 count = 0;
         if (me == 0) {
@@ -136,21 +162,25 @@ extern "C" __global__ void generate_shared(const struct db_generate_plan *plans,
         error = (int)db_warp_shuffle32((db_u32)error, 0);
         count = db_warp_shuffle32(count, 0);
         if (error || !count) break;
-        error = shared_send(shared, &poster, &plan, &lane, count, 0, &ticks);
+        error = shared_send(shared, &poster, &plan, &lane, &clock, count, 0, &ticks);
         if (me || error) continue;
         if (first && count == DB_WARP)
             db_generate_sample(&result, &lane, ticks);
         else
             result.post_ticks += ticks;
         if (first && (++looks & 63) == 0) {
-            result.posted = db_load_relaxed64(&shared->published) >> DB_PUBLISHED_SHIFT;
-            result.completed = db_load_relaxed64(&shared->consumed);
+            result.posted = shared_message(&poster, db_load_relaxed64(&shared->published) >> DB_PUBLISHED_SHIFT);
+            result.completed = shared_message(&poster, db_load_relaxed64(&shared->consumed));
             db_generate_show(&lane, &result);
         }
     }
     if (me == 0) {
         if (error) db_store_relaxed32(&all->error, (db_u32)error);
         if (first) db_store_relaxed64(&all->batches, result.batches);
+        if (earliest) {
+            db_store_relaxed64(&all->clock_ticks, db_ticks() - begin_ticks);
+            db_store_relaxed64(&all->clock_ns, db_clock_ns() - began);
+        }
         db_fetch_add64(&all->post_ticks, result.post_ticks);
         /* What each has counted is the last one's to read. */
         looks = db_fetch_add_acq_rel64(&all->through, 1) + 1 == plan.producers;
@@ -158,12 +188,14 @@ extern "C" __global__ void generate_shared(const struct db_generate_plan *plans,
     if (!db_warp_shuffle32(looks, 0)) return;
     /* Those behind the last completion have none of their own where the time was up: one more message asks for it. */
     error = (int)db_warp_shuffle32(db_load_relaxed32(&all->error), 0);
-    if (!error && db_warp_shuffle64(db_load_relaxed64(&shared->published) >> DB_PUBLISHED_SHIFT, 0) != lane.share)
-        error = shared_send(shared, &poster, &plan, &lane, 1, 1, &ticks);
+    posted = shared_message(&poster, db_load_relaxed64(&shared->published) >> DB_PUBLISHED_SHIFT);
+    if (!error && db_warp_shuffle64(posted, 0) != lane.share)
+        error = shared_send(shared, &poster, &plan, &lane, &clock, 1, 1, &ticks);
     if (me) return;
     if (error) db_store_relaxed32(&all->error, (db_u32)error);
     shared_finish(shared, &poster, &plan, &lane, &clock, &result);
-    result.end_ticks = db_ticks();
+    result.clock_ticks = db_load_relaxed64(&all->clock_ticks);
+    result.clock_ns = db_load_relaxed64(&all->clock_ns);
     result.end_ns = db_clock_ns();
     results[queue] = result;
 }

@@ -409,6 +409,13 @@ pub unsafe fn function_attribute(function: CUfunction, attribute: FunctionAttrib
     Ok(value)
 }
 
+/// Blocks of a kernel that fit a multiprocessor side by side.
+pub unsafe fn blocks_a_multiprocessor(function: CUfunction, threads: c_int) -> Result<i32> {
+    let mut blocks = 0;
+    call!(cuOccupancyMaxActiveBlocksPerMultiprocessor(&mut blocks, function, threads, 0))?;
+    Ok(blocks)
+}
+
 /// Size in bytes of a kernel's parameter; `None` behind the last.
 pub unsafe fn parameter_bytes(function: CUfunction, index: usize) -> Result<Option<usize>> {
     let (mut offset, mut bytes) = (0, 0);

@@ -123,6 +123,17 @@ impl Function {
         self.attribute(FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
     }
 
+    /// Blocks of so many threads, without dynamic shared memory, that its GPU runs side by side when nothing else runs there.
+    /// Those of a larger launch wait until others have ended.
+    pub fn max_blocks(&self, threads: u32) -> Result<u32> {
+        self.context().enter()?;
+        // No block has as many as that: the driver's answer is 0.
+        let threads = i32::try_from(threads).unwrap_or(i32::MAX);
+        // SAFETY: the function lives as its module does, in the context that is current.
+        let each = unsafe { driver::blocks_a_multiprocessor(self.handle, threads) }?.max(0) as u32;
+        Ok(each.saturating_mul(self.context().gpu().multiprocessors()?))
+    }
+
     fn attribute(&self, attribute: FunctionAttribute) -> Result<u32> {
         self.context().enter()?;
         // SAFETY: the function lives as its module does, in the context that is current.

@@ -189,6 +189,11 @@ fn gpu_kernel_takes_its_arguments_and_no_others() {
     let error = unsafe { stream.launch(&function, wide, &Arguments::new().u64(0).u32(0)) }.unwrap_err();
     assert!(error.to_string().contains("4096"), "{error}");
     assert!(function.registers().unwrap() > 0 && function.max_threads().unwrap() >= 256);
+    let (few, many) = (function.max_blocks(1024).unwrap(), function.max_blocks(32).unwrap());
+    let each = bench.context.gpu().multiprocessors().unwrap();
+    println!("TABLE side by side: {few} blocks of 1024 threads, {many} of 32, on {each} multiprocessors");
+    assert!(few >= each && many > few && many.is_multiple_of(each), "{few} {many} {each}");
+    assert_eq!(function.max_blocks(4096).unwrap(), 0);
 }
 
 #[test]

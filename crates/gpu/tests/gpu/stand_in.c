@@ -615,6 +615,14 @@ CUresult cuFuncGetAttribute(int *value, unsigned attribute, const struct kernel 
     return 0;
 }
 
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const struct kernel *function, int threads, size_t shared)
+{
+    (void)function, (void)shared;
+    ENTER();
+    *blocks = threads > 1024 ? 0 : 2048 / threads;
+    LEAVE(threads < 1 ? INVALID_VALUE : 0);
+}
+
 static struct op kernel_op(const struct kernel *function, void **parameters)
 {
     struct op op = {.kind = KERNEL, .kernel = (int)(function - kernels)};

@@ -46,7 +46,7 @@ struct db_echo_status {
     ready: u32,
     wrong: u32,
     first_wrong: u32,
-    pad: u32,
+    posted: u32,
 }
 
 // SAFETY: numbers, with padding that has a name.
@@ -95,7 +95,7 @@ impl Parts {
                 run.window, run.stride
             ));
         }
-        machine.reaches("the region", region.machine())?;
+        region.takes_arrivals(&machine)?;
         let room = queue.room()?;
         if !room.one_cq || run.window > room.sends.min(room.receives).min(room.completions / 3) {
             return refuse(format!(
@@ -137,9 +137,10 @@ impl Parts {
         })
     }
 
-    /// What the kernels take, with a status that says nothing.
+    /// What the kernels take, with a status that says nothing but which receives an earlier launch has posted.
     fn arguments(&self) -> Result<Arguments, KernelError> {
-        self.shared.put(STATUS, &db_echo_status { first_wrong: u32::MAX, ..Default::default() })?;
+        let posted = self.status()?.posted;
+        self.shared.put(STATUS, &db_echo_status { first_wrong: u32::MAX, posted, ..Default::default() })?;
         let at = self.shared.kernel_address();
         Ok(Arguments::new().u64(at).u64(at + STATUS as u64))
     }
@@ -173,7 +174,7 @@ impl Echo {
         Ok(Echo(Parts::new("echo", queue, region, run)?))
     }
 
-    /// Launches it.
+    /// Launches it; also again, when it has ended and was given back: it goes on where it stopped, unless its queue has failed.
     pub fn start(self) -> Result<Running<Echo>, KernelError> {
         let (kernel, arguments, cancel) = (self.0.kernel.clone(), self.0.arguments()?, self.0.cancel.clone());
         // SAFETY: the arguments are the kernel's; it keeps to queue, buffers, run and status, all of which `self` holds, and
@@ -194,6 +195,11 @@ impl Echo {
     /// Its queue.
     pub fn queue(&self) -> &Queue {
         &self.0.queue
+    }
+
+    /// The queue, emptied and in RESET: connect it, and give it to a kernel again.
+    pub fn into_queue(self) -> Result<Queue, KernelError> {
+        self.0.queue.emptied()
     }
 }
 
@@ -228,7 +234,7 @@ impl Ask {
         Ok(Ask(Parts::new("ask", queue, region, run)?, questions.threads))
     }
 
-    /// Launches it.
+    /// Launches it; also again, when it was given back with all its answers.
     pub fn start(self) -> Result<Running<Ask>, KernelError> {
         let (kernel, arguments, cancel) = (self.0.kernel.clone(), self.0.arguments()?, self.0.cancel.clone());
         // SAFETY: as `Echo::start`.
@@ -253,6 +259,11 @@ impl Ask {
     /// Its queue.
     pub fn queue(&self) -> &Queue {
         &self.0.queue
+    }
+
+    /// The queue, emptied and in RESET: connect it, and give it to a kernel again.
+    pub fn into_queue(self) -> Result<Queue, KernelError> {
+        self.0.queue.emptied()
     }
 }
 

@@ -1,5 +1,7 @@
 //! The generator's senders (`kernels/generate.cu`): messages of a plan, posted by threads or warps of a machine.
 
+mod plan;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,6 +18,10 @@ use super::region::Region;
 use super::running::Running;
 use super::shared::SharedQueue;
 
+pub(super) use plan::MOST_BYTES;
+pub use plan::{MAX_PRODUCERS, Operation, Plan, Style};
+use plan::{WARP, db_generate_plan};
+
 pub(super) const SOURCE: Source =
     Source { name: "generate.cu", text: include_str!("../../kernels/generate.cu") };
 
@@ -24,29 +30,6 @@ pub(super) const SHARED: Source =
 
 pub(super) const ORIGINAL: Source =
     Source { name: "generate_original.cu", text: include_str!("../../kernels/generate_original.cu") };
-
-/// `struct db_generate_plan` of `kernels/generate.h`.
-#[repr(C)]
-#[derive(Debug)]
-struct db_generate_plan {
-    cancel: u64,
-    run_ns: u64,
-    patience_ns: u64,
-    hurry_ns: u64,
-    payload_bytes: u64,
-    slot_bytes: u64,
-    opcode: u32,
-    send_flags: u32,
-    source_slots: u32,
-    target_slots: u32,
-    batch: u32,
-    doorbell_batch: u32,
-    window: u32,
-    producers: u32,
-}
-
-// SAFETY: numbers without padding.
-unsafe impl Plain for db_generate_plan {}
 
 /// `struct db_generate_lane`.
 #[repr(C)]
@@ -77,8 +60,8 @@ struct db_generate_result {
     completed: u64,
     begin_ns: u64,
     end_ns: u64,
-    begin_ticks: u64,
-    end_ticks: u64,
+    clock_ticks: u64,
+    clock_ns: u64,
     post_ticks: u64,
     batches: u64,
     end: db_kernel_end,
@@ -93,94 +76,6 @@ const SHARE_BYTES: usize = 256;
 const SAMPLES: usize = 4096;
 /// Bytes of the words that show progress: a line of their own.
 const SHOWN_BYTES: usize = 128;
-/// Lanes of a warp.
-const WARP: u32 = 32;
-/// Warps on one queue: every block of a launch can run at a time on any GPU.
-pub const MAX_PRODUCERS: u32 = 128;
-
-/// Who posts on a queue pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Style {
-    /// One thread.
-    Thread,
-    /// One thread, in the original release's style: a doorbell a message, WRITEs that are not inline.
-    Original,
-    /// One warp, 32 messages side by side.
-    Warp,
-    /// So many warps, on the same queue.
-    Shared(u32),
-}
-
-impl Style {
-    /// Threads that post on a queue pair.
-    pub fn threads(self) -> u32 {
-        match self {
-            Style::Thread | Style::Original => 1,
-            Style::Warp => WARP,
-            Style::Shared(producers) => producers.saturating_mul(WARP),
-        }
-    }
-
-    /// Blocks of a launch for a queue pair, and threads of each.
-    fn shape(self) -> [u32; 2] {
-        match self {
-            Style::Shared(producers) => [producers, WARP],
-            _ => [1, self.threads()],
-        }
-    }
-}
-
-/// Operation that carries a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Operation {
-    /// RDMA WRITE; the message number is the payload's last word.
-    Write,
-    /// RDMA WRITE with immediate: the message's source slot.
-    WriteImm,
-    /// SEND; the message number is the payload's last word.
-    Send,
-}
-
-impl Operation {
-    /// Numbers of enum ibv_wr_opcode.
-    pub(super) fn opcode(self) -> u32 {
-        match self {
-            Operation::Write => 0,
-            Operation::WriteImm => 1,
-            Operation::Send => 2,
-        }
-    }
-}
-
-/// What is sent on each queue pair. Slots hold a message at their end, and are used in turn.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
-    /// Operation.
-    pub operation: Operation,
-    /// Whether the payload travels in the WQE.
-    pub inline: bool,
-    /// Bytes of a message.
-    pub payload_bytes: u64,
-    /// Distance of slots at both ends, a multiple of 8.
-    pub slot_bytes: u64,
-    /// Slots that messages come from.
-    pub source_slots: u32,
-    /// Slots that they go to.
-    pub target_slots: u32,
-    /// Messages a completion.
-    pub batch: u32,
-    /// Messages a doorbell.
-    pub doorbell_batch: u32,
-    /// Outstanding messages at most.
-    pub window: u32,
-    /// How long to post; `None`: until each queue pair's share is posted.
-    pub run: Option<Duration>,
-    /// Nothing completes for so long: the end.
-    pub patience: Duration,
-    /// Likewise, once told to end.
-    pub hurry: Duration,
-}
-
 /// What one queue pair has to do.
 #[derive(Debug)]
 pub struct Lane {
@@ -203,7 +98,7 @@ pub struct Sent {
     pub posted: u64,
     /// Messages completed.
     pub completed: u64,
-    /// Before the first post, by the machine's clock.
+    /// Before the first post, by whichever producer, by the machine's clock.
     pub began: Duration,
     /// After the last completion.
     pub ended: Duration,
@@ -242,6 +137,13 @@ impl Held {
         }
     }
 
+    fn into_queue(self) -> Result<Queue, KernelError> {
+        match self {
+            Held::Own(queue) => queue.emptied(),
+            Held::Shared(shared) => shared.into_queue(),
+        }
+    }
+
     fn shared_address(&self) -> u64 {
         match self {
             Held::Own(_) => 0,
@@ -276,6 +178,16 @@ impl Generate {
         Ok(Generate { machine: machine.clone(), kernel: Kernel::prepare(machine, &source, name)?, style })
     }
 
+    /// An error unless the machine runs so many queue pairs' threads side by side: late ones would begin when others have ended.
+    pub fn check_queues(&self, queues: usize) -> Result<(), KernelError> {
+        self.blocks(queues).map(drop)
+    }
+
+    fn blocks(&self, queues: usize) -> Result<u32, KernelError> {
+        let [each, threads] = self.style.shape();
+        self.kernel.blocks(queues, each, threads)
+    }
+
     /// Starts sending on all lanes. Errors: numbers that do not fit; queues or regions of another machine; more lanes than
     /// the machine runs.
     pub fn start(
@@ -290,7 +202,10 @@ impl Generate {
         self.machine.reaches("the region of credits", credits.machine())?;
         for lane in &lanes {
             self.machine.reaches(&lane.queue.name(), lane.queue.machine())?;
+            plan.fits(&lane.queue.name(), &lane.queue.room()?)?;
         }
+        let [_, threads] = self.style.shape();
+        let blocks = self.blocks(lanes.len())?;
         let (machine, count) = (&self.machine, lanes.len());
         let cancel = machine.host_memory(4)?;
         let told_plan = Memory::from(machine.host_memory(size_of::<db_generate_plan>())?);
@@ -336,7 +251,6 @@ impl Generate {
             .u64(told_plan.kernel_address())
             .u64(told_lanes.kernel_address())
             .u64(results.kernel_address());
-        let [blocks, threads] = self.style.shape();
         let held = Senders {
             queues,
             style: self.style,
@@ -350,63 +264,7 @@ impl Generate {
         };
         // SAFETY: the kernel takes these three. It stores into the lanes' slots, which lie in the source region, into results,
         // samples and words of progress, each lane's own, and into its queues; all of it is held, and it looks at `cancel`.
-        unsafe { self.kernel.launch([count as u32 * blocks, threads], &arguments, cancel, held) }
-    }
-}
-
-impl Plan {
-    /// What the kernels rely on.
-    fn check(&self, style: Style) -> Result<(), KernelError> {
-        let least = if self.operation == Operation::WriteImm { 1 } else { 8 };
-        let cycles = [self.source_slots, self.target_slots];
-        let whole = style == Style::Thread && self.operation == Operation::Write && !self.inline;
-        let good = (least..=self.slot_bytes.min(1 << 31)).contains(&self.payload_bytes)
-            && self.slot_bytes.is_multiple_of(8)
-            && self.slot_bytes <= u64::from(u32::MAX)
-            && (1..=self.batch).contains(&self.doorbell_batch)
-            && cycles
-                .iter()
-                .all(|&slots| slots >= self.batch && (!whole || slots % self.doorbell_batch == 0))
-            && (!whole || self.batch.is_multiple_of(self.doorbell_batch))
-            && match style {
-                Style::Thread => true,
-                Style::Original => self.doorbell_batch == 1 && self.operation != Operation::Send && !self.inline,
-                // A batch that fills no warp leaves the other lanes idle.
-                Style::Warp if self.batch < WARP => self.doorbell_batch == self.batch,
-                Style::Warp | Style::Shared(_) => {
-                    cycles.iter().all(|&slots| slots >= WARP) && self.doorbell_batch.is_multiple_of(WARP)
-                }
-            }
-            // A poster may have to wait for the last completion and needs room for a warp's messages behind it.
-            && (!matches!(style, Style::Shared(_))
-                || !self.inline && self.window >= 2 * WARP && (1..=MAX_PRODUCERS).contains(&style.shape()[0]));
-        if good { Ok(()) } else { Err(KernelError::Refused(format!("{self:?} cannot be sent by {style:?}"))) }
-    }
-
-    /// Messages between completions of a queue that many share: a power of two, at most half the window.
-    fn signal_every(&self) -> u32 {
-        let most = self.batch.min(self.window / 2).max(1);
-        1 << most.ilog2()
-    }
-
-    fn told(&self, cancel: &HostMemory, style: Style) -> db_generate_plan {
-        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        db_generate_plan {
-            cancel: cancel.kernel_address(),
-            run_ns: self.run.map_or(0, |run| ns(run).max(1)),
-            patience_ns: ns(self.patience),
-            hurry_ns: ns(self.hurry),
-            payload_bytes: self.payload_bytes,
-            slot_bytes: self.slot_bytes,
-            opcode: self.operation.opcode(),
-            send_flags: if self.inline { 8 } else { 0 },
-            source_slots: self.source_slots,
-            target_slots: self.target_slots,
-            batch: self.batch,
-            doorbell_batch: self.doorbell_batch,
-            window: self.window,
-            producers: style.shape()[0],
-        }
+        unsafe { self.kernel.launch([blocks, threads], &arguments, cancel, held) }
     }
 }
 
@@ -425,6 +283,11 @@ impl Senders {
         self.queues.iter().map(Held::queue)
     }
 
+    /// The queues, emptied and in RESET, in the order of the lanes: connect them, and give them to a kernel again.
+    pub fn into_queues(self) -> Result<Vec<Queue>, KernelError> {
+        self.queues.into_iter().map(Held::into_queue).collect()
+    }
+
     /// Messages posted and completed so far, as each lane told last.
     pub fn progress(&self) -> (u64, u64) {
         let words = self.shown.long_words().chunks(SHOWN_BYTES / 8).take(self.queues.len());
@@ -440,8 +303,7 @@ impl Senders {
 
     fn sent_by(&self, lane: usize) -> Result<Sent, KernelError> {
         let result: db_generate_result = self.results.get(lane * size_of::<db_generate_result>())?;
-        let ns = result.end_ns.saturating_sub(result.begin_ns);
-        let ns_per_tick = ns as f64 / result.end_ticks.saturating_sub(result.begin_ticks).max(1) as f64;
+        let ns_per_tick = result.clock_ns as f64 / result.clock_ticks.max(1) as f64;
         let batches = usize::try_from(result.batches).unwrap_or(usize::MAX);
         let mut bytes = vec![0; batches.min(SAMPLES) * 4];
         self.samples.read(lane * SAMPLES * 4, &mut bytes)?;
@@ -469,5 +331,76 @@ impl Senders {
             batch_messages,
             failure: result.end.failure(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::db_shared_sq;
+    use crate::twin::Visibility;
+
+    /// The last of two producers comes when the other has posted all, and says how it went: the run began with the other, whose
+    /// clock tells what a tick is.
+    #[test]
+    fn a_shared_run_begins_with_its_first_producer_whoever_is_through_last() {
+        let there = crate::twin::Kernel::find("generate_shared").map_err(|error| error.to_string());
+        measure::need!(there, cc, "a C++ compiler");
+        const SHARE: u64 = 64;
+        let machine = Machine::twin(Visibility::InOrder);
+        let memory = |bytes| machine.host_memory(bytes).unwrap();
+        let (cancel, shown, share_words) = (memory(4), memory(SHOWN_BYTES), memory(SHARE_BYTES));
+        let ([plan, lane, results], shared) =
+            ([4096; 3].map(|bytes| Memory::from(memory(bytes))), Memory::from(memory(4096)));
+        let style = Style::Shared(2);
+        let told = Plan {
+            operation: Operation::Write,
+            inline: false,
+            payload_bytes: 64,
+            slot_bytes: 64,
+            source_slots: 64,
+            target_slots: 64,
+            batch: 32,
+            doorbell_batch: 32,
+            window: 64,
+            run: None,
+            patience: Duration::from_secs(30),
+            hurry: Duration::from_secs(1),
+        };
+        plan.put(0, &told.told(&cancel, style)).unwrap();
+        let mut queue = db_shared_sq { reserved: SHARE, rung: SHARE, consumed: SHARE, ..Default::default() };
+        (queue.sq.blocks, queue.published) = (64, SHARE << 16);
+        shared.put(0, &queue).unwrap();
+        // `struct db_generate_share`: claimed; a line behind it through, begin_ns, clock_ticks, clock_ns.
+        let words = share_words.long_words();
+        for (word, value) in [(0, SHARE), (16, 1), (17, 7), (18, 2000), (19, 1000)] {
+            words[word].store(value, Ordering::Relaxed);
+        }
+        let lane_told = db_generate_lane {
+            queue: db_kernel_queue::default(),
+            shared: shared.kernel_address(),
+            slots: 0,
+            source: 0,
+            target: 0,
+            credits: 0,
+            share: SHARE,
+            samples: 0,
+            shown: shown.kernel_address(),
+            share_words: share_words.kernel_address(),
+            lkey: 0,
+            rkey: 0,
+        };
+        lane.put(0, &lane_told).unwrap();
+        let addresses = [&plan, &lane, &results].map(Memory::kernel_address);
+        let arguments = addresses.into_iter().fold(Arguments::new(), Arguments::u64);
+        let kernel = Kernel::prepare(&machine, &SHARED, "generate_shared").unwrap();
+        let held = (plan, lane, results.clone(), shared, shown, share_words.clone());
+        // SAFETY: the kernel takes these three and keeps to what they name, all of which is held; nothing is left to be posted.
+        let running = unsafe { kernel.launch([1, WARP], &arguments, cancel, held) }.unwrap();
+        running.end(Duration::from_secs(60)).unwrap();
+        let result: db_generate_result = results.get(0).unwrap();
+        assert_eq!((result.posted, result.completed, result.end.code), (SHARE, SHARE, 0));
+        assert_eq!((result.begin_ns, result.clock_ticks, result.clock_ns), (7, 2000, 1000), "{result:?}");
+        assert!(result.end_ns > 7);
     }
 }

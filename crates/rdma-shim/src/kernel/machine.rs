@@ -17,13 +17,16 @@ use crate::twin::{self, Launch, Visibility};
 /// Longer than any launch of the twin: what ends it is who waits for it.
 const FOR_EVER: Duration = Duration::from_secs(1 << 20);
 
+/// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER` of `cuda.h`.
+const TO_OWNER: i32 = 100;
+
 /// A GPU or the host twin; clones are the same.
 #[derive(Debug, Clone)]
 pub struct Machine(Arc<Inner>);
 
 #[derive(Debug)]
 enum Inner {
-    Gpu(OnGpu),
+    Gpu(Box<OnGpu>),
     Twin(Visibility),
 }
 
@@ -35,6 +38,8 @@ struct OnGpu {
     /// Images that were loaded, by their source's name.
     modules: Mutex<BTreeMap<&'static str, Module>>,
     copies: Arc<Copies>,
+    /// `GPU_DIRECT_RDMA_WRITES_ORDERING`; 0 where the driver does not tell.
+    write_ordering: i32,
 }
 
 impl Machine {
@@ -49,7 +54,10 @@ impl Machine {
         let context = gpu::Context::new(gpu)?;
         let copies = Arc::new(Copies::new(&context)?);
         let name = gpu.name()?;
-        Ok(Machine(Arc::new(Inner::Gpu(OnGpu { context, name, toolkit, modules: Mutex::default(), copies }))))
+        let write_ordering = gpu.abilities().map_or(0, |abilities| abilities.write_ordering);
+        let modules = Mutex::default();
+        let on = OnGpu { context, name, toolkit, modules, copies, write_ordering };
+        Ok(Machine(Arc::new(Inner::Gpu(Box::new(on)))))
     }
 
     /// The host twin.
@@ -70,15 +78,6 @@ impl Machine {
                 Ok(version) => format!("{}, CUDA driver {version}", on.name),
                 Err(_) => on.name.clone(),
             },
-        }
-    }
-
-    /// Lanes that may run side by side, in blocks of `threads`: more would wait for one another for ever.
-    pub fn max_blocks(&self, threads: u32) -> Result<u32, KernelError> {
-        match &*self.0 {
-            Inner::Twin(_) => Ok(twin::MAX_LANES as u32 / threads.max(1)),
-            // One a multiprocessor is possible whatever a kernel takes.
-            Inner::Gpu(on) => Ok(on.context.gpu().multiprocessors()?),
         }
     }
 
@@ -114,6 +113,24 @@ impl Machine {
         }
     }
 
+    /// An error unless its kernels, which have seen a message's completion in host memory, or its last word, see the whole of it
+    /// in `memory` (docs/rdma-shim.md, row "completions": else the payload is read too early).
+    pub(super) fn sees_arrivals(&self, memory: &Memory) -> Result<(), KernelError> {
+        match (&*self.0, memory) {
+            (Inner::Gpu(on), Memory::Gpu(_)) => ordered(on.write_ordering, &on.name),
+            _ => Ok(()),
+        }
+    }
+
+    /// As if the driver had told another order.
+    #[cfg(test)]
+    pub(super) fn with_write_ordering(self, write_ordering: i32) -> Machine {
+        match Arc::into_inner(self.0) {
+            Some(Inner::Gpu(on)) => Machine(Arc::new(Inner::Gpu(Box::new(OnGpu { write_ordering, ..*on })))),
+            other => panic!("{other:?} is no GPU of one owner"),
+        }
+    }
+
     /// The GPU's context, if it is one.
     pub(super) fn context(&self) -> Option<&gpu::Context> {
         match &*self.0 {
@@ -123,7 +140,17 @@ impl Machine {
     }
 }
 
-/// A kernel that is ready to be launched: its code is on the machine, and it has a stream of its own.
+fn ordered(write_ordering: i32, name: &str) -> Result<(), KernelError> {
+    match write_ordering >= TO_OWNER {
+        true => Ok(()),
+        false => Err(KernelError::Refused(format!(
+            "{name} does not promise that its kernels see what a NIC wrote to GPU memory before the completion in host memory \
+             (GPU_DIRECT_RDMA_WRITES_ORDERING is {write_ordering}, and {TO_OWNER} is to the owner): receive into host memory"
+        ))),
+    }
+}
+
+/// A kernel that is ready to be launched: its code is on the machine, and it has a stream for its first launch.
 #[derive(Debug, Clone)]
 pub(crate) struct Kernel {
     name: &'static str,
@@ -132,7 +159,7 @@ pub(crate) struct Kernel {
 
 #[derive(Debug, Clone)]
 enum Code {
-    Gpu(gpu::Function, Arc<Stream>),
+    Gpu(gpu::Function, Streams),
     Twin(twin::Kernel, Visibility),
 }
 
@@ -148,10 +175,26 @@ impl Kernel {
             Inner::Twin(visibility) => Code::Twin(twin::Kernel::find(name)?, *visibility),
             Inner::Gpu(on) => {
                 let function = on.module(source)?.function(name)?;
-                Code::Gpu(function, Arc::new(Stream::new(&on.context, Priority::Least)?))
+                Code::Gpu(function, Streams::new(&on.context)?)
             }
         };
         Ok(Kernel { name, code })
+    }
+
+    /// Blocks of a launch for so many queue pairs. Error: more than run side by side here, when nothing else runs.
+    pub(crate) fn blocks(&self, queues: usize, each: u32, threads: u32) -> Result<u32, KernelError> {
+        let most = match &self.code {
+            Code::Twin(..) => twin::MAX_LANES as u32 / threads.max(1),
+            Code::Gpu(function, _) => function.max_blocks(threads)?,
+        };
+        let blocks = u32::try_from(queues).ok().and_then(|queues| queues.checked_mul(each));
+        blocks.filter(|blocks| (1..=most).contains(blocks)).ok_or_else(|| {
+            KernelError::Refused(format!(
+                "{queues} queue pairs take {each} blocks of {threads} threads each, and kernel {} has 1 to {most} such blocks at a \
+                 time here: give fewer queue pairs or producers",
+                self.name
+            ))
+        })
     }
 
     /// Launches it. `cancel` is the word by which it is told to end; `held` is everything that it touches, given back when it
@@ -169,11 +212,12 @@ impl Kernel {
         cancel.words()[0].store(0, std::sync::atomic::Ordering::Release);
         let [blocks, threads] = shape;
         let launched = match &self.code {
-            Code::Gpu(function, stream) => {
+            Code::Gpu(function, streams) => {
+                let stream = streams.take()?;
                 let shape = gpu::Shape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
                 // SAFETY: the caller's; `Running` keeps what the kernel uses until the stream is idle.
                 unsafe { stream.launch(function, shape, &arguments.for_gpu()) }?;
-                Launched::Gpu(Arc::clone(stream))
+                Launched::Gpu(stream)
             }
             Code::Twin(kernel, visibility) => {
                 let launch = Launch { blocks, threads, visibility: *visibility, deadline: FOR_EVER };
@@ -182,6 +226,31 @@ impl Kernel {
             }
         };
         Ok(Running::new(self.name, launched, cancel, held))
+    }
+}
+
+/// Streams of a kernel, each for one launch at a time: what is put into a stream begins when what is in it has ended, and who asks
+/// after the first hears of the second.
+#[derive(Debug, Clone)]
+struct Streams(Arc<Mutex<Vec<Arc<Stream>>>>);
+
+impl Streams {
+    fn new(context: &gpu::Context) -> Result<Streams, KernelError> {
+        let first = Arc::new(Stream::new(context, Priority::Least)?);
+        Ok(Streams(Arc::new(Mutex::new(vec![first]))))
+    }
+
+    /// One that no launch has, and in which nothing runs that was given up; a new one where there is none.
+    fn take(&self) -> Result<Arc<Stream>, KernelError> {
+        let mut streams = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for stream in streams.iter() {
+            if Arc::strong_count(stream) == 1 && stream.is_idle()? {
+                return Ok(Arc::clone(stream));
+            }
+        }
+        let another = Arc::new(Stream::new(streams[0].context(), Priority::Least)?);
+        streams.push(Arc::clone(&another));
+        Ok(another)
     }
 }
 
@@ -196,5 +265,24 @@ impl OnGpu {
         let module = Module::load(&self.context, &image)?;
         modules.insert(source.name, module.clone());
         Ok(module)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrivals_in_a_gpus_memory_are_seen_in_order_from_owner_on() {
+        for (ordering, good) in [(-1, false), (0, false), (99, false), (100, true), (200, true)] {
+            assert_eq!(ordered(ordering, "a GPU").is_ok(), good, "{ordering}");
+        }
+        let text = ordered(0, "a GPU").unwrap_err().to_string();
+        assert!(
+            text.starts_with("a GPU does not promise") && text.contains("ORDERING is 0, and 100"),
+            "{text}"
+        );
+        let twin = Machine::twin(Visibility::InOrder);
+        twin.sees_arrivals(&twin.own_memory(64).unwrap()).unwrap();
     }
 }

@@ -91,13 +91,15 @@ impl HostMemory {
         unsafe { std::slice::from_raw_parts(self.0.start.as_ptr().cast(), self.0.len) }
     }
 
-    /// Its words of 32 bits.
+    /// Its words of 32 bits. Rust leaves it undefined what racing atomics of different sizes over the same bytes see: a word is of one
+    /// size for all who use it at a time, as in the struct that it belongs to; [`HostMemory::write`] and [`HostMemory::read`] are
+    /// for what no kernel uses at that time, or for a NIC's bytes, which are not atomics at all.
     pub fn words(&self) -> &[AtomicU32] {
         // SAFETY: as above; pages are aligned.
         unsafe { std::slice::from_raw_parts(self.0.start.as_ptr().cast(), self.0.len / 4) }
     }
 
-    /// Its words of 64 bits.
+    /// Its words of 64 bits; see [`HostMemory::words`].
     pub fn long_words(&self) -> &[AtomicU64] {
         // SAFETY: as above.
         unsafe { std::slice::from_raw_parts(self.0.start.as_ptr().cast(), self.0.len / 8) }

@@ -32,4 +32,3 @@ pub use memory::{GpuMemory, HostMemory, Memory};
 pub use queue::Queue;
 pub use region::{Place, Region};
 pub use running::Running;
-pub use shared::SharedQueue;

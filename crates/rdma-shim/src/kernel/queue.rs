@@ -189,8 +189,9 @@ impl Queue {
     pub(super) fn room(&self) -> Result<Room, KernelError> {
         let rq: db_rq = self.state.get(RQ)?;
         let (sq, cq) = self.structs()?;
+        let receive_completions = self.host.receive_cq.as_ref().map_or(cq.entries, |cq| cq.entries);
         let one_cq = self.host.receive_cq.is_none();
-        Ok(Room { sends: sq.blocks, receives: rq.wqes, completions: cq.entries, one_cq })
+        Ok(Room { sends: sq.blocks, receives: rq.wqes, completions: cq.entries, receive_completions, one_cq })
     }
 
     /// Blocks up to here were handed out by who shares it, and its send CQ was polled up to there.
@@ -206,27 +207,25 @@ impl Queue {
     }
 
     /// Any state → RESET, with empty queues, as [`crate::QueuePair::reset`]. No kernel uses it: it would be held by that.
-    pub fn reset(&mut self) -> Result<u32, KernelError> {
+    pub(super) fn emptied(mut self) -> Result<Queue, KernelError> {
         self.qp.reset()?;
+        let (sq, rq): (db_sq, db_rq) = (self.state.get(SQ)?, self.state.get(RQ)?);
+        self.host.sq.producer = sq.producer;
         // SAFETY: the addresses are libmlx5's as the CPU sees them; in RESET the device touches neither queue nor record.
         unsafe { db_c_reset_send(&raw mut self.host.sq) };
         if self.host.rq.wqes > 0 {
             // SAFETY: as above.
             unsafe { db_c_reset_recv(&raw mut self.host.rq) };
         }
-        let mut sq: db_sq = self.state.get(SQ)?;
-        let mut rq: db_rq = self.state.get(RQ)?;
-        // As `db_next_life`.
-        let start = (sq.producer + 0xffff) & !0xffff;
-        (sq.producer, sq.rung, sq.consumer) = (start, start, start);
-        (rq.producer, rq.consumer) = (0, 0);
-        self.state.put(SQ, &sq)?;
-        self.state.put(RQ, &rq)?;
-        let dropped = drain(&self.state, SEND_CQ, &mut self.host.send_cq)?;
-        match &mut self.host.receive_cq {
-            Some(cq) => Ok(dropped + drain(&self.state, RECEIVE_CQ, cq)?),
-            None => Ok(dropped),
+        let db_sq { producer, rung, consumer, .. } = self.host.sq;
+        self.state.put(SQ, &db_sq { producer, rung, consumer, ..sq })?;
+        let db_rq { producer, consumer, .. } = self.host.rq;
+        self.state.put(RQ, &db_rq { producer, consumer, ..rq })?;
+        drain(&self.state, SEND_CQ, &mut self.host.send_cq)?;
+        if let Some(cq) = &mut self.host.receive_cq {
+            drain(&self.state, RECEIVE_CQ, cq)?;
         }
+        Ok(self)
     }
 }
 
@@ -238,19 +237,32 @@ pub(super) struct Room {
     pub receives: u32,
     /// Entries of its CQ, the send queue's where there are two.
     pub completions: u32,
+    /// Entries of the receive queue's CQ.
+    pub receive_completions: u32,
     /// Whether both directions complete in one.
     pub one_cq: bool,
 }
 
+impl Room {
+    /// Completions that its CQ holds beside the quarter that is given back late.
+    pub fn flushes(&self) -> u32 {
+        self.completions - self.completions / 4
+    }
+}
+
 /// Drops what a CQ holds, from where the kernel stopped on.
-fn drain(state: &Memory, offset: usize, host: &mut db_cq) -> Result<u32, KernelError> {
+fn drain(state: &Memory, offset: usize, host: &mut db_cq) -> Result<(), KernelError> {
     let mut seen: db_cq = state.get(offset)?;
     host.consumer = seen.consumer;
     // SAFETY: ring and record are libmlx5's, as the CPU sees them, and no kernel polls them now.
-    let dropped = unsafe { db_c_drain(&raw mut *host) }.max(0).cast_unsigned();
+    if unsafe { db_c_drain(&raw mut *host) } < 0 {
+        return Err(KernelError::Refused(format!(
+            "CQ {:#x} holds compressed CQEs and cannot be emptied",
+            host.cqn
+        )));
+    }
     seen.consumer = host.consumer;
-    state.put(offset, &seen)?;
-    Ok(dropped)
+    state.put(offset, &seen)
 }
 
 impl Drop for Queue {

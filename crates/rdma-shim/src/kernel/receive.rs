@@ -8,10 +8,10 @@ use verbs::Remote;
 use super::code::{Arguments, Source};
 use super::end::{Failure, db_kernel_end};
 use super::error::KernelError;
-use super::generate::{Operation, inside};
+use super::generate::{MOST_BYTES, Operation, inside};
 use super::machine::{Kernel, Machine};
 use super::memory::{HostMemory, Memory, Plain};
-use super::queue::{Queue, db_kernel_queue};
+use super::queue::{Queue, Room, db_kernel_queue};
 use super::region::Region;
 use super::running::Running;
 
@@ -72,6 +72,8 @@ unsafe impl Plain for db_receive_result {}
 
 /// Distance of a lane's words: a line each.
 const LINE: usize = 128;
+/// `CREDITS_OUTSTANDING`.
+const CREDITS_OUTSTANDING: u32 = 16;
 /// Lanes of a warp, which each queue pair has.
 pub const THREADS: u32 = 32;
 
@@ -101,7 +103,7 @@ pub struct Plan {
 /// One queue pair.
 #[derive(Debug)]
 pub struct Lane {
-    /// Polled by the kernel; its send queue takes 8 bytes inline and 16 requests at least.
+    /// Polled by the kernel; its send queue takes 8 bytes inline, and 16 requests where there are credits.
     pub queue: Queue,
     /// Offset of its slots in the region.
     pub slots_at: usize,
@@ -154,6 +156,12 @@ impl Receive {
         &self.machine
     }
 
+    /// An error unless the machine runs a warp for each of so many queue pairs side by side: a late one posts its receives when
+    /// another has ended.
+    pub fn check_queues(&self, queues: usize) -> Result<(), KernelError> {
+        self.kernel.blocks(queues, 1, THREADS).map(drop)
+    }
+
     /// Starts receiving on all lanes, into `region`. Errors: numbers that do not fit; queues or a region of another machine; more
     /// lanes than the machine runs.
     pub fn start(
@@ -163,10 +171,12 @@ impl Receive {
         region: Arc<Region>,
     ) -> Result<Running<Receivers>, KernelError> {
         plan.check()?;
-        self.machine.reaches("the region", region.machine())?;
+        region.takes_arrivals(&self.machine)?;
         for lane in &lanes {
             self.machine.reaches(&lane.queue.name(), lane.queue.machine())?;
+            plan.fits(&lane.queue.name(), &lane.queue.room()?)?;
         }
+        let blocks = self.kernel.blocks(lanes.len(), 1, THREADS)?;
         let (machine, count) = (&self.machine, lanes.len());
         let cancel = machine.host_memory(4)?;
         let told_plan = Memory::from(machine.host_memory(size_of::<db_receive_plan>())?);
@@ -201,7 +211,7 @@ impl Receive {
         let held = Receivers { queues, results, words, _told, _scratch, _region };
         // SAFETY: the kernel takes these three. It reads the lanes' slots, which lie in the region, and stores into results, words
         // and scratch, each lane's own, and into its queues; all of it is held, and it looks at `cancel`.
-        unsafe { self.kernel.launch([count as u32, THREADS], &arguments, cancel, held) }
+        unsafe { self.kernel.launch([blocks, THREADS], &arguments, cancel, held) }
     }
 }
 
@@ -209,12 +219,34 @@ impl Plan {
     /// What the kernel relies on.
     fn check(&self) -> Result<(), KernelError> {
         let least = if self.operation == Operation::WriteImm { 1 } else { 8 };
-        let good = (least..=self.slot_bytes.min(1 << 31)).contains(&self.payload_bytes)
+        let good = (least..=self.slot_bytes.min(MOST_BYTES)).contains(&self.payload_bytes)
             && self.slot_bytes.is_multiple_of(8)
             && self.source_slots > 0
             && self.target_slots > 0
             && (self.receives == 0) == (self.operation == Operation::Write);
         if good { Ok(()) } else { Err(KernelError::Refused(format!("{self:?} cannot be received"))) }
+    }
+
+    /// An error unless the queue holds the receives and, after an error, a flush for each; and credits under way.
+    fn fits(&self, queue: &str, room: &Room) -> Result<(), KernelError> {
+        let flushes = room.receive_completions - room.receive_completions / 4;
+        // Two SENDs would be received into one slot.
+        let slots = if self.operation == Operation::Send { self.target_slots } else { u32::MAX };
+        let credits = if self.has_credits { CREDITS_OUTSTANDING } else { 0 };
+        if self.receives <= room.receives.min(flushes).min(slots) && credits <= room.sends.min(room.flushes())
+        {
+            return Ok(());
+        }
+        Err(KernelError::Refused(format!(
+            "{queue}: {} receives and {credits} credits at a time do not fit {} receives, {} completions of receives (a quarter is \
+             given back late), {} slots, {} sends and {} completions of theirs",
+            self.receives,
+            room.receives,
+            room.receive_completions,
+            self.target_slots,
+            room.sends,
+            room.completions
+        )))
     }
 
     fn told(&self, cancel: &HostMemory) -> db_receive_plan {
@@ -237,7 +269,8 @@ impl Plan {
 impl Receivers {
     /// Whether all receives are posted.
     pub fn is_ready(&self) -> bool {
-        self.shown().all(|line| line[0].load(Ordering::Acquire) as u32 == 1)
+        let words = self.words.words().chunks(LINE / 4).skip(1).step_by(2).take(self.queues.len());
+        words.into_iter().all(|line| line[0].load(Ordering::Acquire) == 1)
     }
 
     /// Messages so far, as each lane told last.
@@ -247,9 +280,12 @@ impl Receivers {
 
     /// Tells each lane how many messages its sender has completed: with these it ends.
     pub fn tell(&self, completed: &[u64]) {
-        for (line, completed) in self.words.long_words().chunks(LINE / 8).step_by(2).zip(completed) {
-            line[1].store(*completed, Ordering::Release);
-            line[0].store(1, Ordering::Release);
+        let counts = self.words.long_words().chunks(LINE / 8).step_by(2);
+        // The flag in front of a count is a word of 32 bits to the kernel, and so it is here.
+        let flags = self.words.words().chunks(LINE / 4).step_by(2);
+        for ((count, flag), completed) in counts.zip(flags).zip(completed) {
+            count[1].store(*completed, Ordering::Release);
+            flag[0].store(1, Ordering::Release);
         }
     }
 
@@ -270,5 +306,10 @@ impl Receivers {
     /// The queue pairs, in the order of the lanes.
     pub fn queues(&self) -> &[Queue] {
         &self.queues
+    }
+
+    /// The same, emptied and in RESET: connect them, and give them to a kernel again.
+    pub fn into_queues(self) -> Result<Vec<Queue>, KernelError> {
+        self.queues.into_iter().map(Queue::emptied).collect()
     }
 }

@@ -59,6 +59,12 @@ impl Region {
         &self.mr
     }
 
+    /// An error unless kernels of `machine` reach it, and find in it what a NIC has written.
+    pub(super) fn takes_arrivals(&self, machine: &Machine) -> Result<(), KernelError> {
+        machine.reaches("the region", &self.machine)?;
+        machine.sees_arrivals(&self.memory)
+    }
+
     /// The machine whose kernels reach it.
     pub fn machine(&self) -> &Machine {
         &self.machine

@@ -62,13 +62,11 @@ impl SharedQueue {
         self.shared.kernel_address()
     }
 
-    /// Any state → RESET, with empty queues and no failure. Its CQ goes on where the kernels stopped.
-    pub fn reset(&mut self) -> Result<u32, KernelError> {
+    /// The queue, emptied and in RESET, whatever became of those who shared it.
+    pub fn into_queue(self) -> Result<Queue, KernelError> {
         let shared: db_shared_sq = self.shared.get(0)?;
         // The next life begins behind all blocks that were handed out in this one.
         self.queue.set_used(shared.reserved & !RESERVED_FAILED, shared.cq.consumer)?;
-        let dropped = self.queue.reset()?;
-        self.fill()?;
-        Ok(dropped)
+        self.queue.emptied()
     }
 }

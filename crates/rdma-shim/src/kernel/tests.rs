@@ -90,3 +90,52 @@ fn gpu_destructive_kernel_that_does_not_listen_is_given_up_and_others_go_on() {
     running.end(Duration::from_secs(10)).unwrap();
     word.words()[0].store(1, std::sync::atomic::Ordering::Release);
 }
+
+/// A second launch of a kernel whose first one goes on: it does not wait for that, and who asks after either hears of no other.
+#[test]
+fn gpu_second_launch_of_a_kernel_runs_beside_the_first_and_ends_before_it() {
+    let machine = need!(Machine::gpu(None, None).map_err(|e| e.to_string()), gpu, "one CUDA device");
+    let kernel = Kernel::prepare(&machine, &MISUSE, "endless_poll").unwrap();
+    let memory = || machine.host_memory(4096).unwrap();
+    let (first_word, second_word) = (memory(), memory());
+    let (first_cancel, second_cancel) = (memory(), memory());
+    let set = |word: &super::HostMemory| word.words()[0].store(1, std::sync::atomic::Ordering::Release);
+    let launch = |word: &super::HostMemory, cancel| {
+        let arguments = Arguments::new().u64(word.kernel_address());
+        // SAFETY: the kernel reads the word that it is given, which is held.
+        unsafe { kernel.launch([1, 32], &arguments, cancel, word.clone()) }.unwrap()
+    };
+    let first = launch(&first_word, first_cancel);
+    set(&second_word);
+    let second = launch(&second_word, second_cancel);
+    let over = second.wait(Duration::from_secs(2)).unwrap();
+    let first_was_over = first.is_over().unwrap();
+    // Whatever was seen, nothing of it stays on the GPU.
+    set(&first_word);
+    assert!(over && !first_was_over, "the second: {over}, the first: {first_was_over}");
+    first.end(Duration::from_secs(10)).unwrap();
+    second.end(Duration::from_secs(10)).unwrap();
+    // Both streams are free again, and are enough for what follows.
+    for word in [first_word, second_word] {
+        launch(&word, memory()).end(Duration::from_secs(10)).unwrap();
+    }
+}
+
+/// On a GPU that sees a NIC's writes to its memory in no order, what looks at arrivals is refused that memory, and given the host's.
+#[test]
+fn gpu_memory_that_sees_arrivals_in_no_order_is_refused_to_who_looks_at_them() {
+    let machine = need!(Machine::gpu(None, None).map_err(|e| e.to_string()), gpu, "one CUDA device");
+    let context = need!(verbs::open(None).map_err(|e| e.to_string()), nic, "an RDMA device");
+    let pd = context.alloc_pd().unwrap();
+    let region = |machine: &Machine, place| {
+        super::Region::new(machine, &pd, place, 4096, verbs::code::Access::ALL).map_err(|e| e.to_string())
+    };
+    let far = need!(region(&machine, super::Place::Gpu), gpu, "a NIC that takes a GPU's memory");
+    println!("TABLE {}: arrivals in its memory: {:?}", machine.name(), far.takes_arrivals(&machine));
+    drop(far);
+    let machine = machine.with_write_ordering(0);
+    let far = region(&machine, super::Place::Gpu).unwrap();
+    let text = far.takes_arrivals(&machine).unwrap_err().to_string();
+    assert!(text.contains("GPU_DIRECT_RDMA_WRITES_ORDERING is 0"), "{text}");
+    region(&machine, super::Place::Host).unwrap().takes_arrivals(&machine).unwrap();
+}

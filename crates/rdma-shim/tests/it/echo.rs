@@ -398,6 +398,66 @@ fn kernels_ask_and_answer(bench: &Bench) {
 
 on_both!(twin_echo_kernels_ask_and_answer, gpu_echo_kernels_ask_and_answer, kernels_ask_and_answer);
 
+/// Both kernels are launched again and again on the same queues, more often than their CQs have entries for what a launch of few
+/// messages leaves behind; then the queues are emptied, connected anew and given to new ones.
+fn kernels_begin_again(bench: &Bench) {
+    const COUNT: u32 = 5;
+    let ((mut queue, region), (mut asking, its_region)) = (bench.end(), bench.end());
+    for life in 0..2 {
+        connect_with(queue.qp(), asking.qp().number(), 7);
+        connect_with(asking.qp(), queue.qp().number(), 7);
+        let listening = Listening { window: 2, most_bytes: 64, patience: PATIENCE };
+        let mut echo = Echo::new(queue, &region, listening).unwrap();
+        let questions = Questions { count: COUNT, bytes: 64, ..QUESTIONS };
+        let mut ask = Ask::new(asking, &its_region, questions).unwrap();
+        for launch in 0..30 {
+            let running = echo.start().unwrap();
+            ask = ask.start().unwrap().end(PATIENCE).unwrap();
+            running.cancel();
+            echo = running.end(SOON).unwrap();
+            let (asked, answered) = (ask.outcome().unwrap(), echo.outcome().unwrap());
+            let what = format!("life {life}, launch {launch}: {asked:?} {answered:?}");
+            assert_eq!(
+                (asked.messages, asked.failure, asked.wrong_words),
+                (u64::from(COUNT), None, 0),
+                "{what}"
+            );
+            assert_eq!(answered.messages, u64::from(COUNT), "{what}");
+            assert_eq!(answered.failure.map(|why| why.reason), Some(Reason::Cancelled), "{what}");
+        }
+        (queue, asking) = (echo.into_queue().unwrap(), ask.into_queue().unwrap());
+    }
+}
+
+on_both!(twin_echo_kernels_begin_again, gpu_echo_kernels_begin_again, kernels_begin_again);
+
+/// A service whose queue failed: emptied and connected again, with its peer, it answers.
+fn comes_back_after_a_failure(bench: &Bench) {
+    let mut service = bench.service(4, PATIENCE);
+    service.running.held().unwrap().queue().qp().to_error().unwrap();
+    let echo = service.running.end(PATIENCE).unwrap();
+    assert!(matches!(echo.outcome().unwrap().failure.unwrap().reason, Reason::Completion { .. }));
+    let queue = echo.into_queue().unwrap();
+    service.peer.reset().unwrap();
+    connect_with(queue.qp(), service.peer.number(), 7);
+    connect_with(&service.peer, queue.qp().number(), 7);
+    let listening = Listening { window: 4, most_bytes: STRIDE as u32, patience: PATIENCE };
+    let region = service.region.as_ref().unwrap();
+    service.running = Echo::new(queue, region, listening).unwrap().start().unwrap();
+    for number in 0..20 {
+        service.expect_answer(number % 4);
+        service.ask(number % 4, &message(number, 64));
+        assert_eq!(service.answer(), (number % 4, answered(message(number, 64))));
+    }
+    assert_eq!(service.cancel(), 20);
+}
+
+on_both!(
+    twin_echo_comes_back_after_a_failure,
+    gpu_echo_comes_back_after_a_failure,
+    comes_back_after_a_failure
+);
+
 /// Rows: what a peer answers instead, and words that are wrong.
 fn wrong_answers_are_counted(bench: &Bench) {
     type Lie = fn(usize, &mut Vec<u8>);

@@ -1,20 +1,22 @@
-//! The generator's kernels by their safe wrappers: what these refuse. Each on the host twin, and on a GPU where there is one.
-//! What arrives is apps/generator's to test.
+//! The generator's kernels by their safe wrappers: what these refuse, how senders end, and queues that come back. Each on the host
+//! twin, and on a GPU where there is one. Messages of all kinds are apps/generator's to test.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use measure::need;
-use rdma_shim::Options;
-use rdma_shim::kernel::generate::{Generate, Lane, Operation, Plan, Style};
+use rdma_shim::kernel::generate::{Generate, Lane, Operation, Plan, Senders, Sent, Style};
 use rdma_shim::kernel::receive::{self, Receive};
-use rdma_shim::kernel::{Ask, Echo, KernelError, Listening, Machine, Place, Questions, Queue, Region};
+use rdma_shim::kernel::{
+    Ask, Echo, KernelError, Listening, Machine, Place, Questions, Queue, Reason, Region, Running,
+};
 use rdma_shim::twin::Visibility;
-use verbs::code::Access;
-use verbs::{Cq, Remote};
+use rdma_shim::{Options, Status};
+use verbs::code::{Access, WcStatus};
+use verbs::{Cq, Mr, Pages, QueuePair, Remote};
 
 use crate::echo::{Bench, PATIENCE};
-use crate::ends::device;
+use crate::ends::{connect, device, memory, wait_for};
 use crate::twin_queue::compiler;
 
 /// Messages of a doorbell, of a completion, and half of those under way.
@@ -149,3 +151,172 @@ fn gpu_kernels_refuse_queues_and_regions_of_another_machine() {
     let listening = Listening { window: 2, most_bytes: 64, patience: PATIENCE };
     Echo::new(gpu.end().0, &region, listening).unwrap();
 }
+
+/// Rows: what asks for more than queue or machine have, and words of the refusal. What would go wrong: who shares a queue writes over
+/// WQEs that the device has not read, a CQ is overrun by flushes, two SENDs are received into one slot, a block comes when others
+/// have ended.
+fn refuse_more_than_there_is(bench: &Bench) {
+    let region = region(bench);
+    let start = |style, plan: Plan| {
+        let generate = Generate::prepare(&bench.machine, style).unwrap();
+        let lanes = vec![lane(queue(bench, 127))];
+        generate.start(&plan, lanes, Arc::clone(&region), Arc::clone(&region)).map(drop)
+    };
+    let take = |plan: receive::Plan| {
+        let takes = Receive::prepare(&bench.machine).unwrap();
+        takes.start(&plan, vec![receiving(queue(bench, 15))], Arc::clone(&region)).map(drop)
+    };
+    let long = Plan { window: 90, inline: true, payload_bytes: 100, slot_bytes: 128, ..PLAN };
+    let credits = receive::Plan { has_credits: true, ..TAKES };
+    let mut rows = vec![
+        ("a window of 97 messages of 1 blocks each does not fit 256 blocks and 128 completions", {
+            start(Style::Thread, Plan { window: 97, ..PLAN })
+        }),
+        ("a window of 257 messages of 1 blocks", start(Style::Shared(2), Plan { window: 257, ..PLAN })),
+        ("a window of 90 messages of 3 blocks", start(Style::Warp, long)),
+        ("17 receives and 0 credits", take(receive::Plan { receives: 17, ..TAKES })),
+        ("16 receives and 0 credits", take(receive::Plan { target_slots: 15, ..TAKES })),
+        ("16 receives and 16 credits", take(credits)),
+    ];
+    for style in [Style::Thread, Style::Shared(128)] {
+        let generate = Generate::prepare(&bench.machine, style).unwrap();
+        generate.check_queues(1).unwrap_or_else(|error| assert!(style == Style::Shared(128), "{error}"));
+        rows.push(("1000000 queue pairs take", generate.check_queues(1_000_000)));
+    }
+    if !bench.machine.is_gpu() {
+        rows.push(("1 queue pairs take 128 blocks of 32 threads", start(Style::Shared(128), PLAN)));
+    }
+    for (words, refused) in rows {
+        let text = refusal(words, refused);
+        assert!(text.contains(words), "{words}: {text}");
+    }
+}
+
+on_both!(
+    twin_kernels_refuse_more_than_queues_and_machine_have,
+    gpu_kernels_refuse_more_than_queues_and_machine_have,
+    refuse_more_than_there_is
+);
+
+/// Where a sender's messages go.
+struct Target {
+    peer: QueuePair,
+    memory: Mr<Pages>,
+    _cq: Cq,
+}
+
+impl Target {
+    /// With what sends to it, connected.
+    fn new(bench: &Bench) -> (Queue, Target) {
+        let (queue, cq) = (queue(bench, 511), bench.cq());
+        let peer = Bench::builder().build(&bench.pd, &cq, &cq).unwrap();
+        connect(queue.qp(), peer.number());
+        connect(&peer, queue.qp().number());
+        (queue, Target { peer, memory: memory(&bench.pd, (u64::from(SLOTS) * BYTES) as usize), _cq: cq })
+    }
+
+    fn place(&self) -> Remote {
+        self.memory.remote(0).unwrap()
+    }
+
+    /// The last number that came into a slot, counted from 1; 0: none.
+    fn number(&self, slot: u32) -> u64 {
+        self.memory
+            .word64((u64::from(slot + 1) * BYTES - 8) as usize)
+            .load(std::sync::atomic::Ordering::Acquire)
+    }
+
+    /// Waits until all of `share` messages have come.
+    fn have_come(&self, share: u64) {
+        let slots = u64::from(SLOTS);
+        let last = |slot: u64| slot + 1 + (share - 1 - slot) / slots * slots;
+        wait_for("the last messages", || {
+            (0..slots.min(share)).all(|slot| self.number(slot as u32) == last(slot)).then_some(())
+        });
+    }
+}
+
+/// What the only lane of a launch that has ended says.
+fn only(senders: &Senders) -> Sent {
+    senders.sent().unwrap().remove(0)
+}
+
+const STYLES: [Style; 4] = [Style::Thread, Style::Original, Style::Warp, Style::Shared(3)];
+
+/// A kernel of one style, and memory for its messages.
+struct Sender {
+    generate: Generate,
+    plan: Plan,
+    region: Arc<Region>,
+}
+
+impl Sender {
+    fn new(bench: &Bench, style: Style) -> Sender {
+        let doorbell_batch = if style == Style::Original { 1 } else { BATCH };
+        let generate = Generate::prepare(&bench.machine, style).unwrap();
+        Sender { generate, plan: Plan { doorbell_batch, ..PLAN }, region: region(bench) }
+    }
+
+    /// Begins to send `share` messages to `target`.
+    fn start(&self, queue: Queue, target: Remote, share: u64) -> Running<Senders> {
+        let lanes = vec![Lane { target, share, ..lane(queue) }];
+        self.generate.start(&self.plan, lanes, Arc::clone(&self.region), Arc::clone(&self.region)).unwrap()
+    }
+}
+
+/// A queue that failed, and one on which all went well, are emptied and connected again, and the next launch sends as the first did:
+/// nothing of an earlier life is taken for its own.
+fn queues_come_back(bench: &Bench) {
+    const SHARE: u64 = 200;
+    for style in STYLES {
+        let (sender, (queue, target)) = (Sender::new(bench, style), Target::new(bench));
+        let qpn = queue.qp().number();
+        let astray = Remote { rkey: !target.place().rkey, ..target.place() };
+        let mut senders = sender.start(queue, astray, SHARE).end(PATIENCE).unwrap();
+        let failure = only(&senders).failure.unwrap();
+        let Reason::Completion { status: Status::Verbs(WcStatus::RemoteAccess), .. } = failure.reason else {
+            panic!("{style:?}: {failure}");
+        };
+        assert_eq!(failure.qpn, qpn);
+        for life in 1..4 {
+            let mut queues = senders.into_queues().unwrap();
+            assert_eq!((queues.len(), queues[0].qp().number()), (1, qpn));
+            let queue = queues.remove(0);
+            target.peer.reset().unwrap();
+            (0..SLOTS as usize)
+                .for_each(|slot| target.memory.write(slot * BYTES as usize, &[0; BYTES as usize]));
+            connect(queue.qp(), target.peer.number());
+            connect(&target.peer, qpn);
+            senders = sender.start(queue, target.place(), SHARE).end(PATIENCE).unwrap();
+            let sent = only(&senders);
+            let what = format!("{style:?}, life {life}: {sent:?}");
+            assert_eq!((sent.posted, sent.completed, sent.failure), (SHARE, SHARE, None), "{what}");
+            target.have_come(SHARE);
+        }
+    }
+}
+
+on_both!(
+    twin_senders_give_queues_back_for_another_life,
+    gpu_senders_give_queues_back_for_another_life,
+    queues_come_back
+);
+
+/// Told to end, whoever posts waits for what is under way, a while: all that was posted is seen to arrive.
+fn what_was_posted_is_waited_for(bench: &Bench) {
+    for style in STYLES {
+        let (sender, (queue, target)) = (Sender::new(bench, style), Target::new(bench));
+        let running = sender.start(queue, target.place(), u64::MAX);
+        wait_for("a second lap of the slots", || (target.number(1) > 2).then_some(()));
+        running.cancel();
+        let sent = only(&running.end(PATIENCE).unwrap());
+        assert_eq!((sent.completed, sent.failure), (sent.posted, None), "{style:?}: {sent:?}");
+        target.have_come(sent.posted);
+    }
+}
+
+on_both!(
+    twin_senders_that_are_told_to_end_wait_for_what_they_posted,
+    gpu_senders_that_are_told_to_end_wait_for_what_they_posted,
+    what_was_posted_is_waited_for
+);

@@ -6,6 +6,7 @@ mod bench_kernels;
 mod c_header;
 mod defects;
 mod device_units;
+#[macro_use]
 mod echo;
 mod ends;
 mod generate;
