@@ -48,7 +48,8 @@ impl Region {
             Place::Host | Place::Gpu => Mr::register(pd, memory.clone(), access)?,
             Place::GpuDmaBuf => {
                 let dma_buf = memory.dma_buf()?;
-                Mr::register_dma_buf(pd, memory.clone(), dma_buf.as_fd(), 0, access)?
+                // SAFETY: the GPU's driver made it of all of this memory just now; pages of its own, which nobody else has.
+                unsafe { Mr::register_dma_buf(pd, memory.clone(), dma_buf.as_fd(), 0, access) }?
             }
         };
         Ok(Region { mr, memory, machine: machine.clone() })

@@ -148,7 +148,25 @@ impl<M: Memory> Mr<M> {
 
     /// Registers all bytes of `memory`, another device's, by the dma-buf that its driver made of them; they begin `offset`
     /// bytes into it. Requests name them by the addresses that `memory` has.
-    pub fn register_dma_buf(
+    ///
+    /// # Safety
+    /// The dma-buf's bytes from `offset` on are those of `memory`, and of nobody else: a peer, or a request, writes to what the
+    /// dma-buf stands for, and nothing here can tell whether a value that others refer to lies there.
+    ///
+    /// So nobody registers by a dma-buf without saying why it is that memory's:
+    /// ```compile_fail,E0133
+    /// # use verbs::{Mr, Pages, Pd, code::Access};
+    /// fn register(pd: &Pd, memory: Pages, of_others: std::os::fd::BorrowedFd<'_>) -> verbs::Result<Mr<Pages>> {
+    ///     Mr::register_dma_buf(pd, memory, of_others, 0, Access::ALL)
+    /// }
+    /// ```
+    /// ```
+    /// # use verbs::{Mr, Pages, Pd, code::Access};
+    /// unsafe fn register(pd: &Pd, memory: Pages, its_own: std::os::fd::BorrowedFd<'_>) -> verbs::Result<Mr<Pages>> {
+    ///     unsafe { Mr::register_dma_buf(pd, memory, its_own, 0, Access::ALL) }
+    /// }
+    /// ```
+    pub unsafe fn register_dma_buf(
         pd: &Pd,
         mut memory: M,
         dma_buf: BorrowedFd<'_>,
@@ -157,7 +175,7 @@ impl<M: Memory> Mr<M> {
     ) -> Result<Self> {
         let (iova, len) = (memory.start().addr().get() as u64, memory.len());
         let fd = dma_buf.as_raw_fd();
-        // SAFETY: as in `register`.
+        // SAFETY: as in `register`; that the dma-buf is of this memory is the caller's.
         let mr = unsafe { object::reg_dmabuf_mr(pd.raw(), offset, len, iova, fd, access.0) };
         Self::registered(pd, memory, mr, access)
     }
