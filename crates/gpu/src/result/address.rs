@@ -5,6 +5,7 @@
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libloading::os::unix::{Library, RTLD_NOW};
 
@@ -48,18 +49,51 @@ pub struct Told {
 
 const RTLD_NOLOAD: c_int = libc::RTLD_NOLOAD;
 
-/// The driver that this process has loaded, if any; it stays loaded from then on.
+/// How many objects the loader has taken in since the process began. Asked without the lock that it holds while it runs an
+/// object's initialisers.
+fn taken_in() -> u64 {
+    unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _: usize, count: *mut c_void) -> c_int {
+        // SAFETY: the loader's description lives through the call.
+        let adds = unsafe { (*info).dlpi_adds };
+        // SAFETY: the word below.
+        unsafe { count.cast::<u64>().write(adds) };
+        1
+    }
+    let mut count = 0u64;
+    // SAFETY: the callback keeps to its description and to `count`, and ends the walk at the first object.
+    unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut count).cast()) };
+    count
+}
+
+/// The driver that this process has loaded, if any; it stays loaded from then on. Where there is none it is looked for again
+/// when the loader has taken something in.
 fn loaded() -> Option<GetAttributes> {
     static LOADED: OnceLock<GetAttributes> = OnceLock::new();
+    static LOOKED_AT: AtomicU64 = AtomicU64::new(0);
     if let Some(function) = LOADED.get() {
         return Some(*function);
     }
+    let now = taken_in();
+    if LOOKED_AT.load(Ordering::Relaxed) == now {
+        return None;
+    }
+    let function = look();
+    match function {
+        Some(function) => _ = LOADED.set(function),
+        None => LOOKED_AT.store(now, Ordering::Relaxed),
+    }
+    function
+}
+
+fn look() -> Option<GetAttributes> {
+    #[cfg(test)]
+    tests::LOOKS.fetch_add(1, Ordering::Relaxed);
     // SAFETY: nothing is loaded, so that no initialiser runs.
     let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_NOLOAD) }.ok()?;
     let library = Box::leak(Box::new(library));
     // SAFETY: the type is the one that `cuda.h` gives the function, but for the result, an enumeration of 32 bits there.
     let function = unsafe { library.get::<GetAttributes>("cuPointerGetAttributes") }.ok()?;
-    Some(*LOADED.get_or_init(|| *function))
+    Some(*function)
 }
 
 /// The number of the allocation that `address` lies in: `CU_POINTER_ATTRIBUTE_BUFFER_ID` alone, 60 ns where all of [`ask`] take
@@ -129,5 +163,31 @@ pub fn same_driver() -> Result<()> {
         _ => Err(Error::Refused(
             "two CUDA drivers are in this process: take the toolkit's stubs out of LD_LIBRARY_PATH".into(),
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub static LOOKS: AtomicU64 = AtomicU64::new(0);
+
+    #[test]
+    fn the_driver_is_looked_for_once_for_whatever_the_loader_takes_in() {
+        let before = taken_in();
+        assert!(before > 0 && taken_in() == before, "{before}");
+        for _ in 0..1000 {
+            loaded();
+        }
+        // Other tests may load something meanwhile.
+        let looks = || LOOKS.load(Ordering::Relaxed);
+        assert!(looks() < 100, "{}", looks());
+        let so_far = looks();
+        // SAFETY: libraries of the system's whose initialisers do nothing.
+        let taken =
+            ["libutil.so.1", "libresolv.so.2"].map(|name| unsafe { Library::open(Some(name), RTLD_NOW) });
+        if taken_in() > before && taken.iter().any(|library| library.is_ok()) && !is_loaded() {
+            assert!(looks() > so_far, "what was taken in may have been the driver");
+        }
     }
 }
