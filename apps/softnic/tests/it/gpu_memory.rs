@@ -161,6 +161,7 @@ fn what_goes_wrong_under_a_message_is_its_error_and_the_nic_goes_on() {
     for (mode, words, sentence) in [
         ("freed", "", "memory was freed under its region"),
         ("lost", "", "(700)"),
+        ("reset", "", "the program has reset it"),
         ("stuck", "stuck", "CUDA's driver has not answered for 3 s"),
     ] {
         let (said, counters) = on_stand_in(Layer::InfiniBand, &folder, words).run(&[&program, mode, "-1"]);
@@ -214,7 +215,8 @@ fn what_a_program_calls_beside_its_traffic_ends_and_kernels_get_what_they_wait_f
 fn pages_of_the_host_may_go_at_any_time_and_their_registration_keeps_no_message_waiting() {
     let program = measure::need!(program(), "C compiler and libibverbs-dev");
     let folder = measure::need!(stand_in(), "a C compiler");
-    for (mode, words) in [("pages", ""), ("pages", "slow-register"), ("forks", "slow-register")] {
+    let slow = "slow-register";
+    for (mode, words) in [("pages", ""), ("pages", slow), ("forks", slow), ("big", "")] {
         let (said, counters) =
             patient(on_stand_in(Layer::InfiniBand, &folder, words)).run(&[&program, mode, "-1"]);
         assert!(said.contains(mode), "{mode}: {said}");
@@ -234,8 +236,13 @@ fn memory_that_is_mapped_into_a_reserved_range_is_taken_piece_by_piece() {
 fn a_program_without_cuda_does_not_get_it_from_the_nic() {
     let program = measure::need!(crate::c_program::verbs_program("dma_buf"), "C compiler and libibverbs-dev");
     let folder = measure::need!(stand_in(), "a C compiler");
-    let (said, _) = on_stand_in(Layer::InfiniBand, &folder, "loud").run(&[&program, "refusals"]);
+    let loud = || on_stand_in(Layer::InfiniBand, &folder, "loud");
+    let (said, _) = loud().run(&[&program, "refusals"]);
     assert!(!said.contains("stand-in driver"), "{said}");
+    // It would be heard: a program that loads it, and leaves with pages on their way out.
+    let program = measure::need!(self::program(), "C compiler and libibverbs-dev");
+    let (said, _) = loud().run(&[&program, "leaves", "-1"]);
+    assert!(said.contains("stand-in driver: loaded") && said.contains("leaves"), "{said}");
 }
 
 // On a GPU.
@@ -283,7 +290,7 @@ fn gpu_memory_that_no_nic_may_reach_is_refused_and_what_goes_wrong_is_a_message_
 #[test]
 fn gpu_programs_go_on_beside_traffic_and_kernels_get_what_they_wait_for() {
     let program = measure::need!(on_a_gpu(), gpu, "a GPU, a C compiler and libibverbs-dev");
-    for mode in ["calls", "waits", "pages", "forks", "speed", "pair-host-speed", "pair-speed"] {
+    for mode in ["calls", "waits", "pages", "big", "forks", "speed", "pair-host-speed", "pair-speed"] {
         let (said, _) = Fabric::new(Layer::InfiniBand).run(&[&program, mode, "-1"]);
         said.lines()
             .filter(|line| line.starts_with(['C', 'W', 'P', 'S']))

@@ -26,7 +26,7 @@
 
 typedef unsigned CUresult;
 enum { INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, NOT_FOUND = 500,
-       NOT_READY = 600, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712, NOT_SUPPORTED = 801 };
+       NOT_READY = 600, CAPTURE_UNSUPPORTED = 900, ILLEGAL_ADDRESS = 700, ALREADY_REGISTERED = 712, NOT_SUPPORTED = 801 };
 #define MEMORY (512ull << 20)
 #define MOST 256
 
@@ -34,6 +34,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int started;
 static volatile unsigned lost;
 static volatile int running; /* kernels */
+static volatile int resets; /* the context keeps its handle */
 static __thread void *current;
 static uint8_t *view;   /* where the driver reaches device memory */
 static uint64_t device; /* the addresses that the program knows */
@@ -174,17 +175,61 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *g
 struct stream {
 	volatile int kernels;
 	volatile unsigned posted, done; /* copies that are done later, one after the other */
+	int born;                       /* after how many resets */
 };
+static void of_now(const struct stream *stream)
+{
+	if (stream != NULL && stream->born != resets)
+		broken("a stream is used that went with its context", (uint64_t)stream);
+}
+
+/* A graph that is recorded. What spoils it: most calls of threads that do not spare it, and two of any thread (as measured). */
+static volatile int recording, spoilt;
+static __thread int sparing;
+#define SPARE(harmless)                                                                                         \
+	do {                                                                                                    \
+		if (recording && !(harmless)) {                                                                 \
+			spoilt = 1;                                                                             \
+			return CAPTURE_UNSUPPORTED;                                                             \
+		}                                                                                               \
+	} while (0)
+CUresult cuThreadExchangeStreamCaptureMode(unsigned *mode)
+{
+	unsigned before = sparing ? 2 : 0;
+	sparing = *mode == 2;
+	*mode = before;
+	return 0;
+}
+CUresult cuStreamBeginCapture_v2(struct stream *stream, unsigned mode)
+{
+	ENTER;
+	of_now(stream);
+	spoilt = 0;
+	recording = 1;
+	return mode == 0 ? 0 : INVALID_VALUE;
+}
+CUresult cuStreamEndCapture(struct stream *stream, void **graph)
+{
+	of_now(stream);
+	recording = 0;
+	*graph = &started;
+	return spoilt ? 901 : 0;
+}
+CUresult cuGraphDestroy(void *graph) { return graph != &started; }
 CUresult cuStreamCreateWithPriority(struct stream **stream, unsigned flags, int priority)
 {
 	ENTER;
 	*stream = calloc(1, sizeof **stream);
+	(*stream)->born = resets;
 	return flags == 1 && priority <= 0 ? 0 : INVALID_VALUE;
 }
+CUresult cuStreamCreate(struct stream **stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
 CUresult cuStreamDestroy_v2(struct stream *stream) { (void)stream; return 0; }
 CUresult cuStreamQuery(struct stream *stream)
 {
 	ENTER;
+	of_now(stream);
+	SPARE(sparing);
 	return __atomic_load_n(&stream->kernels, __ATOMIC_ACQUIRE) ? NOT_READY : 0;
 }
 
@@ -199,6 +244,7 @@ CUresult cuEventDestroy_v2(uint64_t *event) { free(event); return 0; }
 CUresult cuCtxRecordEvent(void *context, uint64_t *event)
 {
 	ENTER;
+	SPARE(0);
 	if (asked("no-context-events"))
 		return NOT_SUPPORTED;
 	*event = __atomic_load_n(&last_kernel, __ATOMIC_ACQUIRE);
@@ -207,19 +253,21 @@ CUresult cuCtxRecordEvent(void *context, uint64_t *event)
 CUresult cuEventQuery(uint64_t *event)
 {
 	ENTER;
+	SPARE(sparing);
 	for (int i = 0; i < MOST; i++)
 		if (kernel_numbers[i] != 0 && kernel_numbers[i] <= *event)
 			return NOT_READY;
 	return 0;
 }
 
-CUresult cuCtxSynchronize(void)
+static CUresult wait_for_kernels(void)
 {
 	ENTER;
 	while (__atomic_load_n(&running, __ATOMIC_ACQUIRE) && !lost)
 		usleep(50);
 	return lost;
 }
+CUresult cuCtxSynchronize(void) { SPARE(0); return wait_for_kernels(); }
 
 /* ---- memory ---- */
 /* The first gap that is large enough: what was freed is given again, as by the real driver. With the lock. */
@@ -319,7 +367,7 @@ CUresult cuMemFree_v2(uint64_t address)
 {
 	/* As the real one it waits for all kernels first, and only then does the memory go. */
 	for (;;) {
-		CUresult waited = cuCtxSynchronize();
+		CUresult waited = wait_for_kernels();
 		if (waited)
 			return waited;
 		/* A kernel that is launched from here on finds it gone. */
@@ -362,7 +410,7 @@ static CUresult forget_pages(void *start, int ours)
 {
 	CUresult result = 713;
 	pthread_mutex_lock(&busy);
-	cuCtxSynchronize();
+	wait_for_kernels();
 	pthread_mutex_lock(&lock);
 	for (int i = 0; i < MOST && result; i++)
 		if (registered[i].bytes != 0 && registered[i].start == (uint64_t)start && registered[i].ours == ours) {
@@ -391,6 +439,7 @@ CUresult cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags)
 {
 	ENTER;
 	(void)flags;
+	SPARE(sparing);
 	if (asked("no-register"))
 		return NOT_SUPPORTED;
 	if (bytes > 65536 && asked("slow-register"))
@@ -400,7 +449,7 @@ CUresult cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags)
 			return INVALID_VALUE;
 	return note_pages(start, bytes, 0);
 }
-CUresult cuMemHostUnregister(void *start) { ENTER; return forget_pages(start, 0); }
+CUresult cuMemHostUnregister(void *start) { ENTER; SPARE(sparing); return forget_pages(start, 0); }
 /* As in cuda.h: 1 context, 2 kind of memory, 7 number, 8 managed, 9 GPU, 11 start, 12 bytes, 13 mapped, 15 for a NIC. */
 CUresult cuPointerGetAttributes(unsigned count, const unsigned *which, void **places, uint64_t address)
 {
@@ -434,6 +483,22 @@ CUresult cuPointerSetAttribute(const void *value, unsigned attribute, uint64_t a
 }
 
 /* ---- copies ---- */
+/* All of the context goes, whoever has it: memory, pages, and what was allocated of the host's. */
+CUresult cuDevicePrimaryCtxReset_v2(int of)
+{
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < MOST; i++) {
+		if (registered[i].bytes != 0 && registered[i].ours)
+			munmap((void *)registered[i].start, registered[i].bytes);
+		registered[i].bytes = 0;
+		if (!allocations[i].apart)
+			allocations[i].bytes = 0;
+	}
+	resets++;
+	pthread_mutex_unlock(&lock);
+	return (CUresult)of;
+}
+
 CUresult cuMemcpyDtoH_v2(void *to, uint64_t from, size_t bytes)
 {
 	ENTER;
@@ -447,8 +512,9 @@ CUresult cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes)
 	return there == NULL ? INVALID_VALUE : (memcpy(there, from, bytes), 0);
 }
 /* Copies in a stream are the NIC's: their pages of the host are of one registration. */
-static void pages(const void *start, size_t bytes)
+static void pages(const void *start, size_t bytes, struct stream *stream)
 {
+	of_now(stream);
 	__atomic_fetch_add(&waiting, 1, __ATOMIC_SEQ_CST);
 	pthread_mutex_lock(&busy);
 	__atomic_fetch_sub(&waiting, 1, __ATOMIC_SEQ_CST);
@@ -458,8 +524,7 @@ static void pages(const void *start, size_t bytes)
 }
 CUresult cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, struct stream *stream)
 {
-	(void)stream;
-	pages(to, bytes);
+	pages(to, bytes, stream);
 	if (bytes > 100000 && asked("stuck"))
 		sleep(6);
 	return cuMemcpyDtoH_v2(to, from, bytes);
@@ -489,7 +554,7 @@ static void *copy_later(void *of)
 }
 CUresult cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, struct stream *stream)
 {
-	pages(from, bytes);
+	pages(from, bytes, stream);
 	struct later *later;
 	pthread_t thread;
 	if (number("inward=") == 0 || (bytes <= 100000 && stream->posted == __atomic_load_n(&stream->done, __ATOMIC_ACQUIRE)))
@@ -507,7 +572,7 @@ CUresult cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, struc
 CUresult cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, struct stream *stream)
 {
 	ENTER;
-	(void)stream;
+	of_now(stream);
 	uint8_t *target = reach(to, bytes), *source = reach(from, bytes);
 	return target == NULL || source == NULL ? INVALID_VALUE : (memmove(target, source, bytes), 0);
 }
@@ -649,6 +714,7 @@ CUresult cuLaunchKernel(const struct kernel *function, unsigned gx, unsigned gy,
 	static int launched;
 	if (function->run == mover && !launched++)
 		usleep(number("launch=") * 1000);
+	of_now(stream);
 	struct launch *launch = calloc(1, sizeof *launch);
 	launch->kernel = function->run;
 	launch->stream = stream;

@@ -3,9 +3,9 @@
  *
  * usage: gpu_memory one|pair|pair-host GID_INDEX   every operation, direction and size; in one process, between two that both
  *                                                  use CUDA, between one that does and one that does not
- *        gpu_memory refusals|freed|lost|stuck GID_INDEX  what is refused; memory that is freed under its region; a lost context; a
- *                                                  driver that does not answer for a long message (of the stand-in)
- *        gpu_memory pages|forks GID_INDEX          pages of the host that the program registers and lets go; that it deregisters;
+ *        gpu_memory refusals|freed|lost|reset|stuck GID_INDEX  what is refused; memory that is freed under its region; a lost
+ *                                                  context; one that the program resets; a driver that does not answer for a long message (of the stand-in)
+ *        gpu_memory pages|big|leaves|forks GID_INDEX  pages of the host that the program registers and lets go; that it deregisters;
  *                                                  a child that registers while the parent's NIC shows pages to the GPU
  *        gpu_memory mapped GID_INDEX               memory that is mapped into a reserved range of addresses
  *        gpu_memory torn|late|queued|mute|mixed|churn GID_INDEX  copies that do not end well, or in time (`gpu_given_up.h`)
@@ -42,6 +42,7 @@ static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, u
 static int (*set_attribute)(const void *, int, uint64_t);
 static int (*host_alloc)(void **, size_t, unsigned), (*host_free)(void *), (*stream_query)(void *);
 static int (*host_register)(void *, size_t, unsigned), (*host_unregister)(void *);
+static int (*stream_create)(void **, unsigned), (*record)(void *, unsigned), (*recorded)(void *, void **), (*graph_destroy)(void *);
 static void *context;
 static int with_cuda;
 
@@ -77,6 +78,8 @@ static void cuda_start(void)
 		{ &get_function, "cuModuleGetFunction" }, { &launch, "cuLaunchKernel" },
 		{ &host_alloc, "cuMemHostAlloc" }, { &set_attribute, "cuPointerSetAttribute" }, { &host_free, "cuMemFreeHost" }, { &stream_query, "cuStreamQuery" },
 		{ &host_register, "cuMemHostRegister_v2" }, { &host_unregister, "cuMemHostUnregister" },
+		{ &stream_create, "cuStreamCreate" }, { &record, "cuStreamBeginCapture_v2" },
+		{ &recorded, "cuStreamEndCapture" }, { &graph_destroy, "cuGraphDestroy" },
 	};
 	for (size_t i = 0; i < sizeof table / sizeof *table; i++)
 		*(void **)table[i].place = symbol(library, table[i].name);
@@ -387,6 +390,28 @@ static void contents(int peer_gpu)
 	printf("%d messages\n", messages);
 }
 
+/* ---- kernels ---- */
+static const char assembly[] =
+	".version 6.3\n.target sm_70\n.address_size 64\n"
+	/* Waits until the word at `at` is not 0, at most `limit` ns. */
+	".visible .entry wait_word(.param .u64 at, .param .u64 limit) {\n"
+	" .reg .pred %p; .reg .u32 %w; .reg .u64 %a, %l, %s, %n;\n"
+	" ld.param.u64 %a, [at]; ld.param.u64 %l, [limit]; mov.u64 %s, %globaltimer;\n"
+	"LOOK: nanosleep.u32 2000; ld.acquire.sys.u32 %w, [%a]; setp.ne.u32 %p, %w, 0; @%p bra DONE;\n"
+	" mov.u64 %n, %globaltimer; sub.u64 %n, %n, %s; setp.lt.u64 %p, %n, %l; @%p bra LOOK;\n"
+	"DONE: ret; }\n"
+	".visible .entry store_word(.param .u64 at, .param .u64 value) {\n"
+	" .reg .u64 %a, %v; .reg .u32 %w; ld.param.u64 %a, [at]; ld.param.u64 %v, [value]; cvt.u32.u64 %w, %v;\n"
+	" st.u32 [%a], %w; ret; }\n";
+
+static void *function(const char *name)
+{
+	void *module, *function;
+	CUDA(module_load(&module, assembly));
+	CUDA(get_function(&function, module, name));
+	return function;
+}
+
 /* ---- what is refused, and what goes wrong ---- */
 static int refused(uint64_t addr, size_t length, int number)
 {
@@ -483,27 +508,6 @@ static void freed(void)
 	printf("freed\n");
 }
 
-static const char assembly[] =
-	".version 6.3\n.target sm_70\n.address_size 64\n"
-	/* Waits until the word at `at` is not 0, at most `limit` ns. */
-	".visible .entry wait_word(.param .u64 at, .param .u64 limit) {\n"
-	" .reg .pred %p; .reg .u32 %w; .reg .u64 %a, %l, %s, %n;\n"
-	" ld.param.u64 %a, [at]; ld.param.u64 %l, [limit]; mov.u64 %s, %globaltimer;\n"
-	"LOOK: nanosleep.u32 2000; ld.acquire.sys.u32 %w, [%a]; setp.ne.u32 %p, %w, 0; @%p bra DONE;\n"
-	" mov.u64 %n, %globaltimer; sub.u64 %n, %n, %s; setp.lt.u64 %p, %n, %l; @%p bra LOOK;\n"
-	"DONE: ret; }\n"
-	".visible .entry store_word(.param .u64 at, .param .u64 value) {\n"
-	" .reg .u64 %a, %v; .reg .u32 %w; ld.param.u64 %a, [at]; ld.param.u64 %v, [value]; cvt.u32.u64 %w, %v;\n"
-	" st.u32 [%a], %w; ret; }\n";
-
-static void *function(const char *name)
-{
-	void *module, *function;
-	CUDA(module_load(&module, assembly));
-	CUDA(get_function(&function, module, name));
-	return function;
-}
-
 static void lost(void)
 {
 	one_message(IBV_WR_RDMA_WRITE, GPU, HOST, 1000, 0, 0);
@@ -521,6 +525,34 @@ static void lost(void)
 	}
 	one_message(IBV_WR_RDMA_WRITE, HOST, HOST, 100000, 0, 0);
 	printf("lost: %.0f ms\n", (now_us() - since) * 1e-3);
+}
+
+/* The program takes all that CUDA has of this process away, the NIC's part too. */
+static void reset(void)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	int (*reset_all)(int) = symbol(library, "cuDevicePrimaryCtxReset_v2");
+	static const uint64_t sizes[] = { 8, 20000, 200000, 600000 };
+	uint64_t next;
+	for (size_t s = 0; s < 4; s++)
+		for (int mine = 0; mine < 2; mine++)
+			one_message(IBV_WR_RDMA_WRITE, mine, GPU, sizes[s], 0, 0);
+	usleep(20000);
+	CUDA(reset_all(0));
+	CUDA(retain(&context, 0));
+	CUDA(set_current(context));
+	CUDA(mem_alloc(&next, SIZE));
+	for (size_t s = 0; s < 4; s++)
+		for (int ends = 1; ends < 4; ends++) {
+			struct name where = peer((struct order){ .what = WHERE, .kind = ends & 1 });
+			post(IBV_WR_RDMA_WRITE, ends >> 1, 0, sizes[s], where, 0);
+			CHECK(completion(&it) != IBV_WC_SUCCESS);
+			reconnect();
+		}
+	CHECK(refused(next, SIZE, EFAULT));
+	one_message(IBV_WR_RDMA_WRITE, HOST, HOST, 100000, 0, 0);
+	CHECK(ibv_dereg_mr(places[0][GPU].mr) == 0 && ibv_dereg_mr(places[0][HOST].mr) == 0);
+	printf("reset\n");
 }
 
 static void stuck(void)
@@ -627,6 +659,55 @@ static void pages(void)
 	places[0][HOST] = kept;
 	both_ways();
 	printf("pages\n");
+}
+
+/* A region of which the driver is asked for pieces of 256 MiB, with messages in each and across their bounds. */
+static void big(void)
+{
+	size_t length = quick ? 300u << 20 : 3ul << 30, step = quick ? 30 << 20 : 16 << 20;
+	struct place kept = places[0][HOST];
+	void *memory = fresh(NULL, length);
+	places[0][HOST] = here(memory, length);
+	for (int round = 0; round < 3; round++, usleep(20000)) {
+		struct name where = peer((struct order){ .what = WHERE, .kind = GPU });
+		double worst = 0, all = now_us();
+		int messages = 0;
+		for (size_t at = 0; at < length - 100000; at += step, messages++) {
+			double since = now_us();
+			post(IBV_WR_RDMA_WRITE, HOST, at, 100000, where, 0);
+			CHECK(completion(&it) == IBV_WC_SUCCESS);
+			worst = now_us() - since > worst ? now_us() - since : worst;
+		}
+		all = now_us() - all;
+		for (size_t bound = 256 << 20; bound < length; bound += 256 << 20)
+			for (uint64_t before = 5; before < 100000; before *= 70) {
+				one_message(IBV_WR_RDMA_WRITE, HOST, GPU, 100000, bound - before, 0);
+				one_message(IBV_WR_RDMA_READ, HOST, GPU, 20000, bound - before, 0);
+			}
+		printf("PAGES big: %.0f us a message, at most %.0f us\n", all / messages, worst);
+		CHECK(worst < 1e6);
+	}
+	double since = now_us();
+	CHECK(ibv_dereg_mr(places[0][HOST].mr) == 0);
+	printf("PAGES big: deregistered after %.0f us\n", now_us() - since);
+	CHECK(is_free(memory));
+	CHECK(munmap(memory, length) == 0);
+	places[0][HOST] = kept;
+	both_ways();
+}
+
+/* A program that ends while pages wait for its kernel. */
+static void leaves(void)
+{
+	places[0][HOST] = here(fresh(NULL, REGION), REGION);
+	shown();
+	uint64_t at = places[1][GPU].addr + (4 << 20), limit = 4000000000ull;
+	void *arguments[] = { &at, &limit };
+	CUDA(to_device(at, &(uint32_t){ 0 }, 4));
+	CUDA(launch(function("wait_word"), 1, 1, 1, 32, 1, 1, 0, NULL, arguments, NULL));
+	double since = now_us();
+	CHECK(ibv_dereg_mr(places[0][HOST].mr) == 0);
+	printf("PAGES deregistered after %.0f us; leaves\n", now_us() - since);
 }
 
 static void forks(void)
@@ -773,12 +854,14 @@ static void *traffic(void *unused)
 static void calls(void)
 {
 	const char *names[] = { "synchronise", "malloc and free", "copies in the default stream", "pinned memory",
-				"a kernel's first use" };
+				"a kernel's first use", "recording a graph" };
 	pthread_t thread;
+	void *stream, *graph;
+	CUDA(stream_create(&stream, 1));
 	CHECK(pthread_create(&thread, NULL, traffic, NULL) == 0);
 	while (sent == 0)
 		usleep(100);
-	for (int call = 0; call < 5; call++) {
+	for (int call = 0; call < 6; call++) {
 		double worst = 0, all = 0;
 		unsigned long before = sent;
 		int rounds = 0;
@@ -801,6 +884,13 @@ static void calls(void)
 			case 3:
 				CUDA(host_alloc(&pinned, 65536, 0));
 				CUDA(host_free(pinned));
+				break;
+			case 5:
+				/* In the strictest mode: what another thread calls spoils it, unless that thread takes care. */
+				CUDA(record(stream, 0));
+				usleep(1000);
+				CUDA(recorded(stream, &graph));
+				CUDA(graph_destroy(graph));
 				break;
 			default: {
 				uint64_t at = places[1][GPU].addr + (9 << 20), value = 7;
@@ -880,6 +970,8 @@ static void waits(void)
 		CUDA(synchronise());
 		if (shape & 2)
 			CHECK(pthread_join(thread, NULL) == 0);
+		/* The pages that were shown are given back. */
+		CHECK(shape != 0 || is_free(memory));
 		printf("WAITS %u blocks of %u%s: messages %.0f us, kernel %.0f us\n", blocks, threads,
 		       shape & 2 ? ", somebody synchronises" : "", written, now_us() - since);
 		CHECK(now_us() - since < 2e6);
@@ -956,10 +1048,16 @@ int main(int argc, char **argv)
 		freed();
 	else if (strcmp(what, "lost") == 0)
 		lost();
+	else if (strcmp(what, "reset") == 0)
+		reset();
 	else if (strcmp(what, "stuck") == 0)
 		stuck();
 	else if (strcmp(what, "pages") == 0)
 		pages();
+	else if (strcmp(what, "big") == 0)
+		big();
+	else if (strcmp(what, "leaves") == 0)
+		leaves();
 	else if (strcmp(what, "forks") == 0)
 		forks();
 	else if (strcmp(what, "mapped") == 0)

@@ -255,6 +255,13 @@ pub unsafe fn synchronize() -> Result<()> {
     call!(cuCtxSynchronize())
 }
 
+/// Has this thread's calls leave alone what other threads record in graphs; most spoil the record otherwise, a question for the
+/// state of a stream too.
+pub unsafe fn spare_captures() -> Result<()> {
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    call!(cuThreadExchangeStreamCaptureMode(&mut mode))
+}
+
 /// Puts an event into a stream.
 pub unsafe fn event_record(event: CUevent, stream: CUstream) -> Result<()> {
     call!(cuEventRecord(event, stream))

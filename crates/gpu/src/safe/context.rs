@@ -19,8 +19,7 @@ use crate::result::{Error, Result, code};
 const REST: Duration = Duration::from_secs(2);
 /// How often a thread looks that waits for what may run for hours.
 const LOOK: Duration = Duration::from_millis(1);
-/// Kernels that end in this time may be waited for by the driver with its lock held: so many such waits in a row say that
-/// there are no others.
+/// What ends in this time the driver may wait for with its lock held; and how often in a row that has to be so.
 const SHORT: Duration = Duration::from_millis(20);
 const SHORT_ONES: u32 = 8;
 
@@ -100,57 +99,79 @@ impl Context {
         self.0.at_rest(limit)
     }
 
-    /// Waits for a moment at which nothing runs in this context, whoever launched it, however long that takes: for a thread that
-    /// has nothing else to do. No call of another thread waits for this one. Where kernels come one upon the other it is one at which
-    /// they have been short for a while. Errors: a lost context, for which nothing is to be waited for.
-    pub(super) fn wait_for_all(&self) -> Result<()> {
-        self.enter()?;
-        // SAFETY: the context is current.
-        let event = unsafe { driver::event_create_untimed() }?;
-        let mut short = 0;
-        let waited = loop {
-            match self.wait_behind_all(event) {
-                Ok(took) if took.is_zero() => break Ok(()),
-                Ok(took) if took > SHORT => short = 0,
-                Ok(_) if short == SHORT_ONES => break Ok(()),
-                Ok(_) => short += 1,
-                Err(error) => break Err(error),
+    /// Waits for a moment to call what waits for all that runs: when nothing does, or, after something did, when for a while
+    /// nothing has run for long. That may take for ever: it is for a thread that has nothing else to do; no call of another
+    /// thread waits for this one. Errors: a lost context, for which nothing is to be waited for.
+    pub(super) fn wait_for_a_pause(&self) -> Result<()> {
+        let mut short = if self.all_that_runs_takes()?.is_zero() { SHORT_ONES } else { 0 };
+        while short < SHORT_ONES {
+            std::thread::sleep(LOOK);
+            short = if self.all_that_runs_takes()? > SHORT { 0 } else { short + 1 };
+        }
+        Ok(())
+    }
+
+    /// Whether all that runs now ends at once.
+    pub(super) fn has_a_pause(&self) -> bool {
+        self.with_event(|event| {
+            let since = Instant::now();
+            // SAFETY: the event lives, and its context is current.
+            while !unsafe { driver::event_query(event) }? {
+                if since.elapsed() >= SHORT {
+                    return Ok(false);
+                }
+                std::thread::sleep(LOOK);
             }
-        };
-        // SAFETY: it was made here, and nobody else has it.
-        let _ = unsafe { driver::event_destroy(event) };
-        waited
+            Ok(true)
+        })
+        // A lost context; or an older driver, which was waited for just now.
+        .map_or(true, |ended| ended.unwrap_or(true))
     }
 
     /// Waits until all has ended that runs now; says how long that took, 0 when nothing ran.
-    fn wait_behind_all(&self, event: CUevent) -> Result<Duration> {
-        // SAFETY: the event is of this context, which is current.
-        match unsafe { driver::event_record_behind_all(event, self.0.context) } {
-            Ok(()) => {}
-            // A stream records what it is given; that ends without the device.
-            Err(error) if error.code() == Some(code::STREAM_CAPTURE_UNSUPPORTED) => {
-                std::thread::sleep(LOOK);
-                return Ok(Duration::MAX);
-            }
-            // An older driver: its own wait takes a processor for as long as it lasts.
-            Err(_) => {
-                // SAFETY: the context is current.
-                unsafe { driver::synchronize() }?;
-                return Ok(Duration::ZERO);
-            }
-        }
+    fn all_that_runs_takes(&self) -> Result<Duration> {
         let since = Instant::now();
-        // SAFETY: the event lives, and its context is current; below too.
-        if unsafe { driver::event_query(event) }? {
-            return Ok(Duration::ZERO);
-        }
-        loop {
-            std::thread::sleep(LOOK);
-            // SAFETY: as above.
-            if unsafe { driver::event_query(event) }? {
-                return Ok(since.elapsed());
+        let waited = self.with_event(|event| {
+            let mut took = Duration::ZERO;
+            // SAFETY: the event lives, and its context is current.
+            while !unsafe { driver::event_query(event) }? {
+                std::thread::sleep(LOOK);
+                took = since.elapsed();
             }
+            Ok(took)
+        })?;
+        if let Some(took) = waited {
+            return Ok(took);
         }
+        // An older driver: its own wait takes a processor for as long as it lasts.
+        // SAFETY: the context is current.
+        unsafe { driver::synchronize() }?;
+        Ok(Duration::ZERO)
+    }
+
+    /// Has something done with an event that comes behind all that runs now. `None`: the driver has no such events.
+    fn with_event<T>(&self, wait: impl FnOnce(CUevent) -> Result<T>) -> Result<Option<T>> {
+        self.enter()?;
+        // SAFETY: the context is current.
+        let event = unsafe { driver::event_create_untimed() }?;
+        let recorded = loop {
+            // SAFETY: the event is of this context, which is current.
+            match unsafe { driver::event_record_behind_all(event, self.0.context) } {
+                // A stream records what it is given; that ends without the device.
+                Err(error) if error.code() == Some(code::STREAM_CAPTURE_UNSUPPORTED) => {
+                    std::thread::sleep(LOOK);
+                }
+                other => break other,
+            }
+        };
+        let done = match recorded {
+            Ok(()) => wait(event).map(Some),
+            Err(error) if error.is_context_lost() => Err(error),
+            Err(_) => Ok(None),
+        };
+        // SAFETY: it was made here, and nobody else has it.
+        let _ = unsafe { driver::event_destroy(event) };
+        done
     }
 
     /// Makes it current in this thread: each call of the driver is about the current one.

@@ -80,14 +80,21 @@ impl Registered {
         Ok((address as u64).wrapping_add(moved.unwrap_or(0)))
     }
 
-    /// Gives the pages back at a moment when nothing runs on their GPU, however long that takes to come. The driver waits for all that
-    /// runs, with a lock held that copies of the whole process wait for, and that is what dropping may come to. Errors: the driver's; pages that it
-    /// did not take back stay registered.
+    /// Gives the pages back in a pause of what runs on their GPU, however long that takes to come. The driver waits for all that runs,
+    /// with a lock held that copies of the whole process wait for, and that is what dropping may come to. What is launched in the
+    /// microseconds between the look and the call is waited for all the same; a graph that is recorded meanwhile is spoilt. Errors: the driver's,
+    /// when the context is lost and nothing is registered any more.
     pub fn end(mut self) -> Result<()> {
         let Some(share) = self.share.take() else { return Ok(()) };
-        let waited = self.context.wait_for_all();
-        release(&share);
-        waited
+        loop {
+            let waited = self.context.wait_for_a_pause();
+            let mut pages = pages();
+            // Whoever registered until now kept the program from its next launch, too.
+            if waited.is_err() || self.context.has_a_pause() {
+                pages.as_mut().into_iter().for_each(|pages| pages.release(&share));
+                return waited;
+            }
+        }
     }
 
     /// Where the GPU sees the first byte.

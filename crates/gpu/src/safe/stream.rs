@@ -30,6 +30,13 @@ unsafe impl Send for Stream {}
 // SAFETY: as above; the driver has a lock of its own.
 unsafe impl Sync for Stream {}
 
+/// From now on no call of this thread spoils a graph that another one records (`cuThreadExchangeStreamCaptureMode`), but for
+/// [`super::Registered::end`]. For threads that a program does not know of.
+pub fn spare_captures() -> Result<()> {
+    // SAFETY: this is about the calling thread alone.
+    unsafe { driver::spare_captures() }
+}
+
 impl Stream {
     /// A stream in `context`.
     pub fn new(context: &Context, priority: Priority) -> Result<Stream> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use gpu::{Arguments, Context, Function, Gpu, Module, PinnedMemory, Priority, Shape, Stream};
+use gpu::{Allocation, Arguments, Context, Function, Gpu, Module, PinnedMemory, Priority, Shape, Stream};
 
 use super::mover::{ASSEMBLY, IDLE_NS, LIFE_NS, MAIL_BYTES, THREADS};
 
@@ -74,6 +74,8 @@ const SHORT_BYTES: usize = 64 << 10;
 pub struct Shared {
     /// Where commands are left for the mover.
     pub mail: Arc<PinnedMemory>,
+    /// The driver's number of that.
+    pub mail_id: Option<u64>,
     /// On the way: two halves, and what the mover reads and writes.
     pub stage: Arc<PinnedMemory>,
     /// Why there is no mover; the copy engine does all then.
@@ -111,7 +113,8 @@ impl Card {
             Ok(mover) => (Some(mover), None),
             Err(error) => (None, Some(error.to_string())),
         };
-        let shared = Shared { mail, stage, no_mover };
+        let mail_id = Allocation::id_at(mail.address().as_ptr() as u64);
+        let shared = Shared { mail, mail_id, stage, no_mover };
         Ok((context, Card { copies, tails, mover, shared, failed: false }))
     }
 

@@ -1,7 +1,8 @@
 //! Pages of the host that the GPU may write and read by itself: regions of the program and rings of the NIC.
 //!
-//! Registering pages with CUDA takes 0.3 ms and 0.1 s a gigabyte (H200), so it is done once for a region, when a long message
-//! between it and a GPU is first met, and beside the messages: until the driver has answered they are staged. Pages that the program
+//! Registering pages with CUDA takes 0.3 ms, and up to 0.1 s a gigabyte with a lock held that copies wait for (H200). So it is done once,
+//! for the piece of a region that a long message to or from a GPU is first met in, and beside the messages: until the driver has
+//! answered they are staged, and so is what lies in two pieces, of which no copy of the engine's may use both. Pages that the program
 //! registered itself are used as they are, by the copy engine only: it may let them go at any time, and a kernel that goes
 //! there then costs it its context. A program that registers after the NIC is refused by the driver
 //! (`CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED`).
@@ -23,6 +24,9 @@ use crate::dma::system::{PAGE, fork_generation, nap};
 
 /// Shorter ones are not noted: what they take is staged.
 pub const LEAST: u64 = 64 << 10;
+
+/// Pieces of a region: this long the driver keeps copies waiting at most, some 25 ms.
+const PIECE: u64 = 256 << 20;
 
 /// How long who deregisters a region waits for the end of its registration: what ordinary kernels take.
 const GRACE: Duration = Duration::from_millis(250);
@@ -55,7 +59,8 @@ enum State {
 #[derive(Debug)]
 struct Entry {
     users: usize,
-    state: State,
+    /// Of each piece that was asked for, by its first byte.
+    pieces: BTreeMap<u64, State>,
 }
 
 /// Pages that are given back: whole ones, from `start` to `end`.
@@ -119,7 +124,7 @@ impl HostPages {
         if len < LEAST {
             return None;
         }
-        let entry = || Entry { users: 0, state: State::Plain };
+        let entry = || Entry { users: 0, pieces: BTreeMap::new() };
         noted().entries.entry((start, len)).or_insert_with(entry).users += 1;
         Some(HostPages { start, len, generation: fork_generation() })
     }
@@ -143,38 +148,41 @@ impl HostPages {
         if entry.users > 0 {
             return None;
         }
-        let state = noted.entries.remove(&key)?.state;
-        if matches!(state, State::Plain | State::Theirs(_) | State::Refused) {
+        let (mut asked, mut ours) = (Vec::new(), Vec::new());
+        for state in noted.entries.remove(&key)?.pieces.into_values() {
+            match state {
+                State::Plain | State::Theirs(_) | State::Refused => {}
+                State::Asked(ticket) => asked.push(ticket),
+                State::Ours(registered, usable) => {
+                    REGISTERED.fetch_sub(usize::from(usable), Ordering::Relaxed);
+                    ours.push(registered);
+                }
+            }
+        }
+        if asked.is_empty() && ours.is_empty() {
             return None;
         }
         let (Ok(keeper), Ok(leavers)) = (worker::keeper(), worker::leavers()) else {
             // The pages stay, since nobody can wait for what uses them.
-            std::mem::forget((state, kept));
+            std::mem::forget((asked, ours, kept));
             return None;
         };
         noted.last_number += 1;
         let number = noted.last_number;
         let (start, end) = pages_of(key);
         noted.leaving.push(Leaving { number, start, end, late: false });
-        let give_back = move |registered: Registered| {
+        // The thread that registers does one thing after the other: what it was asked for it has done then.
+        keeper.post(move |_| {
+            let answers = asked.into_iter().filter_map(|ticket| ticket.take()?.ok());
+            ours.extend(answers.map(|(registered, _)| registered));
             leavers.post(move |()| {
-                // A context that is lost has nothing registered.
-                let _ = registered.end();
+                for registered in ours {
+                    // A context that is lost has nothing registered.
+                    let _ = registered.end();
+                }
                 left(number, kept);
             });
-        };
-        match state {
-            State::Ours(registered, usable) => {
-                REGISTERED.fetch_sub(usize::from(usable), Ordering::Relaxed);
-                give_back(registered);
-            }
-            // The thread that registers does one thing after the other.
-            State::Asked(ticket) => drop(keeper.post(move |_| match ticket.take() {
-                Some(Ok((registered, _))) => give_back(registered),
-                _ => left(number, Box::new(give_back)),
-            })),
-            State::Plain | State::Theirs(_) | State::Refused => {}
-        }
+        });
         Some(number)
     }
 }
@@ -215,51 +223,57 @@ impl Drop for HostPages {
     }
 }
 
-/// Who may use `addr..addr + len` now. Where they lie in noted pages that no GPU sees yet, one is asked to.
+/// Who may use `addr..addr + len` now. Where they lie in a noted piece that no GPU sees yet, one is asked to.
 pub fn sight(card: u32, addr: u64, len: u64) -> Sight {
     let mut noted = noted();
     let Noted { entries, leaving, .. } = &mut *noted;
     let end = addr.saturating_add(len);
+    let mut plain = None;
     // Regions may lie in each other; the one that begins last is looked at first.
-    let holds = |(key, _): &(&(u64, u64), &mut Entry)| lies_in(**key, addr, end);
-    let mut holding: Vec<_> = entries.range_mut(..=(addr, u64::MAX)).filter(holds).collect();
-    holding.reverse();
-    for (key, entry) in &mut holding {
-        entry.look();
-        match &entry.state {
+    for (key, entry) in entries.range_mut(..=(addr, u64::MAX)).rev() {
+        if !lies_in(*key, addr, end) {
+            continue;
+        }
+        let piece = piece_of(*key, addr);
+        if !lies_in(piece, addr, end) {
+            continue;
+        }
+        let state = entry.pieces.entry(piece.0).or_insert(State::Plain);
+        state.look();
+        match state {
             State::Ours(_, true) => return Sight::Kernels,
             State::Theirs(number) if Allocation::id_at(addr) == Some(*number) => return Sight::Engine,
             // The program has let them go: from now on they are pages as all others.
-            State::Theirs(_) => entry.state = State::Plain,
+            State::Theirs(_) => *state = State::Plain,
             State::Asked(_) => return Sight::None,
             State::Plain | State::Ours(_, false) | State::Refused => {}
         }
-        let (first, last) = pages_of(**key);
+        let (first, last) = pages_of(piece);
         if leaving.iter().any(|leaving| leaving.start < last && first < leaving.end) {
             return Sight::None;
         }
+        if matches!(state, State::Plain) && plain.is_none() {
+            plain = Some((piece, state));
+        }
     }
-    let Some((key, entry)) = holding.iter_mut().find(|(_, entry)| matches!(entry.state, State::Plain)) else {
-        return Sight::None;
-    };
-    let (start, len) = **key;
+    let Some(((start, len), state)) = plain else { return Sight::None };
     if let Some(pinned) = Allocation::pinned_at(start)
         && pinned.id() != 0
         && lies_in((pinned.start(), pinned.len()), start, start.saturating_add(len))
     {
-        entry.state = State::Theirs(pinned.id());
+        *state = State::Theirs(pinned.id());
         return Sight::Engine;
     }
     let Ok(keeper) = worker::keeper() else { return Sight::None };
-    entry.state = State::Asked(keeper.post(move |keeper| keeper.register(card, start, len)));
+    *state = State::Asked(keeper.post(move |keeper| keeper.register(card, start, len)));
     Sight::None
 }
 
-impl Entry {
+impl State {
     /// Takes the driver's answer, when it has come.
     fn look(&mut self) {
-        let State::Asked(ticket) = &self.state else { return };
-        self.state = match ticket.take() {
+        let State::Asked(ticket) = self else { return };
+        *self = match ticket.take() {
             None => return,
             Some(Ok((registered, usable))) => {
                 REGISTERED.fetch_add(usize::from(usable), Ordering::Relaxed);
@@ -268,6 +282,14 @@ impl Entry {
             Some(Err(_)) => State::Refused,
         };
     }
+}
+
+/// First byte and length of the piece of a region that an address in it lies in; pieces but the first begin on a page.
+fn piece_of((start, len): (u64, u64), addr: u64) -> (u64, u64) {
+    let base = start / PAGE as u64 * PAGE as u64;
+    let first = base + (addr - base) / PIECE * PIECE;
+    let end = first.saturating_add(PIECE).min(start.saturating_add(len));
+    (first.max(start), end - first.max(start))
 }
 
 /// Whether `addr..end` lies in a region's range, whatever length the program gave it.
@@ -324,7 +346,7 @@ mod tests {
     fn while_pages_are_given_back_no_gpu_is_asked_to_see_what_lies_in_their_place() {
         let start = 0xa000_0000;
         let pages = HostPages::note(start + 100, LEAST).unwrap();
-        let state = || format!("{:?}", noted().entries[&(start + 100, LEAST)].state);
+        let state = || format!("{:?}", noted().entries[&(start + 100, LEAST)].pieces[&(start + 100)]);
         // They share the last page of those that go.
         noted().leaving.push(Leaving {
             number: u64::MAX,
@@ -337,5 +359,31 @@ mod tests {
         assert_eq!((sight(9, start + 200, 4096), &state()[..5]), (Sight::None, "Asked"));
         drop(pages);
         assert_eq!(sight(9, start + 200, 4096), Sight::None);
+    }
+
+    #[test]
+    fn a_region_falls_into_pieces_that_begin_on_pages() {
+        let start = 0x7000_0123;
+        let page = 0x7000_0000;
+        for (len, addr, piece) in [
+            (LEAST, start, (start, LEAST)),
+            (PIECE - 0x123, start + 5, (start, PIECE - 0x123)),
+            (PIECE, start + 5, (start, PIECE - 0x123)),
+            (PIECE, page + PIECE, (page + PIECE, 0x123)),
+            (5 * PIECE, page + 3 * PIECE + 7, (page + 3 * PIECE, PIECE)),
+            (u64::MAX, page + 3 * PIECE + 7, (page + 3 * PIECE, PIECE)),
+        ] {
+            assert_eq!(piece_of((start, len), addr), piece, "{len:#x} {addr:#x}");
+        }
+    }
+
+    #[test]
+    fn what_lies_in_two_pieces_is_staged_and_asks_for_none() {
+        let start = 0xb000_0000;
+        let before = HostPages::note(start - LEAST, LEAST).unwrap();
+        let pages = HostPages::note(start, 2 * PIECE).unwrap();
+        assert_eq!(sight(9, start + PIECE - 4096, 8192), Sight::None);
+        assert!(noted().entries[&(start, 2 * PIECE)].pieces.is_empty());
+        drop((before, pages));
     }
 }

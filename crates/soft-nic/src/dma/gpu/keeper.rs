@@ -23,11 +23,15 @@ impl Keeper {
         let copies = worker::copies().map_err(no_thread)?;
         let ordinal = gpu.ordinal();
         if let Some((context, shared)) = self.cards.get(&ordinal) {
+            let refused = |why: &str| {
+                let sentence = "a process that is to register memory there begins anew";
+                Err(gpu::Error::Refused(format!("GPU {ordinal}: {why}: {sentence}")))
+            };
+            if !shared.is_there() {
+                return refused("the program has reset it, and the NIC's part of it is gone");
+            }
             return match copies.post(move |hands| hands.state(ordinal)).wait(LIMIT) {
-                Some(Err(error)) => Err(gpu::Error::Refused(format!(
-                    "the NIC's context on GPU {ordinal} is lost, or the program has reset it: a process that is to register \
-                     memory there begins anew ({error})"
-                ))),
+                Some(Err(error)) => refused(&format!("the NIC's context there is lost ({error})")),
                 // While the driver does not answer, nothing says that it is.
                 _ => Ok((context.clone(), shared.clone())),
             };

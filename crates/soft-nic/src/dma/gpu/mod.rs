@@ -295,6 +295,12 @@ impl Shared {
         std::sync::Arc::ptr_eq(&self.mail, &other.mail)
     }
 
+    /// Whether all that was made in the context is still there: who resets a GPU frees the NIC's memory and streams too, and
+    /// none of them may be touched after that.
+    fn is_there(&self) -> bool {
+        Allocation::id_at(self.mail.address().as_ptr() as u64) == self.mail_id
+    }
+
     /// Where the NIC finds one of the halves.
     fn half(&self, index: usize) -> u64 {
         self.stage.address().as_ptr() as u64 + (index * HALF) as u64
@@ -347,7 +353,9 @@ impl Front {
                 return Err(Fault { addr });
             }
         }
+        let reset = self.check_context(to);
         let copied = match (target, source) {
+            _ if reset.is_err() => reset,
             (Some(target), Some(source)) => self.within(to, target, from, source, len, last),
             (Some(target), None) => self.inward(host, to, target, from, len, last),
             (None, Some(source)) => self.outward(host, to, from, source, len, last),
@@ -492,6 +500,7 @@ impl Front {
         if bytes > place.end - addr {
             return Err(Fault { addr });
         }
+        self.check_context(addr)?;
         if self.mover_may_use(&[(addr, place)])? {
             let command = match operation {
                 Atomic::CompareSwap { compare, swap } => Command::CompareSwap { at: addr, compare, swap },
@@ -664,6 +673,14 @@ impl Front {
                 Err(Fault { addr })
             }
         }
+    }
+
+    fn check_context(&mut self, addr: u64) -> Result<(), Fault> {
+        if self.shared.is_there() {
+            return Ok(());
+        }
+        self.say_once("the program has reset it: messages to and from its memory fail", "");
+        Err(Fault { addr })
     }
 
     fn freed(&mut self, addr: u64) -> Fault {

@@ -127,6 +127,8 @@ impl<H: Default + 'static> Worker<H> {
     }
 
     fn serve(&self) {
+        // Without it a question of this thread's spoils a graph that the program records; an older driver has it too.
+        let _ = gpu::spare_captures();
         let mut hands = H::default();
         let mut since = Instant::now();
         loop {
