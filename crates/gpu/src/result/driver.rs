@@ -1,7 +1,7 @@
 //! The driver's calls with their errors: device, context, stream, event, memory, module. Graphs are in `graph`.
 //!
 //! cudarc panics when the driver, or a function of it, is not there. Every call here goes through `call!`, which asks for
-//! both first. Handles are the caller's to keep alive, and the context must be current in this thread.
+//! both first, and takes the result as a number. Handles are the caller's to keep alive, and the context must be current in this thread.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -28,11 +28,11 @@ pub fn ready() -> Result<()> {
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::NoDriver { looked: LOOKED.into(), reason: loaders_words() });
         }
-        if !has("cuInit") {
+        let Some(init) = symbol::<unsafe extern "C" fn(c_uint) -> u32>("cuInit") else {
             return Err(Error::MissingFunction { function: "cuInit", version: "unknown".into() });
-        }
-        // SAFETY: the driver is there and has this function; it takes no pointer.
-        good("cuInit", unsafe { sys::cuInit(0) })
+        };
+        // SAFETY: the driver's, of the type in `cuda.h`; it takes no pointer.
+        good("cuInit", unsafe { init(0) })
     };
     READY.get_or_init(find).clone()
 }
@@ -46,22 +46,24 @@ fn loaders_words() -> String {
     }
 }
 
-/// Whether the driver that was found has a function.
-fn has(function: &str) -> bool {
+/// A function of the driver that was found, of the type that the caller gives it.
+fn symbol<F: Copy>(function: &str) -> Option<F> {
     // SAFETY: the driver is there, so this does not panic.
     let library = unsafe { sys::culib() };
-    // SAFETY: the symbol is only looked for, and not used as the type that it is given here.
-    unsafe { library.get::<*const c_void>(function) }.is_ok()
+    // SAFETY: the symbol is only looked for; calling it is unsafe.
+    unsafe { library.get::<F>(function) }.ok().map(|symbol| *symbol)
+}
+
+/// Whether it has that function.
+fn has(function: &str) -> bool {
+    symbol::<unsafe extern "C" fn()>(function).is_some()
 }
 
 /// Where the driver that is called here has a function.
 pub fn function_at(function: &'static str) -> Result<*const c_void> {
     ready()?;
-    // SAFETY: the driver is there, so this does not panic.
-    let library = unsafe { sys::culib() };
-    // SAFETY: only the address is taken; nothing is called through it.
-    let found = unsafe { library.get::<unsafe extern "C" fn()>(function) };
-    found.map(|symbol| *symbol as *const c_void).map_err(|_| missing(function))
+    let found = symbol::<unsafe extern "C" fn()>(function);
+    found.map(|at| at as *const c_void).ok_or_else(|| missing(function))
 }
 
 fn missing(function: &'static str) -> Error {
@@ -74,36 +76,39 @@ fn missing(function: &'static str) -> Error {
 /// Calls a function of the driver, if both are there.
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {{
-        static THERE: ::std::sync::OnceLock<bool> = ::std::sync::OnceLock::new();
-        $crate::result::driver::ready().and_then(|()| {
-            $crate::result::driver::require(&THERE, stringify!($function))
-        }).and_then(|()| {
-            // SAFETY: driver and function are there; what is passed is for the caller of this function to keep.
-            let result = unsafe { $crate::sys::driver::$function($($argument),*) };
+        static FOUND: $crate::result::call::Found = $crate::result::call::Found::new();
+        let binding: unsafe fn($($crate::result::driver::any!($argument)),*) -> _ = $crate::sys::driver::$function;
+        FOUND.function(binding, stringify!($function)).and_then(|function| {
+            // SAFETY: the driver's function of that name; what is passed is for the caller of this function to keep.
+            let result = unsafe { function($($argument),*) };
             $crate::result::driver::good(stringify!($function), result)
         })
     }};
 }
 pub(super) use call;
 
-/// An error when the driver lacks `function`; asked once a call site.
-pub(super) fn require(there: &OnceLock<bool>, function: &'static str) -> Result<()> {
-    if *there.get_or_init(|| has(function)) { Ok(()) } else { Err(missing(function)) }
+/// A type that the compiler finds out.
+macro_rules! any {
+    ($argument:expr) => {
+        _
+    };
 }
+pub(super) use any;
 
-/// `CUDA_SUCCESS`, or an error with the driver's words. The result is looked at as a number only: a newer driver may give
-/// one that the enumeration lacks.
-pub(super) fn good(call: &'static str, result: sys::CUresult) -> Result<()> {
-    let code = result as u32;
+/// `CUDA_SUCCESS`, or an error with the driver's words. A newer driver may give a number that no enumeration of ours has.
+pub(super) fn good(call: &'static str, code: u32) -> Result<()> {
+    type Words = unsafe extern "C" fn(u32, *mut *const c_char) -> u32;
     if code == 0 {
         return Ok(());
     }
     let (mut name, mut text) = (null(), null());
-    if has("cuGetErrorName") && has("cuGetErrorString") {
-        // SAFETY: the function is there; it sets the pointer to a text of its own, or to null.
-        unsafe { sys::cuGetErrorName(result, &mut name) };
+    if let (Some(name_of), Some(text_of)) =
+        (symbol::<Words>("cuGetErrorName"), symbol::<Words>("cuGetErrorString"))
+    {
+        // SAFETY: the driver's, of the type in `cuda.h`; it sets the pointer to a text of its own, or to null.
+        unsafe { name_of(code, &mut name) };
         // SAFETY: as above.
-        unsafe { sys::cuGetErrorString(result, &mut text) };
+        unsafe { text_of(code, &mut text) };
     }
     Err(Error::Call {
         call,

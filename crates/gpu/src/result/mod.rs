@@ -4,6 +4,7 @@
 //! called, and its absence is an error that names it and where it was looked for, never a panic.
 
 pub mod address;
+mod call;
 pub mod driver;
 pub mod graph;
 pub mod jit_link;

@@ -111,6 +111,8 @@ fn a_driver_that_is_none_or_finds_none_is_an_error_that_says_so() {
             "cuInit: CUDA_ERROR_NO_DEVICE (100): said by a stand-in; see `nvidia-smi`",
         ),
         (&whole, &[("STAND_IN_INIT", "34")], "is the toolkit's stub for linking"),
+        // A number of a driver that is newer than the bindings.
+        (&whole, &[("STAND_IN_INIT", "987654")], "cuInit: unknown error (987654): said by a stand-in"),
         (&whole, &[("STAND_IN_DEVICES", "0")], "no GPU here: the driver finds none"),
         (&older, &[], "the CUDA driver here (CUDA 13.0) has no cuDeviceGetCount: a newer driver is needed"),
         (&oldest, &[], "the CUDA driver here (CUDA unknown) has no cuDeviceGetCount"),

@@ -1,0 +1,58 @@
+//! A function of the driver, typed by cudarc's binding, but with its result as a number.
+//!
+//! cudarc gives `CUresult` as an enumeration, and a newer driver may give a number that it lacks, which as an enumeration would be
+//! undefined. So the binding lends its parameters alone, and is never called: what is called is the driver's own function.
+
+use std::ffi::c_void;
+use std::sync::OnceLock;
+
+use super::Result;
+use super::driver::function_at;
+use crate::sys::driver::CUresult;
+
+/// Type of a binding.
+pub trait Binding {
+    /// The same as C has it, its result a number.
+    type Function;
+}
+
+macro_rules! binding {
+    ($($parameter:ident)*) => {
+        impl<$($parameter),*> Binding for unsafe fn($($parameter),*) -> CUresult {
+            type Function = unsafe extern "C" fn($($parameter),*) -> u32;
+        }
+    };
+}
+
+binding!();
+binding!(A);
+binding!(A B);
+binding!(A B C);
+binding!(A B C D);
+binding!(A B C D E);
+binding!(A B C D E F);
+binding!(A B C D E F G);
+binding!(A B C D E F G H);
+binding!(A B C D E F G H I);
+binding!(A B C D E F G H I J);
+binding!(A B C D E F G H I J K);
+
+/// Where a call site has found its function, asked once.
+pub struct Found(OnceLock<Result<usize>>);
+
+impl Found {
+    /// Not looked for yet.
+    pub const fn new() -> Found {
+        Found(OnceLock::new())
+    }
+
+    /// The driver's function of this name, which `_binding` is the binding of. Errors: no driver; it lacks the function.
+    pub fn function<B: Binding>(&self, _binding: B, name: &'static str) -> Result<B::Function> {
+        const { assert!(size_of::<B::Function>() == size_of::<*const c_void>()) };
+        let found = self.0.get_or_init(|| function_at(name).map(|at| at.expose_provenance()));
+        let at: *const c_void = std::ptr::with_exposed_provenance(found.clone()?);
+        // SAFETY: not null, and of the function of that name, whose parameters are the binding's; its result is an enumeration of
+        // 32 bits in `cuda.h`.
+        Ok(unsafe { std::mem::transmute_copy::<*const c_void, B::Function>(&at) })
+    }
+}
