@@ -13,9 +13,10 @@ use roce::Now;
 
 use crate::dma::{RingMemory, Segment, system, total};
 
-/// A round of the NIC copies no more than this from other processes, and one message: acknowledgements wait for its end,
-/// and so does whoever shares the core. 0.1 ms or so.
-const COPIED_AT_ONCE: u64 = 2 << 20;
+/// A round of the NIC takes no further message when it has copied this much: acknowledgements wait for its end, and so does
+/// whoever shares the core. 0.2 ms or so. Less brings nothing: between two processes on 16 cores rounds of one message, of 128 KiB
+/// and of 512 KiB moved messages of 64 KiB to 1 MiB no faster than rounds of all that had come.
+pub(super) const COPIED_AT_ONCE: u64 = 2 << 20;
 
 impl Link {
     /// Hands up to `budget` arrived messages to `handler`, fewer when their payloads lie elsewhere and are long; returns how
@@ -186,6 +187,7 @@ impl Link {
             };
             let disposition = handler(&mut inbound);
             let refused = inbound.refused;
+            self.copies_left = self.copies_left.saturating_sub(len.into());
             if refused {
                 consumer.set_state(ChannelState::Staged);
             }

@@ -6,6 +6,7 @@ use mlx5_layout::send_wqe::{AddressVector, DataPointer};
 use mlx5_layout::{CqeOpcode, SendOpcode};
 use roce::ServiceType;
 use soft_nic::config::{LinkLayer, LinkPath};
+use soft_nic::span::Span;
 use soft_nic::testing::{CqShape, Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
 pub const ALL: u32 = 0xf;
@@ -530,5 +531,51 @@ fn a_port_keeps_to_its_rate_both_ways() {
             (ideal * 0.96..ideal * 1.06).contains(&payload_gbps),
             "{name}: {payload_gbps} Gbit/s of {ideal}"
         );
+    }
+}
+
+/// Time and copies do not add up: while one message takes its time on the link, the one before is copied and acknowledged.
+/// With figure 4's windows and bursts, and a round trip of half a message's time (copies at twice the rate), the link is full.
+#[test]
+fn a_shaped_link_is_full_while_messages_are_copied_at_twice_its_rate() {
+    const MESSAGES: u64 = 48;
+    for gbps in [10.0, 40.0, 100.0] {
+        for (len, window, burst) in
+            [(1 << 16, 4, 2), (1 << 17, 2, 1), (1 << 18, 2, 1), (1 << 19, 2, 1), (1 << 20, 2, 1)]
+        {
+            // With what packets of 1024 bytes have around them on Ethernet, 82 bytes, and a RETH.
+            let wire_bits = 8.0 * (f64::from(len) + f64::from(len / 1024) * 82.0 + 16.0);
+            let message_ns = wire_bits / gbps;
+            let mut driver = Driver::new(Setup::new(&format!("full-{gbps}-{len}")).with(|c| {
+                c.link_layer = LinkLayer::Roce;
+                c.rate_gbps = Some(gbps);
+                c.delay = Span((message_ns / 4.0) as u64);
+            }));
+            let (a, _) = driver.pair(QpShape::default());
+            let (near, far) = (driver.region(len as usize, ALL), driver.region(len as usize, ALL));
+            let request = WorkRequest::write(&near, 0, len, &far, 0);
+            let (mut posted, mut completed) = (0u64, 0u64);
+            // The burst that a full bucket lets go at first is over after the first messages.
+            let (mut begun, mut ended) = (0, 0);
+            while ended == 0 {
+                while posted - completed + burst <= window {
+                    (0..burst).for_each(|_| _ = driver.post(a, &request));
+                    posted += burst;
+                }
+                driver.poll();
+                while driver.poll_send(a).is_some() {
+                    completed += 1;
+                    match completed {
+                        8 => begun = driver.now,
+                        _ if completed == 8 + MESSAGES => ended = driver.now,
+                        _ => {}
+                    }
+                }
+                let patience = (2 * (8 + MESSAGES)) as f64 * message_ns;
+                assert!((driver.now as f64) < begun as f64 + 1e9 + patience, "{gbps} Gbit/s, {len} bytes");
+            }
+            let share = MESSAGES as f64 * message_ns / (ended - begun) as f64;
+            assert!((0.97..1.02).contains(&share), "{gbps} Gbit/s, {len} bytes: {share:.3} of the link");
+        }
     }
 }

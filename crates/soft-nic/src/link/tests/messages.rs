@@ -6,6 +6,7 @@ use roce::{NakCode, Opcode, Reply, ReplyKind, ServiceType};
 
 use super::processes::{config, connect, fabric_name, reply_to, request};
 use crate::dma::{Fault, Order, Segment};
+use crate::link::receive::COPIED_AT_ONCE;
 use crate::link::{
     CopyError, Disposition, Link, MAX_FRAGMENT, MAX_INLINE, Message, NoPeer, PathAddress, Payload, Room,
     SendError,
@@ -312,6 +313,40 @@ fn payloads_that_contradict_the_request_are_not_sent() {
     .map(|(request, payload)| a.send_request(&request, &PathAddress::default(), payload).is_err());
     assert_eq!(refused, [true; 5]);
     assert_eq!(a.counters().requests_sent, 0);
+}
+
+#[test]
+fn a_round_takes_no_further_message_when_it_has_copied_enough() {
+    let most = COPIED_AT_ONCE as usize;
+    for (staging, len, messages, in_a_round) in [
+        (false, 2 * most, 3, 1),
+        (false, most, 3, 1),
+        (false, most / 2 + 1, 4, 2),
+        (false, most / 4, 12, 4),
+        (false, 8, 64, 64),
+        (true, MAX_FRAGMENT, 8, 8),
+    ] {
+        let (mut a, mut b) = pair(staging);
+        let source = pattern(len, 3);
+        let target = vec![0u8; len];
+        let to = Link::first_qpn(b.slot());
+        for i in 0..messages {
+            let write = request(&a, to, Opcode::Write, i as u32, 0x1000, len as u32);
+            let from = [segment(&source)];
+            a.send_request(&write, &PathAddress::default(), Payload::Segments(&from)).unwrap();
+        }
+        a.ring_bells();
+        let what = format!("{len} bytes, staging {staging}");
+        for round in 0..messages / in_a_round {
+            let taken = b.poll(messages, |inbound| {
+                inbound.copy_into(&[segment(&target)], Order::Increasing).unwrap();
+                Disposition::Consumed
+            });
+            assert_eq!(taken, in_a_round, "{what}, round {round}");
+        }
+        assert!(target == source, "{what}");
+        assert_eq!(b.poll(messages, |_| Disposition::Consumed), 0, "{what}");
+    }
 }
 
 #[test]
