@@ -4,14 +4,20 @@
  *   db_shared_post, db_shared_warp_post_write, db_shared_poll, db_shared_failure   kernels, any number of threads
  *
  * How it works. A poster takes blocks by one atomic add (`reserved`), fills them, marks each as filled in this lap
- * (`filled`), and adds them to `published`, whose low bits count the publications that no ringer has seen: who finds these
- * 0 is the ringer. It walks the marks from where the last ring ended to the first gap and rings for that. Posters
- * neither wait for one another nor for the ringer, and nobody locks anything while filling.
+ * (`filled`), and adds them to `published`, whose low bits are 0 while nobody is the ringer: who finds them so, and makes them
+ * something else by the same atomic, is. It walks the marks from where the last ring ended to the first gap, rings for that once, and gives
+ * the role back, whoever has published meanwhile: the next one who publishes is the ringer then. Posters neither wait for one another
+ * nor for the ringer, and nobody locks anything while filling.
  *
- * Why no request is left unrung. A ringer leaves when everything published is rung, or when blocks are reserved that are
- * not published: then their poster is still to come, and will find the low bits 0. Until it comes it either fills, or
- * waits for room, and who waits for room rings first (db_shared_help). If everything reserved is published and yet a
- * mark is missing, the mark is on its way: it was written before its poster's atomic, though nothing orders the two.
+ * Who finds nobody in the role as it takes blocks takes that as well. If it rang last, nobody can have rung since: the block in front
+ * of its own is the last that was rung, and its own has no mark. So it needs neither marks nor a look at `rung`, and one fence, of
+ * system scope, serves WQE and doorbell: who is alone pays for two atomics.
+ *
+ * Why no request is left unrung. A ringer gives the role back by the atomic that tells it what is published by then. Is all of that
+ * rung, or are blocks reserved that are not published, it leaves: what comes later finds the low bits 0, and the posters of the
+ * others are still to come. Until such a poster comes it either fills, or waits for room; who waits for room does not keep the
+ * role, and rings first (db_shared_help). Else everything reserved is published and something of it is not rung, for instance since
+ * its mark came behind the ringer's look: the ringer takes the role back, unless somebody else has by then.
  *
  * How it fails. The first error CQE, or a poster that gives up with blocks in hand, fails the queue for everybody: `failure`
  * says whose request it was, later ones do not overwrite it, and each post from then on is refused with DB_EIO, also where there
@@ -42,7 +48,8 @@ struct db_failure {
     db_u32 wqe_index;
 };
 
-/* A queue holds a lap of what every poster may fill, and no more publications than their counter of 16 bits. */
+/* A queue holds a lap of what every poster may fill. Between two that give the role back, twice as many blocks as a ring has can be
+ * published at most, and each may add two to the low bits of `published`. */
 #define DB_SHARED_MIN_BLOCKS 64u
 #define DB_SHARED_MAX_BLOCKS 16384u
 
@@ -62,7 +69,7 @@ struct db_shared_sq {
     db_u64 line0[7]; /* each word below is fought over by itself: a line of its own */
     db_u64 reserved; /* blocks handed out; from DB_RESERVED_FAILED on, none any more */
     db_u64 line1[15];
-    db_u64 published; /* blocks filled, in any order, << 16 | publications that no ringer has seen */
+    db_u64 published; /* blocks filled, in any order, << DB_PUBLISHED_SHIFT | 0 while nobody is the ringer */
     db_u64 line2[15];
     db_u64 rung; /* the ringer's: blocks that the device has been told of */
     db_u64 line3[15];
@@ -70,8 +77,8 @@ struct db_shared_sq {
     db_u64 line4[15];
 };
 
-#define DB_PUBLISHED_SHIFT 16
-#define DB_UNSEEN 0xffffu
+#define DB_PUBLISHED_SHIFT 17
+#define DB_ROLE 0x1ffffu
 #define DB_RESERVED_FAILED (1ull << 63)
 
 typedef char db_assert_lines[sizeof(struct db_shared_sq) == 256 + 4 * 128 ? 1 : -1];
@@ -122,6 +129,9 @@ DB_FN int db_shared_reset(struct db_shared_sq *shared) {
 
 #ifdef DB_DOORBELL_GPU_H
 
+/* db_shared_ring(): the queue has failed. */
+#define DB_RING_FAILED (~(db_u64)0)
+
 /* How long a mark may be on its way after its poster's atomic has arrived: it is some hundred nanoseconds. */
 #define DB_MARK_PATIENCE_NS 1000000000ull
 
@@ -132,12 +142,15 @@ struct db_poster {
     db_u32 signal_mask;
     db_u32 lap_shift; /* log2 of blocks */
     db_u64 consumed;  /* its last look at shared->consumed */
-    db_u64 rung;      /* up to where it rang itself, last time it did */
+    db_u64 rung;      /* up to where the queue was rung when it last was the ringer */
+    db_u32 rings;     /* 1 while it is, from its reservation on */
+    db_u32 zero;      /* of which the compiler does not know that it is 0: it would gather the lanes' atomics into one, and a thread
+                       * that is alone would wait for votes and shuffles at each */
 };
 
 DB_GPU_FN struct db_poster db_poster_of(const struct db_shared_sq *shared) {
     struct db_poster poster = {shared->sq, shared->filled, shared->signal_mask, 31u - (db_u32)__clz((int)shared->sq.blocks),
-                               0, 0};
+                               0, 0, 0, db_hidden_zero(0)};
     return poster;
 }
 
@@ -218,15 +231,30 @@ DB_GPU_FN void db_shared_mark(const struct db_poster *poster, db_u64 block) {
 DB_GPU_FN db_u64 db_shared_filled(const struct db_poster *poster, db_u64 from) {
     for (;;) {
         db_u32 index = (db_u32)from & (poster->sq.blocks - 1), ahead = index % DB_MARKS;
-        db_u32 gap = db_first_other_mark(poster->filled + 4 * (db_u64)(index - ahead), ahead, db_lap(poster, from));
+        db_u32 gap = db_first_other_mark(poster->filled + 4 * (db_u64)(index - ahead), ahead, db_lap(poster, from), DB_MARKS);
         from += gap - ahead;
         if (gap < DB_MARKS) return from;
     }
 }
 
-/* Tells the device of every block below `end`, as db_ring() does; the register carries the next free block. */
-DB_GPU_FN void db_shared_tell(const struct db_sq *sq, db_u64 end, int fenced) {
-    if (!fenced) db_order_wqe_before_record();
+/* The same by a warp: each lane looks at a few. */
+DB_GPU_FN db_u64 db_shared_filled_by_warp(const struct db_poster *poster, db_u64 from) {
+    for (;;) {
+        db_u32 ahead = db_lane() ? 0 : (db_u32)from % DB_LANE_MARKS, gap, gaps;
+        db_u64 first = from - (db_u32)from % DB_LANE_MARKS, mine = first + DB_LANE_MARKS * db_lane();
+        gap = db_first_other_mark(poster->filled + 4 * (mine & (poster->sq.blocks - 1)), ahead, db_lap(poster, mine),
+                                  DB_LANE_MARKS);
+        gaps = db_warp_ballot(gap < DB_LANE_MARKS);
+        if (gaps) {
+            db_u32 lane = (db_u32)__ffs((int)gaps) - 1;
+            return first + DB_LANE_MARKS * lane + db_warp_shuffle32(gap, lane);
+        }
+        from = first + DB_LANE_MARKS * DB_WARP;
+    }
+}
+
+/* Tells the device of every block below `end`, as db_ring() does, behind its first fence; the register carries the next free block. */
+DB_GPU_FN void db_shared_tell(struct db_shared_sq *shared, const struct db_sq *sq, db_u64 end) {
     db_store_record(sq->record, db_be32((db_u32)end & 0xffff));
     if (sq->order == DB_ORDER_STRICT)
         db_order_record_before_register();
@@ -234,75 +262,88 @@ DB_GPU_FN void db_shared_tell(const struct db_sq *sq, db_u64 end, int fenced) {
         db_order_wqe_before_register();
     db_store_register(sq->reg, db_pair(((db_u32)end & 0xffff) << 8, sq->qpn << 8));
     db_flush_register();
+    db_store_relaxed64(&shared->rung, end);
 }
 
-/* The ringer's work, once elected with `seen` publications: rings up to `end` and further for who comes meanwhile. Its
- * caller's deadline is none of it: what is published has to be rung, and each turn rings for something or leaves.
- * `fenced`: all up to `end` is this thread's own, and a fence of system scope lies behind it. 0, or DB_EIO. */
-DB_GPU_FN int db_shared_ring(struct db_shared_sq *shared, struct db_poster *poster, db_u64 end, db_u64 seen, int fenced) {
+/* Gives the ringer's role back when all below `end` is rung. 1: it was taken again, since there is more and nobody is bound to come. */
+DB_GPU_FN int db_shared_leave(struct db_shared_sq *shared, db_u64 end) {
+    /* Looked at before, so that it comes while the doorbell goes: blocks that are not published by then have a poster to come. */
+    db_u64 reserved = db_load_relaxed64(&shared->reserved), word, total;
+    word = db_fetch_and_release64(&shared->published, ~(db_u64)DB_ROLE) & ~(db_u64)DB_ROLE;
+    total = word >> DB_PUBLISHED_SHIFT;
+    if (total == end || reserved > total) return 0;
+    if (db_load_relaxed64(&shared->reserved) != total) return 0;
+    return db_compare_swap_acquire64(&shared->published, word, word + 1) == word;
+}
+
+/* What the ringer does: rings for what is marked, and leaves. Its caller's deadline is none of it: what is published has to be
+ * rung. By one thread, or by a warp, all of whose lanes call. Up to where is rung, or DB_RING_FAILED. */
+DB_GPU_FN db_u64 db_shared_ring_as(struct db_shared_sq *shared, int by_warp) {
+    struct db_poster poster = db_poster_of(shared);
     struct db_wait mark = {0, 0, 0};
-    for (;; fenced = 0) {
-        db_u64 word, total, reserved, next;
-        if (end != poster->rung) {
-            db_shared_tell(&poster->sq, end, fenced);
-            db_store_relaxed64(&shared->rung, end);
-            poster->rung = end;
-        }
-        word = db_fetch_add_acq_rel64(&shared->published, (db_u64)0 - seen) - seen;
-        seen = word & DB_UNSEEN;
-        total = word >> DB_PUBLISHED_SHIFT;
-        if (!seen && total == end) return 0;
-        reserved = db_load_relaxed64(&shared->reserved);
-        if (reserved != total && seen) {
-            /* Whoever still has to publish may ring for these: nobody rings for the others for ever. */
-            word = db_fetch_add_acq_rel64(&shared->published, (db_u64)0 - seen) - seen;
-            seen = word & DB_UNSEEN;
-            total = word >> DB_PUBLISHED_SHIFT;
-        }
-        if (!seen) {
-            if (reserved > total) return 0;
-            /* Nobody is bound to come: back into the role, unless someone has published by now and so taken it. */
-            if (db_compare_swap_acq_rel64(&shared->published, word, word + 1) != word) return 0;
-            seen = 1;
-            /* Someone may have had it meanwhile, and rung further. */
-            end = poster->rung = db_load_relaxed64(&shared->rung);
-        }
-        next = db_shared_filled(poster, end);
-        if (next != end) {
-            end = next;
+    int first = !by_warp || db_lane() == 0, again;
+    db_u64 rung, end;
+    do {
+        rung = db_load_relaxed64(&shared->rung);
+        if (by_warp) rung = db_warp_shuffle64(rung, 0);
+        end = by_warp ? db_shared_filled_by_warp(&poster, rung) : db_shared_filled(&poster, rung);
+        if (end != rung) {
+            /* Each lane takes over what the marks that it saw hand over; lane 0 tells the device of all. */
+            db_order_wqe_before_record();
+            if (by_warp) db_warp_sync();
+            if (first) db_shared_tell(shared, &poster.sq, end);
             mark.deadline_ns = 0;
-        } else if (!mark.deadline_ns) {
-            mark.deadline_ns = db_clock_ns() + DB_MARK_PATIENCE_NS;
-        } else if (db_wait_over(&mark)) {
-            db_shared_fail(shared, DB_FAILED_HOLE, 0, 0);
-            return DB_EIO;
         }
-    }
+        again = first && db_shared_leave(shared, end);
+        if (again && end == rung && !mark.deadline_ns) mark.deadline_ns = db_clock_ns() + DB_MARK_PATIENCE_NS;
+        if (again && end == rung && db_wait_over(&mark)) {
+            db_shared_fail(shared, DB_FAILED_HOLE, 0, 0);
+            again = -1;
+        }
+        if (by_warp) again = (int)db_warp_shuffle32((db_u32)again, 0);
+    } while (again > 0);
+    return again ? DB_RING_FAILED : end;
 }
 
-/* Rings for what is published and not rung, if nobody else is at it. */
-DB_GPU_FN int db_shared_help(struct db_shared_sq *shared, struct db_poster *poster) {
+/* Apart from what calls them: who is alone on a queue jumps over less. */
+DB_GPU_FN_OUTLINED db_u64 db_shared_ring(struct db_shared_sq *shared) { return db_shared_ring_as(shared, 0); }
+DB_GPU_FN_OUTLINED db_u64 db_shared_ring_by_warp(struct db_shared_sq *shared) { return db_shared_ring_as(shared, 1); }
+
+/* Rings for what is published and not rung, if nobody else is at it. 0, or DB_EIO. */
+DB_GPU_FN int db_shared_help(struct db_shared_sq *shared) {
     db_u64 word = db_load_relaxed64(&shared->published);
-    if ((word & DB_UNSEEN) || word >> DB_PUBLISHED_SHIFT == db_load_relaxed64(&shared->rung)) return 0;
-    if (db_compare_swap_acq_rel64(&shared->published, word, word + 1) != word) return 0;
-    poster->rung = db_load_relaxed64(&shared->rung);
-    return db_shared_ring(shared, poster, db_shared_filled(poster, poster->rung), 1, 0);
+    if ((word & DB_ROLE) || word >> DB_PUBLISHED_SHIFT == db_load_relaxed64(&shared->rung)) return 0;
+    if (db_compare_swap_acquire64(&shared->published, word, word + 1) != word) return 0;
+    return db_shared_ring(shared) == DB_RING_FAILED ? DB_EIO : 0;
 }
 
-/* Waits until the blocks below `end`, which `wr_id` has taken, have room: 0, DB_EIO, DB_ETIMEDOUT, DB_ECANCELED. Who waits polls
- * and rings. While the poster's last look at `consumed` suffices, nothing is loaded. */
-DB_GPU_FN int db_shared_room(struct db_shared_sq *shared, struct db_poster *poster, db_u64 end, db_u64 wr_id,
-                             struct db_wait *wait) {
+/* Takes blocks, and the ringer's role where nobody has it: their first. Who does not post next has to db_shared_give_up(). */
+DB_GPU_FN db_u64 db_shared_take(struct db_shared_sq *shared, struct db_poster *poster, db_u32 blocks) {
+    /* Side by side: neither waits for the other. */
+    db_u64 begin = db_fetch_add64(&shared->reserved, blocks + poster->zero);
+    poster->rings = !(db_fetch_add_acquire64(&shared->published, 1 + poster->zero) & DB_ROLE);
+    return begin;
+}
+
+/* Gives the role back that came with the blocks. 0, or DB_EIO. */
+DB_GPU_FN int db_shared_give_up(struct db_shared_sq *shared, struct db_poster *poster) {
+    if (!poster->rings) return 0;
+    poster->rings = 0;
+    return db_shared_ring(shared) == DB_RING_FAILED ? DB_EIO : 0;
+}
+
+/* db_shared_room(), once there is none. */
+DB_GPU_FN_OUTLINED int db_shared_wait(struct db_shared_sq *shared, db_u64 end, db_u64 wr_id, struct db_wait wait) {
+    struct db_poster poster = db_poster_of(shared);
     for (;;) {
+        db_u64 consumed = db_load_acquire64(&shared->consumed);
         int over;
-        if (end - poster->consumed <= poster->sq.blocks) return 0;
-        poster->consumed = db_load_acquire64(&shared->consumed);
         /* A failure is noted before the room that its CQE gives back. */
-        if (db_load_relaxed32(&shared->failing)) return db_shared_refuse(shared, wait);
-        if (end - poster->consumed <= poster->sq.blocks) return 0;
-        if (db_shared_poll(shared, poster, DB_WARP)) continue;
-        over = db_shared_help(shared, poster);
-        if (!over) over = db_wait_over(wait);
+        if (end >= DB_RESERVED_FAILED || db_load_relaxed32(&shared->failing)) return db_shared_refuse(shared, &wait);
+        if (end - consumed <= poster.sq.blocks) return 0;
+        if (db_shared_poll(shared, &poster, DB_WARP)) continue;
+        over = db_shared_help(shared);
+        if (!over) over = db_wait_over(&wait);
         if (over) {
             /* Blocks were handed out that nobody will fill: the queue is dead for everyone behind. */
             db_shared_fail(shared, DB_FAILED_HOLE, wr_id, 0);
@@ -311,11 +352,26 @@ DB_GPU_FN int db_shared_room(struct db_shared_sq *shared, struct db_poster *post
     }
 }
 
-/* Whether everything before `begin` was rung by this thread: then it is likely to ring for the next ones as well, and one
- * fence, of system scope, serves mark and doorbell both. */
-DB_GPU_FN int db_shared_is_alone(const struct db_poster *poster, db_u64 begin) { return poster->rung == begin; }
+/* Waits until the blocks below `end`, which `wr_id` has taken, have room: 0, DB_EIO, DB_ETIMEDOUT, DB_ECANCELED. Who waits polls
+ * and rings, and is not the ringer meanwhile. While the poster's last look at `consumed` suffices, nothing is loaded. */
+DB_GPU_FN int db_shared_room(struct db_shared_sq *shared, struct db_poster *poster, db_u64 end, db_u64 wr_id,
+                             struct db_wait wait) {
+    int error;
+    if (end - poster->consumed <= poster->sq.blocks) return 0;
+    poster->consumed = db_load_acquire64(&shared->consumed);
+    if (end - poster->consumed <= poster->sq.blocks && !db_load_relaxed32(&shared->failing)) return 0;
+    error = db_shared_give_up(shared, poster);
+    if (!error) error = db_shared_wait(shared, end, wr_id, wait);
+    poster->consumed = db_load_acquire64(&shared->consumed);
+    return error;
+}
 
-/* WQEs before their marks. */
+/* Whether all before `begin` was rung by this poster, who is the ringer. */
+DB_GPU_FN int db_shared_is_alone(const struct db_poster *poster, db_u64 begin) {
+    return poster->rings && poster->rung == begin;
+}
+
+/* WQEs before their marks; before the doorbell at once for who is alone. */
 DB_GPU_FN void db_shared_fence(int alone) {
     if (alone)
         db_order_wqe_before_record();
@@ -323,16 +379,17 @@ DB_GPU_FN void db_shared_fence(int alone) {
         db_order_wqe_before_mark();
 }
 
-/* Adds filled and marked blocks to what is published; rings if elected. `begin` is the first of them. */
-DB_GPU_FN int db_shared_publish(struct db_shared_sq *shared, struct db_poster *poster, db_u64 begin, db_u64 end) {
+/* Adds filled blocks, marked or `alone`, to what is published, and rings for them if it is alone. Whether it is the ringer, with more
+ * to ring. */
+DB_GPU_FN int db_shared_publish(struct db_shared_sq *shared, struct db_poster *poster, db_u64 begin, db_u64 end, int alone) {
+    db_u64 blocks = ((end - begin) << DB_PUBLISHED_SHIFT) + poster->zero;
     /* Who is elected takes over `rung` and the doorbell from the ringer before, whose last atomic released them. */
-    db_u64 word = db_fetch_add_acquire64(&shared->published, (end - begin) << DB_PUBLISHED_SHIFT | 1), rung;
-    if (word & DB_UNSEEN) return 0;
-    /* Marks are seen before their publication, so that another may have rung for these already, and for more. */
-    rung = db_load_relaxed64(&shared->rung);
-    if (db_shared_is_alone(poster, begin) && rung == begin) return db_shared_ring(shared, poster, end, 1, 1);
-    poster->rung = rung;
-    return db_shared_ring(shared, poster, db_shared_filled(poster, poster->rung), 1, 0);
+    if (!poster->rings) return !(db_fetch_add_acquire64(&shared->published, blocks | 1) & DB_ROLE);
+    db_fetch_add64(&shared->published, blocks);
+    if (!alone) return 1;
+    db_shared_tell(shared, &poster->sq, end);
+    poster->rung = end;
+    return db_shared_leave(shared, end);
 }
 
 /* Posts one request of one thread and sees to the doorbell. 0; DB_EINVAL; DB_EIO when the queue has failed; DB_ETIMEDOUT or
@@ -342,19 +399,43 @@ DB_GPU_FN int db_shared_post(struct db_shared_sq *shared, const struct db_send_w
                              struct db_wait wait) {
     db_u32 units = db_gpu_units(&poster->sq, wr), blocks = db_blocks(units), i;
     struct db_send_wr mine = *wr;
-    db_u64 begin;
-    int error;
+    db_u64 begin, rung;
+    int error, alone;
     if (!units || blocks > poster->sq.blocks) return DB_EINVAL;
-    begin = db_fetch_add64(&shared->reserved, blocks);
-    if (begin >= DB_RESERVED_FAILED) return db_shared_refuse(shared, &wait);
-    error = db_shared_room(shared, poster, begin + blocks, mine.wr_id, &wait);
+    begin = db_shared_take(shared, poster, blocks);
+    error = db_shared_room(shared, poster, begin + blocks, mine.wr_id, wait);
     if (error) return error;
     if ((begin ^ (begin + blocks)) & ~(db_u64)poster->signal_mask) mine.send_flags |= DB_SEND_SIGNALED;
     db_fill_wqe(&poster->sq, begin, &mine, mine.opcode, units, db_gpu_is_plain(&mine));
     db_remember(&poster->sq, begin, mine.wr_id, blocks);
-    db_shared_fence(db_shared_is_alone(poster, begin));
-    for (i = 0; i < blocks; i++) db_shared_mark(poster, begin + i);
-    return db_shared_publish(shared, poster, begin, begin + blocks);
+    alone = db_shared_is_alone(poster, begin);
+    db_shared_fence(alone);
+    for (i = 0; i < blocks && !alone; i++) db_shared_mark(poster, begin + i);
+    if (!db_shared_publish(shared, poster, begin, begin + blocks, alone)) return 0;
+    rung = db_shared_ring(shared);
+    if (rung == DB_RING_FAILED) return DB_EIO;
+    poster->rung = rung;
+    return 0;
+}
+
+/* What a warp does behind its lanes' WQEs, at most one a lane and of one block each, `count` from `begin` on: 0, or DB_EIO. */
+DB_GPU_FN int db_shared_warp_publish(struct db_shared_sq *shared, struct db_poster *poster, db_u64 begin, db_u32 count) {
+    db_u64 rung;
+    int alone, rings = 0;
+    /* The lanes meet before the fence: so lane 0's covers the WQEs of all, and each lane's stands before its own mark. */
+#ifndef DB_DEFECT_NO_WARP_SYNC
+    db_warp_sync();
+#endif
+    /* Lane 0 knows; two kinds of fence in one warp would be waited for one after the other. */
+    alone = (int)db_warp_shuffle32((db_u32)db_shared_is_alone(poster, begin), 0);
+    db_shared_fence(alone);
+    if (!alone && db_lane() < count) db_shared_mark(poster, begin + db_lane());
+    if (db_lane() == 0) rings = db_shared_publish(shared, poster, begin, begin + count, alone);
+    if (!db_warp_shuffle32((db_u32)rings, 0)) return 0;
+    rung = db_shared_ring_by_warp(shared);
+    if (rung == DB_RING_FAILED) return DB_EIO;
+    poster->rung = rung;
+    return 0;
 }
 
 /* The same for a full warp of RDMA WRITEs of one data pointer each; every lane returns the same. DB_EINVAL for an empty or an
@@ -367,11 +448,8 @@ DB_GPU_FN int db_shared_warp_post_write(struct db_shared_sq *shared, db_u64 wr_i
     int error = 0;
     if (db_warp_is_odd(local, send_flags)) return DB_EINVAL;
     if (db_lane() == 0) {
-        begin = db_fetch_add64(&shared->reserved, DB_WARP);
-        if (begin >= DB_RESERVED_FAILED)
-            error = db_shared_refuse(shared, &wait);
-        else
-            error = db_shared_room(shared, poster, begin + DB_WARP, wr_id, &wait);
+        begin = db_shared_take(shared, poster, DB_WARP);
+        error = db_shared_room(shared, poster, begin + DB_WARP, wr_id, wait);
     }
     begin = db_warp_shuffle64(begin, 0);
     error = (int)db_warp_shuffle32((db_u32)error, 0);
@@ -383,15 +461,7 @@ DB_GPU_FN int db_shared_warp_post_write(struct db_shared_sq *shared, db_u64 wr_i
         wr.send_flags |= DB_SEND_SIGNALED;
     db_fill_wqe(&poster->sq, begin + db_lane(), &wr, DB_WR_RDMA_WRITE, 3, 1);
     db_remember(&poster->sq, begin + db_lane(), wr_id, 1);
-    /* The lanes meet before the fence: so lane 0's covers the WQEs of all, and each lane's stands before its own mark. */
-#ifndef DB_DEFECT_NO_WARP_SYNC
-    db_warp_sync();
-#endif
-    /* Lane 0 knows; two kinds of fence in one warp would be waited for one after the other. */
-    db_shared_fence((int)db_warp_shuffle32((db_u32)db_shared_is_alone(poster, begin), 0));
-    db_shared_mark(poster, begin + db_lane());
-    if (db_lane() == 0) error = db_shared_publish(shared, poster, begin, begin + DB_WARP);
-    return (int)db_warp_shuffle32((db_u32)error, 0);
+    return db_shared_warp_publish(shared, poster, begin, DB_WARP);
 }
 
 #endif /* DB_DOORBELL_GPU_H */

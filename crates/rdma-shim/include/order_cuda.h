@@ -115,6 +115,8 @@ DB_FN db_u32 db_load32(db_u64 address) { return *(const db_u32 *)address; }
 
 /* A routine that only device code calls. */
 #define DB_GPU_FN static __device__ __forceinline__
+/* One whose instructions are to lie apart from those of who calls it. Takes no queue of a thread's own: it would be one in memory. */
+#define DB_GPU_FN_OUTLINED static __device__ __noinline__ __attribute__((unused))
 
 /* The thread's place in its warp, and the warp's lanes in step: what one wrote before, all see after. */
 DB_GPU_FN db_u32 db_lane(void) {
@@ -166,6 +168,12 @@ DB_GPU_FN db_u64 db_fetch_add_acq_rel64(db_u64 *word, db_u64 value) {
     asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(value) : "memory");
     return old;
 }
+/* Takes bits away, handing over what was written before. */
+DB_GPU_FN db_u64 db_fetch_and_release64(db_u64 *word, db_u64 value) {
+    db_u64 old;
+    asm volatile("atom.release.gpu.global.and.b64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(value) : "memory");
+    return old;
+}
 /* A lock's word: taken with what its last holder wrote. Given back by db_store_release32(). */
 DB_GPU_FN db_u32 db_exchange_acquire32(db_u32 *word, db_u32 value) {
     db_u32 old;
@@ -184,7 +192,16 @@ DB_GPU_FN db_u32 db_compare_swap32(db_u32 *word, db_u32 expected, db_u32 value) 
                  : "memory");
     return old;
 }
-/* The same, handing over and taking over as db_fetch_add_acq_rel64() does. */
+/* The same, taking over what was handed over with the word. */
+DB_GPU_FN db_u64 db_compare_swap_acquire64(db_u64 *word, db_u64 expected, db_u64 value) {
+    db_u64 old;
+    asm volatile("atom.acquire.gpu.global.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(old)
+                 : "l"(word), "l"(expected), "l"(value)
+                 : "memory");
+    return old;
+}
+/* The same, handing over as well. */
 DB_GPU_FN db_u64 db_compare_swap_acq_rel64(db_u64 *word, db_u64 expected, db_u64 value) {
     db_u64 old;
     asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;"
@@ -214,21 +231,22 @@ DB_GPU_FN void db_store_relaxed64(db_u64 *word, db_u64 value) {
 /* A WQE before the mark that says that it is filled, towards the thread that will ring. */
 DB_GPU_FN void db_order_wqe_before_mark(void) { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-/* Marks that one look takes in. */
-#define DB_MARKS 64u
+/* Marks that one look of a thread takes in, and of each lane of a warp. */
+#define DB_MARKS 32u
+#define DB_LANE_MARKS 8u
 
-/* The first of DB_MARKS marks at `address`, 16-byte aligned, that is not `value`, those in front of `ahead` aside; DB_MARKS when
+/* The first of `marks` marks at `address`, 16-byte aligned, that is not `value`, those in front of `ahead` aside; `marks` when
  * there is none. Loads without an order among each other, which a vector load's halves have not either: one trip to L2. */
-DB_GPU_FN db_u32 db_first_other_mark(db_u64 address, db_u32 ahead, db_u32 value) {
-    db_u32 word[DB_MARKS], first = DB_MARKS, i;
+DB_GPU_FN db_u32 db_first_other_mark(db_u64 address, db_u32 ahead, db_u32 value, db_u32 marks) {
+    db_u32 word[DB_MARKS], first = marks, i;
 #pragma unroll
-    for (i = 0; i < DB_MARKS; i += 4)
+    for (i = 0; i < marks; i += 4)
         asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(word[i]), "=r"(word[i + 1]), "=r"(word[i + 2]), "=r"(word[i + 3])
                      : "l"(address + 4 * i)
                      : "memory");
 #pragma unroll
-    for (i = DB_MARKS; i-- > 0;)
+    for (i = marks; i-- > 0;)
         if (i >= ahead && word[i] != value) first = i;
     return first;
 }

@@ -14,9 +14,11 @@
  *                                                the word itself, later
  *   db_order_wqe_before_mark                     the same for the grid (fence.acq_rel.gpu)
  *   db_fetch_add_acq_rel64,                      the same for the grid, then the word, now
+ *   db_fetch_and_release64,
  *   db_compare_swap_acq_rel64
  *   db_fetch_add64, db_fetch_add_acquire64,
- *   db_exchange_acquire32, db_compare_swap32     the word, now, after older stores to it; nothing else
+ *   db_exchange_acquire32, db_compare_swap32,
+ *   db_compare_swap_acquire64                    the word, now, after older stores to it; nothing else
  *   db_warp_sync, db_block_sync, db_block_any    what a lane saw before, to all lanes of the warp or block
  *   db_warp_ballot, db_warp_shuffle*             nothing: they order no memory (CUDA C++ Programming Guide)
  *   db_order_wqe_before_register, db_flush_register, db_acquire_cqe     nothing, as on a GPU
@@ -108,6 +110,7 @@ DB_FN db_u32 db_load32(db_u64 address, DB_TWIN_HERE) { return (db_u32)db_twin_ge
 /* ---- What only a GPU has: see doorbell_gpu.h -------------------------------------------------------------------- */
 
 #define DB_GPU_FN static inline
+#define DB_GPU_FN_OUTLINED static inline
 
 DB_GPU_FN db_u32 db_lane(void) { return db_twin_lane(); }
 DB_GPU_FN void db_warp_sync(DB_TWIN_HERE) { __syncwarp(0xffffffffu, file, line); }
@@ -157,9 +160,15 @@ DB_GPU_FN db_u32 db_exchange_acquire32(db_u32 *word, db_u32 value, DB_TWIN_HERE)
 DB_GPU_FN db_u32 db_compare_swap32(db_u32 *word, db_u32 expected, db_u32 value, DB_TWIN_HERE) {
     return db_twin_change<db_u32>(DB_TWIN_COMPARE_AND_SWAP, word, value, expected, DB_TWIN_RELAXED, file, line);
 }
+DB_GPU_FN db_u64 db_compare_swap_acquire64(db_u64 *word, db_u64 expected, db_u64 value, DB_TWIN_HERE) {
+    return db_twin_change<db_u64>(DB_TWIN_COMPARE_AND_SWAP, word, value, expected, DB_TWIN_RELAXED, file, line);
+}
 DB_GPU_FN db_u64 db_compare_swap_acq_rel64(db_u64 *word, db_u64 expected, db_u64 value, DB_TWIN_HERE) {
     return db_twin_change<db_u64>(DB_TWIN_COMPARE_AND_SWAP, word, value, expected, DB_TWIN_RELEASE(DB_TWIN_GPU), file,
                                   line);
+}
+DB_GPU_FN db_u64 db_fetch_and_release64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
+    return db_twin_change<db_u64>(DB_TWIN_AND, word, value, 0, DB_TWIN_RELEASE(DB_TWIN_GPU), file, line);
 }
 DB_GPU_FN db_u32 db_load_acquire32(const db_u32 *word, DB_TWIN_HERE) {
     return (db_u32)db_twin_get((db_u64)word, 4, file, line);
@@ -179,12 +188,13 @@ DB_GPU_FN void db_order_wqe_before_mark(DB_TWIN_HERE) { db_twin_order(DB_TWIN_RE
 DB_GPU_FN void db_store_relaxed64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
     db_twin_signal((db_u64)word, value, 8, 0, file, line);
 }
-#define DB_MARKS 64u
-DB_GPU_FN db_u32 db_first_other_mark(db_u64 address, db_u32 ahead, db_u32 value, DB_TWIN_HERE) {
+#define DB_MARKS 32u
+#define DB_LANE_MARKS 8u
+DB_GPU_FN db_u32 db_first_other_mark(db_u64 address, db_u32 ahead, db_u32 value, db_u32 marks, DB_TWIN_HERE) {
     db_u32 mark;
-    for (mark = ahead; mark < DB_MARKS; mark++)
+    for (mark = ahead; mark < marks; mark++)
         if ((db_u32)db_twin_get(address + 4 * mark, 4, file, line) != value) return mark;
-    return DB_MARKS;
+    return marks;
 }
 
 DB_GPU_FN db_u32 db_load_acquire_sys32(db_u64 address, DB_TWIN_HERE) {

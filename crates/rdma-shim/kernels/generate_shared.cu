@@ -39,7 +39,9 @@ DB_GPU_FN int shared_room(struct db_shared_sq *shared, struct db_poster *poster,
         /* A failure is noted before the room that its CQE gives back. */
         if (db_load_relaxed32(&shared->failing)) return db_shared_refuse(shared, &failed);
         if (poster->consumed != before) continue;
-        error = db_shared_poll(shared, poster, DB_WARP) ? 0 : db_shared_help(shared, poster);
+        /* Who waits is not the ringer meanwhile. */
+        error = db_shared_give_up(shared, poster);
+        if (!error && !db_shared_poll(shared, poster, DB_WARP)) error = db_shared_help(shared);
         if (!error) error = db_generate_turn(plan, clock, db_load_relaxed64(&shared->consumed) != before);
         if (error) {
             /* Blocks were handed out that nobody will fill. */
@@ -59,7 +61,6 @@ DB_GPU_FN int shared_post(struct db_shared_sq *shared, struct db_poster *poster,
     db_u64 from = db_message_at(plan, source_slot), to = lane->target + db_message_at(plan, target_slot);
     struct db_sge local = {lane->source + from, (db_u32)plan->payload_bytes, lane->lkey};
     struct db_send_wr wr = {message + me, &local, 1, plan->opcode, 0, db_be32(source_slot), to, 0, 0, lane->rkey};
-    int error = 0;
     if (me + 1 == count && (last || ((begin ^ (begin + count)) & ~(db_u64)poster->signal_mask)))
         wr.send_flags = DB_SEND_SIGNALED;
     if (mine) {
@@ -67,12 +68,7 @@ DB_GPU_FN int shared_post(struct db_shared_sq *shared, struct db_poster *poster,
         db_fill_wqe(&poster->sq, begin + me, &wr, plan->opcode, units, 1);
         db_remember(&poster->sq, begin + me, wr.wr_id, 1);
     }
-    /* As in db_shared_warp_post_write(). */
-    db_warp_sync();
-    db_shared_fence((int)db_warp_shuffle32((db_u32)db_shared_is_alone(poster, begin), 0));
-    if (mine) db_shared_mark(poster, begin + me);
-    if (me == 0) error = db_shared_publish(shared, poster, begin, begin + count);
-    return (int)db_warp_shuffle32((db_u32)error, 0);
+    return db_shared_warp_publish(shared, poster, begin, count);
 }
 
 /* Takes blocks for `count` messages, waits for their room and posts them: 0, or the same error in every lane. */
@@ -84,7 +80,7 @@ DB_GPU_FN int shared_send(struct db_shared_sq *shared, struct db_poster *poster,
     int error = 0;
     if (db_lane() == 0) {
         failed.deadline_ns = db_clock_ns() + plan->patience_ns;
-        begin = db_fetch_add64(&shared->reserved, count);
+        begin = db_shared_take(shared, poster, count);
         if (begin >= DB_RESERVED_FAILED)
             error = db_shared_refuse(shared, &failed);
         else
@@ -111,7 +107,7 @@ DB_GPU_FN void shared_finish(struct db_shared_sq *shared, struct db_poster *post
     clock->moved_ns = db_clock_ns();
     while (!error && db_load_acquire64(&shared->consumed) < db_load_relaxed64(&shared->published) >> DB_PUBLISHED_SHIFT) {
         db_u32 taken = db_shared_poll(shared, poster, DB_WARP);
-        error = db_load_relaxed32(&shared->failing) ? DB_EIO : taken ? 0 : db_shared_help(shared, poster);
+        error = db_load_relaxed32(&shared->failing) ? DB_EIO : taken ? 0 : db_shared_help(shared);
         if (!error) error = db_generate_turn(plan, clock, taken != 0);
     }
     result->posted = shared_message(poster, db_load_relaxed64(&shared->published) >> DB_PUBLISHED_SHIFT);

@@ -17,8 +17,6 @@ const EINVAL: i32 = 22;
 const EOPNOTSUPP: i32 = 95;
 const SIGNALED: u32 = 2;
 const INLINE: u32 = 8;
-/// `DB_PUBLISHED_SHIFT`.
-const PUBLISHED_SHIFT: u32 = 16;
 
 /// Queues in plain memory, and the part of a device that writes CQEs. 64-bit words keep the alignment.
 struct Queues {
@@ -695,7 +693,7 @@ fn a_shared_queue_after_reset_forgets_the_slots_of_its_last_life() {
     // SAFETY: record and CQ are `queues`', and no device looks at them.
     assert_eq!(unsafe { db_c_shared_reset(&raw mut shared) }, 0);
     assert_eq!(
-        [shared.reserved, shared.rung, shared.consumed, shared.published >> PUBLISHED_SHIFT],
+        [shared.reserved, shared.rung, shared.consumed, shared.published >> DB_PUBLISHED_SHIFT],
         [1 << 16; 4]
     );
     // The next life's first WQE has two blocks.

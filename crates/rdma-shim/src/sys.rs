@@ -127,6 +127,9 @@ pub struct db_failure {
     pub wqe_index: u32,
 }
 
+/// `DB_PUBLISHED_SHIFT`: where the blocks begin in `published`.
+pub const DB_PUBLISHED_SHIFT: u32 = 17;
+
 /// `struct db_shared_sq` of `doorbell_shared.h`.
 #[repr(C)]
 #[derive(Debug, Clone, Default)]

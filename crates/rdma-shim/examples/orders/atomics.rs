@@ -1,10 +1,10 @@
 //! Words that the threads of a GPU share: locks, counts of filled WQEs, and the election of whoever rings.
 //!
-//! Those of a queue of ours are `db_shared_publish` and `db_shared_ring` of `crates/rdma-shim/include/doorbell_shared.h`, one
-//! atomic each; its registers stand for the local variables of those routines. Left out: waiting for room, polling.
+//! Those of a queue of ours are `db_shared_take`, `db_shared_publish` and `db_shared_leave` of
+//! `crates/rdma-shim/include/doorbell_shared.h`, one atomic each; its registers stand for the local variables of those routines. Left out: waiting for room, polling.
 
 use crate::memory::State;
-use crate::program::{Atomic, CellId, END, FENCED, READY_BITS, RESERVED, RUNG, TOTAL, UNSEEN};
+use crate::program::{Atomic, CellId, END, FENCED, LOOKED, READY_BITS, RESERVED, ROLE, RUNG, TOTAL};
 use crate::rules::Rules;
 
 impl State {
@@ -35,42 +35,37 @@ impl State {
                     self.leave_out(thread, op, rest);
                 }
             }
-            Atomic::Elect { begin, end, skip, rest } => {
-                self.near[cell] = (ready + (end - begin)) | ((publications + 1) << READY_BITS);
-                let registers = &mut self.registers[thread];
-                registers[UNSEEN] = 1;
-                registers[FENCED] = u8::from(registers[RUNG] == begin);
-                if publications > 0 {
-                    self.leave_out(thread, op, rest - op - 1);
-                } else if skip > 0 && registers[RUNG] == begin {
-                    registers[END] = end;
+            Atomic::Take => {
+                self.near[cell] = ready | (publications + 1) << READY_BITS;
+                self.registers[thread][ROLE] = u8::from(publications == 0);
+            }
+            Atomic::PublishHeld { begin, end, skip } => {
+                self.near[cell] = (ready + (end - begin)) | publications << READY_BITS;
+                if self.alone(thread) == Some(begin) {
+                    let registers = &mut self.registers[thread];
+                    (registers[END], registers[LOOKED], registers[FENCED]) = (end, begin, 1);
                     self.leave_out(thread, op, skip);
                 }
             }
-            Atomic::Unsee { .. } | Atomic::UnseeMore => {
-                let left = publications - self.registers[thread][UNSEEN];
-                self.near[cell] = ready | left << READY_BITS;
-                let registers = &mut self.registers[thread];
-                registers[UNSEEN] = left;
-                registers[TOTAL] = ready;
-                registers[RUNG] = registers[END];
-                if let Atomic::Unsee { rest } = does
-                    && left == 0
-                    && ready == registers[END]
-                {
+            Atomic::Elect { begin, end, rest } => {
+                self.near[cell] = (ready + (end - begin)) | (publications + 1) << READY_BITS;
+                if publications > 0 {
                     self.leave_out(thread, op, rest - op - 1);
                 }
             }
-            Atomic::Return { rest, .. } if word != self.registers[thread][TOTAL] => {
+            Atomic::Leave { rest } => {
+                self.near[cell] = ready;
+                let registers = &mut self.registers[thread];
+                (registers[TOTAL], registers[RUNG], registers[ROLE]) = (ready, registers[END], 0);
+                (registers[FENCED], registers[LOOKED]) = (0, 0);
+                if ready == registers[END] || registers[RESERVED] > ready {
+                    self.leave_out(thread, op, rest - op - 1);
+                }
+            }
+            Atomic::Return { rest } if word != self.registers[thread][TOTAL] => {
                 self.leave_out(thread, op, rest - op - 1);
             }
-            Atomic::Return { rung, .. } => {
-                self.near[cell] = ready | 1 << READY_BITS;
-                self.take_over(thread, rung, false);
-                let ended = self.near[rung];
-                let registers = &mut self.registers[thread];
-                (registers[UNSEEN], registers[END], registers[RUNG]) = (1, ended, ended);
-            }
+            Atomic::Return { .. } => self.near[cell] = ready | 1 << READY_BITS,
             Atomic::Retire { turn } => {
                 let left = publications - (self.registers[thread][turn] >> READY_BITS);
                 self.near[cell] = ready | left << READY_BITS;
@@ -83,15 +78,8 @@ impl State {
         }
     }
 
-    /// Whether publications have come that someone else may ring for, since blocks are reserved that are not published.
-    pub fn unsees_more(&self, thread: usize) -> bool {
-        let registers = &self.registers[thread];
-        registers[RESERVED] != registers[TOTAL] && registers[UNSEEN] > 0
-    }
-
-    /// Whether the ringer leaves for good; none when it has publications to see to.
-    pub fn leaves(&self, thread: usize) -> Option<bool> {
-        let registers = &self.registers[thread];
-        (registers[UNSEEN] == 0).then_some(registers[RESERVED] > registers[TOTAL])
+    /// Up to where a poster rang that has the role from its reservation on: who begins there is alone.
+    pub fn alone(&self, thread: usize) -> Option<u8> {
+        (self.registers[thread][ROLE] == 1).then_some(self.registers[thread][RUNG])
     }
 }

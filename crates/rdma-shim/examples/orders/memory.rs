@@ -6,7 +6,7 @@
 
 use crate::device::{Failure, Nic};
 use crate::program::{
-    Atomic, CellId, END, FENCED, LOOKED, Machine, Op, Place, READY_BITS, RESERVED, RUNG, Scope, TOTAL,
+    Atomic, CellId, END, FENCED, LOOKED, Machine, Op, Place, READY_BITS, RESERVED, ROLE, Scope, TOTAL,
     Thread, Value,
 };
 use crate::rules::{CELLS, OPS, Rules, Set, THREADS, bit};
@@ -115,7 +115,7 @@ impl State {
             return false;
         }
         let instruction = rules.op(thread, op);
-        let Some(fence) = instruction.fence(self.registers[thread][RUNG]) else {
+        let Some(fence) = instruction.fence(self.alone(thread)) else {
             let scope = instruction.order().releases();
             return scope.is_none_or(|scope| self.have_come(rules, thread, op, self.cover[thread], scope));
         };
@@ -142,20 +142,13 @@ impl State {
                     match instruction.op {
                         Op::Nothing => {}
                         Op::RingFence if self.is_spared(rules, t, index) => {}
+                        Op::MarkFence { begin } if self.alone(t) == Some(begin) => {
+                            self.fence(rules, t, index);
+                            self.leave_out(t, index, 1);
+                        }
                         Op::Fence(_) | Op::MarkFence { .. } | Op::RingFence => self.fence(rules, t, index),
                         Op::Meet if self.all_at_meeting(rules, thread.warp) => self.meet(rules, thread.warp),
-                        Op::Adopt => {
-                            self.registers[t][RUNG] = self.registers[t][LOOKED];
-                            self.registers[t][LOOKED] = 0;
-                        }
-                        Op::Alone { begin, end, skip }
-                            if [RUNG, LOOKED].map(|at| self.registers[t][at]) == [begin; 2] =>
-                        {
-                            (self.registers[t][END], self.registers[t][LOOKED]) = (end, 0);
-                            self.leave_out(t, index, skip);
-                        }
-                        Op::Alone { .. } => {}
-                        Op::IfNew { skip } if self.registers[t][END] == self.registers[t][RUNG] => {
+                        Op::IfNew { skip } if self.registers[t][END] == self.registers[t][LOOKED] => {
                             self.leave_out(t, index, skip);
                         }
                         Op::IfNew { .. } => {}
@@ -166,7 +159,9 @@ impl State {
                         }
                         Op::Again { to } => {
                             self.registers[t][FENCED] = 0;
-                            (self.registers[t][TOTAL], self.registers[t][RESERVED]) = (0, 0);
+                            for register in [LOOKED, TOTAL, RESERVED] {
+                                self.registers[t][register] = 0;
+                            }
                             self.done[t] &= !(((1 << (index - to)) - 1) << to);
                             settled = false;
                             continue;
@@ -184,7 +179,7 @@ impl State {
     }
 
     fn fence(&mut self, rules: &Rules, thread: usize, op: usize) {
-        let fence = rules.op(thread, op).fence(self.registers[thread][RUNG]).expect("it is one");
+        let fence = rules.op(thread, op).fence(self.alone(thread)).expect("it is one");
         if fence.acquires() {
             self.cover[thread] |= self.seen[thread];
         }
@@ -351,11 +346,13 @@ impl State {
                 }
                 self.registers[thread][END] = (from + filled) as u8;
             }
-            Op::Atomic { does: Atomic::UnseeMore, .. } if !self.unsees_more(thread) => {}
-            Op::Atomic { does: Atomic::Return { rest, .. }, .. } if self.leaves(thread) == Some(true) => {
+            Op::Atomic { does: Atomic::PublishHeld { .. }, .. } if self.registers[thread][ROLE] == 0 => {}
+            Op::Atomic { does: Atomic::Elect { .. }, .. } if self.registers[thread][ROLE] == 1 => {}
+            Op::Atomic { does: Atomic::Return { rest, .. }, .. }
+                if self.registers[thread][RESERVED] != self.registers[thread][TOTAL] =>
+            {
                 self.leave_out(thread, op, rest - op - 1);
             }
-            Op::Atomic { does: Atomic::Return { .. }, .. } if self.leaves(thread).is_none() => {}
             Op::Atomic { cell, does, order } => {
                 self.take_over(thread, cell, order.acquires());
                 self.carried[cell] |= self.handed_over(rules, thread, op, order.releases().is_some());

@@ -148,32 +148,35 @@ pub enum Atomic {
     /// Waits for `begin` in the low half, makes it `end`, and counts one more publication in the high
     /// half. If there were some, another thread rings: the rest is left out. Register 0 gets the word.
     Publish { begin: u8, end: u8 },
-    /// `db_shared_publish`: adds the blocks from `begin` to `end` to the low half and a publication to the high half. If
-    /// there was one, another thread rings: everything before `rest` is left out. A poster that rang for all before
-    /// `begin` knows where to go on, and leaves the next `skip` out; where it is to look first ([`Op::Alone`]), `skip` is 0.
-    Elect { begin: u8, end: u8, skip: usize, rest: usize },
-    /// First of `db_shared_ring` behind a ring: takes off the publications it has seen; leaves when all is rung.
-    Unsee { rest: usize },
-    /// Takes off again when blocks are reserved whose poster is still to come; else nothing happens.
-    UnseeMore,
-    /// Leaves when no publication is unseen and a poster is still to come; when none is, takes the role back, unless
-    /// another thread has published by now, and goes on from where the last ring ended, `rung`. That is looked at in the same
-    /// step, since nobody else has the role that changes it.
-    Return { rest: usize, rung: CellId },
+    /// `db_shared_take`: the ringer's role, where nobody has it. Counts in the high half, and register [`ROLE`] says whether.
+    Take,
+    /// `db_shared_publish` of who has the role: adds the blocks from `begin` to `end` to the low half. If it rang for all before
+    /// `begin`, it is alone: it knows up to where to ring, has its fence, and leaves the next `skip` out. Of who has it not,
+    /// nothing.
+    PublishHeld { begin: u8, end: u8, skip: usize },
+    /// The same of who has not: adds the blocks and counts in the high half. If there was something, another thread rings: everything
+    /// before `rest` is left out.
+    Elect { begin: u8, end: u8, rest: usize },
+    /// First of `db_shared_leave`: the high half is 0 again. Leaves when all is rung, or when blocks were reserved before whose poster
+    /// was still to come.
+    Leave { rest: usize },
+    /// Last of it: leaves when such blocks are reserved now; else takes the role back, unless another thread has published by now.
+    Return { rest: usize },
     /// End of the ringer's turn: takes the publications of register `turn` off. If none is left, the rest is left out;
     /// else register `turn + 1` gets the word.
     Retire { turn: usize },
 }
 
 /// Registers of a poster on a shared queue: up to where to ring, up to where it rang, where the last ring ended as it saw it,
-/// publications that it has to take off, blocks published and reserved, and whether its WQEs are behind a system fence.
+/// blocks published and reserved, whether its WQEs are behind a system fence, and whether it has the ringer's role from its
+/// reservation on.
 pub const END: usize = 0;
 pub const RUNG: usize = 1;
 pub const LOOKED: usize = 2;
-pub const UNSEEN: usize = 3;
-pub const TOTAL: usize = 4;
-pub const RESERVED: usize = 5;
-pub const FENCED: usize = 6;
+pub const TOTAL: usize = 3;
+pub const RESERVED: usize = 4;
+pub const FENCED: usize = 5;
+pub const ROLE: usize = 6;
 
 /// Marks of a shared queue.
 pub const MARKS: usize = 4;
@@ -206,7 +209,8 @@ pub enum Op {
         order: Order,
     },
     Fence(Fence),
-    /// `db_shared_fence`: of system scope if the poster rang for all before `begin`, else of GPU scope.
+    /// `db_shared_fence`: of system scope if the poster has the role and rang for all before `begin`, and then it leaves the mark
+    /// behind it out; else of GPU scope.
     MarkFence {
         begin: u8,
     },
@@ -223,15 +227,6 @@ pub enum Op {
         marks: [CellId; MARKS],
         from: usize,
     },
-    /// A poster that rang for all before `begin`, and sees that the last ring ended there: it knows where to go on, and leaves the
-    /// next `skip` out.
-    Alone {
-        begin: u8,
-        end: u8,
-        skip: usize,
-    },
-    /// A poster that was elected goes on from where the last ring ended.
-    Adopt,
     /// Leaves the next `skip` out when nothing new is to be told.
     IfNew {
         skip: usize,
@@ -278,22 +273,14 @@ impl Op {
 
     /// Whether stores behind it are not made before it is known how it ended.
     pub fn decides(self) -> bool {
-        matches!(
-            self,
-            Op::Await { .. }
-                | Op::Atomic { .. }
-                | Op::Scan { .. }
-                | Op::Alone { .. }
-                | Op::Adopt
-                | Op::IfNew { .. }
-        )
+        matches!(self, Op::Await { .. } | Op::Atomic { .. } | Op::Scan { .. } | Op::IfNew { .. })
     }
 
-    /// What kind of fence it is, for a poster that rang up to `rung`.
-    pub fn fence(self, rung: u8) -> Option<Fence> {
+    /// What kind of fence it is, for a poster that rang up to `alone`, if it has the role.
+    pub fn fence(self, alone: Option<u8>) -> Option<Fence> {
         match self {
             Op::Fence(fence) => Some(fence),
-            Op::MarkFence { begin } if begin == rung => Some(Fence::AcqRel(Scope::Sys)),
+            Op::MarkFence { begin } if alone == Some(begin) => Some(Fence::AcqRel(Scope::Sys)),
             Op::MarkFence { .. } => Some(Fence::AcqRel(Scope::Gpu)),
             Op::RingFence => Some(Fence::AcqRel(Scope::Sys)),
             _ => None,

@@ -8,8 +8,8 @@ use crate::peers::{
 use crate::program::Machine::{self, Arm64, X86};
 use crate::program::Place::{Gpu, Host};
 use crate::program::{Assumptions, Belief, Scenario, Scope};
-use crate::sharing::Sharing::{FourElections, OneBetween, ThreeElections, TwoThenOne, Warps};
-use crate::sharing::{in_order, ours_shared};
+use crate::sharing::Sharing::{FourElections, OneBetween, ThreeTakes, TwoThenOne, Warps};
+use crate::sharing::{in_order, ours_shared, warp_looks};
 
 /// One row: a program, and under which assumptions its author could stand by it.
 pub struct Row {
@@ -47,7 +47,7 @@ pub fn posting() -> Vec<Row> {
     for (order, strict, assume) in [("ours, strict", true, LEAST), ("ours, early", false, GROWS)] {
         row(order, "GPU thread", "host", ours_on_gpu(strict), assume, true);
         row(order, "GPU warp", "host", ours_warp(strict), assume, true);
-        // Two posters hold even where the election is relaxed, and the search stays small; three need what the header has.
+        // Two posters hold even where the role is taken relaxed, and the search stays small; three need what the header has.
         row(
             order,
             "2 threads share, 2 + 1 posts",
@@ -57,20 +57,18 @@ pub fn posting() -> Vec<Row> {
             true,
         );
         row(order, "2 warps share", "host", ours_shared(strict, false, Warps), assume, true);
-        row(order, "3 threads share", "host", ours_shared(strict, true, ThreeElections), assume, false);
+        row(order, "a warp rings for a thread", "host", warp_looks(strict), assume, true);
+        row(order, "3 threads share", "host", ours_shared(strict, true, ThreeTakes), assume, false);
     }
-    for (order, strict, assume) in [
-        ("ours, strict, were the election relaxed", true, LEAST),
-        ("ours, early, were the election relaxed", false, GROWS),
+    // Early fails as well, in twice as many states.
+    let relaxed = ours_shared(true, false, ThreeTakes);
+    row("ours, strict, were the role taken relaxed", "3 threads share", "host", relaxed, LEAST, false);
+    for (order, strict, assume, late) in [
+        ("ours, strict", true, LEAST, false),
+        ("ours, strict, were the role of who is alone taken behind the mark", true, LEAST, true),
+        ("ours, early", false, GROWS, false),
     ] {
-        row(order, "3 threads share", "host", ours_shared(strict, false, ThreeElections), assume, false);
-    }
-    for (order, strict, assume, looks) in [
-        ("ours, strict", true, LEAST, true),
-        ("ours, strict, were it not for the look at the last ring", true, LEAST, false),
-        ("ours, early", false, GROWS, true),
-    ] {
-        let four = ours_shared(strict, true, FourElections { looks });
+        let four = ours_shared(strict, true, FourElections { late });
         row(order, "3 threads share, 4 posts", "host", four, assume, false);
     }
     for (order, strict, assume) in

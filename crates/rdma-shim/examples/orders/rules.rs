@@ -112,19 +112,25 @@ fn waits(scenario: &Scenario, thread: &Thread, earlier: usize, later: usize, ass
         return false;
     }
     let same_cell = a.cell().is_some() && a.cell() == b.cell();
-    if same_cell || (a.decides() && b.stores()) {
+    if same_cell {
+        return true;
+    }
+    // The role is taken beside the blocks, neither behind the other.
+    let beside = matches!(b, Op::Atomic { does: Atomic::Take, .. })
+        && matches!(a, Op::Atomic { does: Atomic::Advance { .. }, .. });
+    if a.decides() && b.stores() && !beside {
         return true;
     }
     // The register decides only how far a poster's fence waits: both kinds hold the same things back.
-    if let Some(fence) = a.fence(0) {
+    if let Some(fence) = a.fence(None) {
         let edges = fence.edges();
         return match b {
             Op::Meet => edges.later_stores,
-            _ if b.fence(0).is_some() => edges.later_stores,
+            _ if b.fence(None).is_some() => edges.later_stores,
             _ => (b.loads() && edges.later_loads) || (b.stores() && edges.later_stores),
         };
     }
-    if let Some(fence) = b.fence(0) {
+    if let Some(fence) = b.fence(None) {
         return (a.loads() && fence.edges().earlier_loads) || a == Op::Meet;
     }
     // Registers are read and written in order; only where the last ring ended may be looked up before the election.
@@ -134,10 +140,9 @@ fn waits(scenario: &Scenario, thread: &Thread, earlier: usize, later: usize, ass
         b,
         Op::Peek { .. }
             | Op::Scan { .. }
-            | Op::Alone { .. }
-            | Op::Adopt
             | Op::IfNew { .. }
             | Op::Again { .. }
+            | Op::Atomic { does: Atomic::Leave { .. } | Atomic::Return { .. }, .. }
     );
     if reads_registers && !looks_up && (a.decides() || a.loads()) {
         return true;

@@ -5,8 +5,8 @@
 use crate::ours::gpu_ring;
 use crate::program::Place::Host;
 use crate::program::{
-    Atomic, Cell, CellId, END, Fence, LOOKED, MARKS, Machine, Op, Order, Place, RESERVED, Scenario, Scope,
-    Value,
+    Atomic, Cell, CellId, END, Fence, Instruction, LOOKED, MARKS, Machine, Op, Order, Place, RESERVED,
+    Scenario, Scope, Value,
 };
 use crate::queue::{Cells, Ops, cells, named, store, thread};
 use crate::rules::THREADS;
@@ -14,12 +14,12 @@ use crate::rules::THREADS;
 /// Who posts how much on a shared queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
-    /// A WQE each, reserved, written and marked already: what is left is to publish and to be elected. More would be too
-    /// large for the search.
-    ThreeElections,
-    /// The same with four WQEs, of which the second thread has the two in the middle, one after the other. Who thinks itself alone
-    /// looks where the last ring ended, or does not.
-    FourElections { looks: bool },
+    /// A WQE each, reserved and written already: what is left is to take the role, to mark, to publish and to be elected. More would be
+    /// too large for the search.
+    ThreeTakes,
+    /// Four WQEs, reserved and written already, of which the second thread has the two in the middle, one after the other; the others only
+    /// publish. `late`: that it is alone, the second thread finds as it publishes the second of its two, behind the mark.
+    FourElections { late: bool },
     /// The first thread has blocks 0 and 1, one after the other, the second block 2.
     TwoThenOne,
     /// The first thread has blocks 0 and 2.
@@ -36,15 +36,14 @@ struct Shared {
     rung: CellId,
     marks: [CellId; MARKS],
     strict: bool,
-    /// Order of the atomic that publishes and elects.
-    election: Order,
-    /// Whether a poster that thinks itself alone looks where the last ring ended.
-    looks: bool,
+    /// Order of the atomics by which the ringer's role is taken.
+    taking: Order,
 }
 
-/// `db_shared_post` by several. `acquires`: the election, as in the header; without, what goes wrong.
+/// `db_shared_post` by several. `acquires`: the taking of the role, as in the header; without, what goes wrong.
 pub fn ours_shared(strict: bool, acquires: bool, sharing: Sharing) -> Scenario {
     let four = matches!(sharing, Sharing::FourElections { .. });
+    let late = sharing == Sharing::FourElections { late: true };
     let wqes = if four { 4 } else { 3 };
     let (mut scenario, q) = cells(Host, wqes);
     scenario.cells.truncate(q.ready);
@@ -58,18 +57,17 @@ pub fn ours_shared(strict: bool, acquires: bool, sharing: Sharing) -> Scenario {
     };
     let [reserved, published, rung] = ["reserved", "published", "rung"].map(|name| word(name.to_owned()));
     let marks = [0, 1, 2, 3].map(|n| word(format!("mark {n}")));
-    let election = if acquires { Order::Acquire(Scope::Gpu) } else { Order::Plain };
-    let looks = sharing == Sharing::FourElections { looks: true };
-    let shared = Shared { q, reserved, published, rung, marks, strict, election, looks };
-    let only_elections = four || sharing == Sharing::ThreeElections;
-    if only_elections {
+    let taking = if acquires { Order::Acquire(Scope::Gpu) } else { Order::Plain };
+    let shared = Shared { q, reserved, published, rung, marks, strict, taking };
+    let begun = four || sharing == Sharing::ThreeTakes;
+    if begun {
         let written = scenario.queue.ring.iter().map(|words| (words[0], 1));
         // The third of four is marked by its thread after the second one was published: a scan before ends there.
-        let marked = (0..wqes).filter(|&n| !(four && n == 2)).map(|n| (marks[n], 1));
+        let marked = (0..wqes).filter(|&n| four && n != 2).map(|n| (marks[n], 1));
         scenario.initial = written.chain(marked).chain([(reserved, wqes as u8)]).collect();
     }
     let of_one: [(&str, &[u8]); 3] = match sharing {
-        Sharing::ThreeElections => [("thread 0", &[0]), ("thread 1", &[1]), ("thread 2", &[2])],
+        Sharing::ThreeTakes => [("thread 0", &[0]), ("thread 1", &[1]), ("thread 2", &[2])],
         Sharing::FourElections { .. } => [("thread 0", &[0]), ("thread 1", &[1, 2]), ("thread 2", &[3])],
         Sharing::TwoThenOne => [("thread 0", &[0, 1]), ("thread 1", &[2]), ("", &[])],
         Sharing::OneBetween => [("thread 0", &[0, 2]), ("thread 1", &[1]), ("", &[])],
@@ -78,8 +76,10 @@ pub fn ours_shared(strict: bool, acquires: bool, sharing: Sharing) -> Scenario {
     if sharing == Sharing::Warps {
         let (mut leader, mut lane) = (Vec::new(), Vec::new());
         shared.reserve(&mut leader, 0, 2);
+        shared.take(&mut leader);
         shared.fill(&mut leader, 0, 0, true);
-        shared.publish(&mut leader, 0, 2);
+        shared.publish(&mut leader, 0, 2, true);
+        // Lane 0 tells the others whether they are to mark; one that need not and does so harms nobody.
         shared.fill(&mut lane, 1, 0, true);
         scenario.threads.push(thread("warp 0, lane 0", Machine::Gpu, THREADS, leader));
         scenario.threads.push(thread("warp 0, lane 1", Machine::Gpu, THREADS, lane));
@@ -87,67 +87,103 @@ pub fn ours_shared(strict: bool, acquires: bool, sharing: Sharing) -> Scenario {
     for (warp, (name, blocks)) in of_one.iter().enumerate().filter(|(_, (_, blocks))| !blocks.is_empty()) {
         let mut ops = Vec::new();
         for &block in *blocks {
-            if four && block == 2 {
-                ops.push(Op::MarkFence { begin: block }.into());
-                ops.push(store(marks[2], Value::Is(1)).into());
-            }
-            if !only_elections {
+            let takes = !begun || sharing == Sharing::ThreeTakes || (four && block == 2);
+            if !begun {
                 shared.reserve(&mut ops, block, block + 1);
-                shared.fill(&mut ops, block, block, false);
             }
-            shared.publish(&mut ops, block, block + 1);
+            if takes && !late {
+                shared.take(&mut ops);
+            }
+            if !begun {
+                ops.extend(shared.q.wqe(block));
+            }
+            if takes && late {
+                ops.push(store(marks[usize::from(block)], Value::Is(1)).into());
+                shared.take(&mut ops);
+                ops.push(Op::MarkFence { begin: block }.into());
+                ops.push(Op::Nothing.into());
+            } else if takes {
+                ops.push(named(Op::MarkFence { begin: block }, if begun { "" } else { MARK_FENCE }));
+                ops.push(store(marks[usize::from(block)], Value::Is(1)).into());
+            }
+            shared.publish(&mut ops, block, block + 1, takes);
         }
         scenario.threads.push(thread(name, Machine::Gpu, warp, ops));
     }
     scenario
 }
 
-impl Shared {
-    /// A WQE, its fence and its mark; `begin` is the first block of the call.
-    fn fill(&self, ops: &mut Ops, block: u8, begin: u8, meets: bool) {
-        ops.extend(self.q.wqe(block));
-        if meets {
-            ops.push(named(Op::Meet, "db_warp_sync"));
-        }
-        ops.push(named(Op::MarkFence { begin }, "db_order_wqe_before_mark"));
-        ops.push(store(self.marks[usize::from(block)], Value::Is(1)).into());
-    }
+const MARK_FENCE: &str = "db_order_wqe_before_mark";
 
+impl Shared {
     fn reserve(&self, ops: &mut Ops, begin: u8, end: u8) {
         let does = Atomic::Advance { begin, end };
         ops.push(Op::Atomic { cell: self.reserved, does, order: Order::Plain }.into());
     }
 
-    /// `db_shared_publish` of the blocks from `begin` to `end`, and `db_shared_ring`.
-    fn publish(&self, ops: &mut Ops, begin: u8, end: u8) {
+    fn take(&self, ops: &mut Ops) {
+        let does = Atomic::Take;
+        ops.push(Op::Atomic { cell: self.published, does, order: self.taking }.into());
+    }
+
+    /// A lane's WQE, its fence and its mark; `begin` is the first block of the call.
+    fn fill(&self, ops: &mut Ops, block: u8, begin: u8, in_warp: bool) {
+        ops.extend(self.q.wqe(block));
+        if in_warp {
+            ops.push(meets());
+        }
+        ops.push(named(Op::MarkFence { begin }, MARK_FENCE));
+        ops.push(store(self.marks[usize::from(block)], Value::Is(1)).into());
+    }
+
+    /// `db_shared_publish` of the blocks from `begin` to `end`, and `db_shared_ring`. `takes`: the role may have been taken before.
+    fn publish(&self, ops: &mut Ops, begin: u8, end: u8, takes: bool) {
         let atomic = |does, order| Op::Atomic { cell: self.published, does, order };
-        let handing_over = |does| named(atomic(does, Order::AcqRel(Scope::Gpu)), "acq_rel of handing over");
+        let peek = |cell, register| Op::Peek { cell, register };
         let mut ring = gpu_ring(&self.q, Value::Register(END), self.strict);
         ring[0].op = Op::RingFence;
-        // Elect, Peek, perhaps Alone, Scan, Adopt; then the loop: IfNew, the ring and its word, Unsee, Peek, UnseeMore, Return,
-        // Scan, Again.
-        let start = ops.len() + 4 + usize::from(self.looks);
-        let rest = start + 1 + ring.len() + 1 + 6;
-        let elect = Atomic::Elect { begin, end, skip: if self.looks { 0 } else { 3 }, rest };
-        let label = if self.election == Order::Plain { "" } else { "acquire of the election" };
-        ops.push(named(atomic(elect, self.election), label));
-        ops.push(Op::Peek { cell: self.rung, register: LOOKED }.into());
-        if self.looks {
-            ops.push(Op::Alone { begin, end, skip: 2 }.into());
+        // The loop: Peek, Scan, IfNew, the ring and its word, Peek, Leave, Peek, Return, Again.
+        let start = ops.len() + usize::from(takes) + 1;
+        let rest = start + 3 + ring.len() + 1 + 5;
+        if takes {
+            // Elect, Peek and Scan are not of who is alone.
+            ops.push(atomic(Atomic::PublishHeld { begin, end, skip: 3 }, Order::Plain).into());
         }
+        ops.push(atomic(Atomic::Elect { begin, end, rest }, self.taking).into());
+        ops.push(peek(self.rung, LOOKED).into());
         ops.push(Op::Scan { marks: self.marks, from: LOOKED }.into());
-        ops.push(Op::Adopt.into());
         ops.push(Op::IfNew { skip: ring.len() + 1 }.into());
         ops.extend(ring);
         ops.push(store(self.rung, Value::Register(END)).into());
-        ops.push(handing_over(Atomic::Unsee { rest }));
-        ops.push(Op::Peek { cell: self.reserved, register: RESERVED }.into());
-        ops.push(handing_over(Atomic::UnseeMore));
-        ops.push(handing_over(Atomic::Return { rest, rung: self.rung }));
-        ops.push(Op::Scan { marks: self.marks, from: END }.into());
+        ops.push(peek(self.reserved, RESERVED).into());
+        let leave = atomic(Atomic::Leave { rest }, Order::Release(Scope::Gpu));
+        ops.push(named(leave, "release of giving the role back"));
+        ops.push(peek(self.reserved, RESERVED).into());
+        ops.push(atomic(Atomic::Return { rest }, self.taking).into());
         ops.push(Op::Again { to: start }.into());
         assert_eq!(ops.len(), rest, "the loop is as long as was said");
     }
+}
+
+/// `db_shared_ring_by_warp`: a lane sees the mark of a WQE of another block's thread, and lane 0 tells the NIC.
+pub fn warp_looks(strict: bool) -> Scenario {
+    let (mut scenario, q) = cells(Host, 3);
+    scenario.cells.truncate(q.ready);
+    scenario.cells.push(Cell { name: "mark".to_owned(), place: Place::Shared });
+    let mark = scenario.cells.len() - 1;
+    let marks =
+        vec![named(Op::Fence(Fence::AcqRel(Scope::Gpu)), MARK_FENCE), store(mark, Value::Is(1)).into()];
+    let ring = gpu_ring(&q, Value::Is(3), strict);
+    let looks = vec![Op::Await { cell: mark, value: 1, order: Order::Plain }.into(), ring[0], meets()];
+    let tells = [vec![meets()], ring[1..].to_vec()].concat();
+    scenario.threads.push(thread("poster", Machine::Gpu, 1, [q.wqe(0), q.wqe(1), q.wqe(2), marks].concat()));
+    scenario.threads.push(thread("lane 0", Machine::Gpu, 0, tells));
+    scenario.threads.push(thread("lane 1", Machine::Gpu, 0, looks));
+    scenario
+}
+
+fn meets() -> Instruction {
+    named(Op::Meet, "db_warp_sync")
 }
 
 /// A shared queue as NVSHMEM publishes, each behind the one before, but with an elected ringer in place of the lock: a warp of two lanes and a warp of one, or three threads.
@@ -164,7 +200,7 @@ pub fn in_order(strict: bool, warps: bool) -> Scenario {
         }
         ops
     };
-    let meet = || vec![named(Op::Meet, "db_warp_sync")];
+    let meet = || vec![meets()];
     if warps {
         let leader = [q.wqe(0), meet(), publish(0, 2, 2)].concat();
         scenario.threads.push(thread("warp 0, lane 0", Machine::Gpu, 0, leader));

@@ -337,7 +337,7 @@ impl Senders {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::db_shared_sq;
+    use crate::sys::{DB_PUBLISHED_SHIFT, db_shared_sq};
     use crate::twin::Visibility;
 
     /// The last of two producers comes when the other has posted all, and says how it went: the run began with the other, whose
@@ -369,7 +369,7 @@ mod tests {
         };
         plan.put(0, &told.told(&cancel, style)).unwrap();
         let mut queue = db_shared_sq { reserved: SHARE, rung: SHARE, consumed: SHARE, ..Default::default() };
-        (queue.sq.blocks, queue.published) = (64, SHARE << 16);
+        (queue.sq.blocks, queue.published) = (64, SHARE << DB_PUBLISHED_SHIFT);
         shared.put(0, &queue).unwrap();
         // `struct db_generate_share`: claimed; a line behind it through, begin_ns, clock_ticks, clock_ns.
         let words = share_words.long_words();

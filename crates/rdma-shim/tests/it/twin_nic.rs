@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use measure::need;
+use rdma_shim::sys::DB_PUBLISHED_SHIFT;
 use rdma_shim::twin::{Kernel, Launch, Visibility};
 use verbs::code::EventType;
 use verbs::{AsyncEvent, Element};
@@ -64,7 +65,7 @@ fn twin_lanes_share_a_queue_under_every_seed() {
             let (all, what) = (u64::from(SHARED_MESSAGES), format!("{kernel} seed {seed}"));
             assert_eq!((status, shared.failed), (Status::all(SHARED_MESSAGES), 0), "{what}");
             let (taken, rung) = (shared.reserved, shared.rung);
-            assert_eq!((taken, shared.published, rung), (all, all << 16, all), "{what}");
+            assert_eq!((taken, shared.published, rung), (all, all << DB_PUBLISHED_SHIFT, all), "{what}");
             assert!(queue.sq.blocks < SHARED_MESSAGES, "the ring was not used again: {}", queue.sq.blocks);
             // The last ones may be on their way.
             wait_for(&what, || (queue.wrong_words(SHARED_MESSAGES) == 0).then_some(()));
