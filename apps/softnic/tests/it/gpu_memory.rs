@@ -97,7 +97,7 @@ fn messages_to_and_from_a_gpu_arrive_whole_by_either_way_of_moving_them() {
     for layer in Layer::BOTH {
         let fabric = patient(on_stand_in(layer, &folder, ""));
         let (said, counters) = fabric.run(&[&program, "one", gid(layer)]);
-        assert!(said.contains("96 messages"), "{said}");
+        assert!(said.contains("108 messages"), "{said}");
         for moved in ["gpu_mover_commands", "gpu_engine_copies"] {
             assert!(value(&counters, moved) > 20, "{moved} {}: {said}", value(&counters, moved));
         }
@@ -110,7 +110,7 @@ fn messages_to_and_from_a_gpu_arrive_whole_by_either_way_of_moving_them() {
 fn between_processes_the_owner_of_a_gpu_moves_its_memory_whether_the_other_has_cuda_or_not() {
     let program = measure::need!(program(), "C compiler and libibverbs-dev");
     let folder = measure::need!(stand_in(), "a C compiler");
-    for (mode, messages) in [("pair", "96 messages"), ("pair-host", "32 messages")] {
+    for (mode, messages) in [("pair", "108 messages"), ("pair-host", "36 messages")] {
         for layer in Layer::BOTH {
             let fabric = on_stand_in(layer, &folder, "");
             let (said, counters) = fabric.run(&[&program, mode, gid(layer)]);
@@ -140,7 +140,7 @@ fn where_no_mover_runs_or_it_ends_too_early_or_pages_are_refused_messages_arrive
         let patiently = ["short-mover", "refused-mover"].contains(&words);
         let fabric = if patiently { patient(fabric) } else { fabric };
         let (said, counters) = fabric.run(&[&program, "one", "-1"]);
-        assert!(said.contains("96 messages"), "{words}: {said}");
+        assert!(said.contains("108 messages"), "{words}: {said}");
         assert_eq!(value(&counters, counter) > 0, some, "{words}: {counter} {}", value(&counters, counter));
         assert_eq!(said.contains("the copy engine moves all messages"), words == "no-mover", "{said}");
     }
@@ -193,6 +193,8 @@ fn a_copy_that_was_given_up_puts_no_byte_where_it_does_not_belong() {
     });
 }
 
+/// The stand-in's driver frees nothing while a kernel runs, and so shows whether the mover is asked to go only where memory was seen
+/// under it. CUDA's own frees while the copy engine copies (`docs/soft-nic.md`): there is no such test on a GPU.
 #[test]
 fn memory_that_is_freed_at_any_moment_under_its_region_is_an_error_at_most() {
     let program = measure::need!(program(), "C compiler and libibverbs-dev");
@@ -278,7 +280,6 @@ fn gpu_memory_that_no_nic_may_reach_is_refused_and_what_goes_wrong_is_a_message_
     for (mode, sentence) in [
         ("refusals", "dma-buf"),
         ("freed", "memory was freed under its region"),
-        ("churn", "CHURN"),
         ("lost", "lost: "),
         ("mapped", "mapped"),
     ] {

@@ -606,9 +606,16 @@ static void mover(const uint64_t *argument)
 	uint32_t done = (uint32_t)argument[1], instance = (uint32_t)argument[2];
 	uint64_t idle = (uint32_t)argument[3], life = (uint32_t)argument[4], begun = ns(), last = begun;
 	int taken = 0, stopped = 0;
-	__atomic_store_n(WORD32(128), instance, __ATOMIC_RELEASE);
+	__atomic_store_n(WORD32(256), instance, __ATOMIC_RELEASE);
 	for (;;) {
-		uint32_t number = __atomic_load_n(WORD32(0), __ATOMIC_ACQUIRE);
+		/* There when all its words have one number. */
+		uint64_t words[10];
+		for (int i = 9; i >= 0; i--)
+			words[i] = __atomic_load_n(WORD64(8 * i), __ATOMIC_ACQUIRE);
+		uint32_t number = (uint32_t)(words[0] >> 32);
+		for (int i = 1; i < 10; i++)
+			if (words[i] >> 32 != number)
+				number = done;
 		if (lost)
 			return;
 		if (number == done) {
@@ -626,15 +633,17 @@ static void mover(const uint64_t *argument)
 			usleep(1300000);
 			continue;
 		}
-		uint64_t to = *WORD64(8), from = *WORD64(16), bytes = *WORD64(24), a = *WORD64(32), b = *WORD64(40), old = 0;
-		switch (*WORD32(4)) {
+		uint64_t to = (uint32_t)words[1] | words[2] << 32, from = (uint32_t)words[3] | words[4] << 32, bytes = (uint32_t)words[5];
+		uint64_t a = (uint32_t)words[6] | words[7] << 32, b = (uint32_t)words[8] | words[9] << 32, old = 0;
+		switch ((uint32_t)words[0]) {
+		case 4:
 		case 0: {
 			uint8_t *target = kernels(to, bytes), *source = kernels(from, bytes);
 			if ((a != 0 && a != 1 && a != 2 && a != 4 && a != 8) || a > bytes || (a && (to + bytes) % a != 0))
 				broken("no last word of a copy", a);
 			memmove(target, source, bytes - a);
 			__atomic_thread_fence(__ATOMIC_RELEASE);
-			memcpy(target + bytes - a, source + bytes - a, a);
+			memcpy((uint32_t)words[0] == 4 ? (uint8_t *)&old : target + bytes - a, source + bytes - a, a);
 			break;
 		}
 		case 1:
@@ -645,15 +654,15 @@ static void mover(const uint64_t *argument)
 			old = __atomic_fetch_add((uint64_t *)kernels(to, 8), a, __ATOMIC_SEQ_CST);
 			break;
 		default:
-			broken("a command that the mover does not know", *WORD32(4));
+			broken("a command that the mover does not know", (uint32_t)words[0]);
 		}
-		*WORD64(72) = old;
+		*WORD64(136) = old;
 		done = number;
 		taken++;
 		last = ns();
-		__atomic_store_n(WORD32(64), done, __ATOMIC_RELEASE);
+		__atomic_store_n(WORD32(128), done, __ATOMIC_RELEASE);
 	}
-	__atomic_store_n(WORD32(132), instance, __ATOMIC_RELEASE);
+	__atomic_store_n(WORD32(260), instance, __ATOMIC_RELEASE);
 }
 
 static void wait_word(const uint64_t *argument)

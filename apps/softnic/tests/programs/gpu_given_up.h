@@ -1,5 +1,5 @@
 /* Messages of `gpu_memory.c` whose copy does not end well or in time: no byte of them may come to lie where it does not belong, nor
- * after the region was deregistered. Of the stand-in, but for `churn`.
+ * after the region was deregistered. Of the stand-in.
  */
 
 /* Whether all bytes are what `fill` with seed 0 left there. */

@@ -18,6 +18,9 @@ use crate::dma::{RingMemory, Segment, system, total};
 /// and of 512 KiB moved messages of 64 KiB to 1 MiB no faster than rounds of all that had come.
 pub(super) const COPIED_AT_ONCE: u64 = 2 << 20;
 
+/// The room of a record from this length on is given back at once.
+const LONG_RECORD: usize = 16 * 1024;
+
 impl Link {
     /// Hands up to `budget` arrived messages to `handler`, fewer when their payloads lie elsewhere and are long; returns how
     /// many it consumed. Replies before requests.
@@ -196,6 +199,10 @@ impl Link {
             }
             consumer.advance(lane, record.len);
             *consumed += 1;
+            // A long message goes on in the room of this one while the next one is copied.
+            if record.len >= LONG_RECORD && consumer.publish() && consumer.notify_wanted() {
+                self.to_notify.push(from);
+            }
         }
         Ok(())
     }

@@ -197,7 +197,7 @@ impl Hands {
     }
 
     /// Puts a mover on the GPU; whether it runs says its own word.
-    pub fn launch(&self, ordinal: u32, done: u32, instance: u32) -> Result<(), gpu::Error> {
+    pub fn launch(&self, ordinal: u32, done: u32, instance: u32, blocks: u32) -> Result<(), gpu::Error> {
         let card = self.card(ordinal)?;
         let Some((stream, function)) = &card.mover else {
             return Err(gpu::Error::Refused("no mover on this GPU".into()));
@@ -208,7 +208,7 @@ impl Hands {
             .u32(instance)
             .u32(IDLE_NS)
             .u32(LIFE_NS);
-        let shape = Shape { grid: [1, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
+        let shape = Shape { grid: [blocks, 1, 1], block: [THREADS, 1, 1], shared_bytes: 0 };
         // SAFETY: it keeps to its mail, and to what commands name: regions' memory, and the NIC's own.
         unsafe { stream.launch(function, shape, &arguments) }
     }

@@ -41,16 +41,25 @@ pub(super) fn forget_all() {
     host_pages::forget_all();
 }
 
-/// Longest message that the mover takes; from here on the copy engine is faster (H200: 65536 bytes into the GPU 11 against 9 µs).
+/// Longest message that the mover takes by way of the NIC's pages.
 const SHORT: u64 = 32 << 10;
+
+/// Longest that one block of it takes, between pages that it sees (H200: 64 KiB out of the GPU 5 µs, by the copy engine 10; into it 11 and 18).
+const ALONE: u64 = 128 << 10;
+
+/// Longest that several blocks take. The copy engine is no slower from here on, and nobody should wait for the mover's end for long.
+const LONG: u64 = 2 << 20;
 
 /// From here on pages of the host are shown to the GPU, where the NIC's own would be on the way otherwise.
 const SEEN: u64 = 4 << 10;
 
-/// A mover that takes so long shares the GPU with another process, and has it in turns only: the copy engine does better.
+/// A mover that takes so long for a command shares the GPU with another process, and has it in turns only: the copy engine does better.
 const SLOW: Duration = Duration::from_micros(100);
-/// For how long it is left alone then.
-const REST: Duration = Duration::from_millis(20);
+/// The same of its launch, which has the driver and a thread to wait for as well (H200: 45 to 200 µs where nobody shares).
+const SLOW_START: Duration = Duration::from_micros(250);
+/// For how long it is left alone then: where it was slow once, as while the driver registers pages, and where it is again and again.
+const REST: Duration = Duration::from_millis(1);
+const LONGEST_REST: Duration = Duration::from_millis(160);
 
 /// Making a context and translating the mover, when the first region of a GPU is registered.
 const OPEN: Duration = Duration::from_secs(20);
@@ -250,8 +259,9 @@ struct Front {
     doubt: bool,
     /// The mover is waited for, however slow it is.
     patient: bool,
-    /// Until when the mover is left alone.
+    /// Until when the mover is, or was, left alone, and for how long.
     rests: Option<Instant>,
+    rest: Duration,
     /// What was said on stderr, so that each thing is said once.
     said: Vec<&'static str>,
 }
@@ -326,6 +336,7 @@ impl Front {
             unsettled: None,
             doubt: false,
             rests: None,
+            rest: REST,
             said: Vec::new(),
         }
     }
@@ -375,20 +386,19 @@ impl Front {
         last: bool,
     ) -> Result<(), Fault> {
         let tail = if last { last_word(to, len) as u64 } else { 0 };
-        if len <= SHORT && self.mover_may_use(&[(to, target)])? {
-            // Alike modulo 16, so that the mover copies 16 bytes at a time.
-            let direct = len >= SEEN
-                && to % 16 == from % 16
-                && host_pages::sight(self.card, from, len) == Sight::Kernels;
+        let sight = if len >= SEEN { host_pages::sight(self.card, from, len) } else { Sight::None };
+        // Alike modulo 16, so that the mover copies 16 bytes at a time.
+        let direct = sight == Sight::Kernels && to % 16 == from % 16;
+        if len <= longest(direct) && self.mover_may_use(&[(to, target)], len)? {
             let stage = if direct { from } else { self.shared.short() + to % 16 };
             if !direct {
                 host.copy_bytes_of_host(stage, from, len as usize, true)?;
             }
-            if self.command(Command::Copy { to, from: stage, len, tail }, to)?.is_some() {
+            if self.command(Command::Copy { to, from: stage, len, tail, bring: false }, to)?.is_some() {
                 return Ok(());
             }
         }
-        if len >= SEEN && host_pages::sight(self.card, from, len) != Sight::None {
+        if sight != Sight::None {
             return self.engine(Copy { to, from, len, tail, tail_to: 0, way: Way::FromHost }, target, to);
         }
         // Before anything goes to the stage, which an earlier message's copy may be reading still.
@@ -422,17 +432,23 @@ impl Front {
         len: u64,
         last: bool,
     ) -> Result<(), Fault> {
-        if len <= SHORT && self.mover_may_use(&[(from, source)])? {
-            let direct = len >= SEEN
-                && to % 16 == from % 16
-                && host_pages::sight(self.card, to, len) == Sight::Kernels;
+        let sight = if len >= SEEN { host_pages::sight(self.card, to, len) } else { Sight::None };
+        let direct = sight == Sight::Kernels && to % 16 == from % 16;
+        if len <= longest(direct) && self.mover_may_use(&[(from, source)], len)? {
             let stage = if direct { to } else { self.shared.short() + from % 16 };
             let tail = if direct && last { last_word(to, len) as u64 } else { 0 };
-            if self.command(Command::Copy { to: stage, from, len, tail }, from)?.is_some() {
-                return if direct { Ok(()) } else { host.copy_piece_of_host(to, stage, len, true, last) };
+            let brought = self.command(Command::Copy { to: stage, from, len, tail, bring: true }, from)?;
+            match brought {
+                Some(_) if !direct => return host.copy_piece_of_host(to, stage, len, true, last),
+                Some(_) if tail == 0 => return Ok(()),
+                Some(word) => {
+                    let word = &raw const word as u64;
+                    return host.copy_piece_of_host(to + len - tail, word, tail, true, true);
+                }
+                None => {}
             }
         }
-        if len >= SEEN && host_pages::sight(self.card, to, len) != Sight::None {
+        if sight != Sight::None {
             let tail = if last { last_word(to, len) as u64 } else { 0 };
             let tail_to = self.shared.half(0);
             self.engine(Copy { to, from, len, tail, tail_to, way: Way::ToHost }, source, from)?;
@@ -483,8 +499,10 @@ impl Front {
     ) -> Result<(), Fault> {
         let tail = if last { last_word(to, len) as u64 } else { 0 };
         let one_card = source.card == target.card;
-        let short = one_card && len <= SHORT && self.mover_may_use(&[(to, target), (from, source)])?;
-        if short && self.command(Command::Copy { to, from, len, tail }, to)?.is_some() {
+        // Only by 16 bytes at a time it is faster.
+        let most = longest(to % 16 == from % 16);
+        let moved = one_card && len <= most && self.mover_may_use(&[(to, target), (from, source)], len)?;
+        if moved && self.command(Command::Copy { to, from, len, tail, bring: false }, to)?.is_some() {
             return Ok(());
         }
         if !source.is_alive() {
@@ -501,7 +519,7 @@ impl Front {
             return Err(Fault { addr });
         }
         self.check_context(addr)?;
-        if self.mover_may_use(&[(addr, place)])? {
+        if self.mover_may_use(&[(addr, place)], bytes)? {
             let command = match operation {
                 Atomic::CompareSwap { compare, swap } => Command::CompareSwap { at: addr, compare, swap },
                 Atomic::FetchAdd { add } => Command::FetchAdd { at: addr, add },
@@ -531,20 +549,22 @@ impl Front {
         Ok(old)
     }
 
-    /// Whether a mover runs that may go there. Error: the memory has been freed.
-    fn mover_may_use(&mut self, places: &[(u64, Place)]) -> Result<bool, Fault> {
+    /// Whether a mover runs that may go there, with help for what is long. Error: the memory has been freed.
+    fn mover_may_use(&mut self, places: &[(u64, Place)], len: u64) -> Result<bool, Fault> {
         if !places.iter().all(|(_, place)| place.kernels) {
             return Ok(false);
+        }
+        if len > ALONE {
+            self.mover.expect_long();
         }
         if self.rests.is_some_and(|end| Instant::now() < end) {
             return Ok(false);
         }
-        self.rests = None;
         let (worker, card) = (self.worker, self.card);
         let since = Instant::now();
-        let running = self.mover.running(|done, instance| {
+        let running = self.mover.running(|done, instance, blocks| {
             count(&COUNTS.mover_launches, 1);
-            worker.post(move |hands| hands.launch(card, done, instance))
+            worker.post(move |hands| hands.launch(card, done, instance, blocks))
         });
         let instance = match running {
             Ok(Some(instance)) => instance,
@@ -554,14 +574,13 @@ impl Front {
             }
             Err(error) => {
                 self.say_once("the mover was not launched: ", &error.to_string());
-                self.rests = Some(Instant::now() + REST);
+                self.rests = Some(Instant::now() + LONGEST_REST);
                 return Ok(false);
             }
         };
-        let took = since.elapsed();
-        if took > SLOW && !self.patient {
-            count(&COUNTS.mover_slow, 1);
-            self.rests = Some(since + took + REST);
+        self.note_pace(since, SLOW_START);
+        if len > ALONE && !self.mover.is_helped() {
+            return Ok(false);
         }
         // Asked while it runs: until it ends the driver frees nothing, so that it cannot come upon a page that is gone,
         // which would cost the program its context.
@@ -571,17 +590,25 @@ impl Front {
         }
     }
 
+    /// A mover that was slow is left alone for a while, and for longer where it is slow again soon after.
+    fn note_pace(&mut self, since: Instant, slow: Duration) {
+        let took = since.elapsed();
+        if took <= slow || self.patient {
+            return;
+        }
+        count(&COUNTS.mover_slow, 1);
+        let soon = self.rests.is_some_and(|end| since < end + 2 * self.rest);
+        self.rest = if soon { (2 * self.rest).min(LONGEST_REST) } else { REST };
+        self.rests = Some(since + took + self.rest);
+    }
+
     /// `None`: nothing has been done, and the copy engine is to.
     fn command(&mut self, command: Command, addr: u64) -> Result<Option<u64>, Fault> {
         count(&COUNTS.mover_commands, 1);
         let since = Instant::now();
         let outcome = self.mover.command(command);
-        let took = since.elapsed();
-        count(&COUNTS.mover_ns, took.as_nanos() as u64);
-        if took > SLOW && !self.patient {
-            count(&COUNTS.mover_slow, 1);
-            self.rests = Some(since + took + REST);
-        }
+        count(&COUNTS.mover_ns, since.elapsed().as_nanos() as u64);
+        self.note_pace(since, SLOW);
         match outcome {
             Outcome::Done(old) => Ok(Some(old)),
             Outcome::NotTaken => Ok(None),
@@ -687,6 +714,11 @@ impl Front {
         self.say_once("memory was freed under its region: ", &format!("{addr:#x}"));
         Fault { addr }
     }
+}
+
+/// Longest message that the mover takes: where it sees both ends, and where it does not or copies single bytes.
+fn longest(direct: bool) -> u64 {
+    if direct { LONG } else { SHORT }
 }
 
 /// Whether a peer may copy these pieces of our memory by itself: not a GPU's.

@@ -20,8 +20,11 @@ pub const ASSEMBLY: &CStr =
         Err(_) => panic!("no zero in the text"),
     };
 
-/// Threads of its one block.
+/// Threads of each of its blocks.
 pub const THREADS: u32 = 256;
+/// Blocks where there are long copies, of which all but the first help with these alone: what fills the bus (H200: 1 MiB out of the GPU takes one
+/// block 29 µs, four 25, eight 25; into the GPU 98, 45 and 32).
+pub const BLOCKS: u32 = 8;
 /// How long it waits for a command.
 pub const IDLE_NS: u32 = 200_000;
 /// How long it runs at most; a program that waits for the whole GPU waits for this.
@@ -36,17 +39,14 @@ const ANSWER: Duration = Duration::from_secs(1);
 
 /// Indices of words of the mail: of 32 bits, and (`LONG_`) of 64. The first line is the NIC's, the others the mover's.
 mod at {
-    pub const NUMBER: usize = 0;
-    pub const OPERATION: usize = 1;
-    pub const LONG_TO: usize = 1;
-    pub const LONG_FROM: usize = 2;
-    pub const LONG_LEN: usize = 3;
-    pub const LONG_A: usize = 4;
-    pub const LONG_B: usize = 5;
-    pub const ANSWERED: usize = 16;
-    pub const LONG_OLD: usize = 9;
-    pub const STARTED: usize = 32;
-    pub const ENDED: usize = 33;
+    /// The command: in each word its number above, and 32 bits of it below, so that the mover sees with one look at all of them
+    /// that a command is there whole (one that looked for the number first would wait for the bus twice).
+    pub const LONG_COMMAND: usize = 0;
+    pub const COMMAND_WORDS: usize = 10;
+    pub const ANSWERED: usize = 32;
+    pub const LONG_OLD: usize = 17;
+    pub const STARTED: usize = 64;
+    pub const ENDED: usize = 65;
 }
 
 /// What the mover is asked to do.
@@ -62,6 +62,8 @@ pub enum Command {
         len: u64,
         /// 0, 1, 2, 4 or 8.
         tail: u64,
+        /// The last word is not stored but answered: the NIC stores it, which waits for the bus once less.
+        bring: bool,
     },
     /// 64 bits.
     CompareSwap {
@@ -91,20 +93,25 @@ pub enum Command {
 }
 
 impl Command {
-    fn words(self) -> (u32, [u64; 5]) {
-        match self {
-            Command::Copy { to, from, len, tail } => (0, [to, from, len, tail, 0]),
-            Command::CompareSwap { at, compare, swap } => (1, [at, 0, 0, compare, swap]),
-            Command::FetchAdd { at, add } => (2, [at, 0, 0, add, 0]),
-            Command::CompareSwap32 { at, compare, swap } => (3, [at, 0, 0, compare.into(), swap.into()]),
-        }
+    /// As in the mail: operation, first byte written, first byte read, bytes, two operands.
+    fn words(self) -> [u32; at::COMMAND_WORDS] {
+        let (operation, to, from, len, a, b) = match self {
+            Command::Copy { to, from, len, tail, bring } => {
+                (if bring { 4 } else { 0 }, to, from, len, tail, 0)
+            }
+            Command::CompareSwap { at, compare, swap } => (1, at, 0, 0, compare, swap),
+            Command::FetchAdd { at, add } => (2, at, 0, 0, add, 0),
+            Command::CompareSwap32 { at, compare, swap } => (3, at, 0, 0, compare.into(), swap.into()),
+        };
+        let [low, high] = [|word: u64| word as u32, |word: u64| (word >> 32) as u32];
+        [operation, low(to), high(to), low(from), high(from), low(len), low(a), high(a), low(b), high(b)]
     }
 }
 
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Done; the old value of an atomic.
+    /// Done; the old value of an atomic, or the last word of a copy that is to bring it.
     Done(u64),
     /// The instance had ended before it looked: nothing has been done.
     NotTaken,
@@ -134,6 +141,10 @@ pub struct Mover {
     done: u32,
     instance: u32,
     stage: Stage,
+    /// Of the present instance.
+    blocks: u32,
+    /// There was a long copy since the last launch.
+    long: bool,
     /// The present instance's launch, until the driver has answered.
     launch: Option<Ticket<Result<(), gpu::Error>>>,
     silent: bool,
@@ -150,6 +161,8 @@ impl Mover {
             done: 0,
             instance: 0,
             stage: Stage::None,
+            blocks: 0,
+            long: false,
             launch: None,
             silent: false,
             start,
@@ -182,7 +195,7 @@ impl Mover {
     /// begun, or does not answer. Error: the driver refused the launch.
     pub fn running(
         &mut self,
-        launch: impl FnOnce(u32, u32) -> Ticket<Result<(), gpu::Error>>,
+        launch: impl FnOnce(u32, u32, u32) -> Ticket<Result<(), gpu::Error>>,
     ) -> Result<Option<u32>, gpu::Error> {
         if self.silent {
             return Ok(None);
@@ -194,7 +207,8 @@ impl Mover {
             Stage::Launched { late: false } => {}
             Stage::None => {
                 self.instance = self.instance.wrapping_add(1).max(1);
-                self.launch = Some(launch(self.done, self.instance));
+                self.blocks = if std::mem::take(&mut self.long) { BLOCKS } else { 1 };
+                self.launch = Some(launch(self.done, self.instance, self.blocks));
                 self.stage = Stage::Launched { late: false };
             }
         }
@@ -216,16 +230,31 @@ impl Mover {
         Ok(None)
     }
 
+    /// A long copy is to come, now and again: the next launch is one of several blocks.
+    pub fn expect_long(&mut self) {
+        self.long = true;
+    }
+
+    /// Whether the present instance was launched with blocks that help.
+    pub fn is_helped(&self) -> bool {
+        self.blocks > 1
+    }
+
+    /// The number in the command's first word.
+    fn leave(&self, number: u32, first: u32) {
+        let word = u64::from(number) << 32 | u64::from(first);
+        self.mail.long_words()[at::LONG_COMMAND].store(word, Ordering::Release);
+    }
+
     /// Has the instance that runs do something, and waits for it.
     pub fn command(&mut self, command: Command) -> Outcome {
-        let (operation, words) = command.words();
-        self.word(at::OPERATION).store(operation, Ordering::Relaxed);
-        let places = [at::LONG_TO, at::LONG_FROM, at::LONG_LEN, at::LONG_A, at::LONG_B];
-        for (place, word) in places.into_iter().zip(words) {
-            self.mail.long_words()[place].store(word, Ordering::Relaxed);
-        }
+        let words = command.words();
         self.number = self.number.wrapping_add(1);
-        self.word(at::NUMBER).store(self.number, Ordering::Release);
+        for (index, word) in words.into_iter().enumerate().skip(1) {
+            let tagged = u64::from(self.number) << 32 | u64::from(word);
+            self.mail.long_words()[at::LONG_COMMAND + index].store(tagged, Ordering::Relaxed);
+        }
+        self.leave(self.number, words[0]);
         let answered = |mover: &Self| mover.word(at::ANSWERED).load(Ordering::Acquire) == mover.number;
         let since = Instant::now();
         let mut looks = 0u32;
@@ -236,14 +265,14 @@ impl Mover {
             }
             if self.word(at::ENDED).load(Ordering::Acquire) == self.instance && !answered(self) {
                 // It looks no more: what it has not taken it never will, nor will the next one.
-                self.word(at::NUMBER).store(self.done, Ordering::Release);
+                self.leave(self.done, 0);
                 self.stage = Stage::None;
                 return Outcome::NotTaken;
             }
             looks += 1;
             if looks.is_multiple_of(1024) && since.elapsed() >= ANSWER {
                 // One that goes on after all, as behind a debugger, is not to find it.
-                self.word(at::NUMBER).store(self.done, Ordering::Release);
+                self.leave(self.done, 0);
                 self.silent = true;
                 return Outcome::Silent;
             }
@@ -278,20 +307,27 @@ mod tests {
     fn the_words_of_the_mail_are_where_the_assembly_has_them() {
         let text = include_str!("mover.ptx");
         for (index, bytes, instruction) in [
-            (at::NUMBER, 4, "ld.acquire.sys.u32 %seq, [%mail]"),
-            (at::OPERATION, 4, "ld.u32 %op, [%mail+4]"),
-            (at::LONG_TO, 8, "ld.u64 %to, [%mail+8]"),
-            (at::LONG_FROM, 8, "ld.v2.u64 {%from, %len}, [%mail+16]"),
-            (at::LONG_A, 8, "ld.v2.u64 {%a, %b}, [%mail+32]"),
-            (at::ANSWERED, 4, "st.release.sys.u32 [%mail+64], %done"),
-            (at::LONG_OLD, 8, "st.relaxed.sys.u64 [%mail+72], %old"),
-            (at::STARTED, 4, "st.release.sys.u32 [%mail+128], %instance"),
-            (at::ENDED, 4, "st.release.sys.u32 [%mail+132], %instance"),
+            (at::LONG_COMMAND, 8, "ld.acquire.sys.u64 %word, [%at]"),
+            (at::ANSWERED, 4, "st.release.sys.u32 [%mail+128], %done"),
+            (at::LONG_OLD, 8, "st.relaxed.sys.u64 [%mail+136], %old"),
+            (at::STARTED, 4, "st.release.sys.u32 [%mail+256], %instance"),
+            (at::ENDED, 4, "st.release.sys.u32 [%mail+260], %instance"),
         ] {
             let place = index * bytes;
-            let wanted = if place == 0 { "[%mail]".to_owned() } else { format!("[%mail+{place}]") };
+            let wanted = if place == 0 { "[%at]".to_owned() } else { format!("[%mail+{place}]") };
             assert!(text.contains(instruction) && instruction.contains(&wanted), "{instruction}: {place}");
         }
-        assert_eq!((at::LONG_LEN, at::LONG_B), (at::LONG_FROM + 1, at::LONG_A + 1), "pairs are read as one");
+        // Each lane of a warp has a word; those behind the last look at the last.
+        let lanes = format!("min.u32 %x0, %thread, {};", at::COMMAND_WORDS - 1);
+        assert!(text.contains(&lanes) && at::COMMAND_WORDS <= 32, "{lanes}");
+        let command = Command::Copy { to: 0x1_0000_0002, from: 0x3_0000_0004, len: 5, tail: 6, bring: true };
+        assert_eq!(command.words(), [4, 2, 1, 4, 3, 5, 6, 0, 0, 0]);
+        let command = Command::CompareSwap { at: 7, compare: 0x8_0000_0009, swap: 0xa_0000_000b };
+        assert_eq!(command.words(), [1, 7, 0, 0, 0, 0, 9, 8, 0xb, 0xa]);
+        for (place, load) in
+            [(0, "%op, [order]"), (4, "%x0, [order+4]"), (20, "%x0, [order+20]"), (24, "%x0, [order+24]")]
+        {
+            assert!(text.contains(&format!("ld.shared.u32 {load};")), "{place}");
+        }
     }
 }

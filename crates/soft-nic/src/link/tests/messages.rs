@@ -377,6 +377,25 @@ fn a_full_ring_says_so_and_consumption_makes_room() {
 }
 
 #[test]
+fn the_room_of_a_long_record_is_free_while_the_next_one_is_copied() {
+    let (mut a, mut b) = pair(true);
+    let source = pattern(MAX_FRAGMENT, 3);
+    let sending = request(&a, Link::first_qpn(b.slot()), Opcode::Write, 7, 0x1000, source.len() as u32);
+    let mut send = || {
+        let pieces = [segment(&source)];
+        a.send_request(&sending, &PathAddress::default(), Payload::Segments(&pieces)).map(|_| ())
+    };
+    while send().is_ok() {}
+    let mut seen = 0;
+    b.poll(4, |_| {
+        seen += 1;
+        assert_eq!(send(), if seen == 1 { Err(SendError::Full) } else { Ok(()) }, "record {seen}");
+        Disposition::Consumed
+    });
+    assert_eq!(seen, 4);
+}
+
+#[test]
 fn ten_thousand_messages_of_mixed_sizes_wrap_the_ring_in_order() {
     let (mut a, mut b) = pair(false);
     let slot = b.slot();
