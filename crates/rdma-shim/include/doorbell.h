@@ -595,9 +595,12 @@ DB_FN void db_push(const struct db_sq *sq, db_u64 reg) {
     }
 }
 
-/* What db_ring() does behind its first fence. */
-DB_FN void db_tell(struct db_sq *sq) {
+/* Tells the device of every WQE posted so far. Three edges: WQE before record, WQE before register, record before
+ * register; the last one is weaker in the early order. No effect when nothing was posted since the last ring. */
+DB_FN void db_ring(struct db_sq *sq) {
     db_u64 reg = sq->reg + sq->register_offset;
+    if (sq->rung == sq->producer) return;
+    db_order_wqe_before_record();
     db_store_record(sq->record, db_be32((db_u32)sq->producer & 0xffff));
     if (sq->order == DB_ORDER_STRICT)
         db_order_record_before_register();
@@ -611,14 +614,6 @@ DB_FN void db_tell(struct db_sq *sq) {
     }
     db_flush_register();
     sq->rung = sq->producer;
-}
-
-/* Tells the device of every WQE posted so far. Three edges: WQE before record, WQE before register, record before
- * register; the last one is weaker in the early order. No effect when nothing was posted since the last ring. */
-DB_FN void db_ring(struct db_sq *sq) {
-    if (sq->rung == sq->producer) return;
-    db_order_wqe_before_record();
-    db_tell(sq);
 }
 
 /* ibv_post_send: posts the requests in order, rings once, stops at the first that fails and names it in `bad`. Those
