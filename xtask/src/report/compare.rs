@@ -100,9 +100,9 @@ pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
     let mut findings = match &claim.rule {
         Rule::Background {} => Vec::new(),
         Rule::Saturates { at_least } => each(claim, points, &|series| saturates(points, series, *at_least)),
-        Rule::Fills { at_least, payload_bytes } => {
-            each_of(claim, points, named, &|series| fills(points, series, *at_least, *payload_bytes))
-        }
+        Rule::Fills { at_least, payload_bytes, posting } => each_of(claim, points, named, &|series| {
+            fills(points, series, *at_least, *payload_bytes, *posting)
+        }),
         Rule::Linear { r_squared, below } => {
             each(claim, points, &|series| linear(points, series, *r_squared, *below))
         }
@@ -165,8 +165,9 @@ fn criterion(rule: &Rule) -> String {
         Rule::Saturates { at_least } => {
             format!("holds from {:.0} % of the link's capacity on", at_least * 100.0)
         }
-        Rule::Fills { at_least, payload_bytes: [first, last] } => format!(
-            "holds from {:.0} % of the shaped link's capacity on, at each payload size from {first} to {last} B",
+        Rule::Fills { at_least, payload_bytes: [first, last], posting } => format!(
+            "holds from {:.0} % of the shaped link's capacity on, at each payload size from {first} to {last} B whose posts \
+             alone allow {posting} times that capacity",
             at_least * 100.0
         ),
         Rule::Linear { r_squared, below } => {
@@ -315,7 +316,7 @@ pub fn shaped_to(points: &[Point]) -> Option<f64> {
     rate.as_f64().filter(|rate| *rate > 0.0)
 }
 
-fn fills(points: &[Point], series: &str, at_least: f64, [first, last]: [u64; 2]) -> Finding {
+fn fills(points: &[Point], series: &str, at_least: f64, [first, last]: [u64; 2], posting: f64) -> Finding {
     let own: Vec<Point> = points.iter().filter(|point| point.series == series).cloned().collect();
     let Some(line_gbps) = shaped_to(&own) else {
         return Finding::missing(&format!("{series} on a shaped link"), Vec::new());
@@ -325,15 +326,38 @@ fn fills(points: &[Point], series: &str, at_least: f64, [first, last]: [u64; 2])
         .into_iter()
         .filter(|(size, _)| (first..=last).contains(size))
         .collect();
-    let count = sizes.len();
-    let shares = sizes.into_iter().map(|(size, gbps)| (gbps / model.capacity_gbps(size), size));
-    let Some((share, size)) = shares.min_by(|one, other| one.0.total_cmp(&other.0)) else {
+    if sizes.is_empty() {
         return Finding::missing(&format!("{series} from {first} to {last} B"), Vec::new());
+    }
+    // A poster that is too slow for a link leaves it idle, however well the link is filled otherwise. The time of a post is of one
+    // request, with its share of a list's doorbell.
+    let post_ns = medians(points, series, "post_ns");
+    let posts_allow =
+        |size: u64| post_ns.get(&size).map_or(f64::INFINITY, |ns| model.posting_gbps(size, *ns));
+    let (judged, bound): (Vec<_>, Vec<_>) =
+        sizes.into_iter().partition(|(size, _)| posts_allow(*size) >= posting * model.capacity_gbps(*size));
+    let bound: Vec<String> = bound
+        .iter()
+        .map(|(size, gbps)| {
+            let allowed = posts_allow(*size);
+            let ns = post_ns.get(size).copied().unwrap_or_default();
+            format!("{size} B ({gbps:.1} Gbit/s; posts of {ns:.0} ns alone allow {allowed:.1})")
+        })
+        .collect();
+    let bound = bound.join(", ");
+    let count = judged.len();
+    let shares = judged.into_iter().map(|(size, gbps)| (gbps / model.capacity_gbps(size), size));
+    let Some((share, size)) = shares.min_by(|one, other| one.0.total_cmp(&other.0)) else {
+        let evidence = format!("{series}: not judged: bound by posting at {bound}");
+        return Finding { holds: None, evidence, needs: Vec::new() };
     };
-    let evidence = format!(
+    let mut evidence = format!(
         "{series}: {:.1} % or more of what {line_gbps} Gbit/s carry at {count} payload sizes, the least at {size} B",
         share * 100.0
     );
+    if !bound.is_empty() {
+        evidence += &format!("; not judged, bound by posting: {bound}");
+    }
     Finding::judged(share >= at_least, evidence)
 }
 
@@ -729,6 +753,67 @@ mod tests {
             judged.criterion.contains("95 %") && judged.criterion.contains("60000 to 262144 B"),
             "{judged:?}"
         );
+    }
+
+    #[test]
+    fn a_poster_is_asked_to_fill_a_shaped_link_where_its_posts_alone_could() {
+        use Verdict::{InPart, NeedsData, NotReproduced, Reproduced};
+        let spec = crate::figure::spec::Spec::read(&root().join("experiments/fig4")).unwrap();
+        let [claim] = &spec.shaped[..] else { panic!("one claim about shaped links") };
+        let model = WireModel { immediate: false, ..WireModel::PAPER };
+        // One request every `post_ns`, as the original's style posts on an H200 in 9.6 µs: half a link at 60 kB.
+        let of = |series: &str, post_ns: f64, share: f64| -> Vec<Point> {
+            let point = |payload| {
+                let wire_gbps = model.throughput_gbps(payload, post_ns) * share;
+                let mut point = Point { post_ns, wire_gbps, ..example(series, payload) };
+                point.provenance.nic = Label::Emulated;
+                point.provenance.link = Label::Emulated;
+                point.provenance.nic_options.insert("rate_gbps".into(), 100.into());
+                point
+            };
+            [60_000, 65_536, 100_000, 131_072, 262_144].map(point).to_vec()
+        };
+        let fast = of("cpu-shim", 30.0, 0.99);
+        let at = |mut points: Vec<Point>, size: u64, gbps: f64| {
+            points.iter_mut().filter(|point| point.payload_bytes == size).for_each(|p| p.wire_gbps = gbps);
+            points
+        };
+        let slow = of("gpu-original", 9600.0, 0.99);
+        let beside = |other: Vec<Point>| [fast.clone(), other].concat();
+        for (what, points, verdict) in [
+            ("a slow poster that fills it where it can", beside(slow.clone()), Reproduced),
+            (
+                "where its posts allow half of it, it is not asked",
+                beside(at(slow.clone(), 60_000, 9.0)),
+                Reproduced,
+            ),
+            ("where its posts allow it, it is", beside(at(slow.clone(), 131_072, 83.0)), InPart),
+            (
+                "a fast one that does not fill it is asked everywhere",
+                at(fast.clone(), 60_000, 50.0),
+                NotReproduced,
+            ),
+            ("one that can nowhere", beside(of("gpu-original", 50_000.0, 0.99)), InPart),
+            ("nobody can anywhere", of("gpu-original", 50_000.0, 0.99), NeedsData),
+            // 8 × (131072 + 62 × 32 + 16) bits in 10600 ns are 100.4 Gbit/s, less than 1.05 of what is carried.
+            ("what posting could just fill is left out", beside(of("gpu-original", 10_600.0, 0.8)), InPart),
+        ] {
+            assert_eq!(judge(claim, &points).verdict, verdict, "{what}");
+        }
+        let evidence = |points: &[Point]| judge(claim, points).evidence.join("\n");
+        let said = evidence(&beside(slow));
+        let left_out = "gpu-original: 99.0 % or more of what 100 Gbit/s carry at 2 payload sizes, the least at 131072 B; not judged, \
+                        bound by posting: 60000 B (50.3 Gbit/s; posts of 9600 ns alone allow 50.8), 65536 B (";
+        assert!(said.contains(left_out) && said.contains("100000 B"), "{said}");
+        let said = evidence(&of("gpu-original", 50_000.0, 0.99));
+        assert!(said.starts_with("gpu-original: not judged: bound by posting at 60000 B ("), "{said}");
+        let said = evidence(&beside(of("gpu-original", 10_600.0, 0.8)));
+        assert!(
+            said.contains("fails: gpu-original: 80.0 %") && said.contains("at 1 payload sizes"),
+            "{said}"
+        );
+        assert!(said.contains("131072 B (79.6 Gbit/s; posts of 10600 ns alone allow 100.4)"), "{said}");
+        assert!(judge(claim, &fast).criterion.contains("posts alone allow 1.05 times"));
     }
 
     #[test]

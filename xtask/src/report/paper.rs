@@ -123,12 +123,15 @@ pub enum Rule {
         /// The share.
         at_least: f64,
     },
-    /// Each series reaches this share of what a link of the rate that it was shaped to can carry, at each payload size in a range.
+    /// Each series reaches this share of what a link of the rate that it was shaped to can carry, at each payload size in a range
+    /// at which its posts alone, by their time in that run, allow more than the link carries.
     Fills {
         /// The share.
         at_least: f64,
         /// First and last payload size that counts.
         payload_bytes: [u64; 2],
+        /// How many times what the link carries posting alone has to allow.
+        posting: f64,
     },
     /// Each series grows in a straight line with the payload, below this share of its plateau.
     Linear {

@@ -48,8 +48,12 @@ impl WireModel {
 
     /// Throughput at a port when one request is posted every `post_ns`.
     pub fn throughput_gbps(&self, payload_bytes: u64, post_ns: f64) -> f64 {
-        let posting_bound = self.wire_bytes(payload_bytes) as f64 * 8.0 / post_ns;
-        posting_bound.min(self.capacity_gbps(payload_bytes))
+        self.posting_gbps(payload_bytes, post_ns).min(self.capacity_gbps(payload_bytes))
+    }
+
+    /// The same on a link without a bound: what posting alone allows.
+    pub fn posting_gbps(&self, payload_bytes: u64, post_ns: f64) -> f64 {
+        self.wire_bytes(payload_bytes) as f64 * 8.0 / post_ns
     }
 }
 
