@@ -7,11 +7,11 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use measure::{Provenance, json_lines};
+use measure::{Label, Provenance, json_lines};
 
-use super::point::{Key, Point};
-use super::spec::Grid;
-use super::{Options, PLOTS, quoted};
+use super::point::Point;
+use super::spec::{Grid, Spec};
+use super::{Options, PLOTS, nic, quoted, session};
 use crate::refused::refused;
 use crate::workspace;
 
@@ -26,17 +26,47 @@ pub struct Earlier {
     pub said: Vec<String>,
 }
 
-/// What a user can mend in `--out`, before minutes of building: a file in its place, another figure's results.
-pub fn check(out: &Path, figure: u32, options: &Options) -> Result<()> {
-    if out.exists() && !out.is_dir() {
-        return Err(refused(format!("--out {} is a file; give a folder", out.display())));
-    }
-    if options.resume {
-        for point in json_lines::read::<Point>(&out.join("results.jsonl"))?.records {
-            of_this_figure(&point, out, figure)?;
+/// What a user can mend in `--out`, before minutes of building: a file in its place, another figure's results, points that were
+/// measured otherwise than this run would, as far as that is known without the programs.
+pub fn check(out: &Path, spec: &Spec, options: &Options) -> Result<()> {
+    let there = out.ancestors().find(|folder| folder.exists());
+    match there.filter(|folder| !folder.is_dir()) {
+        Some(file) if file == out => {
+            return Err(refused(format!("--out {} is a file; give a folder", out.display())));
         }
+        Some(file) => {
+            let (out, file) = (out.display(), file.display());
+            return Err(refused(format!("--out {out}: {file} is a file; give a folder")));
+        }
+        None => {}
+    }
+    if !options.resume {
+        return Ok(());
+    }
+    let file = out.join("results.jsonl");
+    let points = json_lines::read::<Point>(&file)?.records;
+    let ours = Provenance::of(workspace::revision(), &[]);
+    let grid = spec.grid(options.extent());
+    for point in &points {
+        of_this_figure(point, out, spec.figure)?;
+        like(point, &known(&ours, &point.provenance, spec, options), spec, &grid, &file)?;
     }
     Ok(())
+}
+
+/// Provenance of this run as far as it is known before the programs are built; the rest as in `old`.
+fn known(ours: &Provenance, old: &Provenance, spec: &Spec, options: &Options) -> Provenance {
+    let mut known = old.clone();
+    known.revision = ours.revision.clone();
+    known.machine = ours.machine.clone();
+    for name in ["kernel", "rustc"] {
+        known.versions.extend(ours.versions.get(name).map(|version| (name.to_owned(), version.clone())));
+    }
+    match &options.nic {
+        None => (known.nic, known.nic_options) = (Label::Emulated, nic::options(&spec.nic)),
+        Some(device) => (known.nic, known.device) = (Label::Hardware, device.clone()),
+    }
+    known
 }
 
 fn of_this_figure(point: &Point, out: &Path, figure: u32) -> Result<()> {
@@ -55,9 +85,9 @@ fn of_this_figure(point: &Point, out: &Path, figure: u32) -> Result<()> {
 /// Points of a cut run, when they are to be kept; otherwise all that it left is moved aside, never overwritten.
 pub fn earlier(
     out: &Path,
-    figure: u32,
     options: &Options,
     provenance: &Provenance,
+    spec: &Spec,
     grid: &Grid,
 ) -> Result<Earlier> {
     if !options.resume {
@@ -76,15 +106,18 @@ pub fn earlier(
         let what = if file.exists() { "holds no points" } else { "does not exist" };
         said.push(format!("--resume: {} {what}: this is a fresh run", file.display()));
     }
-    let keys: BTreeSet<Key> = grid.keys().into_iter().collect();
     for point in &records.records {
-        of_this_figure(point, out, figure)?;
-        if let Some(reason) = unlike(point, provenance, grid, &keys) {
-            return Err(refused(format!("--resume: {} {reason}", file.display())));
-        }
+        of_this_figure(point, out, spec.figure)?;
         if options.record && point.provenance.revision.dirty {
             return Err(refused(format!("--record: {} was measured on a tree with changes", file.display())));
         }
+        like(point, provenance, spec, grid, &file)?;
+    }
+    if provenance.revision.dirty && !records.records.is_empty() {
+        said.push(format!(
+            "--resume: the points in {} are of a tree with changes, as this run is: whether with the same ones nobody can tell",
+            file.display()
+        ));
     }
     let lines = records.records.len();
     let (points, again): (Vec<Point>, Vec<Point>) =
@@ -142,36 +175,73 @@ fn move_aside(out: &Path) -> Result<Option<String>> {
     )))
 }
 
-/// What is not the same of two points' provenance, but for what the GPU was, which is the series' own.
-pub fn differs(old: &Provenance, new: &Provenance) -> Option<String> {
-    let said = [
-        ("revision", old.revision.commit.clone(), new.revision.commit.clone()),
-        ("machine", old.machine.clone(), new.machine.clone()),
-        ("device", old.device.clone(), new.device.clone()),
-        ("GPU", old.gpu_device.clone(), new.gpu_device.clone()),
-        ("nic", old.nic.to_string(), new.nic.to_string()),
-        ("NIC options", format!("{:?}", old.nic_options), format!("{:?}", new.nic_options)),
-        ("versions", format!("{:?}", old.versions), format!("{:?}", new.versions)),
-    ];
-    let differs = said.into_iter().find(|(_, old, new)| old != new);
-    differs.map(|(what, old, new)| format!("was measured with {what} `{old}`, this is `{new}`"))
+/// The first thing that is not the same of two points.
+#[derive(Debug, PartialEq)]
+pub struct Difference {
+    /// One key: `revision`, ``NIC option `rate_gbps` ``.
+    pub what: String,
+    /// Its value there.
+    pub old: String,
+    /// And here.
+    pub new: String,
 }
 
-/// Why a point of an earlier run is none of this one; everything that provenance says must be the same.
-fn unlike(point: &Point, provenance: &Provenance, grid: &Grid, keys: &BTreeSet<Key>) -> Option<String> {
+impl Difference {
+    /// `None`: they are the same.
+    fn of(what: impl Into<String>, old: impl ToString, new: impl ToString) -> Option<Difference> {
+        let (old, new) = (old.to_string(), new.to_string());
+        (old != new).then(|| Difference { what: what.into(), old, new })
+    }
+}
+
+/// What is not the same of two points' provenance, but for what the GPU was, which is the series' own.
+pub fn differs(old: &Provenance, new: &Provenance) -> Option<Difference> {
+    let state = |from: &Provenance| if from.revision.dirty { "with changes" } else { "without changes" };
+    Difference::of("revision", &old.revision.commit, &new.revision.commit)
+        .or_else(|| Difference::of("state of the tree", state(old), state(new)))
+        .or_else(|| Difference::of("machine", &old.machine, &new.machine))
+        .or_else(|| Difference::of("nic", old.nic, new.nic))
+        .or_else(|| Difference::of("device", &old.device, &new.device))
+        .or_else(|| Difference::of("GPU", &old.gpu_device, &new.gpu_device))
+        .or_else(|| of_keys("NIC option", &old.nic_options, &new.nic_options))
+        .or_else(|| of_keys("version of", &old.versions, &new.versions))
+}
+
+/// The first key of two tables that has not the same value in both.
+fn of_keys<V: ToString>(
+    what: &str,
+    old: &BTreeMap<String, V>,
+    new: &BTreeMap<String, V>,
+) -> Option<Difference> {
+    let value = |table: &BTreeMap<String, V>, key: &str| table.get(key).map_or("none".into(), V::to_string);
+    let keys: BTreeSet<&String> = old.keys().chain(new.keys()).collect();
+    keys.into_iter().find_map(|key| Difference::of(format!("{what} {key}"), value(old, key), value(new, key)))
+}
+
+/// Refuses a point of an earlier run that is none of this one; everything that provenance says must be the same, and what the
+/// sender is told of time, window and burst.
+fn like(point: &Point, provenance: &Provenance, spec: &Spec, grid: &Grid, file: &Path) -> Result<()> {
     let key = point.key();
-    differs(&point.provenance, provenance)
-        .or_else(|| {
-            (point.seconds != grid.seconds).then(|| {
-                format!("was measured with seconds a point `{}`, this is `{}`", point.seconds, grid.seconds)
-            })
-        })
-        .or_else(|| {
-            (!keys.contains(&key)).then(|| {
-                format!(
-                    "has a point that this run does not measure: {} at {} B, repetition {}",
-                    key.0, key.1, key.3
-                )
-            })
-        })
+    let (series, payload, list, repetition) = &key;
+    let said = |value: Option<u32>| value.map_or("not said".to_owned(), |value| value.to_string());
+    let told = session::in_flight_told(spec, series, *payload, *list);
+    let in_flight = |what: &str, told: Option<u32>, was: Option<u32>| {
+        // What nobody asks for the generator chooses by size and revision.
+        Difference::of(format!("{what} of {series} at {payload} B"), said(was), said(Some(told?)))
+    };
+    let different = differs(&point.provenance, provenance)
+        .or_else(|| Difference::of("time a point in seconds", point.seconds, grid.seconds))
+        .or_else(|| in_flight("window", told.0, point.window))
+        .or_else(|| in_flight("burst", told.1, point.batch));
+    let why = match different {
+        Some(Difference { what, old, new }) => {
+            format!("was measured with another {what}: `{old}` there, `{new}` in this run")
+        }
+        None if !grid.keys().contains(&key) => format!(
+            "has a point that this run does not measure: {series} at {payload} B, repetition {repetition}"
+        ),
+        None => return Ok(()),
+    };
+    let file = file.display();
+    Err(refused(format!("--resume: {file} {why}; give another --out, or leave --resume out")))
 }

@@ -44,8 +44,10 @@ pub fn imported(folder: &Path) -> Result<(u32, Entry)> {
             "results.jsonl: a point is of another figure than summary.json, {}",
             summary.figure
         );
-        if let Some(what) = earlier::differs(&point.provenance, &first.provenance) {
-            bail!("results.jsonl: its points are of two runs: {what}");
+        if let Some(earlier::Difference { what, old, new }) =
+            earlier::differs(&first.provenance, &point.provenance)
+        {
+            bail!("results.jsonl: its points are of two runs: {what} is `{old}` in one, `{new}` in another");
         }
         ensure!(point.is_whole(), "not whole: {}", point.what_is_missing());
     }

@@ -203,6 +203,8 @@ pub fn run(number: u32, options: &Options) -> Result<()> {
         experiment.spec.nic.insert("rate_gbps".into(), rate.into());
     }
     let out = options.out.clone().unwrap_or_else(|| workspace::results(&format!("fig{number}")));
+    // What the user can mend is said before minutes of building.
+    earlier::check(&out, &experiment.spec, options)?;
     if options.dry_run {
         say!("{}", dry_run(&experiment, options, &out).trim_end());
         return Ok(());
@@ -211,11 +213,9 @@ pub fn run(number: u32, options: &Options) -> Result<()> {
     if options.record {
         measured::allowed(&revision)?;
     }
-    // What the user can mend is said before minutes of building.
     if let Some(device) = &options.nic {
         Nic::card(device)?;
     }
-    earlier::check(&out, number, options)?;
     fs::create_dir_all(out.join("logs"))
         .map_err(|error| refused(format!("--out {}: {error}", out.display())))?;
     setup::prepare(Purpose::Figure, options.no_install)?;
@@ -286,7 +286,7 @@ fn execute_on(
             say!("without a GPU these are left out: {} ({})", left_out.join(", "), machine.why_none());
         }
     }
-    let earlier = earlier::earlier(out, spec.figure, options, &provenance, &grid)?;
+    let earlier = earlier::earlier(out, options, &provenance, spec, &grid)?;
     earlier.said.iter().for_each(|line| say!("{line}"));
     let receiver = Receiver::find(nic, peer, &logs)?;
     let link_gbps = probe.link_gbps(nic);

@@ -133,6 +133,11 @@ impl Nic {
     }
 }
 
+/// Options of the software NIC as a point carries them.
+pub fn options(nic: &toml::Table) -> BTreeMap<String, serde_json::Value> {
+    nic.iter().filter_map(|(key, value)| Some((key.clone(), serde_json::to_value(value).ok()?))).collect()
+}
+
 /// Where the sender finds its receiver.
 #[derive(Debug)]
 pub enum Receiver {
@@ -284,10 +289,7 @@ impl Probe {
             }
         }
         provenance.nic_options = match nic {
-            Nic::Software { .. } => options
-                .iter()
-                .filter_map(|(key, value)| Some((key.clone(), serde_json::to_value(value).ok()?)))
-                .collect(),
+            Nic::Software { .. } => self::options(options),
             Nic::Card { .. } => self.card_options(nic.device()),
         };
         provenance

@@ -19,6 +19,12 @@ pub struct Point {
     pub repetition: u32,
     /// Seconds of posting that were asked for.
     pub seconds: f64,
+    /// Messages outstanding at most, as the generator says; lines of earlier revisions do not say.
+    #[serde(default)]
+    pub window: Option<u32>,
+    /// Messages posted and timed together, as the generator says; lines of earlier revisions do not say.
+    #[serde(default)]
+    pub batch: Option<u32>,
     /// Payload that arrived, in Gbit/s over the transfer's time.
     pub payload_gbps: f64,
     /// The same with all headers that a switch port counts.
@@ -143,6 +149,8 @@ pub fn example(series: &str, payload_bytes: u64) -> Point {
         list: 1,
         repetition: 0,
         seconds: 1.0,
+        window: Some(64),
+        batch: Some(32),
         payload_gbps: 1.0,
         wire_gbps: 1.0,
         msgs_per_s: 1.0,

@@ -39,6 +39,8 @@ pub struct Bench<'a> {
 /// The sender's last line, as far as it goes into a point.
 #[derive(Debug, Deserialize)]
 struct Run {
+    window: u32,
+    batch: u32,
     posted: u64,
     completed: u64,
     received: u64,
@@ -105,6 +107,8 @@ impl Bench<'_> {
             list: *list,
             repetition: *repetition,
             seconds,
+            window: Some(run.window),
+            batch: Some(run.batch),
             payload_gbps: run.payload_gbps,
             wire_gbps: run.wire_gbps,
             msgs_per_s: run.msgs_per_s,
@@ -176,6 +180,21 @@ pub fn sender_options(spec: &Spec, series: &str, payload_bytes: u64, list: u32, 
     }
     option("json", "-".to_owned());
     options
+}
+
+/// Window and burst that the sender of a point is told; `None`: it chooses.
+pub fn in_flight_told(
+    spec: &Spec,
+    series: &str,
+    payload_bytes: u64,
+    list: u32,
+) -> (Option<u32>, Option<u32>) {
+    let options = sender_options(spec, series, payload_bytes, list, 0.0);
+    let told = |name: &str| {
+        let at = options.iter().position(|word| word == name)?;
+        options.get(at + 1)?.parse().ok()
+    };
+    (told("--window"), told("--batch"))
 }
 
 /// Waits for the sender's result, and counts its busy threads meanwhile: the NIC's own are not among them.

@@ -19,6 +19,12 @@ pub struct Row {
     pub list: u32,
     /// Message size.
     pub payload_bytes: u64,
+    /// Messages outstanding at most, and posted and timed together; `None` where not every repetition says the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<u32>,
+    /// See `window`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub batch: Option<u32>,
     /// Number of repetitions.
     pub repetitions: usize,
     /// Whether every one of them arrived whole.
@@ -39,6 +45,8 @@ pub fn rows(points: &[Point]) -> Vec<Row> {
         series: series.to_owned(),
         list,
         payload_bytes,
+        window: common(own.iter().map(|point| point.window)),
+        batch: common(own.iter().map(|point| point.batch)),
         repetitions: own.len(),
         content_ok: own.iter().all(|point| point.is_whole()),
         values: FIELDS
@@ -51,20 +59,29 @@ pub fn rows(points: &[Point]) -> Vec<Row> {
     groups.into_iter().map(row).collect()
 }
 
+/// What all say.
+fn common(mut values: impl Iterator<Item = Option<u32>>) -> Option<u32> {
+    let first = values.next()??;
+    values.all(|value| value == Some(first)).then_some(first)
+}
+
 /// The table, ready to print.
 pub fn table(rows: &[Row]) -> String {
     let mut lines = vec![format!(
-        "{:14} {:>4} {:>9} {:>10} {:>10} {:>12} {:>9} {:>15}  content",
-        "series", "list", "payload B", "Gbit/s", "wire", "messages/s", "post ns", "range"
+        "{:14} {:>4} {:>9} {:>6} {:>5} {:>10} {:>10} {:>12} {:>9} {:>15}  content",
+        "series", "list", "payload B", "window", "burst", "Gbit/s", "wire", "messages/s", "post ns", "range"
     )];
     for row in rows {
+        let said = |count: Option<u32>| count.map_or("-".to_owned(), |count| count.to_string());
         let median = |field: &str| row.values.get(field).map_or(f64::NAN, |[median, ..]| *median);
         let [_, least, most] = row.values.get("post_ns").copied().unwrap_or([f64::NAN; 3]);
         lines.push(format!(
-            "{:14} {:>4} {:>9} {:>10} {:>10} {:>12} {:>9.1} {:>15}  {}",
+            "{:14} {:>4} {:>9} {:>6} {:>5} {:>10} {:>10} {:>12} {:>9.1} {:>15}  {}",
             row.series,
             row.list,
             row.payload_bytes,
+            said(row.window),
+            said(row.batch),
             significant(median("payload_gbps"), 2),
             significant(median("wire_gbps"), 2),
             significant(median("msgs_per_s"), 0),
@@ -137,6 +154,22 @@ mod tests {
     }
 
     #[test]
+    fn a_row_says_window_and_burst_where_its_points_do() {
+        let old = |series: &str| Point { window: None, batch: None, ..example(series, 64) };
+        let other = Point { window: Some(128), repetition: 1, ..example("cpu-ibverbs", 64) };
+        let rows = rows(&[example("cpu-ibverbs", 64), other, old("cpu-shim"), example("gpu-thread", 64)]);
+        let found: Vec<_> = rows.iter().map(|row| (row.window, row.batch)).collect();
+        assert_eq!(found, [(None, Some(32)), (None, None), (Some(64), Some(32))]);
+        let table = table(&rows);
+        let words = |at: usize| -> Vec<&str> { table.lines().nth(at).unwrap().split_whitespace().collect() };
+        assert_eq!((words(0)[3], words(0)[4]), ("B", "window"));
+        assert_eq!((&words(2)[3..5], &words(3)[3..5]), (&["-", "-"][..], &["64", "32"][..]));
+        // A row of an earlier revision has neither, and is read.
+        let text = serde_json::to_string(&rows[1]).unwrap();
+        assert!(!text.contains("window") && serde_json::from_str::<Row>(&text).unwrap().batch.is_none());
+    }
+
+    #[test]
     fn one_bad_repetition_shows_in_its_row() {
         let points = [
             Point { post_ns: 20.0, ..example("cpu-shim", 64) },
@@ -149,6 +182,7 @@ mod tests {
             [(64, 2, false), (128, 1, true)]
         );
         assert_eq!(rows[0].values["post_ns"], [30.0, 20.0, 40.0]);
+        assert_eq!((rows[0].window, rows[0].batch), (Some(64), Some(32)));
         let table = table(&rows);
         assert!(table.contains("NOT OK") && table.contains("20.0–40.0"), "{table}");
     }

@@ -20,10 +20,10 @@ case "$*" in
 probe*) echo '{"kind":"probe","libraries":{"libibverbs":"1.14.44.0","libmlx5":"1.24.44.0"},"error":null,"devices":[{"name":"mlx5_0","ports":[{"port":1,"speed_gbps":100}]}]}';;
 bench-post*) echo '{"kind":"bench-post","rows":[{"list":1,"doorbell":"8-bytes","ratio":0.4}]}';;
 --listen*) echo '{"kind":"listening","address":"127.0.0.1:1"}';;
-*) while [ $# -gt 0 ]; do case $1 in --payload) payload=$2;; --poster) poster=$2;; esac; shift; done
+*) while [ $# -gt 0 ]; do case $1 in --payload) payload=$2;; --poster) poster=$2;; --batch) batch=$2;; esac; shift; done
    echo "$poster $payload" >> FOLDER/calls
    BEND
-   echo '{"kind":"run","posted":10,"completed":10,"received":10,"received_bytes":640,"verified":10,"torn":0,"lost":0,"content_ok":true,"msgs_per_s":1e6,"payload_gbps":'$payload',"wire_gbps":'$payload',"post_ns":25.5,"post":{"count":1,"min_ns":20,"p10_ns":20,"p50_ns":20.5,"p90_ns":30,"p99_ns":40,"p999_ns":40,"max_ns":40,"mean_ns":25.5},"interrupted":false,"error":null}';;
+   echo '{"kind":"run","window":1024,"batch":'$batch',"posted":10,"completed":10,"received":10,"received_bytes":640,"verified":10,"torn":0,"lost":0,"content_ok":true,"msgs_per_s":1e6,"payload_gbps":'$payload',"wire_gbps":'$payload',"post_ns":25.5,"post":{"count":1,"min_ns":20,"p10_ns":20,"p50_ns":20.5,"p90_ns":30,"p99_ns":40,"p999_ns":40,"max_ns":40,"mean_ns":25.5},"interrupted":false,"error":null}';;
 esac
 "#;
 
@@ -140,10 +140,29 @@ fn points_of_another_run_are_not_mixed_in() {
     let file = stage.out.join("results.jsonl");
     let text = fs::read_to_string(&file).unwrap();
     for (from, to, named) in [
-        ("\"commit\":\"", "\"commit\":\"0", "revision"),
-        ("\"pump\":false", "\"pump\":true", "NIC options"),
-        ("\"libmlx5\":\"1.24", "\"libmlx5\":\"1.27", "versions"),
-        ("\"seconds\":0.01", "\"seconds\":0.5", "seconds a point"),
+        ("\"commit\":\"", "\"commit\":\"0", "another revision: `0"),
+        (
+            "\"pump\":false",
+            "\"pump\":false,\"rate_gbps\":100.0",
+            "was measured with another NIC option rate_gbps: `100.0` there, `none` in this run; give another --out, or leave \
+             --resume out",
+        ),
+        (
+            "\"libmlx5\":\"1.24",
+            "\"libmlx5\":\"1.27",
+            "another version of libmlx5: `1.27.44.0` there, `1.24.44.0` in this run",
+        ),
+        (
+            "\"seconds\":0.01",
+            "\"seconds\":0.5",
+            "another time a point in seconds: `0.5` there, `0.01` in this run",
+        ),
+        (
+            "\"window\":1024,\"batch\":32",
+            "\"window\":1024,\"batch\":16",
+            "another burst of cpu-ibverbs at 64 B: `16` there, `32` in this run",
+        ),
+        ("\"batch\":32,", "", "another burst of cpu-ibverbs at 64 B: `not said` there, `32` in this run"),
         ("\"payload_bytes\":4096", "\"payload_bytes\":4097", "at 4097 B"),
     ] {
         assert!(text.contains(from), "{from}");
@@ -153,7 +172,56 @@ fn points_of_another_run_are_not_mixed_in() {
             error.is::<crate::refused::Refused>() && error.to_string().contains(named),
             "{named}: {error:#}"
         );
+        assert_eq!(error.to_string().lines().count(), 1, "{error:#}");
+        // All but what the programs must be asked for is known before they are built.
+        let before = earlier::check(&stage.out, &small().spec, &options(true));
+        assert_eq!(before.is_err(), !from.contains("libmlx5"), "{named}: {before:?}");
     }
+}
+
+#[test]
+fn a_window_of_another_spec_is_not_mixed_in() {
+    let stage = stage("window", "");
+    stage.run(&options(false)).unwrap();
+    // Figure 5 leaves the window to the generator, whose 1024 nobody asked for; figure 4 has one for each size.
+    earlier::check(&stage.out, &small().spec, &options(true)).unwrap();
+    let mut spec = small().spec;
+    spec.working_set_bytes = Some(12 << 20);
+    let error = earlier::check(&stage.out, &spec, &options(true)).unwrap_err().to_string();
+    let words = "another window of cpu-ibverbs at 64 B: `1024` there, `512` in this run; give another --out";
+    assert!(error.contains(words), "{error}");
+}
+
+#[test]
+fn a_tree_with_changes_is_not_gone_on_with_in_silence() {
+    let stage = stage("changes", "");
+    stage.run(&options(false)).unwrap();
+    let (spec, grid) = (small().spec, small().spec.grid(Extent::Normal));
+    let clean = Provenance { revision: revision(false), ..stage.points()[0].provenance.clone() };
+    let changed = Provenance { revision: revision(true), ..clean.clone() };
+    let file = stage.out.join("results.jsonl");
+    let text = fs::read_to_string(&file).unwrap();
+    let ours = serde_json::to_string(&stage.points()[0].provenance.revision).unwrap();
+    let earlier = |there: &Provenance, here: &Provenance| {
+        let there = serde_json::to_string(&there.revision).unwrap();
+        fs::write(&file, text.replace(&ours, &there)).unwrap();
+        earlier::earlier(&stage.out, &options(true), here, &spec, &grid)
+    };
+    assert!(earlier(&clean, &clean).unwrap().said.is_empty());
+    let both = earlier(&changed, &changed).unwrap();
+    assert!(both.points.len() == 8 && both.said[0].contains("of a tree with changes"), "{both:?}");
+    for (there, here, words) in [
+        (&changed, &clean, "`with changes` there, `without changes` in"),
+        (&clean, &changed, "`without changes` there, `with changes` in"),
+    ] {
+        let error = earlier(there, here).unwrap_err();
+        assert!(error.is::<crate::refused::Refused>(), "{error:#}");
+        assert!(error.to_string().contains(&format!("another state of the tree: {words}")), "{error:#}");
+    }
+}
+
+fn revision(dirty: bool) -> measure::Revision {
+    measure::Revision { commit: "abc".into(), dirty }
 }
 
 #[test]
@@ -173,8 +241,11 @@ fn said(stage: &Stage, resume: bool) -> Result<Earlier> {
         Some(point) => point.provenance.clone(),
         None => point::example("cpu-shim", 64).provenance,
     };
-    let grid = small().spec.grid(Extent::Normal);
-    earlier::earlier(&stage.out, 5, &options(resume), &provenance, &grid)
+    let (spec, grid) = (small().spec, small().spec.grid(Extent::Normal));
+    let mut earlier = earlier::earlier(&stage.out, &options(resume), &provenance, &spec, &grid)?;
+    // These tests run in trees with changes too; what is said of those has a test of its own.
+    earlier.said.retain(|line| !line.contains("of a tree with changes"));
+    Ok(earlier)
 }
 
 #[test]
@@ -217,28 +288,31 @@ fn a_resume_of_nothing_says_that_a_fresh_run_begins() {
 fn a_file_for_a_folder_and_another_figure_s_results_are_refused_before_the_build() {
     let stage = stage("before", "");
     stage.run(&options(false)).unwrap();
-    earlier::check(&stage.out, 5, &options(true)).unwrap();
-    earlier::check(&stage.out, 4, &options(false)).unwrap();
+    let figure_4 = Experiment::read(4).unwrap().spec;
+    earlier::check(&stage.out, &small().spec, &options(true)).unwrap();
+    earlier::check(&stage.out, &figure_4, &options(false)).unwrap();
     let file = stage.out.join("results.jsonl");
+    let below = file.join("new");
     for (out, words) in [
         (&file, &["--out", "is a file; give a folder"][..]),
+        (&below, &["results.jsonl/new: ", "results.jsonl is a file; give a folder"]),
         (
             &stage.out,
             &["--resume", "points of figure 5, not of figure 4", "cargo xtask figure 5 --resume --out"],
         ),
     ] {
-        let error = earlier::check(out, 4, &options(true)).unwrap_err();
+        let error = earlier::check(out, &figure_4, &options(true)).unwrap_err();
         assert!(error.is::<crate::refused::Refused>(), "{error:#}");
         assert!(words.iter().all(|word| error.to_string().contains(word)), "{error:#}");
     }
     // Lines of earlier revisions do not say whose they are.
     let text = fs::read_to_string(&file).unwrap();
     fs::write(&file, text.replace("\"figure\":5,", "")).unwrap();
-    earlier::check(&stage.out, 4, &options(true)).unwrap();
+    earlier::check(&stage.out, &small().spec, &options(true)).unwrap();
 }
 
 /// A sender of which half did not complete although all arrived, as long as the file `healed` is not there.
-const LOSSY: &str = r#"[ $payload = 4096 ] && [ ! -e FOLDER/healed ] && { echo '{"kind":"run","posted":256,"completed":128,"received":256,"received_bytes":9,"verified":9,"torn":0,"lost":0,"content_ok":false,"msgs_per_s":1,"payload_gbps":1,"wire_gbps":1,"post_ns":1,"interrupted":false,"error":"128 messages did not complete"}'; exit 1; }"#;
+const LOSSY: &str = r#"[ $payload = 4096 ] && [ ! -e FOLDER/healed ] && { echo '{"kind":"run","window":1024,"batch":32,"posted":256,"completed":128,"received":256,"received_bytes":9,"verified":9,"torn":0,"lost":0,"content_ok":false,"msgs_per_s":1,"payload_gbps":1,"wire_gbps":1,"post_ns":1,"interrupted":false,"error":"128 messages did not complete"}'; exit 1; }"#;
 
 fn lossy(name: &str) -> Stage {
     let folder = std::env::temp_dir().join(format!("xtask-figure-{}-{name}", std::process::id()));
