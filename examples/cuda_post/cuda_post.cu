@@ -2,7 +2,9 @@
  * rings the NIC's doorbell itself and polls the CQ itself. No Rust, no patched library.
  *
  *     nvcc -std=c++17 -arch=native -I ../../crates/rdma-shim/include cuda_post.cu -libverbs -lmlx5 -o cuda_post
- *     ./cuda_post [thread|warp|shared [MESSAGES [DEVICE]]]
+ *     ./cuda_post [thread|warp|shared [MESSAGES [DEVICE]]]        (without a card: softnic run -- ./cuda_post …)
+ *
+ * `native` asks the GPU that is there; where it is built without one, name that of the machine where it runs (-arch=sm_90).
  *
  * `thread`: one thread, 16 requests a doorbell. `warp`: 32 requests at once. `shared`: 8 warps on one queue. Prints one line;
  * exits 1 with the reason when a call, a completion or a payload is not as it should be, 2 when there is no device or
@@ -270,6 +272,9 @@ int main(int argc, char **argv) {
     bool thread = !strcmp(who, "thread"), shared = !strcmp(who, "shared");
     if ((!thread && !shared && strcmp(who, "warp")) || !asked || asked > 10000000)
         fail("usage", "cuda_post [thread|warp|shared [MESSAGES up to 10000000 [DEVICE]]]", 2);
+    int answers = 0; /* CUDA's release that the driver is for: 0 without a driver, of which the runtime says that it is too old */
+    if (cudaDriverGetVersion(&answers) != cudaSuccess || !answers)
+        fail("no GPU", "no CUDA driver answers; it comes with NVIDIA's kernel driver (nvidia-smi tells)", 2);
     cudaError_t error = cudaSetDevice(0);
     if (error != cudaSuccess) fail("no GPU", cudaGetErrorString(error), 2);
 

@@ -24,10 +24,10 @@ use std::sync::atomic::Ordering;
 use anyhow::bail;
 use cli::{INTERRUPTED, check_address, stop_flag};
 
-use crate::options::Options;
+use crate::options::{BELONGS, Options};
 
 fn main() -> ExitCode {
-    cli::main("echo", |options: Options| {
+    cli::main("echo", &BELONGS, |options: Options| {
         let stop = stop_flag()?;
         let code = match (&options.listen, &options.connect) {
             (Some(address), _) => check_address("--listen", address)
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
                 .and_then(|()| loopback::run(&options, &stop)),
             (None, None) => {
                 bail!(
-                    "give --listen ADDRESS:PORT to answer or --connect HOST:PORT to ask (--help tells more)"
+                    "give --listen ADDRESS:PORT to answer, --connect HOST:PORT to ask, or --loopback for both here (--help tells more)"
                 )
             }
         };

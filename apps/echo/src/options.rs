@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::{Parser, ValueEnum};
-use cli::Nic;
+use cli::{Belongs, Nic};
 use measure::Label;
 use rdma_shim::kernel::{Machine, Place};
 use rdma_shim::twin::Visibility;
@@ -41,13 +41,14 @@ pub struct Options {
     /// Which GPU, by CUDA's number; without it the first.
     #[arg(long, value_name = "N")]
     pub gpu: Option<u32>,
-    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels; without it DOORBELL_CUDA, CUDA_HOME, /usr/local/cuda.
+    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels; without it DOORBELL_CUDA, CUDA_HOME,
+    /// CUDA_PATH, /usr/local/cuda.
     #[arg(long, value_name = "FOLDER")]
     pub cuda: Option<PathBuf>,
     /// Questions, one after the other.
     #[arg(long, default_value_t = 10_000)]
     pub count: u32,
-    /// Bytes of a question: a multiple of 8. Of a service: of the longest that it takes.
+    /// Bytes of a question: a multiple of 8 (64). Of a service: of the longest that it takes (65536).
     #[arg(long, value_name = "BYTES")]
     pub payload: Option<u32>,
     /// Messages that a service takes at a time.
@@ -86,6 +87,21 @@ pub enum MemoryName {
     GpuDmaBuf,
 }
 
+/// Options that not every end looks at. Who gave no end at all is asked for one first.
+pub const BELONGS: [Belongs<Options>; 3] = [
+    Belongs { options: &["count"], to: "--connect or --loopback", when: |options| options.listen.is_none() },
+    Belongs {
+        options: &["window", "sessions"],
+        to: "--listen",
+        when: |options| options.connect.is_none() && !options.loopback,
+    },
+    Belongs {
+        options: &["gpu", "cuda"],
+        to: "--machine gpu",
+        when: |options| options.machine == MachineName::Gpu,
+    },
+];
+
 impl Options {
     /// Whether a service can be as was asked for.
     pub fn check_service(&self) -> Result<()> {
@@ -121,7 +137,14 @@ impl Options {
     /// Who runs kernels; nothing for the CPU. Errors: no GPU, no driver, no toolkit, and where they were looked for.
     pub fn machine(&self) -> Result<Option<Machine>> {
         Ok(match self.machine {
-            MachineName::Gpu => Some(Machine::gpu(self.gpu, self.cuda.as_deref())?),
+            MachineName::Gpu => {
+                let others = match self.connect {
+                    Some(_) => "--machine twin, or cpu, asks",
+                    None => "--machine twin runs kernels",
+                };
+                let gpu = Machine::gpu(self.gpu, self.cuda.as_deref());
+                Some(gpu.map_err(|error| anyhow!("{error}; without a GPU {others} on this processor"))?)
+            }
             MachineName::Twin => Some(Machine::twin(Visibility::InOrder)),
             MachineName::Cpu => None,
         })
@@ -153,13 +176,43 @@ pub fn name(value: impl ValueEnum) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{CommandFactory, FromArgMatches};
 
     use super::*;
 
     #[test]
     fn options_are_consistent() {
         Options::command().debug_assert();
+    }
+
+    #[test]
+    fn an_option_that_this_end_does_not_look_at_is_refused() {
+        let stray = |text: &str| {
+            let words = format!("echo {text}");
+            let matches = Options::command().try_get_matches_from(words.split_whitespace()).unwrap();
+            cli::stray(&Options::from_arg_matches(&matches).unwrap(), &matches, &BELONGS)
+        };
+        // Where it means something, and where not.
+        let cases: [(_, _, &[&str]); 5] = [
+            ("--count 4", "--connect h:1", &["--listen h:1"]),
+            ("--window 4", "--listen h:1", &["--connect h:1", "--loopback"]),
+            ("--sessions 4", "--listen h:1", &["--connect h:1 --machine cpu", "--loopback"]),
+            ("--gpu 3", "--loopback", &["--loopback --machine twin", "--connect h:1 --machine cpu"]),
+            ("--cuda DIR", "--listen h:1 --machine gpu", &["--listen h:1 --machine twin"]),
+        ];
+        for (option, heeded, idle) in cases {
+            assert_eq!(stray(&format!("{heeded} {option}")), None);
+            assert_eq!(stray(option), None, "an end is asked for first");
+            for rest in idle {
+                let said = stray(&format!("{rest} {option}")).unwrap_or_else(|| panic!("{rest} {option}"));
+                assert!(
+                    said.starts_with(&format!("{option} would do nothing here: it goes with ")),
+                    "{said}"
+                );
+            }
+        }
+        assert_eq!(BELONGS.iter().map(|row| row.options.len()).sum::<usize>(), cases.len());
+        assert_eq!(stray("--loopback --count 4 --payload 8 --memory gpu"), None);
     }
 
     #[test]

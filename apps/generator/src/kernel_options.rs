@@ -92,7 +92,8 @@ pub struct KernelOptions {
     /// Which GPU, by CUDA's number; without it the first.
     #[arg(long, value_name = "N")]
     pub gpu: Option<u32>,
-    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels; without it DOORBELL_CUDA, CUDA_HOME, /usr/local/cuda.
+    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels; without it DOORBELL_CUDA, CUDA_HOME,
+    /// CUDA_PATH, /usr/local/cuda.
     #[arg(long, value_name = "FOLDER")]
     pub cuda: Option<PathBuf>,
 }
@@ -108,11 +109,12 @@ impl KernelOptions {
         let (memory, place) = (self.payload_memory, self.payload_memory.place());
         let machine = match self.receiver {
             ReceiverName::Cpu if memory == PayloadMemory::Host => return Ok(Hands::Processor(None)),
-            ReceiverName::Cpu | ReceiverName::Gpu => self.gpu().machine()?,
+            ReceiverName::Cpu => self.gpu().machine("leave out --payload-memory")?,
+            ReceiverName::Gpu => self.gpu().machine("--receiver host-twin or cpu, into host memory")?,
             ReceiverName::HostTwin if memory != PayloadMemory::Host => {
                 bail!("--payload-memory {}: the host twin has no GPU memory", memory.name())
             }
-            ReceiverName::HostTwin => Host::Twin { seed: self.twin_seed }.machine()?,
+            ReceiverName::HostTwin => Host::Twin { seed: self.twin_seed }.machine("")?,
         };
         let far = (memory != PayloadMemory::Host).then(|| Far { machine: machine.clone(), place });
         Ok(match self.receiver {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use rdma_shim::Options;
 use rdma_shim::kernel::generate::{self, Generate, Lane, Senders, Sent, Style};
 use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Region, Running};
@@ -42,10 +42,13 @@ pub enum Host {
 }
 
 impl Host {
-    /// Starts it. Errors: no GPU, no driver, no toolkit; each says where it was looked for.
-    pub fn machine(&self) -> Result<Machine> {
+    /// Starts it. Errors: no GPU, no driver, no toolkit; each says where it was looked for, and `without`, what does without.
+    pub fn machine(&self, without: &str) -> Result<Machine> {
         Ok(match self {
-            Host::Gpu { ordinal, toolkit } => Machine::gpu(*ordinal, toolkit.as_deref())?,
+            Host::Gpu { ordinal, toolkit } => {
+                let gpu = Machine::gpu(*ordinal, toolkit.as_deref());
+                gpu.map_err(|error| anyhow!("{error}; without a GPU: {without}"))?
+            }
             Host::Twin { seed: None } => Machine::twin(Visibility::InOrder),
             Host::Twin { seed: Some(seed) } => Machine::twin(Visibility::Weak { seed: *seed }),
         })

@@ -10,6 +10,7 @@
 extern crate cli;
 
 mod baseline;
+mod belongs;
 mod bench_post;
 mod bench_post_gpu;
 mod control;
@@ -40,7 +41,7 @@ use crate::options::{Cli, Command, Transfer, Who};
 use crate::sender::Sender;
 
 fn main() -> ExitCode {
-    cli::main("generator", |cli: Cli| match cli.command {
+    cli::main("generator", &belongs::BELONGS, |cli: Cli| match cli.command {
         Some(Command::Probe(probe)) => probe::run(probe.json),
         Some(Command::Baseline(baseline)) => baseline::run(&baseline),
         Some(Command::BenchPost(bench)) => bench_post::run(&bench, &*stop_flag()?),
@@ -74,7 +75,7 @@ fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
         Who::Cpu(_) => None,
         Who::Kernel(kind) => {
             kind.check(&plan)?;
-            Some(kind.host.machine()?)
+            Some(kind.host.machine("--poster host-twin, cpu-shim or cpu-ibverbs")?)
         }
     };
     if let Some(machine) = &machine {

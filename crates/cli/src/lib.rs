@@ -6,6 +6,7 @@
 // They panic when who reads has gone away: `say!` and `complain!` do not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
+mod belongs;
 mod nic;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -38,6 +39,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use serde::Serialize;
 
+pub use belongs::{Belongs, stray};
 pub use nic::{Nic, check_address, nic_label};
 
 /// Exit code: not everything came about that was asked for.
@@ -47,10 +49,16 @@ pub const BAD_INPUT: u8 = 2;
 /// Exit code: a signal ended it (128 + SIGINT, as shells say it).
 pub const INTERRUPTED: u8 = 130;
 
-/// A program from its command line to its exit code: `--help` and the like succeed, an error of `run` is bad input.
-pub fn main<C: Parser>(program: &str, run: impl FnOnce(C) -> Result<u8>) -> ExitCode {
-    let command = match C::try_parse() {
-        Ok(command) => command,
+/// A program from its command line to its exit code: `--help` and the like succeed; an error of `run` is bad input, and so is an
+/// option that `table` gives to others.
+pub fn main<C: Parser>(program: &str, table: &[Belongs<C>], run: impl FnOnce(C) -> Result<u8>) -> ExitCode {
+    let matches = C::command().try_get_matches();
+    let parsed = matches.and_then(|matches| Ok((C::from_arg_matches(&matches)?, matches)));
+    let command = match parsed {
+        Ok((command, matches)) => match stray(&command, &matches, table) {
+            None => command,
+            Some(line) => return bad_input(program, &line),
+        },
         Err(error) if !error.use_stderr() => {
             let _ = error.print();
             return ExitCode::SUCCESS;

@@ -56,7 +56,7 @@ struct db_failure {
 /* One for all posters, in GPU memory: the host fills `sq` and `cq` as for one thread, `filled` and `signal_mask`, has
  * db_shared_init() check them, and copies it there. */
 struct db_shared_sq {
-    struct db_sq sq; /* addresses, sizes, order: constant while shared; its indices are not used */
+    struct db_sq sq; /* addresses, sizes, order: constant while shared; of its indices db_shared_init() takes where to go on */
     struct db_cq cq; /* owned by whoever holds `polling` */
     db_u64 released; /* CQEs given back, likewise */
     db_u64 filled;   /* `blocks` 32-bit words, 16-byte aligned, 0 at first: lap in which each block was filled last, from 1. Laps go

@@ -11,7 +11,7 @@ use crate::ends::{ECHO, asking, device, gpu, service, twin};
 #[test]
 fn options_that_do_not_exist_or_do_not_fit_are_named() {
     for (arguments, words) in [
-        (&[][..], &["--listen", "--connect"][..]),
+        (&[][..], &["--listen", "--connect", "--loopback"][..]),
         (&["--conect", "h:1"], &["--conect", "'--connect'", "(--help tells more)"]),
         (&["--connect", "h:1", "--listen", "h:2"], &["--connect", "--listen"]),
         (&["--connect", "localhost"], &["--connect localhost has no port", "localhost:18515"]),
@@ -24,6 +24,10 @@ fn options_that_do_not_exist_or_do_not_fit_are_named() {
         (&["--listen", "h:1", "--machine", "cpu"], &["--machine cpu", "gpu or twin"]),
         (&["--listen", "h:1", "--machine", "twin", "--window", "0"], &["--window 0"]),
         (&["--listen", "h:1", "--mtu", "1500"], &["1500 is no MTU"]),
+        (&["--loopback", "--machine", "twin", "--gpu", "3"], &["--gpu 3 would do nothing", "--machine gpu"]),
+        (&["--loopback", "--sessions", "4"], &["--sessions 4 would do nothing", "--listen"]),
+        (&["--listen", "h:1", "--count", "4"], &["--count 4 would do nothing", "--connect or --loopback"]),
+        (&["--connect", "h:1", "--machine", "cpu", "--sessions", "3"], &["--sessions 3 would do nothing"]),
     ] {
         refused(&ECHO, arguments, words);
     }
@@ -43,7 +47,16 @@ fn a_machine_without_a_gpu_or_a_toolkit_says_what_it_lacks_and_where_it_looked()
     if gpu().is_ok() {
         refused(&ECHO, &["--listen", "127.0.0.1:0", "--gpu", "99"], &["GPU 99"]);
     }
-    refused(&ECHO, &["--listen", "127.0.0.1:0", "--cuda", "/nonexistent"], &["echo: no CUDA"]);
+    refused(
+        &ECHO,
+        &["--listen", "127.0.0.1:0", "--cuda", "/nonexistent"],
+        &["echo: no CUDA", "without a GPU --machine twin"],
+    );
+    refused(
+        &ECHO,
+        &["--connect", "127.0.0.1:1", "--cuda", "/nonexistent"],
+        &["--machine twin, or cpu, asks"],
+    );
 }
 
 #[test]

@@ -41,6 +41,18 @@ fn options_that_do_not_exist_or_do_not_fit_are_named() {
         (&["--connect", "h:1", "--rnr-retry", "x"], &["--rnr-retry", "x", "0 to 7"]),
         (&["--connect", "h:1", "--service", "uc"], &["UC WRITEs"]),
         (&["--connect", "h:1", "--listen", "h:2"], &["--connect", "--listen"]),
+        (
+            &["--connect", "h:1", "--poster", "cpu-shim", "--gpu", "0"],
+            &["--gpu 0 would do nothing", "a gpu --poster"],
+        ),
+        (
+            &["--connect", "h:1", "--receiver", "host-twin"],
+            &["--receiver host-twin would do nothing", "--listen"],
+        ),
+        (
+            &["--listen", "h:1", "--poster", "host-twin"],
+            &["--poster host-twin would do nothing", "--connect"],
+        ),
         (&["baseline", "word-ring", "--seconds", "0"], &["--seconds 0"]),
         (&["baseline", "word-ring", "--cores", "1,2,3"], &["--cores"]),
         (&["bench-post", "--payload", "1"], &["--payload 1", "8 to 4096"]),

@@ -204,12 +204,12 @@ fn what_kernels_cannot_do_is_refused_by_name() {
 #[test]
 fn a_machine_without_a_gpu_or_toolkit_says_what_is_missing() {
     // Where there is a GPU, a toolkit that is nowhere.
-    refused("--poster gpu-thread --cuda /nowhere/at/all", &["CUDA"]);
+    refused("--poster gpu-thread --cuda /nowhere/at/all", &["CUDA", "without a GPU: --poster host-twin"]);
     let arguments = ["--listen", "127.0.0.1:0", "--payload-memory", "gpu", "--cuda", "/nowhere/at/all"];
     let output = command(&arguments).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
-    assert!(said.contains("CUDA"), "{said}");
+    assert!(said.contains("CUDA") && said.contains("leave out --payload-memory"), "{said}");
 }
 
 /// Whether this NIC takes a GPU's memory so: `Err` is its refusal.

@@ -16,7 +16,8 @@ use std::time::Instant;
 
 use gpu::cache::Cache;
 use gpu::{
-    Context, DeviceMemory, Form, Gpu, How, ImageBuilder, Kind, Module, Registered, Toolkit, relaunch_unit,
+    Context, DeviceMemory, Form, Gpu, How, ImageBuilder, Kind, Module, Registered, Toolkit, ToolkitMissing,
+    relaunch_unit,
 };
 
 const HELP: &str = "gpu-probe [--json] [--toolkit DIR]: what CUDA finds and allows here; DIR is looked at when no toolkit is found \
@@ -25,22 +26,17 @@ const PAGE: usize = 4096;
 
 fn main() -> ExitCode {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let (json, rest) = match arguments.split_first() {
-        Some((first, rest)) if first == "--json" => (true, rest),
-        _ => (false, &arguments[..]),
-    };
-    let spare = match rest {
-        [] => None,
-        [option, folder] if option == "--toolkit" => Some(PathBuf::from(folder)),
-        [option] if option == "--help" => {
-            say("usage", HELP);
-            return ExitCode::SUCCESS;
-        }
-        _ => {
-            let _ = writeln!(io::stderr(), "gpu-probe: {arguments:?} are no options of it; {HELP}");
+    let Asked { json, spare, help } = match asked(arguments) {
+        Ok(asked) => asked,
+        Err(why) => {
+            let _ = writeln!(io::stderr(), "gpu-probe: {why}; {HELP}");
             return ExitCode::from(2);
         }
     };
+    if help {
+        say("usage", HELP);
+        return ExitCode::SUCCESS;
+    }
     if json {
         let _ = writeln!(io::stdout(), "{}", identity(spare.as_deref()));
         return ExitCode::SUCCESS;
@@ -74,6 +70,31 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// What the command line asks for.
+#[derive(Debug, Default, PartialEq)]
+struct Asked {
+    json: bool,
+    spare: Option<PathBuf>,
+    help: bool,
+}
+
+/// The options, in any order. Errors: which is none, or lacks its folder.
+fn asked(arguments: Vec<OsString>) -> Result<Asked, String> {
+    let (mut asked, mut words) = (Asked::default(), arguments.into_iter());
+    while let Some(word) = words.next() {
+        match word.to_str() {
+            Some("--json") => asked.json = true,
+            Some("--help") => asked.help = true,
+            Some("--toolkit") => match words.next().filter(|folder| !folder.is_empty()) {
+                Some(folder) => asked.spare = Some(folder.into()),
+                None => return Err("--toolkit: give the folder of a toolkit behind it".into()),
+            },
+            _ => return Err(format!("{} is no option of it", word.display())),
+        }
+    }
+    Ok(asked)
+}
+
 /// Who reads it may go away.
 fn say(name: &str, value: &str) {
     let _ = writeln!(io::stdout(), "{name}\t{}", value.replace('\n', " "));
@@ -82,13 +103,19 @@ fn say(name: &str, value: &str) {
 /// Finds and loads a toolkit; with the versions of its compiler and its linker.
 fn toolkit(spare: Option<&Path>) -> Result<(ImageBuilder, String, String), String> {
     let found = Toolkit::find(None).or_else(|missing| match spare {
-        Some(folder) => Toolkit::find(Some(folder)).map_err(|_| missing),
+        Some(folder) => Toolkit::find(Some(folder)).map_err(|spare| both(missing, spare)),
         None => Err(missing),
     });
     let builder = ImageBuilder::new(found.map_err(|missing| missing.to_string())?, Cache::off());
     let (compiler, linker) = builder.tools().map_err(|error| error.to_string())?;
     let (nvrtc, nvjitlink) = (compiler.version().to_string(), linker.version().to_string());
     Ok((builder, nvrtc, nvjitlink))
+}
+
+/// What each of two searches looked at.
+fn both(mut first: ToolkitMissing, second: ToolkitMissing) -> ToolkitMissing {
+    first.looked.extend(second.looked);
+    first
 }
 
 /// GPUs and versions as one JSON object; what is missing is a sentence in `missing`.
@@ -351,6 +378,20 @@ mod tests {
         ] {
             assert_eq!(module_version(said), version, "{said}");
         }
+    }
+
+    #[test]
+    fn options_come_in_any_order_and_what_is_none_is_named() {
+        let asked = |text: &str| super::asked(text.split_whitespace().map(OsString::from).collect());
+        let both = Asked { json: true, spare: Some("/t".into()), help: false };
+        assert_eq!(asked("--json --toolkit /t").as_ref(), Ok(&both));
+        assert_eq!(asked("--toolkit /t --json"), Ok(both));
+        assert_eq!(asked(""), Ok(Asked::default()));
+        for (text, words) in [("--toolkit", "--toolkit: give the folder"), ("--json -x", "-x is no option")] {
+            let why = asked(text).unwrap_err();
+            assert!(why.starts_with(words), "{why}");
+        }
+        assert!(super::asked(vec!["--toolkit".into(), "".into()]).is_err());
     }
 
     #[test]

@@ -38,8 +38,9 @@ pub struct Toolkit {
 /// No folder holds a whole toolkit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no CUDA toolkit with {}: looked in {}; set CUDA_HOME to a toolkit (12 or newer), or {GIVEN} to a folder that \
-     `pip install --target` filled with nvidia-cuda-nvrtc, nvidia-nvjitlink and nvidia-cuda-runtime",
+    "no CUDA toolkit with {}: looked in {}; set CUDA_HOME or CUDA_PATH to a toolkit (12 or newer), or {GIVEN} to a folder \
+     that `pip install --target` filled with nvidia-cuda-nvrtc, nvidia-nvjitlink and nvidia-cuda-runtime (`cargo xtask setup` \
+     fills target/cuda so)",
     PARTS.map(Part::name).join(", "), looked.join(", ")
 )]
 pub struct ToolkitMissing {

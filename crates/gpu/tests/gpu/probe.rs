@@ -5,11 +5,17 @@ use std::process::Command;
 use gpu::{Gpu, Toolkit};
 use measure::need;
 
-/// What it says. Where the tests were carried to another machine, the environment says where the program lies.
-fn said() -> String {
+/// Where the tests were carried to another machine, the environment says where the program lies.
+fn probe(arguments: &[&str]) -> Command {
     let program = std::env::var_os("CARGO_BIN_EXE_gpu-probe");
-    let program = program.unwrap_or_else(|| env!("CARGO_BIN_EXE_gpu-probe").into());
-    let output = Command::new(program).arg("--json").output().unwrap();
+    let mut command = Command::new(program.unwrap_or_else(|| env!("CARGO_BIN_EXE_gpu-probe").into()));
+    command.args(arguments);
+    command
+}
+
+/// What it says.
+fn said() -> String {
+    let output = probe(&["--json"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
@@ -20,6 +26,29 @@ fn the_probe_answers_in_one_line_whatever_is_missing() {
     assert!(said.starts_with("{\"kind\":\"gpu-probe\",") && said.ends_with("]}\n"), "{said}");
     assert_eq!(said.lines().count(), 1);
     assert_eq!(said.contains("\"cuda\":null"), said.contains("no CUDA driver"), "{said}");
+}
+
+#[test]
+fn a_folder_that_holds_no_toolkit_is_named_with_what_it_lacks() {
+    for arguments in [&["--json", "--toolkit", "/nonexistent"][..], &["--toolkit", "/nonexistent", "--json"]]
+    {
+        // Found nowhere else either.
+        let mut probe = probe(arguments);
+        let output = probe.env("DOORBELL_CUDA", "/nowhere").output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        for folder in ["/nowhere (", "/nonexistent ("] {
+            assert!(said.contains(folder), "{folder}: {said}");
+        }
+    }
+}
+
+#[test]
+fn an_option_without_its_folder_is_one_line() {
+    let output = probe(&["--toolkit"]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+    assert!(said.starts_with("gpu-probe: --toolkit: give the folder"), "{said}");
 }
 
 #[test]

@@ -1,0 +1,175 @@
+//! Which end and which poster looks at which option: the rest of a command line decides whether one means anything.
+
+use cli::Belongs;
+
+use crate::kernel_options::{KernelName, PayloadMemory, ReceiverName};
+use crate::options::{Cli, PosterName};
+
+/// Options that not everybody looks at.
+pub const BELONGS: [Belongs<Cli>; 7] = [
+    Belongs { options: &["receiver", "sessions"], to: "--listen", when: |cli| takes(cli, |_| true) },
+    Belongs {
+        options: &[
+            "poster",
+            "op",
+            "service",
+            "payload",
+            "batch",
+            "doorbell-batch",
+            "window",
+            "qps",
+            "idle-qps",
+            "count",
+            "seconds",
+            "pause",
+            "inline",
+            "verify",
+        ],
+        to: "--connect (the sender decides)",
+        when: |cli| posts(cli, |_| true),
+    },
+    Belongs {
+        options: &["order", "doorbell"],
+        to: "--connect and a --poster of the shim's, which cpu-ibverbs is not",
+        when: |cli| posts(cli, |poster| poster != PosterName::CpuIbverbs),
+    },
+    Belongs {
+        options: &["kernel"],
+        to: "--poster host-twin",
+        when: |cli| posts(cli, |poster| poster == PosterName::HostTwin),
+    },
+    Belongs {
+        options: &["producers"],
+        to: "--poster gpu-shared, or host-twin with --kernel shared",
+        when: |cli| {
+            let twin_shares = cli.transfer.kernels.kernel == KernelName::Shared;
+            posts(cli, |poster| poster == PosterName::GpuShared)
+                || twin_shares && posts(cli, |poster| poster == PosterName::HostTwin)
+        },
+    },
+    Belongs {
+        options: &["twin-seed"],
+        to: "--poster host-twin, or --receiver host-twin",
+        when: |cli| {
+            posts(cli, |poster| poster == PosterName::HostTwin)
+                || takes(cli, |receiver| receiver == ReceiverName::HostTwin)
+        },
+    },
+    Belongs {
+        options: &["gpu", "cuda"],
+        to: "a gpu --poster, --receiver gpu, or --payload-memory of a GPU",
+        when: |cli| {
+            posts(cli, is_gpu)
+                || takes(cli, |receiver| receiver == ReceiverName::Gpu)
+                || cli.transfer.kernels.payload_memory != PayloadMemory::Host
+        },
+    },
+];
+
+fn is_gpu(poster: PosterName) -> bool {
+    !matches!(poster, PosterName::CpuIbverbs | PosterName::CpuShim | PosterName::HostTwin)
+}
+
+/// Whether this end sends, by such a poster. Who gave no end at all is asked for one first.
+fn posts(cli: &Cli, by: impl Fn(PosterName) -> bool) -> bool {
+    let transfer = &cli.transfer;
+    transfer.listen.is_none() && (transfer.connect.is_none() || by(transfer.poster))
+}
+
+/// Whether this end receives, by such a taker.
+fn takes(cli: &Cli, by: impl Fn(ReceiverName) -> bool) -> bool {
+    let transfer = &cli.transfer;
+    transfer.connect.is_none() && (transfer.listen.is_none() || by(transfer.kernels.receiver))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, FromArgMatches};
+
+    use super::*;
+
+    fn stray(text: &str) -> Option<String> {
+        let words = format!("generator {text}");
+        let matches = Cli::command().try_get_matches_from(words.split_whitespace()).unwrap();
+        cli::stray(&Cli::from_arg_matches(&matches).unwrap(), &matches, &BELONGS)
+    }
+
+    /// A whole command line in which an option of the table means something, and where it means nothing.
+    const CASES: [(&str, &str, &[&str]); 23] = [
+        ("--receiver host-twin", "--listen h:1", &["--connect h:1", "--connect h:1 --poster host-twin"]),
+        ("--sessions 4", "--listen h:1", &["--connect h:1"]),
+        ("--poster host-twin", "--connect h:1", &["--listen h:1"]),
+        ("--op send", "--connect h:1", &["--listen h:1"]),
+        ("--service rc", "--connect h:1", &["--listen h:1"]),
+        ("--payload 64", "--connect h:1", &["--listen h:1"]),
+        ("--batch 4", "--connect h:1", &["--listen h:1"]),
+        ("--doorbell-batch 4", "--connect h:1", &["--listen h:1"]),
+        ("--window 4", "--connect h:1", &["--listen h:1"]),
+        ("--qps 2", "--connect h:1", &["--listen h:1"]),
+        ("--idle-qps 2", "--connect h:1", &["--listen h:1"]),
+        ("--count 2", "--connect h:1", &["--listen h:1"]),
+        ("--seconds 2", "--connect h:1", &["--listen h:1"]),
+        ("--pause 2", "--connect h:1 --count 1", &["--listen h:1 --count 1"]),
+        ("--inline", "--connect h:1", &["--listen h:1"]),
+        ("--verify all", "--connect h:1", &["--listen h:1"]),
+        ("--order early", "--connect h:1 --poster gpu-warp", &["--connect h:1", "--listen h:1"]),
+        ("--doorbell 8-bytes", "--connect h:1 --poster cpu-shim", &["--connect h:1", "--listen h:1"]),
+        (
+            "--kernel warp",
+            "--connect h:1 --poster host-twin",
+            &["--connect h:1 --poster cpu-shim", "--connect h:1 --poster gpu-thread", "--listen h:1"],
+        ),
+        (
+            "--producers 3",
+            "--connect h:1 --poster host-twin --kernel shared",
+            &[
+                "--connect h:1 --poster cpu-shim",
+                "--connect h:1 --poster gpu-warp",
+                "--connect h:1 --poster host-twin --kernel warp",
+                "--listen h:1 --receiver gpu",
+            ],
+        ),
+        (
+            "--twin-seed 3",
+            "--listen h:1 --receiver host-twin",
+            &["--connect h:1 --poster cpu-shim", "--connect h:1 --poster gpu-thread", "--listen h:1"],
+        ),
+        (
+            "--gpu 0",
+            "--listen h:1 --payload-memory gpu",
+            &[
+                "--connect h:1 --poster cpu-shim",
+                "--connect h:1",
+                "--connect h:1 --poster host-twin",
+                "--listen h:1 --receiver host-twin",
+            ],
+        ),
+        (
+            "--cuda DIR",
+            "--connect h:1 --poster gpu-original",
+            &["--connect h:1 --poster cpu-shim", "--listen h:1"],
+        ),
+    ];
+
+    #[test]
+    fn each_option_is_refused_where_nobody_looks_at_it_and_only_there() {
+        for (option, heeded, idle) in CASES {
+            assert_eq!(stray(&format!("{heeded} {option}")), None, "{heeded} {option}");
+            assert_eq!(stray(option.trim_start_matches("--pause 2")), None, "{option}");
+            for rest in idle {
+                let name = if option.starts_with("--pause") { "--count 1" } else { option };
+                let said = stray(&format!("{rest} {option}")).unwrap_or_else(|| panic!("{rest} {option}"));
+                assert!(said.starts_with(&format!("{name} would do nothing here: it goes with ")), "{said}");
+            }
+        }
+        for option in BELONGS.iter().flat_map(|row| row.options) {
+            let named = |case: &&(&str, _, _)| case.0.split(' ').next() == Some(&format!("--{option}"));
+            assert!(CASES.iter().any(|case| named(&case)), "--{option} is in no case");
+        }
+        for posters in ["gpu-shared", "host-twin --kernel shared"] {
+            assert_eq!(stray(&format!("--connect h:1 --poster {posters} --producers 3")), None);
+        }
+        assert_eq!(stray("--connect h:1 --poster host-twin --twin-seed 3"), None);
+        assert_eq!(stray("--listen h:1 --receiver gpu --gpu 1 --cuda DIR --sessions 0"), None);
+    }
+}
