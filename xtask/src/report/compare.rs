@@ -8,7 +8,7 @@ use measure::label::Part;
 use serde::{Deserialize, Serialize};
 
 use super::paper::{Claim, Rule};
-use super::statistics::{line, medians, rank_correlation};
+use super::statistics::{by_payload, line, medians, rank_correlation};
 use super::wire_model::WireModel;
 use crate::figure::point::Point;
 
@@ -322,16 +322,20 @@ fn fills(points: &[Point], series: &str, at_least: f64, [first, last]: [u64; 2],
         return Finding::missing(&format!("{series} on a shaped link"), Vec::new());
     };
     let model = WireModel { line_gbps, immediate: false, ..WireModel::PAPER };
-    let sizes: Vec<(u64, f64)> = medians(points, series, "wire_gbps")
-        .into_iter()
-        .filter(|(size, _)| (first..=last).contains(size))
-        .collect();
+    // A poster that hands over lists alone is asked by these.
+    let list = own.iter().map(|point| point.list).min().unwrap_or(1);
+    let medians = |field| -> BTreeMap<u64, f64> {
+        let spreads = by_payload(points, series, list, field).into_iter();
+        spreads.map(|(size, [median, ..])| (size, median)).collect()
+    };
+    let sizes: Vec<(u64, f64)> =
+        medians("wire_gbps").into_iter().filter(|(size, _)| (first..=last).contains(size)).collect();
     if sizes.is_empty() {
         return Finding::missing(&format!("{series} from {first} to {last} B"), Vec::new());
     }
     // A poster that is too slow for a link leaves it idle, however well the link is filled otherwise. The time of a post is of one
     // request, with its share of a list's doorbell.
-    let post_ns = medians(points, series, "post_ns");
+    let post_ns = medians("post_ns");
     let posts_allow =
         |size: u64| post_ns.get(&size).map_or(f64::INFINITY, |ns| model.posting_gbps(size, *ns));
     let (judged, bound): (Vec<_>, Vec<_>) =
@@ -730,21 +734,26 @@ mod tests {
             point.provenance.nic_options.insert("rate_gbps".into(), 25.5.into());
             point.wire_gbps /= 4.0;
         });
-        let warp = at("gpu-thread", 65_536, 83.0).into_iter().filter(|point| point.series == "gpu-thread");
-        let warp = warp.map(|point| Point { series: "gpu-warp".into(), list: 32, ..point });
-        let with_a_warp: Vec<Point> = shaped.iter().cloned().chain(warp).collect();
+        let with_a_warp = |points: &[Point]| -> Vec<Point> {
+            let warp = points.iter().filter(|point| point.series == "gpu-thread").cloned();
+            let warp = warp.map(|point| Point { series: "gpu-warp".into(), list: 32, ..point });
+            shaped.iter().cloned().chain(warp).collect()
+        };
         for (what, points, verdict) in [
             ("full", shaped.clone(), Reproduced),
             ("full at another rate", quarter, Reproduced),
             ("one poster a little below at one size", at("gpu-thread", 131_072, 94.0), InPart),
             ("another at the first size", at("cpu-shim", 65_536, 83.0), InPart),
             ("all at the last size", at("*", 262_144, 83.0), NotReproduced),
-            ("a warp, which posts lists, does not", with_a_warp, InPart),
+            ("a warp, which posts lists, does too", with_a_warp(&shaped), Reproduced),
+            ("a warp does not", with_a_warp(&at("gpu-thread", 65_536, 83.0)), InPart),
             ("not shaped", unshaped, NeedsData),
             ("small messages alone", shaped[..2].to_vec(), NeedsData),
         ] {
             assert_eq!(judge(claim, &points).verdict, verdict, "{what}");
         }
+        let warp = judge(claim, &with_a_warp(&at("gpu-thread", 65_536, 83.0)));
+        assert!(warp.evidence[0].starts_with("fails: gpu-warp: 83.4 % or more of"), "{warp:?}");
         let judged = judge(claim, &at("cpu-shim", 65_536, 83.0));
         assert_eq!(judged.label, Label::Emulated);
         let worst = "fails: cpu-shim: 83.4 % or more of what 100 Gbit/s carry at 3 payload sizes, the least at 65536 B";
