@@ -61,7 +61,7 @@ enum Command {
     Headers(headers::Options),
     /// Measure and draw a figure of the paper, and judge its claims.
     Figure {
-        /// Number of the figure in the paper.
+        /// Number of the figure in the paper: 4 (throughput) or 5 (time to post).
         number: u32,
         #[command(flatten)]
         options: figure::Options,

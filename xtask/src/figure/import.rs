@@ -21,10 +21,11 @@ struct Summary {
     ratios: serde_json::Value,
 }
 
-/// Reads the folder that `figure N --out` wrote; the figure's number, and the entry computed from its points.
+/// Reads the folder that `figure N --out` wrote; the figure's number, the entry computed from its points, and what is to be said
+/// of a machine that was busy.
 /// Errors: a file that is damaged or cut, a figure that is not known, points that are not whole, not of one run, or not all
 /// that the figure measures.
-pub fn imported(folder: &Path) -> Result<(u32, Entry)> {
+pub fn imported(folder: &Path) -> Result<(u32, Entry, Option<String>)> {
     let text = fs::read(folder.join("summary.json")).context("reading summary.json")?;
     let summary: Summary = serde_json::from_slice(&text).context("summary.json")?;
     let experiment = Experiment::read(summary.figure)?;
@@ -79,5 +80,6 @@ pub fn imported(folder: &Path) -> Result<(u32, Entry)> {
             verdicts: experiment.judge(&points),
             ratios: summary.ratios,
         },
+        super::crowded(&points),
     ))
 }

@@ -46,7 +46,8 @@ use nic::{PORT, Peer, Receiver};
 use point::{Key, Point};
 pub use record::Entry;
 use session::Bench;
-use spec::{Extent, Grid, Plot, Spec};
+pub use session::needs_gpu;
+use spec::{Extent, Grid, InFlight, Plot, Spec};
 
 /// Pixels of a PNG per unit of its SVG: fit for print at a column's width.
 const PNG_SCALE: f32 = 3.0;
@@ -391,6 +392,9 @@ fn report(
         false => Vec::new(),
     };
     let (label, provenance) = (label_of(points), provenance_of(points).context("the grid is empty")?);
+    let unmeasured: Vec<String> = spec.grid(options.extent()).series;
+    let unmeasured: Vec<String> =
+        unmeasured.into_iter().filter(|series| !rows.iter().any(|row| row.series == *series)).collect();
     let summary = Summary {
         figure: spec.figure,
         title: &spec.title,
@@ -407,19 +411,20 @@ fn report(
     write(&out.join("summary.json"), (serde_json::to_string_pretty(&summary)? + "\n").as_bytes())?;
     for plot in &spec.plots {
         let (name, svg) = match plot {
-            Plot::Throughput => {
-                (PLOTS[0], figures::throughput(points, &experiment.fig4, &experiment.fig5, &modelled)?)
+            Plot::Throughput => (
+                PLOTS[0],
+                figures::throughput(points, &experiment.fig4, &experiment.fig5, &modelled, &unmeasured)?,
+            ),
+            Plot::PostTime => {
+                (PLOTS[1], figures::post_time(&experiment.timed(points), &experiment.fig5, &unmeasured)?)
             }
-            Plot::PostTime => (PLOTS[1], figures::post_time(&experiment.timed(points), &experiment.fig5)?),
         };
         write(&out.join(format!("{name}.png")), &png(&svg, PNG_SCALE)?)?;
         write(&out.join(format!("{name}.svg")), svg.as_bytes())?;
     }
     say!("\n{}", table::table(&rows));
-    let unmeasured = spec.grid(options.extent()).series;
-    for series in unmeasured.iter().filter(|series| !rows.iter().any(|row| row.series == **series)) {
-        say!("{}", table::not_measured(series));
-    }
+    unmeasured.iter().for_each(|series| say!("{}", table::not_measured(series)));
+    crowded(points).iter().for_each(|line| say!("{line}"));
     say!();
     for row in ratios["rows"].as_array().into_iter().flatten() {
         let word = |name: &str| row[name].as_str().unwrap_or("-").to_owned();
@@ -510,6 +515,19 @@ pub fn load(provenance: &Provenance) -> String {
     provenance.load.map_or_else(String::new, |load| format!("; load in the minute before: {load:.1}"))
 }
 
+/// A sentence about a machine that was at work before the run, above half of its cores: what ran there may have gone on beside
+/// the run. Of points that were measured in several goes the busiest one counts.
+pub fn crowded(points: &[Point]) -> Option<String> {
+    let loads = points.iter().filter_map(|point| Some((point.provenance.load?, point.provenance.cores)));
+    let (load, cores) = loads.max_by(|one, other| one.0.total_cmp(&other.0))?;
+    (load > cores as f64 / 2.0).then(|| {
+        format!(
+            "load {load:.1} on {cores} cores in the minute before the run: other programs, or a build, ran then; what ran on beside \
+             it makes its numbers worse"
+        )
+    })
+}
+
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).with_context(|| format!("writing {}", path.display()))
 }
@@ -536,6 +554,13 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> String {
         format!("nic: {}", options.nic.as_deref().unwrap_or("the software NIC, two processes")),
         format!("results: {}", out.display()),
     ];
+    if let Some(rate) = options.rate_gbps {
+        lines.push(format!(
+            "link: shaped to {rate} Gbit/s of wire bytes; measured.json keeps such a run apart from unshaped ones, and --resume \
+             takes no points of another rate"
+        ));
+    }
+    lines.push(windows(spec, &grid));
     for series in grid.series.iter().chain(&on_a_gpu) {
         if Some(series) == on_a_gpu.first() {
             let lists = on_a_gpu.iter().map(|series| format!("{series} (lists of {:?})", grid.lists(series)));
@@ -573,6 +598,26 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> String {
     lines.extend(shaped.map(|claim| format!("judges: {}: {}", claim.id, claim.text)));
     lines.push(String::new());
     lines.join("\n")
+}
+
+/// Window and burst by message size, sizes with the same ones together.
+fn windows(spec: &Spec, grid: &Grid) -> String {
+    let mut groups: Vec<(Option<InFlight>, u64, u64)> = Vec::new();
+    for size in &grid.payload_bytes {
+        match groups.last_mut() {
+            Some((in_flight, _, last)) if *in_flight == spec.in_flight(*size) => *last = *size,
+            _ => groups.push((spec.in_flight(*size), *size, *size)),
+        }
+    }
+    let group = |(in_flight, first, last): &(Option<InFlight>, u64, u64)| {
+        let sizes = if first == last { format!("{first} B") } else { format!("{first} to {last} B") };
+        match in_flight {
+            Some(InFlight { window, batch }) => format!("{sizes}: {window}, {batch}"),
+            None => format!("{sizes}: the generator's own window, {}", spec.burst()),
+        }
+    };
+    let groups: Vec<String> = groups.iter().map(group).collect();
+    format!("outstanding messages, and messages a burst, at most: {}", groups.join("; "))
 }
 
 #[cfg(test)]

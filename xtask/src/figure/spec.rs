@@ -152,7 +152,7 @@ impl Spec {
     }
 
     /// Messages of a whole burst, whatever their size. Errors: none, since the spec's tests read it.
-    fn burst(&self) -> u32 {
+    pub fn burst(&self) -> u32 {
         self.generator.get("batch").and_then(toml::Value::as_integer).map_or(1, |batch| batch as u32)
     }
 

@@ -477,7 +477,20 @@ fn a_dry_run_says_grid_plots_curves_and_claims() {
         {
             assert!(text.contains(part), "figure {number}: no `{part}` in\n{text}");
         }
+        let windows = match number {
+            4 => {
+                "at most: 64 to 2048 B: 512, 32; 4000 to 4096 B: 256, 32; 7500 to 10000 B: 128, 32; 15000 to 21000 B: 64, 32; 22040 to \
+                  40000 B: 8, 4; 60000 to 65536 B: 4, 2; 100000 to 1048576 B: 2, 1\n"
+            }
+            _ => "at most: 64 to 1048576 B: the generator's own window, 32\n",
+        };
+        assert!(text.contains(windows) && !text.contains("shaped"), "figure {number}:\n{text}");
     }
+    let shaped = Options { rate_gbps: Some(100.0), ..options(false) };
+    let text = dry_run(&Experiment::read(4).unwrap(), &shaped, Path::new("out"));
+    let words =
+        "link: shaped to 100 Gbit/s of wire bytes; measured.json keeps such a run apart from unshaped ones";
+    assert!(text.contains(words) && text.contains("judges: fills-shaped-link"), "{text}");
 }
 
 /// The test below as the process that is stopped: its folder.

@@ -57,8 +57,9 @@ fn into(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
 }
 
 fn a_figure(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
-    let (number, entry) = figure::imported(folder)?;
+    let (number, entry, busy) = figure::imported(folder)?;
     comes_from(&entry.provenance, tree)?;
+    busy.iter().for_each(|line| say!("import: {}: {line}", folder.display()));
     record(&experiments.join(format!("fig{number}")), entry)
 }
 

@@ -240,6 +240,19 @@ fn the_gpus_post_times_and_the_nics_numbers_go_to_their_own_experiments() {
 }
 
 #[test]
+fn a_busy_machine_is_no_refusal_and_is_said() {
+    let stage = Stage::new("busy");
+    let said = |load: Option<f64>| {
+        stage.figure(&stage.clean(), |point| point.provenance.load = load);
+        stage.import().unwrap();
+        figure::imported(&stage.results()).unwrap().2
+    };
+    let line = said(Some(1.9)).unwrap();
+    assert!(line.starts_with("load 1.9 on 2 cores in the minute before the run: other programs"), "{line}");
+    assert_eq!((said(Some(0.9)), said(None)), (None, None));
+}
+
+#[test]
 fn a_measured_json_that_cannot_be_read_is_left_as_it_is() {
     let stage = Stage::new("whole");
     let path = stage.folder.join("tree/experiments/fig4/measured.json");

@@ -10,17 +10,24 @@ use super::plot::{Axis, BLUE, Curve, GREEN, Marker, ORANGE, PURPLE, Panel, SKY, 
 use super::statistics::by_payload;
 use super::wire_model;
 use crate::figure::point::Point;
-use crate::figure::provenance_of;
+use crate::figure::{crowded, needs_gpu, provenance_of};
 
 const MODEL: RGBColor = RGBColor(90, 90, 90);
-/// Of the lines that are modelled after our own posts, in their order: dotted, as the published curves of these colours are not.
+/// Of the lines that are modelled after our own posts, in their order. Other curves have these colours too: their stroke, which stands
+/// beside the label as well, is nobody else's.
 const MODELLED: [RGBColor; 4] = [PURPLE, GREEN, BLUE, ORANGE];
 /// Largest payload on the paper's own axes.
 const PAPER_BYTES: f64 = 80_000.0;
 
 /// Figure 4: the whole range on logarithmic axes, and the paper's own axes beside it. `modelled`: lines of posts that were
-/// measured without a NIC.
-pub fn throughput(points: &[Point], fig4: &Paper, fig5: &Paper, modelled: &[Modelled]) -> Result<String> {
+/// measured without a NIC; `unmeasured`: series of the figure without a point.
+pub fn throughput(
+    points: &[Point],
+    fig4: &Paper,
+    fig5: &Paper,
+    modelled: &[Modelled],
+    unmeasured: &[String],
+) -> Result<String> {
     let mut curves = published(fig4);
     curves.extend(models(fig5));
     curves.extend(modelled.iter().zip(MODELLED).map(drawn));
@@ -53,13 +60,13 @@ pub fn throughput(points: &[Point], fig4: &Paper, fig5: &Paper, modelled: &[Mode
             labels: true,
         },
     ];
-    let mut caption = caption(points);
+    let mut caption = caption(points, unmeasured);
     caption.extend(modelled.first().map(said_of));
     svg((1120, 466), &panels, &curves, &caption)
 }
 
 /// Figure 5: time to post one request, one by one and in lists.
-pub fn post_time(points: &[Point], fig5: &Paper) -> Result<String> {
+pub fn post_time(points: &[Point], fig5: &Paper, unmeasured: &[String]) -> Result<String> {
     let mut curves = published(fig5);
     curves.extend(measured(points, "post_ns"));
     let most = curves.iter().flat_map(|curve| &curve.points).map(|[.., most]| *most).fold(0.0, f64::max);
@@ -70,7 +77,7 @@ pub fn post_time(points: &[Point], fig5: &Paper) -> Result<String> {
         y: decades("time to post one request, ns", least(&curves).min(10.0), most.max(4000.0)),
         labels: true,
     };
-    svg((870, 466), &[panel], &curves, &caption(points))
+    svg((870, 466), &[panel], &curves, &caption(points, unmeasured))
 }
 
 /// The least of all that is drawn. Nothing at all, as of messages of which none arrived, has no place on such an axis.
@@ -112,7 +119,7 @@ fn drawn((modelled, colour): (&Modelled, RGBColor)) -> Curve {
         marker: Marker::Circle,
         label: modelled.name.to_owned(),
         colour,
-        stroke: Stroke::Model,
+        stroke: Stroke::Modelled,
         points: points.collect(),
         not_whole: Vec::new(),
     }
@@ -184,7 +191,7 @@ fn measured(points: &[Point], field: &str) -> Vec<Curve> {
 }
 
 /// What the numbers stand on, below every plot.
-fn caption(points: &[Point]) -> Vec<String> {
+fn caption(points: &[Point], unmeasured: &[String]) -> Vec<String> {
     let Some(from) = provenance_of(points) else { return vec!["no points of ours".into()] };
     let gpu =
         if from.gpu == Label::None { "none".into() } else { format!("{} ({})", from.gpu, from.gpu_device) };
@@ -208,6 +215,11 @@ fn caption(points: &[Point]) -> Vec<String> {
         "paper — doi 10.1145/3642968.3654820; curves from the plots of its authors' re-run, August 2024"
             .into(),
     ];
+    if !unmeasured.is_empty() {
+        let gpu = if unmeasured.iter().any(|series| needs_gpu(series)) { " (gpu-* need a GPU)" } else { "" };
+        lines.push(format!("not measured: {}{gpu}", unmeasured.join(", ")));
+    }
+    lines.extend(crowded(points));
     if broken > 0 {
         lines.push(format!("{broken} points not whole (large hollow markers), see the table"));
     }
@@ -275,10 +287,26 @@ mod tests {
             point.provenance.gpu_device = "NVIDIA H200".into();
             point
         });
-        let line = |points: &[Point]| caption(points).remove(0);
+        let line = |points: &[Point]| caption(points, &[]).remove(0);
         assert!(line(&both[..1]).contains("gpu: none, link"), "{}", line(&both[..1]));
         let said = line(&both);
         assert!(said.contains("gpu: hardware (NVIDIA H200), link"), "{said}");
+    }
+
+    #[test]
+    fn a_machine_that_was_busy_before_is_named_below_the_plot() {
+        let with = |load: Option<f64>| {
+            let mut point = example("cpu-shim", 64);
+            (point.provenance.load, point.provenance.cores) = (load, 16);
+            point
+        };
+        for load in [None, Some(0.3), Some(8.0)] {
+            assert_eq!(crowded(&[with(load)]), None, "{load:?}");
+        }
+        // The second go of a run that was cut counts too.
+        let svg = post_time(&[with(Some(0.3)), with(Some(9.26))], &paper(5), &[]).unwrap();
+        assert!(svg.contains("load 9.3 on 16 cores in the minute before the run: other programs"), "{svg}");
+        assert!(!post_time(&[with(Some(0.3))], &paper(5), &[]).unwrap().contains("in the minute before"));
     }
 
     /// Something like a run on the software NIC.
@@ -312,10 +340,11 @@ mod tests {
     #[test]
     fn each_plot_names_every_curve_and_rasterises() {
         let folder = std::env::temp_dir();
+        let missing = ["gpu-thread".to_owned(), "gpu-warp".to_owned()];
         for (name, svg, labels) in [
             (
                 "throughput",
-                throughput(&points(), &paper(4), &paper(5), &modelled::example()).unwrap(),
+                throughput(&points(), &paper(4), &paper(5), &modelled::example(), &missing).unwrap(),
                 &[
                     "modelled: GPU warp",
                     "on NVIDIA H200, sm_90 without a NIC",
@@ -325,13 +354,16 @@ mod tests {
             ),
             (
                 "post-time",
-                post_time(&points(), &paper(5)).unwrap(),
+                post_time(&points(), &paper(5), &missing).unwrap(),
                 &["ours: CPU shim, lists of 16", "paper: L40"],
             ),
         ] {
-            for label in
-                labels.iter().chain(&["nic: hardware", "paper: CPU, own code", "median and range of 3"])
-            {
+            for label in labels.iter().chain(&[
+                "not measured: gpu-thread, gpu-warp (gpu-* need a GPU)",
+                "nic: hardware",
+                "paper: CPU, own code",
+                "median and range of 3",
+            ]) {
                 assert!(svg.contains(label), "{name}: no `{label}`");
             }
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{name}");
@@ -340,6 +372,21 @@ mod tests {
             // To be looked at.
             std::fs::write(folder.join(format!("xtask-{name}.png")), png).unwrap();
         }
+    }
+
+    /// Purple, green, blue and orange are colours of other curves as well.
+    #[test]
+    fn modelled_lines_have_a_stroke_of_their_own_and_it_stands_beside_their_labels() {
+        let discs = |modelled: &[Modelled]| -> Vec<f64> {
+            let svg = throughput(&[], &paper(4), &paper(5), modelled, &[]).unwrap();
+            let circles = svg.split("<circle ").skip(1).filter(|circle| circle.contains("r=\"2\""));
+            circles.map(|circle| circle.split('"').nth(1).unwrap().parse().unwrap()).collect()
+        };
+        assert!(discs(&[]).is_empty(), "nothing else is drawn so");
+        let modelled = modelled::example();
+        let (beside, on_lines): (Vec<f64>, Vec<f64>) = discs(&modelled).iter().partition(|x| **x > 916.0);
+        assert_eq!(beside.len(), 3 * modelled.len());
+        assert!(on_lines.len() > 20 * modelled.len(), "{}", on_lines.len());
     }
 
     #[test]
@@ -357,23 +404,23 @@ mod tests {
 
     #[test]
     fn a_plot_without_our_points_still_shows_the_paper() {
-        assert!(throughput(&[], &paper(4), &paper(5), &[]).unwrap().contains("paper: A100"));
-        assert!(post_time(&[], &paper(5)).unwrap().contains("no points of ours"));
+        assert!(throughput(&[], &paper(4), &paper(5), &[], &[]).unwrap().contains("paper: A100"));
+        assert!(post_time(&[], &paper(5), &[]).unwrap().contains("no points of ours"));
     }
 
     #[test]
     fn points_that_are_not_whole_are_hollow_and_counted() {
         let hollow = |svg: &str| svg.matches("r=\"6\"").count();
-        let whole = throughput(&points(), &paper(4), &paper(5), &[]).unwrap();
+        let whole = throughput(&points(), &paper(4), &paper(5), &[], &[]).unwrap();
         assert!(!whole.contains("not whole") && hollow(&whole) == 0);
         let mut broken = points();
         broken[0].content_ok = false;
         broken[40].completed -= 1;
         // A white disc and a ring each, in both panels: both sizes are on the paper's axes too.
-        let svg = throughput(&broken, &paper(4), &paper(5), &[]).unwrap();
+        let svg = throughput(&broken, &paper(4), &paper(5), &[], &[]).unwrap();
         assert!(svg.contains("2 points not whole (large hollow markers), see the table"));
         assert_eq!(hollow(&svg), 8);
-        let svg = post_time(&broken, &paper(5)).unwrap();
+        let svg = post_time(&broken, &paper(5), &[]).unwrap();
         assert!(svg.contains("2 points not whole") && hollow(&svg) == 4);
     }
 
@@ -386,7 +433,7 @@ mod tests {
         assert_eq!(least(&curves), 0.003);
         let axis = decades("x", least(&curves).min(0.1), 100.0);
         assert_eq!((axis.range.start, axis.ticks[0].1.as_str()), (0.001, "0.001"));
-        assert!(throughput(&points, &paper(4), &paper(5), &[]).unwrap().contains("0.001"));
+        assert!(throughput(&points, &paper(4), &paper(5), &[], &[]).unwrap().contains("0.001"));
         assert_eq!(decades("x", 0.1_f64.min(least(&[])), 100.0).ticks[0].1, "0.1");
     }
 

@@ -38,8 +38,10 @@ pub enum Stroke {
     MeasuredThin,
     /// Published: thin and dashed.
     Published,
-    /// A formula: thin and dotted.
+    /// A formula of what was published: thin and dotted.
     Model,
+    /// A formula of what we measured: small discs, apart from one another.
+    Modelled,
 }
 
 /// Shape at the points of a measured curve, for readers without colours.
@@ -167,8 +169,12 @@ type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Scale, Scale>>
 /// Longest label that fits its column.
 #[cfg(test)]
 pub const LABEL_CHARACTERS: usize = 32;
-/// Width of the column of labels: 32 characters of this size, and the leaders.
-const LABELS: u32 = 190;
+/// Width of the column of labels: 32 characters of this size, the leaders, and a piece of each stroke.
+const LABELS: u32 = 204;
+/// Pixels from one disc of a modelled line to the next.
+const APART: u32 = 12;
+/// Length of the piece of a curve's stroke beside its label.
+const SAMPLE: i32 = 28;
 
 fn draw(area: &Area<'_>, panel: &Panel, curves: &[Curve]) -> Result<()> {
     let mut chart = ChartBuilder::on(area)
@@ -271,6 +277,10 @@ fn stroke(chart: &mut Chart<'_, '_>, curve: &Curve) -> Result<()> {
         Stroke::Published => {
             chart.draw_series(DashedLineSeries::new(line, 7, 4, colour.stroke_width(1))).map_err(drawing)?;
         }
+        Stroke::Modelled => {
+            let disc = move |at| Circle::new(at, 2, colour.filled());
+            chart.draw_series(DottedLineSeries::new(line, 0, APART, disc)).map_err(drawing)?;
+        }
         Stroke::Model => {
             chart.draw_series(DashedLineSeries::new(line, 1, 3, colour.stroke_width(1))).map_err(drawing)?;
         }
@@ -291,17 +301,52 @@ const LINE: i32 = 16;
 fn label(area: &Area<'_>, curves: &[Curve], ends: &[(i32, i32)]) -> Result<()> {
     let (base_x, base_y) = area.get_base_pixel();
     let (width, height) = area.dim_in_pixel();
-    let column = width as i32 - LABELS as i32 + 26;
+    let column = width as i32 - LABELS as i32 + 40;
     let wanted: Vec<i32> = ends.iter().map(|(_, y)| y - base_y).collect();
     let places = spread(&wanted, 12, height as i32 - 50);
     for ((curve, end), y) in curves.iter().zip(ends).zip(places) {
         let from = (end.0 - base_x + 5, end.1 - base_y);
-        let leader = vec![from, (column - 14, y), (column - 4, y)];
-        area.draw(&PathElement::new(leader, curve.colour.mix(0.6))).map_err(drawing)?;
+        let start = (column - 4 - SAMPLE, y);
+        area.draw(&PathElement::new(vec![from, start], curve.colour.mix(0.35))).map_err(drawing)?;
+        sample(area, curve, start)?;
         let style = (FONT, 11.5).into_font().color(&curve.colour).pos(Pos::new(HPos::Left, VPos::Center));
         area.draw_text(&curve.label, &style, (column, y)).map_err(drawing)?;
     }
     Ok(())
+}
+
+/// A piece of a curve's stroke, beside its label: colours alone do not tell all curves apart.
+fn sample(area: &Area<'_>, curve: &Curve, (x, y): (i32, i32)) -> Result<()> {
+    let dashes = |length: i32, gap: i32, width: u32| -> Result<()> {
+        for from in (0..SAMPLE).step_by((length + gap) as usize) {
+            let dash = vec![(x + from, y), (x + (from + length).min(SAMPLE), y)];
+            area.draw(&PathElement::new(dash, curve.colour.stroke_width(width))).map_err(drawing)?;
+        }
+        Ok(())
+    };
+    let middle = (x + SAMPLE / 2, y);
+    match (curve.stroke, curve.marker) {
+        (Stroke::Measured, Marker::Circle) => {
+            dashes(SAMPLE, 0, 2)?;
+            area.draw(&Circle::new(middle, 3, curve.colour.filled())).map_err(drawing)
+        }
+        (Stroke::Measured, Marker::Triangle) => {
+            dashes(SAMPLE, 0, 2)?;
+            area.draw(&TriangleMarker::new(middle, 5, curve.colour.filled())).map_err(drawing)
+        }
+        (Stroke::MeasuredThin, _) => {
+            dashes(SAMPLE, 0, 1)?;
+            area.draw(&Circle::new(middle, 3, curve.colour.stroke_width(1))).map_err(drawing)
+        }
+        (Stroke::Published, _) => dashes(7, 4, 1),
+        (Stroke::Model, _) => dashes(1, 3, 1),
+        (Stroke::Modelled, _) => {
+            for from in (2..SAMPLE).step_by(APART as usize) {
+                area.draw(&Circle::new((x + from, y), 2, curve.colour.filled())).map_err(drawing)?;
+            }
+            Ok(())
+        }
+    }
 }
 
 /// Moves `wanted` heights apart until none is nearer than a line to the next, keeping their order.
