@@ -9,7 +9,7 @@
  *   short-mover   the mover takes three commands, and ends when the fourth is there     no-register   pages of the host are refused
  *   loud          says so when it is loaded
  *   slow-register more than 64 KiB of pages are registered in 1 s     no-context-events  a driver before CUDA 12.5
- *   stuck         copies of more than 100,000 bytes to the host do not return for 6 s
+ *   stuck         copies of more than 100,000 bytes to the host do not return for 6 s, with outward=MS for so long, and are done then
  *   inward=MS     copies of more than 100,000 bytes from the host return at once, and are done that many milliseconds later
  *   launch=MS     the first launch of the mover takes so long     refused-mover  each is refused
  *   mute-mover    the mover waits for its first command, stops for 1.3 s when it sees it, then looks again
@@ -525,8 +525,8 @@ static void pages(const void *start, size_t bytes, struct stream *stream)
 CUresult cuMemcpyDtoHAsync_v2(void *to, uint64_t from, size_t bytes, struct stream *stream)
 {
 	pages(to, bytes, stream);
-	if (bytes > 100000 && asked("stuck"))
-		sleep(6);
+	if (bytes > 100000 && (asked("stuck") || number("outward=")))
+		usleep(asked("stuck") ? 6000000 : number("outward=") * 1000);
 	return cuMemcpyDtoH_v2(to, from, bytes);
 }
 struct later {

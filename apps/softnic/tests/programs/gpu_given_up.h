@@ -77,12 +77,98 @@ static void queued(void)
 	fill(&places[1][GPU], GPU, 0, 1 << 20, 0);
 	post_from(&places[0][HOST], 0, 2000, EDGE);
 	CHECK(completion(&it) != IBV_WC_SUCCESS);
+	/* What follows waits in the same queue, and for nothing. */
+	reconnect();
+	double next = now_us();
+	post_from(&places[0][HOST], 0, 2000, EDGE);
+	CHECK(completion(&it) != IBV_WC_SUCCESS && now_us() - next < 5e5);
 	while (now_us() - since < 4.2e6)
 		usleep(10000);
 	CHECK(untouched(&places[1][GPU], 0, 2000 + 2 * EDGE));
 	reconnect();
 	one_message(IBV_WR_RDMA_WRITE, HOST, GPU, 2000, 0, 0);
 	printf("queued\n");
+}
+
+#define SOME 24
+#define INLINE 10000
+
+/* A queue pair to the same peer that has nothing to do with the message that fails. */
+static struct endpoint met(void)
+{
+	struct endpoint more = beside(&it);
+	struct name mine = name_of(&more);
+	struct name theirs = peer((struct order){ .what = MEET, .offset = mine.lid, .seed = mine.qpn });
+	/* Where nobody answers any more that is to be known in this test's time. */
+	patience = 17;
+	join(&more, &theirs);
+	patience = 20;
+	return more;
+}
+
+static void post_beside(struct endpoint *more, enum ibv_wr_opcode opcode, uint64_t mine, struct name theirs, uint64_t there)
+{
+	struct ibv_qp *first = it.qp;
+	it.qp = more->qp;
+	post(opcode, HOST, mine, INLINE, theirs, there);
+	it.qp = first;
+}
+
+/* A copy out of the GPU into the ring of the channel, which is done after its message has failed: of what other queue pairs send through
+ * that ring meanwhile, to a peer that does not look, nothing may arrive changed. */
+static void pair_left(void)
+{
+	struct endpoint more = met();
+	struct name where = peer((struct order){ .what = WHERE, .kind = HOST });
+	for (int round = 0; round < 4; round++, usleep(20000))
+		one_message(IBV_WR_RDMA_WRITE, GPU, HOST, 50000, 0, 0);
+	fill(&places[0][GPU], GPU, 0, 150000, 51);
+	for (uint64_t i = 0; i < SOME; i++)
+		fill(&places[0][HOST], HOST, i * INLINE, INLINE, 60 + (unsigned)i);
+	double since = now_us();
+	post(IBV_WR_RDMA_WRITE, GPU, 0, 150000, where, 0);
+	CHECK(completion(&it) != IBV_WC_SUCCESS && now_us() - since < 3.4e6);
+	CHECK(kill(peer_process, SIGSTOP) == 0);
+	for (uint64_t i = 0; i < SOME; i++)
+		post_beside(&more, IBV_WR_RDMA_WRITE, i * INLINE, where, (4 << 20) + i * 2 * INLINE);
+	while (now_us() - since < 4.5e6)
+		usleep(10000);
+	CHECK(kill(peer_process, SIGCONT) == 0);
+	for (uint64_t i = 0; i < SOME; i++)
+		if (completion(&it) == IBV_WC_SUCCESS)
+			CHECK(peer((struct order){ HOLDS, HOST, (4 << 20) + i * 2 * INLINE, INLINE, 60 + (unsigned)i }).qpn);
+	printf("left\n");
+}
+
+/* The same out of the ring into the GPU: nothing of what comes to lie in the ring meanwhile may get into the region. */
+static void pair_taken(void)
+{
+	struct endpoint more = met();
+	struct name gpu = peer((struct order){ .what = WHERE, .kind = GPU });
+	for (int round = 0; round < 4; round++, usleep(20000))
+		one_message(IBV_WR_RDMA_READ, GPU, GPU, 50000, 0, 0);
+	peer((struct order){ FILL, GPU, 0, 150000, 53 });
+	peer((struct order){ FILL, GPU, 4 << 20, INLINE, 54 });
+	fill(&places[0][GPU], GPU, 0, 200000, 0);
+	double since = now_us();
+	post(IBV_WR_RDMA_READ, GPU, EDGE, 150000, gpu, 0);
+	CHECK(completion(&it) != IBV_WC_SUCCESS && now_us() - since < 3.4e6);
+	/* Once round the ring and more, as long as anything goes. */
+	for (int i = 0; i < 120; i++) {
+		post_beside(&more, IBV_WR_RDMA_READ, EDGE, gpu, 4 << 20);
+		if (completion(&it) != IBV_WC_SUCCESS)
+			break;
+		CHECK(holds(&places[0][HOST], HOST, EDGE, INLINE, 54));
+	}
+	while (now_us() - since < 4.5e6)
+		usleep(10000);
+	uint8_t *found = malloc(150000);
+	CUDA(to_host(found, places[0][GPU].addr + EDGE, 150000));
+	fill(&places[0][HOST], HOST, 0, 150000, 53);
+	for (size_t i = 0; i < 150000; i++)
+		CHECK(found[i] == 0xee || found[i] == ((uint8_t *)places[0][HOST].addr)[i]);
+	free(found);
+	printf("taken\n");
 }
 
 /* A mover that is stopped when a command comes, as by a debugger, and goes on after its message has failed. */

@@ -5,11 +5,13 @@
  *                                                  use CUDA, between one that does and one that does not
  *        gpu_memory refusals|freed|lost|reset|stuck GID_INDEX  what is refused; memory that is freed under its region; a lost
  *                                                  context; one that the program resets; a driver that does not answer for a long message (of the stand-in)
- *        gpu_memory pages|big|leaves|forks GID_INDEX  pages of the host that the program registers and lets go; that it deregisters;
+ *        gpu_memory pages|big|leaves|forks|late-forks GID_INDEX  pages of the host that the program registers and lets go; that it deregisters;
  *                                                  a child that registers while the parent's NIC shows pages to the GPU
  *        gpu_memory mapped GID_INDEX               memory that is mapped into a reserved range of addresses
  *        gpu_memory torn|late|queued|mute|mixed|churn GID_INDEX  copies that do not end well, or in time (`gpu_given_up.h`)
+ *        gpu_memory pair-left|pair-taken GID_INDEX  the same between two processes, towards the peer and from it
  *        gpu_memory calls|waits GID_INDEX          what a program does beside its traffic; kernels that wait for a message
+ *        gpu_memory slots GID_INDEX                messages beside kernels that leave room for one block
  *        gpu_memory speed|pair-speed GID_INDEX     how fast, as lines `SPEED what value unit`
  * QUICK=1: fewer sizes.
  */
@@ -17,6 +19,7 @@
 #include "loopback.h"
 #include <dlfcn.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -173,6 +176,9 @@ static struct name name_of(struct endpoint *of)
 	return name;
 }
 
+/* 4.096 us times 2 to this: how long an answer is waited for, eight times in all. */
+static uint8_t patience = 20;
+
 static void join(struct endpoint *of, const struct name *peer)
 {
 	struct ibv_qp_attr init = { .qp_state = IBV_QPS_INIT, .port_num = 1, .qp_access_flags = ALL };
@@ -190,7 +196,7 @@ static void join(struct endpoint *of, const struct name *peer)
 	CHECK(ibv_modify_qp(of->qp, &rtr, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 					  IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) == 0);
 	struct ibv_qp_attr rts = {
-		.qp_state = IBV_QPS_RTS, .timeout = 20, .retry_cnt = 7, .rnr_retry = 7, .sq_psn = 7, .max_rd_atomic = 4,
+		.qp_state = IBV_QPS_RTS, .timeout = patience, .retry_cnt = 7, .rnr_retry = 7, .sq_psn = 7, .max_rd_atomic = 4,
 	};
 	CHECK(ibv_modify_qp(of->qp, &rts, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
 					  IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC) == 0);
@@ -198,12 +204,25 @@ static void join(struct endpoint *of, const struct name *peer)
 
 /* ---- the other end: in this process, or asked over a socket ---- */
 struct order {
-	enum { FILL, HOLDS, RECEIVE, RECEIVED, WHERE, END } what;
+	enum { FILL, HOLDS, RECEIVE, RECEIVED, WHERE, MEET, END } what;
 	int kind;
 	uint64_t offset, length;
 	unsigned seed;
 };
 static int peer_socket = -1;
+static pid_t peer_process;
+
+/* One more queue pair beside the first, to one of the peer's. */
+static struct endpoint beside(struct endpoint *of)
+{
+	struct endpoint more = *of;
+	struct ibv_qp_init_attr init = {
+		.send_cq = of->cq, .recv_cq = of->cq, .qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 64, .max_recv_wr = 16, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+	CHECK((more.qp = ibv_create_qp(of->pd, &init)) != NULL);
+	return more;
+}
 
 static struct name serve(struct endpoint *of, struct place *at, const struct order *order)
 {
@@ -229,6 +248,12 @@ static struct name serve(struct endpoint *of, struct place *at, const struct ord
 		answer.addr = place->addr;
 		answer.rkey = place->mr->rkey;
 		break;
+	case MEET: {
+		struct endpoint more = beside(of);
+		answer = name_of(&more);
+		join(&more, &(struct name){ .qpn = order->seed, .lid = (uint16_t)order->offset });
+		break;
+	}
 	case END:
 		break;
 	}
@@ -263,6 +288,7 @@ static int start(int processes, int peer_gpu)
 		CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
 		pid_t child = fork();
 		CHECK(child >= 0);
+		peer_process = child;
 		other = child == 0;
 		peer_socket = ends[other];
 		close(ends[!other]);
@@ -716,14 +742,14 @@ static void leaves(void)
 	printf("PAGES deregistered after %.0f us; leaves\n", now_us() - since);
 }
 
-static void forks(void)
+static void forks(int given_up)
 {
 	struct place kept = places[0][HOST];
 	void *memory = fresh(NULL, REGION);
 	places[0][HOST] = here(memory, REGION);
 	struct name where = peer((struct order){ .what = WHERE, .kind = GPU });
 	post(IBV_WR_RDMA_WRITE, HOST, 0, 200000, where, 0);
-	usleep(10000);
+	usleep(100000);
 	pid_t child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
@@ -733,12 +759,21 @@ static void forks(void)
 		struct ibv_mr *mr = ibv_reg_mr(own.pd, fresh(NULL, REGION), REGION, ALL);
 		CHECK(mr != NULL);
 		write_messages(&own, &own, 4);
-		CHECK(ibv_dereg_mr(mr) == 0);
+		double since = now_us();
+		CHECK(ibv_dereg_mr(mr) == 0 && now_us() - since < 5e5);
 		_exit(0);
 	}
 	int status;
 	CHECK(waitpid(child, &status, 0) == child && status == 0);
-	CHECK(completion(&it) == IBV_WC_SUCCESS);
+	enum ibv_wc_status ended = completion(&it);
+	/* Of the stand-in, when its copies are slow: this one was given up. */
+	if (given_up) {
+		CHECK(ended != IBV_WC_SUCCESS);
+		CHECK(ibv_dereg_mr(places[0][HOST].mr) == 0);
+		printf("forks\n");
+		return;
+	}
+	CHECK(ended == IBV_WC_SUCCESS);
 	CHECK(ibv_dereg_mr(places[0][HOST].mr) == 0);
 	places[0][HOST] = kept;
 	both_ways();
@@ -917,6 +952,44 @@ static void calls(void)
 	CHECK(pthread_join(thread, NULL) == 0);
 }
 
+/* A long message and short ones, in microseconds, and what the NIC has to say of its mover in the counters. */
+static void in_slots(const char *beside)
+{
+	struct name where = peer((struct order){ .what = WHERE, .kind = GPU });
+	for (int round = 0; round < 4; round++) {
+		double since = now_us();
+		post(IBV_WR_RDMA_WRITE, HOST, 0, 1 << 20, where, 0);
+		CHECK(completion(&it) == IBV_WC_SUCCESS);
+		double next = now_us();
+		for (int i = 0; i < 100; i++) {
+			post(IBV_WR_RDMA_WRITE, HOST, 0, 64, where, 0);
+			CHECK(completion(&it) == IBV_WC_SUCCESS);
+		}
+		printf("SLOTS %s: 1 MiB %.0f us, 64 B %.1f us\n", beside, next - since, (now_us() - next) / 100);
+	}
+}
+
+/* Beside kernels that leave room for one block of the mover (of an H200: 132 multiprocessors with 2048 threads each). */
+static void slots(void)
+{
+	void *streams[2];
+	uint64_t at = places[1][GPU].addr + (4 << 20), limit = 1500000000ull;
+	void *arguments[] = { &at, &limit };
+	shown();
+	in_slots("nothing");
+	CUDA(to_device(at, &(uint32_t){ 0 }, 4));
+	for (int i = 0; i < 2; i++) {
+		CUDA(stream_create(&streams[i], 1));
+		CUDA(launch(function("wait_word"), i ? 3 : 263, 1, 1, i ? 256 : 1024, 1, 1, 0, streams[i], arguments, NULL));
+	}
+	usleep(20000);
+	double since = now_us();
+	in_slots("one slot");
+	CHECK(now_us() - since < 1e6);
+	CUDA(synchronise());
+	in_slots("nothing");
+}
+
 static void *synchronises(void *took)
 {
 	double since = now_us();
@@ -1048,7 +1121,7 @@ int main(int argc, char **argv)
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	/* Or libmlx5 copies short payloads by the CPU out of the CQE to where the program receives, as beside a card. */
 	setenv("MLX5_SCATTER_TO_CQE", "0", 1);
-	int pair = strncmp(what, "pair", 4) == 0, peer_gpu = strcmp(what, "pair-host") != 0 && strcmp(what, "pair-host-speed") != 0;
+	int pair = strncmp(what, "pair", 4) == 0, peer_gpu = strcmp(what, "pair-host") != 0 && strcmp(what, "pair-host-speed") != 0 && strcmp(what, "pair-left") != 0;
 	if (start(pair ? 2 : 1, peer_gpu))
 		return 0;
 	if (strcmp(what, "refusals") == 0)
@@ -1067,12 +1140,16 @@ int main(int argc, char **argv)
 		big();
 	else if (strcmp(what, "leaves") == 0)
 		leaves();
-	else if (strcmp(what, "forks") == 0)
-		forks();
+	else if (strcmp(what, "forks") == 0 || strcmp(what, "late-forks") == 0)
+		forks(what[0] == 'l');
 	else if (strcmp(what, "mapped") == 0)
 		mapped();
 	else if (strcmp(what, "torn") == 0)
 		torn();
+	else if (strcmp(what, "pair-left") == 0)
+		pair_left();
+	else if (strcmp(what, "pair-taken") == 0)
+		pair_taken();
 	else if (strcmp(what, "late") == 0)
 		late();
 	else if (strcmp(what, "queued") == 0)
@@ -1087,6 +1164,8 @@ int main(int argc, char **argv)
 		calls();
 	else if (strcmp(what, "waits") == 0)
 		waits();
+	else if (strcmp(what, "slots") == 0)
+		slots();
 	else if (strstr(what, "speed"))
 		speed(peer_gpu);
 	else

@@ -186,6 +186,13 @@ impl RingMemory {
         }
     }
 
+    /// Whether a copy of a GPU's that nobody waits for any more may still write or read here: asked when one has failed. The ring
+    /// is not to be used again then; it stays mapped until that copy has ended.
+    #[cold]
+    pub fn may_still_change(&self) -> bool {
+        gpu::may_still_change(self.memory.address(), 2 * self.capacity as u64)
+    }
+
     /// Gathers `len` bytes of the application's memory, from `skip` bytes into the segments, into the ring.
     #[inline(always)]
     pub fn gather(

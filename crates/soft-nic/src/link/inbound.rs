@@ -108,6 +108,8 @@ pub struct Inbound<'a> {
     pub(super) counters: &'a mut LinkCounters,
     /// Set when the kernel refused a copy.
     pub(super) refused: bool,
+    /// Set when a copy out of the ring was given up and may still be under way.
+    pub(super) given_up: bool,
 }
 
 impl Inbound<'_> {
@@ -138,7 +140,9 @@ impl Inbound<'_> {
         };
         if let Form::Inline(_) = form {
             self.counters.inline_bytes += len;
-            return Ok(ring.scatter(self.host, payload_at, to, len as usize, order)?);
+            let copied = ring.scatter(self.host, payload_at, to, len as usize, order);
+            self.given_up |= copied.is_err() && ring.may_still_change();
+            return Ok(copied?);
         }
         let Some(hold) = Hold::take(ring.word(payload_at)) else {
             return Err(CopyError::TakenBack);

@@ -69,7 +69,8 @@ impl Link {
                 self.happened(LinkEvent::BadRecord { slot, error });
                 finished = true;
             }
-            finished |= self.incoming[index].ended && consumed == before;
+            let incoming = &self.incoming[index];
+            finished |= incoming.closed || (incoming.ended && consumed == before);
         }
         if finished {
             let keeps = |i: &Incoming| !i.closed && (!i.ended || i.consumer.pending());
@@ -103,6 +104,7 @@ impl Link {
                     host,
                     counters: &mut *counters,
                     refused: false,
+                    given_up: false,
                 });
             },
         )
@@ -141,6 +143,9 @@ impl Link {
         // Looked up before the replies are read: a request that follows a reply must not overtake it.
         let end = self.incoming[index].consumer.end(Lane::Request);
         self.poll_lane(index, Lane::Reply, None, budget, consumed, handler, read_reply)?;
+        if self.incoming[index].closed {
+            return Ok(());
+        }
         self.poll_lane(index, Lane::Request, Some(end), budget, consumed, handler, read_request)
     }
 
@@ -156,7 +161,7 @@ impl Link {
         handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition,
         read: impl Fn(&RingMemory, &Record, &mut Vec<Segment>) -> Result<Found, RecordError>,
     ) -> Result<(), RecordError> {
-        let Incoming { consumer, memory, .. } = &mut self.incoming[index];
+        let Incoming { consumer, memory, closed, .. } = &mut self.incoming[index];
         let from = consumer.ends().from;
         while *consumed < budget && self.copies_left > 0 {
             let Some(record) = consumer.next(lane)? else { break };
@@ -187,12 +192,21 @@ impl Link {
                 host: &self.host,
                 counters: &mut self.counters,
                 refused: false,
+                given_up: false,
             };
             let disposition = handler(&mut inbound);
-            let refused = inbound.refused;
+            let (refused, given_up) = (inbound.refused, inbound.given_up);
             self.copies_left = self.copies_left.saturating_sub(len.into());
             if refused {
                 consumer.set_state(ChannelState::Staged);
+            }
+            if given_up {
+                // Its room is never given back: what came to lie there would be copied in its stead.
+                consumer.set_state(ChannelState::Closed);
+                *closed = true;
+                *consumed += 1;
+                self.happened(LinkEvent::CopyGivenUp { slot: from });
+                return Ok(());
             }
             if disposition == Disposition::NotNow {
                 break;

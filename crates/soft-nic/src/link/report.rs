@@ -65,8 +65,10 @@ pub enum NoPeer {
         "the process in slot {0} of the fabric could not attach to our channel (another version, or no permission)"
     )]
     Refused(u8),
-    /// The peer gave the channel up, or wrote nonsense into it.
-    #[error("the channel to slot {0} of the fabric is closed after a bad record")]
+    /// The peer gave the channel up, or wrote nonsense into it; or a copy of a GPU's may still write or read there.
+    #[error(
+        "the channel to slot {0} of the fabric is closed after a bad record, or a GPU's copy that did not end in time"
+    )]
     Closed(u8),
     /// The kernel did not give us memory or a descriptor for a channel.
     #[error("no channel to slot {slot} of the fabric: errno {errno}")]
@@ -121,6 +123,15 @@ pub enum LinkEvent {
         slot: u8,
         /// What was wrong.
         error: RecordError,
+    },
+    /// A copy between a GPU and a channel's ring was given up and may still be under way.
+    #[error(
+        "a copy between a GPU and the channel with slot {slot} did not end in time, and may go on: the channel is closed, so that no other \
+         message lies there; messages between the two processes fail until one of them begins anew"
+    )]
+    CopyGivenUp {
+        /// Slot.
+        slot: u8,
     },
     /// Payloads from this peer have to be staged.
     #[error("the kernel allows no copies from process {pid} (slot {slot}): its payloads are staged")]

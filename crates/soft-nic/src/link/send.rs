@@ -6,8 +6,8 @@ use super::loan::LOAN_WORDS;
 use super::peers::Outgoing;
 use super::record::{self, Form, MAX_FRAGMENT, MAX_GPU_FRAGMENT, MAX_SEGMENTS};
 use super::shared_memory::{ChannelState, Lane};
-use super::{Link, MAX_INLINE, NoPeer, PathAddress, Payload, Position, Room, SendError, Sent};
-use crate::dma::{RingMemory, Segment, Segments, can_be_lent, gpu, total};
+use super::{Link, LinkEvent, MAX_INLINE, NoPeer, PathAddress, Payload, Position, Room, SendError, Sent};
+use crate::dma::{Fault, RingMemory, Segment, Segments, can_be_lent, gpu, total};
 
 impl Link {
     /// Sends a request, or the fragment of it that `request.fragment` names.
@@ -63,7 +63,9 @@ impl Link {
         let (ring, at) = outgoing.producer.next(Lane::Request);
         match (form, payload) {
             (Form::Inline(len), Payload::Segments(from)) => {
-                ring.gather(&self.host, at + head as u64, from, offset, len as usize)?;
+                if let Err(fault) = ring.gather(&self.host, at + head as u64, from, offset, len as usize) {
+                    return Err(self.copy_failed(slot, Lane::Request, fault));
+                }
             }
             (Form::Inline(_), Payload::Inline(bytes)) => ring.put(&self.host, at + head as u64, bytes)?,
             _ => {}
@@ -139,7 +141,10 @@ impl Link {
                 lent_at = Some(name(ring, at + head as u64, &self.segments));
             }
             Payload::Segments(from) => {
-                ring.gather(&self.host, at + head as u64, from, offset.into(), carried as usize)?;
+                let to = at + head as u64;
+                if let Err(fault) = ring.gather(&self.host, to, from, offset.into(), carried as usize) {
+                    return Err(self.copy_failed(slot, Lane::Reply, fault));
+                }
             }
             Payload::Inline(bytes) => {
                 let from = offset as usize;
@@ -158,6 +163,18 @@ impl Link {
         self.counters.replies_sent += 1;
         outgoing.note(slot, &mut self.to_publish);
         Ok(Sent { position, carried, loan })
+    }
+
+    /// A payload was not laid into the ring. A GPU may do so later, over whatever lies there then: so nothing does.
+    #[cold]
+    fn copy_failed(&mut self, slot: u8, lane: Lane, fault: Fault) -> SendError {
+        if let Some(outgoing) = &mut self.outgoing[usize::from(slot)]
+            && outgoing.producer.next(lane).0.may_still_change()
+        {
+            outgoing.producer.close();
+            self.happened(LinkEvent::CopyGivenUp { slot });
+        }
+        SendError::LocalFault(fault)
     }
 
     #[inline]

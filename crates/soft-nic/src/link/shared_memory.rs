@@ -132,6 +132,8 @@ pub struct Producer {
     lanes: [ProducerLane; 2],
     /// What is committed waits for [`Producer::pass`].
     holds: bool,
+    /// Nothing more may be laid into the rings.
+    closed: bool,
     /// Heads that are not shown yet, each lane's.
     under_way: Line<[u64; 2]>,
 }
@@ -157,13 +159,25 @@ impl Producer {
         let rings = [ring(0)?, ring(1)?];
         let (receiver, given_up) = (OnceLock::new(), AtomicBool::new(false));
         let lender = Arc::new(Lender { control, rings, tails: at::TAILS, receiver, given_up });
-        Ok(Producer { fd, lender, lanes: Default::default(), holds: false, under_way: Line::default() })
+        Ok(Producer {
+            fd,
+            lender,
+            lanes: Default::default(),
+            holds: false,
+            closed: false,
+            under_way: Line::default(),
+        })
     }
 
     /// Says which process receives, so that nobody waits for one that has ended.
     pub fn set_receiver(&self, process: Arc<Process>) {
         // A channel has one receiver in its life.
         let _ = self.lender.receiver.set(process);
+    }
+
+    /// Nothing more is laid into the rings; what was sent goes on.
+    pub fn close(&mut self) {
+        self.closed = true;
     }
 
     /// Nothing more is sent, and nothing waited for.
@@ -184,7 +198,7 @@ impl Producer {
 
     /// What the receiver says.
     pub fn state(&self) -> ChannelState {
-        if self.lender.given_up.load(Ordering::Relaxed) {
+        if self.closed || self.lender.given_up.load(Ordering::Relaxed) {
             return ChannelState::Closed;
         }
         ChannelState::from_word(self.lender.control.half(at::STATE).load(Ordering::Acquire))

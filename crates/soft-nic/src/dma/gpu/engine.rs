@@ -132,7 +132,15 @@ impl Hands {
 
     /// An error when the GPU's context is lost, or was reset by the program.
     pub fn state(&self, ordinal: u32) -> Result<(), gpu::Error> {
+        self.is_there(ordinal)?;
         self.card(ordinal)?.copies.is_idle().map(drop)
+    }
+
+    /// Asked before a stream is used: whoever resets the GPU frees those too.
+    fn is_there(&self, ordinal: u32) -> Result<(), gpu::Error> {
+        let there = self.card(ordinal)?.shared.is_there();
+        let gone = || gpu::Error::Refused(format!("the program has reset GPU {ordinal}"));
+        if there { Ok(()) } else { Err(gone()) }
     }
 
     fn card(&self, ordinal: u32) -> Result<&Card, gpu::Error> {
@@ -142,6 +150,10 @@ impl Hands {
     /// Whether all copies have ended. Error: the context is lost.
     pub fn is_idle(&self, ordinal: u32) -> Result<bool, gpu::Error> {
         let card = self.card(ordinal)?;
+        // What was made in a context goes when that is reset, streams too.
+        if !card.shared.is_there() {
+            return Ok(true);
+        }
         Ok(card.copies.is_idle()? && card.tails.is_idle()?)
     }
 
@@ -155,6 +167,7 @@ impl Hands {
         if !wanted.begin() {
             return Err(given_up());
         }
+        self.is_there(ordinal)?;
         let gone = || gpu::Error::Refused(format!("GPU {ordinal} is gone"));
         let card = self.cards.get_mut(&ordinal).ok_or_else(gone)?;
         card.failed = true;
@@ -180,7 +193,8 @@ impl Hands {
             let (from, bytes) = (copy.from + offset, bytes as usize);
             match copy.way {
                 // SAFETY: a region's memory, or pages of the NIC's own; the driver refuses what is no (more) a GPU's. Who
-                // deregisters the region waits until this has ended, or for `LIMIT` where it was given up.
+                // deregisters the region waits until this has ended; where it was given up, until twice `LIMIT` after that, from when on nothing
+                // keeps it from what lies there then (`docs/soft-nic.md`). A ring stays mapped for as long as it takes.
                 Way::ToHost => unsafe { stream.copy_to_host(to, from, bytes) },
                 // SAFETY: as above.
                 Way::FromHost => unsafe { stream.copy_from_host(to, from, bytes) },
@@ -198,6 +212,7 @@ impl Hands {
 
     /// Puts a mover on the GPU; whether it runs says its own word.
     pub fn launch(&self, ordinal: u32, done: u32, instance: u32, blocks: u32) -> Result<(), gpu::Error> {
+        self.is_there(ordinal)?;
         let card = self.card(ordinal)?;
         let Some((stream, function)) = &card.mover else {
             return Err(gpu::Error::Refused("no mover on this GPU".into()));
@@ -213,11 +228,12 @@ impl Hands {
         unsafe { stream.launch(function, shape, &arguments) }
     }
 
-    /// What the mover's stream says: an error when its context is lost.
+    /// Whether no mover runs, as its stream says: an error when its context is lost.
     pub fn mover_state(&self, ordinal: u32) -> Result<bool, gpu::Error> {
-        match &self.card(ordinal)?.mover {
-            Some((stream, _)) => stream.is_idle(),
-            None => Ok(true),
+        let card = self.card(ordinal)?;
+        match &card.mover {
+            Some((stream, _)) if card.shared.is_there() => stream.is_idle(),
+            _ => Ok(true),
         }
     }
 }

@@ -12,13 +12,14 @@
 //! go waits a moment at most. Pages that are on their way out are not used, nor what is mapped in their place meanwhile.
 
 use std::collections::BTreeMap;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use gpu::{Allocation, Registered};
 
+use super::given_up;
+use super::own::Own;
 use super::worker::{self, Ticket, locked};
 use crate::dma::system::{PAGE, fork_generation, nap};
 
@@ -81,32 +82,16 @@ struct Noted {
     last_number: u64,
 }
 
-/// A process's own: a fork child begins with another, whoever held the lock when it came into being.
-static NOTED: AtomicPtr<Mutex<Noted>> = AtomicPtr::new(null_mut());
+static NOTED: Own<Mutex<Noted>> = Own::new();
 static REGISTERED: AtomicUsize = AtomicUsize::new(0);
 
 fn noted() -> MutexGuard<'static, Noted> {
-    let mut table = NOTED.load(Ordering::Acquire);
-    if table.is_null() {
-        // The handler that forgets it in a child must be there before it is.
-        fork_generation();
-        let new = Box::into_raw(Box::default());
-        match NOTED.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => table = new,
-            Err(other) => {
-                table = other;
-                // SAFETY: made just now, and nobody else has seen it.
-                drop(unsafe { Box::from_raw(new) });
-            }
-        }
-    }
-    // SAFETY: made by a box, and never freed.
-    locked(unsafe { &*table })
+    locked(NOTED.get())
 }
 
 /// In a fork child: what its parent noted stays where it is, and nobody looks at it again.
 pub fn forget_all() {
-    NOTED.store(null_mut(), Ordering::Release);
+    NOTED.forget();
     REGISTERED.store(0, Ordering::Relaxed);
 }
 
@@ -129,15 +114,16 @@ impl HostPages {
         Some(HostPages { start, len, generation: fork_generation() })
     }
 
-    /// Lets them go, and `kept`, which has them mapped, when no GPU sees them any more. Returns at once.
+    /// Lets them go, and `kept`, which has them mapped, when no GPU sees them any more, and no copy that was given up is under way there.
+    /// Returns at once.
     pub fn end_with(self, kept: impl Send + 'static) {
-        self.leave(Box::new(kept));
+        self.leave(Box::new(kept), true);
         // There is nothing left to drop.
         std::mem::forget(self);
     }
 
     /// The number under which they are given back, if they have to be.
-    fn leave(&self, kept: Box<dyn Send>) -> Option<u64> {
+    fn leave(&self, kept: Box<dyn Send>, sure: bool) -> Option<u64> {
         if self.generation != fork_generation() {
             return None;
         }
@@ -176,6 +162,9 @@ impl HostPages {
             let answers = asked.into_iter().filter_map(|ticket| ticket.take()?.ok());
             ours.extend(answers.map(|(registered, _)| registered));
             leavers.post(move |()| {
+                if sure {
+                    given_up::await_end(key.0, key.1, true);
+                }
                 for registered in ours {
                     // A context that is lost has nothing registered.
                     let _ = registered.end();
@@ -196,9 +185,9 @@ impl Drop for HostPages {
     fn drop(&mut self) {
         if self.generation == fork_generation() {
             // The engine writes there by itself.
-            super::await_given_up();
+            given_up::await_end(self.start, self.len, false);
         }
-        let Some(number) = self.leave(Box::new(())) else { return };
+        let Some(number) = self.leave(Box::new(()), false) else { return };
         // Behind one that is late this one is late too.
         let limit = if noted().leaving.iter().any(|leaving| leaving.late) { Duration::ZERO } else { GRACE };
         let since = Instant::now();
@@ -336,7 +325,7 @@ mod tests {
             let own = HostPages::note(0x9000_0000, LEAST);
             let users = |key| noted().entries.get(&key).map(|entry| entry.users);
             // The inherited one takes nothing along.
-            ours.leave(Box::new(()));
+            ours.leave(Box::new(()), false);
             own.is_some() && users((0x9000_0000, LEAST)) == Some(1)
         }));
         drop(held);

@@ -10,22 +10,26 @@
 //! `nvidia_peermem`; queues in a GPU's memory, which need DEVX.
 
 mod engine;
+mod given_up;
 mod host_pages;
 mod keeper;
 mod mover;
+mod own;
 mod ranges;
 mod worker;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use gpu::Allocation;
 
 use self::engine::{Copy, HALF, Hands, LIMIT, Shared, Wanted, Way};
+use self::given_up::By;
 use self::host_pages::Sight;
 use self::mover::{Command, Mover, Outcome};
+use self::own::Own;
 use self::ranges::{Kind, Known, Place};
 use self::worker::{Ticket, Worker, locked};
 use super::host::last_word;
@@ -39,6 +43,9 @@ pub use ranges::{exist, touched_by};
 pub(super) fn forget_all() {
     ranges::forget_all();
     host_pages::forget_all();
+    given_up::forget_all();
+    worker::forget_all();
+    CARDS.forget();
 }
 
 /// Longest message that the mover takes by way of the NIC's pages.
@@ -116,6 +123,8 @@ impl GpuError {
 #[derive(Debug)]
 pub struct GpuRegion {
     _known: Known,
+    addr: u64,
+    len: u64,
     generation: u32,
 }
 
@@ -157,7 +166,7 @@ impl GpuRegion {
             (addr, last, newest, Kind::Mapped)
         };
         let card = gpu.ordinal();
-        let mut cards = locked(&CARDS);
+        let mut cards = cards();
         let present = cards.get(&card).is_some_and(|front| front.shared.is_same(&shared));
         if !present {
             if let Some(reason) = &shared.no_mover {
@@ -166,22 +175,23 @@ impl GpuRegion {
             cards.insert(card, Front::new(card, worker, shared));
         }
         let known = Known::new(start, end, id, card, kind).ok_or(GpuError::Exhausted)?;
-        Ok(Some(GpuRegion { _known: known, generation: fork_generation() }))
+        Ok(Some(GpuRegion { _known: known, addr, len: length, generation: fork_generation() }))
     }
 }
 
 impl Drop for GpuRegion {
     fn drop(&mut self) {
-        // Nobody copies there while the lock is held; the entry goes with the field. A fork child has neither.
+        // What is deregistered may be another's memory after this; what is copied there now has the table's entry still, and ends with an
+        // error where the program frees it. A fork child has neither.
         if self.generation == fork_generation() {
-            await_given_up();
+            given_up::await_end(self.addr, self.len, false);
         }
     }
 }
 
-/// Waits until no copy is under way that was given up, two times [`LIMIT`] at most: what is deregistered may be another's memory after that.
-fn await_given_up() {
-    locked(&CARDS).values_mut().for_each(Front::await_given_up);
+/// Whether a copy that was given up may still read or write there: such memory is used for nothing else, and stays where it is.
+pub fn may_still_change(start: u64, len: u64) -> bool {
+    given_up::touches(start, len)
 }
 
 /// Whether a queue may lie there: not in a GPU's memory.
@@ -253,10 +263,6 @@ struct Front {
     worker: &'static Worker<Hands>,
     shared: Shared,
     mover: Mover,
-    /// A copy that was not waited for to its end.
-    unsettled: Option<Ticket<Result<(), gpu::Error>>>,
-    /// A copy did not end well, so that its engine may be at it still.
-    doubt: bool,
     /// The mover is waited for, however slow it is.
     patient: bool,
     /// Until when the mover is, or was, left alone, and for how long.
@@ -267,13 +273,17 @@ struct Front {
 }
 
 /// By CUDA's number. One lock: the NIC copies one thing at a time.
-static CARDS: Mutex<BTreeMap<u32, Front>> = Mutex::new(BTreeMap::new());
+static CARDS: Own<Mutex<BTreeMap<u32, Front>>> = Own::new();
+
+fn cards() -> MutexGuard<'static, BTreeMap<u32, Front>> {
+    locked(CARDS.get())
+}
 
 /// Copies where an end is a GPU's memory. `None`: none is. `last`: the last word goes last, by a release store.
 pub(super) fn copy(host: &Host, to: u64, from: u64, len: u64, last: bool) -> Option<Result<(), Fault>> {
     let (target, source) = (ranges::find(to, len), ranges::find(from, len));
     let place = target.or(source)?;
-    let mut cards = locked(&CARDS);
+    let mut cards = cards();
     let Some(front) = cards.get_mut(&place.card) else { return Some(Err(Fault { addr: place.start })) };
     Some(front.copy(host, (to, target), (from, source), len, last))
 }
@@ -281,7 +291,7 @@ pub(super) fn copy(host: &Host, to: u64, from: u64, len: u64, last: bool) -> Opt
 /// An atomic in a GPU's memory: the old value. `None`: the address is none of a GPU's.
 pub(super) fn atomic(host: &Host, addr: u64, operation: Atomic) -> Option<Result<u64, Fault>> {
     let place = ranges::find(addr, 8)?;
-    let mut cards = locked(&CARDS);
+    let mut cards = cards();
     let Some(front) = cards.get_mut(&place.card) else { return Some(Err(Fault { addr })) };
     Some(front.atomic(host, addr, place, operation))
 }
@@ -298,6 +308,7 @@ pub(super) enum Atomic {
 struct UnderWay {
     ticket: Ticket<Result<(), gpu::Error>>,
     wanted: Arc<Wanted>,
+    copy: Copy,
 }
 
 impl Shared {
@@ -327,18 +338,7 @@ impl Front {
         // For tests on few cores, where a stand-in's threads begin late and are slow.
         let patient = std::env::var_os("SOFTNIC_GPU").is_some_and(|value| value == "patient");
         let mover = Mover::new(shared.mail.clone(), patient);
-        Front {
-            patient,
-            card,
-            worker,
-            shared,
-            mover,
-            unsettled: None,
-            doubt: false,
-            rests: None,
-            rest: REST,
-            said: Vec::new(),
-        }
+        Front { patient, card, worker, shared, mover, rests: None, rest: REST, said: Vec::new() }
     }
 
     fn say_once(&mut self, what: &'static str, detail: &str) {
@@ -606,6 +606,7 @@ impl Front {
     fn command(&mut self, command: Command, addr: u64) -> Result<Option<u64>, Fault> {
         count(&COUNTS.mover_commands, 1);
         let since = Instant::now();
+        let (ends, len) = command.ends();
         let outcome = self.mover.command(command);
         count(&COUNTS.mover_ns, since.elapsed().as_nanos() as u64);
         self.note_pace(since, SLOW);
@@ -620,6 +621,7 @@ impl Front {
                     Some(Ok(_)) => "it runs and says nothing".to_owned(),
                     None => "the driver says nothing either".to_owned(),
                 };
+                given_up::note(card, By::Mover, ends, len, None);
                 self.say_once("the mover does not answer, a message fails: ", &why);
                 Err(Fault { addr })
             }
@@ -642,58 +644,31 @@ impl Front {
         let (card, wanted) = (self.card, Arc::new(Wanted::default()));
         let theirs = wanted.clone();
         let ticket = self.worker.post(move |hands| hands.copy(card, copy, &theirs));
-        Ok(UnderWay { ticket, wanted })
+        Ok(UnderWay { ticket, wanted, copy })
     }
 
-    /// What was given up may still be under way, in the same memory; while it is, all fails at once.
+    /// What was given up may still be under way, in the same memory, and a worker that is blocked is so for all; while it is, all fails at once.
     fn need_no_other(&mut self, addr: u64) -> Result<(), Fault> {
-        if self.unsettled.as_ref().is_some_and(|ticket| !ticket.is_done()) {
-            return Err(Fault { addr });
-        }
-        self.unsettled = None;
-        if self.doubt && self.is_idle() != Some(true) {
-            return Err(Fault { addr });
-        }
-        self.doubt = false;
-        Ok(())
-    }
-
-    /// Whether the copy engine has nothing of ours. `None`: the driver does not answer, or the context is lost.
-    fn is_idle(&self) -> Option<bool> {
-        let card = self.card;
-        self.worker.post(move |hands| hands.is_idle(card)).wait(LIMIT)?.ok()
-    }
-
-    fn await_given_up(&mut self) {
-        if self.unsettled.is_none() && !self.doubt {
-            return;
-        }
-        let until = Instant::now() + LIMIT;
-        let ended = |ticket: &Ticket<_>| ticket.wait(LIMIT).is_some() || ticket.is_done();
-        if self.unsettled.as_ref().is_none_or(ended) {
-            while self.is_idle() == Some(false) && Instant::now() < until {
-                super::system::nap(Duration::from_millis(1));
-            }
-        }
+        if given_up::keeps_engine(self.card) { Err(Fault { addr }) } else { Ok(()) }
     }
 
     fn settle(&mut self, copy: UnderWay, addr: u64) -> Result<(), Fault> {
         let since = Instant::now();
-        let answer = copy.ticket.wait(LIMIT + LIMIT / 2);
+        let UnderWay { ticket, wanted, copy } = copy;
+        let note = |len, job| given_up::note(self.card, By::Engine, [copy.to, copy.from], len, job);
+        let answer = ticket.wait(LIMIT + LIMIT / 2);
         count(&COUNTS.engine_ns, since.elapsed().as_nanos() as u64);
         match answer {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) => {
-                self.doubt = true;
+                // Its engine may be at it still.
+                note(copy.len, None);
                 self.say_once("a copy fails: ", &error.to_string());
                 Err(Fault { addr })
             }
             None => {
-                // One that has not begun never will: the memory is free at once.
-                if !copy.wanted.give_up() {
-                    self.unsettled = Some(copy.ticket);
-                    self.doubt = true;
-                }
+                // One that has not begun never will: the memory is free at once, and the engine when the worker has come to it.
+                note(if wanted.give_up() { 0 } else { copy.len }, Some(ticket));
                 let what = "CUDA's driver has not answered for 3 s, and a message fails: does the program free or load, \
                             while a kernel waits for that message?";
                 self.say_once(what, "");

@@ -93,6 +93,15 @@ pub enum Command {
 }
 
 impl Command {
+    /// First bytes written and read, and how many of each.
+    pub fn ends(self) -> ([u64; 2], u64) {
+        match self {
+            Command::Copy { to, from, len, .. } => ([to, from], len),
+            Command::CompareSwap { at, .. } | Command::FetchAdd { at, .. } => ([at; 2], 8),
+            Command::CompareSwap32 { at, .. } => ([at; 2], 4),
+        }
+    }
+
     /// As in the mail: operation, first byte written, first byte read, bytes, two operands.
     fn words(self) -> [u32; at::COMMAND_WORDS] {
         let (operation, to, from, len, a, b) = match self {

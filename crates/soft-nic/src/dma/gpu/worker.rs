@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use super::super::system;
 use super::engine::Hands;
 use super::keeper::Keeper;
+use super::own::Own;
 
 /// How long the thread looks for the next job before it sleeps, and how long who waits for one spins.
 const SPIN: Duration = Duration::from_micros(40);
@@ -32,23 +33,30 @@ pub struct Worker<H> {
     started: Mutex<bool>,
 }
 
-static COPIES: Worker<Hands> = Worker::new();
-static KEEPER: Worker<Keeper> = Worker::new();
-static LEAVERS: Worker<()> = Worker::new();
+static COPIES: Own<Worker<Hands>> = Own::new();
+static KEEPER: Own<Worker<Keeper>> = Own::new();
+static LEAVERS: Own<Worker<()>> = Own::new();
+
+/// In a fork child: it has none of its parent's threads.
+pub fn forget_all() {
+    COPIES.forget();
+    KEEPER.forget();
+    LEAVERS.forget();
+}
 
 /// The one that copies and launches. Error of all three: the kernel gave no thread.
 pub fn copies() -> std::io::Result<&'static Worker<Hands>> {
-    COPIES.started()
+    COPIES.get().started()
 }
 
 /// The one that makes contexts and registers pages.
 pub fn keeper() -> std::io::Result<&'static Worker<Keeper>> {
-    KEEPER.started()
+    KEEPER.get().started()
 }
 
 /// The one that gives pages back.
 pub fn leavers() -> std::io::Result<&'static Worker<()>> {
-    LEAVERS.started()
+    LEAVERS.get().started()
 }
 
 /// The answer of a job, when it comes.
@@ -62,6 +70,12 @@ struct Slot<R> {
 }
 
 impl<R> Ticket<R> {
+    /// Of a job that is never done.
+    #[cfg(test)]
+    pub fn open() -> Ticket<R> {
+        Ticket(Arc::new(Slot { done: AtomicU32::new(0), answer: Mutex::new(None) }))
+    }
+
     /// Whether the job has been done.
     pub fn is_done(&self) -> bool {
         self.0.done.load(Ordering::Acquire) != 0
@@ -87,8 +101,8 @@ impl<R> Ticket<R> {
     }
 }
 
-impl<H: Default + 'static> Worker<H> {
-    const fn new() -> Worker<H> {
+impl<H> Default for Worker<H> {
+    fn default() -> Worker<H> {
         Worker {
             jobs: Mutex::new(VecDeque::new()),
             bell: AtomicU32::new(0),
@@ -96,7 +110,9 @@ impl<H: Default + 'static> Worker<H> {
             started: Mutex::new(false),
         }
     }
+}
 
+impl<H: Default + 'static> Worker<H> {
     fn started(&'static self) -> std::io::Result<&'static Worker<H>> {
         let mut started = locked(&self.started);
         if !*started {

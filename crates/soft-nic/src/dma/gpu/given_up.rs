@@ -1,0 +1,208 @@
+//! Copies that nobody waits for any more and that may still be under way: until one has ended, what it reads and writes is not used for
+//! anything else. A list and a lock of its own, so that who deregisters a region does not wait for the message that is copied now.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::engine::LIMIT;
+use super::own::Own;
+use super::worker::{self, Ticket, locked};
+use crate::dma::system::nap;
+
+/// How long an answer is waited for that the driver gives at once when nothing keeps it.
+const ANSWER: Duration = Duration::from_millis(250);
+
+/// Whose copy it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// The copy engine's.
+    Engine,
+    /// The mover's.
+    Mover,
+}
+
+/// One such copy.
+#[derive(Debug)]
+struct GivenUp {
+    card: u32,
+    by: By,
+    /// First byte written and first byte read, and how many of each; of a copy that was not begun, and never will be, none.
+    ends: [u64; 2],
+    len: u64,
+    since: Instant,
+    /// The worker's job, until it is done with it.
+    job: Option<Ticket<Result<(), gpu::Error>>>,
+    /// Whether the GPU is done with all of ours, and since when that is asked.
+    asked: Option<(Ticket<Result<bool, gpu::Error>>, Instant)>,
+}
+
+/// How it stands.
+enum Stand {
+    Ended,
+    /// Asked just now: the answer comes.
+    Asked,
+    UnderWay,
+}
+
+impl GivenUp {
+    /// One look; waits for nothing.
+    fn look(&mut self) -> Stand {
+        if self.job.as_ref().is_some_and(|job| !job.is_done()) {
+            return Stand::UnderWay;
+        }
+        self.job = None;
+        if self.len == 0 {
+            return Stand::Ended;
+        }
+        let Ok(worker) = worker::copies() else { return Stand::UnderWay };
+        let (card, by) = (self.card, self.by);
+        let ask = || {
+            let rests = move |hands: &mut super::engine::Hands| match by {
+                By::Engine => hands.is_idle(card),
+                By::Mover => hands.mover_state(card),
+            };
+            (worker.post(rests), Instant::now())
+        };
+        let (ticket, since) = self.asked.get_or_insert_with(ask);
+        if !ticket.is_done() {
+            return if since.elapsed() < ANSWER { Stand::Asked } else { Stand::UnderWay };
+        }
+        match self.asked.take().and_then(|(ticket, _)| ticket.take()) {
+            Some(Ok(true)) => Stand::Ended,
+            // Nothing runs in a context that is lost.
+            Some(Err(error)) if error.is_context_lost() || error.is_driver_gone() => Stand::Ended,
+            _ => Stand::UnderWay,
+        }
+    }
+
+    fn touches(&self, start: u64, len: u64) -> bool {
+        let overlaps = |at: &u64| *at < start.saturating_add(len) && start < at.saturating_add(self.len);
+        self.ends.iter().any(overlaps)
+    }
+}
+
+static ALL: Own<Mutex<Vec<GivenUp>>> = Own::new();
+/// How many there are: nobody locks for none.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+fn with<R>(what: impl FnOnce(&mut Vec<GivenUp>) -> R) -> R {
+    let mut all = locked(ALL.get());
+    let result = what(&mut all);
+    COUNT.store(all.len(), Ordering::Release);
+    result
+}
+
+fn exist() -> bool {
+    COUNT.load(Ordering::Acquire) != 0
+}
+
+/// Notes one: `ends` are the first bytes written and read, `len` bytes of each, 0 where nothing has been begun nor will be.
+pub fn note(card: u32, by: By, ends: [u64; 2], len: u64, job: Option<Ticket<Result<(), gpu::Error>>>) {
+    with(|all| all.push(GivenUp { card, by, ends, len, since: Instant::now(), job, asked: None }));
+}
+
+/// Whether the engine of a GPU is kept by one. Waits for no more than an answer that comes at once.
+pub fn keeps_engine(card: u32) -> bool {
+    while exist() {
+        let mut asked = false;
+        let kept = with(|all| {
+            let mut kept = false;
+            all.retain_mut(|one| {
+                if one.card != card || one.by != By::Engine {
+                    return true;
+                }
+                let stand = one.look();
+                asked |= matches!(stand, Stand::Asked);
+                kept |= !matches!(stand, Stand::Ended);
+                !matches!(stand, Stand::Ended)
+            });
+            kept
+        });
+        if !asked {
+            return kept;
+        }
+        nap(Duration::from_micros(20));
+    }
+    false
+}
+
+/// Whether one may still read or write there.
+pub fn touches(start: u64, len: u64) -> bool {
+    exist() && with(|all| all.iter().any(|one| one.touches(start, len)))
+}
+
+/// Waits until none reads or writes there any more; for each until two times [`LIMIT`] have gone by since it was given up, or, where it is to be
+/// `sure`, for as long as it takes.
+pub fn await_end(start: u64, len: u64, sure: bool) {
+    let mut rest = Duration::from_millis(1);
+    loop {
+        let waits = exist()
+            && with(|all| {
+                let mut waits = false;
+                all.retain_mut(|one| {
+                    if !one.touches(start, len) {
+                        return true;
+                    }
+                    let ended = matches!(one.look(), Stand::Ended);
+                    waits |= !ended && (sure || one.since.elapsed() < 2 * LIMIT);
+                    !ended
+                });
+                waits
+            });
+        if !waits {
+            return;
+        }
+        nap(rest);
+        if sure {
+            rest = (2 * rest).min(Duration::from_millis(50));
+        }
+    }
+}
+
+/// In a fork child: they are its parent's.
+pub fn forget_all() {
+    ALL.forget();
+    COUNT.store(0, Ordering::Release);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dma::system::true_in_fork_child;
+
+    #[test]
+    fn regions_that_a_given_up_copy_touches_wait_for_it_once_and_others_do_not() {
+        // A job that is never done.
+        let posted = Ticket::open();
+        note(77, By::Engine, [0x1_0000_0000, 0x2_0000_0000], 0x1000, Some(posted));
+        for (start, len, touched) in [
+            (0x1_0000_0fff, 1, true),
+            (0x1_0000_1000, 1, false),
+            (0xffff_f000, 0x1000, false),
+            (0xffff_f000, 0x1001, true),
+            (0x2_0000_0000, u64::MAX, true),
+        ] {
+            assert_eq!(touches(start, len), touched, "{len:#x} at {start:#x}");
+        }
+        let since = Instant::now();
+        assert!(keeps_engine(77) && !keeps_engine(76));
+        await_end(0x3_0000_0000, 0x1000, false);
+        assert!(since.elapsed() < LIMIT, "nobody waits for what is not theirs");
+        with(|all| all.iter_mut().for_each(|one| one.since = Instant::now() - 2 * LIMIT + LIMIT / 8));
+        let since = Instant::now();
+        for region in 0..500 {
+            await_end(0x1_0000_0000 + region, 1, false);
+        }
+        assert!((LIMIT / 16..LIMIT).contains(&since.elapsed()), "{:?}", since.elapsed());
+        // Whoever held the lock.
+        let held = locked(ALL.get());
+        assert!(true_in_fork_child(|| {
+            await_end(0x1_0000_0000, 1, true);
+            note(77, By::Engine, [0; 2], 0, None);
+            !keeps_engine(77)
+        }));
+        drop(held);
+        with(|all| all.retain(|one| one.card != 77));
+    }
+}

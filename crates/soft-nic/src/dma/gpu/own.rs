@@ -1,0 +1,40 @@
+//! What a process has one of, and a fork child begins anew: whoever held its lock in the parent is no thread of the child's.
+
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::dma::system::fork_generation;
+
+/// Made when it is first asked for, and never freed.
+pub struct Own<T>(AtomicPtr<T>);
+
+impl<T: Default + Send + Sync + 'static> Own<T> {
+    pub const fn new() -> Own<T> {
+        Own(AtomicPtr::new(null_mut()))
+    }
+
+    /// This process's.
+    pub fn get(&self) -> &'static T {
+        let mut at = self.0.load(Ordering::Acquire);
+        if at.is_null() {
+            // The handler that forgets it in a child must be there before it is.
+            fork_generation();
+            let new = Box::into_raw(Box::<T>::default());
+            match self.0.compare_exchange(null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => at = new,
+                Err(other) => {
+                    at = other;
+                    // SAFETY: made just now, and nobody else has seen it.
+                    drop(unsafe { Box::from_raw(new) });
+                }
+            }
+        }
+        // SAFETY: made by a box, and never freed.
+        unsafe { &*at }
+    }
+
+    /// In a fork child: the parent's stays where it is, and nobody looks at it again.
+    pub fn forget(&self) {
+        self.0.store(null_mut(), Ordering::Release);
+    }
+}
