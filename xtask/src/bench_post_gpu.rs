@@ -75,13 +75,23 @@ pub fn run(options: &Options<'_>) -> Result<()> {
         return Err(refused(format!("--peer-headers {}: there is no such folder", folder.display())));
     }
     let machine = GpuMachine::ask()?;
-    if machine.gpu().is_none() {
-        return Err(refused(format!("bench-post --gpu: no GPU here: {}", machine.why_none())));
-    }
+    needs_gpu(&machine)?;
     setup::prepare(Purpose::Figure, options.no_install)?;
     figure::build()?;
     let out = options.out.map_or_else(|| workspace::results(NAME), PathBuf::from);
     execute(options, &machine, &Programs::release(), &out)
+}
+
+/// Refuses a machine without a GPU, and says what runs there.
+fn needs_gpu(machine: &GpuMachine) -> Result<()> {
+    match machine.gpu() {
+        Some(_) => Ok(()),
+        None => Err(refused(format!(
+            "bench-post --gpu: no GPU here: {}; it has no twin, whose times would say nothing: without a GPU, `bench-post` times the \
+             posts of a processor",
+            machine.why_none()
+        ))),
+    }
 }
 
 fn execute(options: &Options<'_>, machine: &GpuMachine, programs: &Programs, out: &Path) -> Result<()> {
@@ -201,6 +211,18 @@ mod tests {
         let first = FIRST.replace('\n', "");
         let line = |line: &str| format!("echo '{line}' >> $json; ");
         line(&first) + &rows.iter().map(|row| line(row)).collect::<String>()
+    }
+
+    #[test]
+    fn a_machine_without_a_gpu_is_told_what_runs_there() {
+        needs_gpu(&example()).unwrap();
+        let mut machine = example();
+        machine.gpus.clear();
+        let error = needs_gpu(&machine).unwrap_err();
+        assert!(
+            error.is::<Refused>() && error.to_string().contains("without a GPU, `bench-post`"),
+            "{error}"
+        );
     }
 
     #[test]

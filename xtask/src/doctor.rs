@@ -30,8 +30,12 @@ pub fn run() -> Result<()> {
         row(name, &version.unwrap_or_else(|| format!("MISSING: {why}{mend}")));
     }
     say!();
-    for library in ["libibverbs.so", "libmlx5.so", "libcuda.so", "libnvrtc.so"] {
+    for library in ["libibverbs.so", "libmlx5.so"] {
         row(library, &library_version(library).unwrap_or_else(|| "not found".into()));
+    }
+    // Where CUDA lies is `gpu-probe`'s to say, which looks in more places than the system's folders.
+    for (library, version) in ["libcuda.so", "libnvrtc.so"].map(|name| (name, library_version(name))) {
+        version.iter().for_each(|version| row(library, version));
     }
     row("RDMA devices", &listed("/sys/class/infiniband", "none: everything runs on the software NIC"));
     row("GPUs", &gpus());

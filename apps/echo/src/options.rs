@@ -18,7 +18,7 @@ const MOST_QUESTIONS: u32 = 10_000_000;
 #[derive(Debug, Parser)]
 #[command(
     name = "echo",
-    version,
+    version = cli::VERSION,
     after_help = "Both ends need an RDMA device. On a host without one, start them under the software NIC: \
                   softnic run -- echo --listen 127.0.0.1:7000 --machine twin"
 )]

@@ -21,7 +21,7 @@ use crate::sender::Until;
 #[derive(Debug, Parser)]
 #[command(
     name = "generator",
-    version,
+    version = cli::VERSION,
     args_conflicts_with_subcommands = true,
     after_help = "Both ends need an RDMA device. On a host without one, start them under the software NIC: \
                   softnic run -- generator --listen 127.0.0.1:7000"

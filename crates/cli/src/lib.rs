@@ -42,6 +42,11 @@ use serde::Serialize;
 pub use belongs::{Belongs, stray};
 pub use nic::{Nic, check_address, nic_label};
 
+/// What `--version` says: the revision, where `cargo xtask bundle` compiled it in.
+pub const VERSION: &str = match option_env!("DOORBELL_REVISION") {
+    Some(revision) => revision,
+    None => concat!(env!("CARGO_PKG_VERSION"), " (built in a checkout, whose git says the revision)"),
+};
 /// Exit code: not everything came about that was asked for.
 pub const FAILED: u8 = 1;
 /// Exit code: something in the request cannot be.

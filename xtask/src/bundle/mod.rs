@@ -92,7 +92,10 @@ pub fn run(options: &Options) -> Result<()> {
     let changes = if revision.dirty { ", with changes" } else { "" };
     let commit = if revision.commit.is_empty() { "unknown" } else { &revision.commit };
     say!("{}: {profile}, revision {commit}{changes}, {:.1} MiB", folder.display(), mib(bytes));
-    say!("there: DIR/xtask doctor, test --gpu, figure 4; with libibverbs1 and ibverbs-providers: bench-nic");
+    say!(
+        "there: DIR/xtask doctor, test --gpu, bench-post --gpu; with libibverbs1 and ibverbs-providers: figure 4, figure 5, \
+         bench-nic"
+    );
     if libraries > 0 {
         say!(
             "before it LD_LIBRARY_PATH=DIR/lib, where the loader does not find what perftest needs (ldd DIR/ib_write_bw)"
@@ -106,6 +109,12 @@ fn clear(folder: &Path) -> Result<()> {
     let not = |error: std::io::Error| refused(format!("{}: {error}", folder.display()));
     if folder.join("Cargo.toml").exists() {
         return Err(refused(format!("{} is a source tree; give a folder of its own", folder.display())));
+    }
+    if folder.exists() && !folder.is_dir() {
+        return Err(refused(format!(
+            "{} is a file; give a folder, new or of an earlier bundle",
+            folder.display()
+        )));
     }
     fs::create_dir_all(folder).map_err(not)?;
     // What lies in these folders is ours only where a bundle was.

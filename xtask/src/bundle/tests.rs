@@ -87,6 +87,11 @@ fn an_earlier_bundle_is_cleared_and_nothing_else() {
     clear(&folder.0).unwrap();
     assert!(!folder.0.join("tests").exists() && !folder.0.join(MANIFEST).exists());
     assert!(folder.0.join("notes").exists());
+    let error = clear(&folder.0.join("notes")).unwrap_err();
+    assert!(
+        error.is::<Refused>()
+            && error.to_string().ends_with("is a file; give a folder, new or of an earlier bundle")
+    );
     fs::write(folder.0.join("Cargo.toml"), "").unwrap();
     assert!(clear(&folder.0).unwrap_err().is::<Refused>());
 }

@@ -52,8 +52,11 @@ fn into(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
             folder.display()
         )));
     }
-    take(folder, experiments, tree)
-        .map_err(|error| refused(format!("import: {}: {error:#}", folder.display())))
+    take(folder, experiments, tree).map_err(|error| {
+        let is_garbled = error.chain().any(|cause| cause.is::<serde_json::Error>());
+        let mend = if is_garbled { "; not as it was written there: carry the folder here again" } else { "" };
+        refused(format!("import: {}: {error:#}{mend}", folder.display()))
+    })
 }
 
 fn a_figure(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {

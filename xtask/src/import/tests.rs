@@ -164,6 +164,8 @@ fn damaged_incomplete_and_unknown_results_are_refused() {
     let stage = Stage::new("damaged");
     assert!(stage.refusal().contains("none of summary.json, bench-post-gpu.json, bench-nic.json"));
     let (summary, points) = (stage.results().join("summary.json"), stage.results().join("results.jsonl"));
+    fs::write(&summary, "garbage").unwrap();
+    assert!(stage.refusal().ends_with("not as it was written there: carry the folder here again"));
     let good = || stage.figure(&stage.clean(), |_| ());
     let edit = |path: &Path, edit: &dyn Fn(String) -> String| {
         good();

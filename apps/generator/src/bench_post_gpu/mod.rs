@@ -9,7 +9,7 @@ mod table;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
 use gpu::cache::Cache;
 use gpu::{Gpu, ImageBuilder, Toolkit};
@@ -39,7 +39,11 @@ pub fn run(options: &BenchPostGpu, stop: &AtomicBool) -> Result<u8> {
         return Ok(0);
     }
     let peer = options.peer_headers.as_deref().map(PeerHeaders::read).transpose()?;
-    let gpu = Gpu::first()?;
+    let gpu = Gpu::first().map_err(|error| {
+        anyhow!(
+            "{error}; this has no twin: without a GPU, `generator bench-post` times the posts of a processor"
+        )
+    })?;
     let toolkit = Toolkit::find(None)?;
     let builder = ImageBuilder::new(toolkit, Cache::usual());
     let mut rig = Rig::new(gpu, &builder, peer.as_ref()).context("preparing the GPU")?;

@@ -65,4 +65,5 @@ fn a_host_without_a_gpu_is_told_what_is_missing() {
     let (code, out, said) = run(&["--quick", "--json", "-"]);
     assert_eq!((code, out.as_str(), said.lines().count()), (Some(2), "", 1), "{said}");
     assert!(said.contains(missing.split(';').next().unwrap()), "{said}");
+    assert!(said.contains("without a GPU, `generator bench-post`"), "{said}");
 }

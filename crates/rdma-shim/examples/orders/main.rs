@@ -28,6 +28,12 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let wanted = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
+    if ["--help", "-h"].contains(&wanted.as_str()) {
+        println!(
+            "orders [PART OF A NAME]: all tables, or the failing interleavings of the rows with it in their names"
+        );
+        return ExitCode::SUCCESS;
+    }
     if wanted.is_empty() {
         print!("{}", table::all().join("\n"));
         return ExitCode::SUCCESS;
