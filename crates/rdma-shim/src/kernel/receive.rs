@@ -227,8 +227,14 @@ impl Plan {
         if good { Ok(()) } else { Err(KernelError::Refused(format!("{self:?} cannot be received"))) }
     }
 
-    /// An error unless the queue holds the receives and, after an error, a flush for each; and credits under way.
+    /// An error unless the queue holds the receives and, after an error, a flush for each; and credits under way. Receives and
+    /// sends are polled each by themselves.
     fn fits(&self, queue: &str, room: &Room) -> Result<(), KernelError> {
+        if room.one_cq {
+            return Err(KernelError::Refused(format!(
+                "{queue}: its receives complete on the CQ of its sends; a receiver's queue has one for each"
+            )));
+        }
         let flushes = room.receive_completions - room.receive_completions / 4;
         // Two SENDs would be received into one slot.
         let slots = if self.operation == Operation::Send { self.target_slots } else { u32::MAX };

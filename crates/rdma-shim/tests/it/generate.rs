@@ -65,6 +65,12 @@ fn queue_of(bench: &Bench, builder: &QpBuilder, completions: u32) -> Queue {
     Queue::create(&bench.machine, builder, &bench.pd, send, Some(receive), options).unwrap()
 }
 
+/// Sends and receives complete on one CQ.
+fn queue_of_one_cq(bench: &Bench) -> Queue {
+    let cq = Cq::new(bench.pd.context(), 127).unwrap().into_direct().unwrap();
+    Queue::create(&bench.machine, &Bench::builder(), &bench.pd, cq, None, Options::default()).unwrap()
+}
+
 fn region(bench: &Bench) -> Arc<Region> {
     let bytes = (u64::from(SLOTS) * BYTES) as usize;
     Arc::new(Region::new(&bench.machine, &bench.pd, Place::Host, bytes, Access::ALL).unwrap())
@@ -157,8 +163,8 @@ fn gpu_kernels_refuse_queues_and_regions_of_another_machine() {
 }
 
 /// Rows: what asks for more than queue or machine have, and words of the refusal. What would go wrong: who shares a queue writes over
-/// WQEs that the device has not read, a CQ is overrun by flushes, two SENDs are received into one slot, a block comes when others
-/// have ended.
+/// WQEs that the device has not read, a CQ is overrun by flushes, two SENDs are received into one slot, completions of receives are
+/// taken for those of credits, a block comes when others have ended.
 fn refuse_more_than_there_is(bench: &Bench) {
     let region = region(bench);
     let start = |style, plan: Plan| {
@@ -166,10 +172,11 @@ fn refuse_more_than_there_is(bench: &Bench) {
         let lanes = vec![lane(queue(bench, 127))];
         generate.start(&plan, lanes, Arc::clone(&region), Arc::clone(&region)).map(drop)
     };
-    let take = |plan: receive::Plan| {
+    let take_on = |queue, plan: receive::Plan| {
         let takes = Receive::prepare(&bench.machine).unwrap();
-        takes.start(&plan, vec![receiving(queue(bench, 15))], Arc::clone(&region)).map(drop)
+        takes.start(&plan, vec![receiving(queue)], Arc::clone(&region)).map(drop)
     };
+    let take = |plan| take_on(queue(bench, 15), plan);
     let long = Plan { window: 90, inline: true, payload_bytes: 100, slot_bytes: 128, ..PLAN };
     let credits = receive::Plan { has_credits: true, ..TAKES };
     let mut rows = vec![
@@ -181,6 +188,7 @@ fn refuse_more_than_there_is(bench: &Bench) {
         ("17 receives and 0 credits", take(receive::Plan { receives: 17, ..TAKES })),
         ("16 receives and 0 credits", take(receive::Plan { target_slots: 15, ..TAKES })),
         ("16 receives and 16 credits", take(credits)),
+        ("its receives complete on the CQ of its sends", take_on(queue_of_one_cq(bench), TAKES)),
     ];
     for style in [Style::Thread, Style::Shared(128)] {
         let generate = Generate::prepare(&bench.machine, style).unwrap();
