@@ -21,8 +21,10 @@
  *
  * How it fails. The first error CQE, or a poster that gives up with blocks in hand, fails the queue for everybody: `failure`
  * says whose request it was, later ones do not overwrite it, and each post from then on is refused with DB_EIO, also where there
- * is room. The top bit of `reserved` says so to posters, who look at that word anyway. What is in flight is flushed by the
- * device. The host brings the queue back: QP to RESET, db_shared_reset(), QP to RTS; other queues go on meanwhile.
+ * is room. The top bit of `reserved` says so to posters, who look at that word anyway. What the device was told of (all below
+ * `rung`) it flushes. What was published and not rung by then may stay so, though its poster was told 0, for the posters who are
+ * refused count as bound to come: neither executed nor flushed, it ends with the queue's life. The host brings the queue
+ * back: QP to RESET, db_shared_reset(), QP to RTS; other queues go on meanwhile.
  */
 #ifndef DB_DOORBELL_SHARED_H
 #define DB_DOORBELL_SHARED_H
@@ -48,8 +50,7 @@ struct db_failure {
     db_u32 wqe_index;
 };
 
-/* A queue holds a lap of what every poster may fill. Between two that give the role back, twice as many blocks as a ring has can be
- * published at most, and each may add two to the low bits of `published`. */
+/* A queue holds a lap of what every poster may fill; indices are told apart in the 16 bits of the doorbell. */
 #define DB_SHARED_MIN_BLOCKS 64u
 #define DB_SHARED_MAX_BLOCKS 16384u
 
@@ -69,7 +70,7 @@ struct db_shared_sq {
     db_u64 line0[7]; /* each word below is fought over by itself: a line of its own */
     db_u64 reserved; /* blocks handed out; from DB_RESERVED_FAILED on, none any more */
     db_u64 line1[15];
-    db_u64 published; /* blocks filled, in any order, << DB_PUBLISHED_SHIFT | 0 while nobody is the ringer */
+    db_u64 published; /* blocks filled, in any order, their 32 low bits << DB_PUBLISHED_SHIFT | 0 while nobody is the ringer */
     db_u64 line2[15];
     db_u64 rung; /* the ringer's: blocks that the device has been told of */
     db_u64 line3[15];
@@ -77,8 +78,11 @@ struct db_shared_sq {
     db_u64 line4[15];
 };
 
-#define DB_PUBLISHED_SHIFT 17
-#define DB_ROLE 0x1ffffu
+/* Between two that give the role back, each thread that takes blocks adds one to the low half, room or no room, and each that
+ * publishes one more: some hundred thousand threads and two rings of blocks, of 2^32. Of the blocks the high half has the low
+ * 32 bits, to be compared by differences: what is under way is less than half of that, however long the queue lives. */
+#define DB_PUBLISHED_SHIFT 32
+#define DB_ROLE 0xffffffffu
 #define DB_RESERVED_FAILED (1ull << 63)
 
 typedef char db_assert_lines[sizeof(struct db_shared_sq) == 256 + 4 * 128 ? 1 : -1];
@@ -265,14 +269,29 @@ DB_GPU_FN void db_shared_tell(struct db_shared_sq *shared, const struct db_sq *s
     db_store_relaxed64(&shared->rung, end);
 }
 
+/* Blocks that are published, with all their bits. */
+DB_GPU_FN db_u64 db_shared_published(const struct db_shared_sq *shared) {
+    db_u64 consumed = db_load_relaxed64(&shared->consumed);
+    db_u32 ahead = (db_u32)(db_load_relaxed64(&shared->published) >> DB_PUBLISHED_SHIFT) - (db_u32)consumed;
+    /* Either may be the older one: the difference has a sign. */
+    return consumed + ahead - ((db_u64)(ahead >> 31) << 32);
+}
+
+/* Whether more blocks are reserved than `total`, the low bits of what is published. */
+DB_GPU_FN int db_shared_is_more(db_u64 reserved, db_u32 total) { return (total - (db_u32)reserved) >> 31 != 0; }
+
 /* Gives the ringer's role back when all below `end` is rung. 1: it was taken again, since there is more and nobody is bound to come. */
 DB_GPU_FN int db_shared_leave(struct db_shared_sq *shared, db_u64 end) {
     /* Looked at before, so that it comes while the doorbell goes: blocks that are not published by then have a poster to come. */
-    db_u64 reserved = db_load_relaxed64(&shared->reserved), word, total;
+    db_u64 reserved = db_load_relaxed64(&shared->reserved), word;
+    db_u32 total;
     word = db_fetch_and_release64(&shared->published, ~(db_u64)DB_ROLE) & ~(db_u64)DB_ROLE;
-    total = word >> DB_PUBLISHED_SHIFT;
-    if (total == end || reserved > total) return 0;
-    if (db_load_relaxed64(&shared->reserved) != total) return 0;
+    total = (db_u32)(word >> DB_PUBLISHED_SHIFT);
+    if (total == (db_u32)end || db_shared_is_more(reserved, total)) return 0;
+    /* Nothing orders this look behind that atomic, which only releases: it may see as little as the first one. Whatever it sees
+     * was reserved at some time: more than `total` has a poster to come; an older count, below `total`, must not pass for that,
+     * and costs nothing but the role taken back in vain. */
+    if (db_shared_is_more(db_load_relaxed64(&shared->reserved), total)) return 0;
     return db_compare_swap_acquire64(&shared->published, word, word + 1) == word;
 }
 
@@ -312,7 +331,7 @@ DB_GPU_FN_OUTLINED db_u64 db_shared_ring_by_warp(struct db_shared_sq *shared) { 
 /* Rings for what is published and not rung, if nobody else is at it. 0, or DB_EIO. */
 DB_GPU_FN int db_shared_help(struct db_shared_sq *shared) {
     db_u64 word = db_load_relaxed64(&shared->published);
-    if ((word & DB_ROLE) || word >> DB_PUBLISHED_SHIFT == db_load_relaxed64(&shared->rung)) return 0;
+    if ((word & DB_ROLE) || (db_u32)(word >> DB_PUBLISHED_SHIFT) == (db_u32)db_load_relaxed64(&shared->rung)) return 0;
     if (db_compare_swap_acquire64(&shared->published, word, word + 1) != word) return 0;
     return db_shared_ring(shared) == DB_RING_FAILED ? DB_EIO : 0;
 }

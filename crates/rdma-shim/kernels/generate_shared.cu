@@ -21,6 +21,12 @@ struct db_generate_share {
 /* The message that goes into a block: the queue's life may begin at any multiple of 65,536. */
 DB_GPU_FN db_u64 shared_message(const struct db_poster *poster, db_u64 block) { return block - poster->sq.producer; }
 
+/* A post that is refused behind db_shared_take(): its poster keeps nobody from ringing for what others have published. */
+DB_GPU_FN int shared_refused(struct db_shared_sq *shared, struct db_poster *poster, struct db_wait *failed) {
+    db_shared_give_up(shared, poster);
+    return db_shared_refuse(shared, failed);
+}
+
 /* Waits until `count` messages from `begin` on stay inside the window, which is no longer than the ring, and inside the
  * receiver's leave; lane 0 alone. Who waits polls, and rings for the others. Its patience is that of a queue of one's own:
  * `patience_ns` in which nothing completes, `hurry_ns` once told to end. */
@@ -37,7 +43,7 @@ DB_GPU_FN int shared_room(struct db_shared_sq *shared, struct db_poster *poster,
             return 0;
         poster->consumed = db_load_acquire64(&shared->consumed);
         /* A failure is noted before the room that its CQE gives back. */
-        if (db_load_relaxed32(&shared->failing)) return db_shared_refuse(shared, &failed);
+        if (db_load_relaxed32(&shared->failing)) return shared_refused(shared, poster, &failed);
         if (poster->consumed != before) continue;
         /* Who waits is not the ringer meanwhile. */
         error = db_shared_give_up(shared, poster);
@@ -82,7 +88,7 @@ DB_GPU_FN int shared_send(struct db_shared_sq *shared, struct db_poster *poster,
         failed.deadline_ns = db_clock_ns() + plan->patience_ns;
         begin = db_shared_take(shared, poster, count);
         if (begin >= DB_RESERVED_FAILED)
-            error = db_shared_refuse(shared, &failed);
+            error = shared_refused(shared, poster, &failed);
         else
             error = shared_room(shared, poster, plan, lane, clock, begin, count);
     }
@@ -105,12 +111,12 @@ DB_GPU_FN void shared_finish(struct db_shared_sq *shared, struct db_poster *post
     struct db_failure failure = {};
     int error = (int)db_load_relaxed32(&all->error);
     clock->moved_ns = db_clock_ns();
-    while (!error && db_load_acquire64(&shared->consumed) < db_load_relaxed64(&shared->published) >> DB_PUBLISHED_SHIFT) {
+    while (!error && db_load_acquire64(&shared->consumed) < db_shared_published(shared)) {
         db_u32 taken = db_shared_poll(shared, poster, DB_WARP);
         error = db_load_relaxed32(&shared->failing) ? DB_EIO : taken ? 0 : db_shared_help(shared);
         if (!error) error = db_generate_turn(plan, clock, taken != 0);
     }
-    result->posted = shared_message(poster, db_load_relaxed64(&shared->published) >> DB_PUBLISHED_SHIFT);
+    result->posted = shared_message(poster, db_shared_published(shared));
     result->completed = shared_message(poster, db_load_acquire64(&shared->consumed));
     result->post_ticks = db_load_relaxed64(&all->post_ticks);
     result->batches = db_load_relaxed64(&all->batches);
@@ -165,7 +171,7 @@ extern "C" __global__ void generate_shared(const struct db_generate_plan *plans,
         else
             result.post_ticks += ticks;
         if (first && (++looks & 63) == 0) {
-            result.posted = shared_message(&poster, db_load_relaxed64(&shared->published) >> DB_PUBLISHED_SHIFT);
+            result.posted = shared_message(&poster, db_shared_published(shared));
             result.completed = shared_message(&poster, db_load_relaxed64(&shared->consumed));
             db_generate_show(&lane, &result);
         }
@@ -184,7 +190,7 @@ extern "C" __global__ void generate_shared(const struct db_generate_plan *plans,
     if (!db_warp_shuffle32(looks, 0)) return;
     /* Those behind the last completion have none of their own where the time was up: one more message asks for it. */
     error = (int)db_warp_shuffle32(db_load_relaxed32(&all->error), 0);
-    posted = shared_message(&poster, db_load_relaxed64(&shared->published) >> DB_PUBLISHED_SHIFT);
+    posted = shared_message(&poster, db_shared_published(shared));
     if (!error && db_warp_shuffle64(posted, 0) != lane.share)
         error = shared_send(shared, &poster, &plan, &lane, &clock, 1, 1, &ticks);
     if (me) return;

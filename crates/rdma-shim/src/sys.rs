@@ -127,8 +127,8 @@ pub struct db_failure {
     pub wqe_index: u32,
 }
 
-/// `DB_PUBLISHED_SHIFT`: where the blocks begin in `published`.
-pub const DB_PUBLISHED_SHIFT: u32 = 17;
+/// `DB_PUBLISHED_SHIFT`: where the blocks' low 32 bits begin in `published`.
+pub const DB_PUBLISHED_SHIFT: u32 = 32;
 
 /// `struct db_shared_sq` of `doorbell_shared.h`.
 #[repr(C)]

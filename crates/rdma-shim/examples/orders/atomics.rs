@@ -4,7 +4,7 @@
 //! `crates/rdma-shim/include/doorbell_shared.h`, one atomic each; its registers stand for the local variables of those routines. Left out: waiting for room, polling.
 
 use crate::memory::State;
-use crate::program::{Atomic, CellId, END, FENCED, LOOKED, READY_BITS, RESERVED, ROLE, RUNG, TOTAL};
+use crate::program::{Atomic, CellId, END, FENCED, LATER, LOOKED, READY_BITS, RESERVED, ROLE, RUNG, TOTAL};
 use crate::rules::Rules;
 
 impl State {
@@ -50,7 +50,7 @@ impl State {
             Atomic::Elect { begin, end, rest } => {
                 self.near[cell] = (ready + (end - begin)) | (publications + 1) << READY_BITS;
                 if publications > 0 {
-                    self.leave_out(thread, op, rest - op - 1);
+                    self.leave(thread, op, rest);
                 }
             }
             Atomic::Leave { rest } => {
@@ -59,11 +59,11 @@ impl State {
                 (registers[TOTAL], registers[RUNG], registers[ROLE]) = (ready, registers[END], 0);
                 (registers[FENCED], registers[LOOKED]) = (0, 0);
                 if ready == registers[END] || registers[RESERVED] > ready {
-                    self.leave_out(thread, op, rest - op - 1);
+                    self.leave(thread, op, rest);
                 }
             }
-            Atomic::Return { rest } if word != self.registers[thread][TOTAL] => {
-                self.leave_out(thread, op, rest - op - 1);
+            Atomic::Return { rest, .. } if word != self.registers[thread][TOTAL] => {
+                self.leave(thread, op, rest);
             }
             Atomic::Return { .. } => self.near[cell] = ready | 1 << READY_BITS,
             Atomic::Retire { turn } => {
@@ -76,6 +76,14 @@ impl State {
                 }
             }
         }
+    }
+
+    /// The ringer's turn is over, and what it has looked up is nobody's any more.
+    pub fn leave(&mut self, thread: usize, op: usize, rest: usize) {
+        for register in [END, LOOKED, TOTAL, RESERVED, LATER] {
+            self.registers[thread][register] = 0;
+        }
+        self.leave_out(thread, op, rest - op - 1);
     }
 
     /// Up to where a poster rang that has the role from its reservation on: who begins there is alone.

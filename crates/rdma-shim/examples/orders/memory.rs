@@ -6,12 +6,12 @@
 
 use crate::device::{Failure, Nic};
 use crate::program::{
-    Atomic, CellId, END, FENCED, LOOKED, Machine, Op, Place, READY_BITS, RESERVED, ROLE, Scope, TOTAL,
+    Atomic, CellId, END, FENCED, LATER, LOOKED, Machine, Op, Place, READY_BITS, RESERVED, ROLE, Scope, TOTAL,
     Thread, Value,
 };
 use crate::rules::{CELLS, OPS, Rules, Set, THREADS, bit};
 
-const REGISTERS: usize = 7;
+const REGISTERS: usize = 8;
 const IN_FLIGHT: usize = 16;
 
 /// One state.
@@ -129,8 +129,8 @@ impl State {
         rules.op(thread, op) == Op::RingFence && self.registers[thread][FENCED] == 1
     }
 
-    /// Performs what nobody sees and what only permits, so that its moment is no choice: fences, meetings, turns of a loop, and
-    /// WQEs that leave a GPU for host memory, since how late they arrive is open anyway.
+    /// Performs what nobody sees and what only permits, so that its moment is no choice: fences, meetings, turns of a loop, looks at
+    /// words that nobody changes, and WQEs that leave a GPU for host memory, since how late they arrive is open anyway.
     fn settle(&mut self, rules: &Rules) {
         loop {
             let mut settled = true;
@@ -152,6 +152,9 @@ impl State {
                             self.leave_out(t, index, skip);
                         }
                         Op::IfNew { .. } => {}
+                        Op::Peek { cell, register } if rules.is_constant(cell) => {
+                            self.peek(t, cell, register)
+                        }
                         Op::Store { cell, value, .. } if rules.leaves_unseen(t, cell) => {
                             self.left |= bit(t, index);
                             let value = self.value(t, value);
@@ -159,7 +162,7 @@ impl State {
                         }
                         Op::Again { to } => {
                             self.registers[t][FENCED] = 0;
-                            for register in [LOOKED, TOTAL, RESERVED] {
+                            for register in [LOOKED, TOTAL, RESERVED, LATER] {
                                 self.registers[t][register] = 0;
                             }
                             self.done[t] &= !(((1 << (index - to)) - 1) << to);
@@ -218,7 +221,8 @@ impl State {
                     Op::Store { cell, .. } if rules.leaves_unseen(t, cell) => false,
                     Op::Await { cell, value, .. } => self.look(thread.machine, cell) == value,
                     Op::Atomic { cell, does, .. } => self.succeeds(cell, does),
-                    Op::Store { .. } | Op::Expect { .. } | Op::Peek { .. } | Op::Scan { .. } => true,
+                    Op::Peek { cell, .. } => !rules.is_constant(cell),
+                    Op::Store { .. } | Op::Expect { .. } | Op::Scan { .. } => true,
                     _ => false,
                 };
                 if possible && self.may(rules, t, index) {
@@ -334,10 +338,7 @@ impl State {
                     return Err(Failure::Read { cell, saw, wanted: value });
                 }
             }
-            Op::Peek { cell, register } => {
-                self.take_over(thread, cell, false);
-                self.registers[thread][register] = self.near[cell];
-            }
+            Op::Peek { cell, register } => self.peek(thread, cell, register),
             Op::Scan { marks, from } => {
                 let from = usize::from(self.registers[thread][from]);
                 let filled = marks[from..].iter().take_while(|&&mark| self.near[mark] == 1).count();
@@ -348,10 +349,11 @@ impl State {
             }
             Op::Atomic { does: Atomic::PublishHeld { .. }, .. } if self.registers[thread][ROLE] == 0 => {}
             Op::Atomic { does: Atomic::Elect { .. }, .. } if self.registers[thread][ROLE] == 1 => {}
-            Op::Atomic { does: Atomic::Return { rest, .. }, .. }
-                if self.registers[thread][RESERVED] != self.registers[thread][TOTAL] =>
+            Op::Atomic { does: Atomic::Return { rest, exact }, .. }
+                if self.registers[thread][LATER] > self.registers[thread][TOTAL]
+                    || (exact && self.registers[thread][LATER] != self.registers[thread][TOTAL]) =>
             {
-                self.leave_out(thread, op, rest - op - 1);
+                self.leave(thread, op, rest);
             }
             Op::Atomic { cell, does, order } => {
                 self.take_over(thread, cell, order.acquires());
@@ -361,6 +363,11 @@ impl State {
             _ => unreachable!("these settle by themselves"),
         }
         Ok(())
+    }
+
+    fn peek(&mut self, thread: usize, cell: CellId, register: usize) {
+        self.take_over(thread, cell, false);
+        self.registers[thread][register] = self.near[cell];
     }
 
     /// Stores that happened before an operation, its own thread's of an earlier turn included.

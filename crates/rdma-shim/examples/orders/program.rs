@@ -160,16 +160,17 @@ pub enum Atomic {
     /// First of `db_shared_leave`: the high half is 0 again. Leaves when all is rung, or when blocks were reserved before whose poster
     /// was still to come.
     Leave { rest: usize },
-    /// Last of it: leaves when such blocks are reserved now; else takes the role back, unless another thread has published by now.
-    Return { rest: usize },
+    /// Last of it: leaves when such blocks are reserved by the second look (`exact`: when that says another number than was published,
+    /// be it an older one); else takes the role back, unless another thread has published by now.
+    Return { rest: usize, exact: bool },
     /// End of the ringer's turn: takes the publications of register `turn` off. If none is left, the rest is left out;
     /// else register `turn + 1` gets the word.
     Retire { turn: usize },
 }
 
 /// Registers of a poster on a shared queue: up to where to ring, up to where it rang, where the last ring ended as it saw it,
-/// blocks published and reserved, whether its WQEs are behind a system fence, and whether it has the ringer's role from its
-/// reservation on.
+/// blocks published and reserved, whether its WQEs are behind a system fence, whether it has the ringer's role from its
+/// reservation on, and blocks reserved by the second look.
 pub const END: usize = 0;
 pub const RUNG: usize = 1;
 pub const LOOKED: usize = 2;
@@ -177,6 +178,7 @@ pub const TOTAL: usize = 3;
 pub const RESERVED: usize = 4;
 pub const FENCED: usize = 5;
 pub const ROLE: usize = 6;
+pub const LATER: usize = 7;
 
 /// Marks of a shared queue.
 pub const MARKS: usize = 4;
@@ -274,6 +276,18 @@ impl Op {
     /// Whether stores behind it are not made before it is known how it ended.
     pub fn decides(self) -> bool {
         matches!(self, Op::Await { .. } | Op::Atomic { .. } | Op::Scan { .. } | Op::IfNew { .. })
+    }
+
+    /// Whether it reads this register of its thread's, or clears it.
+    pub fn uses(self, register: usize) -> bool {
+        match self {
+            Op::Store { value: Value::Register(from), .. } | Op::Scan { from, .. } => from == register,
+            Op::IfNew { .. } => matches!(register, END | LOOKED),
+            Op::Atomic { does: Atomic::Leave { .. }, .. } => matches!(register, END | LOOKED | RESERVED),
+            Op::Atomic { does: Atomic::Return { .. }, .. } => register == LATER,
+            Op::Again { .. } => true,
+            _ => false,
+        }
     }
 
     /// What kind of fence it is, for a poster that rang up to `alone`, if it has the role.

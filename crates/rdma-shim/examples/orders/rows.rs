@@ -52,7 +52,7 @@ pub fn posting() -> Vec<Row> {
             order,
             "2 threads share, 2 + 1 posts",
             "host",
-            ours_shared(strict, false, TwoThenOne),
+            ours_shared(strict, false, TwoThenOne { exact: false }),
             assume,
             true,
         );
@@ -60,6 +60,15 @@ pub fn posting() -> Vec<Row> {
         row(order, "a warp rings for a thread", "host", warp_looks(strict), assume, true);
         row(order, "3 threads share", "host", ours_shared(strict, true, ThreeTakes), assume, false);
     }
+    let older = ours_shared(true, true, TwoThenOne { exact: true });
+    row(
+        "ours, strict, were an older count of reserved blocks taken for posters to come",
+        "2 threads share, 2 + 1 posts",
+        "host",
+        older,
+        LEAST,
+        false,
+    );
     // Early fails as well, in twice as many states.
     let relaxed = ours_shared(true, false, ThreeTakes);
     row("ours, strict, were the role taken relaxed", "3 threads share", "host", relaxed, LEAST, false);

@@ -1,7 +1,7 @@
 //! Which operation of a thread may overtake which: the rules of x86-64, arm64, of PTX and of a NIC's own writes, worked out
 //! once for a whole search.
 
-use crate::program::{Assumptions, Atomic, CellId, Machine, Op, Place, Scenario, Thread, Value};
+use crate::program::{Assumptions, Atomic, CellId, END, Machine, Op, Place, Scenario, Thread, Value};
 
 /// At most so many threads, words and operations of a thread.
 pub const THREADS: usize = 3;
@@ -29,6 +29,8 @@ pub struct Rules<'a> {
     pub to_register: Set,
     /// Stores that nothing forces out of a write-combining buffer.
     pub resting: Set,
+    /// Words that no thread stores to.
+    constant: u32,
 }
 
 impl<'a> Rules<'a> {
@@ -45,6 +47,7 @@ impl<'a> Rules<'a> {
             stores_around: Vec::new(),
             to_register: 0,
             resting: 0,
+            constant: u32::MAX,
         };
         for (t, thread) in scenario.threads.iter().enumerate() {
             assert!(thread.ops.len() <= OPS, "{} has {} operations", thread.name, thread.ops.len());
@@ -53,6 +56,9 @@ impl<'a> Rules<'a> {
                 let earlier = (0..later).filter(|&earlier| waits(scenario, thread, earlier, later, &assume));
                 after.push(earlier.fold(0, |set, earlier| set | 1 << earlier));
                 stores_before.push(stores);
+                if let Some(cell) = instruction.op.cell().filter(|_| instruction.op.stores()) {
+                    rules.constant &= !(1 << cell);
+                }
                 if let Op::Store { cell, .. } = instruction.op {
                     stores |= bit(t, later);
                     if scenario.cells[cell].place == Place::Register {
@@ -77,6 +83,11 @@ impl<'a> Rules<'a> {
 
     pub fn op(&self, thread: usize, index: usize) -> Op {
         self.scenario.threads[thread].ops[index].op
+    }
+
+    /// Whether no thread stores to this word.
+    pub fn is_constant(&self, cell: CellId) -> bool {
+        self.constant >> cell & 1 == 1
     }
 
     /// Whether a store of this thread to this word is one whose leaving nobody sees: a WQE's, on its way from a GPU to host
@@ -133,18 +144,20 @@ fn waits(scenario: &Scenario, thread: &Thread, earlier: usize, later: usize, ass
     if let Some(fence) = b.fence(None) {
         return (a.loads() && fence.edges().earlier_loads) || a == Op::Meet;
     }
-    // Registers are read and written in order; only where the last ring ended may be looked up before the election.
-    let looks_up = matches!(b, Op::Peek { .. } | Op::Scan { .. })
-        && matches!(a, Op::Atomic { does: Atomic::Elect { .. }, .. });
+    // A relaxed load is held back by fences and acquires alone, and by the registers: by the one that it reads, and by who still reads
+    // what it writes. No branch holds it back.
+    let looks_up = match b {
+        Op::Peek { register, .. } => a.uses(register),
+        Op::Scan { from, .. } => a.uses(END) || matches!(a, Op::Peek { register, .. } if register == from),
+        _ => false,
+    };
     let reads_registers = matches!(
         b,
-        Op::Peek { .. }
-            | Op::Scan { .. }
-            | Op::IfNew { .. }
+        Op::IfNew { .. }
             | Op::Again { .. }
             | Op::Atomic { does: Atomic::Leave { .. } | Atomic::Return { .. }, .. }
     );
-    if reads_registers && !looks_up && (a.decides() || a.loads()) {
+    if looks_up || (reads_registers && (a.decides() || a.loads())) {
         return true;
     }
     if matches!(b, Op::Again { .. }) {

@@ -5,7 +5,7 @@
 use crate::ours::gpu_ring;
 use crate::program::Place::Host;
 use crate::program::{
-    Atomic, Cell, CellId, END, Fence, Instruction, LOOKED, MARKS, Machine, Op, Order, Place, RESERVED,
+    Atomic, Cell, CellId, END, Fence, Instruction, LATER, LOOKED, MARKS, Machine, Op, Order, Place, RESERVED,
     Scenario, Scope, Value,
 };
 use crate::queue::{Cells, Ops, cells, named, store, thread};
@@ -20,8 +20,9 @@ pub enum Sharing {
     /// Four WQEs, reserved and written already, of which the second thread has the two in the middle, one after the other; the others only
     /// publish. `late`: that it is alone, the second thread finds as it publishes the second of its two, behind the mark.
     FourElections { late: bool },
-    /// The first thread has blocks 0 and 1, one after the other, the second block 2.
-    TwoThenOne,
+    /// The first thread has blocks 0 and 1, one after the other, the second block 2. `exact`: who finds another number reserved than
+    /// published takes it for blocks to come, be it older.
+    TwoThenOne { exact: bool },
     /// The first thread has blocks 0 and 2.
     OneBetween,
     /// A warp of two lanes and a thread.
@@ -38,6 +39,8 @@ struct Shared {
     strict: bool,
     /// Order of the atomics by which the ringer's role is taken.
     taking: Order,
+    /// See [`Sharing::TwoThenOne`].
+    exact: bool,
 }
 
 /// `db_shared_post` by several. `acquires`: the taking of the role, as in the header; without, what goes wrong.
@@ -58,7 +61,8 @@ pub fn ours_shared(strict: bool, acquires: bool, sharing: Sharing) -> Scenario {
     let [reserved, published, rung] = ["reserved", "published", "rung"].map(|name| word(name.to_owned()));
     let marks = [0, 1, 2, 3].map(|n| word(format!("mark {n}")));
     let taking = if acquires { Order::Acquire(Scope::Gpu) } else { Order::Plain };
-    let shared = Shared { q, reserved, published, rung, marks, strict, taking };
+    let exact = sharing == Sharing::TwoThenOne { exact: true };
+    let shared = Shared { q, reserved, published, rung, marks, strict, taking, exact };
     let begun = four || sharing == Sharing::ThreeTakes;
     if begun {
         let written = scenario.queue.ring.iter().map(|words| (words[0], 1));
@@ -69,7 +73,7 @@ pub fn ours_shared(strict: bool, acquires: bool, sharing: Sharing) -> Scenario {
     let of_one: [(&str, &[u8]); 3] = match sharing {
         Sharing::ThreeTakes => [("thread 0", &[0]), ("thread 1", &[1]), ("thread 2", &[2])],
         Sharing::FourElections { .. } => [("thread 0", &[0]), ("thread 1", &[1, 2]), ("thread 2", &[3])],
-        Sharing::TwoThenOne => [("thread 0", &[0, 1]), ("thread 1", &[2]), ("", &[])],
+        Sharing::TwoThenOne { .. } => [("thread 0", &[0, 1]), ("thread 1", &[2]), ("", &[])],
         Sharing::OneBetween => [("thread 0", &[0, 2]), ("thread 1", &[1]), ("", &[])],
         Sharing::Warps => [("warp 1", &[2]), ("", &[]), ("", &[])],
     };
@@ -158,8 +162,8 @@ impl Shared {
         ops.push(peek(self.reserved, RESERVED).into());
         let leave = atomic(Atomic::Leave { rest }, Order::Release(Scope::Gpu));
         ops.push(named(leave, "release of giving the role back"));
-        ops.push(peek(self.reserved, RESERVED).into());
-        ops.push(atomic(Atomic::Return { rest }, self.taking).into());
+        ops.push(peek(self.reserved, LATER).into());
+        ops.push(atomic(Atomic::Return { rest, exact: self.exact }, self.taking).into());
         ops.push(Op::Again { to: start }.into());
         assert_eq!(ops.len(), rest, "the loop is as long as was said");
     }

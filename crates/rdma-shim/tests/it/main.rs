@@ -21,4 +21,5 @@ mod twin_queue;
 mod twin_release;
 mod twin_requests;
 mod twin_shared;
+mod twin_shared_words;
 mod twin_waits;

@@ -1,0 +1,238 @@
+//! The words of a queue that many share, in memory that no device looks at: where they wrap, and what a ringer makes of what others have
+//! left in them. What races elsewhere stands still here, so that each way through the election is taken on purpose.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use measure::need;
+use rdma_shim::sys::*;
+use rdma_shim::twin::{Arguments, Kernel, Running, start};
+
+use crate::ends::wait_for;
+use crate::twin_queue::{DEADLINE, Status, Target, compiler, launch};
+
+const BLOCKS: u64 = 64;
+const TIMED_OUT: u32 = 110;
+const EIO: u32 = 5;
+/// `DB_FAILED_HOLE`.
+const BY_HOLE: u32 = 2;
+
+/// A queue that is nobody's, and all that it points to.
+struct Words {
+    shared: Box<db_shared_sq>,
+    status: Box<Status>,
+    payload: Vec<u64>,
+    record: Vec<u64>,
+    marks: Vec<u128>,
+    _ring: Vec<u128>,
+    _cqes: Vec<u64>,
+    _slots: Vec<db_slot>,
+    _register: Vec<u64>,
+}
+
+fn address<T>(memory: &mut [T]) -> u64 {
+    memory.as_mut_ptr().expose_provenance() as u64
+}
+
+impl Words {
+    /// Empty, and goes on at that block.
+    fn at(producer: u64) -> Words {
+        let (mut ring, mut marks) = (vec![0; 4 * BLOCKS as usize], vec![0_u128; BLOCKS as usize / 4]);
+        // CQEs that are the device's: nothing completes.
+        let mut cqes = vec![u64::MAX / 255 * 0xf0; 8 * 128];
+        let (mut record, mut register) = (vec![0; 2], vec![0; 1]);
+        let mut slots = vec![db_slot::default(); BLOCKS as usize];
+        let sq = db_sq {
+            ring: address(&mut ring),
+            record: address(&mut record),
+            reg: address(&mut register),
+            slots: address(&mut slots),
+            blocks: BLOCKS as u32,
+            max_sge: 1,
+            opcodes: 0x7f,
+            producer,
+            rung: producer,
+            consumer: producer,
+            ..db_sq::default()
+        };
+        let cq = db_cq {
+            ring: address(&mut cqes),
+            record: address(&mut record) + 8,
+            entries: 128,
+            ..db_cq::default()
+        };
+        let filled = address(&mut marks);
+        let mut shared =
+            Box::new(db_shared_sq { sq, cq, filled, signal_mask: 15, ..db_shared_sq::default() });
+        // SAFETY: the struct is ours alone.
+        assert_eq!(unsafe { db_c_shared_init(&raw mut *shared) }, 0);
+        Words {
+            shared,
+            status: Box::default(),
+            payload: vec![0; BLOCKS as usize],
+            record,
+            marks,
+            _ring: ring,
+            _cqes: cqes,
+            _slots: slots,
+            _register: register,
+        }
+    }
+
+    /// Blocks of others from `begin` on, as they would have left them.
+    fn others(&mut self, reserved: u64, published: u64) {
+        self.shared.reserved += reserved;
+        self.shared.published = self.shared.published.wrapping_add(published << DB_PUBLISHED_SHIFT);
+    }
+
+    /// Says that a block is filled, in its lap.
+    fn mark(&mut self, block: u64) {
+        let word = (&raw mut self.marks[0]).cast::<u32>().wrapping_add((block % BLOCKS) as usize);
+        // SAFETY: the word is one of the marks', which kernels reach by atomics as well.
+        unsafe { AtomicU32::from_ptr(word) }
+            .store(((block / BLOCKS) as u32).wrapping_add(1), Ordering::SeqCst);
+    }
+
+    /// A word that a running kernel writes.
+    fn word(&mut self, which: fn(&mut db_shared_sq) -> &mut u64) -> &AtomicU64 {
+        // SAFETY: an aligned word of ours, which kernels reach by atomics as well.
+        unsafe { AtomicU64::from_ptr(std::ptr::from_mut(which(&mut self.shared))) }
+    }
+
+    fn start(&mut self, blocks: u32, threads: u32, seed: u64, messages: u32, patience: Duration) -> Running {
+        let target = Target {
+            local: address(&mut self.payload),
+            remote: 0,
+            lkey: 1,
+            rkey: 2,
+            messages,
+            window: messages,
+            per_ring: 1,
+            signal_every: 1,
+            deadline_ns: patience.as_nanos() as u64,
+        };
+        let arguments =
+            Arguments::new().pointer(&raw mut *self.shared).push(target).pointer(&raw mut *self.status);
+        let launch = rdma_shim::twin::Launch { blocks, ..launch(threads, seed) };
+        // SAFETY: the kernel takes these; everything lives in `self`, and each test waits for the end.
+        unsafe { start(Kernel::find("post_shared").unwrap(), &launch, arguments) }.unwrap()
+    }
+
+    fn run(&mut self, blocks: u32, threads: u32, seed: u64, messages: u32) {
+        self.start(blocks, threads, seed, messages, DEADLINE / 2).wait().unwrap();
+        assert_eq!(*self.status, Status::all(messages));
+    }
+}
+
+/// A queue lives as long as it likes: `published` has the low half of a block's number, and nothing is left unrung where that, or
+/// what it once had room for, begins again.
+#[test]
+fn twin_posts_on_a_shared_queue_go_on_where_words_wrap() {
+    need!(compiler(), cc, "a C++ compiler");
+    let mut looped = 0;
+    for end in [1_u64 << 31, 1 << 32, 1 << 47, 1 << 48, 5 << 32] {
+        for seed in 1..4 {
+            let mut words = Words::at(end - 32);
+            words.run(2, 32, seed, 64);
+            let (after, what) = (end + 32, format!("{end:#x} seed {seed}"));
+            assert_eq!((words.shared.reserved, words.shared.rung), (after, after), "{what}");
+            assert_eq!(words.shared.published, after << DB_PUBLISHED_SHIFT, "{what}");
+            assert_eq!(words.record[0] as u32, (after as u32 & 0xffff).to_be(), "{what}");
+            looped += 1;
+        }
+    }
+    assert_eq!(looped, 15);
+}
+
+/// More threads than an H200 holds have taken blocks and wait behind a ringer that was stopped: each has added one to the low bits of
+/// `published`, and none of that becomes a block.
+#[test]
+fn twin_a_crowd_that_waits_is_not_counted_as_blocks() {
+    need!(compiler(), cc, "a C++ compiler");
+    const CROWD: u64 = 2 * 270_336;
+    let mut words = Words::at(0);
+    words.shared.published += CROWD;
+    words.run(1, 1, 1, 1);
+    // Taken with a look at the role, and published: somebody else rings.
+    assert_eq!(words.shared.published, 1 << DB_PUBLISHED_SHIFT | (CROWD + 2));
+    assert_eq!((words.shared.rung, words.record[0]), (0, 0));
+}
+
+/// Everything reserved is published, and a mark of it is still on its way: nobody is bound to come, so the ringer takes the role back
+/// and waits for it. Near the wraps as well.
+#[test]
+fn twin_a_ringer_takes_the_role_back_for_a_mark_that_is_on_its_way() {
+    need!(compiler(), cc, "a C++ compiler");
+    for begin in [0, (1 << 32) - 1, (1 << 47) + 1] {
+        let mut words = Words::at(begin);
+        words.others(1, 1);
+        let running = words.start(1, 1, 1, 1, DEADLINE / 2);
+        let both = (begin + 2) << DB_PUBLISHED_SHIFT;
+        let published = words.word(|queue| &mut queue.published);
+        wait_for("the second block", || {
+            (published.load(Ordering::SeqCst) >> DB_PUBLISHED_SHIFT == both >> DB_PUBLISHED_SHIFT)
+                .then_some(())
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        words.mark(begin);
+        running.wait().unwrap();
+        assert_eq!((*words.status, words.shared.failed), (Status::all(1), 0), "{begin:#x}");
+        assert_eq!((words.shared.rung, words.shared.published), (begin + 2, both), "{begin:#x}");
+    }
+}
+
+/// The same where it never comes: that fails the queue, which says so.
+#[test]
+fn twin_a_mark_that_never_comes_fails_a_shared_queue() {
+    need!(compiler(), cc, "a C++ compiler");
+    let mut words = Words::at(0);
+    words.others(1, 1);
+    words.start(1, 1, 1, 1, DEADLINE / 2).wait().unwrap();
+    assert_eq!((words.status.error, words.shared.failed, words.shared.failure.why), (EIO, 1, BY_HOLE));
+    assert_eq!(words.shared.rung, 0);
+}
+
+/// Blocks that are reserved and not published have a poster to come: the ringer leaves, and neither waits for them nor rings.
+#[test]
+fn twin_a_ringer_leaves_where_a_poster_is_to_come() {
+    need!(compiler(), cc, "a C++ compiler");
+    for begin in [0, (1 << 32) - 1, (1 << 47) + 1] {
+        let mut words = Words::at(begin);
+        words.others(1, 0);
+        words.run(1, 1, 1, 1);
+        // It has the role, and was not the last to ring: it is not alone, for a block in front of its own is not there yet.
+        assert_eq!((words.shared.rung, words.record[0]), (begin, 0), "{begin:#x}");
+        assert_eq!(words.shared.published, (begin + 1) << DB_PUBLISHED_SHIFT, "{begin:#x}");
+        // The other comes and rings for both.
+        words.mark(begin);
+        words.shared.published = words.shared.published.wrapping_add(1 << DB_PUBLISHED_SHIFT);
+        *words.status = Status::default();
+        words.run(1, 1, 1, 1);
+        assert_eq!(words.shared.rung, begin + 3, "{begin:#x}");
+    }
+}
+
+/// A ring full of blocks that nobody rang for. Who took the role with its blocks gives it up while it waits for room, and rings; what is
+/// published later by somebody who saw the role taken, it rings for as well.
+#[test]
+fn twin_who_waits_for_room_rings_for_the_others() {
+    need!(compiler(), cc, "a C++ compiler");
+    let mut words = Words::at(0);
+    words.others(BLOCKS, BLOCKS - 1);
+    (0..BLOCKS - 1).for_each(|block| words.mark(block));
+    let running = words.start(1, 1, 1, 1, Duration::from_millis(500));
+    let rung = words.word(|queue| &mut queue.rung).as_ptr();
+    // SAFETY: the word lives in `words`.
+    let rung = unsafe { AtomicU64::from_ptr(rung) };
+    let is = |wanted| rung.load(Ordering::SeqCst) == wanted;
+    while !running.has_ended() && !is(BLOCKS - 1) {
+        std::thread::yield_now();
+    }
+    assert!(is(BLOCKS - 1), "who has the role waits with it");
+    words.mark(BLOCKS - 1);
+    words.word(|queue| &mut queue.published).fetch_add(1 << DB_PUBLISHED_SHIFT, Ordering::SeqCst);
+    running.wait().unwrap();
+    // Nothing completes: it gives up, with the blocks that it has taken.
+    assert_eq!((words.status.error, words.shared.failure.why), (TIMED_OUT, BY_HOLE));
+    assert_eq!((words.shared.rung, words.shared.published), (BLOCKS, BLOCKS << DB_PUBLISHED_SHIFT));
+}
