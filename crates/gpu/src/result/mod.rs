@@ -90,6 +90,7 @@ pub mod code {
     pub const NOT_SUPPORTED: u32 = 801;
     pub const SYSTEM_DRIVER_MISMATCH: u32 = 803;
     pub const STREAM_CAPTURE_UNSUPPORTED: u32 = 900;
+    pub const LAST_OF_CAPTURES: u32 = 908;
 }
 
 impl Error {
@@ -122,6 +123,16 @@ impl Error {
     /// Whether the driver has ended, as it does while the process exits: nothing runs any more.
     pub fn is_driver_gone(&self) -> bool {
         self.code() == Some(code::DEINITIALIZED)
+    }
+
+    /// Whether an error says that nothing runs any more, or ever will: not one that passes, as while a graph is recorded (the 900s) or where
+    /// there is no memory.
+    pub(crate) fn ends_all(&self) -> bool {
+        let passes = |code| {
+            code == code::OUT_OF_MEMORY
+                || (code::STREAM_CAPTURE_UNSUPPORTED..=code::LAST_OF_CAPTURES).contains(&code)
+        };
+        self.code().is_none_or(|code| !passes(code))
     }
 
     /// Adds what the call was asked for: `of("4096 bytes")` gives «cuMemAlloc of 4096 bytes: …».
@@ -242,6 +253,20 @@ mod tests {
         ] {
             let text = call(code).to_string();
             assert!(text.contains(words) && text.lines().count() == 1, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_error_that_passes_does_not_say_that_nothing_runs() {
+        for (code, ends) in [
+            (code::ILLEGAL_ADDRESS, true),
+            (code::DEINITIALIZED, true),
+            (code::CONTEXT_IS_DESTROYED, true),
+            (code::OUT_OF_MEMORY, false),
+            (code::STREAM_CAPTURE_UNSUPPORTED, false),
+            (901, false),
+        ] {
+            assert_eq!(call(code).ends_all(), ends, "{code}");
         }
     }
 

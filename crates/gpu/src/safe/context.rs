@@ -22,6 +22,8 @@ const LOOK: Duration = Duration::from_millis(1);
 /// What ends in this time the driver may wait for with its lock held; and how often in a row that has to be so.
 const SHORT: Duration = Duration::from_millis(20);
 const SHORT_ONES: u32 = 8;
+/// The way of an event to a device that does nothing, and back.
+const AT_ONCE: Duration = Duration::from_micros(50);
 
 /// A share in a GPU's primary context; clones are shares in the same.
 #[derive(Clone)]
@@ -111,21 +113,31 @@ impl Context {
         Ok(())
     }
 
-    /// Whether all that runs now ends at once.
+    /// Whether nothing runs now. What is launched after an event was recorded is not before it, so one that had to be waited for says nothing
+    /// of now: as soon as it was reached it is asked anew, a few times.
     pub(super) fn has_a_pause(&self) -> bool {
-        self.with_event(|event| {
-            let since = Instant::now();
-            // SAFETY: the event lives, and its context is current.
-            while !unsafe { driver::event_query(event) }? {
-                if since.elapsed() >= SHORT {
-                    return Ok(false);
+        for _ in 0..SHORT_ONES {
+            let took = self.with_event(|event| {
+                let since = Instant::now();
+                // SAFETY: the event lives, and its context is current.
+                while !unsafe { driver::event_query(event) }? {
+                    if since.elapsed() >= SHORT {
+                        return Ok(SHORT);
+                    }
+                    std::thread::yield_now();
                 }
-                std::thread::sleep(LOOK);
+                Ok(since.elapsed())
+            });
+            match took {
+                Ok(Some(took)) if took < AT_ONCE => return true,
+                Ok(Some(took)) if took < SHORT => {}
+                Ok(Some(_)) => return false,
+                // An older driver: it was waited for just now.
+                Ok(None) => return true,
+                Err(error) => return error.ends_all(),
             }
-            Ok(true)
-        })
-        // A lost context; or an older driver, which was waited for just now.
-        .map_or(true, |ended| ended.unwrap_or(true))
+        }
+        false
     }
 
     /// Waits until all has ended that runs now; says how long that took, 0 when nothing ran.

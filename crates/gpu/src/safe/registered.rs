@@ -3,12 +3,16 @@
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::context::Context;
 use super::discarded::Discarded;
 use super::pages::{How, Kind, Pages, Registrar, Share};
 use crate::result::driver;
 use crate::result::{Error, Result};
+
+/// How long after the driver could not say what runs it is asked again.
+const AGAIN: Duration = Duration::from_millis(20);
 
 /// The driver as the registry's other side; the context is current when it is asked.
 struct Driver;
@@ -82,12 +86,17 @@ impl Registered {
 
     /// Gives the pages back in a pause of what runs on their GPU, however long that takes to come. The driver waits for all that runs,
     /// with a lock held that copies of the whole process wait for, and that is what dropping may come to. What is launched in the
-    /// microseconds between the look and the call is waited for all the same; a graph that is recorded meanwhile is spoilt. Errors: the driver's,
+    /// microseconds between the look, which takes 50 at most, and the call is waited for all the same; a graph that is recorded meanwhile is spoilt. Errors: the driver's,
     /// when the context is lost and nothing is registered any more.
     pub fn end(mut self) -> Result<()> {
         let Some(share) = self.share.take() else { return Ok(()) };
         loop {
             let waited = self.context.wait_for_a_pause();
+            // That nothing could be asked says nothing of what runs: a graph is recorded, or there is no memory for the question.
+            if waited.as_ref().is_err_and(|error| !error.ends_all()) {
+                std::thread::sleep(AGAIN);
+                continue;
+            }
             let mut pages = pages();
             // Whoever registered until now kept the program from its next launch, too.
             if waited.is_err() || self.context.has_a_pause() {
