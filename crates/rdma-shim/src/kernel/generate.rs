@@ -340,13 +340,42 @@ mod tests {
     use crate::sys::{DB_PUBLISHED_SHIFT, db_shared_sq};
     use crate::twin::Visibility;
 
+    const SHARE: u64 = 64;
+
+    fn compiler() -> Result<(), String> {
+        crate::twin::Kernel::find("generate_shared").map(drop).map_err(|error| error.to_string())
+    }
+
     /// The last of two producers comes when the other has posted all, and says how it went: the run began with the other, whose
     /// clock tells what a tick is.
     #[test]
     fn a_shared_run_begins_with_its_first_producer_whoever_is_through_last() {
-        let there = crate::twin::Kernel::find("generate_shared").map_err(|error| error.to_string());
-        measure::need!(there, cc, "a C++ compiler");
-        const SHARE: u64 = 64;
+        measure::need!(compiler(), cc, "a C++ compiler");
+        let queue = db_shared_sq {
+            reserved: SHARE,
+            rung: SHARE,
+            consumed: SHARE,
+            published: SHARE << DB_PUBLISHED_SHIFT,
+            ..Default::default()
+        };
+        let (result, _) = last_of_two(queue, SHARE);
+        assert_eq!((result.posted, result.completed, result.end.code), (SHARE, SHARE, 0));
+        assert_eq!((result.begin_ns, result.clock_ticks, result.clock_ns), (7, 2000, 1000), "{result:?}");
+        assert!(result.end_ns > 7);
+    }
+
+    /// A producer whose post is refused does not keep the ringer's role that it took with its blocks.
+    #[test]
+    fn a_refused_producer_is_not_the_ringer_any_more() {
+        measure::need!(compiler(), cc, "a C++ compiler");
+        let failed = db_shared_sq { reserved: 1 << 63, failing: 1, failed: 1, ..Default::default() };
+        let (result, queue) = last_of_two(failed, 0);
+        assert_ne!(result.end.code, 0);
+        assert_eq!((queue.published, queue.rung, queue.reserved), (0, 0, 1 << 63 | 32));
+    }
+
+    /// One producer of two, after the other is through and `claimed` messages were set out for: what it says, and the queue.
+    fn last_of_two(mut queue: db_shared_sq, claimed: u64) -> (db_generate_result, db_shared_sq) {
         let machine = Machine::twin(Visibility::InOrder);
         let memory = |bytes| machine.host_memory(bytes).unwrap();
         let (cancel, shown, share_words) = (memory(4), memory(SHOWN_BYTES), memory(SHARE_BYTES));
@@ -368,12 +397,12 @@ mod tests {
             hurry: Duration::from_secs(1),
         };
         plan.put(0, &told.told(&cancel, style)).unwrap();
-        let mut queue = db_shared_sq { reserved: SHARE, rung: SHARE, consumed: SHARE, ..Default::default() };
-        (queue.sq.blocks, queue.published) = (64, SHARE << DB_PUBLISHED_SHIFT);
+        let marks = memory(4096);
+        (queue.sq.blocks, queue.filled) = (64, marks.kernel_address());
         shared.put(0, &queue).unwrap();
         // `struct db_generate_share`: claimed; a line behind it through, begin_ns, clock_ticks, clock_ns.
         let words = share_words.long_words();
-        for (word, value) in [(0, SHARE), (16, 1), (17, 7), (18, 2000), (19, 1000)] {
+        for (word, value) in [(0, claimed), (16, 1), (17, 7), (18, 2000), (19, 1000)] {
             words[word].store(value, Ordering::Relaxed);
         }
         let lane_told = db_generate_lane {
@@ -394,13 +423,10 @@ mod tests {
         let addresses = [&plan, &lane, &results].map(Memory::kernel_address);
         let arguments = addresses.into_iter().fold(Arguments::new(), Arguments::u64);
         let kernel = Kernel::prepare(&machine, &SHARED, "generate_shared").unwrap();
-        let held = (plan, lane, results.clone(), shared, shown, share_words.clone());
+        let held = (plan, lane, results.clone(), shared.clone(), shown, share_words.clone(), marks);
         // SAFETY: the kernel takes these three and keeps to what they name, all of which is held; nothing is left to be posted.
         let running = unsafe { kernel.launch([1, WARP], &arguments, cancel, held) }.unwrap();
         running.end(Duration::from_secs(60)).unwrap();
-        let result: db_generate_result = results.get(0).unwrap();
-        assert_eq!((result.posted, result.completed, result.end.code), (SHARE, SHARE, 0));
-        assert_eq!((result.begin_ns, result.clock_ticks, result.clock_ns), (7, 2000, 1000), "{result:?}");
-        assert!(result.end_ns > 7);
+        (results.get(0).unwrap(), shared.get(0).unwrap())
     }
 }
