@@ -140,7 +140,8 @@ impl Arena {
                     db_sge { addr: self.at(0) + from, length: length as u32, lkey: 0 }
                 }
                 _ => {
-                    let length = if seeded.once_in(5) { 0 } else { seeded.below(1 << 32) as u32 };
+                    // From 2 GiB on it would be refused: its top bit is the flag of inline data.
+                    let length = if seeded.once_in(5) { 0 } else { seeded.below(1 << 31) as u32 };
                     db_sge { addr: seeded.below(u64::MAX), length, lkey: seeded.below(1 << 32) as u32 }
                 }
             };
