@@ -355,11 +355,13 @@ fn a_batch_of_writes_leaves_the_bytes_of_single_ones() {
 #[test]
 fn requests_inside_a_row_are_told_from_those_that_had_their_slots_before() {
     let entry = db_sge { addr: 0x1000, length: 64, lkey: 5 };
+    // A request points to its list.
+    let entries = [entry];
     let mut queues = Queues::new(16, 16);
     for life in 0..3_u64 {
         // Singles first, whose slots stay.
         for index in 0..16 {
-            let request = db_send_wr { wr_id: 900 + index, ..write(&[entry], SIGNALED) };
+            let request = db_send_wr { wr_id: 900 + index, ..write(&entries, SIGNALED) };
             assert_eq!(queues.post(&request), 0);
         }
         queues.ring_doorbell();

@@ -52,6 +52,12 @@ fn a_machine_without_a_gpu_or_a_toolkit_says_what_it_lacks_and_where_it_looked()
         &["--listen", "127.0.0.1:0", "--cuda", "/nonexistent"],
         &["echo: no CUDA", "without a GPU --machine twin"],
     );
+}
+
+/// Who asks looks for the device first.
+#[test]
+fn who_asks_on_a_machine_without_a_toolkit_hears_what_asks_without_one() {
+    need!(device(), nic, "an RDMA device");
     refused(
         &ECHO,
         &["--connect", "127.0.0.1:1", "--cuda", "/nonexistent"],
