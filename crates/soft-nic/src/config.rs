@@ -7,6 +7,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
+use crate::dma::Copiers;
 use crate::link::delay::MAX_NS;
 use crate::span::Span;
 
@@ -126,6 +127,8 @@ pub struct Config {
     pub relaxed_ordering: bool,
     /// Carries every payload in fragments through the ring, as if the kernel refused `process_vm_readv`.
     pub staging: bool,
+    /// Threads that help to copy long payloads, which then lie in the ring; none: as many as the cores have room for.
+    pub copy_threads: Option<u8>,
     /// Active MTU of the port in bytes.
     pub mtu: u16,
     /// Address in the RoCE GIDs of `mlx5_0`, port 1; the n-th port after it gets the n-th after it. Absent: see [`Config::address`].
@@ -165,6 +168,7 @@ impl Default for Config {
             doorbell_order: DoorbellOrder::default(),
             relaxed_ordering: false,
             staging: false,
+            copy_threads: Some(0),
             mtu: 4096,
             ipv4: None,
             ipv6: None,
@@ -193,6 +197,9 @@ pub struct Key {
     set: fn(&mut Config, &toml::Value) -> Option<()>,
     get: fn(&Config) -> Option<toml::Value>,
 }
+
+/// Word of `copy_threads` for as many as the cores have room for.
+const AUTO: &str = "auto";
 
 /// Every key that `nic.toml` may hold.
 pub const KEYS: &[Key] = &[
@@ -275,6 +282,19 @@ pub const KEYS: &[Key] = &[
         meaning: "carry payloads in fragments even where the kernel allows one direct copy",
         set: |c, v| flag(v, &mut c.staging),
         get: |c| Some(c.staging.into()),
+    },
+    Key {
+        name: "copy_threads",
+        allowed: "a whole number from 0 to 4, or \"auto\"",
+        meaning: "threads that help to copy payloads from 64 KiB on (auto: one for 8 cores, two from 16 on)",
+        set: |c, v| {
+            c.copy_threads = match v {
+                toml::Value::String(word) if word == AUTO => None,
+                number => Some(u8::try_from(number.as_integer()?).ok().filter(|n| *n <= Copiers::MOST)?),
+            };
+            Some(())
+        },
+        get: |c| Some(c.copy_threads.map_or_else(|| AUTO.into(), |threads| i64::from(threads).into())),
     },
     Key {
         name: "mtu",
@@ -462,6 +482,11 @@ impl Config {
         (0..self.all_ports()).flat_map(|place| self.addresses(place)).collect()
     }
 
+    /// Who helps to copy long payloads, on so many cores.
+    pub fn copiers(&self, cores: usize) -> Copiers {
+        self.copy_threads.map_or_else(|| Copiers::for_cores(cores), Copiers::new)
+    }
+
     /// The addresses of one port, by its place among all ports.
     pub fn addresses(&self, place: u8) -> impl Iterator<Item = IpAddr> + use<> {
         let v4 = Ipv4Addr::from(u32::from(self.address()).wrapping_add(place.into()));
@@ -588,6 +613,7 @@ mod tests {
             doorbell_order: DoorbellOrder::Early,
             relaxed_ordering: true,
             staging: true,
+            copy_threads: None,
             mtu: 1024,
             ipv4: Some(Ipv4Addr::new(10, 0, 0, 7)),
             ipv6: Some(Ipv6Addr::LOCALHOST),
@@ -617,8 +643,8 @@ mod tests {
     #[test]
     fn a_bad_file_is_refused_by_one_line_that_names_file_key_value_and_range() {
         let known = "devices, ports, model, link_layer, path, rate_gbps, strict, doorbell_order, relaxed_ordering, \
-                     staging, mtu, ipv4, ipv6, loss, reorder, seed, cm_timeout, cm_retries, delay, pump, fabric, \
-                     stats";
+                     staging, copy_threads, mtu, ipv4, ipv6, loss, reorder, seed, cm_timeout, cm_retries, delay, pump, \
+                     fabric, stats";
         for (text, message) in [
             ("devices = 0", "nic.toml: devices = 0 is not allowed; give a whole number from 1 to 8"),
             ("devices = 9", "nic.toml: devices = 9 is not allowed; give a whole number from 1 to 8"),
@@ -652,6 +678,14 @@ mod tests {
                 "nic.toml: relaxed_ordering = \"yes\" is not allowed; give true or false",
             ),
             ("staging = 0", "nic.toml: staging = 0 is not allowed; give true or false"),
+            (
+                "copy_threads = 5",
+                "nic.toml: copy_threads = 5 is not allowed; give a whole number from 0 to 4, or \"auto\"",
+            ),
+            (
+                "copy_threads = \"many\"",
+                "nic.toml: copy_threads = \"many\" is not allowed; give a whole number from 0 to 4, or \"auto\"",
+            ),
             ("mtu = 1500", "nic.toml: mtu = 1500 is not allowed; give 256, 512, 1024, 2048 or 4096"),
             (
                 "ipv4 = \"224.0.0.1\"",

@@ -295,9 +295,9 @@ mod tests {
     #[test]
     fn window_burst_and_doorbell_of_large_messages_are_the_same_for_every_poster() {
         let spec = Spec::read(&crate::workspace::root().join("experiments/fig4")).unwrap();
-        for (series, list, doorbell) in [("cpu-shim", 1, 1), ("gpu-original", 1, 1), ("gpu-warp", 32, 2)] {
+        for (series, list, doorbell) in [("cpu-shim", 1, 1), ("gpu-original", 1, 1), ("gpu-warp", 32, 8)] {
             let options = sender_options(&spec, series, 65_536, list, 0.5).join(" ");
-            for part in ["--window 4 --batch 2".to_owned(), format!("--doorbell-batch {doorbell} ")] {
+            for part in ["--window 16 --batch 8".to_owned(), format!("--doorbell-batch {doorbell} ")] {
                 assert_eq!(options.matches(&part).count(), 1, "{part} in {options}");
             }
             assert_eq!(options.matches("--batch").count(), 1, "{options}");

@@ -38,10 +38,13 @@ pub struct Spec {
     /// messages, see [`Spec::in_flight`]. Without it the generator chooses the window.
     #[serde(default)]
     pub working_set_bytes: Option<u64>,
-    /// The same for messages of which that working set does not hold two whole bursts: they have short bursts in any case, and a
-    /// working set that one core's own cache holds.
+    /// The same for messages of which that working set does not hold two whole bursts, below `helped_from_bytes`: they have short
+    /// bursts in any case, and a working set that one core's own cache holds.
     #[serde(default)]
     pub large_working_set_bytes: Option<u64>,
+    /// Payloads that the software NIC's helpers copy (`copy_threads` of nic.toml), as far as it has some.
+    #[serde(default)]
+    pub helped_from_bytes: Option<u64>,
     /// What a run on a shaped link is held to besides the papers' claims.
     #[serde(default)]
     pub shaped: Vec<Claim>,
@@ -162,8 +165,9 @@ impl Spec {
         let fitting = |bytes: u64| -> u32 {
             1 << (bytes / WINDOWS_IN_USE / payload_bytes.max(1)).clamp(2, MOST_IN_FLIGHT).ilog2()
         };
+        let copied_by_one = self.helped_from_bytes.is_none_or(|from| payload_bytes < from);
         let window = match (fitting(self.working_set_bytes?), self.large_working_set_bytes) {
-            (window, Some(bytes)) if window < 2 * self.burst() => fitting(bytes),
+            (window, Some(bytes)) if window < 2 * self.burst() && copied_by_one => fitting(bytes),
             (window, _) => window,
         };
         Some(InFlight { window, batch: self.burst().min(window / 2) })
@@ -278,16 +282,18 @@ mod tests {
             (4096, 256, 32, true),
             (21_000, 64, 32, true),
             (22_040, 8, 4, false),
-            (65_536, 4, 2, false),
-            (131_072, 2, 1, false),
-            (262_144, 2, 1, false),
+            (60_000, 4, 2, false),
+            (65_536, 16, 8, false),
+            (131_072, 8, 4, false),
+            (262_144, 4, 2, false),
             (1 << 20, 2, 1, false),
         ] {
             assert_eq!(spec.in_flight(payload), Some(InFlight { window, batch }), "{payload} B");
             assert_eq!(spec.has_whole_bursts(payload), whole, "{payload} B");
             // Two windows and a message behind them at 1 MiB, else what README.md says.
             let used = u64::from(window) * WINDOWS_IN_USE * payload;
-            let most = if whole { spec.working_set_bytes } else { spec.large_working_set_bytes };
+            let in_one_cache = (22_000..65_536).contains(&payload);
+            let most = if in_one_cache { spec.large_working_set_bytes } else { spec.working_set_bytes };
             assert!(used <= most.unwrap() || window == 2, "{payload} B: {used}");
         }
         // One core's own cache on the machine that the README's numbers are of.

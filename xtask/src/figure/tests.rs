@@ -480,7 +480,7 @@ fn a_dry_run_says_grid_plots_curves_and_claims() {
         let windows = match number {
             4 => {
                 "at most: 64 to 2048 B: 512, 32; 4000 to 4096 B: 256, 32; 7500 to 10000 B: 128, 32; 15000 to 21000 B: 64, 32; 22040 to \
-                  40000 B: 8, 4; 60000 to 65536 B: 4, 2; 100000 to 1048576 B: 2, 1\n"
+                  40000 B: 8, 4; 60000 B: 4, 2; 65536 B: 16, 8; 100000 to 131072 B: 8, 4; 262144 B: 4, 2; 524288 to 1048576 B: 2, 1\n"
             }
             _ => "at most: 64 to 1048576 B: the generator's own window, 32\n",
         };

@@ -412,6 +412,28 @@ fn payloads_are_staged_where_direct_copies_are_refused() {
 }
 
 #[test]
+fn long_payloads_lie_in_the_ring_where_threads_help_to_copy() {
+    measure::need!(find("ib_write_bw"), "perftest");
+    let rows: &[Variant] = &[
+        ("ib_write_bw", "RC", &[], "write", 65536),
+        ("ib_read_bw", "RC", &[], "read", 200_000),
+        ("ib_send_bw", "UC", &[], "send", 1 << 20),
+        ("ib_write_bw", "RC", &[], "write", 65_535),
+    ];
+    for (row, [server, client]) in rows.iter().zip(configured("copy_threads = 2\n", rows)) {
+        let sum = |name: &str| server.value(name) + client.value(name);
+        let long = row.4 >= 65_536;
+        let (ring, direct) = if long { (COUNT * row.4, 0) } else { (0, COUNT * row.4) };
+        assert_eq!((sum("link_inline_bytes"), sum("link_direct_bytes")), (ring, direct), "{row:?}");
+        assert_eq!(
+            sum("copy_helpers"),
+            if long { 4 } else { 0 },
+            "{row:?}: two at each end, once there is something"
+        );
+    }
+}
+
+#[test]
 fn what_the_kernel_refuses_is_staged_and_said_once() {
     measure::need!(find("ib_write_bw"), "perftest");
     let refusing = measure::need!(compile("no_direct_copies", &[]), "a C compiler").display().to_string();

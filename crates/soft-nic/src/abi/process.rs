@@ -118,6 +118,7 @@ impl Process {
             staging: config.staging,
             addresses: config.wire_addresses(),
             weather: Weather { loss: config.loss, reorder: config.reorder, seed: config.seed },
+            copiers: config.copiers(system::allowed_cores()),
             ..LinkConfig::default()
         };
         let link = Link::join(link_config)?;
@@ -337,6 +338,7 @@ pub(super) fn counters(server: &Server<Nic<Host>>, nic: &mut Nic<Host>) -> Vec<(
             ("link_delay_ns", delay_ns),
         ])
         .chain(wire)
+        .chain(crate::dma::copiers::counters())
         .chain(crate::dma::gpu::counters())
         .chain(server.manager.get().map(Manager::counters).unwrap_or_default())
         .collect()

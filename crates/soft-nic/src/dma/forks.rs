@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use super::socket::abstract_address;
 use super::system::{check, moved_high};
-use super::{dma_buf, gpu};
+use super::{copiers, dma_buf, gpu};
 
 /// Times this process has been forked into being, counted from its ancestors. A `Link` remembers it: a child sees
 /// another number and keeps away from its parent's rings.
@@ -27,6 +27,7 @@ pub fn fork_generation() -> u32 {
         GENERATION.fetch_add(1, Ordering::Relaxed);
         dma_buf::forget_all();
         gpu::forget_all();
+        copiers::forget_all();
         for place in &OWN {
             let raw = place.swap(FREE, Ordering::Relaxed);
             if raw >= 0 {

@@ -3,17 +3,25 @@
 //! Addresses come from work requests, after the device has checked them against its regions; whatever else the
 //! application did to the pages since (unmapped, protected, truncated the file behind) is a [`Fault`].
 
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use super::copiers::{Copiers, Cut, SHARED_FROM};
 use super::gpu::{self, Atomic};
 use super::guard::Guard;
-use super::{Fault, Memory, Order, Segment, Segments, system};
+use super::{Fault, Memory, Order, Segment, Segments, system, total};
 
 /// Relaxed copies are in order below this length.
 const STRING_BYTES: usize = 512;
+
+/// Bytes at the end of a message that are copied in order after those that helpers had a part in.
+const IN_ORDER: u64 = 1024;
 
 /// The process's own memory. Cheap to copy.
 #[derive(Debug, Clone, Copy)]
 pub struct Host {
     guard: Guard,
+    copiers: Copiers,
 }
 
 impl Host {
@@ -21,7 +29,23 @@ impl Host {
     ///
     /// Errors: what `sigaction` said.
     pub fn new() -> std::io::Result<Host> {
-        Ok(Host { guard: Guard::install()? })
+        Ok(Host { guard: Guard::install()?, copiers: Copiers::default() })
+    }
+
+    /// The same with helpers for large copies; a new one has none.
+    pub fn helped_by(self, copiers: Copiers) -> Host {
+        Host { copiers, ..self }
+    }
+
+    /// Who helps with large copies.
+    pub fn copiers(&self) -> Copiers {
+        self.copiers
+    }
+
+    /// Whether helpers take part in a copy of so many bytes.
+    #[inline]
+    pub fn is_helped(&self, len: u64) -> bool {
+        self.copiers.helpers() > 0 && len >= SHARED_FROM
     }
 
     /// Copies between two places of this process, forward, the last word by a release store unless relaxed.
@@ -29,11 +53,15 @@ impl Host {
         // One piece on either side, as almost always, needs no walk.
         if let ([target], [source]) = (to, from)
             && (1..=target.len.min(source.len)).contains(&len)
+            && !self.is_helped(len)
         {
             return self.copy_piece(target.addr, source.addr, len, order, true);
         }
+        let done = self.share(to, from, 0, len, order)?;
         let (mut to, mut from) = (Segments::new(to), Segments::new(from));
-        let mut left = len;
+        to.advance(done);
+        from.advance(done);
+        let mut left = len - done;
         while left > 0 {
             let (Some(target), Some(source)) = (to.peek(left), from.peek(left)) else {
                 // Fewer bytes on one side than the message has: the device checks lengths before it copies.
@@ -43,6 +71,72 @@ impl Host {
             left -= piece;
             // Only the last piece of all ends with the release store; in between the order of addresses is enough.
             self.copy_piece(target.addr, source.addr, piece, order, left == 0)?;
+            to.advance(piece);
+            from.advance(piece);
+        }
+        Ok(())
+    }
+
+    /// Copies a large piece of memory but for what must be seen last together with the helpers, where there are some; returns
+    /// how many bytes are copied. `skip`: bytes of `from` before the first. Nothing is under way any more then.
+    pub(super) fn share(
+        &self,
+        to: &[Segment],
+        from: &[Segment],
+        skip: u64,
+        len: u64,
+        order: Order,
+    ) -> Result<u64, Fault> {
+        if !self.is_helped(len) {
+            return Ok(0);
+        }
+        let kept = if order == Order::Increasing { IN_ORDER } else { 0 };
+        let first = to.iter().find(|segment| segment.len > 0);
+        let Some(cut) = first.map(|first| Cut::new(self.copiers, first.addr, len - kept)) else {
+            return Ok(0);
+        };
+        let short = total(to) < len || total(from) < skip + len;
+        if short || gpu::touched_by(to) || gpu::touched_by(from) {
+            // What is short is found out by who copies in order, and a GPU's memory is no processor's work.
+            return Ok(0);
+        }
+        // The first by address: the slices before it have all been claimed, and end.
+        let failed = Mutex::new(None::<(u32, Fault)>);
+        let copy = |slice: u32| {
+            let Err(fault) = self.copy_slice(to, from, skip, cut.range(slice)) else { return true };
+            let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+            if failed.is_none_or(|(before, _)| slice < before) {
+                *failed = Some((slice, fault));
+            }
+            false
+        };
+        let whole = self.copiers.share(cut.count(), &copy);
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            None if whole => Ok(len - kept),
+            Some((_, fault)) => Err(fault),
+            // A helper that panicked; its slice may be anything.
+            None => Err(Fault { addr: 0 }),
+        }
+    }
+
+    fn copy_slice(
+        &self,
+        to: &[Segment],
+        from: &[Segment],
+        skip: u64,
+        range: Range<u64>,
+    ) -> Result<(), Fault> {
+        let (mut to, mut from) = (Segments::new(to), Segments::new(from));
+        to.advance(range.start);
+        from.advance(skip + range.start);
+        let mut left = range.end - range.start;
+        while left > 0 {
+            let (Some(target), Some(source)) = (to.peek(left), from.peek(left)) else {
+                return Err(Fault { addr: 0 });
+            };
+            let piece = target.len.min(source.len);
+            self.copy_bytes(target.addr, source.addr, piece as usize, false)?;
+            left -= piece;
             to.advance(piece);
             from.advance(piece);
         }

@@ -4,6 +4,7 @@
 //! Also the floor for what else needs `unsafe` on the device's side of the NIC: mappings of shared memory and the few
 //! kernel calls that the standard library lacks. Knows nothing of queues, keys or messages.
 
+pub mod copiers;
 pub mod datagrams;
 mod device_pages;
 pub mod dma_buf;
@@ -25,6 +26,7 @@ pub mod testing;
 mod tests;
 mod threads;
 
+pub use copiers::{Copiers, SHARED_FROM};
 pub use device_pages::DevicePages;
 pub use dma_buf::{DmaBuf, DmaBufError, can_be_lent};
 pub use ear::Ear;

@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 use roce::{Now, Packet};
 
-use crate::dma::{Ear, Fault, Host, Segment};
+use crate::dma::{Copiers, Ear, Fault, Host, Segment};
 use capture::{Capture, Captured};
 use fabric::Fabric;
 pub use fabric::{FabricError, SLOTS, Seat, ServiceError, Visit};
@@ -122,6 +122,8 @@ pub struct LinkConfig {
     pub addresses: Vec<IpAddr>,
     /// What happens to packets that come.
     pub weather: Weather,
+    /// Who helps to copy long payloads, which then go through the ring.
+    pub copiers: Copiers,
 }
 
 impl Default for LinkConfig {
@@ -132,6 +134,7 @@ impl Default for LinkConfig {
             ring_bytes: 512 * 1024,
             addresses: Vec::new(),
             weather: Weather::default(),
+            copiers: Copiers::default(),
         }
     }
 }
@@ -238,7 +241,7 @@ impl Link {
         if count > fabric::PORTS {
             return Err(LinkError::Addresses { count });
         }
-        let host = Host::new().map_err(LinkError::Guard)?;
+        let host = Host::new().map_err(LinkError::Guard)?.helped_by(config.copiers);
         let fabric = Arc::new(Fabric::join(&config.fabric)?);
         let wire = match config.addresses.as_slice() {
             [] => None,

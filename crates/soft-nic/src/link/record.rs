@@ -37,6 +37,8 @@ pub const MAX_SEGMENTS: usize = 64;
 /// Largest payload of one record of a staged message.
 pub const MAX_FRAGMENT: usize = 32 * 1024;
 
+/// The same where helpers take part in the copy: a shorter one is over before they are well under way.
+pub const MAX_HELPED_FRAGMENT: usize = 128 * 1024;
 /// The same out of a GPU's memory, where each costs microseconds however short it is.
 pub const MAX_GPU_FRAGMENT: usize = 192 * 1024;
 /// Largest record: header, path, a fragment.

@@ -4,10 +4,10 @@ use roce::{Fragment, Reply, ReplyKind, Request, ServiceType};
 
 use super::loan::LOAN_WORDS;
 use super::peers::Outgoing;
-use super::record::{self, Form, MAX_FRAGMENT, MAX_GPU_FRAGMENT, MAX_SEGMENTS};
+use super::record::{self, Form, MAX_FRAGMENT, MAX_GPU_FRAGMENT, MAX_HELPED_FRAGMENT, MAX_SEGMENTS};
 use super::shared_memory::{ChannelState, Lane};
 use super::{Link, LinkEvent, MAX_INLINE, NoPeer, PathAddress, Payload, Position, Room, SendError, Sent};
-use crate::dma::{Fault, RingMemory, Segment, Segments, can_be_lent, gpu, total};
+use crate::dma::{Fault, Host, RingMemory, Segment, Segments, can_be_lent, gpu, total};
 
 impl Link {
     /// Sends a request, or the fragment of it that `request.fragment` names.
@@ -27,9 +27,10 @@ impl Link {
         let Some(outgoing) = &mut self.outgoing[usize::from(slot)] else { return Err(SendError::Full) };
         let staged_part;
         let mut request = request;
-        let staged = self.config.staging || outgoing.producer.state() == ChannelState::Staged;
         let own = slot == self.fabric.slot();
-        let staged = staged || !lendable(payload, own);
+        let staged = self.config.staging || outgoing.producer.state() == ChannelState::Staged;
+        let staged =
+            staged || !lendable(payload, own) || (!own && self.host.is_helped(request.length.into()));
         // Within this process one copy does where two commands would: into the ring, and out of it.
         let in_place =
             |from: &[Segment]| own && !staged && request.service == ServiceType::Rc && gpu::touched_by(from);
@@ -48,7 +49,7 @@ impl Link {
             }
             Payload::Segments(from) if !staged => list(&mut self.segments, from, offset, length)?,
             Payload::Segments(from) => {
-                let most = fragment_of(from);
+                let most = fragment_of(&self.host, from);
                 let free = outgoing.producer.free(Lane::Request, head + most);
                 let Some(free) = free.checked_sub(head) else { return Err(given_up(outgoing, slot)) };
                 need_stretch(outgoing, Lane::Request, most, length as usize, free)?;
@@ -115,8 +116,9 @@ impl Link {
         let Some(rest) = whole.checked_sub(offset.into()).filter(|rest| carries || *rest == 0) else {
             return Err(SendError::Length { have: whole, want: offset.into() });
         };
+        let own = slot == self.fabric.slot();
         let staged = self.config.staging || outgoing.producer.state() == ChannelState::Staged;
-        let staged = staged || !lendable(payload, slot == self.fabric.slot());
+        let staged = staged || !lendable(payload, own) || (!own && self.host.is_helped(whole));
         self.segments.clear();
         let (form, carried) = match payload {
             Payload::Segments(from) if !staged && rest > MAX_INLINE as u64 => {
@@ -125,8 +127,10 @@ impl Link {
                 (list(&mut self.segments, from, offset.into(), want)?, want)
             }
             _ => {
-                let most =
-                    if let Payload::Segments(from) = payload { fragment_of(from) } else { MAX_FRAGMENT };
+                let most = match payload {
+                    Payload::Segments(from) => fragment_of(&self.host, from),
+                    _ => MAX_FRAGMENT,
+                };
                 let free = outgoing.producer.free(Lane::Reply, head + most.min(rest as usize + 8));
                 let Some(free) = free.checked_sub(head) else { return Err(given_up(outgoing, slot)) };
                 need_stretch(outgoing, Lane::Reply, most, rest as usize, free)?;
@@ -200,10 +204,16 @@ fn lendable(payload: Payload<'_>, own: bool) -> bool {
     }
 }
 
-/// The most that one record takes of these.
+/// The most that one record takes of these. Where helpers copy, and out of a GPU, a few long pieces are faster than many short ones.
 #[inline]
-fn fragment_of(from: &[Segment]) -> usize {
-    if gpu::touched_by(from) { MAX_GPU_FRAGMENT } else { MAX_FRAGMENT }
+fn fragment_of(host: &Host, from: &[Segment]) -> usize {
+    if gpu::touched_by(from) {
+        MAX_GPU_FRAGMENT
+    } else if host.copiers().helpers() > 0 {
+        MAX_HELPED_FRAGMENT
+    } else {
+        MAX_FRAGMENT
+    }
 }
 
 /// Out of a GPU a few long pieces are faster than many short ones: the ring is given time to empty.

@@ -97,8 +97,10 @@ impl<M: Memory> Driver<M> {
         let sinks = Sinks::default();
         let staging = setup.config.staging;
         let addresses = setup.config.wire_addresses();
-        let link =
-            Link::join(LinkConfig { fabric: setup.fabric, staging, addresses, ..LinkConfig::default() });
+        let copiers = setup.config.copiers(1);
+        let link_config =
+            LinkConfig { fabric: setup.fabric, staging, addresses, copiers, ..LinkConfig::default() };
+        let link = Link::join(link_config);
         let link = link.expect("a fabric can be joined");
         let now = 1_000_000;
         let (events, log) = (Box::new(sinks.clone()), Box::new(sinks.clone()));

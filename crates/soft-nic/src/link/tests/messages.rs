@@ -5,18 +5,24 @@ use std::time::Duration;
 use roce::{NakCode, Opcode, Reply, ReplyKind, ServiceType};
 
 use super::processes::{config, connect, fabric_name, reply_to, request};
-use crate::dma::{Fault, Order, Segment};
+use crate::dma::{Copiers, Fault, Order, SHARED_FROM, Segment};
 use crate::link::receive::COPIED_AT_ONCE;
 use crate::link::{
-    CopyError, Disposition, Link, MAX_FRAGMENT, MAX_INLINE, Message, NoPeer, PathAddress, Payload, Room,
-    SendError,
+    CopyError, Disposition, Link, LinkConfig, MAX_FRAGMENT, MAX_INLINE, Message, NoPeer, PathAddress,
+    Payload, Room, SendError,
 };
 
 /// Two links of one process, as two processes would have them.
 fn pair(staging: bool) -> (Link, Link) {
+    pair_with(staging, [0, 0])
+}
+
+/// The same with so many helpers that copy long payloads, at either end.
+fn pair_with(staging: bool, helpers: [u8; 2]) -> (Link, Link) {
     let fabric = fabric_name();
-    let mut a = Link::join(config(&fabric, staging)).unwrap();
-    let mut b = Link::join(config(&fabric, false)).unwrap();
+    let helped = |staging, helpers| LinkConfig { copiers: Copiers::new(helpers), ..config(&fabric, staging) };
+    let mut a = Link::join(helped(staging, helpers[0])).unwrap();
+    let mut b = Link::join(helped(false, helpers[1])).unwrap();
     meet(&mut a, &mut b);
     (a, b)
 }
@@ -190,6 +196,32 @@ fn read(a: &mut Link, b: &mut Link, source: &[u8], from_offset: u32) -> (Vec<u8>
         a.ring_bells();
     }
     (target, lent)
+}
+
+#[test]
+fn long_payloads_lie_in_the_ring_where_their_sender_has_helpers_and_others_do_not() {
+    let shared = SHARED_FROM as usize;
+    for helpers in [[0, 0], [1, 0], [2, 1], [0, 2]] {
+        let what = format!("{helpers:?} helpers");
+        for len in [MAX_INLINE + 1, shared - 1, shared, 131_071, 200_001, 1 << 20] {
+            let what = format!("{what}, {len} bytes");
+            let (mut a, mut b) = pair_with(false, helpers);
+            let source = pattern(len, 5);
+            for order in [Order::Increasing, Order::Relaxed] {
+                let got = deliver(&mut a, &mut b, Opcode::Write, &source, order);
+                assert!(got == source, "{what}, {order:?}");
+            }
+            let rings = helpers[0] > 0 && len >= shared;
+            let whole = 2 * len as u64;
+            // No part of one message goes the other way.
+            assert_eq!(a.counters().staged_bytes, if rings { whole } else { 0 }, "{what}");
+            assert_eq!(b.counters().direct_bytes, if rings { 0 } else { whole }, "{what}");
+            // The answer is the other end's, and goes as that has helpers.
+            let (got, lent) = read(&mut a, &mut b, &source, 0);
+            assert!(got == source, "{what}: READ");
+            assert_eq!(lent, helpers[1] == 0 || len < shared, "{what}: READ");
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,373 @@
+//! Copy helpers: threads of the process that take slices of one large copy beside the thread that has to do it.
+//!
+//! One core copies what no cache of its own holds at 80 to 105 Gbit/s, two nearly twice that; within the kernel, by
+//! `process_vm_readv`, two are no faster than one. So with helpers long payloads lie in the ring. [`Copiers::share`] offers the slices of one copy, numbered in increasing addresses; whoever is free claims the next number. All of it is one word:
+//!
+//! ```text
+//! bits  0..20  next slice to claim      20..40  slices      40..48  helpers that copy now      48..56  helpers at most
+//! ```
+//! A claim is one compare-and-swap that takes the next number and says that a helper is under way, so the word also says when
+//! nobody touches the memory any more. What follows from it:
+//! - Who shares never waits for a helper that sleeps, or lacks a core before its claim: such a one has claimed nothing.
+//! - It waits for slices that are under way, as long as one slice takes at most: a helper that has claimed does nothing
+//!   but this copy, which waits for what a copy of our own would wait for, a page or a core.
+//! - A slice that fails ends the claims. Those before it were claimed before, so of several failures the first by address is known.
+//!
+//! One copy at a time is shared: a second one in the process goes without helpers. They are started when the first copy
+//! is shared, look for the next one for [`SPIN`], and then sleep.
+
+#[cfg(test)]
+mod tests;
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::forks::fork_generation;
+use super::system;
+
+/// Most slices of one copy.
+pub const MOST_SLICES: u32 = (1 << 20) - 1;
+
+/// Shortest payload that helpers have a part in. One of 32 KiB is copied by one thread as fast, if a cache of its core holds it.
+pub const SHARED_FROM: u64 = 64 << 10;
+
+/// Lengths of a slice: less is not worth the claim, more lets the last one wait for longer.
+const SHORTEST: u64 = 16 << 10;
+const LONGEST: u64 = 64 << 10;
+
+const PAGE: u64 = system::PAGE as u64;
+
+/// How long a helper looks for the next slice before it sleeps. On a link of 100 Gbit/s that is full, the next message of
+/// 1 MiB comes 35 µs after one was copied; to be woken takes as long as to copy 100 KiB.
+const SPIN: Duration = Duration::from_micros(100);
+
+/// How long one sleeps when nobody wakes it.
+const NAP: Duration = Duration::from_secs(10);
+
+/// Looks at the word before who shares offers its core to the helper that it waits for: some 20 µs, which is longer than a slice takes.
+const LOOKS: u32 = 2_000;
+
+/// Offers before it sleeps between two looks.
+const OFFERS: u32 = 200;
+
+/// The word of the copy that is shared now.
+static WORD: AtomicU64 = AtomicU64::new(0);
+/// Its [`Job`]; valid for who has claimed a slice, until it says that it is done.
+static JOB: AtomicPtr<Job<'static>> = AtomicPtr::new(std::ptr::null_mut());
+/// Somebody shares a copy.
+static TURN: AtomicBool = AtomicBool::new(false);
+/// Helpers that were started.
+static STARTED: AtomicU32 = AtomicU32::new(0);
+/// The kernel gave no thread: not asked again.
+static REFUSED: AtomicBool = AtomicBool::new(false);
+/// Counts what sleepers are to look at; they sleep on it.
+static BELL: AtomicU32 = AtomicU32::new(0);
+/// Helpers that sleep, or are about to.
+static ASLEEP: AtomicU32 = AtomicU32::new(0);
+/// Slices that helpers have copied.
+static HELPED: AtomicU64 = AtomicU64::new(0);
+
+/// What is shared: a copy of the slice with a number; false when it failed.
+struct Job<'a> {
+    copy: &'a (dyn Fn(u32) -> bool + Sync),
+}
+
+/// The word, taken apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct State {
+    next: u32,
+    slices: u32,
+    under_way: u8,
+    seats: u8,
+}
+
+impl State {
+    fn of(word: u64) -> State {
+        let number = |at: u32| (word >> at) as u32 & MOST_SLICES;
+        State {
+            next: number(0),
+            slices: number(20),
+            under_way: (word >> 40) as u8,
+            seats: (word >> 48) as u8,
+        }
+    }
+
+    fn word(self) -> u64 {
+        u64::from(self.next)
+            | u64::from(self.slices) << 20
+            | u64::from(self.under_way) << 40
+            | u64::from(self.seats) << 48
+    }
+
+    /// The next slice is taken.
+    fn claimed(self) -> Option<State> {
+        (self.next < self.slices).then_some(State { next: self.next + 1, ..self })
+    }
+
+    /// A helper takes it.
+    fn joined(self) -> Option<State> {
+        let joined = State { under_way: self.under_way + 1, ..self.claimed()? };
+        (joined.under_way <= self.seats).then_some(joined)
+    }
+
+    /// A helper is done with its slice, and with the copy.
+    fn left(self) -> State {
+        State { under_way: self.under_way - 1, ..self }
+    }
+
+    /// Nothing more is to be claimed.
+    fn closed(self) -> State {
+        State { next: self.slices, ..self }
+    }
+}
+
+/// Moves the word on; the state before, or `None` when `to` does not want to.
+fn change(to: impl Fn(State) -> Option<State>) -> Option<State> {
+    let moved =
+        WORD.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| to(State::of(word)).map(State::word));
+    moved.ok().map(State::of)
+}
+
+/// How many helpers a copy may have.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Copiers {
+    helpers: u8,
+}
+
+impl Copiers {
+    /// Most helpers of a process.
+    pub const MOST: u8 = 4;
+
+    /// At most so many, and [`Copiers::MOST`].
+    pub fn new(helpers: u8) -> Copiers {
+        Copiers { helpers: helpers.min(Copiers::MOST) }
+    }
+
+    /// As many as so many cores have room for, beside a NIC, its program and as much again for their peer.
+    pub fn for_cores(cores: usize) -> Copiers {
+        Copiers { helpers: (cores / 8).min(2) as u8 }
+    }
+
+    /// How many helpers; 0: nothing is shared.
+    pub fn helpers(&self) -> u8 {
+        self.helpers
+    }
+
+    /// Calls `copy` with every number below `slices` (at most [`MOST_SLICES`]), here and on the helpers, each number once and
+    /// handed out in increasing order. `copy` says false when it failed, and no further one begins then. Nothing runs any more
+    /// when this returns, or unwinds. Whether every slice was copied.
+    pub fn share(&self, slices: u32, copy: &(dyn Fn(u32) -> bool + Sync)) -> bool {
+        let turn = (self.helpers > 0 && slices > 1 && slices <= MOST_SLICES).then(Turn::take).flatten();
+        let Some(turn) = turn else { return (0..slices).all(copy) };
+        start(self.helpers);
+        let job = Job { copy };
+        let shared = turn.open(&job, slices, self.helpers);
+        let mut whole = true;
+        while whole && let Some(before) = change(State::claimed) {
+            whole = copy(before.next);
+        }
+        shared.join() && whole
+    }
+}
+
+/// How a copy is cut into slices: at pages of the destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
+    len: u64,
+    slice: u64,
+    /// Bytes of the destination's first page that lie before it.
+    before: u64,
+}
+
+impl Cut {
+    /// Of `len` bytes to `to`, for this many helpers.
+    pub fn new(copiers: Copiers, to: u64, len: u64) -> Cut {
+        // Two slices a thread: the one that comes late takes fewer.
+        let fair = len / (2 * (u64::from(copiers.helpers) + 1));
+        let slice = fair.clamp(SHORTEST, LONGEST) & !(PAGE - 1);
+        let slice = slice.max((len / u64::from(MOST_SLICES / 2)).next_multiple_of(PAGE));
+        Cut { len, slice, before: to % PAGE }
+    }
+
+    /// Slices.
+    pub fn count(&self) -> u32 {
+        // Below MOST_SLICES, as the length of a slice was chosen.
+        (self.len + self.before).div_ceil(self.slice) as u32
+    }
+
+    /// First byte of a slice, and the one after its last.
+    pub fn range(&self, slice: u32) -> std::ops::Range<u64> {
+        let at = |slice: u64| (slice * self.slice).saturating_sub(self.before).min(self.len);
+        at(slice.into())..at(u64::from(slice) + 1)
+    }
+}
+
+/// A helper's slice failed, in the copy that is shared now.
+static FAILED: AtomicBool = AtomicBool::new(false);
+
+/// Who shares a copy; given back on drop.
+struct Turn(());
+
+impl Turn {
+    fn take() -> Option<Turn> {
+        // The child's handler must be there before a helper is.
+        fork_generation();
+        (!TURN.swap(true, Ordering::Acquire)).then_some(Turn(()))
+    }
+
+    fn open<'a>(self, job: &'a Job<'a>, slices: u32, seats: u8) -> Shared<'a> {
+        FAILED.store(false, Ordering::Relaxed);
+        JOB.store((&raw const *job).cast_mut().cast(), Ordering::Relaxed);
+        let state = State { next: 0, slices, under_way: 0, seats };
+        // Sequentially consistent, as what a helper does before it sleeps: it sees the word, or we see that it sleeps.
+        WORD.store(state.word(), Ordering::SeqCst);
+        wake_one();
+        Shared { _turn: self, _job: std::marker::PhantomData }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        TURN.store(false, Ordering::Release);
+    }
+}
+
+/// A copy that is shared: joined on drop, so that no helper is left behind when the caller unwinds.
+struct Shared<'a> {
+    _turn: Turn,
+    _job: std::marker::PhantomData<&'a ()>,
+}
+
+impl Shared<'_> {
+    /// Whether no helper's slice failed. Nothing is under way any more.
+    fn join(self) -> bool {
+        self.close();
+        !FAILED.load(Ordering::Relaxed)
+    }
+
+    /// Ends the claims and waits for the slices that are under way.
+    fn close(&self) {
+        change(|state| Some(state.closed()));
+        let mut looks = 0u32;
+        while State::of(WORD.load(Ordering::Acquire)).under_way > 0 {
+            looks = looks.saturating_add(1);
+            match looks {
+                ..=LOOKS => std::hint::spin_loop(),
+                _ if looks <= LOOKS + OFFERS => std::thread::yield_now(),
+                _ => system::nap(Duration::from_micros(20)),
+            }
+        }
+    }
+}
+
+impl Drop for Shared<'_> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn wake_one() {
+    if ASLEEP.load(Ordering::SeqCst) > 0 {
+        BELL.fetch_add(1, Ordering::SeqCst);
+        system::futex_wake(&BELL);
+    }
+}
+
+/// Starts helpers that are not there yet. Only with the turn.
+fn start(helpers: u8) {
+    while STARTED.load(Ordering::Relaxed) < helpers.into() && !REFUSED.load(Ordering::Relaxed) {
+        let made = {
+            let _blocked = system::BlockedSignals::new();
+            // By this name our threads are told from the program's.
+            std::thread::Builder::new().name("softnic-nic".to_owned()).spawn(help)
+        };
+        match made {
+            Ok(_) => _ = STARTED.fetch_add(1, Ordering::Relaxed),
+            Err(error) => {
+                REFUSED.store(true, Ordering::Relaxed);
+                let line = format!(
+                    "softnic: no thread to help with large copies: {error}; the NIC goes on without\n"
+                );
+                // A program that closed its stderr must not fail for this.
+                let _ = std::io::stderr().write_all(line.as_bytes());
+            }
+        }
+    }
+}
+
+/// A helper's life.
+fn help() {
+    system::tune_thread();
+    let mut since = Instant::now();
+    loop {
+        if work() {
+            since = Instant::now();
+            continue;
+        }
+        if since.elapsed() < SPIN {
+            for _ in 0..64 {
+                if State::of(WORD.load(Ordering::Relaxed)).joined().is_some() {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
+            continue;
+        }
+        let heard = BELL.load(Ordering::SeqCst);
+        ASLEEP.fetch_add(1, Ordering::SeqCst);
+        if State::of(WORD.load(Ordering::SeqCst)).joined().is_none() {
+            system::futex_wait(&BELL, heard, NAP);
+        }
+        ASLEEP.fetch_sub(1, Ordering::SeqCst);
+        if State::of(WORD.load(Ordering::Relaxed)).joined().is_some() {
+            // One wakes the next, so that who shares pays for one.
+            wake_one();
+        }
+        since = Instant::now();
+    }
+}
+
+/// Copies slices until there is none; whether there was one.
+fn work() -> bool {
+    let Some(mut before) = change(State::joined) else { return false };
+    loop {
+        let job = JOB.load(Ordering::Relaxed);
+        // SAFETY: this thread has claimed a slice and not said that it is done, so whoever shares the job waits, and the job
+        // lives; the claim acquired what was stored before the word.
+        let job = unsafe { &*job };
+        let whole = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (job.copy)(before.next)));
+        HELPED.fetch_add(1, Ordering::Relaxed);
+        if !whole.unwrap_or(false) {
+            FAILED.store(true, Ordering::Relaxed);
+            change(|state| Some(state.closed().left()));
+            return true;
+        }
+        // The next one, or the end, in one step: in between nobody would know of us.
+        match change(|state| Some(state.claimed().unwrap_or(state.left()))) {
+            Some(state) if state.claimed().is_some() => before = state,
+            _ => return true,
+        }
+    }
+}
+
+/// In a fork child, which has none of these threads: whatever they and their copy were at then is over.
+pub(super) fn forget_all() {
+    WORD.store(0, Ordering::Relaxed);
+    JOB.store(std::ptr::null_mut(), Ordering::Relaxed);
+    for count in [&STARTED, &BELL, &ASLEEP] {
+        count.store(0, Ordering::Relaxed);
+    }
+    for flag in [&TURN, &REFUSED, &FAILED] {
+        flag.store(false, Ordering::Relaxed);
+    }
+    HELPED.store(0, Ordering::Relaxed);
+}
+
+/// Counters with their names, for the `--stats` line.
+pub fn counters() -> [(&'static str, u64); 2] {
+    [
+        ("copy_helpers", STARTED.load(Ordering::Relaxed).into()),
+        ("copy_slices_helped", HELPED.load(Ordering::Relaxed)),
+    ]
+}
