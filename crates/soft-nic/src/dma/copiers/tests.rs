@@ -57,21 +57,35 @@ fn every_slice_is_copied_once_and_nothing_runs_afterwards() {
 #[test]
 fn a_slice_that_fails_ends_the_copy_and_all_before_it_are_copied() {
     let _one = ONE.lock();
-    for bad in [0, 1, 5, 63] {
-        until_helped(|| {
-            let seen: Vec<AtomicU32> = (0..64).map(|_| AtomicU32::new(0)).collect();
+    const SLICES: u32 = 2000;
+    let me = std::thread::current().id();
+    for (bad, by_helper) in [(0, false), (1, true), (5, false), (6, true), (63, true), (SLICES - 1, false)] {
+        let end = Instant::now() + Duration::from_secs(30);
+        let failed_there = AtomicBool::new(false);
+        // Who takes which slice is not ours to say.
+        while !failed_there.load(Ordering::SeqCst) {
+            assert!(Instant::now() < end, "slice {bad} never fell to whom it should, helper {by_helper}");
+            let seen: Vec<AtomicU32> = (0..SLICES).map(|_| AtomicU32::new(0)).collect();
             let copy = |slice: u32| {
-                std::thread::yield_now();
                 seen[slice as usize].fetch_add(1, Ordering::SeqCst);
-                slice != bad
+                if slice == bad {
+                    let there = (std::thread::current().id() != me) == by_helper;
+                    failed_there.fetch_or(there, Ordering::SeqCst);
+                    return false;
+                }
+                // Long enough that a slice that fails ends before all are copied.
+                std::thread::sleep(Duration::from_micros(20));
+                true
             };
-            assert!(!Copiers::new(2).share(64, &copy), "slice {bad}");
+            assert!(!Copiers::new(2).share(SLICES, &copy), "slice {bad}");
+            let copied = seen.iter().filter(|count| count.load(Ordering::SeqCst) > 0).count();
+            assert!(copied < SLICES as usize || bad == SLICES - 1, "slice {bad}: the copy went on");
             assert!(
                 seen[..=bad as usize].iter().all(|count| count.load(Ordering::SeqCst) == 1),
                 "slice {bad}"
             );
             assert!(seen.iter().all(|count| count.load(Ordering::SeqCst) <= 1), "slice {bad}");
-        });
+        }
     }
 }
 

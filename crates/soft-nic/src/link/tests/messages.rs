@@ -203,7 +203,8 @@ fn long_payloads_lie_in_the_ring_where_their_sender_has_helpers_and_others_do_no
     let shared = SHARED_FROM as usize;
     for helpers in [[0, 0], [1, 0], [2, 1], [0, 2]] {
         let what = format!("{helpers:?} helpers");
-        for len in [MAX_INLINE + 1, shared - 1, shared, 131_071, 200_001, 1 << 20] {
+        // Of the third from last what is left behind the first record is short by itself.
+        for len in [MAX_INLINE + 1, shared - 1, shared, 150_000, 200_001, 1 << 20] {
             let what = format!("{what}, {len} bytes");
             let (mut a, mut b) = pair_with(false, helpers);
             let source = pattern(len, 5);
