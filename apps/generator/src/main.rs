@@ -34,6 +34,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, anyhow, bail};
 use cli::{FAILED, INTERRUPTED, check_address, emit, sentence, speaks_to_people, stop_flag};
+use measure::Label;
 use serde::Serialize;
 
 use crate::kernel_sender::KernelSender;
@@ -79,7 +80,8 @@ fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
         }
     };
     if let Some(machine) = &machine {
-        (names.machine, names.is_gpu) = (Some(machine.name()), machine.is_gpu());
+        let gpu = if machine.is_gpu() { Label::Hardware } else { Label::Emulated };
+        (names.machine, names.gpu) = (Some(machine.name()), gpu);
     }
     let (context, path) = options.nic.open("generator")?;
     let idle = sender::IdleQps::open(&context, &path, options.idle_qps)?;

@@ -1,6 +1,6 @@
 //! What a run says at the end: one JSON object, and the same for people.
 
-use measure::Histogram;
+use measure::{Histogram, Label};
 use serde::Serialize;
 use verbs::connect::Path;
 
@@ -85,7 +85,7 @@ pub struct Run {
     pub poster: &'static str,
     pub order: Option<&'static str>,
     pub doorbell: Option<&'static str>,
-    pub gpu: &'static str,
+    pub gpu: Label,
     pub machine: Option<String>,
     pub producers: u32,
     pub payload_memory: &'static str,
@@ -130,8 +130,8 @@ pub struct PosterNames {
     pub doorbell: Option<&'static str>,
     /// What ran the kernel that posted.
     pub machine: Option<String>,
-    /// Whether that is a GPU.
-    pub is_gpu: bool,
+    /// What that was of a GPU: one, the host twin in the place of one, or none.
+    pub gpu: Label,
     /// Who posts on a queue pair side by side.
     pub producers: u32,
     /// Where messages lie.
@@ -145,8 +145,8 @@ impl PosterNames {
         order: Option<&'static str>,
         doorbell: Option<&'static str>,
     ) -> PosterNames {
-        let (machine, is_gpu, producers, payload_memory) = (None, false, 1, "host");
-        PosterNames { poster, order, doorbell, machine, is_gpu, producers, payload_memory }
+        let (machine, gpu, producers, payload_memory) = (None, Label::None, 1, "host");
+        PosterNames { poster, order, doorbell, machine, gpu, producers, payload_memory }
     }
 }
 
@@ -170,7 +170,7 @@ impl Run {
             poster: names.poster,
             order: names.order,
             doorbell: names.doorbell,
-            gpu: if names.is_gpu { "hardware" } else { "none" },
+            gpu: names.gpu,
             machine: names.machine,
             producers: names.producers,
             payload_memory: names.payload_memory,

@@ -37,6 +37,7 @@ fn every_operation_by_every_poster_arrives_whole() {
                 assert_eq!(run[field], 5003, "{poster} {operation}: {field}");
             }
             assert_eq!(run["received_bytes"], 5003 * 64);
+            assert_eq!((&run["gpu"], &run["machine"]), (&"none".into(), &serde_json::Value::Null), "{run}");
             assert!(run["post_ns"].as_f64().unwrap() > 0.0 && run["post"]["count"].as_u64().unwrap() >= 157);
             // 64 bytes in one frame: the wire carries 62 more, and the headers of the operation.
             assert!(run["wire_gbps"].as_f64().unwrap() > 1.9 * run["payload_gbps"].as_f64().unwrap());
