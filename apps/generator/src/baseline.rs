@@ -14,7 +14,8 @@ use crate::udp;
 struct Report {
     kind: &'static str,
     what: &'static str,
-    cores: [u32; 2],
+    /// On which the two processes were; those of udp-ping-pong are where the system puts them.
+    cores: Option<[u32; 2]>,
     bytes: usize,
     seconds: f64,
     count: u64,
@@ -32,12 +33,13 @@ pub fn run(options: &Baseline) -> Result<u8> {
     if !(8..=1 << 30).contains(&options.bytes) {
         bail!("--bytes {} is out of range: 8 to 1 GiB", options.bytes);
     }
-    let pings = options.what == BaselineKind::UdpPingPong;
-    match (pings, options.listen, options.connect) {
-        (false, None, None) | (true, None, Some(_)) => {}
-        (true, Some(address), None) => return udp::answer(address, options.json.as_deref()).map(|()| 0),
-        (true, ..) => bail!("udp-ping-pong takes --listen ADDRESS:PORT or --connect ADDRESS:PORT"),
-        (false, ..) => bail!("--listen and --connect are of udp-ping-pong"),
+    // Whoever gives either to another baseline was refused before (`belongs`).
+    if options.what == BaselineKind::UdpPingPong {
+        match (options.listen, options.connect) {
+            (Some(address), None) => return udp::answer(address, options.json.as_deref()).map(|()| 0),
+            (None, Some(_)) => {}
+            _ => bail!("udp-ping-pong takes --listen ADDRESS:PORT or --connect ADDRESS:PORT"),
+        }
     }
     let cores = match options.cores[..] {
         [] => baseline::first_two_cores()?,
@@ -57,7 +59,7 @@ fn measure(options: &Baseline, cores: [u32; 2]) -> Result<Report> {
     let empty = Report {
         kind: "baseline",
         what: "",
-        cores,
+        cores: Some(cores),
         bytes: 8,
         seconds: options.seconds,
         count: 0,
@@ -86,6 +88,7 @@ fn measure(options: &Baseline, cores: [u32; 2]) -> Result<Report> {
             samples.iter().for_each(|&ns| times.record(ns, 1));
             Report {
                 what: "udp-ping-pong",
+                cores: None,
                 count: samples.len() as u64,
                 half_round_trip: times.spread(),
                 ..empty
@@ -128,5 +131,6 @@ fn print(report: &Report) {
         (_, Some(gbps), _) => format!("{gbps:.1} Gbit/s in copies of {} bytes", report.bytes),
         (_, _, rate) => format!("{:.2} M words a second", rate.unwrap_or(0.0) / 1e6),
     };
-    say!("{} on cores {} and {}: {result}", report.what, report.cores[0], report.cores[1]);
+    let on = report.cores.map(|[one, other]| format!(" on cores {one} and {other}")).unwrap_or_default();
+    say!("{}{on}: {result}", report.what);
 }

@@ -1,12 +1,12 @@
-//! Which end and which poster looks at which option: the rest of a command line decides whether one means anything.
+//! Which end, which poster and which baseline looks at which option: the rest of a command line decides whether one means anything.
 
 use cli::Belongs;
 
 use crate::kernel_options::{KernelName, PayloadMemory, ReceiverName};
-use crate::options::{Cli, PosterName};
+use crate::options::{Baseline, BaselineKind, Cli, Command, PosterName};
 
 /// Options that not everybody looks at.
-pub const BELONGS: [Belongs<Cli>; 7] = [
+pub const BELONGS: [Belongs<Cli>; 11] = [
     Belongs { options: &["receiver", "sessions"], to: "--listen", when: |cli| takes(cli, |_| true) },
     Belongs {
         options: &[
@@ -64,6 +64,26 @@ pub const BELONGS: [Belongs<Cli>; 7] = [
                 || cli.transfer.kernels.payload_memory != PayloadMemory::Host
         },
     },
+    Belongs {
+        options: &["listen", "connect"],
+        to: "baseline udp-ping-pong",
+        when: |cli| is_measured(cli, |baseline| baseline.what == BaselineKind::UdpPingPong),
+    },
+    Belongs {
+        options: &["seconds"],
+        to: "--connect, whose end measures",
+        when: |cli| is_measured(cli, |baseline| baseline.listen.is_none()),
+    },
+    Belongs {
+        options: &["cores"],
+        to: "flag-ping-pong, word-ring and process-vm-writev, whose processes are pinned",
+        when: |cli| is_measured(cli, |baseline| baseline.what != BaselineKind::UdpPingPong),
+    },
+    Belongs {
+        options: &["bytes"],
+        to: "baseline process-vm-writev",
+        when: |cli| is_measured(cli, |baseline| baseline.what == BaselineKind::ProcessVmWritev),
+    },
 ];
 
 fn is_gpu(poster: PosterName) -> bool {
@@ -80,6 +100,11 @@ fn posts(cli: &Cli, by: impl Fn(PosterName) -> bool) -> bool {
 fn takes(cli: &Cli, by: impl Fn(ReceiverName) -> bool) -> bool {
     let transfer = &cli.transfer;
     transfer.connect.is_none() && (transfer.listen.is_none() || by(transfer.kernels.receiver))
+}
+
+/// Whether it is no baseline, or one that is measured so.
+fn is_measured(cli: &Cli, so: impl Fn(&Baseline) -> bool) -> bool {
+    if let Some(Command::Baseline(baseline)) = &cli.command { so(baseline) } else { true }
 }
 
 #[cfg(test)]
@@ -163,13 +188,49 @@ mod tests {
             }
         }
         for option in BELONGS.iter().flat_map(|row| row.options) {
-            let named = |case: &&(&str, _, _)| case.0.split(' ').next() == Some(&format!("--{option}"));
-            assert!(CASES.iter().any(|case| named(&case)), "--{option} is in no case");
+            let mut cases = CASES.iter().map(|case| case.0).chain(BASELINES.iter().map(|case| case.0));
+            let is_named = |case: &str| case.split(' ').next() == Some(&format!("--{option}"));
+            assert!(cases.any(is_named), "--{option} is in no case");
         }
         for posters in ["gpu-shared", "host-twin --kernel shared"] {
             assert_eq!(stray(&format!("--connect h:1 --poster {posters} --producers 3")), None);
         }
         assert_eq!(stray("--connect h:1 --poster host-twin --twin-seed 3"), None);
         assert_eq!(stray("--listen h:1 --receiver gpu --gpu 1 --cuda DIR --sessions 0"), None);
+    }
+
+    const FLAGS: &str = "flag-ping-pong";
+    const RING: &str = "word-ring";
+    const COPIES: &str = "process-vm-writev";
+    const ANSWERS: &str = "udp-ping-pong --listen [::1]:1";
+    const ASKS: &str = "udp-ping-pong --connect [::1]:1";
+
+    /// Options of `baseline`, the first words of what they go with, where they mean something, and where nothing.
+    const BASELINES: [(&str, &str, &[&str], &[&str]); 5] = [
+        ("--listen [::1]:1", "baseline udp-ping-pong", &["udp-ping-pong"], &[FLAGS, RING, COPIES]),
+        ("--connect [::1]:1", "baseline udp-ping-pong", &["udp-ping-pong"], &[FLAGS, RING, COPIES]),
+        ("--seconds 0.1", "--connect", &[FLAGS, RING, COPIES, ASKS], &[ANSWERS]),
+        ("--cores 0,1", "flag-ping-pong, word-ring", &[FLAGS, RING, COPIES], &[ASKS, ANSWERS]),
+        ("--bytes 8", "baseline process-vm-writev", &[COPIES], &[FLAGS, RING, ASKS, ANSWERS]),
+    ];
+
+    #[test]
+    fn a_baseline_refuses_the_options_of_others() {
+        for (option, to, heeded, idle) in BASELINES {
+            for rest in heeded {
+                assert_eq!(stray(&format!("baseline {rest} {option}")), None, "{rest} {option}");
+            }
+            for rest in idle {
+                let said = stray(&format!("baseline {rest} {option}"));
+                let said = said.unwrap_or_else(|| panic!("{rest} {option}"));
+                let begin = format!("{option} would do nothing here: it goes with {to}");
+                assert!(said.starts_with(&begin) && said.ends_with("; leave it out"), "{said}");
+            }
+        }
+        // The same words where there is no baseline.
+        for other in ["--listen h:1", "--connect h:1 --seconds 1", "bench-post --payload 64", "probe --json"]
+        {
+            assert_eq!(stray(other), None, "{other}");
+        }
     }
 }

@@ -102,19 +102,19 @@ pub struct BenchPostGpu {
 pub struct Baseline {
     /// What is measured.
     pub what: BaselineKind,
-    /// Bytes of a copy.
+    /// Of process-vm-writev: bytes of a copy.
     #[arg(long, default_value_t = 65536)]
     pub bytes: usize,
-    /// How long.
+    /// How long; with --listen the other end says it.
     #[arg(long, default_value_t = 1.0)]
     pub seconds: f64,
-    /// The two cores, as `0,1`; without it the first two that this process may use.
+    /// The two cores, as `0,1`; without it the first two that this process may use. udp-ping-pong pins nobody.
     #[arg(long, value_delimiter = ',')]
     pub cores: Vec<u32>,
-    /// Of `udp-ping-pong`: answer at this address.
+    /// Of udp-ping-pong: answer at this address.
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
     pub listen: Option<SocketAddr>,
-    /// Of `udp-ping-pong`: measure against the one who listens there.
+    /// Of udp-ping-pong: measure against the one who listens there.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub connect: Option<SocketAddr>,
     /// Where JSON goes: a file, or - for standard output.

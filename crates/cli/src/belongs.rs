@@ -6,7 +6,7 @@ use clap::{ArgMatches, CommandFactory};
 /// A row: options, and when they are looked at.
 #[derive(Debug)]
 pub struct Belongs<C> {
-    /// Long names, without dashes.
+    /// Long names, without dashes; also those of a subcommand, where one was given.
     pub options: &'static [&'static str],
     /// What makes them count, in the words of the command line.
     pub to: &'static str,
@@ -14,16 +14,20 @@ pub struct Belongs<C> {
     pub when: fn(&C) -> bool,
 }
 
-/// What is said of the first option that was given and that nobody looks at.
+/// What is said of the first option that was given and that nobody looks at. Behind a subcommand, options are the subcommand's.
 pub fn stray<C: CommandFactory>(command: &C, matches: &ArgMatches, table: &[Belongs<C>]) -> Option<String> {
-    let known = C::command();
+    let command_line = C::command();
+    let behind =
+        matches.subcommand().and_then(|(name, behind)| Some((command_line.find_subcommand(name)?, behind)));
+    let (known, matches) = behind.unwrap_or((&command_line, matches));
     let given = |option: &str| {
         let arg = known.get_arguments().find(|arg| arg.get_long() == Some(option))?;
         let id = arg.get_id().as_str();
         let values = matches.get_raw(id).filter(|_| arg.get_action().takes_values());
-        let values = values.into_iter().flatten().map(|value| format!(" {}", value.to_string_lossy()));
-        (matches.value_source(id) == Some(ValueSource::CommandLine))
-            .then(|| format!("--{option}{}", values.collect::<String>()))
+        let values: Vec<_> = values.into_iter().flatten().map(|value| value.to_string_lossy()).collect();
+        let between = arg.get_value_delimiter().unwrap_or(' ').to_string();
+        let words = if values.is_empty() { String::new() } else { format!(" {}", values.join(&between)) };
+        (matches.value_source(id) == Some(ValueSource::CommandLine)).then(|| format!("--{option}{words}"))
     };
     let idle = table.iter().filter(|row| !(row.when)(command));
     let mut strays = idle.flat_map(|row| row.options.iter().map(move |option| (option, row.to)));
@@ -34,7 +38,7 @@ pub fn stray<C: CommandFactory>(command: &C, matches: &ArgMatches, table: &[Belo
 
 #[cfg(test)]
 mod tests {
-    use clap::{FromArgMatches, Parser};
+    use clap::{FromArgMatches, Parser, Subcommand};
 
     use super::*;
 
@@ -46,6 +50,24 @@ mod tests {
         sessions_at_most: u32,
         #[arg(long)]
         quiet: bool,
+        #[command(subcommand)]
+        command: Option<Behind>,
+    }
+
+    #[derive(Debug, Subcommand)]
+    enum Behind {
+        Probe {
+            #[arg(long)]
+            quiet: bool,
+            #[arg(long, value_delimiter = ',')]
+            ports: Vec<u32>,
+        },
+    }
+
+    fn said(row: &Belongs<Options>, words: &[&str]) -> Option<String> {
+        let words = [&["program"], words].concat();
+        let matches = Options::command().try_get_matches_from(words).unwrap();
+        stray(&Options::from_arg_matches(&matches).unwrap(), &matches, std::slice::from_ref(row))
     }
 
     #[test]
@@ -55,11 +77,7 @@ mod tests {
             to: "--listen",
             when: |options: &Options| options.listen,
         };
-        let said = |words: &[&str]| {
-            let words = [&["program"], words].concat();
-            let matches = Options::command().try_get_matches_from(words).unwrap();
-            stray(&Options::from_arg_matches(&matches).unwrap(), &matches, std::slice::from_ref(&row))
-        };
+        let said = |words: &[&str]| said(&row, words);
         for (words, begin) in [
             (&["--sessions-at-most", "1"][..], "--sessions-at-most 1 would"),
             (&["--quiet"], "--quiet would"),
@@ -70,5 +88,14 @@ mod tests {
             assert_eq!(said(&[words, &["--listen"]].concat()), None);
         }
         assert_eq!(said(&[]), None);
+    }
+
+    #[test]
+    fn an_option_behind_a_subcommand_is_the_subcommands() {
+        let is_quiet = |options: &Options| matches!(options.command, Some(Behind::Probe { quiet: true, .. }));
+        let row = Belongs { options: &["ports"], to: "--quiet", when: is_quiet };
+        let line = said(&row, &["probe", "--ports", "1,2"]).unwrap();
+        assert!(line.starts_with("--ports 1,2 would do nothing here: it goes with --quiet"), "{line}");
+        assert_eq!(said(&row, &["probe", "--quiet", "--ports", "1,2"]), None);
     }
 }

@@ -220,7 +220,6 @@ impl Stand<'_> {
         let command = |end: End, option: &str, address: &str| {
             let mut command = on_host(hosts, end, &self.programs.generator);
             command.args(["baseline", "udp-ping-pong", option, address, "--json", "-"]);
-            command.args(["--seconds", &self.seconds.to_string()]);
             command
         };
         let any = format!("{}:0", Hosts::ADDRESSES[0]);
@@ -229,8 +228,9 @@ impl Stand<'_> {
         let listening =
             answering.json("listening", WAIT.min(self.limit)).context("starting the answering side")?;
         let address = listening["address"].as_str().context("it does not say where it listens")?;
-        let mut asking =
-            Speaking::start(&mut command(End::Client, "--connect", address), &self.log(measure, "client"))?;
+        let mut asks = command(End::Client, "--connect", address);
+        asks.args(["--seconds", &self.seconds.to_string()]);
+        let mut asking = Speaking::start(&mut asks, &self.log(measure, "client"))?;
         let answer = asking.json("baseline", self.limit).context("measuring")?;
         ends_well(&mut asking, "the asking side")?;
         ends_well(&mut answering, "the answering side")?;

@@ -55,6 +55,15 @@ fn options_that_do_not_exist_or_do_not_fit_are_named() {
         ),
         (&["baseline", "word-ring", "--seconds", "0"], &["--seconds 0"]),
         (&["baseline", "word-ring", "--cores", "1,2,3"], &["--cores"]),
+        (&["baseline", "udp-ping-pong"], &["--listen", "--connect"]),
+        (
+            &["baseline", "word-ring", "--listen", "127.0.0.1:1"],
+            &["--listen 127.0.0.1:1 would do nothing", "baseline udp-ping-pong", "leave it out"],
+        ),
+        (
+            &["baseline", "udp-ping-pong", "--connect", "127.0.0.1:1", "--cores", "0,1"],
+            &["--cores 0,1 would do nothing", "leave it out"],
+        ),
         (&["bench-post", "--payload", "1"], &["--payload 1", "8 to 4096"]),
     ] {
         refused(arguments, words);

@@ -142,7 +142,15 @@ fn baselines_measure_something_without_a_device() {
         let ended = Generator::start(&["baseline", what, "--seconds", "0.05"]).end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert!(!ended.line()[field].is_null() && ended.line()["count"].as_u64().unwrap() > 0, "{ended:?}");
+        assert_eq!(ended.line()["cores"].as_array().map(Vec::len), Some(2), "{ended:?}");
     }
+    let mut answers = Generator::start(&["baseline", "udp-ping-pong", "--listen", "127.0.0.1:0"]);
+    let address = answers.next_line()["address"].as_str().unwrap().to_owned();
+    let asks =
+        Generator::start(&["baseline", "udp-ping-pong", "--connect", &address, "--seconds", "0.05"]).end();
+    assert_eq!(asks.code, Some(0), "{asks:?}");
+    assert!(!asks.line()["half_round_trip"].is_null() && asks.line()["cores"].is_null(), "{asks:?}");
+    assert_eq!(answers.end().code, Some(0));
 }
 
 #[test]
