@@ -65,6 +65,11 @@ fn stand_in() -> Result<PathBuf, String> {
     FOLDER.get_or_init(compile).clone()
 }
 
+/// The program and the folder of the stand-in: what a test without a GPU needs.
+fn with_stand_in() -> Result<(String, PathBuf), String> {
+    Ok((program()?, stand_in()?))
+}
+
 /// A fabric whose programs find the stand-in, which does what `words` say.
 fn on_stand_in(layer: Layer, folder: &Path, words: &str) -> Fabric {
     Fabric::new(layer)
@@ -92,8 +97,7 @@ fn value(counters: &Counters, name: &str) -> u64 {
 
 #[test]
 fn messages_to_and_from_a_gpu_arrive_whole_by_either_way_of_moving_them() {
-    let program = measure::need!(program(), "C compiler and libibverbs-dev");
-    let folder = measure::need!(stand_in(), "a C compiler");
+    let (program, folder) = measure::need!(with_stand_in(), "a C compiler and libibverbs-dev");
     for layer in Layer::BOTH {
         let fabric = patient(on_stand_in(layer, &folder, ""));
         let (said, counters) = fabric.run(&[&program, "one", gid(layer)]);
@@ -108,8 +112,7 @@ fn messages_to_and_from_a_gpu_arrive_whole_by_either_way_of_moving_them() {
 
 #[test]
 fn between_processes_the_owner_of_a_gpu_moves_its_memory_whether_the_other_has_cuda_or_not() {
-    let program = measure::need!(program(), "C compiler and libibverbs-dev");
-    let folder = measure::need!(stand_in(), "a C compiler");
+    let (program, folder) = measure::need!(with_stand_in(), "a C compiler and libibverbs-dev");
     for (mode, messages) in [("pair", "108 messages"), ("pair-host", "36 messages")] {
         for layer in Layer::BOTH {
             let fabric = on_stand_in(layer, &folder, "");
@@ -125,8 +128,7 @@ fn between_processes_the_owner_of_a_gpu_moves_its_memory_whether_the_other_has_c
 
 #[test]
 fn where_no_mover_runs_or_it_ends_too_early_or_pages_are_refused_messages_arrive_all_the_same() {
-    let program = measure::need!(program(), "C compiler and libibverbs-dev");
-    let folder = measure::need!(stand_in(), "a C compiler");
+    let (program, folder) = measure::need!(with_stand_in(), "a C compiler and libibverbs-dev");
     for (words, counter, some) in [
         ("no-mover", "gpu_mover_commands", false),
         // Nobody waits a millisecond for what was refused.
@@ -148,16 +150,14 @@ fn where_no_mover_runs_or_it_ends_too_early_or_pages_are_refused_messages_arrive
 
 #[test]
 fn what_no_nic_may_reach_is_refused_with_the_reason() {
-    let program = measure::need!(program(), "C compiler and libibverbs-dev");
-    let folder = measure::need!(stand_in(), "a C compiler");
+    let (program, folder) = measure::need!(with_stand_in(), "a C compiler and libibverbs-dev");
     let (said, _) = on_stand_in(Layer::InfiniBand, &folder, "").run(&[&program, "refusals", "-1"]);
     assert!(said.contains("is managed memory, which moves between host and GPU"), "{said}");
 }
 
 #[test]
 fn what_goes_wrong_under_a_message_is_its_error_and_the_nic_goes_on() {
-    let program = measure::need!(program(), "C compiler and libibverbs-dev");
-    let folder = measure::need!(stand_in(), "a C compiler");
+    let (program, folder) = measure::need!(with_stand_in(), "a C compiler and libibverbs-dev");
     for (mode, words, sentence) in [
         ("freed", "", "memory was freed under its region"),
         ("lost", "", "(700)"),
@@ -172,8 +172,7 @@ fn what_goes_wrong_under_a_message_is_its_error_and_the_nic_goes_on() {
 
 #[test]
 fn a_copy_that_was_given_up_puts_no_byte_where_it_does_not_belong() {
-    let program = measure::need!(program(), "C compiler and libibverbs-dev");
-    let folder = measure::need!(stand_in(), "a C compiler");
+    let (program, folder) = measure::need!(with_stand_in(), "a C compiler and libibverbs-dev");
     // Each waits for seconds and does nothing: side by side.
     std::thread::scope(|scope| {
         for (mode, words) in [
@@ -205,8 +204,7 @@ fn a_copy_that_was_given_up_puts_no_byte_where_it_does_not_belong() {
 /// under it. CUDA's own frees while the copy engine copies (`docs/soft-nic.md`): there is no such test on a GPU.
 #[test]
 fn memory_that_is_freed_at_any_moment_under_its_region_is_an_error_at_most() {
-    let program = measure::need!(program(), "C compiler and libibverbs-dev");
-    let folder = measure::need!(stand_in(), "a C compiler");
+    let (program, folder) = measure::need!(with_stand_in(), "a C compiler and libibverbs-dev");
     let fabric = patient(on_stand_in(Layer::InfiniBand, &folder, ""));
     let (said, _) = fabric.run(&[&program, "churn", "-1"]);
     assert!(said.contains("CHURN"), "{said}");
@@ -214,8 +212,7 @@ fn memory_that_is_freed_at_any_moment_under_its_region_is_an_error_at_most() {
 
 #[test]
 fn what_a_program_calls_beside_its_traffic_ends_and_kernels_get_what_they_wait_for() {
-    let program = measure::need!(program(), "C compiler and libibverbs-dev");
-    let folder = measure::need!(stand_in(), "a C compiler");
+    let (program, folder) = measure::need!(with_stand_in(), "a C compiler and libibverbs-dev");
     for (mode, words) in [("calls", ""), ("waits", ""), ("waits", "no-context-events")] {
         on_stand_in(Layer::InfiniBand, &folder, words).run(&[&program, mode, "-1"]);
     }
@@ -223,8 +220,7 @@ fn what_a_program_calls_beside_its_traffic_ends_and_kernels_get_what_they_wait_f
 
 #[test]
 fn pages_of_the_host_may_go_at_any_time_and_their_registration_keeps_no_message_waiting() {
-    let program = measure::need!(program(), "C compiler and libibverbs-dev");
-    let folder = measure::need!(stand_in(), "a C compiler");
+    let (program, folder) = measure::need!(with_stand_in(), "a C compiler and libibverbs-dev");
     let slow = "slow-register";
     for (mode, words) in [("pages", ""), ("pages", slow), ("forks", slow), ("big", "")] {
         let (said, counters) =
@@ -236,22 +232,21 @@ fn pages_of_the_host_may_go_at_any_time_and_their_registration_keeps_no_message_
 
 #[test]
 fn memory_that_is_mapped_into_a_reserved_range_is_taken_piece_by_piece() {
-    let program = measure::need!(program(), "C compiler and libibverbs-dev");
-    let folder = measure::need!(stand_in(), "a C compiler");
+    let (program, folder) = measure::need!(with_stand_in(), "a C compiler and libibverbs-dev");
     let (said, _) = on_stand_in(Layer::InfiniBand, &folder, "").run(&[&program, "mapped", "-1"]);
     assert!(said.contains("mapped\n") && said.contains("memory was freed under its region"), "{said}");
 }
 
 #[test]
 fn a_program_without_cuda_does_not_get_it_from_the_nic() {
-    let program = measure::need!(crate::c_program::verbs_program("dma_buf"), "C compiler and libibverbs-dev");
-    let folder = measure::need!(stand_in(), "a C compiler");
+    let (cuda_program, folder) = measure::need!(with_stand_in(), "a C compiler and libibverbs-dev");
+    let program =
+        measure::need!(crate::c_program::verbs_program("dma_buf"), "a C compiler and libibverbs-dev");
     let loud = || on_stand_in(Layer::InfiniBand, &folder, "loud");
     let (said, _) = loud().run(&[&program, "refusals"]);
     assert!(!said.contains("stand-in driver"), "{said}");
     // It would be heard: a program that loads it, and leaves with pages on their way out.
-    let program = measure::need!(self::program(), "C compiler and libibverbs-dev");
-    let (said, _) = loud().run(&[&program, "leaves", "-1"]);
+    let (said, _) = loud().run(&[&cuda_program, "leaves", "-1"]);
     assert!(said.contains("stand-in driver: loaded") && said.contains("leaves"), "{said}");
 }
 
