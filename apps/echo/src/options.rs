@@ -176,7 +176,7 @@ pub fn name(value: impl ValueEnum) -> String {
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory, FromArgMatches};
+    use clap::CommandFactory;
 
     use super::*;
 
@@ -187,11 +187,7 @@ mod tests {
 
     #[test]
     fn an_option_that_this_end_does_not_look_at_is_refused() {
-        let stray = |text: &str| {
-            let words = format!("echo {text}");
-            let matches = Options::command().try_get_matches_from(words.split_whitespace()).unwrap();
-            cli::stray(&Options::from_arg_matches(&matches).unwrap(), &matches, &BELONGS)
-        };
+        let stray = |text: &str| cli::testing::stray(text, &BELONGS);
         // Where it means something, and where not.
         let cases: [(_, _, &[&str]); 5] = [
             ("--count 4", "--connect h:1", &["--listen h:1"]),

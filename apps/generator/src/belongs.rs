@@ -109,14 +109,10 @@ fn is_measured(cli: &Cli, so: impl Fn(&Baseline) -> bool) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory, FromArgMatches};
-
     use super::*;
 
     fn stray(text: &str) -> Option<String> {
-        let words = format!("generator {text}");
-        let matches = Cli::command().try_get_matches_from(words.split_whitespace()).unwrap();
-        cli::stray(&Cli::from_arg_matches(&matches).unwrap(), &matches, &BELONGS)
+        cli::testing::stray(text, &BELONGS)
     }
 
     /// A whole command line in which an option of the table means something, and where it means nothing.

@@ -6,7 +6,10 @@ use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use clap::Parser;
 use serde_json::Value;
+
+use crate::Belongs;
 
 /// Longest life of anything here.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -59,6 +62,13 @@ pub fn refused(program: &str, arguments: &[&str], words: &[&str]) {
     assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
     assert_eq!(said.lines().count(), 1, "{arguments:?}: {said}");
     assert!(words.iter().all(|word| said.contains(word)), "{arguments:?}: {said}");
+}
+
+/// What is said of the first option that nobody looks at, of a command line without its program.
+pub fn stray<C: Parser>(words: &str, table: &[Belongs<C>]) -> Option<String> {
+    let command = C::command().no_binary_name(true);
+    let matches = command.try_get_matches_from(words.split_whitespace()).unwrap();
+    crate::stray(&C::from_arg_matches(&matches).unwrap(), &matches, table)
 }
 
 impl Program {
