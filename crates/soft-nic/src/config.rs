@@ -127,7 +127,7 @@ pub struct Config {
     pub relaxed_ordering: bool,
     /// Carries every payload in fragments through the ring, as if the kernel refused `process_vm_readv`.
     pub staging: bool,
-    /// Threads that help to copy long payloads, which then lie in the ring; none: as many as the cores have room for.
+    /// Threads that help to copy long payloads, which then lie in the ring. `None`: `auto`, as many as the cores have room for.
     pub copy_threads: Option<u8>,
     /// Active MTU of the port in bytes.
     pub mtu: u16,

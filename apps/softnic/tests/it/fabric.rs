@@ -134,7 +134,7 @@ impl Fabric {
 
     /// The same with a configuration file of this content.
     pub fn with_config(mut self, toml: &str) -> Self {
-        self.staging = toml.contains("staging = true") || toml.contains("copy_threads");
+        self.staging = toml.contains("staging = true") || toml.contains("copy_threads = 2");
         self.pumped = toml.contains("pump = true");
         let file = self.folder.join("nic.toml");
         fs::write(&file, toml).unwrap_or_else(|error| panic!("writing {}: {error}", file.display()));

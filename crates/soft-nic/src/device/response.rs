@@ -31,7 +31,12 @@ impl<M: Memory> Core<M> {
             return;
         }
         qp.sq.answer_holds = 0;
-        let Some(requester) = qp.requester.as_mut().filter(|_| last) else { return };
+        let Some(requester) = qp.requester.as_mut() else { return };
+        if !last {
+            // IBTA §9.7.6.1.3: the timer starts over with each response.
+            requester.hold_timer(self.now);
+            return;
+        }
         let naks = reply.kind;
         match requester.handle_reply(self.now, reply) {
             ReplyVerdict::Ignored => self.counters.dropped_replies += 1,

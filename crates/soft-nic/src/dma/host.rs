@@ -14,8 +14,8 @@ use super::{Fault, Memory, Order, Segment, Segments, system};
 /// Relaxed copies are in order below this length.
 const STRING_BYTES: usize = 512;
 
-/// Bytes at the end of a message that are copied in order after those that helpers had a part in.
-const IN_ORDER: u64 = 1024;
+/// Bytes at the end of a message that are copied in order, behind the others: those that the kernel copied, or helpers had a part in.
+pub(super) const IN_ORDER: u64 = 1024;
 
 /// The process's own memory. Cheap to copy.
 #[derive(Debug, Clone, Copy)]
@@ -53,11 +53,37 @@ impl Host {
         // One piece on either side, as almost always, needs no walk.
         if let ([target], [source]) = (to, from)
             && (1..=target.len.min(source.len)).contains(&len)
-            && !self.is_helped(len)
         {
             return self.copy_piece(target.addr, source.addr, len, order, true);
         }
-        let done = self.share(to, from, 0, len, order)?;
+        self.copy_behind(0, to, from, len, order)
+    }
+
+    /// [`Host::copy`] with the helpers, where there are some: then only the last 1 KiB is in order, and behind the rest.
+    pub(super) fn copy_helped(
+        &self,
+        to: &[Segment],
+        from: &[Segment],
+        len: u64,
+        order: Order,
+    ) -> Result<(), Fault> {
+        if !self.is_helped(len) {
+            return self.copy(to, from, len, order);
+        }
+        let kept = if order == Order::Increasing { IN_ORDER } else { 0 };
+        let done = if self.share(to, from, 0, len - kept)? { len - kept } else { 0 };
+        self.copy_behind(done, to, from, len, order)
+    }
+
+    /// What lies behind the first `done` bytes.
+    fn copy_behind(
+        &self,
+        done: u64,
+        to: &[Segment],
+        from: &[Segment],
+        len: u64,
+        order: Order,
+    ) -> Result<(), Fault> {
         let (mut to, mut from) = (Segments::new(to), Segments::new(from));
         to.advance(done);
         from.advance(done);
@@ -77,27 +103,15 @@ impl Host {
         Ok(())
     }
 
-    /// Copies a large piece of memory but for what must be seen last together with the helpers, where there are some; returns
-    /// how many bytes are copied. `skip`: bytes of `from` before the first. Nothing is under way any more then.
-    pub(super) fn share(
-        &self,
-        to: &[Segment],
-        from: &[Segment],
-        skip: u64,
-        len: u64,
-        order: Order,
-    ) -> Result<u64, Fault> {
-        if !self.is_helped(len) {
-            return Ok(0);
-        }
-        let kept = if order == Order::Increasing { IN_ORDER } else { 0 };
+    /// Copies `len` bytes together with the helpers, in any order, if these are for processors to copy: says so. `skip`: bytes
+    /// of `from` before the first. Nothing is under way any more when it returns, however it went.
+    pub(super) fn share(&self, to: &[Segment], from: &[Segment], skip: u64, len: u64) -> Result<bool, Fault> {
         let first = to.iter().find(|segment| segment.len > 0);
-        let Some(cut) = first.map(|first| Cut::new(self.copiers, first.addr, len - kept)) else {
-            return Ok(0);
+        let Some(cut) = first.map(|first| Cut::new(self.copiers, first.addr, len)) else {
+            return Ok(false);
         };
         if gpu::touched_by(to) || gpu::touched_by(from) {
-            // No processor's work.
-            return Ok(0);
+            return Ok(false);
         }
         // The first by address: the slices before it have all been claimed, and end.
         let failed = Mutex::new(None::<(u32, Fault)>);
@@ -111,7 +125,7 @@ impl Host {
         };
         let whole = self.copiers.share(cut.count(), &copy);
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            None if whole => Ok(len - kept),
+            None if whole => Ok(true),
             Some((_, fault)) => Err(fault),
             // A helper that panicked; its slice may be anything.
             None => Err(Fault { addr: 0 }),
@@ -134,7 +148,8 @@ impl Host {
                 return Err(Fault { addr: 0 });
             };
             let piece = target.len.min(source.len);
-            self.copy_bytes(target.addr, source.addr, piece as usize, false)?;
+            // What turns out to be a GPU's is a fault: a helper waits for no GPU.
+            self.copy_bytes_of_host(target.addr, source.addr, piece as usize, false)?;
             left -= piece;
             to.advance(piece);
             from.advance(piece);

@@ -1,6 +1,6 @@
 //! The only place that touches application memory.
 //!
-//! Words are read once, copies run in increasing address order, and a bad address is an error value, never a signal.
+//! Words are read once, copies run in increasing address order (but see [`Order::Increasing`]), and a bad address is an error value, never a signal.
 //! Also the floor for what else needs `unsafe` on the device's side of the NIC: mappings of shared memory and the few
 //! kernel calls that the standard library lacks. Knows nothing of queues, keys or messages.
 
@@ -64,7 +64,8 @@ pub fn total(segments: &[Segment]) -> u64 {
 /// How the bytes of one copy become visible to a thread that watches the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Order {
-    /// In increasing addresses, the last naturally aligned word by a release store: what pollers rely on.
+    /// In increasing addresses, the last naturally aligned word by a release store: what pollers rely on. Of what the kernel copies
+    /// ([`PeerMemory`]) and of what helpers have a part in ([`Copiers`]) only the last 1 KiB is, and behind the rest.
     #[default]
     Increasing,
     /// In any order, as IBV_ACCESS_RELAXED_ORDERING allows.

@@ -7,14 +7,14 @@
 
 use std::io;
 
-use super::host::Host;
+use super::host::{Host, IN_ORDER};
 use super::{Fault, Memory, Order, Segment, Segments, gpu, system};
 
 /// Pieces a system call carries: four SGE lists' worth, well below the kernel's limit (IOV_MAX, 1024).
 const PIECES: usize = 128;
 
 /// Bytes at the end of a message that are copied in order.
-const TAIL: usize = 1024;
+const TAIL: usize = IN_ORDER as usize;
 
 /// Most bytes of one call: about a millisecond, after which it is asked again whether the copy is still wanted.
 const STRETCH: u64 = 4 << 20;

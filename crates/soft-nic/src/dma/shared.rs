@@ -205,12 +205,10 @@ impl RingMemory {
     ) -> Result<(), Fault> {
         let mut to = self.at(position, len);
         self.show_to_gpu(from);
-        if host.is_helped(len as u64) {
-            // In any order: nobody looks at a record before it is published.
-            let target = [Segment { addr: to, len: len as u64 }];
-            if host.share(&target, from, skip, len as u64, Order::Relaxed)? == len as u64 {
-                return Ok(());
-            }
+        // In any order: nobody looks at a record before it is published.
+        let target = [Segment { addr: to, len: len as u64 }];
+        if host.is_helped(len as u64) && host.share(&target, from, skip, len as u64)? {
+            return Ok(());
         }
         // One piece from its start, as of almost every small message, needs no walk.
         if let ([only], 0) = (from, skip)
@@ -233,7 +231,7 @@ impl RingMemory {
         Ok(())
     }
 
-    /// Scatters `len` bytes of the ring into the application's memory.
+    /// Scatters `len` bytes of the ring into the application's memory; see [`Order::Increasing`] for what helpers do to it.
     pub fn scatter(
         &self,
         host: &Host,
@@ -244,7 +242,7 @@ impl RingMemory {
     ) -> Result<(), Fault> {
         self.show_to_gpu(to);
         let from = [Segment { addr: self.at(position, len), len: len as u64 }];
-        host.copy(to, &from, len as u64, order)
+        host.copy_helped(to, &from, len as u64, order)
     }
 }
 

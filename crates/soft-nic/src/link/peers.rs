@@ -43,6 +43,8 @@ pub(super) struct Outgoing {
     pub(super) serial: u32,
     /// Whether it is in the link's list of channels to publish.
     pub(super) dirty: bool,
+    /// Times in a row that a lane had room, but too little for a long piece.
+    pub(super) cramped: [u16; 2],
 }
 
 impl Outgoing {
@@ -142,7 +144,8 @@ impl Link {
         let mut producer = producer;
         producer.hold(self.delays);
         self.serial = self.serial.wrapping_add(1);
-        self.outgoing[index] = Some(Outgoing { producer, serial: self.serial, dirty: false });
+        self.outgoing[index] =
+            Some(Outgoing { producer, serial: self.serial, dirty: false, cramped: [0; 2] });
         self.open.push(slot);
         Ok(())
     }

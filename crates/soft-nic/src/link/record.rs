@@ -39,8 +39,11 @@ pub const MAX_FRAGMENT: usize = 32 * 1024;
 
 /// The same where helpers take part in the copy: a shorter one is over before they are well under way.
 pub const MAX_HELPED_FRAGMENT: usize = 128 * 1024;
+
 /// The same out of a GPU's memory, where each costs microseconds however short it is.
 pub const MAX_GPU_FRAGMENT: usize = 192 * 1024;
+// What a receiver accepts goes by the longest.
+const _: () = assert!(MAX_HELPED_FRAGMENT <= MAX_GPU_FRAGMENT);
 /// Largest record: header, path, a fragment.
 pub const MAX_RECORD: usize = 8 * (REQUEST_WORDS + PATH_WORDS) + MAX_FRAGMENT;
 

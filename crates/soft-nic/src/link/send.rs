@@ -9,6 +9,10 @@ use super::shared_memory::{ChannelState, Lane};
 use super::{Link, LinkEvent, MAX_INLINE, NoPeer, PathAddress, Payload, Position, Room, SendError, Sent};
 use crate::dma::{Fault, Host, RingMemory, Segment, Segments, can_be_lent, gpu, total};
 
+/// How often a long piece is refused for want of room for a good part of it, before it takes what there is. The ring empties in
+/// 10 µs or so, which are some hundred rounds.
+const PATIENCE: u16 = 1000;
+
 impl Link {
     /// Sends a request, or the fragment of it that `request.fragment` names.
     ///
@@ -29,8 +33,7 @@ impl Link {
         let mut request = request;
         let own = slot == self.fabric.slot();
         let staged = self.config.staging || outgoing.producer.state() == ChannelState::Staged;
-        let staged =
-            staged || !lendable(payload, own) || (!own && self.host.is_helped(request.length.into()));
+        let staged = staged || !is_lent(&self.host, payload, own, request.length.into());
         // Within this process one copy does where two commands would: into the ring, and out of it.
         let in_place =
             |from: &[Segment]| own && !staged && request.service == ServiceType::Rc && gpu::touched_by(from);
@@ -49,7 +52,7 @@ impl Link {
             }
             Payload::Segments(from) if !staged => list(&mut self.segments, from, offset, length)?,
             Payload::Segments(from) => {
-                let most = fragment_of(&self.host, from);
+                let most = fragment_of(&self.host, from, request.length.into());
                 let free = outgoing.producer.free(Lane::Request, head + most);
                 let Some(free) = free.checked_sub(head) else { return Err(given_up(outgoing, slot)) };
                 need_stretch(outgoing, Lane::Request, most, length as usize, free)?;
@@ -118,7 +121,7 @@ impl Link {
         };
         let own = slot == self.fabric.slot();
         let staged = self.config.staging || outgoing.producer.state() == ChannelState::Staged;
-        let staged = staged || !lendable(payload, own) || (!own && self.host.is_helped(whole));
+        let staged = staged || !is_lent(&self.host, payload, own, whole);
         self.segments.clear();
         let (form, carried) = match payload {
             Payload::Segments(from) if !staged && rest > MAX_INLINE as u64 => {
@@ -128,7 +131,7 @@ impl Link {
             }
             _ => {
                 let most = match payload {
-                    Payload::Segments(from) => fragment_of(&self.host, from),
+                    Payload::Segments(from) => fragment_of(&self.host, from, whole),
                     _ => MAX_FRAGMENT,
                 };
                 let free = outgoing.producer.free(Lane::Reply, head + most.min(rest as usize + 8));
@@ -194,31 +197,34 @@ impl Link {
     }
 }
 
-/// Whether the receiver may copy the payload out of our memory by itself; short ones it never does.
-/// Within one process (`own`) the NIC reaches a GPU's memory at either end.
+/// Whether the receiver copies the payload of a message of `len` bytes out of our memory by itself; short ones it never does.
+/// Within one process (`own`) the NIC reaches a GPU's memory at either end, and one copy is enough; between two, what helpers
+/// have a part in is faster through the ring.
 #[inline]
-fn lendable(payload: Payload<'_>, own: bool) -> bool {
+fn is_lent(host: &Host, payload: Payload<'_>, own: bool, len: u64) -> bool {
     match payload {
-        Payload::Segments(from) => can_be_lent(from) && (own || gpu::can_be_lent(from)),
+        Payload::Segments(from) => {
+            can_be_lent(from) && (own || (gpu::can_be_lent(from) && !host.is_helped(len)))
+        }
         Payload::Nothing | Payload::Inline(_) => true,
     }
 }
 
 /// The most that one record takes of these. Where helpers copy, and out of a GPU, a few long pieces are faster than many short ones.
 #[inline]
-fn fragment_of(host: &Host, from: &[Segment]) -> usize {
+fn fragment_of(host: &Host, from: &[Segment], len: u64) -> usize {
     if gpu::touched_by(from) {
         MAX_GPU_FRAGMENT
-    } else if host.copiers().helpers() > 0 {
+    } else if host.is_helped(len) {
         MAX_HELPED_FRAGMENT
     } else {
         MAX_FRAGMENT
     }
 }
 
-/// Out of a GPU a few long pieces are faster than many short ones: the ring is given time to empty.
+/// Where long pieces are faster the ring is given time to empty; not for ever, since other queues fill it too.
 fn need_stretch(
-    outgoing: &Outgoing,
+    outgoing: &mut Outgoing,
     lane: Lane,
     most: usize,
     length: usize,
@@ -226,7 +232,13 @@ fn need_stretch(
 ) -> Result<(), SendError> {
     let (ring, _) = outgoing.producer.next(lane);
     let stretch = length.min(most / 2).min(ring.capacity() / 4);
-    if most > MAX_FRAGMENT && free < stretch { Err(SendError::Full) } else { Ok(()) }
+    let cramped = &mut outgoing.cramped[lane as usize];
+    if most > MAX_FRAGMENT && free < stretch && *cramped < PATIENCE {
+        *cramped += 1;
+        return Err(SendError::Full);
+    }
+    *cramped = 0;
+    Ok(())
 }
 
 /// Lays the word of state and the segments of a payload by reference; returns the position of the word.

@@ -6,7 +6,7 @@ use mlx5_layout::send_wqe::{AddressVector, DataPointer};
 use mlx5_layout::{CqeOpcode, SendOpcode};
 use roce::ServiceType;
 use soft_nic::config::{LinkLayer, LinkPath};
-use soft_nic::dma::Copiers;
+use soft_nic::dma::copiers;
 use soft_nic::span::Span;
 use soft_nic::testing::{CqShape, Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
@@ -102,10 +102,9 @@ fn sends_and_writes_of_every_length_arrive() {
     check_sends_and_writes("RC on Ethernet", ServiceType::Rc, roce);
     check_sends_and_writes("staged RC", ServiceType::Rc, Setup::new("staged-rc").with(|c| c.staging = true));
     check_sends_and_writes("staged UC", ServiceType::Uc, Setup::new("staged-uc").with(|c| c.staging = true));
-    let mut helped = Setup::new("helped-rc");
-    helped.memory = helped.memory.helped_by(Copiers::new(2));
-    helped.config.copy_threads = Some(2);
-    check_sends_and_writes("RC with helpers that copy", ServiceType::Rc, helped);
+    let helped = Setup::new("helped-rc").with(|c| (c.staging, c.copy_threads) = (true, Some(2)));
+    check_sends_and_writes("staged RC with helpers", ServiceType::Rc, helped);
+    assert!(copiers::counters().contains(&("copy_helpers", 2)), "{:?}", copiers::counters());
     check_sends_and_writes("RC on the wire", ServiceType::Rc, on_the_wire("rc-wire"));
     check_sends_and_writes("UC on the wire", ServiceType::Uc, on_the_wire("uc-wire"));
     let shaped = Setup::new("shaped").with(|c| c.rate_gbps = Some(10.0));
@@ -117,6 +116,7 @@ fn reads_of_every_length_arrive_and_say_so() {
     for (name, setup) in [
         ("read", Setup::new("read")),
         ("staged-read", Setup::new("staged-read").with(|c| c.staging = true)),
+        ("helped-read", Setup::new("helped-read").with(|c| (c.staging, c.copy_threads) = (true, Some(1)))),
         ("wire-read", on_the_wire("wire-read")),
     ] {
         let mut driver = Driver::new(setup);

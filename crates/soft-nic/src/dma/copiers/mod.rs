@@ -7,7 +7,7 @@
 //! bits  0..20  next slice to claim      20..40  slices      40..48  helpers that copy now      48..56  helpers at most
 //! ```
 //! A claim is one compare-and-swap that takes the next number and says that a helper is under way, so the word also says when
-//! nobody touches the memory any more. What follows from it:
+//! nobody touches the memory any more (INV-16). What follows from it:
 //! - Who shares never waits for a helper that sleeps, or lacks a core before its claim: such a one has claimed nothing.
 //! - It waits for slices that are under way, as long as one slice takes at most: a helper that has claimed does nothing
 //!   but this copy, which waits for what a copy of our own would wait for, a page or a core.
@@ -17,7 +17,7 @@
 //! is shared, look for the next one for [`SPIN`], and then sleep.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
@@ -51,8 +51,14 @@ const LOOKS: u32 = 2_000;
 /// Offers before it sleeps between two looks.
 const OFFERS: u32 = 200;
 
+/// A line of its own for what everybody looks at.
+#[repr(align(64))]
+struct Line(AtomicU64);
+
 /// The word of the copy that is shared now.
-static WORD: AtomicU64 = AtomicU64::new(0);
+static WORD: Line = Line(AtomicU64::new(0));
+/// A helper's slice failed, in that copy.
+static FAILED: AtomicBool = AtomicBool::new(false);
 /// Its [`Job`]; valid for who has claimed a slice, until it says that it is done.
 static JOB: AtomicPtr<Job<'static>> = AtomicPtr::new(std::ptr::null_mut());
 /// Somebody shares a copy.
@@ -125,7 +131,7 @@ impl State {
 /// Moves the word on; the state before, or `None` when `to` does not want to.
 fn change(to: impl Fn(State) -> Option<State>) -> Option<State> {
     let moved =
-        WORD.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| to(State::of(word)).map(State::word));
+        WORD.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, |word| to(State::of(word)).map(State::word));
     moved.ok().map(State::of)
 }
 
@@ -171,7 +177,7 @@ impl Copiers {
     }
 }
 
-/// How a copy is cut into slices: at pages of the destination.
+/// How a copy is cut into slices: at pages of the destination, of its first segment where it has several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cut {
     len: u64,
@@ -203,9 +209,6 @@ impl Cut {
     }
 }
 
-/// A helper's slice failed, in the copy that is shared now.
-static FAILED: AtomicBool = AtomicBool::new(false);
-
 /// Who shares a copy; given back on drop.
 struct Turn(());
 
@@ -221,7 +224,7 @@ impl Turn {
         JOB.store((&raw const *job).cast_mut().cast(), Ordering::Relaxed);
         let state = State { next: 0, slices, under_way: 0, seats };
         // Sequentially consistent, as what a helper does before it sleeps: it sees the word, or we see that it sleeps.
-        WORD.store(state.word(), Ordering::SeqCst);
+        WORD.0.store(state.word(), Ordering::SeqCst);
         wake_one();
         Shared { _turn: self, _job: std::marker::PhantomData }
     }
@@ -250,7 +253,7 @@ impl Shared<'_> {
     fn close(&self) {
         change(|state| Some(state.closed()));
         let mut looks = 0u32;
-        while State::of(WORD.load(Ordering::Acquire)).under_way > 0 {
+        while State::of(WORD.0.load(Ordering::Acquire)).under_way > 0 {
             looks = looks.saturating_add(1);
             match looks {
                 ..=LOOKS => std::hint::spin_loop(),
@@ -307,7 +310,7 @@ fn help() {
         }
         if since.elapsed() < SPIN {
             for _ in 0..64 {
-                if State::of(WORD.load(Ordering::Relaxed)).joined().is_some() {
+                if State::of(WORD.0.load(Ordering::Relaxed)).joined().is_some() {
                     break;
                 }
                 std::hint::spin_loop();
@@ -316,11 +319,11 @@ fn help() {
         }
         let heard = BELL.load(Ordering::SeqCst);
         ASLEEP.fetch_add(1, Ordering::SeqCst);
-        if State::of(WORD.load(Ordering::SeqCst)).joined().is_none() {
+        if State::of(WORD.0.load(Ordering::SeqCst)).joined().is_none() {
             system::futex_wait(&BELL, heard, NAP);
         }
         ASLEEP.fetch_sub(1, Ordering::SeqCst);
-        if State::of(WORD.load(Ordering::Relaxed)).joined().is_some() {
+        if State::of(WORD.0.load(Ordering::Relaxed)).joined().is_some() {
             // One wakes the next, so that who shares pays for one.
             wake_one();
         }
@@ -337,12 +340,12 @@ fn work() -> bool {
         // lives; the claim acquired what was stored before the word.
         let job = unsafe { &*job };
         let whole = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (job.copy)(before.next)));
-        HELPED.fetch_add(1, Ordering::Relaxed);
         if !whole.unwrap_or(false) {
             FAILED.store(true, Ordering::Relaxed);
             change(|state| Some(state.closed().left()));
             return true;
         }
+        HELPED.fetch_add(1, Ordering::Relaxed);
         // The next one, or the end, in one step: in between nobody would know of us.
         match change(|state| Some(state.claimed().unwrap_or(state.left()))) {
             Some(state) if state.claimed().is_some() => before = state,
@@ -353,7 +356,7 @@ fn work() -> bool {
 
 /// In a fork child, which has none of these threads: whatever they and their copy were at then is over.
 pub(super) fn forget_all() {
-    WORD.store(0, Ordering::Relaxed);
+    WORD.0.store(0, Ordering::Relaxed);
     JOB.store(std::ptr::null_mut(), Ordering::Relaxed);
     for count in [&STARTED, &BELL, &ASLEEP] {
         count.store(0, Ordering::Relaxed);

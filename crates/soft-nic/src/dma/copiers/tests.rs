@@ -1,15 +1,15 @@
 //! Shared copies: every slice once, none left behind, whatever fails, stops, forks or panics.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::super::system::true_in_fork_child;
 use super::super::testing::Guarded;
 use super::super::{Host, Order, Segment};
 use super::*;
 
-/// Tests that need the turn go one by one: beside another they would copy alone, and show nothing.
-static ONE: Mutex<()> = Mutex::new(());
+/// Tests with helpers go one by one, those of the link too: beside another they would copy alone, and show nothing.
+pub(crate) static ONE: Mutex<()> = Mutex::new(());
 
 fn segment(bytes: &[u8]) -> Segment {
     Segment { addr: bytes.as_ptr() as u64, len: bytes.len() as u64 }
@@ -122,36 +122,54 @@ fn who_shares_and_unwinds_leaves_no_helper_behind() {
     let me = std::thread::current().id();
     let inside = AtomicU32::new(0);
     until_helped(|| {
+        let mine = AtomicU32::new(0);
         let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            let copy = |slice: u32| {
+            let copy = |_: u32| {
                 inside.fetch_add(1, Ordering::SeqCst);
                 std::thread::sleep(Duration::from_micros(100));
                 inside.fetch_sub(1, Ordering::SeqCst);
-                if slice > 3 && std::thread::current().id() == me {
+                if std::thread::current().id() == me && mine.fetch_add(1, Ordering::SeqCst) == 3 {
                     std::panic::resume_unwind(Box::new("a planted one"));
                 }
                 true
             };
-            Copiers::new(2).share(1000, &copy)
+            Copiers::new(2).share(MOST_SLICES, &copy)
         }));
         assert!(unwound.is_err());
         assert_eq!(inside.load(Ordering::SeqCst), 0);
     });
-    assert!(Copiers::new(2).share(9, &|_| true), "the turn was given back");
+    // The turn was given back: else all would be copied here.
+    until_helped(|| {
+        let yielding = |_: u32| {
+            std::thread::yield_now();
+            true
+        };
+        assert!(Copiers::new(2).share(200, &yielding));
+    });
 }
 
 #[test]
 fn who_comes_second_copies_alone() {
     let _one = ONE.lock();
     let me = std::thread::current().id();
-    let outer = |slice: u32| {
-        if std::thread::current().id() == me && slice == 0 {
-            let inner = |_: u32| std::thread::current().id() == me;
-            assert!(Copiers::new(2).share(50, &inner));
-        }
-        true
-    };
-    assert!(Copiers::new(2).share(4, &outer));
+    let end = Instant::now() + Duration::from_secs(30);
+    let (asked, alone) = (AtomicU32::new(0), AtomicU32::new(0));
+    // The first slice that is ours; helpers may be quicker with all of them.
+    while asked.load(Ordering::SeqCst) == 0 {
+        assert!(Instant::now() < end, "no slice was ours in 30 s");
+        let outer = |_: u32| {
+            if std::thread::current().id() == me && asked.fetch_add(1, Ordering::SeqCst) == 0 {
+                let inner = |_: u32| {
+                    std::thread::yield_now();
+                    std::thread::current().id() == me
+                };
+                alone.fetch_add(u32::from(Copiers::new(2).share(50, &inner)), Ordering::SeqCst);
+            }
+            true
+        };
+        assert!(Copiers::new(2).share(4, &outer));
+    }
+    assert_eq!(alone.into_inner(), 1);
 }
 
 #[test]
@@ -254,7 +272,7 @@ fn bytes_of_any_cut_and_length_arrive_whole_and_in_place() {
                 // A border at either end that must stay.
                 let target = vec![0xee_u8; len + 64];
                 let (to, from) = (cut(&target[32..32 + len], ours), cut(&source[..len], theirs));
-                host.copy(&to, &from, len as u64, order).unwrap();
+                host.copy_helped(&to, &from, len as u64, order).unwrap();
                 let what = format!("{helpers} helpers, {len} bytes, {ours} and {theirs} pieces");
                 assert!(target[32..32 + len] == source[..len], "{what}");
                 assert!(target[..32].iter().chain(&target[32 + len..]).all(|byte| *byte == 0xee), "{what}");
@@ -263,7 +281,7 @@ fn bytes_of_any_cut_and_length_arrive_whole_and_in_place() {
     }
     let target = vec![0u8; source.len()];
     let (to, from) = ([segment(&target)], [segment(&source)]);
-    until_helped(|| helped_by(2).copy(&to, &from, to[0].len, Order::Increasing).unwrap());
+    until_helped(|| helped_by(2).copy_helped(&to, &from, to[0].len, Order::Increasing).unwrap());
 }
 
 #[test]
@@ -272,7 +290,7 @@ fn a_side_that_is_too_short_is_a_fault_and_not_a_copy_of_what_lies_behind() {
     let (long, short) = (vec![7u8; 300_000], vec![9u8; 200_000]);
     let host = helped_by(2);
     for (to, from) in [(&long, &short), (&short, &long)] {
-        let copied = host.copy(&[segment(to)], &[segment(from)], long.len() as u64, Order::Increasing);
+        let copied = host.copy_helped(&[segment(to)], &[segment(from)], long.len() as u64, Order::Increasing);
         assert!(copied.is_err(), "{} bytes from {}", to.len(), from.len());
     }
 }
@@ -291,7 +309,7 @@ fn a_fault_on_either_side_in_any_slice_is_the_first_by_address() {
             let good = if good == 0 { 0 } else { hole.len() as u64 };
             let broken = [Segment { addr: start, len: LEN }];
             for (to, from) in [(&[segment(&whole)], &broken), (&broken, &[segment(&whole)])] {
-                let fault = host.copy(to, from, LEN, Order::Increasing).unwrap_err();
+                let fault = host.copy_helped(to, from, LEN, Order::Increasing).unwrap_err();
                 assert_eq!(fault.addr, start + good, "{helpers} helpers, {good} bytes before the hole");
             }
         }
@@ -303,14 +321,22 @@ fn a_fault_on_either_side_in_any_slice_is_the_first_by_address() {
     let len = broken[0].len + broken[1].len;
     let host = helped_by(3);
     for _ in 0..50 {
-        let fault = host.copy(&[segment(&whole)], &broken, len, Order::Increasing).unwrap_err();
+        let fault = host.copy_helped(&[segment(&whole)], &broken, len, Order::Increasing).unwrap_err();
         assert_eq!(fault.addr, first.address() + first.len() as u64);
+    }
+}
+
+/// Sets its flag also when an assertion fails: a scope waits for its threads.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
 #[test]
 fn a_shared_copy_shows_its_last_word_when_all_is_there() {
-    use std::sync::atomic::{AtomicBool, AtomicU64};
     let _one = ONE.lock();
     const WORDS: usize = 40_000;
     let memory: Vec<AtomicU64> = (0..WORDS).map(|_| AtomicU64::new(0)).collect();
@@ -319,7 +345,10 @@ fn a_shared_copy_shows_its_last_word_when_all_is_there() {
         let host = helped_by(helpers);
         memory.iter().for_each(|word| word.store(0, Ordering::Relaxed));
         let (torn, stop, checked) = (AtomicU64::new(0), AtomicBool::new(false), AtomicU64::new(0));
+        let before = HELPED.load(Ordering::Relaxed);
+        let end = Instant::now() + Duration::from_secs(30);
         std::thread::scope(|scope| {
+            let _stop = Stop(&stop);
             scope.spawn(|| {
                 let mut last = 0;
                 while !stop.load(Ordering::Relaxed) {
@@ -334,15 +363,18 @@ fn a_shared_copy_shows_its_last_word_when_all_is_there() {
                     checked.store(seen, Ordering::Release);
                 }
             });
-            for i in 1..=60u64 {
+            for i in 1.. {
+                if i > 60 && HELPED.load(Ordering::Relaxed) > before {
+                    break;
+                }
+                assert!(Instant::now() < end, "no helper took a slice in 30 s");
                 let source = vec![i; WORDS];
                 let from = [Segment { addr: source.as_ptr() as u64, len: 8 * WORDS as u64 }];
-                host.copy(&to, &from, 8 * WORDS as u64, Order::Increasing).unwrap();
+                host.copy_helped(&to, &from, 8 * WORDS as u64, Order::Increasing).unwrap();
                 while checked.load(Ordering::Acquire) < i {
                     std::thread::yield_now();
                 }
             }
-            stop.store(true, Ordering::Relaxed);
         });
         assert_eq!(torn.into_inner(), 0, "{helpers} helpers");
     }

@@ -200,10 +200,11 @@ fn read(a: &mut Link, b: &mut Link, source: &[u8], from_offset: u32) -> (Vec<u8>
 
 #[test]
 fn long_payloads_lie_in_the_ring_where_their_sender_has_helpers_and_others_do_not() {
+    let _one = crate::dma::copiers::tests::ONE.lock();
     let shared = SHARED_FROM as usize;
     for helpers in [[0, 0], [1, 0], [2, 1], [0, 2]] {
         let what = format!("{helpers:?} helpers");
-        // Of the third from last what is left behind the first record is short by itself.
+        // What is left of 150,000 behind the first record is short by itself.
         for len in [MAX_INLINE + 1, shared - 1, shared, 150_000, 200_001, 1 << 20] {
             let what = format!("{what}, {len} bytes");
             let (mut a, mut b) = pair_with(false, helpers);
@@ -223,6 +224,29 @@ fn long_payloads_lie_in_the_ring_where_their_sender_has_helpers_and_others_do_no
             assert_eq!(lent, helpers[1] == 0 || len < shared, "{what}: READ");
         }
     }
+}
+
+#[test]
+fn a_long_payload_behind_others_that_leave_little_room_goes_all_the_same() {
+    let _one = crate::dma::copiers::tests::ONE.lock();
+    let (mut a, mut b) = pair_with(false, [1, 0]);
+    let (long, short) = (pattern(1 << 20, 1), pattern(MAX_INLINE, 2));
+    let to = Link::first_qpn(b.slot());
+    let write = |a: &mut Link, bytes: &[u8]| {
+        let request = request(a, to, Opcode::Write, 1, 0x1000, bytes.len() as u32);
+        a.send_request(&request, &PathAddress::default(), Payload::Segments(&[segment(bytes)]))
+    };
+    // Nothing is taken out, as by a receiver that is as quick as who refills what it takes.
+    while write(&mut a, &short).is_ok() {}
+    a.ring_bells();
+    assert_eq!(b.poll(2, |_| Disposition::Consumed), 2);
+    assert!(a.room(b.slot()) == Room::Yes);
+    assert!(
+        matches!(write(&mut a, &long), Err(SendError::Full)),
+        "two short ones' room is little for a long one"
+    );
+    let carried = (0..10_000).find_map(|_| write(&mut a, &long).ok()).map(|sent| sent.carried);
+    assert!((1..65_536).contains(&carried.unwrap_or(0)), "{carried:?}");
 }
 
 #[test]

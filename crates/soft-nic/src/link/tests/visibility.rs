@@ -9,7 +9,7 @@ use std::time::Duration;
 use roce::Opcode;
 
 use super::processes::{Peer, child_config, config, connect, fabric_name, request};
-use crate::dma::{Order, Segment};
+use crate::dma::{Copiers, Order, Segment};
 use crate::link::{
     Disposition, Inbound, Link, LinkConfig, MAX_INLINE, Message, PathAddress, Payload, Position, SendError,
 };
@@ -26,6 +26,8 @@ struct Series {
     /// From another process, or from this one.
     two_processes: bool,
     staging: bool,
+    /// Threads at either end that help to copy long payloads.
+    helpers: u8,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -136,11 +138,12 @@ fn take(series: Series, inbound: &mut Inbound<'_>, received: &mut u64, checked: 
 
 /// In a child: writes what the parent says.
 pub fn writer() {
-    let mut link = Link::join(child_config()).unwrap();
     println!("writer");
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
     let numbers: Vec<u64> = line.split_whitespace().map(|n| n.parse().unwrap()).collect();
+    let copiers = Copiers::new(numbers[4] as u8);
+    let mut link = Link::join(LinkConfig { copiers, ..child_config() }).unwrap();
     let series = Series { words: numbers[2] as usize, count: numbers[3], ..SERIES[0] };
     let mut writer = Writer::new(series, numbers[0] as u8, numbers[1]);
     connect(&mut link, numbers[0] as u8);
@@ -156,13 +159,15 @@ fn run(series: Series) -> u64 {
     let fabric = fabric_name();
     let memory: Vec<AtomicU64> = (0..series.slots() * series.words).map(|_| AtomicU64::new(0)).collect();
     let (checked, done) = (AtomicU64::new(0), AtomicBool::new(false));
-    let link_config = LinkConfig { ring_bytes: 256 * 1024, ..config(&fabric, series.staging) };
+    let _one = (series.helpers > 0).then(|| crate::dma::copiers::tests::ONE.lock());
+    let copiers = Copiers::new(series.helpers);
+    let link_config = LinkConfig { ring_bytes: 256 * 1024, copiers, ..config(&fabric, series.staging) };
     let mut link = Link::join(link_config).unwrap();
     let to = memory.as_ptr() as u64;
     let peer = series.two_processes.then(|| {
         let mut peer = Peer::start("writer", &fabric, series.staging);
         peer.hear("writer");
-        peer.say(&format!("{} {to} {} {}", link.slot(), series.words, series.count));
+        peer.say(&format!("{} {to} {} {} {}", link.slot(), series.words, series.count, series.helpers));
         peer
     });
     let mut own = (!series.two_processes).then(|| Writer::new(series, link.slot(), to));
@@ -193,10 +198,10 @@ fn run(series: Series) -> u64 {
 
 const fn series(name: &'static str, words: usize, count: u64) -> Series {
     let (watch, order) = (Watch::Last, Order::Increasing);
-    Series { name, words, count, watch, order, two_processes: true, staging: false }
+    Series { name, words, count, watch, order, two_processes: true, staging: false, helpers: 0 }
 }
 
-const SERIES: [Series; 9] = [
+const SERIES: [Series; 11] = [
     series("64 B", 8, 10_000_000),
     Series { two_processes: false, ..series("64 B within one process", 8, 2_000_000) },
     Series { watch: Watch::Any, ..series("256 B, any word", 32, 500_000) },
@@ -204,6 +209,8 @@ const SERIES: [Series; 9] = [
     series("64 KiB, copied by the kernel", 8192, 10_000),
     series("1 MiB, copied by the kernel", 131_072, 300),
     Series { watch: Watch::Any, staging: true, ..series("64 KiB staged, any word", 8192, 10_000) },
+    Series { helpers: 1, ..series("64 KiB, copied with helpers", 8192, 2_000) },
+    Series { helpers: 2, ..series("1 MiB, copied with helpers", 131_072, 200) },
     Series {
         watch: Watch::Any,
         two_processes: false,
