@@ -8,7 +8,8 @@ use std::{env, fs};
 /// Blocks of a kernel with `__shared__` variables that can run at a time: the source is compiled once for each.
 const BLOCKS: usize = 4;
 
-/// Kernels compiled once more with a defect, which tests see found: source, name of the defect, what it defines.
+/// Kernels compiled once more with a defect, which tests see found, or with a clock at which they stop them: source, name of the defect,
+/// what it defines.
 const PLANTED: &[(&str, &str, &str)] = &[
     ("reduce", "no-warp-sync", "DEFECT_NO_WARP_SYNC"),
     ("hand_over", "no-release", "DB_DEFECT_RELAXED_RELEASE"),
@@ -21,6 +22,7 @@ const PLANTED: &[(&str, &str, &str)] = &[
     ("shared", "one-poster", "DB_DEFECT_ONE_POSTER"),
     ("shared", "no-warp-sync", "DB_DEFECT_NO_WARP_SYNC"),
     ("shared", "no-release", "DB_DEFECT_RELAXED_RELEASE"),
+    ("shared", "gated-clock", "DB_TWIN_GATED_CLOCK"),
     ("post", "gpu-scope", "DB_DEFECT_GPU_SCOPE"),
     ("post", "no-owner-bit", "DEFECT_NO_OWNER_BIT"),
     ("post", "short-index", "DEFECT_SHORT_INDEX"),

@@ -300,9 +300,12 @@ DB_GPU_FN int db_shared_leave(struct db_shared_sq *shared, db_u64 end) {
 DB_GPU_FN db_u64 db_shared_ring_as(struct db_shared_sq *shared, int by_warp) {
     struct db_poster poster = db_poster_of(shared);
     struct db_wait mark = {0, 0, 0};
-    int first = !by_warp || db_lane() == 0, again;
+    int first = !by_warp || db_lane() == 0, again, late;
     db_u64 rung, end;
     do {
+        /* Asked in front of the look at the marks: who was stopped for long, debugged or since others had the GPU, fails nobody for a
+         * mark that has come meanwhile. Only lane 0 has a deadline. */
+        late = mark.deadline_ns && db_wait_over(&mark);
         rung = db_load_relaxed64(&shared->rung);
         if (by_warp) rung = db_warp_shuffle64(rung, 0);
         end = by_warp ? db_shared_filled_by_warp(&poster, rung) : db_shared_filled(&poster, rung);
@@ -315,7 +318,7 @@ DB_GPU_FN db_u64 db_shared_ring_as(struct db_shared_sq *shared, int by_warp) {
         }
         again = first && db_shared_leave(shared, end);
         if (again && end == rung && !mark.deadline_ns) mark.deadline_ns = db_clock_ns() + DB_MARK_PATIENCE_NS;
-        if (again && end == rung && db_wait_over(&mark)) {
+        if (again && end == rung && late) {
             db_shared_fail(shared, DB_FAILED_HOLE, 0, 0);
             again = -1;
         }

@@ -80,6 +80,8 @@ int db_twin_warp(db_twin_u32 what, db_twin_u32 mask, db_twin_u64 value, db_twin_
 int db_twin_block(db_twin_u64 vote, db_twin_u64 *all, const char *file, int line);
 int db_twin_pause(db_twin_u64 ns, const char *file, int line);
 db_twin_u64 db_twin_clock(void);
+/* Waits until a test lets this look at the clock go on. */
+int db_twin_gate(const char *file, int line);
 /* Ends the lane's kernel, from wherever it is (twin/jump.c). */
 void db_twin_leave(void) __attribute__((noreturn));
 }
@@ -218,6 +220,9 @@ template <class T> static inline T __shfl_xor_sync(unsigned mask, T value, int b
 static inline void __nanosleep(unsigned ns, DB_TWIN_HERE) { DB_TWIN_DO(db_twin_pause(ns, file, line)); }
 /* A look at the clock is how a kernel waits with a deadline, so that it is also where a lane leaves. */
 static inline db_twin_u64 db_twin_now(DB_TWIN_HERE) {
+#ifdef DB_TWIN_GATED_CLOCK
+    DB_TWIN_DO(db_twin_gate(file, line));
+#endif
     DB_TWIN_DO(db_twin_pause(0, file, line));
     return db_twin_clock();
 }

@@ -5,7 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_char, c_int};
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -341,6 +341,42 @@ extern "C" fn db_twin_pause(ns: u64, file: *const c_char, line: c_int) -> c_int 
             std::thread::sleep(Duration::from_nanos(ns).min(LONGEST_SLEEP));
         } else {
             here.poll();
+        }
+        Some(())
+    })
+}
+
+/// Looks at the clock by kernels that were compiled to stop there (`DB_TWIN_GATED_CLOCK`): of the whole process, so for one test.
+#[derive(Debug)]
+pub struct Gate {
+    begun: AtomicU64,
+    let_go: AtomicU64,
+}
+
+/// The one gate.
+pub static GATE: Gate = Gate { begun: AtomicU64::new(0), let_go: AtomicU64::new(0) };
+
+impl Gate {
+    /// How many looks have begun.
+    pub fn begun(&self) -> u64 {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    /// Lets so many, counted from the first, go on.
+    pub fn let_go(&self, looks: u64) {
+        self.let_go.store(looks, Ordering::SeqCst);
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn db_twin_gate(file: *const c_char, line: c_int) -> c_int {
+    call(What::Time as u32, file, line, |here, _| {
+        let look = GATE.begun.fetch_add(1, Ordering::SeqCst) + 1;
+        while GATE.let_go.load(Ordering::SeqCst) < look {
+            if here.state.is_given_up() {
+                return None;
+            }
+            std::thread::sleep(NAP);
         }
         Some(())
     })

@@ -20,6 +20,7 @@ mod slots;
 
 use std::time::Duration;
 
+pub use calls::{GATE, Gate};
 pub use kernels::{Arguments, Kernel};
 pub use lane_set::{LaneSet, MAX_LANES};
 pub use launch::{Running, start};

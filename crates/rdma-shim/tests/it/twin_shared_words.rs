@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use measure::need;
 use rdma_shim::sys::*;
-use rdma_shim::twin::{Arguments, Kernel, Running, start};
+use rdma_shim::twin::{Arguments, GATE, Kernel, Running, start};
 
 use crate::ends::wait_for;
 use crate::twin_queue::{DEADLINE, Status, Target, compiler, launch};
@@ -100,6 +100,19 @@ impl Words {
     }
 
     fn start(&mut self, blocks: u32, threads: u32, seed: u64, messages: u32, patience: Duration) -> Running {
+        let kernel = Kernel::find("post_shared").unwrap();
+        self.start_as(kernel, blocks, threads, seed, messages, patience)
+    }
+
+    fn start_as(
+        &mut self,
+        kernel: Kernel,
+        blocks: u32,
+        threads: u32,
+        seed: u64,
+        messages: u32,
+        patience: Duration,
+    ) -> Running {
         let target = Target {
             local: address(&mut self.payload),
             remote: 0,
@@ -115,7 +128,7 @@ impl Words {
             Arguments::new().pointer(&raw mut *self.shared).push(target).pointer(&raw mut *self.status);
         let launch = rdma_shim::twin::Launch { blocks, ..launch(threads, seed) };
         // SAFETY: the kernel takes these; everything lives in `self`, and each test waits for the end.
-        unsafe { start(Kernel::find("post_shared").unwrap(), &launch, arguments) }.unwrap()
+        unsafe { start(kernel, &launch, arguments) }.unwrap()
     }
 
     fn run(&mut self, blocks: u32, threads: u32, seed: u64, messages: u32) {
@@ -191,6 +204,26 @@ fn twin_a_mark_that_never_comes_fails_a_shared_queue() {
     words.start(1, 1, 1, 1, DEADLINE / 2).wait().unwrap();
     assert_eq!((words.status.error, words.shared.failed, words.shared.failure.why), (EIO, 1, BY_HOLE));
     assert_eq!(words.shared.rung, 0);
+}
+
+/// Who waits for a mark and was stopped for longer than its patience, be it between its look at the marks and that at the clock, looks
+/// at the marks once more: what has come meanwhile fails nobody.
+#[test]
+fn twin_a_mark_that_came_while_the_ringer_was_stopped_is_seen() {
+    need!(compiler(), cc, "a C++ compiler");
+    let mut words = Words::at(0);
+    words.others(1, 1);
+    // Looks at the clock: for the poster's deadline; for the mark's, behind the first look in vain; and whether that is over.
+    GATE.let_go(2);
+    let kernel = Kernel::find_planted("post_shared+gated-clock").unwrap();
+    let running = words.start_as(kernel, 1, 1, 1, 1, DEADLINE / 2);
+    wait_for("the third look at the clock", || (GATE.begun() == 3).then_some(()));
+    std::thread::sleep(Duration::from_millis(1100));
+    words.mark(0);
+    GATE.let_go(u64::MAX);
+    running.wait().unwrap();
+    assert_eq!((*words.status, words.shared.failed), (Status::all(1), 0));
+    assert_eq!((words.shared.rung, words.shared.published), (2, 2 << DB_PUBLISHED_SHIFT));
 }
 
 /// Blocks that are reserved and not published have a poster to come: the ringer leaves, and neither waits for them nor rings.
