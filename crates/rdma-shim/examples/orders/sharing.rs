@@ -83,7 +83,8 @@ pub fn ours_shared(strict: bool, acquires: bool, sharing: Sharing) -> Scenario {
         shared.take(&mut leader);
         shared.fill(&mut leader, 0, 0, true);
         shared.publish(&mut leader, 0, 2, true);
-        // Lane 0 tells the others whether they are to mark; one that need not and does so harms nobody.
+        // Lane 0 tells the others whether they are to mark; one that need not and does so harms nobody. Its fence stays the mark's, of GPU
+        // scope, where those of a warp that is alone spend one of system scope each: what holds with the weaker one holds there.
         shared.fill(&mut lane, 1, 0, true);
         scenario.threads.push(thread("warp 0, lane 0", Machine::Gpu, THREADS, leader));
         scenario.threads.push(thread("warp 0, lane 1", Machine::Gpu, THREADS, lane));
