@@ -234,8 +234,16 @@ impl Ask {
         Ok(Ask(Parts::new("ask", queue, region, run)?, questions.threads))
     }
 
-    /// Launches it; also again, when it was given back with all its answers.
+    /// Launches it; also again, when it was given back with all its answers. Errors: a question of the run before was not answered
+    /// ([`Outcome::failure`]), whose receive would take the answer of one of this run; the GPU's.
     pub fn start(self) -> Result<Running<Ask>, KernelError> {
+        if let Some(failure) = self.outcome()?.failure {
+            return Err(KernelError::Refused(format!(
+                "{}: a question of the run before was not answered ({failure}), and what was posted for it may still be; do not start it \
+                 again: take its queue by into_queue(), connect it and ask with another",
+                self.0.queue.name()
+            )));
+        }
         let (kernel, arguments, cancel) = (self.0.kernel.clone(), self.0.arguments()?, self.0.cancel.clone());
         // SAFETY: as `Echo::start`.
         unsafe { kernel.launch([1, self.1], &arguments, cancel, self) }

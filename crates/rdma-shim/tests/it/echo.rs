@@ -526,9 +526,12 @@ fn a_question_without_its_answer_is_named(bench: &Bench) {
         if expected == Reason::Cancelled {
             running.cancel();
         }
-        let outcome = running.end(PATIENCE).unwrap().outcome().unwrap();
-        let failure = Failure { qpn, wr_id: 0, reason: expected };
+        let asked = running.end(PATIENCE).unwrap();
+        let (outcome, failure) = (asked.outcome().unwrap(), Failure { qpn, wr_id: 0, reason: expected });
         assert_eq!((outcome.messages, outcome.failure), (0, Some(failure)));
+        // Its receive would take the answer of a later question.
+        let KernelError::Refused(said) = asked.start().unwrap_err() else { panic!("{expected:?}") };
+        assert!(said.contains(&failure.to_string()) && said.contains("into_queue()"), "{said}");
     }
 }
 
