@@ -952,41 +952,57 @@ static void calls(void)
 	CHECK(pthread_join(thread, NULL) == 0);
 }
 
-/* A long message and short ones, in microseconds, and what the NIC has to say of its mover in the counters. */
+/* Long messages and short ones between them, in microseconds. */
 static void in_slots(const char *beside)
 {
 	struct name where = peer((struct order){ .what = WHERE, .kind = GPU });
-	for (int round = 0; round < 4; round++) {
+	for (int round = 0; round < 8; round++) {
 		double since = now_us();
-		post(IBV_WR_RDMA_WRITE, HOST, 0, 1 << 20, where, 0);
+		post(IBV_WR_RDMA_WRITE, HOST, 0, round & 1 ? 2 << 20 : 1 << 20, where, 0);
 		CHECK(completion(&it) == IBV_WC_SUCCESS);
 		double next = now_us();
-		for (int i = 0; i < 100; i++) {
+		for (int i = 0; i < 50; i++) {
 			post(IBV_WR_RDMA_WRITE, HOST, 0, 64, where, 0);
 			CHECK(completion(&it) == IBV_WC_SUCCESS);
 		}
-		printf("SLOTS %s: 1 MiB %.0f us, 64 B %.1f us\n", beside, next - since, (now_us() - next) / 100);
+		printf("SLOTS %s: %d MiB %.0f us, 64 B %.1f us\n", beside, round & 1 ? 2 : 1, next - since, (now_us() - next) / 50);
 	}
 }
 
-/* Beside kernels that leave room for one block of the mover (of an H200: 132 multiprocessors with 2048 threads each). */
+/* Beside kernels that leave room for one block of the mover, of GPUs whose multiprocessors have 2048 threads each. */
 static void slots(void)
 {
-	void *streams[2];
+	int (*attribute)(int *, int, int) = symbol(dlopen("libcuda.so.1", RTLD_NOW), "cuDeviceGetAttribute");
+	int processors, threads, device;
+	CUDA(device_get(&device, 0));
+	CUDA(attribute(&processors, 16, device));
+	CUDA(attribute(&threads, 39, device));
+	if (threads != 2048) {
+		printf("SLOTS none: a multiprocessor has %d threads\n", threads);
+		return;
+	}
+	void *streams[2], *kernel = function("wait_word");
 	uint64_t at = places[1][GPU].addr + (4 << 20), limit = 1500000000ull;
 	void *arguments[] = { &at, &limit };
+	struct name where = { .addr = places[1][GPU].addr, .rkey = places[1][GPU].mr->rkey };
 	shown();
 	in_slots("nothing");
 	CUDA(to_device(at, &(uint32_t){ 0 }, 4));
 	for (int i = 0; i < 2; i++) {
 		CUDA(stream_create(&streams[i], 1));
-		CUDA(launch(function("wait_word"), i ? 3 : 263, 1, 1, i ? 256 : 1024, 1, 1, 0, streams[i], arguments, NULL));
+		CUDA(launch(kernel, i ? 3 : 2 * processors - 1, 1, 1, i ? 256 : 1024, 1, 1, 0, streams[i], arguments, NULL));
 	}
 	usleep(20000);
 	double since = now_us();
 	in_slots("one slot");
-	CHECK(now_us() - since < 1e6);
+	/* Both ran all the time. */
+	CHECK(stream_query(streams[0]) == 600 && stream_query(streams[1]) == 600);
+	*(uint32_t *)places[0][HOST].addr = 1;
+	post(IBV_WR_RDMA_WRITE, HOST, 0, 4, where, 4 << 20);
+	CHECK(completion(&it) == IBV_WC_SUCCESS);
 	CUDA(synchronise());
+	printf("SLOTS kernels ended after %.0f us\n", now_us() - since);
+	CHECK(now_us() - since < 1e6);
 	in_slots("nothing");
 }
 

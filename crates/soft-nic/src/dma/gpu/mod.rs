@@ -15,6 +15,7 @@ mod host_pages;
 mod keeper;
 mod mover;
 mod own;
+mod pace;
 mod ranges;
 mod worker;
 
@@ -30,6 +31,7 @@ use self::given_up::By;
 use self::host_pages::Sight;
 use self::mover::{Command, Mover, Outcome};
 use self::own::Own;
+use self::pace::Pace;
 use self::ranges::{Kind, Known, Place};
 use self::worker::{Ticket, Worker, locked};
 use super::host::last_word;
@@ -59,14 +61,6 @@ const LONG: u64 = 2 << 20;
 
 /// From here on pages of the host are shown to the GPU, where the NIC's own would be on the way otherwise.
 const SEEN: u64 = 4 << 10;
-
-/// A mover that takes so long for a command shares the GPU with another process, and has it in turns only: the copy engine does better.
-const SLOW: Duration = Duration::from_micros(100);
-/// The same of its launch, which has the driver and a thread to wait for as well (H200: 45 to 200 µs where nobody shares).
-const SLOW_START: Duration = Duration::from_micros(250);
-/// For how long it is left alone then: where it was slow once, as while the driver registers pages, and where it is again and again.
-const REST: Duration = Duration::from_millis(1);
-const LONGEST_REST: Duration = Duration::from_millis(160);
 
 /// Making a context and translating the mover, when the first region of a GPU is registered.
 const OPEN: Duration = Duration::from_secs(20);
@@ -216,6 +210,7 @@ struct Counts {
     mover_launches: AtomicU64,
     mover_late: AtomicU64,
     mover_slow: AtomicU64,
+    mover_helped: AtomicU64,
     mover_ns: AtomicU64,
     engine_ns: AtomicU64,
     engine_copies: AtomicU64,
@@ -228,6 +223,7 @@ static COUNTS: Counts = Counts {
     mover_launches: AtomicU64::new(0),
     mover_late: AtomicU64::new(0),
     mover_slow: AtomicU64::new(0),
+    mover_helped: AtomicU64::new(0),
     mover_ns: AtomicU64::new(0),
     engine_ns: AtomicU64::new(0),
     engine_copies: AtomicU64::new(0),
@@ -243,6 +239,7 @@ pub fn counters() -> Vec<(&'static str, u64)> {
         ("gpu_mover_launches", read(&COUNTS.mover_launches)),
         ("gpu_mover_late", read(&COUNTS.mover_late)),
         ("gpu_mover_slow", read(&COUNTS.mover_slow)),
+        ("gpu_mover_helped", read(&COUNTS.mover_helped)),
         ("gpu_mover_ns", read(&COUNTS.mover_ns)),
         ("gpu_engine_copies", read(&COUNTS.engine_copies)),
         ("gpu_engine_bytes", read(&COUNTS.engine_bytes)),
@@ -263,11 +260,7 @@ struct Front {
     worker: &'static Worker<Hands>,
     shared: Shared,
     mover: Mover,
-    /// The mover is waited for, however slow it is.
-    patient: bool,
-    /// Until when the mover is, or was, left alone, and for how long.
-    rests: Option<Instant>,
-    rest: Duration,
+    pace: Pace,
     /// What was said on stderr, so that each thing is said once.
     said: Vec<&'static str>,
 }
@@ -338,7 +331,7 @@ impl Front {
         // For tests on few cores, where a stand-in's threads begin late and are slow.
         let patient = std::env::var_os("SOFTNIC_GPU").is_some_and(|value| value == "patient");
         let mover = Mover::new(shared.mail.clone(), patient);
-        Front { patient, card, worker, shared, mover, rests: None, rest: REST, said: Vec::new() }
+        Front { card, worker, shared, mover, pace: Pace::new(patient), said: Vec::new() }
     }
 
     fn say_once(&mut self, what: &'static str, detail: &str) {
@@ -557,7 +550,7 @@ impl Front {
         if len > ALONE {
             self.mover.expect_long();
         }
-        if self.rests.is_some_and(|end| Instant::now() < end) {
+        if self.pace.rests_at(Instant::now()) {
             return Ok(false);
         }
         let (worker, card) = (self.worker, self.card);
@@ -574,11 +567,11 @@ impl Front {
             }
             Err(error) => {
                 self.say_once("the mover was not launched: ", &error.to_string());
-                self.rests = Some(Instant::now() + LONGEST_REST);
+                self.pace.rest_longest(Instant::now());
                 return Ok(false);
             }
         };
-        self.note_pace(since, SLOW_START);
+        count(&COUNTS.mover_slow, self.pace.note_launch(since, Instant::now()).into());
         if len > ALONE && !self.mover.is_helped() {
             return Ok(false);
         }
@@ -590,28 +583,20 @@ impl Front {
         }
     }
 
-    /// A mover that was slow is left alone for a while, and for longer where it is slow again soon after.
-    fn note_pace(&mut self, since: Instant, slow: Duration) {
-        let took = since.elapsed();
-        if took <= slow || self.patient {
-            return;
-        }
-        count(&COUNTS.mover_slow, 1);
-        let soon = self.rests.is_some_and(|end| since < end + 2 * self.rest);
-        self.rest = if soon { (2 * self.rest).min(LONGEST_REST) } else { REST };
-        self.rests = Some(since + took + self.rest);
-    }
-
     /// `None`: nothing has been done, and the copy engine is to.
     fn command(&mut self, command: Command, addr: u64) -> Result<Option<u64>, Fault> {
         count(&COUNTS.mover_commands, 1);
         let since = Instant::now();
         let (ends, len) = command.ends();
         let outcome = self.mover.command(command);
-        count(&COUNTS.mover_ns, since.elapsed().as_nanos() as u64);
-        self.note_pace(since, SLOW);
+        let now = Instant::now();
+        count(&COUNTS.mover_ns, (now - since).as_nanos() as u64);
+        count(&COUNTS.mover_slow, self.pace.note_command(since, now, len).into());
         match outcome {
-            Outcome::Done(old) => Ok(Some(old)),
+            Outcome::Done { old, helped } => {
+                count(&COUNTS.mover_helped, helped.into());
+                Ok(Some(old))
+            }
             Outcome::NotTaken => Ok(None),
             Outcome::Silent => {
                 let card = self.card;

@@ -45,6 +45,8 @@ mod at {
     pub const COMMAND_WORDS: usize = 10;
     pub const ANSWERED: usize = 32;
     pub const LONG_OLD: usize = 17;
+    /// Counts on from instance to instance.
+    pub const HELPED: usize = 36;
     pub const STARTED: usize = 64;
     pub const ENDED: usize = 65;
 }
@@ -120,8 +122,13 @@ impl Command {
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Done; the old value of an atomic, or the last word of a copy that is to bring it.
-    Done(u64),
+    /// Done.
+    Done {
+        /// The old value of an atomic, or the last word of a copy that is to bring it.
+        old: u64,
+        /// Pieces of a long copy that other blocks than the first took.
+        helped: u32,
+    },
     /// The instance had ended before it looked: nothing has been done.
     NotTaken,
     /// It does not answer. Whether it has been done, or will be, nobody knows.
@@ -148,6 +155,8 @@ pub struct Mover {
     /// Number of the last command that was left, and of the last one that was done.
     number: u32,
     done: u32,
+    /// As the mover's count of pieces that were helped with stood then.
+    helped: u32,
     instance: u32,
     stage: Stage,
     /// Of the present instance.
@@ -168,6 +177,7 @@ impl Mover {
             mail,
             number: 0,
             done: 0,
+            helped: 0,
             instance: 0,
             stage: Stage::None,
             blocks: 0,
@@ -270,7 +280,11 @@ impl Mover {
         loop {
             if answered(self) {
                 self.done = self.number;
-                return Outcome::Done(self.mail.long_words()[at::LONG_OLD].load(Ordering::Relaxed));
+                let old = self.mail.long_words()[at::LONG_OLD].load(Ordering::Relaxed);
+                let counted = self.word(at::HELPED).load(Ordering::Relaxed);
+                let helped = counted.wrapping_sub(self.helped);
+                self.helped = counted;
+                return Outcome::Done { old, helped };
             }
             if self.word(at::ENDED).load(Ordering::Acquire) == self.instance && !answered(self) {
                 // It looks no more: what it has not taken it never will, nor will the next one.
@@ -319,6 +333,8 @@ mod tests {
             (at::LONG_COMMAND, 8, "ld.acquire.sys.u64 %word, [%at]"),
             (at::ANSWERED, 4, "st.release.sys.u32 [%mail+128], %done"),
             (at::LONG_OLD, 8, "st.relaxed.sys.u64 [%mail+136], %old"),
+            (at::HELPED, 4, "st.relaxed.sys.u32 [%mail+144], %helped"),
+            (at::HELPED, 4, "ld.relaxed.sys.u32 %helped, [%mail+144]"),
             (at::STARTED, 4, "st.release.sys.u32 [%mail+256], %instance"),
             (at::ENDED, 4, "st.release.sys.u32 [%mail+260], %instance"),
         ] {
