@@ -299,9 +299,13 @@ fn gpu_memory_that_no_nic_may_reach_is_refused_and_what_goes_wrong_is_a_message_
 #[test]
 fn gpu_programs_go_on_beside_traffic_and_kernels_get_what_they_wait_for() {
     let program = measure::need!(on_a_gpu(), gpu, "a GPU, a C compiler and libibverbs-dev");
-    for mode in ["calls", "waits", "slots", "pages", "big", "forks", "speed", "pair-host-speed", "pair-speed"]
-    {
-        let (said, counters) = Fabric::new(Layer::InfiniBand).run(&[&program, mode, "-1"]);
+    let alone = "calls waits slots pages big forks speed".split(' ').map(|mode| (mode, ""));
+    // With threads that help to copy out of the ring, and without.
+    let pairs = ["pair-host-speed", "pair-speed"];
+    let pairs = pairs.into_iter().flat_map(|mode| [(mode, ""), (mode, "copy_threads = \"auto\"\n")]);
+    for (mode, toml) in alone.chain(pairs) {
+        let (said, counters) = Fabric::new(Layer::InfiniBand).with_config(toml).run(&[&program, mode, "-1"]);
+        println!("TABLE {mode} {toml}");
         for name in ["commands", "launches", "late", "slow", "helped"] {
             let name = format!("gpu_mover_{name}");
             println!("TABLE {mode}: {name} {}", value(&counters, &name));
