@@ -276,7 +276,7 @@ impl Requester {
     }
 
     /// The link knows that everything sent still lies in a lossless ring: the acknowledgement is not late but the peer
-    /// slow, so the ack timer starts over.
+    /// slow; or a piece of a response has come. So the ack timer starts over.
     pub fn hold_timer(&mut self, now: Now) {
         if let (Timer::Ack { .. }, Some(ns)) = (self.timer, ack_timeout_ns(self.config.timeout)) {
             self.timer = Timer::Ack { deadline: now.after(ns) };

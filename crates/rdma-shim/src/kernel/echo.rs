@@ -234,13 +234,14 @@ impl Ask {
         Ok(Ask(Parts::new("ask", queue, region, run)?, questions.threads))
     }
 
-    /// Launches it; also again, when it was given back with all its answers. Errors: a question of the run before was not answered
-    /// ([`Outcome::failure`]), whose receive would take the answer of one of this run; the GPU's.
+    /// Launches it; also again, when it was given back with all its answers. Errors: the run before did not end well
+    /// ([`Outcome::failure`]: look at it first, since the queue goes with an Ask that is refused), and a receive of its may be left that
+    /// would take the answer of a question of this run; the GPU's.
     pub fn start(self) -> Result<Running<Ask>, KernelError> {
         if let Some(failure) = self.outcome()?.failure {
             return Err(KernelError::Refused(format!(
-                "{}: a question of the run before was not answered ({failure}), and what was posted for it may still be; do not start it \
-                 again: take its queue by into_queue(), connect it and ask with another",
+                "{}: the run before did not end well ({failure}), and what was posted for it may still be there; ask with a new Ask, \
+                 over its queue if that was taken by into_queue() and connected anew",
                 self.0.queue.name()
             )));
         }

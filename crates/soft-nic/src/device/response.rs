@@ -33,8 +33,13 @@ impl<M: Memory> Core<M> {
         qp.sq.answer_holds = 0;
         let Some(requester) = qp.requester.as_mut() else { return };
         if !last {
-            // IBTA §9.7.6.1.3: the timer starts over with each response.
-            requester.hold_timer(self.now);
+            if reply.kind == ReplyKind::ReadResponse && inbound.payload_len() > 0 {
+                // IBTA §9.7.6.1.3: the timer starts over with each response.
+                requester.hold_timer(self.now);
+            } else {
+                // Not the last of anything, and a part of nothing: no NIC of ours sends that.
+                self.counters.dropped_replies += 1;
+            }
             return;
         }
         let naks = reply.kind;

@@ -9,8 +9,8 @@ use super::shared_memory::{ChannelState, Lane};
 use super::{Link, LinkEvent, MAX_INLINE, NoPeer, PathAddress, Payload, Position, Room, SendError, Sent};
 use crate::dma::{Fault, Host, RingMemory, Segment, Segments, can_be_lent, gpu, total};
 
-/// How often a long piece is refused for want of room for a good part of it, before it takes what there is. The ring empties in
-/// 10 µs or so, which are some hundred rounds.
+/// How often long pieces are refused for want of room for a good part of one, whosever they are, before one takes what there is. The
+/// ring empties in 10 µs or so, which are some hundred rounds; where many queues wait one of them may take a short piece earlier.
 const PATIENCE: u16 = 1000;
 
 impl Link {

@@ -251,7 +251,9 @@ pub fn counters() -> Vec<(&'static str, u64)> {
 }
 
 fn count(counter: &AtomicU64, by: u64) {
-    counter.fetch_add(by, Ordering::Relaxed);
+    if by > 0 {
+        counter.fetch_add(by, Ordering::Relaxed);
+    }
 }
 
 /// One GPU, from the NIC's side.

@@ -144,6 +144,7 @@ pub fn writer() {
     let numbers: Vec<u64> = line.split_whitespace().map(|n| n.parse().unwrap()).collect();
     let copiers = Copiers::new(numbers[4] as u8);
     let mut link = Link::join(LinkConfig { copiers, ..child_config() }).unwrap();
+    println!("joined");
     let series = Series { words: numbers[2] as usize, count: numbers[3], ..SERIES[0] };
     let mut writer = Writer::new(series, numbers[0] as u8, numbers[1]);
     connect(&mut link, numbers[0] as u8);
@@ -168,6 +169,7 @@ fn run(series: Series) -> u64 {
         let mut peer = Peer::start("writer", &fabric, series.staging);
         peer.hear("writer");
         peer.say(&format!("{} {to} {} {} {}", link.slot(), series.words, series.count, series.helpers));
+        peer.hear("joined");
         peer
     });
     let mut own = (!series.two_processes).then(|| Writer::new(series, link.slot(), to));
@@ -192,6 +194,9 @@ fn run(series: Series) -> u64 {
     });
     if let Some(peer) = peer {
         peer.finish();
+    }
+    if series.helpers > 0 {
+        assert_eq!(link.counters().direct_bytes, 0, "{}: what helpers copy lies in the ring", series.name);
     }
     torn
 }
