@@ -286,7 +286,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "copy_threads",
         allowed: "a whole number from 0 to 4, or \"auto\"",
-        meaning: "threads that help to copy payloads from 64 KiB on (auto: one for 8 cores, two from 16 on)",
+        meaning: "threads that help to copy payloads from 64 KiB on (auto: one for 8 cores, two from 16 on, none below)",
         set: |c, v| {
             c.copy_threads = match v {
                 toml::Value::String(word) if word == AUTO => None,

@@ -75,7 +75,7 @@ pub struct Options {
     /// Where results go.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Shape the software NIC's link to this many Gbit/s of wire bytes, as the paper's 100; results stand apart from unshaped ones.
+    /// Shape the software NIC's link to this many Gbit/s of wire bytes, as the paper's 100; measured.json keeps such a run apart, so give it another --out.
     #[arg(long, value_name = "X", conflicts_with = "nic", value_parser = rate_gbps)]
     rate_gbps: Option<f64>,
     /// A card of this host instead of the software NIC, e.g. mlx5_0.

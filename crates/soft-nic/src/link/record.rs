@@ -44,7 +44,7 @@ pub const MAX_HELPED_FRAGMENT: usize = 128 * 1024;
 pub const MAX_GPU_FRAGMENT: usize = 192 * 1024;
 // What a receiver accepts goes by the longest.
 const _: () = assert!(MAX_HELPED_FRAGMENT <= MAX_GPU_FRAGMENT);
-/// Largest record: header, path, a fragment.
+/// Largest record of an ordinary fragment: header, path, the fragment.
 pub const MAX_RECORD: usize = 8 * (REQUEST_WORDS + PATH_WORDS) + MAX_FRAGMENT;
 
 /// The same with such a fragment; a ring that is shorter than that carries less at a time.
