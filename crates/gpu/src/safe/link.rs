@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::borrow::Cow;
 use std::ffi::CString;
 
 use super::compile::{Arch, Compiled, Form, c_string};
@@ -54,9 +55,17 @@ impl Linker {
             Form::Ptx => input::PTX,
             Form::LtoIr => input::LTO_IR,
         };
+        // Text ends with a zero that counts, as NVRTC gives it out: without one the linker reads on behind it, and now and then
+        // finds that it is no text.
+        let text = |unit: &Compiled| [unit.bytes.as_slice(), &[0]].concat();
+        let bytes: Vec<Cow<'_, [u8]>> = units
+            .iter()
+            .map(|unit| if form == Form::Ptx { text(unit).into() } else { unit.bytes.as_slice().into() })
+            .collect();
         let inputs = units
             .iter()
-            .map(|unit| Ok((kind, c_string(&unit.name, "a unit's name")?, unit.bytes.as_slice())));
+            .zip(&bytes)
+            .map(|(unit, bytes)| Ok((kind, c_string(&unit.name, "a unit's name")?, bytes.as_ref())));
         let inputs = inputs.collect::<Result<Vec<_>, BuildError>>()?;
         let linked = self.linker.link(&options, &inputs, Some(&self.device_runtime));
         linked.map_err(|failed| BuildError::Link {

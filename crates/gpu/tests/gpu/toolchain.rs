@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use gpu::cache::{Cache, Origin};
 use gpu::image::{self, ImageError};
-use gpu::{Arch, BuildError, Compiler, Form, ImageBuilder, Toolkit, Unit};
+use gpu::{Arch, BuildError, Compiler, Form, ImageBuilder, Linker, Toolkit, Unit};
 use measure::need;
 
 const RELAUNCH: &str = include_str!("../../kernels/relaunch.cu");
@@ -109,6 +109,20 @@ fn a_function_that_no_unit_defines_is_named_by_the_linker() {
         assert!(matches!(error, BuildError::Link { .. }), "{error}");
         assert!(error.to_string().contains("scale"), "{form:?}: {error}");
     }
+}
+
+#[test]
+fn the_linker_reads_nothing_behind_the_end_of_a_text() {
+    let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+    let text = "extern \"C\" __global__ void alone(int *at) { *at = 1; }\n";
+    let unit = Unit::new("alone.cu", text);
+    let mut compiled = Compiler::load(&toolkit).unwrap().compile(&unit, Arch::sm(90), Form::Ptx).unwrap();
+    // What lay in that memory before.
+    let len = compiled.bytes.len();
+    compiled.bytes.extend([0xff; 64]);
+    compiled.bytes.truncate(len);
+    let linked = Linker::load(&toolkit).unwrap().link(&[compiled], Arch::sm(90));
+    assert!(linked.is_ok(), "{}", linked.unwrap_err());
 }
 
 #[test]
