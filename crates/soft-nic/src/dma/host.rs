@@ -37,11 +37,6 @@ impl Host {
         Host { copiers, ..self }
     }
 
-    /// Who helps with large copies.
-    pub fn copiers(&self) -> Copiers {
-        self.copiers
-    }
-
     /// Whether helpers take part in a copy of so many bytes.
     #[inline]
     pub fn is_helped(&self, len: u64) -> bool {
@@ -87,20 +82,8 @@ impl Host {
         let (mut to, mut from) = (Segments::new(to), Segments::new(from));
         to.advance(done);
         from.advance(done);
-        let mut left = len - done;
-        while left > 0 {
-            let (Some(target), Some(source)) = (to.peek(left), from.peek(left)) else {
-                // Fewer bytes on one side than the message has: the device checks lengths before it copies.
-                return Err(Fault { addr: 0 });
-            };
-            let piece = target.len.min(source.len);
-            left -= piece;
-            // Only the last piece of all ends with the release store; in between the order of addresses is enough.
-            self.copy_piece(target.addr, source.addr, piece, order, left == 0)?;
-            to.advance(piece);
-            from.advance(piece);
-        }
-        Ok(())
+        // Only the last piece of all ends with the release store; in between the order of addresses is enough.
+        in_pieces(to, from, len - done, |to, from, piece, last| self.copy_piece(to, from, piece, order, last))
     }
 
     /// Copies `len` bytes together with the helpers, in any order, if these are for processors to copy: says so. `skip`: bytes
@@ -142,19 +125,10 @@ impl Host {
         let (mut to, mut from) = (Segments::new(to), Segments::new(from));
         to.advance(range.start);
         from.advance(skip + range.start);
-        let mut left = range.end - range.start;
-        while left > 0 {
-            let (Some(target), Some(source)) = (to.peek(left), from.peek(left)) else {
-                return Err(Fault { addr: 0 });
-            };
-            let piece = target.len.min(source.len);
-            // What turns out to be a GPU's is a fault: a helper waits for no GPU.
-            self.copy_bytes_of_host(target.addr, source.addr, piece as usize, false)?;
-            left -= piece;
-            to.advance(piece);
-            from.advance(piece);
-        }
-        Ok(())
+        // What turns out to be a GPU's is a fault: a helper waits for no GPU.
+        in_pieces(to, from, range.end - range.start, |to, from, piece, _| {
+            self.copy_bytes_of_host(to, from, piece as usize, false)
+        })
     }
 
     #[inline(always)]
@@ -235,6 +209,29 @@ impl Host {
         // SAFETY: application memory that the device may write, as above.
         unsafe { self.guard.store(addr, value, size) }
     }
+}
+
+/// Calls `copy` for each piece of the next `left` bytes that is in one on both sides, in order: its two addresses, its length, and
+/// whether it is the last.
+#[inline]
+fn in_pieces(
+    mut to: Segments<'_>,
+    mut from: Segments<'_>,
+    mut left: u64,
+    mut copy: impl FnMut(u64, u64, u64, bool) -> Result<(), Fault>,
+) -> Result<(), Fault> {
+    while left > 0 {
+        let (Some(target), Some(source)) = (to.peek(left), from.peek(left)) else {
+            // Fewer bytes on one side than the message has: the device checks lengths before it copies.
+            return Err(Fault { addr: 0 });
+        };
+        let piece = target.len.min(source.len);
+        left -= piece;
+        copy(target.addr, source.addr, piece, left == 0)?;
+        to.advance(piece);
+        from.advance(piece);
+    }
+    Ok(())
 }
 
 /// Whether the guarded copy by itself stores the last word last and whole, and every store of an x86 is a release: one word,

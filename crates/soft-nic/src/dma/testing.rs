@@ -1,9 +1,18 @@
-//! Memory between guard pages, for tests: one byte too far is a fault, not a neighbour.
+//! For tests: memory between guard pages, where one byte too far is a fault and not a neighbour; and the end of threads.
 
 use std::io;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 const PAGE: usize = 4096;
+
+/// Sets its flag also when an assertion fails: a scope waits for its threads.
+pub struct Stop<'a>(pub &'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
 
 /// Objects in guarded memory start on multiples of this, as queues must.
 const ALIGN: usize = 64;

@@ -134,6 +134,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::dma::testing::Stop;
 
     #[test]
     fn a_name_with_brackets_and_spaces_does_not_hide_the_state() {
@@ -222,15 +223,6 @@ mod tests {
         });
         assert!(starved, "no look of {seen} found the poster without a core");
         assert!(!sleeping, "a thread that sleeps was taken for one that waits for a core");
-    }
-
-    /// Sets its flag also when an assertion fails: a scope waits for its threads.
-    struct Stop<'a>(&'a AtomicBool);
-
-    impl Drop for Stop<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, Ordering::Release);
-        }
     }
 
     #[test]

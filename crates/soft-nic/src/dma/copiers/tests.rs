@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::super::system::true_in_fork_child;
-use super::super::testing::Guarded;
+use super::super::testing::{Guarded, Stop};
 use super::super::{Host, Order, Segment};
 use super::*;
 
@@ -323,15 +323,6 @@ fn a_fault_on_either_side_in_any_slice_is_the_first_by_address() {
     for _ in 0..50 {
         let fault = host.copy_helped(&[segment(&whole)], &broken, len, Order::Increasing).unwrap_err();
         assert_eq!(fault.addr, first.address() + first.len() as u64);
-    }
-}
-
-/// Sets its flag also when an assertion fails: a scope waits for its threads.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 
