@@ -56,7 +56,7 @@ pub struct Run {
 }
 
 impl measured::Entry for Run {
-    measured::where_from!();
+    experiment::where_from!();
 
     fn empty(&self) -> Option<&'static str> {
         match () {
@@ -144,7 +144,7 @@ fn execute(options: &Options<'_>, machine: &GpuMachine, programs: &Programs, out
         from.link,
         from.gpu_device,
         run.machine,
-        figure::load(from)
+        experiment::point::load(from)
     );
     say!("results in {}", out.display());
     let broken = run.rows.iter().filter(|row| row["content_ok"] != true).count();
@@ -188,9 +188,9 @@ fn read(lines: &Path, provenance: &mut Provenance) -> Result<(Map<String, Value>
 mod tests {
     use super::*;
     use crate::gpu_machine::example;
-    use crate::measured::Entry;
     use crate::process;
     use crate::refused::Refused;
+    use experiment::measured::Entry;
 
     fn tried(name: &str, script: &str) -> (Result<()>, PathBuf) {
         let folder = std::env::temp_dir().join(format!("xtask-bench-gpu-{}-{name}", std::process::id()));

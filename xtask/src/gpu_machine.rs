@@ -113,7 +113,7 @@ pub fn example() -> GpuMachine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figure::point;
+    use experiment::point;
 
     #[test]
     fn a_result_names_the_gpu_and_its_versions() {

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
+use experiment::{measured, refused};
 
 /// Prints a line. Who reads it may go away (`| head`): that is no error of ours, and no reason to panic.
 macro_rules! say {
@@ -27,12 +28,9 @@ mod figure;
 mod gpu_machine;
 mod headers;
 mod import;
-mod measured;
 mod packages;
 mod process;
 mod progress;
-mod refused;
-mod report;
 mod setup;
 mod stop;
 mod test;

@@ -270,7 +270,7 @@ fn footer(run: &Run) -> String {
         from.gpu,
         from.link,
         run.machine,
-        figure::load(from)
+        experiment::point::load(from)
     )
 }
 

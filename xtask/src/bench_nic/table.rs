@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::measures::{AIMS, Aim, MEASURES, Measure, Verdict};
 use crate::measured;
-use crate::report::statistics::median;
+use experiment::statistics::median;
 
 /// One run; `bench-nic.json` holds it, and `--record` keeps it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -60,7 +60,7 @@ pub struct Judged {
 }
 
 impl measured::Entry for Run {
-    measured::where_from!();
+    experiment::where_from!();
 
     fn empty(&self) -> Option<&'static str> {
         let times =

@@ -9,11 +9,11 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use measure::{Label, Provenance, json_lines};
 
-use super::point::Point;
-use super::spec::{Grid, Spec};
 use super::{Options, PLOTS, nic, quoted, session};
 use crate::refused::refused;
 use crate::workspace;
+use experiment::Point;
+use experiment::spec::{Grid, Spec};
 
 /// Points of an earlier run that count, and what is to be said of it.
 #[derive(Debug, Default)]

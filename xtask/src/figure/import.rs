@@ -8,9 +8,11 @@ use anyhow::{Context, Result, bail, ensure};
 use measure::json_lines;
 use serde::Deserialize;
 
-use super::point::{Key, Point};
-use super::spec::Extent;
-use super::{Entry, Experiment, earlier, table};
+use super::{Experiment, earlier};
+use experiment::point::{self, Key, Point};
+use experiment::record::Entry;
+use experiment::spec::Extent;
+use experiment::table;
 
 /// What is believed of `summary.json`: what the points do not say themselves.
 #[derive(Deserialize)]
@@ -68,18 +70,18 @@ pub fn imported(folder: &Path) -> Result<(u32, Entry, Option<String>)> {
             measured.difference(&wanted).count()
         );
     }
-    let provenance = super::provenance_of(&points).context("no points")?;
+    let provenance = point::provenance_of(&points).context("no points")?;
     Ok((
         summary.figure,
         Entry {
             machine: provenance.machine.clone(),
-            label: super::label_of(&points),
+            label: point::label_of(&points),
             extent: summary.extent,
             provenance,
             rows: table::rows(&points),
             verdicts: experiment.judge(&points),
             ratios: summary.ratios,
         },
-        super::crowded(&points),
+        point::crowded(&points),
     ))
 }

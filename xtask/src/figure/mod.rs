@@ -11,8 +11,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use experiment::modelled::{self, Modelled};
+use experiment::point::{Key, crowded, gpu_named, label_of, load, needs_gpu, provenance_of};
+use experiment::record::Entry;
+use experiment::spec::{Extent, Grid, InFlight, Plot};
+use experiment::verdict::{Judged, judge, shaped_to};
+use experiment::{Paper, Point, Spec, figures, png, table};
 use indicatif::ProgressBar;
-use measure::{JsonLines, Label, Provenance};
+use measure::{JsonLines, Label};
 use serde::Serialize;
 
 use crate::bench_post_gpu;
@@ -22,10 +28,6 @@ use crate::measured;
 use crate::process::{Speaking, WAIT};
 use crate::progress::Progress;
 use crate::refused::refused;
-use crate::report::compare::{Judged, judge, shaped_to};
-use crate::report::modelled::{self, Modelled};
-use crate::report::paper::Paper;
-use crate::report::{figures, png::png};
 use crate::setup::{self, Purpose};
 use crate::stop;
 use crate::workspace::{self, root};
@@ -33,21 +35,13 @@ use crate::workspace::{self, root};
 mod earlier;
 mod import;
 mod nic;
-pub mod point;
-mod record;
 mod session;
-pub mod spec;
-mod table;
 
 use earlier::Earlier;
 pub use import::imported;
 pub use nic::{Nic, Probe, Programs};
 use nic::{PORT, Peer, Receiver};
-use point::{Key, Point};
-pub use record::Entry;
 use session::Bench;
-pub use session::needs_gpu;
-use spec::{Extent, Grid, InFlight, Plot, Spec};
 
 /// Pixels of a PNG per unit of its SVG: fit for print at a column's width.
 const PNG_SCALE: f32 = 3.0;
@@ -117,6 +111,11 @@ impl Options {
     }
 }
 
+/// Folder of all experiments.
+fn experiments() -> PathBuf {
+    root().join("experiments")
+}
+
 /// As `softnic run --rate-gbps` takes it.
 fn rate_gbps(text: &str) -> Result<f64, String> {
     let rate: f64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
@@ -157,7 +156,7 @@ struct Experiment {
 
 impl Experiment {
     fn read(number: u32) -> Result<Experiment> {
-        let experiments = root().join("experiments");
+        let experiments = experiments();
         let folder = experiments.join(format!("fig{number}"));
         if !folder.join("spec.toml").exists() {
             let entries = fs::read_dir(&experiments).context("reading experiments/")?.flatten();
@@ -278,7 +277,7 @@ fn execute_on(
     provenance.versions.insert("profile".into(), workspace::profile()?);
     let file = out.join("results.jsonl");
     let mut grid = spec.grid(options.extent());
-    if grid.series.iter().any(|series| session::needs_gpu(series)) {
+    if grid.series.iter().any(|series| needs_gpu(series)) {
         let machine = GpuMachine::ask()?;
         if machine.gpu().is_some() {
             machine.name_in(&mut provenance);
@@ -388,7 +387,10 @@ fn report(
     let verdicts = experiment.judge(points);
     let extent = options.extent().name().to_owned();
     let modelled = match spec.plots.contains(&Plot::Throughput) {
-        true => modelled::known()?,
+        true => modelled::known(
+            &experiments().join(format!("{}/measured.json", bench_post_gpu::NAME)),
+            &workspace::results(bench_post_gpu::NAME).join(format!("{}.json", bench_post_gpu::NAME)),
+        )?,
         false => Vec::new(),
     };
     let (label, provenance) = (label_of(points), provenance_of(points).context("the grid is empty")?);
@@ -491,41 +493,6 @@ fn not_whole(points: &[Point], again: &str) -> Option<String> {
         first.what_is_missing()
     );
     Some(shown)
-}
-
-/// Weakest label of all points.
-fn label_of(points: &[Point]) -> Label {
-    Label::weakest(points.iter().map(|point| point.label))
-}
-
-/// Where points of one run come from: theirs is the same but for the GPU, which takes part in some series only. What is said
-/// of it is the weakest of those.
-pub fn provenance_of(points: &[Point]) -> Option<Provenance> {
-    let used = points.iter().map(|point| point.provenance.gpu).filter(|gpu| *gpu != Label::None);
-    Some(Provenance { gpu: Label::weakest(used), ..points.first()?.provenance.clone() })
-}
-
-/// The GPU's name, if one took part.
-fn gpu_named(provenance: &Provenance) -> String {
-    if provenance.gpu_device.is_empty() { String::new() } else { format!("{}; ", provenance.gpu_device) }
-}
-
-/// How busy the machine was; a build just before counts, work of others beside does too.
-pub fn load(provenance: &Provenance) -> String {
-    provenance.load.map_or_else(String::new, |load| format!("; load in the minute before: {load:.1}"))
-}
-
-/// A sentence about a machine that was at work before the run, above half of its cores: what ran there may have gone on beside
-/// the run. Of points that were measured in several goes the busiest one counts.
-pub fn crowded(points: &[Point]) -> Option<String> {
-    let loads = points.iter().filter_map(|point| Some((point.provenance.load?, point.provenance.cores)));
-    let (load, cores) = loads.max_by(|one, other| one.0.total_cmp(&other.0))?;
-    (load > cores as f64 / 2.0).then(|| {
-        format!(
-            "load {load:.1} on {cores} cores in the minute before the run: other programs, or a build, ran then; what ran on beside \
-             it makes its numbers worse"
-        )
-    })
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<()> {

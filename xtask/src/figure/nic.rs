@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use measure::{Label, Provenance, Revision};
 use serde::Deserialize;
 
-use super::spec::Spec;
 use crate::process::{Ended, Speaking, WAIT};
 use crate::refused::refused;
 use crate::workspace;
+use experiment::Spec;
 
 /// Port of a receiver on another host.
 pub const PORT: u16 = 18515;

@@ -9,10 +9,10 @@ use measure::{Label, Part, Provenance};
 use serde::Deserialize;
 
 use super::nic::{Nic, Programs, Receiver};
-use super::point::{Bursts, Key, Point};
-use super::spec::Spec;
 use crate::process::{Ended, Speaking, WAIT, descendants};
 use crate::refused::refused;
+use experiment::Spec;
+use experiment::point::{Bursts, Key, Point, poster};
 
 /// How long a sender's result may take beside the time of posting: it waits for completions as long as one comes within
 /// 30 s, and then up to a minute for the receiver's counts (`apps/generator/README.md`).
@@ -131,23 +131,9 @@ impl Bench<'_> {
     }
 }
 
-/// What the GPU of a series was by its poster's name: a GPU, the host twin in the place of one, or none.
-pub fn poster(series: &str) -> Label {
-    match series {
-        "host-twin" => Label::Emulated,
-        gpu if gpu.starts_with("gpu-") => Label::Hardware,
-        _ => Label::None,
-    }
-}
-
 /// Threads that a kernel posts with on the one queue pair; `None`: its lanes act as one.
 fn launched(series: &str) -> Option<u32> {
     matches!(series, "gpu-thread" | "gpu-original").then_some(1)
-}
-
-/// Whether a series cannot be measured without a GPU.
-pub fn needs_gpu(series: &str) -> bool {
-    poster(series) == Label::Hardware
 }
 
 /// What the sender is told beside its peer and its device.

@@ -4,9 +4,12 @@ use std::process::Stdio;
 
 use measure::json_lines;
 
+use experiment::point;
+use measure::Provenance;
+
 use super::*;
 use crate::process::script as script_file;
-use crate::report::compare::Verdict;
+use experiment::verdict::Verdict;
 
 /// A folder of its own with a launcher and a generator, both fakes.
 struct Stage {

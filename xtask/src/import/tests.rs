@@ -4,8 +4,8 @@ use measure::{Label, Revision};
 use serde_json::Value;
 
 use super::*;
-use crate::figure::point::{Point, example};
 use crate::refused::Refused;
+use experiment::point::{Point, example};
 
 /// A tree with two commits and a third beside them, and a folder of results.
 struct Stage {
@@ -114,7 +114,7 @@ fn a_figure_of_this_revision_or_an_earlier_one_is_recorded() {
         let path = stage.import().unwrap();
         assert_eq!(path, stage.folder.join("tree/experiments/fig4/measured.json"));
         let text = fs::read_to_string(&path).unwrap();
-        assert_eq!(measured::problems::<figure::Entry>(&text), [""; 0]);
+        assert_eq!(measured::problems::<experiment::record::Entry>(&text), [""; 0]);
         let recorded: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(recorded["entries"].as_array().unwrap().len(), 1, "the newer takes the older one's place");
         let entry = &recorded["entries"][0];

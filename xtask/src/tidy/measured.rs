@@ -2,7 +2,7 @@
 
 use super::Violation;
 use crate::workspace::Tree;
-use crate::{bench_nic, bench_post_gpu, figure, measured};
+use crate::{bench_nic, bench_post_gpu, measured};
 
 /// Every such file, by the experiment whose folder it lies in.
 pub fn check(tree: &Tree) -> Vec<Violation> {
@@ -14,7 +14,7 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
                 measured::problems::<bench_post_gpu::Run>(text)
             }
             ["experiments", figure, "measured.json"] if figure.starts_with("fig") => {
-                measured::problems::<figure::Entry>(text)
+                measured::problems::<experiment::record::Entry>(text)
             }
             _ => vec!["belongs to no experiment".to_owned()],
         };

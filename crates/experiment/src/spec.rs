@@ -7,8 +7,8 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
 use super::point::Key;
-use super::session::needs_gpu;
-use crate::report::paper::{Claim, Need};
+use super::point::needs_gpu;
+use crate::paper::{Claim, Need};
 
 /// One experiment.
 #[derive(Clone, Debug, Deserialize)]
@@ -179,7 +179,7 @@ impl Spec {
     }
 
     /// Another grid, for tests of the whole.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub fn set_grid(&mut self, grid: Grid) {
         self.grid = grid;
     }
@@ -234,8 +234,8 @@ impl Grid {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::paper::Paper;
-    use crate::workspace::root;
+    use crate::paper::Paper;
+    use crate::root;
 
     fn spec(figure: u32) -> Spec {
         Spec::read(&root().join(format!("experiments/fig{figure}"))).unwrap()

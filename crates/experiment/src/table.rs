@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::point::Point;
-use super::session::needs_gpu;
-use crate::report::compare::Judged;
-use crate::report::statistics::by_payload;
+use super::point::needs_gpu;
+use crate::statistics::by_payload;
+use crate::verdict::Judged;
 
 /// Median, least and most of each number of the points that share series, list and payload size.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -133,7 +133,7 @@ pub fn verdicts(judged: &[Judged]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figure::point::example;
+    use crate::point::example;
 
     #[test]
     fn a_small_number_keeps_its_digits() {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use measure::label::Part;
 use serde::Deserialize;
 
-use crate::figure::point::FIELDS;
+use crate::point::FIELDS;
 
 /// One published figure.
 #[derive(Clone, Debug, Deserialize)]
@@ -240,7 +240,7 @@ impl Paper {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workspace::root;
+    use crate::root;
 
     #[test]
     fn both_figures_hold_four_curves_each() {

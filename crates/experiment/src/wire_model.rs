@@ -68,8 +68,8 @@ pub fn of_published(post_times: &Curve) -> Option<impl Fn(f64) -> f64 + use<>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::paper::Paper;
-    use crate::workspace::root;
+    use crate::paper::Paper;
+    use crate::root;
 
     #[test]
     fn headers_are_counted_packet_by_packet() {

@@ -9,8 +9,8 @@ use super::paper::Paper;
 use super::plot::{Axis, BLUE, Curve, GREEN, Marker, ORANGE, PURPLE, Panel, SKY, Stroke, VERMILION, svg};
 use super::statistics::by_payload;
 use super::wire_model;
-use crate::figure::point::Point;
-use crate::figure::{crowded, needs_gpu, provenance_of};
+use crate::point::Point;
+use crate::point::{crowded, needs_gpu, provenance_of};
 
 const MODEL: RGBColor = RGBColor(90, 90, 90);
 /// Of the lines that are modelled after our own posts, in their order. Other curves have these colours too: their stroke, which stands
@@ -272,11 +272,11 @@ fn steps(name: &'static str, most: f64) -> Axis {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figure::point::example;
-    use crate::report::modelled;
-    use crate::report::plot::LABEL_CHARACTERS;
-    use crate::report::png::png;
-    use crate::workspace::root;
+    use crate::modelled;
+    use crate::plot::LABEL_CHARACTERS;
+    use crate::png::png;
+    use crate::point::example;
+    use crate::root;
 
     /// The first series is a CPU's, mostly.
     #[test]

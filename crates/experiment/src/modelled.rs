@@ -12,8 +12,6 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::wire_model::WireModel;
-use crate::bench_post_gpu::NAME;
-use crate::workspace::{results, root};
 
 /// What our generator sends: WRITEs without immediate, path MTU 4096, over the paper's link.
 const LINK: WireModel = WireModel { immediate: false, ..WireModel::PAPER };
@@ -93,10 +91,10 @@ fn fills_from(post_ns: f64) -> Option<u64> {
     (1..=1 << SIZES.end()).rev().take_while(fills).last()
 }
 
-/// The lines of the posts that were recorded, else of those that `bench-post --gpu` measured here last.
-pub fn known() -> Result<Vec<Modelled>> {
-    let recorded = read(&root().join("experiments").join(NAME).join("measured.json"))?;
-    if recorded.is_empty() { read(&results(NAME).join(format!("{NAME}.json"))) } else { Ok(recorded) }
+/// The lines of the posts that were recorded, else of those of the last run here.
+pub fn known(recorded: &Path, last: &Path) -> Result<Vec<Modelled>> {
+    let recorded = read(recorded)?;
+    if recorded.is_empty() { read(last) } else { Ok(recorded) }
 }
 
 /// The lines that a file of `bench-post-gpu`, recorded or of one run, has the posts for; none without the file. Of several

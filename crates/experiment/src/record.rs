@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::table::Row;
 use crate::measured;
-use crate::report::compare::Judged;
+use crate::verdict::Judged;
 
 /// One machine's last recorded run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -28,7 +28,7 @@ pub struct Entry {
 }
 
 impl measured::Entry for Entry {
-    measured::where_from!();
+    crate::where_from!();
 
     fn empty(&self) -> Option<&'static str> {
         match () {

@@ -5,7 +5,7 @@ use resvg::tiny_skia::{Pixmap, Transform};
 use resvg::usvg::{Options, Tree};
 
 /// DejaVu Sans 2.37; its licence lies beside it.
-const FONT: &[u8] = include_bytes!("../../fonts/DejaVuSans.ttf");
+const FONT: &[u8] = include_bytes!("../fonts/DejaVuSans.ttf");
 
 /// Rasterises `svg` at `scale` pixels per unit.
 pub fn png(svg: &str, scale: f32) -> Result<Vec<u8>> {

@@ -138,8 +138,57 @@ impl Point {
     }
 }
 
+/// What the GPU of a series was by its poster's name: a GPU, the host twin in the place of one, or none.
+pub fn poster(series: &str) -> Label {
+    match series {
+        "host-twin" => Label::Emulated,
+        gpu if gpu.starts_with("gpu-") => Label::Hardware,
+        _ => Label::None,
+    }
+}
+
+/// Whether a series cannot be measured without a GPU.
+pub fn needs_gpu(series: &str) -> bool {
+    poster(series) == Label::Hardware
+}
+
+/// Weakest label of all points.
+pub fn label_of(points: &[Point]) -> Label {
+    Label::weakest(points.iter().map(|point| point.label))
+}
+
+/// Where points of one run come from: theirs is the same but for the GPU, which takes part in some series only. What is said
+/// of it is the weakest of those.
+pub fn provenance_of(points: &[Point]) -> Option<Provenance> {
+    let used = points.iter().map(|point| point.provenance.gpu).filter(|gpu| *gpu != Label::None);
+    Some(Provenance { gpu: Label::weakest(used), ..points.first()?.provenance.clone() })
+}
+
+/// The GPU's name, if one took part.
+pub fn gpu_named(provenance: &Provenance) -> String {
+    if provenance.gpu_device.is_empty() { String::new() } else { format!("{}; ", provenance.gpu_device) }
+}
+
+/// How busy the machine was; a build just before counts, work of others beside does too.
+pub fn load(provenance: &Provenance) -> String {
+    provenance.load.map_or_else(String::new, |load| format!("; load in the minute before: {load:.1}"))
+}
+
+/// A sentence about a machine that was at work before the run, above half of its cores: what ran there may have gone on beside
+/// the run. Of points that were measured in several goes the busiest one counts.
+pub fn crowded(points: &[Point]) -> Option<String> {
+    let loads = points.iter().filter_map(|point| Some((point.provenance.load?, point.provenance.cores)));
+    let (load, cores) = loads.max_by(|one, other| one.0.total_cmp(&other.0))?;
+    (load > cores as f64 / 2.0).then(|| {
+        format!(
+            "load {load:.1} on {cores} cores in the minute before the run: other programs, or a build, ran then; what ran on beside \
+             it makes its numbers worse"
+        )
+    })
+}
+
 /// A point for tests; they change what they are about.
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub fn example(series: &str, payload_bytes: u64) -> Point {
     let gpu = if series.starts_with("gpu-") { Label::Hardware } else { Label::None };
     Point {

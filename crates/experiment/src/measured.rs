@@ -29,6 +29,7 @@ pub trait Entry: Serialize + DeserializeOwned {
 }
 
 /// What an [`Entry`] says of itself out of its fields of these names.
+#[macro_export]
 macro_rules! where_from {
     () => {
         fn machine(&self) -> &str {
@@ -48,7 +49,7 @@ macro_rules! where_from {
         }
     };
 }
-pub(crate) use where_from;
+pub use where_from;
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -129,7 +130,7 @@ pub fn problems<E: Entry>(text: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figure::point::example;
+    use crate::point::example;
 
     #[derive(Debug, Serialize, Deserialize)]
     #[serde(deny_unknown_fields)]

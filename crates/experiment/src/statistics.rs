@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::figure::point::Point;
+use crate::point::Point;
 
 /// Median of `values`; the mean of the two middle ones of an even number. `None` of none.
 pub fn median(values: &[f64]) -> Option<f64> {
@@ -84,7 +84,7 @@ pub fn rank_correlation(values: &[f64]) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::figure::point::example;
+    use crate::point::example;
 
     #[test]
     fn the_median_is_the_middle() {

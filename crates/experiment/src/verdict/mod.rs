@@ -1,0 +1,130 @@
+//! Verdicts: each claim of the paper against our points, by the rule that its `paper.toml` states.
+
+use std::fmt;
+
+use measure::Label;
+use serde::{Deserialize, Serialize};
+
+mod rules;
+mod series;
+#[cfg(test)]
+mod tests;
+
+use self::rules::Finding;
+pub use self::rules::shaped_to;
+use self::series::{matches, needed_parts};
+use crate::paper::{Claim, Rule};
+use crate::point::Point;
+
+/// What became of a claim.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// Everything that it is about was judged, and holds.
+    Reproduced,
+    /// Some of what it is about holds; the rest does not, or needs something that was not here.
+    InPart,
+    /// Nothing that was judged holds.
+    NotReproduced,
+    /// Nothing could be judged; these parts must be hardware.
+    NeedsHardware(Vec<String>),
+    /// Nothing could be judged: the run has no points for it.
+    NeedsData,
+    /// No run of ours can judge it.
+    Background,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Reproduced => f.write_str("reproduced"),
+            Verdict::InPart => f.write_str("in part"),
+            Verdict::NotReproduced => f.write_str("not reproduced"),
+            Verdict::NeedsHardware(parts) => write!(f, "needs hardware ({})", parts.join(", ")),
+            Verdict::NeedsData => f.write_str("needs data"),
+            Verdict::Background => f.write_str("background"),
+        }
+    }
+}
+
+/// A claim with its verdict and what it rests on.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Judged {
+    /// Short name of the claim.
+    pub id: String,
+    /// The claim in our words.
+    pub text: String,
+    /// Section and figure of the paper.
+    pub source: String,
+    /// What became of it.
+    pub verdict: Verdict,
+    /// Weakest label of the points that it was judged on.
+    pub label: Label,
+    /// One line for each thing looked at; what does not hold goes first.
+    pub evidence: Vec<String>,
+    /// What each of them has to fulfil; empty where nothing is judged.
+    #[serde(default)]
+    pub criterion: String,
+}
+
+/// Judges one claim by `points`.
+pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
+    let mut findings = rules::findings(claim, points);
+    let used =
+        points.iter().filter(|point| claim.series.iter().any(|pattern| matches(pattern, &point.series)));
+    let labels =
+        used.flat_map(|point| needed_parts(claim, &point.series).map(|part| point.provenance.label(&[part])));
+    let verdict = verdict(claim, &findings);
+    let judged = findings.iter().any(|finding| finding.holds.is_some());
+    // What decides against a claim goes first, then what could not be judged.
+    findings.sort_by_key(|finding| match finding.holds {
+        Some(false) => 0,
+        None => 1,
+        Some(true) => 2,
+    });
+    let mut evidence: Vec<String> = findings.into_iter().map(Finding::line).collect();
+    // Above all else: whoever reads the verdict must know.
+    if let (true, Some(warning)) = (judged, not_whole(claim, points)) {
+        evidence.insert(0, warning);
+    }
+    Judged {
+        id: claim.id.clone(),
+        text: claim.text.clone(),
+        source: claim.source.clone(),
+        verdict,
+        label: Label::weakest(labels),
+        evidence,
+        criterion: rules::criterion(&claim.rule),
+    }
+}
+
+/// A line about the points of a claim whose messages were not whole.
+fn not_whole(claim: &Claim, points: &[Point]) -> Option<String> {
+    let used = |point: &&Point| claim.series.iter().any(|pattern| matches(pattern, &point.series));
+    let broken: Vec<&Point> = points.iter().filter(used).filter(|point| !point.is_whole()).collect();
+    let first = broken.first()?;
+    Some(format!(
+        "rests on {} points that are not whole, the first: {}",
+        broken.len(),
+        first.what_is_missing()
+    ))
+}
+
+fn verdict(claim: &Claim, findings: &[Finding]) -> Verdict {
+    if matches!(claim.rule, Rule::Background {}) {
+        return Verdict::Background;
+    }
+    let holding = findings.iter().filter(|finding| finding.holds == Some(true)).count();
+    let failing = findings.iter().filter(|finding| finding.holds == Some(false)).count();
+    let mut needs: Vec<String> = findings.iter().flat_map(|finding| finding.needs.clone()).collect();
+    needs.sort_unstable();
+    needs.dedup();
+    match (holding, failing) {
+        (0, 0) if !needs.is_empty() => Verdict::NeedsHardware(needs),
+        (0, 0) => Verdict::NeedsData,
+        (0, _) => Verdict::NotReproduced,
+        _ if holding == findings.len() => Verdict::Reproduced,
+        _ => Verdict::InPart,
+    }
+}

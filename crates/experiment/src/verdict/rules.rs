@@ -1,0 +1,269 @@
+//! The rules: what each asks of the series that a claim is about, and what it found.
+
+use std::collections::BTreeMap;
+
+use measure::label::Part;
+
+use super::series::{each, each_of, named, pairs};
+use crate::paper::{Claim, Rule};
+use crate::point::Point;
+use crate::statistics::{by_payload, line, medians, rank_correlation};
+use crate::wire_model::WireModel;
+
+/// One thing that a claim is about.
+pub struct Finding {
+    pub holds: Option<bool>,
+    pub evidence: String,
+    /// Parts that must be hardware for it, where it could not be judged.
+    pub needs: Vec<String>,
+}
+
+impl Finding {
+    pub fn line(self) -> String {
+        let mark = match self.holds {
+            Some(true) => "holds: ",
+            Some(false) => "fails: ",
+            None => "",
+        };
+        format!("{mark}{}", self.evidence)
+    }
+
+    pub fn judged(holds: bool, evidence: String) -> Finding {
+        Finding { holds: Some(holds), evidence, needs: Vec::new() }
+    }
+
+    pub fn missing(what: &str, needs: Vec<String>) -> Finding {
+        let evidence = match needs.is_empty() {
+            true => format!("{what}: no points to judge it by"),
+            false => format!("{what}: needs hardware ({})", needs.join(", ")),
+        };
+        Finding { holds: None, evidence, needs }
+    }
+}
+
+/// What a claim's rule finds in `points`, thing by thing.
+pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
+    match &claim.rule {
+        Rule::Background {} => Vec::new(),
+        Rule::Saturates { at_least } => each(claim, points, &|series| saturates(points, series, *at_least)),
+        Rule::Fills { at_least, payload_bytes, posting } => each_of(claim, points, named, &|series| {
+            fills(points, series, *at_least, *payload_bytes, *posting)
+        }),
+        Rule::Linear { r_squared, below } => {
+            each(claim, points, &|series| linear(points, series, *r_squared, *below))
+        }
+        Rule::Equals { field, value } => each(claim, points, &|series| equals(points, series, field, *value)),
+        Rule::Flat { field, at_most } => each(claim, points, &|series| flat(points, series, field, *at_most)),
+        Rule::Falls { field, at_least } => {
+            each(claim, points, &|series| falls(points, series, field, *at_least))
+        }
+        Rule::Ratio { field, within } => {
+            pairs(claim, points, &|[one, other]| ratio(points, one, other, field, *within))
+        }
+        Rule::Order { field, below } => {
+            pairs(claim, points, &|[one, other]| order(points, one, other, field, *below))
+        }
+    }
+}
+
+/// What the rule asks of each thing it looks at, in words with its bound.
+pub fn criterion(rule: &Rule) -> String {
+    match rule {
+        Rule::Background {} => String::new(),
+        Rule::Saturates { at_least } => {
+            format!("holds from {:.0} % of the link's capacity on", at_least * 100.0)
+        }
+        Rule::Fills { at_least, payload_bytes: [first, last], posting } => format!(
+            "holds from {:.0} % of the shaped link's capacity on, at each payload size from {first} to {last} B whose posts \
+             alone allow {posting} times that capacity",
+            at_least * 100.0
+        ),
+        Rule::Linear { r_squared, below } => {
+            format!("holds from R² {r_squared} on, below {:.0} % of the plateau", below * 100.0)
+        }
+        Rule::Equals { field, value } => format!("holds when {field} is {value} everywhere"),
+        Rule::Flat { field, at_most } => {
+            format!("holds when the largest {field} is at most {at_most} times the smallest")
+        }
+        Rule::Falls { field, at_least } => format!(
+            "holds when {field} falls with the payload (rank correlation below -0.5), by {:.0} % at least",
+            at_least * 100.0
+        ),
+        Rule::Ratio { field, within: [least, most] } => {
+            format!("holds when the ratio of {field} is from {least} to {most}")
+        }
+        Rule::Order { field, below } if field == "slope" => {
+            format!("holds when the first rises faster, below {:.0} % of the plateau", below * 100.0)
+        }
+        Rule::Order { field, .. } => format!("holds when the first has the larger {field} everywhere"),
+    }
+}
+
+fn saturates(points: &[Point], series: &str, at_least: f64) -> Finding {
+    let line_gbps = points.iter().filter(|point| point.series == series).find_map(|point| point.link_gbps);
+    let Some(line_gbps) = line_gbps else { return Finding::missing(series, vec![Part::Link.to_string()]) };
+    let model = WireModel { line_gbps, ..WireModel::PAPER };
+    let share = |(payload, gbps): (u64, f64)| (gbps / model.capacity_gbps(payload), payload);
+    let best = medians(points, series, "wire_gbps")
+        .into_iter()
+        .map(share)
+        .max_by(|one, other| one.0.total_cmp(&other.0));
+    let (share, payload) = best.unwrap_or((0.0, 0));
+    let evidence =
+        format!("{series}: {:.1} % of what {line_gbps} Gbit/s carry, at {payload} B", share * 100.0);
+    Finding::judged(share >= at_least, evidence)
+}
+
+/// Rate in Gbit/s that the software NIC's link was shaped to, if it was.
+pub fn shaped_to(points: &[Point]) -> Option<f64> {
+    let rate = points.first()?.provenance.nic_options.get("rate_gbps")?;
+    rate.as_f64().filter(|rate| *rate > 0.0)
+}
+
+fn fills(points: &[Point], series: &str, at_least: f64, [first, last]: [u64; 2], posting: f64) -> Finding {
+    let own: Vec<Point> = points.iter().filter(|point| point.series == series).cloned().collect();
+    let Some(line_gbps) = shaped_to(&own) else {
+        return Finding::missing(&format!("{series} on a shaped link"), Vec::new());
+    };
+    let model = WireModel { line_gbps, immediate: false, ..WireModel::PAPER };
+    // A poster that hands over lists alone is asked by these.
+    let list = own.iter().map(|point| point.list).min().unwrap_or(1);
+    let medians = |field| -> BTreeMap<u64, f64> {
+        let spreads = by_payload(points, series, list, field).into_iter();
+        spreads.map(|(size, [median, ..])| (size, median)).collect()
+    };
+    let sizes: Vec<(u64, f64)> =
+        medians("wire_gbps").into_iter().filter(|(size, _)| (first..=last).contains(size)).collect();
+    if sizes.is_empty() {
+        return Finding::missing(&format!("{series} from {first} to {last} B"), Vec::new());
+    }
+    // A poster that is too slow for a link leaves it idle, however well the link is filled otherwise. The time of a post is of one
+    // request, with its share of a list's doorbell.
+    let post_ns = medians("post_ns");
+    let posts_allow =
+        |size: u64| post_ns.get(&size).map_or(f64::INFINITY, |ns| model.posting_gbps(size, *ns));
+    let (judged, bound): (Vec<_>, Vec<_>) =
+        sizes.into_iter().partition(|(size, _)| posts_allow(*size) >= posting * model.capacity_gbps(*size));
+    let bound: Vec<String> = bound
+        .iter()
+        .map(|(size, gbps)| {
+            let allowed = posts_allow(*size);
+            let ns = post_ns.get(size).copied().unwrap_or_default();
+            format!("{size} B ({gbps:.1} Gbit/s; posts of {ns:.0} ns alone allow {allowed:.1})")
+        })
+        .collect();
+    let bound = bound.join(", ");
+    let count = judged.len();
+    let shares = judged.into_iter().map(|(size, gbps)| (gbps / model.capacity_gbps(size), size));
+    let Some((share, size)) = shares.min_by(|one, other| one.0.total_cmp(&other.0)) else {
+        let evidence = format!("{series}: not judged: bound by posting at {bound}");
+        return Finding { holds: None, evidence, needs: Vec::new() };
+    };
+    let mut evidence = format!(
+        "{series}: {:.1} % or more of what {line_gbps} Gbit/s carry at {count} payload sizes, the least at {size} B",
+        share * 100.0
+    );
+    if !bound.is_empty() {
+        evidence += &format!("; not judged, bound by posting: {bound}");
+    }
+    Finding::judged(share >= at_least, evidence)
+}
+
+/// Medians of the throughput up to the first one that reaches `below` of the plateau.
+fn below_the_knee(points: &[Point], series: &str, below: f64) -> Vec<(f64, f64)> {
+    let medians = medians(points, series, "wire_gbps");
+    let plateau = medians.values().copied().fold(0.0, f64::max);
+    let rising = medians.into_iter().take_while(|(_, gbps)| *gbps < below * plateau);
+    rising.map(|(payload, gbps)| (payload as f64, gbps)).collect()
+}
+
+fn linear(points: &[Point], series: &str, r_squared: f64, below: f64) -> Finding {
+    match line(&below_the_knee(points, series, below)) {
+        Some(fit) => {
+            Finding::judged(fit.r_squared >= r_squared, format!("{series}: R² {:.4}", fit.r_squared))
+        }
+        None => Finding::missing(&format!("{series} below the knee"), Vec::new()),
+    }
+}
+
+fn equals(points: &[Point], series: &str, field: &str, value: f64) -> Finding {
+    let own: Vec<Option<f64>> =
+        points.iter().filter(|point| point.series == series).map(|point| point.field(field)).collect();
+    let known = own.iter().flatten().count();
+    match own.iter().flatten().find(|found| **found != value) {
+        Some(other) => Finding::judged(false, format!("{series}: {field} {other}")),
+        // A point that does not say is no point that agrees.
+        None if known == 0 => Finding::missing(&format!("{series}: {field}"), Vec::new()),
+        None => {
+            let all = format!("{series}: {field} {value}, {known} of {} points say", own.len());
+            Finding::judged(true, all)
+        }
+    }
+}
+
+fn flat(points: &[Point], series: &str, field: &str, at_most: f64) -> Finding {
+    let medians = medians(points, series, field);
+    if medians.len() < 2 {
+        return Finding::missing(&format!("{series}: {field} at two payload sizes"), Vec::new());
+    }
+    let least = medians.values().copied().fold(f64::INFINITY, f64::min);
+    let most = medians.values().copied().fold(0.0, f64::max);
+    let quotient = most / least;
+    Finding::judged(
+        quotient <= at_most,
+        format!("{series}: {field} from {least:.1} to {most:.1}, quotient {quotient:.3}"),
+    )
+}
+
+fn falls(points: &[Point], series: &str, field: &str, at_least: f64) -> Finding {
+    let medians: Vec<f64> = medians(points, series, field).into_values().collect();
+    let (Some(rank), Some(first), Some(last)) = (rank_correlation(&medians), medians.first(), medians.last())
+    else {
+        return Finding::missing(series, Vec::new());
+    };
+    let fall = 1.0 - last / first;
+    let word = if fall < 0.0 { "more" } else { "less" };
+    let percent = fall.abs() * 100.0;
+    let evidence =
+        format!("{series}: rank correlation {rank:.2}, {percent:.1} % {word} at the largest payload");
+    Finding::judged(rank < -0.5 && fall >= at_least, evidence)
+}
+
+/// One finding for each payload size that both series have.
+fn ratio(points: &[Point], one: &str, other: &str, field: &str, within: [f64; 2]) -> Vec<Finding> {
+    let below = medians(points, other, field);
+    let common = medians(points, one, field)
+        .into_iter()
+        .filter_map(|(payload, value)| Some((payload, value / below.get(&payload)?)));
+    let finding = |(payload, ratio): (u64, f64)| {
+        let holds = (within[0]..=within[1]).contains(&ratio);
+        Finding::judged(holds, format!("{one} / {other} at {payload} B: {ratio:.3}"))
+    };
+    common.map(finding).collect()
+}
+
+fn order(points: &[Point], one: &str, other: &str, field: &str, below: f64) -> Vec<Finding> {
+    if field == "slope" {
+        let slope = |series| line(&below_the_knee(points, series, below)).map(|fit| fit.slope);
+        return vec![match (slope(one), slope(other)) {
+            (Some(upper), Some(lower)) => {
+                let evidence = format!("{one} {:.3}, {other} {:.3} Gbit/s per KB", upper * 1e3, lower * 1e3);
+                Finding::judged(upper > lower, evidence)
+            }
+            _ => Finding::missing(&format!("slopes of {one} and {other}"), Vec::new()),
+        }];
+    }
+    let lower: BTreeMap<u64, f64> = medians(points, other, field);
+    let common: Vec<f64> = medians(points, one, field)
+        .into_iter()
+        .filter_map(|(payload, value)| Some(value / lower.get(&payload)?))
+        .collect();
+    let least = common.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = common.iter().copied().fold(0.0, f64::max);
+    if common.is_empty() {
+        return vec![Finding::missing(&format!("{one} / {other}: {field} at one payload size"), Vec::new())];
+    }
+    let evidence =
+        format!("{one} / {other}: {field} {least:.2} to {most:.2} times, at {} payload sizes", common.len());
+    vec![Finding::judged(least > 1.0, evidence)]
+}

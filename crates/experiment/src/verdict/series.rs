@@ -1,0 +1,94 @@
+//! Which series of a run a claim is about, and what they lack to be judged.
+
+use measure::Label;
+use measure::label::Part;
+
+use super::rules::Finding;
+use crate::paper::Claim;
+use crate::point::Point;
+
+pub fn matches(pattern: &str, series: &str) -> bool {
+    pattern.strip_suffix('*').map_or(pattern == series, |start| series.starts_with(start))
+}
+
+/// Series of the points that a pattern names; the pattern itself when there is none, to be reported as missing. A series that hands
+/// over lists alone is not what the paper measured, and a pattern does not mean it beside one that posts one by one.
+pub fn expand(pattern: &str, points: &[Point]) -> Vec<String> {
+    let one_by_one: Vec<Point> = points.iter().filter(|point| point.list == 1).cloned().collect();
+    let asked = one_by_one.iter().any(|point| matches(pattern, &point.series));
+    named(pattern, if asked { &one_by_one } else { points })
+}
+
+/// The same with lists, for what a poster's lists have no part in.
+pub fn named(pattern: &str, points: &[Point]) -> Vec<String> {
+    let found = points.iter().filter(|point| matches(pattern, &point.series));
+    let mut found: Vec<String> = found.map(|point| point.series.clone()).collect();
+    found.sort_unstable();
+    found.dedup();
+    if found.is_empty() { vec![pattern.to_owned()] } else { found }
+}
+
+/// Parts that a claim asks of one series: a CPU's points need no GPU.
+pub fn needed_parts(claim: &Claim, series: &str) -> impl Iterator<Item = Part> {
+    let gpu = series.starts_with("gpu-");
+    claim.needs.iter().map(|need| need.part).filter(move |part| gpu || *part != Part::Gpu)
+}
+
+/// What is missing for `series` to be judged: parts that must be hardware and are not. `None`: nothing.
+pub fn lacks(claim: &Claim, points: &[Point], series: &str) -> Option<Vec<String>> {
+    let own: Vec<&Point> = points.iter().filter(|point| point.series == series).collect();
+    let mut lacking = Vec::new();
+    for need in claim.needs.iter().filter(|need| needed_parts(claim, series).any(|part| part == need.part)) {
+        // Of a series that is not there, the other series tell what the NIC and the link were.
+        let looked_at: Vec<&Point> = if own.is_empty() { points.iter().collect() } else { own.clone() };
+        let absent = own.is_empty() && need.part == Part::Gpu;
+        let weakest = Label::weakest(looked_at.iter().map(|point| point.provenance.label(&[need.part])));
+        let enough = if need.hardware { weakest == Label::Hardware } else { weakest != Label::None };
+        if absent || looked_at.is_empty() || !enough {
+            lacking.push(need.part.to_string());
+        }
+    }
+    (own.is_empty() || !lacking.is_empty()).then_some(lacking)
+}
+
+/// One finding for each series of the claim.
+pub fn each(claim: &Claim, points: &[Point], judge: &dyn Fn(&str) -> Finding) -> Vec<Finding> {
+    each_of(claim, points, expand, judge)
+}
+
+/// The same for the series that `of` finds behind a pattern.
+pub fn each_of(
+    claim: &Claim,
+    points: &[Point],
+    of: fn(&str, &[Point]) -> Vec<String>,
+    judge: &dyn Fn(&str) -> Finding,
+) -> Vec<Finding> {
+    let series = claim.series.iter().flat_map(|pattern| of(pattern, points));
+    let finding = |series: String| match lacks(claim, points, &series) {
+        Some(needs) => Finding::missing(&series, needs),
+        None => judge(&series),
+    };
+    series.map(finding).collect()
+}
+
+/// Findings for each series of the claim with each series of the next pattern.
+pub fn pairs(claim: &Claim, points: &[Point], judge: &dyn Fn([&str; 2]) -> Vec<Finding>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for neighbours in claim.series.windows(2) {
+        for one in expand(&neighbours[0], points) {
+            for other in expand(&neighbours[1], points) {
+                let lacking: Vec<Option<Vec<String>>> =
+                    [&one, &other].iter().map(|series| lacks(claim, points, series)).collect();
+                if lacking.iter().all(Option::is_none) {
+                    findings.extend(judge([&one, &other]));
+                } else {
+                    let mut needs: Vec<String> = lacking.into_iter().flatten().flatten().collect();
+                    needs.sort_unstable();
+                    needs.dedup();
+                    findings.push(Finding::missing(&format!("{one} against {other}"), needs));
+                }
+            }
+        }
+    }
+    findings
+}
