@@ -2,7 +2,7 @@
 
 use crate::{
     Completion, NakCode, Now, Opcode, PostedMessage, Psn, Reply, ReplyKind, ReplyVerdict, Requester,
-    RequesterConfig, ServiceType, Status, Ticket,
+    RequesterConfig, SendWindow, ServiceType, Status, Ticket,
 };
 
 const PEER: u32 = 0x42;
@@ -286,6 +286,67 @@ fn a_loss_is_repaired_once_however_often_it_is_naked() {
     assert_eq!(sent(&mut requester, 4), [10]);
     assert_eq!(requester.counters().sequence_naks, 2);
     assert_eq!(requester.counters().retransmitted, 4);
+}
+
+/// IBTA §9.7.6: a sequence NAK takes a retry as a time-out does, or a peer that only ever NAKs would keep a queue alive.
+#[test]
+fn sequence_naks_and_time_outs_use_up_the_same_retries() {
+    for retry_count in 0..=7u8 {
+        for by_packet in [false, true] {
+            let config = RequesterConfig { retry_count, ..config() };
+            let mut requester = either(config, by_packet);
+            post(&mut requester, &[Write]);
+            let (mut now, mut naks) = (0, 0);
+            // A NAK of each transmission, and a time-out of each repetition that nobody answers.
+            while !requester.is_failed() {
+                go_out(&mut requester, by_packet, now);
+                requester.handle_reply(Now(now), &reply(7, SEQUENCE));
+                naks += 1;
+                go_out(&mut requester, by_packet, now);
+                now = requester.poll_timeout().map_or(now, |due| due.0);
+                requester.handle_timeout(Now(now));
+            }
+            let what = format!("{retry_count} retries, by packet: {by_packet}");
+            assert_eq!(naks, retry_count / 2 + 1, "{what}");
+            assert_eq!(ended(&mut requester), [(0, Status::RetryExceeded)], "{what}");
+        }
+    }
+}
+
+/// A requester of whole messages or of packets.
+fn either(config: RequesterConfig, by_packet: bool) -> Requester {
+    if by_packet { Requester::by_packet(config, SendWindow::default()) } else { Requester::new(config) }
+}
+
+/// Sends all that may go now.
+fn go_out(requester: &mut Requester, by_packet: bool, now: u64) {
+    match by_packet {
+        true => while requester.poll_packet(Now(now)).is_some() {},
+        false => while requester.poll_transmit(Now(now)).is_some() {},
+    }
+}
+
+#[test]
+fn each_acknowledgement_gives_all_rnr_retries_back() {
+    for by_packet in [false, true] {
+        // Two RNR retries, used up by each of five messages.
+        let mut requester = either(config(), by_packet);
+        post(&mut requester, &[Send; 5]);
+        let mut now = 0;
+        for psn in 7..12 {
+            for _ in 0..2 {
+                go_out(&mut requester, by_packet, now);
+                let verdict = requester.handle_reply(Now(now), &reply(psn, RNR));
+                assert_eq!(verdict, ReplyVerdict::Resend, "{psn}, by packet: {by_packet}");
+                now = requester.poll_timeout().expect("it waits").0;
+                requester.handle_timeout(Now(now));
+            }
+            go_out(&mut requester, by_packet, now);
+            requester.handle_reply(Now(now), &reply(psn, ReplyKind::Ack));
+        }
+        let wanted: Vec<_> = (0..5).map(|ticket| (ticket, Success)).collect();
+        assert_eq!(ended(&mut requester), wanted, "by packet: {by_packet}");
+    }
 }
 
 #[test]

@@ -227,6 +227,16 @@ fn duplicate_reads_run_again_and_atomics_answer_from_the_list() {
         ),
         ("another operation", vec![add(7), swap(7)], "atomic old7=100 | drop:UnknownDuplicate"),
         (
+            "the same at another address",
+            vec![add(7), Request { remote_va: add(7).remote_va + 8, ..add(7) }],
+            "atomic old7=100 | drop:UnknownDuplicate",
+        ),
+        (
+            "the same through another key",
+            vec![add(7), Request { rkey: add(7).rkey + 1, ..add(7) }],
+            "atomic old7=100 | drop:UnknownDuplicate",
+        ),
+        (
             "older than the resources",
             vec![add(7), add(8), add(9), add(7)],
             "atomic old7=100 | atomic old8=101 | atomic old9=102 | drop:UnknownDuplicate",
