@@ -397,9 +397,6 @@ impl Checks<'_> {
         if opcode.is_atomic() && (length != 8 || !out.inline.is_empty()) {
             return Err(Status::LocalLength);
         }
-        if qp.service == ServiceType::Ud && length > u64::from(qp.mtu_bytes()) {
-            return Err(Status::LocalLength);
-        }
         u32::try_from(length).map_err(|_| Status::LocalLength)
     }
 }

@@ -1,5 +1,8 @@
 //! Wrong work requests and wrong peers: each gets the syndrome a card gives, in its turn, and everything else is flushed.
 
+use std::sync::atomic::Ordering;
+
+use mlx5_layout::doorbell::counter_word;
 use mlx5_layout::send_wqe::{AddressVector, BLOCK_BYTES, DataPointer};
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
@@ -175,6 +178,7 @@ fn what_the_responder_refuses_reaches_the_requester_as_its_syndrome() {
         ("unaligned atomic", ALL, nothing, unaligned, INVALID, None),
         ("receive too small", ALL, small as Prepare, send, INVALID, length),
         ("receive's key", ALL, bad_key, send, OPERATION, protection),
+        ("receive without local write", ALL, read_only, send, OPERATION, protection),
     ];
     for (i, (name, access, prepare, make, wanted, at_responder)) in cases.into_iter().enumerate() {
         let mut driver = Driver::new(Setup::new(&format!("refuse-{i}")));
@@ -210,6 +214,38 @@ fn small(driver: &mut Driver<Host>, qp: QpId, region: &Region) {
 
 fn bad_key(driver: &mut Driver<Host>, qp: QpId, region: &Region) {
     driver.post_receive(qp, &[DataPointer { lkey: 0x4242_4242, ..region.pointer(0, 64) }]);
+}
+
+fn read_only(driver: &mut Driver<Host>, qp: QpId, _: &Region) {
+    let region = driver.region(64, 0);
+    driver.post_receive(qp, &[region.pointer(0, 64)]);
+}
+
+#[test]
+fn a_receive_record_beyond_its_ring_posts_nothing() {
+    const ENTRIES: u32 = 8;
+    for (ahead, taken) in [(1, true), (ENTRIES, true), (ENTRIES + 1, false), (0x4000, false), (0xffff, false)]
+    {
+        let mut driver = Driver::new(Setup::new(&format!("rq-record-{ahead}")));
+        let (a, b) = driver.pair(QpShape { rq_entries: ENTRIES, ..QpShape::default() });
+        let region = driver.region(128, ALL);
+        let bytes = region.fill(0, 8, 7);
+        driver.post_receive(b, &[region.pointer(64, 64)]);
+        let record = |driver: &Driver<Host>, posted| {
+            let word = u32::from_ne_bytes(counter_word(posted));
+            driver.qp(b).record.word(0).store(word, Ordering::Release);
+        };
+        record(&driver, ahead);
+        // The SEND comes again after each RNR NAK, as often as it takes.
+        driver.post(a, &WorkRequest::send(&region, 0, 8)).advance(3_000_000);
+        assert_eq!(driver.poll_receive(b).is_some(), taken, "{ahead} entries ahead");
+        assert_eq!(driver.poll_send(a).is_some(), taken, "{ahead} entries ahead");
+        assert_eq!(driver.counters().rnr_naks_sent > 0, !taken, "{ahead} entries ahead");
+        record(&driver, 1);
+        driver.advance(3_000_000);
+        assert_eq!(region.block.bytes(64, 8), bytes, "{ahead} entries ahead");
+        assert_eq!(driver.poll_send(a).is_some(), !taken, "{ahead} entries ahead");
+    }
 }
 
 #[test]

@@ -189,6 +189,30 @@ fn a_reliable_message_waits_for_the_port_as_long_as_it_has_retries() {
     }
 }
 
+/// A NIC that is a thread may be without a core for long: what lies in its ring is neither late nor lost.
+#[test]
+fn a_request_that_lies_in_its_peers_ring_waits_without_retries_until_it_is_taken() {
+    let mut two = Two::new("in-the-ring", ServiceType::Rc, By::Memory);
+    let write = WorkRequest::write(&two.from, 0, 8, &two.to, 0);
+    // The channel is open before.
+    two.left.post(two.a, &write);
+    two.rounds(100);
+    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
+    let bytes = two.from.fill(0, 8, 9);
+    two.left.post(two.a, &write);
+    // Longer than the time-out and all retries.
+    for _ in 0..40 {
+        two.left.now += TIMEOUT_NS;
+        two.left.poll();
+    }
+    assert_eq!(sent(&mut two.left, two.a), None);
+    two.right.now = two.left.now;
+    two.rounds(100);
+    assert_eq!(sent(&mut two.left, two.a), Some(Ok(())));
+    assert_eq!(two.to.block.bytes(0, 8), bytes);
+    assert_eq!((two.count(true, "retransmissions"), two.count(false, "duplicates")), (0, 0));
+}
+
 #[test]
 fn a_reply_that_arrives_while_the_port_is_down_is_lost_too() {
     let mut two = Two::new("down-reply", ServiceType::Rc, By::Memory);

@@ -1,5 +1,6 @@
 //! The device under a mock driver: every operation, every error, every way to ring a doorbell wrongly.
 
+mod answers;
 mod capture;
 mod changed;
 mod commands;

@@ -226,6 +226,21 @@ fn a_queue_works_again_after_reset() {
 }
 
 #[test]
+fn a_register_write_from_before_a_reset_rings_for_nothing_that_is_posted_after_it() {
+    let mut driver = Driver::new(Setup::new("rung-before"));
+    let (a, b) = driver.pair(QpShape::default());
+    // No round in between: the write lies in the register while the queue is reset.
+    driver.lay(a, &nop()).ring_doorbell(a);
+    driver.reset(a);
+    driver.reset(b);
+    driver.connect(a, b);
+    driver.lay(a, &nop()).write_record(a).advance(1_000_000);
+    assert!(driver.poll_send(a).is_none(), "its register was not written since");
+    driver.write_register(a).settle();
+    assert_eq!(driver.poll_send(a).and_then(|cqe| cqe.opcode()), Some(CqeOpcode::Requester));
+}
+
+#[test]
 fn sqe_flushes_sends_only_and_can_be_left() {
     let mut driver = Driver::new(Setup::new("sqe"));
     let (a, b) = driver.pair(QpShape { service: ServiceType::Uc, ..QpShape::default() });

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 
 use mlx5_layout::SendOpcode;
-use roce::Psn;
 use roce::wire::icrc;
 use roce::wire::packet::{Extended, Packet};
 use roce::wire::{
     Aeth, AtomicEth, Bth, Gid, HeaderSet, Ieth, ImmDt, IpHeader, PacketOpcode, Reth, Syndrome, Udp,
 };
+use roce::{Psn, ServiceType};
 use soft_nic::testing::{Driver, QpId, QpShape, Setup, WorkRequest};
 
 use crate::hostile::rng::Rng;
@@ -146,18 +146,23 @@ impl Attacker {
         bytes
     }
 
-    /// Sends it with the ICRC that belongs to it.
-    fn send(&mut self, mut bytes: Vec<u8>) -> bool {
-        let source_port = self.socket.local_addr().expect("bound").port();
-        let gid = Gid::from_ipv4(self.at.octets());
-        let udp =
-            Udp { source_port, bytes: (Udp::BYTES + bytes.len() + icrc::ICRC_BYTES) as u16, checksum: 0 };
-        let ip = IpHeader::between(gid, gid, udp.bytes).expect("IPv4");
-        let icrc = icrc::compute(&ip, &udp, &bytes).unwrap_or(0);
-        bytes.extend(icrc::stored(icrc));
-        // A socket that is full loses it, as a network does: it does not count.
-        self.socket.send_to(&bytes, (IpAddr::V4(self.at), 4791)).is_ok()
+    fn send(&mut self, bytes: Vec<u8>) -> bool {
+        deliver(&self.socket, self.at, bytes)
     }
+}
+
+/// Sends a packet, from BTH on, with the ICRC that belongs to it.
+fn deliver(from: &UdpSocket, to: Ipv4Addr, mut bytes: Vec<u8>) -> bool {
+    let source = from.local_addr().expect("bound");
+    let IpAddr::V4(address) = source.ip() else { panic!("{source} is not IPv4") };
+    let [near, far] = [address, to].map(|address| Gid::from_ipv4(address.octets()));
+    let length = (Udp::BYTES + bytes.len() + icrc::ICRC_BYTES) as u16;
+    let udp = Udp { source_port: source.port(), bytes: length, checksum: 0 };
+    let ip = IpHeader::between(near, far, length).expect("IPv4");
+    let icrc = icrc::compute(&ip, &udp, &bytes).unwrap_or(0);
+    bytes.extend(icrc::stored(icrc));
+    // A socket that is full loses it, as a network does: it does not count.
+    from.send_to(&bytes, (IpAddr::V4(to), 4791)).is_ok()
 }
 
 fn query(driver: &Driver<soft_nic::dma::Host>, qp: QpId) -> soft_nic::device::command::ModifyQp {
@@ -199,6 +204,45 @@ fn ends_that_chose_different_ways_do_not_meet() {
     let received = one.counters().fields().find(|(name, _)| *name == "messages_received");
     assert_eq!(received, Some(("messages_received", 0)));
     assert!(other.poll_send(b).is_none(), "nobody answered");
+}
+
+#[test]
+fn a_connected_queue_takes_packets_from_its_peers_address_alone_and_a_datagram_comes_from_anywhere() {
+    // WRITE Only of RC and of UC, SEND Only of UD.
+    for (service, opcode) in [(ServiceType::Rc, 0x0a), (ServiceType::Uc, 0x2a), (ServiceType::Ud, 0x64)] {
+        let setup = on_the_wire(&format!("source-{service:?}"));
+        let at = setup.config.address();
+        let mut driver = Driver::new(setup);
+        let (_, b) = driver.pair(QpShape { service, ..QpShape::default() });
+        let region = driver.region(128, ALL);
+        driver.post_receive(b, &[region.pointer(24, 104)]).settle();
+        let elsewhere = Ipv4Addr::from_bits(at.to_bits() ^ 1 << 21);
+        for (source, is_peer) in [(elsewhere, false), (at, true)] {
+            let socket = UdpSocket::bind((source, 0)).expect("a loopback address");
+            let extended = match service {
+                ServiceType::Ud => {
+                    Extended::Deth(roce::wire::Deth { qkey: 0x1111_1111, reserved: 0, src_qpn: 7 })
+                }
+                _ => Extended::Reth(Reth { va: region.address + 64, rkey: region.rkey, dma_bytes: 8 }),
+            };
+            let opcode = PacketOpcode::from_u8(opcode).expect("an opcode");
+            let bth = Bth::new(opcode, driver.qp(b).qpn, Psn::new(0x1000));
+            let mut bytes = Vec::new();
+            Packet { bth, extended, payload: &[0xa5; 8] }.append_to(&mut bytes).expect("well-formed");
+            region.block.write(0, &[0; 128]);
+            let dropped = driver.counters().dropped_address;
+            assert!(deliver(&socket, at, bytes), "the socket takes one packet");
+            driver.settle();
+            let wanted = is_peer || service == ServiceType::Ud;
+            let what = format!("{service:?} from {source}, {at} is the peer");
+            assert_eq!(region.block.bytes(64, 8) == [0xa5; 8], wanted, "{what}");
+            assert_eq!(driver.counters().dropped_address - dropped, u64::from(!wanted), "{what}");
+            if service == ServiceType::Ud {
+                assert_eq!(driver.poll_receive(b).map(|cqe| cqe.byte_count()), Some(48), "{what}");
+                driver.post_receive(b, &[region.pointer(24, 104)]);
+            }
+        }
+    }
 }
 
 #[test]

@@ -1,0 +1,164 @@
+//! Answers to READs: each has the bytes of its own request, no more of them, and only while its memory is granted.
+
+use mlx5_layout::umr::right::REMOTE_READ;
+use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
+use roce::{Reply, ReplyKind, Request, ServiceType};
+use soft_nic::dma::Host;
+use soft_nic::link::{Disposition, Link, LinkConfig, Message, Payload, SendError};
+use soft_nic::testing::{Driver, Opening, QpShape, Setup, WorkRequest};
+
+use crate::faults::{By, Two, sent};
+use crate::operations::ALL;
+
+const OLD: u8 = 0x11;
+const NEW: u8 = 0xee;
+const GUARD: u8 = 0x55;
+
+#[test]
+fn reads_of_some_bytes_and_of_none_that_wait_together_get_an_answer_each() {
+    for staging in [false, true] {
+        for lengths in [[0, 64, 0, 70_000], [64, 0, 70_000, 0]] {
+            let name = format!("together-{staging}-{}", lengths[0]);
+            let mut driver = Driver::new(Setup::new(&name).with(|c| c.staging = staging));
+            let (a, _) = driver.pair(QpShape::default());
+            let (into, from) = (driver.region(1 << 19, ALL), driver.region(1 << 19, ALL));
+            let bytes = from.fill(0, 1 << 19, 7);
+            into.block.write(0, &[GUARD; 1 << 19]);
+            let place = |i: usize| (i << 17) as u64;
+            for (i, len) in lengths.into_iter().enumerate() {
+                let read = WorkRequest::new(SendOpcode::RdmaRead).remote(&from, place(i));
+                driver.lay(a, &if len == 0 { read } else { read.pointer(&into, place(i), len) });
+            }
+            driver.ring_doorbell(a).settle();
+            for (i, len) in lengths.into_iter().enumerate() {
+                let (at, len) = (place(i) as usize, len as usize);
+                let cqe = driver.poll_send(a).unwrap_or_else(|| panic!("{name}: READ {i} is not answered"));
+                assert_eq!((cqe.opcode(), cqe.byte_count() as usize), (Some(CqeOpcode::Requester), len));
+                assert!(into.block.bytes(at, len) == bytes[at..at + len], "{name}: READ {i}");
+                assert_eq!(into.block.bytes(at + len, 1), [GUARD], "{name}: behind READ {i}");
+            }
+            assert_eq!(driver.counters().retransmissions, 0, "{name}");
+        }
+    }
+}
+
+/// A peer that is no NIC of ours, and the requests that it was sent.
+struct Foreigner {
+    link: Link,
+    qpn: u32,
+}
+
+impl Foreigner {
+    /// The next request.
+    fn request(&mut self, driver: &mut Driver<Host>) -> Request {
+        for _ in 0..1000 {
+            driver.poll();
+            let mut next = None;
+            self.link.poll(1, |inbound| {
+                if let Message::Request(request) = *inbound.message {
+                    next = Some(request);
+                }
+                Disposition::Consumed
+            });
+            if let Some(request) = next {
+                return request;
+            }
+        }
+        panic!("no request arrives");
+    }
+
+    /// Answers a READ with these bytes of an answer, from `offset` on.
+    fn answer(&mut self, driver: &mut Driver<Host>, request: &Request, bytes: &[u8], offset: u32) {
+        let Request { psn, src_qpn: dst_qpn, .. } = *request;
+        let reply = Reply { src_qpn: self.qpn, dst_qpn, psn, msn: 1, kind: ReplyKind::ReadResponse };
+        // The channel back has to be attached to first.
+        for _ in 0..1000 {
+            match self.link.send_reply(&reply, Payload::Inline(bytes), offset) {
+                Ok(_) => {
+                    self.link.ring_bells();
+                    driver.settle();
+                    return;
+                }
+                Err(SendError::Full) => drop(driver.poll()),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        panic!("the channel back stays full");
+    }
+}
+
+#[test]
+fn an_answer_longer_than_its_read_is_dropped_and_the_right_one_is_taken() {
+    for (i, (length, offset)) in [(65, 0), (4096, 0), (96, 32), (64 + 48, 48)].into_iter().enumerate() {
+        let what = format!("{length} bytes from {offset} on");
+        let setup = Setup::new(&format!("too-long-{i}"));
+        let link = Link::join(LinkConfig { fabric: setup.fabric.clone(), ..LinkConfig::default() });
+        let link = link.expect("a second seat");
+        let qpn = Link::first_qpn(link.slot()) | 0x40;
+        let mut foreigner = Foreigner { link, qpn };
+        let mut driver = Driver::new(setup);
+        let a = driver.create_qp(QpShape::default());
+        driver.bring_up(a, &driver.attributes(qpn));
+        let into = driver.region(8192, ALL);
+        into.block.write(0, &[GUARD; 8192]);
+        driver.post(a, &WorkRequest::read(&into, 0, 64, &into, 4096));
+        let request = foreigner.request(&mut driver);
+        assert_eq!(request.length, 64);
+        let dropped = driver.counters().dropped_replies;
+        foreigner.answer(&mut driver, &request, &vec![NEW; length], offset);
+        assert!(driver.poll_send(a).is_none(), "{what}: the READ is complete");
+        assert_eq!(into.block.bytes(0, 8192), [GUARD; 8192], "{what}: bytes of it were placed");
+        assert_eq!(driver.counters().dropped_replies, dropped + 1, "{what}");
+        foreigner.answer(&mut driver, &request, &[OLD; 64], 0);
+        assert_eq!(driver.poll_send(a).and_then(|cqe| cqe.opcode()), Some(CqeOpcode::Requester), "{what}");
+        assert_eq!(into.block.bytes(0, 65), [&[OLD; 64][..], &[GUARD]].concat(), "{what}");
+    }
+}
+
+#[test]
+fn an_answer_in_packets_ends_where_its_region_or_window_goes_away() {
+    const LEN: u32 = 1 << 17;
+    for by_window in [false, true] {
+        let mut two = Two::new(&format!("answer-ends-{by_window}"), ServiceType::Rc, By::Wire);
+        let region = two.right.region(LEN as usize, ALL | 1 << 4);
+        region.block.write(0, &[OLD; LEN as usize]);
+        two.from.block.write(0, &[GUARD; LEN as usize]);
+        let read = WorkRequest::read(&two.from, 0, LEN, &region, 0);
+        let window = two.right.window(2);
+        let read = if by_window {
+            let opening = Opening { region: &region, offset: 0, len: LEN.into(), rights: REMOTE_READ };
+            let bind = two.right.bind(two.b, &window, 3, &opening);
+            two.right.post(two.b, &bind).settle();
+            assert_eq!(sent(&mut two.right, two.b), Some(Ok(())), "the bind");
+            read.through(window.key(3))
+        } else {
+            read
+        };
+        two.left.post(two.a, &read);
+        let left_so_far = |two: &Two| two.count(false, "wire_bytes_sent");
+        let mut rounds = 0;
+        while left_so_far(&two) == 0 {
+            two.rounds(1);
+            rounds += 1;
+            assert!(rounds < 1000, "the READ is not answered");
+        }
+        if by_window {
+            two.right.post(two.b, &WorkRequest::local_invalidate(window.key(3)));
+            while sent(&mut two.right, two.b).is_none() {
+                two.right.poll();
+                rounds += 1;
+                assert!(rounds < 1000, "the window is not closed");
+            }
+        } else {
+            two.right.nic.dereg_mr(two.right.context, region.handle).expect("nothing is bound to it");
+        }
+        assert!(left_so_far(&two) < u64::from(LEN), "the answer was to be on its way still");
+        region.block.write(0, &[NEW; LEN as usize]);
+        two.rounds(1000);
+        let outcome = sent(&mut two.left, two.a);
+        assert_eq!(outcome, Some(Err(CqeSyndrome::RemoteAccess)), "by window: {by_window}");
+        let placed = two.from.block.bytes(0, LEN as usize);
+        assert!(!placed.contains(&NEW), "by window: {by_window}: memory that was the program's again");
+        assert!(placed.contains(&OLD), "by window: {by_window}: the first packets had arrived");
+    }
+}
