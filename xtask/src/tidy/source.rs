@@ -87,9 +87,9 @@ fn quoted_end(bytes: &[u8], at: usize, quote: u8) -> usize {
     bytes.len()
 }
 
-/// Whether the whole file is for tests: integration tests, `tests.rs` modules, and the public mocks under `testing`.
+/// Whether the whole file is for tests: integration tests, `tests.rs` and `*_tests.rs` modules, and the public mocks under `testing`.
 pub fn is_test_file(path: &str) -> bool {
-    path.split('/').any(|part| ["tests", "testing", "benches"].contains(&part)) || path.ends_with("/tests.rs")
+    path.split('/').any(|part| ["tests", "testing", "benches"].contains(&part)) || path.ends_with("tests.rs")
 }
 
 /// The lines before the unit tests, which stand last in a file (style card, §2); none in a test file.
