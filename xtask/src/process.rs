@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write, stderr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -10,6 +10,10 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use nix::errno::Errno;
+use nix::sys::prctl::set_child_subreaper;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::refused::refused;
@@ -100,16 +104,11 @@ impl Guarded {
     /// Kills the child and everything that it started.
     pub fn end(&mut self) {
         if let Ok(None) = self.0.try_wait() {
-            let tree: Vec<String> = descendants(self.0.id()).iter().map(u32::to_string).collect();
-            // The child first, so that it does not start more; errors mean that it is gone already.
-            let _ = self.0.kill();
+            send(&halted(self.0.id()), Signal::SIGKILL);
             // What hangs inside a driver cannot be killed; it is left behind, not waited for without end.
             let since = Instant::now();
             while matches!(self.0.try_wait(), Ok(None)) && since.elapsed() < WAIT {
                 sleep(Duration::from_millis(2));
-            }
-            if !tree.is_empty() {
-                let _ = Command::new("kill").arg("-KILL").args(&tree).stderr(Stdio::null()).status();
             }
         }
     }
@@ -187,6 +186,8 @@ impl Speaking {
 
 /// Ends everything below this process: asks first, and kills what is left after `patience`.
 pub fn end_all(patience: Duration) {
+    // What a child started before it ended becomes our child, and is found. Without this right its parent alone is asked.
+    let _ = set_child_subreaper(true);
     let mut tree = BTreeSet::new();
     let since = Instant::now();
     let mut asked = BTreeSet::new();
@@ -198,13 +199,10 @@ pub fn end_all(patience: Duration) {
             return;
         }
         let too_late = since.elapsed() >= patience;
-        let signal = if too_late { "-KILL" } else { "-TERM" };
-        let all: Vec<String> =
-            tree.iter().filter(|process| too_late || asked.insert(**process)).map(u32::to_string).collect();
-        if !all.is_empty() {
-            // Errors mean that it is gone already.
-            let _ = Command::new("kill").arg(signal).args(&all).stderr(Stdio::null()).status();
-        }
+        let signal = if too_late { Signal::SIGKILL } else { Signal::SIGTERM };
+        let all: Vec<u32> =
+            tree.iter().copied().filter(|process| too_late || asked.insert(*process)).collect();
+        send(&all, signal);
         sleep(Duration::from_millis(10));
     }
 }
@@ -213,12 +211,9 @@ pub fn end_all(patience: Duration) {
 /// what apt-get runs ends whole when apt-get itself was asked. Whether everything ended within `patience`.
 pub fn end_unharmed(ancestor: u32, patience: Duration) -> bool {
     let mut tree: BTreeSet<u32> = descendants(ancestor).into_iter().collect();
-    let children: Vec<String> =
-        tree.iter().filter(|child| parent(**child) == Some(ancestor)).map(u32::to_string).collect();
-    if !children.is_empty() {
-        // SIGINT: apt-get finishes what dpkg has begun. Errors mean that it is gone already, or root's and not ours to ask.
-        let _ = Command::new("kill").arg("-INT").args(&children).stderr(Stdio::null()).status();
-    }
+    let children: Vec<u32> = tree.iter().copied().filter(|child| parent(*child) == Some(ancestor)).collect();
+    // SIGINT: apt-get finishes what dpkg has begun.
+    send(&children, Signal::SIGINT);
     let since = Instant::now();
     loop {
         tree.extend(descendants(ancestor));
@@ -228,6 +223,35 @@ pub fn end_unharmed(ancestor: u32, patience: Duration) -> bool {
         }
         sleep(Duration::from_millis(20));
     }
+}
+
+/// Stops a process and all below it, so that none of them can start another, and returns them.
+fn halted(top: u32) -> Vec<u32> {
+    let mut tree = vec![top];
+    let mut stopped = 0;
+    while stopped < tree.len() {
+        send(&tree[stopped..], Signal::SIGSTOP);
+        stopped = tree.len();
+        let more = descendants(top).into_iter().filter(|process| !tree.contains(process));
+        tree.extend(more.collect::<Vec<_>>());
+    }
+    tree
+}
+
+/// Sends a signal to each process, and says which were refused.
+fn send(processes: &[u32], signal: Signal) {
+    for process in processes {
+        let id = i32::try_from(*process).map_err(|_| Errno::ESRCH);
+        if let Some(refusal) = refusal(*process, signal, id.and_then(|id| kill(Pid::from_raw(id), signal))) {
+            let _ = writeln!(stderr(), "xtask: {refusal}");
+        }
+    }
+}
+
+/// What is wrong with a signal that was not delivered. A process that has ended meanwhile needs none.
+fn refusal(process: u32, signal: Signal, sent: nix::Result<()>) -> Option<String> {
+    let error = sent.err().filter(|error| *error != Errno::ESRCH)?;
+    Some(format!("process {process} did not get {signal} and may still run: {}", error.desc()))
 }
 
 /// Whether a process runs: one that has ended and was not waited for does not.
@@ -296,11 +320,27 @@ mod tests {
 
     #[test]
     fn a_program_over_its_limit_is_ended_with_its_children() {
-        let (ended, log) = shell("sleep 60 & echo $!; wait", 300);
+        // It starts one after another, as a build does.
+        let (ended, log) = shell("while true; do sleep 60 & echo $!; sleep 0.01; done", 300);
         assert_eq!(ended, Ended::TimedOut);
-        let sleeper = log.trim();
-        sleep(Duration::from_millis(50));
-        assert!(!is_alive(sleeper.parse().unwrap()), "{sleeper}");
+        let sleepers: Vec<u32> = log.lines().filter_map(|line| line.parse().ok()).collect();
+        let since = Instant::now();
+        while sleepers.iter().any(|sleeper| is_alive(*sleeper)) {
+            assert!(since.elapsed() < WAIT, "of {} programs some still run", sleepers.len());
+            sleep(Duration::from_millis(5));
+        }
+        assert!(!sleepers.is_empty());
+    }
+
+    #[test]
+    fn a_signal_that_is_refused_is_said() {
+        assert_eq!(refusal(7, Signal::SIGTERM, Ok(())), None);
+        assert_eq!(refusal(7, Signal::SIGTERM, Err(Errno::ESRCH)), None);
+        let said = refusal(7, Signal::SIGTERM, Err(Errno::EPERM)).unwrap();
+        assert!(
+            said.contains("process 7") && said.contains("SIGTERM") && said.contains("not permitted"),
+            "{said}"
+        );
     }
 
     #[test]

@@ -311,6 +311,9 @@ mod tests {
     use std::path::PathBuf;
     use std::time::{Duration, Instant};
 
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
+
     use super::*;
     use crate::process::WAIT;
     use crate::refused::Refused;
@@ -375,7 +378,7 @@ here=$(dirname "$0"); trap ': > "$here/asked"' INT
             assert!(since.elapsed() < WAIT, "apt-get did not start");
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(Command::new("kill").args(["-TERM", &us.id().to_string()]).status().unwrap().success());
+        kill(Pid::from_raw(us.id().try_into().unwrap()), Signal::SIGTERM).unwrap();
         let ended = us.wait_with_output().unwrap();
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
         assert_eq!((ended.status.code(), said.lines().count()), (Some(130), 2), "{said}");

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM: whatever was started ends, one line says how to go on, exit status 130.
+//! Ctrl-C, SIGTERM and a hangup of the terminal: whatever was started ends, one line says how to go on, exit status 130.
 //!
 //! A thread waits for the signal, so that it is heard wherever a command happens to wait. The signal may come to us alone:
 //! then nobody else tells the children. Points on disk are whole, each was synced before the next one began. A package
@@ -12,7 +12,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::low_level::pipe;
 
 use crate::process::{end_all, end_unharmed};
@@ -33,7 +33,11 @@ static GOES_ON: Mutex<String> = Mutex::new(String::new());
 /// From now on a signal ends everything.
 pub fn watch() -> Result<()> {
     let (mut heard, told) = UnixStream::pair().context("waiting for signals")?;
-    for signal in [SIGINT, SIGTERM] {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    // Under nohup a run outlives its terminal.
+    for signal in
+        [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| *signal != SIGHUP || !ignores(&status, SIGHUP))
+    {
         pipe::register(signal, told.try_clone()?).context("waiting for signals")?;
     }
     std::thread::spawn(move || {
@@ -43,6 +47,13 @@ pub fn watch() -> Result<()> {
         }
     });
     Ok(())
+}
+
+/// Whether `proc_pid_status(5)` says that a signal is ignored.
+fn ignores(status: &str, signal: i32) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 /// A package manager is at work while it lives, and nothing else of ours is.
@@ -104,4 +115,16 @@ fn end() -> ! {
     }
     let _ = writeln!(stderr, "{start}xtask: stopped by a signal{goes_on}");
     std::process::exit(INTERRUPTED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ignored_signal_is_told_from_the_others() {
+        let status = "Name:\tx\nSigBlk:\t0000000000000003\nSigIgn:\t0000000000001001\n";
+        assert_eq!([SIGHUP, SIGINT, SIGTERM].map(|signal| ignores(status, signal)), [true, false, false]);
+        assert!(!ignores("", SIGHUP));
+    }
 }

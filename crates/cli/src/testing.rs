@@ -7,6 +7,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+pub use nix::sys::signal::Signal;
+use nix::sys::signal::kill;
+use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::Belongs;
@@ -100,11 +103,10 @@ impl Program {
         })
     }
 
-    /// Sends a signal by name; returns the moment before it.
-    pub fn signal(&self, name: &str) -> Instant {
+    /// Sends a signal; returns the moment before it.
+    pub fn signal(&self, signal: Signal) -> Instant {
         let before = Instant::now();
-        let sent = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status();
-        assert!(sent.unwrap().success());
+        kill(Pid::from_raw(self.child.id().try_into().unwrap()), signal).unwrap();
         before
     }
 

@@ -3,6 +3,8 @@
 use std::process::Stdio;
 
 use measure::json_lines;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use experiment::point;
 use measure::Provenance;
@@ -508,10 +510,10 @@ fn a_signal_to_us_alone_ends_what_we_started_and_says_how_to_go_on() {
         fs::write(folder.join("went-on"), format!("{ended:?}")).unwrap();
         panic!("it was not stopped: {ended:?}");
     }
-    for signal in ["-INT", "-TERM"] {
-        // It ends when it is asked to; its child does not, and is nobody's child then.
-        let bend = r#"here=$(dirname "$0"); [ $payload = 4096 ] && [ ! -e "$here/awake" ] && { (trap '' TERM INT; exec sleep 60) > /dev/null 2>&1 & echo $! $$ > "$here/asleep"; wait; }"#;
-        let stage = stage(&format!("stopped{signal}"), bend);
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        // It ends when it is asked to, and starts one more child first; its children do not end by themselves.
+        let bend = r#"here=$(dirname "$0"); [ $payload = 4096 ] && [ ! -e "$here/awake" ] && { deaf() { (trap '' TERM INT HUP; exec sleep 60) > /dev/null 2>&1 & }; trap 'deaf; echo $! >> "$here/asleep"; exit' TERM; deaf; echo $! $$ > "$here/asleep"; wait; }"#;
+        let stage = stage(&format!("stopped-{signal}"), bend);
         let folder = stage.out.parent().unwrap();
         let name = "figure::tests::a_signal_to_us_alone_ends_what_we_started_and_says_how_to_go_on";
         let mut us = Command::new(std::env::current_exe().unwrap());
@@ -523,8 +525,7 @@ fn a_signal_to_us_alone_ends_what_we_started_and_says_how_to_go_on() {
             assert!(since.elapsed() < WAIT, "the generator did not start");
             std::thread::sleep(Duration::from_millis(5));
         }
-        let kill = Command::new("kill").args([signal, &us.id().to_string()]).status();
-        assert!(kill.unwrap().success());
+        kill(Pid::from_raw(us.id().try_into().unwrap()), signal).unwrap();
         let since = Instant::now();
         let ended = us.wait_with_output().unwrap();
         let (after, said) = (since.elapsed(), String::from_utf8_lossy(&ended.stderr).into_owned());
@@ -536,6 +537,7 @@ fn a_signal_to_us_alone_ends_what_we_started_and_says_how_to_go_on() {
         let again = format!("go on with: cargo xtask figure 5 --no-install --resume --out {out}");
         assert!(said.contains(&file) && said.contains(&again), "{signal}: {said}");
         assert!(after < Duration::from_secs(1), "{signal}: {after:?}");
+        assert_eq!(asleep().split_whitespace().count(), 3, "{signal}: it was not asked to end");
         for process in asleep().split_whitespace() {
             assert!(!crate::process::is_alive(process.parse().unwrap()), "{signal}: {process} still runs");
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cli::testing::{Ended, Program};
+use cli::testing::{Ended, Program, Signal};
 use measure::need;
 
 use crate::ends::{asking, device, gpu, service, twin};
@@ -29,7 +29,7 @@ fn one_line(ended: &Ended) {
 
 fn ctrl_c(machine: &str, asker: &str) {
     let (mut service, mut asking) = endless(machine, asker);
-    let signalled = asking.signal("INT");
+    let signalled = asking.signal(Signal::SIGINT);
     let (asked, answered) = (asking.end_since(signalled), service.end_since(signalled));
     soon("who asks", &asked);
     soon("the service", &answered);
@@ -39,7 +39,7 @@ fn ctrl_c(machine: &str, asker: &str) {
     assert!(answered.line()["answered"].as_u64() >= run["answered"].as_u64(), "{run} {answered:?}");
 
     let (mut service, mut asking) = endless(machine, asker);
-    let signalled = service.signal("TERM");
+    let signalled = service.signal(Signal::SIGTERM);
     let (answered, asked) = (service.end_since(signalled), asking.end_since(signalled));
     soon("the service", &answered);
     soon("who asks", &asked);
@@ -52,7 +52,7 @@ fn ctrl_c(machine: &str, asker: &str) {
 
 fn a_killed_peer(machine: &str, asker: &str) {
     let (mut service, mut asking) = endless(machine, asker);
-    let signalled = service.signal("KILL");
+    let signalled = service.signal(Signal::SIGKILL);
     let asked = asking.end_since(signalled);
     service.end();
     soon("who asks", &asked);
@@ -61,7 +61,7 @@ fn a_killed_peer(machine: &str, asker: &str) {
     one_line(&asked);
 
     let (mut service, mut asking) = endless(machine, asker);
-    let signalled = asking.signal("KILL");
+    let signalled = asking.signal(Signal::SIGKILL);
     let answered = service.end_since(signalled);
     asking.end();
     soon("the service", &answered);
@@ -98,7 +98,7 @@ fn a_service_that_nobody_asks_ends_with_ctrl_c() {
     need!(twin(), cc, "a C++ compiler");
     for (sessions, code) in [("1", 130), ("0", 0)] {
         let (mut service, _) = service(&["--machine", "twin", "--sessions", sessions]);
-        let signalled = service.signal("INT");
+        let signalled = service.signal(Signal::SIGINT);
         let ended = service.end_since(signalled);
         soon("the service", &ended);
         assert_eq!((ended.code, ended.stderr.as_str()), (Some(code), ""), "{ended:?}");

@@ -1,5 +1,6 @@
 //! Kernels that post: by the host twin wherever there is a compiler, and on a GPU where there is one.
 
+use cli::testing::Signal;
 use measure::need;
 use serde_json::Value;
 
@@ -106,7 +107,7 @@ fn a_kernel_that_receives_refuses_what_it_cannot_and_outlives_no_sender() {
     let (mut receiver, address) = Generator::receiver(&["--receiver", "host-twin"]);
     let sender = Generator::start(&["--connect", &address, "--op", "send", "--seconds", "600"]);
     std::thread::sleep(std::time::Duration::from_millis(700));
-    sender.signal("KILL");
+    sender.signal(Signal::SIGKILL);
     let ended = receiver.end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.line()["error"].as_str().is_some_and(|error| error.contains("gone")), "{ended:?}");
@@ -139,7 +140,7 @@ fn a_kernel_ends_when_its_time_is_up_and_when_it_is_interrupted() {
     let (mut receiver, address) = Generator::receiver(&[]);
     let mut sender = Generator::start(&["--connect", &address, "--poster", "host-twin", "--seconds", "600"]);
     std::thread::sleep(std::time::Duration::from_millis(700));
-    let before = sender.signal("INT");
+    let before = sender.signal(Signal::SIGINT);
     let ended = sender.end_since(before);
     assert_eq!(ended.code, Some(130), "{ended:?}");
     let counted = |field: &str| ended.line()[field].as_u64().unwrap();
@@ -155,7 +156,7 @@ fn a_receiver_that_goes_away_ends_the_kernel_too() {
     let (receiver, address) = Generator::receiver(&[]);
     let mut sender = Generator::start(&["--connect", &address, "--poster", "host-twin", "--seconds", "600"]);
     std::thread::sleep(std::time::Duration::from_millis(700));
-    receiver.signal("KILL");
+    receiver.signal(Signal::SIGKILL);
     let ended = sender.end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     let error = ended.line()["error"].as_str().unwrap_or_default();

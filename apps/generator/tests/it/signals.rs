@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use cli::testing::Signal;
 use measure::need;
 
 use crate::ends::{Ended, Generator, device};
@@ -26,7 +27,7 @@ fn ctrl_c_at_the_sender_ends_both_with_the_counts_so_far() {
     need!(device(), nic, "an RDMA device");
     for options in [&["--op", "write"][..], &["--op", "send", "--poster", "cpu-shim"], &["--verify", "all"]] {
         let (mut sender, mut receiver) = endless(options);
-        let signalled = sender.signal("INT");
+        let signalled = sender.signal(Signal::SIGINT);
         let (sent, received) = (sender.end_since(signalled), receiver.end_since(signalled));
         soon("the sender", &sent);
         soon("the receiver", &received);
@@ -41,7 +42,7 @@ fn ctrl_c_at_the_sender_ends_both_with_the_counts_so_far() {
 fn ctrl_c_at_the_receiver_fails_the_sender_by_name() {
     need!(device(), nic, "an RDMA device");
     let (mut sender, mut receiver) = endless(&["--op", "write-imm"]);
-    let signalled = receiver.signal("TERM");
+    let signalled = receiver.signal(Signal::SIGTERM);
     let (received, sent) = (receiver.end_since(signalled), sender.end_since(signalled));
     soon("the receiver", &received);
     soon("the sender", &sent);
@@ -63,7 +64,7 @@ fn ctrl_c_at_a_kernel_that_receives_is_heard_while_messages_flow() {
     let options = ["--op", "send", "--verify", "all", "--poster", "cpu-shim", "--seconds", "60"];
     let mut sender = Generator::start(&[&["--connect", &address], &options[..]].concat());
     std::thread::sleep(Duration::from_millis(500));
-    let signalled = receiver.signal("TERM");
+    let signalled = receiver.signal(Signal::SIGTERM);
     let (received, sent) = (receiver.end_since(signalled), sender.end_since(signalled));
     soon("the receiver", &received);
     assert_eq!((received.code, sent.code), (Some(130), Some(1)), "{received:?} {sent:?}");
@@ -74,7 +75,7 @@ fn ctrl_c_at_a_kernel_that_receives_is_heard_while_messages_flow() {
 fn a_killed_peer_is_noticed_within_a_second() {
     need!(device(), nic, "an RDMA device");
     let (mut sender, mut receiver) = endless(&["--op", "write"]);
-    let signalled = receiver.signal("KILL");
+    let signalled = receiver.signal(Signal::SIGKILL);
     let sent = sender.end_since(signalled);
     receiver.end();
     soon("the sender", &sent);
@@ -83,7 +84,7 @@ fn a_killed_peer_is_noticed_within_a_second() {
 
     for options in [&["--op", "write"][..], &["--op", "send"]] {
         let (mut sender, mut receiver) = endless(options);
-        let signalled = sender.signal("KILL");
+        let signalled = sender.signal(Signal::SIGKILL);
         let received = receiver.end_since(signalled);
         sender.end();
         soon("the receiver", &received);
@@ -103,9 +104,9 @@ fn a_receiver_that_gets_no_core_for_six_seconds_is_waited_for() {
     let options = ["--connect", &address, "--seconds", "1", "--payload", "4096", "--timeout", "0"];
     let mut sender = Generator::start(&options);
     std::thread::sleep(Duration::from_millis(500));
-    receiver.signal("STOP");
+    receiver.signal(Signal::SIGSTOP);
     std::thread::sleep(Duration::from_millis(6500));
-    receiver.signal("CONT");
+    receiver.signal(Signal::SIGCONT);
     let (sent, received) = (sender.end(), receiver.end());
     assert_eq!((sent.code, received.code), (Some(0), Some(0)), "{sent:?} {received:?}");
     assert_eq!(sent.line()["posted"], sent.line()["completed"]);

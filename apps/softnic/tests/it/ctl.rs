@@ -11,7 +11,7 @@ use soft_nic::link::Visit;
 use crate::c_program::verbs_program;
 use crate::counters::messages;
 use crate::fabric::{Fabric, Layer, OnNic, Pair, launcher};
-use crate::program::{find, within};
+use crate::program::{Signal, find, within};
 
 /// What a running program may need to get where a test wants it.
 pub const SOON: Duration = Duration::from_secs(20);
@@ -144,7 +144,7 @@ fn counters_are_watched_until_the_process_ends() {
         text.push(line.expect("text"));
         // However long a look takes on a busy machine: it goes on until the process ends.
         if text.len() == 3 {
-            it.program.signal("INT");
+            it.program.signal(Signal::SIGINT);
         }
     }
     assert!(watch.wait().expect("a child of ours").success());
@@ -197,7 +197,7 @@ fn a_stopped_process_is_not_waited_for_and_garbage_harms_nobody() {
     let mut it = fabric.start(&[&program, "-1", "polling"]);
     assert!(within(SOON, || it.program.output().contains("ready")), "{}", it.program.tail());
     let pid = pid_of(&it);
-    it.program.signal("STOP");
+    it.program.signal(Signal::SIGSTOP);
     let begun = Instant::now();
     ctl_refuses(&["counters", &pid], &["did not answer", "stopped?"]);
     assert!(begun.elapsed() < Duration::from_secs(8), "{:?}", begun.elapsed());
@@ -206,7 +206,7 @@ fn a_stopped_process_is_not_waited_for_and_garbage_harms_nobody() {
         all.args(["ctl", "counters", "--all", "--fabric", fabric.name()]).output().expect("the launcher");
     let said = String::from_utf8_lossy(&all.stderr);
     assert!(said.contains("did not answer"), "one that does not answer is named among all: {said}");
-    it.program.signal("CONT");
+    it.program.signal(Signal::SIGCONT);
     assert_eq!(count(&it, "completed_write"), 3);
 
     let visits = Visit::all().expect("/proc");
@@ -246,7 +246,7 @@ fn a_stopped_process_is_not_waited_for_and_garbage_harms_nobody() {
         targets.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
     };
     assert_eq!(sockets(), 0);
-    it.program.signal("INT");
+    it.program.signal(Signal::SIGINT);
     it.program.succeed();
 }
 
@@ -277,7 +277,7 @@ fn a_killed_caller_and_a_killed_program_leave_nothing() {
         callers.push(caller.id());
     }
     assert_eq!(count(&it, "completed_write"), 3);
-    it.program.signal("KILL");
+    it.program.signal(Signal::SIGKILL);
     assert!(within(SOON, || it.program.exited().is_some()));
     ctl_refuses(&["counters", &pid_of(&it)], &["no process"]);
     let names = fs::read_to_string("/proc/net/unix").expect("proc(5)");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::c_program::verbs_program;
 use crate::counters::{Messages, messages};
 use crate::fabric::{Fabric, Layer, Pair};
-use crate::program::{find, within};
+use crate::program::{Signal, find, within};
 
 /// What "at once" means after a death or Ctrl-C.
 const AT_ONCE: Duration = Duration::from_secs(1);
@@ -118,7 +118,7 @@ fn a_signal_handler_that_leaves_by_exit_ends_the_program_at_once_with_its_counts
         let mut it = fabric.start(&[&program, "-1", way]);
         let ready = within(Duration::from_secs(20), || it.program.output().contains("ready"));
         assert!(ready, "{way}: {}", it.program.tail());
-        it.program.signal("INT");
+        it.program.signal(Signal::SIGINT);
         let signalled = Instant::now();
         let ended = within(Duration::from_secs(10), || it.program.exited().is_some());
         assert!(ended && signalled.elapsed() <= AT_ONCE, "{way}: {:?}", signalled.elapsed());
@@ -151,7 +151,7 @@ fn a_killed_server_gives_the_client_an_error_at_once() {
         measure::need!(find(program), "perftest");
         let fabric = Fabric::new(Layer::InfiniBand);
         let mut pair = long_pair(&fabric, program);
-        pair.server.program.signal("KILL");
+        pair.server.program.signal(Signal::SIGKILL);
         let killed = Instant::now();
         let ended = within(Duration::from_secs(10), || pair.client.program.exited().is_some());
         let took = killed.elapsed();
@@ -171,7 +171,7 @@ fn a_killed_client_ends_a_server_that_reads_from_its_socket() {
     measure::need!(find("ib_write_bw"), "perftest");
     let fabric = Fabric::new(Layer::Roce);
     let mut pair = long_pair(&fabric, "ib_write_bw");
-    pair.client.program.signal("KILL");
+    pair.client.program.signal(Signal::SIGKILL);
     let killed = Instant::now();
     assert!(within(Duration::from_secs(10), || pair.server.program.exited().is_some()), "{}", pair.account());
     let took = killed.elapsed();
@@ -185,8 +185,8 @@ fn nothing_survives_the_death_of_both_sides() {
     let before = named_shared_memory();
     let mut pair = long_pair(&fabric, "ib_write_bw");
     assert_eq!(named_shared_memory(), before, "a running pair names nothing in /dev/shm");
-    pair.server.program.signal("KILL");
-    pair.client.program.signal("KILL");
+    pair.server.program.signal(Signal::SIGKILL);
+    pair.client.program.signal(Signal::SIGKILL);
     assert!(
         within(AT_ONCE, || pair.server.program.exited().is_some() && pair.client.program.exited().is_some())
     );
@@ -215,8 +215,8 @@ fn ctrl_c_ends_both_sides_at_once() {
         let fabric = Fabric::new(Layer::InfiniBand);
         let mut pair = long_pair(&fabric, program);
         // A terminal signals every process of the foreground group at once.
-        pair.server.program.signal("INT");
-        pair.client.program.signal("INT");
+        pair.server.program.signal(Signal::SIGINT);
+        pair.client.program.signal(Signal::SIGINT);
         let signalled = Instant::now();
         let both = within(Duration::from_secs(10), || {
             pair.server.program.exited().is_some() && pair.client.program.exited().is_some()

@@ -6,6 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+pub use nix::sys::signal::Signal;
+use nix::sys::signal::killpg;
+use nix::unistd::Pid;
+
 /// Longest life of any program here. Far above what a quiet machine needs (a few seconds at most).
 pub const DEADLINE: Duration = Duration::from_secs(90);
 /// How often waits look: short beside what they wait for, and cheap.
@@ -88,11 +92,10 @@ impl Program {
         self.output()
     }
 
-    /// Sends a signal by name, to the whole group.
-    pub fn signal(&self, name: &str) {
-        let command = format!("kill -{name} -{}", self.pid());
-        let sent = Command::new("sh").args(["-c", &command]).stderr(Stdio::null()).status();
-        assert!(sent.is_ok_and(|status| status.success()), "{command} failed for {}", self.what);
+    /// Sends a signal to the whole group.
+    pub fn signal(&self, signal: Signal) {
+        let group = Pid::from_raw(self.pid().try_into().expect("a process id is positive"));
+        killpg(group, signal).unwrap_or_else(|error| panic!("{signal} to {}: {error}", self.what));
     }
 
     /// How it ended, in words.
@@ -118,7 +121,7 @@ impl Program {
 impl Drop for Program {
     fn drop(&mut self) {
         if self.exited().is_none() {
-            self.signal("KILL");
+            self.signal(Signal::SIGKILL);
             let _ = self.child.wait();
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::c_program::compile;
 use crate::fabric::{Fabric, Finished, Layer, OnNic, Pair};
-use crate::program::{DEADLINE, find, within};
+use crate::program::{DEADLINE, Signal, find, within};
 use crate::tcp_port;
 use measure::Hosts;
 
@@ -188,7 +188,7 @@ fn a_listener_s_port_is_its_own_until_it_ends_even_by_sigkill() {
     let mut second = fabric.start(&command);
     let status = second.program.wait(Duration::from_secs(30)).unwrap_or_else(|why| panic!("{why}"));
     assert!(!status.success() && second.program.output().contains("in use"), "{}", second.program.tail());
-    first.program.signal("KILL");
+    first.program.signal(Signal::SIGKILL);
     within(Duration::from_secs(10), || first.program.exited().is_some());
     let third = server(&fabric, &command);
     let client = fabric.start(&["rping", "-c", "-a", ADDRESS, "-p", &port, "-C", "3"]);
@@ -205,7 +205,7 @@ fn a_peer_that_is_killed_is_a_connection_that_ends() {
     let read = |client: &OnNic, what: &str| client.program.output().contains(what);
     let pings = within(Duration::from_secs(30), || read(&client, "rdma-ping-20"));
     assert!(pings, "{}", client.program.tail());
-    server.program.signal("KILL");
+    server.program.signal(Signal::SIGKILL);
     client.program.wait(Duration::from_secs(60)).unwrap_or_else(|why| panic!("{why}"));
     // As the kernel of a process that is killed says it; the queue's retries would take 17 s more.
     assert!(read(&client, "client DISCONNECT EVENT"), "{}", client.program.tail());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::c_program::compile;
 use crate::counters::Counters;
 use crate::fabric::{Fabric, Layer, OnNic};
-use crate::program::{DEADLINE, within};
+use crate::program::{DEADLINE, Signal, within};
 use crate::tcp_port;
 
 /// Code of the time that an answer may take, where nobody is to answer, and where a program that lacks a core is not to be late.
@@ -63,7 +63,7 @@ fn says(who: &mut OnNic, wanted: &str) {
 
 /// Kills a program; returns when it is gone.
 fn kill(mut who: OnNic) {
-    who.program.signal("KILL");
+    who.program.signal(Signal::SIGKILL);
     assert!(within(Duration::from_secs(20), || who.program.exited().is_some()), "{}", who.program.tail());
 }
 

@@ -8,7 +8,7 @@ use crate::counters::Counters;
 use crate::ctl::wait_for;
 use crate::fabric::{Fabric, Layer, full};
 use crate::perftest::{Variant, run_variant};
-use crate::program::{find, within};
+use crate::program::{Signal, find, within};
 use crate::tcp_port;
 
 /// Every program and type. Unreliable ones lose what overflows a socket's buffer, so these send little at once.
@@ -157,7 +157,7 @@ fn four_processes_share_an_address_and_outlive_its_owner() {
     wait_for(&first, "wire_ports_owned", |owned| owned == 1);
     let (mut second, mut second_client) = serve("3");
     wait_for(&second, "wire_packets_received", |packets| packets > 100);
-    first.program.signal("KILL");
+    first.program.signal(Signal::SIGKILL);
     let killed = Instant::now();
     // The one whose peer is gone ends with a retry error, and not sooner than its time-outs: 2^14 * 4.096 µs, eight times.
     let status = first_client.program.wait(Duration::from_secs(60)).expect("an end");
