@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use anyhow::{Result, anyhow, bail};
 use clap::{Parser, ValueEnum};
 use cli::{Belongs, Nic};
+use host_twin::Visibility;
 use measure::Label;
 use rdma_shim::kernel::{Machine, Place};
-use rdma_shim::twin::Visibility;
 
 /// Longest message.
 pub const MOST_BYTES: u32 = 1 << 20;

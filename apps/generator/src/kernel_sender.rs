@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use host_twin::{MAX_LANES, Visibility};
 use rdma_shim::Options;
 use rdma_shim::kernel::generate::{self, Generate, Lane, Senders, Sent, Style};
 use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Region, Running};
-use rdma_shim::twin::{MAX_LANES, Visibility};
 use verbs::connect::{Path, RegionOffer, Session};
 use verbs::{Context, Cq, Pd, Remote};
 

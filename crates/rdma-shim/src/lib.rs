@@ -4,7 +4,7 @@
 //! This crate compiles it once for the host ([`sys`]), hands it queues that the `verbs` crate took over from libmlx5
 //! ([`QueuePair`]), and speaks that crate's own requests, so that one request can be posted either way and the bytes
 //! compared (INV-5).
-//! Kernels of a GPU, or of its host twin ([`twin`]), are launched through [`kernel`].
+//! Kernels of a GPU, or of its host twin ([`host_twin`]), are launched through [`kernel`].
 //! Left out: UD, SEND with invalidate, memory windows, shared receive queues, 128-byte and compressed CQEs.
 //! Knows nothing of models, slots, or of which NIC lies below (INV-4).
 
@@ -13,13 +13,13 @@ mod completion;
 pub mod device;
 pub mod header;
 pub mod kernel;
+pub mod kernels;
 #[cfg(test)]
 mod memory_tests;
 pub mod post_bench;
 mod queue_pair;
 mod request;
 pub mod sys;
-pub mod twin;
 
 pub use completion::{Completion, Status};
 pub use queue_pair::{Doorbell, Options, Order, PollError, QueuePair, ShimError};

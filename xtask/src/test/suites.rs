@@ -32,6 +32,8 @@ const WAYS: &[(&str, Way)] = &[
     ("gpu", Way { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
     // The hostile driver's table is printed, though the test passes. Its mover is assembled.
     ("soft-nic", Way { arguments: &["--show-output"], toolkit: true, ..RELEASE }),
+    // Every interleaving of every row.
+    ("order-explorer", RELEASE),
     ("generator", Way { nics: &NICS, ..RELEASE }),
     // One message at a time: the NIC is another's business. What the round trips took is printed.
     (

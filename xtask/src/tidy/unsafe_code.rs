@@ -5,10 +5,11 @@ use crate::workspace::Tree;
 
 /// Where the word may stand. The last ones are the interposer, and the one file of the launcher that asks the system
 /// who it is and what a file may do.
-const FLOORS: [&str; 8] = [
+const FLOORS: [&str; 9] = [
     "vendor/",
     "crates/verbs/",
     "crates/gpu/",
+    "crates/host-twin/",
     "crates/rdma-shim/",
     "crates/soft-nic/src/abi/",
     "crates/soft-nic/src/dma/",

@@ -2,8 +2,6 @@
 
 use gpu::Unit;
 
-use crate::twin;
-
 /// What kernels include beside the shim's headers.
 const KERNEL_HEADERS: [(&str, &str); 3] = [
     ("generate.h", include_str!("../../kernels/generate.h")),
@@ -48,8 +46,8 @@ impl Arguments {
         self.0.iter().fold(gpu::Arguments::new(), |all, value| all.u64(*value))
     }
 
-    pub(super) fn for_twin(&self) -> twin::Arguments {
-        self.0.iter().fold(twin::Arguments::new(), |all, value| all.push(*value))
+    pub(super) fn for_twin(&self) -> host_twin::Arguments {
+        self.0.iter().fold(host_twin::Arguments::new(), |all, value| all.push(*value))
     }
 }
 

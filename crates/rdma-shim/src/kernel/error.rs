@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::ShimError;
-use crate::twin::TwinError;
+use host_twin::TwinError;
 
 /// See the module.
 #[derive(Debug, thiserror::Error)]

@@ -338,12 +338,12 @@ impl Senders {
 mod tests {
     use super::*;
     use crate::sys::{DB_PUBLISHED_SHIFT, db_shared_sq};
-    use crate::twin::Visibility;
+    use host_twin::Visibility;
 
     const SHARE: u64 = 64;
 
     fn compiler() -> Result<(), String> {
-        crate::twin::Kernel::find("generate_shared").map(drop).map_err(|error| error.to_string())
+        crate::kernels::KERNELS.find("generate_shared").map(drop).map_err(|error| error.to_string())
     }
 
     /// The last of two producers comes when the other has posted all, and says how it went: the run began with the other, whose

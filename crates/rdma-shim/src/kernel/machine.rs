@@ -12,7 +12,7 @@ use super::code::{Arguments, Source};
 use super::error::KernelError;
 use super::memory::{Copies, HostMemory, Memory};
 use super::running::{Launched, Running};
-use crate::twin::{self, Launch, Visibility};
+use host_twin::{Launch, Visibility};
 
 /// Longer than any launch of the twin: what ends it is who waits for it.
 const FOR_EVER: Duration = Duration::from_secs(1 << 20);
@@ -160,7 +160,7 @@ pub(crate) struct Kernel {
 #[derive(Debug, Clone)]
 enum Code {
     Gpu(gpu::Function, Streams),
-    Twin(twin::Kernel, Visibility),
+    Twin(host_twin::Kernel, Visibility),
 }
 
 impl Kernel {
@@ -172,7 +172,7 @@ impl Kernel {
         name: &'static str,
     ) -> Result<Kernel, KernelError> {
         let code = match &*machine.0 {
-            Inner::Twin(visibility) => Code::Twin(twin::Kernel::find(name)?, *visibility),
+            Inner::Twin(visibility) => Code::Twin(crate::kernels::KERNELS.find(name)?, *visibility),
             Inner::Gpu(on) => {
                 let function = on.module(source)?.function(name)?;
                 Code::Gpu(function, Streams::new(&on.context)?)
@@ -184,7 +184,7 @@ impl Kernel {
     /// Blocks of a launch for so many queue pairs. Error: more than run side by side here, when nothing else runs.
     pub(crate) fn blocks(&self, queues: usize, each: u32, threads: u32) -> Result<u32, KernelError> {
         let most = match &self.code {
-            Code::Twin(..) => twin::MAX_LANES as u32 / threads.max(1),
+            Code::Twin(..) => host_twin::MAX_LANES as u32 / threads.max(1),
             Code::Gpu(function, _) => function.max_blocks(threads)?,
         };
         let blocks = u32::try_from(queues).ok().and_then(|queues| queues.checked_mul(each));
@@ -222,7 +222,7 @@ impl Kernel {
             Code::Twin(kernel, visibility) => {
                 let launch = Launch { blocks, threads, visibility: *visibility, deadline: FOR_EVER };
                 // SAFETY: the caller's; `Running` keeps what the kernel uses until its lanes have ended.
-                Launched::Twin(unsafe { twin::start(*kernel, &launch, arguments.for_twin()) }?)
+                Launched::Twin(unsafe { host_twin::start(*kernel, &launch, arguments.for_twin()) }?)
             }
         };
         Ok(Running::new(self.name, launched, cancel, held))

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use super::error::KernelError;
 use super::memory::HostMemory;
-use crate::twin;
 
 /// How long a kernel has to end once it was told to: each of ours looks at its word many times in that.
 const LEAVING: Duration = Duration::from_secs(5);
@@ -18,7 +17,7 @@ const SLEEP: Duration = Duration::from_micros(200);
 /// Where it was launched.
 pub(super) enum Launched {
     Gpu(Arc<gpu::Stream>),
-    Twin(twin::Running),
+    Twin(host_twin::Running),
 }
 
 /// A kernel that was launched. Dropped, it is told to end, and waited for; what does not end keeps `T` for ever.
@@ -98,7 +97,9 @@ impl<T> Running<T> {
             (_, Err(error)) => Err(error),
         };
         let held = self.held.take();
-        if let Err(KernelError::NeverEnds { .. } | KernelError::Twin(twin::TwinError::Lost { .. })) = &ended {
+        if let Err(KernelError::NeverEnds { .. } | KernelError::Twin(host_twin::TwinError::Lost { .. })) =
+            &ended
+        {
             std::mem::forget((held, self.cancel.clone()));
             return ended.map(|()| None);
         }

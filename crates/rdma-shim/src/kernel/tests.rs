@@ -7,14 +7,14 @@ use measure::need;
 use super::code::{Arguments, Source};
 use super::error::KernelError;
 use super::machine::{Kernel, Machine};
-use crate::twin::{TwinError, Visibility};
+use host_twin::{TwinError, Visibility};
 
 const COUNT: Source = Source { name: "vote.cu", text: include_str!("../../kernels/vote.cu") };
 const MISUSE: Source = Source { name: "misuse.cu", text: include_str!("../../kernels/misuse.cu") };
 
 fn twin() -> Result<Machine, String> {
     // A build without a C++ compiler has no kernels.
-    let found = crate::twin::Kernel::find("vote").map(|_| Machine::twin(Visibility::InOrder));
+    let found = crate::kernels::KERNELS.find("vote").map(|_| Machine::twin(Visibility::InOrder));
     found.map_err(|error| error.to_string())
 }
 

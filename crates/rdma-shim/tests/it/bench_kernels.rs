@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use gpu::cache::Cache;
 use gpu::{Arch, Gpu, ImageBuilder, Toolkit};
+use host_twin::{Arguments, Launch, Visibility, run};
 use measure::need;
 use rdma_shim::Order;
+use rdma_shim::kernels::KERNELS;
 use rdma_shim::post_bench::content::{BLOCK, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Signals, check};
 use rdma_shim::post_bench::{Case, Floor, PeerHeaders, Place, Poster, Rig, Room, Scope, Sharing, put_image};
 use rdma_shim::sys::{db_slot, db_sq};
-use rdma_shim::twin::{Arguments, Kernel, Launch, Visibility, run};
 
 /// Far above what a busy machine needs.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -85,7 +86,7 @@ fn post(kernel: &str, threads: u32, per_ring: u32, shared: bool, start: u64) -> 
         visibility: Visibility::Weak { seed: u64::from(per_ring) },
         deadline: DEADLINE,
     };
-    let find = |name| Kernel::find(name).unwrap();
+    let find = |name| KERNELS.find(name).unwrap();
     if shared {
         let mut record = [0_u64; 2];
         // A CQ that the shim refuses, and one of a size that it takes.
@@ -132,7 +133,7 @@ fn post(kernel: &str, threads: u32, per_ring: u32, shared: bool, start: u64) -> 
 /// Rows: kernel, lanes, WQEs a doorbell, whether all share a queue, which of a queue's WQEs are signalled.
 #[test]
 fn twin_bench_kernels_leave_what_the_hosts_shim_writes() {
-    need!(Kernel::find("vote").map(drop).map_err(|error| error.to_string()), cc, "a C++ compiler");
+    need!(KERNELS.find("vote").map(drop).map_err(|error| error.to_string()), cc, "a C++ compiler");
     for (kernel, threads, per_ring, shared, signals) in [
         ("bench_post_one", 1, 1, false, 1),
         ("bench_post_one", 1, 16, false, 16),

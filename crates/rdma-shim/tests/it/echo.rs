@@ -4,11 +4,11 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use host_twin::Visibility;
 use measure::need;
 use rdma_shim::kernel::{
     Ask, Echo, Failure, KernelError, Listening, Machine, Place, Questions, Queue, Reason, Region, Running,
 };
-use rdma_shim::twin::Visibility;
 use rdma_shim::{Options, Status};
 use verbs::code::{Access, WcStatus};
 use verbs::{

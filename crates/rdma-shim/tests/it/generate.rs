@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use host_twin::Visibility;
 use measure::need;
 use rdma_shim::kernel::generate::{Generate, Lane, Operation, Plan, Senders, Sent, Style};
 use rdma_shim::kernel::receive::{self, Receive};
 use rdma_shim::kernel::{
     Ask, Echo, KernelError, Listening, Machine, Place, Questions, Queue, Reason, Region, Running,
 };
-use rdma_shim::twin::Visibility;
 use rdma_shim::{Options, Status};
 use verbs::code::{Access, WcStatus};
 use verbs::{Cq, Mr, Pages, Payload, QpBuilder, QueuePair, Remote, SendOperation, SendRequest};

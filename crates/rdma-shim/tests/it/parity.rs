@@ -8,9 +8,10 @@
 //! a plain page is put in its place: libmlx5 stores into memory that only this test reads, and the test hands each
 //! doorbell on to the moved page, so that the device goes on executing. No state of the queue pair has to be frozen.
 
+use host_twin::{Arguments, Launch, Visibility, run};
 use measure::need;
+use rdma_shim::kernels::KERNELS;
 use rdma_shim::sys::*;
-use rdma_shim::twin::{Arguments, Kernel, Launch, Visibility, run};
 use verbs::{
     Context, Cq, InlineSlice, Mr, Pages, Payload, QpBuilder, QpCapacity, QpType, QueuePair, ReceiveRequest,
     SendFlags, SendList, SendOperation, SendRequest, Sge, WorkCompletion,
@@ -220,7 +221,7 @@ fn post_by_twin<Q, R>((kernel, lanes): (&str, u32), queue: *mut Q, list: *const 
     let visibility = Visibility::Weak { seed };
     let launch = Launch { blocks: 1, threads: lanes, visibility, deadline: DEADLINE };
     // SAFETY: the kernels of `post.cu` take these; callers pass a queue in plain memory and a list of its kind.
-    unsafe { run(Kernel::find(kernel).unwrap(), &launch, arguments) }.unwrap();
+    unsafe { run(KERNELS.find(kernel).unwrap(), &launch, arguments) }.unwrap();
     assert_eq!(error, 0, "{kernel}");
 }
 
@@ -508,7 +509,7 @@ fn parity_of_libmlx5_and_the_shim_on_uc() {
 /// Each kernel is a launch: as many blocks as take every operation, payload and end of the ring dozens of times.
 #[test]
 fn parity_of_libmlx5_the_shim_and_the_twin() {
-    need!(Kernel::find("post_list"), cc, "a C++ compiler");
+    need!(KERNELS.find("post_list"), cc, "a C++ compiler");
     let blueflame = std::env::var_os("MLX5_SHUT_UP_BF").is_none_or(|value| value == "0");
     for kind in [QpType::Rc, QpType::Uc] {
         // A context each: libmlx5 gives a register that was freed to the next queue, and the first one's was moved away.

@@ -3,8 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use host_twin::{Arguments, Kernel, Launch, Ran, TwinError, Visibility, run};
 use measure::need;
-use rdma_shim::twin::{Arguments, Kernel, Launch, Ran, TwinError, Visibility, run};
+use rdma_shim::kernels::{KERNELS, PLANTED};
 
 /// Two blocks of two warps.
 const BLOCKS: u32 = 2;
@@ -16,7 +17,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const SEEDS: std::ops::Range<u64> = 1..9;
 
 fn compiler() -> Result<(), String> {
-    Kernel::find("vote").map(drop).map_err(|error| error.to_string())
+    KERNELS.find("vote").map(drop).map_err(|error| error.to_string())
 }
 
 fn launch(seed: u64) -> Launch {
@@ -24,7 +25,7 @@ fn launch(seed: u64) -> Launch {
 }
 
 fn find(name: &str) -> Kernel {
-    if name.contains('+') { Kernel::find_planted(name).unwrap() } else { Kernel::find(name).unwrap() }
+    if name.contains('+') { PLANTED.find(name).unwrap() } else { KERNELS.find(name).unwrap() }
 }
 
 /// Runs a kernel whose pointers lead into vectors that the caller holds until this returns.
@@ -211,7 +212,7 @@ fn twin_says_that_the_process_must_end_when_lanes_cannot_be_stopped() {
 #[test]
 fn twin_refuses_what_it_cannot_launch() {
     need!(compiler(), cc, "a C++ compiler");
-    let error = Kernel::find("absent").unwrap_err().to_string();
+    let error = KERNELS.find("absent").unwrap_err().to_string();
     assert!(error.contains("no kernel absent; there are: ") && error.contains("vote"), "{error}");
     let mut word = 0_u32;
     let address = &raw mut word;

@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use host_twin::{Arguments, start};
 use measure::need;
-use rdma_shim::twin::{Arguments, Kernel, start};
+use rdma_shim::kernels::KERNELS;
 use verbs::Context;
 
 use crate::ends::{device, memory, wait_for};
@@ -59,7 +60,7 @@ fn take_away(
         .pointer(&raw mut end);
     // SAFETY: the kernel takes these, and everything that it reaches itself lives until it has ended.
     let running =
-        unsafe { start(Kernel::find("post_endlessly").unwrap(), &launch(1, 1), arguments) }.unwrap();
+        unsafe { start(KERNELS.find("post_endlessly").unwrap(), &launch(1, 1), arguments) }.unwrap();
     // SAFETY: an aligned word that outlives the kernel, which stores it in one piece.
     let done = || unsafe { std::sync::atomic::AtomicU64::from_ptr(progress) }.load(Ordering::Relaxed);
     wait_for("some requests", || (done() >= 3).then_some(()));

@@ -3,9 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use host_twin::{Launch, Visibility};
 use measure::need;
+use rdma_shim::kernels::{KERNELS, PLANTED};
 use rdma_shim::sys::DB_PUBLISHED_SHIFT;
-use rdma_shim::twin::{Kernel, Launch, Visibility};
 use verbs::code::EventType;
 use verbs::{AsyncEvent, Element};
 
@@ -21,7 +22,7 @@ fn twin_kernels_write_what_arrives_under_every_seed() {
     for kernel in ["post_thread", "post_warp"] {
         for seed in 1..7 {
             let mut queue = Queue::new(&context, STRICT);
-            let kernel = Kernel::find(kernel).unwrap();
+            let kernel = KERNELS.find(kernel).unwrap();
             let found = queue.post(kernel, &launch(32, seed), MESSAGES, DEADLINE / 2);
             assert_eq!(found, (Status::all(MESSAGES), 0), "{kernel:?} seed {seed}: wrong words");
             assert_eq!(queue.sq.producer, u64::from(MESSAGES), "{kernel:?}");
@@ -38,7 +39,7 @@ fn twin_kernels_write_what_arrives_without_a_store_buffer() {
     for kernel in ["post_thread", "post_warp"] {
         let mut queue = Queue::new(&context, STRICT);
         let launch = Launch { visibility: Visibility::InOrder, ..launch(32, 0) };
-        let found = queue.post(Kernel::find(kernel).unwrap(), &launch, MESSAGES, DEADLINE / 2);
+        let found = queue.post(KERNELS.find(kernel).unwrap(), &launch, MESSAGES, DEADLINE / 2);
         assert_eq!(found, (Status::all(MESSAGES), 0), "{kernel}: status, wrong words");
     }
 }
@@ -60,7 +61,7 @@ fn twin_lanes_share_a_queue_under_every_seed() {
             let queue = Queue::new(&context, STRICT);
             let mut shared = Shared::of(&queue, 15);
             let launch = Launch { blocks: 2, ..launch(64, seed) };
-            let found = Kernel::find(kernel).unwrap();
+            let found = KERNELS.find(kernel).unwrap();
             let status = shared.post(found, &launch, target(&queue, DEADLINE / 2));
             let (all, what) = (u64::from(SHARED_MESSAGES), format!("{kernel} seed {seed}"));
             assert_eq!((status, shared.failed), (Status::all(SHARED_MESSAGES), 0), "{what}");
@@ -82,7 +83,7 @@ fn twin_shows_what_is_missing_on_a_shared_queue() {
     for (kernel, blocks, threads) in
         [("post_shared+no-release", 2, 64), ("post_shared_warp+no-warp-sync", 1, 32)]
     {
-        let kernel = Kernel::find_planted(kernel).unwrap();
+        let kernel = PLANTED.find(kernel).unwrap();
         let shown = SEEDS.into_iter().any(|seed| {
             let (queue, begin) = (Queue::new(&context, STRICT), Instant::now());
             let mut shared = Shared::of(&queue, 15);
@@ -121,7 +122,7 @@ fn twin_shows_what_is_missing_between_a_wqe_and_its_doorbell() {
         ("post_warp+no-warp-sync", 32, STRICT),
         ("post_warp+no-warp-sync", 32, EARLY),
     ] {
-        let kernel = Kernel::find_planted(kernel).unwrap();
+        let kernel = PLANTED.find(kernel).unwrap();
         let shown = SEEDS.into_iter().any(|seed| {
             let mut queue = Queue::new(&context, order);
             let (status, wrong) = queue.post(kernel, &launch(lanes, seed), MANY, PATIENCE);
@@ -138,7 +139,7 @@ fn twin_shows_what_is_missing_between_a_wqe_and_its_doorbell() {
 fn twin_shows_what_the_early_order_relies_on() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(softnic(), softnic, "the software NIC");
-    let kernel = Kernel::find("post_warp").unwrap();
+    let kernel = KERNELS.find("post_warp").unwrap();
     let named = SEEDS.into_iter().any(|seed| {
         let mut queue = Queue::new(&context, EARLY);
         let (status, wrong) = queue.post(kernel, &launch(32, seed), MANY, PATIENCE);

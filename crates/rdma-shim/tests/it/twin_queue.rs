@@ -3,8 +3,9 @@
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
+use host_twin::{Arguments, Kernel, Launch, Visibility, run};
+use rdma_shim::kernels::KERNELS;
 use rdma_shim::sys::*;
-use rdma_shim::twin::{Arguments, Kernel, Launch, Visibility, run};
 use verbs::{Context, Cq, DirectCq, DirectQp, Mr, Pages, QpBuilder, QpCapacity, QpType, QueuePair};
 
 use crate::ends::{connect, memory};
@@ -288,7 +289,7 @@ impl Shared {
 
 /// Whether there are kernels.
 pub fn compiler() -> Result<(), String> {
-    Kernel::find("post_thread").map(drop).map_err(|error| error.to_string())
+    KERNELS.find("post_thread").map(drop).map_err(|error| error.to_string())
 }
 
 /// One block.

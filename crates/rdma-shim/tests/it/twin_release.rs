@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
+use host_twin::{Arguments, Kernel, Launch, TwinError, Visibility, run};
 use measure::need;
 use rdma_shim::header;
+use rdma_shim::kernels::{KERNELS, PLANTED};
 use rdma_shim::sys::db_sq;
-use rdma_shim::twin::{Arguments, Kernel, Launch, TwinError, Visibility, run};
 
 use crate::ends::{device, softnic};
 use crate::twin_queue::{DEADLINE, Queue, STRICT, Shared, Status, Target, compiler, launch};
@@ -33,7 +34,7 @@ fn flood(queue: &Queue, messages: u32, per_ring: u32, signal_every: u32, patienc
 fn p1_a_release_among_the_gpus_threads_does_not_reach_the_nic() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(softnic(), softnic, "the software NIC");
-    let kernel = Kernel::find_planted("post_thread+gpu-scope").unwrap();
+    let kernel = PLANTED.find("post_thread+gpu-scope").unwrap();
     let shown = (1..41).any(|seed| {
         let mut queue = Queue::new(&context, STRICT);
         let (status, wrong) = queue.post(kernel, &launch(1, seed), MESSAGES, PATIENCE / 4);
@@ -49,13 +50,13 @@ fn p2_a_cqe_that_is_believed_unseen_completes_what_has_not_arrived() {
     let context = need!(device(), nic, "an mlx5 device");
     let mut queue = Queue::new(&context, STRICT);
     let target = Target { window: 1, ..flood(&queue, MESSAGES, 1, 1, DEADLINE / 2) };
-    let found = queue.post_with(Kernel::find("flood").unwrap(), &fast(), target);
+    let found = queue.post_with(KERNELS.find("flood").unwrap(), &fast(), target);
     assert_eq!(found, (Status::all(MESSAGES), 0), "status, wrong words");
 
     let context = need!(softnic(), softnic, "the software NIC");
     let mut queue = Queue::new(&context, STRICT);
     let target = Target { window: 1, ..flood(&queue, MESSAGES, 1, 1, PATIENCE) };
-    let (status, _) = queue.post_with(Kernel::find_planted("flood+no-owner-bit").unwrap(), &fast(), target);
+    let (status, _) = queue.post_with(PLANTED.find("flood+no-owner-bit").unwrap(), &fast(), target);
     assert!(status.early > 0, "every completion that was believed had come: {status:?}");
 }
 
@@ -67,13 +68,13 @@ fn p3_a_consumer_index_of_16_bits_ends_the_queue_at_its_wrap() {
     const BEYOND: u32 = 70_000;
     let mut queue = Queue::new(&context, STRICT);
     let target = flood(&queue, BEYOND, 16, 1, DEADLINE / 2);
-    let (status, _) = queue.post_with(Kernel::find("flood").unwrap(), &fast(), target);
+    let (status, _) = queue.post_with(KERNELS.find("flood").unwrap(), &fast(), target);
     assert_eq!(status, Status::all(BEYOND));
 
     let context = need!(softnic(), softnic, "the software NIC");
     let mut queue = Queue::new(&context, STRICT);
     let target = flood(&queue, BEYOND, 16, 1, PATIENCE);
-    let (status, _) = queue.post_with(Kernel::find_planted("flood+short-index").unwrap(), &fast(), target);
+    let (status, _) = queue.post_with(PLANTED.find("flood+short-index").unwrap(), &fast(), target);
     assert!(status.error != 0 && (65_000..67_000).contains(&status.done), "{status:?}");
 }
 
@@ -85,14 +86,13 @@ fn p4_a_poster_that_does_not_look_for_room_laps_the_nic() {
     let mut queue = Queue::new(&context, STRICT);
     assert!(queue.sq.blocks < MESSAGES);
     let target = flood(&queue, MESSAGES, MESSAGES, 16, DEADLINE / 2);
-    let found = queue.post_with(Kernel::find("flood").unwrap(), &fast(), target);
+    let found = queue.post_with(KERNELS.find("flood").unwrap(), &fast(), target);
     assert_eq!(found, (Status::all(MESSAGES), 0), "status, wrong words");
 
     let context = need!(softnic(), softnic, "the software NIC");
     let mut queue = Queue::new(&context, STRICT);
     let target = flood(&queue, MESSAGES, MESSAGES, 16, PATIENCE);
-    let (status, wrong) =
-        queue.post_with(Kernel::find_planted("flood+no-space-check").unwrap(), &fast(), target);
+    let (status, wrong) = queue.post_with(PLANTED.find("flood+no-space-check").unwrap(), &fast(), target);
     // The software NIC does not execute a record that is further ahead than the ring is long; a card executes what it finds.
     assert!(status.error != 0 || wrong > 0, "{status:?}");
 }
@@ -107,7 +107,7 @@ fn p5_kernels_ring_both_ways() {
             let mut queue = Queue::new(&context, STRICT);
             queue.sq.doorbell = doorbell;
             let target = Target { per_ring: 1, ..queue.target(MESSAGES / 2, DEADLINE / 2) };
-            let kernel = Kernel::find("post_thread").unwrap();
+            let kernel = KERNELS.find("post_thread").unwrap();
             let found = queue.post_with(kernel, &launch(1, seed), target);
             assert_eq!(found, (Status::all(MESSAGES / 2), 0), "doorbell {doorbell}, seed {seed}");
         }
@@ -123,13 +123,13 @@ fn p6_posters_that_do_not_reserve_overwrite_one_another() {
     let target = |queue: &Queue, patience| Target { window: 512, ..queue.target(512, patience) };
     let queue = Queue::new(&context, STRICT);
     let mut shared = Shared::of(&queue, 15);
-    let kernel = Kernel::find("post_shared").unwrap();
+    let kernel = KERNELS.find("post_shared").unwrap();
     let found = shared.post(kernel, &many(1), target(&queue, DEADLINE / 2));
     assert_eq!((found, shared.failed), (Status::all(512), 0));
     assert_eq!(queue.wrong_words_at_rest(512), 0);
 
     let context = need!(softnic(), softnic, "the software NIC");
-    let kernel = Kernel::find_planted("post_shared+one-poster").unwrap();
+    let kernel = PLANTED.find("post_shared+one-poster").unwrap();
     let shown = (1..9).any(|seed| {
         let queue = Queue::new(&context, STRICT);
         let mut shared = Shared::of(&queue, 15);
@@ -146,14 +146,14 @@ fn p8_a_wqe_with_a_ring_index_or_a_length_in_bytes_is_not_executed() {
     let context = need!(device(), nic, "an mlx5 device");
     let mut queue = Queue::new(&context, STRICT);
     assert!(queue.sq.blocks < MESSAGES, "the counter leaves the ring");
-    let found = queue.post(Kernel::find("post_thread").unwrap(), &fast(), MESSAGES, DEADLINE / 2);
+    let found = queue.post(KERNELS.find("post_thread").unwrap(), &fast(), MESSAGES, DEADLINE / 2);
     assert_eq!(found, (Status::all(MESSAGES), 0), "status, wrong words");
 
     let context = need!(softnic(), softnic, "the software NIC");
     for (kernel, at_most) in [("post_thread+ring-index", queue.sq.blocks), ("post_thread+length-in-bytes", 0)]
     {
         let mut queue = Queue::new(&context, STRICT);
-        let kernel = Kernel::find_planted(kernel).unwrap();
+        let kernel = PLANTED.find(kernel).unwrap();
         let (status, _) = queue.post(kernel, &fast(), MESSAGES, PATIENCE);
         assert!(status.error != 0 && status.done <= at_most, "{kernel:?}: {status:?}");
     }
@@ -164,7 +164,7 @@ fn p8_a_wqe_with_a_ring_index_or_a_length_in_bytes_is_not_executed() {
 fn p9_queues_of_every_size_work_and_a_size_that_is_assumed_does_not() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
-    let kernel = Kernel::find("post_thread").unwrap();
+    let kernel = KERNELS.find("post_thread").unwrap();
     let run_on = |queue: &mut Queue, patience| {
         let window = (queue.sq.blocks / 8).clamp(1, 32);
         let target = Target { window, per_ring: 1, ..queue.target(MESSAGES, patience) };
@@ -200,7 +200,7 @@ fn p10_a_queue_that_is_not_aligned_is_refused() {
         error
     };
     let (kernel, planted) =
-        (Kernel::find("look_at_queue").unwrap(), Kernel::find_planted("look_at_queue+no-alignment").unwrap());
+        (KERNELS.find("look_at_queue").unwrap(), PLANTED.find("look_at_queue+no-alignment").unwrap());
     assert_eq!(init(kernel, fresh.clone()), 0);
     for (what, sq) in [
         ("the ring", db_sq { ring: 4096 + 8, ..fresh.clone() }),
@@ -249,7 +249,7 @@ fn unlike_mlx5dv(text: &str) -> Vec<&'static str> {
 #[test]
 fn p11_a_size_with_two_digits_exchanged_is_found() {
     need!(compiler(), cc, "a C++ compiler");
-    let kernel = Kernel::find("post_list").unwrap();
+    let kernel = KERNELS.find("post_list").unwrap();
     let wanted: usize = kernel.parameters().iter().map(|&bytes| bytes as usize).sum();
     assert_eq!(wanted, 36, "four pointers and a count");
     let arguments = Arguments::new().push(0_u64).push(0_u64).push([0_u8; 1204]).push(0_u64).push(0_u64);

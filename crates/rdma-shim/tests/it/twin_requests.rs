@@ -1,9 +1,10 @@
 //! Requests of every kind from kernels of the host twin, and messages of every kind to them; posts by a whole block; and what a
 //! collective call refuses.
 
+use host_twin::{Arguments, run, start};
 use measure::need;
+use rdma_shim::kernels::{KERNELS, PLANTED};
 use rdma_shim::sys::{db_completion, db_send_wr, db_sge};
-use rdma_shim::twin::{Arguments, Kernel, run, start};
 use verbs::{InlineSlice, Payload, SendOperation, SendRequest, WorkCompletion};
 
 use crate::ends::{device, softnic, wait_for};
@@ -79,7 +80,7 @@ fn twin_kernels_carry_out_every_kind_of_request() {
             .pointer(out.as_mut_ptr())
             .pointer(&raw mut error);
         // SAFETY: the kernel takes these, and everything lives until it has ended.
-        unsafe { run(Kernel::find("carry_out").unwrap(), &launch(1, seed), arguments) }.unwrap();
+        unsafe { run(KERNELS.find("carry_out").unwrap(), &launch(1, seed), arguments) }.unwrap();
         assert_eq!(error, 0, "seed {seed}: {out:?}");
         for (index, (found, (_, opcode, bytes))) in out.iter().zip(rows).enumerate() {
             let what = format!("seed {seed}, request {index}: {found:?}");
@@ -141,7 +142,7 @@ fn twin_kernels_receive_every_kind_of_message_once_they_have_posted() {
             .pointer(&raw mut error);
         // SAFETY: the kernel takes these, and everything lives until it has ended.
         let running =
-            unsafe { start(Kernel::find("take_in").unwrap(), &launch(1, seed), arguments) }.unwrap();
+            unsafe { start(KERNELS.find("take_in").unwrap(), &launch(1, seed), arguments) }.unwrap();
         let mut left = 3;
         wait_for("the peer's completions", || {
             let count = queue.peer_cq.poll(&mut sent).unwrap();
@@ -193,7 +194,7 @@ fn twin_kernels_hear_which_request_of_a_row_failed() {
             .pointer(out.as_mut_ptr())
             .pointer(&raw mut error);
         // SAFETY: the kernel takes these, and everything lives until it has ended.
-        unsafe { run(Kernel::find("post_row").unwrap(), &launch(1, seed), arguments) }.unwrap();
+        unsafe { run(KERNELS.find("post_row").unwrap(), &launch(1, seed), arguments) }.unwrap();
         assert_eq!(error, 0, "seed {seed}: {out:?}");
         let found: Vec<_> = out.iter().map(|done| (done.wr_id, done.status)).collect();
         let expected: Vec<_> =
@@ -211,12 +212,12 @@ fn twin_blocks_post_with_one_doorbell_under_every_seed() {
     for seed in 1..5 {
         let mut queue = Queue::new(&context, STRICT);
         let target = Target { window: 64, ..queue.target(MESSAGES, DEADLINE / 2) };
-        let found = queue.post_with(Kernel::find("post_block").unwrap(), &launch(64, seed), target);
+        let found = queue.post_with(KERNELS.find("post_block").unwrap(), &launch(64, seed), target);
         assert_eq!(found, (Status::all(MESSAGES), 0), "seed {seed}: wrong words");
         assert!(queue.sq.producer == u64::from(MESSAGES) && queue.sq.blocks < MESSAGES);
     }
     let context = need!(softnic(), softnic, "the software NIC");
-    let kernel = Kernel::find_planted("post_block+no-block-sync").unwrap();
+    let kernel = PLANTED.find("post_block+no-block-sync").unwrap();
     let shown = (1..41).any(|seed| {
         let mut queue = Queue::new(&context, STRICT);
         let patience = std::time::Duration::from_millis(300);
@@ -242,7 +243,7 @@ fn collective_posts_refuse_what_one_lane_cannot_write_on_every_lane() {
         let arguments = arguments.pointer(result.as_mut_ptr());
         let row = format!("length {length}, flags {flags}, {blocks} blocks");
         // SAFETY: the kernel takes these; it writes no WQE, since it refuses the request.
-        unsafe { run(Kernel::find("post_block_oddly").unwrap(), &launch(64, 1), arguments) }.unwrap();
+        unsafe { run(KERNELS.find("post_block_oddly").unwrap(), &launch(64, 1), arguments) }.unwrap();
         assert_eq!(result, [EINVAL; 64], "a block; {row}");
         if blocks == 16 {
             continue;
@@ -252,7 +253,7 @@ fn collective_posts_refuse_what_one_lane_cannot_write_on_every_lane() {
         let arguments = arguments.push(flags).pointer(result.as_mut_ptr());
         result.fill(0);
         // SAFETY: as above.
-        unsafe { run(Kernel::find("post_warp_oddly").unwrap(), &launch(32, 1), arguments) }.unwrap();
+        unsafe { run(KERNELS.find("post_warp_oddly").unwrap(), &launch(32, 1), arguments) }.unwrap();
         assert_eq!(result, [EINVAL; 64], "a warp; {row}");
     }
     assert_eq!((shared.reserved, queue.sq.producer), (0, 0), "nothing was taken");

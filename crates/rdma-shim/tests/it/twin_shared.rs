@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use host_twin::{run, start};
 use measure::need;
+use rdma_shim::kernels::KERNELS;
 use rdma_shim::sys::{db_failure, db_shared_sq};
-use rdma_shim::twin::{Kernel, run, start};
 
 use crate::ends::{connect, device, wait_for};
 use crate::twin_queue::{DEADLINE, Queue, STRICT, Shared, Status, Target, compiler, launch};
@@ -65,7 +66,7 @@ fn a_shared_queue_refuses_numbers_with_which_it_would_hang() {
 fn a_shared_ring_that_may_be_all_unsignalled_hangs_until_the_deadline() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
-    let kernel = Kernel::find("post_shared_both").unwrap();
+    let kernel = KERNELS.find("post_shared_both").unwrap();
     const MESSAGES: u32 = 8 * 33;
     let queue = Queue::of(&context, STRICT, 16);
     assert_eq!(queue.sq.blocks, 64, "the ring for 16 requests");
@@ -117,7 +118,7 @@ fn go_astray(queue: &Queue, astray: u32, seed: u64) -> (Shared, Status, db_failu
     let target = Target { signal_every: astray, ..target(queue, 24, DEADLINE / 2) };
     let arguments = shared.arguments(target, &mut status).pointer(&raw mut failure);
     // SAFETY: the kernel takes these, and everything lives in `queue` or here.
-    unsafe { run(Kernel::find("post_shared_astray").unwrap(), &launch(1, seed), arguments) }.unwrap();
+    unsafe { run(KERNELS.find("post_shared_astray").unwrap(), &launch(1, seed), arguments) }.unwrap();
     (shared, status, failure)
 }
 
@@ -130,7 +131,7 @@ fn a_deadline_that_has_passed_does_not_fail_a_shared_queue_with_room() {
         let queue = Queue::new(&context, STRICT);
         let mut shared = Shared::of(&queue, 15);
         assert!(queue.sq.blocks >= 128);
-        let kernel = Kernel::find("post_shared").unwrap();
+        let kernel = KERNELS.find("post_shared").unwrap();
         let status = shared.post(kernel, &launch(64, seed), target(&queue, 128, Duration::ZERO));
         assert_eq!((status, shared.failed), (Status::all(128), 0), "seed {seed}");
         wait_for("the words", || (queue.wrong_words(128) == 0).then_some(()));
@@ -143,7 +144,7 @@ fn a_deadline_that_has_passed_does_not_fail_a_shared_queue_with_room() {
 fn the_host_brings_a_shared_queue_back_while_another_goes_on() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
-    let kernel = Kernel::find("post_shared").unwrap();
+    let kernel = KERNELS.find("post_shared").unwrap();
     const MESSAGES: u32 = 192;
     const MANY: u32 = 512;
     let queue = Queue::new(&context, STRICT);

@@ -4,9 +4,10 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use host_twin::{Arguments, GATE, Kernel, Running, start};
 use measure::need;
+use rdma_shim::kernels::{KERNELS, PLANTED};
 use rdma_shim::sys::*;
-use rdma_shim::twin::{Arguments, GATE, Kernel, Running, start};
 
 use crate::ends::wait_for;
 use crate::twin_queue::{DEADLINE, Status, Target, compiler, launch};
@@ -100,7 +101,7 @@ impl Words {
     }
 
     fn start(&mut self, blocks: u32, threads: u32, seed: u64, messages: u32, patience: Duration) -> Running {
-        let kernel = Kernel::find("post_shared").unwrap();
+        let kernel = KERNELS.find("post_shared").unwrap();
         self.start_as(kernel, blocks, threads, seed, messages, patience)
     }
 
@@ -126,7 +127,7 @@ impl Words {
         };
         let arguments =
             Arguments::new().pointer(&raw mut *self.shared).push(target).pointer(&raw mut *self.status);
-        let launch = rdma_shim::twin::Launch { blocks, ..launch(threads, seed) };
+        let launch = host_twin::Launch { blocks, ..launch(threads, seed) };
         // SAFETY: the kernel takes these; everything lives in `self`, and each test waits for the end.
         unsafe { start(kernel, &launch, arguments) }.unwrap()
     }
@@ -215,7 +216,7 @@ fn twin_a_mark_that_came_while_the_ringer_was_stopped_is_seen() {
     words.others(1, 1);
     // Looks at the clock: for the poster's deadline; for the mark's, behind the first look in vain; and whether that is over.
     GATE.let_go(2);
-    let kernel = Kernel::find_planted("post_shared+gated-clock").unwrap();
+    let kernel = PLANTED.find("post_shared+gated-clock").unwrap();
     let running = words.start_as(kernel, 1, 1, 1, 1, DEADLINE / 2);
     wait_for("the third look at the clock", || (GATE.begun() == 3).then_some(()));
     std::thread::sleep(Duration::from_millis(1100));

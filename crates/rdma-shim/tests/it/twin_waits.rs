@@ -4,8 +4,9 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use host_twin::{Arguments, TwinError, run, start};
 use measure::need;
-use rdma_shim::twin::{Arguments, Kernel, TwinError, run, start};
+use rdma_shim::kernels::KERNELS;
 use verbs::{InlineSlice, Payload, SendOperation, SendRequest, WorkCompletion};
 
 use crate::ends::{device, wait_for};
@@ -45,7 +46,7 @@ fn twin_waits_end_at_their_deadline_or_by_the_hosts_word() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
     let mut queue = Queue::new(&context, STRICT);
-    let kernel = Kernel::find("wait_once").unwrap();
+    let kernel = KERNELS.find("wait_once").unwrap();
     let (cancel, mut out, begin) = (AtomicU32::new(0), Waited::default(), Instant::now());
     let patience = Duration::from_millis(50);
     let arguments = waits(&mut queue, patience, &cancel, &mut out);
@@ -69,7 +70,7 @@ fn twin_launches_that_are_dropped_are_given_up() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
     let mut queue = Queue::new(&context, STRICT);
-    let kernel = Kernel::find("wait_once").unwrap();
+    let kernel = KERNELS.find("wait_once").unwrap();
     let (cancel, mut out, begin) = (AtomicU32::new(0), Waited::default(), Instant::now());
     let arguments = waits(&mut queue, DEADLINE, &cancel, &mut out);
     // SAFETY: the kernel takes these, and everything lives until it has ended, which dropping waits for.
@@ -85,7 +86,7 @@ fn twin_kernels_hear_of_an_error_cqe_with_its_request() {
     let mut queue = Queue::new(&context, STRICT);
     let target = queue.target(8, DEADLINE / 2);
     let target = Target { rkey: target.rkey ^ 0x5500, per_ring: 1, window: 1, ..target };
-    let (status, _) = queue.post_with(Kernel::find("post_thread").unwrap(), &launch(1, 1), target);
+    let (status, _) = queue.post_with(KERNELS.find("post_thread").unwrap(), &launch(1, 1), target);
     assert_eq!(status, Status { error: ERROR_CQE + REMOTE_ACCESS, ..Status::default() });
 }
 
@@ -98,7 +99,7 @@ fn twin_kernels_end_when_the_host_takes_their_queue_away() {
     let (mut seen, mut out) = ([0_u64; 1], Waited::default());
     let arguments = receives(&mut queue, 4, &mut seen, &mut out);
     // SAFETY: the kernel takes these, and everything lives until it has ended.
-    let running = unsafe { start(Kernel::find("receive").unwrap(), &launch(1, 1), arguments) }.unwrap();
+    let running = unsafe { start(KERNELS.find("receive").unwrap(), &launch(1, 1), arguments) }.unwrap();
     std::thread::sleep(Duration::from_millis(20));
     queue.qp.to_error().unwrap();
     running.wait().unwrap();
@@ -131,7 +132,7 @@ fn twin_kernels_receive_what_was_sent_under_every_seed() {
         let arguments = receives(&mut queue, 8, &mut seen, &mut out);
         // SAFETY: the kernel takes these, and everything lives until it has ended.
         let running =
-            unsafe { start(Kernel::find("receive").unwrap(), &launch(1, seed), arguments) }.unwrap();
+            unsafe { start(KERNELS.find("receive").unwrap(), &launch(1, seed), arguments) }.unwrap();
         for message in 1..=MESSAGES as u64 {
             let bytes = STEP.wrapping_mul(message).to_le_bytes();
             let inline = [InlineSlice::new(&bytes)];

@@ -1,6 +1,6 @@
 //! Explorer of the orders in which WQE, doorbell record and register are written: tries every interleaving of a small program.
 //!
-//! `cargo run -p rdma-shim --example orders` prints the tables of `docs/rdma-shim.md`; with part of a row's name behind it
+//! `cargo run -p order-explorer` prints the tables of `docs/rdma-shim.md`; with part of a row's name behind it
 //! (`-- DeepEP`), the failing interleavings of those rows, step by step.
 //! What is modelled: threads whose operations overtake each other as their machine allows, fences and scopes, stores on their
 //! way to host memory, GPU memory and BAR, each by itself, and a NIC that fetches on the register or on the record, which it
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
     let wanted = std::env::args().skip(1).collect::<Vec<_>>().join(" ");
     if ["--help", "-h"].contains(&wanted.as_str()) {
         println!(
-            "orders [PART OF A NAME]: all tables, or the failing interleavings of the rows with it in their names"
+            "order-explorer [PART OF A NAME]: all tables, or the failing interleavings of the rows with it in their names"
         );
         return ExitCode::SUCCESS;
     }
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     }
     let traces = table::traces(&wanted);
     if traces.is_empty() {
-        eprintln!("orders: no row has {wanted:?} in its name; without an argument all are printed");
+        eprintln!("order-explorer: no row has {wanted:?} in its name; without an argument all are printed");
         return ExitCode::from(2);
     }
     print!("{traces}");

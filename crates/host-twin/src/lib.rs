@@ -1,7 +1,7 @@
-//! The host twin: our kernels, the same sources, as threads of this processor.
+//! The host twin: CUDA kernels, the same sources, as threads of this processor.
 //!
 //! Each lane is a thread, so that it is preempted anywhere; barriers, votes and shuffles are the CUDA C++ Programming Guide's
-//! (`twin/twin.h`), memory is weak as the PTX ISA says ([`memory`]). What goes wrong on a GPU only now and then goes wrong
+//! (`include/twin.h`), memory is weak as the PTX ISA says ([`memory`]). What goes wrong on a GPU only now and then goes wrong
 //! here under a seed: a barrier that is missing, a release that was dropped. A lane that waits for ever is named with file
 //! and line. It is a substitute for a GPU, labelled so, and tells nothing about speed.
 //! Left out: what `twin.h` leaves out; more lanes than [`MAX_LANES`], more than one dimension.
@@ -21,10 +21,19 @@ mod slots;
 use std::time::Duration;
 
 pub use calls::{GATE, Gate};
-pub use kernels::{Arguments, Kernel};
+pub use kernels::{Arguments, Kernel, Kernels, Table};
 pub use lane_set::{LaneSet, MAX_LANES};
 pub use launch::{Running, start};
 pub use report::{Waiting, Waits};
+
+/// The table of kernels that the crate's build script compiled under that name with `host_twin_build`: a `static` of the name in
+/// upper case.
+#[macro_export]
+macro_rules! include_kernels {
+    ($name:literal) => {
+        include!(concat!(env!("OUT_DIR"), "/", $name, ".rs"));
+    };
+}
 
 /// How a launch's stores become visible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

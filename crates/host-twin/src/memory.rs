@@ -15,8 +15,8 @@
 //! Left out: loads are performed where they stand, so that a missing acquire does not show here (the explorer's part);
 //! what a kernel stores without a primitive goes to memory at once.
 
-use super::lane_set::LaneSet;
-use super::random::SplitMix;
+use crate::lane_set::LaneSet;
+use crate::random::SplitMix;
 
 /// What stores go to, and loads come from.
 pub trait Memory {

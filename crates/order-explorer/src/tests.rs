@@ -180,7 +180,7 @@ fn a_witness_is_a_shortest_interleaving() {
 }
 
 /// What a routine of a header calls, as far as it bears on order: not what it does with what they return, which the tests of
-/// `tests/it/twin_shared_words.rs` look at.
+/// `crates/rdma-shim/tests/it/twin_shared_words.rs` look at.
 fn calls<'a>(header: &'a str, routine: &str) -> Vec<&'a str> {
     const MODELLED: [&str; 21] = [
         "db_order_",
@@ -214,9 +214,9 @@ fn calls<'a>(header: &'a str, routine: &str) -> Vec<&'a str> {
 /// The rows say what the routines do: the same calls, in the same order.
 #[test]
 fn the_headers_call_what_is_modelled() {
-    let alone = include_str!("../../include/doorbell.h");
-    let gpu = include_str!("../../include/doorbell_gpu.h");
-    let shared = include_str!("../../include/doorbell_shared.h");
+    let alone = include_str!("../../rdma-shim/include/doorbell.h");
+    let gpu = include_str!("../../rdma-shim/include/doorbell_gpu.h");
+    let shared = include_str!("../../rdma-shim/include/doorbell_shared.h");
     let ring = [
         "db_order_wqe_before_record",
         "db_store_record",
@@ -274,8 +274,8 @@ fn the_headers_call_what_is_modelled() {
 /// And each call is the instruction that the rows take it for.
 #[test]
 fn the_headers_have_the_fences_that_are_modelled() {
-    let host = include_str!("../../include/order_host.h");
-    let cuda = include_str!("../../include/order_cuda.h");
+    let host = include_str!("../../rdma-shim/include/order_host.h");
+    let cuda = include_str!("../../rdma-shim/include/order_cuda.h");
     let fences = |header: &str, function: &str| -> Vec<String> {
         let start = header.find(&format!("void {function}(void)")).expect(function);
         let body = header[start..].split('}').next().expect("it ends");
@@ -303,12 +303,12 @@ fn the_headers_have_the_fences_that_are_modelled() {
 
 #[test]
 fn the_documentation_has_these_tables() {
-    let documentation = include_str!("../../../../docs/rdma-shim.md");
+    let documentation = include_str!("../../../docs/rdma-shim.md");
     for table in table::all() {
         let missing: Vec<&str> = table.lines().filter(|line| !documentation.contains(*line)).collect();
         assert!(
             documentation.contains(&table),
-            "docs/rdma-shim.md is to hold what `cargo run -p rdma-shim --example orders` prints; it lacks\n{}",
+            "docs/rdma-shim.md is to hold what `cargo run -p order-explorer` prints; it lacks\n{}",
             missing.join("\n")
         );
     }

@@ -5,7 +5,7 @@
 //! ended. What is undefined there (a mask without the caller, a named lane that is gone) is a fault here.
 //! Knows nothing of threads: the caller parks and wakes.
 
-use super::site::Site;
+use crate::site::Site;
 
 /// Lanes of a warp.
 pub const WARP: usize = 32;
@@ -174,8 +174,8 @@ fn named(warp: usize, mask: u32) -> impl Iterator<Item = usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::site::What;
     use super::*;
+    use crate::site::What;
 
     const FULL: u32 = u32::MAX;
 

@@ -6,17 +6,17 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use super::block::{Block, Fault};
-use super::calls::Here;
-use super::host_memory::HostMemory;
-use super::kernels::{Arguments, Kernel, Run};
-use super::lane_set::{LaneSet, MAX_LANES};
-use super::memory::StoreBuffer;
-use super::random::SplitMix;
-use super::report::Waits;
-use super::site::Site;
-use super::slots::Slots;
-use super::{Launch, Ran, TwinError, Visibility};
+use crate::block::{Block, Fault};
+use crate::calls::Here;
+use crate::host_memory::HostMemory;
+use crate::kernels::{Arguments, Kernel, Run};
+use crate::lane_set::{LaneSet, MAX_LANES};
+use crate::memory::StoreBuffer;
+use crate::random::SplitMix;
+use crate::report::Waits;
+use crate::site::Site;
+use crate::slots::Slots;
+use crate::{Launch, Ran, TwinError, Visibility};
 
 /// How long lanes have to leave a kernel that was given up: each does at its next call of the twin.
 const LEAVING: Duration = Duration::from_secs(2);
@@ -32,7 +32,7 @@ const OPEN: u32 = 1;
 const CALLED_OFF: u32 = 2;
 
 /// A launch, as its threads share it.
-pub(super) struct State {
+pub(crate) struct State {
     pub kernel: Kernel,
     pub arguments: Arguments,
     pub blocks: Vec<Mutex<Block>>,
@@ -64,29 +64,29 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl State {
-    pub(super) fn block(&self, block: usize) -> MutexGuard<'_, Block> {
+    pub(crate) fn block(&self, block: usize) -> MutexGuard<'_, Block> {
         lock(&self.blocks[block])
     }
 
     /// Whether lanes are to leave.
-    pub(super) fn is_given_up(&self) -> bool {
+    pub(crate) fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Relaxed)
     }
 
     /// Monotonic, from the launch on.
-    pub(super) fn now_ns(&self) -> u64 {
+    pub(crate) fn now_ns(&self) -> u64 {
         self.began.elapsed().as_nanos() as u64
     }
 
     /// Where a lane is, for whoever asks.
-    pub(super) fn note(&self, lane: usize, site: Site) {
+    pub(crate) fn note(&self, lane: usize, site: Site) {
         let (file, rest) = site.to_words();
         self.places[lane][0].store(file, Ordering::Relaxed);
         self.places[lane][1].store(rest, Ordering::Relaxed);
     }
 
     /// Wakes lanes of a block that were let go.
-    pub(super) fn wake(&self, block: usize, lanes: &[usize]) {
+    pub(crate) fn wake(&self, block: usize, lanes: &[usize]) {
         for lane in lanes {
             if let Some(thread) = self.lanes[block * self.threads + lane].get() {
                 thread.unpark();
@@ -95,12 +95,12 @@ impl State {
     }
 
     /// Lanes of a block, numbered through the launch.
-    pub(super) fn set_of(&self, block: usize, lanes: &[usize]) -> LaneSet {
+    pub(crate) fn set_of(&self, block: usize, lanes: &[usize]) -> LaneSet {
         lanes.iter().map(|lane| block * self.threads + lane).collect()
     }
 
     /// Lanes can never go on: whoever waits for the launch gives it up.
-    pub(super) fn fail(&self, fault: Fault) {
+    pub(crate) fn fail(&self, fault: Fault) {
         lock(&self.progress).fault.get_or_insert(fault);
         self.changed.notify_all();
     }
@@ -153,7 +153,7 @@ impl State {
     }
 
     /// These lanes met at a barrier that orders memory.
-    pub(super) fn meet(&self, block: usize, lanes: &[usize]) {
+    pub(crate) fn meet(&self, block: usize, lanes: &[usize]) {
         if let Some(stores) = self.stores.as_ref().filter(|_| !lanes.is_empty()) {
             lock(stores).meet(self.set_of(block, lanes));
         }

@@ -1,13 +1,13 @@
 //! This process' memory, as lanes reach it: by atomic accesses of the size that the kernel gave.
 //!
-//! Addresses are a kernel's: whoever starts a launch vouches for them ([`super::start`]).
+//! Addresses are a kernel's: whoever starts a launch vouches for them ([`crate::start`]).
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use super::memory::Memory;
+use crate::memory::Memory;
 
 /// All of it.
-pub(super) struct HostMemory;
+pub(crate) struct HostMemory;
 
 /// A word of memory that a kernel names.
 fn word_at<T>(address: u64) -> *mut T {
@@ -69,7 +69,7 @@ impl Memory for HostMemory {
 }
 
 /// An atomic on a word of 4 or 8 bytes: what was there. Panics when it is not aligned, which a GPU does not survive either.
-pub(super) fn change_word(address: u64, bytes: usize, change: impl Fn(u64) -> u64) -> u64 {
+pub(crate) fn change_word(address: u64, bytes: usize, change: impl Fn(u64) -> u64) -> u64 {
     let whole = matches!(bytes, 4 | 8) && address.is_multiple_of(bytes as u64);
     assert!(whole, "a kernel's atomic of {bytes} bytes at {address:#x}");
     let both = Ordering::SeqCst;

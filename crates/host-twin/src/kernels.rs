@@ -1,10 +1,10 @@
-//! The kernels that this build holds, and their arguments.
+//! Tables of compiled kernels, and the arguments of a launch.
 //!
-//! `build.rs` compiles each source of `kernels/` and writes the tables that are read here (`struct db_twin_kernel`, `twin.h`).
+//! Build scripts compile kernels and write the tables that are read here (`struct db_twin_table`, `twin.h`).
 
 use std::ffi::{CStr, c_char, c_void};
 
-use super::TwinError;
+use crate::TwinError;
 
 /// `struct db_twin_kernel`.
 #[repr(C)]
@@ -17,17 +17,57 @@ struct Entry {
 }
 
 /// A kernel's code: takes pointers to its arguments.
-pub(super) type Run = unsafe extern "C" fn(*mut *mut c_void);
+pub(crate) type Run = unsafe extern "C" fn(*mut *mut c_void);
 
-unsafe extern "C" {
-    static db_twin_has_compiler: u32;
-    static db_twin_kernel_count: u32;
-    static db_twin_kernels: [*const Entry; 0];
-    static db_twin_planted_count: u32;
-    static db_twin_planted: [*const Entry; 0];
+/// `struct db_twin_table`.
+#[repr(C)]
+pub struct Table {
+    count: u32,
+    kernels: *const *const Entry,
 }
 
-/// A kernel of this build.
+/// The kernels of one table, as a build script compiled them ([`crate::include_kernels`]).
+#[derive(Debug, Clone, Copy)]
+pub struct Kernels(Option<*const Table>);
+
+// SAFETY: the tables are constants.
+unsafe impl Send for Kernels {}
+// SAFETY: as above.
+unsafe impl Sync for Kernels {}
+
+impl Kernels {
+    /// A table of a build that found no C++ compiler.
+    pub const fn none() -> Kernels {
+        Kernels(None)
+    }
+
+    /// A table that `host_twin_build` wrote.
+    ///
+    /// # Safety
+    /// It is one.
+    pub const unsafe fn of(table: *const Table) -> Kernels {
+        Kernels(Some(table))
+    }
+
+    /// The kernel of that name, as its source writes it; of one compiled with a defect, `name+defect`.
+    pub fn find(&self, name: &str) -> Result<Kernel, TwinError> {
+        let Some(table) = self.0 else {
+            return Err(TwinError::NoCompiler { kernel: name.to_owned() });
+        };
+        // SAFETY: `of`'s caller vouches for the table, which is a constant.
+        let table = unsafe { &*table };
+        // SAFETY: it has as many pointers as it says.
+        let entries = unsafe { std::slice::from_raw_parts(table.kernels, table.count as usize) };
+        // SAFETY: each leads to a constant.
+        let kernel = |entry: &*const Entry| Kernel(unsafe { &**entry });
+        entries.iter().map(kernel).find(|kernel| kernel.name() == name).ok_or_else(|| {
+            let known: Vec<&str> = entries.iter().map(|entry| kernel(entry).name()).collect();
+            TwinError::UnknownKernel { kernel: name.to_owned(), known: known.join(", ") }
+        })
+    }
+}
+
+/// One kernel of a table.
 #[derive(Clone, Copy)]
 pub struct Kernel(&'static Entry);
 
@@ -43,20 +83,6 @@ impl std::fmt::Debug for Kernel {
 }
 
 impl Kernel {
-    /// The kernel of that name, as its source writes it.
-    pub fn find(name: &str) -> Result<Kernel, TwinError> {
-        // SAFETY: a constant of the build's tables.
-        let (table, count) = (&raw const db_twin_kernels, unsafe { db_twin_kernel_count });
-        find_in(table.cast(), count, name)
-    }
-
-    /// A kernel compiled with a defect: `name+defect`, as `build.rs` lists them. For tests that see the defect found.
-    pub fn find_planted(name: &str) -> Result<Kernel, TwinError> {
-        // SAFETY: a constant of the build's tables.
-        let (table, count) = (&raw const db_twin_planted, unsafe { db_twin_planted_count });
-        find_in(table.cast(), count, name)
-    }
-
     /// Its name.
     pub fn name(&self) -> &'static str {
         // SAFETY: a literal of the build's tables.
@@ -70,34 +96,15 @@ impl Kernel {
     }
 
     /// Its code: one for each block that can run at a time, or one for all.
-    pub(super) fn runs(&self) -> &'static [Run] {
+    pub(crate) fn runs(&self) -> &'static [Run] {
         // SAFETY: the build's table has as many entries as it says.
         unsafe { std::slice::from_raw_parts(self.0.runs, self.0.blocks as usize) }
     }
 
     /// What tells it from other kernels.
-    pub(super) fn key(&self) -> usize {
+    pub(crate) fn key(&self) -> usize {
         std::ptr::from_ref(self.0).addr()
     }
-}
-
-fn find_in(table: *const *const Entry, count: u32, name: &str) -> Result<Kernel, TwinError> {
-    let mut known = Vec::new();
-    for index in 0..count as usize {
-        // SAFETY: the build's table has `count` pointers.
-        let entry = unsafe { table.wrapping_add(index).read() };
-        // SAFETY: each to a constant.
-        let kernel = Kernel(unsafe { &*entry });
-        if kernel.name() == name {
-            return Ok(kernel);
-        }
-        known.push(kernel.name());
-    }
-    // SAFETY: a constant of the build's tables.
-    if unsafe { db_twin_has_compiler } == 0 {
-        return Err(TwinError::NoCompiler { kernel: name.to_owned() });
-    }
-    Err(TwinError::UnknownKernel { kernel: name.to_owned(), known: known.join(", ") })
 }
 
 /// The arguments of a launch, in the order of the kernel's parameters.
@@ -130,7 +137,7 @@ impl Arguments {
     }
 
     /// Whether they are what the kernel takes, as far as sizes tell.
-    pub(super) fn check(&self, kernel: Kernel) -> Result<(), TwinError> {
+    pub(crate) fn check(&self, kernel: Kernel) -> Result<(), TwinError> {
         let (given, wanted) = (self.values.iter().map(|(_, bytes)| *bytes), kernel.parameters());
         if given.clone().eq(wanted.iter().map(|&bytes| bytes as usize)) {
             return Ok(());
@@ -143,7 +150,7 @@ impl Arguments {
     }
 
     /// Pointers to each, for one lane: kernels may not change what these lead to, since lanes share it.
-    pub(super) fn pointers(&self) -> Vec<*mut c_void> {
+    pub(crate) fn pointers(&self) -> Vec<*mut c_void> {
         self.values.iter().map(|(words, _)| words.as_ptr().cast_mut().cast()).collect()
     }
 }

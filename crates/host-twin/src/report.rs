@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::site::Site;
+use crate::site::Site;
 
 /// Lanes of one block at one place.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,13 +28,13 @@ pub struct Waits(pub Vec<Waiting>);
 
 impl Waits {
     /// Lanes with where they are: block, lane, place, mask, held.
-    pub(super) fn of(lanes: impl Iterator<Item = (usize, usize, Site, Option<u32>, bool)>) -> Waits {
+    pub(crate) fn of(lanes: impl Iterator<Item = (usize, usize, Site, Option<u32>, bool)>) -> Waits {
         let mut groups: BTreeMap<_, Vec<usize>> = BTreeMap::new();
         for (block, lane, site, mask, held) in lanes {
             groups.entry((block, site.what, site.place(), mask, held)).or_default().push(lane);
         }
         let waiting = |((block, what, place, mask, held), lanes): (_, Vec<usize>)| {
-            let what: super::site::What = what;
+            let what: crate::site::What = what;
             Waiting { block, lanes, what: what.name(), place, mask, held }
         };
         Waits(groups.into_iter().map(waiting).collect())
@@ -79,8 +79,8 @@ fn ranges(numbers: &[usize]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::site::What;
     use super::*;
+    use crate::site::What;
 
     #[test]
     fn lanes_of_one_place_are_one_phrase() {

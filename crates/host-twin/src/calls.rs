@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::block::{Call, WARP};
-use super::host_memory::{HostMemory, change_word};
-use super::lane_set::LaneSet;
-use super::launch::State;
-use super::memory::{Kind, Memory, Scope, StoreBuffer};
-use super::random::SplitMix;
-use super::site::{Site, What};
+use crate::block::{Call, WARP};
+use crate::host_memory::{HostMemory, change_word};
+use crate::lane_set::LaneSet;
+use crate::launch::State;
+use crate::memory::{Kind, Memory, Scope, StoreBuffer};
+use crate::random::SplitMix;
+use crate::site::{Site, What};
 
 /// Loads and looks at the clock in a row after which a lane is taken to poll: it then gives its core away, and after more
 /// of them it sleeps. Some hundred lanes share a few cores.
@@ -31,7 +31,7 @@ const CTA: u32 = 1;
 const GPU: u32 = 2;
 
 /// A lane, for the calls of its thread.
-pub(super) struct Here {
+pub(crate) struct Here {
     state: Arc<State>,
     /// Numbered through the launch.
     lane: usize,
@@ -44,12 +44,12 @@ thread_local! {
 }
 
 impl Here {
-    pub(super) fn new(state: Arc<State>, lane: usize, random: SplitMix) -> Here {
+    pub(crate) fn new(state: Arc<State>, lane: usize, random: SplitMix) -> Here {
         Here { state, lane, random: RefCell::new(random), polls: Cell::new(0) }
     }
 
     /// Runs the lane's kernel on this thread.
-    pub(super) fn enter(&self, kernel: impl FnOnce() -> c_int) {
+    pub(crate) fn enter(&self, kernel: impl FnOnce() -> c_int) {
         HERE.set(std::ptr::from_ref(self));
         kernel();
         HERE.set(std::ptr::null());

@@ -2,7 +2,7 @@
  *
  * Each lane of a launch is a thread of its own, so that lanes are preempted anywhere and nothing is in lock step that the
  * source does not put in step. The names are those of the CUDA C++ Programming Guide, as far as our kernels use them; one
- * that is missing does not compile. Everything that waits or that others can see is done by the runtime (`src/twin`),
+ * that is missing does not compile. Everything that waits or that others can see is done by the runtime (`crates/host-twin/src`),
  * which knows by file and line where each lane is.
  *
  * Stricter than a GPU, as the guide allows: __activemask() is the caller alone; lanes of a warp share no clock; a mask whose
@@ -38,7 +38,7 @@ typedef unsigned long long db_twin_u64;
 
 /* ---- The runtime ------------------------------------------------------------------------------------------------- */
 
-/* Numbers of `What` in src/twin/site.rs. */
+/* Numbers of `What` in src/site.rs. */
 enum db_twin_what {
     DB_TWIN_LOAD = 1,
     DB_TWIN_STORE,
@@ -82,7 +82,7 @@ int db_twin_pause(db_twin_u64 ns, const char *file, int line);
 db_twin_u64 db_twin_clock(void);
 /* Waits until a test lets this look at the clock go on. */
 int db_twin_gate(const char *file, int line);
-/* Ends the lane's kernel, from wherever it is (twin/jump.c). */
+/* Ends the lane's kernel, from wherever it is (src/jump.c). */
 void db_twin_leave(void) __attribute__((noreturn));
 }
 
@@ -234,13 +234,19 @@ static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 /* ---- How the runtime calls a kernel -------------------------------------------------------------------------------- */
 
-/* One kernel for src/twin/kernels.rs. */
+/* One kernel for src/kernels.rs. */
 struct db_twin_kernel {
     const char *name;
     void (*const *runs)(void **arguments); /* one for each block that can run at a time; a lone one serves all */
     db_twin_u32 blocks;                    /* how many */
     db_twin_u32 parameters;
     const db_twin_u32 *sizes; /* of the parameters, in bytes */
+};
+
+/* Kernels that a build script compiled. */
+struct db_twin_table {
+    db_twin_u32 count;
+    const struct db_twin_kernel *const *kernels;
 };
 
 /* A kernel's entry by pointers to its arguments, as cuLaunchKernel takes them. */
