@@ -22,7 +22,7 @@ pub const PACKAGES: &[Package] = &[
     Package { name: "verbs", programs: &[], gpu_tests: true },
     Package { name: "softnic", programs: &["softnic", LIBRARY], gpu_tests: true },
     Package { name: "generator", programs: &["generator"], gpu_tests: true },
-    Package { name: "echo", programs: &["echo"], gpu_tests: true },
+    Package { name: "echo", programs: &["doorbell-echo"], gpu_tests: true },
 ];
 
 /// No program, and looked at apart.
@@ -40,6 +40,8 @@ pub fn programs() -> impl Iterator<Item = &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
     use crate::workspace::{Metadata, root};
 
@@ -63,6 +65,16 @@ mod tests {
 
     #[test]
     fn the_library_is_no_program() {
-        assert_eq!(programs().collect::<Vec<_>>(), ["gpu-probe", "softnic", "generator", "echo"]);
+        assert_eq!(programs().collect::<Vec<_>>(), ["gpu-probe", "softnic", "generator", "doorbell-echo"]);
+    }
+
+    #[test]
+    fn no_program_hides_one_of_the_system_from_a_path_that_begins_with_ours() {
+        for name in programs() {
+            let of_the_system =
+                ["/bin", "/usr/bin", "/sbin", "/usr/sbin"].map(|folder| Path::new(folder).join(name));
+            let hidden = of_the_system.iter().find(|path| path.exists());
+            assert!(hidden.is_none(), "our {name} hides {hidden:?}");
+        }
     }
 }

@@ -104,7 +104,7 @@ pub fn early_end(session: &mut Session, wait: Duration) -> Option<String> {
 
 /// Asks, and says what came of it.
 pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {
-    let (context, path) = options.nic.open("echo")?;
+    let (context, path) = options.nic.open("doorbell-echo")?;
     let (pd, bytes) = (context.alloc_pd()?, options.payload.unwrap_or(BYTES));
     let asker = Asker::new(options, &pd, bytes)?;
     let setup = || Wait::at_most(SETUP).unless(stop);
@@ -138,7 +138,7 @@ pub fn say_run(
         say!("{}", run.text());
     }
     if let Some(error) = &run.error {
-        complain!("echo: {error}");
+        complain!("doorbell-echo: {error}");
     }
     Ok(match (interrupted, run.is_success()) {
         (true, _) => INTERRUPTED,

@@ -16,7 +16,7 @@ use crate::service::wait_until_ready;
 /// Asks a service of our own, and says what came of it.
 pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
     let machine = options.machine()?.context("kernels ask and answer")?;
-    let (context, path) = options.nic.open("echo")?;
+    let (context, path) = options.nic.open("doorbell-echo")?;
     let (pd, bytes): (Pd, _) = (context.alloc_pd()?, options.payload.unwrap_or(BYTES));
     let (echo_queue, echo_region) = queue(options, &machine, &pd, 2, 2 * u64::from(bytes))?;
     let (ask_queue, ask_region) = queue(options, &machine, &pd, 2, 2 * u64::from(bytes))?;

@@ -27,7 +27,7 @@ use cli::{INTERRUPTED, check_address, stop_flag};
 use crate::options::{BELONGS, Options};
 
 fn main() -> ExitCode {
-    cli::main("echo", &BELONGS, |options: Options| {
+    cli::main("doorbell-echo", &BELONGS, |options: Options| {
         let stop = stop_flag()?;
         let code = match (&options.listen, &options.connect) {
             (Some(address), _) => check_address("--listen", address)

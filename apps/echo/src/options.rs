@@ -17,10 +17,10 @@ const MOST_QUESTIONS: u32 = 10_000_000;
 /// A kernel that stays on the GPU answers messages; another end asks, looks at each answer and times it.
 #[derive(Debug, Parser)]
 #[command(
-    name = "echo",
+    name = "doorbell-echo",
     version = cli::VERSION,
     after_help = "Both ends need an RDMA device. On a host without one, start them under the software NIC: \
-                  softnic run -- echo --listen 127.0.0.1:7000 --machine twin"
+                  softnic run -- doorbell-echo --listen 127.0.0.1:7000 --machine twin"
 )]
 pub struct Options {
     /// Answers whoever asks here, one after the other.

@@ -33,7 +33,7 @@ struct Ended {
 /// Answers as many askers as were asked for.
 pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {
     let machine = options.machine()?.context("a kernel answers")?;
-    let (context, path) = options.nic.open("echo")?;
+    let (context, path) = options.nic.open("doorbell-echo")?;
     let pd = context.alloc_pd()?;
     let listener = Listener::bind(address).map_err(|error| {
         anyhow!("{error}; give --listen an address of this host and a free port (0: any)")
@@ -58,12 +58,12 @@ pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {
         };
         match join(&mut session, &path, echo.queue().qp(), bytes, true, stop) {
             Err(error) if is_stranger(&error) => {
-                complain!("echo: {}; still listening", sentence(&error));
+                complain!("doorbell-echo: {}; still listening", sentence(&error));
                 continue;
             }
             Err(error) if options.sessions == 1 => return Err(error),
             Err(error) => {
-                complain!("echo: {}", sentence(&error));
+                complain!("doorbell-echo: {}", sentence(&error));
                 worst = worst.max(FAILED);
             }
             Ok(_) => worst = worst.max(finish(serve(echo, &mut session, stop), &mut session, options, stop)?),
@@ -139,7 +139,7 @@ fn finish(
     // Who is gone cannot be told; what it would have heard is said here.
     let _ = session.send(&answered);
     if let Some(error) = answered.error.as_ref().filter(|_| !interrupted) {
-        complain!("echo: {error}");
+        complain!("doorbell-echo: {error}");
     }
     let code = if answered.error.is_none() { 0 } else { FAILED };
     let json = options.json.as_deref();

@@ -50,7 +50,7 @@ fn a_machine_without_a_gpu_or_a_toolkit_says_what_it_lacks_and_where_it_looked()
     refused(
         &ECHO,
         &["--listen", "127.0.0.1:0", "--cuda", "/nonexistent"],
-        &["echo: no CUDA", "without a GPU --machine twin"],
+        &["doorbell-echo: no CUDA", "without a GPU --machine twin"],
     );
 }
 

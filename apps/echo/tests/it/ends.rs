@@ -4,9 +4,9 @@ use std::sync::{LazyLock, OnceLock};
 
 use cli::testing::{Program, command, program};
 
-/// The program; by its path, since every machine has another `echo`.
+/// Path of the program.
 pub static ECHO: LazyLock<String> =
-    LazyLock::new(|| program("CARGO_BIN_EXE_echo", env!("CARGO_BIN_EXE_echo")));
+    LazyLock::new(|| program("CARGO_BIN_EXE_doorbell-echo", env!("CARGO_BIN_EXE_doorbell-echo")));
 
 /// Whether an end with these options gets as far as these words; else what it says instead.
 fn says(options: &[&str], words: &str) -> Result<(), String> {

@@ -24,7 +24,11 @@ fn soon(name: &str, ended: &Ended) {
 
 /// The software NIC may say something too.
 fn one_line(ended: &Ended) {
-    assert_eq!(ended.stderr.lines().filter(|line| line.starts_with("echo: ")).count(), 1, "{ended:?}");
+    assert_eq!(
+        ended.stderr.lines().filter(|line| line.starts_with("doorbell-echo: ")).count(),
+        1,
+        "{ended:?}"
+    );
 }
 
 fn ctrl_c(machine: &str, asker: &str) {
