@@ -1,5 +1,6 @@
 //! `softnic ctl counters`: what NICs have counted, once or again and again.
 
+use std::io::{self, Write};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -24,7 +25,7 @@ pub struct Show {
     /// One JSON object a NIC and look, every counter in it.
     #[arg(long)]
     json: bool,
-    /// Look again after so many seconds, until the process ends or the output is closed; 0.01 to 3600.
+    /// Print again every so many seconds, 0.01 to 3600. With a PID until the process ends, with --all until Ctrl-C.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     watch: Option<Duration>,
 }
@@ -44,6 +45,7 @@ pub fn run(options: &Show) -> Result<()> {
         );
     }
     let mut looked = false;
+    let mut said_waiting = false;
     loop {
         let (everybody, targets) = match options.pid {
             Some(pid) => match Everybody::of_process(pid) {
@@ -64,6 +66,10 @@ pub fn run(options: &Show) -> Result<()> {
                 options.fabric.as_ref().map_or(String::new(), |name| format!(" on fabric {name:?}"))
             );
         }
+        if targets.is_empty() && !said_waiting {
+            let _ = writeln!(io::stderr(), "waiting for a NIC; Ctrl-C ends");
+        }
+        said_waiting = targets.is_empty();
         for target in &targets {
             match everybody.ask(target, &Request::Counters) {
                 Ok(counters) if !show(&text(options, &everybody, target, &counters))? => return Ok(()),

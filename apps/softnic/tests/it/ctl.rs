@@ -1,7 +1,9 @@
 //! `softnic ctl` and programs that run: what it lists, what it counts, whom it cannot ask, and what it leaves behind.
 
 use std::fs;
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -154,6 +156,33 @@ fn counters_are_watched_until_the_process_ends() {
         assert_eq!(line["counters"]["completed_write"], 3, "{line}");
     }
     it.program.succeed();
+}
+
+#[test]
+fn a_watch_without_a_nic_says_that_it_waits_and_prints_the_first_nic() {
+    let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");
+    let fabric = Fabric::new(Layer::InfiniBand);
+    let mut watch = Command::new(launcher());
+    watch.args(["ctl", "counters", "--all", "--fabric", fabric.name(), "--json", "--watch", "0.05"]);
+    watch.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut watch = watch.spawn().expect("the launcher starts");
+    let (out, err) = (watch.stdout.take().expect("a pipe"), watch.stderr.take().expect("a pipe"));
+    let (said, saying) = mpsc::channel();
+    for (name, lines) in [("out", Box::new(out) as Box<dyn Read + Send>), ("err", Box::new(err))] {
+        let said = said.clone();
+        std::thread::spawn(move || {
+            let lines = BufReader::new(lines).lines().map_while(Result::ok);
+            lines.map(|line| (name, line)).all(|line| said.send(line).is_ok())
+        });
+    }
+    let next = || saying.recv_timeout(SOON).expect("a line in time");
+    assert_eq!(next(), ("err", "waiting for a NIC; Ctrl-C ends".to_owned()));
+    let it = fabric.start(&[&program, "-1", "polling"]);
+    assert!(within(SOON, || it.program.output().contains("ready")), "{}", it.program.tail());
+    let (name, line) = next();
+    assert!(name == "out" && line.contains(&format!("\"pid\":{}", pid_of(&it))), "{name}: {line}");
+    watch.kill().expect("a child of ours");
+    watch.wait().expect("a child of ours");
 }
 
 #[test]
