@@ -17,7 +17,8 @@ pub fn run() -> Result<()> {
     let system = setup::System::read();
     row("system", &format!("{}, kernel {}", system.name, provenance.versions["kernel"]));
     row("machine", &provenance.machine);
-    row("Rust", &provenance.versions["rustc"]);
+    let (name, rustc) = compiler(carried::folder(), &provenance.versions["rustc"]);
+    row(name, &rustc);
     let revision = &provenance.revision;
     row(
         "revision",
@@ -49,6 +50,14 @@ pub fn run() -> Result<()> {
         Err(error) => row("CUDA", &format!("not asked: {error:#}")),
     }
     Ok(())
+}
+
+/// The compiler of these programs. That of a bundle is the builder's: the machine that runs it needs none.
+fn compiler(bundle: Option<&Path>, rustc: &str) -> (&'static str, String) {
+    match bundle {
+        Some(_) => ("bundle", format!("built elsewhere with {rustc}")),
+        None => ("Rust", rustc.to_owned()),
+    }
 }
 
 fn row(name: &str, value: &str) {
@@ -112,6 +121,13 @@ mod tests {
         let read = facts(said);
         assert_eq!(read.len(), 2);
         assert_eq!(read[1], ("GPU 0".to_owned(), "NVIDIA H200\tsm_90".to_owned()));
+    }
+
+    #[test]
+    fn the_compiler_that_built_a_bundle_is_no_part_of_the_machine_that_runs_it() {
+        assert_eq!(compiler(None, "rustc 1.89"), ("Rust", "rustc 1.89".to_owned()));
+        let of_bundle = compiler(Some(Path::new("/bundle")), "rustc 1.89");
+        assert_eq!(of_bundle, ("bundle", "built elsewhere with rustc 1.89".to_owned()));
     }
 
     #[test]
