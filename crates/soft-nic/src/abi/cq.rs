@@ -31,6 +31,8 @@ pub const EVENT_FD: u16 = 7;
 
 /// `IB_UVERBS_CQ_FLAGS_TIMESTAMP_COMPLETION`: every CQE has a timestamp anyway.
 const CQ_FLAG_TIMESTAMP: u32 = 1;
+/// `IB_UVERBS_CQ_FLAGS_IGNORE_OVERRUN`.
+const CQ_FLAG_IGNORE_OVERRUN: u32 = 1 << 1;
 /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`.
 const MLX5_FLAG_UAR_PAGE: u16 = 1 << 1;
 
@@ -40,7 +42,7 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
     let driver = command.input(UHW_IN).ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in CQ.CREATE"))?;
     let flags = command.number32(FLAGS).unwrap_or(0);
     let mlx5_flags = driver.u16(create_cq::FLAGS);
-    if flags & !CQ_FLAG_TIMESTAMP != 0 {
+    if flags & !(CQ_FLAG_TIMESTAMP | CQ_FLAG_IGNORE_OVERRUN) != 0 {
         return Err(refuse(libc::EOPNOTSUPP, format!("CQ.CREATE: flags {flags:#x}")));
     }
     // Not offered by the capabilities: compressed CQEs, padded 128-byte CQEs, real-time timestamps.
@@ -79,8 +81,9 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         uar_page: (mlx5_flags & MLX5_FLAG_UAR_PAGE != 0)
             .then(|| u32::from(driver.u16(create_cq::UAR_PAGE_INDEX))),
         vector,
+        ignore_overrun: flags & CQ_FLAG_IGNORE_OVERRUN != 0,
     };
-    check_queue(server, "CQ", &[request.buffer, request.record])?;
+    check_queue("CQ", &[request.buffer, request.record])?;
     let made = server.nic()?.create_cq(context, &request)?;
     let answer = Writer::<{ create_cq_resp::SIZE }>::new().u32(create_cq_resp::CQN, made.cqn).finish();
     let written = command
@@ -124,7 +127,7 @@ pub fn resize<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Writ
         cqe_size: driver.u16(at::CQE_SIZE).into(),
         buffer: driver.u64(at::BUF_ADDR),
     };
-    check_queue(server, "CQ", &[request.buffer])?;
+    check_queue("CQ", &[request.buffer])?;
     let handle = write.core_in.u32(resize_cq::CQ_HANDLE);
     let cqe = server.nic()?.resize_cq(file.context()?, handle, &request)?;
     let answer = Writer::<{ resize_cq_resp::SIZE }>::new().u32(resize_cq_resp::CQE, cqe).finish();

@@ -48,6 +48,8 @@ pub const RESP_CAP: u16 = 13;
 /// See [`HANDLE`].
 pub const RESP_QP_NUM: u16 = 14;
 
+/// `IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK`: there is no multicast, so nothing comes back.
+const FLAG_BLOCK_MULTICAST_LOOPBACK: u32 = 1 << 1;
 /// `IB_UVERBS_QP_CREATE_SQ_SIG_ALL`.
 const FLAG_SIGNAL_ALL: u32 = 1 << 12;
 /// `MLX5_QP_FLAG_UAR_PAGE_INDEX`: `bfreg_index` is the number of a UAR page.
@@ -66,16 +68,27 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         2 => ServiceType::Rc,
         3 => ServiceType::Uc,
         4 => ServiceType::Ud,
-        other => return Err(server.refuse_command(format!("QP type {other}"), libc::EOPNOTSUPP)),
+        other => {
+            let what = match other {
+                8 => "raw packet",
+                9 | 10 => "XRC",
+                0xff => "DC",
+                _ => "unknown",
+            };
+            return Err(refuse(libc::EOPNOTSUPP, format!("{what} QP (type {other})")));
+        }
     };
     for (attribute, what) in [(XRCD, "XRC domain"), (IND_TABLE, "indirection table")] {
         if command.has(attribute) {
-            return Err(server.refuse_command(format!("QP with {what}"), libc::EOPNOTSUPP));
+            return Err(refuse(libc::EOPNOTSUPP, format!("QP with {what}")));
         }
     }
     let flags = command.number32(FLAGS).unwrap_or(0);
     let mlx5_flags = driver.u32(create_qp::FLAGS);
-    if flags & !FLAG_SIGNAL_ALL != 0 || mlx5_flags & !MLX5_FLAGS != 0 || command.has(SOURCE_QPN) {
+    if flags & !(FLAG_SIGNAL_ALL | FLAG_BLOCK_MULTICAST_LOOPBACK) != 0
+        || mlx5_flags & !MLX5_FLAGS != 0
+        || command.has(SOURCE_QPN)
+    {
         let reason = format!("QP.CREATE: flags {flags:#x}, mlx5 flags {mlx5_flags:#x}");
         return Err(refuse(libc::EOPNOTSUPP, reason));
     }
@@ -105,7 +118,7 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         user_index: driver.u32(create_qp::UIDX),
         uar_page: (mlx5_flags & MLX5_FLAG_UAR_PAGE != 0).then(|| driver.u32(create_qp::BFREG_INDEX)),
     };
-    check_queue(server, "QP", &[request.buffer, request.record])?;
+    check_queue("QP", &[request.buffer, request.record])?;
     let made = server.nic()?.create_qp(context, &request)?;
     let cap = Writer::<{ qp_cap::SIZE }>::new()
         .u32(qp_cap::MAX_SEND_WR, made.cap.max_send_wr)

@@ -211,6 +211,8 @@ pub struct CreateCq {
     pub uar_page: Option<u32>,
     /// Completion vector.
     pub vector: u32,
+    /// A full ring is overwritten and no error (`oi` of the CQ context).
+    pub ignore_overrun: bool,
 }
 
 /// `RESIZE_CQ` with the mlx5 part.

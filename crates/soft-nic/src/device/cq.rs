@@ -2,7 +2,8 @@
 //!
 //! Ring and record as in `providers/mlx5/cq.c`: a CQE belongs to software when its owner bit equals bit log2(n) of the
 //! running index; the record holds the consumer index (24 bits) and the arm word. A full ring is an error as on a card:
-//! nothing is overwritten, the CQ is dead and takes its QPs with it.
+//! nothing is overwritten, the CQ is dead and takes its QPs with it. A CQ made to ignore overruns is overwritten instead: its
+//! driver bounds what is posted, and may leave the consumer index in the record as it is.
 //! `RESIZE_CQ` is in `resize.rs`. Left out: moderation, compressed CQEs, collapsed CQs.
 
 use mlx5_layout::CqeFields;
@@ -37,6 +38,8 @@ pub struct Cq {
     pub channel: Option<u32>,
     /// Queues that complete here, counted once for each of their two sides.
     pub users: u32,
+    /// A full ring is overwritten and no error.
+    pub ignore_overrun: bool,
     /// Overrun or unreachable: takes nothing more.
     pub dead: bool,
     /// Completion events given and not withdrawn.
@@ -103,6 +106,7 @@ impl Cq {
             user_handle: request.user_handle,
             channel: request.channel,
             users: 0,
+            ignore_overrun: request.ignore_overrun,
             dead: false,
             completion_events: 0,
             async_events: 0,
@@ -139,7 +143,7 @@ impl Cq {
         fields: &mut CqeFields,
         payload: Option<&[u8]>,
     ) -> Result<bool, Fault> {
-        if self.unconsumed() >= self.entries {
+        if !self.ignore_overrun && self.unconsumed() >= self.entries {
             self.consumer = self.read_consumer(memory)?;
             if self.unconsumed() >= self.entries {
                 return Ok(false);

@@ -360,7 +360,10 @@ impl<M: Memory> Core<M> {
         }
         attributes.sq_draining =
             qp.state == QpState::Sqd && !qp.requester.as_ref().is_none_or(Requester::is_idle);
-        Ok(QueriedQp { attributes, cap: qp.cap, signal_all: qp.signal_all })
+        // As `mlx5_ib_query_qp`: the receive queue is what its ring holds. Of the send queue libmlx5 knows more itself.
+        let entry = if qp.rq.count == 0 { 0 } else { (1_usize << qp.rq.shift) - qp.rq.header };
+        let cap = QpCap { max_recv_wr: qp.rq.count, max_recv_sge: (entry / 16) as u32, ..qp.cap };
+        Ok(QueriedQp { attributes, cap, signal_all: qp.signal_all })
     }
 
     /// Drops everything posted, without completions, and forgets the connection: RESET and destruction.

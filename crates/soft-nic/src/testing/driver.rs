@@ -161,6 +161,7 @@ impl<M: Memory> Driver<M> {
             channel: shape.channel,
             uar_page: None,
             vector: 0,
+            ignore_overrun: shape.ignore_overrun,
         };
         let created = self.nic.create_cq(self.context, &request).expect("a CQ");
         let (handle, cqn) = (created.handle, created.cqn);

@@ -61,11 +61,13 @@ pub struct CqShape {
     pub cqe_size: u32,
     /// Completion channel.
     pub channel: Option<u32>,
+    /// A full ring is overwritten.
+    pub ignore_overrun: bool,
 }
 
 impl Default for CqShape {
     fn default() -> Self {
-        CqShape { entries: 256, cqe_size: 64, channel: None }
+        CqShape { entries: 256, cqe_size: 64, channel: None, ignore_overrun: false }
     }
 }
 

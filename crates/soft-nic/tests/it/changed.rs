@@ -36,7 +36,7 @@ fn cqe_at(ring: &Block, entries: u32, cqe_size: u32, index: u32) -> Cqe<Vec<u8>>
 fn a_resized_cq_says_so_in_the_old_ring_and_goes_on_in_the_new_one() {
     for (cqe_size, waiting, entries) in [(64, 0, 16), (64, 5, 64), (128, 7, 8), (64, 1, 2)] {
         let mut driver = Driver::new(Setup::new(&format!("resize-{cqe_size}-{waiting}-{entries}")));
-        let cq = driver.create_cq(CqShape { entries: 32, cqe_size, channel: None });
+        let cq = driver.create_cq(CqShape { entries: 32, cqe_size, ..CqShape::default() });
         let (a, _) = driver.pair(QpShape { send_cq: Some(cq), ..QpShape::default() });
         // Into the second lap, where the owner bit is the other one.
         for _ in 0..40 {

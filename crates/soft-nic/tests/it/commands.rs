@@ -57,6 +57,7 @@ fn cqs_are_checked_when_they_are_made() {
         channel: None,
         uar_page: None,
         vector: 0,
+        ignore_overrun: false,
     };
     for (name, request, wanted) in [
         ("good", good, 0),

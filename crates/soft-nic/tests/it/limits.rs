@@ -55,6 +55,7 @@ fn cq_request(cqe: u32, memory: &Block) -> CreateCq {
         channel: None,
         uar_page: None,
         vector: 0,
+        ignore_overrun: false,
     }
 }
 

@@ -41,6 +41,43 @@ fn a_full_cq_is_an_error_and_nothing_in_it_is_overwritten() {
     assert_eq!(driver.counters().cq_overruns, 1);
 }
 
+/// The driver of such a CQ bounds its posts by itself, and may leave the consumer index in the record as it is.
+#[test]
+fn a_cq_that_ignores_overruns_is_overwritten_and_lives() {
+    let mut driver = Driver::new(Setup::new("overwritten"));
+    let cq = driver.create_cq(CqShape { entries: 8, ignore_overrun: true, ..CqShape::default() });
+    let (a, b) = driver.pair(QpShape { send_cq: Some(cq), ..QpShape::default() });
+    for _ in 0..11 {
+        driver.lay(a, &nop());
+    }
+    driver.ring_doorbell(a).settle();
+    assert_eq!((driver.sinks.take_events().len(), driver.counters().cq_overruns), (0, 0));
+    assert_eq!((driver.state(a), driver.state(b)), (3, 3), "both queues go on");
+    let counters = (0..8).map(|slot| {
+        let mut cqe = [0; 64];
+        driver.cq(cq).ring.read(slot * 64, &mut cqe);
+        (u16::from_be_bytes([cqe[60], cqe[61]]), cqe[63] & 1)
+    });
+    let second_lap = [(8, 1), (9, 1), (10, 1)];
+    let first_lap = [(3, 0), (4, 0), (5, 0), (6, 0), (7, 0)];
+    assert_eq!(counters.collect::<Vec<_>>(), [&second_lap[..], &first_lap].concat());
+}
+
+/// Rings of libmlx5 for 1, 10 and 1000 receives of one pointer, and one whose entries have a signature.
+#[test]
+fn a_query_tells_what_the_receive_ring_holds() {
+    let mut driver = Driver::new(Setup::new("query-cap"));
+    for (shape, wanted) in [
+        (QpShape { rq_entries: 4, rq_shift: 4, ..QpShape::default() }, (4, 1)),
+        (QpShape { rq_entries: 16, rq_shift: 5, ..QpShape::default() }, (16, 2)),
+        (QpShape { rq_entries: 1024, rq_shift: 6, mlx5_flags: 1 << 10 | 1, ..QpShape::default() }, (1024, 3)),
+    ] {
+        let qp = driver.create_qp(shape);
+        let cap = driver.nic.query_qp(driver.context, driver.qp(qp).handle).expect("the QP").cap;
+        assert_eq!((cap.max_recv_wr, cap.max_recv_sge), wanted);
+    }
+}
+
 #[test]
 fn a_consumer_index_that_is_nonsense_counts_as_full() {
     let mut driver = Driver::new(Setup::new("consumer"));
@@ -58,7 +95,7 @@ fn a_consumer_index_that_is_nonsense_counts_as_full() {
 fn a_cq_that_is_emptied_in_time_never_overruns() {
     for cqe_size in [64, 128] {
         let mut driver = Driver::new(Setup::new(&format!("laps-{cqe_size}")));
-        let cq = driver.create_cq(CqShape { entries: 8, cqe_size, channel: None });
+        let cq = driver.create_cq(CqShape { entries: 8, cqe_size, ..CqShape::default() });
         let (a, _) = driver.pair(QpShape { send_cq: Some(cq), ..QpShape::default() });
         let mut counter = 0u16;
         for _ in 0..1000 {

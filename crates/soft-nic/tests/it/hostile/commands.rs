@@ -158,6 +158,7 @@ impl Commands {
             channel: None,
             uar_page: None,
             vector: 0,
+            ignore_overrun: false,
         }
     }
 

@@ -123,7 +123,7 @@ impl Traffic {
             let srq = (role == Role::Shared).then(|| driver.create_srq(SHARED_RECEIVES, 4));
             let mut queue = |srq: Option<SrqId>| {
                 let cq = |driver: &mut Driver<Walled>| {
-                    driver.create_cq(CqShape { entries: 64, cqe_size, channel: None })
+                    driver.create_cq(CqShape { entries: 64, cqe_size, ..CqShape::default() })
                 };
                 let (send_cq, recv_cq) = (Some(cq(&mut driver)), Some(cq(&mut driver)));
                 let mlx5_flags = 1 << 10 | if scatter { 1 << 1 } else { 0 };
