@@ -169,6 +169,11 @@ fn pci_function(tree: &mut Tree, pci: &str, slot: &str, device: &DeviceConfig, m
         tree.value(format!("{pci}/{file}"), value);
     }
     tree.insert(format!("{pci}/subsystem"), Node::Link("../../../bus/pci".to_owned()));
+    if device.link_layer == LinkLayer::Roce {
+        // The machine's own interface, whose addresses the ports have. A kernel has it here, and a link in `/sys/class/net`.
+        let name = &machine.interface;
+        tree.insert(format!("{pci}/net/{name}"), Node::Link(format!("/sys/class/net/{name}")));
+    }
 }
 
 /// A port.
@@ -343,6 +348,9 @@ mod tests {
         assert_eq!(read(&tree, &format!("{port}/gid_attrs/types/0")), "IB/RoCE v1");
         assert_eq!(read(&tree, &format!("{port}/gid_attrs/types/3")), "RoCE v2");
         assert_eq!(read(&tree, &format!("{port}/gid_attrs/ndevs/3")), "lo");
+        let net = "/sys/class/infiniband/mlx5_1/device/net";
+        assert_eq!(tree.lookup(&format!("{net}/lo"), true), Lookup::Outside("/sys/class/net/lo".into()));
+        assert_eq!(tree.children("/sys/devices/pci5074:00/5074:00:01.0/net").count(), 1);
         assert_eq!(read(&tree, &format!("{port}/gids/3")), "0000:0000:0000:0000:0000:ffff:7f00:0002");
         assert_eq!(tree.lookup(&format!("{port}/gid_attrs/types/4"), true), Lookup::Missing(libc::ENOENT));
     }
