@@ -6,7 +6,8 @@ use std::process::Command;
 use serde_json::Value;
 
 use crate::counters::Messages;
-use crate::fabric::{Fabric, Layer, distribution_libmlx5};
+use crate::fabric::{Fabric, Layer, distribution_libmlx5, scratch};
+use crate::program::find;
 
 /// The interpreter that the distribution's pyverbs is built for; others on `PATH` do not find it.
 const PYTHON: &str = "/usr/bin/python3";
@@ -75,5 +76,54 @@ fn memory_windows_open_and_close_in_every_way() {
         let closed = (counters.value("completed_send_inval"), counters.value("windows_invalidated"));
         assert_eq!(closed, (asked("send_inval"), asked("send_inval")), "{layer:?}");
         assert_eq!(Ok(counters.libmlx5().to_owned()), distribution_libmlx5(), "{layer:?}");
+    }
+}
+
+/// Folder of the tests that python3-pyverbs brings, some of them packed.
+const OWN_TESTS: &str = "/usr/share/doc/rdma-core/tests";
+
+/// Unpacks those of rdma-core 44 into a folder of ours, and returns the program that runs them.
+fn own_tests() -> Result<String, String> {
+    const UNPACK: &str = "import gzip, os, sys
+for name in os.listdir(sys.argv[1]):
+    data = open(os.path.join(sys.argv[1], name), 'rb').read()
+    if name.endswith('.gz'):
+        name, data = name[:-3], gzip.decompress(data)
+    open(os.path.join(sys.argv[2], name), 'wb').write(data)";
+    pyverbs()?;
+    let libmlx5 = distribution_libmlx5()?;
+    if !libmlx5.ends_with("1.24.44.0") {
+        return Err(format!("the counts are those of rdma-core 44, not of {libmlx5}"));
+    }
+    let folder = scratch("pyverbs-tests").display().to_string();
+    let unpacked = Command::new(PYTHON).args(["-c", UNPACK, OWN_TESTS, &folder]).output();
+    let unpacked = unpacked.map_err(|error| format!("{PYTHON}: {error}"))?;
+    if !unpacked.status.success() {
+        return Err(format!("{OWN_TESTS}: {}", String::from_utf8_lossy(&unpacked.stderr)));
+    }
+    Ok(format!("{folder}/run_tests.py"))
+}
+
+/// The floors: tests that pass; the others skip, for what the NIC has not (ODP, XRC, DEVX, raw packets), or this machine.
+#[test]
+fn pyverbs_own_tests_pass() {
+    let program = measure::need!(own_tests(), "python3-pyverbs 44 with its tests");
+    measure::need!(find("ip"), "ip (iproute2), which these tests ask for an interface's address");
+    let wire = &["--path", "wire", "--ipv4", "127.0.0.1"][..];
+    for (layer, options, arguments, floor) in [
+        (Layer::Roce, &[][..], &[][..], 114),
+        (Layer::InfiniBand, &[], &[], 106),
+        (Layer::Roce, wire, &["--gid", "3"], 114),
+    ] {
+        let fabric = Fabric::new(layer).with_options(options);
+        let mut started = fabric.start(&[&[PYTHON, "-B", &program, "--dev", "mlx5_0"], arguments].concat());
+        let output = started.program.succeed();
+        let number = |before: &str| {
+            let rest = output.rsplit_once(before).map_or("", |(_, rest)| rest);
+            let digits: String = rest.chars().take_while(char::is_ascii_digit).collect();
+            digits.parse::<u32>().unwrap_or_else(|_| panic!("no number after «{before}» in\n{output}"))
+        };
+        let passed = number("\nRan ") - number("OK (skipped=");
+        assert!(passed >= floor, "{layer:?} {options:?}: {passed} passed of at least {floor}\n{output}");
     }
 }
