@@ -43,26 +43,27 @@ pub fn of_dma_buf<D: Commands>(
     let (errno, size) = match DmaBuf::map(fd, offset, length, write, server.is_dma_buf) {
         Ok(buffer) => return Ok((buffer.address(), Backing::DmaBuf(buffer))),
         Err(DmaBufError::NotMappable { errno, size }) => (errno, size),
-        Err(error) => return Err(refuse_buffer(server, &error)),
+        Err(error) => return Err(refuse_buffer(&error)),
     };
     let Some(start) = iova.checked_sub(offset) else {
-        return Err(refuse_buffer(server, &DmaBufError::NotMappable { errno, size }));
+        return Err(refuse_buffer(&DmaBufError::NotMappable { errno, size }));
     };
     match GpuRegion::find(start, size) {
         Ok(Some(region)) => Ok((iova, Backing::Gpu(region))),
-        Ok(None) => Err(refuse_buffer(server, &DmaBufError::NotMappable { errno, size })),
+        Ok(None) => Err(refuse_buffer(&DmaBufError::NotMappable { errno, size })),
         Err(error) => Err(refuse_memory(server, "MR.REG_DMABUF_MR", &error)),
     }
 }
 
 /// An error where a queue's ring or record lies in a GPU's memory.
-pub fn check_queue<D: Commands>(server: &Server<D>, what: &str, places: &[u64]) -> Answer<()> {
-    let Some(addr) = places.iter().find(|addr| is_gpu_address(**addr)) else { return Ok(()) };
-    let sentence = format!(
-        "{what} with ring or record in a GPU's memory ({addr:#x}): refused, queues there need DEVX, which this device has not"
-    );
-    server.note_refusal(&format!("{what} in a GPU's memory"), &sentence);
-    Err(refuse(libc::EOPNOTSUPP, sentence))
+pub fn check_queue(what: &str, places: &[u64]) -> Answer<()> {
+    match places.iter().any(|addr| is_gpu_address(*addr)) {
+        false => Ok(()),
+        true => {
+            let reason = format!("{what} with ring or record in a GPU's memory (queues there need DEVX)");
+            Err(refuse(libc::EOPNOTSUPP, reason))
+        }
+    }
 }
 
 fn refuse_memory<D: Commands>(server: &Server<D>, command: &str, error: &GpuError) -> CommandError {
@@ -71,11 +72,6 @@ fn refuse_memory<D: Commands>(server: &Server<D>, command: &str, error: &GpuErro
     refuse(error.errno(), sentence)
 }
 
-/// What a card would reach and this NIC cannot is said on stderr, once.
-fn refuse_buffer<D: Commands>(server: &Server<D>, error: &DmaBufError) -> CommandError {
-    if matches!(error, DmaBufError::NotMappable { .. }) {
-        server
-            .note_refusal("MR.REG_DMABUF_MR of what cannot be mapped", &format!("MR.REG_DMABUF_MR: {error}"));
-    }
+fn refuse_buffer(error: &DmaBufError) -> CommandError {
     refuse(error.errno(), format!("MR.REG_DMABUF_MR: {error}"))
 }

@@ -21,6 +21,10 @@ const CORE_SUPPORT: u64 = 1;
 /// `MLX5_LIB_CAP_DYN_UAR`: the library asks for UAR pages one by one. All of rdma-core 39 to 64 do.
 const LIB_CAP_DYN_UAR: u64 = 1 << 1;
 
+/// `MLX5_IB_ALLOC_UCTX_DEVX`: objects made by firmware commands. libmlx5 asks for it at every open, and opens without it when
+/// it is refused; a program that asks for it itself (`MLX5DV_CONTEXT_FLAGS_DEVX`) gets no context, and falls back.
+const FLAG_DEVX: u32 = 1;
+
 /// GET_CONTEXT: the device's context for this open.
 pub fn get_context<D: Commands>(
     server: &Server<D>,
@@ -31,6 +35,16 @@ pub fn get_context<D: Commands>(
         return Err(refuse(libc::EINVAL, "this open has a context already"));
     }
     let request = command.input(UHW_IN).ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in GET_CONTEXT"))?;
+    // First, since libmlx5 tries each refused request again in its older, shorter forms.
+    let flags = request.u32(alloc_ucontext_req::FLAGS);
+    if flags != 0 {
+        // What `mlx5_ib_devx_create` says of a card without contexts for users (`log_max_uctx` 0).
+        let what = if flags == FLAG_DEVX { "DEVX" } else { "flags" };
+        return Err(refuse(
+            libc::EINVAL,
+            format!("GET_CONTEXT with {what} ({flags:#x}): this device has none"),
+        ));
+    }
     let lib_caps = request.u64(alloc_ucontext_req::LIB_CAPS);
     if lib_caps & LIB_CAP_DYN_UAR == 0 {
         let reason =

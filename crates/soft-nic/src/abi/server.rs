@@ -205,24 +205,33 @@ static METHODS: &[Method] = &[
     },
 ];
 
-/// Objects that a kernel knows and this device has not: their methods are `EOPNOTSUPP`, not "unknown".
-const ABSENT_OBJECTS: &[(u16, &str)] = &[
-    (9, "FLOW"),
-    (10, "XRCD"),
-    (11, "RWQ_IND_TBL"),
-    (12, "WQ"),
-    (13, "FLOW_ACTION"),
-    (14, "DM"),
-    (15, "COUNTERS"),
-    (0x1000, "DEVX"),
-    (0x1001, "DEVX_OBJ"),
-    (0x1002, "DEVX_UMEM"),
-    (0x1003, "FLOW_MATCHER"),
-    (0x1004, "DEVX_ASYNC_CMD_FD"),
-    (0x1005, "DEVX_ASYNC_EVENT_FD"),
-    (0x1006, "VAR"),
-    (0x1007, "PP"),
-    (0x1009, "STEERING_ANCHOR"),
+/// Objects that a kernel knows and this device has not, and what they are for: their methods are `EOPNOTSUPP`, not "unknown".
+const ABSENT_OBJECTS: &[(u16, &str, &str)] = &[
+    (9, "FLOW", "steering"),
+    (10, "XRCD", "XRC domains"),
+    (11, "RWQ_IND_TBL", "receive-side scaling"),
+    (12, "WQ", "receive-side scaling"),
+    (13, "FLOW_ACTION", "steering"),
+    (14, "DM", "memory of the device"),
+    (15, "COUNTERS", "counters of flows"),
+    (0x1000, "DEVX", "firmware commands"),
+    (0x1001, "DEVX_OBJ", "objects made by firmware commands"),
+    (0x1002, "DEVX_UMEM", "memory of DEVX objects"),
+    (0x1003, "FLOW_MATCHER", "steering"),
+    (0x1004, "DEVX_ASYNC_CMD_FD", "answers to DEVX queries"),
+    (0x1005, "DEVX_ASYNC_EVENT_FD", "events of DEVX objects"),
+    (0x1006, "VAR", "doorbells of virtio queues"),
+    (0x1007, "PP", "packet pacing"),
+    (0x1009, "STEERING_ANCHOR", "steering"),
+];
+
+/// Methods that a kernel knows of objects that this device has.
+const ABSENT_METHODS: &[(u16, u16, &str)] = &[
+    (0, 4, "DEVICE.QUERY_CONTEXT (ibv_import_device)"),
+    (0, 0x1000, "DEVICE.QUERY_PORT of mlx5 (mlx5dv_query_port)"),
+    (7, 0, "MR.DM_MR_REG (memory of the device)"),
+    (7, 2, "MR.ADVISE_MR (ibv_advise_mr)"),
+    (7, 3, "MR.QUERY_MR (ibv_import_mr)"),
 ];
 
 /// Names that get a line; a program that tries numbers must not fill its log.
@@ -230,7 +239,7 @@ const SAID: usize = 64;
 
 /// What every libmlx5 asks at each open to learn what there is, and does without: a line for each would be noise in every
 /// program's output.
-const PROBED: &[&str] = &["DEVX.0x1000"];
+const PROBED: &str = "DEVX method ";
 
 /// One open of a device file.
 #[derive(Debug)]
@@ -422,8 +431,11 @@ impl<D: Commands> Server<D> {
 
     /// Answers the verbs ioctl whose header is at `address`; the error is what the program's `errno` gets.
     pub fn ioctl(&self, file: &mut OpenFile, address: u64) -> Result<(), CommandError> {
-        let command = Command::decode(&*self.memory, address, |object, method| self.find(object, method));
+        let command = Command::decode(&*self.memory, address, Self::find);
         let answer = command.as_ref().map_err(Clone::clone).and_then(|command| self.dispatch(file, command));
+        if let Err(CommandError { errno: libc::EOPNOTSUPP | libc::EPROTONOSUPPORT, reason }) = &answer {
+            self.note_refusal(reason, &format!("not supported: {reason}"));
+        }
         if log_enabled() {
             let called = command.as_ref().map_or_else(|_| "undecoded".to_owned(), ToString::to_string);
             let outcome = answer.as_ref().map_or_else(ToString::to_string, |()| "ok".to_owned());
@@ -432,32 +444,27 @@ impl<D: Commands> Server<D> {
         answer
     }
 
-    fn find(&self, object: u16, method: u16) -> Result<&'static Method, CommandError> {
+    fn find(object: u16, method: u16) -> Result<&'static Method, CommandError> {
         if let Some(found) = METHODS.iter().find(|known| (known.object, known.method) == (object, method)) {
             return Ok(found);
         }
-        let (name, errno) = match ABSENT_OBJECTS.iter().find(|(absent, _)| *absent == object) {
-            Some((_, name)) => (format!("{name}.{method:#x}"), libc::EOPNOTSUPP),
-            None => (format!("object {object:#x} method {method:#x}"), libc::EPROTONOSUPPORT),
-        };
-        Err(self.refuse_command(name, errno))
+        if let Some((.., name)) = ABSENT_METHODS.iter().find(|(o, m, _)| (*o, *m) == (object, method)) {
+            return Err(refuse(libc::EPROTONOSUPPORT, *name));
+        }
+        Err(match ABSENT_OBJECTS.iter().find(|(absent, ..)| *absent == object) {
+            Some((_, name, use_)) => refuse(libc::EOPNOTSUPP, format!("{name} method {method:#x} ({use_})")),
+            None => unknown_method(object, method),
+        })
     }
 
-    /// Refuses a command that this device lacks: one line on stderr for each name, and how often in the process's line of
-    /// counters. What libmlx5 asks at every open is only counted.
-    pub(super) fn refuse_command(&self, name: String, errno: i32) -> CommandError {
-        self.note_refusal(&name, &format!("{name}: refused, this device has it not"));
-        refuse(errno, format!("{name}: this device has it not"))
-    }
-
-    /// Counts a refusal under its name, and says the line at the first.
+    /// Counts a refusal under its name: how often stands in the process's line of counters. The first is a line on stderr.
     pub(super) fn note_refusal(&self, name: &str, line: &str) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         let count = refused.entry(name.to_owned()).or_insert(0);
         *count += 1;
         let first = *count == 1 && refused.len() <= SAID;
         drop(refused);
-        if first && !PROBED.contains(&name) {
+        if first && !name.starts_with(PROBED) {
             log(&format!("{line} (said once)"));
         }
     }
@@ -489,10 +496,7 @@ impl<D: Commands> Server<D> {
             (0x10, 0) => device::alloc_async_event(self, file, command),
             (0x1008, 0x1000) => uar::alloc(self, file, command),
             (0x1008, 0x1001) => uar::destroy(self, file, command),
-            (object, method) => {
-                Err(self
-                    .refuse_command(format!("object {object:#x} method {method:#x}"), libc::EPROTONOSUPPORT))
-            }
+            (object, method) => Err(unknown_method(object, method)),
         }
     }
 
@@ -557,6 +561,10 @@ pub enum Mapping {
     Uar,
     /// A clock page; never writable.
     Clock,
+}
+
+fn unknown_method(object: u16, method: u16) -> CommandError {
+    refuse(libc::EPROTONOSUPPORT, format!("method {method:#x} of object {object:#x}"))
 }
 
 /// Whether `SOFTNIC_LOG` asks for a line per command.

@@ -49,7 +49,7 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
     // IB_UVERBS_SRQT_BASIC; 1 is XRC, 2 tag matching.
     match command.number(TYPE).unwrap_or(0) {
         0 => {}
-        kind => return Err(server.refuse_command(format!("SRQ type {kind}"), libc::EOPNOTSUPP)),
+        kind => return Err(refuse(libc::EOPNOTSUPP, format!("SRQ type {kind}"))),
     }
     check_event_fd(server, file, command, EVENT_FD)?;
     let request = CreateSrq {
@@ -115,7 +115,7 @@ fn make<D: Commands>(
     answer: impl FnOnce(&CreatedSrq) -> Answer<()>,
 ) -> Answer<()> {
     let context = file.context()?;
-    check_queue(server, "SRQ", &[request.buffer, request.record])?;
+    check_queue("SRQ", &[request.buffer, request.record])?;
     let made = server.nic()?.create_srq(context, request)?;
     let written = answer(&made);
     if written.is_err() {

@@ -85,7 +85,7 @@ pub fn invoke<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         let absent = ABSENT.iter().find(|(absent, _)| *absent == number);
         let name =
             absent.map_or_else(|| format!("write command {number:#x}"), |(_, name)| (*name).to_owned());
-        return Err(server.refuse_command(name, libc::EOPNOTSUPP));
+        return Err(refuse(libc::EOPNOTSUPP, name));
     };
     let core_in = command.input(CORE_IN).unwrap_or(Reader(&[]));
     let (given, room) = (core_in.0.len(), command.room(CORE_OUT));

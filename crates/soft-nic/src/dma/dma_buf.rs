@@ -55,7 +55,7 @@ pub enum DmaBufError {
     /// The exporter refuses to have it mapped.
     #[error(
         "its exporter lets no program map it (errno {errno}), as of a GPU's memory, and no memory of a GPU that this process \
-         allocated holds its {size:#x} bytes where iova says"
+         allocated holds it where iova says"
     )]
     NotMappable {
         /// What `mmap` said.

@@ -59,14 +59,21 @@ fn get_context_offers_dynamic_uars_and_version_1_cqes() {
 }
 
 #[test]
-fn a_library_without_dynamic_uars_or_user_indexes_is_refused() {
-    for (what, at, value) in [("lib_caps", 24, 1), ("max_cqe_version", 16, 0), ("comp_mask", 12, 1)] {
+fn a_library_without_dynamic_uars_or_user_indexes_is_refused_and_devx_too() {
+    for (what, at, value, errno) in [
+        ("lib_caps", 24, 1, libc::EOPNOTSUPP),
+        ("max_cqe_version", 16, 0, libc::EOPNOTSUPP),
+        ("comp_mask", 12, 1, libc::EOPNOTSUPP),
+        // A kernel's answer for a card without DEVX, by which libmlx5 and programs open without.
+        ("DEVX", 8, 1, libc::EINVAL),
+        ("an unknown flag", 8, 2, libc::EINVAL),
+    ] {
         let mut request = [0; 32];
         (request[16], request[24]) = (1, 3);
         request[at] = value;
         let mut call = Call::new(0, 3).output(0, 4).input(0x1000, &request).output(0x1001, 72);
         let mut bench = Bench::closed(&Config::default());
-        assert_eq!(call.run(&mut bench), Err(libc::EOPNOTSUPP), "{what}");
+        assert_eq!(call.run(&mut bench), Err(errno), "{what}");
         assert_eq!(bench.asked(), [] as [&str; 0], "{what}");
     }
 }
@@ -285,13 +292,16 @@ fn completion_queues_carry_every_field_and_report_their_events() {
         bench.asked(),
         [
             "CreateCq { cqe: 1ff, cqe_size: 80, buffer: 1000, record: 2000, user_handle: 123456789abc, \
-             channel: Some(0), uar_page: Some(21), vector: 3 }",
+             channel: Some(0), uar_page: Some(21), vector: 3, ignore_overrun: false }",
             "destroy_cq 6"
         ]
     );
+    cq_call(64, 2, 0, 3, 0).run(&mut bench).unwrap();
+    let asked = bench.asked().concat();
+    assert!(asked.contains("ignore_overrun: true"), "{asked}");
     for (what, mut call, errno) in [
         ("a vector beyond the processors", cq_call(64, 2, 4, 0, 0), libc::EINVAL),
-        ("ignoring overruns", cq_call(64, 2, 0, 2, 0), libc::EOPNOTSUPP),
+        ("an unknown flag", cq_call(64, 2, 0, 4, 0), libc::EOPNOTSUPP),
         ("padded CQEs", cq_call(128, 1, 0, 0, 0), libc::EOPNOTSUPP),
         ("real-time timestamps", cq_call(64, 4, 0, 0, 0), libc::EOPNOTSUPP),
         ("compressed CQEs", cq_call(64, 2, 0, 0, 1), libc::EOPNOTSUPP),
@@ -344,6 +354,9 @@ fn queue_pairs_carry_every_field() {
     let mut destroy = Call::new(4, 1).handle(0, 8).output(1, 4);
     destroy.run(&mut bench).unwrap();
     assert_eq!(destroy.result(1), 5_u32.to_ne_bytes());
+    bench.asked();
+    // Blocked multicast loopback: nothing would come back.
+    qp_call(4, 1 << 1, 0x400).run(&mut bench).unwrap();
     bench.asked();
     for (what, mut call, errno) in [
         ("raw packets", qp_call(8, 0, 0x400), libc::EOPNOTSUPP),
@@ -654,8 +667,17 @@ fn what_the_device_lacks_is_refused_as_a_kernel_refuses_it_and_counted() {
     assert_eq!(Call::new(0x1000, 0x1000).run(&mut bench), Err(libc::EOPNOTSUPP));
     let refused = bench.server.refused();
     assert!(refused.contains(&("CREATE_XSRQ".to_owned(), 2)), "{refused:?}");
-    assert!(refused.contains(&("DEVX.0x1000".to_owned(), 1)), "{refused:?}");
+    assert!(refused.contains(&("DEVX method 0x1000 (firmware commands)".to_owned(), 1)), "{refused:?}");
     assert!(refused.contains(&("write command 0x99".to_owned(), 1)), "{refused:?}");
+    // Whatever refuses it: the method's decoder, the command, the device.
+    cq_call(64, 2, 0, 4, 0).run(&mut bench).unwrap_err();
+    qp_call(0xff, 0, 0x400).run(&mut bench).unwrap_err();
+    bench.device().refusal = Some(libc::EOPNOTSUPP);
+    Call::write(3).input(0, &[0; 8]).output(1, 4).run(&mut bench).unwrap_err();
+    let refused = bench.server.refused();
+    for name in ["CQ.CREATE: flags 0x4", "DC QP (type 255)", "as told"] {
+        assert!(refused.contains(&(name.to_owned(), 1)), "{name}: {refused:?}");
+    }
 }
 
 /// What libmlx5 and its users try first; by these errnos they know to do without (`ibv_query_gid_ex`, UCX, gpunetio).

@@ -184,6 +184,6 @@ impl Bench {
 pub fn get_context() -> Call {
     let mut request = [0; 32];
     (request[0], request[4]) = (16, 4);
-    (request[8], request[16], request[24]) = (1, 1, 3);
+    (request[16], request[24]) = (1, 3);
     Call::new(0, 3).output(0, 4).output(1, 8).input(0x1000, &request).output(0x1001, 72)
 }
