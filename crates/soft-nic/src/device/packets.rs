@@ -420,7 +420,7 @@ fn work_request(request: &SendRequest) -> WorkRequest {
 /// The message's bytes from `offset` on, as many as `out` has.
 fn gather<M: Memory>(memory: &M, request: &SendRequest, offset: u32, out: &mut [u8]) -> Result<(), Fault> {
     let from = offset as usize;
-    if !request.inline.is_empty() {
+    if request.segments.is_empty() {
         let bytes = request.inline.get(from..from + out.len()).ok_or(Fault { addr: 0 })?;
         out.copy_from_slice(bytes);
         return Ok(());
@@ -431,7 +431,10 @@ fn gather<M: Memory>(memory: &M, request: &SendRequest, offset: u32, out: &mut [
     while !rest.is_empty() {
         let piece = walk.peek(rest.len() as u64).ok_or(Fault { addr: 0 })?;
         let (now, later) = rest.split_at_mut(piece.len as usize);
-        memory.read(piece.addr, now)?;
+        match request.kept(piece) {
+            Some(bytes) => now.copy_from_slice(bytes),
+            None => memory.read(piece.addr, now)?,
+        }
         walk.advance(piece.len);
         rest = later;
     }

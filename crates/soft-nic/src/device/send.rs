@@ -516,11 +516,11 @@ fn hand_over(qp: &mut Qp, mut request: Box<SendRequest>) -> Option<Box<SendReque
 }
 
 fn payload_of(request: &SendRequest) -> Payload<'_> {
-    if request.request.opcode.carries_payload() && !request.inline.is_empty() {
-        Payload::Inline(&request.inline)
-    } else if request.segments.is_empty() || request.request.opcode.is_atomic() {
-        Payload::Nothing
-    } else {
-        Payload::Segments(&request.segments)
+    let carries = request.request.opcode.carries_payload();
+    match request.segments.as_slice() {
+        [] if carries && !request.inline.is_empty() => Payload::Inline(&request.inline),
+        [] => Payload::Nothing,
+        _ if request.request.opcode.is_atomic() => Payload::Nothing,
+        segments => Payload::Segments(segments),
     }
 }

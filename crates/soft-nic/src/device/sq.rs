@@ -87,7 +87,8 @@ pub(super) struct SendRequest {
     pub carried: u32,
     /// Payload that travelled in the WQE, or of a READ that the CQE is to carry.
     pub inline: Vec<u8>,
-    /// Local memory, as addresses of the application.
+    /// Local memory, as addresses of the process: the application's, or of `inline` where both make up the payload. None: all
+    /// of it is inline.
     pub segments: Vec<Segment>,
     /// The lkey of each segment.
     pub keys: Vec<u32>,
@@ -120,6 +121,23 @@ impl SendRequest {
             resent: false,
             loan: None,
         }
+    }
+
+    /// Keeps inline bytes. They stay where they are until the request is reused, since a WQE cannot have more than there is
+    /// room for.
+    fn keep(&mut self, bytes: &[u8]) -> Segment {
+        let start = self.inline.len();
+        self.inline.reserve(MAX_WQE_BYTES.saturating_sub(start));
+        self.inline.extend_from_slice(bytes);
+        let addr = self.inline[start..].as_ptr().expose_provenance() as u64;
+        Segment { addr, len: bytes.len() as u64 }
+    }
+
+    /// The kept bytes that this piece of a segment is of; none: it lies in the application's memory.
+    pub(super) fn kept(&self, piece: Segment) -> Option<&[u8]> {
+        let start = piece.addr.checked_sub(self.inline.as_ptr().addr() as u64)?;
+        let end = start.checked_add(piece.len)?;
+        self.inline.get(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
     }
 }
 
@@ -177,15 +195,6 @@ impl SendQueue {
             place += 1;
         }
         queue.get(place).filter(|request| is_it(request)).map(|_| place)
-    }
-
-    /// Where `len` bytes at `offset` of the WQE at `index` lie: in two pieces when they go over the end of the ring.
-    fn pieces(&self, index: u16, offset: usize, len: usize) -> impl Iterator<Item = Segment> + use<> {
-        let ring_bytes = u64::from(self.blocks) * BLOCK_BYTES as u64;
-        let start = (self.block(index) - self.ring + offset as u64) & (ring_bytes - 1);
-        let first = (len as u64).min(ring_bytes - start);
-        let pieces = [(self.ring + start, first), (self.ring, len as u64 - first)];
-        pieces.into_iter().filter(|(_, len)| *len > 0).map(|(addr, len)| Segment { addr, len })
     }
 
     /// Copies the WQE at `fetched` out of the ring, each block once: the first block says how many follow. Returns the bytes
@@ -301,7 +310,7 @@ impl Checks<'_> {
             fragment: Fragment::default(),
         };
         self.address(qp, &body, out);
-        let length = self.gather(qp, opcode, &body, bytes, out)?;
+        let length = self.gather(qp, opcode, &body, out)?;
         out.request.length = length;
         out.request.fragment = Fragment { offset: 0, length };
         Ok(())
@@ -345,18 +354,14 @@ impl Checks<'_> {
         };
     }
 
-    /// Checks the local side and notes it; returns the payload's length. `wqe`: the bytes that `body` is of.
-    fn gather(
-        &self,
-        qp: &Qp,
-        opcode: Opcode,
-        body: &Body<'_>,
-        wqe: &[u8],
-        out: &mut SendRequest,
-    ) -> Result<u32, Status> {
+    /// Checks the local side and notes it; returns the payload's length.
+    fn gather(&self, qp: &Qp, opcode: Opcode, body: &Body<'_>, out: &mut SendRequest) -> Result<u32, Status> {
         let need = if opcode.wants_response() { Access::LOCAL_WRITE } else { Access(0) };
         let mut length = 0u64;
         let mut pointers = 0;
+        let is_pointer = |segment| matches!(segment, Ok(DataSegment::Pointer(_)));
+        // A header in front of memory, as UCX sends it.
+        let mixed = body.data.into_iter().any(is_pointer);
         for segment in body.data {
             match segment.map_err(|_| Status::LocalQpOperation)? {
                 DataSegment::Inline(bytes) => {
@@ -365,14 +370,8 @@ impl Checks<'_> {
                         return Err(Status::LocalQpOperation);
                     }
                     length += bytes.len() as u64;
-                    let is_pointer = |segment| matches!(segment, Ok(DataSegment::Pointer(_)));
-                    if out.segments.is_empty() && !body.data.into_iter().any(is_pointer) {
-                        out.inline.extend_from_slice(bytes);
-                        continue;
-                    }
-                    // A header in front of memory, as UCX sends it: the ring keeps those bytes until the WQE completes.
-                    let offset = bytes.as_ptr().addr() - wqe.as_ptr().addr();
-                    out.segments.extend(qp.sq.pieces(out.wqe_index, offset, bytes.len()));
+                    let kept = out.keep(bytes);
+                    out.segments.extend(Some(kept).filter(|kept| mixed && kept.len > 0));
                 }
                 DataSegment::Pointer(pointer) => {
                     pointers += 1;
@@ -394,7 +393,7 @@ impl Checks<'_> {
         if pointers > qp.max_send_sge {
             return Err(Status::LocalQpOperation);
         }
-        if opcode.is_atomic() && (length != 8 || !out.inline.is_empty()) {
+        if opcode.is_atomic() && length != 8 {
             return Err(Status::LocalLength);
         }
         u32::try_from(length).map_err(|_| Status::LocalLength)

@@ -10,7 +10,7 @@ use mlx5_layout::{CqeOpcode, SendOpcode};
 use soft_nic::dma::{Fault, Host, Memory};
 use soft_nic::testing::{Driver, QpShape, Setup, WorkRequest};
 
-use crate::operations::ALL;
+use crate::operations::{ALL, on_the_wire};
 
 /// Ranges that are scribbled over once they were read, and how often each 16-byte unit was read since.
 #[derive(Default)]
@@ -149,6 +149,48 @@ fn read_once_also_when_a_message_is_sent_again() {
     assert_eq!((cqe.immediate(), cqe.byte_count()), ([4, 3, 2, 1], 300));
     assert_eq!(to.block.bytes(0, 300), [7; 300]);
     assert_eq!(watched.lock().expect("one thread").most, 1);
+}
+
+/// A header in the WQE and memory beside it, as UCX sends them: the WQE is not read again, however often the message is sent
+/// and whichever way it takes.
+#[test]
+fn read_once_also_of_inline_bytes_beside_memory_in_a_message_that_is_sent_again() {
+    for (name, setup) in [
+        ("once-mixed", Setup::new("once-mixed")),
+        ("once-staged", Setup::new("once-staged").with(|c| c.staging = true)),
+        ("once-wire", on_the_wire("once-wire")),
+    ] {
+        let watched = Arc::new(Mutex::new(Watched::default()));
+        let memory = Odd { host: setup.memory.clone(), reads: Restless(watched.clone()) };
+        let mut driver = Driver::new(setup.with_memory(memory));
+        // A WQE takes three blocks: one in four lies across the end of the ring.
+        let (a, b) = driver.pair(QpShape { sq_blocks: 8, ..QpShape::default() });
+        let (from, to) = (driver.region(1 << 16, ALL), driver.region(1 << 16, ALL));
+        let ring = &driver.qp(a).ring;
+        let range = (ring.address(), ring.len() as u64);
+        watched.lock().expect("one thread").ranges.push(range);
+        for (round, len) in [8u32, 300, 4000, 40_000].into_iter().cycle().take(8).enumerate() {
+            let what = format!("{name}, round {round}, {len} bytes");
+            watched.lock().expect("one thread").reads.clear();
+            let bytes = from.fill(0, len as usize, round as u8);
+            let header: Vec<u8> = (0..90).map(|i| i ^ round as u8).collect();
+            let send = WorkRequest::new(SendOpcode::Send);
+            let (send, wanted) = match round % 2 {
+                0 => (send.inline(&header).pointer(&from, 0, len), [&header[..], &bytes].concat()),
+                _ => (send.pointer(&from, 0, len).inline(&header), [&bytes[..], &header].concat()),
+            };
+            // No receive yet: RNR.
+            let before = driver.counters().retransmissions;
+            driver.post(a, &send).advance(5_000_000);
+            assert!(driver.counters().retransmissions > before, "{what}: it was to be sent again");
+            driver.post_receive(b, &[to.pointer(0, 1 << 16)]).advance(5_000_000);
+            let length = driver.poll_receive(b).map(|cqe| cqe.byte_count() as usize);
+            assert_eq!(length, Some(wanted.len()), "{what}");
+            assert!(to.block.bytes(0, wanted.len()) == wanted, "{what}: other bytes");
+            assert!(driver.poll_send(a).is_some(), "{what}");
+            assert_eq!(watched.lock().expect("one thread").most, 1, "{what}: the WQE was read twice");
+        }
+    }
 }
 
 /// The words of records say something else on every second look.
