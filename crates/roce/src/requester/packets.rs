@@ -11,8 +11,8 @@ use crate::{Fragment, Now, Opcode, Psn, ReplyVerdict, RequesterConfig, ServiceTy
 /// How many packets go out, and how often they ask for an acknowledgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SendWindow {
-    /// Request packets under way at most: sent, and not acknowledged. A READ or an atomic is one, however many PSNs its response
-    /// takes; but while as many response packets are to come, no further READ or atomic is sent.
+    /// Request packets under way at most: sent, and not acknowledged; fewer after losses. A READ or an atomic is one, however
+    /// many PSNs its response takes. But while as many response packets are to come, no further READ or atomic is sent.
     pub packets: u32,
     /// AckReq at least on every so many-th packet, besides on the last of each message.
     pub ack_every: u32,
@@ -29,7 +29,7 @@ impl SendWindow {
 }
 
 impl Default for SendWindow {
-    /// 64 packets: 256 KiB of the largest path MTU. A loss costs a window, for all that was sent behind it goes again;
+    /// 64 packets: 256 KiB of the largest path MTU. A loss costs up to a window, for all that was sent behind it goes again.
     /// `src/tests/snapshots/goodput.txt` has what that leaves.
     fn default() -> SendWindow {
         SendWindow::of_bytes(256 << 10, 4096)
@@ -47,6 +47,30 @@ pub(super) struct Progress {
     pub(super) sent: u32,
     /// Packets since the last AckReq.
     unasked: u32,
+    /// Packets that may be under way: those of the window, or fewer after a loss.
+    allowed: u32,
+    /// Packets acknowledged since the last loss.
+    unbroken: u32,
+}
+
+/// Packets that may be under way whatever was lost: with fewer, a long line would carry next to nothing.
+const FEWEST_UNDER_WAY: u32 = 16;
+
+impl Progress {
+    /// Packets were acknowledged. As many more may be under way, up to the window.
+    pub(super) fn passed(&mut self, packets: u32) {
+        let Some(window) = self.window else { return };
+        self.unbroken = self.unbroken.saturating_add(packets);
+        self.allowed = self.allowed.saturating_add(packets).min(window.packets);
+    }
+
+    /// A packet was lost, and all behind it goes again. The next pass begins with as many packets as came through since the
+    /// loss before, because what lies behind the next loss is sent for nothing.
+    pub(super) fn lost(&mut self) {
+        let Some(window) = self.window else { return };
+        self.allowed = self.unbroken.max(FEWEST_UNDER_WAY).min(window.packets);
+        self.unbroken = 0;
+    }
 }
 
 /// «Send this packet now.»
@@ -104,7 +128,7 @@ impl Requester {
     /// for READ responses.
     pub fn by_packet(config: RequesterConfig, window: SendWindow) -> Requester {
         let mut requester = Requester::new(config);
-        requester.progress.window = Some(window);
+        (requester.progress.window, requester.progress.allowed) = (Some(window), window.packets);
         requester
     }
 
@@ -122,7 +146,7 @@ impl Requester {
         let alone = message.opcode.wants_response();
         let to_come = self.responses_to_come();
         let under_way = ahead + self.responses_outstanding - to_come;
-        let full = window.packets.max(1);
+        let full = self.progress.allowed.max(1);
         if reliable && (under_way >= full || alone && to_come >= full) {
             return None;
         }
@@ -156,7 +180,7 @@ impl Requester {
             position: if alone { Position::Only } else { position_of(index == 0, ends) },
             fragment: Fragment { offset, length: carried },
             length: message.length,
-            ack_requested: reliable && self.asks_for_ack(window, ends, under_way + 1 >= window.packets),
+            ack_requested: reliable && self.asks_for_ack(window, ends, under_way + 1 >= full),
             retransmission,
         })
     }
@@ -214,6 +238,7 @@ impl Requester {
     }
 
     fn advance_to(&mut self, packets: u32) {
+        self.progress.passed(packets.saturating_sub(self.progress.acked));
         self.progress.acked = packets;
         if self.next_send == self.done {
             self.progress.sent = self.progress.sent.max(packets);

@@ -47,6 +47,8 @@ impl Requester {
                 self.response_psns -= self.message(self.done).map_or(0, |message| message.psn_count);
             }
         }
+        let packets = self.message(self.done).map_or(0, |message| message.psn_count);
+        self.progress.passed(packets.saturating_sub(self.progress.acked));
         self.done += 1;
         self.progress.acked = 0;
         if self.next_send < self.done {
@@ -200,6 +202,7 @@ impl Requester {
             return self.fail_oldest(Status::RetryExceeded);
         }
         self.go_back();
+        self.progress.lost();
         self.recovering = true;
         ReplyVerdict::Resend
     }
