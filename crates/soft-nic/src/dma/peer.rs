@@ -22,6 +22,9 @@ const STRETCH: u64 = 4 << 20;
 /// Bytes that are on their way to a GPU's memory at a time, by way of ours.
 const GPU_PIECE: u64 = 256 << 10;
 
+/// An address where no process has a page: the kernel's half.
+const NO_PAGE: u64 = 0xffff_8000_0000_0000;
+
 /// Times that a copy is tried before a passing error counts.
 const TRIES: usize = 4;
 
@@ -95,13 +98,13 @@ impl PeerMemory {
         PeerMemory { refused: true, ..self }
     }
 
-    /// Whether the kernel lets us read the word at `addr` of the peer and it is `expected`; asked once per peer.
-    pub fn answers(&self, host: &Host, addr: u64, expected: u64) -> bool {
-        let mut word = [0u8; 8];
-        let to = [Segment { addr: word.as_mut_ptr() as u64, len: 8 }];
-        let from = [Segment { addr, len: 8 }];
-        self.read(host, &to, &from, 8, Order::Relaxed, &|| true).is_ok()
-            && u64::from_ne_bytes(word) == expected
+    /// Whether the kernel lets us read the peer's memory. Nothing is read: the kernel checks the right first, and then finds no page.
+    pub fn is_allowed(&self) -> bool {
+        let mut byte = 0u8;
+        let (mut ours, mut theirs) = (Pieces::new(), Pieces::new());
+        ours.push(Segment { addr: &raw mut byte as u64, len: 1 });
+        theirs.push(Segment { addr: NO_PAGE, len: 1 });
+        matches!(self.call(&ours, &theirs), Err(PeerError::PeerFault { .. }))
     }
 
     /// Copies `len` bytes of the peer into our memory, the last word by a release store unless relaxed. `go_on` is asked every
@@ -380,6 +383,7 @@ mod tests {
         let nobody = PeerMemory::new(0x3fff_fff0);
         let gone = nobody.read(&host, &ours, &ours, 8, Order::Relaxed, &|| true);
         assert_eq!(gone, Err(PeerError::Gone { pid: 0x3fff_fff0 }));
+        assert_eq!([peer, nobody, peer.refused()].map(|peer| peer.is_allowed()), [true, false, false]);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
@@ -121,14 +122,58 @@ pub fn user() -> u32 {
     unsafe { libc::geteuid() }
 }
 
-/// Opens a path for reading and writing, not through the interposer's hooks.
-pub fn open_read_write(path: &str) -> io::Result<OwnedFd> {
+/// Opens a memfd of another process by its path below `/proc`. Neither blocks nor has an effect, whatever the path leads to: what is
+/// no memfd is not opened, and a memfd under a lease is refused (`O_NONBLOCK`).
+///
+/// Errors: the kernel's; `InvalidInput`: no memfd.
+pub fn open_memfd(path: &str) -> io::Result<OwnedFd> {
+    static MEMFDS: OnceLock<(u32, u32)> = OnceLock::new();
+    // All memfds lie in one file system of the kernel's own.
+    let of_memfds = match MEMFDS.get() {
+        Some(known) => *known,
+        None => *MEMFDS.get_or_init({
+            let known = device_of(&memfd("softnic-kind", PAGE)?)?;
+            move || known
+        }),
+    };
+    let place = open(path, libc::O_PATH)?;
+    if device_of(&place)? != of_memfds {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let place = format!("/proc/self/fd/{}", place.as_raw_fd());
+    open(&place, libc::O_RDWR | libc::O_NONBLOCK | libc::O_NOCTTY).map(moved_high)
+}
+
+/// Not through the interposer's hooks.
+fn open(path: &str, flags: i32) -> io::Result<OwnedFd> {
     let path = CString::new(path)?;
-    let flags = libc::O_RDWR | libc::O_CLOEXEC;
+    let flags = flags | libc::O_CLOEXEC;
     // SAFETY: `path` is a C string that lives through the call.
     let raw = check(unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) })?;
     // SAFETY: the kernel just gave us this descriptor.
-    Ok(moved_high(unsafe { OwnedFd::from_raw_fd(raw as RawFd) }))
+    Ok(unsafe { OwnedFd::from_raw_fd(raw as RawFd) })
+}
+
+/// Number of the file system that a file lies in. Asks no server of a remote or a user's file system (`AT_STATX_DONT_SYNC`).
+fn device_of(fd: &OwnedFd) -> io::Result<(u32, u32)> {
+    // SAFETY: plain old data.
+    let mut about: libc::statx = unsafe { std::mem::zeroed() };
+    let (number, flags) = (libc::SYS_statx, libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC);
+    // SAFETY: an empty C string, and `about`, which lives through the call.
+    check(unsafe {
+        libc::syscall(number, fd.as_raw_fd(), c"".as_ptr(), flags, libc::STATX_TYPE, &mut about)
+    })?;
+    Ok((about.stx_dev_major, about.stx_dev_minor))
+}
+
+/// A number that nobody can guess (getrandom(2)).
+///
+/// Errors: the kernel's.
+pub fn secret() -> io::Result<u64> {
+    let mut bytes = [0u8; 8];
+    // SAFETY: writes no more than `bytes` has; so few come whole.
+    check(unsafe { libc::syscall(libc::SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), 0) })?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 /// Sleeps until `word` is no longer `expected`, a wake-up, or the time is over. The word may be shared with others.

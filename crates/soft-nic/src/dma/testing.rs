@@ -1,6 +1,7 @@
 //! For tests: memory between guard pages, where one byte too far is a fault and not a neighbour; and the end of threads.
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 const PAGE: usize = 4096;
@@ -12,6 +13,29 @@ impl Drop for Stop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
+}
+
+/// Leases a file that nothing else has open: who opens it waits for as long as the kernel waits for the holder (`fs.lease-break-time`, 45 s),
+/// who opens it without waiting is refused. The holder is told by a signal that is ignored.
+///
+/// Errors: the kernel's, as where a file system knows no leases.
+pub fn lease(file: &impl AsRawFd) -> io::Result<()> {
+    /// Of `linux/fcntl.h`.
+    const F_SETSIG: i32 = 10;
+    for (command, value) in [(F_SETSIG, libc::SIGURG), (libc::F_SETLEASE, libc::F_WRLCK)] {
+        // SAFETY: plain system call on a descriptor of the caller's.
+        if unsafe { libc::fcntl(file.as_raw_fd(), command, value) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+/// Whether nobody has tried to open it since.
+#[cfg(test)]
+pub fn is_leased(file: &impl AsRawFd) -> bool {
+    // SAFETY: plain system call on a descriptor of the caller's.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLEASE) == libc::F_WRLCK }
 }
 
 /// Objects in guarded memory start on multiples of this, as queues must.

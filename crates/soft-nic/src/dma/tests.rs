@@ -1,10 +1,14 @@
 //! Tests of guarded access: every way to fault comes back as a value, and everything else stays as it was.
 
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use super::host::last_word;
+use super::testing::{is_leased, lease};
 use super::{DevicePages, Fault, Host, Memory, Order, Registers, Segment, Segments, UarPage, system};
 
 const PAGE: u64 = system::PAGE as u64;
@@ -137,6 +141,52 @@ fn copies_of_every_alignment_and_length_touch_their_bytes_and_no_others() {
             }
         }
     }
+}
+
+#[test]
+fn an_increasing_copy_of_any_length_stores_aligned_pieces() {
+    let host = Host::new().unwrap();
+    let island = Island::new(BOTH);
+    let text: Vec<u8> = (0..PAGE).map(|i| (i % 251) as u8 + 1).collect();
+    host.write(island.start(), &text, false).unwrap();
+    // The source ends amid a piece of 16 bytes: a copy that stores whole pieces stops before it, a string instruction at the last byte.
+    for (missing, len) in [(13, 512), (501, 1024), (1001, 4000)] {
+        let from = island.end() - (len - missing);
+        for (order, ordered) in [(Order::Increasing, true), (Order::Relaxed, false)] {
+            let target = vec![0u128; 256];
+            let to = target.as_ptr() as u64;
+            let copied = host.copy(&[Segment { addr: to, len }], &[Segment { addr: from, len }], len, order);
+            assert_eq!(copied, Err(Fault { addr: island.end() }), "{order:?} {len}");
+            let stored = target.iter().flat_map(|piece| piece.to_ne_bytes()).take_while(|byte| *byte != 0);
+            let stored = stored.count() as u64;
+            assert_eq!(stored == len - missing, !ordered, "{order:?}: {stored} of {len}");
+            assert!(!ordered || stored.is_multiple_of(8), "{stored} of {len}");
+        }
+    }
+}
+
+#[test]
+fn what_a_peer_names_and_is_no_memfd_is_not_opened_and_a_leased_memfd_is_not_waited_for() {
+    let path = |file: &dyn AsRawFd| format!("/proc/self/fd/{}", file.as_raw_fd());
+    let memfd = system::memfd("softnic-test", PAGE as usize).unwrap();
+    let holder = system::open_memfd(&path(&memfd)).unwrap();
+    lease(&holder).expect("shared memory knows leases");
+    let since = Instant::now();
+    let refused = system::open_memfd(&path(&memfd)).unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::WouldBlock);
+    assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
+    let name = std::env::temp_dir().join(format!("softnic-test-lease-{}", std::process::id()));
+    let open = std::fs::OpenOptions::new().read(true).write(true).create_new(true).open(&name);
+    let file = open.unwrap();
+    std::fs::remove_file(&name).unwrap();
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let is_leased_now = lease(&file).is_ok();
+    measure::need!(is_leased_now, "leases in the folder of temporary files");
+    for other in [&file as &dyn AsRawFd, &ours] {
+        let refused = system::open_memfd(&path(other)).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::InvalidInput);
+    }
+    assert!(is_leased(&file), "nobody asked its holder to give it up");
 }
 
 #[test]
@@ -331,11 +381,33 @@ fn entry_of_faulting_children() {
         }
         "sent, default" => handle(segv, libc::SIG_DFL, 0),
         "sent, ignored" => handle(segv, libc::SIG_IGN, 0),
-        "sent, handler" => handle(segv, counting_handler as *const () as usize, 0),
+        "sent, handler" | "sent amid a copy" => handle(segv, counting_handler as *const () as usize, 0),
         other => panic!("no scene {other}"),
     }
     let host = Host::new().unwrap();
     assert!(host.load32(8).is_err(), "guarded accesses are recovered, whatever was installed before");
+    if scene == "sent amid a copy" {
+        let (from, to) = (vec![1u8; 32 << 20], vec![0u8; 32 << 20]);
+        // SAFETY: no arguments, cannot fail.
+        let (me, thread) = (std::process::id(), unsafe { libc::gettid() });
+        // SAFETY: the child makes plain system calls and ends.
+        let sender = unsafe { libc::fork() };
+        if sender == 0 {
+            system::nap(Duration::from_millis(20));
+            // SAFETY: plain system calls.
+            unsafe {
+                libc::syscall(libc::SYS_tgkill, me, thread, segv);
+                libc::_exit(0)
+            };
+        }
+        // Nearly all of the time goes by within a guarded copy.
+        // SAFETY: asks for a child of ours.
+        while unsafe { libc::waitpid(sender, std::ptr::null_mut(), libc::WNOHANG) } == 0 {
+            host.write(to.as_ptr() as u64, &from, true).expect("no access failed");
+        }
+        // SAFETY: ends the process at once.
+        unsafe { libc::_exit(50 + SEEN.load(Ordering::Relaxed) as i32) };
+    }
     if scene.starts_with("sent") {
         // SAFETY: a signal to our own thread.
         unsafe { libc::raise(segv) };
@@ -357,6 +429,7 @@ fn faults_and_signals_that_are_not_ours_reach_who_had_them_before() {
         ("sent, default", killed),
         ("sent, ignored", (None, Some(50))),
         ("sent, handler", (None, Some(51))),
+        ("sent amid a copy", (None, Some(51))),
     ] {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "dma::tests::entry_of_faulting_children", "--nocapture"]);

@@ -5,12 +5,12 @@
 //! serialised by binding an abstract socket, which the kernel releases with its process. Layout (version in `record`):
 //!
 //! ```text
-//! 0       magic, version
+//! 0       magic, version, key
 //! 4096    128 slots of 2048 bytes:
 //!           0    bell (futex word)
 //!           8    who published a channel for this slot: a bit each, 2 words
 //!           24   who wants to talk to this NIC: the call of a `softnic ctl`, or 0
-//!           64   pid, generation, start time, address of the cookie, cookie, descriptor of the directory + 1
+//!           64   pid, generation, start time, start of the stack, cookie, descriptor of the directory + 1
 //!           128  channels that this slot published: 128 words, descriptor + 1 and the receiver's generation
 //!           1152 UDP ports of this slot's process: 32 words, an address folded to 48 bits and the port there
 //!           1408 services that its connection manager listens to: 64 words, see `services`
@@ -33,7 +33,7 @@ pub use visit::{Seat, Visit};
 
 use super::record;
 use crate::config::{MAX_DEVICES, MAX_PORTS};
-use crate::dma::{Host, PeerMemory, SharedMemory, system};
+use crate::dma::{SharedMemory, system};
 
 /// Most processes on one fabric.
 pub const SLOTS: usize = 128;
@@ -47,6 +47,7 @@ const JOIN_PATIENCE: Duration = Duration::from_secs(5);
 mod at {
     pub const MAGIC: usize = 0;
     pub const VERSION: usize = 8;
+    pub const KEY: usize = 16;
     pub const SLOTS: usize = 4096;
     pub const SLOT_BYTES: usize = 2048;
     pub const BELL: usize = 0;
@@ -55,7 +56,7 @@ mod at {
     pub const PID: usize = 64;
     pub const GENERATION: usize = 68;
     pub const START: usize = 72;
-    pub const COOKIE_ADDRESS: usize = 80;
+    pub const STACK: usize = 80;
     pub const COOKIE: usize = 88;
     pub const DESCRIPTOR: usize = 96;
     pub const CHANNELS: usize = 128;
@@ -127,9 +128,9 @@ pub struct Occupant {
     pub generation: u32,
     /// Start time of the process in clock ticks after boot, so that a reused number is noticed.
     start: u64,
-    /// Address of a word in the occupant's memory …
-    pub cookie_address: u64,
-    /// … and its value: whoever can read it there can copy payloads.
+    /// Where its stack begins: another place after `exec`. 0: the kernel does not say.
+    stack: u64,
+    /// Tells its mailbox from those of other processes with its number.
     pub cookie: u64,
     /// The number under which it has the directory open, plus one.
     descriptor: u32,
@@ -146,7 +147,7 @@ impl Process {
     fn open(pid: u32, start: u64) -> Option<Process> {
         let pidfd = system::pidfd_open(pid).ok()?;
         // After the pidfd is open: what is read now belongs to the process that the pidfd holds, or to none.
-        let alive = start_time(pid) == Some(start) && !system::has_ended(&pidfd);
+        let alive = Origin::of(pid).is_ok_and(|now| now.start == start) && !system::has_ended(&pidfd);
         alive.then_some(Process { pidfd })
     }
 
@@ -161,8 +162,7 @@ impl Process {
             Ok(pidfd) => pidfd,
             Err(error) => return is_shortage(&error),
         };
-        let is_the_same =
-            read_start_time(pid).map_or_else(|error| is_shortage(&error), |now| now == Some(start));
+        let is_the_same = Origin::of(pid).map_or_else(|error| is_shortage(&error), |now| now.start == start);
         is_the_same && !system::has_ended(&pidfd)
     }
 
@@ -191,8 +191,10 @@ pub struct Fabric {
     generation: u32,
     fork_generation: u32,
     left: AtomicBool,
-    // Others read this word through the kernel to learn whether they may; boxed so that it never moves.
-    _cookie: Box<AtomicU64>,
+    key: u64,
+    /// Looks at who sits in a slot.
+    #[cfg(test)]
+    pub looks: std::sync::atomic::AtomicUsize,
 }
 
 impl Fabric {
@@ -212,11 +214,10 @@ impl Fabric {
             Some(found) => found,
             None => found_new(&full_name).map_err(kernel("making the directory"))?,
         };
-        let cookie = Box::new(AtomicU64::new(0));
-        let seat =
-            sit_down(&fd, &directory, &cookie).ok_or_else(|| FabricError::Full { name: name.to_owned() })?;
+        let seat = sit_down(&fd, &directory).ok_or_else(|| FabricError::Full { name: name.to_owned() })?;
         let fork_generation = system::fork_generation();
         let (slot, generation) = seat;
+        let key = directory.word(at::KEY).load(Ordering::Relaxed);
         let fabric = Fabric {
             _fd: fd,
             directory,
@@ -225,7 +226,9 @@ impl Fabric {
             generation,
             fork_generation,
             left: AtomicBool::new(false),
-            _cookie: cookie,
+            key,
+            #[cfg(test)]
+            looks: Default::default(),
         };
         fabric.publish_ports(std::iter::empty());
         Ok(fabric)
@@ -234,6 +237,11 @@ impl Fabric {
     /// Our slot.
     pub fn slot(&self) -> u8 {
         self.slot
+    }
+
+    /// A number that only processes of this fabric know.
+    pub fn key(&self) -> u64 {
+        self.key
     }
 
     /// How many occupants our slot has had.
@@ -256,6 +264,8 @@ impl Fabric {
 
     /// Who sits in a slot; `None` when nobody does.
     pub fn occupant(&self, slot: u8) -> Option<Occupant> {
+        #[cfg(test)]
+        self.looks.fetch_add(1, Ordering::Relaxed);
         occupant(&self.directory, slot)
     }
 
@@ -265,15 +275,14 @@ impl Fabric {
     }
 
     /// Whether a living occupant still runs the program that sat down: one that called `exec` keeps number and start time,
-    /// and has neither the memory nor the descriptors of before. When the kernel lets us see neither, it counts as here.
-    pub fn still_here(&self, host: &Host, who: &Occupant) -> bool {
-        if PeerMemory::new(who.pid).answers(host, who.cookie_address, who.cookie) {
-            return true;
-        }
+    /// and has neither the descriptors nor the stack of before; a program may close all its descriptors by itself. When the
+    /// kernel lets us see neither, it counts as here. Reads no memory of the occupant's.
+    pub fn still_here(&self, who: &Occupant) -> bool {
         let Some(descriptor) = who.descriptor.checked_sub(1) else { return true };
         match std::fs::read_link(format!("/proc/{}/fd/{descriptor}", who.pid)) {
-            Ok(target) => target == Path::new(&link_target(&self.full_name)),
-            Err(error) => error.kind() != io::ErrorKind::NotFound,
+            Ok(target) if target == Path::new(&link_target(&self.full_name)) => true,
+            Err(error) if error.kind() != io::ErrorKind::NotFound => true,
+            _ => who.stack != 0 && Origin::of(who.pid).is_ok_and(|now| now.stack == who.stack),
         }
     }
 
@@ -455,7 +464,7 @@ fn occupant(directory: &SharedMemory, slot: u8) -> Option<Occupant> {
         pid,
         generation: directory.half(base + at::GENERATION).load(Ordering::Acquire),
         start: directory.word(base + at::START).load(Ordering::Acquire),
-        cookie_address: directory.word(base + at::COOKIE_ADDRESS).load(Ordering::Acquire),
+        stack: directory.word(base + at::STACK).load(Ordering::Acquire),
         cookie: directory.word(base + at::COOKIE).load(Ordering::Acquire),
         descriptor: directory.half(base + at::DESCRIPTOR).load(Ordering::Acquire),
     })
@@ -540,7 +549,7 @@ fn each_descriptor(mut go_on: impl FnMut(&Path, &Path) -> bool) {
 }
 
 fn open_directory(path: &Path) -> Option<(OwnedFd, SharedMemory)> {
-    let fd = system::open_read_write(path.to_str()?).ok()?;
+    let fd = system::open_memfd(path.to_str()?).ok()?;
     if system::sealed_len(&fd)? != at::LEN {
         return None;
     }
@@ -554,12 +563,13 @@ fn found_new(full_name: &str) -> io::Result<(OwnedFd, SharedMemory)> {
     let fd = system::memfd(full_name, at::LEN)?;
     let directory = SharedMemory::map(&fd, at::LEN)?;
     directory.word(at::VERSION).store(record::VERSION.into(), Ordering::Relaxed);
+    directory.word(at::KEY).store(system::secret()?, Ordering::Relaxed);
     directory.word(at::MAGIC).store(MAGIC, Ordering::Release);
     Ok((fd, directory))
 }
 
 /// Takes the free slot that was used least. Only called with the turn.
-fn sit_down(fd: &OwnedFd, directory: &SharedMemory, cookie: &AtomicU64) -> Option<(u8, u32)> {
+fn sit_down(fd: &OwnedFd, directory: &SharedMemory) -> Option<(u8, u32)> {
     let generation = |slot: u8| directory.half(slot_at(slot) + at::GENERATION).load(Ordering::Acquire);
     let free = |slot: &u8| occupant(directory, *slot).is_none_or(|who| !Process::lives(who.pid, who.start));
     let slot = (0..SLOTS as u8).filter(free).min_by_key(|slot| (generation(*slot), *slot))?;
@@ -578,30 +588,34 @@ fn sit_down(fd: &OwnedFd, directory: &SharedMemory, cookie: &AtomicU64) -> Optio
         directory.word(base + at::SERVICES + 8 * index).store(0, Ordering::Release);
     }
     let pid = std::process::id();
-    let start = start_time(pid)?;
-    let secret = system::monotonic_ns() ^ u64::from(pid) << 40;
-    cookie.store(secret, Ordering::Release);
+    let Origin { start, stack } = Origin::of(pid).ok()?;
+    let cookie = system::monotonic_ns() ^ u64::from(pid) << 40;
     directory.word(base + at::START).store(start, Ordering::Release);
-    directory.word(base + at::COOKIE_ADDRESS).store(cookie.as_ptr() as u64, Ordering::Release);
-    directory.word(base + at::COOKIE).store(secret, Ordering::Release);
+    directory.word(base + at::STACK).store(stack, Ordering::Release);
+    directory.word(base + at::COOKIE).store(cookie, Ordering::Release);
     directory.half(base + at::DESCRIPTOR).store(fd.as_raw_fd() as u32 + 1, Ordering::Release);
     directory.half(base + at::PID).store(pid, Ordering::SeqCst);
     Some((slot, ours))
 }
 
-/// Start time of a process: field 22 of its `stat` (proc(5)), counted behind the command, which may hold anything.
-fn start_time(pid: u32) -> Option<u64> {
-    read_start_time(pid).ok().flatten()
+/// When a process began, and where its present program's stack does.
+struct Origin {
+    start: u64,
+    stack: u64,
 }
 
-fn read_start_time(pid: u32) -> io::Result<Option<u64>> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
-    let field = || {
-        let end = stat.iter().rposition(|b| *b == b')')?;
-        let fields = std::str::from_utf8(&stat[end + 1..]).ok()?;
-        fields.split_whitespace().nth(19)?.parse().ok()
-    };
-    Ok(field())
+impl Origin {
+    /// Fields 22 and 28 of `stat` (proc(5)), counted behind the command, which may hold anything.
+    fn of(pid: u32) -> io::Result<Origin> {
+        let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
+        let fields = || {
+            let end = stat.iter().rposition(|b| *b == b')')?;
+            let mut fields = std::str::from_utf8(&stat[end + 1..]).ok()?.split_whitespace();
+            let start = fields.nth(19)?.parse().ok()?;
+            Some(Origin { start, stack: fields.nth(5)?.parse().ok()? })
+        };
+        fields().ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
 }
 
 /// Whether we lack descriptors or memory: that says nothing of a process that was asked about.
@@ -616,7 +630,7 @@ mod tests {
     #[test]
     fn who_lacks_descriptors_takes_nobody_for_ended() {
         let pid = std::process::id();
-        let start = start_time(pid).unwrap();
+        let start = Origin::of(pid).unwrap().start;
         assert!(Process::lives(pid, start) && !Process::lives(pid, start + 1));
         assert!(!Process::lives(u32::MAX >> 1, start), "nobody has that number");
         // With no descriptor left, and with one.

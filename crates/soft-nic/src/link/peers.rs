@@ -132,7 +132,7 @@ impl Link {
             self.incoming.push(Incoming { consumer, memory: SenderMemory::Own, ended: false, closed: false });
             producer
         } else {
-            let to_generation = self.meet(slot)?;
+            let to_generation = self.meet(slot)?.generation;
             let ends = Ends { from, to: slot, from_generation, to_generation };
             let producer = Producer::create(ends, self.config.ring_bytes).map_err(|e| failed(e.into()))?;
             if let Some(peer) = &self.peers[index] {
@@ -150,13 +150,13 @@ impl Link {
         Ok(())
     }
 
-    /// Starts watching who sits in a slot; returns the generation.
-    fn meet(&mut self, slot: u8) -> Result<u32, NoPeer> {
+    /// Starts watching the process in a slot. Its entry in the directory is read here, once.
+    fn meet(&mut self, slot: u8) -> Result<Occupant, NoPeer> {
         let index = usize::from(slot) % SLOTS;
         let who = self.fabric.occupant(slot).ok_or(NoPeer::Empty(slot))?;
         if let Some(peer) = &self.peers[index] {
             // A new process where the old one's end was not noticed yet: the next look clears it.
-            return if peer.who == who { Ok(who.generation) } else { Err(NoPeer::Gone(slot)) };
+            return if peer.who == who { Ok(who) } else { Err(NoPeer::Gone(slot)) };
         }
         if self.dead[index] == who.generation {
             return Err(NoPeer::Gone(slot));
@@ -166,7 +166,7 @@ impl Link {
             return Err(NoPeer::Gone(slot));
         };
         self.peers[index] = Some(Peer { who, process: Arc::new(process) });
-        Ok(who.generation)
+        Ok(who)
     }
 
     /// Attaches to channels that peers have published.
@@ -193,7 +193,7 @@ impl Link {
         if slot == self.slot() {
             return None;
         }
-        let from_generation = self.meet(slot).ok()?;
+        let Occupant { pid, generation: from_generation, .. } = self.meet(slot).ok()?;
         // One channel for each life of a peer, or one that publishes on and on would fill our memory with mappings.
         if self.incoming.iter().any(|i| {
             let ends = i.consumer.ends();
@@ -201,16 +201,15 @@ impl Link {
         }) {
             return None;
         }
-        let who = self.fabric.occupant(slot)?;
-        let fd = system::open_read_write(&format!("/proc/{}/fd/{descriptor}", who.pid)).ok()?;
+        let fd = system::open_memfd(&format!("/proc/{pid}/fd/{descriptor}")).ok()?;
         let ends =
             Ends { from: slot, to: self.slot(), from_generation, to_generation: self.fabric.generation() };
         let consumer = Consumer::attach(&fd, ends).ok()?;
-        let memory = PeerMemory::new(who.pid);
-        let direct = !self.config.staging && memory.answers(&self.host, who.cookie_address, who.cookie);
+        let memory = PeerMemory::new(pid);
+        let direct = !self.config.staging && memory.is_allowed();
         consumer.set_state(if direct { ChannelState::Direct } else { ChannelState::Staged });
         if !direct && !self.config.staging {
-            self.happened(LinkEvent::Staging { slot, pid: who.pid });
+            self.happened(LinkEvent::Staging { slot, pid });
         }
         // What is left of an earlier life has had the time of all the lives in between to be taken.
         self.incoming.retain(|i| i.consumer.ends().from != slot);
@@ -248,7 +247,7 @@ impl Link {
             let closer = usize::from(slot.wrapping_sub(self.examined)) % SLOTS < EXAMINED;
             let here = self.fabric.occupant(slot) == Some(peer.who)
                 && !peer.process.has_ended()
-                && (!closer || self.fabric.still_here(&self.host, &peer.who));
+                && (!closer || self.fabric.still_here(&peer.who));
             if !here {
                 self.lose(slot);
             }

@@ -25,7 +25,7 @@ use super::loan::LOAN_WORDS;
 use crate::dma::Segment;
 
 /// Version of records and channels; another one is refused at attach.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Words of a request's header.
 pub const REQUEST_WORDS: usize = 8;
 /// Words of a reply's header.

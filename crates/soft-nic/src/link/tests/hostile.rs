@@ -1,10 +1,13 @@
 //! Peers that write what cannot be. They lose their channel; nobody else loses anything.
 
+use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use roce::{Opcode, ReplyKind};
 
 use super::processes::{config, fabric_name, reply_to, request};
+use crate::dma::testing::lease;
 use crate::dma::{Order, Segment, system};
 use crate::link::shared_memory::{ChannelState, Lane};
 use crate::link::{Disposition, Link, LinkEvent, NoPeer, PathAddress, Payload, Room, SendError, record};
@@ -111,13 +114,18 @@ fn what_cannot_be_attached_is_refused_and_the_sender_hears_it() {
     let mut a = Link::join(config(&fabric, false)).unwrap();
     let mut b = Link::join(config(&fabric, false)).unwrap();
     let (slot, generation) = (b.slot(), b.fabric.generation());
-    let no_channel = system::memfd("softnic-test", 8192).unwrap();
-    let raw = std::os::fd::AsRawFd::as_raw_fd(&no_channel) as u32;
+    let [no_channel, other] = [(); 2].map(|()| system::memfd("softnic-test", 8192).unwrap());
+    let raw = no_channel.as_raw_fd() as u32;
+    let path = format!("/proc/self/fd/{raw}");
+    let leased = system::open_memfd(&path).unwrap();
+    lease(&leased).expect("shared memory knows leases");
+    let since = Instant::now();
     for (i, (name, to_generation, descriptor)) in [
-        ("a memfd that is no channel", generation, raw),
+        ("a memfd that is under a lease", generation, raw),
+        ("a memfd that is no channel", generation, other.as_raw_fd() as u32),
         ("standard input", generation, 0),
         ("a descriptor that is not open", generation, 999_999),
-        ("a channel to an earlier process", generation - 1, raw),
+        ("a channel to an earlier process", generation - 1, other.as_raw_fd() as u32),
     ]
     .into_iter()
     .enumerate()
@@ -127,10 +135,22 @@ fn what_cannot_be_attached_is_refused_and_the_sender_hears_it() {
         assert_eq!(b.counters().attach_failures, i as u64 + 1, "{name}");
         assert!(a.fabric.was_refused(slot), "{name}");
     }
+    assert!(since.elapsed() < Duration::from_secs(20), "the holder of a lease is not waited for");
     assert_eq!(b.poll_event(), Some(LinkEvent::AttachFailed { slot: a.slot() }));
     // A later good channel is taken.
     meet(&mut a, &mut b);
     assert_eq!(a.room(slot), Room::Yes);
+}
+
+#[test]
+fn a_peer_s_entry_in_the_directory_is_read_once_to_attach_its_channel() {
+    let fabric = fabric_name();
+    let mut a = Link::join(config(&fabric, false)).unwrap();
+    let mut b = Link::join(config(&fabric, false)).unwrap();
+    assert_eq!(a.room(b.slot()), Room::Full, "the channel is published");
+    let before = b.fabric.looks.load(Ordering::Relaxed);
+    b.attach_published();
+    assert_eq!((b.incoming.len(), b.fabric.looks.load(Ordering::Relaxed) - before), (1, 1));
 }
 
 #[test]
