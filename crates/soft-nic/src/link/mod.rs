@@ -245,7 +245,9 @@ impl Link {
         let fabric = Arc::new(Fabric::join(&config.fabric)?);
         let wire = match config.addresses.as_slice() {
             [] => None,
-            some => Some(Wire::open(fabric.slot(), some, config.weather).map_err(LinkError::wire)?),
+            some => Some(
+                Wire::open((fabric.slot(), fabric.key()), some, config.weather).map_err(LinkError::wire)?,
+            ),
         };
         let ear = match &wire {
             None => None,

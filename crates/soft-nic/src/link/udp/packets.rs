@@ -129,11 +129,15 @@ pub enum Icrc {
 }
 
 impl Wire {
-    /// Opens a port at each of the addresses.
+    /// Opens a port at each of the addresses. `seat`: our slot, and the fabric's key.
     ///
     /// Errors: the address, and what the kernel says of it.
-    pub fn open(slot: u8, addresses: &[IpAddr], weather: Weather) -> Result<Wire, (IpAddr, io::Error)> {
-        let open = |address: &IpAddr| SharedPort::open(slot, *address).map_err(|error| (*address, error));
+    pub fn open(
+        seat: (u8, u64),
+        addresses: &[IpAddr],
+        weather: Weather,
+    ) -> Result<Wire, (IpAddr, io::Error)> {
+        let open = |address: &IpAddr| SharedPort::open(seat, *address).map_err(|error| (*address, error));
         let ports = addresses.iter().map(open).collect::<Result<_, _>>()?;
         // Two addresses of one seed do not lose the same packets. The address is the configuration's, and the same in every run;
         // the slot is whichever was free.

@@ -2,7 +2,8 @@
 //!
 //! QPNs are unique on a fabric, and their upper bits say whose they are, so the owner looks at nothing but the destination
 //! QPN. It hands a packet on as a datagram, from port 4791 to a port of the other process on the same address: whoever can send
-//! from there owns the port. (Unix sockets would not do: a kernel holds ten datagrams for one, `net.unix.max_dgram_qlen`, and
+//! from there owns the port, and the key of the fabric, which goes in front, says that the owner is one of its processes: the port
+//! needs no right, so that any user may own it. (Unix sockets would not do: a kernel holds ten datagrams for one, `net.unix.max_dgram_qlen`, and
 //! what one receiver leaves unread keeps the sender from all others.) When the owner ends, its sockets end with it, and who asks
 //! next owns the port; what was under way then is lost, as packets are. An owner that is stopped stops its address. QP1, which
 //! connection managers talk to, is the owner's. Nothing that arrives is trusted.
@@ -27,8 +28,8 @@ const BTH_BYTES: usize = 12;
 /// Queue pair of the connection managers.
 const GSI_QPN: u32 = 1;
 
-/// Bytes in front of a packet that is handed on: family, nothing, port, address.
-const HEAD_BYTES: usize = 20;
+/// Bytes in front of a packet that is handed on: family, nothing, port, address, the fabric's key.
+const HEAD_BYTES: usize = 28;
 
 /// A socket that gave something less long ago is asked in every round, ns …
 const WARM_NS: u64 = 1_000_000;
@@ -105,6 +106,7 @@ impl std::ops::Add for PortCounters {
 pub struct SharedPort {
     address: IpAddr,
     slot: u8,
+    key: u64,
     owned: Option<Datagrams>,
     /// Packets for other processes, to leave from the owned port.
     handing: Outbox,
@@ -125,13 +127,15 @@ pub struct SharedPort {
 }
 
 impl SharedPort {
-    /// Takes part in the port of `address`, and owns it when nobody else does. `slot`: our seat on the fabric.
+    /// Takes part in the port of `address`, and owns it when nobody else does. `slot`: our seat on the fabric; `key`: what only
+    /// processes of the fabric know.
     ///
     /// Errors: what the kernel says; `AddrNotAvailable`: this host has no such address.
-    pub fn open(slot: u8, address: IpAddr) -> io::Result<SharedPort> {
+    pub fn open((slot, key): (u8, u64), address: IpAddr) -> io::Result<SharedPort> {
         let mut port = SharedPort {
             address,
             slot,
+            key,
             owned: None,
             handing: Outbox::default(),
             own: open_dynamic(slot, address)?,
@@ -288,7 +292,7 @@ impl SharedPort {
         ports: impl Fn(u8) -> Option<u16>,
         mut deliver: impl FnMut(SocketAddr, &[u8]),
     ) -> io::Result<usize> {
-        let Self { address, owned, handing, counters, handed, slot, own, turns, .. } = self;
+        let Self { address, owned, handing, counters, handed, slot, key, own, turns, .. } = self;
         let [of_owned, of_own] = turns;
         let mut looked = Ok(0);
         if let Some(socket) = owned.as_mut().filter(|_| of_owned.is_now(now_ns, busy)) {
@@ -306,7 +310,7 @@ impl SharedPort {
                 let len = HEAD_BYTES + packet.len();
                 let whole = |bytes: &mut [u8], _| {
                     let (head, rest) = bytes.split_at_mut(HEAD_BYTES);
-                    head.copy_from_slice(&origin_head(from));
+                    head.copy_from_slice(&origin_head(from, *key));
                     rest.copy_from_slice(packet);
                 };
                 let to_port = ports(to).map(|port| SocketAddr::new(*address, port));
@@ -329,7 +333,7 @@ impl SharedPort {
         // Whatever the address's socket said: what was handed on to us is read all the same.
         let handed_on = own.receive(|from, letter| {
             let known = letter.split_at_checked(HEAD_BYTES);
-            let known = known.and_then(|(head, packet)| Some((origin(head)?, packet)));
+            let known = known.and_then(|(head, packet)| Some((origin(head, *key)?, packet)));
             let ours = |packet: &[u8]| destination(packet).is_some_and(|qpn| Link::slot_of(qpn) == *slot);
             match known {
                 Some((origin, packet)) if from == owner && ours(packet) => deliver(origin, packet),
@@ -361,8 +365,9 @@ fn destination(packet: &[u8]) -> Option<u32> {
     Some(u32::from_be_bytes([0, bth[5], bth[6], bth[7]]))
 }
 
-fn origin_head(from: SocketAddr) -> [u8; HEAD_BYTES] {
+fn origin_head(from: SocketAddr, key: u64) -> [u8; HEAD_BYTES] {
     let mut head = [0; HEAD_BYTES];
+    head[20..].copy_from_slice(&key.to_ne_bytes());
     head[2..4].copy_from_slice(&from.port().to_be_bytes());
     match from.ip() {
         IpAddr::V4(ip) => {
@@ -371,13 +376,17 @@ fn origin_head(from: SocketAddr) -> [u8; HEAD_BYTES] {
         }
         IpAddr::V6(ip) => {
             head[0] = 6;
-            head[4..].copy_from_slice(&ip.octets());
+            head[4..20].copy_from_slice(&ip.octets());
         }
     }
     head
 }
 
-fn origin(head: &[u8]) -> Option<SocketAddr> {
+/// `None`: the head does not have the key, or is none.
+fn origin(head: &[u8], key: u64) -> Option<SocketAddr> {
+    if head.get(20..HEAD_BYTES)? != key.to_ne_bytes() {
+        return None;
+    }
     let ip = match head.first()? {
         4 => IpAddr::from(<[u8; 4]>::try_from(head.get(4..8)?).ok()?),
         6 => IpAddr::from(<[u8; 16]>::try_from(head.get(4..20)?).ok()?),

@@ -6,6 +6,9 @@ use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// The fabric's.
+const KEY: u64 = 0x0123_4567_89ab_cdef;
+
 /// A packet for a queue of `slot` with a mark behind its BTH.
 fn packet(slot: u8, mark: u8) -> Vec<u8> {
     packet_to(Link::first_qpn(slot) | 5, mark)
@@ -65,7 +68,7 @@ fn marks(ports: &mut [&mut SharedPort], count: usize) -> Vec<Vec<u8>> {
 #[test]
 fn packets_reach_the_process_that_their_qpn_names_whoever_owns_the_port() {
     let address = place(0);
-    let [mut a, mut b, mut c] = [3, 9, 127].map(|slot| SharedPort::open(slot, address).unwrap());
+    let [mut a, mut b, mut c] = [3, 9, 127].map(|slot| SharedPort::open((slot, KEY), address).unwrap());
     assert_eq!([a.is_owner(), b.is_owner(), c.is_owner()], [true, false, false]);
     for (mark, slot) in [3, 9, 127, 9, 3].into_iter().enumerate() {
         send(&mut c, address, &packet(slot, mark as u8));
@@ -82,7 +85,7 @@ fn packets_reach_the_process_that_their_qpn_names_whoever_owns_the_port() {
 #[test]
 fn one_that_does_not_read_keeps_nothing_from_another() {
     let address = place(1);
-    let [mut a, mut b, mut c] = [1, 2, 3].map(|slot| SharedPort::open(slot, address).unwrap());
+    let [mut a, mut b, mut c] = [1, 2, 3].map(|slot| SharedPort::open((slot, KEY), address).unwrap());
     let ports = directory(&[&mut a, &mut b, &mut c]);
     // More than any socket buffer holds for b, which never looks.
     let long = [&packet(2, 1)[..], &[0; 4000]].concat();
@@ -97,7 +100,7 @@ fn one_that_does_not_read_keeps_nothing_from_another() {
 #[test]
 fn when_the_owner_ends_another_takes_the_port_and_traffic_goes_on() {
     let address = place(2);
-    let [mut a, mut b, mut c] = [1, 2, 3].map(|slot| SharedPort::open(slot, address).unwrap());
+    let [mut a, mut b, mut c] = [1, 2, 3].map(|slot| SharedPort::open((slot, KEY), address).unwrap());
     assert!(!b.try_own().unwrap() && !c.try_own().unwrap());
     send(&mut c, address, &packet(2, 7));
     assert_eq!(marks(&mut [&mut a, &mut b], 1), [vec![], vec![7]]);
@@ -122,26 +125,27 @@ fn when_the_owner_ends_another_takes_the_port_and_traffic_goes_on() {
 #[test]
 fn a_packet_says_where_it_came_from() {
     let (address, other) = (place(3), place(4));
-    let [mut owner, mut third] = [1, 2].map(|slot| SharedPort::open(slot, address).unwrap());
-    let mut sender = SharedPort::open(3, other).unwrap();
+    let [mut owner, mut third] = [1, 2].map(|slot| SharedPort::open((slot, KEY), address).unwrap());
+    let mut sender = SharedPort::open((3, KEY), other).unwrap();
     send(&mut sender, address, &packet(1, 1));
     send(&mut sender, address, &packet(2, 2));
     assert_eq!(polled(&mut [&mut owner, &mut third], 2), [vec![(other, 1)], vec![(other, 2)]]);
     for at in [other, "2001:db8::17".parse().unwrap()] {
         let from = SocketAddr::new(at, 7);
-        assert_eq!(origin(&origin_head(from)), Some(from));
+        let head = origin_head(from, KEY);
+        assert_eq!((origin(&head, KEY), origin(&head, KEY ^ 1)), (Some(from), None));
     }
 }
 
 #[test]
 fn what_is_no_packet_or_no_owner_s_is_counted_and_dropped() {
     let address = place(5);
-    let [mut owner, mut other] = [1, 2].map(|slot| SharedPort::open(slot, address).unwrap());
+    let [mut owner, mut other] = [1, 2].map(|slot| SharedPort::open((slot, KEY), address).unwrap());
     let wire = std::net::UdpSocket::bind((address, 0)).unwrap();
     for bytes in [&[][..], &[1; BTH_BYTES - 1], &[1; 5000]] {
         wire.send_to(bytes, (address, ROCE_PORT)).unwrap();
     }
-    let head = origin_head((address, 1).into());
+    let head = origin_head((address, 1).into(), KEY);
     let good = [&head[..], &packet(2, 1)].concat();
     let wrong_family = [&[5; HEAD_BYTES][..], &packet(2, 1)].concat();
     let not_theirs = [&head[..], &packet(1, 1)].concat();
@@ -160,8 +164,30 @@ fn what_is_no_packet_or_no_owner_s_is_counted_and_dropped() {
 }
 
 #[test]
+fn an_owner_that_is_not_of_the_fabric_hands_nothing_on() {
+    let address = place(2);
+    // Any user may have the port.
+    let stranger = std::net::UdpSocket::bind((address, ROCE_PORT)).unwrap();
+    let mut ours = SharedPort::open((2, KEY), address).unwrap();
+    assert!(!ours.is_owner());
+    let origin: SocketAddr = "192.0.2.7:4791".parse().unwrap();
+    let mut delivered = Vec::new();
+    for (count, (key, mark)) in [(0, 1), (!KEY, 2), (KEY, 3)].into_iter().enumerate() {
+        let letter = [&origin_head(origin, key)[..], &packet(2, mark)].concat();
+        stranger.send_to(&letter, (address, ours.own_port())).unwrap();
+        let begun = Instant::now();
+        while ours.counters().refused as usize + delivered.len() <= count && begun.elapsed() < PATIENCE {
+            let take = |from, packet: &[u8]| delivered.push((from, packet[BTH_BYTES]));
+            ours.poll((0, false), |_| None, take).unwrap();
+        }
+    }
+    // The third is a process of the fabric's, for all that can be known.
+    assert_eq!((ours.counters().refused, delivered), (2, vec![(origin, 3)]));
+}
+
+#[test]
 fn an_address_of_another_host_is_refused() {
-    let error = SharedPort::open(1, "192.0.2.1".parse().unwrap()).unwrap_err();
+    let error = SharedPort::open((1, KEY), "192.0.2.1".parse().unwrap()).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AddrNotAvailable);
 }
 
@@ -184,7 +210,7 @@ fn a_socket_that_gives_nothing_is_asked_now_and_then_and_one_that_gives_in_every
 
 #[test]
 fn each_reason_for_which_the_kernel_does_not_send_is_told_once() {
-    let mut port = SharedPort::open(1, place(7)).unwrap();
+    let mut port = SharedPort::open((1, KEY), place(7)).unwrap();
     let mut told = Vec::new();
     for round in 0..20 {
         for errno in [libc::ENETUNREACH, libc::EPERM] {
