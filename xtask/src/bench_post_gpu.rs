@@ -134,18 +134,7 @@ fn execute(options: &Options<'_>, machine: &GpuMachine, programs: &Programs, out
     let path = out.join(format!("{NAME}.json"));
     let text = serde_json::to_string_pretty(&run).context("writing the results")? + "\n";
     fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
-    let from = &run.provenance;
-    say!(
-        "{} rows; label: {} (nic: {}, gpu: {}, link: {}); {}; {}{}",
-        run.rows.len(),
-        run.label,
-        from.nic,
-        from.gpu,
-        from.link,
-        from.gpu_device,
-        run.machine,
-        experiment::point::load(from)
-    );
+    say!("{} rows; {}", run.rows.len(), experiment::point::standing(run.label, &run.provenance));
     say!("results in {}", out.display());
     let broken = run.rows.iter().filter(|row| row["content_ok"] != true).count();
     if broken > 0 || ended != Ended::Well {

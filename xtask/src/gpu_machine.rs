@@ -87,7 +87,7 @@ pub fn probe() -> Result<Command> {
     }
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(["build", "--quiet", "--locked", "-p", "gpu", "--bin", PROBE]).current_dir(root());
-    eprintln!("building gpu-probe, a minute the first time");
+    tell!("building gpu-probe, a minute the first time");
     let log = target_dir().join("xtask-test/gpu-probe.log");
     match run_logged(&mut cargo, &log, BUILD)? {
         Ended::Well => Ok(Command::new(target_dir().join("debug").join(PROBE))),

@@ -1,6 +1,8 @@
 //! `cargo xtask`: every project command, one file each; this one is the list.
 
 #![forbid(unsafe_code)]
+// A closed stream is no panic: `say!` and `tell!` are the only ways to print.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,13 +12,8 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use experiment::{measured, refused};
 
-/// Prints a line. Who reads it may go away (`| head`): that is no error of ours, and no reason to panic.
-macro_rules! say {
-    ($($text:tt)*) => {{
-        use std::io::Write as _;
-        let _ = writeln!(std::io::stdout(), $($text)*);
-    }};
-}
+#[macro_use]
+extern crate experiment;
 
 mod bench_nic;
 mod bench_post_gpu;
@@ -93,7 +90,7 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Err(error) => {
-            eprintln!("xtask: {}", one_line(&error));
+            tell!("xtask: {}", one_line(&error));
             return ExitCode::from(2);
         }
     };
@@ -103,7 +100,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             stop::hold_if_soon();
-            eprintln!("xtask: {error:#}");
+            tell!("xtask: {error:#}");
             // What the user can mend is told apart from what went wrong.
             if error.is::<refused::Refused>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }

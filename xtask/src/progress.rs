@@ -28,7 +28,7 @@ impl Progress {
     pub fn say(&self, what: &str) {
         self.bar.set_message(what.to_owned());
         if self.plain && is_told(self.at, self.total) {
-            eprintln!("{} of {}: {what}", self.at + 1, self.total);
+            tell!("{} of {}: {what}", self.at + 1, self.total);
         }
     }
 
@@ -52,6 +52,26 @@ fn is_told(at: u64, total: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Says to the test below that it is the child.
+    const CHILD: &str = "XTASK_TEST_CLOSED";
+
+    #[test]
+    fn a_reader_that_goes_away_is_no_panic() {
+        if std::env::var_os(CHILD).is_some() {
+            // The parent closes our stderr first.
+            let _ = std::io::read_to_string(std::io::stdin());
+            Progress::new(1, "{msg}").unwrap().say("a point");
+            return;
+        }
+        let mut us = std::process::Command::new(std::env::current_exe().unwrap());
+        us.args(["--exact", "progress::tests::a_reader_that_goes_away_is_no_panic", "--nocapture"]);
+        us.env(CHILD, "1").stdin(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
+        let mut child = us.stdout(std::process::Stdio::null()).spawn().unwrap();
+        drop(child.stderr.take());
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+    }
 
     #[test]
     fn a_run_gives_some_lines_and_not_too_many() {

@@ -1,234 +1,250 @@
-//! The plots themselves: throughput and posting time against payload size, ours beside the published curves.
+//! The plots that a spec asks for: a number against x, measured curves beside published ones and formulas, and the caption.
+
+use std::collections::BTreeMap;
 
 use anyhow::Result;
 use measure::Label;
-use plotters::style::RGBColor;
 
-use super::modelled::Modelled;
-use super::paper::Paper;
-use super::plot::{Axis, BLUE, Curve, GREEN, Marker, ORANGE, PURPLE, Panel, SKY, Stroke, VERMILION, svg};
-use super::statistics::by_payload;
-use super::wire_model;
-use crate::point::Point;
-use crate::point::{crowded, needs_gpu, provenance_of};
+use crate::modelled::Modelled;
+use crate::paper::Paper;
+use crate::plot::{Axis, Curve, Kind, LABEL_CHARACTERS, Panel, svg};
+use crate::point::{Point, crowded, disturbed, needs_gpu, provenance_of, revision};
+use crate::spec::{self, Formula, Plot};
+use crate::statistics::by_x;
+use crate::wire_model;
+use crate::{Experiment, table};
 
-const MODEL: RGBColor = RGBColor(90, 90, 90);
-/// Of the lines that are modelled after our own posts, in their order. Other curves have these colours too: their stroke, which stands
-/// beside the label as well, is nobody else's.
-const MODELLED: [RGBColor; 4] = [PURPLE, GREEN, BLUE, ORANGE];
-/// Largest payload on the paper's own axes.
-const PAPER_BYTES: f64 = 80_000.0;
-
-/// Figure 4: the whole range on logarithmic axes, and the paper's own axes beside it. `modelled`: lines of posts that were
-/// measured without a NIC; `unmeasured`: series of the figure without a point.
-pub fn throughput(
+/// Draws one plot of an experiment. `modelled`: lines of posts that were measured without a NIC; `unmeasured`: series without a
+/// point.
+pub fn plot(
+    experiment: &Experiment,
+    plot: &Plot,
     points: &[Point],
-    fig4: &Paper,
-    fig5: &Paper,
     modelled: &[Modelled],
     unmeasured: &[String],
 ) -> Result<String> {
-    let mut curves = published(fig4);
-    curves.extend(models(fig5));
-    curves.extend(modelled.iter().zip(MODELLED).map(drawn));
-    curves.extend(measured(points, "wire_gbps"));
-    let most = |upto: f64| {
-        let of_curve = |curve: &Curve| {
-            curve.points.iter().filter(|[x, ..]| *x <= upto).map(|[.., most]| *most).fold(0.0, f64::max)
-        };
-        curves.iter().map(of_curve).fold(0.0, f64::max)
+    let points: Vec<Point> = points.iter().filter(|point| ran_with(point, &plot.settings)).cloned().collect();
+    let mut curves = measured(experiment, &points, &plot.y);
+    for name in &plot.beside {
+        curves.extend(published(experiment.paper(name)?));
+    }
+    let wire_models = plot.formulas.contains(&Formula::WireModel);
+    if wire_models && let Some(post_times) = experiment.papers.iter().find(|paper| paper.paper.figure == 5) {
+        curves.extend(models(post_times));
+    }
+    let modelled = if plot.formulas.contains(&Formula::Modelled) { modelled } else { &[] };
+    curves.extend(modelled.iter().map(drawn));
+    let windows = windows(&points);
+    let panel = |panel: &spec::Panel| {
+        let x = x_axis(&plot.x_name, panel, &curves);
+        let y = y_axis(&plot.y_name, panel.log, within(&curves, &x));
+        let marks = windows.iter().map(|(from, _, window)| (*from as f64, window.clone()));
+        let marks = if panel.log { marks.collect() } else { Vec::new() };
+        Panel { title: panel.title.clone(), x, y, marks }
     };
-    let y_name = "throughput with headers, Gbit/s";
-    let panels = [
-        Panel {
-            width: 0.43,
-            title: "64 B to 1 MiB",
-            x: payload_axis(),
-            y: decades(y_name, least(&curves).min(0.1), most(f64::INFINITY).max(110.0)),
-            labels: false,
-        },
-        Panel {
-            width: 0.57,
-            title: "the paper's axes",
-            x: Axis {
-                name: "payload size, kB",
-                range: 0.0..PAPER_BYTES,
-                log: false,
-                ticks: (0..=8).map(|tick| (f64::from(tick) * 10_000.0, (tick * 10).to_string())).collect(),
-            },
-            y: steps(y_name, most(PAPER_BYTES).max(105.0)),
-            labels: true,
-        },
-    ];
-    let mut caption = caption(points, unmeasured);
-    caption.extend(modelled.first().map(said_of));
-    svg((1120, 466), &panels, &curves, &caption)
+    let panels: Vec<Panel> = plot.panels.iter().map(panel).collect();
+    let mut caption = caption(experiment, &points, unmeasured);
+    caption.extend(said_of(&windows));
+    caption.extend(modelled.first().map(Modelled::caption));
+    caption.extend(plot.notes.clone());
+    let width = (270 + 440 * panels.len() as u32).max(920);
+    let caption: Vec<String> = caption.iter().flat_map(|line| wrapped(line, width as usize / 6)).collect();
+    let size = (width, 460 + 17 * caption.len() as u32);
+    svg(size, &plot.title, &panels, &curves, &caption)
 }
 
-/// Figure 5: time to post one request, one by one and in lists.
-pub fn post_time(points: &[Point], fig5: &Paper, unmeasured: &[String]) -> Result<String> {
-    let mut curves = published(fig5);
-    curves.extend(measured(points, "post_ns"));
-    let most = curves.iter().flat_map(|curve| &curve.points).map(|[.., most]| *most).fold(0.0, f64::max);
-    let panel = Panel {
-        width: 1.0,
-        title: "",
-        x: payload_axis(),
-        y: decades("time to post one request, ns", least(&curves).min(10.0), most.max(4000.0)),
-        labels: true,
-    };
-    svg((870, 466), &[panel], &curves, &caption(points, unmeasured))
-}
-
-/// The least of all that is drawn. Nothing at all, as of messages of which none arrived, has no place on such an axis.
-fn least(curves: &[Curve]) -> f64 {
-    let values = curves.iter().flat_map(|curve| &curve.points).map(|[_, _, least, _]| *least);
-    values.filter(|value| *value > 0.0).fold(f64::INFINITY, f64::min)
+/// Whether a point ran with these settings.
+pub fn ran_with(point: &Point, settings: &BTreeMap<String, u64>) -> bool {
+    settings.iter().all(|(name, value)| point.settings.get(name) == Some(value))
 }
 
 fn published(paper: &Paper) -> Vec<Curve> {
-    let colour = |ours: &str| match ours {
-        "cpu-ibverbs" => SKY,
-        "cpu-shim" => ORANGE,
-        "gpu-a100" => GREEN,
-        _ => PURPLE,
-    };
-    let curve = |curve: &super::paper::Curve| Curve {
-        marker: Marker::Circle,
-        label: format!("paper: {}", curve.label),
-        colour: colour(&curve.ours),
-        stroke: Stroke::Published,
+    let curve = |curve: &crate::paper::Curve| Curve {
+        group: "paper (hardware)".into(),
+        label: curve.label.clone(),
+        kind: Kind::Broken,
         points: curve.points.clone(),
         not_whole: Vec::new(),
     };
     paper.series.iter().map(curve).collect()
 }
 
-/// Payload sizes at which a formula is drawn: finer than a pixel, on both axes.
-fn fine() -> impl Iterator<Item = f64> {
-    (0..=700).map(|step| 64.0 * 2_f64.powf(f64::from(step) / 50.0))
+/// A formula, finer than a pixel on both axes.
+fn formula(group: &str, label: String, of: impl Fn(f64) -> f64) -> Curve {
+    let xs = (0..=700).map(|step| 64.0 * 2_f64.powf(f64::from(step) / 50.0));
+    let points = xs.map(|x| [x, of(x), of(x), of(x)]).collect();
+    Curve { group: group.into(), label, kind: Kind::Broken, points, not_whole: Vec::new() }
 }
 
 /// The line of posts that were measured on a GPU.
-fn drawn((modelled, colour): (&Modelled, RGBColor)) -> Curve {
-    let points = fine().map(|payload| {
-        let gbps = modelled.throughput_gbps(payload);
-        [payload, gbps, gbps, gbps]
-    });
-    Curve {
-        marker: Marker::Circle,
-        label: modelled.name.to_owned(),
-        colour,
-        stroke: Stroke::Modelled,
-        points: points.collect(),
-        not_whole: Vec::new(),
-    }
-}
-
-/// What such lines stand on.
-fn said_of(modelled: &Modelled) -> String {
-    format!(
-        "modelled — post times measured on {} without a NIC; link of {} Gbit/s, NIC and receiver: a formula without a limit of the \
-         NIC's own",
-        modelled.gpu_device, modelled.line_gbps
-    )
+fn drawn(modelled: &Modelled) -> Curve {
+    let of = |payload| modelled.throughput_gbps(payload);
+    formula("modelled from posts without a NIC", modelled.name.to_owned(), of)
 }
 
 /// The wire model of each published GPU, from the median of its published post times.
 fn models(fig5: &Paper) -> Vec<Curve> {
     let gpus = fig5.series.iter().filter(|curve| curve.name.starts_with("gpu-"));
-    let model = |curve: &super::paper::Curve| {
-        let drawn = wire_model::of_published(curve)?;
-        let points = fine().map(|payload| {
-            let gbps = drawn(payload);
-            [payload, gbps, gbps, gbps]
-        });
-        let label = format!("wire model, {}", curve.label);
-        Some(Curve {
-            marker: Marker::Circle,
-            label,
-            colour: MODEL,
-            stroke: Stroke::Model,
-            points: points.collect(),
-            not_whole: Vec::new(),
-        })
+    let model = |curve: &crate::paper::Curve| {
+        Some(formula(
+            "wire model of the paper's posts",
+            curve.label.clone(),
+            wire_model::of_published(curve)?,
+        ))
     };
     gpus.filter_map(model).collect()
 }
 
-/// Ours: median with least and most, requests one by one and in lists.
-fn measured(points: &[Point], field: &str) -> Vec<Curve> {
-    let mut keys: Vec<(&str, u32)> = points.iter().map(|point| (point.series.as_str(), point.list)).collect();
+/// Ours: median with least and most, one curve for each combination of the other factors.
+fn measured(experiment: &Experiment, points: &[Point], field: &str) -> Vec<Curve> {
+    let mut keys: Vec<(&str, &BTreeMap<String, u64>)> =
+        points.iter().map(|point| (point.series.as_str(), &point.at)).collect();
     keys.sort_unstable();
     keys.dedup();
-    let colour = |series: &str| match series {
-        "cpu-ibverbs" => BLUE,
-        "cpu-shim" => VERMILION,
-        "gpu-warp" => GREEN,
-        "gpu-original" => ORANGE,
-        gpu if gpu.ends_with("a100") => GREEN,
-        _ => PURPLE,
-    };
-    let curve = |(series, list): (&str, u32)| {
-        let name = match series {
-            "cpu-ibverbs" => "ibv_post_send",
-            "cpu-shim" => "CPU shim",
-            other => other,
-        };
-        let label =
-            if list == 1 { format!("ours: {name}") } else { format!("ours: {name}, lists of {list}") };
-        let stroke = if list == 1 { Stroke::Measured } else { Stroke::MeasuredThin };
-        let own = points.iter().filter(|point| point.series == series && point.list == list);
-        let not_whole = own.filter(|point| !point.is_whole()).map(|point| point.payload_bytes as f64);
-        let not_whole = not_whole.collect();
-        let by_payload = by_payload(points, series, list, field).into_iter();
-        let points = by_payload.map(|(payload, [median, least, most])| [payload as f64, median, least, most]);
-        let marker =
-            if ["cpu-shim", "gpu-original"].contains(&series) { Marker::Triangle } else { Marker::Circle };
-        Curve { marker, label, colour: colour(series), stroke, points: points.collect(), not_whole }
+    let nic = provenance_of(points).map_or(Label::None, |from| from.nic);
+    let group = if nic == Label::None { "ours (no NIC)".to_owned() } else { format!("ours ({nic} NIC)") };
+    let curve = |(series, at): (&str, &BTreeMap<String, u64>)| {
+        let own: Vec<Point> =
+            points.iter().filter(|point| point.series == series && point.at == *at).cloned().collect();
+        let base = own.iter().all(Point::is_base);
+        let name = experiment.spec.series.get(series).and_then(|own| own.label.as_deref()).unwrap_or(series);
+        let others = at.iter().filter(|(_, value)| **value != 1);
+        let others: String = others.map(|(name, value)| format!(", {name} {value}")).collect();
+        let broken = own.iter().filter(|point| !point.is_whole());
+        let spreads = by_x(&own, series, field, |_| true).into_iter();
+        Curve {
+            group: group.clone(),
+            label: format!("{name}{others}").chars().take(LABEL_CHARACTERS).collect(),
+            kind: if base { Kind::Measured } else { Kind::Variant },
+            points: spreads.map(|(x, [median, least, most])| [x as f64, median, least, most]).collect(),
+            not_whole: broken.map(|point| point.x as f64).collect(),
+        }
     };
     keys.into_iter().map(curve).collect()
 }
 
+/// First and last x of points with the same window, in order; nothing where series differ in theirs.
+fn windows(points: &[Point]) -> Vec<(u64, u64, String)> {
+    let mut by_x: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+    for point in points {
+        by_x.entry(point.x).or_default().extend(point.settings.get("window"));
+    }
+    let mut groups: Vec<(u64, u64, String)> = Vec::new();
+    for (x, mut windows) in by_x {
+        windows.sort_unstable();
+        windows.dedup();
+        let [window] = windows[..] else { return Vec::new() };
+        match groups.last_mut() {
+            Some((_, last, text)) if *text == window.to_string() => *last = x,
+            _ => groups.push((x, x, window.to_string())),
+        }
+    }
+    groups
+}
+
+/// The windows in words.
+fn said_of(windows: &[(u64, u64, String)]) -> Option<String> {
+    let group = |(first, last, window): &(u64, u64, String)| match first == last {
+        true => format!("{window} at {first} B"),
+        false => format!("{window} from {first} to {last} B"),
+    };
+    let groups: Vec<String> = windows.iter().map(group).collect();
+    (!groups.is_empty())
+        .then(|| format!("messages in flight at most (numbers at the top): {}", groups.join(", ")))
+}
+
 /// What the numbers stand on, below every plot.
-fn caption(points: &[Point], unmeasured: &[String]) -> Vec<String> {
+fn caption(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -> Vec<String> {
     let Some(from) = provenance_of(points) else { return vec!["no points of ours".into()] };
     let gpu =
         if from.gpu == Label::None { "none".into() } else { format!("{} ({})", from.gpu, from.gpu_device) };
     let version = |name: &str| from.versions.get(name).map_or("unknown", String::as_str);
     let repetitions = points.iter().map(|point| point.repetition + 1).max().unwrap_or(1);
-    let commit = from.revision.commit.get(..10).unwrap_or("unknown");
-    let changes = if from.revision.dirty { " with changes" } else { "" };
     let broken = points.iter().filter(|point| !point.is_whole()).count();
+    let option = |name: &str| from.nic_options.get(name);
+    let rate = option("rate_gbps").and_then(serde_json::Value::as_f64).filter(|rate| *rate > 0.0);
+    let rate = rate
+        .map_or("not shaped".to_owned(), |rate| format!("shaped to {} Gbit/s", table::number(Some(rate))));
+    let word = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let helpers = option("copy_threads").map_or("none".to_owned(), word);
     let mut lines = vec![
         format!(
-            "ours — nic: {} ({}), gpu: {gpu}, link: {}; median and range of {repetitions} repetitions; {}",
-            from.nic, from.device, from.link, from.machine
+            "ours — nic: {} ({}), gpu: {gpu}, link: {}, {rate}; threads that help to copy: {helpers}; median and range of \
+             {repetitions} repetitions",
+            from.nic, from.device, from.link
         ),
         format!(
-            "libibverbs {}, libmlx5 {}, kernel {}, {} build, revision {commit}{changes}",
+            "{}; libibverbs {}, libmlx5 {}, kernel {}, {} build, {}",
+            from.machine,
             version("libibverbs"),
             version("libmlx5"),
             version("kernel"),
             version("profile"),
+            revision(&from),
         ),
-        "paper — doi 10.1145/3642968.3654820; curves from the plots of its authors' re-run, August 2024"
-            .into(),
     ];
+    let papers = experiment.papers.first();
+    lines.extend(papers.map(|_| {
+        "paper — doi 10.1145/3642968.3654820; curves from the plots of its authors' re-run, August 2024"
+            .to_owned()
+    }));
     if !unmeasured.is_empty() {
         let gpu = if unmeasured.iter().any(|series| needs_gpu(series)) { " (gpu-* need a GPU)" } else { "" };
         lines.push(format!("not measured: {}{gpu}", unmeasured.join(", ")));
     }
-    lines.extend(crowded(points));
+    lines.extend(disturbed(points).or_else(|| crowded(points)));
     if broken > 0 {
         lines.push(format!("{broken} points not whole (large hollow markers), see the table"));
     }
     lines
 }
 
-fn payload_axis() -> Axis {
-    let ticks = (3..=10).map(|power| 1_u64 << (2 * power)).map(|bytes| (bytes as f64, binary(bytes)));
-    Axis { name: "payload size, B", range: 50.0..1_400_000.0, log: true, ticks: ticks.collect() }
+/// A line in pieces of at most so many characters, cut between words.
+fn wrapped(line: &str, most: usize) -> Vec<String> {
+    let mut pieces = vec![String::new()];
+    for word in line.split(' ') {
+        let last = pieces.last_mut().map_or(0, |piece| piece.chars().count());
+        if last > 0 && last + 1 + word.chars().count() > most {
+            pieces.push(format!("    {word}"));
+        } else if let Some(piece) = pieces.last_mut() {
+            *piece += if last > 0 { " " } else { "" };
+            *piece += word;
+        }
+    }
+    pieces
+}
+
+/// Least and most of y of what lies within x; of nothing, one to ten.
+fn within(curves: &[Curve], x: &Axis) -> (f64, f64) {
+    let inside = curves.iter().flat_map(|curve| &curve.points).filter(|[at, ..]| x.range.contains(at));
+    let (mut least, mut most) = (f64::INFINITY, 0.0_f64);
+    // Nothing at all, as of messages of which none arrived, has no place on a logarithmic axis.
+    for [_, _, low, high] in inside.filter(|[_, _, low, _]| *low > 0.0) {
+        (least, most) = (least.min(*low), most.max(*high));
+    }
+    if most > 0.0 { (least, most) } else { (1.0, 10.0) }
+}
+
+/// The x axis: to where the panel ends, or as far as the measured and published points go.
+fn x_axis(name: &str, panel: &spec::Panel, curves: &[Curve]) -> Axis {
+    let is_formula = |curve: &&Curve| curve.points.len() > 600;
+    let xs =
+        || curves.iter().filter(|curve| !is_formula(curve)).flat_map(|curve| &curve.points).map(|[x, ..]| *x);
+    let most = panel.to.unwrap_or_else(|| xs().fold(0.0, f64::max)).max(64.0);
+    if !panel.log {
+        let axis = steps(&format!("{name}, kB"), most / 1000.0);
+        let ticks = axis.ticks.into_iter().map(|(value, text)| (value * 1000.0, text)).collect();
+        return Axis { range: 0.0..most, ticks, ..axis };
+    }
+    let least = xs().fold(f64::INFINITY, f64::min).min(most);
+    let ticks = (0..=40).map(|power| 1_u64 << power).filter(|bytes| bytes.ilog2() % 2 == 0);
+    let range = least * 0.8..most * 1.3;
+    let ticks = ticks.map(|bytes| (bytes as f64, binary(bytes))).filter(|(at, _)| range.contains(at));
+    Axis { name: format!("{name}, B"), ticks: ticks.collect(), range, log: true }
+}
+
+fn y_axis(name: &str, log: bool, (least, most): (f64, f64)) -> Axis {
+    if log { decades(name, least, most) } else { steps(name, most) }
 }
 
 fn binary(bytes: u64) -> String {
@@ -239,44 +255,42 @@ fn binary(bytes: u64) -> String {
     }
 }
 
-/// A logarithmic axis with a tick at each power of ten.
-fn decades(name: &'static str, least: f64, most: f64) -> Axis {
-    let (first, last) = (least.max(1e-9).log10().floor() as i32, most.log10().ceil() as i32);
-    let text = |power: i32| {
-        if power >= 0 {
-            format!("{}", 10_f64.powi(power))
-        } else {
-            format!("{:.*}", -power as usize, 10_f64.powi(power))
-        }
-    };
-    let ticks = (first..=last).map(|power| (10_f64.powi(power), text(power)));
-    // The axis ends a little above the data, not at the next power of ten.
-    Axis {
-        name,
-        range: 10_f64.powi(first)..(most * 1.6).min(10_f64.powi(last) * 1.6),
-        log: true,
-        ticks: ticks.filter(|(tick, _)| *tick <= most * 1.6).collect(),
-    }
+/// A logarithmic axis that fits the data, with ticks at 1, 2 and 5 of each power of ten, or at the powers alone where there are many.
+fn decades(name: &str, least: f64, most: f64) -> Axis {
+    let range = least * 0.8..most * 1.6;
+    let powers = (range.start.log10().floor() as i32)..=(range.end.log10().ceil() as i32);
+    let steps: &[f64] = if range.end / range.start > 1e3 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+    let values = powers.flat_map(|power| steps.iter().map(move |step| (power, step * 10_f64.powi(power))));
+    let text = |(power, value): (i32, f64)| (value, format!("{value:.*}", (-power).max(0) as usize));
+    let ticks = values.filter(|(_, value)| range.contains(value)).map(text).collect();
+    Axis { name: name.to_owned(), range, log: true, ticks }
 }
 
 /// A linear axis from zero, with five to ten round ticks.
-fn steps(name: &'static str, most: f64) -> Axis {
+fn steps(name: &str, most: f64) -> Axis {
     let magnitude = 10_f64.powf((most / 5.0).log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|step| step * magnitude).into_iter().find(|step| most / step <= 8.0);
     let step = step.unwrap_or(magnitude * 10.0);
     let count = (most / step).ceil() as u32;
     let ticks = (0..=count).map(|tick| f64::from(tick) * step).map(|value| (value, format!("{value}")));
-    Axis { name, range: 0.0..f64::from(count) * step, log: false, ticks: ticks.collect() }
+    Axis { name: name.to_owned(), range: 0.0..f64::from(count) * step, log: false, ticks: ticks.collect() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::modelled;
-    use crate::plot::LABEL_CHARACTERS;
-    use crate::png::png;
     use crate::point::example;
-    use crate::root;
+    use crate::{modelled, png, root};
+
+    fn experiment(name: &str) -> Experiment {
+        Experiment::read(&root().join("experiments"), name).unwrap()
+    }
+
+    fn drawn_as(name: &str, points: &[Point], missing: &[String]) -> Vec<String> {
+        let experiment = experiment(name);
+        let plots = experiment.spec.plots.iter();
+        plots.map(|one| plot(&experiment, one, points, &modelled::example(), missing).unwrap()).collect()
+    }
 
     /// The first series is a CPU's, mostly.
     #[test]
@@ -287,26 +301,50 @@ mod tests {
             point.provenance.gpu_device = "NVIDIA H200".into();
             point
         });
-        let line = |points: &[Point]| caption(points, &[]).remove(0);
+        let line = |points: &[Point]| caption(&experiment("fig4"), points, &[]).remove(0);
         assert!(line(&both[..1]).contains("gpu: none, link"), "{}", line(&both[..1]));
         let said = line(&both);
         assert!(said.contains("gpu: hardware (NVIDIA H200), link"), "{said}");
     }
 
     #[test]
-    fn a_machine_that_was_busy_before_is_named_below_the_plot() {
-        let with = |load: Option<f64>| {
+    fn rate_helpers_windows_and_a_tree_with_changes_are_named_below_the_plot() {
+        let svg = |dirty: bool, rate: Option<f64>| {
+            let points = [(64, 512), (128, 512), (4096, 256)].map(|(x, window)| {
+                let mut point = example("cpu-shim", x);
+                point.settings.insert("window".into(), window);
+                point.provenance.revision.dirty = dirty;
+                point.provenance.nic_options.extend(rate.map(|rate| ("rate_gbps".to_owned(), rate.into())));
+                point.provenance.nic_options.insert("copy_threads".into(), "auto".into());
+                point
+            });
+            drawn_as("fig4", &points, &[]).remove(0)
+        };
+        let (plain, shaped) = (svg(false, None), svg(true, Some(100.0)));
+        for words in ["not shaped", "threads that help to copy: auto", "512 from 64 to 128 B, 256 at 4096 B"]
+        {
+            assert!(plain.contains(words), "{words}");
+        }
+        assert!(shaped.contains("shaped to 100.00 Gbit/s") && !shaped.contains("not shaped"));
+        assert!(shaped.contains("revision unknown with changes") && !plain.contains("with changes"));
+    }
+
+    #[test]
+    fn a_machine_that_was_busy_is_named_below_the_plot() {
+        let with = |load: Option<f64>, others: Option<f64>| {
             let mut point = example("cpu-shim", 64);
-            (point.provenance.load, point.provenance.cores) = (load, 16);
+            (point.provenance.load, point.provenance.cores, point.others) = (load, 16, others);
             point
         };
         for load in [None, Some(0.3), Some(8.0)] {
-            assert_eq!(crowded(&[with(load)]), None, "{load:?}");
+            assert_eq!(crowded(&[with(load, None)]), None, "{load:?}");
         }
+        let svg = |points: &[Point]| drawn_as("fig5", points, &[]).remove(0);
         // The second go of a run that was cut counts too.
-        let svg = post_time(&[with(Some(0.3)), with(Some(9.26))], &paper(5), &[]).unwrap();
-        assert!(svg.contains("load 9.3 on 16 cores in the minute before the run: other programs"), "{svg}");
-        assert!(!post_time(&[with(Some(0.3))], &paper(5), &[]).unwrap().contains("in the minute before"));
+        let busy_before = svg(&[with(Some(0.3), None), with(Some(9.26), None)]);
+        assert!(busy_before.contains("load 9.3 on 16 cores in the minute before the run"));
+        assert!(!svg(&[with(Some(0.3), None)]).contains("in the minute before"));
+        assert!(svg(&[with(None, Some(3.0))]).contains("other programs kept 3.0 of 16 cores busy"));
     }
 
     /// Something like a run on the software NIC.
@@ -320,121 +358,104 @@ mod tests {
                     let payload = 1_u64 << power;
                     let jitter = 1.0 + 0.06 * f64::from(repetition - 1) * f64::from(power % 3);
                     let gbps = (payload as f64 * 8.0 / (300.0 + payload as f64 / 16.0)) * jitter;
-                    points.push(Point {
-                        wire_gbps: gbps,
-                        post_ns: post_ns * jitter,
-                        list,
-                        repetition: repetition as u32,
-                        ..example(series, payload)
-                    });
+                    let mut point = example(series, payload).lists(list).with("wire_gbps", gbps);
+                    point.provenance.nic = Label::Emulated;
+                    *point.value("post_ns") = post_ns * jitter;
+                    points.push(Point { repetition: repetition as u32, ..point });
                 }
             }
         }
         points
     }
 
-    fn paper(figure: u32) -> Paper {
-        Paper::read(&root().join(format!("experiments/fig{figure}"))).unwrap()
-    }
-
     #[test]
     fn each_plot_names_every_curve_and_rasterises() {
-        let folder = std::env::temp_dir();
         let missing = ["gpu-thread".to_owned(), "gpu-warp".to_owned()];
+        let [throughput, post_time] = &drawn_as("fig4", &points(), &missing)[..] else { panic!("two plots") };
         for (name, svg, labels) in [
             (
                 "throughput",
-                throughput(&points(), &paper(4), &paper(5), &modelled::example(), &missing).unwrap(),
-                &[
-                    "modelled: GPU warp",
-                    "on NVIDIA H200, sm_90 without a NIC",
-                    "wire model, A100",
-                    "ours: CPU shim",
-                ][..],
+                throughput,
+                &["GPU warp", "on NVIDIA H200, sm_90 without a NIC", "wire model of", "early", "strict"][..],
             ),
-            (
-                "post-time",
-                post_time(&points(), &paper(5), &missing).unwrap(),
-                &["ours: CPU shim, lists of 16", "paper: L40"],
-            ),
+            ("post-time", post_time, &["CPU shim, list 16", "L40", "whole bursts"]),
         ] {
             for label in labels.iter().chain(&[
                 "not measured: gpu-thread, gpu-warp (gpu-* need a GPU)",
-                "nic: hardware",
-                "paper: CPU, own code",
+                "ours (emulated NIC)",
+                "paper (hardware)",
+                "CPU, own code",
                 "median and range of 3",
             ]) {
                 assert!(svg.contains(label), "{name}: no `{label}`");
             }
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{name}");
-            let png = png(&svg, 2.0).unwrap();
+            let png = png(svg, 2.0).unwrap();
             assert!(png.len() > 20_000, "{name}: {} bytes", png.len());
             // To be looked at.
-            std::fs::write(folder.join(format!("xtask-{name}.png")), png).unwrap();
+            std::fs::write(std::env::temp_dir().join(format!("experiment-{name}.png")), png).unwrap();
         }
     }
 
-    /// Purple, green, blue and orange are colours of other curves as well.
     #[test]
-    fn modelled_lines_have_a_stroke_of_their_own_and_it_stands_beside_their_labels() {
-        let discs = |modelled: &[Modelled]| -> Vec<f64> {
-            let svg = throughput(&[], &paper(4), &paper(5), modelled, &[]).unwrap();
-            let circles = svg.split("<circle ").skip(1).filter(|circle| circle.contains("r=\"2\""));
-            circles.map(|circle| circle.split('"').nth(1).unwrap().parse().unwrap()).collect()
-        };
-        assert!(discs(&[]).is_empty(), "nothing else is drawn so");
-        let modelled = modelled::example();
-        let (beside, on_lines): (Vec<f64>, Vec<f64>) = discs(&modelled).iter().partition(|x| **x > 916.0);
-        assert_eq!(beside.len(), 3 * modelled.len());
-        assert!(on_lines.len() > 20 * modelled.len(), "{}", on_lines.len());
-    }
-
-    #[test]
-    fn every_label_fits_its_column() {
-        let points: Vec<Point> = ["cpu-ibverbs", "cpu-shim", "gpu-a100", "gpu-original", "gpu-warp"]
-            .iter()
-            .flat_map(|series| [1, 16].map(|list| Point { list, ..example(series, 64) }))
-            .collect();
-        let curves = [published(&paper(5)), models(&paper(5)), measured(&points, "post_ns")].concat();
-        let modelled = modelled::example();
-        for curve in curves.into_iter().chain(modelled.iter().zip(MODELLED).map(drawn)) {
-            assert!(curve.label.len() <= LABEL_CHARACTERS, "{}", curve.label);
+    fn every_label_fits_the_legend() {
+        let experiment = experiment("fig5");
+        let series = experiment.spec.grid(spec::Extent::Full).series;
+        let points: Vec<Point> =
+            series.iter().flat_map(|series| [1, 16].map(|list| example(series, 64).lists(list))).collect();
+        let fig5 = experiment.paper("fig5").unwrap();
+        let curves = [published(fig5), models(fig5), measured(&experiment, &points, "post_ns")].concat();
+        for curve in curves.into_iter().chain(modelled::example().iter().map(drawn)) {
+            assert!(curve.label.chars().count() < LABEL_CHARACTERS, "{}", curve.label);
         }
     }
 
     #[test]
     fn a_plot_without_our_points_still_shows_the_paper() {
-        assert!(throughput(&[], &paper(4), &paper(5), &[], &[]).unwrap().contains("paper: A100"));
-        assert!(post_time(&[], &paper(5), &[]).unwrap().contains("no points of ours"));
+        for svg in drawn_as("fig4", &[], &[]) {
+            assert!(svg.contains("no points of ours") && svg.contains("A100"));
+        }
     }
 
     #[test]
     fn points_that_are_not_whole_are_hollow_and_counted() {
         let hollow = |svg: &str| svg.matches("r=\"6\"").count();
-        let whole = throughput(&points(), &paper(4), &paper(5), &[], &[]).unwrap();
-        assert!(!whole.contains("not whole") && hollow(&whole) == 0);
+        let whole = drawn_as("fig4", &points(), &[]);
+        assert!(whole.iter().all(|svg| !svg.contains("not whole") && hollow(svg) == 0));
         let mut broken = points();
-        broken[0].content_ok = false;
-        broken[40].completed -= 1;
+        broken[0].missing = Some("torn".into());
+        broken[40].missing = Some("lost".into());
         // A white disc and a ring each, in both panels: both sizes are on the paper's axes too.
-        let svg = throughput(&broken, &paper(4), &paper(5), &[], &[]).unwrap();
-        assert!(svg.contains("2 points not whole (large hollow markers), see the table"));
-        assert_eq!(hollow(&svg), 8);
-        let svg = post_time(&broken, &paper(5), &[]).unwrap();
-        assert!(svg.contains("2 points not whole") && hollow(&svg) == 4);
+        let svgs = drawn_as("fig4", &broken, &[]);
+        assert!(svgs[0].contains("2 points not whole (large hollow markers), see the table"));
+        assert_eq!((hollow(&svgs[0]), hollow(&svgs[1])), (8, 4));
     }
 
     #[test]
-    fn the_axis_reaches_down_to_the_least_of_ours() {
-        let mut points = points();
-        points[0].wire_gbps = 0.003;
-        points[3].wire_gbps = 0.0;
-        let curves = measured(&points, "wire_gbps");
-        assert_eq!(least(&curves), 0.003);
-        let axis = decades("x", least(&curves).min(0.1), 100.0);
-        assert_eq!((axis.range.start, axis.ticks[0].1.as_str()), (0.001, "0.001"));
-        assert!(throughput(&points, &paper(4), &paper(5), &[], &[]).unwrap().contains("0.001"));
-        assert_eq!(decades("x", 0.1_f64.min(least(&[])), 100.0).ticks[0].1, "0.1");
+    fn an_axis_fits_what_is_drawn() {
+        let axis = decades("y", 20.0, 1500.0);
+        assert!(axis.range.start > 10.0 && axis.range.end < 3000.0, "{:?}", axis.range);
+        assert_eq!(
+            axis.ticks.iter().map(|(_, text)| text.as_str()).collect::<Vec<_>>()[..3],
+            ["20", "50", "100"]
+        );
+        assert_eq!(decades("y", 0.003, 100.0).ticks[0].1, "0.01");
+        // A point of which nothing arrived does not stretch it to nothing.
+        let of = |values: &[f64]| {
+            let points: Vec<Point> =
+                values.iter().map(|value| example("cpu-shim", 64).with("wire_gbps", *value)).collect();
+            measured(&experiment("fig4"), &points[..], "wire_gbps")
+        };
+        let x = x_axis("size", &spec::Panel { title: String::new(), log: true, to: None }, &of(&[1.0]));
+        assert!(x.range.start > 40.0 && x.range.end < 100.0, "{:?}", x.range);
+        assert_eq!(within(&of(&[3.0]), &x), (3.0, 3.0));
+        assert_eq!(within(&of(&[0.0]), &x), (1.0, 10.0));
+    }
+
+    #[test]
+    fn a_caption_is_cut_between_words() {
+        assert_eq!(wrapped("one two three", 8), ["one two", "    three"]);
+        assert_eq!(wrapped("one", 2), ["one"]);
     }
 
     #[test]

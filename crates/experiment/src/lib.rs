@@ -5,7 +5,22 @@
 
 #![forbid(unsafe_code)]
 
+/// Prints a line on stdout, in one write. A reader that goes away (`| head`) is no error, and no reason to panic.
+#[macro_export]
+macro_rules! say {
+    () => { $crate::say!("") };
+    ($($text:tt)*) => { $crate::print(&mut ::std::io::stdout(), ::std::format_args!($($text)*)) };
+}
+
+/// The same on stderr.
+#[macro_export]
+macro_rules! tell {
+    ($($text:tt)*) => { $crate::print(&mut ::std::io::stderr(), ::std::format_args!($($text)*)) };
+}
+
+mod experiment;
 pub mod figures;
+pub mod import;
 pub mod measured;
 pub mod modelled;
 pub mod paper;
@@ -14,17 +29,27 @@ mod png;
 pub mod point;
 pub mod record;
 pub mod refused;
+pub mod resume;
+pub mod run;
 pub mod spec;
 pub mod statistics;
 pub mod table;
 pub mod verdict;
 pub mod wire_model;
 
+pub use experiment::{Experiment, names};
 pub use paper::Paper;
 pub use png::png;
 pub use point::Point;
 pub use spec::Spec;
 pub use verdict::judge;
+
+/// Writes one line at once, so that lines of several programs do not mix; a closed stream is no error.
+#[doc(hidden)]
+pub fn print(stream: &mut dyn std::io::Write, text: std::fmt::Arguments<'_>) {
+    let _ = stream.write_all(format!("{text}\n").as_bytes());
+    let _ = stream.flush();
+}
 
 /// The workspace, for tests of what is committed.
 #[cfg(test)]

@@ -20,10 +20,10 @@ const SIZES: std::ops::RangeInclusive<u32> = 6..=20;
 
 /// Which posts are drawn: row of `bench-post-gpu`, whose time in it, and the label beside the line.
 const LINES: [(&str, &str, &str); 4] = [
-    ("exclusive/1-thread/per-1/one/first-lap/host", "early", "modelled: GPU thread"),
-    ("exclusive/1-thread/per-16/list/first-lap/host", "early", "modelled: GPU thread, 16 a bell"),
-    ("exclusive/1-warp/per-32/one/first-lap/host", "early", "modelled: GPU warp"),
-    ("exclusive/1-thread/per-1/one/first-lap/host/original-volatile", "theirs", "modelled: original's style"),
+    ("exclusive/1-thread/per-1/one/first-lap/host", "early", "GPU thread, early"),
+    ("exclusive/1-thread/per-16/list/first-lap/host", "early", "GPU thread, 16 a call, early"),
+    ("exclusive/1-warp/per-32/one/first-lap/host", "early", "GPU warp, 32 a call, early"),
+    ("exclusive/1-thread/per-1/one/first-lap/host/original-volatile", "theirs", "GPU, original's style"),
 ];
 
 /// One line.
@@ -72,6 +72,15 @@ impl Modelled {
         LINK.throughput_gbps(payload_bytes as u64, self.post_ns)
     }
 
+    /// What such lines stand on, below a plot.
+    pub fn caption(&self) -> String {
+        format!(
+            "modelled — posts in the `early` order and, where it says so, one call for 16 or 32 requests, measured on {} without a NIC; \
+             measured lines use `strict`; link of {} Gbit/s without a limit of the NIC's own",
+            self.gpu_device, self.line_gbps
+        )
+    }
+
     /// For people.
     pub fn text(&self) -> String {
         let fills = match self.fills_from_bytes {
@@ -79,7 +88,7 @@ impl Modelled {
             None => format!("does not fill {} Gbit/s up to 1 MiB", self.line_gbps),
         };
         format!(
-            "{} ({:.1} ns a post, {}): {fills}; label: {}",
+            "modelled: {} ({:.1} ns a post, {}): {fills}; label: {}",
             self.name, self.post_ns, self.gpu_device, self.label
         )
     }
@@ -201,7 +210,7 @@ mod tests {
         let of = |entries: Value| lines(&json!({"entries": entries})).unwrap();
         let found = of(json!([entry("full", 600.0), entry("full", 700.0), entry("quick", 1.0)]));
         let times: Vec<(&str, f64)> = found.iter().map(|line| (line.name, line.post_ns)).collect();
-        assert_eq!(times, [("modelled: GPU thread", 700.0), ("modelled: original's style", 2800.0)]);
+        assert_eq!(times, [("GPU thread, early", 700.0), ("GPU, original's style", 2800.0)]);
         assert_eq!(of(json!([entry("quick", 3.0)]))[0].post_ns, 3.0);
         assert_eq!(of(json!([])), []);
         assert_eq!(lines(&entry("full", 600.0)).unwrap()[0].post_ns, 600.0, "a run by itself");

@@ -1,6 +1,6 @@
-//! Drawing: panels with curves, bands and labels beside their lines, as SVG.
+//! Drawing: panels with curves and bands, a legend beside them, a caption below, as SVG.
 //!
-//! Knows curves, not figures (`figures.rs`). Colours are Okabe and Ito's, which colour-blind readers tell apart.
+//! Knows curves, not experiments (`figures.rs`). No two curves of a plot share a colour, and no two broken lines their dashes.
 
 use std::ops::Range;
 
@@ -16,65 +16,87 @@ const INK: RGBColor = RGBColor(40, 40, 40);
 const GRID: RGBColor = RGBColor(225, 225, 225);
 const FAINT: RGBColor = RGBColor(110, 110, 110);
 
-/// Blue, vermilion, green, purple, sky, orange, black.
-pub const BLUE: RGBColor = RGBColor(0, 114, 178);
-/// See `BLUE`.
-pub const VERMILION: RGBColor = RGBColor(213, 94, 0);
-/// See `BLUE`.
-pub const GREEN: RGBColor = RGBColor(0, 158, 115);
-/// See `BLUE`.
-pub const PURPLE: RGBColor = RGBColor(170, 90, 140);
-/// See `BLUE`.
-pub const SKY: RGBColor = RGBColor(86, 180, 233);
-/// See `BLUE`.
-pub const ORANGE: RGBColor = RGBColor(230, 159, 0);
+/// One colour a curve: Okabe and Ito's first, which colour-blind readers tell apart, then others that are darker or paler.
+const COLOURS: [RGBColor; 16] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(170, 90, 140),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(120, 30, 40),
+    RGBColor(60, 60, 130),
+    RGBColor(120, 160, 40),
+    RGBColor(250, 120, 140),
+    RGBColor(20, 90, 70),
+    RGBColor(150, 110, 220),
+    RGBColor(140, 100, 50),
+    RGBColor(0, 0, 0),
+    RGBColor(200, 30, 160),
+    RGBColor(130, 130, 130),
+];
 
-/// How a curve is drawn.
+/// Lengths of dash and gap, in pixels, one pair a broken line.
+const DASHES: [(u32, u32); 12] =
+    [(9, 4), (5, 3), (14, 4), (3, 3), (9, 9), (2, 6), (14, 10), (1, 3), (6, 8), (20, 4), (3, 9), (20, 12)];
+
+/// What a curve is made of, which tells how it is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stroke {
-    /// Ours: solid, with markers and a band from the least to the most.
+pub enum Kind {
+    /// Measured here: solid, with markers and a band from the least to the most.
     Measured,
-    /// Ours, a second variant of the same poster: solid and thin, with hollow markers and a band.
-    MeasuredThin,
-    /// Published: thin and dashed.
-    Published,
-    /// A formula of what was published: thin and dotted.
-    Model,
-    /// A formula of what we measured: small discs, apart from one another.
-    Modelled,
+    /// The same of another variant of the same series: thin, with hollow markers.
+    Variant,
+    /// Published, or a formula: broken, without markers.
+    Broken,
 }
 
-/// Shape at the points of a measured curve, for readers without colours.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Marker {
-    /// A disc, or a ring on a thin curve.
-    Circle,
-    /// A triangle.
-    Triangle,
-}
-
-/// One curve: x, y, least y, most y.
+/// One curve.
 #[derive(Clone, Debug)]
 pub struct Curve {
-    /// What stands at its points, when it is measured.
-    pub marker: Marker,
-    /// What stands beside it.
+    /// Heading under which it stands in the legend; curves of one heading follow one another.
+    pub group: String,
+    /// Its name in the legend.
     pub label: String,
-    /// Its colour.
-    pub colour: RGBColor,
     /// How it is drawn.
-    pub stroke: Stroke,
-    /// In order of x.
+    pub kind: Kind,
+    /// x, y, least y, most y, in order of x.
     pub points: Vec<[f64; 4]>,
     /// The x of points of which something is missing: drawn large and hollow.
     pub not_whole: Vec<f64>,
+}
+
+/// Colour, dashes and marker of one curve among all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Look {
+    colour: RGBColor,
+    dash: (u32, u32),
+    marker: usize,
+}
+
+/// A look for each curve: measured ones take colours and markers, broken ones colours and dashes. Error: more curves than colours.
+fn looks(curves: &[Curve]) -> Result<Vec<Look>> {
+    if curves.len() > COLOURS.len() {
+        return Err(anyhow!(
+            "{} curves in one plot, and {} colours to tell them apart",
+            curves.len(),
+            COLOURS.len()
+        ));
+    }
+    let (mut solid, mut broken) = (0, 0);
+    let look = |(curve, colour): (&Curve, &RGBColor)| {
+        let count = if curve.kind == Kind::Broken { &mut broken } else { &mut solid };
+        *count += 1;
+        Look { colour: *colour, dash: DASHES[(*count - 1) % DASHES.len()], marker: *count - 1 }
+    };
+    Ok(curves.iter().zip(&COLOURS).map(look).collect())
 }
 
 /// An axis.
 #[derive(Clone, Debug)]
 pub struct Axis {
     /// Name and unit.
-    pub name: &'static str,
+    pub name: String,
     /// First and last value.
     pub range: Range<f64>,
     /// Logarithmic or linear.
@@ -86,37 +108,56 @@ pub struct Axis {
 /// One coordinate system.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// Its share of the width.
-    pub width: f64,
     /// What stands above it.
-    pub title: &'static str,
+    pub title: String,
     /// Along.
     pub x: Axis,
     /// Upwards.
     pub y: Axis,
-    /// Which curves get a label beside the right end.
-    pub labels: bool,
+    /// Values of x from which on something is different, and what.
+    pub marks: Vec<(f64, String)>,
 }
 
-/// Draws all `curves` in each of `panels`, `caption` lines below.
-pub fn svg(size: (u32, u32), panels: &[Panel], curves: &[Curve], caption: &[String]) -> Result<String> {
+/// Width of the legend.
+const LEGEND: u32 = 262;
+/// Height of a line of the legend or of the caption.
+const LINE: i32 = 17;
+/// Length of the piece of a curve's stroke in the legend.
+const SAMPLE: i32 = 44;
+/// Longest label that fits the legend.
+pub const LABEL_CHARACTERS: usize = 32;
+
+/// Draws all `curves` in each of `panels`, the legend right of them, `caption` lines below.
+pub fn svg(
+    size: (u32, u32),
+    title: &str,
+    panels: &[Panel],
+    curves: &[Curve],
+    caption: &[String],
+) -> Result<String> {
+    let looks = looks(curves)?;
     let mut text = String::new();
     {
         let root = SVGBackend::with_string(&mut text, size).into_drawing_area();
         root.fill(&WHITE).map_err(drawing)?;
-        let caption_height = 17 * caption.len() as i32 + 14;
-        let (plot, below) = root.split_vertically(size.1 as i32 - caption_height);
+        let caption_height = LINE * caption.len() as i32 + 14;
+        let (above, below) = root.split_vertically(size.1 as i32 - caption_height);
         for (index, line) in caption.iter().enumerate() {
             let style = (FONT, 10.5).into_font().color(&FAINT);
-            below.draw_text(line, &style, (14, 8 + 17 * index as i32)).map_err(drawing)?;
+            below.draw_text(line, &style, (14, 8 + LINE * index as i32)).map_err(drawing)?;
         }
+        let (head, plot) = above.split_vertically(26);
+        let style = (FONT, 14.0).into_font().color(&INK);
+        head.draw_text(title, &style, (14, 8)).map_err(drawing)?;
+        let (plot, column) = plot.split_horizontally((size.0 - LEGEND) as i32);
+        let width = (size.0 - LEGEND) as i32 / panels.len().max(1) as i32;
         let mut rest = plot;
-        let total: f64 = panels.iter().map(|panel| panel.width).sum();
         for panel in panels {
-            let (own, right) = rest.split_horizontally((f64::from(size.0) * panel.width / total) as i32);
-            draw(&own, panel, curves)?;
+            let (own, right) = rest.split_horizontally(width);
+            draw(&own, panel, curves, &looks)?;
             rest = right;
         }
+        legend(&column, curves, &looks)?;
         root.present().map_err(drawing)?;
     }
     Ok(text)
@@ -166,22 +207,12 @@ impl Ranged for Scale {
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Scale, Scale>>;
 
-/// Longest label that fits its column.
-#[cfg(test)]
-pub const LABEL_CHARACTERS: usize = 32;
-/// Width of the column of labels: 32 characters of this size, the leaders, and a piece of each stroke.
-const LABELS: u32 = 204;
-/// Pixels from one disc of a modelled line to the next.
-const APART: u32 = 12;
-/// Length of the piece of a curve's stroke beside its label.
-const SAMPLE: i32 = 28;
-
-fn draw(area: &Area<'_>, panel: &Panel, curves: &[Curve]) -> Result<()> {
+fn draw(area: &Area<'_>, panel: &Panel, curves: &[Curve], looks: &[Look]) -> Result<()> {
     let mut chart = ChartBuilder::on(area)
-        .margin_top(if panel.title.is_empty() { 14 } else { 10 })
+        .margin_top(4)
         .margin_left(8)
-        .margin_right(if panel.labels { LABELS } else { 16 })
-        .caption(panel.title, (FONT, 12.5).into_font().color(&INK))
+        .margin_right(16)
+        .caption(&panel.title, (FONT, 12.5).into_font().color(&INK))
         .x_label_area_size(42)
         .y_label_area_size(58)
         .build_cartesian_2d(Scale::of(&panel.x), Scale::of(&panel.y))
@@ -196,8 +227,8 @@ fn draw(area: &Area<'_>, panel: &Panel, curves: &[Curve]) -> Result<()> {
         .bold_line_style(GRID)
         .light_line_style(TRANSPARENT)
         .axis_style(INK)
-        .x_desc(panel.x.name)
-        .y_desc(panel.y.name)
+        .x_desc(&panel.x.name)
+        .y_desc(&panel.y.name)
         .axis_desc_style((FONT, 12.5).into_font().color(&INK))
         .label_style((FONT, 11.0).into_font().color(&INK))
         .x_label_formatter(&|value| written(&panel.x, value))
@@ -207,18 +238,13 @@ fn draw(area: &Area<'_>, panel: &Panel, curves: &[Curve]) -> Result<()> {
         .draw()
         .map_err(drawing)?;
     grid(&mut chart, panel)?;
-
-    // Published and modelled first: ours lie on top.
-    let inside: Vec<Curve> =
-        curves.iter().map(|curve| clipped(curve, panel)).filter(|curve| !curve.points.is_empty()).collect();
-    let (ours, theirs): (Vec<&Curve>, Vec<&Curve>) =
-        inside.iter().partition(|curve| matches!(curve.stroke, Stroke::Measured | Stroke::MeasuredThin));
-    for curve in theirs.iter().chain(&ours) {
-        stroke(&mut chart, curve)?;
-    }
-    if panel.labels {
-        let ends: Vec<(i32, i32)> = inside.iter().map(|curve| end(&chart, curve)).collect();
-        label(area, &inside, &ends)?;
+    marks(&mut chart, panel)?;
+    // Published and modelled first: what was measured lies on top.
+    let inside = || curves.iter().map(|curve| clipped(curve, panel)).zip(looks);
+    for measured in [false, true] {
+        for (curve, look) in inside().filter(|(curve, _)| (curve.kind != Kind::Broken) == measured) {
+            stroke(&mut chart, &curve, *look)?;
+        }
     }
     Ok(())
 }
@@ -227,6 +253,21 @@ fn grid(chart: &mut Chart<'_, '_>, panel: &Panel) -> Result<()> {
     for (tick, _) in &panel.y.ticks {
         let line = vec![(panel.x.range.start, *tick), (panel.x.range.end, *tick)];
         chart.draw_series([PathElement::new(line, GRID)]).map_err(drawing)?;
+    }
+    Ok(())
+}
+
+/// Upright lines where something changes, with what it is from there on at the top.
+fn marks(chart: &mut Chart<'_, '_>, panel: &Panel) -> Result<()> {
+    let (bottom, top) = (panel.y.range.start, panel.y.range.end);
+    for (x, text) in panel.marks.iter().filter(|(x, _)| panel.x.range.contains(x)) {
+        let line = vec![(*x, bottom), (*x, top)];
+        chart
+            .draw_series(DashedLineSeries::new(line, 1, 3, FAINT.mix(0.6).stroke_width(1)))
+            .map_err(drawing)?;
+        let style = (FONT, 8.5).into_font().color(&FAINT).pos(Pos::new(HPos::Left, VPos::Top));
+        let at = EmptyElement::at((*x, top)) + Text::new(text.clone(), (2, 1), style);
+        chart.draw_series([at]).map_err(drawing)?;
     }
     Ok(())
 }
@@ -242,150 +283,152 @@ fn clipped(curve: &Curve, panel: &Panel) -> Curve {
     Curve { points: points.collect(), ..curve.clone() }
 }
 
-fn stroke(chart: &mut Chart<'_, '_>, curve: &Curve) -> Result<()> {
+/// Corners of a marker around its point, in pixels; none of a disc.
+fn corners(shape: usize) -> Vec<(i32, i32)> {
+    const R: i32 = 4;
+    match shape % 4 {
+        0 => vec![],
+        1 => vec![(0, -R - 1), (-R, R - 1), (R, R - 1), (0, -R - 1)],
+        2 => vec![(1 - R, 1 - R), (R - 1, 1 - R), (R - 1, R - 1), (1 - R, R - 1), (1 - R, 1 - R)],
+        _ => vec![(0, -R - 1), (R + 1, 0), (0, R + 1), (-R - 1, 0), (0, -R - 1)],
+    }
+}
+
+/// Markers at points of a chart or of an area: one of four shapes, filled or not. `draw` takes the elements.
+macro_rules! markers {
+    ($look:expr, $filled:expr, $at:expr, $draw:expr) => {{
+        let (shape, colour) = (corners($look.marker), $look.colour);
+        match (shape.is_empty(), $filled) {
+            (true, true) => {
+                $draw($at.map(|at| EmptyElement::at(at) + Circle::new((0, 0), 3, colour.filled())))
+            }
+            (true, false) => {
+                $draw($at.map(|at| EmptyElement::at(at) + Circle::new((0, 0), 3, colour.stroke_width(1))))
+            }
+            (false, true) => {
+                $draw($at.map(|at| EmptyElement::at(at) + Polygon::new(shape.clone(), colour.filled())))
+            }
+            (false, false) => $draw(
+                $at.map(|at| EmptyElement::at(at) + PathElement::new(shape.clone(), colour.stroke_width(1))),
+            ),
+        }
+        .map_err(drawing)?
+    }};
+}
+
+fn stroke(chart: &mut Chart<'_, '_>, curve: &Curve, look: Look) -> Result<()> {
     let line: Vec<(f64, f64)> = curve.points.iter().map(|[x, y, ..]| (*x, *y)).collect();
-    let colour = curve.colour;
-    match curve.stroke {
-        Stroke::Measured | Stroke::MeasuredThin => {
-            let upper = curve.points.iter().map(|[x, _, _, most]| (*x, *most));
-            let lower = curve.points.iter().rev().map(|[x, _, least, _]| (*x, *least));
-            let band: Vec<(f64, f64)> = upper.chain(lower).collect();
-            chart.draw_series([Polygon::new(band, colour.mix(0.18).filled())]).map_err(drawing)?;
-            let bold = curve.stroke == Stroke::Measured;
-            let width = if bold { 2 } else { 1 };
-            chart.draw_series(LineSeries::new(line.clone(), colour.stroke_width(width))).map_err(drawing)?;
-            match (curve.marker, bold) {
-                (Marker::Triangle, true) => {
-                    chart.draw_series(line.into_iter().map(|at| TriangleMarker::new(at, 5, colour.filled())))
-                }
-                (_, true) => {
-                    chart.draw_series(line.into_iter().map(|at| Circle::new(at, 3, colour.filled())))
-                }
-                (_, false) => {
-                    chart.draw_series(line.into_iter().map(|at| Circle::new(at, 3, colour.stroke_width(1))))
-                }
-            }
-            .map_err(drawing)?;
-            for [x, y, ..] in curve.points.iter().filter(|[x, ..]| curve.not_whole.contains(x)) {
-                let rings = [
-                    Circle::new((*x, *y), 6, WHITE.filled()),
-                    Circle::new((*x, *y), 6, colour.stroke_width(2)),
-                ];
-                chart.draw_series(rings).map_err(drawing)?;
-            }
-        }
-        Stroke::Published => {
-            chart.draw_series(DashedLineSeries::new(line, 7, 4, colour.stroke_width(1))).map_err(drawing)?;
-        }
-        Stroke::Modelled => {
-            let disc = move |at| Circle::new(at, 2, colour.filled());
-            chart.draw_series(DottedLineSeries::new(line, 0, APART, disc)).map_err(drawing)?;
-        }
-        Stroke::Model => {
-            chart.draw_series(DashedLineSeries::new(line, 1, 3, colour.stroke_width(1))).map_err(drawing)?;
-        }
+    let colour = look.colour;
+    if curve.kind == Kind::Broken {
+        let (dash, gap) = look.dash;
+        chart.draw_series(DashedLineSeries::new(line, dash, gap, colour.stroke_width(1))).map_err(drawing)?;
+        return Ok(());
+    }
+    let upper = curve.points.iter().map(|[x, _, _, most]| (*x, *most));
+    let lower = curve.points.iter().rev().map(|[x, _, least, _]| (*x, *least));
+    let band: Vec<(f64, f64)> = upper.chain(lower).collect();
+    if !band.is_empty() {
+        chart.draw_series([Polygon::new(band, colour.mix(0.18).filled())]).map_err(drawing)?;
+    }
+    let bold = curve.kind == Kind::Measured;
+    let width = if bold { 2 } else { 1 };
+    chart.draw_series(LineSeries::new(line.clone(), colour.stroke_width(width))).map_err(drawing)?;
+    markers!(look, bold, line.into_iter(), |all| chart.draw_series(all).map(drop));
+    for [x, y, ..] in curve.points.iter().filter(|[x, ..]| curve.not_whole.contains(x)) {
+        let rings =
+            [Circle::new((*x, *y), 6, WHITE.filled()), Circle::new((*x, *y), 6, colour.stroke_width(2))];
+        chart.draw_series(rings).map_err(drawing)?;
     }
     Ok(())
 }
 
-/// Where the last point of a curve is, in pixels of the whole drawing.
-fn end(chart: &Chart<'_, '_>, curve: &Curve) -> (i32, i32) {
-    let [x, y, ..] = curve.points.last().copied().unwrap_or_default();
-    chart.backend_coord(&(x, y))
-}
-
-/// Least distance of two labels.
-const LINE: i32 = 16;
-
-/// Labels in a column right of the panel, in the order of the curves' ends, joined to them by leaders.
-fn label(area: &Area<'_>, curves: &[Curve], ends: &[(i32, i32)]) -> Result<()> {
-    let (base_x, base_y) = area.get_base_pixel();
-    let (width, height) = area.dim_in_pixel();
-    let column = width as i32 - LABELS as i32 + 40;
-    let wanted: Vec<i32> = ends.iter().map(|(_, y)| y - base_y).collect();
-    let places = spread(&wanted, 12, height as i32 - 50);
-    for ((curve, end), y) in curves.iter().zip(ends).zip(places) {
-        let from = (end.0 - base_x + 5, end.1 - base_y);
-        let start = (column - 4 - SAMPLE, y);
-        area.draw(&PathElement::new(vec![from, start], curve.colour.mix(0.35))).map_err(drawing)?;
-        sample(area, curve, start)?;
-        let style = (FONT, 11.5).into_font().color(&curve.colour).pos(Pos::new(HPos::Left, VPos::Center));
-        area.draw_text(&curve.label, &style, (column, y)).map_err(drawing)?;
+/// Headings, and below each its curves with a piece of their strokes.
+fn legend(area: &Area<'_>, curves: &[Curve], looks: &[Look]) -> Result<()> {
+    let mut y = 12;
+    let mut heading = "";
+    for (curve, look) in curves.iter().zip(looks) {
+        if curve.group != heading {
+            heading = &curve.group;
+            let style = (FONT, 11.5).into_font().color(&INK).pos(Pos::new(HPos::Left, VPos::Center));
+            area.draw_text(heading, &style, (0, y)).map_err(drawing)?;
+            y += LINE;
+        }
+        sample(area, curve, *look, y)?;
+        let style = (FONT, 11.0).into_font().color(&look.colour).pos(Pos::new(HPos::Left, VPos::Center));
+        area.draw_text(&curve.label, &style, (SAMPLE + 8, y)).map_err(drawing)?;
+        y += LINE;
     }
     Ok(())
 }
 
-/// A piece of a curve's stroke, beside its label: colours alone do not tell all curves apart.
-fn sample(area: &Area<'_>, curve: &Curve, (x, y): (i32, i32)) -> Result<()> {
-    let dashes = |length: i32, gap: i32, width: u32| -> Result<()> {
-        for from in (0..SAMPLE).step_by((length + gap) as usize) {
-            let dash = vec![(x + from, y), (x + (from + length).min(SAMPLE), y)];
-            area.draw(&PathElement::new(dash, curve.colour.stroke_width(width))).map_err(drawing)?;
-        }
-        Ok(())
+fn sample(area: &Area<'_>, curve: &Curve, look: Look, y: i32) -> Result<()> {
+    let (dash, gap, width) = match curve.kind {
+        Kind::Broken => (look.dash.0 as i32, look.dash.1 as i32, 1),
+        kind => (SAMPLE, 0, if kind == Kind::Measured { 2 } else { 1 }),
     };
-    let middle = (x + SAMPLE / 2, y);
-    match (curve.stroke, curve.marker) {
-        (Stroke::Measured, Marker::Circle) => {
-            dashes(SAMPLE, 0, 2)?;
-            area.draw(&Circle::new(middle, 3, curve.colour.filled())).map_err(drawing)
-        }
-        (Stroke::Measured, Marker::Triangle) => {
-            dashes(SAMPLE, 0, 2)?;
-            area.draw(&TriangleMarker::new(middle, 5, curve.colour.filled())).map_err(drawing)
-        }
-        (Stroke::MeasuredThin, _) => {
-            dashes(SAMPLE, 0, 1)?;
-            area.draw(&Circle::new(middle, 3, curve.colour.stroke_width(1))).map_err(drawing)
-        }
-        (Stroke::Published, _) => dashes(7, 4, 1),
-        (Stroke::Model, _) => dashes(1, 3, 1),
-        (Stroke::Modelled, _) => {
-            for from in (2..SAMPLE).step_by(APART as usize) {
-                area.draw(&Circle::new((x + from, y), 2, curve.colour.filled())).map_err(drawing)?;
-            }
-            Ok(())
-        }
+    for from in (0..SAMPLE).step_by((dash + gap) as usize) {
+        let piece = vec![(from, y), ((from + dash).min(SAMPLE), y)];
+        area.draw(&PathElement::new(piece, look.colour.stroke_width(width))).map_err(drawing)?;
     }
-}
-
-/// Moves `wanted` heights apart until none is nearer than a line to the next, keeping their order.
-fn spread(wanted: &[i32], top: i32, bottom: i32) -> Vec<i32> {
-    let mut order: Vec<usize> = (0..wanted.len()).collect();
-    order.sort_by_key(|index| wanted[*index]);
-    let mut places = vec![0; wanted.len()];
-    let mut least = top;
-    for index in &order {
-        places[*index] = wanted[*index].max(least);
-        least = places[*index] + LINE;
+    if curve.kind != Kind::Broken {
+        let at = std::iter::once((SAMPLE / 2, y));
+        let bold = curve.kind == Kind::Measured;
+        markers!(look, bold, at, |mut all| Iterator::try_for_each(&mut all, |element| area.draw(&element)));
     }
-    // What was pushed past the bottom pushes back up.
-    let mut most = bottom;
-    for index in order.iter().rev() {
-        places[*index] = places[*index].min(most);
-        most = places[*index] - LINE;
-    }
-    places
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn curve(label: usize, kind: Kind) -> Curve {
+        let points = vec![[0.5, 5.0, 5.0, 5.0], [2.0, 5.0, 0.0, 20.0]];
+        Curve { group: "g".into(), label: format!("curve {label}"), kind, points, not_whole: Vec::new() }
+    }
+
+    fn panel() -> Panel {
+        let axis = Axis { name: "a".into(), range: 1.0..10.0, log: false, ticks: vec![] };
+        Panel { title: String::new(), x: axis.clone(), y: axis, marks: vec![(3.0, "512".into())] }
+    }
+
     #[test]
-    fn labels_keep_a_line_apart_and_in_order() {
-        for wanted in [vec![50, 50, 50], vec![10, 300, 12, 299], vec![290, 295, 298], vec![]] {
-            let places = spread(&wanted, 12, 300);
-            let mut sorted = places.clone();
-            sorted.sort_unstable();
-            assert!(sorted.windows(2).all(|pair| pair[1] - pair[0] >= LINE), "{wanted:?} → {places:?}");
-            assert!(places.iter().all(|place| *place <= 300), "{places:?}");
+    fn no_two_curves_look_alike() {
+        let kinds = [Kind::Measured, Kind::Variant, Kind::Broken, Kind::Broken];
+        let curves: Vec<Curve> = (0..COLOURS.len()).map(|at| curve(at, kinds[at % 4])).collect();
+        let looks = looks(&curves).unwrap();
+        for (at, look) in looks.iter().enumerate() {
+            assert!(looks[..at].iter().all(|other| other.colour != look.colour), "{look:?}");
+            let broken = |at: &usize| curves[*at].kind == Kind::Broken;
+            let mut earlier = (0..at).filter(|_| broken(&at)).filter(broken);
+            assert!(earlier.all(|other| looks[other].dash != look.dash), "{look:?}");
         }
+        let too_many: Vec<Curve> = (0..17).map(|at| curve(at, Kind::Measured)).collect();
+        assert!(super::looks(&too_many).unwrap_err().to_string().contains("17 curves"));
+    }
+
+    #[test]
+    fn nothing_but_curves_and_marks_is_drawn_inside_the_axes_in_a_curves_colour() {
+        let draw = |curves: &[Curve]| svg((800, 300), "title", &[panel()], curves, &[]).unwrap();
+        // Two points of one curve, one of them left of the axis: a marker and a piece of the legend, and no line to the legend.
+        let text = draw(&[curve(0, Kind::Broken)]);
+        let ink = "#0072B2";
+        let inside =
+            text.split('<').filter(|element| element.contains(ink) && element.starts_with("polyline"));
+        let reaches: Vec<&str> = inside.filter(|element| !element.contains("538")).collect();
+        assert!(reaches.iter().all(|line| first_x(line) >= 538), "{reaches:?}");
+        assert!(text.contains("title") && text.contains("512"));
+    }
+
+    /// Of a polyline.
+    fn first_x(element: &str) -> i32 {
+        let points = element.split("points=\"").nth(1).unwrap();
+        points.split(',').next().unwrap().parse().unwrap()
     }
 
     #[test]
     fn a_logarithmic_axis_maps_its_ends_and_its_middle() {
-        let axis = |log| Axis { name: "", range: 1.0..10_000.0, log, ticks: vec![] };
+        let axis = |log| Axis { name: String::new(), range: 1.0..10_000.0, log, ticks: vec![] };
         let scale = Scale::of(&axis(true));
         assert_eq!([1.0, 100.0, 10_000.0].map(|value| scale.map(&value, (0, 100))), [0, 50, 100]);
         assert_eq!(Scale::of(&axis(false)).map(&10_000.0, (100, 0)), 0);
@@ -393,17 +436,6 @@ mod tests {
 
     #[test]
     fn a_curve_stays_in_its_panel() {
-        let axis = Axis { name: "", range: 1.0..10.0, log: false, ticks: vec![] };
-        let panel = Panel { width: 1.0, title: "", x: axis.clone(), y: axis, labels: false };
-        let points = vec![[0.5, 5.0, 5.0, 5.0], [2.0, 5.0, 0.0, 20.0]];
-        let curve = Curve {
-            marker: Marker::Circle,
-            label: String::new(),
-            colour: BLUE,
-            stroke: Stroke::Measured,
-            points,
-            not_whole: Vec::new(),
-        };
-        assert_eq!(clipped(&curve, &panel).points, [[2.0, 5.0, 1.0, 10.0]]);
+        assert_eq!(clipped(&curve(0, Kind::Measured), &panel()).points, [[2.0, 5.0, 1.0, 10.0]]);
     }
 }

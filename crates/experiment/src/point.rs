@@ -1,144 +1,94 @@
 //! One measured point as it stands in `results.jsonl`: what was set, what came out, and where it comes from.
 
+use std::collections::BTreeMap;
+
 use measure::{Label, Provenance};
 use serde::{Deserialize, Serialize};
 
-/// One run of sender and receiver.
+/// One run of the program that an experiment measures.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Point {
-    /// Number of the figure that it was measured for; lines of earlier revisions do not say.
-    #[serde(default)]
-    pub figure: Option<u32>,
-    /// Who posted, and how: `cpu-ibverbs`, `cpu-shim`, `gpu-a100`.
+    /// Name of the experiment, as of its folder.
+    pub experiment: String,
+    /// Poster, program or number, as the spec names it: `cpu-shim`, `gpu-thread`.
     pub series: String,
-    /// Bytes of one message, headers left out.
-    pub payload_bytes: u64,
-    /// Requests handed over in one call, with one doorbell; as many as a burst has where the spec's window makes that fewer.
-    pub list: u32,
+    /// Value of the factor along the x axis; 0 where the spec has none.
+    pub x: u64,
+    /// Values of the other factors of the grid: `list` → 16.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub at: BTreeMap<String, u64>,
     /// Which of the repetitions, from zero.
     pub repetition: u32,
-    /// Seconds of posting that were asked for.
+    /// Seconds that were asked for.
     pub seconds: f64,
-    /// Messages outstanding at most, as the generator says; lines of earlier revisions do not say.
-    #[serde(default)]
-    pub window: Option<u32>,
-    /// Messages posted and timed together, as the generator says; lines of earlier revisions do not say.
-    #[serde(default)]
-    pub batch: Option<u32>,
-    /// Payload that arrived, in Gbit/s over the transfer's time.
-    pub payload_gbps: f64,
-    /// The same with all headers that a switch port counts.
-    pub wire_gbps: f64,
-    /// Messages that arrived, per second.
-    pub msgs_per_s: f64,
-    /// Time to post one request: median over the bursts of each burst's mean.
-    pub post_ns: f64,
-    /// The same as the mean over all bursts: it holds whatever else the core did meanwhile.
-    pub post_mean_ns: f64,
-    /// All bursts.
-    pub post: Option<Bursts>,
-    /// Requests posted.
-    pub posted: u64,
-    /// Requests whose completion was seen.
-    pub completed: u64,
-    /// Messages that the receiver saw.
-    pub received: u64,
-    /// Bytes that the receiver saw.
-    pub received_bytes: u64,
-    /// Messages whose content the receiver checked and found right.
-    pub verified: u64,
-    /// Messages with old and new bytes mixed.
-    pub torn: u64,
-    /// Messages that never arrived.
-    pub lost: u64,
-    /// Nothing torn, nothing lost, everything that was checked was right, by the generator's rule. See [`Point::is_whole`].
-    pub content_ok: bool,
-    /// Threads that post; `None` where the run was too short to see one of them at work.
-    pub posting_threads: Option<u32>,
-    /// Rate that the port says it has; `None` where it means nothing (shared memory).
-    pub link_gbps: Option<f64>,
+    /// Settings that the program says it ran with: `window`, `batch`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub settings: BTreeMap<String, u64>,
+    /// The numbers, by the names that the spec declares; one that was not measured is absent.
+    pub values: BTreeMap<String, f64>,
+    /// What is missing of the point, in a sentence; `None`: it is whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missing: Option<String>,
+    /// Cores that programs of others kept busy meanwhile; `None` where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub others: Option<f64>,
+    /// Whatever else the program said: histograms, counts.
+    #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
+    pub detail: serde_json::Value,
     /// Weakest label of the parts that the run used.
     pub label: Label,
     /// Where it comes from.
     pub provenance: Provenance,
 }
 
-/// Distribution of the bursts' means, in ns; below a nanosecond's resolution, hence no integers.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-#[allow(missing_docs, reason = "the percentiles name themselves")]
-pub struct Bursts {
-    pub count: u64,
-    pub min_ns: f64,
-    pub p10_ns: f64,
-    pub p50_ns: f64,
-    pub p90_ns: f64,
-    pub p99_ns: f64,
-    pub p999_ns: f64,
-    pub max_ns: f64,
-    pub mean_ns: f64,
-}
-
-/// The numbers that [`Point::field`] knows.
-pub const FIELDS: [&str; 6] =
-    ["payload_gbps", "wire_gbps", "msgs_per_s", "post_ns", "post_mean_ns", "posting_threads"];
-
 /// What tells one point of a run from another.
-pub type Key = (String, u64, u32, u32);
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    /// See [`Point::series`].
+    pub series: String,
+    /// See [`Point::x`].
+    pub x: u64,
+    /// See [`Point::at`].
+    pub at: BTreeMap<String, u64>,
+    /// See [`Point::repetition`].
+    pub repetition: u32,
+}
 
 impl Point {
     /// What `--resume` compares.
     pub fn key(&self) -> Key {
-        (self.series.clone(), self.payload_bytes, self.list, self.repetition)
+        Key { series: self.series.clone(), x: self.x, at: self.at.clone(), repetition: self.repetition }
     }
 
-    /// Whether every message that was posted completed, arrived, and was right where it was checked.
+    /// Whether nothing is missing of it.
     pub fn is_whole(&self) -> bool {
-        self.content_ok && self.posted == self.completed
+        self.missing.is_none()
     }
 
-    /// Which point, what was counted, and what is missing of it.
+    /// Whether it is one that claims look at: all its factors but x are 1, as `list` is for requests posted one by one.
+    pub fn is_base(&self) -> bool {
+        self.at.values().all(|value| *value == 1)
+    }
+
+    /// Which point, and what is missing of it.
     pub fn what_is_missing(&self) -> String {
-        let counts = [
-            (self.posted.saturating_sub(self.completed), "without completion"),
-            (self.lost, "lost"),
-            (self.torn, "torn"),
-        ];
-        let mut missing: Vec<String> = counts
-            .iter()
-            .filter(|(count, _)| *count > 0)
-            .map(|(count, what)| format!("{count} {what}"))
-            .collect();
-        if missing.is_empty() {
-            missing.push(if self.verified == 0 { "none checked".into() } else { "the counts differ".into() });
-        }
-        format!(
-            "{} at {} B, list {}, repetition {}: posted {}, completed {}, received {} ({})",
-            self.series,
-            self.payload_bytes,
-            self.list,
-            self.repetition,
-            self.posted,
-            self.completed,
-            self.received,
-            missing.join(", ")
-        )
-    }
-
-    /// A field by the name that `paper.toml` gives it.
-    pub fn field(&self, name: &str) -> Option<f64> {
-        Some(match name {
-            "payload_gbps" => self.payload_gbps,
-            "wire_gbps" => self.wire_gbps,
-            "msgs_per_s" => self.msgs_per_s,
-            "post_ns" => self.post_ns,
-            "post_mean_ns" => self.post_mean_ns,
-            "posting_threads" => f64::from(self.posting_threads?),
-            _ => return None,
-        })
+        format!("{}: {}", self.key(), self.missing.as_deref().unwrap_or("nothing"))
     }
 }
 
-/// What the GPU of a series was by its poster's name: a GPU, the host twin in the place of one, or none.
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.series)?;
+        if self.x > 0 {
+            write!(f, " at {} B", self.x)?;
+        }
+        self.at.iter().try_for_each(|(name, value)| write!(f, ", {name} {value}"))?;
+        write!(f, ", repetition {}", self.repetition)
+    }
+}
+
+/// What the GPU of a series was by the series' name: a GPU, the host twin in the place of one, or none.
 pub fn poster(series: &str) -> Label {
     match series {
         "host-twin" => Label::Emulated,
@@ -164,14 +114,22 @@ pub fn provenance_of(points: &[Point]) -> Option<Provenance> {
     Some(Provenance { gpu: Label::weakest(used), ..points.first()?.provenance.clone() })
 }
 
-/// The GPU's name, if one took part.
-pub fn gpu_named(provenance: &Provenance) -> String {
-    if provenance.gpu_device.is_empty() { String::new() } else { format!("{}; ", provenance.gpu_device) }
+/// One line: label, parts, GPU, machine, and how busy it was before the run.
+pub fn standing(label: Label, from: &Provenance) -> String {
+    let gpu = if from.gpu_device.is_empty() { String::new() } else { format!("{}; ", from.gpu_device) };
+    let load = from.load.map_or_else(String::new, |load| format!("; load in the minute before: {load:.1}"));
+    let machine = &from.machine;
+    format!(
+        "label: {label} (nic: {}, gpu: {}, link: {}); {gpu}{machine}{load}",
+        from.nic, from.gpu, from.link
+    )
 }
 
-/// How busy the machine was; a build just before counts, work of others beside does too.
-pub fn load(provenance: &Provenance) -> String {
-    provenance.load.map_or_else(String::new, |load| format!("; load in the minute before: {load:.1}"))
+/// `0123456789 with changes`: the revision, and whether the tree had changes that it does not name.
+pub fn revision(from: &Provenance) -> String {
+    let commit = from.revision.commit.get(..10).unwrap_or("unknown");
+    let changes = if from.revision.dirty { " with changes" } else { "" };
+    format!("revision {commit}{changes}")
 }
 
 /// A sentence about a machine that was at work before the run, above half of its cores: what ran there may have gone on beside
@@ -187,35 +145,38 @@ pub fn crowded(points: &[Point]) -> Option<String> {
     })
 }
 
+/// Share of the cores that others may use before verdicts are marked.
+const DISTURBED: f64 = 0.1;
+
+/// A sentence about programs of others that took more than a tenth of the machine while the points were measured.
+pub fn disturbed(points: &[Point]) -> Option<String> {
+    let others: Vec<f64> = points.iter().filter_map(|point| point.others).collect();
+    let cores = points.first()?.provenance.cores as f64;
+    let mean = others.iter().sum::<f64>() / others.len().max(1) as f64;
+    (mean > DISTURBED * cores).then(|| {
+        format!("other programs kept {mean:.1} of {cores:.0} cores busy during the run: verdicts may show them instead")
+    })
+}
+
 /// A point for tests; they change what they are about.
 #[cfg(any(test, feature = "testing"))]
-pub fn example(series: &str, payload_bytes: u64) -> Point {
+pub fn example(series: &str, x: u64) -> Point {
     let gpu = if series.starts_with("gpu-") { Label::Hardware } else { Label::None };
+    let values = [("payload_gbps", 1.0), ("wire_gbps", 1.0), ("msgs_per_s", 1.0), ("post_ns", 100.0)];
+    let others = [("post_mean_ns", 110.0), ("posting_threads", 1.0), ("link_gbps", 100.0)];
+    let named = |(name, value): (&str, f64)| (name.to_owned(), value);
     Point {
-        figure: None,
+        experiment: "fig4".into(),
         series: series.into(),
-        payload_bytes,
-        list: 1,
+        x,
+        at: [("list".to_owned(), 1)].into(),
         repetition: 0,
         seconds: 1.0,
-        window: Some(64),
-        batch: Some(32),
-        payload_gbps: 1.0,
-        wire_gbps: 1.0,
-        msgs_per_s: 1.0,
-        post_ns: 100.0,
-        post_mean_ns: 110.0,
-        post: None,
-        posted: 10,
-        completed: 10,
-        received: 10,
-        received_bytes: 10 * payload_bytes,
-        verified: 10,
-        torn: 0,
-        lost: 0,
-        content_ok: true,
-        posting_threads: Some(1),
-        link_gbps: Some(100.0),
+        settings: [("window".to_owned(), 64), ("batch".to_owned(), 32)].into(),
+        values: values.into_iter().chain(others).map(named).collect(),
+        missing: None,
+        others: None,
+        detail: serde_json::Value::Null,
         label: Label::Hardware,
         provenance: Provenance {
             nic: Label::Hardware,
@@ -233,31 +194,57 @@ pub fn example(series: &str, payload_bytes: u64) -> Point {
     }
 }
 
+#[cfg(any(test, feature = "testing"))]
+impl Point {
+    /// The same with another number.
+    pub fn with(mut self, name: &str, value: f64) -> Point {
+        *self.value(name) = value;
+        self
+    }
+
+    /// The same with lists of so many.
+    pub fn lists(mut self, list: u64) -> Point {
+        self.at.insert("list".into(), list);
+        self
+    }
+
+    /// One of its numbers.
+    pub fn value(&mut self, name: &str) -> &mut f64 {
+        self.values.entry(name.to_owned()).or_default()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_point_says_what_it_lacks() {
+    fn a_point_says_which_it_is_and_what_it_lacks() {
         let whole = example("cpu-shim", 262_144);
         assert!(whole.is_whole());
-        for (point, words) in [
-            (
-                // The drain ended too early: everything had arrived.
-                Point { posted: 256, completed: 128, received: 256, content_ok: false, ..whole.clone() },
-                "cpu-shim at 262144 B, list 1, repetition 0: posted 256, completed 128, received 256 (128 without completion)",
-            ),
-            // The generator's rule compares what completed with what arrived.
-            (Point { completed: 9, received: 9, ..whole.clone() }, "received 9 (1 without completion)"),
-            (Point { lost: 2, torn: 1, content_ok: false, ..whole.clone() }, "(2 lost, 1 torn)"),
-            (Point { verified: 0, content_ok: false, ..whole.clone() }, "(none checked)"),
-            (Point { received: 11, content_ok: false, ..whole.clone() }, "(the counts differ)"),
+        let broken = Point { missing: Some("posted 256, completed 128".into()), ..whole.lists(16) };
+        let words = "cpu-shim at 262144 B, list 16, repetition 0: posted 256, completed 128";
+        assert!(!broken.is_whole() && broken.what_is_missing() == words, "{}", broken.what_is_missing());
+    }
+
+    #[test]
+    fn programs_of_others_are_named_above_a_tenth_of_the_machine() {
+        let with = |others| Point { others, ..example("cpu-shim", 64) };
+        for (points, said) in [
+            (vec![with(None)], false),
+            (vec![with(Some(0.1)), with(Some(0.2))], false),
+            (vec![with(Some(0.1)), with(Some(0.5))], true),
         ] {
-            assert!(
-                !point.is_whole() && point.what_is_missing().ends_with(words),
-                "{}",
-                point.what_is_missing()
-            );
+            assert_eq!(disturbed(&points).is_some(), said);
         }
+    }
+
+    #[test]
+    fn a_tree_with_changes_is_named_with_its_revision() {
+        let mut from = example("cpu-shim", 64).provenance;
+        from.revision.commit = "0123456789abcdef".into();
+        assert_eq!(revision(&from), "revision 0123456789");
+        from.revision.dirty = true;
+        assert_eq!(revision(&from), "revision 0123456789 with changes");
     }
 }

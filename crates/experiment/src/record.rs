@@ -1,10 +1,10 @@
-//! What `--record` keeps of a run of a figure.
+//! What `--record` and `import` keep of a run.
 
 use measure::{Label, Provenance};
 use serde::{Deserialize, Serialize};
 
-use super::table::Row;
 use crate::measured;
+use crate::table::Row;
 use crate::verdict::Judged;
 
 /// One machine's last recorded run.
@@ -24,6 +24,7 @@ pub struct Entry {
     /// Verdicts.
     pub verdicts: Vec<Judged>,
     /// What was compared within one run, by name.
+    #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     pub ratios: serde_json::Value,
 }
 

@@ -16,28 +16,32 @@ pub fn median(values: &[f64]) -> Option<f64> {
     }
 }
 
-/// Median over the repetitions with the smallest and the largest, by payload size.
-pub fn by_payload(points: &[Point], series: &str, list: u32, field: &str) -> BTreeMap<u64, [f64; 3]> {
-    let mut values: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
-    for point in points.iter().filter(|point| point.series == series && point.list == list) {
-        if let Some(value) = point.field(field) {
-            values.entry(point.payload_bytes).or_default().push(value);
-        }
-    }
-    let spread = |values: Vec<f64>| {
-        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        Some([median(&values)?, least, most])
-    };
-    values.into_iter().filter_map(|(payload, values)| Some((payload, spread(values)?))).collect()
+/// Median, smallest and largest of `values`; `None` of none.
+pub fn spread(values: &[f64]) -> Option<[f64; 3]> {
+    let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    Some([median(values)?, least, most])
 }
 
-/// Medians alone, by payload size, of requests posted one by one.
+/// [`spread`] of a number over the repetitions, by x, of the points of `series` that `of` accepts.
+pub fn by_x(
+    points: &[Point],
+    series: &str,
+    field: &str,
+    of: impl Fn(&Point) -> bool,
+) -> BTreeMap<u64, [f64; 3]> {
+    let mut values: BTreeMap<u64, Vec<f64>> = BTreeMap::new();
+    for point in points.iter().filter(|point| point.series == series && of(point)) {
+        if let Some(value) = point.values.get(field) {
+            values.entry(point.x).or_default().push(*value);
+        }
+    }
+    values.into_iter().filter_map(|(x, values)| Some((x, spread(&values)?))).collect()
+}
+
+/// Medians alone, by x, of the points that claims look at.
 pub fn medians(points: &[Point], series: &str, field: &str) -> BTreeMap<u64, f64> {
-    by_payload(points, series, 1, field)
-        .into_iter()
-        .map(|(payload, [median, _, _])| (payload, median))
-        .collect()
+    by_x(points, series, field, Point::is_base).into_iter().map(|(x, [median, ..])| (x, median)).collect()
 }
 
 /// A straight line through points.
@@ -111,10 +115,9 @@ mod tests {
 
     #[test]
     fn repetitions_become_a_median_and_its_spread() {
-        let points: Vec<Point> =
-            [5.0, 1.0, 3.0].map(|wire_gbps| Point { wire_gbps, ..example("cpu-shim", 64) }).into();
-        assert_eq!(by_payload(&points, "cpu-shim", 1, "wire_gbps")[&64], [3.0, 1.0, 5.0]);
-        assert!(by_payload(&points, "cpu-shim", 16, "wire_gbps").is_empty());
+        let points = [5.0, 1.0, 3.0].map(|gbps| example("cpu-shim", 64).with("wire_gbps", gbps));
+        assert_eq!(by_x(&points, "cpu-shim", "wire_gbps", Point::is_base)[&64], [3.0, 1.0, 5.0]);
+        assert!(by_x(&points, "cpu-shim", "wire_gbps", |point| !point.is_base()).is_empty());
         assert!(medians(&points, "cpu-ibverbs", "wire_gbps").is_empty());
     }
 }

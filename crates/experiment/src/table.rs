@@ -1,96 +1,105 @@
-//! Points as a table for people and as a summary for programs.
+//! Points as a table for people and as rows for programs.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::point::Point;
-use super::point::needs_gpu;
-use crate::statistics::by_payload;
+use crate::Spec;
+use crate::point::{Point, needs_gpu};
+use crate::statistics::spread;
 use crate::verdict::Judged;
 
-/// Median, least and most of each number of the points that share series, list and payload size.
+/// Median, least and most of each number of the points that share series and factors.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// Who posted.
+    /// See [`Point::series`].
     pub series: String,
-    /// Requests handed over in one call.
-    pub list: u32,
-    /// Message size.
-    pub payload_bytes: u64,
-    /// Messages outstanding at most, and posted and timed together; `None` where not every repetition says the same.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub window: Option<u32>,
-    /// See `window`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub batch: Option<u32>,
+    /// See [`Point::x`].
+    pub x: u64,
+    /// See [`Point::at`].
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub at: BTreeMap<String, u64>,
+    /// Settings that every repetition says alike.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub settings: BTreeMap<String, u64>,
     /// Number of repetitions.
     pub repetitions: usize,
-    /// Whether every one of them arrived whole.
+    /// Whether every one of them is whole.
     pub content_ok: bool,
-    /// Median, least, most, by the names of the points' fields.
+    /// Median, least, most, by the names of the points' numbers.
     pub values: BTreeMap<String, [f64; 3]>,
 }
 
-const FIELDS: [&str; 5] = ["payload_gbps", "wire_gbps", "msgs_per_s", "post_ns", "post_mean_ns"];
-
-/// All rows, in the order of series, list and payload size.
+/// All rows, in the order of series, other factors and x.
 pub fn rows(points: &[Point]) -> Vec<Row> {
-    let mut groups: BTreeMap<(&str, u32, u64), Vec<&Point>> = BTreeMap::new();
+    let mut groups: BTreeMap<(&str, &BTreeMap<String, u64>, u64), Vec<&Point>> = BTreeMap::new();
     for point in points {
-        groups.entry((&point.series, point.list, point.payload_bytes)).or_default().push(point);
+        groups.entry((&point.series, &point.at, point.x)).or_default().push(point);
     }
-    let row = |((series, list, payload_bytes), own): ((&str, u32, u64), Vec<&Point>)| Row {
-        series: series.to_owned(),
-        list,
-        payload_bytes,
-        window: common(own.iter().map(|point| point.window)),
-        batch: common(own.iter().map(|point| point.batch)),
-        repetitions: own.len(),
-        content_ok: own.iter().all(|point| point.is_whole()),
-        values: FIELDS
-            .iter()
-            .filter_map(|field| {
-                Some(((*field).to_owned(), *by_payload(points, series, list, field).get(&payload_bytes)?))
-            })
-            .collect(),
+    let row = |((series, at, x), own): ((&str, &BTreeMap<String, u64>, u64), Vec<&Point>)| {
+        let mut settings = own[0].settings.clone();
+        settings.retain(|name, value| own.iter().all(|point| point.settings.get(name) == Some(value)));
+        let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        for (name, value) in own.iter().flat_map(|point| &point.values) {
+            values.entry(name.clone()).or_default().push(*value);
+        }
+        Row {
+            series: series.to_owned(),
+            x,
+            at: at.clone(),
+            settings,
+            repetitions: own.len(),
+            content_ok: own.iter().all(|point| point.is_whole()),
+            values: values.into_iter().filter_map(|(name, all)| Some((name, spread(&all)?))).collect(),
+        }
     };
     groups.into_iter().map(row).collect()
 }
 
-/// What all say.
-fn common(mut values: impl Iterator<Item = Option<u32>>) -> Option<u32> {
-    let first = values.next()??;
-    values.all(|value| value == Some(first)).then_some(first)
-}
-
-/// The table, ready to print.
-pub fn table(rows: &[Row]) -> String {
-    let mut lines = vec![format!(
-        "{:14} {:>4} {:>9} {:>6} {:>5} {:>10} {:>10} {:>12} {:>9} {:>15}  content",
-        "series", "list", "payload B", "window", "burst", "Gbit/s", "wire", "messages/s", "post ns", "range"
-    )];
+/// The table, ready to print: factors, settings, medians of the numbers that the spec declares, and the range of the spec's `range`.
+pub fn table(spec: &Spec, rows: &[Row]) -> String {
+    let names = |of: fn(&Row) -> &BTreeMap<String, u64>| -> Vec<&String> {
+        let mut names: Vec<&String> = rows.iter().flat_map(|row| of(row).keys()).collect();
+        names.sort_unstable();
+        names.dedup();
+        names
+    };
+    let (factors, settings) = (names(|row| &row.at), names(|row| &row.settings));
+    let mut lines = vec![vec!["series".to_owned()]];
+    lines[0].extend(factors.iter().map(|name| (*name).clone()));
+    lines[0].extend(spec.x.clone());
+    lines[0].extend(settings.iter().map(|name| (*name).clone()));
+    lines[0].extend(spec.values.iter().map(|value| value.replace('_', " ")));
+    lines[0].extend([format!("range of {}", spec.range), "content".to_owned()]);
     for row in rows {
-        let said = |count: Option<u32>| count.map_or("-".to_owned(), |count| count.to_string());
-        let median = |field: &str| row.values.get(field).map_or(f64::NAN, |[median, ..]| *median);
-        let [_, least, most] = row.values.get("post_ns").copied().unwrap_or([f64::NAN; 3]);
-        lines.push(format!(
-            "{:14} {:>4} {:>9} {:>6} {:>5} {:>10} {:>10} {:>12} {:>9.1} {:>15}  {}",
-            row.series,
-            row.list,
-            row.payload_bytes,
-            said(row.window),
-            said(row.batch),
-            significant(median("payload_gbps"), 2),
-            significant(median("wire_gbps"), 2),
-            significant(median("msgs_per_s"), 0),
-            median("post_ns"),
-            format!("{least:.1}–{most:.1}"),
-            if row.content_ok { "ok" } else { "NOT OK" },
-        ));
+        let said = |table: &BTreeMap<String, u64>, name: &String| {
+            table.get(name).map_or("-".to_owned(), u64::to_string)
+        };
+        let mut line = vec![row.series.clone()];
+        line.extend(factors.iter().map(|name| said(&row.at, name)));
+        line.extend(spec.x.as_ref().map(|_| row.x.to_string()));
+        line.extend(settings.iter().map(|name| said(&row.settings, name)));
+        line.extend(spec.values.iter().map(|name| number(row.values.get(name).map(|[median, ..]| *median))));
+        let range = row.values.get(&spec.range);
+        line.push(range.map_or("-".to_owned(), |[_, least, most]| {
+            format!("{}–{}", number(Some(*least)), number(Some(*most)))
+        }));
+        line.push(if row.content_ok { "ok".to_owned() } else { "NOT OK".to_owned() });
+        lines.push(line);
     }
-    lines.join("\n")
+    let count = lines[0].len();
+    let width = |at: usize| lines.iter().map(|line| line[at].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..count).map(width).collect();
+    let written = |line: &Vec<String>| {
+        let cells = line.iter().zip(&widths).enumerate().map(|(at, (cell, width))| match at {
+            0 => format!("{cell:width$}"),
+            last if last == count - 1 => cell.clone(),
+            _ => format!("{cell:>width$}"),
+        });
+        cells.collect::<Vec<_>>().join("  ")
+    };
+    lines.iter().map(written).collect::<Vec<_>>().join("\n")
 }
 
 /// The line of a series that has no row.
@@ -99,24 +108,25 @@ pub fn not_measured(series: &str) -> String {
     format!("{series:14} not measured: {why}")
 }
 
-/// With so many decimals, or as many more as a small number needs to keep two digits.
-fn significant(value: f64, decimals: usize) -> String {
-    let needed = if value.is_normal() { 1 - value.abs().log10().floor() as i32 } else { 0 };
-    let decimals = decimals.max(usize::try_from(needed).unwrap_or(0).min(9));
-    format!("{value:.decimals$}")
+/// With digits that say something; a dash for a number that was not measured.
+pub fn number(value: Option<f64>) -> String {
+    match value {
+        None => "-".to_owned(),
+        Some(value) if value.abs() >= 1e6 => format!("{:.3} M", value / 1e6),
+        Some(value) => {
+            let needed = if value.is_normal() { 1 - value.abs().log10().floor() as i32 } else { 0 };
+            let decimals = if value.abs() >= 1e4 { 0 } else { needed.clamp(2, 9) as usize };
+            format!("{value:.decimals$}")
+        }
+    }
 }
 
 /// Verdicts, ready to print: one line each, what they rest on below.
 pub fn verdicts(judged: &[Judged]) -> String {
     let mut lines = Vec::new();
     for one in judged {
-        lines.push(format!(
-            "{:22} {:10} {:24} {}",
-            one.id,
-            one.label.to_string(),
-            one.verdict.to_string(),
-            one.text
-        ));
+        let (id, label, verdict) = (&one.id, one.label.to_string(), one.said());
+        lines.push(format!("{id:22} {label:10} {verdict:24} {}", one.text));
         if !one.criterion.is_empty() {
             lines.push(format!("{:22} {}", "", one.criterion));
         }
@@ -130,60 +140,85 @@ pub fn verdicts(judged: &[Judged]) -> String {
     lines.join("\n")
 }
 
+/// Lines on points that were measured twice, since their first measurement was not whole: both, by the spec's `range`.
+pub fn replaced(spec: &Spec, older: &[Point], points: &[Point]) -> Vec<String> {
+    let of = |point: &Point| format!("{} {}", spec.range, number(point.values.get(&spec.range).copied()));
+    let line = |old: &Point| {
+        let new = points.iter().find(|point| point.key() == old.key());
+        let now = new.map_or("it was not measured again".to_owned(), |new| format!("now {}", of(new)));
+        let missing = old.missing.as_deref().unwrap_or("whole");
+        format!("measured twice: {}: first {} ({missing}), {now}", old.key(), of(old))
+    };
+    older.iter().map(line).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::point::example;
 
+    fn spec() -> Spec {
+        Spec::read(&crate::root().join("experiments/fig4")).unwrap()
+    }
+
     #[test]
-    fn a_small_number_keeps_its_digits() {
-        for (value, decimals, text) in [
-            (0.003, 2, "0.0030"),
-            (0.0234, 2, "0.023"),
-            (0.234, 2, "0.23"),
-            (23.456, 2, "23.46"),
-            (0.0, 2, "0.00"),
-            (1_234_567.8, 0, "1234568"),
-            (1.25, 0, "1.2"),
-            (f64::NAN, 2, "NaN"),
+    fn a_small_number_keeps_its_digits_and_a_missing_one_is_no_zero() {
+        for (value, text) in [
+            (Some(0.003), "0.0030"),
+            (Some(0.0234), "0.023"),
+            (Some(23.456), "23.46"),
+            (Some(0.0), "0.00"),
+            (Some(123_456.7), "123457"),
+            (Some(1_234_567.8), "1.235 M"),
+            (None, "-"),
         ] {
-            assert_eq!(significant(value, decimals), text);
+            assert_eq!(number(value), text);
         }
-        let points = [Point { payload_gbps: 0.003, ..example("cpu-shim", 64) }];
-        assert!(table(&rows(&points)).contains(" 0.0030 "));
     }
 
     #[test]
     fn a_row_says_window_and_burst_where_its_points_do() {
-        let old = |series: &str| Point { window: None, batch: None, ..example(series, 64) };
-        let other = Point { window: Some(128), repetition: 1, ..example("cpu-ibverbs", 64) };
+        let old = |series: &str| Point { settings: BTreeMap::new(), ..example(series, 64) };
+        let mut other = Point { repetition: 1, ..example("cpu-ibverbs", 64) };
+        other.settings.insert("window".into(), 128);
         let rows = rows(&[example("cpu-ibverbs", 64), other, old("cpu-shim"), example("gpu-thread", 64)]);
-        let found: Vec<_> = rows.iter().map(|row| (row.window, row.batch)).collect();
-        assert_eq!(found, [(None, Some(32)), (None, None), (Some(64), Some(32))]);
-        let table = table(&rows);
+        let found: Vec<_> =
+            rows.iter().map(|row| (row.settings.get("window"), row.settings.get("batch"))).collect();
+        assert_eq!(found, [(None, Some(&32)), (None, None), (Some(&64), Some(&32))]);
+        let table = table(&spec(), &rows);
         let words = |at: usize| -> Vec<&str> { table.lines().nth(at).unwrap().split_whitespace().collect() };
-        assert_eq!((words(0)[3], words(0)[4]), ("B", "window"));
-        assert_eq!((&words(2)[3..5], &words(3)[3..5]), (&["-", "-"][..], &["64", "32"][..]));
-        // A row of an earlier revision has neither, and is read.
-        let text = serde_json::to_string(&rows[1]).unwrap();
-        assert!(!text.contains("window") && serde_json::from_str::<Row>(&text).unwrap().batch.is_none());
+        assert_eq!(&words(0)[..5], ["series", "list", "payload_bytes", "batch", "window"]);
+        assert_eq!((&words(2)[3..5], &words(3)[3..5]), (&["-", "-"][..], &["32", "64"][..]));
     }
 
     #[test]
     fn one_bad_repetition_shows_in_its_row() {
         let points = [
-            Point { post_ns: 20.0, ..example("cpu-shim", 64) },
-            Point { post_ns: 40.0, repetition: 1, content_ok: false, ..example("cpu-shim", 64) },
+            example("cpu-shim", 64).with("wire_gbps", 20.0),
+            Point {
+                repetition: 1,
+                missing: Some("torn".into()),
+                ..example("cpu-shim", 64).with("wire_gbps", 40.0)
+            },
             example("cpu-shim", 128),
         ];
         let rows = rows(&points);
         assert_eq!(
-            rows.iter().map(|row| (row.payload_bytes, row.repetitions, row.content_ok)).collect::<Vec<_>>(),
+            rows.iter().map(|row| (row.x, row.repetitions, row.content_ok)).collect::<Vec<_>>(),
             [(64, 2, false), (128, 1, true)]
         );
-        assert_eq!(rows[0].values["post_ns"], [30.0, 20.0, 40.0]);
-        assert_eq!((rows[0].window, rows[0].batch), (Some(64), Some(32)));
-        let table = table(&rows);
-        assert!(table.contains("NOT OK") && table.contains("20.0–40.0"), "{table}");
+        assert_eq!(rows[0].values["wire_gbps"], [30.0, 20.0, 40.0]);
+        let table = table(&spec(), &rows);
+        assert!(table.contains("NOT OK") && table.contains("20.00–40.00"), "{table}");
+    }
+
+    #[test]
+    fn a_point_that_was_measured_twice_is_shown_with_both_numbers() {
+        let first =
+            Point { missing: Some("1 lost".into()), ..example("cpu-shim", 64).with("wire_gbps", 3.0) };
+        let lines = replaced(&spec(), &[first], &[example("cpu-shim", 64).with("wire_gbps", 21.0)]);
+        let words =
+            "cpu-shim at 64 B, list 1, repetition 0: first wire_gbps 3.00 (1 lost), now wire_gbps 21.00";
+        assert_eq!(lines, [format!("measured twice: {words}")]);
     }
 }

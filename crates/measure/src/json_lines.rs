@@ -14,7 +14,7 @@ use serde::de::DeserializeOwned;
 #[derive(Debug, thiserror::Error)]
 pub enum JsonLinesError {
     /// The file system said no.
-    #[error("{path}: {source}")]
+    #[error("{path}")]
     Io {
         /// The file.
         path: PathBuf,
@@ -22,7 +22,7 @@ pub enum JsonLinesError {
         source: io::Error,
     },
     /// A whole line that is not one of ours.
-    #[error("{path}, line {line}: {source}")]
+    #[error("{path}, line {line}")]
     Line {
         /// The file.
         path: PathBuf,

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use experiment::point;
 use measure::{Hosts, Label, Revision};
 
 use crate::figure::{self, Nic, Probe, Programs};
@@ -261,17 +262,7 @@ fn footer(run: &Run) -> String {
         }
         None => "not pinned".to_owned(),
     };
-    let commit = from.revision.commit.get(..10).unwrap_or("unknown");
-    let changes = if from.revision.dirty && !from.revision.commit.is_empty() { " with changes" } else { "" };
-    format!(
-        "label: {} (nic: {}, gpu: {}, link: {}); {}{}; {pinned}; revision {commit}{changes}",
-        run.label,
-        from.nic,
-        from.gpu,
-        from.link,
-        run.machine,
-        experiment::point::load(from)
-    )
+    format!("{}; {pinned}; {}", point::standing(run.label, from), point::revision(from))
 }
 
 fn take_all(stand: &Stand<'_>, chosen: &[&Measure], repeat: u32) -> Result<Vec<Number>> {

@@ -1,25 +1,22 @@
 //! `cargo xtask figure N`: measures what `experiments/figN/spec.toml` says, draws it beside the paper's curves, and gives
 //! a verdict for each of the paper's claims.
 //!
-//! Every finished point is on disk before the next one starts, so that a cut run resumes. Nothing is filtered (INV-10).
+//! The harness is crates/experiment; here are the options, the NIC, and the dry run. What measures a point is `transfer.rs`.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use experiment::modelled::{self, Modelled};
-use experiment::point::{Key, crowded, gpu_named, label_of, load, needs_gpu, provenance_of};
-use experiment::record::Entry;
-use experiment::spec::{Extent, Grid, InFlight, Plot};
-use experiment::verdict::{Judged, judge, shaped_to};
-use experiment::{Paper, Point, Spec, figures, png, table};
+use experiment::modelled;
+use experiment::point::needs_gpu;
+use experiment::run::{self, Extra};
+use experiment::spec::{Extent, Formula};
+use experiment::{Experiment, resume};
 use indicatif::ProgressBar;
-use measure::{JsonLines, Label};
-use serde::Serialize;
+use measure::{Label, Provenance};
 
 use crate::bench_post_gpu;
 use crate::carried;
@@ -27,26 +24,16 @@ use crate::gpu_machine::GpuMachine;
 use crate::measured;
 use crate::process::{Speaking, WAIT};
 use crate::progress::Progress;
-use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::stop;
 use crate::workspace::{self, root};
 
-mod earlier;
-mod import;
 mod nic;
-mod session;
+mod transfer;
 
-use earlier::Earlier;
-pub use import::imported;
 pub use nic::{Nic, Probe, Programs};
 use nic::{PORT, Peer, Receiver};
-use session::Bench;
-
-/// Pixels of a PNG per unit of its SVG: fit for print at a column's width.
-const PNG_SCALE: f32 = 3.0;
-/// Names of the plots' files.
-const PLOTS: [&str; 2] = ["throughput", "post-time"];
+use transfer::{Bench, InFlight, Transfer};
 
 /// Options of `figure`, and of the short names of figures.
 #[derive(Args, Clone)]
@@ -126,87 +113,21 @@ fn rate_gbps(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What `summary.json` holds.
-#[derive(Serialize)]
-struct Summary<'a> {
-    figure: u32,
-    title: &'a str,
-    extent: String,
-    label: Label,
-    provenance: &'a measure::Provenance,
-    timers: [measure::Timer; 2],
-    rows: &'a [table::Row],
-    verdicts: &'a [Judged],
-    ratios: &'a serde_json::Value,
-    /// Of figure 4: what a link would carry of posts that were measured without a NIC.
-    #[serde(skip_serializing_if = "<[Modelled]>::is_empty")]
-    modelled: &'a [Modelled],
-    /// Lines of `results.jsonl` that count no more: their points were not whole and were measured again.
-    replaced: usize,
-}
-
-/// One experiment with the papers that its points are held against.
-struct Experiment {
-    spec: Spec,
-    folder: PathBuf,
-    fig4: Paper,
-    fig5: Paper,
-    claims: Vec<Paper>,
-}
-
-impl Experiment {
-    fn read(number: u32) -> Result<Experiment> {
-        let experiments = experiments();
-        let folder = experiments.join(format!("fig{number}"));
-        if !folder.join("spec.toml").exists() {
-            let entries = fs::read_dir(&experiments).context("reading experiments/")?.flatten();
-            let mut known: Vec<String> = entries
-                .filter_map(|entry| Some(entry.file_name().to_str()?.strip_prefix("fig")?.to_owned()))
-                .collect();
-            known.sort_unstable();
-            return Err(refused(format!(
-                "no experiment for figure {number}; there are: {}",
-                known.join(", ")
-            )));
-        }
-        let paper = |name: &str| Paper::read(&experiments.join(name));
-        let spec = Spec::read(&folder)?;
-        let claims = spec.judges.iter().map(|name| paper(name)).collect::<Result<_>>()?;
-        Ok(Experiment { spec, folder, fig4: paper("fig4")?, fig5: paper("fig5")?, claims })
-    }
-
-    /// Figure 5's claims are about the time of a post, which is that of whole bursts.
-    fn judge(&self, points: &[Point]) -> Vec<Judged> {
-        let timed = self.timed(points);
-        let mut judged = Vec::new();
-        for paper in &self.claims {
-            let points = if paper.paper.figure == 5 { &timed } else { points };
-            judged.extend(paper.claim.iter().map(|claim| judge(claim, points)));
-        }
-        // Of a link that nobody shaped there is nothing to say.
-        if shaped_to(points).is_some() {
-            judged.extend(self.spec.shaped.iter().map(|claim| judge(claim, points)));
-        }
-        judged
-    }
-
-    /// Points whose time of a post may stand beside one another's.
-    fn timed(&self, points: &[Point]) -> Vec<Point> {
-        points.iter().filter(|point| self.spec.has_whole_bursts(point.payload_bytes)).cloned().collect()
-    }
+/// The experiment of figure `number`.
+fn experiment(number: u32) -> Result<Experiment> {
+    Experiment::read(&experiments(), &format!("fig{number}"))
 }
 
 /// Runs figure `number`.
 pub fn run(number: u32, options: &Options) -> Result<()> {
-    let mut experiment = Experiment::read(number)?;
+    let mut experiment = experiment(number)?;
     if let Some(rate) = options.rate_gbps {
         experiment.spec.nic.insert("rate_gbps".into(), rate.into());
     }
-    let out = options.out.clone().unwrap_or_else(|| workspace::results(&format!("fig{number}")));
     // What the user can mend is said before minutes of building.
-    earlier::check(&out, &experiment.spec, options)?;
+    let how = check(&experiment, options)?;
     if options.dry_run {
-        say!("{}", dry_run(&experiment, options, &out).trim_end());
+        say!("{}", dry_run(&experiment, options, &how.out)?.trim_end());
         return Ok(());
     }
     let revision = workspace::revision();
@@ -216,11 +137,41 @@ pub fn run(number: u32, options: &Options) -> Result<()> {
     if let Some(device) = &options.nic {
         Nic::card(device)?;
     }
-    fs::create_dir_all(out.join("logs"))
-        .map_err(|error| refused(format!("--out {}: {error}", out.display())))?;
+    let _locked = resume::lock(&how.out)?;
     setup::prepare(Purpose::Figure, options.no_install)?;
     build()?;
-    execute(&experiment, options, &out, &Programs::release())
+    execute(&experiment, options, &how.out, &Programs::release())
+}
+
+/// The same as the harness takes it.
+fn how(experiment: &Experiment, options: &Options) -> resume::Options {
+    let name = &experiment.spec.name;
+    let out = options.out.clone().unwrap_or_else(|| workspace::results(name));
+    let again = resuming(name.trim_start_matches("fig"), options, &out);
+    resume::Options { extent: options.extent(), resume: options.resume, record: options.record, out, again }
+}
+
+/// Refuses an `--out` that cannot be gone on with, as far as that is known before anything is built.
+fn check(experiment: &Experiment, options: &Options) -> Result<resume::Options> {
+    let (spec, how) = (&experiment.spec, how(experiment, options));
+    let transfer = Transfer::of(spec)?;
+    let known = |old: &Provenance| known(old, experiment, options);
+    resume::check(spec, &how, &known, &|key| transfer.asked(spec, key))?;
+    Ok(how)
+}
+
+/// Provenance of this run as far as it is known before the programs are built; the rest as in `old`.
+fn known(old: &Provenance, experiment: &Experiment, options: &Options) -> Provenance {
+    let ours = Provenance::of(workspace::revision(), &[]);
+    let mut known = Provenance { revision: ours.revision, machine: ours.machine, ..old.clone() };
+    for name in ["kernel", "rustc"] {
+        known.versions.extend(ours.versions.get(name).map(|version| (name.to_owned(), version.clone())));
+    }
+    match &options.nic {
+        None => (known.nic, known.nic_options) = (Label::Emulated, nic::options(&experiment.spec.nic)),
+        Some(device) => (known.nic, known.device) = (Label::Hardware, device.clone()),
+    }
+    known
 }
 
 /// Release builds of the generator and of the software NIC; a bundle carries them.
@@ -248,8 +199,7 @@ pub fn build() -> Result<()> {
 
 /// Measures, draws and judges; `programs` are stand-ins in tests.
 fn execute(experiment: &Experiment, options: &Options, out: &Path, programs: &Programs) -> Result<()> {
-    let logs = out.join("logs");
-    fs::create_dir_all(&logs).map_err(|error| refused(format!("--out {}: {error}", out.display())))?;
+    fs::create_dir_all(out.join("logs")).with_context(|| format!("--out {}", out.display()))?;
     let nic = match &options.nic {
         None => Nic::software(&experiment.spec, out)?,
         Some(device) => Nic::card(device)?,
@@ -272,11 +222,12 @@ fn execute_on(
     programs: &Programs,
 ) -> Result<()> {
     let (spec, logs) = (&experiment.spec, out.join("logs"));
+    let how = how(experiment, &Options { out: Some(out.to_owned()), ..options.clone() });
+    let transfer = Transfer::of(spec)?;
     let probe = Probe::ask(nic, programs, &logs)?;
     let mut provenance = probe.provenance(nic, &spec.nic, workspace::revision());
     provenance.versions.insert("profile".into(), workspace::profile()?);
-    let file = out.join("results.jsonl");
-    let mut grid = spec.grid(options.extent());
+    let mut grid = spec.grid(how.extent);
     if grid.series.iter().any(|series| needs_gpu(series)) {
         let machine = GpuMachine::ask()?;
         if machine.gpu().is_some() {
@@ -286,26 +237,37 @@ fn execute_on(
             say!("without a GPU these are left out: {} ({})", left_out.join(", "), machine.why_none());
         }
     }
-    let earlier = earlier::earlier(out, options, &provenance, spec, &grid)?;
-    earlier.said.iter().for_each(|line| say!("{line}"));
     let receiver = Receiver::find(nic, peer, &logs)?;
     let link_gbps = probe.link_gbps(nic);
-    let bench =
-        Bench { spec, programs, nic, receiver: &receiver, logs: &logs, provenance: &provenance, link_gbps };
+    let (receiver, logs) = (&receiver, logs.as_path());
+    let mut bench =
+        Bench { spec, transfer, programs, nic, receiver, logs, provenance: &provenance, link_gbps };
     stop::goes_on_with(format!(
         "; finished points are in {}, go on with: {}",
-        file.display(),
-        resuming(spec.figure, options, out)
+        out.join("results.jsonl").display(),
+        how.again
     ));
-    let Earlier { points, replaced, .. } = earlier;
-    let points = measure_all(&bench, &grid, points, &file)?;
-    let ratios = if spec.bench_post { bench_post(nic, programs, &logs)? } else { serde_json::Value::Null };
-    report(experiment, options, out, &points, replaced, &ratios)
+    let template = "{bar:30} {pos}/{len}  {msg}  {elapsed} of about {duration}";
+    let mut progress = Progress::new(grid.keys().len() as u64, template)?;
+    let measured = run::measure(experiment, &how, &provenance, &grid, &mut bench, &mut |count, what| {
+        progress.reach(count);
+        progress.say(what);
+    });
+    progress.end();
+    let earlier = measured?;
+    let mut extra =
+        if bench.transfer.bench_post { bench_post(nic, programs, logs)? } else { Extra::default() };
+    if spec.plots.iter().any(|plot| plot.formulas.contains(&Formula::Modelled)) {
+        let name = bench_post_gpu::NAME;
+        let recorded = experiments().join(name).join("measured.json");
+        extra.modelled = modelled::known(&recorded, &workspace::results(name).join(format!("{name}.json")))?;
+    }
+    run::report(experiment, &how, &earlier, &extra)
 }
 
 /// The command that goes on with a cut run.
-fn resuming(figure: u32, options: &Options, out: &Path) -> String {
-    let mut words = vec![workspace::us(), "figure".to_owned(), figure.to_string()];
+fn resuming(figure: &str, options: &Options, out: &Path) -> String {
+    let mut words = vec![workspace::us(), "figure".to_owned(), figure.to_owned()];
     let switches = [
         ("--quick", options.quick),
         ("--full", options.full),
@@ -334,187 +296,40 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// Every point of the grid that is not there yet, each one on disk before the next starts.
-fn measure_all(bench: &Bench<'_>, grid: &Grid, earlier: Vec<Point>, file: &Path) -> Result<Vec<Point>> {
-    let mut lines = JsonLines::append_to(file)?;
-    let done: BTreeSet<Key> = earlier.iter().map(Point::key).collect();
-    let keys = grid.keys();
-    let template = "{bar:30} {pos}/{len}  {msg}  {elapsed} of about {duration}";
-    let mut progress = Progress::new(keys.len() as u64, template)?;
-    let mut points = earlier;
-    let since = Instant::now();
-    for key in keys.iter().filter(|key| !done.contains(key)) {
-        progress.reach(points.len() as u64);
-        progress.say(&format!("{} {} B", key.0, key.1));
-        let point = bench.measure(key, grid.seconds).with_context(|| {
-            format!(
-                "{} at {} B, repetition {} ({} points are in {})",
-                key.0,
-                key.1,
-                key.3,
-                points.len(),
-                file.display()
-            )
-        })?;
-        lines.push(&point)?;
-        points.push(point);
-    }
-    progress.end();
-    say!("{} points in {:.0} s", points.len(), since.elapsed().as_secs_f64());
-    Ok(points)
-}
-
 /// The posting code of libmlx5 and of the shim side by side in one process.
-fn bench_post(nic: &Nic, programs: &Programs, logs: &Path) -> Result<serde_json::Value> {
+fn bench_post(nic: &Nic, programs: &Programs, logs: &Path) -> Result<Extra> {
     let mut command = nic.generator(programs);
     command.args(["bench-post", "--json", "-"]);
     let mut session = Speaking::start(&mut command, &logs.join("bench-post.log"))?;
-    let answer = session.json("bench-post", WAIT * 3).context("comparing the posting code")?;
+    let ratios = session.json("bench-post", WAIT * 3).context("comparing the posting code")?;
     session.child.wait(WAIT)?;
-    Ok(answer)
-}
-
-fn report(
-    experiment: &Experiment,
-    options: &Options,
-    out: &Path,
-    points: &[Point],
-    replaced: usize,
-    ratios: &serde_json::Value,
-) -> Result<()> {
-    let spec = &experiment.spec;
-    let rows = table::rows(points);
-    let verdicts = experiment.judge(points);
-    let extent = options.extent().name().to_owned();
-    let modelled = match spec.plots.contains(&Plot::Throughput) {
-        true => modelled::known(
-            &experiments().join(format!("{}/measured.json", bench_post_gpu::NAME)),
-            &workspace::results(bench_post_gpu::NAME).join(format!("{}.json", bench_post_gpu::NAME)),
-        )?,
-        false => Vec::new(),
-    };
-    let (label, provenance) = (label_of(points), provenance_of(points).context("the grid is empty")?);
-    let unmeasured: Vec<String> = spec.grid(options.extent()).series;
-    let unmeasured: Vec<String> =
-        unmeasured.into_iter().filter(|series| !rows.iter().any(|row| row.series == *series)).collect();
-    let summary = Summary {
-        figure: spec.figure,
-        title: &spec.title,
-        extent: extent.clone(),
-        label,
-        provenance: &provenance,
-        timers: [measure::timer::POST, measure::timer::TRANSFER],
-        rows: &rows,
-        verdicts: &verdicts,
-        ratios,
-        modelled: &modelled,
-        replaced,
-    };
-    write(&out.join("summary.json"), (serde_json::to_string_pretty(&summary)? + "\n").as_bytes())?;
-    for plot in &spec.plots {
-        let (name, svg) = match plot {
-            Plot::Throughput => (
-                PLOTS[0],
-                figures::throughput(points, &experiment.fig4, &experiment.fig5, &modelled, &unmeasured)?,
-            ),
-            Plot::PostTime => {
-                (PLOTS[1], figures::post_time(&experiment.timed(points), &experiment.fig5, &unmeasured)?)
-            }
-        };
-        write(&out.join(format!("{name}.png")), &png(&svg, PNG_SCALE)?)?;
-        write(&out.join(format!("{name}.svg")), svg.as_bytes())?;
-    }
-    say!("\n{}", table::table(&rows));
-    unmeasured.iter().for_each(|series| say!("{}", table::not_measured(series)));
-    crowded(points).iter().for_each(|line| say!("{line}"));
-    say!();
-    for row in ratios["rows"].as_array().into_iter().flatten() {
+    let line = |row: &serde_json::Value| {
         let word = |name: &str| row[name].as_str().unwrap_or("-").to_owned();
-        let ratio = row["ratio"].as_f64().unwrap_or(f64::NAN);
-        say!(
-            "lists of {:2}, {:9} {:6}  shim ÷ libmlx5 {ratio:.3}",
-            row["list"],
-            word("doorbell"),
-            word("order")
-        );
-    }
-    modelled.iter().for_each(|line| say!("{}", line.text()));
-    say!("{}\n", table::verdicts(&verdicts));
-    say!(
-        "label: {label} (nic: {}, gpu: {}, link: {}); {}{}{}",
-        provenance.nic,
-        provenance.gpu,
-        provenance.link,
-        gpu_named(&provenance),
-        provenance.machine,
-        load(&provenance)
-    );
-    say!("results in {}", out.display());
-    if replaced > 0 {
-        say!(
-            "{replaced} older lines in results.jsonl are of points that were not whole and were measured again"
-        );
-    }
-    if let Some(why) = not_whole(points, &resuming(spec.figure, options, out)) {
-        bail!("{why}");
-    }
-    if options.record {
-        let path = experiment.folder.join("measured.json");
-        let machine = provenance.machine.clone();
-        measured::record(
-            &path,
-            Entry {
-                machine,
-                label,
-                extent,
-                provenance,
-                rows: rows.clone(),
-                verdicts,
-                ratios: ratios.clone(),
-            },
-        )?;
-        say!("recorded in {}", path.display());
-    }
-    Ok(())
-}
-
-/// What is missing where messages were not whole, on which machine, and how these points are measured again.
-fn not_whole(points: &[Point], again: &str) -> Option<String> {
-    let broken: Vec<&Point> = points.iter().filter(|point| !point.is_whole()).collect();
-    let first = broken.first()?;
-    let from = &first.provenance;
-    let load = from.load.map_or_else(String::new, |load| {
-        format!("; load in the minute before the run: {load:.1} on {} cores", from.cores)
-    });
-    let shown = format!(
-        "{} of {} points are not whole, the first: {}{load}; nothing was recorded; measure these again with: {again}",
-        broken.len(),
-        points.len(),
-        first.what_is_missing()
-    );
-    Some(shown)
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    fs::write(path, bytes).with_context(|| format!("writing {}", path.display()))
+        let ratio = experiment::table::number(row["ratio"].as_f64());
+        let (list, doorbell, order) = (&row["list"], word("doorbell"), word("order"));
+        format!("lists of {list:2}, {doorbell:9} {order:6}  shim ÷ libmlx5 {ratio}")
+    };
+    let lines = ratios["rows"].as_array().into_iter().flatten().map(line).collect();
+    Ok(Extra { ratios, lines, modelled: Vec::new() })
 }
 
 /// What would be measured, drawn and judged (INV-10).
-fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> String {
-    let spec = &experiment.spec;
+fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> Result<String> {
+    let (spec, transfer) = (&experiment.spec, Transfer::of(&experiment.spec)?);
     let mut grid = spec.grid(options.extent());
     // Whether there is one is known when it is measured: nothing is asked here.
     let whole = grid.keys().len();
     let on_a_gpu = grid.without_gpu();
     let keys = grid.keys();
+    let lists = |series: &str| -> Vec<u64> { grid.others(series).iter().map(|at| at["list"]).collect() };
     let mut lines = vec![
-        format!("figure {}: {}", spec.figure, spec.title),
+        format!("{}: {}", spec.name, spec.title),
         format!(
             "{} points: {} series × {} sizes × lists of {:?} × {} repetitions, {} s each",
             keys.len(),
             grid.series.len(),
-            grid.payload_bytes.len(),
-            grid.list,
+            grid.xs().len(),
+            grid.factors["list"],
             grid.repeat,
             grid.seconds
         ),
@@ -527,60 +342,56 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> String {
              takes no points of another rate"
         ));
     }
-    lines.push(windows(spec, &grid));
+    lines.push(windows(&transfer, &grid.xs()));
     for series in grid.series.iter().chain(&on_a_gpu) {
         if Some(series) == on_a_gpu.first() {
-            let lists = on_a_gpu.iter().map(|series| format!("{series} (lists of {:?})", grid.lists(series)));
+            let lists = on_a_gpu.iter().map(|series| format!("{series} (lists of {:?})", lists(series)));
             let lists: Vec<String> = lists.collect();
             lines.push(format!("with a GPU {} points more: {}", whole - keys.len(), lists.join(", ")));
         }
-        let options =
-            session::sender_options(spec, series, grid.payload_bytes[0], grid.lists(series)[0], grid.seconds);
+        let options = transfer.sender_options(spec, series, grid.xs()[0], lists(series)[0], grid.seconds);
         lines.push(format!("sender: generator --connect … {}", options.join(" ")));
     }
     lines.push(
         "receiver: generator --listen …, which takes payload, operation and queues from the sender".into(),
     );
-    for plot in &spec.plots {
-        lines.push(format!("draws: {plot:?}"));
+    lines.extend(spec.plots.iter().map(|plot| format!("draws: {}: {}", plot.name, plot.title)));
+    for paper in &experiment.papers {
+        let figure = paper.paper.figure;
+        let curves = paper.series.iter();
+        lines.extend(
+            curves.map(|curve| {
+                format!("beside figure {figure}: {} ({} points)", curve.name, curve.points.len())
+            }),
+        );
     }
-    for paper in &experiment.claims {
-        for curve in &paper.series {
-            lines.push(format!(
-                "beside figure {}: {} ({} points)",
-                paper.paper.figure,
-                curve.name,
-                curve.points.len()
-            ));
-        }
-        for claim in &paper.claim {
-            let note = claim
-                .note
-                .as_ref()
-                .map_or_else(String::new, |note| format!(" ({})", note.replace('\n', " ")));
-            lines.push(format!("judges: {}: {}{note}", claim.id, claim.text));
-        }
-    }
-    let shaped = spec.shaped.iter().filter(|_| options.rate_gbps.is_some());
-    lines.extend(shaped.map(|claim| format!("judges: {}: {}", claim.id, claim.text)));
+    let judged = |name: &String| spec.judges.iter().any(|judges| judges.paper == *name);
+    let papers = experiment.papers.iter().filter(|paper| judged(&paper.name));
+    let claims = papers.flat_map(|paper| &paper.claim);
+    let aims = spec.claims.iter().filter(|_| options.rate_gbps.is_some());
+    lines.extend(claims.chain(aims).map(|claim| {
+        let note =
+            claim.note.as_ref().map_or_else(String::new, |note| format!(" ({})", note.replace('\n', " ")));
+        format!("judges: {}: {}{note}", claim.id, claim.text)
+    }));
     lines.push(String::new());
-    lines.join("\n")
+    Ok(lines.join("\n"))
 }
 
 /// Window and burst by message size, sizes with the same ones together.
-fn windows(spec: &Spec, grid: &Grid) -> String {
+fn windows(transfer: &Transfer, sizes: &[u64]) -> String {
     let mut groups: Vec<(Option<InFlight>, u64, u64)> = Vec::new();
-    for size in &grid.payload_bytes {
+    for size in sizes {
         match groups.last_mut() {
-            Some((in_flight, _, last)) if *in_flight == spec.in_flight(*size) => *last = *size,
-            _ => groups.push((spec.in_flight(*size), *size, *size)),
+            Some((in_flight, _, last)) if *in_flight == transfer.in_flight(*size) => *last = *size,
+            _ => groups.push((transfer.in_flight(*size), *size, *size)),
         }
     }
     let group = |(in_flight, first, last): &(Option<InFlight>, u64, u64)| {
         let sizes = if first == last { format!("{first} B") } else { format!("{first} to {last} B") };
         match in_flight {
             Some(InFlight { window, batch }) => format!("{sizes}: {window}, {batch}"),
-            None => format!("{sizes}: the generator's own window, {}", spec.burst()),
+            None => format!("{sizes}: the generator's own window, {}", transfer.burst()),
         }
     };
     let groups: Vec<String> = groups.iter().map(group).collect();

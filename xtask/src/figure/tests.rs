@@ -6,8 +6,11 @@ use measure::json_lines;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use experiment::point;
-use measure::Provenance;
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use experiment::point::{self, Point};
+use experiment::resume::Earlier;
 
 use super::*;
 use crate::process::script as script_file;
@@ -66,7 +69,7 @@ impl Stage {
 
 /// Figure 5 with a grid of eight points.
 fn small() -> Experiment {
-    let mut experiment = Experiment::read(5).unwrap();
+    let mut experiment = experiment(5).unwrap();
     let spec = toml::toml! {
         payload_bytes = [64, 4096]
         repeat = 2
@@ -106,7 +109,7 @@ fn a_run_leaves_points_plots_and_verdicts() {
         )
     );
     assert_eq!(points[0].provenance.nic_options["pump"], false);
-    assert_eq!((points[0].post_ns, points[0].post_mean_ns), (20.5, 25.5));
+    assert_eq!((points[0].values["post_ns"], points[0].values["post_mean_ns"]), (20.5, 25.5));
     for file in ["post-time.svg", "post-time.png", "summary.json", "nic.toml"] {
         assert!(fs::metadata(stage.out.join(file)).unwrap().len() > 0, "{file}");
     }
@@ -134,7 +137,7 @@ fn a_cut_run_resumes_where_it_was_cut() {
     let before = stage.calls();
     stage.run(&options(true)).unwrap();
     assert_eq!(stage.calls() - before, 3);
-    let keys: BTreeSet<Key> = stage.points().iter().map(Point::key).collect();
+    let keys: BTreeSet<point::Key> = stage.points().iter().map(Point::key).collect();
     assert_eq!((stage.points().len(), keys.len()), (8, 8));
 }
 
@@ -163,12 +166,16 @@ fn points_of_another_run_are_not_mixed_in() {
             "another time a point in seconds: `0.5` there, `0.01` in this run",
         ),
         (
-            "\"window\":1024,\"batch\":32",
-            "\"window\":1024,\"batch\":16",
-            "another burst of cpu-ibverbs at 64 B: `16` there, `32` in this run",
+            "\"settings\":{\"batch\":32",
+            "\"settings\":{\"batch\":16",
+            "another batch of cpu-ibverbs at 64 B: `16` there, `32` in this run",
         ),
-        ("\"batch\":32,", "", "another burst of cpu-ibverbs at 64 B: `not said` there, `32` in this run"),
-        ("\"payload_bytes\":4096", "\"payload_bytes\":4097", "at 4097 B"),
+        (
+            "\"settings\":{\"batch\":32,",
+            "\"settings\":{",
+            "another batch of cpu-ibverbs at 64 B: `not said` there, `32` in this run",
+        ),
+        ("\"x\":4096", "\"x\":4097", "at 4097 B"),
     ] {
         assert!(text.contains(from), "{from}");
         fs::write(&file, text.replace(from, to)).unwrap();
@@ -179,7 +186,7 @@ fn points_of_another_run_are_not_mixed_in() {
         );
         assert_eq!(error.to_string().lines().count(), 1, "{error:#}");
         // All but what the programs must be asked for is known before they are built.
-        let before = earlier::check(&stage.out, &small().spec, &options(true));
+        let before = checked(&stage.out, &small(), true);
         assert_eq!(before.is_err(), !from.contains("libmlx5"), "{named}: {before:?}");
     }
 }
@@ -189,10 +196,10 @@ fn a_window_of_another_spec_is_not_mixed_in() {
     let stage = stage("window", "");
     stage.run(&options(false)).unwrap();
     // Figure 5 leaves the window to the generator, whose 1024 nobody asked for; figure 4 has one for each size.
-    earlier::check(&stage.out, &small().spec, &options(true)).unwrap();
-    let mut spec = small().spec;
-    spec.working_set_bytes = Some(12 << 20);
-    let error = earlier::check(&stage.out, &spec, &options(true)).unwrap_err().to_string();
+    checked(&stage.out, &small(), true).unwrap();
+    let mut other = small();
+    other.spec.options.insert("working_set_bytes".into(), (12 << 20).into());
+    let error = checked(&stage.out, &other, true).unwrap_err().to_string();
     let words = "another window of cpu-ibverbs at 64 B: `1024` there, `512` in this run; give another --out";
     assert!(error.contains(words), "{error}");
 }
@@ -201,7 +208,6 @@ fn a_window_of_another_spec_is_not_mixed_in() {
 fn a_tree_with_changes_is_not_gone_on_with_in_silence() {
     let stage = stage("changes", "");
     stage.run(&options(false)).unwrap();
-    let (spec, grid) = (small().spec, small().spec.grid(Extent::Normal));
     let clean = Provenance { revision: revision(false), ..stage.points()[0].provenance.clone() };
     let changed = Provenance { revision: revision(true), ..clean.clone() };
     let file = stage.out.join("results.jsonl");
@@ -210,7 +216,7 @@ fn a_tree_with_changes_is_not_gone_on_with_in_silence() {
     let earlier = |there: &Provenance, here: &Provenance| {
         let there = serde_json::to_string(&there.revision).unwrap();
         fs::write(&file, text.replace(&ours, &there)).unwrap();
-        earlier::earlier(&stage.out, &options(true), here, &spec, &grid)
+        left(&stage, true, here)
     };
     assert!(earlier(&clean, &clean).unwrap().said.is_empty());
     let both = earlier(&changed, &changed).unwrap();
@@ -240,14 +246,27 @@ fn points_of_a_tree_with_changes_are_not_recorded() {
     assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("--record"), "{error:#}");
 }
 
+/// What is said of `--out` before anything is built.
+fn checked(out: &Path, experiment: &Experiment, resume: bool) -> Result<()> {
+    check(experiment, &Options { out: Some(out.to_owned()), ..options(resume) }).map(drop)
+}
+
+/// What an earlier run left for one with this provenance.
+fn left(stage: &Stage, resume: bool, provenance: &Provenance) -> Result<Earlier> {
+    let (experiment, options) = (small(), Options { out: Some(stage.out.clone()), ..options(resume) });
+    let (spec, transfer) = (&experiment.spec, Transfer::of(&experiment.spec)?);
+    let grid = spec.grid(Extent::Normal);
+    let asked = |key: &point::Key| transfer.asked(spec, key);
+    resume::earlier(&experiment, &how(&experiment, &options), provenance, &grid, &asked)
+}
+
 /// What `--resume`, or a run without it, says of the results that are there.
 fn said(stage: &Stage, resume: bool) -> Result<Earlier> {
     let provenance = match stage.points().first() {
         Some(point) => point.provenance.clone(),
         None => point::example("cpu-shim", 64).provenance,
     };
-    let (spec, grid) = (small().spec, small().spec.grid(Extent::Normal));
-    let mut earlier = earlier::earlier(&stage.out, &options(resume), &provenance, &spec, &grid)?;
+    let mut earlier = left(stage, resume, &provenance)?;
     // These tests run in trees with changes too; what is said of those has a test of its own.
     earlier.said.retain(|line| !line.contains("of a tree with changes"));
     Ok(earlier)
@@ -293,27 +312,20 @@ fn a_resume_of_nothing_says_that_a_fresh_run_begins() {
 fn a_file_for_a_folder_and_another_figure_s_results_are_refused_before_the_build() {
     let stage = stage("before", "");
     stage.run(&options(false)).unwrap();
-    let figure_4 = Experiment::read(4).unwrap().spec;
-    earlier::check(&stage.out, &small().spec, &options(true)).unwrap();
-    earlier::check(&stage.out, &figure_4, &options(false)).unwrap();
+    let figure_4 = experiment(4).unwrap();
+    checked(&stage.out, &small(), true).unwrap();
+    checked(&stage.out, &figure_4, false).unwrap();
     let file = stage.out.join("results.jsonl");
     let below = file.join("new");
     for (out, words) in [
         (&file, &["--out", "is a file; give a folder"][..]),
         (&below, &["results.jsonl/new: ", "results.jsonl is a file; give a folder"]),
-        (
-            &stage.out,
-            &["--resume", "points of figure 5, not of figure 4", "cargo xtask figure 5 --resume --out"],
-        ),
+        (&stage.out, &["--resume", "points of fig5, not of fig4; give another --out"]),
     ] {
-        let error = earlier::check(out, &figure_4, &options(true)).unwrap_err();
+        let error = checked(out, &figure_4, true).unwrap_err();
         assert!(error.is::<crate::refused::Refused>(), "{error:#}");
         assert!(words.iter().all(|word| error.to_string().contains(word)), "{error:#}");
     }
-    // Lines of earlier revisions do not say whose they are.
-    let text = fs::read_to_string(&file).unwrap();
-    fs::write(&file, text.replace("\"figure\":5,", "")).unwrap();
-    earlier::check(&stage.out, &small().spec, &options(true)).unwrap();
 }
 
 /// A sender of which half did not complete although all arrived, as long as the file `healed` is not there.
@@ -355,7 +367,7 @@ fn points_that_are_not_whole_are_measured_again_and_the_newer_line_counts() {
     stage.run(&options(true)).unwrap_err();
     assert_eq!((stage.calls() - before, stage.points().len()), (4, 12));
     let earlier = said(&stage, true).unwrap();
-    assert_eq!((earlier.points.len(), earlier.replaced), (4, 8));
+    assert_eq!((earlier.points.len(), earlier.replaced.len()), (4, 8));
     assert!(
         earlier.said[0].starts_with("4 of 8 points were not whole and are measured again"),
         "{earlier:?}"
@@ -364,7 +376,9 @@ fn points_that_are_not_whole_are_measured_again_and_the_newer_line_counts() {
     stage.run(&options(true)).unwrap();
     assert_eq!((stage.calls() - before, stage.points().len()), (8, 16));
     let summary = fs::read_to_string(stage.out.join("summary.json")).unwrap();
-    assert!(summary.contains("\"replaced\": 8") && !summary.contains("\"content_ok\": false"), "{summary}");
+    let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+    assert_eq!(summary["replaced"].as_array().unwrap().len(), 8);
+    assert!(summary["rows"].as_array().unwrap().iter().all(|row| row["content_ok"] == true), "{summary}");
     // And from then on there is nothing to do.
     stage.run(&options(true)).unwrap();
     let earlier = said(&stage, true).unwrap();
@@ -407,8 +421,8 @@ fn a_generator_that_dies_names_the_point_and_keeps_the_others() {
 
 #[test]
 fn a_figure_that_nobody_made_is_refused_with_the_ones_there_are() {
-    let error = Experiment::read(99).err().unwrap();
-    assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("4, 5"), "{error:#}");
+    let error = experiment(99).err().unwrap();
+    assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("fig4, fig5"), "{error:#}");
 }
 
 #[test]
@@ -450,10 +464,10 @@ fn a_card_s_receiver_is_started_over_ssh_and_takes_every_point() {
     let generator = there.to_str().unwrap();
     let peer = Peer { host: "127.0.0.1", generator, ssh: &ssh, port };
     let mut experiment = small();
-    experiment.spec.bench_post = false;
+    experiment.spec.options.insert("bench_post".into(), false.into());
     execute_on(&nic, Some(peer), &experiment, &options(false), &stage.out, &programs).unwrap();
     let points = stage.points();
-    assert_eq!((points.len(), points.iter().all(|point| point.content_ok)), (8, true));
+    assert_eq!((points.len(), points.iter().all(Point::is_whole)), (8, true));
     let from = &points[0].provenance;
     assert_eq!(
         (&from.nic_options["active_mtu"], &from.nic_options["link_layer"]),
@@ -476,10 +490,14 @@ fn a_card_s_receiver_is_started_over_ssh_and_takes_every_point() {
 #[test]
 fn a_dry_run_says_grid_plots_curves_and_claims() {
     for number in [4, 5] {
-        let text = dry_run(&Experiment::read(number).unwrap(), &options(false), Path::new("out"));
-        for part in
-            ["points: 2 series", "PostTime", "gpu-l40 (33 points)", "post-constant", "--poster cpu-shim"]
-        {
+        let text = dry_run(&experiment(number).unwrap(), &options(false), Path::new("out")).unwrap();
+        for part in [
+            "points: 2 series",
+            "draws: post-time",
+            "gpu-l40 (33 points)",
+            "post-constant",
+            "--poster cpu-shim",
+        ] {
             assert!(text.contains(part), "figure {number}: no `{part}` in\n{text}");
         }
         let windows = match number {
@@ -492,7 +510,7 @@ fn a_dry_run_says_grid_plots_curves_and_claims() {
         assert!(text.contains(windows) && !text.contains("shaped"), "figure {number}:\n{text}");
     }
     let shaped = Options { rate_gbps: Some(100.0), ..options(false) };
-    let text = dry_run(&Experiment::read(4).unwrap(), &shaped, Path::new("out"));
+    let text = dry_run(&experiment(4).unwrap(), &shaped, Path::new("out")).unwrap();
     let words =
         "link: shaped to 100 Gbit/s of wire bytes; measured.json keeps such a run apart from unshaped ones";
     assert!(text.contains(words) && text.contains("judges: fills-shaped-link"), "{text}");
@@ -559,11 +577,11 @@ fn the_command_that_goes_on_names_what_was_asked_for() {
         ..options(false)
     };
     assert_eq!(
-        resuming(4, &all, Path::new("my results")),
+        resuming("4", &all, Path::new("my results")),
         "cargo xtask figure 4 --full --record --no-install --nic mlx5_0 --peer host --peer-generator generator --resume --out 'my results'"
     );
     assert_eq!(
-        resuming(4, &Options { rate_gbps: Some(100.0), ..options(false) }, Path::new("r")),
+        resuming("4", &Options { rate_gbps: Some(100.0), ..options(false) }, Path::new("r")),
         "cargo xtask figure 4 --no-install --rate-gbps 100 --resume --out r"
     );
     assert_eq!(quoted("it's"), r"'it'\''s'");

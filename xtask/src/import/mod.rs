@@ -13,7 +13,7 @@ use measure::Provenance;
 
 use crate::refused::refused;
 use crate::workspace::root;
-use crate::{bench_nic, bench_post_gpu, figure, measured};
+use crate::{bench_nic, bench_post_gpu, measured};
 
 /// Options of `import`.
 #[derive(Args)]
@@ -60,10 +60,10 @@ fn into(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
 }
 
 fn a_figure(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
-    let (number, entry, busy) = figure::imported(folder)?;
+    let (name, entry, busy) = experiment::import::imported(&root().join("experiments"), folder)?;
     comes_from(&entry.provenance, tree)?;
     busy.iter().for_each(|line| say!("import: {}: {line}", folder.display()));
-    record(&experiments.join(format!("fig{number}")), entry)
+    record(&experiments.join(name), entry)
 }
 
 fn a_bench_post_gpu(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {

@@ -48,34 +48,19 @@ impl Stage {
 
     /// A quick run of figure 4 as `figure 4 --quick --out` leaves it, but for the plots.
     fn figure(&self, revision: &Revision, change: impl Fn(&mut Point)) {
-        let spec: toml::Table =
-            toml::from_str(&fs::read_to_string(root().join("experiments/fig4/spec.toml")).unwrap()).unwrap();
-        let list = |table: &toml::Value, name: &str| table[name].as_array().unwrap().clone();
-        let (grid, quick) = (&spec["grid"], &spec["quick"]);
+        let experiment = experiment::Experiment::read(&root().join("experiments"), "fig4").unwrap();
         let mut lines = String::new();
-        for repetition in 0..quick["repeat"].as_integer().unwrap() {
-            for payload in list(quick, "payload_bytes") {
-                for (count, series) in list(grid, "series").into_iter().flat_map(|series| {
-                    // Its own, where it has one.
-                    let own = spec["series"].get(series.as_str().unwrap());
-                    let counts = list(own.filter(|own| own.get("list").is_some()).unwrap_or(grid), "list");
-                    counts.into_iter().map(move |count| (count, series.clone()))
-                }) {
-                    let mut point = example(series.as_str().unwrap(), payload.as_integer().unwrap() as u64);
-                    point.figure = Some(4);
-                    point.repetition = repetition as u32;
-                    point.list = count.as_integer().unwrap() as u32;
-                    point.label = Label::Emulated;
-                    point.provenance.revision = revision.clone();
-                    point.provenance.gpu_device = "NVIDIA H200, sm_90".into();
-                    point.provenance.versions.insert("profile".into(), "release".into());
-                    change(&mut point);
-                    lines += &(serde_json::to_string(&point).unwrap() + "\n");
-                }
-            }
+        for key in experiment.spec.grid(experiment::spec::Extent::Quick).keys() {
+            let mut point = example(&key.series, key.x);
+            (point.at, point.repetition, point.label) = (key.at, key.repetition, Label::Emulated);
+            point.provenance.revision = revision.clone();
+            point.provenance.gpu_device = "NVIDIA H200, sm_90".into();
+            point.provenance.versions.insert("profile".into(), "release".into());
+            change(&mut point);
+            lines += &(serde_json::to_string(&point).unwrap() + "\n");
         }
         fs::write(self.results().join("results.jsonl"), lines).unwrap();
-        let summary = r#"{"figure":4,"title":"t","extent":"quick","ratios":null,"more":1}"#;
+        let summary = r#"{"experiment":"fig4","title":"t","extent":"quick","ratios":null,"more":1}"#;
         fs::write(self.results().join("summary.json"), summary).unwrap();
     }
 
@@ -175,19 +160,15 @@ fn damaged_incomplete_and_unknown_results_are_refused() {
     for (path, change, words) in [
         (
             &summary,
-            &(|text: String| text.replace("\"figure\":4", "\"figure\":44")) as &dyn Fn(String) -> String,
-            "no experiment for figure 44; there are: 4, 5",
+            &(|text: String| text.replace("fig4", "fig44")) as &dyn Fn(String) -> String,
+            "no experiment `fig44`; there are: ",
         ),
-        (
-            &summary,
-            &|text| text.replace("\"figure\":4", "\"figure\":5"),
-            "a point is of another figure than summary.json, 5",
-        ),
+        (&summary, &|text| text.replace("fig4", "fig5"), "a point is of fig4, summary.json of fig5"),
         (&summary, &|text| text.replace("quick", "endless"), "no extent is called `endless`"),
-        (&summary, &|text| text.replace("quick", "full"), "a full run of figure 4 has"),
+        (&summary, &|text| text.replace("quick", "full"), "a full run of fig4 has"),
         (&summary, &|text| text[..30].to_owned(), "summary.json: EOF"),
         (&points, &|text| text[..text.len() - 20].to_owned(), "its last line is cut"),
-        (&points, &|text| text.replacen("\"series\"", "\"serie\"", 1), "line 1: missing field `series`"),
+        (&points, &|text| text.replacen("\"series\"", "\"serie\"", 1), "line 1: unknown field `serie`"),
         (
             &points,
             &|text| text.lines().skip(3).map(|line| line.to_owned() + "\n").collect(),
@@ -198,7 +179,7 @@ fn damaged_incomplete_and_unknown_results_are_refused() {
             &|text| text.replacen("\"provenance\":{", "\"provenance\":null,\"x\":{", 1),
             "line 1: invalid type: null",
         ),
-        (&points, &|text| text.replacen("\"completed\":10", "\"completed\":9", 1), "not whole"),
+        (&points, &|text| text.replacen("\"label\":", "\"missing\":\"1 lost\",\"label\":", 1), "not whole"),
         (&points, &|text| text.replacen("a machine", "another", 1), "its points are of two runs"),
         (&points, &|_| String::new(), "holds no points"),
     ] {
@@ -247,7 +228,7 @@ fn a_busy_machine_is_no_refusal_and_is_said() {
     let said = |load: Option<f64>| {
         stage.figure(&stage.clean(), |point| point.provenance.load = load);
         stage.import().unwrap();
-        figure::imported(&stage.results()).unwrap().2
+        experiment::import::imported(&root().join("experiments"), &stage.results()).unwrap().2
     };
     let line = said(Some(1.9)).unwrap();
     assert!(line.starts_with("load 1.9 on 2 cores in the minute before the run: other programs"), "{line}");

@@ -1,5 +1,11 @@
 //! Committed results (`experiments/*/measured.json`) are what `--record` and `import` write: whole, each from a clean revision (INV-10).
 
+use std::path::Path;
+use std::process::Command;
+
+use measure::Provenance;
+use serde::Deserialize;
+
 use super::Violation;
 use crate::workspace::Tree;
 use crate::{bench_nic, bench_post_gpu, measured};
@@ -13,7 +19,9 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
             ["experiments", bench_post_gpu::NAME, "measured.json"] => {
                 measured::problems::<bench_post_gpu::Run>(text)
             }
-            ["experiments", figure, "measured.json"] if figure.starts_with("fig") => {
+            ["experiments", name, "measured.json"]
+                if tree.holds(&format!("experiments/{name}/spec.toml")) =>
+            {
                 measured::problems::<experiment::record::Entry>(text)
             }
             _ => vec!["belongs to no experiment".to_owned()],
@@ -23,9 +31,101 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
     violations
 }
 
+/// Entries whose sources changed since the revision that they name: hints, no violations, since a later run may well give the
+/// same numbers. Nothing where git cannot tell.
+pub fn outdated(tree: &Tree, root: &Path) -> Vec<String> {
+    let mut hints = Vec::new();
+    for (path, text) in tree.files() {
+        let ["experiments", name, "measured.json"] = path.split('/').collect::<Vec<_>>()[..] else {
+            continue;
+        };
+        let spec =
+            tree.get(&format!("experiments/{name}/spec.toml")).and_then(|text| toml::from_str(text).ok());
+        let Some(Sources { sources }) = spec else { continue };
+        let measured: Measured = serde_json::from_str(text).unwrap_or_default();
+        for entry in measured.entries {
+            let commit = &entry.provenance.revision.commit;
+            let range = format!("{commit}..HEAD");
+            let mut git = Command::new("git");
+            git.args(["log", "--format=%h", &range, "--"]).args(&sources).current_dir(root);
+            let Some(log) = git.output().ok().filter(|output| output.status.success()) else { continue };
+            let changes = String::from_utf8_lossy(&log.stdout).lines().count();
+            if changes > 0 && !sources.is_empty() {
+                let (machine, at) = (entry.machine, commit.get(..10).unwrap_or_default());
+                hints.push(format!(
+                    "{path}: {machine}: its sources changed {changes} times since {at}; measure it again"
+                ));
+            }
+        }
+    }
+    hints
+}
+
+/// What a spec says of its sources.
+#[derive(Deserialize)]
+struct Sources {
+    #[serde(default)]
+    sources: Vec<String>,
+}
+
+/// What of `measured.json` tells where it comes from.
+#[derive(Default, Deserialize)]
+struct Measured {
+    entries: Vec<From>,
+}
+
+#[derive(Deserialize)]
+struct From {
+    machine: String,
+    provenance: Provenance,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_entry_whose_sources_changed_since_is_named_and_no_other() {
+        let folder = std::env::temp_dir().join(format!("xtask-outdated-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        for (file, text) in [("a/x", "1"), ("b/x", "1")] {
+            std::fs::create_dir_all(folder.join(file).parent().unwrap()).unwrap();
+            std::fs::write(folder.join(file), text).unwrap();
+        }
+        let git = |arguments: &[&str]| {
+            let who = ["-c", "user.name=t", "-c", "user.email=t@t"];
+            let output = Command::new("git").args(who).args(arguments).current_dir(&folder).output().unwrap();
+            assert!(output.status.success(), "git {arguments:?}");
+            String::from_utf8(output.stdout).unwrap().trim().to_owned()
+        };
+        git(&["init", "-q"]);
+        git(&["add", "-A"]);
+        git(&["commit", "-q", "-m", "one"]);
+        let first = git(&["rev-parse", "HEAD"]);
+        std::fs::write(folder.join("b/x"), "2").unwrap();
+        git(&["commit", "-q", "-a", "-m", "two"]);
+        let mut provenance = experiment::point::example("a", 1).provenance;
+        let mut said = |commit: &str, sources: &str| {
+            provenance.revision.commit = commit.to_owned();
+            let entry = serde_json::json!({"entries": [{"machine": "m", "provenance": provenance}]});
+            let (measured, spec) = (entry.to_string(), format!("sources = {sources}"));
+            let files = [
+                ("experiments/e/measured.json", measured.as_str()),
+                ("experiments/e/spec.toml", spec.as_str()),
+            ];
+            outdated(&Tree::of(&files), &folder)
+        };
+        let hint =
+            format!("experiments/e/measured.json: m: its sources changed 1 times since {}", &first[..10]);
+        assert!(said(&first, "[\"b\"]")[0].starts_with(&hint));
+        let head = git(&["rev-parse", "HEAD"]);
+        for (commit, sources) in
+            [(&*first, "[\"a\"]"), (&*head, "[\"b\"]"), (&*first, "[]"), ("0123", "[\"b\"]")]
+        {
+            assert_eq!(said(commit, sources), [""; 0], "{commit} {sources}");
+        }
+        std::fs::remove_dir_all(folder).unwrap();
+    }
     use crate::workspace::root;
 
     #[test]
@@ -40,7 +140,11 @@ mod tests {
             ("experiments/other/measured.json", "{\"entries\":[]}", 1),
             ("measured.json", "{\"entries\":[]}", 1),
         ] {
-            assert_eq!(check(&Tree::of(&[(path, text)])).len(), count, "{path}: {text}");
+            assert_eq!(
+                check(&Tree::of(&[(path, text), ("experiments/fig4/spec.toml", "")])).len(),
+                count,
+                "{path}: {text}"
+            );
         }
     }
 

@@ -95,6 +95,9 @@ pub fn run(options: &Options) -> Result<()> {
         violations.iter().for_each(|violation| say!("tidy {name}: {violation}"));
         count += violations.len();
     }
+    if checks.contains(&Check::Measured) {
+        measured::outdated(&tree, &root).iter().for_each(|hint| say!("tidy measured: {hint}"));
+    }
     if options.report {
         say!("{}", sizes::report(&tree));
     }

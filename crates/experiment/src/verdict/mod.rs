@@ -14,7 +14,7 @@ use self::rules::Finding;
 pub use self::rules::shaped_to;
 use self::series::{matches, needed_parts};
 use crate::paper::{Claim, Rule};
-use crate::point::Point;
+use crate::point::{Point, disturbed};
 
 /// What became of a claim.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +30,8 @@ pub enum Verdict {
     NeedsHardware(Vec<String>),
     /// Nothing could be judged: the run has no points for it.
     NeedsData,
+    /// It is measured, and nothing was aimed at.
+    Reported,
     /// No run of ours can judge it.
     Background,
 }
@@ -42,6 +44,7 @@ impl fmt::Display for Verdict {
             Verdict::NotReproduced => f.write_str("not reproduced"),
             Verdict::NeedsHardware(parts) => write!(f, "needs hardware ({})", parts.join(", ")),
             Verdict::NeedsData => f.write_str("needs data"),
+            Verdict::Reported => f.write_str("reported"),
             Verdict::Background => f.write_str("background"),
         }
     }
@@ -66,6 +69,27 @@ pub struct Judged {
     /// What each of them has to fulfil; empty where nothing is judged.
     #[serde(default)]
     pub criterion: String,
+    /// Whether it is an aim of our own, no claim of a paper.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub aim: bool,
+    /// Whether programs of others took so much of the machine that the verdict may show them instead.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disturbed: bool,
+}
+
+impl Judged {
+    /// The verdict as it is printed: an aim is met or not, and one that was taken beside other programs says so.
+    pub fn said(&self) -> String {
+        let load = if self.disturbed { ", under load" } else { "" };
+        match (&self.verdict, self.aim) {
+            (Verdict::Reproduced, true) => format!("aim met{load}"),
+            (Verdict::NotReproduced | Verdict::InPart, true) => format!("aim not met{load}"),
+            (Verdict::Reproduced | Verdict::NotReproduced | Verdict::InPart, false) => {
+                format!("{}{load}", self.verdict)
+            }
+            (verdict, _) => verdict.to_string(),
+        }
+    }
 }
 
 /// Judges one claim by `points`.
@@ -96,6 +120,8 @@ pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
         label: Label::weakest(labels),
         evidence,
         criterion: rules::criterion(&claim.rule),
+        aim: false,
+        disturbed: disturbed(points).is_some(),
     }
 }
 
@@ -121,6 +147,14 @@ fn verdict(claim: &Claim, findings: &[Finding]) -> Verdict {
     needs.sort_unstable();
     needs.dedup();
     match (holding, failing) {
+        // A number without a bound was found, and that is all.
+        (0, 0)
+            if rules::asks_nothing(&claim.rule)
+                && needs.is_empty()
+                && !findings.iter().any(Finding::is_missing) =>
+        {
+            Verdict::Reported
+        }
         (0, 0) if !needs.is_empty() => Verdict::NeedsHardware(needs),
         (0, 0) => Verdict::NeedsData,
         (0, _) => Verdict::NotReproduced,

@@ -7,8 +7,12 @@ use measure::label::Part;
 use super::series::{each, each_of, named, pairs};
 use crate::paper::{Claim, Rule};
 use crate::point::Point;
-use crate::statistics::{by_payload, line, medians, rank_correlation};
+use crate::statistics::{by_x, line, median, medians, rank_correlation};
+use crate::table::number;
 use crate::wire_model::WireModel;
+
+/// How the evidence of a thing without points ends.
+const NO_POINTS: &str = ": no points to judge it by";
 
 /// One thing that a claim is about.
 pub struct Finding {
@@ -28,17 +32,27 @@ impl Finding {
         format!("{mark}{}", self.evidence)
     }
 
+    /// Whether there was nothing to look at.
+    pub fn is_missing(&self) -> bool {
+        self.holds.is_none() && (!self.needs.is_empty() || self.evidence.ends_with(NO_POINTS))
+    }
+
     pub fn judged(holds: bool, evidence: String) -> Finding {
         Finding { holds: Some(holds), evidence, needs: Vec::new() }
     }
 
     pub fn missing(what: &str, needs: Vec<String>) -> Finding {
         let evidence = match needs.is_empty() {
-            true => format!("{what}: no points to judge it by"),
+            true => format!("{what}{NO_POINTS}"),
             false => format!("{what}: needs hardware ({})", needs.join(", ")),
         };
         Finding { holds: None, evidence, needs }
     }
+}
+
+/// Whether a rule only reports.
+pub fn asks_nothing(rule: &Rule) -> bool {
+    matches!(rule, Rule::Bound { at_least: None, at_most: None, below: None, .. })
 }
 
 /// What a claim's rule finds in `points`, thing by thing.
@@ -57,6 +71,21 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
         Rule::Falls { field, at_least } => {
             each(claim, points, &|series| falls(points, series, field, *at_least))
         }
+        Rule::Bound { field, by, at_least, at_most, below } => each(claim, points, &|series| {
+            let found = match by {
+                None => own_values(points, series, field).into_values().collect(),
+                Some(by) => quotients(points, series, by, field),
+            };
+            let Some(value) = median(&found) else { return Finding::missing(series, Vec::new()) };
+            let keeps = [
+                at_least.map(|aim| value >= aim),
+                at_most.map(|aim| value <= aim),
+                below.map(|aim| value < aim),
+            ];
+            let by = by.as_ref().map_or_else(String::new, |by| format!(" / {by}"));
+            let holds = keeps.iter().flatten().copied().reduce(|one, other| one && other);
+            Finding { holds, evidence: format!("{series}{by}: {}", number(Some(value))), needs: Vec::new() }
+        }),
         Rule::Ratio { field, within } => {
             pairs(claim, points, &|[one, other]| ratio(points, one, other, field, *within))
         }
@@ -85,6 +114,16 @@ pub fn criterion(rule: &Rule) -> String {
         Rule::Flat { field, at_most } => {
             format!("holds when the largest {field} is at most {at_most} times the smallest")
         }
+        Rule::Bound { field, by, at_least, at_most, below } => {
+            let words = [("at least", at_least), ("at most", at_most), ("below", below)];
+            let words = words.iter().filter_map(|(word, bound)| Some(format!("{word} {}", (**bound)?)));
+            let words: Vec<String> = words.collect();
+            let what = by.as_ref().map_or_else(|| field.clone(), |by| format!("{field} ÷ that of {by}"));
+            match words.is_empty() {
+                true => String::new(),
+                false => format!("holds when {what} is {}", words.join(" and ")),
+            }
+        }
         Rule::Falls { field, at_least } => format!(
             "holds when {field} falls with the payload (rank correlation below -0.5), by {:.0} % at least",
             at_least * 100.0
@@ -100,7 +139,10 @@ pub fn criterion(rule: &Rule) -> String {
 }
 
 fn saturates(points: &[Point], series: &str, at_least: f64) -> Finding {
-    let line_gbps = points.iter().filter(|point| point.series == series).find_map(|point| point.link_gbps);
+    let line_gbps = points
+        .iter()
+        .filter(|point| point.series == series)
+        .find_map(|point| point.values.get("link_gbps").copied());
     let Some(line_gbps) = line_gbps else { return Finding::missing(series, vec![Part::Link.to_string()]) };
     let model = WireModel { line_gbps, ..WireModel::PAPER };
     let share = |(payload, gbps): (u64, f64)| (gbps / model.capacity_gbps(payload), payload);
@@ -127,9 +169,9 @@ fn fills(points: &[Point], series: &str, at_least: f64, [first, last]: [u64; 2],
     };
     let model = WireModel { line_gbps, immediate: false, ..WireModel::PAPER };
     // A poster that hands over lists alone is asked by these.
-    let list = own.iter().map(|point| point.list).min().unwrap_or(1);
+    let at = own.iter().map(|point| &point.at).min().cloned().unwrap_or_default();
     let medians = |field| -> BTreeMap<u64, f64> {
-        let spreads = by_payload(points, series, list, field).into_iter();
+        let spreads = by_x(&own, series, field, |point| point.at == at).into_iter();
         spreads.map(|(size, [median, ..])| (size, median)).collect()
     };
     let sizes: Vec<(u64, f64)> =
@@ -169,6 +211,19 @@ fn fills(points: &[Point], series: &str, at_least: f64, [first, last]: [u64; 2],
     Finding::judged(share >= at_least, evidence)
 }
 
+/// A number of a series by repetition and x.
+fn own_values(points: &[Point], series: &str, field: &str) -> BTreeMap<(u32, u64), f64> {
+    let own = points.iter().filter(|point| point.series == series && point.is_base());
+    own.filter_map(|point| Some(((point.repetition, point.x), *point.values.get(field)?))).collect()
+}
+
+/// Quotients within a repetition: both numbers share the machine's mood.
+fn quotients(points: &[Point], series: &str, by: &str, field: &str) -> Vec<f64> {
+    let below = own_values(points, by, field);
+    let of = own_values(points, series, field).into_iter();
+    of.filter_map(|(key, value)| Some(value / below.get(&key)?)).collect()
+}
+
 /// Medians of the throughput up to the first one that reaches `below` of the plateau.
 fn below_the_knee(points: &[Point], series: &str, below: f64) -> Vec<(f64, f64)> {
     let medians = medians(points, series, "wire_gbps");
@@ -187,8 +242,11 @@ fn linear(points: &[Point], series: &str, r_squared: f64, below: f64) -> Finding
 }
 
 fn equals(points: &[Point], series: &str, field: &str, value: f64) -> Finding {
-    let own: Vec<Option<f64>> =
-        points.iter().filter(|point| point.series == series).map(|point| point.field(field)).collect();
+    let own: Vec<Option<f64>> = points
+        .iter()
+        .filter(|point| point.series == series)
+        .map(|point| point.values.get(field).copied())
+        .collect();
     let known = own.iter().flatten().count();
     match own.iter().flatten().find(|found| **found != value) {
         Some(other) => Finding::judged(false, format!("{series}: {field} {other}")),

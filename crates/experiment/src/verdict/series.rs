@@ -14,7 +14,7 @@ pub fn matches(pattern: &str, series: &str) -> bool {
 /// Series of the points that a pattern names; the pattern itself when there is none, to be reported as missing. A series that hands
 /// over lists alone is not what the paper measured, and a pattern does not mean it beside one that posts one by one.
 pub fn expand(pattern: &str, points: &[Point]) -> Vec<String> {
-    let one_by_one: Vec<Point> = points.iter().filter(|point| point.list == 1).cloned().collect();
+    let one_by_one: Vec<Point> = points.iter().filter(|point| point.is_base()).cloned().collect();
     let asked = one_by_one.iter().any(|point| matches(pattern, &point.series));
     named(pattern, if asked { &one_by_one } else { points })
 }

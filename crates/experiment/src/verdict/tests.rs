@@ -11,24 +11,21 @@ fn published() -> Vec<Point> {
     let mut points = Vec::new();
     for curve in paper(4).series {
         for [payload, gbps, _, _] in curve.points {
-            points.push(Point { wire_gbps: gbps, post_ns: 0.0, ..example(&curve.ours, payload as u64) });
+            points.push(example(&curve.ours, payload as u64).with("wire_gbps", gbps).with("post_ns", 0.0));
         }
     }
     for curve in paper(5).series {
         for [payload, post_ns, _, _] in curve.points {
-            match points
-                .iter_mut()
-                .find(|point| point.series == curve.ours && point.payload_bytes == payload as u64)
-            {
-                Some(point) => point.post_ns = post_ns,
+            match points.iter_mut().find(|point| point.series == curve.ours && point.x == payload as u64) {
+                Some(point) => *point.value("post_ns") = post_ns,
                 // A size that figure 5 has alone lies on the plateau.
-                None => {
-                    points.push(Point { wire_gbps: 99.0, post_ns, ..example(&curve.ours, payload as u64) })
-                }
+                None => points.push(
+                    example(&curve.ours, payload as u64).with("wire_gbps", 99.0).with("post_ns", post_ns),
+                ),
             }
         }
     }
-    points.retain(|point| point.post_ns > 0.0);
+    points.retain(|point| point.values["post_ns"] > 0.0);
     points
 }
 
@@ -52,8 +49,8 @@ fn flipping_the_data_flips_the_verdict() {
     use Verdict::{InPart, NotReproduced, Reproduced};
     let all = published();
     // A falling CPU post time is what the paper's figure shows and its re-run does not.
-    let falling = change(&all, "cpu-*", |point| point.post_ns = 100.0 - point.payload_bytes as f64 / 4000.0);
-    let halved = |series: &'static str| change(&all, series, |point| point.wire_gbps /= 2.0);
+    let falling = change(&all, "cpu-*", |point| *point.value("post_ns") = 100.0 - point.x as f64 / 4000.0);
+    let halved = |series: &'static str| change(&all, series, |point| *point.value("wire_gbps") /= 2.0);
     let rows: Vec<(&str, &str, Vec<Point>, Verdict)> = vec![
         ("saturate-100g", "as published", all.clone(), Reproduced),
         ("saturate-100g", "one GPU at half the rate", halved("gpu-l40"), InPart),
@@ -65,55 +62,62 @@ fn flipping_the_data_flips_the_verdict() {
         (
             "gpu-scales-like-cpu",
             "growing as a square",
-            change(&all, "gpu-*", |p| p.wire_gbps = (p.payload_bytes as f64).powi(3)),
+            change(&all, "gpu-*", |p| *p.value("wire_gbps") = (p.x as f64).powi(3)),
             NotReproduced,
         ),
         ("own-equals-vanilla", "as published: not below the knee", all.clone(), InPart),
-        ("own-equals-vanilla", "equal", change(&all, "cpu-*", |p| p.wire_gbps = 50.0), Reproduced),
+        ("own-equals-vanilla", "equal", change(&all, "cpu-*", |p| *p.value("wire_gbps") = 50.0), Reproduced),
         (
             "own-equals-vanilla",
             "twice as fast",
-            change(&change(&all, "cpu-*", |p| p.wire_gbps = 50.0), "cpu-shim", |p| p.wire_gbps = 100.0),
+            change(&change(&all, "cpu-*", |p| *p.value("wire_gbps") = 50.0), "cpu-shim", |p| {
+                *p.value("wire_gbps") = 100.0
+            }),
             NotReproduced,
         ),
         ("single-thread", "one", all.clone(), Reproduced),
-        ("single-thread", "two on the CPU", change(&all, "cpu-*", |p| p.posting_threads = Some(2)), InPart),
-        ("single-thread", "two", change(&all, "*", |p| p.posting_threads = Some(2)), NotReproduced),
+        (
+            "single-thread",
+            "two on the CPU",
+            change(&all, "cpu-*", |p| *p.value("posting_threads") = 2.0),
+            InPart,
+        ),
+        ("single-thread", "two", change(&all, "*", |p| *p.value("posting_threads") = 2.0), NotReproduced),
         ("slope-by-clock", "as published: the A100 is no slower than the CPU's loop", all.clone(), InPart),
         (
             "slope-by-clock",
             "a fast CPU",
-            change(&all, "cpu-shim", |p| p.wire_gbps = (p.payload_bytes as f64 / 100.0).min(99.0)),
+            change(&all, "cpu-shim", |p| *p.value("wire_gbps") = (p.x as f64 / 100.0).min(99.0)),
             Reproduced,
         ),
         (
             "slope-by-clock",
             "all reversed",
             change(
-                &change(&all, "gpu-l40", |p| p.wire_gbps = (p.payload_bytes as f64 / 300.0).min(99.0)),
+                &change(&all, "gpu-l40", |p| *p.value("wire_gbps") = (p.x as f64 / 300.0).min(99.0)),
                 "cpu-shim",
-                |p| p.wire_gbps = (p.payload_bytes as f64 / 900.0).min(99.0),
+                |p| *p.value("wire_gbps") = (p.x as f64 / 900.0).min(99.0),
             ),
             NotReproduced,
         ),
         ("post-constant", "as published: one outlier", all.clone(), InPart),
-        ("post-constant", "constant", change(&all, "*", |p| p.post_ns = 80.0), Reproduced),
+        ("post-constant", "constant", change(&all, "*", |p| *p.value("post_ns") = 80.0), Reproduced),
+        ("post-constant", "growing", change(&all, "*", |p| *p.value("post_ns") = p.x as f64), NotReproduced),
+        ("post-gpu-slower", "as published", all.clone(), Reproduced),
+        ("post-gpu-slower", "a fast L40", change(&all, "gpu-l40", |p| *p.value("post_ns") = 10.0), InPart),
         (
-            "post-constant",
-            "growing",
-            change(&all, "*", |p| p.post_ns = p.payload_bytes as f64),
+            "post-gpu-slower",
+            "fast GPUs",
+            change(&all, "gpu-*", |p| *p.value("post_ns") = 10.0),
             NotReproduced,
         ),
-        ("post-gpu-slower", "as published", all.clone(), Reproduced),
-        ("post-gpu-slower", "a fast L40", change(&all, "gpu-l40", |p| p.post_ns = 10.0), InPart),
-        ("post-gpu-slower", "fast GPUs", change(&all, "gpu-*", |p| p.post_ns = 10.0), NotReproduced),
         ("cpu-post-decreases", "as the re-run", all.clone(), NotReproduced),
         ("cpu-post-decreases", "falling", falling, Reproduced),
         ("post-constant-api", "as published", all.clone(), Reproduced),
         (
             "post-constant-api",
             "growing",
-            change(&all, "cpu-ibverbs", |p| p.post_ns = p.payload_bytes as f64),
+            change(&all, "cpu-ibverbs", |p| *p.value("post_ns") = p.x as f64),
             NotReproduced,
         ),
         ("clock-l40", "anything", all.clone(), Verdict::Background),
@@ -134,7 +138,7 @@ fn a_verdict_on_points_that_are_not_whole_says_so() {
     let judged =
         |id: &str, points: &[Point]| judge(claims.iter().find(|claim| claim.id == id).unwrap(), points);
     let all = published();
-    let broken = change(&all, "cpu-ibverbs", |p| p.completed = 9);
+    let broken = change(&all, "cpu-ibverbs", |p| p.missing = Some("1 without completion".into()));
     let count = broken.iter().filter(|point| !point.is_whole()).count();
     let evidence = &judged("post-constant-api", &broken).evidence;
     assert!(
@@ -144,7 +148,7 @@ fn a_verdict_on_points_that_are_not_whole_says_so() {
     for (id, points) in [
         ("post-constant-api", &all),
         // About nobody but GPUs.
-        ("gpu-scales-like-cpu", &change(&all, "nobody", |p| p.completed = 9)),
+        ("gpu-scales-like-cpu", &change(&all, "nobody", |p| p.missing = Some("1 without completion".into()))),
         ("clock-l40", &broken),
     ] {
         assert!(!judged(id, points).evidence.iter().any(|line| line.contains("not whole")), "{id}");
@@ -182,8 +186,8 @@ fn what_needs_hardware_says_which() {
 fn posts_of_a_gpu_are_judged_on_an_emulated_nic_and_lists_are_not_asked() {
     use Verdict::{InPart, NotReproduced, Reproduced};
     let series = [("cpu-ibverbs", 30.0, 1), ("cpu-shim", 20.0, 1), ("gpu-original", 2600.0, 1)];
-    let of = |(series, post_ns, list): (&str, f64, u32)| {
-        let point = move |payload| Point { post_ns, list, ..example(series, payload) };
+    let of = |(series, post_ns, list): (&str, f64, u64)| {
+        let point = move |payload| example(series, payload).with("post_ns", post_ns).lists(list);
         [64, 4096, 20_000].map(point)
     };
     let points: Vec<Point> =
@@ -192,7 +196,7 @@ fn posts_of_a_gpu_are_judged_on_an_emulated_nic_and_lists_are_not_asked() {
         point.provenance.nic = Label::Emulated;
         point.provenance.link = Label::Emulated;
     });
-    let fast = |series| change(&emulated, series, |point| point.post_ns = 10.0);
+    let fast = |series| change(&emulated, series, |point| *point.value("post_ns") = 10.0);
     for (id, what, points, verdict) in [
         ("post-gpu-slower", "as measured", emulated.clone(), Reproduced),
         ("post-gpu-slower", "a fast thread", fast("gpu-thread"), InPart),
@@ -201,7 +205,7 @@ fn posts_of_a_gpu_are_judged_on_an_emulated_nic_and_lists_are_not_asked() {
         (
             "post-constant",
             "a thread that grows",
-            change(&emulated, "gpu-thread", |point| point.post_ns += point.payload_bytes as f64),
+            change(&emulated, "gpu-thread", |point| *point.value("post_ns") += point.x as f64),
             InPart,
         ),
         ("single-thread", "as measured", emulated.clone(), Reproduced),
@@ -220,11 +224,11 @@ fn posts_of_a_gpu_are_judged_on_an_emulated_nic_and_lists_are_not_asked() {
 fn a_shaped_link_is_full_when_every_poster_fills_it_at_every_large_size() {
     use Verdict::{InPart, NeedsData, NotReproduced, Reproduced};
     let spec = crate::spec::Spec::read(&root().join("experiments/fig4")).unwrap();
-    let [claim] = &spec.shaped[..] else { panic!("one claim about shaped links") };
+    let claim = spec.claims.iter().find(|claim| claim.id == "fills-shaped-link").unwrap();
     let sizes = [64, 65_536, 131_072, 262_144, 1_048_576, 2_097_152];
     // 99 of the 99.5 Gbit/s that frames of 4096 bytes carry; what is smaller or larger is not asked.
     let full = |payload| if (131_072..=1_048_576).contains(&payload) { 99.0 } else { 20.0 };
-    let of = |series| sizes.map(|payload| Point { wire_gbps: full(payload), ..example(series, payload) });
+    let of = |series| sizes.map(|payload| example(series, payload).with("wire_gbps", full(payload)));
     let unshaped: Vec<Point> = ["cpu-ibverbs", "cpu-shim", "gpu-thread"].into_iter().flat_map(of).collect();
     let shaped = change(&unshaped, "*", |point| {
         point.provenance.nic = Label::Emulated;
@@ -233,18 +237,18 @@ fn a_shaped_link_is_full_when_every_poster_fills_it_at_every_large_size() {
     });
     let at = |series: &'static str, size: u64, gbps: f64| {
         change(&shaped, series, |point| {
-            if point.payload_bytes == size {
-                point.wire_gbps = gbps;
+            if point.x == size {
+                *point.value("wire_gbps") = gbps;
             }
         })
     };
     let quarter = change(&shaped, "*", |point| {
         point.provenance.nic_options.insert("rate_gbps".into(), 25.5.into());
-        point.wire_gbps /= 4.0;
+        *point.value("wire_gbps") /= 4.0;
     });
     let with_a_warp = |points: &[Point]| -> Vec<Point> {
         let warp = points.iter().filter(|point| point.series == "gpu-thread").cloned();
-        let warp = warp.map(|point| Point { series: "gpu-warp".into(), list: 32, ..point });
+        let warp = warp.map(|point| Point { series: "gpu-warp".into(), ..point.lists(32) });
         shaped.iter().cloned().chain(warp).collect()
     };
     for (what, points, verdict) in [
@@ -277,13 +281,13 @@ fn a_shaped_link_is_full_when_every_poster_fills_it_at_every_large_size() {
 fn a_poster_is_asked_to_fill_a_shaped_link_where_its_posts_alone_could() {
     use Verdict::{InPart, NeedsData, NotReproduced, Reproduced};
     let spec = crate::spec::Spec::read(&root().join("experiments/fig4")).unwrap();
-    let [claim] = &spec.shaped[..] else { panic!("one claim about shaped links") };
+    let claim = spec.claims.iter().find(|claim| claim.id == "fills-shaped-link").unwrap();
     let model = WireModel { immediate: false, ..WireModel::PAPER };
     // One request every `post_ns`, as the original's style posts on an H200 in 9.6 µs. 15 µs are two thirds of a link at 128 KiB.
     let of = |series: &str, post_ns: f64, share: f64| -> Vec<Point> {
         let point = |payload| {
             let wire_gbps = model.throughput_gbps(payload, post_ns) * share;
-            let mut point = Point { post_ns, wire_gbps, ..example(series, payload) };
+            let mut point = example(series, payload).with("post_ns", post_ns).with("wire_gbps", wire_gbps);
             point.provenance.nic = Label::Emulated;
             point.provenance.link = Label::Emulated;
             point.provenance.nic_options.insert("rate_gbps".into(), 100.into());
@@ -293,7 +297,7 @@ fn a_poster_is_asked_to_fill_a_shaped_link_where_its_posts_alone_could() {
     };
     let fast = of("cpu-shim", 30.0, 0.99);
     let at = |mut points: Vec<Point>, size: u64, gbps: f64| {
-        points.iter_mut().filter(|point| point.payload_bytes == size).for_each(|p| p.wire_gbps = gbps);
+        points.iter_mut().filter(|point| point.x == size).for_each(|p| *p.value("wire_gbps") = gbps);
         points
     };
     let slow = of("gpu-original", 15_000.0, 0.99);
@@ -354,10 +358,10 @@ fn a_series_that_was_not_run_never_counts_as_holding() {
 fn points_that_say_nothing_of_a_claim_never_hold_it() {
     let all = published();
     // One payload size is level, and so is none.
-    let lone: Vec<Point> = all.iter().filter(|point| point.payload_bytes == 10_000).cloned().collect();
-    let silent = change(&all, "*", |point| point.posting_threads = None);
+    let lone: Vec<Point> = all.iter().filter(|point| point.x == 10_000).cloned().collect();
+    let silent = change(&all, "*", |point| point.values.retain(|name, _| name != "posting_threads"));
     // Lists alone, no posts one by one.
-    let lists = change(&all, "*", |point| point.list = 16);
+    let lists = change(&all, "*", |point| *point = point.clone().lists(16));
     for (id, what, points) in [
         ("post-constant-api", "one size", &lone),
         ("post-constant", "one size", &lone),
@@ -371,4 +375,96 @@ fn points_that_say_nothing_of_a_claim_never_hold_it() {
     }
     let one_says = [silent, all[..1].to_vec()].concat();
     assert_eq!(verdict_of("single-thread", &one_says), Verdict::InPart);
+}
+
+/// Points of two CPU series at two sizes, and a claim of one rule about them.
+fn judged(rule: &str, change: impl Fn(&mut Point)) -> Judged {
+    let text =
+        format!("id = \"i\"\ntext = \"t\"\nsource = \"s\"\nseries = [\"cpu-shim\", \"cpu-ibverbs\"]\n{rule}");
+    let points = ["cpu-shim", "cpu-ibverbs"].iter().flat_map(|series| [64, 4096].map(|x| example(series, x)));
+    let mut points: Vec<Point> = points.collect();
+    points.iter_mut().for_each(change);
+    judge(&toml::from_str(&text).unwrap(), &points)
+}
+
+#[test]
+fn a_bound_is_the_bound() {
+    let large = |point: &Point| point.x == 4096 && point.series == "cpu-shim";
+    let at = |value: f64| {
+        move |point: &mut Point| {
+            if large(point) {
+                *point.value("post_ns") = value
+            }
+        }
+    };
+    let flat = "rule = \"flat\"\nfield = \"post_ns\"\nat_most = 1.1\n";
+    let order = "rule = \"order\"\nfield = \"post_ns\"\n";
+    let ratio = "rule = \"ratio\"\nfield = \"post_ns\"\nwithin = [0.8, 1.2]\n";
+    let above = |value: f64| {
+        move |point: &mut Point| match (point.series.as_str(), point.x) {
+            ("cpu-shim", 4096) => *point.value("post_ns") = value,
+            ("cpu-shim", _) => *point.value("post_ns") = 150.0,
+            _ => {}
+        }
+    };
+    use Verdict::{InPart, NotReproduced, Reproduced};
+    for (what, verdict, wanted) in [
+        ("flat, at its bound", judged(flat, at(110.0)).verdict, Reproduced),
+        ("flat, a hundredth beyond", judged(flat, at(111.0)).verdict, InPart),
+        ("order, larger at both sizes", judged(order, above(101.0)).verdict, Reproduced),
+        ("order, larger at one of two sizes", judged(order, above(99.0)).verdict, NotReproduced),
+        ("ratio, at its lower bound", judged(ratio, at(80.0)).verdict, Reproduced),
+        ("ratio, below it at one size", judged(ratio, at(79.0)).verdict, InPart),
+        ("ratio, above the upper bound at one size", judged(ratio, at(121.0)).verdict, InPart),
+    ] {
+        assert_eq!(verdict, wanted, "{what}");
+    }
+}
+
+#[test]
+fn a_number_is_held_to_its_bounds_and_a_quotient_to_its_repetition() {
+    use Verdict::{NeedsData, NotReproduced, Reported, Reproduced};
+    let of = |values: [f64; 3], series: &str| {
+        let point =
+            |(repetition, value): (u32, f64)| Point { repetition, ..example(series, 0).with("value", value) };
+        (0..).zip(values).map(point).collect::<Vec<_>>()
+    };
+    // The machine halves its speed in the second repetition: the quotient does not notice.
+    let points = [of([9.0, 4.5, 9.0], "write"), of([10.0, 5.0, 10.0], "copy")].concat();
+    for (rule, verdict) in [
+        ("by = \"copy\"\nat_least = 0.9", Reproduced),
+        ("by = \"copy\"\nat_least = 0.91", NotReproduced),
+        ("by = \"copy\"\nat_most = 0.9", Reproduced),
+        ("by = \"copy\"\nbelow = 0.9", NotReproduced),
+        ("at_least = 9.0", Reproduced),
+        ("at_least = 8.0\nbelow = 9.0", NotReproduced),
+        ("by = \"copy\"", Reported),
+        ("by = \"nothing\"\nat_least = 0.1", NeedsData),
+        ("by = \"nothing\"", NeedsData),
+    ] {
+        let text = format!(
+            "id = \"i\"\ntext = \"t\"\nsource = \"s\"\nseries = [\"write\"]\nrule = \"bound\"\nfield = \"value\"\n{rule}"
+        );
+        let judged = judge(&toml::from_str(&text).unwrap(), &points);
+        assert_eq!(judged.verdict, verdict, "{rule}: {judged:?}");
+    }
+}
+
+#[test]
+fn an_aim_that_does_not_hold_everywhere_is_not_met_and_load_is_said() {
+    let flat = "rule = \"flat\"\nfield = \"post_ns\"\nat_most = 1.1\n";
+    let slow = |point: &mut Point| *point.value("post_ns") *= point.x as f64;
+    for (disturbed, aim, said) in [
+        (None, false, "not reproduced"),
+        (Some(1.0), false, "not reproduced, under load"),
+        (None, true, "aim not met"),
+        (Some(1.0), true, "aim not met, under load"),
+    ] {
+        let judged = judged(flat, |point| {
+            slow(point);
+            point.others = disturbed;
+        });
+        assert_eq!(Judged { aim, ..judged }.said(), said);
+    }
+    assert_eq!(Judged { aim: true, ..judged(flat, |_| ()) }.said(), "aim met");
 }

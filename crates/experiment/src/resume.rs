@@ -1,19 +1,33 @@
 //! What an earlier run left in `--out`: kept by `--resume`, else moved aside; and which of its points are measured again.
 //!
-//! Nothing that was measured is deleted. Of a point with two lines in `results.jsonl` the newer one counts, and it is said.
+//! Nothing that was measured is deleted. Of a point with two lines in `results.jsonl` the newer one counts, and both are shown.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use measure::{Label, Provenance, json_lines};
+use measure::{Provenance, json_lines};
 
-use super::{Options, PLOTS, nic, quoted, session};
+use crate::Experiment;
+use crate::point::{Key, Point};
 use crate::refused::refused;
-use crate::workspace;
-use experiment::Point;
-use experiment::spec::{Grid, Spec};
+use crate::spec::{Grid, Spec};
+
+/// How a run is asked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Which of the grids.
+    pub extent: crate::spec::Extent,
+    /// Keep the whole points of an earlier run.
+    pub resume: bool,
+    /// Update the committed `measured.json`.
+    pub record: bool,
+    /// Where results go.
+    pub out: PathBuf,
+    /// The command that goes on with this run, once it was cut.
+    pub again: String,
+}
 
 /// Points of an earlier run that count, and what is to be said of it.
 #[derive(Debug, Default)]
@@ -21,14 +35,57 @@ pub struct Earlier {
     /// The newest line of each point that need not be measured again.
     pub points: Vec<Point>,
     /// Lines of `results.jsonl` that count no more, since their points were not whole.
-    pub replaced: usize,
+    pub replaced: Vec<Point>,
     /// Lines to print.
     pub said: Vec<String>,
 }
 
-/// What a user can mend in `--out`, before minutes of building: a file in its place, another figure's results, points that were
-/// measured otherwise than this run would, as far as that is known without the programs.
-pub fn check(out: &Path, spec: &Spec, options: &Options) -> Result<()> {
+/// Settings that the program of a point is told.
+pub type Asked<'a> = &'a dyn Fn(&Key) -> BTreeMap<String, u64>;
+
+/// A folder of results that this process alone writes; the lock ends with the process, however it ends.
+#[derive(Debug)]
+pub struct Locked(#[allow(dead_code, reason = "held open, as the lock is")] File);
+
+/// Makes `out` and locks it. Error: refused while another run writes there.
+pub fn lock(out: &Path) -> Result<Locked> {
+    let wrong = |error: std::io::Error| refused(format!("--out {}: {error}", out.display()));
+    fs::create_dir_all(out.join("logs")).map_err(wrong)?;
+    let path = out.join("logs/lock");
+    let file = File::options().create(true).truncate(false).write(true).open(path).map_err(wrong)?;
+    match file.try_lock() {
+        Ok(()) => Ok(Locked(file)),
+        Err(fs::TryLockError::WouldBlock) => {
+            let out = out.display();
+            Err(refused(format!(
+                "--out {out}: another run writes there; wait for its end, or give another --out"
+            )))
+        }
+        Err(fs::TryLockError::Error(error)) => Err(wrong(error)),
+    }
+}
+
+/// Points of a results file. Error: refused with what can be done about a damaged line.
+fn points(file: &Path) -> Result<json_lines::Records<Point>> {
+    json_lines::read::<Point>(file).map_err(|error| {
+        let error = format!("{:#}", anyhow::Error::from(error));
+        refused(format!(
+            "--resume: {error}; remove that line to measure its point again, or leave --resume out: the file is then kept under \
+             another name"
+        ))
+    })
+}
+
+/// What a user can mend in `--out`, before minutes of building: a file in its place, another experiment's results, points that were
+/// measured otherwise than this run would, as far as that is known without the programs. `known`: provenance of this run, where it
+/// is not known as in the earlier one's.
+pub fn check(
+    spec: &Spec,
+    options: &Options,
+    known: &dyn Fn(&Provenance) -> Provenance,
+    asked: Asked<'_>,
+) -> Result<()> {
+    let out = &options.out;
     let there = out.ancestors().find(|folder| folder.exists());
     match there.filter(|folder| !folder.is_dir()) {
         Some(file) if file == out => {
@@ -44,58 +101,40 @@ pub fn check(out: &Path, spec: &Spec, options: &Options) -> Result<()> {
         return Ok(());
     }
     let file = out.join("results.jsonl");
-    let points = json_lines::read::<Point>(&file)?.records;
-    let ours = Provenance::of(workspace::revision(), &[]);
-    let grid = spec.grid(options.extent());
-    for point in &points {
-        of_this_figure(point, out, spec.figure)?;
-        like(point, &known(&ours, &point.provenance, spec, options), spec, &grid, &file)?;
+    let grid = spec.grid(options.extent);
+    for point in &points(&file)?.records {
+        of_this_experiment(point, out, &spec.name)?;
+        like(point, &known(&point.provenance), &grid, &file, asked)?;
     }
     Ok(())
 }
 
-/// Provenance of this run as far as it is known before the programs are built; the rest as in `old`.
-fn known(ours: &Provenance, old: &Provenance, spec: &Spec, options: &Options) -> Provenance {
-    let mut known = old.clone();
-    known.revision = ours.revision.clone();
-    known.machine = ours.machine.clone();
-    for name in ["kernel", "rustc"] {
-        known.versions.extend(ours.versions.get(name).map(|version| (name.to_owned(), version.clone())));
-    }
-    match &options.nic {
-        None => (known.nic, known.nic_options) = (Label::Emulated, nic::options(&spec.nic)),
-        Some(device) => (known.nic, known.device) = (Label::Hardware, device.clone()),
-    }
-    known
-}
-
-fn of_this_figure(point: &Point, out: &Path, figure: u32) -> Result<()> {
-    match point.figure.filter(|its| *its != figure) {
-        None => Ok(()),
-        Some(its) => Err(refused(format!(
-            "--resume: {} holds points of figure {its}, not of figure {figure}; give another --out, or go on with \
-             {} figure {its} --resume --out {}",
+fn of_this_experiment(point: &Point, out: &Path, name: &str) -> Result<()> {
+    match point.experiment == name {
+        true => Ok(()),
+        false => Err(refused(format!(
+            "--resume: {} holds points of {}, not of {name}; give another --out",
             out.display(),
-            workspace::us(),
-            quoted(&out.display().to_string())
+            point.experiment
         ))),
     }
 }
 
 /// Points of a cut run, when they are to be kept; otherwise all that it left is moved aside, never overwritten.
 pub fn earlier(
-    out: &Path,
+    experiment: &Experiment,
     options: &Options,
     provenance: &Provenance,
-    spec: &Spec,
     grid: &Grid,
+    asked: Asked<'_>,
 ) -> Result<Earlier> {
+    let (spec, out) = (&experiment.spec, &options.out);
     if !options.resume {
-        return Ok(Earlier { said: move_aside(out)?.into_iter().collect(), ..Earlier::default() });
+        return Ok(Earlier { said: move_aside(out, spec)?.into_iter().collect(), ..Earlier::default() });
     }
     let file = out.join("results.jsonl");
     let mut said = Vec::new();
-    let records = json_lines::read::<Point>(&file)?;
+    let records = points(&file)?;
     if records.torn_bytes > 0 {
         said.push(format!(
             "the last line was cut after {} bytes; its point is measured again",
@@ -107,11 +146,11 @@ pub fn earlier(
         said.push(format!("--resume: {} {what}: this is a fresh run", file.display()));
     }
     for point in &records.records {
-        of_this_figure(point, out, spec.figure)?;
+        of_this_experiment(point, out, &spec.name)?;
         if options.record && point.provenance.revision.dirty {
             return Err(refused(format!("--record: {} was measured on a tree with changes", file.display())));
         }
-        like(point, provenance, spec, grid, &file)?;
+        like(point, provenance, grid, &file, asked)?;
     }
     if provenance.revision.dirty && !records.records.is_empty() {
         said.push(format!(
@@ -119,9 +158,8 @@ pub fn earlier(
             file.display()
         ));
     }
-    let lines = records.records.len();
-    let (points, again): (Vec<Point>, Vec<Point>) =
-        newest(records.records).into_iter().partition(Point::is_whole);
+    let (newest, mut replaced) = newest(records.records);
+    let (points, again): (Vec<Point>, Vec<Point>) = newest.into_iter().partition(Point::is_whole);
     if !again.is_empty() {
         said.push(format!(
             "{} of {} points were not whole and are measured again; their old lines stay in {}, the newer line of a \
@@ -131,28 +169,29 @@ pub fn earlier(
             file.display()
         ));
     }
-    Ok(Earlier { replaced: lines - points.len(), points, said })
+    replaced.extend(again);
+    Ok(Earlier { replaced, points, said })
 }
 
-/// The last line of each point, in the order of the first ones.
-pub fn newest(points: Vec<Point>) -> Vec<Point> {
+/// The last line of each point, in the order of the first ones; and the lines that they took the places of.
+pub fn newest(points: Vec<Point>) -> (Vec<Point>, Vec<Point>) {
     let mut places = BTreeMap::new();
-    let mut kept: Vec<Point> = Vec::new();
+    let (mut kept, mut older): (Vec<Point>, Vec<Point>) = (Vec::new(), Vec::new());
     for point in points {
         match places.get(&point.key()) {
-            Some(at) => kept[*at] = point,
+            Some(at) => older.push(std::mem::replace(&mut kept[*at], point)),
             None => {
                 places.insert(point.key(), kept.len());
                 kept.push(point);
             }
         }
     }
-    kept
+    (kept, older)
 }
 
 /// Renames points, plots and summary of an earlier run, all with the same number; what was moved, as a line to print.
-fn move_aside(out: &Path) -> Result<Option<String>> {
-    let plots = PLOTS.iter().flat_map(|plot| [(*plot, "svg"), (*plot, "png")]);
+fn move_aside(out: &Path, spec: &Spec) -> Result<Option<String>> {
+    let plots = spec.plots.iter().flat_map(|plot| [(plot.name.as_str(), "svg"), (plot.name.as_str(), "png")]);
     let left: Vec<(&str, &str)> = [("results", "jsonl"), ("summary", "json")]
         .into_iter()
         .chain(plots)
@@ -219,27 +258,21 @@ fn of_keys<V: ToString>(
 }
 
 /// Refuses a point of an earlier run that is none of this one; everything that provenance says must be the same, and what the
-/// sender is told of time, window and burst.
-fn like(point: &Point, provenance: &Provenance, spec: &Spec, grid: &Grid, file: &Path) -> Result<()> {
+/// program is told of time and settings.
+fn like(point: &Point, provenance: &Provenance, grid: &Grid, file: &Path, asked: Asked<'_>) -> Result<()> {
     let key = point.key();
-    let (series, payload, list, repetition) = &key;
-    let said = |value: Option<u32>| value.map_or("not said".to_owned(), |value| value.to_string());
-    let told = session::in_flight_told(spec, series, *payload, *list);
-    let in_flight = |what: &str, told: Option<u32>, was: Option<u32>| {
-        // What nobody asks for the generator chooses by size and revision.
-        Difference::of(format!("{what} of {series} at {payload} B"), said(was), said(Some(told?)))
+    let told = |(name, told): (String, u64)| {
+        let was = point.settings.get(&name).map_or("not said".to_owned(), u64::to_string);
+        Difference::of(format!("{name} of {} at {} B", key.series, key.x), was, told)
     };
     let different = differs(&point.provenance, provenance)
         .or_else(|| Difference::of("time a point in seconds", point.seconds, grid.seconds))
-        .or_else(|| in_flight("window", told.0, point.window))
-        .or_else(|| in_flight("burst", told.1, point.batch));
+        .or_else(|| asked(&key).into_iter().find_map(told));
     let why = match different {
         Some(Difference { what, old, new }) => {
             format!("was measured with another {what}: `{old}` there, `{new}` in this run")
         }
-        None if !grid.keys().contains(&key) => format!(
-            "has a point that this run does not measure: {series} at {payload} B, repetition {repetition}"
-        ),
+        None if !grid.keys().contains(&key) => format!("has a point that this run does not measure: {key}"),
         None => return Ok(()),
     };
     let file = file.display();

@@ -1,0 +1,124 @@
+//! One experiment: its spec, and the papers that its points are held against.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::figures::ran_with;
+use crate::paper::{Claim, Rule};
+use crate::refused::refused;
+use crate::verdict::{Judged, judge, shaped_to};
+use crate::{Paper, Point, Spec};
+
+/// A folder of `experiments`.
+#[derive(Debug)]
+pub struct Experiment {
+    /// What is swept.
+    pub spec: Spec,
+    /// Where it lies.
+    pub folder: PathBuf,
+    /// Papers whose claims it judges, or whose curves stand in its plots.
+    pub papers: Vec<Paper>,
+}
+
+impl Experiment {
+    /// Reads the one of this name. Error: refused with the names that there are.
+    pub fn read(experiments: &Path, name: &str) -> Result<Experiment> {
+        let folder = experiments.join(name);
+        if !folder.join("spec.toml").is_file() {
+            let there = names(experiments).join(", ");
+            return Err(refused(format!("no experiment `{name}`; there are: {there}")));
+        }
+        let spec = Spec::read(&folder)?;
+        let beside = spec.plots.iter().flat_map(|plot| &plot.beside);
+        let mut wanted: Vec<&String> = spec.judges.iter().map(|judges| &judges.paper).chain(beside).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let papers: Vec<Paper> =
+            wanted.into_iter().map(|name| Paper::read(&experiments.join(name))).collect::<Result<_>>()?;
+        for claim in papers.iter().flat_map(|paper| &paper.claim) {
+            if let Some(field) = claim.rule.field().filter(|field| !spec.knows(field)) {
+                let values = spec.values.join(", ");
+                anyhow::bail!("claim `{}`: {name} has no number `{field}`; it has {values}", claim.id);
+            }
+        }
+        Ok(Experiment { spec, folder, papers })
+    }
+
+    /// The paper of this name.
+    pub fn paper(&self, name: &str) -> Result<&Paper> {
+        self.papers.iter().find(|paper| paper.name == name).with_context(|| format!("no paper `{name}`"))
+    }
+
+    /// Every claim of the papers that it judges, then its own aims.
+    pub fn judge(&self, points: &[Point]) -> Vec<Judged> {
+        let mut judged = Vec::new();
+        for judges in &self.spec.judges {
+            let points: Vec<Point> =
+                points.iter().filter(|point| ran_with(point, &judges.settings)).cloned().collect();
+            let claims = self.papers.iter().filter(|paper| paper.name == judges.paper);
+            judged.extend(claims.flat_map(|paper| &paper.claim).map(|claim| judge(claim, &points)));
+        }
+        // Of a link that nobody shaped there is nothing to say.
+        let asked = |claim: &&Claim| !matches!(claim.rule, Rule::Fills { .. }) || shaped_to(points).is_some();
+        let aims = self.spec.claims.iter().filter(asked);
+        judged.extend(aims.map(|claim| Judged { aim: true, ..judge(claim, points) }));
+        judged
+    }
+}
+
+/// Every experiment with a spec.
+pub fn names(experiments: &Path) -> Vec<String> {
+    let folders = std::fs::read_dir(experiments).into_iter().flatten().flatten();
+    let specs = folders.filter(|folder| folder.path().join("spec.toml").is_file());
+    let mut names: Vec<String> =
+        specs.map(|folder| folder.file_name().to_string_lossy().into_owned()).collect();
+    names.sort_unstable();
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::point::example;
+    use crate::root;
+
+    #[test]
+    fn every_committed_experiment_is_read_with_its_papers() {
+        let folder = root().join("experiments");
+        let names = names(&folder);
+        assert!(names.len() >= 2, "{names:?}");
+        for name in &names {
+            Experiment::read(&folder, name).unwrap();
+        }
+        let error = Experiment::read(&folder, "fig99").unwrap_err();
+        assert!(
+            error.is::<crate::refused::Refused>() && error.to_string().contains("fig4, fig5"),
+            "{error:#}"
+        );
+    }
+
+    #[test]
+    fn claims_about_posts_look_at_whole_bursts_and_a_shaped_link_is_asked_where_there_is_one() {
+        let experiment = Experiment::read(&root().join("experiments"), "fig4").unwrap();
+        let with = |x, batch, post_ns| {
+            let mut point = example("cpu-ibverbs", x).with("post_ns", post_ns);
+            point.settings.insert("batch".into(), batch);
+            point
+        };
+        let mut points =
+            vec![with(64, 32, 100.0), with(4096, 32, 101.0), with(40_000, 4, 300.0), with(1 << 20, 1, 900.0)];
+        let said = |points: &[Point]| -> Vec<(String, String)> {
+            experiment.judge(points).into_iter().map(|one| (one.id.clone(), one.said())).collect()
+        };
+        let unshaped = said(&points);
+        let constant = ("post-constant-api".to_owned(), "reproduced".to_owned());
+        assert!(unshaped.contains(&constant), "{unshaped:?}");
+        assert!(unshaped.iter().all(|(id, _)| !id.starts_with("fills")));
+        for point in &mut points {
+            point.provenance.nic_options.insert("rate_gbps".into(), 100.into());
+        }
+        let aims = said(&points).into_iter().filter(|(id, _)| id.starts_with("fills"));
+        assert!(aims.clone().count() == 2 && aims.clone().all(|(_, said)| said == "aim not met"));
+    }
+}

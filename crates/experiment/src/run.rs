@@ -1,0 +1,403 @@
+//! A run: every point of the grid that is not there yet, each on disk before the next one starts; then table, plots, verdicts and,
+//! if asked for, the entry of `measured.json`. Nothing is filtered (INV-10).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use measure::{JsonLines, Label, Provenance};
+use serde::Serialize;
+
+use crate::modelled::Modelled;
+use crate::point::{self, Key, Point, crowded, disturbed, label_of, provenance_of};
+use crate::record::Entry;
+use crate::resume::{self, Earlier, Options};
+use crate::spec::Grid;
+use crate::verdict::Judged;
+use crate::{Experiment, figures, measured, png, table};
+
+/// Pixels of a PNG per unit of its SVG: fit for print at a column's width.
+const PNG_SCALE: f32 = 3.0;
+
+/// What measures a point: the one thing that an experiment adds to its folder.
+pub trait Bench {
+    /// Settings that the program of a point is told.
+    fn asked(&self, key: &Key) -> BTreeMap<String, u64>;
+    /// Measures one point, and waits for all that it started.
+    fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point>;
+}
+
+/// What a run adds to its points.
+#[derive(Default)]
+pub struct Extra {
+    /// Compared within one run, by name.
+    pub ratios: serde_json::Value,
+    /// The same as lines to print.
+    pub lines: Vec<String>,
+    /// Lines of a link that carries posts which were measured without a NIC.
+    pub modelled: Vec<Modelled>,
+}
+
+/// What `summary.json` holds.
+#[derive(Serialize)]
+struct Summary<'a> {
+    experiment: &'a str,
+    title: &'a str,
+    extent: &'a str,
+    label: Label,
+    provenance: &'a Provenance,
+    timers: [measure::Timer; 2],
+    rows: &'a [table::Row],
+    verdicts: &'a [Judged],
+    ratios: &'a serde_json::Value,
+    #[serde(skip_serializing_if = "<[Modelled]>::is_empty")]
+    modelled: &'a [Modelled],
+    /// Lines of `results.jsonl` that count no more: their points were not whole and were measured again.
+    #[serde(skip_serializing_if = "<[Point]>::is_empty")]
+    replaced: &'a [Point],
+}
+
+/// Measures what is missing of `grid`. `progress`: how many points are there, and which is measured next.
+pub fn measure(
+    experiment: &Experiment,
+    options: &Options,
+    provenance: &Provenance,
+    grid: &Grid,
+    bench: &mut dyn Bench,
+    progress: &mut dyn FnMut(u64, &str),
+) -> Result<Earlier> {
+    let mut earlier = resume::earlier(experiment, options, provenance, grid, &|key| bench.asked(key))?;
+    earlier.said.iter().for_each(|line| say!("{line}"));
+    let file = options.out.join("results.jsonl");
+    let again = || format!("make room or mend it, then go on with: {}", options.again);
+    let mut lines = JsonLines::append_to(&file).with_context(again)?;
+    let done: BTreeSet<Key> = earlier.points.iter().map(Point::key).collect();
+    let since = Instant::now();
+    for key in grid.keys().iter().filter(|key| !done.contains(key)) {
+        let count = earlier.points.len();
+        progress(count as u64, &key.to_string());
+        let others = Others::watch();
+        let measured = bench.measure(key, grid.seconds);
+        let mut point =
+            measured.with_context(|| format!("{key} ({count} points are in {})", file.display()))?;
+        point.others = others.and_then(|others| others.cores());
+        lines.push(&point).with_context(again)?;
+        earlier.points.push(point);
+    }
+    say!("{} points in {:.0} s", earlier.points.len(), since.elapsed().as_secs_f64());
+    Ok(earlier)
+}
+
+/// Writes `summary.json` and the plots, prints table and verdicts, records.
+/// Errors: points that are not whole, after all of that.
+pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, extra: &Extra) -> Result<()> {
+    let (spec, out, points) = (&experiment.spec, &options.out, &earlier.points);
+    let rows = table::rows(points);
+    let verdicts = experiment.judge(points);
+    let extent = options.extent.name();
+    let (label, provenance) = (label_of(points), provenance_of(points).context("the grid is empty")?);
+    let mut unmeasured: Vec<String> = spec.grid(options.extent).series;
+    unmeasured.retain(|series| !rows.iter().any(|row| row.series == *series));
+    let summary = Summary {
+        experiment: &spec.name,
+        title: &spec.title,
+        extent,
+        label,
+        provenance: &provenance,
+        timers: [measure::timer::POST, measure::timer::TRANSFER],
+        rows: &rows,
+        verdicts: &verdicts,
+        ratios: &extra.ratios,
+        modelled: &extra.modelled,
+        replaced: &earlier.replaced,
+    };
+    let again = || format!("make room or mend it, then draw again with: {}", options.again);
+    let text = serde_json::to_string_pretty(&summary)? + "\n";
+    write_whole(&out.join("summary.json"), text.as_bytes()).with_context(again)?;
+    for plot in &spec.plots {
+        let svg = figures::plot(experiment, plot, points, &extra.modelled, &unmeasured)?;
+        let path = |kind: &str| out.join(format!("{}.{kind}", plot.name));
+        write_whole(&path("png"), &png(&svg, PNG_SCALE)?).with_context(again)?;
+        write_whole(&path("svg"), svg.as_bytes()).with_context(again)?;
+    }
+    say!("\n{}", table::table(spec, &rows));
+    unmeasured.iter().for_each(|series| say!("{}", table::not_measured(series)));
+    table::replaced(spec, &earlier.replaced, points).iter().for_each(|line| say!("{line}"));
+    disturbed(points).into_iter().chain(crowded(points)).for_each(|line| say!("{line}"));
+    say!();
+    extra.lines.iter().for_each(|line| say!("{line}"));
+    extra.modelled.iter().for_each(|line| say!("{}", line.text()));
+    say!("{}\n", table::verdicts(&verdicts));
+    say!("{}", point::standing(label, &provenance));
+    for plot in &spec.plots {
+        say!("plot: {}", out.join(format!("{}.png", plot.name)).display());
+    }
+    say!("results in {}", out.display());
+    if let Some(why) = not_whole(points, &options.again) {
+        bail!("{why}");
+    }
+    if options.record {
+        let path = experiment.folder.join("measured.json");
+        let (machine, extent, ratios) = (provenance.machine.clone(), extent.to_owned(), extra.ratios.clone());
+        measured::record(&path, Entry { machine, label, extent, provenance, rows, verdicts, ratios })?;
+        say!("recorded in {}", path.display());
+    }
+    Ok(())
+}
+
+/// What is missing where points are not whole, on which machine, and how these points are measured again.
+fn not_whole(points: &[Point], again: &str) -> Option<String> {
+    let broken: Vec<&Point> = points.iter().filter(|point| !point.is_whole()).collect();
+    let first = broken.first()?;
+    let from = &first.provenance;
+    let load = from.load.map_or_else(String::new, |load| {
+        format!("; load in the minute before the run: {load:.1} on {} cores", from.cores)
+    });
+    Some(format!(
+        "{} of {} points are not whole, the first: {}{load}; nothing was recorded; measure these again with: {again}",
+        broken.len(),
+        points.len(),
+        first.what_is_missing()
+    ))
+}
+
+/// Writes a file under another name and renames it: it is there whole, or as it was before.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(format!(".{}", std::process::id()));
+    let written = fs::write(&beside, bytes).and_then(|()| fs::rename(&beside, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    written.with_context(|| format!("writing {}", path.display()))
+}
+
+/// Core time that programs of others take: all that was used less what this process and the children that it waited for used.
+struct Others {
+    since: Instant,
+    busy: f64,
+    ours: f64,
+}
+
+/// A clock tick of `/proc`, in seconds: USER_HZ is 100 on every Linux that runs here.
+const TICK: f64 = 0.01;
+
+impl Others {
+    fn watch() -> Option<Others> {
+        Some(Others {
+            since: Instant::now(),
+            busy: busy(&fs::read_to_string("/proc/stat").ok()?)?,
+            ours: ours()?,
+        })
+    }
+
+    /// Cores that they kept busy on average since then; never less than none, since ticks are coarse.
+    fn cores(self) -> Option<f64> {
+        let now = Others::watch()?;
+        let seconds = self.since.elapsed().as_secs_f64().max(TICK);
+        Some((((now.busy - self.busy) - (now.ours - self.ours)) / seconds).max(0.0))
+    }
+}
+
+/// Seconds that all cores were busy: user, nice, system, irq, softirq of the first line of `/proc/stat`.
+fn busy(stat: &str) -> Option<f64> {
+    let fields: Vec<f64> =
+        stat.lines().next()?.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
+    let [user, nice, system, _idle, _iowait, irq, softirq, ..] = fields[..] else { return None };
+    Some((user + nice + system + irq + softirq) * TICK)
+}
+
+/// Seconds of this process and of its children that ended.
+fn ours() -> Option<f64> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    let (_, fields) = stat.rsplit_once(')')?;
+    let fields: Vec<f64> =
+        fields.split_whitespace().skip(11).take(4).filter_map(|field| field.parse().ok()).collect();
+    (fields.len() == 4).then(|| fields.iter().sum::<f64>() * TICK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::point::example;
+    use crate::refused::Refused;
+    use crate::root;
+    use crate::spec::Extent;
+
+    /// Says numbers of its own; from the point of this number on it fails.
+    struct Fake {
+        calls: usize,
+        dies: usize,
+        label: fn(&Key) -> Label,
+    }
+
+    impl Bench for Fake {
+        fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
+            BTreeMap::new()
+        }
+
+        fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
+            self.calls += 1;
+            anyhow::ensure!(self.calls < self.dies, "its program died");
+            let (at, repetition) = (key.at.clone(), key.repetition);
+            let provenance = provenance();
+            let label = (self.label)(key);
+            Ok(Point { at, repetition, seconds, label, provenance, ..example(&key.series, key.x) })
+        }
+    }
+
+    fn provenance() -> Provenance {
+        example("cpu-shim", 64).provenance
+    }
+
+    fn small() -> (Experiment, Grid) {
+        let mut experiment = Experiment::read(&root().join("experiments"), "fig4").unwrap();
+        let grid = toml::toml! {
+            payload_bytes = [64, 4096]
+            repeat = 2
+            seconds = 0.01
+            series = ["cpu-ibverbs", "cpu-shim"]
+            list = [1]
+        };
+        experiment.spec.set_grid(grid.try_into().unwrap());
+        let grid = experiment.spec.grid(Extent::Normal);
+        (experiment, grid)
+    }
+
+    fn options(name: &str) -> Options {
+        let out = std::env::temp_dir().join(format!("experiment-run-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&out);
+        Options {
+            extent: Extent::Normal,
+            resume: false,
+            record: false,
+            out,
+            again: "figure 4 --resume".into(),
+        }
+    }
+
+    fn run(options: &Options, fake: &mut Fake) -> Result<Earlier> {
+        let (experiment, grid) = small();
+        let _locked = resume::lock(&options.out)?;
+        let earlier = measure(&experiment, options, &provenance(), &grid, fake, &mut |_, _| ())?;
+        report(&experiment, options, &earlier, &Extra::default())?;
+        Ok(earlier)
+    }
+
+    const HARDWARE: fn(&Key) -> Label = |_| Label::Hardware;
+
+    #[test]
+    fn a_run_that_dies_names_the_point_and_goes_on() {
+        let mut options = options("dies");
+        let mut fake = Fake { calls: 0, dies: 4, label: HARDWARE };
+        let error = format!("{:#}", run(&options, &mut fake).unwrap_err());
+        assert!(error.starts_with("cpu-shim at 4096 B, list 1, repetition 0 (3 points are in"), "{error}");
+        options.resume = true;
+        let mut fake = Fake { calls: 0, dies: 99, label: HARDWARE };
+        assert_eq!((run(&options, &mut fake).unwrap().points.len(), fake.calls), (8, 5));
+        fs::remove_dir_all(&options.out).unwrap();
+    }
+
+    #[test]
+    fn the_weakest_label_is_the_runs() {
+        let options = options("label");
+        let label = |key: &Key| if key.x == 64 { Label::Emulated } else { Label::Hardware };
+        run(&options, &mut Fake { calls: 0, dies: 99, label }).unwrap();
+        let summary = fs::read(options.out.join("summary.json")).unwrap();
+        let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
+        assert_eq!(summary["label"], "emulated");
+        let [weak, strong] =
+            [Label::Emulated, Label::Hardware].map(|label| Point { label, ..example("a", 1) });
+        let said = point::standing(label_of(&[strong, weak]), &provenance());
+        assert!(said.starts_with("label: emulated (nic: hardware, "), "{said}");
+        fs::remove_dir_all(&options.out).unwrap();
+    }
+
+    #[test]
+    fn two_runs_do_not_share_a_folder() {
+        let options = options("lock");
+        let first = resume::lock(&options.out).unwrap();
+        let error = run(&options, &mut Fake { calls: 0, dies: 99, label: HARDWARE }).unwrap_err();
+        assert!(error.is::<Refused>() && error.to_string().contains("another run writes there"), "{error:#}");
+        drop(first);
+        run(&options, &mut Fake { calls: 0, dies: 99, label: HARDWARE }).unwrap();
+        fs::remove_dir_all(&options.out).unwrap();
+    }
+
+    /// Says to the test below that its files may not grow.
+    const FULL: &str = "EXPERIMENT_TEST_FULL";
+
+    #[test]
+    fn a_file_that_cannot_grow_says_once_why_and_how_to_go_on() {
+        if std::env::var_os(FULL).is_some() {
+            let options = options("full");
+            let error = run(&options, &mut Fake { calls: 0, dies: 99, label: HARDWARE }).unwrap_err();
+            say!("{error:#}");
+            fs::remove_dir_all(&options.out).unwrap();
+            return;
+        }
+        // A file that may have a few hundred bytes is a disk without room.
+        let mut us = std::process::Command::new("sh");
+        us.args(["-c", r#"trap "" XFSZ; ulimit -f 1; exec "$0" "$@""#]).arg(std::env::current_exe().unwrap());
+        us.args([
+            "--exact",
+            "run::tests::a_file_that_cannot_grow_says_once_why_and_how_to_go_on",
+            "--nocapture",
+        ]);
+        let said = us.env(FULL, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&said.stdout).into_owned();
+        let error = said.lines().find(|line| line.contains("os error")).expect(&said);
+        assert!(
+            error.contains("go on with: figure 4 --resume") && error.contains("results.jsonl"),
+            "{error}"
+        );
+        assert_eq!(error.matches("os error").count(), 1, "{error}");
+    }
+
+    #[test]
+    fn a_damaged_line_comes_with_advice() {
+        let mut options = options("damaged");
+        run(&options, &mut Fake { calls: 0, dies: 99, label: HARDWARE }).unwrap();
+        let file = options.out.join("results.jsonl");
+        let text = fs::read_to_string(&file).unwrap().replacen("\"series\"", "\"serie\"", 1);
+        fs::write(&file, text).unwrap();
+        options.resume = true;
+        let error = run(&options, &mut Fake { calls: 0, dies: 99, label: HARDWARE }).unwrap_err();
+        let words = ["line 1", "remove that line", "leave --resume out"];
+        assert!(
+            error.is::<Refused>() && words.iter().all(|word| error.to_string().contains(word)),
+            "{error:#}"
+        );
+        fs::remove_dir_all(&options.out).unwrap();
+    }
+
+    #[test]
+    fn a_file_is_written_whole_or_left_as_it_was() {
+        let folder = std::env::temp_dir().join(format!("experiment-whole-{}", std::process::id()));
+        fs::create_dir_all(folder.join("taken")).unwrap();
+        write_whole(&folder.join("plot.png"), b"whole").unwrap();
+        assert!(write_whole(&folder.join("taken"), b"whole").is_err());
+        let mut names: Vec<_> =
+            fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["plot.png", "taken"]);
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn what_this_process_and_its_children_use_is_not_others() {
+        let spent = || {
+            let before = ours().unwrap();
+            let mut child = std::process::Command::new("sh");
+            let child = child.args(["-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"]).status();
+            assert!(child.unwrap().success());
+            ours().unwrap() - before
+        };
+        assert!(spent() > 0.0);
+        let line = "cpu  100 1 50 9999 5 2 3 7 0 0\ncpu0 1 1 1 1 1 1 1\n";
+        assert!((busy(line).unwrap() - 1.56).abs() < 1e-9);
+        assert_eq!((busy(""), busy("cpu 1 2")), (None, None));
+    }
+}
