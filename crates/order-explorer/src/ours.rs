@@ -2,7 +2,7 @@
 
 use crate::program::Machine::{Arm64, X86};
 use crate::program::Place::Host;
-use crate::program::{Cell, Fence, Machine, Op, Order, Place, Scenario, Scope, Value};
+use crate::program::{Cell, Fence, Instruction, Machine, Op, Order, Place, Scenario, Scope, Value};
 use crate::queue::{Cells, Ops, cells, named, store, thread, two_rings};
 
 pub const WQE_BEFORE_RECORD: &str = "db_order_wqe_before_record";
@@ -72,12 +72,12 @@ pub fn ours_warp(strict: bool) -> Scenario {
 /// `db_take_cqe` and `db_release` of a CQ with one entry, which the NIC fills twice.
 pub fn polls(machine: Machine, payload: Place) -> Scenario {
     let cell = |name: &str, place| Cell { name: name.to_owned(), place };
-    let (data, body, owner, record) = (0, 1, 2, 3);
+    let (data, body, tail, record) = (0, 1, 2, 3);
     let mut scenario = Scenario {
         cells: vec![
             cell("payload", payload),
             cell("the CQE", Host),
-            cell("owner byte", Host),
+            cell("its tail", Host),
             cell("consumer record", Host),
         ],
         ..Scenario::default()
@@ -85,29 +85,46 @@ pub fn polls(machine: Machine, payload: Place) -> Scenario {
     let nic = vec![
         store(data, Value::Is(1)).into(),
         store(body, Value::Is(1)).into(),
-        store(owner, Value::Is(1)).into(),
+        store(tail, Value::Is(1)).into(),
         Op::Await { cell: record, value: 1, order: Order::Plain }.into(),
         store(body, Value::Is(2)).into(),
-        store(owner, Value::Is(2)).into(),
+        store(tail, Value::Is(2)).into(),
     ];
-    let polled = |order| Op::Await { cell: owner, value: 1, order };
     let (acquire, release) = match machine {
         X86 => (Fence::Compiler, Fence::Compiler),
         Arm64 => (Fence::DmbOshld, Fence::DmbOsh),
-        _ => (Fence::Compiler, Fence::AcqRel(Scope::Sys)),
+        _ => (Fence::Acquire(Scope::Sys), Fence::AcqRel(Scope::Sys)),
     };
-    let acquired = if machine == Machine::Gpu {
-        vec![named(polled(Order::Acquire(Scope::Sys)), "acquire of db_load_owner")]
-    } else {
-        vec![polled(Order::Plain).into(), named(Op::Fence(acquire), "db_acquire_cqe")]
-    };
-    let used = vec![
+    let ops = vec![
+        awaits(tail),
+        named(Op::Fence(acquire), "db_acquire_cqe"),
         Op::Expect { cell: body, value: 1 }.into(),
         Op::Expect { cell: data, value: 1 }.into(),
         named(Op::Fence(release), "db_release_cqes"),
         store(record, Value::Is(1)).into(),
     ];
-    scenario.threads.push(thread("poller", machine, 0, [acquired, used].concat()));
+    scenario.threads.push(thread("poller", machine, 0, ops));
+    scenario.threads.push(thread("NIC", Machine::Nic, 1, nic));
+    scenario
+}
+
+/// A loop that loads a word until the NIC has written it.
+fn awaits(cell: usize) -> Instruction {
+    Op::Await { cell, value: 1, order: Order::Plain }.into()
+}
+
+/// `db_take_sends` of two CQEs: their tails side by side, one fence, then what either announces.
+pub fn looks() -> Scenario {
+    let names = ["payload", "the CQE", "its tail", "second payload", "the second CQE", "the second tail"];
+    let mut scenario = Scenario {
+        cells: names.map(|name| Cell { name: name.to_owned(), place: Host }).to_vec(),
+        ..Scenario::default()
+    };
+    let expects = |cell| Op::Expect { cell, value: 1 }.into();
+    let ops = [awaits(2), awaits(5), named(Op::Fence(Fence::Acquire(Scope::Sys)), "db_acquire_cqe")];
+    let ops = ops.into_iter().chain([0, 1, 3, 4].map(expects)).collect();
+    scenario.threads.push(thread("poller", Machine::Gpu, 0, ops));
+    let nic = (0..6).map(|cell| store(cell, Value::Is(1)).into()).collect();
     scenario.threads.push(thread("NIC", Machine::Nic, 1, nic));
     scenario
 }

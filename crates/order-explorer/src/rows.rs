@@ -1,6 +1,6 @@
 //! The rows of the tables: which program, who could stand by it, and under which assumptions.
 
-use crate::ours::{ours_on_gpu, ours_on_host, ours_twice, ours_warp, polls, receives};
+use crate::ours::{looks, ours_on_gpu, ours_on_host, ours_twice, ours_warp, polls, receives};
 use crate::peers::{
     deepep, deepep_shared, gpunetio, gpunetio_shared, libmlx5, nvshmem, nvshmem_shared, released_record,
     releases, volatile_only,
@@ -124,6 +124,7 @@ pub fn polling() -> Vec<Row> {
     row("completions", "x86-64", "host", polls(X86, Host), LEAST, true);
     row("completions", "arm64", "host", polls(Arm64, Host), LEAST, true);
     row("completions", "GPU thread", "host", polls(Machine::Gpu, Host), LEAST, true);
+    row("completions, two in a look", "GPU thread", "host", looks(), LEAST, true);
     row("completions", "GPU thread", "host, payload GPU", polls(Machine::Gpu, Gpu), LEAST, false);
     row(
         "completions, if writes are ordered",

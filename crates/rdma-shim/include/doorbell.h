@@ -108,7 +108,7 @@ struct db_completion {
     db_u64 wr_id;
     db_u32 status;          /* DB_WC_* */
     db_u32 opcode;          /* DB_WC_* */
-    db_u32 byte_len;        /* received bytes, or bytes read; 8 for atomics */
+    db_u32 byte_len;        /* received bytes, or bytes read; 8 for atomics, else 0 */
     db_u32 imm_data;        /* in network order; valid when has_imm */
     db_u32 has_imm;
     db_u32 qpn;             /* local QP */
@@ -697,25 +697,36 @@ DB_FN db_u32 db_completed_opcode(db_u32 wire_opcode) {
     }
 }
 
-/* Takes the next CQE, if there is one: 1, 0 or DB_POLL_COMPRESSED. Fills everything but wr_id, which the queue of
- * `out->qpn` knows: call db_retire_send() or db_retire_recv() next, and db_release() after the last of a batch. */
-DB_FN int db_take_cqe(struct db_cq *cq, struct db_completion *out) {
-    db_u64 cqe = cq->ring + (cq->consumer & (cq->entries - 1)) * DB_CQE_BYTES;
-    db_u32 owner = db_load_owner(cqe + DB_CQE_OP_OWN), opcode = owner >> 4, format, opcode_qpn;
+/* A CQE's last 8 bytes: opcode and QPN of the WQE, its counter, a signature, and what says whose the CQE is. All that a send's
+ * completion needs, by one load. */
+typedef char db_assert_tail[DB_CQE_WQE_COUNTER == DB_CQE_OPCODE_QPN + 4 && DB_CQE_OP_OWN == DB_CQE_OPCODE_QPN + 7 ? 1 : -1];
+DB_FN db_u32 db_tail_owner(db_u64 tail) { return (db_u32)(tail >> 56); }
+DB_FN db_u32 db_tail_opcode_qpn(db_u64 tail) { return db_be32((db_u32)tail); }
 
-    /* The owner bit flips with each lap; before the first lap the opcode says that nothing was written. */
-    if (opcode == DB_CQE_INVALID || (owner & 1) != ((cq->consumer & cq->entries) != 0)) return 0;
-    db_acquire_cqe();
-    format = owner & DB_CQE_FORMAT_MASK;
+/* The CQE `ahead` of the next one. */
+DB_FN db_u64 db_cqe_at(const struct db_cq *cq, db_u32 ahead) {
+    return cq->ring + ((cq->consumer + ahead) & (cq->entries - 1)) * DB_CQE_BYTES;
+}
+
+/* Whether it was written. The owner bit flips with each lap; before the first lap the opcode says that nothing was. */
+DB_FN int db_cqe_is_there(const struct db_cq *cq, db_u32 ahead, db_u64 tail) {
+    db_u32 owner = db_tail_owner(tail);
+    return owner >> 4 != DB_CQE_INVALID && (owner & 1) == (((cq->consumer + ahead) & cq->entries) != 0);
+}
+
+/* Takes the next CQE, which is there with this tail: 1 or DB_POLL_COMPRESSED. After db_acquire_cqe(). */
+DB_FN int db_read_cqe(struct db_cq *cq, db_u64 tail, struct db_completion *out) {
+    db_u64 cqe = db_cqe_at(cq, 0);
+    db_u32 owner = db_tail_owner(tail), opcode = owner >> 4, opcode_qpn = db_tail_opcode_qpn(tail);
+    db_u32 format = owner & DB_CQE_FORMAT_MASK;
     if (format == DB_CQE_FORMAT_MASK) return DB_POLL_COMPRESSED;
 
-    opcode_qpn = db_be32(db_load32(cqe + DB_CQE_OPCODE_QPN));
     out->wr_id = 0;
     out->qpn = opcode_qpn & 0xffffff;
-    out->wqe_index = db_be16(db_load16(cqe + DB_CQE_WQE_COUNTER));
+    out->wqe_index = db_be16((db_u16)(tail >> 32));
     out->status = format ? DB_WC_SCATTERED_TO_CQE : DB_WC_SUCCESS;
     out->syndrome = out->vendor_syndrome = 0;
-    out->byte_len = db_be32(db_load32(cqe + DB_CQE_BYTE_COUNT));
+    out->byte_len = 0;
     out->imm_data = 0;
     out->has_imm = 0;
     out->is_send = 0;
@@ -745,8 +756,19 @@ DB_FN int db_take_cqe(struct db_cq *cq, struct db_completion *out) {
         break;
     default: out->status = DB_WC_GENERAL_ERR; break;
     }
+    /* A second trip, for what arrived and for what was read. */
+    if (!out->is_send || out->opcode == DB_WC_RDMA_READ) out->byte_len = db_be32(db_load32(cqe + DB_CQE_BYTE_COUNT));
     cq->consumer++;
     return 1;
+}
+
+/* Takes the next CQE, if there is one: 1, 0 or DB_POLL_COMPRESSED. Fills everything but wr_id, which the queue of
+ * `out->qpn` knows: call db_retire_send() or db_retire_recv() next, and db_release() after the last of a batch. */
+DB_FN int db_take_cqe(struct db_cq *cq, struct db_completion *out) {
+    db_u64 tail = db_load_cqe_tail(db_cqe_at(cq, 0) + DB_CQE_OPCODE_QPN);
+    if (!db_cqe_is_there(cq, 0, tail)) return 0;
+    db_acquire_cqe();
+    return db_read_cqe(cq, tail, out);
 }
 
 /* Looks in slots for the request whose WQE begins at block `at`, of which `outstanding` are not given back: 1 with its

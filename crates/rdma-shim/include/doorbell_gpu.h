@@ -15,6 +15,7 @@
 
 #include "doorbell.h"
 
+#define DB_EIO 5         /* a request failed: see the completion, or db_shared_failure() */
 #define DB_ETIMEDOUT 110 /* the deadline passed */
 #define DB_ECANCELED 125 /* the cancel word was set */
 
@@ -60,6 +61,57 @@ DB_GPU_FN int db_gpu_take(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, 
         out->status = DB_WC_STALE;
     db_gpu_release(cq, released);
     return 1;
+}
+
+/* CQEs that one look takes in: as many loads across PCIe side by side, so that a trip serves them all. */
+#define DB_LOOK 16u
+
+/* Takes the successful sends of a queue that a look finds: how many, 0, or DB_POLL_COMPRESSED. `out` is the last one's, which
+ * gives back the blocks of all before it, as they end in order. What is no such CQE is taken by itself, and ends a row. */
+DB_GPU_FN int db_take_sends(struct db_cq *cq, db_u32 qpn, struct db_completion *out) {
+    db_u64 tail[DB_LOOK], last;
+    db_u32 count = 0, i;
+    DB_UNROLL
+    for (i = 0; i < DB_LOOK; i++) tail[i] = db_load_cqe_tail(db_cqe_at(cq, i) + DB_CQE_OPCODE_QPN);
+    if (!db_cqe_is_there(cq, 0, tail[0])) return 0;
+    db_acquire_cqe();
+    last = tail[0];
+    DB_UNROLL
+    for (i = 0; i < DB_LOOK; i++) {
+        db_u32 is_send = (db_tail_owner(tail[i]) & ~1u) == DB_CQE_REQUESTER << 4;
+        if (count == i && is_send && (db_tail_opcode_qpn(tail[i]) & 0xffffff) == qpn && db_cqe_is_there(cq, i, tail[i])) {
+            count = i + 1;
+            last = tail[i];
+        }
+    }
+    if (count) cq->consumer += count - 1;
+    if (db_read_cqe(cq, last, out) < 0) return DB_POLL_COMPRESSED;
+    return count ? (int)count : 1;
+}
+
+/* As db_gpu_take(), of all successful sends that a look finds: their number, with the last one in `out`. For who asks for room, not
+ * after each request. */
+DB_GPU_FN int db_gpu_take_sends(struct db_cq *cq, struct db_sq *sq, struct db_completion *out, db_u64 *released) {
+    int taken = db_take_sends(cq, sq->qpn, out);
+    if (taken <= 0) return taken;
+    if (out->is_send)
+        db_retire_send(sq, out);
+    else
+        out->status = DB_WC_STALE;
+    db_gpu_release(cq, released);
+    return taken;
+}
+
+/* Waits until completions have given back some of a full queue's blocks: 0; DB_EIO with the request that failed in `out`; else as
+ * db_gpu_wait(). The CQ serves this queue's sends alone. */
+DB_GPU_FN int db_gpu_make_room(struct db_cq *cq, struct db_sq *sq, struct db_completion *out, db_u64 *released,
+                               struct db_wait wait) {
+    for (;;) {
+        int taken = db_gpu_take_sends(cq, sq, out, released), over;
+        if (taken) return taken < 0 ? DB_EINVAL : out->status == DB_WC_SUCCESS ? 0 : DB_EIO;
+        over = db_wait_over(&wait);
+        if (over) return over;
+    }
 }
 
 /* Waits for it: 0 with `out` filled (look at its status), DB_ETIMEDOUT, DB_ECANCELED, or DB_EINVAL for a compressed CQE. */
@@ -196,6 +248,20 @@ DB_GPU_FN int db_warp_wait(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq,
     out->syndrome = db_warp_shuffle32(out->syndrome, 0);
     out->vendor_syndrome = db_warp_shuffle32(out->vendor_syndrome, 0);
     return 0;
+}
+
+/* db_gpu_make_room() for a warp's queue: lane 0 polls, and every lane has its result and the same copies after it. `out` is lane 0's
+ * alone, but for a request that failed. */
+DB_GPU_FN int db_warp_make_room(struct db_cq *cq, struct db_sq *sq, struct db_completion *out, db_u64 *released,
+                                struct db_wait wait) {
+    int result = 0;
+    if (db_lane() == 0) result = db_gpu_make_room(cq, sq, out, released, wait);
+    /* What lane 0 acquired is acquired by all: a shuffle orders no memory. */
+    db_warp_sync();
+    cq->consumer = db_warp_shuffle64(cq->consumer, 0);
+    *released = db_warp_shuffle64(*released, 0);
+    sq->consumer = db_warp_shuffle64(sq->consumer, 0);
+    return (int)db_warp_shuffle32((db_u32)result, 0);
 }
 
 /* ---- A thread block, a queue of its own ------------------------------------------------------------------------- */

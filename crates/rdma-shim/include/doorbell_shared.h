@@ -31,8 +31,6 @@
 
 #include "doorbell.h"
 
-#define DB_EIO 5 /* the queue has failed: see db_shared_failure() */
-
 /* Why it has. */
 #define DB_FAILED_CQE 1u        /* an error CQE */
 #define DB_FAILED_HOLE 2u       /* a poster that had taken blocks gave up waiting for room, and nobody will fill them; or a mark
@@ -192,30 +190,36 @@ DB_GPU_FN int db_shared_refuse(struct db_shared_sq *shared, struct db_wait *wait
     return DB_EIO;
 }
 
-/* Takes the CQEs that are there, at most `most`: their number; 0 as well when another thread is polling. The caller's
- * wr_ids are not reported: with many posters on one queue, they learn by `consumed` and by db_shared_failure(). */
+/* Takes CQEs that are there, look after look until one has room for more or there are `most`: their number; 0 as well when another
+ * thread is polling. The caller's wr_ids are not reported: with many posters on one queue, they learn by `consumed` and by
+ * db_shared_failure(). */
 DB_GPU_FN db_u32 db_shared_poll(struct db_shared_sq *shared, const struct db_poster *poster, db_u32 most) {
     struct db_completion done;
     struct db_sq sq = poster->sq;
+    struct db_cq cq;
     db_u32 count = 0;
+    int taken;
     if (db_load_relaxed32(&shared->polling) || db_exchange_acquire32(&shared->polling, 1)) return 0;
+    cq = shared->cq;
     sq.consumer = db_load_relaxed64(&shared->consumed);
-    while (count < most) {
-        int taken = db_take_cqe(&shared->cq, &done);
+    do {
+        taken = db_take_sends(&cq, sq.qpn, &done);
         if (taken == 0) break;
         if (taken < 0) {
             db_shared_fail(shared, DB_FAILED_COMPRESSED, 0, 0);
             break;
         }
-        count++;
+        count += (db_u32)taken;
         /* Any block may have been rung by now. */
         sq.rung = sq.consumer + sq.blocks;
         /* A receive that completes on this CQ frees no send block. */
         if (done.is_send) db_retire_send(&sq, &done);
         if (done.status != DB_WC_SUCCESS) db_shared_fail(shared, DB_FAILED_CQE, done.wr_id, &done);
-    }
+        /* A row that ends within a look ends there: another look is a trip across PCIe. */
+    } while (taken == (int)DB_LOOK && count < most);
     if (count) {
-        db_gpu_release(&shared->cq, &shared->released);
+        db_gpu_release(&cq, &shared->released);
+        shared->cq.consumer = cq.consumer;
         db_store_release64(&shared->consumed, sq.consumer);
     }
     db_store_release32(&shared->polling, 0);
@@ -354,22 +358,29 @@ DB_GPU_FN int db_shared_give_up(struct db_shared_sq *shared, struct db_poster *p
     return db_shared_ring(shared) == DB_RING_FAILED ? DB_EIO : 0;
 }
 
-/* db_shared_room(), once there is none. */
-DB_GPU_FN_OUTLINED int db_shared_wait(struct db_shared_sq *shared, db_u64 end, db_u64 wr_id, struct db_wait wait) {
+/* db_shared_room(), once there is none: blocks that completions have given back, or DB_RESERVED_FAILED with the error added. */
+DB_GPU_FN_OUTLINED db_u64 db_shared_wait(struct db_shared_sq *shared, db_u64 end, db_u64 wr_id, struct db_wait wait) {
     struct db_poster poster = db_poster_of(shared);
     for (;;) {
-        db_u64 consumed = db_load_acquire64(&shared->consumed);
-        int over;
-        /* A failure is noted before the room that its CQE gives back. */
-        if (end >= DB_RESERVED_FAILED || db_load_relaxed32(&shared->failing)) return db_shared_refuse(shared, &wait);
-        if (end - consumed <= poster.sq.blocks) return 0;
-        if (db_shared_poll(shared, &poster, DB_WARP)) continue;
-        over = db_shared_help(shared);
+        /* All that a turn goes by, side by side: one trip to L2 instead of one for each word. */
+        db_u64 consumed = db_load_relaxed64(&shared->consumed), word = db_load_relaxed64(&shared->published);
+        db_u32 failing = db_load_relaxed32(&shared->failing), polling = db_load_relaxed32(&shared->polling);
+        db_u32 rung = (db_u32)db_load_relaxed64(&shared->rung);
+        int over = 0;
+        if (!failing && end - consumed <= poster.sq.blocks) {
+            db_acquire_room();
+            /* A failure is noted before the room that its CQE gives back, so it is looked for behind that. */
+            failing = db_load_relaxed32(&shared->failing);
+            if (!failing) return consumed;
+        }
+        if (end >= DB_RESERVED_FAILED || failing) return DB_RESERVED_FAILED + (db_u32)db_shared_refuse(shared, &wait);
+        if (!polling && db_shared_poll(shared, &poster, DB_WARP)) continue;
+        if (!(word & DB_ROLE) && (db_u32)(word >> DB_PUBLISHED_SHIFT) != rung) over = db_shared_help(shared);
         if (!over) over = db_wait_over(&wait);
         if (over) {
             /* Blocks were handed out that nobody will fill: the queue is dead for everyone behind. */
             db_shared_fail(shared, DB_FAILED_HOLE, wr_id, 0);
-            return over;
+            return DB_RESERVED_FAILED + (db_u32)over;
         }
     }
 }
@@ -378,14 +389,17 @@ DB_GPU_FN_OUTLINED int db_shared_wait(struct db_shared_sq *shared, db_u64 end, d
  * and rings, and is not the ringer meanwhile. While the poster's last look at `consumed` suffices, nothing is loaded. */
 DB_GPU_FN int db_shared_room(struct db_shared_sq *shared, struct db_poster *poster, db_u64 end, db_u64 wr_id,
                              struct db_wait wait) {
+    db_u64 consumed;
     int error;
     if (end - poster->consumed <= poster->sq.blocks) return 0;
     poster->consumed = db_load_acquire64(&shared->consumed);
     if (end - poster->consumed <= poster->sq.blocks && !db_load_relaxed32(&shared->failing)) return 0;
     error = db_shared_give_up(shared, poster);
-    if (!error) error = db_shared_wait(shared, end, wr_id, wait);
-    poster->consumed = db_load_acquire64(&shared->consumed);
-    return error;
+    if (error) return error;
+    consumed = db_shared_wait(shared, end, wr_id, wait);
+    if (consumed >= DB_RESERVED_FAILED) return (int)(consumed - DB_RESERVED_FAILED);
+    poster->consumed = consumed;
+    return 0;
 }
 
 /* Whether all before `begin` was rung by this poster, who is the ringer. */

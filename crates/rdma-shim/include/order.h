@@ -16,7 +16,7 @@
  *   record -> register      sfence          dsb st       fence.acq_rel.sys          fence.acq_rel.sys     (strict)
  *   WQE -> register         compiler        dmb oshst    the first fence again      the first fence again (early)
  *   register -> later       sfence          dsb st       none: mmio stores leave    none
- *   owner byte -> CQE       compiler        dmb oshld    ld.acquire.sys of it       ld.acquire.sys of it
+ *   CQE's tail -> the rest  compiler        dmb oshld    fence.acquire.sys          fence.acquire.sys
  *   CQE -> consumer index   compiler        dmb osh      fence.acq_rel.sys          fence.acq_rel.sys
  */
 #ifndef DB_ORDER_H
@@ -46,8 +46,11 @@ typedef char db_assert_u64[sizeof(db_u64) == 8 && sizeof(void *) == 8 ? 1 : -1];
 #define DB_FN_INLINED DB_FN
 /* In front of the one loop that a single thread of a GPU runs flat out, which is unrolled by hand. */
 #define DB_NO_UNROLL _Pragma("unroll 1")
+/* In front of one whose array is to lie in registers. */
+#define DB_UNROLL _Pragma("unroll")
 #else
 #define DB_NO_UNROLL
+#define DB_UNROLL
 #define DB_FN static inline
 #define DB_FN_OUTLINED static __attribute__((noinline, unused))
 #define DB_FN_INLINED static inline __attribute__((always_inline))

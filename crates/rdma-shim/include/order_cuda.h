@@ -1,7 +1,8 @@
 /*! Ordering primitives for NVIDIA GPUs, sm_70 and newer. See order.h.
  *
  * Sources: PTX ISA 8.8, "Memory Consistency Model" (scopes §8.5, release and acquire patterns §8.7, causality §8.9.5:
- * a release is cumulative, so that one fence covers what other threads' writes this one has observed), `fence` §9.7.13,
+ * a release is cumulative, so that one fence covers what other threads' writes this one has observed), `fence` §9.7.13 (its
+ * `.acquire` is of PTX 8.6, that is CUDA 12.7),
  * `st.mmio` §9.7.9 (exactly one access, `.relaxed.sys` only up to PTX 9.0).
  *
  * Why `.sys`: the observer is a device on the other side of PCIe, outside `.gpu`. Peers use `.gpu` for rings in GPU
@@ -90,16 +91,24 @@ DB_FN void db_store_register_chunk(db_u64 to, db_u64 from) {
     for (word = 0; word < 8; word++) db_store_register(to + 8 * word, *(const db_u64 *)(from + 8 * word));
 }
 
-/* The last byte of a CQE, which the device writes last. The load itself acquires: a fence after a relaxed load would
- * also wait for this thread's own stores to cross PCIe, some 600 ns on an H200. */
+/* The last 8 bytes of a CQE, of which the device writes the owner byte last. One load, so one trip across PCIe; it orders
+ * nothing, so that several CQEs are looked at side by side. */
+DB_FN db_u64 db_load_cqe_tail(db_u64 address) {
+    db_u64 tail;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(tail) : "l"(address) : "memory");
+    return tail;
+}
+
+/* A byte that the device writes, before all that is read behind it. */
 DB_FN db_u8 db_load_owner(db_u64 address) {
     db_u32 value;
     asm volatile("ld.acquire.sys.global.u8 %0, [%1];" : "=r"(value) : "l"(address) : "memory");
     return (db_u8)value;
 }
 
-/* The owner byte before the rest of the CQE and the payload: done by the load above. */
-DB_FN void db_acquire_cqe(void) { asm volatile("" ::: "memory"); }
+/* The CQEs that were found, before the rest of them, the payload, and stores to what they give back. An acquiring fence waits
+ * for no store; `fence.acq_rel.sys` would wait until this thread's own stores have crossed PCIe, some 600 ns on an H200. */
+DB_FN void db_acquire_cqe(void) { asm volatile("fence.acquire.sys;" ::: "memory"); }
 
 /* Loads of CQEs before the consumer index that lets the device overwrite them. A full fence, so give CQEs back by the
  * dozen: see db_gpu_release(). */
@@ -147,6 +156,8 @@ DB_GPU_FN db_u64 db_load_acquire64(const db_u64 *word) {
     asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
     return value;
 }
+/* What was handed over with a word that was found relaxed: room, and all that stood in it before. Waits for no store. */
+DB_GPU_FN void db_acquire_room(void) { asm volatile("fence.acquire.gpu;" ::: "memory"); }
 DB_GPU_FN void db_store_release64(db_u64 *word, db_u64 value) {
     asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }

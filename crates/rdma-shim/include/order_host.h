@@ -105,7 +105,10 @@ DB_FN void db_store_register_chunk(db_u64 to, db_u64 from) {
     }
 }
 
-/* The last byte of a CQE, which the device writes last. */
+/* The last 8 bytes of a CQE, of which the device writes the owner byte last. */
+DB_FN db_u64 db_load_cqe_tail(db_u64 address) { return __atomic_load_n((const db_u64 *)address, __ATOMIC_RELAXED); }
+
+/* A byte that the device writes. */
 DB_FN db_u8 db_load_owner(db_u64 address) { return __atomic_load_n((const db_u8 *)address, __ATOMIC_RELAXED); }
 
 /* The owner byte before the rest of the CQE and before the payload that it announces. */

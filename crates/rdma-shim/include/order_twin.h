@@ -101,6 +101,7 @@ DB_FN void db_store_register_chunk(db_u64 to, db_u64 from, DB_TWIN_HERE) {
     for (word = 0; word < 8; word++)
         db_twin_signal(to + 8 * word, db_twin_get(from + 8 * word, 8, file, line), 8, 0, file, line);
 }
+DB_FN db_u64 db_load_cqe_tail(db_u64 address, DB_TWIN_HERE) { return db_twin_get(address, 8, file, line); }
 DB_FN db_u8 db_load_owner(db_u64 address, DB_TWIN_HERE) { return (db_u8)db_twin_get(address, 1, file, line); }
 DB_FN void db_acquire_cqe(void) {}
 DB_FN void db_release_cqes(DB_TWIN_HERE) { db_twin_order(DB_TWIN_SYS, file, line); }
@@ -137,6 +138,7 @@ DB_GPU_FN db_u64 db_load_relaxed64(const db_u64 *word, DB_TWIN_HERE) {
 DB_GPU_FN db_u64 db_load_acquire64(const db_u64 *word, DB_TWIN_HERE) {
     return db_twin_get((db_u64)word, 8, file, line);
 }
+DB_GPU_FN void db_acquire_room(void) {}
 DB_GPU_FN void db_store_release64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
     db_twin_signal((db_u64)word, value, 8, DB_TWIN_RELEASE(DB_TWIN_GPU), file, line);
 }
