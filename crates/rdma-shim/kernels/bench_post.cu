@@ -6,40 +6,11 @@
  * The timer is read before the first post and after the last doorbell was issued.
  */
 #include "doorbell_gpu.h"
-#include "bench_run.h"
+#include "bench_next.h"
 #include "post_original.h"
 
 typedef char db_bench_sq_fits[sizeof(struct db_sq) <= DB_BENCH_SQ_BYTES ? 1 : -1];
 typedef char db_bench_shared_fits[sizeof(struct db_shared_sq) <= DB_BENCH_SHARED_BYTES ? 1 : -1];
-
-/* What a lane posts next, `ahead` messages further than its producer's first. */
-struct db_bench_next {
-    struct db_sge local;
-    db_u64 remote;
-};
-
-DB_GPU_FN struct db_bench_next db_bench_first(const struct db_bench_run *run, db_u32 ahead) {
-    db_u64 bytes = ((db_u64)blockIdx.x * run->posts + ahead) * DB_BENCH_LENGTH;
-    struct db_bench_next next = {{run->local + bytes, DB_BENCH_LENGTH, run->lkey}, run->remote + bytes};
-    return next;
-}
-
-DB_GPU_FN void db_bench_advance(struct db_bench_next *next, db_u32 messages) {
-    next->local.addr += (db_u64)messages * DB_BENCH_LENGTH;
-    next->remote += (db_u64)messages * DB_BENCH_LENGTH;
-}
-
-DB_GPU_FN struct db_sq *db_bench_queue(const struct db_bench_run *run) {
-    return (struct db_sq *)(run->queues + (db_u64)blockIdx.x * run->apart);
-}
-
-DB_GPU_FN void db_bench_end(const struct db_bench_run *run, db_u64 start_ns, int error) {
-    struct db_bench_time *time = (struct db_bench_time *)run->times + blockIdx.x;
-    db_u64 end_ns = db_clock_ns();
-    time->start_ns = start_ns;
-    time->end_ns = end_ns;
-    time->error = (db_u32)error;
-}
 
 /* One by one by db_try_post_write(), a doorbell every per_ring, the last one before it signalled. */
 extern "C" __global__ void bench_post_one(struct db_bench_run run) {

@@ -11,6 +11,7 @@
 /* Bytes from one queue's struct to the next: `struct db_sq` for the shim's exclusive queues, a peer's struct for a peer's. */
 #define DB_BENCH_SQ_BYTES 128u
 #define DB_BENCH_PEER_BYTES 1024u
+#define DB_BENCH_CQ_BYTES 32u
 /* The one shared queue's. */
 #define DB_BENCH_SHARED_BYTES 2048u
 
@@ -29,6 +30,9 @@ struct db_bench_run {
     db_u32 per_ring;    /* WQEs a doorbell, of a warp a multiple of 32 */
     db_u64 apart;       /* bytes from one producer's queue to the next one's; 0: all post to one */
     db_u64 patience_ns; /* longest wait for room, from the start on */
+    db_u64 cqs;          /* struct db_cq of each exclusive queue of the shim, DB_BENCH_CQ_BYTES apart; 0 where nothing completes */
+    db_u32 signal_every; /* WQEs a completion of these: a multiple of per_ring */
+    db_u32 pad;
 };
 
 /* Of one producer: its first lane's view. */

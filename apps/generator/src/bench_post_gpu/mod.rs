@@ -1,5 +1,5 @@
 //! Time of a post on a GPU: the shim, `doca_gpu_dev_verbs_put` where its headers are given, and the original release's style,
-//! in turn and in one process. No NIC takes part: see `rdma_shim::post_bench`.
+//! in turn and in one process. No NIC takes part, or a thread plays one: see `rdma_shim::post_bench`.
 //!
 //! Each row is measured in rounds, theirs, ours early, ours strict, theirs again and so on; the first round is not counted,
 //! and ratios are of medians. Times are the GPU's own.
@@ -14,7 +14,7 @@ use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
 use gpu::cache::Cache;
 use gpu::{Gpu, ImageBuilder, Toolkit};
 use rdma_shim::Order;
-use rdma_shim::post_bench::{Floor, PeerHeaders, Place, Poster, Rig, RigError};
+use rdma_shim::post_bench::{Floor, PeerHeaders, Place, Rig, RigError};
 
 use crate::options::BenchPostGpu;
 use report::{FloorLine, Machine, Measured, Sides, Spread};
@@ -133,7 +133,7 @@ fn measure(
     step_ns: u64,
     stop: &AtomicBool,
 ) -> Result<Option<Sides>, RigError> {
-    let absent = row.theirs().poster == Poster::Peer && rig.no_peer().is_some();
+    let absent = row.is_beside_peer() && rig.no_peer().is_some();
     let cases =
         [(!absent).then(|| row.theirs()), Some(row.ours(Order::Early)), Some(row.ours(Order::Strict))];
     let samples = in_turn(cases, rounds, stop, |case| {

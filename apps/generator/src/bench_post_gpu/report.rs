@@ -93,6 +93,8 @@ pub struct Spread {
     pub max_ns: f64,
     /// Median by events around the launch, which is within.
     pub event_p50_ns: f64,
+    /// Of a steady state: median of what the played NIC took for a WQE, waits for doorbells left out.
+    pub nic_p50_ns: Option<f64>,
     /// How many.
     pub runs: usize,
     /// WQEs of each.
@@ -109,12 +111,14 @@ impl Spread {
         };
         let spans = sorted(&Sample::ns_per_wqe);
         let events = sorted(&|sample| sample.event_ns as f64 / f64::from(sample.posts));
+        let nic = sorted(&|sample| sample.nic_ns.unwrap_or_default() as f64 / f64::from(sample.posts));
         let middle = spans.len() / 2;
         Some(Spread {
             p50_ns: *spans.get(middle)?,
             min_ns: *spans.first()?,
             max_ns: *spans.last()?,
             event_p50_ns: events[middle],
+            nic_p50_ns: samples[0].nic_ns.map(|_| nic[middle]),
             runs: spans.len(),
             posts: samples[0].posts,
         })
@@ -146,6 +150,11 @@ pub struct Measured {
     queues: u32,
     per_ring: u32,
     call: Call,
+    /// For the WQEs of a doorbell.
+    our_calls: u32,
+    their_calls: u32,
+    /// WQEs of ours a completion, in a steady state.
+    signal_every: Option<u32>,
     room: &'static str,
     ring: &'static str,
     theirs: Option<Spread>,
@@ -179,6 +188,7 @@ impl Measured {
         let (ratio_early, ratio_strict) = (ratio(&early), ratio(&strict));
         let verdict = row.required.zip(ratio_early);
         let case = row.ours(Order::Early);
+        let [our_calls, their_calls] = row.calls();
         Measured {
             kind: "bench-post-gpu-row",
             row: row.name(),
@@ -191,6 +201,9 @@ impl Measured {
             queues: case.queues(),
             per_ring: case.per_ring,
             call: row.call,
+            our_calls,
+            their_calls,
+            signal_every: row.signal_every(),
             room: row.room(),
             ring: row.ring(),
             ratio_early,
@@ -198,7 +211,7 @@ impl Measured {
             required: row.required,
             verdict: verdict.map(|(required, ratio)| if required.is_met(ratio) { "met" } else { "missed" }),
             content_ok: error.is_none() && early.is_some(),
-            no_peer: no_peer.filter(|_| row.against == Against::Gpunetio).map(str::to_owned),
+            no_peer: no_peer.filter(|_| row.is_beside_peer()).map(str::to_owned),
             theirs,
             early,
             strict,
@@ -216,14 +229,23 @@ impl Measured {
             let ratio = ratio.map_or(String::new(), |ratio| format!(" ({ratio:.2})"));
             format!("  {name} {ns:>7}{ratio:<7}")
         };
-        let them = if self.against == Against::Gpunetio { "gpunetio" } else { "original" };
+        let them = match self.against {
+            Against::OriginalVolatile | Against::OriginalRelease => "original",
+            _ => "gpunetio",
+        };
+        let calls = match (self.our_calls, self.their_calls) {
+            (ours, theirs) if ours == theirs => String::new(),
+            (ours, theirs) => format!("  calls a doorbell: {ours} against {theirs}"),
+        };
+        let nic = self.early.as_ref().and_then(|early| early.nic_p50_ns);
+        let nic = nic.map_or(String::new(), |ns| format!("  played NIC {ns:.1}"));
         let verdict = match (self.required, self.verdict) {
             (Some(Required::AtMost(most)), Some(verdict)) => format!("  at most {most}: {verdict}"),
             (Some(Required::AtLeast(least)), Some(verdict)) => format!("  at least {least}: {verdict}"),
             _ => String::new(),
         };
         format!(
-            "{:<64}{}{}{}{verdict}",
+            "{:<64}{}{}{}{verdict}{calls}{nic}",
             self.row,
             side(them, &self.theirs, None),
             side("early", &self.early, self.ratio_early),
@@ -274,8 +296,12 @@ mod tests {
     use super::*;
 
     fn spread(ns: f64) -> Option<Spread> {
-        let sample =
-            |factor: f64| Sample { posts: 100, span_ns: (ns * factor * 100.0) as u64, event_ns: 5000 };
+        let sample = |factor: f64| Sample {
+            posts: 100,
+            span_ns: (ns * factor * 100.0) as u64,
+            event_ns: 5000,
+            nic_ns: Some((1000.0 * factor) as u64),
+        };
         Spread::of(&[sample(1.0), sample(0.5), sample(3.0)])
     }
 
@@ -306,6 +332,7 @@ mod tests {
         let found = spread(40.0).unwrap();
         assert_eq!((found.p50_ns, found.min_ns, found.max_ns), (40.0, 20.0, 120.0));
         assert_eq!((found.event_p50_ns, found.runs, found.posts), (50.0, 3, 100));
+        assert_eq!(found.nic_p50_ns, Some(10.0));
         assert_eq!(Spread::of(&[]), None);
     }
 

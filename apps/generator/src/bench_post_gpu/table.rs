@@ -8,6 +8,14 @@ use serde::Serialize;
 pub const POSTS: u32 = 16384;
 /// With `--quick`.
 pub const QUICK_POSTS: u32 = 4096;
+/// Posts of a run in a steady state: 68 times the ring.
+const STEADY_POSTS: u32 = 69_632;
+const QUICK_STEADY_POSTS: u32 = 17_408;
+/// WQEs a completion in a steady state, where it is not one a doorbell: a quarter of the ring, and half of it, which is as rare as the
+/// ring allows.
+const RARE: [u32; 2] = [256, 512];
+/// The same of shared queues, whose doorbells are the ringer's.
+const SHARED_OFTEN: u32 = 64;
 
 /// How the shim is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -25,6 +33,10 @@ pub enum Call {
 pub enum Against {
     /// `doca_gpu_dev_verbs_put`.
     Gpunetio,
+    /// The same with a collapsed CQ, which the shim cannot make.
+    GpunetioCollapsed,
+    /// The peer's pieces put together by hand.
+    GpunetioPieces,
     /// The original release's style.
     OriginalVolatile,
     /// The original release's instructions.
@@ -75,10 +87,16 @@ impl Row {
         };
         let end = match self.against {
             Against::Gpunetio => "",
+            Against::GpunetioCollapsed => "/collapsed",
+            Against::GpunetioPieces => "/pieces",
             Against::OriginalVolatile => "/original-volatile",
             Against::OriginalRelease => "/original-release",
         };
-        let (sharing, scope, room, place) = (self.sharing(), self.scope(), self.room(), self.ring());
+        let room = match self.signal_every() {
+            Some(every) => format!("steady-{every}"),
+            None => self.room().to_owned(),
+        };
+        let (sharing, scope, place) = (self.sharing(), self.scope(), self.ring());
         format!("{sharing}/{producers}-{scope}{plural}/per-{per_ring}/{call}/{room}/{place}{end}")
     }
 
@@ -102,9 +120,28 @@ impl Row {
     pub fn room(&self) -> &'static str {
         match self.case.room {
             Room::FirstLap => "first-lap",
+            Room::Steady { .. } => "steady",
             Room::LaterLap => "later-lap",
             Room::Unchecked => "unchecked",
         }
+    }
+
+    /// WQEs of ours a completion, in a steady state.
+    pub fn signal_every(&self) -> Option<u32> {
+        match self.case.room {
+            Room::Steady { every } => Some(every),
+            _ => None,
+        }
+    }
+
+    /// Calls for the WQEs of a doorbell: ours and theirs. A shared queue of ours rings when its ringer does.
+    pub fn calls(&self) -> [u32; 2] {
+        let step = if self.case.scope == Scope::Warp { 32 } else { 1 };
+        let each = self.case.per_ring / step;
+        [
+            if self.call == Call::List { 1 } else { each },
+            if self.against == Against::GpunetioPieces { 1 } else { each },
+        ]
     }
 
     /// Where the ring lies.
@@ -124,10 +161,17 @@ impl Row {
         Case { poster, ..self.case }
     }
 
+    /// Whether the other is the peer.
+    pub fn is_beside_peer(&self) -> bool {
+        !matches!(self.against, Against::OriginalVolatile | Against::OriginalRelease)
+    }
+
     /// The other's case.
     pub fn theirs(&self) -> Case {
         let poster = match self.against {
             Against::Gpunetio => Poster::Peer,
+            Against::GpunetioCollapsed => Poster::PeerCollapsed,
+            Against::GpunetioPieces => Poster::PeerPieces,
             Against::OriginalVolatile => Poster::Original,
             Against::OriginalRelease => Poster::OriginalRelease,
         };
@@ -138,7 +182,7 @@ impl Row {
     /// Ours ÷ theirs, for the original theirs ÷ ours.
     pub fn ratio(&self, ours_ns: f64, theirs_ns: f64) -> f64 {
         match self.against {
-            Against::Gpunetio => ours_ns / theirs_ns,
+            _ if self.is_beside_peer() => ours_ns / theirs_ns,
             _ => theirs_ns / ours_ns,
         }
     }
@@ -179,9 +223,68 @@ pub fn rows(quick: bool) -> Vec<Row> {
             rows.push(Row { case, against: Against::OriginalRelease, required: None, ..lone });
         }
     }
+    rows.extend(pieces(quick).chain(steady(quick)));
     rows.retain(|row| !quick || row.required.is_some());
     rows
 }
+
+/// Our call for a whole doorbell beside the peer's pieces, which are one as well, in the first lap and in the steady state.
+fn pieces(quick: bool) -> impl Iterator<Item = Row> {
+    [16, 64].into_iter().flat_map(move |per_ring| {
+        let lap = (Room::FirstLap, if quick { QUICK_POSTS } else { POSTS });
+        let steady = (Room::Steady { every: per_ring }, steady_posts(quick));
+        [lap, steady].map(|(room, posts)| Row {
+            case: Case { poster: Poster::Peer, room, posts, per_ring, ..LONE },
+            call: Call::List,
+            against: Against::GpunetioPieces,
+            required: (per_ring == 64).then_some(Required::AtMost(0.6)),
+        })
+    })
+}
+
+/// Rows with a played NIC: with a completion as often as the put has one a call, then with rare ones; and beside a collapsed CQ.
+fn steady(quick: bool) -> impl Iterator<Item = Row> {
+    let ways = WAYS.into_iter().filter(|(_, sharing, producers, per_ring, call, _)| match sharing {
+        Sharing::Exclusive => *producers == 1 && (*per_ring <= 32 || *call == Call::List),
+        Sharing::Shared => true,
+    });
+    ways.flat_map(move |(scope, sharing, producers, per_ring, call, _)| {
+        let often = if sharing == Sharing::Shared { SHARED_OFTEN } else { per_ring };
+        let same = [(Against::Gpunetio, Some(1.0)), (Against::GpunetioCollapsed, None)];
+        let same = same.map(|(against, most)| (often, against, most));
+        let rare = RARE.map(|every| (every, Against::Gpunetio, Some(0.5)));
+        same.into_iter().chain(rare).map(move |(every, against, most)| Row {
+            case: Case {
+                scope,
+                sharing,
+                producers,
+                per_ring,
+                room: Room::Steady { every },
+                posts: steady_posts(quick),
+                ..LONE
+            },
+            call,
+            against,
+            required: most.map(Required::AtMost),
+        })
+    })
+}
+
+fn steady_posts(quick: bool) -> u32 {
+    if quick { QUICK_STEADY_POSTS } else { STEADY_POSTS }
+}
+
+/// A thread with a queue of its own.
+const LONE: Case = Case {
+    poster: Poster::Peer,
+    scope: Scope::Thread,
+    sharing: Sharing::Exclusive,
+    producers: 1,
+    per_ring: 1,
+    room: Room::FirstLap,
+    place: Place::Host,
+    posts: POSTS,
+};
 
 /// What posts are made of, with names; measured with the ring in host memory.
 pub fn floors(quick: bool) -> impl Iterator<Item = (Floor, &'static str)> {
@@ -274,11 +377,33 @@ mod tests {
             ("exclusive/1-thread/per-1/one/later-lap/host", None),
             ("exclusive/132-warps/per-32/one/first-lap/host", None),
             ("shared/32-warps/per-32/one/first-lap/gpu", None),
+            ("exclusive/1-thread/per-64/list/first-lap/host/pieces", Some(Required::AtMost(0.6))),
+            ("exclusive/1-thread/per-16/list/steady-16/host/pieces", None),
+            ("exclusive/1-thread/per-1/one/steady-1/host", Some(Required::AtMost(1.0))),
+            ("exclusive/1-thread/per-1/one/steady-1/host/collapsed", None),
+            ("exclusive/1-warp/per-32/one/steady-512/host", Some(Required::AtMost(0.5))),
+            ("shared/32-warps/per-32/one/steady-64/host", Some(Required::AtMost(1.0))),
+            ("shared/4-warps/per-32/one/steady-256/host", Some(Required::AtMost(0.5))),
         ] {
             assert_eq!(required(name), expected, "{name}");
         }
         let judged = rows(false).iter().filter(|row| row.required.is_some()).count();
-        assert_eq!((judged, rows(true).len()), (15, 15));
+        // Of steady rows three for each of thirteen ways are judged, and two of those with pieces.
+        assert_eq!((judged, rows(true).len()), (15 + 3 * 13 + 2, 15 + 3 * 13 + 2));
+    }
+
+    #[test]
+    fn calls_of_a_doorbell_are_counted_on_both_sides() {
+        for (name, calls) in [
+            ("exclusive/1-thread/per-16/list/first-lap/host", [1, 16]),
+            ("exclusive/1-thread/per-16/one/first-lap/host", [16, 16]),
+            ("exclusive/1-thread/per-64/list/first-lap/host/pieces", [1, 1]),
+            ("exclusive/1-warp/per-64/one/first-lap/host", [2, 2]),
+        ] {
+            let rows = rows(false);
+            let row = rows.iter().find(|row| row.name() == name).unwrap_or_else(|| panic!("no row {name}"));
+            assert_eq!(row.calls(), calls, "{name}");
+        }
     }
 
     #[test]

@@ -1,8 +1,8 @@
 /*! Kernels of `generator bench-post-gpu --peer-headers DIR`: the same posts by `doca_gpu_dev_verbs_put` of gpunetio 4.0.0.
  *
  * That library's headers are the user's (pip package nvidia-nvshmem-cu13 3.8.0), so that this is compiled for who gives them.
- * Launch as in bench_post.cu. A doorbell is held back by the flag that the library has for it; completions are those of
- * its ordinary CQ, which asks for one a WQE, and the doorbell is rung by the GPU itself.
+ * Launch as in bench_post.cu. A doorbell is held back by the flag that the library has for it, and rung by the GPU itself.
+ * Where nothing completes there is room for all; else the library's own check waits for it.
  */
 #include "bench_run.h"
 
@@ -16,7 +16,9 @@ template <typename T> static __device__ __forceinline__ volatile T *db_peer_vola
 #define DB_PEER_ALONE DOCA_GPUNETIO_VERBS_RESOURCE_SHARING_MODE_EXCLUSIVE
 #define DB_PEER_SHARED DOCA_GPUNETIO_VERBS_RESOURCE_SHARING_MODE_GPU
 #define DB_PEER_HANDLER DOCA_GPUNETIO_VERBS_NIC_HANDLER_GPU_SM_DB
+/* Whose completions: a CQE for each WQE, in an ordinary CQ; or one CQE that the device overwrites, of the WQEs before a doorbell. */
 #define DB_PEER_CQ DOCA_GPUNETIO_VERBS_CQ_64B
+#define DB_PEER_COLLAPSED DOCA_GPUNETIO_VERBS_CQ_64B_COLLAPSED
 
 typedef char db_peer_fits[sizeof(struct doca_gpu_dev_verbs_qp) <= DB_BENCH_PEER_BYTES ? 1 : -1];
 
@@ -25,11 +27,13 @@ struct db_peer_queue {
     db_u64 ring;
     db_u64 record;
     db_u64 reg;
-    db_u64 cq_ring;   /* `blocks` CQEs */
+    db_u64 cq_ring;
     db_u64 cq_record;
     db_u64 start; /* first index; all before is done, and its completions were taken */
     db_u32 blocks;
     db_u32 qpn;
+    db_u32 cqes; /* the CQ's entries */
+    db_u32 pad;
 };
 
 /* Launch: a thread a queue, in one block. Makes the library's structs. */
@@ -51,8 +55,8 @@ extern "C" __global__ void bench_put_prepare(const struct db_peer_queue *queues,
     made.sq_dbrec = (__be32 *)queue->record;
     made.sq_db = (uint64_t *)queue->reg;
     made.cq_sq.cqe_daddr = (uint8_t *)queue->cq_ring;
-    made.cq_sq.cqe_num = queue->blocks;
-    made.cq_sq.cqe_mask = queue->blocks - 1;
+    made.cq_sq.cqe_num = queue->cqes;
+    made.cq_sq.cqe_mask = queue->cqes - 1;
     made.cq_sq.cqe_ci = queue->start;
     made.cq_sq.cqe_size = 64;
     made.cq_sq.cq_type = DB_PEER_CQ;
@@ -73,61 +77,77 @@ static __device__ __forceinline__ struct doca_gpu_dev_verbs_qp *db_peer_qp(const
     return (struct doca_gpu_dev_verbs_qp *)(run->queues + (db_u64)blockIdx.x * run->apart);
 }
 
-/* One by one, a doorbell every per_ring. */
-template <enum doca_gpu_dev_verbs_resource_sharing_mode mode, uint32_t options>
-static __device__ __forceinline__ void db_peer_thread(const struct db_bench_run *run) {
-    struct doca_gpu_dev_verbs_qp *qp = db_peer_qp(run);
-    db_u64 first = (db_u64)blockIdx.x * run->posts * DB_BENCH_LENGTH;
-    struct doca_gpu_dev_verbs_addr to = {run->remote + first, db_be32(run->rkey)};
-    struct doca_gpu_dev_verbs_addr from = {run->local + first, db_be32(run->lkey)};
-    db_u32 i = 0, j;
-    db_u64 start = db_clock_ns();
-    while (i < run->posts) {
-        for (j = 1; j < run->per_ring; j++, i++) {
-            doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_THREAD, DB_PEER_CQ>(
-                qp, to, from, DB_BENCH_LENGTH, options | DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_DB_RINGING);
-            to.addr += DB_BENCH_LENGTH;
-            from.addr += DB_BENCH_LENGTH;
-        }
-        doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_THREAD, DB_PEER_CQ>(
-            qp, to, from, DB_BENCH_LENGTH, options);
-        to.addr += DB_BENCH_LENGTH;
-        from.addr += DB_BENCH_LENGTH;
-        i++;
-    }
-    db_peer_end(run, start);
+/* What a lane posts next, in the library's words. */
+struct db_peer_next {
+    struct doca_gpu_dev_verbs_addr to, from;
+};
+
+static __device__ __forceinline__ struct db_peer_next db_peer_first(const struct db_bench_run *run, db_u32 ahead) {
+    db_u64 first = ((db_u64)blockIdx.x * run->posts + ahead) * DB_BENCH_LENGTH;
+    struct db_peer_next next = {{run->remote + first, db_be32(run->rkey)}, {run->local + first, db_be32(run->lkey)}};
+    return next;
 }
 
-/* 32 at a time, a doorbell every per_ring. */
-template <enum doca_gpu_dev_verbs_resource_sharing_mode mode, uint32_t options>
-static __device__ __forceinline__ void db_peer_warp(const struct db_bench_run *run) {
+static __device__ __forceinline__ void db_peer_advance(struct db_peer_next *next, db_u32 messages) {
+    next->to.addr += messages * DB_BENCH_LENGTH;
+    next->from.addr += messages * DB_BENCH_LENGTH;
+}
+
+/* One by one, or 32 at a time; a doorbell every per_ring. */
+template <enum doca_gpu_dev_verbs_resource_sharing_mode mode, uint32_t options, enum doca_gpu_dev_verbs_cq_type cq,
+          enum doca_gpu_dev_verbs_exec_scope scope>
+static __device__ __forceinline__ void db_peer_put(const struct db_bench_run *run) {
+    const db_u32 step = scope == DOCA_GPUNETIO_VERBS_EXEC_SCOPE_WARP ? 32 : 1;
     struct doca_gpu_dev_verbs_qp *qp = db_peer_qp(run);
-    db_u64 first = ((db_u64)blockIdx.x * run->posts + threadIdx.x) * DB_BENCH_LENGTH;
-    struct doca_gpu_dev_verbs_addr to = {run->remote + first, db_be32(run->rkey)};
-    struct doca_gpu_dev_verbs_addr from = {run->local + first, db_be32(run->lkey)};
+    struct db_peer_next next = db_peer_first(run, threadIdx.x);
     db_u32 i = 0, j;
     db_u64 start = db_clock_ns();
     while (i < run->posts) {
-        for (j = 32; j < run->per_ring; j += 32, i += 32) {
-            doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_WARP, DB_PEER_CQ>(
-                qp, to, from, DB_BENCH_LENGTH, options | DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_DB_RINGING);
-            to.addr += 32 * DB_BENCH_LENGTH;
-            from.addr += 32 * DB_BENCH_LENGTH;
+        for (j = step; j < run->per_ring; j += step, i += step) {
+            doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, scope, cq>(
+                qp, next.to, next.from, DB_BENCH_LENGTH, options | DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_DB_RINGING);
+            db_peer_advance(&next, step);
         }
-        doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_WARP, DB_PEER_CQ>(
-            qp, to, from, DB_BENCH_LENGTH, options);
-        to.addr += 32 * DB_BENCH_LENGTH;
-        from.addr += 32 * DB_BENCH_LENGTH;
-        i += 32;
+        doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, scope, cq>(qp, next.to, next.from, DB_BENCH_LENGTH, options);
+        db_peer_advance(&next, step);
+        i += step;
     }
     if (threadIdx.x == 0) db_peer_end(run, start);
 }
 
-#define DB_PEER_KERNELS(name, mode, options)                                                                            \
-    extern "C" __global__ void bench_put_##name(struct db_bench_run run) { db_peer_thread<mode, options>(&run); }       \
-    extern "C" __global__ void bench_put_##name##_warp(struct db_bench_run run) { db_peer_warp<mode, options>(&run); }
+/* per_ring at once by the library's pieces: blocks for all, each WQE, one mark, one submission. By one thread. */
+extern "C" __global__ void bench_put_pieces(struct db_bench_run run) {
+    struct doca_gpu_dev_verbs_qp *qp = db_peer_qp(&run);
+    struct db_peer_next next = db_peer_first(&run, 0);
+    db_u32 i, j;
+    db_u64 start = db_clock_ns();
+    for (i = 0; i < run.posts; i += run.per_ring) {
+        db_u64 first =
+            doca_gpu_dev_verbs_reserve_wq_slots<DB_PEER_ALONE, DOCA_GPUNETIO_VERBS_QP_SQ, DB_PEER_CQ>(qp, run.per_ring);
+        for (j = 0; j < run.per_ring; j++) {
+            doca_gpu_dev_verbs_wqe_prepare_write(
+                qp, doca_gpu_dev_verbs_get_wqe_ptr(qp, first + j), first + j, DOCA_GPUNETIO_IB_MLX5_OPCODE_RDMA_WRITE,
+                doca_gpu_dev_verbs_get_ctrl_flags<DOCA_GPUNETIO_VERBS_QP_SQ, DB_PEER_CQ>(qp, 0), 0, next.to.addr, next.to.key,
+                next.from.addr, next.from.key, DB_BENCH_LENGTH);
+            db_peer_advance(&next, 1);
+        }
+        doca_gpu_dev_verbs_mark_wqes_ready<DB_PEER_ALONE>(qp, first, first + run.per_ring - 1);
+        doca_gpu_dev_verbs_submit<DB_PEER_ALONE, DOCA_GPUNETIO_VERBS_SYNC_SCOPE_GPU, DB_PEER_HANDLER>(qp, first + run.per_ring);
+    }
+    db_peer_end(&run, start);
+}
 
-DB_PEER_KERNELS(alone, DB_PEER_ALONE, 0)
-DB_PEER_KERNELS(alone_unchecked, DB_PEER_ALONE, DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_AVAILABILITY_CHECK)
-DB_PEER_KERNELS(shared, DB_PEER_SHARED, 0)
-DB_PEER_KERNELS(shared_unchecked, DB_PEER_SHARED, DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_AVAILABILITY_CHECK)
+#define DB_PEER_KERNELS(name, mode, options, cq)                                                                        \
+    extern "C" __global__ void bench_put_##name(struct db_bench_run run) {                                              \
+        db_peer_put<mode, options, cq, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_THREAD>(&run);                                    \
+    }                                                                                                                   \
+    extern "C" __global__ void bench_put_##name##_warp(struct db_bench_run run) {                                       \
+        db_peer_put<mode, options, cq, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_WARP>(&run);                                      \
+    }
+
+DB_PEER_KERNELS(alone, DB_PEER_ALONE, 0, DB_PEER_CQ)
+DB_PEER_KERNELS(alone_collapsed, DB_PEER_ALONE, 0, DB_PEER_COLLAPSED)
+DB_PEER_KERNELS(alone_unchecked, DB_PEER_ALONE, DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_AVAILABILITY_CHECK, DB_PEER_CQ)
+DB_PEER_KERNELS(shared, DB_PEER_SHARED, 0, DB_PEER_CQ)
+DB_PEER_KERNELS(shared_collapsed, DB_PEER_SHARED, 0, DB_PEER_COLLAPSED)
+DB_PEER_KERNELS(shared_unchecked, DB_PEER_SHARED, DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_AVAILABILITY_CHECK, DB_PEER_CQ)

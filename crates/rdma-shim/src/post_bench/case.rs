@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use super::content::Signals;
+use super::nic::Cqes;
 use crate::Order;
 
 /// Lanes of a warp.
@@ -14,8 +15,11 @@ pub(super) const MOST_BLOCKS: u32 = 1 << 15;
 const MOST_SHARED_BLOCKS: u32 = 1 << 14;
 /// Producers at most: one for each multiprocessor of the largest GPU that was seen.
 pub(super) const MOST_PRODUCERS: u32 = 160;
-/// A shared queue's WQE that crosses a multiple of this asks for a completion.
-pub(super) const SIGNAL_EVERY: u32 = 1024;
+/// A shared queue's WQE that crosses a multiple of this asks for a completion, where nobody completes it.
+const SIGNAL_EVERY: u32 = 1024;
+/// Blocks of the ring, and entries of the CQ, of a queue whose WQEs a played NIC completes.
+const STEADY_BLOCKS: u32 = 1024;
+pub(super) const STEADY_CQES: u32 = 2048;
 
 /// Who posts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,8 +28,13 @@ pub enum Poster {
     Shim(Order),
     /// The shim, a doorbell's WQEs in one call (`db_try_post_writes`); one thread with a queue of its own.
     ShimList(Order),
-    /// `doca_gpu_dev_verbs_put`.
+    /// `doca_gpu_dev_verbs_put`, with a CQE of its own for each WQE.
     Peer,
+    /// The same with a collapsed CQ: one CQE that the device overwrites.
+    PeerCollapsed,
+    /// The peer's pieces put together by hand: blocks for a doorbell's WQEs, each WQE, one mark, one submission. One thread with a queue
+    /// of its own.
+    PeerPieces,
     /// The original release's style: volatile words, a fence a step. One thread with a queue of its own, a doorbell a WQE.
     Original,
     /// The original's own instructions, which order too little for a NIC: release stores of GPU scope.
@@ -57,6 +66,12 @@ pub enum Room {
     FirstLap,
     /// They look in the second lap: what the completions gave back has to be known, and is, without a poll.
     LaterLap,
+    /// A played NIC completes what was posted, and they wait for it: a short ring, full again and again. Of the shim's WQEs one in `every`
+    /// asks for a completion.
+    Steady {
+        /// A power of two.
+        every: u32,
+    },
     /// They do not look. The shim on a shared queue cannot leave it out: it compares two registers.
     Unchecked,
 }
@@ -149,13 +164,28 @@ impl Case {
     /// Why it cannot be run, if it cannot.
     pub fn impossible(&self) -> Option<String> {
         let lone = self.scope == Scope::Thread && self.sharing == Sharing::Exclusive;
+        let (steady, checked) = (self.is_steady(), self.room != Room::Unchecked);
         let fits = match self.poster {
             Poster::Shim(_) => self.sharing == Sharing::Exclusive || self.per_ring == self.step(),
             Poster::Peer => true,
+            Poster::PeerCollapsed => steady,
+            Poster::PeerPieces => lone && checked,
             Poster::ShimList(_) => lone,
-            Poster::Original | Poster::OriginalRelease => lone && self.per_ring == 1,
+            Poster::Original | Poster::OriginalRelease => lone && self.per_ring == 1 && !steady,
         };
         match self {
+            Case { room: Room::Steady { every }, .. }
+                if self.queues() != 1
+                    || self.place != Place::Host
+                    || !every.is_power_of_two()
+                    || !(self.per_ring..=STEADY_BLOCKS / 2).contains(every) =>
+            {
+                Some(format!(
+                    "a completion for {every} WQEs: a power of two, of one queue in host memory, from {} to {} can be",
+                    self.per_ring,
+                    STEADY_BLOCKS / 2
+                ))
+            }
             _ if !(1..=MOST_PRODUCERS).contains(&self.producers) => {
                 Some(format!("{} producers: 1 to {MOST_PRODUCERS} can be", self.producers))
             }
@@ -176,6 +206,25 @@ impl Case {
         if self.scope == Scope::Warp { WARP } else { 1 }
     }
 
+    /// Whether a played NIC takes part.
+    pub fn is_steady(&self) -> bool {
+        matches!(self.room, Room::Steady { .. })
+    }
+
+    /// Whether the poster is the peer.
+    pub fn is_peers(&self) -> bool {
+        matches!(self.poster, Poster::Peer | Poster::PeerCollapsed | Poster::PeerPieces)
+    }
+
+    /// How a played NIC writes CQEs: the peer gives none back.
+    pub(super) fn cqes(&self) -> Cqes {
+        match self.poster {
+            Poster::PeerCollapsed => Cqes::Collapsed,
+            _ if self.is_peers() => Cqes::Overwritten,
+            _ => Cqes::InOrder,
+        }
+    }
+
     /// How many queues.
     pub fn queues(&self) -> u32 {
         if self.sharing == Sharing::Shared { 1 } else { self.producers }
@@ -183,15 +232,18 @@ impl Case {
 
     /// Blocks of each ring.
     pub fn blocks(&self) -> u32 {
+        if self.is_steady() {
+            return STEADY_BLOCKS;
+        }
         let share = ALL_BLOCKS / self.queues();
         let most = if self.sharing == Sharing::Shared { MOST_SHARED_BLOCKS } else { MOST_BLOCKS };
         // The power of two below.
         (1 << (31 - share.leading_zeros())).min(most)
     }
 
-    /// Posts of one producer: whole doorbells, and no more than its share of a ring.
+    /// Posts of one producer: whole doorbells, and no more than its share of a ring that nobody empties.
     pub fn posts_of_one(&self) -> u32 {
-        let most = self.queues() * self.blocks() / self.producers;
+        let most = if self.is_steady() { self.posts } else { self.queues() * self.blocks() / self.producers };
         let unit = self.per_ring.max(self.step());
         ((self.posts / self.producers).clamp(unit, most) / unit) * unit
     }
@@ -208,11 +260,14 @@ impl Case {
 
     /// Which WQEs ask for a completion.
     pub(super) fn signals(&self) -> Signals {
-        match (self.poster, self.sharing) {
-            (Poster::Shim(_) | Poster::ShimList(_), Sharing::Exclusive) => Signals::Every(self.per_ring),
-            (Poster::Shim(_) | Poster::ShimList(_), Sharing::Shared) => Signals::Every(SIGNAL_EVERY),
-            _ => Signals::Every(1),
-        }
+        Signals::Every(match (self.poster, self.sharing, self.room) {
+            (Poster::Shim(_) | Poster::ShimList(_), _, Room::Steady { every }) => every,
+            (Poster::Shim(_) | Poster::ShimList(_), Sharing::Exclusive, _) => self.per_ring,
+            (Poster::Shim(_) | Poster::ShimList(_), Sharing::Shared, _) => SIGNAL_EVERY,
+            // It holds completions back with doorbells, of threads alone.
+            (Poster::PeerCollapsed, ..) if self.scope == Scope::Thread => self.per_ring,
+            _ => 1,
+        })
     }
 
     /// The shim's order; `strict` where the poster has none.
@@ -227,6 +282,14 @@ impl Case {
     pub(super) fn kernel(&self) -> &'static str {
         let unchecked = self.room == Room::Unchecked;
         match (self.poster, self.sharing, self.scope, unchecked) {
+            (Poster::Shim(_), Sharing::Exclusive, Scope::Thread, _) if self.is_steady() => "bench_steady_one",
+            (Poster::Shim(_), Sharing::Exclusive, Scope::Warp, _) if self.is_steady() => "bench_steady_warp",
+            (Poster::ShimList(_), ..) if self.is_steady() => "bench_steady_list",
+            (Poster::PeerCollapsed, Sharing::Exclusive, Scope::Thread, _) => "bench_put_alone_collapsed",
+            (Poster::PeerCollapsed, Sharing::Exclusive, Scope::Warp, _) => "bench_put_alone_collapsed_warp",
+            (Poster::PeerCollapsed, Sharing::Shared, Scope::Thread, _) => "bench_put_shared_collapsed",
+            (Poster::PeerCollapsed, Sharing::Shared, Scope::Warp, _) => "bench_put_shared_collapsed_warp",
+            (Poster::PeerPieces, ..) => "bench_put_pieces",
             (Poster::Shim(_), Sharing::Exclusive, Scope::Thread, false) => "bench_post_one",
             (Poster::Shim(_), Sharing::Exclusive, Scope::Thread, true) => "bench_post_one_unchecked",
             (Poster::Shim(_), Sharing::Exclusive, Scope::Warp, false) => "bench_post_warp",
@@ -328,6 +391,17 @@ pub(super) mod tests {
             (Case { poster: early, sharing: Sharing::Shared, per_ring: 16, ..case() }, Some("does not post")),
             (Case { poster: Poster::Peer, sharing: Sharing::Shared, per_ring: 16, ..case() }, None),
             (case(), None),
+            (Case { room: Room::Steady { every: 512 }, ..case() }, None),
+            (Case { room: Room::Steady { every: 1024 }, ..case() }, Some("from 1 to 512")),
+            (Case { room: Room::Steady { every: 48 }, ..case() }, Some("a power of two")),
+            (Case { room: Room::Steady { every: 1 }, per_ring: 16, ..case() }, Some("from 16 to 512")),
+            (Case { room: Room::Steady { every: 1 }, producers: 2, ..case() }, Some("of one queue")),
+            (Case { room: Room::Steady { every: 1 }, place: Place::Gpu, ..case() }, Some("host memory")),
+            (Case { poster: Poster::PeerCollapsed, ..case() }, Some("PeerCollapsed does not")),
+            (
+                Case { poster: Poster::PeerPieces, room: Room::Unchecked, ..case() },
+                Some("PeerPieces does not"),
+            ),
         ] {
             let said = case.impossible();
             match words {

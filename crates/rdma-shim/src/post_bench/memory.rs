@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use gpu::{Context, DeviceMemory, PinnedMemory, Stream, Way};
 
-use super::case::{ALL_BLOCKS, Case, MOST_BLOCKS, MOST_PRODUCERS, Place};
+use super::case::{ALL_BLOCKS, Case, MOST_BLOCKS, MOST_PRODUCERS, Place, STEADY_CQES};
 use super::content::{BLOCK, QPN};
+use super::nic::Device;
 use crate::sys::{db_cq, db_slot, db_sq};
 
 /// `DB_BENCH_SQ_BYTES`, `DB_BENCH_PEER_BYTES`, `DB_BENCH_SHARED_BYTES`.
@@ -18,7 +19,9 @@ pub const SHARED_BYTES: u32 = 2048;
 /// `struct db_bench_time`.
 const TIME_BYTES: usize = 24;
 /// `struct db_peer_queue`.
-const PEER_QUEUE_BYTES: usize = 56;
+const PEER_QUEUE_BYTES: usize = 64;
+/// `struct db_cq`.
+const CQ_BYTES: usize = 32;
 /// Of a queue: its record at the beginning, its register further on, on lines of their own.
 const PAGE_BYTES: u64 = 512;
 const REGISTER_AT: u64 = 256;
@@ -35,6 +38,10 @@ pub struct Memory {
     pages: PinnedMemory,
     slots: DeviceMemory,
     cqes: DeviceMemory,
+    /// The CQ of a queue that a played NIC serves.
+    host_cqes: PinnedMemory,
+    /// The shim's struct of that.
+    pub cq: DeviceMemory,
     marks: DeviceMemory,
     /// Structs of the shim's exclusive queues.
     pub queues: DeviceMemory,
@@ -72,6 +79,8 @@ impl Memory {
             pages: PinnedMemory::new(context, (most + 1) * PAGE_BYTES as usize)?,
             slots: DeviceMemory::new(context, ALL_BLOCKS as usize * size_of::<db_slot>())?,
             cqes: DeviceMemory::new(context, MOST_BLOCKS as usize * BLOCK)?,
+            host_cqes: PinnedMemory::new(context, STEADY_CQES as usize * BLOCK)?,
+            cq: DeviceMemory::new(context, CQ_BYTES)?,
             marks: DeviceMemory::new(context, MOST_BLOCKS as usize * size_of::<u32>())?,
             queues: DeviceMemory::new(context, most * SQ_BYTES as usize)?,
             shared: DeviceMemory::new(context, SHARED_BYTES as usize)?,
@@ -112,10 +121,32 @@ impl Memory {
         }
     }
 
-    /// The shared queue's CQ, in which nothing ever lies: nobody has to wait for room.
-    pub fn shared_cq(&self) -> db_cq {
+    /// The CQ of a case's one queue: the played NIC's, or one in which nothing ever lies, since nobody has to wait for room.
+    pub fn one_cq(&self, case: &Case) -> db_cq {
         let record = self.pages.device_address() + u64::from(MOST_PRODUCERS) * PAGE_BYTES;
-        db_cq { ring: self.cqes.address(), record, entries: MOST_BLOCKS, cqn: 1, consumer: 0 }
+        let (ring, entries) = match case.is_steady() {
+            true => (self.host_cqes.device_address(), STEADY_CQES),
+            false => (self.cqes.address(), MOST_BLOCKS),
+        };
+        db_cq { ring, record, entries, cqn: 1, consumer: 0 }
+    }
+
+    /// The words of that CQ's struct.
+    pub fn one_cq_bytes(&self, case: &Case) -> Vec<u8> {
+        let cq = self.one_cq(case);
+        let words = [cq.ring, cq.record, u64::from(cq.entries) | u64::from(cq.cqn) << 32, cq.consumer];
+        words.into_iter().flat_map(u64::to_ne_bytes).collect()
+    }
+
+    /// What a played NIC sees of a steady case's queue.
+    pub fn device(&self, case: &Case) -> Device<'_> {
+        let record = MOST_PRODUCERS as usize * PAGE_BYTES as usize;
+        Device {
+            ring: &self.rings.long_words()[..case.blocks() as usize * BLOCK / 8],
+            cq: self.host_cqes.long_words(),
+            register: &self.pages.long_words()[REGISTER_AT as usize / 8],
+            consumer: &self.pages.words()[record / 4],
+        }
     }
 
     /// The shared queue's marks.
@@ -137,15 +168,19 @@ impl Memory {
         self.marks.fill(0, stream)?;
         // Opcode 15 and no owner: a CQE that was never written.
         self.cqes.fill(0xff, stream)?;
+        self.host_cqes.long_words().iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
+        self.cq.write(0, &self.one_cq_bytes(case), self.way(stream))?;
         let (mut ours, mut peers) = (Vec::new(), Vec::new());
         for number in 0..case.queues() {
             let queue = self.queue(case, number);
             ours.extend(words_of(queue.clone()).into_iter().flat_map(u64::to_ne_bytes));
             ours.resize((number + 1) as usize * SQ_BYTES as usize, 0);
-            let cq_record = queue.record - SEND_WORD + 128;
-            let words = [queue.ring, queue.record, queue.reg, self.cqes.address(), cq_record, queue.producer];
+            // Where nothing completes all may share a CQ.
+            let cq = self.one_cq(case);
+            let entries = if case.is_steady() { cq.entries } else { queue.blocks };
+            let words = [queue.ring, queue.record, queue.reg, cq.ring, cq.record, queue.producer];
             peers.extend(words.into_iter().flat_map(u64::to_ne_bytes));
-            peers.extend([queue.blocks, queue.qpn].into_iter().flat_map(u32::to_ne_bytes));
+            peers.extend([queue.blocks, queue.qpn, entries, 0].into_iter().flat_map(u32::to_ne_bytes));
         }
         self.queues.write(0, &ours, self.way(stream))?;
         self.peer_queues.write(0, &peers, self.way(stream))

@@ -2,13 +2,15 @@
 //!
 //! No NIC takes part, and none is needed: a ring in pinned host memory or in GPU memory, a record and a word for a register
 //! in host memory, and room for every post of a run. So a time is that of the GPU's side alone, with the stores over PCIe
-//! that a NIC would see. After each run the ring is compared with what the host's shim writes for the same messages
+//! that a NIC would see. For a steady state a thread of the host plays the NIC ([`nic`]): the ring is short, and completions give room.
+//! After each run the ring is compared with what the host's shim writes for the same messages
 //! ([`content`]). The same posts may be made by a peer's routine, whose headers the user gives ([`PeerHeaders`]), and in the
 //! style of the original release.
 
 mod case;
 pub mod content;
 mod memory;
+pub mod nic;
 mod peer;
 mod rig;
 
@@ -24,13 +26,19 @@ use crate::device;
 pub const LENGTH: u32 = 64;
 /// Name and text of the header that the kernels share.
 const RUN: (&str, &str) = ("bench_run.h", include_str!("../../kernels/bench_run.h"));
+/// What the shim's kernels post, and the kernels of the steady state.
+const NEXT: (&str, &str) = ("bench_next.h", include_str!("../../kernels/bench_next.h"));
 /// Of the original release's style, which the generator's kernels have too.
 const ORIGINAL: (&str, &str) = ("post_original.h", include_str!("../../kernels/post_original.h"));
 
 /// The shim's kernels, and those in the original's style.
-fn shim_unit() -> Unit {
-    let unit = device::unit("bench_post.cu", include_str!("../../kernels/bench_post.cu"));
-    unit.header(RUN.0, RUN.1).header(ORIGINAL.0, ORIGINAL.1)
+fn shim_units() -> [Unit; 2] {
+    [
+        device::unit("bench_post.cu", include_str!("../../kernels/bench_post.cu"))
+            .header(ORIGINAL.0, ORIGINAL.1),
+        device::unit("bench_steady.cu", include_str!("../../kernels/bench_steady.cu")),
+    ]
+    .map(|unit| unit.header(RUN.0, RUN.1).header(NEXT.0, NEXT.1))
 }
 
 /// The image of the peer's kernels. Errors: the compiler's and the linker's, in the words that the caller prints.
@@ -42,5 +50,5 @@ pub fn put_image(peer: &PeerHeaders, builder: &ImageBuilder, arch: Arch) -> Resu
 
 /// The image of the shim's kernels.
 fn shim_image(builder: &ImageBuilder, arch: Arch) -> Result<Image, BuildError> {
-    builder.image(&[shim_unit()], arch, Form::Cubin)
+    builder.image(&shim_units(), arch, Form::Cubin)
 }

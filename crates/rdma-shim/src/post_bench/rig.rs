@@ -1,16 +1,19 @@
 //! Runs cases on a GPU: prepares memory, launches, waits, reads the clock's words, compares the rings.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use gpu::{
     Arguments, BuildError, Context, Function, Gpu, GpuTimer, Image, ImageBuilder, Module, Priority, Shape,
     Stream,
 };
 
-use super::case::{Case, Floor, Place, Poster, Room, SIGNAL_EVERY, Scope, Sharing};
+use super::case::{Case, Floor, Place, Poster, Room, Scope, Sharing};
 use super::content::{self, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Signals, Wrong};
 use super::memory::{Memory, PEER_BYTES, SQ_BYTES};
+use super::nic::{Played, Rules};
 use super::{PeerHeaders, put_image, shim_image};
 use crate::Order;
 
@@ -18,6 +21,8 @@ use crate::Order;
 const RUN: Duration = Duration::from_secs(5);
 /// Longest wait of a post for room, of which there always is.
 const PATIENCE_NS: u64 = 2_000_000_000;
+/// Longest time that a played NIC needs for the last doorbell of a kernel that has ended.
+const LAST_DOORBELL: Duration = Duration::from_secs(1);
 /// Readings of the timer that its step is made of.
 const READINGS: u32 = 64;
 
@@ -64,6 +69,16 @@ pub enum RigError {
         /// Which, and how.
         wrong: Wrong,
     },
+    /// The played NIC was told of less than was posted.
+    #[error("{kernel}: the doorbell told of {executed} of {posts} WQEs")]
+    Untold {
+        /// Which kernel.
+        kernel: &'static str,
+        /// WQEs that were executed.
+        executed: u64,
+        /// WQEs of the run.
+        posts: u32,
+    },
     /// Record or register do not tell the device of all.
     #[error("{kernel}: queue {queue}'s {word} is {found:02x?} after {posts} posts")]
     Doorbell {
@@ -81,7 +96,7 @@ pub enum RigError {
 }
 
 /// What a run took.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Sample {
     /// Posts of all producers.
     pub posts: u32,
@@ -89,6 +104,8 @@ pub struct Sample {
     pub span_ns: u64,
     /// By events around the launch, launch and end included.
     pub event_ns: u64,
+    /// Of a steady state: what the played NIC took for all of them, waits for doorbells left out.
+    pub nic_ns: Option<u64>,
 }
 
 impl Sample {
@@ -102,7 +119,7 @@ impl Sample {
 #[derive(Debug)]
 pub struct Rig {
     memory: Memory,
-    timer: GpuTimer,
+    timer: RefCell<GpuTimer>,
     stream: Stream,
     kernels: HashMap<String, Function>,
     no_peer: Option<String>,
@@ -114,7 +131,7 @@ impl Rig {
         let context = Context::new(gpu)?;
         let mut rig = Rig {
             memory: Memory::new(&context)?,
-            timer: GpuTimer::new(&context)?,
+            timer: RefCell::new(GpuTimer::new(&context)?),
             stream: Stream::new(&context, Priority::Least)?,
             kernels: HashMap::new(),
             no_peer: None,
@@ -151,7 +168,7 @@ impl Rig {
         // SAFETY: the kernel writes one word of the memory of this rig, which waits for its end.
         unsafe { self.launch("bench_timer_step", 1, 1, &arguments) }?;
         self.stream.wait("the look at the GPU's timer", RUN)?;
-        Ok(self.memory.times.long_words()[0].load(std::sync::atomic::Ordering::Acquire))
+        Ok(self.memory.times.long_words()[0].load(Ordering::Acquire))
     }
 
     /// One run: posts, then compares what they left. Errors: a case that cannot be, the driver's, and everything that makes a
@@ -160,12 +177,15 @@ impl Rig {
         if let Some(why) = case.impossible() {
             return Err(RigError::Impossible(why));
         }
-        if let (Poster::Peer, Some(why)) = (case.poster, &self.no_peer) {
+        if let (true, Some(why)) = (case.is_peers(), &self.no_peer) {
             return Err(RigError::NoPeer(why.clone()));
         }
         self.memory.prepare(case, &self.stream)?;
         self.make_queues(case)?;
-        let sample = self.time(case, case.kernel())?;
+        let sample = match case.is_steady() {
+            true => self.time_steady(case, case.kernel())?,
+            false => self.time(case, case.kernel())?,
+        };
         let expected = Expected {
             queues: case.queues(),
             blocks: case.blocks(),
@@ -173,9 +193,12 @@ impl Rig {
             posts: case.posts_of_all() / case.queues(),
             in_order: case.sharing == Sharing::Exclusive,
             signals: case.signals(),
-            reserved_free: case.poster == Poster::Peer,
+            reserved_free: case.is_peers(),
         };
-        self.compare(case, &expected, case.kernel())?;
+        // The played NIC has compared each; the ring holds its last lap.
+        if !case.is_steady() {
+            self.compare(case, &expected, case.kernel())?;
+        }
         self.compare_doorbells(case, &expected)?;
         Ok(sample)
     }
@@ -209,31 +232,66 @@ impl Rig {
         Ok(sample)
     }
 
+    /// The same beside a played NIC.
+    fn time_steady(&self, case: &Case, kernel: &'static str) -> Result<Sample, RigError> {
+        let rules = Rules {
+            queue: 0,
+            posts: case.posts_of_all(),
+            signals: case.signals(),
+            names_next: case.is_peers() || case.sharing == Sharing::Shared,
+            in_order: case.producers == 1,
+            reserved_free: case.is_peers(),
+            cqes: case.cqes(),
+        };
+        let (device, stop) = (self.memory.device(case), AtomicBool::new(false));
+        let (sample, played) = std::thread::scope(|scope| {
+            let nic = scope.spawn(|| device.play(&rules, &stop));
+            let sample = self.time(case, kernel);
+            let deadline = Instant::now() + LAST_DOORBELL;
+            while sample.is_ok() && !nic.is_finished() && Instant::now() < deadline {
+                std::thread::yield_now();
+            }
+            stop.store(true, Ordering::Relaxed);
+            (sample, nic.join().expect("a NIC that is played does not panic"))
+        });
+        // What was wrong with a WQE says more than what came of it.
+        let Played { executed, busy, wrong, .. } = played;
+        if let Some(wrong) = wrong {
+            return Err(RigError::Content { kernel, wrong });
+        }
+        let sample = sample?;
+        if executed != u64::from(rules.posts) {
+            return Err(RigError::Untold { kernel, executed, posts: rules.posts });
+        }
+        Ok(Sample { nic_ns: Some(busy.as_nanos() as u64), ..sample })
+    }
+
     /// Launches a kernel that takes `struct db_bench_run`, and waits for it.
-    fn time(&mut self, case: &Case, kernel: &'static str) -> Result<Sample, RigError> {
+    fn time(&self, case: &Case, kernel: &'static str) -> Result<Sample, RigError> {
         let arguments = Arguments::new().bytes(&self.arguments(case));
-        self.timer.begin(&self.stream)?;
+        let mut timer = self.timer.borrow_mut();
+        timer.begin(&self.stream)?;
         // SAFETY: the kernels of `bench_post.cu`, and the peer's routine, write the rings, records, registers, slots, marks and
         // structs that `prepare` laid out for this case, whose sizes `posts_of_one` keeps to, and the times; all of it is this
         // rig's, lives until the stream is at rest, and is reached by the CPU through atomics and copies.
         unsafe { self.launch(kernel, case.producers, case.threads(), &arguments) }?;
-        self.timer.finish(&self.stream)?;
+        timer.finish(&self.stream)?;
         self.stream.wait(kernel, RUN)?;
-        let event_ns = self.timer.elapsed(RUN)?.as_nanos() as u64;
+        let event_ns = timer.elapsed(RUN)?.as_nanos() as u64;
         let times = self.memory.times(case.producers);
         if let Some((producer, time)) = times.iter().enumerate().find(|(_, time)| time.error != 0) {
             return Err(RigError::Post { kernel, producer, error: time.error });
         }
         let start = times.iter().map(|time| time.start_ns).min().unwrap_or(0);
         let end = times.iter().map(|time| time.end_ns).max().unwrap_or(0);
-        Ok(Sample { posts: case.posts_of_all(), span_ns: end.saturating_sub(start), event_ns })
+        Ok(Sample { posts: case.posts_of_all(), span_ns: end.saturating_sub(start), event_ns, nic_ns: None })
     }
 
     /// Makes those structs of queues that only a kernel knows the layout of.
     fn make_queues(&self, case: &Case) -> Result<(), RigError> {
         let memory = &self.memory;
-        match (case.poster, case.sharing) {
-            (Poster::Peer, _) => {
+        match (case.is_peers(), case.sharing) {
+            (true, _) => {
                 let arguments =
                     Arguments::new().u64(memory.peer_queues.address()).u64(memory.peers.address());
                 // SAFETY: a thread reads one entry of the first and writes one struct of the second, and there are as many.
@@ -241,25 +299,23 @@ impl Rig {
             }
             (_, Sharing::Exclusive) => Ok(()),
             (_, Sharing::Shared) => {
-                let cq = memory.shared_cq();
-                let mut words = Vec::new();
-                for word in [cq.ring, cq.record, u64::from(cq.entries) | u64::from(cq.cqn) << 32, cq.consumer]
-                {
-                    words.extend(word.to_ne_bytes());
-                }
+                let Signals::Every(every) = case.signals();
                 let arguments = Arguments::new()
                     .u64(memory.queues.address())
                     .u64(memory.shared.address())
-                    .bytes(&words)
+                    .bytes(&memory.one_cq_bytes(case))
                     .u64(memory.marks())
-                    .u32(SIGNAL_EVERY - 1)
+                    .u32(every - 1)
                     .u64(memory.times.device_address());
                 // SAFETY: the kernel reads one queue and writes the shared one, in memory for them, and one word.
                 unsafe { self.launch("bench_share", 1, 1, &arguments) }?;
                 self.stream.wait("sharing a queue", RUN)?;
-                match memory.times.words()[0].load(std::sync::atomic::Ordering::Acquire) {
+                match memory.times.words()[0].load(Ordering::Acquire) {
                     0 => Ok(()),
-                    error => Err(RigError::Unshareable { blocks: case.blocks(), entries: cq.entries, error }),
+                    error => {
+                        let entries = memory.one_cq(case).entries;
+                        Err(RigError::Unshareable { blocks: case.blocks(), entries, error })
+                    }
                 }
             }
         }
@@ -268,8 +324,9 @@ impl Rig {
     /// `struct db_bench_run`.
     fn arguments(&self, case: &Case) -> Vec<u8> {
         let memory = &self.memory;
-        let (queues, bytes) = match (case.poster, case.sharing) {
-            (Poster::Peer, _) => (memory.peers.address(), PEER_BYTES),
+        let Signals::Every(every) = case.signals();
+        let (queues, bytes) = match (case.is_peers(), case.sharing) {
+            (true, _) => (memory.peers.address(), PEER_BYTES),
             (_, Sharing::Exclusive) => (memory.queues.address(), SQ_BYTES),
             (_, Sharing::Shared) => (memory.shared.address(), 0),
         };
@@ -284,6 +341,8 @@ impl Rig {
             pair(case.posts_of_one(), case.per_ring),
             u64::from(apart),
             PATIENCE_NS,
+            memory.cq.address(),
+            u64::from(every),
         ];
         words.into_iter().flat_map(u64::to_ne_bytes).collect()
     }

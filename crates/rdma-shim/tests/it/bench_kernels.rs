@@ -2,6 +2,7 @@
 //! the peer's headers, where these are, its own compile with NVRTC.
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use gpu::cache::Cache;
@@ -11,6 +12,7 @@ use measure::need;
 use rdma_shim::Order;
 use rdma_shim::kernels::KERNELS;
 use rdma_shim::post_bench::content::{BLOCK, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Signals, check};
+use rdma_shim::post_bench::nic::{Cqes, Device, Rules};
 use rdma_shim::post_bench::{Case, Floor, PeerHeaders, Place, Poster, Rig, Room, Scope, Sharing, put_image};
 use rdma_shim::sys::{db_slot, db_sq};
 
@@ -41,6 +43,9 @@ struct Run {
     per_ring: u32,
     apart: u64,
     patience_ns: u64,
+    cqs: u64,
+    signal_every: u32,
+    pad: u32,
 }
 
 #[repr(C, align(64))]
@@ -117,6 +122,9 @@ fn post(kernel: &str, threads: u32, per_ring: u32, shared: bool, start: u64) -> 
         per_ring,
         apart: if shared { 0 } else { size_of::<Queue>() as u64 },
         patience_ns: DEADLINE.as_nanos() as u64 / 2,
+        cqs: 0,
+        signal_every: 1,
+        pad: 0,
     };
     // SAFETY: these are what the kernels take, and all that they lead to lives here, in memory of the sizes that it says.
     unsafe { run(find(kernel), &launch(PRODUCERS, threads), Arguments::new().push(given)) }.unwrap();
@@ -184,6 +192,109 @@ fn twin_bench_kernels_leave_what_the_hosts_shim_writes() {
     }
 }
 
+/// A ring, a CQ and the words beside them that kernel and played NIC share.
+fn words(count: usize, value: u64) -> Vec<AtomicU64> {
+    (0..count).map(|_| AtomicU64::new(value)).collect()
+}
+
+/// Four laps of a ring that a played NIC empties: each WQE is compared by it, and its completions are what the posters go on by.
+#[test]
+fn twin_posters_go_on_by_what_a_played_nic_completes() {
+    need!(Kernel::find("vote").map(drop).map_err(|error| error.to_string()), cc, "a C++ compiler");
+    const ENTRIES: usize = 2 * BLOCKS as usize;
+    for (kernel, producers, threads, per_ring, shared, every) in [
+        ("bench_steady_one", 1, 1, 1, false, 1),
+        ("bench_steady_one", 1, 1, 16, false, 64),
+        ("bench_steady_list", 1, 1, 16, false, 16),
+        ("bench_steady_list", 1, 1, 64, false, 128),
+        ("bench_steady_warp", 1, 32, 32, false, 32),
+        ("bench_steady_warp", 1, 32, 32, false, 128),
+        ("bench_post_shared", 4, 1, 1, true, 32),
+        ("bench_post_shared_warp", 2, 32, 32, true, 128),
+    ] {
+        let (ring, cq, page) = (words(BLOCKS as usize * 8, 0), words(ENTRIES * 8, u64::MAX), words(24, 0));
+        let consumer = AtomicU32::new(0);
+        let at = |words: &[AtomicU64]| words.as_ptr().expose_provenance() as u64;
+        let mut slots = vec![db_slot::default(); BLOCKS as usize];
+        let mut marks = vec![0_u128; BLOCKS as usize / 4];
+        let mut times = vec![[0_u64; 3]; producers as usize];
+        let mut queue = vec![Queue(db_sq {
+            ring: at(&ring),
+            record: at(&page) + 4,
+            reg: at(&page[16..]),
+            slots: address(&mut slots),
+            blocks: BLOCKS,
+            qpn: QPN,
+            max_sge: 1,
+            opcodes: 1,
+            ..db_sq::default()
+        })];
+        // `struct db_cq`.
+        let record = (&raw const consumer).expose_provenance() as u64;
+        let mut cqs = [at(&cq), record, ENTRIES as u64 | 1 << 32, 0];
+        let mut shared_queue = vec![Line([0; 8]); 32];
+        let launch = |blocks, threads| Launch {
+            blocks,
+            threads,
+            visibility: Visibility::Weak { seed: u64::from(every) },
+            deadline: DEADLINE,
+        };
+        let find = |name| Kernel::find(name).unwrap();
+        if shared {
+            let mut error = u32::MAX;
+            let arguments = Arguments::new()
+                .pointer(queue.as_mut_ptr())
+                .pointer(shared_queue.as_mut_ptr())
+                .push(cqs)
+                .push(address(&mut marks))
+                .push(every - 1)
+                .pointer(&raw mut error);
+            // SAFETY: as below.
+            unsafe { run(find("bench_share"), &launch(1, 1), arguments) }.unwrap();
+            assert_eq!(error, 0);
+        }
+        let posts = 4 * BLOCKS / producers;
+        let given = Run {
+            queues: if shared { address(&mut shared_queue) } else { address(&mut queue) },
+            times: address(&mut times),
+            local: LOCAL,
+            remote: REMOTE,
+            lkey: LKEY,
+            rkey: RKEY,
+            posts,
+            per_ring,
+            apart: 0,
+            patience_ns: DEADLINE.as_nanos() as u64 / 2,
+            cqs: address(&mut cqs),
+            signal_every: every,
+            pad: 0,
+        };
+        let rules = Rules {
+            queue: 0,
+            posts: posts * producers,
+            signals: Signals::Every(every),
+            names_next: shared,
+            in_order: producers == 1,
+            reserved_free: false,
+            cqes: Cqes::InOrder,
+        };
+        let device = Device { ring: &ring, cq: &cq, register: &page[16], consumer: &consumer };
+        let stop = AtomicBool::new(false);
+        let played = std::thread::scope(|scope| {
+            let nic = scope.spawn(|| device.play(&rules, &stop));
+            // SAFETY: these are what the kernels take, and all that they lead to lives here, in memory of the sizes that it says.
+            let ran = unsafe { run(find(kernel), &launch(producers, threads), Arguments::new().push(given)) };
+            stop.store(ran.is_err(), Ordering::Relaxed);
+            (ran.is_err(), nic.join().unwrap())
+        });
+        assert!(times.iter().all(|[.., error]| *error as u32 == 0), "{kernel}: {times:?}, {played:?}");
+        let (failed, played) = played;
+        assert_eq!((failed, &played.wrong), (false, &None), "{kernel}");
+        assert_eq!(played.executed, u64::from(rules.posts), "{kernel}");
+        assert_eq!(played.completed, played.executed / u64::from(every), "{kernel}");
+    }
+}
+
 /// Where the peer's headers are given: they are nobody's to ship, so that no test fetches them.
 fn peer() -> Result<PeerHeaders, String> {
     let folder = std::env::var_os("DOORBELL_PEER_HEADERS").filter(|folder| !folder.is_empty());
@@ -218,6 +329,8 @@ fn gpu_bench_kernels_leave_what_the_hosts_shim_writes() {
         Poster::Original,
         Poster::OriginalRelease,
         Poster::Peer,
+        Poster::PeerCollapsed,
+        Poster::PeerPieces,
     ] {
         for (scope, per_ring) in
             [(Scope::Thread, 1), (Scope::Thread, 16), (Scope::Warp, 32), (Scope::Warp, 64)]
@@ -228,11 +341,12 @@ fn gpu_bench_kernels_leave_what_the_hosts_shim_writes() {
                 (Sharing::Shared, 1),
                 (Sharing::Shared, 33),
             ] {
-                for room in [Room::FirstLap, Room::LaterLap, Room::Unchecked] {
+                let steady = Room::Steady { every: 64 };
+                for room in [Room::FirstLap, Room::LaterLap, Room::Unchecked, steady] {
                     for place in [Place::Host, Place::Gpu] {
                         let case =
                             Case { poster, scope, sharing, producers, per_ring, room, place, posts: 2048 };
-                        let left_out = poster == Poster::Peer && rig.no_peer().is_some();
+                        let left_out = case.is_peers() && rig.no_peer().is_some();
                         if case.impossible().is_some() || left_out {
                             continue;
                         }
