@@ -200,7 +200,7 @@ fn words(count: usize, value: u64) -> Vec<AtomicU64> {
 /// Four laps of a ring that a played NIC empties: each WQE is compared by it, and its completions are what the posters go on by.
 #[test]
 fn twin_posters_go_on_by_what_a_played_nic_completes() {
-    need!(Kernel::find("vote").map(drop).map_err(|error| error.to_string()), cc, "a C++ compiler");
+    need!(KERNELS.find("vote").map(drop).map_err(|error| error.to_string()), cc, "a C++ compiler");
     const ENTRIES: usize = 2 * BLOCKS as usize;
     for (kernel, producers, threads, per_ring, shared, every) in [
         ("bench_steady_one", 1, 1, 1, false, 1),
@@ -239,7 +239,7 @@ fn twin_posters_go_on_by_what_a_played_nic_completes() {
             visibility: Visibility::Weak { seed: u64::from(every) },
             deadline: DEADLINE,
         };
-        let find = |name| Kernel::find(name).unwrap();
+        let find = |name| KERNELS.find(name).unwrap();
         if shared {
             let mut error = u32::MAX;
             let arguments = Arguments::new()
