@@ -3,9 +3,10 @@
 //! The NIC's thread puts packets into a bounded buffer ([`Capture`]), another thread takes blocks out ([`Captured`]): the NIC
 //! never waits for a disk, and for the other thread no longer than two words are swapped. What finds no room is dropped and
 //! counted, in front of the next packet and in the statistics at the end. The frame around a packet is made here: a UDP socket
-//! shows neither Ethernet nor IP header. In it are true the addresses, the ports, the IPv4 identification and the UDP checksum;
-//! made up are the MAC addresses (02:00 and the IPv4 address, 02 and the end of the IPv6 address), TTL 64, DF, type of service, flow
-//! label. What the ICRC covers is true, so a reader may check it.
+//! shows neither Ethernet nor IP header. In it are true the addresses, the ports and the IPv4 identification. The UDP checksum is
+//! worked out: the kernel writes the same into what leaves, but a sender elsewhere may have written 0 into what comes. Made up are
+//! the MAC addresses (02:00 and the IPv4 address, 02 and the end of the IPv6 address), TTL 64, DF, type of service, flow label.
+//! What the ICRC covers is true, so a reader may check it.
 
 pub mod pcapng;
 
