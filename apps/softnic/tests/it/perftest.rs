@@ -521,6 +521,11 @@ fn programs_on_another_fabric_are_out_of_reach() {
     let ended = within(DEADLINE, || pair.client.program.exited().is_some());
     assert!(ended, "{}", pair.account());
     assert!(!pair.client.program.exited().is_some_and(|status| status.success()), "{}", pair.account());
-    assert!(pair.client.program.output().contains("Failed status 12"), "{}", pair.account());
+    let said = pair.client.program.output();
+    assert!(said.contains("Failed status 12"), "{}", pair.account());
+    // Which fabric it looked on, and how to see that the server is on another.
+    for words in ["does not answer", "on fabric \"test-", "network namespace", "softnic ctl list"] {
+        assert!(said.contains(words), "{words:?} is not in\n{said}");
+    }
     assert_eq!(pair.client.counters().value("error_retry_exceeded"), 1);
 }

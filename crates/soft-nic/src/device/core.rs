@@ -103,6 +103,8 @@ pub(super) struct Core<M> {
     pub dead_cqs: Vec<(u32, u32)>,
     /// The same for shared receive queues.
     pub dead_srqs: Vec<(u32, u32)>,
+    /// The line of `unreached` was said.
+    pub unreached_said: bool,
 }
 
 impl<M: Memory> Core<M> {
@@ -150,6 +152,7 @@ impl<M: Memory> Core<M> {
             segments: Vec::new(),
             dead_cqs: Vec::new(),
             dead_srqs: Vec::new(),
+            unreached_said: false,
         }
     }
 

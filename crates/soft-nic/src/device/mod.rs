@@ -33,6 +33,7 @@ mod send;
 mod sq;
 mod srq;
 mod table;
+mod unreached;
 mod watch;
 mod window;
 mod wire;

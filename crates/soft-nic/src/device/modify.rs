@@ -114,7 +114,7 @@ impl<M: Memory> Core<M> {
     }
 
     /// Works out where the connected peer is.
-    fn set_path(&self, qp: &mut Qp) {
+    fn set_path(&mut self, qp: &mut Qp) {
         let device = &self.ports[qp.port];
         let vector = &qp.attributes.address;
         let source = device.gids.get(usize::from(vector.sgid_index)).or(device.gids.first());
@@ -134,7 +134,10 @@ impl<M: Memory> Core<M> {
         let ways = Ways { path: self.options.path, wire: self.options.wire, ports: &self.ports };
         let (qpn, dgid) = (qp.attributes.dest_qpn, vector.dgid.as_ref());
         (qp.peer, qp.route) = match ways.to(qp.port, source, dlid, dgid, qpn) {
-            Way::Nowhere => (None, None),
+            Way::Nowhere => {
+                self.say_no_way(qp.qpn, qp.port, &qp.path);
+                (None, None)
+            }
             Way::Shared(slot, port) => {
                 qp.path.to_port = port;
                 (Some(slot), None)

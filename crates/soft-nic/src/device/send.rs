@@ -220,6 +220,9 @@ impl<M: Memory> Core<M> {
         }
         if requester.poll_timeout().is_some_and(|due| due <= self.now) {
             requester.handle_timeout(self.now);
+            if requester.is_failed() {
+                self.say_unanswered(link, qp);
+            }
         }
     }
 
@@ -295,6 +298,9 @@ impl<M: Memory> Core<M> {
             // Nobody has that address: lost on the way.
             self.count_sent(port, mtu, &request.request, transmit);
             self.counters.lost_unreachable += 1;
+            if qp.service == ServiceType::Ud {
+                self.say_no_way(qp.qpn, port, &request.path);
+            }
             return self.sent(qp, transmit.ticket, None);
         };
         if qp.service != ServiceType::Rc && !self.is_readable(&request.segments, request.request.length) {

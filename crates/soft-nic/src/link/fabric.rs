@@ -244,6 +244,13 @@ impl Fabric {
         self.key
     }
 
+    /// What processes must have in common to meet here, as the name of the directory has it.
+    pub fn place(&self) -> String {
+        let mut parts = self.full_name.splitn(7, '-').skip(3).map(str::to_owned);
+        let [user, network, process, name] = std::array::from_fn(|_| parts.next().unwrap_or_default());
+        format!("fabric {name:?} of user {user}, network namespace {network}, process namespace {process}")
+    }
+
     /// How many occupants our slot has had.
     pub fn generation(&self) -> u32 {
         self.generation

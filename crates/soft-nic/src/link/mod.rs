@@ -341,6 +341,16 @@ impl Link {
         self.fabric.slot()
     }
 
+    /// What processes must have in common with this one to be reached through shared memory, in words.
+    pub fn place(&self) -> String {
+        self.fabric.place()
+    }
+
+    /// The process in a slot, dead or alive.
+    pub fn pid_of(&self, slot: u8) -> Option<u32> {
+        self.fabric.occupant(slot).map(|occupant| occupant.pid)
+    }
+
     /// The slot that a QPN belongs to.
     pub fn slot_of(qpn: u32) -> u8 {
         (qpn >> SLOT_SHIFT) as u8 & (SLOTS as u8 - 1)

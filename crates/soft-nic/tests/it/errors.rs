@@ -10,7 +10,7 @@ use soft_nic::device::command::ModifyQp;
 use soft_nic::dma::Host;
 use soft_nic::testing::{Data, Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
-use crate::operations::ALL;
+use crate::operations::{ALL, on_the_wire, vector};
 
 type Patch = fn(&mut Vec<u8>);
 
@@ -273,6 +273,88 @@ fn nobody_there_is_retry_exceeded() {
         let cqe = driver.poll_send(a).unwrap_or_else(|| panic!("{name}: for ever"));
         assert_eq!(syndrome(&cqe), Some(CqeSyndrome::TransportRetryExceeded), "{name}");
         assert_eq!(driver.counters().retransmissions, 2, "{name}");
+    }
+}
+
+/// Lines of the NIC about messages that reach nobody.
+fn unreached(driver: &Driver<Host>) -> Vec<String> {
+    let about = |line: &String| line.contains("reaches") || line.contains("does not answer");
+    driver.sinks.take_lines().into_iter().filter(about).collect()
+}
+
+#[test]
+fn a_queue_that_nobody_answers_says_once_a_process_where_its_peer_was_looked_for() {
+    type Change = fn(&mut ModifyQp);
+    let (nobody, elsewhere): (Change, Change) = (|a| a.dest_qpn += 7, |a| a.dest_qpn |= 0x7f << 17);
+    let far: Change =
+        |a| a.address.dgid = Some(std::net::Ipv4Addr::new(127, 63, 1, 2).to_ipv6_mapped().octets());
+    let place = "network namespace";
+    for (i, (name, wire, change, words)) in [
+        ("QPN of nobody", false, nobody, ["such QP numbers are its own", place]),
+        ("process of nobody", false, elsewhere, ["no process there has such QP numbers", place]),
+        ("LID of nobody", false, |a| a.address.dlid = 99, ["LID 99", "no NIC there has that address"]),
+        ("address of nobody", true, far, ["127.63.1.2", "UDP port 4791"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let setup = if wire { on_the_wire("silent") } else { Setup::new(&format!("silent-{i}")) };
+        let fabric = setup.fabric.clone();
+        let mut driver = Driver::new(setup);
+        for round in 0..2 {
+            let (a, b) = (driver.create_qp(QpShape::default()), driver.create_qp(QpShape::default()));
+            let mut attributes = ModifyQp { retry_count: 1, ..driver.attributes(driver.qp(b).qpn) };
+            change(&mut attributes);
+            driver.bring_up(a, &attributes);
+            let from = driver.region(64, ALL);
+            driver.post(a, &WorkRequest::send(&from, 0, 8)).settle();
+            assert_eq!(unreached(&driver), [""; 0], "{name}: not before its time");
+            driver.advance(200_000_000);
+            assert!(driver.poll_send(a).is_some(), "{name}");
+            let lines = unreached(&driver);
+            assert_eq!(lines.len(), 1 - round, "{name}: {lines:?}");
+            for line in lines {
+                assert!(words.iter().all(|word| line.contains(word)), "{name}: {line}");
+                assert!(line.contains(&format!("on fabric {fabric:?} of user ")), "{name}: {line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gid_that_packets_cannot_have_is_said_once_a_process_where_it_is_chosen() {
+    for datagram in [false, true] {
+        // The link-local GID as RoCE v1 and v2, the IPv4 address as RoCE v1: no way. As RoCE v2: a way.
+        for (index, lines) in [(0, 1), (1, 1), (2, 1), (3, 0)] {
+            let what = format!("GID {index}, datagram {datagram}");
+            let mut driver = Driver::new(on_the_wire("gid"));
+            let service = if datagram { ServiceType::Ud } else { ServiceType::Rc };
+            let (a, b) = driver.pair(QpShape { service, ..QpShape::default() });
+            let gid = driver.nic.ports()[0].gids[index].gid;
+            let from = driver.region(64, ALL);
+            for _ in 0..2 {
+                if datagram {
+                    let vector = AddressVector {
+                        gid,
+                        source_gid_index: index as u8,
+                        ..vector(&driver, b, 0x1111_1111)
+                    };
+                    let send = WorkRequest { datagram: Some(vector), ..WorkRequest::send(&from, 0, 8) };
+                    driver.post(a, &send).settle();
+                } else {
+                    let mut attributes = driver.attributes(driver.qp(b).qpn);
+                    (attributes.address.dgid, attributes.address.sgid_index) = (Some(gid), index as u8);
+                    driver.reset(a);
+                    driver.bring_up_to(a, &attributes, 2);
+                }
+            }
+            let said = unreached(&driver);
+            assert_eq!(said.len(), lines, "{what}: {said:?}");
+            assert!(
+                said.iter().all(|line| line.contains("index 3") && line.contains("-x 3")),
+                "{what}: {said:?}"
+            );
+        }
     }
 }
 
