@@ -212,9 +212,10 @@ impl Run {
     /// A few lines for people.
     pub fn text(&self) -> String {
         let post = self.post.map_or(String::from("-"), |spread| format!("{:.1} ns", spread.p50_ns));
+        let rates = rates(self.received, [self.msgs_per_s, self.payload_gbps, self.wire_gbps]);
         let mut text = format!(
             "posted {}  completed {}  received {}  verified {} of {}  torn {}  lost {}\n\
-             {:.3} s  {:.3} M messages/s  payload {:.2} Gbit/s  wire {:.2} Gbit/s  p50 {post} a post ({})",
+             {:.3} s  {rates}  p50 {post} a post ({})",
             self.posted,
             self.completed,
             self.received,
@@ -223,9 +224,6 @@ impl Run {
             self.torn,
             self.lost,
             self.seconds,
-            self.msgs_per_s / 1e6,
-            self.payload_gbps,
-            self.wire_gbps,
             self.poster,
         );
         if let Some(first) = self.first {
@@ -252,6 +250,17 @@ fn content_ok(completed: u64, received: &Received) -> bool {
         && received.received == completed
 }
 
+/// Messages a second, and Gbit/s of payload and wire; without a count of the receiver none was measured.
+fn rates(received: u64, [msgs_per_s, payload_gbps, wire_gbps]: [f64; 3]) -> String {
+    let msgs_per_s = msgs_per_s / 1e6;
+    match received {
+        0 => "rates n/a: nothing was counted".to_owned(),
+        _ => format!(
+            "{msgs_per_s:.3} M messages/s  payload {payload_gbps:.2} Gbit/s  wire {wire_gbps:.2} Gbit/s"
+        ),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -269,6 +278,12 @@ mod tests {
         ] {
             assert!(!content_ok(9, &bad), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_rate_that_was_not_measured_is_no_zero() {
+        assert_eq!(rates(9, [1e6, 2.0, 3.0]), "1.000 M messages/s  payload 2.00 Gbit/s  wire 3.00 Gbit/s");
+        assert!(rates(0, [0.0; 3]).contains("n/a") && !rates(0, [0.0; 3]).contains("0.0"));
     }
 
     #[test]

@@ -15,8 +15,7 @@ pub mod testing;
 #[macro_export]
 macro_rules! say {
     ($($text:tt)*) => {{
-        use std::io::Write as _;
-        let _ = writeln!(std::io::stdout(), $($text)*);
+        $crate::print(&mut ::std::io::stdout(), ::std::format_args!($($text)*));
     }};
 }
 
@@ -24,11 +23,11 @@ macro_rules! say {
 #[macro_export]
 macro_rules! complain {
     ($($text:tt)*) => {{
-        use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), $($text)*);
+        $crate::print(&mut ::std::io::stderr(), ::std::format_args!($($text)*));
     }};
 }
 
+use std::fmt;
 use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
@@ -53,6 +52,13 @@ pub const FAILED: u8 = 1;
 pub const BAD_INPUT: u8 = 2;
 /// Exit code: a signal ended it (128 + SIGINT, as shells say it).
 pub const INTERRUPTED: u8 = 130;
+
+/// Writes one line at once, so that lines of two programs that fail together do not mix; a closed stream is no error.
+#[doc(hidden)]
+pub fn print(stream: &mut dyn Write, text: fmt::Arguments<'_>) {
+    let _ = stream.write_all(format!("{text}\n").as_bytes());
+    let _ = stream.flush();
+}
 
 /// A program from its command line to its exit code: `--help` and the like succeed; an error of `run` is bad input, and so is an
 /// option that `table` gives to others.
@@ -141,6 +147,28 @@ mod tests {
     struct Options {
         #[arg(long)]
         connect: Option<String>,
+    }
+
+    /// Counts what is written at once.
+    #[derive(Default)]
+    struct Writes(Vec<String>);
+
+    impl Write for Writes {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.push(String::from_utf8_lossy(bytes).into_owned());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_line_is_one_write() {
+        let mut writes = Writes::default();
+        print(&mut writes, format_args!("{}: link layers {}", "generator", "differ"));
+        assert_eq!(writes.0, ["generator: link layers differ\n"]);
     }
 
     #[test]

@@ -249,10 +249,12 @@ impl run::Bench for Bench<'_> {
         let parts = self.spec.needs.iter().map(|need| need.part);
         let parts = parts.chain((provenance.gpu != Label::None).then_some(Part::Gpu));
         let posting_threads = if provenance.gpu == Label::None { posting_threads } else { launched(series) };
+        // Without a count of the receiver no rate was measured.
+        let counted = |rate: f64| (run.received > 0).then_some(rate);
         let numbers = [
-            ("payload_gbps", Some(run.payload_gbps)),
-            ("wire_gbps", Some(run.wire_gbps)),
-            ("msgs_per_s", Some(run.msgs_per_s)),
+            ("payload_gbps", counted(run.payload_gbps)),
+            ("wire_gbps", counted(run.wire_gbps)),
+            ("msgs_per_s", counted(run.msgs_per_s)),
             // The mean also holds whatever else the core did meanwhile.
             ("post_ns", Some(run.post.as_ref().map_or(run.post_ns, |bursts| bursts.p50_ns))),
             ("post_mean_ns", Some(run.post_ns)),
