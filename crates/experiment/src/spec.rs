@@ -67,6 +67,10 @@ pub struct Series {
     /// Options of its program before all others.
     #[serde(default)]
     pub options: toml::Table,
+    /// What its number is counted in, where the spec's values do not say.
+    pub unit: Option<String>,
+    /// How often it is measured, where that is less than the grid says.
+    pub repeat: Option<u32>,
 }
 
 /// A plot of one number against x.
@@ -149,6 +153,8 @@ pub struct Grid {
     x: Option<String>,
     #[serde(skip)]
     own: BTreeMap<String, BTreeMap<String, Vec<u64>>>,
+    #[serde(skip)]
+    repeats: BTreeMap<String, u32>,
 }
 
 /// What `--quick` and `--full` put in the grid's place.
@@ -231,7 +237,8 @@ impl Spec {
     pub fn grid(&self, extent: Extent) -> Grid {
         let own = |series: &Series| series.factors.clone();
         let own = self.series.iter().map(|(name, series)| (name.clone(), own(series))).collect();
-        let mut grid = Grid { x: self.x.clone(), own, ..self.grid.clone() };
+        let repeats = self.series.iter().filter_map(|(name, series)| Some((name.clone(), series.repeat?)));
+        let mut grid = Grid { x: self.x.clone(), own, repeats: repeats.collect(), ..self.grid.clone() };
         let other = match extent {
             Extent::Quick => &self.quick,
             Extent::Full => &self.full,
@@ -240,6 +247,11 @@ impl Spec {
         grid.factors.extend(other.factors.clone());
         (grid.repeat, grid.seconds) = (other.repeat, other.seconds);
         grid
+    }
+
+    /// Leaves out series of the grid.
+    pub fn keep(&mut self, keep: impl Fn(&str) -> bool) {
+        self.grid.series.retain(|series| keep(series));
     }
 
     /// Another grid, for tests of the whole.
@@ -287,7 +299,9 @@ impl Grid {
         for repetition in 0..self.repeat {
             for x in self.xs() {
                 for at in &turns {
-                    let taking = others.iter().filter(|(_, others)| others.contains(at));
+                    let often = |series: &str| self.repeats.get(series).is_none_or(|most| repetition < *most);
+                    let taking =
+                        others.iter().filter(|(series, others)| others.contains(at) && often(series));
                     keys.extend(taking.map(|(series, _)| Key {
                         series: (*series).clone(),
                         x,
@@ -376,6 +390,8 @@ mod tests {
         assert_eq!(order(Extent::Normal), "a64.0 b64.0 a128.0 b128.0 a64.1 b64.1 a128.1 b128.1 ");
         assert_eq!(order(Extent::Quick), "a64.0 b64.0 ");
         assert_eq!(spec.grid(Extent::Full).keys().len(), 12, "sizes as in the grid");
+        let once = Spec::parse("s", &format!("{SPEC}[series.b]\nrepeat = 1\n")).unwrap();
+        assert_eq!(once.grid(Extent::Full).keys().len(), 8, "one of them is measured once");
     }
 
     #[test]

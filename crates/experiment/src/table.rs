@@ -71,7 +71,11 @@ pub fn table(spec: &Spec, rows: &[Row]) -> String {
     lines[0].extend(spec.x.clone());
     lines[0].extend(settings.iter().map(|name| (*name).clone()));
     lines[0].extend(spec.values.iter().map(|value| value.replace('_', " ")));
-    lines[0].extend([format!("range of {}", spec.range), "content".to_owned()]);
+    lines[0].push(format!("range of {}", spec.range));
+    let unit = |row: &Row| spec.series.get(&row.series).and_then(|own| own.unit.clone()).unwrap_or_default();
+    let has_units = rows.iter().any(|row| !unit(row).is_empty());
+    lines[0].extend(has_units.then(|| "unit".to_owned()));
+    lines[0].push("content".to_owned());
     for row in rows {
         let said = |table: &BTreeMap<String, u64>, name: &String| {
             table.get(name).map_or("-".to_owned(), u64::to_string)
@@ -85,6 +89,7 @@ pub fn table(spec: &Spec, rows: &[Row]) -> String {
         line.push(range.map_or("-".to_owned(), |[_, least, most]| {
             format!("{}–{}", number(Some(*least)), number(Some(*most)))
         }));
+        line.extend(has_units.then(|| unit(row)));
         line.push(if row.content_ok { "ok".to_owned() } else { "NOT OK".to_owned() });
         lines.push(line);
     }

@@ -13,13 +13,18 @@ use serde_json::Value;
 
 use super::cores::Cores;
 use super::idle;
-use super::measures::{Column, Measure, Source};
+use super::source::{Column, Perftest, Source};
 use crate::figure::Programs;
 use crate::process::{Ended, Guarded, Speaking, WAIT, output, run_logged};
 use crate::workspace::target_dir;
 
 /// Idling before each message of [`Source::First`].
 const PAUSE: Duration = Duration::from_secs(1);
+
+/// How long the other end of a pair may live on when one end failed.
+const FAILED: Duration = Duration::from_secs(2);
+/// Lines of a log that an error quotes.
+const LAST: usize = 3;
 
 /// Where and with what the numbers are taken.
 pub struct Stand<'a> {
@@ -59,41 +64,37 @@ enum End {
 }
 
 impl Stand<'_> {
-    /// Takes one number; an error after `limit` at the latest for each program that it runs.
-    pub fn take(&self, measure: &Measure) -> Result<f64> {
-        match &measure.source {
-            Source::Perftest { tool, options, column, pump } => {
-                self.perftest(measure, tool, options, *column, *pump)
-            }
-            Source::Wire { tool, options, column, loss, pump } => {
-                self.wire(measure, tool, options, *column, (*loss, *pump))
-            }
+    /// Takes the number `name`; an error after `limit` at the latest for each program that it runs.
+    pub fn take(&self, name: &str, source: &Source) -> Result<f64> {
+        match source {
+            Source::Perftest(pair) => self.perftest(name, pair),
+            Source::Wire(pair) => self.wire(name, pair),
             Source::IdleQueues { field } => self.idle_queues(field),
-            Source::Iperf => self.iperf(measure),
-            Source::UdpPingPong => self.udp(measure),
+            Source::Iperf => self.iperf(name),
+            Source::UdpPingPong => self.udp(name),
             Source::Generator { options } => {
                 let seconds = self.seconds.to_string();
-                let options = [&["--poster", "cpu-shim", "--seconds", &seconds], *options].concat();
-                let run = self.generator(measure, &options, self.limit)?;
+                let mut all = vec!["--poster", "cpu-shim", "--seconds", &seconds];
+                all.extend(options.iter().map(String::as_str));
+                let run = self.generator(name, &all, self.limit)?;
                 run["msgs_per_s"].as_f64().context("the sender gives no rate")
             }
             Source::First => {
                 let (pause, count) = (PAUSE.as_secs_f64().to_string(), self.pauses.to_string());
                 let options = ["--op", "write", "--payload", "8", "--pause", &pause, "--count", &count];
-                let run = self.generator(measure, &options, self.limit + PAUSE * self.pauses)?;
+                let run = self.generator(name, &options, self.limit + PAUSE * self.pauses)?;
                 Ok(run.pointer("/first/p99_ns").and_then(Value::as_f64).context("the sender gives no p99")?
                     * 1e-6)
             }
-            Source::Post { list } => self.post(measure, *list),
-            Source::Baseline { options, field, scale } => Ok(self.baseline(measure, options, field)? * scale),
-            Source::IdleCpu => Ok(self.idle(measure)?.0),
-            Source::IdleMemory => Ok(self.idle(measure)?.1),
+            Source::Post { list } => self.post(name, *list),
+            Source::Baseline { options, field, scale } => Ok(self.baseline(name, options, field)? * scale),
+            Source::IdleCpu => Ok(self.idle(name)?.0),
+            Source::IdleMemory => Ok(self.idle(name)?.1),
         }
     }
 
-    fn log(&self, measure: &Measure, end: &str) -> PathBuf {
-        let name: String =
-            measure.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+    fn log(&self, name: &str, end: &str) -> PathBuf {
+        let name: String = name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         self.logs.join(format!("{name}-{end}.log"))
     }
 
@@ -125,33 +126,20 @@ impl Stand<'_> {
         ours.unwrap_or_else(|| name.into())
     }
 
-    fn perftest(
-        &self,
-        measure: &Measure,
-        tool: &str,
-        options: &[&str],
-        column: Column,
-        pump: bool,
-    ) -> Result<f64> {
+    fn perftest(&self, name: &str, pair: &Perftest) -> Result<f64> {
         let port = free_port()?;
         let command = |end: End| {
-            let mut command = self.softnic(end, pump, &self.tool(tool));
-            command.args(perftest_options(column, port, options));
+            let mut command = self.softnic(end, pair.pump, &self.tool(&pair.tool));
+            command.args(perftest_options(pair, port));
             command
         };
-        self.pair(measure, tool, command, "127.0.0.1", port, column)
+        self.pair(name, pair, command, "127.0.0.1", port)
     }
 
     /// The same between two hosts.
-    fn wire(
-        &self,
-        measure: &Measure,
-        tool: &str,
-        options: &[&str],
-        column: Column,
-        (loss, pump): (f64, bool),
-    ) -> Result<f64> {
+    fn wire(&self, name: &str, pair: &Perftest) -> Result<f64> {
         let hosts = self.hosts.as_ref().context("this machine cannot have two hosts")?;
+        let (loss, pump) = (pair.loss, pair.pump);
         let config = self.logs.join(format!("wire-{loss}{}.toml", if pump { "-pump" } else { "" }));
         let text =
             format!("path = \"wire\"\nlink_layer = \"roce\"\nmtu = 4096\nloss = {loss:?}\npump = {pump}\n");
@@ -159,49 +147,52 @@ impl Stand<'_> {
         let port = free_port()?;
         let command = |end: End| {
             let mut command = on_host(hosts, end, &self.programs.softnic);
-            command.args(["run", "--config"]).arg(&config).arg("--").arg(self.tool(tool));
-            command.args(perftest_options(column, port, options));
+            command.args(["run", "--config"]).arg(&config).arg("--").arg(self.tool(&pair.tool));
+            command.args(perftest_options(pair, port));
             command
         };
-        self.pair(measure, tool, command, Hosts::ADDRESSES[0], port, column)
+        self.pair(name, pair, command, Hosts::ADDRESSES[0], port)
     }
 
     /// Starts a server, its client when it listens, and reads the client's number.
     fn pair(
         &self,
-        measure: &Measure,
-        tool: &str,
+        name: &str,
+        pair: &Perftest,
         command: impl Fn(End) -> Command,
         address: &str,
         port: u16,
-        column: Column,
     ) -> Result<f64> {
-        let server_log = self.log(measure, "server");
+        let tool = &pair.tool;
+        let (server_log, client_log) = (self.log(name, "server"), self.log(name, "client"));
         let file =
             fs::File::create(&server_log).with_context(|| format!("writing {}", server_log.display()))?;
         let mut server = command(End::Server);
         server.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
         let mut server = Guarded(server.spawn().with_context(|| format!("starting {tool}"))?);
         wait_for_listener(&mut server, port, &server_log, WAIT.min(self.limit))?;
-        let client_log = self.log(measure, "client");
-        let ended = run_logged(command(End::Client).arg(address), &client_log, self.limit)?;
-        if ended != Ended::Well {
-            bail!("{tool}'s client {ended:?}; see {}", client_log.display());
-        }
-        let ended = server.wait(WAIT.min(self.limit))?;
-        if ended != Ended::Well {
-            bail!("{tool}'s server {ended:?}; see {}", server_log.display());
+        let client = run_logged(command(End::Client).arg(address), &client_log, self.limit)?;
+        // A client that failed says less than its server, which ends soon then.
+        let patience = if client == Ended::Well { WAIT } else { FAILED };
+        let server = server.wait(patience.min(self.limit))?;
+        if (client, server) != (Ended::Well, Ended::Well) {
+            let said = |end: &str, ended: Ended, log: &Path| {
+                format!("{tool}'s {end} {ended:?} ({}), log {}", last_words(log), log.display())
+            };
+            bail!("{}; {}", said("client", client, &client_log), said("server", server, &server_log));
         }
         let log =
             fs::read_to_string(&client_log).with_context(|| format!("reading {}", client_log.display()))?;
-        column.read(&log).with_context(|| format!("{tool} printed no result; see {}", client_log.display()))
+        pair.column
+            .read(&log)
+            .with_context(|| format!("{tool} printed no result; see {}", client_log.display()))
     }
 
     /// One TCP stream; what the receiver got.
-    fn iperf(&self, measure: &Measure) -> Result<f64> {
+    fn iperf(&self, name: &str) -> Result<f64> {
         let hosts = self.hosts.as_ref().context("this machine cannot have two hosts")?;
         let port = free_port()?.to_string();
-        let log = self.log(measure, "server");
+        let log = self.log(name, "server");
         let file = fs::File::create(&log).with_context(|| format!("writing {}", log.display()))?;
         let mut server = on_host(hosts, End::Server, "iperf3");
         server.args(["-s", "-1", "-p", &port]).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
@@ -215,7 +206,7 @@ impl Stand<'_> {
     }
 
     /// Half a round trip of two sockets.
-    fn udp(&self, measure: &Measure) -> Result<f64> {
+    fn udp(&self, name: &str) -> Result<f64> {
         let hosts = self.hosts.as_ref().context("this machine cannot have two hosts")?;
         let command = |end: End, option: &str, address: &str| {
             let mut command = on_host(hosts, end, &self.programs.generator);
@@ -224,13 +215,13 @@ impl Stand<'_> {
         };
         let any = format!("{}:0", Hosts::ADDRESSES[0]);
         let mut answering =
-            Speaking::start(&mut command(End::Server, "--listen", &any), &self.log(measure, "server"))?;
+            Speaking::start(&mut command(End::Server, "--listen", &any), &self.log(name, "server"))?;
         let listening =
             answering.json("listening", WAIT.min(self.limit)).context("starting the answering side")?;
         let address = listening["address"].as_str().context("it does not say where it listens")?;
         let mut asks = command(End::Client, "--connect", address);
         asks.args(["--seconds", &self.seconds.to_string()]);
-        let mut asking = Speaking::start(&mut asks, &self.log(measure, "client"))?;
+        let mut asking = Speaking::start(&mut asks, &self.log(name, "client"))?;
         let answer = asking.json("baseline", self.limit).context("measuring")?;
         ends_well(&mut asking, "the asking side")?;
         ends_well(&mut answering, "the answering side")?;
@@ -239,15 +230,15 @@ impl Stand<'_> {
     }
 
     /// The sender's line of a generator pair whose messages all arrived whole.
-    fn generator(&self, measure: &Measure, options: &[&str], limit: Duration) -> Result<Value> {
+    fn generator(&self, name: &str, options: &[&str], limit: Duration) -> Result<Value> {
         let mut receiver = self.softnic(End::Server, false, &self.programs.generator);
         receiver.args(["--listen", "127.0.0.1:0", "--nic", "mlx5_0", "--json", "-"]);
-        let mut receiver = Speaking::start(&mut receiver, &self.log(measure, "receiver"))?;
+        let mut receiver = Speaking::start(&mut receiver, &self.log(name, "receiver"))?;
         let listening = receiver.json("listening", WAIT.min(self.limit)).context("starting the receiver")?;
         let address = listening["address"].as_str().context("the receiver does not say where it listens")?;
         let mut sender = self.softnic(End::Client, false, &self.programs.generator);
         sender.args(["--connect", address, "--nic", "mlx5_0", "--json", "-"]).args(options);
-        let mut sender = Speaking::start(&mut sender, &self.log(measure, "sender"))?;
+        let mut sender = Speaking::start(&mut sender, &self.log(name, "sender"))?;
         let run = sender.json("run", limit).context("running the sender")?;
         ends_well(&mut sender, "the sender")?;
         ends_well(&mut receiver, "the receiver")?;
@@ -258,10 +249,10 @@ impl Stand<'_> {
     }
 
     /// Ratio of the medians, in the row of the shim's default: eight bytes, strict order.
-    fn post(&self, measure: &Measure, list: u64) -> Result<f64> {
+    fn post(&self, name: &str, list: u64) -> Result<f64> {
         let mut command = self.softnic(End::Alone, false, &self.programs.generator);
         command.args(["bench-post", "--nic", "mlx5_0", "--rounds", &self.rounds.to_string(), "--json", "-"]);
-        let mut session = Speaking::start(&mut command, &self.log(measure, "bench-post"))?;
+        let mut session = Speaking::start(&mut command, &self.log(name, "bench-post"))?;
         let answer = session.json("bench-post", self.limit).context("comparing the posting code")?;
         ends_well(&mut session, "bench-post")?;
         let rows = answer["rows"].as_array().map_or(&[][..], Vec::as_slice);
@@ -271,13 +262,13 @@ impl Stand<'_> {
         row.and_then(|row| row["ratio"].as_f64()).context("bench-post has no such row")
     }
 
-    fn baseline(&self, measure: &Measure, options: &[&str], field: &str) -> Result<f64> {
+    fn baseline(&self, name: &str, options: &[String], field: &str) -> Result<f64> {
         let mut command = Command::new(&self.programs.generator);
         command.arg("baseline").args(options).args(["--seconds", &self.seconds.to_string(), "--json", "-"]);
         if let Some(cores) = &self.cores {
             command.args(["--cores", &cores.first_of_each()]);
         }
-        let mut session = Speaking::start(&mut command, &self.log(measure, "baseline"))?;
+        let mut session = Speaking::start(&mut command, &self.log(name, "baseline"))?;
         let answer =
             session.json("baseline", self.limit).with_context(|| format!("baseline {}", options[0]))?;
         ends_well(&mut session, "baseline")?;
@@ -295,25 +286,34 @@ impl Stand<'_> {
     }
 
     /// A receiver that nobody calls has opened its device and waits.
-    fn idle(&self, measure: &Measure) -> Result<(f64, f64)> {
+    fn idle(&self, name: &str) -> Result<(f64, f64)> {
         let mut receiver = self.softnic(End::Alone, false, &self.programs.generator);
         receiver.args(["--listen", "127.0.0.1:0", "--nic", "mlx5_0", "--json", "-"]);
-        let mut receiver = Speaking::start(&mut receiver, &self.log(measure, "idle"))?;
+        let mut receiver = Speaking::start(&mut receiver, &self.log(name, "idle"))?;
         receiver.json("listening", WAIT.min(self.limit)).context("opening a device")?;
         idle::watch(&mut receiver, self.idle)
     }
 }
 
 /// Options of either end of a perftest pair.
-fn perftest_options(column: Column, port: u16, options: &[&str]) -> Vec<String> {
+fn perftest_options(pair: &Perftest, port: u16) -> Vec<String> {
     // -F: the governor is not ours to complain about.
-    let port = port.to_string();
-    let mut all = vec!["-d", "mlx5_0", "-F", "-p", &port];
-    all.extend(options);
-    if matches!(column, Column::Bandwidth | Column::Rate) {
-        all.push("--report_gbits");
+    let mut all = ["-d", "mlx5_0", "-F", "-p"].map(str::to_owned).to_vec();
+    all.push(port.to_string());
+    all.extend(pair.options.iter().cloned());
+    all.extend((pair.column != Column::Latency).then(|| "--report_gbits".to_owned()));
+    all
+}
+
+/// The last lines of a log that are no table or ruler, for an error.
+pub fn last_words(log: &Path) -> String {
+    let text = fs::read_to_string(log).unwrap_or_default();
+    let is_word = |line: &&str| line.chars().any(char::is_alphabetic);
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(is_word).collect();
+    match lines[..] {
+        [] => "it said nothing".to_owned(),
+        _ => lines[lines.len().saturating_sub(LAST)..].join(" | "),
     }
-    all.into_iter().map(str::to_owned).collect()
 }
 
 /// A program on the server's or the client's host.
@@ -347,7 +347,7 @@ fn wait_for_listener(server: &mut Guarded, port: u16, log: &Path, limit: Duratio
             return Ok(());
         }
         if let Some(ended) = server.poll()? {
-            bail!("the server {ended:?} before it listened; see {}", log.display());
+            bail!("the server {ended:?} before it listened ({}), log {}", last_words(log), log.display());
         }
         if since.elapsed() > limit {
             bail!("the server does not listen on port {port}; see {}", log.display());

@@ -1,7 +1,8 @@
 //! The whole of `bench-nic` with stand-ins for its programs: shell scripts that say what generator and perftest say.
 
+use serde_json::Value;
+
 use super::*;
-use crate::bench_nic::measures::{AIMS, Verdict};
 use crate::refused::Refused;
 
 const GENERATOR: &str = r#"#!/bin/sh
@@ -42,7 +43,7 @@ impl Drop for Stage {
 }
 
 impl Stage {
-    fn run(&self, only: &str, limit: Duration) -> (Result<Run>, Run) {
+    fn run(&self, only: &str, limit: Duration) -> (Result<()>, Value) {
         let options = Options {
             quick: true,
             out: Some(self.folder.join("out")),
@@ -52,51 +53,83 @@ impl Stage {
         };
         let revision = Revision { commit: "0123456789".repeat(4), dirty: false };
         let programs = Programs::in_folder(&self.folder).unwrap();
-        let result = execute(&options, &chosen(&options).unwrap(), &programs, revision, limit);
-        let written = fs::read(self.folder.join("out/bench-nic.json")).unwrap();
+        let result = execute(&options, chosen(&options).unwrap(), &programs, revision, limit);
+        let written = fs::read(self.folder.join("out/summary.json")).unwrap();
         (result, serde_json::from_slice(&written).unwrap())
     }
+}
+
+/// An aim's verdict.
+fn verdict<'a>(summary: &'a Value, id: &str) -> &'a Value {
+    let verdicts = summary["verdicts"].as_array().unwrap();
+    &verdicts.iter().find(|verdict| verdict["id"] == id).unwrap()["verdict"]
+}
+
+/// The points of the last run.
+fn points(stage: &Stage) -> Vec<Point> {
+    measure::json_lines::read(&stage.folder.join("out/results.jsonl")).unwrap().records
 }
 
 #[test]
 fn what_was_measured_is_written_with_its_verdicts() {
     let stage = stage("whole", NO_TOOL);
-    let (result, _) = stage.run("8 B writes", LIMIT);
-    let run = result.unwrap();
-    assert_eq!(run.aims.len(), 2);
-    for aim in &run.aims {
-        assert_eq!((aim.measured, aim.verdict), (Some(1.0), Verdict::Met));
+    let (result, summary) = stage.run("8 B writes", LIMIT);
+    result.unwrap();
+    for aim in ["e-1000-qps", "e-10000-qps"] {
+        assert_eq!(verdict(&summary, aim), "reproduced");
     }
-    assert_eq!(run.provenance.nic_options["pump"], false);
-    assert_eq!(run.provenance.device, "mlx5_0");
-    assert_eq!(run.provenance.versions["libmlx5"], "1.24.44.0");
-    let (_, run) = stage.run("post", LIMIT);
-    let verdicts: Vec<Verdict> = run.aims.iter().map(|aim| aim.verdict).collect();
-    assert_eq!(verdicts, [Verdict::Met, Verdict::NotMet]);
-    let (_, run) = stage.run("first", LIMIT);
-    assert_eq!((run.aims[0].measured, run.aims[0].verdict), (Some(3.0), Verdict::NotMet));
+    assert_eq!(summary["rows"].as_array().unwrap().len(), 3);
+    let from = &summary["provenance"];
+    assert_eq!((&from["nic_options"]["pump"], &from["device"]), (&false.into(), &"mlx5_0".into()));
+    assert!(from["nic_options"]["cores"].is_string());
+    assert_eq!(from["versions"]["libmlx5"], "1.24.44.0");
+    let (_, summary) = stage.run("post", LIMIT);
+    assert_eq!(
+        (verdict(&summary, "post-one"), verdict(&summary, "post-list")),
+        (&"reproduced".into(), &"not-reproduced".into())
+    );
+    let (_, summary) = stage.run("first", LIMIT);
+    assert_eq!(verdict(&summary, "d-first-write"), "not-reproduced");
+    assert_eq!(points(&stage).len(), 1, "a long wait is taken once");
 }
 
 #[test]
-fn a_program_that_fails_is_named_and_the_rest_goes_on() {
-    let (result, run) = stage("fails", NO_TOOL).run("64 KiB", LIMIT);
+fn a_program_that_fails_is_named_with_its_last_words_and_the_rest_goes_on() {
+    // A server that listens, and a client that says why it fails.
+    let tool = "#!/bin/sh\necho '-----'; echo 'Failed status 12: wr_id 0' >&2; exit 3\n";
+    let stage = stage("fails", tool);
+    let (result, summary) = stage.run("64 KiB", LIMIT);
     let error = result.unwrap_err();
     assert!(!error.is::<Refused>(), "exit status 1");
     let error = error.to_string();
-    assert!(error.contains("4 of 5 numbers") && error.contains("read 64 KiB"), "{error}");
-    assert!(!error.contains("process_vm_writev"), "{error}");
-    assert_eq!(run.numbers[0].values, [None, None]);
-    assert!(run.numbers[0].errors[0].contains("Status(3)"), "{:?}", run.numbers[0].errors);
-    assert_eq!(run.numbers[1].median, Some(10.0));
-    assert_eq!(run.aims[0].verdict, Verdict::NotMeasured);
+    assert!(error.contains("8 of 10 points") && error.contains("Failed status 12: wr_id 0"), "{error}");
+    let of =
+        |series: &str| points(&stage).into_iter().filter(|point| point.series == series).collect::<Vec<_>>();
+    let broken = of("read 64 KiB");
+    assert!(broken.iter().all(|point| !point.is_whole() && point.values.is_empty()), "{broken:?}");
+    assert!(broken[0].missing.as_ref().unwrap().contains("Status(3)"), "{broken:?}");
+    assert!(of("process_vm_writev 64 KiB").iter().all(|point| point.values["value"] == 10.0));
+    assert_eq!(verdict(&summary, "a-write-64k"), "needs-data");
+}
+
+#[test]
+fn an_error_quotes_what_a_log_ends_with() {
+    let folder = std::env::temp_dir().join(format!("xtask-last-words-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let log = folder.join("log");
+    fs::write(&log, "1\none\n----\ntwo\n 8 9 10\nthree\nCompletion with error at client\n\n").unwrap();
+    assert_eq!(pair::last_words(&log), "two | three | Completion with error at client");
+    fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(pair::last_words(&log), "it said nothing");
 }
 
 #[test]
 fn a_program_that_hangs_is_ended_at_its_deadline() {
     let since = std::time::Instant::now();
-    let (result, run) = stage("hangs", "#!/bin/sh\nsleep 60\n").run("read 64", Duration::from_millis(200));
+    let stage = stage("hangs", "#!/bin/sh\nsleep 60\n");
+    let (result, _) = stage.run("read 64", Duration::from_millis(200));
     assert!(result.unwrap_err().to_string().contains("read 64 KiB"));
-    assert_eq!(run.numbers[0].errors.len(), 2, "{run:?}");
+    assert_eq!(points(&stage).len(), 2);
     assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
 }
 
@@ -110,81 +143,30 @@ fn a_folder_without_our_programs_is_refused() {
     assert!(chosen(&options).unwrap_err().is::<Refused>());
 }
 
-/// What another machine's whole run brings: every number once.
-fn full(of: &Run) -> Run {
-    let mut run = Run { extent: "full".into(), ..of.clone() };
-    run.numbers = MEASURES.iter().map(Number::of).collect();
-    for number in &mut run.numbers {
-        [2.0, 1.0, 9.0].into_iter().for_each(|value| number.add(Ok(value)));
-    }
-    run.provenance.cores = 16;
-    run.aims = judge(&run.numbers, 16);
-    run
-}
-
-const SMALL_WRITES: &str = "(b) WRITE 8 B, messages/s";
-
-fn small_writes(run: &mut Run) -> &mut table::Judged {
-    run.aims.iter_mut().find(|aim| aim.name == SMALL_WRITES).unwrap()
-}
-
 #[test]
-fn another_machine_s_run_is_recorded_when_it_is_whole_and_names_its_source() {
-    let stage = stage("record", NO_TOOL);
-    let (_, two_of_all) = stage.run("8 B writes", LIMIT);
-    let whole = full(&two_of_all);
-    let (file, path) = (stage.folder.join("run.json"), stage.folder.join("measured.json"));
-    let record = |run: &Run| {
-        fs::write(&file, serde_json::to_string(run).unwrap()).unwrap();
-        record_from(&file, &path)
-    };
-    record(&whole).unwrap();
-    let kept = fs::read_to_string(&path).unwrap();
-    type Bend = fn(&mut Run);
-    let refusals: [(Bend, &str); 10] = [
-        (|run| run.provenance.revision.dirty = true, "no clean revision"),
-        (|run| run.extent = "quick".into(), "is a quick run; measure again, without --quick"),
-        (|run| run.numbers.truncate(2), "exactly once"),
-        (|run| run.numbers[1] = run.numbers[0].clone(), "exactly once"),
-        (|run| run.numbers.push(run.numbers[0].clone()), "exactly once"),
-        (|run| run.numbers[0].add(Err(anyhow::anyhow!("no"))), "not measured"),
-        (|run| run.numbers[0].values[1] = None, "not measured"),
-        (|run| run.numbers[3].median = Some(2.1), "median"),
-        (|run| small_writes(run).verdict = Verdict::Met, "`(b) WRITE 8 B, messages/s`"),
-        (|run| small_writes(run).measured = Some(4e6), "`(b) WRITE 8 B, messages/s`"),
-    ];
-    let bent = refusals.map(|(bend, why)| {
-        let mut run = whole.clone();
-        bend(&mut run);
-        (run, why)
-    });
-    for (run, why) in bent.into_iter().chain([(two_of_all, "is a quick run")]) {
-        let error = record(&run).unwrap_err();
-        let said = error.to_string();
-        assert!(error.is::<Refused>() && said.contains(why) && said.lines().count() == 1, "{why}: {said}");
-        assert_eq!(fs::read_to_string(&path).unwrap(), kept, "{why}");
+fn every_number_says_its_source_and_every_aim_names_numbers_that_exist_once() {
+    let experiment = chosen(&Options::default()).unwrap();
+    let series = experiment.spec.grid(Extent::Full).series;
+    let count = |name: &str| series.iter().filter(|series| *series == name).count();
+    for name in &series {
+        Source::of(&experiment.spec, name).unwrap();
+        assert!(count(name) == 1 && experiment.spec.series[name].unit.is_some(), "{name}");
     }
-    fs::write(&file, "{}").unwrap();
-    assert!(record_from(&file, &path).unwrap_err().to_string().contains("no bench-nic.json"));
-    // Written before an aim came, and while another was lower; printed with fewer digits.
-    let mut older = whole;
-    older.aims.remove(0);
-    small_writes(&mut older).aim = "≥ 1".into();
-    small_writes(&mut older).verdict = Verdict::Met;
-    older.numbers[0].median = Some(2.000_000_000_1);
-    record(&older).unwrap();
-    let text = fs::read_to_string(&path).unwrap();
-    assert_eq!(measured::problems::<Run>(&text), [""; 0]);
-    let entries: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let aims = entries["entries"][0]["aims"].as_array().unwrap();
-    let verdict = aims.iter().find(|aim| aim["name"] == SMALL_WRITES).map(|aim| &aim["verdict"]);
-    assert_eq!((aims.len(), verdict), (AIMS.len(), Some(&"not-met".into())));
+    for claim in &experiment.spec.claims {
+        let experiment::paper::Rule::Bound { by, .. } = &claim.rule else { panic!("{}", claim.id) };
+        assert!(claim.series.iter().chain(by).all(|name| count(name) == 1), "{}", claim.id);
+    }
+    // What holds with the pump is judged without it as well, each under its name.
+    for pumped in experiment.spec.claims.iter().filter_map(|claim| claim.id.strip_suffix("-pump")) {
+        let plain = experiment.spec.claims.iter().filter(|claim| claim.id == pumped).count();
+        assert_eq!(plain, usize::from(pumped != "c-send"), "{pumped}");
+    }
 }
 
 #[test]
 fn the_configuration_differs_in_the_pump_alone() {
-    let (mut plain, mut pumped) = (nic_toml(false), nic_toml(true));
+    let mut plain = chosen(&Options::default()).unwrap().spec.nic;
+    let mut pumped = with_pump(&plain);
     assert_eq!((plain.remove("pump"), pumped.remove("pump")), (Some(false.into()), Some(true.into())));
     assert_eq!(plain, pumped);
-    assert!(AIMS.len() < MEASURES.len());
 }

@@ -13,7 +13,7 @@ use measure::Provenance;
 
 use crate::refused::refused;
 use crate::workspace::root;
-use crate::{bench_nic, bench_post_gpu, measured};
+use crate::{bench_post_gpu, measured};
 
 /// Options of `import`.
 #[derive(Args)]
@@ -33,8 +33,7 @@ pub fn run(options: &Options) -> Result<()> {
 /// What a folder of results can hold: the file that tells, and what takes it in. `experiments`: of this tree; `tree`: its git.
 type Kind = (&'static str, fn(&Path, &Path, &Path) -> Result<PathBuf>);
 
-const KINDS: [Kind; 3] =
-    [("summary.json", a_figure), ("bench-post-gpu.json", a_bench_post_gpu), ("bench-nic.json", a_bench_nic)];
+const KINDS: [Kind; 2] = [("summary.json", a_run), ("bench-post-gpu.json", a_bench_post_gpu)];
 
 fn into(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
     let mut there = KINDS.iter().filter(|(file, _)| folder.join(file).is_file());
@@ -59,7 +58,7 @@ fn into(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
     })
 }
 
-fn a_figure(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
+fn a_run(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
     let (name, entry, busy) = experiment::import::imported(&root().join("experiments"), folder)?;
     comes_from(&entry.provenance, tree)?;
     busy.iter().for_each(|line| say!("import: {}: {line}", folder.display()));
@@ -72,12 +71,6 @@ fn a_bench_post_gpu(folder: &Path, experiments: &Path, tree: &Path) -> Result<Pa
     let run: bench_post_gpu::Run = serde_json::from_slice(&text).context("bench-post-gpu.json")?;
     comes_from(&run.provenance, tree)?;
     record(&experiments.join(bench_post_gpu::NAME), run)
-}
-
-fn a_bench_nic(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
-    let run = bench_nic::imported(&folder.join("bench-nic.json"))?;
-    comes_from(&run.provenance, tree)?;
-    record(&experiments.join("bench-nic"), run)
 }
 
 /// Into `measured.json` of an experiment, unless tidy would refuse it there.

@@ -147,7 +147,7 @@ fn a_revision_that_this_history_does_not_show_is_refused() {
 #[test]
 fn damaged_incomplete_and_unknown_results_are_refused() {
     let stage = Stage::new("damaged");
-    assert!(stage.refusal().contains("none of summary.json, bench-post-gpu.json, bench-nic.json"));
+    assert!(stage.refusal().contains("none of summary.json, bench-post-gpu.json"));
     let (summary, points) = (stage.results().join("summary.json"), stage.results().join("results.jsonl"));
     fs::write(&summary, "garbage").unwrap();
     assert!(stage.refusal().ends_with("not as it was written there: carry the folder here again"));
@@ -190,12 +190,12 @@ fn damaged_incomplete_and_unknown_results_are_refused() {
     fs::remove_file(&points).unwrap();
     assert!(stage.refusal().contains("holds no points"));
     good();
-    fs::write(stage.results().join("bench-nic.json"), "{}").unwrap();
-    assert!(stage.refusal().contains("results of two commands (bench-nic.json too)"));
+    fs::write(stage.results().join("bench-post-gpu.json"), "{}").unwrap();
+    assert!(stage.refusal().contains("results of two commands (bench-post-gpu.json too)"));
 }
 
 #[test]
-fn the_gpus_post_times_and_the_nics_numbers_go_to_their_own_experiments() {
+fn the_gpus_post_times_go_to_their_own_experiment() {
     let stage = Stage::new("others");
     let mut provenance = example("gpu-thread", 64).provenance;
     provenance.versions.insert("profile".into(), "release".into());
@@ -217,9 +217,6 @@ fn the_gpus_post_times_and_the_nics_numbers_go_to_their_own_experiments() {
     )
     .unwrap();
     assert!(stage.import().unwrap().ends_with("experiments/bench-post-gpu/measured.json"));
-    fs::remove_file(&file).unwrap();
-    fs::write(stage.results().join("bench-nic.json"), "{\"machine\":1}").unwrap();
-    assert!(stage.refusal().contains("is no bench-nic.json"));
 }
 
 #[test]

@@ -8,14 +8,13 @@ use serde::Deserialize;
 
 use super::Violation;
 use crate::workspace::Tree;
-use crate::{bench_nic, bench_post_gpu, measured};
+use crate::{bench_post_gpu, measured};
 
 /// Every such file, by the experiment whose folder it lies in.
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut violations = Vec::new();
     for (path, text) in tree.files().filter(|(path, _)| path.ends_with("measured.json")) {
         let problems = match path.split('/').collect::<Vec<_>>()[..] {
-            ["experiments", "bench-nic", "measured.json"] => measured::problems::<bench_nic::Run>(text),
             ["experiments", bench_post_gpu::NAME, "measured.json"] => {
                 measured::problems::<bench_post_gpu::Run>(text)
             }
@@ -141,7 +140,12 @@ mod tests {
             ("measured.json", "{\"entries\":[]}", 1),
         ] {
             assert_eq!(
-                check(&Tree::of(&[(path, text), ("experiments/fig4/spec.toml", "")])).len(),
+                check(&Tree::of(&[
+                    (path, text),
+                    ("experiments/fig4/spec.toml", ""),
+                    ("experiments/bench-nic/spec.toml", "")
+                ]))
+                .len(),
                 count,
                 "{path}: {text}"
             );
