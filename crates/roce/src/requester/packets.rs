@@ -47,9 +47,9 @@ pub(super) struct Progress {
     pub(super) sent: u32,
     /// Packets since the last AckReq.
     unasked: u32,
-    /// Packets that may be under way: those of the window, or fewer after a loss.
-    allowed: u32,
-    /// Packets acknowledged since the last loss.
+    /// Packets that could be under way right after the last loss; none yet: `None`.
+    after_loss: Option<u32>,
+    /// Packets acknowledged since.
     unbroken: u32,
 }
 
@@ -57,19 +57,22 @@ pub(super) struct Progress {
 const FEWEST_UNDER_WAY: u32 = 16;
 
 impl Progress {
-    /// Packets were acknowledged. As many more may be under way, up to the window.
+    /// Packets were acknowledged.
     pub(super) fn passed(&mut self, packets: u32) {
-        let Some(window) = self.window else { return };
         self.unbroken = self.unbroken.saturating_add(packets);
-        self.allowed = self.allowed.saturating_add(packets).min(window.packets);
     }
 
     /// A packet was lost, and all behind it goes again. The next pass begins with as many packets as came through since the
     /// loss before, because what lies behind the next loss is sent for nothing.
     pub(super) fn lost(&mut self) {
-        let Some(window) = self.window else { return };
-        self.allowed = self.unbroken.max(FEWEST_UNDER_WAY).min(window.packets);
+        self.after_loss = Some(self.unbroken.max(FEWEST_UNDER_WAY));
         self.unbroken = 0;
+    }
+
+    /// Packets that may be under way: those of the window. After a loss fewer, and one more for each acknowledged since.
+    fn allowed(&self, window: SendWindow) -> u32 {
+        let grown = self.after_loss.map_or(u32::MAX, |after| after.saturating_add(self.unbroken));
+        grown.min(window.packets).max(1)
     }
 }
 
@@ -128,7 +131,7 @@ impl Requester {
     /// for READ responses.
     pub fn by_packet(config: RequesterConfig, window: SendWindow) -> Requester {
         let mut requester = Requester::new(config);
-        (requester.progress.window, requester.progress.allowed) = (Some(window), window.packets);
+        requester.progress.window = Some(window);
         requester
     }
 
@@ -146,7 +149,7 @@ impl Requester {
         let alone = message.opcode.wants_response();
         let to_come = self.responses_to_come();
         let under_way = ahead + self.responses_outstanding - to_come;
-        let full = self.progress.allowed.max(1);
+        let full = self.progress.allowed(window);
         if reliable && (under_way >= full || alone && to_come >= full) {
             return None;
         }

@@ -47,8 +47,10 @@ impl Requester {
                 self.response_psns -= self.message(self.done).map_or(0, |message| message.psn_count);
             }
         }
-        let packets = self.message(self.done).map_or(0, |message| message.psn_count);
-        self.progress.passed(packets.saturating_sub(self.progress.acked));
+        if self.progress.window.is_some() {
+            let packets = self.message(self.done).map_or(0, |message| message.psn_count);
+            self.progress.passed(packets.saturating_sub(self.progress.acked));
+        }
         self.done += 1;
         self.progress.acked = 0;
         if self.next_send < self.done {
