@@ -1,19 +1,17 @@
 /*! A kernel's surroundings on a host processor: makes CUDA sources compile with a C++17 compiler of the host.
  *
- * Each lane of a launch is a thread of its own, so that lanes are preempted anywhere and nothing is in lock step that the
- * source does not put in step. The names are those of the CUDA C++ Programming Guide, as far as our kernels use them; one
- * that is missing does not compile. Everything that waits or that others can see is done by the runtime (`crates/host-twin/src`),
- * which knows by file and line where each lane is.
+ * The names are those of the CUDA C++ Programming Guide; one that is missing does not compile. Everything that waits or that others
+ * can see is done by the runtime (`crates/host-twin/src`), which knows by file and line where each lane is. With weak memory
+ * each lane is a thread of its own, so that lanes are preempted anywhere and nothing is in lock step that the source does not put
+ * in step. With direct memory (`db_twin_here.direct`) lanes take turns where they wait.
  *
  * Stricter than a GPU, as the guide allows: __activemask() is the caller alone; lanes of a warp share no clock; a mask whose
  * lanes cannot come is an error that names them, not undefined behaviour.
  *
- * `__shared__`: the build compiles a source that uses it once for each block that can run at a time (DB_TWIN_BLOCKS), in
- * a namespace of its own, and there the variable is `static`: so all lanes of a block share it and no other block does. In
- * the source itself, that is: a header is read once for all blocks.
- * Dynamic shared memory (`extern __shared__`) and `__device__` variables do not compile here.
+ * `__shared__`: the build rewrites these declarations in the source itself (`crates/host-twin/build/src/shared.rs`); in a header
+ * they do not compile.
  *
- * Left out: clusters, cooperative groups, textures, match and reduce, printf, dimensions but x.
+ * Left out: clusters, coalesced groups, textures, match and reduce, printf, symbols that the host copies to.
  */
 #ifndef DB_TWIN_H
 #define DB_TWIN_H
@@ -22,7 +20,11 @@
 #error "twin.h: kernels are C++"
 #endif
 
-#include <utility> /* nothing of it is linked */
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility> /* nothing of these is linked but libm */
 
 typedef unsigned int db_twin_u32;
 typedef unsigned long long db_twin_u64;
@@ -30,8 +32,9 @@ typedef unsigned long long db_twin_u64;
 #define __global__ __attribute__((visibility("hidden")))
 #define __device__
 #define __host__
-#define __shared__ static
-#define __constant__ const
+#define __constant__ static
+#define __align__(bytes) alignas(bytes)
+#define __restrict__ __restrict
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
@@ -76,8 +79,14 @@ int db_twin_load(db_twin_u64 address, db_twin_u64 *value, db_twin_u32 bytes, con
 int db_twin_atomic(db_twin_u32 operation, db_twin_u64 address, db_twin_u64 operand, db_twin_u64 compared,
                    db_twin_u64 *old, db_twin_u32 bytes, const char *file, int line);
 int db_twin_fence(db_twin_u32 scope, const char *file, int line);
-int db_twin_warp(db_twin_u32 what, db_twin_u32 mask, db_twin_u64 value, db_twin_u64 *values, const char *file, int line);
+/* `value`: what the lane brings, then what lane `from` brought. `votes`: lanes that brought anything but 0. */
+int db_twin_warp(db_twin_u32 what, db_twin_u32 mask, db_twin_u64 *value, db_twin_u32 from, db_twin_u32 *votes,
+                 const char *file, int line);
 int db_twin_block(db_twin_u64 vote, db_twin_u64 *all, const char *file, int line);
+int db_twin_shared(const char *tag, const char *name, db_twin_u64 bytes, db_twin_u64 align, void **place,
+                   const char *file, int line);
+/* Others go on; for a lane that waits by atomics. */
+int db_twin_others(const char *file, int line);
 int db_twin_pause(db_twin_u64 ns, const char *file, int line);
 db_twin_u64 db_twin_clock(void);
 /* Waits until a test lets this look at the clock go on. */
@@ -86,12 +95,16 @@ int db_twin_gate(const char *file, int line);
 void db_twin_leave(void) __attribute__((noreturn));
 }
 
-/* A kernel's place in its launch; a lane's thread fills it in. */
-struct db_twin_dim {
-    db_twin_u32 x, y, z;
-};
+#include "twin_vector.h"
+
+/* A lane's place in its launch; the runtime fills it in (`Indices` in src/launch.rs). */
 struct db_twin_here {
-    struct db_twin_dim thread, block, threads, blocks;
+    uint3 thread, block;
+    dim3 threads, blocks;
+    db_twin_u32 lane, direct;
+    void *dynamic;
+    db_twin_u32 *grid;
+    db_twin_u32 atomics;
 };
 extern "C" __thread struct db_twin_here db_twin_here;
 #define threadIdx db_twin_here.thread
@@ -134,55 +147,115 @@ static inline T db_twin_change(db_twin_u32 operation, T *word, T operand, T comp
     return (T)old;
 }
 
-/* Relaxed, as CUDA's are. Not of signed words where the order of numbers matters: the runtime's are unsigned. */
-#define DB_TWIN_ATOMIC_OF(T, name, operation) \
+/* A lane that waits by atomics lets others go on now and then. */
+#define DB_TWIN_ATOMICS_IN_A_ROW 64u
+static inline void db_twin_atomic_done(const char *file, int line) {
+    if (++db_twin_here.atomics % DB_TWIN_ATOMICS_IN_A_ROW == 0) DB_TWIN_DO(db_twin_others(file, line));
+}
+
+/* What was there. `expected` is compared as bits. */
+template <class T> static inline T db_twin_swap_if(T *word, T expected, T value, const char *file, int line) {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "atomics are of 4 or 8 bytes");
+    if (db_twin_here.direct) {
+        __atomic_compare_exchange(word, &expected, &value, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
+        return expected;
+    }
+    db_twin_u64 bits = 0, compared = 0, old = 0;
+    memcpy(&bits, &value, sizeof(T));
+    memcpy(&compared, &expected, sizeof(T));
+    DB_TWIN_DO(db_twin_atomic(DB_TWIN_COMPARE_AND_SWAP, (db_twin_u64)word, bits, compared, &old, sizeof(T), file, line));
+    memcpy(&value, &old, sizeof(T));
+    return value;
+}
+
+/* Any change of a word. */
+template <class T, class F> static inline T db_twin_update(T *word, F change, const char *file, int line) {
+    T old, found;
+    __atomic_load(word, &old, __ATOMIC_RELAXED);
+    for (;; old = found) {
+        found = db_twin_swap_if(word, old, (T)change(old), file, line);
+        if (!memcmp(&found, &old, sizeof(T))) break;
+    }
+    if (db_twin_here.direct) db_twin_atomic_done(file, line);
+    return old;
+}
+
+/* Relaxed, as CUDA's are. */
+#define DB_TWIN_ATOMIC_OF(T, name, operation, builtin) \
     static inline T name(T *word, T operand, DB_TWIN_HERE) { \
+        if (db_twin_here.direct) { \
+            T old = builtin(word, operand, __ATOMIC_RELAXED); \
+            db_twin_atomic_done(file, line); \
+            return old; \
+        } \
         return db_twin_change<T>(operation, word, operand, 0, DB_TWIN_RELAXED, file, line); \
     }
-#define DB_TWIN_ATOMICS_OF(T) \
-    DB_TWIN_ATOMIC_OF(T, atomicAdd, DB_TWIN_ADD) \
-    DB_TWIN_ATOMIC_OF(T, atomicExch, DB_TWIN_EXCHANGE) \
-    DB_TWIN_ATOMIC_OF(T, atomicMax, DB_TWIN_MAX) \
-    DB_TWIN_ATOMIC_OF(T, atomicMin, DB_TWIN_MIN) \
-    DB_TWIN_ATOMIC_OF(T, atomicAnd, DB_TWIN_AND) \
-    DB_TWIN_ATOMIC_OF(T, atomicOr, DB_TWIN_OR) \
-    DB_TWIN_ATOMIC_OF(T, atomicXor, DB_TWIN_XOR) \
-    static inline T atomicCAS(T *word, T compared, T value, DB_TWIN_HERE) { \
-        return db_twin_change<T>(DB_TWIN_COMPARE_AND_SWAP, word, value, compared, DB_TWIN_RELAXED, file, line); \
+#define DB_TWIN_UPDATE_OF(T, name, expression) \
+    static inline T name(T *word, T operand, DB_TWIN_HERE) { \
+        return db_twin_update( \
+            word, [=](T old) { return expression; }, file, line); \
     }
+#define DB_TWIN_ATOMICS_OF(T) \
+    DB_TWIN_ATOMIC_OF(T, atomicAdd, DB_TWIN_ADD, __atomic_fetch_add) \
+    DB_TWIN_ATOMIC_OF(T, atomicExch, DB_TWIN_EXCHANGE, __atomic_exchange_n) \
+    DB_TWIN_ATOMIC_OF(T, atomicAnd, DB_TWIN_AND, __atomic_fetch_and) \
+    DB_TWIN_ATOMIC_OF(T, atomicOr, DB_TWIN_OR, __atomic_fetch_or) \
+    DB_TWIN_ATOMIC_OF(T, atomicXor, DB_TWIN_XOR, __atomic_fetch_xor) \
+    DB_TWIN_UPDATE_OF(T, atomicMax, old > operand ? old : operand) \
+    DB_TWIN_UPDATE_OF(T, atomicMin, old < operand ? old : operand) \
+    static inline T atomicCAS(T *word, T compared, T value, DB_TWIN_HERE) { \
+        T old = db_twin_swap_if(word, compared, value, file, line); \
+        if (db_twin_here.direct) db_twin_atomic_done(file, line); \
+        return old; \
+    }
+DB_TWIN_ATOMICS_OF(int)
 DB_TWIN_ATOMICS_OF(unsigned int)
 DB_TWIN_ATOMICS_OF(unsigned long long)
-DB_TWIN_ATOMIC_OF(int, atomicAdd, DB_TWIN_ADD)
-DB_TWIN_ATOMIC_OF(int, atomicExch, DB_TWIN_EXCHANGE)
+DB_TWIN_UPDATE_OF(float, atomicAdd, old + operand)
+DB_TWIN_UPDATE_OF(double, atomicAdd, old + operand)
+DB_TWIN_UPDATE_OF(float, atomicExch, ((void)old, operand))
+DB_TWIN_UPDATE_OF(int, atomicSub, old - operand)
+DB_TWIN_UPDATE_OF(unsigned int, atomicSub, old - operand)
+DB_TWIN_UPDATE_OF(unsigned int, atomicInc, old >= operand ? 0 : old + 1)
+DB_TWIN_UPDATE_OF(unsigned int, atomicDec, old == 0 || old > operand ? operand : old - 1)
+
+/* Through the read-only cache: a load like others here. */
+template <class T> static inline T __ldg(const T *address) { return *address; }
 
 static inline void __threadfence_block(DB_TWIN_HERE) { DB_TWIN_DO(db_twin_fence(DB_TWIN_CTA, file, line)); }
 static inline void __threadfence(DB_TWIN_HERE) { DB_TWIN_DO(db_twin_fence(DB_TWIN_GPU, file, line)); }
 static inline void __threadfence_system(DB_TWIN_HERE) { DB_TWIN_DO(db_twin_fence(DB_TWIN_SYS, file, line)); }
 
+/* ---- Shared memory ------------------------------------------------------------------------------------------------ */
+
+/* A block's one variable of that type; each rewritten declaration has a type of its own. */
+template <class T> static inline T &db_twin_shared_of(const char *name, DB_TWIN_HERE) {
+    static const char tag = 0;
+    void *place = nullptr;
+    DB_TWIN_DO(db_twin_shared(&tag, name, sizeof(T), alignof(T), &place, file, line));
+    return *(T *)place;
+}
+static inline void *db_twin_dynamic(void) { return db_twin_here.dynamic; }
+/* The dynamic part as an array that is declared outside functions. */
+template <class T> struct db_twin_dynamic_of {
+    operator T *() const { return (T *)db_twin_dynamic(); }
+};
+
 /* ---- Lanes of a warp and of a block ------------------------------------------------------------------------------- */
 
 #define DB_TWIN_WARP 32u
 
-static inline db_twin_u32 db_twin_lane(void) { return threadIdx.x % DB_TWIN_WARP; }
+static inline db_twin_u32 db_twin_lane(void) { return db_twin_here.lane % DB_TWIN_WARP; }
 static inline unsigned __activemask(void) { return 1u << db_twin_lane(); }
 
-static inline void __syncwarp(unsigned mask = 0xffffffffu, DB_TWIN_HERE) {
-    db_twin_u64 values[DB_TWIN_WARP];
-    DB_TWIN_DO(db_twin_warp(DB_TWIN_SYNCWARP, mask, 0, values, file, line));
-}
-static inline int __syncthreads_or(int predicate, DB_TWIN_HERE) {
-    db_twin_u64 all = 0;
-    DB_TWIN_DO(db_twin_block(predicate != 0, &all, file, line));
-    return all != 0;
-}
-static inline void __syncthreads(DB_TWIN_HERE) { (void)__syncthreads_or(0, file, line); }
-
 static inline unsigned db_twin_vote(db_twin_u32 what, unsigned mask, int predicate, const char *file, int line) {
-    db_twin_u64 values[DB_TWIN_WARP];
-    unsigned lane, votes = 0;
-    DB_TWIN_DO(db_twin_warp(what, mask, predicate != 0, values, file, line));
-    for (lane = 0; lane < DB_TWIN_WARP; lane++) votes |= (unsigned)values[lane] << lane;
+    db_twin_u64 value = predicate != 0;
+    db_twin_u32 votes = 0;
+    DB_TWIN_DO(db_twin_warp(what, mask, &value, 0, &votes, file, line));
     return votes;
+}
+static inline void __syncwarp(unsigned mask = 0xffffffffu, DB_TWIN_HERE) {
+    (void)db_twin_vote(DB_TWIN_SYNCWARP, mask, 0, file, line);
 }
 static inline unsigned __ballot_sync(unsigned mask, int predicate, DB_TWIN_HERE) {
     return db_twin_vote(DB_TWIN_BALLOT, mask, predicate, file, line);
@@ -194,25 +267,65 @@ static inline int __all_sync(unsigned mask, int predicate, DB_TWIN_HERE) {
     return db_twin_vote(DB_TWIN_ALL, mask, predicate, file, line) == mask;
 }
 
+static inline int __syncthreads_count(int predicate, DB_TWIN_HERE) {
+    db_twin_u64 all = 0;
+    DB_TWIN_DO(db_twin_block(predicate != 0, &all, file, line));
+    return (int)all;
+}
+static inline int __syncthreads_or(int predicate, DB_TWIN_HERE) { return __syncthreads_count(predicate, file, line) != 0; }
+static inline int __syncthreads_and(int predicate, DB_TWIN_HERE) { return __syncthreads_count(!predicate, file, line) == 0; }
+static inline void __syncthreads(DB_TWIN_HERE) { (void)__syncthreads_count(0, file, line); }
+
 /* The value of lane `from`, or this lane's own where `from` is not one. A lane outside the mask has no value: 0. */
 template <class T>
 static inline T db_twin_shuffle(unsigned mask, T value, int from, const char *file, int line) {
-    db_twin_u64 values[DB_TWIN_WARP];
-    static_assert(sizeof(T) <= sizeof(db_twin_u64) && (T)0.5 == 0, "a shuffle moves a whole number of 4 or 8 bytes");
-    DB_TWIN_DO(db_twin_warp(DB_TWIN_SHUFFLE, mask, (db_twin_u64)value, values, file, line));
-    return from < 0 || from >= (int)DB_TWIN_WARP ? value : (T)values[from];
+    static_assert(sizeof(T) <= sizeof(db_twin_u64), "a shuffle moves at most 8 bytes");
+    int is_one = from >= 0 && from < (int)DB_TWIN_WARP;
+    db_twin_u64 bits = 0;
+    db_twin_u32 votes = 0;
+    memcpy(&bits, &value, sizeof(T));
+    DB_TWIN_DO(db_twin_warp(DB_TWIN_SHUFFLE, mask, &bits, is_one ? (db_twin_u32)from : 0, &votes, file, line));
+    if (is_one) memcpy(&value, &bits, sizeof(T));
+    return value;
 }
-template <class T> static inline T __shfl_sync(unsigned mask, T value, int from, DB_TWIN_HERE) {
-    return db_twin_shuffle(mask, value, (int)((unsigned)from % DB_TWIN_WARP), file, line);
+/* The lane that a shuffle names within its segment of `width` lanes; -1 for one outside. */
+static inline int db_twin_in_segment(int to, int width) {
+    int lane = (int)db_twin_lane();
+    return lane / width == to / width && to >= 0 ? to : -1;
 }
-template <class T> static inline T __shfl_up_sync(unsigned mask, T value, unsigned by, DB_TWIN_HERE) {
-    return db_twin_shuffle(mask, value, (int)db_twin_lane() - (int)by, file, line);
-}
-template <class T> static inline T __shfl_down_sync(unsigned mask, T value, unsigned by, DB_TWIN_HERE) {
-    return db_twin_shuffle(mask, value, (int)(db_twin_lane() + by), file, line);
-}
-template <class T> static inline T __shfl_xor_sync(unsigned mask, T value, int bits, DB_TWIN_HERE) {
-    return db_twin_shuffle(mask, value, (int)db_twin_lane() ^ bits, file, line);
+#define DB_TWIN_SHUFFLE_OF(name, N, from) \
+    template <class T> \
+    static inline T name(unsigned mask, T value, N by, int width, const char *file = __builtin_FILE(), \
+                         int line = __builtin_LINE()) { \
+        int lane = (int)db_twin_lane(); \
+        (void)lane; \
+        return db_twin_shuffle(mask, value, from, file, line); \
+    } \
+    template <class T> static inline T name(unsigned mask, T value, N by, DB_TWIN_HERE) { \
+        return name(mask, value, by, (int)DB_TWIN_WARP, file, line); \
+    }
+DB_TWIN_SHUFFLE_OF(__shfl_sync, int, lane / width *width + (int)((unsigned)by % (unsigned)width))
+DB_TWIN_SHUFFLE_OF(__shfl_up_sync, unsigned, db_twin_in_segment(lane - (int)by, width))
+DB_TWIN_SHUFFLE_OF(__shfl_down_sync, unsigned, db_twin_in_segment(lane + (int)by, width))
+DB_TWIN_SHUFFLE_OF(__shfl_xor_sync, int, (lane ^ by) / width <= lane / width ? lane ^ by : -1)
+
+/* All blocks of a cooperative launch wait for one another: word 0 counts them, word 1 how often they met. */
+static inline void db_twin_grid_sync(DB_TWIN_HERE) {
+    __syncthreads(file, line);
+    if (db_twin_here.lane == 0) {
+        db_twin_u32 *words = db_twin_here.grid, all = gridDim.x * gridDim.y * gridDim.z;
+        DB_TWIN_DO(db_twin_fence(DB_TWIN_GPU, file, line));
+        db_twin_u32 met = (db_twin_u32)db_twin_get((db_twin_u64)&words[1], 4, file, line);
+        if (atomicAdd(&words[0], 1u, file, line) + 1 == all) {
+            atomicExch(&words[0], 0u, file, line);
+            atomicAdd(&words[1], 1u, file, line);
+        } else {
+            while ((db_twin_u32)db_twin_get((db_twin_u64)&words[1], 4, file, line) == met) {
+            }
+        }
+        DB_TWIN_DO(db_twin_fence(DB_TWIN_GPU, file, line));
+    }
+    __syncthreads(file, line);
 }
 
 /* ---- Time and bits ------------------------------------------------------------------------------------------------ */
@@ -228,17 +341,14 @@ static inline db_twin_u64 db_twin_now(DB_TWIN_HERE) {
 }
 static inline long long clock64(DB_TWIN_HERE) { return (long long)db_twin_now(file, line); }
 
-static inline int __ffs(int bits) { return __builtin_ffs(bits); }
-static inline int __clz(int bits) { return bits ? __builtin_clz((unsigned)bits) : 32; }
-static inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+#include "twin_math.h"
 
 /* ---- How the runtime calls a kernel -------------------------------------------------------------------------------- */
 
 /* One kernel for src/kernels.rs. */
 struct db_twin_kernel {
     const char *name;
-    void (*const *runs)(void **arguments); /* one for each block that can run at a time; a lone one serves all */
-    db_twin_u32 blocks;                    /* how many */
+    void (*run)(void **arguments);
     db_twin_u32 parameters;
     const db_twin_u32 *sizes; /* of the parameters, in bytes */
 };
@@ -254,7 +364,7 @@ template <auto F> struct db_twin_entry;
 template <class... A, void (*F)(A...)> struct db_twin_entry<F> {
     template <std::size_t... I> static void call(void **arguments, std::index_sequence<I...>) {
         (void)arguments;
-        F(*(A *)arguments[I]...);
+        F(*(std::remove_const_t<A> *)arguments[I]...);
     }
     static void run(void **arguments) { call(arguments, std::index_sequence_for<A...>()); }
     static constexpr db_twin_u32 parameters = sizeof...(A);

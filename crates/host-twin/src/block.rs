@@ -52,6 +52,12 @@ pub enum Fault {
     Mask(usize),
     /// These lanes wait for one another, or for lanes that have ended.
     Deadlock(Vec<usize>),
+    /// A block has no room for a shared variable of so many bytes.
+    SharedMemory(String, usize),
+    /// A lane wrote behind a shared variable.
+    Overrun(String),
+    /// There is no memory for lanes' stacks, in the system's words.
+    Stacks(String),
 }
 
 /// The lanes of one block, by their number in it.
@@ -87,7 +93,7 @@ impl Block {
         Ok(let_go)
     }
 
-    /// A lane arrives at the block's barrier, and votes. What all of them voted, bit by bit, is each one's first value.
+    /// A lane arrives at the block's barrier, and votes. What all of them voted, added up, is each one's first value.
     pub fn arrive_at_block(&mut self, lane: usize, site: Site, vote: u64) -> Result<LetGo, Fault> {
         self.seats[lane] = Seat::Block(site, vote);
         self.pass_barrier()
@@ -133,7 +139,7 @@ impl Block {
         }
         let votes = self.seats.iter().map(|seat| if let Seat::Block(_, vote) = seat { *vote } else { 0 });
         let mut values = [0; WARP];
-        values[0] = votes.fold(0, |all, vote| all | vote);
+        values[0] = votes.sum();
         waiting.iter().for_each(|&lane| self.seats[lane] = Seat::Released(Box::new(values)));
         Ok(waiting)
     }

@@ -10,6 +10,10 @@ struct db_twin_here {
     struct {
         unsigned x, y, z;
     } thread, block, threads, blocks;
+    unsigned lane, direct;
+    void *dynamic;
+    unsigned *grid;
+    unsigned atomics;
 };
 
 __thread struct db_twin_here db_twin_here;
@@ -18,6 +22,9 @@ static __thread jmp_buf *way_out;
 
 int db_twin_enter(void (*run)(void **), void **arguments, const struct db_twin_here *here);
 void db_twin_leave(void);
+struct db_twin_here *db_twin_here_of_thread(void);
+
+struct db_twin_here *db_twin_here_of_thread(void) { return &db_twin_here; }
 
 /* Runs one lane: 0 when the kernel returned, 1 when it was left. */
 int db_twin_enter(void (*run)(void **), void **arguments, const struct db_twin_here *here) {

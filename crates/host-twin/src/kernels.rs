@@ -5,19 +5,16 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use crate::TwinError;
+use crate::launch::Run;
 
 /// `struct db_twin_kernel`.
 #[repr(C)]
 struct Entry {
     name: *const c_char,
-    runs: *const Run,
-    blocks: u32,
+    run: Run,
     parameters: u32,
     sizes: *const u32,
 }
-
-/// A kernel's code: takes pointers to its arguments.
-pub(crate) type Run = unsafe extern "C" fn(*mut *mut c_void);
 
 /// `struct db_twin_table`.
 #[repr(C)]
@@ -95,15 +92,9 @@ impl Kernel {
         unsafe { std::slice::from_raw_parts(self.0.sizes, self.0.parameters as usize) }
     }
 
-    /// Its code: one for each block that can run at a time, or one for all.
-    pub(crate) fn runs(&self) -> &'static [Run] {
-        // SAFETY: the build's table has as many entries as it says.
-        unsafe { std::slice::from_raw_parts(self.0.runs, self.0.blocks as usize) }
-    }
-
-    /// What tells it from other kernels.
-    pub(crate) fn key(&self) -> usize {
-        std::ptr::from_ref(self.0).addr()
+    /// Its code.
+    pub(crate) fn run(&self) -> Run {
+        self.0.run
     }
 }
 

@@ -1,30 +1,42 @@
-//! The host twin: CUDA kernels, the same sources, as threads of this processor.
+//! The host twin: runs CUDA kernels, the same sources, on the host's processor.
 //!
-//! Each lane is a thread, so that it is preempted anywhere; barriers, votes and shuffles are the CUDA C++ Programming Guide's
-//! (`include/twin.h`), memory is weak as the PTX ISA says ([`memory`]). What goes wrong on a GPU only now and then goes wrong
-//! here under a seed: a barrier that is missing, a release that was dropped. A lane that waits for ever is named with file
-//! and line. It is a substitute for a GPU, labelled so, and tells nothing about speed.
-//! Left out: what `twin.h` leaves out; more lanes than [`MAX_LANES`], more than one dimension.
+//! A build script compiles a folder of kernels with `host_twin_build`, and the crate includes the table:
+//!
+//! ```ignore
+//! host_twin::include_kernels!("kernels");
+//! let mut values = vec![1.0_f32; 1000];
+//! let arguments = Arguments::new().pointer(values.as_mut_ptr()).push(3.0_f32).push(1000_i32);
+//! // SAFETY: the kernel changes 1000 values, which live until `run` returns.
+//! unsafe { run(KERNELS.find("scale")?, &Launch::new(4, 256), arguments) }?;
+//! ```
+//!
+//! [`Visibility::InOrder`] is for kernels that compute: lanes take turns on one thread. [`Visibility::Weak`] is for tests of fences and
+//! barriers: each lane is a thread, and memory is as weak as the PTX ISA allows ([`memory`]). A launch has a deadline, and a lane
+//! that waits for ever is named with file and line. `docs/host-twin.md` has what differs from a GPU.
+//! Left out: what `include/twin.h` leaves out. It is a substitute for a GPU, labelled so, and tells nothing about speed.
 
 mod block;
 mod calls;
+mod direct;
 mod host_memory;
 mod kernels;
 mod lane_set;
+mod lanes;
 mod launch;
 pub mod memory;
 mod random;
 mod report;
+mod shared_memory;
 mod site;
-mod slots;
 
 use std::time::Duration;
 
 pub use calls::{GATE, Gate};
 pub use kernels::{Arguments, Kernel, Kernels, Table};
 pub use lane_set::{LaneSet, MAX_LANES};
-pub use launch::{Running, start};
+pub use launch::{MAX_BLOCK_LANES, Running, start};
 pub use report::{Waiting, Waits};
+pub use shared_memory::MAX_SHARED_BYTES;
 
 /// The table of kernels that the crate's build script compiled under that name with `host_twin_build`: a `static` of the name in
 /// upper case.
@@ -35,29 +47,100 @@ macro_rules! include_kernels {
     };
 }
 
+/// A number of blocks or lanes along each axis, or the place of one; lanes and blocks are numbered along x first.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dim3 {
+    /// Along x.
+    pub x: u32,
+    /// Along y.
+    pub y: u32,
+    /// Along z.
+    pub z: u32,
+}
+
+impl Dim3 {
+    /// How many there are.
+    pub fn count(self) -> u64 {
+        u64::from(self.x).saturating_mul(u64::from(self.y)).saturating_mul(u64::from(self.z))
+    }
+
+    /// The place of one of them.
+    fn place(self, number: u64) -> Dim3 {
+        let (x, y) = (u64::from(self.x.max(1)), u64::from(self.y.max(1)));
+        Dim3 { x: (number % x) as u32, y: (number / x % y) as u32, z: (number / x / y) as u32 }
+    }
+}
+
+impl From<u32> for Dim3 {
+    fn from(x: u32) -> Dim3 {
+        Dim3 { x, y: 1, z: 1 }
+    }
+}
+
+impl From<(u32, u32)> for Dim3 {
+    fn from((x, y): (u32, u32)) -> Dim3 {
+        Dim3 { x, y, z: 1 }
+    }
+}
+
+impl From<(u32, u32, u32)> for Dim3 {
+    fn from((x, y, z): (u32, u32, u32)) -> Dim3 {
+        Dim3 { x, y, z }
+    }
+}
+
+impl std::fmt::Display for Dim3 {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.y, self.z) {
+            (1, 1) => write!(f, "{}", self.x),
+            (y, 1) => write!(f, "{}x{y}", self.x),
+            (y, z) => write!(f, "{}x{y}x{z}", self.x),
+        }
+    }
+}
+
 /// How a launch's stores become visible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Visibility {
-    /// As a GPU's may: late and in an order that the seed chooses; lanes are interrupted at places that it chooses.
+    /// As a GPU's may: late and in an order that the seed chooses. Each lane is a thread, interrupted where the seed says.
     Weak {
         /// The same seed makes the same choices, as far as the scheduler lets the same questions come up.
         seed: u64,
     },
-    /// At once and in program order. Many times as fast; finds nothing.
+    /// At once and in program order. Lanes of a block take turns on one thread: many times as fast, for kernels that compute.
     InOrder,
 }
 
 /// A launch's shape and limits.
 #[derive(Debug, Clone, Copy)]
 pub struct Launch {
-    /// Blocks, in one dimension. All of them run at a time.
-    pub blocks: u32,
-    /// Lanes of a block, in one dimension.
-    pub threads: u32,
+    /// Blocks.
+    pub blocks: Dim3,
+    /// Lanes of a block.
+    pub threads: Dim3,
+    /// Dynamic shared memory of a block.
+    pub shared_bytes: u32,
+    /// Whether blocks wait for one another: a launch whose blocks do not all run side by side is refused.
+    pub cooperative: bool,
     /// How stores become visible.
     pub visibility: Visibility,
     /// A kernel that has not ended by then is given up.
     pub deadline: Duration,
+}
+
+impl Launch {
+    /// A launch in direct memory with a minute's time.
+    pub fn new(blocks: impl Into<Dim3>, threads: impl Into<Dim3>) -> Launch {
+        Launch {
+            blocks: blocks.into(),
+            threads: threads.into(),
+            shared_bytes: 0,
+            cooperative: false,
+            visibility: Visibility::InOrder,
+            deadline: Duration::from_secs(60),
+        }
+    }
 }
 
 /// What a launch did that ended.
@@ -92,9 +175,9 @@ pub enum TwinError {
         /// Its name.
         kernel: &'static str,
         /// Blocks asked for.
-        blocks: u32,
+        blocks: Dim3,
         /// Lanes of each.
-        threads: u32,
+        threads: Dim3,
         /// What is supported.
         limit: String,
     },
@@ -118,17 +201,33 @@ pub enum TwinError {
         /// Why.
         source: std::io::Error,
     },
-    /// Other launches held the kernel's blocks until the deadline.
+    /// A shared variable does not fit into the block's memory beside the others.
     #[error(
-        "kernel {kernel}: its {blocks} blocks were not free within {deadline:?}; other launches hold them"
+        "kernel {kernel}: no room for the shared {variable}, {bytes} bytes: a block has {MAX_SHARED_BYTES}"
     )]
-    Busy {
+    SharedMemory {
         /// Its name.
         kernel: &'static str,
-        /// Blocks asked for.
-        blocks: u32,
-        /// The deadline.
-        deadline: Duration,
+        /// What the declaration declares.
+        variable: String,
+        /// How much.
+        bytes: usize,
+    },
+    /// A lane wrote behind the end of shared memory that it was given.
+    #[error("kernel {kernel}: a lane wrote behind the end of the shared {variable}")]
+    Overrun {
+        /// Its name.
+        kernel: &'static str,
+        /// What the declaration declares, and its size.
+        variable: String,
+    },
+    /// No stacks for its lanes.
+    #[error("kernel {kernel}: memory for the stacks of its lanes: {system}")]
+    Stacks {
+        /// Its name.
+        kernel: &'static str,
+        /// The system's words.
+        system: String,
     },
     /// A lane used an intrinsic with a mask that cannot be.
     #[error(

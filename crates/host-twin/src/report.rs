@@ -22,13 +22,15 @@ pub struct Waiting {
     pub held: bool,
 }
 
+/// Where one lane is: block, lane, place, mask, held.
+pub(crate) type At = (usize, usize, Site, Option<u32>, bool);
+
 /// All lanes that have not ended.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Waits(pub Vec<Waiting>);
 
 impl Waits {
-    /// Lanes with where they are: block, lane, place, mask, held.
-    pub(crate) fn of(lanes: impl Iterator<Item = (usize, usize, Site, Option<u32>, bool)>) -> Waits {
+    pub(crate) fn of(lanes: impl Iterator<Item = At>) -> Waits {
         let mut groups: BTreeMap<_, Vec<usize>> = BTreeMap::new();
         for (block, lane, site, mask, held) in lanes {
             groups.entry((block, site.what, site.place(), mask, held)).or_default().push(lane);
@@ -43,6 +45,9 @@ impl Waits {
 
 impl fmt::Display for Waits {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return write!(f, "nothing is known of them");
+        }
         for (index, waiting) in self.0.iter().enumerate() {
             let before = if index > 0 { "; " } else { "" };
             let verb = if waiting.held { "wait at" } else { "last did" };

@@ -32,6 +32,8 @@ const WAYS: &[(&str, Way)] = &[
     ("gpu", Way { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
     // The hostile driver's table is printed, though the test passes. Its mover is assembled.
     ("soft-nic", Way { arguments: &["--show-output"], toolkit: true, ..RELEASE }),
+    // How many multiply-adds a second the twin does.
+    ("host-twin", Way { arguments: &["--show-output"], ..PLAIN }),
     // Every interleaving of every row.
     ("order-explorer", RELEASE),
     ("generator", Way { nics: &NICS, ..RELEASE }),

@@ -5,17 +5,17 @@
 //! host_twin_build::Kernels::new("kernels").include("include").folder("kernels").compile();
 //! ```
 //!
-//! A kernel is a line `extern "C" __global__ void NAME(`. `twin.h` stands in front of each source and has CUDA's names.
+//! A kernel is a function `__global__ void NAME(…)` that is no template. `twin.h` stands in front of each source and has CUDA's
+//! names; `cuda_fp16.h` and `cooperative_groups.h` are the twin's own. `DB_TWIN` is defined.
 //! Where the machine has no C++ compiler the table is empty, and looking for a kernel says so.
 
 #![forbid(unsafe_code)]
 
+mod shared;
+
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
-
-/// Blocks of a kernel with `__shared__` variables that can run at a time: the source is compiled once for each.
-const BLOCKS: usize = 4;
 
 /// The headers of the twin.
 const HEADERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../include");
@@ -91,7 +91,7 @@ impl Kernels {
         let mut tables = Vec::new();
         for source in &self.sources {
             let unit = Unit::read(source, &symbol);
-            build.file(write(&out, &format!("{}.cpp", unit.symbol), &unit.text()));
+            build.file(write(&out, &format!("{}.cpp", unit.symbol), &unit.text));
             tables.extend(unit.tables());
         }
         build.file(write(&out, &format!("{symbol}.cpp"), &table(&symbol, &tables)));
@@ -102,7 +102,9 @@ impl Kernels {
         let mut build = cc::Build::new();
         // Kernels throw nothing and use no library, so that no program asks for one.
         build.cpp(true).cpp_link_stdlib(None).std("c++17").flag("-fno-exceptions").flag("-fno-rtti");
-        build.flag("-fno-threadsafe-statics").define("DB_TWIN", None).opt_level(1);
+        build.flag("-fno-threadsafe-statics").define("DB_TWIN", None);
+        // A product and a sum are rounded each, so that results do not depend on the machine.
+        build.opt_level(2).flag("-ffp-contract=off");
         build.includes(&self.includes).warnings(true).extra_warnings(true);
         build
     }
@@ -120,70 +122,57 @@ fn write(out: &Path, name: &str, text: &str) -> PathBuf {
     path
 }
 
-/// One source, with or without a defect.
-struct Unit<'a> {
-    source: &'a Source,
-    path: PathBuf,
+/// One source, with or without a defect, as it is compiled.
+struct Unit {
     /// What its names end with.
     symbol: String,
-    includes: Vec<String>,
     kernels: Vec<String>,
-    blocks: usize,
+    text: String,
 }
 
-impl Unit<'_> {
-    fn read<'a>(source: &'a Source, table: &str) -> Unit<'a> {
-        let path = fs::canonicalize(&source.path);
-        let path = path.unwrap_or_else(|error| panic!("looking for {}: {error}", source.path.display()));
-        let text =
-            fs::read_to_string(&path).unwrap_or_else(|error| panic!("reading {}: {error}", path.display()));
-        let code = || text.lines().filter(|line| !line.trim_start().starts_with(['*', '/']));
-        // Outside the namespaces of the blocks, where their guards keep them out.
-        let includes = code().filter(|line| line.starts_with("#include")).map(str::to_owned).collect();
-        let kernels: Vec<String> = code()
-            .filter_map(|line| line.split_once("__global__ void "))
-            .filter_map(|(_, rest)| rest.split_once('(').map(|(name, _)| name.to_owned()))
-            .collect();
-        assert!(!kernels.is_empty(), "{} has no line with `__global__ void NAME(`", path.display());
-        let blocks = if code().any(|line| line.contains("__shared__")) { BLOCKS } else { 1 };
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        let symbol = format!("{table}_{stem}_{}", source.defect).replace('-', "_");
-        Unit { source, path, symbol, includes, kernels, blocks }
+impl Unit {
+    fn read(source: &Source, table: &str) -> Unit {
+        let path = source.path.display();
+        let found = fs::canonicalize(&source.path)
+            .and_then(|path| fs::read_to_string(&path).map(|text| (path, text)));
+        let (full, given) = found.unwrap_or_else(|error| panic!("reading {path}: {error}"));
+        let kernels = kernels(&given);
+        assert!(!kernels.is_empty(), "{path} has no `__global__ void NAME(`");
+        let stem = full.file_stem().unwrap_or_default().to_string_lossy();
+        let symbol = format!("{table}_{stem}_{}", source.defect).replace(['-', '.'], "_");
+        let rewritten = shared::rewrite(&given).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let mut unit = Unit { symbol, kernels, text: String::new() };
+        unit.text = unit.text(source, &full, &rewritten);
+        unit
     }
 
-    /// The source once for each block, each kernel under a name of its own, and its table.
-    fn text(&self) -> String {
-        let Unit { source, symbol, .. } = self;
-        let mut text = format!("/* Made by a build script from {}. */\n", self.path.display());
+    /// The source in a namespace of its own, each kernel under a name of its own, and their tables. Includes come before, so
+    /// that their guards keep them out of the namespace.
+    fn text(&self, source: &Source, path: &Path, rewritten: &str) -> String {
+        let Unit { symbol, kernels, .. } = self;
+        let mut text = String::new();
         if !source.define.is_empty() {
             let _ = writeln!(text, "#define {}", source.define);
         }
-        let _ = writeln!(text, "#include \"twin.h\"\n{}", self.includes.join("\n"));
-        for block in 0..self.blocks {
-            let _ = writeln!(text, "namespace db_block_{block} {{");
-            for name in &self.kernels {
-                let _ = writeln!(text, "#define {name} {name}_{symbol}_{block}");
-            }
-            let _ = writeln!(text, "#include \"{}\"", self.path.display());
-            for name in &self.kernels {
-                let _ = writeln!(text, "#undef {name}");
-            }
-            let _ = writeln!(text, "}}");
-        }
-        for (name, table) in self.kernels.iter().zip(self.tables()) {
-            let entry = |block| format!("db_twin_entry<db_block_{block}::{name}_{symbol}_{block}>");
-            let runs: Vec<String> = (0..self.blocks).map(|block| format!("{}::run", entry(block))).collect();
+        let _ = writeln!(text, "#include \"twin.h\"");
+        rewritten
+            .lines()
+            .filter(|line| line.starts_with("#include"))
+            .for_each(|line| text += &format!("{line}\n"));
+        let _ = writeln!(text, "namespace {symbol} {{");
+        kernels.iter().for_each(|name| text += &format!("#define {name} {name}_{symbol}\n"));
+        let _ = writeln!(text, "#line 1 \"{}\"\n{rewritten}\n#line 1 \"{symbol}.cpp\"", path.display());
+        kernels.iter().for_each(|name| text += &format!("#undef {name}\n"));
+        let _ = writeln!(text, "}}");
+        for (name, table) in kernels.iter().zip(self.tables()) {
             let plus = if source.defect.is_empty() { "" } else { "+" };
             let _ = writeln!(
                 text,
-                "static void (*const runs_{table}[])(void **) = {{{}}};\n\
+                "typedef db_twin_entry<{symbol}::{name}_{symbol}> entry_{table};\n\
                  extern const struct db_twin_kernel {table};\n\
-                 const struct db_twin_kernel {table} = {{\"{name}{plus}{}\", runs_{table}, {}, {first}::parameters, \
-                 {first}::sizes}};",
-                runs.join(", "),
+                 const struct db_twin_kernel {table} = {{\"{name}{plus}{}\", entry_{table}::run, \
+                 entry_{table}::parameters, entry_{table}::sizes}};",
                 source.defect,
-                self.blocks,
-                first = entry(0),
             );
         }
         text
@@ -192,6 +181,30 @@ impl Unit<'_> {
     fn tables(&self) -> Vec<String> {
         self.kernels.iter().map(|name| format!("db_twin_{name}_{}", self.symbol)).collect()
     }
+}
+
+/// Names of a source's kernels; those of templates are left out.
+fn kernels(text: &str) -> Vec<String> {
+    let code = shared::blank(text);
+    let mut names = Vec::new();
+    for (at, _) in code.match_indices("__global__") {
+        let statement = code[..at].rfind([';', '{', '}', '#']).map_or(0, |last| last + 1);
+        let head = code[at + "__global__".len()..].replacen("__launch_bounds__", "", 1);
+        // Behind `void` and what stands in the parentheses of launch bounds.
+        let Some((_, head)) = head.split_once("void") else { continue };
+        let head = match head.trim_start().strip_prefix('(') {
+            Some(bounds) => bounds.split_once(')').map_or("", |(_, rest)| rest),
+            None => head,
+        };
+        let name = head.split('(').next().unwrap_or_default().trim();
+        if !code[statement..at].contains("template")
+            && !name.is_empty()
+            && !names.iter().any(|known| known == name)
+        {
+            names.push(name.to_owned());
+        }
+    }
+    names
 }
 
 /// The table as `crates/host-twin/src/kernels.rs` reads it.
@@ -228,5 +241,20 @@ fn rust_table(name: &str, symbol: Option<&String>) -> String {
              \x20   // SAFETY: the build script's helper wrote the table.\n\
              \x20   unsafe {{ host_twin::Kernels::of(&raw const {symbol}) }}\n}};\n"
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_are_found_by_their_names_however_they_are_written() {
+        let text = "// __global__ void comment(\nextern \"C\" __global__ void plain(int *a) {}\n\
+            __global__ void __launch_bounds__(256) bounded(\n    float x) {}\n\
+            __launch_bounds__(64, 2) __global__ void before() {}\n\
+            template <int N> __global__ void generic(int *a) {}\n\
+            __global__\nvoid split(int a);\n__global__ void split(int a) {}\n";
+        assert_eq!(kernels(text), ["plain", "bounded", "before", "split"]);
     }
 }

@@ -220,7 +220,8 @@ impl Kernel {
                 Launched::Gpu(stream)
             }
             Code::Twin(kernel, visibility) => {
-                let launch = Launch { blocks, threads, visibility: *visibility, deadline: FOR_EVER };
+                let launch =
+                    Launch { visibility: *visibility, deadline: FOR_EVER, ..Launch::new(blocks, threads) };
                 // SAFETY: the caller's; `Running` keeps what the kernel uses until its lanes have ended.
                 Launched::Twin(unsafe { host_twin::start(*kernel, &launch, arguments.for_twin()) }?)
             }

@@ -85,12 +85,9 @@ fn post(kernel: &str, threads: u32, per_ring: u32, shared: bool, start: u64) -> 
         })
         .collect();
     let mut shared_queue = vec![Line([0; 8]); 32];
-    let launch = |blocks, threads| Launch {
-        blocks,
-        threads,
-        visibility: Visibility::Weak { seed: u64::from(per_ring) },
-        deadline: DEADLINE,
-    };
+    let visibility = Visibility::Weak { seed: u64::from(per_ring) };
+    let launch =
+        |blocks: u32, threads: u32| Launch { visibility, deadline: DEADLINE, ..Launch::new(blocks, threads) };
     let find = |name| KERNELS.find(name).unwrap();
     if shared {
         let mut record = [0_u64; 2];

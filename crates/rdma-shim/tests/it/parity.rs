@@ -219,7 +219,7 @@ fn post_by_twin<Q, R>((kernel, lanes): (&str, u32), queue: *mut Q, list: *const 
         .pointer(&raw mut error)
         .pointer(&raw mut bad);
     let visibility = Visibility::Weak { seed };
-    let launch = Launch { blocks: 1, threads: lanes, visibility, deadline: DEADLINE };
+    let launch = Launch { visibility, deadline: DEADLINE, ..Launch::new(1, lanes) };
     // SAFETY: the kernels of `post.cu` take these; callers pass a queue in plain memory and a list of its kind.
     unsafe { run(KERNELS.find(kernel).unwrap(), &launch, arguments) }.unwrap();
     assert_eq!(error, 0, "{kernel}");

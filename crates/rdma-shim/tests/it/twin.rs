@@ -21,7 +21,7 @@ fn compiler() -> Result<(), String> {
 }
 
 fn launch(seed: u64) -> Launch {
-    Launch { blocks: BLOCKS, threads: THREADS, visibility: Visibility::Weak { seed }, deadline: DEADLINE }
+    Launch { visibility: Visibility::Weak { seed }, deadline: DEADLINE, ..Launch::new(BLOCKS, THREADS) }
 }
 
 fn find(name: &str) -> Kernel {
@@ -149,7 +149,7 @@ fn twin_names_lanes_that_wait_for_ever_at_once() {
     ];
     for (kernel, is, words) in rows {
         let (mut word, start) = (0_u32, Instant::now());
-        let launch = Launch { threads: 32, ..launch(1) };
+        let launch = Launch { threads: 32.into(), ..launch(1) };
         let error = run_on(kernel, &launch, Arguments::new().pointer(&raw mut word)).unwrap_err();
         assert!(start.elapsed() < DEADLINE / 2, "{kernel}: it was to be found before the deadline");
         assert!(is(&error), "{kernel}: {error}");
@@ -203,7 +203,8 @@ fn twin_says_that_the_process_must_end_when_lanes_cannot_be_stopped() {
         return;
     }
     let word: &'static mut u32 = Box::leak(Box::new(0));
-    let launch = Launch { blocks: 1, threads: 2, deadline: Duration::from_millis(100), ..launch(1) };
+    let launch =
+        Launch { blocks: 1.into(), threads: 2.into(), deadline: Duration::from_millis(100), ..launch(1) };
     let error = run_on("endless_spin", &launch, Arguments::new().pointer(&raw mut *word)).unwrap_err();
     eprintln!("{error}");
     std::process::exit(7);
@@ -220,16 +221,15 @@ fn twin_refuses_what_it_cannot_launch() {
     for (kernel, shape, arguments, words) in [
         ("vote", (1, 32), Arguments::new(), "kernel vote takes arguments of [8] bytes and was given []"),
         ("vote", (1, 32), Arguments::new().push(1_u32), "takes arguments of [8] bytes and was given [4]"),
-        ("vote", (0, 32), one(), "kernel vote on 0 blocks of 32 lanes: the twin runs 1 to 256 lanes"),
-        ("vote", (3, 100), one(), "3 blocks of 100 lanes: the twin runs 1 to 256 lanes"),
         (
-            "reduce",
-            (5, 32),
-            one().push(1_u32),
-            "a kernel with __shared__ variables has at most 4 blocks here",
+            "vote",
+            (0, 32),
+            one(),
+            "kernel vote on 0 blocks of 32 lanes: the twin runs 1 to 256 lanes with weak memory",
         ),
+        ("vote", (3, 100), one(), "3 blocks of 100 lanes: the twin runs 1 to 256 lanes with weak memory"),
     ] {
-        let launch = Launch { blocks: shape.0, threads: shape.1, ..launch(1) };
+        let launch = Launch { blocks: shape.0.into(), threads: shape.1.into(), ..launch(1) };
         let error = run_on(kernel, &launch, arguments).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
     }

@@ -60,7 +60,7 @@ fn twin_lanes_share_a_queue_under_every_seed() {
         for seed in 1..5 {
             let queue = Queue::new(&context, STRICT);
             let mut shared = Shared::of(&queue, 15);
-            let launch = Launch { blocks: 2, ..launch(64, seed) };
+            let launch = Launch { blocks: 2.into(), ..launch(64, seed) };
             let found = KERNELS.find(kernel).unwrap();
             let status = shared.post(found, &launch, target(&queue, DEADLINE / 2));
             let (all, what) = (u64::from(SHARED_MESSAGES), format!("{kernel} seed {seed}"));
@@ -87,7 +87,7 @@ fn twin_shows_what_is_missing_on_a_shared_queue() {
         let shown = SEEDS.into_iter().any(|seed| {
             let (queue, begin) = (Queue::new(&context, STRICT), Instant::now());
             let mut shared = Shared::of(&queue, 15);
-            let launch = Launch { blocks, ..launch(threads, seed) };
+            let launch = Launch { blocks: blocks.into(), ..launch(threads, seed) };
             let status = shared.post(kernel, &launch, target(&queue, DEADLINE / 4));
             // Everybody who posts later hears of an error CQE. Who gives up waiting says the same, but later.
             let words = if status.error == 0 { queue.wrong_words_at_rest(SHARED_MESSAGES) } else { 0 };

@@ -294,5 +294,5 @@ pub fn compiler() -> Result<(), String> {
 
 /// One block.
 pub fn launch(threads: u32, seed: u64) -> Launch {
-    Launch { blocks: 1, threads, visibility: Visibility::Weak { seed }, deadline: DEADLINE }
+    Launch { visibility: Visibility::Weak { seed }, deadline: DEADLINE, ..Launch::new(1, threads) }
 }

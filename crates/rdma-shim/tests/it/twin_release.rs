@@ -119,7 +119,7 @@ fn p5_kernels_ring_both_ways() {
 fn p6_posters_that_do_not_reserve_overwrite_one_another() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
-    let many = |seed| Launch { blocks: 2, ..launch(64, seed) };
+    let many = |seed| Launch { blocks: 2.into(), ..launch(64, seed) };
     let target = |queue: &Queue, patience| Target { window: 512, ..queue.target(512, patience) };
     let queue = Queue::new(&context, STRICT);
     let mut shared = Shared::of(&queue, 15);

@@ -127,7 +127,7 @@ impl Words {
         };
         let arguments =
             Arguments::new().pointer(&raw mut *self.shared).push(target).pointer(&raw mut *self.status);
-        let launch = host_twin::Launch { blocks, ..launch(threads, seed) };
+        let launch = host_twin::Launch { blocks: blocks.into(), ..launch(threads, seed) };
         // SAFETY: the kernel takes these; everything lives in `self`, and each test waits for the end.
         unsafe { start(kernel, &launch, arguments) }.unwrap()
     }

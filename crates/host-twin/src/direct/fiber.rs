@@ -1,0 +1,199 @@
+//! Stacks for lanes, and the switch from one to another: registers that a call preserves, and the stack pointer.
+//!
+//! After the System V ABI for x86-64, §3.2.1, and the procedure call standard for arm64, §6.1; the latter was neither compiled nor
+//! run by us.
+//! A stack ends in a page that may not be touched, so that a kernel with too large arrays ends the process at once.
+
+use std::arch::naked_asm;
+use std::io;
+use std::sync::{Mutex, PoisonError};
+
+/// A lane's stack, its last page included.
+const STACK_BYTES: usize = 128 << 10;
+const PAGE_BYTES: usize = 4096;
+/// A stack and the page below it. With the whole power of two alone, all lanes' frames would fall into the same sets of the caches.
+const STRIDE_BYTES: usize = STACK_BYTES + PAGE_BYTES;
+/// By how much each lane's frames begin lower than those of the lane before, modulo a page.
+const SHIFT_BYTES: usize = 320;
+
+/// Stacks that launches have given back, for the next.
+static SPARE: Mutex<Vec<Stacks>> = Mutex::new(Vec::new());
+const MOST_SPARE: usize = 8;
+
+/// Goes on where the stack `to` was left, and leaves the running one's pointer in `from`.
+///
+/// # Safety
+/// `to` was left by this function, or made by [`Stacks::begin`]; nobody runs on it.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+pub(super) unsafe extern "C" fn switch(from: *mut *mut u8, to: *mut u8) {
+    naked_asm!(
+        "push rbp",
+        "push rbx",
+        "push r12",
+        "push r13",
+        "push r14",
+        "push r15",
+        "mov [rdi], rsp",
+        "mov rsp, rsi",
+        "pop r15",
+        "pop r14",
+        "pop r13",
+        "pop r12",
+        "pop rbx",
+        "pop rbp",
+        "ret",
+    )
+}
+
+/// What a new stack returns to: calls its entry with its argument, which never returns.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+unsafe extern "C" fn first() {
+    naked_asm!("mov rdi, r12", "call r13", "ud2")
+}
+
+/// Words that [`switch`] takes from a stack, the last first, with entry and argument for [`first`].
+#[cfg(target_arch = "x86_64")]
+fn frame(entry: Entry, argument: *mut u8) -> [usize; 8] {
+    let first = first as unsafe extern "C" fn() as usize;
+    [0, 0, entry as usize, argument.expose_provenance(), 0, 0, first, 0]
+}
+
+/// As on x86-64.
+///
+/// # Safety
+/// As there.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+pub(super) unsafe extern "C" fn switch(from: *mut *mut u8, to: *mut u8) {
+    naked_asm!(
+        "sub sp, sp, #160",
+        "stp x19, x20, [sp, #0]",
+        "stp x21, x22, [sp, #16]",
+        "stp x23, x24, [sp, #32]",
+        "stp x25, x26, [sp, #48]",
+        "stp x27, x28, [sp, #64]",
+        "stp x29, x30, [sp, #80]",
+        "stp d8, d9, [sp, #96]",
+        "stp d10, d11, [sp, #112]",
+        "stp d12, d13, [sp, #128]",
+        "stp d14, d15, [sp, #144]",
+        "mov x9, sp",
+        "str x9, [x0]",
+        "mov sp, x1",
+        "ldp x19, x20, [sp, #0]",
+        "ldp x21, x22, [sp, #16]",
+        "ldp x23, x24, [sp, #32]",
+        "ldp x25, x26, [sp, #48]",
+        "ldp x27, x28, [sp, #64]",
+        "ldp x29, x30, [sp, #80]",
+        "ldp d8, d9, [sp, #96]",
+        "ldp d10, d11, [sp, #112]",
+        "ldp d12, d13, [sp, #128]",
+        "ldp d14, d15, [sp, #144]",
+        "add sp, sp, #160",
+        "ret",
+    )
+}
+
+/// As on x86-64.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+unsafe extern "C" fn first() {
+    naked_asm!("mov x0, x19", "blr x20", "brk #1")
+}
+
+/// As on x86-64.
+#[cfg(target_arch = "aarch64")]
+fn frame(entry: Entry, argument: *mut u8) -> [usize; 20] {
+    let mut words = [0; 20];
+    words[0] = argument.expose_provenance();
+    words[1] = entry as usize;
+    words[11] = first as unsafe extern "C" fn() as usize;
+    words
+}
+
+/// What runs on a new stack. It never returns.
+pub(super) type Entry = unsafe extern "C" fn(*mut u8);
+
+/// Stacks of a block's lanes.
+#[derive(Debug)]
+pub(super) struct Stacks {
+    base: *mut u8,
+    lanes: usize,
+}
+
+// SAFETY: memory of the process; one thread at a time has it.
+unsafe impl Send for Stacks {}
+
+impl Stacks {
+    /// At least so many, new ones or those that a launch gave back.
+    pub(super) fn take(lanes: usize) -> io::Result<Stacks> {
+        let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(index) = spare.iter().position(|stacks| stacks.lanes >= lanes) {
+            return Ok(spare.swap_remove(index));
+        }
+        drop(spare);
+        Stacks::map(lanes.next_power_of_two())
+    }
+
+    /// For the next launch. No lane runs on them any more.
+    pub(super) fn give_back(self) {
+        let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.len() < MOST_SPARE {
+            spare.push(self);
+        }
+    }
+
+    fn map(lanes: usize) -> io::Result<Stacks> {
+        let bytes = lanes * STRIDE_BYTES;
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_STACK;
+        // SAFETY: a new mapping, at no given address.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), bytes, rights, flags, -1, 0) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let stacks = Stacks { base: base.cast(), lanes };
+        for lane in 0..lanes {
+            let guard = stacks.base.wrapping_add(lane * STRIDE_BYTES);
+            // SAFETY: a page of the mapping that was just made.
+            if unsafe { libc::mprotect(guard.cast(), PAGE_BYTES, libc::PROT_NONE) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(stacks)
+    }
+
+    /// A lane's stack on which `entry(argument)` is about to begin: what [`switch`] goes to.
+    ///
+    /// # Safety
+    /// Nobody runs on that lane's stack.
+    pub(super) unsafe fn begin(&self, lane: usize, entry: Entry, argument: *mut u8) -> *mut u8 {
+        assert!(lane < self.lanes, "lane {lane} of {}", self.lanes);
+        let top = (lane + 1) * STRIDE_BYTES - (lane * SHIFT_BYTES % PAGE_BYTES) / 16 * 16;
+        let words = frame(entry, argument);
+        // So that the stack pointer is a multiple of 16 when `first` begins.
+        let start = self.base.wrapping_add(top - size_of_val(&words) - ABOVE);
+        // SAFETY: within the lane's stack, whose top this is, and aligned.
+        unsafe { start.cast::<[usize; WORDS]>().write(words) };
+        start
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+const WORDS: usize = 8;
+#[cfg(target_arch = "x86_64")]
+const ABOVE: usize = 8;
+#[cfg(target_arch = "aarch64")]
+const WORDS: usize = 20;
+#[cfg(target_arch = "aarch64")]
+const ABOVE: usize = 0;
+
+impl Drop for Stacks {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, on which nobody runs.
+        unsafe { libc::munmap(self.base.cast(), self.lanes * STRIDE_BYTES) };
+    }
+}

@@ -1,0 +1,99 @@
+//! Warp-wide intrinsics among the lanes of one warp: who arrived with which mask, and what each brought.
+//!
+//! The rules are those of [`crate::block`]: lanes meet at the same intrinsic with the same mask. Knows nothing of stacks.
+
+use crate::block::WARP;
+
+/// Lanes that meet at one intrinsic.
+#[derive(Debug, Clone)]
+struct Meeting {
+    what: u32,
+    mask: u32,
+    arrived: u32,
+    /// Lanes that have not taken what the others brought. 0 before all have arrived.
+    unread: u32,
+    /// Lanes that brought anything but 0.
+    votes: u32,
+    values: [u64; WARP],
+}
+
+/// The meetings of one warp's lanes; a lane is in one at a time.
+#[derive(Debug, Default)]
+pub(super) struct Warp {
+    meetings: Vec<Meeting>,
+}
+
+impl Warp {
+    /// A lane arrives: which meeting that is, and whether it was the last.
+    pub(super) fn arrive(&mut self, lane: usize, what: u32, mask: u32, value: u64) -> (usize, bool) {
+        let is_ours = |meeting: &Meeting| {
+            meeting.arrived != 0 && meeting.unread == 0 && meeting.mask == mask && meeting.what == what
+        };
+        let index = match self.meetings.iter().position(is_ours) {
+            Some(index) => index,
+            None => self.open(what, mask),
+        };
+        let meeting = &mut self.meetings[index];
+        meeting.arrived |= 1 << lane;
+        meeting.values[lane] = value;
+        meeting.votes |= u32::from(value != 0) << lane;
+        if meeting.arrived == mask {
+            meeting.unread = mask;
+        }
+        (index, meeting.arrived == mask)
+    }
+
+    fn open(&mut self, what: u32, mask: u32) -> usize {
+        let empty = Meeting { what, mask, arrived: 0, unread: 0, votes: 0, values: [0; WARP] };
+        match self.meetings.iter().position(|meeting| meeting.arrived == 0) {
+            Some(index) => {
+                self.meetings[index] = empty;
+                index
+            }
+            None => {
+                self.meetings.push(empty);
+                self.meetings.len() - 1
+            }
+        }
+    }
+
+    /// Whether a lane that waits there may go on.
+    pub(super) fn is_complete(&self, index: usize) -> bool {
+        self.meetings[index].unread != 0
+    }
+
+    /// A lane goes on, with the votes and the value of lane `from`, 0 for one that did not take part.
+    pub(super) fn leave(&mut self, index: usize, lane: usize, from: usize) -> (u32, u64) {
+        let meeting = &mut self.meetings[index];
+        let brought = (meeting.votes, meeting.values[from % WARP]);
+        meeting.unread &= !(1 << lane);
+        if meeting.unread == 0 {
+            meeting.arrived = 0;
+        }
+        brought
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lanes_meet_by_intrinsic_and_mask_and_take_what_each_brought() {
+        let mut warp = Warp::default();
+        let (low, _) = warp.arrive(0, 7, 0b0011, 5);
+        let (high, _) = warp.arrive(2, 7, 0b1100, 0);
+        assert_ne!(low, high);
+        assert!(!warp.is_complete(low));
+        assert_eq!(warp.arrive(1, 7, 0b0011, 6), (low, true));
+        assert_eq!(warp.leave(low, 1, 0), (0b0011, 5));
+        // A lane runs ahead into the next one of the same kind, before the other has left the first.
+        let (next, last) = warp.arrive(1, 7, 0b0011, 9);
+        assert!(next != low && !last);
+        assert_eq!(warp.leave(low, 0, 1), (0b0011, 6));
+        assert_eq!(warp.arrive(0, 7, 0b0011, 0), (next, true));
+        assert_eq!(warp.leave(next, 0, 1), (0b0010, 9));
+        assert_eq!(warp.arrive(3, 7, 0b1100, 1), (high, true));
+        assert_eq!(warp.leave(high, 2, 0), (0b1000, 0));
+    }
+}

@@ -1,0 +1,72 @@
+/*! Kernels that do what CUDA forbids: what the twin says of them is tested.
+ */
+
+/* Half of the threads come to the barrier, the others wait for their warp. Launch: whole warps. */
+extern "C" __global__ void divergent_barrier(int *word) {
+    if (threadIdx.x < 16)
+        __syncthreads();
+    else
+        __syncwarp();
+    *word = 1;
+}
+
+/* Lane 3 has returned when the others come to the warp's barrier. */
+extern "C" __global__ void returned_lane(int *word) {
+    if (threadIdx.x == 3) return;
+    __syncwarp();
+    *word = 1;
+}
+
+/* Threads that return early do not keep the others of the block at its barrier. */
+extern "C" __global__ void early_return(int *word) {
+    if (threadIdx.x % 2) return;
+    __syncthreads();
+    atomicAdd(word, 1);
+}
+
+/* A lane gives a mask that does not name it. */
+extern "C" __global__ void foreign_mask(int *word) {
+    if (threadIdx.x == 0) __syncwarp(0xfffffffeu);
+    *word = 1;
+}
+
+/* Waits for a word that nobody changes. */
+extern "C" __global__ void endless_atomics(int *word) {
+    if (threadIdx.x == 0)
+        while (atomicAdd(word, 0) == 0) {
+        }
+    __syncthreads();
+}
+
+/* As above, by a load that the twin does not see. */
+extern "C" __global__ void endless_loads(int *word) {
+    while (*(volatile int *)word == 0) {
+    }
+}
+
+/* One thread writes an element too many. */
+extern "C" __global__ void overrun(int *word) {
+    __shared__ int numbers[32];
+    extern __shared__ int more[];
+    int beyond = *word;
+    numbers[threadIdx.x] = more[threadIdx.x] = 0;
+    if (threadIdx.x == 0) (beyond < 0 ? more : numbers)[beyond < 0 ? -beyond : beyond] = 1;
+}
+
+/* Takes more shared memory than a block has. */
+extern "C" __global__ void too_much(int *word) {
+    __shared__ double numbers[1 << 15];
+    numbers[threadIdx.x] = 1;
+    *word = (int)numbers[threadIdx.x];
+}
+
+/* The last block waits for the first, and the first for the last: both must run at a time. */
+extern "C" __global__ void hand_over(unsigned int *word) {
+    unsigned int mine = blockIdx.x == 0 ? 0 : gridDim.x - 1 == blockIdx.x ? 1 : 2;
+    if (threadIdx.x != 0 || mine == 2) return;
+    while (atomicAdd(word, 0u) % 2 != mine) {
+    }
+    atomicAdd(word, 1u);
+    while (mine == 0 && atomicAdd(word, 0u) < 2) {
+    }
+}
