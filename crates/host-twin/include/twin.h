@@ -64,8 +64,6 @@ enum db_twin_operation {
     DB_TWIN_ADD,
     DB_TWIN_EXCHANGE,
     DB_TWIN_COMPARE_AND_SWAP,
-    DB_TWIN_MAX,
-    DB_TWIN_MIN,
     DB_TWIN_AND,
     DB_TWIN_OR,
     DB_TWIN_XOR

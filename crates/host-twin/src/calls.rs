@@ -289,10 +289,8 @@ unsafe extern "C" fn db_twin_atomic(
         1 => operand,
         2 if word == compared => operand,
         2 => word,
-        3 => word.max(operand),
-        4 => word.min(operand),
-        5 => word & operand,
-        6 => word | operand,
+        3 => word & operand,
+        4 => word | operand,
         _ => word ^ operand,
     };
     let was = Cell::new(0);

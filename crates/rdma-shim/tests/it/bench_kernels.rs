@@ -230,11 +230,11 @@ fn twin_posters_go_on_by_what_a_played_nic_completes() {
         let record = (&raw const consumer).expose_provenance() as u64;
         let mut cqs = [at(&cq), record, ENTRIES as u64 | 1 << 32, 0];
         let mut shared_queue = vec![Line([0; 8]); 32];
-        let launch = |blocks, threads| Launch {
-            blocks,
-            threads,
-            visibility: Visibility::Weak { seed: u64::from(every) },
+        let visibility = Visibility::Weak { seed: u64::from(every) };
+        let launch = |blocks: u32, threads: u32| Launch {
+            visibility,
             deadline: DEADLINE,
+            ..Launch::new(blocks, threads)
         };
         let find = |name| KERNELS.find(name).unwrap();
         if shared {
