@@ -76,6 +76,8 @@ enum Command {
     },
     /// How fast the software NIC is, against what two processes can do without one.
     BenchNic(bench_nic::Options),
+    /// What a GPU sends and answers over the software NIC.
+    BenchGpu(bench_nic::Options),
     /// A folder of programs for a machine without cargo, git and network.
     Bundle(bundle::Options),
     /// Put results that such a machine gave into the committed measured.json.
@@ -137,7 +139,9 @@ impl Command {
             Command::Figure { options, .. }
             | Command::BenchThroughput(options)
             | Command::BenchPost { options, .. } => recorded(options),
-            Command::BenchNic(options) => options.records().then_some("--record"),
+            Command::BenchNic(options) | Command::BenchGpu(options) => {
+                options.records().then_some("--record")
+            }
             Command::Doctor => None,
         }
     }
@@ -148,7 +152,7 @@ fn run(command: Command) -> Result<()> {
         let bundle = bundle.display();
         return Err(refused::refused(format!(
             "{what}: needs a checkout of the source, {bundle} is a bundle; here there are: doctor, test --gpu, figure, \
-             bench-throughput, bench-post, bench-nic"
+             bench-throughput, bench-post, bench-nic, bench-gpu"
         )));
     }
     match command {
@@ -163,7 +167,8 @@ fn run(command: Command) -> Result<()> {
         Command::BenchPost { peer_headers, options, .. } => {
             bench_post_gpu::run(&options.for_gpu(peer_headers.as_deref()))
         }
-        Command::BenchNic(options) => bench_nic::run(&options),
+        Command::BenchNic(options) => bench_nic::run("bench-nic", &options),
+        Command::BenchGpu(options) => bench_nic::run("bench-gpu", &options),
         Command::Bundle(options) => bundle::run(&options),
         Command::Import(options) => import::run(&options),
     }
@@ -220,6 +225,8 @@ mod tests {
             ("figure 4 --record", Some("--record")),
             ("bench-nic --record", Some("--record")),
             ("bench-nic", None),
+            ("bench-gpu", None),
+            ("bench-gpu --record", Some("--record")),
             ("bench-post --gpu", None),
             ("import DIR", Some("import")),
             ("doctor", None),

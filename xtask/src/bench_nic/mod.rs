@@ -1,4 +1,5 @@
-//! `cargo xtask bench-nic`: how fast the software NIC is, against what two processes can do without one.
+//! `cargo xtask bench-nic`: how fast the software NIC is, against what two processes can do without one; and `bench-gpu`, what a GPU
+//! sends and answers over it: each an experiment whose series are numbers of one program.
 //!
 //! Every repetition takes each number once, so that a ratio's two numbers share the machine's mood. What is measured and aimed at
 //! says `experiments/bench-nic/spec.toml`; its README.md says why, and how to run it where there is neither cargo nor a tree.
@@ -10,13 +11,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use experiment::point::{Key, Point};
+use experiment::point::{Key, Point, needs_gpu, poster};
 use experiment::run::{self, Extra};
 use experiment::spec::Extent;
 use experiment::{Experiment, resume};
 use measure::{Hosts, Label, Provenance, Revision};
 
 use crate::figure::{self, Nic, Probe, Programs};
+use crate::gpu_machine::GpuMachine;
 use crate::progress::Progress;
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
@@ -74,11 +76,11 @@ impl Options {
 }
 
 /// Takes all numbers. A missed aim is no failure, it is a result; a number that could not be taken is one.
-pub fn run(options: &Options) -> Result<()> {
+pub fn run(name: &str, options: &Options) -> Result<()> {
     if options.record && options.quick {
         return Err(refused("--record keeps whole runs; leave out --quick".to_owned()));
     }
-    let experiment = chosen(options)?;
+    let experiment = chosen(name, options)?;
     // In a bundle the programs lie beside us.
     let bin = options.bin.clone().or_else(|| carried::folder().map(Path::to_owned));
     let options = &Options { bin, ..options.clone() };
@@ -91,7 +93,10 @@ pub fn run(options: &Options) -> Result<()> {
             }
             setup::prepare(Purpose::Bench, options.no_install)?;
             figure::build()?;
-            build_idle_queues()?;
+            match name {
+                "bench-nic" => build_idle_queues()?,
+                _ => cargo(&["-p", "echo"])?,
+            }
             (Programs::release(), revision)
         }
     };
@@ -100,21 +105,27 @@ pub fn run(options: &Options) -> Result<()> {
 
 /// What makes queue pairs that nobody uses: an example of soft-nic's, on its testing driver.
 pub fn build_idle_queues() -> Result<()> {
+    cargo(&["-p", "soft-nic", "--example", "idle_queues"])
+}
+
+/// Builds something in the release profile.
+fn cargo(what: &[&str]) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = std::process::Command::new(cargo)
-        .args(["build", "--quiet", "--release", "--locked", "-p", "soft-nic", "--example", "idle_queues"])
+        .args(["build", "--quiet", "--release", "--locked"])
+        .args(what)
         .current_dir(root())
         .status()
         .context("starting cargo build")?;
     if !status.success() {
-        bail!("cargo build --release -p soft-nic --example idle_queues failed");
+        bail!("cargo build --release {} failed", what.join(" "));
     }
     Ok(())
 }
 
 /// The experiment with the numbers that are asked for.
-fn chosen(options: &Options) -> Result<Experiment> {
-    let mut experiment = Experiment::read(&root().join("experiments"), "bench-nic")?;
+fn chosen(name: &str, options: &Options) -> Result<Experiment> {
+    let mut experiment = Experiment::read(&root().join("experiments"), name)?;
     let all = experiment.spec.grid(Extent::Normal).series;
     let only = options.only.clone().unwrap_or_default();
     experiment.spec.keep(|series| series.contains(&only));
@@ -133,7 +144,7 @@ fn execute(
     limit: Duration,
 ) -> Result<()> {
     let here = || if options.bin.is_some() { PathBuf::new() } else { root() };
-    let out = options.out.clone().unwrap_or_else(|| here().join("results/bench-nic"));
+    let out = options.out.clone().unwrap_or_else(|| here().join("results").join(&experiment.spec.name));
     let _locked = resume::lock(&out)?;
     let logs = out.join("logs");
     let quick = options.quick;
@@ -147,6 +158,13 @@ fn execute(
     provenance.versions.insert("profile".into(), workspace::profile()?);
     let tools = options.bin.as_deref();
     provenance.versions.insert("perftest".into(), perftest_version(tools, limit));
+    if experiment.spec.grid(Extent::Normal).series.iter().any(|series| needs_gpu(series)) {
+        let machine = GpuMachine::ask()?;
+        if machine.gpu().is_none() {
+            return Err(refused(format!("{}: no GPU here: {}", experiment.spec.name, machine.why_none())));
+        }
+        machine.name_in(&mut provenance);
+    }
     let cores = if options.no_pin { None } else { Cores::choose() };
     let pinned = cores
         .as_ref()
@@ -175,7 +193,7 @@ fn execute(
         resume: false,
         record: options.record,
         out: out.clone(),
-        again: format!("{} bench-nic --out {}", workspace::us(), out.display()),
+        again: format!("{} {} --out {}", workspace::us(), experiment.spec.name, out.display()),
     };
     let mut bench =
         Numbers { experiment: &experiment, stand, provenance: &provenance, failed: BTreeMap::new() };
@@ -234,7 +252,7 @@ impl run::Bench for Numbers<'_> {
             others: None,
             detail: serde_json::Value::Null,
             label: Label::Emulated,
-            provenance: self.provenance.clone(),
+            provenance: Provenance { gpu: poster(&key.series), ..self.provenance.clone() },
         })
     }
 }

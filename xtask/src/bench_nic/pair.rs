@@ -72,17 +72,29 @@ impl Stand<'_> {
             Source::IdleQueues { field } => self.idle_queues(field),
             Source::Iperf => self.iperf(name),
             Source::UdpPingPong => self.udp(name),
-            Source::Generator { options } => {
+            Source::Generator { options, receiver, field } => {
                 let seconds = self.seconds.to_string();
-                let mut all = vec!["--poster", "cpu-shim", "--seconds", &seconds];
+                let mut all = vec!["--seconds", &seconds];
                 all.extend(options.iter().map(String::as_str));
-                let run = self.generator(name, &all, self.limit)?;
-                run["msgs_per_s"].as_f64().context("the sender gives no rate")
+                let run = self.generator(name, &all, receiver, self.limit)?;
+                run.pointer(field)
+                    .and_then(Value::as_f64)
+                    .with_context(|| format!("the sender gives no {field}"))
+            }
+            Source::Echo { options, field, scale } => {
+                let program = self.programs.softnic.with_file_name("doorbell-echo");
+                let mut command = self.softnic(End::Alone, false, &program);
+                command.args(["--nic", "mlx5_0", "--json", "-"]).args(options);
+                let mut echo = Speaking::start(&mut command, &self.log(name, "echo"))?;
+                let run = echo.json("run", self.limit).context("running doorbell-echo")?;
+                ends_well(&mut echo, "doorbell-echo")?;
+                let found = run.pointer(field).and_then(Value::as_f64);
+                Ok(found.with_context(|| format!("doorbell-echo gives no {field}"))? * scale)
             }
             Source::First => {
                 let (pause, count) = (PAUSE.as_secs_f64().to_string(), self.pauses.to_string());
                 let options = ["--op", "write", "--payload", "8", "--pause", &pause, "--count", &count];
-                let run = self.generator(name, &options, self.limit + PAUSE * self.pauses)?;
+                let run = self.generator(name, &options, &[], self.limit + PAUSE * self.pauses)?;
                 Ok(run.pointer("/first/p99_ns").and_then(Value::as_f64).context("the sender gives no p99")?
                     * 1e-6)
             }
@@ -230,9 +242,9 @@ impl Stand<'_> {
     }
 
     /// The sender's line of a generator pair whose messages all arrived whole.
-    fn generator(&self, name: &str, options: &[&str], limit: Duration) -> Result<Value> {
+    fn generator(&self, name: &str, options: &[&str], to: &[String], limit: Duration) -> Result<Value> {
         let mut receiver = self.softnic(End::Server, false, &self.programs.generator);
-        receiver.args(["--listen", "127.0.0.1:0", "--nic", "mlx5_0", "--json", "-"]);
+        receiver.args(["--listen", "127.0.0.1:0", "--nic", "mlx5_0", "--json", "-"]).args(to);
         let mut receiver = Speaking::start(&mut receiver, &self.log(name, "receiver"))?;
         let listening = receiver.json("listening", WAIT.min(self.limit)).context("starting the receiver")?;
         let address = listening["address"].as_str().context("the receiver does not say where it listens")?;

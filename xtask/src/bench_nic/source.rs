@@ -46,10 +46,25 @@ pub enum Source {
     Iperf,
     /// `generator baseline udp-ping-pong` between the same hosts, in µs.
     UdpPingPong,
-    /// A generator pair on the software NIC; messages per second.
+    /// A generator pair on the software NIC; the field of the sender's line.
     Generator {
         /// Options of the sender.
         options: Vec<String>,
+        /// Options of the receiver.
+        #[serde(default)]
+        receiver: Vec<String>,
+        /// JSON pointer.
+        #[serde(default = "rate")]
+        field: String,
+    },
+    /// `doorbell-echo`, a kernel that asks and one that answers; the field of its line, and what one unit of it is in ours.
+    Echo {
+        /// Its options.
+        options: Vec<String>,
+        /// JSON pointer.
+        field: String,
+        /// Factor to our unit.
+        scale: f64,
     },
     /// `generator --pause 1`: 99th percentile of a message that comes after a second of idling, in ms.
     First,
@@ -76,6 +91,11 @@ pub enum Source {
     IdleCpu,
     /// An open device that does nothing: memory of the whole process, in MiB.
     IdleMemory,
+}
+
+/// Messages a second.
+fn rate() -> String {
+    "/msgs_per_s".to_owned()
 }
 
 impl Source {

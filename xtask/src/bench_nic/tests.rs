@@ -53,7 +53,7 @@ impl Stage {
         };
         let revision = Revision { commit: "0123456789".repeat(4), dirty: false };
         let programs = Programs::in_folder(&self.folder).unwrap();
-        let result = execute(&options, chosen(&options).unwrap(), &programs, revision, limit);
+        let result = execute(&options, chosen("bench-nic", &options).unwrap(), &programs, revision, limit);
         let written = fs::read(self.folder.join("out/summary.json")).unwrap();
         (result, serde_json::from_slice(&written).unwrap())
     }
@@ -140,32 +140,34 @@ fn a_folder_without_our_programs_is_refused() {
     let error = Programs::in_folder(&stage.folder).unwrap_err();
     assert!(error.is::<Refused>() && error.to_string().contains("libsoftnic_preload.so"), "{error}");
     let options = Options { only: Some("nothing".into()), ..Options::default() };
-    assert!(chosen(&options).unwrap_err().is::<Refused>());
+    assert!(chosen("bench-nic", &options).unwrap_err().is::<Refused>());
 }
 
 #[test]
 fn every_number_says_its_source_and_every_aim_names_numbers_that_exist_once() {
-    let experiment = chosen(&Options::default()).unwrap();
-    let series = experiment.spec.grid(Extent::Full).series;
-    let count = |name: &str| series.iter().filter(|series| *series == name).count();
-    for name in &series {
-        Source::of(&experiment.spec, name).unwrap();
-        assert!(count(name) == 1 && experiment.spec.series[name].unit.is_some(), "{name}");
-    }
-    for claim in &experiment.spec.claims {
-        let experiment::paper::Rule::Bound { by, .. } = &claim.rule else { panic!("{}", claim.id) };
-        assert!(claim.series.iter().chain(by).all(|name| count(name) == 1), "{}", claim.id);
-    }
-    // What holds with the pump is judged without it as well, each under its name.
-    for pumped in experiment.spec.claims.iter().filter_map(|claim| claim.id.strip_suffix("-pump")) {
-        let plain = experiment.spec.claims.iter().filter(|claim| claim.id == pumped).count();
-        assert_eq!(plain, usize::from(pumped != "c-send"), "{pumped}");
+    for name in ["bench-nic", "bench-gpu"] {
+        let experiment = chosen(name, &Options::default()).unwrap();
+        let series = experiment.spec.grid(Extent::Full).series;
+        let count = |name: &str| series.iter().filter(|series| *series == name).count();
+        for name in &series {
+            Source::of(&experiment.spec, name).unwrap();
+            assert!(count(name) == 1 && experiment.spec.series[name].unit.is_some(), "{name}");
+        }
+        for claim in &experiment.spec.claims {
+            let experiment::paper::Rule::Bound { by, .. } = &claim.rule else { panic!("{}", claim.id) };
+            assert!(claim.series.iter().chain(by).all(|name| count(name) == 1), "{}", claim.id);
+        }
+        // What holds with the pump is judged without it as well, each under its name.
+        for pumped in experiment.spec.claims.iter().filter_map(|claim| claim.id.strip_suffix("-pump")) {
+            let plain = experiment.spec.claims.iter().filter(|claim| claim.id == pumped).count();
+            assert_eq!(plain, usize::from(pumped != "c-send"), "{pumped}");
+        }
     }
 }
 
 #[test]
 fn the_configuration_differs_in_the_pump_alone() {
-    let mut plain = chosen(&Options::default()).unwrap().spec.nic;
+    let mut plain = chosen("bench-nic", &Options::default()).unwrap().spec.nic;
     let mut pumped = with_pump(&plain);
     assert_eq!((plain.remove("pump"), pumped.remove("pump")), (Some(false.into()), Some(true.into())));
     assert_eq!(plain, pumped);
