@@ -266,7 +266,7 @@ impl Requester {
                 self.counters.timeouts += 1;
                 if self.retries.take() {
                     self.go_back();
-                    self.progress.lost();
+                    self.shrink_window();
                     self.recovering = false;
                 } else {
                     self.fail_oldest(Status::RetryExceeded);

@@ -47,34 +47,14 @@ pub(super) struct Progress {
     pub(super) sent: u32,
     /// Packets since the last AckReq.
     unasked: u32,
-    /// Packets that could be under way right after the last loss; none yet: `None`.
+    /// Packets that could be under way right after the last loss, until that has grown to the window again.
     after_loss: Option<u32>,
-    /// Packets acknowledged since.
-    unbroken: u32,
+    /// The first PSN that was not acknowledged then.
+    lost_at: Psn,
 }
 
 /// Packets that may be under way whatever was lost: with fewer, a long line would carry next to nothing.
 const FEWEST_UNDER_WAY: u32 = 16;
-
-impl Progress {
-    /// Packets were acknowledged.
-    pub(super) fn passed(&mut self, packets: u32) {
-        self.unbroken = self.unbroken.saturating_add(packets);
-    }
-
-    /// A packet was lost, and all behind it goes again. The next pass begins with as many packets as came through since the
-    /// loss before, because what lies behind the next loss is sent for nothing.
-    pub(super) fn lost(&mut self) {
-        self.after_loss = Some(self.unbroken.max(FEWEST_UNDER_WAY));
-        self.unbroken = 0;
-    }
-
-    /// Packets that may be under way: those of the window. After a loss fewer, and one more for each acknowledged since.
-    fn allowed(&self, window: SendWindow) -> u32 {
-        let grown = self.after_loss.map_or(u32::MAX, |after| after.saturating_add(self.unbroken));
-        grown.min(window.packets).max(1)
-    }
-}
 
 /// «Send this packet now.»
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,7 +111,7 @@ impl Requester {
     /// for READ responses.
     pub fn by_packet(config: RequesterConfig, window: SendWindow) -> Requester {
         let mut requester = Requester::new(config);
-        requester.progress.window = Some(window);
+        (requester.progress.window, requester.progress.lost_at) = (Some(window), config.first_psn);
         requester
     }
 
@@ -149,7 +129,7 @@ impl Requester {
         let alone = message.opcode.wants_response();
         let to_come = self.responses_to_come();
         let under_way = ahead + self.responses_outstanding - to_come;
-        let full = self.progress.allowed(window);
+        let full = self.allowed(window, oldest);
         if reliable && (under_way >= full || alone && to_come >= full) {
             return None;
         }
@@ -241,7 +221,6 @@ impl Requester {
     }
 
     fn advance_to(&mut self, packets: u32) {
-        self.progress.passed(packets.saturating_sub(self.progress.acked));
         self.progress.acked = packets;
         if self.next_send == self.done {
             self.progress.sent = self.progress.sent.max(packets);
@@ -258,6 +237,25 @@ impl Requester {
             _ => 0,
         };
         self.response_psns - answered
+    }
+
+    /// Packets that may be under way: those of the window. After a loss fewer, and one more for each acknowledged since.
+    fn allowed(&mut self, window: SendWindow, oldest: Psn) -> u32 {
+        let full = window.packets.max(1);
+        let Some(after) = self.progress.after_loss else { return full };
+        let grown = after.saturating_add(oldest.distance_from(self.progress.lost_at));
+        if grown >= full {
+            self.progress.after_loss = None;
+        }
+        grown.min(full)
+    }
+
+    /// A packet was lost, and all behind it goes again. The next pass begins with as many packets as came through since the
+    /// loss before, because what lies behind the next loss is sent for nothing.
+    pub(super) fn shrink_window(&mut self) {
+        let Some(oldest) = self.oldest_psn().filter(|_| self.progress.window.is_some()) else { return };
+        let through = oldest.distance_from(self.progress.lost_at);
+        (self.progress.after_loss, self.progress.lost_at) = (Some(through.max(FEWEST_UNDER_WAY)), oldest);
     }
 
     /// The first PSN that is not acknowledged.

@@ -47,10 +47,6 @@ impl Requester {
                 self.response_psns -= self.message(self.done).map_or(0, |message| message.psn_count);
             }
         }
-        if self.progress.window.is_some() {
-            let packets = self.message(self.done).map_or(0, |message| message.psn_count);
-            self.progress.passed(packets.saturating_sub(self.progress.acked));
-        }
         self.done += 1;
         self.progress.acked = 0;
         if self.next_send < self.done {
@@ -204,7 +200,7 @@ impl Requester {
             return self.fail_oldest(Status::RetryExceeded);
         }
         self.go_back();
-        self.progress.lost();
+        self.shrink_window();
         self.recovering = true;
         ReplyVerdict::Resend
     }
