@@ -20,7 +20,9 @@
 
 #include "doorbell_gpu.h"
 
-enum { DEPTH = 512, PORT = 1, BYTES = 8, SHARING_WARPS = 8, PATIENCE_S = 5 };
+/* A completion for a quarter of the queue, not for each doorbell. Each CQE is a trip of a microsecond and more across PCIe, and one
+ * gives back all requests before it. Rarer still, the queue runs empty while the last completion is waited for. */
+enum { DEPTH = 512, SIGNAL_EVERY = DEPTH / 4, PORT = 1, BYTES = 8, SHARING_WARPS = 8, PATIENCE_S = 5 };
 
 [[noreturn]] static void fail(const char *what, const char *why, int code = 1) {
     fprintf(stderr, "cuda_post: %s: %s\n", what, why);
@@ -56,6 +58,9 @@ static __device__ void write_payload(const struct job &job, db_u64 message) {
     ((db_u64 *)job.source)[message] = ~message;
 }
 
+/* Of a doorbell's requests the last one asks for a completion, if one is due. */
+static __device__ db_u32 flags_of(db_u64 behind) { return behind % SIGNAL_EVERY ? 0 : DB_SEND_SIGNALED; }
+
 /* One warp with a queue of its own; `lanes` of it post, 1 or 32. */
 static __device__ void post_and_wait(struct db_sq sq, struct db_cq cq, struct job job, db_u32 lanes, struct outcome *out) {
     struct db_completion done;
@@ -69,12 +74,12 @@ static __device__ void post_and_wait(struct db_sq sq, struct db_cq cq, struct jo
             struct db_sge local = {job.source + mine * BYTES, BYTES, job.lkey};
             if (lanes == 1) {
                 for (db_u32 i = 0; i < batch; i++) write_payload(job, posted + i);
-                error = db_try_post_writes(&sq, posted, local, job.target + posted * BYTES, job.rkey, DB_SEND_SIGNALED, batch,
-                                           BYTES);
+                error = db_try_post_writes(&sq, posted, local, job.target + posted * BYTES, job.rkey, flags_of(posted + batch),
+                                           batch, BYTES);
             } else {
                 write_payload(job, mine);
                 error = db_warp_post_write(&sq, mine, local, job.target + mine * BYTES, job.rkey,
-                                           db_lane() == DB_WARP - 1 ? DB_SEND_SIGNALED : 0);
+                                           db_lane() == DB_WARP - 1 ? flags_of(posted + batch) : 0);
             }
             if (error) break;
             posted += batch;
@@ -85,16 +90,11 @@ static __device__ void post_and_wait(struct db_sq sq, struct db_cq cq, struct jo
         }
         if (error == DB_ENOMEM) error = 0; /* full: completions give the space back */
         if (error) break;
-        if (db_lane() == 0) {
-            error = db_gpu_wait(&cq, &sq, nullptr, &done, &released, patience());
-            if (!error && done.status != DB_WC_SUCCESS) error = DB_EIO;
-            if (!error) completed = done.wr_id + 1;
-        }
-        if (lanes != 1) {
-            error = (int)db_warp_shuffle32((db_u32)error, 0);
-            completed = db_warp_shuffle64(completed, 0);
-            sq.consumer = db_warp_shuffle64(sq.consumer, 0);
-        }
+        if (lanes == 1)
+            error = db_gpu_make_room(&cq, &sq, &done, &released, patience());
+        else
+            error = db_warp_make_room(&cq, &sq, &done, &released, patience());
+        completed = sq.consumer; /* each request is of one block */
     }
     if (db_lane() == 0) {
         out->completed = completed;
@@ -259,7 +259,7 @@ static struct db_shared_sq *share(const struct db_sq &sq, const struct db_cq &cq
     host.sq = sq;
     host.cq = cq;
     host.filled = (db_u64)filled;
-    host.signal_mask = 63;
+    host.signal_mask = SIGNAL_EVERY - 1;
     if (db_shared_init(&host)) fail("sharing", "the ring is too short or too long, or the CQ too short");
     cuda("the shared queue", cudaMalloc(&shared, sizeof *shared));
     cuda("the shared queue", cudaMemcpy(shared, &host, sizeof host, cudaMemcpyHostToDevice));
@@ -284,7 +284,7 @@ int main(int argc, char **argv) {
     struct ibv_port_attr port;
     union ibv_gid gid;
     struct job job = {};
-    job.messages = (asked + 511) / 512 * 512; /* whole warps, and whole shares of them */
+    job.messages = (asked + 511) / 512 * 512; /* whole warps, whole shares of them, and the last one asks for a completion */
     size_t bytes = job.messages * BYTES;
     char *buffer = (char *)aligned_alloc(4096, (2 * bytes + 4095) / 4096 * 4096);
     struct ibv_mr *mr = pd && buffer ? ibv_reg_mr(pd, buffer, 2 * bytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE) : nullptr;
