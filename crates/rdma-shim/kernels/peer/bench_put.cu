@@ -77,40 +77,52 @@ static __device__ __forceinline__ struct doca_gpu_dev_verbs_qp *db_peer_qp(const
     return (struct doca_gpu_dev_verbs_qp *)(run->queues + (db_u64)blockIdx.x * run->apart);
 }
 
-/* What a lane posts next, in the library's words. */
-struct db_peer_next {
-    struct doca_gpu_dev_verbs_addr to, from;
-};
-
-static __device__ __forceinline__ struct db_peer_next db_peer_first(const struct db_bench_run *run, db_u32 ahead) {
-    db_u64 first = ((db_u64)blockIdx.x * run->posts + ahead) * DB_BENCH_LENGTH;
-    struct db_peer_next next = {{run->remote + first, db_be32(run->rkey)}, {run->local + first, db_be32(run->lkey)}};
-    return next;
-}
-
-static __device__ __forceinline__ void db_peer_advance(struct db_peer_next *next, db_u32 messages) {
-    next->to.addr += messages * DB_BENCH_LENGTH;
-    next->from.addr += messages * DB_BENCH_LENGTH;
-}
-
-/* One by one, or 32 at a time; a doorbell every per_ring. */
-template <enum doca_gpu_dev_verbs_resource_sharing_mode mode, uint32_t options, enum doca_gpu_dev_verbs_cq_type cq,
-          enum doca_gpu_dev_verbs_exec_scope scope>
-static __device__ __forceinline__ void db_peer_put(const struct db_bench_run *run) {
-    const db_u32 step = scope == DOCA_GPUNETIO_VERBS_EXEC_SCOPE_WARP ? 32 : 1;
+/* One by one, a doorbell every per_ring. */
+template <enum doca_gpu_dev_verbs_resource_sharing_mode mode, uint32_t options, enum doca_gpu_dev_verbs_cq_type cq>
+static __device__ __forceinline__ void db_peer_thread(const struct db_bench_run *run) {
     struct doca_gpu_dev_verbs_qp *qp = db_peer_qp(run);
-    struct db_peer_next next = db_peer_first(run, threadIdx.x);
+    db_u64 first = (db_u64)blockIdx.x * run->posts * DB_BENCH_LENGTH;
+    struct doca_gpu_dev_verbs_addr to = {run->remote + first, db_be32(run->rkey)};
+    struct doca_gpu_dev_verbs_addr from = {run->local + first, db_be32(run->lkey)};
     db_u32 i = 0, j;
     db_u64 start = db_clock_ns();
     while (i < run->posts) {
-        for (j = step; j < run->per_ring; j += step, i += step) {
-            doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, scope, cq>(
-                qp, next.to, next.from, DB_BENCH_LENGTH, options | DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_DB_RINGING);
-            db_peer_advance(&next, step);
+        for (j = 1; j < run->per_ring; j++, i++) {
+            doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_THREAD, cq>(
+                qp, to, from, DB_BENCH_LENGTH, options | DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_DB_RINGING);
+            to.addr += DB_BENCH_LENGTH;
+            from.addr += DB_BENCH_LENGTH;
         }
-        doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, scope, cq>(qp, next.to, next.from, DB_BENCH_LENGTH, options);
-        db_peer_advance(&next, step);
-        i += step;
+        doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_THREAD, cq>(
+            qp, to, from, DB_BENCH_LENGTH, options);
+        to.addr += DB_BENCH_LENGTH;
+        from.addr += DB_BENCH_LENGTH;
+        i++;
+    }
+    db_peer_end(run, start);
+}
+
+/* 32 at a time, a doorbell every per_ring. */
+template <enum doca_gpu_dev_verbs_resource_sharing_mode mode, uint32_t options, enum doca_gpu_dev_verbs_cq_type cq>
+static __device__ __forceinline__ void db_peer_warp(const struct db_bench_run *run) {
+    struct doca_gpu_dev_verbs_qp *qp = db_peer_qp(run);
+    db_u64 first = ((db_u64)blockIdx.x * run->posts + threadIdx.x) * DB_BENCH_LENGTH;
+    struct doca_gpu_dev_verbs_addr to = {run->remote + first, db_be32(run->rkey)};
+    struct doca_gpu_dev_verbs_addr from = {run->local + first, db_be32(run->lkey)};
+    db_u32 i = 0, j;
+    db_u64 start = db_clock_ns();
+    while (i < run->posts) {
+        for (j = 32; j < run->per_ring; j += 32, i += 32) {
+            doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_WARP, cq>(
+                qp, to, from, DB_BENCH_LENGTH, options | DOCA_GPUNETIO_VERBS_GPU_CODE_OPT_SKIP_DB_RINGING);
+            to.addr += 32 * DB_BENCH_LENGTH;
+            from.addr += 32 * DB_BENCH_LENGTH;
+        }
+        doca_gpu_dev_verbs_put<mode, DB_PEER_HANDLER, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_WARP, cq>(
+            qp, to, from, DB_BENCH_LENGTH, options);
+        to.addr += 32 * DB_BENCH_LENGTH;
+        from.addr += 32 * DB_BENCH_LENGTH;
+        i += 32;
     }
     if (threadIdx.x == 0) db_peer_end(run, start);
 }
@@ -118,7 +130,7 @@ static __device__ __forceinline__ void db_peer_put(const struct db_bench_run *ru
 /* per_ring at once by the library's pieces: blocks for all, each WQE, one mark, one submission. By one thread. */
 extern "C" __global__ void bench_put_pieces(struct db_bench_run run) {
     struct doca_gpu_dev_verbs_qp *qp = db_peer_qp(&run);
-    struct db_peer_next next = db_peer_first(&run, 0);
+    struct doca_gpu_dev_verbs_addr to = {run.remote, db_be32(run.rkey)}, from = {run.local, db_be32(run.lkey)};
     db_u32 i, j;
     db_u64 start = db_clock_ns();
     for (i = 0; i < run.posts; i += run.per_ring) {
@@ -127,9 +139,10 @@ extern "C" __global__ void bench_put_pieces(struct db_bench_run run) {
         for (j = 0; j < run.per_ring; j++) {
             doca_gpu_dev_verbs_wqe_prepare_write(
                 qp, doca_gpu_dev_verbs_get_wqe_ptr(qp, first + j), first + j, DOCA_GPUNETIO_IB_MLX5_OPCODE_RDMA_WRITE,
-                doca_gpu_dev_verbs_get_ctrl_flags<DOCA_GPUNETIO_VERBS_QP_SQ, DB_PEER_CQ>(qp, 0), 0, next.to.addr, next.to.key,
-                next.from.addr, next.from.key, DB_BENCH_LENGTH);
-            db_peer_advance(&next, 1);
+                doca_gpu_dev_verbs_get_ctrl_flags<DOCA_GPUNETIO_VERBS_QP_SQ, DB_PEER_CQ>(qp, 0), 0, to.addr, to.key, from.addr, from.key,
+                DB_BENCH_LENGTH);
+            to.addr += DB_BENCH_LENGTH;
+            from.addr += DB_BENCH_LENGTH;
         }
         doca_gpu_dev_verbs_mark_wqes_ready<DB_PEER_ALONE>(qp, first, first + run.per_ring - 1);
         doca_gpu_dev_verbs_submit<DB_PEER_ALONE, DOCA_GPUNETIO_VERBS_SYNC_SCOPE_GPU, DB_PEER_HANDLER>(qp, first + run.per_ring);
@@ -137,13 +150,9 @@ extern "C" __global__ void bench_put_pieces(struct db_bench_run run) {
     db_peer_end(&run, start);
 }
 
-#define DB_PEER_KERNELS(name, mode, options, cq)                                                                        \
-    extern "C" __global__ void bench_put_##name(struct db_bench_run run) {                                              \
-        db_peer_put<mode, options, cq, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_THREAD>(&run);                                    \
-    }                                                                                                                   \
-    extern "C" __global__ void bench_put_##name##_warp(struct db_bench_run run) {                                       \
-        db_peer_put<mode, options, cq, DOCA_GPUNETIO_VERBS_EXEC_SCOPE_WARP>(&run);                                      \
-    }
+#define DB_PEER_KERNELS(name, mode, options, cq)                                                                       \
+    extern "C" __global__ void bench_put_##name(struct db_bench_run run) { db_peer_thread<mode, options, cq>(&run); }  \
+    extern "C" __global__ void bench_put_##name##_warp(struct db_bench_run run) { db_peer_warp<mode, options, cq>(&run); }
 
 DB_PEER_KERNELS(alone, DB_PEER_ALONE, 0, DB_PEER_CQ)
 DB_PEER_KERNELS(alone_collapsed, DB_PEER_ALONE, 0, DB_PEER_COLLAPSED)

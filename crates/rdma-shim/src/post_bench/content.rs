@@ -117,6 +117,7 @@ impl Pattern {
     }
 
     /// The WQE of a message.
+    #[inline]
     pub fn wqe(&self, index: u64, message: u32, signaled: bool) -> [u64; 6] {
         let mut words = self.0[usize::from(signaled)];
         let offset = u64::from(message) * u64::from(LENGTH);
