@@ -95,9 +95,14 @@ struct Run {
 
 /// Keys of the configuration file, and what must be true of the program.
 fn after_help() -> String {
-    let keys = KEYS.iter().map(|key| format!("  {:<17} {} ({})", key.name, key.meaning, key.allowed));
+    let defaults = Config::default().to_toml();
+    let default = |name: &str| defaults.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "));
+    let keys = KEYS.iter().map(|key| {
+        let default = default(key.name).map_or_else(String::new, |value| format!("; default {value}"));
+        format!("  {:<17} {} ({}{default})", key.name, key.meaning, key.allowed)
+    });
     format!(
-        "Keys of the configuration file:\n{}\n\n\
+        "Keys of the configuration file, and options of the same names:\n{}\n\n\
          The program must be dynamically linked, 64-bit and not set-uid: the library reaches it by LD_PRELOAD.\n\
          SOFTNIC_LOG=1 in the environment prints every command of the program's driver to stderr.\n\n\
          Examples:\n  softnic run -- ibv_devinfo -v\n  \
@@ -322,6 +327,16 @@ mod tests {
             let message = message(arguments);
             assert!(message.contains(words), "{arguments:?}: {message}");
             assert!(!message.contains('\n'), "{arguments:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn help_shows_the_default_of_every_key_that_has_one() {
+        let help = after_help();
+        for line in Config::default().to_toml().lines() {
+            let (key, value) = line.split_once(" = ").unwrap();
+            let said = help.lines().find(|line| line.trim_start().starts_with(&format!("{key} "))).unwrap();
+            assert!(said.ends_with(&format!("; default {value})")), "{said}");
         }
     }
 
