@@ -111,17 +111,21 @@ fn main() -> ExitCode {
 
 /// What is wrong with the command line; clap's own text has lines for the tip and the usage too.
 fn one_line(error: &clap::Error) -> String {
+    let command = Arguments::command();
+    let names: Vec<&str> = command.get_subcommands().map(|command| command.get_name()).collect();
+    let names = names.join(", ");
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        let command = Arguments::command();
-        let names: Vec<&str> = command.get_subcommands().map(|command| command.get_name()).collect();
-        return format!("no command was given; there are: {} (--help tells more)", names.join(", "));
+        return format!("no command was given; there are: {names} (--help tells more)");
     }
     let text = error.to_string();
     let reason = text.split("\n\n").next().unwrap_or_default();
     let words: Vec<&str> = reason.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let reason = words.join(" ");
     let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: a similar "));
-    let tip = tip.map_or_else(String::new, |tip| format!("; a similar {tip}"));
+    let mut tip = tip.map_or_else(String::new, |tip| format!("; a similar {tip}"));
+    if error.kind() == ErrorKind::InvalidSubcommand {
+        tip += &format!("; there are: {names}");
+    }
     format!("{}{tip} (--help tells more)", reason.trim_start_matches("error: "))
 }
 
@@ -182,7 +186,7 @@ mod tests {
     fn what_is_wrong_with_the_command_line_is_one_line() {
         for (arguments, words) in [
             ("", &["no command", "figure", "bench-nic"][..]),
-            ("frobnicate", &["frobnicate"]),
+            ("frobnicate", &["frobnicate", "there are: doctor", "figure"]),
             ("figure", &["<NUMBER>"]),
             ("figure four", &["four", "<NUMBER>"]),
             ("figure 4 --frobnicate", &["--frobnicate"]),
