@@ -19,11 +19,7 @@ pub fn run() -> Result<()> {
     row("machine", &provenance.machine);
     let (name, rustc) = compiler(carried::folder(), &provenance.versions["rustc"]);
     row(name, &rustc);
-    let revision = &provenance.revision;
-    row(
-        "revision",
-        &format!("{}{}", short(&revision.commit), if revision.dirty { ", with changes" } else { "" }),
-    );
+    row("revision", &workspace::in_words(&provenance.revision));
     say!();
     // A bundle's user has no cargo to set up with.
     let mend = if carried::folder().is_some() { "" } else { "; `cargo xtask setup`" };
@@ -77,10 +73,6 @@ fn facts(said: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-fn short(commit: &str) -> &str {
-    if commit.is_empty() { "unknown" } else { &commit[..commit.len().min(12)] }
-}
-
 fn listed(folder: &str, none: &str) -> String {
     let entries =
         fs::read_dir(folder).map(|entries| entries.flatten().collect()).unwrap_or_else(|_| Vec::new());
@@ -131,9 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_revision_and_an_empty_folder_read_as_such() {
-        assert_eq!(short(""), "unknown");
-        assert_eq!(short("0123456789abcdef"), "0123456789ab");
+    fn an_empty_folder_reads_as_such() {
         assert_eq!(listed("/no/such/folder", "none"), "none");
     }
 }

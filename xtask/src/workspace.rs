@@ -55,6 +55,18 @@ pub fn revision() -> Revision {
     if carried::folder().is_some() { compiled_in_revision() } else { Revision::of(&root()) }
 }
 
+/// A revision in words: its first digits, or why it is unknown.
+pub fn in_words(revision: &Revision) -> String {
+    let changes = if revision.dirty { ", with changes" } else { "" };
+    match (revision.commit.get(..12), carried::folder()) {
+        (Some(commit), _) => format!("{commit}{changes}"),
+        (None, Some(_)) => "unknown: the programs were built without `cargo xtask bundle`".to_owned(),
+        (None, None) => {
+            format!("unknown: {}", Revision::why_unknown(&root()).unwrap_or_else(|| revision.commit.clone()))
+        }
+    }
+}
+
 /// The source that this very program was built from, for use where there is neither tree nor git: what `cargo xtask
 /// bundle` put into the environment of its build. Built in any other way it knows nothing, and says so.
 pub fn compiled_in_revision() -> Revision {
@@ -180,6 +192,9 @@ pub struct Package {
     pub source: Option<String>,
     /// What it says it needs.
     pub dependencies: Vec<Dependency>,
+    /// Its `Cargo.toml`.
+    #[serde(default)]
+    pub manifest_path: PathBuf,
 }
 
 /// One dependency of a package.
@@ -196,9 +211,19 @@ pub struct Dependency {
 impl Metadata {
     /// Asks cargo about the workspace at `root`, dependencies included.
     pub fn read(root: &Path) -> Result<Metadata> {
+        Metadata::ask(root, &[])
+    }
+
+    /// The same for our own packages alone, for which nothing is fetched.
+    pub fn ours(root: &Path) -> Result<Metadata> {
+        Metadata::ask(root, &["--no-deps"])
+    }
+
+    fn ask(root: &Path, arguments: &[&str]) -> Result<Metadata> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let output = Command::new(cargo)
             .args(["metadata", "--format-version", "1", "--locked"])
+            .args(arguments)
             .current_dir(root)
             .output()
             .context("starting cargo metadata")?;

@@ -28,6 +28,24 @@ impl Revision {
             (commit, _) => Revision { commit: commit.unwrap_or_default(), dirty: true },
         }
     }
+
+    /// Why git names no revision of `folder`, in one line, with the remedy that git names; none where it names one.
+    pub fn why_unknown(folder: &Path) -> Option<String> {
+        refusal(Command::new("git").arg("-C").arg(folder).args(["rev-parse", "HEAD"]))
+    }
+}
+
+fn refusal(git: &mut Command) -> Option<String> {
+    let output = match git.output() {
+        Ok(output) if output.status.success() => return None,
+        Ok(output) => String::from_utf8_lossy(&output.stderr).into_owned(),
+        Err(error) => return Some(format!("git cannot be started: {error}")),
+    };
+    let reason = output.lines().next().unwrap_or("git says nothing");
+    // In a clone of another user git names the command that trusts it.
+    let remedy = output.lines().map(str::trim).find(|line| line.starts_with("git config"));
+    let remedy = remedy.map_or_else(String::new, |remedy| format!("; {remedy}"));
+    Some(format!("{}{remedy}", reason.trim_start_matches("fatal: ")))
 }
 
 fn git(folder: &Path, arguments: &[&str]) -> Option<String> {
@@ -102,7 +120,24 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_revision_has_a_reason() {
+        let repository = Repository::new("reason");
+        assert_eq!(Revision::why_unknown(&repository.0), None);
+        // As in a clone that belongs to another user.
+        let mut git = Command::new("git");
+        git.arg("-C")
+            .arg(&repository.0)
+            .args(["rev-parse", "HEAD"])
+            .env("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1");
+        let why = refusal(&mut git).unwrap();
+        assert!(why.contains("dubious ownership") && why.contains("; git config --global"), "{why}");
+        assert_eq!(why.lines().count(), 1, "{why}");
+    }
+
+    #[test]
     fn no_repository_is_never_clean() {
+        let why = Revision::why_unknown(Path::new("/proc")).unwrap();
+        assert!(why.contains("not a git repository"), "{why}");
         assert!(Revision::of(Path::new("/proc")).dirty);
     }
 }

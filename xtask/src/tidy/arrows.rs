@@ -160,6 +160,7 @@ mod tests {
             license: None,
             source: None,
             dependencies: dependencies.collect(),
+            manifest_path: Default::default(),
         }
     }
 

@@ -131,6 +131,7 @@ mod tests {
             license: license.map(str::to_owned),
             source: Some("registry".into()),
             dependencies: vec![],
+            manifest_path: Default::default(),
         };
         let packages_of =
             vec![package("good", Some("MIT")), package("bad", Some("GPL-3.0")), package("silent", None)];
