@@ -112,7 +112,7 @@ pub fn build_idle_queues() -> Result<()> {
 fn cargo(what: &[&str]) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let status = std::process::Command::new(cargo)
-        .args(["build", "--quiet", "--release", "--locked"])
+        .args(["build", "--release", "--locked"])
         .args(what)
         .current_dir(root())
         .status()

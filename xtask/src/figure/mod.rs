@@ -6,7 +6,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -15,7 +14,6 @@ use experiment::point::needs_gpu;
 use experiment::run::{self, Extra};
 use experiment::spec::{Extent, Formula};
 use experiment::{Experiment, resume};
-use indicatif::ProgressBar;
 use measure::{Label, Provenance};
 
 use crate::bench_post_gpu;
@@ -131,6 +129,9 @@ pub fn run(number: u32, options: &Options) -> Result<()> {
         return Ok(());
     }
     let revision = workspace::revision();
+    if revision.commit.is_empty() {
+        say!("revision {}", workspace::in_words(&revision));
+    }
     if options.record {
         measured::allowed(&revision)?;
     }
@@ -180,19 +181,15 @@ pub fn build() -> Result<()> {
         return Ok(());
     }
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    // Without a terminal there is no bar, and a first build is long.
-    say!("building the release programs, some minutes the first time");
-    let bar =
-        ProgressBar::new_spinner().with_message("building the generator and the software NIC (release) …");
-    bar.enable_steady_tick(Duration::from_millis(120));
-    let output = Command::new(cargo)
-        .args(["build", "--quiet", "--release", "--locked", "-p", "generator", "-p", "softnic"])
+    say!("building the generator and the software NIC (release), some minutes the first time");
+    // Cargo says what it builds, how far it is, and when it waits for another cargo.
+    let status = Command::new(cargo)
+        .args(["build", "--release", "--locked", "-p", "generator", "-p", "softnic"])
         .current_dir(root())
-        .output()
+        .status()
         .context("starting cargo build")?;
-    bar.finish_and_clear();
-    if !output.status.success() {
-        bail!("cargo build --release failed:\n{}", String::from_utf8_lossy(&output.stderr).trim());
+    if !status.success() {
+        bail!("cargo build --release failed");
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! The whole of `figure` with stand-ins for its programs: shell scripts that say what the generator says.
 
 use std::process::Stdio;
+use std::time::Duration;
 
 use measure::json_lines;
 use nix::sys::signal::{Signal, kill};
@@ -389,16 +390,24 @@ fn points_that_are_not_whole_are_measured_again_and_the_newer_line_counts() {
 const BUILDS: &str = "XTASK_TEST_BUILDS";
 
 #[test]
-fn a_build_is_announced_without_a_terminal_too() {
+fn a_build_is_announced_and_cargo_s_own_progress_passed_on() {
     if std::env::var_os(BUILDS).is_some() {
-        assert!(build().is_err(), "`false` builds nothing");
+        assert!(build().is_err(), "the stand-in builds nothing");
         return;
     }
     let mut us = Command::new(std::env::current_exe().unwrap());
-    us.args(["--exact", "figure::tests::a_build_is_announced_without_a_terminal_too", "--nocapture"]);
-    let said = us.env(BUILDS, "1").env("CARGO", "false").output().unwrap();
-    let said = String::from_utf8_lossy(&said.stdout).into_owned();
-    assert!(said.contains("building the release programs, some minutes the first time\n"), "{said}");
+    us.args([
+        "--exact",
+        "figure::tests::a_build_is_announced_and_cargo_s_own_progress_passed_on",
+        "--nocapture",
+    ]);
+    let cargo = std::env::temp_dir().join(format!("xtask-figure-{}-cargo", std::process::id()));
+    script_file(&cargo, "#!/bin/sh\necho \"   Compiling $*\" >&2\nexit 1\n");
+    let said = us.env(BUILDS, "1").env("CARGO", &cargo).output().unwrap();
+    fs::remove_file(cargo).unwrap();
+    let [out, progress] = [said.stdout, said.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
+    assert!(out.contains("(release), some minutes the first time\n"), "{out}");
+    assert!(progress.contains("   Compiling build --release") && !progress.contains("--quiet"), "{progress}");
 }
 
 #[test]
