@@ -17,6 +17,9 @@ pub struct Options {
     /// Write nothing; fail when a file differs from what its source gives.
     #[arg(long)]
     check: bool,
+    /// Start the generators in this folder instead of building them.
+    #[arg(long, value_name = "DIR", hide = true)]
+    built: Option<PathBuf>,
 }
 
 /// One generator: a program of the workspace that writes files, and with `--check` compares them.
@@ -25,6 +28,8 @@ struct Generator {
     makes: &'static str,
     /// Arguments of `cargo run`.
     command: &'static [&'static str],
+    /// What that builds and starts.
+    program: &'static str,
     /// What it needs beside Rust, when that is missing.
     lacks: fn() -> Option<&'static str>,
 }
@@ -33,11 +38,13 @@ const GENERATORS: &[Generator] = &[
     Generator {
         makes: "the shim's constants (crates/rdma-shim/include/mlx5_layout.h)",
         command: &["-p", "rdma-shim", "--bin", "headers"],
+        program: "headers",
         lacks: || None,
     },
     Generator {
         makes: "the bindings of rdma-core (crates/verbs/src/sys/generated)",
         command: &["-p", "verbs-generate"],
+        program: "verbs-generate",
         lacks: libclang_or_headers,
     },
 ];
@@ -60,11 +67,15 @@ pub fn run(options: &Options) -> Result<()> {
             skipped += 1;
             continue;
         }
-        let mut command = Command::new("cargo");
-        command.args(["run", "--quiet", "--locked"]).args(generator.command).current_dir(root());
-        if options.check {
-            command.args(["--", "--check"]);
-        }
+        let mut command = match &options.built {
+            Some(folder) => Command::new(folder.join(generator.program)),
+            None => {
+                let mut cargo = Command::new("cargo");
+                cargo.args(["run", "--locked"]).args(generator.command).arg("--");
+                cargo
+            }
+        };
+        command.args(options.check.then_some("--check")).current_dir(root());
         if !command
             .status()
             .with_context(|| format!("starting the generator of {}", generator.makes))?

@@ -34,6 +34,11 @@ pub enum Ended {
 
 /// Runs `command` to its end with stdout and stderr in `log`; ends it and all it started after `limit`.
 pub fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> Result<Ended> {
+    Ok(run_timed(command, log, limit)?.0)
+}
+
+/// As [`run_logged`]; also returns the CPU time of the program and of all below it that it waited for.
+pub fn run_timed(command: &mut Command, log: &Path, limit: Duration) -> Result<(Ended, Duration)> {
     if let Some(folder) = log.parent() {
         fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     }
@@ -42,7 +47,19 @@ pub fn run_logged(command: &mut Command, log: &Path, limit: Duration) -> Result<
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     stop::hold();
     let mut child = Guarded(command.spawn().with_context(|| format!("starting {program}"))?);
-    child.wait(limit)
+    let since = Instant::now();
+    // A program that has ended and was not waited for still has its counts.
+    let used = loop {
+        let fields = stat(child.0.id()).unwrap_or_default();
+        if !fields.is_empty() && !fields.starts_with('Z') && since.elapsed() < limit {
+            sleep(Duration::from_millis(20));
+            continue;
+        }
+        // utime, stime, cutime and cstime, in hundredths of a second.
+        let ticks = fields.split_whitespace().skip(11).take(4).filter_map(|ticks| ticks.parse::<u64>().ok());
+        break Duration::from_millis(10 * ticks.sum::<u64>());
+    };
+    Ok((child.wait(limit.saturating_sub(since.elapsed()))?, used))
 }
 
 /// What a program says on stdout, if it ends well within `limit`.
@@ -330,6 +347,18 @@ mod tests {
             sleep(Duration::from_millis(5));
         }
         assert!(!sleepers.is_empty());
+    }
+
+    #[test]
+    fn cpu_time_of_a_program_holds_that_of_its_children() {
+        let log = std::env::temp_dir().join(format!("xtask-process-{}-used.log", std::process::id()));
+        let count = "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done";
+        let (ended, used) =
+            run_timed(Command::new("sh").args(["-c", &format!("({count}); wait")]), &log, WAIT).unwrap();
+        let (_, idle) = run_timed(Command::new("sleep").arg("0.3"), &log, WAIT).unwrap();
+        fs::remove_file(log).unwrap();
+        assert_eq!(ended, Ended::Well);
+        assert!(used >= Duration::from_millis(20) && idle < used, "{used:?} {idle:?}");
     }
 
     #[test]

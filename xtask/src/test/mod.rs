@@ -1,39 +1,37 @@
-//! `cargo xtask test`: set-up, tidy, fmt, clippy, all tests, dry runs of the figures, in that order, counted aloud.
+//! `cargo xtask test`: set-up, tidy, fmt, clippy, all tests and dry runs of the figures, counted, against a budget of time.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use crate::cuda_wheels;
-use crate::packages;
-use crate::process::{Ended, run_logged};
+use crate::process::Ended;
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::workspace::{Metadata, root, target_dir};
 
 mod bare;
+mod budget;
 mod floors;
 pub mod gpu;
+mod jobs;
 mod outcome;
+mod path;
 mod suites;
 mod symbols;
 
+use budget::{Budget, Meter, Standing};
 use floors::Floors;
 use outcome::Outcome;
 
-/// A suite that takes longer hangs.
-const LIMIT: Duration = Duration::from_secs(15 * 60);
-/// The whole command on two cores, from nothing.
-const BUDGET_MINUTES: f64 = 20.0;
 /// Lines of a failed log that are printed.
 const TAIL: usize = 120;
+/// Steps that are named when a run is above its budget.
+const DEAREST: usize = 5;
 
 /// Options of `test`.
-#[derive(Args)]
+#[derive(Args, Default)]
 pub struct Options {
     /// Suites or packages to run; all, and all steps before them, without any. A suite is a package, or one on a NIC:
     /// PACKAGE-LAYER-PATH, as in verbs-ib and verbs-roce-staged (no PATH: payloads are copied straight).
@@ -69,9 +67,12 @@ impl Options {
 }
 
 /// One line of the table at the end.
+#[derive(Default)]
 struct Row {
     name: String,
     minutes: f64,
+    /// CPU time of what was started.
+    cpu_minutes: f64,
     outcome: Outcome,
     /// Tests that had to be executed; none for a step.
     floor: Option<usize>,
@@ -83,125 +84,61 @@ pub fn run(options: &Options) -> Result<()> {
     if options.gpu {
         return gpu::run(options);
     }
+    let meter = Meter::start();
     let root = root();
-    if !options.bare {
-        setup::prepare(Purpose::Test, options.no_install)?;
-    }
-    let floors = Floors::read(&root)?;
-    let metadata = Metadata::read(&root)?;
-    let packages: Vec<&str> = metadata
-        .packages
-        .iter()
-        .filter(|package| package.source.is_none())
-        .map(|package| package.name.as_str())
-        .collect();
-    let mut suites = suites::all(&packages, &target_dir().join("release/softnic"), &logs());
+    let metadata = Metadata::ours(&root)?;
+    let packages: Vec<&str> = metadata.packages.iter().map(|package| package.name.as_str()).collect();
+    let mut suites = suites::all(&packages, &target_dir().join("release/softnic"), &jobs::logs());
     let is = |suite: &suites::Suite, wanted: &String| suite.name == *wanted || suite.package == *wanted;
     if let Some(unknown) = options.suites.iter().find(|name| !suites.iter().any(|suite| is(suite, name))) {
         let names: Vec<&str> = suites.iter().map(|suite| suite.name.as_str()).collect();
         return Err(refused(format!("no suite `{unknown}`; there are: {}", names.join(", "))));
     }
-    let mut rows = Vec::new();
-    if options.suites.is_empty() {
-        steps(&root, options, &mut rows);
-    } else {
+    if !options.suites.is_empty() {
         suites.retain(|suite| options.suites.iter().any(|wanted| is(suite, wanted)));
-        rows.push(release_build(&root));
     }
-    for suite in &suites {
-        let mut command = Command::new(&suite.command[0]);
-        command.args(&suite.command[1..]).current_dir(&root);
-        // A bare machine has no libibverbs that could find the NIC, and no compiler was fetched; there its tests may skip.
-        let ours = |name: &str| ["REQUIRE", cuda_wheels::VARIABLE].contains(&name);
-        let kept = suite.environment.iter().filter(|(name, _)| !(options.bare && ours(name)));
-        command.envs(kept.cloned());
-        if options.full {
-            command.env("SOFTNIC_TEST_FULL", "1");
-        }
-        suite.nic.iter().try_for_each(suites::UnderNic::prepare)?;
-        let (minutes, log) = logged(&suite.name, command)?;
-        let outcome = Outcome::of_log(&log.text);
-        let executed = outcome.passed + outcome.failed;
-        let complaint = complaint(&log, &outcome)
-            .or_else(|| if options.bare { None } else { floors.complaint(&suite.name, executed) })
-            .or_else(|| if options.bare { None } else { suite.nic.as_ref()?.complaint() });
-        let floor = floors.of(&suite.name);
-        rows.push(finish(Row { name: suite.name.clone(), minutes, outcome, floor, complaint }, &log));
+    let (floors, budget) = (Floors::read(&root)?, Budget::read(&root)?);
+    let jobs = jobs::plan(suites, options);
+    // Only the whole run is what the budget is for.
+    let is_judged = options.suites.is_empty() && !options.bare && !options.full;
+    if is_judged {
+        say!("test: {} steps; from nothing {}", jobs.len(), budget.words());
     }
-    summary(&rows, &format!("of {BUDGET_MINUTES:.0} on two cores from nothing"))
-}
-
-/// Everything that is no test program. A step that fails counts as one failed test; a good one counts as nothing.
-fn steps(root: &Path, options: &Options, rows: &mut Vec<Row>) {
-    let xtask = std::env::current_exe().unwrap_or_else(|_| "xtask".into()).to_string_lossy().into_owned();
-    let xtask = xtask.as_str();
-    let steps: [(&str, &[&str]); 6] = [
-        ("tidy", &[xtask, "tidy"]),
-        ("fmt", &["cargo", "fmt", "--all", "--check"]),
-        ("clippy", &["cargo", "clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-        ("headers", &[xtask, "headers", "--check"]),
-        ("figure 4, dry run", &[xtask, "figure", "4", "--dry-run"]),
-        ("figure 5, dry run", &[xtask, "figure", "5", "--dry-run"]),
-    ];
-    // First, since the suites and the symbol checks use what it makes.
-    rows.push(release_build(root));
-    // The headers' check reads the system's headers, which a bare machine lacks.
-    for (name, words) in steps.iter().filter(|(name, _)| !(options.bare && *name == "headers")) {
-        let mut command = Command::new(words[0]);
-        command.args(&words[1..]).current_dir(root);
-        rows.push(step(name, logged(name, command)));
-    }
-    let since = Instant::now();
-    let problems = symbols::check(&target_dir().join("release"), &packages::programs().collect::<Vec<_>>());
-    let complaint = match problems {
-        Ok(problems) if problems.is_empty() => None,
-        Ok(problems) => Some(problems.join("; ")),
-        Err(error) => Some(format!("{error:#}")),
-    };
-    let row = Row {
-        name: "symbols".into(),
-        minutes: minutes(since),
-        outcome: Outcome::default(),
-        floor: None,
-        complaint,
-    };
-    rows.push(finish(row, &Log::default()));
-    // On a bare machine everything below is without it.
     if !options.bare {
-        rows.extend(bare::RUNS.iter().map(|(name, arguments)| without_rdma_core(root, name, arguments)));
+        setup::prepare(Purpose::Test, options.no_install)?;
     }
+    let path = path::folder(&target_dir())?;
+    if path.is_none() {
+        say!("test: no dpkg here, so that tests may start programs that set-up does not bring");
+    }
+    let rows = jobs::Run::new(options, &floors, &metadata, path).all(&jobs);
+    let taken = meter.taken();
+    let within = !is_judged || budget.judge(&taken) != Standing::Failed;
+    if is_judged && budget.judge(&taken) != Standing::Kept {
+        say!();
+        say!("the {DEAREST} dearest steps:");
+        dearest(&rows).iter().for_each(|row| say!("{}", line(row)));
+    }
+    let line = if is_judged { budget.line(&taken) } else { taken.words() };
+    summary(&rows, &line)?;
+    if within { Ok(()) } else { bail!("{line}") }
 }
 
-/// What skips here skips on purpose, and runs in its own suite: it is not counted.
-fn without_rdma_core(root: &Path, name: &str, arguments: &[&str]) -> Row {
-    let run = bare::folder(&target_dir()).and_then(|folder| {
-        let mut command = bare::command(arguments, &folder);
-        command.current_dir(root);
-        let (minutes, log) = logged(name, command)?;
-        Ok((minutes, bare::complaint(&log.text, &folder), log))
-    });
-    let (minutes, unnoticed, log) =
-        run.unwrap_or_else(|error| (0.0, None, Log { text: format!("{error:#}"), ..Log::default() }));
-    let complaint = if log.ended == Some(Ended::Well) { unnoticed } else { Some(ended(log.ended)) };
-    finish(Row { name: name.to_owned(), minutes, outcome: Outcome::default(), floor: None, complaint }, &log)
+/// Rows that used most of the processors.
+fn dearest(rows: &[Row]) -> Vec<&Row> {
+    let mut rows: Vec<&Row> = rows.iter().collect();
+    rows.sort_by(|left, right| right.cpu_minutes.total_cmp(&left.cpu_minutes));
+    rows.truncate(DEAREST);
+    rows
 }
 
-/// Builds the programs that the tests start.
-fn release_build(root: &Path) -> Row {
-    say!("building the release programs, some minutes the first time");
-    let mut command = Command::new("cargo");
-    command.args(["build", "--release", "--locked"]).current_dir(root);
-    command.args(packages::apps().flat_map(|app| ["-p", app.name]));
-    step("release build", logged("release build", command))
-}
-
-fn step(name: &str, run: Result<(f64, Log)>) -> Row {
-    let (minutes, log) =
-        run.unwrap_or_else(|error| (0.0, Log { text: format!("{error:#}"), ..Log::default() }));
-    let complaint = (log.ended != Some(Ended::Well)).then(|| ended(log.ended));
-    // A step counts no tests, but what it left out is said with the tests that were.
-    let outcome = Outcome { skips: Outcome::of_log(&log.text).skips, ..Outcome::default() };
-    finish(Row { name: name.to_owned(), minutes, outcome, floor: None, complaint }, &log)
+/// Builds the programs that tests start.
+fn release_build() -> Result<Row> {
+    let floors = Floors::default();
+    let (options, metadata) = (Options::default(), Metadata { packages: Vec::new() });
+    let run = jobs::Run::new(&options, &floors, &metadata, None);
+    let rows = run.all(&[jobs::Job::release_build()]);
+    rows.into_iter().next().context("one job gives one row")
 }
 
 /// The log of one program.
@@ -210,22 +147,8 @@ struct Log {
     text: String,
     path: PathBuf,
     ended: Option<Ended>,
-}
-
-fn logged(name: &str, mut command: Command) -> Result<(f64, Log)> {
-    say!("{name} …");
-    let since = Instant::now();
-    let path = logs().join(format!("{}.log", name.replace([' ', ','], "-")));
-    let ended = run_logged(&mut command, &path, LIMIT)?;
-    let text =
-        String::from_utf8_lossy(&fs::read(&path).with_context(|| format!("reading {}", path.display()))?)
-            .into_owned();
-    Ok((minutes(since), Log { text, path, ended: Some(ended) }))
-}
-
-/// Where logs, and configurations and counters of NICs, lie.
-fn logs() -> PathBuf {
-    target_dir().join("xtask-test")
+    /// CPU time.
+    used: Duration,
 }
 
 fn minutes(since: Instant) -> f64 {
@@ -249,25 +172,28 @@ fn ended(ended: Option<Ended>) -> String {
         Some(Ended::Well) => "ended well".into(),
         Some(Ended::Status(code)) => format!("ended with status {code}"),
         Some(Ended::Signal) => "was ended by a signal".into(),
-        Some(Ended::TimedOut) => format!("took longer than {} minutes", LIMIT.as_secs() / 60),
+        Some(Ended::TimedOut) => "took longer than it may".into(),
         None => "did not start".into(),
     }
 }
 
-/// Prints how it went, with the end of the log when it went wrong.
+/// Prints how it went, with the end of the log when it went wrong, at once: other steps print as well.
 fn finish(mut row: Row, log: &Log) -> Row {
     if row.complaint.is_some() && row.outcome.failed == 0 {
         row.outcome.failed = 1;
     }
+    let mut said: Vec<String> = Vec::new();
     if row.outcome.failed > 0 {
-        let lines: Vec<&str> = log.text.lines().collect();
-        lines[lines.len().saturating_sub(TAIL)..].iter().for_each(|line| say!("    {line}"));
+        // Lines of JSON are cargo's words for programs.
+        let lines: Vec<&str> = log.text.lines().filter(|line| !line.starts_with('{')).collect();
+        said.extend(lines[lines.len().saturating_sub(TAIL)..].iter().map(|line| format!("    {line}")));
         if !log.path.as_os_str().is_empty() {
-            say!("    (whole log: {})", log.path.display());
+            said.push(format!("    (whole log: {})", log.path.display()));
         }
     }
-    row.outcome.table.iter().for_each(|line| say!("    {line}"));
-    say!("{}", line(&row));
+    said.extend(row.outcome.table.iter().map(|line| format!("    {line}")));
+    said.push(line(&row));
+    say!("{}", said.join("\n"));
     row
 }
 
@@ -282,16 +208,16 @@ fn line(row: &Row) -> String {
     };
     let floor = row.floor.map_or_else(String::new, |floor| format!(" (floor {floor})"));
     let complaint = row.complaint.as_ref().map_or_else(String::new, |complaint| format!("  {complaint}"));
-    format!("{:22} {result:6} {:5.1} min  {counts}{floor}{complaint}", row.name, row.minutes)
+    let (minutes, cpu) = (row.minutes, row.cpu_minutes);
+    format!("{:28} {result:6} {minutes:5.1} min {cpu:5.1} CPU min  {counts}{floor}{complaint}", row.name)
 }
 
 /// The table, every SKIP, and the last line.
 fn summary(rows: &[Row], budget: &str) -> Result<()> {
     say!();
     rows.iter().for_each(|row| say!("{}", line(row)));
-    let total: f64 = rows.iter().map(|row| row.minutes).sum();
-    say!("{:22} {:6} {total:5.1} min  {budget}", "all", "");
     say!();
+    say!("{budget}");
     rows.iter().flat_map(|row| &row.outcome.skips).for_each(|skip| say!("{skip}"));
     say!("{}", last_line(rows));
     match rows.iter().any(|row| row.outcome.failed > 0) {
@@ -312,13 +238,17 @@ mod tests {
 
     fn row(passed: usize, failed: usize, skips: &[&str]) -> Row {
         let skips = skips.iter().map(|skip| (*skip).to_owned()).collect();
-        Row {
-            name: "x".into(),
-            minutes: 0.0,
-            outcome: Outcome { passed, failed, skips, ..Outcome::default() },
-            floor: None,
-            complaint: None,
-        }
+        let outcome = Outcome { passed, failed, skips, ..Outcome::default() };
+        Row { name: "x".into(), outcome, ..Row::default() }
+    }
+
+    #[test]
+    fn the_dearest_steps_are_those_with_most_cpu_time() {
+        let rows: Vec<Row> = [3.0, 9.0, 1.0, 4.0, 0.5, 7.0, 2.0]
+            .map(|cpu_minutes| Row { cpu_minutes, ..row(1, 0, &[]) })
+            .into();
+        let minutes: Vec<f64> = dearest(&rows).iter().map(|row| row.cpu_minutes).collect();
+        assert_eq!(minutes, [9.0, 7.0, 4.0, 3.0, 2.0]);
     }
 
     #[test]

@@ -11,9 +11,7 @@ use crate::cuda_wheels;
 /// How a package's tests are run when the ordinary way is not enough.
 #[derive(Clone, Copy, Debug, Default)]
 struct Way {
-    /// With optimisation: millions of messages, or a rate that a test looks at.
-    release: bool,
-    /// Arguments after `--`.
+    /// Arguments of its test programs.
     arguments: &'static [&'static str],
     /// The test programs need a NIC: each is started by `softnic run`, once for each of these.
     nics: &'static [Nic],
@@ -21,36 +19,33 @@ struct Way {
     toolkit: bool,
 }
 
-const PLAIN: Way = Way { release: false, arguments: &[], nics: &[], toolkit: false };
-const RELEASE: Way = Way { release: true, ..PLAIN };
+const PLAIN: Way = Way { arguments: &[], nics: &[], toolkit: false };
 
-/// Packages that are not run as `cargo test -p NAME` in the dev profile.
+/// Packages whose test programs are not just started.
 const WAYS: &[(&str, Way)] = &[
     // What mutants of real packets reached, and what a CRC lets through, are tables.
     ("roce", Way { arguments: &["--show-output"], ..PLAIN }),
     // What came out for each architecture, and how long it took.
     ("gpu", Way { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
     // The hostile driver's table is printed, though the test passes. Its mover is assembled.
-    ("soft-nic", Way { arguments: &["--show-output"], toolkit: true, ..RELEASE }),
+    ("soft-nic", Way { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
     // How many multiply-adds a second the twin does.
     ("host-twin", Way { arguments: &["--show-output"], ..PLAIN }),
-    // Every interleaving of every row.
-    ("order-explorer", RELEASE),
-    ("generator", Way { nics: &NICS, ..RELEASE }),
+    ("generator", Way { nics: &NICS, ..PLAIN }),
     // One message at a time: the NIC is another's business. What the round trips took is printed.
     (
         "echo",
         Way {
             nics: NICS.first_chunk::<2>().expect("there are four"),
             arguments: &["--show-output", "--test-threads=2"],
-            ..RELEASE
+            ..PLAIN
         },
     ),
     // Short messages only: the third NIC would not differ from the second.
-    ("rdma-shim", Way { nics: NICS.first_chunk::<2>().expect("there are four"), toolkit: true, ..RELEASE }),
+    ("rdma-shim", Way { nics: NICS.first_chunk::<2>().expect("there are four"), toolkit: true, ..PLAIN }),
     ("verbs", Way { nics: &NICS, ..PLAIN }),
     // Two programs on two cores each: these take turns, or their timing tests measure one another.
-    ("softnic", Way { arguments: &["--test-threads=2"], ..RELEASE }),
+    ("softnic", Way { arguments: &["--test-threads=2"], ..PLAIN }),
 ];
 
 /// How the NIC carries messages from one queue to another.
@@ -95,18 +90,15 @@ const NICS: [Nic; 4] = [
     ("roce", Carriage::Wire),
 ];
 
-/// Cargo starts test programs by what this variable says.
-const RUNNER: &str = "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER";
-
-/// One suite: a program that prints libtest's results.
+/// One suite: test programs that print libtest's results.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suite {
     /// As in `floors.toml`.
     pub name: String,
     /// Package that it tests.
     pub package: String,
-    /// Program and arguments.
-    pub command: Vec<String>,
+    /// Arguments of each test program.
+    pub arguments: &'static [&'static str],
     /// Environment on top of ours.
     pub environment: Vec<(String, String)>,
     /// The NIC under it, if it runs on one.
@@ -173,29 +165,27 @@ fn astray(carriage: Carriage, lines: &str) -> Option<String> {
     }
 }
 
-/// All suites, in the order in which they run: the fast and small first, so that a mistake shows early.
+/// All suites by their names.
 /// `softnic`: the launcher, for those that need a NIC; `folder`: where their configurations and counters lie.
 pub fn all(packages: &[&str], softnic: &Path, folder: &Path) -> Vec<Suite> {
     let ways: BTreeMap<&str, Way> = WAYS.iter().copied().collect();
-    let mut suites: Vec<(bool, Suite)> = Vec::new();
+    let mut suites: Vec<Suite> = Vec::new();
     for package in packages {
         let way = ways.get(package).copied().unwrap_or_default();
         let plain = Suite {
             name: (*package).to_owned(),
             package: (*package).to_owned(),
-            command: command(package, way),
+            arguments: way.arguments,
             environment: if way.toolkit { with_toolkit() } else { Vec::new() },
             nic: None,
         };
-        suites.extend(way.nics.iter().map(|nic| (way.release, on(plain.clone(), *nic, softnic, folder))));
+        suites.extend(way.nics.iter().map(|nic| on(plain.clone(), *nic, softnic, folder)));
         if way.nics.is_empty() {
-            suites.push((way.release, plain));
+            suites.push(plain);
         }
     }
-    suites.sort_by(|(left_release, left), (right_release, right)| {
-        (left_release, &left.name).cmp(&(right_release, &right.name))
-    });
-    suites.into_iter().map(|(_, suite)| suite).collect()
+    suites.sort_by(|left, right| left.name.cmp(&right.name));
+    suites
 }
 
 /// The suite on a NIC, on a fabric of its own, so that no other program of this user is seen.
@@ -219,10 +209,10 @@ fn on(plain: Suite, (layer, carriage): Nic, softnic: &Path, folder: &Path) -> Su
     ]
     .map(str::to_owned)
     .to_vec();
-    let mut environment = vec![(RUNNER.to_owned(), runner.join(" "))];
     // Beside a toolkit, if the package has one.
-    environment.extend(plain.environment.iter().filter(|(name, _)| name != "REQUIRE").cloned());
-    let with_toolkit = environment.len() > 1;
+    let mut environment = plain.environment.clone();
+    environment.retain(|(name, _)| name != "REQUIRE");
+    let with_toolkit = !environment.is_empty();
     environment.push(require(if with_toolkit { "nic,softnic,toolkit" } else { "nic,softnic" }));
     Suite { name, environment, nic: Some(UnderNic { carriage, runner, config, stats }), ..plain }
 }
@@ -235,18 +225,6 @@ fn with_toolkit() -> Vec<(String, String)> {
 /// What is there by our own doing: a test that skips for want of it hides something. What the user asks for stays.
 fn require(ours: &str) -> (String, String) {
     ("REQUIRE".into(), std::env::var("REQUIRE").unwrap_or_else(|_| ours.into()))
-}
-
-fn command(package: &str, way: Way) -> Vec<String> {
-    let mut words = vec!["cargo", "test", "--locked", "-p", package];
-    if way.release {
-        words.push("--release");
-    }
-    if !way.arguments.is_empty() {
-        words.push("--");
-        words.extend(way.arguments);
-    }
-    words.into_iter().map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -262,12 +240,10 @@ mod tests {
     }
 
     #[test]
-    fn every_package_is_a_suite_and_optimised_ones_come_last() {
+    fn every_package_is_a_suite() {
         let suites = named(&["softnic", "roce", "measure"]);
         assert_eq!(names(&suites), ["measure", "roce", "softnic"]);
-        assert!(suites[2].command.contains(&"--release".to_owned()));
-        assert_eq!(suites[0].command, ["cargo", "test", "--locked", "-p", "measure"]);
-        assert_eq!(suites[1].command, ["cargo", "test", "--locked", "-p", "roce", "--", "--show-output"]);
+        assert_eq!(suites[1].arguments, ["--show-output"]);
         assert!(suites.iter().all(|suite| suite.nic.is_none()));
     }
 
@@ -284,8 +260,8 @@ mod tests {
     fn a_package_that_needs_both_gets_a_nic_and_a_toolkit() {
         for suite in named(&["rdma-shim"]) {
             let names: Vec<&str> = suite.environment.iter().map(|(name, _)| name.as_str()).collect();
-            assert_eq!(names, [RUNNER, "DOORBELL_CUDA", "REQUIRE"]);
-            assert_eq!(suite.environment[2], require("nic,softnic,toolkit"));
+            assert_eq!(names, ["DOORBELL_CUDA", "REQUIRE"]);
+            assert_eq!(suite.environment[1], require("nic,softnic,toolkit"));
         }
     }
 
@@ -295,19 +271,20 @@ mod tests {
         assert_eq!(
             names(&suites),
             [
+                "rdma-shim-ib",
+                "rdma-shim-roce",
                 "verbs-ib",
                 "verbs-roce",
                 "verbs-roce-staged",
-                "verbs-roce-wire",
-                "rdma-shim-ib",
-                "rdma-shim-roce"
+                "verbs-roce-wire"
             ]
         );
         let runner = "target/softnic run --config target/logs/verbs-roce-staged.toml \
                       --stats target/logs/verbs-roce-staged.stats.jsonl \
                       --fabric test-verbs-roce-staged --link-layer roce --";
-        assert_eq!(suites[2].environment, [(RUNNER.to_owned(), runner.to_owned()), require("nic,softnic")]);
-        assert_eq!(suites[2].nic.as_ref().map(|nic| nic.carriage), Some(Carriage::Staged));
+        let nic = suites[4].nic.as_ref().unwrap();
+        assert_eq!((nic.runner.join(" "), nic.carriage), (runner.to_owned(), Carriage::Staged));
+        assert_eq!(suites[4].environment, [require("nic,softnic")]);
     }
 
     #[test]

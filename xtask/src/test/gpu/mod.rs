@@ -5,7 +5,7 @@
 //! suite has a floor of its own for the machine with a GPU (`gpu` in `xtask/floors.toml`).
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -55,7 +55,7 @@ pub fn run(options: &Options) -> Result<()> {
         Some(bundle) => (carried_in(bundle)?, Floors::compiled_in()?),
         None => {
             let packages = programs::packages(&[])?;
-            rows.push(release_build(&workspace::root()));
+            rows.push(release_build()?);
             say!("building the tests of {}", packages.join(", "));
             let floors = Floors::read(&workspace::root())?;
             (programs::with_gpu_tests(programs::build(&packages)?)?, floors)
@@ -142,7 +142,7 @@ impl Run<'_> {
         let mark = passed::mark(&programs, suite.nic.is_some(), &self.gpu)?;
         if let Some((outcome, minutes)) = passed.before(&suite.name, &mark) {
             say!("{}: passed before, not repeated", suite.name);
-            let row = Row { name: suite.name.clone(), minutes, outcome, floor, complaint: None };
+            let row = Row { name: suite.name.clone(), minutes, outcome, floor, ..Row::default() };
             return Ok(finish(row, &Log::default()));
         }
         say!("{} …", suite.name);
@@ -156,8 +156,8 @@ impl Run<'_> {
         complaints.extend(self.floors.gpu_complaint(&suite.name, executed));
         let complaint = (!complaints.is_empty()).then(|| complaints.join("; "));
         let (name, minutes) = (suite.name.clone(), minutes(since));
-        let log = Log { text: failed_logs, path: logs, ended: Some(Ended::Well) };
-        let row = finish(Row { name, minutes, outcome, floor, complaint }, &log);
+        let log = Log { text: failed_logs, path: logs, ended: Some(Ended::Well), ..Log::default() };
+        let row = finish(Row { name, minutes, outcome, floor, complaint, ..Row::default() }, &log);
         if row.outcome.failed == 0 {
             passed.push(&suite.name, &mark, &row.outcome, row.minutes)?;
         }
@@ -179,9 +179,9 @@ impl Run<'_> {
         };
         let passed = usize::from(complaint.is_none() && skips.is_empty());
         let outcome = Outcome { passed, skips, ..Outcome::default() };
-        let log = Log { text, path: PathBuf::new(), ended: Some(Ended::Well) };
-        let row =
-            Row { name: cuda_post::NAME.into(), minutes: minutes(since), outcome, floor: None, complaint };
+        let log = Log { text, ended: Some(Ended::Well), ..Log::default() };
+        let name = cuda_post::NAME.to_owned();
+        let row = Row { name, minutes: minutes(since), outcome, complaint, ..Row::default() };
         finish(row, &log)
     }
 }

@@ -44,7 +44,9 @@ pub fn build(packages: &[&str]) -> Result<Vec<TestProgram>> {
         if !output.status.success() {
             bail!("cargo test --no-run -p {package} failed");
         }
-        programs.extend(said_by_cargo(package, &String::from_utf8_lossy(&output.stdout))?);
+        programs.extend(said_by_cargo(&String::from_utf8_lossy(&output.stdout), |_| {
+            Some((*package).to_owned())
+        })?);
     }
     Ok(programs)
 }
@@ -53,6 +55,8 @@ pub fn build(packages: &[&str]) -> Result<Vec<TestProgram>> {
 #[derive(Deserialize)]
 struct Message {
     reason: String,
+    #[serde(default)]
+    manifest_path: std::path::PathBuf,
     #[serde(default)]
     executable: Option<std::path::PathBuf>,
     target: Option<Target>,
@@ -70,8 +74,8 @@ struct Profile {
     test: bool,
 }
 
-/// Test programs among what cargo says that it made; one JSON object a line.
-fn said_by_cargo(package: &str, said: &str) -> Result<Vec<TestProgram>> {
+/// Test programs among what cargo says that it made, one JSON object a line. `package_of`: the package of a `Cargo.toml`.
+pub fn said_by_cargo(said: &str, package_of: impl Fn(&Path) -> Option<String>) -> Result<Vec<TestProgram>> {
     let mut programs = Vec::new();
     for line in said.lines().filter(|line| line.starts_with('{')) {
         let message: Message = serde_json::from_str(line).context("reading what cargo says")?;
@@ -81,11 +85,10 @@ fn said_by_cargo(package: &str, said: &str) -> Result<Vec<TestProgram>> {
         };
         if message.reason == "compiler-artifact" && profile.test {
             let kind = target.kind.first().map_or("lib", String::as_str);
-            programs.push(TestProgram {
-                package: package.to_owned(),
-                target: format!("{kind}-{}", target.name),
-                path,
-            });
+            let at = message.manifest_path.display();
+            let package =
+                package_of(&message.manifest_path).with_context(|| format!("{at}: no package of ours"))?;
+            programs.push(TestProgram { package, target: format!("{kind}-{}", target.name), path });
         }
     }
     Ok(programs)
@@ -154,14 +157,14 @@ mod tests {
             + "\nwarning: for people\n"
             + &artifact("test", "gpu", true, "\"/t/deps/gpu-2\"")
             + "{\"reason\":\"build-finished\",\"success\":true}\n";
-        let programs = said_by_cargo("gpu", &said).unwrap();
+        let programs = said_by_cargo(&said, |_| Some("gpu".into())).unwrap();
         let found: Vec<(&str, &Path)> =
             programs.iter().map(|program| (program.target.as_str(), program.path.as_path())).collect();
         assert_eq!(
             found,
             [("lib-gpu", Path::new("/t/deps/gpu-1")), ("test-gpu", Path::new("/t/deps/gpu-2"))]
         );
-        assert!(said_by_cargo("gpu", "{\"reason\":").is_err());
+        assert!(said_by_cargo("{\"reason\":", |_| None).is_err());
     }
 
     #[test]

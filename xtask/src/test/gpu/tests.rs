@@ -1,5 +1,7 @@
 //! Whole suites with a stand-in for a test program: a shell script that lists, passes, fails, hangs, crashes and skips.
 
+use std::path::PathBuf;
+
 use super::*;
 use crate::gpu_machine::example;
 use crate::process::script;

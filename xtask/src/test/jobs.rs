@@ -1,0 +1,335 @@
+//! What a run consists of, in which order, and what runs beside what.
+//!
+//! Three lanes: one builds for users and lints, one builds the test programs and runs most suites, one runs the suite that
+//! waits more than it computes. Cargo's lock on each target folder keeps its builds apart.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Condvar, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::floors::Floors;
+use super::gpu::programs;
+use super::outcome::Outcome;
+use super::suites::{Suite, UnderNic};
+use super::{Log, Options, Row, bare, complaint, ended, finish, symbols};
+use crate::carried::TestProgram;
+use crate::cuda_wheels;
+use crate::packages;
+use crate::process::{Ended, run_timed};
+use crate::workspace::{Metadata, root, target_dir};
+
+/// A step that takes longer hangs.
+const LIMIT: Duration = Duration::from_secs(15 * 60);
+/// Steps that others wait for.
+const RELEASE_BUILD: &str = "release build";
+const TEST_PROGRAMS: &str = "test programs";
+/// The suite that waits for time-outs of protocols: it runs beside the others.
+const WAITS: &str = "softnic";
+
+/// One step or suite.
+pub struct Job {
+    name: String,
+    lane: usize,
+    after: &'static [&'static str],
+    work: Work,
+}
+
+enum Work {
+    /// A program, judged by how it ends.
+    Step(Vec<String>),
+    /// Builds all test programs by cargo with these arguments, and keeps what it made.
+    Build(Vec<String>),
+    /// A program that prints libtest's results.
+    Tests(Vec<String>),
+    Suite(Suite),
+    Symbols,
+    WithoutRdmaCore(&'static str),
+}
+
+impl Job {
+    fn new(name: &str, lane: usize, after: &'static [&'static str], work: Work) -> Job {
+        Job { name: name.to_owned(), lane, after, work }
+    }
+
+    /// Builds the programs that the tests start.
+    pub fn release_build() -> Job {
+        let mut words = ["cargo", "build", "--release", "--locked"].map(str::to_owned).to_vec();
+        words.extend(packages::apps().flat_map(|app| ["-p".to_owned(), app.name.to_owned()]));
+        Job::new(RELEASE_BUILD, 0, &[], Work::Step(words))
+    }
+}
+
+/// Everything, or named suites alone; in the order of the table at the end.
+pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
+    let xtask = std::env::current_exe().unwrap_or_else(|_| "xtask".into()).to_string_lossy().into_owned();
+    let built = target_dir().join("debug").display().to_string();
+    let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    let ours = |line: &str| [vec![xtask.clone()], words(line)].concat();
+    let message = "--message-format=json-render-diagnostics";
+    let whole = options.suites.is_empty();
+    let starts_programs =
+        |suite: &Suite| suite.nic.is_some() || ["softnic", "gpu", "xtask"].contains(&suite.package.as_str());
+    let mut jobs = Vec::new();
+    if whole || suites.iter().any(starts_programs) {
+        jobs.push(Job::release_build());
+    }
+    if whole {
+        let all = words(&format!("cargo build --workspace --all-targets --locked {message}"));
+        jobs.extend([
+            Job::new("fmt", 1, &[], Work::Step(words("cargo fmt --all --check"))),
+            Job::new("tidy", 1, &[], Work::Step(ours("tidy"))),
+            Job::new(TEST_PROGRAMS, 1, &[], Work::Build(all)),
+            Job::new("figure 4, dry run", 0, &[], Work::Step(ours("figure 4 --dry-run"))),
+            Job::new("figure 5, dry run", 0, &[], Work::Step(ours("figure 5 --dry-run"))),
+            Job::new("symbols", 0, &[RELEASE_BUILD], Work::Symbols),
+        ]);
+        // Behind the test programs, whose build scripts and macros it uses.
+        let clippy = words("cargo clippy --locked --workspace --all-targets -- -D warnings");
+        jobs.push(Job::new("clippy", 0, &[TEST_PROGRAMS], Work::Step(clippy)));
+        let doc_tests = words("cargo test --doc --workspace --locked");
+        jobs.push(Job::new("doc-tests", 0, &[TEST_PROGRAMS], Work::Tests(doc_tests)));
+        if !options.bare {
+            // The headers' check reads the system's headers, which a bare machine lacks.
+            let headers = [ours("headers --check --built"), vec![built]].concat();
+            jobs.push(Job::new("headers", 1, &[TEST_PROGRAMS], Work::Step(headers)));
+        }
+    } else {
+        let packages: BTreeSet<&str> = suites.iter().map(|suite| suite.package.as_str()).collect();
+        let mut words = words(&format!("cargo test --no-run --locked {message}"));
+        words.extend(packages.iter().flat_map(|package| ["-p".to_owned(), (*package).to_owned()]));
+        jobs.push(Job::new(TEST_PROGRAMS, 1, &[], Work::Build(words)));
+    }
+    // Suites that need no program of the release build come first.
+    let (on_nic, plain): (Vec<Suite>, Vec<Suite>) = suites.into_iter().partition(|suite| suite.nic.is_some());
+    for suite in plain.into_iter().chain(on_nic) {
+        let lane = if suite.package == WAITS { 2 } else { 1 };
+        let after: &[&str] =
+            if starts_programs(&suite) { &[TEST_PROGRAMS, RELEASE_BUILD] } else { &[TEST_PROGRAMS] };
+        jobs.push(Job::new(&suite.name.clone(), lane, after, Work::Suite(suite)));
+    }
+    // On a bare machine everything runs without it.
+    if whole && !options.bare {
+        jobs.extend(bare::PACKAGES.map(|package| {
+            let name = format!("without rdma-core, {package}");
+            Job::new(&name, 1, &[TEST_PROGRAMS, RELEASE_BUILD], Work::WithoutRdmaCore(package))
+        }));
+    }
+    jobs
+}
+
+/// What the jobs of one run share.
+pub struct Run<'a> {
+    options: &'a Options,
+    floors: &'a Floors,
+    metadata: &'a Metadata,
+    /// The only folder of `PATH`, if there is a package database.
+    path: Option<PathBuf>,
+    programs: OnceLock<Vec<TestProgram>>,
+    done: Mutex<BTreeSet<String>>,
+    more: Condvar,
+}
+
+impl<'a> Run<'a> {
+    /// Nothing ran yet.
+    pub fn new(
+        options: &'a Options,
+        floors: &'a Floors,
+        metadata: &'a Metadata,
+        path: Option<PathBuf>,
+    ) -> Run<'a> {
+        let (programs, done, more) = Default::default();
+        Run { options, floors, metadata, path, programs, done, more }
+    }
+
+    /// Runs all jobs, each lane's in their order; rows as the jobs.
+    pub fn all(&self, jobs: &[Job]) -> Vec<Row> {
+        let rows: Vec<OnceLock<Row>> = jobs.iter().map(|_| OnceLock::new()).collect();
+        let lanes: BTreeSet<usize> = jobs.iter().map(|job| job.lane).collect();
+        let begun = Mutex::new(0);
+        std::thread::scope(|scope| {
+            for lane in lanes {
+                let (rows, begun) = (&rows, &begun);
+                scope.spawn(move || {
+                    for (job, row) in jobs.iter().zip(rows).filter(|(job, _)| job.lane == lane) {
+                        self.wait_for(job.after);
+                        {
+                            let mut begun = begun.lock().unwrap_or_else(PoisonError::into_inner);
+                            *begun += 1;
+                            say!("step {begun} of {}: {} …", jobs.len(), job.name);
+                        }
+                        // Whatever becomes of it, the other lanes go on.
+                        let _done = Done(self, &job.name);
+                        let _ = row.set(self.one(job));
+                    }
+                });
+            }
+        });
+        rows.into_iter().filter_map(OnceLock::into_inner).collect()
+    }
+
+    fn wait_for(&self, names: &[&str]) {
+        let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+        while !names.iter().all(|name| done.contains(*name)) {
+            done = self.more.wait(done).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn one(&self, job: &Job) -> Row {
+        let since = Instant::now();
+        let (mut row, log) = self.tried(job).unwrap_or_else(|error| {
+            let complaint = Some(format!("{error:#}"));
+            (Row { complaint, ..Row::default() }, Log::default())
+        });
+        row.name.clone_from(&job.name);
+        row.minutes = since.elapsed().as_secs_f64() / 60.0;
+        row.cpu_minutes = log.used.as_secs_f64() / 60.0;
+        finish(row, &log)
+    }
+
+    fn tried(&self, job: &Job) -> Result<(Row, Log)> {
+        match &job.work {
+            Work::Step(words) => {
+                let log = self.logged(&job.name, command(words))?;
+                Ok((self::step(&log), log))
+            }
+            Work::Build(words) => {
+                let log = self.logged(&job.name, command(words))?;
+                if log.ended == Some(Ended::Well) {
+                    let package = |manifest: &Path| {
+                        let mut ours = self.metadata.packages.iter();
+                        Some(ours.find(|package| package.manifest_path == manifest)?.name.clone())
+                    };
+                    let _ = self.programs.set(programs::said_by_cargo(&log.text, package)?);
+                }
+                Ok((self::step(&log), log))
+            }
+            Work::Tests(words) => {
+                let log = self.logged(&job.name, command(words))?;
+                Ok((self.judged(&job.name, &log, None), log))
+            }
+            Work::Suite(suite) => {
+                suite.nic.iter().try_for_each(UnderNic::prepare)?;
+                // A bare machine has no libibverbs that could find the NIC, and no compiler was fetched; there its tests may skip.
+                let ours = |name: &str| ["REQUIRE", cuda_wheels::VARIABLE].contains(&name);
+                let kept = suite.environment.iter().filter(|(name, _)| !(self.options.bare && ours(name)));
+                let log = self.test_programs(&suite.package, &job.name, |program| {
+                    let runner = suite.nic.as_ref().map_or(&[][..], |nic| &nic.runner);
+                    let mut words = runner.to_vec();
+                    words.push(program.display().to_string());
+                    words.extend(suite.arguments.iter().map(|word| (*word).to_owned()));
+                    let mut command = command(&words);
+                    command.envs(kept.clone().cloned());
+                    command
+                })?;
+                Ok((self.judged(&job.name, &log, suite.nic.as_ref()), log))
+            }
+            Work::WithoutRdmaCore(package) => {
+                let folder = bare::folder(&target_dir())?;
+                let log = self.test_programs(package, &job.name, |program| {
+                    let mut command = Command::new(program);
+                    bare::hide(&mut command, &folder);
+                    command
+                })?;
+                // What skips here skips on purpose, and runs in its own suite: it is not counted.
+                let well = log.ended == Some(Ended::Well);
+                let complaint =
+                    if well { bare::complaint(&log.text, &folder) } else { Some(ended(log.ended)) };
+                Ok((Row { complaint, ..Row::default() }, log))
+            }
+            Work::Symbols => {
+                let programs = packages::programs().collect::<Vec<_>>();
+                let problems = symbols::check(&target_dir().join("release"), &programs)?;
+                let complaint = (!problems.is_empty()).then(|| problems.join("; "));
+                Ok((Row { complaint, ..Row::default() }, Log::default()))
+            }
+        }
+    }
+
+    /// Counts of a suite's log, against its floor and its NIC's counters.
+    fn judged(&self, name: &str, log: &Log, nic: Option<&UnderNic>) -> Row {
+        let outcome = Outcome::of_log(&log.text);
+        let executed = outcome.passed + outcome.failed;
+        let is_bare = self.options.bare;
+        let complaint = complaint(log, &outcome)
+            .or_else(|| if is_bare { None } else { self.floors.complaint(name, executed) })
+            .or_else(|| if is_bare { None } else { nic?.complaint() });
+        Row { outcome, complaint, floor: self.floors.of(name), ..Row::default() }
+    }
+
+    /// Runs every test program of a package as cargo does, and joins their logs.
+    fn test_programs(&self, package: &str, name: &str, start: impl Fn(&Path) -> Command) -> Result<Log> {
+        let programs = self.programs.get().context("its test programs were not built")?;
+        let ours = self.metadata.packages.iter().find(|ours| ours.name == package);
+        let folder =
+            ours.and_then(|ours| ours.manifest_path.parent()).context("a package without a folder")?;
+        let release = target_dir().join("release");
+        let mut whole = Log { ended: Some(Ended::Well), ..Log::default() };
+        for program in programs.iter().filter(|program| program.package == package) {
+            let mut command = start(&program.path);
+            command.current_dir(folder).env("CARGO_MANIFEST_DIR", folder);
+            // Programs under test are those that users get.
+            for name in packages::programs() {
+                command.env(format!("CARGO_BIN_EXE_{name}"), release.join(name));
+            }
+            command.env("SOFTNIC_TEST_LAUNCHER", release.join("softnic"));
+            let shim =
+                programs.iter().find(|program| program.package == "rdma-shim" && program.target == "test-it");
+            command.envs(shim.map(|shim| ("SOFTNIC_TEST_SHIM", &shim.path)));
+            if self.options.full {
+                command.env("SOFTNIC_TEST_FULL", "1");
+            }
+            let log = self.logged(&format!("{name} {}", program.target), command)?;
+            whole.text.push_str(&log.text);
+            whole.used += log.used;
+            whole.path = log.path;
+            if log.ended != Some(Ended::Well) {
+                whole.ended = log.ended;
+            }
+        }
+        Ok(whole)
+    }
+
+    fn logged(&self, name: &str, mut command: Command) -> Result<Log> {
+        if command.get_current_dir().is_none() {
+            command.current_dir(root());
+        }
+        command.envs(self.path.as_ref().map(|path| ("PATH", path)));
+        let path = logs().join(format!("{}.log", name.replace([' ', ','], "-")));
+        let (ended, used) = run_timed(&mut command, &path, LIMIT)?;
+        let text = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
+        Ok(Log { text: String::from_utf8_lossy(&text).into_owned(), path, ended: Some(ended), used })
+    }
+}
+
+/// Says at its end that a job is done.
+struct Done<'a>(&'a Run<'a>, &'a str);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.done.lock().unwrap_or_else(PoisonError::into_inner).insert(self.1.to_owned());
+        self.0.more.notify_all();
+    }
+}
+
+/// A step counts no tests, but what it left out is said with the tests that were.
+fn step(log: &Log) -> Row {
+    let outcome = Outcome { skips: Outcome::of_log(&log.text).skips, ..Outcome::default() };
+    let complaint = (log.ended != Some(Ended::Well)).then(|| ended(log.ended));
+    Row { outcome, complaint, ..Row::default() }
+}
+
+fn command(words: &[String]) -> Command {
+    let mut command = Command::new(&words[0]);
+    command.args(&words[1..]);
+    command
+}
+
+/// Where logs, and configurations and counters of NICs, lie.
+pub fn logs() -> PathBuf {
+    target_dir().join("xtask-test")
+}
