@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use measure::Label;
 
+use crate::Experiment;
 use crate::modelled::Modelled;
 use crate::paper::Paper;
 use crate::plot::{Axis, Curve, Kind, LABEL_CHARACTERS, Panel, svg};
@@ -12,7 +13,6 @@ use crate::point::{Point, crowded, disturbed, needs_gpu, provenance_of, revision
 use crate::spec::{self, Formula, Plot};
 use crate::statistics::by_x;
 use crate::wire_model;
-use crate::{Experiment, table};
 
 /// Draws one plot of an experiment. `modelled`: lines of posts that were measured without a NIC; `unmeasured`: series without a
 /// point.
@@ -163,8 +163,7 @@ fn caption(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -> 
     let broken = points.iter().filter(|point| !point.is_whole()).count();
     let option = |name: &str| from.nic_options.get(name);
     let rate = option("rate_gbps").and_then(serde_json::Value::as_f64).filter(|rate| *rate > 0.0);
-    let rate = rate
-        .map_or("not shaped".to_owned(), |rate| format!("shaped to {} Gbit/s", table::number(Some(rate))));
+    let rate = rate.map_or("not shaped".to_owned(), |rate| format!("shaped to {rate} Gbit/s"));
     let word = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let helpers = option("copy_threads").map_or("none".to_owned(), word);
     let mut lines = vec![
@@ -325,7 +324,7 @@ mod tests {
         {
             assert!(plain.contains(words), "{words}");
         }
-        assert!(shaped.contains("shaped to 100.00 Gbit/s") && !shaped.contains("not shaped"));
+        assert!(shaped.contains("shaped to 100 Gbit/s") && !shaped.contains("not shaped"));
         assert!(shaped.contains("revision unknown with changes") && !plain.contains("with changes"));
     }
 
@@ -394,6 +393,45 @@ mod tests {
             assert!(png.len() > 20_000, "{name}: {} bytes", png.len());
             // To be looked at.
             std::fs::write(std::env::temp_dir().join(format!("experiment-{name}.png")), png).unwrap();
+        }
+    }
+
+    /// Median, least and most of each committed row as three repetitions.
+    fn committed(name: &str) -> Vec<Vec<Point>> {
+        let text = std::fs::read(root().join("experiments").join(name).join("measured.json")).unwrap();
+        let measured: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let entry = |entry: &serde_json::Value| {
+            let entry: crate::record::Entry = serde_json::from_value(entry.clone()).unwrap();
+            let points = entry.rows.iter().flat_map(|row| {
+                (0..3_u32).map(|repetition| {
+                    let value =
+                        |(name, spread): (&String, &[f64; 3])| (name.clone(), spread[repetition as usize]);
+                    let mut point = example(&row.series, row.x);
+                    (point.at, point.settings, point.repetition) =
+                        (row.at.clone(), row.settings.clone(), repetition);
+                    point.values = row.values.iter().map(value).collect();
+                    point.provenance = entry.provenance.clone();
+                    point
+                })
+            });
+            points.collect()
+        };
+        measured["entries"].as_array().unwrap().iter().map(entry).collect()
+    }
+
+    #[test]
+    fn what_is_committed_can_be_drawn() {
+        for name in ["fig4", "fig5"] {
+            for (at, points) in committed(name).iter().enumerate() {
+                for (plot, svg) in drawn_as(name, points, &[]).iter().enumerate() {
+                    // Rows of old revisions do not say their bursts, and stand in no plot of posts.
+                    let says = points.iter().any(|point| !point.settings.is_empty());
+                    assert!(!says || svg.contains("ours (emulated NIC)"), "{name}");
+                    // To be looked at.
+                    let path = std::env::temp_dir().join(format!("experiment-{name}-{at}-{plot}.png"));
+                    std::fs::write(path, png(svg, 2.0).unwrap()).unwrap();
+                }
+            }
         }
     }
 

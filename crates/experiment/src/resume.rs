@@ -278,3 +278,21 @@ fn like(point: &Point, provenance: &Provenance, grid: &Grid, file: &Path, asked:
     let file = file.display();
     Err(refused(format!("--resume: {file} {why}; give another --out, or leave --resume out")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::point::example;
+
+    #[test]
+    fn the_newer_line_of_a_point_counts_and_the_older_one_is_kept() {
+        let first = Point { missing: Some("lost".into()), ..example("a", 64).with("rate", 1.0) };
+        let lines = vec![first, example("b", 64), example("a", 64).with("rate", 2.0)];
+        let (counts, older) = newest(lines);
+        let rates = |points: &[Point]| -> Vec<(String, Option<f64>)> {
+            points.iter().map(|point| (point.series.clone(), point.values.get("rate").copied())).collect()
+        };
+        assert_eq!(rates(&counts), [("a".into(), Some(2.0)), ("b".into(), None)]);
+        assert_eq!(rates(&older), [("a".into(), Some(1.0))]);
+    }
+}
