@@ -419,12 +419,6 @@ fn work_request(request: &SendRequest) -> WorkRequest {
 
 /// The message's bytes from `offset` on, as many as `out` has.
 fn gather<M: Memory>(memory: &M, request: &SendRequest, offset: u32, out: &mut [u8]) -> Result<(), Fault> {
-    let from = offset as usize;
-    if request.segments.is_empty() {
-        let bytes = request.inline.get(from..from + out.len()).ok_or(Fault { addr: 0 })?;
-        out.copy_from_slice(bytes);
-        return Ok(());
-    }
     let mut walk = Segments::new(&request.segments);
     walk.advance(offset.into());
     let mut rest = out;

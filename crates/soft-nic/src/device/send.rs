@@ -522,10 +522,10 @@ fn hand_over(qp: &mut Qp, mut request: Box<SendRequest>) -> Option<Box<SendReque
 }
 
 fn payload_of(request: &SendRequest) -> Payload<'_> {
-    let carries = request.request.opcode.carries_payload();
     match request.segments.as_slice() {
-        [] if carries && !request.inline.is_empty() => Payload::Inline(&request.inline),
         [] => Payload::Nothing,
+        // Only what carries a payload has it inline.
+        _ if request.keys.is_empty() => Payload::Inline(&request.inline),
         _ if request.request.opcode.is_atomic() => Payload::Nothing,
         segments => Payload::Segments(segments),
     }

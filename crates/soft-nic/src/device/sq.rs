@@ -87,10 +87,9 @@ pub(super) struct SendRequest {
     pub carried: u32,
     /// Payload that travelled in the WQE, or of a READ that the CQE is to carry.
     pub inline: Vec<u8>,
-    /// Local memory, as addresses of the process: the application's, or of `inline` where both make up the payload. None: all
-    /// of it is inline.
+    /// The payload, as addresses of the process: the application's memory, and `inline`.
     pub segments: Vec<Segment>,
-    /// The lkey of each segment.
+    /// The lkey of each segment in the application's memory.
     pub keys: Vec<u32>,
     /// One of the keys is no longer registered: its memory must not be touched any more.
     pub revoked: bool,
@@ -359,9 +358,6 @@ impl Checks<'_> {
         let need = if opcode.wants_response() { Access::LOCAL_WRITE } else { Access(0) };
         let mut length = 0u64;
         let mut pointers = 0;
-        let is_pointer = |segment| matches!(segment, Ok(DataSegment::Pointer(_)));
-        // A header in front of memory, as UCX sends it.
-        let mixed = body.data.into_iter().any(is_pointer);
         for segment in body.data {
             match segment.map_err(|_| Status::LocalQpOperation)? {
                 DataSegment::Inline(bytes) => {
@@ -371,7 +367,7 @@ impl Checks<'_> {
                     }
                     length += bytes.len() as u64;
                     let kept = out.keep(bytes);
-                    out.segments.extend(Some(kept).filter(|kept| mixed && kept.len > 0));
+                    out.segments.extend(Some(kept).filter(|kept| kept.len > 0));
                 }
                 DataSegment::Pointer(pointer) => {
                     pointers += 1;
