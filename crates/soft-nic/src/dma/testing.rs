@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
+#[cfg(test)]
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 const PAGE: usize = 4096;
@@ -30,6 +32,65 @@ pub fn lease(file: &impl AsRawFd) -> io::Result<()> {
     }
     Ok(())
 }
+
+/// Pages that are not there: who reads one waits until they are served, also in the kernel (userfaultfd(2)).
+#[cfg(test)]
+pub struct Absent {
+    start: *mut libc::c_void,
+    len: usize,
+    fault: OwnedFd,
+}
+
+#[cfg(test)]
+impl Absent {
+    /// `len` bytes, whole pages. Errors: the kernel's, as without the right to it.
+    pub fn new(len: usize) -> io::Result<Absent> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let start = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+        };
+        // SAFETY: plain system call.
+        let raw = super::system::check(unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) })?;
+        // SAFETY: the kernel just gave us this descriptor.
+        let fault = unsafe { std::os::fd::FromRawFd::from_raw_fd(raw as i32) };
+        let absent = Absent { start, len, fault };
+        // UFFDIO_API with version 0xaa, and UFFDIO_REGISTER for pages that are missing.
+        absent.control(0xc018_aa3f, [0xaa, 0, 0, 0])?;
+        absent.control(0xc020_aa00, [start as u64, len as u64, 1, 0])?;
+        Ok(absent)
+    }
+
+    /// First byte.
+    pub fn address(&self) -> u64 {
+        self.start as u64
+    }
+
+    /// Puts zeroes there (UFFDIO_ZEROPAGE), and wakes who waits.
+    pub fn serve(&self) -> io::Result<()> {
+        self.control(0xc020_aa04, [self.start as u64, self.len as u64, 0, 0])
+    }
+
+    fn control(&self, request: u64, mut words: [u64; 4]) -> io::Result<()> {
+        // SAFETY: each of these requests is about 32 bytes at most, of our own mapping.
+        super::system::check(unsafe {
+            libc::syscall(libc::SYS_ioctl, self.fault.as_raw_fd(), request, words.as_mut_ptr())
+        })
+        .map(|_| ())
+    }
+}
+
+#[cfg(test)]
+impl Drop for Absent {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping.
+        unsafe { libc::munmap(self.start, self.len) };
+    }
+}
+
+// SAFETY: the mapping is only handed to the kernel.
+#[cfg(test)]
+unsafe impl Sync for Absent {}
 
 /// Whether nobody has tried to open it since.
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 #[cfg(test)]
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 use roce::{Packet, Reply, Request};
 
@@ -11,6 +12,10 @@ use super::loopback::{self, Side};
 use super::record::Form;
 use super::{LinkCounters, PathAddress};
 use crate::dma::{Fault, Host, Order, PeerError, PeerMemory, RingMemory, Segment};
+
+/// A copy that takes so long waits for a page of the sender's: one of a file system in user space or on a network, or one that the program
+/// serves by itself (`userfaultfd`). The NIC's thread waits with it, so that the sender's has to reach such memory from then on.
+const SLOW: Duration = Duration::from_millis(500);
 
 /// What arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,8 +111,8 @@ pub struct Inbound<'a> {
     pub(super) len: u32,
     pub(super) host: &'a Host,
     pub(super) counters: &'a mut LinkCounters,
-    /// Set when the kernel refused a copy.
-    pub(super) refused: bool,
+    /// Set when the kernel refused a copy, or took long for one: what comes next is to be staged.
+    pub(super) to_stage: bool,
     /// Set when a copy out of the ring was given up and may still be under way.
     pub(super) given_up: bool,
 }
@@ -151,7 +156,9 @@ impl Inbound<'_> {
             SenderMemory::Own => own(loopback::copy(self.host, to, segments, len, order, segments)),
             SenderMemory::Peer(peer) => {
                 let granted = || hold.is_granted();
+                let since = Instant::now();
                 let read = peer.read(self.host, to, segments, len, order, &granted);
+                self.to_stage |= since.elapsed() >= SLOW;
                 self.judge(read)
             }
         };
@@ -211,7 +218,7 @@ impl Inbound<'_> {
             PeerError::Gone { .. } => CopyError::Gone,
             PeerError::Stopped => CopyError::TakenBack,
             PeerError::Refused { .. } => {
-                self.refused = true;
+                self.to_stage = true;
                 CopyError::Refused
             }
         })

@@ -103,7 +103,7 @@ impl Link {
                     len: payload.len() as u32,
                     host,
                     counters: &mut *counters,
-                    refused: false,
+                    to_stage: false,
                     given_up: false,
                 });
             },
@@ -191,13 +191,13 @@ impl Link {
                 len,
                 host: &self.host,
                 counters: &mut self.counters,
-                refused: false,
+                to_stage: false,
                 given_up: false,
             };
             let disposition = handler(&mut inbound);
-            let (refused, given_up) = (inbound.refused, inbound.given_up);
+            let (to_stage, given_up) = (inbound.to_stage, inbound.given_up);
             self.copies_left = self.copies_left.saturating_sub(len.into());
-            if refused {
+            if to_stage {
                 consumer.set_state(ChannelState::Staged);
             }
             if given_up {

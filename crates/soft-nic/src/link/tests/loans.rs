@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use roce::{Opcode, ReplyKind};
 
 use super::processes::{Peer, child_config, config, connect, end_flag, fabric_name, reply_to, request};
+use crate::dma::testing::Absent;
 use crate::dma::{Order, Segment};
 use crate::link::loan::{self, HELD, Hold, VOID};
 use crate::link::{
@@ -110,6 +111,38 @@ fn answers_to_reads_are_taken_back_the_same_way() {
         );
         assert_eq!(seen as usize, if back { 0 } else { LEN });
     }
+}
+
+#[test]
+fn a_peer_whose_pages_come_late_lends_nothing_more() {
+    let absent = measure::need!(
+        Absent::new(LEN),
+        "the right to userfaultfd(2) for the kernel's accesses, as root has"
+    );
+    let (mut a, mut b) = pair();
+    let slot = b.slot();
+    let write = request(&a, Link::first_qpn(slot), Opcode::Write, 0, 0, LEN as u32);
+    let late = Payload::Segments(&[Segment { addr: absent.address(), len: LEN as u64 }]);
+    let send = |a: &mut Link| {
+        let sent = a.send_request(&write, &PathAddress::default(), late).unwrap();
+        a.ring_bells();
+        sent.loan
+    };
+    let loan = send(&mut a).expect("a payload of this size goes by reference");
+    let target = words(1);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            wait_for("the copy", || loan.word().load(Ordering::Acquire) & HELD != 0);
+            std::thread::sleep(Duration::from_millis(1_500));
+            absent.serve().unwrap();
+        });
+        b.poll(1, |inbound| {
+            inbound.copy_into(&[segment(&target)], Order::Increasing).unwrap();
+            Disposition::Consumed
+        });
+    });
+    assert!(all(&target, 0), "it came in the end");
+    assert!(send(&mut a).is_none(), "the owner's thread waits for its pages from now on");
 }
 
 #[test]
