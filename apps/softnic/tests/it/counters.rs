@@ -71,6 +71,11 @@ impl Counters {
         *self.values.get(name).unwrap_or_else(|| panic!("no counter `{name}` among {:?}", self.values.keys()))
     }
 
+    /// One number, if this NIC counts it: those of a GPU are left out where none was met.
+    pub fn find(&self, name: &str) -> Option<u64> {
+        self.values.get(name).copied()
+    }
+
     /// Every name, in order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.values.keys().map(String::as_str)

@@ -179,7 +179,7 @@ fn a_copy_that_was_given_up_puts_no_byte_where_it_does_not_belong() {
         for (mode, words) in [
             ("torn", "no-register inward=300"),
             ("late", "no-register inward=3000"),
-            ("queued", "no-register launch=4000"),
+            ("queued", "no-register no-mover"),
             ("mute", "mute-mover"),
             ("pair-left", "no-mover outward=3800"),
             ("pair-taken", "no-mover inward=3600"),
@@ -214,7 +214,7 @@ fn memory_that_is_freed_at_any_moment_under_its_region_is_an_error_at_most() {
 #[test]
 fn what_a_program_calls_beside_its_traffic_ends_and_kernels_get_what_they_wait_for() {
     let (program, folder) = measure::need!(with_stand_in(), "a C compiler and libibverbs-dev");
-    for (mode, words) in [("calls", ""), ("waits", ""), ("waits", "no-context-events")] {
+    for (mode, words) in [("calls", ""), ("waits", ""), ("waits", "no-context-events"), ("blocked", "")] {
         on_stand_in(Layer::InfiniBand, &folder, words).run(&[&program, mode, "-1"]);
     }
 }
@@ -322,5 +322,80 @@ fn gpu_programs_go_on_beside_traffic_and_kernels_get_what_they_wait_for() {
         said.lines()
             .filter(|line| line.starts_with(['C', 'W', 'P', 'S']))
             .for_each(|line| println!("TABLE {line}"));
+    }
+}
+
+/// The script with two ranks of PyTorch, where that finds a GPU.
+fn torch_on_a_gpu() -> Result<String, String> {
+    if !Path::new("/dev/nvidiactl").exists() {
+        return Err("/dev/nvidiactl not found".to_owned());
+    }
+    let asked =
+        Command::new("python3").args(["-c", "import torch; assert torch.cuda.is_available()"]).output();
+    let asked = asked.map_err(|error| format!("python3: {error}"))?;
+    let reason = String::from_utf8_lossy(&asked.stderr).lines().last().unwrap_or_default().to_owned();
+    let script = scratch("ddp").join("ddp.py");
+    fs::write(&script, include_str!("../programs/ddp.py")).map_err(|error| error.to_string())?;
+    if asked.status.success() { Ok(script.display().to_string()) } else { Err(reason) }
+}
+
+/// A fabric on which NCCL takes two ranks of one machine for two hosts. `direct`: GPUDirect.
+fn for_nccl(direct: bool) -> Fabric {
+    let direct = if direct { "SYS" } else { "LOC" };
+    [
+        ("NCCL_P2P_DISABLE", "1"),
+        ("NCCL_SHM_DISABLE", "1"),
+        ("NCCL_NET_GDR_LEVEL", direct),
+        ("NCCL_DMABUF_ENABLE", "1"),
+        ("NCCL_SOCKET_IFNAME", "lo"),
+        ("NCCL_IB_HCA", "mlx5"),
+        ("NCCL_DEBUG", "WARN"),
+        ("MLX5_SCATTER_TO_CQE", "0"),
+    ]
+    .into_iter()
+    .fold(Fabric::new(Layer::InfiniBand), |fabric, (name, value)| fabric.with_environment(name, value))
+}
+
+/// Runs the script to its end and prints what its ranks measured; returns what both NICs counted together, by name.
+fn both_ranks(
+    fabric: Fabric,
+    script: &str,
+    what: &str,
+    label: &str,
+) -> (String, impl Fn(&str) -> u64 + use<>) {
+    let mut started = fabric.start(&["python3", script, what]);
+    let said = started.program.succeed();
+    let all = started.all_counters();
+    let sum = move |name: &str| all.iter().filter_map(|counters| counters.find(name)).sum();
+    said.lines().filter(|line| line.starts_with("RANK")).for_each(|line| println!("TABLE {label}: {line}"));
+    for name in ["mover_commands", "mover_late", "mover_slow", "mover_ns", "engine_copies", "engine_ns"] {
+        println!("TABLE {label}: {name} {}", sum(&format!("gpu_{name}")));
+    }
+    (said, sum)
+}
+
+#[test]
+fn gpu_ranks_of_pytorch_train_with_the_gradients_of_the_whole_batch() {
+    let script = measure::need!(torch_on_a_gpu(), gpu, "python3 with PyTorch and a GPU");
+    let (said, sum) = both_ranks(for_nccl(true), &script, "train", "train");
+    assert_eq!(said.matches(": 100 steps").count(), 2, "{said}");
+    assert!(sum("gpu_engine_copies") + sum("gpu_mover_commands") > 1000, "{said}");
+    assert_eq!(sum("gpu_faults"), 0, "{said}");
+}
+
+/// How long all-reduces take with GPUDirect and without, and with memory of `cuMemCreate`, which is NCCL's default, and of `cudaMalloc`.
+#[test]
+fn gpu_all_reduces_with_and_without_gpudirect_are_printed() {
+    let script = measure::need!(torch_on_a_gpu(), gpu, "python3 with PyTorch and a GPU");
+    for (what, direct, mapped) in [
+        ("GPUDirect", true, "1"),
+        ("no GPUDirect", false, "1"),
+        ("GPUDirect, cudaMalloc", true, "0"),
+        ("GPUDirect again", true, "1"),
+    ] {
+        let fabric = for_nccl(direct).with_environment("NCCL_CUMEM_ENABLE", mapped);
+        let (said, sum) = both_ranks(fabric, &script, "reduce", what);
+        let moved = sum("gpu_engine_copies") + sum("gpu_mover_commands");
+        assert_eq!(moved > 0, direct, "{what}: {said}");
     }
 }

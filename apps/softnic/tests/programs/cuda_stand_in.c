@@ -2,7 +2,8 @@
  * nobody but the driver's copies and kernels can touch; kernels are threads of the CPU, known by their names: the NIC's mover, by
  * the protocol of `crates/soft-nic/src/dma/gpu/mover.rs`, and those of `gpu_memory.c`. It is strict: a kernel or a copy that leaves an
  * allocation, or goes to pages of the host that are not registered, ends the process with a sentence. What it cannot show: device code,
- * PCIe, order, times, the real driver's locks but for one: ending a registration waits for all kernels, and copies wait for that.
+ * PCIe, order, times, the real driver's locks but for two: ending a registration waits for all kernels, and copies wait for that; a copy
+ * of pageable memory in the default stream (`cuMemcpy`) waits for all kernels, and calls of other threads in its context wait for that.
  *
  * STAND_IN (environment): words of
  *   no-mover      no kernel can be loaded        late-mover  kernels begin after 20 ms
@@ -11,7 +12,7 @@
  *   slow-register more than 64 KiB of pages are registered in 1 s     no-context-events  a driver before CUDA 12.5
  *   stuck         copies of more than 100,000 bytes to the host do not return for 6 s, with outward=MS for so long, and are done then
  *   inward=MS     copies of more than 100,000 bytes from the host return at once, and are done that many milliseconds later
- *   launch=MS     the first launch of the mover takes so long     refused-mover  each is refused
+ *   query=MS      a stream's state is told so late, once     refused-mover  each launch of the mover is refused
  *   mute-mover    the mover waits for its first command, stops for 1.3 s when it sees it, then looks again
  */
 #define _GNU_SOURCE
@@ -41,11 +42,12 @@ static uint64_t device; /* the addresses that the program knows */
 /* `apart`: mapped into a range of addresses that was reserved before; `for_nic`: a NIC may reach it. */
 static struct { uint64_t start, bytes, id; int managed, apart, for_nic; } allocations[MOST];
 static struct { uint64_t start, bytes; } reserved[MOST];
-/* Pages of the host; `ours`: allocated here. */
+/* Pages of the host; `ours`: allocated here, 1 in the primary context, 2 in one beside it. */
 static struct { uint64_t start, bytes, id; int ours; } registered[MOST];
 static uint64_t last_id = 900;
 static pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER; /* the lock that copies wait for */
 static volatile int waiting;                             /* copies, for that lock */
+static pthread_mutex_t held = PTHREAD_MUTEX_INITIALIZER; /* the primary context's */
 static volatile uint64_t kernel_numbers[MOST], last_kernel; /* of those that run, and of the last launched */
 
 static int asked(const char *word)
@@ -132,8 +134,6 @@ static uint8_t *kernels(uint64_t at, uint64_t bytes)
 		return (uint8_t *)at;
 	}
 	uint8_t *there = reach(at, bytes);
-	if (there != NULL && allocations[allocation(at, 1)].apart)
-		broken("a kernel was sent where the program may map other memory", at);
 	if (there == NULL)
 		broken("a kernel was sent to memory that is not allocated", at);
 	return there;
@@ -161,6 +161,20 @@ CUresult cuDeviceGet(int *found, int ordinal) { *found = 0; return ordinal == 0 
 CUresult cuDevicePrimaryCtxRetain(void **context, int of) { *context = &started; return (CUresult)of; }
 CUresult cuDevicePrimaryCtxRelease_v2(int of) { return (CUresult)of; }
 CUresult cuCtxSetCurrent(void *context) { current = context; return 0; }
+CUresult cuCtxCreate_v2(void **context, unsigned flags, int of)
+{
+	*context = current = malloc(1);
+	return flags + (CUresult)of;
+}
+CUresult cuCtxDestroy_v2(void *context) { free(context); return 0; }
+/* Waits while a call of another thread keeps all others from the primary context. */
+static void answers(void)
+{
+	if (current == &started) {
+		pthread_mutex_lock(&held);
+		pthread_mutex_unlock(&held);
+	}
+}
 CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *greatest = -5; return 0; }
 
 #define ENTER                                                                                                   \
@@ -175,11 +189,11 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) { *least = 0; *g
 struct stream {
 	volatile int kernels;
 	volatile unsigned posted, done; /* copies that are done later, one after the other */
-	int born;                       /* after how many resets */
+	int born;                       /* after how many resets; -1: beside the primary context */
 };
 static void of_now(const struct stream *stream)
 {
-	if (stream != NULL && stream->born != resets)
+	if (stream != NULL && stream->born >= 0 && stream->born != resets)
 		broken("a stream is used that went with its context", (uint64_t)stream);
 }
 
@@ -219,8 +233,9 @@ CUresult cuGraphDestroy(void *graph) { return graph != &started; }
 CUresult cuStreamCreateWithPriority(struct stream **stream, unsigned flags, int priority)
 {
 	ENTER;
+	answers();
 	*stream = calloc(1, sizeof **stream);
-	(*stream)->born = resets;
+	(*stream)->born = current == &started ? resets : -1;
 	return flags == 1 && priority <= 0 ? 0 : INVALID_VALUE;
 }
 CUresult cuStreamCreate(struct stream **stream, unsigned flags) { return cuStreamCreateWithPriority(stream, flags, 0); }
@@ -230,6 +245,9 @@ CUresult cuStreamQuery(struct stream *stream)
 	ENTER;
 	of_now(stream);
 	SPARE(sparing);
+	static int told;
+	if (number("query=") && !__atomic_fetch_add(&told, 1, __ATOMIC_SEQ_CST))
+		usleep(number("query=") * 1000);
 	return __atomic_load_n(&stream->kernels, __ATOMIC_ACQUIRE) ? NOT_READY : 0;
 }
 
@@ -350,6 +368,11 @@ CUresult cuMemSetAccess(uint64_t address, size_t bytes, const void *access, size
 	(void)access;
 	return count == 1 && reach(address, bytes) != NULL ? 0 : INVALID_VALUE;
 }
+CUresult cuMemGetAccess(unsigned long long *rights, const int *location, uint64_t address)
+{
+	*rights = allocation(address, 1) >= 0 ? 3 : 0;
+	return location[0] == 1 ? 0 : INVALID_VALUE;
+}
 CUresult cuMemUnmap(uint64_t address, size_t bytes)
 {
 	pthread_mutex_lock(&lock);
@@ -431,15 +454,19 @@ CUresult cuMemHostAlloc(void **start, size_t bytes, unsigned flags)
 	(void)flags;
 	bytes = (bytes + 4095) & ~4095ull;
 	*start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	return *start == MAP_FAILED ? OUT_OF_MEMORY : note_pages(*start, bytes, 1);
+	return *start == MAP_FAILED ? OUT_OF_MEMORY : note_pages(*start, bytes, current == &started ? 1 : 2);
 }
-CUresult cuMemFreeHost(void *start) { ENTER; return forget_pages(start, 1); }
+CUresult cuMemFreeHost(void *start) { ENTER; return forget_pages(start, current == &started ? 1 : 2); }
 CUresult cuMemHostGetDevicePointer_v2(uint64_t *address, void *start, unsigned flags) { *address = (uint64_t)start; return flags; }
 CUresult cuMemHostRegister_v2(void *start, size_t bytes, unsigned flags)
 {
 	ENTER;
 	(void)flags;
 	SPARE(sparing);
+	/* Copies wait for this as well. */
+	pthread_mutex_lock(&busy);
+	answers();
+	pthread_mutex_unlock(&busy);
 	if (asked("no-register"))
 		return NOT_SUPPORTED;
 	if (bytes > 65536 && asked("slow-register"))
@@ -488,9 +515,10 @@ CUresult cuDevicePrimaryCtxReset_v2(int of)
 {
 	pthread_mutex_lock(&lock);
 	for (int i = 0; i < MOST; i++) {
-		if (registered[i].bytes != 0 && registered[i].ours)
+		if (registered[i].bytes != 0 && registered[i].ours == 1)
 			munmap((void *)registered[i].start, registered[i].bytes);
-		registered[i].bytes = 0;
+		if (registered[i].ours != 2)
+			registered[i].bytes = 0;
 		if (!allocations[i].apart)
 			allocations[i].bytes = 0;
 	}
@@ -511,10 +539,19 @@ CUresult cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t bytes)
 	uint8_t *there = reach(to, bytes);
 	return there == NULL ? INVALID_VALUE : (memcpy(there, from, bytes), 0);
 }
+CUresult cuMemcpy(uint64_t to, uint64_t from, size_t bytes)
+{
+	ENTER;
+	pthread_mutex_lock(&held);
+	CUresult result = wait_for_kernels();
+	pthread_mutex_unlock(&held);
+	return result ? result : cuMemcpyDtoH_v2((void *)to, from, bytes);
+}
 /* Copies in a stream are the NIC's: their pages of the host are of one registration. */
 static void pages(const void *start, size_t bytes, struct stream *stream)
 {
 	of_now(stream);
+	answers();
 	__atomic_fetch_add(&waiting, 1, __ATOMIC_SEQ_CST);
 	pthread_mutex_lock(&busy);
 	__atomic_fetch_sub(&waiting, 1, __ATOMIC_SEQ_CST);
@@ -573,6 +610,7 @@ CUresult cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, struct s
 {
 	ENTER;
 	of_now(stream);
+	answers();
 	uint8_t *target = reach(to, bytes), *source = reach(from, bytes);
 	return target == NULL || source == NULL ? INVALID_VALUE : (memmove(target, source, bytes), 0);
 }
@@ -744,11 +782,9 @@ CUresult cuLaunchKernel(const struct kernel *function, unsigned gx, unsigned gy,
 {
 	ENTER;
 	(void)gy, (void)gz, (void)bx, (void)by, (void)bz, (void)shared, (void)extra;
+	answers();
 	if (function->run == mover && asked("refused-mover"))
 		return NOT_SUPPORTED;
-	static int launched;
-	if (function->run == mover && !launched++)
-		usleep(number("launch=") * 1000);
 	of_now(stream);
 	struct launch *launch = calloc(1, sizeof *launch);
 	launch->kernel = function->run;

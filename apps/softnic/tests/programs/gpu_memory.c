@@ -11,6 +11,7 @@
  *        gpu_memory torn|late|queued|mute|mixed|churn GID_INDEX  copies that do not end well, or in time (`gpu_given_up.h`)
  *        gpu_memory pair-left|pair-taken GID_INDEX  the same between two processes, towards the peer and from it
  *        gpu_memory calls|waits GID_INDEX          what a program does beside its traffic; kernels that wait for a message
+ *        gpu_memory blocked GID_INDEX              messages that a kernel waits for, and a copy of the program's for that kernel
  *        gpu_memory slots GID_INDEX                messages beside kernels that leave room for one block
  *        gpu_memory speed|pair-speed GID_INDEX     how fast, as lines `SPEED what value unit`
  * QUICK=1: fewer sizes.
@@ -1073,6 +1074,68 @@ static void waits(void)
 	}
 }
 
+static int (*copy_any)(uint64_t, uint64_t, size_t);
+
+static void *copies_behind(void *took)
+{
+	void *pageable = malloc(1 << 20);
+	double since = now_us();
+	CUDA(set_current(context));
+	CUDA(copy_any((uint64_t)pageable, places[0][GPU].addr, 1 << 20));
+	*(double *)took = now_us() - since;
+	free(pageable);
+	return NULL;
+}
+
+/* A kernel waits for a word that comes behind long messages, and a thread of the program's, in a copy of pageable memory, for the kernel:
+ * meanwhile it keeps all other threads from its context. */
+static void blocked(void)
+{
+	enum { MIB = 1 << 20, AT = 4096 };
+	static const struct { int mine, theirs; uint64_t length, here, there; } messages[] = {
+		{ HOST, GPU, MIB, AT, AT }, { GPU, HOST, MIB, AT + 2 * MIB, AT + 2 * MIB },
+		{ GPU, GPU, MIB, AT + 4 * MIB, AT + 4 * MIB }, { HOST, GPU, 64, AT + 6 * MIB, AT + 6 * MIB },
+		{ GPU, HOST, 64, AT + 7 * MIB, AT + 7 * MIB },
+	};
+	enum { COUNT = sizeof messages / sizeof *messages };
+	*(void **)&copy_any = symbol(dlopen("libcuda.so.1", RTLD_NOW), "cuMemcpy");
+	void *kernel = function("wait_word");
+	uint64_t at = places[1][GPU].addr + 8 * MIB, limit = 20000000000ull;
+	void *arguments[] = { &at, &limit };
+	pthread_t thread;
+	double took = 0;
+	for (unsigned i = 0; i < COUNT; i++) {
+		fill(&places[0][messages[i].mine], messages[i].mine, messages[i].here, messages[i].length, i + 1);
+		fill(&places[1][messages[i].theirs], messages[i].theirs, messages[i].there - EDGE, messages[i].length + 2 * EDGE, 0);
+	}
+	memset((void *)(places[0][HOST].addr + 9 * MIB), 1, 4);
+	CUDA(to_device(at, &(uint32_t){ 0 }, 4));
+	CUDA(launch(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, arguments, NULL));
+	CHECK(pthread_create(&thread, NULL, copies_behind, &took) == 0);
+	usleep(200000);
+	for (unsigned i = 0; i < COUNT; i++) {
+		struct place *to = &places[1][messages[i].theirs];
+		struct name where = { .addr = to->addr, .rkey = to->mr->rkey };
+		double best = 1e9;
+		for (int round = 0; round < (quick ? 1 : 20); round++) {
+			double since = now_us();
+			post(IBV_WR_RDMA_WRITE, messages[i].mine, messages[i].here, messages[i].length, where, messages[i].there);
+			CHECK(completion(&it) == IBV_WC_SUCCESS);
+			best = now_us() - since < best ? now_us() - since : best;
+		}
+		printf("BLOCKED %lu bytes %s to %s: %.0f us\n", (unsigned long)messages[i].length, messages[i].mine ? "GPU" : "host",
+		       messages[i].theirs ? "GPU" : "host", best);
+	}
+	struct name where = { .addr = places[1][GPU].addr, .rkey = places[1][GPU].mr->rkey };
+	CHECK(took == 0);
+	post(IBV_WR_RDMA_WRITE, HOST, 9 * MIB, 4, where, 8 * MIB);
+	CHECK(completion(&it) == IBV_WC_SUCCESS);
+	CHECK(pthread_join(thread, NULL) == 0);
+	printf("BLOCKED the program's copy: %.0f us\n", took);
+	for (unsigned i = 0; i < COUNT; i++)
+		CHECK(holds(&places[1][messages[i].theirs], messages[i].theirs, messages[i].there, messages[i].length, i + 1));
+}
+
 /* ---- how fast ---- */
 static double gbps(enum ibv_wr_opcode opcode, int mine, int theirs, uint64_t length, int count)
 {
@@ -1180,6 +1243,8 @@ int main(int argc, char **argv)
 		calls();
 	else if (strcmp(what, "waits") == 0)
 		waits();
+	else if (strcmp(what, "blocked") == 0)
+		blocked();
 	else if (strcmp(what, "slots") == 0)
 		slots();
 	else if (strstr(what, "speed"))

@@ -195,6 +195,23 @@ pub unsafe fn primary_release(device: CUdevice) -> Result<()> {
     call!(cuDevicePrimaryCtxRelease_v2(device))
 }
 
+/// Makes a context beside the primary one, which is current in this thread then. By the name that drivers of every version have.
+pub unsafe fn context_create(device: CUdevice) -> Result<CUcontext> {
+    const NAME: &str = "cuCtxCreate_v2";
+    type Create = unsafe extern "C" fn(*mut CUcontext, c_uint, CUdevice) -> u32;
+    ready()?;
+    let create = symbol::<Create>(NAME).ok_or_else(|| missing(NAME))?;
+    let mut context = null_mut();
+    // SAFETY: the driver's, of the type in `cuda.h`; it sets the handle.
+    good(NAME, unsafe { create(&mut context, 0, device) })?;
+    Ok(context)
+}
+
+/// Destroys one, and all that was made in it. Waits for what runs there.
+pub unsafe fn context_destroy(context: CUcontext) -> Result<()> {
+    call!(cuCtxDestroy_v2(context))
+}
+
 /// Makes a context current in this thread.
 pub unsafe fn set_current(context: CUcontext) -> Result<()> {
     call!(cuCtxSetCurrent(context))
@@ -282,6 +299,14 @@ pub unsafe fn event_elapsed_ms(start: CUevent, end: CUevent) -> Result<f32> {
     let mut elapsed = 0.0;
     call!(cuEventElapsedTime_v2(&mut elapsed, start, end))?;
     Ok(elapsed)
+}
+
+/// What a device may do with memory that is mapped at an address: `CUmemAccess_flags`.
+pub fn mapped_access(device: CUdevice, address: CUdeviceptr) -> Result<u64> {
+    let type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    let (location, mut rights) = (sys::CUmemLocation { type_, id: device }, 0);
+    call!(cuMemGetAccess(&mut rights, &location, address))?;
+    Ok(rights)
 }
 
 /// Device memory; aligned to 256 bytes at least.

@@ -25,13 +25,14 @@ const SHORT_ONES: u32 = 8;
 /// The way of an event to a device that does nothing, and back.
 const AT_ONCE: Duration = Duration::from_micros(50);
 
-/// A share in a GPU's primary context; clones are shares in the same.
+/// A share in a GPU's primary context, or in one beside it; clones are shares in the same.
 #[derive(Clone)]
 pub struct Context(Arc<Inner>);
 
 struct Inner {
     gpu: Gpu,
     context: CUcontext,
+    is_primary: bool,
     streams: Mutex<Vec<Entry>>,
     discarded: Mutex<Vec<Discarded>>,
     /// Held through a whole look and what is freed after it: who sees an empty list may unmap pages that were in it. Taken before
@@ -71,12 +72,17 @@ impl Context {
         if let Some(inner) = contexts.get(&gpu.ordinal()).and_then(Weak::upgrade) {
             return Ok(Context(inner));
         }
-        let context = driver::primary_retain(gpu.device)?;
-        let (streams, discarded, sweeping) = (Mutex::default(), Mutex::default(), Mutex::default());
-        let lost = AtomicUsize::new(0);
-        let inner = Arc::new(Inner { gpu, context, streams, discarded, sweeping, lost });
+        let inner = Arc::new(Inner::new(gpu, driver::primary_retain(gpu.device)?, true));
         contexts.insert(gpu.ordinal(), Arc::downgrade(&inner));
         Ok(Context(inner))
+    }
+
+    /// Makes another context on `gpu`, and makes it current. Its copies go on while a blocking call in the primary context keeps all
+    /// other threads from that one (`cudaMemcpy` of pageable memory behind a kernel). It takes memory of the GPU.
+    pub fn beside(gpu: Gpu) -> Result<Context> {
+        // SAFETY: a device of the driver's.
+        let context = unsafe { driver::context_create(gpu.device) }?;
+        Ok(Context(Arc::new(Inner::new(gpu, context, false))))
     }
 
     /// Its GPU.
@@ -223,6 +229,11 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Inner {
+    fn new(gpu: Gpu, context: CUcontext, is_primary: bool) -> Inner {
+        let (streams, discarded, sweeping) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Inner { gpu, context, is_primary, streams, discarded, sweeping, lost: AtomicUsize::new(0) }
+    }
+
     fn enter(&self) -> Result<()> {
         // SAFETY: the context lives as long as this value, which has a share in it.
         unsafe { driver::set_current(self.context) }
@@ -292,8 +303,13 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // Giving back the last share waits for the device: where it does not come to rest, the context stays.
         if self.at_rest(REST) {
-            // SAFETY: the share was taken in `new`, and all that was made in it is gone: each such thing held this value.
-            let _ = unsafe { driver::primary_release(self.gpu.device) };
+            // SAFETY: the share was taken by a `Context`, and all that was made in it is gone: each such thing held this value.
+            let _ = unsafe {
+                match self.is_primary {
+                    true => driver::primary_release(self.gpu.device),
+                    false => driver::context_destroy(self.context),
+                }
+            };
         }
     }
 }

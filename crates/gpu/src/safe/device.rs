@@ -97,6 +97,12 @@ impl Gpu {
         })
     }
 
+    /// Whether its kernels may read and write what the program has mapped at an address (`cuMemSetAccess`).
+    pub fn may_write(&self, address: u64) -> bool {
+        // CU_MEM_ACCESS_FLAGS_PROT_READWRITE.
+        driver::mapped_access(self.device, address).is_ok_and(|rights| rights == 3)
+    }
+
     fn attribute(&self, attribute: DeviceAttribute) -> Result<i32> {
         driver::device_attribute(self.device, attribute)
     }

@@ -1,4 +1,8 @@
-//! What the worker's thread has of each GPU, and what it does there: copies by the copy engine, launches of the mover.
+//! What the NIC's threads have of each GPU, and what they do there: copies by the copy engine, launches of the mover.
+//!
+//! Copies are put into a context of the NIC's own. A call of the program that waits for a kernel may hold the lock of the program's
+//! context, which every other call there waits for; that kernel may wait for a message. A copy that waits for that lock could
+//! neither be taken back nor be left to end later. Kernels run in the program's context: those of two contexts have the GPU in turns.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -82,42 +86,56 @@ pub struct Shared {
     pub no_mover: Option<String>,
 }
 
-/// All GPUs that this process has regions in.
+/// All GPUs that this process has regions in, for the thread that copies.
 #[derive(Default)]
 pub struct Hands {
     cards: BTreeMap<u32, Card>,
 }
 
-/// What is made of a GPU before it is used.
+/// The same for the thread that launches.
+#[derive(Default)]
+pub struct Launcher {
+    cards: BTreeMap<u32, Kernels>,
+}
+
+/// What copies need of a GPU.
 pub struct Card {
     copies: Stream,
     tails: Stream,
-    mover: Option<(Stream, Function)>,
     shared: Shared,
     /// The last copy did not end well.
     failed: bool,
 }
 
-impl Card {
-    /// Takes a share in the GPU's primary context and makes all that copies need, before a kernel may keep the driver from it.
-    pub fn open(gpu: Gpu) -> Result<(Context, Card), gpu::Error> {
-        let context = Context::new(gpu)?;
-        let copies = Stream::new(&context, Priority::Greatest)?;
-        let tails = Stream::new(&context, Priority::Greatest)?;
-        let mail = Arc::new(PinnedMemory::new(&context, MAIL_BYTES)?);
-        let stage = Arc::new(PinnedMemory::new(&context, 2 * HALF + SHORT_BYTES)?);
-        let mover = Module::from_assembly(&context, ASSEMBLY)
-            .and_then(|module| module.function("softnic_mover"))
-            .and_then(|function| Ok((Stream::new(&context, Priority::Greatest)?, function)));
-        let (mover, no_mover) = match mover {
-            Ok(mover) => (Some(mover), None),
-            Err(error) => (None, Some(error.to_string())),
-        };
-        let mail_id = Allocation::id_at(mail.address().as_ptr() as u64);
-        let shared = Shared { mail, mail_id, stage, no_mover };
-        Ok((context, Card { copies, tails, mover, shared, failed: false }))
-    }
+/// What launches need of it.
+pub struct Kernels {
+    mover: Option<(Stream, Function)>,
+    shared: Shared,
+}
 
+/// Takes a share in the GPU's primary context, makes one of the NIC's own, and in both all that is needed, before a kernel may keep the
+/// driver from it.
+pub fn open(gpu: Gpu) -> Result<(Context, Card, Kernels), gpu::Error> {
+    let context = Context::new(gpu)?;
+    let mail = Arc::new(PinnedMemory::new(&context, MAIL_BYTES)?);
+    let mover = Module::from_assembly(&context, ASSEMBLY)
+        .and_then(|module| module.function("softnic_mover"))
+        .and_then(|function| Ok((Stream::new(&context, Priority::Greatest)?, function)));
+    let (mover, no_mover) = match mover {
+        Ok(mover) => (Some(mover), None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let own = Context::beside(gpu)?;
+    let copies = Stream::new(&own, Priority::Greatest)?;
+    let tails = Stream::new(&own, Priority::Greatest)?;
+    let stage = Arc::new(PinnedMemory::new(&own, 2 * HALF + SHORT_BYTES)?);
+    let mail_id = Allocation::id_at(mail.address().as_ptr() as u64);
+    let shared = Shared { mail, mail_id, stage, no_mover };
+    let kernels = Kernels { mover, shared: shared.clone() };
+    Ok((context, Card { copies, tails, shared, failed: false }, kernels))
+}
+
+impl Card {
     /// What the NIC's side gets of it.
     pub fn shared(&self) -> &Shared {
         &self.shared
@@ -136,15 +154,12 @@ impl Hands {
         self.card(ordinal)?.copies.is_idle().map(drop)
     }
 
-    /// Asked before a stream is used: whoever resets the GPU frees those too.
     fn is_there(&self, ordinal: u32) -> Result<(), gpu::Error> {
-        let there = self.card(ordinal)?.shared.is_there();
-        let gone = || gpu::Error::Refused(format!("the program has reset GPU {ordinal}"));
-        if there { Ok(()) } else { Err(gone()) }
+        is_there(&self.card(ordinal)?.shared, ordinal)
     }
 
     fn card(&self, ordinal: u32) -> Result<&Card, gpu::Error> {
-        self.cards.get(&ordinal).ok_or_else(|| gpu::Error::Refused(format!("GPU {ordinal} is gone")))
+        self.cards.get(&ordinal).ok_or_else(|| gone(ordinal))
     }
 
     /// Whether all copies have ended. Error: the context is lost.
@@ -168,8 +183,7 @@ impl Hands {
             return Err(given_up());
         }
         self.is_there(ordinal)?;
-        let gone = || gpu::Error::Refused(format!("GPU {ordinal} is gone"));
-        let card = self.cards.get_mut(&ordinal).ok_or_else(gone)?;
+        let card = self.cards.get_mut(&ordinal).ok_or_else(|| gone(ordinal))?;
         card.failed = true;
         let (copies, tails) = (&card.copies, &card.tails);
         let body = copy.len - copy.tail;
@@ -209,11 +223,28 @@ impl Hands {
         card.failed = false;
         Ok(())
     }
+}
+
+fn gone(ordinal: u32) -> gpu::Error {
+    gpu::Error::Refused(format!("GPU {ordinal} is gone"))
+}
+
+/// Asked before a stream is used: whoever resets the GPU frees those too.
+fn is_there(shared: &Shared, ordinal: u32) -> Result<(), gpu::Error> {
+    let reset = || gpu::Error::Refused(format!("the program has reset GPU {ordinal}"));
+    if shared.is_there() { Ok(()) } else { Err(reset()) }
+}
+
+impl Launcher {
+    /// Takes a GPU in.
+    pub fn adopt(&mut self, ordinal: u32, kernels: Kernels) {
+        self.cards.insert(ordinal, kernels);
+    }
 
     /// Puts a mover on the GPU; whether it runs says its own word.
     pub fn launch(&self, ordinal: u32, done: u32, instance: u32, blocks: u32) -> Result<(), gpu::Error> {
-        self.is_there(ordinal)?;
-        let card = self.card(ordinal)?;
+        let card = self.cards.get(&ordinal).ok_or_else(|| gone(ordinal))?;
+        is_there(&card.shared, ordinal)?;
         let Some((stream, function)) = &card.mover else {
             return Err(gpu::Error::Refused("no mover on this GPU".into()));
         };
@@ -230,7 +261,7 @@ impl Hands {
 
     /// Whether no mover runs, as its stream says: an error when its context is lost.
     pub fn mover_state(&self, ordinal: u32) -> Result<bool, gpu::Error> {
-        let card = self.card(ordinal)?;
+        let card = self.cards.get(&ordinal).ok_or_else(|| gone(ordinal))?;
         match &card.mover {
             Some((stream, _)) if card.shared.is_there() => stream.is_idle(),
             _ => Ok(true),

@@ -55,14 +55,16 @@ impl GivenUp {
         if self.len == 0 {
             return Stand::Ended;
         }
-        let Ok(worker) = worker::copies() else { return Stand::UnderWay };
+        let (Ok(copies), Ok(launches)) = (worker::copies(), worker::launches()) else {
+            return Stand::UnderWay;
+        };
         let (card, by) = (self.card, self.by);
         let ask = || {
-            let rests = move |hands: &mut super::engine::Hands| match by {
-                By::Engine => hands.is_idle(card),
-                By::Mover => hands.mover_state(card),
+            let rests = match by {
+                By::Engine => copies.post(move |hands| hands.is_idle(card)),
+                By::Mover => launches.post(move |launcher| launcher.mover_state(card)),
             };
-            (worker.post(rests), Instant::now())
+            (rests, Instant::now())
         };
         let (ticket, since) = self.asked.get_or_insert_with(ask);
         if !ticket.is_done() {

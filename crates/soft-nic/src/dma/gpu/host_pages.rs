@@ -212,8 +212,9 @@ impl Drop for HostPages {
     }
 }
 
-/// Who may use `addr..addr + len` now. Where they lie in a noted piece that no GPU sees yet, one is asked to.
-pub fn sight(card: u32, addr: u64, len: u64) -> Sight {
+/// Who may use `addr..addr + len` now. Where they lie in a noted piece that no GPU sees yet, one is asked to, if `answers` says that the
+/// program's context takes calls: a registration that waits for that context's lock holds one that copies wait for, in any context.
+pub fn sight(card: u32, addr: u64, len: u64, answers: impl FnOnce() -> bool) -> Sight {
     let mut noted = noted();
     let Noted { entries, leaving, .. } = &mut *noted;
     let end = addr.saturating_add(len);
@@ -253,7 +254,7 @@ pub fn sight(card: u32, addr: u64, len: u64) -> Sight {
         *state = State::Theirs(pinned.id());
         return Sight::Engine;
     }
-    let Ok(keeper) = worker::keeper() else { return Sight::None };
+    let Some(keeper) = answers().then(worker::keeper).and_then(Result::ok) else { return Sight::None };
     *state = State::Asked(keeper.post(move |keeper| keeper.register(card, start, len)));
     Sight::None
 }
@@ -343,11 +344,11 @@ mod tests {
             end: start + 1,
             late: false,
         });
-        assert_eq!((sight(9, start + 200, 4096), state()), (Sight::None, "Plain".to_owned()));
+        assert_eq!((sight(9, start + 200, 4096, || true), state()), (Sight::None, "Plain".to_owned()));
         left(u64::MAX, Box::new(()));
-        assert_eq!((sight(9, start + 200, 4096), &state()[..5]), (Sight::None, "Asked"));
+        assert_eq!((sight(9, start + 200, 4096, || true), &state()[..5]), (Sight::None, "Asked"));
         drop(pages);
-        assert_eq!(sight(9, start + 200, 4096), Sight::None);
+        assert_eq!(sight(9, start + 200, 4096, || true), Sight::None);
     }
 
     #[test]
@@ -371,7 +372,7 @@ mod tests {
         let start = 0xb000_0000;
         let before = HostPages::note(start - LEAST, LEAST).unwrap();
         let pages = HostPages::note(start, 2 * PIECE).unwrap();
-        assert_eq!(sight(9, start + PIECE - 4096, 8192), Sight::None);
+        assert_eq!(sight(9, start + PIECE - 4096, 8192, || true), Sight::None);
         assert!(noted().entries[&(start, 2 * PIECE)].pieces.is_empty());
         drop((before, pages));
     }

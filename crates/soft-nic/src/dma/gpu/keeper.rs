@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use gpu::{Context, Gpu, How, Kind, Registered};
 
-use super::engine::{Card, LIMIT, Shared};
+use super::engine::{self, LIMIT, Shared};
 use super::worker;
 
 /// All GPUs that this process has had regions in.
@@ -20,7 +20,8 @@ impl Keeper {
     /// Errors: the driver's; the context that all was made in is lost, or the program has reset it.
     pub fn open(&mut self, gpu: Gpu) -> Result<(Context, Shared), gpu::Error> {
         let no_thread = |error: std::io::Error| gpu::Error::Refused(format!("no thread: {error}"));
-        let copies = worker::copies().map_err(no_thread)?;
+        let (copies, launches) =
+            (worker::copies().map_err(no_thread)?, worker::launches().map_err(no_thread)?);
         let ordinal = gpu.ordinal();
         if let Some((context, shared)) = self.cards.get(&ordinal) {
             let refused = |why: &str| {
@@ -36,10 +37,11 @@ impl Keeper {
                 _ => Ok((context.clone(), shared.clone())),
             };
         }
-        let (context, card) = Card::open(gpu)?;
+        let (context, card, kernels) = engine::open(gpu)?;
         let shared = card.shared().clone();
         // Before whatever is copied: jobs are done in their order.
         copies.post(move |hands| hands.adopt(ordinal, card));
+        launches.post(move |launcher| launcher.adopt(ordinal, kernels));
         self.cards.insert(ordinal, (context.clone(), shared.clone()));
         Ok((context, shared))
     }

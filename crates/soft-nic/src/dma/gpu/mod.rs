@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use gpu::Allocation;
 
-use self::engine::{Copy, HALF, Hands, LIMIT, Shared, Wanted, Way};
+use self::engine::{Copy, HALF, Hands, LIMIT, Launcher, Shared, Wanted, Way};
 use self::given_up::By;
 use self::host_pages::Sight;
 use self::mover::{Command, Mover, Outcome};
@@ -145,20 +145,26 @@ impl GpuRegion {
         }
         let told = |error: gpu::Error| GpuError::Driver(error.to_string());
         let gpu = allocation.gpu().map_err(told)?;
-        let worker = worker::copies().map_err(|_| GpuError::Exhausted)?;
-        let keeper = worker::keeper().map_err(|_| GpuError::Exhausted)?;
+        let exhausted = |_| GpuError::Exhausted;
+        let workers = (worker::copies().map_err(exhausted)?, worker::launches().map_err(exhausted)?);
+        let keeper = worker::keeper().map_err(exhausted)?;
         let opened = keeper.post(move |keeper| keeper.open(gpu)).wait(OPEN);
         let (context, shared) = opened
             .ok_or_else(|| GpuError::Driver("making the NIC's context took too long".into()))?
             .map_err(told)?;
-        let kernels = allocation.is_of(&context) && shared.no_mover.is_none();
+        let is_mapped = !allocation.is_in_a_context();
+        // Whatever the program granted when it mapped a piece: a kernel that may not write there would cost it its context.
+        let pieces_allow = || {
+            let pieces: Vec<u64> = ranges::chunks(addr, last).collect();
+            let ask = move |_: &mut _| pieces.iter().all(|piece| gpu.may_write(*piece));
+            keeper.post(ask).wait(LIMIT).unwrap_or(false)
+        };
+        let kernels =
+            shared.no_mover.is_none() && if is_mapped { pieces_allow() } else { allocation.is_of(&context) };
         // What belongs to no context is mapped: the driver tells the range that was reserved, which may have gaps, and each piece's
         // number.
-        let (start, end, id, kind) = if allocation.is_in_a_context() {
-            (start, end, allocation.id(), Kind::Whole { kernels })
-        } else {
-            (addr, last, newest, Kind::Mapped)
-        };
+        let (start, end, id) = if is_mapped { (addr, last, newest) } else { (start, end, allocation.id()) };
+        let kind = if is_mapped { Kind::Mapped { kernels } } else { Kind::Whole { kernels } };
         let card = gpu.ordinal();
         let mut cards = cards();
         let present = cards.get(&card).is_some_and(|front| front.shared.is_same(&shared));
@@ -166,7 +172,7 @@ impl GpuRegion {
             if let Some(reason) = &shared.no_mover {
                 eprintln!("softnic: GPU {card}: the copy engine moves all messages: {reason}");
             }
-            cards.insert(card, Front::new(card, worker, shared));
+            cards.insert(card, Front::new(card, workers, shared));
         }
         let known = Known::new(start, end, id, card, kind).ok_or(GpuError::Exhausted)?;
         Ok(Some(GpuRegion { _known: known, addr, len: length, generation: fork_generation() }))
@@ -260,6 +266,7 @@ fn count(counter: &AtomicU64, by: u64) {
 struct Front {
     card: u32,
     worker: &'static Worker<Hands>,
+    launcher: &'static Worker<Launcher>,
     shared: Shared,
     mover: Mover,
     pace: Pace,
@@ -329,11 +336,15 @@ impl Shared {
 }
 
 impl Front {
-    fn new(card: u32, worker: &'static Worker<Hands>, shared: Shared) -> Front {
+    fn new(
+        card: u32,
+        (worker, launcher): (&'static Worker<Hands>, &'static Worker<Launcher>),
+        shared: Shared,
+    ) -> Front {
         // For tests on few cores, where a stand-in's threads begin late and are slow.
         let patient = std::env::var_os("SOFTNIC_GPU").is_some_and(|value| value == "patient");
         let mover = Mover::new(shared.mail.clone(), patient);
-        Front { card, worker, shared, mover, pace: Pace::new(patient), said: Vec::new() }
+        Front { card, worker, launcher, shared, mover, pace: Pace::new(patient), said: Vec::new() }
     }
 
     fn say_once(&mut self, what: &'static str, detail: &str) {
@@ -381,7 +392,7 @@ impl Front {
         last: bool,
     ) -> Result<(), Fault> {
         let tail = if last { last_word(to, len) as u64 } else { 0 };
-        let sight = if len >= SEEN { host_pages::sight(self.card, from, len) } else { Sight::None };
+        let sight = self.sight(from, len, (to, target));
         // Alike modulo 16, so that the mover copies 16 bytes at a time.
         let direct = sight == Sight::Kernels && to % 16 == from % 16;
         if len <= longest(direct) && self.mover_may_use(&[(to, target)], len)? {
@@ -427,7 +438,7 @@ impl Front {
         len: u64,
         last: bool,
     ) -> Result<(), Fault> {
-        let sight = if len >= SEEN { host_pages::sight(self.card, to, len) } else { Sight::None };
+        let sight = self.sight(to, len, (from, source));
         let direct = sight == Sight::Kernels && to % 16 == from % 16;
         if len <= longest(direct) && self.mover_may_use(&[(from, source)], len)? {
             let stage = if direct { to } else { self.shared.short() + from % 16 };
@@ -480,6 +491,16 @@ impl Front {
                 (None, stored) => return stored,
             }
         }
+    }
+
+    /// Who may use pages of the host for a message to or from a place on the GPU. A mover that runs was launched in the program's context just now.
+    fn sight(&mut self, addr: u64, len: u64, gpu: (u64, Place)) -> Sight {
+        if len < SEEN {
+            return Sight::None;
+        }
+        let card = self.card;
+        let answers = || !gpu.1.kernels || self.mover_may_use(&[gpu], 0).unwrap_or(false);
+        host_pages::sight(card, addr, len, answers)
     }
 
     /// Between two places on GPUs.
@@ -555,11 +576,11 @@ impl Front {
         if self.pace.rests_at(Instant::now()) {
             return Ok(false);
         }
-        let (worker, card) = (self.worker, self.card);
+        let (launcher, card) = (self.launcher, self.card);
         let since = Instant::now();
         let running = self.mover.running(|done, instance, blocks| {
             count(&COUNTS.mover_launches, 1);
-            worker.post(move |hands| hands.launch(card, done, instance, blocks))
+            launcher.post(move |launcher| launcher.launch(card, done, instance, blocks))
         });
         let instance = match running {
             Ok(Some(instance)) => instance,
@@ -602,7 +623,7 @@ impl Front {
             Outcome::NotTaken => Ok(None),
             Outcome::Silent => {
                 let card = self.card;
-                let state = self.worker.post(move |hands| hands.mover_state(card)).wait(LIMIT);
+                let state = self.launcher.post(move |launcher| launcher.mover_state(card)).wait(LIMIT);
                 let why = match state {
                     Some(Err(error)) => error.to_string(),
                     Some(Ok(_)) => "it runs and says nothing".to_owned(),

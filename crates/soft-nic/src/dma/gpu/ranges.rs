@@ -51,8 +51,11 @@ pub enum Kind {
         /// See there.
         kernels: bool,
     },
-    /// A region in memory that is mapped piece by piece; for the copy engine only, since it may be mapped anew at any time.
-    Mapped,
+    /// A region in memory that is mapped piece by piece, and may be mapped anew at any time; the same of kernels.
+    Mapped {
+        /// See there.
+        kernels: bool,
+    },
 }
 
 /// Granularity of what is mapped piece by piece (`cuMemGetAllocationGranularity`).
@@ -113,8 +116,12 @@ impl Place {
         chunks(self.addr, end).all(|chunk| Allocation::id_at(chunk).is_some_and(|now| now <= id))
     }
 
-    /// The same, asked once for each instance of the mover: while one runs the driver frees nothing.
+    /// The same, of an allocation asked once for each instance of the mover: while one runs the driver frees nothing. What is mapped
+    /// it unmaps at any time.
     pub fn is_alive_for(&self, instance: u32) -> bool {
+        if self.mapped {
+            return self.is_alive();
+        }
         let seen_by = &TABLE[self.entry].seen_by;
         if seen_by.load(Ordering::Relaxed) == instance {
             return true;
@@ -184,7 +191,8 @@ impl Known {
         let kind = match kind {
             Kind::Whole { kernels: true } => KERNELS,
             Kind::Whole { kernels: false } => 0,
-            Kind::Mapped => MAPPED,
+            Kind::Mapped { kernels: true } => MAPPED | KERNELS,
+            Kind::Mapped { kernels: false } => MAPPED,
         };
         of.card.store(card | kind, Ordering::Relaxed);
         of.seen_by.store(0, Ordering::Relaxed);
@@ -245,8 +253,9 @@ mod tests {
         let at = 0x8_0000_0000u64;
         // As regions of mapped pieces are, and an allocation that was freed and allocated anew under its region.
         let known = [(0, 8, 5), (4, 6, 9), (4, 10, 7), (0, 8, 6)];
-        let known =
-            known.map(|(start, end, id)| Known::new(at + start, at + end, id, 0, Kind::Mapped).unwrap());
+        let known = known.map(|(start, end, id)| {
+            Known::new(at + start, at + end, id, 0, Kind::Mapped { kernels: false }).unwrap()
+        });
         for (addr, len, id) in [(0, 8, 6), (4, 1, 9), (5, 2, 7), (5, 4, 7), (8, 2, 7), (7, 8, 7)] {
             let found = find(at + addr, len).unwrap();
             let entry = &known.iter().find(|known| known.entry == found.entry).unwrap();

@@ -4,7 +4,7 @@
 //! driver holds a lock (measured on an H200: a copy of ours waits until that kernel ends). So the NIC hands jobs to a
 //! thread and waits for each with a deadline. The thread has CUDA's context; the program's threads keep theirs.
 //!
-//! There are three, each started by its first job: one copies and launches; one makes contexts and registers pages, which takes
+//! There are four, each started by its first job: one copies; one launches; one makes contexts and registers pages, which takes
 //! seconds for tens of gigabytes; one gives pages back, for which it waits until the program's kernels have ended.
 
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::super::system;
-use super::engine::Hands;
+use super::engine::{Hands, Launcher};
 use super::keeper::Keeper;
 use super::own::Own;
 
@@ -34,19 +34,26 @@ pub struct Worker<H> {
 }
 
 static COPIES: Own<Worker<Hands>> = Own::new();
+static LAUNCHES: Own<Worker<Launcher>> = Own::new();
 static KEEPER: Own<Worker<Keeper>> = Own::new();
 static LEAVERS: Own<Worker<()>> = Own::new();
 
 /// In a fork child: it has none of its parent's threads.
 pub fn forget_all() {
     COPIES.forget();
+    LAUNCHES.forget();
     KEEPER.forget();
     LEAVERS.forget();
 }
 
-/// The one that copies and launches. Error of all three: the kernel gave no thread.
+/// The one that copies. Error of all four: the kernel gave no thread.
 pub fn copies() -> std::io::Result<&'static Worker<Hands>> {
     COPIES.get().started()
+}
+
+/// The one that launches.
+pub fn launches() -> std::io::Result<&'static Worker<Launcher>> {
+    LAUNCHES.get().started()
 }
 
 /// The one that makes contexts and registers pages.
