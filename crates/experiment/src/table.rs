@@ -31,13 +31,16 @@ pub struct Row {
     pub values: BTreeMap<String, [f64; 3]>,
 }
 
+/// What the points of one row share: series, other factors, x.
+type Shared<'a> = (&'a str, &'a BTreeMap<String, u64>, u64);
+
 /// All rows, in the order of series, other factors and x.
 pub fn rows(points: &[Point]) -> Vec<Row> {
-    let mut groups: BTreeMap<(&str, &BTreeMap<String, u64>, u64), Vec<&Point>> = BTreeMap::new();
+    let mut groups: BTreeMap<Shared<'_>, Vec<&Point>> = BTreeMap::new();
     for point in points {
         groups.entry((&point.series, &point.at, point.x)).or_default().push(point);
     }
-    let row = |((series, at, x), own): ((&str, &BTreeMap<String, u64>, u64), Vec<&Point>)| {
+    let row = |((series, at, x), own): (Shared<'_>, Vec<&Point>)| {
         let mut settings = own[0].settings.clone();
         settings.retain(|name, value| own.iter().all(|point| point.settings.get(name) == Some(value)));
         let mut values: BTreeMap<String, Vec<f64>> = BTreeMap::new();
