@@ -37,7 +37,11 @@ impl Running {
 
     /// Calls as a caller that says `bytes`, and returns what it is told before the NIC goes away.
     fn say(&self, number: u64, bytes: &[u8]) -> String {
-        let listener = Listener::bind(&socket_name(number)).unwrap();
+        self.say_at(&Listener::bind(&socket_name(number)).unwrap(), number, bytes)
+    }
+
+    /// The same, with the socket that the NIC is to call.
+    fn say_at(&self, listener: &Listener, number: u64, bytes: &[u8]) -> String {
         let begun = Instant::now();
         let (stream, peer) = loop {
             self.visit.call(&self.seat, number);
@@ -116,6 +120,23 @@ fn bad_callers_are_told_so_or_left_alone_and_the_nic_goes_on() {
     nic.visit.call(&nic.seat, 1 << 42);
     assert_eq!(nic.ask("status").unwrap().len(), 1, "still answers");
     assert!(!nic.process.server.nic.is_wanted());
+}
+
+#[test]
+fn a_caller_of_another_user_gets_no_answer() {
+    const NOBODY: u32 = 65534;
+    // The kernel keeps credentials for each thread, and a socket those of the thread that listens.
+    let name = socket_name(1 << 45);
+    let bind = move || {
+        // SAFETY: plain numbers; the system call itself changes this thread alone.
+        let changed = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) } == 0;
+        changed.then(|| Listener::bind(&name).unwrap())
+    };
+    let listener = std::thread::spawn(bind).join().unwrap();
+    let listener = measure::need!(listener, "the right to become another user");
+    let nic = Running::start(1);
+    assert_eq!(nic.say_at(&listener, 1 << 45, &encode("status")), "", "not a byte");
+    assert_eq!(nic.ask("status").unwrap().len(), 1, "its own user is answered");
 }
 
 #[test]
