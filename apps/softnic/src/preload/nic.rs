@@ -97,8 +97,10 @@ extern "C" fn forked() {
     table::after_fork();
 }
 
-/// Runs something of the NIC; a panic in it is an I/O error to the program, and never unwinds into C.
+/// Runs something of the NIC; a panic in it is an I/O error to the program, and never unwinds into C. `errno` is left as it
+/// was, as by a system call that succeeds: libraries set it, clean up, and then return.
 pub fn guarded<T>(run: impl FnOnce() -> Result<T, c_int>) -> Result<T, c_int> {
+    let _keep = raw::KeepErrno::new();
     catch_unwind(AssertUnwindSafe(run)).unwrap_or(Err(libc::EIO))
 }
 
@@ -254,7 +256,6 @@ pub fn leave() {
 /// The program is about to end: let what it completed reach its peers, and report the counters.
 pub fn end() {
     let Some(nic) = get() else { return };
-    let _keep = raw::KeepErrno::new();
     let _ = guarded(|| {
         if let Some(ended) = nic.process.end() {
             stats::append(&ended, pump::time_ns());

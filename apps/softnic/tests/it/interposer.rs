@@ -95,3 +95,10 @@ fn what_the_device_lacks_is_refused_every_time_and_said_once() {
         assert_eq!(said, 1, "{command} in\n{output}");
     }
 }
+
+/// librdmacm sets `errno`, cleans up by commands, and returns: those must not hide why it failed.
+#[test]
+fn what_succeeds_leaves_errno_as_it_was() {
+    let program = measure::need!(verbs_program("errno_kept"), "C compiler and libibverbs-dev");
+    Fabric::new(Layer::Roce).start(&[&program]).program.succeed();
+}
