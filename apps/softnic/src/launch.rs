@@ -103,7 +103,7 @@ fn after_help() -> String {
     });
     format!(
         "Keys of the configuration file, and options of the same names:\n{}\n\n\
-         The program must be dynamically linked, 64-bit and not set-uid: the library reaches it by LD_PRELOAD.\n\
+         The program must be dynamically linked with glibc, 64-bit and not set-uid: the library reaches it by LD_PRELOAD.\n\
          SOFTNIC_LOG=1 in the environment prints every command of the program's driver to stderr.\n\n\
          Examples:\n  softnic run -- ibv_devinfo -v\n  \
          softnic run --link-layer roce -- ib_write_bw -x 3 & sleep 2; softnic run --link-layer roce -- ib_write_bw -x 3 127.0.0.1",
@@ -159,11 +159,11 @@ fn start(run: &Run) -> Result<()> {
     let library = library()?;
     let (name, arguments) = run.command.split_first().context("no COMMAND given")?;
     let path = program::find(name)?;
-    program::check(&path)?;
+    let first = program::check(&path)?;
 
     let mut command = Command::new(&path);
     command.arg0(name).args(arguments);
-    command.env("LD_PRELOAD", preload(&library, std::env::var_os("LD_PRELOAD"))?);
+    command.env("LD_PRELOAD", preload(&library, first, std::env::var_os("LD_PRELOAD"))?);
     command.env(CONFIG_VARIABLE, config.to_toml()).env(FABRIC_VARIABLE, &config.fabric);
     match &config.stats {
         Some(file) => command.env(STATS_VARIABLE, file),
@@ -277,15 +277,17 @@ fn library() -> Result<PathBuf> {
     }
 }
 
-/// Our library first, then what the environment asked for already. The loader splits the value at spaces and colons.
-fn preload(library: &Path, earlier: Option<OsString>) -> Result<OsString> {
+/// Our library, then what the environment asked for already; before it only what the program needs to be the first of all. The
+/// loader splits the value at spaces and colons.
+fn preload(library: &Path, first: Option<String>, earlier: Option<OsString>) -> Result<OsString> {
     if library.as_os_str().as_bytes().iter().any(|byte| b" :\n\t".contains(byte)) {
         bail!(
             "{}: LD_PRELOAD takes no path with a space or colon; move softnic to another folder",
             library.display()
         );
     }
-    let mut value = library.as_os_str().to_owned();
+    let mut value = OsString::from(first.map_or_else(String::new, |first| first + ":"));
+    value.push(library);
     if let Some(earlier) = earlier.filter(|earlier| !earlier.is_empty()) {
         let ours = library.as_os_str().as_bytes();
         let others = earlier.as_bytes().split(|byte| b" :".contains(byte)).filter(|&other| other != ours);
@@ -359,16 +361,18 @@ mod tests {
     #[test]
     fn ours_goes_before_an_earlier_preload_and_stands_once() {
         let library = Path::new("/opt/lib.so");
-        for (earlier, value) in [
-            (None, "/opt/lib.so"),
-            (Some(""), "/opt/lib.so"),
-            (Some("/a.so"), "/opt/lib.so:/a.so"),
-            (Some("/a.so /b.so"), "/opt/lib.so:/a.so:/b.so"),
-            (Some("/opt/lib.so:/a.so"), "/opt/lib.so:/a.so"),
+        for (first, earlier, value) in [
+            (None, None, "/opt/lib.so"),
+            (None, Some(""), "/opt/lib.so"),
+            (None, Some("/a.so"), "/opt/lib.so:/a.so"),
+            (None, Some("/a.so /b.so"), "/opt/lib.so:/a.so:/b.so"),
+            (None, Some("/opt/lib.so:/a.so"), "/opt/lib.so:/a.so"),
+            (Some("libasan.so.8"), Some("/a.so"), "libasan.so.8:/opt/lib.so:/a.so"),
         ] {
-            assert_eq!(preload(library, earlier.map(OsString::from)).unwrap(), value, "{earlier:?}");
+            let value_of = preload(library, first.map(str::to_owned), earlier.map(OsString::from));
+            assert_eq!(value_of.unwrap(), value, "{earlier:?}");
         }
-        assert!(preload(Path::new("/my lib/lib.so"), None).is_err());
+        assert!(preload(Path::new("/my lib/lib.so"), None, None).is_err());
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Whether LD_PRELOAD can reach a program: found, executable, 64-bit x86, dynamically linked, and run with no more rights
-//! than ours.
+//! Whether LD_PRELOAD can reach a program: found, executable, 64-bit x86, dynamically linked with glibc, and run with no more
+//! rights than ours. And which library must stand before ours there: a sanitizer's run-time library.
 //!
 //! ELF fields as in the System V ABI (gABI chapters 4 and 5). What a script's interpreter goes on to start is looked at
 //! for `env` only.
@@ -40,8 +40,8 @@ pub fn find(name: &OsStr) -> Result<PathBuf> {
     }
 }
 
-/// Refuses what LD_PRELOAD cannot reach, by name and reason.
-pub fn check(path: &Path) -> Result<()> {
+/// Refuses what LD_PRELOAD cannot reach, by name and reason. Returns the library that must stand first in LD_PRELOAD, if any.
+pub fn check(path: &Path) -> Result<Option<String>> {
     let mut path = path.to_owned();
     for _ in 0..MAX_SCRIPTS {
         check_rights(&path)?;
@@ -49,12 +49,12 @@ pub fn check(path: &Path) -> Result<()> {
             format!("{}: cannot be read; softnic must see that it is dynamically linked", path.display())
         })?;
         match kind(&file)? {
-            Kind::Dynamic => return Ok(()),
+            Kind::Dynamic { first } => return Ok(first),
             Kind::Static => {
                 bail!("{}: a static program, LD_PRELOAD cannot reach it; link it dynamically", path.display())
             }
             Kind::Foreign(what) => {
-                bail!("{}: {what}; softnic needs a 64-bit x86 Linux program", path.display())
+                bail!("{}: {what}; softnic needs a 64-bit x86 Linux program of glibc's", path.display())
             }
             Kind::Script(interpreter) => path = interpreter,
             Kind::Unknown => {
@@ -109,9 +109,12 @@ fn has_capabilities(path: &Path) -> bool {
 #[derive(Debug, PartialEq, Eq)]
 enum Kind {
     /// Has a program interpreter, or is the loader itself.
-    Dynamic,
+    Dynamic {
+        /// The library that it demands to be the first of all.
+        first: Option<String>,
+    },
     Static,
-    /// Another machine or width.
+    /// Another machine, width or C library.
     Foreign(&'static str),
     Script(PathBuf),
     Unknown,
@@ -141,10 +144,24 @@ fn script(line: &[u8]) -> Kind {
     Kind::Script(interpreter)
 }
 
+const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
 const PT_INTERP: u32 = 3;
+const DT_NEEDED: u64 = 1;
+const DT_STRTAB: u64 = 5;
 const DT_FLAGS_1: u64 = 0x6fff_fffb;
 const DF_1_PIE: u64 = 0x0800_0000;
+
+/// Run-time libraries of AddressSanitizer, gcc's and clang's: each ends a program in which another library comes before it.
+const FIRST_OF_ALL: [&str; 2] = ["libasan.so", "libclang_rt.asan"];
+
+/// A program header.
+struct Segment {
+    kind: u32,
+    offset: u64,
+    address: u64,
+    length: u64,
+}
 
 /// Reads the program headers; `read` fills room from an offset of the file.
 fn elf(head: &[u8], read: impl Fn(u64, &mut [u8]) -> bool) -> Kind {
@@ -159,54 +176,106 @@ fn elf(head: &[u8], read: impl Fn(u64, &mut [u8]) -> bool) -> Kind {
     }
     let table = u64::from_le_bytes(head[32..40].try_into().unwrap_or_default());
     let (size, count) = (u64::from(half(54)), u64::from(half(56)));
-    let mut dynamic = None;
+    let mut segments = Vec::new();
     for index in 0..count {
         let mut entry = [0; 56];
-        if !read(table + index * size, &mut entry) {
+        if !read(table.saturating_add(index * size), &mut entry) {
             return Kind::Unknown;
         }
-        let long = |at: usize| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default());
-        match u32::from_le_bytes(entry[..4].try_into().unwrap_or_default()) {
-            PT_INTERP => return Kind::Dynamic,
-            PT_DYNAMIC => dynamic = Some((long(8), long(32))),
-            _ => {}
+        let kind = u32::from_le_bytes(entry[..4].try_into().unwrap_or_default());
+        let [offset, address, length] =
+            [8, 16, 32].map(|at| u64::from_le_bytes(entry[at..at + 8].try_into().unwrap_or_default()));
+        segments.push(Segment { kind, offset, address, length });
+    }
+    let find = |kind| segments.iter().find(|segment| segment.kind == kind);
+    let dynamic = find(PT_DYNAMIC).map(|at| entries(at, &read));
+    if let Some(interpreter) = find(PT_INTERP) {
+        let name = text(interpreter.offset, &read);
+        if name.rsplit('/').next().is_some_and(|file| file.starts_with("ld-musl-")) {
+            return Kind::Foreign("a program of musl's C library");
         }
+        let first = dynamic.and_then(|entries| first_of_all(&entries, &segments, &read));
+        return Kind::Dynamic { first };
     }
     // No interpreter: a static program, a static position-independent one (marked PIE), or the loader itself, which
     // honours LD_PRELOAD for what it is told to start.
+    let is_pie = |entries: &[(u64, u64)]| {
+        entries.iter().any(|(tag, value)| *tag == DT_FLAGS_1 && value & DF_1_PIE != 0)
+    };
     match dynamic {
-        Some((at, length)) if !is_pie(at, length, read) => Kind::Dynamic,
+        Some(entries) if !is_pie(&entries) => Kind::Dynamic { first: None },
         _ => Kind::Static,
     }
 }
 
-fn is_pie(at: u64, length: u64, read: impl Fn(u64, &mut [u8]) -> bool) -> bool {
-    (0..(length / 16).min(1024)).any(|index| {
+/// Tags and values of a dynamic section.
+fn entries(at: &Segment, read: &impl Fn(u64, &mut [u8]) -> bool) -> Vec<(u64, u64)> {
+    let entry = |index: u64| {
         let mut entry = [0; 16];
         let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap_or_default());
-        read(at + index * 16, &mut entry)
-            && word(&entry[..8]) == DT_FLAGS_1
-            && word(&entry[8..]) & DF_1_PIE != 0
-    })
+        read(at.offset.checked_add(index * 16)?, &mut entry)
+            .then(|| (word(&entry[..8]), word(&entry[8..])))
+            .filter(|(tag, _)| *tag != 0)
+    };
+    (0..(at.length / 16).min(1024)).map_while(entry).collect()
+}
+
+/// The needed library that must be the first of all.
+fn first_of_all(
+    entries: &[(u64, u64)],
+    segments: &[Segment],
+    read: &impl Fn(u64, &mut [u8]) -> bool,
+) -> Option<String> {
+    let (_, strings) = entries.iter().find(|(tag, _)| *tag == DT_STRTAB)?;
+    let holds = |at: &&Segment| {
+        at.kind == PT_LOAD && (at.address..at.address.saturating_add(at.length)).contains(strings)
+    };
+    let load = segments.iter().find(holds)?;
+    let strings = strings - load.address + load.offset;
+    let needed = entries.iter().filter(|(tag, _)| *tag == DT_NEEDED);
+    let mut names = needed.filter_map(|(_, place)| Some(text(strings.checked_add(*place)?, read)));
+    names.find(|name| FIRST_OF_ALL.iter().any(|first| name.starts_with(first)))
+}
+
+/// The text at an offset, up to its terminating zero; 256 bytes at most.
+fn text(at: u64, read: &impl Fn(u64, &mut [u8]) -> bool) -> String {
+    let byte = |index| {
+        let mut byte = [0];
+        (read(at.checked_add(index)?, &mut byte) && byte[0] != 0).then_some(byte[0])
+    };
+    String::from_utf8_lossy(&(0..256).map_while(byte).collect::<Vec<u8>>()).into_owned()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const DYNAMIC: Kind = Kind::Dynamic { first: None };
+
     /// An ELF header with these class, machine and program header types.
     fn program(class: u8, machine: u16, headers: &[u32]) -> Kind {
+        let headers: Vec<_> = headers.iter().map(|kind| (*kind, 0, 0)).collect();
+        program_with(class, machine, &headers, &[])
+    }
+
+    /// The same, each header with the place and length of its bytes in `rest`, which lies behind all headers, at address 0x1000.
+    fn program_with(class: u8, machine: u16, headers: &[(u32, u64, u64)], rest: &[u8]) -> Kind {
         let mut file = vec![0; 64];
         file[..4].copy_from_slice(b"\x7fELF");
         (file[4], file[5]) = (class, 1);
         file[18..20].copy_from_slice(&machine.to_le_bytes());
         file[32] = 64;
         (file[54], file[56]) = (56, headers.len() as u8);
-        for kind in headers {
+        let behind = 64 + 56 * headers.len() as u64;
+        for (kind, at, length) in headers {
             let mut entry = [0; 56];
             entry[..4].copy_from_slice(&kind.to_le_bytes());
+            entry[8..16].copy_from_slice(&(behind + at).to_le_bytes());
+            entry[16..24].copy_from_slice(&(0x1000 + at).to_le_bytes());
+            entry[32..40].copy_from_slice(&length.to_le_bytes());
             file.extend(entry);
         }
+        file.extend(rest);
         let copy = file.clone();
         elf(&file, |at, room| {
             let Some(bytes) = copy.get(at as usize..at as usize + room.len()) else { return false };
@@ -218,7 +287,7 @@ mod tests {
     #[test]
     fn only_programs_that_the_loader_starts_pass() {
         for (name, found, expected) in [
-            ("dynamic", program(2, 62, &[6, PT_INTERP, PT_DYNAMIC]), Kind::Dynamic),
+            ("dynamic", program(2, 62, &[6, PT_INTERP, PT_DYNAMIC]), DYNAMIC),
             ("static", program(2, 62, &[1, 1]), Kind::Static),
             ("no headers", program(2, 62, &[]), Kind::Static),
             ("32-bit", program(1, 3, &[PT_INTERP]), Kind::Foreign("a 32-bit program")),
@@ -228,6 +297,31 @@ mod tests {
         ] {
             assert_eq!(found, expected, "{name}");
         }
+    }
+
+    #[test]
+    fn the_interpreter_tells_musl_s_programs_and_the_needed_libraries_a_sanitizer() {
+        let interpreter = |name: &[u8]| program_with(2, 62, &[(PT_INTERP, 0, name.len() as u64)], name);
+        assert_eq!(interpreter(b"/lib64/ld-linux-x86-64.so.2\0"), DYNAMIC);
+        let musl = Kind::Foreign("a program of musl's C library");
+        assert_eq!(interpreter(b"/lib/ld-musl-x86_64.so.1\0"), musl);
+
+        let names = b"\0libc.so.6\0libasan.so.8\0";
+        let first = |needed: &[u64]| {
+            let tags = needed.iter().map(|name| (DT_NEEDED, *name)).chain([(DT_STRTAB, 0x1000), (0, 0)]);
+            let section = tags.flat_map(|(tag, value)| [tag, value]).flat_map(u64::to_le_bytes);
+            let rest: Vec<u8> = names.iter().copied().chain(section).collect();
+            let (begin, end) = (names.len() as u64, rest.len() as u64);
+            let headers = [(PT_LOAD, 0, end), (PT_INTERP, 0, 1), (PT_DYNAMIC, begin, end - begin)];
+            match program_with(2, 62, &headers, &rest) {
+                Kind::Dynamic { first } => first,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(first(&[1]), None);
+        assert_eq!(first(&[1, 11]).as_deref(), Some("libasan.so.8"));
+        // A name outside the file.
+        assert_eq!(first(&[u64::MAX, 1 << 40]), None);
     }
 
     #[test]

@@ -85,6 +85,32 @@ fn static_programs_are_refused() {
 }
 
 #[test]
+fn programs_of_musl_are_refused() {
+    // Header, one program header (PT_INTERP), and the interpreter's name.
+    let name = b"/lib/ld-musl-x86_64.so.1\0";
+    let mut elf = vec![0; 64 + 56];
+    elf[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
+    (elf[16], elf[18], elf[20], elf[32], elf[52], elf[54], elf[56]) = (3, 62, 1, 64, 64, 56, 1);
+    (elf[64], elf[64 + 8], elf[64 + 32]) = (3, 64 + 56, name.len() as u8);
+    elf.extend(name);
+    let file = scratch("launcher").join("musl");
+    fs::write(&file, elf).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    let name = file.display().to_string();
+    refused("a program of musl", &softnic(&["run", "--", &name]), &[&name, "musl", "glibc"]);
+}
+
+#[test]
+fn a_program_with_address_sanitizer_runs() {
+    let arguments = ["-fsanitize=address", "-libverbs"];
+    let program = measure::need!(compile("sanitized", &arguments), "C compiler and libibverbs-dev");
+    let output = softnic(&["run", "--", &program.display().to_string()]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.is_empty(), "{said}");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "devices 1, opened 1, errno 0\n");
+}
+
+#[test]
 fn programs_of_another_user_s_rights_are_refused() {
     // The loader ignores LD_PRELOAD where the effective user differs from the real one.
     let file = scratch("launcher").join("set-uid");

@@ -1,0 +1,2 @@
+/* The same program; the test compiles it with AddressSanitizer. */
+#include "open_device.c"
