@@ -130,6 +130,16 @@ pub fn open(index: u8, flags: c_int) -> c_int {
     let opened = guarded(|| {
         let nic = get_or_make()?;
         let fd = raw::duplicate(nic.process.server.pages.fd(), flags & libc::O_CLOEXEC != 0);
+        let closed = if fd < 0 { raw::errno() == libc::EBADF } else { !table::is_device_file(fd) };
+        if closed {
+            // Another file of the program's may have the number by now.
+            raw::close(fd);
+            static SAID: Once = Once::new();
+            SAID.call_once(|| {
+                log("the program has closed the NIC's own descriptors (closefrom, close_range): this process opens no device any more")
+            });
+            return Err(libc::ENODEV);
+        }
         if fd < 0 {
             return Err(raw::errno());
         }

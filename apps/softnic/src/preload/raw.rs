@@ -84,6 +84,13 @@ pub fn memfd(name: &CStr, close_on_exec: bool) -> c_int {
     unsafe { syscall!(SYS_memfd_create, name.as_ptr(), flags) as c_int }
 }
 
+/// Sets both times of a file; false when the kernel refuses.
+pub fn set_time(fd: c_int, seconds: i64, nanoseconds: i64) -> bool {
+    let times = [libc::timespec { tv_sec: seconds, tv_nsec: nanoseconds }; 2];
+    // SAFETY: a null path means the descriptor itself; the kernel reads the times, which live through the call.
+    unsafe { syscall!(SYS_utimensat, fd, std::ptr::null::<c_char>(), times.as_ptr(), 0) == 0 }
+}
+
 /// Process id, from the kernel: libc's may be cached by the program's own libc.
 pub fn pid() -> i32 {
     // SAFETY: no arguments, no memory.

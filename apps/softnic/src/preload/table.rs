@@ -1,13 +1,14 @@
 //! Which descriptors of the program are ours: one word a descriptor, read by every hook, without a lock.
 //!
 //! A descriptor may leave without our seeing it (a raw system call, a `posix_spawn` action), so whoever uses an entry
-//! asks the kernel whether the descriptor still is what it was: a command file and a directory are memfds whose sizes say
-//! which, and a file of the connection manager is a pipe.
+//! asks the kernel whether the descriptor still is what it was: a command file is a memfd of a size that no other has, a
+//! directory one with a time that no other has, and a file of the connection manager is a pipe.
 
 use std::ffi::c_int;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 
+use soft_nic::abi::server::log;
 use soft_nic::dma::DevicePages;
 
 use super::raw;
@@ -15,8 +16,9 @@ use super::raw;
 /// Descriptors above are never ours: opening a device there fails with EMFILE.
 pub const LIMIT: usize = 1 << 16;
 
-/// Size of the memfd that stands for directory 0; nobody makes a sparse file of just this size.
-const DIRECTORY_SIZE: i64 = 0x0050_f71c_0000_0000;
+/// Seconds of the modification time of a memfd that stands for a directory, in a year that no file is of; the nanoseconds are
+/// the directory's index. Not its size, which the process's limit of file sizes (RLIMIT_FSIZE) bounds.
+const DIRECTORY_TIME: i64 = 0x0050_f71c_0000;
 const MAX_INDEX: u32 = (1 << 24) - 1;
 
 static ENTRIES: [AtomicU32; LIMIT] = [const { AtomicU32::new(0) }; LIMIT];
@@ -100,8 +102,9 @@ pub fn verified(fd: c_int) -> Entry {
     let entry = get(fd);
     let still = match entry {
         Entry::Foreign => return entry,
-        Entry::Command(_) | Entry::Inherited => is_file_of(fd, DevicePages::BYTES as i64),
-        Entry::Directory(index) => is_file_of(fd, DIRECTORY_SIZE + i64::from(index)),
+        Entry::Command(_) | Entry::Inherited => is_device_file(fd),
+        Entry::Directory(index) => raw::fstat(fd)
+            .is_some_and(|found| (found.st_mtime, found.st_mtime_nsec) == (DIRECTORY_TIME, i64::from(index))),
         // Which pipe it is, the connection manager looks at.
         Entry::Manager(_) => {
             raw::fstat(fd).is_some_and(|found| found.st_mode & libc::S_IFMT == libc::S_IFIFO)
@@ -115,7 +118,9 @@ pub fn verified(fd: c_int) -> Entry {
     }
 }
 
-fn is_file_of(fd: c_int, size: i64) -> bool {
+/// Whether this is a descriptor of the file that holds devices' pages.
+pub fn is_device_file(fd: c_int) -> bool {
+    let size = DevicePages::BYTES as i64;
     raw::fstat(fd).is_some_and(|found| found.st_mode & libc::S_IFMT == libc::S_IFREG && found.st_size == size)
 }
 
@@ -162,20 +167,21 @@ pub fn after_fork() {
     }
 }
 
-/// Makes a descriptor that stands for a directory.
+/// Makes a descriptor that stands for a directory. What a kernel needs nothing for is refused with a line, once.
 pub fn open_directory(index: usize, close_on_exec: bool) -> c_int {
     let fd = raw::memfd(c"softnic-directory", close_on_exec);
-    if fd < 0 {
+    let index = index as u32 & MAX_INDEX;
+    if fd >= 0 && raw::set_time(fd, DIRECTORY_TIME, i64::from(index)) && set(fd, Entry::Directory(index)) {
         return fd;
     }
-    let index = index as u32 & MAX_INDEX;
-    // SAFETY: plain numbers.
-    let sized = unsafe { raw::syscall!(SYS_ftruncate, fd, DIRECTORY_SIZE + i64::from(index)) };
-    if sized != 0 || !set(fd, Entry::Directory(index)) {
-        raw::close(fd);
-        return raw::fail(libc::EMFILE);
+    let errno = if fd < 0 { raw::errno() } else { libc::EMFILE };
+    raw::close(fd);
+    if !matches!(errno, libc::EMFILE | libc::ENFILE) {
+        static SAID: Once = Once::new();
+        let error = std::io::Error::from_raw_os_error(errno);
+        SAID.call_once(|| log(&format!("the devices' folders cannot be opened: memfd_create: {error}")));
     }
-    fd
+    raw::fail(errno)
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ mod pyverbs;
 mod rdma_cm;
 mod rdma_cm_silence;
 mod rdma_core_56;
+mod starved;
 mod tcp_port;
 mod ucx;
 mod wire;

@@ -80,6 +80,16 @@ pub fn memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
     let raw = check(raw)? as RawFd;
     // SAFETY: the kernel just gave us this descriptor.
     let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+    // Above the limit of file sizes the kernel ends the process (SIGXFSZ).
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` lives through the call.
+    check(unsafe { libc::syscall(libc::SYS_getrlimit, libc::RLIMIT_FSIZE, &raw mut limit) })?;
+    if limit.rlim_cur < len as u64 {
+        let limit = limit.rlim_cur;
+        return Err(io::Error::other(format!(
+            "{len} bytes of shared memory are above this process's limit of file sizes, {limit} (ulimit -f): raise it"
+        )));
+    }
     // SAFETY: plain system call on our descriptor.
     check(unsafe { libc::syscall(libc::SYS_ftruncate, fd.as_raw_fd(), len) })?;
     let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;

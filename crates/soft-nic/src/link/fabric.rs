@@ -144,11 +144,13 @@ pub struct Process {
 
 impl Process {
     /// Opens the process, if it is still the one that sat down.
-    fn open(pid: u32, start: u64) -> Option<Process> {
-        let pidfd = system::pidfd_open(pid).ok()?;
+    ///
+    /// Errors: the kernel's; `ESRCH` when it has ended.
+    fn open(pid: u32, start: u64) -> io::Result<Process> {
+        let pidfd = system::pidfd_open(pid)?;
         // After the pidfd is open: what is read now belongs to the process that the pidfd holds, or to none.
         let alive = Origin::of(pid).is_ok_and(|now| now.start == start) && !system::has_ended(&pidfd);
-        alive.then_some(Process { pidfd })
+        if alive { Ok(Process { pidfd }) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
     }
 
     /// Whether it has ended.
@@ -276,8 +278,10 @@ impl Fabric {
         occupant(&self.directory, slot)
     }
 
-    /// Starts watching an occupant; `None` when it has ended.
-    pub fn watch(&self, occupant: &Occupant) -> Option<Process> {
+    /// Starts watching an occupant.
+    ///
+    /// Errors: the kernel's; `ESRCH` when the occupant has ended.
+    pub fn watch(&self, occupant: &Occupant) -> io::Result<Process> {
         Process::open(occupant.pid, occupant.start)
     }
 

@@ -498,7 +498,7 @@ impl FabricMads {
             known.slot != slot || known.generation == who.generation || known.process.has_ended()
         });
         let is_known = watched.iter().any(|known| (known.slot, known.generation) == (slot, who.generation));
-        if let Some(process) = (!is_known).then(|| self.fabric.watch(who)).flatten() {
+        if !is_known && let Ok(process) = self.fabric.watch(who) {
             watched.push(Watch { slot, generation: who.generation, process });
         }
     }

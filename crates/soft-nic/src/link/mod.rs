@@ -194,6 +194,8 @@ pub struct Link {
     peers: Vec<Option<Peer>>,
     /// Generation of the last occupant of each slot that was found dead.
     dead: Vec<u32>,
+    /// Memory or descriptors for a channel were lacking once.
+    is_short: bool,
     outgoing: Vec<Option<Outgoing>>,
     /// Slots with an outgoing channel.
     open: Vec<u8>,
@@ -267,6 +269,7 @@ impl Link {
             config,
             peers: (0..SLOTS).map(|_| None).collect(),
             dead: vec![0; SLOTS],
+            is_short: false,
             outgoing: (0..SLOTS).map(|_| None).collect(),
             open: Vec::new(),
             to_publish: Vec::new(),

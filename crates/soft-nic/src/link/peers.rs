@@ -67,13 +67,7 @@ impl Link {
         }
         match (&self.peers[index], self.fabric.occupant(slot)) {
             (Some(peer), Some(who)) if peer.who == who => !peer.process.has_ended(),
-            (_, Some(who)) if self.dead[index] != who.generation => {
-                let alive = self.fabric.watch(&who).is_some();
-                if !alive {
-                    self.dead[index] = who.generation;
-                }
-                alive
-            }
+            (_, Some(who)) if self.dead[index] != who.generation => self.begin_watch(slot, &who).is_some(),
             _ => false,
         }
     }
@@ -118,7 +112,14 @@ impl Link {
         match self.open_channel(slot) {
             Ok(()) if slot == self.slot() => Room::Yes,
             Ok(()) => Room::Full,
-            Err(reason) => Room::NoPeer(reason),
+            Err(reason) => {
+                if let NoPeer::Kernel { slot, errno } = reason
+                    && !std::mem::replace(&mut self.is_short, true)
+                {
+                    self.happened(LinkEvent::NoChannel { slot, errno });
+                }
+                Room::NoPeer(reason)
+            }
         }
     }
 
@@ -161,12 +162,24 @@ impl Link {
         if self.dead[index] == who.generation {
             return Err(NoPeer::Gone(slot));
         }
-        let Some(process) = self.fabric.watch(&who) else {
-            self.dead[index] = who.generation;
-            return Err(NoPeer::Gone(slot));
-        };
+        let process = self.begin_watch(slot, &who).ok_or(NoPeer::Gone(slot))?;
         self.peers[index] = Some(Peer { who, process: Arc::new(process) });
         Ok(who)
+    }
+
+    /// Watches the process in a slot. One that cannot be watched is not reached as long as it sits there; where it has not ended,
+    /// an event says so.
+    fn begin_watch(&mut self, slot: u8, who: &Occupant) -> Option<Process> {
+        let error = match self.fabric.watch(who) {
+            Ok(process) => return Some(process),
+            Err(error) => error,
+        };
+        self.dead[usize::from(slot) % SLOTS] = who.generation;
+        let errno = error.raw_os_error().unwrap_or(0);
+        if errno != libc::ESRCH {
+            self.happened(LinkEvent::Unwatched { pid: who.pid, errno });
+        }
+        None
     }
 
     /// Attaches to channels that peers have published.

@@ -159,6 +159,28 @@ pub enum LinkEvent {
         /// What the kernel said.
         errno: i32,
     },
+    /// A peer that lives cannot be watched: nothing is sent to it or taken from it.
+    #[error(
+        "process {pid} of the fabric cannot be reached: pidfd_open, by which its end is noticed: {}",
+        std::io::Error::from_raw_os_error(*.errno)
+    )]
+    Unwatched {
+        /// Its process number.
+        pid: u32,
+        /// What the kernel said.
+        errno: i32,
+    },
+    /// The kernel gave no memory or descriptor for a channel: said once.
+    #[error(
+        "no channel to slot {slot} of the fabric, messages to it are lost: {} (said once)",
+        std::io::Error::from_raw_os_error(*.errno)
+    )]
+    NoChannel {
+        /// Slot.
+        slot: u8,
+        /// What the kernel said.
+        errno: i32,
+    },
     /// A channel that a peer published was not attached.
     #[error("the channel that slot {slot} published cannot be used")]
     AttachFailed {

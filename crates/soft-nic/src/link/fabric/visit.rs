@@ -67,7 +67,7 @@ impl Visit {
     pub fn is_taken(&self, seat: &Seat) -> bool {
         let Occupant { pid, start, descriptor, .. } = seat.occupant;
         let path = format!("/proc/{pid}/fd/{}", descriptor.wrapping_sub(1));
-        Process::open(pid, start).is_some()
+        Process::open(pid, start).is_ok()
             && std::fs::read_link(path).is_ok_and(|target| target == Path::new(&link_target(&self.full_name)))
     }
 

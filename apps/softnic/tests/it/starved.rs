@@ -1,0 +1,56 @@
+//! Programs that lack what the NIC needs and a kernel's device does not: each is told so in one line, and lives.
+
+use crate::c_program::{compile, verbs_program};
+use crate::fabric::{Fabric, Layer, launcher};
+use crate::program::{DEADLINE, find};
+
+/// Runs a command to its end; demands its exit status, and one line of the NIC's that holds the words.
+fn told(command: &[&str], status: i32, words: &str) -> String {
+    let mut started = Fabric::new(Layer::InfiniBand).start(command);
+    let ended = started.program.wait(DEADLINE).unwrap_or_else(|why| panic!("{why}"));
+    let output = started.program.output();
+    assert_eq!(ended.code(), Some(status), "{command:?}: {}\n{output}", started.program.ending());
+    let said: Vec<&str> = output.lines().filter(|line| line.starts_with("softnic")).collect();
+    assert!(said.len() == 1 && said[0].contains(words), "{command:?}:\n{output}");
+    output
+}
+
+#[test]
+fn a_limit_of_file_sizes_is_named_and_ends_nothing_by_a_signal() {
+    let program = measure::need!(verbs_program("open_device"), "C compiler and libibverbs-dev");
+    let limited = ["sh", "-c", "ulimit -f 1000; exec \"$0\"", &program];
+    let output = told(&limited, 1, "above this process's limit of file sizes, 512000 (ulimit -f)");
+    assert!(output.contains("devices 1, opened 0"), "discovery goes on: {output}");
+    let list = format!("ulimit -f 1000; exec {} ctl list", launcher().display());
+    let listed = std::process::Command::new("sh").args(["-c", &list]).output().expect("sh");
+    assert!(listed.status.success(), "{listed:?}");
+}
+
+#[test]
+fn a_program_that_closes_the_nics_descriptors_is_told_so() {
+    let program = measure::need!(verbs_program("open_device"), "C compiler and libibverbs-dev");
+    let output = told(&[&program, "again"], 1, "has closed the NIC's own descriptors");
+    let opened = output.lines().filter(|line| line.starts_with("devices")).collect::<Vec<_>>();
+    assert_eq!(opened, ["devices 1, opened 1, errno 0", "devices 1, opened 0, errno 2"]);
+}
+
+#[test]
+fn a_refused_memfd_is_named() {
+    let program = measure::need!(verbs_program("open_device"), "C compiler and libibverbs-dev");
+    let refused = compile("refused", &[]).expect("compiled like the other").display().to_string();
+    let memfd_create = nix::libc::SYS_memfd_create.to_string();
+    let words = "the devices' folders cannot be opened: memfd_create: Operation not permitted";
+    told(&[&refused, &memfd_create, &program], 1, words);
+}
+
+#[test]
+fn a_peer_that_cannot_be_watched_is_named() {
+    measure::need!(find("ibv_rc_pingpong"), "ibverbs-utils");
+    let refused = measure::need!(compile("refused", &[]), "C compiler").display().to_string();
+    let pidfd_open = nix::libc::SYS_pidfd_open.to_string();
+    let mut pair = Fabric::new(Layer::InfiniBand).pair(&[&refused, &pidfd_open, "ibv_rc_pingpong"]);
+    let ended = pair.client.program.wait(DEADLINE).unwrap_or_else(|why| panic!("{why}"));
+    let output = pair.client.program.output();
+    let words = format!("process {} of the fabric cannot be reached: pidfd_open", pair.server.program.pid());
+    assert!(!ended.success() && output.matches(&words).count() == 1, "{output}");
+}
