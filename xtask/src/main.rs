@@ -20,6 +20,7 @@ mod bench_post_gpu;
 mod bundle;
 mod carried;
 mod cuda_wheels;
+mod docs;
 mod doctor;
 mod figure;
 mod gpu_machine;
@@ -54,6 +55,8 @@ enum Command {
     Tidy(tidy::Options),
     /// Write the generated files again, or check them.
     Headers(headers::Options),
+    /// Build the book of docs/ with mdBook, or write its measured tables again.
+    Docs(docs::Options),
     /// Measure and draw a figure of the paper, and judge its claims.
     Figure {
         /// Number of the figure in the paper: 4 (throughput) or 5 (time to post).
@@ -137,6 +140,7 @@ impl Command {
             Command::Setup(_) => Some("setup"),
             Command::Tidy(_) => Some("tidy"),
             Command::Headers(_) => Some("headers"),
+            Command::Docs(_) => Some("docs"),
             Command::Bundle(_) => Some("bundle"),
             Command::Import(_) => Some("import"),
             Command::Test(options) => (!options.gpu()).then_some("test without --gpu"),
@@ -165,6 +169,7 @@ fn run(command: Command) -> Result<()> {
         Command::Test(options) => test::run(&options),
         Command::Tidy(options) => tidy::run(&options),
         Command::Headers(options) => headers::run(&options),
+        Command::Docs(options) => docs::run(&options),
         Command::Figure { number, options } => figure::run(number, &options),
         Command::BenchThroughput(options) => figure::run(4, &options),
         Command::BenchPost { gpu: false, options, .. } => figure::run(5, &options),
@@ -223,6 +228,7 @@ mod tests {
         for (arguments, what) in [
             ("tidy", Some("tidy")),
             ("bundle DIR", Some("bundle")),
+            ("docs", Some("docs")),
             ("test", Some("test without --gpu")),
             ("test --gpu", None),
             ("figure 4 --quick", None),

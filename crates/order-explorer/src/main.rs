@@ -1,6 +1,6 @@
 //! Explorer of the orders in which WQE, doorbell record and register are written: tries every interleaving of a small program.
 //!
-//! `cargo run -p order-explorer` prints the tables of `docs/rdma-shim.md`; with part of a row's name behind it
+//! `cargo run -p order-explorer` prints the tables of `docs/orders.md`; with part of a row's name behind it
 //! (`-- DeepEP`), the failing interleavings of those rows, step by step.
 //! What is modelled: threads whose operations overtake each other as their machine allows, fences and scopes, stores on their
 //! way to host memory, GPU memory and BAR, each by itself, and a NIC that fetches on the register or on the record, which it

@@ -2,7 +2,7 @@
 //!
 //! Sources: Intel SDM vol. 3 §9.2.2 and §12.3.1 (x86), rdma-core `util/udma_barrier.h` (which barrier of x86 and arm64 stands
 //! for which edge), PTX ISA "Memory Consistency Model" (GPU), PCIe's transaction ordering (NIC). What they leave open is in
-//! [`Assumptions`]; `docs/rdma-shim.md` has the whole list. Left out: sequentially consistent fences, mixed sizes,
+//! [`Assumptions`]; `docs/orders.md` has the whole list. Left out: sequentially consistent fences, mixed sizes,
 //! dependencies through addresses.
 
 /// Where a word lies, which decides on which way a store to it travels.

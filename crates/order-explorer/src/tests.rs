@@ -304,12 +304,12 @@ fn the_headers_have_the_fences_that_are_modelled() {
 
 #[test]
 fn the_documentation_has_these_tables() {
-    let documentation = include_str!("../../../docs/rdma-shim.md");
+    let documentation = include_str!("../../../docs/orders.md");
     for table in table::all() {
         let missing: Vec<&str> = table.lines().filter(|line| !documentation.contains(*line)).collect();
         assert!(
             documentation.contains(&table),
-            "docs/rdma-shim.md is to hold what `cargo run -p order-explorer` prints; it lacks\n{}",
+            "docs/orders.md is to hold what `cargo run -p order-explorer` prints; it lacks\n{}",
             missing.join("\n")
         );
     }

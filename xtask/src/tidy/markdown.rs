@@ -26,6 +26,20 @@ pub fn code_spans(text: &str) -> Vec<(usize, &str)> {
     spans
 }
 
+/// Targets of links and pictures as (line number, target), fenced blocks and code spans left out.
+pub fn links(text: &str) -> Vec<(usize, &str)> {
+    let mut fenced = false;
+    let mut links = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        fenced ^= line.trim_start().starts_with("```");
+        for part in line.split('`').step_by(2).filter(|_| !fenced) {
+            let targets = part.match_indices("](").filter_map(|(at, _)| part[at + 2..].split_once(')'));
+            links.extend(targets.map(|(target, _)| (index + 1, target)));
+        }
+    }
+    links
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

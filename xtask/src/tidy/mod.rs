@@ -11,6 +11,7 @@ mod arrows;
 mod docs;
 mod invariants;
 mod licences;
+mod links;
 pub mod markdown;
 mod measured;
 mod posting;
@@ -43,6 +44,8 @@ pub enum Check {
     Docs,
     /// `unsafe` on its floors.
     UnsafeCode,
+    /// Links, anchors and generated tables of the documents.
+    Links,
     /// Allow list of licences, no GPL text.
     Licences,
     /// Numbers of invariants.
@@ -114,6 +117,7 @@ fn violations(check: Check, tree: &Tree, metadata: &Metadata) -> Result<Vec<Viol
         Check::Purity => purity::check(tree),
         Check::Posting => posting::check(tree),
         Check::Docs => docs::check(tree),
+        Check::Links => links::check(tree),
         Check::UnsafeCode => unsafe_code::check(tree),
         Check::Measured => measured::check(tree),
         Check::Large => sizes::large(tree),

@@ -114,7 +114,7 @@ impl Machine {
     }
 
     /// An error unless its kernels, which have seen a message's completion in host memory, or its last word, see the whole of it
-    /// in `memory` (docs/rdma-shim.md, row "completions": else the payload is read too early).
+    /// in `memory` (docs/orders.md, row "completions": else the payload is read too early).
     pub(super) fn sees_arrivals(&self, memory: &Memory) -> Result<(), KernelError> {
         match (&*self.0, memory) {
             (Inner::Gpu(on), Memory::Gpu(_)) => ordered(on.write_ordering, &on.name),
