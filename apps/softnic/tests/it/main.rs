@@ -24,5 +24,6 @@ mod rdma_cm_silence;
 mod rdma_core_56;
 mod starved;
 mod tcp_port;
+mod tutorial;
 mod ucx;
 mod wire;
