@@ -1,6 +1,6 @@
 //! Compiles in what only the build knows: the compiler's version and the profile.
 //!
-//! The git revision is left out on purpose: it changes with every commit, and whoever records a result asks git at
+//! The git revision is left out on purpose: it changes with every commit, and a command that records a result asks git at
 //! that moment (`revision.rs`), so that a commit does not rebuild the workspace.
 
 use std::process::Command;

@@ -38,7 +38,7 @@ pub fn profile() -> Result<String> {
     carried::folder().map_or_else(|| Ok("release".into()), |bundle| Ok(Manifest::read(bundle)?.profile))
 }
 
-/// Where results go if nobody says where: a bundle may lie where nothing can be written.
+/// Where results go without --out: a bundle may lie where nothing can be written.
 pub fn results(name: &str) -> PathBuf {
     let results = Path::new("results").join(name);
     if carried::folder().is_some() { results } else { root().join(results) }
@@ -175,7 +175,7 @@ fn walk(root: &Path, folder: &Path) -> Result<Vec<String>> {
 /// What `cargo metadata` says, as far as the checks look at it.
 #[derive(Debug, Deserialize)]
 pub struct Metadata {
-    /// Ours and, unless `--no-deps` was given, everybody's.
+    /// Ours and, unless `--no-deps` was given, those of all dependencies.
     pub packages: Vec<Package>,
 }
 

@@ -34,7 +34,7 @@ pub struct Outcome {
     pub error: Option<String>,
 }
 
-/// Who asks.
+/// A client.
 enum Asker {
     Kernel(Box<Ask>, Region),
     Cpu(Box<Cpu>),

@@ -1,4 +1,4 @@
-//! Who asks through libibverbs: the other side of a comparison, and for machines without a GPU.
+//! A client that posts through libibverbs: the other side of a comparison, and for machines without a GPU.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -20,7 +20,7 @@ pub const SETUP: Duration = Duration::from_secs(10);
 pub const PATIENCE: Duration = Duration::from_secs(600);
 /// How often the host looks: the whole end within a second.
 pub const LOOK: Duration = Duration::from_millis(50);
-/// Nobody reaches memory of ours but by what we post.
+/// A peer reaches our memory only by requests that we post.
 pub const ACCESS: Access = Access::LOCAL_WRITE;
 
 /// What an end says of itself, beside the connection protocol.
@@ -34,7 +34,7 @@ struct Parameters {
     answers: bool,
 }
 
-/// Who asks, when it is through.
+/// The client's last word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
     /// Questions asked and answered.
@@ -111,7 +111,7 @@ pub fn join(
     Ok(said.bytes)
 }
 
-/// Whether whoever connected speaks another language, or none, so that it is no peer.
+/// Whether the connection speaks another protocol, or none, so that it is no peer.
 pub fn is_stranger(error: &anyhow::Error) -> bool {
     use ConnectError::{Closed, Deadline, Malformed, Stranger, Version};
     let said = error.downcast_ref::<ConnectError>();

@@ -35,7 +35,7 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
     running.cancel();
     let asked = running.end(SETUP);
     service.cancel();
-    // Before anything of who asked goes: giving back what a GPU was shown waits for all of its kernels.
+    // Before the client's memory is freed: unregistering memory of a GPU waits for all of its kernels.
     let answered = service.end(SETUP)?.outcome()?;
     let asked = asked.and_then(|ask| outcome_of(&ask, None));
     let mut outcome =

@@ -4,7 +4,7 @@
 //! `README.md` describes options, exit codes and JSON lines. Bad input ends with one line and exit code 2.
 //! Knows nothing of which NIC lies below (INV-4).
 
-// They panic when who reads has gone away: `say!` and `complain!` do not.
+// They panic on a closed pipe: `say!` and `complain!` do not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 #[macro_use]

@@ -14,7 +14,7 @@ pub const MOST_BYTES: u32 = 1 << 20;
 /// Most questions: a time is kept of each.
 const MOST_QUESTIONS: u32 = 10_000_000;
 
-/// A kernel that stays on the GPU answers messages; another end asks, looks at each answer and times it.
+/// A kernel that stays on the GPU answers messages. A client asks, checks each answer, and times it.
 #[derive(Debug, Parser)]
 #[command(
     name = "doorbell-echo",
@@ -23,19 +23,19 @@ const MOST_QUESTIONS: u32 = 10_000_000;
                   softnic run -- doorbell-echo --listen 127.0.0.1:7000 --machine twin"
 )]
 pub struct Options {
-    /// Answers whoever asks here, one after the other.
+    /// Answer clients that connect here, one after the other.
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
     pub listen: Option<String>,
-    /// Asks the service there.
+    /// Ask the service there.
     #[arg(long, value_name = "HOST:PORT")]
     pub connect: Option<String>,
-    /// Both ends in this process: on one GPU, where those of two processes would take turns.
+    /// Run service and client in this process. On one GPU, kernels of two processes would take turns.
     #[arg(long, conflicts_with_all = ["listen", "connect"])]
     pub loopback: bool,
-    /// Who runs this end's kernel.
+    /// What runs this process's kernel.
     #[arg(long, value_enum, default_value = "gpu")]
     pub machine: MachineName,
-    /// Where this end's messages lie.
+    /// Where this process's messages lie.
     #[arg(long, value_enum, default_value = "host")]
     pub memory: MemoryName,
     /// Which GPU, by CUDA's number; without it the first.
@@ -45,16 +45,16 @@ pub struct Options {
     /// CUDA_PATH, /usr/local/cuda.
     #[arg(long, value_name = "FOLDER")]
     pub cuda: Option<PathBuf>,
-    /// Questions, one after the other.
+    /// Client: number of questions, one after the other.
     #[arg(long, default_value_t = 10_000)]
     pub count: u32,
-    /// Bytes of a question: a multiple of 8 (64). Of a service: of the longest that it takes (65536).
+    /// Client: bytes of a question, a multiple of 8 (64). Service: bytes of the longest message that it takes (65536).
     #[arg(long, value_name = "BYTES")]
     pub payload: Option<u32>,
-    /// Messages that a service takes at a time.
+    /// Service: messages in flight.
     #[arg(long, default_value_t = 8)]
     pub window: u32,
-    /// Askers that a service answers before it ends; 0: until it is stopped.
+    /// Service: clients before it ends; 0: until it is stopped.
     #[arg(long, default_value_t = 1)]
     pub sessions: u32,
     /// Device and port.
@@ -65,14 +65,14 @@ pub struct Options {
     pub json: Option<PathBuf>,
 }
 
-/// Who runs a kernel.
+/// What runs a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum MachineName {
     /// A GPU.
     Gpu,
     /// Threads of this processor, in place of a GPU.
     Twin,
-    /// Nobody: this end asks through libibverbs.
+    /// No kernel: this client posts through libibverbs.
     Cpu,
 }
 
@@ -87,7 +87,7 @@ pub enum MemoryName {
     GpuDmaBuf,
 }
 
-/// Options that not every end looks at. Who gave no end at all is asked for one first.
+/// Options that not every role uses. A command line without a role is refused first.
 pub const BELONGS: [Belongs<Options>; 3] = [
     Belongs { options: &["count"], to: "--connect or --loopback", when: |options| options.listen.is_none() },
     Belongs {
@@ -134,7 +134,7 @@ impl Options {
         }
     }
 
-    /// Who runs kernels; nothing for the CPU. Errors: no GPU, no driver, no toolkit, and where they were looked for.
+    /// The machine that runs kernels; nothing for the CPU. Errors: no GPU, no driver, no toolkit, and where they were looked for.
     pub fn machine(&self) -> Result<Option<Machine>> {
         Ok(match self.machine {
             MachineName::Gpu => {

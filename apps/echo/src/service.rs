@@ -46,7 +46,7 @@ pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {
         if !std::mem::replace(&mut told, true) {
             let address = listener.address()?.to_string();
             if speaks_to_people(json) {
-                say!("listening on {address}; who answers: {}", machine.name());
+                say!("listening on {address}; kernels run on: {}", machine.name());
             }
             emit(json, &Bound { kind: "listening", address })?;
         }
@@ -102,8 +102,8 @@ fn serve(echo: Echo, session: &mut Session, stop: &AtomicBool) -> Result<Answere
     let answered = outcome.messages;
     let error = match (failure, gone, asked) {
         (Some(failure), ..) => Some(failure.to_string()),
-        (None, Some(gone), _) => Some(format!("who asked is gone: {gone}")),
-        // Who stopped in the middle did not hear the last one.
+        (None, Some(gone), _) => Some(format!("the client is gone: {gone}")),
+        // A client that stopped in the middle did not get the last one.
         (None, None, Some(asked)) if asked != answered && asked.checked_add(1) != Some(answered) => {
             Some(format!("{} had {asked} answers, {answered} were given", session.peer()))
         }
@@ -136,7 +136,7 @@ fn finish(
 ) -> Result<u8> {
     let interrupted = stop.load(Ordering::Relaxed);
     let answered = ended.unwrap_or_else(|error| Answered { answered: 0, error: Some(sentence(&error)) });
-    // Who is gone cannot be told; what it would have heard is said here.
+    // A client that is gone gets no message; what it would have got is printed here.
     let _ = session.send(&answered);
     if let Some(error) = answered.error.as_ref().filter(|_| !interrupted) {
         complain!("doorbell-echo: {error}");

@@ -1,4 +1,4 @@
-//! Options that only some ends of a program look at, as a table: given where nobody does, one is refused and not ignored.
+//! Options that only some roles of a program use, as a table: one that the role does not use is refused, not ignored.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, CommandFactory};
@@ -14,7 +14,7 @@ pub struct Belongs<C> {
     pub when: fn(&C) -> bool,
 }
 
-/// What is said of the first option that was given and that nobody looks at. Behind a subcommand, options are the subcommand's.
+/// The message about the first given option that is not used. Behind a subcommand, options are the subcommand's.
 pub fn stray<C: CommandFactory>(command: &C, matches: &ArgMatches, table: &[Belongs<C>]) -> Option<String> {
     let command_line = C::command();
     let behind =

@@ -3,7 +3,7 @@
 //! Left out: what a program does. Knows nothing of which NIC lies below (INV-4).
 
 #![forbid(unsafe_code)]
-// They panic when who reads has gone away: `say!` and `complain!` do not.
+// They panic on a closed pipe: `say!` and `complain!` do not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod belongs;
@@ -11,7 +11,7 @@ mod nic;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-/// A line on standard output. Who reads it may go away (`| head`): that is no error of ours, and no reason to panic.
+/// A line on standard output. A reader that closes the pipe (`| head`) is no error, and no reason to panic.
 #[macro_export]
 macro_rules! say {
     ($($text:tt)*) => {{
@@ -99,7 +99,7 @@ pub fn sentence(error: &anyhow::Error) -> String {
     })
 }
 
-/// A flag that Ctrl-C and SIGTERM set: whoever takes it must look at it.
+/// A flag that Ctrl-C and SIGTERM set. A program that takes it must look at it.
 pub fn stop_flag() -> Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -108,7 +108,7 @@ pub fn stop_flag() -> Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// One line, whatever the error looked like.
+/// The error as one line.
 fn bad_input(program: &str, error: &str) -> ExitCode {
     let line: Vec<_> = error.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     complain!("{program}: {}", line.join(" "));

@@ -67,7 +67,7 @@ pub fn refused(program: &str, arguments: &[&str], words: &[&str]) {
     assert!(words.iter().all(|word| said.contains(word)), "{arguments:?}: {said}");
 }
 
-/// What is said of the first option that nobody looks at, of a command line without its program.
+/// The message about the first unused option of a command line, given without its program.
 pub fn stray<C: Parser>(words: &str, table: &[Belongs<C>]) -> Option<String> {
     let command = C::command().no_binary_name(true);
     let matches = command.try_get_matches_from(words.split_whitespace()).unwrap();

@@ -56,7 +56,7 @@ pub enum ImageError {
         /// Length of the file.
         len: u64,
     },
-    /// Names that nobody will supply.
+    /// Undefined names that the driver does not supply.
     #[error("undefined in the image, and not supplied by the driver: {}", .0.join(", "))]
     Undefined(Vec<String>),
 }

@@ -42,7 +42,7 @@ pub struct Provenance {
 
 impl Provenance {
     /// Asks this machine and the git tree at `source`; `libraries` are file name stems such as `libmlx5.so`.
-    /// NIC, GPU and link start as `none`: whoever knows sets them.
+    /// NIC, GPU and link start as `none`: the program that knows them sets them.
     pub fn collect(source: &Path, libraries: &[&str]) -> Provenance {
         Provenance::of(Revision::of(source), libraries)
     }

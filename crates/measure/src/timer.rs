@@ -38,14 +38,14 @@ pub const HALF_ROUND_TRIP: Timer = Timer {
     stops: "when the peer's answer has been polled; divided by two",
 };
 
-/// A round trip between a kernel, or a program, and a kernel that answers, by the clock of who asks: of a GPU, its global timer.
+/// A round trip between a kernel, or a program, and a kernel that answers, by the client's clock: of a GPU, its global timer.
 pub const ROUND_TRIP: Timer = Timer {
     name: "round_trip_ns",
     starts: "before the request of a question is written",
     stops: "when the completion of its answer has been polled",
 };
 
-/// Time of one message that finds both ends idle, as its sender sees it: a whole round trip, and whatever had to wake up.
+/// Time of one message that finds both ends idle, as its sender sees it: a whole round trip, and the time to wake up.
 pub const FIRST: Timer = Timer {
     name: "first_ns",
     starts: "before the post of a message, after a pause in which nothing was under way",

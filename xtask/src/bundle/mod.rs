@@ -1,6 +1,6 @@
 //! `cargo xtask bundle DIR`: programs, tests and texts in one folder, stripped, for a machine without cargo, git and network.
 //!
-//! The revision is compiled into this command's own copy, since nobody can be asked for it there. What `crate::carried` reads
+//! The revision is compiled into this command's own copy, since there is no git to ask there. What `crate::carried` reads
 //! there is written here. Test programs are of the dev profile: the same checks, and minutes of linking less.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! Who may use whom (INV-1): `cargo metadata` and module imports against the two tables of ARCHITECTURE.md.
+//! Which crate may use which (INV-1): `cargo metadata` and module imports against the two tables of ARCHITECTURE.md.
 
 use anyhow::{Context, Result};
 

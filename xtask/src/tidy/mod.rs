@@ -34,13 +34,13 @@ pub struct Options {
 /// A check by its name on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Check {
-    /// Who may use whom.
+    /// Which crate may use which.
     Arrows,
     /// Pure crates do no I/O.
     Purity,
     /// Posting loops only post.
     Posting,
-    /// First lines, glossary, the map.
+    /// First lines of files, abbreviations, and the names in ARCHITECTURE.md.
     Docs,
     /// `unsafe` on its floors.
     UnsafeCode,

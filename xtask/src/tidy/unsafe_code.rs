@@ -4,7 +4,7 @@ use super::{Violation, source};
 use crate::workspace::Tree;
 
 /// Where the word may stand. The last ones are the interposer, and the one file of the launcher that asks the system
-/// who it is and what a file may do.
+/// the user and what a file may do.
 const FLOORS: [&str; 9] = [
     "vendor/",
     "crates/verbs/",

@@ -1,4 +1,4 @@
-//! What is asked comes back, whoever asks, and is said in one line of JSON.
+//! Each client gets its answers, and prints them in one line of JSON.
 
 use cli::testing::Program;
 use measure::need;

@@ -54,7 +54,7 @@ fn a_machine_without_a_gpu_or_a_toolkit_says_what_it_lacks_and_where_it_looked()
     );
 }
 
-/// Who asks looks for the device first.
+/// A client looks for the device first.
 #[test]
 fn who_asks_on_a_machine_without_a_toolkit_hears_what_asks_without_one() {
     need!(device(), nic, "an RDMA device");

@@ -15,7 +15,7 @@ fn says(options: &[&str], words: &str) -> Result<(), String> {
     if said.contains(words) { Ok(()) } else { Err(said) }
 }
 
-/// Who answers at an address that no host has finds out last.
+/// A service finds out last that no host has its address.
 const NOBODYS: [&str; 3] = ["--listen", "203.0.113.7:0", "--machine"];
 const LAST: &str = "an address of this host";
 
@@ -27,7 +27,7 @@ pub fn device() -> Result<(), String> {
 /// A device, and kernels of the host twin.
 pub fn twin() -> Result<(), String> {
     static ONCE: OnceLock<Result<(), String>> = OnceLock::new();
-    // Who asks where nobody listens waits a while for somebody, with all that it needs.
+    // A client without a service waits for one for a while, with all that it needs.
     let asks = || says(&["--connect", "127.0.0.1:1", "--machine", "twin"], "is a service listening there?");
     ONCE.get_or_init(asks).clone()
 }
@@ -42,7 +42,7 @@ pub fn service(options: &[&str]) -> (Program, String) {
     Program::listening(&ECHO, options)
 }
 
-/// Who asks there.
+/// A client of that service.
 pub fn asking(address: &str, options: &[&str]) -> Program {
     Program::start(&ECHO, &[&["--connect", address], options].concat())
 }

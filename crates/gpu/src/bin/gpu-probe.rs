@@ -1,9 +1,9 @@
 //! `gpu-probe`: what CUDA finds and allows here, a line for each fact (`name TAB value`), for `cargo xtask doctor`; with
-//! `--json` one object that says which GPUs and versions there are, for whoever has to name them beside a number.
+//! `--json` one object that says which GPUs and versions there are, for programs that name them beside a number.
 //!
 //! Tries things instead of believing attributes: a dma-buf is exported, a page is registered, an image is built and loaded.
 //! A card's doorbell page is stood in for by the first page of its BAR, mapped and registered, but neither read nor written.
-//! Ends with status 0 whatever is missing: that is what it is asked for.
+//! Ends with status 0 even if something is missing: that is its answer.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -95,7 +95,7 @@ fn asked(arguments: Vec<OsString>) -> Result<Asked, String> {
     Ok(asked)
 }
 
-/// Who reads it may go away.
+/// The reader may close the pipe.
 fn say(name: &str, value: &str) {
     let _ = writeln!(io::stdout(), "{name}\t{}", value.replace('\n', " "));
 }

@@ -1,11 +1,11 @@
-//! Images on disk, so that a program compiles its kernels once: whatever lies there is checked, and nothing that can go
+//! Images on disk, so that a program compiles its kernels once: every file there is checked, and nothing that can go
 //! wrong with it is an error of the program.
 //!
 //! An entry is a file named after its key, the SHA-256 of all that the image depends on; in it stand key, length and SHA-256
 //! of the content. What is damaged, cut off, or another's is built again, and said. Writers write under a name of their
 //! own and rename, so that any number of processes may build the same entry at once: each reads a whole one or none.
 //! A folder that cannot be written (read-only, full) costs a compile each time, and one sentence.
-//! The checksum is against accidents: who may write to the folder chooses what runs on the GPU, so it is made for its
+//! The checksum is against accidents: a user who can write to the folder chooses what runs on the GPU, so it is made for its
 //! owner alone. Left out: a limit on its size (entries are some 200 KiB; delete the folder at any time).
 
 #![forbid(unsafe_code)]

@@ -112,7 +112,7 @@ pub fn is_loaded() -> bool {
     loaded().is_some()
 }
 
-/// What the driver tells of `address`. `None`: there is no driver in this process, or nobody has started it.
+/// What the driver tells of `address`. `None`: there is no driver in this process, or it was not started.
 pub fn ask(address: u64) -> Option<Told> {
     let function = loaded()?;
     let mut told = Told {

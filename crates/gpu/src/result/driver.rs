@@ -267,7 +267,7 @@ pub unsafe fn event_create_untimed() -> Result<CUevent> {
     Ok(event)
 }
 
-/// Puts an event behind all that a context does now, in whatever stream. CUDA 12.5 on.
+/// Puts an event behind all that a context does now, in any stream. CUDA 12.5 on.
 pub unsafe fn event_record_behind_all(event: CUevent, context: CUcontext) -> Result<()> {
     call!(cuCtxRecordEvent(context, event))
 }
@@ -403,7 +403,7 @@ pub unsafe fn dma_buf(start: CUdeviceptr, bytes: usize) -> Result<OwnedFd> {
     if fd < 0 {
         return Err(Error::Refused(format!("the driver gave {fd} as the file descriptor of a dma-buf")));
     }
-    // SAFETY: the driver opened it for us just now, and nobody else knows it.
+    // SAFETY: the driver opened it for us just now, and no other code knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

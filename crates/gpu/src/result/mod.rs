@@ -102,7 +102,7 @@ impl Error {
         }
     }
 
-    /// Whether the context is lost: every later call in it fails, whatever it is, until the process ends.
+    /// Whether the context is lost: every later call in it fails until the process ends.
     pub fn is_context_lost(&self) -> bool {
         const LOST: [u32; 11] = [
             code::ECC_UNCORRECTABLE,

@@ -13,7 +13,7 @@ use crate::result::{Error, Result};
 pub struct Allocation(Told);
 
 impl Allocation {
-    /// The allocation on a GPU that `address` lies in, managed memory too. `None`: it lies in none, or nobody uses CUDA in this
+    /// The allocation on a GPU that `address` lies in, managed memory too. `None`: it lies in none, or CUDA is not used in this
     /// process. Takes less than a microsecond.
     pub fn at(address: u64) -> Option<Allocation> {
         address::ask(address).filter(|told| told.memory_type == MEMORY_TYPE_DEVICE).map(Allocation)

@@ -35,7 +35,7 @@ struct Inner {
     is_primary: bool,
     streams: Mutex<Vec<Entry>>,
     discarded: Mutex<Vec<Discarded>>,
-    /// Held through a whole look and what is freed after it: who sees an empty list may unmap pages that were in it. Taken before
+    /// Held through a scan and the freeing after it: a thread that sees an empty list may unmap pages that were in it. Taken before
     /// the other two.
     sweeping: Mutex<()>,
     /// Things that the driver did not free.
@@ -45,7 +45,7 @@ struct Inner {
 /// A stream of this context.
 struct Entry {
     stream: CUstream,
-    /// Nobody has it any more, and it goes when it is at rest.
+    /// Dropped by its owner, and destroyed when it is idle.
     abandoned: bool,
     /// While a stream records, asking it for its state would spoil the record.
     records: bool,
@@ -187,7 +187,7 @@ impl Context {
             Err(error) if error.is_context_lost() => Err(error),
             Err(_) => Ok(None),
         };
-        // SAFETY: it was made here, and nobody else has it.
+        // SAFETY: it was made here, and has no other owner.
         let _ = unsafe { driver::event_destroy(event) };
         done
     }
@@ -223,7 +223,7 @@ impl Context {
     }
 }
 
-/// The lists are whole whatever a panicking thread did.
+/// The lists are consistent after a panic too.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -256,7 +256,7 @@ impl Inner {
         true
     }
 
-    /// Looks at each stream once; when all are at rest, destroys those that nobody has, and frees what was put aside.
+    /// Looks at each stream once; when all are idle, destroys those without an owner, and frees what was put aside.
     fn sweep(&self) -> bool {
         if self.enter().is_err() {
             return true;
@@ -291,7 +291,7 @@ impl Inner {
             if !(rests && entry.abandoned) {
                 return true;
             }
-            // SAFETY: nobody has it but this list, which forgets it here.
+            // SAFETY: this list is its only owner, and forgets it here.
             let _ = unsafe { driver::stream_destroy(entry.stream) };
             false
         });

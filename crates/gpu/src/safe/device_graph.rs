@@ -49,7 +49,7 @@ impl Graph {
     pub unsafe fn capture(stream: &Stream, record: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
         let context = stream.context().clone();
         context.enter()?;
-        // While it records nobody can ask whether what was put into it before has ended, and what that uses would be freed.
+        // While it records, no query tells whether what was put into it before has ended, and what that uses would be freed.
         if !stream.is_idle()? {
             return Err(Error::Refused(
                 "a stream that still works cannot be recorded: wait for it first".into(),

@@ -1,4 +1,4 @@
-//! What nobody has any more, and what a kernel may still use: it is freed when the device is at rest.
+//! Values without an owner that a kernel may still use: they are freed when the device is idle.
 
 use std::ffi::c_void;
 
@@ -8,7 +8,7 @@ use crate::result::Result;
 use crate::result::driver::{self, CUdeviceptr, CUmodule};
 use crate::result::graph::{self, CUgraphExec};
 
-/// One such thing, owned by whoever has the value.
+/// One such value.
 pub enum Discarded {
     /// Memory of the device.
     Device(CUdeviceptr),

@@ -183,13 +183,13 @@ impl PinnedMemory {
         let device_address = unsafe { driver::host_device_address(start) };
         let (Some(start), Ok(device_address)) = (NonNull::new(start.cast::<u64>()), device_address.clone())
         else {
-            // SAFETY: allocated just now, and nobody else knows it.
+            // SAFETY: allocated just now, and no other code knows it.
             let _ = unsafe { driver::host_free(start) };
             return Err(device_address
                 .err()
                 .unwrap_or_else(|| Error::Refused("the driver gave null as memory".into())));
         };
-        // SAFETY: `whole` bytes begin there, and nobody else knows them.
+        // SAFETY: `whole` bytes begin there, and no other code knows them.
         unsafe { start.as_ptr().cast::<u8>().write_bytes(0, whole) };
         Ok(PinnedMemory { context: context.clone(), start, device_address, len })
     }
@@ -262,7 +262,7 @@ pub struct CancelWord(PinnedMemory);
 impl CancelWord {
     /// A word that says nothing yet.
     pub fn new(context: &Context) -> Result<CancelWord> {
-        // A line of its own: nobody else's stores make the GPU's reads wait.
+        // A cache line of its own: no other stores make the GPU's reads wait.
         PinnedMemory::new(context, 128).map(CancelWord)
     }
 
@@ -271,7 +271,7 @@ impl CancelWord {
         self.0.device_address()
     }
 
-    /// Tells it to end. All that this thread stored before is seen by who sees this.
+    /// Tells it to end. A kernel that sees this also sees all that this thread stored before.
     pub fn cancel(&self) {
         self.0.words()[0].store(1, Ordering::Release);
     }

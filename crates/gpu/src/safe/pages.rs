@@ -36,11 +36,11 @@ pub enum How {
     DeviceRegisters,
     /// As memory, after the driver had refused it as registers; with its words.
     MemoryAfter(String),
-    /// By somebody else, who keeps it.
+    /// By other code, which keeps it.
     Others,
 }
 
-/// Who registers: the driver, or a test.
+/// What registers: the driver, or a test.
 pub trait Registrar {
     /// Registers whole pages.
     fn register(&mut self, start: usize, len: usize, io: bool) -> Result<()>;

@@ -19,12 +19,12 @@ struct Driver;
 
 impl Registrar for Driver {
     fn register(&mut self, start: usize, len: usize, io: bool) -> Result<()> {
-        // SAFETY: whoever registers has promised that these pages stay mapped.
+        // SAFETY: the caller of the registration has promised that these pages stay mapped.
         unsafe { driver::host_register(std::ptr::with_exposed_provenance_mut(start), len, io) }
     }
 
     fn unregister(&mut self, start: usize) -> Result<()> {
-        // SAFETY: the registry gives back what it registered, when nobody uses it.
+        // SAFETY: the registry unregisters what it registered, after the last user.
         unsafe { driver::host_unregister(std::ptr::with_exposed_provenance_mut(start)) }
     }
 }
@@ -98,7 +98,7 @@ impl Registered {
                 continue;
             }
             let mut pages = pages();
-            // Whoever registered until now kept the program from its next launch, too.
+            // Registrations until now also kept the program from its next launch.
             if waited.is_err() || self.context.has_a_pause() {
                 pages.as_mut().into_iter().for_each(|pages| pages.release(&share));
                 return waited;

@@ -109,7 +109,7 @@ impl SelfLaunching {
 
     fn parts(relaunch: &Function) -> Result<(Stream, PinnedMemory)> {
         let context = relaunch.context();
-        // A line of its own: nobody else's stores make the GPU's reads wait.
+        // A cache line of its own: no other stores make the GPU's reads wait.
         Ok((Stream::new(context, Priority::Least)?, PinnedMemory::new(context, 128)?))
     }
 

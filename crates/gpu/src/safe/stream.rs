@@ -76,7 +76,7 @@ impl Stream {
     ///
     /// # Safety
     /// The kernel runs as its source says: it must keep to memory that stays until the stream is idle. Number and sizes of the
-    /// arguments are the kernel's: a driver before CUDA 12.4 does not tell them, and then nobody has compared.
+    /// arguments are the kernel's: a driver before CUDA 12.4 does not tell them, and then they were not compared.
     pub unsafe fn launch(&self, function: &Function, shape: Shape, arguments: &Arguments) -> Result<()> {
         function.accepts(arguments)?;
         self.context.enter()?;
@@ -90,7 +90,7 @@ impl Stream {
     /// Copies between two places that the GPU sees, by its copy engine; the end is told by [`Self::is_idle`].
     ///
     /// # Safety
-    /// Both ranges stay until the stream is idle, and nobody's references to them expect otherwise.
+    /// Both ranges stay until the stream is idle, and no reference to them expects otherwise.
     pub unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         self.context.enter()?;
         // SAFETY: the stream lives, and its context is current; the ranges are the caller's.

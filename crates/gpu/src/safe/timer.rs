@@ -29,7 +29,7 @@ impl GpuTimer {
         match unsafe { driver::event_create() } {
             Ok(end) => Ok(GpuTimer { context: context.clone(), start, end }),
             Err(error) => {
-                // SAFETY: it was made just now, and nobody else has it.
+                // SAFETY: it was made just now, and has no other owner.
                 let _ = unsafe { driver::event_destroy(start) };
                 Err(error)
             }

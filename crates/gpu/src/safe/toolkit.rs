@@ -125,7 +125,7 @@ impl Toolkit {
 /// Folders to look in, most wanted first.
 fn roots(given: Option<&Path>, environment: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let set = |name: &str| environment(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    // Who names a folder means that one: another toolkit, found elsewhere, would hide the mistake.
+    // A named folder is the only one: another toolkit, found elsewhere, would hide the mistake.
     if let Some(folder) = given.map(Path::to_owned).or_else(|| set(GIVEN)) {
         return vec![folder];
     }

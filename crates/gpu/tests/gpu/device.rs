@@ -330,7 +330,7 @@ fn gpu_pages_are_given_back_before_any_thread_unmaps_them() {
     let alive = PinnedMemory::new(&bench.context, 64).unwrap();
     let before = gpu::registered_extents();
     let owned = [0, 1].map(|_| {
-        // SAFETY: a new mapping, which nobody uses.
+        // SAFETY: a new mapping, not yet in use.
         let start = unsafe {
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             libc::mmap(std::ptr::null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
@@ -347,7 +347,7 @@ fn gpu_pages_are_given_back_before_any_thread_unmaps_them() {
         for (start, shown) in owned {
             scope.spawn(move || {
                 drop(shown);
-                // SAFETY: mapped above, and given back: nobody uses it.
+                // SAFETY: mapped above, unregistered, and not in use.
                 let unmapped = unsafe { libc::munmap(std::ptr::with_exposed_provenance_mut(start), 4096) };
                 assert_eq!(unmapped, 0);
             });
@@ -404,7 +404,7 @@ fn gpu_captured_graph_launches_itself_until_it_is_cancelled_and_again() {
         (DeviceMemory::new(&bench.context, 4096).unwrap(), PinnedMemory::new(&bench.context, 64).unwrap());
     let record = |stream: &Stream| {
         memory.fill(7, stream)?;
-        // Whoever looks for streams at rest meanwhile leaves this one alone.
+        // A scan for idle streams meanwhile leaves this one alone.
         bench.context.at_rest(Duration::ZERO);
         bench.launch(stream, "add", Arguments::new().u64(counter.device_address()).u32(1))
     };

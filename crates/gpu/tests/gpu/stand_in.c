@@ -1,7 +1,7 @@
 /* A stand-in of CUDA's driver for tests without a GPU: as libcuda.so.1 it runs the kernels of `kernels.cu` and `relaunch.cu`
  * by their names, on threads, one for each stream. It does no more of `cuda.h` than crate `gpu` asks of it, and it is stricter:
- * whoever frees what a stream may still use, frees twice, or calls without a current context, is aborted with a sentence.
- * What it cannot show: device code, PCIe, and whatever the real driver refuses for reasons of its own.
+ * a caller that frees what a stream may still use, frees twice, or has no current context, is aborted with a sentence.
+ * What it cannot show: device code, PCIe, and what the real driver refuses for reasons of its own.
  *
  * LACKS_COUNT, LACKS_VERSION, LACKS_NEWER (macros): functions are left out, as in an older driver.
  * STAND_IN_INIT, STAND_IN_DEVICES (environment): the result of cuInit, the number of devices. */

@@ -1,4 +1,4 @@
-//! The line that each side sends: who it is, by which way it is reached, which queue pairs and regions it offers.
+//! The line that each side sends: its name, its path, and the queue pairs and regions that it offers.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;

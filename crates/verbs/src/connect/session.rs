@@ -17,7 +17,7 @@ const MAX_LINE_BYTES: usize = 1 << 20;
 /// How often a stop flag is looked at.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// How long something may take, and who may end it before.
+/// Time limit of a step, and the flag that ends it before.
 #[derive(Debug, Clone, Copy)]
 pub struct Wait<'a> {
     started: Instant,
@@ -106,7 +106,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Connects to a listener, as `host:18515`; tries again while nobody listens there yet.
+    /// Connects to a listener, as `host:18515`; tries again until a listener is there.
     pub fn connect(address: &str, wait: Wait<'_>) -> Result<Self, ConnectError> {
         let socket = |source| ConnectError::Socket { what: format!("connecting to {address}"), source };
         let candidates: Vec<SocketAddr> = address.to_socket_addrs().map_err(socket)?.collect();
@@ -143,7 +143,7 @@ impl Session {
         self.peer
     }
 
-    /// Tells the peer who we are, and learns who it is. Refuses one that we cannot talk to, by what differs.
+    /// Exchanges hellos with the peer. Refuses an incompatible peer, and names what differs.
     pub fn exchange<P>(&mut self, ours: &Hello<P>, wait: Wait<'_>) -> Result<Hello<P>, ConnectError>
     where
         P: Serialize + DeserializeOwned,

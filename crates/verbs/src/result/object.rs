@@ -209,7 +209,7 @@ pub unsafe fn alloc_parent_domain(
 /// `ibv_reg_mr`, or `ibv_reg_mr_iova2` when an optional right is asked for, as the macro of `verbs.h` does.
 ///
 /// # Safety
-/// `pd` is live; the memory stays mapped until [`dereg_mr`], and nobody relies on its content staying.
+/// `pd` is live; the memory stays mapped until [`dereg_mr`], and no Rust reference expects its content to stay.
 pub unsafe fn reg_mr(
     pd: NonNull<sys::ibv_pd>,
     address: *mut c_void,
@@ -231,7 +231,7 @@ pub unsafe fn reg_mr(
 /// `ibv_reg_dmabuf_mr`.
 ///
 /// # Safety
-/// `pd` is live; the memory that `fd` stands for is written by peers at any time, and nobody relies on its content staying.
+/// `pd` is live; the memory that `fd` stands for is written by peers at any time, and no Rust reference expects its content to stay.
 pub unsafe fn reg_dmabuf_mr(
     pd: NonNull<sys::ibv_pd>,
     offset: u64,

@@ -44,7 +44,7 @@ pub struct QpLayout {
     pub blueflame_half_bytes: u32,
 }
 
-// SAFETY: these are numbers; whoever stores through them answers for it.
+// SAFETY: these are numbers; the code that stores through them answers for it.
 unsafe impl Send for QpLayout {}
 // SAFETY: as above.
 unsafe impl Sync for QpLayout {}
@@ -79,7 +79,7 @@ pub struct CqLayout {
     pub number: u32,
 }
 
-// SAFETY: these are numbers; whoever stores through them answers for it.
+// SAFETY: these are numbers; the code that stores through them answers for it.
 unsafe impl Send for CqLayout {}
 // SAFETY: as above.
 unsafe impl Sync for CqLayout {}

@@ -14,7 +14,7 @@ use crate::result::code::Access;
 use crate::result::raw;
 use crate::result::{Error, Result, object};
 
-/// Memory that a region may hold: addresses that a device may read and write, whatever lies there.
+/// Memory that a region may hold: addresses that a device may read and write at any time.
 ///
 /// # Safety
 /// `start` and `len` stay the same while the value lives, wherever it is moved to, and nothing reads or writes the bytes
@@ -86,7 +86,7 @@ impl Drop for Pages {
     }
 }
 
-// SAFETY: the mapping stays where it is until the drop, and nobody else knows it.
+// SAFETY: the mapping stays where it is until the drop, and no other code knows it.
 unsafe impl Memory for Pages {
     fn start(&mut self) -> NonNull<u8> {
         self.start
@@ -150,10 +150,10 @@ impl<M: Memory> Mr<M> {
     /// bytes into it. Requests name them by the addresses that `memory` has.
     ///
     /// # Safety
-    /// The dma-buf's bytes from `offset` on are those of `memory`, and of nobody else: a peer, or a request, writes to what the
+    /// The dma-buf's bytes from `offset` on are those of `memory`, and no others: a peer, or a request, writes to what the
     /// dma-buf stands for, and nothing here can tell whether a value that others refer to lies there.
     ///
-    /// So nobody registers by a dma-buf without saying why it is that memory's:
+    /// So registering a dma-buf takes a reason why it is that memory's:
     /// ```compile_fail,E0133
     /// # use verbs::{Mr, Pages, Pd, code::Access};
     /// fn register(pd: &Pd, memory: Pages, of_others: std::os::fd::BorrowedFd<'_>) -> verbs::Result<Mr<Pages>> {

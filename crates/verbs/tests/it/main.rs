@@ -1,4 +1,4 @@
-//! Verbs on whatever NIC this host has: life of objects, messages, errors, queues taken over.
+//! Verbs on the NIC of this host: life of objects, messages, errors, queues taken over.
 // Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
 #![allow(clippy::unwrap_used)]
 
