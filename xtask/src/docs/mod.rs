@@ -1,5 +1,6 @@
 //! `cargo xtask docs`: the book of `docs/`, built by mdBook, and the tables in it that are made from measured results.
 
+pub mod picture;
 pub mod tables;
 
 use std::fs;
@@ -18,7 +19,7 @@ const MDBOOK: &str = "0.5.4";
 /// Options of `docs`.
 #[derive(Args)]
 pub struct Options {
-    /// Write the tables that are made from experiments/*/measured.json again, and build nothing.
+    /// Write the tables and the picture that are made from experiments/*/measured.json again, and build nothing.
     #[arg(long)]
     tables: bool,
     /// Install nothing: without mdBook, print the command that installs it and stop.
@@ -51,6 +52,12 @@ fn write_tables() -> Result<()> {
             say!("{path}: written");
             written += 1;
         }
+    }
+    let drawn = picture::figure4(&root())?;
+    if tree.get(picture::PATH) != Some(&drawn) {
+        fs::write(root().join(picture::PATH), drawn).with_context(|| format!("writing {}", picture::PATH))?;
+        say!("{}: drawn", picture::PATH);
+        written += 1;
     }
     say!("tables: {written} files written, the others are as measured.json has it");
     Ok(())

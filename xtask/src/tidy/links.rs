@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use super::{Violation, markdown};
-use crate::docs::tables;
-use crate::workspace::Tree;
+use crate::docs::{picture, tables};
+use crate::workspace::{Tree, root};
 
 const SUMMARY: &str = "docs/SUMMARY.md";
 
@@ -37,6 +37,19 @@ pub fn check(tree: &Tree) -> Vec<Violation> {
         .extend(missing.map(|(path, _)| Violation::new(*path, format!("is not in {SUMMARY} (INV-12)"))));
     violations.extend(named(tree));
     violations
+        .extend(tree.get(picture::PATH).and_then(|committed| redrawn(committed, picture::figure4(&root()))));
+    violations
+}
+
+/// The picture, if it is not what measured.json gives.
+fn redrawn(committed: &str, drawn: anyhow::Result<String>) -> Option<Violation> {
+    match drawn {
+        Ok(drawn) if drawn == committed => None,
+        Ok(_) => {
+            Some(Violation::new(picture::PATH, "is not as measured.json has it: cargo xtask docs --tables"))
+        }
+        Err(error) => Some(Violation::new(picture::PATH, format!("{error:#}"))),
+    }
 }
 
 /// Documents that sources name.
@@ -140,6 +153,18 @@ mod tests {
             let found: Vec<&str> =
                 found.iter().map(String::as_str).filter(|said| !said.contains(".md is not there")).collect();
             assert_eq!(found, wrong.into_iter().collect::<Vec<_>>(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_picture_of_another_run_is_named() {
+        let committed = Tree::read(&root()).unwrap().get(picture::PATH).unwrap().to_owned();
+        assert!(redrawn(&committed, picture::figure4(&root())).is_none());
+        let other = committed.replacen("points=\"", "points=\"1", 1);
+        for (text, drawn) in
+            [(&other, picture::figure4(&root())), (&committed, Err(anyhow::anyhow!("no run")))]
+        {
+            assert!(redrawn(text, drawn).is_some());
         }
     }
 
