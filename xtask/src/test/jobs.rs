@@ -93,6 +93,10 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
         jobs.push(Job::new("clippy", 0, &[TEST_PROGRAMS], Work::Step(clippy)));
         let doc_tests = words("cargo test --doc --workspace --locked");
         jobs.push(Job::new("doc-tests", 0, &[TEST_PROGRAMS], Work::Tests(doc_tests)));
+        if options.full {
+            // Where mdBook is missing it is built first, which takes minutes.
+            jobs.push(Job::new("book", 0, &[], Work::Step(ours("docs"))));
+        }
         if !options.bare {
             // The headers' check reads the system's headers, which a bare machine lacks.
             let headers = [ours("headers --check --built"), vec![built]].concat();
