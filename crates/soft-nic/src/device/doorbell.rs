@@ -112,8 +112,8 @@ pub(super) struct SendDoorbell {
     pub register: Option<u8>,
     /// Execute by record.
     pub unchecked: bool,
-    /// «Unchecked» was said.
-    pub said: bool,
+    /// Counted among the unchecked queues.
+    pub noted: bool,
     covered: u16,
     refused: Option<u16>,
     disagreement: Option<Disagreement>,
@@ -128,7 +128,7 @@ impl SendDoorbell {
             page,
             register: None,
             unchecked,
-            said: false,
+            noted: false,
             covered: 0,
             refused: None,
             disagreement: None,
@@ -151,7 +151,7 @@ impl SendDoorbell {
     pub(super) fn reset(&mut self) {
         *self = SendDoorbell {
             register: self.register,
-            said: self.said,
+            noted: self.noted,
             ..SendDoorbell::new(self.page, self.unchecked)
         };
     }

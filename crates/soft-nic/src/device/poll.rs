@@ -227,7 +227,7 @@ impl<M: Memory> Core<M> {
 
     pub(super) fn share(&mut self, qp: &mut Qp) {
         qp.sq.doorbell.unchecked = true;
-        self.say_unchecked(qp);
+        self.note_unchecked(qp);
     }
 
     /// A queue was made on a non-cached page: from the second one on nothing can be checked there.

@@ -159,7 +159,7 @@ impl<M: Memory> Core<M> {
         if !posted.range && qp.sq.doorbell.is_overdue(self.now) && !self.is_provable(qp) {
             // Its register may have been rung and hidden by another queue's write.
             qp.sq.doorbell.unchecked = true;
-            self.say_unchecked(qp);
+            self.note_unchecked(qp);
             return;
         }
         let doorbell = &mut qp.sq.doorbell;
@@ -188,13 +188,17 @@ impl<M: Memory> Core<M> {
         qp.sq.doorbell.register.is_some() || !others.into_iter().any(rang)
     }
 
-    /// Says once that a queue's doorbells cannot be checked.
-    pub(super) fn say_unchecked(&mut self, qp: &mut Qp) {
-        if !qp.sq.doorbell.said && self.options.strict {
-            qp.sq.doorbell.said = true;
+    /// Counts a queue whose doorbells cannot be checked, once. The first is a line: programs have dozens of them.
+    pub(super) fn note_unchecked(&mut self, qp: &mut Qp) {
+        if !self.options.strict || std::mem::replace(&mut qp.sq.doorbell.noted, true) {
+            return;
+        }
+        self.counters.doorbell_queues_unchecked += 1;
+        if self.counters.doorbell_queues_unchecked == 1 {
             let qpn = qp.qpn;
             self.log.line(&format!(
-                "softnic: QP {qpn:#x} shares its doorbell register: executed by its record, doorbells not checked"
+                "softnic: QP {qpn:#x} shares its doorbell register: such queues are executed by their records, their doorbells not \
+                 checked (said once, counted in doorbell_queues_unchecked)"
             ));
         }
     }

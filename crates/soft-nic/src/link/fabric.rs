@@ -145,11 +145,11 @@ pub struct Process {
 impl Process {
     /// Opens the process, if it is still the one that sat down.
     ///
-    /// Errors: the kernel's; `ESRCH` when it has ended.
+    /// Errors: the kernel's; `ESRCH` or `ENOENT` when it has ended.
     fn open(pid: u32, start: u64) -> io::Result<Process> {
         let pidfd = system::pidfd_open(pid)?;
         // After the pidfd is open: what is read now belongs to the process that the pidfd holds, or to none.
-        let alive = Origin::of(pid).is_ok_and(|now| now.start == start) && !system::has_ended(&pidfd);
+        let alive = Origin::of(pid)?.start == start && !system::has_ended(&pidfd);
         if alive { Ok(Process { pidfd }) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
     }
 

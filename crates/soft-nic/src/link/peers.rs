@@ -176,7 +176,7 @@ impl Link {
         };
         self.dead[usize::from(slot) % SLOTS] = who.generation;
         let errno = error.raw_os_error().unwrap_or(0);
-        if errno != libc::ESRCH {
+        if !matches!(errno, libc::ESRCH | libc::ENOENT) {
             self.happened(LinkEvent::Unwatched { pid: who.pid, errno });
         }
         None
