@@ -2,7 +2,7 @@
 //!
 //! A build script compiles a folder of kernels with `host_twin_build`, and the crate includes the table:
 //!
-//! ```ignore
+//! ```text
 //! host_twin::include_kernels!("kernels");
 //! let mut values = vec![1.0_f32; 1000];
 //! let arguments = Arguments::new().pointer(values.as_mut_ptr()).push(3.0_f32).push(1000_i32);

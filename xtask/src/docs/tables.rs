@@ -28,16 +28,16 @@ pub fn renewed(tree: &Tree, text: &str) -> Result<String> {
 }
 
 fn table(tree: &Tree, name: &str) -> Result<String> {
-    let (make, experiment): (fn(&[Value]) -> Vec<Vec<String>>, &str) = match name {
-        "bench-post-gpu" => (posts, "bench-post-gpu"),
-        "fig4" => (rates, "fig4"),
+    let rows_of = match name {
+        "bench-post-gpu" => posts,
+        "fig4" => rates,
         name => bail!("no table is called {name}"),
     };
-    let path = format!("experiments/{experiment}/measured.json");
+    let path = format!("experiments/{name}/measured.json");
     let measured: Value =
         serde_json::from_str(tree.get(&path).with_context(|| format!("{path} is missing"))?)?;
     let entries = measured["entries"].as_array().with_context(|| format!("{path} has no entries"))?;
-    let rows = make(entries);
+    let rows = rows_of(entries);
     if rows.len() < 2 {
         bail!("{path}: nothing for table {name} was found in it");
     }

@@ -537,6 +537,8 @@ fn a_signal_to_us_alone_ends_what_we_started_and_says_how_to_go_on() {
         fs::write(folder.join("went-on"), format!("{ended:?}")).unwrap();
         panic!("it was not stopped: {ended:?}");
     }
+    // The tests may run under nohup. A signal with a handler has its default action again behind execve; an ignored one stays ignored.
+    signal_hook::flag::register(signal_hook::consts::SIGHUP, Default::default()).unwrap();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         // It ends when it is asked to, and starts one more child first; its children do not end by themselves.
         let bend = r#"here=$(dirname "$0"); [ $payload = 4096 ] && [ ! -e "$here/awake" ] && { deaf() { (trap '' TERM INT HUP; exec sleep 60) > /dev/null 2>&1 & }; trap 'deaf; echo $! >> "$here/asleep"; exit' TERM; deaf; echo $! $$ > "$here/asleep"; wait; }"#;

@@ -303,12 +303,11 @@ impl Drop for Inner {
     fn drop(&mut self) {
         // Giving back the last share waits for the device: where it does not come to rest, the context stays.
         if self.at_rest(REST) {
-            // SAFETY: the share was taken by a `Context`, and all that was made in it is gone: each such thing held this value.
-            let _ = unsafe {
-                match self.is_primary {
-                    true => driver::primary_release(self.gpu.device),
-                    false => driver::context_destroy(self.context),
-                }
+            let _ = match self.is_primary {
+                // SAFETY: the share was taken by a `Context`, and all that was made in it is gone: each such thing held this value.
+                true => unsafe { driver::primary_release(self.gpu.device) },
+                // SAFETY: `Context` made this context, and all that was made in it is gone: each such thing held this value.
+                false => unsafe { driver::context_destroy(self.context) },
             };
         }
     }

@@ -117,7 +117,7 @@ struct Run<'a> {
 impl Run<'_> {
     fn execute(&mut self, end: u64) {
         let ring = self.device.ring;
-        let block = |index: u64| &ring[index as usize * WORDS & (ring.len() - 1)..][..6];
+        let block = |index: u64| &ring[(index as usize * WORDS) & (ring.len() - 1)..][..6];
         (self.played.executed..end).take(AHEAD as usize).for_each(|index| prefetch(&block(index)[0]));
         while self.played.executed < end {
             let index = self.played.executed;

@@ -161,7 +161,7 @@ fn read_once_also_of_inline_bytes_beside_memory_in_a_message_that_is_sent_again(
         ("once-wire", on_the_wire("once-wire")),
     ] {
         let watched = Arc::new(Mutex::new(Watched::default()));
-        let memory = Odd { host: setup.memory.clone(), reads: Restless(watched.clone()) };
+        let memory = Odd { host: setup.memory, reads: Restless(watched.clone()) };
         let mut driver = Driver::new(setup.with_memory(memory));
         // A WQE takes three blocks: one in four lies across the end of the ring.
         let (a, b) = driver.pair(QpShape { sq_blocks: 8, ..QpShape::default() });
