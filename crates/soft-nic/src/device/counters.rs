@@ -117,7 +117,7 @@ counters! {
     /// Times that send queues were executed by their record alone, because they share a register.
     doorbells_unchecked,
     /// Send queues that are executed so.
-    doorbell_queues_unchecked,
+    doorbells_unchecked_queues,
     /// Register writes that named a QP which is not on that page.
     doorbells_stray,
     /// CQs that died because they were full or unreachable.

@@ -193,12 +193,12 @@ impl<M: Memory> Core<M> {
         if !self.options.strict || std::mem::replace(&mut qp.sq.doorbell.noted, true) {
             return;
         }
-        self.counters.doorbell_queues_unchecked += 1;
-        if self.counters.doorbell_queues_unchecked == 1 {
+        self.counters.doorbells_unchecked_queues += 1;
+        if self.counters.doorbells_unchecked_queues == 1 {
             let qpn = qp.qpn;
             self.log.line(&format!(
                 "softnic: QP {qpn:#x} shares its doorbell register: such queues are executed by their records, their doorbells not \
-                 checked (said once, counted in doorbell_queues_unchecked)"
+                 checked (said once, counted in doorbells_unchecked_queues)"
             ));
         }
     }

@@ -249,7 +249,7 @@ fn queues_that_share_a_register_are_executed_by_record_and_this_is_said() {
     }
     assert!(driver.counters().doorbells_unchecked > 0);
     assert_eq!(Violation::ALL.map(|v| driver.counters().violations(v)), [0; 4]);
-    assert_eq!(driver.counters().doorbell_queues_unchecked, 2, "each of the two, once");
+    assert_eq!(driver.counters().doorbells_unchecked_queues, 2, "each of the two, once");
     let lines = driver.sinks.take_lines();
     assert!(lines.len() == 1 && lines[0].contains("shares its doorbell register"), "said once: {lines:?}");
 }
