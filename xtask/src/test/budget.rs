@@ -14,7 +14,7 @@ use serde::Deserialize;
 /// Its place in the tree.
 const FILE: &str = "xtask/budget.toml";
 /// Above the budget times this a run fails.
-const TOLERANCE: f64 = 1.3;
+const TOLERANCE: f64 = 1.5;
 /// Cores that other programs may use on average while a run is judged.
 const QUIET_CORES: f64 = 0.2;
 /// Ticks of `/proc` a second on every machine that Linux runs Rust on.
@@ -168,13 +168,14 @@ mod tests {
             (20.0, 10.0, 3.0, Standing::Kept),
             (20.1, 9.0, 0.0, Standing::Above),
             (15.0, 99.0, 0.0, Standing::Above),
-            (26.1, 9.0, 0.1, Standing::Failed),
-            (26.1, 9.0, 0.3, Standing::NotJudged),
+            (29.9, 9.0, 0.1, Standing::Above),
+            (30.1, 9.0, 0.1, Standing::Failed),
+            (30.1, 9.0, 0.3, Standing::NotJudged),
         ] {
             let taken = Taken { cpu_minutes, wall_minutes, other_cores };
             assert_eq!(budget.judge(&taken), standing, "{taken:?}");
         }
-        let loaded = Taken { cpu_minutes: 30.0, wall_minutes: 9.0, other_cores: 0.8 };
+        let loaded = Taken { cpu_minutes: 31.0, wall_minutes: 9.0, other_cores: 0.8 };
         let line = budget.line(&loaded);
         assert!(line.contains("used 0.8 cores") && line.ends_with(": not judged: load"), "{line}");
         assert!(Budget::read(&crate::workspace::root()).is_ok());
