@@ -69,7 +69,7 @@ enum db_twin_operation {
     DB_TWIN_XOR
 };
 
-/* Each returns 0, or another number when the launch was given up and the lane has to leave the kernel. */
+/* Each returns 0. It returns another number when the launch was abandoned and the lane has to leave the kernel. */
 extern "C" {
 int db_twin_store(db_twin_u64 address, db_twin_u64 value, db_twin_u32 bytes, db_twin_u32 signal, const char *file,
                   int line);

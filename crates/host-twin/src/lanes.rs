@@ -121,7 +121,7 @@ impl Lanes {
         self.began.elapsed().as_nanos() as u64
     }
 
-    /// Where a lane is, for whoever asks.
+    /// Where a lane is, for reports of the launch.
     pub(crate) fn note(&self, lane: usize, site: Site) {
         let (file, rest) = site.to_words();
         self.places[lane][0].store(file, Ordering::Relaxed);
@@ -185,7 +185,7 @@ impl Lanes {
         let mut block = self.block(index);
         let let_go = match block.end(lane) {
             Ok(let_go) => let_go,
-            // Those who are left behind in a launch that was given up leave by themselves.
+            // Lanes that remain in an abandoned launch leave by themselves.
             Err(_) if self.control.is_given_up() => Vec::new(),
             Err(fault) => {
                 self.control.fail(fault);

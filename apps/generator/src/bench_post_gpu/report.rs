@@ -153,7 +153,7 @@ pub struct Measured {
     /// For the WQEs of a doorbell.
     our_calls: u32,
     their_calls: u32,
-    /// WQEs of ours a completion, in a steady state.
+    /// How many of our WQEs share one completion, in a steady state.
     signal_every: Option<u32>,
     room: &'static str,
     ring: &'static str,

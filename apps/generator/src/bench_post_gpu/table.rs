@@ -126,7 +126,7 @@ impl Row {
         }
     }
 
-    /// WQEs of ours a completion, in a steady state.
+    /// How many of our WQEs share one completion, in a steady state.
     pub fn signal_every(&self) -> Option<u32> {
         match self.case.room {
             Room::Steady { every } => Some(every),

@@ -82,7 +82,7 @@ fn memory_windows_open_and_close_in_every_way() {
 /// Folder of the tests that python3-pyverbs brings, some of them packed.
 const OWN_TESTS: &str = "/usr/share/doc/rdma-core/tests";
 
-/// Unpacks those of rdma-core 44 into a folder of ours, and returns the program that runs them.
+/// Unpacks the tests of rdma-core 44 into a folder of the test, and returns the program that runs them.
 fn own_tests() -> Result<String, String> {
     const UNPACK: &str = "import gzip, os, sys
 for name in os.listdir(sys.argv[1]):

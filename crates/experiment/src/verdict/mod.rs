@@ -32,7 +32,7 @@ pub enum Verdict {
     NeedsData,
     /// It is measured, and nothing was aimed at.
     Reported,
-    /// No run of ours can judge it.
+    /// No run of this project can judge it.
     Background,
 }
 

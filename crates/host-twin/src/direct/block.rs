@@ -266,7 +266,7 @@ impl Current {
         unsafe { &mut *self.0 }
     }
 
-    /// Where the lane is. When the launch was given up, it does not go on from there.
+    /// Where the lane is. The lane of an abandoned launch does not go on from there.
     pub(crate) fn note(self, site: Site) {
         // SAFETY: ends before the wait.
         let block = unsafe { self.block() };
