@@ -1,10 +1,10 @@
-//! Compiles the entry into a kernel, and the kernels of the tests; nothing but compilers is needed.
+//! Compiles the words that tell a lane its place, and the kernels of the tests; nothing but compilers is needed.
 
 use host_twin_build::Kernels;
 
 fn main() {
-    println!("cargo:rerun-if-changed=src/jump.c");
+    println!("cargo:rerun-if-changed=src/here.c");
     let mut build = cc::Build::new();
-    build.file("src/jump.c").std("gnu11").warnings(true).extra_warnings(true).compile("host_twin_entry");
+    build.file("src/here.c").std("gnu11").warnings(true).extra_warnings(true).compile("host_twin_here");
     Kernels::new("kernels").folder("tests/kernels").compile();
 }

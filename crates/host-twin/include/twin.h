@@ -1,9 +1,9 @@
 /*! A kernel's surroundings on a host processor: makes CUDA sources compile with a C++17 compiler of the host.
  *
  * The names are those of the CUDA C++ Programming Guide; one that is missing does not compile. Everything that waits or that others
- * can see is done by the runtime (`crates/host-twin/src`), which knows by file and line where each lane is. With weak memory
- * each lane is a thread of its own, so that lanes are preempted anywhere and nothing is in lock step that the source does not put
- * in step. With direct memory (`db_twin_here.direct`) lanes take turns where they wait.
+ * can see is done by the runtime (`crates/host-twin/src`), which knows by file and line where each lane is. Lanes take turns
+ * where they wait; with weak memory the seed also interrupts them at other calls, so that nothing is in lock step that the source
+ * does not put in step. With direct memory (`db_twin_here.direct`) atomics do not pass through the runtime.
  *
  * Stricter than a GPU, as the guide allows: __activemask() is the caller alone; lanes of a warp share no clock; a mask whose
  * lanes cannot come is an error that names them, not undefined behaviour.
@@ -69,28 +69,25 @@ enum db_twin_operation {
     DB_TWIN_XOR
 };
 
-/* Each returns 0. It returns another number when the launch was abandoned and the lane has to leave the kernel. */
+/* None returns in a launch that was abandoned: the lane stays where it is. */
 extern "C" {
-int db_twin_store(db_twin_u64 address, db_twin_u64 value, db_twin_u32 bytes, db_twin_u32 signal, const char *file,
-                  int line);
-int db_twin_load(db_twin_u64 address, db_twin_u64 *value, db_twin_u32 bytes, const char *file, int line);
-int db_twin_atomic(db_twin_u32 operation, db_twin_u64 address, db_twin_u64 operand, db_twin_u64 compared,
-                   db_twin_u64 *old, db_twin_u32 bytes, const char *file, int line);
-int db_twin_fence(db_twin_u32 scope, const char *file, int line);
-/* `value`: what the lane brings, then what lane `from` brought. `votes`: lanes that brought anything but 0. */
-int db_twin_warp(db_twin_u32 what, db_twin_u32 mask, db_twin_u64 *value, db_twin_u32 from, db_twin_u32 *votes,
-                 const char *file, int line);
-int db_twin_block(db_twin_u64 vote, db_twin_u64 *all, const char *file, int line);
-int db_twin_shared(const char *tag, const char *name, db_twin_u64 bytes, db_twin_u64 align, void **place,
-                   const char *file, int line);
+void db_twin_store(db_twin_u64 address, db_twin_u64 value, db_twin_u32 bytes, db_twin_u32 signal, const char *file,
+                   int line);
+db_twin_u64 db_twin_load(db_twin_u64 address, db_twin_u32 bytes, const char *file, int line);
+db_twin_u64 db_twin_atomic(db_twin_u32 operation, db_twin_u64 address, db_twin_u64 operand, db_twin_u64 compared,
+                           db_twin_u32 bytes, const char *file, int line);
+void db_twin_fence(db_twin_u32 scope, const char *file, int line);
+/* `value`: what the lane brings. What lane `from` brought; `votes`: lanes that brought anything but 0. */
+db_twin_u64 db_twin_warp(db_twin_u32 what, db_twin_u32 mask, db_twin_u64 value, db_twin_u32 from, db_twin_u32 *votes,
+                         const char *file, int line);
+db_twin_u64 db_twin_block(db_twin_u64 vote, const char *file, int line);
+void *db_twin_shared(const char *tag, const char *name, db_twin_u64 bytes, db_twin_u64 align, const char *file, int line);
 /* Others go on; for a lane that waits by atomics. */
-int db_twin_others(const char *file, int line);
-int db_twin_pause(db_twin_u64 ns, const char *file, int line);
+void db_twin_others(const char *file, int line);
+void db_twin_pause(db_twin_u64 ns, const char *file, int line);
 db_twin_u64 db_twin_clock(void);
 /* Waits until a test lets this look at the clock go on. */
-int db_twin_gate(const char *file, int line);
-/* Ends the lane's kernel, from wherever it is (src/jump.c). */
-void db_twin_leave(void) __attribute__((noreturn));
+void db_twin_gate(const char *file, int line);
 }
 
 #include "twin_vector.h"
@@ -113,42 +110,34 @@ extern "C" __thread struct db_twin_here db_twin_here;
 
 /* Where a call stands in the source that makes it. */
 #define DB_TWIN_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()
-#define DB_TWIN_DO(call) \
-    do { \
-        if (call) db_twin_leave(); \
-    } while (0)
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 static inline db_twin_u64 db_twin_get(db_twin_u64 address, db_twin_u32 bytes, DB_TWIN_HERE) {
-    db_twin_u64 value = 0;
-    DB_TWIN_DO(db_twin_load(address, &value, bytes, file, line));
-    return value;
+    return db_twin_load(address, bytes, file, line);
 }
 /* A word that somebody waits for, after a fence of that scope. */
 static inline void db_twin_signal(db_twin_u64 address, db_twin_u64 value, db_twin_u32 bytes, db_twin_u32 release,
                                   DB_TWIN_HERE) {
-    if (release) DB_TWIN_DO(db_twin_fence(release, file, line));
-    DB_TWIN_DO(db_twin_store(address, value, bytes, 1, file, line));
+    if (release) db_twin_fence(release, file, line);
+    db_twin_store(address, value, bytes, 1, file, line);
 }
 /* Bytes that nobody looks for until a signal has said that they are there. */
 static inline void db_twin_put(db_twin_u64 address, db_twin_u64 value, db_twin_u32 bytes, DB_TWIN_HERE) {
-    DB_TWIN_DO(db_twin_store(address, value, bytes, 0, file, line));
+    db_twin_store(address, value, bytes, 0, file, line);
 }
 template <class T>
 static inline T db_twin_change(db_twin_u32 operation, T *word, T operand, T compared, db_twin_u32 release, const char *file,
                                int line) {
-    db_twin_u64 old = 0;
-    if (release) DB_TWIN_DO(db_twin_fence(release, file, line));
-    DB_TWIN_DO(db_twin_atomic(operation, (db_twin_u64)word, (db_twin_u64)operand, (db_twin_u64)compared, &old, sizeof(T),
-                              file, line));
-    return (T)old;
+    if (release) db_twin_fence(release, file, line);
+    return (T)db_twin_atomic(operation, (db_twin_u64)word, (db_twin_u64)operand, (db_twin_u64)compared, sizeof(T), file,
+                             line);
 }
 
 /* A lane that waits by atomics lets others go on now and then. */
 #define DB_TWIN_ATOMICS_IN_A_ROW 64u
 static inline void db_twin_atomic_done(const char *file, int line) {
-    if (++db_twin_here.atomics % DB_TWIN_ATOMICS_IN_A_ROW == 0) DB_TWIN_DO(db_twin_others(file, line));
+    if (++db_twin_here.atomics % DB_TWIN_ATOMICS_IN_A_ROW == 0) db_twin_others(file, line);
 }
 
 /* What was there. `expected` is compared as bits. */
@@ -158,10 +147,10 @@ template <class T> static inline T db_twin_swap_if(T *word, T expected, T value,
         __atomic_compare_exchange(word, &expected, &value, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED);
         return expected;
     }
-    db_twin_u64 bits = 0, compared = 0, old = 0;
+    db_twin_u64 bits = 0, compared = 0, old;
     memcpy(&bits, &value, sizeof(T));
     memcpy(&compared, &expected, sizeof(T));
-    DB_TWIN_DO(db_twin_atomic(DB_TWIN_COMPARE_AND_SWAP, (db_twin_u64)word, bits, compared, &old, sizeof(T), file, line));
+    old = db_twin_atomic(DB_TWIN_COMPARE_AND_SWAP, (db_twin_u64)word, bits, compared, sizeof(T), file, line);
     memcpy(&value, &old, sizeof(T));
     return value;
 }
@@ -220,18 +209,16 @@ DB_TWIN_UPDATE_OF(unsigned int, atomicDec, old == 0 || old > operand ? operand :
 /* Through the read-only cache: a load like others here. */
 template <class T> static inline T __ldg(const T *address) { return *address; }
 
-static inline void __threadfence_block(DB_TWIN_HERE) { DB_TWIN_DO(db_twin_fence(DB_TWIN_CTA, file, line)); }
-static inline void __threadfence(DB_TWIN_HERE) { DB_TWIN_DO(db_twin_fence(DB_TWIN_GPU, file, line)); }
-static inline void __threadfence_system(DB_TWIN_HERE) { DB_TWIN_DO(db_twin_fence(DB_TWIN_SYS, file, line)); }
+static inline void __threadfence_block(DB_TWIN_HERE) { db_twin_fence(DB_TWIN_CTA, file, line); }
+static inline void __threadfence(DB_TWIN_HERE) { db_twin_fence(DB_TWIN_GPU, file, line); }
+static inline void __threadfence_system(DB_TWIN_HERE) { db_twin_fence(DB_TWIN_SYS, file, line); }
 
 /* ---- Shared memory ------------------------------------------------------------------------------------------------ */
 
 /* A block's one variable of that type; each rewritten declaration has a type of its own. */
 template <class T> static inline T &db_twin_shared_of(const char *name, DB_TWIN_HERE) {
     static const char tag = 0;
-    void *place = nullptr;
-    DB_TWIN_DO(db_twin_shared(&tag, name, sizeof(T), alignof(T), &place, file, line));
-    return *(T *)place;
+    return *(T *)db_twin_shared(&tag, name, sizeof(T), alignof(T), file, line);
 }
 static inline void *db_twin_dynamic(void) { return db_twin_here.dynamic; }
 /* The dynamic part as an array that is declared outside functions. */
@@ -247,9 +234,8 @@ static inline db_twin_u32 db_twin_lane(void) { return db_twin_here.lane % DB_TWI
 static inline unsigned __activemask(void) { return 1u << db_twin_lane(); }
 
 static inline unsigned db_twin_vote(db_twin_u32 what, unsigned mask, int predicate, const char *file, int line) {
-    db_twin_u64 value = predicate != 0;
-    db_twin_u32 votes = 0;
-    DB_TWIN_DO(db_twin_warp(what, mask, &value, 0, &votes, file, line));
+    db_twin_u32 votes;
+    db_twin_warp(what, mask, predicate != 0, 0, &votes, file, line);
     return votes;
 }
 static inline void __syncwarp(unsigned mask = 0xffffffffu, DB_TWIN_HERE) {
@@ -266,9 +252,7 @@ static inline int __all_sync(unsigned mask, int predicate, DB_TWIN_HERE) {
 }
 
 static inline int __syncthreads_count(int predicate, DB_TWIN_HERE) {
-    db_twin_u64 all = 0;
-    DB_TWIN_DO(db_twin_block(predicate != 0, &all, file, line));
-    return (int)all;
+    return (int)db_twin_block(predicate != 0, file, line);
 }
 static inline int __syncthreads_or(int predicate, DB_TWIN_HERE) { return __syncthreads_count(predicate, file, line) != 0; }
 static inline int __syncthreads_and(int predicate, DB_TWIN_HERE) { return __syncthreads_count(!predicate, file, line) == 0; }
@@ -280,9 +264,9 @@ static inline T db_twin_shuffle(unsigned mask, T value, int from, const char *fi
     static_assert(sizeof(T) <= sizeof(db_twin_u64), "a shuffle moves at most 8 bytes");
     int is_one = from >= 0 && from < (int)DB_TWIN_WARP;
     db_twin_u64 bits = 0;
-    db_twin_u32 votes = 0;
+    db_twin_u32 votes;
     memcpy(&bits, &value, sizeof(T));
-    DB_TWIN_DO(db_twin_warp(DB_TWIN_SHUFFLE, mask, &bits, is_one ? (db_twin_u32)from : 0, &votes, file, line));
+    bits = db_twin_warp(DB_TWIN_SHUFFLE, mask, bits, is_one ? (db_twin_u32)from : 0, &votes, file, line);
     if (is_one) memcpy(&value, &bits, sizeof(T));
     return value;
 }
@@ -312,7 +296,7 @@ static inline void db_twin_grid_sync(DB_TWIN_HERE) {
     __syncthreads(file, line);
     if (db_twin_here.lane == 0) {
         db_twin_u32 *words = db_twin_here.grid, all = gridDim.x * gridDim.y * gridDim.z;
-        DB_TWIN_DO(db_twin_fence(DB_TWIN_GPU, file, line));
+        db_twin_fence(DB_TWIN_GPU, file, line);
         db_twin_u32 met = (db_twin_u32)db_twin_get((db_twin_u64)&words[1], 4, file, line);
         if (atomicAdd(&words[0], 1u, file, line) + 1 == all) {
             atomicExch(&words[0], 0u, file, line);
@@ -321,20 +305,20 @@ static inline void db_twin_grid_sync(DB_TWIN_HERE) {
             while ((db_twin_u32)db_twin_get((db_twin_u64)&words[1], 4, file, line) == met) {
             }
         }
-        DB_TWIN_DO(db_twin_fence(DB_TWIN_GPU, file, line));
+        db_twin_fence(DB_TWIN_GPU, file, line);
     }
     __syncthreads(file, line);
 }
 
 /* ---- Time and bits ------------------------------------------------------------------------------------------------ */
 
-static inline void __nanosleep(unsigned ns, DB_TWIN_HERE) { DB_TWIN_DO(db_twin_pause(ns, file, line)); }
-/* A look at the clock is how a kernel waits with a deadline, so that it is also where a lane leaves. */
+static inline void __nanosleep(unsigned ns, DB_TWIN_HERE) { db_twin_pause(ns, file, line); }
+/* A look at the clock is how a kernel waits with a deadline, so that others go on meanwhile. */
 static inline db_twin_u64 db_twin_now(DB_TWIN_HERE) {
 #ifdef DB_TWIN_GATED_CLOCK
-    DB_TWIN_DO(db_twin_gate(file, line));
+    db_twin_gate(file, line);
 #endif
-    DB_TWIN_DO(db_twin_pause(0, file, line));
+    db_twin_pause(0, file, line);
     return db_twin_clock();
 }
 static inline long long clock64(DB_TWIN_HERE) { return (long long)db_twin_now(file, line); }

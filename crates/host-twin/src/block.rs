@@ -1,297 +1,403 @@
-//! Where the lanes of one block stand: who waits for whom at a barrier, vote or shuffle, and who will wait for ever.
+//! One block whose lanes take turns on one thread: a lane runs until it waits, then the next goes on.
 //!
-//! Follows the CUDA C++ Programming Guide: `__syncwarp` and the `_sync` intrinsics wait until every lane that the mask
-//! names has arrived at the same intrinsic with the same mask; `__syncthreads` waits for every lane of the block that has not
-//! ended. What is undefined there (a mask without the caller, a named lane that is gone) is a fault here.
-//! Knows nothing of threads: the caller parks and wakes.
+//! A lane that polls passes its turn on too. With weak memory the seed interrupts lanes at any call, and chooses which goes on.
+//! When every lane has waited or polled, or after a while, the thread goes on with another block.
 
-use crate::site::Site;
+use std::ffi::c_void;
+use std::time::Duration;
 
-/// Lanes of a warp.
-pub const WARP: usize = 32;
+use crate::Dim3;
+use crate::barriers::{Barriers, Call, named};
+use crate::fiber::{self, Stacks};
+use crate::grid::Grid;
+use crate::lane_set::LaneSet;
+use crate::launch::{Fault, Indices};
+use crate::memory::{Kind, Scope};
+use crate::report::At;
+use crate::shared_memory::SharedMemory;
+use crate::site::{Site, What};
+use crate::warp::WARP;
 
-/// Values of a warp's lanes, those outside the mask 0.
-pub type Values = [u64; WARP];
+/// Turns after which the thread looks at its other blocks.
+const SLICE: u32 = 4096;
+/// Loads and looks at the clock in a row after which a lane is taken to poll.
+const POLLS: u32 = 8;
 
-/// A lane's call of a warp-wide intrinsic.
-#[derive(Debug, Clone, Copy)]
-pub struct Call {
-    /// Which intrinsic, and from where.
-    pub site: Site,
-    /// Lanes of the warp that take part.
-    pub mask: u32,
-    /// What this lane brings.
-    pub value: u64,
+/// Calls with weak memory, of which so many interrupt the lane for another one, for another block, and for a nap of the thread.
+const CALLS: u64 = 4096;
+const TO_LANE: u64 = 384;
+const TO_BLOCK: u64 = 96;
+const TO_NAP: u64 = 1;
+const NAP: Duration = Duration::from_micros(20);
+
+/// `enum db_twin_scope`.
+const CTA: u32 = 1;
+const GPU: u32 = 2;
+
+struct Lane {
+    stack: *mut u8,
+    site: Site,
+    mask: Option<u32>,
+    polls: u32,
+    thread: Dim3,
 }
 
-impl Call {
-    fn is_same(&self, other: &Call) -> bool {
-        self.site.what == other.site.what && self.mask == other.mask
-    }
-}
-
-/// Where a lane is.
-#[derive(Debug)]
-enum Seat {
-    Running,
-    Warp(Call),
-    /// At the block's barrier, with what it votes there.
-    Block(Site, u64),
-    /// Free to go on, with what the others brought.
-    Released(Box<Values>),
-    Ended,
-}
-
-/// Lanes that an arrival or an end let go, the caller included where it was one of them.
-pub type LetGo = Vec<usize>;
-
-/// What cannot be waited for.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fault {
-    /// The mask does not name the lane that gave it, or names lanes that the block does not have.
-    Mask(usize),
-    /// These lanes wait for one another, or for lanes that have ended.
-    Deadlock(Vec<usize>),
-    /// A block has no room for a shared variable of so many bytes.
-    SharedMemory(String, usize),
-    /// A lane wrote behind a shared variable.
-    Overrun(String),
-    /// There is no memory for lanes' stacks, in the system's words.
-    Stacks(String),
-}
-
-/// The lanes of one block, by their number in it.
-#[derive(Debug)]
-pub struct Block {
-    seats: Vec<Seat>,
+/// See the module.
+pub(crate) struct Block {
+    grid: *const Grid,
+    here: *mut Indices,
+    /// Of the grid, x first.
+    index: u64,
+    place: Dim3,
+    lanes: Vec<Lane>,
+    barriers: Barriers,
+    current: usize,
+    /// Whatever lanes did but loads: tells whether the block gets on.
+    pub(crate) events: u64,
+    /// Lanes that polled since a barrier was passed.
+    quiet: usize,
+    /// Turns left of the slice.
+    turns: u32,
+    stacks: Option<Stacks>,
+    pub(crate) shared: SharedMemory,
+    arguments: Vec<*mut c_void>,
+    /// The thread's own stack.
+    home: *mut u8,
 }
 
 impl Block {
-    /// A block whose lanes all run.
-    pub fn new(lanes: usize) -> Block {
-        Block { seats: (0..lanes).map(|_| Seat::Running).collect() }
+    pub(crate) fn new(grid: &Grid, here: *mut Indices) -> std::io::Result<Box<Block>> {
+        let threads = grid.control.shape.threads;
+        let count = threads.count() as usize;
+        let lane = |thread: u64| Lane {
+            stack: std::ptr::null_mut(),
+            site: Site::nowhere(What::Start),
+            mask: None,
+            polls: 0,
+            thread: threads.place(thread),
+        };
+        Ok(Box::new(Block {
+            grid,
+            here,
+            index: 0,
+            place: Dim3::from(0),
+            lanes: (0..count as u64).map(lane).collect(),
+            barriers: Barriers::new(count),
+            current: 0,
+            events: 0,
+            quiet: 0,
+            turns: 0,
+            stacks: Some(Stacks::take(count)?),
+            shared: SharedMemory::default(),
+            arguments: grid.control.arguments.pointers(),
+            home: std::ptr::null_mut(),
+        }))
     }
 
-    /// A lane arrives at a warp-wide intrinsic.
-    pub fn arrive_at_warp(&mut self, lane: usize, call: Call) -> Result<LetGo, Fault> {
-        let warp = lane / WARP * WARP;
-        let lanes = (self.seats.len() - warp).min(WARP);
-        let beyond = lanes < WARP && call.mask >> lanes != 0;
-        if call.mask >> (lane - warp) & 1 == 0 || beyond {
-            return Err(Fault::Mask(lane));
+    /// Makes it the grid's block of that number, which has not begun.
+    pub(crate) fn begin(&mut self, index: u64) {
+        let this: *mut Block = self;
+        let shape = self.grid().control.shape;
+        (self.index, self.place) = (index, shape.blocks.place(index));
+        self.shared.begin(shape.shared_bytes as usize);
+        let Some(stacks) = &self.stacks else { return };
+        for (number, lane) in self.lanes.iter_mut().enumerate() {
+            // SAFETY: the lanes of the block before have ended.
+            lane.stack = unsafe { stacks.begin(number, lane_main, this.cast()) };
+            (lane.site, lane.mask, lane.polls) = (Site::nowhere(What::Start), None, 0);
         }
-        self.seats[lane] = Seat::Warp(call);
-        let mut values = [0; WARP];
-        for member in named(warp, call.mask) {
-            match &self.seats[member] {
-                Seat::Warp(other) if other.is_same(&call) => values[member - warp] = other.value,
-                _ => return self.look_for_deadlock().map(|()| LetGo::new()),
-            }
+        (self.current, self.barriers) = (0, Barriers::new(self.lanes.len()));
+    }
+
+    fn grid(&self) -> &Grid {
+        // SAFETY: the worker holds it for longer than its blocks.
+        unsafe { &*self.grid }
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.barriers.living() == 0
+    }
+
+    /// Whether lanes are left that can never go on.
+    pub(crate) fn is_stuck(&self) -> bool {
+        !self.barriers.stuck().is_empty()
+    }
+
+    /// Lanes that have not ended, as a report wants them.
+    pub(crate) fn waits(&self) -> impl Iterator<Item = At> + '_ {
+        let living = self.lanes.iter().enumerate().filter(|(number, _)| !self.barriers.has_ended(*number));
+        living.map(|(number, lane)| {
+            let held = self.barriers.waits(number);
+            (self.index as usize, number, lane.site, lane.mask.filter(|_| held), held)
+        })
+    }
+
+    /// The first lane after that one which may go on, itself last.
+    fn next(&self, lane: usize) -> Option<usize> {
+        let may_run = |lane: &usize| self.barriers.may_run(*lane);
+        (lane + 1..self.lanes.len()).find(may_run).or_else(|| (0..=lane).find(may_run))
+    }
+
+    fn show(&mut self, lane: usize) {
+        self.current = lane;
+        // SAFETY: the thread's own words, which no lane reads meanwhile.
+        let here = unsafe { &mut *self.here };
+        here.thread = self.lanes[lane].thread;
+        here.lane = lane as u32;
+    }
+
+    /// Runs lanes until all wait, poll or have ended, or the slice is over.
+    pub(crate) fn run(&mut self) {
+        let Some(lane) = self.next(self.current) else { return };
+        (self.turns, self.quiet) = (SLICE, 0);
+        self.show(lane);
+        let shape = self.grid().control.shape;
+        let (threads, blocks, words) = (shape.threads, shape.blocks, self.grid().barrier_words());
+        let dynamic = self.shared.dynamic();
+        // SAFETY: as in `show`.
+        let here = unsafe { &mut *self.here };
+        (here.block, here.threads, here.blocks) = (self.place, threads, blocks);
+        (here.dynamic, here.grid) = (dynamic, words);
+        let home = &raw mut self.home;
+        // SAFETY: `next` gave a lane that waits or has not begun. Its code reaches this block by `current` alone.
+        unsafe { fiber::switch(home, self.lanes[lane].stack) };
+    }
+
+    /// Number in the launch of a lane of the block.
+    fn in_launch(&self, lane: usize) -> usize {
+        self.index as usize * self.lanes.len() + lane
+    }
+
+    /// The current lane arrived somewhere, or has ended. `opens`: that let the others go.
+    fn arrived(&mut self, opens: bool) {
+        self.events += 1;
+        if opens {
+            self.quiet = 0;
         }
-        let let_go: LetGo = named(warp, call.mask).collect();
-        let_go.iter().for_each(|&member| self.seats[member] = Seat::Released(Box::new(values)));
-        Ok(let_go)
     }
 
-    /// A lane arrives at the block's barrier, and votes. What all of them voted, added up, is each one's first value.
-    pub fn arrive_at_block(&mut self, lane: usize, site: Site, vote: u64) -> Result<LetGo, Fault> {
-        self.seats[lane] = Seat::Block(site, vote);
-        self.pass_barrier()
+    /// The block's barrier was passed.
+    fn meet(&self) {
+        self.grid().memory.meet(self.barriers.let_go().map(|lane| self.in_launch(lane)));
     }
+}
 
-    /// A lane leaves the kernel.
-    pub fn end(&mut self, lane: usize) -> Result<LetGo, Fault> {
-        self.seats[lane] = Seat::Ended;
-        self.pass_barrier()
-    }
-
-    /// What a lane that waited was given; nothing while it has to wait on.
-    pub fn take(&mut self, lane: usize) -> Option<Box<Values>> {
-        match std::mem::replace(&mut self.seats[lane], Seat::Running) {
-            Seat::Released(values) => Some(values),
-            waiting => {
-                self.seats[lane] = waiting;
-                None
-            }
-        }
-    }
-
-    /// Where a lane waits; nothing when it does not.
-    pub fn waits_at(&self, lane: usize) -> Option<(Site, Option<u32>)> {
-        match &self.seats[lane] {
-            Seat::Warp(call) => Some((call.site, Some(call.mask))),
-            Seat::Block(site, _) => Some((*site, None)),
-            _ => None,
-        }
-    }
-
-    /// Whether a lane has left the kernel.
-    pub fn has_ended(&self, lane: usize) -> bool {
-        matches!(self.seats[lane], Seat::Ended)
-    }
-
-    fn pass_barrier(&mut self) -> Result<LetGo, Fault> {
-        let waiting: LetGo =
-            (0..self.seats.len()).filter(|&lane| matches!(self.seats[lane], Seat::Block(..))).collect();
-        let living = self.seats.iter().filter(|seat| !matches!(seat, Seat::Ended)).count();
-        if waiting.is_empty() || waiting.len() < living {
-            return self.look_for_deadlock().map(|()| LetGo::new());
-        }
-        let votes = self.seats.iter().map(|seat| if let Seat::Block(_, vote) = seat { *vote } else { 0 });
-        let mut values = [0; WARP];
-        values[0] = votes.sum();
-        waiting.iter().for_each(|&lane| self.seats[lane] = Seat::Released(Box::new(values)));
-        Ok(waiting)
-    }
-
-    /// A lane may go on when it runs, or when everyone whom it waits for has arrived or may go on. Who is left waits for
-    /// ever: nobody outside the block can let it go.
-    fn look_for_deadlock(&self) -> Result<(), Fault> {
-        let mut may: Vec<bool> =
-            self.seats.iter().map(|seat| matches!(seat, Seat::Running | Seat::Released(_))).collect();
-        loop {
-            let more: Vec<usize> =
-                (0..may.len()).filter(|&lane| !may[lane] && self.may_be_let_go(lane, &may)).collect();
-            if more.is_empty() {
-                break;
-            }
-            more.into_iter().for_each(|lane| may[lane] = true);
-        }
-        let stuck: Vec<usize> = (0..may.len()).filter(|&lane| !may[lane] && !self.has_ended(lane)).collect();
-        if stuck.is_empty() { Ok(()) } else { Err(Fault::Deadlock(stuck)) }
-    }
-
-    fn may_be_let_go(&self, lane: usize, may: &[bool]) -> bool {
-        match &self.seats[lane] {
-            Seat::Warp(call) => named(lane / WARP * WARP, call.mask).all(|member| {
-                may[member] || matches!(&self.seats[member], Seat::Warp(other) if other.is_same(call))
-            }),
-            Seat::Block(..) => (0..may.len())
-                .all(|other| may[other] || matches!(self.seats[other], Seat::Block(..) | Seat::Ended)),
-            _ => false,
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let Some(stacks) = self.stacks.take() {
+            stacks.give_back();
         }
     }
 }
 
-/// Lanes of the block that a mask of the warp at `warp` names.
-fn named(warp: usize, mask: u32) -> impl Iterator<Item = usize> {
-    (0..WARP).filter(move |bit| mask >> bit & 1 == 1).map(move |bit| warp + bit)
+/// What runs on a lane's stack.
+unsafe extern "C" fn lane_main(block: *mut u8) {
+    let block: *mut Block = block.cast();
+    // SAFETY: `Block::begin` gave itself; the borrow ends before the lane runs.
+    let this = unsafe { &mut *block };
+    let (run, arguments) = (this.grid().control.kernel.run(), this.arguments.as_mut_ptr());
+    // SAFETY: `start`'s caller vouches for what the kernel does with its arguments, whose number and sizes were compared
+    // with its parameters.
+    unsafe { run(arguments) };
+    // SAFETY: as above.
+    let this = unsafe { &mut *block };
+    let opens = this.barriers.end(this.current);
+    this.arrived(opens);
+    if opens {
+        this.meet();
+    }
+    // SAFETY: the lane's stack holds nothing that is still needed.
+    unsafe { pass(block) };
+    unreachable!("a lane that has ended goes on");
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::site::What;
-
-    const FULL: u32 = u32::MAX;
-
-    fn call(what: What, mask: u32, value: u64) -> Call {
-        Call { site: Site::nowhere(what), mask, value }
-    }
-
-    fn sync(mask: u32) -> Call {
-        call(What::SyncWarp, mask, 0)
-    }
-
-    #[test]
-    fn a_vote_lets_all_go_with_what_each_brought() {
-        let mut block = Block::new(64);
-        for lane in 32..63 {
-            let let_go = block.arrive_at_warp(lane, call(What::Ballot, FULL, lane as u64));
-            assert_eq!(let_go, Ok(vec![]));
-            assert!(block.take(lane).is_none());
+/// Lets another lane go on, or the thread; returns when it is this lane's turn again.
+///
+/// # Safety
+/// `block` is the one that runs on this thread, and nothing of it is borrowed.
+unsafe fn pass(block: *mut Block) {
+    // SAFETY: the caller's; the borrow ends before the switch.
+    let (from, to) = unsafe {
+        let this = &mut *block;
+        this.turns = this.turns.saturating_sub(1);
+        let from = &raw mut this.lanes[this.current].stack;
+        let after = this.grid().memory.choose(this.lanes.len() as u64);
+        match this.next(after.map_or(this.current, |lane| lane as usize)) {
+            Some(next)
+                if this.turns > 0
+                    && this.quiet <= this.barriers.living()
+                    && !this.grid().control.is_given_up() =>
+            {
+                if next == this.current {
+                    return;
+                }
+                this.show(next);
+                (from, this.lanes[next].stack)
+            }
+            _ => (from, this.home),
         }
-        let let_go = block.arrive_at_warp(63, call(What::Ballot, FULL, 63)).unwrap();
-        assert_eq!(let_go, (32..64).collect::<Vec<_>>());
-        let values = block.take(40).unwrap();
-        assert_eq!((values[0], values[31]), (32, 63));
-        assert!(block.waits_at(40).is_none());
+    };
+    // SAFETY: a lane that waits or has not begun, or the thread, which waits in `Block::run`.
+    unsafe { fiber::switch(from, to) }
+}
+
+/// The current lane's calls. The block is a pointer, since other lanes change it while this one waits.
+#[derive(Clone, Copy)]
+pub(crate) struct Current(pub(crate) *mut Block);
+
+impl Current {
+    /// # Safety
+    /// As for [`pass`]; the borrow ends before the lane waits.
+    #[allow(clippy::mut_from_ref, reason = "one lane runs at a time")]
+    unsafe fn block(&self) -> &mut Block {
+        // SAFETY: the caller's.
+        unsafe { &mut *self.0 }
     }
 
-    #[test]
-    fn masks_that_do_not_meet_wait_apart() {
-        let mut block = Block::new(32);
-        assert_eq!(block.arrive_at_warp(0, sync(0b11)), Ok(vec![]));
-        assert_eq!(block.arrive_at_warp(2, sync(0b1100)), Ok(vec![]));
-        assert_eq!(block.arrive_at_warp(3, sync(0b1100)), Ok(vec![2, 3]));
-        assert_eq!(block.arrive_at_warp(1, sync(0b11)), Ok(vec![0, 1]));
-    }
-
-    #[test]
-    fn a_mask_without_its_caller_or_beyond_the_block_is_a_fault() {
-        let mut block = Block::new(40);
-        assert_eq!(block.arrive_at_warp(0, sync(0b10)), Err(Fault::Mask(0)));
-        assert_eq!(block.arrive_at_warp(33, sync(FULL)), Err(Fault::Mask(33)), "its warp has eight lanes");
-        assert_eq!(block.arrive_at_warp(33, sync(0xff)), Ok(vec![]));
-    }
-
-    #[test]
-    fn the_blocks_barrier_waits_for_who_has_not_ended() {
-        let mut block = Block::new(64);
-        for lane in 0..62 {
-            assert_eq!(block.arrive_at_block(lane, Site::nowhere(What::SyncThreads), 0), Ok(vec![]));
-        }
-        assert_eq!(block.end(63), Ok(vec![]));
-        assert_eq!(block.arrive_at_block(62, Site::nowhere(What::SyncThreads), 0), Ok((0..63).collect()));
-        assert_eq!((block.has_ended(63), block.has_ended(0)), (true, false));
-    }
-
-    #[test]
-    fn a_vote_at_the_barrier_is_everybodys() {
-        let mut block = Block::new(3);
-        assert_eq!(block.end(1), Ok(vec![]));
-        assert_eq!(block.arrive_at_block(0, Site::nowhere(What::SyncThreads), 1), Ok(vec![]));
-        assert_eq!(block.arrive_at_block(2, Site::nowhere(What::SyncThreads), 0), Ok(vec![0, 2]));
-        assert_eq!(block.take(2).unwrap()[0], 1);
-    }
-
-    #[test]
-    fn the_last_one_to_end_opens_the_barrier() {
-        let mut block = Block::new(2);
-        assert_eq!(block.arrive_at_block(0, Site::nowhere(What::SyncThreads), 0), Ok(vec![]));
-        assert_eq!(block.end(1), Ok(vec![0]));
-    }
-
-    /// Rows: what the lanes of a block of two do one after the other, and who is stuck at the end.
-    #[test]
-    fn who_waits_for_ever_is_found_as_soon_as_it_is_so() {
-        type Act = fn(&mut Block) -> Result<LetGo, Fault>;
-        let rows: [(&str, [Act; 2], Vec<usize>); 5] = [
-            ("the other has ended", [|b| b.end(1), |b| b.arrive_at_warp(0, sync(3))], vec![0]),
-            ("the other ends", [|b| b.arrive_at_warp(0, sync(3)), |b| b.end(1)], vec![0]),
-            (
-                "another intrinsic",
-                [|b| b.arrive_at_warp(0, sync(3)), |b| b.arrive_at_warp(1, call(What::Ballot, 3, 0))],
-                vec![0, 1],
-            ),
-            (
-                "a barrier of the block",
-                [
-                    |b| b.arrive_at_warp(0, sync(3)),
-                    |b| b.arrive_at_block(1, Site::nowhere(What::SyncThreads), 0),
-                ],
-                vec![0, 1],
-            ),
-            (
-                "it may still come",
-                [|b| b.arrive_at_warp(0, sync(3)), |b| b.arrive_at_warp(1, sync(2))],
-                vec![],
-            ),
-        ];
-        for (what, [first, second], stuck) in rows {
-            let mut block = Block::new(2);
-            assert_eq!(first(&mut block).err(), None, "{what}");
-            let expected = if stuck.is_empty() { None } else { Some(Fault::Deadlock(stuck)) };
-            assert_eq!(second(&mut block).err(), expected, "{what}");
+    /// Where the lane is. The lane of an abandoned launch does not go on from there.
+    pub(crate) fn note(self, site: Site) {
+        // SAFETY: ends before the wait.
+        let block = unsafe { self.block() };
+        let current = block.current;
+        block.lanes[current].site = site;
+        if block.grid().control.is_given_up() {
+            // SAFETY: the lane's own block; nobody comes back to it.
+            unsafe { pass(self.0) };
         }
     }
 
-    #[test]
-    fn a_warp_that_is_stuck_is_found_while_others_run() {
-        let mut block = Block::new(64);
-        for lane in 0..31 {
-            assert_eq!(block.arrive_at_warp(lane, sync(FULL)), Ok(vec![]));
+    /// With weak memory: another lane's turn, where the seed says so.
+    fn interrupt(self) {
+        // SAFETY: ends before the wait.
+        let block = unsafe { self.block() };
+        let Some(choice) = block.grid().memory.choose(CALLS) else { return };
+        if choice < TO_NAP {
+            std::thread::sleep(NAP);
+        } else if choice < TO_NAP + TO_BLOCK {
+            block.turns = 0;
+        } else if choice >= TO_NAP + TO_BLOCK + TO_LANE {
+            return;
         }
-        assert_eq!(block.end(31), Err(Fault::Deadlock((0..31).collect())));
+        // SAFETY: the lane's own block.
+        unsafe { pass(self.0) };
+    }
+
+    /// The block's barrier: what all lanes voted, added up.
+    pub(crate) fn syncthreads(self, vote: u64) -> u64 {
+        self.interrupt();
+        // SAFETY: ends before the wait.
+        let block = unsafe { self.block() };
+        let number = block.current;
+        (block.lanes[number].mask, block.lanes[number].polls) = (None, 0);
+        let opens = block.barriers.arrive_at_block(number, vote);
+        block.arrived(opens);
+        if opens {
+            block.meet();
+        }
+        // Also when it opens: the others are let go first, so that lanes stay in turn.
+        // SAFETY: the lane's own block.
+        unsafe { pass(self.0) };
+        // SAFETY: ends here.
+        unsafe { self.block() }.barriers.leave_block(number)
+    }
+
+    /// A warp-wide intrinsic: the votes of all lanes, and the value of lane `from`.
+    pub(crate) fn warp(self, call: Call, from: usize) -> (u32, u64) {
+        self.interrupt();
+        // SAFETY: ends before the wait.
+        let block = unsafe { self.block() };
+        let number = block.current;
+        (block.lanes[number].mask, block.lanes[number].polls) = (Some(call.mask), 0);
+        let arrival = block.barriers.arrive_at_warp(number, call);
+        block.arrived(arrival == Some(true));
+        match arrival {
+            None => block.grid().control.fail(Fault::Mask),
+            // Votes and shuffles order no memory.
+            Some(true) if call.what == What::SyncWarp => {
+                let lanes = named(number / WARP * WARP, call.mask).map(|lane| block.in_launch(lane));
+                block.grid().memory.meet(lanes);
+            }
+            _ => {}
+        }
+        if arrival != Some(true) {
+            // SAFETY: the lane's own block; nobody comes back to one that was refused.
+            unsafe { pass(self.0) };
+        }
+        // SAFETY: ends here.
+        unsafe { self.block() }.barriers.leave_warp(number, from)
+    }
+
+    /// A load, a look at the clock, or as many atomics: the turn is another lane's if there were many in a row.
+    pub(crate) fn poll(self, at_once: bool) {
+        // SAFETY: ends before the wait.
+        let block = unsafe { self.block() };
+        let lane = &mut block.lanes[block.current];
+        lane.polls += 1;
+        if at_once || lane.polls >= POLLS {
+            lane.polls = 0;
+            block.quiet += 1;
+            // SAFETY: the lane's own block.
+            unsafe { pass(self.0) };
+        }
+    }
+
+    /// What the lane does is no poll: the launch's memory, and the lane's number in it.
+    fn act(&self) -> (&Grid, usize) {
+        // SAFETY: what is kept of it is the grid, which outlives the block.
+        let block = unsafe { self.block() };
+        let current = block.current;
+        block.lanes[current].polls = 0;
+        block.events += 1;
+        (block.grid(), block.in_launch(current))
+    }
+
+    pub(crate) fn store(self, address: u64, bytes: &[u8], kind: Kind) {
+        let (grid, lane) = self.act();
+        grid.memory.store(lane, address, bytes, kind);
+        self.interrupt();
+    }
+
+    pub(crate) fn load(self, address: u64, out: &mut [u8]) {
+        self.poll(false);
+        // SAFETY: ends before the wait.
+        let block = unsafe { self.block() };
+        block.grid().memory.load(block.in_launch(block.current), address, out);
+        self.interrupt();
+    }
+
+    /// An atomic: what was there. A lock's word is polled with these.
+    pub(crate) fn change(self, address: u64, bytes: usize, change: impl Fn(u64) -> u64) -> u64 {
+        self.poll(false);
+        // SAFETY: ends before the wait.
+        let old = unsafe { self.block() }.grid().memory.change(address, bytes, change);
+        self.interrupt();
+        old
+    }
+
+    /// A fence, whose reach is one of `enum db_twin_scope`.
+    pub(crate) fn fence(self, reach: u32) {
+        let (grid, lane) = self.act();
+        let (blocks, lanes) = (grid.control.shape.blocks.count(), grid.control.shape.threads.count());
+        let of_block = lane / lanes as usize * lanes as usize;
+        grid.memory.fence(lane, || match reach {
+            CTA => Scope::Lanes((of_block..of_block + lanes as usize).collect()),
+            GPU => Scope::Lanes(LaneSet::first((blocks * lanes) as usize)),
+            _ => Scope::System,
+        });
+        self.interrupt();
+    }
+
+    /// A shared variable's place. Without room for it the launch ends, and the lane does not go on.
+    pub(crate) fn variable(self, tag: usize, name: &str, bytes: usize, align: usize) -> *mut u8 {
+        // SAFETY: ends before the wait.
+        let block = unsafe { self.block() };
+        if let Some(place) = block.shared.variable(tag, name, bytes, align) {
+            return place;
+        }
+        block.barriers.refuse(block.current);
+        block.grid().control.fail(Fault::SharedMemory(name.to_owned(), bytes));
+        // SAFETY: the lane's own block; nobody comes back to it.
+        unsafe { pass(self.0) };
+        unreachable!("a lane that was refused goes on");
     }
 }

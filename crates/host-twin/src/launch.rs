@@ -6,12 +6,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::block::Fault;
-use crate::direct::{Grid, side_by_side};
+use crate::grid::{Grid, side_by_side};
 use crate::kernels::{Arguments, Kernel};
 use crate::lane_set::MAX_LANES;
-use crate::lanes::Lanes;
-use crate::report::Waits;
 use crate::shared_memory::MAX_SHARED_BYTES;
 use crate::{Dim3, Launch, Ran, TwinError, Visibility};
 
@@ -70,6 +67,21 @@ pub(crate) struct Control {
     given_up: AtomicBool,
     progress: Mutex<Progress>,
     changed: Condvar,
+}
+
+/// Why a launch cannot end well.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A mask does not name the lane that gave it, or names lanes that the block does not have.
+    Mask,
+    /// Lanes wait for one another, or for lanes that have ended.
+    Deadlock,
+    /// A block has no room for a shared variable of so many bytes.
+    SharedMemory(String, usize),
+    /// A lane wrote behind a shared variable.
+    Overrun(String),
+    /// There is no memory for lanes' stacks, in the system's words.
+    Stacks(String),
 }
 
 /// Blocks, lanes of each, and bytes that they share.
@@ -131,22 +143,9 @@ impl Control {
     }
 }
 
-/// The threads that run a launch's lanes.
-pub(crate) trait Crew: Send + Sync {
-    fn control(&self) -> &Control;
-    /// After the launch was given up: lanes that sleep look at it.
-    fn wake(&self);
-    /// Where lanes are before the launch is given up, if that can be told.
-    fn waits_before(&self) -> Option<Waits>;
-    /// Where those were that left, or did not.
-    fn waits_after(&self) -> Waits;
-    /// All lanes have ended.
-    fn finish(&self) -> Ran;
-}
-
 /// A launch that runs. Dropping it gives it up.
 pub struct Running {
-    crew: Arc<dyn Crew>,
+    grid: Arc<Grid>,
     threads: Vec<JoinHandle<()>>,
     deadline: Duration,
     until: Instant,
@@ -185,28 +184,19 @@ pub unsafe fn start(kernel: Kernel, launch: &Launch, arguments: Arguments) -> Re
         ));
     }
     let control = Control::new(kernel, arguments, Shape { blocks, threads, shared_bytes });
-    let (crew, threads): (Arc<dyn Crew>, _) = match launch.visibility {
-        Visibility::Weak { seed } => {
-            let (lanes, threads) = Lanes::start(control, seed)?;
-            (lanes, threads)
-        }
-        Visibility::InOrder => {
-            let (grid, threads) = Grid::start(control)?;
-            (grid, threads)
-        }
-    };
-    Ok(Running { crew, threads, deadline: launch.deadline, until })
+    let (grid, threads) = Grid::start(control, launch.visibility)?;
+    Ok(Running { grid, threads, deadline: launch.deadline, until })
 }
 
 impl Running {
     /// Whether all lanes have ended.
     pub fn has_ended(&self) -> bool {
-        self.crew.control().has_ended()
+        self.grid.control.has_ended()
     }
 
     /// Whether [`Running::wait`] would return at once: all lanes have ended, or some can never go on.
     pub fn is_over(&self) -> bool {
-        let progress = lock(&self.crew.control().progress);
+        let progress = lock(&self.grid.control.progress);
         progress.living == 0 || progress.fault.is_some()
     }
 
@@ -223,7 +213,7 @@ impl Running {
 
     /// Waits until all threads are through, the time is over, or, if it is asked for, lanes can never go on.
     fn wait_until(&self, until: Instant, or_fault: bool) -> bool {
-        let control = self.crew.control();
+        let control = &self.grid.control;
         let mut progress = lock(&control.progress);
         while progress.living > 0 && !(or_fault && progress.fault.is_some()) {
             let left = until.saturating_duration_since(Instant::now());
@@ -237,18 +227,15 @@ impl Running {
     }
 
     fn finish(&mut self) -> Result<Ran, TwinError> {
-        let control = self.crew.control();
+        let control = &self.grid.control;
         let kernel = control.kernel.name();
         let ended_well = self.wait_until(self.until, true);
-        let mut waits = None;
         if !ended_well {
             let before = lock(&control.progress).fault.clone();
-            if before.is_some_and(|fault| matches!(fault, Fault::Deadlock(_) | Fault::Mask(_))) {
+            if before.is_some_and(|fault| matches!(fault, Fault::Deadlock | Fault::Mask)) {
                 std::thread::sleep(SETTLING);
             }
-            waits = self.crew.waits_before();
             control.given_up.store(true, Ordering::SeqCst);
-            self.crew.wake();
             self.wait_until(Instant::now() + LEAVING, false);
         }
         let fault = {
@@ -258,22 +245,21 @@ impl Running {
                 drop(progress);
                 // Its threads are not waited for.
                 self.threads.clear();
-                return Err(TwinError::Lost { kernel, lanes, waits: self.crew.waits_after() });
+                return Err(TwinError::Lost { kernel, lanes, waits: self.grid.waits() });
             }
             progress.fault.take()
         };
-        self.crew.wake();
         for thread in self.threads.drain(..) {
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }
-        let ran = self.crew.finish();
+        let ran = self.grid.memory.finish();
         if ended_well {
             return Ok(ran);
         }
-        let waits = waits.unwrap_or_else(|| self.crew.waits_after());
+        let waits = self.grid.waits();
         Err(match fault {
-            Some(Fault::Mask(_)) => TwinError::Mask { kernel, waits },
-            Some(Fault::Deadlock(_)) => TwinError::Deadlock { kernel, waits },
+            Some(Fault::Mask) => TwinError::Mask { kernel, waits },
+            Some(Fault::Deadlock) => TwinError::Deadlock { kernel, waits },
             Some(Fault::SharedMemory(variable, bytes)) => TwinError::SharedMemory { kernel, variable, bytes },
             Some(Fault::Overrun(variable)) => TwinError::Overrun { kernel, variable },
             Some(Fault::Stacks(system)) => TwinError::Stacks { kernel, system },

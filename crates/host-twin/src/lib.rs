@@ -10,24 +10,28 @@
 //! unsafe { run(KERNELS.find("scale")?, &Launch::new(4, 256), arguments) }?;
 //! ```
 //!
-//! [`Visibility::InOrder`] is for kernels that compute: lanes take turns on one thread. [`Visibility::Weak`] is for tests of fences and
-//! barriers: each lane is a thread, and memory is as weak as the PTX ISA allows ([`memory`]). A launch has a deadline, and a lane
-//! that waits for ever is named with file and line. `docs/host-twin.md` has what differs from a GPU.
+//! Lanes of a block take turns on one thread. [`Visibility::InOrder`] is for kernels that compute: blocks are spread over the cores.
+//! [`Visibility::Weak`] is for tests of fences and barriers: memory is as weak as the PTX ISA allows, and a seed chooses the
+//! interleaving. A launch has a deadline, and a lane that waits for ever is named with file and line. `docs/host-twin.md` has what
+//! differs from a GPU.
 //! Left out: what `include/twin.h` leaves out. It is a substitute for a GPU, labelled so, and tells nothing about speed.
 
+mod barriers;
 mod block;
 mod calls;
-mod direct;
+mod fiber;
+mod grid;
 mod host_memory;
 mod kernels;
 mod lane_set;
-mod lanes;
 mod launch;
-pub mod memory;
+mod launch_memory;
+mod memory;
 mod random;
 mod report;
 mod shared_memory;
 mod site;
+mod warp;
 
 use std::time::Duration;
 
@@ -103,12 +107,12 @@ impl std::fmt::Display for Dim3 {
 /// How a launch's stores become visible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Visibility {
-    /// As a GPU's may: late and in an order that the seed chooses. Each lane is a thread, interrupted where the seed says.
+    /// As a GPU's may: late and in an order that the seed chooses. All lanes take turns on one thread, and the seed interrupts them.
     Weak {
-        /// The same seed makes the same choices, as far as the scheduler lets the same questions come up.
+        /// Chooses which lane goes on, and which store. How late a store is depends on the clock as well.
         seed: u64,
     },
-    /// At once and in program order. Lanes of a block take turns on one thread: many times as fast, for kernels that compute.
+    /// At once and in program order. Blocks are spread over the cores: for kernels that compute.
     InOrder,
 }
 
@@ -192,12 +196,10 @@ pub enum TwinError {
         wanted: Vec<usize>,
     },
     /// No thread could be started.
-    #[error("kernel {kernel}: starting the thread of lane {lane}: {source}")]
+    #[error("kernel {kernel}: starting its thread: {source}")]
     Thread {
         /// Its name.
         kernel: &'static str,
-        /// Which lane.
-        lane: usize,
         /// Why.
         source: std::io::Error,
     },

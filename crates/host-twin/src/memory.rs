@@ -72,7 +72,6 @@ impl Pending {
 /// The stores of one launch that are not in memory yet, oldest first.
 #[derive(Debug)]
 pub struct StoreBuffer {
-    seed: u64,
     pending: Vec<Pending>,
     random: SplitMix,
     stored: u64,
@@ -82,22 +81,7 @@ pub struct StoreBuffer {
 impl StoreBuffer {
     /// An empty one, whose choices follow from `seed`.
     pub fn new(seed: u64) -> StoreBuffer {
-        StoreBuffer { seed, pending: Vec::new(), random: SplitMix(seed), stored: 0, overtook: 0 }
-    }
-
-    /// What it was made with.
-    pub fn seed(&self) -> u64 {
-        self.seed
-    }
-
-    /// Whether everything is in memory.
-    pub fn is_empty(&self) -> bool {
-        self.pending.is_empty()
-    }
-
-    /// Pieces that wait.
-    pub fn len(&self) -> usize {
-        self.pending.len()
+        StoreBuffer { pending: Vec::new(), random: SplitMix(seed), stored: 0, overtook: 0 }
     }
 
     /// Pieces stored so far, and how many of them went to memory before an older one did.
@@ -289,7 +273,7 @@ mod tests {
         stage.fence(1, Scope::System);
         assert_eq!(stage.in_memory(A), 0, "another lane's fence publishes nothing of it");
         stage.fence(0, Scope::System);
-        assert_eq!((stage.in_memory(A), stage.0.len()), (5, 0));
+        assert_eq!((stage.in_memory(A), stage.0.pending.len()), (5, 0));
         stage.store(0, B, 6);
         let due = stage.0.tick(&mut stage.1, 0).unwrap_or(0);
         assert!(due < LONGEST_NS);
@@ -340,7 +324,7 @@ mod tests {
         stage.store(1, A, 1);
         stage.store(0, A, 2);
         stage.fence(0, Scope::System);
-        assert_eq!((stage.in_memory(A), stage.0.len()), (2, 0));
+        assert_eq!((stage.in_memory(A), stage.0.pending.len()), (2, 0));
     }
 
     #[test]
@@ -359,7 +343,7 @@ mod tests {
         stage.0.store(&mut stage.1, 0, (A + 7, &[9]), Kind::Signal, 0);
         assert_eq!(stage.load(0, A).to_le_bytes(), [0, 0, 0, 0, 0, 0, 1, 9]);
         assert_eq!(stage.load(0, B).to_le_bytes(), [3, 4, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(stage.0.len(), 3, "cut at the word's end");
+        assert_eq!(stage.0.pending.len(), 3, "cut at the word's end");
     }
 
     #[test]
@@ -379,6 +363,6 @@ mod tests {
     fn a_full_buffer_gives_its_oldest_away() {
         let mut stage = Stage::new(7);
         (0..=CAPACITY as u64).for_each(|word| stage.store(0, A + 8 * word, 1));
-        assert_eq!((stage.0.len(), stage.in_memory(A)), (CAPACITY, 1));
+        assert_eq!((stage.0.pending.len(), stage.in_memory(A)), (CAPACITY, 1));
     }
 }

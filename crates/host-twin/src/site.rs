@@ -85,18 +85,6 @@ impl Site {
         Site { what, file: file.expose_provenance(), line }
     }
 
-    /// Three words, for a cell that others read while the lane runs.
-    pub fn to_words(self) -> (u64, u64) {
-        (self.file as u64, u64::from(self.line) << 32 | u64::from(self.what as u32))
-    }
-
-    /// Back from [`Site::to_words`]; words of two different places give a place that is not quite one, but never a name
-    /// that is none.
-    pub fn from_words((file, rest): (u64, u64)) -> Site {
-        let what = What::of(rest as u32).unwrap_or(What::Start);
-        Site { what, file: file as usize, line: (rest >> 32) as u32 }
-    }
-
     /// `file.cu:12`, the file without its folder.
     pub fn place(&self) -> String {
         if self.file == 0 {
@@ -114,10 +102,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_says_file_and_line_and_survives_its_words() {
+    fn a_place_says_file_and_line() {
         // SAFETY: a literal.
         let site = unsafe { Site::new(What::Ballot, c"a/b/vote.cu".as_ptr(), 17) };
-        assert_eq!(Site::from_words(site.to_words()), site);
         assert_eq!((site.place().as_str(), site.what.name()), ("vote.cu:17", "__ballot_sync"));
         assert_eq!(Site::nowhere(What::Start).place(), "the kernel's beginning");
     }

@@ -1,8 +1,8 @@
-/*! Ordering primitives of the host twin: kernels as threads of a host processor. See order.h, and twin.h for CUDA's names.
+/*! Ordering primitives of the host twin: kernels on a host processor. See order.h, and twin.h for CUDA's names.
  *
  * The contract is order_cuda.h's, not order_host.h's: each store here waits in the launch's store buffer and becomes visible
  * at a time and in an order that the seed chooses, unless a fence or a barrier forbids it; so that what is missing on a
- * GPU goes wrong on x86 as well. What the buffer does, with the sections of the PTX ISA: src/twin/memory.rs. In short:
+ * GPU goes wrong on x86 as well. What the buffer does, with the sections of the PTX ISA: crates/host-twin/src/memory.rs. In short:
  *
  *   primitive                                    becomes visible
  *   db_store*, db_copy, db_store_record,         later, in any order; to the lane itself at once
@@ -58,7 +58,7 @@ DB_FN db_u64 db_be64(db_u64 value) { return __builtin_bswap64(value); }
 #endif
 
 DB_FN void db_twin_order(db_u32 scope, DB_TWIN_HERE) {
-    if (scope) DB_TWIN_DO(db_twin_fence(scope, file, line));
+    if (scope) db_twin_fence(scope, file, line);
 }
 
 /* Memory of the queue's owner. */

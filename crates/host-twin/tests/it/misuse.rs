@@ -17,7 +17,7 @@ fn on_word(kernel: &str, launch: &Launch, word: &mut i32) -> Result<(), TwinErro
 #[test]
 fn lanes_that_wait_for_ever_are_named_at_once() {
     need!(compiler(), cc, "a C++ compiler");
-    let rows: [(&str, &[&str]); 3] = [
+    let rows: [(&str, &[&str]); 4] = [
         (
             "divergent_barrier",
             &[
@@ -29,6 +29,14 @@ fn lanes_that_wait_for_ever_are_named_at_once() {
         (
             "returned_lane",
             &["cannot come", "lanes 0-2,4-31 wait at __syncwarp of mask 0xffffffff (misuse.cu:"],
+        ),
+        (
+            "returned_lane_beside_a_poll",
+            &[
+                "cannot come",
+                "lanes 0 last did an atomic",
+                "lanes 1-2,4-31 wait at __syncwarp of mask 0xfffffffe",
+            ],
         ),
         ("foreign_mask", &["a mask does not name", "lanes 0 last did __syncwarp (misuse.cu:"]),
     ];

@@ -163,6 +163,24 @@ fn intrinsics_answer_as_on_a_gpu() {
     }
 }
 
+#[test]
+fn a_seed_interleaves_the_lanes_of_all_blocks_the_same_way_each_time() {
+    need!(compiler(), cc, "a C++ compiler");
+    let order = |seed| {
+        let (mut count, mut order) = (0_i32, vec![-1_i32; 2 * 32 * 20]);
+        let arguments = Arguments::new().pointer(&raw mut count).pointer(order.as_mut_ptr()).push(20_i32);
+        let launch = Launch { visibility: Visibility::Weak { seed }, ..Launch::new(2, 32) };
+        run_on("arrivals", &launch, arguments).unwrap();
+        order
+    };
+    let first = order(1);
+    assert!((0..64).all(|lane| first.iter().filter(|&&came| came == lane).count() == 20));
+    assert!((0..8).all(|_| order(1) == first), "the same seed");
+    assert_ne!(order(2), first, "another seed");
+    let blocks: Vec<bool> = first.iter().map(|lane| *lane < 32).collect();
+    assert!(blocks.windows(2).filter(|pair| pair[0] != pair[1]).count() > 10, "blocks take turns");
+}
+
 /// Bits of sums, products and the like of pairs, row by row as the kernel leaves them.
 fn half_bits(pairs: &[(f32, f32)]) -> Vec<Vec<u16>> {
     let (xs, ys): (Vec<f32>, Vec<f32>) = pairs.iter().copied().unzip();

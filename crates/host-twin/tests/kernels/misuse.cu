@@ -17,6 +17,14 @@ extern "C" __global__ void returned_lane(int *word) {
     *word = 1;
 }
 
+/* The same, while lane 0 polls a word that nobody changes. */
+extern "C" __global__ void returned_lane_beside_a_poll(int *word) {
+    if (threadIdx.x == 3) return;
+    if (threadIdx.x != 0) __syncwarp(0xfffffffeu);
+    while (atomicAdd(word, 0) == 0) {
+    }
+}
+
 /* Threads that return early do not keep the others of the block at its barrier. */
 extern "C" __global__ void early_return(int *word) {
     if (threadIdx.x % 2) return;

@@ -156,3 +156,8 @@ extern "C" __global__ void intrinsics(unsigned int *out, int *words, float *sum)
     atomicAdd(&sum[2], 0.5f);
     out[me] = wrong;
 }
+
+/* Which lane of the launch came when: each comes `rounds` times. */
+extern "C" __global__ void arrivals(int *count, int *order, int rounds) {
+    for (int round = 0; round < rounds; round++) order[atomicAdd(count, 1)] = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+}

@@ -197,7 +197,7 @@ fn twin_says_that_the_process_must_end_when_lanes_cannot_be_stopped() {
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(7), "{text}");
         assert!(
-            text.contains("kernel endless_spin: 2 of its lanes cannot be stopped, end the process"),
+            text.contains("kernel endless_spin: 1 of its lanes cannot be stopped, end the process"),
             "{text}"
         );
         return;

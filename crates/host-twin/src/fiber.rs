@@ -1,4 +1,4 @@
-//! Stacks for lanes, and the switch from one to another: registers that a call preserves, and the stack pointer.
+//! Stacks of lanes, and the switch from one to another: registers that a call preserves, and the stack pointer.
 //!
 //! After the System V ABI for x86-64, §3.2.1, and the procedure call standard for arm64, §6.1; the latter was neither compiled nor
 //! run by us.
@@ -26,7 +26,7 @@ const MOST_SPARE: usize = 8;
 /// `to` was left by this function, or made by [`Stacks::begin`]; nobody runs on it.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
-pub(super) unsafe extern "C" fn switch(from: *mut *mut u8, to: *mut u8) {
+pub(crate) unsafe extern "C" fn switch(from: *mut *mut u8, to: *mut u8) {
     naked_asm!(
         "push rbp",
         "push rbx",
@@ -66,7 +66,7 @@ fn frame(entry: Entry, argument: *mut u8) -> [usize; 8] {
 /// As there.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
-pub(super) unsafe extern "C" fn switch(from: *mut *mut u8, to: *mut u8) {
+pub(crate) unsafe extern "C" fn switch(from: *mut *mut u8, to: *mut u8) {
     naked_asm!(
         "sub sp, sp, #160",
         "stp x19, x20, [sp, #0]",
@@ -115,11 +115,11 @@ fn frame(entry: Entry, argument: *mut u8) -> [usize; 20] {
 }
 
 /// What runs on a new stack. It never returns.
-pub(super) type Entry = unsafe extern "C" fn(*mut u8);
+pub(crate) type Entry = unsafe extern "C" fn(*mut u8);
 
 /// Stacks of a block's lanes.
 #[derive(Debug)]
-pub(super) struct Stacks {
+pub(crate) struct Stacks {
     base: *mut u8,
     lanes: usize,
 }
@@ -129,7 +129,7 @@ unsafe impl Send for Stacks {}
 
 impl Stacks {
     /// At least so many, new ones or those that a launch gave back.
-    pub(super) fn take(lanes: usize) -> io::Result<Stacks> {
+    pub(crate) fn take(lanes: usize) -> io::Result<Stacks> {
         let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(index) = spare.iter().position(|stacks| stacks.lanes >= lanes) {
             return Ok(spare.swap_remove(index));
@@ -139,7 +139,7 @@ impl Stacks {
     }
 
     /// For the next launch. No lane runs on them any more.
-    pub(super) fn give_back(self) {
+    pub(crate) fn give_back(self) {
         let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
         if spare.len() < MOST_SPARE {
             spare.push(self);
@@ -170,7 +170,7 @@ impl Stacks {
     ///
     /// # Safety
     /// Nobody runs on that lane's stack.
-    pub(super) unsafe fn begin(&self, lane: usize, entry: Entry, argument: *mut u8) -> *mut u8 {
+    pub(crate) unsafe fn begin(&self, lane: usize, entry: Entry, argument: *mut u8) -> *mut u8 {
         assert!(lane < self.lanes, "lane {lane} of {}", self.lanes);
         let top = (lane + 1) * STRIDE_BYTES - (lane * SHIFT_BYTES % PAGE_BYTES) / 16 * 16;
         let words = frame(entry, argument);

@@ -1,13 +1,17 @@
 //! Warp-wide intrinsics among the lanes of one warp: who arrived with which mask, and what each brought.
 //!
-//! The rules are those of [`crate::block`]: lanes meet at the same intrinsic with the same mask. Knows nothing of stacks.
+//! The rules are those of [`crate::barriers`]: lanes meet at the same intrinsic with the same mask. Knows nothing of stacks.
 
-use crate::block::WARP;
+use crate::barriers::Call;
+use crate::site::What;
+
+/// Lanes of a warp.
+pub const WARP: usize = 32;
 
 /// Lanes that meet at one intrinsic.
 #[derive(Debug, Clone)]
 struct Meeting {
-    what: u32,
+    what: What,
     mask: u32,
     arrived: u32,
     /// Lanes that have not taken what the others brought. 0 before all have arrived.
@@ -18,14 +22,15 @@ struct Meeting {
 }
 
 /// The meetings of one warp's lanes; a lane is in one at a time.
-#[derive(Debug, Default)]
-pub(super) struct Warp {
+#[derive(Debug, Clone, Default)]
+pub struct Warp {
     meetings: Vec<Meeting>,
 }
 
 impl Warp {
     /// A lane arrives: which meeting that is, and whether it was the last.
-    pub(super) fn arrive(&mut self, lane: usize, what: u32, mask: u32, value: u64) -> (usize, bool) {
+    pub fn arrive(&mut self, lane: usize, call: Call) -> (usize, bool) {
+        let Call { what, mask, value } = call;
         let is_ours = |meeting: &Meeting| {
             meeting.arrived != 0 && meeting.unread == 0 && meeting.mask == mask && meeting.what == what
         };
@@ -43,7 +48,7 @@ impl Warp {
         (index, meeting.arrived == mask)
     }
 
-    fn open(&mut self, what: u32, mask: u32) -> usize {
+    fn open(&mut self, what: What, mask: u32) -> usize {
         let empty = Meeting { what, mask, arrived: 0, unread: 0, votes: 0, values: [0; WARP] };
         match self.meetings.iter().position(|meeting| meeting.arrived == 0) {
             Some(index) => {
@@ -58,12 +63,18 @@ impl Warp {
     }
 
     /// Whether a lane that waits there may go on.
-    pub(super) fn is_complete(&self, index: usize) -> bool {
+    pub fn is_complete(&self, index: usize) -> bool {
         self.meetings[index].unread != 0
     }
 
+    /// Lanes of the meeting's mask that have not arrived there.
+    pub fn absent(&self, index: usize) -> u32 {
+        let meeting = &self.meetings[index];
+        meeting.mask & !meeting.arrived
+    }
+
     /// A lane goes on, with the votes and the value of lane `from`, 0 for one that did not take part.
-    pub(super) fn leave(&mut self, index: usize, lane: usize, from: usize) -> (u32, u64) {
+    pub fn leave(&mut self, index: usize, lane: usize, from: usize) -> (u32, u64) {
         let meeting = &mut self.meetings[index];
         let brought = (meeting.votes, meeting.values[from % WARP]);
         meeting.unread &= !(1 << lane);
@@ -78,22 +89,26 @@ impl Warp {
 mod tests {
     use super::*;
 
+    fn ballot(mask: u32, value: u64) -> Call {
+        Call { what: What::Ballot, mask, value }
+    }
+
     #[test]
     fn lanes_meet_by_intrinsic_and_mask_and_take_what_each_brought() {
         let mut warp = Warp::default();
-        let (low, _) = warp.arrive(0, 7, 0b0011, 5);
-        let (high, _) = warp.arrive(2, 7, 0b1100, 0);
+        let (low, _) = warp.arrive(0, ballot(0b0011, 5));
+        let (high, _) = warp.arrive(2, ballot(0b1100, 0));
         assert_ne!(low, high);
         assert!(!warp.is_complete(low));
-        assert_eq!(warp.arrive(1, 7, 0b0011, 6), (low, true));
+        assert_eq!(warp.arrive(1, ballot(0b0011, 6)), (low, true));
         assert_eq!(warp.leave(low, 1, 0), (0b0011, 5));
         // A lane runs ahead into the next one of the same kind, before the other has left the first.
-        let (next, last) = warp.arrive(1, 7, 0b0011, 9);
+        let (next, last) = warp.arrive(1, ballot(0b0011, 9));
         assert!(next != low && !last);
         assert_eq!(warp.leave(low, 0, 1), (0b0011, 6));
-        assert_eq!(warp.arrive(0, 7, 0b0011, 0), (next, true));
+        assert_eq!(warp.arrive(0, ballot(0b0011, 0)), (next, true));
         assert_eq!(warp.leave(next, 0, 1), (0b0010, 9));
-        assert_eq!(warp.arrive(3, 7, 0b1100, 1), (high, true));
+        assert_eq!(warp.arrive(3, ballot(0b1100, 1)), (high, true));
         assert_eq!(warp.leave(high, 2, 0), (0b1000, 0));
     }
 }

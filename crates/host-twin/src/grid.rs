@@ -1,4 +1,4 @@
-//! A launch in direct memory: a thread for each core takes one block after the other.
+//! The threads of a launch: one for each core, which takes one block after the other; with weak memory one thread runs all blocks.
 //!
 //! A thread takes another block beside those that it runs when they only poll, or have run for long: they may wait for it.
 
@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::block::{Block, Current};
-use crate::block::Fault;
-use crate::launch::{Control, Crew, Indices};
+use crate::block::{Block, Current};
+use crate::launch::{Control, Fault, Indices};
+use crate::launch_memory::LaunchMemory;
 use crate::report::{At, Waits};
-use crate::{Ran, TwinError};
+use crate::{TwinError, Visibility};
 
 /// Lanes that a thread runs side by side.
 const MAX_RESIDENT_LANES: u64 = 4096;
@@ -27,7 +27,7 @@ thread_local! {
     static CURRENT: Cell<*mut Block> = const { Cell::new(std::ptr::null_mut()) };
 }
 
-/// The lane that runs on this thread, in direct memory.
+/// The lane that runs on this thread.
 pub(crate) fn current() -> Option<Current> {
     let block = CURRENT.get();
     (!block.is_null()).then_some(Current(block))
@@ -40,6 +40,7 @@ unsafe extern "C" {
 /// A launch.
 pub(crate) struct Grid {
     pub(crate) control: Control,
+    pub(crate) memory: LaunchMemory,
     /// The next block that nobody has taken.
     next: AtomicU64,
     /// Blocks at the grid's barrier, and how often it was passed.
@@ -57,12 +58,19 @@ fn workers() -> usize {
 }
 
 impl Grid {
-    pub(crate) fn start(control: Control) -> Result<(Arc<Grid>, Vec<JoinHandle<()>>), TwinError> {
-        let workers = workers().min(control.shape.blocks.count() as usize);
+    pub(crate) fn start(
+        control: Control,
+        visibility: Visibility,
+    ) -> Result<(Arc<Grid>, Vec<JoinHandle<()>>), TwinError> {
+        let memory = LaunchMemory::new(visibility);
+        // One with weak memory, so that the order of calls is the seed's.
+        let most = if memory.is_weak() { 1 } else { workers() };
+        let workers = most.min(control.shape.blocks.count() as usize);
         control.set_living(workers);
         let kernel = control.kernel.name();
         let barrier = [const { AtomicU32::new(0) }; 2];
-        let grid = Arc::new(Grid { control, next: AtomicU64::new(0), barrier, waits: Mutex::default() });
+        let grid =
+            Arc::new(Grid { control, memory, next: AtomicU64::new(0), barrier, waits: Mutex::default() });
         let mut threads = Vec::new();
         for number in 0..workers {
             let mine = Arc::clone(&grid);
@@ -71,7 +79,7 @@ impl Grid {
                 Ok(thread) => threads.push(thread),
                 // The others run its blocks.
                 Err(_) if number > 0 => grid.control.end(workers - number),
-                Err(source) => return Err(TwinError::Thread { kernel, lane: number, source }),
+                Err(source) => return Err(TwinError::Thread { kernel, source }),
             }
             if threads.len() <= number {
                 break;
@@ -80,7 +88,7 @@ impl Grid {
         Ok((grid, threads))
     }
 
-    pub(super) fn barrier_words(&self) -> *const AtomicU32 {
+    pub(crate) fn barrier_words(&self) -> *const AtomicU32 {
         self.barrier.as_ptr()
     }
 
@@ -97,22 +105,19 @@ impl Grid {
         // SAFETY: C's, and nothing but an address.
         let here = unsafe { db_twin_here_of_thread() };
         // SAFETY: this thread's own words.
-        unsafe { here.write(Indices { direct: 1, ..Indices::default() }) };
+        unsafe { here.write(Indices { direct: u32::from(!self.memory.is_weak()), ..Indices::default() }) };
         let (mut resident, mut spare) = (VecDeque::new(), Vec::new());
         let (mut slices, mut idle) = (0, 0);
         while !self.control.is_given_up() {
-            if resident.is_empty() || (idle > 0 || slices >= LONG) && resident.len() < most {
-                slices = 0;
-                match (self.take_block(), resident.is_empty()) {
-                    (Some(index), _) => match self.block(spare.pop(), here) {
-                        Some(mut block) => {
-                            block.begin(index);
-                            resident.push_back(block);
-                        }
-                        None => break,
-                    },
-                    (None, true) => break,
-                    (None, false) => {}
+            let wants_more = resident.is_empty() || self.memory.is_weak() || idle > 0 || slices >= LONG;
+            if wants_more && resident.len() < most {
+                if let Some(index) = self.take_block() {
+                    slices = 0;
+                    let Some(mut block) = self.block(spare.pop(), here) else { break };
+                    block.begin(index);
+                    resident.push_back(block);
+                } else if resident.is_empty() {
+                    break;
                 }
             }
             let mut events = 0;
@@ -122,10 +127,8 @@ impl Grid {
                 block.run();
                 CURRENT.set(std::ptr::null_mut());
                 events += block.events - before;
-                if block.is_stuck() && !self.control.is_given_up() {
-                    self.control.fail(Fault::Deadlock(Vec::new()));
-                }
             }
+            self.memory.tick();
             let ended = resident.iter().position(|block| block.has_ended());
             if let Some(block) = ended.and_then(|index| resident.remove(index)) {
                 if let Some(variable) = block.shared.overrun() {
@@ -137,6 +140,10 @@ impl Grid {
             }
             slices += 1;
             idle = if events > 0 { 0 } else { idle + 1 };
+            // The first round in which lanes only polled, and now and then beside lanes that never do.
+            if (idle == 1 || slices % LONG == 0) && resident.iter().any(|block| block.is_stuck()) {
+                self.control.fail(Fault::Deadlock);
+            }
             match idle {
                 0 => {}
                 1..IDLE_ROUNDS => std::thread::yield_now(),
@@ -155,26 +162,10 @@ impl Grid {
         let block = spare.map_or_else(|| Block::new(self, here), Ok);
         block.inspect_err(|error| self.control.fail(Fault::Stacks(error.to_string()))).ok()
     }
-}
 
-impl Crew for Grid {
-    fn control(&self) -> &Control {
-        &self.control
-    }
-
-    fn wake(&self) {}
-
-    /// Lanes tell by themselves, when they have been stopped.
-    fn waits_before(&self) -> Option<Waits> {
-        None
-    }
-
-    fn waits_after(&self) -> Waits {
+    /// Where lanes were that left, once their threads have ended.
+    pub(crate) fn waits(&self) -> Waits {
         let waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
         Waits::of(waits.iter().copied())
-    }
-
-    fn finish(&self) -> Ran {
-        Ran { stored: 0, overtook: 0 }
     }
 }
