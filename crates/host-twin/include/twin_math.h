@@ -65,10 +65,13 @@ static inline float __int_as_float(int x) { return db_twin_bits<float>(x); }
 static inline float __uint_as_float(unsigned int x) { return db_twin_bits<float>(x); }
 static inline long long __double_as_longlong(double x) { return db_twin_bits<long long>(x); }
 static inline double __longlong_as_double(long long x) { return db_twin_bits<double>(x); }
-static inline int __float2int_rn(float x) { return (int)nearbyintf(x); }
-static inline int __float2int_rz(float x) { return (int)x; }
-static inline int __float2int_rd(float x) { return (int)floorf(x); }
-static inline int __float2int_ru(float x) { return (int)ceilf(x); }
+/* As PTX's cvt does: the nearest integer that there is, and 0 for what is no number. */
+static inline int __float2int_rz(float x) {
+    return x >= 2147483648.0f ? 2147483647 : x < -2147483648.0f ? -2147483647 - 1 : x == x ? (int)x : 0;
+}
+static inline int __float2int_rn(float x) { return __float2int_rz(nearbyintf(x)); }
+static inline int __float2int_rd(float x) { return __float2int_rz(floorf(x)); }
+static inline int __float2int_ru(float x) { return __float2int_rz(ceilf(x)); }
 static inline float __int2float_rn(int x) { return (float)x; }
 static inline float __uint2float_rn(unsigned int x) { return (float)x; }
 

@@ -1,8 +1,8 @@
 //! Stacks of lanes, and the switch from one to another: registers that a call preserves, and the stack pointer.
 //!
-//! After the System V ABI for x86-64, §3.2.1, and the procedure call standard for arm64, §6.1; the latter was neither compiled nor
-//! run by us.
-//! A stack ends in a page that may not be touched, so that a kernel with too large arrays ends the process at once.
+//! After the System V ABI for x86-64, §3.2.1. Left out: other processors.
+//! A stack ends in a page that may not be touched, and kernels are compiled to touch each page of their frames, so that one with too
+//! large arrays ends the process at once.
 
 use std::arch::naked_asm;
 use std::io;
@@ -24,7 +24,6 @@ const MOST_SPARE: usize = 8;
 ///
 /// # Safety
 /// `to` was left by this function, or made by [`Stacks::begin`]; nobody runs on it.
-#[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 pub(crate) unsafe extern "C" fn switch(from: *mut *mut u8, to: *mut u8) {
     naked_asm!(
@@ -47,71 +46,15 @@ pub(crate) unsafe extern "C" fn switch(from: *mut *mut u8, to: *mut u8) {
 }
 
 /// What a new stack returns to: calls its entry with its argument, which never returns.
-#[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 unsafe extern "C" fn first() {
     naked_asm!("mov rdi, r12", "call r13", "ud2")
 }
 
 /// Words that [`switch`] takes from a stack, the last first, with entry and argument for [`first`].
-#[cfg(target_arch = "x86_64")]
 fn frame(entry: Entry, argument: *mut u8) -> [usize; 8] {
     let first = first as unsafe extern "C" fn() as usize;
     [0, 0, entry as usize, argument.expose_provenance(), 0, 0, first, 0]
-}
-
-/// As on x86-64.
-///
-/// # Safety
-/// As there.
-#[cfg(target_arch = "aarch64")]
-#[unsafe(naked)]
-pub(crate) unsafe extern "C" fn switch(from: *mut *mut u8, to: *mut u8) {
-    naked_asm!(
-        "sub sp, sp, #160",
-        "stp x19, x20, [sp, #0]",
-        "stp x21, x22, [sp, #16]",
-        "stp x23, x24, [sp, #32]",
-        "stp x25, x26, [sp, #48]",
-        "stp x27, x28, [sp, #64]",
-        "stp x29, x30, [sp, #80]",
-        "stp d8, d9, [sp, #96]",
-        "stp d10, d11, [sp, #112]",
-        "stp d12, d13, [sp, #128]",
-        "stp d14, d15, [sp, #144]",
-        "mov x9, sp",
-        "str x9, [x0]",
-        "mov sp, x1",
-        "ldp x19, x20, [sp, #0]",
-        "ldp x21, x22, [sp, #16]",
-        "ldp x23, x24, [sp, #32]",
-        "ldp x25, x26, [sp, #48]",
-        "ldp x27, x28, [sp, #64]",
-        "ldp x29, x30, [sp, #80]",
-        "ldp d8, d9, [sp, #96]",
-        "ldp d10, d11, [sp, #112]",
-        "ldp d12, d13, [sp, #128]",
-        "ldp d14, d15, [sp, #144]",
-        "add sp, sp, #160",
-        "ret",
-    )
-}
-
-/// As on x86-64.
-#[cfg(target_arch = "aarch64")]
-#[unsafe(naked)]
-unsafe extern "C" fn first() {
-    naked_asm!("mov x0, x19", "blr x20", "brk #1")
-}
-
-/// As on x86-64.
-#[cfg(target_arch = "aarch64")]
-fn frame(entry: Entry, argument: *mut u8) -> [usize; 20] {
-    let mut words = [0; 20];
-    words[0] = argument.expose_provenance();
-    words[1] = entry as usize;
-    words[11] = first as unsafe extern "C" fn() as usize;
-    words
 }
 
 /// What runs on a new stack. It never returns.
@@ -175,21 +118,12 @@ impl Stacks {
         let top = (lane + 1) * STRIDE_BYTES - (lane * SHIFT_BYTES % PAGE_BYTES) / 16 * 16;
         let words = frame(entry, argument);
         // So that the stack pointer is a multiple of 16 when `first` begins.
-        let start = self.base.wrapping_add(top - size_of_val(&words) - ABOVE);
+        let start = self.base.wrapping_add(top - size_of_val(&words) - 8);
         // SAFETY: within the lane's stack, whose top this is, and aligned.
-        unsafe { start.cast::<[usize; WORDS]>().write(words) };
+        unsafe { start.cast::<[usize; 8]>().write(words) };
         start
     }
 }
-
-#[cfg(target_arch = "x86_64")]
-const WORDS: usize = 8;
-#[cfg(target_arch = "x86_64")]
-const ABOVE: usize = 8;
-#[cfg(target_arch = "aarch64")]
-const WORDS: usize = 20;
-#[cfg(target_arch = "aarch64")]
-const ABOVE: usize = 0;
 
 impl Drop for Stacks {
     fn drop(&mut self) {

@@ -10,13 +10,14 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::block::{Block, Current};
-use crate::launch::{Control, Fault, Indices};
+use crate::launch::{Control, Fault, Indices, MAX_BLOCK_LANES};
 use crate::launch_memory::LaunchMemory;
 use crate::report::{At, Waits};
 use crate::{TwinError, Visibility};
 
-/// Lanes that a thread runs side by side.
-const MAX_RESIDENT_LANES: u64 = 4096;
+/// Lanes of a launch that run side by side. Each has two of the 65,530 mappings of a process (`vm.max_map_count`), its stack and the
+/// page below.
+const MAX_RESIDENT_LANES: u64 = 16_384;
 /// Slices after which the blocks of a thread are taken to wait for another, whatever they do.
 const LONG: u32 = 64;
 /// Rounds in which nothing happened but polls, after which a thread sleeps.
@@ -43,6 +44,8 @@ pub(crate) struct Grid {
     pub(crate) memory: LaunchMemory,
     /// The next block that nobody has taken.
     next: AtomicU64,
+    /// Threads that have stacks, or are about to.
+    staffed: AtomicU32,
     /// Blocks at the grid's barrier, and how often it was passed.
     barrier: [AtomicU32; 2],
     waits: Mutex<Vec<At>>,
@@ -50,11 +53,18 @@ pub(crate) struct Grid {
 
 /// How many blocks of so many lanes run side by side.
 pub(crate) fn side_by_side(lanes: u64) -> u64 {
-    workers() as u64 * (MAX_RESIDENT_LANES / lanes.max(1))
+    let workers = workers(std::thread::available_parallelism().map_or(1, usize::from));
+    workers as u64 * blocks_of_worker(workers, lanes)
 }
 
-fn workers() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+/// Threads of a launch, so that each may have a block of any size.
+fn workers(cores: usize) -> usize {
+    cores.min((MAX_RESIDENT_LANES / MAX_BLOCK_LANES) as usize)
+}
+
+/// Blocks of so many lanes that one of them runs side by side.
+fn blocks_of_worker(workers: usize, lanes: u64) -> u64 {
+    MAX_RESIDENT_LANES / workers as u64 / lanes.max(1)
 }
 
 impl Grid {
@@ -64,25 +74,26 @@ impl Grid {
     ) -> Result<(Arc<Grid>, Vec<JoinHandle<()>>), TwinError> {
         let memory = LaunchMemory::new(visibility);
         // One with weak memory, so that the order of calls is the seed's.
-        let most = if memory.is_weak() { 1 } else { workers() };
-        let workers = most.min(control.shape.blocks.count() as usize);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let workers = if memory.is_weak() { 1 } else { workers(cores) };
+        let most = blocks_of_worker(workers, control.shape.threads.count()) as usize;
+        let workers = workers.min(control.shape.blocks.count() as usize);
         control.set_living(workers);
         let kernel = control.kernel.name();
-        let barrier = [const { AtomicU32::new(0) }; 2];
-        let grid =
-            Arc::new(Grid { control, memory, next: AtomicU64::new(0), barrier, waits: Mutex::default() });
+        let (next, staffed, barrier) = (AtomicU64::new(0), AtomicU32::new(0), Default::default());
+        let grid = Arc::new(Grid { control, memory, next, staffed, barrier, waits: Mutex::default() });
         let mut threads = Vec::new();
         for number in 0..workers {
             let mine = Arc::clone(&grid);
             let builder = std::thread::Builder::new().name(format!("twin-worker-{number}"));
-            match builder.spawn(move || mine.work()) {
+            match builder.spawn(move || mine.work(most)) {
                 Ok(thread) => threads.push(thread),
+                Err(source) if number == 0 => return Err(TwinError::Thread { kernel, source }),
                 // The others run its blocks.
-                Err(_) if number > 0 => grid.control.end(workers - number),
-                Err(source) => return Err(TwinError::Thread { kernel, source }),
-            }
-            if threads.len() <= number {
-                break;
+                Err(_) => {
+                    grid.control.end(workers - number);
+                    break;
+                }
             }
         }
         Ok((grid, threads))
@@ -94,14 +105,12 @@ impl Grid {
 
     fn take_block(&self) -> Option<u64> {
         let all = self.control.shape.blocks.count();
-        let taken = self
-            .next
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |next| (next < all).then_some(next + 1));
-        taken.ok()
+        let both = Ordering::SeqCst;
+        self.next.fetch_update(both, both, |next| (next < all).then_some(next + 1)).ok()
     }
 
-    fn work(&self) {
-        let most = (MAX_RESIDENT_LANES / self.control.shape.threads.count().max(1)).max(1) as usize;
+    /// A thread's part: runs blocks, at most so many side by side, until none is left.
+    fn work(&self, most: usize) {
         // SAFETY: C's, and nothing but an address.
         let here = unsafe { db_twin_here_of_thread() };
         // SAFETY: this thread's own words.
@@ -111,14 +120,30 @@ impl Grid {
         while !self.control.is_given_up() {
             let wants_more = resident.is_empty() || self.memory.is_weak() || idle > 0 || slices >= LONG;
             if wants_more && resident.len() < most {
-                if let Some(index) = self.take_block() {
-                    slices = 0;
-                    let Some(mut block) = self.block(spare.pop(), here) else { break };
-                    block.begin(index);
-                    resident.push_back(block);
-                } else if resident.is_empty() {
-                    break;
+                let is_first = resident.is_empty() && spare.is_empty();
+                self.staffed.fetch_add(u32::from(is_first), Ordering::SeqCst);
+                match spare.pop().map_or_else(|| Block::new(self, here), Ok) {
+                    Ok(mut block) => match self.take_block() {
+                        Some(index) => {
+                            slices = 0;
+                            block.begin(index);
+                            resident.push_back(block);
+                        }
+                        None => spare.push(block),
+                    },
+                    Err(error) if is_first => {
+                        // Threads that have stacks run its blocks.
+                        if self.staffed.fetch_sub(1, Ordering::SeqCst) == 1 {
+                            self.control.fail(Fault::Stacks(error.to_string()));
+                        }
+                        break;
+                    }
+                    // Its other blocks give theirs back when they end.
+                    Err(_) => {}
                 }
+            }
+            if resident.is_empty() {
+                break;
             }
             let mut events = 0;
             for block in &mut resident {
@@ -157,15 +182,26 @@ impl Grid {
         self.control.end(1);
     }
 
-    /// One whose lanes have not begun; None, and the launch has failed, where there is no memory for it.
-    fn block(&self, spare: Option<Box<Block>>, here: *mut Indices) -> Option<Box<Block>> {
-        let block = spare.map_or_else(|| Block::new(self, here), Ok);
-        block.inspect_err(|error| self.control.fail(Fault::Stacks(error.to_string()))).ok()
-    }
-
     /// Where lanes were that left, once their threads have ended.
     pub(crate) fn waits(&self) -> Waits {
         let waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
         Waits::of(waits.iter().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stacks_of_a_launch_take_half_of_the_mappings_of_a_process_on_any_number_of_cores() {
+        for cores in [1, 2, 3, 8, 16, 17, 64, 512] {
+            let workers = workers(cores);
+            for lanes in [1, 32, 100, 1000, MAX_BLOCK_LANES] {
+                let blocks = blocks_of_worker(workers, lanes);
+                let mappings = 2 * workers as u64 * blocks * lanes.next_power_of_two();
+                assert!(blocks >= 1 && mappings <= 65_530, "{cores} cores, {lanes} lanes: {mappings}");
+            }
+        }
     }
 }

@@ -103,6 +103,8 @@ impl Kernels {
         // Kernels throw nothing and use no library, so that no program asks for one.
         build.cpp(true).cpp_link_stdlib(None).std("c++17").flag("-fno-exceptions").flag("-fno-rtti");
         build.flag("-fno-threadsafe-statics").define("DB_TWIN", None);
+        // A frame touches each of its pages, so that one beyond a lane's stack meets the page that may not be touched.
+        build.flag_if_supported("-fstack-clash-protection");
         // A product and a sum are rounded each, so that results do not depend on the machine.
         build.opt_level(2).flag("-ffp-contract=off");
         build.includes(&self.includes).warnings(true).extra_warnings(true);
@@ -155,10 +157,7 @@ impl Unit {
             let _ = writeln!(text, "#define {}", source.define);
         }
         let _ = writeln!(text, "#include \"twin.h\"");
-        rewritten
-            .lines()
-            .filter(|line| line.starts_with("#include"))
-            .for_each(|line| text += &format!("{line}\n"));
+        includes(rewritten).for_each(|line| text += &format!("{line}\n"));
         let _ = writeln!(text, "namespace {symbol} {{");
         kernels.iter().for_each(|name| text += &format!("#define {name} {name}_{symbol}\n"));
         let _ = writeln!(text, "#line 1 \"{}\"\n{rewritten}\n#line 1 \"{symbol}.cpp\"", path.display());
@@ -181,6 +180,16 @@ impl Unit {
     fn tables(&self) -> Vec<String> {
         self.kernels.iter().map(|name| format!("db_twin_{name}_{}", self.symbol)).collect()
     }
+}
+
+/// A source's includes but those within `#if`: the twin may be without their headers.
+fn includes(text: &str) -> impl Iterator<Item = &str> {
+    let mut depth = 0;
+    text.lines().filter(move |line| {
+        let directive = line.trim_start().strip_prefix('#').unwrap_or_default().trim_start();
+        depth += i32::from(directive.starts_with("if")) - i32::from(directive.starts_with("endif"));
+        depth == 0 && directive.starts_with("include")
+    })
 }
 
 /// Names of a source's kernels; those of templates are left out.
@@ -247,6 +256,12 @@ fn rust_table(name: &str, symbol: Option<&String>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn includes_within_a_condition_stay_there() {
+        let text = "#include <a>\n#ifndef DB_TWIN\n#if 1\n#include <b>\n#endif\n# include <c>\n#endif\n # include \"d.h\"\n";
+        assert!(includes(text).eq(["#include <a>", " # include \"d.h\""]));
+    }
 
     #[test]
     fn kernels_are_found_by_their_names_however_they_are_written() {

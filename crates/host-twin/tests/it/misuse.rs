@@ -1,5 +1,7 @@
 //! Kernels that do what CUDA forbids, or never end: each ends with an error that names the place, before its deadline or at it.
 
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use host_twin::{Arguments, Launch, MAX_SHARED_BYTES, TwinError};
@@ -74,15 +76,19 @@ fn a_lane_that_waits_by_atomics_ends_at_the_deadline() {
     on_word("endless_atomics", &launch, &mut 1).unwrap();
 }
 
+/// Runs the test of that name in a process of its own, which finds the variable. None: this is that process.
+fn in_a_process(test: &str) -> Option<Output> {
+    const CHILD: &str = "HOST_TWIN_CHILD";
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", &format!("misuse::{test}"), "--nocapture"]).env(CHILD, "1");
+    std::env::var_os(CHILD).is_none().then(|| command.output().unwrap())
+}
+
 /// A lane that makes none of the twin's calls cannot be stopped: a process of its own is given up.
 #[test]
 fn a_lane_that_cannot_be_stopped_is_said_to_end_the_process() {
     need!(compiler(), cc, "a C++ compiler");
-    const CHILD: &str = "HOST_TWIN_SPINS";
-    if std::env::var_os(CHILD).is_none() {
-        let test = "misuse::a_lane_that_cannot_be_stopped_is_said_to_end_the_process";
-        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-        let output = command.args(["--exact", test, "--nocapture"]).env(CHILD, "1").output().unwrap();
+    if let Some(output) = in_a_process("a_lane_that_cannot_be_stopped_is_said_to_end_the_process") {
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(7), "{text}");
         assert!(
@@ -95,6 +101,37 @@ fn a_lane_that_cannot_be_stopped_is_said_to_end_the_process() {
     let launch = Launch { deadline: Duration::from_millis(100), ..Launch::new(1, 2) };
     eprintln!("{}", on_word("endless_loads", &launch, word).unwrap_err());
     std::process::exit(7);
+}
+
+/// An array that is too large would lie in another lane's stack: the process ends before it is written.
+#[test]
+fn a_frame_beyond_the_stack_ends_the_process() {
+    need!(compiler(), cc, "a C++ compiler");
+    if let Some(output) = in_a_process("a_frame_beyond_the_stack_ends_the_process") {
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{:?} {text}", output.status);
+        return;
+    }
+    on_word("large_array", &Launch::new(1, 64), &mut 0).unwrap();
+}
+
+/// A process with room for the stacks of three blocks runs eight, though each thread wants more than one side by side.
+#[test]
+fn blocks_wait_for_stacks_where_memory_is_short() {
+    need!(compiler(), cc, "a C++ compiler");
+    if let Some(output) = in_a_process("blocks_wait_for_stacks_where_memory_is_short") {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
+    let bytes = pages * 4096 + (500 << 20);
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    // SAFETY: it is given a struct of its own.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+    let mut blocks = 0;
+    on_word("sleepy", &Launch::new(8, 1024), &mut blocks).unwrap();
+    assert_eq!(blocks, 8);
 }
 
 /// Rows: the element that is written, of 32 static ones or, negative, of 32 dynamic ones.

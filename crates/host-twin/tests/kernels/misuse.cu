@@ -75,3 +75,17 @@ extern "C" __global__ void wait_for_last(unsigned int *word) {
     while (atomicAdd(word, 0u) == 0) {
     }
 }
+
+/* Lanes sleep, so that other blocks begin meanwhile; counts the blocks. */
+extern "C" __global__ void sleepy(int *word) {
+    for (int times = 0; times < 3; times++) __nanosleep(1000000);
+    if (threadIdx.x == 0) atomicAdd(word, 1);
+}
+
+/* An array that is larger than a lane's stack, of which the last lane writes the end that is far from the stack's top. */
+extern "C" __global__ void large_array(int *word) {
+    volatile char bytes[256 << 10];
+    if (threadIdx.x + 1 != blockDim.x) return;
+    bytes[*word] = 1;
+    *word = bytes[*word] + 1;
+}

@@ -141,6 +141,9 @@ extern "C" __global__ void intrinsics(unsigned int *out, int *words, float *sum)
     EXPECT(16, __half2float(__float2half(0.1f)) == 0.0999755859375f);
     half2 pair = __floats2half2_rn(1.5f, -2.0f) * __float2half2_rn(2.0f);
     EXPECT(17, __low2float(pair) == 3.0f && __high2float(pair) == -4.0f && __hlt(pair.y, pair.x));
+    float large = 3e9f * (1 + lane);
+    EXPECT(18, __float2int_rn(large) == 0x7fffffff && __float2int_rd(-large) == (int)0x80000000);
+    EXPECT(19, __float2int_ru(large * 0.0f / (me * 0.0f)) == 0 && __float2int_rz(-2.5f * lane) == -5 * lane / 2);
     atomicAdd(&words[0], 1);
     atomicMax(&words[1], me);
     atomicMin(&words[2], -me);
