@@ -39,10 +39,10 @@ fn main() {
         .extra_warnings(true)
         .flag("-pedantic")
         .compile("rdma_shim");
-    Kernels::new("kernels").include("include").folder("kernels").compile();
-    let planted = Kernels::new("planted").include("include").include("kernels");
+    Kernels::new("kernels").include("include").folder("tests/kernels").compile();
+    let planted = Kernels::new("planted").include("include").include("tests/kernels");
     let plant = |kernels: Kernels, &(source, defect, define): &(&str, &str, &str)| {
-        kernels.planted(format!("kernels/{source}.cu"), defect, define)
+        kernels.planted(format!("tests/kernels/{source}.cu"), defect, define)
     };
     PLANTED.iter().fold(planted, plant).compile();
 }

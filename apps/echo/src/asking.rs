@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
-use rdma_shim::kernel::{Ask, KernelError, Questions, Reason, Region};
+use echo::kernel::{Ask, Questions};
+use rdma_shim::kernel::{KernelError, Reason, Region};
 use verbs::connect::{ConnectError, Path, Session, Wait};
 use verbs::{Pd, Qp};
 

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use echo::kernel::question_word;
 use measure::timer;
-use rdma_shim::kernel::question_word;
 use verbs::connect::Session;
 use verbs::{
     Cq, Mr, Pages, Payload, Pd, Qp, QueuePair, ReceiveRequest, SendOperation, SendRequest, WorkCompletion,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result};
 use cli::sentence;
-use rdma_shim::kernel::{Ask, Echo, Listening, Questions};
+use echo::kernel::{Ask, Echo, Listening, Questions};
 use verbs::connect::{Hello, Path, QpOffer};
 use verbs::{Pd, Qp, QpType};
 

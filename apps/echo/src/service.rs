@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use cli::{FAILED, INTERRUPTED, emit, sentence, speaks_to_people};
-use rdma_shim::kernel::{Echo, Listening, Machine, Reason, Region, Running};
+use echo::kernel::{Echo, Listening};
+use rdma_shim::kernel::{Machine, Reason, Region, Running};
 use serde::Serialize;
 use verbs::Pd;
 use verbs::connect::{ConnectError, Listener, Session, Wait};

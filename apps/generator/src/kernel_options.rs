@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use generator::kernel::generate::{MAX_PRODUCERS, Style};
 use rdma_shim::kernel::Place;
-use rdma_shim::kernel::generate::{MAX_PRODUCERS, Style};
 use rdma_shim::{Doorbell, Options, Order};
 
 use crate::kernel_receiver::Taker;

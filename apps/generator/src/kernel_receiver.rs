@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use generator::kernel::generate::Operation;
+use generator::kernel::receive::{self, Receive, Receivers, THREADS, Taken};
 use host_twin::MAX_LANES;
-use rdma_shim::kernel::generate::Operation;
-use rdma_shim::kernel::receive::{self, Receive, Receivers, THREADS, Taken};
 use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Region, Running};
 use verbs::connect::{ConnectError, Hello, Path, QpOffer, RegionOffer, Session, Wait};
 use verbs::{Context, Cq, Pd, QpBuilder, Remote};

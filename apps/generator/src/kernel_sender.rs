@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use generator::kernel::generate::{self, Generate, Lane, Senders, Sent, Style};
 use host_twin::{MAX_LANES, Visibility};
 use rdma_shim::Options;
-use rdma_shim::kernel::generate::{self, Generate, Lane, Senders, Sent, Style};
 use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Region, Running};
 use verbs::connect::{Path, RegionOffer, Session};
 use verbs::{Context, Cq, Pd, Remote};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use cli::Nic;
-use rdma_shim::kernel::generate::Style;
+use generator::kernel::generate::Style;
 use rdma_shim::{Doorbell, Options, Order};
 
 use crate::kernel_options::KernelOptions;

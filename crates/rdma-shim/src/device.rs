@@ -5,9 +5,10 @@
 use gpu::Unit;
 
 /// Names and texts of `include/`, for whoever compiles kernels at run time.
-pub const HEADERS: [(&str, &str); 8] = [
+pub const HEADERS: [(&str, &str); 9] = [
     ("doorbell.h", include_str!("../include/doorbell.h")),
     ("doorbell_gpu.h", include_str!("../include/doorbell_gpu.h")),
+    ("doorbell_kernel.h", include_str!("../include/doorbell_kernel.h")),
     ("doorbell_shared.h", include_str!("../include/doorbell_shared.h")),
     ("mlx5_layout.h", include_str!("../include/mlx5_layout.h")),
     ("order.h", include_str!("../include/order.h")),

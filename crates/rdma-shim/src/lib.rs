@@ -13,13 +13,18 @@ mod completion;
 pub mod device;
 pub mod header;
 pub mod kernel;
-pub mod kernels;
+#[cfg(test)]
+mod kernels {
+    //! The kernels of `tests/kernels` for the host twin, as the build script compiled them.
+    host_twin::include_kernels!("kernels");
+}
 #[cfg(test)]
 mod memory_tests;
-pub mod post_bench;
 mod queue_pair;
 mod request;
 pub mod sys;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use completion::{Completion, Status};
 pub use queue_pair::{Doorbell, Options, Order, PollError, QueuePair, ShimError};

@@ -21,14 +21,8 @@ use crate::workspace::{revision_text, root, target_dir};
 mod perftest;
 
 /// What is carried of the tree, at the same paths: files, and folders with all below them.
-const TEXTS: &[&str] = &[
-    "LICENSE",
-    "crates/gpu/kernels",
-    "crates/rdma-shim/include",
-    "crates/rdma-shim/kernels",
-    "examples/cuda_post",
-    "experiments",
-];
+const TEXTS: &[&str] =
+    &["LICENSE", "crates/gpu/kernels", "crates/rdma-shim/include", "examples/cuda_post", "experiments"];
 /// Not part of [`TEXTS`]: what was measured elsewhere says nothing there,
 const LEFT_OUT: &str = "measured.json";
 /// but for the posts that the modelled line of figure 4 is made of.

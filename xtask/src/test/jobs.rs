@@ -225,7 +225,7 @@ impl<'a> Run<'a> {
                     let runner = suite.nic.as_ref().map_or(&[][..], |nic| &nic.runner);
                     let mut words = runner.to_vec();
                     words.push(program.display().to_string());
-                    words.extend(suite.arguments.iter().map(|word| (*word).to_owned()));
+                    words.extend(suite.words().map(str::to_owned));
                     let mut command = command(&words);
                     command.envs(kept.clone().cloned());
                     command

@@ -15,11 +15,13 @@ struct Way {
     arguments: &'static [&'static str],
     /// The test programs need a NIC: each is started by `softnic run`, once for each of these.
     nics: &'static [Nic],
+    /// Tests that do not depend on every NIC: a part of their paths, and on how many of the NICs they run.
+    few: &'static [(&'static str, usize)],
     /// The tests compile and link device code: they get a toolkit, and may not skip for want of one.
     toolkit: bool,
 }
 
-const PLAIN: Way = Way { arguments: &[], nics: &[], toolkit: false };
+const PLAIN: Way = Way { arguments: &[], nics: &[], few: &[], toolkit: false };
 
 /// Packages whose test programs are not just started.
 const WAYS: &[(&str, Way)] = &[
@@ -31,13 +33,15 @@ const WAYS: &[(&str, Way)] = &[
     ("soft-nic", Way { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
     // How many multiply-adds a second the twin does.
     ("host-twin", Way { arguments: &["--show-output"], ..PLAIN }),
-    ("generator", Way { nics: &NICS, ..PLAIN }),
+    ("generator", Way { nics: &NICS, few: GENERATOR, toolkit: true, ..PLAIN }),
     // One message at a time: the NIC is another's business. What the round trips took is printed.
     (
         "echo",
         Way {
             nics: NICS.first_chunk::<2>().expect("there are four"),
+            few: &[("kernel::", 1)],
             arguments: &["--show-output", "--test-threads=2"],
+            toolkit: true,
             ..PLAIN
         },
     ),
@@ -46,6 +50,19 @@ const WAYS: &[(&str, Way)] = &[
     ("verbs", Way { nics: &NICS, ..PLAIN }),
     // Two programs on two cores each: these take turns, or their timing tests measure one another.
     ("softnic", Way { arguments: &["--test-threads=2"], ..PLAIN }),
+];
+
+/// Tests of the generator that need no NIC, or know one link layer from the other, or send short messages alone.
+const GENERATOR: &[(&str, usize)] = &[
+    ("bad_input::", 2),
+    ("belongs::", 1),
+    ("bench_post_gpu::", 1),
+    ("kernel::", 1),
+    ("options::", 1),
+    ("payload::", 1),
+    ("plan::", 1),
+    ("report::", 1),
+    ("wrappers::", 2),
 ];
 
 /// How the NIC carries messages from one queue to another.
@@ -100,10 +117,24 @@ pub struct Suite {
     pub package: String,
     /// Arguments of each test program.
     pub arguments: &'static [&'static str],
+    /// Parts of the paths of tests that run on another NIC only.
+    pub left_out: Vec<&'static str>,
     /// Environment on top of ours.
     pub environment: Vec<(String, String)>,
     /// The NIC under it, if it runs on one.
     pub nic: Option<UnderNic>,
+}
+
+impl Suite {
+    /// What its test programs are told.
+    pub fn words(&self) -> impl Iterator<Item = &'static str> {
+        self.arguments.iter().copied().chain(self.left_out.iter().flat_map(|part| ["--skip", part]))
+    }
+
+    /// Whether a test is one of its own.
+    pub fn has(&self, test: &str) -> bool {
+        !self.left_out.iter().any(|part| test.contains(part))
+    }
 }
 
 /// The software NIC of one suite.
@@ -177,10 +208,15 @@ pub fn all(packages: &[&str], softnic: &Path, folder: &Path) -> Vec<Suite> {
             name: (*package).to_owned(),
             package: (*package).to_owned(),
             arguments: way.arguments,
+            left_out: Vec::new(),
             environment: if way.toolkit { with_toolkit() } else { Vec::new() },
             nic: None,
         };
-        suites.extend(way.nics.iter().map(|nic| on(plain.clone(), *nic, softnic, folder)));
+        for (place, nic) in way.nics.iter().enumerate() {
+            let elsewhere = way.few.iter().filter(|(_, nics)| place >= *nics);
+            let left_out = elsewhere.map(|(part, _)| *part).collect();
+            suites.push(on(Suite { left_out, ..plain.clone() }, *nic, softnic, folder));
+        }
         if way.nics.is_empty() {
             suites.push(plain);
         }
@@ -286,6 +322,26 @@ mod tests {
         let nic = suites[4].nic.as_ref().unwrap();
         assert_eq!((nic.runner.join(" "), nic.carriage), (runner.to_owned(), Carriage::Staged));
         assert_eq!(suites[4].environment, [require("nic,softnic")]);
+    }
+
+    #[test]
+    fn tests_that_do_not_depend_on_the_nic_run_on_the_first_ones() {
+        let suites = named(&["generator", "echo"]);
+        for (suite, test, is_there) in [
+            ("generator-ib", "plan::tests::a_plan", true),
+            ("generator-roce", "plan::tests::a_plan", false),
+            ("generator-roce", "wrappers::twin_senders", true),
+            ("generator-roce-staged", "wrappers::twin_senders", false),
+            ("generator-roce-wire", "transfer::each_operation", true),
+            ("generator-roce", "bad_input::an_option", true),
+            ("generator-roce-wire", "bad_input::an_option", false),
+        ] {
+            let found = suites.iter().find(|one| one.name == suite).unwrap();
+            assert_eq!(found.has(test), is_there, "{suite}: {test}");
+        }
+        let words = suites.iter().find(|suite| suite.name == "echo-roce").unwrap().words();
+        let skips = ["--skip", "kernel::"];
+        assert_eq!(words.collect::<Vec<_>>()[2..], skips);
     }
 
     #[test]

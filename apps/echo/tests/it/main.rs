@@ -5,4 +5,5 @@
 mod answers;
 mod bad_input;
 mod ends;
+mod service;
 mod signals;

@@ -1,5 +1,5 @@
 //! Time of a post on a GPU: the shim, `doca_gpu_dev_verbs_put` where its headers are given, and the original release's style,
-//! in turn and in one process. No NIC takes part, or a thread plays one: see `rdma_shim::post_bench`.
+//! in turn and in one process. No NIC takes part, or a thread plays one: see `generator::kernel::post_bench`.
 //!
 //! Each row is measured in rounds, theirs, ours early, ours strict, theirs again and so on; the first round is not counted,
 //! and ratios are of medians. Times are the GPU's own.
@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
+use generator::kernel::post_bench::{Floor, PeerHeaders, Place, Rig, RigError};
 use gpu::cache::Cache;
 use gpu::{Gpu, ImageBuilder, Toolkit};
 use rdma_shim::Order;
-use rdma_shim::post_bench::{Floor, PeerHeaders, Place, Rig, RigError};
 
 use crate::options::BenchPostGpu;
 use report::{FloorLine, Machine, Measured, Sides, Spread};

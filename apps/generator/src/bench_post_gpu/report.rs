@@ -1,8 +1,8 @@
 //! What `bench-post-gpu` says, as JSON lines and as text.
 
+use generator::kernel::post_bench::{LENGTH, PeerHeaders, Rig, Sample};
 use gpu::{Gpu, ImageBuilder};
 use measure::{Label, Provenance, Revision};
-use rdma_shim::post_bench::{LENGTH, PeerHeaders, Rig, Sample};
 use serde::Serialize;
 
 use super::table::{Against, Call, Required, Row};

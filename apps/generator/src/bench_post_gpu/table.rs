@@ -1,7 +1,7 @@
 //! The rows of `bench-post-gpu`: what is posted in which way, against whom, and what was required of it.
 
+use generator::kernel::post_bench::{Case, Floor, Place, Poster, Room, Scope, Sharing};
 use rdma_shim::Order;
-use rdma_shim::post_bench::{Case, Floor, Place, Poster, Room, Scope, Sharing};
 use serde::Serialize;
 
 /// Posts of a run; a run of the slowest way takes some 30 ms.

@@ -9,3 +9,4 @@ mod judgement;
 mod kernels;
 mod signals;
 mod transfer;
+mod wrappers;

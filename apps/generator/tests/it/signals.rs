@@ -56,7 +56,7 @@ fn ctrl_c_at_the_receiver_fails_the_sender_by_name() {
 fn ctrl_c_at_a_kernel_that_receives_is_heard_while_messages_flow() {
     need!(device(), nic, "an RDMA device");
     need!(
-        rdma_shim::kernels::KERNELS.find("generate_receive").map(drop).map_err(|e| e.to_string()),
+        generator::kernel::KERNELS.find("generate_receive").map(drop).map_err(|e| e.to_string()),
         cc,
         "a C++ compiler"
     );

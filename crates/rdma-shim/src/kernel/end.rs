@@ -1,14 +1,15 @@
-//! How a kernel says that it ended: `struct db_kernel_end` of `kernels/kernel.h`.
+//! How a kernel says that it ended: `struct db_kernel_end` of `doorbell_kernel.h`.
 
 use std::fmt;
 
 use super::memory::Plain;
 use crate::Status;
 
-/// As the kernel wrote it.
+/// `struct db_kernel_end`, as a kernel wrote it.
+#[allow(missing_docs, reason = "fields of C")]
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct db_kernel_end {
+pub struct db_kernel_end {
     pub wr_id: u64,
     pub code: u32,
     pub qpn: u32,
@@ -63,8 +64,8 @@ pub enum Reason {
 }
 
 impl db_kernel_end {
-    /// Nothing when all went well.
-    pub(crate) fn failure(&self) -> Option<Failure> {
+    /// The failure that it tells of; `None` when all went well.
+    pub fn failure(&self) -> Option<Failure> {
         let reason = match self.code {
             0 => return None,
             COMPLETION => Reason::Completion {

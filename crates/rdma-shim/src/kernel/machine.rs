@@ -98,7 +98,7 @@ impl Machine {
 
     /// An error unless `other`, which `what` was made for, is this machine, or one of the same GPU: its kernels reach nothing else.
     /// The twin's would store to addresses of a GPU; a GPU that was never shown these pages loses its context.
-    pub(super) fn reaches(&self, what: &str, other: &Machine) -> Result<(), KernelError> {
+    pub fn reaches(&self, what: &str, other: &Machine) -> Result<(), KernelError> {
         let same = match (self.context(), other.context()) {
             (Some(ours), Some(theirs)) => ours.gpu() == theirs.gpu(),
             _ => Arc::ptr_eq(&self.0, &other.0),
@@ -152,7 +152,7 @@ fn ordered(write_ordering: i32, name: &str) -> Result<(), KernelError> {
 
 /// A kernel that is ready to be launched: its code is on the machine, and it has a stream for its first launch.
 #[derive(Debug, Clone)]
-pub(crate) struct Kernel {
+pub struct Kernel {
     name: &'static str,
     code: Code,
 }
@@ -166,13 +166,9 @@ enum Code {
 impl Kernel {
     /// Compiles the source if it is needed, and puts the code on the machine. Do it before anything else is launched there:
     /// loading may wait for what runs.
-    pub(crate) fn prepare(
-        machine: &Machine,
-        source: &Source,
-        name: &'static str,
-    ) -> Result<Kernel, KernelError> {
+    pub fn prepare(machine: &Machine, source: &Source, name: &'static str) -> Result<Kernel, KernelError> {
         let code = match &*machine.0 {
-            Inner::Twin(visibility) => Code::Twin(crate::kernels::KERNELS.find(name)?, *visibility),
+            Inner::Twin(visibility) => Code::Twin(source.twin.find(name)?, *visibility),
             Inner::Gpu(on) => {
                 let function = on.module(source)?.function(name)?;
                 Code::Gpu(function, Streams::new(&on.context)?)
@@ -182,7 +178,7 @@ impl Kernel {
     }
 
     /// Blocks of a launch for so many queue pairs. Error: more than run side by side here, when nothing else runs.
-    pub(crate) fn blocks(&self, queues: usize, each: u32, threads: u32) -> Result<u32, KernelError> {
+    pub fn blocks(&self, queues: usize, each: u32, threads: u32) -> Result<u32, KernelError> {
         let most = match &self.code {
             Code::Twin(..) => host_twin::MAX_LANES as u32 / threads.max(1),
             Code::Gpu(function, _) => function.max_blocks(threads)?,
@@ -202,7 +198,7 @@ impl Kernel {
     ///
     /// # Safety
     /// The kernel takes these arguments and keeps to memory that `held` keeps; it ends when `cancel` is set.
-    pub(crate) unsafe fn launch<T>(
+    pub unsafe fn launch<T>(
         &self,
         shape: [u32; 2],
         arguments: &Arguments,

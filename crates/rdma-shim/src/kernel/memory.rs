@@ -24,7 +24,7 @@ const PIECE: usize = 1 << 20;
 ///
 /// # Safety
 /// It has no padding, and any bytes are a value of it.
-pub(crate) unsafe trait Plain: Sized {}
+pub unsafe trait Plain: Sized {}
 
 /// Host memory that the machine's kernels reach; zeroed at first. Clones are the same memory.
 #[derive(Debug, Clone)]
@@ -270,14 +270,14 @@ impl Memory {
     }
 
     /// Stores a struct.
-    pub(crate) fn put<T: Plain>(&self, offset: usize, value: &T) -> Result<(), KernelError> {
+    pub fn put<T: Plain>(&self, offset: usize, value: &T) -> Result<(), KernelError> {
         // SAFETY: `Plain` has no padding, so that each byte is one.
         let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) };
         self.write(offset, bytes)
     }
 
     /// Loads a struct.
-    pub(crate) fn get<T: Plain>(&self, offset: usize) -> Result<T, KernelError> {
+    pub fn get<T: Plain>(&self, offset: usize) -> Result<T, KernelError> {
         let mut value = MaybeUninit::<T>::zeroed();
         // SAFETY: zeroed, as long as a `T`, and borrowed alone.
         let bytes = unsafe { std::slice::from_raw_parts_mut(value.as_mut_ptr().cast(), size_of::<T>()) };

@@ -1,34 +1,32 @@
 //! Kernels launched from Rust, safely: who runs them, the memory and queues that they use, and how they end.
 //!
 //! A [`Machine`] is a GPU or the host twin; programs are written for either. [`Queue`] is a queue pair that a kernel posts to,
-//! [`Region`] memory that a NIC and a kernel reach. Launching is unsafe by nature, so each kernel that programs use has a
-//! wrapper here that holds everything the kernel touches until it has ended ([`Running`]): what does not end is told to,
-//! and when it does not listen its memory stays for ever. Sources lie in `kernels/`; they are compiled for a GPU when they
-//! are first needed, and kept on disk.
-//! Left out: several GPUs in one launch, kernels of others.
+//! [`Region`] memory that a NIC and a kernel reach. A program brings its kernels as a [`Source`]. [`Kernel::launch`] is unsafe, so the
+//! program wraps it: the wrapper gives it everything that the kernel touches, to be held until the kernel has ended ([`Running`]). A
+//! kernel that does not end is told to. If it does not listen, its memory is never freed. Sources are compiled for a GPU when they
+//! are first needed, and kept on disk. `apps/echo/src/kernel.rs` is the smallest wrapper.
+//! Left out: several GPUs in one launch.
 
 #![allow(non_camel_case_types, reason = "names are C's")]
 
 mod code;
-mod echo;
 mod end;
 mod error;
-pub mod generate;
 mod machine;
 mod memory;
 mod queue;
-pub mod receive;
 mod region;
 mod running;
 mod shared;
 #[cfg(test)]
 mod tests;
 
-pub use echo::{Ask, Echo, Listening, Outcome, Questions, question_word};
-pub use end::{Failure, Reason};
+pub use code::{Arguments, Source};
+pub use end::{Failure, Reason, db_kernel_end};
 pub use error::KernelError;
-pub use machine::Machine;
-pub use memory::{GpuMemory, HostMemory, Memory};
-pub use queue::Queue;
+pub use machine::{Kernel, Machine};
+pub use memory::{GpuMemory, HostMemory, Memory, Plain};
+pub use queue::{Queue, Room, db_kernel_queue};
 pub use region::{Place, Region};
 pub use running::Running;
+pub use shared::SharedQueue;

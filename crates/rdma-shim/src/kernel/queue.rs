@@ -13,10 +13,11 @@ use super::memory::{Memory, Plain};
 use crate::queue_pair::{Options, ShimError, completion_queue, receive_queue, send_queue};
 use crate::sys::*;
 
-/// `struct db_kernel_queue` of `kernels/kernel.h`.
+/// `struct db_kernel_queue` of `doorbell_kernel.h`: where kernels find a queue's structs.
+#[allow(missing_docs, reason = "fields of C")]
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct db_kernel_queue {
+pub struct db_kernel_queue {
     pub sq: u64,
     pub rq: u64,
     pub send_cq: u64,
@@ -163,7 +164,7 @@ impl Queue {
     }
 
     /// For sentences: `QP 0x49`.
-    pub(super) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         format!("QP {:#x}", self.qp.number())
     }
 
@@ -173,8 +174,8 @@ impl Queue {
         self.shown.get(2).and_then(|shown| shown.how().first())
     }
 
-    /// Where kernels find it.
-    pub(crate) fn addresses(&self) -> db_kernel_queue {
+    /// Where kernels find its structs.
+    pub fn addresses(&self) -> db_kernel_queue {
         let at = |offset: usize| self.state.kernel_address() + offset as u64;
         let receive_cq = if self.host.receive_cq.is_some() { RECEIVE_CQ } else { SEND_CQ };
         db_kernel_queue { sq: at(SQ), rq: at(RQ), send_cq: at(SEND_CQ), receive_cq: at(receive_cq) }
@@ -186,7 +187,7 @@ impl Queue {
     }
 
     /// How much fits in it.
-    pub(super) fn room(&self) -> Result<Room, KernelError> {
+    pub fn room(&self) -> Result<Room, KernelError> {
         let rq: db_rq = self.state.get(RQ)?;
         let (sq, cq) = self.structs()?;
         let receive_completions = self.host.receive_cq.as_ref().map_or(cq.entries, |cq| cq.entries);
@@ -207,7 +208,7 @@ impl Queue {
     }
 
     /// Any state → RESET, with empty queues, as [`crate::QueuePair::reset`]. No kernel uses it: it would be held by that.
-    pub(super) fn emptied(mut self) -> Result<Queue, KernelError> {
+    pub fn emptied(mut self) -> Result<Queue, KernelError> {
         self.qp.reset()?;
         let (sq, rq): (db_sq, db_rq) = (self.state.get(SQ)?, self.state.get(RQ)?);
         self.host.sq.producer = sq.producer;
@@ -230,7 +231,8 @@ impl Queue {
 }
 
 /// What a queue has room for.
-pub(super) struct Room {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
     /// Blocks of its send ring.
     pub sends: u32,
     /// Receives.

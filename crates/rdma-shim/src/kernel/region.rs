@@ -61,7 +61,7 @@ impl Region {
     }
 
     /// An error unless kernels of `machine` reach it, and find in it what a NIC has written.
-    pub(super) fn takes_arrivals(&self, machine: &Machine) -> Result<(), KernelError> {
+    pub fn takes_arrivals(&self, machine: &Machine) -> Result<(), KernelError> {
         machine.reaches("the region", &self.machine)?;
         machine.sees_arrivals(&self.memory)
     }

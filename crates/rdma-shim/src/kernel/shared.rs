@@ -57,8 +57,8 @@ impl SharedQueue {
         &self.queue
     }
 
-    /// Where kernels find it.
-    pub(crate) fn kernel_address(&self) -> u64 {
+    /// Where kernels find `struct db_shared_sq`.
+    pub fn kernel_address(&self) -> u64 {
         self.shared.kernel_address()
     }
 

@@ -9,8 +9,14 @@ use super::error::KernelError;
 use super::machine::{Kernel, Machine};
 use host_twin::{TwinError, Visibility};
 
-const COUNT: Source = Source { name: "vote.cu", text: include_str!("../../kernels/vote.cu") };
-const MISUSE: Source = Source { name: "misuse.cu", text: include_str!("../../kernels/misuse.cu") };
+static COUNT: Source = Source {
+    name: "vote.cu",
+    text: include_str!("../../tests/kernels/vote.cu"),
+    headers: &[],
+    twin: &crate::kernels::KERNELS,
+};
+static MISUSE: Source =
+    Source { name: "misuse.cu", text: include_str!("../../tests/kernels/misuse.cu"), ..COUNT };
 
 fn twin() -> Result<Machine, String> {
     // A build without a C++ compiler has no kernels.

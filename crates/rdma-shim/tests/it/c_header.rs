@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use measure::need;
 
-use crate::ends::device;
+use rdma_shim::testing::device;
 
 const INCLUDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/include");
 const EXAMPLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/c/write.c");

@@ -15,7 +15,7 @@ use verbs::{
     SendOperation, SendRequest,
 };
 
-use crate::ends::{connect, memory, softnic, wait_for};
+use rdma_shim::testing::{connect, memory, softnic, wait_for};
 
 /// How long the NIC excuses a wrong ring at most, while a thread of the program, of which other tests start many, has no core:
 /// `MAX_WINDOWS` windows of `WINDOW_NS` (`soft-nic`, `device/doorbell.rs`). Without an excuse it speaks after `GRACE_NS`, 10 ms.

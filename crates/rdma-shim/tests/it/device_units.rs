@@ -1,13 +1,13 @@
-//! Every kernel of ours through NVIDIA's compiler and linker, for three architectures; and in the assembly of a doorbell, the
+//! Every kernel of the tests through NVIDIA's compiler and linker, for three architectures; and in the assembly of a doorbell, the
 //! order of fences and stores. Needs a toolkit, no GPU.
 
 use std::fs;
 use std::path::Path;
 
-use gpu::cache::Cache;
-use gpu::{Arch, Compiler, Form, ImageBuilder, Toolkit};
+use gpu::{Arch, Compiler, Form, Toolkit, Unit};
 use measure::need;
 use rdma_shim::device::unit;
+use rdma_shim::testing::compile_everywhere;
 
 const ARCHS: [Arch; 3] = [Arch::sm(80), Arch::sm(90), Arch::sm(100)];
 
@@ -32,9 +32,9 @@ extern "C" __global__ void ring(struct db_sq *given, struct db_sge piece, db_u64
 }
 "#;
 
-/// Names and texts of a folder's files with this ending.
-fn files(folder: &str, ending: &str) -> Vec<(String, String)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(folder);
+/// Names and texts of the kernels' files with this ending.
+fn files(ending: &str) -> Vec<(String, String)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels");
     let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<_> = paths
         .filter(|path| path.extension().is_some_and(|found| found == ending))
@@ -48,26 +48,13 @@ fn files(folder: &str, ending: &str) -> Vec<(String, String)> {
 
 #[test]
 fn every_kernel_compiles_and_links_for_every_architecture() {
-    let builder = ImageBuilder::new(need!(Toolkit::find(None), toolkit, "a CUDA toolkit"), Cache::off());
-    let sources = files("kernels", "cu");
-    assert!(sources.len() >= 6, "{sources:?}");
-    for arch in ARCHS {
-        for (name, text) in &sources {
-            let headers = files("kernels", "h").into_iter();
-            let unit = headers.fold(unit(name, text), |unit, (name, text)| unit.header(name, text));
-            let image =
-                builder.image(&[unit], arch, Form::Cubin).unwrap_or_else(|error| panic!("{arch}: {error}"));
-            let kernels = text.split("__global__ void ").skip(1).filter_map(|rest| rest.split_once('('));
-            for (kernel, _) in kernels {
-                let functions = &image.facts.functions;
-                assert!(functions.contains(kernel), "{arch} {name}: no {kernel} in {functions:?}");
-            }
-            // What the driver supplies to every image; nothing of ours is missing, and nothing launches graphs.
-            let missing =
-                image.facts.undefined.iter().find(|symbol| !symbol.starts_with(".nv.reservedSmem."));
-            assert_eq!(missing, None, "{arch} {name}");
-        }
-    }
+    let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+    let headers = files("h");
+    let with_headers =
+        |unit| headers.iter().fold(unit, |unit: Unit, (name, text)| unit.header(name, text.clone()));
+    let units: Vec<Unit> = files("cu").iter().map(|(name, text)| with_headers(unit(name, text))).collect();
+    assert!(units.len() >= 6, "{units:?}");
+    compile_everywhere(toolkit, &units);
 }
 
 /// What an instruction is to the order of a doorbell. Stores to a thread's own memory are nothing to it.

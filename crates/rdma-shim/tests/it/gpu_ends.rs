@@ -1,17 +1,25 @@
 //! What a GPU lacks or loses under kernels of ours: each is an error in bounded time that says what, and the process goes on, or
-//! says that the context is lost. What can be without a GPU is tried on the host twin as well.
+//! says that the context is lost. What needs no GPU is tried on the host twin as well.
 
 use std::ptr::NonNull;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use gpu::{Arguments, Context, Form, Gpu, ImageBuilder, Kind, Module, Priority, Registered, Shape, Stream};
+use gpu::{Context, Form, Gpu, ImageBuilder, Kind, Module, Priority, Registered, Shape, Stream};
+use host_twin::Visibility;
 use measure::need;
-use rdma_shim::kernel::{KernelError, Place, Region};
+use rdma_shim::kernel::{
+    Arguments, HostMemory, Kernel, KernelError, Machine, Place, Region, Running, Source,
+};
+use verbs::Pd;
 use verbs::code::Access;
 
-use crate::echo::{Bench, PATIENCE, message};
-use crate::ends::device;
+use crate::KERNELS;
 use crate::twin_queue::compiler;
+use rdma_shim::testing::device;
+
+static ENDLESS: Source =
+    Source { name: "misuse.cu", text: include_str!("../kernels/misuse.cu"), headers: &[], twin: &KERNELS };
 
 /// In which whatever fails has failed.
 const SOON: Duration = Duration::from_secs(15);
@@ -22,36 +30,48 @@ fn far_too_many(place: Place) -> usize {
     if place == Place::Gpu { 1 << 46 } else { 1 << 50 }
 }
 
-/// Asks for far too much, and then for what there is: a service is none the worse.
-fn goes_on_without_memory(bench: &Bench, places: &[Place]) {
+fn gpu_machine() -> Result<Machine, String> {
+    Machine::gpu(None, None).map_err(|error| error.to_string())
+}
+
+/// Launches a kernel that waits for the word to be set.
+fn waiting(machine: &Machine) -> (Running<HostMemory>, HostMemory) {
+    let (word, cancel) = (machine.host_memory(4096).unwrap(), machine.host_memory(4).unwrap());
+    let kernel = Kernel::prepare(machine, &ENDLESS, "endless_poll").unwrap();
+    let arguments = Arguments::new().u64(word.kernel_address());
+    // SAFETY: the kernel reads the word that it is given, which is held.
+    (unsafe { kernel.launch([1, 32], &arguments, cancel, word.clone()) }.unwrap(), word)
+}
+
+/// Asks for far too much, and then for what there is: a kernel runs as before.
+fn goes_on_without_memory(machine: &Machine, pd: &Pd, places: &[Place]) {
     for place in places {
         let (since, bytes) = (Instant::now(), far_too_many(*place));
-        let error =
-            Region::new(&bench.machine, &bench.pd, *place, bytes, Access::ALL).unwrap_err().to_string();
+        let error = Region::new(machine, pd, *place, bytes, Access::ALL).unwrap_err().to_string();
         // The system's words, or the driver's.
         let refused = error.contains("Cannot allocate memory") || error.contains("CUDA_ERROR_OUT_OF_MEMORY");
         assert!(refused && error.contains(&bytes.to_string()), "{place:?}: {error}");
         assert!(since.elapsed() < SOON && error.lines().count() == 1, "{error}");
     }
-    let mut service = bench.service(2, PATIENCE);
-    service.expect_answer(0);
-    service.ask(0, &message(0, 64));
-    service.answer();
-    assert_eq!(service.cancel(), 1);
+    Region::new(machine, pd, Place::Host, 4096, Access::ALL).unwrap();
+    let (running, word) = waiting(machine);
+    word.words()[0].store(1, Ordering::Release);
+    running.end(SOON).unwrap();
 }
 
 #[test]
 fn twin_goes_on_without_memory() {
     need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
-    goes_on_without_memory(&Bench::twin(&context, 1), &[Place::Host]);
+    let twin = Machine::twin(Visibility::Weak { seed: 1 });
+    goes_on_without_memory(&twin, &context.alloc_pd().unwrap(), &[Place::Host]);
 }
 
 #[test]
 fn gpu_goes_on_without_memory() {
     let context = need!(device(), nic, "an mlx5 device");
-    let bench = need!(Bench::gpu(&context), gpu, "one CUDA device");
-    goes_on_without_memory(&bench, &[Place::Gpu, Place::Host]);
+    let machine = need!(gpu_machine(), gpu, "one CUDA device");
+    goes_on_without_memory(&machine, &context.alloc_pd().unwrap(), &[Place::Gpu, Place::Host]);
 }
 
 /// A page that nobody may write stands for a card's page that the driver does not give: both refusals are said, and what can be
@@ -59,7 +79,7 @@ fn gpu_goes_on_without_memory() {
 #[test]
 fn gpu_refuses_a_doorbell_page_with_the_reasons_and_a_way_out() {
     let context = need!(device(), nic, "an mlx5 device");
-    let bench = need!(Bench::gpu(&context), gpu, "one CUDA device");
+    let machine = need!(gpu_machine(), gpu, "one CUDA device");
     let gpu = Context::new(Gpu::first().unwrap()).unwrap();
     // SAFETY: a mapping of our own, which nobody uses.
     let page = unsafe {
@@ -84,15 +104,14 @@ fn gpu_refuses_a_doorbell_page_with_the_reasons_and_a_way_out() {
         assert!(error.contains(words), "{words}: {error}");
     }
     println!("TABLE {error}");
-    goes_on_without_memory(&bench, &[]);
+    goes_on_without_memory(&machine, &context.alloc_pd().unwrap(), &[]);
 }
 
-/// Another kernel of the process stores to an address that is none, while a service runs: the service ends with that reason, and
-/// whatever is asked of the GPU afterwards says the same. Queue pairs are libmlx5's, and go as ever.
+/// Another kernel of the process stores to an address that is none while a kernel runs. That kernel ends with this reason, and every
+/// later call to the GPU says the same.
 #[test]
-fn gpu_destructive_illegal_address_ends_a_service_and_says_that_the_context_is_lost() {
-    let context = need!(device(), nic, "an mlx5 device");
-    let bench = need!(Bench::gpu(&context), gpu, "one CUDA device");
+fn gpu_destructive_illegal_address_ends_a_kernel_and_says_that_the_context_is_lost() {
+    let machine = need!(gpu_machine(), gpu, "one CUDA device");
     let gpu = Context::new(Gpu::first().unwrap()).unwrap();
     let stray =
         gpu::Unit::new("stray.cu", "extern \"C\" __global__ void stray(unsigned *word) { *word = 1; }");
@@ -100,22 +119,17 @@ fn gpu_destructive_illegal_address_ends_a_service_and_says_that_the_context_is_l
     let image = builder.image(&[stray], gpu.gpu().arch().unwrap(), Form::Cubin).unwrap();
     let function = Module::load(&gpu, &image).unwrap().function("stray").unwrap();
     let stream = Stream::new(&gpu, Priority::Least).unwrap();
-    let mut service = bench.service(2, PATIENCE);
-    service.expect_answer(0);
-    service.ask(0, &message(0, 64));
-    service.answer();
+    let (running, _word) = waiting(&machine);
     let since = Instant::now();
     let one = Shape { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
     // SAFETY: the address is none, which is what is tried; the process ends with this test.
-    unsafe { stream.launch(&function, one, &Arguments::new().u64(0x10)) }.unwrap();
-    let error = service.running.end(SOON).unwrap_err();
+    unsafe { stream.launch(&function, one, &gpu::Arguments::new().u64(0x10)) }.unwrap();
+    let error = running.end(SOON).unwrap_err();
     let KernelError::Gpu(lost) = &error else { panic!("{error}") };
     assert!(lost.is_context_lost(), "{error}");
     assert!(error.to_string().contains("its context is lost"), "{error}");
     println!("TABLE {error} ({:?} after the launch)", since.elapsed());
-    let next = bench.machine.host_memory(4096).map(drop).unwrap_err().to_string();
+    let next = machine.host_memory(4096).map(drop).unwrap_err().to_string();
     assert!(next.contains("its context is lost"), "{next}");
-    drop(service.peer);
-    drop(service.region);
     assert!(since.elapsed() < SOON, "{:?}", since.elapsed());
 }

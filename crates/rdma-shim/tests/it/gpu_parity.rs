@@ -11,7 +11,7 @@ use measure::need;
 use rdma_shim::device::unit;
 use rdma_shim::sys::*;
 
-use crate::ends::Seeded;
+use crate::seeded::Seeded;
 
 /// A launch and its wait take microseconds.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -203,8 +203,8 @@ impl Bench {
         let gpu = Gpu::first().map_err(|error| error.to_string())?;
         let toolkit = Toolkit::find(None).map_err(|error| error.to_string())?;
         let context = Context::new(gpu).map_err(|error| error.to_string())?;
-        let source = unit("post.cu", include_str!("../../kernels/post.cu"))
-            .header("post.h", include_str!("../../kernels/post.h"));
+        let source = unit("post.cu", include_str!("../kernels/post.cu"))
+            .header("post.h", include_str!("../kernels/post.h"));
         let image =
             ImageBuilder::new(toolkit, Cache::off()).image(&[source], gpu.arch().unwrap(), Form::Cubin);
         let module = Module::load(&context, &image.unwrap()).unwrap();

@@ -8,7 +8,7 @@ use verbs::{
     SendOperation, SendRequest,
 };
 
-use crate::ends::{connect, device, memory, wait_for};
+use rdma_shim::testing::{connect, device, memory, wait_for};
 
 const BYTES: usize = 1 << 16;
 

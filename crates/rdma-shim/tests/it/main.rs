@@ -2,18 +2,14 @@
 // Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
 #![allow(clippy::unwrap_used)]
 
-mod bench_kernels;
 mod c_header;
 mod defects;
 mod device_units;
-#[macro_use]
-mod echo;
-mod ends;
-mod generate;
 mod gpu_ends;
 mod gpu_parity;
 mod loopback;
 mod parity;
+mod seeded;
 mod twin;
 mod twin_ends;
 mod twin_nic;
@@ -23,3 +19,6 @@ mod twin_requests;
 mod twin_shared;
 mod twin_shared_words;
 mod twin_waits;
+
+host_twin::include_kernels!("kernels");
+host_twin::include_kernels!("planted");

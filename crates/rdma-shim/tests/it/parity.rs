@@ -8,16 +8,17 @@
 //! a plain page is put in its place: libmlx5 stores into memory that only this test reads, and the test hands each
 //! doorbell on to the moved page, so that the device goes on executing. No state of the queue pair has to be frozen.
 
+use crate::KERNELS;
 use host_twin::{Arguments, Launch, Visibility, run};
 use measure::need;
-use rdma_shim::kernels::KERNELS;
 use rdma_shim::sys::*;
 use verbs::{
     Context, Cq, InlineSlice, Mr, Pages, Payload, QpBuilder, QpCapacity, QpType, QueuePair, ReceiveRequest,
     SendFlags, SendList, SendOperation, SendRequest, Sge, WorkCompletion,
 };
 
-use crate::ends::{DEADLINE, Seeded, connect, device, memory, wait_for};
+use crate::seeded::Seeded;
+use rdma_shim::testing::{DEADLINE, connect, device, memory, wait_for};
 
 mod covered;
 use covered::Covered;

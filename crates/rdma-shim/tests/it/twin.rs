@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
+use crate::{KERNELS, PLANTED};
 use host_twin::{Arguments, Kernel, Launch, Ran, TwinError, Visibility, run};
 use measure::need;
-use rdma_shim::kernels::{KERNELS, PLANTED};
 
 /// Two blocks of two warps.
 const BLOCKS: u32 = 2;

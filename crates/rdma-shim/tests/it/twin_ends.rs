@@ -3,13 +3,13 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::KERNELS;
 use host_twin::{Arguments, start};
 use measure::need;
-use rdma_shim::kernels::KERNELS;
 use verbs::Context;
 
-use crate::ends::{device, memory, wait_for};
 use crate::twin_queue::{DEADLINE, Queue, STRICT, compiler, launch};
+use rdma_shim::testing::{device, memory, wait_for};
 
 const TIMED_OUT: u32 = 110;
 const CANCELED: u32 = 125;
@@ -21,7 +21,7 @@ const FLUSHED: u32 = 5;
 const REMOTE_ACCESS: u32 = 10;
 const RETRY_EXCEEDED: u32 = 12;
 
-/// `struct db_kernel_end` of `kernels/kernel.h`.
+/// `struct db_kernel_end` of `doorbell_kernel.h`.
 #[repr(C)]
 #[derive(Clone, Copy, Default, Debug)]
 struct End {

@@ -3,15 +3,15 @@
 
 use std::time::{Duration, Instant};
 
+use crate::{KERNELS, PLANTED};
 use host_twin::{Launch, Visibility};
 use measure::need;
-use rdma_shim::kernels::{KERNELS, PLANTED};
 use rdma_shim::sys::DB_PUBLISHED_SHIFT;
 use verbs::code::EventType;
 use verbs::{AsyncEvent, Element};
 
-use crate::ends::{device, softnic, wait_for};
 use crate::twin_queue::{DEADLINE, EARLY, Queue, STRICT, Shared, Status, Target, compiler, launch};
+use rdma_shim::testing::{device, softnic, wait_for};
 
 /// One thread among a warp's, and a warp in step; many seeds; and more messages than the ring holds.
 #[test]

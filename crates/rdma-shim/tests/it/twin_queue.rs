@@ -3,12 +3,12 @@
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 
+use crate::KERNELS;
 use host_twin::{Arguments, Kernel, Launch, Visibility, run};
-use rdma_shim::kernels::KERNELS;
 use rdma_shim::sys::*;
 use verbs::{Context, Cq, DirectCq, DirectQp, Mr, Pages, QpBuilder, QpCapacity, QpType, QueuePair};
 
-use crate::ends::{connect, memory};
+use rdma_shim::testing::{connect, memory};
 
 /// `DB_ORDER_STRICT`.
 pub const STRICT: u32 = 0;

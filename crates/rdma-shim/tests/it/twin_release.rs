@@ -3,14 +3,14 @@
 
 use std::time::Duration;
 
+use crate::{KERNELS, PLANTED};
 use host_twin::{Arguments, Kernel, Launch, TwinError, Visibility, run};
 use measure::need;
 use rdma_shim::header;
-use rdma_shim::kernels::{KERNELS, PLANTED};
 use rdma_shim::sys::db_sq;
 
-use crate::ends::{device, softnic};
 use crate::twin_queue::{DEADLINE, Queue, STRICT, Shared, Status, Target, compiler, launch};
+use rdma_shim::testing::{device, softnic};
 
 /// More than the ring holds.
 const MESSAGES: u32 = 1024;

@@ -1,14 +1,14 @@
 //! Requests of every kind from kernels of the host twin, and messages of every kind to them; posts by a whole block; and what a
 //! collective call refuses.
 
+use crate::{KERNELS, PLANTED};
 use host_twin::{Arguments, run, start};
 use measure::need;
-use rdma_shim::kernels::{KERNELS, PLANTED};
 use rdma_shim::sys::{db_completion, db_send_wr, db_sge};
 use verbs::{InlineSlice, Payload, SendOperation, SendRequest, WorkCompletion};
 
-use crate::ends::{device, softnic, wait_for};
 use crate::twin_queue::{DEADLINE, Queue, STRICT, Shared, Status, Target, compiler, launch};
+use rdma_shim::testing::{device, softnic, wait_for};
 
 /// `enum ibv_wr_opcode` and `enum ibv_send_flags`.
 const WRITE: u32 = 0;

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use crate::KERNELS;
 use host_twin::{run, start};
 use measure::need;
-use rdma_shim::kernels::KERNELS;
 use rdma_shim::sys::{db_failure, db_shared_sq};
 
-use crate::ends::{connect, device, wait_for};
 use crate::twin_queue::{DEADLINE, Queue, STRICT, Shared, Status, Target, compiler, launch};
+use rdma_shim::testing::{connect, device, wait_for};
 
 const EIO: u32 = 5;
 const EINVAL: i32 = 22;

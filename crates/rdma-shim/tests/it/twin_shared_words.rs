@@ -4,13 +4,13 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::{KERNELS, PLANTED};
 use host_twin::{Arguments, GATE, Kernel, Running, start};
 use measure::need;
-use rdma_shim::kernels::{KERNELS, PLANTED};
 use rdma_shim::sys::*;
 
-use crate::ends::wait_for;
 use crate::twin_queue::{DEADLINE, Status, Target, compiler, launch};
+use rdma_shim::testing::wait_for;
 
 const BLOCKS: u64 = 64;
 const TIMED_OUT: u32 = 110;

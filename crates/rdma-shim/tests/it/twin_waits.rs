@@ -4,13 +4,13 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::KERNELS;
 use host_twin::{Arguments, TwinError, run, start};
 use measure::need;
-use rdma_shim::kernels::KERNELS;
 use verbs::{InlineSlice, Payload, SendOperation, SendRequest, WorkCompletion};
 
-use crate::ends::{device, wait_for};
 use crate::twin_queue::{DEADLINE, Queue, STEP, STRICT, Status, Target, compiler, launch};
+use rdma_shim::testing::{device, wait_for};
 
 /// `DB_ETIMEDOUT`, `DB_ECANCELED`.
 const TIMED_OUT: u32 = 110;

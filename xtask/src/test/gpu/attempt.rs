@@ -46,7 +46,7 @@ impl<'a> Attempt<'a> {
     /// Runs every test for a GPU that this program lists.
     pub fn program(&mut self, program: &TestProgram) -> Result<()> {
         let tests = match Tests::of(&program.path) {
-            Ok(tests) => tests,
+            Ok(tests) => tests.of_suite(self.suite),
             Err(error) => {
                 self.complaints.push(format!("{error:#}"));
                 return Ok(());

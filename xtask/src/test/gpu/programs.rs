@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use super::super::suites::Suite;
 use crate::carried::TestProgram;
 use crate::packages::PACKAGES;
 use crate::process::{WAIT, output};
@@ -130,6 +131,13 @@ impl Tests {
             .map(str::to_owned)
             .partition(|name| last(name).starts_with(DESTRUCTIVE));
         Tests { together, alone }
+    }
+
+    /// Those that a suite runs.
+    pub fn of_suite(mut self, suite: &Suite) -> Tests {
+        self.together.retain(|test| suite.has(test));
+        self.alone.retain(|test| suite.has(test));
+        self
     }
 
     /// Whether there is none.

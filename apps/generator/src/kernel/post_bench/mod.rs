@@ -13,6 +13,8 @@ mod memory;
 pub mod nic;
 mod peer;
 mod rig;
+#[cfg(test)]
+mod tests;
 
 pub use case::{Case, Floor, Place, Poster, Room, Scope, Sharing};
 pub use peer::{PeerError, PeerHeaders};
@@ -20,23 +22,23 @@ pub use rig::{Rig, RigError, Sample};
 
 use gpu::{Arch, BuildError, Form, Image, ImageBuilder, Unit};
 
-use crate::device;
+use rdma_shim::device;
 
 /// Bytes of a message: `DB_BENCH_LENGTH`.
 pub const LENGTH: u32 = 64;
 /// Name and text of the header that the kernels share.
-const RUN: (&str, &str) = ("bench_run.h", include_str!("../../kernels/bench_run.h"));
+const RUN: (&str, &str) = ("bench_run.h", include_str!("../../../kernels/bench_run.h"));
 /// What the shim's kernels post, and the kernels of the steady state.
-const NEXT: (&str, &str) = ("bench_next.h", include_str!("../../kernels/bench_next.h"));
+const NEXT: (&str, &str) = ("bench_next.h", include_str!("../../../kernels/bench_next.h"));
 /// Of the original release's style, which the generator's kernels have too.
-const ORIGINAL: (&str, &str) = ("post_original.h", include_str!("../../kernels/post_original.h"));
+const ORIGINAL: (&str, &str) = ("post_original.h", include_str!("../../../kernels/post_original.h"));
 
 /// The shim's kernels, and those in the original's style.
-fn shim_units() -> [Unit; 2] {
+pub(super) fn shim_units() -> [Unit; 2] {
     [
-        device::unit("bench_post.cu", include_str!("../../kernels/bench_post.cu"))
+        device::unit("bench_post.cu", include_str!("../../../kernels/bench_post.cu"))
             .header(ORIGINAL.0, ORIGINAL.1),
-        device::unit("bench_steady.cu", include_str!("../../kernels/bench_steady.cu")),
+        device::unit("bench_steady.cu", include_str!("../../../kernels/bench_steady.cu")),
     ]
     .map(|unit| unit.header(RUN.0, RUN.1).header(NEXT.0, NEXT.1))
 }
@@ -44,7 +46,7 @@ fn shim_units() -> [Unit; 2] {
 /// The image of the peer's kernels. Errors: the compiler's and the linker's, in the words that the caller prints.
 pub fn put_image(peer: &PeerHeaders, builder: &ImageBuilder, arch: Arch) -> Result<Image, BuildError> {
     let unit =
-        device::unit("bench_put.cu", include_str!("../../kernels/peer/bench_put.cu")).header(RUN.0, RUN.1);
+        device::unit("bench_put.cu", include_str!("../../../kernels/peer/bench_put.cu")).header(RUN.0, RUN.1);
     builder.image(&[peer.complete(unit, builder.toolkit())], arch, Form::Cubin)
 }
 

@@ -10,7 +10,7 @@ use gpu::{Context, DeviceMemory, PinnedMemory, Stream, Way};
 use super::case::{ALL_BLOCKS, Case, MOST_BLOCKS, MOST_PRODUCERS, Place, STEADY_CQES};
 use super::content::{BLOCK, QPN};
 use super::nic::Device;
-use crate::sys::{db_cq, db_slot, db_sq};
+use rdma_shim::sys::{db_cq, db_slot, db_sq};
 
 /// `DB_BENCH_SQ_BYTES`, `DB_BENCH_PEER_BYTES`, `DB_BENCH_SHARED_BYTES`.
 pub const SQ_BYTES: u32 = 128;

@@ -1,20 +1,20 @@
-//! A device, its way to itself, and requests from a seed.
+//! A device and its way to itself.
 
 use std::time::{Duration, Instant};
 
 use verbs::code::{Access, LinkLayer, Mtu};
 use verbs::{AddressAttributes, Context, InitAttributes, Mr, Pages, Pd, Qp, RtrAttributes, RtsAttributes};
 
-/// Longest wait for anything here; far above what a busy machine needs.
+/// Longest wait of [`wait_for`]; far above what a busy machine needs.
 pub const DEADLINE: Duration = Duration::from_secs(10);
 
-/// The first device of this host, if it is mlx5's.
+/// The first device of this host. Error: there is none, or it is not mlx5's.
 pub fn device() -> Result<Context, String> {
     let context = verbs::open(None).map_err(|e| e.to_string())?;
     if context.is_mlx5() { Ok(context) } else { Err(format!("{} is not an mlx5 device", context.name())) }
 }
 
-/// The same, if it is the software NIC's, whose answer to a broken driver is defined.
+/// The first device of this host, if it is the software NIC's, whose answer to a broken driver is defined.
 pub fn softnic() -> Result<Context, String> {
     std::env::var_os("SOFTNIC_FABRIC").ok_or("not started by softnic run")?;
     device()
@@ -25,7 +25,7 @@ pub fn connect(qp: &Qp, peer: u32) {
     connect_with(qp, peer, 7);
 }
 
-/// The same with a number of retries after an RNR NAK, 7 for ever.
+/// As [`connect`], with a number of retries after an RNR NAK; 7 is without end.
 pub fn connect_with(qp: &Qp, peer: u32, rnr_retry: u8) {
     let context = qp.pd().context();
     let port = context.query_port(1).unwrap();
@@ -69,23 +69,5 @@ pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         }
         assert!(start.elapsed() < DEADLINE, "no {what} within {DEADLINE:?}");
         std::thread::yield_now();
-    }
-}
-
-/// Numbers that depend on the seed alone (xorshift64).
-pub struct Seeded(pub u64);
-
-impl Seeded {
-    /// A number below `limit`.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-
-    /// True once in `n`.
-    pub fn once_in(&mut self, n: u64) -> bool {
-        self.below(n) == 0
     }
 }

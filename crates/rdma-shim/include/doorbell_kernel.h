@@ -1,9 +1,8 @@
-/*! What kernels that Rust launches share with it (src/kernel): where a queue's structs lie, and how a kernel says that it ended.
- *
- * Each struct is mirrored field for field in src/kernel/queue.rs and src/kernel/end.rs.
+/*! What a kernel shares with the Rust program that launches it (rdma_shim::kernel): where a queue's structs lie, and how the kernel
+ * ended. Each struct is mirrored field for field in src/kernel/queue.rs and src/kernel/end.rs.
  */
-#ifndef DB_KERNEL_H
-#define DB_KERNEL_H
+#ifndef DB_DOORBELL_KERNEL_H
+#define DB_DOORBELL_KERNEL_H
 
 #include "doorbell_gpu.h"
 
@@ -44,4 +43,4 @@ DB_GPU_FN struct db_kernel_end db_kernel_end_of(db_u32 qpn, db_u64 wr_id, int er
     return end;
 }
 
-#endif /* DB_KERNEL_H */
+#endif /* DB_DOORBELL_KERNEL_H */

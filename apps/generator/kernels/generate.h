@@ -2,7 +2,7 @@
 #ifndef DB_GENERATE_H
 #define DB_GENERATE_H
 
-#include "kernel.h"
+#include "doorbell_kernel.h"
 
 /* Of all queue pairs of a run. Slots and their order are apps/generator's (src/plan.rs, src/payload.rs). */
 struct db_generate_plan {

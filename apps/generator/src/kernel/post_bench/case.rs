@@ -4,7 +4,7 @@
 
 use super::content::Signals;
 use super::nic::Cqes;
-use crate::Order;
+use rdma_shim::Order;
 
 /// Lanes of a warp.
 const WARP: u32 = 32;

@@ -1,26 +1,16 @@
 //! The echo service, asked by libmlx5 and by a kernel: what it answers, and how it ends when its peer, its queue, its memory or
 //! its host take something away. Each on the host twin, and on a GPU where there is one.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use host_twin::Visibility;
+use echo::kernel::{Ask, Echo, KERNELS, Listening, Questions};
 use measure::need;
-use rdma_shim::kernel::{
-    Ask, Echo, Failure, KernelError, Listening, Machine, Place, Questions, Queue, Reason, Region, Running,
-};
-use rdma_shim::{Options, Status};
+use rdma_shim::kernel::{Failure, KernelError, Machine, Place, Queue, Reason, Region, Running};
+use rdma_shim::testing::{Bench, PATIENCE, connect_with, device, memory, wait_for};
+use rdma_shim::{Options, Status, on_both};
 use verbs::code::{Access, WcStatus};
-use verbs::{
-    Context, Cq, Mr, Pages, Payload, Pd, QpBuilder, QpCapacity, QpType, QueuePair, ReceiveRequest,
-    SendOperation, SendRequest, WorkCompletion,
-};
+use verbs::{Cq, Mr, Pages, Payload, QueuePair, ReceiveRequest, SendOperation, SendRequest, WorkCompletion};
 
-use crate::ends::{connect_with, device, memory, wait_for};
-use crate::twin_queue::compiler;
-
-/// Longest wait of a kernel; far above what a busy machine needs.
-pub const PATIENCE: Duration = Duration::from_secs(30);
 /// In which everything ends that was told to, or has failed.
 const SOON: Duration = Duration::from_secs(15);
 /// Bytes of a buffer, of the service and of its peer.
@@ -28,59 +18,18 @@ const STRIDE: usize = 128;
 /// Where the peer receives; it sends from the buffers in front.
 const ANSWERS: usize = 1 << 15;
 
-/// Where kernels run, and a device under them.
-pub struct Bench {
-    /// Who runs kernels.
-    pub machine: Machine,
-    /// A domain of the device.
-    pub pd: Pd,
-    /// One test at a time has kernels on a GPU: what one leaves running, another would wait for.
-    _turn: Option<MutexGuard<'static, ()>>,
-}
-
-static TURN: Mutex<()> = Mutex::new(());
-
-impl Bench {
-    pub fn twin(context: &Context, seed: u64) -> Bench {
-        let visibility = Visibility::Weak { seed };
-        Bench { machine: Machine::twin(visibility), pd: context.alloc_pd().unwrap(), _turn: None }
-    }
-
-    pub fn gpu(context: &Context) -> Result<Bench, String> {
-        let turn = Some(TURN.lock().unwrap_or_else(PoisonError::into_inner));
-        let machine = Machine::gpu(None, None).map_err(|error| error.to_string())?;
-        Ok(Bench { machine, pd: context.alloc_pd().unwrap(), _turn: turn })
-    }
-
-    pub fn builder() -> QpBuilder {
-        let capacity = QpCapacity {
-            send_requests: 64,
-            receive_requests: 16,
-            send_sges: 1,
-            receive_sges: 1,
-            inline_bytes: 0,
-        };
-        QpBuilder::new(QpType::Rc).capacity(capacity).own_register(true)
-    }
-
-    pub fn cq(&self) -> Cq {
-        Cq::new(self.pd.context(), 127).unwrap()
-    }
-
-    /// A queue for kernels, not connected, and their memory.
-    pub fn end(&self) -> (Queue, Region) {
-        let cq = self.cq().into_direct().unwrap();
-        let queue =
-            Queue::create(&self.machine, &Bench::builder(), &self.pd, cq, None, Options::default()).unwrap();
-        (queue, Region::new(&self.machine, &self.pd, Place::Host, 1 << 14, Access::ALL).unwrap())
-    }
-
+/// Starts a service.
+trait Serve {
     /// A service that is asked by libmlx5, with so many messages at a time and so long a patience.
-    pub fn service(&self, window: u32, patience: Duration) -> Service {
+    fn service(&self, window: u32, patience: Duration) -> Service {
         self.service_with(window, patience, 7)
     }
 
-    /// The same with a number of retries of the service, after a peer without a receive; 7 for ever.
+    /// As `service`, with a number of retries of the service after a peer without a receive; 7 is without end.
+    fn service_with(&self, window: u32, patience: Duration, rnr_retry: u8) -> Service;
+}
+
+impl Serve for Bench {
     fn service_with(&self, window: u32, patience: Duration, rnr_retry: u8) -> Service {
         let (queue, region) = self.end();
         let cq = self.cq();
@@ -181,24 +130,6 @@ fn answered(mut message: Vec<u8>) -> Vec<u8> {
     message
 }
 
-/// A test of the host twin, under one seed, and of a GPU.
-macro_rules! on_both {
-    ($twin:ident, $gpu:ident, $test:ident) => {
-        #[test]
-        fn $twin() {
-            need!(compiler(), cc, "a C++ compiler");
-            let context = need!(device(), nic, "an mlx5 device");
-            $test(&Bench::twin(&context, 1));
-        }
-
-        #[test]
-        fn $gpu() {
-            let context = need!(device(), nic, "an mlx5 device");
-            $test(&need!(Bench::gpu(&context), gpu, "one CUDA device"));
-        }
-    };
-}
-
 /// More messages than the queues hold, of all kinds of lengths, several at a time.
 fn answers_every_message(bench: &Bench) {
     const WINDOW: usize = 4;
@@ -222,9 +153,10 @@ on_both!(twin_echo_answers_every_message, gpu_echo_answers_every_message, answer
 
 #[test]
 fn twin_echo_answers_every_message_under_other_seeds() {
-    need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
-    (2..5).for_each(|seed| answers_every_message(&Bench::twin(&context, seed)));
+    for seed in 2..5 {
+        answers_every_message(&need!(Bench::twin(&KERNELS, &context, seed), cc, "a C++ compiler"));
+    }
 }
 
 /// A service with one receive, and eight messages at once: those that come too early are sent again by the peer's NIC.
@@ -544,9 +476,8 @@ on_both!(
 /// Rows: what cannot be, and words of the refusal.
 #[test]
 fn twin_echo_refuses_what_queue_or_region_do_not_have() {
-    need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
-    let bench = Bench::twin(&context, 1);
+    let bench = need!(Bench::twin(&KERNELS, &context, 1), cc, "a C++ compiler");
     for (window, most_bytes, words) in [
         (0, 64, "0 buffers of 64 bytes"),
         (4, 0, "4 buffers of 0 bytes"),
@@ -566,4 +497,44 @@ fn twin_echo_refuses_what_queue_or_region_do_not_have() {
     let queue = Queue::create(&bench.machine, &builder, &bench.pd, send, Some(receive), options).unwrap();
     let refused = Ask::new(queue, &bench.end().1, QUESTIONS).unwrap_err().to_string();
     assert!(refused.ends_with("completions of one direction"), "{refused}");
+}
+
+/// Both kernels with a region of another machine, whose addresses mean nothing to them, or something else.
+fn refuse_a_region_of_another_machine(ours: &Bench, theirs: &Bench) {
+    let (_, their_region) = theirs.end();
+    let listening = Listening { window: 2, most_bytes: 64, patience: PATIENCE };
+    for refused in [
+        Echo::new(ours.end().0, &their_region, listening).map(drop),
+        Ask::new(ours.end().0, &their_region, Questions { bytes: 64, ..QUESTIONS }).map(drop),
+    ] {
+        let KernelError::Refused(text) = refused.unwrap_err() else { panic!("not refused") };
+        let (other, own) = (theirs.machine.name(), ours.machine.name());
+        let words = format!(
+            "the region was made for another machine ({other}) than the one that runs the kernel ({own})"
+        );
+        assert!(text.starts_with(&words), "{words}: {text}");
+    }
+}
+
+#[test]
+fn twin_echo_refuses_a_region_of_another_machine() {
+    let context = need!(device(), nic, "an mlx5 device");
+    let [ours, theirs] = [(); 2].map(|()| Bench::twin(&KERNELS, &context, 1));
+    let ours = need!(ours, cc, "a C++ compiler");
+    refuse_a_region_of_another_machine(&ours, &need!(theirs, cc, "a C++ compiler"));
+}
+
+/// Two values of one GPU are the same machine.
+#[test]
+fn gpu_echo_refuses_a_region_of_another_machine() {
+    let context = need!(device(), nic, "an mlx5 device");
+    let gpu = need!(Bench::gpu(&context), gpu, "one CUDA device");
+    if let Ok(twin) = Bench::twin(&KERNELS, &context, 1) {
+        refuse_a_region_of_another_machine(&gpu, &twin);
+        refuse_a_region_of_another_machine(&twin, &gpu);
+    }
+    let again = Machine::gpu(None, None).unwrap();
+    let region = Region::new(&again, &gpu.pd, Place::Host, 1 << 14, Access::ALL).unwrap();
+    let listening = Listening { window: 2, most_bytes: 64, patience: PATIENCE };
+    Echo::new(gpu.end().0, &region, listening).unwrap();
 }

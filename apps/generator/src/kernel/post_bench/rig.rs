@@ -15,7 +15,7 @@ use super::content::{self, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Signals, Wr
 use super::memory::{Memory, PEER_BYTES, SQ_BYTES};
 use super::nic::{Played, Rules};
 use super::{PeerHeaders, put_image, shim_image};
-use crate::Order;
+use rdma_shim::Order;
 
 /// Longest run: the slowest posts take 2 µs, of which there are 2^15 at most, one after the other.
 const RUN: Duration = Duration::from_secs(5);

@@ -3,20 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rdma_shim::kernel::{
+    Arguments, Failure, HostMemory, Kernel, KernelError, Machine, Memory, Plain, Queue, Region, Room,
+    Running, Source, db_kernel_end, db_kernel_queue,
+};
 use verbs::Remote;
 
-use super::code::{Arguments, Source};
-use super::end::{Failure, db_kernel_end};
-use super::error::KernelError;
 use super::generate::{MOST_BYTES, Operation, inside};
-use super::machine::{Kernel, Machine};
-use super::memory::{HostMemory, Memory, Plain};
-use super::queue::{Queue, Room, db_kernel_queue};
-use super::region::Region;
-use super::running::Running;
 
-pub(super) const SOURCE: Source =
-    Source { name: "generate_receive.cu", text: include_str!("../../kernels/generate_receive.cu") };
+pub(super) static SOURCE: Source =
+    super::source("generate_receive.cu", include_str!("../../kernels/generate_receive.cu"));
 
 /// `struct db_receive_plan` of `kernels/generate_receive.cu`.
 #[repr(C)]

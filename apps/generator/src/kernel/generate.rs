@@ -6,30 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use rdma_shim::kernel::{
+    Arguments, Failure, HostMemory, Kernel, KernelError, Machine, Memory, Plain, Queue, Region, Running,
+    SharedQueue, Source, db_kernel_end, db_kernel_queue,
+};
 use verbs::Remote;
-
-use super::code::{Arguments, Source};
-use super::end::{Failure, db_kernel_end};
-use super::error::KernelError;
-use super::machine::{Kernel, Machine};
-use super::memory::{HostMemory, Memory, Plain};
-use super::queue::{Queue, db_kernel_queue};
-use super::region::Region;
-use super::running::Running;
-use super::shared::SharedQueue;
 
 pub(super) use plan::MOST_BYTES;
 pub use plan::{MAX_PRODUCERS, Operation, Plan, Style};
 use plan::{WARP, db_generate_plan};
 
-pub(super) const SOURCE: Source =
-    Source { name: "generate.cu", text: include_str!("../../kernels/generate.cu") };
-
-pub(super) const SHARED: Source =
-    Source { name: "generate_shared.cu", text: include_str!("../../kernels/generate_shared.cu") };
-
-pub(super) const ORIGINAL: Source =
-    Source { name: "generate_original.cu", text: include_str!("../../kernels/generate_original.cu") };
+pub(super) static SOURCE: Source = super::source("generate.cu", include_str!("../../kernels/generate.cu"));
+pub(super) static SHARED: Source =
+    super::source("generate_shared.cu", include_str!("../../kernels/generate_shared.cu"));
+pub(super) static ORIGINAL: Source =
+    super::source("generate_original.cu", include_str!("../../kernels/generate_original.cu"));
 
 /// `struct db_generate_lane`.
 #[repr(C)]
@@ -170,12 +161,12 @@ impl Generate {
     /// Puts the kernel on the machine.
     pub fn prepare(machine: &Machine, style: Style) -> Result<Generate, KernelError> {
         let (source, name) = match style {
-            Style::Thread => (SOURCE, "generate_thread"),
-            Style::Original => (ORIGINAL, "generate_original"),
-            Style::Warp => (SOURCE, "generate_warp"),
-            Style::Shared(_) => (SHARED, "generate_shared"),
+            Style::Thread => (&SOURCE, "generate_thread"),
+            Style::Original => (&ORIGINAL, "generate_original"),
+            Style::Warp => (&SOURCE, "generate_warp"),
+            Style::Shared(_) => (&SHARED, "generate_shared"),
         };
-        Ok(Generate { machine: machine.clone(), kernel: Kernel::prepare(machine, &source, name)?, style })
+        Ok(Generate { machine: machine.clone(), kernel: Kernel::prepare(machine, source, name)?, style })
     }
 
     /// An error unless the machine runs so many queue pairs' threads side by side: late ones would begin when others have ended.
@@ -337,13 +328,13 @@ impl Senders {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::{DB_PUBLISHED_SHIFT, db_shared_sq};
     use host_twin::Visibility;
+    use rdma_shim::sys::{DB_PUBLISHED_SHIFT, db_shared_sq};
 
     const SHARE: u64 = 64;
 
     fn compiler() -> Result<(), String> {
-        crate::kernels::KERNELS.find("generate_shared").map(drop).map_err(|error| error.to_string())
+        crate::kernel::KERNELS.find("generate_shared").map(drop).map_err(|error| error.to_string())
     }
 
     /// The last of two producers comes when the other has posted all, and says how it went: the run began with the other, whose

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use super::super::error::KernelError;
-use super::super::memory::{HostMemory, Plain};
-use super::super::queue::Room;
+use rdma_shim::kernel::{HostMemory, KernelError, Plain, Room};
 
 /// `struct db_generate_plan` of `kernels/generate.h`.
 #[repr(C)]

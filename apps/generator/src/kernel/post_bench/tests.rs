@@ -5,15 +5,15 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::content::{BLOCK, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Signals, check};
+use super::nic::{Cqes, Device, Rules};
+use super::{Case, Floor, PeerHeaders, Place, Poster, Rig, Room, Scope, Sharing, put_image};
+use crate::kernel::KERNELS;
 use gpu::cache::Cache;
 use gpu::{Arch, Gpu, ImageBuilder, Toolkit};
 use host_twin::{Arguments, Launch, Visibility, run};
 use measure::need;
 use rdma_shim::Order;
-use rdma_shim::kernels::KERNELS;
-use rdma_shim::post_bench::content::{BLOCK, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Signals, check};
-use rdma_shim::post_bench::nic::{Cqes, Device, Rules};
-use rdma_shim::post_bench::{Case, Floor, PeerHeaders, Place, Poster, Rig, Room, Scope, Sharing, put_image};
 use rdma_shim::sys::{db_slot, db_sq};
 
 /// Far above what a busy machine needs.
@@ -138,7 +138,7 @@ fn post(kernel: &str, threads: u32, per_ring: u32, shared: bool, start: u64) -> 
 /// Rows: kernel, lanes, WQEs a doorbell, whether all share a queue, which of a queue's WQEs are signalled.
 #[test]
 fn twin_bench_kernels_leave_what_the_hosts_shim_writes() {
-    need!(KERNELS.find("vote").map(drop).map_err(|error| error.to_string()), cc, "a C++ compiler");
+    need!(KERNELS.find("bench_post_one").map(drop).map_err(|error| error.to_string()), cc, "a C++ compiler");
     for (kernel, threads, per_ring, shared, signals) in [
         ("bench_post_one", 1, 1, false, 1),
         ("bench_post_one", 1, 16, false, 16),
@@ -197,7 +197,7 @@ fn words(count: usize, value: u64) -> Vec<AtomicU64> {
 /// Four laps of a ring that a played NIC empties: each WQE is compared by it, and its completions are what the posters go on by.
 #[test]
 fn twin_posters_go_on_by_what_a_played_nic_completes() {
-    need!(KERNELS.find("vote").map(drop).map_err(|error| error.to_string()), cc, "a C++ compiler");
+    need!(KERNELS.find("bench_post_one").map(drop).map_err(|error| error.to_string()), cc, "a C++ compiler");
     const ENTRIES: usize = 2 * BLOCKS as usize;
     for (kernel, producers, threads, per_ring, shared, every) in [
         ("bench_steady_one", 1, 1, 1, false, 1),

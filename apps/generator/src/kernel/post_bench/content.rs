@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::sys::{self, db_sge, db_slot, db_sq};
+use rdma_shim::sys::{self, db_sge, db_slot, db_sq};
 
 use super::LENGTH;
 

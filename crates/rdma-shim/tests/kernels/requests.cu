@@ -2,7 +2,7 @@
  *
  * Launch: one thread each. Queues, requests and results lie in host memory; no wait is longer than `deadline_ns`.
  */
-#include "kernel.h"
+#include "doorbell_kernel.h"
 
 /* Posts requests, each of which asks for a completion, with one doorbell, and takes their completions. `error`: of the first call
  * that failed; the number of completions is how many of `out` have a queue. */

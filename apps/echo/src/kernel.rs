@@ -4,18 +4,19 @@
 //! hold stays with them while they run, but for the registration of their buffers: it is the caller's [`Region`], and may be
 //! taken away under a kernel, which then hears of it from the NIC.
 
+#![allow(non_camel_case_types, reason = "names are C's")]
+
 use std::time::Duration;
 
-use super::code::{Arguments, Source};
-use super::end::{Failure, db_kernel_end};
-use super::error::KernelError;
-use super::machine::Kernel;
-use super::memory::{HostMemory, Memory, Plain};
-use super::queue::{Queue, db_kernel_queue};
-use super::region::Region;
-use super::running::Running;
+use rdma_shim::kernel::{
+    Arguments, Failure, HostMemory, Kernel, KernelError, Memory, Plain, Queue, Region, Running, Source,
+    db_kernel_end, db_kernel_queue,
+};
 
-pub(super) const SOURCE: Source = Source { name: "echo.cu", text: include_str!("../../kernels/echo.cu") };
+host_twin::include_kernels!("kernels");
+
+static SOURCE: Source =
+    Source { name: "echo.cu", text: include_str!("../kernels/echo.cu"), headers: &[], twin: &KERNELS };
 /// Where the status lies behind the run, on a line of its own.
 const STATUS: usize = 256;
 const SHARED_BYTES: usize = STATUS + size_of::<db_echo_status>();
@@ -284,4 +285,15 @@ pub fn question_word(question: u32, word: u32) -> u64 {
 fn nanoseconds(time: Duration) -> u64 {
     // Half of all, so that a deadline does not wrap.
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).min(u64::MAX / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use gpu::Toolkit;
+
+    #[test]
+    fn every_kernel_compiles_and_links_for_every_architecture() {
+        let toolkit = measure::need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+        rdma_shim::testing::compile_everywhere(toolkit, &[super::SOURCE.unit()]);
+    }
 }

@@ -4,20 +4,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use generator::kernel::KERNELS;
+use generator::kernel::generate::{Generate, Lane, Operation, Plan, Senders, Sent, Style};
+use generator::kernel::receive::{self, Receive};
 use host_twin::Visibility;
 use measure::need;
-use rdma_shim::kernel::generate::{Generate, Lane, Operation, Plan, Senders, Sent, Style};
-use rdma_shim::kernel::receive::{self, Receive};
-use rdma_shim::kernel::{
-    Ask, Echo, KernelError, Listening, Machine, Place, Questions, Queue, Reason, Region, Running,
-};
-use rdma_shim::{Options, Status};
+use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Reason, Region, Running};
+use rdma_shim::testing::{Bench, PATIENCE, connect, device, memory, wait_for};
+use rdma_shim::{Options, Status, on_both};
 use verbs::code::{Access, WcStatus};
 use verbs::{Cq, Mr, Pages, Payload, QpBuilder, QueuePair, Remote, SendOperation, SendRequest};
-
-use crate::echo::{Bench, PATIENCE};
-use crate::ends::{connect, device, memory, wait_for};
-use crate::twin_queue::compiler;
 
 /// Messages of a doorbell, of a completion, and half of those under way.
 const BATCH: u32 = 32;
@@ -96,8 +92,6 @@ fn refusal<T>(what: &str, refused: Result<T, KernelError>) -> String {
 
 /// Each wrapper with one thing of another machine, whose addresses mean nothing to its kernel, or something else.
 fn refuse_what_another_machine_has(ours: &Bench, theirs: &Bench) {
-    let listening = Listening { window: 2, most_bytes: 64, patience: PATIENCE };
-    let questions = Questions { count: 1, bytes: 64, patience: PATIENCE, threads: 1 };
     let generate = Generate::prepare(&ours.machine, Style::Thread).unwrap();
     let takes = Receive::prepare(&ours.machine).unwrap();
     let (their_region, our_region) = (region(theirs), region(ours));
@@ -111,8 +105,6 @@ fn refuse_what_another_machine_has(ours: &Bench, theirs: &Bench) {
         takes.start(&TAKES, lanes.into_iter().map(receiving).collect(), Arc::clone(region)).map(drop)
     };
     for (what, refused) in [
-        ("the region", Echo::new(ours.end().0, &their_region, listening).map(drop)),
-        ("the region", Ask::new(ours.end().0, &their_region, questions).map(drop)),
         ("the region of messages", start(vec![queue(ours, 127)], &their_region, &our_region)),
         ("the region of credits", start(vec![queue(ours, 127)], &our_region, &their_region)),
         (&qpn, start(vec![ours_too, stranger], &our_region, &our_region)),
@@ -133,20 +125,19 @@ fn refuse_what_another_machine_has(ours: &Bench, theirs: &Bench) {
 
 #[test]
 fn twin_kernels_refuse_queues_and_regions_of_another_machine() {
-    need!(compiler(), cc, "a C++ compiler");
     let context = need!(device(), nic, "an mlx5 device");
-    refuse_what_another_machine_has(&Bench::twin(&context, 1), &Bench::twin(&context, 1));
+    let [ours, theirs] = [(); 2].map(|()| Bench::twin(&KERNELS, &context, 1));
+    let ours = need!(ours, cc, "a C++ compiler");
+    refuse_what_another_machine_has(&ours, &need!(theirs, cc, "a C++ compiler"));
 }
 
-/// A twin's lanes would store to addresses of the GPU, a kernel would use pages that the GPU was never shown. Two values of one
-/// GPU are the same machine.
+/// A twin's lanes would store to addresses of the GPU, a kernel would use pages that the GPU was never shown.
 #[test]
 fn gpu_kernels_refuse_queues_and_regions_of_another_machine() {
     let context = need!(device(), nic, "an mlx5 device");
     let gpu = need!(Bench::gpu(&context), gpu, "one CUDA device");
-    let twin = Bench::twin(&context, 1);
-    refuse_what_another_machine_has(&gpu, &twin);
-    if compiler().is_ok() {
+    if let Ok(twin) = Bench::twin(&KERNELS, &context, 1) {
+        refuse_what_another_machine_has(&gpu, &twin);
         refuse_what_another_machine_has(&twin, &gpu);
         let twin = Machine::twin(Visibility::InOrder);
         let on_gpu = Region::new(&gpu.machine, &gpu.pd, Place::Gpu, 1 << 16, Access::ALL);
@@ -156,10 +147,6 @@ fn gpu_kernels_refuse_queues_and_regions_of_another_machine() {
         let refused = generate.start(&PLAN, Vec::new(), Arc::new(on_gpu), ours).map(drop);
         assert!(refusal("memory of a GPU", refused).starts_with("the region of messages was made for"));
     }
-    let again = Machine::gpu(None, None).unwrap();
-    let region = Region::new(&again, &gpu.pd, Place::Host, 1 << 14, Access::ALL).unwrap();
-    let listening = Listening { window: 2, most_bytes: 64, patience: PATIENCE };
-    Echo::new(gpu.end().0, &region, listening).unwrap();
 }
 
 /// Rows: what asks for more than queue or machine have, and words of the refusal. What would go wrong: who shares a queue writes over

@@ -3,12 +3,12 @@
  *
  * An answer is the message with 1 added to its last whole word of 8 bytes, sent from the buffer in which it arrived, so that
  * it is told from its question. Messages shorter than a word come back as they were.
- * `run` and `status`: host memory, mirrored in src/kernel/echo.rs; the first is copied once, the second is 0 at first
+ * `run` and `status`: host memory, mirrored in src/kernel.rs; the first is copied once, the second is 0 at first
  * (`first_wrong` all ones; `posted` as the launch before left it) and read by the CPU. Either kernel may be launched again
  * when it has ended, who asks with all its answers and no error: it goes on with the queue as it is. All completions of the queue come to one CQ. Nothing here waits longer than
  * its deadline, and the cancel word is looked at before each wait and in it.
  */
-#include "kernel.h"
+#include "doorbell_kernel.h"
 
 /* What both kernels are told. */
 struct db_echo_run {

@@ -1,0 +1,6 @@
+//! Compiles the kernels for the host twin.
+
+fn main() {
+    let kernels = host_twin_build::Kernels::new("kernels").include("../../crates/rdma-shim/include");
+    kernels.folder("kernels").compile();
+}

@@ -1,0 +1,5 @@
+//! The echo service's kernels, and the Rust that launches them.
+//!
+//! The program itself is `src/main.rs`. Knows nothing of which NIC lies below (INV-4).
+
+pub mod kernel;

@@ -1,0 +1,49 @@
+//! What tests of kernels share: a device and its way to itself, a machine under test, and the compiler for all architectures.
+// Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
+#![allow(clippy::unwrap_used, reason = "a helper of tests")]
+
+mod bench;
+mod ends;
+
+pub use bench::{Bench, PATIENCE};
+pub use ends::{DEADLINE, connect, connect_with, device, memory, softnic, wait_for};
+
+use gpu::cache::Cache;
+use gpu::{Arch, Form, ImageBuilder, Toolkit, Unit};
+
+/// Compiles and links each source for three architectures. Panics unless each kernel is in its image, and nothing is missing
+/// there but what the driver supplies.
+pub fn compile_everywhere(toolkit: Toolkit, units: &[Unit]) {
+    let builder = ImageBuilder::new(toolkit, Cache::off());
+    for arch in [80, 90, 100].map(Arch::sm) {
+        for unit in units {
+            let image = builder.image(std::slice::from_ref(unit), arch, Form::Cubin);
+            let facts = image.unwrap_or_else(|error| panic!("{arch}: {error}")).facts;
+            let mut kernels =
+                unit.text.split("__global__ void ").skip(1).filter_map(|rest| rest.split_once('('));
+            let absent = kernels.find(|(kernel, _)| !facts.functions.contains(*kernel));
+            assert_eq!(absent, None, "{arch} {}: {:?}", unit.name, facts.functions);
+            let missing = facts.undefined.iter().find(|symbol| !symbol.starts_with(".nv.reservedSmem."));
+            assert_eq!(missing, None, "{arch} {}", unit.name);
+        }
+    }
+}
+
+/// Two tests of one function that takes a [`Bench`]: of the host twin, which needs the table `KERNELS`, and of a GPU.
+#[macro_export]
+macro_rules! on_both {
+    ($twin:ident, $gpu:ident, $test:ident) => {
+        #[test]
+        fn $twin() {
+            let context = measure::need!($crate::testing::device(), nic, "an mlx5 device");
+            let bench = $crate::testing::Bench::twin(&KERNELS, &context, 1);
+            $test(&measure::need!(bench, cc, "a C++ compiler"));
+        }
+
+        #[test]
+        fn $gpu() {
+            let context = measure::need!($crate::testing::device(), nic, "an mlx5 device");
+            $test(&measure::need!($crate::testing::Bench::gpu(&context), gpu, "one CUDA device"));
+        }
+    };
+}
