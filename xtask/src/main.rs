@@ -16,7 +16,6 @@ use experiment::{measured, refused};
 extern crate experiment;
 
 mod bench_nic;
-mod bench_post_gpu;
 mod bundle;
 mod carried;
 mod cuda_wheels;
@@ -57,10 +56,11 @@ enum Command {
     Headers(headers::Options),
     /// Build the book of docs/ with mdBook, or write its measured tables again.
     Docs(docs::Options),
-    /// Measure and draw a figure of the paper, and judge its claims.
+    /// Measure and draw a figure of the paper, and judge its claims; or run another experiment.
     Figure {
-        /// Number of the figure in the paper: 4 (throughput) or 5 (time to post).
-        number: u32,
+        /// 4 (throughput) or 5 (time to post), the numbers in the paper; or a folder of experiments/.
+        #[arg(value_name = "FIGURE")]
+        name: String,
         #[command(flatten)]
         options: figure::Options,
     },
@@ -69,7 +69,7 @@ enum Command {
     /// Figure 5: time to post one request; with --gpu what a GPU spends on it, without a NIC.
     BenchPost {
         /// What a GPU spends on posting, by style, order and number of producers.
-        #[arg(long, conflicts_with_all = ["full", "resume", "record", "dry_run", "nic"])]
+        #[arg(long, conflicts_with_all = ["full", "resume", "dry_run", "nic", "rate_gbps"])]
         gpu: bool,
         /// With --gpu: device headers of gpunetio, measured in the same run (DIR of pip's nvidia-nvshmem-cu13 that holds them).
         #[arg(long, value_name = "DIR", requires = "gpu")]
@@ -170,11 +170,14 @@ fn run(command: Command) -> Result<()> {
         Command::Tidy(options) => tidy::run(&options),
         Command::Headers(options) => headers::run(&options),
         Command::Docs(options) => docs::run(&options),
-        Command::Figure { number, options } => figure::run(number, &options),
-        Command::BenchThroughput(options) => figure::run(4, &options),
-        Command::BenchPost { gpu: false, options, .. } => figure::run(5, &options),
+        Command::Figure { name, options } => {
+            let name = if name.parse::<u32>().is_ok() { format!("fig{name}") } else { name };
+            figure::run(&name, &options)
+        }
+        Command::BenchThroughput(options) => figure::run("fig4", &options),
+        Command::BenchPost { gpu: false, options, .. } => figure::run("fig5", &options),
         Command::BenchPost { peer_headers, options, .. } => {
-            bench_post_gpu::run(&options.for_gpu(peer_headers.as_deref()))
+            figure::posts::run(&options, peer_headers.as_deref())
         }
         Command::BenchNic(options) => bench_nic::run("bench-nic", &options),
         Command::BenchGpu(options) => bench_nic::run("bench-gpu", &options),
@@ -192,8 +195,7 @@ mod tests {
         for (arguments, words) in [
             ("", &["no command", "figure", "bench-nic"][..]),
             ("frobnicate", &["frobnicate", "there are: doctor", "figure"]),
-            ("figure", &["<NUMBER>"]),
-            ("figure four", &["four", "<NUMBER>"]),
+            ("figure", &["<FIGURE>"]),
             ("figure 4 --frobnicate", &["--frobnicate"]),
             ("figure 4 --quik", &["--quik", "a similar argument exists: '--quick'"]),
             ("figure 4 --quick --full", &["--quick", "--full"]),
@@ -204,7 +206,7 @@ mod tests {
             ("bench-throughput --peer host", &["--nic"]),
             ("bench-post 5", &["'5'"]),
             ("bench-post --peer-headers DIR", &["--gpu"]),
-            ("bench-post --gpu --record", &["--gpu", "--record"]),
+            ("bench-post --gpu --resume", &["--gpu", "--resume"]),
             ("test --resume", &["--gpu"]),
             ("import", &["<RESULTS>"]),
             ("setup everything", &["everything", "figure, bench, test"]),
@@ -238,6 +240,7 @@ mod tests {
             ("bench-gpu", None),
             ("bench-gpu --record", Some("--record")),
             ("bench-post --gpu", None),
+            ("bench-post --gpu --record", Some("--record")),
             ("import DIR", Some("import")),
             ("doctor", None),
         ] {

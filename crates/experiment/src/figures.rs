@@ -401,7 +401,7 @@ mod tests {
         let text = std::fs::read(root().join("experiments").join(name).join("measured.json")).unwrap();
         let measured: serde_json::Value = serde_json::from_slice(&text).unwrap();
         let entry = |entry: &serde_json::Value| {
-            let entry: crate::record::Entry = serde_json::from_value(entry.clone()).unwrap();
+            let entry: crate::measured::Entry = serde_json::from_value(entry.clone()).unwrap();
             let points = entry.rows.iter().flat_map(|row| {
                 (0..3_u32).map(|repetition| {
                     let value =

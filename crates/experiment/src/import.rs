@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail, ensure};
 use measure::json_lines;
 use serde::Deserialize;
 
+use crate::measured::Entry;
 use crate::point::{self, Key, Point};
-use crate::record::Entry;
 use crate::spec::Extent;
 use crate::{Experiment, resume, table};
 
@@ -56,7 +56,9 @@ pub fn imported(experiments: &Path, folder: &Path) -> Result<(String, Entry, Opt
     }
     let measured: BTreeSet<Key> = points.iter().map(Point::key).collect();
     let mut grid = experiment.spec.grid(extent);
-    if first.provenance.gpu_device.is_empty() {
+    if grid.series.is_empty() {
+        grid.series = points.iter().map(|point| point.series.clone()).collect();
+    } else if first.provenance.gpu_device.is_empty() {
         grid.without_gpu();
     }
     let wanted: BTreeSet<Key> = grid.keys().into_iter().collect();

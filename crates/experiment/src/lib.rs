@@ -27,7 +27,6 @@ pub mod paper;
 mod plot;
 mod png;
 pub mod point;
-pub mod record;
 pub mod refused;
 pub mod resume;
 pub mod run;

@@ -6,55 +6,78 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use measure::{Label, Provenance, Revision};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::refused::refused;
+use crate::run::write_whole;
+use crate::table::Row;
+use crate::verdict::Judged;
 
 /// The extent of a run that is only to show that it works.
-const QUICK: &str = "quick";
+pub const QUICK: &str = "quick";
 
 /// One machine's last recorded run of an experiment.
-pub trait Entry: Serialize + DeserializeOwned {
-    /// Processor and cores.
-    fn machine(&self) -> &str;
-    /// Weakest label of the run.
-    fn label(&self) -> Label;
-    /// `quick`, or how much more.
-    fn extent(&self) -> &str;
-    /// Where it comes from.
-    fn provenance(&self) -> &Provenance;
-    /// Why its numbers say nothing, if they do not.
-    fn empty(&self) -> Option<&'static str>;
-}
-
-/// What an [`Entry`] says of itself out of its fields of these names.
-#[macro_export]
-macro_rules! where_from {
-    () => {
-        fn machine(&self) -> &str {
-            &self.machine
-        }
-
-        fn label(&self) -> ::measure::Label {
-            self.label
-        }
-
-        fn extent(&self) -> &str {
-            &self.extent
-        }
-
-        fn provenance(&self) -> &::measure::Provenance {
-            &self.provenance
-        }
-    };
-}
-pub use where_from;
-
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Measured<E> {
-    entries: Vec<E>,
+pub struct Entry {
+    /// Processor and cores.
+    pub machine: String,
+    /// Weakest label of the run.
+    pub label: Label,
+    /// `quick`, `normal` or `full`.
+    pub extent: String,
+    /// Where it comes from.
+    pub provenance: Provenance,
+    /// Medians and ranges.
+    pub rows: Vec<Row>,
+    /// Verdicts.
+    pub verdicts: Vec<Judged>,
+    /// Values compared within one run, by name.
+    #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
+    pub ratios: serde_json::Value,
+}
+
+/// What `measured.json` holds.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    /// One for each machine, label, GPU and shaped rate.
+    pub entries: Vec<Entry>,
+}
+
+impl Measured {
+    /// Reads the file; one that is not there has no entries.
+    pub fn read(path: &Path) -> Result<Measured> {
+        match std::fs::read(path) {
+            Ok(bytes) => {
+                serde_json::from_slice(&bytes).with_context(|| format!("reading {}", path.display()))
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Measured::default()),
+            Err(error) => Err(error).with_context(|| format!("reading {}", path.display())),
+        }
+    }
+}
+
+impl Entry {
+    /// Machine, label, GPU and rate in words: two entries with the same ones are one measurement at two times.
+    fn subject(&self) -> String {
+        let from = &self.provenance;
+        let gpu = if from.gpu_device.is_empty() { String::new() } else { format!(", {}", from.gpu_device) };
+        let rate = from.nic_options.get("rate_gbps");
+        let rate = rate.map_or_else(String::new, |rate| format!(", shaped to {rate} Gbit/s"));
+        format!("{} ({}{gpu}{rate})", self.machine, self.label)
+    }
+
+    /// Why its numbers say nothing, if they do not.
+    fn empty(&self) -> Option<&'static str> {
+        match () {
+            () if self.rows.is_empty() => Some("has no points"),
+            () if !self.rows.iter().all(|row| row.content_ok) => {
+                Some("has points whose messages were not whole")
+            }
+            () => None,
+        }
+    }
 }
 
 /// Refuses a tree with changes: a recorded number must name the source that gave it.
@@ -67,61 +90,42 @@ pub fn allowed(revision: &Revision) -> Result<()> {
     }
 }
 
-/// Whose numbers they are, in words: two entries with the same are the same measurement at two times.
-fn whose(entry: &impl Entry) -> String {
-    let from = entry.provenance();
-    let gpu = if from.gpu_device.is_empty() { String::new() } else { format!(", {}", from.gpu_device) };
-    let rate = from.nic_options.get("rate_gbps");
-    let rate = rate.map_or_else(String::new, |rate| format!(", shaped to {rate} Gbit/s"));
-    format!("{} ({}{gpu}{rate})", entry.machine(), entry.label())
-}
-
 /// Puts `entry` in the place of the one of the same machine, label, GPU and rate, or at the end. A quick run takes no other's
 /// place but a quick one's. The file is replaced whole or not at all.
-pub fn record<E: Entry>(path: &Path, entry: E) -> Result<()> {
-    let mut measured: Measured<E> = match std::fs::read(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).with_context(|| format!("reading {}", path.display()))?,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Measured { entries: Vec::new() },
-        Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
-    };
-    match measured.entries.iter_mut().find(|old| whose(*old) == whose(&entry)) {
-        Some(old) if entry.extent() == QUICK && old.extent() != QUICK => {
+pub fn record(path: &Path, entry: Entry) -> Result<()> {
+    let mut measured = Measured::read(path)?;
+    match measured.entries.iter_mut().find(|old| old.subject() == entry.subject()) {
+        Some(old) if entry.extent == QUICK && old.extent != QUICK => {
             return Err(refused(format!(
                 "a quick run does not take the place of the {} one that {} has of {}",
-                old.extent(),
+                old.extent,
                 path.display(),
-                whose(&entry)
+                entry.subject()
             )));
         }
         Some(old) => *old = entry,
         None => measured.entries.push(entry),
     }
     let text = serde_json::to_string_pretty(&measured).context("writing measured.json")? + "\n";
-    let beside = path.with_extension(format!("json.{}", std::process::id()));
-    let written = std::fs::write(&beside, text).and_then(|()| std::fs::rename(&beside, path));
-    if written.is_err() {
-        let _ = std::fs::remove_file(&beside);
-    }
-    written.with_context(|| format!("writing {}", path.display()))
+    write_whole(path, text.as_bytes())
 }
 
 /// What is wrong with a committed file, one line each.
-pub fn problems<E: Entry>(text: &str) -> Vec<String> {
-    let measured: Measured<E> = match serde_json::from_str(text) {
+pub fn problems(text: &str) -> Vec<String> {
+    let measured: Measured = match serde_json::from_str(text) {
         Ok(measured) => measured,
         Err(error) => return vec![format!("is not what --record writes: {error}")],
     };
     let mut problems = Vec::new();
     let mut seen = BTreeSet::new();
     for entry in &measured.entries {
-        let who = whose(entry);
-        let revision = &entry.provenance().revision;
+        let (subject, revision) = (entry.subject(), &entry.provenance.revision);
         if revision.dirty || revision.commit.len() != 40 {
-            problems.push(format!("{who}: no clean revision names its source"));
+            problems.push(format!("{subject}: no clean revision names its source"));
         }
-        problems.extend(entry.empty().map(|why| format!("{who}: {why}")));
-        if !seen.insert(who.clone()) {
-            problems.push(format!("{who} stands there twice"));
+        problems.extend(entry.empty().map(|why| format!("{subject}: {why}")));
+        if !seen.insert(subject.clone()) {
+            problems.push(format!("{subject} stands there twice"));
         }
     }
     problems
@@ -132,26 +136,12 @@ mod tests {
     use super::*;
     use crate::point::example;
 
-    #[derive(Debug, Serialize, Deserialize)]
-    #[serde(deny_unknown_fields)]
-    struct Plain {
-        machine: String,
-        label: Label,
-        extent: String,
-        provenance: Provenance,
-    }
-
-    impl Entry for Plain {
-        where_from!();
-        fn empty(&self) -> Option<&'static str> {
-            self.extent.is_empty().then_some("has no numbers")
-        }
-    }
-
-    fn entry(machine: &str, label: Label, extent: &str) -> Plain {
+    fn entry(machine: &str, label: Label, extent: &str) -> Entry {
         let mut provenance = example("cpu-shim", 64).provenance;
         provenance.revision.commit = "0123456789".repeat(4);
-        Plain { machine: machine.into(), label, extent: extent.into(), provenance }
+        let rows = crate::table::rows(&[example("cpu-shim", 64)]);
+        let (machine, extent) = (machine.into(), extent.into());
+        Entry { machine, label, extent, provenance, rows, verdicts: Vec::new(), ratios: Default::default() }
     }
 
     #[test]
@@ -170,8 +160,8 @@ mod tests {
         assert!(error.to_string().contains("does not take the place of the full one"), "{error}");
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(problems::<Plain>(&text), [""; 0]);
-        let measured: Measured<Plain> = serde_json::from_str(&text).unwrap();
+        assert_eq!(problems(&text), [""; 0]);
+        let measured: Measured = serde_json::from_str(&text).unwrap();
         let entries: Vec<(&str, &str)> =
             measured.entries.iter().map(|entry| (entry.machine.as_str(), entry.extent.as_str())).collect();
         assert_eq!(entries, [("a", "full"), ("a", "quick"), ("b", "quick")]);
@@ -191,8 +181,8 @@ mod tests {
         }
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(problems::<Plain>(&text), [""; 0]);
-        assert_eq!(serde_json::from_str::<Measured<Plain>>(&text).unwrap().entries.len(), 3);
+        assert_eq!(problems(&text), [""; 0]);
+        assert_eq!(serde_json::from_str::<Measured>(&text).unwrap().entries.len(), 3);
     }
 
     #[test]
@@ -202,17 +192,20 @@ mod tests {
         dirty.provenance.revision.dirty = true;
         let mut nameless = good();
         nameless.provenance.revision.commit.clear();
+        let mut broken = good();
+        broken.rows[0].content_ok = false;
         for (entries, what) in [
             (vec![good(), good()], "twice"),
             (vec![dirty], "no clean revision"),
             (vec![nameless], "no clean revision"),
-            (vec![entry("a", Label::Emulated, "")], "has no numbers"),
+            (vec![Entry { rows: Vec::new(), ..good() }], "has no points"),
+            (vec![broken], "not whole"),
         ] {
-            let found = problems::<Plain>(&serde_json::to_string(&Measured { entries }).unwrap());
+            let found = problems(&serde_json::to_string(&Measured { entries }).unwrap());
             assert!(found.len() == 1 && found[0].contains(what), "{what}: {found:?}");
         }
         for text in ["", "{}", "{\"entries\":[{}]}", "{\"entries\":[],\"more\":1}"] {
-            assert_eq!(problems::<Plain>(text).len(), 1, "{text}");
+            assert_eq!(problems(text).len(), 1, "{text}");
         }
     }
 

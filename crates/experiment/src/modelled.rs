@@ -6,12 +6,13 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use measure::Label;
-use serde::Serialize;
-use serde_json::Value;
+use anyhow::{Context, Result, ensure};
+use measure::{Label, Provenance};
+use serde::{Deserialize, Serialize};
 
-use super::wire_model::WireModel;
+use crate::measured::{Measured, QUICK};
+use crate::table::Row;
+use crate::wire_model::WireModel;
 
 /// What our generator sends: WRITEs without immediate, path MTU 4096, over the paper's link.
 const LINK: WireModel = WireModel { immediate: false, ..WireModel::PAPER };
@@ -100,47 +101,37 @@ fn fills_from(post_ns: f64) -> Option<u64> {
     (1..=1 << SIZES.end()).rev().take_while(fills).last()
 }
 
-/// The lines of the posts that were recorded, else of those of the last run here.
+/// The lines of the posts that were recorded, else of those of the last run here, as far as a file has them.
 pub fn known(recorded: &Path, last: &Path) -> Result<Vec<Modelled>> {
-    let recorded = read(recorded)?;
-    if recorded.is_empty() { read(last) } else { Ok(recorded) }
+    let measured = Measured::read(recorded)?;
+    // The newest that is no quick one, else the newest.
+    let whole = measured.entries.iter().rfind(|entry| entry.extent != QUICK);
+    if let Some(entry) = whole.or(measured.entries.last()) {
+        return lines(&entry.provenance.gpu_device, &entry.rows)
+            .with_context(|| format!("reading {}", recorded.display()));
+    }
+    let Ok(text) = std::fs::read(last) else { return Ok(Vec::new()) };
+    let of = || format!("reading {}", last.display());
+    let last: Last = serde_json::from_slice(&text).with_context(of)?;
+    lines(&last.provenance.gpu_device, &last.rows).with_context(of)
 }
 
-/// The lines that a file of `bench-post-gpu`, recorded or of one run, has the posts for; none without the file. Of several
-/// entries the newest counts that is no quick one, else the newest. Errors: a file that is damaged, or a time that is none.
-fn read(path: &Path) -> Result<Vec<Modelled>> {
-    let text = match std::fs::read(path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error).with_context(|| format!("reading {}", path.display())),
-    };
-    let measured: Value =
-        serde_json::from_slice(&text).with_context(|| format!("reading {}", path.display()))?;
-    lines(&measured).with_context(|| format!("reading {}", path.display()))
+/// What `summary.json` of a run says of its posts.
+#[derive(Deserialize)]
+struct Last {
+    provenance: Provenance,
+    rows: Vec<Row>,
 }
 
-fn lines(measured: &Value) -> Result<Vec<Modelled>> {
-    let run = std::slice::from_ref(measured);
-    let entries = match measured["entries"].as_array() {
-        Some(entries) => entries,
-        None => Some(run)
-            .filter(|_| measured["rows"].is_array())
-            .context("it has neither `entries` nor `rows`")?,
-    };
-    let whole = entries.iter().rev().find(|entry| entry["extent"] != "quick");
-    let Some(entry) = whole.or_else(|| entries.last()) else { return Ok(Vec::new()) };
-    let gpu_device = entry["provenance"]["gpu_device"].as_str().unwrap_or("an unnamed GPU");
+/// The lines that rows have the posts for: a run may have left rows out, or had no such side. Error: a time that is none.
+fn lines(gpu_device: &str, rows: &[Row]) -> Result<Vec<Modelled>> {
     let mut lines = Vec::new();
-    for line in LINES {
-        let (row, side, _) = line;
-        let found = entry["rows"].as_array().into_iter().flatten().find(|found| found["row"] == row);
-        // A run may have left rows out, or had no such side.
-        let Some(spread) = found.map(|found| &found[side]).filter(|spread| !spread.is_null()) else {
-            continue;
-        };
-        let post_ns = spread["p50_ns"].as_f64().filter(|ns| ns.is_finite() && *ns > 0.0);
-        let post_ns = post_ns.with_context(|| format!("{row}: its `{side}.p50_ns` is no time"))?;
-        lines.push(Modelled::new(line, post_ns, gpu_device));
+    for line @ (row, side, _) in LINES {
+        let name = format!("{side}_ns");
+        let found = rows.iter().find(|found| found.series == row);
+        let Some([post_ns, ..]) = found.and_then(|found| found.values.get(&name)) else { continue };
+        ensure!(post_ns.is_finite() && *post_ns > 0.0, "{row}: its `{name}` is no time");
+        lines.push(Modelled::new(line, *post_ns, gpu_device));
     }
     Ok(lines)
 }
@@ -157,9 +148,11 @@ pub fn example() -> Vec<Modelled> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use std::path::PathBuf;
 
     use super::*;
+    use crate::measured::Entry;
+    use crate::point::example;
 
     /// Rows: ns a post and payload, and Gbit/s worked out by hand: 78 bytes of headers and RETH, 62 for each packet more;
     /// the link carries 20 bytes a packet beside.
@@ -195,43 +188,59 @@ mod tests {
         );
     }
 
-    fn entry(extent: &str, ns: f64) -> Value {
-        let spread = |ns: f64| json!({"p50_ns": ns, "min_ns": ns, "max_ns": ns});
-        let rows = [
-            json!({"row": LINES[0].0, "theirs": null, "early": spread(ns), "strict": spread(2.0 * ns)}),
-            json!({"row": LINES[3].0, "theirs": spread(4.0 * ns), "early": spread(ns)}),
-            json!({"row": LINES[2].0, "theirs": null, "early": null}),
+    fn entry(extent: &str, ns: f64) -> Entry {
+        let row = |series: &str, values: &[(&str, f64)]| {
+            let point = values.iter().fold(example("a", 1), |point, (name, ns)| point.with(name, *ns));
+            Row { series: series.to_owned(), ..crate::table::rows(&[point]).remove(0) }
+        };
+        let rows = vec![
+            row(LINES[0].0, &[("early_ns", ns), ("strict_ns", 2.0 * ns)]),
+            row(LINES[3].0, &[("theirs_ns", 4.0 * ns), ("early_ns", ns)]),
+            row(LINES[2].0, &[]),
         ];
-        json!({"extent": extent, "provenance": {"gpu_device": "NVIDIA H200, sm_90"}, "rows": rows})
+        let mut provenance = example("a", 1).provenance;
+        provenance.gpu_device = "NVIDIA H200, sm_90".into();
+        let (machine, extent, ratios) = ("m".to_owned(), extent.to_owned(), Default::default());
+        Entry { machine, label: Label::Hardware, extent, provenance, rows, verdicts: Vec::new(), ratios }
+    }
+
+    fn file(name: &str, text: &str) -> PathBuf {
+        let file = std::env::temp_dir().join(format!("experiment-modelled-{}-{name}", std::process::id()));
+        std::fs::write(&file, text).unwrap();
+        file
     }
 
     #[test]
     fn lines_are_made_of_the_rows_that_were_measured_and_a_quick_run_takes_no_whole_ones_place() {
-        let of = |entries: Value| lines(&json!({"entries": entries})).unwrap();
-        let found = of(json!([entry("full", 600.0), entry("full", 700.0), entry("quick", 1.0)]));
+        let nothing = Path::new("/no/such/file.json");
+        let of = |entries: Vec<Entry>| {
+            let file = file("recorded", &serde_json::to_string(&Measured { entries }).unwrap());
+            let lines = known(&file, nothing).unwrap();
+            std::fs::remove_file(file).unwrap();
+            lines
+        };
+        let found = of(vec![entry("full", 600.0), entry("full", 700.0), entry("quick", 1.0)]);
         let times: Vec<(&str, f64)> = found.iter().map(|line| (line.name, line.post_ns)).collect();
         assert_eq!(times, [("GPU thread, early", 700.0), ("GPU, original's style", 2800.0)]);
-        assert_eq!(of(json!([entry("quick", 3.0)]))[0].post_ns, 3.0);
-        assert_eq!(of(json!([])), []);
-        assert_eq!(lines(&entry("full", 600.0)).unwrap()[0].post_ns, 600.0, "a run by itself");
+        assert_eq!(of(vec![entry("quick", 3.0)])[0].post_ns, 3.0);
+        assert_eq!(of(vec![]), []);
+        // A run that was not recorded has the same rows and provenance in its summary.json.
+        let run = file("summary", &serde_json::to_string(&entry("full", 600.0)).unwrap());
+        assert_eq!(known(nothing, &run).unwrap()[0].post_ns, 600.0);
+        std::fs::remove_file(run).unwrap();
     }
 
     #[test]
     fn no_file_is_no_line_and_a_damaged_one_is_an_error() {
-        assert_eq!(read(Path::new("/no/such/measured.json")).unwrap(), []);
-        let file = std::env::temp_dir().join(format!("xtask-modelled-{}.json", std::process::id()));
-        for (text, words) in [
-            ("{", "EOF"),
-            ("{}", "neither `entries` nor `rows`"),
-            (
-                &json!({"entries": [{"rows": [{"row": LINES[0].0, "early": {"p50_ns": 0}}]}]}).to_string(),
-                "its `early.p50_ns` is no time",
-            ),
-        ] {
-            std::fs::write(&file, text).unwrap();
-            let error = format!("{:#}", read(&file).unwrap_err());
-            assert!(error.contains(words) && error.contains("xtask-modelled"), "{error}");
+        let nothing = Path::new("/no/such/file.json");
+        assert_eq!(known(nothing, nothing).unwrap(), []);
+        let entries = vec![entry("full", 0.0)];
+        let no_time = serde_json::to_string(&Measured { entries }).unwrap();
+        for (text, words) in [("{", "EOF"), ("{}", "entries"), (&no_time, "its `early_ns` is no time")] {
+            let file = file("damaged", text);
+            let error = format!("{:#}", known(&file, nothing).unwrap_err());
+            assert!(error.contains(words) && error.contains("experiment-modelled"), "{error}");
+            std::fs::remove_file(file).unwrap();
         }
-        std::fs::remove_file(file).unwrap();
     }
 }

@@ -185,6 +185,11 @@ pub enum Rule {
         /// Less than this.
         below: Option<f64>,
     },
+    /// Each series with a bound of its own keeps it: `at_most` and `at_least` are numbers of its points.
+    Stated {
+        /// Which number of a point.
+        field: String,
+    },
     /// A fact that the figure leans on and no run of ours can judge.
     Background {},
 }
@@ -196,6 +201,7 @@ impl Rule {
             Rule::Ratio { field, .. }
             | Rule::Equals { field, .. }
             | Rule::Bound { field, .. }
+            | Rule::Stated { field }
             | Rule::Order { field, .. }
             | Rule::Flat { field, .. }
             | Rule::Falls { field, .. } => Some(field),

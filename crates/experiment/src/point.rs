@@ -27,6 +27,9 @@ pub struct Point {
     pub settings: BTreeMap<String, u64>,
     /// The numbers, by the names that the spec declares; one that was not measured is absent.
     pub values: BTreeMap<String, f64>,
+    /// Least and most of a number that the program itself took several times, by the same names.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub spread: BTreeMap<String, [f64; 2]>,
     /// What is missing of the point, in a sentence; `None`: it is whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missing: Option<String>,
@@ -174,6 +177,7 @@ pub fn example(series: &str, x: u64) -> Point {
         seconds: 1.0,
         settings: [("window".to_owned(), 64), ("batch".to_owned(), 32)].into(),
         values: values.into_iter().chain(others).map(named).collect(),
+        spread: BTreeMap::new(),
         missing: None,
         others: None,
         detail: serde_json::Value::Null,

@@ -10,13 +10,13 @@ use anyhow::{Context, Result, bail};
 use measure::{JsonLines, Label, Provenance};
 use serde::Serialize;
 
+use crate::measured::{self, Entry};
 use crate::modelled::Modelled;
 use crate::point::{self, Key, Point, crowded, disturbed, label_of, provenance_of};
-use crate::record::Entry;
 use crate::resume::{self, Earlier, Options};
 use crate::spec::Grid;
 use crate::verdict::Judged;
-use crate::{Experiment, figures, measured, png, table};
+use crate::{Experiment, figures, png, table};
 
 /// Pixels of a PNG per unit of its SVG: fit for print at a column's width.
 const PNG_SCALE: f32 = 3.0;
@@ -82,7 +82,9 @@ pub fn measure(
         let measured = bench.measure(key, grid.seconds);
         let mut point =
             measured.with_context(|| format!("{key} ({count} points are in {})", file.display()))?;
-        point.others = others.and_then(|others| others.cores());
+        if point.others.is_none() {
+            point.others = others.and_then(|others| others.cores());
+        }
         lines.push(&point).with_context(again)?;
         earlier.points.push(point);
     }
@@ -175,7 +177,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// Core time that programs of others take: all that was used less what this process and the children that it waited for used.
-struct Others {
+pub struct Others {
     since: Instant,
     busy: f64,
     ours: f64,
@@ -185,7 +187,8 @@ struct Others {
 const TICK: f64 = 0.01;
 
 impl Others {
-    fn watch() -> Option<Others> {
+    /// From now on; `None` where /proc says nothing.
+    pub fn watch() -> Option<Others> {
         Some(Others {
             since: Instant::now(),
             busy: busy(&fs::read_to_string("/proc/stat").ok()?)?,
@@ -194,7 +197,7 @@ impl Others {
     }
 
     /// Cores that they kept busy on average since then; never less than none, since ticks are coarse.
-    fn cores(self) -> Option<f64> {
+    pub fn cores(self) -> Option<f64> {
         let now = Others::watch()?;
         let seconds = self.since.elapsed().as_secs_f64().max(TICK);
         Some((((now.busy - self.busy) - (now.ours - self.ours)) / seconds).max(0.0))

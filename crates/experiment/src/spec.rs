@@ -140,7 +140,8 @@ pub struct Judges {
 /// The points to measure.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Grid {
-    /// Posters, programs or numbers.
+    /// Posters, programs or numbers; none where the program that is measured says which there are.
+    #[serde(default)]
     pub series: Vec<String>,
     /// How often each.
     pub repeat: u32,

@@ -47,6 +47,13 @@ pub fn rows(points: &[Point]) -> Vec<Row> {
         for (name, value) in own.iter().flat_map(|point| &point.values) {
             values.entry(name.clone()).or_default().push(*value);
         }
+        let whole = |(name, all): (String, Vec<f64>)| {
+            let [median, least, most] = spread(&all)?;
+            let within = own.iter().filter_map(|point| point.spread.get(&name));
+            let wider = |[least, most]: [f64; 2], of: &[f64; 2]| [least.min(of[0]), most.max(of[1])];
+            let [least, most] = within.fold([least, most], wider);
+            Some((name, [median, least, most]))
+        };
         Row {
             series: series.to_owned(),
             x,
@@ -54,7 +61,7 @@ pub fn rows(points: &[Point]) -> Vec<Row> {
             settings,
             repetitions: own.len(),
             content_ok: own.iter().all(|point| point.is_whole()),
-            values: values.into_iter().filter_map(|(name, all)| Some((name, spread(&all)?))).collect(),
+            values: values.into_iter().filter_map(whole).collect(),
         }
     };
     groups.into_iter().map(row).collect()
@@ -218,6 +225,14 @@ mod tests {
         assert_eq!(rows[0].values["wire_gbps"], [30.0, 20.0, 40.0]);
         let table = table(&spec(), &rows);
         assert!(table.contains("NOT OK") && table.contains("20.00–40.00"), "{table}");
+    }
+
+    #[test]
+    fn a_row_spans_what_its_points_spanned() {
+        let mut point = example("cpu-shim", 64).with("post_ns", 20.0);
+        point.spread.insert("post_ns".into(), [18.0, 40.0]);
+        let other = Point { repetition: 1, ..example("cpu-shim", 64).with("post_ns", 22.0) };
+        assert_eq!(rows(&[point, other])[0].values["post_ns"], [21.0, 18.0, 40.0]);
     }
 
     #[test]

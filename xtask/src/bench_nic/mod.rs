@@ -34,6 +34,8 @@ use cores::Cores;
 use pair::Stand;
 use source::Source;
 
+/// What a spec calls points that are each a number of one program.
+pub const APP: &str = "bench-nic";
 /// Longest that one program may take; what was meant to take longer adds its own time.
 const LIMIT: Duration = Duration::from_secs(60);
 /// A number that failed so often is not tried again: its repetitions would fail one deadline after the other.
@@ -69,6 +71,12 @@ pub struct Options {
 }
 
 impl Options {
+    /// The same as `figure NAME` was given.
+    pub fn of(options: &figure::Options) -> Options {
+        let figure::Options { quick, record, no_install, ref out, .. } = *options;
+        Options { quick, record, no_install, out: out.clone(), ..Options::default() }
+    }
+
     /// Whether the committed `measured.json` is to be changed.
     pub fn records(&self) -> bool {
         self.record
@@ -249,6 +257,7 @@ impl run::Bench for Numbers<'_> {
             settings: BTreeMap::new(),
             missing: taken.as_ref().err().map(|error| format!("{error:#}")),
             values: taken.into_iter().map(|value| ("value".to_owned(), value)).collect(),
+            spread: BTreeMap::new(),
             others: None,
             detail: serde_json::Value::Null,
             label: Label::Emulated,

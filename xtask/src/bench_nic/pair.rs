@@ -98,7 +98,7 @@ impl Stand<'_> {
                 Ok(run.pointer("/first/p99_ns").and_then(Value::as_f64).context("the sender gives no p99")?
                     * 1e-6)
             }
-            Source::Post { list } => self.post(name, *list),
+            Source::Post { list, doorbell } => self.post(name, *list, doorbell),
             Source::Baseline { options, field, scale } => Ok(self.baseline(name, options, field)? * scale),
             Source::IdleCpu => Ok(self.idle(name)?.0),
             Source::IdleMemory => Ok(self.idle(name)?.1),
@@ -260,8 +260,8 @@ impl Stand<'_> {
         }
     }
 
-    /// Ratio of the medians, in the row of the shim's default: eight bytes, strict order.
-    fn post(&self, name: &str, list: u64) -> Result<f64> {
+    /// Ratio of the medians, in strict order.
+    fn post(&self, name: &str, list: u64, doorbell: &str) -> Result<f64> {
         let mut command = self.softnic(End::Alone, false, &self.programs.generator);
         command.args(["bench-post", "--nic", "mlx5_0", "--rounds", &self.rounds.to_string(), "--json", "-"]);
         let mut session = Speaking::start(&mut command, &self.log(name, "bench-post"))?;
@@ -270,7 +270,7 @@ impl Stand<'_> {
         let rows = answer["rows"].as_array().map_or(&[][..], Vec::as_slice);
         let row = rows
             .iter()
-            .find(|row| row["list"] == list && row["doorbell"] == "8-bytes" && row["order"] == "strict");
+            .find(|row| row["list"] == list && row["doorbell"] == doorbell && row["order"] == "strict");
         row.and_then(|row| row["ratio"].as_f64()).context("bench-post has no such row")
     }
 

@@ -72,6 +72,8 @@ pub enum Source {
     Post {
         /// Requests a doorbell.
         list: u64,
+        /// The shim's doorbell; libmlx5 rings for a lone request through BlueFlame, for a list with 8 bytes.
+        doorbell: String,
     },
     /// `generator baseline`, without a NIC; the field of its line, and what one unit of it is in ours.
     Baseline {

@@ -84,10 +84,14 @@ fn what_was_measured_is_written_with_its_verdicts() {
     assert!(from["nic_options"]["cores"].is_string());
     assert_eq!(from["versions"]["libmlx5"], "1.24.44.0");
     let (_, summary) = stage.run("post", LIMIT);
-    assert_eq!(
-        (verdict(&summary, "post-one"), verdict(&summary, "post-list")),
-        (&"reproduced".into(), &"not-reproduced".into())
-    );
+    // An 8-byte doorbell keeps the aim in the script's numbers, the same doorbell as libmlx5's misses it.
+    for (aim, said) in [
+        ("post-one", "reproduced"),
+        ("post-one-same-doorbell", "not-reproduced"),
+        ("post-list", "not-reproduced"),
+    ] {
+        assert_eq!(verdict(&summary, aim), said, "{aim}");
+    }
     let (_, summary) = stage.run("first", LIMIT);
     assert_eq!(verdict(&summary, "d-first-write"), "not-reproduced");
     assert_eq!(points(&stage).len(), 1, "a long wait is taken once");

@@ -1,32 +1,22 @@
 //! The picture of figure 4 that README.md shows, drawn from the committed run of the 16-core machine on a link shaped to the paper's
 //! rate, beside the paper's curves.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use experiment::measured::{Entry, Measured};
 use experiment::point::Point;
-use experiment::record::Entry;
 use experiment::table::Row;
 use experiment::{Experiment, figures};
-use serde::Deserialize;
 
 /// Where it is committed.
 pub const PATH: &str = "docs/figure4.svg";
-
-#[derive(Deserialize)]
-struct Measured {
-    entries: Vec<Entry>,
-}
 
 /// Draws it. Error: no entry has a rate that its link was shaped to.
 pub fn figure4(root: &Path) -> Result<String> {
     let experiments = root.join("experiments");
     let experiment = Experiment::read(&experiments, "fig4")?;
-    let path = experiments.join("fig4/measured.json");
-    let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-    let measured: Measured =
-        serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))?;
+    let measured = Measured::read(&experiments.join("fig4/measured.json"))?;
     let is_shaped = |entry: &&Entry| entry.provenance.nic_options.contains_key("rate_gbps");
     let entry = measured.entries.iter().find(is_shaped).context("no run on a shaped link is recorded")?;
     let plot = experiment.spec.plots.first().context("figure 4 has no plot")?;
@@ -50,6 +40,7 @@ fn points(entry: &Entry, row: &Row) -> impl Iterator<Item = Point> {
         seconds: 0.0,
         settings: row.settings.clone(),
         values: row.values.iter().map(|(name, values)| (name.clone(), values[spread(at)])).collect(),
+        spread: Default::default(),
         missing: None,
         others: None,
         detail: serde_json::Value::Null,

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use experiment::measured::{Entry, Measured};
+use experiment::table::Row;
+use experiment::verdict::Verdict;
 
 use crate::workspace::Tree;
 
@@ -30,14 +32,14 @@ pub fn renewed(tree: &Tree, text: &str) -> Result<String> {
 fn table(tree: &Tree, name: &str) -> Result<String> {
     let rows_of = match name {
         "bench-post-gpu" => posts,
+        "bench-nic" | "bench-gpu" => aims,
         "fig4" => rates,
         name => bail!("no table is called {name}"),
     };
     let path = format!("experiments/{name}/measured.json");
-    let measured: Value =
-        serde_json::from_str(tree.get(&path).with_context(|| format!("{path} is missing"))?)?;
-    let entries = measured["entries"].as_array().with_context(|| format!("{path} has no entries"))?;
-    let rows = rows_of(entries);
+    let text = tree.get(&path).with_context(|| format!("{path} is missing"))?;
+    let measured: Measured = serde_json::from_str(text).with_context(|| path.clone())?;
+    let rows = rows_of(&measured.entries);
     if rows.len() < 2 {
         bail!("{path}: nothing for table {name} was found in it");
     }
@@ -50,85 +52,101 @@ fn row<const N: usize>(cells: [&str; N]) -> Vec<String> {
     cells.map(str::to_owned).into()
 }
 
-fn text(value: &Value) -> String {
-    match value {
-        Value::String(text) => text.clone(),
-        Value::Number(number) => number.as_f64().map(three_digits).unwrap_or_default(),
-        _ => "—".to_owned(),
-    }
-}
-
-/// Three significant digits: 1225, 68.5, 1.30, 0.041.
-fn three_digits(number: f64) -> String {
+/// Median of a number, with three significant digits: 1225, 68.5, 1.30, 0.041.
+fn median(row: &Row, name: &str) -> Option<String> {
+    let [number, ..] = row.values.get(name)?;
     let digits = match number.abs() {
         x if x >= 100.0 || x == 0.0 => 0,
         x => (2.0 - x.log10().floor()).clamp(0.0, 6.0) as usize,
     };
-    format!("{number:.digits$}")
+    Some(format!("{number:.digits$}"))
 }
 
+const NONE: &str = "—";
+
 /// Posts beside gpunetio's, as far as posters look for room and the ring lies in host memory.
-fn posts(entries: &[Value]) -> Vec<Vec<String>> {
-    let mut table = vec![row([
-        "row",
-        "early, ns",
-        "strict, ns",
-        "gpunetio, ns",
-        "early ÷ gpunetio",
-        "required",
-        "verdict",
-    ])];
-    let rows = entries.last().and_then(|entry| entry["rows"].as_array()).into_iter().flatten();
-    for measured in rows {
-        let name = text(&measured["row"]);
-        if measured["against"] != "gpunetio" || !name.ends_with("/host") || name.contains("/unchecked/") {
-            continue;
-        }
-        let required = &measured["required"];
-        let required = match (&required["at_most"], &required["at_least"]) {
-            (Value::Null, Value::Null) => "—".to_owned(),
-            (Value::Null, least) => format!("≥ {}", text(least)),
-            (most, _) => format!("≤ {}", text(most)),
+fn posts(entries: &[Entry]) -> Vec<Vec<String>> {
+    let title = ["row", "early, ns", "strict, ns", "gpunetio, ns", "early ÷ gpunetio", "required", "verdict"];
+    let mut table = vec![row(title)];
+    let rows = entries.last().into_iter().flat_map(|entry| &entry.rows);
+    for measured in rows.filter(|row| row.series.ends_with("/host") && !row.series.contains("/unchecked/")) {
+        let cell = |name| median(measured, name).unwrap_or_else(|| NONE.to_owned());
+        let bound = |sign: &str, name| Some(format!("{sign} {}", median(measured, name)?));
+        let required = bound("≤", "at_most").or_else(|| bound("≥", "at_least"));
+        let number = |name| measured.values.get(name).map(|[median, ..]| *median);
+        let verdict = match (number("ratio_early"), number("at_most"), number("at_least")) {
+            (None, ..) | (_, None, None) => NONE,
+            (Some(ratio), most, least) => {
+                let is_met =
+                    most.is_none_or(|most| ratio <= most) && least.is_none_or(|least| ratio >= least);
+                if is_met { "met" } else { "missed" }
+            }
         };
-        let times = ["early", "strict", "theirs"].map(|side| text(&measured[side]["p50_ns"]));
-        let [ratio, verdict] = ["ratio_early", "verdict"].map(|field| text(&measured[field]));
-        table.push([vec![format!("`{name}`")], times.into(), vec![ratio, required, verdict]].concat());
+        let numbers = ["early_ns", "strict_ns", "theirs_ns", "ratio_early"].map(cell);
+        let required = required.unwrap_or_else(|| NONE.to_owned());
+        let name = format!("`{}`", measured.series);
+        table.push([vec![name], numbers.into(), vec![required, verdict.to_owned()]].concat());
     }
     table
 }
 
-fn machine(entry: &Value) -> String {
-    let rate = &entry["provenance"]["nic_options"]["rate_gbps"];
-    let rate = if rate.is_null() { String::new() } else { format!(", shaped to {} Gbit/s", text(rate)) };
-    format!("{}{rate}", text(&entry["machine"]))
+fn machine(entry: &Entry) -> String {
+    let rate = entry.provenance.nic_options.get("rate_gbps").and_then(serde_json::Value::as_f64);
+    let rate = rate.map_or_else(String::new, |rate| format!(", shaped to {rate:.0} Gbit/s"));
+    format!("{}{rate}", entry.machine)
+}
+
+/// Aims and reported numbers: what each asks, and for each machine the median and the verdict.
+fn aims(entries: &[Entry]) -> Vec<Vec<String>> {
+    let mut table = vec![[row(["what", "asked"]), entries.iter().map(machine).collect()].concat()];
+    let mut lines: Vec<(&str, Vec<String>)> = Vec::new();
+    for (at, entry) in entries.iter().enumerate() {
+        for judged in &entry.verdicts {
+            let place = lines.iter().position(|(id, _)| *id == judged.id).unwrap_or_else(|| {
+                let cells = [vec![judged.text.clone()], vec![NONE.to_owned(); 1 + entries.len()]].concat();
+                lines.push((&judged.id, cells));
+                lines.len() - 1
+            });
+            let cells = &mut lines[place].1;
+            if !judged.criterion.is_empty() {
+                let criterion = &judged.criterion;
+                cells[1] =
+                    criterion.rsplit_once(" is ").map_or(criterion.as_str(), |(_, bound)| bound).to_owned();
+            }
+            let value =
+                judged.evidence.first().and_then(|line| line.rsplit_once(": ")).map(|(_, value)| value);
+            cells[2 + at] = match (value, &judged.verdict) {
+                (None, _) => judged.said(),
+                (Some(value), Verdict::Reported) => value.to_owned(),
+                (Some(value), _) => format!("{value}, {}", judged.said()),
+            };
+        }
+    }
+    table.extend(lines.into_iter().map(|(_, cells)| cells));
+    table
 }
 
 /// Medians of figure 4 at five payloads, in Gbit/s of wire bytes.
-fn rates(entries: &[Value]) -> Vec<Vec<String>> {
+fn rates(entries: &[Entry]) -> Vec<Vec<String>> {
     const PAYLOADS: [(u64, &str); 5] =
         [(64, "64 B"), (1024, "1 KiB"), (16384, "16 KiB"), (131_072, "128 KiB"), (1 << 20, "1 MiB")];
     let mut table =
         vec![[row(["machine", "poster"]), PAYLOADS.map(|(_, name)| name.to_owned()).into()].concat()];
     for entry in entries {
-        let mut lines: BTreeMap<String, [String; 5]> = BTreeMap::new();
-        for measured in entry["rows"].as_array().into_iter().flatten() {
-            let others = measured["at"].as_object();
-            let Some(at) = PAYLOADS.iter().position(|(bytes, _)| measured["x"] == *bytes) else { continue };
+        let mut lines: BTreeMap<&str, [String; 5]> = BTreeMap::new();
+        for measured in &entry.rows {
+            let Some(at) = PAYLOADS.iter().position(|(bytes, _)| measured.x == *bytes) else { continue };
             // One request a call, as the paper's posters; longer lists are rows of their own.
-            if others.is_some_and(|others| others.values().any(|value| *value != 1)) {
-                continue;
+            if measured.at.values().all(|value| *value == 1) {
+                let cells = lines.entry(&measured.series).or_insert_with(|| [NONE; 5].map(str::to_owned));
+                cells[at] = median(measured, "wire_gbps").unwrap_or_else(|| NONE.to_owned());
             }
-            // The median comes first, then the least and the most.
-            let rate = text(&measured["values"]["wire_gbps"][0]);
-            lines.entry(text(&measured["series"])).or_insert_with(|| [const { "—" }; 5].map(str::to_owned))
-                [at] = rate;
         }
         let of = machine(entry);
-        table.extend(
-            lines
-                .into_iter()
-                .map(|(series, cells)| [vec![of.clone(), format!("`{series}`")], cells.into()].concat()),
-        );
+        let line = |(series, cells): (&str, [String; 5])| {
+            [vec![of.clone(), format!("`{series}`")], cells.into()].concat()
+        };
+        table.extend(lines.into_iter().map(line));
     }
     table
 }
@@ -136,30 +154,82 @@ fn rates(entries: &[Value]) -> Vec<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use experiment::point::example;
+    use experiment::table::rows;
+    use experiment::verdict::Judged;
 
-    const MEASURED: &str = r#"{"entries":[{"rows":[
-        {"row":"a/first-lap/host","against":"gpunetio","early":{"p50_ns":68.4668},"strict":{"p50_ns":1225.1},"theirs":null,
-         "ratio_early":0.4517,"required":{"at_most":0.35},"verdict":"missed"},
-        {"row":"b/unchecked/host","against":"gpunetio"}, {"row":"c/first-lap/gpu","against":"gpunetio"}]}]}"#;
+    fn entry(rows: Vec<Row>) -> Entry {
+        Entry {
+            machine: "m".into(),
+            label: measure::Label::Emulated,
+            extent: "full".into(),
+            provenance: example("a", 1).provenance,
+            rows,
+            verdicts: Vec::new(),
+            ratios: Default::default(),
+        }
+    }
 
-    fn tree() -> Tree {
+    fn tree(bench_nic: Vec<Entry>) -> Tree {
+        let posts = [
+            (
+                "a/first-lap/host",
+                &[("early_ns", 68.4668), ("strict_ns", 1225.1), ("ratio_early", 0.4517), ("at_most", 0.35)][..],
+            ),
+            ("a/original/host", &[("ratio_early", 2.5), ("at_least", 2.5)]),
+            ("b/unchecked/host", &[]),
+            ("c/first-lap/gpu", &[]),
+        ];
+        let row = |(series, values): (&str, &[(&str, f64)])| {
+            let point = values.iter().fold(example("x", 0), |point, (name, value)| point.with(name, *value));
+            Row { series: series.to_owned(), ..rows(&[point]).remove(0) }
+        };
+        let written = |entries: Vec<Entry>| serde_json::to_string(&Measured { entries }).unwrap();
         Tree::of(&[
-            ("experiments/bench-post-gpu/measured.json", MEASURED),
-            ("experiments/fig4/measured.json", "{\"entries\":[]}"),
+            ("experiments/bench-post-gpu/measured.json", &written(vec![entry(posts.map(row).into())])),
+            ("experiments/bench-nic/measured.json", &written(bench_nic)),
+            ("experiments/fig4/measured.json", &written(vec![])),
         ])
+    }
+
+    #[test]
+    fn an_aim_has_its_bound_and_a_verdict_for_each_machine() {
+        let judged = |verdict, number: &str, criterion: &str| Judged {
+            id: "a".into(),
+            text: "WRITE ÷ copy".into(),
+            source: "README.md".into(),
+            verdict,
+            label: measure::Label::Emulated,
+            evidence: vec![format!("fails: write / copy: {number}")],
+            criterion: criterion.into(),
+            aim: true,
+            disturbed: false,
+        };
+        let of = |verdict, number| {
+            let criterion = "holds when value ÷ that of copy is at least 0.85";
+            Entry { verdicts: vec![judged(verdict, number, criterion)], ..entry(vec![]) }
+        };
+        let entries =
+            vec![of(Verdict::Reproduced, "0.90"), of(Verdict::NotReproduced, "0.84"), entry(vec![])];
+        let text = renewed(&tree(entries), &format!("\n{BEGIN}bench-nic -->\n{END}")).unwrap();
+        assert!(
+            text.contains("| WRITE ÷ copy | at least 0.85 | 0.90, aim met | 0.84, aim not met | — |"),
+            "{text}"
+        );
     }
 
     #[test]
     fn a_table_is_made_of_what_was_measured_and_the_text_around_it_stays() {
         let old = "# x\n\n<!-- table: bench-post-gpu -->\n| old |\n<!-- end of table -->\n\nText.\n";
-        let new = renewed(&tree(), old).unwrap();
-        let row = "| `a/first-lap/host` | 68.5 | 1225 | — | 0.452 | ≤ 0.350 | missed |\n<!-- end of table -->\n\nText.\n";
+        let new = renewed(&tree(vec![]), old).unwrap();
+        let row = "| `a/first-lap/host` | 68.5 | 1225 | — | 0.452 | ≤ 0.350 | missed |\n\
+            | `a/original/host` | — | — | — | 2.50 | ≥ 2.50 | met |\n<!-- end of table -->\n\nText.\n";
         assert!(
             new.starts_with("# x\n\n<!-- table: bench-post-gpu -->\n| row |") && new.ends_with(row),
             "{new}"
         );
-        assert_eq!(renewed(&tree(), &new).unwrap(), new);
-        assert_eq!(new.lines().count(), 9, "{new}");
+        assert_eq!(renewed(&tree(vec![]), &new).unwrap(), new);
+        assert_eq!(new.lines().count(), 10, "{new}");
     }
 
     #[test]
@@ -167,10 +237,10 @@ mod tests {
         for (marker, words) in [
             ("bench-post-gpu -->\n", "end of table"),
             ("nothing -->\n<!-- end of table -->", "no table is called nothing"),
-            ("bench-nic -->\n<!-- end of table -->", "no table is called bench-nic"),
+            ("bench-nic -->\n<!-- end of table -->", "nothing for table bench-nic"),
             ("fig4 -->\n<!-- end of table -->", "nothing for table fig4"),
         ] {
-            let error = renewed(&tree(), &format!("\n{BEGIN}{marker}")).unwrap_err();
+            let error = renewed(&tree(vec![]), &format!("\n{BEGIN}{marker}")).unwrap_err();
             assert!(format!("{error:#}").contains(words), "{error:#}");
         }
     }

@@ -16,17 +16,19 @@ use experiment::spec::{Extent, Formula};
 use experiment::{Experiment, resume};
 use measure::{Label, Provenance};
 
-use crate::bench_post_gpu;
+use crate::bench_nic;
 use crate::carried;
 use crate::gpu_machine::GpuMachine;
 use crate::measured;
 use crate::process::{Speaking, WAIT};
 use crate::progress::Progress;
+use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::stop;
 use crate::workspace::{self, root};
 
 mod nic;
+pub mod posts;
 mod transfer;
 
 pub use nic::{Nic, Probe, Programs};
@@ -34,11 +36,11 @@ use nic::{PORT, Peer, Receiver};
 use transfer::{Bench, InFlight, Transfer};
 
 /// Options of `figure`, and of the short names of figures.
-#[derive(Args, Clone)]
+#[derive(Args, Clone, Default)]
 pub struct Options {
     /// Fewer and shorter points: at most a minute after the build.
     #[arg(long, conflicts_with = "full")]
-    quick: bool,
+    pub quick: bool,
     /// Every published size, more and longer repetitions.
     #[arg(long)]
     full: bool,
@@ -47,13 +49,13 @@ pub struct Options {
     resume: bool,
     /// Update the committed `measured.json`; refuses a tree with changes.
     #[arg(long)]
-    record: bool,
+    pub record: bool,
     /// Say what would be measured, and stop.
     #[arg(long)]
     dry_run: bool,
     /// Where results go.
     #[arg(long, value_name = "DIR")]
-    out: Option<PathBuf>,
+    pub out: Option<PathBuf>,
     /// Shape the software NIC's link to this many Gbit/s of wire bytes, as the paper's 100; measured.json keeps such a run apart, so give it another --out.
     #[arg(long, value_name = "X", conflicts_with = "nic", value_parser = rate_gbps)]
     rate_gbps: Option<f64>,
@@ -68,23 +70,13 @@ pub struct Options {
     peer_generator: String,
     /// Install nothing; what is missing ends the run with exit status 2.
     #[arg(long)]
-    no_install: bool,
+    pub no_install: bool,
 }
 
 impl Options {
     /// Whether the committed `measured.json` is to be changed.
     pub fn records(&self) -> bool {
         self.record
-    }
-
-    /// What of it `bench-post --gpu` takes.
-    pub fn for_gpu<'a>(&'a self, peer_headers: Option<&'a Path>) -> bench_post_gpu::Options<'a> {
-        bench_post_gpu::Options {
-            quick: self.quick,
-            out: self.out.as_deref(),
-            peer_headers,
-            no_install: self.no_install,
-        }
     }
 
     fn extent(&self) -> Extent {
@@ -111,14 +103,28 @@ fn rate_gbps(text: &str) -> Result<f64, String> {
     }
 }
 
-/// The experiment of figure `number`.
-fn experiment(number: u32) -> Result<Experiment> {
-    Experiment::read(&experiments(), &format!("fig{number}"))
-}
-
-/// Runs figure `number`.
-pub fn run(number: u32, options: &Options) -> Result<()> {
-    let mut experiment = experiment(number)?;
+/// Runs the experiment `name`, by the function that its `app` names.
+pub fn run(name: &str, options: &Options) -> Result<()> {
+    let mut experiment = Experiment::read(&experiments(), name)?;
+    let app = experiment.spec.app.as_str();
+    if app != transfer::APP {
+        let given = [
+            options.full,
+            options.resume,
+            options.dry_run,
+            options.nic.is_some(),
+            options.rate_gbps.is_some(),
+        ];
+        if given.contains(&true) {
+            let only = "--quick, --record, --out and --no-install";
+            return Err(refused(format!("{name}: its points are no transfers; it takes {only}")));
+        }
+    }
+    match app {
+        bench_nic::APP => return bench_nic::run(name, &bench_nic::Options::of(options)),
+        posts::NAME => return posts::run(options, None),
+        _ => {}
+    }
     if let Some(rate) = options.rate_gbps {
         experiment.spec.nic.insert("rate_gbps".into(), rate.into());
     }
@@ -255,9 +261,8 @@ fn execute_on(
     let mut extra =
         if bench.transfer.bench_post { bench_post(nic, programs, logs)? } else { Extra::default() };
     if spec.plots.iter().any(|plot| plot.formulas.contains(&Formula::Modelled)) {
-        let name = bench_post_gpu::NAME;
-        let recorded = experiments().join(name).join("measured.json");
-        extra.modelled = modelled::known(&recorded, &workspace::results(name).join(format!("{name}.json")))?;
+        let recorded = experiments().join(posts::NAME).join("measured.json");
+        extra.modelled = modelled::known(&recorded, &workspace::results(posts::NAME).join("summary.json"))?;
     }
     run::report(experiment, &how, &earlier, &extra)
 }
@@ -304,7 +309,8 @@ fn bench_post(nic: &Nic, programs: &Programs, logs: &Path) -> Result<Extra> {
         let word = |name: &str| row[name].as_str().unwrap_or("-").to_owned();
         let ratio = experiment::table::number(row["ratio"].as_f64());
         let (list, doorbell, order) = (&row["list"], word("doorbell"), word("order"));
-        format!("lists of {list:2}, {doorbell:9} {order:6}  shim ÷ libmlx5 {ratio}")
+        let other = if row["same_doorbell"] == false { ", libmlx5 by BlueFlame" } else { "" };
+        format!("lists of {list:2}, {doorbell:9} {order:6}  shim ÷ libmlx5 {ratio}{other}")
     };
     let lines = ratios["rows"].as_array().into_iter().flatten().map(line).collect();
     Ok(Extra { ratios, lines, modelled: Vec::new() })

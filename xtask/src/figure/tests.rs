@@ -70,7 +70,7 @@ impl Stage {
 
 /// Figure 5 with a grid of eight points.
 fn small() -> Experiment {
-    let mut experiment = experiment(5).unwrap();
+    let mut experiment = experiment("fig5").unwrap();
     let spec = toml::toml! {
         payload_bytes = [64, 4096]
         repeat = 2
@@ -82,20 +82,12 @@ fn small() -> Experiment {
     experiment
 }
 
+fn experiment(name: &str) -> Result<Experiment> {
+    Experiment::read(&experiments(), name)
+}
+
 fn options(resume: bool) -> Options {
-    Options {
-        quick: false,
-        full: false,
-        resume,
-        record: false,
-        dry_run: false,
-        out: None,
-        nic: None,
-        peer: None,
-        peer_generator: "generator".into(),
-        no_install: true,
-        rate_gbps: None,
-    }
+    Options { resume, peer_generator: "generator".into(), no_install: true, ..Options::default() }
 }
 
 #[test]
@@ -313,7 +305,7 @@ fn a_resume_of_nothing_says_that_a_fresh_run_begins() {
 fn a_file_for_a_folder_and_another_figure_s_results_are_refused_before_the_build() {
     let stage = stage("before", "");
     stage.run(&options(false)).unwrap();
-    let figure_4 = experiment(4).unwrap();
+    let figure_4 = experiment("fig4").unwrap();
     checked(&stage.out, &small(), true).unwrap();
     checked(&stage.out, &figure_4, false).unwrap();
     let file = stage.out.join("results.jsonl");
@@ -430,8 +422,16 @@ fn a_generator_that_dies_names_the_point_and_keeps_the_others() {
 
 #[test]
 fn a_figure_that_nobody_made_is_refused_with_the_ones_there_are() {
-    let error = experiment(99).err().unwrap();
+    let error = run("fig99", &options(false)).unwrap_err();
     assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("fig4, fig5"), "{error:#}");
+    let resumed = Options { resume: true, ..options(false) };
+    for name in ["bench-nic", "bench-post-gpu"] {
+        let error = run(name, &resumed).unwrap_err();
+        assert!(
+            error.is::<crate::refused::Refused>() && error.to_string().contains("are no transfers"),
+            "{error:#}"
+        );
+    }
 }
 
 #[test]
@@ -499,7 +499,8 @@ fn a_card_s_receiver_is_started_over_ssh_and_takes_every_point() {
 #[test]
 fn a_dry_run_says_grid_plots_curves_and_claims() {
     for number in [4, 5] {
-        let text = dry_run(&experiment(number).unwrap(), &options(false), Path::new("out")).unwrap();
+        let text = dry_run(&experiment(&format!("fig{number}")).unwrap(), &options(false), Path::new("out"))
+            .unwrap();
         for part in [
             "points: 2 series",
             "draws: post-time",
@@ -519,7 +520,7 @@ fn a_dry_run_says_grid_plots_curves_and_claims() {
         assert!(text.contains(windows) && !text.contains("shaped"), "figure {number}:\n{text}");
     }
     let shaped = Options { rate_gbps: Some(100.0), ..options(false) };
-    let text = dry_run(&experiment(4).unwrap(), &shaped, Path::new("out")).unwrap();
+    let text = dry_run(&experiment("fig4").unwrap(), &shaped, Path::new("out")).unwrap();
     let words =
         "link: shaped to 100 Gbit/s of wire bytes; measured.json keeps such a run apart from unshaped ones";
     assert!(text.contains(words) && text.contains("judges: fills-shaped-link"), "{text}");

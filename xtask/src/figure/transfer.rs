@@ -19,6 +19,9 @@ use crate::refused::refused;
 /// 30 s, and then up to a minute for the receiver's counts (`apps/generator/README.md`).
 const RESULT: Duration = Duration::from_secs(120);
 
+/// What a spec calls such points.
+pub const APP: &str = "generator";
+
 /// `[options]` of a spec whose program is the generator.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -55,7 +58,7 @@ const MOST_IN_FLIGHT: u64 = 512;
 impl Transfer {
     /// Of a spec. Error: another program, or an option that nobody reads.
     pub fn of(spec: &Spec) -> Result<Transfer> {
-        ensure!(spec.app == "generator", "{}: no program `{}` is known to measure", spec.name, spec.app);
+        ensure!(spec.app == APP, "{}: no program `{}` is known to measure", spec.name, spec.app);
         spec.options.clone().try_into().with_context(|| format!("{}: options", spec.name))
     }
 
@@ -271,6 +274,7 @@ impl run::Bench for Bench<'_> {
             seconds,
             settings: [("window".to_owned(), run.window), ("batch".to_owned(), run.batch)].into(),
             values: numbers.collect(),
+            spread: BTreeMap::new(),
             missing: run.missing(),
             others: None,
             detail: answer,

@@ -1,6 +1,6 @@
 //! `cargo xtask import RESULTS`: results that a bundle measured on another machine become an entry of an experiment's `measured.json`.
 //!
-//! Everything is looked at before anything is written, and the file is replaced whole. A figure's entry is computed anew
+//! Everything is looked at before anything is written, and the file is replaced whole. The entry is computed anew
 //! from its points, by this tree's rules; what the folder says of medians and verdicts is not believed.
 
 use std::fs;
@@ -11,9 +11,9 @@ use anyhow::{Context, Result};
 use clap::Args;
 use measure::Provenance;
 
+use crate::measured;
 use crate::refused::refused;
 use crate::workspace::root;
-use crate::{bench_post_gpu, measured};
 
 /// Options of `import`.
 #[derive(Args)]
@@ -30,55 +30,26 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// What a folder of results can hold: the file that tells, and what takes it in. `experiments`: of this tree; `tree`: its git.
-type Kind = (&'static str, fn(&Path, &Path, &Path) -> Result<PathBuf>);
-
-const KINDS: [Kind; 2] = [("summary.json", a_run), ("bench-post-gpu.json", a_bench_post_gpu)];
-
 fn into(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
-    let mut there = KINDS.iter().filter(|(file, _)| folder.join(file).is_file());
-    let Some((_, take)) = there.next() else {
-        let files: Vec<&str> = KINDS.iter().map(|(file, _)| *file).collect();
+    if !folder.join("summary.json").is_file() {
         return Err(refused(format!(
-            "import: {} holds no results: none of {} (give the folder that was --out there)",
-            folder.display(),
-            files.join(", ")
-        )));
-    };
-    if let Some((other, _)) = there.next() {
-        return Err(refused(format!(
-            "import: {} holds results of two commands ({other} too); give each its own --out",
+            "import: {} holds no results: no summary.json (give the folder that was --out there)",
             folder.display()
         )));
     }
-    take(folder, experiments, tree).map_err(|error| {
+    recorded(folder, experiments, tree).map_err(|error| {
         let is_garbled = error.chain().any(|cause| cause.is::<serde_json::Error>());
         let mend = if is_garbled { "; not as it was written there: carry the folder here again" } else { "" };
         refused(format!("import: {}: {error:#}{mend}", folder.display()))
     })
 }
 
-fn a_run(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
+fn recorded(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
     let (name, entry, busy) = experiment::import::imported(&root().join("experiments"), folder)?;
     comes_from(&entry.provenance, tree)?;
     busy.iter().for_each(|line| say!("import: {}: {line}", folder.display()));
-    record(&experiments.join(name), entry)
-}
-
-fn a_bench_post_gpu(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
-    let path = folder.join("bench-post-gpu.json");
-    let text = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
-    let run: bench_post_gpu::Run = serde_json::from_slice(&text).context("bench-post-gpu.json")?;
-    comes_from(&run.provenance, tree)?;
-    record(&experiments.join(bench_post_gpu::NAME), run)
-}
-
-/// Into `measured.json` of an experiment, unless tidy would refuse it there.
-fn record<E: measured::Entry>(experiment: &Path, entry: E) -> Result<PathBuf> {
-    if let Some(why) = entry.empty() {
-        return Err(refused(why));
-    }
-    fs::create_dir_all(experiment).with_context(|| format!("making {}", experiment.display()))?;
+    let experiment = experiments.join(name);
+    fs::create_dir_all(&experiment).with_context(|| format!("making {}", experiment.display()))?;
     let path = experiment.join("measured.json");
     measured::record(&path, entry)?;
     Ok(path)

@@ -4,6 +4,7 @@ use measure::{Label, Revision};
 use serde_json::Value;
 
 use super::*;
+use crate::figure;
 use crate::refused::Refused;
 use experiment::point::{Point, example};
 
@@ -99,7 +100,7 @@ fn a_figure_of_this_revision_or_an_earlier_one_is_recorded() {
         let path = stage.import().unwrap();
         assert_eq!(path, stage.folder.join("tree/experiments/fig4/measured.json"));
         let text = fs::read_to_string(&path).unwrap();
-        assert_eq!(measured::problems::<experiment::record::Entry>(&text), [""; 0]);
+        assert_eq!(measured::problems(&text), [""; 0]);
         let recorded: Value = serde_json::from_str(&text).unwrap();
         assert_eq!(recorded["entries"].as_array().unwrap().len(), 1, "the newer takes the older one's place");
         let entry = &recorded["entries"][0];
@@ -147,7 +148,7 @@ fn a_revision_that_this_history_does_not_show_is_refused() {
 #[test]
 fn damaged_incomplete_and_unknown_results_are_refused() {
     let stage = Stage::new("damaged");
-    assert!(stage.refusal().contains("none of summary.json, bench-post-gpu.json"));
+    assert!(stage.refusal().contains("no summary.json"));
     let (summary, points) = (stage.results().join("summary.json"), stage.results().join("results.jsonl"));
     fs::write(&summary, "garbage").unwrap();
     assert!(stage.refusal().ends_with("not as it was written there: carry the folder here again"));
@@ -189,34 +190,22 @@ fn damaged_incomplete_and_unknown_results_are_refused() {
     good();
     fs::remove_file(&points).unwrap();
     assert!(stage.refusal().contains("holds no points"));
-    good();
-    fs::write(stage.results().join("bench-post-gpu.json"), "{}").unwrap();
-    assert!(stage.refusal().contains("results of two commands (bench-post-gpu.json too)"));
 }
 
 #[test]
-fn the_gpus_post_times_go_to_their_own_experiment() {
-    let stage = Stage::new("others");
-    let mut provenance = example("gpu-thread", 64).provenance;
-    provenance.versions.insert("profile".into(), "release".into());
-    provenance.revision = stage.clean();
-    let run = |rows: Vec<Value>| bench_post_gpu::Run {
-        machine: "a".into(),
-        label: Label::Hardware,
-        extent: "full".into(),
-        provenance: provenance.clone(),
-        about: Default::default(),
-        rows,
-    };
-    let file = stage.results().join("bench-post-gpu.json");
-    fs::write(&file, serde_json::to_string(&run(vec![])).unwrap()).unwrap();
-    assert!(stage.refusal().contains("has no rows"));
-    fs::write(
-        &file,
-        serde_json::to_string(&run(vec![serde_json::json!({"ns": 39, "content_ok": true})])).unwrap(),
-    )
-    .unwrap();
-    assert!(stage.import().unwrap().ends_with("experiments/bench-post-gpu/measured.json"));
+fn rows_that_the_program_names_are_taken_as_they_are() {
+    let stage = Stage::new("posts");
+    let mut point = example("gpu-thread", 0);
+    (point.experiment, point.series) = (figure::posts::NAME.into(), "exclusive/1-thread/host".into());
+    point.at.clear();
+    point.provenance.versions.insert("profile".into(), "release".into());
+    point.provenance.revision = stage.clean();
+    fs::write(stage.results().join("results.jsonl"), serde_json::to_string(&point).unwrap() + "\n").unwrap();
+    let summary = r#"{"experiment":"bench-post-gpu","extent":"full"}"#;
+    fs::write(stage.results().join("summary.json"), summary).unwrap();
+    let path = stage.import().unwrap();
+    assert!(path.ends_with("experiments/bench-post-gpu/measured.json"));
+    assert_eq!(measured::problems(&fs::read_to_string(path).unwrap()), [""; 0]);
 }
 
 #[test]

@@ -7,21 +7,23 @@ use measure::Provenance;
 use serde::Deserialize;
 
 use super::Violation;
+use crate::measured;
 use crate::workspace::Tree;
-use crate::{bench_post_gpu, measured};
 
-/// Every such file, by the experiment whose folder it lies in.
+/// Every such file, by the experiment whose folder it lies in; and the sources that each spec names.
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut violations = Vec::new();
+    for (path, text) in tree.files().filter(|(path, _)| path.ends_with("/spec.toml")) {
+        let Ok(Sources { sources }) = toml::from_str(text) else { continue };
+        let gone = sources.iter().filter(|source| !tree.holds(source));
+        violations.extend(gone.map(|gone| Violation::new(path, format!("its source {gone} is not there"))));
+    }
     for (path, text) in tree.files().filter(|(path, _)| path.ends_with("measured.json")) {
         let problems = match path.split('/').collect::<Vec<_>>()[..] {
-            ["experiments", bench_post_gpu::NAME, "measured.json"] => {
-                measured::problems::<bench_post_gpu::Run>(text)
-            }
             ["experiments", name, "measured.json"]
                 if tree.holds(&format!("experiments/{name}/spec.toml")) =>
             {
-                measured::problems::<experiment::record::Entry>(text)
+                measured::problems(text)
             }
             _ => vec!["belongs to no experiment".to_owned()],
         };
@@ -70,11 +72,11 @@ struct Sources {
 /// What of `measured.json` tells where it comes from.
 #[derive(Default, Deserialize)]
 struct Measured {
-    entries: Vec<From>,
+    entries: Vec<Origin>,
 }
 
 #[derive(Deserialize)]
-struct From {
+struct Origin {
     machine: String,
     provenance: Provenance,
 }
@@ -134,8 +136,6 @@ mod tests {
             ("experiments/bench-nic/measured.json", "{\"entries\":[]}", 0),
             ("experiments/fig4/measured.json", "{\"entries\":[{\"machine\":\"a\"}]}", 1),
             ("experiments/bench-nic/measured.json", "nonsense", 1),
-            ("experiments/bench-post-gpu/measured.json", "{\"entries\":[]}", 0),
-            ("experiments/bench-post-gpu/measured.json", "{\"entries\":[{\"rows\":[]}]}", 1),
             ("experiments/other/measured.json", "{\"entries\":[]}", 1),
             ("measured.json", "{\"entries\":[]}", 1),
         ] {
@@ -150,6 +150,14 @@ mod tests {
                 "{path}: {text}"
             );
         }
+    }
+
+    #[test]
+    fn a_source_that_moved_away_is_named() {
+        let spec = ("experiments/e/spec.toml", "sources = [\"apps/a/src\", \"apps/b\"]");
+        let found = check(&Tree::of(&[spec, ("apps/a/src/main.rs", "")]));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].to_string().contains("apps/b is not there"), "{found:?}");
     }
 
     #[test]

@@ -86,6 +86,30 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
             let holds = keeps.iter().flatten().copied().reduce(|one, other| one && other);
             Finding { holds, evidence: format!("{series}{by}: {}", number(Some(value))), needs: Vec::new() }
         }),
+        Rule::Stated { field } => {
+            let bound = |point: &Point, name: &str| point.values.get(name).copied();
+            let bounds = |series: &str| {
+                let own = points.iter().find(|point| point.series == series);
+                own.map_or([None; 2], |point| [bound(point, "at_least"), bound(point, "at_most")])
+            };
+            let judged = |series: &str| {
+                let found: Vec<f64> = own_values(points, series, field).into_values().collect();
+                let ([least, most], Some(value)) = (bounds(series), median(&found)) else {
+                    return Finding::missing(series, Vec::new());
+                };
+                let holds = least.is_none_or(|least| value >= least) && most.is_none_or(|most| value <= most);
+                let words = [("at least", least), ("at most", most)];
+                let words = words.iter().filter_map(|(word, bound)| Some(format!(", {word} {}", (*bound)?)));
+                Finding::judged(
+                    holds,
+                    format!("{series}: {}{}", number(Some(value)), words.collect::<String>()),
+                )
+            };
+            let mut own = claim.clone();
+            own.series = claim.series.iter().flat_map(|pattern| named(pattern, points)).collect();
+            own.series.retain(|series| bounds(series) != [None; 2]);
+            each(&own, points, &judged)
+        }
         Rule::Ratio { field, within } => {
             pairs(claim, points, &|[one, other]| ratio(points, one, other, field, *within))
         }
@@ -124,6 +148,7 @@ pub fn criterion(rule: &Rule) -> String {
                 false => format!("holds when {what} is {}", words.join(" and ")),
             }
         }
+        Rule::Stated { field } => format!("holds when {field} keeps at_most and at_least of its own series"),
         Rule::Falls { field, at_least } => format!(
             "holds when {field} falls with the payload (rank correlation below -0.5), by {:.0} % at least",
             at_least * 100.0

@@ -464,7 +464,43 @@ fn an_aim_that_does_not_hold_everywhere_is_not_met_and_load_is_said() {
             slow(point);
             point.others = disturbed;
         });
-        assert_eq!(Judged { aim, ..judged }.said(), said);
+        let judged = Judged { aim, ..judged };
+        assert_eq!(judged.said(), said);
+        let printed = crate::table::verdicts(&[judged]);
+        assert!(printed.lines().next().unwrap().contains(&format!(" {said} ")), "{printed}");
     }
     assert_eq!(Judged { aim: true, ..judged(flat, |_| ()) }.said(), "aim met");
+}
+
+#[test]
+fn a_series_is_held_to_the_bounds_that_it_states() {
+    let claim = toml::toml! {
+        id = "posts"
+        text = "t"
+        source = "s"
+        series = ["*"]
+        rule = "stated"
+        field = "ratio"
+    };
+    let claim: Claim = claim.try_into().unwrap();
+    let row = |series: &str, ratio: f64, bounds: &[(&str, f64)]| {
+        let point = example(series, 0).with("ratio", ratio);
+        bounds.iter().fold(point, |point, (name, bound)| point.with(name, *bound))
+    };
+    let most: &[(&str, f64)] = &[("at_most", 0.35)];
+    let least: &[(&str, f64)] = &[("at_least", 2.5)];
+    for (points, verdict) in [
+        (vec![row("a", 0.35, most), row("b", 2.5, least), row("c", 9.0, &[])], Verdict::Reproduced),
+        (vec![row("a", 0.36, most), row("b", 2.5, least)], Verdict::InPart),
+        (vec![row("a", 0.36, most), row("b", 2.4, least)], Verdict::NotReproduced),
+        (vec![row("c", 9.0, &[])], Verdict::NeedsData),
+    ] {
+        let judged = judge(&claim, &points);
+        assert_eq!(judged.verdict, verdict, "{:?}", judged.evidence);
+        let failing = judged.evidence.iter().filter(|line| line.starts_with("fails: ")).count();
+        assert_eq!(
+            judged.evidence.iter().position(|line| line.starts_with("holds: ")).unwrap_or(failing),
+            failing
+        );
+    }
 }
