@@ -20,6 +20,11 @@ struct Summary {
     extent: String,
     #[serde(default)]
     ratios: serde_json::Value,
+    /// Repetitions, where the run was asked for another number than the grid's.
+    repeat: Option<u32>,
+    /// Series that the machine could not measure.
+    #[serde(default)]
+    left_out: Vec<String>,
 }
 
 /// Reads the folder that a run's `--out` was; the experiment's name, the entry computed from its points, and what is to be said
@@ -56,6 +61,8 @@ pub fn imported(experiments: &Path, folder: &Path) -> Result<(String, Entry, Opt
     }
     let measured: BTreeSet<Key> = points.iter().map(Point::key).collect();
     let mut grid = experiment.spec.grid(extent);
+    grid.repeat = summary.repeat.unwrap_or(grid.repeat);
+    grid.series.retain(|series| !summary.left_out.contains(series));
     if grid.series.is_empty() {
         grid.series = points.iter().map(|point| point.series.clone()).collect();
     } else if first.provenance.gpu_device.is_empty() {

@@ -7,7 +7,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use measure::{Provenance, json_lines};
+use measure::Provenance;
+use measure::json_lines::{self, JsonLinesError};
 
 use crate::Experiment;
 use crate::point::{Key, Point};
@@ -25,7 +26,7 @@ pub struct Options {
     pub record: bool,
     /// Where results go.
     pub out: PathBuf,
-    /// The command that goes on with this run, once it was cut.
+    /// What to do once this run was cut: `go on with: COMMAND`, or `start again with: COMMAND`.
     pub again: String,
 }
 
@@ -68,10 +69,13 @@ pub fn lock(out: &Path) -> Result<Locked> {
 /// Points of a results file. Error: refused with what can be done about a damaged line.
 fn points(file: &Path) -> Result<json_lines::Records<Point>> {
     json_lines::read::<Point>(file).map_err(|error| {
+        let mend = match error {
+            JsonLinesError::Line { .. } => "remove that line to measure its point again",
+            JsonLinesError::Io { .. } => "mend that",
+        };
         let error = format!("{:#}", anyhow::Error::from(error));
         refused(format!(
-            "--resume: {error}; remove that line to measure its point again, or leave --resume out: the file is then kept under \
-             another name"
+            "--resume: {error}; {mend}, or leave --resume out: the file is then kept under another name"
         ))
     })
 }
@@ -283,6 +287,13 @@ fn like(point: &Point, provenance: &Provenance, grid: &Grid, file: &Path, asked:
 mod tests {
     use super::*;
     use crate::point::example;
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_told_from_a_damaged_line() {
+        // A folder in its place, as a file without the right to read it.
+        let error = points(&std::env::temp_dir()).unwrap_err().to_string();
+        assert!(error.contains("mend that") && !error.contains("remove that line"), "{error}");
+    }
 
     #[test]
     fn the_newer_line_of_a_point_counts_and_the_older_one_is_kept() {

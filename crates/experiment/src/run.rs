@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use measure::{JsonLines, Label, Provenance};
+use measure::{JsonLines, Label, Others, Provenance};
 use serde::Serialize;
 
 use crate::measured::{self, Entry};
@@ -38,6 +38,8 @@ pub struct Extra {
     pub lines: Vec<String>,
     /// Lines of a link that carries posts which were measured without a NIC.
     pub modelled: Vec<Modelled>,
+    /// Series of the spec that this machine cannot measure.
+    pub left_out: Vec<String>,
 }
 
 /// What `summary.json` holds.
@@ -52,6 +54,8 @@ struct Summary<'a> {
     rows: &'a [table::Row],
     verdicts: &'a [Judged],
     ratios: &'a serde_json::Value,
+    repeat: u32,
+    left_out: &'a [String],
     #[serde(skip_serializing_if = "<[Modelled]>::is_empty")]
     modelled: &'a [Modelled],
     /// Lines of `results.jsonl` that count no more: their points were not whole and were measured again.
@@ -71,7 +75,7 @@ pub fn measure(
     let mut earlier = resume::earlier(experiment, options, provenance, grid, &|key| bench.asked(key))?;
     earlier.said.iter().for_each(|line| say!("{line}"));
     let file = options.out.join("results.jsonl");
-    let again = || format!("make room or mend it, then go on with: {}", options.again);
+    let again = || format!("make room or mend it, then {}", options.again);
     let mut lines = JsonLines::append_to(&file).with_context(again)?;
     let done: BTreeSet<Key> = earlier.points.iter().map(Point::key).collect();
     let since = Instant::now();
@@ -83,7 +87,7 @@ pub fn measure(
         let mut point =
             measured.with_context(|| format!("{key} ({count} points are in {})", file.display()))?;
         if point.others.is_none() {
-            point.others = others.and_then(|others| others.cores());
+            point.others = others.as_ref().and_then(Others::cores);
         }
         lines.push(&point).with_context(again)?;
         earlier.points.push(point);
@@ -112,10 +116,12 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
         rows: &rows,
         verdicts: &verdicts,
         ratios: &extra.ratios,
+        repeat: points.iter().map(|point| point.repetition + 1).max().unwrap_or_default(),
+        left_out: &extra.left_out,
         modelled: &extra.modelled,
         replaced: &earlier.replaced,
     };
-    let again = || format!("make room or mend it, then draw again with: {}", options.again);
+    let again = || format!("make room or mend it, then {}", options.again);
     let text = serde_json::to_string_pretty(&summary)? + "\n";
     write_whole(&out.join("summary.json"), text.as_bytes()).with_context(again)?;
     for plot in &spec.plots {
@@ -158,7 +164,7 @@ fn not_whole(points: &[Point], again: &str) -> Option<String> {
         format!("; load in the minute before the run: {load:.1} on {} cores", from.cores)
     });
     Some(format!(
-        "{} of {} points are not whole, the first: {}{load}; nothing was recorded; measure these again with: {again}",
+        "{} of {} points are not whole, the first: {}{load}; nothing was recorded; to measure these again, {again}",
         broken.len(),
         points.len(),
         first.what_is_missing()
@@ -174,51 +180,6 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
         let _ = fs::remove_file(&beside);
     }
     written.with_context(|| format!("writing {}", path.display()))
-}
-
-/// Core time that programs of others take: all that was used less what this process and the children that it waited for used.
-pub struct Others {
-    since: Instant,
-    busy: f64,
-    ours: f64,
-}
-
-/// A clock tick of `/proc`, in seconds: USER_HZ is 100 on every Linux that runs here.
-const TICK: f64 = 0.01;
-
-impl Others {
-    /// From now on; `None` where /proc says nothing.
-    pub fn watch() -> Option<Others> {
-        Some(Others {
-            since: Instant::now(),
-            busy: busy(&fs::read_to_string("/proc/stat").ok()?)?,
-            ours: ours()?,
-        })
-    }
-
-    /// Cores that they kept busy on average since then; never less than none, since ticks are coarse.
-    pub fn cores(self) -> Option<f64> {
-        let now = Others::watch()?;
-        let seconds = self.since.elapsed().as_secs_f64().max(TICK);
-        Some((((now.busy - self.busy) - (now.ours - self.ours)) / seconds).max(0.0))
-    }
-}
-
-/// Seconds that all cores were busy: user, nice, system, irq, softirq of the first line of `/proc/stat`.
-fn busy(stat: &str) -> Option<f64> {
-    let fields: Vec<f64> =
-        stat.lines().next()?.split_whitespace().skip(1).filter_map(|field| field.parse().ok()).collect();
-    let [user, nice, system, _idle, _iowait, irq, softirq, ..] = fields[..] else { return None };
-    Some((user + nice + system + irq + softirq) * TICK)
-}
-
-/// Seconds of this process and of its children that ended.
-fn ours() -> Option<f64> {
-    let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    let (_, fields) = stat.rsplit_once(')')?;
-    let fields: Vec<f64> =
-        fields.split_whitespace().skip(11).take(4).filter_map(|field| field.parse().ok()).collect();
-    (fields.len() == 4).then(|| fields.iter().sum::<f64>() * TICK)
 }
 
 #[cfg(test)]
@@ -277,7 +238,7 @@ mod tests {
             resume: false,
             record: false,
             out,
-            again: "figure 4 --resume".into(),
+            again: "go on with: figure 4 --resume".into(),
         }
     }
 
@@ -387,20 +348,5 @@ mod tests {
         names.sort_unstable();
         assert_eq!(names, ["plot.png", "taken"]);
         fs::remove_dir_all(folder).unwrap();
-    }
-
-    #[test]
-    fn what_this_process_and_its_children_use_is_not_others() {
-        let spent = || {
-            let before = ours().unwrap();
-            let mut child = std::process::Command::new("sh");
-            let child = child.args(["-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"]).status();
-            assert!(child.unwrap().success());
-            ours().unwrap() - before
-        };
-        assert!(spent() > 0.0);
-        let line = "cpu  100 1 50 9999 5 2 3 7 0 0\ncpu0 1 1 1 1 1 1 1\n";
-        assert!((busy(line).unwrap() - 1.56).abs() < 1e-9);
-        assert_eq!((busy(""), busy("cpu 1 2")), (None, None));
     }
 }

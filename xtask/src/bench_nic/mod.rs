@@ -77,6 +77,24 @@ impl Options {
         Options { quick, record, no_install, out: out.clone(), ..Options::default() }
     }
 
+    /// The command that measures the same once more.
+    fn again(&self, name: &str, out: &Path) -> String {
+        let mut words = vec![workspace::us(), name.to_owned()];
+        let switches = [
+            ("--quick", self.quick),
+            ("--no-pin", self.no_pin),
+            ("--record", self.record),
+            ("--no-install", self.no_install),
+        ];
+        words.extend(switches.iter().filter(|(_, given)| *given).map(|(name, _)| (*name).to_owned()));
+        words.extend(self.repeat.map(|count| format!("--repeat {count}")));
+        words.extend(self.only.as_ref().map(|only| format!("--only {}", figure::quoted(only))));
+        let bin = self.bin.as_ref().filter(|_| carried::folder().is_none());
+        words.extend(bin.map(|bin| format!("--bin {}", figure::quoted(&bin.display().to_string()))));
+        words.push(format!("--out {}", figure::quoted(&out.display().to_string())));
+        format!("start again with: {}", words.join(" "))
+    }
+
     /// Whether the committed `measured.json` is to be changed.
     pub fn records(&self) -> bool {
         self.record
@@ -178,7 +196,7 @@ fn execute(
         .as_ref()
         .map_or("not pinned".to_owned(), |cores| format!("{} and {}", cores.of(0), cores.of(1)));
     provenance.nic_options.insert("cores".into(), pinned.into());
-    let hosts = with_hosts(&mut experiment, limit)?;
+    let (hosts, left_out) = with_hosts(&mut experiment, limit)?;
     let extent = if quick { Extent::Quick } else { Extent::Full };
     let mut grid = experiment.spec.grid(extent);
     grid.repeat = options.repeat.unwrap_or(grid.repeat);
@@ -201,7 +219,7 @@ fn execute(
         resume: false,
         record: options.record,
         out: out.clone(),
-        again: format!("{} {} --out {}", workspace::us(), experiment.spec.name, out.display()),
+        again: options.again(&experiment.spec.name, &out),
     };
     let mut bench =
         Numbers { experiment: &experiment, stand, provenance: &provenance, failed: BTreeMap::new() };
@@ -212,7 +230,8 @@ fn execute(
     });
     progress.end();
     let measured = measured?;
-    let reported = run::report(&experiment, &how, &measured, &Extra::default());
+    let extra = Extra { left_out, ..Extra::default() };
+    let reported = run::report(&experiment, &how, &measured, &extra);
     // One program that fails must not hide what the others say: all of them, with why.
     let mut broken: Vec<&Point> = measured.points.iter().filter(|point| !point.is_whole()).collect();
     broken.dedup_by(|one, other| one.series == other.series && one.missing == other.missing);
@@ -267,7 +286,7 @@ impl run::Bench for Numbers<'_> {
 }
 
 /// The two hosts that some numbers need; where there can be none, these numbers are left out, and why is said.
-fn with_hosts(experiment: &mut Experiment, limit: Duration) -> Result<Option<Hosts>> {
+fn with_hosts(experiment: &mut Experiment, limit: Duration) -> Result<(Option<Hosts>, Vec<String>)> {
     /// Room for packets with an MTU of 4096 and every header, as Ethernet's jumbo frames have.
     const MTU: u32 = 4500;
     let series = experiment.spec.grid(Extent::Normal).series;
@@ -275,29 +294,25 @@ fn with_hosts(experiment: &mut Experiment, limit: Duration) -> Result<Option<Hos
         series.iter().map(|series| Source::of(&experiment.spec, series)).collect::<Result<_>>()?;
     let count = sources.iter().filter(|source| source.needs_hosts()).count();
     if count == 0 {
-        return Ok(None);
+        return Ok((None, Vec::new()));
     }
     let has_iperf = || {
         let said = process::output(std::process::Command::new("iperf3").arg("--version"), limit);
         said.map(drop).map_err(|_| "iperf3 is missing".to_owned())
     };
     match has_iperf().and_then(|()| Hosts::new(MTU)) {
-        Ok(hosts) => Ok(Some(hosts)),
+        Ok(hosts) => Ok((Some(hosts), Vec::new())),
         Err(why) => {
             say!(
                 "{count} numbers of the wire are left out: {why} (they need iperf3 and two network namespaces)"
             );
-            let wire: Vec<&String> = series
-                .iter()
-                .zip(&sources)
-                .filter(|(_, source)| source.needs_hosts())
-                .map(|(name, _)| name)
-                .collect();
-            experiment.spec.keep(|series| !wire.iter().any(|name| *name == series));
             if count == series.len() {
                 bail!("nothing is left to measure");
             }
-            Ok(None)
+            let wire = series.into_iter().zip(&sources).filter(|(_, source)| source.needs_hosts());
+            let wire: Vec<String> = wire.map(|(name, _)| name).collect();
+            experiment.spec.keep(|series| !wire.iter().any(|name| name == series));
+            Ok((None, wire))
         }
     }
 }

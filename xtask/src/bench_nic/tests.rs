@@ -95,6 +95,10 @@ fn what_was_measured_is_written_with_its_verdicts() {
     let (_, summary) = stage.run("first", LIMIT);
     assert_eq!(verdict(&summary, "d-first-write"), "not-reproduced");
     assert_eq!(points(&stage).len(), 1, "a long wait is taken once");
+    let options =
+        Options { quick: true, repeat: Some(3), only: Some("write 8 B".into()), ..Options::default() };
+    let again = "start again with: cargo xtask bench-nic --quick --repeat 3 --only 'write 8 B' --out OUT";
+    assert_eq!(options.again("bench-nic", Path::new("OUT")), again);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The picture of figure 4 that README.md shows, drawn from the committed run of the 16-core machine on a link shaped to the paper's
+//! The picture of figure 4 that README.md shows, drawn from the committed run of a machine with a GPU on a link shaped to the paper's
 //! rate, beside the paper's curves.
 
 use std::path::Path;
@@ -12,13 +12,17 @@ use experiment::{Experiment, figures};
 /// Where it is committed.
 pub const PATH: &str = "docs/figure4.svg";
 
-/// Draws it. Error: no entry has a rate that its link was shaped to.
+/// Draws it. Error: no entry has a GPU, and a rate that its link was shaped to.
 pub fn figure4(root: &Path) -> Result<String> {
     let experiments = root.join("experiments");
     let experiment = Experiment::read(&experiments, "fig4")?;
     let measured = Measured::read(&experiments.join("fig4/measured.json"))?;
-    let is_shaped = |entry: &&Entry| entry.provenance.nic_options.contains_key("rate_gbps");
-    let entry = measured.entries.iter().find(is_shaped).context("no run on a shaped link is recorded")?;
+    let is_shaped = |entry: &&Entry| {
+        let from = &entry.provenance;
+        from.nic_options.contains_key("rate_gbps") && !from.gpu_device.is_empty()
+    };
+    let entry = measured.entries.iter().find(is_shaped);
+    let entry = entry.context("no run on a shaped link of a machine with a GPU is recorded")?;
     let plot = experiment.spec.plots.first().context("figure 4 has no plot")?;
     let points: Vec<Point> = entry.rows.iter().flat_map(|row| points(entry, row)).collect();
     figures::plot(&experiment, plot, &points, &[], &[])

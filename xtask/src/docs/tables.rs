@@ -32,7 +32,7 @@ pub fn renewed(tree: &Tree, text: &str) -> Result<String> {
 fn table(tree: &Tree, name: &str) -> Result<String> {
     let rows_of = match name {
         "bench-post-gpu" => posts,
-        "bench-nic" | "bench-gpu" => aims,
+        "bench-nic" => aims,
         "fig4" => rates,
         name => bail!("no table is called {name}"),
     };

@@ -154,7 +154,7 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
 fn how(experiment: &Experiment, options: &Options) -> resume::Options {
     let name = &experiment.spec.name;
     let out = options.out.clone().unwrap_or_else(|| workspace::results(name));
-    let again = resuming(name.trim_start_matches("fig"), options, &out);
+    let again = format!("go on with: {}", resuming(name.trim_start_matches("fig"), options, &out));
     resume::Options { extent: options.extent(), resume: options.resume, record: options.record, out, again }
 }
 
@@ -246,7 +246,7 @@ fn execute_on(
     let mut bench =
         Bench { spec, transfer, programs, nic, receiver, logs, provenance: &provenance, link_gbps };
     stop::goes_on_with(format!(
-        "; finished points are in {}, go on with: {}",
+        "; finished points are in {}, {}",
         out.join("results.jsonl").display(),
         how.again
     ));
@@ -289,7 +289,7 @@ fn resuming(figure: &str, options: &Options, out: &Path) -> String {
 }
 
 /// As a shell takes it for one word.
-fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:=@%,".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
         word.to_owned()
@@ -313,7 +313,7 @@ fn bench_post(nic: &Nic, programs: &Programs, logs: &Path) -> Result<Extra> {
         format!("lists of {list:2}, {doorbell:9} {order:6}  shim ÷ libmlx5 {ratio}{other}")
     };
     let lines = ratios["rows"].as_array().into_iter().flatten().map(line).collect();
-    Ok(Extra { ratios, lines, modelled: Vec::new() })
+    Ok(Extra { ratios, lines, ..Extra::default() })
 }
 
 /// What would be measured, drawn and judged (INV-10).

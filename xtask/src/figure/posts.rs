@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use experiment::point::{Key, Point};
-use experiment::run::{self, Extra, Others};
+use experiment::run::{self, Extra};
 use experiment::{Experiment, resume};
-use measure::{Label, Part, Provenance, json_lines};
+use measure::{Label, Others, Part, Provenance, json_lines};
 use serde_json::{Map, Value};
 
 use super::{Options, Programs, experiments};
@@ -50,7 +50,8 @@ pub fn run(options: &Options, peer_headers: Option<&Path>) -> Result<()> {
 fn how(options: &Options) -> resume::Options {
     let out = options.out.clone().unwrap_or_else(|| workspace::results(NAME));
     let (extent, quick) = (options.extent(), if options.quick { " --quick" } else { "" });
-    let again = format!("{} bench-post --gpu{quick} --out {}", workspace::us(), out.display());
+    let again =
+        format!("start again with: {} bench-post --gpu{quick} --out {}", workspace::us(), out.display());
     resume::Options { extent, resume: false, record: options.record, out, again }
 }
 
@@ -86,7 +87,7 @@ fn execute(
     command.envs(machine.toolkit.iter().map(|toolkit| (crate::cuda_wheels::VARIABLE, toolkit)));
     let others = Others::watch();
     let ended = run_logged(&mut command, &log, LIMIT)?;
-    let others = others.and_then(Others::cores);
+    let others = others.as_ref().and_then(Others::cores);
     let said = fs::read_to_string(&log).unwrap_or_default();
     let last = said.lines().last().unwrap_or("it said nothing").to_owned();
     match ended {

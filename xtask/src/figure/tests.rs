@@ -337,7 +337,7 @@ fn points_that_are_not_whole_are_drawn_and_then_fail_the_run_with_what_is_missin
         "4 of 8 points are not whole, the first: cpu-ibverbs at 4096 B, list 1, repetition 0: posted 256, completed 128, \
          received 256 (128 without completion)",
         "load in the minute before the run: ",
-        "measure these again with: cargo xtask figure 5 --no-install --resume --out ",
+        "to measure these again, go on with: cargo xtask figure 5 --no-install --resume --out ",
     ] {
         assert!(error.contains(words), "{error}");
     }

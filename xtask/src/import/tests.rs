@@ -209,6 +209,41 @@ fn rows_that_the_program_names_are_taken_as_they_are() {
 }
 
 #[test]
+fn a_run_without_the_series_that_its_machine_cannot_measure_is_taken() {
+    let stage = Stage::new("wire");
+    let experiment = experiment::Experiment::read(&root().join("experiments"), "bench-nic").unwrap();
+    let mut grid = experiment.spec.grid(experiment::spec::Extent::Full);
+    let (wire, here): (Vec<String>, Vec<String>) =
+        grid.series.drain(..).partition(|series| series.contains("wire") || series.contains("iperf3"));
+    (grid.series, grid.repeat) = (here, 2);
+    let line = |key: experiment::point::Key| {
+        let mut point = example(&key.series, 0).with("value", 1.0);
+        (point.experiment, point.at, point.repetition) = ("bench-nic".into(), key.at, key.repetition);
+        point.provenance.versions.insert("profile".into(), "release".into());
+        point.provenance.revision = stage.clean();
+        serde_json::to_string(&point).unwrap() + "\n"
+    };
+    let lines: String = grid.keys().into_iter().map(line).collect();
+    fs::write(stage.results().join("results.jsonl"), lines).unwrap();
+    for (left_out, repeat, why) in [
+        (&[][..], 2, "are missing"),
+        (&wire[1..], 2, "are missing"),
+        (&wire, 3, "are missing"),
+        (&wire, 1, "are others"),
+        (&wire, 2, ""),
+    ] {
+        let summary = serde_json::json!({
+            "experiment": "bench-nic", "extent": "full", "repeat": repeat, "left_out": left_out,
+        });
+        fs::write(stage.results().join("summary.json"), summary.to_string()).unwrap();
+        match stage.import() {
+            Ok(path) => assert!(why.is_empty() && path.ends_with("bench-nic/measured.json"), "{summary}"),
+            Err(error) => assert!(!why.is_empty() && error.to_string().contains(why), "{error:#}"),
+        }
+    }
+}
+
+#[test]
 fn a_busy_machine_is_no_refusal_and_is_said() {
     let stage = Stage::new("busy");
     let said = |load: Option<f64>| {

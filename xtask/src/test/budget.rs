@@ -1,14 +1,14 @@
 //! `xtask/budget.toml`: what a whole run may take, and what it took by the kernel's own counts.
 //!
-//! Source: `getrusage(2)`, `proc_stat(5)`, `proc_pid_stat(5)`. `cargo run` becomes xtask, so that the build of xtask counts.
+//! Source: `proc_pid_stat(5)`. `cargo run` becomes xtask, so that the build of xtask counts.
 
 use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use nix::sys::resource::{UsageWho, getrusage};
-use nix::sys::time::TimeValLike;
+use measure::Others;
+use measure::others::{TICKS, own_seconds};
 use serde::Deserialize;
 
 /// Its place in the tree.
@@ -17,8 +17,6 @@ const FILE: &str = "xtask/budget.toml";
 const TOLERANCE: f64 = 1.5;
 /// Cores that other programs may use on average while a run is judged.
 const QUIET_CORES: f64 = 0.2;
-/// Ticks of `/proc` a second on every machine that Linux runs Rust on.
-pub const TICKS: f64 = 100.0;
 
 /// What a run may take.
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -102,8 +100,7 @@ pub struct Meter {
     since: Instant,
     /// Seconds before its making: cargo built xtask.
     before: f64,
-    own: f64,
-    busy: f64,
+    others: Option<Others>,
 }
 
 impl Meter {
@@ -112,41 +109,17 @@ impl Meter {
         let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let uptime = fs::read_to_string("/proc/uptime").unwrap_or_default();
         let before = age(&stat, &uptime).unwrap_or(0.0);
-        Meter { since: Instant::now(), before, own: own_seconds(), busy: busy_seconds() }
+        Meter { since: Instant::now(), before, others: Others::watch() }
     }
 
     /// What was taken up to now.
     pub fn taken(&self) -> Taken {
-        let (seconds, own) = (self.since.elapsed().as_secs_f64().max(0.001), own_seconds());
-        let others = busy_seconds() - self.busy - (own - self.own);
         Taken {
-            cpu_minutes: own / 60.0,
-            wall_minutes: (seconds + self.before) / 60.0,
-            other_cores: (others / seconds).max(0.0),
+            cpu_minutes: own_seconds().unwrap_or_default() / 60.0,
+            wall_minutes: (self.since.elapsed().as_secs_f64() + self.before) / 60.0,
+            other_cores: self.others.as_ref().and_then(Others::cores).unwrap_or_default(),
         }
     }
-}
-
-/// CPU time of this process and of all below it that ended.
-fn own_seconds() -> f64 {
-    let of = |usage: UsageWho| {
-        let usage = getrusage(usage).ok()?;
-        let microseconds = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
-        Some(microseconds as f64 / 1e6)
-    };
-    [UsageWho::RUSAGE_SELF, UsageWho::RUSAGE_CHILDREN].into_iter().filter_map(of).sum()
-}
-
-fn busy_seconds() -> f64 {
-    busy(&fs::read_to_string("/proc/stat").unwrap_or_default())
-}
-
-/// Time of all processors that were busy, or wanted by us and had by another guest of the host.
-fn busy(stat: &str) -> f64 {
-    let fields = stat.lines().find_map(|line| line.strip_prefix("cpu ")).unwrap_or_default();
-    let ticks: Vec<f64> = fields.split_whitespace().filter_map(|ticks| ticks.parse().ok()).collect();
-    // user, nice, system, idle, iowait, irq, softirq, steal; guests' time stands in user.
-    [0, 1, 2, 5, 6, 7].iter().filter_map(|at| ticks.get(*at)).sum::<f64>() / TICKS
 }
 
 /// Seconds since a process began.
@@ -182,20 +155,14 @@ mod tests {
     }
 
     #[test]
-    fn own_work_is_told_from_that_of_others() {
-        let meter = Meter::start();
-        let before = own_seconds();
+    fn a_run_counts_from_the_beginning_of_its_process() {
+        let meter = Meter { before: 60.0, ..Meter::start() };
         let mut sum = 0_u64;
-        while own_seconds() - before < 0.2 {
+        while own_seconds().unwrap() < 0.2 {
             sum = (0..100_000).fold(sum, |sum, number| sum.wrapping_mul(31).wrapping_add(number));
         }
         let taken = meter.taken();
-        assert!(
-            taken.cpu_minutes >= 0.2 / 60.0 && taken.wall_minutes >= 0.2 / 60.0 / 64.0,
-            "{taken:?} {sum}"
-        );
-        // Idle and waiting for input or output are nobody's use.
-        assert_eq!(busy("cpu  100 10 20 5000 700 3 4 5 6 0\ncpu0 1 1\n"), 1.42);
+        assert!(taken.cpu_minutes >= 0.2 / 60.0 && taken.wall_minutes >= 1.0, "{taken:?} {sum}");
         let stat = "7 (a) b) S 1 7 7 0 -1 4 5 6 7 8 9 10 11 12 20 0 1 0 12345 99 1";
         assert_eq!(age(stat, "200.45 300.00\n").map(|seconds| (seconds * 100.0).round()), Some(7700.0));
     }

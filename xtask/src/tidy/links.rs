@@ -57,8 +57,18 @@ fn named(tree: &Tree) -> Vec<Violation> {
     let mut violations = Vec::new();
     // The checks' own tests name documents that are not there.
     for (path, text) in tree.files().filter(|(path, _)| !path.starts_with("xtask/src/tidy/")) {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+        if path.ends_with(".toml") {
+            for (line, number) in text.lines().zip(1..).filter(|(line, _)| line.starts_with('#')) {
+                let names =
+                    line.split(|c| !is_name(c)).filter(|name| name.contains('/') && name.ends_with(".rs"));
+                let gone = names.filter(|name| !tree.holds(name));
+                violations.extend(
+                    gone.map(|name| Violation::at(path, number, format!("{name} is not there (INV-12)"))),
+                );
+            }
+        }
         for (at, _) in text.match_indices("docs/") {
-            let is_name = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
             let whole = !text[..at].ends_with(is_name) || text[..at].ends_with("../");
             let name = text[at..].split(|c| !is_name(c)).next().unwrap_or_default();
             let Some((name, _)) = name.split_once(".md").filter(|_| whole) else { continue };
@@ -154,6 +164,17 @@ mod tests {
                 found.iter().map(String::as_str).filter(|said| !said.contains(".md is not there")).collect();
             assert_eq!(found, wrong.into_iter().collect::<Vec<_>>(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_source_that_a_spec_names_is_there() {
+        let spec = "# xtask/src/a.rs reads it, and xtask/src/gone.rs\nx = 1\n";
+        let found = named(&Tree::of(&[("experiments/e/spec.toml", spec), ("xtask/src/a.rs", "")]));
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(
+            found[0].to_string(),
+            "experiments/e/spec.toml:1: xtask/src/gone.rs is not there (INV-12)"
+        );
     }
 
     #[test]

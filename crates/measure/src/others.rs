@@ -1,0 +1,81 @@
+//! Core time that programs of others take while something is measured.
+//!
+//! Source: `proc_stat(5)`, `proc_pid_stat(5)`.
+
+use std::fs;
+use std::time::Instant;
+
+/// Ticks of `/proc` a second: USER_HZ is 100 on every Linux that runs Rust.
+pub const TICKS: f64 = 100.0;
+
+/// All that was used since, less what this process and the children that it waited for used.
+#[derive(Debug)]
+pub struct Others {
+    since: Instant,
+    busy: f64,
+    own: f64,
+}
+
+impl Others {
+    /// From now on; `None` where /proc says nothing.
+    pub fn watch() -> Option<Others> {
+        let busy = busy(&fs::read_to_string("/proc/stat").ok()?)?;
+        Some(Others { since: Instant::now(), busy, own: own_seconds()? })
+    }
+
+    /// Cores that they kept busy on average since then.
+    pub fn cores(&self) -> Option<f64> {
+        let now = Others::watch()?;
+        Some(average(now.busy - self.busy, now.own - self.own, self.since.elapsed().as_secs_f64()))
+    }
+}
+
+/// Never less than none, since ticks are coarse.
+fn average(busy: f64, own: f64, seconds: f64) -> f64 {
+    ((busy - own) / seconds.max(1.0 / TICKS)).max(0.0)
+}
+
+/// Seconds that all cores were busy, or wanted by us and had by another guest of the host: user, nice, system, irq, softirq and steal
+/// of the first line of `/proc/stat`. Time of our guests stands in user.
+fn busy(stat: &str) -> Option<f64> {
+    let ticks = stat.lines().next()?.split_whitespace().skip(1).filter_map(|ticks| ticks.parse().ok());
+    let ticks: Vec<f64> = ticks.collect();
+    let [user, nice, system, _idle, _iowait, irq, softirq, ref rest @ ..] = ticks[..] else { return None };
+    Some((user + nice + system + irq + softirq + rest.first().unwrap_or(&0.0)) / TICKS)
+}
+
+/// Seconds of this process, and of its children that ended and were waited for.
+pub fn own_seconds() -> Option<f64> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    let (_, fields) = stat.rsplit_once(')')?;
+    let ticks = fields.split_whitespace().skip(11).take(4).filter_map(|ticks| ticks.parse().ok());
+    let ticks: Vec<f64> = ticks.collect();
+    (ticks.len() == 4).then(|| ticks.iter().sum::<f64>() / TICKS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_work_and_idling_are_not_others_and_steal_is() {
+        // Idle and waiting for input or output are no use of a core.
+        assert!((busy("cpu  100 10 20 5000 700 3 4 5 6 0\ncpu0 1 1\n").unwrap() - 1.42).abs() < 1e-9);
+        assert!((busy("cpu  100 10 20 5000 700 3 4\n").unwrap() - 1.37).abs() < 1e-9);
+        assert_eq!((busy(""), busy("cpu 1 2")), (None, None));
+        for (used, own, seconds, others) in [(3.0, 2.0, 2.0, 0.5), (2.0, 2.0, 2.0, 0.0), (1.0, 2.0, 2.0, 0.0)]
+        {
+            assert_eq!(average(used, own, seconds), others);
+        }
+    }
+
+    #[test]
+    fn work_of_a_child_is_our_own() {
+        let before = own_seconds().unwrap();
+        let mut child = std::process::Command::new("sh");
+        let child = child.args(["-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"]).status();
+        assert!(child.unwrap().success());
+        assert!(own_seconds().unwrap() > before);
+        assert!(Others::watch().unwrap().cores().is_some());
+    }
+}
