@@ -289,7 +289,7 @@ fn the_headers_have_the_fences_that_are_modelled() {
         ("db_order_record_before_register", &["sfence", "dsb st"], &["fence.acq_rel.sys"]),
         ("db_order_wqe_before_register", &["", "dmb oshst"], &[""]),
         ("db_flush_register", &["sfence", "dsb st"], &[]),
-        ("db_acquire_cqe", &["", "dmb oshld"], &["fence.acquire.sys"]),
+        ("db_acquire_cqe", &["", "dmb oshld"], &["fence.acquire.sys", "fence.acq_rel.sys"]),
         ("db_release_cqes", &["", "dmb osh"], &["fence.acq_rel.sys"]),
     ] {
         assert_eq!(fences(host, function), on_host, "{function}");

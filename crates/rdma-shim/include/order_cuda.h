@@ -1,9 +1,7 @@
 /*! Ordering primitives for NVIDIA GPUs, sm_70 and newer. See order.h.
  *
  * Sources: PTX ISA 8.8, "Memory Consistency Model" (scopes §8.5, release and acquire patterns §8.7, causality §8.9.5:
- * a release is cumulative, so that one fence covers what other threads' writes this one has observed), `fence` §9.7.13 (its
- * `.acquire` is of PTX 8.6, that is CUDA 12.7),
- * `st.mmio` §9.7.9 (exactly one access, `.relaxed.sys` only up to PTX 9.0).
+ * a release is cumulative, so that one fence covers what other threads' writes this one has observed), `fence` §9.7.13, `st.mmio` §9.7.9 (exactly one access, `.relaxed.sys` only up to PTX 9.0).
  *
  * Why `.sys`: the observer is a device on the other side of PCIe, outside `.gpu`. Peers use `.gpu` for rings in GPU
  * memory, where a store that has reached L2 is what PCIe reads; we do not, until hardware has been seen to agree.
@@ -106,9 +104,21 @@ DB_FN db_u8 db_load_owner(db_u64 address) {
     return (db_u8)value;
 }
 
-/* The CQEs that were found, before the rest of them, the payload, and stores to what they give back. An acquiring fence waits
- * for no store; `fence.acq_rel.sys` would wait until this thread's own stores have crossed PCIe, some 600 ns on an H200. */
-DB_FN void db_acquire_cqe(void) { asm volatile("fence.acquire.sys;" ::: "memory"); }
+/* An acquiring fence waits for no store; `fence.acq_rel.sys` waits until this thread's own stores have crossed PCIe, some 600 ns on an
+ * H200. PTX ISA 8.6 has it, for sm_90 and newer: CUDA 12.8. Other GPUs and older toolkits take the full fence. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && \
+    (__CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 8))
+#define DB_HAS_ACQUIRING_FENCE
+#endif
+
+/* The CQEs that were found, before the rest of them, the payload, and stores to what they give back. */
+DB_FN void db_acquire_cqe(void) {
+#ifdef DB_HAS_ACQUIRING_FENCE
+    asm volatile("fence.acquire.sys;" ::: "memory");
+#else
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+#endif
+}
 
 /* Loads of CQEs before the consumer index that lets the device overwrite them. A full fence, so give CQEs back by the
  * dozen: see db_gpu_release(). */
@@ -157,7 +167,13 @@ DB_GPU_FN db_u64 db_load_acquire64(const db_u64 *word) {
     return value;
 }
 /* What was handed over with a word that was found relaxed: room, and all that stood in it before. Waits for no store. */
-DB_GPU_FN void db_acquire_room(void) { asm volatile("fence.acquire.gpu;" ::: "memory"); }
+DB_GPU_FN void db_acquire_room(void) {
+#ifdef DB_HAS_ACQUIRING_FENCE
+    asm volatile("fence.acquire.gpu;" ::: "memory");
+#else
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#endif
+}
 DB_GPU_FN void db_store_release64(db_u64 *word, db_u64 value) {
     asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }

@@ -111,3 +111,18 @@ fn p7_several_posts_take_one_fence_and_one_doorbell() {
     assert_eq!(count(&[]), [1, 1, 1]);
     assert_eq!(count(&["-DDEFECT_A_DOORBELL_EACH"]), [4, 4, 4]);
 }
+
+/// PTX has the acquiring fence from sm_90 on; ptxas of CUDA 13 takes it for sm_80 too, others do not.
+#[test]
+fn completions_are_acquired_by_a_fence_that_the_gpu_knows() {
+    const TAKE: &str = "#include \"doorbell_gpu.h\"\nextern \"C\" __global__ void take(struct db_cq *cq, struct db_completion *out) {\n\
+        db_take_cqe(cq, out);\n}\n";
+    let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+    let compiler = Compiler::load(&toolkit).unwrap();
+    for arch in ARCHS {
+        let compiled = compiler.compile(&unit("take.cu", TAKE), arch, Form::Ptx).unwrap();
+        let text = String::from_utf8(compiled.bytes).unwrap();
+        let [acquiring, full] = ["fence.acquire.sys", "fence.acq_rel.sys"].map(|fence| text.contains(fence));
+        assert_eq!((acquiring, full), (arch != ARCHS[0], arch == ARCHS[0]), "{arch}\n{text}");
+    }
+}
