@@ -20,6 +20,7 @@ const PLANTED: &[(&str, &str, &str)] = &[
     ("shared", "gated-clock", "DB_TWIN_GATED_CLOCK"),
     ("post", "gpu-scope", "DB_DEFECT_GPU_SCOPE"),
     ("post", "no-owner-bit", "DEFECT_NO_OWNER_BIT"),
+    ("wait", "no-owner-bit-behind", "DB_DEFECT_NO_OWNER_BIT_BEHIND"),
     ("post", "short-index", "DEFECT_SHORT_INDEX"),
     ("post", "no-space-check", "DEFECT_NO_SPACE_CHECK"),
 ];

@@ -66,6 +66,12 @@ DB_GPU_FN int db_gpu_take(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, 
 /* CQEs that one look takes in: as many loads across PCIe side by side, so that a trip serves them all. */
 #define DB_LOOK 16u
 
+#ifdef DB_DEFECT_NO_OWNER_BIT_BEHIND
+#define DB_IS_THERE(cq, ahead, tail) 1
+#else
+#define DB_IS_THERE(cq, ahead, tail) db_cqe_is_there(cq, ahead, tail)
+#endif
+
 /* Takes the successful sends of a queue that a look finds: how many, 0, or DB_POLL_COMPRESSED. `out` is the last one's, which
  * gives back the blocks of all before it, as they end in order. What is no such CQE is taken by itself, and ends a row. */
 DB_GPU_FN int db_take_sends(struct db_cq *cq, db_u32 qpn, struct db_completion *out) {
@@ -79,7 +85,7 @@ DB_GPU_FN int db_take_sends(struct db_cq *cq, db_u32 qpn, struct db_completion *
     DB_UNROLL
     for (i = 0; i < DB_LOOK; i++) {
         db_u32 is_send = (db_tail_owner(tail[i]) & ~1u) == DB_CQE_REQUESTER << 4;
-        if (count == i && is_send && (db_tail_opcode_qpn(tail[i]) & 0xffffff) == qpn && db_cqe_is_there(cq, i, tail[i])) {
+        if (count == i && is_send && (db_tail_opcode_qpn(tail[i]) & 0xffffff) == qpn && DB_IS_THERE(cq, i, tail[i])) {
             count = i + 1;
             last = tail[i];
         }
@@ -251,7 +257,7 @@ DB_GPU_FN int db_warp_wait(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq,
 }
 
 /* db_gpu_make_room() for a warp's queue: lane 0 polls, and every lane has its result and the same copies after it. `out` is lane 0's
- * alone, but for a request that failed. */
+ * alone, also when a request failed. */
 DB_GPU_FN int db_warp_make_room(struct db_cq *cq, struct db_sq *sq, struct db_completion *out, db_u64 *released,
                                 struct db_wait wait) {
     int result = 0;

@@ -4,12 +4,13 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::KERNELS;
 use host_twin::{Arguments, TwinError, run, start};
 use measure::need;
+use rdma_shim::sys::{db_cq, db_slot, db_sq};
 use verbs::{InlineSlice, Payload, SendOperation, SendRequest, WorkCompletion};
 
 use crate::twin_queue::{DEADLINE, Queue, STEP, STRICT, Status, Target, compiler, launch};
+use crate::{KERNELS, PLANTED};
 use rdma_shim::testing::{device, wait_for};
 
 /// `DB_ETIMEDOUT`, `DB_ECANCELED`.
@@ -147,4 +148,53 @@ fn twin_kernels_receive_what_was_sent_under_every_seed() {
         let sent: Vec<u64> = (1..=MESSAGES as u64).map(|message| STEP.wrapping_mul(message)).collect();
         assert_eq!(seen[..], sent[..], "seed {seed}");
     }
+}
+
+/// One look at a CQ in its second lap: three CQEs of this lap, and behind them those of the first. What it says, and the blocks
+/// that are given back.
+fn look(kernel: host_twin::Kernel) -> (Waited, u64) {
+    const ENTRIES: u64 = 32;
+    const QPN: u32 = 0x12_3456;
+    let mut cqes = vec![[0_u64; 8]; ENTRIES as usize];
+    for (entry, cqe) in (0..ENTRIES).zip(&mut cqes) {
+        let lap = u64::from(entry < 3);
+        let [high, low] = ((entry + lap * ENTRIES) as u16).to_be_bytes();
+        let [_, qpn @ ..] = QPN.to_be_bytes();
+        cqe[7] = u64::from_ne_bytes([8, qpn[0], qpn[1], qpn[2], high, low, 0, lap as u8]);
+    }
+    let mut slots: Vec<db_slot> =
+        (0..64).map(|block| db_slot { wr_id: 100 + block, end: block + 1 }).collect();
+    let mut record = 0_u32;
+    let mut sq = db_sq {
+        slots: slots.as_mut_ptr().expose_provenance() as u64,
+        blocks: 64,
+        qpn: QPN,
+        producer: ENTRIES + 16,
+        rung: ENTRIES + 16,
+        consumer: ENTRIES,
+        ..db_sq::default()
+    };
+    let mut cq = db_cq {
+        ring: cqes.as_mut_ptr().expose_provenance() as u64,
+        record: (&raw mut record).expose_provenance() as u64,
+        entries: ENTRIES as u32,
+        cqn: 1,
+        consumer: ENTRIES,
+    };
+    let mut out = Waited::default();
+    let arguments =
+        Arguments::new().pointer(&raw mut cq).pointer(&raw mut sq).pointer(std::ptr::from_mut(&mut out));
+    // SAFETY: the kernel takes these, and everything lives until it has ended.
+    unsafe { run(kernel, &launch(1, 1), arguments) }.unwrap();
+    (out, sq.consumer)
+}
+
+#[test]
+fn twin_a_look_takes_the_cqes_of_this_lap_and_none_behind_them() {
+    need!(compiler(), cc, "a C++ compiler");
+    let taken = Waited { taken: 3, wr_id: 134, ..Waited::default() };
+    assert_eq!(look(KERNELS.find("take_sends").unwrap()), (taken, 35));
+    let (wrong, given_back) = look(PLANTED.find("take_sends+no-owner-bit-behind").unwrap());
+    assert_ne!((wrong, given_back), (taken, 35), "a look that does not test the owner bits behind the first");
+    assert_eq!((wrong.taken, given_back), (16, 32), "{wrong:?}");
 }

@@ -25,6 +25,15 @@ extern "C" __global__ void wait_once(struct db_cq *cq, struct db_sq *sq, db_u64 
     out->taken = !out->result && done.status == DB_WC_SUCCESS;
 }
 
+/* One look for sends. */
+extern "C" __global__ void take_sends(struct db_cq *cq, struct db_sq *sq, struct db_wait_status *out) {
+    struct db_completion done = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    db_u64 released = cq->consumer;
+    out->taken = (db_u32)db_gpu_take_sends(cq, sq, &done, &released);
+    out->status = done.status;
+    out->wr_id = done.wr_id;
+}
+
 /* Receives `messages` messages of 8 bytes, `window` at a time, each into a word at `local`, and stores what each said to
  * `seen`. Ends early with the first error. */
 extern "C" __global__ void receive(struct db_rq *rq, struct db_cq *cq, db_u64 local, db_u32 lkey, db_u32 window,
