@@ -141,13 +141,13 @@ DB_GPU_FN int db_generate_may_post(const struct db_generate_poster *poster, cons
            db_generate_room(plan, lane, poster->result.posted, poster->result.completed, count);
 }
 
-/* Where nothing is to be posted: takes the next completion, if there is one. Not 0: that was the end, and `result` says why. */
+/* Where nothing is to be posted: takes the completions that one look finds. Not 0: that was the end, and `result` says why. */
 DB_GPU_FN int db_generate_complete(struct db_generate_poster *poster, struct db_sq *sq, const struct db_generate_plan *plan,
                                    const struct db_generate_lane *lane) {
     struct db_generate_result *result = &poster->result;
     int taken, error, failed;
     if (result->completed == result->posted && (poster->clock.stopping || result->posted == lane->share)) return 1;
-    taken = db_gpu_take(&poster->cq, sq, 0, &poster->done, &poster->released);
+    taken = db_gpu_take_sends(&poster->cq, sq, &poster->done, &poster->released);
     error = taken < 0 ? DB_EINVAL : db_generate_turn(plan, &poster->clock, taken);
     failed = taken > 0 && poster->done.status != DB_WC_SUCCESS;
     if (taken > 0 && !failed) result->completed = poster->done.wr_id + 1;

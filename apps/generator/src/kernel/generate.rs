@@ -327,6 +327,9 @@ impl Senders {
 
 #[cfg(test)]
 mod tests {
+    use super::super::post_bench::content::{LKEY, LOCAL, REMOTE, RKEY, Signals};
+    use super::super::post_bench::nic::{Cqes, Rules};
+    use super::super::post_bench::tests::{BLOCKS, PlainQueue, weak};
     use super::*;
     use host_twin::Visibility;
     use rdma_shim::sys::{DB_PUBLISHED_SHIFT, db_shared_sq};
@@ -365,6 +368,103 @@ mod tests {
         assert_eq!((queue.published, queue.rung, queue.reserved), (0, 0, 1 << 63 | 32));
     }
 
+    /// Senders on a ring that a played NIC empties four times: it compares each WQE, and a look takes as many of its completions as
+    /// are there.
+    #[test]
+    fn senders_go_on_by_what_a_played_nic_completes() {
+        measure::need!(compiler(), cc, "a C++ compiler");
+        for (name, style, batch) in [
+            ("generate_thread", Style::Thread, 1),
+            ("generate_thread", Style::Thread, 16),
+            ("generate_warp", Style::Warp, WARP),
+        ] {
+            let share = 4 * BLOCKS;
+            let (plain, machine) = (PlainQueue::new(), Machine::twin(Visibility::InOrder));
+            let memory = |bytes| machine.host_memory(bytes).unwrap();
+            let (cancel, slots, shown, samples) =
+                (memory(4), memory(64 * share as usize), memory(SHOWN_BYTES), memory(SAMPLES * 4));
+            let [plan, lane, result, sq, cq] = [(); 5].map(|()| Memory::from(memory(4096)));
+            let told = Plan { batch, doorbell_batch: batch, window: 128, ..plan_of(share) };
+            plan.put(0, &told.told(&cancel, style)).unwrap();
+            sq.put(0, &plain.sq()).unwrap();
+            cq.put(0, &plain.cq()).unwrap();
+            let queue = db_kernel_queue {
+                sq: sq.kernel_address(),
+                rq: 0,
+                send_cq: cq.kernel_address(),
+                receive_cq: 0,
+            };
+            let lane_told = db_generate_lane {
+                queue,
+                slots: slots.kernel_address(),
+                source: LOCAL,
+                target: REMOTE,
+                share: u64::from(share),
+                samples: samples.kernel_address(),
+                shown: shown.kernel_address(),
+                lkey: LKEY,
+                rkey: RKEY,
+                ..no_lane()
+            };
+            lane.put(0, &lane_told).unwrap();
+            let arguments = [&plan, &lane, &result]
+                .into_iter()
+                .fold(host_twin::Arguments::new(), |all, memory| all.push(memory.kernel_address()));
+            let rules = Rules {
+                queue: 0,
+                posts: share,
+                signals: Signals::Every(batch),
+                names_next: false,
+                in_order: true,
+                reserved_free: false,
+                cqes: Cqes::InOrder,
+            };
+            let (kernel, launch) =
+                (crate::kernel::KERNELS.find(name).unwrap(), weak(batch, 1, style.threads()));
+            // SAFETY: the kernel takes these three and keeps to what they name, all of which lives here.
+            let (ended, played) = unsafe { plain.beside_a_nic(kernel, &launch, arguments, &rules) };
+            let result: db_generate_result = result.get(0).unwrap();
+            let completed = (ended, result.end.code, result.completed);
+            assert_eq!(completed, (true, 0, u64::from(share)), "{name}: {result:?} {played:?}");
+            assert_eq!((played.executed, played.wrong), (u64::from(share), None), "{name}");
+        }
+    }
+
+    /// WRITEs of 64 bytes, each to and from a slot of its own.
+    fn plan_of(slots: u32) -> Plan {
+        Plan {
+            operation: Operation::Write,
+            inline: false,
+            payload_bytes: 64,
+            slot_bytes: 64,
+            source_slots: slots,
+            target_slots: slots,
+            batch: 32,
+            doorbell_batch: 32,
+            window: 64,
+            run: None,
+            patience: Duration::from_secs(30),
+            hurry: Duration::from_secs(1),
+        }
+    }
+
+    fn no_lane() -> db_generate_lane {
+        db_generate_lane {
+            queue: db_kernel_queue::default(),
+            shared: 0,
+            slots: 0,
+            source: 0,
+            target: 0,
+            credits: 0,
+            share: SHARE,
+            samples: 0,
+            shown: 0,
+            share_words: 0,
+            lkey: 0,
+            rkey: 0,
+        }
+    }
+
     /// One producer of two, after the other is through and `claimed` messages were set out for: what it says, and the queue.
     fn last_of_two(mut queue: db_shared_sq, claimed: u64) -> (db_generate_result, db_shared_sq) {
         let machine = Machine::twin(Visibility::InOrder);
@@ -373,21 +473,7 @@ mod tests {
         let ([plan, lane, results], shared) =
             ([4096; 3].map(|bytes| Memory::from(memory(bytes))), Memory::from(memory(4096)));
         let style = Style::Shared(2);
-        let told = Plan {
-            operation: Operation::Write,
-            inline: false,
-            payload_bytes: 64,
-            slot_bytes: 64,
-            source_slots: 64,
-            target_slots: 64,
-            batch: 32,
-            doorbell_batch: 32,
-            window: 64,
-            run: None,
-            patience: Duration::from_secs(30),
-            hurry: Duration::from_secs(1),
-        };
-        plan.put(0, &told.told(&cancel, style)).unwrap();
+        plan.put(0, &plan_of(64).told(&cancel, style)).unwrap();
         let marks = memory(4096);
         (queue.sq.blocks, queue.filled) = (64, marks.kernel_address());
         shared.put(0, &queue).unwrap();
@@ -397,18 +483,10 @@ mod tests {
             words[word].store(value, Ordering::Relaxed);
         }
         let lane_told = db_generate_lane {
-            queue: db_kernel_queue::default(),
             shared: shared.kernel_address(),
-            slots: 0,
-            source: 0,
-            target: 0,
-            credits: 0,
-            share: SHARE,
-            samples: 0,
             shown: shown.kernel_address(),
             share_words: share_words.kernel_address(),
-            lkey: 0,
-            rkey: 0,
+            ..no_lane()
         };
         lane.put(0, &lane_told).unwrap();
         let addresses = [&plan, &lane, &results].map(Memory::kernel_address);

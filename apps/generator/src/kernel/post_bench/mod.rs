@@ -14,7 +14,7 @@ pub mod nic;
 mod peer;
 mod rig;
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;
 
 pub use case::{Case, Floor, Place, Poster, Room, Scope, Sharing};
 pub use peer::{PeerError, PeerHeaders};

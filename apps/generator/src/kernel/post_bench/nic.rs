@@ -75,11 +75,13 @@ pub struct Played {
 impl Device<'_> {
     /// Plays until all of `rules.posts` is executed, `stop` is set, or a doorbell tells of what cannot be.
     pub fn play(&self, rules: &Rules, stop: &AtomicBool) -> Played {
+        let Signals::Every(every) = rules.signals;
         let mut run = Run {
             device: self,
             rules,
             pattern: Pattern::of(rules.queue),
             seen: vec![false; rules.posts as usize],
+            until_signal: every,
             played: Played::default(),
         };
         let mut last = 0;
@@ -111,13 +113,16 @@ struct Run<'a> {
     rules: &'a Rules,
     pattern: Pattern,
     seen: Vec<bool>,
+    /// WQEs up to the next that asks for a completion. Counted: a division for each WQE would take longer than the rest of its check.
+    until_signal: u32,
     played: Played,
 }
 
 impl Run<'_> {
     fn execute(&mut self, end: u64) {
-        let ring = self.device.ring;
-        let block = |index: u64| &ring[(index as usize * WORDS) & (ring.len() - 1)..][..6];
+        let (blocks, _) = self.device.ring.as_chunks::<WORDS>();
+        let block = |index: u64| &blocks[index as usize & (blocks.len() - 1)];
+        let Signals::Every(every) = self.rules.signals;
         (self.played.executed..end).take(AHEAD as usize).for_each(|index| prefetch(&block(index)[0]));
         while self.played.executed < end {
             let index = self.played.executed;
@@ -126,7 +131,12 @@ impl Run<'_> {
             }
             let words = block(index);
             let wqe = std::array::from_fn(|word| words[word].load(Ordering::Relaxed));
-            self.check(&wqe);
+            self.until_signal -= 1;
+            let asks = self.until_signal == 0;
+            if asks {
+                self.until_signal = every;
+            }
+            self.check(&wqe, asks);
             if wqe[1] & ASKS != 0 {
                 self.complete();
             }
@@ -134,15 +144,15 @@ impl Run<'_> {
         }
     }
 
-    fn check(&mut self, found: &[u64; 6]) {
-        let Rules { signals: Signals::Every(every), in_order, reserved_free, posts, .. } = *self.rules;
+    fn check(&mut self, found: &[u64; 6], asks: bool) {
+        let Rules { in_order, reserved_free, posts, .. } = *self.rules;
         let index = self.played.executed;
         let message = found[2].swap_bytes().wrapping_sub(REMOTE) / u64::from(LENGTH);
         if message >= u64::from(posts) {
             return self.note(format!("remote address {:#x} is of no message", found[2].swap_bytes()));
         }
         let known = std::mem::replace(&mut self.seen[message as usize], true);
-        let wanted = self.pattern.wqe(index, message as u32, (index + 1).is_multiple_of(u64::from(every)));
+        let wanted = self.pattern.wqe(index, message as u32, asks);
         let mut read = *found;
         if reserved_free {
             read[3] &= !RESERVED;
@@ -163,7 +173,9 @@ impl Run<'_> {
         let Device { cq, consumer, .. } = self.device;
         let (cqe, entries) = (self.played.completed, (cq.len() / WORDS) as u64);
         let given_back = u64::from(u32::from_be(consumer.load(Ordering::Relaxed)));
-        if self.rules.cqes == Cqes::InOrder && (cqe - given_back) & u64::from(CONSUMER_BITS) >= entries {
+        if self.rules.cqes == Cqes::InOrder
+            && cqe.wrapping_sub(given_back) & u64::from(CONSUMER_BITS) >= entries
+        {
             self.note(format!("the CQ is overrun: {cqe} CQEs, {given_back} given back"));
         }
         let (at, lap) = match self.rules.cqes {

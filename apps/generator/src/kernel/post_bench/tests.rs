@@ -3,10 +3,10 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::content::{BLOCK, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Signals, check};
-use super::nic::{Cqes, Device, Rules};
+use super::nic::{Cqes, Device, Played, Rules};
 use super::{Case, Floor, PeerHeaders, Place, Poster, Rig, Room, Scope, Sharing, put_image};
 use crate::kernel::KERNELS;
 use gpu::cache::Cache;
@@ -14,12 +14,12 @@ use gpu::{Arch, Gpu, ImageBuilder, Toolkit};
 use host_twin::{Arguments, Launch, Visibility, run};
 use measure::need;
 use rdma_shim::Order;
-use rdma_shim::sys::{db_slot, db_sq};
+use rdma_shim::sys::{db_cq, db_slot, db_sq};
 
 /// Far above what a busy machine needs.
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Of each ring: the runs below leave a part of it free.
-const BLOCKS: u32 = 256;
+pub const BLOCKS: u32 = 256;
 const PRODUCERS: u32 = 2;
 const POSTS: u32 = 64;
 const EINVAL: u32 = 22;
@@ -51,6 +51,11 @@ struct Run {
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct Line([u64; 8]);
+
+/// `struct db_cq`, by value.
+fn words_of_cq(cq: &db_cq) -> [u64; 4] {
+    [cq.ring, cq.record, u64::from(cq.entries) | u64::from(cq.cqn) << 32, cq.consumer]
+}
 
 fn address<T>(memory: &mut [T]) -> u64 {
     memory.as_mut_ptr().expose_provenance() as u64
@@ -85,9 +90,7 @@ fn post(kernel: &str, threads: u32, per_ring: u32, shared: bool, start: u64) -> 
         })
         .collect();
     let mut shared_queue = vec![Line([0; 8]); 32];
-    let visibility = Visibility::Weak { seed: u64::from(per_ring) };
-    let launch =
-        |blocks: u32, threads: u32| Launch { visibility, deadline: DEADLINE, ..Launch::new(blocks, threads) };
+    let launch = |blocks, threads| weak(per_ring, blocks, threads);
     let find = |name| KERNELS.find(name).unwrap();
     if shared {
         let mut record = [0_u64; 2];
@@ -189,16 +192,94 @@ fn twin_bench_kernels_leave_what_the_hosts_shim_writes() {
     }
 }
 
-/// A ring, a CQ and the words beside them that kernel and played NIC share.
-fn words(count: usize, value: u64) -> Vec<AtomicU64> {
-    (0..count).map(|_| AtomicU64::new(value)).collect()
+/// How long a played NIC goes on behind a kernel that has ended: far above what its last doorbell needs.
+const LAST_DOORBELL: Duration = Duration::from_secs(10);
+
+/// A queue in plain memory, which a kernel of the twin and a played NIC share: words that both reach.
+pub struct PlainQueue {
+    ring: Vec<AtomicU64>,
+    cq: Vec<AtomicU64>,
+    page: Vec<AtomicU64>,
+    slots: Vec<AtomicU64>,
+    consumer: AtomicU32,
+}
+
+impl PlainQueue {
+    /// A ring of `BLOCKS`, and a CQ of twice as many entries.
+    pub fn new() -> PlainQueue {
+        let words = |count: u32, value| (0..count).map(|_| AtomicU64::new(value)).collect();
+        let consumer = AtomicU32::new(0);
+        PlainQueue {
+            ring: words(8 * BLOCKS, 0),
+            cq: words(2 * 8 * BLOCKS, u64::MAX),
+            page: words(24, 0),
+            slots: words(2 * BLOCKS, 0),
+            consumer,
+        }
+    }
+
+    fn at(words: &[AtomicU64]) -> u64 {
+        words.as_ptr().expose_provenance() as u64
+    }
+
+    /// The send queue, as kernels take it.
+    pub fn sq(&self) -> db_sq {
+        db_sq {
+            ring: PlainQueue::at(&self.ring),
+            record: PlainQueue::at(&self.page) + 4,
+            reg: PlainQueue::at(&self.page[16..]),
+            slots: PlainQueue::at(&self.slots),
+            blocks: BLOCKS,
+            qpn: QPN,
+            max_sge: 1,
+            opcodes: 1,
+            ..db_sq::default()
+        }
+    }
+
+    /// Its CQ.
+    pub fn cq(&self) -> db_cq {
+        let record = (&raw const self.consumer).expose_provenance() as u64;
+        db_cq { ring: PlainQueue::at(&self.cq), record, entries: 2 * BLOCKS, cqn: 1, consumer: 0 }
+    }
+
+    /// Runs a kernel beside the NIC: whether the kernel ended by itself, and what the NIC saw.
+    ///
+    /// # Safety
+    /// As [`run`]: the kernel takes these arguments, and what they lead to lives.
+    pub unsafe fn beside_a_nic(
+        &self,
+        kernel: host_twin::Kernel,
+        launch: &Launch,
+        arguments: Arguments,
+        rules: &Rules,
+    ) -> (bool, Played) {
+        let PlainQueue { ring, cq, page, consumer, .. } = self;
+        let (device, stop) = (Device { ring, cq, register: &page[16], consumer }, AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let nic = scope.spawn(|| device.play(rules, &stop));
+            // SAFETY: the caller's promise.
+            let ended = unsafe { run(kernel, launch, arguments) }.is_ok();
+            let deadline = Instant::now() + LAST_DOORBELL;
+            while ended && !nic.is_finished() && Instant::now() < deadline {
+                std::thread::yield_now();
+            }
+            stop.store(true, Ordering::Relaxed);
+            (ended, nic.join().unwrap())
+        })
+    }
+}
+
+/// The twin with weak memory under a seed.
+pub fn weak(seed: u32, blocks: u32, threads: u32) -> Launch {
+    let visibility = Visibility::Weak { seed: u64::from(seed) };
+    Launch { visibility, deadline: DEADLINE, ..Launch::new(blocks, threads) }
 }
 
 /// Four laps of a ring that a played NIC empties: each WQE is compared by it, and its completions are what the posters go on by.
 #[test]
 fn twin_posters_go_on_by_what_a_played_nic_completes() {
     need!(KERNELS.find("bench_post_one").map(drop).map_err(|error| error.to_string()), cc, "a C++ compiler");
-    const ENTRIES: usize = 2 * BLOCKS as usize;
     for (kernel, producers, threads, per_ring, shared, every) in [
         ("bench_steady_one", 1, 1, 1, false, 1),
         ("bench_steady_one", 1, 1, 16, false, 64),
@@ -209,45 +290,23 @@ fn twin_posters_go_on_by_what_a_played_nic_completes() {
         ("bench_post_shared", 4, 1, 1, true, 32),
         ("bench_post_shared_warp", 2, 32, 32, true, 128),
     ] {
-        let (ring, cq, page) = (words(BLOCKS as usize * 8, 0), words(ENTRIES * 8, u64::MAX), words(24, 0));
-        let consumer = AtomicU32::new(0);
-        let at = |words: &[AtomicU64]| words.as_ptr().expose_provenance() as u64;
-        let mut slots = vec![db_slot::default(); BLOCKS as usize];
+        let plain = PlainQueue::new();
         let mut marks = vec![0_u128; BLOCKS as usize / 4];
         let mut times = vec![[0_u64; 3]; producers as usize];
-        let mut queue = vec![Queue(db_sq {
-            ring: at(&ring),
-            record: at(&page) + 4,
-            reg: at(&page[16..]),
-            slots: address(&mut slots),
-            blocks: BLOCKS,
-            qpn: QPN,
-            max_sge: 1,
-            opcodes: 1,
-            ..db_sq::default()
-        })];
-        // `struct db_cq`.
-        let record = (&raw const consumer).expose_provenance() as u64;
-        let mut cqs = [at(&cq), record, ENTRIES as u64 | 1 << 32, 0];
+        let (mut queue, mut cqs) = (vec![Queue(plain.sq())], vec![plain.cq()]);
         let mut shared_queue = vec![Line([0; 8]); 32];
-        let visibility = Visibility::Weak { seed: u64::from(every) };
-        let launch = |blocks: u32, threads: u32| Launch {
-            visibility,
-            deadline: DEADLINE,
-            ..Launch::new(blocks, threads)
-        };
         let find = |name| KERNELS.find(name).unwrap();
         if shared {
             let mut error = u32::MAX;
             let arguments = Arguments::new()
                 .pointer(queue.as_mut_ptr())
                 .pointer(shared_queue.as_mut_ptr())
-                .push(cqs)
+                .push(words_of_cq(&cqs[0]))
                 .push(address(&mut marks))
                 .push(every - 1)
                 .pointer(&raw mut error);
             // SAFETY: as below.
-            unsafe { run(find("bench_share"), &launch(1, 1), arguments) }.unwrap();
+            unsafe { run(find("bench_share"), &weak(every, 1, 1), arguments) }.unwrap();
             assert_eq!(error, 0);
         }
         let posts = 4 * BLOCKS / producers;
@@ -275,18 +334,11 @@ fn twin_posters_go_on_by_what_a_played_nic_completes() {
             reserved_free: false,
             cqes: Cqes::InOrder,
         };
-        let device = Device { ring: &ring, cq: &cq, register: &page[16], consumer: &consumer };
-        let stop = AtomicBool::new(false);
-        let played = std::thread::scope(|scope| {
-            let nic = scope.spawn(|| device.play(&rules, &stop));
-            // SAFETY: these are what the kernels take, and all that they lead to lives here, in memory of the sizes that it says.
-            let ran = unsafe { run(find(kernel), &launch(producers, threads), Arguments::new().push(given)) };
-            stop.store(ran.is_err(), Ordering::Relaxed);
-            (ran.is_err(), nic.join().unwrap())
-        });
+        let (launch, arguments) = (weak(every, producers, threads), Arguments::new().push(given));
+        // SAFETY: these are what the kernels take, and all that they lead to lives here, in memory of the sizes that it says.
+        let (ended, played) = unsafe { plain.beside_a_nic(find(kernel), &launch, arguments, &rules) };
         assert!(times.iter().all(|[.., error]| *error as u32 == 0), "{kernel}: {times:?}, {played:?}");
-        let (failed, played) = played;
-        assert_eq!((failed, &played.wrong), (false, &None), "{kernel}");
+        assert_eq!((ended, &played.wrong), (true, &None), "{kernel}");
         assert_eq!(played.executed, u64::from(rules.posts), "{kernel}");
         assert_eq!(played.completed, played.executed / u64::from(every), "{kernel}");
     }
