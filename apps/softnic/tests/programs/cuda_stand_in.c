@@ -606,6 +606,19 @@ CUresult cuMemcpyHtoDAsync_v2(uint64_t to, const void *from, size_t bytes, struc
 	pthread_detach(thread);
 	return 0;
 }
+/* `CUDA_MEMCPY2D`: a side is an offset, a row, a kind of memory (1: the host's, 2: the device's), three addresses, a pitch. */
+struct side { size_t x, y; int kind; uint64_t host, device; void *array; size_t pitch; };
+struct rows { struct side from, to; size_t width, height; };
+CUresult cuMemcpy2DAsync_v2(const struct rows *copy, struct stream *stream)
+{
+	CUresult result = 0;
+	if (copy->from.kind != 1 || copy->to.kind != 2 || copy->from.pitch <= copy->width || copy->to.pitch <= copy->width)
+		return INVALID_VALUE;
+	for (size_t row = 0; row < copy->height && result == 0; row++)
+		result = cuMemcpyHtoDAsync_v2(copy->to.device + row * copy->to.pitch,
+		                              (void *)(copy->from.host + row * copy->from.pitch), copy->width, stream);
+	return result;
+}
 CUresult cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, struct stream *stream)
 {
 	ENTER;

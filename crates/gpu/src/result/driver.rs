@@ -378,6 +378,36 @@ pub unsafe fn copy_from_host(
         .map_err(|error| error.of(format_args!("{bytes} bytes to {to:#x}")))
 }
 
+/// Copies two rows of `width` bytes that lie `pitch` bytes apart on either side, from the host's memory.
+pub unsafe fn copy_rows_from_host(
+    to: CUdeviceptr,
+    from: *const c_void,
+    width: usize,
+    pitch: usize,
+    stream: CUstream,
+) -> Result<()> {
+    let copy = sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+        srcHost: from,
+        srcDevice: 0,
+        srcArray: null_mut(),
+        srcPitch: pitch,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+        dstHost: null_mut(),
+        dstDevice: to,
+        dstArray: null_mut(),
+        dstPitch: pitch,
+        WidthInBytes: width,
+        Height: 2,
+    };
+    call!(cuMemcpy2DAsync_v2(&copy, stream))
+        .map_err(|error| error.of(format_args!("rows of {width} bytes to {to:#x}")))
+}
+
 /// Between two places in device memory.
 pub unsafe fn copy_on_device(
     to: CUdeviceptr,

@@ -121,6 +121,18 @@ impl Stream {
         }
     }
 
+    /// As [`Self::copy_from_host`], two rows of `width` bytes that lie `pitch` bytes apart on either side. Such a copy goes by a copy
+    /// engine whatever its length. One below 64 KiB that is in one piece waits until no other process's kernel has the GPU (H200).
+    ///
+    /// # Safety
+    /// As [`Self::copy`].
+    pub unsafe fn copy_rows_from_host(&self, to: u64, from: u64, width: usize, pitch: usize) -> Result<()> {
+        self.context.enter()?;
+        let from = std::ptr::with_exposed_provenance(from as usize);
+        // SAFETY: the stream lives, and its context is current; the ranges are the caller's.
+        unsafe { driver::copy_rows_from_host(to, from, width, pitch, self.handle) }
+    }
+
     /// As [`Self::copy`], between memory of GPUs. Error also: one of them is none (any more).
     ///
     /// # Safety

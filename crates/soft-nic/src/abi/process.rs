@@ -360,6 +360,7 @@ fn wire_counters(nic: &mut Nic<Host>) -> impl Iterator<Item = (&'static str, u64
         ("wire_cnps", wire.cnps),
         ("wire_lost", wire.lost),
         ("wire_overtaken", wire.overtaken),
+        ("wire_untaken", wire.untaken),
         ("wire_handed_on", port.handed_on),
         ("wire_undeliverable", port.undeliverable),
         ("wire_refused", port.refused),

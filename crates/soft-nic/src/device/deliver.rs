@@ -48,7 +48,7 @@ impl<M: Memory> Core<M> {
                 }
             }
         }
-        Disposition::Consumed
+        if self.memory.has_lagged() { Disposition::ConsumedLate } else { Disposition::Consumed }
     }
 
     fn request(&mut self, request: &Request, inbound: &mut Inbound<'_>) {

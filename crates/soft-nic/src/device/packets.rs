@@ -100,6 +100,9 @@ impl<M: Memory> Core<M> {
             }
             let to = Some(route.to);
             self.count_packet(qp.port, to, &taken, &outgoing.packet, length, outgoing.retransmission);
+            if self.memory.has_lagged() {
+                break;
+            }
         }
         sent
     }
@@ -219,6 +222,9 @@ impl<M: Memory> Core<M> {
                     Err(Unsent::Fault(_)) => Outcome::LocalFault,
                     bytes => {
                         self.count_packet(qp.port, to, &bytes, &outgoing.packet, length, false);
+                        if self.memory.has_lagged() {
+                            return (sent, true);
+                        }
                         continue;
                     }
                 }

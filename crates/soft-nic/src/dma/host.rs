@@ -335,6 +335,11 @@ impl Memory for Host {
         system::prefetch(addr);
     }
 
+    #[inline]
+    fn has_lagged(&self) -> bool {
+        gpu::exist() && gpu::has_lagged()
+    }
+
     fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault> {
         system::populate(addr, len, write)
     }

@@ -130,6 +130,10 @@ pub trait Memory: Send {
     fn fetch_add64(&self, addr: u64, add: u64) -> Result<u64, Fault>;
     /// Asks the processor for the line at `addr`, which will be read soon. A hint: any address will do, nothing is read.
     fn prefetch(&self, _addr: u64) {}
+    /// Whether a copy since the last call took so long that acknowledgements are due before the next one: as a GPU's may.
+    fn has_lagged(&self) -> bool {
+        false
+    }
     /// Whether the whole range is mapped and (if `write`) writable now; asked when a region is registered.
     fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault>;
 }

@@ -47,6 +47,8 @@ pub enum Message {
 pub enum Disposition {
     /// Done with it.
     Consumed,
+    /// Done with it, and no other is to follow in this round: it took long, and its acknowledgement is due.
+    ConsumedLate,
     /// Cannot take it now: it stays first in its ring, and so does all behind it. Never for replies.
     NotNow,
 }

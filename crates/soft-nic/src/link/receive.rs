@@ -91,7 +91,7 @@ impl Link {
             |Arrived { from, at, packet, payload }| {
                 if packet.dst_qpn == roce::wire::mad::QP1 {
                     mads.take_packet(from, at, &packet, payload);
-                    return;
+                    return true;
                 }
                 let message = Message::Packet { packet, from, at };
                 let datagram = packet.service == roce::ServiceType::Ud;
@@ -105,7 +105,7 @@ impl Link {
                     counters: &mut *counters,
                     to_stage: false,
                     given_up: false,
-                });
+                }) != Disposition::ConsumedLate
             },
         )
     }
@@ -196,7 +196,8 @@ impl Link {
             };
             let disposition = handler(&mut inbound);
             let (to_stage, given_up) = (inbound.to_stage, inbound.given_up);
-            self.copies_left = self.copies_left.saturating_sub(len.into());
+            let late = disposition == Disposition::ConsumedLate;
+            self.copies_left = if late { 0 } else { self.copies_left.saturating_sub(len.into()) };
             if to_stage {
                 consumer.set_state(ChannelState::Staged);
             }

@@ -10,7 +10,7 @@ mod commands;
 mod mutants;
 pub mod rng;
 mod traffic;
-mod walled;
+pub mod walled;
 
 use std::collections::BTreeMap;
 

@@ -11,6 +11,7 @@ mod duplex;
 mod errors;
 mod faults;
 mod hostile;
+mod lagging;
 mod limits;
 mod operations;
 mod order;

@@ -20,7 +20,7 @@ mod ranges;
 mod worker;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -256,6 +256,16 @@ pub fn counters() -> Vec<(&'static str, u64)> {
     if all.iter().any(|(_, count)| *count != 0) || exist() { all.to_vec() } else { Vec::new() }
 }
 
+/// A copy that takes longer has waited for another process's kernels, which have the GPU for some 2 ms at a time (H200).
+const LAG: Duration = Duration::from_micros(500);
+
+static LAGGED: AtomicBool = AtomicBool::new(false);
+
+/// Whether a copy took longer than [`LAG`] since the last call.
+pub fn has_lagged() -> bool {
+    LAGGED.load(Ordering::Relaxed) && LAGGED.swap(false, Ordering::Relaxed)
+}
+
 fn count(counter: &AtomicU64, by: u64) {
     if by > 0 {
         counter.fetch_add(by, Ordering::Relaxed);
@@ -370,6 +380,7 @@ impl Front {
                 return Err(Fault { addr });
             }
         }
+        let since = Instant::now();
         let reset = self.check_context(to);
         let copied = match (target, source) {
             _ if reset.is_err() => reset,
@@ -378,6 +389,7 @@ impl Front {
             (None, Some(source)) => self.outward(host, to, from, source, len, last),
             (None, None) => Err(Fault { addr: to }),
         };
+        LAGGED.fetch_or(since.elapsed() > LAG, Ordering::Relaxed);
         copied.inspect_err(|_| count(&COUNTS.faults, 1))
     }
 
@@ -586,6 +598,8 @@ impl Front {
             Ok(Some(instance)) => instance,
             Ok(None) => {
                 count(&COUNTS.mover_late, 1);
+                // The next launch would be as late.
+                count(&COUNTS.mover_slow, self.pace.note_launch(since, Instant::now()).into());
                 return Ok(false);
             }
             Err(error) => {

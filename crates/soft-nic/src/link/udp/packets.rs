@@ -4,6 +4,7 @@
 //! Type of service, flow label and hop limit are the kernel's defaults, and not known of what arrives: the ICRC does not cover
 //! them. Over IPv4 a socket does not say the identification either, see [`icrc::check_any_identification`].
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::RawFd;
@@ -18,6 +19,9 @@ use super::weather::{Sky, Weather};
 use crate::dma::{Fault, system};
 use crate::link::capture::{Capture, WirePacket};
 use crate::link::delay;
+
+/// Packets that may wait until [`Wire::poll`] takes them, so many as the socket's buffer holds short ones.
+const MOST_KEPT: usize = 4096;
 
 /// Bytes that may wait for the kernel at one port: what is sent later anyhow is better not made yet.
 const WAITING_BYTES: usize = 256 * 1024;
@@ -54,6 +58,8 @@ pub struct WireCounters {
     pub lost: u64,
     /// Of those received: overtaken on demand.
     pub overtaken: u64,
+    /// Of those received: lost, because too many wait for a copy that takes long.
+    pub untaken: u64,
     /// The kernel would not say what has come.
     pub socket_errors: u64,
 }
@@ -69,6 +75,27 @@ pub struct Arrived<'a> {
     pub packet: Packet,
     /// What it carries.
     pub payload: &'a [u8],
+}
+
+/// A packet that came, with its bytes: it is taken later.
+#[derive(Debug)]
+pub(super) struct Kept {
+    from: IpAddr,
+    at: IpAddr,
+    packet: Packet,
+    payload: Vec<u8>,
+}
+
+impl Kept {
+    pub(super) fn arrived(&self) -> Arrived<'_> {
+        Arrived { from: self.from, at: self.at, packet: self.packet, payload: &self.payload }
+    }
+}
+
+impl From<Arrived<'_>> for Kept {
+    fn from(Arrived { from, at, packet, payload }: Arrived<'_>) -> Kept {
+        Kept { from, at, packet, payload: payload.to_vec() }
+    }
 }
 
 /// Why a packet did not leave.
@@ -113,6 +140,8 @@ pub struct Wire {
     ports: Vec<SharedPort>,
     counters: WireCounters,
     sky: Sky,
+    /// Packets that are taken in the next round.
+    kept: VecDeque<Kept>,
     /// Who looks on.
     capture: Option<Capture>,
     /// What is written waits for its time.
@@ -144,7 +173,7 @@ impl Wire {
         let own = addresses.first().map_or(0, |address| number_of(*address));
         let weather = Weather { seed: weather.seed ^ own, ..weather };
         let (counters, sky) = (WireCounters::default(), Sky::new(weather));
-        Ok(Wire { ports, counters, sky, capture: None, holds: false })
+        Ok(Wire { ports, counters, sky, kept: VecDeque::new(), capture: None, holds: false })
     }
 
     /// Every packet from now on is shown to `capture` too: what leaves, and what comes for this process, whole or not. Error:
@@ -305,16 +334,26 @@ impl Wire {
         self.ports.iter_mut().find_map(|port| Some((port.address(), port.take_refusal()?)))
     }
 
-    /// Hands what has come for this process to `deliver`, and what has come for others on; `ports` gives the port of a slot's
-    /// process at an address. Returns how many datagrams were looked at; bounded.
+    /// Hands what has come for this process to `deliver` until that returns false, and keeps the rest for the next call. What has come
+    /// for other processes is handed on in any case: `ports` gives the port of a slot's process at an address. Returns how many
+    /// datagrams were looked at; bounded.
     pub fn poll(
         &mut self,
         now: Now,
         ports: impl Fn(u8, IpAddr) -> Option<u16>,
-        mut deliver: impl FnMut(Arrived<'_>),
+        mut deliver: impl FnMut(Arrived<'_>) -> bool,
     ) -> usize {
-        let Wire { counters, sky, capture, .. } = self;
-        let mut looked = 0;
+        let Wire { counters, sky, capture, kept, .. } = self;
+        let (mut looked, mut goes_on, mut untaken) = (0, true, 0);
+        while goes_on && let Some(packet) = kept.pop_front() {
+            looked += 1;
+            goes_on = deliver(packet.arrived());
+        }
+        let mut deliver = |arrived: Arrived<'_>| match goes_on {
+            true => goes_on = deliver(arrived),
+            false if kept.len() < MOST_KEPT => kept.push_back(arrived.into()),
+            false => untaken += 1,
+        };
         for port in &mut self.ports {
             let at = port.address();
             let got = port.poll(
@@ -351,6 +390,7 @@ impl Wire {
         if looked == 0 {
             sky.settle(&mut deliver);
         }
+        counters.untaken += untaken;
         looked
     }
 }

@@ -1,10 +1,7 @@
 //! Losses and overtaking on demand, by seed: what a bad network does to packets that have come, before anybody sees them.
 
-use std::net::IpAddr;
-
-use roce::Packet;
-
 use super::Arrived;
+use super::packets::Kept;
 use crate::link::random::chance;
 
 /// How bad it is.
@@ -21,17 +18,6 @@ pub struct Weather {
 /// Packets that go before one that is overtaken, at most; fewer when no more come.
 pub const OVERTAKERS: u32 = 3;
 
-/// A packet that is overtaken now.
-#[derive(Debug)]
-struct Held {
-    from: IpAddr,
-    at: IpAddr,
-    packet: Packet,
-    payload: Vec<u8>,
-    /// Packets that may still go before it.
-    left: u32,
-}
-
 /// What happens to one packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
@@ -45,7 +31,8 @@ enum Fate {
 pub(super) struct Sky {
     weather: Weather,
     random: u64,
-    held: Option<Held>,
+    /// A packet that is overtaken now, and how many may still go before it.
+    held: Option<(Kept, u32)>,
     /// Packets lost so far.
     pub lost: u64,
     /// Packets overtaken so far.
@@ -67,24 +54,23 @@ impl Sky {
             }
             Fate::Lost => self.lost += 1,
             Fate::Overtaken => {
-                let Arrived { from, at, packet, payload } = arrived;
                 self.overtaken += 1;
-                self.held = Some(Held { from, at, packet, payload: payload.to_vec(), left: OVERTAKERS });
+                self.held = Some((arrived.into(), OVERTAKERS));
             }
         }
     }
 
     /// Nothing more has come: nothing more overtakes.
     pub(super) fn settle(&mut self, deliver: &mut impl FnMut(Arrived<'_>)) {
-        if let Some(Held { from, at, packet, payload, .. }) = self.held.take() {
-            deliver(Arrived { from, at, packet, payload: &payload });
+        if let Some((packet, _)) = self.held.take() {
+            deliver(packet.arrived());
         }
     }
 
     fn overtake(&mut self, deliver: &mut impl FnMut(Arrived<'_>)) {
-        let Some(held) = &mut self.held else { return };
-        held.left = held.left.saturating_sub(1);
-        if held.left == 0 {
+        let Some((_, left)) = &mut self.held else { return };
+        *left = left.saturating_sub(1);
+        if *left == 0 {
             self.settle(deliver);
         }
     }
@@ -100,7 +86,10 @@ impl Sky {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
+    use roce::Packet;
     use roce::packet::{Content, Deth, Trailer};
     use roce::{Fragment, Position, Psn, ServiceType};
 

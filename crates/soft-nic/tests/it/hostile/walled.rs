@@ -46,6 +46,8 @@ impl Walls {
 pub struct Walled {
     pub host: Host,
     pub walls: Walls,
+    /// Each copy counts as one that took long.
+    pub lags: bool,
 }
 
 impl Memory for Walled {
@@ -76,6 +78,9 @@ impl Memory for Walled {
     fn fetch_add64(&self, addr: u64, add: u64) -> Result<u64, Fault> {
         self.walls.check(addr, 8);
         self.host.fetch_add64(addr, add)
+    }
+    fn has_lagged(&self) -> bool {
+        self.lags
     }
     fn probe(&self, addr: u64, len: u64, write: bool) -> Result<(), Fault> {
         self.host.probe(addr, len, write)

@@ -36,7 +36,15 @@ fn send(length: u32) -> Packet {
 fn take(wire: &mut Wire, count: usize) -> Vec<(IpAddr, IpAddr, Packet, Vec<u8>)> {
     let (mut got, begun) = (Vec::new(), Instant::now());
     while got.len() < count && begun.elapsed() < Duration::from_secs(5) {
-        wire.poll(Now(0), |_, _| None, |a| got.push((a.from, a.at, a.packet, a.payload.to_vec())));
+        wire.poll(
+            Now(0),
+            |_, _| None,
+            |a| {
+                got.push((a.from, a.at, a.packet, a.payload.to_vec()));
+                // Every third is the last of its round.
+                !got.len().is_multiple_of(3)
+            },
+        );
     }
     got
 }
@@ -94,6 +102,44 @@ fn come_as_they_were_sent(ours: IpAddr, theirs: IpAddr) {
 }
 
 #[test]
+fn an_owner_that_takes_one_packet_a_round_hands_on_what_comes_behind_it() {
+    let (ours, shared) = (place(6), place(7));
+    let open = |slot, address| Wire::open((slot, 9), &[address], Weather::default()).unwrap();
+    let (mut sender, mut owner, mut other) = (open(1, ours), open(2, shared), open(3, shared));
+    let mut own = Vec::new();
+    for psn in 0..5 {
+        own.push(Packet { psn: Psn::new(psn), ..send(64) });
+    }
+    let theirs = Packet { dst_qpn: Link::first_qpn(3) | 0x40, ..send(64) };
+    for packet in own.iter().chain([&theirs]) {
+        sender.send(ours, shared, packet, Icrc::Right, |_| Ok(())).unwrap();
+    }
+    sender.flush();
+    let port = other.own_ports().next().unwrap().1;
+    let (mut taken, begun) = (Vec::new(), Instant::now());
+    let mut round = |owner: &mut Wire| {
+        let before = taken.len();
+        owner.poll(
+            Now(0),
+            |_, _| Some(port),
+            |arrived| {
+                taken.push(arrived.packet);
+                false
+            },
+        );
+        assert!(taken.len() <= before + 1, "one a round");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", owner.port_counters());
+        taken.len()
+    };
+    while owner.port_counters().handed_on == 0 {
+        assert!(round(&mut owner) < own.len(), "what is for another process waits for all of them");
+    }
+    assert_eq!(take(&mut other, 1)[0].2, theirs);
+    while round(&mut owner) < own.len() {}
+    assert_eq!(taken, own);
+}
+
+#[test]
 fn packets_come_as_they_were_sent() {
     let IpAddr::V4(ours) = place(0) else { unreachable!() };
     come_as_they_were_sent(ours.into(), place(1));
@@ -130,7 +176,7 @@ fn what_is_no_packet_is_dropped_and_counted_by_its_kind() {
         count(&mut expected);
         let begun = Instant::now();
         while there.counters() != expected && begun.elapsed() < Duration::from_secs(5) {
-            there.poll(Now(0), |_, _| None, |_| ());
+            there.poll(Now(0), |_, _| None, |_| true);
         }
         assert_eq!(there.counters(), expected, "{name}");
     };
