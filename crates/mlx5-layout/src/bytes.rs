@@ -35,3 +35,34 @@ pub(crate) fn be64(bytes: &[u8], at: usize) -> u64 {
 pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: [u8; N]) {
     *bytes[at..].first_chunk_mut().expect("checked by the caller") = value;
 }
+
+/// Declares a structure of big-endian numbers with the offset of each, and how it is read and written.
+macro_rules! segment {
+    ($(#[$doc:meta])* $name:ident($what:literal, $bytes:literal) {
+        $($(#[$field_doc:meta])* $field:ident: $number:ty = $at:literal,)*
+    }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        pub struct $name { $($(#[$field_doc])* pub $field: $number,)* }
+
+        impl $name {
+            /// Size on the ring.
+            pub const BYTES: usize = $bytes;
+
+            /// Reads so many bytes; reserved ones are not looked at.
+            #[inline]
+            pub fn parse(bytes: &[u8]) -> Result<Self, $crate::LayoutError> {
+                $crate::bytes::check($what, bytes, Self::BYTES)?;
+                Ok(Self { $($field: <$number>::from_be_bytes($crate::bytes::array(bytes, $at)),)* })
+            }
+
+            /// The bytes; reserved ones are 0.
+            pub fn emit(&self) -> [u8; Self::BYTES] {
+                let mut out = [0; Self::BYTES];
+                $($crate::bytes::put(&mut out, $at, self.$field.to_be_bytes());)*
+                out
+            }
+        }
+    };
+}
+pub(crate) use segment;

@@ -4,7 +4,7 @@
 //! `mlx5_parse_cqe`, `get_sw_cqe`, `mlx5_copy_to_recv_wqe` of `cq.c` and `qp.c`. Left out: compressed CQEs, striding
 //! receive queues, tag matching, checksum and VLAN fields.
 
-use crate::bytes::{array, be16, be32, be64, check, put};
+use crate::bytes::{array, be16, be32, be64, put};
 use crate::{CqeOpcode, CqeSyndrome, LayoutError};
 
 /// Size of a CQE.
@@ -101,6 +101,16 @@ impl OpOwn {
     }
 }
 
+/// Where in a slot of that size the CQE begins.
+fn cqe_at(slot: usize) -> Result<usize, LayoutError> {
+    match slot {
+        CQE_BYTES => Ok(0),
+        LARGE_SLOT_BYTES => Ok(LARGE_SLOT_BYTES - CQE_BYTES),
+        have if have < CQE_BYTES => Err(LayoutError::TooShort { what: "a CQE", need: CQE_BYTES, have }),
+        have => Err(LayoutError::TooShort { what: "a 128-byte CQE slot", need: LARGE_SLOT_BYTES, have }),
+    }
+}
+
 /// A CQE read in place. Read byte [`OP_OWN`] first and the rest after an acquire; then copy, then look.
 #[derive(Debug, Clone, Copy)]
 pub struct Cqe<B> {
@@ -111,18 +121,7 @@ pub struct Cqe<B> {
 impl<B: AsRef<[u8]>> Cqe<B> {
     /// Takes a slot: a 64-byte CQE, or 128 bytes whose second half is one.
     pub fn in_slot(slot: B) -> Result<Self, LayoutError> {
-        check("a CQE", slot.as_ref(), CQE_BYTES)?;
-        let at = match slot.as_ref().len() {
-            LARGE_SLOT_BYTES => LARGE_SLOT_BYTES - CQE_BYTES,
-            CQE_BYTES => 0,
-            have => {
-                return Err(LayoutError::TooShort {
-                    what: "a 128-byte CQE slot",
-                    need: LARGE_SLOT_BYTES,
-                    have,
-                });
-            }
-        };
+        let at = cqe_at(slot.as_ref().len())?;
         Ok(Self { slot, at })
     }
 
@@ -351,20 +350,7 @@ impl CqeFields {
     /// payload's length. Error: another slot size, or a payload that has no room.
     pub fn emit_slot(&self, payload: Option<&[u8]>, slot: &mut [u8]) -> Result<(), LayoutError> {
         let size = slot.len();
-        let at = match size {
-            LARGE_SLOT_BYTES => LARGE_SLOT_BYTES - CQE_BYTES,
-            CQE_BYTES => 0,
-            have if have < CQE_BYTES => {
-                return Err(LayoutError::TooShort { what: "a CQE", need: CQE_BYTES, have });
-            }
-            have => {
-                return Err(LayoutError::TooShort {
-                    what: "a 128-byte CQE slot",
-                    need: LARGE_SLOT_BYTES,
-                    have,
-                });
-            }
-        };
+        let at = cqe_at(size)?;
         put(slot, at, self.emit());
         let Some(payload) = payload else { return Ok(()) };
         let (start, format) = match payload.len() {

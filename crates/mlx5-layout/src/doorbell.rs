@@ -4,23 +4,11 @@
 //! follow `post_send_db` (`qp.c`), `mlx5_arm_cq` (`cq.c`), `MLX5_BF_OFFSET` (`mlx5.h`) and `MLX5_CQ_DOORBELL`
 //! (`mlx5dv.h`). Left out: the record-less doorbell at 0x600 of newer cards.
 
-use crate::LayoutError;
-use crate::bytes::{be32, check, put};
+use crate::bytes::put;
 use crate::send_wqe::{MAX_DS, blocks};
 
-/// Size of a UAR page.
-pub const UAR_BYTES: usize = 4096;
 /// Offset of the CQ arm register in a UAR page.
 pub const CQ_ARM_OFFSET: usize = 0x20;
-/// Offset of the first BlueFlame register.
-pub const BLUEFLAME_OFFSET: usize = 0x800;
-/// BlueFlame registers of a page, by offset; more offsets are reserved.
-pub const BLUEFLAME_REGISTERS: [usize; 2] = [0x800, 0xa00];
-/// Size of a BlueFlame register: two halves that libmlx5 writes in turn.
-pub const BLUEFLAME_BYTES: usize = 0x200;
-/// Size of a half: the largest WQE that goes through the register whole.
-pub const BLUEFLAME_HALF_BYTES: usize = 0x100;
-
 /// Size of a doorbell record, of QPs and of CQs: two words.
 pub const RECORD_BYTES: usize = 8;
 /// Word of a QP's record that counts posted receives.
@@ -78,19 +66,6 @@ impl Doorbell {
     /// Size of the store.
     pub const BYTES: usize = 8;
 
-    /// The convention of libmlx5: the first 8 bytes of the last WQE.
-    pub fn of_last_wqe(wqe: &[u8]) -> Result<Self, LayoutError> {
-        check("a doorbell", wqe, Self::BYTES)?;
-        let (first, second) = (be32(wqe, 0), be32(wqe, 4));
-        Ok(Self {
-            opmod: (first >> 24) as u8,
-            index: (first >> 8) as u16,
-            opcode: first as u8,
-            qpn: second >> 8,
-            ds: second as u8,
-        })
-    }
-
     /// The convention of gpunetio and NVSHMEM: only the next index and the QPN.
     pub const fn of_next_index(next_index: u16, qpn: u32) -> Self {
         Self { opmod: 0, index: next_index, opcode: 0, qpn, ds: 0 }
@@ -105,7 +80,7 @@ impl Doorbell {
         out
     }
 
-    /// Reads what was stored, in either convention. Same as [`Self::of_last_wqe`] for an array, but cannot fail.
+    /// Reads what was stored, in either convention.
     pub fn parse(stored: [u8; Self::BYTES]) -> Self {
         let both = u64::from_be_bytes(stored);
         Self {
@@ -171,12 +146,6 @@ impl Arm {
         put(&mut out, 4, cqn.to_be_bytes());
         out
     }
-
-    /// Reads what was stored in the register: the request and the CQN.
-    pub fn of_register(stored: [u8; Self::REGISTER_BYTES]) -> (Self, u32) {
-        let both = u64::from_be_bytes(stored);
-        (Self::of_word(((both >> 32) as u32).to_be_bytes()), both as u32 & 0xff_ffff)
-    }
 }
 
 #[cfg(test)]
@@ -215,25 +184,14 @@ mod tests {
     }
 
     #[test]
-    fn a_doorbell_is_the_start_of_the_last_wqe() {
-        let mut wqe = [0x55; 16];
-        wqe[..8].copy_from_slice(&LAST_WQE);
-        assert_eq!(Doorbell::of_last_wqe(&wqe).unwrap(), Doorbell::parse(LAST_WQE));
+    fn a_doorbell_may_name_the_next_index_alone() {
         assert_eq!(Doorbell::of_next_index(0x1234, 0xa7).emit(), NEXT_INDEX);
     }
 
     #[test]
-    fn one_byte_short_is_an_error() {
-        assert_eq!(
-            Doorbell::of_last_wqe(&LAST_WQE[..7]).unwrap_err(),
-            LayoutError::TooShort { what: "a doorbell", need: 8, have: 7 }
-        );
-    }
-
-    #[test]
     fn arm_requests_read_back() {
-        let (arm, cqn) = Arm::of_register(ARM_SOLICITED);
-        assert_eq!((arm, cqn), (Arm { sequence: 0, what: ArmFor::Solicited, consumer_index: 0 }, 0x401));
+        let arm = Arm { sequence: 0, what: ArmFor::Solicited, consumer_index: 0 };
+        assert_eq!(Arm::of_word(*ARM_SOLICITED.first_chunk().unwrap()), arm);
         assert_eq!(arm.register(0x401), ARM_SOLICITED);
         let later = Arm { sequence: 6, what: ArmFor::Any, consumer_index: 0x100_0007 };
         assert_eq!(later.word(), [0x20, 0, 0, 7]);

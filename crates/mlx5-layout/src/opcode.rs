@@ -130,18 +130,6 @@ impl CqeOpcode {
     pub const fn is_error(self) -> bool {
         matches!(self, Self::RequesterError | Self::ResponderError)
     }
-
-    /// Whether the CQE reports a receive WQE.
-    pub const fn is_responder(self) -> bool {
-        matches!(
-            self,
-            Self::ResponderWriteImm
-                | Self::ResponderSend
-                | Self::ResponderSendImm
-                | Self::ResponderSendInvalidate
-                | Self::ResponderError
-        )
-    }
 }
 
 codes! {

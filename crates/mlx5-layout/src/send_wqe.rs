@@ -5,14 +5,12 @@
 //! that is already in one piece. UMR is in [`crate::umr`]. Left out: segments of raw-packet, DC and XRC queues, 4-byte masked
 //! atomics.
 
-use crate::bytes::{array, be16, be32, be64, check, put};
+use crate::bytes::{array, be16, be32, check, put, segment};
 use crate::umr::Umr;
 use crate::{LayoutError, SendOpcode};
 
 /// The producer index counts these (`MLX5_SEND_WQE_BB`).
 pub const BLOCK_BYTES: usize = 64;
-/// log2 of [`BLOCK_BYTES`] (`MLX5_SEND_WQE_SHIFT`).
-pub const BLOCK_SHIFT: u32 = 6;
 /// Segments are multiples of this, and `ds` counts it.
 pub const UNIT_BYTES: usize = 16;
 /// Largest value of the 6-bit `ds` field.
@@ -188,92 +186,35 @@ impl Control {
     }
 }
 
-/// Remote-address segment of WRITE, READ and atomics.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct RemoteAddress {
-    /// Virtual address at the peer.
-    pub va: u64,
-    /// Key of the peer's region.
-    pub rkey: u32,
-}
-
-impl RemoteAddress {
-    /// Size on the ring.
-    pub const BYTES: usize = 16;
-
-    /// Reads 16 bytes; the reserved word is not looked at.
-    #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
-        check("a remote-address segment", bytes, Self::BYTES)?;
-        Ok(Self { va: be64(bytes, 0), rkey: be32(bytes, 8) })
-    }
-
-    /// The 16 bytes.
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        let mut out = [0; Self::BYTES];
-        put(&mut out, 0, self.va.to_be_bytes());
-        put(&mut out, 8, self.rkey.to_be_bytes());
-        out
+segment! {
+    /// Remote-address segment of WRITE, READ and atomics.
+    RemoteAddress("a remote-address segment", 16) {
+        /// Virtual address at the peer.
+        va: u64 = 0,
+        /// Key of the peer's region.
+        rkey: u32 = 8,
     }
 }
 
-/// Atomic segment. Operands are numbers: the target memory is in the host's byte order.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Atomic {
-    /// Value to swap in, or to add.
-    pub swap_add: u64,
-    /// Value to compare with (compare-and-swap only).
-    pub compare: u64,
-}
-
-impl Atomic {
-    /// Size on the ring.
-    pub const BYTES: usize = 16;
-
-    /// Reads 16 bytes.
-    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
-        check("an atomic segment", bytes, Self::BYTES)?;
-        Ok(Self { swap_add: be64(bytes, 0), compare: be64(bytes, 8) })
-    }
-
-    /// The 16 bytes.
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        let mut out = [0; Self::BYTES];
-        put(&mut out, 0, self.swap_add.to_be_bytes());
-        put(&mut out, 8, self.compare.to_be_bytes());
-        out
+segment! {
+    /// Atomic segment. Operands are numbers: the target memory is in the host's byte order.
+    Atomic("an atomic segment", 16) {
+        /// Value to swap in, or to add.
+        swap_add: u64 = 0,
+        /// Value to compare with (compare-and-swap only).
+        compare: u64 = 8,
     }
 }
 
-/// Data pointer: a piece of local memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct DataPointer {
-    /// Length in bytes, 31 bits. libmlx5 never writes 0 in a send WQE: the device takes it as 2^31.
-    pub byte_count: u32,
-    /// Key of the local region.
-    pub lkey: u32,
-    /// Virtual address.
-    pub va: u64,
-}
-
-impl DataPointer {
-    /// Size on the ring.
-    pub const BYTES: usize = 16;
-
-    /// Reads 16 bytes.
-    #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
-        check("a data segment", bytes, Self::BYTES)?;
-        Ok(Self { byte_count: be32(bytes, 0), lkey: be32(bytes, 4), va: be64(bytes, 8) })
-    }
-
-    /// The 16 bytes.
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        let mut out = [0; Self::BYTES];
-        put(&mut out, 0, self.byte_count.to_be_bytes());
-        put(&mut out, 4, self.lkey.to_be_bytes());
-        put(&mut out, 8, self.va.to_be_bytes());
-        out
+segment! {
+    /// Data pointer: a piece of local memory.
+    DataPointer("a data segment", 16) {
+        /// Length in bytes, 31 bits. libmlx5 never writes 0 in a send WQE: the device takes it as 2^31.
+        byte_count: u32 = 0,
+        /// Key of the local region.
+        lkey: u32 = 4,
+        /// Virtual address.
+        va: u64 = 8,
     }
 }
 

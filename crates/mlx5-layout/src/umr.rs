@@ -6,7 +6,7 @@
 //! behind a pointer, strides, signatures, `mlx5dv` keys.
 
 use crate::LayoutError;
-use crate::bytes::{be16, be32, be64, check, put};
+use crate::bytes::{be32, be64, check, put, segment};
 
 /// Bits of [`UmrControl::flags`] (`MLX5_WQE_UMR_CTRL_FLAG_*`).
 pub mod flag {
@@ -62,42 +62,17 @@ const FREE: u8 = 1 << 6;
 /// The queue of a key that belongs to all queues of its protection domain.
 pub const ANY_QPN: u32 = 0xff_ffff;
 
-/// What is done to the key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct UmrControl {
-    /// Bits of [`flag`].
-    pub flags: u8,
-    /// Length of the list of pieces in units of 16 bytes, a multiple of four: 4 for one piece.
-    pub octowords: u16,
-    /// First piece that changes, in the same units.
-    pub translation_offset: u16,
-    /// Bits of [`change`].
-    pub mask: u64,
-}
-
-impl UmrControl {
-    /// Size on the ring.
-    pub const BYTES: usize = 48;
-
-    /// Reads 48 bytes; reserved ones are not looked at.
-    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
-        check("a UMR control segment", bytes, Self::BYTES)?;
-        Ok(Self {
-            flags: bytes[0],
-            octowords: be16(bytes, 4),
-            translation_offset: be16(bytes, 6),
-            mask: be64(bytes, 8),
-        })
-    }
-
-    /// The 48 bytes.
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        let mut out = [0; Self::BYTES];
-        out[0] = self.flags;
-        put(&mut out, 4, self.octowords.to_be_bytes());
-        put(&mut out, 6, self.translation_offset.to_be_bytes());
-        put(&mut out, 8, self.mask.to_be_bytes());
-        out
+segment! {
+    /// What is done to the key.
+    UmrControl("a UMR control segment", 48) {
+        /// Bits of [`flag`].
+        flags: u8 = 0,
+        /// Length of the list of pieces in units of 16 bytes, a multiple of four: 4 for one piece.
+        octowords: u16 = 4,
+        /// First piece that changes, in the same units.
+        translation_offset: u16 = 6,
+        /// Bits of [`change`].
+        mask: u64 = 8,
     }
 }
 
@@ -152,37 +127,21 @@ impl KeyContext {
     }
 }
 
-/// A piece of memory behind a key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Klm {
-    /// Length in bytes, at most 2 GiB.
-    pub byte_count: u32,
-    /// Key of the region that it is in.
-    pub mkey: u32,
-    /// First byte, as that region's key names it.
-    pub address: u64,
+segment! {
+    /// A piece of memory behind a key, padded to a block's four units.
+    Klm("a piece of memory", 64) {
+        /// Length in bytes, at most 2 GiB.
+        byte_count: u32 = 0,
+        /// Key of the region that it is in.
+        mkey: u32 = 4,
+        /// First byte, as that region's key names it.
+        address: u64 = 8,
+    }
 }
 
 impl Klm {
-    /// Size on the ring, padded to a block's four units.
-    pub const BYTES: usize = 64;
-    /// The same as [`UmrControl::octowords`] says it.
+    /// [`Klm::BYTES`] as [`UmrControl::octowords`] says it.
     pub const OCTOWORDS: u16 = 4;
-
-    /// Reads 16 bytes of the 64.
-    pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
-        check("a piece of memory", bytes, Self::BYTES)?;
-        Ok(Self { byte_count: be32(bytes, 0), mkey: be32(bytes, 4), address: be64(bytes, 8) })
-    }
-
-    /// The 64 bytes.
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        let mut out = [0; Self::BYTES];
-        put(&mut out, 0, self.byte_count.to_be_bytes());
-        put(&mut out, 4, self.mkey.to_be_bytes());
-        put(&mut out, 8, self.address.to_be_bytes());
-        out
-    }
 }
 
 /// Everything of a UMR WQE behind its control segment.

@@ -4,8 +4,7 @@ use mlx5_layout::cqe::{Cqe, CqeError, ScatterFormat};
 use mlx5_layout::doorbell::{ARM_WORD, Arm, ArmFor, CONSUMER_WORD, CQ_ARM_OFFSET, RECEIVE_WORD, SEND_WORD};
 use mlx5_layout::recv_wqe::INVALID_LKEY;
 use mlx5_layout::send_wqe::{
-    AddressVector, Atomic, BLOCK_BYTES, BLOCK_SHIFT, Control, DataPointer, INLINE_FLAG, RemoteAddress,
-    SendWqeBuilder,
+    AddressVector, Atomic, BLOCK_BYTES, Control, DataPointer, INLINE_FLAG, RemoteAddress, SendWqeBuilder,
 };
 use mlx5_layout::{CqeFields, CqeOpcode, CqeSyndrome, SendOpcode};
 
@@ -137,7 +136,7 @@ fn numbers_are_the_headers() {
     let solicited = Arm { sequence: 0, what: ArmFor::Solicited, consumer_index: 0 };
     let ours = [
         BLOCK_BYTES as u64,
-        BLOCK_SHIFT.into(),
+        BLOCK_BYTES.ilog2().into(),
         INVALID_LKEY.into(),
         INLINE_FLAG.into(),
         CQ_ARM_OFFSET as u64,
