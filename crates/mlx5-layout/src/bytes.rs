@@ -66,3 +66,18 @@ macro_rules! segment {
     };
 }
 pub(crate) use segment;
+
+#[cfg(test)]
+mod tests {
+    use crate::send_wqe::RemoteAddress;
+
+    #[test]
+    fn reserved_bytes_of_a_segment_are_written_as_zeroes_and_not_looked_at() {
+        let segment = RemoteAddress { va: 0x0102, rkey: 0x0304 };
+        let mut bytes = segment.emit();
+        assert_eq!(bytes, [0, 0, 0, 0, 0, 0, 1, 2, 0, 0, 3, 4, 0, 0, 0, 0]);
+        bytes[12..].fill(0xff);
+        assert_eq!(RemoteAddress::parse(&bytes), Ok(segment));
+        assert!(RemoteAddress::parse(&bytes[..15]).is_err());
+    }
+}

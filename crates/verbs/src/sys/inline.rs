@@ -35,94 +35,63 @@ pub const QPF_GRH_REQUIRED: u8 = 1;
 /// `IBV_LINK_LAYER_ETHERNET`, likewise: value of `ibv_port_attr.link_layer`.
 pub const LINK_LAYER_ETHERNET: u8 = 2;
 
-/// `ibv_post_send`. Returns a positive errno, or 0.
-///
-/// # Safety
-/// `qp` is a live queue pair, `wr` a list of valid requests, `bad_wr` writable.
-pub unsafe fn ibv_post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int {
-    // SAFETY: the caller's promise.
-    let context = unsafe { (*qp).context };
-    // SAFETY: a live object keeps its context, whose operations the provider has filled in.
-    match unsafe { (*context).ops.post_send } {
-        // SAFETY: the caller's promise.
-        Some(post_send) => unsafe { post_send(qp, wr, bad_wr) },
-        None => libc::EOPNOTSUPP,
-    }
+/// Functions that call the operation of their own name in the context of their first argument, and what they return where the
+/// provider has none.
+macro_rules! operations {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident = $operation:ident($object:ident: $object_type:ty $(, $argument:ident: $type:ty)*) -> $result:ty, else $otherwise:expr;
+    )*) => { $(
+        $(#[$doc])*
+        pub unsafe fn $name($object: $object_type $(, $argument: $type)*) -> $result {
+            // SAFETY: the caller's promise.
+            let context = unsafe { (*$object).context };
+            // SAFETY: a live object keeps its context, whose operations the provider has filled in.
+            match unsafe { (*context).ops.$operation } {
+                // SAFETY: the caller's promise.
+                Some(operation) => unsafe { operation($object $(, $argument)*) },
+                None => $otherwise,
+            }
+        }
+    )* };
 }
 
-/// `ibv_post_recv`. Returns a positive errno, or 0.
-///
-/// # Safety
-/// `qp` is a live queue pair, `wr` a list of valid requests, `bad_wr` writable.
-pub unsafe fn ibv_post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int {
-    // SAFETY: the caller's promise.
-    let context = unsafe { (*qp).context };
-    // SAFETY: a live object keeps its context, whose operations the provider has filled in.
-    match unsafe { (*context).ops.post_recv } {
-        // SAFETY: the caller's promise.
-        Some(post_recv) => unsafe { post_recv(qp, wr, bad_wr) },
-        None => libc::EOPNOTSUPP,
-    }
-}
+operations! {
+    /// `ibv_post_send`. Returns a positive errno, or 0.
+    ///
+    /// # Safety
+    /// `qp` is a live queue pair, `wr` a list of valid requests, `bad_wr` writable.
+    ibv_post_send = post_send(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int, else libc::EOPNOTSUPP;
 
-/// `ibv_poll_cq`. Returns the number of completions written, or a negative number.
-///
-/// # Safety
-/// `cq` is a live completion queue, `wc` has room for `entries`.
-pub unsafe fn ibv_poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
-    // SAFETY: the caller's promise.
-    let context = unsafe { (*cq).context };
-    // SAFETY: a live object keeps its context, whose operations the provider has filled in.
-    match unsafe { (*context).ops.poll_cq } {
-        // SAFETY: the caller's promise.
-        Some(poll_cq) => unsafe { poll_cq(cq, entries, wc) },
-        None => -libc::EOPNOTSUPP,
-    }
-}
+    /// `ibv_post_recv`. Returns a positive errno, or 0.
+    ///
+    /// # Safety
+    /// `qp` is a live queue pair, `wr` a list of valid requests, `bad_wr` writable.
+    ibv_post_recv = post_recv(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int, else libc::EOPNOTSUPP;
 
-/// `ibv_req_notify_cq`. Returns a positive errno, or 0.
-///
-/// # Safety
-/// `cq` is a live completion queue.
-pub unsafe fn ibv_req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int {
-    // SAFETY: the caller's promise.
-    let context = unsafe { (*cq).context };
-    // SAFETY: a live object keeps its context, whose operations the provider has filled in.
-    match unsafe { (*context).ops.req_notify_cq } {
-        // SAFETY: the caller's promise.
-        Some(req_notify_cq) => unsafe { req_notify_cq(cq, solicited_only) },
-        None => libc::EOPNOTSUPP,
-    }
-}
+    /// `ibv_poll_cq`. Returns the number of completions written, or a negative number.
+    ///
+    /// # Safety
+    /// `cq` is a live completion queue, `wc` has room for `entries`.
+    ibv_poll_cq = poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int, else -libc::EOPNOTSUPP;
 
-/// `ibv_alloc_mw`. Null with errno.
-///
-/// # Safety
-/// `pd` is live.
-pub unsafe fn ibv_alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
-    // SAFETY: the caller's promise.
-    let context = unsafe { (*pd).context };
-    // SAFETY: a live object keeps its context, whose operations the provider has filled in.
-    match unsafe { (*context).ops.alloc_mw } {
-        // SAFETY: the caller's promise.
-        Some(alloc_mw) => unsafe { alloc_mw(pd, kind) },
-        None => unsupported(),
-    }
-}
+    /// `ibv_req_notify_cq`. Returns a positive errno, or 0.
+    ///
+    /// # Safety
+    /// `cq` is a live completion queue.
+    ibv_req_notify_cq = req_notify_cq(cq: *mut ibv_cq, solicited_only: c_int) -> c_int, else libc::EOPNOTSUPP;
 
-/// `ibv_dealloc_mw`. Returns a positive errno, or 0.
-///
-/// # Safety
-/// `mw` is live and not used afterwards.
-pub unsafe fn ibv_dealloc_mw(mw: *mut ibv_mw) -> c_int {
-    // SAFETY: the caller's promise.
-    let context = unsafe { (*mw).context };
-    // SAFETY: a live object keeps its context, whose operations the provider has filled in.
-    match unsafe { (*context).ops.dealloc_mw } {
-        // SAFETY: the caller's promise.
-        Some(dealloc_mw) => unsafe { dealloc_mw(mw) },
-        None => libc::EOPNOTSUPP,
-    }
+    /// `ibv_alloc_mw`. Null with errno.
+    ///
+    /// # Safety
+    /// `pd` is live.
+    ibv_alloc_mw = alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw, else unsupported();
+
+    /// `ibv_dealloc_mw`. Returns a positive errno, or 0.
+    ///
+    /// # Safety
+    /// `mw` is live and not used afterwards.
+    ibv_dealloc_mw = dealloc_mw(mw: *mut ibv_mw) -> c_int, else libc::EOPNOTSUPP;
 }
 
 /// `ibv_bind_mw`, for windows of type 1. Returns a positive errno, or 0.
@@ -165,39 +134,31 @@ unsafe fn extended_operation(context: *mut ibv_context, distance: usize) -> Opti
     (!operation.is_null()).then_some(operation)
 }
 
-/// `ibv_create_qp_ex`. Null with errno.
-///
-/// # Safety
-/// `context` is live; `attributes` is valid and names live objects.
-pub unsafe fn ibv_create_qp_ex(
-    context: *mut ibv_context,
-    attributes: *mut ibv_qp_init_attr_ex,
-) -> *mut ibv_qp {
-    type Operation = unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp;
-    // SAFETY: the caller's promise.
-    let Some(operation) = (unsafe { extended_operation(context, distance::CREATE_QP_EX) }) else {
-        return unsupported();
-    };
-    // SAFETY: the pointer at this place has this type in `struct verbs_context`.
-    let operation: Operation = unsafe { std::mem::transmute(operation) };
-    // SAFETY: the caller's promise.
-    unsafe { operation(context, attributes) }
+/// Functions that make an object of a context by the operation at a distance from it. Null with errno.
+macro_rules! extended_operations {
+    ($($name:ident($attributes:ty) -> $object:ty, at $distance:ident;)*) => { $(
+        #[doc = concat!("`", stringify!($name), "`. Null with errno.")]
+        ///
+        /// # Safety
+        /// `context` is live; `attributes` is valid and names live objects.
+        pub unsafe fn $name(context: *mut ibv_context, attributes: *mut $attributes) -> *mut $object {
+            type Operation = unsafe extern "C" fn(*mut ibv_context, *mut $attributes) -> *mut $object;
+            // SAFETY: the caller's promise.
+            let Some(operation) = (unsafe { extended_operation(context, distance::$distance) }) else {
+                return unsupported();
+            };
+            // SAFETY: the pointer at this place has this type in `struct verbs_context`.
+            let operation: Operation = unsafe { std::mem::transmute(operation) };
+            // SAFETY: the caller's promise.
+            unsafe { operation(context, attributes) }
+        }
+    )* };
 }
 
-/// `ibv_alloc_td`. Null with errno.
-///
-/// # Safety
-/// `context` is live, `attributes` valid.
-pub unsafe fn ibv_alloc_td(context: *mut ibv_context, attributes: *mut ibv_td_init_attr) -> *mut ibv_td {
-    type Operation = unsafe extern "C" fn(*mut ibv_context, *mut ibv_td_init_attr) -> *mut ibv_td;
-    // SAFETY: the caller's promise.
-    let Some(operation) = (unsafe { extended_operation(context, distance::ALLOC_TD) }) else {
-        return unsupported();
-    };
-    // SAFETY: the pointer at this place has this type in `struct verbs_context`.
-    let operation: Operation = unsafe { std::mem::transmute(operation) };
-    // SAFETY: the caller's promise.
-    unsafe { operation(context, attributes) }
+extended_operations! {
+    ibv_create_qp_ex(ibv_qp_init_attr_ex) -> ibv_qp, at CREATE_QP_EX;
+    ibv_alloc_td(ibv_td_init_attr) -> ibv_td, at ALLOC_TD;
+    ibv_alloc_parent_domain(ibv_parent_domain_init_attr) -> ibv_pd, at ALLOC_PARENT_DOMAIN;
 }
 
 /// `ibv_dealloc_td`. Returns a positive errno, or 0.
@@ -216,25 +177,6 @@ pub unsafe fn ibv_dealloc_td(domain: *mut ibv_td) -> c_int {
     let operation: Operation = unsafe { std::mem::transmute(operation) };
     // SAFETY: the caller's promise.
     unsafe { operation(domain) }
-}
-
-/// `ibv_alloc_parent_domain`. Null with errno.
-///
-/// # Safety
-/// `context` is live; `attributes` is valid and names live objects.
-pub unsafe fn ibv_alloc_parent_domain(
-    context: *mut ibv_context,
-    attributes: *mut ibv_parent_domain_init_attr,
-) -> *mut ibv_pd {
-    type Operation = unsafe extern "C" fn(*mut ibv_context, *mut ibv_parent_domain_init_attr) -> *mut ibv_pd;
-    // SAFETY: the caller's promise.
-    let Some(operation) = (unsafe { extended_operation(context, distance::ALLOC_PARENT_DOMAIN) }) else {
-        return unsupported();
-    };
-    // SAFETY: the pointer at this place has this type in `struct verbs_context`.
-    let operation: Operation = unsafe { std::mem::transmute(operation) };
-    // SAFETY: the caller's promise.
-    unsafe { operation(context, attributes) }
 }
 
 /// Null, with errno `EOPNOTSUPP` as the inline functions leave it.
