@@ -125,6 +125,7 @@ impl Node {
 
 /// Why a graph cannot be launched by the device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum NotLaunchable {
     /// A node of a type that is not allowed.
     #[error(
@@ -133,33 +134,19 @@ pub enum NotLaunchable {
     Kind {
         /// Its number, from 0 in the order in which nodes were made; in a child graph `2.0`.
         node: String,
-        /// Its type.
         kind: NodeKind,
     },
     /// A copy from or to a place that is not allowed.
     #[error(
         "node {node} copies {way} {place:?} memory: in a graph that the GPU launches both ends are device memory, or pinned host memory"
     )]
-    Place {
-        /// Its number.
-        node: String,
-        /// `from` or `to`.
-        way: &'static str,
-        /// The place.
-        place: Place,
-    },
+    Place { node: String, way: &'static str, place: Place },
     /// Nothing to do.
     #[error("the graph holds no kernel, copy or fill ({nodes} nodes): the GPU launches none such")]
-    Idle {
-        /// How many nodes there are.
-        nodes: usize,
-    },
+    Idle { nodes: usize },
     /// Child graphs in child graphs without end.
     #[error("node {node} is a child graph more than {MOST_DEEP} deep")]
-    Deep {
-        /// Its number.
-        node: String,
-    },
+    Deep { node: String },
 }
 
 /// How deep child graphs may lie.

@@ -12,25 +12,14 @@ use serde::de::DeserializeOwned;
 
 /// Why a results file could not be used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum JsonLinesError {
     /// The file system said no.
     #[error("{path}")]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
     /// A whole line that is not one of ours.
     #[error("{path}, line {line}")]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// Counted from one.
-        line: usize,
-        /// What the parser said.
-        source: serde_json::Error,
-    },
+    Line { path: PathBuf, line: usize, source: serde_json::Error },
 }
 
 /// What a results file held.

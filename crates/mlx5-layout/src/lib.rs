@@ -27,47 +27,26 @@ pub use srq_wqe::SrqWqe;
 
 /// Why bytes are not what they were taken for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum LayoutError {
     /// The slice is shorter than the structure.
     #[error("{what} needs {need} bytes, got {have}")]
     TooShort {
         /// Structure that was to be read or written.
         what: &'static str,
-        /// Bytes it needs.
         need: usize,
-        /// Bytes there were.
         have: usize,
     },
     /// The WQE's own length field is 0, or lets it end inside one of its segments.
     #[error("a WQE of ds {ds} (16-byte units) has no room for its {segment}")]
-    WqeEndsEarly {
-        /// Length field of the control segment.
-        ds: u8,
-        /// First segment that does not fit.
-        segment: &'static str,
-    },
+    WqeEndsEarly { ds: u8, segment: &'static str },
     /// More segments than the 6-bit length field, or the caller's buffer, can hold.
     #[error("a WQE of {units} 16-byte units is above the limit of {limit}")]
-    WqeTooLong {
-        /// 16-byte units asked for.
-        units: usize,
-        /// Largest that fits.
-        limit: usize,
-    },
+    WqeTooLong { units: usize, limit: usize },
     /// The opcode has segments that this crate does not describe.
     #[error("send opcode {opcode:#04x} with opmod {opmod:#04x} is not described here")]
-    UnknownSendOpcode {
-        /// Opcode byte of the control segment.
-        opcode: u8,
-        /// Opcode modifier.
-        opmod: u8,
-    },
+    UnknownSendOpcode { opcode: u8, opmod: u8 },
     /// Inline data does not fit in this CQE, or the CQE's fields overlap it.
     #[error("{len} bytes do not fit inline in a {slot}-byte CQE")]
-    NotInline {
-        /// Payload bytes.
-        len: usize,
-        /// CQE slot size.
-        slot: usize,
-    },
+    NotInline { len: usize, slot: usize },
 }

@@ -194,37 +194,17 @@ impl fmt::Debug for AttrMask {
 
 /// Why a modify is refused; a kernel answers EINVAL to each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum ModifyError {
     /// No such move for this service.
     #[error("a {service:?} QP cannot move from {from:?} to {to:?}")]
-    NoSuchMove {
-        /// Service.
-        service: ServiceType,
-        /// Present state.
-        from: QpState,
-        /// Wanted state.
-        to: QpState,
-    },
+    NoSuchMove { service: ServiceType, from: QpState, to: QpState },
     /// Attributes that the move needs are not given.
     #[error("moving from {from:?} to {to:?} needs {missing:?} too")]
-    Missing {
-        /// Present state.
-        from: QpState,
-        /// Wanted state.
-        to: QpState,
-        /// The attributes.
-        missing: AttrMask,
-    },
+    Missing { from: QpState, to: QpState, missing: AttrMask },
     /// Attributes that cannot change in this move are given.
     #[error("moving from {from:?} to {to:?} cannot change {excess:?}")]
-    NotAllowed {
-        /// Present state.
-        from: QpState,
-        /// Wanted state.
-        to: QpState,
-        /// The attributes.
-        excess: AttrMask,
-    },
+    NotAllowed { from: QpState, to: QpState, excess: AttrMask },
 }
 
 /// What one move needs and allows besides `STATE`.

@@ -23,37 +23,20 @@ pub struct Region {
 
 /// Why an rkey does not give the access asked for. The peer hears «remote access error» for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum RegionError {
     /// No such key.
     #[error("rkey {key:#x} names no region")]
-    UnknownKey {
-        /// The key.
-        key: u32,
-    },
+    UnknownKey { key: u32 },
     /// The region belongs to another protection domain.
     #[error("rkey {key:#x} belongs to another protection domain")]
-    ProtectionDomain {
-        /// The key.
-        key: u32,
-    },
+    ProtectionDomain { key: u32 },
     /// The range leaves the region.
     #[error("{len} bytes at {va:#x} leave the region of rkey {key:#x}")]
-    OutOfBounds {
-        /// The key.
-        key: u32,
-        /// First byte.
-        va: u64,
-        /// Bytes.
-        len: u64,
-    },
+    OutOfBounds { key: u32, va: u64, len: u64 },
     /// The region does not grant the access.
     #[error("rkey {key:#x} does not grant access {need:#x}")]
-    AccessDenied {
-        /// The key.
-        key: u32,
-        /// `IBV_ACCESS_*` bits wanted.
-        need: u32,
-    },
+    AccessDenied { key: u32, need: u32 },
 }
 
 /// A receive work request, taken from the receive queue.

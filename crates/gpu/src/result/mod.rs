@@ -14,6 +14,7 @@ use std::time::Duration;
 
 /// Why a call of the driver failed, or was not made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum Error {
     /// The driver is not there.
     #[error(
@@ -21,7 +22,6 @@ pub enum Error {
          library directories): {reason}; it comes with NVIDIA's kernel driver (package libcuda1 or nvidia-driver)"
     )]
     NoDriver {
-        /// Names that were tried.
         looked: String,
         /// The dynamic loader's words about the usual name.
         reason: String,
@@ -29,7 +29,6 @@ pub enum Error {
     /// The driver is there, too old for this function.
     #[error("the CUDA driver here (CUDA {version}) has no {function}: a newer driver is needed")]
     MissingFunction {
-        /// Function that was needed.
         function: &'static str,
         /// What the driver says of itself, as `13.0`.
         version: String,
@@ -37,25 +36,16 @@ pub enum Error {
     /// The call was made and refused.
     #[error("{call}{what}: {name} ({code}): {text}{}", what_to_do(*code))]
     Call {
-        /// Function that refused.
         call: &'static str,
         /// What it was asked for, starting with a blank, or nothing.
         what: String,
-        /// The `CUresult`.
         code: u32,
-        /// Its name.
         name: String,
-        /// The driver's own words.
         text: String,
     },
     /// Something did not end in time. What it uses must stay, and does.
     #[error("{what} has not ended after {} ms", waited.as_millis())]
-    Deadline {
-        /// What was waited for.
-        what: String,
-        /// How long.
-        waited: Duration,
-    },
+    Deadline { what: String, waited: Duration },
     /// Refused by this crate before any call.
     #[error("{0}")]
     Refused(String),
@@ -164,68 +154,29 @@ fn what_to_do(code: u32) -> &'static str {
 
 /// Why source did not become an image.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum BuildError {
     /// A library of the toolkit could not be loaded.
     #[error("cannot load {library}: {reason}")]
-    Load {
-        /// The file.
-        library: String,
-        /// The dynamic loader's words.
-        reason: String,
-    },
+    Load { library: String, reason: String },
     /// A library of the toolkit is another version than we know.
     #[error("{library} has no {function}: CUDA 12 and 13 are supported")]
-    MissingFunction {
-        /// The file.
-        library: String,
-        /// The name that it should export.
-        function: String,
-    },
+    MissingFunction { library: String, function: String },
     /// A text that goes to the compiler or linker holds a zero byte.
     #[error("{what} holds a zero byte, which neither compiler nor linker takes")]
-    ZeroByte {
-        /// Which text.
-        what: String,
-    },
+    ZeroByte { what: String },
     /// The compiler refused.
     #[error("compiling {source_name} for {target}: {text} ({code}){}", after_line(log))]
-    Compile {
-        /// Name of the unit.
-        source_name: String,
-        /// What was asked for, as `sm_90`.
-        target: String,
-        /// The `nvrtcResult`.
-        code: i32,
-        /// Its meaning.
-        text: &'static str,
-        /// The compiler's log.
-        log: String,
-    },
+    Compile { source_name: String, target: String, code: i32, text: &'static str, log: String },
     /// The linker refused.
     #[error("linking {units} for {arch}: {call} gave {code}{}", after_line(log))]
-    Link {
-        /// Names of the units.
-        units: String,
-        /// What was asked for, as `sm_90`.
-        arch: String,
-        /// Function that refused.
-        call: &'static str,
-        /// The `nvJitLinkResult`.
-        code: i32,
-        /// The linker's log.
-        log: String,
-    },
+    Link { units: String, arch: String, call: &'static str, code: i32, log: String },
     /// Asked for something that does not go together.
     #[error("{0}")]
     Refused(String),
     /// What came out is no image that could be loaded.
     #[error("what {units} became: {reason}")]
-    Image {
-        /// Names of the units.
-        units: String,
-        /// What is wrong with it.
-        reason: String,
-    },
+    Image { units: String, reason: String },
 }
 
 /// A log goes below the sentence; without one there is nothing.

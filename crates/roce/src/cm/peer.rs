@@ -6,71 +6,41 @@ use crate::wire::cm::{Rej, Rep, Req, SidrRep};
 
 /// Why a command was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum CmError {
     /// No such connection.
     #[error("connection {id:#010x} is no more")]
-    Gone {
-        /// Its id.
-        id: u32,
-    },
+    Gone { id: u32 },
     /// Not in this state.
     #[error("connection {id:#010x} is in {state:?}, which {command} does not go with")]
-    State {
-        /// Its id.
-        id: u32,
-        /// Where it stands.
-        state: State,
-        /// What was asked.
-        command: &'static str,
-    },
+    State { id: u32, state: State, command: &'static str },
     /// Somebody listens already.
     #[error("service {service:#x} has a listener")]
-    InUse {
-        /// Service id.
-        service: u64,
-    },
+    InUse { service: u64 },
     /// More private data than the message has room for.
     #[error("{have} bytes of private data, more than the message has room for")]
-    PrivateData {
-        /// Bytes given.
-        have: usize,
-    },
+    PrivateData { have: usize },
     /// No room for another connection.
     #[error("{limit} connections, no more")]
-    Full {
-        /// How many there may be.
-        limit: usize,
-    },
+    Full { limit: usize },
 }
 
 /// Why a MAD was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum CmDrop {
     /// It is no MAD of the connection manager.
     #[error(transparent)]
     Wire(WireError),
     /// It names no connection of ours with that other end.
     #[error("no connection {id:#010x} with this other end")]
-    NoConnection {
-        /// The id in it.
-        id: u32,
-    },
+    NoConnection { id: u32 },
     /// Its connection takes no such message where it stands: late, or sent again.
     #[error("connection {id:#010x} is in {state:?}, which takes no such message")]
-    State {
-        /// The connection.
-        id: u32,
-        /// Where it stands.
-        state: State,
-    },
+    State { id: u32, state: State },
     /// It names another QP than its connection has.
     #[error("connection {id:#010x} has another QP than {qpn:#x}")]
-    WrongQpn {
-        /// The connection.
-        id: u32,
-        /// QPN in the message.
-        qpn: u32,
-    },
+    WrongQpn { id: u32, qpn: u32 },
     /// There is no room for what it asks; it will be asked again.
     #[error("no room for another request")]
     Full,

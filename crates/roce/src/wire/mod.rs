@@ -48,23 +48,19 @@ pub use udp::Udp;
 /// Why bytes are not the packet they were taken for, or a packet cannot be written. One variant a cause, so that each
 /// drop has a counter of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum WireError {
     /// The bytes end inside a header, or the buffer does.
     #[error("{what} needs {need} bytes, got {have}")]
     Truncated {
         /// Header that was to be read or written.
         what: &'static str,
-        /// Bytes it needs.
         need: usize,
-        /// Bytes there were.
         have: usize,
     },
     /// The first nibble names another IP version than the header that was asked for, or neither 4 nor 6.
     #[error("IP version {version} where a RoCEv2 packet has 4 or 6")]
-    IpVersion {
-        /// The nibble.
-        version: u8,
-    },
+    IpVersion { version: u8 },
     /// An IPv4 header with options, or one shorter than a header can be.
     #[error("an IPv4 header of {words} words, RoCEv2 has 5 (no options)")]
     Ipv4HeaderWords {
@@ -73,102 +69,46 @@ pub enum WireError {
     },
     /// A fragment, or the reserved flag is set: RoCEv2 packets are whole.
     #[error("IPv4 flags and fragment offset {field:#06x}: only DF (0x4000) may be set")]
-    Fragment {
-        /// Both fields, 16 bits.
-        field: u16,
-    },
+    Fragment { field: u16 },
     /// The IPv4 header's own checksum is wrong.
     #[error("IPv4 header checksum {found:#06x}, the header's is {computed:#06x}")]
-    Ipv4Checksum {
-        /// In the header.
-        found: u16,
-        /// What it should be.
-        computed: u16,
-    },
+    Ipv4Checksum { found: u16, computed: u16 },
     /// Another protocol than UDP follows the IP header.
     #[error("IP protocol {protocol} where RoCEv2 has 17 (UDP)")]
-    NotUdp {
-        /// Protocol, or next header of IPv6.
-        protocol: u8,
-    },
+    NotUdp { protocol: u8 },
     /// The UDP destination port is not RoCEv2's.
     #[error("UDP port {port} where RoCEv2 has 4791")]
-    NotRoce {
-        /// Destination port.
-        port: u16,
-    },
+    NotRoce { port: u16 },
     /// A length field disagrees with the bytes around it.
     #[error("{what} says {says} bytes, {have} are there")]
-    Length {
-        /// Header whose field it is.
-        what: &'static str,
-        /// Its value.
-        says: usize,
-        /// Bytes there were.
-        have: usize,
-    },
+    Length { what: &'static str, says: usize, have: usize },
     /// The opcode is of no service that this module describes.
     #[error("BTH opcode {opcode:#04x} is none of RC, UC or UD")]
-    UnknownOpcode {
-        /// The byte.
-        opcode: u8,
-    },
+    UnknownOpcode { opcode: u8 },
     /// Another version of the transport headers.
     #[error("BTH version {version} where 0 is the only one")]
-    TransportVersion {
-        /// The 4-bit field.
-        version: u8,
-    },
+    TransportVersion { version: u8 },
     /// The packet does not end on a multiple of 4 bytes.
     #[error("a packet of {bytes} bytes from its BTH on, which is no multiple of 4")]
-    Misaligned {
-        /// BTH to ICRC.
-        bytes: usize,
-    },
+    Misaligned { bytes: usize },
     /// The pad count exceeds what lies behind the headers.
     #[error("{pad} bytes of padding where {have} bytes lie behind the headers")]
-    Pad {
-        /// Pad count of the BTH.
-        pad: u8,
-        /// Payload and padding together.
-        have: usize,
-    },
+    Pad { pad: u8, have: usize },
     /// Payload on a packet that has none: a READ request, an atomic, an acknowledgement.
     #[error("{bytes} bytes of payload behind opcode {opcode:#04x}, which carries none")]
-    UnexpectedPayload {
-        /// The opcode byte.
-        opcode: u8,
-        /// Payload bytes.
-        bytes: usize,
-    },
+    UnexpectedPayload { opcode: u8, bytes: usize },
     /// More payload than the largest path MTU.
     #[error("{bytes} bytes of payload, one packet has at most 4096")]
-    Oversized {
-        /// Payload bytes.
-        bytes: usize,
-    },
+    Oversized { bytes: usize },
     /// To be written: extended headers that the opcode does not have.
     #[error("opcode {opcode:#04x} has the headers {wants:?}, not {has:?}")]
-    HeadersDisagree {
-        /// The opcode byte.
-        opcode: u8,
-        /// Headers that the opcode has.
-        wants: HeaderSet,
-        /// Headers that were given.
-        has: HeaderSet,
-    },
+    HeadersDisagree { opcode: u8, wants: HeaderSet, has: HeaderSet },
     /// The invariant CRC is wrong: the packet was changed on its way, or made by somebody who cannot count.
     #[error("ICRC {found:#010x}, the packet's is {computed:#010x}")]
-    Icrc {
-        /// In the packet.
-        found: u32,
-        /// What it should be.
-        computed: u32,
-    },
+    Icrc { found: u32, computed: u32 },
     /// The invariant CRC is wrong whatever the IPv4 identification was.
     #[error("ICRC {found:#010x} is explained by no identification ({with_zero:#010x} would be that of 0)")]
     IcrcUnexplained {
-        /// In the packet.
         found: u32,
         /// What it should be if the identification were 0.
         with_zero: u32,
@@ -178,28 +118,11 @@ pub enum WireError {
         "a MAD of base version {base_version}, class {class:#04x} version {class_version}, method {method:#04x}; the \
          connection manager's are 1, 0x07 version 2, 0x03"
     )]
-    NotCm {
-        /// Version of the MAD header.
-        base_version: u8,
-        /// Class.
-        class: u8,
-        /// Version of the class.
-        class_version: u8,
-        /// Method.
-        method: u8,
-    },
+    NotCm { base_version: u8, class: u8, class_version: u8, method: u8 },
     /// A message of the connection manager that is not described here.
     #[error("connection manager attribute {attribute:#06x} is not described here")]
-    UnknownAttribute {
-        /// The attribute.
-        attribute: u16,
-    },
+    UnknownAttribute { attribute: u16 },
     /// To be written: more private data than the message has room for.
     #[error("{have} bytes of private data, the message has room for {limit}")]
-    PrivateData {
-        /// Bytes that were given.
-        have: usize,
-        /// Room.
-        limit: usize,
-    },
+    PrivateData { have: usize, limit: usize },
 }

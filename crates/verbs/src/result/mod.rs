@@ -16,6 +16,7 @@ pub use crate::sys::LoadError;
 
 /// Why a call of rdma-core failed.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum Error {
     /// The library is not there.
     #[error(transparent)]
@@ -24,20 +25,13 @@ pub enum Error {
     #[error(
         "the installed {library} has no {function}: rdma-core 39 to 64 are supported, and this one is another, or damaged"
     )]
-    MissingFunction {
-        /// Function that was needed.
-        function: &'static str,
-        /// Library that lacks it.
-        library: &'static str,
-    },
+    MissingFunction { function: &'static str, library: &'static str },
     /// The call was made and refused.
     #[error("{call}{what}: {source}{}", what_to_do(call, source.raw_os_error()))]
     Call {
-        /// Function that refused.
         call: &'static str,
         /// What it was asked for, starting with a blank, or nothing.
         what: String,
-        /// The errno it gave.
         source: io::Error,
     },
     /// Refused by this crate before any call.
