@@ -10,13 +10,11 @@
 use std::fmt;
 
 /// A node's type, as `CUgraphNodeType` numbers it.
+#[allow(missing_docs, reason = "the names are those of `CUgraphNodeType`")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeKind {
-    /// A kernel.
     Kernel,
-    /// A copy.
     Copy,
-    /// A fill.
     Fill,
     /// A function on the CPU.
     Host,
@@ -26,19 +24,15 @@ pub enum NodeKind {
     Empty,
     /// Waits for an event.
     WaitEvent,
-    /// Records an event.
     RecordEvent,
     /// Signals a semaphore of another API.
     SignalSemaphore,
-    /// Waits for one.
     WaitSemaphore,
     /// Allocates memory, as `cudaMallocAsync` during a capture does.
     Allocate,
-    /// Frees it.
     Free,
     /// Writes and waits of a stream.
     MemoryOperations,
-    /// IF and WHILE.
     Conditional,
     /// A type that a newer driver has.
     Unknown(u32),

@@ -1,6 +1,6 @@
 //! This process' memory, as lanes reach it: by atomic accesses of the size that the kernel gave.
 //!
-//! Addresses are a kernel's: whoever starts a launch vouches for them ([`crate::start`]).
+//! Addresses are a kernel's: the caller that starts a launch vouches for them ([`crate::start`]).
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 

@@ -1,4 +1,4 @@
-//! A launch: its shape, its deadline, and how it ends, whoever runs its lanes.
+//! A launch: its shape, its deadline, and how it ends.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -121,7 +121,7 @@ impl Control {
         self.given_up.load(Ordering::Relaxed)
     }
 
-    /// The launch cannot end well: whoever waits for it gives it up.
+    /// The launch cannot end well: [`Running::wait`] abandons it.
     pub(crate) fn fail(&self, fault: Fault) {
         lock(&self.progress).fault.get_or_insert(fault);
         self.changed.notify_all();
@@ -272,7 +272,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         if !self.threads.is_empty() {
             self.until = Instant::now();
-            // Nobody is left who would hear of it.
+            // The error has no reader any more.
             let _ = self.finish();
         }
     }

@@ -26,21 +26,21 @@ pub trait Memory {
     fn load(&self, address: u64, out: &mut [u8]);
 }
 
-/// Whom a fence publishes to.
+/// The readers that a fence publishes to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
     /// These lanes: of the block (`.cta`), or of the grid (`.gpu`).
     Lanes(LaneSet),
-    /// Everybody, devices included (`.sys`).
+    /// All readers, devices included (`.sys`).
     System,
 }
 
-/// What a store is to who makes it, which tells how late it may come.
+/// What a store is for, which tells how late it may become visible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Bytes of a WQE or a payload: nobody looks for them before something else has said that they are there.
+    /// Bytes of a WQE or a payload: no reader looks for them before a signal has said that they are there.
     Bytes,
-    /// A word that somebody waits for: a flag, a doorbell.
+    /// A word that a reader waits for: a flag, a doorbell.
     Signal,
 }
 
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn who_met_a_store_at_a_barrier_sees_and_publishes_it() {
+    fn a_lane_that_met_a_store_at_a_barrier_sees_and_publishes_it() {
         let mut stage = Stage::new(2);
         stage.store(3, A, 7);
         let mut warp = LaneSet::of(3);

@@ -1,4 +1,4 @@
-//! Who waits where, in words.
+//! Where lanes wait, in words.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -3,18 +3,15 @@
 use std::ffi::{CStr, c_char};
 
 /// What a lane does at a place.
+#[allow(missing_docs, reason = "reports have the names")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub enum What {
     /// It has done nothing yet that the twin sees.
     Start,
-    /// A load.
     Load,
-    /// A store.
     Store,
-    /// An atomic.
     Atomic,
-    /// A fence.
     Fence,
     /// `__nanosleep`, or a look at the clock.
     Time,

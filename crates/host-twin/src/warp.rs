@@ -1,4 +1,4 @@
-//! Warp-wide intrinsics among the lanes of one warp: who arrived with which mask, and what each brought.
+//! Warp-wide intrinsics among the lanes of one warp: which lanes arrived with which mask, and what each brought.
 //!
 //! The rules are those of [`crate::barriers`]: lanes meet at the same intrinsic with the same mask. Knows nothing of stacks.
 

@@ -89,7 +89,7 @@ fn way(came_from: &[(u32, Option<Step>)], to: u32, last: Option<Step>) -> Vec<St
 fn witness(rules: &Rules, steps: &[Step], failure: Failure) -> Witness {
     let mut state = State::first(rules);
     let mut trace = Vec::new();
-    // Who told the NIC last, and who made it forget.
+    // What told the NIC of the last WQE, and what made it forget one.
     let (mut told_by, mut forgot_by) = ("", "");
     for &step in steps {
         trace.push(line(rules, &state, step));
@@ -145,17 +145,17 @@ fn line(rules: &Rules, state: &State, step: Step) -> String {
     let cell_name = |cell: usize| &rules.scenario.cells[cell].name;
     match step {
         Step::Perform { thread, op } => {
-            let who = rules.scenario.threads[thread].name;
+            let name = rules.scenario.threads[thread].name;
             match rules.scenario.threads[thread].ops[op].op {
                 Op::Store { cell, value, .. } => {
-                    format!("{who} stores {} = {}", cell_name(cell), state.value(thread, value))
+                    format!("{name} stores {} = {}", cell_name(cell), state.value(thread, value))
                 }
-                Op::Await { cell, value, .. } => format!("{who} sees {} = {value}", cell_name(cell)),
-                Op::Expect { cell, .. } => format!("{who} reads {}", cell_name(cell)),
-                Op::Atomic { cell, does, .. } => format!("{who}: {does:?} of {}", cell_name(cell)),
-                Op::Peek { cell, .. } => format!("{who} looks at {}", cell_name(cell)),
-                Op::Scan { .. } => format!("{who} walks the marks"),
-                other => format!("{who}: {other:?}"),
+                Op::Await { cell, value, .. } => format!("{name} sees {} = {value}", cell_name(cell)),
+                Op::Expect { cell, .. } => format!("{name} reads {}", cell_name(cell)),
+                Op::Atomic { cell, does, .. } => format!("{name}: {does:?} of {}", cell_name(cell)),
+                Op::Peek { cell, .. } => format!("{name} looks at {}", cell_name(cell)),
+                Op::Scan { .. } => format!("{name} walks the marks"),
+                other => format!("{name}: {other:?}"),
             }
         }
         Step::Arrive { id } => {

@@ -1,4 +1,4 @@
-//! Where every store of a program is, who has seen what, and what the NIC knows: one state of the search, and its steps.
+//! Where every store of a program is, what each thread has seen, and what the NIC knows: one state of the search, and its steps.
 //!
 //! A store goes two ways at most. First it leaves its thread: from then on the GPU's other threads see it. Then it arrives: host
 //! and NIC see it. Between the two it is on its own; only stores to the same word stay in order. What is nearer goes one way:
@@ -32,7 +32,7 @@ pub struct State {
     cover: [Set; THREADS],
     seen: [Set; THREADS],
     released: [Set; THREADS],
-    /// What is handed to whoever acquires a word of [`Place::Shared`].
+    /// What a thread takes over that acquires a word of [`Place::Shared`].
     carried: [Set; CELLS],
     pub registers: [[u8; REGISTERS]; THREADS],
     pub nic: Nic,
@@ -376,7 +376,7 @@ impl State {
         rules.stores_before[thread][op] | around | self.cover[thread]
     }
 
-    /// What whoever acquires from this store or atomic has observed with it.
+    /// What a thread has observed that acquires from this store or atomic.
     fn handed_over(&self, rules: &Rules, thread: usize, op: usize, releases: bool) -> Set {
         if releases { self.before(rules, thread, op) } else { self.released[thread] }
     }

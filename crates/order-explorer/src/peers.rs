@@ -79,7 +79,7 @@ struct Lock {
     unlocking: Order,
 }
 
-/// Two blocks, a WQE each: fill, publish in order, then under a lock whoever is ahead rings for all before.
+/// Two blocks, a WQE each: fill, publish in order, then under a lock the block that is ahead rings for all before.
 fn two_blocks(place: Place, lock: &Lock, ring: impl Fn(&Cells, Value) -> Ops) -> Scenario {
     let (mut scenario, q) = cells(place, 2);
     for (n, name) in [(0, "block 0"), (1, "block 1")] {

@@ -28,7 +28,7 @@ pub struct Cell {
 /// Index into [`Scenario::cells`].
 pub type CellId = usize;
 
-/// Whose rules a thread follows.
+/// The machine whose rules a thread follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Machine {
     X86,
@@ -150,15 +150,15 @@ pub enum Atomic {
     Publish { begin: u8, end: u8 },
     /// `db_shared_take`: the ringer's role, where nobody has it. Counts in the high half, and register [`ROLE`] says whether.
     Take,
-    /// `db_shared_publish` of who has the role: adds the blocks from `begin` to `end` to the low half. If it rang for all before
-    /// `begin`, it is alone: it knows up to where to ring, has its fence, and leaves the next `skip` out. Of who has it not,
-    /// nothing.
+    /// `db_shared_publish` of the poster with the role: adds the blocks from `begin` to `end` to the low half. If it rang for all before
+    /// `begin`, it is alone: it knows up to where to ring, has its fence, and leaves the next `skip` out. Of other
+    /// posters, nothing.
     PublishHeld { begin: u8, end: u8, skip: usize },
-    /// The same of who has not: adds the blocks and counts in the high half. If there was something, another thread rings: everything
+    /// The same of a poster without it: adds the blocks and counts in the high half. If there was something, another thread rings: everything
     /// before `rest` is left out.
     Elect { begin: u8, end: u8, rest: usize },
-    /// First of `db_shared_leave`: the high half is 0 again. Leaves when all is rung, or when blocks were reserved before whose poster
-    /// was still to come.
+    /// First of `db_shared_leave`: the high half is 0 again. Leaves when all is rung, or when blocks were reserved before of which the
+    /// poster was still to come.
     Leave { rest: usize },
     /// Last of it: leaves when such blocks are reserved by the second look (`exact`: when that says another number than was published,
     /// be it an older one); else takes the role back, unless another thread has published by now.

@@ -1,4 +1,4 @@
-//! The rows of the tables: which program, who could stand by it, and under which assumptions.
+//! The rows of the tables: which program, and the assumptions under which its author could stand by it.
 
 use crate::ours::{looks, ours_on_gpu, ours_on_host, ours_twice, ours_warp, polls, receives};
 use crate::peers::{
@@ -14,8 +14,8 @@ use crate::sharing::{in_order, ours_shared, warp_looks};
 /// One row: a program, and under which assumptions its author could stand by it.
 pub struct Row {
     pub order: &'static str,
-    /// Who posts or polls.
-    pub who: &'static str,
+    /// The threads that post or poll.
+    pub poster: &'static str,
     /// Where ring and record lie, or CQ and payload.
     pub memory: &'static str,
     pub scenario: Scenario,
@@ -34,8 +34,8 @@ const ORDERED: Assumptions = Assumptions { dma_in_order: true, ..LEAST };
 /// All rows that post, in the order of the table.
 pub fn posting() -> Vec<Row> {
     let mut rows = Vec::new();
-    let mut row = |order, who, memory, scenario, assume, ours| {
-        rows.push(Row { order, who, memory, scenario, assume, ours });
+    let mut row = |order, poster, memory, scenario, assume, ours| {
+        rows.push(Row { order, poster, memory, scenario, assume, ours });
     };
     row("ours, strict", "x86-64", "host", ours_on_host(X86, true), LEAST, true);
     row("ours, early", "x86-64", "host", ours_on_host(X86, false), LEAST, false);
@@ -74,7 +74,7 @@ pub fn posting() -> Vec<Row> {
     row("ours, strict, were the role taken relaxed", "3 threads share", "host", relaxed, LEAST, false);
     for (order, strict, assume, late) in [
         ("ours, strict", true, LEAST, false),
-        ("ours, strict, were the role of who is alone taken behind the mark", true, LEAST, true),
+        ("ours, strict, were the role of a lone poster taken behind the mark", true, LEAST, true),
         ("ours, early", false, GROWS, false),
     ] {
         let four = ours_shared(strict, true, FourElections { late });
@@ -118,8 +118,8 @@ pub fn posting() -> Vec<Row> {
 /// All rows that poll or post receives.
 pub fn polling() -> Vec<Row> {
     let mut rows = Vec::new();
-    let mut row = |order, who, memory, scenario, assume, ours| {
-        rows.push(Row { order, who, memory, scenario, assume, ours });
+    let mut row = |order, poster, memory, scenario, assume, ours| {
+        rows.push(Row { order, poster, memory, scenario, assume, ours });
     };
     row("completions", "x86-64", "host", polls(X86, Host), LEAST, true);
     row("completions", "arm64", "host", polls(Arm64, Host), LEAST, true);

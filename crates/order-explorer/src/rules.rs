@@ -25,7 +25,7 @@ pub struct Rules<'a> {
     pub stores_before: Vec<Vec<Set>>,
     /// For each operation, the stores of the loop that it is in: those of an earlier turn may still be under way.
     pub stores_around: Vec<Vec<Set>>,
-    /// Stores to the register: posted writes, whose arrival nobody hears of.
+    /// Stores to the register: posted writes: no thread learns that one has arrived.
     pub to_register: Set,
     /// Stores that nothing forces out of a write-combining buffer.
     pub resting: Set,
@@ -90,7 +90,7 @@ impl<'a> Rules<'a> {
         self.constant >> cell & 1 == 1
     }
 
-    /// Whether a store of this thread to this word is one whose leaving nobody sees: a WQE's, on its way from a GPU to host
+    /// Whether a store of this thread to this word is one whose leaving no thread sees: a WQE's, on its way from a GPU to host
     /// memory.
     pub fn leaves_unseen(&self, thread: usize, cell: CellId) -> bool {
         let is_wqe = self.scenario.queue.ring.iter().any(|words| words.contains(&cell));
@@ -144,8 +144,8 @@ fn waits(scenario: &Scenario, thread: &Thread, earlier: usize, later: usize, ass
     if let Some(fence) = b.fence(None) {
         return (a.loads() && fence.edges().earlier_loads) || a == Op::Meet;
     }
-    // A relaxed load is held back by fences and acquires alone, and by the registers: by the one that it reads, and by who still reads
-    // what it writes. No branch holds it back.
+    // A relaxed load is held back by fences and acquires alone, and by the registers: by the one that it reads, and by an operation
+    // that still reads what it writes. No branch holds it back.
     let looks_up = match b {
         Op::Peek { register, .. } => a.uses(register),
         Op::Scan { from, .. } => a.uses(END) || matches!(a, Op::Peek { register, .. } if register == from),

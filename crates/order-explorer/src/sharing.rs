@@ -11,7 +11,7 @@ use crate::program::{
 use crate::queue::{Cells, Ops, cells, named, store, thread};
 use crate::rules::THREADS;
 
-/// Who posts how much on a shared queue.
+/// How many threads post how much on a shared queue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
     /// A WQE each, reserved and written already: what is left is to take the role, to mark, to publish and to be elected. More would be
@@ -20,8 +20,8 @@ pub enum Sharing {
     /// Four WQEs, reserved and written already, of which the second thread has the two in the middle, one after the other; the others only
     /// publish. `late`: that it is alone, the second thread finds as it publishes the second of its two, behind the mark.
     FourElections { late: bool },
-    /// The first thread has blocks 0 and 1, one after the other, the second block 2. `exact`: who finds another number reserved than
-    /// published takes it for blocks to come, be it older.
+    /// The first thread has blocks 0 and 1, one after the other, the second block 2. `exact`: a poster that finds another number reserved
+    /// than published takes it for blocks to come, be it older.
     TwoThenOne { exact: bool },
     /// The first thread has blocks 0 and 2.
     OneBetween,
@@ -151,7 +151,7 @@ impl Shared {
         let start = ops.len() + usize::from(takes) + 1;
         let rest = start + 3 + ring.len() + 1 + 5;
         if takes {
-            // Elect, Peek and Scan are not of who is alone.
+            // Elect, Peek and Scan are not of a lone poster.
             ops.push(atomic(Atomic::PublishHeld { begin, end, skip: 3 }, Order::Plain).into());
         }
         ops.push(atomic(Atomic::Elect { begin, end, rest }, self.taking).into());

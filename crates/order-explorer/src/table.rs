@@ -14,7 +14,7 @@ pub fn all() -> [String; 3] {
 fn of_posting() -> String {
     let mut text = head(&[
         "order",
-        "who posts",
+        "poster",
         "ring, record",
         "index only grows",
         "last index wins",
@@ -28,19 +28,19 @@ fn of_posting() -> String {
         let states = last.states.max(grows.states).to_string();
         push_row(
             &mut text,
-            &[row.order, row.who, row.memory, verdict(&grows), verdict(&last), &states, &how],
+            &[row.order, row.poster, row.memory, verdict(&grows), verdict(&last), &states, &how],
         );
     }
     text
 }
 
 fn of_polling() -> String {
-    let mut text = head(&["ours", "who polls or posts", "CQ, ring", "verdict", "states", "how it fails"]);
+    let mut text = head(&["ours", "poller or poster", "CQ, ring", "verdict", "states", "how it fails"]);
     for row in polling() {
         let outcome = explore(&row.scenario, row.assume);
         let how = sentence(&outcome).unwrap_or_default();
         let states = outcome.states.to_string();
-        push_row(&mut text, &[row.order, row.who, row.memory, verdict(&outcome), &states, &how]);
+        push_row(&mut text, &[row.order, row.poster, row.memory, verdict(&outcome), &states, &how]);
     }
     text
 }
@@ -60,7 +60,7 @@ fn removals() -> Vec<((&'static str, String), Vec<String>)> {
         for label in row.scenario.labels() {
             let outcome = explore(&row.scenario.without(label), row.assume);
             let how = sentence(&outcome).unwrap_or_else(|| "**nothing fails**".to_owned());
-            let place = format!("{}, {}", row.order.trim_start_matches("ours, "), row.who);
+            let place = format!("{}, {}", row.order.trim_start_matches("ours, "), row.poster);
             match found.iter_mut().find(|(key, _)| *key == (label, how.clone())) {
                 Some((_, rows)) => rows.push(place),
                 None => found.push(((label, how), vec![place])),
@@ -85,7 +85,7 @@ pub fn traces(wanted: &str) -> String {
 
 /// What tells a row from the others.
 pub fn name(row: &Row) -> String {
-    format!("{}, {}, {}", row.order, row.who, row.memory)
+    format!("{}, {}, {}", row.order, row.poster, row.memory)
 }
 
 fn head(titles: &[&str]) -> String {

@@ -30,7 +30,7 @@ fn ours_hold_in_every_interleaving_and_end_with_every_wqe_executed() {
         let name = table::name(&row);
         assert_eq!(witness, None, "{name}");
         let fewest = match row.scenario.queue.register {
-            Some(_) if row.who.contains("share") => FEWEST_SHARED_STATES,
+            Some(_) if row.poster.contains("share") => FEWEST_SHARED_STATES,
             Some(_) => FEWEST_STATES,
             None => FEWEST_STATES / 4,
         };
@@ -138,7 +138,7 @@ fn a_shared_queue_needs_a_role_that_is_taken_with_what_was_handed_over() {
 }
 
 /// The last look at what is reserved stands behind an atomic that only releases, and may see less than that did: a ringer that
-/// takes an older count for posters who are to come leaves a block unrung, and nobody comes.
+/// takes an older count for posters that are to come leaves a block unrung, and none comes.
 #[test]
 fn a_ringer_does_not_leave_because_of_an_older_count() {
     let as_it_is = row("ours, strict, 2 threads share, 2 + 1 posts, host");
@@ -149,8 +149,8 @@ fn a_ringer_does_not_leave_because_of_an_older_count() {
     assert!(matches!(witness.failure, Failure::Lost { .. }), "{:?}", witness.failure);
 }
 
-/// Who has the role before its own block is marked knows that nobody has rung further. Who finds out behind the mark that it has the role
-/// does not: another may have rung for that block meanwhile, and for more.
+/// A poster that has the role before its own block is marked knows that no other has rung further. A poster that learns behind the mark
+/// that it has the role does not know it: another may have rung for that block meanwhile, and for more.
 #[test]
 fn a_poster_that_is_alone_has_the_role_before_its_mark() {
     for order in ["strict", "early"] {
@@ -158,7 +158,7 @@ fn a_poster_that_is_alone_has_the_role_before_its_mark() {
         assert!(!fails(&as_it_is, as_it_is.assume.belief));
     }
     let late = row(
-        "ours, strict, were the role of who is alone taken behind the mark, 3 threads share, 4 posts, host",
+        "ours, strict, were the role of a lone poster taken behind the mark, 3 threads share, 4 posts, host",
     );
     let witness = explore(&late.scenario, late.assume).witness.expect("it fails");
     assert!(matches!(witness.failure, Failure::Backwards { .. }), "{:?}", witness.failure);

@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p roce`. Both ends run in turn on this thread, so a core that has one end only
 //! takes more. Time is this thread's own on a core (`/proc/self/schedstat`; without it the clock's), so that other programs cost it
-//! caches and clock rate, not turns; the machine's load is printed before and after. With a number behind it (`-- 3`) it ends with 1 when a median of packets is below so
+//! caches and clock rate, not turns; the machine's load is printed before and after. With a number behind it (`--bench throughput -- 3`) it ends with 1 when a median of packets is below so
 //! many million a second.
 
 use std::process::ExitCode;
@@ -169,7 +169,9 @@ fn load() -> String {
 }
 
 fn main() -> ExitCode {
-    let least = match std::env::args().nth(1).map(|least| least.parse::<f64>()) {
+    // Cargo adds `--bench`.
+    let mut given = std::env::args().skip(1).filter(|argument| argument != "--bench");
+    let least = match given.next().map(|least| least.parse::<f64>()) {
         None => 0.0,
         Some(Ok(least)) => least,
         Some(Err(_)) => {

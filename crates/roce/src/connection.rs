@@ -215,7 +215,7 @@ pub fn poll_request_packet(
 /// Gives a requester a packet that is no request; never says [`Arrival::Request`].
 pub fn take_reply_packet(requester: &mut Requester, qpn: u32, now: Now, packet: &Packet) -> Arrival {
     let reply = |psn, msn, kind| Reply {
-        // The wire names no sender on a connection: whoever brings the packet here has looked at its address.
+        // The wire names no sender on a connection: the caller has compared the packet's address.
         src_qpn: requester.config().peer_qpn.unwrap_or_default(),
         dst_qpn: qpn,
         psn,

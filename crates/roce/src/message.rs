@@ -9,24 +9,17 @@ use crate::{Access, Psn, ServiceType};
 pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
 
 /// A message's operation.
+#[allow(missing_docs, reason = "the names are the manual's")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Opcode {
-    /// SEND.
     Send,
-    /// SEND with immediate.
     SendImm,
-    /// SEND with invalidate.
     SendInvalidate,
-    /// RDMA WRITE.
     Write,
-    /// RDMA WRITE with immediate.
     WriteImm,
-    /// RDMA READ.
     Read,
-    /// ATOMIC CmpSwap.
     CompareSwap,
-    /// ATOMIC FetchAdd.
     FetchAdd,
 }
 

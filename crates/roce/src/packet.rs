@@ -67,7 +67,7 @@ pub enum Syndrome {
     Nak(NakCode),
 }
 
-/// DETH: who sends a datagram, and the key that lets it in.
+/// DETH: the sender of a datagram, and the key that lets it in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Deth {
     /// Q_Key.
@@ -77,16 +77,15 @@ pub struct Deth {
 }
 
 /// What a packet is, with the headers that its opcode brings.
+#[allow(missing_docs, reason = "the names are the manual's")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// SEND.
     Send {
         /// Where in the message.
         position: Position,
         /// Last and only packets.
         trailer: Trailer,
     },
-    /// RDMA WRITE.
     Write {
         /// Where in the message.
         position: Position,
@@ -95,22 +94,16 @@ pub enum Content {
         /// Last and only packets.
         trailer: Trailer,
     },
-    /// RDMA READ request.
     ReadRequest(Reth),
-    /// ATOMIC CmpSwap.
     CompareSwap(AtomicEth),
-    /// ATOMIC FetchAdd.
     FetchAdd(AtomicEth),
-    /// RDMA READ response.
     ReadResponse {
         /// Where in the response.
         position: Position,
         /// All but middle packets.
         aeth: Option<Aeth>,
     },
-    /// Acknowledge.
     Acknowledge(Aeth),
-    /// Atomic acknowledge.
     AtomicAcknowledge {
         /// As in every acknowledgement.
         aeth: Aeth,
@@ -170,7 +163,7 @@ impl Packet {
     }
 }
 
-/// Whose bytes an outgoing packet carries: `packet.payload` is a range of them.
+/// Where the bytes of an outgoing packet are: `packet.payload` is a range of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PayloadSource {
     /// Nobody's: the packet is all header.

@@ -89,9 +89,10 @@ impl QpState {
 pub struct AttrMask(pub u32);
 
 macro_rules! attributes {
-    ($($(#[$doc:meta])* $name:ident = $bit:expr;)*) => {
+    ($($name:ident = $bit:expr;)*) => {
+        #[allow(missing_docs, reason = "the names are those of `IBV_QP_*`")]
         impl AttrMask {
-            $($(#[$doc])* pub const $name: AttrMask = AttrMask(1 << $bit);)*
+            $(pub const $name: AttrMask = AttrMask(1 << $bit);)*
 
             const NAMES: &'static [(AttrMask, &'static str)] = &[$((AttrMask::$name, stringify!($name))),*];
         }
@@ -99,49 +100,27 @@ macro_rules! attributes {
 }
 
 attributes! {
-    /// New state.
     STATE = 0;
-    /// State that the caller assumes.
     CUR_STATE = 1;
-    /// Notify when drained.
     EN_SQD_ASYNC_NOTIFY = 2;
-    /// Remote access flags.
     ACCESS_FLAGS = 3;
-    /// P_Key index.
     PKEY_INDEX = 4;
-    /// Port.
     PORT = 5;
-    /// Q_Key.
     QKEY = 6;
-    /// Address vector.
     AV = 7;
-    /// Path MTU.
     PATH_MTU = 8;
-    /// Ack time-out.
     TIMEOUT = 9;
-    /// Transport retries.
     RETRY_CNT = 10;
-    /// RNR retries.
     RNR_RETRY = 11;
-    /// First PSN expected.
     RQ_PSN = 12;
-    /// Initiator depth.
     MAX_QP_RD_ATOMIC = 13;
-    /// Alternate path.
     ALT_PATH = 14;
-    /// RNR NAK timer.
     MIN_RNR_TIMER = 15;
-    /// First PSN sent.
     SQ_PSN = 16;
-    /// Responder resources.
     MAX_DEST_RD_ATOMIC = 17;
-    /// Path migration state.
     PATH_MIG_STATE = 18;
-    /// Capacities.
     CAP = 19;
-    /// Peer's QPN.
     DEST_QPN = 20;
-    /// Rate limit.
     RATE_LIMIT = 25;
 }
 

@@ -88,7 +88,7 @@ pub struct Requester {
 enum Walk {
     /// All up to the bound are done.
     Through,
-    /// The message now at `done` is a READ or an atomic that the bound covers and whose response has not come.
+    /// The message now at `done` is a READ or an atomic that the bound covers, and its response has not come.
     AtResponse,
 }
 

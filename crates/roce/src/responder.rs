@@ -40,7 +40,7 @@ enum State {
     Failed,
 }
 
-/// Work given out and not reported; whose it is stands beside it.
+/// Work given out and not reported; its message stands beside it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pending {
     Nothing,

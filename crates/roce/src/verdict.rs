@@ -52,7 +52,7 @@ pub enum DropReason {
     WrongPeer,
     /// Past a gap that was NAKed, or past a message that met no receive; it will come again.
     AfterNak,
-    /// A duplicate READ or atomic that is not remembered, or whose region is gone.
+    /// A duplicate READ or atomic that is not remembered, or has lost its region.
     UnknownDuplicate,
     /// RC: a fragment of the message in progress that came already.
     RepeatedFragment,

@@ -1,7 +1,7 @@
-//! Memory of a GPU that somebody else in this process allocated, found by an address in it.
+//! Memory of a GPU that other code of this process allocated, found by an address in it.
 //!
-//! For a device that is given addresses, as a NIC is. Asking loads no driver and starts none ([`Allocation::at`]); only who
-//! then takes a share in the GPU's context ([`Allocation::gpu`]) uses CUDA by itself.
+//! For a device that is given addresses, as a NIC is. Asking loads no driver and starts none ([`Allocation::at`]); only a
+//! share in the GPU's context ([`Allocation::gpu`]) uses CUDA by itself.
 
 use super::context::Context;
 use super::device::Gpu;

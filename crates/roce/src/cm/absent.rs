@@ -1,4 +1,4 @@
-//! What is said for somebody who is not there: by the owner of QP1 for processes that are none, and for a process of this host
+//! Answers for a peer that is not there: by the owner of QP1 for processes that are none, and for a process of this host
 //! that ended without a word, as a kernel would.
 
 use super::*;
@@ -33,7 +33,7 @@ impl Cm {
             .values()
             .filter(left)
             .filter_map(|connection| {
-                // Who refuses a REQ need not have made an id.
+                // A peer that refuses a REQ need not have made an id.
                 let ids = Ids { local: connection.remote_id.unwrap_or(0), remote: connection.id };
                 let words = match connection.state {
                     State::ReqSent => Message::Rej(rej(ids, 0, reason::CONSUMER, &[])),

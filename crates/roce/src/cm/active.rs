@@ -121,7 +121,7 @@ impl Cm {
         Ok(())
     }
 
-    /// Sends an answer again to whoever asked again.
+    /// Sends an answer again, to a repeated request.
     pub(super) fn answer_again(&mut self, route: Route, answer: Box<[u8; MAD_BYTES]>) -> Result<(), CmDrop> {
         self.counters.answered_again += 1;
         self.send(route, answer);

@@ -65,12 +65,12 @@ pub(super) struct Connection {
     /// Code that an MRA will say.
     pub postponed: u8,
     pub sent: Option<Sent>,
-    /// What somebody gets who sends again what was answered already.
+    /// The answer to a message that was answered already and comes again.
     pub answer: Option<Box<[u8; MAD_BYTES]>>,
     pub timer: Option<Now>,
     /// Whether the program still has it.
     pub owned: bool,
-    /// The listener in whose backlog it counts.
+    /// The listener that counts it in its backlog.
     pub waits_at: Option<(u64, Option<Gid>)>,
 }
 

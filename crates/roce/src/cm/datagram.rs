@@ -80,7 +80,7 @@ impl Cm {
         Ok(())
     }
 
-    /// Sends an answer, and keeps it for who asks again.
+    /// Sends an answer, and keeps it for repeated requests.
     fn send_kept(&mut self, answer: Answered) {
         self.send(answer.route, answer.mad.clone());
         if self.answered.len() >= KEPT {

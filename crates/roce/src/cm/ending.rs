@@ -84,7 +84,7 @@ impl Cm {
         let ids = Ids { local: id, remote: connection.remote_id.unwrap_or(0) };
         let (state, route, transaction) = (connection.state, connection.route, connection.transaction);
         let (qpn, service) = (connection.attributes.remote_qpn, connection.service);
-        // Whoever gives up before it knows the other's id is known by its HCA (IBTA vol. 1 §12.6.7.2, reason 4).
+        // A peer that times out before it knows our id is known by its HCA (IBTA vol. 1 §12.6.7.2, reason 4).
         let guid = connection.ca_guid.to_be_bytes();
         let refuse = |cm: &mut Self, refused, why, info: &[u8]| {
             cm.send_message(route, transaction, Message::Rej(rej(ids, refused, why, info)));
@@ -149,7 +149,7 @@ impl Cm {
         qpn: u32,
     ) -> Result<(), CmDrop> {
         let Ok(connection) = self.named(route, ids) else {
-            // Whoever asks is to forget what we have forgotten.
+            // The peer is to forget what we have forgotten.
             let back = Ids { local: ids.remote, remote: ids.local };
             self.send_message(route, mad.transaction, Message::Drep(back));
             return Ok(());
@@ -204,13 +204,13 @@ impl Cm {
         private: &[u8],
     ) -> Result<(), CmDrop> {
         let connection = match (rej.ids.remote, rej.reason) {
-            // Who gave up before our answer came knows its own id only.
+            // A peer that timed out before our answer came knows its own id only.
             (0, reason::TIMEOUT) => {
                 let known = self.by_peer.get(&(route.remote, rej.ids.local)).copied();
                 let id = known.ok_or(CmDrop::NoConnection { id: 0 })?;
                 self.named(route, Ids { local: rej.ids.local, remote: id })?
             }
-            // Who refuses a REQ need not have made an id.
+            // A peer that refuses a REQ need not have made an id.
             _ if rej.message == OF_REQ && rej.ids.local == 0 => {
                 let id = rej.ids.remote;
                 let found = self.connections.get_mut(&id).filter(|found| found.route.remote == route.remote);

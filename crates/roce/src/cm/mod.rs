@@ -5,7 +5,7 @@
 //! [`Cm::handle_mad`] and the commands ([`Cm::connect`], [`Cm::accept`] …) change one connection's [`State`]; what is to be sent
 //! comes out of [`Cm::poll_transmit`], what the program is to know out of [`Cm::poll_event`], and [`Cm::poll_timeout`] says when
 //! [`Cm::handle_timeout`] is due. A request that is not answered is sent again as often as the REQ says; an answer is sent again
-//! to whoever asks again; a connection that has ended keeps its names for a while ([`State::TimeWait`]).
+//! to a repeated request; a connection that has ended keeps its names for a while ([`State::TimeWait`]).
 //! Left out: alternate paths (LAP, APR), RD and XRC, redirection.
 //!
 //! Local communication ids carry the process's slot in their upper 7 bits, so that one process may hand MADs on to another
@@ -85,7 +85,7 @@ pub struct CmTransmit {
     pub mad: Box<[u8; MAD_BYTES]>,
 }
 
-/// Who listens to a service.
+/// A program that listens to a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Listener {
     /// Requests that nobody has answered yet, at most.

@@ -26,7 +26,7 @@ impl Cm {
         Ok(())
     }
 
-    /// The program takes its time: who asks again is told to wait for this long (code of 5 bits). Nothing is sent now.
+    /// The program asks for more time: a repeated REQ is told to wait for this long (code of 5 bits). Nothing is sent now.
     ///
     /// Errors: no such connection, another state.
     pub fn postpone(&mut self, id: ConnectionId, timeout: u8) -> Result<(), CmError> {
@@ -129,7 +129,7 @@ impl Cm {
         Ok(())
     }
 
-    /// Who listens to this service at this address: whoever named the address goes first.
+    /// The listener to this service at this address: one that named the address goes first.
     pub(super) fn listener(&self, service: u64, address: Gid) -> Option<(u64, Option<Gid>)> {
         [(service, Some(address)), (service, None)].into_iter().find(|key| self.listeners.contains_key(key))
     }

@@ -91,79 +91,57 @@ pub enum Disconnect {
 }
 
 /// What a program is to know. Private data is the whole room of the message, zeroes at its end included.
+#[allow(missing_docs, reason = "the names say what came")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// Somebody asks for a connection: accept or reject.
     Requested {
-        /// The new connection.
         id: ConnectionId,
         /// From where to where.
         route: Route,
-        /// The request.
         req: Box<Req>,
         /// 92 bytes.
         private: Vec<u8>,
     },
     /// The request was accepted: say that you are ready.
     Replied {
-        /// The connection.
         id: ConnectionId,
-        /// The answer.
         rep: Rep,
         /// 196 bytes.
         private: Vec<u8>,
     },
     /// The other end is ready: the connection stands.
     Established {
-        /// The connection.
         id: ConnectionId,
         /// 224 bytes.
         private: Vec<u8>,
     },
     /// Refused; the connection is no more, or rests.
     Rejected {
-        /// The connection.
         id: ConnectionId,
-        /// The refusal.
         rej: Box<Rej>,
         /// 148 bytes.
         private: Vec<u8>,
     },
     /// No answer, however often it was asked; the connection is no more.
-    Unreachable {
-        /// The connection.
-        id: ConnectionId,
-    },
+    Unreachable { id: ConnectionId },
     /// It is over.
-    Disconnected {
-        /// The connection.
-        id: ConnectionId,
-        /// How.
-        how: Disconnect,
-    },
+    Disconnected { id: ConnectionId, how: Disconnect },
     /// Its names may be given again; the connection is no more.
-    TimeWaitOver {
-        /// The connection.
-        id: ConnectionId,
-    },
+    TimeWaitOver { id: ConnectionId },
     /// Somebody asks for a datagram service's QP.
     DatagramRequested {
-        /// The question.
         id: ConnectionId,
         /// From where to where.
         route: Route,
-        /// Service id.
         service: u64,
-        /// P_Key.
         pkey: u16,
         /// 216 bytes.
         private: Vec<u8>,
     },
-    /// The answer.
     DatagramAnswered {
         /// The question, which is no more.
         id: ConnectionId,
-        /// The answer.
         rep: Box<SidrRep>,
         /// 136 bytes.
         private: Vec<u8>,

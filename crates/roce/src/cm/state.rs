@@ -12,7 +12,7 @@ pub enum State {
     ReqAcknowledged,
     /// REQ received; the program is to answer.
     ReqReceived,
-    /// The same, and the program takes its time: who asks again gets an MRA.
+    /// REQ received, and the program has asked for more time: a repeated REQ gets an MRA.
     ReqPostponed,
     /// REP sent, nothing heard.
     RepSent,

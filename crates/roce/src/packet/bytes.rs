@@ -2,7 +2,7 @@
 //!
 //! Opcodes and headers as in IBTA vol. 1 §9.2; golden bytes from `rdma_rxe` in the tests. The partition key is the default one,
 //! and an AETH grants no credits, as rxe's does. Everything of a received packet that is reserved, or speaks of migration or
-//! congestion, is passed over: whoever counts such things looks at the bytes.
+//! congestion, is passed over: a counter of such things reads the bytes.
 
 use super::{Aeth, Content, Deth, Packet, Syndrome, Trailer};
 use crate::wire::aeth::NO_CREDITS;

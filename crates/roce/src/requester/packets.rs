@@ -41,7 +41,7 @@ impl Default for SendWindow {
 pub(super) struct Progress {
     /// Set when messages go out as packets.
     pub(super) window: Option<SendWindow>,
-    /// Packets of the message at `done` that are acknowledged, or whose READ response came.
+    /// Packets of the message at `done` that are acknowledged, by a READ response too.
     pub(super) acked: u32,
     /// Packets of the message at `next_send` that this pass has sent.
     pub(super) sent: u32,

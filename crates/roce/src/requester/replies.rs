@@ -169,8 +169,8 @@ impl Requester {
         }
     }
 
-    /// The responder wants the message at the PSN in another way. There is one other way, so whoever asks again without
-    /// progress in between is treated as one that lost the message.
+    /// The responder wants the message at the PSN in another way. There is one other way, so a responder that asks again
+    /// without progress in between is treated as one that lost the message.
     pub(super) fn take_repeat(&mut self, offset: u32) -> ReplyVerdict {
         if self.acknowledge_before(offset) == Walk::AtResponse {
             return self.implied_nak();

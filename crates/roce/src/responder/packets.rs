@@ -81,7 +81,7 @@ impl Responder {
     /// Takes one request packet. The payload of [`Work`] is the packet's; READs are executed here, and their bytes are named
     /// by the packets of the response.
     pub fn handle_packet(&mut self, packet: &Packet, resources: &mut impl Resources) -> Verdict {
-        // The wire names no sender on a connection: whoever brings the packet here has looked at its address.
+        // The wire names no sender on a connection: the caller has compared the packet's address.
         let src_qpn = self.config.peer_qpn.unwrap_or(packet.deth.src_qpn);
         if let Some(reason) = self.unwelcome(packet.service, src_qpn) {
             return self.drop(reason);
@@ -272,7 +272,7 @@ impl Responder {
     // READ responses.
 
     /// A READ was granted: its response goes out packet by packet, each reading its bytes then. So they may be those of a
-    /// WRITE behind the READ; whoever minds posts that with a fence (IBTA, ordering of operations).
+    /// WRITE behind the READ; a requester that minds posts that with a fence (IBTA, ordering of operations).
     fn stream_read(&mut self, region: Region) -> Verdict {
         if !matches!(self.pending, Pending::Message | Pending::Replay) {
             return Verdict::Answered;

@@ -20,24 +20,16 @@ pub const CLASS_VERSION: u8 = 2;
 pub const SEND: u8 = 0x03;
 
 /// Attributes: which message it is.
+#[allow(missing_docs, reason = "the names are the messages'")]
 pub mod attribute {
-    /// REQ.
     pub const REQ: u16 = 0x10;
-    /// MRA.
     pub const MRA: u16 = 0x11;
-    /// REJ.
     pub const REJ: u16 = 0x12;
-    /// REP.
     pub const REP: u16 = 0x13;
-    /// RTU.
     pub const RTU: u16 = 0x14;
-    /// DREQ.
     pub const DREQ: u16 = 0x15;
-    /// DREP.
     pub const DREP: u16 = 0x16;
-    /// SIDR_REQ.
     pub const SIDR_REQ: u16 = 0x17;
-    /// SIDR_REP.
     pub const SIDR_REP: u16 = 0x18;
 }
 
@@ -357,7 +349,7 @@ pub const fn ip_service_port(service: u64) -> Option<(u8, u16)> {
     if service >> 24 == 1 { Some(((service >> 16) as u8, service as u16)) } else { None }
 }
 
-/// Head of the private data of a REQ or SIDR_REQ for a service of IP: who asks whom, 36 bytes (Annex A11).
+/// Head of the private data of a REQ or SIDR_REQ for a service of IP: client and server, 36 bytes (Annex A11).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IpCm {
     /// Version of this header, major in the upper 4 bits: 0.

@@ -5,15 +5,12 @@
 use super::{Bth, IpHeader, Packet, Udp, WireError, icrc};
 
 /// A packet with its IP and UDP headers, ICRC checked.
+#[allow(missing_docs, reason = "the fields are the headers in their order")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// IP header.
     pub ip: IpHeader,
-    /// UDP header.
     pub udp: Udp,
-    /// The transport's part.
     pub packet: Packet<'a>,
-    /// The ICRC.
     pub icrc: u32,
 }
 

@@ -81,7 +81,7 @@ pub const fn stored(icrc: u32) -> [u8; ICRC_BYTES] {
     icrc.to_le_bytes()
 }
 
-/// Checks a datagram all of whose headers are known: over IPv6, or from a raw socket.
+/// Checks a datagram with all headers known: over IPv6, or from a raw socket.
 pub fn check(ip: &IpHeader, udp: &Udp, udp_payload: &[u8]) -> Result<(), WireError> {
     let (transport, found) = split(udp_payload)?;
     let computed = compute(ip, udp, transport)?;
@@ -97,7 +97,7 @@ pub fn check(ip: &IpHeader, udp: &Udp, udp_payload: &[u8]) -> Result<(), WireErr
 /// **Weakness.** 2^16 of the 2^32 values are accepted: a packet changed at random passes once in 65 536 times, where the
 /// whole check lets one in 2^32 through. One flipped bit never passes (the nearest that would lies 26 766 bytes behind the
 /// identification, further than any path MTU), but of several some do. Over Ethernet, whose FCS finds the same errors on
-/// each hop, this is an error behind an error; who cannot live with it uses IPv6 or a raw socket, and [`check`].
+/// each hop, this is an error behind an error; a NIC that cannot accept it uses IPv6 or a raw socket, and [`check`].
 pub fn check_any_identification(ip: &Ipv4, udp: &Udp, udp_payload: &[u8]) -> Result<u16, WireError> {
     let (transport, found) = split(udp_payload)?;
     let with_zero = compute(&IpHeader::V4(Ipv4 { identification: 0, ..*ip }), udp, transport)?;

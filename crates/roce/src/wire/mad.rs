@@ -19,7 +19,7 @@ pub const QP1_QKEY: u32 = 0x8001_0000;
 pub struct MadHeader {
     /// Version of this header: 1.
     pub base_version: u8,
-    /// Class: whose datagram it is.
+    /// Management class: the agent that the datagram is for.
     pub class: u8,
     /// Version of the class.
     pub class_version: u8,

@@ -103,7 +103,7 @@ pub enum WireError {
     /// To be written: extended headers that the opcode does not have.
     #[error("opcode {opcode:#04x} has the headers {wants:?}, not {has:?}")]
     HeadersDisagree { opcode: u8, wants: HeaderSet, has: HeaderSet },
-    /// The invariant CRC is wrong: the packet was changed on its way, or made by somebody who cannot count.
+    /// The invariant CRC is wrong: the packet was changed on its way, or its sender computes it wrongly.
     #[error("ICRC {found:#010x}, the packet's is {computed:#010x}")]
     Icrc { found: u32, computed: u32 },
     /// The invariant CRC is wrong whatever the IPv4 identification was.

@@ -23,23 +23,18 @@ impl Service {
 }
 
 /// What the message that a packet belongs to does.
+#[allow(missing_docs, reason = "the names are the manual's")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// SEND.
     Send,
-    /// RDMA WRITE.
     Write,
-    /// RDMA READ request.
     ReadRequest,
-    /// RDMA READ response.
     ReadResponse,
     /// ACK, NAK or RNR NAK.
     Acknowledge,
     /// Response of an atomic.
     AtomicAcknowledge,
-    /// Compare and swap.
     CompareSwap,
-    /// Fetch and add.
     FetchAdd,
 }
 
@@ -76,27 +71,18 @@ impl Position {
 }
 
 /// Extended headers behind the BTH, in the order they are written.
+#[allow(missing_docs, reason = "the names are the headers")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HeaderSet {
-    /// None.
     Nothing,
-    /// ImmDt.
     Imm,
-    /// IETH.
     Ieth,
-    /// RETH.
     Reth,
-    /// RETH, then ImmDt.
     RethImm,
-    /// AETH.
     Aeth,
-    /// AETH, then AtomicAckETH.
     AethAtomicAck,
-    /// AtomicETH.
     Atomic,
-    /// DETH.
     Deth,
-    /// DETH, then ImmDt.
     DethImm,
 }
 
@@ -121,6 +107,7 @@ macro_rules! kinds {
         /// A packet regardless of its service: the lower five bits of its opcode.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(u8)]
+        #[allow(missing_docs, reason = "the names are those of the table")]
         pub enum PacketKind { $($(#[$doc])* $name = $code,)* }
 
         impl PacketKind {
@@ -154,51 +141,29 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// SEND First.
     SendFirst = 0x00: Send, First, Nothing;
-    /// SEND Middle.
     SendMiddle = 0x01: Send, Middle, Nothing;
-    /// SEND Last.
     SendLast = 0x02: Send, Last, Nothing;
-    /// SEND Last with immediate.
     SendLastImm = 0x03: Send, Last, Imm;
-    /// SEND Only.
     SendOnly = 0x04: Send, Only, Nothing;
-    /// SEND Only with immediate.
     SendOnlyImm = 0x05: Send, Only, Imm;
-    /// RDMA WRITE First.
     WriteFirst = 0x06: Write, First, Reth;
-    /// RDMA WRITE Middle.
     WriteMiddle = 0x07: Write, Middle, Nothing;
-    /// RDMA WRITE Last.
     WriteLast = 0x08: Write, Last, Nothing;
-    /// RDMA WRITE Last with immediate.
     WriteLastImm = 0x09: Write, Last, Imm;
-    /// RDMA WRITE Only.
     WriteOnly = 0x0a: Write, Only, Reth;
-    /// RDMA WRITE Only with immediate.
     WriteOnlyImm = 0x0b: Write, Only, RethImm;
-    /// RDMA READ Request.
     ReadRequest = 0x0c: ReadRequest, Only, Reth;
-    /// RDMA READ response First.
     ReadResponseFirst = 0x0d: ReadResponse, First, Aeth;
     /// RDMA READ response Middle: the only response packet without an AETH.
     ReadResponseMiddle = 0x0e: ReadResponse, Middle, Nothing;
-    /// RDMA READ response Last.
     ReadResponseLast = 0x0f: ReadResponse, Last, Aeth;
-    /// RDMA READ response Only.
     ReadResponseOnly = 0x10: ReadResponse, Only, Aeth;
-    /// Acknowledge.
     Acknowledge = 0x11: Acknowledge, Only, Aeth;
-    /// ATOMIC Acknowledge.
     AtomicAcknowledge = 0x12: AtomicAcknowledge, Only, AethAtomicAck;
-    /// CmpSwap.
     CompareSwap = 0x13: CompareSwap, Only, Atomic;
-    /// FetchAdd.
     FetchAdd = 0x14: FetchAdd, Only, Atomic;
-    /// SEND Last with invalidate.
     SendLastInvalidate = 0x16: Send, Last, Ieth;
-    /// SEND Only with invalidate.
     SendOnlyInvalidate = 0x17: Send, Only, Ieth;
 }
 

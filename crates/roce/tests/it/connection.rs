@@ -40,7 +40,7 @@ fn path_lines(name: &str, path: &Path) -> Vec<String> {
 
 /// What tshark's lines say of this message, in their order. It knows no SIDR messages.
 fn lines(mad: &CmMad<'_>) -> Vec<String> {
-    let id = |whose: &str, id: u32| format!("{whose} Communication ID: 0x{id:08x}");
+    let id = |side: &str, id: u32| format!("{side} Communication ID: 0x{id:08x}");
     let ids = |ids: &roce::wire::cm::Ids| vec![id("Local", ids.local), id("Remote", ids.remote)];
     let mut lines = vec![
         format!("Transaction ID: 0x{:016x}", mad.transaction),

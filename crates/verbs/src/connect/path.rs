@@ -156,7 +156,7 @@ impl PathOptions {
 }
 
 /// Picks an entry of a GID table. The error lists what there is.
-fn choose(table: &[GidEntry], choice: GidChoice, whose: &str) -> Result<GidEntry, ConnectError> {
+fn choose(table: &[GidEntry], choice: GidChoice, port_name: &str) -> Result<GidEntry, ConnectError> {
     let (found, wanted) = match choice {
         GidChoice::Auto => {
             let found =
@@ -180,7 +180,7 @@ fn choose(table: &[GidEntry], choice: GidChoice, whose: &str) -> Result<GidEntry
         let entries: Vec<String> =
             table.iter().map(|entry| format!("{}: {} ({:?})", entry.index, entry.gid, entry.kind)).collect();
         let entries = if entries.is_empty() { "the table is empty".into() } else { entries.join(", ") };
-        ConnectError::Path(format!("the GID table of {whose} lacks {wanted}; {entries}"))
+        ConnectError::Path(format!("the GID table of {port_name} lacks {wanted}; {entries}"))
     })
 }
 

@@ -267,21 +267,17 @@ pub struct DeviceAttributes {
 }
 
 /// A port.
+#[allow(missing_docs, reason = "the names are those of `ibv_port_attr`")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortAttributes {
-    /// State.
     pub state: PortState,
-    /// Link layer.
     pub link_layer: LinkLayer,
     /// LID, 0 on Ethernet.
     pub lid: u16,
-    /// Largest MTU.
     pub max_mtu: Mtu,
-    /// MTU in use.
     pub active_mtu: Mtu,
     /// Length of the GID table.
     pub gid_count: u32,
-    /// Largest message.
     pub max_message_bytes: u32,
     /// Lanes, as coded in `ibv_query_port(3)`.
     pub active_width: u8,

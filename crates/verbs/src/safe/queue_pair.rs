@@ -89,37 +89,25 @@ pub struct RtsAttributes {
 }
 
 /// What a queue pair says about itself.
+#[allow(missing_docs, reason = "the names are those of the attributes")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueriedQp {
-    /// State.
     pub state: QpState,
     /// Path MTU, once it has one.
     pub mtu: Option<Mtu>,
-    /// Peer's queue pair.
     pub peer_qpn: u32,
-    /// Next PSN expected.
     pub expected_psn: u32,
-    /// Next PSN to send.
     pub next_psn: u32,
-    /// Rights of the peer.
     pub access: Access,
-    /// Q_Key.
     pub qkey: u32,
-    /// Port.
     pub port: u8,
-    /// Peer's LID.
     pub peer_lid: u16,
-    /// Peer's GID.
     pub peer_gid: Option<Gid>,
-    /// Acknowledgement timeout code.
     pub timeout: u8,
-    /// Retries.
     pub retry_count: u8,
-    /// RNR retries.
     pub rnr_retry: u8,
     /// Code of the shortest RNR delay.
     pub min_rnr_timer: u8,
-    /// READs and atomics outstanding.
     pub max_rd_atomic: u8,
     /// The same, of the peer.
     pub max_dest_rd_atomic: u8,

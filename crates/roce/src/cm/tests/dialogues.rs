@@ -228,12 +228,12 @@ fn a_datagram_service_is_found_refused_or_not_there_and_asked_once() {
         let route = Route { local: gid(0), remote: gid(1) };
         let question =
             DatagramQuestion { route, service: SERVICE, pkey: 0xffff, response_timeout: 20, retries: 3 };
-        net.ends[0].ask_datagram(net.now, &question, b"who").unwrap();
+        net.ends[0].ask_datagram(net.now, &question, b"ask").unwrap();
         if listens {
             let Some((1, Event::DatagramRequested { id, private, .. })) = net.next_event(END) else {
                 panic!()
             };
-            assert_eq!((private.len(), &private[..3]), (216, &b"who"[..]));
+            assert_eq!((private.len(), &private[..3]), (216, &b"ask"[..]));
             if answers {
                 let rep = SidrRep {
                     request: 0,
@@ -278,7 +278,7 @@ fn a_process_that_ended_without_a_word_is_spoken_for() {
     assert!(matches!(told[..], [Event::Disconnected { .. }, Event::Rejected { .. }]), "{told:?}");
     assert_eq!((net.ends[1].state(asked), net.ends[1].state(id)), (Some(State::DreqReceived), None));
     assert!(net.ends[0].state(other).is_some());
-    // Who took a request and said nothing is known by nothing but that it was asked.
+    // A process that took a request and said nothing is known by the request alone.
     let [mine, another] =
         [7, 8].map(|qpn| net.ends[0].connect(net.now, &Req { qpn, ..request() }, b"").unwrap());
     while net.ends[0].poll_event().is_some() {}

@@ -154,7 +154,7 @@ impl Net {
         true
     }
 
-    /// Until nothing happens any more, or an event comes: whose, and which.
+    /// Until nothing happens any more, or an event comes: of which end, and which.
     pub fn next_event(&mut self, until: Now) -> Option<(usize, Event)> {
         loop {
             for end in 0..2 {

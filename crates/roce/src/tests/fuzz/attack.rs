@@ -106,7 +106,7 @@ pub(super) fn change(rng: &mut Rng, flying: &Flying, other: &Flying) -> Flying {
     (packet, payload)
 }
 
-/// A request by somebody who knows which PSN is expected; mostly a READ or an atomic that is granted.
+/// A request by an attacker that knows which PSN is expected; mostly a READ or an atomic that is granted.
 pub(super) fn aimed(rng: &mut Rng, service: ServiceType, expected: Psn) -> Flying {
     let (rkey, first, ..) = REGIONS[0];
     let va = VA + first as u64 + (rng.below(0x1000) & !7);

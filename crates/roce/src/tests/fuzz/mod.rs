@@ -1,4 +1,4 @@
-//! Whole conversations under attack: two connections that live, and an enemy between them who changes, makes up, repeats, holds
+//! Whole conversations under attack: two connections that live, and an enemy between them that changes, makes up, repeats, holds
 //! back and loses packets. Nothing panics, nothing outside a granted region is touched, no queue grows beyond what its QP was
 //! made with, every message ends once and in order, and when the enemy rests the conversation comes to an end (INV-15).
 //!
