@@ -1,8 +1,8 @@
 //! NVIDIA's run-time compiler from Python's package index: `xtask/cuda-wheels.txt` says which, and their hashes.
 //!
 //! No GPU and no driver is needed to compile and link for one, so the tests of device code run everywhere. The wheels
-//! are unpacked into a folder below cargo's target folder, once for each list; who sets `DOORBELL_CUDA` uses a toolkit of
-//! their own, and nothing is fetched.
+//! are unpacked into a folder below cargo's target folder, once for each list. With
+//! `DOORBELL_CUDA` set to a toolkit nothing is fetched.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -93,7 +93,7 @@ fn command(folder: &Path) -> Command {
 }
 
 fn fetch(folder: &Path) -> Result<()> {
-    // Whoever is killed on the way leaves no folder that looks whole.
+    // A fetch that is killed on the way leaves no folder that looks whole.
     let _ = fs::remove_dir_all(folder);
     let log = target_dir().join("xtask-test/cuda-wheels.log");
     match run_logged(&mut command(folder), &log, LIMIT)? {

@@ -62,7 +62,7 @@ pub fn run(options: &Options) -> Result<()> {
                     generator.makes
                 )));
             }
-            // The committed text is compared with the headers by verbs-ctest all the same.
+            // verbs-ctest compares the committed text with the headers in any case.
             say!("SKIP headers: {}: {lacking}; {INSTALL}", generator.makes);
             skipped += 1;
             continue;

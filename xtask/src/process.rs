@@ -160,7 +160,7 @@ impl Speaking {
         let mut child = Guarded(command.spawn().with_context(|| format!("starting {program}"))?);
         let stdout = child.0.stdout.take().context("stdout was piped")?;
         let (said, lines) = channel();
-        // Ends with the program, or when nobody listens any more.
+        // Ends with the program, or with the receiver of its lines.
         std::thread::spawn(move || {
             let lines = BufReader::new(stdout).lines().map_while(Result::ok);
             lines.into_iter().try_for_each(|line| said.send(line).map_err(|_| ()))
@@ -224,7 +224,7 @@ pub fn end_all(patience: Duration) {
     }
 }
 
-/// Asks the children of `ancestor` to end, once, and waits for them and all below them; kills nothing, and asks nobody else:
+/// Asks the children of `ancestor` to end, once, and waits for them and all below them; kills nothing, and asks no other process:
 /// what apt-get runs ends whole when apt-get itself was asked. Whether everything ended within `patience`.
 pub fn end_unharmed(ancestor: u32, patience: Duration) -> bool {
     let mut tree: BTreeSet<u32> = descendants(ancestor).into_iter().collect();
@@ -307,7 +307,7 @@ fn stat(process: u32) -> Option<String> {
 }
 
 /// Writes a shell script that can be started at once, for tests: written by another process, since a file that one of our
-/// threads writes while another one forks is «text file busy» to whoever starts it.
+/// threads writes while another one forks cannot be started («text file busy»).
 #[cfg(test)]
 pub fn script(path: &Path, text: &str) {
     let beside = path.with_extension("text");

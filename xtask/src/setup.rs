@@ -36,7 +36,7 @@ pub enum Purpose {
     Test,
 }
 
-/// One package, who needs it first, and why.
+/// One package, its first purpose, and why it is needed.
 struct Package {
     name: &'static str,
     purpose: Purpose,
@@ -125,13 +125,13 @@ pub fn run(options: &Options) -> Result<()> {
 
 /// Makes sure that what `purpose` needs is installed; called by every command that needs something.
 pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
-    // Nothing can be fetched where a bundle is used; what is missing is said by whoever looks for it.
+    // Nothing can be fetched where a bundle is used; a command that misses something says so.
     if carried::folder().is_some() {
         return Ok(());
     }
     let system = System::read();
     if !system.has_packages {
-        // Not a system of ours: say once what is expected, and let the run itself find out.
+        // Not Debian or Ubuntu: say once what is expected, and let the run itself find out.
         say!(
             "setup: no dpkg here; {} is expected to have: {}",
             system.name,
@@ -374,7 +374,7 @@ here=$(dirname "$0"); trap ': > "$here/asked"' INT
         fs::write(folder.join("sudo"), sudo).unwrap();
         fs::set_permissions(folder.join("sudo"), fs::Permissions::from_mode(0o755)).unwrap();
         let name = "setup::tests::a_signal_waits_for_apt_and_kills_nothing_below_it";
-        // Whoever starts the tests in the background has SIGINT ignored, and no script could hear it.
+        // Tests that a shell started in the background have SIGINT ignored, and no script could hear it.
         let mut us = Command::new("env");
         us.arg("--default-signal=INT").arg(std::env::current_exe().unwrap());
         us.args(["--exact", name, "--nocapture"]).env(STAGE, &folder);

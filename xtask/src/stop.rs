@@ -1,7 +1,7 @@
 //! Ctrl-C, SIGTERM and a hangup of the terminal: whatever was started ends, one line says how to go on, exit status 130.
 //!
 //! A thread waits for the signal, so that it is heard wherever a command happens to wait. The signal may come to us alone:
-//! then nobody else tells the children. Points on disk are whole, each was synced before the next one began. A package
+//! then the children get no signal but from here. Points on disk are whole, each was synced before the next one began. A package
 //! manager is asked and waited for, never killed: half a package breaks the machine.
 
 use std::io::{IsTerminal, Read, Write};
@@ -56,7 +56,7 @@ fn ignores(status: &str, signal: i32) -> bool {
         .is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
-/// A package manager is at work while it lives, and nothing else of ours is.
+/// A package manager is at work while it lives, and nothing else that this command started is.
 #[must_use]
 #[derive(Debug)]
 pub struct AtPackages(());

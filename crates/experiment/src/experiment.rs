@@ -59,7 +59,7 @@ impl Experiment {
             let claims = self.papers.iter().filter(|paper| paper.name == judges.paper);
             judged.extend(claims.flat_map(|paper| &paper.claim).map(|claim| judge(claim, &points)));
         }
-        // Of a link that nobody shaped there is nothing to say.
+        // An aim about a shaped link is not asked of another one.
         let asked = |claim: &&Claim| !matches!(claim.rule, Rule::Fills { .. }) || shaped_to(points).is_some();
         let aims = self.spec.claims.iter().filter(asked);
         judged.extend(aims.map(|claim| Judged { aim: true, ..judge(claim, points) }));

@@ -190,7 +190,7 @@ pub enum Rule {
         /// Which number of a point.
         field: String,
     },
-    /// A fact that the figure leans on and no run of ours can judge.
+    /// A fact that the figure rests on and no run here can judge.
     Background {},
 }
 
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_that_says_what_nobody_reads_is_refused() {
+    fn a_claim_with_an_unknown_key_is_refused() {
         let claim = |more: &str| {
             let text = format!("id = \"a\"\ntext = \"b\"\nsource = \"c\"\n{more}");
             toml::from_str::<Claim>(&text).map(|claim| claim.id).map_err(|error| error.to_string())

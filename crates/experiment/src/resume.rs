@@ -158,7 +158,7 @@ pub fn earlier(
     }
     if provenance.revision.dirty && !records.records.is_empty() {
         said.push(format!(
-            "--resume: the points in {} are of a tree with changes, as this run is: whether with the same ones nobody can tell",
+            "--resume: the points in {} are of a tree with changes, as this run is; whether both have the same ones is not known",
             file.display()
         ));
     }

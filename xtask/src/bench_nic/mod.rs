@@ -129,7 +129,7 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
     execute(options, experiment, &programs, revision, LIMIT)
 }
 
-/// What makes queue pairs that nobody uses: an example of soft-nic's, on its testing driver.
+/// Builds `idle_queues`, an example of soft-nic that makes unused queue pairs on its testing driver.
 pub fn build_idle_queues() -> Result<()> {
     cargo(&["-p", "soft-nic", "--example", "idle_queues"])
 }

@@ -288,7 +288,7 @@ impl Stand<'_> {
         number.with_context(|| format!("baseline {}: no {field}", options[0]))
     }
 
-    /// What a queue pair costs that nobody uses.
+    /// Cost of an unused queue pair.
     fn idle_queues(&self, field: &str) -> Result<f64> {
         let carried = self.tools.map(|folder| folder.join("idle_queues"));
         let program = carried.unwrap_or_else(|| target_dir().join("release/examples/idle_queues"));
@@ -297,7 +297,7 @@ impl Stand<'_> {
         said.pointer(field).and_then(Value::as_f64).with_context(|| format!("idle_queues gives no {field}"))
     }
 
-    /// A receiver that nobody calls has opened its device and waits.
+    /// An open device that does nothing: a receiver without a sender.
     fn idle(&self, name: &str) -> Result<(f64, f64)> {
         let mut receiver = self.softnic(End::Alone, false, &self.programs.generator);
         receiver.args(["--listen", "127.0.0.1:0", "--nic", "mlx5_0", "--json", "-"]);

@@ -84,7 +84,7 @@ pub enum Source {
         /// Factor to our unit.
         scale: f64,
     },
-    /// 10,000 connected queue pairs that nobody uses (`idle_queues`, an example of soft-nic); the field of its line.
+    /// 10,000 connected, unused queue pairs (`idle_queues`, an example of soft-nic); the field of its line.
     IdleQueues {
         /// JSON pointer.
         field: String,

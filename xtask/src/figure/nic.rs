@@ -147,7 +147,7 @@ pub enum Receiver {
     Standing {
         /// Host and port.
         address: String,
-        /// What keeps it running, when it was us who started it.
+        /// The session that keeps it running, if this command started it.
         _session: Option<Box<Speaking>>,
     },
 }

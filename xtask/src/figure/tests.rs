@@ -188,7 +188,7 @@ fn points_of_another_run_are_not_mixed_in() {
 fn a_window_of_another_spec_is_not_mixed_in() {
     let stage = stage("window", "");
     stage.run(&options(false)).unwrap();
-    // Figure 5 leaves the window to the generator, whose 1024 nobody asked for; figure 4 has one for each size.
+    // Figure 5 leaves the window to the generator, which chose 1024 by itself; figure 4 has one for each size.
     checked(&stage.out, &small(), true).unwrap();
     let mut other = small();
     other.spec.options.insert("working_set_bytes".into(), (12 << 20).into());
@@ -421,7 +421,7 @@ fn a_generator_that_dies_names_the_point_and_keeps_the_others() {
 }
 
 #[test]
-fn a_figure_that_nobody_made_is_refused_with_the_ones_there_are() {
+fn an_unknown_figure_is_refused_with_the_ones_there_are() {
     let error = run("fig99", &options(false)).unwrap_err();
     assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("fig4, fig5"), "{error:#}");
     let resumed = Options { resume: true, ..options(false) };
@@ -440,7 +440,7 @@ fn a_card_that_is_not_here_is_refused() {
     assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("mlx5_77"), "{error:#}");
 }
 
-/// A program of ours on a fabric of this test.
+/// A script that starts a program on a fabric of this test.
 fn on_softnic(stage: &Stage, name: &str, command: &str) -> PathBuf {
     let built = Programs::release();
     let text = format!(

@@ -56,7 +56,7 @@ const WINDOWS_IN_USE: u64 = 3;
 const MOST_IN_FLIGHT: u64 = 512;
 
 impl Transfer {
-    /// Of a spec. Error: another program, or an option that nobody reads.
+    /// Of a spec. Error: another program, or an unknown option.
     pub fn of(spec: &Spec) -> Result<Transfer> {
         ensure!(spec.app == APP, "{}: no program `{}` is known to measure", spec.name, spec.app);
         spec.options.clone().try_into().with_context(|| format!("{}: options", spec.name))
@@ -121,7 +121,7 @@ impl Transfer {
         options
     }
 
-    /// Window and burst that the sender of a point is told; what nobody asks for the generator chooses by size and revision.
+    /// Window and burst that the sender of a point is told; the generator chooses the others by size and revision.
     pub fn asked(&self, spec: &Spec, key: &Key) -> BTreeMap<String, u64> {
         let options = self.sender_options(spec, &key.series, key.x, list(key), 0.0);
         let told = |name: &str| {

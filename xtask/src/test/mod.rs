@@ -42,7 +42,7 @@ pub struct Options {
     /// Install nothing; what is missing ends the run with exit status 2.
     #[arg(long)]
     no_install: bool,
-    /// On a machine without rdma-core: no set-up, skips instead of floors, and the binaries must start all the same.
+    /// On a machine without rdma-core: no set-up, tests may skip and floors do not count; the binaries have to start.
     #[arg(long)]
     bare: bool,
     /// Only the tests named gpu_*, and examples/cuda_post, on a machine with a GPU; from a bundle too.

@@ -130,7 +130,7 @@ mod tests {
     use crate::workspace::root;
 
     #[test]
-    fn a_file_that_nobody_recorded_is_named() {
+    fn a_file_that_was_not_recorded_is_named() {
         for (path, text, count) in [
             ("experiments/fig4/measured.json", "{\"entries\":[]}", 0),
             ("experiments/bench-nic/measured.json", "{\"entries\":[]}", 0),

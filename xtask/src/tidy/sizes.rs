@@ -64,7 +64,10 @@ fn crates(tree: &Tree) -> String {
             *sum += lines;
             *rust += if path.ends_with(".rs") { lines } else { 0 };
         }
-        *who += prose::who_as_noun(path, text).len();
+        // The checks' own tests have such words to find.
+        if !path.starts_with("xtask/src/tidy/") {
+            *who += prose::who_as_noun(path, text).len();
+        }
     }
     let total = rows.values().fold([0; 3], |sum, row| std::array::from_fn(|at| sum[at] + row[at]));
     let rows = rows.into_iter().filter(|(_, row)| *row != [0; 3]).chain([("total".to_owned(), total)]);

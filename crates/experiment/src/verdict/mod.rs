@@ -108,7 +108,7 @@ pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
         Some(true) => 2,
     });
     let mut evidence: Vec<String> = findings.into_iter().map(Finding::line).collect();
-    // Above all else: whoever reads the verdict must know.
+    // Above all else, since the verdict rests on it.
     if let (true, Some(warning)) = (judged, not_whole(claim, points)) {
         evidence.insert(0, warning);
     }

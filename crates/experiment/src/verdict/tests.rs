@@ -147,7 +147,7 @@ fn a_verdict_on_points_that_are_not_whole_says_so() {
     );
     for (id, points) in [
         ("post-constant-api", &all),
-        // About nobody but GPUs.
+        // About GPUs alone.
         ("gpu-scales-like-cpu", &change(&all, "nobody", |p| p.missing = Some("1 without completion".into()))),
         ("clock-l40", &broken),
     ] {

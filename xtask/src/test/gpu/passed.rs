@@ -47,7 +47,7 @@ pub fn mark(programs: &[&TestProgram], on_nic: bool, gpu: &str) -> Result<Mark> 
     Ok(Mark { commit, programs: format!("{:016x}", hash.finish()), gpu: gpu.to_owned() })
 }
 
-/// FNV-1a, 64 bits: tells builds apart, defends against nobody.
+/// FNV-1a, 64 bits: tells builds apart, and is no protection against forgery.
 struct Fnv(u64);
 
 impl Hasher for Fnv {

@@ -87,8 +87,8 @@ pub fn said_by_cargo(said: &str, package_of: impl Fn(&Path) -> Option<String>) -
         if message.reason == "compiler-artifact" && profile.test {
             let kind = target.kind.first().map_or("lib", String::as_str);
             let at = message.manifest_path.display();
-            let package =
-                package_of(&message.manifest_path).with_context(|| format!("{at}: no package of ours"))?;
+            let package = package_of(&message.manifest_path)
+                .with_context(|| format!("{at}: no package of the workspace"))?;
             programs.push(TestProgram { package, target: format!("{kind}-{}", target.name), path });
         }
     }
