@@ -61,10 +61,12 @@ pub fn in_words(revision: &Revision) -> String {
     match (revision.commit.get(..12), carried::folder()) {
         (Some(commit), _) => format!("{commit}{changes}"),
         (None, Some(_)) => "unknown: the programs were built without `cargo xtask bundle`".to_owned(),
-        (None, None) => {
-            format!("unknown: {}", Revision::why_unknown(&root()).unwrap_or_else(|| revision.commit.clone()))
-        }
+        (None, None) => why_unknown(&root()),
     }
+}
+
+fn why_unknown(root: &Path) -> String {
+    format!("unknown: {}", Revision::why_unknown(root).unwrap_or_else(|| "git names no commit".to_owned()))
 }
 
 /// The source that this very program was built from, for use where there is neither tree nor git: what `cargo xtask
@@ -256,6 +258,12 @@ mod tests {
         for text in ["", "abc", " clean", "abc neat"] {
             assert!(parse_revision(text).dirty, "{text}");
         }
+    }
+
+    #[test]
+    fn an_unknown_revision_comes_with_git_s_reason() {
+        let (said, reason) = (why_unknown(Path::new("/proc")), Revision::why_unknown(Path::new("/proc")));
+        assert_eq!(said, format!("unknown: {}", reason.unwrap()));
     }
 
     #[test]

@@ -324,6 +324,10 @@ mod tests {
         {
             assert!(plain.contains(words), "{words}");
         }
+        // The windows stand at the top of the logarithmic panel too.
+        for window in [">\n512\n<", ">\n256\n<"] {
+            assert!(plain.contains(window), "{window}");
+        }
         assert!(shaped.contains("shaped to 100 Gbit/s") && !shaped.contains("not shaped"));
         assert!(shaped.contains("revision unknown with changes") && !plain.contains("with changes"));
     }
@@ -375,7 +379,13 @@ mod tests {
             (
                 "throughput",
                 throughput,
-                &["GPU warp", "on NVIDIA H200, sm_90 without a NIC", "wire model of", "early", "strict"][..],
+                &[
+                    "GPU warp",
+                    "on NVIDIA H200, sm_90 without a NIC",
+                    "wire model of",
+                    "in the `early` order",
+                    "use `strict`",
+                ][..],
             ),
             ("post-time", post_time, &["CPU shim, list 16", "L40", "whole bursts"]),
         ] {

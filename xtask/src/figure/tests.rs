@@ -352,6 +352,20 @@ fn points_that_are_not_whole_are_drawn_and_then_fail_the_run_with_what_is_missin
 }
 
 #[test]
+fn a_rate_of_messages_that_were_not_counted_is_no_number() {
+    let run = r#"echo '{"kind":"run","window":1,"batch":1,"posted":10,"completed":0,"received":0,"verified":0,"torn":0,"lost":0,"content_ok":false,"msgs_per_s":0,"payload_gbps":0,"wire_gbps":0,"post_ns":25.5,"post":null,"interrupted":false,"error":null}'; exit 1"#;
+    let stage = stage("uncounted", run);
+    assert!(stage.run(&options(false)).is_err());
+    for point in stage.points() {
+        let has = |name| point.values.contains_key(name);
+        assert!(
+            has("post_ns") && !has("msgs_per_s") && !has("payload_gbps") && !has("wire_gbps"),
+            "{point:?}"
+        );
+    }
+}
+
+#[test]
 fn points_that_are_not_whole_are_measured_again_and_the_newer_line_counts() {
     let stage = lossy("again");
     stage.run(&options(false)).unwrap_err();
