@@ -39,42 +39,23 @@ pub struct Options {
 
 /// Why a queue pair cannot be taken over.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum ShimError {
     /// rdma-core refused.
     #[error(transparent)]
     Verbs(#[from] verbs::Error),
     /// Short messages would land in CQEs, where the shim does not copy them from.
     #[error("QP {qpn:#x} may scatter to CQEs: make it without QpBuilder::allow_scatter_to_cqe")]
-    MayScatterToCqe {
-        /// Queue pair number.
-        qpn: u32,
-    },
+    MayScatterToCqe { qpn: u32 },
     /// BlueFlame needs a register that nobody else writes.
     #[error("QP {qpn:#x} shares its doorbell register: BlueFlame needs QpBuilder::own_register")]
-    SharedRegister {
-        /// Queue pair number.
-        qpn: u32,
-    },
+    SharedRegister { qpn: u32 },
     /// Datagrams are libmlx5's business.
     #[error("QP {qpn:#x} is {kind}: the shim posts to RC and UC")]
-    Service {
-        /// Queue pair number.
-        qpn: u32,
-        /// Its service.
-        kind: QpType,
-    },
+    Service { qpn: u32, kind: QpType },
     /// Sizes that the routines do not handle.
     #[error("{what} of QP {qpn:#x} has {entries} entries of {stride} bytes, which the shim does not handle")]
-    Shape {
-        /// Which queue.
-        what: &'static str,
-        /// Queue pair number.
-        qpn: u32,
-        /// Its length.
-        entries: u32,
-        /// Size of an entry.
-        stride: u32,
-    },
+    Shape { what: &'static str, qpn: u32, entries: u32, stride: u32 },
 }
 
 /// Why a CQ could not be read on.

@@ -421,39 +421,17 @@ pub const KEYS: &[Key] = &[
 
 /// Why a configuration was refused: always one line that says what, where and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum ConfigError {
     /// The text is not TOML.
     #[error("{origin}: line {line}: not valid TOML: {reason}; correct that line")]
-    Syntax {
-        /// File name, option or variable.
-        origin: String,
-        /// 1-based line.
-        line: usize,
-        /// The parser's words, on one line.
-        reason: String,
-    },
+    Syntax { origin: String, line: usize, reason: String },
     /// A key that no version knows.
     #[error("{origin}: unknown key `{key}`; remove it or use one of {known}")]
-    UnknownKey {
-        /// File name, option or variable.
-        origin: String,
-        /// The key as written.
-        key: String,
-        /// All known keys.
-        known: String,
-    },
+    UnknownKey { origin: String, key: String, known: String },
     /// A value of the wrong kind or out of its range.
     #[error("{origin}: {key} = {value} is not allowed; give {allowed}")]
-    Value {
-        /// File name, option or variable.
-        origin: String,
-        /// The key.
-        key: &'static str,
-        /// The value as written.
-        value: String,
-        /// What may stand there.
-        allowed: &'static str,
-    },
+    Value { origin: String, key: &'static str, value: String, allowed: &'static str },
 }
 
 impl Config {

@@ -7,6 +7,7 @@ use host_twin::TwinError;
 
 /// See the module.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum KernelError {
     /// The GPU, its driver, or what was asked of them.
     #[error(transparent)]
@@ -28,22 +29,10 @@ pub enum KernelError {
     Verbs(#[from] verbs::Error),
     /// No memory.
     #[error("{bytes} bytes of memory for kernels: {source}")]
-    Memory {
-        /// How many.
-        bytes: usize,
-        /// The system's words.
-        source: std::io::Error,
-    },
+    Memory { bytes: usize, source: std::io::Error },
     /// Bytes that memory does not have.
     #[error("{len} bytes at {offset} leave the {whole} bytes of this memory")]
-    Range {
-        /// First byte.
-        offset: usize,
-        /// How many.
-        len: usize,
-        /// How many there are.
-        whole: usize,
-    },
+    Range { offset: usize, len: usize, whole: usize },
     /// What a launch asks for cannot be.
     #[error("{0}")]
     Refused(String),
@@ -51,10 +40,5 @@ pub enum KernelError {
     #[error(
         "kernel {kernel} has not ended {waited:?} after it was told to; its queues and memory are kept for ever"
     )]
-    NeverEnds {
-        /// Its name.
-        kernel: &'static str,
-        /// How long it was waited for.
-        waited: Duration,
-    },
+    NeverEnds { kernel: &'static str, waited: Duration },
 }

@@ -50,7 +50,6 @@ layouts! {
         HCA_CORE_CLOCK_OFFSET = "hca_core_clock_offset" at 48, LOG_UAR_SIZE = "log_uar_size" at 56,
         NUM_UARS_PER_PAGE = "num_uars_per_page" at 60, NUM_DYN_BFREGS = "num_dyn_bfregs" at 64,
     }
-    /// Answer to QUERY_DEVICE.
     query_device_resp = "struct ib_uverbs_query_device_resp", 176 {
         FW_VER = "fw_ver" at 0, NODE_GUID = "node_guid" at 8, SYS_IMAGE_GUID = "sys_image_guid" at 16,
         MAX_MR_SIZE = "max_mr_size" at 24, PAGE_SIZE_CAP = "page_size_cap" at 32, VENDOR_ID = "vendor_id" at 40,
@@ -71,7 +70,6 @@ layouts! {
     mlx5_query_device_resp = "struct mlx5_ib_query_device_resp", 104 {
         RESPONSE_LENGTH = "response_length" at 4, FLAGS = "flags" at 60,
     }
-    /// Answer to QUERY_PORT.
     query_port_resp = "struct ib_uverbs_query_port_resp_ex", 48 {
         PORT_CAP_FLAGS = "legacy_resp.port_cap_flags" at 0, MAX_MSG_SZ = "legacy_resp.max_msg_sz" at 4,
         GID_TBL_LEN = "legacy_resp.gid_tbl_len" at 16, PKEY_TBL_LEN = "legacy_resp.pkey_tbl_len" at 20, LID = "legacy_resp.lid" at 22,
@@ -86,40 +84,30 @@ layouts! {
         GID = "gid" at 0, GID_INDEX = "gid_index" at 16, PORT_NUM = "port_num" at 20, GID_TYPE = "gid_type" at 24,
         NETDEV_IFINDEX = "netdev_ifindex" at 28,
     }
-    /// Answer to ALLOC_PD.
     alloc_pd_resp = "struct ib_uverbs_alloc_pd_resp", 4 { PD_HANDLE = "pd_handle" at 0 }
     /// `mlx5_ib` part of ALLOC_PD's answer.
     mlx5_alloc_pd_resp = "struct mlx5_ib_alloc_pd_resp", 4 { PDN = "pdn" at 0 }
-    /// REG_MR.
     reg_mr = "struct ib_uverbs_reg_mr", 40 {
         START = "start" at 8, LENGTH = "length" at 16, HCA_VA = "hca_va" at 24, PD_HANDLE = "pd_handle" at 32, ACCESS_FLAGS = "access_flags" at 36,
     }
-    /// Answer to REG_MR.
     reg_mr_resp = "struct ib_uverbs_reg_mr_resp", 12 { MR_HANDLE = "mr_handle" at 0, LKEY = "lkey" at 4, RKEY = "rkey" at 8 }
-    /// REREG_MR.
     rereg_mr = "struct ib_uverbs_rereg_mr", 48 {
         MR_HANDLE = "mr_handle" at 8, FLAGS = "flags" at 12, START = "start" at 16, LENGTH = "length" at 24, HCA_VA = "hca_va" at 32,
         PD_HANDLE = "pd_handle" at 40, ACCESS_FLAGS = "access_flags" at 44,
     }
-    /// Answer to REREG_MR.
     rereg_mr_resp = "struct ib_uverbs_rereg_mr_resp", 8 { LKEY = "lkey" at 0, RKEY = "rkey" at 4 }
-    /// ALLOC_MW.
     alloc_mw = "struct ib_uverbs_alloc_mw", 16 { PD_HANDLE = "pd_handle" at 8, MW_TYPE = "mw_type" at 12 }
-    /// Answer to ALLOC_MW.
     alloc_mw_resp = "struct ib_uverbs_alloc_mw_resp", 8 { MW_HANDLE = "mw_handle" at 0, RKEY = "rkey" at 4 }
     /// `mlx5_ib` part of ALLOC_MW.
     mlx5_alloc_mw = "struct mlx5_ib_alloc_mw", 8 {
         COMP_MASK = "comp_mask" at 0, NUM_KLMS = "num_klms" at 4, RESERVED1 = "reserved1" at 5, RESERVED2 = "reserved2" at 6,
     }
-    /// RESIZE_CQ.
     resize_cq = "struct ib_uverbs_resize_cq", 16 { CQ_HANDLE = "cq_handle" at 8, CQE = "cqe" at 12 }
-    /// Answer to RESIZE_CQ.
     resize_cq_resp = "struct ib_uverbs_resize_cq_resp", 8 { CQE = "cqe" at 0 }
     /// `mlx5_ib` part of RESIZE_CQ.
     mlx5_resize_cq = "struct mlx5_ib_resize_cq", 16 {
         BUF_ADDR = "buf_addr" at 0, CQE_SIZE = "cqe_size" at 8, RESERVED0 = "reserved0" at 10, RESERVED1 = "reserved1" at 12,
     }
-    /// Answer to CREATE_COMP_CHANNEL.
     create_comp_channel_resp = "struct ib_uverbs_create_comp_channel_resp", 4 { FD = "fd" at 0 }
     /// `mlx5_ib` part of CQ create.
     create_cq = "struct mlx5_ib_create_cq", 32 {
@@ -154,24 +142,18 @@ layouts! {
     }
     /// `mlx5_ib` part of SRQ create's answer.
     mlx5_create_srq_resp = "struct mlx5_ib_create_srq_resp", 8 { SRQN = "srqn" at 0 }
-    /// CREATE_SRQ.
     create_srq = "struct ib_uverbs_create_srq", 32 {
         USER_HANDLE = "user_handle" at 8, PD_HANDLE = "pd_handle" at 16, MAX_WR = "max_wr" at 20, MAX_SGE = "max_sge" at 24,
         SRQ_LIMIT = "srq_limit" at 28,
     }
-    /// Answer to CREATE_SRQ.
     create_srq_resp = "struct ib_uverbs_create_srq_resp", 16 {
         SRQ_HANDLE = "srq_handle" at 0, MAX_WR = "max_wr" at 4, MAX_SGE = "max_sge" at 8, SRQN = "srqn" at 12,
     }
-    /// MODIFY_SRQ.
     modify_srq = "struct ib_uverbs_modify_srq", 16 {
         SRQ_HANDLE = "srq_handle" at 0, ATTR_MASK = "attr_mask" at 4, MAX_WR = "max_wr" at 8, SRQ_LIMIT = "srq_limit" at 12,
     }
-    /// QUERY_SRQ.
     query_srq = "struct ib_uverbs_query_srq", 16 { SRQ_HANDLE = "srq_handle" at 8 }
-    /// Answer to QUERY_SRQ.
     query_srq_resp = "struct ib_uverbs_query_srq_resp", 16 { MAX_WR = "max_wr" at 0, MAX_SGE = "max_sge" at 4, SRQ_LIMIT = "srq_limit" at 8 }
-    /// DESTROY_SRQ.
     destroy_srq = "struct ib_uverbs_destroy_srq", 16 { SRQ_HANDLE = "srq_handle" at 8 }
     /// Answer to SRQ destroy.
     destroy_srq_resp = "struct ib_uverbs_destroy_srq_resp", 4 { EVENTS_REPORTED = "events_reported" at 0 }
@@ -181,7 +163,6 @@ layouts! {
         HOP_LIMIT = "hop_limit" at 25, TRAFFIC_CLASS = "traffic_class" at 26, SL = "sl" at 27, IS_GLOBAL = "is_global" at 30,
         PORT_NUM = "port_num" at 31,
     }
-    /// MODIFY_QP.
     modify_qp = "struct ib_uverbs_modify_qp", 112 {
         DEST = "dest" at 0, QP_HANDLE = "qp_handle" at 64, ATTR_MASK = "attr_mask" at 68, QKEY = "qkey" at 72, RQ_PSN = "rq_psn" at 76,
         SQ_PSN = "sq_psn" at 80, DEST_QP_NUM = "dest_qp_num" at 84, QP_ACCESS_FLAGS = "qp_access_flags" at 88,
@@ -193,9 +174,7 @@ layouts! {
     ex_modify_qp_resp = "struct ib_uverbs_ex_modify_qp_resp", 8 { RESPONSE_LENGTH = "response_length" at 4 }
     /// `mlx5_ib` part of the extended MODIFY_QP's answer.
     mlx5_modify_qp_resp = "struct mlx5_ib_modify_qp_resp", 16 { RESPONSE_LENGTH = "response_length" at 0 }
-    /// QUERY_QP.
     query_qp = "struct ib_uverbs_query_qp", 16 { QP_HANDLE = "qp_handle" at 8, ATTR_MASK = "attr_mask" at 12 }
-    /// Answer to QUERY_QP.
     query_qp_resp = "struct ib_uverbs_query_qp_resp", 128 {
         DEST = "dest" at 0, MAX_SEND_WR = "max_send_wr" at 64, MAX_RECV_WR = "max_recv_wr" at 68, MAX_SEND_SGE = "max_send_sge" at 72,
         MAX_RECV_SGE = "max_recv_sge" at 76, MAX_INLINE_DATA = "max_inline_data" at 80, QKEY = "qkey" at 84, RQ_PSN = "rq_psn" at 88,
@@ -205,33 +184,25 @@ layouts! {
         MIN_RNR_TIMER = "min_rnr_timer" at 115, PORT_NUM = "port_num" at 116, TIMEOUT = "timeout" at 117, RETRY_CNT = "retry_cnt" at 118,
         RNR_RETRY = "rnr_retry" at 119, SQ_SIG_ALL = "sq_sig_all" at 122,
     }
-    /// CREATE_AH.
     create_ah = "struct ib_uverbs_create_ah", 56 {
         USER_HANDLE = "user_handle" at 8, PD_HANDLE = "pd_handle" at 16, DGID = "attr.grh.dgid" at 24, FLOW_LABEL = "attr.grh.flow_label" at 40,
         SGID_INDEX = "attr.grh.sgid_index" at 44, HOP_LIMIT = "attr.grh.hop_limit" at 45, TRAFFIC_CLASS = "attr.grh.traffic_class" at 46,
         DLID = "attr.dlid" at 48, SL = "attr.sl" at 50, IS_GLOBAL = "attr.is_global" at 53, PORT_NUM = "attr.port_num" at 54,
     }
-    /// Answer to CREATE_AH.
     create_ah_resp = "struct ib_uverbs_create_ah_resp", 4 { AH_HANDLE = "ah_handle" at 0 }
     /// `mlx5_ib` part of CREATE_AH's answer.
     mlx5_create_ah_resp = "struct mlx5_ib_create_ah_resp", 16 { RESPONSE_LENGTH = "response_length" at 0, DMAC = "dmac" at 4 }
     /// Header of every write to `/dev/infiniband/rdma_cm`; the command follows.
     ucm_hdr = "struct rdma_ucm_cmd_hdr", 8 { CMD = "cmd" at 0, IN = "in" at 4, OUT = "out" at 6 }
-    /// CREATE_ID.
     ucm_create_id = "struct rdma_ucm_create_id", 24 { UID = "uid" at 0, RESPONSE = "response" at 8, PS = "ps" at 16, QP_TYPE = "qp_type" at 18 }
     /// DESTROY_ID, and LEAVE_MCAST.
     ucm_destroy_id = "struct rdma_ucm_destroy_id", 16 { RESPONSE = "response" at 0, ID = "id" at 8 }
-    /// BIND_IP.
     ucm_bind_ip = "struct rdma_ucm_bind_ip", 40 { ADDR = "addr" at 8, ID = "id" at 36 }
-    /// BIND.
     ucm_bind = "struct rdma_ucm_bind", 136 { ID = "id" at 0, ADDR_SIZE = "addr_size" at 4, RESERVED = "reserved" at 6, ADDR = "addr" at 8 }
-    /// RESOLVE_IP.
     ucm_resolve_ip = "struct rdma_ucm_resolve_ip", 64 { SRC = "src_addr" at 0, DST = "dst_addr" at 28, ID = "id" at 56 }
-    /// RESOLVE_ADDR.
     ucm_resolve_addr = "struct rdma_ucm_resolve_addr", 272 {
         ID = "id" at 0, SRC_SIZE = "src_size" at 8, DST_SIZE = "dst_size" at 10, RESERVED = "reserved" at 12, SRC = "src_addr" at 16, DST = "dst_addr" at 144,
     }
-    /// RESOLVE_ROUTE.
     ucm_resolve_route = "struct rdma_ucm_resolve_route", 8 { ID = "id" at 0, TIMEOUT_MS = "timeout_ms" at 4 }
     /// QUERY_ROUTE and QUERY.
     ucm_query = "struct rdma_ucm_query", 16 { RESPONSE = "response" at 0, ID = "id" at 8, OPTION = "option" at 12 }
@@ -242,7 +213,6 @@ layouts! {
         MTU_SELECTOR = "mtu_selector" at 58, RATE_SELECTOR = "rate_selector" at 59, RATE = "rate" at 60,
         LIFE_TIME_SELECTOR = "packet_life_time_selector" at 61, LIFE_TIME = "packet_life_time" at 62,
     }
-    /// Answer to QUERY_ROUTE.
     ucm_query_route_resp = "struct rdma_ucm_query_route_resp", 208 {
         NODE_GUID = "node_guid" at 0, IB_ROUTE = "ib_route" at 8, SRC = "src_addr" at 136, DST = "dst_addr" at 164, NUM_PATHS = "num_paths" at 192,
         PORT_NUM = "port_num" at 196, IBDEV_INDEX = "ibdev_index" at 200,
@@ -266,29 +236,19 @@ layouts! {
     ucm_ud_param = "struct rdma_ucm_ud_param", 304 {
         QP_NUM = "qp_num" at 0, QKEY = "qkey" at 4, AH_ATTR = "ah_attr" at 8, PRIVATE_DATA = "private_data" at 40, PRIVATE_DATA_LEN = "private_data_len" at 296,
     }
-    /// CONNECT.
     ucm_connect = "struct rdma_ucm_connect", 288 { CONN_PARAM = "conn_param" at 0, ID = "id" at 272 }
-    /// LISTEN.
     ucm_listen = "struct rdma_ucm_listen", 8 { ID = "id" at 0, BACKLOG = "backlog" at 4 }
-    /// ACCEPT.
     ucm_accept = "struct rdma_ucm_accept", 296 { UID = "uid" at 0, CONN_PARAM = "conn_param" at 8, ID = "id" at 280 }
-    /// REJECT.
     ucm_reject = "struct rdma_ucm_reject", 264 { ID = "id" at 0, PRIVATE_DATA_LEN = "private_data_len" at 4, REASON = "reason" at 5, PRIVATE_DATA = "private_data" at 8 }
-    /// INIT_QP_ATTR.
     ucm_init_qp_attr = "struct rdma_ucm_init_qp_attr", 16 { RESPONSE = "response" at 0, ID = "id" at 8, QP_STATE = "qp_state" at 12 }
-    /// NOTIFY.
     ucm_notify = "struct rdma_ucm_notify", 8 { ID = "id" at 0, EVENT = "event" at 4 }
     /// An event, the answer to GET_EVENT.
     ucm_event_resp = "struct rdma_ucm_event_resp", 336 {
         UID = "uid" at 0, ID = "id" at 8, EVENT = "event" at 12, STATUS = "status" at 16, PARAM = "param" at 20, RESERVED = "reserved" at 324,
     }
-    /// SET_OPTION.
     ucm_set_option = "struct rdma_ucm_set_option", 24 { OPTVAL = "optval" at 0, ID = "id" at 8, LEVEL = "level" at 12, OPTNAME = "optname" at 16, OPTLEN = "optlen" at 20 }
-    /// MIGRATE_ID.
     ucm_migrate_id = "struct rdma_ucm_migrate_id", 16 { RESPONSE = "response" at 0, ID = "id" at 8, FD = "fd" at 12 }
-    /// JOIN_IP_MCAST.
     ucm_join_ip_mcast = "struct rdma_ucm_join_ip_mcast", 48 { ID = "id" at 44 }
-    /// JOIN_MCAST.
     ucm_join_mcast = "struct rdma_ucm_join_mcast", 152 { ID = "id" at 16 }
     /// Attributes of a QP, the answer to INIT_QP_ATTR.
     uverbs_qp_attr = "struct ib_uverbs_qp_attr", 144 {

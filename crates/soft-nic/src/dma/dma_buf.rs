@@ -23,46 +23,26 @@ pub const MAX_DMA_BUFS: usize = 256;
 
 /// Why a descriptor could not be registered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum DmaBufError {
     /// Nothing is open under the number.
     #[error("descriptor {fd} is not open")]
-    BadDescriptor {
-        /// The number.
-        fd: RawFd,
-    },
+    BadDescriptor { fd: RawFd },
     /// Something else is.
     #[error("descriptor {fd} is no dma-buf")]
-    NoDmaBuf {
-        /// The number.
-        fd: RawFd,
-    },
+    NoDmaBuf { fd: RawFd },
     /// The kernel gave no descriptor of our own for it: this process has too many.
     #[error("no descriptor of the NIC's own for it: errno {errno}")]
-    Kernel {
-        /// What `fcntl` said.
-        errno: i32,
-    },
+    Kernel { errno: i32 },
     /// The piece does not lie in the buffer, or is empty.
     #[error("{length:#x} bytes at offset {offset:#x} of a dma-buf of {size:#x} bytes")]
-    Range {
-        /// First byte wanted.
-        offset: u64,
-        /// Bytes wanted.
-        length: u64,
-        /// Bytes that there are.
-        size: u64,
-    },
+    Range { offset: u64, length: u64, size: u64 },
     /// The exporter refuses to have it mapped.
     #[error(
         "its exporter lets no program map it (errno {errno}), as of a GPU's memory, and no memory of a GPU that this process \
          allocated holds it where iova says"
     )]
-    NotMappable {
-        /// What `mmap` said.
-        errno: i32,
-        /// Bytes of the whole buffer.
-        size: u64,
-    },
+    NotMappable { errno: i32, size: u64 },
     /// No memory for a mapping, or [`MAX_DMA_BUFS`] are there.
     #[error("no room for one more mapping")]
     Exhausted,

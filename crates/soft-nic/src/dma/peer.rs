@@ -30,43 +30,27 @@ const TRIES: usize = 4;
 
 /// Why bytes could not be copied between two processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum PeerError {
     /// The kernel does not let us at the peer's memory: Yama, a security module, a process that made itself undumpable.
     #[error("the kernel refuses access to the memory of process {pid}")]
-    Refused {
-        /// The peer.
-        pid: u32,
-    },
+    Refused { pid: u32 },
     /// The process is gone.
     #[error("process {pid} is gone")]
-    Gone {
-        /// The peer.
-        pid: u32,
-    },
+    Gone { pid: u32 },
     /// The kernel could not copy now, a few times in a row: out of memory, for example. The next copy may succeed, so
     /// the caller gives up this message and nothing else.
     #[error("copying between this process and process {pid}: errno {errno}")]
-    Kernel {
-        /// The peer.
-        pid: u32,
-        /// What the kernel said.
-        errno: i32,
-    },
+    Kernel { pid: u32, errno: i32 },
     /// The peer's side was not mapped.
     #[error("memory of process {pid} cannot be accessed")]
-    PeerFault {
-        /// The peer.
-        pid: u32,
-    },
+    PeerFault { pid: u32 },
     /// Our side was not mapped.
     #[error(transparent)]
     LocalFault(#[from] Fault),
     /// One side is shorter than the message.
     #[error("{len} bytes do not fit the memory given for them")]
-    TooShort {
-        /// Bytes to copy.
-        len: u64,
-    },
+    TooShort { len: u64 },
     /// The caller did not want to go on.
     #[error("the copy was stopped")]
     Stopped,

@@ -82,41 +82,22 @@ const REFUSED: u64 = 0xffff_ffff;
 
 /// Why a process could not join.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum FabricError {
     /// The name cannot be part of the memfd's.
     #[error("fabric name {name:?}: 1 to 64 letters, digits, '-', '_' or '.'")]
-    Name {
-        /// As given.
-        name: String,
-    },
+    Name { name: String },
     /// Another process holds the socket.
     #[error(
         "waited {seconds} s for another process to join fabric {name:?}; it holds abstract socket @{socket}"
     )]
-    Busy {
-        /// Fabric.
-        name: String,
-        /// Abstract name.
-        socket: String,
-        /// How long.
-        seconds: u64,
-    },
+    Busy { name: String, socket: String, seconds: u64 },
     /// All slots are taken by living processes.
     #[error("fabric {name:?} is full: {SLOTS} processes have a NIC on it; end one or use another --fabric")]
-    Full {
-        /// Fabric.
-        name: String,
-    },
+    Full { name: String },
     /// A system call failed.
     #[error("{what} for fabric {name:?}: {error}")]
-    Kernel {
-        /// Which step.
-        what: &'static str,
-        /// Fabric.
-        name: String,
-        /// What the kernel said.
-        error: io::Error,
-    },
+    Kernel { what: &'static str, name: String, error: io::Error },
 }
 
 /// Who sits in a slot.

@@ -85,33 +85,17 @@ const NAKS: [NakCode; 4] =
 
 /// What a record was found to be wrong in. The channel it came from is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum RecordError {
     /// Shorter than a header, longer than allowed or than what was published, or no multiple of 8.
     #[error("a record of {len} bytes where {published} are published")]
-    Length {
-        /// As the record says.
-        len: u32,
-        /// Bytes between tail and head.
-        published: u64,
-    },
+    Length { len: u32, published: u64 },
     /// A kind, opcode, service, flag or number that this version has not.
     #[error("a record with an unknown value in its first words ({word0:#x} {word1:#x})")]
-    Unknown {
-        /// First word.
-        word0: u64,
-        /// Second word.
-        word1: u64,
-    },
+    Unknown { word0: u64, word1: u64 },
     /// Head and tail that cannot be.
     #[error("a channel with head {head} and tail {tail} in a ring of {capacity}")]
-    Positions {
-        /// As published by the peer.
-        head: u64,
-        /// Ours.
-        tail: u64,
-        /// Bytes of the ring.
-        capacity: u64,
-    },
+    Positions { head: u64, tail: u64, capacity: u64 },
     /// Payload, fragment and message lengths that contradict each other.
     #[error(
         "a record whose lengths contradict each other: {have} bytes given, fragment {offset}+{length} of {whole}"
@@ -119,11 +103,8 @@ pub enum RecordError {
     Payload {
         /// Bytes that the record has or names.
         have: u64,
-        /// Fragment offset.
         offset: u32,
-        /// Fragment length.
         length: u32,
-        /// Message length.
         whole: u32,
     },
 }

@@ -8,6 +8,7 @@ use crate::dma::Fault;
 
 /// Why a link could not be made.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum LinkError {
     /// Joining the fabric failed.
     #[error(transparent)]
@@ -19,30 +20,19 @@ pub enum LinkError {
     #[error(
         "UDP port 4791 of {address}: {error}; name an address of this host (option --ipv4, key `ipv4`), or use --path shm"
     )]
-    Wire {
-        /// The address.
-        address: IpAddr,
-        /// What the kernel said.
-        error: std::io::Error,
-    },
+    Wire { address: IpAddr, error: std::io::Error },
     /// More addresses than a process can tell the others of.
     #[error(
         "{count} addresses: a process has at most {} on a fabric; use fewer --devices or --ports, or one --ipv4 and no --ipv6",
         super::fabric::PORTS
     )]
-    Addresses {
-        /// As configured.
-        count: usize,
-    },
+    Addresses { count: usize },
     /// Sockets cannot be waited for.
     #[error("waiting for packets (epoll): {0}")]
     Ear(std::io::Error),
     /// A ring size that cannot be.
     #[error("rings of {ring_bytes} bytes: a power of two of at least 131072 is needed")]
-    RingBytes {
-        /// As configured.
-        ring_bytes: usize,
-    },
+    RingBytes { ring_bytes: usize },
 }
 
 impl LinkError {
@@ -107,86 +97,49 @@ pub enum SendError {
 
 /// Things that happened which no call returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum LinkEvent {
     /// A peer ended, or became another program, without leaving. One that left is no event.
     #[error("the process in slot {slot} (pid {pid}) ended without leaving the fabric")]
-    PeerLost {
-        /// Slot.
-        slot: u8,
-        /// Its process number.
-        pid: u32,
-    },
+    PeerLost { slot: u8, pid: u32 },
     /// A peer wrote a record that cannot be; its channel is closed.
     #[error("slot {slot} sent {error}; its channel is closed")]
-    BadRecord {
-        /// Slot.
-        slot: u8,
-        /// What was wrong.
-        error: RecordError,
-    },
+    BadRecord { slot: u8, error: RecordError },
     /// A copy between a GPU and a channel's ring was given up and may still be under way.
     #[error(
         "a copy between a GPU and the channel with slot {slot} did not end in time, and may go on: the channel is closed, so that no other \
          message lies there; messages between the two processes fail until one of them begins anew"
     )]
-    CopyGivenUp {
-        /// Slot.
-        slot: u8,
-    },
+    CopyGivenUp { slot: u8 },
     /// Payloads from this peer have to be staged.
     #[error("the kernel allows no copies from process {pid} (slot {slot}): its payloads are staged")]
-    Staging {
-        /// Slot.
-        slot: u8,
-        /// Its process number.
-        pid: u32,
-    },
+    Staging { slot: u8, pid: u32 },
     /// Somebody else has the port of an address of ours, and hands nothing on.
     #[error("{}", port_taken(.address, .user, .pid))]
     PortTaken {
-        /// The address.
         address: IpAddr,
-        /// User of the socket.
         user: u32,
         /// Process number, of one that can be seen.
         pid: Option<u32>,
     },
     /// The kernel would not send packets: said once, and again when it is for another reason.
     #[error("packets from {address} are lost: the kernel does not send them ({})", std::io::Error::from_raw_os_error(*.errno))]
-    Unsent {
-        /// Address of ours.
-        address: IpAddr,
-        /// What the kernel said.
-        errno: i32,
-    },
+    Unsent { address: IpAddr, errno: i32 },
     /// A peer that lives cannot be watched: nothing is sent to it or taken from it.
     #[error(
         "process {pid} of the fabric cannot be reached: pidfd_open, by which its end is noticed: {}",
         std::io::Error::from_raw_os_error(*.errno)
     )]
-    Unwatched {
-        /// Its process number.
-        pid: u32,
-        /// What the kernel said.
-        errno: i32,
-    },
+    Unwatched { pid: u32, errno: i32 },
     /// The kernel gave no memory or descriptor for a channel: said once.
     #[error(
         "no channel to slot {slot} of the fabric, messages to it are lost: {} (said once)",
         std::io::Error::from_raw_os_error(*.errno)
     )]
-    NoChannel {
-        /// Slot.
-        slot: u8,
-        /// What the kernel said.
-        errno: i32,
-    },
+    NoChannel { slot: u8, errno: i32 },
     /// A channel that a peer published was not attached.
     #[error("the channel that slot {slot} published cannot be used")]
-    AttachFailed {
-        /// Slot.
-        slot: u8,
-    },
+    AttachFailed { slot: u8 },
 }
 
 fn port_taken(address: &IpAddr, user: &u32, pid: &Option<u32>) -> String {

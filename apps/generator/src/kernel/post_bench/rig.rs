@@ -28,6 +28,7 @@ const READINGS: u32 = 64;
 
 /// Why there is no number.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum RigError {
     /// The driver's.
     #[error(transparent)]
@@ -43,56 +44,24 @@ pub enum RigError {
     NoPeer(String),
     /// The benchmark's shared queue is one that nobody can make.
     #[error("`db_shared_init` refuses a queue of {blocks} blocks with a CQ of {entries} entries: {error}")]
-    Unshareable {
-        /// Its blocks.
-        blocks: u32,
-        /// Its CQ's entries.
-        entries: u32,
-        /// What was returned.
-        error: u32,
-    },
+    Unshareable { blocks: u32, entries: u32, error: u32 },
     /// A post said that it failed.
     #[error("{kernel}: producer {producer}'s posts returned {error}, where there is room for all")]
     Post {
-        /// Which kernel.
         kernel: &'static str,
-        /// Whose.
         producer: usize,
         /// What they returned, one over the other.
         error: u32,
     },
     /// A WQE is wrong.
     #[error("{kernel}: {wrong}")]
-    Content {
-        /// Which kernel.
-        kernel: &'static str,
-        /// Which, and how.
-        wrong: Wrong,
-    },
+    Content { kernel: &'static str, wrong: Wrong },
     /// The played NIC was told of less than was posted.
     #[error("{kernel}: the doorbell told of {executed} of {posts} WQEs")]
-    Untold {
-        /// Which kernel.
-        kernel: &'static str,
-        /// WQEs that were executed.
-        executed: u64,
-        /// WQEs of the run.
-        posts: u32,
-    },
+    Untold { kernel: &'static str, executed: u64, posts: u32 },
     /// Record or register do not tell the device of all.
     #[error("{kernel}: queue {queue}'s {word} is {found:02x?} after {posts} posts")]
-    Doorbell {
-        /// Which kernel.
-        kernel: &'static str,
-        /// Whose.
-        queue: u32,
-        /// Record or register.
-        word: &'static str,
-        /// As in memory.
-        found: Vec<u8>,
-        /// Index behind the last WQE.
-        posts: u64,
-    },
+    Doorbell { kernel: &'static str, queue: u32, word: &'static str, found: Vec<u8>, posts: u64 },
 }
 
 /// What a run took.

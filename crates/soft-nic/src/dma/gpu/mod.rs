@@ -67,34 +67,20 @@ const OPEN: Duration = Duration::from_secs(20);
 
 /// Why memory of a GPU could not be registered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
 pub enum GpuError {
     /// It moves between host and GPU.
     #[error("{addr:#x} is managed memory, which moves between host and GPU: register memory of cudaMalloc")]
-    Managed {
-        /// Where.
-        addr: u64,
-    },
+    Managed { addr: u64 },
     /// Its driver lets no NIC reach it.
     #[error(
         "the GPU's driver lets no NIC reach the memory at {addr:#x} (GPUDirect RDMA): memory of a pool, or of cuMemCreate \
          without gpuDirectRDMACapable"
     )]
-    NotForNic {
-        /// Where.
-        addr: u64,
-    },
+    NotForNic { addr: u64 },
     /// The region leaves the allocation that it begins in.
     #[error("{length:#x} bytes at {addr:#x} leave the GPU's allocation {start:#x}..{end:#x}")]
-    Outside {
-        /// First byte wanted.
-        addr: u64,
-        /// Bytes wanted.
-        length: u64,
-        /// First byte of the allocation.
-        start: u64,
-        /// Byte after its last.
-        end: u64,
-    },
+    Outside { addr: u64, length: u64, start: u64, end: u64 },
     /// CUDA refused.
     #[error("CUDA: {0}")]
     Driver(String),
