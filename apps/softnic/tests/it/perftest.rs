@@ -101,8 +101,9 @@ fn counted(
     expected: Expected,
 ) -> [Counters; 2] {
     let duplex = options.contains(&"-b");
-    // -F: perftest would otherwise complain of a processor whose frequency changes.
-    let mut command = vec![program.name, "-F", "-c", service];
+    // -F: perftest would otherwise complain of a processor whose frequency changes. -u: an ack timeout of a second, not of
+    // 67 ms, so that a NIC that waits that long for a core of a busy machine is not asked again.
+    let mut command = vec![program.name, "-F", "-u", "18", "-c", service];
     command.extend(options);
     let finished = fabric.pair(&command).finish_on_distribution();
     let (server, client) = (finished.server.counters, finished.client.counters);

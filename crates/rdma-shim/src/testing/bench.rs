@@ -11,7 +11,7 @@ use crate::Options;
 use crate::kernel::{Machine, Place, Queue, Region};
 
 /// Longest wait of a kernel; far above what a busy machine needs.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A machine that runs kernels, and a protection domain of the device under it.
 #[derive(Debug)]
