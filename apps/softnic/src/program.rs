@@ -231,7 +231,7 @@ fn first_of_all(
         at.kind == PT_LOAD && (at.address..at.address.saturating_add(at.length)).contains(strings)
     };
     let load = segments.iter().find(holds)?;
-    let strings = strings - load.address + load.offset;
+    let strings = (strings - load.address).checked_add(load.offset)?;
     let needed = entries.iter().filter(|(tag, _)| *tag == DT_NEEDED);
     let mut names = needed.filter_map(|(_, place)| Some(text(strings.checked_add(*place)?, read)));
     names.find(|name| FIRST_OF_ALL.iter().any(|first| name.starts_with(first)))
@@ -322,6 +322,13 @@ mod tests {
         assert_eq!(first(&[1, 11]).as_deref(), Some("libasan.so.8"));
         // A name outside the file.
         assert_eq!(first(&[u64::MAX, 1 << 40]), None);
+    }
+
+    #[test]
+    fn a_table_of_names_behind_the_last_address_has_no_names() {
+        let segments = [Segment { kind: PT_LOAD, offset: u64::MAX, address: 0x1000, length: 64 }];
+        let entries = [(DT_NEEDED, 1), (DT_STRTAB, 0x1001)];
+        assert_eq!(first_of_all(&entries, &segments, &|_, _| false), None);
     }
 
     #[test]
