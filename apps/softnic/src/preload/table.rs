@@ -171,15 +171,20 @@ pub fn after_fork() {
 pub fn open_directory(index: usize, close_on_exec: bool) -> c_int {
     let fd = raw::memfd(c"softnic-directory", close_on_exec);
     let index = index as u32 & MAX_INDEX;
-    if fd >= 0 && raw::set_time(fd, DIRECTORY_TIME, i64::from(index)) && set(fd, Entry::Directory(index)) {
+    let marked = fd >= 0 && raw::set_time(fd, DIRECTORY_TIME, i64::from(index));
+    if marked && set(fd, Entry::Directory(index)) {
         return fd;
     }
-    let errno = if fd < 0 { raw::errno() } else { libc::EMFILE };
+    let (call, errno) = match (fd >= 0, marked) {
+        (false, _) => ("memfd_create", raw::errno()),
+        (true, false) => ("utimensat", raw::errno()),
+        (true, true) => ("no room for one more", libc::EMFILE),
+    };
     raw::close(fd);
     if !matches!(errno, libc::EMFILE | libc::ENFILE) {
         static SAID: Once = Once::new();
         let error = std::io::Error::from_raw_os_error(errno);
-        SAID.call_once(|| log(&format!("the devices' folders cannot be opened: memfd_create: {error}")));
+        SAID.call_once(|| log(&format!("the devices' folders cannot be opened: {call}: {error}")));
     }
     raw::fail(errno)
 }
