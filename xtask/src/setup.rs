@@ -37,84 +37,24 @@ pub enum Purpose {
 }
 
 /// One package, its first purpose, and why it is needed.
+#[derive(Debug)]
 struct Package {
     name: &'static str,
     purpose: Purpose,
     why: &'static str,
 }
 
-/// Names are the same on Debian 12, Debian 13 and Ubuntu 24.04.
-const PACKAGES: &[Package] = &[
-    Package {
-        name: "libibverbs1",
-        purpose: Purpose::Figure,
-        why: "libibverbs, which every run goes through",
-    },
-    Package { name: "ibverbs-providers", purpose: Purpose::Figure, why: "libmlx5, the driver of the NIC" },
-    Package {
-        name: "perftest",
-        purpose: Purpose::Bench,
-        why: "ib_write_bw and its kin, run unmodified on the NIC",
-    },
-    Package {
-        name: "ibverbs-utils",
-        purpose: Purpose::Bench,
-        why: "ibv_devinfo and the pingpongs, run unmodified on the NIC",
-    },
-    Package { name: "ucx-utils", purpose: Purpose::Test, why: "ucx_perftest, run unmodified on the NIC" },
-    Package {
-        name: "iperf3",
-        purpose: Purpose::Bench,
-        why: "one TCP stream, which the wire's throughput is compared with",
-    },
-    Package {
-        name: "iproute2",
-        purpose: Purpose::Figure,
-        why: "ip: the README's network namespaces with a cable between them, as two hosts",
-    },
-    Package {
-        name: "libibverbs-dev",
-        purpose: Purpose::Test,
-        why: "headers, to check our bindings against (the build needs none)",
-    },
-    Package {
-        name: "rdmacm-utils",
-        purpose: Purpose::Test,
-        why: "rping and its kin, run unmodified on the NIC's connection manager",
-    },
-    Package {
-        name: "librdmacm-dev",
-        purpose: Purpose::Test,
-        why: "headers of librdmacm, for the tests' own programs",
-    },
-    Package {
-        name: "python3-pyverbs",
-        purpose: Purpose::Test,
-        why: "the verbs life cycle from a second language",
-    },
-    Package {
-        name: "g++",
-        purpose: Purpose::Figure,
-        why: "kernels of the host twin are C++; installed later, it would have the release programs built again",
-    },
-    Package {
-        name: "binutils",
-        purpose: Purpose::Test,
-        why: "nm and readelf: what our binaries export and ask for",
-    },
-    Package {
-        name: "linux-libc-dev",
-        purpose: Purpose::Test,
-        why: "the kernel's uverbs headers, to check ours against",
-    },
-    Package {
-        name: "libclang-dev",
-        purpose: Purpose::Test,
-        why: "bindgen, to see that the committed bindings are what the headers give (the build needs none)",
-    },
-    Package { name: "tshark", purpose: Purpose::Test, why: "what another program reads in our captures" },
-    Package { name: "pkg-config", purpose: Purpose::Test, why: "which rdma-core the headers belong to" },
-];
+/// Lines of purpose, name and reason, one a package.
+const LIST: &str = include_str!("../packages.txt");
+
+/// All of them.
+fn list() -> impl Iterator<Item = Package> {
+    LIST.lines().filter_map(|line| {
+        let (purpose, rest) = line.split_once(' ')?;
+        let (name, why) = rest.split_once(' ')?;
+        Some(Package { name, purpose: Purpose::from_str(purpose, false).ok()?, why })
+    })
+}
 
 /// The command itself.
 pub fn run(options: &Options) -> Result<()> {
@@ -143,7 +83,7 @@ pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
             ))
         });
     }
-    let missing: Vec<&Package> =
+    let missing: Vec<Package> =
         wanted(purpose).into_iter().filter(|package| !installed(package.name)).collect();
     if !missing.is_empty() {
         say!("setup: {} lacks {} of the packages for `{}`:", system.name, missing.len(), name(purpose));
@@ -243,19 +183,19 @@ fn rust_tools(purpose: Purpose, no_install: bool) -> Result<()> {
 
 /// Names of all packages that any command installs.
 pub fn all_names() -> impl Iterator<Item = &'static str> {
-    PACKAGES.iter().map(|package| package.name)
+    list().map(|package| package.name)
 }
 
 /// What `doctor` prints: every package with its version, or none.
 pub fn packages() -> Vec<(&'static str, &'static str, Option<String>)> {
-    PACKAGES.iter().map(|package| (package.name, package.why, version(package.name))).collect()
+    list().map(|package| (package.name, package.why, version(package.name))).collect()
 }
 
-fn wanted(purpose: Purpose) -> Vec<&'static Package> {
-    PACKAGES.iter().filter(|package| package.purpose <= purpose).collect()
+fn wanted(purpose: Purpose) -> Vec<Package> {
+    list().filter(|package| package.purpose <= purpose).collect()
 }
 
-fn names(packages: &[&'static Package]) -> Vec<&'static str> {
+fn names(packages: &[Package]) -> Vec<&'static str> {
     packages.iter().map(|package| package.name).collect()
 }
 
@@ -329,7 +269,8 @@ mod tests {
         assert!(
             count(Purpose::Figure) < count(Purpose::Bench) && count(Purpose::Bench) < count(Purpose::Test)
         );
-        assert_eq!(count(Purpose::Test), PACKAGES.len());
+        let lines = LIST.lines().filter(|line| !line.starts_with('#')).count();
+        assert_eq!((count(Purpose::Test), lines > 10), (lines, true), "a line that is no package");
         let first = names(&wanted(Purpose::Figure));
         assert!(["libibverbs1", "g++", "iproute2"].iter().all(|name| first.contains(name)), "{first:?}");
     }

@@ -187,7 +187,6 @@ mod tests {
     use super::*;
     use crate::point::example;
     use crate::refused::Refused;
-    use crate::root;
     use crate::spec::Extent;
 
     /// Says numbers of its own; from the point of this number on it fails.
@@ -216,20 +215,6 @@ mod tests {
         example("cpu-shim", 64).provenance
     }
 
-    fn small() -> (Experiment, Grid) {
-        let mut experiment = Experiment::read(&root().join("experiments"), "fig4").unwrap();
-        let grid = toml::toml! {
-            payload_bytes = [64, 4096]
-            repeat = 2
-            seconds = 0.01
-            series = ["cpu-ibverbs", "cpu-shim"]
-            list = [1]
-        };
-        experiment.spec.set_grid(grid.try_into().unwrap());
-        let grid = experiment.spec.grid(Extent::Normal);
-        (experiment, grid)
-    }
-
     fn options(name: &str) -> Options {
         let out = std::env::temp_dir().join(format!("experiment-run-{}-{name}", std::process::id()));
         let _ = fs::remove_dir_all(&out);
@@ -243,7 +228,8 @@ mod tests {
     }
 
     fn run(options: &Options, fake: &mut Fake) -> Result<Earlier> {
-        let (experiment, grid) = small();
+        let experiment = Experiment::small("fig4");
+        let grid = experiment.spec.grid(Extent::Normal);
         let _locked = resume::lock(&options.out)?;
         let earlier = measure(&experiment, options, &provenance(), &grid, fake, &mut |_, _| ())?;
         report(&experiment, options, &earlier, &Extra::default())?;

@@ -50,7 +50,7 @@ pub struct Options {
     /// Repetitions (5; with --quick 2).
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: Option<u32>,
-    /// Where the results and the logs go.
+    /// Where the results and the logs go [default: results/NAME].
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Only the numbers whose names contain this.
@@ -169,6 +169,11 @@ fn execute(
     revision: Revision,
     limit: Duration,
 ) -> Result<()> {
+    let machine = experiment.spec.grid(Extent::Normal).series.iter().any(|series| needs_gpu(series));
+    let machine = machine.then(GpuMachine::ask).transpose()?;
+    if let Some(machine) = machine.as_ref().filter(|machine| machine.gpu().is_none()) {
+        return Err(refused(format!("{}: no GPU here: {}", experiment.spec.name, machine.why_none())));
+    }
     let here = || if options.bin.is_some() { PathBuf::new() } else { root() };
     let out = options.out.clone().unwrap_or_else(|| here().join("results").join(&experiment.spec.name));
     let _locked = resume::lock(&out)?;
@@ -184,13 +189,7 @@ fn execute(
     provenance.versions.insert("profile".into(), workspace::profile()?);
     let tools = options.bin.as_deref();
     provenance.versions.insert("perftest".into(), perftest_version(tools, limit));
-    if experiment.spec.grid(Extent::Normal).series.iter().any(|series| needs_gpu(series)) {
-        let machine = GpuMachine::ask()?;
-        if machine.gpu().is_none() {
-            return Err(refused(format!("{}: no GPU here: {}", experiment.spec.name, machine.why_none())));
-        }
-        machine.name_in(&mut provenance);
-    }
+    machine.iter().for_each(|machine| machine.name_in(&mut provenance));
     let cores = if options.no_pin { None } else { Cores::choose() };
     let pinned = cores
         .as_ref()

@@ -53,7 +53,7 @@ pub struct Options {
     /// Say what would be measured, and stop.
     #[arg(long)]
     dry_run: bool,
-    /// Where results go.
+    /// Where results go [default: results/NAME].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Shape the software NIC's link to this many Gbit/s of wire bytes, as the paper's 100; measured.json keeps such a run apart, so give it another --out.

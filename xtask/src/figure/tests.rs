@@ -70,16 +70,7 @@ impl Stage {
 
 /// Figure 5 with a grid of eight points.
 fn small() -> Experiment {
-    let mut experiment = experiment("fig5").unwrap();
-    let spec = toml::toml! {
-        payload_bytes = [64, 4096]
-        repeat = 2
-        seconds = 0.01
-        series = ["cpu-ibverbs", "cpu-shim"]
-        list = [1]
-    };
-    experiment.spec.set_grid(spec.try_into().unwrap());
-    experiment
+    Experiment::small("fig5")
 }
 
 fn experiment(name: &str) -> Result<Experiment> {
