@@ -31,13 +31,6 @@ pub const TRANSFER: Timer = Timer {
     stops: "when the completion of the last post has been polled",
 };
 
-/// Half of a round trip between two ends that answer each other.
-pub const HALF_ROUND_TRIP: Timer = Timer {
-    name: "half_round_trip_ns",
-    starts: "before the post of a message",
-    stops: "when the peer's answer has been polled; divided by two",
-};
-
 /// A round trip between a kernel, or a program, and a kernel that answers, by the client's clock: of a GPU, its global timer.
 pub const ROUND_TRIP: Timer = Timer {
     name: "round_trip_ns",
@@ -85,7 +78,7 @@ mod tests {
 
     #[test]
     fn every_timer_says_what_starts_and_stops_it() {
-        for timer in [POST, TRANSFER, HALF_ROUND_TRIP, FIRST] {
+        for timer in [POST, TRANSFER, ROUND_TRIP, FIRST] {
             assert!(
                 timer.name.ends_with("_ns") && timer.starts.len() > 10 && timer.stops.len() > 10,
                 "{timer:?}"

@@ -62,9 +62,6 @@ pub enum ScatterFormat {
 pub struct OpOwn(pub u8);
 
 impl OpOwn {
-    /// What libmlx5 writes into each slot of a new ring: opcode invalid, owner 0.
-    pub const FRESH: Self = Self(0xf0);
-
     /// Puts the byte together.
     pub const fn new(opcode: CqeOpcode, format: ScatterFormat, solicited: bool, owner: bool) -> Self {
         Self(opcode.to_u8() << 4 | format as u8 | (solicited as u8) << 1 | owner as u8)

@@ -77,11 +77,6 @@ impl QpState {
     pub const fn flushes_receives(self) -> bool {
         matches!(self, QpState::Err)
     }
-
-    /// Whether the first request to arrive raises «communication established» (in RTR only).
-    pub const fn reports_communication(self) -> bool {
-        matches!(self, QpState::Rtr)
-    }
 }
 
 /// A set of `IBV_QP_*` attribute bits.

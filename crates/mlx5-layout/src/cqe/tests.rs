@@ -161,7 +161,7 @@ fn one_byte_short_is_an_error() {
 fn a_slot_is_valid_when_its_owner_bit_matches_the_lap() {
     // `get_sw_cqe`: valid when not 15 and owner == !!(index & entries).
     for (op_own, index, valid) in [
-        (OpOwn::FRESH.0, 0, false),
+        (0xf0, 0, false),
         (0x00, 0, true),
         (0x00, 7, true),
         (0x00, 8, false),

@@ -35,12 +35,8 @@ pub mod attribute {
 
 /// Reasons of a REJ that our own code gives or looks at (IBTA vol. 1 §12.6.7.2).
 pub mod reason {
-    /// No QP to be had.
-    pub const NO_QP: u16 = 1;
     /// Time ran out.
     pub const TIMEOUT: u16 = 4;
-    /// No communication id like that.
-    pub const INVALID_COMMUNICATION_ID: u16 = 6;
     /// Nobody listens to the service id.
     pub const INVALID_SERVICE_ID: u16 = 8;
     /// The connection is stale: from before a restart.

@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use super::device::Pd;
 use super::work_request::{InlineSlice, Remote, Sge};
@@ -276,12 +276,6 @@ impl<M: Addressable> Mr<M> {
         let pointer = self.start.as_ptr().wrapping_add(offset).cast::<T>();
         assert!(pointer.is_aligned(), "{offset} is not aligned for {size} bytes");
         pointer
-    }
-
-    /// Word of 32 bits at an offset. Panics outside the region, or when not aligned.
-    pub fn word32(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: checked and aligned; the memory lives as long as `self`, and the CPU touches it by atomics only.
-        unsafe { AtomicU32::from_ptr(self.at(offset)) }
     }
 
     /// Word of 64 bits at an offset. Panics outside the region, or when not aligned.
