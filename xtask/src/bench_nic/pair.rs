@@ -77,9 +77,7 @@ impl Stand<'_> {
                 let mut all = vec!["--seconds", &seconds];
                 all.extend(options.iter().map(String::as_str));
                 let run = self.generator(name, &all, receiver, self.limit)?;
-                run.pointer(field)
-                    .and_then(Value::as_f64)
-                    .with_context(|| format!("the sender gives no {field}"))
+                number(&run, field, "the sender")
             }
             Source::Echo { options, field, scale } => {
                 let program = self.programs.softnic.with_file_name("doorbell-echo");
@@ -88,15 +86,13 @@ impl Stand<'_> {
                 let mut echo = Speaking::start(&mut command, &self.log(name, "echo"))?;
                 let run = echo.json("run", self.limit).context("running doorbell-echo")?;
                 ends_well(&mut echo, "doorbell-echo")?;
-                let found = run.pointer(field).and_then(Value::as_f64);
-                Ok(found.with_context(|| format!("doorbell-echo gives no {field}"))? * scale)
+                Ok(number(&run, field, "doorbell-echo")? * scale)
             }
             Source::First => {
                 let (pause, count) = (PAUSE.as_secs_f64().to_string(), self.pauses.to_string());
                 let options = ["--op", "write", "--payload", "8", "--pause", &pause, "--count", &count];
                 let run = self.generator(name, &options, &[], self.limit + PAUSE * self.pauses)?;
-                Ok(run.pointer("/first/p99_ns").and_then(Value::as_f64).context("the sender gives no p99")?
-                    * 1e-6)
+                Ok(number(&run, "/first/p99_ns", "the sender")? * 1e-6)
             }
             Source::Post { list, doorbell } => self.post(name, *list, doorbell),
             Source::Baseline { options, field, scale } => Ok(self.baseline(name, options, field)? * scale),
@@ -213,8 +209,7 @@ impl Stand<'_> {
         let mut client = on_host(hosts, End::Client, "iperf3");
         client.args(["-c", Hosts::ADDRESSES[0], "-p", &port, "-J", "-t", &self.seconds.ceil().to_string()]);
         let said: Value = serde_json::from_str(&output(&mut client, self.limit)?).context("iperf3's JSON")?;
-        let bits = said.pointer("/end/sum_received/bits_per_second").and_then(Value::as_f64);
-        Ok(bits.context("iperf3 gives no rate")? / 8e9)
+        Ok(number(&said, "/end/sum_received/bits_per_second", "iperf3")? / 8e9)
     }
 
     /// Half a round trip of two sockets.
@@ -226,30 +221,24 @@ impl Stand<'_> {
             command
         };
         let any = format!("{}:0", Hosts::ADDRESSES[0]);
-        let mut answering =
-            Speaking::start(&mut command(End::Server, "--listen", &any), &self.log(name, "server"))?;
-        let listening =
-            answering.json("listening", WAIT.min(self.limit)).context("starting the answering side")?;
-        let address = listening["address"].as_str().context("it does not say where it listens")?;
-        let mut asks = command(End::Client, "--connect", address);
+        let mut server = command(End::Server, "--listen", &any);
+        let (mut answering, address) = self.listening(&mut server, &self.log(name, "server"))?;
+        let mut asks = command(End::Client, "--connect", &address);
         asks.args(["--seconds", &self.seconds.to_string()]);
         let mut asking = Speaking::start(&mut asks, &self.log(name, "client"))?;
         let answer = asking.json("baseline", self.limit).context("measuring")?;
         ends_well(&mut asking, "the asking side")?;
         ends_well(&mut answering, "the answering side")?;
-        let ns = answer.pointer("/half_round_trip/p50_ns").and_then(Value::as_f64);
-        Ok(ns.context("no half round trip")? * 1e-3)
+        Ok(number(&answer, "/half_round_trip/p50_ns", "the asking side")? * 1e-3)
     }
 
     /// The sender's line of a generator pair whose messages all arrived whole.
     fn generator(&self, name: &str, options: &[&str], to: &[String], limit: Duration) -> Result<Value> {
         let mut receiver = self.softnic(End::Server, false, &self.programs.generator);
         receiver.args(["--listen", "127.0.0.1:0", "--nic", "mlx5_0", "--json", "-"]).args(to);
-        let mut receiver = Speaking::start(&mut receiver, &self.log(name, "receiver"))?;
-        let listening = receiver.json("listening", WAIT.min(self.limit)).context("starting the receiver")?;
-        let address = listening["address"].as_str().context("the receiver does not say where it listens")?;
+        let (mut receiver, address) = self.listening(&mut receiver, &self.log(name, "receiver"))?;
         let mut sender = self.softnic(End::Client, false, &self.programs.generator);
-        sender.args(["--connect", address, "--nic", "mlx5_0", "--json", "-"]).args(options);
+        sender.args(["--connect", &address, "--nic", "mlx5_0", "--json", "-"]).args(options);
         let mut sender = Speaking::start(&mut sender, &self.log(name, "sender"))?;
         let run = sender.json("run", limit).context("running the sender")?;
         ends_well(&mut sender, "the sender")?;
@@ -284,8 +273,15 @@ impl Stand<'_> {
         let answer =
             session.json("baseline", self.limit).with_context(|| format!("baseline {}", options[0]))?;
         ends_well(&mut session, "baseline")?;
-        let number = answer.pointer(field).and_then(Value::as_f64);
-        number.with_context(|| format!("baseline {}: no {field}", options[0]))
+        number(&answer, field, &options[0])
+    }
+
+    /// A program that listens, and where.
+    fn listening(&self, command: &mut Command, log: &Path) -> Result<(Speaking, String)> {
+        let mut program = Speaking::start(command, log)?;
+        let said = program.json("listening", WAIT.min(self.limit)).context("starting a listener")?;
+        let address = said["address"].as_str().context("it does not say where it listens")?.to_owned();
+        Ok((program, address))
     }
 
     /// Cost of an unused queue pair.
@@ -294,17 +290,21 @@ impl Stand<'_> {
         let program = carried.unwrap_or_else(|| target_dir().join("release/examples/idle_queues"));
         let said = output(Command::new(program).arg("10000"), self.limit)?;
         let said: Value = serde_json::from_str(&said).context("what idle_queues says")?;
-        said.pointer(field).and_then(Value::as_f64).with_context(|| format!("idle_queues gives no {field}"))
+        number(&said, field, "idle_queues")
     }
 
     /// An open device that does nothing: a receiver without a sender.
     fn idle(&self, name: &str) -> Result<(f64, f64)> {
         let mut receiver = self.softnic(End::Alone, false, &self.programs.generator);
         receiver.args(["--listen", "127.0.0.1:0", "--nic", "mlx5_0", "--json", "-"]);
-        let mut receiver = Speaking::start(&mut receiver, &self.log(name, "idle"))?;
-        receiver.json("listening", WAIT.min(self.limit)).context("opening a device")?;
+        let (mut receiver, _) = self.listening(&mut receiver, &self.log(name, "idle"))?;
         idle::watch(&mut receiver, self.idle)
     }
+}
+
+/// A number that a program said.
+fn number(said: &Value, field: &str, program: &str) -> Result<f64> {
+    said.pointer(field).and_then(Value::as_f64).with_context(|| format!("{program} gives no {field}"))
 }
 
 /// Options of either end of a perftest pair.
