@@ -26,7 +26,7 @@ const NOT_RUNNING: [u32; 2] = [3, 4];
 
 /// What the driver tells of one address; 0 and `false` where it tells nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Told {
+pub struct PointerAttributes {
     /// Context that it was made in, as a number; 0: in none, as memory of a pool and what is mapped page by page.
     pub context: usize,
     /// `CU_POINTER_ATTRIBUTE_MEMORY_TYPE`; 0 for an address that CUDA does not know.
@@ -113,9 +113,9 @@ pub fn is_loaded() -> bool {
 }
 
 /// What the driver tells of `address`. `None`: there is no driver in this process, or it was not started.
-pub fn ask(address: u64) -> Option<Told> {
+pub fn ask(address: u64) -> Option<PointerAttributes> {
     let function = loaded()?;
-    let mut told = Told {
+    let mut told = PointerAttributes {
         context: 0,
         memory_type: 0,
         buffer_id: 0,

@@ -5,12 +5,12 @@
 
 use super::context::Context;
 use super::device::Gpu;
-use crate::result::address::{self, MEMORY_TYPE_DEVICE, MEMORY_TYPE_HOST, Told};
+use crate::result::address::{self, MEMORY_TYPE_DEVICE, MEMORY_TYPE_HOST, PointerAttributes};
 use crate::result::{Error, Result};
 
 /// One allocation, as the driver describes it now; it may be freed at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Allocation(Told);
+pub struct Allocation(PointerAttributes);
 
 impl Allocation {
     /// The allocation on a GPU that `address` lies in, managed memory too. `None`: it lies in none, or CUDA is not used in this

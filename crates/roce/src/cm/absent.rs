@@ -22,7 +22,7 @@ impl Cm {
     /// The process of a slot has ended, and its kernel cannot say so: what stood is over, what was being made is refused; `asked`
     /// are our communication ids of requests that went to it, which it may have taken without a word. Only connections whose other
     /// end is at an address that `is_here` says is this host's.
-    pub fn bury(&mut self, now: Now, slot: u8, asked: &[u32], is_here: impl Fn(Gid) -> bool) {
+    pub fn close_process(&mut self, now: Now, slot: u8, asked: &[u32], is_here: impl Fn(Gid) -> bool) {
         let left = |connection: &&Connection| {
             let unanswered = connection.state == State::ReqSent && asked.contains(&connection.id);
             let theirs = connection.remote_id.map_or(unanswered, |id| slot_of(id) == slot);

@@ -264,16 +264,16 @@ fn a_process_that_ended_without_a_word_is_spoken_for() {
     let mut net = Net::new(1, Faults::default());
     let [asking, asked] = net.connect();
     net.said();
-    net.ends[0].bury(net.now, 3, &[], |_| true);
-    net.ends[0].bury(net.now, 2, &[], |address| address != gid(1));
+    net.ends[0].close_process(net.now, 3, &[], |_| true);
+    net.ends[0].close_process(net.now, 2, &[], |address| address != gid(1));
     assert_eq!(net.ends[0].state(asking), Some(State::Established), "another slot, or another host");
-    net.ends[0].bury(net.now, 2, &[], |address| address == gid(1));
+    net.ends[0].close_process(net.now, 2, &[], |address| address == gid(1));
     assert!(matches!(net.ends[0].poll_event(), Some(Event::Disconnected { how: Disconnect::Asked, .. })));
     // Halfway: a program that was about to answer is told that it need not.
     let other = net.ends[0].connect(net.now, &Req { qpn: 5, ..request() }, b"").unwrap();
     let Some((1, Event::Requested { id, .. })) = net.next_event(END) else { panic!() };
     net.ends[1].accept(net.now, id, &Rep { qpn: 6, ..reply() }, b"").unwrap();
-    net.ends[1].bury(net.now, 1, &[], |_| true);
+    net.ends[1].close_process(net.now, 1, &[], |_| true);
     let told: Vec<Event> = std::iter::from_fn(|| net.ends[1].poll_event()).collect();
     assert!(matches!(told[..], [Event::Disconnected { .. }, Event::Rejected { .. }]), "{told:?}");
     assert_eq!((net.ends[1].state(asked), net.ends[1].state(id)), (Some(State::DreqReceived), None));
@@ -282,9 +282,9 @@ fn a_process_that_ended_without_a_word_is_spoken_for() {
     let [mine, another] =
         [7, 8].map(|qpn| net.ends[0].connect(net.now, &Req { qpn, ..request() }, b"").unwrap());
     while net.ends[0].poll_event().is_some() {}
-    net.ends[0].bury(net.now, 2, &[mine.0], |address| address != gid(1));
+    net.ends[0].close_process(net.now, 2, &[mine.0], |address| address != gid(1));
     assert_eq!(net.ends[0].poll_event(), None, "another host");
-    net.ends[0].bury(net.now, 2, &[mine.0], |_| true);
+    net.ends[0].close_process(net.now, 2, &[mine.0], |_| true);
     let Some(Event::Rejected { id, rej, .. }) = net.ends[0].poll_event() else { panic!("not refused") };
     assert_eq!((id, rej.reason), (mine, reason::CONSUMER));
     assert_eq!(net.ends[0].state(another), Some(State::ReqSent));

@@ -419,8 +419,9 @@ impl Ids {
     pub fn turn(&mut self, now: Now) -> Option<Now> {
         for Departed { slot, asked } in self.port.departed() {
             let devices = &self.devices;
-            self.cm
-                .bury(now, slot, &asked, |gid| devices.iter().any(|device| gid_index(device, gid).is_some()));
+            self.cm.close_process(now, slot, &asked, |gid| {
+                devices.iter().any(|device| gid_index(device, gid).is_some())
+            });
         }
         for Letter { from, to, mad } in self.port.receive() {
             // Why it was dropped is counted.
