@@ -134,7 +134,8 @@ DB_FN db_u32 db_load32(db_u64 address) { return *(const db_u32 *)address; }
 
 /* A routine that only device code calls. */
 #define DB_GPU_FN static __device__ __forceinline__
-/* One whose instructions are to lie apart from those of who calls it. Takes no queue of a thread's own: it would be one in memory. */
+/* A routine whose instructions lie apart from its caller's. It takes no queue that a thread keeps in registers: the queue would have to
+ * lie in memory. */
 #define DB_GPU_FN_OUTLINED static __device__ __noinline__ __attribute__((unused))
 
 /* The thread's place in its warp, and the warp's lanes in step: what one wrote before, all see after. */
@@ -155,17 +156,53 @@ DB_GPU_FN db_u32 db_block_threads(void) { return blockDim.x; }
 DB_GPU_FN void db_block_sync(void) { __syncthreads(); }
 DB_GPU_FN int db_block_any(int predicate) { return __syncthreads_or(predicate); }
 
+/* One access each, by the instruction that stands beside its name; `reg` is how asm takes a register of the type. */
+#define DB_LOAD_FN(name, type, reg, instruction)                                                                 \
+    DB_GPU_FN type name(const type *word) {                                                                      \
+        type value;                                                                                              \
+        asm volatile(instruction " %0, [%1];" : "=" reg(value) : "l"(word) : "memory");                          \
+        return value;                                                                                            \
+    }
+#define DB_STORE_FN(name, type, reg, instruction)                                                                \
+    DB_GPU_FN void name(type *word, type value) {                                                                \
+        asm volatile(instruction " [%0], %1;" ::"l"(word), reg(value) : "memory");                               \
+    }
+/* Returns what was there. */
+#define DB_ATOMIC_FN(name, type, reg, instruction)                                                               \
+    DB_GPU_FN type name(type *word, type value) {                                                                \
+        type old;                                                                                                \
+        asm volatile(instruction " %0, [%1], %2;" : "=" reg(old) : "l"(word), reg(value) : "memory");            \
+        return old;                                                                                              \
+    }
+/* Puts `value` there if `expected` is found; returns what was. */
+#define DB_SWAP_FN(name, type, reg, instruction)                                                                 \
+    DB_GPU_FN type name(type *word, type expected, type value) {                                                 \
+        type old;                                                                                                \
+        asm volatile(instruction " %0, [%1], %2, %3;" : "=" reg(old) : "l"(word), reg(expected), reg(value) : "memory"); \
+        return old;                                                                                              \
+    }
+
 /* Words that the GPU's own threads share: `.gpu` scope. */
-DB_GPU_FN db_u64 db_load_relaxed64(const db_u64 *word) {
-    db_u64 value;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-    return value;
-}
-DB_GPU_FN db_u64 db_load_acquire64(const db_u64 *word) {
-    db_u64 value;
-    asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
-    return value;
-}
+DB_LOAD_FN(db_load_relaxed32, db_u32, "r", "ld.relaxed.gpu.global.u32")
+DB_LOAD_FN(db_load_relaxed64, db_u64, "l", "ld.relaxed.gpu.global.u64")
+DB_LOAD_FN(db_load_acquire32, db_u32, "r", "ld.acquire.gpu.global.u32")
+DB_LOAD_FN(db_load_acquire64, db_u64, "l", "ld.acquire.gpu.global.u64")
+DB_STORE_FN(db_store_relaxed32, db_u32, "r", "st.relaxed.gpu.global.u32")
+DB_STORE_FN(db_store_relaxed64, db_u64, "l", "st.relaxed.gpu.global.u64")
+DB_STORE_FN(db_store_release32, db_u32, "r", "st.release.gpu.global.u32")
+DB_STORE_FN(db_store_release64, db_u64, "l", "st.release.gpu.global.u64")
+/* Handing out numbers orders nothing; an acquire takes over what was handed over with the word, a release hands over what was
+ * written before. */
+DB_ATOMIC_FN(db_fetch_add64, db_u64, "l", "atom.relaxed.gpu.global.add.u64")
+DB_ATOMIC_FN(db_fetch_add_acquire64, db_u64, "l", "atom.acquire.gpu.global.add.u64")
+DB_ATOMIC_FN(db_fetch_add_acq_rel64, db_u64, "l", "atom.acq_rel.gpu.global.add.u64")
+DB_ATOMIC_FN(db_fetch_and_release64, db_u64, "l", "atom.release.gpu.global.and.b64")
+/* A lock's word: taken with what its last holder wrote. Given back by db_store_release32(). */
+DB_ATOMIC_FN(db_exchange_acquire32, db_u32, "r", "atom.acquire.gpu.global.exch.b32")
+DB_SWAP_FN(db_compare_swap32, db_u32, "r", "atom.relaxed.gpu.global.cas.b32")
+DB_SWAP_FN(db_compare_swap_acquire64, db_u64, "l", "atom.acquire.gpu.global.cas.b64")
+DB_SWAP_FN(db_compare_swap_acq_rel64, db_u64, "l", "atom.acq_rel.gpu.global.cas.b64")
+
 /* What was handed over with a word that was found relaxed: room, and all that stood in it before. Waits for no store. */
 DB_GPU_FN void db_acquire_room(void) {
 #ifdef DB_HAS_ACQUIRING_FENCE
@@ -173,86 +210,6 @@ DB_GPU_FN void db_acquire_room(void) {
 #else
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
 #endif
-}
-DB_GPU_FN void db_store_release64(db_u64 *word, db_u64 value) {
-    asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
-}
-/* Adds, and returns what was there: handing out numbers orders nothing. */
-DB_GPU_FN db_u64 db_fetch_add64(db_u64 *word, db_u64 value) {
-    db_u64 old;
-    asm volatile("atom.relaxed.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(value) : "memory");
-    return old;
-}
-/* The same, taking over what was handed over with the word. */
-DB_GPU_FN db_u64 db_fetch_add_acquire64(db_u64 *word, db_u64 value) {
-    db_u64 old;
-    asm volatile("atom.acquire.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(value) : "memory");
-    return old;
-}
-/* The same, handing over what was written before and taking over what the last one handed over. */
-DB_GPU_FN db_u64 db_fetch_add_acq_rel64(db_u64 *word, db_u64 value) {
-    db_u64 old;
-    asm volatile("atom.acq_rel.gpu.global.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(value) : "memory");
-    return old;
-}
-/* Takes bits away, handing over what was written before. */
-DB_GPU_FN db_u64 db_fetch_and_release64(db_u64 *word, db_u64 value) {
-    db_u64 old;
-    asm volatile("atom.release.gpu.global.and.b64 %0, [%1], %2;" : "=l"(old) : "l"(word), "l"(value) : "memory");
-    return old;
-}
-/* A lock's word: taken with what its last holder wrote. Given back by db_store_release32(). */
-DB_GPU_FN db_u32 db_exchange_acquire32(db_u32 *word, db_u32 value) {
-    db_u32 old;
-    asm volatile("atom.acquire.gpu.global.exch.b32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(value) : "memory");
-    return old;
-}
-DB_GPU_FN void db_store_release32(db_u32 *word, db_u32 value) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-}
-/* Puts `value` there if `expected` is found; returns what was. */
-DB_GPU_FN db_u32 db_compare_swap32(db_u32 *word, db_u32 expected, db_u32 value) {
-    db_u32 old;
-    asm volatile("atom.relaxed.gpu.global.cas.b32 %0, [%1], %2, %3;"
-                 : "=r"(old)
-                 : "l"(word), "r"(expected), "r"(value)
-                 : "memory");
-    return old;
-}
-/* The same, taking over what was handed over with the word. */
-DB_GPU_FN db_u64 db_compare_swap_acquire64(db_u64 *word, db_u64 expected, db_u64 value) {
-    db_u64 old;
-    asm volatile("atom.acquire.gpu.global.cas.b64 %0, [%1], %2, %3;"
-                 : "=l"(old)
-                 : "l"(word), "l"(expected), "l"(value)
-                 : "memory");
-    return old;
-}
-/* The same, handing over as well. */
-DB_GPU_FN db_u64 db_compare_swap_acq_rel64(db_u64 *word, db_u64 expected, db_u64 value) {
-    db_u64 old;
-    asm volatile("atom.acq_rel.gpu.global.cas.b64 %0, [%1], %2, %3;"
-                 : "=l"(old)
-                 : "l"(word), "l"(expected), "l"(value)
-                 : "memory");
-    return old;
-}
-DB_GPU_FN db_u32 db_load_acquire32(const db_u32 *word) {
-    db_u32 value;
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-    return value;
-}
-DB_GPU_FN db_u32 db_load_relaxed32(const db_u32 *word) {
-    db_u32 value;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
-    return value;
-}
-DB_GPU_FN void db_store_relaxed32(db_u32 *word, db_u32 value) {
-    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(value) : "memory");
-}
-
-DB_GPU_FN void db_store_relaxed64(db_u64 *word, db_u64 value) {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
 
 /* A WQE before the mark that says that it is filled, towards the thread that will ring. */

@@ -132,64 +132,53 @@ DB_GPU_FN db_u32 db_block_threads(void) { return blockDim.x; }
 DB_GPU_FN void db_block_sync(DB_TWIN_HERE) { __syncthreads(file, line); }
 DB_GPU_FN int db_block_any(int predicate, DB_TWIN_HERE) { return __syncthreads_or(predicate, file, line); }
 
-DB_GPU_FN db_u64 db_load_relaxed64(const db_u64 *word, DB_TWIN_HERE) {
-    return db_twin_get((db_u64)word, 8, file, line);
-}
-DB_GPU_FN db_u64 db_load_acquire64(const db_u64 *word, DB_TWIN_HERE) {
-    return db_twin_get((db_u64)word, 8, file, line);
-}
-DB_GPU_FN void db_acquire_room(void) {}
-DB_GPU_FN void db_store_release64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
-    db_twin_signal((db_u64)word, value, 8, DB_TWIN_RELEASE(DB_TWIN_GPU), file, line);
-}
-DB_GPU_FN db_u64 db_fetch_add64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
+#define DB_LOAD_FN(name, type) \
+    DB_GPU_FN type name(const type *word, DB_TWIN_HERE) { return (type)db_twin_get((db_u64)word, sizeof(type), file, line); }
+#define DB_STORE_FN(name, type, scope)                                     \
+    DB_GPU_FN void name(type *word, type value, DB_TWIN_HERE) {            \
+        db_twin_signal((db_u64)word, value, sizeof(type), scope, file, line); \
+    }
+#define DB_ATOMIC_FN(name, type, what, scope)                                    \
+    DB_GPU_FN type name(type *word, type value, DB_TWIN_HERE) {                  \
+        return db_twin_change<type>(what, word, value, 0, scope, file, line);    \
+    }
+#define DB_SWAP_FN(name, type, scope)                                                                      \
+    DB_GPU_FN type name(type *word, type expected, type value, DB_TWIN_HERE) {                             \
+        return db_twin_change<type>(DB_TWIN_COMPARE_AND_SWAP, word, value, expected, scope, file, line);   \
+    }
+
+DB_LOAD_FN(db_load_relaxed32, db_u32)
+DB_LOAD_FN(db_load_relaxed64, db_u64)
+DB_LOAD_FN(db_load_acquire32, db_u32)
+DB_LOAD_FN(db_load_acquire64, db_u64)
+DB_STORE_FN(db_store_relaxed32, db_u32, 0)
+DB_STORE_FN(db_store_relaxed64, db_u64, 0)
+DB_STORE_FN(db_store_release32, db_u32, DB_TWIN_RELEASE(DB_TWIN_GPU))
+DB_STORE_FN(db_store_release64, db_u64, DB_TWIN_RELEASE(DB_TWIN_GPU))
 #ifdef DB_DEFECT_ONE_POSTER
+DB_GPU_FN db_u64 db_fetch_add64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
     db_u64 old = db_twin_get((db_u64)word, 8, file, line);
     db_twin_signal((db_u64)word, old + value, 8, 0, file, line);
     return old;
-#endif
-    return db_twin_change<db_u64>(DB_TWIN_ADD, word, value, 0, DB_TWIN_RELAXED, file, line);
 }
 DB_GPU_FN db_u64 db_fetch_add_acquire64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
     return db_fetch_add64(word, value, file, line);
 }
-DB_GPU_FN db_u64 db_fetch_add_acq_rel64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
-    return db_twin_change<db_u64>(DB_TWIN_ADD, word, value, 0, DB_TWIN_RELEASE(DB_TWIN_GPU), file, line);
-}
-DB_GPU_FN db_u32 db_exchange_acquire32(db_u32 *word, db_u32 value, DB_TWIN_HERE) {
-    return db_twin_change<db_u32>(DB_TWIN_EXCHANGE, word, value, 0, DB_TWIN_RELAXED, file, line);
-}
-DB_GPU_FN db_u32 db_compare_swap32(db_u32 *word, db_u32 expected, db_u32 value, DB_TWIN_HERE) {
-    return db_twin_change<db_u32>(DB_TWIN_COMPARE_AND_SWAP, word, value, expected, DB_TWIN_RELAXED, file, line);
-}
-DB_GPU_FN db_u64 db_compare_swap_acquire64(db_u64 *word, db_u64 expected, db_u64 value, DB_TWIN_HERE) {
-    return db_twin_change<db_u64>(DB_TWIN_COMPARE_AND_SWAP, word, value, expected, DB_TWIN_RELAXED, file, line);
-}
-DB_GPU_FN db_u64 db_compare_swap_acq_rel64(db_u64 *word, db_u64 expected, db_u64 value, DB_TWIN_HERE) {
-    return db_twin_change<db_u64>(DB_TWIN_COMPARE_AND_SWAP, word, value, expected, DB_TWIN_RELEASE(DB_TWIN_GPU), file,
-                                  line);
-}
-DB_GPU_FN db_u64 db_fetch_and_release64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
-    return db_twin_change<db_u64>(DB_TWIN_AND, word, value, 0, DB_TWIN_RELEASE(DB_TWIN_GPU), file, line);
-}
-DB_GPU_FN db_u32 db_load_acquire32(const db_u32 *word, DB_TWIN_HERE) {
-    return (db_u32)db_twin_get((db_u64)word, 4, file, line);
-}
-DB_GPU_FN void db_store_release32(db_u32 *word, db_u32 value, DB_TWIN_HERE) {
-    db_twin_signal((db_u64)word, value, 4, DB_TWIN_RELEASE(DB_TWIN_GPU), file, line);
-}
-DB_GPU_FN db_u32 db_load_relaxed32(const db_u32 *word, DB_TWIN_HERE) {
-    return (db_u32)db_twin_get((db_u64)word, 4, file, line);
-}
-DB_GPU_FN void db_store_relaxed32(db_u32 *word, db_u32 value, DB_TWIN_HERE) {
-    db_twin_signal((db_u64)word, value, 4, 0, file, line);
-}
+#else
+DB_ATOMIC_FN(db_fetch_add64, db_u64, DB_TWIN_ADD, DB_TWIN_RELAXED)
+DB_ATOMIC_FN(db_fetch_add_acquire64, db_u64, DB_TWIN_ADD, DB_TWIN_RELAXED)
+#endif
+DB_ATOMIC_FN(db_fetch_add_acq_rel64, db_u64, DB_TWIN_ADD, DB_TWIN_RELEASE(DB_TWIN_GPU))
+DB_ATOMIC_FN(db_fetch_and_release64, db_u64, DB_TWIN_AND, DB_TWIN_RELEASE(DB_TWIN_GPU))
+DB_ATOMIC_FN(db_exchange_acquire32, db_u32, DB_TWIN_EXCHANGE, DB_TWIN_RELAXED)
+DB_SWAP_FN(db_compare_swap32, db_u32, DB_TWIN_RELAXED)
+DB_SWAP_FN(db_compare_swap_acquire64, db_u64, DB_TWIN_RELAXED)
+DB_SWAP_FN(db_compare_swap_acq_rel64, db_u64, DB_TWIN_RELEASE(DB_TWIN_GPU))
+
+DB_GPU_FN void db_acquire_room(void) {}
 /* Every byte of the WQEs before the mark that says they are filled, for the thread that rings. */
 DB_GPU_FN void db_order_wqe_before_mark(DB_TWIN_HERE) { db_twin_order(DB_TWIN_RELEASE(DB_TWIN_GPU), file, line); }
 
-DB_GPU_FN void db_store_relaxed64(db_u64 *word, db_u64 value, DB_TWIN_HERE) {
-    db_twin_signal((db_u64)word, value, 8, 0, file, line);
-}
 #define DB_MARKS 32u
 #define DB_LANE_MARKS 8u
 DB_GPU_FN db_u32 db_first_other_mark(db_u64 address, db_u32 ahead, db_u32 value, db_u32 marks, DB_TWIN_HERE) {
