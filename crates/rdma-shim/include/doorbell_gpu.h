@@ -95,8 +95,8 @@ DB_GPU_FN int db_take_sends(struct db_cq *cq, db_u32 qpn, struct db_completion *
     return count ? (int)count : 1;
 }
 
-/* As db_gpu_take(), of all successful sends that a look finds: their number, with the last one in `out`. For who asks for room, not
- * after each request. */
+/* As db_gpu_take(), of all successful sends that a look finds: their number, with the last one in `out`. For a poster that waits
+ * for room: it does not tell of each request. */
 DB_GPU_FN int db_gpu_take_sends(struct db_cq *cq, struct db_sq *sq, struct db_completion *out, db_u64 *released) {
     int taken = db_take_sends(cq, sq->qpn, out);
     if (taken <= 0) return taken;
@@ -228,8 +228,8 @@ DB_GPU_FN void db_warp_ring(struct db_sq *sq) {
 }
 
 /* Waits for the next completion of the warp's queue, and has every lane know of it: its result and `out` are the same in all
- * lanes, and so are the copies of `cq`, `sq`, `rq` and `released` after it. Lane 0 polls. Results are db_gpu_wait()'s. Who calls
- * db_gpu_wait() on one lane instead has to shuffle all these, and to sync the warp before another lane reads what arrived. */
+ * lanes, and so are the copies of `cq`, `sq`, `rq` and `released` after it. Lane 0 polls. Results are db_gpu_wait()'s. A
+ * warp that calls db_gpu_wait() on one lane instead has to shuffle all these, and to sync before another lane reads what arrived. */
 DB_GPU_FN int db_warp_wait(struct db_cq *cq, struct db_sq *sq, struct db_rq *rq, struct db_completion *out,
                            db_u64 *released, struct db_wait wait) {
     int result = 0;

@@ -4,25 +4,25 @@
  *   db_shared_post, db_shared_warp_post_write, db_shared_poll, db_shared_failure   kernels, any number of threads
  *
  * How it works. A poster takes blocks by one atomic add (`reserved`), fills them, marks each as filled in this lap
- * (`filled`), and adds them to `published`, whose low bits are 0 while nobody is the ringer: who finds them so, and makes them
- * something else by the same atomic, is. It walks the marks from where the last ring ended to the first gap, rings for that once, and gives
- * the role back, whoever has published meanwhile: the next one who publishes is the ringer then. Posters neither wait for one another
- * nor for the ringer, and nobody locks anything while filling.
+ * (`filled`), and adds them to `published`, whose low bits are 0 while no poster is the ringer. The poster that finds them 0, and changes
+ * them by the same atomic, becomes the ringer. It walks the marks from where the last ring ended to the first gap, rings once for all of
+ * these, and gives the role back, even if others have published meanwhile: the next poster that publishes becomes the ringer. Posters
+ * neither wait for one another nor for the ringer, and take no lock while filling.
  *
- * Who finds nobody in the role as it takes blocks takes that as well. If it rang last, nobody can have rung since: the block in front
- * of its own is the last that was rung, and its own has no mark. So it needs neither marks nor a look at `rung`, and one fence, of
- * system scope, serves WQE and doorbell: who is alone pays for two atomics.
+ * A poster that finds no ringer when it reserves blocks becomes the ringer. If it rang last, no other poster can have rung since: the
+ * block in front of its own is the last that was rung, and its own has no mark. So it needs neither marks nor a look at `rung`, and one
+ * fence, of system scope, serves WQE and doorbell: a poster that is alone pays for two atomics.
  *
  * Why no request is left unrung. A ringer gives the role back by the atomic that tells it what is published by then. Is all of that
  * rung, or are blocks reserved that are not published, it leaves: what comes later finds the low bits 0, and the posters of the
- * others are still to come. Until such a poster comes it either fills, or waits for room; who waits for room does not keep the
- * role, and rings first (db_shared_help). Else everything reserved is published and something of it is not rung, for instance since
+ * others are still to come. Until such a poster comes it either fills, or waits for room; a poster that waits for room does not
+ * keep the role, and rings first (db_shared_help). Else everything reserved is published and something of it is not rung, for instance since
  * its mark came behind the ringer's look: the ringer takes the role back, unless somebody else has by then.
  *
  * How it fails. The first error CQE, or a poster that gives up with blocks in hand, fails the queue for everybody: `failure`
  * says whose request it was, later ones do not overwrite it, and each post from then on is refused with DB_EIO, also where there
- * is room. The top bit of `reserved` says so to posters, who look at that word anyway. What the device was told of (all below
- * `rung`) it flushes. What was published and not rung by then may stay so, though its poster was told 0, for the posters who are
+ * is room. The top bit of `reserved` says so to posters, which look at that word anyway. What the device was told of (all below
+ * `rung`) it flushes. What was published and not rung by then may stay so, though its poster was told 0, for the posters that are
  * refused count as bound to come: neither executed nor flushed, it ends with the queue's life. The host brings the queue
  * back: QP to RESET, db_shared_reset(), QP to RTS; other queues go on meanwhile.
  */
@@ -39,7 +39,7 @@
 
 /* The first thing that went wrong on a queue. */
 struct db_failure {
-    db_u64 wr_id;  /* the request that failed, or whose poster gave up; 0 for a compressed CQE and for a mark that never came */
+    db_u64 wr_id;  /* the request that failed, or the one that its poster abandoned; 0 for a compressed CQE and for a mark that never came */
     db_u32 why;    /* DB_FAILED_* */
     db_u32 qpn;
     db_u32 status; /* of the error CQE: DB_WC_*, else 0 */
@@ -56,11 +56,11 @@ struct db_failure {
  * db_shared_init() check them, and copies it there. */
 struct db_shared_sq {
     struct db_sq sq; /* addresses, sizes, order: constant while shared; of its indices db_shared_init() takes where to go on */
-    struct db_cq cq; /* owned by whoever holds `polling` */
+    struct db_cq cq; /* owned by the thread that holds `polling` */
     db_u64 released; /* CQEs given back, likewise */
     db_u64 filled;   /* `blocks` 32-bit words, 16-byte aligned, 0 at first: lap in which each block was filled last, from 1. Laps go
                       * on after RESET, so that no mark of an earlier life is taken for one of this */
-    db_u32 signal_mask; /* a WQE that crosses a multiple of signal_mask + 1 blocks is signalled, whoever posts it */
+    db_u32 signal_mask; /* a WQE that crosses a multiple of signal_mask + 1 blocks is signalled, whichever poster it has */
     db_u32 polling;     /* 1 while someone polls */
     db_u32 failing;     /* 1 once someone has a failure to note: the first one does */
     db_u32 failed;      /* 1 once it is noted, until the host resets the queue */
@@ -170,7 +170,7 @@ DB_GPU_FN void db_shared_fail(struct db_shared_sq *shared, db_u32 why, db_u64 wr
     db_fetch_add64(&shared->reserved, DB_RESERVED_FAILED);
 }
 
-/* Whether the queue has failed: 1 with the first failure in `out`. Whoever was told DB_EIO finds it here. */
+/* Whether the queue has failed: 1 with the first failure in `out`. A poster that was told DB_EIO finds it here. */
 DB_GPU_FN int db_shared_failure(struct db_shared_sq *shared, struct db_failure *out) {
     if (!db_load_acquire32(&shared->failed)) return 0;
     out->wr_id = db_load_relaxed64(&shared->failure.wr_id);
@@ -300,14 +300,14 @@ DB_GPU_FN int db_shared_leave(struct db_shared_sq *shared, db_u64 end) {
 }
 
 /* What the ringer does: rings for what is marked, and leaves. Its caller's deadline is none of it: what is published has to be
- * rung. By one thread, or by a warp, all of whose lanes call. Up to where is rung, or DB_RING_FAILED. */
+ * rung. By one thread, or by all lanes of a warp. Up to where is rung, or DB_RING_FAILED. */
 DB_GPU_FN db_u64 db_shared_ring_as(struct db_shared_sq *shared, int by_warp) {
     struct db_poster poster = db_poster_of(shared);
     struct db_wait mark = {0, 0, 0};
     int first = !by_warp || db_lane() == 0, again, late;
     db_u64 rung, end;
     do {
-        /* Asked in front of the look at the marks: who was stopped for long, debugged or since others had the GPU, fails nobody for a
+        /* Asked in front of the look at the marks: a ringer that was stopped for long, by a debugger or another context, fails no queue for a
          * mark that has come meanwhile. Only lane 0 has a deadline. */
         late = mark.deadline_ns && db_wait_over(&mark);
         rung = db_load_relaxed64(&shared->rung);
@@ -331,7 +331,7 @@ DB_GPU_FN db_u64 db_shared_ring_as(struct db_shared_sq *shared, int by_warp) {
     return again ? DB_RING_FAILED : end;
 }
 
-/* Apart from what calls them: who is alone on a queue jumps over less. */
+/* Apart from their callers: a poster that is alone on a queue jumps over less. */
 DB_GPU_FN_OUTLINED db_u64 db_shared_ring(struct db_shared_sq *shared) { return db_shared_ring_as(shared, 0); }
 DB_GPU_FN_OUTLINED db_u64 db_shared_ring_by_warp(struct db_shared_sq *shared) { return db_shared_ring_as(shared, 1); }
 
@@ -343,7 +343,8 @@ DB_GPU_FN int db_shared_help(struct db_shared_sq *shared) {
     return db_shared_ring(shared) == DB_RING_FAILED ? DB_EIO : 0;
 }
 
-/* Takes blocks, and the ringer's role where nobody has it: their first. Who does not post next has to db_shared_give_up(). */
+/* Takes blocks, and the ringer's role where nobody has it: their first. A thread that does not post next has to call
+ * db_shared_give_up(). */
 DB_GPU_FN db_u64 db_shared_take(struct db_shared_sq *shared, struct db_poster *poster, db_u32 blocks) {
     /* Side by side: neither waits for the other. */
     db_u64 begin = db_fetch_add64(&shared->reserved, blocks + poster->zero);
@@ -385,7 +386,7 @@ DB_GPU_FN_OUTLINED db_u64 db_shared_wait(struct db_shared_sq *shared, db_u64 end
     }
 }
 
-/* Waits until the blocks below `end`, which `wr_id` has taken, have room: 0, DB_EIO, DB_ETIMEDOUT, DB_ECANCELED. Who waits polls
+/* Waits until the blocks below `end`, which `wr_id` has taken, have room: 0, DB_EIO, DB_ETIMEDOUT, DB_ECANCELED. A waiting poster polls
  * and rings, and is not the ringer meanwhile. While the poster's last look at `consumed` suffices, nothing is loaded. */
 DB_GPU_FN int db_shared_room(struct db_shared_sq *shared, struct db_poster *poster, db_u64 end, db_u64 wr_id,
                              struct db_wait wait) {
@@ -402,12 +403,12 @@ DB_GPU_FN int db_shared_room(struct db_shared_sq *shared, struct db_poster *post
     return 0;
 }
 
-/* Whether all before `begin` was rung by this poster, who is the ringer. */
+/* Whether all before `begin` was rung by this poster, which is the ringer. */
 DB_GPU_FN int db_shared_is_alone(const struct db_poster *poster, db_u64 begin) {
     return poster->rings && poster->rung == begin;
 }
 
-/* WQEs before their marks; before the doorbell at once for who is alone. */
+/* WQEs before their marks; before the doorbell at once for a poster that is alone. */
 DB_GPU_FN void db_shared_fence(int alone) {
     if (alone)
         db_order_wqe_before_record();
@@ -419,7 +420,7 @@ DB_GPU_FN void db_shared_fence(int alone) {
  * to ring. */
 DB_GPU_FN int db_shared_publish(struct db_shared_sq *shared, struct db_poster *poster, db_u64 begin, db_u64 end, int alone) {
     db_u64 blocks = ((end - begin) << DB_PUBLISHED_SHIFT) + poster->zero;
-    /* Who is elected takes over `rung` and the doorbell from the ringer before, whose last atomic released them. */
+    /* The new ringer takes over `rung` and the doorbell, which the last ringer's atomic released. */
     if (!poster->rings) return !(db_fetch_add_acquire64(&shared->published, blocks | 1) & DB_ROLE);
     db_fetch_add64(&shared->published, blocks);
     if (!alone) return 1;

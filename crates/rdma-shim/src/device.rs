@@ -4,11 +4,13 @@
 
 use gpu::Unit;
 
-/// Names and texts of `include/`, for whoever compiles kernels at run time.
-pub const HEADERS: [(&str, &str); 9] = [
+/// Names and texts of `include/`, for programs that compile kernels at run time.
+pub const HEADERS: [(&str, &str); 11] = [
     ("doorbell.h", include_str!("../include/doorbell.h")),
     ("doorbell_gpu.h", include_str!("../include/doorbell_gpu.h")),
     ("doorbell_kernel.h", include_str!("../include/doorbell_kernel.h")),
+    ("doorbell_poll.h", include_str!("../include/doorbell_poll.h")),
+    ("doorbell_post.h", include_str!("../include/doorbell_post.h")),
     ("doorbell_shared.h", include_str!("../include/doorbell_shared.h")),
     ("mlx5_layout.h", include_str!("../include/mlx5_layout.h")),
     ("order.h", include_str!("../include/order.h")),

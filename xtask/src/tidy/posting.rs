@@ -12,8 +12,10 @@ const LOOPS: [(&str, &[&str]); 2] = [
 ];
 
 /// The C half, all of it.
-const HEADERS: [&str; 4] = [
+const HEADERS: [&str; 6] = [
     "crates/rdma-shim/include/doorbell.h",
+    "crates/rdma-shim/include/doorbell_post.h",
+    "crates/rdma-shim/include/doorbell_poll.h",
     "crates/rdma-shim/include/order.h",
     "crates/rdma-shim/include/order_host.h",
     "crates/rdma-shim/include/order_cuda.h",
@@ -145,6 +147,8 @@ mod tests {
             ("apps/generator/src/poster.rs", &poster),
             SHIM,
             ("crates/rdma-shim/include/doorbell.h", header),
+            ("crates/rdma-shim/include/doorbell_post.h", ""),
+            ("crates/rdma-shim/include/doorbell_poll.h", ""),
             ("crates/rdma-shim/include/order.h", ""),
             ("crates/rdma-shim/include/order_host.h", ""),
             ("crates/rdma-shim/include/order_cuda.h", ""),
