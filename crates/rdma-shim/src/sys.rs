@@ -1,7 +1,7 @@
 //! `include/doorbell.h` and the host's part of `doorbell_shared.h` as Rust sees them: the structs field for field, and the routines that `shim.c` compiles.
 //!
 //! Numbers (opcodes, flags, status) are those of libibverbs, and are named in the modules above this one. Public for
-//! whoever lays out queues elsewhere (tests on plain memory, other processors); [`crate::QueuePair`] is the safe way.
+//! code that lays out queues elsewhere (tests on plain memory, other processors); [`crate::QueuePair`] is the safe way.
 #![allow(missing_docs, reason = "fields and functions are documented in the headers")]
 #![allow(non_camel_case_types, reason = "names are C's")]
 
@@ -105,7 +105,7 @@ pub struct db_rq {
 
 /// `struct db_cq`.
 #[repr(C)]
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub struct db_cq {
     pub ring: u64,
     pub record: u64,

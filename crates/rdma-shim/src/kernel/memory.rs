@@ -24,7 +24,13 @@ const PIECE: usize = 1 << 20;
 ///
 /// # Safety
 /// It has no padding, and any bytes are a value of it.
-pub unsafe trait Plain: Sized {}
+pub unsafe trait Plain: Sized {
+    /// Its bytes, as in C.
+    fn bytes(&self) -> &[u8] {
+        // SAFETY: there is no padding, so that each byte is initialised.
+        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(self).cast(), size_of::<Self>()) }
+    }
+}
 
 /// Host memory that the machine's kernels reach; zeroed at first. Clones are the same memory.
 #[derive(Debug, Clone)]
@@ -92,7 +98,7 @@ impl HostMemory {
     }
 
     /// Its words of 32 bits. Rust leaves it undefined what racing atomics of different sizes over the same bytes see: a word is of one
-    /// size for all who use it at a time, as in the struct that it belongs to; [`HostMemory::write`] and [`HostMemory::read`] are
+    /// size for all its users at a time, as in the struct that it belongs to; [`HostMemory::write`] and [`HostMemory::read`] are
     /// for what no kernel uses at that time, or for a NIC's bytes, which are not atomics at all.
     pub fn words(&self) -> &[AtomicU32] {
         // SAFETY: as above; pages are aligned.
@@ -271,9 +277,7 @@ impl Memory {
 
     /// Stores a struct.
     pub fn put<T: Plain>(&self, offset: usize, value: &T) -> Result<(), KernelError> {
-        // SAFETY: `Plain` has no padding, so that each byte is one.
-        let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) };
-        self.write(offset, bytes)
+        self.write(offset, value.bytes())
     }
 
     /// Loads a struct.

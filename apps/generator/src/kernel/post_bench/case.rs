@@ -21,7 +21,7 @@ const SIGNAL_EVERY: u32 = 1024;
 const STEADY_BLOCKS: u32 = 1024;
 pub(super) const STEADY_CQES: u32 = 2048;
 
-/// Who posts.
+/// The code that posts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Poster {
     /// The shim, one WQE a call.
@@ -50,7 +50,7 @@ pub enum Scope {
     Warp,
 }
 
-/// Who else posts to a producer's queue.
+/// Whether producers share a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sharing {
     /// Nobody: each producer has a queue.
@@ -142,7 +142,7 @@ impl Floor {
 /// A run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {
-    /// Who posts.
+    /// The code that posts.
     pub poster: Poster,
     /// As a thread or a warp.
     pub scope: Scope,
@@ -165,10 +165,12 @@ impl Case {
     pub fn impossible(&self) -> Option<String> {
         let lone = self.scope == Scope::Thread && self.sharing == Sharing::Exclusive;
         let (steady, checked) = (self.is_steady(), self.room != Room::Unchecked);
+        let rings_each = self.sharing == Sharing::Exclusive || self.per_ring == self.step();
         let fits = match self.poster {
-            Poster::Shim(_) => self.sharing == Sharing::Exclusive || self.per_ring == self.step(),
-            Poster::Peer => true,
-            Poster::PeerCollapsed => steady,
+            Poster::Shim(_) => rings_each,
+            // Producers that hold doorbells back may fill a shared ring with WQEs that none of them rings for.
+            Poster::Peer => !steady || rings_each,
+            Poster::PeerCollapsed => steady && rings_each,
             Poster::PeerPieces => lone && checked,
             Poster::ShimList(_) => lone,
             Poster::Original | Poster::OriginalRelease => lone && self.per_ring == 1 && !steady,
@@ -391,6 +393,16 @@ pub(super) mod tests {
             (Case { poster: early, sharing: Sharing::Shared, per_ring: 16, ..case() }, Some("does not post")),
             (Case { poster: Poster::Peer, sharing: Sharing::Shared, per_ring: 16, ..case() }, None),
             (case(), None),
+            (
+                Case {
+                    poster: Poster::Peer,
+                    sharing: Sharing::Shared,
+                    per_ring: 16,
+                    room: Room::Steady { every: 64 },
+                    ..case()
+                },
+                Some("Peer does not"),
+            ),
             (Case { room: Room::Steady { every: 512 }, ..case() }, None),
             (Case { room: Room::Steady { every: 1024 }, ..case() }, Some("from 1 to 512")),
             (Case { room: Room::Steady { every: 48 }, ..case() }, Some("a power of two")),

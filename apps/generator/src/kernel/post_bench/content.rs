@@ -29,7 +29,7 @@ const SIGNALED: u32 = 2;
 /// Which WQEs ask for a completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Signals {
-    /// The one at whose end the queue's index is a multiple of this.
+    /// A WQE after which the queue's index is a multiple of this.
     Every(u32),
 }
 
@@ -102,8 +102,8 @@ fn written(queue: u32, index: u64, message: u32, signaled: bool) -> [u8; BLOCK] 
     block.0
 }
 
-/// The first six words of a queue's WQEs: the host's shim's of message 0 at index 0, in which index and addresses are replaced. For who
-/// has no time to ask it for each.
+/// The first six words of a queue's WQEs: the host's shim's of message 0 at index 0, in which index and addresses are replaced. For
+/// a reader that has no time to have each written.
 #[derive(Debug, Clone)]
 pub struct Pattern([[u64; 6]; 2]);
 

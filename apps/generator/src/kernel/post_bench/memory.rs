@@ -10,6 +10,7 @@ use gpu::{Context, DeviceMemory, PinnedMemory, Stream, Way};
 use super::case::{ALL_BLOCKS, Case, MOST_BLOCKS, MOST_PRODUCERS, Place, STEADY_CQES};
 use super::content::{BLOCK, QPN};
 use super::nic::Device;
+use rdma_shim::kernel::Plain;
 use rdma_shim::sys::{db_cq, db_slot, db_sq};
 
 /// `DB_BENCH_SQ_BYTES`, `DB_BENCH_PEER_BYTES`, `DB_BENCH_SHARED_BYTES`.
@@ -20,8 +21,6 @@ pub const SHARED_BYTES: u32 = 2048;
 const TIME_BYTES: usize = 24;
 /// `struct db_peer_queue`.
 const PEER_QUEUE_BYTES: usize = 64;
-/// `struct db_cq`.
-const CQ_BYTES: usize = 32;
 /// Of a queue: its record at the beginning, its register further on, on lines of their own.
 const PAGE_BYTES: u64 = 512;
 const REGISTER_AT: u64 = 256;
@@ -80,7 +79,7 @@ impl Memory {
             slots: DeviceMemory::new(context, ALL_BLOCKS as usize * size_of::<db_slot>())?,
             cqes: DeviceMemory::new(context, MOST_BLOCKS as usize * BLOCK)?,
             host_cqes: PinnedMemory::new(context, STEADY_CQES as usize * BLOCK)?,
-            cq: DeviceMemory::new(context, CQ_BYTES)?,
+            cq: DeviceMemory::new(context, size_of::<db_cq>())?,
             marks: DeviceMemory::new(context, MOST_BLOCKS as usize * size_of::<u32>())?,
             queues: DeviceMemory::new(context, most * SQ_BYTES as usize)?,
             shared: DeviceMemory::new(context, SHARED_BYTES as usize)?,
@@ -131,13 +130,6 @@ impl Memory {
         db_cq { ring, record, entries, cqn: 1, consumer: 0 }
     }
 
-    /// The words of that CQ's struct.
-    pub fn one_cq_bytes(&self, case: &Case) -> Vec<u8> {
-        let cq = self.one_cq(case);
-        let words = [cq.ring, cq.record, u64::from(cq.entries) | u64::from(cq.cqn) << 32, cq.consumer];
-        words.into_iter().flat_map(u64::to_ne_bytes).collect()
-    }
-
     /// What a played NIC sees of a steady case's queue.
     pub fn device(&self, case: &Case) -> Device<'_> {
         let record = MOST_PRODUCERS as usize * PAGE_BYTES as usize;
@@ -169,11 +161,11 @@ impl Memory {
         // Opcode 15 and no owner: a CQE that was never written.
         self.cqes.fill(0xff, stream)?;
         self.host_cqes.long_words().iter().for_each(|word| word.store(u64::MAX, Ordering::Relaxed));
-        self.cq.write(0, &self.one_cq_bytes(case), self.way(stream))?;
+        self.cq.write(0, self.one_cq(case).bytes(), self.way(stream))?;
         let (mut ours, mut peers) = (Vec::new(), Vec::new());
         for number in 0..case.queues() {
             let queue = self.queue(case, number);
-            ours.extend(words_of(queue.clone()).into_iter().flat_map(u64::to_ne_bytes));
+            ours.extend(queue.bytes());
             ours.resize((number + 1) as usize * SQ_BYTES as usize, 0);
             // Where nothing completes all may share a CQ.
             let cq = self.one_cq(case);
@@ -220,20 +212,4 @@ impl Memory {
         };
         (0..producers as usize).map(time).collect()
     }
-}
-
-/// A `struct db_sq` as the words that it is.
-fn words_of(sq: db_sq) -> [u64; 13] {
-    const { assert!(size_of::<db_sq>() == 13 * 8) };
-    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-    // In their order, and every one: with a field more the assertion above does not hold.
-    let db_sq { ring, record, reg, slots, blocks, qpn, half_bytes, max_sge, max_inline, opcodes, .. } = sq;
-    let db_sq {
-        signal_all, order, doorbell, register_offset, doorbell_word, producer, rung, consumer, ..
-    } = sq;
-    let first =
-        [ring, record, reg, slots, pair(blocks, qpn), pair(half_bytes, max_sge), pair(max_inline, opcodes)];
-    let last =
-        [pair(signal_all, order), pair(doorbell, register_offset), doorbell_word, producer, rung, consumer];
-    std::array::from_fn(|at| if at < 7 { first[at] } else { last[at - 7] })
 }

@@ -186,7 +186,7 @@ impl Run<'_> {
         let [high, low] = (self.played.executed as u16).to_be_bytes();
         let (tail, rest) = cq[at as usize * WORDS..][..WORDS].split_last().expect("an entry has words");
         rest.iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        // Opcode and QPN of the WQE, its counter, and whose the CQE is: opcode 0, a requester's, and the lap's bit.
+        // Opcode and QPN of the WQE, its counter, and the owner byte: opcode 0, a requester's, and the lap's bit.
         tail.store(u64::from_ne_bytes([8, q0, q1, q2, high, low, 0, lap]), Ordering::Release);
         self.played.completed += 1;
     }

@@ -16,6 +16,7 @@ use super::memory::{Memory, PEER_BYTES, SQ_BYTES};
 use super::nic::{Played, Rules};
 use super::{PeerHeaders, put_image, shim_image};
 use rdma_shim::Order;
+use rdma_shim::kernel::Plain;
 
 /// Longest run: the slowest posts take 2 µs, of which there are 2^15 at most, one after the other.
 const RUN: Duration = Duration::from_secs(5);
@@ -272,7 +273,7 @@ impl Rig {
                 let arguments = Arguments::new()
                     .u64(memory.queues.address())
                     .u64(memory.shared.address())
-                    .bytes(&memory.one_cq_bytes(case))
+                    .bytes(memory.one_cq(case).bytes())
                     .u64(memory.marks())
                     .u32(every - 1)
                     .u64(memory.times.device_address());

@@ -52,11 +52,6 @@ struct Run {
 #[derive(Clone, Copy)]
 struct Line([u64; 8]);
 
-/// `struct db_cq`, by value.
-fn words_of_cq(cq: &db_cq) -> [u64; 4] {
-    [cq.ring, cq.record, u64::from(cq.entries) | u64::from(cq.cqn) << 32, cq.consumer]
-}
-
 fn address<T>(memory: &mut [T]) -> u64 {
     memory.as_mut_ptr().expose_provenance() as u64
 }
@@ -301,7 +296,7 @@ fn twin_posters_go_on_by_what_a_played_nic_completes() {
             let arguments = Arguments::new()
                 .pointer(queue.as_mut_ptr())
                 .pointer(shared_queue.as_mut_ptr())
-                .push(words_of_cq(&cqs[0]))
+                .push(cqs[0])
                 .push(address(&mut marks))
                 .push(every - 1)
                 .pointer(&raw mut error);
