@@ -110,7 +110,7 @@ __global__ void by_warp(struct db_sq sq, struct db_cq cq, struct job job, struct
     post_and_wait(sq, cq, job, 32, out);
 }
 
-/* Each block is a warp; all post on one queue, and whoever has nothing left to post helps to poll. */
+/* Each block is a warp; all post on one queue, and a warp with nothing left to post helps to poll. */
 __global__ void by_many(struct db_shared_sq *shared, struct job job, struct outcome *out) {
     struct db_poster poster = db_poster_of(shared);
     struct db_failure failure = {};

@@ -5,7 +5,7 @@
  * it is told from its question. Messages shorter than a word come back as they were.
  * `run` and `status`: host memory, mirrored in src/kernel.rs; the first is copied once, the second is 0 at first
  * (`first_wrong` all ones; `posted` as the launch before left it) and read by the CPU. Either kernel may be launched again
- * when it has ended, who asks with all its answers and no error: it goes on with the queue as it is. All completions of the queue come to one CQ. Nothing here waits longer than
+ * when it has ended, the client with all its answers and no error: it goes on with the queue as it is. All completions of the queue come to one CQ. Nothing here waits longer than
  * its deadline, and the cancel word is looked at before each wait and in it.
  */
 #include "doorbell_kernel.h"
@@ -13,20 +13,20 @@
 /* What both kernels are told. */
 struct db_echo_run {
     struct db_kernel_queue queue;
-    db_u64 buffers; /* registered, 8-byte aligned; the service: `window` of `stride` bytes; who asks: the question, the answer */
+    db_u64 buffers; /* registered, 8-byte aligned; the service: `window` of `stride` bytes; client: the question, the answer */
     db_u64 cancel;  /* 32-bit word in host memory; anything but 0 ends the kernel */
     db_u64 wait_ns; /* longest wait for a completion */
-    db_u64 samples; /* who asks: `count` 32-bit words in host memory */
+    db_u64 samples; /* client: `count` 32-bit words in host memory */
     db_u32 lkey;
     db_u32 stride; /* a multiple of 8 */
     db_u32 window; /* at most as many as either queue holds, and a third of the CQ */
-    db_u32 bytes;  /* who asks: of a message; a multiple of 8, at most `stride` */
-    db_u32 count;  /* who asks: questions */
+    db_u32 bytes;  /* client: of a message; a multiple of 8, at most `stride` */
+    db_u32 count;  /* client: questions */
     db_u32 pad;
 };
 
 struct db_echo_status {
-    struct db_kernel_end end; /* the request: a buffer of the service, a question of who asks */
+    struct db_kernel_end end; /* the request: a buffer of the service, a question of the client */
     db_u64 messages;          /* answered, or asked and answered */
     db_u32 ready;             /* 1 once the first receives are posted */
     db_u32 wrong;             /* words of answers that are not what they should be */

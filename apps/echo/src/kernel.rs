@@ -1,4 +1,4 @@
-//! `kernels/echo.cu`: a service that answers each message that its queue receives, and who asks it and times the answers.
+//! `kernels/echo.cu`: a service that answers each message that its queue receives, and a client that asks it and times the answers.
 //!
 //! Both are made before anything is launched, since a GPU may wait for what runs when it is asked for memory. What they
 //! hold stays with them while they run, but for the registration of their buffers: it is the caller's [`Region`], and may be
@@ -60,7 +60,7 @@ unsafe impl Plain for db_echo_status {}
 pub struct Outcome {
     /// Messages answered, or asked and answered.
     pub messages: u64,
-    /// Why it ended, if not since all was asked. The request is a buffer of the service, a question of who asks.
+    /// Why it ended, if not since all was asked. The request is a buffer of the service, a question of the client.
     pub failure: Option<Failure>,
     /// Words of answers that were not what they should be.
     pub wrong_words: u32,
@@ -217,7 +217,7 @@ pub struct Questions {
     pub threads: u32,
 }
 
-/// Who asks, ready to be launched: one block.
+/// The client, ready to be launched: one block.
 #[derive(Debug)]
 pub struct Ask(Parts, u32);
 
@@ -277,7 +277,7 @@ impl Ask {
     }
 }
 
-/// Word of a question, as the kernel makes it, for who asks without one.
+/// Word of a question, as the kernel makes it, for a client without a kernel.
 pub fn question_word(question: u32, word: u32) -> u64 {
     (u64::from(question.wrapping_add(1)) << 32 | u64::from(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

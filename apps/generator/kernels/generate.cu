@@ -2,7 +2,7 @@
  *
  * A message's number, counted from 1, is the last word of its payload, which the kernel stores before it posts: the
  * doorbell's fence covers it with the WQE. With WRITE_WITH_IMM the number's place among the source slots travels as immediate, and
- * the payload is not touched. Each batch asks for one completion; whoever posts polls when there is no room for the next.
+ * the payload is not touched. Each batch asks for one completion; the poster polls when there is no room for the next.
  * Ends when all is posted and completed, when the time is up, when told to, or at the first error.
  */
 #include "generate.h"

@@ -87,7 +87,7 @@ DB_GPU_FN int db_generate_turn(const struct db_generate_plan *plan, struct db_ge
     db_u64 now = db_clock_ns();
     if (clock->stopping == 2) return now - clock->moved_ns > plan->hurry_ns ? DB_ECANCELED : 0;
     if (moved) clock->moved_ns = now;
-    /* Those who share a queue share its begin, read on another multiprocessor. */
+    /* Producers of a shared queue share its begin, read on another multiprocessor. */
     if (!clock->stopping && plan->run_ns && now > clock->begin_ns && now - clock->begin_ns >= plan->run_ns) clock->stopping = 1;
     /* The word lies across PCIe. */
     if ((clock->turns++ & 63) == 63 && db_load_acquire_sys32(plan->cancel)) {
@@ -103,7 +103,7 @@ DB_GPU_FN void db_generate_sample(struct db_generate_result *result, const struc
     db_store32(lane->samples + 4 * (result->batches++ % DB_GENERATE_SAMPLES), (db_u32)ticks);
 }
 
-/* Counts for whoever looks on. */
+/* Counts for the host, which may look at any time. */
 DB_GPU_FN void db_generate_show(const struct db_generate_lane *lane, const struct db_generate_result *result) {
     db_store_relaxed64((db_u64 *)lane->shown, result->posted);
     db_store_relaxed64((db_u64 *)(lane->shown + 8), result->completed);

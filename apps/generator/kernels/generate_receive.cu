@@ -198,11 +198,11 @@ extern "C" __global__ void generate_receive(const struct db_receive_plan *plans,
                 error = post_pending(&taker, &plan, &lane);
             if (!error && !over) error = give_credit(&taker, &plan, &lane, result.received, !found, &done);
             over |= done.status != DB_WC_SUCCESS;
-            /* Whether messages come or not: who is to end must hear it. */
+            /* Whether messages come or not: the word that ends the kernel is looked at. */
             if ((++turns & 63) == 63) {
                 db_store_relaxed64((db_u64 *)(lane.shown + 8), result.received);
                 const db_u32 told = db_load_acquire_sys32(lane.told);
-                /* Who has said how much there is sends no more: what came is taken before an end. */
+                /* A sender that has told its count sends no more: what came is taken before an end. */
                 if (db_load_acquire_sys32(plan.cancel)) over |= !told || !found;
                 if (told) over |= result.received >= db_load_relaxed64((const db_u64 *)(lane.told + 8));
             }

@@ -1,5 +1,5 @@
 /*! The generator's senders where many warps share a queue: a message's number is its block's in the queue's life, so that numbers
- * arrive in order whoever posts them. See generate.cu for what a message is.
+ * arrive in order. See generate.cu for what a message is.
  */
 #include "generate.h"
 
@@ -28,7 +28,7 @@ DB_GPU_FN int shared_refused(struct db_shared_sq *shared, struct db_poster *post
 }
 
 /* Waits until `count` messages from `begin` on stay inside the window, which is no longer than the ring, and inside the
- * receiver's leave; lane 0 alone. Who waits polls, and rings for the others. Its patience is that of a queue of one's own:
+ * receiver's leave; lane 0 alone. A waiting poster polls, and rings for the others. Its patience is that of a queue of one's own:
  * `patience_ns` in which nothing completes, `hurry_ns` once told to end. */
 DB_GPU_FN int shared_room(struct db_shared_sq *shared, struct db_poster *poster, const struct db_generate_plan *plan,
                           const struct db_generate_lane *lane, struct db_generate_clock *clock, db_u64 begin, db_u32 count) {
@@ -45,7 +45,7 @@ DB_GPU_FN int shared_room(struct db_shared_sq *shared, struct db_poster *poster,
         /* A failure is noted before the room that its CQE gives back. */
         if (db_load_relaxed32(&shared->failing)) return shared_refused(shared, poster, &failed);
         if (poster->consumed != before) continue;
-        /* Who waits is not the ringer meanwhile. */
+        /* A waiting poster is not the ringer meanwhile. */
         error = db_shared_give_up(shared, poster);
         if (!error && !db_shared_poll(shared, poster, DB_WARP)) error = db_shared_help(shared);
         if (!error) error = db_generate_turn(plan, clock, db_load_relaxed64(&shared->consumed) != before);
@@ -146,7 +146,7 @@ extern "C" __global__ void generate_shared(const struct db_generate_plan *plans,
     int error = 0, earliest = 0;
     clock.moved_ns = began;
     if (me == 0) {
-        /* One time for all of them: who comes late does not post for longer, and who is through last may have begun last. */
+        /* One time for all of them: a late producer does not post for longer, and the last to finish may have begun last. */
         db_u64 first_ns = db_compare_swap_acq_rel64(&all->begin_ns, 0, began);
         earliest = first_ns == 0;
         if (!earliest) clock.begin_ns = first_ns;

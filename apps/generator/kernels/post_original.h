@@ -1,6 +1,6 @@
 /*! The original release's way to post, as far as its instructions go: a queue's state in memory and looked up there at each use, a
  * WQE in words, each store volatile, a fence of system scope behind each step, a doorbell a WQE. For bench_post.cu and
- * generate_original.cu, to be compared with; whoever calls has looked for room, and for a length of 1 to 2^31 - 1 bytes.
+ * generate_original.cu, to be compared with; the caller has looked for room, and for a length of 1 to 2^31 - 1 bytes.
  */
 #ifndef DB_POST_ORIGINAL_H
 #define DB_POST_ORIGINAL_H

@@ -90,7 +90,7 @@ fn is_gpu(poster: PosterName) -> bool {
     !matches!(poster, PosterName::CpuIbverbs | PosterName::CpuShim | PosterName::HostTwin)
 }
 
-/// Whether this end sends, by such a poster. Who gave no end at all is asked for one first.
+/// Whether this end sends, by such a poster. A command line without an end is asked for one first.
 fn posts(cli: &Cli, by: impl Fn(PosterName) -> bool) -> bool {
     let transfer = &cli.transfer;
     transfer.listen.is_none() && (transfer.connect.is_none() || by(transfer.poster))

@@ -1,4 +1,4 @@
-//! Options of ends whose queues are in the hands of kernels.
+//! Options of ends whose queues kernels post to and poll.
 
 use std::path::PathBuf;
 
@@ -8,10 +8,10 @@ use generator::kernel::generate::{MAX_PRODUCERS, Style};
 use rdma_shim::kernel::Place;
 use rdma_shim::{Doorbell, Options, Order};
 
-use crate::kernel_receiver::Taker;
+use crate::kernel_receiver::KernelReceiver;
 use crate::kernel_sender::{Host, Kind};
 use crate::options::PosterName;
-use crate::receiver::{Far, Hands};
+use crate::receiver::{GpuTarget, ReceiverKind};
 
 /// Messages a doorbell when a warp posts and nothing else is asked for.
 pub const WARP: u32 = 32;
@@ -21,9 +21,9 @@ pub const WARP: u32 = 32;
 pub enum PayloadMemory {
     /// Host memory.
     Host,
-    /// A GPU's, registered by its addresses.
+    /// GPU memory, registered by its addresses.
     Gpu,
-    /// A GPU's, registered by a dma-buf.
+    /// GPU memory, registered by a dma-buf.
     GpuDmaBuf,
 }
 
@@ -47,7 +47,7 @@ impl PayloadMemory {
     }
 }
 
-/// Which of the kernels the host twin runs.
+/// The kernel that the host twin runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum KernelName {
     /// As `gpu-thread`.
@@ -60,40 +60,40 @@ pub enum KernelName {
     Original,
 }
 
-/// Who takes what arrives.
+/// What receives messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ReceiverName {
-    /// A thread of this processor.
+    /// A CPU thread.
     Cpu,
-    /// A kernel of a GPU, a warp for each queue pair.
+    /// A GPU kernel, one warp for each queue pair.
     Gpu,
-    /// The kernel on threads of this processor.
+    /// The same kernel on threads of this CPU.
     HostTwin,
 }
 
 /// Options of kernels.
 #[derive(Debug, Args)]
 pub struct KernelOptions {
-    /// Which kernel the host twin runs (with --poster host-twin).
+    /// Kernel that runs on threads of this CPU (with --poster host-twin).
     #[arg(long, value_enum, default_value = "thread")]
     pub kernel: KernelName,
-    /// Warps that share each queue pair's queue (with gpu-shared).
+    /// Warps that share each queue pair (with gpu-shared).
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PRODUCERS)))]
     pub producers: u32,
-    /// The host twin's stores become visible late, in an order that this number chooses; else at once.
+    /// Let stores of host-twin kernels become visible late, in an order that this number chooses [default: at once].
     #[arg(long, value_name = "N")]
     pub twin_seed: Option<u64>,
-    /// Who takes what arrives (with --listen).
+    /// Code that receives messages (with --listen).
     #[arg(long, value_enum, default_value = "cpu")]
     pub receiver: ReceiverName,
-    /// Where messages lie at this end.
+    /// Memory of the messages at this end.
     #[arg(long, value_enum, default_value = "host")]
     pub payload_memory: PayloadMemory,
-    /// Which GPU, by CUDA's number; without it the first.
+    /// Number of the GPU, as CUDA counts [default: the first].
     #[arg(long, value_name = "N")]
     pub gpu: Option<u32>,
-    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels; without it DOORBELL_CUDA, CUDA_HOME,
-    /// CUDA_PATH, /usr/local/cuda.
+    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels [default: DOORBELL_CUDA, CUDA_HOME, CUDA_PATH,
+    /// /usr/local/cuda].
     #[arg(long, value_name = "FOLDER")]
     pub cuda: Option<PathBuf>,
 }
@@ -104,11 +104,11 @@ impl KernelOptions {
         Host::Gpu { ordinal: self.gpu, toolkit: self.cuda.clone() }
     }
 
-    /// Who takes what a receiver gets. Errors: no GPU, no toolkit; what does not go together.
-    pub fn hands(&self) -> Result<Hands> {
+    /// What receives messages, ready for use. Errors: no GPU, no toolkit; options that do not go together.
+    pub fn receiver_kind(&self) -> Result<ReceiverKind> {
         let (memory, place) = (self.payload_memory, self.payload_memory.place());
         let machine = match self.receiver {
-            ReceiverName::Cpu if memory == PayloadMemory::Host => return Ok(Hands::Processor(None)),
+            ReceiverName::Cpu if memory == PayloadMemory::Host => return Ok(ReceiverKind::Processor(None)),
             ReceiverName::Cpu => self.gpu().machine("leave out --payload-memory")?,
             ReceiverName::Gpu => self.gpu().machine("--receiver host-twin or cpu, into host memory")?,
             ReceiverName::HostTwin if memory != PayloadMemory::Host => {
@@ -116,16 +116,16 @@ impl KernelOptions {
             }
             ReceiverName::HostTwin => Host::Twin { seed: self.twin_seed }.machine("")?,
         };
-        let far = (memory != PayloadMemory::Host).then(|| Far { machine: machine.clone(), place });
+        let gpu = (memory != PayloadMemory::Host).then(|| GpuTarget { machine: machine.clone(), place });
         Ok(match self.receiver {
-            ReceiverName::Cpu => Hands::Processor(far),
+            ReceiverName::Cpu => ReceiverKind::Processor(gpu),
             ReceiverName::Gpu | ReceiverName::HostTwin => {
-                Hands::Kernel { taker: Taker::new(&machine, place)?, far }
+                ReceiverKind::Kernel { receiver: KernelReceiver::new(&machine, place)?, gpu }
             }
         })
     }
 
-    /// The kernel that this poster is, if it is one, and who runs it. Errors: what does not go together.
+    /// The kernel of this poster and its machine; `None` for a CPU thread. Errors: options that do not go together.
     pub fn kind(&self, poster: PosterName, options: Options, inline: bool) -> Result<Option<Kind>> {
         let (host, style) = match poster {
             PosterName::CpuIbverbs | PosterName::CpuShim => {

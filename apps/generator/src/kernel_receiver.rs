@@ -25,24 +25,24 @@ const CREDIT_REQUESTS: u32 = 32;
 /// How often the sender and the stop flag are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Who takes what arrives, and where it lands.
-pub struct Taker {
+/// The kernel that receives messages, and where they land.
+pub struct KernelReceiver {
     receive: Receive,
     place: Place,
 }
 
 /// Everything of one session that is made before it begins.
 pub struct Prepared<'t> {
-    taker: &'t Taker,
+    receiver: &'t KernelReceiver,
     plan: Plan,
     region: Arc<Region>,
     queues: Vec<Queue>,
 }
 
-impl Taker {
+impl KernelReceiver {
     /// Puts the kernel on the machine.
-    pub fn new(machine: &Machine, place: Place) -> Result<Taker> {
-        Ok(Taker { receive: Receive::prepare(machine)?, place })
+    pub fn new(machine: &Machine, place: Place) -> Result<KernelReceiver> {
+        Ok(KernelReceiver { receive: Receive::prepare(machine)?, place })
     }
 
     /// Memory and queue pairs for a plan. Errors: what the kernel does not take, and every refusal.
@@ -64,7 +64,7 @@ impl Taker {
         let region = Region::new(machine, &pd, self.place, bytes, ACCESS).context("memory for messages")?;
         let queues: Result<Vec<_>, KernelError> = (0..plan.qps).map(|_| queue(plan, machine, &pd)).collect();
         let queues = queues.context("a queue pair for kernels")?;
-        Ok(Prepared { taker: self, plan: plan.clone(), region: Arc::new(region), queues })
+        Ok(Prepared { receiver: self, plan: plan.clone(), region: Arc::new(region), queues })
     }
 }
 
@@ -121,7 +121,7 @@ impl Prepared<'_> {
 
     fn connect(self, session: &mut Session, path: &Path, stop: &AtomicBool) -> Result<Running<Receivers>> {
         let setup = || Wait::at_most(SETUP).unless(stop);
-        let Prepared { taker, plan, region, queues } = self;
+        let Prepared { receiver, plan, region, queues } = self;
         for queue in &queues {
             path.to_init(queue.qp(), ACCESS, 0)?;
         }
@@ -137,7 +137,7 @@ impl Prepared<'_> {
             let credits = Remote { address: word, rkey: credits.rkey };
             lanes.push(receive::Lane { queue, slots_at: index * lane_bytes(&plan), credits });
         }
-        let running = taker.receive.start(&told(&plan), lanes, region)?;
+        let running = receiver.receive.start(&told(&plan), lanes, region)?;
         let since = Instant::now();
         while !running.held().is_some_and(Receivers::is_ready) {
             if running.wait(Duration::from_micros(100))? || since.elapsed() > SETUP {

@@ -24,7 +24,7 @@ use crate::receiver::CREDIT_STRIDE;
 use crate::report::PostTimes;
 use crate::sender::{DRAIN_INTERRUPTED, LOOK_EVERY, Outcome, PATIENCE, Until, ask, builder, join, propose};
 
-/// Who runs the kernel.
+/// The machine that runs the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Host {
     /// A GPU by its number, its kernels compiled by the toolkit in a folder.
@@ -58,9 +58,9 @@ impl Host {
 /// Which kernel posts, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kind {
-    /// Who runs it.
+    /// The machine that runs it.
     pub host: Host,
-    /// Who posts on a queue pair.
+    /// Threads that post on a queue pair.
     pub style: Style,
     /// Order and doorbell.
     pub options: Options,
@@ -97,7 +97,7 @@ impl Kind {
         }
         if matches!(self.style, Style::Shared(_)) && plan.doorbell_batch != 32 {
             bail!(
-                "--doorbell-batch {}: warps that share a queue publish 32 messages at a time, whoever rings",
+                "--doorbell-batch {}: warps that share a queue publish 32 messages at a time",
                 plan.doorbell_batch
             );
         }

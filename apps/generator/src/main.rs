@@ -3,7 +3,7 @@
 //! `README.md` describes options, exit codes and JSON lines. Bad input ends with one line and exit code 2.
 //! Knows nothing of which NIC lies below (INV-4).
 
-// They panic when who reads has gone away: `say!` and `complain!` do not.
+// They panic on a closed pipe: `say!` and `complain!` do not.
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 #[macro_use]
@@ -38,7 +38,7 @@ use measure::Label;
 use serde::Serialize;
 
 use crate::kernel_sender::KernelSender;
-use crate::options::{Cli, Command, Transfer, Who};
+use crate::options::{Cli, Command, PosterKind, Transfer};
 use crate::sender::Sender;
 
 fn main() -> ExitCode {
@@ -69,12 +69,12 @@ fn transfer(options: &Transfer, stop: &AtomicBool) -> Result<u8> {
 }
 
 fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
-    let (plan, until, (who, mut names)) = (options.plan()?, options.until()?, options.poster()?);
+    let (plan, until, (poster, mut names)) = (options.plan()?, options.until()?, options.poster()?);
     let pause = options.pause()?;
     check_address("--connect", address)?;
-    let machine = match &who {
-        Who::Cpu(_) => None,
-        Who::Kernel(kind) => {
+    let machine = match &poster {
+        PosterKind::Cpu(_) => None,
+        PosterKind::Kernel(kind) => {
             kind.check(&plan)?;
             Some(kind.host.machine("--poster host-twin, cpu-shim or cpu-ibverbs")?)
         }
@@ -85,13 +85,13 @@ fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
     }
     let (context, path) = options.nic.open("generator")?;
     let idle = sender::IdleQps::open(&context, &path, options.idle_qps)?;
-    let outcome = match (who, &machine) {
-        (Who::Kernel(kind), Some(machine)) => {
+    let outcome = match (poster, &machine) {
+        (PosterKind::Kernel(kind), Some(machine)) => {
             KernelSender::connect(plan.clone(), &kind, machine, address, &context, &path, stop)?
                 .run(until, stop)?
         }
-        (Who::Kernel(_), None) => bail!("no machine for kernels"),
-        (Who::Cpu(kind), _) => {
+        (PosterKind::Kernel(_), None) => bail!("no machine for kernels"),
+        (PosterKind::Cpu(kind), _) => {
             Sender::connect(plan.clone(), kind, address, &context, &path, stop)?.run(until, pause, stop)?
         }
     };
@@ -125,7 +125,7 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
         interrupted: bool,
     }
     check_address("--listen", address)?;
-    let hands = options.kernels.hands()?;
+    let kind = options.kernels.receiver_kind()?;
     let (context, path) = options.nic.open("generator")?;
     let listener = verbs::connect::Listener::bind(address).map_err(|error| {
         anyhow!("{error}; give --listen an address of this host and a free port (0: any)")
@@ -139,7 +139,7 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
     let mut worst = 0;
     let mut sessions = 0;
     while options.sessions == 0 || sessions < options.sessions {
-        let outcome = match receiver::serve(&listener, &context, &path, &hands, stop) {
+        let outcome = match receiver::serve(&listener, &context, &path, &kind, stop) {
             Ok(Some(outcome)) => outcome,
             Ok(None) => return Ok(if options.sessions == 0 { worst } else { INTERRUPTED }),
             // A plan that cannot be ends a session and not the service.

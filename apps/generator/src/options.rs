@@ -17,7 +17,7 @@ use crate::poster::Kind;
 use crate::report::PosterNames;
 use crate::sender::Until;
 
-/// Sends RDMA messages as fast as one thread can post them, to a receiver that is really there.
+/// Sends RDMA messages to a receiver in another process, as fast as one thread can post them.
 #[derive(Debug, Parser)]
 #[command(
     name = "generator",
@@ -27,31 +27,31 @@ use crate::sender::Until;
                   softnic run -- generator --listen 127.0.0.1:7000"
 )]
 pub struct Cli {
-    /// Something else than sending or receiving.
+    /// What to do besides sending and receiving.
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// Sending or receiving.
+    /// Options of sending and receiving.
     #[command(flatten)]
     pub transfer: Transfer,
 }
 
-/// Everything beside sending and receiving.
+/// Commands besides sending and receiving.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Says what devices are here.
+    /// List the RDMA devices of this host.
     Probe(Probe),
-    /// Time of a post: libmlx5 and the shim in turn, in one process, on two queue pairs of one device.
+    /// Measure the time of a post: libmlx5 and the shim in turn, on two queue pairs of one device.
     BenchPost(BenchPost),
-    /// Time of a post on a GPU, without a NIC: the shim, gpunetio where its headers are given, the original's style.
+    /// Measure the time of a post on a GPU without a NIC: the shim, gpunetio (--peer-headers), the original release's style.
     BenchPostGpu(BenchPostGpu),
-    /// What two processes of this machine can do without a NIC.
+    /// Measure what two processes of this machine achieve without a NIC.
     Baseline(Baseline),
 }
 
 /// Options of `probe`.
 #[derive(Debug, Args)]
 pub struct Probe {
-    /// One JSON object instead of text.
+    /// Print one JSON object instead of text.
     #[arg(long)]
     pub json: bool,
 }
@@ -59,16 +59,16 @@ pub struct Probe {
 /// Options of `bench-post`.
 #[derive(Debug, Args)]
 pub struct BenchPost {
-    /// Which device and port.
+    /// Device and port.
     #[command(flatten)]
     pub nic: Nic,
     /// Bytes of each WRITE.
     #[arg(long, default_value_t = 64)]
     pub payload: u32,
-    /// Bursts of each kind.
+    /// Bursts of each kind of post.
     #[arg(long, default_value_t = 3000)]
     pub rounds: u32,
-    /// Where JSON goes: a file, or - for standard output.
+    /// Write JSON to this file; - is standard output.
     #[arg(long)]
     pub json: Option<PathBuf>,
 }
@@ -76,23 +76,23 @@ pub struct BenchPost {
 /// Options of `bench-post-gpu`.
 #[derive(Debug, Args)]
 pub struct BenchPostGpu {
-    /// Headers of gpunetio, to measure its doca_gpu_dev_verbs_put beside ours: nvidia/nvshmem/include/gpunetio of the pip
-    /// package nvidia-nvshmem-cu13 3.8.0.
+    /// Headers of gpunetio, to measure its doca_gpu_dev_verbs_put as well: the folder nvidia/nvshmem/include/gpunetio of
+    /// the pip package nvidia-nvshmem-cu13 3.8.0.
     #[arg(long, value_name = "DIR")]
     pub peer_headers: Option<PathBuf>,
-    /// Only the rows with a requirement, fewer posts and 3 rounds.
+    /// Measure only the rows with a requirement, with fewer posts and 3 rounds.
     #[arg(long)]
     pub quick: bool,
-    /// Runs of each side of a row (7).
+    /// Runs of each side of a row [default: 7].
     #[arg(long)]
     pub rounds: Option<u32>,
-    /// Only rows whose name contains this.
+    /// Measure only the rows whose name contains this.
     #[arg(long, value_name = "ROW")]
     pub only: Option<String>,
-    /// The rows' names, and nothing else.
+    /// Print the names of the rows and exit.
     #[arg(long)]
     pub list: bool,
-    /// Where JSON lines go: a file, or - for standard output.
+    /// Write JSON lines to this file; - is standard output.
     #[arg(long)]
     pub json: Option<PathBuf>,
 }
@@ -102,22 +102,22 @@ pub struct BenchPostGpu {
 pub struct Baseline {
     /// What is measured.
     pub what: BaselineKind,
-    /// Of process-vm-writev: bytes of a copy.
+    /// Bytes of a copy (process-vm-writev only).
     #[arg(long, default_value_t = 65536)]
     pub bytes: usize,
-    /// How long; with --listen the other end says it.
+    /// Seconds to measure; with --listen the other end decides.
     #[arg(long, default_value_t = 1.0)]
     pub seconds: f64,
-    /// The two cores, as `0,1`; without it the first two that this process may use. udp-ping-pong pins nobody.
+    /// Cores of the two processes, as 0,1 [default: the first two that this process may use]. udp-ping-pong pins neither.
     #[arg(long, value_delimiter = ',')]
     pub cores: Vec<u32>,
-    /// Of udp-ping-pong: answer at this address.
+    /// Answer at this address (udp-ping-pong only).
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
     pub listen: Option<SocketAddr>,
-    /// Of udp-ping-pong: measure against the one who listens there.
+    /// Measure against the process that listens at this address (udp-ping-pong only).
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub connect: Option<SocketAddr>,
-    /// Where JSON goes: a file, or - for standard output.
+    /// Write JSON to this file; - is standard output.
     #[arg(long)]
     pub json: Option<PathBuf>,
 }
@@ -135,41 +135,41 @@ pub enum BaselineKind {
     UdpPingPong,
 }
 
-/// Who posts.
+/// Code that posts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum PosterName {
-    /// `ibv_post_send`.
+    /// A CPU thread with ibv_post_send.
     CpuIbverbs,
-    /// The shim.
+    /// A CPU thread with the shim.
     CpuShim,
-    /// The shim in a kernel of a GPU: one thread for each queue pair.
+    /// A GPU kernel with the shim, one thread for each queue pair.
     GpuThread,
-    /// A warp for each queue pair.
+    /// A GPU kernel, one warp for each queue pair.
     GpuWarp,
-    /// Several warps that share each queue pair (--producers).
+    /// A GPU kernel, several warps for each queue pair (--producers).
     GpuShared,
-    /// One thread, in the style of the paper's original release.
+    /// A GPU kernel, one thread for each queue pair, in the style of the paper's original release.
     GpuOriginal,
-    /// The kernel on threads of this processor: no GPU, and no speed.
+    /// A kernel on threads of this CPU (--kernel). Its speed says nothing about a GPU.
     HostTwin,
 }
 
 /// The shim's order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OrderName {
-    /// A fence between record and register.
+    /// A fence between doorbell record and register.
     Strict,
-    /// None there.
+    /// No fence there.
     Early,
 }
 
 /// The shim's doorbell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DoorbellName {
-    /// 8 bytes.
+    /// An 8-byte write.
     #[value(name = "8-bytes")]
     EightBytes,
-    /// A lone request through the register, as libmlx5 does.
+    /// A single WQE is written through the register, as libmlx5 does.
     #[value(name = "blueflame")]
     BlueFlame,
 }
@@ -177,16 +177,16 @@ pub enum DoorbellName {
 /// Options of sending and receiving.
 #[derive(Debug, Args)]
 pub struct Transfer {
-    /// Receive: wait for a sender here (port 0: any; the first line says which).
+    /// Receive: wait for a sender at this address. Port 0 takes a free port, which the first line of output names.
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
     pub listen: Option<String>,
-    /// Send to the receiver that listens there.
+    /// Send to the receiver that listens at this address.
     #[arg(long, value_name = "HOST:PORT")]
     pub connect: Option<String>,
     /// Device and port.
     #[command(flatten)]
     pub nic: Nic,
-    /// Who posts.
+    /// Code that posts.
     #[arg(long, value_enum, default_value = "cpu-ibverbs")]
     pub poster: PosterName,
     /// Operation.
@@ -198,49 +198,49 @@ pub struct Transfer {
     /// Bytes of a message.
     #[arg(long, default_value_t = 64)]
     pub payload: u64,
-    /// Messages a completion.
+    /// Messages for each completion.
     #[arg(long)]
     pub batch: Option<u32>,
-    /// Messages a doorbell (1; 32 where warps post).
+    /// Messages for each doorbell [default: 1, with warps 32].
     #[arg(long)]
     pub doorbell_batch: Option<u32>,
-    /// Outstanding messages a queue pair at most.
+    /// Most outstanding messages of a queue pair.
     #[arg(long)]
     pub window: Option<u32>,
     /// Queue pairs, used in turn.
     #[arg(long, default_value_t = 1)]
     pub qps: u32,
-    /// More queue pairs that are open, connected and idle at the sender: what they cost the busy ones.
+    /// Idle queue pairs that the sender opens and connects as well, to measure what they cost the busy ones.
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=16000))]
     pub idle_qps: u32,
-    /// Messages in all (a million without --seconds).
+    /// Messages to send in all [default: a million, without --seconds].
     #[arg(long, conflicts_with = "seconds")]
     pub count: Option<u64>,
-    /// How long to send.
+    /// Seconds to send.
     #[arg(long, allow_negative_numbers = true)]
     pub seconds: Option<f64>,
-    /// Messages one by one, this many seconds apart: what the first one costs after idling (needs --count).
+    /// Send single messages, this many seconds apart, to measure the first post after idling (needs --count).
     #[arg(long, requires = "count", conflicts_with_all = ["batch", "doorbell_batch", "qps"])]
     pub pause: Option<f64>,
-    /// Payload inside the request.
+    /// Copy the payload into the WQE.
     #[arg(long)]
     pub inline: bool,
-    /// What the receiver looks at.
+    /// Which messages the receiver compares with what was sent.
     #[arg(long, value_enum, default_value = "end")]
     pub verify: Verify,
-    /// The shim's order.
+    /// Order of the shim's doorbell.
     #[arg(long, value_enum, default_value = "strict")]
     pub order: OrderName,
-    /// The shim's doorbell.
+    /// Kind of the shim's doorbell.
     #[arg(long, value_enum, default_value = "8-bytes")]
     pub doorbell: DoorbellName,
     /// Kernels.
     #[command(flatten)]
     pub kernels: KernelOptions,
-    /// Senders that the receiver serves one after another; 0: until it is stopped.
+    /// Senders that the receiver serves, one after another; 0: until it is stopped.
     #[arg(long, default_value_t = 1)]
     pub sessions: u64,
-    /// Where JSON lines go: a file, or - for standard output.
+    /// Write JSON lines to this file; - is standard output.
     #[arg(long)]
     pub json: Option<PathBuf>,
 }
@@ -285,8 +285,8 @@ impl Transfer {
         }
     }
 
-    /// Who posts. Errors: options that do not go together.
-    pub fn poster(&self) -> Result<(Who, PosterNames)> {
+    /// The code that posts. Errors: options that do not go together.
+    pub fn poster(&self) -> Result<(PosterKind, PosterNames)> {
         let (order, order_name) = match self.order {
             OrderName::Strict => (Order::Strict, "strict"),
             OrderName::Early => (Order::Early, "early"),
@@ -307,12 +307,12 @@ impl Transfer {
         };
         let mut names = PosterNames::cpu(name, Some(order_name), Some(doorbell_name));
         let kernel = self.kernels.kind(self.poster, options, self.inline)?;
-        let who = match (self.poster, kernel) {
+        let poster = match (self.poster, kernel) {
             (PosterName::CpuIbverbs, _) => {
                 names = PosterNames::cpu(name, None, None);
-                Who::Cpu(Kind::Ibverbs)
+                PosterKind::Cpu(Kind::Ibverbs)
             }
-            (_, None) => Who::Cpu(Kind::Shim(options)),
+            (_, None) => PosterKind::Cpu(Kind::Shim(options)),
             (_, Some(kind)) => {
                 if self.pause.is_some() {
                     bail!("--pause with --poster {name}: a kernel posts without pauses; use a cpu poster");
@@ -322,16 +322,16 @@ impl Transfer {
                     Style::Thread | Style::Original | Style::Warp => 1,
                 };
                 names.payload_memory = self.kernels.payload_memory.name();
-                Who::Kernel(kind)
+                PosterKind::Kernel(kind)
             }
         };
-        Ok((who, names))
+        Ok((poster, names))
     }
 }
 
-/// Which code posts, and who runs it.
+/// Which code posts, and the machine that runs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Who {
+pub enum PosterKind {
     /// A thread of this processor.
     Cpu(Kind),
     /// A kernel.
@@ -356,7 +356,7 @@ mod tests {
         );
         assert_eq!(sender.until().unwrap(), Until::Elapsed(Duration::from_millis(500)));
         let options = Options { order: Order::Early, doorbell: Doorbell::BlueFlame, signal_all: false };
-        assert_eq!(sender.poster().unwrap().0, Who::Cpu(Kind::Shim(options)));
+        assert_eq!(sender.poster().unwrap().0, PosterKind::Cpu(Kind::Shim(options)));
         assert_eq!(parse("generator --connect h:1").until().unwrap(), Until::Count(1_000_000));
         for bad in ["--count 0", "--seconds 0", "--seconds -1", "--seconds 1e9"] {
             let transfer = parse(&format!("generator --connect h:1 {}", bad.replacen(' ', "=", 1)));

@@ -1,7 +1,7 @@
 //! What messages contain: a body that tells its source slot, and a sequence word at the end.
 //!
 //! A message is placed at the end of its slot, so that its last 8 bytes are an aligned word whatever its length: the
-//! device makes a WRITE visible in increasing addresses, so whoever sees that word sees the whole message. Two messages
+//! device makes a WRITE visible in increasing addresses, so a reader that sees that word sees the whole message. Two messages
 //! that share a target slot come from different source slots ([`crate::plan::Plan::source_slots`]), so a mixture of the
 //! two shows in the body.
 

@@ -9,7 +9,7 @@ use verbs::connect::{ConnectError, Hello, Listener, Path, QpOffer, RegionOffer, 
 use verbs::{Context, Mr, Pages, Pd};
 
 use crate::control::{Answer, Done, Proposal, Received, VERSION, first_line};
-use crate::kernel_receiver::Taker;
+use crate::kernel_receiver::KernelReceiver;
 use crate::lane::{ACCESS, Lane, qp_type};
 use crate::plan::{Op, Plan};
 
@@ -20,31 +20,31 @@ pub const GRACE: Duration = Duration::from_millis(500);
 /// Looks without a message before the control connection is looked at.
 const LOOKS: u32 = 256;
 
-/// Who takes what arrives, and where it lands when it is not this process' memory.
-pub enum Hands {
+/// What receives messages, and where they land when that is not this process' memory.
+pub enum ReceiverKind {
     /// This thread.
-    Processor(Option<Far>),
+    Processor(Option<GpuTarget>),
     /// A kernel; where there is nothing to look at until all is over, this thread.
     Kernel {
-        /// It.
-        taker: Taker,
-        /// For this thread.
-        far: Option<Far>,
+        /// The kernel.
+        receiver: KernelReceiver,
+        /// The GPU's memory, for this thread.
+        gpu: Option<GpuTarget>,
     },
 }
 
 /// Memory of a GPU, where messages land that the processor looks at when all is over.
-pub struct Far {
-    /// Whose.
+pub struct GpuTarget {
+    /// The machine that has the memory.
     pub machine: Machine,
     /// How the NIC learns of it.
     pub place: Place,
 }
 
-impl Far {
+impl GpuTarget {
     /// Whether a plan can be received there by a processor.
-    fn check(far: Option<&Far>, plan: &Plan) -> Result<()> {
-        if far.is_some() && (plan.op == Op::Send || plan.verify.uses_credits()) {
+    fn check(gpu: Option<&GpuTarget>, plan: &Plan) -> Result<()> {
+        if gpu.is_some() && (plan.op == Op::Send || plan.verify.uses_credits()) {
             bail!(
                 "a processor looks at messages in GPU memory when all is over: it takes --op write or write-imm, with --verify end"
             );
@@ -58,24 +58,24 @@ impl Far {
 }
 
 /// Where messages land, and what the processor sees of it.
-struct Landing<'m> {
-    near: &'m Mr<Pages>,
-    far: Option<Region>,
+struct Target<'m> {
+    host: &'m Mr<Pages>,
+    gpu: Option<Region>,
 }
 
-impl Landing<'_> {
+impl Target<'_> {
     fn offer(&self) -> RegionOffer {
-        self.far.as_ref().map_or_else(|| RegionOffer::new(self.near), |far| RegionOffer::new(far.mr()))
+        self.gpu.as_ref().map_or_else(|| RegionOffer::new(self.host), |gpu| RegionOffer::new(gpu.mr()))
     }
 
-    /// Copies what lies far away.
+    /// Copies messages from the GPU's memory.
     fn refresh(&self) -> Result<()> {
-        let Some(far) = &self.far else { return Ok(()) };
+        let Some(gpu) = &self.gpu else { return Ok(()) };
         let mut bytes = vec![0; 1 << 20];
-        for at in (0..self.near.len()).step_by(bytes.len()) {
-            let piece = &mut bytes[..(self.near.len() - at).min(1 << 20)];
-            far.memory().read(at, piece).context("copying messages from the GPU")?;
-            self.near.write(at, piece);
+        for at in (0..self.host.len()).step_by(bytes.len()) {
+            let piece = &mut bytes[..(self.host.len() - at).min(1 << 20)];
+            gpu.memory().read(at, piece).context("copying messages from the GPU")?;
+            self.host.write(at, piece);
         }
         Ok(())
     }
@@ -89,13 +89,13 @@ pub struct Outcome {
     pub interrupted: bool,
 }
 
-/// Serves one sender; whoever connects and is none is named and waited past. `None`: a signal came before one did.
+/// Serves one sender; a client that is no sender is named, and the next one waited for. `None`: a signal came first.
 /// Errors are those of set-up: nothing was received then.
 pub fn serve(
     listener: &Listener,
     context: &Context,
     path: &Path,
-    hands: &Hands,
+    kind: &ReceiverKind,
     stop: &AtomicBool,
 ) -> Result<Option<Outcome>> {
     let Some((mut session, plan)) = first_sender(listener, stop)? else { return Ok(None) };
@@ -103,10 +103,10 @@ pub fn serve(
     if let Err(error) = plan.check() {
         return refuse(session, anyhow::Error::msg(error));
     }
-    let far = match hands {
+    let gpu = match kind {
         // Nothing arrives that a kernel could look at.
-        Hands::Kernel { taker, far } if plan.op != Op::Write || plan.verify.uses_credits() => {
-            let prepared = match taker.prepare(&plan, context) {
+        ReceiverKind::Kernel { receiver, gpu } if plan.op != Op::Write || plan.verify.uses_credits() => {
+            let prepared = match receiver.prepare(&plan, context) {
                 Ok(prepared) => prepared,
                 Err(error) => return refuse(session, error),
             };
@@ -116,9 +116,9 @@ pub fn serve(
             let _ = session.send(&received);
             return Ok(Some(Outcome { received, interrupted }));
         }
-        Hands::Kernel { far, .. } | Hands::Processor(far) => far.as_ref(),
+        ReceiverKind::Kernel { gpu, .. } | ReceiverKind::Processor(gpu) => gpu.as_ref(),
     };
-    if let Err(error) = Far::check(far, &plan) {
+    if let Err(error) = GpuTarget::check(gpu, &plan) {
         return refuse(session, error);
     }
     let lane_bytes = plan.slot_bytes() * plan.target_slots() as usize;
@@ -126,8 +126,8 @@ pub fn serve(
         Ok(made) => made,
         Err(error) => return refuse(session, error),
     };
-    let landing = match far.map(|far| far.region(&pd, region.len())).transpose() {
-        Ok(far) => Landing { near: &region, far },
+    let target = match gpu.map(|gpu| gpu.region(&pd, region.len())).transpose() {
+        Ok(gpu) => Target { host: &region, gpu },
         Err(error) => return refuse(session, error),
     };
     let lanes =
@@ -137,11 +137,11 @@ pub fn serve(
         Err(error) => return refuse(session, error),
     };
     session.send(&Answer { generator: VERSION, refusal: None })?;
-    connect(&mut session, path, &plan, landing.offer(), &mut lanes, setup)?;
-    Ok(Some(receive(&mut session, &plan, &mut lanes, &landing, stop)))
+    connect(&mut session, path, &plan, target.offer(), &mut lanes, setup)?;
+    Ok(Some(receive(&mut session, &plan, &mut lanes, &target, stop)))
 }
 
-/// The first who proposes a plan. A browser, a port scanner or a generator of another version costs a line and at most
+/// The first client that proposes a plan. A browser, a port scanner or a generator of another version costs a line and at most
 /// [`SETUP`], and is no session.
 fn first_sender(listener: &Listener, stop: &AtomicBool) -> Result<Option<(Session, Plan)>> {
     loop {
@@ -215,10 +215,10 @@ fn receive(
     session: &mut Session,
     plan: &Plan,
     lanes: &mut [Lane<'_>],
-    landing: &Landing<'_>,
+    target: &Target<'_>,
     stop: &AtomicBool,
 ) -> Outcome {
-    let (done, error) = match run(session, plan, lanes, landing, stop) {
+    let (done, error) = match run(session, plan, lanes, target, stop) {
         Ok(done) => (done, None),
         Err(error) => (None, Some(format!("{error:#}"))),
     };
@@ -239,7 +239,7 @@ fn run(
     session: &mut Session,
     plan: &Plan,
     lanes: &mut [Lane<'_>],
-    landing: &Landing<'_>,
+    target: &Target<'_>,
     stop: &AtomicBool,
 ) -> Result<Option<Done>> {
     let done = if plan.op == Op::Write && !plan.verify.uses_credits() {
@@ -258,7 +258,7 @@ fn run(
         bail!("the sender counts {} queue pairs, there are {}", done.posted.len(), lanes.len());
     }
     let mut quiet = Instant::now();
-    landing.refresh()?;
+    target.refresh()?;
     while !lanes.iter().zip(&done.completed).all(|(lane, &completed)| lane.is_complete(completed)) {
         if stop.load(Ordering::Relaxed) || quiet.elapsed() > GRACE {
             break;
@@ -267,7 +267,7 @@ fn run(
             quiet = Instant::now();
         }
         std::thread::yield_now();
-        landing.refresh()?;
+        target.refresh()?;
     }
     Ok(Some(done))
 }

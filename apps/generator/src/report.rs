@@ -132,7 +132,7 @@ pub struct PosterNames {
     pub machine: Option<String>,
     /// What that was of a GPU: one, the host twin in the place of one, or none.
     pub gpu: Label,
-    /// Who posts on a queue pair side by side.
+    /// Posters on each queue pair.
     pub producers: u32,
     /// Where messages lie.
     pub payload_memory: &'static str,

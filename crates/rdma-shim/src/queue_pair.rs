@@ -132,11 +132,6 @@ impl QueuePair {
         &self.qp
     }
 
-    /// 64-byte blocks that requests may still take.
-    pub fn free_blocks(&self) -> u32 {
-        self.sq.blocks - (self.sq.producer - self.sq.consumer) as u32
-    }
-
     /// Writes one request; [`QueuePair::ring`] publishes it.
     pub fn try_post(&mut self, request: &SendRequest<'_>) -> Result<(), PostError> {
         let unsupported = |why| PostError { index: 0, kind: PostErrorKind::Unsupported(why) };

@@ -49,7 +49,7 @@ pub struct Service {
     pub running: Running<Echo>,
     /// Its buffers' registration.
     pub region: Option<Region>,
-    /// Who asks.
+    /// The peer that asks.
     pub peer: QueuePair,
     cq: Cq,
     memory: Mr<Pages>,
@@ -77,7 +77,7 @@ impl Service {
         done[0]
     }
 
-    /// The next answer: whose, and what it says. Completions of questions are passed over.
+    /// The next answer: its number, and what it says. Completions of questions are passed over.
     pub fn answer(&mut self) -> (usize, Vec<u8>) {
         loop {
             let done = self.completion();
@@ -285,7 +285,7 @@ fn ends_without_a_message(bench: &Bench) {
 
 on_both!(twin_echo_ends_without_a_message, gpu_echo_ends_without_a_message, ends_without_a_message);
 
-/// Who asks, its peer, and the memory of both.
+/// The client, its peer, and the memory of both.
 fn asks(bench: &Bench, questions: Questions) -> (Ask, Region, QueuePair, Cq, Mr<Pages>) {
     let (queue, region) = bench.end();
     let cq = bench.cq();

@@ -35,7 +35,7 @@ fn ctrl_c(machine: &str, asker: &str) {
     let (mut service, mut asking) = endless(machine, asker);
     let signalled = asking.signal(Signal::SIGINT);
     let (asked, answered) = (asking.end_since(signalled), service.end_since(signalled));
-    soon("who asks", &asked);
+    soon("the client", &asked);
     soon("the service", &answered);
     assert_eq!(asked.code, Some(130), "{asked:?} {answered:?}");
     let run = asked.line();
@@ -46,7 +46,7 @@ fn ctrl_c(machine: &str, asker: &str) {
     let signalled = service.signal(Signal::SIGTERM);
     let (answered, asked) = (service.end_since(signalled), asking.end_since(signalled));
     soon("the service", &answered);
-    soon("who asks", &asked);
+    soon("the client", &asked);
     assert_eq!((answered.code, asked.code), (Some(130), Some(1)), "{answered:?} {asked:?}");
     assert!(
         answered.line()["answered"].as_u64().unwrap() > 0 && !asked.line()["error"].is_null(),
@@ -59,7 +59,7 @@ fn a_killed_peer(machine: &str, asker: &str) {
     let signalled = service.signal(Signal::SIGKILL);
     let asked = asking.end_since(signalled);
     service.end();
-    soon("who asks", &asked);
+    soon("the client", &asked);
     assert_eq!(asked.code, Some(1), "{asked:?}");
     assert!(asked.line()["answered"].as_u64().unwrap() > 0 && !asked.line()["error"].is_null(), "{asked:?}");
     one_line(&asked);

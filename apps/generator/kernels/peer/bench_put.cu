@@ -1,6 +1,6 @@
 /*! Kernels of `generator bench-post-gpu --peer-headers DIR`: the same posts by `doca_gpu_dev_verbs_put` of gpunetio 4.0.0.
  *
- * That library's headers are the user's (pip package nvidia-nvshmem-cu13 3.8.0), so that this is compiled for who gives them.
+ * That library's headers are the user's (pip package nvidia-nvshmem-cu13 3.8.0), so that this is compiled only where they are given.
  * Launch as in bench_post.cu. A doorbell is held back by the flag that the library has for it, and rung by the GPU itself.
  * Where nothing completes there is room for all; else the library's own check waits for it.
  */
@@ -12,11 +12,11 @@ template <typename T> static __device__ __forceinline__ volatile T *db_peer_vola
 
 #include "doca_gpunetio_device.h"
 
-/* Who shares a queue: nobody, or the whole GPU. */
+/* Sharing of a queue: by one thread or warp, or by the whole GPU. */
 #define DB_PEER_ALONE DOCA_GPUNETIO_VERBS_RESOURCE_SHARING_MODE_EXCLUSIVE
 #define DB_PEER_SHARED DOCA_GPUNETIO_VERBS_RESOURCE_SHARING_MODE_GPU
 #define DB_PEER_HANDLER DOCA_GPUNETIO_VERBS_NIC_HANDLER_GPU_SM_DB
-/* Whose completions: a CQE for each WQE, in an ordinary CQ; or one CQE that the device overwrites, of the WQEs before a doorbell. */
+/* Completions: a CQE for each WQE, in an ordinary CQ; or one CQE that the device overwrites, of the WQEs before a doorbell. */
 #define DB_PEER_CQ DOCA_GPUNETIO_VERBS_CQ_64B
 #define DB_PEER_COLLAPSED DOCA_GPUNETIO_VERBS_CQ_64B_COLLAPSED
 

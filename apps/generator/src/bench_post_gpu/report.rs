@@ -12,7 +12,7 @@ use rdma_shim::Order;
 #[derive(Debug, Serialize)]
 pub struct Machine {
     kind: &'static str,
-    /// Without the revision, which who keeps results knows.
+    /// Without the revision, which the program that keeps results knows.
     #[serde(flatten)]
     provenance: Provenance,
     payload_bytes: u32,

@@ -70,14 +70,14 @@ pub struct Row {
     case: Case,
     /// How ours is called.
     pub call: Call,
-    /// Who the other is.
+    /// The other poster.
     pub against: Against,
     /// Of the ratio in the early order.
     pub required: Option<Required>,
 }
 
 impl Row {
-    /// `exclusive/1-thread/per-16/list/first-lap/host`, and who else for what is not the peer.
+    /// `exclusive/1-thread/per-16/list/first-lap/host`, and the other poster's name where it is not the peer.
     pub fn name(&self) -> String {
         let Case { producers, per_ring, .. } = self.case;
         let plural = if producers == 1 { "" } else { "s" };
@@ -100,7 +100,7 @@ impl Row {
         format!("{sharing}/{producers}-{scope}{plural}/per-{per_ring}/{call}/{room}/{place}{end}")
     }
 
-    /// Whose the queues are.
+    /// Whether the queues are shared.
     pub fn sharing(&self) -> &'static str {
         match self.case.sharing {
             Sharing::Exclusive => "exclusive",

@@ -93,7 +93,7 @@ pub struct Sent {
     pub began: Duration,
     /// After the last completion.
     pub ended: Duration,
-    /// Time in batches of posts and nothing else, by the machine's clock, in nanoseconds; of producers that share a queue, who
+    /// Time in batches of posts and nothing else, by the machine's clock, in nanoseconds; of producers that share a queue, which
     /// post side by side, the mean.
     pub post_ns: f64,
     /// The last batches' times in nanoseconds, at most 4096 of them; a last batch that is not whole is left out. On a shared

@@ -149,7 +149,7 @@ fn gpu_kernels_refuse_queues_and_regions_of_another_machine() {
     }
 }
 
-/// Rows: what asks for more than queue or machine have, and words of the refusal. What would go wrong: who shares a queue writes over
+/// Rows: what asks for more than queue or machine have, and words of the refusal. What would go wrong: posters of a shared queue write over
 /// WQEs that the device has not read, a CQ is overrun by flushes, two SENDs are received into one slot, completions of receives are
 /// taken for those of credits, a block comes when others have ended.
 fn refuse_more_than_there_is(bench: &Bench) {
@@ -338,7 +338,7 @@ on_both!(
     receivers_come_back
 );
 
-/// Told to end, whoever posts waits for what is under way, a while: all that was posted is seen to arrive.
+/// Told to end, a poster waits a while for its outstanding messages: all that was posted is seen to arrive.
 fn what_was_posted_is_waited_for(bench: &Bench) {
     for style in STYLES {
         let (sender, (queue, target)) = (Sender::new(bench, style), Target::new(bench));

@@ -1,4 +1,4 @@
-//! Who runs kernels: a GPU, or threads of this processor in its place.
+//! The machine that runs kernels: a GPU, or the host twin in its place.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use super::memory::{Copies, HostMemory, Memory};
 use super::running::{Launched, Running};
 use host_twin::{Launch, Visibility};
 
-/// Longer than any launch of the twin: what ends it is who waits for it.
+/// Longer than any launch of the twin: its deadline is kept by [`Running`].
 const FOR_EVER: Duration = Duration::from_secs(1 << 20);
 
 /// `CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER` of `cuda.h`.
@@ -226,8 +226,8 @@ impl Kernel {
     }
 }
 
-/// Streams of a kernel, each for one launch at a time: what is put into a stream begins when what is in it has ended, and who asks
-/// after the first hears of the second.
+/// Streams of a kernel, one for each launch in flight: a stream runs its launches one after the other, and tells only that all of them
+/// have ended.
 #[derive(Debug, Clone)]
 struct Streams(Arc<Mutex<Vec<Arc<Stream>>>>);
 

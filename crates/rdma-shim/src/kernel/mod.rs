@@ -1,4 +1,4 @@
-//! Kernels launched from Rust, safely: who runs them, the memory and queues that they use, and how they end.
+//! Kernels launched from Rust, safely: the machine that runs them, the memory and queues that they use, and how they end.
 //!
 //! A [`Machine`] is a GPU or the host twin; programs are written for either. [`Queue`] is a queue pair that a kernel posts to,
 //! [`Region`] memory that a NIC and a kernel reach. A program brings its kernels as a [`Source`]. [`Kernel::launch`] is unsafe, so the

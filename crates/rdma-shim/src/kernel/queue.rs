@@ -168,12 +168,6 @@ impl Queue {
         format!("QP {:#x}", self.qp.number())
     }
 
-    /// How the doorbell page came to be shown to the GPU; nothing without one.
-    pub fn doorbell_registration(&self) -> Option<&gpu::How> {
-        // In the order of `show`.
-        self.shown.get(2).and_then(|shown| shown.how().first())
-    }
-
     /// Where kernels find its structs.
     pub fn addresses(&self) -> db_kernel_queue {
         let at = |offset: usize| self.state.kernel_address() + offset as u64;
@@ -195,7 +189,7 @@ impl Queue {
         Ok(Room { sends: sq.blocks, receives: rq.wqes, completions: cq.entries, receive_completions, one_cq })
     }
 
-    /// Blocks up to here were handed out by who shares it, and its send CQ was polled up to there.
+    /// Notes what the posters of a shared queue used: blocks up to `producer`, CQEs of the send CQ up to `consumer`.
     pub(super) fn set_used(&self, producer: u64, consumer: u64) -> Result<(), KernelError> {
         let (sq, cq) = self.structs()?;
         self.state.put(SQ, &db_sq { producer, ..sq })?;

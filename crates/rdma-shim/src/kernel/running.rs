@@ -110,7 +110,7 @@ impl<T> Running<T> {
 impl<T> Drop for Running<T> {
     fn drop(&mut self) {
         if self.launched.is_some() {
-            // Nobody is left who would hear of it.
+            // No caller is left to be told the error.
             let _ = self.finish(Duration::ZERO);
         }
     }

@@ -62,7 +62,7 @@ impl SharedQueue {
         self.shared.kernel_address()
     }
 
-    /// The queue, emptied and in RESET, whatever became of those who shared it.
+    /// The queue, emptied and in RESET, whether or not its posters failed.
     pub fn into_queue(self) -> Result<Queue, KernelError> {
         let shared: db_shared_sq = self.shared.get(0)?;
         // The next life begins behind all blocks that were handed out in this one.

@@ -97,7 +97,7 @@ fn gpu_destructive_kernel_that_does_not_listen_is_given_up_and_others_go_on() {
     word.words()[0].store(1, std::sync::atomic::Ordering::Release);
 }
 
-/// A second launch of a kernel whose first one goes on: it does not wait for that, and who asks after either hears of no other.
+/// A second launch of a kernel does not wait for the first, which goes on. Each launch reports its own end.
 #[test]
 fn gpu_second_launch_of_a_kernel_runs_beside_the_first_and_ends_before_it() {
     let machine = need!(Machine::gpu(None, None).map_err(|e| e.to_string()), gpu, "one CUDA device");

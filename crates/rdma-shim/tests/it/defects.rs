@@ -150,7 +150,7 @@ fn a_shim_that_writes_the_record_after_the_doorbell_hangs_and_is_named() {
     queue.expect_event_and_no_completion("record after doorbell");
 }
 
-/// Who ignores the refusal of [`rdma_shim::QueuePair::create`] is told by the first short message.
+/// A program that ignores the refusal of [`rdma_shim::QueuePair::create`] is told by the first short message.
 #[test]
 fn a_queue_that_scatters_to_cqes_says_so_at_its_first_short_message() {
     let context = need!(softnic(), softnic, "the software NIC");

@@ -74,7 +74,7 @@ fn twin_lanes_share_a_queue_under_every_seed() {
     }
 }
 
-/// Without the release between a WQE and the mark that says that it is filled, whoever rings has nothing of it to publish;
+/// Without the release between a WQE and the mark that says that it is filled, the ringer has nothing of it to publish;
 /// without the meeting of a warp, the lane that rings has nothing of the other lanes'.
 #[test]
 fn twin_shows_what_is_missing_on_a_shared_queue() {
@@ -89,7 +89,7 @@ fn twin_shows_what_is_missing_on_a_shared_queue() {
             let mut shared = Shared::of(&queue, 15);
             let launch = Launch { blocks: blocks.into(), ..launch(threads, seed) };
             let status = shared.post(kernel, &launch, target(&queue, DEADLINE / 4));
-            // Everybody who posts later hears of an error CQE. Who gives up waiting says the same, but later.
+            // Every later poster hears of an error CQE. A poster whose wait times out says the same, but later.
             let words = if status.error == 0 { queue.wrong_words_at_rest(SHARED_MESSAGES) } else { 0 };
             (shared.failed != 0 || words > 0) && begin.elapsed() < DEADLINE / 4
         });

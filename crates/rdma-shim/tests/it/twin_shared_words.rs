@@ -207,7 +207,7 @@ fn twin_a_mark_that_never_comes_fails_a_shared_queue() {
     assert_eq!(words.shared.rung, 0);
 }
 
-/// Who waits for a mark and was stopped for longer than its patience, be it between its look at the marks and that at the clock, looks
+/// A ringer that waits for a mark and was stopped for longer than its patience, be it between its look at the marks and that at the clock, looks
 /// at the marks once more: what has come meanwhile fails nobody.
 #[test]
 fn twin_a_mark_that_came_while_the_ringer_was_stopped_is_seen() {
@@ -247,8 +247,8 @@ fn twin_a_ringer_leaves_where_a_poster_is_to_come() {
     }
 }
 
-/// A ring full of blocks that nobody rang for. Who took the role with its blocks gives it up while it waits for room, and rings; what is
-/// published later by somebody who saw the role taken, it rings for as well.
+/// A ring full of blocks that no poster rang for. The poster that became the ringer with its blocks rings, and gives the role up while it
+/// waits for room. It rings as well for what others publish later that saw the role taken.
 #[test]
 fn twin_who_waits_for_room_rings_for_the_others() {
     need!(compiler(), cc, "a C++ compiler");
@@ -263,7 +263,7 @@ fn twin_who_waits_for_room_rings_for_the_others() {
     while !running.has_ended() && !is(BLOCKS - 1) {
         std::thread::yield_now();
     }
-    assert!(is(BLOCKS - 1), "who has the role waits with it");
+    assert!(is(BLOCKS - 1), "the ringer waits with the role");
     words.mark(BLOCKS - 1);
     words.word(|queue| &mut queue.published).fetch_add(1 << DB_PUBLISHED_SHIFT, Ordering::SeqCst);
     running.wait().unwrap();

@@ -1,4 +1,4 @@
-//! What the generator's senders are told: who posts, what, and the numbers that their kernels rely on.
+//! The plan of the generator's senders: posting threads, messages, and the numbers that their kernels rely on.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub(super) const WARP: u32 = 32;
 /// Warps on one queue at most. Whether the machine runs those of all queues side by side is looked at before a launch.
 pub const MAX_PRODUCERS: u32 = 128;
 
-/// Who posts on a queue pair.
+/// The threads that post on a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
     /// One thread.
@@ -146,8 +146,8 @@ impl Plan {
         if good { Ok(()) } else { Err(KernelError::Refused(format!("{self:?} cannot be sent by {style:?}"))) }
     }
 
-    /// An error unless the queue holds a window's WQEs and, after an error, a flush for each of them. Who shares a queue waits for room
-    /// of the ring by the window alone: were it longer, WQEs would be written over others that the device has not read.
+    /// An error unless the queue holds a window's WQEs and, after an error, a flush for each of them. Posters of a shared queue wait for
+    /// room of the ring by the window alone: were it longer, WQEs would be written over others that the device has not read.
     pub(super) fn fits(&self, queue: &str, room: &Room) -> Result<(), KernelError> {
         let remote = if self.operation == Operation::Send { 0 } else { 16 };
         // Length, and what is padded to 16 bytes; or one data segment.
