@@ -44,6 +44,19 @@ fn a_refused_memfd_is_named() {
 }
 
 #[test]
+fn too_few_descriptors_for_a_channel_are_named() {
+    measure::need!(find("ibv_rc_pingpong"), "ibverbs-utils");
+    // The server needs one more to accept.
+    let client = "case \"$*\" in *127.0.0.1*) ulimit -n 11;; esac; exec \"$0\" \"$@\"";
+    let limited = ["sh", "-c", client, "ibv_rc_pingpong"];
+    let mut pair = Fabric::new(Layer::InfiniBand).pair(&limited);
+    let ended = pair.client.program.wait(DEADLINE).unwrap_or_else(|why| panic!("{why}"));
+    let output = pair.client.program.output();
+    let words = "messages to it are lost: Too many open files (os error 24) (said once)";
+    assert!(!ended.success() && output.matches(words).count() == 1, "{output}");
+}
+
+#[test]
 fn a_peer_that_cannot_be_watched_is_named() {
     measure::need!(find("ibv_rc_pingpong"), "ibverbs-utils");
     let refused = measure::need!(compile("refused", &[]), "C compiler").display().to_string();

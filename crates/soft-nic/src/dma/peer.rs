@@ -76,6 +76,11 @@ impl PeerMemory {
         }
     }
 
+    /// Its process number.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
     /// The same, as if the kernel refused it from now on.
     #[cfg(any(test, feature = "testing"))]
     pub fn refused(self) -> PeerMemory {

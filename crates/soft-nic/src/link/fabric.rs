@@ -197,7 +197,9 @@ impl Fabric {
             Some(found) => found,
             None => found_new(&full_name).map_err(kernel("making the directory"))?,
         };
-        let seat = sit_down(&fd, &directory).ok_or_else(|| FabricError::Full { name: name.to_owned() })?;
+        let origin = Origin::of(std::process::id()).map_err(kernel("reading /proc/self/stat"))?;
+        let seat =
+            sit_down(&fd, &directory, &origin).ok_or_else(|| FabricError::Full { name: name.to_owned() })?;
         let fork_generation = system::fork_generation();
         let (slot, generation) = seat;
         let key = directory.word(at::KEY).load(Ordering::Relaxed);
@@ -561,7 +563,7 @@ fn found_new(full_name: &str) -> io::Result<(OwnedFd, SharedMemory)> {
 }
 
 /// Takes the free slot that was used least. Only called with the turn.
-fn sit_down(fd: &OwnedFd, directory: &SharedMemory) -> Option<(u8, u32)> {
+fn sit_down(fd: &OwnedFd, directory: &SharedMemory, origin: &Origin) -> Option<(u8, u32)> {
     let generation = |slot: u8| directory.half(slot_at(slot) + at::GENERATION).load(Ordering::Acquire);
     let free = |slot: &u8| occupant(directory, *slot).is_none_or(|who| !Process::lives(who.pid, who.start));
     let slot = (0..SLOTS as u8).filter(free).min_by_key(|slot| (generation(*slot), *slot))?;
@@ -580,7 +582,7 @@ fn sit_down(fd: &OwnedFd, directory: &SharedMemory) -> Option<(u8, u32)> {
         directory.word(base + at::SERVICES + 8 * index).store(0, Ordering::Release);
     }
     let pid = std::process::id();
-    let Origin { start, stack } = Origin::of(pid).ok()?;
+    let Origin { start, stack } = *origin;
     let cookie = system::monotonic_ns() ^ u64::from(pid) << 40;
     directory.word(base + at::START).store(start, Ordering::Release);
     directory.word(base + at::STACK).store(stack, Ordering::Release);
@@ -611,7 +613,7 @@ impl Origin {
 }
 
 /// Whether we lack descriptors or memory: that says nothing of a process that was asked about.
-fn is_shortage(error: &io::Error) -> bool {
+pub(super) fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 

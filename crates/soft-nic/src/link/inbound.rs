@@ -1,5 +1,6 @@
 //! A message that arrived: its header as one checked copy, its payload still where the sender left it.
 
+use std::cell::Cell;
 use std::net::IpAddr;
 #[cfg(test)]
 use std::sync::atomic::AtomicU64;
@@ -13,9 +14,28 @@ use super::record::Form;
 use super::{LinkCounters, PathAddress};
 use crate::dma::{Fault, Host, Order, PeerError, PeerMemory, RingMemory, Segment};
 
-/// A copy that takes so long waits for a page of the sender's: one of a file system in user space or on a network, or one that the program
+/// A call to the kernel, of 4 MiB at most, that takes so long waits for a page of the sender's: one of a file system in user space or on a network, or one that the program
 /// serves by itself (`userfaultfd`). The NIC's thread waits with it, so that the sender's has to reach such memory from then on.
 const SLOW: Duration = Duration::from_millis(500);
+
+/// How long the calls of one copy took.
+struct Calls {
+    begun: Cell<Instant>,
+    slow: Cell<bool>,
+}
+
+impl Calls {
+    fn new(now: Instant) -> Calls {
+        Calls { begun: Cell::new(now), slow: Cell::new(false) }
+    }
+
+    /// One call has ended, and the next begins. Whether one was slow so far.
+    fn next(&self, now: Instant) -> bool {
+        let took = now.saturating_duration_since(self.begun.replace(now));
+        self.slow.set(self.slow.get() || took >= SLOW);
+        self.slow.get()
+    }
+}
 
 /// What arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,10 +177,13 @@ impl Inbound<'_> {
         let copied = match *memory {
             SenderMemory::Own => own(loopback::copy(self.host, to, segments, len, order, segments)),
             SenderMemory::Peer(peer) => {
-                let granted = || hold.is_granted();
-                let since = Instant::now();
+                let calls = Calls::new(Instant::now());
+                let granted = || {
+                    calls.next(Instant::now());
+                    hold.is_granted()
+                };
                 let read = peer.read(self.host, to, segments, len, order, &granted);
-                self.to_stage |= since.elapsed() >= SLOW;
+                self.to_stage |= calls.next(Instant::now());
                 self.judge(read)
             }
         };
@@ -232,4 +255,21 @@ fn own(result: Result<(), Side>) -> Result<(), CopyError> {
         Side::Requester => CopyError::Sender,
         Side::Responder(fault) => CopyError::Local(fault),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_of_many_calls_is_slow_by_one_call_and_not_by_all() {
+        let begun = Instant::now();
+        for (last, slow) in [(SLOW, true), (SLOW / 2, false)] {
+            let calls = Calls::new(begun);
+            let called = (1..=256).map(|call| calls.next(begun + call * SLOW / 4)).any(|slow| slow);
+            assert!(!called, "256 calls of a quarter each");
+            assert_eq!(calls.next(begun + 256 * SLOW / 4 + last), slow);
+            assert_eq!(calls.next(begun + 256 * SLOW / 4 + last), slow, "and stays so");
+        }
+    }
 }

@@ -2,11 +2,14 @@
 
 use std::sync::Arc;
 
-use super::fabric::{Occupant, Process, SLOTS};
+use super::fabric::{Occupant, Process, SLOTS, is_shortage};
 use super::inbound::SenderMemory;
 use super::shared_memory::{AttachError, ChannelState, Consumer, Ends, Lane, Producer};
 use super::{Link, LinkEvent, NoPeer, ROOM, Room, loopback};
 use crate::dma::{PeerMemory, system};
+
+/// Events that nobody has asked about, at most.
+pub(super) const MOST_EVENTS: usize = 64;
 
 /// How often peers are looked at, in ns: well below the second within which a killed peer must be noticed.
 const WATCH_NS: u64 = 10_000_000;
@@ -67,7 +70,9 @@ impl Link {
         }
         match (&self.peers[index], self.fabric.occupant(slot)) {
             (Some(peer), Some(who)) if peer.who == who => !peer.process.has_ended(),
-            (_, Some(who)) if self.dead[index] != who.generation => self.begin_watch(slot, &who).is_some(),
+            (_, Some(who)) if self.dead[index] != who.generation => {
+                !matches!(self.begin_watch(slot, &who), Err(NoPeer::Gone(_)))
+            }
             _ => false,
         }
     }
@@ -162,24 +167,27 @@ impl Link {
         if self.dead[index] == who.generation {
             return Err(NoPeer::Gone(slot));
         }
-        let process = self.begin_watch(slot, &who).ok_or(NoPeer::Gone(slot))?;
+        let process = self.begin_watch(slot, &who)?;
         self.peers[index] = Some(Peer { who, process: Arc::new(process) });
         Ok(who)
     }
 
     /// Watches the process in a slot. One that cannot be watched is not reached as long as it sits there; where it has not ended,
-    /// an event says so.
-    fn begin_watch(&mut self, slot: u8, who: &Occupant) -> Option<Process> {
+    /// an event says so. While this process lacks descriptors or memory, the next message tries again.
+    fn begin_watch(&mut self, slot: u8, who: &Occupant) -> Result<Process, NoPeer> {
         let error = match self.fabric.watch(who) {
-            Ok(process) => return Some(process),
+            Ok(process) => return Ok(process),
             Err(error) => error,
         };
-        self.dead[usize::from(slot) % SLOTS] = who.generation;
         let errno = error.raw_os_error().unwrap_or(0);
+        if is_shortage(&error) {
+            return Err(NoPeer::Kernel { slot, errno });
+        }
+        self.dead[usize::from(slot) % SLOTS] = who.generation;
         if !matches!(errno, libc::ESRCH | libc::ENOENT) {
             self.happened(LinkEvent::Unwatched { pid: who.pid, errno });
         }
-        None
+        Err(NoPeer::Gone(slot))
     }
 
     /// Attaches to channels that peers have published.
@@ -239,7 +247,7 @@ impl Link {
 
     /// Notes an event; those that nobody asks about do not pile up. False: it is not noted.
     pub(super) fn happened(&mut self, event: LinkEvent) -> bool {
-        let noted = self.events.len() < 64;
+        let noted = self.events.len() < MOST_EVENTS;
         if noted {
             self.events.push(event);
         }

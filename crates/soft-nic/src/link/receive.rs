@@ -1,10 +1,8 @@
 //! Messages that arrived: records taken from the rings, checked, and handed on.
 
-#[cfg(any(test, feature = "testing"))]
-use super::inbound::SenderMemory;
-use super::inbound::{Body, Disposition, Inbound, Message};
+use super::inbound::{Body, Disposition, Inbound, Message, SenderMemory};
 use super::loan::{self, LOAN_WORDS};
-use super::peers::Incoming;
+use super::peers::{Incoming, MOST_EVENTS};
 use super::record::{self, Form, RecordError};
 use super::shared_memory::{ChannelState, Lane, Record};
 use super::udp::Arrived;
@@ -200,6 +198,11 @@ impl Link {
             self.copies_left = if late { 0 } else { self.copies_left.saturating_sub(len.into()) };
             if to_stage {
                 consumer.set_state(ChannelState::Staged);
+                if let SenderMemory::Peer(peer) = memory
+                    && self.events.len() < MOST_EVENTS
+                {
+                    self.events.push(LinkEvent::Staging { slot: from, pid: peer.pid() });
+                }
             }
             if given_up {
                 // Its room is never given back: what came to lie there would be copied in its stead.

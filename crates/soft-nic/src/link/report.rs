@@ -112,7 +112,9 @@ pub enum LinkEvent {
     )]
     CopyGivenUp { slot: u8 },
     /// Payloads from this peer have to be staged.
-    #[error("the kernel allows no copies from process {pid} (slot {slot}): its payloads are staged")]
+    #[error(
+        "the kernel allows no copies from process {pid} (slot {slot}), or one took longer than 0.5 s: its payloads are staged"
+    )]
     Staging { slot: u8, pid: u32 },
     /// Somebody else has the port of an address of ours, and hands nothing on.
     #[error("{}", port_taken(.address, .user, .pid))]

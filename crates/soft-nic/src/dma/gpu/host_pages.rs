@@ -37,6 +37,8 @@ const GRACE: Duration = Duration::from_millis(250);
 pub enum Sight {
     /// Nobody: they are staged.
     None,
+    /// Nobody, and no GPU was asked to see them.
+    Unasked,
     /// The copy engine.
     Engine,
     /// The mover too.
@@ -212,9 +214,9 @@ impl Drop for HostPages {
     }
 }
 
-/// Who may use `addr..addr + len` now. Where they lie in a noted piece that no GPU sees yet, one is asked to, if `answers` says that the
-/// program's context takes calls: a registration that waits for that context's lock holds one that copies wait for, in any context.
-pub fn sight(card: u32, addr: u64, len: u64, answers: impl FnOnce() -> bool) -> Sight {
+/// Who may use `addr..addr + len` now. Where they lie in a noted piece that no GPU sees yet, one is asked to if `asks`: only while the
+/// program's context takes calls, since a registration that waits for that context's lock holds one that copies wait for, in any context.
+pub fn sight(card: u32, addr: u64, len: u64, asks: bool) -> Sight {
     let mut noted = noted();
     let Noted { entries, leaving, .. } = &mut *noted;
     let end = addr.saturating_add(len);
@@ -254,7 +256,10 @@ pub fn sight(card: u32, addr: u64, len: u64, answers: impl FnOnce() -> bool) -> 
         *state = State::Theirs(pinned.id());
         return Sight::Engine;
     }
-    let Some(keeper) = answers().then(worker::keeper).and_then(Result::ok) else { return Sight::None };
+    if !asks {
+        return Sight::Unasked;
+    }
+    let Ok(keeper) = worker::keeper() else { return Sight::None };
     *state = State::Asked(keeper.post(move |keeper| keeper.register(card, start, len)));
     Sight::None
 }
@@ -344,11 +349,12 @@ mod tests {
             end: start + 1,
             late: false,
         });
-        assert_eq!((sight(9, start + 200, 4096, || true), state()), (Sight::None, "Plain".to_owned()));
+        assert_eq!((sight(9, start + 200, 4096, true), state()), (Sight::None, "Plain".to_owned()));
         left(u64::MAX, Box::new(()));
-        assert_eq!((sight(9, start + 200, 4096, || true), &state()[..5]), (Sight::None, "Asked"));
+        assert_eq!((sight(9, start + 200, 4096, false), state()), (Sight::Unasked, "Plain".to_owned()));
+        assert_eq!((sight(9, start + 200, 4096, true), &state()[..5]), (Sight::None, "Asked"));
         drop(pages);
-        assert_eq!(sight(9, start + 200, 4096, || true), Sight::None);
+        assert_eq!(sight(9, start + 200, 4096, true), Sight::None);
     }
 
     #[test]
@@ -372,7 +378,7 @@ mod tests {
         let start = 0xb000_0000;
         let before = HostPages::note(start - LEAST, LEAST).unwrap();
         let pages = HostPages::note(start, 2 * PIECE).unwrap();
-        assert_eq!(sight(9, start + PIECE - 4096, 8192, || true), Sight::None);
+        assert_eq!(sight(9, start + PIECE - 4096, 8192, true), Sight::None);
         assert!(noted().entries[&(start, 2 * PIECE)].pieces.is_empty());
         drop((before, pages));
     }

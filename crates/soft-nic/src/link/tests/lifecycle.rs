@@ -28,6 +28,23 @@ fn memfds_of(fabric: &str) -> usize {
 }
 
 #[test]
+fn a_process_that_lacked_descriptors_reaches_a_peer_when_it_has_some_again() {
+    let fabric = fabric_name();
+    let other = join(&fabric);
+    let slot = other.slot();
+    assert!(system::true_in_fork_child(|| {
+        let mut link = join(&fabric);
+        let mut held = Vec::new();
+        while let Ok(file) = std::fs::File::open("/dev/null") {
+            held.push(file);
+        }
+        let lacking = link.room(slot);
+        drop(held);
+        matches!(lacking, Room::NoPeer(NoPeer::Kernel { .. })) && link.room(slot) == Room::Full
+    }));
+}
+
+#[test]
 fn a_killed_peer_is_noticed_within_a_second_and_its_slot_is_given_out_again() {
     let fabric = fabric_name();
     let mut link = join(&fabric);

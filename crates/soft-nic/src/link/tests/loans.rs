@@ -10,7 +10,8 @@ use crate::dma::testing::Absent;
 use crate::dma::{Order, Segment};
 use crate::link::loan::{self, HELD, Hold, VOID};
 use crate::link::{
-    CopyError, Disposition, Link, Loan, MAX_INLINE, Message, NoPeer, PathAddress, Payload, Room, TakenBack,
+    CopyError, Disposition, Link, LinkEvent, Loan, MAX_INLINE, Message, NoPeer, PathAddress, Payload, Room,
+    TakenBack,
 };
 
 const LEN: usize = 64 * 1024;
@@ -143,6 +144,8 @@ fn a_peer_whose_pages_come_late_lends_nothing_more() {
     });
     assert!(all(&target, 0), "it came in the end");
     assert!(send(&mut a).is_none(), "the owner's thread waits for its pages from now on");
+    let said = std::iter::from_fn(|| b.poll_event()).find(|event| matches!(event, LinkEvent::Staging { .. }));
+    assert!(said.is_some(), "the way of its payloads changes, and nobody is told");
 }
 
 #[test]
