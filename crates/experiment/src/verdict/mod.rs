@@ -97,8 +97,12 @@ pub fn judge(claim: &Claim, points: &[Point]) -> Judged {
     let mut findings = rules::findings(claim, points);
     let used =
         points.iter().filter(|point| claim.series.iter().any(|pattern| matches(pattern, &point.series)));
-    let labels =
-        used.flat_map(|point| needed_parts(claim, &point.series).map(|part| point.provenance.label(&[part])));
+    // A claim that names no parts rests on all that its points used.
+    let labels = used.flat_map(|point| {
+        let whole = claim.needs.is_empty().then_some(point.label);
+        let parts = needed_parts(claim, &point.series).map(|part| point.provenance.label(&[part]));
+        whole.into_iter().chain(parts)
+    });
     let verdict = verdict(claim, &findings);
     let judged = findings.iter().any(|finding| finding.holds.is_some());
     // What decides against a claim goes first, then what could not be judged.

@@ -484,7 +484,7 @@ fn a_series_is_held_to_the_bounds_that_it_states() {
     };
     let claim: Claim = claim.try_into().unwrap();
     let row = |series: &str, ratio: f64, bounds: &[(&str, f64)]| {
-        let point = example(series, 0).with("ratio", ratio);
+        let point = Point { label: Label::Emulated, ..example(series, 0).with("ratio", ratio) };
         bounds.iter().fold(point, |point, (name, bound)| point.with(name, *bound))
     };
     let most: &[(&str, f64)] = &[("at_most", 0.35)];
@@ -497,6 +497,7 @@ fn a_series_is_held_to_the_bounds_that_it_states() {
     ] {
         let judged = judge(&claim, &points);
         assert_eq!(judged.verdict, verdict, "{:?}", judged.evidence);
+        assert_eq!(judged.label, Label::Emulated);
         let failing = judged.evidence.iter().filter(|line| line.starts_with("fails: ")).count();
         assert_eq!(
             judged.evidence.iter().position(|line| line.starts_with("holds: ")).unwrap_or(failing),
