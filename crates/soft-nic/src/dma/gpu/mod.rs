@@ -498,7 +498,7 @@ impl Front {
         }
         // Not with the list's lock held: a mover may have to be launched, and the program's threads register regions.
         match host_pages::sight(self.card, addr, len, false) {
-            Sight::Unasked if self.mover_may_use(&[gpu], 0).unwrap_or(false) => {
+            Sight::Unasked if !gpu.1.kernels || self.mover_may_use(&[gpu], 0).unwrap_or(false) => {
                 host_pages::sight(self.card, addr, len, true)
             }
             Sight::Unasked => Sight::None,
