@@ -10,13 +10,13 @@
 
 #define DB_TWIN_F(name, parameters, expression) \
     static inline float name parameters { return expression; }
-DB_TWIN_F(rsqrtf, (float x), 1.0f / sqrtf(x))
-DB_TWIN_F(rcbrtf, (float x), 1.0f / cbrtf(x))
-DB_TWIN_F(sinpif, (float x), (float)sin(3.14159265358979323846 * fmod(x, 2.0)))
-DB_TWIN_F(cospif, (float x), (float)cos(3.14159265358979323846 * fmod(x, 2.0)))
-DB_TWIN_F(normcdff, (float x), (float)(0.5 * erfc(-(double)x * 0.70710678118654752440)))
+DB_TWIN_F(db_twin_rsqrtf, (float x), 1.0f / sqrtf(x))
+DB_TWIN_F(db_twin_rcbrtf, (float x), 1.0f / cbrtf(x))
+DB_TWIN_F(db_twin_sinpif, (float x), (float)sin(3.14159265358979323846 * fmod(x, 2.0)))
+DB_TWIN_F(db_twin_cospif, (float x), (float)cos(3.14159265358979323846 * fmod(x, 2.0)))
+DB_TWIN_F(db_twin_normcdff, (float x), (float)(0.5 * erfc(-(double)x * 0.70710678118654752440)))
 DB_TWIN_F(__fdividef, (float x, float y), x / y)
-DB_TWIN_F(fdividef, (float x, float y), x / y)
+DB_TWIN_F(db_twin_fdividef, (float x, float y), x / y)
 DB_TWIN_F(__fadd_rn, (float x, float y), x + y)
 DB_TWIN_F(__fsub_rn, (float x, float y), x - y)
 DB_TWIN_F(__fmul_rn, (float x, float y), x *y)
@@ -26,7 +26,14 @@ DB_TWIN_F(__frcp_rn, (float x), 1.0f / x)
 DB_TWIN_F(__fsqrt_rn, (float x), sqrtf(x))
 DB_TWIN_F(__frsqrt_rn, (float x), (float)(1.0 / sqrt((double)x)))
 DB_TWIN_F(__saturatef, (float x), x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f)
-/* Macros, since the C library declares functions of these names. */
+/* Macros, since the C library declares functions of these names, or a newer one does (sinpif and cospif since glibc 2.41). */
+#define rsqrtf(x) db_twin_rsqrtf(x)
+#define rcbrtf(x) db_twin_rcbrtf(x)
+#define sinpif(x) db_twin_sinpif(x)
+#define cospif(x) db_twin_cospif(x)
+#define normcdff(x) db_twin_normcdff(x)
+#define fdividef(x, y) db_twin_fdividef(x, y)
+#define rsqrt(x) db_twin_rsqrt(x)
 #define __expf(x) expf(x)
 #define __exp10f(x) powf(10.0f, x)
 #define __logf(x) logf(x)
@@ -36,7 +43,7 @@ DB_TWIN_F(__saturatef, (float x), x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f)
 #define __cosf(x) cosf(x)
 #define __tanf(x) tanf(x)
 #define __powf(x, y) powf(x, y)
-static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
+static inline double db_twin_rsqrt(double x) { return 1.0 / sqrt(x); }
 
 #define DB_TWIN_ORDERED(T) \
     static inline T min(T a, T b) { return b < a ? b : a; } \
