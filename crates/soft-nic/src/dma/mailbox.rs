@@ -1,8 +1,9 @@
 //! Datagrams between the processes of one user on one host, by abstract Unix names: how connection managers of one fabric
 //! reach each other. Such a name is nobody's once its process has ended.
 //!
-//! Anybody on the host can send to an abstract name, so each datagram comes with its sender's user number, put there by the
-//! kernel (`SO_PASSCRED`, unix(7)); others' are dropped.
+//! Anybody on the host can send to an abstract name. So each datagram begins with a key, and the kernel drops what does not in its
+//! sender's own call (`SO_ATTACH_FILTER`, socket(7)). Who took such a datagram would close the files that came with it, which can
+//! last as long as their owner wants (`SO_LINGER`, a file system in user space).
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -12,15 +13,18 @@ use super::forks::OwnSocket;
 use super::socket::abstract_address;
 use super::system;
 
-/// Longest datagram: a MAD with both addresses, and room to spare.
+/// Longest datagram behind its key: a MAD with both addresses, and room to spare.
 pub const MAX_LETTER: usize = 512;
+
+/// Bytes of a key.
+const KEY: usize = 8;
 
 /// What came out of a look into a mailbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Collected {
     /// Datagrams handed on.
     pub letters: usize,
-    /// Datagrams of another user, or longer than any of ours.
+    /// Datagrams longer than any of ours, or of strangers, where the kernel has not dropped them.
     pub refused: usize,
 }
 
@@ -28,17 +32,19 @@ pub struct Collected {
 #[derive(Debug)]
 pub struct Postbox {
     socket: OwnSocket,
+    key: [u8; KEY],
 }
 
 impl Postbox {
-    /// Opens one. Does not wait.
+    /// Opens one, for mailboxes with this key. Does not wait.
     ///
     /// Errors: what the kernel says.
-    pub fn open() -> io::Result<Postbox> {
-        Ok(Postbox { socket: OwnSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK)? })
+    pub fn open(key: u64) -> io::Result<Postbox> {
+        let socket = OwnSocket::open(libc::AF_UNIX, libc::SOCK_DGRAM | libc::SOCK_NONBLOCK)?;
+        Ok(Postbox { socket, key: key.to_be_bytes() })
     }
 
-    /// Puts a datagram, in two pieces, into the mailbox of that name. Does not wait.
+    /// Puts a datagram, in two pieces, into the mailbox of that name; one with another key loses it. Does not wait.
     ///
     /// Errors: what the kernel says; `ConnectionRefused`: nobody has that name; `WouldBlock`: it is full (a kernel holds ten,
     /// `net.unix.max_dgram_qlen`).
@@ -46,7 +52,7 @@ impl Postbox {
         let (mut address, len) = abstract_address(to)?;
         let part =
             |bytes: &[u8]| libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
-        let mut parts = [part(head), part(bytes)];
+        let mut parts = [part(&self.key), part(head), part(bytes)];
         // SAFETY: plain old data.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_name = (&raw mut address).cast();
@@ -66,15 +72,18 @@ pub struct Mailbox {
 }
 
 impl Mailbox {
-    /// Opens the mailbox of this name. Does not wait, so that it can be opened under a lock: a name may outlive its mailbox for a
-    /// moment, while a program that another thread is starting holds copies of all descriptors.
+    /// Opens the mailbox of this name for datagrams with this key, which other users must not know. Does not wait, so that it can be
+    /// opened under a lock: a name may outlive its mailbox for a moment, while a program that another thread is starting holds copies
+    /// of all descriptors.
     ///
     /// Errors: what the kernel says; `AddrInUse`: somebody has it.
-    pub fn open(name: &str) -> io::Result<Mailbox> {
+    pub fn open(name: &str, key: u64) -> io::Result<Mailbox> {
         let (address, len) = abstract_address(name)?;
-        let postbox = Postbox::open()?;
+        let postbox = Postbox::open(key)?;
         let socket = &postbox.socket;
-        system::set_option(socket, libc::SOL_SOCKET, libc::SO_PASSCRED, 1)?;
+        let mut program = accepting(key);
+        let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+        system::set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, filter)?;
         // SAFETY: the address lives through the call and has at least `len` bytes.
         system::check(unsafe { libc::syscall(libc::SYS_bind, socket.as_raw_fd(), &address, len) })?;
         Ok(Mailbox { postbox })
@@ -96,60 +105,54 @@ impl Mailbox {
         unsafe { libc::syscall(libc::SYS_poll, first, count, milliseconds) };
     }
 
-    /// Hands up to `budget` datagrams of this user to `each`.
+    /// Hands up to `budget` datagrams, without their keys, to `each`.
     pub fn collect(&self, budget: usize, mut each: impl FnMut(&[u8])) -> io::Result<Collected> {
-        let mut inbox = [0_u8; MAX_LETTER];
+        let mut inbox = [0_u8; KEY + MAX_LETTER];
         let mut collected = Collected::default();
-        // SAFETY: no arguments, cannot fail.
-        let ours = unsafe { libc::geteuid() };
         while collected.letters + collected.refused < budget {
-            let mut part = libc::iovec { iov_base: inbox.as_mut_ptr().cast(), iov_len: inbox.len() };
-            let mut control = Credentials::default();
-            // SAFETY: plain old data.
-            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-            message.msg_iov = &mut part;
-            message.msg_iovlen = 1;
-            message.msg_control = (&raw mut control).cast();
-            message.msg_controllen = size_of::<Credentials>();
-            let (number, fd) = (libc::SYS_recvmsg, self.postbox.socket.as_raw_fd());
-            // SAFETY: one place of the length that it says, and room for one control message.
-            let got = system::check(unsafe { libc::syscall(number, fd, &mut message, libc::MSG_DONTWAIT) });
+            let (number, fd) = (libc::SYS_recvfrom, self.postbox.socket.as_raw_fd());
+            let (to, flags, null) =
+                (inbox.as_mut_ptr(), libc::MSG_DONTWAIT | libc::MSG_TRUNC, std::ptr::null::<u8>());
+            // SAFETY: one place of the length that it says; no address is asked for.
+            let got = system::check(unsafe { libc::syscall(number, fd, to, inbox.len(), flags, null, null) });
+            // The length of the whole datagram, also of one that did not fit.
             let len = match got {
-                Ok(len) => (len as usize).min(MAX_LETTER),
+                Ok(len) => len as usize,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error),
             };
-            let cut = message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-            let known = control.level == libc::SOL_SOCKET && control.kind == libc::SCM_CREDENTIALS;
-            if cut || !known || control.uid != ours {
-                collected.refused += 1;
-                continue;
+            match inbox.get(..len).and_then(|datagram| datagram.strip_prefix(&self.postbox.key)) {
+                Some(letter) => {
+                    collected.letters += 1;
+                    each(letter);
+                }
+                None => collected.refused += 1,
             }
-            collected.letters += 1;
-            each(&inbox[..len]);
         }
         Ok(collected)
     }
 }
 
-/// Room for one control message with a `struct ucred`.
-#[repr(C, align(8))]
-#[derive(Default)]
-struct Credentials {
-    len: usize,
-    level: libc::c_int,
-    kind: libc::c_int,
-    pid: libc::pid_t,
-    uid: libc::uid_t,
-    gid: libc::gid_t,
-    pad: u32,
+/// Takes datagrams that begin with this key, and no other.
+fn accepting(key: u64) -> [libc::sock_filter; 6] {
+    let step =
+        |code: u32, k: u32, otherwise: u8| libc::sock_filter { code: code as u16, jt: 0, jf: otherwise, k };
+    let load = |at| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at, 0);
+    let unless = |word, leap| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, word, leap);
+    let end = |taken| step(libc::BPF_RET | libc::BPF_K, taken, 0);
+    // A load beyond the end drops the datagram too.
+    [load(0), unless((key >> 32) as u32, 3), load(4), unless(key as u32, 1), end(u32::MAX), end(0)]
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::fd::OwnedFd;
     use std::time::Instant;
 
     use super::*;
+
+    const KEY_OF_TESTS: u64 = 0x0123_4567_89ab_cdef;
 
     fn name(of: &str) -> String {
         format!("softnic-test-{}-{of}", std::process::id())
@@ -157,8 +160,8 @@ mod tests {
 
     #[test]
     fn letters_of_this_user_arrive_whole_and_in_order() {
-        let theirs = Mailbox::open(&name("theirs")).unwrap();
-        let ours = Mailbox::open(&name("ours")).unwrap();
+        let theirs = Mailbox::open(&name("theirs"), KEY_OF_TESTS).unwrap();
+        let ours = Mailbox::open(&name("ours"), KEY_OF_TESTS).unwrap();
         for number in 0..5u8 {
             ours.post(&name("theirs"), &[number], &vec![number; 100 * usize::from(number)]).unwrap();
         }
@@ -171,20 +174,20 @@ mod tests {
 
     #[test]
     fn too_long_a_letter_is_refused_and_nobody_s_name_is_an_error() {
-        let theirs = Mailbox::open(&name("long")).unwrap();
+        let theirs = Mailbox::open(&name("long"), KEY_OF_TESTS).unwrap();
         theirs.post(&name("long"), &[1], &[0; MAX_LETTER]).unwrap();
         let collected = theirs.collect(9, |_| unreachable!()).unwrap();
         assert_eq!(collected, Collected { letters: 0, refused: 1 });
         let refused = theirs.post(&name("nobody"), &[], &[]).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
-        assert_eq!(Mailbox::open(&name("long")).unwrap_err().kind(), io::ErrorKind::AddrInUse);
-        assert!(Mailbox::open(&"x".repeat(200)).is_err());
+        assert_eq!(Mailbox::open(&name("long"), KEY_OF_TESTS).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        assert!(Mailbox::open(&"x".repeat(200), KEY_OF_TESTS).is_err());
     }
 
     #[test]
     fn a_full_mailbox_loses_and_does_not_wait() {
-        let theirs = Mailbox::open(&name("full")).unwrap();
-        let ours = Mailbox::open(&name("sender")).unwrap();
+        let theirs = Mailbox::open(&name("full"), KEY_OF_TESTS).unwrap();
+        let ours = Mailbox::open(&name("sender"), KEY_OF_TESTS).unwrap();
         let sent = (0..10_000).take_while(|_| ours.post(&name("full"), &[7], &[7; 400]).is_ok()).count();
         assert!(sent < 10_000, "it never filled");
         let mut left = 0;
@@ -193,26 +196,60 @@ mod tests {
         ours.post(&name("full"), &[8], &[]).unwrap();
     }
 
+    /// Sends a file along with a datagram and keeps no copy.
+    fn send_file(socket: &Postbox, to: &str, key: u64, file: OwnedFd) {
+        let (mut address, len) = abstract_address(to).unwrap();
+        let bytes = key.to_be_bytes();
+        let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+        // A header (its length, SOL_SOCKET and SCM_RIGHTS) and one descriptor.
+        let control = [20_u64, 1 << 32 | 1, file.as_raw_fd() as u64];
+        // SAFETY: plain old data.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_name = (&raw mut address).cast();
+        message.msg_namelen = len as libc::socklen_t;
+        message.msg_iov = &mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = control.as_ptr().cast_mut().cast();
+        message.msg_controllen = size_of_val(&control);
+        // SAFETY: all that the message points to lives through the call, with the lengths given.
+        let sent = unsafe { libc::sendmsg(socket.socket.as_raw_fd(), &message, libc::MSG_DONTWAIT) };
+        assert_eq!(sent, 8, "{}", io::Error::last_os_error());
+    }
+
+    /// Whoever takes a datagram closes the files that came with it, and waits for what their closing waits for.
     #[test]
-    fn letters_of_another_user_are_refused() {
-        let theirs = Mailbox::open(&name("private")).unwrap();
-        let to = name("private");
-        // SAFETY: no arguments, cannot fail.
-        let root = unsafe { libc::geteuid() } == 0;
-        measure::need!(root, "root, to become another user");
-        assert!(system::true_in_fork_child(|| {
-            // SAFETY: changes the user of this child alone.
-            let left = unsafe { libc::syscall(libc::SYS_setuid, 65_534) } == 0;
-            left && Mailbox::open(&name("stranger"))
-                .is_ok_and(|mailbox| mailbox.post(&to, &[1], &[2]).is_ok())
-        }));
-        let collected = theirs.collect(9, |_| unreachable!()).unwrap();
-        assert_eq!(collected, Collected { letters: 0, refused: 1 });
+    fn a_stranger_s_datagram_and_its_files_end_in_the_stranger_s_own_call() {
+        let theirs = Mailbox::open(&name("strange"), KEY_OF_TESTS).unwrap();
+        let stranger = Postbox::open(0).unwrap();
+        for (key, taken) in
+            [(KEY_OF_TESTS, true), (KEY_OF_TESTS ^ 1, false), (KEY_OF_TESTS ^ 1 << 63, false), (0, false)]
+        {
+            let (mut reader, writer) = io::pipe().unwrap();
+            send_file(&stranger, &name("strange"), key, writer.into());
+            let mut entry = libc::pollfd { fd: reader.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one valid entry, no wait.
+            unsafe { libc::poll(&mut entry, 1, 0) };
+            assert_eq!(entry.revents == 0, taken, "the only writer of key {key:#x} waits in the mailbox");
+            let letters = theirs.collect(9, |letter| assert_eq!(letter, [0; 0])).unwrap().letters;
+            assert_eq!(letters, usize::from(taken), "{key:#x}");
+            assert_eq!(reader.read(&mut [0]).unwrap(), 0, "closed by now");
+        }
+        // Shorter than a key, too.
+        for len in [0, 4, 7] {
+            let (address, address_len) = abstract_address(&name("strange")).unwrap();
+            // SAFETY: bytes and address live through the call, with the lengths given.
+            let sent = unsafe {
+                let (fd, to) = (stranger.socket.as_raw_fd(), (&raw const address).cast());
+                libc::sendto(fd, KEY_OF_TESTS.to_be_bytes().as_ptr().cast(), len, 0, to, address_len as u32)
+            };
+            assert_eq!(sent, len as isize);
+        }
+        assert_eq!(theirs.collect(9, |_| unreachable!()).unwrap(), Collected::default());
     }
 
     #[test]
     fn a_fork_child_does_not_keep_the_name() {
-        let theirs = Mailbox::open(&name("forked")).unwrap();
+        let theirs = Mailbox::open(&name("forked"), KEY_OF_TESTS).unwrap();
         let raw = theirs.postbox.socket.as_raw_fd();
         assert!(system::true_in_fork_child(|| {
             // SAFETY: asks for a flag of a descriptor that this process may not have.
@@ -221,7 +258,7 @@ mod tests {
         drop(theirs);
         // A program that another test starts may hold a copy for a moment.
         let begun = Instant::now();
-        while let Err(error) = Mailbox::open(&name("forked")) {
+        while let Err(error) = Mailbox::open(&name("forked"), KEY_OF_TESTS) {
             assert!(begun.elapsed() < Duration::from_secs(5), "{error}");
             system::nap(Duration::from_millis(1));
         }
@@ -229,14 +266,17 @@ mod tests {
 
     #[test]
     fn what_has_no_name_sends_and_a_name_that_is_taken_is_refused_at_once() {
-        let theirs = Mailbox::open(&name("taken")).unwrap();
-        Postbox::open().unwrap().post(&name("taken"), &[1], &[2]).unwrap();
+        let theirs = Mailbox::open(&name("taken"), KEY_OF_TESTS).unwrap();
+        Postbox::open(KEY_OF_TESTS).unwrap().post(&name("taken"), &[1], &[2]).unwrap();
         let mut got = Vec::new();
         let collected = theirs.collect(9, |letter| got.extend(letter)).unwrap();
         assert_eq!((collected, got), (Collected { letters: 1, refused: 0 }, vec![1, 2]));
         let begun = Instant::now();
         for _ in 0..100 {
-            assert_eq!(Mailbox::open(&name("taken")).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+            assert_eq!(
+                Mailbox::open(&name("taken"), KEY_OF_TESTS).unwrap_err().kind(),
+                io::ErrorKind::AddrInUse
+            );
         }
         // Each would have waited for half a second.
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());

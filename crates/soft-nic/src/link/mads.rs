@@ -255,7 +255,7 @@ impl MadSeat {
     fn mailbox(&self) -> io::Result<Arc<Mailbox>> {
         let mut place = self.mailbox.lock().unwrap_or_else(PoisonError::into_inner);
         if place.is_none() {
-            *place = Some(Arc::new(Mailbox::open(&self.name()?)?));
+            *place = Some(Arc::new(Mailbox::open(&self.name()?, self.fabric.key())?));
         }
         place.clone().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
@@ -267,7 +267,7 @@ impl MadSeat {
             return Err(io::Error::from_raw_os_error(errno));
         }
         if self.postbox.get().is_none() {
-            let made = Postbox::open()?;
+            let made = Postbox::open(self.fabric.key())?;
             return Ok(self.postbox.get_or_init(|| made));
         }
         self.postbox.get().ok_or_else(|| io::ErrorKind::NotConnected.into())

@@ -176,7 +176,7 @@ fn every_datagram_that_is_dropped_within_the_fabric_is_counted() {
     assert_eq!(seats[0].local_counters(), counted);
     // Those that come and are none: too short, too long. A bell is neither.
     let (mut b, bell) = seats[1].open(vec![]).unwrap();
-    let (stranger, to) = (Postbox::open().unwrap(), seats[1].name().unwrap());
+    let (stranger, to) = (Postbox::open(seats[1].fabric.key()).unwrap(), seats[1].name().unwrap());
     for len in [1, LETTER_BYTES - 1, LETTER_BYTES + 1, 513] {
         stranger.post(&to, &[], &vec![0; len]).unwrap();
     }
