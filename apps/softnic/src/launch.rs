@@ -34,55 +34,55 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Start a program that sees mlx5_0 and more, through its own libibverbs and libmlx5.
+    /// Run a program on a software ConnectX, mlx5_0, which it finds through its own libibverbs and libmlx5.
     Run(Box<Run>),
-    /// Talk to the NIC of a running program: list, counters, link, set, inject, capture.
+    /// Watch or change the NIC of a running program: list, counters, link, set, inject, capture.
     Ctl(ctl::Ctl),
 }
 
 #[derive(Debug, Args)]
 #[command(override_usage = "softnic run [OPTIONS] -- COMMAND…", after_long_help = after_help())]
 struct Run {
-    /// Configuration file; the options below go before what it says.
+    /// Configuration file; options on the command line override it.
     #[arg(long, value_name = "NIC.TOML")]
     config: Option<PathBuf>,
-    /// Number of devices, 1 to 8.
+    /// Number of devices, 1 to 8: mlx5_0 upwards.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     devices: Option<String>,
     /// Ports of every device, 1 or 2; each has its own LID or address.
     #[arg(long, value_name = "N", allow_hyphen_values = true)]
     ports: Option<String>,
-    /// Which ConnectX they are: cx5, cx6, cx6dx or cx7.
+    /// Which ConnectX the devices are: cx5, cx6, cx6dx or cx7.
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
     /// Link layer: ib or roce.
     #[arg(long, value_name = "LAYER")]
     link_layer: Option<String>,
-    /// Way that messages take: shm, wire (RoCEv2 over UDP) or auto.
+    /// Path of messages: shm (shared memory within a fabric), wire (RoCEv2 over UDP), or auto (shm, and wire to other addresses).
     #[arg(long, value_name = "PATH")]
     path: Option<String>,
-    /// Address of mlx5_0, of this host (wire: that of the first interface that is up).
+    /// IPv4 address of mlx5_0, one of this host [default: 127.0.0.1; with --path wire that of the first interface that is up].
     #[arg(long, value_name = "ADDRESS")]
     ipv4: Option<String>,
-    /// A second address of mlx5_0.
+    /// IPv6 address of mlx5_0, beside the IPv4 address.
     #[arg(long, value_name = "ADDRESS")]
     ipv6: Option<String>,
-    /// Shape to this rate, Gbit/s of wire bytes.
+    /// Shape the link to this rate, in Gbit/s of wire bytes.
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
     rate_gbps: Option<String>,
-    /// Probability, 0 to 1, that a packet of the wire is lost when it comes.
+    /// Probability, 0 to 1, that a packet arriving on the wire is lost; no effect in shared memory.
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     loss: Option<String>,
-    /// One-way delay of what leaves, as 250us or 1.5ms.
+    /// One-way delay of everything that the NIC sends, for example 250us or 1.5ms.
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     delay: Option<String>,
-    /// Active MTU of the ports, 256 to 4096.
+    /// Active MTU of the ports: 256, 512, 1024, 2048 or 4096.
     #[arg(long, value_name = "BYTES", allow_hyphen_values = true)]
     mtu: Option<String>,
     /// Run the NIC from inside the program's own ibv_poll_cq too (for two busy programs on two cores).
     #[arg(long)]
     pump: bool,
-    /// Append one JSON line of counters per process to this file.
+    /// Append one JSON line of counters to this file when a process exits.
     #[arg(long, value_name = "FILE")]
     stats: Option<String>,
     /// Fabric to join: only processes of one user that name the same fabric reach each other.
@@ -102,7 +102,7 @@ fn after_help() -> String {
         format!("  {:<17} {} ({}{default})", key.name, key.meaning, key.allowed)
     });
     format!(
-        "Keys of the configuration file, and options of the same names:\n{}\n\n\
+        "Keys of the configuration file; those listed above are options too:\n{}\n\n\
          The program must be dynamically linked with glibc, 64-bit and not set-uid: the library reaches it by LD_PRELOAD.\n\
          SOFTNIC_LOG=1 in the environment prints every command of the program's driver to stderr.\n\n\
          Examples:\n  softnic run -- ibv_devinfo -v\n  \

@@ -240,7 +240,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "path",
         allowed: "\"shm\", \"wire\" or \"auto\"",
-        meaning: "way that messages take",
+        meaning: "path of messages: shm (shared memory within a fabric), wire (RoCEv2 over UDP) or auto (shm, and wire to other addresses)",
         set: |c, v| word(v, &mut c.path),
         get: |c| Some(c.path.word().into()),
     },
@@ -258,35 +258,35 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "strict",
         allowed: "true or false",
-        meaning: "execute only what register writes cover, where a queue has a register of its own",
+        meaning: "execute a send queue only as far as doorbell register writes cover it, if it has a register of its own",
         set: |c, v| flag(v, &mut c.strict),
         get: |c| Some(c.strict.into()),
     },
     Key {
         name: "doorbell_order",
         allowed: "\"strict\" or \"early\"",
-        meaning: "whether the doorbell record must cover a doorbell when the register is read",
+        meaning: "\"strict\": the doorbell record must be written before the register; \"early\": it may follow",
         set: |c, v| word(v, &mut c.doorbell_order),
         get: |c| Some(c.doorbell_order.word().into()),
     },
     Key {
         name: "relaxed_ordering",
         allowed: "true or false",
-        meaning: "lift the increasing-address visibility of one WRITE's bytes",
+        meaning: "let the bytes of one WRITE become visible in any order, not only in increasing address order",
         set: |c, v| flag(v, &mut c.relaxed_ordering),
         get: |c| Some(c.relaxed_ordering.into()),
     },
     Key {
         name: "staging",
         allowed: "true or false",
-        meaning: "carry payloads in fragments even where the kernel allows one direct copy",
+        meaning: "carry payloads in pieces through shared memory even where the kernel allows one direct copy",
         set: |c, v| flag(v, &mut c.staging),
         get: |c| Some(c.staging.into()),
     },
     Key {
         name: "copy_threads",
         allowed: "a whole number from 0 to 4, or \"auto\"",
-        meaning: "threads that help to copy payloads from 64 KiB on (auto: one for 8 cores, two from 16 on, none below)",
+        meaning: "helper threads that copy payloads from 64 KiB on (auto: none below 8 cores, one from 8, two from 16)",
         set: |c, v| {
             c.copy_threads = match v {
                 toml::Value::String(word) if word == AUTO => None,
@@ -310,7 +310,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "ipv4",
         allowed: "a unicast IPv4 address, as \"192.168.1.10\", with room for all devices after it",
-        meaning: "address in the RoCE GIDs of mlx5_0, port 1; each port gets the next after it",
+        meaning: "IPv4 address in the RoCE GIDs of mlx5_0, port 1; each further port has the next address",
         set: |c, v| {
             let address: Ipv4Addr = v.as_str()?.parse().ok()?;
             let last =
@@ -324,7 +324,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "ipv6",
         allowed: "a unicast IPv6 address that is not link-local, as \"fd00::10\", with room for all devices after it",
-        meaning: "a second address in the RoCE GIDs of mlx5_0, port 1; each port gets the next after it",
+        meaning: "IPv6 address in the RoCE GIDs of mlx5_0, port 1; each further port has the next address",
         set: |c, v| {
             let address: Ipv6Addr = v.as_str()?.parse().ok()?;
             let last =
@@ -341,21 +341,21 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "loss",
         allowed: "a number from 0 to 1",
-        meaning: "probability that a packet of the wire is lost when it comes",
+        meaning: "probability that a packet arriving on the wire is lost; no effect in shared memory",
         set: |c, v| probability(v, &mut c.loss),
         get: |c| Some(c.loss.into()),
     },
     Key {
         name: "reorder",
         allowed: "a number from 0 to 1",
-        meaning: "probability that a packet of the wire is overtaken by the next ones",
+        meaning: "probability that a packet arriving on the wire is overtaken by up to three others",
         set: |c, v| probability(v, &mut c.reorder),
         get: |c| Some(c.reorder.into()),
     },
     Key {
         name: "seed",
         allowed: "a whole number from 0",
-        meaning: "where the generator of losses begins: the same traffic loses the same packets",
+        meaning: "seed of loss and reorder: with the same seed the same traffic loses the same packets",
         set: |c, v| {
             c.seed = u64::try_from(v.as_integer()?).ok()?;
             Some(())
@@ -365,21 +365,21 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "cm_timeout",
         allowed: "a whole number from 0 to 31",
-        meaning: "how long an answer of another connection manager may take: 4.096 us times 2 to this",
+        meaning: "response time-out of a peer's connection manager: 4.096 us times 2 to the power of this",
         set: |c, v| up_to(31, v, &mut c.cm_timeout),
         get: |c| Some(i64::from(c.cm_timeout).into()),
     },
     Key {
         name: "cm_retries",
         allowed: "a whole number from 0 to 15",
-        meaning: "how often another connection manager that does not answer is asked again",
+        meaning: "how often a request to a peer's connection manager is repeated after that time-out",
         set: |c, v| up_to(15, v, &mut c.cm_retries),
         get: |c| Some(i64::from(c.cm_retries).into()),
     },
     Key {
         name: "delay",
         allowed: "a time from \"0\" to \"1s\", as \"250us\"",
-        meaning: "one-way delay of what leaves the NIC",
+        meaning: "one-way delay of everything that the NIC sends",
         set: |c, v| {
             c.delay = v.as_str()?.parse().ok().filter(|delay: &Span| delay.0 <= MAX_NS)?;
             Some(())
@@ -408,7 +408,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "stats",
         allowed: "a file name without control characters",
-        meaning: "file that gets one JSON line of counters per process",
+        meaning: "file to which each process appends one JSON line of counters when it exits",
         set: |c, v| {
             let name = v.as_str()?;
             let good = !name.is_empty() && name.len() < 4096 && !name.chars().any(char::is_control);

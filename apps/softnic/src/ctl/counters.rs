@@ -13,7 +13,7 @@ use super::{Everybody, Target, program_of, show};
 /// Whose, and how they are shown.
 #[derive(Debug, Args)]
 pub struct Show {
-    /// Process whose NIC is asked.
+    /// Process whose counters are shown.
     #[arg(value_name = "PID", conflicts_with = "all")]
     pid: Option<u32>,
     /// Every NIC of this user; with --fabric those of one fabric.
@@ -22,7 +22,7 @@ pub struct Show {
     /// Only this fabric, with --all.
     #[arg(long, value_name = "NAME", requires = "all")]
     fabric: Option<String>,
-    /// One JSON object a NIC and look, every counter in it.
+    /// One JSON object for each NIC, with every counter, also those that are 0; with --watch one each time.
     #[arg(long)]
     json: bool,
     /// Print again every so many seconds, 0.01 to 3600. With a PID until the process ends, with --all until Ctrl-C.

@@ -9,9 +9,9 @@ use super::Everybody;
 /// A port goes down or up.
 #[derive(Debug, Args)]
 pub struct Link {
-    /// Where it goes.
+    /// New state of the port.
     state: State,
-    /// Process whose NIC it is.
+    /// Process that has the NIC.
     #[arg(value_name = "PID")]
     pid: u32,
     /// Device.
@@ -34,13 +34,13 @@ pub struct Set {
     /// Process whose NIC is changed.
     #[arg(value_name = "PID")]
     pid: u32,
-    /// Probability that a message or a reply that this NIC sends is lost, 0 to 1; 0 ends it.
+    /// Probability, 0 to 1, that a message or a reply that this NIC sends is lost; 0: none.
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     loss: Option<f64>,
-    /// Where the generator of losses begins: the same traffic then loses the same messages.
+    /// Seed of the losses: with the same seed the same traffic loses the same messages.
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// One-way delay of what this NIC sends, 0 to 1s, as 250us; what is under way keeps its time, 0 ends it.
+    /// One-way delay of what this NIC sends, 0 to 1s, for example 250us; 0: none. Messages in flight keep their time.
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
     delay: Option<String>,
     /// Shape to this rate, Gbit/s of wire bytes, 0.001 to 1000, or `none`.
@@ -54,7 +54,7 @@ pub struct Set {
 /// One fault, at the next message that it fits.
 #[derive(Debug, Args)]
 pub struct Inject {
-    /// Process whose NIC it befalls.
+    /// Process whose NIC gets the fault.
     #[arg(value_name = "PID")]
     pid: u32,
     #[command(subcommand)]
@@ -87,12 +87,12 @@ enum Fault {
         #[arg(long, value_parser = number)]
         qp: u32,
     },
-    /// Answer the next READ that arrives at a QP so much later; traffic of other queues goes on.
+    /// Answer the next READ that arrives at a QP later, by --us; traffic of other queues goes on.
     DelayRead {
         /// QPN of the QP that answers, decimal or 0x….
         #[arg(long, value_parser = number)]
         qp: u32,
-        /// Microseconds, up to 60000000.
+        /// Delay of the answer in microseconds, up to 60000000.
         #[arg(long)]
         us: u32,
     },

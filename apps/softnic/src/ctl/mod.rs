@@ -12,15 +12,15 @@ use clap::{Args, Subcommand};
 use soft_nic::abi::control::{self, Request};
 use soft_nic::link::{Seat, Visit};
 
-/// Talk to the NIC of a running program.
+/// Watch or change the NIC of a running program.
 #[derive(Debug, Args)]
 #[command(
     override_usage = "softnic ctl COMMAND",
     arg_required_else_help = true,
     disable_help_subcommand = true,
-    after_help = "A NIC is named by the number of its process, as `softnic ctl list` shows them. Only programs of the same user, \
-                  in the same network and process namespace, can be reached. A program has no thread and no socket for \
-                  this while nobody asks."
+    after_help = "A NIC is named by the PID of its process; `softnic ctl list` shows the PIDs. Only programs of the same user, \
+                  in the same network and process namespace, can be reached. A program has a thread and a socket for \
+                  this only while a command runs."
 )]
 pub struct Ctl {
     #[command(subcommand)]
@@ -31,15 +31,15 @@ pub struct Ctl {
 enum Action {
     /// The processes that have a NIC: fabric, slot, pid, devices, ports and open QPs.
     List(list::List),
-    /// What a NIC has counted since it started, by the names of the --stats line; behind that each port's, where there are several.
+    /// The counters of a NIC since it started, named as in the --stats line, then those of each port, where there are several.
     Counters(counters::Show),
-    /// Take a port down, or up again.
+    /// Take a port down, or bring it up again.
     Link(faults::Link),
     /// Change loss, seed, delay and rates while the NIC runs.
     Set(faults::Set),
-    /// One fault: a request lost, an error CQE, a wrong ICRC, a late READ.
+    /// Inject one fault: a request lost, an error CQE, a wrong ICRC, a late READ.
     Inject(faults::Inject),
-    /// Write the packets of a NIC's wire to a pcapng file, as Wireshark and tshark read it.
+    /// Write the packets of a NIC's wire to a pcapng file, for Wireshark and tshark.
     Capture(capture::Capture),
 }
 
