@@ -26,41 +26,41 @@ pub struct Options {
     /// Answer clients that connect here, one after the other.
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
     pub listen: Option<String>,
-    /// Ask the service there.
+    /// Send questions to the service at this address.
     #[arg(long, value_name = "HOST:PORT")]
     pub connect: Option<String>,
     /// Run service and client in this process. On one GPU, kernels of two processes would take turns.
     #[arg(long, conflicts_with_all = ["listen", "connect"])]
     pub loopback: bool,
-    /// What runs this process's kernel.
+    /// Where this process's kernel runs.
     #[arg(long, value_enum, default_value = "gpu")]
     pub machine: MachineName,
     /// Where this process's messages lie.
     #[arg(long, value_enum, default_value = "host")]
     pub memory: MemoryName,
-    /// Which GPU, by CUDA's number; without it the first.
+    /// Number of the GPU, as CUDA counts [default: the first].
     #[arg(long, value_name = "N")]
     pub gpu: Option<u32>,
-    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels; without it DOORBELL_CUDA, CUDA_HOME,
-    /// CUDA_PATH, /usr/local/cuda.
+    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels [default: DOORBELL_CUDA, CUDA_HOME,
+    /// CUDA_PATH, /usr/local/cuda].
     #[arg(long, value_name = "FOLDER")]
     pub cuda: Option<PathBuf>,
     /// Client: number of questions, one after the other.
     #[arg(long, default_value_t = 10_000)]
     pub count: u32,
-    /// Client: bytes of a question, a multiple of 8 (64). Service: bytes of the longest message that it takes (65536).
+    /// Client: bytes of a question, a multiple of 8 [default: 64]. Service: bytes of the longest message that it takes [default: 65536].
     #[arg(long, value_name = "BYTES")]
     pub payload: Option<u32>,
     /// Service: messages in flight.
     #[arg(long, default_value_t = 8)]
     pub window: u32,
-    /// Service: clients before it ends; 0: until it is stopped.
+    /// Service: number of clients, one after another, before it ends; 0: until it is stopped.
     #[arg(long, default_value_t = 1)]
     pub sessions: u32,
     /// Device and port.
     #[command(flatten)]
     pub nic: Nic,
-    /// Where JSON goes: a file, or - for standard output.
+    /// Write JSON lines to this file; - is standard output.
     #[arg(long)]
     pub json: Option<PathBuf>,
 }

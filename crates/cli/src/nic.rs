@@ -16,19 +16,19 @@ pub fn nic_label() -> Label {
 /// Device and port.
 #[derive(Debug, Clone, Args)]
 pub struct Nic {
-    /// Device; without it the first, or the one with --ip.
+    /// Device, for example mlx5_0 [default: the one that has --ip, else the first].
     #[arg(long, value_name = "NAME")]
     pub nic: Option<String>,
     /// Port of the device.
     #[arg(long, default_value_t = 1)]
     pub port: u8,
-    /// Entry of the GID table; without it the first RoCE v2 entry with an IPv4 address.
+    /// Entry of the GID table [default: the first RoCE v2 entry with an IPv4 address].
     #[arg(long, value_name = "N", conflicts_with = "ip")]
     pub gid_index: Option<u32>,
-    /// Our IP address on the RDMA network, instead of --gid-index.
+    /// IP address of this end on the RDMA network, instead of --gid-index.
     #[arg(long)]
     pub ip: Option<IpAddr>,
-    /// Path MTU in bytes; without it the port's active one.
+    /// Path MTU in bytes [default: the port's active MTU].
     #[arg(long, value_parser = mtu)]
     pub mtu: Option<Mtu>,
     /// Service level of what this end sends: 0 to 15, on Ethernet 0 to 7.
