@@ -52,9 +52,9 @@ enum Command {
     Test(test::Options),
     /// Textual checks of the tree.
     Tidy(tidy::Options),
-    /// Write the generated files again, or check them.
+    /// Regenerate the generated files, or check them.
     Headers(headers::Options),
-    /// Build the book of docs/ with mdBook, or write its measured tables again.
+    /// Build the book of docs/ with mdBook, or regenerate its measured tables.
     Docs(docs::Options),
     /// Measure and draw a figure of the paper, and judge its claims; or run another experiment.
     Figure {
@@ -77,13 +77,13 @@ enum Command {
         #[command(flatten)]
         options: figure::Options,
     },
-    /// How fast the software NIC is, against what two processes can do without one.
+    /// How fast the software NIC is, compared with what two processes can do without a NIC.
     BenchNic(bench_nic::Options),
-    /// What a GPU sends and answers over the software NIC.
+    /// What a GPU sends and answers over the software NIC; needs a GPU and a CUDA toolkit.
     BenchGpu(bench_nic::Options),
     /// A folder of programs for a machine without cargo, git and network.
     Bundle(bundle::Options),
-    /// Put results that such a machine gave into the committed measured.json.
+    /// Put results of a machine that ran a bundle into the committed measured.json.
     Import(import::Options),
 }
 

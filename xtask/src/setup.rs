@@ -17,7 +17,7 @@ use crate::stop;
 /// Options of `setup`.
 #[derive(Args)]
 pub struct Options {
-    /// What is to run afterwards.
+    /// What the packages are for.
     #[arg(value_enum, default_value = "test")]
     purpose: Purpose,
     /// Print the command instead of running it, and exit 2 when something is missing.

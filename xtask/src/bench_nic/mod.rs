@@ -44,28 +44,28 @@ const FAILURES: usize = 2;
 /// Options of `bench-nic`.
 #[derive(Args, Clone, Default)]
 pub struct Options {
-    /// Two short repetitions, short waits: to see that it works.
+    /// Two short repetitions with short waits, to see whether it works.
     #[arg(long)]
     quick: bool,
-    /// Repetitions (5; with --quick 2).
+    /// Repetitions [default: 5, with --quick 2].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeat: Option<u32>,
-    /// Where the results and the logs go [default: results/NAME].
+    /// Folder of the results and the logs [default: results/COMMAND].
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Only the numbers whose names contain this.
+    /// Measure only the numbers whose names, in experiments/COMMAND/spec.toml, contain this.
     #[arg(long, value_name = "TEXT", conflicts_with = "record")]
     only: Option<String>,
     /// Programs from this folder (`cargo xtask bundle` makes one): nothing is built, installed, or asked of git.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["record", "no_install"])]
     bin: Option<PathBuf>,
-    /// Leave it to the system which core runs what, and say so in the results.
+    /// Pin no process to a core, and say so in the results.
     #[arg(long)]
     no_pin: bool,
     /// Update the committed `measured.json`; refuses a tree with changes.
     #[arg(long)]
     record: bool,
-    /// Install nothing; what is missing ends the run with exit status 2.
+    /// Install nothing; if a package is missing, print the command and end with exit status 2.
     #[arg(long)]
     no_install: bool,
 }

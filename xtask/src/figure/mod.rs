@@ -44,7 +44,7 @@ pub struct Options {
     /// Every published size, more and longer repetitions.
     #[arg(long)]
     full: bool,
-    /// Keep the points of a run that was cut, and measure the others, and those again whose messages were not whole.
+    /// Continue a run that was interrupted: measure the missing points, and repeat those whose messages were not whole.
     #[arg(long)]
     resume: bool,
     /// Update the committed `measured.json`; refuses a tree with changes.
@@ -53,22 +53,22 @@ pub struct Options {
     /// Say what would be measured, and stop.
     #[arg(long)]
     dry_run: bool,
-    /// Where results go [default: results/NAME].
+    /// Folder of the results [default: results/fig4 for figure 4, results/fig5 for figure 5, otherwise results/FIGURE].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Shape the software NIC's link to this many Gbit/s of wire bytes, as the paper's 100; measured.json keeps such a run apart, so give it another --out.
+    /// Shape the software NIC's link to this many Gbit/s of wire bytes, 100 as in the paper; give such a run an --out of its own.
     #[arg(long, value_name = "X", conflicts_with = "nic", value_parser = rate_gbps)]
     rate_gbps: Option<f64>,
-    /// A card of this host instead of the software NIC, e.g. mlx5_0.
+    /// Use a card of this host instead of the software NIC, for example mlx5_0.
     #[arg(long, value_name = "DEVICE")]
     nic: Option<String>,
-    /// Host with the receiver for --nic; started there over ssh.
+    /// Host of the receiver, which is started there over ssh; with --nic.
     #[arg(long, value_name = "HOST", requires = "nic")]
     peer: Option<String>,
     /// The generator on that host: a path there, or a name in its PATH.
     #[arg(long, value_name = "PATH", requires = "peer", default_value = "generator")]
     peer_generator: String,
-    /// Install nothing; what is missing ends the run with exit status 2.
+    /// Install nothing; if a package is missing, print the command and end with exit status 2.
     #[arg(long)]
     pub no_install: bool,
 }

@@ -39,7 +39,7 @@ pub struct Options {
     /// The long matrices too (`SOFTNIC_TEST_FULL=1` for the suites).
     #[arg(long)]
     full: bool,
-    /// Install nothing; what is missing ends the run with exit status 2.
+    /// Install nothing; if a package is missing, print the command and end with exit status 2.
     #[arg(long)]
     no_install: bool,
     /// On a machine without rdma-core: no set-up, tests may skip and floors do not count; the binaries have to start.
