@@ -1,8 +1,9 @@
 //! How many messages, and how many packets, a second both ends of a connection take on one core, without memory and without a link.
 //!
-//! `cargo bench -p roce`. Both ends run in turn on this thread, so a core that has one end only
+//! `cargo run --release -p roce --example throughput`. Both ends run in turn on this thread, so a core that has one end only
 //! takes more. Time is this thread's own on a core (`/proc/self/schedstat`; without it the clock's), so that other programs cost it
-//! caches and clock rate, not turns; the machine's load is printed before and after. With a number behind it (`--bench throughput -- 3`) it ends with 1 when a median of packets is below so
+//! caches and clock rate, not turns; the machine's load is printed before and after.
+//! With a number behind it (`-- 3`) it ends with 1 when a median of packets is below so
 //! many million a second.
 
 use std::process::ExitCode;
