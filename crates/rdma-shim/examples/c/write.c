@@ -5,6 +5,7 @@
  * libibverbs creates and connects; from then on the send queue and its CQ belong to doorbell.h. Prints one line; exits
  * 1 with the reason when anything, a completion or a payload, is not as it should be, and 2 when there is no device.
  */
+#define _DEFAULT_SOURCE /* mlx5dv.h calls htobe32, which strict C11 hides. */
 #include <errno.h>
 #include <infiniband/mlx5dv.h>
 #include <stdio.h>
