@@ -207,7 +207,17 @@ impl Fabric {
         softnic
             .args(["run", "--link-layer", self.layer.option(), "--fabric", &self.name, "--stats"])
             .arg(&stats);
-        softnic.args(&self.options).arg("--").args(command);
+        // Where it lies: the folder in PATH has a link to it, and may be in a home that another user cannot enter.
+        let place = self
+            .nobody
+            .as_ref()
+            .and_then(|_| find(command[0]).ok())
+            .and_then(|place| place.canonicalize().ok());
+        softnic
+            .args(&self.options)
+            .arg("--")
+            .arg(place.unwrap_or_else(|| command[0].into()))
+            .args(&command[1..]);
         softnic.envs(self.environment.iter().map(|(variable, value)| (variable, value)));
         let what = format!("`{}`", command.join(" "));
         OnNic { program: Program::start(softnic, &what, &self.folder.join(format!("{number}.txt"))), stats }
