@@ -14,7 +14,7 @@ use serde::Deserialize;
 /// Its place in the tree.
 const FILE: &str = "xtask/budget.toml";
 /// Above the budget times this a run fails.
-const TOLERANCE: f64 = 1.5;
+const TOLERANCE: f64 = 1.3;
 /// Cores that other programs may use on average while a run is judged.
 const QUIET_CORES: f64 = 0.2;
 
