@@ -680,7 +680,7 @@ fn a_shared_queue_after_reset_forgets_the_slots_of_its_last_life() {
     let mut marks = vec![0_u128; blocks as usize / 4];
     let mut shared = db_shared_sq {
         sq: queues.sq.clone(),
-        cq: queues.cq.clone(),
+        cq: queues.cq,
         filled: marks.as_mut_ptr().expose_provenance() as u64,
         signal_mask: 15,
         ..db_shared_sq::default()
@@ -721,7 +721,7 @@ fn queues_of_another_shape_are_refused() {
         // SAFETY: the struct is ours alone; a refused queue is not touched further.
         assert_eq!(unsafe { db_c_sq_init(&raw mut sq, stride) }, EINVAL, "{name}");
     }
-    let mut cq = fresh.cq.clone();
+    let mut cq = fresh.cq;
     // SAFETY: the struct is ours alone.
     assert_eq!(unsafe { db_c_cq_init(&raw mut cq, 128) }, EINVAL, "CQEs of 128 bytes");
 }

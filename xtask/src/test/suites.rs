@@ -42,7 +42,6 @@ const WAYS: &[(&str, Way)] = &[
             few: &[("kernel::", 1)],
             arguments: &["--show-output", "--test-threads=2"],
             toolkit: true,
-            ..PLAIN
         },
     ),
     // Short messages only: the third NIC would not differ from the second.

@@ -243,7 +243,7 @@ impl Shared {
     pub fn unchecked(queue: &Queue, signal_mask: u32) -> Shared {
         let mut marks = vec![0_u128; queue.sq.blocks.div_ceil(4) as usize];
         let filled = marks.as_mut_ptr().expose_provenance() as u64;
-        let (sq, cq) = (queue.sq.clone(), queue.cq.clone());
+        let (sq, cq) = (queue.sq.clone(), queue.cq);
         Shared {
             queue: Box::new(db_shared_sq { sq, cq, filled, signal_mask, ..db_shared_sq::default() }),
             marks,
