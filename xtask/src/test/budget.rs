@@ -141,9 +141,9 @@ mod tests {
             (20.0, 10.0, 3.0, Standing::Kept),
             (20.1, 9.0, 0.0, Standing::Above),
             (15.0, 99.0, 0.0, Standing::Above),
-            (29.9, 9.0, 0.1, Standing::Above),
-            (30.1, 9.0, 0.1, Standing::Failed),
-            (30.1, 9.0, 0.3, Standing::NotJudged),
+            (25.9, 9.0, 0.1, Standing::Above),
+            (26.1, 9.0, 0.1, Standing::Failed),
+            (26.1, 9.0, 0.3, Standing::NotJudged),
         ] {
             let taken = Taken { cpu_minutes, wall_minutes, other_cores };
             assert_eq!(budget.judge(&taken), standing, "{taken:?}");
