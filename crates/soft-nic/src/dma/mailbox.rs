@@ -1,9 +1,9 @@
 //! Datagrams between the processes of one user on one host, by abstract Unix names: how connection managers of one fabric
 //! reach each other. Such a name is nobody's once its process has ended.
 //!
-//! Anybody on the host can send to an abstract name. So each datagram begins with a key, and the kernel drops what does not in its
-//! sender's own call (`SO_ATTACH_FILTER`, socket(7)). Who took such a datagram would close the files that came with it, which can
-//! last as long as their owner wants (`SO_LINGER`, a file system in user space).
+//! Every user of the host can send to an abstract name. So each datagram begins with a key, and the kernel drops a datagram without
+//! it in its sender's own call (`SO_ATTACH_FILTER`, socket(7)). A receiver of such a datagram would close the files that came with
+//! it, and the closing takes as long as their owner wants (`SO_LINGER`, a file system in user space).
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -24,7 +24,7 @@ const KEY: usize = 8;
 pub struct Collected {
     /// Datagrams handed on.
     pub letters: usize,
-    /// Datagrams longer than any of ours, or of strangers, where the kernel has not dropped them.
+    /// Datagrams longer than [`MAX_LETTER`], or without the key where the kernel has not dropped them.
     pub refused: usize,
 }
 
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(sent, 8, "{}", io::Error::last_os_error());
     }
 
-    /// Whoever takes a datagram closes the files that came with it, and waits for what their closing waits for.
+    /// The receiver of a datagram closes the files that came with it, and waits as long as their closing does.
     #[test]
     fn a_stranger_s_datagram_and_its_files_end_in_the_stranger_s_own_call() {
         let theirs = Mailbox::open(&name("strange"), KEY_OF_TESTS).unwrap();
