@@ -29,7 +29,6 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TestProgram {
-    /// Package that it tests.
     pub package: String,
     /// Kind and name of the target, as in `test-gpu`.
     pub target: String,

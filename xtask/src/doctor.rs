@@ -11,7 +11,6 @@ use measure::provenance::library_version;
 use crate::process::{WAIT, output};
 use crate::{carried, cuda_wheels, gpu_machine, setup, workspace};
 
-/// Prints the table.
 pub fn run() -> Result<()> {
     let provenance = measure::Provenance::of(workspace::revision(), &[]);
     let system = setup::System::read();

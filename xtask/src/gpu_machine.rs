@@ -36,7 +36,6 @@ pub struct GpuMachine {
     pub missing: Vec<String>,
 }
 
-/// One GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct Gpu {
     /// `NVIDIA H200`.
@@ -46,7 +45,6 @@ pub struct Gpu {
 }
 
 impl GpuMachine {
-    /// Asks.
     pub fn ask() -> Result<GpuMachine> {
         let said = output(probe()?.arg("--json").args(spare_toolkit()), WAIT).context("asking gpu-probe")?;
         GpuMachine::read(&said)

@@ -11,7 +11,6 @@ use clap::Args;
 use crate::refused::refused;
 use crate::workspace::root;
 
-/// Options of `headers`.
 #[derive(Args)]
 pub struct Options {
     /// Write nothing; fail when a file differs from what its source gives.

@@ -5,7 +5,6 @@
 /// One package.
 #[derive(Debug)]
 pub struct Package {
-    /// Its name.
     pub name: &'static str,
     /// What cargo leaves of it beside one another: programs, and the library that one of them puts in front of others.
     pub programs: &'static [&'static str],
@@ -13,7 +12,6 @@ pub struct Package {
     pub gpu_tests: bool,
 }
 
-/// All of them.
 pub const PACKAGES: &[Package] = &[
     Package { name: "xtask", programs: &["xtask"], gpu_tests: false },
     Package { name: "gpu", programs: &["gpu-probe"], gpu_tests: true },

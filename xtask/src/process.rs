@@ -143,7 +143,6 @@ pub const WAIT: Duration = Duration::from_secs(20);
 /// A program that says JSON lines on stdout; its stderr goes to a log.
 #[derive(Debug)]
 pub struct Speaking {
-    /// The program.
     pub child: Guarded,
     /// Its stderr.
     pub log: PathBuf,
@@ -151,7 +150,6 @@ pub struct Speaking {
 }
 
 impl Speaking {
-    /// Starts `command`.
     pub fn start(command: &mut Command, log: &Path) -> Result<Speaking> {
         let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
         let program = command.get_program().to_string_lossy().into_owned();

@@ -14,7 +14,6 @@ use crate::cuda_wheels;
 use crate::refused::refused;
 use crate::stop;
 
-/// Options of `setup`.
 #[derive(Args)]
 pub struct Options {
     /// What the packages are for.
@@ -47,7 +46,6 @@ struct Package {
 /// Lines of purpose, name and reason, one a package.
 const LIST: &str = include_str!("../packages.txt");
 
-/// All of them.
 fn list() -> impl Iterator<Item = Package> {
     LIST.lines().filter_map(|line| {
         let (purpose, rest) = line.split_once(' ')?;
@@ -56,7 +54,6 @@ fn list() -> impl Iterator<Item = Package> {
     })
 }
 
-/// The command itself.
 pub fn run(options: &Options) -> Result<()> {
     prepare(options.purpose, options.no_install)?;
     say!("setup: everything for `{}` is here", name(options.purpose));

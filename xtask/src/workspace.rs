@@ -136,7 +136,6 @@ impl Tree {
         Tree(texts.collect(), Vec::new())
     }
 
-    /// Text of one file.
     pub fn get(&self, path: &str) -> Option<&str> {
         self.0.get(path).map(String::as_str)
     }
@@ -181,28 +180,22 @@ pub struct Metadata {
     pub packages: Vec<Package>,
 }
 
-/// One package.
 #[derive(Debug, Deserialize)]
 pub struct Package {
-    /// Its name.
     pub name: String,
-    /// Its version.
     pub version: String,
     /// SPDX expression, where it has one.
     pub license: Option<String>,
     /// Where it comes from; none for ours.
     pub source: Option<String>,
-    /// What it says it needs.
     pub dependencies: Vec<Dependency>,
     /// Its `Cargo.toml`.
     #[serde(default)]
     pub manifest_path: PathBuf,
 }
 
-/// One dependency of a package.
 #[derive(Debug, Deserialize)]
 pub struct Dependency {
-    /// Package name.
     pub name: String,
     /// None for a normal one, else `dev` or `build`.
     pub kind: Option<String>,

@@ -22,7 +22,6 @@ pub const BYTES: u32 = 64;
 /// Threads of a kernel that fill and check a question.
 pub const THREADS: u32 = 128;
 
-/// What came of asking.
 #[derive(Debug, Default)]
 pub struct Outcome {
     /// Nanoseconds of each round trip, in their order.
@@ -31,7 +30,6 @@ pub struct Outcome {
     pub wrong_words: u32,
     /// Question of the first of them.
     pub first_wrong: Option<u32>,
-    /// What went wrong first.
     pub error: Option<String>,
 }
 
@@ -103,7 +101,6 @@ pub fn early_end(session: &mut Session, wait: Duration) -> Option<String> {
     }
 }
 
-/// Asks, and says what came of it.
 pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {
     let (context, path) = options.nic.open("doorbell-echo")?;
     let (pd, bytes) = (context.alloc_pd()?, options.payload.unwrap_or(BYTES));

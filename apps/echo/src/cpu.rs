@@ -29,7 +29,6 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// For `count` questions of `bytes` each.
     pub fn new(pd: &Pd, bytes: u32, count: u32) -> Result<Cpu> {
         let cq = cq(pd.context(), 2)?;
         let qp = builder(2).build(pd, &cq, &cq)?;
@@ -37,12 +36,10 @@ impl Cpu {
         Ok(Cpu { qp, cq, memory: Mr::register(pd, pages, ACCESS)?, bytes, count })
     }
 
-    /// The queue pair, for its states.
     pub fn qp(&self) -> &Qp {
         &self.qp
     }
 
-    /// Asks all, one after the other.
     pub fn ask(mut self, session: &mut Session, stop: &AtomicBool) -> Result<Outcome> {
         let mut outcome = Outcome::default();
         for question in 0..self.count {

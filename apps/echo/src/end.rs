@@ -30,21 +30,18 @@ struct Parameters {
     echo: u32,
     /// Of the longest message.
     bytes: u32,
-    /// Whether it answers.
     answers: bool,
 }
 
 /// The client's last word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
-    /// Questions asked and answered.
     pub asked: u64,
 }
 
 /// The service's last line.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answered {
-    /// Messages answered.
     pub answered: u64,
     /// Why it ended, if something went wrong.
     pub error: Option<String>,

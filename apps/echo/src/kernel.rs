@@ -193,7 +193,6 @@ impl Echo {
         self.0.outcome()
     }
 
-    /// Its queue.
     pub fn queue(&self) -> &Queue {
         &self.0.queue
     }
@@ -266,7 +265,6 @@ impl Ask {
         Ok(words.map(|word| word.load(std::sync::atomic::Ordering::Relaxed)).collect())
     }
 
-    /// Its queue.
     pub fn queue(&self) -> &Queue {
         &self.0.queue
     }

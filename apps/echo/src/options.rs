@@ -159,7 +159,6 @@ impl Options {
         }
     }
 
-    /// Where messages lie.
     pub fn place(&self) -> Place {
         match self.memory {
             MemoryName::Host => Place::Host,

@@ -9,7 +9,6 @@ use crate::options::{Options, name};
 
 /// The line. Fields are described in README.md.
 #[derive(Debug, Clone, Serialize)]
-#[allow(missing_docs, reason = "README.md describes each field")]
 pub struct Run {
     pub kind: &'static str,
     pub machine: String,
@@ -37,7 +36,6 @@ pub struct Run {
 const WARM_UP: usize = 100;
 
 impl Run {
-    /// Puts a run together.
     pub fn new(
         options: &Options,
         payload_bytes: u32,
@@ -81,7 +79,6 @@ impl Run {
         self.answered == u64::from(self.count) && self.wrong_words == 0 && self.error.is_none()
     }
 
-    /// A few lines for people.
     pub fn text(&self) -> String {
         let mut text =
             format!("{} of {} questions of {} bytes answered", self.answered, self.count, self.payload_bytes);

@@ -25,7 +25,6 @@ struct Report {
     gbps: Option<f64>,
 }
 
-/// Runs one of them.
 pub fn run(options: &Baseline) -> Result<u8> {
     if !(options.seconds > 0.0 && options.seconds <= 60.0) {
         bail!("--seconds {} is out of range: above 0, to 60", options.seconds);

@@ -21,7 +21,6 @@ use crate::lane::ACCESS;
 use crate::options::BenchPost;
 use crate::report::{PostTimes, Spread};
 
-/// Requests of one burst.
 const BURST: usize = 64;
 /// Requests a doorbell in each row.
 const LISTS: [usize; 2] = [1, 16];

@@ -16,7 +16,6 @@ pub const VERSION: u32 = 1;
 pub struct Proposal {
     /// [`VERSION`]; the field's name also tells that the line is one of ours.
     pub generator: u32,
-    /// What will be sent.
     pub plan: Plan,
 }
 
@@ -25,25 +24,20 @@ pub struct Proposal {
 pub struct Answer {
     /// [`VERSION`].
     pub generator: u32,
-    /// Why not, if not.
     pub refusal: Option<String>,
 }
 
 /// Sender's last line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Done {
-    /// Messages posted on each queue pair.
     pub posted: Vec<u64>,
-    /// Messages completed on each queue pair.
     pub completed: Vec<u64>,
 }
 
 /// Receiver's last line: what it found by itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Received {
-    /// Messages that arrived.
     pub received: u64,
-    /// Their payload.
     pub received_bytes: u64,
     /// Messages whose content was looked at.
     pub checked: u64,
@@ -53,7 +47,6 @@ pub struct Received {
     pub torn: u64,
     /// Messages that were completed at the sender and never seen here.
     pub lost: u64,
-    /// What went wrong at the receiver.
     pub error: Option<String>,
 }
 

@@ -28,7 +28,6 @@ pub enum PayloadMemory {
 }
 
 impl PayloadMemory {
-    /// As the shim names it.
     pub fn place(self) -> Place {
         match self {
             PayloadMemory::Host => Place::Host,
@@ -37,7 +36,6 @@ impl PayloadMemory {
         }
     }
 
-    /// As on the command line.
     pub fn name(self) -> &'static str {
         match self {
             PayloadMemory::Host => "host",
@@ -99,7 +97,6 @@ pub struct KernelOptions {
 }
 
 impl KernelOptions {
-    /// The GPU of these options.
     pub fn gpu(&self) -> Host {
         Host::Gpu { ordinal: self.gpu, toolkit: self.cuda.clone() }
     }

@@ -58,13 +58,9 @@ impl Host {
 /// Which kernel posts, and how.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kind {
-    /// The machine that runs it.
     pub host: Host,
-    /// Threads that post on a queue pair.
     pub style: Style,
-    /// Order and doorbell.
     pub options: Options,
-    /// Where messages lie.
     pub place: Place,
 }
 

@@ -23,7 +23,6 @@ const PLAUSIBLE_GAP: u64 = 1 << 32;
 /// What a region of either end may be used for.
 pub const ACCESS: Access = Access(Access::LOCAL_WRITE.0 | Access::REMOTE_WRITE.0);
 
-/// Service as `verbs` names it.
 pub fn qp_type(service: Service) -> QpType {
     match service {
         Service::Rc => QpType::Rc,
@@ -92,7 +91,6 @@ impl<'m> Lane<'m> {
         if plan.op == Op::Send { plan.target_slots() } else { 4 * plan.window }
     }
 
-    /// The queue pair.
     pub fn qp(&self) -> &QueuePair {
         &self.qp
     }
@@ -327,7 +325,6 @@ impl<'m> Lane<'m> {
         }
     }
 
-    /// What was counted so far.
     pub fn counts(&self) -> Received {
         self.counts.clone()
     }

@@ -48,7 +48,6 @@ pub enum Command {
     Baseline(Baseline),
 }
 
-/// Options of `probe`.
 #[derive(Debug, Args)]
 pub struct Probe {
     /// Print one JSON object instead of text.
@@ -56,7 +55,6 @@ pub struct Probe {
     pub json: bool,
 }
 
-/// Options of `bench-post`.
 #[derive(Debug, Args)]
 pub struct BenchPost {
     /// Device and port.
@@ -73,7 +71,6 @@ pub struct BenchPost {
     pub json: Option<PathBuf>,
 }
 
-/// Options of `bench-post-gpu`.
 #[derive(Debug, Args)]
 pub struct BenchPostGpu {
     /// Headers of gpunetio, to measure its doca_gpu_dev_verbs_put as well: the folder nvidia/nvshmem/include/gpunetio of
@@ -97,7 +94,6 @@ pub struct BenchPostGpu {
     pub json: Option<PathBuf>,
 }
 
-/// Options of `baseline`.
 #[derive(Debug, Args)]
 pub struct Baseline {
     /// What is measured.
@@ -332,9 +328,7 @@ impl Transfer {
 /// Which code posts, and the machine that runs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PosterKind {
-    /// A thread of this processor.
     Cpu(Kind),
-    /// A kernel.
     Kernel(kernel_sender::Kind),
 }
 

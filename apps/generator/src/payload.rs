@@ -11,7 +11,6 @@ use verbs::{Addressable, Mr};
 
 use crate::plan::Plan;
 
-/// Bytes of the sequence word.
 pub const SEQUENCE_BYTES: usize = 8;
 
 /// Word `index` of the body of messages from this source slot. Odd multipliers keep neighbours apart in every bit.

@@ -75,11 +75,8 @@ impl Verify {
 /// One run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Operation.
     pub op: Op,
-    /// Service.
     pub service: Service,
-    /// Bytes of a message.
     pub payload_bytes: u64,
     /// Queue pairs, used in turn.
     pub qps: u32,
@@ -91,30 +88,20 @@ pub struct Plan {
     pub window: u32,
     /// Whether the payload travels in the WQE.
     pub inline: bool,
-    /// What is checked.
     pub verify: Verify,
 }
 
 /// Numbers as the user gave them, before they fit together.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish {
-    /// See [`Plan::op`].
     pub op: Op,
-    /// See [`Plan::service`].
     pub service: Service,
-    /// See [`Plan::payload_bytes`].
     pub payload_bytes: u64,
-    /// See [`Plan::qps`].
     pub qps: u32,
-    /// See [`Plan::batch`]; chosen when absent.
     pub batch: Option<u32>,
-    /// See [`Plan::doorbell_batch`].
     pub doorbell_batch: u32,
-    /// See [`Plan::window`]; chosen when absent.
     pub window: Option<u32>,
-    /// See [`Plan::inline`].
     pub inline: bool,
-    /// See [`Plan::verify`].
     pub verify: Verify,
 }
 
@@ -217,12 +204,10 @@ impl Plan {
         self.payload_bytes as usize - if self.op == Op::WriteImm { 0 } else { SEQUENCE_BYTES }
     }
 
-    /// Source slot of a message.
     pub fn source_slot(&self, message: u64) -> u64 {
         message % u64::from(self.source_slots())
     }
 
-    /// Target slot of a message.
     pub fn target_slot(&self, message: u64) -> u64 {
         message % u64::from(self.target_slots())
     }

@@ -22,11 +22,9 @@ const LOOKS: u32 = 256;
 
 /// What receives messages, and where they land when that is not this process' memory.
 pub enum ReceiverKind {
-    /// This thread.
     Processor(Option<GpuTarget>),
     /// A kernel; where there is nothing to look at until all is over, this thread.
     Kernel {
-        /// The kernel.
         receiver: KernelReceiver,
         /// The GPU's memory, for this thread.
         gpu: Option<GpuTarget>,
@@ -85,7 +83,6 @@ impl Target<'_> {
 pub struct Outcome {
     /// Counts, as the sender was told.
     pub received: Received,
-    /// Whether a signal ended it.
     pub interrupted: bool,
 }
 

@@ -22,7 +22,6 @@ impl PostTimes {
         Self { histogram: Histogram::new(), ns: 0, posts: 0 }
     }
 
-    /// Adds a burst.
     pub fn record(&mut self, ns: u64, posts: u64) {
         self.histogram.record((ns * 10 / posts).max(1));
         self.ns += ns;
@@ -38,7 +37,6 @@ impl PostTimes {
         self.posts += posts;
     }
 
-    /// Mean time of one post.
     pub fn mean_ns(&self) -> Option<f64> {
         (self.posts > 0).then(|| self.ns as f64 / self.posts as f64)
     }
@@ -63,7 +61,6 @@ impl PostTimes {
 
 /// Percentiles of the mean time of one post within a burst.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-#[allow(missing_docs, reason = "the percentiles name themselves")]
 pub struct Spread {
     /// Bursts.
     pub count: u64,
@@ -79,7 +76,6 @@ pub struct Spread {
 
 /// The sender's line. Fields are described in README.md.
 #[derive(Debug, Clone, Serialize)]
-#[allow(missing_docs, reason = "README.md describes each field")]
 pub struct Run {
     pub kind: &'static str,
     pub poster: &'static str,
@@ -122,11 +118,8 @@ pub struct Run {
 /// How the poster is named in a report.
 #[derive(Debug, Clone)]
 pub struct PosterNames {
-    /// As on the command line.
     pub poster: &'static str,
-    /// The shim's order.
     pub order: Option<&'static str>,
-    /// The shim's doorbell.
     pub doorbell: Option<&'static str>,
     /// What ran the kernel that posted.
     pub machine: Option<String>,
@@ -151,7 +144,6 @@ impl PosterNames {
 }
 
 impl Run {
-    /// Puts a run together.
     pub fn new(
         plan: &Plan,
         names: PosterNames,
@@ -209,7 +201,6 @@ impl Run {
         self.content_ok && self.error.is_none() && !self.interrupted && self.posted == self.completed
     }
 
-    /// A few lines for people.
     pub fn text(&self) -> String {
         let post = self.post.map_or(String::from("-"), |spread| format!("{:.1} ns", spread.p50_ns));
         let rates = rates(self.received, [self.msgs_per_s, self.payload_gbps, self.wire_gbps]);

@@ -33,29 +33,21 @@ const POLLS: u32 = 64;
 /// When posting ends.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Until {
-    /// After that many messages.
     Count(u64),
-    /// After that much time.
     Elapsed(Duration),
 }
 
 /// What the sender saw and the receiver told.
 pub struct Outcome {
-    /// Messages posted.
     pub posted: u64,
-    /// Messages completed.
     pub completed: u64,
     /// Before the first post to the last completion.
     pub seconds: f64,
-    /// Time of posts.
     pub times: PostTimes,
     /// Time of messages after a pause each (timer `first_ns`).
     pub firsts: PostTimes,
-    /// The receiver's own counts.
     pub received: Received,
-    /// Whether a signal ended it.
     pub interrupted: bool,
-    /// What went wrong first.
     pub error: Option<String>,
 }
 
@@ -75,7 +67,6 @@ struct Track<'a> {
 pub struct IdleQps(Vec<QueuePair>);
 
 impl IdleQps {
-    /// Opens that many.
     pub fn open(context: &Context, path: &Path, count: u32) -> Result<IdleQps> {
         let (pd, cq) = (context.alloc_pd()?, Cq::new(context, 1)?);
         let one = || -> Result<QueuePair> {
@@ -90,7 +81,6 @@ impl IdleQps {
         Ok(IdleQps(made.with_context(|| format!("opening {count} idle queue pairs"))?))
     }
 
-    /// How many there are.
     pub fn count(&self) -> u32 {
         self.0.len() as u32
     }

@@ -21,7 +21,6 @@ pub fn bytes_per_message(op: Op, payload_bytes: u64, mtu_bytes: u64) -> u64 {
     payload_bytes + packets * FRAME_BYTES + extra
 }
 
-/// Gbit/s of that many bytes in that many seconds.
 pub fn gbps(bytes: f64, seconds: f64) -> f64 {
     if seconds > 0.0 { bytes * 8.0 / seconds / 1e9 } else { 0.0 }
 }

@@ -15,7 +15,6 @@ use crate::{Paper, Point, Spec};
 pub struct Experiment {
     /// What is swept.
     pub spec: Spec,
-    /// Where it lies.
     pub folder: PathBuf,
     /// Papers whose claims it judges, or whose curves stand in its plots.
     pub papers: Vec<Paper>,
@@ -61,7 +60,6 @@ impl Experiment {
         experiment
     }
 
-    /// The paper of this name.
     pub fn paper(&self, name: &str) -> Result<&Paper> {
         self.papers.iter().find(|paper| paper.name == name).with_context(|| format!("no paper `{name}`"))
     }

@@ -4,6 +4,7 @@
 //! Starts no program: a command measures one point at a time and hands it in. Left out: what a point's program is told.
 
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "a name that says it all has no comment")]
 
 /// Prints a line on stdout, in one write. A reader that goes away (`| head`) is no error, and no reason to panic.
 #[macro_export]

@@ -26,11 +26,8 @@ pub struct Entry {
     pub label: Label,
     /// `quick`, `normal` or `full`.
     pub extent: String,
-    /// Where it comes from.
     pub provenance: Provenance,
-    /// Medians and ranges.
     pub rows: Vec<Row>,
-    /// Verdicts.
     pub verdicts: Vec<Judged>,
     /// Values compared within one run, by name.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]

@@ -30,7 +30,6 @@ const LINES: [(&str, &str, &str); 4] = [
 /// One line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Modelled {
-    /// What it is called.
     pub name: &'static str,
     /// Always `modelled`.
     pub label: Label,
@@ -40,9 +39,7 @@ pub struct Modelled {
     pub side: &'static str,
     /// ns a request, measured.
     pub post_ns: f64,
-    /// On which GPU.
     pub gpu_device: String,
-    /// Rate of the link.
     pub line_gbps: f64,
     /// From this payload size on, in bytes, posting is fast enough to fill the link; none up to 1 MiB: null.
     pub fills_from_bytes: Option<u64>,
@@ -82,7 +79,6 @@ impl Modelled {
         )
     }
 
-    /// For people.
     pub fn text(&self) -> String {
         let fills = match self.fills_from_bytes {
             Some(bytes) => format!("fills {} Gbit/s from {bytes} B on", self.line_gbps),

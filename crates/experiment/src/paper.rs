@@ -15,7 +15,6 @@ pub struct Paper {
     pub name: String,
     /// Where it was published and how it was read.
     pub paper: Source,
-    /// The published curves.
     pub series: Vec<Curve>,
     /// What the paper says about them.
     pub claim: Vec<Claim>,
@@ -48,7 +47,6 @@ pub struct Curve {
     pub label: String,
     /// Our series that measures the same.
     pub ours: String,
-    /// In words.
     #[allow(dead_code, reason = "for the reader of the file")]
     pub meaning: String,
     /// Payload bytes, value, and its lower and upper end.
@@ -59,7 +57,6 @@ pub struct Curve {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "toml::Table")]
 pub struct Claim {
-    /// Its short name.
     pub id: String,
     /// In our words.
     pub text: String,
@@ -71,7 +68,6 @@ pub struct Claim {
     pub series: Vec<String>,
     /// What a point must stand on to count.
     pub needs: Vec<Need>,
-    /// How it is judged.
     pub rule: Rule,
 }
 
@@ -114,14 +110,10 @@ impl TryFrom<toml::Table> for Claim {
 #[serde(tag = "rule", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Rule {
     /// Each series reaches this share of what its link can carry.
-    Saturates {
-        /// The share.
-        at_least: f64,
-    },
+    Saturates { at_least: f64 },
     /// Each series reaches this share of what a link of the rate that it was shaped to can carry, at each payload size in a range
     /// at which its posts alone, by their time in that run, allow more than the link carries.
     Fills {
-        /// The share.
         at_least: f64,
         /// First and last payload size that counts.
         payload_bytes: [u64; 2],
@@ -143,12 +135,7 @@ pub enum Rule {
         within: [f64; 2],
     },
     /// Each point of each series has this value.
-    Equals {
-        /// Which number of a point.
-        field: String,
-        /// The value.
-        value: f64,
-    },
+    Equals { field: String, value: f64 },
     /// Each series lies above the next one: by `slope` below the plateau, or by a field at every common payload size.
     Order {
         /// `slope`, or a number of a point.
@@ -158,15 +145,9 @@ pub enum Rule {
         below: f64,
     },
     /// For each series, its largest median over all payload sizes divided by the smallest.
-    Flat {
-        /// Which number of a point.
-        field: String,
-        /// Largest quotient.
-        at_most: f64,
-    },
+    Flat { field: String, at_most: f64 },
     /// For each series, the value falls with the payload: rank correlation below −0.5, and at least by this share.
     Falls {
-        /// Which number of a point.
         field: String,
         /// Share by which the largest payloads lie below the smallest.
         at_least: f64,
@@ -174,22 +155,15 @@ pub enum Rule {
     /// Each series, or its quotient with `by` within the same repetition, keeps every bound that is given: the median over the
     /// repetitions. Without a bound it is reported.
     Bound {
-        /// Which number of a point.
         field: String,
         /// Series that it is divided by.
         by: Option<String>,
-        /// This or more.
         at_least: Option<f64>,
-        /// This or less.
         at_most: Option<f64>,
-        /// Less than this.
         below: Option<f64>,
     },
     /// Each series with a bound of its own keeps it: `at_most` and `at_least` are numbers of its points.
-    Stated {
-        /// Which number of a point.
-        field: String,
-    },
+    Stated { field: String },
     /// A fact that the figure rests on and no run here can judge.
     Background {},
 }
@@ -218,7 +192,6 @@ fn whole() -> f64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub struct Need {
-    /// Which part.
     pub part: Part,
     /// Whether only hardware counts.
     pub hardware: bool,

@@ -51,14 +51,12 @@ pub enum Kind {
     Broken,
 }
 
-/// One curve.
 #[derive(Clone, Debug)]
 pub struct Curve {
     /// Heading under which it stands in the legend; curves of one heading follow one another.
     pub group: String,
     /// Its name in the legend.
     pub label: String,
-    /// How it is drawn.
     pub kind: Kind,
     /// x, y, least y, most y, in order of x.
     pub points: Vec<[f64; 4]>,
@@ -92,7 +90,6 @@ fn looks(curves: &[Curve]) -> Result<Vec<Look>> {
     Ok(curves.iter().zip(&COLOURS).map(look).collect())
 }
 
-/// An axis.
 #[derive(Clone, Debug)]
 pub struct Axis {
     /// Name and unit.
@@ -108,11 +105,8 @@ pub struct Axis {
 /// One coordinate system.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// What stands above it.
     pub title: String,
-    /// Along.
     pub x: Axis,
-    /// Upwards.
     pub y: Axis,
     /// Values of x from which on something is different, and what.
     pub marks: Vec<(f64, String)>,

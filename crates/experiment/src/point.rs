@@ -41,20 +41,15 @@ pub struct Point {
     pub detail: serde_json::Value,
     /// Weakest label of the parts that the run used.
     pub label: Label,
-    /// Where it comes from.
     pub provenance: Provenance,
 }
 
 /// What tells one point of a run from another.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
-    /// See [`Point::series`].
     pub series: String,
-    /// See [`Point::x`].
     pub x: u64,
-    /// See [`Point::at`].
     pub at: BTreeMap<String, u64>,
-    /// See [`Point::repetition`].
     pub repetition: u32,
 }
 

@@ -22,9 +22,7 @@ pub struct Options {
     pub extent: crate::spec::Extent,
     /// Keep the whole points of an earlier run.
     pub resume: bool,
-    /// Update the committed `measured.json`.
     pub record: bool,
-    /// Where results go.
     pub out: PathBuf,
     /// What to do once this run was cut: `go on with: COMMAND`, or `start again with: COMMAND`.
     pub again: String,
@@ -223,9 +221,7 @@ fn move_aside(out: &Path, spec: &Spec) -> Result<Option<String>> {
 pub struct Difference {
     /// One key: `revision`, ``NIC option `rate_gbps` ``.
     pub what: String,
-    /// Its value there.
     pub old: String,
-    /// And here.
     pub new: String,
 }
 

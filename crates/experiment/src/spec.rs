@@ -16,7 +16,6 @@ pub struct Spec {
     /// Name of its folder.
     #[serde(skip)]
     pub name: String,
-    /// What it shows.
     pub title: String,
     /// What measures a point: the command's function of this name.
     pub app: String,
@@ -29,7 +28,6 @@ pub struct Spec {
     pub values: Vec<String>,
     /// The number whose range the table shows.
     pub range: String,
-    /// Plots to draw.
     #[serde(default, rename = "plot")]
     pub plots: Vec<Plot>,
     /// Experiments whose claims the points can judge.
@@ -79,9 +77,7 @@ pub struct Series {
 pub struct Plot {
     /// Stem of its files.
     pub name: String,
-    /// What stands above it.
     pub title: String,
-    /// The number.
     pub y: String,
     /// Name and unit of that axis.
     pub y_name: String,
@@ -107,7 +103,6 @@ pub struct Plot {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Panel {
-    /// What stands above it.
     pub title: String,
     /// Both axes logarithmic.
     #[serde(default)]
@@ -130,7 +125,6 @@ pub enum Formula {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Judges {
-    /// Its name.
     pub paper: String,
     /// Only by points that ran with these settings.
     #[serde(default)]

@@ -47,7 +47,6 @@ pub fn medians(points: &[Point], series: &str, field: &str) -> BTreeMap<u64, f64
 /// A straight line through points.
 #[derive(Clone, Copy, Debug)]
 pub struct Line {
-    /// Rise per unit of x.
     pub slope: f64,
     /// Coefficient of determination.
     pub r_squared: f64,

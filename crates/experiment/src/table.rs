@@ -13,17 +13,13 @@ use crate::verdict::Judged;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// See [`Point::series`].
     pub series: String,
-    /// See [`Point::x`].
     pub x: u64,
-    /// See [`Point::at`].
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub at: BTreeMap<String, u64>,
     /// Settings that every repetition says alike.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub settings: BTreeMap<String, u64>,
-    /// Number of repetitions.
     pub repetitions: usize,
     /// Whether every one of them is whole.
     pub content_ok: bool,

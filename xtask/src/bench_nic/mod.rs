@@ -41,7 +41,6 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// A number that failed so often is not tried again: its repetitions would fail one deadline after the other.
 const FAILURES: usize = 2;
 
-/// Options of `bench-nic`.
 #[derive(Args, Clone, Default)]
 pub struct Options {
     /// Two short repetitions with short waits, to see whether it works.

@@ -28,7 +28,6 @@ const LAST: usize = 3;
 
 /// Where and with what the numbers are taken.
 pub struct Stand<'a> {
-    /// Our programs.
     pub programs: &'a Programs,
     /// Folder whose perftest programs go before those in `PATH`.
     pub tools: Option<&'a Path>,
@@ -38,7 +37,6 @@ pub struct Stand<'a> {
     pub pumped: PathBuf,
     /// Two hosts with a cable between them, where this machine can have some.
     pub hosts: Option<Hosts>,
-    /// Where logs go.
     pub logs: &'a Path,
     /// Cores of the server and of the client.
     pub cores: Option<Cores>,

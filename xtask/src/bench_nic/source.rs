@@ -20,11 +20,9 @@ pub enum Column {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Perftest {
-    /// Program.
     pub tool: String,
     /// Options of both ends.
     pub options: Vec<String>,
-    /// Number to take.
     pub column: Column,
     /// Probability that a packet is lost, on the wire.
     #[serde(default)]
@@ -59,7 +57,6 @@ pub enum Source {
     },
     /// `doorbell-echo`, a kernel that asks and one that answers; the field of its line, and what one unit of it is in ours.
     Echo {
-        /// Its options.
         options: Vec<String>,
         /// JSON pointer.
         field: String,

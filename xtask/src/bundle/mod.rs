@@ -36,7 +36,6 @@ const MOST_BYTES: u64 = 60 << 20;
 /// How many files an error about it names.
 const NAMED: usize = 5;
 
-/// Options of `bundle`.
 #[derive(Args)]
 pub struct Options {
     /// Folder to make; what lies there under the same names is replaced.

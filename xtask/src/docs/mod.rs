@@ -16,7 +16,6 @@ use crate::workspace::{Tree, root, target_dir};
 /// The version that is installed; an mdBook on PATH is used as it is.
 const MDBOOK: &str = "0.5.4";
 
-/// Options of `docs`.
 #[derive(Args)]
 pub struct Options {
     /// Write the tables and the picture that are made from experiments/*/measured.json again, and build nothing.

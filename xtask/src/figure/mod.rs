@@ -35,7 +35,6 @@ pub use nic::{Nic, Probe, Programs};
 use nic::{PORT, Peer, Receiver};
 use transfer::{Bench, InFlight, Transfer};
 
-/// Options of `figure`, and of the short names of figures.
 #[derive(Args, Clone, Default)]
 pub struct Options {
     /// Fewer and shorter points: at most a minute after the build.
@@ -88,7 +87,6 @@ impl Options {
     }
 }
 
-/// Folder of all experiments.
 fn experiments() -> PathBuf {
     root().join("experiments")
 }

@@ -20,7 +20,6 @@ pub const PORT: u16 = 18515;
 /// Our programs.
 #[derive(Clone, Debug)]
 pub struct Programs {
-    /// The packet generator.
     pub generator: PathBuf,
     /// The launcher of the software NIC.
     pub softnic: PathBuf,
@@ -54,7 +53,6 @@ impl Programs {
 pub enum Nic {
     /// The software NIC: both ends on this host, two processes.
     Software {
-        /// Its `nic.toml`.
         config: PathBuf,
         /// Keeps this run apart from all others of the same user.
         fabric: String,

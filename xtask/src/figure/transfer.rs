@@ -139,17 +139,11 @@ fn list(key: &Key) -> u64 {
 
 /// What a run needs beside its key.
 pub struct Bench<'a> {
-    /// The experiment.
     pub spec: &'a Spec,
-    /// Its options.
     pub transfer: Transfer,
-    /// Our programs.
     pub programs: &'a Programs,
-    /// The NIC.
     pub nic: &'a Nic,
-    /// The receiver.
     pub receiver: &'a Receiver,
-    /// Where logs go.
     pub logs: &'a Path,
     /// What every point carries.
     pub provenance: &'a Provenance,

@@ -15,7 +15,6 @@ use crate::measured;
 use crate::refused::refused;
 use crate::workspace::root;
 
-/// Options of `import`.
 #[derive(Args)]
 pub struct Options {
     /// Folder that `figure N`, `bench-post --gpu` or `bench-nic` wrote (their --out).

@@ -30,7 +30,6 @@ const TAIL: usize = 120;
 /// Steps that are named when a run is above its budget.
 const DEAREST: usize = 5;
 
-/// Options of `test`.
 #[derive(Args, Default)]
 pub struct Options {
     /// Suites or packages to run; all, and all steps before them, without any. A suite is a package, or one on a NIC:

@@ -21,7 +21,6 @@ mod sizes;
 mod source;
 mod unsafe_code;
 
-/// Options of `tidy`.
 #[derive(Args)]
 pub struct Options {
     /// Checks to run; all without any.

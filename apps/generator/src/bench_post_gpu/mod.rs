@@ -26,7 +26,6 @@ type Floors = Vec<(Floor, &'static str)>;
 /// Steps of the GPU's timer that a run has to take at least.
 const STEPS: u64 = 100;
 
-/// Measures every row that was asked for.
 pub fn run(options: &BenchPostGpu, stop: &AtomicBool) -> Result<u8> {
     let rounds = options.rounds.unwrap_or(if options.quick { 3 } else { 7 });
     if !(1..=1000).contains(&rounds) {

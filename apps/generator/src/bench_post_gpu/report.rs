@@ -25,7 +25,6 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Asks driver, compiler and headers.
     pub fn of(
         gpu: Gpu,
         builder: &ImageBuilder,
@@ -57,7 +56,6 @@ impl Machine {
         })
     }
 
-    /// For people.
     pub fn text(&self) -> String {
         let Machine { provenance, payload_bytes, rounds, timer_step_ns, .. } = self;
         let peer = match &self.no_peer {
@@ -87,22 +85,18 @@ fn short(why: &str) -> String {
 pub struct Spread {
     /// ns a WQE; the middle one of the runs.
     pub p50_ns: f64,
-    /// The shortest.
     pub min_ns: f64,
-    /// The longest.
     pub max_ns: f64,
     /// Median by events around the launch, which is within.
     pub event_p50_ns: f64,
     /// Of a steady state: median of what the played NIC took for a WQE, waits for doorbells left out.
     pub nic_p50_ns: Option<f64>,
-    /// How many.
     pub runs: usize,
     /// WQEs of each.
     pub posts: u32,
 }
 
 impl Spread {
-    /// `None` without any.
     pub fn of(samples: &[Sample]) -> Option<Spread> {
         let sorted = |number: &dyn Fn(&Sample) -> f64| {
             let mut numbers: Vec<f64> = samples.iter().map(number).collect();
@@ -130,9 +124,7 @@ impl Spread {
 pub struct Sides {
     /// The peer's, or the original's.
     pub theirs: Option<Spread>,
-    /// Ours in the early order.
     pub early: Option<Spread>,
-    /// Ours in the strict order.
     pub strict: Option<Spread>,
 }
 
@@ -169,7 +161,6 @@ pub struct Measured {
     content_ok: bool,
     /// Why there is no number of theirs.
     no_peer: Option<String>,
-    /// What went wrong.
     pub error: Option<String>,
 }
 
@@ -219,7 +210,6 @@ impl Measured {
         }
     }
 
-    /// For people.
     pub fn text(&self) -> String {
         if let Some(error) = &self.error {
             return format!("{:<64} {error}", self.row);
@@ -264,12 +254,10 @@ pub struct FloorLine {
     time: Option<Spread>,
     /// Where WQEs were written, whether they were the host's shim's.
     content_ok: bool,
-    /// What went wrong.
     pub error: Option<String>,
 }
 
 impl FloorLine {
-    /// Of a row of this name.
     pub fn new(row: &'static str, measured: Result<Option<Spread>, String>) -> FloorLine {
         let (time, error) = match measured {
             Ok(time) => (time, None),
@@ -280,7 +268,6 @@ impl FloorLine {
         FloorLine { kind, row, nic: Label::None, gpu: Label::Hardware, time, content_ok, error }
     }
 
-    /// For people.
     pub fn text(&self) -> String {
         match (&self.error, &self.time) {
             (Some(error), _) => format!("{:<64} {error}", self.row),

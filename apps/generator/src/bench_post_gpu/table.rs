@@ -54,7 +54,6 @@ pub enum Required {
 }
 
 impl Required {
-    /// Whether `ratio` is as required.
     pub fn is_met(self, ratio: f64) -> bool {
         match self {
             Required::AtMost(most) => ratio <= most,
@@ -68,9 +67,7 @@ impl Required {
 pub struct Row {
     /// The case; its poster is set for each of the three.
     case: Case,
-    /// How ours is called.
     pub call: Call,
-    /// The other poster.
     pub against: Against,
     /// Of the ratio in the early order.
     pub required: Option<Required>,
@@ -161,12 +158,10 @@ impl Row {
         Case { poster, ..self.case }
     }
 
-    /// Whether the other is the peer.
     pub fn is_beside_peer(&self) -> bool {
         !matches!(self.against, Against::OriginalVolatile | Against::OriginalRelease)
     }
 
-    /// The other's case.
     pub fn theirs(&self) -> Case {
         let poster = match self.against {
             Against::Gpunetio => Poster::Peer,

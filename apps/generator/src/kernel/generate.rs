@@ -70,7 +70,6 @@ const SHOWN_BYTES: usize = 128;
 /// What one queue pair has to do.
 #[derive(Debug)]
 pub struct Lane {
-    /// Posted to by the kernel.
     pub queue: Queue,
     /// Offset of its slots in the source region.
     pub source_at: usize,
@@ -78,16 +77,13 @@ pub struct Lane {
     pub target: Remote,
     /// Offset, in the region of credits, of the word in which the peer counts what it has looked at; `None`: it does not.
     pub credit_at: Option<usize>,
-    /// Messages.
     pub share: u64,
 }
 
 /// What a queue pair has done.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sent {
-    /// Messages posted.
     pub posted: u64,
-    /// Messages completed.
     pub completed: u64,
     /// Before the first post, by whichever producer, by the machine's clock.
     pub began: Duration,
@@ -99,9 +95,7 @@ pub struct Sent {
     /// The last batches' times in nanoseconds, at most 4096 of them; a last batch that is not whole is left out. On a shared
     /// queue the first producer's, as parts of what all do at that time.
     pub batch_ns: Vec<f64>,
-    /// Messages of each.
     pub batch_messages: u32,
-    /// Why it ended before its time.
     pub failure: Option<Failure>,
 }
 

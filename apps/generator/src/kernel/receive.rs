@@ -76,9 +76,7 @@ pub const THREADS: u32 = 32;
 /// What arrives on each queue pair; numbers as in [`super::generate::Plan`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
-    /// Of the sender's requests.
     pub operation: Operation,
-    /// Bytes of a message.
     pub payload_bytes: u64,
     /// Distance of slots.
     pub slot_bytes: u64,
@@ -96,7 +94,6 @@ pub struct Plan {
     pub has_credits: bool,
 }
 
-/// One queue pair.
 #[derive(Debug)]
 pub struct Lane {
     /// Polled by the kernel; its send queue takes 8 bytes inline, and 16 requests where there are credits.
@@ -110,7 +107,6 @@ pub struct Lane {
 /// What a queue pair has taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Taken {
-    /// Messages.
     pub received: u64,
     /// Of these, compared.
     pub checked: u64,
@@ -118,7 +114,6 @@ pub struct Taken {
     pub verified: u64,
     /// Of these, not what was sent, or not the next one.
     pub torn: u64,
-    /// Why it ended before its time.
     pub failure: Option<Failure>,
 }
 
@@ -147,7 +142,6 @@ impl Receive {
         Ok(Receive { machine: machine.clone(), kernel })
     }
 
-    /// The machine.
     pub fn machine(&self) -> &Machine {
         &self.machine
     }

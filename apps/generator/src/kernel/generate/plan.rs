@@ -37,7 +37,6 @@ pub const MAX_PRODUCERS: u32 = 128;
 /// The threads that post on a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
-    /// One thread.
     Thread,
     /// One thread, in the original release's style: a doorbell a message, WRITEs that are not inline.
     Original,
@@ -91,11 +90,9 @@ impl Operation {
 /// What is sent on each queue pair. Slots hold a message at their end, and are used in turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
-    /// Operation.
     pub operation: Operation,
     /// Whether the payload travels in the WQE.
     pub inline: bool,
-    /// Bytes of a message.
     pub payload_bytes: u64,
     /// Distance of slots at both ends, a multiple of 8.
     pub slot_bytes: u64,

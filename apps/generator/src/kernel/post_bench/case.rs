@@ -44,7 +44,6 @@ pub enum Poster {
 /// What a producer is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// One thread.
     Thread,
     /// 32 lanes that post together.
     Warp,
@@ -107,7 +106,6 @@ pub enum Floor {
 }
 
 impl Floor {
-    /// All of them.
     pub const ALL: [Floor; 8] = [
         Floor::Wqe,
         Floor::WqeFence,
@@ -119,7 +117,6 @@ impl Floor {
         Floor::Load,
     ];
 
-    /// The kernel.
     pub(super) fn kernel(self) -> &'static str {
         match self {
             Floor::Wqe => "bench_floor_wqe",
@@ -139,22 +136,16 @@ impl Floor {
     }
 }
 
-/// A run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Case {
-    /// The code that posts.
     pub poster: Poster,
-    /// As a thread or a warp.
     pub scope: Scope,
-    /// On queues of whom.
     pub sharing: Sharing,
     /// How many; a block each.
     pub producers: u32,
     /// WQEs a doorbell; of no meaning on a shared queue of the shim, which rings by itself.
     pub per_ring: u32,
-    /// Whether they look for room.
     pub room: Room,
-    /// Where.
     pub place: Place,
     /// Posts of a run, about.
     pub posts: u32,
@@ -213,7 +204,6 @@ impl Case {
         matches!(self.room, Room::Steady { .. })
     }
 
-    /// Whether the poster is the peer.
     pub fn is_peers(&self) -> bool {
         matches!(self.poster, Poster::Peer | Poster::PeerCollapsed | Poster::PeerPieces)
     }
@@ -227,12 +217,10 @@ impl Case {
         }
     }
 
-    /// How many queues.
     pub fn queues(&self) -> u32 {
         if self.sharing == Sharing::Shared { 1 } else { self.producers }
     }
 
-    /// Blocks of each ring.
     pub fn blocks(&self) -> u32 {
         if self.is_steady() {
             return STEADY_BLOCKS;
@@ -250,7 +238,6 @@ impl Case {
         ((self.posts / self.producers).clamp(unit, most) / unit) * unit
     }
 
-    /// Posts of a run.
     pub fn posts_of_all(&self) -> u32 {
         self.posts_of_one() * self.producers
     }
@@ -260,7 +247,6 @@ impl Case {
         if self.room == Room::LaterLap { u64::from(self.blocks()) } else { 0 }
     }
 
-    /// Which WQEs ask for a completion.
     pub(super) fn signals(&self) -> Signals {
         Signals::Every(match (self.poster, self.sharing, self.room) {
             (Poster::Shim(_) | Poster::ShimList(_), _, Room::Steady { every }) => every,
@@ -280,7 +266,6 @@ impl Case {
         }
     }
 
-    /// The kernel.
     pub(super) fn kernel(&self) -> &'static str {
         let unchecked = self.room == Room::Unchecked;
         match (self.poster, self.sharing, self.scope, unchecked) {
@@ -313,7 +298,6 @@ impl Case {
         }
     }
 
-    /// Threads of a block.
     pub(super) fn threads(&self) -> u32 {
         self.step()
     }

@@ -11,11 +11,9 @@ use super::LENGTH;
 
 /// Where message 0 comes from and goes to: no multiple of 2^32 lies within reach of either.
 pub const LOCAL: u64 = 0x11_2200_0000;
-/// See [`LOCAL`].
 pub const REMOTE: u64 = 0x33_4400_0000;
 /// Keys whose bytes all differ, so that a swap shows.
 pub const LKEY: u32 = 0x0102_0304;
-/// See [`LKEY`].
 pub const RKEY: u32 = 0x0506_0708;
 /// Number of the first queue; the others count up.
 pub const QPN: u32 = 0x12_3400;
@@ -46,7 +44,6 @@ pub struct Expected {
     pub posts: u32,
     /// Whether a ring's messages lie in order.
     pub in_order: bool,
-    /// Which ask for a completion.
     pub signals: Signals,
     /// Whether the reserved word of the remote address segment may be anything: `doca_gpu_dev_verbs_put` leaves there what
     /// its registers held; mlx5dv.h calls it reserved.
@@ -59,15 +56,10 @@ pub struct Expected {
     "{bad} of {all} WQEs are not what the host's shim writes; the first is block {block} of queue {queue}: {what}"
 )]
 pub struct Wrong {
-    /// How many.
     pub bad: u32,
-    /// Of how many.
     pub all: u32,
-    /// The first one's ring.
     pub queue: u32,
-    /// And its place in it.
     pub block: u32,
-    /// What is wrong with it.
     pub what: String,
 }
 
@@ -108,7 +100,6 @@ fn written(queue: u32, index: u64, message: u32, signaled: bool) -> [u8; BLOCK] 
 pub struct Pattern([[u64; 6]; 2]);
 
 impl Pattern {
-    /// Of queue number `queue`.
     pub fn of(queue: u32) -> Pattern {
         Pattern([false, true].map(|signaled| {
             let block = written(queue, 0, 0, signaled);
@@ -116,7 +107,6 @@ impl Pattern {
         }))
     }
 
-    /// The WQE of a message.
     #[inline]
     pub fn wqe(&self, index: u64, message: u32, signaled: bool) -> [u64; 6] {
         let mut words = self.0[usize::from(signaled)];

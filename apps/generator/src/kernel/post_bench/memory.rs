@@ -29,7 +29,6 @@ const SEND_WORD: u64 = 4;
 /// A copy of 16 MiB takes less than a millisecond.
 const COPY: Duration = Duration::from_secs(5);
 
-/// See the module's words.
 #[derive(Debug)]
 pub struct Memory {
     rings: PinnedMemory,
@@ -44,11 +43,9 @@ pub struct Memory {
     marks: DeviceMemory,
     /// Structs of the shim's exclusive queues.
     pub queues: DeviceMemory,
-    /// The shared queue.
     pub shared: DeviceMemory,
     /// What the peer's structs are made of.
     pub peer_queues: DeviceMemory,
-    /// The peer's structs.
     pub peers: DeviceMemory,
     /// What each producer says.
     pub times: PinnedMemory,
@@ -141,7 +138,6 @@ impl Memory {
         }
     }
 
-    /// The shared queue's marks.
     pub fn marks(&self) -> u64 {
         self.marks.address()
     }
@@ -202,7 +198,6 @@ impl Memory {
         (word(SEND_WORD), register)
     }
 
-    /// What the producers of a case said.
     pub fn times(&self, producers: u32) -> Vec<Time> {
         let words = self.times.long_words();
         let time = |at: usize| Time {

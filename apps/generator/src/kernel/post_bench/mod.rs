@@ -50,7 +50,6 @@ pub fn put_image(peer: &PeerHeaders, builder: &ImageBuilder, arch: Arch) -> Resu
     builder.image(&[peer.complete(unit, builder.toolkit())], arch, Form::Cubin)
 }
 
-/// The image of the shim's kernels.
 fn shim_image(builder: &ImageBuilder, arch: Arch) -> Result<Image, BuildError> {
     builder.image(&shim_units(), arch, Form::Cubin)
 }

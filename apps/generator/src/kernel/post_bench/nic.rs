@@ -28,19 +28,14 @@ pub enum Cqes {
 /// What the queue is to hold.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    /// Number of the queue.
     pub queue: u32,
-    /// WQEs of a run.
     pub posts: u32,
-    /// Which ask for a completion.
     pub signals: Signals,
     /// Whether the register names the next free block, not the last WQE.
     pub names_next: bool,
-    /// Whether messages lie in order.
     pub in_order: bool,
     /// As [`super::content::Expected::reserved_free`].
     pub reserved_free: bool,
-    /// How CQEs are written.
     pub cqes: Cqes,
 }
 
@@ -57,12 +52,9 @@ pub struct Device<'a> {
     pub consumer: &'a AtomicU32,
 }
 
-/// What happened.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Played {
-    /// WQEs executed.
     pub executed: u64,
-    /// CQEs written.
     pub completed: u64,
     /// Doorbells that told of something.
     pub doorbells: u64,

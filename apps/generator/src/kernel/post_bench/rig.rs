@@ -29,24 +29,18 @@ const READINGS: u32 = 64;
 
 /// Why there is no number.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum RigError {
-    /// The driver's.
     #[error(transparent)]
     Gpu(#[from] gpu::Error),
-    /// The compiler's or the linker's.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// A case that is none.
     #[error("{0}")]
     Impossible(String),
-    /// The peer's kernels are not there.
     #[error("no peer: {0}")]
     NoPeer(String),
     /// The benchmark's shared queue is one that nobody can make.
     #[error("`db_shared_init` refuses a queue of {blocks} blocks with a CQ of {entries} entries: {error}")]
     Unshareable { blocks: u32, entries: u32, error: u32 },
-    /// A post said that it failed.
     #[error("{kernel}: producer {producer}'s posts returned {error}, where there is room for all")]
     Post {
         kernel: &'static str,
@@ -54,7 +48,6 @@ pub enum RigError {
         /// What they returned, one over the other.
         error: u32,
     },
-    /// A WQE is wrong.
     #[error("{kernel}: {wrong}")]
     Content { kernel: &'static str, wrong: Wrong },
     /// The played NIC was told of less than was posted.
@@ -79,7 +72,6 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Of one WQE.
     pub fn ns_per_wqe(&self) -> f64 {
         self.span_ns as f64 / f64::from(self.posts)
     }

@@ -63,7 +63,8 @@ fn nic(words: &Words, config: LinkConfig) {
             let mut reply = reply_to(&request, ReplyKind::Ack);
             reply.msn = received;
             // At the end of the test the peer may have left first, and its last message stays unanswered.
-            while link.send_reply(&reply, Payload::Nothing, 0).is_err() && !words.stop.load(Ordering::Relaxed) {
+            while link.send_reply(&reply, Payload::Nothing, 0).is_err() && !words.stop.load(Ordering::Relaxed)
+            {
                 link.poll(0, |_| Disposition::NotNow);
             }
         }

@@ -45,9 +45,7 @@ const HOST: [(&str, &str); 7] = [
     path.display()
 )]
 pub struct PeerError {
-    /// Which file.
     pub path: PathBuf,
-    /// What is wrong with it.
     pub reason: String,
 }
 
