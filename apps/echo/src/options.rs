@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, anyhow, bail};
 use clap::{Parser, ValueEnum};
-use cli::{Belongs, Nic};
+use cli::{Belongs, Nic, name};
 use host_twin::Visibility;
 use measure::Label;
 use rdma_shim::kernel::{Machine, Place};
@@ -166,11 +166,6 @@ impl Options {
             MemoryName::GpuDmaBuf => Place::GpuDmaBuf,
         }
     }
-}
-
-/// As on the command line.
-pub fn name(value: impl ValueEnum) -> String {
-    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! What an asking end says at the end: one JSON object, and the same for people.
 
+use cli::name;
 use measure::{Histogram, Label, Summary, Timer, timer};
 use serde::Serialize;
 use verbs::connect::Path;
 
 use crate::asking::Outcome;
-use crate::options::{Options, name};
+use crate::options::Options;
 
 /// The line. Fields are described in README.md.
 #[derive(Debug, Clone, Serialize)]

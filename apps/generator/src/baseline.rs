@@ -13,7 +13,7 @@ use crate::udp;
 #[derive(Debug, Serialize)]
 struct Report {
     kind: &'static str,
-    what: &'static str,
+    what: String,
     /// On which the two processes were; those of udp-ping-pong are where the system puts them.
     cores: Option<[u32; 2]>,
     bytes: usize,
@@ -57,7 +57,7 @@ fn measure(options: &Baseline, cores: [u32; 2]) -> Result<Report> {
     let time = Duration::from_secs_f64(options.seconds);
     let empty = Report {
         kind: "baseline",
-        what: "",
+        what: cli::name(options.what),
         cores: Some(cores),
         bytes: 8,
         seconds: options.seconds,
@@ -72,12 +72,7 @@ fn measure(options: &Baseline, cores: [u32; 2]) -> Result<Report> {
             let samples = baseline::flag_ping_pong(cores, time).context("measuring a flag ping-pong")?;
             let mut times = PostTimes::new();
             samples.iter().for_each(|&tenths| times.record(tenths, 10));
-            Report {
-                what: "flag-ping-pong",
-                count: samples.len() as u64,
-                half_round_trip: times.spread(),
-                ..empty
-            }
+            Report { count: samples.len() as u64, half_round_trip: times.spread(), ..empty }
         }
         BaselineKind::UdpPingPong => {
             let to = options.connect.context("udp-ping-pong needs --connect")?;
@@ -85,23 +80,11 @@ fn measure(options: &Baseline, cores: [u32; 2]) -> Result<Report> {
                 udp::ping(to, time).with_context(|| format!("measuring a UDP ping-pong with {to}"))?;
             let mut times = PostTimes::new();
             samples.iter().for_each(|&ns| times.record(ns, 1));
-            Report {
-                what: "udp-ping-pong",
-                cores: None,
-                count: samples.len() as u64,
-                half_round_trip: times.spread(),
-                ..empty
-            }
+            Report { cores: None, count: samples.len() as u64, half_round_trip: times.spread(), ..empty }
         }
         BaselineKind::WordRing => {
             let rate = baseline::word_ring(cores, time).context("measuring a ring of words")?;
-            Report {
-                what: "word-ring",
-                count: rate.count,
-                seconds: rate.seconds,
-                per_second: Some(rate.per_second()),
-                ..empty
-            }
+            Report { count: rate.count, seconds: rate.seconds, per_second: Some(rate.per_second()), ..empty }
         }
         BaselineKind::ProcessVmWritev => {
             let rate = baseline::process_vm_writev(cores, time, options.bytes as u64);
@@ -109,7 +92,6 @@ fn measure(options: &Baseline, cores: [u32; 2]) -> Result<Report> {
                 rate.context("measuring process_vm_writev (does the kernel allow it? see kernel.yama)")?;
             let bytes_per_second = rate.per_second() * options.bytes as f64;
             Report {
-                what: "process-vm-writev",
                 bytes: options.bytes,
                 count: rate.count,
                 seconds: rate.seconds,

@@ -13,12 +13,13 @@ use rdma_shim::{Completion, Doorbell, Options, Order};
 use serde::Serialize;
 use verbs::connect::{Hello, Path, QpOffer};
 use verbs::{
-    Context, Cq, Mr, Pages, Payload, Pd, Qp, QpBuilder, QpType, QueuePair, SendFlags, SendList,
-    SendOperation, SendOperations, SendRequest, Sge, WorkCompletion,
+    Context, Cq, Mr, Pages, Payload, Pd, Qp, QpBuilder, QpType, QueuePair, SendFlags, SendOperation,
+    SendOperations, SendRequest, Sge, WorkCompletion,
 };
 
 use crate::lane::ACCESS;
 use crate::options::BenchPost;
+use crate::poster::Lists;
 use crate::report::{PostTimes, Spread};
 
 const BURST: usize = 64;
@@ -156,11 +157,7 @@ fn measure(
     let entries = [peers.memory.sge(0..options.payload as usize)?];
     let remote = peers.memory.remote(8192)?;
     let requests: Vec<_> = (0..BURST).map(|at| request(at, remote, &entries)).collect();
-    let mut lists: Vec<_> = requests.chunks(list).map(list_of).collect();
-    let mut shim_list = rdma_shim::SendList::with_capacity(BURST);
-    for request in &requests {
-        shim_list.push(request)?;
-    }
+    let mut lists = Lists::new(&requests, list)?;
 
     let (mut times, mut shim_times) = (PostTimes::new(), PostTimes::new());
     // The first bursts touch cold memory and wake the device: not recorded.
@@ -170,7 +167,7 @@ fn measure(
             break;
         }
         let post = timer::POST.start();
-        for list in &mut lists {
+        for list in &mut lists.ibverbs {
             libmlx5.post_send_list(list)?;
         }
         let ns = post.elapsed_ns();
@@ -181,7 +178,7 @@ fn measure(
 
         let post = timer::POST.start();
         for at in (0..BURST).step_by(list) {
-            shim.post(&shim_list, at..at + list)?;
+            shim.post(&lists.shim, at..at + list)?;
         }
         let shim_ns = post.elapsed_ns();
         let mut found = [Completion::default()];
@@ -201,12 +198,6 @@ fn request<'a>(at: usize, remote: verbs::Remote, entries: &'a [Sge]) -> SendRequ
     let mut request = SendRequest::new(at as u64, SendOperation::Write(remote), Payload::Gather(entries));
     request.flags = if at + 1 == BURST { SendFlags::SIGNALED } else { SendFlags::NONE };
     request
-}
-
-fn list_of<'a>(requests: &[SendRequest<'a>]) -> SendList<'a> {
-    let mut list = SendList::with_capacity(requests.len());
-    requests.iter().for_each(|request| list.push(request));
-    list
 }
 
 /// Polls until `look` finds the burst's completion.

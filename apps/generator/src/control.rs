@@ -34,6 +34,16 @@ pub struct Done {
     pub completed: Vec<u64>,
 }
 
+impl Done {
+    /// An error unless it counts so many queue pairs.
+    pub fn check(&self, qps: usize) -> Result<()> {
+        if self.posted.len() != qps || self.completed.len() != qps {
+            bail!("the sender counts {} queue pairs, there are {qps}", self.posted.len());
+        }
+        Ok(())
+    }
+}
+
 /// Receiver's last line: what it found by itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Received {

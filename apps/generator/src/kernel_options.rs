@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use cli::name;
 use generator::kernel::generate::{MAX_PRODUCERS, Style};
 use rdma_shim::kernel::Place;
 use rdma_shim::{Doorbell, Options, Order};
@@ -33,14 +34,6 @@ impl PayloadMemory {
             PayloadMemory::Host => Place::Host,
             PayloadMemory::Gpu => Place::Gpu,
             PayloadMemory::GpuDmaBuf => Place::GpuDmaBuf,
-        }
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            PayloadMemory::Host => "host",
-            PayloadMemory::Gpu => "gpu",
-            PayloadMemory::GpuDmaBuf => "gpu-dma-buf",
         }
     }
 }
@@ -109,7 +102,7 @@ impl KernelOptions {
             ReceiverName::Cpu => self.gpu().machine("leave out --payload-memory")?,
             ReceiverName::Gpu => self.gpu().machine("--receiver host-twin or cpu, into host memory")?,
             ReceiverName::HostTwin if memory != PayloadMemory::Host => {
-                bail!("--payload-memory {}: the host twin has no GPU memory", memory.name())
+                bail!("--payload-memory {}: the host twin has no GPU memory", name(memory))
             }
             ReceiverName::HostTwin => Host::Twin { seed: self.twin_seed }.machine("")?,
         };
@@ -129,7 +122,7 @@ impl KernelOptions {
                 if self.payload_memory != PayloadMemory::Host {
                     bail!(
                         "--payload-memory {}: a processor cannot number messages there; use a gpu poster",
-                        self.payload_memory.name()
+                        name(self.payload_memory)
                     );
                 }
                 return Ok(None);
@@ -141,12 +134,12 @@ impl KernelOptions {
             PosterName::HostTwin => (Host::Twin { seed: self.twin_seed }, self.twin_style()),
         };
         if matches!(host, Host::Twin { .. }) && self.payload_memory != PayloadMemory::Host {
-            bail!("--payload-memory {}: the host twin has no GPU memory", self.payload_memory.name());
+            bail!("--payload-memory {}: the host twin has no GPU memory", name(self.payload_memory));
         }
         if inline && self.payload_memory != PayloadMemory::Host {
             bail!(
                 "--inline with --payload-memory {}: inline payload is copied into the ring, which lies in host memory",
-                self.payload_memory.name()
+                name(self.payload_memory)
             );
         }
         if matches!(style, Style::Shared(_)) && (inline || options.doorbell == Doorbell::BlueFlame) {

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use generator::kernel::generate::Operation;
 use generator::kernel::receive::{self, Receive, Receivers, THREADS, Taken};
 use host_twin::MAX_LANES;
 use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Region, Running};
@@ -16,7 +15,7 @@ use verbs::{Context, Cq, Pd, QpBuilder, Remote};
 use crate::control::{Done, Received};
 use crate::lane::{ACCESS, qp_type};
 use crate::payload;
-use crate::plan::{Op, Plan, Service, Verify};
+use crate::plan::{Plan, Service, Verify};
 use crate::receiver::{CREDIT_STRIDE, GRACE, SETUP, credit_words};
 use crate::sender::DRAIN_INTERRUPTED;
 
@@ -72,22 +71,13 @@ fn lane_bytes(plan: &Plan) -> usize {
     plan.slot_bytes() * plan.target_slots() as usize
 }
 
-/// Receives that are kept posted, as `lane.rs` has them.
-fn receives(plan: &Plan) -> u32 {
-    match plan.op {
-        Op::Write => 0,
-        Op::WriteImm => 4 * plan.window,
-        Op::Send => plan.target_slots(),
-    }
-}
-
 fn queue(plan: &Plan, machine: &Machine, pd: &Pd) -> Result<Queue, KernelError> {
     let cq = |entries| -> Result<_, KernelError> { Ok(Cq::new(pd.context(), entries)?.into_direct()?) };
     // A quarter of a ring is given back late.
-    let (send_cq, cq) = (cq(2 * CREDIT_REQUESTS)?, cq(2 * receives(plan).max(1))?);
+    let (send_cq, cq) = (cq(2 * CREDIT_REQUESTS)?, cq(2 * plan.receives().max(1))?);
     let builder = QpBuilder::new(qp_type(plan.service))
         .send_requests(CREDIT_REQUESTS)
-        .receive_requests(receives(plan))
+        .receive_requests(plan.receives())
         .inline_bytes(8)
         .own_register(true);
     Queue::create(machine, &builder, pd, send_cq, Some(cq), rdma_shim::Options::default())
@@ -152,17 +142,13 @@ impl Prepared<'_> {
 /// The plan as the kernel takes it.
 fn told(plan: &Plan) -> receive::Plan {
     receive::Plan {
-        operation: match plan.op {
-            Op::Write => Operation::Write,
-            Op::WriteImm => Operation::WriteImm,
-            Op::Send => Operation::Send,
-        },
+        operation: plan.op,
         payload_bytes: plan.payload_bytes,
         slot_bytes: plan.slot_bytes() as u64,
         source_slots: plan.source_slots(),
         target_slots: plan.target_slots(),
         window: plan.window,
-        receives: receives(plan),
+        receives: plan.receives(),
         sample: plan.verify.every(),
         has_credits: plan.verify.uses_credits(),
     }
@@ -188,10 +174,7 @@ fn run(running: &Running<Receivers>, session: &mut Session, stop: &AtomicBool) -
             Err(error) => return Err(error.into()),
         }
     };
-    let lanes = receivers.queues().len();
-    if done.posted.len() != lanes || done.completed.len() != lanes {
-        bail!("the sender counts {} queue pairs, there are {lanes}", done.posted.len());
-    }
+    done.check(receivers.queues().len())?;
     receivers.tell(&done.completed);
     let (mut moved, mut seen) = (Instant::now(), receivers.progress());
     while !running.wait(LOOK_EVERY)? {

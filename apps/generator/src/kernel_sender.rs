@@ -15,14 +15,14 @@ use rdma_shim::kernel::{KernelError, Machine, Place, Queue, Region, Running};
 use verbs::connect::{Path, RegionOffer, Session};
 use verbs::{Context, Cq, Pd, Remote};
 
-use crate::control::{Done, Received};
+use crate::control::Done;
 use crate::kernel_options::WARP;
 use crate::lane::ACCESS;
 use crate::payload;
 use crate::plan::{Op, Plan};
 use crate::receiver::CREDIT_STRIDE;
 use crate::report::PostTimes;
-use crate::sender::{DRAIN_INTERRUPTED, LOOK_EVERY, Outcome, PATIENCE, Until, ask, builder, join, propose};
+use crate::sender::{DRAIN_INTERRUPTED, LOOK_EVERY, Outcome, PATIENCE, Times, Until, builder, join, propose};
 
 /// The machine that runs the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -156,10 +156,7 @@ impl KernelSender {
             source_at: index * lane_bytes,
             target: Remote { address: target.address + index as u64 * peer_bytes, rkey: target.rkey },
             credit_at: plan.verify.uses_credits().then_some(index * CREDIT_STRIDE as usize),
-            share: match until {
-                Until::Count(count) => plan.share(count, index as u32),
-                Until::Elapsed(_) => u64::MAX,
-            },
+            share: until.share(&plan, index as u32),
         });
         let running = generate.start(&told, lanes.collect(), source, credits)?;
         let mut error = watch(&running, &mut session, stop).err().map(|error| format!("{error:#}"));
@@ -175,23 +172,8 @@ impl KernelSender {
             posted: sent.iter().map(|sent| sent.posted).collect(),
             completed: sent.iter().map(|sent| sent.completed).collect(),
         };
-        let received = ask(&mut session, &done, interrupted || error.is_some()).unwrap_or_else(|why| {
-            error.get_or_insert(format!("{why:#}"));
-            Received::default()
-        });
-        let error = error.or_else(|| received.error.clone());
-        let (posted, completed) = (done.posted.iter().sum(), done.completed.iter().sum());
-        let (seconds, times) = (seconds(&sent), times(&sent));
-        Ok(Outcome {
-            posted,
-            completed,
-            seconds,
-            times,
-            firsts: PostTimes::new(),
-            received,
-            interrupted,
-            error,
-        })
+        let times = Times { seconds: seconds(&sent), posts: times(&sent), firsts: PostTimes::new() };
+        Ok(Outcome::new(&mut session, &done, times, error, interrupted))
     }
 }
 
@@ -206,11 +188,7 @@ fn queue(plan: &Plan, machine: &Machine, pd: &Pd, options: Options) -> Result<Qu
 /// The plan as the kernel takes it.
 fn told(plan: &Plan, until: Until) -> generate::Plan {
     generate::Plan {
-        operation: match plan.op {
-            Op::Write => generate::Operation::Write,
-            Op::WriteImm => generate::Operation::WriteImm,
-            Op::Send => generate::Operation::Send,
-        },
+        operation: plan.op,
         inline: plan.inline,
         payload_bytes: plan.payload_bytes,
         slot_bytes: plan.slot_bytes() as u64,

@@ -61,7 +61,7 @@ pub struct Lane<'m> {
 impl<'m> Lane<'m> {
     /// Makes the queue pair; slots begin at `base`.
     pub fn new(plan: &'m Plan, pd: &Pd, region: &'m Mr<Pages>, base: usize) -> Result<Self> {
-        let receives = if plan.op == Op::Write { 1 } else { Self::receives(plan) };
+        let receives = plan.receives().max(1);
         let (cq, send_cq) =
             (Cq::new(pd.context(), receives + 1)?, Cq::new(pd.context(), 2 * CREDITS_OUTSTANDING)?);
         let builder = QpBuilder::new(qp_type(plan.service))
@@ -85,25 +85,13 @@ impl<'m> Lane<'m> {
         })
     }
 
-    /// Receives that are kept posted. WRITEs with immediate put nothing into them, so that more than slots are possible:
-    /// a receiver that is a little late then causes no RNR NAK.
-    fn receives(plan: &Plan) -> u32 {
-        if plan.op == Op::Send { plan.target_slots() } else { 4 * plan.window }
-    }
-
     pub fn qp(&self) -> &QueuePair {
         &self.qp
     }
 
     /// Fills the receive queue; the queue pair is in INIT.
     pub fn post_receives(&mut self) -> Result<()> {
-        if self.plan.op == Op::Write {
-            return Ok(());
-        }
-        for index in 0..Self::receives(self.plan) {
-            self.post_receive(index.into())?;
-        }
-        Ok(())
+        (0..self.plan.receives()).try_for_each(|index| self.post_receive(index.into()))
     }
 
     /// Where credits go.

@@ -101,7 +101,7 @@ fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
     if speaks_to_people(json) {
         say!("{}", run.text());
     }
-    if let Some(error) = &run.error {
+    if let Some(error) = &run.counts.error {
         complain!("generator: {error}");
     }
     Ok(match (run.is_success(), run.interrupted) {

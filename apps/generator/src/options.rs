@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use cli::Nic;
+use cli::{Nic, name};
 use generator::kernel::generate::Style;
+use measure::Label;
 use rdma_shim::{Doorbell, Options, Order};
 
 use crate::kernel_options::KernelOptions;
 use crate::kernel_sender;
-use crate::plan::{Op, Plan, Service, Verify, Wish};
+use crate::plan::{Op, Plan, Service, Verify};
 use crate::poster::Kind;
 use crate::report::PosterNames;
 use crate::sender::Until;
@@ -244,18 +245,19 @@ pub struct Transfer {
 impl Transfer {
     /// The plan, or which number does not fit.
     pub fn plan(&self) -> Result<Plan> {
-        let wish = Wish {
+        let plan = Plan {
             op: self.op,
             service: self.service,
             payload_bytes: self.payload,
             qps: self.qps,
-            batch: if self.pause.is_some() { Some(1) } else { self.batch },
+            batch: 0,
             doorbell_batch: self.doorbell_batch.unwrap_or_else(|| self.kernels.doorbell_batch(self.poster)),
-            window: self.window,
+            window: 0,
             inline: self.inline,
             verify: self.verify,
         };
-        wish.plan().map_err(anyhow::Error::msg)
+        let batch = if self.pause.is_some() { Some(1) } else { self.batch };
+        plan.fitted(batch, self.window).map_err(anyhow::Error::msg)
     }
 
     /// When to stop.
@@ -283,41 +285,42 @@ impl Transfer {
 
     /// The code that posts. Errors: options that do not go together.
     pub fn poster(&self) -> Result<(PosterKind, PosterNames)> {
-        let (order, order_name) = match self.order {
-            OrderName::Strict => (Order::Strict, "strict"),
-            OrderName::Early => (Order::Early, "early"),
+        let order = match self.order {
+            OrderName::Strict => Order::Strict,
+            OrderName::Early => Order::Early,
         };
-        let (doorbell, doorbell_name) = match self.doorbell {
-            DoorbellName::EightBytes => (Doorbell::EightBytes, "8-bytes"),
-            DoorbellName::BlueFlame => (Doorbell::BlueFlame, "blueflame"),
+        let doorbell = match self.doorbell {
+            DoorbellName::EightBytes => Doorbell::EightBytes,
+            DoorbellName::BlueFlame => Doorbell::BlueFlame,
         };
         let options = Options { order, doorbell, signal_all: false };
-        let name = match self.poster {
-            PosterName::CpuIbverbs => "cpu-ibverbs",
-            PosterName::CpuShim => "cpu-shim",
-            PosterName::GpuThread => "gpu-thread",
-            PosterName::GpuWarp => "gpu-warp",
-            PosterName::GpuShared => "gpu-shared",
-            PosterName::GpuOriginal => "gpu-original",
-            PosterName::HostTwin => "host-twin",
+        let mut names = PosterNames {
+            poster: name(self.poster),
+            order: Some(name(self.order)),
+            doorbell: Some(name(self.doorbell)),
+            machine: None,
+            gpu: Label::None,
+            producers: 1,
+            payload_memory: name(self.kernels.payload_memory),
         };
-        let mut names = PosterNames::cpu(name, Some(order_name), Some(doorbell_name));
         let kernel = self.kernels.kind(self.poster, options, self.inline)?;
         let poster = match (self.poster, kernel) {
             (PosterName::CpuIbverbs, _) => {
-                names = PosterNames::cpu(name, None, None);
+                (names.order, names.doorbell) = (None, None);
                 PosterKind::Cpu(Kind::Ibverbs)
             }
             (_, None) => PosterKind::Cpu(Kind::Shim(options)),
             (_, Some(kind)) => {
                 if self.pause.is_some() {
-                    bail!("--pause with --poster {name}: a kernel posts without pauses; use a cpu poster");
+                    bail!(
+                        "--pause with --poster {}: a kernel posts without pauses; use a cpu poster",
+                        names.poster
+                    );
                 }
                 names.producers = match kind.style {
                     Style::Shared(producers) => producers,
                     Style::Thread | Style::Original | Style::Warp => 1,
                 };
-                names.payload_memory = self.kernels.payload_memory.name();
                 PosterKind::Kernel(kind)
             }
         };

@@ -1,6 +1,7 @@
 //! What is to be sent: decided by the sender, told to the receiver, checked by both.
 
 use clap::ValueEnum;
+pub use generator::kernel::generate::Operation as Op;
 use serde::{Deserialize, Serialize};
 
 use crate::payload::SEQUENCE_BYTES;
@@ -15,18 +16,6 @@ pub const MAX_WINDOW: u32 = 4096;
 /// Memory that a window of slots of all queue pairs together may take; either end holds up to two of them.
 const SOURCE_BYTES: u64 = 64 << 20;
 const CACHE_LINE_BYTES: u64 = 64;
-
-/// Operation that carries a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Op {
-    /// RDMA WRITE; the message number is the payload's last word.
-    Write,
-    /// RDMA WRITE with immediate; the message number is the immediate.
-    WriteImm,
-    /// SEND; the message number is the payload's last word.
-    Send,
-}
 
 /// Transport service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -91,79 +80,42 @@ pub struct Plan {
     pub verify: Verify,
 }
 
-/// Numbers as the user gave them, before they fit together.
-#[derive(Debug, Clone, Copy)]
-pub struct Wish {
-    pub op: Op,
-    pub service: Service,
-    pub payload_bytes: u64,
-    pub qps: u32,
-    pub batch: Option<u32>,
-    pub doorbell_batch: u32,
-    pub window: Option<u32>,
-    pub inline: bool,
-    pub verify: Verify,
-}
-
-impl Wish {
-    /// Makes the numbers fit, or says which one cannot and what it may be.
-    pub fn plan(self) -> Result<Plan, String> {
-        let smallest = if self.op == Op::WriteImm { 1 } else { SEQUENCE_BYTES as u64 };
-        within("--payload", self.payload_bytes, smallest, MAX_PAYLOAD_BYTES, "bytes")?;
+impl Plan {
+    /// Chooses batch and window where none is given, and makes the numbers fit, or says which one cannot and what it may be.
+    /// Those two of the plan itself do not count.
+    pub fn fitted(self, batch: Option<u32>, window: Option<u32>) -> Result<Plan, String> {
+        within("--payload", self.payload_bytes, self.least_bytes(), MAX_PAYLOAD_BYTES, "bytes")?;
         within("--qps", self.qps.into(), 1, MAX_QPS.into(), "queue pairs")?;
-        let stride = slot_bytes(self.payload_bytes);
+        let (stride, doorbell_batch) = (slot_bytes(self.payload_bytes), self.doorbell_batch);
         let room = (SOURCE_BYTES / u64::from(self.qps) / stride).clamp(2, 512) as u32;
-        let batch = self.batch.unwrap_or_else(|| {
-            let fitting = 64.min(room / 2).max(self.doorbell_batch);
-            fitting - fitting % self.doorbell_batch.max(1)
+        let batch = batch.unwrap_or_else(|| {
+            let fitting = 64.min(room / 2).max(doorbell_batch);
+            fitting - fitting % doorbell_batch.max(1)
         });
         within("--batch", batch.into(), 1, (MAX_WINDOW / 2).into(), "messages a completion")?;
-        within(
-            "--doorbell-batch",
-            self.doorbell_batch.into(),
-            1,
-            batch.into(),
-            "messages a doorbell (--batch)",
-        )?;
-        if !batch.is_multiple_of(self.doorbell_batch) {
-            return Err(format!(
-                "--batch {batch} must be a multiple of --doorbell-batch {}",
-                self.doorbell_batch
-            ));
+        let of_batch = "messages a doorbell (--batch)";
+        within("--doorbell-batch", doorbell_batch.into(), 1, batch.into(), of_batch)?;
+        if !batch.is_multiple_of(doorbell_batch) {
+            return Err(format!("--batch {batch} must be a multiple of --doorbell-batch {doorbell_batch}"));
         }
         // Two batches at least, so that one is posted while the other is under way; whole batches, so that each starts
         // at the same slots and a list of requests can be made once.
-        let window = self.window.unwrap_or(room.max(2 * batch));
+        let window = window.unwrap_or(room.max(2 * batch));
         // As it was given, before it is cut to whole batches.
-        within(
-            "--window",
-            window.into(),
-            (2 * batch).into(),
-            MAX_WINDOW.into(),
-            "messages, two batches at least",
-        )?;
-        let window = window - window % batch;
-        let plan = Plan {
-            op: self.op,
-            service: self.service,
-            payload_bytes: self.payload_bytes,
-            qps: self.qps,
-            batch,
-            doorbell_batch: self.doorbell_batch,
-            window,
-            inline: self.inline,
-            verify: self.verify,
-        };
+        let least = "messages, two batches at least";
+        within("--window", window.into(), (2 * batch).into(), MAX_WINDOW.into(), least)?;
+        let plan = Plan { batch, window: window - window % batch, ..self };
         plan.check()?;
         Ok(plan)
     }
-}
 
-impl Plan {
+    fn least_bytes(&self) -> u64 {
+        if self.op == Op::WriteImm { 1 } else { SEQUENCE_BYTES as u64 }
+    }
+
     /// What a receiver asks of a plan that it did not make.
     pub fn check(&self) -> Result<(), String> {
-        let smallest = if self.op == Op::WriteImm { 1 } else { SEQUENCE_BYTES as u64 };
-        within("payload", self.payload_bytes, smallest, MAX_PAYLOAD_BYTES, "bytes")?;
+        within("payload", self.payload_bytes, self.least_bytes(), MAX_PAYLOAD_BYTES, "bytes")?;
         within("qps", self.qps.into(), 1, MAX_QPS.into(), "queue pairs")?;
         within("window", self.window.into(), 2, MAX_WINDOW.into(), "messages")?;
         within("batch", self.batch.into(), 1, (self.window / 2).into(), "messages a completion")?;
@@ -187,6 +139,16 @@ impl Plan {
     /// RNR NAK; one less than two, for the reason given at [`Plan::source_slots`].
     pub fn target_slots(&self) -> u32 {
         if self.op == Op::Send { 2 * self.window - 1 } else { self.window }
+    }
+
+    /// Receives that are kept posted on a queue pair. WRITEs with immediate put nothing into them, so that more than slots are
+    /// possible: a receiver that is a little late then causes no RNR NAK.
+    pub fn receives(&self) -> u32 {
+        match self.op {
+            Op::Write => 0,
+            Op::WriteImm => 4 * self.window,
+            Op::Send => self.target_slots(),
+        }
     }
 
     /// What a message carries as immediate: its place among the source slots, more than can be outstanding.
@@ -234,14 +196,14 @@ fn within(what: &str, value: u64, low: u64, high: u64, unit: &str) -> Result<(),
 mod tests {
     use super::*;
 
-    const WISH: Wish = Wish {
+    const WISH: Plan = Plan {
         op: Op::Write,
         service: Service::Rc,
         payload_bytes: 64,
         qps: 1,
-        batch: None,
+        batch: 0,
         doorbell_batch: 1,
-        window: None,
+        window: 0,
         inline: false,
         verify: Verify::End,
     };
@@ -251,8 +213,8 @@ mod tests {
         for payload_bytes in [8, 64, 1000, 4096, 80_000, 1 << 20, MAX_PAYLOAD_BYTES] {
             for qps in [1, 8, 1024] {
                 for doorbell_batch in [1, 2, 16, 48] {
-                    let wish = Wish { payload_bytes, qps, doorbell_batch, ..WISH };
-                    let Ok(plan) = wish.plan() else {
+                    let wish = Plan { payload_bytes, qps, doorbell_batch, ..WISH };
+                    let Ok(plan) = wish.clone().fitted(None, None) else {
                         // Refused only where the smallest window, two batches of one doorbell, is too much memory.
                         let least =
                             4 * u64::from(doorbell_batch) * slot_bytes(payload_bytes) * u64::from(qps);
@@ -276,20 +238,27 @@ mod tests {
 
     #[test]
     fn a_number_that_does_not_fit_is_named_with_its_range() {
-        for (wish, words) in [
-            (Wish { payload_bytes: 7, ..WISH }, ["--payload 7", "8 to"]),
-            (Wish { payload_bytes: MAX_PAYLOAD_BYTES + 1, ..WISH }, ["--payload", "to 67108864 bytes"]),
-            (Wish { qps: 0, ..WISH }, ["--qps 0", "1 to 1024"]),
-            (Wish { batch: Some(0), ..WISH }, ["--batch 0", "1 to 2048"]),
+        for (wish, batch, window, words) in [
+            (Plan { payload_bytes: 7, ..WISH }, None, None, ["--payload 7", "8 to"]),
             (
-                Wish { batch: Some(10), doorbell_batch: 3, ..WISH },
+                Plan { payload_bytes: MAX_PAYLOAD_BYTES + 1, ..WISH },
+                None,
+                None,
+                ["--payload", "to 67108864 bytes"],
+            ),
+            (Plan { qps: 0, ..WISH }, None, None, ["--qps 0", "1 to 1024"]),
+            (WISH, Some(0), None, ["--batch 0", "1 to 2048"]),
+            (
+                Plan { doorbell_batch: 3, ..WISH },
+                Some(10),
+                None,
                 ["--batch 10", "multiple of --doorbell-batch 3"],
             ),
-            (Wish { doorbell_batch: 0, ..WISH }, ["--doorbell-batch 0", "1 to"]),
-            (Wish { window: Some(64), batch: Some(64), ..WISH }, ["--window 64", "128 to 4096"]),
-            (Wish { service: Service::Uc, ..WISH }, ["UC WRITEs", "--op write-imm"]),
+            (Plan { doorbell_batch: 0, ..WISH }, None, None, ["--doorbell-batch 0", "1 to"]),
+            (WISH, Some(64), Some(64), ["--window 64", "128 to 4096"]),
+            (Plan { service: Service::Uc, ..WISH }, None, None, ["UC WRITEs", "--op write-imm"]),
         ] {
-            let error = wish.plan().unwrap_err();
+            let error = wish.fitted(batch, window).unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)), "{error}");
         }
     }

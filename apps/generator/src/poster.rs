@@ -57,15 +57,28 @@ pub struct Requests<'a> {
     doorbell_batch: usize,
     cycle: usize,
     sequence: Vec<&'a AtomicU64>,
-    lists: Vec<SendList<'a>>,
-    shim_list: rdma_shim::SendList<'a>,
-    tail: Option<Tail<'a>>,
+    whole: Lists<'a>,
+    /// The messages behind the last whole batch.
+    tail: Option<Lists<'a>>,
 }
 
-/// The messages behind the last whole batch.
-struct Tail<'a> {
-    lists: Vec<SendList<'a>>,
-    shim_list: rdma_shim::SendList<'a>,
+/// Requests as either poster takes them: libmlx5's are a list a doorbell.
+pub struct Lists<'a> {
+    pub ibverbs: Vec<SendList<'a>>,
+    pub shim: rdma_shim::SendList<'a>,
+}
+
+impl<'a> Lists<'a> {
+    pub fn new(requests: &[SendRequest<'a>], doorbell_batch: usize) -> Result<Lists<'a>> {
+        let list = |requests: &[SendRequest<'a>]| {
+            let mut list = SendList::with_capacity(requests.len());
+            requests.iter().for_each(|request| list.push(request));
+            list
+        };
+        let mut shim = rdma_shim::SendList::with_capacity(requests.len());
+        requests.iter().try_for_each(|request| shim.push(request))?;
+        Ok(Lists { ibverbs: requests.chunks(doorbell_batch).map(list).collect(), shim })
+    }
 }
 
 /// What requests point into; lives as long as they do.
@@ -103,27 +116,14 @@ impl<'a> Requests<'a> {
             Op::WriteImm => Vec::new(),
             Op::Write | Op::Send => (0..cycle as u64).map(|slot| slots.sequence(slot)).collect(),
         };
-        let mut requests = Self {
-            doorbell_batch: plan.doorbell_batch as usize,
-            cycle,
-            sequence,
-            lists: Vec::new(),
-            shim_list: rdma_shim::SendList::with_capacity(cycle),
-            tail: None,
-        };
+        let doorbell_batch = plan.doorbell_batch as usize;
         let all: Vec<_> = (0..cycle as u64)
             .map(|message| {
                 let signalled = (message + 1).is_multiple_of(plan.batch.into());
                 request(plan, entries, message, peer, peer_base, signalled)
             })
             .collect();
-        for chunk in all.chunks(requests.doorbell_batch) {
-            requests.lists.push(list_of(chunk));
-        }
-        for request in &all {
-            requests.shim_list.push(request)?;
-        }
-        Ok(requests)
+        Ok(Self { doorbell_batch, cycle, sequence, whole: Lists::new(&all, doorbell_batch)?, tail: None })
     }
 
     /// Makes the requests of messages that do not fill a batch.
@@ -139,21 +139,9 @@ impl<'a> Requests<'a> {
         let all: Vec<_> = messages
             .map(|message| request(plan, entries, message, peer, peer_base, message + 1 == last))
             .collect();
-        let mut shim_list = rdma_shim::SendList::with_capacity(all.len());
-        for request in &all {
-            shim_list.push(request)?;
-        }
-        self.tail = Some(Tail { lists: all.chunks(self.doorbell_batch).map(list_of).collect(), shim_list });
+        self.tail = Some(Lists::new(&all, self.doorbell_batch)?);
         Ok(())
     }
-}
-
-fn list_of<'a>(requests: &[SendRequest<'a>]) -> SendList<'a> {
-    let mut list = SendList::with_capacity(requests.len());
-    for request in requests {
-        list.push(request);
-    }
-    list
 }
 
 fn request<'a>(
@@ -204,8 +192,8 @@ impl Poster for Ibverbs {
     fn post(&mut self, requests: &mut Requests<'_>, first: u64, count: u32) -> Result<()> {
         let (chunk, start) = (requests.doorbell_batch, (first % requests.cycle as u64) as usize);
         let lists = match &mut requests.tail {
-            Some(tail) if count as usize == tail.shim_list.len() => &mut tail.lists[..],
-            _ => &mut requests.lists[start / chunk..(start + count as usize) / chunk],
+            Some(tail) if count as usize == tail.shim.len() => &mut tail.ibverbs[..],
+            _ => &mut requests.whole.ibverbs[start / chunk..(start + count as usize) / chunk],
         };
         let mut message = first;
         for list in lists {
@@ -241,8 +229,8 @@ impl Poster for Shim {
     fn post(&mut self, requests: &mut Requests<'_>, first: u64, count: u32) -> Result<()> {
         let (chunk, start) = (requests.doorbell_batch, (first % requests.cycle as u64) as usize);
         let (list, mut at) = match &requests.tail {
-            Some(tail) if count as usize == tail.shim_list.len() => (&tail.shim_list, 0),
-            _ => (&requests.shim_list, start),
+            Some(tail) if count as usize == tail.shim.len() => (&tail.shim, 0),
+            _ => (&requests.whole.shim, start),
         };
         let (mut message, mut slot, end) = (first, start, at + count as usize);
         while at < end {

@@ -21,7 +21,7 @@ struct Libraries {
     libmlx5: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct DeviceFacts {
     name: String,
     error: Option<String>,
@@ -82,13 +82,8 @@ fn facts(device: &Device<'_>) -> DeviceFacts {
     ask(device).unwrap_or_else(|error| DeviceFacts {
         name: device.name(),
         error: Some(format!("{error:#}")),
-        firmware: String::new(),
-        part_id: 0,
         node_guid: format!("{:016x}", device.guid()),
-        max_qp: 0,
-        max_qp_wr: 0,
-        max_sge: 0,
-        ports: Vec::new(),
+        ..DeviceFacts::default()
     })
 }
 

@@ -251,9 +251,7 @@ fn run(
             None => return Ok(None),
         }
     };
-    if done.posted.len() != lanes.len() || done.completed.len() != lanes.len() {
-        bail!("the sender counts {} queue pairs, there are {}", done.posted.len(), lanes.len());
-    }
+    done.check(lanes.len())?;
     let mut quiet = Instant::now();
     target.refresh()?;
     while !lanes.iter().zip(&done.completed).all(|(lane, &completed)| lane.is_complete(completed)) {

@@ -78,13 +78,8 @@ pub struct Spread {
 #[derive(Debug, Clone, Serialize)]
 pub struct Run {
     pub kind: &'static str,
-    pub poster: &'static str,
-    pub order: Option<&'static str>,
-    pub doorbell: Option<&'static str>,
-    pub gpu: Label,
-    pub machine: Option<String>,
-    pub producers: u32,
-    pub payload_memory: &'static str,
+    #[serde(flatten)]
+    pub names: PosterNames,
     #[serde(flatten)]
     pub plan: Plan,
     pub idle_qps: u32,
@@ -95,13 +90,10 @@ pub struct Run {
     pub link_layer: String,
     pub posted: u64,
     pub completed: u64,
-    pub received: u64,
-    pub received_bytes: u64,
+    /// What the receiver counted, and what went wrong first at either end.
+    #[serde(flatten)]
+    pub counts: Received,
     pub received_by: &'static str,
-    pub checked: u64,
-    pub verified: u64,
-    pub torn: u64,
-    pub lost: u64,
     pub content_ok: bool,
     pub seconds: f64,
     pub msgs_per_s: f64,
@@ -111,16 +103,15 @@ pub struct Run {
     pub post: Option<Spread>,
     pub first: Option<Spread>,
     pub interrupted: bool,
-    pub error: Option<String>,
     pub pid: u32,
 }
 
 /// How the poster is named in a report.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct PosterNames {
-    pub poster: &'static str,
-    pub order: Option<&'static str>,
-    pub doorbell: Option<&'static str>,
+    pub poster: String,
+    pub order: Option<String>,
+    pub doorbell: Option<String>,
     /// What ran the kernel that posted.
     pub machine: Option<String>,
     /// What that was of a GPU: one, the host twin in the place of one, or none.
@@ -128,19 +119,7 @@ pub struct PosterNames {
     /// Posters on each queue pair.
     pub producers: u32,
     /// Where messages lie.
-    pub payload_memory: &'static str,
-}
-
-impl PosterNames {
-    /// A thread of a processor, with its messages beside it.
-    pub fn cpu(
-        poster: &'static str,
-        order: Option<&'static str>,
-        doorbell: Option<&'static str>,
-    ) -> PosterNames {
-        let (machine, gpu, producers, payload_memory) = (None, Label::None, 1, "host");
-        PosterNames { poster, order, doorbell, machine, gpu, producers, payload_memory }
-    }
+    pub payload_memory: String,
 }
 
 impl Run {
@@ -159,13 +138,7 @@ impl Run {
             * wire::bytes_per_message(plan.op, plan.payload_bytes, mtu.into()) as f64;
         Run {
             kind: "run",
-            poster: names.poster,
-            order: names.order,
-            doorbell: names.doorbell,
-            gpu: names.gpu,
-            machine: names.machine,
-            producers: names.producers,
-            payload_memory: names.payload_memory,
+            names,
             plan: plan.clone(),
             idle_qps,
             device: device.into(),
@@ -175,47 +148,46 @@ impl Run {
             link_layer: path.link_layer.to_string(),
             posted: outcome.posted,
             completed: outcome.completed,
-            received: received.received,
-            received_bytes: received.received_bytes,
+            counts: Received { error: outcome.error.clone(), ..received.clone() },
             received_by: if plan.op == Op::Write { "sequence-words" } else { "completions" },
-            checked: received.checked,
-            verified: received.verified,
-            torn: received.torn,
-            lost: received.lost,
             content_ok: content_ok(outcome.completed, received),
-            seconds: outcome.seconds,
-            msgs_per_s: if outcome.seconds > 0.0 { received.received as f64 / outcome.seconds } else { 0.0 },
-            payload_gbps: wire::gbps(received.received_bytes as f64, outcome.seconds),
-            wire_gbps: wire::gbps(wire_bytes, outcome.seconds),
-            post_ns: outcome.times.mean_ns().unwrap_or(0.0),
-            post: outcome.times.spread(),
-            first: outcome.firsts.spread(),
+            seconds: outcome.times.seconds,
+            msgs_per_s: if outcome.times.seconds > 0.0 {
+                received.received as f64 / outcome.times.seconds
+            } else {
+                0.0
+            },
+            payload_gbps: wire::gbps(received.received_bytes as f64, outcome.times.seconds),
+            wire_gbps: wire::gbps(wire_bytes, outcome.times.seconds),
+            post_ns: outcome.times.posts.mean_ns().unwrap_or(0.0),
+            post: outcome.times.posts.spread(),
+            first: outcome.times.firsts.spread(),
             interrupted: outcome.interrupted,
-            error: outcome.error.clone(),
             pid: std::process::id(),
         }
     }
 
     /// Whether everything asked for was sent, received and found whole.
     pub fn is_success(&self) -> bool {
-        self.content_ok && self.error.is_none() && !self.interrupted && self.posted == self.completed
+        self.content_ok && self.counts.error.is_none() && !self.interrupted && self.posted == self.completed
     }
 
     pub fn text(&self) -> String {
         let post = self.post.map_or(String::from("-"), |spread| format!("{:.1} ns", spread.p50_ns));
-        let rates = rates(self.received, [self.msgs_per_s, self.payload_gbps, self.wire_gbps]);
+        let counts = &self.counts;
+        let rates = rates(counts.received, [self.msgs_per_s, self.payload_gbps, self.wire_gbps]);
         let mut text = format!(
             "posted {}  completed {}  received {}  verified {} of {}  torn {}  lost {}\n\
              {:.3} s  {rates}  p50 {post} a post ({})",
             self.posted,
             self.completed,
-            self.received,
-            self.verified,
-            self.checked,
-            self.torn,
-            self.lost,
+            counts.received,
+            counts.verified,
+            counts.checked,
+            counts.torn,
+            counts.lost,
             self.seconds,
-            self.poster,
+            self.names.poster,
         );
         if let Some(first) = self.first {
             text.push_str(&format!(

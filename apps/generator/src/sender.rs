@@ -37,18 +37,52 @@ pub enum Until {
     Elapsed(Duration),
 }
 
+impl Until {
+    /// Messages of a queue pair.
+    pub fn share(self, plan: &Plan, qp: u32) -> u64 {
+        match self {
+            Until::Count(count) => plan.share(count, qp),
+            Until::Elapsed(_) => u64::MAX,
+        }
+    }
+}
+
+/// What the sender timed.
+pub struct Times {
+    /// Before the first post to the last completion.
+    pub seconds: f64,
+    pub posts: PostTimes,
+    /// Of messages after a pause each (timer `first_ns`).
+    pub firsts: PostTimes,
+}
+
 /// What the sender saw and the receiver told.
 pub struct Outcome {
     pub posted: u64,
     pub completed: u64,
-    /// Before the first post to the last completion.
-    pub seconds: f64,
-    pub times: PostTimes,
-    /// Time of messages after a pause each (timer `first_ns`).
-    pub firsts: PostTimes,
+    pub times: Times,
     pub received: Received,
     pub interrupted: bool,
     pub error: Option<String>,
+}
+
+impl Outcome {
+    /// Tells the receiver what was posted and hears its counts. `error`: why posting ended.
+    pub fn new(
+        session: &mut Session,
+        done: &Done,
+        times: Times,
+        mut error: Option<String>,
+        interrupted: bool,
+    ) -> Outcome {
+        let received = ask(session, done, interrupted || error.is_some()).unwrap_or_else(|why| {
+            error.get_or_insert(format!("{why:#}"));
+            Received::default()
+        });
+        let error = error.or_else(|| received.error.clone());
+        let (posted, completed) = (done.posted.iter().sum(), done.completed.iter().sum());
+        Outcome { posted, completed, times, received, interrupted, error }
+    }
 }
 
 /// One queue pair of the sender.
@@ -132,10 +166,7 @@ impl Sender {
             (0..u64::from(plan.source_slots())).for_each(|slot| slots.fill(slot));
             let peer_base = index as u64 * plan.slot_bytes() as u64 * u64::from(plan.target_slots());
             let mut requests = Requests::new(&plan, &entries[index], &slots, target, peer_base)?;
-            let share = match until {
-                Until::Count(count) => plan.share(count, index as u32),
-                Until::Elapsed(_) => u64::MAX,
-            };
+            let share = until.share(&plan, index as u32);
             let whole = share - share % u64::from(plan.batch);
             if whole < share && share != u64::MAX {
                 requests.prepare_tail(&plan, &entries[index], whole..share, target, peer_base)?;
@@ -151,19 +182,13 @@ impl Sender {
         };
         let seconds = transfer.elapsed().as_secs_f64();
         let interrupted = stop.load(Ordering::Relaxed);
-        let mut error = ended.err().map(|error| format!("{error:#}"));
+        let error = ended.err().map(|error| format!("{error:#}"));
         let done = Done {
             posted: tracks.iter().map(|track| track.posted).collect(),
             completed: tracks.iter().map(|track| track.completed).collect(),
         };
-        let received = ask(&mut session, &done, interrupted || error.is_some()).unwrap_or_else(|why| {
-            error.get_or_insert(format!("{why:#}"));
-            Received::default()
-        });
-        let error = error.or_else(|| received.error.clone());
-        let (posted, completed) =
-            (tracks.iter().map(|t| t.posted).sum(), tracks.iter().map(|t| t.completed).sum());
-        Ok(Outcome { posted, completed, seconds, times, firsts, received, interrupted, error })
+        let times = Times { seconds, posts: times, firsts };
+        Ok(Outcome::new(&mut session, &done, times, error, interrupted))
     }
 }
 
@@ -264,9 +289,7 @@ fn post_all(
         }
         if now - looked >= LOOK_EVERY {
             looked = now;
-            if !session.is_alive() {
-                bail!("the receiver is gone");
-            }
+            is_there(session)?;
         }
     }
 }
@@ -287,9 +310,7 @@ fn post_after_pauses(
             if stop.load(Ordering::Relaxed) {
                 return Ok(());
             }
-            if !session.is_alive() {
-                bail!("the receiver is gone");
-            }
+            is_there(session)?;
             std::thread::sleep(NAP.min(pause.saturating_sub(since.elapsed())));
         }
         let first = timer::FIRST.start();
@@ -334,12 +355,15 @@ fn drain(plan: &Plan, tracks: &mut [Track<'_>], session: &mut Session, stop: &At
         }
         if now - looked >= LOOK_EVERY {
             looked = now;
-            if !session.is_alive() {
-                bail!("the receiver is gone");
-            }
+            is_there(session)?;
         }
     }
     Ok(())
+}
+
+/// An error when the receiver is gone.
+fn is_there(session: &mut Session) -> Result<()> {
+    if session.is_alive() { Ok(()) } else { bail!("the receiver is gone") }
 }
 
 /// Whether completions have been waited for long enough, and for how long; the last one came at `moved`.
@@ -367,7 +391,7 @@ impl Track<'_> {
 }
 
 /// Tells the receiver what was sent and hears its counts.
-pub fn ask(session: &mut Session, done: &Done, hurry: bool) -> Result<Received> {
+fn ask(session: &mut Session, done: &Done, hurry: bool) -> Result<Received> {
     session.send(done)?;
     // The receiver may still wait for stragglers, and checks up to gigabytes.
     let limit = if hurry { Duration::from_millis(500) } else { Duration::from_secs(60) };

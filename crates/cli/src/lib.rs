@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
 pub use belongs::{Belongs, stray};
@@ -130,6 +130,11 @@ pub fn emit(json: Option<&Path>, line: &impl Serialize) -> Result<()> {
     let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
     let file = file.and_then(|mut file| file.write_all(text.as_bytes()));
     file.with_context(|| format!("writing to {}", path.display()))
+}
+
+/// A value as on the command line.
+pub fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// Whether people read standard output.

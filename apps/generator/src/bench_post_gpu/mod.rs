@@ -21,7 +21,7 @@ use report::{FloorLine, Machine, Measured, Sides, Spread};
 use table::{POSTS, Row, floors, rows};
 
 /// What posts are made of, with its rows' names.
-type Floors = Vec<(Floor, &'static str)>;
+type Floors = Vec<(Floor, String)>;
 
 /// Steps of the GPU's timer that a run has to take at least.
 const STEPS: u64 = 100;

@@ -1,6 +1,6 @@
 //! What `bench-post-gpu` says, as JSON lines and as text.
 
-use generator::kernel::post_bench::{LENGTH, PeerHeaders, Rig, Sample};
+use generator::kernel::post_bench::{LENGTH, PeerHeaders, Place, Rig, Sample, Scope, Sharing};
 use gpu::{Gpu, ImageBuilder};
 use measure::{Label, Provenance, Revision};
 use serde::Serialize;
@@ -136,8 +136,8 @@ pub struct Measured {
     nic: Label,
     gpu: Label,
     against: Against,
-    sharing: &'static str,
-    scope: &'static str,
+    sharing: Sharing,
+    scope: Scope,
     producers: u32,
     queues: u32,
     per_ring: u32,
@@ -148,7 +148,7 @@ pub struct Measured {
     /// How many of our WQEs share one completion, in a steady state.
     signal_every: Option<u32>,
     room: &'static str,
-    ring: &'static str,
+    ring: Place,
     theirs: Option<Spread>,
     early: Option<Spread>,
     strict: Option<Spread>,
@@ -186,8 +186,8 @@ impl Measured {
             nic: Label::None,
             gpu: Label::Hardware,
             against: row.against,
-            sharing: row.sharing(),
-            scope: row.scope(),
+            sharing: case.sharing,
+            scope: case.scope,
             producers: case.producers,
             queues: case.queues(),
             per_ring: case.per_ring,
@@ -196,7 +196,7 @@ impl Measured {
             their_calls,
             signal_every: row.signal_every(),
             room: row.room(),
-            ring: row.ring(),
+            ring: case.place,
             ratio_early,
             ratio_strict,
             required: row.required,
@@ -248,7 +248,7 @@ impl Measured {
 #[derive(Debug, Serialize)]
 pub struct FloorLine {
     kind: &'static str,
-    row: &'static str,
+    row: String,
     nic: Label,
     gpu: Label,
     time: Option<Spread>,
@@ -258,13 +258,13 @@ pub struct FloorLine {
 }
 
 impl FloorLine {
-    pub fn new(row: &'static str, measured: Result<Option<Spread>, String>) -> FloorLine {
+    pub fn new(row: impl Into<String>, measured: Result<Option<Spread>, String>) -> FloorLine {
         let (time, error) = match measured {
             Ok(time) => (time, None),
             Err(error) => (None, Some(error)),
         };
         let content_ok = time.is_some();
-        let kind = "bench-post-gpu-floor";
+        let (kind, row) = ("bench-post-gpu-floor", row.into());
         FloorLine { kind, row, nic: Label::None, gpu: Label::Hardware, time, content_ok, error }
     }
 

@@ -5,7 +5,7 @@ use rdma_shim::Order;
 use serde::Serialize;
 
 /// Posts of a run; a run of the slowest way takes some 30 ms.
-pub const POSTS: u32 = 16384;
+pub const POSTS: u32 = Case::LONE.posts;
 /// With `--quick`.
 pub const QUICK_POSTS: u32 = 4096;
 /// Posts of a run in a steady state: 68 times the ring.
@@ -78,10 +78,6 @@ impl Row {
     pub fn name(&self) -> String {
         let Case { producers, per_ring, .. } = self.case;
         let plural = if producers == 1 { "" } else { "s" };
-        let call = match self.call {
-            Call::One => "one",
-            Call::List => "list",
-        };
         let end = match self.against {
             Against::Gpunetio => "",
             Against::GpunetioCollapsed => "/collapsed",
@@ -93,24 +89,9 @@ impl Row {
             Some(every) => format!("steady-{every}"),
             None => self.room().to_owned(),
         };
-        let (sharing, scope, place) = (self.sharing(), self.scope(), self.ring());
+        let (sharing, scope) = (word(self.case.sharing), word(self.case.scope));
+        let (call, place) = (word(self.call), word(self.case.place));
         format!("{sharing}/{producers}-{scope}{plural}/per-{per_ring}/{call}/{room}/{place}{end}")
-    }
-
-    /// Whether the queues are shared.
-    pub fn sharing(&self) -> &'static str {
-        match self.case.sharing {
-            Sharing::Exclusive => "exclusive",
-            Sharing::Shared => "shared",
-        }
-    }
-
-    /// What a producer is.
-    pub fn scope(&self) -> &'static str {
-        match self.case.scope {
-            Scope::Thread => "thread",
-            Scope::Warp => "warp",
-        }
     }
 
     /// Whether posters look for room, and where in the ring's life.
@@ -141,14 +122,6 @@ impl Row {
         ]
     }
 
-    /// Where the ring lies.
-    pub fn ring(&self) -> &'static str {
-        match self.case.place {
-            Place::Host => "host",
-            Place::Gpu => "gpu",
-        }
-    }
-
     /// The case of ours in an order.
     pub fn ours(&self, order: Order) -> Case {
         let poster = match self.call {
@@ -170,7 +143,6 @@ impl Row {
             Against::OriginalVolatile => Poster::Original,
             Against::OriginalRelease => Poster::OriginalRelease,
         };
-        // The original never looks for room.
         Case { poster, ..self.case }
     }
 
@@ -194,16 +166,8 @@ pub fn rows(quick: bool) -> Vec<Row> {
     ] {
         let judged = (room, place) == (Room::FirstLap, Place::Host);
         for (scope, sharing, producers, per_ring, call, most) in WAYS {
-            let case = Case {
-                poster: Poster::Peer,
-                scope,
-                sharing,
-                producers,
-                per_ring,
-                room,
-                place,
-                posts: if quick { QUICK_POSTS } else { POSTS },
-            };
+            let posts = if quick { QUICK_POSTS } else { POSTS };
+            let case = Case { scope, sharing, producers, per_ring, room, place, posts, ..Case::LONE };
             // Of many queues one setting will do.
             if judged || sharing == Sharing::Shared || producers == 1 {
                 let required = most.filter(|_| judged).map(Required::AtMost);
@@ -229,7 +193,7 @@ fn pieces(quick: bool) -> impl Iterator<Item = Row> {
         let lap = (Room::FirstLap, if quick { QUICK_POSTS } else { POSTS });
         let steady = (Room::Steady { every: per_ring }, steady_posts(quick));
         [lap, steady].map(|(room, posts)| Row {
-            case: Case { poster: Poster::Peer, room, posts, per_ring, ..LONE },
+            case: Case { room, posts, per_ring, ..Case::LONE },
             call: Call::List,
             against: Against::GpunetioPieces,
             required: (per_ring == 64).then_some(Required::AtMost(0.6)),
@@ -256,7 +220,7 @@ fn steady(quick: bool) -> impl Iterator<Item = Row> {
                 per_ring,
                 room: Room::Steady { every },
                 posts: steady_posts(quick),
-                ..LONE
+                ..Case::LONE
             },
             call,
             against,
@@ -269,30 +233,14 @@ fn steady_posts(quick: bool) -> u32 {
     if quick { QUICK_STEADY_POSTS } else { STEADY_POSTS }
 }
 
-/// A thread with a queue of its own.
-const LONE: Case = Case {
-    poster: Poster::Peer,
-    scope: Scope::Thread,
-    sharing: Sharing::Exclusive,
-    producers: 1,
-    per_ring: 1,
-    room: Room::FirstLap,
-    place: Place::Host,
-    posts: POSTS,
-};
+/// A word of a row's name, as its line in JSON has it.
+fn word(value: impl Serialize) -> String {
+    serde_json::to_value(value).ok().and_then(|word| Some(word.as_str()?.to_owned())).unwrap_or_default()
+}
 
-/// What posts are made of, with names; measured with the ring in host memory.
-pub fn floors(quick: bool) -> impl Iterator<Item = (Floor, &'static str)> {
-    let name = |floor| match floor {
-        Floor::Wqe => "floor/wqe",
-        Floor::WqeFence => "floor/wqe-fence",
-        Floor::WqeMarkFence => "floor/wqe-mark-fence",
-        Floor::Fence => "floor/fence",
-        Floor::Doorbell => "floor/doorbell",
-        Floor::Add => "floor/add",
-        Floor::AddAcqRel => "floor/add-acq-rel",
-        Floor::Load => "floor/load",
-    };
+/// What posts are made of, with names like `floor/wqe-fence`; measured with the ring in host memory.
+pub fn floors(quick: bool) -> impl Iterator<Item = (Floor, String)> {
+    let name = |floor: Floor| floor.kernel().replacen("bench_floor_", "floor/", 1).replace('_', "-");
     Floor::ALL.into_iter().filter(move |_| !quick).map(move |floor| (floor, name(floor)))
 }
 
@@ -340,7 +288,7 @@ mod tests {
                     assert_eq!(case.impossible(), None, "{}", row.name());
                 }
             }
-            names.extend(floors(quick).map(|(_, name)| name.to_owned()));
+            names.extend(floors(quick).map(|(_, name)| name));
             let all = names.len();
             names.sort();
             names.dedup();

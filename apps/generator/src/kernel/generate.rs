@@ -321,7 +321,7 @@ impl Senders {
 
 #[cfg(test)]
 mod tests {
-    use super::super::post_bench::content::{LKEY, LOCAL, REMOTE, RKEY, Signals};
+    use super::super::post_bench::content::{LKEY, LOCAL, REMOTE, RKEY};
     use super::super::post_bench::nic::{Cqes, Rules};
     use super::super::post_bench::tests::{BLOCKS, PlainQueue, weak};
     use super::*;
@@ -407,7 +407,7 @@ mod tests {
             let rules = Rules {
                 queue: 0,
                 posts: share,
-                signals: Signals::Every(batch),
+                signal_every: batch,
                 names_next: false,
                 in_order: true,
                 reserved_free: false,

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use clap::ValueEnum;
 use rdma_shim::kernel::{HostMemory, KernelError, Plain, Room};
+use serde::{Deserialize, Serialize};
 
 /// `struct db_generate_plan` of `kernels/generate.h`.
 #[repr(C)]
@@ -66,11 +68,12 @@ impl Style {
 }
 
 /// Operation that carries a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Operation {
     /// RDMA WRITE; the message number is the payload's last word.
     Write,
-    /// RDMA WRITE with immediate: the message's source slot.
+    /// RDMA WRITE with immediate; the message number is the immediate.
     WriteImm,
     /// SEND; the message number is the payload's last word.
     Send,

@@ -2,9 +2,9 @@
 
 #![forbid(unsafe_code)]
 
-use super::content::Signals;
 use super::nic::Cqes;
 use rdma_shim::Order;
+use serde::Serialize;
 
 /// Lanes of a warp.
 const WARP: u32 = 32;
@@ -42,7 +42,8 @@ pub enum Poster {
 }
 
 /// What a producer is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Scope {
     Thread,
     /// 32 lanes that post together.
@@ -50,7 +51,8 @@ pub enum Scope {
 }
 
 /// Whether producers share a queue.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Sharing {
     /// Nobody: each producer has a queue.
     Exclusive,
@@ -76,7 +78,8 @@ pub enum Room {
 }
 
 /// Where the ring lies; records and registers are in host memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Place {
     /// Pinned host memory.
     Host,
@@ -117,7 +120,7 @@ impl Floor {
         Floor::Load,
     ];
 
-    pub(super) fn kernel(self) -> &'static str {
+    pub fn kernel(self) -> &'static str {
         match self {
             Floor::Wqe => "bench_floor_wqe",
             Floor::WqeFence => "bench_floor_wqe_fence",
@@ -152,6 +155,18 @@ pub struct Case {
 }
 
 impl Case {
+    /// The shim, on one thread with a queue of its own, which rings for each WQE.
+    pub const LONE: Case = Case {
+        poster: Poster::Shim(Order::Early),
+        scope: Scope::Thread,
+        sharing: Sharing::Exclusive,
+        producers: 1,
+        per_ring: 1,
+        room: Room::FirstLap,
+        place: Place::Host,
+        posts: 16384,
+    };
+
     /// Why it cannot be run, if it cannot.
     pub fn impossible(&self) -> Option<String> {
         let lone = self.scope == Scope::Thread && self.sharing == Sharing::Exclusive;
@@ -247,15 +262,16 @@ impl Case {
         if self.room == Room::LaterLap { u64::from(self.blocks()) } else { 0 }
     }
 
-    pub(super) fn signals(&self) -> Signals {
-        Signals::Every(match (self.poster, self.sharing, self.room) {
+    /// A WQE after which the queue's index is a multiple of this asks for a completion.
+    pub(super) fn signal_every(&self) -> u32 {
+        match (self.poster, self.sharing, self.room) {
             (Poster::Shim(_) | Poster::ShimList(_), _, Room::Steady { every }) => every,
             (Poster::Shim(_) | Poster::ShimList(_), Sharing::Exclusive, _) => self.per_ring,
             (Poster::Shim(_) | Poster::ShimList(_), Sharing::Shared, _) => SIGNAL_EVERY,
             // It holds completions back with doorbells, of threads alone.
             (Poster::PeerCollapsed, ..) if self.scope == Scope::Thread => self.per_ring,
             _ => 1,
-        })
+        }
     }
 
     /// The shim's order; `strict` where the poster has none.
@@ -307,19 +323,6 @@ impl Case {
 pub(super) mod tests {
     use super::*;
 
-    pub fn case() -> Case {
-        Case {
-            poster: Poster::Shim(Order::Early),
-            scope: Scope::Thread,
-            sharing: Sharing::Exclusive,
-            producers: 1,
-            per_ring: 1,
-            room: Room::FirstLap,
-            place: Place::Host,
-            posts: 16384,
-        }
-    }
-
     #[test]
     fn every_run_fits_its_rings_and_consists_of_whole_doorbells() {
         for producers in [1, 2, 4, 32, 132, MOST_PRODUCERS] {
@@ -332,7 +335,7 @@ pub(super) mod tests {
             ] {
                 for sharing in [Sharing::Exclusive, Sharing::Shared] {
                     for posts in [1, 1000, 16384, 1 << 20] {
-                        let case = Case { producers, scope, per_ring, sharing, posts, ..case() };
+                        let case = Case { producers, scope, per_ring, sharing, posts, ..Case::LONE };
                         let (one, all) = (case.posts_of_one(), case.posts_of_all());
                         assert!(one > 0 && one.is_multiple_of(per_ring), "{case:?}: {one}");
                         assert!(all <= case.queues() * case.blocks(), "{case:?}: {all} posts");
@@ -349,7 +352,7 @@ pub(super) mod tests {
     fn a_shared_ring_is_one_that_the_shim_shares() {
         for producers in 1..=MOST_PRODUCERS {
             for posts in [1, 16384, 1 << 20] {
-                let case = Case { sharing: Sharing::Shared, producers, posts, ..case() };
+                let case = Case { sharing: Sharing::Shared, producers, posts, ..Case::LONE };
                 assert!((64..=16_384).contains(&case.blocks()), "{case:?}: {} blocks", case.blocks());
                 assert!(
                     case.blocks() <= MOST_BLOCKS / 4 * 3 && SIGNAL_EVERY <= case.blocks() / 2,
@@ -358,44 +361,47 @@ pub(super) mod tests {
                 assert!(case.posts_of_all() <= case.blocks(), "{case:?}");
             }
         }
-        assert_eq!(case().blocks(), 32_768, "one queue of a poster's own");
+        assert_eq!(Case::LONE.blocks(), 32_768, "one queue of a poster's own");
     }
 
     #[test]
     fn what_a_poster_cannot_do_is_said() {
         let early = Poster::Shim(Order::Early);
         for (case, words) in [
-            (Case { producers: 0, ..case() }, Some("0 producers")),
-            (Case { producers: 161, ..case() }, Some("161 producers")),
-            (Case { scope: Scope::Warp, ..case() }, Some("1 WQEs a doorbell")),
-            (Case { per_ring: 65, ..case() }, Some("65 WQEs")),
-            (Case { poster: Poster::Original, per_ring: 16, ..case() }, Some("Original does not")),
+            (Case { producers: 0, ..Case::LONE }, Some("0 producers")),
+            (Case { producers: 161, ..Case::LONE }, Some("161 producers")),
+            (Case { scope: Scope::Warp, ..Case::LONE }, Some("1 WQEs a doorbell")),
+            (Case { per_ring: 65, ..Case::LONE }, Some("65 WQEs")),
+            (Case { poster: Poster::Original, per_ring: 16, ..Case::LONE }, Some("Original does not")),
             (
-                Case { poster: Poster::Original, sharing: Sharing::Shared, ..case() },
+                Case { poster: Poster::Original, sharing: Sharing::Shared, ..Case::LONE },
                 Some("Original does not"),
             ),
-            (Case { poster: early, sharing: Sharing::Shared, per_ring: 16, ..case() }, Some("does not post")),
-            (Case { poster: Poster::Peer, sharing: Sharing::Shared, per_ring: 16, ..case() }, None),
-            (case(), None),
+            (
+                Case { poster: early, sharing: Sharing::Shared, per_ring: 16, ..Case::LONE },
+                Some("does not post"),
+            ),
+            (Case { poster: Poster::Peer, sharing: Sharing::Shared, per_ring: 16, ..Case::LONE }, None),
+            (Case::LONE, None),
             (
                 Case {
                     poster: Poster::Peer,
                     sharing: Sharing::Shared,
                     per_ring: 16,
                     room: Room::Steady { every: 64 },
-                    ..case()
+                    ..Case::LONE
                 },
                 Some("Peer does not"),
             ),
-            (Case { room: Room::Steady { every: 512 }, ..case() }, None),
-            (Case { room: Room::Steady { every: 1024 }, ..case() }, Some("from 1 to 512")),
-            (Case { room: Room::Steady { every: 48 }, ..case() }, Some("a power of two")),
-            (Case { room: Room::Steady { every: 1 }, per_ring: 16, ..case() }, Some("from 16 to 512")),
-            (Case { room: Room::Steady { every: 1 }, producers: 2, ..case() }, Some("of one queue")),
-            (Case { room: Room::Steady { every: 1 }, place: Place::Gpu, ..case() }, Some("host memory")),
-            (Case { poster: Poster::PeerCollapsed, ..case() }, Some("PeerCollapsed does not")),
+            (Case { room: Room::Steady { every: 512 }, ..Case::LONE }, None),
+            (Case { room: Room::Steady { every: 1024 }, ..Case::LONE }, Some("from 1 to 512")),
+            (Case { room: Room::Steady { every: 48 }, ..Case::LONE }, Some("a power of two")),
+            (Case { room: Room::Steady { every: 1 }, per_ring: 16, ..Case::LONE }, Some("from 16 to 512")),
+            (Case { room: Room::Steady { every: 1 }, producers: 2, ..Case::LONE }, Some("of one queue")),
+            (Case { room: Room::Steady { every: 1 }, place: Place::Gpu, ..Case::LONE }, Some("host memory")),
+            (Case { poster: Poster::PeerCollapsed, ..Case::LONE }, Some("PeerCollapsed does not")),
             (
-                Case { poster: Poster::PeerPieces, room: Room::Unchecked, ..case() },
+                Case { poster: Poster::PeerPieces, room: Room::Unchecked, ..Case::LONE },
                 Some("PeerPieces does not"),
             ),
         ] {

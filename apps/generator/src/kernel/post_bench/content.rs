@@ -24,13 +24,6 @@ const REMOTE_AT: usize = 16;
 const RESERVED: Range<usize> = 28..32;
 const SIGNALED: u32 = 2;
 
-/// Which WQEs ask for a completion.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Signals {
-    /// A WQE after which the queue's index is a multiple of this.
-    Every(u32),
-}
-
 /// What a run should have left.
 #[derive(Debug, Clone, Copy)]
 pub struct Expected {
@@ -44,7 +37,8 @@ pub struct Expected {
     pub posts: u32,
     /// Whether a ring's messages lie in order.
     pub in_order: bool,
-    pub signals: Signals,
+    /// A WQE after which the queue's index is a multiple of this asks for a completion.
+    pub signal_every: u32,
     /// Whether the reserved word of the remote address segment may be anything: `doca_gpu_dev_verbs_put` leaves there what
     /// its registers held; mlx5dv.h calls it reserved.
     pub reserved_free: bool,
@@ -120,8 +114,7 @@ impl Pattern {
 
 /// Compares `rings`, the blocks of every queue one after the other. Errors: [`Wrong`].
 pub fn check(rings: &[u8], expected: &Expected) -> Result<(), Wrong> {
-    let Expected { queues, blocks, start, posts, in_order, signals: Signals::Every(every), reserved_free } =
-        *expected;
+    let Expected { queues, blocks, start, posts, in_order, signal_every, reserved_free } = *expected;
     let all = queues * posts;
     let mut seen = vec![false; all as usize];
     let mut wrong: Option<Wrong> = None;
@@ -149,7 +142,7 @@ pub fn check(rings: &[u8], expected: &Expected) -> Result<(), Wrong> {
             }
             let index = start + u64::from(block);
             let mut host =
-                written(queue, index, message as u32, (index + 1).is_multiple_of(u64::from(every)));
+                written(queue, index, message as u32, (index + 1).is_multiple_of(u64::from(signal_every)));
             if reserved_free {
                 host[RESERVED].copy_from_slice(&found[RESERVED]);
             }
@@ -187,7 +180,7 @@ mod tests {
             start: 65536,
             posts: 6,
             in_order: true,
-            signals: Signals::Every(3),
+            signal_every: 3,
             reserved_free: false,
         };
         let mut rings = vec![0; 2 * 8 * BLOCK];
@@ -248,7 +241,7 @@ mod tests {
             start: 0,
             posts: 4,
             in_order: false,
-            signals: Signals::Every(4),
+            signal_every: 4,
             reserved_free: false,
         };
         let ring = |messages: [u32; 4]| {

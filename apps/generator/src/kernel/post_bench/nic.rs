@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::LENGTH;
-use super::content::{BLOCK, Pattern, REMOTE, Signals, Wrong, hex};
+use super::content::{BLOCK, Pattern, REMOTE, Wrong, hex};
 
 const WORDS: usize = BLOCK / 8;
 /// How many WQEs ahead memory is asked for: the way from the GPU's last store to this processor is waited for once, not for each.
@@ -30,7 +30,7 @@ pub enum Cqes {
 pub struct Rules {
     pub queue: u32,
     pub posts: u32,
-    pub signals: Signals,
+    pub signal_every: u32,
     /// Whether the register names the next free block, not the last WQE.
     pub names_next: bool,
     pub in_order: bool,
@@ -67,13 +67,12 @@ pub struct Played {
 impl Device<'_> {
     /// Plays until all of `rules.posts` is executed, `stop` is set, or a doorbell tells of what cannot be.
     pub fn play(&self, rules: &Rules, stop: &AtomicBool) -> Played {
-        let Signals::Every(every) = rules.signals;
         let mut run = Run {
             device: self,
             rules,
             pattern: Pattern::of(rules.queue),
             seen: vec![false; rules.posts as usize],
-            until_signal: every,
+            until_signal: rules.signal_every,
             played: Played::default(),
         };
         let mut last = 0;
@@ -114,7 +113,6 @@ impl Run<'_> {
     fn execute(&mut self, end: u64) {
         let (blocks, _) = self.device.ring.as_chunks::<WORDS>();
         let block = |index: u64| &blocks[index as usize & (blocks.len() - 1)];
-        let Signals::Every(every) = self.rules.signals;
         (self.played.executed..end).take(AHEAD as usize).for_each(|index| prefetch(&block(index)[0]));
         while self.played.executed < end {
             let index = self.played.executed;
@@ -126,7 +124,7 @@ impl Run<'_> {
             self.until_signal -= 1;
             let asks = self.until_signal == 0;
             if asks {
-                self.until_signal = every;
+                self.until_signal = self.rules.signal_every;
             }
             self.check(&wqe, asks);
             if wqe[1] & ASKS != 0 {
@@ -221,10 +219,9 @@ mod tests {
     /// A ring with the first WQEs, and what a NIC makes of them: `change` is done to their words and to register and record.
     fn played(rules: Rules, cqes: usize, change: impl Fn(&mut [u64], &mut u64)) -> (Played, Vec<u64>) {
         let pattern = Pattern::of(rules.queue);
-        let Signals::Every(every) = rules.signals;
         let mut ring: Vec<u64> = Vec::new();
         for index in 0..BLOCKS as u64 {
-            let signaled = (index + 1).is_multiple_of(u64::from(every));
+            let signaled = (index + 1).is_multiple_of(u64::from(rules.signal_every));
             ring.extend(pattern.wqe(index, index as u32, signaled).into_iter().chain([0, 0]));
         }
         let told = BLOCKS as u16 - u16::from(!rules.names_next);
@@ -247,7 +244,7 @@ mod tests {
         Rules {
             queue: 1,
             posts: POSTS,
-            signals: Signals::Every(4),
+            signal_every: 4,
             names_next: false,
             in_order: true,
             reserved_free: false,

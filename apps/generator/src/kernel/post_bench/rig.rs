@@ -10,8 +10,8 @@ use gpu::{
     Stream,
 };
 
-use super::case::{Case, Floor, Place, Poster, Room, Scope, Sharing};
-use super::content::{self, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Signals, Wrong};
+use super::case::{Case, Floor, Place, Poster, Room, Sharing};
+use super::content::{self, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Wrong};
 use super::memory::{Memory, PEER_BYTES, SQ_BYTES};
 use super::nic::{Played, Rules};
 use super::{PeerHeaders, put_image, shim_image};
@@ -154,7 +154,7 @@ impl Rig {
             start: case.start(),
             posts: case.posts_of_all() / case.queues(),
             in_order: case.sharing == Sharing::Exclusive,
-            signals: case.signals(),
+            signal_every: case.signal_every(),
             reserved_free: case.is_peers(),
         };
         // The played NIC has compared each; the ring holds its last lap.
@@ -167,16 +167,8 @@ impl Rig {
 
     /// `posts` times what posts are made of; what is left in the ring is compared here too.
     pub fn floor(&mut self, floor: Floor, place: Place, posts: u32) -> Result<Sample, RigError> {
-        let case = Case {
-            poster: Poster::Shim(Order::Strict),
-            scope: Scope::Thread,
-            sharing: Sharing::Exclusive,
-            producers: 1,
-            per_ring: 1,
-            room: Room::Unchecked,
-            place,
-            posts,
-        };
+        let poster = Poster::Shim(Order::Strict);
+        let case = Case { poster, room: Room::Unchecked, place, posts, ..Case::LONE };
         self.memory.prepare(&case, &self.stream)?;
         let sample = self.time(&case, floor.kernel())?;
         if floor.writes_wqes() {
@@ -186,7 +178,7 @@ impl Rig {
                 start: 0,
                 posts: case.posts_of_all(),
                 in_order: true,
-                signals: Signals::Every(u32::MAX),
+                signal_every: u32::MAX,
                 reserved_free: false,
             };
             self.compare(&case, &expected, floor.kernel())?;
@@ -199,7 +191,7 @@ impl Rig {
         let rules = Rules {
             queue: 0,
             posts: case.posts_of_all(),
-            signals: case.signals(),
+            signal_every: case.signal_every(),
             names_next: case.is_peers() || case.sharing == Sharing::Shared,
             in_order: case.producers == 1,
             reserved_free: case.is_peers(),
@@ -261,13 +253,12 @@ impl Rig {
             }
             (_, Sharing::Exclusive) => Ok(()),
             (_, Sharing::Shared) => {
-                let Signals::Every(every) = case.signals();
                 let arguments = Arguments::new()
                     .u64(memory.queues.address())
                     .u64(memory.shared.address())
                     .bytes(memory.one_cq(case).bytes())
                     .u64(memory.marks())
-                    .u32(every - 1)
+                    .u32(case.signal_every() - 1)
                     .u64(memory.times.device_address());
                 // SAFETY: the kernel reads one queue and writes the shared one, in memory for them, and one word.
                 unsafe { self.launch("bench_share", 1, 1, &arguments) }?;
@@ -286,7 +277,6 @@ impl Rig {
     /// `struct db_bench_run`.
     fn arguments(&self, case: &Case) -> Vec<u8> {
         let memory = &self.memory;
-        let Signals::Every(every) = case.signals();
         let (queues, bytes) = match (case.is_peers(), case.sharing) {
             (true, _) => (memory.peers.address(), PEER_BYTES),
             (_, Sharing::Exclusive) => (memory.queues.address(), SQ_BYTES),
@@ -304,7 +294,7 @@ impl Rig {
             u64::from(apart),
             PATIENCE_NS,
             memory.cq.address(),
-            u64::from(every),
+            u64::from(case.signal_every()),
         ];
         words.into_iter().flat_map(u64::to_ne_bytes).collect()
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::content::{BLOCK, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, Signals, check};
+use super::content::{BLOCK, Expected, LKEY, LOCAL, QPN, REMOTE, RKEY, check};
 use super::nic::{Cqes, Device, Played, Rules};
 use super::{Case, Floor, PeerHeaders, Place, Poster, Rig, Room, Scope, Sharing, put_image};
 use crate::kernel::KERNELS;
@@ -159,14 +159,13 @@ fn twin_bench_kernels_leave_what_the_hosts_shim_writes() {
             let (rings, bells) = post(kernel, threads, per_ring, shared, start);
             let queues = if shared { 1 } else { PRODUCERS };
             let posts = POSTS * PRODUCERS / queues;
-            let signals = Signals::Every(signals);
             let expected = Expected {
                 queues,
                 blocks: BLOCKS,
                 start,
                 posts,
                 in_order: !shared,
-                signals,
+                signal_every: signals,
                 reserved_free: false,
             };
             check(&rings, &expected).unwrap_or_else(|wrong| panic!("{kernel} from {start} on: {wrong}"));
@@ -323,7 +322,7 @@ fn twin_posters_go_on_by_what_a_played_nic_completes() {
         let rules = Rules {
             queue: 0,
             posts: posts * producers,
-            signals: Signals::Every(every),
+            signal_every: every,
             names_next: shared,
             in_order: producers == 1,
             reserved_free: false,
