@@ -9,7 +9,7 @@ use measure::Provenance;
 use serde::Deserialize;
 
 use crate::process::{Ended, WAIT, output, run_logged};
-use crate::workspace::{root, target_dir};
+use crate::workspace::{cargo, target_dir};
 use crate::{carried, cuda_wheels};
 
 /// The program that asks CUDA.
@@ -83,8 +83,8 @@ pub fn probe() -> Result<Command> {
     if let Some(bundle) = carried::folder() {
         return Ok(Command::new(bundle.join(PROBE)));
     }
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--locked", "-p", "gpu", "--bin", PROBE]).current_dir(root());
+    let mut cargo = cargo();
+    cargo.args(["build", "--quiet", "--locked", "-p", "gpu", "--bin", PROBE]);
     tell!("building gpu-probe, a minute the first time");
     let log = target_dir().join("xtask-test/gpu-probe.log");
     match run_logged(&mut cargo, &log, BUILD)? {

@@ -1,7 +1,6 @@
 //! `cargo xtask headers`: writes the generated files again, or with `--check` says which differ from their source
 //! (INV-14).
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -9,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use crate::refused::refused;
-use crate::workspace::root;
+use crate::workspace::{names_in, root};
 
 #[derive(Args)]
 pub struct Options {
@@ -107,11 +106,7 @@ fn libclang_or_headers() -> Option<&'static str> {
 
 /// Whether `lib` holds libclang where Debian and Ubuntu put it: `llvm-N/lib`, or the architecture's folder.
 fn has_libclang(lib: &Path) -> bool {
-    let names = |folder: &Path| -> Vec<String> {
-        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
-    };
-    let mut folders: Vec<PathBuf> = names(lib)
+    let mut folders: Vec<PathBuf> = names_in(lib)
         .iter()
         .filter(|name| name.starts_with("llvm-"))
         .map(|name| lib.join(name).join("lib"))
@@ -122,12 +117,13 @@ fn has_libclang(lib: &Path) -> bool {
         // libclang-cpp is another library.
         rest.starts_with(".so") || rest.starts_with('-') && !rest.starts_with("-cpp") && rest.contains(".so")
     };
-    folders.iter().any(|folder| names(folder).iter().any(is_libclang))
+    folders.iter().any(|folder| names_in(folder).iter().any(is_libclang))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn libclang_is_found_where_distributions_put_it() {

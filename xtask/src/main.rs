@@ -135,7 +135,7 @@ fn one_line(error: &clap::Error) -> String {
 impl Command {
     /// What of it needs the source tree, and so cannot be had in a bundle.
     fn needs_tree(&self) -> Option<&'static str> {
-        let recorded = |options: &figure::Options| options.records().then_some("--record");
+        let recorded = |options: &figure::Options| options.record.then_some("--record");
         match self {
             Command::Setup(_) => Some("setup"),
             Command::Tidy(_) => Some("tidy"),
@@ -147,9 +147,7 @@ impl Command {
             Command::Figure { options, .. }
             | Command::BenchThroughput(options)
             | Command::BenchPost { options, .. } => recorded(options),
-            Command::BenchNic(options) | Command::BenchGpu(options) => {
-                options.records().then_some("--record")
-            }
+            Command::BenchNic(options) | Command::BenchGpu(options) => options.record.then_some("--record"),
             Command::Doctor => None,
         }
     }

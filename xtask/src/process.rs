@@ -19,7 +19,6 @@ use serde_json::Value;
 use crate::refused::refused;
 use crate::stop;
 
-/// How a program ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// Exit status 0.

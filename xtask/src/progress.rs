@@ -3,17 +3,21 @@
 use std::io::IsTerminal;
 
 use anyhow::{Context, Result};
+use experiment::Experiment;
+use experiment::resume::{Earlier, Options};
+use experiment::run::{self, Bench};
+use experiment::spec::Grid;
 use indicatif::{ProgressBar, ProgressStyle};
+use measure::Provenance;
 
 /// Lines that a whole run gives where no bar can be drawn.
 const LINES: u64 = 12;
 
-/// Counts points.
+/// Counts points; gone from the terminal when it is dropped.
 pub struct Progress {
     bar: ProgressBar,
     plain: bool,
     total: u64,
-    at: u64,
 }
 
 impl Progress {
@@ -21,27 +25,38 @@ impl Progress {
     pub fn new(total: u64, template: &str) -> Result<Progress> {
         let bar = ProgressBar::new(total);
         bar.set_style(ProgressStyle::with_template(template).context("the bar's template")?);
-        Ok(Progress { bar, plain: !std::io::stderr().is_terminal(), total, at: 0 })
+        Ok(Progress { bar, plain: !std::io::stderr().is_terminal(), total })
     }
 
-    /// What is measured now.
-    pub fn say(&self, what: &str) {
+    /// So many are done, and `what` is measured now.
+    pub fn show(&self, done: u64, what: &str) {
+        self.bar.set_position(done);
         self.bar.set_message(what.to_owned());
-        if self.plain && is_told(self.at, self.total) {
-            tell!("{} of {}: {what}", self.at + 1, self.total);
+        if self.plain && is_told(done, self.total) {
+            tell!("{} of {}: {what}", done + 1, self.total);
         }
     }
+}
 
-    /// So many are done.
-    pub fn reach(&mut self, at: u64) {
-        self.at = at;
-        self.bar.set_position(at);
-    }
-
-    /// All are done.
-    pub fn end(self) {
+impl Drop for Progress {
+    fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
+}
+
+/// Measures what is missing of `grid`, and shows how far it is.
+pub fn measure(
+    experiment: &Experiment,
+    how: &Options,
+    provenance: &Provenance,
+    grid: &Grid,
+    bench: &mut dyn Bench,
+) -> Result<Earlier> {
+    let progress = Progress::new(
+        grid.keys().len() as u64,
+        "{bar:30} {pos}/{len}  {msg}  {elapsed} of about {duration}",
+    )?;
+    run::measure(experiment, how, provenance, grid, bench, &mut |done, what| progress.show(done, what))
 }
 
 /// Whether the point behind `at` others is one of those that are told of.
@@ -61,7 +76,7 @@ mod tests {
         if std::env::var_os(CHILD).is_some() {
             // The parent closes our stderr first.
             let _ = std::io::read_to_string(std::io::stdin());
-            Progress::new(1, "{msg}").unwrap().say("a point");
+            Progress::new(1, "{msg}").unwrap().show(0, "a point");
             return;
         }
         let mut us = std::process::Command::new(std::env::current_exe().unwrap());

@@ -28,6 +28,32 @@ pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
+/// The cargo that started us, at the root.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(root());
+    cargo
+}
+
+/// Builds something in the release profile. Cargo says what it builds, how far it is, and when it waits for another cargo.
+pub fn build_release(what: &[&str]) -> Result<()> {
+    let mut cargo = cargo();
+    cargo.args(["build", "--release", "--locked"]).args(what);
+    if !cargo.status().context("starting cargo build")?.success() {
+        bail!("cargo build --release {} failed", what.join(" "));
+    }
+    Ok(())
+}
+
+/// Names of what lies in a folder, sorted; none where it cannot be read.
+pub fn names_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort_unstable();
+    names
+}
+
 /// Where our release programs lie.
 pub fn programs() -> PathBuf {
     carried::folder().map_or_else(|| target_dir().join("release"), Path::to_owned)
@@ -145,7 +171,6 @@ impl Tree {
         self.0.iter().map(|(path, text)| (path.as_str(), text.as_str()))
     }
 
-    /// All Rust sources.
     pub fn rust(&self) -> impl Iterator<Item = (&str, &str)> {
         self.files().filter(|(path, _)| path.ends_with(".rs"))
     }
@@ -215,8 +240,7 @@ impl Metadata {
     }
 
     fn ask(root: &Path, arguments: &[&str]) -> Result<Metadata> {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let output = Command::new(cargo)
+        let output = cargo()
             .args(["metadata", "--format-version", "1", "--locked"])
             .args(arguments)
             .current_dir(root)

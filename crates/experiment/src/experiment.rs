@@ -13,7 +13,6 @@ use crate::{Paper, Point, Spec};
 /// A folder of `experiments`.
 #[derive(Debug)]
 pub struct Experiment {
-    /// What is swept.
     pub spec: Spec,
     pub folder: PathBuf,
     /// Papers whose claims it judges, or whose curves stand in its plots.

@@ -53,7 +53,6 @@ pub fn plot(
     svg(size, &plot.title, &panels, &curves, &caption)
 }
 
-/// Whether a point ran with these settings.
 pub fn ran_with(point: &Point, settings: &BTreeMap<String, u64>) -> bool {
     settings.iter().all(|(name, value)| point.settings.get(name) == Some(value))
 }

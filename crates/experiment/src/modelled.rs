@@ -27,7 +27,6 @@ const LINES: [(&str, &str, &str); 4] = [
     ("exclusive/1-thread/per-1/one/first-lap/host/original-volatile", "theirs", "GPU, original's style"),
 ];
 
-/// One line.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Modelled {
     pub name: &'static str,

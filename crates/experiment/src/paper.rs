@@ -6,7 +6,6 @@ use anyhow::{Context, Result};
 use measure::label::Part;
 use serde::Deserialize;
 
-/// One published figure.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Paper {
@@ -37,7 +36,6 @@ pub struct Source {
     left_out: String,
 }
 
-/// One published curve.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Curve {

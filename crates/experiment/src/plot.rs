@@ -102,7 +102,6 @@ pub struct Axis {
     pub ticks: Vec<(f64, String)>,
 }
 
-/// One coordinate system.
 #[derive(Clone, Debug)]
 pub struct Panel {
     pub title: String,

@@ -54,6 +54,29 @@ pub struct Key {
 }
 
 impl Point {
+    /// A whole point without a number yet.
+    pub fn new(experiment: &str, key: Key, label: Label, provenance: Provenance) -> Point {
+        let Key { series, x, at, repetition } = key;
+        let (experiment, seconds, missing, others) = (experiment.to_owned(), 0.0, None, None);
+        let (settings, values, spread, detail) = Default::default();
+        Point {
+            experiment,
+            series,
+            x,
+            at,
+            repetition,
+            seconds,
+            settings,
+            values,
+            spread,
+            missing,
+            others,
+            detail,
+            label,
+            provenance,
+        }
+    }
+
     /// What `--resume` compares.
     pub fn key(&self) -> Key {
         Key { series: self.series.clone(), x: self.x, at: self.at.clone(), repetition: self.repetition }
@@ -163,33 +186,25 @@ pub fn example(series: &str, x: u64) -> Point {
     let values = [("payload_gbps", 1.0), ("wire_gbps", 1.0), ("msgs_per_s", 1.0), ("post_ns", 100.0)];
     let others = [("post_mean_ns", 110.0), ("posting_threads", 1.0), ("link_gbps", 100.0)];
     let named = |(name, value): (&str, f64)| (name.to_owned(), value);
+    let key = Key { series: series.into(), x, at: [("list".to_owned(), 1)].into(), repetition: 0 };
+    let provenance = Provenance {
+        nic: Label::Hardware,
+        gpu,
+        link: Label::Hardware,
+        device: "mlx5_0".into(),
+        gpu_device: String::new(),
+        nic_options: Default::default(),
+        machine: "a machine, 2 cores".into(),
+        cores: 2,
+        load: None,
+        versions: Default::default(),
+        revision: measure::Revision { commit: "abc".into(), dirty: false },
+    };
     Point {
-        experiment: "fig4".into(),
-        series: series.into(),
-        x,
-        at: [("list".to_owned(), 1)].into(),
-        repetition: 0,
         seconds: 1.0,
         settings: [("window".to_owned(), 64), ("batch".to_owned(), 32)].into(),
         values: values.into_iter().chain(others).map(named).collect(),
-        spread: BTreeMap::new(),
-        missing: None,
-        others: None,
-        detail: serde_json::Value::Null,
-        label: Label::Hardware,
-        provenance: Provenance {
-            nic: Label::Hardware,
-            gpu,
-            link: Label::Hardware,
-            device: "mlx5_0".into(),
-            gpu_device: String::new(),
-            nic_options: Default::default(),
-            machine: "a machine, 2 cores".into(),
-            cores: 2,
-            load: None,
-            versions: Default::default(),
-            revision: measure::Revision { commit: "abc".into(), dirty: false },
-        },
+        ..Point::new("fig4", key, Label::Hardware, provenance)
     }
 }
 

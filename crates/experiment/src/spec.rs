@@ -9,7 +9,6 @@ use serde::Deserialize;
 use crate::paper::{Claim, Need};
 use crate::point::{Key, needs_gpu};
 
-/// One experiment.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Spec {
@@ -45,7 +44,6 @@ pub struct Spec {
     /// Aims of our own, judged beside the papers' claims.
     #[serde(default, rename = "claim")]
     pub claims: Vec<Claim>,
-    /// What a series has of its own.
     #[serde(default)]
     pub series: BTreeMap<String, Series>,
     /// Configuration of the software NIC.
@@ -99,7 +97,6 @@ pub struct Plot {
     pub notes: Vec<String>,
 }
 
-/// One coordinate system.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Panel {
@@ -228,7 +225,6 @@ impl Spec {
         self.values.iter().any(|value| value == field) || field == "slope" && self.x.is_some()
     }
 
-    /// The grid of this extent.
     pub fn grid(&self, extent: Extent) -> Grid {
         let own = |series: &Series| series.factors.clone();
         let own = self.series.iter().map(|(name, series)| (name.clone(), own(series))).collect();
@@ -264,7 +260,6 @@ impl Grid {
         out
     }
 
-    /// Values of x.
     pub fn xs(&self) -> Vec<u64> {
         self.x.as_ref().and_then(|x| self.factors.get(x)).cloned().unwrap_or_else(|| vec![0])
     }

@@ -44,7 +44,6 @@ pub fn medians(points: &[Point], series: &str, field: &str) -> BTreeMap<u64, f64
     by_x(points, series, field, Point::is_base).into_iter().map(|(x, [median, ..])| (x, median)).collect()
 }
 
-/// A straight line through points.
 #[derive(Clone, Copy, Debug)]
 pub struct Line {
     pub slope: f64,

@@ -19,7 +19,7 @@ use measure::{Hosts, Label, Provenance, Revision};
 
 use crate::figure::{self, Nic, Probe, Programs};
 use crate::gpu_machine::GpuMachine;
-use crate::progress::Progress;
+use crate::progress;
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::workspace::{self, root};
@@ -63,7 +63,7 @@ pub struct Options {
     no_pin: bool,
     /// Update the committed `measured.json`; refuses a tree with changes.
     #[arg(long)]
-    record: bool,
+    pub record: bool,
     /// Install nothing; if a package is missing, print the command and end with exit status 2.
     #[arg(long)]
     no_install: bool,
@@ -93,11 +93,6 @@ impl Options {
         words.push(format!("--out {}", figure::quoted(&out.display().to_string())));
         format!("start again with: {}", words.join(" "))
     }
-
-    /// Whether the committed `measured.json` is to be changed.
-    pub fn records(&self) -> bool {
-        self.record
-    }
 }
 
 /// Takes all numbers. A missed aim is no failure, it is a result; a number that could not be taken is one.
@@ -120,7 +115,7 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
             figure::build()?;
             match name {
                 "bench-nic" => build_idle_queues()?,
-                _ => cargo(&["-p", "echo"])?,
+                _ => workspace::build_release(&["-p", "echo"])?,
             }
             (Programs::release(), revision)
         }
@@ -130,22 +125,7 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
 
 /// Builds `idle_queues`, an example of soft-nic that makes unused queue pairs on its testing driver.
 pub fn build_idle_queues() -> Result<()> {
-    cargo(&["-p", "soft-nic", "--example", "idle_queues"])
-}
-
-/// Builds something in the release profile.
-fn cargo(what: &[&str]) -> Result<()> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let status = std::process::Command::new(cargo)
-        .args(["build", "--release", "--locked"])
-        .args(what)
-        .current_dir(root())
-        .status()
-        .context("starting cargo build")?;
-    if !status.success() {
-        bail!("cargo build --release {} failed", what.join(" "));
-    }
-    Ok(())
+    workspace::build_release(&["-p", "soft-nic", "--example", "idle_queues"])
 }
 
 /// The experiment with the numbers that are asked for.
@@ -184,8 +164,7 @@ fn execute(
     let text = toml::to_string(&with_pump(&experiment.spec.nic)).context("writing nic-pump.toml")?;
     fs::write(&pumped, text).with_context(|| format!("writing {}", pumped.display()))?;
     let nic = &experiment.spec.nic;
-    let mut provenance = Probe::ask(&plain, programs, &logs)?.provenance(&plain, nic, revision);
-    provenance.versions.insert("profile".into(), workspace::profile()?);
+    let mut provenance = Probe::ask(&plain, programs, &logs)?.provenance(&plain, nic, revision)?;
     let tools = options.bin.as_deref();
     provenance.versions.insert("perftest".into(), perftest_version(tools, limit));
     machine.iter().for_each(|machine| machine.name_in(&mut provenance));
@@ -221,13 +200,7 @@ fn execute(
     };
     let mut bench =
         Numbers { experiment: &experiment, stand, provenance: &provenance, failed: BTreeMap::new() };
-    let mut progress = Progress::new(grid.keys().len() as u64, "{bar:30} {pos}/{len}  {msg}  {elapsed}")?;
-    let measured = run::measure(&experiment, &how, &provenance, &grid, &mut bench, &mut |count, what| {
-        progress.reach(count);
-        progress.say(what);
-    });
-    progress.end();
-    let measured = measured?;
+    let measured = progress::measure(&experiment, &how, &provenance, &grid, &mut bench)?;
     let extra = Extra { left_out, ..Extra::default() };
     let reported = run::report(&experiment, &how, &measured, &extra);
     // One program that fails must not hide what the others say: all of them, with why.
@@ -264,21 +237,12 @@ impl run::Bench for Numbers<'_> {
             false => Err(anyhow::anyhow!("failed {FAILURES} times, and was not tried again")),
         };
         *failed += usize::from(taken.is_err());
+        let provenance = Provenance { gpu: poster(&key.series), ..self.provenance.clone() };
         Ok(Point {
-            experiment: self.experiment.spec.name.clone(),
-            series: key.series.clone(),
-            x: key.x,
-            at: key.at.clone(),
-            repetition: key.repetition,
             seconds,
-            settings: BTreeMap::new(),
             missing: taken.as_ref().err().map(|error| format!("{error:#}")),
             values: taken.into_iter().map(|value| ("value".to_owned(), value)).collect(),
-            spread: BTreeMap::new(),
-            others: None,
-            detail: serde_json::Value::Null,
-            label: Label::Emulated,
-            provenance: Provenance { gpu: poster(&key.series), ..self.provenance.clone() },
+            ..Point::new(&self.experiment.spec.name, key.clone(), Label::Emulated, provenance)
         })
     }
 }

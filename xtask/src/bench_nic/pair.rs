@@ -81,9 +81,7 @@ impl Stand<'_> {
                 let program = self.programs.softnic.with_file_name("doorbell-echo");
                 let mut command = self.softnic(End::Alone, false, &program);
                 command.args(["--nic", "mlx5_0", "--json", "-"]).args(options);
-                let mut echo = Speaking::start(&mut command, &self.log(name, "echo"))?;
-                let run = echo.json("run", self.limit).context("running doorbell-echo")?;
-                ends_well(&mut echo, "doorbell-echo")?;
+                let run = self.said(&mut command, "run", name, "doorbell-echo")?;
                 Ok(number(&run, field, "doorbell-echo")? * scale)
             }
             Source::First => {
@@ -171,12 +169,7 @@ impl Stand<'_> {
     ) -> Result<f64> {
         let tool = &pair.tool;
         let (server_log, client_log) = (self.log(name, "server"), self.log(name, "client"));
-        let file =
-            fs::File::create(&server_log).with_context(|| format!("writing {}", server_log.display()))?;
-        let mut server = command(End::Server);
-        server.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        let mut server = Guarded(server.spawn().with_context(|| format!("starting {tool}"))?);
-        wait_for_listener(&mut server, port, &server_log, WAIT.min(self.limit))?;
+        let mut server = self.serving(&mut command(End::Server), port, &server_log)?;
         let client = run_logged(command(End::Client).arg(address), &client_log, self.limit)?;
         // A client that failed says less than its server, which ends soon then.
         let patience = if client == Ended::Well { WAIT } else { FAILED };
@@ -197,13 +190,11 @@ impl Stand<'_> {
     /// One TCP stream; what the receiver got.
     fn iperf(&self, name: &str) -> Result<f64> {
         let hosts = self.hosts.as_ref().context("this machine cannot have two hosts")?;
-        let port = free_port()?.to_string();
-        let log = self.log(name, "server");
-        let file = fs::File::create(&log).with_context(|| format!("writing {}", log.display()))?;
+        let number_of_port = free_port()?;
+        let port = number_of_port.to_string();
         let mut server = on_host(hosts, End::Server, "iperf3");
-        server.args(["-s", "-1", "-p", &port]).stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
-        let mut server = Guarded(server.spawn().context("starting iperf3")?);
-        wait_for_listener(&mut server, port.parse()?, &log, WAIT.min(self.limit))?;
+        server.args(["-s", "-1", "-p", &port]);
+        let _server = self.serving(&mut server, number_of_port, &self.log(name, "server"))?;
         let mut client = on_host(hosts, End::Client, "iperf3");
         client.args(["-c", Hosts::ADDRESSES[0], "-p", &port, "-J", "-t", &self.seconds.ceil().to_string()]);
         let said: Value = serde_json::from_str(&output(&mut client, self.limit)?).context("iperf3's JSON")?;
@@ -251,9 +242,7 @@ impl Stand<'_> {
     fn post(&self, name: &str, list: u64, doorbell: &str) -> Result<f64> {
         let mut command = self.softnic(End::Alone, false, &self.programs.generator);
         command.args(["bench-post", "--nic", "mlx5_0", "--rounds", &self.rounds.to_string(), "--json", "-"]);
-        let mut session = Speaking::start(&mut command, &self.log(name, "bench-post"))?;
-        let answer = session.json("bench-post", self.limit).context("comparing the posting code")?;
-        ends_well(&mut session, "bench-post")?;
+        let answer = self.said(&mut command, "bench-post", name, "bench-post")?;
         let rows = answer["rows"].as_array().map_or(&[][..], Vec::as_slice);
         let row = rows
             .iter()
@@ -267,11 +256,26 @@ impl Stand<'_> {
         if let Some(cores) = &self.cores {
             command.args(["--cores", &cores.first_of_each()]);
         }
-        let mut session = Speaking::start(&mut command, &self.log(name, "baseline"))?;
-        let answer =
-            session.json("baseline", self.limit).with_context(|| format!("baseline {}", options[0]))?;
-        ends_well(&mut session, "baseline")?;
+        let answer = self.said(&mut command, "baseline", name, "baseline")?;
         number(&answer, field, &options[0])
+    }
+
+    /// The line of this kind of a program that then ends well; `program`: its name for errors and its log.
+    fn said(&self, command: &mut Command, kind: &str, name: &str, program: &str) -> Result<Value> {
+        let mut session = Speaking::start(command, &self.log(name, program))?;
+        let answer = session.json(kind, self.limit).with_context(|| format!("running {program}"))?;
+        ends_well(&mut session, program)?;
+        Ok(answer)
+    }
+
+    /// A server whose output goes to `log`, once it listens on `port`.
+    fn serving(&self, command: &mut Command, port: u16, log: &Path) -> Result<Guarded> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        let file = fs::File::create(log).with_context(|| format!("writing {}", log.display()))?;
+        command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
+        let mut server = Guarded(command.spawn().with_context(|| format!("starting {program}"))?);
+        wait_for_listener(&mut server, port, log, WAIT.min(self.limit))?;
+        Ok(server)
     }
 
     /// A program that listens, and where.

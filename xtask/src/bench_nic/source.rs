@@ -16,7 +16,6 @@ pub enum Column {
     Latency,
 }
 
-/// A perftest pair.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Perftest {

@@ -16,7 +16,7 @@ use crate::carried::{MANIFEST, Manifest, TestProgram};
 use crate::packages::PACKAGES;
 use crate::refused::refused;
 use crate::test::gpu::programs;
-use crate::workspace::{revision_text, root, target_dir};
+use crate::workspace::{self, revision_text, root, target_dir};
 
 mod perftest;
 
@@ -121,8 +121,8 @@ fn clear(folder: &Path) -> Result<()> {
 }
 
 fn build(dev: bool, revision: &Revision) -> Result<()> {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.args(["build", "--quiet", "--locked"]).current_dir(root());
+    let mut cargo = workspace::cargo();
+    cargo.args(["build", "--quiet", "--locked"]);
     let with_programs = PACKAGES.iter().filter(|package| !package.programs.is_empty());
     cargo.args(with_programs.flat_map(|package| ["-p", package.name]));
     if !dev {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use experiment::measured::{Entry, Measured};
-use experiment::point::Point;
+use experiment::point::{Key, Point};
 use experiment::table::Row;
 use experiment::{Experiment, figures};
 
@@ -35,20 +35,12 @@ fn points(entry: &Entry, row: &Row) -> impl Iterator<Item = Point> {
         (_, at @ 0..3) => at,
         _ => 0,
     };
-    (0..row.repetitions).map(move |at| Point {
-        experiment: "fig4".to_owned(),
-        series: row.series.clone(),
-        x: row.x,
-        at: row.at.clone(),
-        repetition: at as u32,
-        seconds: 0.0,
-        settings: row.settings.clone(),
-        values: row.values.iter().map(|(name, values)| (name.clone(), values[spread(at)])).collect(),
-        spread: Default::default(),
-        missing: None,
-        others: None,
-        detail: serde_json::Value::Null,
-        label: entry.label,
-        provenance: entry.provenance.clone(),
+    (0..row.repetitions).map(move |at| {
+        let key = Key { series: row.series.clone(), x: row.x, at: row.at.clone(), repetition: at as u32 };
+        Point {
+            settings: row.settings.clone(),
+            values: row.values.iter().map(|(name, values)| (name.clone(), values[spread(at)])).collect(),
+            ..Point::new("fig4", key, entry.label, entry.provenance.clone())
+        }
     })
 }

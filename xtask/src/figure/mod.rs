@@ -5,9 +5,8 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 use experiment::modelled;
 use experiment::point::needs_gpu;
@@ -21,7 +20,7 @@ use crate::carried;
 use crate::gpu_machine::GpuMachine;
 use crate::measured;
 use crate::process::{Speaking, WAIT};
-use crate::progress::Progress;
+use crate::progress;
 use crate::refused::refused;
 use crate::setup::{self, Purpose};
 use crate::stop;
@@ -73,11 +72,6 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether the committed `measured.json` is to be changed.
-    pub fn records(&self) -> bool {
-        self.record
-    }
-
     fn extent(&self) -> Extent {
         match (self.quick, self.full) {
             (true, _) => Extent::Quick,
@@ -184,18 +178,8 @@ pub fn build() -> Result<()> {
     if carried::folder().is_some() {
         return Ok(());
     }
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     say!("building the generator and the software NIC (release), some minutes the first time");
-    // Cargo says what it builds, how far it is, and when it waits for another cargo.
-    let status = Command::new(cargo)
-        .args(["build", "--release", "--locked", "-p", "generator", "-p", "softnic"])
-        .current_dir(root())
-        .status()
-        .context("starting cargo build")?;
-    if !status.success() {
-        bail!("cargo build --release failed");
-    }
-    Ok(())
+    workspace::build_release(&["-p", "generator", "-p", "softnic"])
 }
 
 /// Measures, draws and judges; `programs` are stand-ins in tests.
@@ -226,8 +210,7 @@ fn execute_on(
     let how = how(experiment, &Options { out: Some(out.to_owned()), ..options.clone() });
     let transfer = Transfer::of(spec)?;
     let probe = Probe::ask(nic, programs, &logs)?;
-    let mut provenance = probe.provenance(nic, &spec.nic, workspace::revision());
-    provenance.versions.insert("profile".into(), workspace::profile()?);
+    let mut provenance = probe.provenance(nic, &spec.nic, workspace::revision())?;
     let mut grid = spec.grid(how.extent);
     if grid.series.iter().any(|series| needs_gpu(series)) {
         let machine = GpuMachine::ask()?;
@@ -248,14 +231,7 @@ fn execute_on(
         out.join("results.jsonl").display(),
         how.again
     ));
-    let template = "{bar:30} {pos}/{len}  {msg}  {elapsed} of about {duration}";
-    let mut progress = Progress::new(grid.keys().len() as u64, template)?;
-    let measured = run::measure(experiment, &how, &provenance, &grid, &mut bench, &mut |count, what| {
-        progress.reach(count);
-        progress.say(what);
-    });
-    progress.end();
-    let earlier = measured?;
+    let earlier = progress::measure(experiment, &how, &provenance, &grid, &mut bench)?;
     let mut extra =
         if bench.transfer.bench_post { bench_post(nic, programs, logs)? } else { Extra::default() };
     if spec.plots.iter().any(|plot| plot.formulas.contains(&Formula::Modelled)) {
@@ -358,25 +334,19 @@ fn dry_run(experiment: &Experiment, options: &Options, out: &Path) -> Result<Str
     );
     lines.extend(spec.plots.iter().map(|plot| format!("draws: {}: {}", plot.name, plot.title)));
     for paper in &experiment.papers {
-        let figure = paper.paper.figure;
-        let curves = paper.series.iter();
-        lines.extend(
-            curves.map(|curve| {
-                format!("beside figure {figure}: {} ({} points)", curve.name, curve.points.len())
-            }),
-        );
+        let curves =
+            paper.series.iter().map(|curve| format!("{} ({} points)", curve.name, curve.points.len()));
+        let curves: Vec<String> = curves.collect();
+        lines.push(format!("beside figure {} of the paper: {}", paper.paper.figure, curves.join(", ")));
     }
     let judged = |name: &String| spec.judges.iter().any(|judges| judges.paper == *name);
     let papers = experiment.papers.iter().filter(|paper| judged(&paper.name));
     let claims = papers.flat_map(|paper| &paper.claim);
     let aims = spec.claims.iter().filter(|_| options.rate_gbps.is_some());
-    lines.extend(claims.chain(aims).map(|claim| {
-        let note =
-            claim.note.as_ref().map_or_else(String::new, |note| format!(" ({})", note.replace('\n', " ")));
-        format!("judges: {}: {}{note}", claim.id, claim.text)
-    }));
-    lines.push(String::new());
-    Ok(lines.join("\n"))
+    let claims: Vec<&str> = claims.chain(aims).map(|claim| claim.id.as_str()).collect();
+    let rules = "their rules: paper.toml and spec.toml in experiments/";
+    lines.push(format!("judges {} claims ({rules}): {}", claims.len(), claims.join(", ")));
+    Ok(lines.join("\n") + "\n")
 }
 
 /// Window and burst by message size, sizes with the same ones together.

@@ -17,7 +17,6 @@ use experiment::Spec;
 /// Port of a receiver on another host.
 pub const PORT: u16 = 18515;
 
-/// Our programs.
 #[derive(Clone, Debug)]
 pub struct Programs {
     pub generator: PathBuf,
@@ -92,10 +91,7 @@ impl Nic {
                 ))),
             };
         }
-        let entries =
-            fs::read_dir(folder).map(|entries| entries.flatten().collect()).unwrap_or_else(|_| Vec::new());
-        let names: Vec<String> =
-            entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        let names = workspace::names_in(folder);
         let here = if names.is_empty() {
             "there is none".to_owned()
         } else {
@@ -271,7 +267,7 @@ impl Probe {
 
     /// Provenance of every point of a run.
     /// `options`: `nic.toml` of the software NIC; a card's are what its driver says.
-    pub fn provenance(&self, nic: &Nic, options: &toml::Table, revision: Revision) -> Provenance {
+    pub fn provenance(&self, nic: &Nic, options: &toml::Table, revision: Revision) -> Result<Provenance> {
         let mut provenance = Provenance::of(revision, &[]);
         let label = match nic {
             Nic::Software { .. } => Label::Emulated,
@@ -280,7 +276,7 @@ impl Probe {
         (provenance.nic, provenance.link) = (label, label);
         provenance.device = nic.device().to_owned();
         // Our own profile is of no interest: the generator and the NIC are release builds.
-        provenance.versions.insert("profile".into(), "release".into());
+        provenance.versions.insert("profile".into(), workspace::profile()?);
         if let Some(libraries) = &self.libraries {
             for (name, version) in [("libibverbs", &libraries.libibverbs), ("libmlx5", &libraries.libmlx5)] {
                 provenance.versions.insert(name.into(), version.clone().unwrap_or_else(|| "missing".into()));
@@ -290,7 +286,7 @@ impl Probe {
             Nic::Software { .. } => self::options(options),
             Nic::Card { .. } => self.card_options(nic.device()),
         };
-        provenance
+        Ok(provenance)
     }
 
     /// What a card's driver says of the device and of its first port.

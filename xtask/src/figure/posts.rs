@@ -152,21 +152,16 @@ fn point(
     values
         .extend(others_of_row.iter().filter_map(|(name, value)| Some(((*name).to_owned(), value.as_f64()?))));
     let wrong = || row["error"].as_str().unwrap_or("a ring did not hold what was posted").to_owned();
+    let series = row["row"].as_str().context("a row without a name")?.to_owned();
+    let key = Key { series, x: 0, at: BTreeMap::new(), repetition: 0 };
     Ok(Point {
-        experiment: NAME.to_owned(),
-        series: row["row"].as_str().context("a row without a name")?.to_owned(),
-        x: 0,
-        at: BTreeMap::new(),
-        repetition: 0,
-        seconds: 0.0,
         settings: settings.clone(),
         values,
         spread,
         missing: (row["content_ok"] != true).then(wrong),
         others,
         detail: row.clone(),
-        label: provenance.label(&[Part::Gpu]),
-        provenance: provenance.clone(),
+        ..Point::new(NAME, key, provenance.label(&[Part::Gpu]), provenance.clone())
     })
 }
 

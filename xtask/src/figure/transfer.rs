@@ -145,7 +145,6 @@ pub struct Bench<'a> {
     pub nic: &'a Nic,
     pub receiver: &'a Receiver,
     pub logs: &'a Path,
-    /// What every point carries.
     pub provenance: &'a Provenance,
     /// Rate of the port, where it means something.
     pub link_gbps: Option<f64>,
@@ -259,21 +258,14 @@ impl run::Bench for Bench<'_> {
             ("link_gbps", self.link_gbps),
         ];
         let numbers = numbers.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
+        let label = Label::weakest(parts.map(|part| provenance.label(&[part])));
         Ok(Point {
-            experiment: self.spec.name.clone(),
-            series: series.clone(),
-            x: key.x,
-            at: key.at.clone(),
-            repetition: key.repetition,
             seconds,
             settings: [("window".to_owned(), run.window), ("batch".to_owned(), run.batch)].into(),
             values: numbers.collect(),
-            spread: BTreeMap::new(),
             missing: run.missing(),
-            others: None,
             detail: answer,
-            label: Label::weakest(parts.map(|part| provenance.label(&[part]))),
-            provenance,
+            ..Point::new(&self.spec.name, key.clone(), label, provenance)
         })
     }
 }

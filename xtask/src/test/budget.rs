@@ -11,7 +11,6 @@ use measure::Others;
 use measure::others::{TICKS, own_seconds};
 use serde::Deserialize;
 
-/// Its place in the tree.
 const FILE: &str = "xtask/budget.toml";
 /// Above the budget times this a run fails.
 const TOLERANCE: f64 = 1.3;
@@ -26,7 +25,6 @@ pub struct Budget {
     wall_minutes: f64,
 }
 
-/// What a run took.
 #[derive(Clone, Copy, Debug)]
 pub struct Taken {
     cpu_minutes: f64,
@@ -49,7 +47,6 @@ pub enum Standing {
 }
 
 impl Budget {
-    /// Reads the file.
     pub fn read(root: &Path) -> Result<Budget> {
         let text = fs::read_to_string(root.join(FILE)).with_context(|| format!("reading {FILE}"))?;
         toml::from_str(&text).context(FILE)
@@ -67,12 +64,10 @@ impl Budget {
         }
     }
 
-    /// The budget in words.
     pub fn words(&self) -> String {
         format!("{:.0} CPU minutes and {:.0} minutes on two quiet cores", self.cpu_minutes, self.wall_minutes)
     }
 
-    /// One line about a run.
     pub fn line(&self, taken: &Taken) -> String {
         let standing = match self.judge(taken) {
             Standing::Kept => "kept".to_owned(),
@@ -85,7 +80,6 @@ impl Budget {
 }
 
 impl Taken {
-    /// What was taken, in words.
     pub fn words(&self) -> String {
         let Taken { cpu_minutes, wall_minutes, other_cores } = self;
         format!(
@@ -112,7 +106,6 @@ impl Meter {
         Meter { since: Instant::now(), before, others: Others::watch() }
     }
 
-    /// What was taken up to now.
     pub fn taken(&self) -> Taken {
         Taken {
             cpu_minutes: own_seconds().unwrap_or_default() / 60.0,

@@ -8,13 +8,11 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde::Deserialize;
 
-/// Its place in the tree.
 pub const FILE: &str = "xtask/floors.toml";
 
 /// What a bundle goes by, which has no tree.
 const COMPILED_IN: &str = include_str!("../../floors.toml");
 
-/// All floors by suite.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Floors {

@@ -139,7 +139,6 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Nothing ran yet.
     pub fn new(
         options: &'a Options,
         floors: &'a Floors,

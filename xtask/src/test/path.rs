@@ -61,7 +61,6 @@ fn ask(arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// One installed package.
 #[derive(Debug)]
 struct Package<'a> {
     name: &'a str,

@@ -7,7 +7,6 @@ use crate::workspace::{Metadata, Tree};
 
 const MAP: &str = "ARCHITECTURE.md";
 
-/// One row of the arrow table.
 #[derive(Debug)]
 struct Row {
     name: String,

@@ -10,7 +10,6 @@ const GLOSSARY: &str = "docs/glossary.md";
 /// Longest that the map may get: a map, not an atlas.
 const MAP_LINES: usize = 250;
 
-/// All three checks.
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let mut violations = first_lines(tree);
     violations.extend(abbreviations(tree));

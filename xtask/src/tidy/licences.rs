@@ -14,7 +14,6 @@ struct AllowList {
     allow: Vec<String>,
 }
 
-/// Both checks.
 pub fn check(tree: &Tree, metadata: &Metadata) -> Result<Vec<Violation>> {
     let list = tree.get(LIST).context("xtask/licences.toml is missing")?;
     let list: AllowList = toml::from_str(list).context(LIST)?;

@@ -8,7 +8,6 @@ use crate::workspace::{Tree, root};
 
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// All of them.
 pub fn check(tree: &Tree) -> Vec<Violation> {
     let documents: Vec<(&str, &str)> = tree.files().filter(|(path, _)| path.ends_with(".md")).collect();
     let mut violations = Vec::new();

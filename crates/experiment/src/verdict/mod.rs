@@ -54,13 +54,11 @@ impl fmt::Display for Verdict {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Judged {
-    /// Short name of the claim.
     pub id: String,
     /// The claim in our words.
     pub text: String,
     /// Section and figure of the paper.
     pub source: String,
-    /// What became of it.
     pub verdict: Verdict,
     /// Weakest label of the points that it was judged on.
     pub label: Label,

@@ -312,17 +312,20 @@ fn falls(points: &[Point], series: &str, field: &str, at_least: f64) -> Finding 
     Finding::judged(rank < -0.5 && fall >= at_least, evidence)
 }
 
+/// Quotients of the medians at each payload size that both series have.
+fn of_medians(points: &[Point], one: &str, other: &str, field: &str) -> Vec<(u64, f64)> {
+    let below = medians(points, other, field);
+    let of = medians(points, one, field).into_iter();
+    of.filter_map(|(payload, value)| Some((payload, value / below.get(&payload)?))).collect()
+}
+
 /// One finding for each payload size that both series have.
 fn ratio(points: &[Point], one: &str, other: &str, field: &str, within: [f64; 2]) -> Vec<Finding> {
-    let below = medians(points, other, field);
-    let common = medians(points, one, field)
-        .into_iter()
-        .filter_map(|(payload, value)| Some((payload, value / below.get(&payload)?)));
     let finding = |(payload, ratio): (u64, f64)| {
         let holds = (within[0]..=within[1]).contains(&ratio);
         Finding::judged(holds, format!("{one} / {other} at {payload} B: {ratio:.3}"))
     };
-    common.map(finding).collect()
+    of_medians(points, one, other, field).into_iter().map(finding).collect()
 }
 
 fn order(points: &[Point], one: &str, other: &str, field: &str, below: f64) -> Vec<Finding> {
@@ -336,11 +339,8 @@ fn order(points: &[Point], one: &str, other: &str, field: &str, below: f64) -> V
             _ => Finding::missing(&format!("slopes of {one} and {other}"), Vec::new()),
         }];
     }
-    let lower: BTreeMap<u64, f64> = medians(points, other, field);
-    let common: Vec<f64> = medians(points, one, field)
-        .into_iter()
-        .filter_map(|(payload, value)| Some(value / lower.get(&payload)?))
-        .collect();
+    let common: Vec<f64> =
+        of_medians(points, one, other, field).into_iter().map(|(_, ratio)| ratio).collect();
     let least = common.iter().copied().fold(f64::INFINITY, f64::min);
     let most = common.iter().copied().fold(0.0, f64::max);
     if common.is_empty() {

@@ -37,7 +37,6 @@ pub struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    /// Nothing ran yet.
     pub fn new(suite: &'a Suite, machine: &'a GpuMachine, logs: &'a Path, deadline: Duration) -> Attempt<'a> {
         let (outcome, complaints, failed_logs) = Default::default();
         Attempt { suite, machine, logs, deadline, outcome, complaints, failed_logs }

@@ -12,16 +12,13 @@ use crate::gpu_machine::GpuMachine;
 use crate::process::{Ended, run_logged};
 use crate::workspace;
 
-/// Its folder in the tree.
 pub const NAME: &str = "examples/cuda_post";
-/// What it includes.
 const HEADERS: &str = "crates/rdma-shim/include";
 /// How the line begins, in any of its files, that builds it in its own folder; it has to say `-o NAME`.
 const LINE: &str = "nvcc ";
 /// Compiling, and running.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What became of it.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Tried {
     /// It ended with status 0.

@@ -28,10 +28,8 @@ pub mod programs;
 use attempt::Attempt;
 use passed::Passed;
 
-/// What runs, on what.
 struct Run<'a> {
     machine: &'a GpuMachine,
-    /// Name of the GPU.
     gpu: String,
     floors: &'a Floors,
     programs: &'a [TestProgram],

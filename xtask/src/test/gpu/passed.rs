@@ -12,7 +12,6 @@ use super::Outcome;
 use crate::carried::TestProgram;
 use crate::workspace;
 
-/// One suite that passed.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Suite {
@@ -62,7 +61,6 @@ impl Hasher for Fnv {
     }
 }
 
-/// The list on disk.
 pub struct Passed {
     before: Vec<Suite>,
     file: JsonLines,
@@ -85,7 +83,6 @@ impl Passed {
         Some((outcome, found.minutes))
     }
 
-    /// A suite passed.
     pub fn push(&mut self, suite: &str, mark: &Mark, outcome: &Outcome, minutes: f64) -> Result<()> {
         let (suite, mark, skips) = (suite.to_owned(), mark.clone(), outcome.skips.clone());
         Ok(self.file.push(&Suite { suite, mark, passed: outcome.passed, skips, minutes })?)

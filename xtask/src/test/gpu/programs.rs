@@ -14,7 +14,7 @@ use crate::carried::TestProgram;
 use crate::packages::PACKAGES;
 use crate::process::{WAIT, output};
 use crate::refused::refused;
-use crate::workspace::root;
+use crate::workspace::cargo;
 
 /// How the name of such a test begins.
 const GPU: &str = "gpu_";
@@ -37,10 +37,10 @@ pub fn packages(wanted: &[String]) -> Result<Vec<&'static str>> {
 pub fn build(packages: &[&str]) -> Result<Vec<TestProgram>> {
     let mut programs = Vec::new();
     for package in packages {
-        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        let mut cargo = cargo();
         // One package at a time, as its suite is built: together they would be built with the features of all.
         cargo.args(["test", "--no-run", "--quiet", "--locked", "-p", package]);
-        cargo.arg("--message-format=json-render-diagnostics").current_dir(root()).stderr(Stdio::inherit());
+        cargo.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
         let output = cargo.output().context("starting cargo test --no-run")?;
         if !output.status.success() {
             bail!("cargo test --no-run -p {package} failed");
@@ -116,7 +116,6 @@ pub struct Tests {
 }
 
 impl Tests {
-    /// Asks the program.
     pub fn of(program: &Path) -> Result<Tests> {
         let said = output(Command::new(program).args(["--list", "--format", "terse"]), WAIT);
         Ok(Tests::listed(&said.with_context(|| format!("asking {} for its tests", program.display()))?))
@@ -133,14 +132,12 @@ impl Tests {
         Tests { together, alone }
     }
 
-    /// Those that a suite runs.
     pub fn of_suite(mut self, suite: &Suite) -> Tests {
         self.together.retain(|test| suite.has(test));
         self.alone.retain(|test| suite.has(test));
         self
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.together.is_empty() && self.alone.is_empty()
     }
