@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, Parser, Subcommand};
 use soft_nic::config::{CONFIG_VARIABLE, Config, FABRIC_VARIABLE, KEYS, LinkLayer, LinkPath, STATS_VARIABLE};
 use soft_nic::dma::{Interface, interfaces};
@@ -149,6 +149,15 @@ fn first_paragraph(error: &clap::Error, is_ctl: bool) -> String {
     let tip = text.lines().find_map(|line| line.trim().strip_prefix("tip: a similar "));
     let tip = tip.map_or_else(String::new, |tip| format!("; a similar {tip}"));
     if error.kind() == ErrorKind::UnknownArgument && !is_ctl {
+        let key = match error.get(ContextKind::InvalidArg) {
+            Some(ContextValue::String(option)) => option.trim_start_matches('-').replace('-', "_"),
+            _ => String::new(),
+        };
+        if KEYS.iter().any(|known| known.name == key) {
+            return format!(
+                "{reason}; `{key}` is a key of the configuration file (--config FILE) and no option"
+            );
+        }
         return format!("{reason}{tip}; -- goes before the program: softnic run [OPTIONS] -- COMMAND…");
     }
     format!("{reason}{tip}")

@@ -33,6 +33,7 @@ fn wrong_options_are_named() {
         (&["run", "--path", "carrier-pigeon", "--", "true"], &["path", "carrier-pigeon"]),
         (&["run", "--rate-gbps", "-1", "--", "true"], &["rate", "-1"]),
         (&["run", "--rate-gbps", "nan", "--", "true"], &["rate"]),
+        (&["run", "--seed", "3", "true"], &["--seed", "`seed` is a key of the configuration file"]),
         (&["run", "--fabric", "a/b", "--", "true"], &["fabric", "a/b"]),
         (&["run"], &["COMMAND"]),
         (&["run", "--"], &["COMMAND"]),
