@@ -10,6 +10,10 @@ use super::{Everybody, program_of, show};
 
 /// Which, and how it is shown.
 #[derive(Debug, Args)]
+#[command(
+    after_help = "QPs are counted, not named. The QPN that `softnic ctl inject` takes is qp_num of the program's ibv_qp; \
+                        perftest prints it."
+)]
 pub struct List {
     /// Only this fabric; without it, all of this user's.
     #[arg(long, value_name = "NAME")]
