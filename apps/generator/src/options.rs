@@ -24,7 +24,9 @@ use crate::sender::Until;
     name = "generator",
     version = cli::VERSION,
     args_conflicts_with_subcommands = true,
-    after_help = "Both ends need an RDMA device. On a host without one, start them under the software NIC: \
+    after_help = "The shim is this project's posting code: it writes work requests and rings doorbells without libmlx5. The host \
+                  twin runs its GPU kernels on threads of this CPU.\n\n\
+                  Both ends need an RDMA device. On a host without one, start them under the software NIC: \
                   softnic run -- generator --listen 127.0.0.1:7000"
 )]
 pub struct Cli {
@@ -119,7 +121,6 @@ pub struct Baseline {
     pub json: Option<PathBuf>,
 }
 
-/// See [`Baseline::what`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum BaselineKind {
     /// Half a round trip between two flags in shared memory.
@@ -186,22 +187,22 @@ pub struct Transfer {
     /// Code that posts.
     #[arg(long, value_enum, default_value = "cpu-ibverbs")]
     pub poster: PosterName,
-    /// Operation.
+    /// Operation that carries a message.
     #[arg(long, value_enum, default_value = "write")]
     pub op: Op,
-    /// Service: rc, or uc.
+    /// Transport service.
     #[arg(long, value_enum, default_value = "rc")]
     pub service: Service,
     /// Bytes of a message.
     #[arg(long, default_value_t = 64)]
     pub payload: u64,
-    /// Messages for each completion.
+    /// Messages for each completion: the last of so many asks for one [default: 64, fewer of large messages].
     #[arg(long)]
     pub batch: Option<u32>,
-    /// Messages for each doorbell [default: 1, with warps 32].
+    /// Messages that one doorbell tells the NIC of [default: 1, with warps 32].
     #[arg(long)]
     pub doorbell_batch: Option<u32>,
-    /// Most outstanding messages of a queue pair.
+    /// Most outstanding messages of a queue pair: posted and not completed [default: 512, fewer where they take over 64 MiB].
     #[arg(long)]
     pub window: Option<u32>,
     /// Queue pairs, used in turn.
@@ -225,10 +226,10 @@ pub struct Transfer {
     /// Which messages the receiver compares with what was sent.
     #[arg(long, value_enum, default_value = "end")]
     pub verify: Verify,
-    /// Order of the shim's doorbell.
+    /// Whether the shim fences between its two stores of a doorbell, record and register.
     #[arg(long, value_enum, default_value = "strict")]
     pub order: OrderName,
-    /// Kind of the shim's doorbell.
+    /// How the shim writes the doorbell register.
     #[arg(long, value_enum, default_value = "8-bytes")]
     pub doorbell: DoorbellName,
     /// Kernels.
