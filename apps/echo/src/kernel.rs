@@ -188,7 +188,6 @@ impl Echo {
         Ok(self.0.status()?.ready != 0)
     }
 
-    /// How far it is.
     pub fn outcome(&self) -> Result<Outcome, KernelError> {
         self.0.outcome()
     }
@@ -203,7 +202,6 @@ impl Echo {
     }
 }
 
-/// What is asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Questions {
     /// How many, one after the other.
@@ -250,7 +248,6 @@ impl Ask {
         unsafe { kernel.launch([1, self.1], &arguments, cancel, self) }
     }
 
-    /// How far it is.
     pub fn outcome(&self) -> Result<Outcome, KernelError> {
         self.0.outcome()
     }

@@ -61,7 +61,6 @@ impl Verify {
     }
 }
 
-/// One run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     pub op: Op,
@@ -156,7 +155,6 @@ impl Plan {
         self.source_slot(message) as u32
     }
 
-    /// Distance of slots.
     pub fn slot_bytes(&self) -> usize {
         slot_bytes(self.payload_bytes) as usize
     }
