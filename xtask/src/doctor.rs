@@ -38,7 +38,6 @@ pub fn run() -> Result<()> {
     if carried::folder().is_none() {
         row("CUDA compiler", &cuda_wheels::state());
     }
-    row("process_vm", &process_vm());
     say!();
     match cuda() {
         Ok(facts) => facts.iter().for_each(|(name, value)| row(name, value)),
@@ -88,17 +87,6 @@ fn gpus() -> String {
             String::from_utf8_lossy(&output.stdout).trim().replace('\n', ", ")
         }
         _ => "none: GPU tests skip, GPU claims say what hardware they need".into(),
-    }
-}
-
-/// What Yama allows: decides between one copy and staging for large messages.
-fn process_vm() -> String {
-    let scope = Path::new("/proc/sys/kernel/yama/ptrace_scope");
-    match fs::read_to_string(scope).unwrap_or_else(|_| "0".into()).trim() {
-        "0" => "allowed between processes of one user: large payloads are copied once".into(),
-        level => format!(
-            "Yama's ptrace_scope is {level}: it may be refused, then large payloads go through staging"
-        ),
     }
 }
 

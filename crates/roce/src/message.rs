@@ -212,14 +212,6 @@ pub enum ReplyKind {
         /// Value before the operation.
         old: u64,
     },
-    /// Shared memory only, no packet has it: the responder, which moves the payload there, could not access the
-    /// *requester's* memory. On a wire the requester would have met this fault itself, so the requester treats it as
-    /// a local protection error of the message that starts at the PSN.
-    RequesterFault,
-    /// Shared memory only, no packet has it: the responder could not take the payload in the way that the link offered
-    /// it, and can in another way. The message that starts at the PSN, and all after it, are sent again; no retry is
-    /// counted, since nothing was lost.
-    Repeat,
 }
 
 /// NAK codes (IBTA §9.7.5.2, table of NAK codes); the numbers are the AETH's.

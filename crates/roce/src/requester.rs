@@ -76,8 +76,6 @@ pub struct Requester {
     timer: Timer,
     /// A resend was started by a NAK and nothing was acknowledged since: more NAKs of the same are echoes.
     recovering: bool,
-    /// The peer asked for another way, and nothing was acknowledged since.
-    repeated: bool,
     retries: Budget,
     rnr_retries: Budget,
     counters: RequesterCounters,
@@ -112,7 +110,6 @@ impl Requester {
             response_psns: 0,
             timer: Timer::Stopped,
             recovering: false,
-            repeated: false,
             retries: Budget::transport(config.retry_count),
             rnr_retries: Budget::rnr(config.rnr_retry),
             counters: RequesterCounters::default(),
@@ -245,8 +242,6 @@ impl Requester {
             ReplyKind::Nak(code) => self.take_nak(offset, code),
             ReplyKind::ReadResponse => self.take_response(reply.psn, offset, None),
             ReplyKind::AtomicResponse { old } => self.take_response(reply.psn, offset, Some(old)),
-            ReplyKind::RequesterFault => self.take_requester_fault(offset),
-            ReplyKind::Repeat => self.take_repeat(offset),
         };
         self.count_reply(before, verdict == ReplyVerdict::Ignored);
         self.restart_ack_timer(now, before);
@@ -281,15 +276,6 @@ impl Requester {
     pub fn hold_timer(&mut self, now: Now) {
         if let (Timer::Ack { .. }, Some(ns)) = (self.timer, ack_timeout_ns(self.config.timeout)) {
             self.timer = Timer::Ack { deadline: now.after(ns) };
-        }
-    }
-
-    /// The bytes of a response can be had in another way only (shared memory): asks for it again, and for all after it. No
-    /// retry is counted; until something is acknowledged, further calls speak of the same.
-    pub fn repeat_responses(&mut self) {
-        if self.state == State::Active && !self.recovering && !matches!(self.timer, Timer::Rnr { .. }) {
-            self.go_back();
-            self.recovering = true;
         }
     }
 

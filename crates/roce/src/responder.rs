@@ -211,9 +211,6 @@ impl Responder {
             (Pending::Nothing, _) => {}
             (Pending::Replay, _) => self.replayed(outcome),
             (Pending::Fragment | Pending::Message, Outcome::LocalFault) => self.local_fault(),
-            (Pending::Fragment | Pending::Message, Outcome::RequesterFault) => self.requester_fault(),
-            (Pending::Fragment | Pending::Message, Outcome::Lost) => self.assembly = None,
-            (Pending::Fragment | Pending::Message, Outcome::Repeat) => self.ask_again(),
             (Pending::Fragment | Pending::Message, Outcome::Revoked) => self.revoked(),
             (Pending::Fragment, _) => self.fragment_done(),
             (Pending::Message, Outcome::Atomic { old }) => self.message_done(old),

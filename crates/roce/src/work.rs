@@ -148,13 +148,6 @@ pub enum Outcome {
     },
     /// Memory of the responder's own process could not be accessed.
     LocalFault,
-    /// Memory of the requester's process could not be accessed (shared memory only, see
-    /// [`crate::ReplyKind::RequesterFault`]).
-    RequesterFault,
-    /// The requester took the payload back before it was read (shared memory only): as if the request were lost on the way.
-    Lost,
-    /// The payload can be read in another way only (shared memory only, see [`crate::ReplyKind::Repeat`]).
-    Repeat,
     /// The region that the message's first fragment was granted is no longer registered.
     Revoked,
 }

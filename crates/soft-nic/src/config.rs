@@ -125,8 +125,6 @@ pub struct Config {
     pub doorbell_order: DoorbellOrder,
     /// Lifts the increasing-address visibility of one WRITE's bytes, as PCIe relaxed ordering does.
     pub relaxed_ordering: bool,
-    /// Carries every payload in fragments through the ring, as if the kernel refused `process_vm_readv`.
-    pub staging: bool,
     /// Threads that help to copy long payloads, which then lie in the ring. `None`: `auto`, as many as the cores have room for.
     pub copy_threads: Option<u8>,
     /// Active MTU of the port in bytes.
@@ -167,7 +165,6 @@ impl Default for Config {
             strict: true,
             doorbell_order: DoorbellOrder::default(),
             relaxed_ordering: false,
-            staging: false,
             copy_threads: Some(0),
             mtu: 4096,
             ipv4: None,
@@ -275,13 +272,6 @@ pub const KEYS: &[Key] = &[
         meaning: "let the bytes of one WRITE become visible in any order, not only in increasing address order",
         set: |c, v| flag(v, &mut c.relaxed_ordering),
         get: |c| Some(c.relaxed_ordering.into()),
-    },
-    Key {
-        name: "staging",
-        allowed: "true or false",
-        meaning: "carry payloads in pieces through shared memory even where the kernel allows one direct copy",
-        set: |c, v| flag(v, &mut c.staging),
-        get: |c| Some(c.staging.into()),
     },
     Key {
         name: "copy_threads",
@@ -590,7 +580,6 @@ mod tests {
             strict: false,
             doorbell_order: DoorbellOrder::Early,
             relaxed_ordering: true,
-            staging: true,
             copy_threads: None,
             mtu: 1024,
             ipv4: Some(Ipv4Addr::new(10, 0, 0, 7)),
@@ -621,7 +610,7 @@ mod tests {
     #[test]
     fn a_bad_file_is_refused_by_one_line_that_names_file_key_value_and_range() {
         let known = "devices, ports, model, link_layer, path, rate_gbps, strict, doorbell_order, relaxed_ordering, \
-                     staging, copy_threads, mtu, ipv4, ipv6, loss, reorder, seed, cm_timeout, cm_retries, delay, pump, \
+                     copy_threads, mtu, ipv4, ipv6, loss, reorder, seed, cm_timeout, cm_retries, delay, pump, \
                      fabric, stats";
         for (text, message) in [
             ("devices = 0", "nic.toml: devices = 0 is not allowed; give a whole number from 1 to 8"),
@@ -655,7 +644,6 @@ mod tests {
                 "relaxed_ordering = \"yes\"",
                 "nic.toml: relaxed_ordering = \"yes\" is not allowed; give true or false",
             ),
-            ("staging = 0", "nic.toml: staging = 0 is not allowed; give true or false"),
             (
                 "copy_threads = 5",
                 "nic.toml: copy_threads = 5 is not allowed; give a whole number from 0 to 4, or \"auto\"",

@@ -33,7 +33,7 @@ const DEAREST: usize = 5;
 #[derive(Args, Default)]
 pub struct Options {
     /// Suites or packages to run; all, and all steps before them, without any. A suite is a package, or one on a NIC:
-    /// PACKAGE-LAYER-PATH, as in verbs-ib and verbs-roce-staged (no PATH: payloads are copied straight).
+    /// PACKAGE-LAYER-PATH, as in verbs-ib and verbs-roce-wire (no PATH: shared memory).
     suites: Vec<String>,
     /// The long matrices too (`SOFTNIC_TEST_FULL=1` for the suites).
     #[arg(long)]

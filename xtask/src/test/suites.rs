@@ -67,10 +67,8 @@ const GENERATOR: &[(&str, usize)] = &[
 /// How the NIC carries messages from one queue to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Carriage {
-    /// Through shared memory, long payloads by one copy straight between the ends.
-    Direct,
-    /// Through shared memory in pieces, as where the kernel refuses that copy.
-    Staged,
+    /// Through shared memory.
+    Shared,
     /// In packets over UDP, on the loopback interface.
     Wire,
 }
@@ -79,8 +77,7 @@ impl Carriage {
     /// What a suite's name ends with.
     fn suffix(self) -> &'static str {
         match self {
-            Carriage::Direct => "",
-            Carriage::Staged => "-staged",
+            Carriage::Shared => "",
             Carriage::Wire => "-wire",
         }
     }
@@ -88,8 +85,7 @@ impl Carriage {
     /// Configuration of the NIC, as `softnic run --config` reads it.
     fn config(self) -> &'static str {
         match self {
-            Carriage::Direct => "path = \"shm\"\n",
-            Carriage::Staged => "path = \"shm\"\nstaging = true\n",
+            Carriage::Shared => "path = \"shm\"\n",
             // Not 127.0.0.1: UDP port 4791 there belongs to the tests of softnic, which run beside these suites on another fabric.
             Carriage::Wire => "path = \"wire\"\nipv4 = \"127.0.0.2\"\n",
         }
@@ -100,12 +96,7 @@ impl Carriage {
 type Nic = (&'static str, Carriage);
 
 /// Every NIC.
-const NICS: [Nic; 4] = [
-    ("ib", Carriage::Direct),
-    ("roce", Carriage::Direct),
-    ("roce", Carriage::Staged),
-    ("roce", Carriage::Wire),
-];
+const NICS: [Nic; 3] = [("ib", Carriage::Shared), ("roce", Carriage::Shared), ("roce", Carriage::Wire)];
 
 /// One suite: test programs that print libtest's results.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -172,8 +163,8 @@ impl UnderNic {
     }
 }
 
-/// What the lines of counters say against `carriage`: staged suites must have staged, those on the wire sent packets and
-/// nothing else, and no other these.
+/// What the lines of counters say against `carriage`: suites on the wire must have sent packets and nothing else, and no other
+/// these.
 fn astray(carriage: Carriage, lines: &str) -> Option<String> {
     let sum = |name: &str| {
         let one = |line: &str| {
@@ -182,16 +173,14 @@ fn astray(carriage: Carriage, lines: &str) -> Option<String> {
         };
         lines.lines().map(one).sum::<Option<u64>>()
     };
-    let names = ["staged_bytes", "wire_packets_sent", "link_requests_sent"];
-    let [Some(staged), Some(packets), Some(records)] = names.map(sum) else {
+    let names = ["wire_packets_sent", "link_requests_sent"];
+    let [Some(packets), Some(records)] = names.map(sum) else {
         return Some(format!("the NIC left a line of counters without one of {}", names.join(", ")));
     };
     match carriage {
-        Carriage::Staged if staged == 0 => Some("nothing was staged, so no test saw staging".into()),
-        Carriage::Direct if staged > 0 => Some(format!("{staged} bytes were staged, not copied straight")),
         Carriage::Wire if packets == 0 => Some("no packet was sent, so no test saw the wire".into()),
         Carriage::Wire if records > 0 => Some(format!("{records} messages went through shared memory")),
-        Carriage::Direct | Carriage::Staged if packets > 0 => Some(format!("{packets} packets were sent")),
+        Carriage::Shared if packets > 0 => Some(format!("{packets} packets were sent")),
         _ => None,
     }
 }
@@ -306,20 +295,13 @@ mod tests {
         let suites = named(&["verbs", "rdma-shim"]);
         assert_eq!(
             names(&suites),
-            [
-                "rdma-shim-ib",
-                "rdma-shim-roce",
-                "verbs-ib",
-                "verbs-roce",
-                "verbs-roce-staged",
-                "verbs-roce-wire"
-            ]
+            ["rdma-shim-ib", "rdma-shim-roce", "verbs-ib", "verbs-roce", "verbs-roce-wire"]
         );
-        let runner = "target/softnic run --config target/logs/verbs-roce-staged.toml \
-                      --stats target/logs/verbs-roce-staged.stats.jsonl \
-                      --fabric test-verbs-roce-staged --link-layer roce --";
+        let runner = "target/softnic run --config target/logs/verbs-roce-wire.toml \
+                      --stats target/logs/verbs-roce-wire.stats.jsonl \
+                      --fabric test-verbs-roce-wire --link-layer roce --";
         let nic = suites[4].nic.as_ref().unwrap();
-        assert_eq!((nic.runner.join(" "), nic.carriage), (runner.to_owned(), Carriage::Staged));
+        assert_eq!((nic.runner.join(" "), nic.carriage), (runner.to_owned(), Carriage::Wire));
         assert_eq!(suites[4].environment, [require("nic,softnic")]);
     }
 
@@ -330,7 +312,7 @@ mod tests {
             ("generator-ib", "plan::tests::a_plan", true),
             ("generator-roce", "plan::tests::a_plan", false),
             ("generator-roce", "wrappers::twin_senders", true),
-            ("generator-roce-staged", "wrappers::twin_senders", false),
+            ("generator-roce-wire", "wrappers::twin_senders", false),
             ("generator-roce-wire", "transfer::each_operation", true),
             ("generator-roce", "bad_input::an_option", true),
             ("generator-roce-wire", "bad_input::an_option", false),
@@ -345,25 +327,19 @@ mod tests {
 
     #[test]
     fn a_suite_whose_messages_took_another_way_is_named() {
-        let line = |staged, packets, records| {
+        let line = |packets, records| {
             format!(
-                "{{\"pid\":7,\"counters\":{{\"staged_bytes\":{staged},\"wire_packets_sent\":{packets},\
+                "{{\"pid\":7,\"counters\":{{\"wire_packets_sent\":{packets},\
                  \"link_requests_sent\":{records}}}}}\n"
             )
         };
-        let (none, some) = (line(0, 0, 1) + &line(0, 0, 0), line(0, 0, 1) + &line(70_000, 0, 3));
-        let wire = line(0, 9, 0) + &line(0, 0, 0);
+        let (shared, wire) = (line(0, 1) + &line(0, 0), line(9, 0) + &line(0, 0));
         assert_eq!(astray(Carriage::Wire, &wire), None);
-        assert!(astray(Carriage::Wire, &line(0, 0, 0)).unwrap().contains("no packet"));
-        assert!(astray(Carriage::Wire, &line(0, 9, 2)).unwrap().contains("2 messages"));
-        assert!(astray(Carriage::Direct, &wire).unwrap().contains("9 packets"));
-        assert!(astray(Carriage::Staged, &(wire + &some)).unwrap().contains("9 packets"));
-        assert_eq!(astray(Carriage::Direct, &none), None);
-        assert_eq!(astray(Carriage::Staged, &some), None);
-        assert!(astray(Carriage::Staged, &none).unwrap().contains("nothing was staged"));
-        assert!(astray(Carriage::Staged, "").unwrap().contains("nothing was staged"));
-        assert!(astray(Carriage::Direct, &some).unwrap().contains("70000 bytes"));
-        assert!(astray(Carriage::Direct, "{}\n").unwrap().contains("without one of staged_bytes"));
+        assert!(astray(Carriage::Wire, &line(0, 0)).unwrap().contains("no packet"));
+        assert!(astray(Carriage::Wire, &line(9, 2)).unwrap().contains("2 messages"));
+        assert!(astray(Carriage::Shared, &wire).unwrap().contains("9 packets"));
+        assert_eq!(astray(Carriage::Shared, &shared), None);
+        assert!(astray(Carriage::Shared, "{}\n").unwrap().contains("without one of wire_packets_sent"));
     }
 
     #[test]
@@ -372,15 +348,11 @@ mod tests {
         let suites = all(&["verbs"], Path::new("softnic"), &folder);
         let nic = suites[2].nic.as_ref().unwrap();
         nic.prepare().unwrap();
-        fs::write(
-            &nic.stats,
-            "{\"counters\":{\"staged_bytes\":5,\"wire_packets_sent\":0,\"link_requests_sent\":1}}\n",
-        )
-        .unwrap();
+        fs::write(&nic.stats, "{\"counters\":{\"wire_packets_sent\":5,\"link_requests_sent\":0}}\n").unwrap();
         assert_eq!(nic.complaint(), None);
         nic.prepare().unwrap();
         assert!(nic.complaint().unwrap().contains("no counters"));
-        assert!(fs::read_to_string(&nic.config).unwrap().contains("staging = true"));
+        assert!(fs::read_to_string(&nic.config).unwrap().contains("wire"));
         fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 /// Names that begin so are 0 wherever nothing went wrong; each ends a word or names one counter.
-const TROUBLE: [&str; 13] = [
+const TROUBLE: [&str; 12] = [
     "ctl_changes",
     "injected_",
     "lost_port_down",
@@ -18,7 +18,6 @@ const TROUBLE: [&str; 13] = [
     "doorbell_",
     "doorbells_stray",
     "cq_overruns",
-    "staged_bytes",
 ];
 
 /// One process's line.

@@ -26,6 +26,5 @@ fn a_dma_buf_of_the_kernel_is_written_to_and_read_from_by_a_peer() {
         let fabric = Fabric::new(layer);
         let (_, counters) = fabric.run(&[&program, "udmabuf", &gid_argument(&fabric)]);
         assert_eq!(counters.completed(), messages("write", 3));
-        assert!(counters.value("staged_bytes") > 0, "its owner copies");
     }
 }

@@ -95,7 +95,6 @@ pub struct Fabric {
     options: Vec<String>,
     environment: Vec<(String, String)>,
     started: AtomicU32,
-    staging: bool,
     hosts: Option<Arc<Hosts>>,
     nobody: Option<ForEverybody>,
     pumped: bool,
@@ -118,7 +117,6 @@ impl Fabric {
             options,
             environment,
             started: AtomicU32::new(0),
-            staging: false,
             hosts: None,
             nobody: None,
             pumped: false,
@@ -134,7 +132,6 @@ impl Fabric {
 
     /// The same with a configuration file of this content.
     pub fn with_config(mut self, toml: &str) -> Self {
-        self.staging = toml.contains("staging = true") || toml.contains("copy_threads = 2");
         self.pumped = toml.contains("pump = true");
         let file = self.folder.join("nic.toml");
         fs::write(&file, toml).unwrap_or_else(|error| panic!("writing {}: {error}", file.display()));
@@ -241,11 +238,6 @@ impl Fabric {
     /// Whether the NIC also runs from inside the programs' polls.
     pub fn is_pumped(&self) -> bool {
         self.pumped
-    }
-
-    /// Whether payloads, or the long ones, are staged by configuration.
-    pub fn is_staging(&self) -> bool {
-        self.staging
     }
 
     /// Another fabric of the same test, sharing its turn.

@@ -107,7 +107,6 @@ fn messages_to_and_from_a_gpu_arrive_whole_by_either_way_of_moving_them() {
         }
         assert!(value(&counters, "gpu_mover_helped") > 0, "long messages, and nobody helped: {said}");
         assert_eq!(value(&counters, "gpu_faults"), 0);
-        assert_eq!(value(&counters, "staged_bytes"), 0, "both ends are this process's");
     }
 }
 
@@ -117,9 +116,8 @@ fn between_processes_the_owner_of_a_gpu_moves_its_memory_whether_the_other_has_c
     for (mode, messages) in [("pair", "108 messages"), ("pair-host", "36 messages")] {
         for layer in Layer::BOTH {
             let fabric = on_stand_in(layer, &folder, "");
-            let (said, counters) = fabric.run(&[&program, mode, gid(layer)]);
+            let (said, _) = fabric.run(&[&program, mode, gid(layer)]);
             assert!(said.contains(messages), "{said}");
-            assert!(value(&counters, "staged_bytes") > 0, "{mode}: nobody else can copy it");
         }
         let wired = on_stand_in(Layer::Roce, &folder, "").with_options(&["--path", "wire"]);
         let (said, _) = wired.run(&[&program, mode, "3"]);

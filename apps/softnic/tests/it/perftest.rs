@@ -10,7 +10,6 @@
 //! - `-a`: once for each size 2^1 … 2^23; UD stops at the MTU, 2^12 here.
 //! - `-l` must divide `-n`, hence 192 instead of 200 there.
 
-use crate::c_program::compile;
 use crate::counters::{Counters, messages};
 use crate::fabric::{Fabric, Layer, full};
 use crate::program::{DEADLINE, find, within};
@@ -121,10 +120,6 @@ fn counted(
         if fabric.is_wired() {
             // A socket's buffer may overflow while its NIC has no core; what is lost on the way is sent again.
             trouble.retain(|name, _| !REPAIRED.contains(name));
-        }
-        if fabric.is_staging() {
-            // Asked for, so no detour.
-            trouble.remove("staged_bytes");
         }
         if options.contains(&"--use-srq") && options.contains(&"-q") {
             // perftest shares as many receives as one queue pair's messages among all, so a receiver that posts them late finds
@@ -396,24 +391,7 @@ fn configured(toml: &str, rows: &[Variant]) -> Vec<[Counters; 2]> {
 }
 
 #[test]
-fn payloads_are_staged_where_direct_copies_are_refused() {
-    measure::need!(find("ib_write_bw"), "perftest");
-    let rows: &[Variant] = &[
-        ("ib_write_bw", "RC", &[], "write", 65536),
-        ("ib_read_bw", "RC", &[], "read", 65536),
-        ("ib_send_bw", "RC", &[], "send", 1 << 20),
-    ];
-    for (row, [server, client]) in rows.iter().zip(configured("staging = true\n", rows)) {
-        let staged = server.value("staged_bytes") + client.value("staged_bytes");
-        let through_the_ring = server.value("link_inline_bytes") + client.value("link_inline_bytes");
-        assert_eq!(through_the_ring, COUNT * row.4, "{row:?}: nothing is copied directly");
-        // Of a message, the last 16 KiB at most may travel as any small message does.
-        assert!(staged >= COUNT * (row.4 - 16_384), "{row:?}: {staged} bytes staged");
-    }
-}
-
-#[test]
-fn long_payloads_lie_in_the_ring_where_threads_help_to_copy() {
+fn threads_help_to_copy_long_payloads_where_they_are_asked_to() {
     measure::need!(find("ib_write_bw"), "perftest");
     let rows: &[Variant] = &[
         ("ib_write_bw", "RC", &[], "write", 65536),
@@ -424,41 +402,12 @@ fn long_payloads_lie_in_the_ring_where_threads_help_to_copy() {
     for (row, [server, client]) in rows.iter().zip(configured("copy_threads = 2\n", rows)) {
         let sum = |name: &str| server.value(name) + client.value(name);
         let long = row.4 >= 65_536;
-        let (ring, direct) = if long { (COUNT * row.4, 0) } else { (0, COUNT * row.4) };
-        assert_eq!((sum("link_inline_bytes"), sum("link_direct_bytes")), (ring, direct), "{row:?}");
+        assert_eq!(sum("link_payload_bytes"), COUNT * row.4, "{row:?}");
         assert_eq!(
             sum("copy_helpers"),
             if long { 4 } else { 0 },
             "{row:?}: two at each end, once there is something"
         );
-    }
-}
-
-#[test]
-fn what_the_kernel_refuses_is_staged_and_said_once() {
-    measure::need!(find("ib_write_bw"), "perftest");
-    let refusing = measure::need!(compile("no_direct_copies", &[]), "a C compiler").display().to_string();
-    let fabric = Fabric::new(Layer::InfiniBand);
-    for (name, kind, bytes) in
-        [("ib_write_bw", "write", 65536), ("ib_read_bw", "read", 65536), ("ib_send_bw", "send", 1 << 20)]
-    {
-        let size = bytes.to_string();
-        let finished = fabric
-            .pair(&[&refusing, name, "-F", "-c", "RC", "-n", "200", "-s", &size])
-            .finish_on_distribution();
-        let sides = [&finished.server, &finished.client];
-        let sum = |name: &str| sides.iter().map(|side| side.counters.value(name)).sum::<u64>();
-        assert_eq!(finished.client.counters.completed(), messages(kind, 200), "{name}");
-        let executed = &finished.server.counters;
-        assert_eq!((executed.executed(), executed.executed_bytes()), (200, 200 * bytes), "{name}");
-        // Every byte came out of the ring. Of a message, the last 16 KiB at most may travel as any small message does.
-        assert_eq!(sum("link_inline_bytes"), 200 * bytes, "{name}");
-        assert!(sum("staged_bytes") >= 200 * (bytes - 16_384), "{name}: {} staged", sum("staged_bytes"));
-        assert_eq!(sum("link_direct_bytes"), 0, "{name}");
-        for side in sides {
-            let said = side.output.matches("the kernel allows no copies from process").count();
-            assert_eq!(said, 1, "{name}: {}", side.output);
-        }
     }
 }
 

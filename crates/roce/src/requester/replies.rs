@@ -67,7 +67,6 @@ impl Requester {
     /// Something was acknowledged, which refills the counters and ends a recovery.
     pub(super) fn progressed(&mut self) {
         self.recovering = false;
-        self.repeated = false;
         self.retries.refill();
         self.rnr_retries.refill();
     }
@@ -159,28 +158,6 @@ impl Requester {
         message.atomic_old = old.unwrap_or_default();
         self.step_done(true);
         ReplyVerdict::Response(Ticket(ticket))
-    }
-
-    /// The responder could not reach our memory for the message at the PSN: on a wire we would have met this ourselves.
-    pub(super) fn take_requester_fault(&mut self, offset: u32) -> ReplyVerdict {
-        match self.acknowledge_before(offset) {
-            Walk::AtResponse => self.implied_nak(),
-            Walk::Through => self.fail_oldest(Status::LocalProtection),
-        }
-    }
-
-    /// The responder wants the message at the PSN in another way. There is one other way, so a responder that asks again
-    /// without progress in between is treated as one that lost the message.
-    pub(super) fn take_repeat(&mut self, offset: u32) -> ReplyVerdict {
-        if self.acknowledge_before(offset) == Walk::AtResponse {
-            return self.implied_nak();
-        }
-        if self.repeated || matches!(self.timer, Timer::Rnr { .. }) {
-            return self.resend_once();
-        }
-        self.go_back();
-        (self.recovering, self.repeated) = (true, true);
-        ReplyVerdict::Resend
     }
 
     /// Something later was answered, so the response to the READ or atomic at `done` is lost: go back to it.

@@ -88,13 +88,8 @@ impl Responder {
     /// so this is no error of this QP).
     pub(super) fn replayed(&mut self, outcome: Outcome) {
         match outcome {
-            Outcome::LocalFault | Outcome::Lost | Outcome::Repeat | Outcome::Revoked => {
+            Outcome::LocalFault | Outcome::Revoked => {
                 self.counters.dropped[DropReason::UnknownDuplicate as usize] += 1;
-            }
-            Outcome::RequesterFault => {
-                let kind = ReplyKind::RequesterFault;
-                let psn = self.at_work.psn;
-                self.responses.push_back(Response { psn, msn: self.msn, kind, replayed: true });
             }
             Outcome::Done | Outcome::Atomic { .. } => {
                 let psn = self.last_psn(&self.at_work);
@@ -142,24 +137,6 @@ impl Responder {
             self.refuse(NakCode::RemoteOperation, None, Status::LocalProtection);
         } else {
             self.refuse(NakCode::RemoteOperation, Some(AsyncEvent::QpFatal), Status::Flushed);
-        }
-    }
-
-    /// The requester's memory failed: for us the message never came. The requester is told at the PSN it was sent with.
-    pub(super) fn requester_fault(&mut self) {
-        self.assembly = None;
-        if self.config.service == ServiceType::Rc {
-            self.nak(ReplyKind::RequesterFault);
-        }
-    }
-
-    /// The payload is to come again in another way. Whatever was sent behind it lies behind a gap now, and one request for
-    /// a repetition covers it all.
-    pub(super) fn ask_again(&mut self) {
-        self.assembly = None;
-        if self.config.service == ServiceType::Rc {
-            self.state = State::GapNaked;
-            self.nak(ReplyKind::Repeat);
         }
     }
 

@@ -419,6 +419,6 @@ fn content_of(reply: &Reply) -> Option<Content> {
         ReplyKind::RnrNak { timer } => Content::Acknowledge(aeth(Syndrome::RnrNak { timer })),
         ReplyKind::Nak(code) => Content::Acknowledge(aeth(Syndrome::Nak(code))),
         ReplyKind::AtomicResponse { old } => Content::AtomicAcknowledge { aeth: aeth(Syndrome::Ack), old },
-        ReplyKind::ReadResponse | ReplyKind::RequesterFault | ReplyKind::Repeat => return None,
+        ReplyKind::ReadResponse => return None,
     })
 }

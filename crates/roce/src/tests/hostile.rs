@@ -105,8 +105,6 @@ fn reply() -> impl Strategy<Value = Reply> {
             .prop_map(ReplyKind::Nak),
         Just(ReplyKind::ReadResponse),
         any::<u64>().prop_map(|old| ReplyKind::AtomicResponse { old }),
-        Just(ReplyKind::RequesterFault),
-        Just(ReplyKind::Repeat),
     ];
     (number(), number(), any::<u32>(), kind).prop_map(|(src_qpn, psn, msn, kind)| Reply {
         src_qpn,
@@ -245,11 +243,8 @@ fn besiege(siege: &Siege, reached: &mut Reached) -> Result<(), TestCaseError> {
             reached.executed[request.opcode as usize] += 1;
             match outcome {
                 0 => responder.executed(Outcome::LocalFault),
-                1 => responder.executed(Outcome::RequesterFault),
-                2 => {}
-                3 => responder.executed(Outcome::Repeat),
-                4 => responder.executed(Outcome::Lost),
-                5 => responder.executed(Outcome::Revoked),
+                1 => {}
+                2 => responder.executed(Outcome::Revoked),
                 _ if request.opcode.is_atomic() => responder.executed(Outcome::Atomic { old: 1 }),
                 _ => responder.executed(Outcome::Done),
             }

@@ -98,14 +98,6 @@ fn a_reply_completes_resends_or_fails_what_the_specification_says() {
             failed(3, Status::RemoteOperation),
             vec![],
         ),
-        (
-            "our own memory",
-            writes,
-            reply(8, ReplyKind::RequesterFault),
-            failed(1, Status::LocalProtection),
-            vec![],
-        ),
-        ("another way is asked for", writes, reply(9, ReplyKind::Repeat), ok(2), vec![9, 10]),
         ("response acks what is before", read_second, reply(8, ReplyKind::ReadResponse), ok(2), vec![]),
         ("ack past a READ is an implied NAK", read_second, reply(9, ReplyKind::Ack), ok(1), vec![8, 9, 10]),
         ("ack of the READ itself is one too", read_second, reply(8, ReplyKind::Ack), ok(1), vec![8, 9, 10]),
@@ -522,41 +514,4 @@ fn an_error_state_flushes_and_an_unreliable_queue_can_resume() {
     requester.link_consumed(Ticket(3));
     let Some(Completion { ticket, status, .. }) = requester.poll_completion() else { panic!() };
     assert_eq!((ticket, status), (Ticket(3), Success));
-}
-
-#[test]
-fn what_is_wanted_in_another_way_goes_again_once_for_nothing() {
-    let mut requester = Requester::new(RequesterConfig { retry_count: 0, ..config() });
-    post(&mut requester, &[Write, Write]);
-    assert_eq!(sent(&mut requester, 0), [7, 8]);
-    let repeat = reply(7, ReplyKind::Repeat);
-    assert_eq!(requester.handle_reply(Now(1), &repeat), ReplyVerdict::Resend);
-    assert_eq!(sent(&mut requester, 1), [7, 8], "no retry is needed for it");
-    assert_eq!(requester.handle_reply(Now(2), &repeat), ReplyVerdict::Ignored, "an echo");
-    assert_eq!(sent(&mut requester, 2), []);
-    requester.handle_reply(Now(3), &reply(7, ReplyKind::Ack));
-    assert_eq!(requester.handle_reply(Now(4), &reply(8, ReplyKind::Repeat)), ReplyVerdict::Resend);
-    assert_eq!(sent(&mut requester, 4), [8], "after progress it may be asked for again");
-    assert_eq!(ended(&mut requester), [(0, Success)]);
-    // A peer that never takes anything meets the timer.
-    requester.handle_timeout(Now(5 + TIMEOUT_NS));
-    assert_eq!(ended(&mut requester), [(1, Status::RetryExceeded)]);
-}
-
-#[test]
-fn answers_that_can_be_had_in_another_way_only_are_asked_for_again_once() {
-    let mut requester = Requester::new(RequesterConfig { retry_count: 0, ..config() });
-    post(&mut requester, &[Read, Read]);
-    assert_eq!(sent(&mut requester, 0), [7, 8]);
-    requester.repeat_responses();
-    assert_eq!(sent(&mut requester, 1), [7, 8]);
-    requester.repeat_responses();
-    assert_eq!(sent(&mut requester, 2), [], "the second answer says the same");
-    for psn in [7, 8] {
-        requester.handle_reply(Now(3), &reply(psn, ReplyKind::ReadResponse));
-    }
-    assert_eq!(ended(&mut requester), [(0, Success), (1, Success)]);
-    requester.enter_error();
-    requester.repeat_responses();
-    assert_eq!(sent(&mut requester, 4), []);
 }

@@ -114,8 +114,6 @@ impl Scene {
                 ReplyKind::Nak(code) => format!("{code:?}{psn}"),
                 ReplyKind::ReadResponse => format!("data{psn}"),
                 ReplyKind::AtomicResponse { old } => format!("old{psn}={old}"),
-                ReplyKind::RequesterFault => format!("yours{psn}"),
-                ReplyKind::Repeat => format!("repeat{psn}"),
             });
         }
         words.join(" ")
@@ -362,37 +360,6 @@ fn a_fault_in_the_responders_memory_is_a_remote_operation_error() {
         assert_eq!(failure.receive.map(|failed| failed.status), status, "{opcode:?}");
         assert_eq!(failure.event, event, "{opcode:?}");
     }
-}
-
-#[test]
-fn a_fault_in_the_requesters_memory_is_its_own_and_keeps_the_receive() {
-    let mut scene = scene(ServiceType::Rc, &[64]);
-    scene.outcome = Outcome::RequesterFault;
-    assert_eq!(scene.take(&request(Opcode::Send, 7)), "recv1@0+16! yours7");
-    assert!(!scene.responder.is_failed());
-    scene.outcome = Outcome::Done;
-    assert_eq!(
-        scene.take(&request(Opcode::Send, 7)),
-        "recv1@0+16! ack7",
-        "the same receive serves the next message"
-    );
-}
-
-#[test]
-fn a_payload_taken_back_was_never_there_and_one_wanted_otherwise_is_asked_for_once() {
-    let mut scene = scene(ServiceType::Rc, &[64]);
-    scene.outcome = Outcome::Lost;
-    assert_eq!(scene.take(&request(Opcode::Send, 7)), "recv1@0+16!", "lost on the way: silence");
-    scene.outcome = Outcome::Repeat;
-    assert_eq!(scene.take(&request(Opcode::Send, 7)), "recv1@0+16! repeat7");
-    assert_eq!(
-        scene.take(&request(Opcode::Send, 8)),
-        "drop:AfterNak",
-        "what was sent behind it comes again too"
-    );
-    scene.outcome = Outcome::Done;
-    assert_eq!(scene.take(&request(Opcode::Send, 7)), "recv1@0+16! ack7", "the same receive all the time");
-    assert!(!scene.responder.is_failed());
 }
 
 #[test]

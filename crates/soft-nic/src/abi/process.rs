@@ -115,7 +115,6 @@ impl Process {
         let memory = Host::new()?;
         let link_config = LinkConfig {
             fabric: config.fabric.clone(),
-            staging: config.staging,
             addresses: config.wire_addresses(),
             weather: Weather { loss: config.loss, reorder: config.reorder, seed: config.seed },
             copiers: config.copiers(system::allowed_cores()),
@@ -326,10 +325,8 @@ pub(super) fn counters(server: &Server<Nic<Host>>, nic: &mut Nic<Host>) -> Vec<(
             ("link_requests_sent", link.requests_sent),
             ("link_replies_sent", link.replies_sent),
             ("link_received", link.received),
-            ("link_inline_bytes", link.inline_bytes),
-            ("link_direct_bytes", link.direct_bytes),
+            ("link_payload_bytes", link.payload_bytes),
             ("link_relaxed_bytes", link.relaxed_bytes),
-            ("link_taken_back", link.taken_back),
             ("link_bad_records", link.bad_records),
             ("link_attach_failures", link.attach_failures),
             ("link_peers_lost", link.peers_lost),

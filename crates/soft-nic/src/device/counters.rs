@@ -122,8 +122,6 @@ counters! {
     doorbells_stray,
     /// CQs that died because they were full or unreachable.
     cq_overruns,
-    /// Payload carried in fragments through the ring.
-    staged_bytes,
     /// Changes that `softnic ctl` made: links, settings, injected faults. Not 0: no result of an unimpaired NIC.
     ctl_changes,
     /// Messages and replies sent while the port was down.

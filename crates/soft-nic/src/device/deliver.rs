@@ -12,11 +12,11 @@ use roce::{
 use super::command::event_type;
 use super::core::Core;
 use super::mr::access;
-use super::qp::{Answer, LentAnswer, Qp};
+use super::qp::{Answer, Qp};
 use super::rq::QpResources;
 use super::wire;
 use crate::dma::{Memory, Order, Segment};
-use crate::link::{CopyError, Disposition, Inbound, Link, Message, Payload, Room, SendError, Sent};
+use crate::link::{Disposition, Inbound, Link, Message, Payload, Room, SendError};
 
 /// Order in which bytes become visible.
 pub(super) fn order(relaxed: bool) -> Order {
@@ -168,7 +168,7 @@ impl<M: Memory> Core<M> {
             Work::Write { region, offset, length, completion } => {
                 let to =
                     Segment { addr: region.address.wrapping_add(u64::from(*offset)), len: (*length).into() };
-                inbound.copy_into(&[to], self.order_of(region)).map_err(outcome).map(|()| {
+                inbound.copy_into(&[to], self.order_of(region)).map_err(|_| Outcome::LocalFault).map(|()| {
                     if let Some((receive, completion)) = completion {
                         self.complete_receive(qp, receive.id as u16, completion, None, None);
                     }
@@ -231,8 +231,12 @@ impl<M: Memory> Core<M> {
             length > 0 && length as usize <= qp.responder_scatter && offset == 0 && completion.is_some();
         let moved = match (mapped, small) {
             (Err(_), _) => Err(Outcome::LocalFault),
-            (Ok(()), true) => inbound.copy_to_buffer(&mut payload[..length as usize]).map_err(outcome),
-            (Ok(()), false) => inbound.copy_into(&to, order(self.options.relaxed_ordering)).map_err(outcome),
+            (Ok(()), true) => {
+                inbound.copy_to_buffer(&mut payload[..length as usize]).map_err(|_| Outcome::LocalFault)
+            }
+            (Ok(()), false) => {
+                inbound.copy_into(&to, order(self.options.relaxed_ordering)).map_err(|_| Outcome::LocalFault)
+            }
         };
         self.segments = to;
         moved?;
@@ -386,15 +390,7 @@ impl<M: Memory> Core<M> {
                 self.refuse_answer(link, qp, reply, NakCode::RemoteOperation, event_type::QP_FATAL);
                 true
             }
-            Ok(Sent { loan, .. }) => {
-                qp.answers.pop_front();
-                while qp.lent_answers.front().is_some_and(|lent| lent.loan.is_over()) {
-                    qp.lent_answers.pop_front();
-                }
-                qp.lent_answers.extend(loan.map(|loan| LentAnswer { answer, reply: *reply, loan }));
-                true
-            }
-            Err(SendError::NoPeer(_)) => {
+            Ok(_) | Err(SendError::NoPeer(_)) => {
                 qp.answers.pop_front();
                 true
             }
@@ -441,15 +437,5 @@ impl<M: Memory> Core<M> {
                 }
             }
         }
-    }
-}
-
-fn outcome(error: CopyError) -> Outcome {
-    match error {
-        CopyError::Local(_) => Outcome::LocalFault,
-        CopyError::Sender => Outcome::RequesterFault,
-        CopyError::Gone | CopyError::TakenBack => Outcome::Lost,
-        // The channel is staged from now on; what is sent again comes that way.
-        CopyError::Refused => Outcome::Repeat,
     }
 }

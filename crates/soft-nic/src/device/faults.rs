@@ -275,13 +275,12 @@ impl<M: Memory> Core<M> {
             pace.spend(1);
         }
         let (port, mtu) = (qp.port, qp.mtu_bytes());
-        let request = &mut *qp.sq.outstanding[place];
+        let request = &qp.sq.outstanding[place];
         let asked = &request.request;
         if faults.is_down(port) {
             self.counters.lost_port_down += 1;
-            request.resent |= transmit.retransmission;
             self.count_sent(port, mtu, &request.request, transmit);
-            return self.sent(qp, transmit.ticket, None);
+            return self.sent(qp, transmit.ticket);
         }
         let count = roce::message::psn_count(asked.opcode, asked.length, mtu);
         let covers = |psn: u32| (0..count).any(|at| transmit.psn.plus(at) == Psn::new(psn));
@@ -302,9 +301,8 @@ impl<M: Memory> Core<M> {
             return false;
         }
         self.counters.injected_lost_requests += 1;
-        request.resent |= transmit.retransmission;
         self.count_sent(port, mtu, &request.request, transmit);
-        self.sent(qp, transmit.ticket, None)
+        self.sent(qp, transmit.ticket)
     }
 
     /// The same for a packet of a connected queue, of the message at this place: how it leaves, if it does.

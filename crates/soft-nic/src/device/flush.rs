@@ -21,7 +21,6 @@ impl<M: Memory> Core<M> {
             return self.fail_qp(qp);
         }
         qp.state = QpState::Sqe;
-        self.withdraw_sends(qp);
         if let Some(requester) = &mut qp.requester {
             requester.enter_error();
         }
@@ -36,8 +35,6 @@ impl<M: Memory> Core<M> {
         qp.state = QpState::Err;
         // No message follows that an acknowledgement could wait for.
         qp.converses = false;
-        // Before the first flush CQE: with that the memory is the program's.
-        self.withdraw_sends(qp);
         if let Some(requester) = &mut qp.requester {
             requester.enter_error();
         }
@@ -62,7 +59,6 @@ impl<M: Memory> Core<M> {
     pub(super) fn flush_sends(&mut self, qp: &mut Qp) -> usize {
         let mut work = 0;
         qp.sq.partial = None;
-        qp.sq.lent.clear();
         while let Some(request) = qp.sq.outstanding.pop_front() {
             self.fail_send_wqe(qp, request.wqe_index, request.opcode, Status::Flushed);
             self.pool.give(request);

@@ -37,7 +37,6 @@ mod unreached;
 mod watch;
 mod window;
 mod wire;
-mod withdraw;
 
 pub use self::core::LogSink;
 pub use counters::Counters;

@@ -155,7 +155,8 @@ impl<M: Memory> Core<M> {
                 qp.attributes = ModifyQp::default();
             }
             (_, QpState::Err) => {
-                self.withdraw_answers(qp);
+                qp.drop_replies();
+                qp.partial_reply = None;
                 return self.fail_qp(qp);
             }
             (QpState::Init, QpState::Rtr) => {

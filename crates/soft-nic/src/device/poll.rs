@@ -47,7 +47,6 @@ impl<M: Memory> Core<M> {
             }
         }
         link.ring_bells();
-        self.counters.staged_bytes = link.counters().staged_bytes;
         work
     }
 

@@ -16,7 +16,7 @@ use super::route::Route;
 use super::rq::ReceiveQueue;
 use super::sq::SendQueue;
 use crate::dma::{Memory, Segment};
-use crate::link::{Loan, PathAddress};
+use crate::link::PathAddress;
 
 /// `MLX5_QP_FLAG_*` bits (`mlx5-abi.h`).
 pub mod flag {
@@ -87,8 +87,6 @@ pub(super) struct Qp {
     pub replying: bool,
     /// READ answers that travel in replies: last PSN of the request, where the bytes are, how many have left.
     pub answers: VecDeque<Answer>,
-    /// READ answers that the requester copies from where they lie.
-    pub lent_answers: VecDeque<LentAnswer>,
     /// A READ response of which the link took only a part.
     pub partial_reply: Option<Reply>,
     /// READ responses leave at the link's rate: no reply before this.
@@ -125,22 +123,18 @@ pub(super) struct Answer {
     pub offset: u32,
 }
 
-/// A READ answer that went by reference.
-#[derive(Debug)]
-pub(super) struct LentAnswer {
-    /// What it was.
-    pub answer: Answer,
-    /// The reply that named it.
-    pub reply: Reply,
-    /// The requester's hold on the memory.
-    pub loan: Loan,
-}
-
 impl Qp {
     /// What waits to be answered never is.
     pub(super) fn drop_replies(&mut self) {
         self.answers.clear();
         while self.responder.as_mut().and_then(Responder::poll_reply).is_some() {}
+    }
+
+    /// What was asked for through this key, and was not answered, is refused.
+    pub(super) fn revoke_answers(&mut self, key: u32) {
+        for answer in self.answers.iter_mut().filter(|answer| answer.key == key) {
+            answer.revoked = true;
+        }
     }
 
     /// Protection domain of the keys in its receives.
@@ -205,7 +199,6 @@ impl<M: Memory> Core<M> {
                 held: None,
                 outstanding: VecDeque::new(),
                 partial: None,
-                lent: VecDeque::new(),
                 last_sent: None,
                 answer_holds: 0,
                 stopped: false,
@@ -232,7 +225,6 @@ impl<M: Memory> Core<M> {
             active: self.now,
             replying: false,
             answers: VecDeque::new(),
-            lent_answers: VecDeque::new(),
             partial_reply: None,
             reply_not_before: roce::Now(0),
             ack_due: roce::Now(0),
@@ -368,8 +360,7 @@ impl<M: Memory> Core<M> {
 
     /// Drops everything posted, without completions, and forgets the connection: RESET and destruction.
     pub(super) fn empty(&mut self, qp: &mut Qp) {
-        self.withdraw_sends(qp);
-        self.withdraw_answers(qp);
+        qp.drop_replies();
         qp.requester = None;
         qp.responder = None;
         for request in qp.sq.outstanding.drain(..).chain(qp.sq.held.take()) {
@@ -377,7 +368,6 @@ impl<M: Memory> Core<M> {
         }
         qp.sq.fetched = 0;
         qp.sq.partial = None;
-        qp.sq.lent.clear();
         qp.sq.last_sent = None;
         qp.sq.stopped = false;
         qp.sq.doorbell.reset();

@@ -7,7 +7,7 @@ use super::packets::pieces;
 use super::qp::Qp;
 use super::sq::{Kind, SendRequest};
 use crate::dma::{Fault, Memory};
-use crate::link::{CopyError, Inbound};
+use crate::link::Inbound;
 
 impl<M: Memory> Core<M> {
     /// A reply arrived for this queue.
@@ -96,10 +96,10 @@ impl<M: Memory> Core<M> {
             inbound.copy_to_buffer(&mut request.inline)
         } else if request.revoked {
             // Its region went away while the answer was on its way.
-            Err(CopyError::Local(Fault { addr: 0 }))
+            Err(Fault { addr: 0 })
         } else {
             let order = super::deliver::order(self.options.relaxed_ordering);
-            // Pieces come when answers are staged only; a whole one needs no list of its own.
+            // The first piece needs no list of its own.
             match offset {
                 0 => inbound.copy_into(&request.segments, order),
                 _ => {
@@ -111,23 +111,10 @@ impl<M: Memory> Core<M> {
         };
         match copied {
             Ok(()) => true,
-            // Never answered, as far as this side can know.
-            Err(CopyError::Gone | CopyError::TakenBack) => false,
-            Err(CopyError::Refused) => {
-                // The channel is staged from now on; what is asked for again comes that way.
-                if let Some(requester) = &mut qp.requester {
-                    requester.repeat_responses();
-                }
-                self.schedule.heat(qp, self.now);
-                false
-            }
-            Err(error @ (CopyError::Local(_) | CopyError::Sender)) => {
-                // The responder's memory, on a wire, is met by the responder: it says remote operation error.
-                let remote = error == CopyError::Sender;
-                let status = if remote { Status::RemoteOperation } else { Status::LocalProtection };
+            Err(_) => {
                 let ticket = request.ticket;
                 if let Some(requester) = &mut qp.requester {
-                    requester.fail(ticket, status);
+                    requester.fail(ticket, Status::LocalProtection);
                 }
                 self.schedule.heat(qp, self.now);
                 false

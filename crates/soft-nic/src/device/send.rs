@@ -15,7 +15,7 @@ use super::schedule::Schedule;
 use super::sq::{Kind, SendRequest};
 use super::wire;
 use crate::dma::Memory;
-use crate::link::{Link, MAX_INLINE, Payload, SendError, TakenBack, Unsent};
+use crate::link::{Link, Payload, SendError, Unsent};
 
 /// WQEs of one queue read in one poll, so that no queue starves the others.
 const FETCH_BUDGET: usize = 32;
@@ -46,7 +46,6 @@ impl<M: Memory> Core<M> {
         if qp.state.finishes_sends() {
             if !qp.sq.outstanding.is_empty() {
                 self.run_timers(link, qp);
-                work += self.take_back(link, qp);
             }
             if qp.state.starts_sends() {
                 work += self.post(qp);
@@ -230,21 +229,6 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// UC and UD: memory that receivers were reading is ours again.
-    fn take_back(&mut self, link: &mut Link, qp: &mut Qp) -> usize {
-        let mut work = 0;
-        while let Some((ticket, slot, position)) = qp.sq.lent.front().copied()
-            && link.consumed(slot, position)
-        {
-            qp.sq.lent.pop_front();
-            work += 1;
-            if let Some(requester) = &mut qp.requester {
-                requester.link_consumed(ticket);
-            }
-        }
-        work
-    }
-
     fn transmit(&mut self, link: &mut Link, qp: &mut Qp) -> usize {
         if let Some(route) = qp.route {
             let sent = self.transmit_packets(link, qp, route);
@@ -289,27 +273,19 @@ impl<M: Memory> Core<M> {
         if request.revoked {
             return fail();
         }
-        if request.take_back() == TakenBack::Overdue {
-            self.say_overdue(qp.qpn, 1);
-        }
-        request.resent |= transmit.retransmission;
         request.request.psn = transmit.psn;
         request.request.ack_requested = transmit.ack_requested;
         if let Some(route) = request.route {
             return self.send_datagram_of(link, qp, place, route, transmit);
         }
-        let Some(to) = request.to else {
+        if request.to.is_none() {
             // Nobody has that address: lost on the way.
             self.count_sent(port, mtu, &request.request, transmit);
             self.counters.lost_unreachable += 1;
             if qp.service == ServiceType::Ud {
                 self.say_no_way(qp.qpn, port, &request.path);
             }
-            return self.sent(qp, transmit.ticket, None);
-        };
-        if qp.service != ServiceType::Rc && !self.is_readable(&request.segments, request.request.length) {
-            // Nobody would tell us that the other side could not read it.
-            return fail();
+            return self.sent(qp, transmit.ticket);
         }
         let length = request.request.length;
         let carries_payload = request.request.opcode.carries_payload();
@@ -325,20 +301,17 @@ impl<M: Memory> Core<M> {
                     self.count_sent(port, mtu, &request.request, transmit);
                 }
                 qp.sq.last_sent = Some(sent.position);
-                if sent.loan.is_some() {
-                    request.loan = sent.loan;
-                }
                 let carried = request.carried + sent.carried;
                 let whole = carried >= length || !carries_payload;
                 request.carried = if whole { 0 } else { carried };
-                whole && self.sent(qp, transmit.ticket, Some((to, sent.position)))
+                whole && self.sent(qp, transmit.ticket)
             }
             Err(SendError::Full) => false,
             Err(SendError::NoPeer(_)) => {
                 request.carried = 0;
                 self.count_sent(port, mtu, &request.request, transmit);
                 self.counters.lost_unreachable += 1;
-                self.sent(qp, transmit.ticket, None)
+                self.sent(qp, transmit.ticket)
             }
             Err(SendError::LocalFault(_) | SendError::Length { .. }) => {
                 request.carried = 0;
@@ -366,13 +339,7 @@ impl<M: Memory> Core<M> {
             }
             Ok(()) | Err(Unsent::Impossible(_)) => {}
         }
-        self.sent(qp, transmit.ticket, None)
-    }
-
-    /// Whether memory that a receiver is to read in place is there.
-    fn is_readable(&self, segments: &[crate::dma::Segment], length: u32) -> bool {
-        length as usize <= MAX_INLINE
-            || segments.iter().all(|part| self.memory.probe(part.addr, part.len, false).is_ok())
+        self.sent(qp, transmit.ticket)
     }
 
     #[inline(always)]
@@ -391,34 +358,12 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// The link has the whole message, or it is lost. Unreliable services: the message is complete when its memory is no
-    /// longer needed, which is at once when the bytes travelled in the record.
-    pub(super) fn sent(
-        &mut self,
-        qp: &mut Qp,
-        ticket: Ticket,
-        position: Option<(u8, crate::link::Position)>,
-    ) -> bool {
-        if qp.service == ServiceType::Rc {
-            return true;
-        }
-        let copied =
-            qp.sq.find(ticket).is_none_or(|p| qp.sq.outstanding[p].request.length as usize <= MAX_INLINE);
-        match position {
-            Some((slot, position)) if !copied || !qp.sq.lent.is_empty() => {
-                qp.sq.lent.push_back((ticket, slot, position));
-            }
-            None if !qp.sq.lent.is_empty() => {
-                // Nothing to wait for but the ones before it.
-                if let Some((last, _, _)) = qp.sq.lent.back_mut() {
-                    *last = ticket;
-                }
-            }
-            _ => {
-                if let Some(requester) = &mut qp.requester {
-                    requester.link_consumed(ticket);
-                }
-            }
+    /// The link has the whole message, or it is lost. An unreliable queue's is complete then: its memory was copied.
+    pub(super) fn sent(&mut self, qp: &mut Qp, ticket: Ticket) -> bool {
+        if qp.service != ServiceType::Rc
+            && let Some(requester) = &mut qp.requester
+        {
+            requester.link_consumed(ticket);
         }
         true
     }
@@ -458,12 +403,6 @@ impl<M: Memory> Core<M> {
 
     fn finish(&mut self, qp: &mut Qp, mut request: Box<SendRequest>, completion: Completion) {
         let mut status = completion.status;
-        // Once it is reported, the memory is the program's. What a reliable peer acknowledged it has copied; an unreliable one
-        // says nothing, and a ring that was given up counts as read.
-        let may_be_lent = status != Status::Success || request.resent || qp.service != ServiceType::Rc;
-        if may_be_lent && request.take_back() == TakenBack::Overdue {
-            self.say_overdue(qp.qpn, 1);
-        }
         if let (Status::Success, Some(old)) = (status, completion.atomic_old)
             && !self.place_atomic(qp, &mut request, old)
         {

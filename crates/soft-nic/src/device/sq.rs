@@ -21,7 +21,7 @@ use super::route::{Route, Way, Ways};
 use super::window::WindowWork;
 use crate::config::LinkLayer;
 use crate::dma::{Memory, Segment};
-use crate::link::{Loan, PathAddress, Position};
+use crate::link::{PathAddress, Position};
 
 /// The send side of a QP: the ring, and what was read from it and has not completed.
 #[derive(Debug)]
@@ -42,8 +42,6 @@ pub(super) struct SendQueue {
     pub outstanding: VecDeque<Box<SendRequest>>,
     /// A message of which the link took only a part: the rest goes first.
     pub partial: Option<Transmit>,
-    /// UC and UD: messages whose memory the receiver has still to copy; they complete when it has.
-    pub lent: VecDeque<(Ticket, u8, Position)>,
     /// Where the last request to the peer lies: while it is not taken, its acknowledgement is not late.
     pub last_sent: Option<Position>,
     /// Time-outs since the last reply that waited for replies to be read.
@@ -93,10 +91,6 @@ pub(super) struct SendRequest {
     pub keys: Vec<u32>,
     /// One of the keys is no longer registered: its memory must not be touched any more.
     pub revoked: bool,
-    /// It was sent more than once: its acknowledgement says nothing of the last copy.
-    pub resent: bool,
-    /// The receiver's hold on the memory, when the payload went by reference.
-    pub loan: Option<Loan>,
 }
 
 impl SendRequest {
@@ -117,8 +111,6 @@ impl SendRequest {
             segments: Vec::new(),
             keys: Vec::new(),
             revoked: false,
-            resent: false,
-            loan: None,
         }
     }
 
@@ -159,15 +151,20 @@ impl Pool {
             request.inline.clear();
             request.segments.clear();
             request.keys.clear();
-            (request.revoked, request.resent) = (false, false);
-            request.loan = None;
-            request.carried = 0;
+            (request.revoked, request.carried) = (false, 0);
             self.0.push(request);
         }
     }
 }
 
 impl SendQueue {
+    /// The memory of this key must not be touched any more.
+    pub(super) fn revoke(&mut self, key: u32) {
+        for request in self.outstanding.iter_mut().chain(&mut self.held) {
+            request.revoked |= request.keys.contains(&key);
+        }
+    }
+
     /// Distance from the next block to read up to `to`.
     pub(super) fn distance(&self, to: u16) -> u16 {
         to.wrapping_sub(self.fetched)

@@ -283,7 +283,7 @@ impl<M: Memory> Core<M> {
         let Some(key) = self.regions.window(key).map(|window| window.key) else { return };
         let Some(bound) = self.regions.unbind(key) else { return };
         if let Some(qp) = in_hand {
-            self.revoke_answers(qp, key);
+            qp.revoke_answers(key);
             if bound.qpn == Some(qp.qpn) {
                 return;
             }
@@ -297,8 +297,7 @@ impl<M: Memory> Core<M> {
     pub(super) fn invalidate(&mut self, qp: &mut Qp, key: u32) {
         let Some(bound) = self.regions.unbind(key) else { return };
         self.counters.windows_invalidated += 1;
-        let answers = qp.answers.iter_mut().chain(qp.lent_answers.iter_mut().map(|lent| &mut lent.answer));
-        for answer in answers.filter(|answer| answer.key == key) {
+        for answer in qp.answers.iter_mut().filter(|answer| answer.key == key) {
             answer.key = bound.region;
         }
     }

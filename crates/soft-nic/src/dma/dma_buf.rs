@@ -2,18 +2,17 @@
 //!
 //! A descriptor counts as a dma-buf by the magic number of its file system (`linux/magic.h`), its size is where
 //! `lseek(SEEK_END)` leads (`Documentation/driver-api/dma-buf.rst`), and its pages are reached by `mmap`, where the exporter
-//! allows one. Most exporters map pages that the kernel lends to nobody (`VM_PFNMAP`: udmabuf, the system heap): a peer's
-//! `process_vm_readv` fails on them, and so does populating them in advance. So the ranges of all mappings are known here: a
-//! payload out of one is copied by its owner ([`can_be_lent`]). Left out: buffers in a GPU's memory, which are not to be mapped:
-//! `gpu` finds those.
+//! allows one. Most exporters map pages that the kernel lends to nobody (`VM_PFNMAP`: udmabuf, the system heap), which cannot be
+//! populated in advance. So the ranges of all mappings are known here ([`probe`]). Left out: buffers in a GPU's memory, which are
+//! not to be mapped: `gpu` finds those.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+use super::Fault;
 use super::shared::SharedMemory;
 use super::system::{PAGE, check, moved_high};
-use super::{Fault, Segment};
 
 /// `DMA_BUF_MAGIC` of `linux/magic.h`: "DMAB".
 const DMA_BUF_MAGIC: i64 = 0x444d_4142;
@@ -209,26 +208,11 @@ fn known() -> impl Iterator<Item = (&'static Entry, u64, u64)> {
     })
 }
 
-/// Whether a peer may copy these pieces of our memory by itself.
-pub fn can_be_lent(pieces: &[Segment]) -> bool {
-    USED.load(Ordering::Relaxed) == 0
-        || !pieces.iter().any(|piece| {
-            let behind = piece.addr.saturating_add(piece.len);
-            known().any(|(_, start, end)| piece.addr < end && start < behind)
-        })
-}
-
 /// What is known of a range that lies in one mapping: whether it may be used so. `None`: it lies in none.
 pub(super) fn probe(addr: u64, end: u64, write: bool) -> Option<Result<(), Fault>> {
     let (entry, ..) = known().find(|(_, first, last)| *first <= addr && end <= *last)?;
     let allowed = !write || entry.writable.load(Ordering::Relaxed) != 0;
     Some(if allowed { Ok(()) } else { Err(Fault { addr }) })
-}
-
-/// A range that counts as a dma-buf's for as long as this lives: for tests with pages that are really not to be lent.
-#[cfg(test)]
-pub(crate) fn not_to_be_lent(start: u64, len: u64) -> impl Drop {
-    KnownRange::new(start, len, false).expect("a free place")
 }
 
 #[cfg(test)]

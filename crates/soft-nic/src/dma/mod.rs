@@ -15,7 +15,6 @@ mod guard;
 mod host;
 mod interfaces;
 pub mod mailbox;
-mod peer;
 mod registers;
 mod shared;
 pub mod socket;
@@ -28,13 +27,12 @@ mod threads;
 
 pub use copiers::{Copiers, SHARED_FROM};
 pub use device_pages::DevicePages;
-pub use dma_buf::{DmaBuf, DmaBufError, can_be_lent};
+pub use dma_buf::{DmaBuf, DmaBufError};
 pub use ear::Ear;
 pub use gpu::{GpuError, GpuRegion, HostPages};
 pub use guard::Guard;
 pub use host::Host;
 pub use interfaces::{Interface, interfaces};
-pub use peer::{PeerError, PeerMemory};
 pub use registers::UarPage;
 pub use shared::{RingMemory, SharedMemory};
 pub use threads::{OwnThreads, ThreadTime, Threads, any_starved};
@@ -64,8 +62,8 @@ pub fn total(segments: &[Segment]) -> u64 {
 /// How the bytes of one copy become visible to a thread that watches the destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Order {
-    /// In increasing addresses, the last naturally aligned word by a release store: what pollers rely on. Of what the kernel copies
-    /// ([`PeerMemory`]) and of what helpers have a part in ([`Copiers`]) only the last 1 KiB is, and behind the rest.
+    /// In increasing addresses, the last naturally aligned word by a release store: what pollers rely on. Of what helpers have a
+    /// part in ([`Copiers`]) only the last 1 KiB is, and behind the rest.
     #[default]
     Increasing,
     /// In any order, as IBV_ACCESS_RELAXED_ORDERING allows.

@@ -230,13 +230,6 @@ pub fn has_ended(pidfd: &OwnedFd) -> bool {
     ready == 1 && poll.revents & libc::POLLIN != 0
 }
 
-/// Lets every process of this user read and write our memory where Yama would ask for a debugger's rights
-/// (`kernel.yama.ptrace_scope=1`). Kernels without Yama say EINVAL, which changes nothing.
-pub fn allow_peers() {
-    // SAFETY: sets an attribute of the process, touches no memory.
-    unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
-}
-
 /// The kernel's `struct sched_attr`, first version (48 bytes).
 #[repr(C)]
 #[derive(Default)]

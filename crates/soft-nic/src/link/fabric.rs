@@ -190,7 +190,6 @@ impl Fabric {
             return Err(FabricError::Name { name: name.to_owned() });
         }
         let kernel = |what| move |error| FabricError::Kernel { what, name: name.to_owned(), error };
-        system::allow_peers();
         let full_name = full_name(name).map_err(kernel("reading the namespaces"))?;
         let _turn = Turn::take(name, &full_name)?;
         let (fd, directory) = match find(&full_name) {

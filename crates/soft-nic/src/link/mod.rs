@@ -2,8 +2,9 @@
 //!
 //! [`Link::join`] takes a seat on the fabric; channels to peers are made when first needed. Requests and replies go out
 //! by [`Link::send_request`] and [`Link::send_reply`], come in by [`Link::poll`], and become visible to the peer at the
-//! latest with [`Link::ring_bells`], which the NIC's loop calls once a round. A payload is copied once, by the
-//! receiving side. Nothing here knows keys, queues or completions, and nothing trusts what a peer wrote (INV-13).
+//! latest with [`Link::ring_bells`], which the NIC's loop calls once a round. The sender copies a payload into the ring, the
+//! receiver out of it: no NIC reaches into another process, where it would wait for a page that never comes. Nothing here knows
+//! keys, queues or completions, and nothing trusts what a peer wrote (INV-13).
 #![forbid(unsafe_code)]
 
 mod bell;
@@ -12,8 +13,6 @@ pub mod delay;
 mod fabric;
 mod idle;
 mod inbound;
-mod loan;
-mod loopback;
 pub mod mads;
 mod peers;
 mod ports;
@@ -38,22 +37,17 @@ use capture::{Capture, Captured};
 use fabric::Fabric;
 pub use fabric::{FabricError, SLOTS, Seat, ServiceError, Visit};
 pub use idle::{IdleClock, IdlePolicy, IdleTimes, Pause, SystemClock};
-pub use inbound::{CopyError, Disposition, Inbound, Message};
-pub use loan::{Loan, TakenBack};
+pub use inbound::{Disposition, Inbound, Message};
 use peers::{Incoming, Outgoing, Peer};
 use ports::PortWatch;
-pub use record::{MAX_FRAGMENT, MAX_SEGMENTS, RecordError};
+pub use record::{MAX_FRAGMENT, RecordError};
 pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, SendError};
 pub use shape::TokenBucket;
 use shared_memory::ChannelState;
 pub use udp::{Icrc, PortCounters, Unsent, Weather, WireCounters};
 use udp::{Wire, gid_of, ip_of};
 
-/// Largest payload that travels in a record when copies between the processes are possible.
-///
-/// A system call between two processes costs 0.25 to 1.5 µs before the first byte, and the second copy that it saves
-/// runs on the other core meanwhile. The two ways are equally fast at about 16 KiB on a server with 16 cores, at
-/// more than 64 KiB on a virtual machine with two.
+/// Largest payload that a record takes whole: a longer one may be cut to what room there is.
 pub const MAX_INLINE: usize = 16 * 1024;
 
 /// Free bytes that a ring must have to be sent to: any header with the largest inline payload or list of segments.
@@ -69,9 +63,7 @@ pub enum Payload<'a> {
     Nothing,
     /// Bytes that the caller has gathered (inline data of a WQE); at most [`MAX_INLINE`].
     Inline(&'a [u8]),
-    /// The whole message's memory, in this process: the source of SEND, WRITE and of a READ's answer. The link gathers it
-    /// into the record when it is small, else the receiving side copies it once from there: it must stay as it is until
-    /// the message is acknowledged, or taken back by its [`Loan`]. Nobody ever writes to another process's memory.
+    /// The whole message's memory, in this process: the source of SEND, WRITE and of a READ's answer.
     Segments(&'a [Segment]),
 }
 
@@ -114,15 +106,13 @@ impl PathAddress {
 pub struct LinkConfig {
     /// Fabric name: processes see each other only within one.
     pub fabric: String,
-    /// Carry every payload in the rings, as if the kernel refused copies between processes.
-    pub staging: bool,
-    /// Bytes of each ring of a channel: a power of two, at least 128 KiB.
+    /// Bytes of each ring of a channel: a power of two, at least 512 KiB.
     pub ring_bytes: usize,
     /// Addresses of this host where packets come and go; none: no wire.
     pub addresses: Vec<IpAddr>,
     /// What happens to packets that come.
     pub weather: Weather,
-    /// Who helps to copy long payloads, which then go through the ring.
+    /// Helpers for the copies of long payloads.
     pub copiers: Copiers,
 }
 
@@ -130,8 +120,7 @@ impl Default for LinkConfig {
     fn default() -> Self {
         LinkConfig {
             fabric: "default".to_owned(),
-            staging: false,
-            ring_bytes: 512 * 1024,
+            ring_bytes: 2 << 20,
             addresses: Vec::new(),
             weather: Weather::default(),
             copiers: Copiers::default(),
@@ -166,8 +155,6 @@ pub struct Sent {
     /// Bytes of the message that are now on their way. Fewer than asked for: call again for the rest, with the
     /// offset moved on.
     pub carried: u32,
-    /// The payload lies where it was, and is the receiver's to read until this is over or taken back.
-    pub loan: Option<Loan>,
 }
 
 /// Wakes a sleeping NIC from another thread of its process.
@@ -203,7 +190,6 @@ pub struct Link {
     to_publish: Vec<u8>,
     to_notify: Vec<u8>,
     incoming: Vec<Incoming>,
-    segments: Vec<Segment>,
     events: Vec<LinkEvent>,
     counters: LinkCounters,
     serial: u32,
@@ -275,7 +261,6 @@ impl Link {
             to_publish: Vec::new(),
             to_notify: Vec::new(),
             incoming: Vec::new(),
-            segments: Vec::with_capacity(MAX_SEGMENTS),
             events: Vec::new(),
             counters: LinkCounters::default(),
             serial: 0,

@@ -1,15 +1,12 @@
 //! Channels to and from peers: made when first needed, watched, given up when their process ends.
 
-use std::sync::Arc;
-
 use super::fabric::{Occupant, Process, SLOTS, is_shortage};
-use super::inbound::SenderMemory;
-use super::shared_memory::{AttachError, ChannelState, Consumer, Ends, Lane, Producer};
-use super::{Link, LinkEvent, NoPeer, ROOM, Room, loopback};
-use crate::dma::{PeerMemory, system};
+use super::shared_memory::{self, AttachError, ChannelState, Consumer, Ends, Lane, Producer};
+use super::{Link, LinkEvent, NoPeer, ROOM, Room};
+use crate::dma::system;
 
 /// Events that nobody has asked about, at most.
-pub(super) const MOST_EVENTS: usize = 64;
+const MOST_EVENTS: usize = 64;
 
 /// How often peers are looked at, in ns: well below the second within which a killed peer must be noticed.
 const WATCH_NS: u64 = 10_000_000;
@@ -24,14 +21,13 @@ const EXAMINED: usize = 8;
 #[derive(Debug)]
 pub(super) struct Peer {
     who: Occupant,
-    process: Arc<Process>,
+    process: Process,
 }
 
 /// A channel from a peer, or from ourselves.
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) consumer: Consumer,
-    pub(super) memory: SenderMemory,
     /// The sender has ended: drop the channel when it is empty.
     pub(super) ended: bool,
     /// It sent a record that cannot be.
@@ -92,8 +88,7 @@ impl Link {
     pub(super) fn has_room(&mut self, slot: u8, lane: Lane) -> bool {
         self.fabric.is_ours()
             && self.outgoing[usize::from(slot) % SLOTS].as_mut().is_some_and(|outgoing| {
-                matches!(outgoing.producer.state(), ChannelState::Direct | ChannelState::Staged)
-                    && outgoing.producer.has_room(lane, ROOM)
+                outgoing.producer.state() == ChannelState::Attached && outgoing.producer.has_room(lane, ROOM)
             })
     }
 
@@ -134,16 +129,13 @@ impl Link {
         let failed = |error: AttachError| NoPeer::Kernel { slot, errno: errno(&error) };
         let producer = if slot == from {
             let (producer, consumer) =
-                loopback::open(from, from_generation, self.config.ring_bytes).map_err(failed)?;
-            self.incoming.push(Incoming { consumer, memory: SenderMemory::Own, ended: false, closed: false });
+                shared_memory::loopback(from, from_generation, self.config.ring_bytes).map_err(failed)?;
+            self.incoming.push(Incoming { consumer, ended: false, closed: false });
             producer
         } else {
             let to_generation = self.meet(slot)?.generation;
             let ends = Ends { from, to: slot, from_generation, to_generation };
             let producer = Producer::create(ends, self.config.ring_bytes).map_err(|e| failed(e.into()))?;
-            if let Some(peer) = &self.peers[index] {
-                producer.set_receiver(Arc::clone(&peer.process));
-            }
             self.fabric.publish_channel(slot, to_generation, producer.descriptor());
             producer
         };
@@ -168,7 +160,7 @@ impl Link {
             return Err(NoPeer::Gone(slot));
         }
         let process = self.begin_watch(slot, &who)?;
-        self.peers[index] = Some(Peer { who, process: Arc::new(process) });
+        self.peers[index] = Some(Peer { who, process });
         Ok(who)
     }
 
@@ -226,20 +218,10 @@ impl Link {
         let ends =
             Ends { from: slot, to: self.slot(), from_generation, to_generation: self.fabric.generation() };
         let consumer = Consumer::attach(&fd, ends).ok()?;
-        let memory = PeerMemory::new(pid);
-        let direct = !self.config.staging && memory.is_allowed();
-        consumer.set_state(if direct { ChannelState::Direct } else { ChannelState::Staged });
-        if !direct && !self.config.staging {
-            self.happened(LinkEvent::Staging { slot, pid });
-        }
+        consumer.set_state(ChannelState::Attached);
         // What is left of an earlier life has had the time of all the lives in between to be taken.
         self.incoming.retain(|i| i.consumer.ends().from != slot);
-        self.incoming.push(Incoming {
-            consumer,
-            memory: SenderMemory::Peer(memory),
-            ended: false,
-            closed: false,
-        });
+        self.incoming.push(Incoming { consumer, ended: false, closed: false });
         // The sender may sleep until it can send.
         self.fabric.wake(slot);
         Some(())

@@ -1,15 +1,14 @@
 //! Messages that arrived: records taken from the rings, checked, and handed on.
 
-use super::inbound::{Body, Disposition, Inbound, Message, SenderMemory};
-use super::loan::{self, LOAN_WORDS};
-use super::peers::{Incoming, MOST_EVENTS};
+use super::inbound::{Body, Disposition, Inbound, Message};
+use super::peers::Incoming;
 use super::record::{self, Form, RecordError};
 use super::shared_memory::{ChannelState, Lane, Record};
 use super::udp::Arrived;
 use super::{Link, LinkEvent, PathAddress};
 use roce::Now;
 
-use crate::dma::{RingMemory, Segment, system, total};
+use crate::dma::{RingMemory, system};
 
 /// A round of the NIC takes no further message when it has copied this much: acknowledgements wait for its end, and so does
 /// whoever shares the core. 0.2 ms or so. Less brings nothing: between two processes on 16 cores rounds of one message, of 128 KiB
@@ -20,8 +19,8 @@ pub(super) const COPIED_AT_ONCE: u64 = 2 << 20;
 const LONG_RECORD: usize = 16 * 1024;
 
 impl Link {
-    /// Hands up to `budget` arrived messages to `handler`, fewer when their payloads lie elsewhere and are long; returns how
-    /// many it consumed. Replies before requests.
+    /// Hands up to `budget` arrived messages to `handler`, fewer when their payloads are long; returns how many it
+    /// consumed. Replies before requests.
     pub fn poll(&mut self, budget: usize, mut handler: impl FnMut(&mut Inbound<'_>) -> Disposition) -> usize {
         self.poll_rings(budget, &mut handler) + self.poll_wire(Now(system::monotonic_ns()), handler)
     }
@@ -101,7 +100,6 @@ impl Link {
                     len: payload.len() as u32,
                     host,
                     counters: &mut *counters,
-                    to_stage: false,
                     given_up: false,
                 }) != Disposition::ConsumedLate
             },
@@ -112,23 +110,6 @@ impl Link {
     pub fn replies_wait(&self, slot: u8) -> bool {
         let of_peer = |incoming: &&Incoming| incoming.consumer.ends().from == slot;
         self.incoming.iter().filter(of_peer).any(|incoming| incoming.consumer.pending_in(Lane::Reply))
-    }
-
-    /// Behaves from now on as if the kernel refused copies from every peer that has a channel here: for tests of what it may do
-    /// at any time.
-    #[cfg(any(test, feature = "testing"))]
-    pub fn refuse_copies(&mut self) {
-        for incoming in &mut self.incoming {
-            if let SenderMemory::Peer(memory) = &mut incoming.memory {
-                *memory = memory.refused();
-            }
-        }
-    }
-
-    /// Behaves from now on as if the peers had not let go of a payload in time: their channels are given up.
-    #[cfg(any(test, feature = "testing"))]
-    pub fn give_up(&mut self) {
-        self.outgoing.iter().flatten().for_each(|outgoing| outgoing.producer.give_up());
     }
 
     fn poll_channel(
@@ -157,9 +138,9 @@ impl Link {
         budget: usize,
         consumed: &mut usize,
         handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition,
-        read: impl Fn(&RingMemory, &Record, &mut Vec<Segment>) -> Result<Found, RecordError>,
+        read: impl Fn(&RingMemory, &Record) -> Result<Found, RecordError>,
     ) -> Result<(), RecordError> {
-        let Incoming { consumer, memory, closed, .. } = &mut self.incoming[index];
+        let Incoming { consumer, closed, .. } = &mut self.incoming[index];
         let from = consumer.ends().from;
         while *consumed < budget && self.copies_left > 0 {
             let Some(record) = consumer.next(lane)? else { break };
@@ -167,43 +148,25 @@ impl Link {
                 break;
             }
             let ring = consumer.ring(lane);
-            self.segments.clear();
-            let Found { message, source, path, form, len, payload_at } =
-                read(ring, &record, &mut self.segments)?;
+            let Found { message, source, path, len, payload_at } = read(ring, &record)?;
             // A peer speaks for its own queues only.
             if Link::slot_of(source) != from {
                 return Err(record::unknown(&record.words));
-            }
-            if matches!(form, Form::Segments(_)) && loan::is_void(ring.word(payload_at)) {
-                // Taken back by its sender: it was never sent.
-                self.counters.taken_back += 1;
-                consumer.advance(lane, record.len);
-                *consumed += 1;
-                continue;
             }
             let mut inbound = Inbound {
                 message: &message,
                 path,
                 to_port: Some(if record::is_to_second_port(record.words[0]) { 2 } else { 1 }),
-                body: Body::Record { form, ring, payload_at, segments: &self.segments, memory },
+                body: Body::Ring(ring, payload_at),
                 len,
                 host: &self.host,
                 counters: &mut self.counters,
-                to_stage: false,
                 given_up: false,
             };
             let disposition = handler(&mut inbound);
-            let (to_stage, given_up) = (inbound.to_stage, inbound.given_up);
+            let given_up = inbound.given_up;
             let late = disposition == Disposition::ConsumedLate;
             self.copies_left = if late { 0 } else { self.copies_left.saturating_sub(len.into()) };
-            if to_stage {
-                consumer.set_state(ChannelState::Staged);
-                if let SenderMemory::Peer(peer) = memory
-                    && self.events.len() < MOST_EVENTS
-                {
-                    self.events.push(LinkEvent::Staging { slot: from, pid: peer.pid() });
-                }
-            }
             if given_up {
                 // Its room is never given back: what came to lie there would be copied in its stead.
                 consumer.set_state(ChannelState::Closed);
@@ -232,7 +195,6 @@ struct Found {
     /// Sender's QPN.
     source: u32,
     path: Option<PathAddress>,
-    form: Form,
     /// Bytes of payload.
     len: u32,
     payload_at: u64,
@@ -240,11 +202,7 @@ struct Found {
 
 /// Checks a record of the requests' lane and everything in it but the payload.
 #[inline(always)]
-fn read_request(
-    ring: &RingMemory,
-    record: &Record,
-    segments: &mut Vec<Segment>,
-) -> Result<Found, RecordError> {
+fn read_request(ring: &RingMemory, record: &Record) -> Result<Found, RecordError> {
     let (request, has_path, form) = record::decode_request(&record.words, record.len)?;
     let mut payload_at = record.position + 8 * record::REQUEST_WORDS as u64;
     let mut path = None;
@@ -253,45 +211,16 @@ fn read_request(
         payload_at += 8 * record::PATH_WORDS as u64;
     }
     let len = if form == Form::None { 0 } else { request.fragment.length };
-    if let Form::Segments(count) = form {
-        load_segments(ring, payload_at, count, segments);
-        check_segments(segments, request.fragment.offset, len, request.length)?;
-    }
     let source = request.src_qpn;
-    Ok(Found { message: Message::Request(request), source, path, form, len, payload_at })
+    Ok(Found { message: Message::Request(request), source, path, len, payload_at })
 }
 
 /// The same for the replies' lane.
 #[inline(always)]
-fn read_reply(ring: &RingMemory, record: &Record, segments: &mut Vec<Segment>) -> Result<Found, RecordError> {
-    let record::ReplyHeader { reply, offset, len, form, last } =
+fn read_reply(_: &RingMemory, record: &Record) -> Result<Found, RecordError> {
+    let record::ReplyHeader { reply, offset, len, last, .. } =
         record::decode_reply(&record.words, record.len)?;
     let payload_at = record.position + 8 * record::REPLY_WORDS as u64;
-    if let Form::Segments(count) = form {
-        load_segments(ring, payload_at, count, segments);
-        check_segments(segments, offset, len, len)?;
-    }
     let message = Message::Reply { reply, offset, last };
-    Ok(Found { message, source: reply.src_qpn, path: None, form, len, payload_at })
-}
-
-fn load_segments(ring: &RingMemory, at: u64, count: u8, segments: &mut Vec<Segment>) {
-    let first = at + 8 * LOAN_WORDS as u64;
-    segments.extend((0..u64::from(count)).map(|i| {
-        let [addr, len] = ring.load(first + 16 * i);
-        Segment { addr, len }
-    }));
-}
-
-/// A record by reference names at least the bytes that it announces, in segments of which none is longer than the
-/// message or reaches round the end of the addresses: sums of them cannot overflow.
-fn check_segments(segments: &[Segment], offset: u32, length: u32, whole: u32) -> Result<(), RecordError> {
-    let possible = |segment: &Segment| {
-        segment.len <= u64::from(whole) && segment.addr.checked_add(segment.len).is_some()
-    };
-    let have = total(segments);
-    if have >= u64::from(length) && segments.iter().all(possible) {
-        return Ok(());
-    }
-    Err(RecordError::Payload { have, offset, length, whole })
+    Ok(Found { message, source: reply.src_qpn, path: None, len, payload_at })
 }

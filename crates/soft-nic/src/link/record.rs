@@ -4,7 +4,7 @@
 //!
 //! | word | request | reply |
 //! |---|---|---|
-//! | 0 | length in bytes:32, kind:8, opcode:4 + service:4, flags:8, segments:8 | length:32, kind:8, reply kind:8, flags:8, syndrome or segments:8 |
+//! | 0 | length in bytes:32, kind:8, opcode:4 + service:4, flags:8 | length:32, kind:8, reply kind:8, flags:8, syndrome:8 |
 //! | 1 | destination QPN:32, source QPN:32 | the same |
 //! | 2 | PSN:32, immediate as on the wire:32 | PSN:32, MSN:32 |
 //! | 3 | remote address | old value of an atomic, or offset:32 and length:32 of READ bytes |
@@ -13,37 +13,30 @@
 //! | 6 | swap or add (atomics), Q_Key (UD) | |
 //! | 7 | compare | |
 //!
-//! After a request's words: the path address (6 words, UD), then what a payload by reference has (a word of state, see
-//! `loan`, and the segments, 2 words each) or the inline bytes. After a reply's: the same for the bytes of a READ. A peer
+//! After a request's words: the path address (6 words, UD), then the payload. After a reply's: the bytes of a READ. A peer
 //! may write anything, at any time: words are loaded once into a copy, and every number in the copy is checked here, before
 //! anything uses it (INV-6, INV-13).
 
 use roce::{Fragment, NakCode, Opcode, Psn, Reply, ReplyKind, Request, ServiceType};
 
 use super::PathAddress;
-use super::loan::LOAN_WORDS;
-use crate::dma::Segment;
 
 /// Version of records and channels; another one is refused at attach.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// Words of a request's header.
 pub const REQUEST_WORDS: usize = 8;
 /// Words of a reply's header.
 pub const REPLY_WORDS: usize = 4;
 /// Words of a path address.
 pub const PATH_WORDS: usize = 6;
-/// Most segments of one message: a send queue entry of 1024 bytes has fewer.
-pub const MAX_SEGMENTS: usize = 64;
-/// Largest payload of one record of a staged message.
-pub const MAX_FRAGMENT: usize = 32 * 1024;
-
-/// The same where helpers take part in the copy: a shorter one is over before they are well under way.
-pub const MAX_HELPED_FRAGMENT: usize = 128 * 1024;
+/// Largest payload of one record. Sender and receiver copy at the same time, a record each; with less than this they wake each
+/// other more often, and helpers are not well under way before a copy is over.
+pub const MAX_FRAGMENT: usize = 128 * 1024;
 
 /// The same out of a GPU's memory, where each costs microseconds however short it is.
 pub const MAX_GPU_FRAGMENT: usize = 192 * 1024;
 // What a receiver accepts goes by the longest.
-const _: () = assert!(MAX_HELPED_FRAGMENT <= MAX_GPU_FRAGMENT);
+const _: () = assert!(MAX_FRAGMENT <= MAX_GPU_FRAGMENT);
 /// Largest record of an ordinary fragment: header, path, the fragment.
 pub const MAX_RECORD: usize = 8 * (REQUEST_WORDS + PATH_WORDS) + MAX_FRAGMENT;
 
@@ -60,11 +53,10 @@ mod flag {
     pub const ACK_REQUESTED: u8 = 2;
     pub const PATH: u8 = 4;
     pub const INLINE: u8 = 8;
-    pub const SEGMENTS: u8 = 16;
     pub const LAST: u8 = 32;
     pub const SECOND_PORT: u8 = 64;
-    pub const REQUEST_ALL: u8 = SOLICITED | ACK_REQUESTED | PATH | INLINE | SEGMENTS | SECOND_PORT;
-    pub const REPLY_ALL: u8 = INLINE | SEGMENTS | LAST;
+    pub const REQUEST_ALL: u8 = SOLICITED | ACK_REQUESTED | PATH | INLINE | SECOND_PORT;
+    pub const REPLY_ALL: u8 = INLINE | LAST;
 }
 
 /// Services by their number in a record.
@@ -116,8 +108,6 @@ pub enum Form {
     None,
     /// So many bytes follow the header.
     Inline(u32),
-    /// A word of state and so many segments follow the header.
-    Segments(u8),
 }
 
 impl Form {
@@ -125,7 +115,6 @@ impl Form {
         match self {
             Form::None => 0,
             Form::Inline(_) => flag::INLINE,
-            Form::Segments(_) => flag::SEGMENTS,
         }
     }
 
@@ -134,7 +123,6 @@ impl Form {
         match self {
             Form::None => 0,
             Form::Inline(len) => (len as usize).next_multiple_of(8),
-            Form::Segments(count) => 8 * LOAN_WORDS + 16 * usize::from(count),
         }
     }
 }
@@ -154,14 +142,12 @@ pub fn encode_request(request: &Request, form: Form) -> [u64; REQUEST_WORDS] {
         | if request.solicited { flag::SOLICITED } else { 0 }
         | if request.ack_requested { flag::ACK_REQUESTED } else { 0 }
         | if path { flag::PATH } else { 0 };
-    let segments = if let Form::Segments(count) = form { count } else { 0 };
     let operand = if path { request.qkey.into() } else { request.swap_add };
     [
         len as u64
             | u64::from(kind::REQUEST) << 32
             | u64::from(opcode | service << 4) << 40
-            | u64::from(flags) << 48
-            | u64::from(segments) << 56,
+            | u64::from(flags) << 48,
         pair(request.dst_qpn, request.src_qpn),
         pair(request.psn.value(), u32::from_ne_bytes(request.imm)),
         request.remote_va,
@@ -179,13 +165,8 @@ pub fn encode_reply(reply: &Reply, offset: u32, len: u32, form: Form, last: bool
         ReplyKind::Ack => (0, 0, 0),
         ReplyKind::RnrNak { timer } => (1, timer, 0),
         ReplyKind::Nak(code) => (2, NAKS.iter().position(|c| *c == code).unwrap_or(0) as u8, 0),
-        ReplyKind::ReadResponse => {
-            let segments = if let Form::Segments(count) = form { count } else { 0 };
-            (3, segments, pair(offset, len))
-        }
+        ReplyKind::ReadResponse => (3, 0, pair(offset, len)),
         ReplyKind::AtomicResponse { old } => (4, 0, old),
-        ReplyKind::RequesterFault => (5, 0, 0),
-        ReplyKind::Repeat => (6, 0, 0),
     };
     let flags = if last { flag::LAST } else { 0 } | form.flag();
     let total = 8 * REPLY_WORDS + form.padded();
@@ -209,11 +190,6 @@ pub fn to_second_port(word0: u64) -> u64 {
 /// Whether that is so; of a request's first word, checked.
 pub fn is_to_second_port(word0: u64) -> bool {
     word0 >> 48 & u64::from(flag::SECOND_PORT) != 0
-}
-
-/// Words of a segment.
-pub fn encode_segment(segment: Segment) -> [u64; 2] {
-    [segment.addr, segment.len]
 }
 
 /// Words of a path address.
@@ -290,7 +266,7 @@ pub fn decode_request(
     if (words[0] >> 32) as u8 != kind::REQUEST || len < 8 * REQUEST_WORDS {
         return Err(unknown(words));
     }
-    let [_, _, _, _, _, what, flags, segments] = words[0].to_le_bytes();
+    let [_, _, _, _, _, what, flags, zero] = words[0].to_le_bytes();
     let opcode = Opcode::ALL.get(usize::from(what & 0xf)).copied().ok_or_else(|| unknown(words))?;
     let service = SERVICES.get(usize::from(what >> 4)).copied().ok_or_else(|| unknown(words))?;
     let (dst_qpn, src_qpn) = qpns(words)?;
@@ -298,16 +274,12 @@ pub fn decode_request(
     let (rkey, length) = halves(words[4]);
     let fragment = Fragment { offset: words[5] as u32, length: (words[5] >> 32) as u32 };
     let path = flags & flag::PATH != 0;
-    if flags & !flag::REQUEST_ALL != 0 || psn > 0xff_ffff || path != (service == ServiceType::Ud) {
+    if flags & !flag::REQUEST_ALL != 0 || psn > 0xff_ffff || zero != 0 || path != (service == ServiceType::Ud)
+    {
         return Err(unknown(words));
     }
     let after = len as i64 - 8 * (REQUEST_WORDS + if path { PATH_WORDS } else { 0 }) as i64;
-    let form = match flags & (flag::INLINE | flag::SEGMENTS) {
-        0 => Form::None,
-        flag::INLINE => Form::Inline(fragment.length),
-        flag::SEGMENTS if usize::from(segments) <= MAX_SEGMENTS => Form::Segments(segments),
-        _ => return Err(unknown(words)),
-    };
+    let form = if flags & flag::INLINE == 0 { Form::None } else { Form::Inline(fragment.length) };
     let (request_bytes, whole) = (u64::from(fragment.offset) + u64::from(fragment.length), u64::from(length));
     // The bytes of READ and atomics travel the other way.
     let carried =
@@ -357,20 +329,13 @@ pub fn decode_reply(words: &[u64; REQUEST_WORDS], len: usize) -> Result<ReplyHea
         2 => ReplyKind::Nak(NAKS.get(usize::from(syndrome)).copied().ok_or_else(|| unknown(words))?),
         3 => ReplyKind::ReadResponse,
         4 => ReplyKind::AtomicResponse { old: words[3] },
-        5 => ReplyKind::RequesterFault,
-        6 => ReplyKind::Repeat,
         _ => return Err(unknown(words)),
     };
     if flags & !flag::REPLY_ALL != 0 || psn > 0xff_ffff {
         return Err(unknown(words));
     }
     let (offset, have) = if kind == ReplyKind::ReadResponse { halves(words[3]) } else { (0, 0) };
-    let form = match flags & (flag::INLINE | flag::SEGMENTS) {
-        0 => Form::None,
-        flag::INLINE => Form::Inline(have),
-        flag::SEGMENTS if usize::from(syndrome) <= MAX_SEGMENTS => Form::Segments(syndrome),
-        _ => return Err(unknown(words)),
-    };
+    let form = if flags & flag::INLINE == 0 { Form::None } else { Form::Inline(have) };
     let after = len - 8 * REPLY_WORDS;
     let carried = form != Form::None || have == 0;
     if form.padded() != after || offset.checked_add(have).is_none() || !carried {
@@ -433,7 +398,7 @@ mod tests {
     fn a_request_comes_out_as_it_went_in() {
         for service in SERVICES {
             for opcode in Opcode::ALL {
-                for form in [Form::Inline(60), Form::Segments(3), Form::None] {
+                for form in [Form::Inline(60), Form::None] {
                     if (form == Form::None) != opcode.wants_response() {
                         continue;
                     }
@@ -461,13 +426,10 @@ mod tests {
             (ReplyKind::ReadResponse, 0),
             (ReplyKind::ReadResponse, 33),
             (ReplyKind::AtomicResponse { old: u64::MAX - 1 }, 0),
-            (ReplyKind::RequesterFault, 0),
-            (ReplyKind::Repeat, 0),
         ];
         for (kind, bytes) in kinds {
-            let by_reference = if bytes > 0 { Form::Segments(2) } else { Form::None };
-            let inline = if bytes > 0 { Form::Inline(bytes) } else { Form::None };
-            for (last, form) in [(false, inline), (true, inline), (true, by_reference)] {
+            let form = if bytes > 0 { Form::Inline(bytes) } else { Form::None };
+            for last in [false, true] {
                 let sent = Reply { src_qpn: 1, dst_qpn: 0xff_ffff, psn: Psn::new(7), msn: 0xff_fffe, kind };
                 let offset = if bytes > 0 { 4096 } else { 0 };
                 let mut words = [0; REQUEST_WORDS];
@@ -514,10 +476,10 @@ mod tests {
             ("service 3", Box::new(byte(5, 0x33))),
             ("an unknown flag", Box::new(byte(6, 0x80 | 8))),
             ("a reply's flag", Box::new(byte(6, 32 | 8))),
-            ("inline and segments", Box::new(byte(6, 8 | 16))),
+            ("a flag without a meaning", Box::new(byte(6, 8 | 16))),
             ("a path without UD", Box::new(byte(6, 4 | 8))),
             ("a payload that is not there", Box::new(byte(6, 0))),
-            ("65 segments", Box::new(move |w| (byte(6, 16)(w), byte(7, 65)(w)).0)),
+            ("a last byte", Box::new(byte(7, 1))),
             ("a destination beyond 24 bits", Box::new(|w| w[1] |= 1 << 24)),
             ("a source beyond 24 bits", Box::new(|w| w[1] |= 1 << 63)),
             ("a PSN beyond 24 bits", Box::new(|w| w[2] |= 1 << 24)),

@@ -31,7 +31,7 @@ pub enum LinkError {
     #[error("waiting for packets (epoll): {0}")]
     Ear(std::io::Error),
     /// A ring size that cannot be.
-    #[error("rings of {ring_bytes} bytes: a power of two of at least 131072 is needed")]
+    #[error("rings of {ring_bytes} bytes: a power of two of at least 524288 is needed")]
     RingBytes { ring_bytes: usize },
 }
 
@@ -85,7 +85,7 @@ pub enum SendError {
     /// The payload could not be read: a local protection error of this work request.
     #[error(transparent)]
     LocalFault(#[from] Fault),
-    /// The payload has not the bytes that the request names, or more segments than a record carries.
+    /// The payload has not the bytes that the request names.
     #[error("a payload of {have} bytes where {want} are announced")]
     Length {
         /// Bytes that the payload has.
@@ -111,11 +111,6 @@ pub enum LinkEvent {
          message lies there; messages between the two processes fail until one of them begins anew"
     )]
     CopyGivenUp { slot: u8 },
-    /// Payloads from this peer have to be staged.
-    #[error(
-        "the kernel allows no copies from process {pid} (slot {slot}), or one took longer than 0.5 s: its payloads are staged"
-    )]
-    Staging { slot: u8, pid: u32 },
     /// Somebody else has the port of an address of ours, and hands nothing on.
     #[error("{}", port_taken(.address, .user, .pid))]
     PortTaken {
@@ -168,15 +163,9 @@ pub struct LinkCounters {
     /// Records handed to the handler and consumed.
     pub received: u64,
     /// Payload bytes copied out of records.
-    pub inline_bytes: u64,
-    /// Payload bytes copied once, between the two processes' memory.
-    pub direct_bytes: u64,
+    pub payload_bytes: u64,
     /// Of the payload bytes copied to where the device said, those for which it asked for no order.
     pub relaxed_bytes: u64,
-    /// Payload bytes sent through the ring because they could not be copied directly.
-    pub staged_bytes: u64,
-    /// Records whose sender had taken the payload back.
-    pub taken_back: u64,
     /// Records that could not be; each closed a channel.
     pub bad_records: u64,
     /// Channels that could not be attached.

@@ -1,13 +1,12 @@
-//! Messages on their way out: laid into the ring of the peer's channel, payload and all or by reference.
+//! Messages on their way out: laid into the ring of the peer's channel, payload and all, long ones in pieces.
 
-use roce::{Fragment, Reply, ReplyKind, Request, ServiceType};
+use roce::{Fragment, Reply, ReplyKind, Request};
 
-use super::loan::LOAN_WORDS;
 use super::peers::Outgoing;
-use super::record::{self, Form, MAX_FRAGMENT, MAX_GPU_FRAGMENT, MAX_HELPED_FRAGMENT, MAX_SEGMENTS};
+use super::record::{self, Form, MAX_FRAGMENT, MAX_GPU_FRAGMENT};
 use super::shared_memory::{ChannelState, Lane};
 use super::{Link, LinkEvent, MAX_INLINE, NoPeer, PathAddress, Payload, Position, Room, SendError, Sent};
-use crate::dma::{Fault, Host, RingMemory, Segment, Segments, can_be_lent, gpu, total};
+use crate::dma::{Fault, Host, RingMemory, Segment, gpu, total};
 
 /// How often long pieces are refused for want of room for a good part of one, whosever they are, before one takes what there is. The
 /// ring empties in 10 µs or so, which are some hundred rounds; where many queues wait one of them may take a short piece earlier.
@@ -16,8 +15,8 @@ const PATIENCE: u16 = 1000;
 impl Link {
     /// Sends a request, or the fragment of it that `request.fragment` names.
     ///
-    /// `path` travels with datagrams; of others its port alone. `payload` is always the whole message's; the fragment's offset counts in it. When
-    /// payloads must be staged, fewer bytes than asked for may be `carried`: the rest is another call.
+    /// `path` travels with datagrams; of others its port alone. `payload` is always the whole message's; the fragment's offset counts in it.
+    /// Of a long one fewer bytes than asked for may be `carried`: the rest is another call.
     ///
     /// Errors: see [`SendError`].
     pub fn send_request(
@@ -29,74 +28,44 @@ impl Link {
         let slot = Self::slot_of(request.dst_qpn);
         self.need_room(slot, Lane::Request)?;
         let Some(outgoing) = &mut self.outgoing[usize::from(slot)] else { return Err(SendError::Full) };
-        let staged_part;
-        let mut request = request;
-        let own = slot == self.fabric.slot();
-        let staged = self.config.staging || outgoing.producer.state() == ChannelState::Staged;
-        let staged = staged || !is_lent(&self.host, payload, own, request.length.into());
-        // Within this process one copy does where two commands would: into the ring, and out of it.
-        let in_place =
-            |from: &[Segment]| own && !staged && request.service == ServiceType::Rc && gpu::touched_by(from);
         let head = 8 * record::REQUEST_WORDS
             + if record::carries_path(request) { 8 * record::PATH_WORDS } else { 0 };
-        let offset = u64::from(request.fragment.offset);
-        let length = request.fragment.length;
-        self.segments.clear();
+        let Fragment { offset, length } = request.fragment;
+        let mut request = *request;
         let form = match payload {
             // Its bytes come with the reply.
             _ if request.opcode.wants_response() => Form::None,
             Payload::Nothing => exactly(0, length, Form::None)?,
             Payload::Inline(bytes) => exactly(bytes.len(), length, Form::Inline(length))?,
-            Payload::Segments(from) if length as usize <= MAX_INLINE && !(length > 0 && in_place(from)) => {
-                Form::Inline(length)
-            }
-            Payload::Segments(from) if !staged => list(&mut self.segments, from, offset, length)?,
             Payload::Segments(from) => {
-                let most = fragment_of(&self.host, from, request.length.into());
-                let free = outgoing.producer.free(Lane::Request, head + most);
-                let Some(free) = free.checked_sub(head) else { return Err(given_up(outgoing, slot)) };
-                need_stretch(outgoing, Lane::Request, most, length as usize, free)?;
-                let carried = (length as usize).min(most).min(free & !7) as u32;
-                self.counters.staged_bytes += u64::from(carried);
-                staged_part =
-                    Request { fragment: Fragment { length: carried, ..request.fragment }, ..*request };
-                request = &staged_part;
+                let carried = room_for(outgoing, slot, Lane::Request, head, from, length)?;
+                request.fragment.length = carried;
                 Form::Inline(carried)
             }
         };
         let (ring, at) = outgoing.producer.next(Lane::Request);
-        match (form, payload) {
-            (Form::Inline(len), Payload::Segments(from)) => {
-                if let Err(fault) = ring.gather(&self.host, at + head as u64, from, offset, len as usize) {
-                    return Err(self.copy_failed(slot, Lane::Request, fault));
-                }
-            }
-            (Form::Inline(_), Payload::Inline(bytes)) => ring.put(&self.host, at + head as u64, bytes)?,
-            _ => {}
+        if let Form::Inline(len) = form
+            && let Err(fault) = fill(ring, &self.host, at + head as u64, payload, offset, len)
+        {
+            return Err(self.copy_failed(slot, Lane::Request, fault));
         }
-        let lent_at = if let Form::Segments(_) = form {
-            Some(name(ring, at + head as u64, &self.segments))
-        } else {
-            None
-        };
-        let mut words = record::encode_request(request, form);
+        let mut words = record::encode_request(&request, form);
         if path.to_port > 1 {
             words[0] = record::to_second_port(words[0]);
         }
         ring.store(at, words);
-        if record::carries_path(request) {
+        if record::carries_path(&request) {
             ring.store(at + 8 * record::REQUEST_WORDS as u64, record::encode_path(path));
         }
         let offset = outgoing.producer.commit(Lane::Request, head + form.padded());
-        let loan = lent_at.map(|at| outgoing.producer.lend(Lane::Request, at));
         let position = Position { channel: outgoing.serial, offset };
         self.counters.requests_sent += 1;
         outgoing.note(slot, &mut self.to_publish);
-        Ok(Sent { position, carried: request.fragment.length, loan })
+        Ok(Sent { position, carried: request.fragment.length })
     }
 
-    /// Sends a reply. For a READ's, `payload` is the whole answer's memory and `offset` says from where on. When payloads must
-    /// be staged, fewer than all the bytes may be `carried`: the rest is another call with the offset moved on.
+    /// Sends a reply. For a READ's, `payload` is the whole answer's memory and `offset` says from where on. Fewer than all the
+    /// bytes may be `carried`: the rest is another call with the offset moved on.
     /// `offset + carried` at the end of the answer makes this its last piece; other replies carry nothing.
     ///
     /// Errors: see [`SendError`]; `LocalFault`: the answer's memory cannot be read.
@@ -116,60 +85,28 @@ impl Link {
             Payload::Segments(from) => total(from),
         };
         let carries = matches!(reply.kind, ReplyKind::ReadResponse);
-        let Some(rest) = whole.checked_sub(offset.into()).filter(|rest| carries || *rest == 0) else {
+        let rest = whole.checked_sub(offset.into()).filter(|rest| carries || *rest == 0);
+        let Some(rest) = rest.and_then(|rest| u32::try_from(rest).ok()) else {
             return Err(SendError::Length { have: whole, want: offset.into() });
         };
-        let own = slot == self.fabric.slot();
-        let staged = self.config.staging || outgoing.producer.state() == ChannelState::Staged;
-        let staged = staged || !is_lent(&self.host, payload, own, whole);
-        self.segments.clear();
-        let (form, carried) = match payload {
-            Payload::Segments(from) if !staged && rest > MAX_INLINE as u64 => {
-                let want = u32::try_from(rest);
-                let want = want.map_err(|_| SendError::Length { have: whole, want: u32::MAX.into() })?;
-                (list(&mut self.segments, from, offset.into(), want)?, want)
-            }
-            _ => {
-                let most = match payload {
-                    Payload::Segments(from) => fragment_of(&self.host, from, whole),
-                    _ => MAX_FRAGMENT,
-                };
-                let free = outgoing.producer.free(Lane::Reply, head + most.min(rest as usize + 8));
-                let Some(free) = free.checked_sub(head) else { return Err(given_up(outgoing, slot)) };
-                need_stretch(outgoing, Lane::Reply, most, rest as usize, free)?;
-                let carried = rest.min(most as u64).min(free as u64 & !7) as u32;
-                (if carried > 0 { Form::Inline(carried) } else { Form::None }, carried)
-            }
+        let carried = match payload {
+            Payload::Segments(from) => room_for(outgoing, slot, Lane::Reply, head, from, rest)?,
+            Payload::Inline(_) => exactly(rest as usize, rest, rest)?,
+            Payload::Nothing => 0,
         };
+        let form = if carried > 0 { Form::Inline(carried) } else { Form::None };
         let (ring, at) = outgoing.producer.next(Lane::Reply);
-        let mut lent_at = None;
-        match payload {
-            Payload::Segments(_) if matches!(form, Form::Segments(_)) => {
-                lent_at = Some(name(ring, at + head as u64, &self.segments));
-            }
-            Payload::Segments(from) => {
-                let to = at + head as u64;
-                if let Err(fault) = ring.gather(&self.host, to, from, offset.into(), carried as usize) {
-                    return Err(self.copy_failed(slot, Lane::Reply, fault));
-                }
-            }
-            Payload::Inline(bytes) => {
-                let from = offset as usize;
-                ring.put(&self.host, at + head as u64, &bytes[from..from + carried as usize])?;
-            }
-            Payload::Nothing => {}
+        if carried > 0
+            && let Err(fault) = fill(ring, &self.host, at + head as u64, payload, offset, carried)
+        {
+            return Err(self.copy_failed(slot, Lane::Reply, fault));
         }
-        if whole > MAX_INLINE as u64 && lent_at.is_none() {
-            self.counters.staged_bytes += u64::from(carried);
-        }
-        let last = u64::from(carried) == rest;
-        ring.store(at, record::encode_reply(reply, offset, carried, form, last));
+        ring.store(at, record::encode_reply(reply, offset, carried, form, carried == rest));
         let offset = outgoing.producer.commit(Lane::Reply, head + form.padded());
-        let loan = lent_at.map(|at| outgoing.producer.lend(Lane::Reply, at));
         let position = Position { channel: outgoing.serial, offset };
         self.counters.replies_sent += 1;
         outgoing.note(slot, &mut self.to_publish);
-        Ok(Sent { position, carried, loan })
+        Ok(Sent { position, carried })
     }
 
     /// A payload was not laid into the ring. A GPU may do so later, over whatever lies there then: so nothing does.
@@ -197,84 +134,62 @@ impl Link {
     }
 }
 
-/// Whether the receiver copies the payload of a message of `len` bytes out of our memory by itself; short ones it never does.
-/// Within one process (`own`) the NIC reaches a GPU's memory at either end, and one copy is enough; between two, what helpers
-/// have a part in is faster through the ring.
+/// How many of `rest` bytes the next record takes: all of a short payload, of a long one what there is room for. The ring is given
+/// time to empty, since long pieces are faster; not for ever, since other queues fill it too.
 #[inline]
-fn is_lent(host: &Host, payload: Payload<'_>, own: bool, len: u64) -> bool {
-    match payload {
-        Payload::Segments(from) => {
-            can_be_lent(from) && (own || (gpu::can_be_lent(from) && !host.is_helped(len)))
-        }
-        Payload::Nothing | Payload::Inline(_) => true,
-    }
-}
-
-/// The most that one record takes of these. Where helpers copy, and out of a GPU, a few long pieces are faster than many short ones.
-#[inline]
-fn fragment_of(host: &Host, from: &[Segment], len: u64) -> usize {
-    if gpu::touched_by(from) {
-        MAX_GPU_FRAGMENT
-    } else if host.is_helped(len) {
-        MAX_HELPED_FRAGMENT
-    } else {
-        MAX_FRAGMENT
-    }
-}
-
-/// Where long pieces are faster the ring is given time to empty; not for ever, since other queues fill it too.
-fn need_stretch(
+fn room_for(
     outgoing: &mut Outgoing,
+    slot: u8,
     lane: Lane,
-    most: usize,
-    length: usize,
-    free: usize,
-) -> Result<(), SendError> {
-    let (ring, _) = outgoing.producer.next(lane);
-    let stretch = length.min(most / 2).min(ring.capacity() / 4);
+    head: usize,
+    from: &[Segment],
+    rest: u32,
+) -> Result<u32, SendError> {
+    if rest as usize <= MAX_INLINE {
+        return Ok(rest);
+    }
+    let most = if gpu::touched_by(from) { MAX_GPU_FRAGMENT } else { MAX_FRAGMENT };
+    let most = most.min(rest as usize);
+    let Some(free) = outgoing.producer.free(lane, head + most.next_multiple_of(8)).checked_sub(head) else {
+        // There was room a moment ago, and a closer look at the receiver's tail found none: it wrote one that cannot be.
+        return Err(match outgoing.producer.state() {
+            ChannelState::Closed => SendError::NoPeer(NoPeer::Closed(slot)),
+            _ => SendError::Full,
+        });
+    };
+    let stretch = most.min(MAX_FRAGMENT / 2).min(outgoing.producer.next(lane).0.capacity() / 4);
     let cramped = &mut outgoing.cramped[lane as usize];
-    if most > MAX_FRAGMENT && free < stretch && *cramped < PATIENCE {
+    if free < stretch && *cramped < PATIENCE {
         *cramped += 1;
         return Err(SendError::Full);
     }
     *cramped = 0;
-    Ok(())
+    Ok(most.min(free & !7) as u32)
 }
 
-/// Lays the word of state and the segments of a payload by reference; returns the position of the word.
-fn name(ring: &RingMemory, at: u64, segments: &[Segment]) -> u64 {
-    ring.store(at, [0; LOAN_WORDS]);
-    for (i, segment) in segments.iter().enumerate() {
-        ring.store(at + (8 * LOAN_WORDS + 16 * i) as u64, record::encode_segment(*segment));
+/// Lays the bytes from `offset` on into a record.
+#[inline]
+fn fill(
+    ring: &RingMemory,
+    host: &Host,
+    at: u64,
+    payload: Payload<'_>,
+    offset: u32,
+    len: u32,
+) -> Result<(), Fault> {
+    match payload {
+        Payload::Segments(from) => ring.gather(host, at, from, offset.into(), len as usize),
+        Payload::Inline(bytes) => {
+            match bytes.get(offset as usize..).and_then(|rest| rest.get(..len as usize)) {
+                Some(bytes) => ring.put(host, at, bytes),
+                None => Err(Fault { addr: 0 }),
+            }
+        }
+        Payload::Nothing => Ok(()),
     }
-    at
 }
 
-/// There was room a moment ago, and a closer look at the receiver's tail found none: it wrote one that cannot be.
-fn given_up(outgoing: &Outgoing, slot: u8) -> SendError {
-    match outgoing.producer.state() {
-        ChannelState::Closed => SendError::NoPeer(NoPeer::Closed(slot)),
-        _ => SendError::Full,
-    }
-}
-
-fn exactly(have: usize, want: u32, form: Form) -> Result<Form, SendError> {
+fn exactly<T>(have: usize, want: u32, result: T) -> Result<T, SendError> {
     let (have, want) = (have as u64, u64::from(want));
-    if have == want && have <= MAX_INLINE as u64 { Ok(form) } else { Err(SendError::Length { have, want }) }
-}
-
-/// Lists the pieces of `length` bytes from `skip` on.
-fn list(out: &mut Vec<Segment>, segments: &[Segment], skip: u64, length: u32) -> Result<Form, SendError> {
-    let mut walk = Segments::new(segments);
-    walk.advance(skip);
-    let mut left = u64::from(length);
-    while left > 0 {
-        let Some(piece) = walk.peek(left).filter(|_| out.len() < MAX_SEGMENTS) else {
-            return Err(SendError::Length { have: u64::from(length) - left, want: length.into() });
-        };
-        walk.advance(piece.len);
-        left -= piece.len;
-        out.push(piece);
-    }
-    Ok(Form::Segments(out.len() as u8))
+    if have == want && have <= MAX_INLINE as u64 { Ok(result) } else { Err(SendError::Length { have, want }) }
 }

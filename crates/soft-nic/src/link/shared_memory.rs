@@ -14,12 +14,9 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::Ordering;
 
 use super::delay::Line;
-use super::fabric::Process;
-use super::loan::{Lender, Loan};
 use super::record::{self, RecordError};
 use crate::dma::{RingMemory, SharedMemory, system};
 use roce::Now;
@@ -58,20 +55,17 @@ const PUBLISH_BYTES: u64 = 1024;
 pub enum ChannelState {
     /// Not yet looked at.
     Published = 0,
-    /// Attached; payloads are copied between the processes' memory.
-    Direct = 1,
-    /// Attached; payloads must travel in the ring.
-    Staged = 2,
+    /// The receiver takes what comes.
+    Attached = 1,
     /// Given up by the receiver after a bad record.
-    Closed = 3,
+    Closed = 2,
 }
 
 impl ChannelState {
     fn from_word(word: u32) -> ChannelState {
         match word {
             0 => ChannelState::Published,
-            1 => ChannelState::Direct,
-            2 => ChannelState::Staged,
+            1 => ChannelState::Attached,
             _ => ChannelState::Closed,
         }
     }
@@ -127,12 +121,12 @@ struct ProducerLane {
 #[derive(Debug)]
 pub struct Producer {
     fd: OwnedFd,
-    /// Also held by the payloads that it lent.
-    lender: Arc<Lender>,
+    control: SharedMemory,
+    rings: [RingMemory; 2],
     lanes: [ProducerLane; 2],
     /// What is committed waits for [`Producer::pass`].
     holds: bool,
-    /// Nothing more may be laid into the rings.
+    /// Nothing more is laid into the rings: the receiver broke the rules, or a copy into them was given up.
     closed: bool,
     /// Heads that are not shown yet, each lane's.
     under_way: Line<[u64; 2]>,
@@ -157,11 +151,10 @@ impl Producer {
         }
         let ring = |i: usize| RingMemory::map(&fd, at::RINGS + i * capacity, capacity);
         let rings = [ring(0)?, ring(1)?];
-        let (receiver, given_up) = (OnceLock::new(), AtomicBool::new(false));
-        let lender = Arc::new(Lender { control, rings, tails: at::TAILS, receiver, given_up });
         Ok(Producer {
             fd,
-            lender,
+            control,
+            rings,
             lanes: Default::default(),
             holds: false,
             closed: false,
@@ -169,21 +162,9 @@ impl Producer {
         })
     }
 
-    /// Says which process receives, so that nobody waits for one that has ended.
-    pub fn set_receiver(&self, process: Arc<Process>) {
-        // A channel has one receiver in its life.
-        let _ = self.lender.receiver.set(process);
-    }
-
     /// Nothing more is laid into the rings; what was sent goes on.
     pub fn close(&mut self) {
         self.closed = true;
-    }
-
-    /// Nothing more is sent, and nothing waited for.
-    #[cfg(any(test, feature = "testing"))]
-    pub fn give_up(&self) {
-        self.lender.given_up.store(true, Ordering::Relaxed);
     }
 
     /// Number of the descriptor that the receiver opens through `/proc`.
@@ -198,10 +179,10 @@ impl Producer {
 
     /// What the receiver says.
     pub fn state(&self) -> ChannelState {
-        if self.closed || self.lender.given_up.load(Ordering::Relaxed) {
+        if self.closed {
             return ChannelState::Closed;
         }
-        ChannelState::from_word(self.lender.control.half(at::STATE).load(Ordering::Acquire))
+        ChannelState::from_word(self.control.half(at::STATE).load(Ordering::Acquire))
     }
 
     /// Whether `bytes` more fit; looks at the consumer's tail only when they do not fit by the last one known.
@@ -216,11 +197,11 @@ impl Producer {
     }
 
     fn refresh(&mut self, lane: Lane) -> usize {
-        let tail = self.lender.control.word(at::TAILS[lane as usize]).load(Ordering::Acquire);
+        let tail = self.control.word(at::TAILS[lane as usize]).load(Ordering::Acquire);
         let state = &mut self.lanes[lane as usize];
         // A tail outside tail..=published is a receiver gone wild: give the channel up.
         if tail.wrapping_sub(state.tail) > state.published.wrapping_sub(state.tail) {
-            self.lender.given_up.store(true, Ordering::Relaxed);
+            self.closed = true;
             return 0;
         }
         state.tail = tail;
@@ -229,18 +210,13 @@ impl Producer {
 
     fn known_free(&self, lane: Lane) -> usize {
         let state = &self.lanes[lane as usize];
-        let ring = &self.lender.rings[lane as usize];
+        let ring = &self.rings[lane as usize];
         ring.capacity().saturating_sub(state.head.wrapping_sub(state.tail) as usize)
     }
 
     /// The ring and the position of the next record, for writing it in place.
     pub fn next(&self, lane: Lane) -> (&RingMemory, u64) {
-        (&self.lender.rings[lane as usize], self.lanes[lane as usize].head)
-    }
-
-    /// What the record just committed lends; `at`: position of its word of state.
-    pub fn lend(&self, lane: Lane, at: u64) -> Loan {
-        Loan::new(&self.lender, lane, at, self.lanes[lane as usize].head)
+        (&self.rings[lane as usize], self.lanes[lane as usize].head)
     }
 
     /// Ends the record written at [`Producer::next`]; returns the position after it.
@@ -271,7 +247,7 @@ impl Producer {
             let (state, head) = (&mut self.lanes[lane as usize], heads[lane as usize]);
             if head != state.published {
                 state.published = head;
-                self.lender.control.word(at::HEADS[lane as usize]).store(head, Ordering::Release);
+                self.control.word(at::HEADS[lane as usize]).store(head, Ordering::Release);
             }
         }
     }
@@ -323,7 +299,7 @@ impl Producer {
 
     /// Asks the receiver to ring when it has consumed something; set before sleeping on a full ring.
     pub fn set_notify(&self, wanted: bool) {
-        self.lender.control.half(at::NOTIFY).store(u32::from(wanted), Ordering::SeqCst);
+        self.control.half(at::NOTIFY).store(u32::from(wanted), Ordering::SeqCst);
     }
 }
 
@@ -346,6 +322,17 @@ pub struct Record {
     pub len: usize,
     /// The copy of its header.
     pub words: [u64; record::REQUEST_WORDS],
+}
+
+/// A channel of a process to itself, both ends: a message to another queue of the process takes the same way as to a peer.
+///
+/// Errors: the kernel's.
+pub fn loopback(slot: u8, generation: u32, capacity: usize) -> Result<(Producer, Consumer), AttachError> {
+    let ends = Ends { from: slot, to: slot, from_generation: generation, to_generation: generation };
+    let producer = Producer::create(ends, capacity)?;
+    let consumer = Consumer::attach(producer.fd(), ends)?;
+    consumer.set_state(ChannelState::Attached);
+    Ok((producer, consumer))
 }
 
 /// The receiver's end.
@@ -479,14 +466,13 @@ impl Consumer {
 
 #[cfg(test)]
 mod tests {
-    use super::super::loopback;
     use super::*;
 
-    const CAPACITY: usize = 128 * 1024;
+    const CAPACITY: usize = 512 * 1024;
 
     #[test]
     fn what_lies_in_a_closed_channel_counts_as_taken() {
-        let (mut producer, consumer) = loopback::open(0, 1, CAPACITY).unwrap();
+        let (mut producer, consumer) = loopback(0, 1, CAPACITY).unwrap();
         let end = producer.commit(Lane::Request, 64);
         producer.publish();
         assert!(!producer.consumed(end));
@@ -502,20 +488,20 @@ mod tests {
     #[test]
     fn heads_and_tails_that_cannot_be_are_noticed_by_the_other_side() {
         for (name, head) in [("beyond the ring", CAPACITY as u64 + 1), ("behind the tail", u64::MAX - 7)] {
-            let (producer, mut consumer) = loopback::open(0, 1, CAPACITY).unwrap();
-            producer.lender.control.word(at::HEADS[0]).store(head, Ordering::Release);
+            let (producer, mut consumer) = loopback(0, 1, CAPACITY).unwrap();
+            producer.control.word(at::HEADS[0]).store(head, Ordering::Release);
             assert!(matches!(consumer.next(Lane::Request), Err(RecordError::Positions { .. })), "{name}");
         }
         for head in [8, 24] {
-            let (producer, mut consumer) = loopback::open(0, 1, CAPACITY).unwrap();
-            producer.lender.control.word(at::HEADS[1]).store(head, Ordering::Release);
+            let (producer, mut consumer) = loopback(0, 1, CAPACITY).unwrap();
+            producer.control.word(at::HEADS[1]).store(head, Ordering::Release);
             assert!(
                 matches!(consumer.next(Lane::Reply), Err(RecordError::Length { .. })),
                 "half a record, {head}"
             );
         }
         for (name, tail) in [("ahead of the head", 8), ("behind the last", u64::MAX)] {
-            let (mut producer, consumer) = loopback::open(0, 1, CAPACITY).unwrap();
+            let (mut producer, consumer) = loopback(0, 1, CAPACITY).unwrap();
             consumer.control.word(at::TAILS[0]).store(tail, Ordering::Release);
             assert_eq!(producer.free(Lane::Request, CAPACITY + 1), 0, "{name}");
             assert_eq!(producer.state(), ChannelState::Closed, "{name}");
@@ -525,7 +511,7 @@ mod tests {
 
     #[test]
     fn positions_count_on_past_many_turns_of_the_ring() {
-        let (mut producer, mut consumer) = loopback::open(0, 1, CAPACITY).unwrap();
+        let (mut producer, mut consumer) = loopback(0, 1, CAPACITY).unwrap();
         for turn in 0..20_000u64 {
             let (ring, at) = producer.next(Lane::Reply);
             let mut words = acknowledge();
@@ -554,7 +540,7 @@ mod tests {
     #[test]
     fn a_request_is_never_seen_before_a_reply_that_was_sent_first() {
         const ROUNDS: u64 = 300_000;
-        let (mut producer, mut consumer) = loopback::open(0, 1, CAPACITY).unwrap();
+        let (mut producer, mut consumer) = loopback(0, 1, CAPACITY).unwrap();
         let mut send = move |lane, round| {
             while !producer.has_room(lane, 8 * record::REPLY_WORDS) {
                 producer.publish();
@@ -613,7 +599,7 @@ mod tests {
             ("a capacity that overflows", at::CAPACITIES, 1 << 63),
             ("no capacity", at::CAPACITIES, 0),
         ] {
-            let word = producer.lender.control.word(offset);
+            let word = producer.control.word(offset);
             let good = word.swap(value, Ordering::Relaxed);
             let attached = Consumer::attach(producer.fd(), ends);
             assert!(matches!(attached, Err(AttachError::Foreign { .. })), "{name}");

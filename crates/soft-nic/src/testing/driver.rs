@@ -95,11 +95,9 @@ impl<M: Memory> Driver<M> {
     /// Opens device 0.
     pub fn new(setup: Setup<M>) -> Driver<M> {
         let sinks = Sinks::default();
-        let staging = setup.config.staging;
         let addresses = setup.config.wire_addresses();
         let copiers = setup.config.copiers(1);
-        let link_config =
-            LinkConfig { fabric: setup.fabric, staging, addresses, copiers, ..LinkConfig::default() };
+        let link_config = LinkConfig { fabric: setup.fabric, addresses, copiers, ..LinkConfig::default() };
         let link = Link::join(link_config);
         let link = link.expect("a fabric can be joined");
         let now = 1_000_000;

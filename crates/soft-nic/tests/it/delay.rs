@@ -94,8 +94,8 @@ fn a_delay_that_is_changed_loses_nothing_and_nothing_overtakes() {
 
 #[test]
 fn what_is_under_way_is_bounded_and_what_finds_no_room_waits() {
-    // Messages of 4 KiB, which travel in the record: a ring has 512 KiB. On a wire, 16 MiB of packets of 1 KiB.
-    for (by, count, most) in [(By::Memory, 400, 512 / 4), (By::Wire, 6_000, (16 << 10) / 4)] {
+    // Messages of 4 KiB: a ring has 2 MiB. On a wire, 16 MiB of packets of 1 KiB.
+    for (by, count, most) in [(By::Memory, 1_200, 2048 / 4), (By::Wire, 6_000, (16 << 10) / 4)] {
         let mut two = Two::new("delay-full", ServiceType::Uc, by);
         let write = WorkRequest::write(&two.from, 0, 4096, &two.to, 0);
         two.left.post(two.a, &write);

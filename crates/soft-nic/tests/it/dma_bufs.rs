@@ -52,7 +52,7 @@ fn contents(file: &File) -> Vec<u8> {
 }
 
 #[test]
-fn a_peer_writes_to_and_reads_from_a_dma_buf_by_its_iova_and_the_owner_copies() {
+fn a_peer_writes_to_and_reads_from_a_dma_buf_by_its_iova() {
     let mut scene = Scene::new("dma-buf", ServiceType::Rc, |_| ());
     let (a, b) = scene.pair;
     let (file, _mapped, buffer) = region(&mut scene.far);
@@ -70,17 +70,12 @@ fn a_peer_writes_to_and_reads_from_a_dma_buf_by_its_iova_and_the_owner_copies() 
     scene.settle();
     assert_eq!(syndromes(&mut scene.near, a), [None]);
     assert!(near.block.bytes(0, LEN as usize) == bytes, "read by the peer");
-    let answered = scene.far.counters().staged_bytes;
-    assert_eq!(answered, u64::from(LEN), "the answer was copied by its owner");
     // And as a source of its owner's WRITE.
     near.block.write(0, &vec![0; LEN as usize]);
     scene.far.post(b, &WorkRequest::write(&buffer, 0, LEN, &near, 0));
     scene.settle();
     assert_eq!(syndromes(&mut scene.far, b), [None]);
     assert!(near.block.bytes(0, LEN as usize) == bytes, "written by the owner");
-    // The end of it fits a record and is no piece.
-    assert!(scene.far.counters().staged_bytes > answered + u64::from(LEN) * 3 / 4);
-    assert_eq!(scene.near.counters().staged_bytes, 0, "an ordinary region is lent");
     // An atomic, at an aligned word.
     file.write_all_at(&7_u64.to_ne_bytes(), OFFSET + 8).expect("the buffer");
     scene.near.post(a, &WorkRequest::fetch_add(&near, 0, (&buffer, 8), 5));

@@ -463,7 +463,7 @@ fn memory_that_went_away_is_an_error_and_not_a_crash() {
         (
             "large WRITE from there",
             WorkRequest::write(&block, 0, 50_000, &region, 0),
-            CqeSyndrome::RemoteAccess,
+            CqeSyndrome::LocalProtection,
         ),
         ("WRITE to there", WorkRequest::write(&region, 0, 8, &block, 0), CqeSyndrome::RemoteOperation),
         ("READ from there", WorkRequest::read(&region, 0, 8, &block, 0), CqeSyndrome::RemoteOperation),

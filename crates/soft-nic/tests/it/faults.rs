@@ -537,10 +537,10 @@ fn a_wrong_crc_is_of_the_queue_that_was_asked_for_or_of_none() {
 
 #[test]
 fn an_answer_that_comes_in_pieces_is_not_asked_for_again_while_it_comes() {
-    let setup = || Setup::new("slow-answer").with(|config| config.staging = true);
+    let setup = || Setup::new("slow-answer");
     let (mut left, mut right) = (Driver::new(setup()), Driver::new(setup()));
     let (a, b) = (left.create_qp(QpShape::default()), right.create_qp(QpShape::default()));
-    let (into, of) = (left.region(1 << 20, ALL), right.region(1 << 20, ALL));
+    let (into, of) = (left.region(1 << 22, ALL), right.region(1 << 22, ALL));
     let mut two = Two { left, right, a, b, from: into, to: of };
     two.connect(a, b);
     let read = |two: &Two, len: u32| {
@@ -551,11 +551,11 @@ fn an_answer_that_comes_in_pieces_is_not_asked_for_again_while_it_comes() {
     two.left.post(a, &short);
     two.rounds(100);
     assert!(two.left.poll_send(a).is_some());
-    let bytes = two.to.fill(0, 1 << 20, 7);
-    let long = read(&two, 1 << 20);
+    let bytes = two.to.fill(0, 1 << 22, 7);
+    let long = read(&two, 1 << 22);
     two.left.post(a, &long);
     let begun = two.left.now;
-    // The responder sends a piece of 32 KiB every 50 ms; the time-out is 67 ms.
+    // The responder sends a piece of 128 KiB every 50 ms; the time-out is 67 ms.
     let cqe = 'end: loop {
         for _ in 0..10 {
             two.left.now += 5_000_000;
@@ -568,8 +568,8 @@ fn an_answer_that_comes_in_pieces_is_not_asked_for_again_while_it_comes() {
         two.right.poll();
         assert!(two.left.now < begun + 10_000_000_000, "an end");
     };
-    assert_eq!((cqe.opcode(), cqe.byte_count()), (Some(CqeOpcode::Requester), 1 << 20));
-    assert!(two.from.block.bytes(0, 1 << 20) == bytes);
+    assert_eq!((cqe.opcode(), cqe.byte_count()), (Some(CqeOpcode::Requester), 1 << 22));
+    assert!(two.from.block.bytes(0, 1 << 22) == bytes);
     assert!(
         two.left.now > begun + 1_000_000_000,
         "as long as several time-outs: {} ns",

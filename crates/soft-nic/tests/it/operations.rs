@@ -100,10 +100,9 @@ fn check_sends_and_writes(name: &str, service: ServiceType, setup: Setup<soft_ni
 static HELPED: Mutex<()> = Mutex::new(());
 
 #[test]
-fn helpers_take_part_in_messages_within_one_nic_that_lie_in_the_ring() {
+fn helpers_take_part_in_long_messages() {
     let _one = HELPED.lock();
-    let mut driver =
-        Driver::new(Setup::new("helped").with(|c| (c.staging, c.copy_threads) = (true, Some(2))));
+    let mut driver = Driver::new(Setup::new("helped").with(|c| c.copy_threads = Some(2)));
     let (a, _) = driver.pair(QpShape::default());
     let (from, to) = (driver.region(1 << 17, ALL), driver.region(1 << 17, ALL));
     let end = Instant::now() + Duration::from_secs(30);
@@ -127,11 +126,9 @@ fn sends_and_writes_of_every_length_arrive() {
     check_sends_and_writes("UC", ServiceType::Uc, Setup::new("uc"));
     let roce = Setup::new("roce").with(|c| c.link_layer = LinkLayer::Roce);
     check_sends_and_writes("RC on Ethernet", ServiceType::Rc, roce);
-    check_sends_and_writes("staged RC", ServiceType::Rc, Setup::new("staged-rc").with(|c| c.staging = true));
-    check_sends_and_writes("staged UC", ServiceType::Uc, Setup::new("staged-uc").with(|c| c.staging = true));
     let one = HELPED.lock();
-    let helped = Setup::new("helped-rc").with(|c| (c.staging, c.copy_threads) = (true, Some(2)));
-    check_sends_and_writes("staged RC with helpers", ServiceType::Rc, helped);
+    let helped = Setup::new("helped-rc").with(|c| c.copy_threads = Some(2));
+    check_sends_and_writes("RC with helpers", ServiceType::Rc, helped);
     drop(one);
     check_sends_and_writes("RC on the wire", ServiceType::Rc, on_the_wire("rc-wire"));
     check_sends_and_writes("UC on the wire", ServiceType::Uc, on_the_wire("uc-wire"));
@@ -143,8 +140,7 @@ fn sends_and_writes_of_every_length_arrive() {
 fn reads_of_every_length_arrive_and_say_so() {
     for (name, setup) in [
         ("read", Setup::new("read")),
-        ("staged-read", Setup::new("staged-read").with(|c| c.staging = true)),
-        ("helped-read", Setup::new("helped-read").with(|c| (c.staging, c.copy_threads) = (true, Some(1)))),
+        ("helped-read", Setup::new("helped-read").with(|c| c.copy_threads = Some(1))),
         ("wire-read", on_the_wire("wire-read")),
     ] {
         let _one = (setup.config.copy_threads == Some(1)).then(|| HELPED.lock());

@@ -1,7 +1,7 @@
 //! Copy helpers: threads of the process that take slices of one large copy beside the thread that has to do it.
 //!
-//! One core copies what no cache of its own holds at 80 to 105 Gbit/s, two nearly twice that; within the kernel, by
-//! `process_vm_readv`, two are no faster than one. So with helpers long payloads lie in the ring. [`Copiers::share`] offers the slices of one copy, numbered in increasing addresses; whoever is free claims the next number. All of it is one word:
+//! One core copies what no cache of its own holds at 80 to 105 Gbit/s, two nearly twice that. [`Copiers::share`] offers the slices of
+//! one copy, numbered in increasing addresses; a thread that is free claims the next number. All of it is one word:
 //!
 //! ```text
 //! bits  0..20  next slice to claim      20..40  slices      40..48  helpers that copy now      48..56  helpers at most

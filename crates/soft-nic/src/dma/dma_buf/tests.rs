@@ -105,33 +105,9 @@ fn a_mapping_outlives_the_descriptor_and_ends_with_its_region() {
     assert!(true_in_fork_child(|| {
         let mapped = DmaBuf::map(file.as_raw_fd(), 4096 + 8, 8192, true, any).unwrap();
         let address = mapped.address();
-        let pieces = [Segment { addr: address, len: 8 }];
-        let before = (can_be_lent(&pieces), host.read(address, &mut [0; 1]));
+        let before = host.read(address, &mut [0; 1]);
         drop(mapped);
-        let after = (can_be_lent(&pieces), host.read(address, &mut [0; 1]));
-        before == (false, Ok(())) && after == (true, Err(Fault { addr: address }))
-    }));
-}
-
-#[test]
-fn a_piece_that_touches_a_mapping_is_not_lent_and_its_neighbours_are() {
-    // In a process of one thread: another test's mapping may be the neighbour.
-    assert!(true_in_fork_child(|| {
-        let mapped = DmaBuf::map(buffer().as_raw_fd(), 4096, 2 * 4096, true, any).unwrap();
-        let (start, end) = (mapped.address(), mapped.address() + 2 * 4096);
-        let cases = [
-            ("before", start - 64, 64, true),
-            ("its first byte", start - 64, 65, false),
-            ("inside", start + 4096, 8, false),
-            ("its last byte", end - 1, 64, false),
-            ("behind", end, 64, true),
-            ("around", start - 4096, 4 * 4096, false),
-            ("to the end of all addresses", end, u64::MAX, true),
-        ];
-        let wrong = cases.into_iter().filter(|(_, addr, len, wanted)| {
-            can_be_lent(&[Segment { addr: 8, len: 8 }, Segment { addr: *addr, len: *len }]) != *wanted
-        });
-        wrong.inspect(|(name, ..)| eprintln!("{name}")).count() == 0
+        before == Ok(()) && host.read(address, &mut [0; 1]) == Err(Fault { addr: address })
     }));
 }
 
@@ -146,7 +122,7 @@ fn a_fork_child_has_no_mapping_and_its_parent_keeps_it() {
         let gone = host.read(address, &mut byte).is_err() && host.probe(address, 1, false).is_err();
         let ours = DmaBuf::map(fd.as_raw_fd(), 0, SIZE, true, any);
         let works = ours.is_ok_and(|ours| host.write(ours.address(), b"child", false).is_ok());
-        gone && works && can_be_lent(&[Segment { addr: address, len: SIZE }])
+        gone && works
     }));
     let mut found = [0; 5];
     host.read(address, &mut found).unwrap();

@@ -36,7 +36,7 @@ use self::ranges::{Kind, Known, Place};
 use self::worker::{Ticket, Worker, locked};
 use super::host::last_word;
 use super::system::fork_generation;
-use super::{Fault, Host, Memory, Segment};
+use super::{Fault, Host, Memory};
 
 pub use host_pages::HostPages;
 pub use ranges::{exist, touched_by};
@@ -707,12 +707,6 @@ impl Front {
 /// Longest message that the mover takes: where it sees both ends, and where it does not or copies single bytes.
 fn longest(direct: bool) -> u64 {
     if direct { LONG } else { SHORT }
-}
-
-/// Whether a peer may copy these pieces of our memory by itself: not a GPU's.
-#[inline]
-pub fn can_be_lent(pieces: &[Segment]) -> bool {
-    !touched_by(pieces)
 }
 
 /// Addresses that count as a GPU's for as long as this lives: for tests where there is none.

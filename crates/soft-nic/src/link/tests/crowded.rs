@@ -119,8 +119,8 @@ pub fn node() {
 /// Runs one scenario; the peer's program answers (1), only polls (0), or sleeps (2).
 fn run(peer_does: u32, scenario: impl FnOnce(&Words) -> String) -> String {
     let fabric = fabric_name();
-    let (words, thread) = start(config(&fabric, false));
-    let mut peer = Peer::start("node", &fabric, false);
+    let (words, thread) = start(config(&fabric));
+    let mut peer = Peer::start("node", &fabric);
     let [slot, word] = peer.hear("node ")[..] else { panic!("two numbers") };
     words.peer_slot.store(slot, Ordering::Release);
     words.peer_word.store(word, Ordering::Release);
@@ -192,7 +192,7 @@ fn crowded_cores_are_shared_in_microseconds_and_the_figures_are_printed() {
 
 /// CPU time and sleeps in a second, after 2.6 s without work.
 fn second_of_rest(times: IdleTimes) -> (u64, u64) {
-    let mut link = Link::join(config(&fabric_name(), false)).unwrap();
+    let mut link = Link::join(config(&fabric_name())).unwrap();
     let resting = std::thread::spawn(move || {
         system::tune_thread();
         let mut idle = IdlePolicy::new(SystemClock, times);

@@ -1,11 +1,11 @@
 //! Tests of the link between processes and within one.
 
+mod absent;
 mod crowded;
 mod dma_bufs;
 mod flood;
 mod hostile;
 mod lifecycle;
-mod loans;
 mod messages;
 mod ports;
 mod processes;

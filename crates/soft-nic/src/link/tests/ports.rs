@@ -14,7 +14,7 @@ fn place(test: u8) -> IpAddr {
 }
 
 fn wired(fabric: &str, address: IpAddr) -> Link {
-    Link::join(LinkConfig { addresses: vec![address], ..config(fabric, false) }).unwrap()
+    Link::join(LinkConfig { addresses: vec![address], ..config(fabric) }).unwrap()
 }
 
 /// Looks after peers and ports now, whenever that was done last.
@@ -81,7 +81,7 @@ fn crowd(count: usize) -> Vec<IpAddr> {
 fn every_address_of_a_process_is_told_to_the_others_and_more_than_can_be_told_are_refused() {
     let fabric = fabric_name();
     let most = 2 * usize::from(MAX_DEVICES) * usize::from(MAX_PORTS);
-    let join = |addresses| Link::join(LinkConfig { addresses, ..config(&fabric, false) });
+    let join = |addresses| Link::join(LinkConfig { addresses, ..config(&fabric) });
     let owner = join(crowd(most)).unwrap();
     let other = join(crowd(most)).unwrap();
     let ports: Vec<_> = other.wire.as_ref().unwrap().own_ports().collect();

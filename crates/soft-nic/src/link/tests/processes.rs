@@ -14,7 +14,6 @@ use crate::link::{Disposition, Inbound, Link, LinkConfig, Message, PathAddress, 
 
 const ROLE: &str = "SOFTNIC_TEST_ROLE";
 const FABRIC: &str = "SOFTNIC_TEST_FABRIC";
-const STAGING: &str = "SOFTNIC_TEST_STAGING";
 
 /// Where every child begins. Run as a test of its own it has no role and nothing to do.
 #[test]
@@ -23,7 +22,6 @@ fn entry_of_child_processes() {
         Ok("sink") => sink(),
         Ok("changeling") => changeling(),
         Ok("node") => super::crowded::node(),
-        Ok("holder") => super::loans::holder(),
         Ok("writer") => super::visibility::writer(),
         Ok(role) => panic!("no role {role}"),
         Err(_) => {}
@@ -37,8 +35,8 @@ pub fn fabric_name() -> String {
 }
 
 /// Configuration of a test's link.
-pub fn config(fabric: &str, staging: bool) -> LinkConfig {
-    LinkConfig { fabric: fabric.to_owned(), staging, ..LinkConfig::default() }
+pub fn config(fabric: &str) -> LinkConfig {
+    LinkConfig { fabric: fabric.to_owned(), ..LinkConfig::default() }
 }
 
 /// A child process in a role.
@@ -49,12 +47,11 @@ pub struct Peer {
 }
 
 impl Peer {
-    pub fn start(role: &str, fabric: &str, staging: bool) -> Peer {
+    pub fn start(role: &str, fabric: &str) -> Peer {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "link::tests::processes::entry_of_child_processes", "--nocapture", "--quiet"])
             .env(ROLE, role)
             .env(FABRIC, fabric)
-            .env(STAGING, if staging { "1" } else { "0" })
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -106,7 +103,7 @@ impl Drop for Peer {
 }
 
 pub fn child_config() -> LinkConfig {
-    config(&std::env::var(FABRIC).unwrap(), std::env::var(STAGING).unwrap() == "1")
+    config(&std::env::var(FABRIC).unwrap())
 }
 
 /// Becomes true when the parent closes the input.

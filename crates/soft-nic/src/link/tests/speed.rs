@@ -5,7 +5,7 @@ use std::time::Instant;
 use roce::Opcode;
 
 use super::processes::{Peer, config, connect, fabric_name, request, send};
-use crate::dma::{Host, Order, PeerMemory, Segment};
+use crate::dma::Segment;
 use crate::link::{Disposition, Inbound, Link, Message, Payload};
 
 /// Sends `count` WRITEs with at most `window` unacknowledged; seconds.
@@ -36,47 +36,22 @@ fn note(inbound: &mut Inbound<'_>, acknowledged: &mut u32) -> Disposition {
 
 #[test]
 fn speed_between_two_processes_is_printed() {
-    for staging in [false, true] {
-        let fabric = fabric_name();
-        let mut link = Link::join(config(&fabric, staging)).unwrap();
-        let mut seconds = Vec::new();
-        for (bytes, count, window) in [
-            (8, 2_000_000, 512),
-            (4096, 200_000, 64),
-            (16_384, 50_000, 32),
-            (65_536, 20_000, 32),
-            (1 << 20, 1_500, 8),
-        ] {
-            let mut peer = Peer::start("sink", &fabric, staging);
-            let [slot, to] = peer.hear("sink ")[..] else { panic!("two numbers") };
-            connect(&mut link, slot as u8);
-            let payload = vec![7u8; bytes];
-            let took = stream(&mut link, slot as u8, to, &payload, count, window);
-            let rate = f64::from(count) / took;
-            let raw = if bytes >= 65_536 { raw_reads(&peer, to, &payload, count) } else { f64::NAN };
-            println!(
-                "staging {staging} {bytes:>8} B: {:8.3} M messages/s {:7.2} GB/s, process_vm_readv {raw:6.2} GB/s",
-                rate / 1e6,
-                rate * bytes as f64 / 1e9
-            );
-            seconds.push(took);
-            peer.finish();
-        }
+    let fabric = fabric_name();
+    let mut link = Link::join(config(&fabric)).unwrap();
+    for (bytes, count, window) in [
+        (8, 2_000_000, 512),
+        (4096, 200_000, 64),
+        (16_384, 50_000, 32),
+        (65_536, 20_000, 32),
+        (1 << 20, 1_500, 8),
+    ] {
+        let mut peer = Peer::start("sink", &fabric);
+        let [slot, to] = peer.hear("sink ")[..] else { panic!("two numbers") };
+        connect(&mut link, slot as u8);
+        let payload = vec![7u8; bytes];
+        let rate = f64::from(count) / stream(&mut link, slot as u8, to, &payload, count, window);
+        let (millions, gigabytes) = (rate / 1e6, rate * bytes as f64 / 1e9);
+        println!("{bytes:>8} B: {millions:8.3} M messages/s {gigabytes:7.2} GB/s");
+        peer.finish();
     }
-}
-
-/// GB/s of bare `process_vm_readv` of the same size.
-fn raw_reads(peer: &Peer, to: u64, payload: &[u8], count: u32) -> f64 {
-    let memory = PeerMemory::new(peer.child.id());
-    let host = Host::new().unwrap();
-    let len = payload.len() as u64;
-    let ours = [Segment { addr: payload.as_ptr() as u64, len }];
-    let theirs = [Segment { addr: to, len }];
-    let read = || memory.read(&host, &ours, &theirs, len, Order::Relaxed, &|| true);
-    read().unwrap();
-    let begun = Instant::now();
-    for _ in 0..count {
-        read().unwrap();
-    }
-    f64::from(count) * len as f64 / begun.elapsed().as_secs_f64() / 1e9
 }

@@ -462,8 +462,6 @@ impl Traffic {
                     NakCode::RemoteOperation,
                 ])),
                 3 | 4 => ReplyKind::AtomicResponse { old: rng.next() },
-                5 => ReplyKind::RequesterFault,
-                6 => ReplyKind::Repeat,
                 _ => ReplyKind::ReadResponse,
             };
             let psn = request.psn.plus(rng.pick(&[0, 0, 0, 1, 0xff_ffff]));

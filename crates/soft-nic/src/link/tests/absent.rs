@@ -1,0 +1,80 @@
+//! A page that never comes: it stops the process that names it, and no other.
+
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use roce::Opcode;
+
+use super::processes::{config, connect, fabric_name, request};
+use crate::dma::testing::Absent;
+use crate::dma::{Order, Segment};
+use crate::link::{Disposition, Link, Message, PathAddress, Payload, Room};
+
+const LEN: usize = 1 << 20;
+
+/// Takes messages until one of this length has come.
+fn take(b: &mut Link, target: &[u8], len: u32) {
+    let mut came = false;
+    let begun = Instant::now();
+    while !came {
+        assert!(begun.elapsed() < Duration::from_secs(60), "a message of {len} bytes");
+        b.poll(1, |inbound| {
+            let Message::Request(got) = *inbound.message else { panic!("a request") };
+            let to = &target[got.fragment.offset as usize..][..got.fragment.length as usize];
+            let to = [Segment { addr: to.as_ptr() as u64, len: to.len() as u64 }];
+            inbound.copy_into(&to, Order::Increasing).unwrap();
+            came |= got.is_last() && got.length == len;
+            Disposition::Consumed
+        });
+        b.ring_bells();
+    }
+}
+
+#[test]
+fn a_page_that_never_comes_stops_its_own_process_and_not_the_receiver() {
+    let absent = measure::need!(
+        Absent::new(LEN),
+        "the right to userfaultfd(2) for the kernel's accesses, as root has"
+    );
+    let fabric = fabric_name();
+    let mut b = Link::join(config(&fabric)).unwrap();
+    let slot = b.slot();
+    let target = vec![1; LEN];
+    let (tell, told) = mpsc::channel();
+    std::thread::scope(|scope| {
+        // One peer sends from pages that nobody serves.
+        scope.spawn(|| {
+            let mut a = Link::join(config(&fabric)).unwrap();
+            connect(&mut a, slot);
+            let mut write = request(&a, Link::first_qpn(slot), Opcode::Write, 0, 0, LEN as u32);
+            let from = [Segment { addr: absent.address(), len: LEN as u64 }];
+            tell.send(()).unwrap();
+            while write.fragment.length > 0 {
+                if let Ok(sent) = a.send_request(&write, &PathAddress::default(), Payload::Segments(&from)) {
+                    write.fragment.offset += sent.carried;
+                    write.fragment.length -= sent.carried;
+                }
+                a.ring_bells();
+            }
+        });
+        // Another one is served meanwhile, as often as it likes.
+        let mut c = Link::join(config(&fabric)).unwrap();
+        while c.room(slot) != Room::Yes || told.try_recv().is_err() {
+            b.poll(1, |_| Disposition::NotNow);
+            c.poll(1, |_| Disposition::NotNow);
+        }
+        let source = [7u8; 40_000];
+        let from = [Segment { addr: source.as_ptr() as u64, len: 40_000 }];
+        for _ in 0..100 {
+            let write = request(&c, Link::first_qpn(slot), Opcode::Write, 0, 0, 40_000);
+            c.send_request(&write, &PathAddress::default(), Payload::Segments(&from)).unwrap();
+            c.ring_bells();
+            take(&mut b, &target, 40_000);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(target[40_000..].iter().all(|byte| *byte == 1), "nothing of the other one");
+        absent.serve().unwrap();
+        take(&mut b, &target, LEN as u32);
+    });
+    assert!(target.iter().all(|byte| *byte == 0), "it came in the end");
+}
