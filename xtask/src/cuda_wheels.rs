@@ -102,7 +102,7 @@ fn fetch(folder: &Path) -> Result<()> {
             let said = fs::read_to_string(&log).unwrap_or_default();
             let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("ERROR")).collect();
             bail!(
-                "pip did not fetch {LIST} ({ended:?}): {} (whole log: {})",
+                "pip did not fetch {LIST} (it {ended}): {} (whole log: {})",
                 errors.join(" "),
                 log.display()
             );

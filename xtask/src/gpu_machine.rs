@@ -89,7 +89,7 @@ pub fn probe() -> Result<Command> {
     let log = target_dir().join("xtask-test/gpu-probe.log");
     match run_logged(&mut cargo, &log, BUILD)? {
         Ended::Well => Ok(Command::new(target_dir().join("debug").join(PROBE))),
-        ended => bail!("{PROBE} was not built ({ended:?}, see {})", log.display()),
+        ended => bail!("{PROBE} was not built (it {ended}, see {})", log.display()),
     }
 }
 

@@ -1,8 +1,10 @@
 //! Programs that a command runs: output to a log, a time limit, and nothing left behind.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write, stderr};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -25,10 +27,24 @@ pub enum Ended {
     Well,
     /// Another exit status.
     Status(i32),
-    /// By a signal that was not ours.
-    Signal,
+    /// By a signal that xtask did not send.
+    Signal(i32),
     /// We ended it after its time limit.
     TimedOut,
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Ended::Well => f.write_str("ended well"),
+            Ended::Status(code) => write!(f, "ended with status {code}"),
+            Ended::Signal(number) => match Signal::try_from(*number) {
+                Ok(signal) => write!(f, "was ended by {signal}"),
+                Err(_) => write!(f, "was ended by signal {number}"),
+            },
+            Ended::TimedOut => f.write_str("took longer than it may"),
+        }
+    }
 }
 
 /// Runs `command` to its end with stdout and stderr in `log`; ends it and all it started after `limit`.
@@ -77,7 +93,7 @@ pub fn output(command: &mut Command, limit: Duration) -> Result<String> {
             .recv_timeout(limit.min(WAIT))
             .map_err(|_| anyhow!("{program} ended, but something that it started keeps its stdout open"))?
             .context("reading its output"),
-        ended => bail!("{program} {ended:?}"),
+        ended => bail!("{program} {ended}"),
     }
 }
 
@@ -107,11 +123,11 @@ impl Guarded {
         let ended = status.map(|status| match status.code() {
             Some(0) => Ended::Well,
             Some(code) => Ended::Status(code),
-            None => Ended::Signal,
+            None => Ended::Signal(status.signal().unwrap_or_default()),
         });
         match ended {
             // As a program ends that heard a terminal's Ctrl-C.
-            Some(Ended::Signal | Ended::Status(130)) => stop::hold_if_soon(),
+            Some(Ended::Signal(_) | Ended::Status(130)) => stop::hold_if_soon(),
             _ => stop::hold(),
         }
         Ok(ended)
@@ -182,7 +198,7 @@ impl Speaking {
                     let last = said.lines().last().unwrap_or("it said nothing").to_owned();
                     return match ended {
                         Ended::Status(2) => Err(refused(last)),
-                        _ => bail!("it ended ({ended:?}) before it said `{kind}`: {last}"),
+                        _ => bail!("it {ended} before it said `{kind}`: {last}"),
                     };
                 }
             }
@@ -330,6 +346,14 @@ mod tests {
     #[test]
     fn both_outputs_are_in_the_log() {
         assert_eq!(shell("echo out; echo err >&2; exit 3", 5000), (Ended::Status(3), "out\nerr\n".into()));
+    }
+
+    #[test]
+    fn the_signal_that_ended_a_program_is_named() {
+        let words = |script| shell(script, 5000).0.to_string();
+        assert_eq!(words("kill -SEGV $$"), "was ended by SIGSEGV");
+        assert_eq!(words("kill -40 $$"), "was ended by signal 40");
+        assert_eq!(words("exit 127"), "ended with status 127");
     }
 
     #[test]

@@ -176,7 +176,7 @@ impl Stand<'_> {
         let server = server.wait(patience.min(self.limit))?;
         if (client, server) != (Ended::Well, Ended::Well) {
             let said = |end: &str, ended: Ended, log: &Path| {
-                format!("{tool}'s {end} {ended:?} ({}), log {}", last_words(log), log.display())
+                format!("{tool}'s {end} {ended} ({}), log {}", last_words(log), log.display())
             };
             bail!("{}; {}", said("client", client, &client_log), said("server", server, &server_log));
         }
@@ -341,7 +341,7 @@ fn on_host(hosts: &Hosts, end: End, program: impl AsRef<std::ffi::OsStr>) -> Com
 fn ends_well(program: &mut Speaking, name: &str) -> Result<()> {
     match program.child.wait(WAIT)? {
         Ended::Well => Ok(()),
-        ended => bail!("{name} {ended:?}; see {}", program.log.display()),
+        ended => bail!("{name} {ended}; see {}", program.log.display()),
     }
 }
 
@@ -361,7 +361,7 @@ fn wait_for_listener(server: &mut Guarded, port: u16, log: &Path, limit: Duratio
             return Ok(());
         }
         if let Some(ended) = server.poll()? {
-            bail!("the server {ended:?} before it listened ({}), log {}", last_words(log), log.display());
+            bail!("the server {ended} before it listened ({}), log {}", last_words(log), log.display());
         }
         if since.elapsed() > limit {
             bail!("the server does not listen on port {port}; see {}", log.display());

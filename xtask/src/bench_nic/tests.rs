@@ -115,7 +115,7 @@ fn a_program_that_fails_is_named_with_its_last_words_and_the_rest_goes_on() {
         |series: &str| points(&stage).into_iter().filter(|point| point.series == series).collect::<Vec<_>>();
     let broken = of("read 64 KiB");
     assert!(broken.iter().all(|point| !point.is_whole() && point.values.is_empty()), "{broken:?}");
-    assert!(broken[0].missing.as_ref().unwrap().contains("Status(3)"), "{broken:?}");
+    assert!(broken[0].missing.as_ref().unwrap().contains("ended with status 3"), "{broken:?}");
     assert!(of("process_vm_writev 64 KiB").iter().all(|point| point.values["value"] == 10.0));
     assert_eq!(verdict(&summary, "a-write-64k"), "needs-data");
 }

@@ -247,7 +247,7 @@ impl Probe {
         }
         if !probe.devices.iter().any(|device| device.name == nic.device()) {
             return Err(refused(format!(
-                "the generator sees no device `{}` (it {ended:?}); see probe.log",
+                "the generator sees no device `{}` (it {ended}); see probe.log",
                 nic.device()
             )));
         }

@@ -94,9 +94,9 @@ fn execute(
         // 1: a row says what went wrong with it.
         Ended::Well | Ended::Status(1) => {}
         Ended::Status(2) => return Err(refused(last)),
-        ended => bail!("generator {NAME} {ended:?}: {last} (whole log: {})", log.display()),
+        ended => bail!("generator {NAME} {ended}: {last} (whole log: {})", log.display()),
     }
-    let failed = || format!("generator {NAME} {ended:?}: {last}");
+    let failed = || format!("generator {NAME} {ended}: {last}");
     let (mut provenance, settings, rows) = read(&lines).with_context(failed)?;
     machine.name_in(&mut provenance);
     provenance.gpu = Label::Hardware;
@@ -278,7 +278,7 @@ mod tests {
                 "no right",
                 true,
             ),
-            ("crashed", "echo 'half way'; exit 3".into(), "Status(3): half way", false),
+            ("crashed", "echo 'half way'; exit 3".into(), "ended with status 3: half way", false),
             ("failed", "echo 'the context is lost'; exit 1".into(), "context is lost: ", false),
             ("nothing", "true".into(), "first line is no provenance", false),
             (
@@ -292,7 +292,7 @@ mod tests {
             (
                 "cut",
                 lines(&[r#"{"row":"a","content_ok":true}"#]) + "echo 'lost'; exit 1",
-                "Status(1): lost",
+                "ended with status 1: lost",
                 false,
             ),
             ("label", lines(&[]).replace("\"nic\":\"none\"", "\"nic\":\"maybe\""), "its label `nic`", false),

@@ -234,7 +234,7 @@ impl run::Bench for Bench<'_> {
             Ended::Status(2) => {
                 return Err(refused(run.error.unwrap_or_else(|| "the generator refused".into())));
             }
-            ended => bail!("the sender {ended:?}; see {}", self.logs.join("sender.log").display()),
+            ended => bail!("the sender {ended}; see {}", self.logs.join("sender.log").display()),
         }
         // It ends by itself when its sender has gone.
         if let Some(mut receiver) = receiver {

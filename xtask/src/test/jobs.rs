@@ -16,7 +16,7 @@ use super::floors::Floors;
 use super::gpu::programs;
 use super::outcome::Outcome;
 use super::suites::{Suite, UnderNic};
-use super::{Log, Options, Row, bare, complaint, ended, finish, symbols};
+use super::{Log, Options, Row, bare, complaint, finish, symbols};
 use crate::carried::TestProgram;
 use crate::cuda_wheels;
 use crate::packages;
@@ -240,8 +240,7 @@ impl<'a> Run<'a> {
                 })?;
                 // What skips here skips on purpose, and runs in its own suite: it is not counted.
                 let well = log.ended == Some(Ended::Well);
-                let complaint =
-                    if well { bare::complaint(&log.text, &folder) } else { Some(ended(log.ended)) };
+                let complaint = if well { bare::complaint(&log.text, &folder) } else { Some(log.ending()) };
                 Ok((Row { complaint, ..Row::default() }, log))
             }
             Work::Symbols => {
@@ -287,11 +286,15 @@ impl<'a> Run<'a> {
                 command.env("SOFTNIC_TEST_FULL", "1");
             }
             let log = self.logged(&format!("{name} {}", program.target), command)?;
-            whole.text.push_str(&log.text);
             whole.used += log.used;
-            whole.path = log.path;
-            if log.ended != Some(Ended::Well) {
-                whole.ended = log.ended;
+            // The end of a failed suite's log is that of its failed program.
+            if log.ended == Some(Ended::Well) {
+                whole.text.insert_str(0, &log.text);
+            } else {
+                whole.text.push_str(&log.text);
+            }
+            if whole.ended == Some(Ended::Well) {
+                (whole.ended, whole.path) = (log.ended, log.path);
             }
         }
         Ok(whole)
@@ -322,7 +325,7 @@ impl Drop for Done<'_> {
 /// A step counts no tests, but what it left out is said with the tests that were.
 fn step(log: &Log) -> Row {
     let outcome = Outcome { skips: Outcome::of_log(&log.text).skips, ..Outcome::default() };
-    let complaint = (log.ended != Some(Ended::Well)).then(|| ended(log.ended));
+    let complaint = (log.ended != Some(Ended::Well)).then(|| log.ending());
     Row { outcome, complaint, ..Row::default() }
 }
 

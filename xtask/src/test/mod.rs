@@ -27,6 +27,8 @@ use outcome::Outcome;
 
 /// Lines of a failed log that are printed.
 const TAIL: usize = 120;
+/// Of them, lines that the end of the run repeats.
+const END: usize = 15;
 /// Steps that are named when a run is above its budget.
 const DEAREST: usize = 5;
 
@@ -76,6 +78,8 @@ struct Row {
     /// Tests that had to be executed; none for a step.
     floor: Option<usize>,
     complaint: Option<String>,
+    /// The end of the log, if it failed.
+    end: Vec<String>,
 }
 
 /// Runs everything; the last line is `N passed, N failed, N skipped`.
@@ -150,6 +154,25 @@ struct Log {
     used: Duration,
 }
 
+impl Log {
+    fn ending(&self) -> String {
+        self.ended.map_or_else(|| "did not start".into(), |ended| ended.to_string())
+    }
+
+    /// The last lines of those to keep, without cargo's messages for programs (JSON).
+    fn last(&self, count: usize, keep: fn(&str) -> bool) -> Vec<String> {
+        let lines: Vec<&str> =
+            self.text.lines().filter(|line| !line.starts_with('{') && keep(line)).collect();
+        lines[lines.len().saturating_sub(count)..].iter().map(|line| format!("    {line}")).collect()
+    }
+}
+
+/// Whether a line is a frame of a backtrace, or the place of one.
+fn is_of_backtrace(line: &str) -> bool {
+    let frame = line.trim_start().trim_start_matches(|letter: char| letter.is_ascii_digit());
+    line.starts_with("  ") && ["at ", ": "].iter().any(|begin| frame.starts_with(begin))
+}
+
 fn minutes(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() / 60.0
 }
@@ -163,17 +186,7 @@ fn complaint(log: &Log, outcome: &Outcome) -> Option<String> {
         ));
     }
     // A program that crashed, hung or did not compile has no result line for it.
-    (log.ended != Some(Ended::Well) && outcome.failed == 0).then(|| ended(log.ended))
-}
-
-fn ended(ended: Option<Ended>) -> String {
-    match ended {
-        Some(Ended::Well) => "ended well".into(),
-        Some(Ended::Status(code)) => format!("ended with status {code}"),
-        Some(Ended::Signal) => "was ended by a signal".into(),
-        Some(Ended::TimedOut) => "took longer than it may".into(),
-        None => "did not start".into(),
-    }
+    (log.ended != Some(Ended::Well) && outcome.failed == 0).then(|| log.ending())
 }
 
 /// Prints how it went, with the end of the log when it went wrong, at once: other steps print as well.
@@ -183,9 +196,8 @@ fn finish(mut row: Row, log: &Log) -> Row {
     }
     let mut said: Vec<String> = Vec::new();
     if row.outcome.failed > 0 {
-        // Lines of JSON are cargo's words for programs.
-        let lines: Vec<&str> = log.text.lines().filter(|line| !line.starts_with('{')).collect();
-        said.extend(lines[lines.len().saturating_sub(TAIL)..].iter().map(|line| format!("    {line}")));
+        said.extend(log.last(TAIL, |_| true));
+        row.end = log.last(END, |line| !is_of_backtrace(line));
         if !log.path.as_os_str().is_empty() {
             said.push(format!("    (whole log: {})", log.path.display()));
         }
@@ -211,13 +223,25 @@ fn line(row: &Row) -> String {
     format!("{:28} {result:6} {minutes:5.1} min {cpu:5.1} CPU min  {counts}{floor}{complaint}", row.name)
 }
 
-/// The table, every SKIP, and the last line.
+/// What failed, for a reader of the run's end alone: each failed step, the names of its failed tests and its last words.
+fn failures(rows: &[Row]) -> Vec<String> {
+    let mut said = Vec::new();
+    for row in rows.iter().filter(|row| row.outcome.failed > 0) {
+        said.extend([String::new(), line(row)]);
+        said.extend(row.end.iter().cloned());
+        said.extend(row.outcome.failures.iter().map(|name| format!("    failed: {name}")));
+    }
+    said
+}
+
+/// The table, every SKIP, every failure, and the last line.
 fn summary(rows: &[Row], budget: &str) -> Result<()> {
     say!();
     rows.iter().for_each(|row| say!("{}", line(row)));
     say!();
     say!("{budget}");
     rows.iter().flat_map(|row| &row.outcome.skips).for_each(|skip| say!("{skip}"));
+    failures(rows).iter().for_each(|line| say!("{line}"));
     say!("{}", last_line(rows));
     match rows.iter().any(|row| row.outcome.failed > 0) {
         true => bail!("not all tests passed"),
@@ -257,11 +281,24 @@ mod tests {
 
     #[test]
     fn a_program_that_died_without_a_result_is_one_failure() {
-        let log = Log { ended: Some(Ended::Signal), ..Log::default() };
+        let log = Log { ended: Some(Ended::Signal(11)), ..Log::default() };
         let complaint = complaint(&log, &Outcome { passed: 5, ..Outcome::default() });
-        assert!(complaint.is_some());
+        assert_eq!(complaint.as_deref(), Some("was ended by SIGSEGV"));
         let row = finish(Row { complaint, ..row(5, 0, &[]) }, &log);
         assert_eq!(row.outcome.failed, 1);
+    }
+
+    #[test]
+    fn the_end_repeats_what_failed_and_its_last_words() {
+        let words: Vec<String> = (0..200).map(|number| format!("word {number}")).collect();
+        let frames = "   4: xtask::run\n             at ./src/main.rs:5:9\n".repeat(30);
+        let text = format!("{}\n{frames}{{\"json\":2}}\n", words.join("\n"));
+        let log = Log { text, ended: Some(Ended::Status(101)), ..Log::default() };
+        let mut failed = row(5, 1, &[]);
+        failed.outcome.failures = vec!["it::late".into()];
+        let said = failures(&[row(3, 0, &[]), finish(failed, &log), row(4, 0, &[])]);
+        assert_eq!((said.len(), said[2].trim(), said[16].trim()), (18, "word 185", "word 199"));
+        assert!(said[1].contains("5 passed, 1 failed") && said[17].ends_with("failed: it::late"), "{said:?}");
     }
 
     #[test]

@@ -7,6 +7,8 @@ pub struct Outcome {
     pub passed: usize,
     /// Tests that failed, and programs that ended badly without saying which.
     pub failed: usize,
+    /// Names of the failed tests, as far as the log has them.
+    pub failures: Vec<String>,
     /// SKIP lines, in the order of the log.
     pub skips: Vec<String>,
     /// Tests marked `#[ignore]`; there must be none.
@@ -25,6 +27,8 @@ impl Outcome {
                 outcome.failed += count(result, "failed");
                 outcome.ignored += count(result, "ignored");
             }
+            let failure = line.strip_suffix(" ... FAILED").and_then(|line| line.split_once("test "));
+            outcome.failures.extend(failure.map(|(_, name)| name.to_owned()));
             outcome.table.extend(line.strip_prefix("TABLE ").map(str::to_owned));
             // Not always at the start of a line: a test's name may stand there, and its result, or another test's.
             let alone =
@@ -54,9 +58,11 @@ mod tests {
             test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.05s\n\
             test b ... SKIP b: no\n\
             test c ... okSKIP d: no\n\
+            test it::late ... FAILED\n\
             test result: FAILED. 4 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.05s\n";
         let outcome = Outcome::of_log(log);
         assert_eq!((outcome.passed, outcome.failed, outcome.ignored), (4, 1, 2));
+        assert_eq!(outcome.failures, ["it::late"]);
         assert_eq!(
             outcome.skips,
             ["SKIP gpu::relaunch: one CUDA device (libcuda.so.1 not found)", "SKIP b: no", "SKIP d: no"]

@@ -161,9 +161,8 @@ fn part(names: &[String], said: &str, ended: Ended, limit: Duration) -> Part {
 fn how(ended: Ended, limit: Duration) -> String {
     match ended {
         Ended::Well => "ended without a result".into(),
-        Ended::Status(code) => format!("ended with status {code}"),
-        Ended::Signal => "was ended by a signal".into(),
         Ended::TimedOut => format!("hung, and was killed after {} s", limit.as_secs()),
+        Ended::Status(_) | Ended::Signal(_) => ended.to_string(),
     }
 }
 
@@ -186,8 +185,8 @@ mod tests {
         assert!(whole.complaint.is_none() && whole.at.is_none());
         let fewer = part(&names()[..2], said, Ended::Well, LIMIT);
         assert_eq!(fewer.complaint.as_deref(), Some("3 of 2 tests gave a result"));
-        let after = part(&names(), said, Ended::Signal, LIMIT);
-        assert!(after.complaint.unwrap().contains("by a signal") && after.at.is_none());
+        let after = part(&names(), said, Ended::Signal(11), LIMIT);
+        assert!(after.complaint.unwrap().contains("by SIGSEGV") && after.at.is_none());
     }
 
     #[test]
@@ -195,10 +194,10 @@ mod tests {
         let begun = "running 3 tests\ntest a::gpu_x ... ok\ntest a::gpu_y ... ";
         for (said, ended, counts, at, words) in [
             (begun, Ended::TimedOut, (1, 1), Some(1), "killed after 7 s in `a::gpu_y`"),
-            (begun, Ended::Signal, (1, 1), Some(1), "by a signal in `a::gpu_y`"),
+            (begun, Ended::Signal(6), (1, 1), Some(1), "by SIGABRT in `a::gpu_y`"),
             (
                 "test a::gpu_x ... FAILED\ntest a::gpu_y ... FAILED\ntest a::gpu_z ... ",
-                Ended::Signal,
+                Ended::Signal(9),
                 (0, 3),
                 Some(2),
                 "gpu_z",

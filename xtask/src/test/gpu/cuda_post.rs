@@ -57,7 +57,7 @@ pub fn run(root: &Path, out: &Path, machine: &GpuMachine) -> Result<Tried> {
         if ended != Ended::Well {
             let said = fs::read(&log).unwrap_or_default();
             return Ok(Tried::Failed(
-                format!("{what} {ended:?} ({line})"),
+                format!("{what} {ended} ({line})"),
                 String::from_utf8_lossy(&said).into_owned(),
             ));
         }
@@ -144,7 +144,7 @@ mod tests {
         )
         .unwrap();
         let Tried::Failed(why, said) = run(&root, &out, &machine).unwrap() else { panic!("it passed") };
-        assert!(why.starts_with("nvcc Status(3)"), "{why}");
+        assert!(why.starts_with("nvcc ended with status 3"), "{why}");
         assert!(said.contains("-o cuda_post cuda_post.cu"), "{said}");
         fs::remove_dir_all(&root).unwrap();
     }
