@@ -49,8 +49,18 @@ pub(super) struct Progress {
     unasked: u32,
     /// Packets that could be under way right after the last loss, until that has grown to the window again.
     after_loss: Option<u32>,
-    /// The first PSN that was not acknowledged then.
+    /// The first PSN that was not acknowledged then, or a later one: see [`Progress::through`].
     lost_at: Psn,
+}
+
+impl Progress {
+    /// Packets that came through since the last loss, `most` at most. The place of the loss follows, because PSNs come round.
+    fn through(&mut self, oldest: Psn, most: u32) -> u32 {
+        if oldest.distance_from(self.lost_at) > most {
+            self.lost_at = oldest.minus(most);
+        }
+        oldest.distance_from(self.lost_at)
+    }
 }
 
 /// Packets that may be under way whatever was lost: with fewer, a long line would carry next to nothing.
@@ -242,8 +252,9 @@ impl Requester {
     /// Packets that may be under way: those of the window. After a loss fewer, and one more for each acknowledged since.
     fn allowed(&mut self, window: SendWindow, oldest: Psn) -> u32 {
         let full = window.packets.max(1);
+        let through = self.progress.through(oldest, full);
         let Some(after) = self.progress.after_loss else { return full };
-        let grown = after.saturating_add(oldest.distance_from(self.progress.lost_at));
+        let grown = after.saturating_add(through);
         if grown >= full {
             self.progress.after_loss = None;
         }
@@ -253,8 +264,8 @@ impl Requester {
     /// A packet was lost, and all behind it goes again. The next pass begins with as many packets as came through since the
     /// loss before, because what lies behind the next loss is sent for nothing.
     pub(super) fn shrink_window(&mut self) {
-        let Some(oldest) = self.oldest_psn().filter(|_| self.progress.window.is_some()) else { return };
-        let through = oldest.distance_from(self.progress.lost_at);
+        let (Some(oldest), Some(window)) = (self.oldest_psn(), self.progress.window) else { return };
+        let through = self.progress.through(oldest, window.packets);
         (self.progress.after_loss, self.progress.lost_at) = (Some(through.max(FEWEST_UNDER_WAY)), oldest);
     }
 
@@ -272,5 +283,36 @@ impl Requester {
             self.progress.unasked = 0;
         }
         asks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PostedMessage;
+
+    #[test]
+    fn a_loss_after_all_psns_came_round_leaves_the_whole_window() {
+        let config = RequesterConfig {
+            service: ServiceType::Rc,
+            peer_qpn: None,
+            first_psn: Psn::new(7),
+            path_mtu_bytes: 256,
+            retry_count: 7,
+            rnr_retry: 7,
+            timeout: 14,
+            max_rd_atomic: 1,
+            window_messages: 1,
+        };
+        let window = SendWindow { packets: 64, ack_every: 16 };
+        let mut requester = Requester::by_packet(config, window);
+        requester.post(PostedMessage { opcode: Opcode::Write, length: 64 << 10, fence: false });
+        // 2^24 packets, and five more.
+        for acknowledged in (0..1 << 24).step_by(64) {
+            assert_eq!(requester.allowed(window, Psn::new(7).plus(acknowledged)), 64);
+        }
+        requester.progress.acked = 5;
+        requester.shrink_window();
+        assert_eq!(requester.progress.after_loss, Some(64));
     }
 }
