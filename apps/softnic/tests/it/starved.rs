@@ -46,14 +46,20 @@ fn a_refused_memfd_is_named() {
 #[test]
 fn too_few_descriptors_for_a_channel_are_named() {
     measure::need!(find("ibv_rc_pingpong"), "ibverbs-utils");
-    // The server needs one more to accept.
-    let client = "case \"$*\" in *127.0.0.1*) ulimit -n 11;; esac; exec \"$0\" \"$@\"";
-    let limited = ["sh", "-c", client, "ibv_rc_pingpong"];
-    let mut pair = Fabric::new(Layer::InfiniBand).pair(&limited);
-    let ended = pair.client.program.wait(DEADLINE).unwrap_or_else(|why| panic!("{why}"));
-    let output = pair.client.program.output();
-    let words = "messages to it are lost: Too many open files (os error 24) (said once)";
-    assert!(!ended.success() && output.matches(words).count() == 1, "{output}");
+    let few = measure::need!(compile("few_descriptors", &[]), "C compiler").display().to_string();
+    // The first limit leaves none for the client's own channel, the second none for the server's.
+    for (limit, words) in [
+        (10, "messages to it are lost: Too many open files (os error 24) (said once)"),
+        (11, "messages from it are lost: Too many open files (os error 24)"),
+    ] {
+        let client = format!("*127.0.0.1*) exec \"$few\" {limit} \"$0\" \"$@\"");
+        let ends = format!("few=$1; shift; case \"$*\" in {client};; *) exec \"$0\" \"$@\";; esac");
+        let limited = ["sh", "-c", &ends, "ibv_rc_pingpong", &few];
+        let mut pair = Fabric::new(Layer::InfiniBand).pair(&limited);
+        let ended = pair.client.program.wait(DEADLINE).unwrap_or_else(|why| panic!("{why}"));
+        let output = pair.client.program.output();
+        assert!(!ended.success() && output.matches(words).count() == 1, "limit {limit}: {output}");
+    }
 }
 
 #[test]

@@ -188,43 +188,47 @@ impl Link {
             while bits != 0 {
                 let slot = (64 * i) as u8 + bits.trailing_zeros() as u8;
                 bits &= bits - 1;
-                if self.attach(slot).is_none() {
+                if let Err(errno) = self.attach(slot) {
                     self.fabric.refuse_channel(slot);
                     self.counters.attach_failures += 1;
-                    self.happened(LinkEvent::AttachFailed { slot });
+                    self.happened(LinkEvent::AttachFailed { slot, errno });
                 }
             }
         }
     }
 
-    fn attach(&mut self, slot: u8) -> Option<()> {
-        let descriptor = self.fabric.channel_from(slot)?;
+    /// The error is the kernel's; 0 where what was published is no channel to this process.
+    fn attach(&mut self, slot: u8) -> Result<(), i32> {
+        let descriptor = self.fabric.channel_from(slot).ok_or(0)?;
         if self.peers[usize::from(slot)].as_ref().is_some_and(|peer| peer.process.has_ended()) {
             self.lose(slot);
         }
         // Nobody but us makes the channel from us to ourselves: a second reader would take every message twice.
         if slot == self.slot() {
-            return None;
+            return Err(0);
         }
-        let Occupant { pid, generation: from_generation, .. } = self.meet(slot).ok()?;
+        let met =
+            self.meet(slot).map_err(|why| if let NoPeer::Kernel { errno, .. } = why { errno } else { 0 });
+        let Occupant { pid, generation: from_generation, .. } = met?;
         // One channel for each life of a peer, or one that publishes on and on would fill our memory with mappings.
         if self.incoming.iter().any(|i| {
             let ends = i.consumer.ends();
             ends.from == slot && ends.from_generation == from_generation
         }) {
-            return None;
+            return Err(0);
         }
-        let fd = system::open_memfd(&format!("/proc/{pid}/fd/{descriptor}")).ok()?;
+        let opened = system::open_memfd(&format!("/proc/{pid}/fd/{descriptor}"));
+        let fd = opened.map_err(|error| errno(&error.into()))?;
         let ends =
             Ends { from: slot, to: self.slot(), from_generation, to_generation: self.fabric.generation() };
-        let consumer = Consumer::attach(&fd, ends).ok()?;
+        let consumer = Consumer::attach(&fd, ends).map_err(|error| errno(&error))?;
         consumer.set_state(ChannelState::Attached);
         // What is left of an earlier life has had the time of all the lives in between to be taken.
         self.incoming.retain(|i| i.consumer.ends().from != slot);
         self.incoming.push(Incoming { consumer, ended: false, closed: false });
         // The sender may sleep until it can send.
         self.fabric.wake(slot);
-        Some(())
+        Ok(())
     }
 
     /// Notes an event; those that nobody asks about do not pile up. False: it is not noted.

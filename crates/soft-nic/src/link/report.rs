@@ -135,8 +135,19 @@ pub enum LinkEvent {
     )]
     NoChannel { slot: u8, errno: i32 },
     /// A channel that a peer published was not attached.
-    #[error("the channel that slot {slot} published cannot be used")]
-    AttachFailed { slot: u8 },
+    #[error("the channel that slot {slot} published cannot be used, messages from it are lost: {}", no_channel(*.errno))]
+    AttachFailed {
+        slot: u8,
+        /// What the kernel said; 0 where the peer published no channel to this process.
+        errno: i32,
+    },
+}
+
+fn no_channel(errno: i32) -> String {
+    match errno {
+        0 => "it is no channel between these two processes".into(),
+        errno => std::io::Error::from_raw_os_error(errno).to_string(),
+    }
 }
 
 fn port_taken(address: &IpAddr, user: &u32, pid: &Option<u32>) -> String {

@@ -101,12 +101,12 @@ fn what_cannot_be_attached_is_refused_and_the_sender_hears_it() {
     let leased = system::open_memfd(&path).unwrap();
     lease(&leased).expect("shared memory knows leases");
     let since = Instant::now();
-    for (i, (name, to_generation, descriptor)) in [
-        ("a memfd that is under a lease", generation, raw),
-        ("a memfd that is no channel", generation, other.as_raw_fd() as u32),
-        ("standard input", generation, 0),
-        ("a descriptor that is not open", generation, 999_999),
-        ("a channel to an earlier process", generation - 1, other.as_raw_fd() as u32),
+    for (i, (name, to_generation, descriptor, errno)) in [
+        ("a memfd that is under a lease", generation, raw, libc::EWOULDBLOCK),
+        ("a memfd that is no channel", generation, other.as_raw_fd() as u32, 0),
+        ("standard input", generation, 0, 0),
+        ("a descriptor that is not open", generation, 999_999, libc::ENOENT),
+        ("a channel to an earlier process", generation - 1, other.as_raw_fd() as u32, 0),
     ]
     .into_iter()
     .enumerate()
@@ -115,9 +115,9 @@ fn what_cannot_be_attached_is_refused_and_the_sender_hears_it() {
         assert_eq!(b.poll(1, |_| Disposition::Consumed), 0);
         assert_eq!(b.counters().attach_failures, i as u64 + 1, "{name}");
         assert!(a.fabric.was_refused(slot), "{name}");
+        assert_eq!(b.poll_event(), Some(LinkEvent::AttachFailed { slot: a.slot(), errno }), "{name}");
     }
     assert!(since.elapsed() < Duration::from_secs(20), "the holder of a lease is not waited for");
-    assert_eq!(b.poll_event(), Some(LinkEvent::AttachFailed { slot: a.slot() }));
     // A later good channel is taken.
     meet(&mut a, &mut b);
     assert_eq!(a.room(slot), Room::Yes);
