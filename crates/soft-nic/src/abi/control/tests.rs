@@ -71,6 +71,11 @@ impl Drop for Running {
     }
 }
 
+/// A socket's number, unique among the processes that run these tests at the same time.
+fn unique(number: u64) -> u64 {
+    u64::from(std::process::id()) << 32 | number
+}
+
 fn threads_that_talk() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let name =
@@ -109,15 +114,15 @@ fn bad_callers_are_told_so_or_left_alone_and_the_nic_goes_on() {
         (5, &encode("reboot"), "error \"reboot\" is nothing that this NIC can be asked"),
         (6, &encode(""), "error \"\" is nothing"),
     ] {
-        let heard = nic.say(1 << 40 | number, bytes);
+        let heard = nic.say(unique(number), bytes);
         assert!(heard.starts_with("softnctl") && heard.contains(words), "{bytes:?}: {heard}");
     }
     // Half a header, then silence: left alone after a second.
     let begun = Instant::now();
-    assert_eq!(nic.say(1 << 41, b"softn"), "");
+    assert_eq!(nic.say(unique(7), b"softn"), "");
     assert!(begun.elapsed() < 3 * PATIENCE);
     // Nobody is where the call says.
-    nic.visit.call(&nic.seat, 1 << 42);
+    nic.visit.call(&nic.seat, unique(8));
     assert_eq!(nic.ask("status").unwrap().len(), 1, "still answers");
     assert!(!nic.process.server.nic.is_wanted());
 }
@@ -126,7 +131,7 @@ fn bad_callers_are_told_so_or_left_alone_and_the_nic_goes_on() {
 fn a_caller_of_another_user_gets_no_answer() {
     const NOBODY: u32 = 65534;
     // The kernel keeps credentials for each thread, and a socket those of the thread that listens.
-    let name = socket_name(1 << 45);
+    let name = socket_name(unique(9));
     let bind = move || {
         // SAFETY: plain numbers; the system call itself changes this thread alone.
         let changed = unsafe { libc::syscall(libc::SYS_setresuid, NOBODY, NOBODY, NOBODY) } == 0;
@@ -135,7 +140,7 @@ fn a_caller_of_another_user_gets_no_answer() {
     let listener = std::thread::spawn(bind).join().unwrap();
     let listener = measure::need!(listener, "the right to become another user");
     let nic = Running::start(1);
-    assert_eq!(nic.say_at(&listener, 1 << 45, &encode("status")), "", "not a byte");
+    assert_eq!(nic.say_at(&listener, unique(9), &encode("status")), "", "not a byte");
     assert_eq!(nic.ask("status").unwrap().len(), 1, "its own user is answered");
 }
 
@@ -155,7 +160,7 @@ fn random_bytes_harm_nothing() {
         if announced <= MAX_REQUEST_BYTES {
             message.resize(16 + announced, b'x');
         }
-        let heard = nic.say(1 << 43 | round, &message);
+        let heard = nic.say(unique(1 << 8 | round), &message);
         assert!(heard.starts_with("softnctl"), "{message:?}: {heard}");
     }
     assert!(nic.ask("counters").is_ok());
@@ -164,8 +169,8 @@ fn random_bytes_harm_nothing() {
 #[test]
 fn a_thread_talks_only_while_somebody_does() {
     let nic = Running::start(1);
-    let listener = Listener::bind(&socket_name(1 << 44)).unwrap();
-    nic.visit.call(&nic.seat, 1 << 44);
+    let listener = Listener::bind(&socket_name(unique(10))).unwrap();
+    nic.visit.call(&nic.seat, unique(10));
     let (stream, _) = listener.accept(Duration::from_secs(3)).unwrap().expect("called back");
     assert!(threads_that_talk() >= 1);
     drop(stream);
