@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use measure::Hosts;
 
 use crate::counters::{self, Counters};
-use crate::program::{DEADLINE, Program, find, within};
+use crate::program::{DEADLINE, Program, find, terminal, within};
 use crate::tcp_port;
 
 /// Link layer of the ports.
@@ -98,6 +98,7 @@ pub struct Fabric {
     hosts: Option<Arc<Hosts>>,
     nobody: Option<ForEverybody>,
     pumped: bool,
+    has_terminal: bool,
     _turn: Option<Turn>,
 }
 
@@ -120,6 +121,7 @@ impl Fabric {
             hosts: None,
             nobody: None,
             pumped: false,
+            has_terminal: false,
             _turn,
         }
     }
@@ -142,6 +144,12 @@ impl Fabric {
     /// The same with an environment variable for every program.
     pub fn with_environment(mut self, variable: &str, value: &str) -> Self {
         self.environment.push((variable.into(), value.into()));
+        self
+    }
+
+    /// The same with a terminal as the standard input of every program.
+    pub fn with_terminal(mut self) -> Self {
+        self.has_terminal = true;
         self
     }
 
@@ -217,7 +225,9 @@ impl Fabric {
             .args(&command[1..]);
         softnic.envs(self.environment.iter().map(|(variable, value)| (variable, value)));
         let what = format!("`{}`", command.join(" "));
-        OnNic { program: Program::start(softnic, &what, &self.folder.join(format!("{number}.txt"))), stats }
+        let input = if self.has_terminal { terminal() } else { Stdio::null() };
+        let output = self.folder.join(format!("{number}.txt"));
+        OnNic { program: Program::start(softnic, input, &what, &output), stats }
     }
 
     fn launcher_on(&self, host: usize) -> Command {

@@ -1,6 +1,7 @@
 //! One started program: its output in a file, a deadline on every wait, and no survivor when a test fails.
 
 use std::fs::{self, File};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -28,12 +29,12 @@ pub struct Program {
 }
 
 impl Program {
-    /// Starts `command` with both output streams going to the file `output`.
-    pub fn start(mut command: Command, what: &str, output: &Path) -> Self {
+    /// Starts `command` with this standard input, and both output streams going to the file `output`.
+    pub fn start(mut command: Command, input: Stdio, what: &str, output: &Path) -> Self {
         let file =
             File::create(output).unwrap_or_else(|error| panic!("creating {}: {error}", output.display()));
         let both = file.try_clone().expect("a second handle of a file just made");
-        command.stdin(Stdio::null()).stdout(file).stderr(both).process_group(0);
+        command.stdin(input).stdout(file).stderr(both).process_group(0);
         let child = command.spawn().unwrap_or_else(|error| panic!("starting {what}: {error}"));
         Self { what: what.into(), child, output: output.into(), started: Instant::now(), status: None }
     }
@@ -125,6 +126,13 @@ impl Drop for Program {
             let _ = self.child.wait();
         }
     }
+}
+
+/// A terminal: the master of a new pseudoterminal, which `isatty(3)` takes for one.
+pub fn terminal() -> Stdio {
+    let mut options = File::options();
+    options.read(true).write(true).custom_flags(nix::libc::O_NOCTTY);
+    options.open("/dev/ptmx").unwrap_or_else(|error| panic!("/dev/ptmx: {error}")).into()
 }
 
 /// Waits until `condition` holds, at most `limit`; says whether it came to hold.

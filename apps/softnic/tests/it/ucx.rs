@@ -7,7 +7,7 @@
 
 use crate::counters::Counters;
 use crate::fabric::{Fabric, Layer, full};
-use crate::program::find;
+use crate::program::{DEADLINE, find};
 use measure::Hosts;
 
 /// Iterations that are measured; UCX makes a tenth of it, and at least 100, before.
@@ -36,7 +36,8 @@ fn run(layer: Layer, transport: &str, test: &str, bytes: u64, traffic: Traffic) 
 fn run_on(fabric: Fabric, transport: &str, test: &str, bytes: u64, traffic: Traffic) {
     let layer = fabric.layer();
     let what = format!("{test} of {bytes} bytes over {transport}, {layer:?}");
-    let fabric = fabric.with_environment("UCX_TLS", &format!("{transport},self"));
+    // Debian 13's program takes a standard input that is no terminal for that of a process of MPI.
+    let fabric = fabric.with_environment("UCX_TLS", &format!("{transport},self")).with_terminal();
     let (count, size) = (ITERATIONS.to_string(), bytes.to_string());
     let command = ["ucx_perftest", "-t", test, "-n", &count, "-s", &size];
     let finished = fabric.pair(&command).loading_late().finish_on_distribution();
@@ -53,6 +54,18 @@ fn run_on(fabric: Fabric, transport: &str, test: &str, bytes: u64, traffic: Traf
             .filter(|(name, _)| name.starts_with("error_") && *name != "error_flush" || *name == "naks_sent")
             .collect();
         assert!(trouble.is_empty(), "{what}: the {name} had {trouble:?}");
+    }
+}
+
+#[test]
+fn programs_read_from_a_terminal_where_a_test_says_so() {
+    for (is_terminal, status) in [(false, 1), (true, 0)] {
+        let mut fabric = Fabric::new(Layer::Roce);
+        if is_terminal {
+            fabric = fabric.with_terminal();
+        }
+        let mut asked = fabric.start(&["sh", "-c", "[ -t 0 ]"]);
+        assert_eq!(asked.program.wait(DEADLINE).map(|ended| ended.code()), Ok(Some(status)));
     }
 }
 
