@@ -3,10 +3,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, Result};
-use cli::sentence;
+use cli::{connect_pair, sentence};
 use echo::kernel::{Ask, Echo, Listening, Questions};
-use verbs::connect::{Hello, Path, QpOffer};
-use verbs::{Pd, Qp, QpType};
+use verbs::Pd;
 
 use crate::asking::{BYTES, Outcome, THREADS, outcome_of, say_run};
 use crate::end::{ACCESS, LOOK, PATIENCE, SETUP, queue};
@@ -20,7 +19,7 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
     let (pd, bytes): (Pd, _) = (context.alloc_pd()?, options.payload.unwrap_or(BYTES));
     let (echo_queue, echo_region) = queue(options, &machine, &pd, 2, 2 * u64::from(bytes))?;
     let (ask_queue, ask_region) = queue(options, &machine, &pd, 2, 2 * u64::from(bytes))?;
-    connect(&path, echo_queue.qp(), ask_queue.qp())?;
+    connect_pair(&path, ACCESS, echo_queue.qp(), ask_queue.qp())?;
     let listening = Listening { window: 2, most_bytes: bytes, patience: PATIENCE };
     let echo = Echo::new(echo_queue, &echo_region, listening)?;
     let threads = if machine.is_gpu() { THREADS.min(bytes / 8) } else { 1 };
@@ -44,14 +43,4 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
         outcome.error = Some(format!("{} messages were answered", answered.messages));
     }
     say_run(options, bytes, context.name(), &path, &outcome, stop.load(Ordering::Relaxed))
-}
-
-/// Connects two queue pairs of one device with each other.
-fn connect(path: &Path, one: &Qp, other: &Qp) -> Result<()> {
-    let offers = [QpOffer::new(one), QpOffer::new(other)];
-    for (qp, ours, theirs) in [(one, offers[0], offers[1]), (other, offers[1], offers[0])] {
-        path.to_init(qp, ACCESS, 0)?;
-        path.connect(qp, ours, &Hello::new(path, QpType::Rc, vec![theirs], Vec::new(), ()), theirs)?;
-    }
-    Ok(())
 }

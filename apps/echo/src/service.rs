@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use cli::{FAILED, INTERRUPTED, emit, sentence, speaks_to_people};
+use cli::{FAILED, INTERRUPTED, emit, emit_listening, sentence, speaks_to_people};
 use echo::kernel::{Echo, Listening};
 use rdma_shim::kernel::{Machine, Reason, Region, Running};
 use serde::Serialize;
@@ -16,12 +16,6 @@ use crate::options::Options;
 
 /// Longest message where nothing else is asked for.
 const BYTES: u32 = 1 << 16;
-
-#[derive(Serialize)]
-struct Bound {
-    kind: &'static str,
-    address: String,
-}
 
 #[derive(Serialize)]
 struct Ended {
@@ -49,7 +43,7 @@ pub fn run(options: &Options, address: &str, stop: &AtomicBool) -> Result<u8> {
             if speaks_to_people(json) {
                 say!("listening on {address}; kernels run on: {}", machine.name());
             }
-            emit(json, &Bound { kind: "listening", address })?;
+            emit_listening(json, address)?;
         }
         let mut session = match listener.accept(Wait::at_most(Duration::MAX).unless(stop)) {
             Err(ConnectError::Stopped { .. }) => {

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use measure::timer;
 use rdma_shim::{Completion, Doorbell, Options, Order};
 use serde::Serialize;
-use verbs::connect::{Hello, Path, QpOffer};
+use verbs::connect::Path;
 use verbs::{
     Context, Cq, Mr, Pages, Payload, Pd, Qp, QpBuilder, QpType, QueuePair, SendFlags, SendOperation,
     SendOperations, SendRequest, Sge, WorkCompletion,
@@ -124,15 +124,7 @@ impl Peers {
     fn connect(&mut self, path: &Path, qp: &Qp) -> Result<()> {
         let cq = Cq::new(self.pd.context(), 1)?;
         let target = Self::builder().build(&self.pd, &cq, &cq)?;
-        let hello = |qp: &Qp| {
-            let offer = QpOffer::new(qp);
-            (offer, Hello::new(path, QpType::Rc, vec![offer], Vec::new(), ()))
-        };
-        let ((ours, our_hello), (theirs, their_hello)) = (hello(qp), hello(&target));
-        path.to_init(qp, ACCESS, 0)?;
-        path.to_init(&target, ACCESS, 0)?;
-        path.connect(&target, theirs, &our_hello, ours)?;
-        path.connect(qp, ours, &their_hello, theirs)?;
+        cli::connect_pair(path, ACCESS, qp, &target)?;
         self._targets.push(target);
         Ok(())
     }

@@ -33,7 +33,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Result, anyhow, bail};
-use cli::{FAILED, INTERRUPTED, check_address, emit, sentence, speaks_to_people, stop_flag};
+use cli::{FAILED, INTERRUPTED, check_address, emit, emit_listening, sentence, speaks_to_people, stop_flag};
 use measure::Label;
 use serde::Serialize;
 
@@ -113,11 +113,6 @@ fn send(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
 
 fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
     #[derive(Serialize)]
-    struct Listening {
-        kind: &'static str,
-        address: String,
-    }
-    #[derive(Serialize)]
     struct Line {
         kind: &'static str,
         #[serde(flatten)]
@@ -132,7 +127,7 @@ fn receive(options: &Transfer, address: &str, stop: &AtomicBool) -> Result<u8> {
     })?;
     let bound = listener.address()?.to_string();
     let json = options.json.as_deref();
-    emit(json, &Listening { kind: "listening", address: bound.clone() })?;
+    emit_listening(json, &bound)?;
     if speaks_to_people(json) {
         say!("listening on {bound}");
     }

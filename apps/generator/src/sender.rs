@@ -105,10 +105,7 @@ impl IdleQps {
         let (pd, cq) = (context.alloc_pd()?, Cq::new(context, 1)?);
         let one = || -> Result<QueuePair> {
             let qp = QpBuilder::new(QpType::Rc).send_requests(16).receive_requests(1).build(&pd, &cq, &cq)?;
-            let offer = QpOffer::new(&qp);
-            let hello = Hello::new(path, QpType::Rc, vec![offer], Vec::new(), ());
-            path.to_init(&qp, ACCESS, 0)?;
-            path.connect(&qp, offer, &hello, offer)?;
+            cli::connect_pair(path, ACCESS, &qp, &qp)?;
             Ok(qp)
         };
         let made: Result<Vec<_>> = (0..count).map(|_| one()).collect();

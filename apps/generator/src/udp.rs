@@ -6,7 +6,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use serde::Serialize;
 
 /// How long the answering side waits for a first message, and how long after the last one it goes on.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -14,17 +13,11 @@ const QUIET: Duration = Duration::from_secs(1);
 /// A message that is not answered by then is lost, and sent again.
 const LOST: Duration = Duration::from_millis(50);
 
-#[derive(Serialize)]
-struct Listening {
-    kind: &'static str,
-    address: SocketAddr,
-}
-
 /// Answers every message, until there are no more.
 pub fn answer(at: SocketAddr, json: Option<&Path>) -> Result<()> {
     let socket = UdpSocket::bind(at).with_context(|| format!("listening on {at}"))?;
     socket.set_nonblocking(true).context("polling a socket")?;
-    crate::emit(json, &Listening { kind: "listening", address: socket.local_addr().unwrap_or(at) })?;
+    cli::emit_listening(json, socket.local_addr().unwrap_or(at))?;
     let mut last = Instant::now() + PATIENCE;
     let mut bytes = [0; 64];
     while last.checked_duration_since(Instant::now()).is_some() || last.elapsed() < QUIET {

@@ -39,7 +39,7 @@ use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
 pub use belongs::{Belongs, stray};
-pub use nic::{Nic, check_address, nic_label};
+pub use nic::{Nic, check_address, connect_pair, nic_label};
 
 /// What `--version` says: the revision, where `cargo xtask bundle` compiled it in.
 pub const VERSION: &str = match option_env!("DOORBELL_REVISION") {
@@ -130,6 +130,16 @@ pub fn emit(json: Option<&Path>, line: &impl Serialize) -> Result<()> {
     let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
     let file = file.and_then(|mut file| file.write_all(text.as_bytes()));
     file.with_context(|| format!("writing to {}", path.display()))
+}
+
+/// Says at which address a program listens: its first line of JSON.
+pub fn emit_listening(json: Option<&Path>, address: impl ToString) -> Result<()> {
+    #[derive(Serialize)]
+    struct Listening {
+        kind: &'static str,
+        address: String,
+    }
+    emit(json, &Listening { kind: "listening", address: address.to_string() })
 }
 
 /// A value as on the command line.

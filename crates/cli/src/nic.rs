@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use measure::Label;
-use verbs::code::Mtu;
-use verbs::connect::{GidChoice, Path, PathOptions};
+use verbs::code::{Access, Mtu};
+use verbs::connect::{GidChoice, Hello, Path, PathOptions, QpOffer};
+use verbs::{Qp, QpType};
 
 /// What NIC and link below us are, for results: `softnic run` says in the environment that it started us. Not for decisions.
 pub fn nic_label() -> Label {
@@ -95,6 +96,27 @@ impl Nic {
             }
         })
     }
+}
+
+/// Connects two reliable queue pairs of one device with each other; they may be the same one.
+pub fn connect_pair(path: &Path, access: Access, one: &Qp, other: &Qp) -> Result<()> {
+    let offers = [QpOffer::new(one), QpOffer::new(other)];
+    path.to_init(one, access, 0)?;
+    if one.number() != other.number() {
+        path.to_init(other, access, 0)?;
+        path.connect(
+            other,
+            offers[1],
+            &Hello::new(path, QpType::Rc, vec![offers[0]], Vec::new(), ()),
+            offers[0],
+        )?;
+    }
+    Ok(path.connect(
+        one,
+        offers[0],
+        &Hello::new(path, QpType::Rc, vec![offers[1]], Vec::new(), ()),
+        offers[1],
+    )?)
 }
 
 /// Whether an address has a port, before a device is opened for it.
