@@ -43,22 +43,6 @@ impl Experiment {
         Ok(Experiment { spec, folder, papers })
     }
 
-    /// The one of this name in the workspace with a grid of eight points, for tests of the whole.
-    #[cfg(any(test, feature = "testing"))]
-    pub fn small(name: &str) -> Experiment {
-        let experiments = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments");
-        let mut experiment = Experiment::read(&experiments, name).expect("it is committed");
-        let grid = toml::toml! {
-            payload_bytes = [64, 4096]
-            repeat = 2
-            seconds = 0.01
-            series = ["cpu-ibverbs", "cpu-shim"]
-            list = [1]
-        };
-        experiment.spec.set_grid(grid.try_into().expect("it is a grid"));
-        experiment
-    }
-
     pub fn paper(&self, name: &str) -> Result<&Paper> {
         self.papers.iter().find(|paper| paper.name == name).with_context(|| format!("no paper `{name}`"))
     }

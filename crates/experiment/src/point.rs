@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use measure::{Label, Provenance};
 use serde::{Deserialize, Serialize};
 
+#[cfg(any(test, feature = "testing"))]
+pub use crate::testing::example;
+
 /// One run of the program that an experiment measures.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -177,55 +180,6 @@ pub fn disturbed(points: &[Point]) -> Option<String> {
     (mean > DISTURBED * cores).then(|| {
         format!("other programs kept {mean:.1} of {cores:.0} cores busy during the run: verdicts may show them instead")
     })
-}
-
-/// A point for tests; they change what they are about.
-#[cfg(any(test, feature = "testing"))]
-pub fn example(series: &str, x: u64) -> Point {
-    let gpu = if series.starts_with("gpu-") { Label::Hardware } else { Label::None };
-    let values = [("payload_gbps", 1.0), ("wire_gbps", 1.0), ("msgs_per_s", 1.0), ("post_ns", 100.0)];
-    let others = [("post_mean_ns", 110.0), ("posting_threads", 1.0), ("link_gbps", 100.0)];
-    let named = |(name, value): (&str, f64)| (name.to_owned(), value);
-    let key = Key { series: series.into(), x, at: [("list".to_owned(), 1)].into(), repetition: 0 };
-    let provenance = Provenance {
-        nic: Label::Hardware,
-        gpu,
-        link: Label::Hardware,
-        device: "mlx5_0".into(),
-        gpu_device: String::new(),
-        nic_options: Default::default(),
-        machine: "a machine, 2 cores".into(),
-        cores: 2,
-        load: None,
-        versions: Default::default(),
-        revision: measure::Revision { commit: "abc".into(), dirty: false },
-    };
-    Point {
-        seconds: 1.0,
-        settings: [("window".to_owned(), 64), ("batch".to_owned(), 32)].into(),
-        values: values.into_iter().chain(others).map(named).collect(),
-        ..Point::new("fig4", key, Label::Hardware, provenance)
-    }
-}
-
-#[cfg(any(test, feature = "testing"))]
-impl Point {
-    /// The same with another number.
-    pub fn with(mut self, name: &str, value: f64) -> Point {
-        *self.value(name) = value;
-        self
-    }
-
-    /// The same with lists of so many.
-    pub fn lists(mut self, list: u64) -> Point {
-        self.at.insert("list".into(), list);
-        self
-    }
-
-    /// One of its numbers.
-    pub fn value(&mut self, name: &str) -> &mut f64 {
-        self.values.entry(name.to_owned()).or_default()
-    }
 }
 
 #[cfg(test)]
