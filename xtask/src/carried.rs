@@ -25,7 +25,6 @@ pub struct Manifest {
     pub tests: Vec<TestProgram>,
 }
 
-/// One test program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TestProgram {
@@ -37,7 +36,6 @@ pub struct TestProgram {
 }
 
 impl Manifest {
-    /// Reads the one in `folder`.
     pub fn read(folder: &Path) -> Result<Manifest> {
         let path = folder.join(MANIFEST);
         let not = |why: String| {

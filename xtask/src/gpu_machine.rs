@@ -17,7 +17,6 @@ const PROBE: &str = "gpu-probe";
 /// Building it, from nothing.
 const BUILD: Duration = Duration::from_secs(10 * 60);
 
-/// What it says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub struct GpuMachine {
     /// Version of the kernel's driver, as `580.95.05`.

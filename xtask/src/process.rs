@@ -25,7 +25,6 @@ use crate::stop;
 pub enum Ended {
     /// Exit status 0.
     Well,
-    /// Another exit status.
     Status(i32),
     /// By a signal that xtask did not send.
     Signal(i32),

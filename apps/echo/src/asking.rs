@@ -33,7 +33,6 @@ pub struct Outcome {
     pub error: Option<String>,
 }
 
-/// A client.
 enum Asker {
     Kernel(Box<Ask>, Region),
     Cpu(Box<Cpu>),

@@ -25,7 +25,6 @@ pub struct Paper {
 #[allow(dead_code, reason = "the file says it to its reader; the program needs the number only")]
 pub struct Source {
     doi: String,
-    /// Number in the paper.
     pub figure: u32,
     x: String,
     y: String,

@@ -18,7 +18,6 @@ use crate::spec::{Grid, Spec};
 /// How a run is asked for.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Which of the grids.
     pub extent: crate::spec::Extent,
     /// Keep the whole points of an earlier run.
     pub resume: bool,

@@ -140,7 +140,6 @@ impl Stand<'_> {
         self.pair(name, pair, command, "127.0.0.1", port)
     }
 
-    /// The same between two hosts.
     fn wire(&self, name: &str, pair: &Perftest) -> Result<f64> {
         let hosts = self.hosts.as_ref().context("this machine cannot have two hosts")?;
         let (loss, pump) = (pair.loss, pair.pump);

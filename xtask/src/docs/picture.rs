@@ -9,7 +9,6 @@ use experiment::point::{Key, Point};
 use experiment::table::Row;
 use experiment::{Experiment, figures};
 
-/// Where it is committed.
 pub const PATH: &str = "docs/figure4.svg";
 
 /// Draws it. Error: no entry has a GPU, and a rate that its link was shaped to.

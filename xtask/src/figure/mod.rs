@@ -142,7 +142,6 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
     execute(&experiment, options, &how.out, &Programs::release())
 }
 
-/// The same as the harness takes it.
 fn how(experiment: &Experiment, options: &Options) -> resume::Options {
     let name = &experiment.spec.name;
     let out = options.out.clone().unwrap_or_else(|| workspace::results(name));

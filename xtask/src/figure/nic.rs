@@ -102,7 +102,6 @@ impl Nic {
         )))
     }
 
-    /// Device name for the generator.
     pub fn device(&self) -> &str {
         match self {
             Nic::Software { .. } => "mlx5_0",

@@ -119,7 +119,6 @@ impl Spread {
     }
 }
 
-/// A row's three.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Sides {
     /// The peer's, or the original's.
@@ -128,7 +127,6 @@ pub struct Sides {
     pub strict: Option<Spread>,
 }
 
-/// A row's line.
 #[derive(Debug, Serialize)]
 pub struct Measured {
     kind: &'static str,

@@ -19,7 +19,7 @@ const CONSUMER_BITS: u32 = 0xff_ffff;
 pub enum Cqes {
     /// One behind the other; the consumer record gives them back.
     InOrder,
-    /// Likewise, but nothing gives them back.
+    /// One behind the other; nothing gives them back.
     Overwritten,
     /// All in the first entry.
     Collapsed,

@@ -186,7 +186,7 @@ impl Rig {
         Ok(sample)
     }
 
-    /// The same beside a played NIC.
+    /// Times a case beside a played NIC.
     fn time_steady(&self, case: &Case, kernel: &'static str) -> Result<Sample, RigError> {
         let rules = Rules {
             queue: 0,
