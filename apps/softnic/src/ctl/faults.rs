@@ -9,11 +9,11 @@ use super::Everybody;
 /// A port goes down or up.
 #[derive(Debug, Args)]
 pub struct Link {
-    /// New state of the port.
-    state: State,
     /// Process that has the NIC.
     #[arg(value_name = "PID")]
     pid: u32,
+    /// New state of the port.
+    state: State,
     /// Device.
     #[arg(long, value_name = "NAME", default_value = "mlx5_0")]
     device: String,

@@ -26,16 +26,16 @@ fn a_port_that_goes_down_and_up_is_two_events_and_a_port_state() {
         assert!(within(SOON, || it.program.output().contains("ready")), "{}", it.program.tail());
         let pid = pid_of(&it);
         // Another device's port is none of its business, in sysfs alone it shows.
-        ctl_prints(&["link", "down", &pid, "--device", "mlx5_1"]);
-        ctl_prints(&["link", "down", &pid]);
-        ctl_prints(&["link", "down", &pid]);
+        ctl_prints(&["link", &pid, "down", "--device", "mlx5_1"]);
+        ctl_prints(&["link", &pid, "down"]);
+        ctl_prints(&["link", &pid, "down"]);
         let down = format!("event 10 port 1 state 1 physical {physical}\n");
         assert!(within(SOON, || it.program.output().contains(&down)), "{}", it.program.tail());
         assert!(
             ctl_prints(&["list", "--fabric", fabric.name()]).contains("mlx5_0 (down, 0), mlx5_1 (down, 0)")
         );
-        ctl_refuses(&["link", "down", &pid, "--device", "mlx5_2"], &["mlx5_2"]);
-        ctl_prints(&["link", "up", &pid]);
+        ctl_refuses(&["link", &pid, "down", "--device", "mlx5_2"], &["mlx5_2"]);
+        ctl_prints(&["link", &pid, "up"]);
         let output = it.program.succeed();
         let up = "4: ACTIVE, 5: LinkUp";
         let said: Vec<&str> = output.lines().filter(|line| !line.starts_with("softnic")).collect();
@@ -62,13 +62,13 @@ fn traffic_survives_a_port_that_comes_back_in_time() {
     let fabric = Fabric::new(Layer::Roce);
     let pair = busy(&fabric, &["ib_write_bw", "-F", "-D", "8", "-s", "4096"]);
     let pid = pid_of(&pair.client);
-    ctl_prints(&["link", "down", &pid]);
+    ctl_prints(&["link", &pid, "down"]);
     wait_for(&pair.client, "lost_port_down", |lost| lost > 0);
     let stuck = count(&pair.client, "completed_write");
     std::thread::sleep(Duration::from_millis(100));
     // What arrives while the port is down is dropped: nothing completes.
     assert_eq!(count(&pair.client, "completed_write"), stuck);
-    ctl_prints(&["link", "up", &pid]);
+    ctl_prints(&["link", &pid, "up"]);
     wait_for(&pair.client, "completed_write", |writes| writes > stuck);
     let finished = pair.finish();
     assert!(finished.client.counters.value("retransmissions") > 0);
@@ -80,7 +80,7 @@ fn a_port_that_stays_down_is_a_retry_error() {
     measure::need!(find("ib_write_bw"), "perftest");
     let fabric = Fabric::new(Layer::InfiniBand);
     let mut pair = busy(&fabric, &["ib_write_bw", "-F", "-D", "20", "-u", "10"]);
-    ctl_prints(&["link", "down", &pid_of(&pair.client)]);
+    ctl_prints(&["link", &pid_of(&pair.client), "down"]);
     let ended = within(SOON, || pair.client.program.exited().is_some());
     assert!(ended, "{}", pair.account());
     // IBV_WC_RETRY_EXC_ERR.
@@ -255,7 +255,7 @@ fn what_cannot_be_set_is_named() {
     ctl_refuses(&["set", &own, "--delay", "5"], &["\"5\" is no time", "250us"]);
     ctl_refuses(&["set", &own, "--delay", "-1ms"], &["\"-1ms\" is no time"]);
     ctl_refuses(&["set", &own, "--loss", "0.5"], &["has no NIC"]);
-    ctl_refuses(&["link", "sideways", &own], &["sideways"]);
+    ctl_refuses(&["link", &own, "sideways"], &["sideways"]);
     ctl_refuses(&["inject", &own], &["softnic ctl"]);
     ctl_refuses(&["inject", &own, "drop", "--qp", "-1"], &["-1"]);
     let program = measure::need!(verbs_program("leave_open"), "C compiler and libibverbs-dev");
