@@ -69,7 +69,7 @@ pub fn queue(
     let cq = cq(pd.context(), window)?.into_direct()?;
     let queue = Queue::create(machine, &builder(window), pd, cq, None, rdma_shim::Options::default())?;
     let bytes = usize::try_from(bytes).context("memory for messages")?;
-    let region = Region::new(machine, pd, options.place(), bytes, ACCESS)
+    let region = Region::new(machine, pd, options.memory.place(), bytes, ACCESS)
         .with_context(|| format!("{bytes} bytes for messages"))?;
     Ok((queue, region))
 }

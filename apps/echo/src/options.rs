@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
-use cli::{Belongs, Nic, name};
+use cli::{Belongs, Gpu, Memory, Nic, name};
 use host_twin::Visibility;
 use measure::Label;
-use rdma_shim::kernel::{Machine, Place};
+use rdma_shim::kernel::Machine;
 
 /// Longest message.
 pub const MOST_BYTES: u32 = 1 << 20;
@@ -37,14 +37,9 @@ pub struct Options {
     pub machine: MachineName,
     /// Where this process's messages lie.
     #[arg(long, value_enum, default_value = "host")]
-    pub memory: MemoryName,
-    /// Number of the GPU, as CUDA counts [default: the first].
-    #[arg(long, value_name = "N")]
-    pub gpu: Option<u32>,
-    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels [default: DOORBELL_CUDA, CUDA_HOME,
-    /// CUDA_PATH, /usr/local/cuda].
-    #[arg(long, value_name = "FOLDER")]
-    pub cuda: Option<PathBuf>,
+    pub memory: Memory,
+    #[command(flatten)]
+    pub gpu: Gpu,
     /// Client: number of questions, one after the other.
     #[arg(long, default_value_t = 10_000)]
     pub count: u32,
@@ -74,17 +69,6 @@ pub enum MachineName {
     Twin,
     /// No kernel: this client posts through libibverbs.
     Cpu,
-}
-
-/// Where messages lie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum MemoryName {
-    /// Host memory.
-    Host,
-    /// The GPU's, registered by its addresses.
-    Gpu,
-    /// The GPU's, registered by a dma-buf.
-    GpuDmaBuf,
 }
 
 /// Options that not every role uses. A command line without a role is refused first.
@@ -123,7 +107,7 @@ impl Options {
     }
 
     fn check_ends(&self) -> Result<()> {
-        if self.machine != MachineName::Gpu && self.memory != MemoryName::Host {
+        if self.machine != MachineName::Gpu && self.memory != Memory::Host {
             bail!("--memory {}: only --machine gpu has GPU memory", name(self.memory));
         }
         match self.payload {
@@ -142,8 +126,7 @@ impl Options {
                     Some(_) => "--machine twin, or cpu, asks",
                     None => "--machine twin runs kernels",
                 };
-                let gpu = Machine::gpu(self.gpu, self.cuda.as_deref());
-                Some(gpu.map_err(|error| anyhow!("{error}; without a GPU {others} on this processor"))?)
+                Some(self.gpu.machine(&format!(" {others} on this processor"))?)
             }
             MachineName::Twin => Some(Machine::twin(Visibility::InOrder)),
             MachineName::Cpu => None,
@@ -156,14 +139,6 @@ impl Options {
             MachineName::Gpu => Label::Hardware,
             MachineName::Twin => Label::Emulated,
             MachineName::Cpu => Label::None,
-        }
-    }
-
-    pub fn place(&self) -> Place {
-        match self.memory {
-            MemoryName::Host => Place::Host,
-            MemoryName::Gpu => Place::Gpu,
-            MemoryName::GpuDmaBuf => Place::GpuDmaBuf,
         }
     }
 }

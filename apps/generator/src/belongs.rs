@@ -1,8 +1,8 @@
 //! Which end, which poster and which baseline looks at which option: the rest of a command line decides whether one means anything.
 
-use cli::Belongs;
+use cli::{Belongs, Memory};
 
-use crate::kernel_options::{KernelName, PayloadMemory, ReceiverName};
+use crate::kernel_options::{KernelName, ReceiverName};
 use crate::options::{Baseline, BaselineKind, Cli, Command, PosterName};
 
 /// Options that not everybody looks at.
@@ -61,7 +61,7 @@ pub const BELONGS: [Belongs<Cli>; 11] = [
         when: |cli| {
             posts(cli, is_gpu)
                 || takes(cli, |receiver| receiver == ReceiverName::Gpu)
-                || cli.transfer.kernels.payload_memory != PayloadMemory::Host
+                || cli.transfer.kernels.payload_memory != Memory::Host
         },
     },
     Belongs {

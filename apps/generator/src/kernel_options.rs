@@ -1,12 +1,9 @@
 //! Options of ends whose queues kernels post to and poll.
 
-use std::path::PathBuf;
-
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
-use cli::name;
+use cli::{Gpu, Memory, name};
 use generator::kernel::generate::{MAX_PRODUCERS, Style};
-use rdma_shim::kernel::Place;
 use rdma_shim::{Doorbell, Options, Order};
 
 use crate::kernel_receiver::KernelReceiver;
@@ -16,27 +13,6 @@ use crate::receiver::{GpuTarget, ReceiverKind};
 
 /// Messages a doorbell when a warp posts and nothing else is asked for.
 pub const WARP: u32 = 32;
-
-/// Where messages lie.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum PayloadMemory {
-    /// Host memory.
-    Host,
-    /// GPU memory, registered by its addresses.
-    Gpu,
-    /// GPU memory, registered by a dma-buf.
-    GpuDmaBuf,
-}
-
-impl PayloadMemory {
-    pub fn place(self) -> Place {
-        match self {
-            PayloadMemory::Host => Place::Host,
-            PayloadMemory::Gpu => Place::Gpu,
-            PayloadMemory::GpuDmaBuf => Place::GpuDmaBuf,
-        }
-    }
-}
 
 /// The kernel that the host twin runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -79,34 +55,29 @@ pub struct KernelOptions {
     pub receiver: ReceiverName,
     /// Memory of the messages at this end.
     #[arg(long, value_enum, default_value = "host")]
-    pub payload_memory: PayloadMemory,
-    /// Number of the GPU, as CUDA counts [default: the first].
-    #[arg(long, value_name = "N")]
-    pub gpu: Option<u32>,
-    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels [default: DOORBELL_CUDA, CUDA_HOME, CUDA_PATH,
-    /// /usr/local/cuda].
-    #[arg(long, value_name = "FOLDER")]
-    pub cuda: Option<PathBuf>,
+    pub payload_memory: Memory,
+    #[command(flatten)]
+    pub gpu: Gpu,
 }
 
 impl KernelOptions {
     pub fn gpu(&self) -> Host {
-        Host::Gpu { ordinal: self.gpu, toolkit: self.cuda.clone() }
+        Host::Gpu(self.gpu.clone())
     }
 
     /// What receives messages, ready for use. Errors: no GPU, no toolkit; options that do not go together.
     pub fn receiver_kind(&self) -> Result<ReceiverKind> {
         let (memory, place) = (self.payload_memory, self.payload_memory.place());
         let machine = match self.receiver {
-            ReceiverName::Cpu if memory == PayloadMemory::Host => return Ok(ReceiverKind::Processor(None)),
+            ReceiverName::Cpu if memory == Memory::Host => return Ok(ReceiverKind::Processor(None)),
             ReceiverName::Cpu => self.gpu().machine("leave out --payload-memory")?,
             ReceiverName::Gpu => self.gpu().machine("--receiver host-twin or cpu, into host memory")?,
-            ReceiverName::HostTwin if memory != PayloadMemory::Host => {
+            ReceiverName::HostTwin if memory != Memory::Host => {
                 bail!("--payload-memory {}: the host twin has no GPU memory", name(memory))
             }
             ReceiverName::HostTwin => Host::Twin { seed: self.twin_seed }.machine("")?,
         };
-        let gpu = (memory != PayloadMemory::Host).then(|| GpuTarget { machine: machine.clone(), place });
+        let gpu = (memory != Memory::Host).then(|| GpuTarget { machine: machine.clone(), place });
         Ok(match self.receiver {
             ReceiverName::Cpu => ReceiverKind::Processor(gpu),
             ReceiverName::Gpu | ReceiverName::HostTwin => {
@@ -119,7 +90,7 @@ impl KernelOptions {
     pub fn kind(&self, poster: PosterName, options: Options, inline: bool) -> Result<Option<Kind>> {
         let (host, style) = match poster {
             PosterName::CpuIbverbs | PosterName::CpuShim => {
-                if self.payload_memory != PayloadMemory::Host {
+                if self.payload_memory != Memory::Host {
                     bail!(
                         "--payload-memory {}: a processor cannot number messages there; use a gpu poster",
                         name(self.payload_memory)
@@ -133,10 +104,10 @@ impl KernelOptions {
             PosterName::GpuOriginal => (self.gpu(), Style::Original),
             PosterName::HostTwin => (Host::Twin { seed: self.twin_seed }, self.twin_style()),
         };
-        if matches!(host, Host::Twin { .. }) && self.payload_memory != PayloadMemory::Host {
+        if matches!(host, Host::Twin { .. }) && self.payload_memory != Memory::Host {
             bail!("--payload-memory {}: the host twin has no GPU memory", name(self.payload_memory));
         }
-        if inline && self.payload_memory != PayloadMemory::Host {
+        if inline && self.payload_memory != Memory::Host {
             bail!(
                 "--inline with --payload-memory {}: inline payload is copied into the ring, which lies in host memory",
                 name(self.payload_memory)

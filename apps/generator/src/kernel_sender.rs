@@ -3,11 +3,11 @@
 //! This end makes queues and memory, launches once, and looks now and then whether the receiver lives and whether a signal
 //! came. What is posted, when, and what it took, the kernel says by its own clock.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, bail};
+use cli::Gpu;
 use generator::kernel::generate::{self, Generate, Lane, Senders, Sent, Style};
 use host_twin::{MAX_LANES, Visibility};
 use rdma_shim::Options;
@@ -27,13 +27,7 @@ use crate::sender::{DRAIN_INTERRUPTED, LOOK_EVERY, Outcome, PATIENCE, Times, Unt
 /// The machine that runs the kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Host {
-    /// A GPU by its number, its kernels compiled by the toolkit in a folder.
-    Gpu {
-        /// Without it the first.
-        ordinal: Option<u32>,
-        /// Without it where toolkits usually lie.
-        toolkit: Option<PathBuf>,
-    },
+    Gpu(Gpu),
     /// Threads of this processor; with a seed, stores become visible late and in another order.
     Twin {
         /// See [`Visibility::Weak`].
@@ -45,10 +39,7 @@ impl Host {
     /// Starts it. Errors: no GPU, no driver, no toolkit; each says where it was looked for, and `without`, what does without.
     pub fn machine(&self, without: &str) -> Result<Machine> {
         Ok(match self {
-            Host::Gpu { ordinal, toolkit } => {
-                let gpu = Machine::gpu(*ordinal, toolkit.as_deref());
-                gpu.map_err(|error| anyhow!("{error}; without a GPU: {without}"))?
-            }
+            Host::Gpu(gpu) => gpu.machine(&format!(": {without}"))?,
             Host::Twin { seed: None } => Machine::twin(Visibility::InOrder),
             Host::Twin { seed: Some(seed) } => Machine::twin(Visibility::Weak { seed: *seed }),
         })

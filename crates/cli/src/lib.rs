@@ -7,6 +7,7 @@
 #![deny(clippy::print_stdout, clippy::print_stderr)]
 
 mod belongs;
+mod gpu;
 mod nic;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -39,6 +40,7 @@ use clap::{Parser, ValueEnum};
 use serde::Serialize;
 
 pub use belongs::{Belongs, stray};
+pub use gpu::{Gpu, Memory};
 pub use nic::{Nic, check_address, connect_pair, nic_label};
 
 /// What `--version` says: the revision, where `cargo xtask bundle` compiled it in.
