@@ -1,7 +1,6 @@
 //! `cargo xtask doctor`: what this machine has and lacks, and what follows for tests and figures. Changes nothing but
 //! `target/`, where it builds `gpu-probe`; a bundle carries one.
 
-use std::fs;
 use std::path::Path;
 use std::process::Command;
 
@@ -72,11 +71,7 @@ fn facts(said: &str) -> Vec<(String, String)> {
 }
 
 fn listed(folder: &str, none: &str) -> String {
-    let entries =
-        fs::read_dir(folder).map(|entries| entries.flatten().collect()).unwrap_or_else(|_| Vec::new());
-    let mut names: Vec<String> =
-        entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    names.sort_unstable();
+    let names = workspace::names_in(Path::new(folder));
     if names.is_empty() { none.to_owned() } else { names.join(" ") }
 }
 

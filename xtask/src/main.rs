@@ -143,7 +143,7 @@ impl Command {
             Command::Docs(_) => Some("docs"),
             Command::Bundle(_) => Some("bundle"),
             Command::Import(_) => Some("import"),
-            Command::Test(options) => (!options.gpu()).then_some("test without --gpu"),
+            Command::Test(options) => (!options.gpu).then_some("test without --gpu"),
             Command::Figure { options, .. }
             | Command::BenchThroughput(options)
             | Command::BenchPost { options, .. } => recorded(options),

@@ -48,7 +48,7 @@ pub struct Options {
     bare: bool,
     /// Only the tests named gpu_*, and examples/cuda_post, on a machine with a GPU; from a bundle too.
     #[arg(long, conflicts_with_all = ["full", "no_install", "bare"])]
-    gpu: bool,
+    pub gpu: bool,
     /// With --gpu: where logs and the list of passed suites go.
     #[arg(long, value_name = "DIR", requires = "gpu")]
     out: Option<PathBuf>,
@@ -58,13 +58,6 @@ pub struct Options {
     /// With --gpu: seconds after which a test program is ended; a destructive test has a minute at most.
     #[arg(long, value_name = "SECONDS", requires = "gpu", default_value = "300", value_parser = clap::value_parser!(u64).range(1..=86400))]
     deadline: u64,
-}
-
-impl Options {
-    /// Whether only what needs a GPU is to run.
-    pub fn gpu(&self) -> bool {
-        self.gpu
-    }
 }
 
 /// One line of the table at the end.
@@ -150,7 +143,6 @@ struct Log {
     text: String,
     path: PathBuf,
     ended: Option<Ended>,
-    /// CPU time.
     used: Duration,
 }
 

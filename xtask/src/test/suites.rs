@@ -95,7 +95,6 @@ impl Carriage {
 /// A NIC that one suite runs on: link layer, and the way that messages take.
 type Nic = (&'static str, Carriage);
 
-/// Every NIC.
 const NICS: [Nic; 3] = [("ib", Carriage::Shared), ("roce", Carriage::Shared), ("roce", Carriage::Wire)];
 
 /// One suite: test programs that print libtest's results.
@@ -103,7 +102,6 @@ const NICS: [Nic; 3] = [("ib", Carriage::Shared), ("roce", Carriage::Shared), ("
 pub struct Suite {
     /// As in `floors.toml`.
     pub name: String,
-    /// Package that it tests.
     pub package: String,
     /// Arguments of each test program.
     pub arguments: &'static [&'static str],
@@ -133,7 +131,6 @@ pub struct UnderNic {
     carriage: Carriage,
     /// What starts a program on it: the launcher and its options, the last of them `--`.
     pub runner: Vec<String>,
-    /// Its configuration.
     config: PathBuf,
     /// Where each process leaves its counters.
     stats: PathBuf,
