@@ -10,7 +10,6 @@
 use std::fmt;
 
 /// A node's type, as `CUgraphNodeType` numbers it.
-#[allow(missing_docs, reason = "the names are those of `CUgraphNodeType`")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeKind {
     Kernel,
@@ -18,11 +17,9 @@ pub enum NodeKind {
     Fill,
     /// A function on the CPU.
     Host,
-    /// A graph in the graph.
     Child,
     /// Nothing but an order.
     Empty,
-    /// Waits for an event.
     WaitEvent,
     RecordEvent,
     /// Signals a semaphore of another API.
@@ -102,7 +99,6 @@ impl Place {
 /// A node, as far as the rules look at it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
-    /// Its type.
     pub kind: NodeKind,
     /// A copy's ends, source first; empty for others.
     pub places: Vec<Place>,
@@ -119,7 +115,6 @@ impl Node {
 
 /// Why a graph cannot be launched by the device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum NotLaunchable {
     /// A node of a type that is not allowed.
     #[error(
@@ -135,10 +130,8 @@ pub enum NotLaunchable {
         "node {node} copies {way} {place:?} memory: in a graph that the GPU launches both ends are device memory, or pinned host memory"
     )]
     Place { node: String, way: &'static str, place: Place },
-    /// Nothing to do.
     #[error("the graph holds no kernel, copy or fill ({nodes} nodes): the GPU launches none such")]
     Idle { nodes: usize },
-    /// Child graphs in child graphs without end.
     #[error("node {node} is a child graph more than {MOST_DEEP} deep")]
     Deep { node: String },
 }

@@ -29,9 +29,7 @@ pub fn supplied_by_the_driver(name: &str) -> bool {
 
 /// What is wrong with the bytes of an image.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum ImageError {
-    /// No ELF-64, little endian.
     #[error("no image: {len} bytes that begin with {start:02x?}, not with an ELF-64 header")]
     NotElf { len: usize, start: Vec<u8> },
     /// ELF for something else.
@@ -43,7 +41,6 @@ pub enum ImageError {
     /// An offset or length in the file points out of it, or a count is absurd.
     #[error("a damaged image: {what} at {at:#x} reaches {end:#x}, and the file has {len:#x} bytes")]
     OutOfBounds { what: &'static str, at: u64, end: u64, len: u64 },
-    /// Undefined names that the driver does not supply.
     #[error("undefined in the image, and not supplied by the driver: {}", .0.join(", "))]
     Undefined(Vec<String>),
 }

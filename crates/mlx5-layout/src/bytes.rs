@@ -46,7 +46,6 @@ macro_rules! segment {
         pub struct $name { $($(#[$field_doc])* pub $field: $number,)* }
 
         impl $name {
-            /// Size on the ring.
             pub const BYTES: usize = $bytes;
 
             /// Reads so many bytes; reserved ones are not looked at.

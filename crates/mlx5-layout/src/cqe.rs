@@ -7,7 +7,6 @@
 use crate::bytes::{array, be16, be32, be64, put};
 use crate::{CqeOpcode, CqeSyndrome, LayoutError};
 
-/// Size of a CQE.
 pub const CQE_BYTES: usize = 64;
 /// Size of the larger slot, whose second half is the CQE.
 pub const LARGE_SLOT_BYTES: usize = 128;
@@ -230,7 +229,6 @@ impl<B: AsRef<[u8]>> Cqe<B> {
 /// Bytes 52..56 of an error CQE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CqeError {
-    /// See [`CqeSyndrome`].
     pub syndrome: u8,
     /// Vendor syndrome.
     pub vendor: u8,
@@ -250,7 +248,6 @@ impl CqeError {
 /// What a device writes into a CQE. Fields that do not go with the opcode are to be left at their default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CqeFields {
-    /// Opcode.
     pub opcode: CqeOpcode,
     /// Solicited bit.
     pub solicited: bool,

@@ -50,7 +50,6 @@ pub const fn consumer_of(word: [u8; 4]) -> u32 {
 /// [`Doorbell::next_index`] reads both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Doorbell {
-    /// Opcode modifier.
     pub opmod: u8,
     /// Index of the last WQE's first block, or with `ds` 0 the next free block.
     pub index: u16,
@@ -63,7 +62,6 @@ pub struct Doorbell {
 }
 
 impl Doorbell {
-    /// Size of the store.
     pub const BYTES: usize = 8;
 
     /// The convention of gpunetio and NVSHMEM: only the next index and the QPN.
@@ -119,10 +117,8 @@ pub struct Arm {
 }
 
 impl Arm {
-    /// Size of the register store.
     pub const REGISTER_BYTES: usize = 8;
 
-    /// The arm word.
     pub const fn word(&self) -> [u8; 4] {
         let solicited = match self.what {
             ArmFor::Any => 0,

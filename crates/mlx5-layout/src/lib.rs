@@ -8,6 +8,7 @@
 //! Views are over bytes that the caller has copied: they check lengths once and then never panic. Left out: Ethernet
 //! segments, UMR beyond memory windows, tag matching, striding receive queues, compressed CQEs.
 //! Knows nothing of sockets, CUDA, libibverbs or the transport; does no I/O and holds no `unsafe` (INV-2).
+#![allow(missing_docs, reason = "a name that says it all has no comment")]
 #![forbid(unsafe_code)]
 
 mod bytes;
@@ -27,9 +28,7 @@ pub use srq_wqe::SrqWqe;
 
 /// Why bytes are not what they were taken for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum LayoutError {
-    /// The slice is shorter than the structure.
     #[error("{what} needs {need} bytes, got {have}")]
     TooShort {
         /// Structure that was to be read or written.

@@ -36,33 +36,25 @@ codes! {
         Nop = 0x00,
         /// SEND that invalidates the peer's rkey; the key travels in the immediate field.
         SendInvalidate = 0x01,
-        /// RDMA WRITE.
         RdmaWrite = 0x08,
-        /// RDMA WRITE with immediate.
         RdmaWriteImm = 0x09,
-        /// SEND.
         Send = 0x0a,
-        /// SEND with immediate.
         SendImm = 0x0b,
         /// Large send offload (raw packets).
         Tso = 0x0e,
         /// Wait on a CQ.
         Wait = 0x0f,
-        /// RDMA READ.
         RdmaRead = 0x10,
         /// Compare and swap of 8 bytes.
         AtomicCompareSwap = 0x11,
         /// Fetch and add of 8 bytes.
         AtomicFetchAdd = 0x12,
-        /// Masked compare and swap.
         AtomicMaskedCompareSwap = 0x14,
-        /// Masked fetch and add.
         AtomicMaskedFetchAdd = 0x15,
         /// Fast memory registration.
         FastRegister = 0x19,
         /// Invalidation of a local key.
         LocalInvalidate = 0x1b,
-        /// Configuration command.
         ConfigCommand = 0x1f,
         /// Set of protection signature values.
         SetPsv = 0x20,
@@ -70,9 +62,7 @@ codes! {
         Dump = 0x23,
         /// User-mode memory registration.
         Umr = 0x25,
-        /// Tag matching.
         TagMatching = 0x28,
-        /// Flow table access.
         FlowTableAccess = 0x2c,
         /// Memory-to-memory offload.
         Mmo = 0x2f,
@@ -114,7 +104,6 @@ codes! {
         ResizeCq = 5,
         /// No packet (striding receive queues).
         NoPacket = 6,
-        /// Signature error.
         SignatureError = 12,
         /// A send WQE failed, or was flushed.
         RequesterError = 13,
@@ -143,7 +132,6 @@ codes! {
         LocalProtection = 0x04,
         /// Flushed: the QP is in error.
         WrFlush = 0x05,
-        /// Memory window bind.
         MwBind = 0x06,
         /// The peer's response made no sense.
         BadResponse = 0x10,
@@ -159,7 +147,6 @@ codes! {
         TransportRetryExceeded = 0x15,
         /// The peer had no receive posted after all RNR retries.
         RnrRetryExceeded = 0x16,
-        /// The peer aborted.
         RemoteAborted = 0x22,
     }
 }

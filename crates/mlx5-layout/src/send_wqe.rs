@@ -58,11 +58,9 @@ pub enum CompletionMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FenceMode {
-    /// Nothing.
     None = 0x00,
     /// `MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE`.
     InitiatorSmall = 0x20,
-    /// Fence.
     Fence = 0x40,
     /// Strong ordering.
     Strong = 0x60,
@@ -78,7 +76,6 @@ pub const SOLICITED: u8 = 0x02;
 /// Control segment: the first 16 bytes of each send WQE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Control {
-    /// Opcode modifier.
     pub opmod: u8,
     /// Producer index of the WQE's first block, 16 bits whatever the ring's size.
     pub wqe_index: u16,
@@ -99,10 +96,8 @@ pub struct Control {
 }
 
 impl Control {
-    /// Size on the ring.
     pub const BYTES: usize = 16;
 
-    /// Reads the first 16 bytes.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
         check("a control segment", bytes, Self::BYTES)?;
@@ -213,7 +208,6 @@ segment! {
         byte_count: u32 = 0,
         /// Key of the local region.
         lkey: u32 = 4,
-        /// Virtual address.
         va: u64 = 8,
     }
 }
@@ -235,9 +229,7 @@ pub struct AddressVector {
     pub lid_or_udp_port: u16,
     /// Destination MAC (Ethernet).
     pub mac: [u8; 6],
-    /// Traffic class.
     pub traffic_class: u8,
-    /// Hop limit.
     pub hop_limit: u8,
     /// Whether a GRH is present. InfiniBand only: RoCE always has one, and leaves the bit clear.
     pub grh: bool,
@@ -250,10 +242,8 @@ pub struct AddressVector {
 }
 
 impl AddressVector {
-    /// Size on the ring.
     pub const BYTES: usize = 48;
 
-    /// Reads 48 bytes.
     pub fn parse(bytes: &[u8]) -> Result<Self, LayoutError> {
         check("an address vector", bytes, Self::BYTES)?;
         let (destination, grh_gid_flow) = (be32(bytes, 8), be32(bytes, 28));
@@ -274,7 +264,6 @@ impl AddressVector {
         })
     }
 
-    /// The 48 bytes.
     pub fn emit(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
         let destination = self.destination_qpn & QPN_MASK | if self.extended { EXTENDED_AV } else { 0 };
@@ -322,7 +311,6 @@ impl<B: AsRef<[u8]>> SendWqe<B> {
         Ok(Self { bytes, control })
     }
 
-    /// The control segment.
     #[inline]
     pub fn control(&self) -> &Control {
         &self.control
@@ -387,13 +375,10 @@ impl<B: AsRef<[u8]>> SendWqe<B> {
 /// Segments of a send WQE, sorted.
 #[derive(Debug, Clone, Copy)]
 pub struct Body<'a> {
-    /// The operation.
     pub opcode: SendOpcode,
-    /// Where a datagram goes.
     pub datagram: Option<AddressVector>,
     /// Remote memory of a one-sided operation.
     pub remote: Option<RemoteAddress>,
-    /// Operands of an atomic.
     pub atomic: Option<Atomic>,
     /// Local memory and inline bytes, in order.
     pub data: DataSegments<'a>,
@@ -474,22 +459,18 @@ impl SendWqeBuilder {
         Self { control, bytes: vec![0; Control::BYTES] }
     }
 
-    /// Adds an address vector.
     pub fn datagram(self, vector: &AddressVector) -> Self {
         self.raw(&vector.emit())
     }
 
-    /// Adds a remote address.
     pub fn remote(self, va: u64, rkey: u32) -> Self {
         self.raw(&RemoteAddress { va, rkey }.emit())
     }
 
-    /// Adds atomic operands.
     pub fn atomic(self, swap_add: u64, compare: u64) -> Self {
         self.raw(&Atomic { swap_add, compare }.emit())
     }
 
-    /// Adds a data pointer.
     pub fn pointer(self, byte_count: u32, lkey: u32, va: u64) -> Self {
         self.raw(&DataPointer { byte_count, lkey, va }.emit())
     }

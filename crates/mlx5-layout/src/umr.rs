@@ -22,13 +22,11 @@ pub mod flag {
 
 /// Bits of [`UmrControl::mask`]: which fields of the key context change (`MLX5_WQE_UMR_CTRL_MKEY_MASK_*`).
 pub mod change {
-    /// Length.
     pub const LEN: u64 = 1;
     /// First address.
     pub const START: u64 = 1 << 6;
     /// Last byte of the key.
     pub const TAG: u64 = 1 << 13;
-    /// Queue.
     pub const QPN: u64 = 1 << 14;
     /// Right to local writes.
     pub const LOCAL_WRITE: u64 = 1 << 18;
@@ -46,13 +44,9 @@ pub mod change {
 
 /// Bits of [`KeyContext::access`] (`MLX5_WQE_MKEY_CONTEXT_ACCESS_FLAGS_*`).
 pub mod right {
-    /// Local writes.
     pub const LOCAL_WRITE: u8 = 1 << 3;
-    /// READs.
     pub const REMOTE_READ: u8 = 1 << 4;
-    /// WRITEs.
     pub const REMOTE_WRITE: u8 = 1 << 5;
-    /// Atomics.
     pub const ATOMIC: u8 = 1 << 6;
 }
 
@@ -87,16 +81,13 @@ pub struct KeyContext {
     pub qpn: u32,
     /// Last byte of the key.
     pub tag: u8,
-    /// Flags and protection domain.
     pub flags_pd: u32,
     /// First address, as peers name it.
     pub start: u64,
-    /// Length in bytes.
     pub len: u64,
 }
 
 impl KeyContext {
-    /// Size on the ring.
     pub const BYTES: usize = 64;
 
     /// Reads 64 bytes; what windows do not use is not looked at.
@@ -147,7 +138,6 @@ impl Klm {
 /// Everything of a UMR WQE behind its control segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Umr {
-    /// What is done.
     pub control: UmrControl,
     /// What the key becomes.
     pub context: KeyContext,

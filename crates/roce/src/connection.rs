@@ -30,11 +30,9 @@ pub struct WorkRequest {
     pub imm: [u8; 4],
     /// Target address (WRITE, READ, atomics).
     pub remote_va: u64,
-    /// Target key.
     pub rkey: u32,
     /// Value to swap in or to add.
     pub swap_add: u64,
-    /// Value to compare with.
     pub compare: u64,
     /// Receiver of a datagram; connections have one of their own.
     pub dst_qpn: u32,
@@ -58,7 +56,6 @@ pub enum Arrival {
 pub enum Event {
     /// A posted message ended.
     Sent(Completion),
-    /// The responder's.
     Responder(ResponderEvent),
 }
 
@@ -141,7 +138,6 @@ impl Connection {
         self.responder.executed(outcome);
     }
 
-    /// Runs the timers that are due.
     pub fn handle_timeout(&mut self, now: Now) {
         self.requester.handle_timeout(now);
     }
@@ -158,7 +154,6 @@ impl Connection {
         }
     }
 
-    /// The next event.
     pub fn poll_event(&mut self) -> Option<Event> {
         if let Some(event) = self.responder.poll_event() {
             return Some(Event::Responder(event));

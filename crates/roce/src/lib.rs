@@ -21,6 +21,7 @@
 //!   post ──► Connection ── poll_transmit ──► wire ──► handle_packet ── Connection ──► Work for the memory
 //!   poll_event ◄── Connection ◄── handle_packet ◄── wire ◄── poll_transmit ── Connection ◄── executed
 //! ```
+#![allow(missing_docs, reason = "a name that says it all has no comment")]
 #![forbid(unsafe_code)]
 
 mod admission;

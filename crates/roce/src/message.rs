@@ -8,8 +8,6 @@ use crate::{Access, Psn, ServiceType};
 /// Longest message of the connected services: 2^31 bytes (IBTA C9-94, DMA length of a RETH).
 pub const MAX_MESSAGE_BYTES: u32 = 1 << 31;
 
-/// A message's operation.
-#[allow(missing_docs, reason = "the names are the manual's")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Opcode {
@@ -24,7 +22,6 @@ pub enum Opcode {
 }
 
 impl Opcode {
-    /// All of them, in order.
     pub const ALL: [Opcode; 8] = [
         Opcode::Send,
         Opcode::SendImm,
@@ -98,20 +95,16 @@ pub const fn psn_count(opcode: Opcode, length: u32, path_mtu_bytes: u32) -> u32 
 pub struct Fragment {
     /// First byte, from the start of the message.
     pub offset: u32,
-    /// Bytes.
     pub length: u32,
 }
 
 /// A request message, or one fragment of it. Every fragment repeats the message's header fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// Sender's QPN.
     pub src_qpn: u32,
-    /// Receiver's QPN.
     pub dst_qpn: u32,
     /// Service of the sender.
     pub service: ServiceType,
-    /// Operation.
     pub opcode: Opcode,
     /// First PSN of the message, also in later fragments.
     pub psn: Psn,
@@ -123,13 +116,11 @@ pub struct Request {
     pub imm: [u8; 4],
     /// Target address (WRITE, READ, atomics).
     pub remote_va: u64,
-    /// Target key.
     pub rkey: u32,
     /// Length of the whole message; 8 for atomics. Of a SEND that comes as packets, the bytes so far.
     pub length: u32,
     /// Value to swap in or to add.
     pub swap_add: u64,
-    /// Value to compare with.
     pub compare: u64,
     /// Q_Key (UD).
     pub qkey: u32,
@@ -189,7 +180,6 @@ pub struct Reply {
     pub psn: Psn,
     /// Messages completed by the responder so far, 24 bits (IBTA, MSN).
     pub msn: u32,
-    /// What it says.
     pub kind: ReplyKind,
 }
 
@@ -208,10 +198,7 @@ pub enum ReplyKind {
     /// The READ was executed; its bytes come with the reply.
     ReadResponse,
     /// The atomic was executed.
-    AtomicResponse {
-        /// Value before the operation.
-        old: u64,
-    },
+    AtomicResponse { old: u64 },
 }
 
 /// NAK codes (IBTA §9.7.5.2, table of NAK codes); the numbers are the AETH's.
@@ -220,11 +207,8 @@ pub enum ReplyKind {
 pub enum NakCode {
     /// PSN sequence error: something before is missing.
     PsnSequence = 0,
-    /// Invalid request.
     InvalidRequest = 1,
-    /// Remote access error.
     RemoteAccess = 2,
-    /// Remote operational error.
     RemoteOperation = 3,
 }
 

@@ -35,7 +35,6 @@ pub const fn may_carry(position: Position, payload_bytes: u32, path_mtu_bytes: u
 /// What follows the headers of a SEND's or WRITE's last packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Trailer {
-    /// Nothing.
     #[default]
     None,
     /// ImmDt: immediate data as on the wire.
@@ -47,7 +46,6 @@ pub enum Trailer {
 /// AETH, without its credits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Aeth {
-    /// What it says.
     pub syndrome: Syndrome,
     /// Messages completed by the responder, 24 bits.
     pub msn: u32,
@@ -59,10 +57,7 @@ pub enum Syndrome {
     /// Everything up to the PSN is acknowledged.
     Ack,
     /// No receive; the 5-bit code of [`crate::retry::RNR_TIMER_NS`] says when to come again.
-    RnrNak {
-        /// Code.
-        timer: u8,
-    },
+    RnrNak { timer: u8 },
     /// Refused.
     Nak(NakCode),
 }
@@ -72,12 +67,10 @@ pub enum Syndrome {
 pub struct Deth {
     /// Q_Key.
     pub qkey: u32,
-    /// Sender's QPN.
     pub src_qpn: u32,
 }
 
 /// What a packet is, with the headers that its opcode brings.
-#[allow(missing_docs, reason = "the names are the manual's")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     Send {
@@ -107,7 +100,6 @@ pub enum Content {
     AtomicAcknowledge {
         /// As in every acknowledgement.
         aeth: Aeth,
-        /// Value before the operation.
         old: u64,
     },
 }
@@ -132,16 +124,12 @@ impl Content {
     }
 }
 
-/// One packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet {
     /// Service, from the opcode's upper bits.
     pub service: ServiceType,
-    /// Receiver's QPN.
     pub dst_qpn: u32,
-    /// Its number.
     pub psn: Psn,
-    /// AckReq.
     pub ack_requested: bool,
     /// Solicited event asked for (last and only packets).
     pub solicited: bool,
@@ -177,9 +165,7 @@ pub enum PayloadSource {
 /// A packet to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Outgoing {
-    /// Headers.
     pub packet: Packet,
-    /// Where its payload is.
     pub source: PayloadSource,
     /// It was sent before.
     pub retransmission: bool,

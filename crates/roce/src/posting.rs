@@ -11,11 +11,9 @@ pub struct Ticket(pub u64);
 /// How a requester behaves; the QP attributes of the same names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RequesterConfig {
-    /// Service.
     pub service: ServiceType,
     /// Peer's QPN, which every reply must carry; `None` accepts any.
     pub peer_qpn: Option<u32>,
-    /// PSN of the first packet.
     pub first_psn: Psn,
     /// Payload bytes of a full packet.
     pub path_mtu_bytes: u32,
@@ -31,10 +29,8 @@ pub struct RequesterConfig {
     pub window_messages: u32,
 }
 
-/// A message as posted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PostedMessage {
-    /// Operation.
     pub opcode: Opcode,
     /// Payload bytes; 8 for atomics.
     pub length: u32,
@@ -45,9 +41,7 @@ pub struct PostedMessage {
 /// «Send this message now.»
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transmit {
-    /// Which.
     pub ticket: Ticket,
-    /// Its first PSN.
     pub psn: Psn,
     /// Whether the request asks for an acknowledgement.
     pub ack_requested: bool,
@@ -58,11 +52,8 @@ pub struct Transmit {
 /// A message's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// Which.
     pub ticket: Ticket,
-    /// Its operation.
     pub opcode: Opcode,
-    /// How it ended.
     pub status: Status,
     /// What an atomic found.
     pub atomic_old: Option<u64>,
@@ -83,7 +74,6 @@ pub enum ReplyVerdict {
     Ignored,
 }
 
-/// What happened so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RequesterCounters {
     /// Messages, or their packets, given to the link, resent ones included.

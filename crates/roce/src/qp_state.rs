@@ -85,7 +85,6 @@ pub struct AttrMask(pub u32);
 
 macro_rules! attributes {
     ($($name:ident = $bit:expr;)*) => {
-        #[allow(missing_docs, reason = "the names are those of `IBV_QP_*`")]
         impl AttrMask {
             $(pub const $name: AttrMask = AttrMask(1 << $bit);)*
 
@@ -168,15 +167,11 @@ impl fmt::Debug for AttrMask {
 
 /// Why a modify is refused; a kernel answers EINVAL to each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum ModifyError {
-    /// No such move for this service.
     #[error("a {service:?} QP cannot move from {from:?} to {to:?}")]
     NoSuchMove { service: ServiceType, from: QpState, to: QpState },
-    /// Attributes that the move needs are not given.
     #[error("moving from {from:?} to {to:?} needs {missing:?} too")]
     Missing { from: QpState, to: QpState, missing: AttrMask },
-    /// Attributes that cannot change in this move are given.
     #[error("moving from {from:?} to {to:?} cannot change {excess:?}")]
     NotAllowed { from: QpState, to: QpState, excess: AttrMask },
 }
@@ -184,9 +179,7 @@ pub enum ModifyError {
 /// What one move needs and allows besides `STATE`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Move {
-    /// From.
     from: QpState,
-    /// To.
     to: QpState,
     /// Needed and allowed, by service.
     by_service: [Option<(AttrMask, AttrMask)>; 3],

@@ -154,7 +154,6 @@ impl Requester {
         self.state != State::Active
     }
 
-    /// What happened so far.
     pub fn counters(&self) -> &RequesterCounters {
         &self.counters
     }
@@ -227,7 +226,6 @@ impl Requester {
 
     // Inputs.
 
-    /// Takes one reply.
     pub fn handle_reply(&mut self, now: Now, reply: &Reply) -> ReplyVerdict {
         let stranger = self.config.peer_qpn.is_some_and(|peer| peer != reply.src_qpn);
         let reliable = self.config.service == ServiceType::Rc;

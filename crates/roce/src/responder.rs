@@ -137,7 +137,6 @@ impl Responder {
         self.state == State::Failed
     }
 
-    /// What happened so far.
     pub fn counters(&self) -> &ResponderCounters {
         &self.counters
     }
@@ -174,17 +173,14 @@ impl Responder {
         self.held.take()
     }
 
-    /// Changes the remote operations granted.
     pub fn set_access(&mut self, access: Access) {
         self.config.access = access;
     }
 
-    /// Changes the RNR NAK timer code.
     pub fn set_min_rnr_timer(&mut self, min_rnr_timer: u8) {
         self.config.min_rnr_timer = min_rnr_timer;
     }
 
-    /// Changes the Q_Key (UD).
     pub fn set_qkey(&mut self, qkey: u32) {
         self.config.qkey = qkey;
     }
@@ -238,7 +234,6 @@ impl Responder {
         Some(Reply { src_qpn: self.config.qpn, dst_qpn: self.requester_qpn, psn, msn, kind })
     }
 
-    /// The next event.
     pub fn poll_event(&mut self) -> Option<ResponderEvent> {
         if self.established == Established::ToReport {
             self.established = Established::Reported;

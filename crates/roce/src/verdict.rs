@@ -7,7 +7,6 @@ use crate::{Access, Psn, Receive, ServiceType, Status, Work};
 /// How a responder behaves; the QP attributes of the same names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ResponderConfig {
-    /// Service.
     pub service: ServiceType,
     /// QPN of this QP, which replies carry.
     pub qpn: u32,
@@ -71,7 +70,6 @@ pub enum DropReason {
 }
 
 impl DropReason {
-    /// All of them, in order.
     pub const ALL: [DropReason; 13] = [
         DropReason::InError,
         DropReason::Busy,
@@ -103,9 +101,7 @@ pub enum AsyncEvent {
 /// A receive that ends in error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FailedReceive {
-    /// Which.
     pub receive: Receive,
-    /// How.
     pub status: Status,
 }
 
@@ -128,7 +124,6 @@ pub enum ResponderEvent {
     Failed(Failure),
 }
 
-/// What happened so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ResponderCounters {
     /// Messages executed, duplicates not counted.
@@ -137,9 +132,7 @@ pub struct ResponderCounters {
     pub duplicates: u64,
     /// Gaps in the PSNs: NAKed once each on RC, a lost message on UC.
     pub sequence_errors: u64,
-    /// RNR NAKs.
     pub rnr_naks: u64,
-    /// Fatal NAKs.
     pub fatal_naks: u64,
     pub(crate) dropped: [u64; DropReason::ALL.len()],
 }

@@ -23,18 +23,13 @@ pub struct Region {
 
 /// Why an rkey does not give the access asked for. The peer hears «remote access error» for each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum RegionError {
-    /// No such key.
     #[error("rkey {key:#x} names no region")]
     UnknownKey { key: u32 },
-    /// The region belongs to another protection domain.
     #[error("rkey {key:#x} belongs to another protection domain")]
     ProtectionDomain { key: u32 },
-    /// The range leaves the region.
     #[error("{len} bytes at {va:#x} leave the region of rkey {key:#x}")]
     OutOfBounds { key: u32, va: u64, len: u64 },
-    /// The region does not grant the access.
     #[error("rkey {key:#x} does not grant access {need:#x}")]
     AccessDenied { key: u32, need: u32 },
 }
@@ -65,11 +60,9 @@ pub trait Resources {
 pub enum Work {
     /// Scatter the request's payload into a receive.
     Receive {
-        /// Where to.
         receive: Receive,
         /// First byte within the receive's scatter list; includes the 40 bytes of the GRH for datagrams.
         scatter_offset: u32,
-        /// Bytes.
         length: u32,
         /// Set when this ends the message: complete the receive so, after the bytes are visible, and after the key is
         /// invalid that a SEND with invalidate names.
@@ -81,7 +74,6 @@ pub enum Work {
         region: Region,
         /// First byte within `region`.
         offset: u32,
-        /// Bytes.
         length: u32,
         /// WRITE with immediate, last fragment: the receive to complete (it takes no bytes), after the bytes are
         /// visible.
@@ -89,7 +81,6 @@ pub enum Work {
     },
     /// Send the region's bytes back; `poll_reply` gives the response afterwards.
     Read {
-        /// Source.
         region: Region,
         /// First byte of the response within the message that the requester posted; not 0 only for a READ that was
         /// sent again from the middle.
@@ -99,7 +90,6 @@ pub enum Work {
     Atomic {
         /// The 8 bytes.
         region: Region,
-        /// What to do.
         operation: Atomic,
     },
 }
@@ -108,17 +98,9 @@ pub enum Work {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Atomic {
     /// Stores `swap` when the word equals `compare`.
-    CompareSwap {
-        /// Value compared with.
-        compare: u64,
-        /// Value stored.
-        swap: u64,
-    },
+    CompareSwap { compare: u64, swap: u64 },
     /// Adds, wrapping.
-    FetchAdd {
-        /// Value added.
-        add: u64,
-    },
+    FetchAdd { add: u64 },
 }
 
 /// What a receive's completion says.
@@ -132,7 +114,6 @@ pub struct ReceiveCompletion {
     pub imm: [u8; 4],
     /// Solicited event asked for.
     pub solicited: bool,
-    /// Sender's QPN.
     pub src_qpn: u32,
 }
 
@@ -142,10 +123,7 @@ pub enum Outcome {
     /// Bytes moved.
     Done,
     /// Atomic done.
-    Atomic {
-        /// Value before it.
-        old: u64,
-    },
+    Atomic { old: u64 },
     /// Memory of the responder's own process could not be accessed.
     LocalFault,
     /// The region that the message's first fragment was granted is no longer registered.
@@ -155,7 +133,6 @@ pub enum Outcome {
 /// How a work request ended, on either side: the statuses of `ibv_wc_status` that a transport produces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Status {
-    /// Done.
     Success,
     /// Too long: for the receive, or for the service.
     LocalLength,

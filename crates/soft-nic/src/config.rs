@@ -411,7 +411,6 @@ pub const KEYS: &[Key] = &[
 
 /// Why a configuration was refused: always one line that says what, where and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum ConfigError {
     /// The text is not TOML.
     #[error("{origin}: line {line}: not valid TOML: {reason}; correct that line")]

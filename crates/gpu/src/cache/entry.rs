@@ -20,7 +20,6 @@ const MOST: u64 = 256 << 20;
 /// Why an entry is no good.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
-    /// Shorter or longer than it says.
     #[error("the cached image is cut off: {found} bytes instead of {expected}")]
     Length {
         /// Bytes that are there.
@@ -28,10 +27,8 @@ pub enum Damage {
         /// Bytes that should be.
         expected: u64,
     },
-    /// The content is not what was written.
     #[error("the cached image is damaged: its checksum does not match")]
     Checksum,
-    /// Not written by this version of ours for this key.
     #[error("the cached image is stale: it was written for something else")]
     Stale,
     /// Not to be read as a file of bytes.

@@ -42,7 +42,6 @@ impl KeyBuilder {
         self
     }
 
-    /// The key.
     pub fn key(self) -> Key {
         Key(self.0.finalize().into())
     }

@@ -39,7 +39,6 @@ pub struct PointerAttributes {
     pub ordinal: i32,
     /// First byte of the allocation, or of the range of addresses that was reserved for it.
     pub start: u64,
-    /// Its bytes.
     pub len: usize,
     /// Something is mapped there.
     pub mapped: bool,

@@ -149,7 +149,6 @@ pub fn device(ordinal: u32) -> Result<CUdevice> {
     Ok(device)
 }
 
-/// Name of a device.
 pub fn device_name(device: CUdevice) -> Result<String> {
     let mut name = [0 as c_char; 256];
     call!(cuDeviceGetName(name.as_mut_ptr(), name.len() as c_int, device))?;
@@ -168,7 +167,6 @@ fn text_of(characters: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// One attribute of a device.
 pub fn device_attribute(device: CUdevice, attribute: DeviceAttribute) -> Result<i32> {
     let mut value = 0;
     call!(cuDeviceGetAttribute(&mut value, attribute, device))
@@ -255,7 +253,6 @@ pub unsafe fn event_create() -> Result<CUevent> {
     Ok(event)
 }
 
-/// Destroys an event.
 pub unsafe fn event_destroy(event: CUevent) -> Result<()> {
     call!(cuEventDestroy_v2(event))
 }
@@ -284,7 +281,6 @@ pub unsafe fn spare_captures() -> Result<()> {
     call!(cuThreadExchangeStreamCaptureMode(&mut mode))
 }
 
-/// Puts an event into a stream.
 pub unsafe fn event_record(event: CUevent, stream: CUstream) -> Result<()> {
     call!(cuEventRecord(event, stream))
 }
@@ -351,7 +347,6 @@ pub unsafe fn host_register(start: *mut c_void, bytes: usize, io: bool) -> Resul
     })
 }
 
-/// Ends that.
 pub unsafe fn host_unregister(start: *mut c_void) -> Result<()> {
     call!(cuMemHostUnregister(start)).map_err(|error| error.of(format_args!("{start:p}")))
 }
@@ -367,7 +362,6 @@ pub unsafe fn copy_to_host(to: *mut c_void, from: CUdeviceptr, bytes: usize, str
         .map_err(|error| error.of(format_args!("{bytes} bytes from {from:#x}")))
 }
 
-/// The other way.
 pub unsafe fn copy_from_host(
     to: CUdeviceptr,
     from: *const c_void,
@@ -419,7 +413,6 @@ pub unsafe fn copy_on_device(
         .map_err(|error| error.of(format_args!("{bytes} bytes from {from:#x} to {to:#x}")))
 }
 
-/// Fills device memory, in a stream.
 pub unsafe fn fill(to: CUdeviceptr, byte: u8, bytes: usize, stream: CUstream) -> Result<()> {
     call!(cuMemsetD8Async(to, byte, bytes, stream))
 }
@@ -451,12 +444,10 @@ pub unsafe fn module_load(image: &[u8]) -> Result<CUmodule> {
     Ok(module)
 }
 
-/// Unloads it.
 pub unsafe fn module_unload(module: CUmodule) -> Result<()> {
     call!(cuModuleUnload(module))
 }
 
-/// A kernel by its name.
 pub unsafe fn function(module: CUmodule, name: &CStr) -> Result<CUfunction> {
     let mut function = null_mut();
     call!(cuModuleGetFunction(&mut function, module, name.as_ptr()))
@@ -499,7 +490,6 @@ pub struct Shape {
     pub grid: [u32; 3],
     /// Threads of a block.
     pub block: [u32; 3],
-    /// Dynamic shared memory of a block.
     pub shared_bytes: u32,
 }
 

@@ -22,7 +22,6 @@ pub unsafe fn capture_end(stream: CUstream) -> Result<CUgraph> {
     Ok(graph)
 }
 
-/// A graph without nodes.
 pub unsafe fn create() -> Result<CUgraph> {
     let mut graph = null_mut();
     call!(cuGraphCreate(&mut graph, 0))?;
@@ -169,7 +168,6 @@ pub unsafe fn launch(exec: CUgraphExec, stream: CUstream) -> Result<()> {
     call!(cuGraphLaunch(exec, stream))
 }
 
-/// Destroys it.
 pub unsafe fn exec_destroy(exec: CUgraphExec) -> Result<()> {
     call!(cuGraphExecDestroy(exec))
 }

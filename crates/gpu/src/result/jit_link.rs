@@ -17,12 +17,10 @@ pub struct JitLink {
     version: &'static str,
 }
 
-/// A link that failed.
 #[derive(Debug)]
 pub struct Failed {
     /// Function that refused.
     pub call: &'static str,
-    /// The `nvJitLinkResult`.
     pub code: c_int,
     /// The linker's log.
     pub log: String,

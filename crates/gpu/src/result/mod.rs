@@ -14,7 +14,6 @@ use std::time::Duration;
 
 /// Why a call of the driver failed, or was not made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum Error {
     /// The driver is not there.
     #[error(
@@ -26,14 +25,12 @@ pub enum Error {
         /// The dynamic loader's words about the usual name.
         reason: String,
     },
-    /// The driver is there, too old for this function.
     #[error("the CUDA driver here (CUDA {version}) has no {function}: a newer driver is needed")]
     MissingFunction {
         function: &'static str,
         /// What the driver says of itself, as `13.0`.
         version: String,
     },
-    /// The call was made and refused.
     #[error("{call}{what}: {name} ({code}): {text}{}", what_to_do(*code))]
     Call {
         call: &'static str,
@@ -154,27 +151,21 @@ fn what_to_do(code: u32) -> &'static str {
 
 /// Why source did not become an image.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum BuildError {
-    /// A library of the toolkit could not be loaded.
     #[error("cannot load {library}: {reason}")]
     Load { library: String, reason: String },
-    /// A library of the toolkit is another version than we know.
     #[error("{library} has no {function}: CUDA 12 and 13 are supported")]
     MissingFunction { library: String, function: String },
     /// A text that goes to the compiler or linker holds a zero byte.
     #[error("{what} holds a zero byte, which neither compiler nor linker takes")]
     ZeroByte { what: String },
-    /// The compiler refused.
     #[error("compiling {source_name} for {target}: {text} ({code}){}", after_line(log))]
     Compile { source_name: String, target: String, code: i32, text: &'static str, log: String },
-    /// The linker refused.
     #[error("linking {units} for {arch}: {call} gave {code}{}", after_line(log))]
     Link { units: String, arch: String, call: &'static str, code: i32, log: String },
     /// Asked for something that does not go together.
     #[error("{0}")]
     Refused(String),
-    /// What came out is no image that could be loaded.
     #[error("what {units} became: {reason}")]
     Image { units: String, reason: String },
 }

@@ -40,12 +40,10 @@ impl Allocation {
         self.0.start
     }
 
-    /// Bytes.
     pub fn len(&self) -> u64 {
         self.0.len as u64
     }
 
-    /// Never: there is no empty one.
     pub fn is_empty(&self) -> bool {
         false
     }

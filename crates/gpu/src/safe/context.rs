@@ -85,7 +85,6 @@ impl Context {
         Ok(Context(Arc::new(Inner::new(gpu, context, false))))
     }
 
-    /// Its GPU.
     pub fn gpu(&self) -> Gpu {
         self.0.gpu
     }

@@ -6,7 +6,6 @@ use super::compile::Arch;
 use crate::result::driver::{self, CUdevice, DeviceAttribute};
 use crate::result::{Error, Result};
 
-/// One GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gpu {
     pub(super) device: CUdevice,
@@ -51,7 +50,6 @@ impl Gpu {
         Ok(Gpu { device: driver::device(ordinal)?, ordinal })
     }
 
-    /// Its number.
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
@@ -66,7 +64,6 @@ impl Gpu {
         driver::device_bus_id(self.device)
     }
 
-    /// Bytes of its memory.
     pub fn memory_bytes(&self) -> Result<usize> {
         driver::device_bytes(self.device)
     }
@@ -83,7 +80,6 @@ impl Gpu {
         Ok(self.attribute(DeviceAttribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32)
     }
 
-    /// See [`Abilities`].
     pub fn abilities(&self) -> Result<Abilities> {
         use DeviceAttribute as A;
         let yes = |attribute| Ok::<_, Error>(self.attribute(attribute)? != 0);

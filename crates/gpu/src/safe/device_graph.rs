@@ -33,7 +33,6 @@ impl fmt::Debug for Graph {
 }
 
 impl Graph {
-    /// A graph without nodes.
     pub fn new(context: &Context) -> Result<Graph> {
         context.enter()?;
         // SAFETY: the context is current.

@@ -42,7 +42,6 @@ impl ImageBuilder {
         ImageBuilder { toolkit, cache, tools: OnceLock::new() }
     }
 
-    /// The toolkit.
     pub fn toolkit(&self) -> &Toolkit {
         &self.toolkit
     }

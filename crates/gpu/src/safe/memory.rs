@@ -78,12 +78,10 @@ impl DeviceMemory {
         self.address
     }
 
-    /// Bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: there is no empty one.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -204,17 +202,14 @@ impl PinnedMemory {
         self.start.cast()
     }
 
-    /// Bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: there is no empty one.
     pub fn is_empty(&self) -> bool {
         false
     }
 
-    /// Its bytes.
     pub fn bytes(&self) -> &[AtomicU8] {
         // SAFETY: the memory lives as long as this value, aligned to pages, and is reached through atomics only.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len) }
@@ -276,7 +271,6 @@ impl CancelWord {
         self.0.words()[0].store(1, Ordering::Release);
     }
 
-    /// Whether it was told.
     pub fn is_cancelled(&self) -> bool {
         self.0.words()[0].load(Ordering::Acquire) != 0
     }

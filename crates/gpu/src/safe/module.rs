@@ -100,7 +100,6 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Function {
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -163,7 +162,6 @@ fn matches(name: &str, wanted: &[usize], given: &[usize]) -> Result<()> {
 pub struct Arguments(Vec<Box<[u8]>>);
 
 impl Arguments {
-    /// None yet.
     pub fn new() -> Arguments {
         Arguments::default()
     }

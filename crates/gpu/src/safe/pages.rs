@@ -30,9 +30,7 @@ pub enum Kind {
 /// How an extent came to be registered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum How {
-    /// As memory.
     Memory,
-    /// As a device's registers.
     DeviceRegisters,
     /// As memory, after the driver had refused it as registers; with its words.
     MemoryAfter(String),
@@ -42,7 +40,6 @@ pub enum How {
 
 /// What registers: the driver, or a test.
 pub trait Registrar {
-    /// Registers whole pages.
     fn register(&mut self, start: usize, len: usize, io: bool) -> Result<()>;
     /// Takes back what `register` was given.
     fn unregister(&mut self, start: usize) -> Result<()>;

@@ -111,12 +111,10 @@ impl Registered {
         self.device_address
     }
 
-    /// Bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Never: there is no empty one.
     pub fn is_empty(&self) -> bool {
         false
     }

@@ -20,7 +20,6 @@ pub fn relaunch_unit() -> Unit {
     Unit::new("relaunch.cu", include_str!("../../kernels/relaunch.cu"))
 }
 
-/// The kernel in it.
 const KERNEL: &str = "doorbell_relaunch";
 /// Words of the control block, as `relaunch.cu` has them.
 const CANCEL: usize = 0;
@@ -40,7 +39,6 @@ pub enum End {
     LimitReached,
     /// The launch failed, with this `cudaError_t`.
     LaunchFailed(u32),
-    /// It says what we do not know.
     Unknown(u32),
 }
 

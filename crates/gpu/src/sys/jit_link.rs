@@ -6,7 +6,6 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use super::load::functions;
 
-/// `nvJitLinkHandle`.
 pub type Handle = *mut c_void;
 
 /// `NVJITLINK_INPUT_CUBIN`, `_PTX`, `_LTOIR` and `_LIBRARY`.

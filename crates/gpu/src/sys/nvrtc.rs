@@ -6,7 +6,6 @@ use std::ffi::{c_char, c_int, c_void};
 
 use super::load::functions;
 
-/// `nvrtcProgram`.
 pub type Program = *mut c_void;
 
 /// The result that stands for «could not open libnvrtc-builtins».

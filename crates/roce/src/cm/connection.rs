@@ -45,7 +45,6 @@ pub(super) struct Sent {
     pub retries_left: u8,
 }
 
-/// One connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub id: u32,

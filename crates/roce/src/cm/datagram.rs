@@ -22,7 +22,6 @@ pub(super) struct Answered {
 /// A question after a datagram service.
 #[derive(Debug, Clone, Copy)]
 pub struct DatagramQuestion {
-    /// From where to where.
     pub route: Route,
     /// Service id.
     pub service: u64,

@@ -70,16 +70,13 @@ pub struct CmConfig {
 /// Both ends of a MAD's way, seen from here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Route {
-    /// Our address.
     pub local: Gid,
-    /// The other's.
     pub remote: Gid,
 }
 
 /// A MAD to send from QP1 to QP1.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CmTransmit {
-    /// From where to where.
     pub route: Route,
     /// The datagram.
     pub mad: Box<[u8; MAD_BYTES]>,

@@ -6,39 +6,30 @@ use crate::wire::cm::{Rej, Rep, Req, SidrRep};
 
 /// Why a command was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum CmError {
-    /// No such connection.
     #[error("connection {id:#010x} is no more")]
     Gone { id: u32 },
-    /// Not in this state.
     #[error("connection {id:#010x} is in {state:?}, which {command} does not go with")]
     State { id: u32, state: State, command: &'static str },
-    /// Somebody listens already.
     #[error("service {service:#x} has a listener")]
     InUse { service: u64 },
-    /// More private data than the message has room for.
     #[error("{have} bytes of private data, more than the message has room for")]
     PrivateData { have: usize },
-    /// No room for another connection.
     #[error("{limit} connections, no more")]
     Full { limit: usize },
 }
 
 /// Why a MAD was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum CmDrop {
     /// It is no MAD of the connection manager.
     #[error(transparent)]
     Wire(WireError),
-    /// It names no connection of ours with that other end.
     #[error("no connection {id:#010x} with this other end")]
     NoConnection { id: u32 },
     /// Its connection takes no such message where it stands: late, or sent again.
     #[error("connection {id:#010x} is in {state:?}, which takes no such message")]
     State { id: u32, state: State },
-    /// It names another QP than its connection has.
     #[error("connection {id:#010x} has another QP than {qpn:#x}")]
     WrongQpn { id: u32, qpn: u32 },
     /// There is no room for what it asks; it will be asked again.
@@ -91,13 +82,11 @@ pub enum Disconnect {
 }
 
 /// What a program is to know. Private data is the whole room of the message, zeroes at its end included.
-#[allow(missing_docs, reason = "the names say what came")]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// Somebody asks for a connection: accept or reject.
     Requested {
         id: ConnectionId,
-        /// From where to where.
         route: Route,
         req: Box<Req>,
         /// 92 bytes.
@@ -132,7 +121,6 @@ pub enum Event {
     /// Somebody asks for a datagram service's QP.
     DatagramRequested {
         id: ConnectionId,
-        /// From where to where.
         route: Route,
         service: u64,
         pkey: u16,

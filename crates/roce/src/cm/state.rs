@@ -35,7 +35,6 @@ pub enum State {
 }
 
 impl State {
-    /// All of them.
     pub const ALL: [Self; 13] = [
         Self::ReqSent,
         Self::ReqAcknowledged,

@@ -81,7 +81,6 @@ pub struct PacketTransmit {
     pub fragment: Fragment,
     /// Length of the whole message.
     pub length: u32,
-    /// AckReq.
     pub ack_requested: bool,
     /// It was sent before.
     pub retransmission: bool,
@@ -90,11 +89,9 @@ pub struct PacketTransmit {
 /// A packet of a READ response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadPacket {
-    /// Its PSN.
     pub psn: Psn,
     /// Where in the response.
     pub position: Position,
-    /// Bytes.
     pub payload_bytes: u32,
 }
 

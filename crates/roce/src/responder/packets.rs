@@ -39,7 +39,6 @@ pub(super) struct Packets {
 struct ReadStream {
     /// What the READ was granted; its `va` and `key` are as the requester named them.
     region: Region,
-    /// PSN of the first packet.
     psn: Psn,
     length: u32,
     packets: u32,

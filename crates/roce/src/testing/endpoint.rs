@@ -21,7 +21,6 @@ pub const VA: u64 = 0x7000_0000;
 /// What an end is made of.
 #[derive(Debug, Clone, Copy)]
 pub struct EndpointConfig {
-    /// Service.
     pub service: ServiceType,
     /// First PSN of both directions.
     pub first_psn: Psn,
@@ -110,25 +109,18 @@ impl EndpointConfig {
 /// A send work request with its payload.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalWork {
-    /// Operation.
     pub opcode: Opcode,
     /// Bytes of a SEND or WRITE.
     pub payload: Vec<u8>,
-    /// Bytes of a READ.
     pub read_bytes: u32,
     /// Where a READ puts them, from the start of the own memory.
     pub read_into: usize,
     /// Target, from the start of the peer's region.
     pub remote_offset: u64,
-    /// Target key.
     pub rkey: u32,
-    /// Immediate.
     pub imm: [u8; 4],
-    /// Operand of an atomic.
     pub swap_add: u64,
-    /// Operand of an atomic.
     pub compare: u64,
-    /// Fence.
     pub fence: bool,
     /// Q_Key.
     pub qkey: u32,
@@ -153,32 +145,26 @@ impl Default for LocalWork {
 }
 
 impl LocalWork {
-    /// A SEND.
     pub fn send(payload: &[u8]) -> LocalWork {
         LocalWork { payload: payload.to_vec(), ..LocalWork::default() }
     }
 
-    /// A WRITE.
     pub fn write(remote_offset: u64, payload: &[u8]) -> LocalWork {
         LocalWork { opcode: Opcode::Write, remote_offset, payload: payload.to_vec(), ..LocalWork::default() }
     }
 
-    /// A WRITE with immediate.
     pub fn write_imm(remote_offset: u64, payload: &[u8], imm: [u8; 4]) -> LocalWork {
         LocalWork { opcode: Opcode::WriteImm, imm, ..LocalWork::write(remote_offset, payload) }
     }
 
-    /// A READ.
     pub fn read(remote_offset: u64, read_bytes: u32, read_into: usize) -> LocalWork {
         LocalWork { opcode: Opcode::Read, remote_offset, read_bytes, read_into, ..LocalWork::default() }
     }
 
-    /// A fetch-and-add.
     pub fn fetch_add(remote_offset: u64, add: u64) -> LocalWork {
         LocalWork { opcode: Opcode::FetchAdd, remote_offset, swap_add: add, ..LocalWork::default() }
     }
 
-    /// A compare-and-swap.
     pub fn compare_swap(remote_offset: u64, compare: u64, swap: u64) -> LocalWork {
         LocalWork {
             opcode: Opcode::CompareSwap,
@@ -198,12 +184,9 @@ impl LocalWork {
     }
 }
 
-/// See the module.
 #[derive(Debug)]
 pub struct Endpoint {
-    /// Requester half.
     pub requester: Requester,
-    /// Responder half.
     pub responder: Responder,
     /// Sends that ended, in order.
     pub completions: Vec<Completion>,
@@ -244,7 +227,6 @@ impl Endpoint {
         }
     }
 
-    /// The registered memory.
     pub fn memory(&self) -> &[u8] {
         &self.host.memory
     }
@@ -254,12 +236,10 @@ impl Endpoint {
         &mut self.host.memory
     }
 
-    /// Keys that SENDs invalidated.
     pub fn invalidated(&self) -> &[u32] {
         &self.host.invalidated
     }
 
-    /// Posts a receive.
     pub fn post_receive(&mut self, capacity: u64) {
         self.host.post_receive(capacity);
     }

@@ -8,30 +8,14 @@ use crate::{Now, Packet, Reply, Request};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Frame {
     /// A request with the bytes of its fragment.
-    Request {
-        /// Header.
-        request: Request,
-        /// Bytes.
-        payload: Vec<u8>,
-    },
+    Request { request: Request, payload: Vec<u8> },
     /// A reply, with the bytes of a READ.
-    Reply {
-        /// Header.
-        reply: Reply,
-        /// Bytes.
-        payload: Vec<u8>,
-    },
+    Reply { reply: Reply, payload: Vec<u8> },
     /// A packet of either kind.
-    Packet {
-        /// Headers.
-        packet: Packet,
-        /// Bytes.
-        payload: Vec<u8>,
-    },
+    Packet { packet: Packet, payload: Vec<u8> },
 }
 
 impl Frame {
-    /// Its kind.
     pub fn kind(&self) -> Kind {
         match self {
             Frame::Request { .. } => Kind::Request,
@@ -44,7 +28,6 @@ impl Frame {
 /// Kinds of frames, as faults pick them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Requests.
     Request,
     /// Replies.
     Reply,

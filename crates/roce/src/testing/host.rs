@@ -13,7 +13,6 @@ use crate::{
 pub struct Received {
     /// Its number, in the order of posting.
     pub id: u64,
-    /// How it ended.
     pub status: Status,
     /// What its completion says, when it ended well.
     pub completion: Option<ReceiveCompletion>,

@@ -7,7 +7,6 @@ use super::faults::{Frame, Link, Rng};
 use crate::wire::{self, FrameBuilder, Gid, IpHeader};
 use crate::{Now, Packet};
 
-/// See the module.
 pub struct OnWire {
     below: Box<dyn Link>,
     ip: IpHeader,

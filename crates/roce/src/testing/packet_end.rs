@@ -11,7 +11,6 @@ use crate::{
     PostedMessage, Receive, ResponderEvent, ServiceType, Status, Ticket, Verdict, WorkRequest,
 };
 
-/// See the module.
 #[derive(Debug)]
 pub struct PacketEnd {
     /// The QP.
@@ -53,7 +52,6 @@ impl PacketEnd {
         }
     }
 
-    /// The registered memory.
     pub fn memory(&self) -> &[u8] {
         &self.host.memory
     }
@@ -63,7 +61,6 @@ impl PacketEnd {
         &mut self.host.memory
     }
 
-    /// Keys that SENDs invalidated.
     pub fn invalidated(&self) -> &[u32] {
         &self.host.invalidated
     }
@@ -78,7 +75,6 @@ impl PacketEnd {
         self.host.revoked = true;
     }
 
-    /// Posts a receive.
     pub fn post_receive(&mut self, capacity: u64) {
         self.host.post_receive(capacity);
     }

@@ -7,18 +7,14 @@ use super::faults::{Fault, Frame, Kind, Link, Pick, Rng, Wire};
 use super::packet_end::PacketEnd;
 use crate::Now;
 
-/// QPN of `a`.
 pub const A_QPN: u32 = 0xa1;
 
-/// QPN of `b`.
 pub const B_QPN: u32 = 0xb1;
 
 /// One of the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// `a`.
     A,
-    /// `b`.
     B,
 }
 
@@ -28,7 +24,6 @@ pub trait End {
     fn poll_frames(&mut self, now: Now, emit: &mut dyn FnMut(Frame));
     /// Takes what arrived.
     fn handle_frame(&mut self, now: Now, frame: &Frame);
-    /// Runs the timers that are due.
     fn handle_timeout(&mut self, now: Now);
     /// When the next timer is due.
     fn poll_timeout(&self) -> Option<Now>;
@@ -38,7 +33,6 @@ pub trait End {
 pub struct Pair<E: End = Endpoint> {
     /// One end.
     pub a: E,
-    /// The other.
     pub b: E,
     /// What was sent and what arrived, one line each.
     pub trace: Vec<String>,

@@ -13,26 +13,14 @@ pub const NO_CREDITS: u8 = 31;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Syndrome {
     /// Positive acknowledgement with a 5-bit credit code, [`NO_CREDITS`] where credits are not used.
-    Ack {
-        /// The code.
-        credits: u8,
-    },
+    Ack { credits: u8 },
     /// Receiver not ready, with a 5-bit timer code.
-    RnrNak {
-        /// The code.
-        timer: u8,
-    },
+    RnrNak { timer: u8 },
     /// Negative acknowledgement with a 5-bit NAK code: 0 PSN sequence, 1 invalid request, 2 remote access, 3 remote
     /// operation, 4 invalid RD request; the others are reserved.
-    Nak {
-        /// The code.
-        code: u8,
-    },
+    Nak { code: u8 },
     /// Reserved: a value that is none of the three.
-    Reserved {
-        /// The byte.
-        byte: u8,
-    },
+    Reserved { byte: u8 },
 }
 
 impl Syndrome {
@@ -70,17 +58,14 @@ pub struct Aeth {
 }
 
 impl Aeth {
-    /// Size on the wire.
     pub const BYTES: usize = 4;
 
-    /// Reads 4 bytes.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         check("an AETH", bytes, Self::BYTES)?;
         Ok(Self { syndrome: Syndrome::from_u8(bytes[0]), msn: be24(bytes, 1) })
     }
 
-    /// The 4 bytes.
     #[inline]
     pub fn emit(&self) -> [u8; Self::BYTES] {
         let mut out = [self.syndrome.to_u8(), 0, 0, 0];

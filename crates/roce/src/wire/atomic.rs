@@ -10,7 +10,6 @@ use super::bytes::{be32, be64, check, put};
 pub struct AtomicEth {
     /// Remote virtual address, a multiple of 8 (not checked here).
     pub va: u64,
-    /// Remote key.
     pub rkey: u32,
     /// Value to swap in, or to add.
     pub swap_add: u64,
@@ -19,10 +18,8 @@ pub struct AtomicEth {
 }
 
 impl AtomicEth {
-    /// Size on the wire.
     pub const BYTES: usize = 28;
 
-    /// Reads 28 bytes.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         check("an AtomicETH", bytes, Self::BYTES)?;
@@ -34,7 +31,6 @@ impl AtomicEth {
         })
     }
 
-    /// The 28 bytes.
     #[inline]
     pub fn emit(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
@@ -54,17 +50,14 @@ pub struct AtomicAckEth {
 }
 
 impl AtomicAckEth {
-    /// Size on the wire.
     pub const BYTES: usize = 8;
 
-    /// Reads 8 bytes.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         check("an AtomicAckETH", bytes, Self::BYTES)?;
         Ok(Self { original: be64(bytes, 0) })
     }
 
-    /// The 8 bytes.
     #[inline]
     pub fn emit(&self) -> [u8; Self::BYTES] {
         self.original.to_be_bytes()

@@ -44,12 +44,10 @@ pub struct Bth {
     pub ack_requested: bool,
     /// The seven bits behind A.
     pub reserved7: u8,
-    /// Packet sequence number.
     pub psn: Psn,
 }
 
 impl Bth {
-    /// Size on the wire.
     pub const BYTES: usize = 12;
 
     /// A header for the default partition with no flag set and nothing reserved used.

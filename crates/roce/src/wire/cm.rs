@@ -14,13 +14,11 @@ pub use req::{Path, Req};
 
 /// Class of the connection manager.
 pub const CLASS: u8 = 0x07;
-/// Version of that class.
 pub const CLASS_VERSION: u8 = 2;
 /// Method of all its messages.
 pub const SEND: u8 = 0x03;
 
 /// Attributes: which message it is.
-#[allow(missing_docs, reason = "the names are the messages'")]
 pub mod attribute {
     pub const REQ: u16 = 0x10;
     pub const MRA: u16 = 0x11;
@@ -57,7 +55,6 @@ pub struct Ids {
 /// Answer to a REQ: the other end's QP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Rep {
-    /// Communication ids.
     pub ids: Ids,
     /// Q_Key, of datagram services.
     pub qkey: u32,
@@ -86,7 +83,6 @@ pub struct Rep {
 /// Refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rej {
-    /// Communication ids.
     pub ids: Ids,
     /// What was refused, 2 bits: 0 REQ, 1 REP, 2 no message (a time-out).
     pub message: u8,
@@ -124,7 +120,6 @@ pub enum Message {
     Req(Req),
     /// Message received, the answer takes longer.
     Mra {
-        /// Communication ids.
         ids: Ids,
         /// What was received, 2 bits: 0 REQ, 1 REP, 2 LAP.
         message: u8,
@@ -139,7 +134,6 @@ pub enum Message {
     Rtu(Ids),
     /// Asks to end a connection.
     Dreq {
-        /// Communication ids.
         ids: Ids,
         /// The receiver's QPN, 24 bits.
         qpn: u32,
@@ -160,7 +154,6 @@ pub enum Message {
 }
 
 impl Message {
-    /// Its attribute.
     pub const fn attribute(&self) -> u16 {
         match self {
             Self::Req(_) => attribute::REQ,
@@ -289,7 +282,6 @@ impl Message {
 pub struct CmMad<'a> {
     /// Transaction: an exchange has one, from its first message to its last.
     pub transaction: u64,
-    /// What it says.
     pub message: Message,
     /// The programs' own bytes; as read it is the whole room for them, zeroes at its end included.
     pub private: &'a [u8],
@@ -361,7 +353,6 @@ pub struct IpCm {
 }
 
 impl IpCm {
-    /// Size on the wire.
     pub const BYTES: usize = 36;
 
     /// Reads 36 bytes. Errors: too few of them, an IP version but 4 and 6.
@@ -384,7 +375,6 @@ impl IpCm {
         })
     }
 
-    /// The 36 bytes.
     pub fn emit(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
         out[0] = self.version;

@@ -17,17 +17,14 @@ pub struct Deth {
 }
 
 impl Deth {
-    /// Size on the wire.
     pub const BYTES: usize = 8;
 
-    /// Reads 8 bytes.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         check("a DETH", bytes, Self::BYTES)?;
         Ok(Self { qkey: be32(bytes, 0), reserved: bytes[4], src_qpn: be24(bytes, 5) })
     }
 
-    /// The 8 bytes.
     #[inline]
     pub fn emit(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];

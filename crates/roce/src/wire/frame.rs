@@ -5,7 +5,6 @@
 use super::{Bth, IpHeader, Packet, Udp, WireError, icrc};
 
 /// A packet with its IP and UDP headers, ICRC checked.
-#[allow(missing_docs, reason = "the fields are the headers in their order")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
     pub ip: IpHeader,

@@ -10,7 +10,6 @@
 
 use super::{Bth, IpHeader, Ipv4, Udp, WireError};
 
-/// Size on the wire.
 pub const ICRC_BYTES: usize = 4;
 
 /// Offset, in the BTH, of the byte that routers may change.

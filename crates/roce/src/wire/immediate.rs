@@ -10,17 +10,14 @@ use super::bytes::{array, be32, check};
 pub struct ImmDt(pub [u8; 4]);
 
 impl ImmDt {
-    /// Size on the wire.
     pub const BYTES: usize = 4;
 
-    /// Reads 4 bytes.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         check("an ImmDt", bytes, Self::BYTES)?;
         Ok(Self(array(bytes, 0)))
     }
 
-    /// The 4 bytes.
     #[inline]
     pub fn emit(&self) -> [u8; Self::BYTES] {
         self.0
@@ -30,22 +27,18 @@ impl ImmDt {
 /// An invalidate extended transport header: the rkey that the receiver is to invalidate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ieth {
-    /// The key.
     pub rkey: u32,
 }
 
 impl Ieth {
-    /// Size on the wire.
     pub const BYTES: usize = 4;
 
-    /// Reads 4 bytes.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         check("an IETH", bytes, Self::BYTES)?;
         Ok(Self { rkey: be32(bytes, 0) })
     }
 
-    /// The 4 bytes.
     #[inline]
     pub fn emit(&self) -> [u8; Self::BYTES] {
         self.rkey.to_be_bytes()

@@ -52,7 +52,6 @@ impl IpHeader {
         }
     }
 
-    /// Size of this header.
     #[inline]
     pub const fn header_bytes(&self) -> usize {
         match self {
@@ -84,7 +83,6 @@ impl IpHeader {
         }
     }
 
-    /// Where it comes from.
     pub fn source(&self) -> Gid {
         match self {
             Self::V4(header) => Gid::from_ipv4(header.source),
@@ -92,7 +90,6 @@ impl IpHeader {
         }
     }
 
-    /// Where it goes.
     pub fn destination(&self) -> Gid {
         match self {
             Self::V4(header) => Gid::from_ipv4(header.destination),

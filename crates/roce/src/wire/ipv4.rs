@@ -26,15 +26,12 @@ pub(super) const UDP: u8 = 17;
 /// An IPv4 header in front of UDP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Ipv4 {
-    /// DSCP and ECN.
     pub tos: u8,
     /// Bytes of the packet from this header on.
     pub total_bytes: u16,
-    /// Identification.
     pub identification: u16,
     /// DF.
     pub dont_fragment: bool,
-    /// Time to live.
     pub ttl: u8,
     /// Source address.
     pub source: [u8; 4],
@@ -43,7 +40,6 @@ pub struct Ipv4 {
 }
 
 impl Ipv4 {
-    /// Size on the wire.
     pub const BYTES: usize = 20;
 
     /// Reads 20 bytes. `bytes` is all of the packet that there is: what lies behind the total length (Ethernet's padding)

@@ -46,16 +46,12 @@ pub struct Ipv6 {
     pub flow_label: u32,
     /// Bytes behind this header.
     pub payload_bytes: u16,
-    /// Hop limit.
     pub hop_limit: u8,
-    /// Source address.
     pub source: Gid,
-    /// Destination address.
     pub destination: Gid,
 }
 
 impl Ipv6 {
-    /// Size on the wire.
     pub const BYTES: usize = 40;
 
     /// Reads 40 bytes. `bytes` is all of the packet that there is: what lies behind the payload length is not part of it.
@@ -85,7 +81,6 @@ impl Ipv6 {
         })
     }
 
-    /// The 40 bytes.
     pub fn emit(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
         let first = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & 0xf_ffff;

@@ -21,11 +21,9 @@ pub struct MadHeader {
     pub base_version: u8,
     /// Management class: the agent that the datagram is for.
     pub class: u8,
-    /// Version of the class.
     pub class_version: u8,
     /// Method; its upper bit says that it is a response.
     pub method: u8,
-    /// Status.
     pub status: u16,
     /// As the class says.
     pub class_specific: u16,
@@ -38,7 +36,6 @@ pub struct MadHeader {
 }
 
 impl MadHeader {
-    /// Size on the wire.
     pub const BYTES: usize = 24;
 
     /// Reads the header of a whole MAD. Error: fewer than [`MAD_BYTES`].
@@ -57,7 +54,6 @@ impl MadHeader {
         })
     }
 
-    /// The 24 bytes.
     pub fn emit(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];
         put(&mut out, 0, [self.base_version, self.class, self.class_version, self.method]);

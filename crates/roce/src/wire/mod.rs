@@ -48,9 +48,7 @@ pub use udp::Udp;
 /// Why bytes are not the packet they were taken for, or a packet cannot be written. One variant a cause, so that each
 /// drop has a counter of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum WireError {
-    /// The bytes end inside a header, or the buffer does.
     #[error("{what} needs {need} bytes, got {have}")]
     Truncated {
         /// Header that was to be read or written.
@@ -70,34 +68,25 @@ pub enum WireError {
     /// A fragment, or the reserved flag is set: RoCEv2 packets are whole.
     #[error("IPv4 flags and fragment offset {field:#06x}: only DF (0x4000) may be set")]
     Fragment { field: u16 },
-    /// The IPv4 header's own checksum is wrong.
     #[error("IPv4 header checksum {found:#06x}, the header's is {computed:#06x}")]
     Ipv4Checksum { found: u16, computed: u16 },
-    /// Another protocol than UDP follows the IP header.
     #[error("IP protocol {protocol} where RoCEv2 has 17 (UDP)")]
     NotUdp { protocol: u8 },
-    /// The UDP destination port is not RoCEv2's.
     #[error("UDP port {port} where RoCEv2 has 4791")]
     NotRoce { port: u16 },
-    /// A length field disagrees with the bytes around it.
     #[error("{what} says {says} bytes, {have} are there")]
     Length { what: &'static str, says: usize, have: usize },
-    /// The opcode is of no service that this module describes.
     #[error("BTH opcode {opcode:#04x} is none of RC, UC or UD")]
     UnknownOpcode { opcode: u8 },
-    /// Another version of the transport headers.
     #[error("BTH version {version} where 0 is the only one")]
     TransportVersion { version: u8 },
-    /// The packet does not end on a multiple of 4 bytes.
     #[error("a packet of {bytes} bytes from its BTH on, which is no multiple of 4")]
     Misaligned { bytes: usize },
-    /// The pad count exceeds what lies behind the headers.
     #[error("{pad} bytes of padding where {have} bytes lie behind the headers")]
     Pad { pad: u8, have: usize },
     /// Payload on a packet that has none: a READ request, an atomic, an acknowledgement.
     #[error("{bytes} bytes of payload behind opcode {opcode:#04x}, which carries none")]
     UnexpectedPayload { opcode: u8, bytes: usize },
-    /// More payload than the largest path MTU.
     #[error("{bytes} bytes of payload, one packet has at most 4096")]
     Oversized { bytes: usize },
     /// To be written: extended headers that the opcode does not have.

@@ -23,7 +23,6 @@ impl Service {
 }
 
 /// What the message that a packet belongs to does.
-#[allow(missing_docs, reason = "the names are the manual's")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operation {
     Send,
@@ -71,7 +70,6 @@ impl Position {
 }
 
 /// Extended headers behind the BTH, in the order they are written.
-#[allow(missing_docs, reason = "the names are the headers")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum HeaderSet {
     Nothing,
@@ -107,7 +105,6 @@ macro_rules! kinds {
         /// A packet regardless of its service: the lower five bits of its opcode.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(u8)]
-        #[allow(missing_docs, reason = "the names are those of the table")]
         pub enum PacketKind { $($(#[$doc])* $name = $code,)* }
 
         impl PacketKind {
@@ -227,9 +224,7 @@ impl PacketKind {
 /// What a SEND or WRITE brings besides its payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Tail {
-    /// Nothing.
     Nothing,
-    /// Immediate data.
     Imm,
     /// An rkey to invalidate.
     Invalidate,
@@ -273,13 +268,11 @@ impl PacketOpcode {
         (self.service as u8) << 5 | self.kind as u8
     }
 
-    /// The service.
     #[inline]
     pub const fn service(self) -> Service {
         self.service
     }
 
-    /// The kind of packet.
     #[inline]
     pub const fn kind(self) -> PacketKind {
         self.kind

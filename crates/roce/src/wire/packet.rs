@@ -11,27 +11,19 @@ use super::{
 /// Payload of one packet at most: the largest path MTU.
 pub const MAX_PAYLOAD_BYTES: usize = 4096;
 
-/// Longest headers of a packet: BTH and an AtomicETH.
 pub const MAX_HEADER_BYTES: usize = Bth::BYTES + AtomicEth::BYTES;
 
 /// Extended headers, by [`HeaderSet`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extended {
-    /// None.
     Nothing,
-    /// Immediate data.
     Imm(ImmDt),
     /// An rkey to invalidate.
     Ieth(Ieth),
-    /// Remote memory.
     Reth(Reth),
-    /// Remote memory and immediate data.
     RethImm(Reth, ImmDt),
-    /// An answer.
     Aeth(Aeth),
-    /// The answer to an atomic.
     AethAtomicAck(Aeth, AtomicAckEth),
-    /// An atomic.
     Atomic(AtomicEth),
     /// A datagram's sender.
     Deth(Deth),
@@ -133,7 +125,6 @@ impl Extended {
     }
 }
 
-/// A packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet<'a> {
     /// Base transport header. Its pad count follows from the payload: [`Packet::emit_headers`] does not read it.

@@ -4,13 +4,11 @@
 
 use std::fmt;
 
-/// Number of PSNs.
 const SPACE: u32 = 1 << 24;
 
 /// Half the space: a requester may have at most this many PSNs outstanding, or old and new could not be told apart.
 pub const HALF_SPACE: u32 = 1 << 23;
 
-/// A packet sequence number.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Hash)]
 pub struct Psn(u32);
 

@@ -8,19 +8,15 @@ use super::bytes::{be32, be64, check, put};
 /// An RDMA extended transport header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reth {
-    /// Remote virtual address.
     pub va: u64,
-    /// Remote key.
     pub rkey: u32,
     /// Bytes of the whole message.
     pub dma_bytes: u32,
 }
 
 impl Reth {
-    /// Size on the wire.
     pub const BYTES: usize = 16;
 
-    /// Reads 16 bytes.
     #[inline]
     pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
         check("a RETH", bytes, Self::BYTES)?;

@@ -15,7 +15,6 @@ pub const DYNAMIC_PORTS: u16 = 0xc000;
 /// A UDP header to [`ROCE_PORT`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Udp {
-    /// Source port.
     pub source_port: u16,
     /// Bytes from this header on.
     pub bytes: u16,
@@ -24,7 +23,6 @@ pub struct Udp {
 }
 
 impl Udp {
-    /// Size on the wire.
     pub const BYTES: usize = 8;
 
     /// Reads 8 bytes. `bytes` is the whole IP payload, and the length field has to say so. Errors: too short, another
@@ -44,7 +42,6 @@ impl Udp {
         Ok(Self { source_port: be16(bytes, 0), bytes: says, checksum: be16(bytes, 6) })
     }
 
-    /// The 8 bytes.
     #[inline]
     pub fn emit(&self) -> [u8; Self::BYTES] {
         let mut out = [0; Self::BYTES];

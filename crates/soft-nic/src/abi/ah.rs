@@ -8,7 +8,6 @@ use super::write::{CORE_OUT, Write};
 use crate::config::LinkLayer;
 use crate::device::command::AddressVector;
 
-/// CREATE_AH.
 pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
     use create_ah as at;
     let context = file.context()?;
@@ -41,7 +40,6 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Writ
     written
 }
 
-/// AH.DESTROY.
 pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
     server.nic()?.destroy_ah(file.context()?, command.expect_handle(0)?)
 }

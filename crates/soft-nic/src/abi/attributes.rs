@@ -18,7 +18,6 @@ const MAX_LENGTH: usize = 4096;
 const MANDATORY: u16 = 1;
 const VALID_OUTPUT: u16 = 2;
 
-/// What an attribute is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Bytes from the program: at least `min`; what exceeds `max` must be zeros (a newer library's longer struct).
@@ -37,7 +36,6 @@ pub enum Kind {
     Handle,
     /// Place for the handle of a new object.
     NewHandle,
-    /// A file descriptor.
     Fd,
     /// Place for a new file descriptor.
     NewFd,
@@ -46,9 +44,7 @@ pub enum Kind {
 /// An attribute that a method takes.
 #[derive(Debug, Clone, Copy)]
 pub struct Spec {
-    /// Its number.
     pub id: u16,
-    /// What it is.
     pub kind: Kind,
     /// Whether a call without it is refused.
     pub mandatory: bool,
@@ -228,7 +224,6 @@ impl<'m> Command<'m> {
         self.input(id).map(|input| input.u32(0))
     }
 
-    /// A handle.
     pub fn handle(&self, id: u16) -> Option<u32> {
         self.get(id).map(|attribute| attribute.data as u32)
     }

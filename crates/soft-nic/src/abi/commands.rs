@@ -13,7 +13,6 @@ pub type Answer<T> = Result<T, CommandError>;
 
 /// Commands of the device; handles are scoped to the context.
 pub trait Commands: Send + 'static {
-    /// A program opened device `device`.
     fn open_context(&mut self, device: u8) -> Answer<ContextId>;
     /// Whether the port at this place among all ports is down.
     fn port_is_down(&self, _place: u8) -> bool {
@@ -21,53 +20,37 @@ pub trait Commands: Send + 'static {
     }
     /// A program closed it; everything it left goes with it.
     fn close_context(&mut self, context: ContextId);
-    /// Adds a UAR page.
     fn alloc_uar(
         &mut self,
         context: ContextId,
         kind: UarKind,
         registers: Box<dyn Registers>,
     ) -> Answer<AllocatedUar>;
-    /// Removes a UAR page.
     fn free_uar(&mut self, context: ContextId, uar: Handle) -> Answer<()>;
-    /// Makes a protection domain.
     fn alloc_pd(&mut self, context: ContextId) -> Answer<AllocatedPd>;
-    /// Removes it.
     fn dealloc_pd(&mut self, context: ContextId, pd: Handle) -> Answer<()>;
-    /// Registers memory.
     fn reg_mr(&mut self, context: ContextId, command: &RegMr) -> Answer<MrKeys>;
-    /// Changes it.
     fn rereg_mr(&mut self, context: ContextId, command: &ReregMr) -> Answer<MrKeys>;
-    /// Deregisters it.
     fn dereg_mr(&mut self, context: ContextId, mr: Handle) -> Answer<()>;
-    /// Makes a memory window.
     fn alloc_mw(&mut self, context: ContextId, command: &AllocMw) -> Answer<AllocatedMw>;
     /// Removes it, bound or not.
     fn dealloc_mw(&mut self, context: ContextId, mw: Handle) -> Answer<()>;
-    /// Makes a CQ.
     fn create_cq(&mut self, context: ContextId, command: &CreateCq) -> Answer<CreatedCq>;
     /// Destroys it; returns how many events of it the program has read.
     fn destroy_cq(&mut self, context: ContextId, cq: Handle) -> Answer<DestroyedCq>;
     /// Moves it to another ring; returns `cqe` as it is now.
     fn resize_cq(&mut self, context: ContextId, cq: Handle, command: &ResizeCq) -> Answer<u32>;
-    /// Makes a QP.
     fn create_qp(&mut self, context: ContextId, command: &CreateQp) -> Answer<CreatedQp>;
-    /// Changes its attributes.
     fn modify_qp(&mut self, context: ContextId, qp: Handle, command: &ModifyQp) -> Answer<()>;
-    /// Says its attributes.
     fn query_qp(&mut self, context: ContextId, qp: Handle) -> Answer<QueriedQp>;
     /// Destroys it; returns how many asynchronous events of it the program has read.
     fn destroy_qp(&mut self, context: ContextId, qp: Handle) -> Answer<u32>;
-    /// Makes a shared receive queue.
     fn create_srq(&mut self, context: ContextId, command: &CreateSrq) -> Answer<CreatedSrq>;
     /// Arms its limit.
     fn modify_srq(&mut self, context: ContextId, srq: Handle, command: &ModifySrq) -> Answer<()>;
-    /// Says its attributes.
     fn query_srq(&mut self, context: ContextId, srq: Handle) -> Answer<QueriedSrq>;
     /// Destroys it; returns how many asynchronous events of it the program has read.
     fn destroy_srq(&mut self, context: ContextId, srq: Handle) -> Answer<u32>;
-    /// Makes an address handle.
     fn create_ah(&mut self, context: ContextId, pd: Handle, address: &AddressVector) -> Answer<CreatedAh>;
-    /// Destroys it.
     fn destroy_ah(&mut self, context: ContextId, ah: Handle) -> Answer<()>;
 }

@@ -14,19 +14,12 @@ use crate::device::command::{CreateCq, ResizeCq};
 
 /// Attribute numbers of CQ.CREATE.
 pub const HANDLE: u16 = 0;
-/// See [`HANDLE`].
 pub const CQE: u16 = 1;
-/// See [`HANDLE`].
 pub const USER_HANDLE: u16 = 2;
-/// See [`HANDLE`].
 pub const COMP_CHANNEL: u16 = 3;
-/// See [`HANDLE`].
 pub const COMP_VECTOR: u16 = 4;
-/// See [`HANDLE`].
 pub const FLAGS: u16 = 5;
-/// See [`HANDLE`].
 pub const RESP_CQE: u16 = 6;
-/// See [`HANDLE`].
 pub const EVENT_FD: u16 = 7;
 
 /// `IB_UVERBS_CQ_FLAGS_TIMESTAMP_COMPLETION`: every CQE has a timestamp anyway.
@@ -36,7 +29,6 @@ const CQ_FLAG_IGNORE_OVERRUN: u32 = 1 << 1;
 /// `MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX`.
 const MLX5_FLAG_UAR_PAGE: u16 = 1 << 1;
 
-/// CQ.CREATE.
 pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
     let context = file.context()?;
     let driver = command.input(UHW_IN).ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in CQ.CREATE"))?;
@@ -114,7 +106,6 @@ pub fn check_event_fd<D: Commands>(
     }
 }
 
-/// RESIZE_CQ.
 pub fn resize<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
     use mlx5_resize_cq as at;
     let driver = write.command.input(UHW_IN).filter(|input| input.0.len() >= at::SIZE);

@@ -99,7 +99,6 @@ pub fn get_context<D: Commands>(
     written
 }
 
-/// QUERY_PORT.
 pub fn query_port<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
     file.context()?;
     let (place, device) = server.port(file, command.number(0).unwrap_or(0))?;

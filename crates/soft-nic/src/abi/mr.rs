@@ -23,7 +23,6 @@ const PAGE: u64 = 4096;
 pub mod dma_buf {
     /// Place for the region's handle.
     pub const HANDLE: u16 = 0;
-    /// Protection domain.
     pub const PD: u16 = 1;
     /// First byte in the buffer, u64.
     pub const OFFSET: u16 = 2;
@@ -41,7 +40,6 @@ pub mod dma_buf {
     pub const RESP_RKEY: u16 = 8;
 }
 
-/// ALLOC_PD.
 pub fn alloc_pd<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
     let context = file.context()?;
     let made = server.nic()?.alloc_pd(context)?;
@@ -55,7 +53,6 @@ pub fn alloc_pd<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Wr
     written
 }
 
-/// REG_MR.
 pub fn reg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
     let context = file.context()?;
     let request = RegMr {
@@ -85,7 +82,6 @@ pub fn reg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'
     written
 }
 
-/// REREG_MR.
 pub fn rereg<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
     use rereg_mr as at;
     let input = write.core_in;

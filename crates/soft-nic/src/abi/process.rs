@@ -57,17 +57,13 @@ pub enum StartError {
 /// What a process's NIC did, when the process ends.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// Counters of the device and of the link.
     pub counters: Vec<(&'static str, u64)>,
-    /// Refused commands by name.
     pub refused: Vec<(String, u64)>,
-    /// CPU time of the NIC's thread.
     pub thread_ns: u64,
     /// What `softnic ctl` changed, in its words.
     pub changes: Vec<String>,
 }
 
-/// The NIC of one process.
 pub struct Process {
     /// The command server.
     pub server: Arc<Server<Nic<Host>>>,
@@ -78,7 +74,6 @@ pub struct Process {
 
 /// Values of [`Control::leaving`].
 mod leaving {
-    /// Nobody asked.
     pub const NOT: u32 = 0;
     /// The thread is to report and end.
     pub const ASKED: u32 = 1;
@@ -391,7 +386,6 @@ fn hear(ear: &Ear, waker: &Waker, shared: &Control) {
     }
 }
 
-/// The thread.
 fn run(server: &Arc<Server<Nic<Host>>>, shared: &Control, publish: impl FnOnce(&Report)) {
     system::tune_thread();
     let mut policy = IdlePolicy::new(SystemClock, IdleTimes::default());

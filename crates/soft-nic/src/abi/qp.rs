@@ -19,33 +19,19 @@ use crate::device::command::{AddressVector, CreateQp, ModifyQp, QpCap};
 
 /// Attribute numbers of QP.CREATE.
 pub const HANDLE: u16 = 0;
-/// See [`HANDLE`].
 pub const XRCD: u16 = 1;
-/// See [`HANDLE`].
 pub const PD: u16 = 2;
-/// See [`HANDLE`].
 pub const SRQ: u16 = 3;
-/// See [`HANDLE`].
 pub const SEND_CQ: u16 = 4;
-/// See [`HANDLE`].
 pub const RECV_CQ: u16 = 5;
-/// See [`HANDLE`].
 pub const IND_TABLE: u16 = 6;
-/// See [`HANDLE`].
 pub const USER_HANDLE: u16 = 7;
-/// See [`HANDLE`].
 pub const CAP: u16 = 8;
-/// See [`HANDLE`].
 pub const TYPE: u16 = 9;
-/// See [`HANDLE`].
 pub const FLAGS: u16 = 10;
-/// See [`HANDLE`].
 pub const SOURCE_QPN: u16 = 11;
-/// See [`HANDLE`].
 pub const EVENT_FD: u16 = 12;
-/// See [`HANDLE`].
 pub const RESP_CAP: u16 = 13;
-/// See [`HANDLE`].
 pub const RESP_QP_NUM: u16 = 14;
 
 /// `IB_UVERBS_QP_CREATE_BLOCK_MULTICAST_LOOPBACK`: there is no multicast, so nothing comes back.
@@ -60,7 +46,6 @@ const MLX5_FLAGS: u32 = 1 | 1 << 1 | 1 << 3 | 1 << 8 | MLX5_FLAG_UAR_PAGE;
 /// `IB_QP_*` bits of the plain MODIFY_QP end at `IB_QP_DEST_QPN`.
 const LAST_PLAIN_ATTRIBUTE: u32 = 1 << 20;
 
-/// QP.CREATE.
 pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
     let context = file.context()?;
     let driver = command.input(UHW_IN).ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in QP.CREATE"))?;
@@ -138,7 +123,6 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
     written
 }
 
-/// QP.DESTROY.
 pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
     let events = server.nic()?.destroy_qp(file.context()?, command.expect_handle(0)?)?;
     let answer =

@@ -30,7 +30,6 @@ use crate::dma::{DevicePages, Memory, UarPage};
 
 /// Driver part of a command: input, output.
 pub const UHW_IN: u16 = 0x1000;
-/// See [`UHW_IN`].
 pub const UHW_OUT: u16 = 0x1001;
 
 const UHW: Kind = Kind::In { min: 0, max: 4096 };
@@ -244,7 +243,6 @@ const PROBED: &str = "DEVX method ";
 /// One open of a device file.
 #[derive(Debug)]
 pub struct OpenFile {
-    /// Which device.
     pub device: u8,
     /// The device's context, once GET_CONTEXT made it.
     pub context: Option<ContextId>,
@@ -294,7 +292,6 @@ impl<D> Shared<D> {
         self.waiting.load(Ordering::SeqCst) > 0
     }
 
-    /// Locks for a command.
     pub(super) fn command(&self) -> Answer<Locked<'_, D>> {
         let locked = self.nic.lock().ok().and_then(Locked::new);
         locked.ok_or_else(|| refuse(libc::EIO, "the NIC has stopped after an internal error"))
@@ -374,9 +371,7 @@ impl Drop for Announced<'_> {
     }
 }
 
-/// The server.
 pub struct Server<D> {
-    /// The NIC.
     pub nic: Shared<D>,
     /// Event pipes; the NIC's sink is a clone.
     pub events: Events,

@@ -17,34 +17,20 @@ use crate::device::command::{CreateSrq, CreatedSrq, ModifySrq};
 
 /// Attribute numbers of SRQ.CREATE.
 pub const HANDLE: u16 = 0;
-/// See [`HANDLE`].
 pub const PD: u16 = 1;
-/// See [`HANDLE`].
 pub const XRCD: u16 = 2;
-/// See [`HANDLE`].
 pub const CQ: u16 = 3;
-/// See [`HANDLE`].
 pub const USER_HANDLE: u16 = 4;
-/// See [`HANDLE`].
 pub const MAX_WR: u16 = 5;
-/// See [`HANDLE`].
 pub const MAX_SGE: u16 = 6;
-/// See [`HANDLE`].
 pub const LIMIT: u16 = 7;
-/// See [`HANDLE`].
 pub const MAX_NUM_TAGS: u16 = 8;
-/// See [`HANDLE`].
 pub const TYPE: u16 = 9;
-/// See [`HANDLE`].
 pub const EVENT_FD: u16 = 10;
-/// See [`HANDLE`].
 pub const RESP_MAX_WR: u16 = 11;
-/// See [`HANDLE`].
 pub const RESP_MAX_SGE: u16 = 12;
-/// See [`HANDLE`].
 pub const RESP_SRQ_NUM: u16 = 13;
 
-/// SRQ.CREATE.
 pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
     // IB_UVERBS_SRQT_BASIC; 1 is XRC, 2 tag matching.
     match command.number(TYPE).unwrap_or(0) {
@@ -68,7 +54,6 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
     })
 }
 
-/// CREATE_SRQ.
 pub fn create_plain<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
     use create_srq as at;
     let input = write.core_in;
@@ -124,7 +109,6 @@ fn make<D: Commands>(
     written
 }
 
-/// MODIFY_SRQ.
 pub fn modify<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
     let input = write.core_in;
     let request =
@@ -132,7 +116,6 @@ pub fn modify<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Writ
     server.nic()?.modify_srq(file.context()?, input.u32(modify_srq::SRQ_HANDLE), &request)
 }
 
-/// QUERY_SRQ.
 pub fn query<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
     let found = server.nic()?.query_srq(file.context()?, write.core_in.u32(query_srq::SRQ_HANDLE))?;
     let answer = Writer::<{ query_srq_resp::SIZE }>::new()
@@ -143,13 +126,11 @@ pub fn query<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write
     write.command.write(CORE_OUT, &answer)
 }
 
-/// SRQ.DESTROY.
 pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
     let events = server.nic()?.destroy_srq(file.context()?, command.expect_handle(0)?)?;
     command.write(1, &reported(events))
 }
 
-/// DESTROY_SRQ.
 pub fn destroy_plain<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
     let handle = Reader(write.core_in.0).u32(destroy_srq::SRQ_HANDLE);
     let events = server.nic()?.destroy_srq(file.context()?, handle)?;

@@ -36,7 +36,6 @@ pub struct Machine {
     pub processors: usize,
     /// Network interface that carries the GIDs of RoCE ports.
     pub interface: String,
-    /// Its index.
     pub interface_index: u32,
 }
 
@@ -176,7 +175,6 @@ fn pci_function(tree: &mut Tree, pci: &str, slot: &str, device: &DeviceConfig, m
     }
 }
 
-/// A port.
 fn port(tree: &mut Tree, port: &str, device: &DeviceConfig, machine: &Machine) {
     let ethernet = device.link_layer == LinkLayer::Roce;
     let sm_lid = u16::from(!ethernet);

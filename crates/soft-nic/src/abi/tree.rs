@@ -14,7 +14,6 @@ const TIME: i64 = 1_700_000_000;
 /// What a path names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Node {
-    /// Directory.
     Directory,
     /// Read-only file.
     File(Vec<u8>),
@@ -31,7 +30,6 @@ pub enum Node {
 /// Files that follow a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PortFile {
-    /// `state`.
     State,
     /// `phys_state`.
     PhysicalState,
@@ -55,11 +53,9 @@ pub struct Attributes {
 /// Where a path leads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Lookup<'t> {
-    /// To a node of the tree.
     Node {
         /// Its own path, links resolved.
         path: String,
-        /// The node.
         node: &'t Node,
     },
     /// Nowhere: this errno.
@@ -70,7 +66,6 @@ pub enum Lookup<'t> {
     Foreign,
 }
 
-/// The tree.
 #[derive(Debug, Default)]
 pub struct Tree {
     nodes: BTreeMap<String, Node>,

@@ -15,13 +15,9 @@ use crate::dma::{Registers, UarPage};
 
 /// Attribute numbers.
 pub const HANDLE: u16 = 0x1000;
-/// See [`HANDLE`].
 pub const TYPE: u16 = 0x1001;
-/// See [`HANDLE`].
 pub const MMAP_OFFSET: u16 = 0x1002;
-/// See [`HANDLE`].
 pub const MMAP_LENGTH: u16 = 0x1003;
-/// See [`HANDLE`].
 pub const PAGE_ID: u16 = 0x1004;
 
 /// Offset of an `MLX5_IB_MMAP_*` command.
@@ -73,7 +69,6 @@ pub fn alloc<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Com
     written
 }
 
-/// UAR.DESTROY.
 pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
     let handle = command.expect_handle(HANDLE)?;
     server.nic()?.free_uar(file.context()?, handle)?;

@@ -17,9 +17,7 @@ use super::{ah, cq, device, mr, qp, srq};
 
 /// Attribute numbers.
 pub const CORE_IN: u16 = 0;
-/// See [`CORE_IN`].
 pub const CORE_OUT: u16 = 1;
-/// See [`CORE_IN`].
 pub const WRITE_CMD: u16 = 2;
 
 /// Bit of the extended commands.

@@ -6,7 +6,6 @@ use super::command::{AddressVector, CommandError, ContextId};
 use super::model::DeviceConfig;
 use crate::config::LinkLayer;
 
-/// An address handle.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ah {
     pub context: ContextId,

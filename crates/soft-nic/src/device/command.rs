@@ -85,7 +85,6 @@ pub trait EventSink: Send {
 /// Answer to `ALLOC_PD`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllocatedPd {
-    /// Object handle.
     pub handle: Handle,
     /// Number that mlx5 user space puts into queues.
     pub pdn: u32,
@@ -94,7 +93,6 @@ pub struct AllocatedPd {
 /// Answer to `UAR_OBJ_ALLOC`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllocatedUar {
-    /// Object handle.
     pub handle: Handle,
     /// Page number that queues name.
     pub page_id: u32,
@@ -103,9 +101,7 @@ pub struct AllocatedUar {
 /// Answer to [`CreateCq`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CreatedCq {
-    /// Object handle.
     pub handle: Handle,
-    /// CQ number.
     pub cqn: u32,
     /// `cqe` as asked for.
     pub cqe: u32,
@@ -123,13 +119,11 @@ pub struct DestroyedCq {
 /// Answer to `CREATE_AH`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CreatedAh {
-    /// Object handle.
     pub handle: Handle,
     /// MAC address of the destination (Ethernet); zero when nobody on the fabric has the GID.
     pub dmac: [u8; 6],
 }
 
-/// `REG_MR`.
 #[derive(Debug, Clone, Copy)]
 pub struct RegMr {
     /// First byte, in the application's address space.
@@ -138,7 +132,6 @@ pub struct RegMr {
     pub length: u64,
     /// Address by which work requests name `start` (`hca_va`).
     pub iova: u64,
-    /// Protection domain.
     pub pd: Handle,
     /// `IBV_ACCESS_*` bits, unchecked.
     pub access: u32,
@@ -147,7 +140,6 @@ pub struct RegMr {
 /// `REREG_MR`: only what `flags` names is meant.
 #[derive(Debug, Clone, Copy)]
 pub struct ReregMr {
-    /// The region.
     pub mr: Handle,
     /// `IB_MR_REREG_*` bits: what changes.
     pub flags: u32,
@@ -157,7 +149,6 @@ pub struct ReregMr {
     pub length: u64,
     /// Address by which work requests name `start`.
     pub iova: u64,
-    /// Protection domain.
     pub pd: Handle,
     /// `IBV_ACCESS_*` bits, unchecked.
     pub access: u32,
@@ -166,18 +157,13 @@ pub struct ReregMr {
 /// Answer to [`RegMr`] and [`ReregMr`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MrKeys {
-    /// Object handle.
     pub handle: Handle,
-    /// Local key.
     pub lkey: u32,
-    /// Remote key.
     pub rkey: u32,
 }
 
-/// `ALLOC_MW`.
 #[derive(Debug, Clone, Copy)]
 pub struct AllocMw {
-    /// Protection domain.
     pub pd: Handle,
     /// 1 or 2, unchecked.
     pub kind: u8,
@@ -186,7 +172,6 @@ pub struct AllocMw {
 /// Answer to [`AllocMw`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AllocatedMw {
-    /// Object handle.
     pub handle: Handle,
     /// Its key until the first bind.
     pub rkey: u32,
@@ -199,9 +184,7 @@ pub struct CreateCq {
     pub cqe: u32,
     /// 64 or 128.
     pub cqe_size: u32,
-    /// Ring address.
     pub buffer: u64,
-    /// Doorbell record address.
     pub record: u64,
     /// Echoed in completion events.
     pub user_handle: u64,
@@ -209,7 +192,6 @@ pub struct CreateCq {
     pub channel: Option<u32>,
     /// UAR page for arming, when given.
     pub uar_page: Option<u32>,
-    /// Completion vector.
     pub vector: u32,
     /// A full ring is overwritten and no error (`oi` of the CQ context).
     pub ignore_overrun: bool,
@@ -222,7 +204,6 @@ pub struct ResizeCq {
     pub cqe: u32,
     /// Must be the CQ's.
     pub cqe_size: u32,
-    /// New ring address.
     pub buffer: u64,
 }
 
@@ -246,9 +227,7 @@ pub struct QpCap {
 pub struct CreateQp {
     /// RC, UC or UD.
     pub service: ServiceType,
-    /// Protection domain.
     pub pd: Handle,
-    /// Send CQ.
     pub send_cq: Handle,
     /// Receive CQ.
     pub recv_cq: Handle,
@@ -289,7 +268,6 @@ impl CreateQp {
 /// `SRQ.CREATE` with the mlx5 part.
 #[derive(Debug, Clone, Copy)]
 pub struct CreateSrq {
-    /// Protection domain.
     pub pd: Handle,
     /// Receives; the ring has the next power of two above this.
     pub max_wr: u32,
@@ -297,7 +275,6 @@ pub struct CreateSrq {
     pub max_sge: u32,
     /// Echoed in asynchronous events.
     pub user_handle: u64,
-    /// Ring address.
     pub buffer: u64,
     /// Doorbell record address: one word is used.
     pub record: u64,
@@ -306,7 +283,6 @@ pub struct CreateSrq {
 /// Answer to [`CreateSrq`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CreatedSrq {
-    /// Object handle.
     pub handle: Handle,
     /// SRQ number.
     pub srqn: u32,
@@ -316,7 +292,6 @@ pub struct CreatedSrq {
     pub max_sge: u32,
 }
 
-/// `MODIFY_SRQ`.
 #[derive(Debug, Clone, Copy)]
 pub struct ModifySrq {
     /// `IBV_SRQ_*` bits.
@@ -339,11 +314,8 @@ pub struct QueriedSrq {
 /// Answer to [`CreateQp`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CreatedQp {
-    /// Object handle.
     pub handle: Handle,
-    /// QP number.
     pub qpn: u32,
-    /// Capacities.
     pub cap: QpCap,
 }
 
@@ -354,15 +326,10 @@ pub struct AddressVector {
     pub dlid: u16,
     /// Destination GID, when a GRH is present.
     pub dgid: Option<[u8; 16]>,
-    /// Index of the source GID.
     pub sgid_index: u8,
-    /// Service level.
     pub sl: u8,
-    /// Flow label.
     pub flow_label: u32,
-    /// Hop limit.
     pub hop_limit: u8,
-    /// Traffic class.
     pub traffic_class: u8,
     /// Port number, 1-based.
     pub port: u8,
@@ -385,7 +352,6 @@ pub struct ModifyQp {
     pub rq_psn: u32,
     /// First PSN sent.
     pub sq_psn: u32,
-    /// Peer's QPN.
     pub dest_qpn: u32,
     /// Remote access flags.
     pub access: u32,
@@ -397,7 +363,6 @@ pub struct ModifyQp {
     pub port: u8,
     /// Ack timeout code.
     pub timeout: u8,
-    /// Retry count.
     pub retry_count: u8,
     /// RNR retry count (7: for ever).
     pub rnr_retry: u8,
@@ -416,7 +381,6 @@ pub struct ModifyQp {
 pub struct QueriedQp {
     /// The attributes as last modified; `state` is the present one.
     pub attributes: ModifyQp,
-    /// Capacities.
     pub cap: QpCap,
     /// `sq_sig_all`.
     pub signal_all: bool,

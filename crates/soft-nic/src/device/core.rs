@@ -74,7 +74,6 @@ pub(super) struct Core<M> {
     pub options: Options,
     /// Every port of every device, those of `mlx5_0` first.
     pub ports: Vec<DeviceConfig>,
-    /// Ports of each device.
     pub ports_each: u8,
     /// What each port carried.
     pub port_counters: Vec<PortCounters>,

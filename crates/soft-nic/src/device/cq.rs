@@ -17,24 +17,19 @@ use crate::dma::{Fault, Memory};
 /// CQ's record, because the first arm of a driver may well be the word 0.
 const DISARMED: u32 = u32::MAX;
 
-/// A completion queue.
 #[derive(Debug)]
 pub struct Cq {
     /// Who made it.
     pub context: ContextId,
-    /// Its number.
     pub cqn: u32,
     /// Entries, a power of two.
     pub entries: u32,
     /// 64 or 128.
     pub cqe_size: u32,
-    /// Ring address.
     pub buffer: u64,
-    /// Doorbell record address.
     pub record: u64,
     /// Echoed in events.
     pub user_handle: u64,
-    /// Completion channel.
     pub channel: Option<u32>,
     /// Queues that complete here, counted once for each of their two sides.
     pub users: u32,

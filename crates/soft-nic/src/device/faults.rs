@@ -65,23 +65,18 @@ impl fmt::Display for Settings {
 pub enum Injection {
     /// Loses one request of a QP: the one that has this PSN among its own, or the next.
     Drop {
-        /// QP.
         qpn: u32,
         /// PSN, 24 bits.
         psn: Option<u32>,
     },
     /// Ends the next send of a QP with this syndrome, and the queue with it.
     ErrorCqe {
-        /// QP.
         qpn: u32,
         /// What its CQE says.
         syndrome: CqeSyndrome,
     },
     /// Sends the next packet of a connected QP on the wire with a wrong ICRC.
-    CorruptCrc {
-        /// QP.
-        qpn: u32,
-    },
+    CorruptCrc { qpn: u32 },
     /// Answers the next READ that arrives at a QP so much later; other queues' traffic goes on.
     DelayRead {
         /// QP of the responder.

@@ -119,7 +119,6 @@ pub struct Capabilities {
     pub max_cqe: u32,
     /// Shared receive queues of one NIC.
     pub max_srq: u32,
-    /// Receives of one.
     pub max_srq_wr: u32,
     /// Scatter entries of one of these: one pointer's room is the link's.
     pub max_srq_sge: u32,
@@ -141,7 +140,6 @@ pub struct Capabilities {
     pub max_pkeys: u16,
     /// Local CA ack delay, code.
     pub local_ca_ack_delay: u8,
-    /// Longest message, bytes.
     pub max_message_bytes: u32,
     /// Largest inline payload of a send WQE.
     pub max_inline_data: u32,
@@ -167,7 +165,6 @@ pub enum GidKind {
 pub struct GidEntry {
     /// The 16 bytes, network order.
     pub gid: [u8; 16],
-    /// Its type.
     pub kind: GidKind,
 }
 
@@ -181,7 +178,6 @@ pub struct DeviceConfig {
     pub port: u8,
     /// The card family.
     pub model: Model,
-    /// Link layer.
     pub link_layer: LinkLayer,
     /// Node and system image GUID of the device, host order.
     pub guid: u64,

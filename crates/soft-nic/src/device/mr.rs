@@ -180,7 +180,6 @@ impl Regions {
         self.used
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.used == 0
     }

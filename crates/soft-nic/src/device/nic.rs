@@ -73,7 +73,6 @@ impl<M: Memory> Nic<M> {
         lower(&mut self.core.capabilities);
     }
 
-    /// What was counted so far.
     pub fn counters(&self) -> &Counters {
         &self.core.counters
     }
@@ -140,27 +139,22 @@ impl<M: Memory> Nic<M> {
         self.core.close_context(context);
     }
 
-    /// `ALLOC_PD`.
     pub fn alloc_pd(&mut self, context: ContextId) -> Result<AllocatedPd, CommandError> {
         self.core.alloc_pd(context)
     }
 
-    /// `DEALLOC_PD`.
     pub fn dealloc_pd(&mut self, context: ContextId, handle: Handle) -> Result<(), CommandError> {
         self.core.dealloc_pd(context, handle)
     }
 
-    /// `REG_MR`.
     pub fn reg_mr(&mut self, context: ContextId, request: &RegMr) -> Result<MrKeys, CommandError> {
         self.core.reg_mr(context, request)
     }
 
-    /// `DEREG_MR`.
     pub fn dereg_mr(&mut self, context: ContextId, handle: Handle) -> Result<(), CommandError> {
         self.core.dereg_mr(context, handle)
     }
 
-    /// `ALLOC_MW`.
     pub fn alloc_mw(&mut self, context: ContextId, request: &AllocMw) -> Result<AllocatedMw, CommandError> {
         self.core.alloc_mw(context, request)
     }
@@ -170,7 +164,6 @@ impl<M: Memory> Nic<M> {
         self.core.dealloc_mw(context, handle)
     }
 
-    /// `REREG_MR`.
     pub fn rereg_mr(&mut self, context: ContextId, request: &ReregMr) -> Result<MrKeys, CommandError> {
         self.core.rereg_mr(context, request)
     }
@@ -190,7 +183,6 @@ impl<M: Memory> Nic<M> {
         self.core.free_uar(context, handle)
     }
 
-    /// `CREATE_CQ`.
     pub fn create_cq(&mut self, context: ContextId, request: &CreateCq) -> Result<CreatedCq, CommandError> {
         self.core.create_cq(context, request)
     }
@@ -205,17 +197,14 @@ impl<M: Memory> Nic<M> {
         self.core.resize_cq(context, handle, request)
     }
 
-    /// `DESTROY_CQ`.
     pub fn destroy_cq(&mut self, context: ContextId, handle: Handle) -> Result<DestroyedCq, CommandError> {
         self.core.destroy_cq(context, handle)
     }
 
-    /// `CREATE_QP`.
     pub fn create_qp(&mut self, context: ContextId, request: &CreateQp) -> Result<CreatedQp, CommandError> {
         self.core.create_qp(context, request)
     }
 
-    /// `MODIFY_QP`.
     pub fn modify_qp(
         &mut self,
         context: ContextId,
@@ -228,7 +217,6 @@ impl<M: Memory> Nic<M> {
         self.core.modify_qp(context, handle, request)
     }
 
-    /// `QUERY_QP`.
     pub fn query_qp(&self, context: ContextId, handle: Handle) -> Result<QueriedQp, CommandError> {
         self.core.query_qp(context, handle)
     }
@@ -247,7 +235,6 @@ impl<M: Memory> Nic<M> {
         }
     }
 
-    /// `CREATE_SRQ`.
     pub fn create_srq(
         &mut self,
         context: ContextId,
@@ -256,7 +243,6 @@ impl<M: Memory> Nic<M> {
         self.core.create_srq(context, request)
     }
 
-    /// `MODIFY_SRQ`.
     pub fn modify_srq(
         &mut self,
         context: ContextId,
@@ -266,7 +252,6 @@ impl<M: Memory> Nic<M> {
         self.core.modify_srq(context, handle, request)
     }
 
-    /// `QUERY_SRQ`.
     pub fn query_srq(&self, context: ContextId, handle: Handle) -> Result<QueriedSrq, CommandError> {
         self.core.query_srq(context, handle)
     }
@@ -276,7 +261,6 @@ impl<M: Memory> Nic<M> {
         self.core.destroy_srq(context, handle)
     }
 
-    /// `CREATE_AH`.
     pub fn create_ah(
         &mut self,
         context: ContextId,
@@ -286,7 +270,6 @@ impl<M: Memory> Nic<M> {
         self.core.create_ah(context, pd, vector)
     }
 
-    /// `DESTROY_AH`.
     pub fn destroy_ah(&mut self, context: ContextId, handle: Handle) -> Result<(), CommandError> {
         self.core.destroy_ah(context, handle)
     }

@@ -37,7 +37,6 @@ pub mod flag {
         SIGNATURE | SCATTER_CQE | BFREG_INDEX | ALLOW_SCATTER_CQE | PACKET_BASED_CREDIT_MODE | UAR_PAGE_INDEX;
 }
 
-/// A queue pair.
 #[derive(Debug)]
 pub(super) struct Qp {
     /// Place in the NIC's table.
@@ -74,7 +73,6 @@ pub(super) struct Qp {
     pub peer: Option<u8>,
     /// The connected peer is on the wire, there: its queue sends and takes packets.
     pub route: Option<Route>,
-    /// Path to the connected peer.
     pub path: PathAddress,
     /// «Drained» is owed.
     pub drain_event: bool,
@@ -117,7 +115,6 @@ pub(super) struct Answer {
     pub first_psn: Psn,
     /// Last PSN of the request, which the reply names.
     pub psn: Psn,
-    /// The bytes.
     pub from: Segment,
     /// Place of the first one in the message that the requester posted.
     pub offset: u32,

@@ -13,9 +13,7 @@ use crate::dma::Memory;
 pub mod change {
     /// Start, length and the address by which work requests name it.
     pub const TRANSLATION: u32 = 1;
-    /// Protection domain.
     pub const PD: u32 = 1 << 1;
-    /// Rights.
     pub const ACCESS: u32 = 1 << 2;
 }
 

@@ -13,9 +13,7 @@ use crate::link::udp::ip_of;
 /// Two addresses that packets travel between.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Route {
-    /// Ours.
     pub from: IpAddr,
-    /// The peer's.
     pub to: IpAddr,
 }
 
@@ -37,7 +35,6 @@ pub(super) struct Ways<'a> {
     pub path: LinkPath,
     /// Packets can leave.
     pub wire: bool,
-    /// All ports.
     pub ports: &'a [DeviceConfig],
 }
 

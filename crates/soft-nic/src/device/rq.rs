@@ -22,7 +22,6 @@ const SMALL_ENTRY_BYTES: usize = 64;
 /// The receive side of a QP.
 #[derive(Debug)]
 pub(super) struct ReceiveQueue {
-    /// Ring address.
     pub ring: u64,
     /// Entries, a power of two; 0 for a QP without a receive queue.
     pub count: u32,

@@ -26,7 +26,6 @@ use crate::link::{PathAddress, Position};
 /// The send side of a QP: the ring, and what was read from it and has not completed.
 #[derive(Debug)]
 pub(super) struct SendQueue {
-    /// Ring address.
     pub ring: u64,
     /// Length in blocks, a power of two; 0 for a QP without a send queue.
     pub blocks: u32,
@@ -34,7 +33,6 @@ pub(super) struct SendQueue {
     pub record: u64,
     /// Next block to read, 16-bit running index.
     pub fetched: u16,
-    /// Register side.
     pub doorbell: SendDoorbell,
     /// Read but not yet posted to the transport, because a fence or a depth holds it.
     pub held: Option<Box<SendRequest>>,
@@ -53,7 +51,6 @@ pub(super) struct SendQueue {
 /// What becomes of a WQE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A message.
     Message,
     /// NOP, or work that is done: completes in its turn.
     Nop,

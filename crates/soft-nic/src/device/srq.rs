@@ -38,7 +38,6 @@ enum News {
     Failed(&'static str),
 }
 
-/// A shared receive queue.
 #[derive(Debug)]
 pub(super) struct Srq {
     pub context: ContextId,

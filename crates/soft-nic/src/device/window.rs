@@ -32,12 +32,10 @@ pub(super) enum WindowKind {
     Two = 2,
 }
 
-/// A window.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     /// Its key as the last bind, or the allocation, left it.
     pub key: u32,
-    /// Protection domain.
     pub pd: u32,
     pub kind: WindowKind,
     /// What it opens; none: nothing.

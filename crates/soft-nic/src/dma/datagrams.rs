@@ -109,7 +109,6 @@ impl Outbox {
         Ok(())
     }
 
-    /// Datagrams that wait.
     pub fn len(&self) -> usize {
         self.runs.iter().map(|run| run.count).sum()
     }
@@ -120,7 +119,6 @@ impl Outbox {
         &self.bytes
     }
 
-    /// Their bytes.
     pub fn bytes(&self) -> usize {
         self.bytes.len()
     }
@@ -141,7 +139,6 @@ impl Outbox {
         self.single |= other.single;
     }
 
-    /// Whether none waits.
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
@@ -173,7 +170,6 @@ pub struct Posted {
     pub errno: i32,
 }
 
-/// A socket.
 #[derive(Debug)]
 pub struct Datagrams {
     socket: OwnSocket,

@@ -22,18 +22,14 @@ pub const MAX_DMA_BUFS: usize = 256;
 
 /// Why a descriptor could not be registered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum DmaBufError {
-    /// Nothing is open under the number.
     #[error("descriptor {fd} is not open")]
     BadDescriptor { fd: RawFd },
-    /// Something else is.
     #[error("descriptor {fd} is no dma-buf")]
     NoDmaBuf { fd: RawFd },
     /// The kernel gave no descriptor of our own for it: this process has too many.
     #[error("no descriptor of the NIC's own for it: errno {errno}")]
     Kernel { errno: i32 },
-    /// The piece does not lie in the buffer, or is empty.
     #[error("{length:#x} bytes at offset {offset:#x} of a dma-buf of {size:#x} bytes")]
     Range { offset: u64, length: u64, size: u64 },
     /// The exporter refuses to have it mapped.

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use super::system::{check, moved_high};
 
-/// See the module.
 #[derive(Debug)]
 pub struct Ear {
     epoll: OwnedFd,

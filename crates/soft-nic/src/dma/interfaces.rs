@@ -14,11 +14,9 @@ pub struct Interface {
     pub name: String,
     /// The kernel's number for it.
     pub index: u32,
-    /// The address.
     pub address: IpAddr,
     /// Largest IP packet, bytes; what the kernel does not say counts as Ethernet's 1500.
     pub mtu: u32,
-    /// It is up.
     pub up: bool,
 }
 

@@ -50,7 +50,6 @@ pub struct Fault {
 pub struct Segment {
     /// Virtual address in that process.
     pub addr: u64,
-    /// Length in bytes.
     pub len: u64,
 }
 

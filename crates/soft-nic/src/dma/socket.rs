@@ -11,13 +11,10 @@ use super::system::{self, check};
 /// Who is at the other end, as the kernel noted when the connection was made (`SO_PEERCRED`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
-    /// Process number.
     pub pid: u32,
-    /// Effective user.
     pub user: u32,
 }
 
-/// A connection.
 #[derive(Debug)]
 pub struct Stream(OwnedFd);
 

@@ -149,7 +149,6 @@ impl Guarded {
         self.mapping as u64 + self.start as u64
     }
 
-    /// Bytes.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -11,7 +11,6 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 /// One thread, at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadTime {
-    /// Its number.
     pub tid: u32,
     /// It has a core, or waits for one.
     pub runnable: bool,

@@ -29,11 +29,9 @@ const IPV6: [u8; 2] = [0x86, 0xdd];
 /// A RoCEv2 packet on its way, as a socket knows it. The destination port is 4791.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WirePacket<'a> {
-    /// Where it comes from.
     pub source: IpAddr,
     /// UDP port there.
     pub source_port: u16,
-    /// Where it goes.
     pub destination: IpAddr,
     /// Identification in its IPv4 header, told or found from the ICRC; IPv6 has none.
     pub identification: u16,

@@ -19,7 +19,6 @@ pub const MAX_NS: u64 = 1_000_000_000;
 /// Bytes of packets that may be under way from one address, with what describes them: 10 ms of 13 Gbit/s.
 pub const MAX_BYTES: usize = 16 << 20;
 
-/// See the module.
 #[derive(Debug)]
 pub struct Line<T> {
     waiting: VecDeque<(Now, T)>,
@@ -47,7 +46,6 @@ impl<T> Line<T> {
         self.waiting.pop_front().map(|(_, what)| what)
     }
 
-    /// The last.
     pub fn last(&self) -> Option<&T> {
         self.waiting.back().map(|(_, what)| what)
     }

@@ -74,7 +74,6 @@ mod bell {
     pub const ROUSED: u32 = 2;
 }
 
-/// "softfabr".
 const MAGIC: u64 = u64::from_be_bytes(*b"softfabr");
 
 /// In place of a descriptor: the receiver could not attach.
@@ -82,9 +81,7 @@ const REFUSED: u64 = 0xffff_ffff;
 
 /// Why a process could not join.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum FabricError {
-    /// The name cannot be part of the memfd's.
     #[error("fabric name {name:?}: 1 to 64 letters, digits, '-', '_' or '.'")]
     Name { name: String },
     /// Another process holds the socket.
@@ -92,10 +89,8 @@ pub enum FabricError {
         "waited {seconds} s for another process to join fabric {name:?}; it holds abstract socket @{socket}"
     )]
     Busy { name: String, socket: String, seconds: u64 },
-    /// All slots are taken by living processes.
     #[error("fabric {name:?} is full: {SLOTS} processes have a NIC on it; end one or use another --fabric")]
     Full { name: String },
-    /// A system call failed.
     #[error("{what} for fabric {name:?}: {error}")]
     Kernel { what: &'static str, name: String, error: io::Error },
 }
@@ -103,7 +98,6 @@ pub enum FabricError {
 /// Who sits in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Occupant {
-    /// Process number.
     pub pid: u32,
     /// Counts the slot's occupants.
     pub generation: u32,
@@ -134,7 +128,6 @@ impl Process {
         if alive { Ok(Process { pidfd }) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
     }
 
-    /// Whether it has ended.
     pub fn has_ended(&self) -> bool {
         system::has_ended(&self.pidfd)
     }
@@ -218,7 +211,6 @@ impl Fabric {
         Ok(fabric)
     }
 
-    /// Our slot.
     pub fn slot(&self) -> u8 {
         self.slot
     }

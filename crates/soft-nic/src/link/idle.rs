@@ -36,7 +36,6 @@ pub trait IdleClock {
     fn has_cores(&self) -> bool;
 }
 
-/// The clocks of the calling thread.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemClock;
 

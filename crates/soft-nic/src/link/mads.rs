@@ -47,7 +47,6 @@ pub struct Letter {
 /// A process of the fabric that has ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Departed {
-    /// Its slot.
     pub slot: u8,
     /// Our communication ids of the requests that went to it, those with an answer included.
     pub asked: Vec<u32>,
@@ -177,7 +176,6 @@ impl ForWire {
         lost
     }
 
-    /// Takes all.
     pub(super) fn take(&self) -> VecDeque<Letter> {
         if !self.some.load(Ordering::Relaxed) {
             return VecDeque::new();
@@ -242,7 +240,6 @@ impl MadSeat {
         self.tally.add(Fate::Full, lost as u64);
     }
 
-    /// Our slot.
     pub fn slot(&self) -> u8 {
         self.fabric.slot()
     }

@@ -70,21 +70,14 @@ pub enum Payload<'a> {
 /// Address of a path, as a datagram's receiver sees it in GRH and completion.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PathAddress {
-    /// Source GID.
     pub sgid: [u8; 16],
-    /// Destination GID.
     pub dgid: [u8; 16],
-    /// Source LID.
     pub slid: u16,
-    /// Destination LID.
     pub dlid: u16,
     /// Flow label, 20 bits.
     pub flow_label: u32,
-    /// Service level.
     pub sl: u8,
-    /// Traffic class.
     pub traffic_class: u8,
-    /// Hop limit.
     pub hop_limit: u8,
     /// Whether a GRH is present.
     pub grh: bool,
@@ -147,7 +140,6 @@ pub struct Position {
     offset: u64,
 }
 
-/// What was sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sent {
     /// Where the request ends; see [`Link::consumed`].

@@ -77,7 +77,6 @@ const NAKS: [NakCode; 4] =
 
 /// What a record was found to be wrong in. The channel it came from is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum RecordError {
     /// Shorter than a header, longer than allowed or than what was published, or no multiple of 8.
     #[error("a record of {len} bytes where {published} are published")]

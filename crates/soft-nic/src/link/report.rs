@@ -8,7 +8,6 @@ use crate::dma::Fault;
 
 /// Why a link could not be made.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum LinkError {
     /// Joining the fabric failed.
     #[error(transparent)]
@@ -30,7 +29,6 @@ pub enum LinkError {
     /// Sockets cannot be waited for.
     #[error("waiting for packets (epoll): {0}")]
     Ear(std::io::Error),
-    /// A ring size that cannot be.
     #[error("rings of {ring_bytes} bytes: a power of two of at least 524288 is needed")]
     RingBytes { ring_bytes: usize },
 }
@@ -63,12 +61,10 @@ pub enum NoPeer {
     /// The kernel did not give us memory or a descriptor for a channel.
     #[error("no channel to slot {slot} of the fabric: errno {errno}")]
     Kernel {
-        /// Slot.
         slot: u8,
         /// What the kernel said.
         errno: i32,
     },
-    /// This process is a fork child of the one that joined.
     #[error("a fork child cannot use its parent's link")]
     Forked,
 }
@@ -76,7 +72,6 @@ pub enum NoPeer {
 /// Why a message was not sent. Nothing was sent then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum SendError {
-    /// As [`Room::Full`].
     #[error("the ring is full")]
     Full,
     /// As [`Room::NoPeer`].
@@ -85,7 +80,6 @@ pub enum SendError {
     /// The payload could not be read: a local protection error of this work request.
     #[error(transparent)]
     LocalFault(#[from] Fault),
-    /// The payload has not the bytes that the request names.
     #[error("a payload of {have} bytes where {want} are announced")]
     Length {
         /// Bytes that the payload has.
@@ -97,7 +91,6 @@ pub enum SendError {
 
 /// Things that happened which no call returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum LinkEvent {
     /// A peer ended, or became another program, without leaving. One that left is no event.
     #[error("the process in slot {slot} (pid {pid}) ended without leaving the fabric")]
@@ -134,7 +127,6 @@ pub enum LinkEvent {
         std::io::Error::from_raw_os_error(*.errno)
     )]
     NoChannel { slot: u8, errno: i32 },
-    /// A channel that a peer published was not attached.
     #[error("the channel that slot {slot} published cannot be used, messages from it are lost: {}", no_channel(*.errno))]
     AttachFailed {
         slot: u8,

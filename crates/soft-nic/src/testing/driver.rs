@@ -24,14 +24,10 @@ use crate::device::{Counters, Nic, UarKind};
 use crate::dma::Memory;
 use crate::link::{Link, LinkConfig};
 
-/// A driver's completion queue.
 #[derive(Debug)]
 pub struct DriverCq {
-    /// Object handle.
     pub handle: Handle,
-    /// CQ number.
     pub cqn: u32,
-    /// Ring.
     pub ring: Block,
     /// Consumer and arm words.
     pub record: Block,
@@ -40,12 +36,9 @@ pub struct DriverCq {
     arms: u8,
 }
 
-/// A driver's queue pair.
 #[derive(Debug)]
 pub struct DriverQp {
-    /// Object handle.
     pub handle: Handle,
-    /// QP number.
     pub qpn: u32,
     /// Receive ring, then send ring.
     pub ring: Block,
@@ -53,9 +46,7 @@ pub struct DriverQp {
     pub record: Block,
     /// Next send block, 16-bit running index.
     pub posted: u16,
-    /// Next receive entry.
     pub received: u16,
-    /// Send CQ.
     pub send_cq: CqId,
     /// Receive CQ.
     pub recv_cq: CqId,
@@ -73,9 +64,7 @@ pub struct Driver<M: Memory> {
     pub nic: Nic<M>,
     /// Context that everything is made in.
     pub context: ContextId,
-    /// Its protection domain.
     pub pd: Handle,
-    /// Events and log lines.
     pub sinks: Sinks,
     /// Virtual time in ns.
     pub now: u64,
@@ -142,7 +131,6 @@ impl<M: Memory> Driver<M> {
         Ok(Region { block: block.clone(), address: iova, lkey, rkey, handle })
     }
 
-    /// Makes a CQ.
     pub fn create_cq(&mut self, shape: CqShape) -> CqId {
         let ring = Block::new((shape.entries * shape.cqe_size) as usize);
         // As libmlx5 initialises it: opcode invalid, owner 0.
@@ -175,7 +163,6 @@ impl<M: Memory> Driver<M> {
         self.pages.len() - 1
     }
 
-    /// Makes a QP, with what it needs.
     pub fn create_qp(&mut self, shape: QpShape) -> QpId {
         let send_cq = shape.send_cq.unwrap_or_else(|| self.create_cq(CqShape::default()));
         let recv_cq = shape.recv_cq.unwrap_or_else(|| self.create_cq(CqShape::default()));
@@ -417,17 +404,14 @@ impl<M: Memory> Driver<M> {
         self
     }
 
-    /// Record, then register.
     pub fn ring_doorbell(&mut self, qp: QpId) -> &mut Self {
         self.write_record(qp).write_register(qp)
     }
 
-    /// Lays one WQE and rings.
     pub fn post(&mut self, qp: QpId, request: &WorkRequest) -> &mut Self {
         self.lay(qp, request).ring_doorbell(qp)
     }
 
-    /// Posts a receive.
     pub fn post_receive(&mut self, qp: QpId, pointers: &[DataPointer]) -> &mut Self {
         let qp = &mut self.qps[qp.0];
         let entry = 1usize << qp.shape.rq_shift;
@@ -443,7 +427,6 @@ impl<M: Memory> Driver<M> {
 
     // The NIC's time.
 
-    /// One round.
     pub fn poll(&mut self) -> usize {
         self.now += ROUND_NS;
         self.nic.poll(Now(self.now))

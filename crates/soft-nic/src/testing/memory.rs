@@ -23,7 +23,6 @@ impl Block {
         self.0.address()
     }
 
-    /// Bytes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -43,7 +42,6 @@ impl Block {
         self.0.protect().expect("own pages can be protected");
     }
 
-    /// Copies bytes out.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         for (i, byte) in out.iter_mut().enumerate() {
             let at = offset + i;

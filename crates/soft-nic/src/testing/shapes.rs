@@ -8,9 +8,7 @@ use crate::config::Config;
 use crate::device::command::Handle;
 use crate::dma::Host;
 
-/// How to make a driver.
 pub struct Setup<M> {
-    /// Configuration of the NIC.
     pub config: Config,
     /// What the NIC reads rings and records through.
     pub memory: M,
@@ -40,26 +38,20 @@ impl<M> Setup<M> {
     }
 }
 
-/// A completion queue of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CqId(pub(super) usize);
 
-/// A queue pair of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpId(pub(super) usize);
 
-/// A shared receive queue of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SrqId(pub(super) usize);
 
-/// Shape of a CQ.
 #[derive(Debug, Clone, Copy)]
 pub struct CqShape {
-    /// Entries.
     pub entries: u32,
     /// 64 or 128.
     pub cqe_size: u32,
-    /// Completion channel.
     pub channel: Option<u32>,
     /// A full ring is overwritten.
     pub ignore_overrun: bool,
@@ -71,10 +63,8 @@ impl Default for CqShape {
     }
 }
 
-/// Shape of a QP.
 #[derive(Debug, Clone, Copy)]
 pub struct QpShape {
-    /// Service.
     pub service: ServiceType,
     /// Send blocks.
     pub sq_blocks: u32,
@@ -116,23 +106,17 @@ impl Default for QpShape {
     }
 }
 
-/// Registered memory.
 #[derive(Debug, Clone)]
 pub struct Region {
-    /// The memory.
     pub block: Block,
     /// Address of its first byte, as work requests name it.
     pub address: u64,
-    /// Local key.
     pub lkey: u32,
-    /// Remote key.
     pub rkey: u32,
-    /// Object handle.
     pub handle: Handle,
 }
 
 impl Region {
-    /// A data pointer to a piece.
     pub fn pointer(&self, offset: u64, len: u32) -> DataPointer {
         DataPointer { byte_count: len, lkey: self.lkey, va: self.address + offset }
     }

@@ -12,14 +12,11 @@ use super::shapes::{QpId, QpShape, SrqId};
 use crate::device::command::{CommandError, CreateSrq, Handle, ModifySrq};
 use crate::dma::Memory;
 
-/// A driver's shared receive queue.
 #[derive(Debug)]
 pub struct DriverSrq {
-    /// Object handle.
     pub handle: Handle,
     /// SRQ number.
     pub srqn: u32,
-    /// Ring.
     pub ring: Block,
     /// The count of posts.
     pub record: Block,

@@ -9,10 +9,8 @@ use super::work::WorkRequest;
 use crate::device::command::{AllocMw, Handle};
 use crate::dma::Memory;
 
-/// A window of a driver.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Window {
-    /// Object handle.
     pub handle: Handle,
     /// Its key when it was allocated; the last byte is a bind's to choose.
     pub rkey: u32,
@@ -30,11 +28,9 @@ impl Window {
 /// What a bind opens.
 #[derive(Debug, Clone, Copy)]
 pub struct Opening<'r> {
-    /// The region.
     pub region: &'r Region,
     /// First byte in it.
     pub offset: u64,
-    /// Bytes.
     pub len: u64,
     /// Bits of `mlx5_layout::umr::right`.
     pub rights: u8,

@@ -18,30 +18,24 @@ pub enum Data {
 /// A send work request; signalled unless said otherwise.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkRequest {
-    /// Opcode.
     pub opcode: SendOpcode,
     /// Remote address and key.
     pub remote: Option<(u64, u32)>,
     /// Swap or add, compare.
     pub atomic: Option<(u64, u64)>,
-    /// Where a datagram goes.
     pub datagram: Option<AddressVector>,
     /// Local side.
     pub data: Vec<Data>,
     /// What is to be done to the key that the immediate field names.
     pub umr: Option<Umr>,
-    /// Immediate.
     pub immediate: [u8; 4],
     /// CQE wanted.
     pub signalled: bool,
-    /// Solicited.
     pub solicited: bool,
-    /// Fence.
     pub fence: bool,
 }
 
 impl WorkRequest {
-    /// A request of this opcode without segments.
     pub fn new(opcode: SendOpcode) -> WorkRequest {
         WorkRequest {
             opcode,
@@ -62,12 +56,10 @@ impl WorkRequest {
         WorkRequest::new(SendOpcode::Send).pointer(from, offset, len)
     }
 
-    /// RDMA WRITE.
     pub fn write(from: &Region, offset: u64, len: u32, to: &Region, at: u64) -> WorkRequest {
         WorkRequest::new(SendOpcode::RdmaWrite).remote(to, at).pointer(from, offset, len)
     }
 
-    /// RDMA READ.
     pub fn read(into: &Region, offset: u64, len: u32, from: &Region, at: u64) -> WorkRequest {
         WorkRequest::new(SendOpcode::RdmaRead).remote(from, at).pointer(into, offset, len)
     }
@@ -85,25 +77,21 @@ impl WorkRequest {
         WorkRequest { atomic: Some((swap, compare)), ..request }
     }
 
-    /// Fetch and add.
     pub fn fetch_add(into: &Region, offset: u64, at: (&Region, u64), add: u64) -> WorkRequest {
         let request =
             WorkRequest::new(SendOpcode::AtomicFetchAdd).remote(at.0, at.1).pointer(into, offset, 8);
         WorkRequest { atomic: Some((add, 0)), ..request }
     }
 
-    /// Names remote memory.
     pub fn remote(self, region: &Region, at: u64) -> WorkRequest {
         WorkRequest { remote: Some((region.address + at, region.rkey)), ..self }
     }
 
-    /// Adds a piece of a region.
     pub fn pointer(mut self, region: &Region, offset: u64, len: u32) -> WorkRequest {
         self.data.push(Data::Pointer(region.pointer(offset, len)));
         self
     }
 
-    /// Adds inline bytes.
     pub fn inline(mut self, bytes: &[u8]) -> WorkRequest {
         self.data.push(Data::Inline(bytes.to_vec()));
         self
@@ -119,7 +107,6 @@ impl WorkRequest {
         WorkRequest { opcode, immediate, ..self }
     }
 
-    /// Without a CQE.
     pub fn unsignalled(self) -> WorkRequest {
         WorkRequest { signalled: false, ..self }
     }

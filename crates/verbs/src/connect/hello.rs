@@ -15,10 +15,8 @@ pub const PROTOCOL: &str = "doorbell-connect";
 /// Version of the line; both sides must have the same.
 pub const VERSION: u64 = 1;
 
-/// A queue pair to be connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QpOffer {
-    /// Its number.
     pub number: u32,
     /// First PSN that it will send, 24 bits.
     pub psn: u32,
@@ -40,7 +38,6 @@ pub struct RegionOffer {
     pub address: u64,
     /// Length in bytes.
     pub bytes: u64,
-    /// Remote key.
     pub rkey: u32,
 }
 

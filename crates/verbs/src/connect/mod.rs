@@ -20,30 +20,23 @@ use crate::code::{LinkLayer, Mtu};
 
 /// Why two processes did not come together.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum ConnectError {
     /// rdma-core refused something.
     #[error(transparent)]
     Verbs(#[from] crate::Error),
-    /// An option that no device could take.
     #[error("{name} {value} is out of range: {range}")]
     Range { name: &'static str, value: u32, range: &'static str },
     /// Device, port or GID that is not there or cannot be used.
     #[error("{0}")]
     Path(String),
-    /// The socket failed.
     #[error("{what}: {source}")]
     Socket { what: String, source: io::Error },
-    /// Nothing happened in time.
     #[error("{what}: nothing within {seconds:.1} s")]
     Deadline { what: String, seconds: f64 },
-    /// The caller's stop flag was set.
     #[error("{what}: stopped")]
     Stopped { what: String },
-    /// The peer went away.
     #[error("{peer} closed the connection while it was waited for {what}")]
     Closed { peer: SocketAddr, what: &'static str },
-    /// Something else answered.
     #[error("{peer} is not one of ours: expected one JSON line of protocol {PROTOCOL:?}, got {start:?}")]
     Stranger { peer: SocketAddr, start: String },
     /// One of ours, of another time.
@@ -51,19 +44,15 @@ pub enum ConnectError {
         "{peer} speaks version {theirs} of the connection protocol, this program version {VERSION}: use the same build"
     )]
     Version { peer: SocketAddr, theirs: u64 },
-    /// A line of ours with a wrong content.
     #[error("{peer} sent {what} that cannot be read: {reason}")]
     Malformed { peer: SocketAddr, what: &'static str, reason: String },
-    /// InfiniBand here, Ethernet there.
     #[error("link layers differ: {ours} here, {theirs} at {peer}")]
     LinkLayer { peer: SocketAddr, ours: LinkLayer, theirs: LinkLayer },
-    /// Different path MTUs.
     #[error("MTUs differ: {} bytes here, {} at {peer}; give both sides the smaller one", ours.bytes(), theirs.bytes())]
     Mtu { peer: SocketAddr, ours: Mtu, theirs: Mtu },
     /// Different kinds of GIDs, or one that is needed and missing.
     #[error("GIDs do not go together: {ours} here, {theirs} at {peer}; choose entries of the same kind")]
     Gid { peer: SocketAddr, ours: String, theirs: String },
-    /// Different services, or numbers of queue pairs.
     #[error("the sides want different things: {ours} here, {theirs} at {peer}")]
     Request { peer: SocketAddr, ours: String, theirs: String },
 }

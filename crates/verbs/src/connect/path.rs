@@ -27,7 +27,6 @@ pub struct PathOptions {
     pub device: Option<String>,
     /// Port, counted from 1.
     pub port: u8,
-    /// Our GID.
     pub gid: GidChoice,
     /// Path MTU; without it the port's active one.
     pub mtu: Option<Mtu>,
@@ -35,7 +34,6 @@ pub struct PathOptions {
     pub service_level: u8,
     /// Traffic class of GRH or IP header.
     pub traffic_class: u8,
-    /// Hop limit.
     pub hop_limit: u8,
     /// Acknowledgement timeout code, 0 to 31: 4.096 µs × 2^code, 0 for ever.
     pub timeout: u8,
@@ -189,13 +187,11 @@ fn choose(table: &[GidEntry], choice: GidChoice, port_name: &str) -> Result<GidE
 pub struct Path {
     /// Port, counted from 1.
     pub port: u8,
-    /// Its link layer.
     pub link_layer: LinkLayer,
     /// Its LID, 0 on Ethernet.
     pub lid: u16,
     /// Our GID, if packets carry one.
     pub gid: Option<GidEntry>,
-    /// Path MTU.
     pub mtu: Mtu,
     /// READs and atomics at a time, in each direction.
     pub max_rd_atomic: u8,

@@ -138,7 +138,6 @@ impl Session {
         Ok(Self { stream, peer, buffer: Vec::new(), barriers: 0 })
     }
 
-    /// Address of the peer.
     pub fn peer(&self) -> SocketAddr {
         self.peer
     }

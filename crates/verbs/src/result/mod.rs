@@ -16,7 +16,6 @@ pub use crate::sys::LoadError;
 
 /// Why a call of rdma-core failed.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum Error {
     /// The library is not there.
     #[error(transparent)]
@@ -26,7 +25,6 @@ pub enum Error {
         "the installed {library} has no {function}: rdma-core 39 to 64 are supported, and this one is another, or damaged"
     )]
     MissingFunction { function: &'static str, library: &'static str },
-    /// The call was made and refused.
     #[error("{call}{what}: {source}{}", what_to_do(call, source.raw_os_error()))]
     Call {
         call: &'static str,
@@ -57,7 +55,6 @@ impl Error {
     }
 }
 
-/// Result of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// Takes a function out of a loaded library.

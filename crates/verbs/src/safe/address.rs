@@ -58,13 +58,11 @@ pub struct AddressAttributes {
     pub lid: u16,
     /// GID of the peer; needed on Ethernet.
     pub gid: Option<Gid>,
-    /// Index of our GID.
     pub gid_index: u8,
     /// Service level, 0 to 15 (Ethernet: 0 to 7).
     pub service_level: u8,
     /// Traffic class of the GRH or IP header.
     pub traffic_class: u8,
-    /// Hop limit.
     pub hop_limit: u8,
     /// Flow label, 20 bits.
     pub flow_label: u32,
@@ -113,7 +111,6 @@ impl Drop for AhHandle {
 pub struct AddressHandle(Arc<AhHandle>);
 
 impl AddressHandle {
-    /// Makes a handle.
     pub fn new(pd: &Pd, attributes: &AddressAttributes) -> Result<Self> {
         let mut raw = attributes.to_raw();
         // SAFETY: the domain is live.

@@ -67,7 +67,6 @@ impl Drop for ChannelHandle {
 pub struct CompChannel(Arc<ChannelHandle>);
 
 impl CompChannel {
-    /// Makes a channel.
     pub fn new(context: &Context) -> Result<Self> {
         // SAFETY: the context is live.
         let channel =
@@ -242,7 +241,6 @@ impl WorkCompletion {
         self.0.byte_len
     }
 
-    /// The queue pair.
     pub fn qpn(&self) -> u32 {
         self.0.qp_num
     }

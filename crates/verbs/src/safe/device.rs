@@ -56,7 +56,6 @@ pub struct DeviceList {
 }
 
 impl DeviceList {
-    /// The devices.
     pub fn iter(&self) -> impl Iterator<Item = Device<'_>> {
         (0..self.count).filter_map(|index| {
             // SAFETY: libibverbs' list has `count` entries, and lives until it is dropped here.
@@ -65,12 +64,10 @@ impl DeviceList {
         })
     }
 
-    /// How many there are.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -144,7 +141,6 @@ impl Context {
         self.0.context
     }
 
-    /// Name of the device.
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -223,7 +219,6 @@ impl Context {
         Ok(found)
     }
 
-    /// Makes a protection domain.
     pub fn alloc_pd(&self) -> Result<Pd> {
         // SAFETY: the context is live.
         let pd = unsafe { object::alloc_pd(self.raw()) }.map_err(|e| e.of(self.name()))?;
@@ -236,21 +231,16 @@ impl Context {
 pub struct DeviceAttributes {
     /// Firmware version.
     pub firmware: String,
-    /// Node GUID.
     pub node_guid: u64,
     /// Model: 0x1017 ConnectX-5, 0x101b ConnectX-6, 0x101d ConnectX-6 Dx, 0x1021 ConnectX-7.
     pub vendor_part_id: u32,
-    /// Ports.
     pub ports: u8,
-    /// Largest region.
     pub max_mr_bytes: u64,
-    /// Queue pairs.
     pub max_qp: u32,
     /// Work requests of a queue.
     pub max_qp_wr: u32,
     /// Scatter/gather entries of a request.
     pub max_sge: u32,
-    /// Completion queues.
     pub max_cq: u32,
     /// Entries of a completion queue.
     pub max_cqe: u32,
@@ -266,8 +256,6 @@ pub struct DeviceAttributes {
     pub atomics: bool,
 }
 
-/// A port.
-#[allow(missing_docs, reason = "the names are those of `ibv_port_attr`")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PortAttributes {
     pub state: PortState,
@@ -292,7 +280,6 @@ pub struct PortAttributes {
 pub struct GidEntry {
     /// Index in the table.
     pub index: u32,
-    /// The address.
     pub gid: Gid,
     /// InfiniBand, RoCE v1 or v2.
     pub kind: GidType,
@@ -332,7 +319,6 @@ impl Pd {
         self.0.pd
     }
 
-    /// The device that the domain is of.
     pub fn context(&self) -> &Context {
         &self.0.context
     }

@@ -30,11 +30,8 @@ pub struct Ring {
 /// Memory of a queue pair. Addresses are valid while the queue pair lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpLayout {
-    /// Queue pair number.
     pub number: u32,
-    /// Send ring.
     pub send: Ring,
-    /// Receive ring.
     pub receive: Ring,
     /// Doorbell record: two big-endian words, receive and send.
     pub record: *mut u32,
@@ -75,7 +72,6 @@ pub struct CqLayout {
     pub record: *mut u32,
     /// UAR page whose register at 0x20 arms the queue.
     pub uar: *mut u8,
-    /// Completion queue number.
     pub number: u32,
 }
 

@@ -15,7 +15,6 @@ pub enum Element {
     Qp(u32),
     /// Number that was given to the CQ, see [`super::Cq::with_channel`].
     Cq(usize),
-    /// A shared receive queue.
     Srq,
     /// Number of the port.
     Port(i32),
@@ -28,7 +27,6 @@ pub enum Element {
 pub struct AsyncEvent {
     /// What happened.
     pub kind: EventType,
-    /// To what.
     pub element: Element,
 }
 

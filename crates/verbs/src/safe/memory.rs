@@ -22,7 +22,6 @@ use crate::result::{Error, Result, object};
 pub unsafe trait Memory {
     /// First byte.
     fn start(&mut self) -> NonNull<u8>;
-    /// Length in bytes.
     fn len(&self) -> usize;
     /// Whether there are no bytes, which no region takes.
     fn is_empty(&self) -> bool {
@@ -210,7 +209,6 @@ impl<M: Memory> Mr<M> {
         self.start.addr().get() as u64
     }
 
-    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -220,12 +218,10 @@ impl<M: Memory> Mr<M> {
         self.len == 0
     }
 
-    /// Local key.
     pub fn lkey(&self) -> u32 {
         self.lkey
     }
 
-    /// Remote key.
     pub fn rkey(&self) -> u32 {
         self.rkey
     }

@@ -44,9 +44,7 @@ impl std::fmt::Display for QpType {
 /// Sizes of a queue pair: wanted ones, or those that it got.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QpCapacity {
-    /// Send requests.
     pub send_requests: u32,
-    /// Receive requests.
     pub receive_requests: u32,
     /// Scatter/gather entries of a send.
     pub send_sges: u32,
@@ -92,7 +90,6 @@ impl SendOperations {
     /// WRITEs, with and without immediate.
     pub const WRITE: Self =
         Self((raw::IBV_QP_EX_WITH_RDMA_WRITE | raw::IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM) as u64);
-    /// READs.
     pub const READ: Self = Self(raw::IBV_QP_EX_WITH_RDMA_READ as u64);
     /// Both atomics.
     pub const ATOMIC: Self =
@@ -106,7 +103,6 @@ impl std::ops::BitOr for SendOperations {
     }
 }
 
-/// What a queue pair is to be.
 #[derive(Debug, Clone)]
 pub struct QpBuilder {
     kind: QpType,
@@ -137,19 +133,16 @@ impl QpBuilder {
         }
     }
 
-    /// Sets all sizes.
     pub fn capacity(mut self, capacity: QpCapacity) -> Self {
         self.capacity = capacity;
         self
     }
 
-    /// Sets the number of send requests.
     pub fn send_requests(mut self, count: u32) -> Self {
         self.capacity.send_requests = count;
         self
     }
 
-    /// Sets the number of receive requests.
     pub fn receive_requests(mut self, count: u32) -> Self {
         self.capacity.receive_requests = count;
         self
@@ -162,7 +155,6 @@ impl QpBuilder {
         self
     }
 
-    /// Sets the inline bytes of a send.
     pub fn inline_bytes(mut self, bytes: u32) -> Self {
         self.capacity.inline_bytes = bytes;
         self

@@ -61,7 +61,6 @@ pub struct InitAttributes {
 pub struct RtrAttributes {
     /// Way to the peer.
     pub address: AddressAttributes,
-    /// Its queue pair.
     pub peer_qpn: u32,
     /// Path MTU.
     pub mtu: Mtu,
@@ -89,7 +88,6 @@ pub struct RtsAttributes {
 }
 
 /// What a queue pair says about itself.
-#[allow(missing_docs, reason = "the names are those of the attributes")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct QueriedQp {
     pub state: QpState,
@@ -129,7 +127,6 @@ impl Qp {
         self.capacity
     }
 
-    /// Protection domain.
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
@@ -229,7 +226,6 @@ impl Qp {
         self.modify("RESET", &mut attributes, 0)
     }
 
-    /// Asks the device what the queue pair is.
     pub fn query(&self) -> Result<QueriedQp> {
         // The kernel gives all attributes, whatever is asked for.
         // SAFETY: the queue pair is live.
@@ -304,7 +300,6 @@ impl QueuePair {
         self.qp.qp
     }
 
-    /// Posts one send request.
     pub fn post_send(&mut self, request: &SendRequest<'_>) -> std::result::Result<(), PostError> {
         let mut raw = request.to_raw();
         // SAFETY: the queue pair is live; the request points into slices that outlive the call.
@@ -323,7 +318,6 @@ impl QueuePair {
         posted.map_err(|(bad, source)| PostError { index: list.index_of(bad), source })
     }
 
-    /// Posts one receive request.
     pub fn post_receive(&mut self, request: &ReceiveRequest<'_>) -> std::result::Result<(), PostError> {
         let mut raw = request.to_raw();
         // SAFETY: the queue pair is live; the request points into a slice that outlives the call.

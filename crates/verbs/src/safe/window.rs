@@ -24,7 +24,6 @@ pub enum MwKind {
     Two = raw::IBV_MW_TYPE_2,
 }
 
-/// A window.
 #[derive(Debug)]
 pub struct Mw {
     mw: NonNull<raw::ibv_mw>,
@@ -45,7 +44,6 @@ impl Mw {
         Ok(Self { mw, kind, _pd: pd.clone() })
     }
 
-    /// Its kind.
     pub fn kind(&self) -> MwKind {
         self.kind
     }

@@ -17,7 +17,6 @@ impl Sge {
         Self(raw::ibv_sge { addr: address, length, lkey })
     }
 
-    /// Address.
     pub const fn address(&self) -> u64 {
         self.0.addr
     }
@@ -27,7 +26,6 @@ impl Sge {
         self.0.length
     }
 
-    /// Local key.
     pub const fn lkey(&self) -> u32 {
         self.0.lkey
     }
@@ -73,25 +71,20 @@ pub struct Remote {
 /// The operation and what it alone needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SendOperation {
-    /// SEND.
     Send,
     /// SEND with immediate, in network order.
     SendImm([u8; 4]),
     /// SEND that invalidates this key of the peer.
     SendInvalidate(u32),
-    /// RDMA WRITE.
     Write(Remote),
     /// RDMA WRITE with immediate, in network order.
     WriteImm(Remote, [u8; 4]),
-    /// RDMA READ.
     Read(Remote),
     /// Compare 8 bytes and swap.
     CompareSwap {
         /// Aligned target.
         remote: Remote,
-        /// Value to find.
         compare: u64,
-        /// Value to leave there then.
         swap: u64,
     },
     /// Close the window that has this key and that this queue pair has opened. No payload.
@@ -110,7 +103,6 @@ pub enum SendOperation {
 pub struct SendFlags(pub u32);
 
 impl SendFlags {
-    /// None.
     pub const NONE: Self = Self(0);
     /// Waits for READs and atomics before it.
     pub const FENCE: Self = Self(raw::IBV_SEND_FENCE);
@@ -141,20 +133,16 @@ pub enum Payload<'a> {
 pub struct Datagram<'a> {
     /// Its port.
     pub handle: &'a AddressHandle,
-    /// Its queue pair.
     pub qpn: u32,
     /// Its Q_Key.
     pub qkey: u32,
 }
 
-/// One send request.
 #[derive(Clone, Copy)]
 pub struct SendRequest<'a> {
     /// Comes back with the completion.
     pub id: u64,
-    /// What to do.
     pub operation: SendOperation,
-    /// How.
     pub flags: SendFlags,
     /// Local memory.
     pub payload: Payload<'a>,
@@ -267,7 +255,6 @@ impl<'a> SendList<'a> {
         self.raw.len()
     }
 
-    /// Whether there is none.
     pub fn is_empty(&self) -> bool {
         self.raw.is_empty()
     }
@@ -290,7 +277,6 @@ impl<'a> SendList<'a> {
     }
 }
 
-/// One receive request.
 #[derive(Clone, Copy)]
 pub struct ReceiveRequest<'a> {
     /// Comes back with the completion.

@@ -16,13 +16,9 @@ use super::ibverbs::{
 pub mod distance {
     /// `sz`.
     pub const SIZE: usize = 8;
-    /// `create_qp_ex`.
     pub const CREATE_QP_EX: usize = 56;
-    /// `alloc_td`.
     pub const ALLOC_TD: usize = 192;
-    /// `dealloc_td`.
     pub const DEALLOC_TD: usize = 200;
-    /// `alloc_parent_domain`.
     pub const ALLOC_PARENT_DOMAIN: usize = 208;
 }
 

@@ -27,9 +27,7 @@ pub struct Path {
     pub flow_label: u32,
     /// Packet rate, 6 bits.
     pub rate: u8,
-    /// Traffic class.
     pub traffic_class: u8,
-    /// Hop limit.
     pub hop_limit: u8,
     /// Service level, 4 bits.
     pub service_level: u8,

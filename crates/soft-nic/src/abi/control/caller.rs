@@ -17,21 +17,16 @@ const REPEAT: Duration = Duration::from_millis(50);
 
 /// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum CallError {
     /// The process ended, or became another program.
     #[error("process {0} has ended, or its NIC has")]
     Gone(u32),
-    /// Nothing came in time.
     #[error("process {pid} did not answer within {seconds} s; is it stopped?")]
     Silent { pid: u32, seconds: u64 },
-    /// What came was no answer.
     #[error("process {pid}: {reason}")]
     Nonsense { pid: u32, reason: String },
-    /// The NIC refused.
     #[error("process {pid}: {reason}")]
     Refused { pid: u32, reason: String },
-    /// A system call failed here.
     #[error("talking to process {pid}: {error}")]
     Kernel { pid: u32, error: io::Error },
 }

@@ -14,9 +14,7 @@ use crate::dma::socket::Stream;
 
 /// Of the conversation, both ways.
 pub const VERSION: u32 = 1;
-/// Longest request.
 pub const MAX_REQUEST_BYTES: usize = 1024;
-/// Longest answer.
 pub const MAX_ANSWER_BYTES: usize = 64 * 1024;
 
 const MAGIC: [u8; 8] = *b"softnctl";

@@ -6,7 +6,6 @@ use crate::device::counters::{syndrome_named, syndrome_names};
 use crate::device::faults::{Injection, Settings};
 use mlx5_layout::CqeSyndrome;
 
-/// A request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Request {
     /// Devices, their ports and how many QPs they have.
@@ -19,7 +18,6 @@ pub enum Request {
         device: u8,
         /// Number of its port, from 1.
         port: u8,
-        /// Up.
         up: bool,
     },
     /// Loss, seed, delay, rates.

@@ -4,7 +4,6 @@
 
 use roce::wire::Gid;
 
-/// `AF_IB`.
 const AF_IB: u16 = 27;
 /// Bytes of a `struct sockaddr_storage`.
 pub const STORAGE_BYTES: usize = 128;
@@ -16,17 +15,10 @@ pub enum Address {
     #[default]
     None,
     /// IPv4.
-    V4 {
-        /// Address.
-        ip: [u8; 4],
-        /// Port.
-        port: u16,
-    },
+    V4 { ip: [u8; 4], port: u16 },
     /// IPv6.
     V6 {
-        /// Address.
         ip: [u8; 16],
-        /// Port.
         port: u16,
         /// Interface, for link-local ones.
         scope: u32,
@@ -105,7 +97,6 @@ impl Address {
     /// Bytes of what [`Address::ib`] writes.
     pub const IB_BYTES: u16 = 48;
 
-    /// Its port.
     pub fn port(&self) -> u16 {
         match self {
             Address::V4 { port, .. } | Address::V6 { port, .. } => *port,

@@ -48,7 +48,6 @@ impl<'c> Wish<'c> {
         Wish { fields, private }
     }
 
-    /// Whether there is one.
     pub fn is_valid(&self) -> bool {
         self.fields.u8(conn::VALID) != 0
     }
@@ -104,7 +103,6 @@ fn ip_header(id: &Id) -> [u8; IpCm::BYTES] {
 }
 
 impl Ids {
-    /// CONNECT.
     pub fn connect(&mut self, now: Now, number: u32, wish: &Wish<'_>) -> Answer<()> {
         let Some(id) = self.ids.get(&number) else { return Ok(()) };
         let device = id.device.and_then(|device| self.devices.get(device));
@@ -198,7 +196,6 @@ impl Ids {
         })
     }
 
-    /// REJECT.
     pub fn reject(&mut self, now: Now, number: u32, why: u16, private: &[u8]) -> Answer<()> {
         let Some(id) = self.ids.get(&number) else { return Ok(()) };
         let connection =

@@ -363,7 +363,6 @@ impl Ids {
         self.devices.iter().position(|device| gid_index(device, gid).is_some())
     }
 
-    /// LISTEN.
     pub fn listen(&mut self, number: u32, backlog: u32) -> Answer<()> {
         if self.ids.get(&number).is_some_and(|id| id.stage == Stage::Idle) {
             self.bind(number, Address::V4 { ip: [0; 4], port: 0 })?;

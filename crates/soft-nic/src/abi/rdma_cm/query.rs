@@ -57,7 +57,6 @@ fn gids(id: &Id) -> (Gid, Gid) {
     (id.source.gid().unwrap_or_default(), id.destination.gid().unwrap_or_default())
 }
 
-/// QUERY_ROUTE.
 pub fn route(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
     use ucm_query_route_resp as at;
     call.need_room(at::IBDEV_INDEX)?;
@@ -97,7 +96,6 @@ pub fn route(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
     call.respond(around.memory, response, &answer.finish())
 }
 
-/// QUERY.
 pub fn query(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
     let (number, response, option) = call.queried();
     ids.id(around.file, number)?;

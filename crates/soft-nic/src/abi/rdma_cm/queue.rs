@@ -16,11 +16,9 @@ const MAX_EVENTS: usize = 16 * 1024;
 
 /// `enum rdma_cm_event_type` of `rdma/rdma_cma.h`, which the kernel shares.
 pub mod event {
-    /// An address was resolved.
     pub const ADDR_RESOLVED: u32 = 0;
     /// It was not.
     pub const ADDR_ERROR: u32 = 1;
-    /// A route was resolved.
     pub const ROUTE_RESOLVED: u32 = 2;
     /// Somebody asks.
     pub const CONNECT_REQUEST: u32 = 4;
@@ -38,7 +36,6 @@ pub mod event {
     pub const TIMEWAIT_EXIT: u32 = 15;
 }
 
-/// One event.
 #[derive(Debug)]
 pub struct Queued {
     /// The id that counts it.
@@ -57,7 +54,6 @@ pub fn event(id: u32, kind: u32, status: i32) -> Writer<{ ucm_event_resp::SIZE }
         .u32(ucm_event_resp::STATUS, status as u32)
 }
 
-/// The events of one open file.
 #[derive(Debug)]
 pub struct Queue {
     pipe: Pipe,

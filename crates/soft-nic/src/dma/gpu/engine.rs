@@ -22,16 +22,12 @@ pub const HALF: usize = 256 << 10;
 /// One copy: both sides as addresses of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Copy {
-    /// First byte written.
     pub to: u64,
-    /// First byte read.
     pub from: u64,
-    /// Bytes.
     pub len: u64,
     /// How many of them, at the end, go after all others. Towards the host they go to [`Self::tail_to`] beside the others, from where
     /// the NIC stores them: that costs no time of its own.
     pub tail: u64,
-    /// See there; unused otherwise.
     pub tail_to: u64,
     /// Which side is a GPU's.
     pub way: Way,
@@ -42,7 +38,6 @@ pub struct Copy {
 pub enum Way {
     /// Out of a GPU into pages that it sees.
     ToHost,
-    /// The other way.
     FromHost,
     /// From a GPU's memory to a GPU's.
     OnDevice,

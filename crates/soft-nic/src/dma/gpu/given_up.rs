@@ -18,7 +18,6 @@ const ANSWER: Duration = Duration::from_millis(250);
 pub enum By {
     /// The copy engine's.
     Engine,
-    /// The mover's.
     Mover,
 }
 
@@ -37,7 +36,6 @@ struct GivenUp {
     asked: Option<(Ticket<Result<bool, gpu::Error>>, Instant)>,
 }
 
-/// How it stands.
 enum Stand {
     Ended,
     /// Asked just now: the answer comes.

@@ -67,9 +67,7 @@ const OPEN: Duration = Duration::from_secs(20);
 
 /// Why memory of a GPU could not be registered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[allow(missing_docs, reason = "each message names its fields")]
 pub enum GpuError {
-    /// It moves between host and GPU.
     #[error("{addr:#x} is managed memory, which moves between host and GPU: register memory of cudaMalloc")]
     Managed { addr: u64 },
     /// Its driver lets no NIC reach it.
@@ -78,13 +76,11 @@ pub enum GpuError {
          without gpuDirectRDMACapable"
     )]
     NotForNic { addr: u64 },
-    /// The region leaves the allocation that it begins in.
     #[error("{length:#x} bytes at {addr:#x} leave the GPU's allocation {start:#x}..{end:#x}")]
     Outside { addr: u64, length: u64, start: u64, end: u64 },
     /// CUDA refused.
     #[error("CUDA: {0}")]
     Driver(String),
-    /// Too many allocations, or no thread.
     #[error("no room for one more region in a GPU's memory")]
     Exhausted,
 }

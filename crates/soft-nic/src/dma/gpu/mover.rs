@@ -29,7 +29,6 @@ pub const BLOCKS: u32 = 8;
 pub const IDLE_NS: u32 = 200_000;
 /// How long it runs at most; a program that waits for the whole GPU waits for this.
 pub const LIFE_NS: u32 = 1_000_000;
-/// Bytes of the mail.
 pub const MAIL_BYTES: usize = 4096;
 
 /// How long a launch may take before the copy engine is asked instead.
@@ -56,11 +55,8 @@ mod at {
 pub enum Command {
     /// `tail`: bytes of the last naturally aligned word of the destination, which is stored last; 0: in any order.
     Copy {
-        /// First byte written.
         to: u64,
-        /// First byte read.
         from: u64,
-        /// Bytes.
         len: u64,
         /// 0, 1, 2, 4 or 8.
         tail: u64,
@@ -68,30 +64,11 @@ pub enum Command {
         bring: bool,
     },
     /// 64 bits.
-    CompareSwap {
-        /// Where.
-        at: u64,
-        /// What must be there.
-        compare: u64,
-        /// What comes there then.
-        swap: u64,
-    },
+    CompareSwap { at: u64, compare: u64, swap: u64 },
     /// 64 bits.
-    FetchAdd {
-        /// Where.
-        at: u64,
-        /// What is added.
-        add: u64,
-    },
+    FetchAdd { at: u64, add: u64 },
     /// 32 bits.
-    CompareSwap32 {
-        /// Where.
-        at: u64,
-        /// What must be there.
-        compare: u32,
-        /// What comes there then.
-        swap: u32,
-    },
+    CompareSwap32 { at: u64, compare: u32, swap: u32 },
 }
 
 impl Command {
@@ -122,7 +99,6 @@ impl Command {
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Done.
     Done {
         /// The old value of an atomic, or the last word of a copy that is to bring it.
         old: u64,
@@ -148,7 +124,6 @@ enum Stage {
     Runs,
 }
 
-/// One GPU's mover.
 #[derive(Debug)]
 pub struct Mover {
     mail: Arc<PinnedMemory>,

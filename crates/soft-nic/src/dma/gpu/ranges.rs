@@ -47,15 +47,9 @@ const MAPPED: u32 = 1 << 30;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// One allocation; whether kernels of the primary context may use it.
-    Whole {
-        /// See there.
-        kernels: bool,
-    },
+    Whole { kernels: bool },
     /// A region in memory that is mapped piece by piece, and may be mapped anew at any time; the same of kernels.
-    Mapped {
-        /// See there.
-        kernels: bool,
-    },
+    Mapped { kernels: bool },
 }
 
 /// Granularity of what is mapped piece by piece (`cuMemGetAllocationGranularity`).

@@ -51,7 +51,6 @@ pub fn copies() -> std::io::Result<&'static Worker<Hands>> {
     COPIES.get().started()
 }
 
-/// The one that launches.
 pub fn launches() -> std::io::Result<&'static Worker<Launcher>> {
     LAUNCHES.get().started()
 }

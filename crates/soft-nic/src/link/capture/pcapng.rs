@@ -4,7 +4,6 @@
 //! the tests are worked out from there, and tshark reads them (`tests/it/capture.rs`). Left out: every other block, captures of
 //! several interfaces.
 
-/// Block types.
 mod kind {
     pub const SECTION_HEADER: u32 = 0x0a0d_0d0a;
     pub const INTERFACE_DESCRIPTION: u32 = 1;
@@ -37,7 +36,6 @@ const MAX_BLOCK_BYTES: usize = 128 * 1024;
 /// Type and length in front, length behind.
 const MIN_BLOCK_BYTES: usize = 12;
 
-/// One frame of a capture.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CapturedFrame<'a> {
     /// Since 1970, ns.
@@ -70,7 +68,6 @@ pub fn begin(out: &mut Vec<u8>, application: &str, interface: &str) {
     });
 }
 
-/// Appends one frame.
 pub fn packet(out: &mut Vec<u8>, frame: &CapturedFrame<'_>) {
     let length = (frame.bytes.len() as u32).to_le_bytes();
     block(out, kind::ENHANCED_PACKET, |out| {
@@ -131,14 +128,11 @@ fn pad(out: &mut Vec<u8>, length: usize) {
 /// What a block is, to somebody who passes it on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockKind {
-    /// A frame.
     Packet,
     /// Statistics, with the number of frames that are missing so far.
     Statistics {
-        /// Frames.
         dropped: u64,
     },
-    /// Another one.
     Other,
 }
 

@@ -55,7 +55,6 @@ pub enum ServiceError {
     /// Another process has it.
     #[error("slot {0} of the fabric listens to this service")]
     Taken(u8),
-    /// All words are in use.
     #[error("a process listens to {COUNT} services at most")]
     Full,
 }

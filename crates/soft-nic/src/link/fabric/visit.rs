@@ -28,7 +28,6 @@ pub struct Visit {
 pub struct Seat {
     /// Slot: the upper bits of its QPNs.
     pub slot: u8,
-    /// Process number.
     pub pid: u32,
     occupant: Occupant,
 }

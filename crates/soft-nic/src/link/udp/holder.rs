@@ -11,7 +11,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub struct Holder {
     /// Inode of the socket.
     pub inode: u64,
-    /// Its user.
     pub user: u32,
 }
 

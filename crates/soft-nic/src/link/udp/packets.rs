@@ -71,7 +71,6 @@ pub struct Arrived<'a> {
     pub from: IpAddr,
     /// Address of ours that it was sent to.
     pub at: IpAddr,
-    /// What it says.
     pub packet: Packet,
     /// What it carries.
     pub payload: &'a [u8],
@@ -101,7 +100,6 @@ impl From<Arrived<'_>> for Kept {
 /// Why a packet did not leave.
 #[derive(Debug, thiserror::Error)]
 pub enum Unsent {
-    /// Enough wait already; ask again in the next round.
     #[error("enough packets wait for the kernel")]
     Full,
     /// Its payload cannot be read.
@@ -148,7 +146,6 @@ pub struct Wire {
     holds: bool,
 }
 
-/// What a packet's ICRC is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Icrc {
     /// What its receiver computes.
@@ -324,7 +321,6 @@ impl Wire {
         self.ports.iter_mut().map(pass).sum()
     }
 
-    /// Whether packets are under way.
     pub fn is_under_way(&self) -> bool {
         self.ports.iter().any(SharedPort::is_under_way)
     }

@@ -254,7 +254,6 @@ impl SharedPort {
         Some(errno)
     }
 
-    /// The address.
     pub fn address(&self) -> IpAddr {
         self.address
     }

@@ -26,7 +26,6 @@ enum Fate {
     Overtaken,
 }
 
-/// See the module.
 #[derive(Debug)]
 pub(super) struct Sky {
     weather: Weather,
