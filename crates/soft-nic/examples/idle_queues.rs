@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use roce::qp_state::AttrMask;
 use roce::{Now, ServiceType};
+use soft_nic::device::Commands;
 use soft_nic::device::UarKind;
 use soft_nic::device::command::{CreateQp, Handle, ModifyQp, QpCap};
 use soft_nic::dma::Host;

@@ -1,9 +1,9 @@
 //! What lies beneath a memory region: the host's memory, a mapped dma-buf, or a GPU's memory. And where queues may lie.
 
 use super::attributes::refuse;
-use super::commands::{Answer, Commands};
 use super::server::Server;
 use crate::device::command::CommandError;
+use crate::device::{Answer, Commands};
 use crate::dma::gpu::is_gpu_address;
 use crate::dma::{DmaBuf, DmaBufError, GpuError, GpuRegion, HostPages};
 

@@ -4,13 +4,13 @@
 
 use super::attributes::{Command, refuse};
 use super::backing::check_queue;
-use super::commands::{Answer, Commands};
 use super::layout::{
     Writer, create_cq, create_cq_resp, destroy_cq_resp, mlx5_resize_cq, resize_cq, resize_cq_resp,
 };
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::write::{CORE_OUT, Write};
 use crate::device::command::{CreateCq, ResizeCq};
+use crate::device::{Answer, Commands};
 
 /// Attribute numbers of CQ.CREATE.
 pub const HANDLE: u16 = 0;

@@ -5,7 +5,6 @@
 
 use super::attributes::{Command, refuse};
 use super::clock::CORE_CLOCK_KHZ;
-use super::commands::{Answer, Commands};
 use super::layout::{
     Writer, alloc_ucontext_req, alloc_ucontext_resp, ex_query_device_resp, gid_entry, mlx5_query_device_resp,
     query_device_resp, query_port_resp,
@@ -15,6 +14,7 @@ use super::sysfs::{PKEY_TABLE_LENGTH, gid_table_length, port_capabilities, port_
 use super::write::{CORE_OUT, Write};
 use crate::config::LinkLayer;
 use crate::device::model::{DeviceConfig, VENDOR_OUI};
+use crate::device::{Answer, Commands};
 
 /// `IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS`: the optional access bits may be passed.
 const CORE_SUPPORT: u64 = 1;
@@ -58,7 +58,7 @@ pub fn get_context<D: Commands>(
         return Err(refuse(libc::EOPNOTSUPP, "unknown comp_mask in GET_CONTEXT"));
     }
     let capabilities = server.device(file)?.model.capabilities();
-    let context = server.nic()?.open_context(file.device)?;
+    let context = server.nic()?.open_context(usize::from(file.device))?;
     file.context = Some(context);
     use alloc_ucontext_resp as at;
     let response = Writer::<{ at::SIZE }>::new()
@@ -103,7 +103,7 @@ pub fn query_port<D: Commands>(server: &Server<D>, file: &mut OpenFile, command:
     file.context()?;
     let (place, device) = server.port(file, command.number(0).unwrap_or(0))?;
     let ethernet = device.link_layer == LinkLayer::Roce;
-    let down = server.nic()?.port_is_down(place);
+    let down = server.nic()?.port_is_down(usize::from(place));
     let (state, physical) = port_state(device.link_layer, down);
     use query_port_resp as at;
     let response = Writer::<{ at::SIZE }>::new()

@@ -2,7 +2,6 @@
 
 use super::attributes::{Command, refuse};
 use super::backing;
-use super::commands::{Answer, Commands};
 use super::layout::{
     Writer, alloc_mw, alloc_mw_resp, alloc_pd_resp, mlx5_alloc_mw, mlx5_alloc_pd_resp, reg_mr, reg_mr_resp,
     rereg_mr, rereg_mr_resp,
@@ -12,6 +11,7 @@ use super::write::{CORE_OUT, Write};
 use crate::device::command::{AllocMw, RegMr, ReregMr};
 use crate::device::mr::check_access;
 use crate::device::rereg_change as change;
+use crate::device::{Answer, Commands};
 
 /// `IBV_ACCESS_LOCAL_WRITE`.
 const ACCESS_LOCAL_WRITE: u32 = 1;

@@ -14,20 +14,14 @@ use std::time::{Duration, Instant};
 
 use roce::Now;
 
-use super::commands::{Answer, Commands};
 use super::control::{self, Talking};
 use super::events::Events;
 use super::rdma_cm::{self, Manager, Patience};
 use super::server::{Locked, Server, log};
 use super::sysfs::Machine;
 use crate::config::Config;
-use crate::device::command::{
-    AddressVector, AllocMw, AllocatedMw, AllocatedPd, AllocatedUar, ContextId, CreateCq, CreateQp, CreateSrq,
-    CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp, ModifySrq, MrKeys, QueriedQp,
-    QueriedSrq, RegMr, ReregMr, ResizeCq,
-};
-use crate::device::{LogSink, Nic, UarKind};
-use crate::dma::{Ear, Host, OwnThreads, Registers, system};
+use crate::device::{Answer, LogSink, Nic};
+use crate::dma::{Ear, Host, OwnThreads, system};
 use crate::link::{IdlePolicy, IdleTimes, Link, LinkConfig, Pause, SystemClock, Waker, Weather};
 
 /// Name of the NIC's thread, by which CPU-utilisation figures leave it out.
@@ -531,113 +525,6 @@ struct Stderr;
 impl LogSink for Stderr {
     fn line(&mut self, text: &str) {
         log(text.trim_start_matches("softnic: "));
-    }
-}
-
-impl Commands for Nic<Host> {
-    fn open_context(&mut self, device: u8) -> Answer<ContextId> {
-        self.open_context(usize::from(device))
-    }
-
-    fn port_is_down(&self, place: u8) -> bool {
-        self.port_is_down(usize::from(place))
-    }
-
-    fn close_context(&mut self, context: ContextId) {
-        self.close_context(context);
-    }
-
-    fn alloc_uar(
-        &mut self,
-        context: ContextId,
-        kind: UarKind,
-        page: Box<dyn Registers>,
-    ) -> Answer<AllocatedUar> {
-        self.alloc_uar(context, kind, page)
-    }
-
-    fn free_uar(&mut self, context: ContextId, uar: Handle) -> Answer<()> {
-        self.free_uar(context, uar)
-    }
-
-    fn alloc_pd(&mut self, context: ContextId) -> Answer<AllocatedPd> {
-        self.alloc_pd(context)
-    }
-
-    fn dealloc_pd(&mut self, context: ContextId, pd: Handle) -> Answer<()> {
-        self.dealloc_pd(context, pd)
-    }
-
-    fn reg_mr(&mut self, context: ContextId, command: &RegMr) -> Answer<MrKeys> {
-        self.reg_mr(context, command)
-    }
-
-    fn rereg_mr(&mut self, context: ContextId, command: &ReregMr) -> Answer<MrKeys> {
-        self.rereg_mr(context, command)
-    }
-
-    fn dereg_mr(&mut self, context: ContextId, mr: Handle) -> Answer<()> {
-        self.dereg_mr(context, mr)
-    }
-
-    fn alloc_mw(&mut self, context: ContextId, command: &AllocMw) -> Answer<AllocatedMw> {
-        self.alloc_mw(context, command)
-    }
-
-    fn dealloc_mw(&mut self, context: ContextId, mw: Handle) -> Answer<()> {
-        self.dealloc_mw(context, mw)
-    }
-
-    fn create_cq(&mut self, context: ContextId, command: &CreateCq) -> Answer<CreatedCq> {
-        self.create_cq(context, command)
-    }
-
-    fn resize_cq(&mut self, context: ContextId, cq: Handle, command: &ResizeCq) -> Answer<u32> {
-        self.resize_cq(context, cq, command)
-    }
-
-    fn destroy_cq(&mut self, context: ContextId, cq: Handle) -> Answer<DestroyedCq> {
-        self.destroy_cq(context, cq)
-    }
-
-    fn create_qp(&mut self, context: ContextId, command: &CreateQp) -> Answer<CreatedQp> {
-        self.create_qp(context, command)
-    }
-
-    fn modify_qp(&mut self, context: ContextId, qp: Handle, command: &ModifyQp) -> Answer<()> {
-        self.modify_qp(context, qp, command)
-    }
-
-    fn query_qp(&mut self, context: ContextId, qp: Handle) -> Answer<QueriedQp> {
-        Self::query_qp(self, context, qp)
-    }
-
-    fn destroy_qp(&mut self, context: ContextId, qp: Handle) -> Answer<u32> {
-        self.destroy_qp(context, qp)
-    }
-
-    fn create_srq(&mut self, context: ContextId, command: &CreateSrq) -> Answer<CreatedSrq> {
-        self.create_srq(context, command)
-    }
-
-    fn modify_srq(&mut self, context: ContextId, srq: Handle, command: &ModifySrq) -> Answer<()> {
-        self.modify_srq(context, srq, command)
-    }
-
-    fn query_srq(&mut self, context: ContextId, srq: Handle) -> Answer<QueriedSrq> {
-        Self::query_srq(self, context, srq)
-    }
-
-    fn destroy_srq(&mut self, context: ContextId, srq: Handle) -> Answer<u32> {
-        self.destroy_srq(context, srq)
-    }
-
-    fn create_ah(&mut self, context: ContextId, pd: Handle, address: &AddressVector) -> Answer<CreatedAh> {
-        self.create_ah(context, pd, address)
-    }
-
-    fn destroy_ah(&mut self, context: ContextId, ah: Handle) -> Answer<()> {
-        self.destroy_ah(context, ah)
     }
 }
 

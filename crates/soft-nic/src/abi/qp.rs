@@ -7,7 +7,6 @@ use roce::ServiceType;
 
 use super::attributes::{Command, refuse};
 use super::backing::check_queue;
-use super::commands::{Answer, Commands};
 use super::cq::check_event_fd;
 use super::layout::{
     Reader, Writer, create_qp, create_qp_resp, destroy_qp_resp, ex_modify_qp_resp, mlx5_modify_qp_resp,
@@ -16,6 +15,7 @@ use super::layout::{
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::write::{CORE_OUT, Write};
 use crate::device::command::{AddressVector, CreateQp, ModifyQp, QpCap};
+use crate::device::{Answer, Commands};
 
 /// Attribute numbers of QP.CREATE.
 pub const HANDLE: u16 = 0;

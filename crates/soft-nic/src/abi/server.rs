@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use super::attributes::{Command, Kind, Method, bytes, may, must, refuse};
 use super::backing::Backing;
 use super::clock::Clock;
-use super::commands::{Answer, Commands};
 use super::events::Events;
 use super::layout::{
     create_cq, create_qp, destroy_cq_resp, destroy_qp_resp, destroy_srq_resp, mlx5_create_srq, qp_cap,
@@ -25,6 +24,7 @@ use super::{ah, cq, device, mr, qp, srq, uar, write};
 use crate::config::Config;
 use crate::device::command::{CommandError, ContextId};
 use crate::device::model::DeviceConfig;
+use crate::device::{Answer, Commands};
 use crate::dma::dma_buf::{Recognise, is_dma_buf};
 use crate::dma::{DevicePages, Memory, UarPage};
 
@@ -502,7 +502,7 @@ impl<D: Commands> Server<D> {
 
     /// Whether the port at this place is down; the ports of a NIC that has stopped are as they began.
     pub fn port_is_down(&self, place: u8) -> bool {
-        self.nic().is_ok_and(|nic| nic.port_is_down(place))
+        self.nic().is_ok_and(|nic| nic.port_is_down(usize::from(place)))
     }
 
     /// The device that a file opened, by its first port.

@@ -5,7 +5,6 @@
 
 use super::attributes::{Command, refuse};
 use super::backing::check_queue;
-use super::commands::{Answer, Commands};
 use super::cq::check_event_fd;
 use super::layout::{
     Reader, Writer, create_srq, create_srq_resp, destroy_srq, destroy_srq_resp, mlx5_create_srq,
@@ -14,6 +13,7 @@ use super::layout::{
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::write::{CORE_OUT, Write};
 use crate::device::command::{CreateSrq, CreatedSrq, ModifySrq};
+use crate::device::{Answer, Commands};
 
 /// Attribute numbers of SRQ.CREATE.
 pub const HANDLE: u16 = 0;

@@ -7,9 +7,9 @@
 use std::sync::Arc;
 
 use super::attributes::{Command, refuse};
-use super::commands::{Answer, Commands};
 use super::server::{Mapping, OpenFile, Server};
 use crate::device::doorbell::UarKind;
+use crate::device::{Answer, Commands};
 use crate::dma::system::PAGE;
 use crate::dma::{Registers, UarPage};
 

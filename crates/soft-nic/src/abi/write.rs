@@ -5,7 +5,6 @@
 //! system call itself is never needed: libibverbs asks first (command 1 without input) and takes `ENOSPC` for yes.
 
 use super::attributes::{Command, refuse};
-use super::commands::{Answer, Commands};
 use super::layout::{
     Reader, alloc_mw, alloc_mw_resp, alloc_pd_resp, create_ah, create_ah_resp, create_comp_channel_resp,
     create_srq, create_srq_resp, destroy_srq, destroy_srq_resp, ex_query_device_resp, modify_qp, modify_srq,
@@ -14,6 +13,7 @@ use super::layout::{
 };
 use super::server::{OpenFile, Server};
 use super::{ah, cq, device, mr, qp, srq};
+use crate::device::{Answer, Commands};
 
 /// Attribute numbers.
 pub const CORE_IN: u16 = 0;

@@ -6,6 +6,7 @@
 
 mod ah;
 pub mod command;
+pub mod commands;
 mod completion;
 mod context;
 mod core;
@@ -39,6 +40,7 @@ mod window;
 mod wire;
 
 pub use self::core::LogSink;
+pub use commands::{Answer, Commands};
 pub use counters::Counters;
 pub use doorbell::{UarKind, Violation};
 pub use nic::Nic;

@@ -7,10 +7,11 @@
 use roce::Now;
 
 use super::command::{
-    AddressVector, AllocMw, AllocatedMw, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq,
-    CreateQp, CreateSrq, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, EventSink, Handle,
-    ModifyQp, ModifySrq, MrKeys, QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
+    AddressVector, AllocMw, AllocatedMw, AllocatedPd, AllocatedUar, ContextId, CreateCq, CreateQp, CreateSrq,
+    CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, EventSink, Handle, ModifyQp, ModifySrq, MrKeys,
+    QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
 };
+use super::commands::{Answer, Commands};
 use super::core::{Core, LogSink, Onlooker};
 use super::counters::{Counters, PortCounters};
 use super::doorbell::UarKind;
@@ -95,11 +96,6 @@ impl<M: Memory> Nic<M> {
 
     // What `softnic ctl` asks for.
 
-    /// Whether the port at this place is down.
-    pub fn port_is_down(&self, place: usize) -> bool {
-        self.core.is_down(place)
-    }
-
     /// Takes a port of a device, by its number, down, or up again. The error is a sentence.
     pub fn set_link(&mut self, device: usize, port: u8, up: bool) -> Result<(), String> {
         self.core.set_link(device, port, up)
@@ -124,156 +120,6 @@ impl<M: Memory> Nic<M> {
         self.core.inject(injection)
     }
 
-    // Commands.
-
-    /// Opens a device by its index.
-    pub fn open_context(&mut self, device: usize) -> Result<ContextId, CommandError> {
-        self.core.open_context(device)
-    }
-
-    /// Closes a context and destroys everything in it. Unknown contexts are ignored.
-    pub fn close_context(&mut self, context: ContextId) {
-        if self.core.acknowledge_all(&mut self.link, Some(context)) > 0 {
-            self.link.ring_bells();
-        }
-        self.core.close_context(context);
-    }
-
-    pub fn alloc_pd(&mut self, context: ContextId) -> Result<AllocatedPd, CommandError> {
-        self.core.alloc_pd(context)
-    }
-
-    pub fn dealloc_pd(&mut self, context: ContextId, handle: Handle) -> Result<(), CommandError> {
-        self.core.dealloc_pd(context, handle)
-    }
-
-    pub fn reg_mr(&mut self, context: ContextId, request: &RegMr) -> Result<MrKeys, CommandError> {
-        self.core.reg_mr(context, request)
-    }
-
-    pub fn dereg_mr(&mut self, context: ContextId, handle: Handle) -> Result<(), CommandError> {
-        self.core.dereg_mr(context, handle)
-    }
-
-    pub fn alloc_mw(&mut self, context: ContextId, request: &AllocMw) -> Result<AllocatedMw, CommandError> {
-        self.core.alloc_mw(context, request)
-    }
-
-    /// `DEALLOC_MW`. A window that is bound goes all the same.
-    pub fn dealloc_mw(&mut self, context: ContextId, handle: Handle) -> Result<(), CommandError> {
-        self.core.dealloc_mw(context, handle)
-    }
-
-    pub fn rereg_mr(&mut self, context: ContextId, request: &ReregMr) -> Result<MrKeys, CommandError> {
-        self.core.rereg_mr(context, request)
-    }
-
-    /// `UAR_OBJ_ALLOC`: `registers` is the NIC's own mapping of the page.
-    pub fn alloc_uar(
-        &mut self,
-        context: ContextId,
-        kind: UarKind,
-        registers: Box<dyn Registers>,
-    ) -> Result<AllocatedUar, CommandError> {
-        self.core.alloc_uar(context, kind, registers)
-    }
-
-    /// `UAR_OBJ_DESTROY`.
-    pub fn free_uar(&mut self, context: ContextId, handle: Handle) -> Result<(), CommandError> {
-        self.core.free_uar(context, handle)
-    }
-
-    pub fn create_cq(&mut self, context: ContextId, request: &CreateCq) -> Result<CreatedCq, CommandError> {
-        self.core.create_cq(context, request)
-    }
-
-    /// `RESIZE_CQ`; returns `cqe` as it is now.
-    pub fn resize_cq(
-        &mut self,
-        context: ContextId,
-        handle: Handle,
-        request: &ResizeCq,
-    ) -> Result<u32, CommandError> {
-        self.core.resize_cq(context, handle, request)
-    }
-
-    pub fn destroy_cq(&mut self, context: ContextId, handle: Handle) -> Result<DestroyedCq, CommandError> {
-        self.core.destroy_cq(context, handle)
-    }
-
-    pub fn create_qp(&mut self, context: ContextId, request: &CreateQp) -> Result<CreatedQp, CommandError> {
-        self.core.create_qp(context, request)
-    }
-
-    pub fn modify_qp(
-        &mut self,
-        context: ContextId,
-        handle: Handle,
-        request: &ModifyQp,
-    ) -> Result<(), CommandError> {
-        if request.ends_connection() {
-            self.acknowledge_alone(context, handle);
-        }
-        self.core.modify_qp(context, handle, request)
-    }
-
-    pub fn query_qp(&self, context: ContextId, handle: Handle) -> Result<QueriedQp, CommandError> {
-        self.core.query_qp(context, handle)
-    }
-
-    /// `DESTROY_QP`; returns the asynchronous events that the program must have read.
-    pub fn destroy_qp(&mut self, context: ContextId, handle: Handle) -> Result<u32, CommandError> {
-        self.acknowledge_alone(context, handle);
-        self.core.destroy_qp(context, handle)
-    }
-
-    /// What this queue has executed is acknowledged before it goes.
-    fn acknowledge_alone(&mut self, context: ContextId, handle: Handle) {
-        let place = self.core.find_qp(context, handle);
-        if place.is_ok_and(|place| self.core.acknowledge_alone(&mut self.link, place) > 0) {
-            self.link.ring_bells();
-        }
-    }
-
-    pub fn create_srq(
-        &mut self,
-        context: ContextId,
-        request: &CreateSrq,
-    ) -> Result<CreatedSrq, CommandError> {
-        self.core.create_srq(context, request)
-    }
-
-    pub fn modify_srq(
-        &mut self,
-        context: ContextId,
-        handle: Handle,
-        request: &ModifySrq,
-    ) -> Result<(), CommandError> {
-        self.core.modify_srq(context, handle, request)
-    }
-
-    pub fn query_srq(&self, context: ContextId, handle: Handle) -> Result<QueriedSrq, CommandError> {
-        self.core.query_srq(context, handle)
-    }
-
-    /// `DESTROY_SRQ`; returns the asynchronous events that the program must have read.
-    pub fn destroy_srq(&mut self, context: ContextId, handle: Handle) -> Result<u32, CommandError> {
-        self.core.destroy_srq(context, handle)
-    }
-
-    pub fn create_ah(
-        &mut self,
-        context: ContextId,
-        pd: Handle,
-        vector: &AddressVector,
-    ) -> Result<CreatedAh, CommandError> {
-        self.core.create_ah(context, pd, vector)
-    }
-
-    pub fn destroy_ah(&mut self, context: ContextId, handle: Handle) -> Result<(), CommandError> {
-        self.core.destroy_ah(context, handle)
-    }
-
     // The device's own work.
 
     /// One round. Returns how much was done; 0: nothing moved, the thread may rest.
@@ -290,5 +136,127 @@ impl<M: Memory> Nic<M> {
     pub fn is_waiting(&self) -> bool {
         let schedule = &self.core.schedule;
         !schedule.hot.is_empty() || !schedule.replying.is_empty() || self.link.is_under_way()
+    }
+
+    /// What this queue has executed is acknowledged before it goes.
+    fn acknowledge_alone(&mut self, context: ContextId, handle: Handle) {
+        let place = self.core.find_qp(context, handle);
+        if place.is_ok_and(|place| self.core.acknowledge_alone(&mut self.link, place) > 0) {
+            self.link.ring_bells();
+        }
+    }
+}
+
+impl<M: Memory> Commands for Nic<M> {
+    fn port_is_down(&self, place: usize) -> bool {
+        self.core.is_down(place)
+    }
+
+    fn open_context(&mut self, device: usize) -> Answer<ContextId> {
+        self.core.open_context(device)
+    }
+
+    fn close_context(&mut self, context: ContextId) {
+        if self.core.acknowledge_all(&mut self.link, Some(context)) > 0 {
+            self.link.ring_bells();
+        }
+        self.core.close_context(context);
+    }
+
+    fn alloc_pd(&mut self, context: ContextId) -> Answer<AllocatedPd> {
+        self.core.alloc_pd(context)
+    }
+
+    fn dealloc_pd(&mut self, context: ContextId, handle: Handle) -> Answer<()> {
+        self.core.dealloc_pd(context, handle)
+    }
+
+    fn reg_mr(&mut self, context: ContextId, request: &RegMr) -> Answer<MrKeys> {
+        self.core.reg_mr(context, request)
+    }
+
+    fn dereg_mr(&mut self, context: ContextId, handle: Handle) -> Answer<()> {
+        self.core.dereg_mr(context, handle)
+    }
+
+    fn alloc_mw(&mut self, context: ContextId, request: &AllocMw) -> Answer<AllocatedMw> {
+        self.core.alloc_mw(context, request)
+    }
+
+    fn dealloc_mw(&mut self, context: ContextId, handle: Handle) -> Answer<()> {
+        self.core.dealloc_mw(context, handle)
+    }
+
+    fn rereg_mr(&mut self, context: ContextId, request: &ReregMr) -> Answer<MrKeys> {
+        self.core.rereg_mr(context, request)
+    }
+
+    fn alloc_uar(
+        &mut self,
+        context: ContextId,
+        kind: UarKind,
+        registers: Box<dyn Registers>,
+    ) -> Answer<AllocatedUar> {
+        self.core.alloc_uar(context, kind, registers)
+    }
+
+    fn free_uar(&mut self, context: ContextId, handle: Handle) -> Answer<()> {
+        self.core.free_uar(context, handle)
+    }
+
+    fn create_cq(&mut self, context: ContextId, request: &CreateCq) -> Answer<CreatedCq> {
+        self.core.create_cq(context, request)
+    }
+
+    fn resize_cq(&mut self, context: ContextId, handle: Handle, request: &ResizeCq) -> Answer<u32> {
+        self.core.resize_cq(context, handle, request)
+    }
+
+    fn destroy_cq(&mut self, context: ContextId, handle: Handle) -> Answer<DestroyedCq> {
+        self.core.destroy_cq(context, handle)
+    }
+
+    fn create_qp(&mut self, context: ContextId, request: &CreateQp) -> Answer<CreatedQp> {
+        self.core.create_qp(context, request)
+    }
+
+    fn modify_qp(&mut self, context: ContextId, handle: Handle, request: &ModifyQp) -> Answer<()> {
+        if request.ends_connection() {
+            self.acknowledge_alone(context, handle);
+        }
+        self.core.modify_qp(context, handle, request)
+    }
+
+    fn query_qp(&self, context: ContextId, handle: Handle) -> Answer<QueriedQp> {
+        self.core.query_qp(context, handle)
+    }
+
+    fn destroy_qp(&mut self, context: ContextId, handle: Handle) -> Answer<u32> {
+        self.acknowledge_alone(context, handle);
+        self.core.destroy_qp(context, handle)
+    }
+
+    fn create_srq(&mut self, context: ContextId, request: &CreateSrq) -> Answer<CreatedSrq> {
+        self.core.create_srq(context, request)
+    }
+
+    fn modify_srq(&mut self, context: ContextId, handle: Handle, request: &ModifySrq) -> Answer<()> {
+        self.core.modify_srq(context, handle, request)
+    }
+
+    fn query_srq(&self, context: ContextId, handle: Handle) -> Answer<QueriedSrq> {
+        self.core.query_srq(context, handle)
+    }
+
+    fn destroy_srq(&mut self, context: ContextId, handle: Handle) -> Answer<u32> {
+        self.core.destroy_srq(context, handle)
+    }
+
+    fn create_ah(&mut self, context: ContextId, pd: Handle, vector: &AddressVector) -> Answer<CreatedAh> {
+        self.core.create_ah(context, pd, vector)
+    }
+
+    fn destroy_ah(&mut self, context: ContextId, handle: Handle) -> Answer<()> {
+        self.core.destroy_ah(context, handle)
     }
 }

@@ -17,6 +17,7 @@ use super::shared_receive::DriverSrq;
 use super::sinks::Sinks;
 use super::work::WorkRequest;
 use crate::config::LinkLayer;
+use crate::device::Commands;
 use crate::device::command::{
     AddressVector, CommandError, ContextId, CreateCq, CreateQp, Handle, ModifyQp, QpCap, RegMr,
 };

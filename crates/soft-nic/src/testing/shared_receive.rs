@@ -9,6 +9,7 @@ use mlx5_layout::srq_wqe::{self, SrqWqe};
 use super::driver::Driver;
 use super::memory::Block;
 use super::shapes::{QpId, QpShape, SrqId};
+use crate::device::Commands;
 use crate::device::command::{CommandError, CreateSrq, Handle, ModifySrq};
 use crate::dma::Memory;
 

@@ -6,6 +6,7 @@ use mlx5_layout::umr::{ANY_QPN, KeyContext, Klm, Umr, UmrControl, change, flag};
 use super::driver::Driver;
 use super::shapes::{QpId, Region};
 use super::work::WorkRequest;
+use crate::device::Commands;
 use crate::device::command::{AllocMw, Handle};
 use crate::dma::Memory;
 

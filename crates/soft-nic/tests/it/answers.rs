@@ -3,6 +3,7 @@
 use mlx5_layout::umr::right::REMOTE_READ;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::{Reply, ReplyKind, Request, ServiceType};
+use soft_nic::device::Commands;
 use soft_nic::dma::Host;
 use soft_nic::link::{Disposition, Link, LinkConfig, Message, Payload, SendError};
 use soft_nic::testing::{Driver, Opening, QpShape, Setup, WorkRequest};

@@ -2,6 +2,7 @@
 
 use mlx5_layout::doorbell::ArmFor;
 use mlx5_layout::{Cqe, CqeOpcode, CqeSyndrome, SendOpcode};
+use soft_nic::device::Commands;
 use soft_nic::device::command::{CommandError, ReregMr, ResizeCq};
 use soft_nic::device::rereg_change::{ACCESS, PD, TRANSLATION};
 use soft_nic::dma::Host;

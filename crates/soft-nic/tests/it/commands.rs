@@ -3,6 +3,7 @@
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
 use soft_nic::config::LinkLayer;
+use soft_nic::device::Commands;
 use soft_nic::device::UarKind;
 use soft_nic::device::command::{AddressVector, CreateCq, CreateQp, ModifyQp, QpCap, RegMr};
 use soft_nic::testing::{Block, Driver, QpShape, RegisterPage, Setup};

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 
 use mlx5_layout::CqeSyndrome;
 use roce::ServiceType;
+use soft_nic::device::Commands;
 use soft_nic::device::command::RegMr;
 use soft_nic::dma::DmaBuf;
 use soft_nic::dma::system::memfd;

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use soft_nic::config::{LinkLayer, LinkPath};
+use soft_nic::device::Commands;
 use soft_nic::device::command::ModifyQp;
 use soft_nic::device::faults::{Injection, Settings};
 use soft_nic::dma::Host;

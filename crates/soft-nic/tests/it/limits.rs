@@ -7,6 +7,7 @@ use mlx5_layout::{CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
 use soft_nic::config::Model;
+use soft_nic::device::Commands;
 use soft_nic::device::UarKind;
 use soft_nic::device::command::{AddressVector, AllocMw, CreateCq, CreateQp, ModifyQp, QpCap, RegMr};
 use soft_nic::dma::Host;

@@ -4,6 +4,7 @@ use mlx5_layout::CqeSyndrome;
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
 use soft_nic::config::LinkLayer;
+use soft_nic::device::Commands;
 use soft_nic::device::command::{AddressVector, ModifyQp, event_type};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, QpId, QpShape, Setup, WorkRequest};

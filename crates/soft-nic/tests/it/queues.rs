@@ -4,6 +4,7 @@ use mlx5_layout::doorbell::ArmFor;
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
+use soft_nic::device::Commands;
 use soft_nic::device::command::{ModifyQp, event_type};
 use soft_nic::dma::Host;
 use soft_nic::testing::{CqId, CqShape, Driver, QpId, QpShape, Setup, WorkRequest};

@@ -4,6 +4,7 @@ use mlx5_layout::send_wqe::AddressVector;
 use mlx5_layout::{CqeOpcode, CqeSyndrome};
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
+use soft_nic::device::Commands;
 use soft_nic::device::command::{CreateSrq, ModifyQp, ModifySrq, event_type};
 use soft_nic::dma::Host;
 use soft_nic::testing::{Block, Driver, QpId, QpShape, Setup, SrqId, WorkRequest};

@@ -4,6 +4,7 @@ use mlx5_layout::send_wqe::DataPointer;
 use mlx5_layout::umr::{change, flag, right};
 use mlx5_layout::{CqeOpcode, CqeSyndrome};
 use roce::ServiceType;
+use soft_nic::device::Commands;
 use soft_nic::device::command::{ReregMr, event_type};
 use soft_nic::device::{Counters, rereg_change};
 use soft_nic::dma::Host;

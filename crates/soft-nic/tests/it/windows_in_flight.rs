@@ -4,6 +4,7 @@ use mlx5_layout::umr::right::{REMOTE_READ, REMOTE_WRITE};
 use mlx5_layout::{CqeOpcode, CqeSyndrome};
 use roce::ServiceType;
 use soft_nic::config::Config;
+use soft_nic::device::Commands;
 use soft_nic::device::command::event_type;
 use soft_nic::testing::{Opening, Region, WorkRequest};
 

@@ -1,5 +1,6 @@
 //! A NIC whose network is hostile: packets with a right ICRC and everything else as somebody likes it.
 
+use soft_nic::device::Commands;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 

@@ -5,6 +5,7 @@
 use mlx5_layout::{CqeOpcode, CqeSyndrome, SendOpcode};
 use roce::ServiceType;
 use roce::qp_state::AttrMask;
+use soft_nic::device::Commands;
 use soft_nic::device::command::ModifyQp;
 use soft_nic::dma::Host;
 use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};

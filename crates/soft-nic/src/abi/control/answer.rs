@@ -8,6 +8,7 @@ use super::Request;
 use super::frame::Answer;
 use crate::abi::process;
 use crate::abi::server::Server;
+use crate::device::Commands;
 use crate::device::Nic;
 use crate::dma::{Host, system};
 use crate::link::capture::Captured;

@@ -10,12 +10,12 @@ use super::ids::{Ids, Stage, qp_type, space};
 use super::query;
 use super::queue::Queued;
 use crate::abi::attributes::{fault, refuse};
-use crate::abi::commands::Answer;
 use crate::abi::layout::{
     Reader, ucm_accept, ucm_bind, ucm_bind_ip, ucm_connect, ucm_create_id, ucm_destroy_id, ucm_event_resp,
     ucm_hdr, ucm_init_qp_attr, ucm_join_ip_mcast, ucm_join_mcast, ucm_listen, ucm_migrate_id, ucm_notify,
     ucm_query, ucm_reject, ucm_resolve_addr, ucm_resolve_ip, ucm_resolve_route, ucm_set_option,
 };
+use crate::device::Answer;
 use crate::dma::Memory;
 
 /// The longest command, ACCEPT, with room to spare: what a newer library adds behind is not looked at.

@@ -11,10 +11,10 @@ use super::address::Address;
 use super::ids::{Id, Ids, Stage, gid_index, qp_type, space};
 use super::queue::{Queued, event};
 use crate::abi::attributes::refuse;
-use crate::abi::commands::Answer;
 use crate::abi::layout::{
     Reader, Writer, ucm_conn_param as conn, ucm_event_resp, ucm_ud_param as ud, uverbs_ah_attr as ah,
 };
+use crate::device::Answer;
 use crate::device::command::CommandError;
 use crate::device::model::DeviceConfig;
 

@@ -25,9 +25,9 @@ use roce::Now;
 use roce::wire::Gid;
 
 use super::attributes::refuse;
-use super::commands::Answer;
 use super::events::pipe_inode;
 use super::server::{log, log_enabled};
+use crate::device::Answer;
 use crate::device::model::DeviceConfig;
 use crate::dma::{Memory, system};
 use crate::link::mads::{MadBell, MadSeat};

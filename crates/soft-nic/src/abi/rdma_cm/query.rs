@@ -10,11 +10,11 @@ use super::call::{Around, Call};
 use super::connect::{HOP_LIMIT, PKEY, RATE, address_vector, flow_label, life_time};
 use super::ids::{Id, Ids, Stage, qp_type, service_id, space};
 use crate::abi::attributes::refuse;
-use crate::abi::commands::Answer;
 use crate::abi::layout::{
     Writer, path_rec_data, ucm_query_addr_resp, ucm_query_path_resp, ucm_query_route_resp, user_path_rec,
     uverbs_qp_attr,
 };
+use crate::device::Answer;
 use crate::device::model::DeviceConfig;
 
 /// `RDMA_UDP_QKEY`.

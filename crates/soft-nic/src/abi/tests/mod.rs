@@ -171,7 +171,7 @@ impl Bench {
 
     /// What the device was asked since the last look.
     pub fn asked(&self) -> Vec<String> {
-        std::mem::take(&mut self.device().asked)
+        self.device().asked.take()
     }
 
     /// The device.

@@ -1,29 +1,30 @@
 //! A device that says yes and writes down what it was asked.
 
-use crate::abi::commands::{Answer, Commands};
-use crate::device::UarKind;
+use std::cell::RefCell;
+
 use crate::device::command::{
     AddressVector, AllocMw, AllocatedMw, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq,
     CreateQp, CreateSrq, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp,
     ModifySrq, MrKeys, QpCap, QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
 };
+use crate::device::{Answer, Commands, UarKind};
 use crate::dma::Registers;
 
 /// The device.
 #[derive(Default)]
 pub struct Recorder {
     /// One line a command.
-    pub asked: Vec<String>,
+    pub asked: RefCell<Vec<String>>,
     /// When set, every command that makes something is refused with this errno.
     pub refusal: Option<i32>,
 }
 
 impl Recorder {
-    fn note(&mut self, line: String) {
-        self.asked.push(line);
+    fn note(&self, line: String) {
+        self.asked.borrow_mut().push(line);
     }
 
-    fn make<T>(&mut self, line: String, made: T) -> Answer<T> {
+    fn make<T>(&self, line: String, made: T) -> Answer<T> {
         self.note(line);
         match self.refusal {
             Some(errno) => Err(CommandError { errno, reason: "as told".into() }),
@@ -33,7 +34,11 @@ impl Recorder {
 }
 
 impl Commands for Recorder {
-    fn open_context(&mut self, device: u8) -> Answer<ContextId> {
+    fn port_is_down(&self, _: usize) -> bool {
+        false
+    }
+
+    fn open_context(&mut self, device: usize) -> Answer<ContextId> {
         self.make(format!("open_context {device}"), ContextId(7))
     }
 
@@ -102,7 +107,7 @@ impl Commands for Recorder {
         self.make(format!("modify_qp {qp} {command:x?}"), ())
     }
 
-    fn query_qp(&mut self, _: ContextId, qp: Handle) -> Answer<QueriedQp> {
+    fn query_qp(&self, _: ContextId, qp: Handle) -> Answer<QueriedQp> {
         let address =
             AddressVector { dlid: 0x1234, dgid: Some([9; 16]), sl: 3, port: 1, ..AddressVector::default() };
         let attributes = ModifyQp { state: 3, dest_qpn: 0x77, timeout: 14, address, ..ModifyQp::default() };
@@ -130,7 +135,7 @@ impl Commands for Recorder {
         self.make(format!("modify_srq {srq} {command:x?}"), ())
     }
 
-    fn query_srq(&mut self, _: ContextId, srq: Handle) -> Answer<QueriedSrq> {
+    fn query_srq(&self, _: ContextId, srq: Handle) -> Answer<QueriedSrq> {
         self.make(format!("query_srq {srq}"), QueriedSrq { max_wr: 15, max_sge: 3, limit: 7 })
     }
 

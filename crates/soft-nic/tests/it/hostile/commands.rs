@@ -1,6 +1,7 @@
 //! Commands with something wrong in them, in a context of their own beside the traffic.
 
 use roce::ServiceType;
+use soft_nic::device::Commands as _;
 use soft_nic::device::UarKind;
 use soft_nic::device::command::{
     AddressVector, AllocMw, CommandError, ContextId, CreateCq, CreateQp, CreateSrq, ModifyQp, ModifySrq,

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use mlx5_layout::send_wqe::AddressVector;
 use mlx5_layout::{Cqe, CqeOpcode};
 use roce::{NakCode, Reply, ReplyKind, ServiceType};
+use soft_nic::device::Commands;
 use soft_nic::device::Violation;
 use soft_nic::device::command::ModifyQp;
 use soft_nic::link::{Disposition, Link, LinkConfig, Message, Payload};

@@ -1,25 +1,24 @@
-//! What the ABI asks of a device, as one trait: the NIC is its implementation, tests have a recording one.
+//! The commands of a device as one trait, implemented by the NIC and, in tests of the ABI, by a recorder.
 
-use crate::device::command::{
+use super::command::{
     AddressVector, AllocMw, AllocatedMw, AllocatedPd, AllocatedUar, CommandError, ContextId, CreateCq,
     CreateQp, CreateSrq, CreatedAh, CreatedCq, CreatedQp, CreatedSrq, DestroyedCq, Handle, ModifyQp,
     ModifySrq, MrKeys, QueriedQp, QueriedSrq, RegMr, ReregMr, ResizeCq,
 };
-use crate::device::doorbell::UarKind;
+use super::doorbell::UarKind;
 use crate::dma::Registers;
 
 /// A command's answer.
 pub type Answer<T> = Result<T, CommandError>;
 
 /// Commands of the device; handles are scoped to the context.
-pub trait Commands: Send + 'static {
-    fn open_context(&mut self, device: u8) -> Answer<ContextId>;
+pub trait Commands: Send {
+    fn open_context(&mut self, device: usize) -> Answer<ContextId>;
     /// Whether the port at this place among all ports is down.
-    fn port_is_down(&self, _place: u8) -> bool {
-        false
-    }
+    fn port_is_down(&self, place: usize) -> bool;
     /// A program closed it; everything it left goes with it.
     fn close_context(&mut self, context: ContextId);
+    /// `registers` is the NIC's own mapping of the page.
     fn alloc_uar(
         &mut self,
         context: ContextId,
@@ -42,13 +41,13 @@ pub trait Commands: Send + 'static {
     fn resize_cq(&mut self, context: ContextId, cq: Handle, command: &ResizeCq) -> Answer<u32>;
     fn create_qp(&mut self, context: ContextId, command: &CreateQp) -> Answer<CreatedQp>;
     fn modify_qp(&mut self, context: ContextId, qp: Handle, command: &ModifyQp) -> Answer<()>;
-    fn query_qp(&mut self, context: ContextId, qp: Handle) -> Answer<QueriedQp>;
+    fn query_qp(&self, context: ContextId, qp: Handle) -> Answer<QueriedQp>;
     /// Destroys it; returns how many asynchronous events of it the program has read.
     fn destroy_qp(&mut self, context: ContextId, qp: Handle) -> Answer<u32>;
     fn create_srq(&mut self, context: ContextId, command: &CreateSrq) -> Answer<CreatedSrq>;
     /// Arms its limit.
     fn modify_srq(&mut self, context: ContextId, srq: Handle, command: &ModifySrq) -> Answer<()>;
-    fn query_srq(&mut self, context: ContextId, srq: Handle) -> Answer<QueriedSrq>;
+    fn query_srq(&self, context: ContextId, srq: Handle) -> Answer<QueriedSrq>;
     /// Destroys it; returns how many asynchronous events of it the program has read.
     fn destroy_srq(&mut self, context: ContextId, srq: Handle) -> Answer<u32>;
     fn create_ah(&mut self, context: ContextId, pd: Handle, address: &AddressVector) -> Answer<CreatedAh>;
