@@ -18,16 +18,20 @@
 //! A slot belongs to its process until the process ends; who joins next takes it back. QPNs carry the slot, so slots are
 //! given out in turn: an old QPN must not name a new process's queue.
 
+mod process;
 mod services;
 mod visit;
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
+use process::Origin;
+pub use process::Process;
+pub(super) use process::is_shortage;
 pub use services::{ServiceError, ServiceWord};
 pub use visit::{Seat, Visit};
 
@@ -109,51 +113,6 @@ pub struct Occupant {
     pub cookie: u64,
     /// The number under which it has the directory open, plus one.
     descriptor: u32,
-}
-
-/// A process that is watched.
-#[derive(Debug)]
-pub struct Process {
-    pidfd: OwnedFd,
-}
-
-impl Process {
-    /// Opens the process, if it is still the one that sat down.
-    ///
-    /// Errors: the kernel's; `ESRCH` or `ENOENT` when it has ended.
-    fn open(pid: u32, start: u64) -> io::Result<Process> {
-        let pidfd = system::pidfd_open(pid)?;
-        // After the pidfd is open: what is read now belongs to the process that the pidfd holds, or to none.
-        let alive = Origin::of(pid)?.start == start && !system::has_ended(&pidfd);
-        if alive { Ok(Process { pidfd }) } else { Err(io::Error::from_raw_os_error(libc::ESRCH)) }
-    }
-
-    pub fn has_ended(&self) -> bool {
-        system::has_ended(&self.pidfd)
-    }
-
-    /// Whether the one that sat down is still there. Without a descriptor or memory to ask with, it counts as there.
-    fn lives(pid: u32, start: u64) -> bool {
-        let pidfd = match system::pidfd_open(pid) {
-            Ok(pidfd) => pidfd,
-            Err(error) => return is_shortage(&error),
-        };
-        let is_the_same = Origin::of(pid).map_or_else(|error| is_shortage(&error), |now| now.start == start);
-        is_the_same && !system::has_ended(&pidfd)
-    }
-
-    /// A child of a test.
-    #[cfg(test)]
-    pub fn of(pid: u32) -> Process {
-        Process { pidfd: system::pidfd_open(pid).unwrap() }
-    }
-}
-
-impl AsRawFd for Process {
-    /// Can be read once it has ended (pidfd_open(2)).
-    fn as_raw_fd(&self) -> RawFd {
-        self.pidfd.as_raw_fd()
-    }
 }
 
 /// A seat on the fabric. Left on drop.
@@ -583,53 +542,9 @@ fn sit_down(fd: &OwnedFd, directory: &SharedMemory, origin: &Origin) -> Option<(
     Some((slot, ours))
 }
 
-/// When a process began, and where its present program's stack does.
-struct Origin {
-    start: u64,
-    stack: u64,
-}
-
-impl Origin {
-    /// Fields 22 and 28 of `stat` (proc(5)), counted behind the command, which may hold anything.
-    fn of(pid: u32) -> io::Result<Origin> {
-        let stat = std::fs::read(format!("/proc/{pid}/stat"))?;
-        let fields = || {
-            let end = stat.iter().rposition(|b| *b == b')')?;
-            let mut fields = std::str::from_utf8(&stat[end + 1..]).ok()?.split_whitespace();
-            let start = fields.nth(19)?.parse().ok()?;
-            Some(Origin { start, stack: fields.nth(5)?.parse().ok()? })
-        };
-        fields().ok_or_else(|| io::ErrorKind::InvalidData.into())
-    }
-}
-
-/// Whether we lack descriptors or memory: that says nothing of a process that was asked about.
-pub(super) fn is_shortage(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn who_lacks_descriptors_takes_nobody_for_ended() {
-        let pid = std::process::id();
-        let start = Origin::of(pid).unwrap().start;
-        assert!(Process::lives(pid, start) && !Process::lives(pid, start + 1));
-        assert!(!Process::lives(u32::MAX >> 1, start), "nobody has that number");
-        // With no descriptor left, and with one.
-        for spare in 0..2 {
-            assert!(system::true_in_fork_child(|| {
-                let mut held = Vec::new();
-                while let Ok(file) = std::fs::File::open("/dev/null") {
-                    held.push(file);
-                }
-                held.truncate(held.len() - spare);
-                Process::lives(pid, start)
-            }));
-        }
-    }
 
     #[test]
     fn a_fork_child_does_not_keep_its_parents_turn() {

@@ -6,11 +6,13 @@
 //! owner of the port, whose QP1 is the address's, hands it on in the same way, and refuses what nobody takes.
 //! A mailbox that is full is tried again for a while; a MAD that is lost is sent again by its connection manager.
 
+mod tally;
+
 use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +27,9 @@ use super::udp::ROCE_PORT;
 use super::udp::{gid_of, ip_of};
 use crate::dma::mailbox::{Mailbox, Postbox};
 use crate::dma::system;
+
+pub use tally::MadCounters;
+use tally::{Fate, Tally};
 
 /// Both addresses, then the MAD.
 const LETTER_BYTES: usize = 32 + MAD_BYTES;
@@ -75,70 +80,6 @@ pub trait MadPort: Send {
     /// Whether something waits for room: call [`MadPort::receive`] again soon.
     fn is_waiting(&self) -> bool {
         false
-    }
-}
-
-/// What became of the MADs that came over the wire to a port that we own, and of those that were to leave over it; or of those
-/// within the fabric.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct MadCounters {
-    /// Handed on to the process that they are for.
-    pub handed_on: u64,
-    /// Nobody listens, or whom they are for has ended: refused with an answer.
-    pub refused: u64,
-    /// Dropped: nobody takes them, and there is nothing to answer.
-    pub unclaimed: u64,
-    /// Dropped: of QP1, but no MAD of a connection manager (service, length, Q_Key, version, class).
-    pub malformed: u64,
-    /// Dropped: the mailbox of the process that they are for was full, or too many wait for the wire.
-    pub full: u64,
-    /// Not sent: no header says that, or no port has that address.
-    pub unsent: u64,
-    /// Dropped: this process lacks a descriptor, memory, or what else the kernel says of our own. Nobody is refused for that.
-    pub failed: u64,
-}
-
-/// The same while they count.
-#[derive(Debug, Default)]
-struct Tally([AtomicU64; 7]);
-
-/// Place in a [`Tally`], in the order of [`MadCounters`].
-#[derive(Debug, Clone, Copy)]
-enum Fate {
-    HandedOn,
-    Refused,
-    Unclaimed,
-    Malformed,
-    Full,
-    Unsent,
-    Failed,
-}
-
-impl Fate {
-    /// What became of what was put into a mailbox. One that is full loses it, as a wire does: its sender asks again.
-    fn of(posted: &io::Result<()>) -> Fate {
-        match posted.as_ref().map_err(io::Error::kind) {
-            Ok(()) => Fate::HandedOn,
-            Err(io::ErrorKind::WouldBlock) => Fate::Full,
-            Err(io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound) => Fate::Unclaimed,
-            Err(_) => Fate::Failed,
-        }
-    }
-}
-
-impl Tally {
-    fn count(&self, fate: Fate) {
-        self.add(fate, 1);
-    }
-
-    fn add(&self, fate: Fate, more: u64) {
-        self.0[fate as usize].fetch_add(more, Ordering::Relaxed);
-    }
-
-    fn counters(&self) -> MadCounters {
-        let [handed_on, refused, unclaimed, malformed, full, unsent, failed] =
-            self.0.each_ref().map(|count| count.load(Ordering::Relaxed));
-        MadCounters { handed_on, refused, unclaimed, malformed, full, unsent, failed }
     }
 }
 

@@ -9,6 +9,7 @@
 //! Left out: memory that moves by itself (managed) and pools that no NIC may reach, which are refused as by a card's
 //! `nvidia_peermem`; queues in a GPU's memory, which need DEVX.
 
+mod counts;
 mod engine;
 mod given_up;
 mod host_pages;
@@ -17,10 +18,11 @@ mod mover;
 mod own;
 mod pace;
 mod ranges;
+mod region;
 mod worker;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -32,14 +34,15 @@ use self::host_pages::Sight;
 use self::mover::{Command, Mover, Outcome};
 use self::own::Own;
 use self::pace::Pace;
-use self::ranges::{Kind, Known, Place};
+use self::ranges::Place;
 use self::worker::{Ticket, Worker, locked};
 use super::host::last_word;
-use super::system::fork_generation;
 use super::{Fault, Host, Memory};
 
+pub use counts::counters;
 pub use host_pages::HostPages;
 pub use ranges::{exist, touched_by};
+pub use region::{GpuError, GpuRegion};
 
 /// In a fork child: a GPU's memory is its parent's, and so is what was noted of the host's.
 pub(super) fn forget_all() {
@@ -62,115 +65,6 @@ const LONG: u64 = 2 << 20;
 /// From here on pages of the host are shown to the GPU, where the NIC's own would be on the way otherwise.
 const SEEN: u64 = 4 << 10;
 
-/// Making a context and translating the mover, when the first region of a GPU is registered.
-const OPEN: Duration = Duration::from_secs(20);
-
-/// Why memory of a GPU could not be registered.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum GpuError {
-    #[error("{addr:#x} is managed memory, which moves between host and GPU: register memory of cudaMalloc")]
-    Managed { addr: u64 },
-    /// Its driver lets no NIC reach it.
-    #[error(
-        "the GPU's driver lets no NIC reach the memory at {addr:#x} (GPUDirect RDMA): memory of a pool, or of cuMemCreate \
-         without gpuDirectRDMACapable"
-    )]
-    NotForNic { addr: u64 },
-    #[error("{length:#x} bytes at {addr:#x} leave the GPU's allocation {start:#x}..{end:#x}")]
-    Outside { addr: u64, length: u64, start: u64, end: u64 },
-    /// CUDA refused.
-    #[error("CUDA: {0}")]
-    Driver(String),
-    #[error("no room for one more region in a GPU's memory")]
-    Exhausted,
-}
-
-impl GpuError {
-    /// What `ibv_reg_mr` gives: that of memory that cannot be pinned.
-    pub fn errno(&self) -> i32 {
-        match self {
-            GpuError::Exhausted => libc::ENOMEM,
-            _ => libc::EFAULT,
-        }
-    }
-}
-
-/// A region in a GPU's memory. The allocation is known to the NIC, and the GPU's context held, until this is dropped.
-#[derive(Debug)]
-pub struct GpuRegion {
-    _known: Known,
-    addr: u64,
-    len: u64,
-    generation: u32,
-}
-
-impl GpuRegion {
-    /// Takes `addr..addr + length` if it is a GPU's memory. `None`: it is not, or this process does not use CUDA.
-    ///
-    /// Errors: see [`GpuError`]; nothing is left behind.
-    pub fn find(addr: u64, length: u64) -> Result<Option<GpuRegion>, GpuError> {
-        let Some(allocation) = Allocation::at(addr) else { return Ok(None) };
-        if allocation.is_managed() {
-            return Err(GpuError::Managed { addr });
-        }
-        if !allocation.allows_nic() {
-            return Err(GpuError::NotForNic { addr });
-        }
-        let (start, end) = (allocation.start(), allocation.start().saturating_add(allocation.len()));
-        let last = addr.checked_add(length).filter(|last| *last <= end);
-        let Some(last) = last else { return Err(GpuError::Outside { addr, length, start, end }) };
-        // A range of addresses may be mapped piece by piece, each from another allocation, or not at all.
-        let mut newest = allocation.id();
-        for chunk in ranges::chunks(addr, last).skip(1) {
-            let next = Allocation::at(chunk).filter(|next| next.allows_nic() && !next.is_managed());
-            newest = newest.max(next.ok_or(GpuError::NotForNic { addr: chunk })?.id());
-        }
-        let told = |error: gpu::Error| GpuError::Driver(error.to_string());
-        let gpu = allocation.gpu().map_err(told)?;
-        let exhausted = |_| GpuError::Exhausted;
-        let workers = (worker::copies().map_err(exhausted)?, worker::launches().map_err(exhausted)?);
-        let keeper = worker::keeper().map_err(exhausted)?;
-        let opened = keeper.post(move |keeper| keeper.open(gpu)).wait(OPEN);
-        let (context, shared) = opened
-            .ok_or_else(|| GpuError::Driver("making the NIC's context took too long".into()))?
-            .map_err(told)?;
-        let is_mapped = !allocation.is_in_a_context();
-        // Whatever the program granted when it mapped a piece: a kernel that may not write there would cost it its context.
-        let pieces_allow = || {
-            let pieces: Vec<u64> = ranges::chunks(addr, last).collect();
-            let ask = move |_: &mut _| pieces.iter().all(|piece| gpu.may_write(*piece));
-            keeper.post(ask).wait(LIMIT).unwrap_or(false)
-        };
-        let kernels =
-            shared.no_mover.is_none() && if is_mapped { pieces_allow() } else { allocation.is_of(&context) };
-        // What belongs to no context is mapped: the driver tells the range that was reserved, which may have gaps, and each piece's
-        // number.
-        let (start, end, id) = if is_mapped { (addr, last, newest) } else { (start, end, allocation.id()) };
-        let kind = if is_mapped { Kind::Mapped { kernels } } else { Kind::Whole { kernels } };
-        let card = gpu.ordinal();
-        let mut cards = cards();
-        let present = cards.get(&card).is_some_and(|front| front.shared.is_same(&shared));
-        if !present {
-            if let Some(reason) = &shared.no_mover {
-                eprintln!("softnic: GPU {card}: the copy engine moves all messages: {reason}");
-            }
-            cards.insert(card, Front::new(card, workers, shared));
-        }
-        let known = Known::new(start, end, id, card, kind).ok_or(GpuError::Exhausted)?;
-        Ok(Some(GpuRegion { _known: known, addr, len: length, generation: fork_generation() }))
-    }
-}
-
-impl Drop for GpuRegion {
-    fn drop(&mut self) {
-        // What is deregistered may be another's memory after this; what is copied there now has the table's entry still, and ends with an
-        // error where the program frees it. A fork child has neither.
-        if self.generation == fork_generation() {
-            given_up::await_end(self.addr, self.len, false);
-        }
-    }
-}
-
 /// Whether a copy that was given up may still read or write there: such memory is used for nothing else, and stays where it is.
 pub fn may_still_change(start: u64, len: u64) -> bool {
     given_up::touches(start, len)
@@ -191,53 +85,6 @@ pub(super) fn probe(addr: u64, end: u64) -> Option<Result<(), Fault>> {
     Some(if end <= place.end { Ok(()) } else { Err(Fault { addr: place.end }) })
 }
 
-/// What was moved, since the process began.
-#[derive(Debug, Default)]
-struct Counts {
-    mover_commands: AtomicU64,
-    mover_launches: AtomicU64,
-    mover_late: AtomicU64,
-    mover_slow: AtomicU64,
-    mover_helped: AtomicU64,
-    mover_ns: AtomicU64,
-    engine_ns: AtomicU64,
-    engine_copies: AtomicU64,
-    engine_bytes: AtomicU64,
-    faults: AtomicU64,
-}
-
-static COUNTS: Counts = Counts {
-    mover_commands: AtomicU64::new(0),
-    mover_launches: AtomicU64::new(0),
-    mover_late: AtomicU64::new(0),
-    mover_slow: AtomicU64::new(0),
-    mover_helped: AtomicU64::new(0),
-    mover_ns: AtomicU64::new(0),
-    engine_ns: AtomicU64::new(0),
-    engine_copies: AtomicU64::new(0),
-    engine_bytes: AtomicU64::new(0),
-    faults: AtomicU64::new(0),
-};
-
-/// Every counter with its name, for the `--stats` line; empty in a process without such regions.
-pub fn counters() -> Vec<(&'static str, u64)> {
-    let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-    let all = [
-        ("gpu_mover_commands", read(&COUNTS.mover_commands)),
-        ("gpu_mover_launches", read(&COUNTS.mover_launches)),
-        ("gpu_mover_late", read(&COUNTS.mover_late)),
-        ("gpu_mover_slow", read(&COUNTS.mover_slow)),
-        ("gpu_mover_helped", read(&COUNTS.mover_helped)),
-        ("gpu_mover_ns", read(&COUNTS.mover_ns)),
-        ("gpu_engine_copies", read(&COUNTS.engine_copies)),
-        ("gpu_engine_bytes", read(&COUNTS.engine_bytes)),
-        ("gpu_engine_ns", read(&COUNTS.engine_ns)),
-        ("gpu_faults", read(&COUNTS.faults)),
-        ("gpu_host_pages", host_pages::registered() as u64),
-    ];
-    if all.iter().any(|(_, count)| *count != 0) || exist() { all.to_vec() } else { Vec::new() }
-}
-
 /// A copy that takes longer has waited for another process's kernels, which have the GPU for some 2 ms at a time (H200).
 const LAG: Duration = Duration::from_micros(500);
 
@@ -246,12 +93,6 @@ static LAGGED: AtomicBool = AtomicBool::new(false);
 /// Whether a copy took longer than [`LAG`] since the last call.
 pub fn has_lagged() -> bool {
     LAGGED.load(Ordering::Relaxed) && LAGGED.swap(false, Ordering::Relaxed)
-}
-
-fn count(counter: &AtomicU64, by: u64) {
-    if by > 0 {
-        counter.fetch_add(by, Ordering::Relaxed);
-    }
 }
 
 /// One GPU, from the NIC's side.
@@ -372,7 +213,7 @@ impl Front {
             (None, None) => Err(Fault { addr: to }),
         };
         LAGGED.fetch_or(since.elapsed() > LAG, Ordering::Relaxed);
-        copied.inspect_err(|_| count(&COUNTS.faults, 1))
+        copied.inspect_err(|_| counts::FAULTS.add(1))
     }
 
     /// From the host into the GPU.
@@ -578,15 +419,15 @@ impl Front {
         let (launcher, card) = (self.launcher, self.card);
         let since = Instant::now();
         let running = self.mover.running(|done, instance, blocks| {
-            count(&COUNTS.mover_launches, 1);
+            counts::MOVER_LAUNCHES.add(1);
             launcher.post(move |launcher| launcher.launch(card, done, instance, blocks))
         });
         let instance = match running {
             Ok(Some(instance)) => instance,
             Ok(None) => {
-                count(&COUNTS.mover_late, 1);
+                counts::MOVER_LATE.add(1);
                 // The next launch would be as late.
-                count(&COUNTS.mover_slow, self.pace.note_launch(since, Instant::now()).into());
+                counts::MOVER_SLOW.add(self.pace.note_launch(since, Instant::now()).into());
                 return Ok(false);
             }
             Err(error) => {
@@ -595,7 +436,7 @@ impl Front {
                 return Ok(false);
             }
         };
-        count(&COUNTS.mover_slow, self.pace.note_launch(since, Instant::now()).into());
+        counts::MOVER_SLOW.add(self.pace.note_launch(since, Instant::now()).into());
         if len > ALONE && !self.mover.is_helped() {
             return Ok(false);
         }
@@ -609,16 +450,16 @@ impl Front {
 
     /// `None`: nothing has been done, and the copy engine is to.
     fn command(&mut self, command: Command, addr: u64) -> Result<Option<u64>, Fault> {
-        count(&COUNTS.mover_commands, 1);
+        counts::MOVER_COMMANDS.add(1);
         let since = Instant::now();
         let (ends, len) = command.ends();
         let outcome = self.mover.command(command);
         let now = Instant::now();
-        count(&COUNTS.mover_ns, (now - since).as_nanos() as u64);
-        count(&COUNTS.mover_slow, self.pace.note_command(since, now, len).into());
+        counts::MOVER_NS.add((now - since).as_nanos() as u64);
+        counts::MOVER_SLOW.add(self.pace.note_command(since, now, len).into());
         match outcome {
             Outcome::Done { old, helped } => {
-                count(&COUNTS.mover_helped, helped.into());
+                counts::MOVER_HELPED.add(helped.into());
                 Ok(Some(old))
             }
             Outcome::NotTaken => Ok(None),
@@ -648,8 +489,8 @@ impl Front {
         if !place.is_alive() {
             return Err(self.freed(addr));
         }
-        count(&COUNTS.engine_copies, 1);
-        count(&COUNTS.engine_bytes, copy.len);
+        counts::ENGINE_COPIES.add(1);
+        counts::ENGINE_BYTES.add(copy.len);
         let (card, wanted) = (self.card, Arc::new(Wanted::default()));
         let theirs = wanted.clone();
         let ticket = self.worker.post(move |hands| hands.copy(card, copy, &theirs));
@@ -666,7 +507,7 @@ impl Front {
         let UnderWay { ticket, wanted, copy } = copy;
         let note = |len, job| given_up::note(self.card, By::Engine, [copy.to, copy.from], len, job);
         let answer = ticket.wait(LIMIT + LIMIT / 2);
-        count(&COUNTS.engine_ns, since.elapsed().as_nanos() as u64);
+        counts::ENGINE_NS.add(since.elapsed().as_nanos() as u64);
         match answer {
             Some(Ok(())) => Ok(()),
             Some(Err(error)) => {
@@ -708,5 +549,6 @@ fn longest(direct: bool) -> u64 {
 /// Addresses that count as a GPU's for as long as this lives: for tests where there is none.
 #[cfg(test)]
 pub(crate) fn counts_as_a_gpus(start: u64, len: u64) -> impl Drop {
-    Known::new(start, start + len, u64::MAX, 0, Kind::Whole { kernels: false }).expect("a free place")
+    let kind = ranges::Kind::Whole { kernels: false };
+    ranges::Known::new(start, start + len, u64::MAX, 0, kind).expect("a free place")
 }

@@ -1,0 +1,119 @@
+//! A region in a GPU's memory: what `ibv_reg_mr` finds at an address of CUDA's.
+
+use std::time::Duration;
+
+use gpu::Allocation;
+
+use super::engine::LIMIT;
+use super::ranges::{self, Kind, Known};
+use super::{Front, cards, given_up, worker};
+use crate::dma::system::fork_generation;
+
+/// Making a context and translating the mover, when the first region of a GPU is registered.
+const OPEN: Duration = Duration::from_secs(20);
+
+/// Why memory of a GPU could not be registered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GpuError {
+    #[error("{addr:#x} is managed memory, which moves between host and GPU: register memory of cudaMalloc")]
+    Managed { addr: u64 },
+    /// Its driver lets no NIC reach it.
+    #[error(
+        "the GPU's driver lets no NIC reach the memory at {addr:#x} (GPUDirect RDMA): memory of a pool, or of cuMemCreate \
+         without gpuDirectRDMACapable"
+    )]
+    NotForNic { addr: u64 },
+    #[error("{length:#x} bytes at {addr:#x} leave the GPU's allocation {start:#x}..{end:#x}")]
+    Outside { addr: u64, length: u64, start: u64, end: u64 },
+    /// CUDA refused.
+    #[error("CUDA: {0}")]
+    Driver(String),
+    #[error("no room for one more region in a GPU's memory")]
+    Exhausted,
+}
+
+impl GpuError {
+    /// What `ibv_reg_mr` gives: that of memory that cannot be pinned.
+    pub fn errno(&self) -> i32 {
+        match self {
+            GpuError::Exhausted => libc::ENOMEM,
+            _ => libc::EFAULT,
+        }
+    }
+}
+
+/// A region in a GPU's memory. The allocation is known to the NIC, and the GPU's context held, until this is dropped.
+#[derive(Debug)]
+pub struct GpuRegion {
+    _known: Known,
+    addr: u64,
+    len: u64,
+    generation: u32,
+}
+
+impl GpuRegion {
+    /// Takes `addr..addr + length` if it is a GPU's memory. `None`: it is not, or this process does not use CUDA.
+    ///
+    /// Errors: see [`GpuError`]; nothing is left behind.
+    pub fn find(addr: u64, length: u64) -> Result<Option<GpuRegion>, GpuError> {
+        let Some(allocation) = Allocation::at(addr) else { return Ok(None) };
+        if allocation.is_managed() {
+            return Err(GpuError::Managed { addr });
+        }
+        if !allocation.allows_nic() {
+            return Err(GpuError::NotForNic { addr });
+        }
+        let (start, end) = (allocation.start(), allocation.start().saturating_add(allocation.len()));
+        let last = addr.checked_add(length).filter(|last| *last <= end);
+        let Some(last) = last else { return Err(GpuError::Outside { addr, length, start, end }) };
+        // A range of addresses may be mapped piece by piece, each from another allocation, or not at all.
+        let mut newest = allocation.id();
+        for chunk in ranges::chunks(addr, last).skip(1) {
+            let next = Allocation::at(chunk).filter(|next| next.allows_nic() && !next.is_managed());
+            newest = newest.max(next.ok_or(GpuError::NotForNic { addr: chunk })?.id());
+        }
+        let told = |error: gpu::Error| GpuError::Driver(error.to_string());
+        let gpu = allocation.gpu().map_err(told)?;
+        let exhausted = |_| GpuError::Exhausted;
+        let workers = (worker::copies().map_err(exhausted)?, worker::launches().map_err(exhausted)?);
+        let keeper = worker::keeper().map_err(exhausted)?;
+        let opened = keeper.post(move |keeper| keeper.open(gpu)).wait(OPEN);
+        let (context, shared) = opened
+            .ok_or_else(|| GpuError::Driver("making the NIC's context took too long".into()))?
+            .map_err(told)?;
+        let is_mapped = !allocation.is_in_a_context();
+        // Whatever the program granted when it mapped a piece: a kernel that may not write there would cost it its context.
+        let pieces_allow = || {
+            let pieces: Vec<u64> = ranges::chunks(addr, last).collect();
+            let ask = move |_: &mut _| pieces.iter().all(|piece| gpu.may_write(*piece));
+            keeper.post(ask).wait(LIMIT).unwrap_or(false)
+        };
+        let kernels =
+            shared.no_mover.is_none() && if is_mapped { pieces_allow() } else { allocation.is_of(&context) };
+        // What belongs to no context is mapped: the driver tells the range that was reserved, which may have gaps, and each piece's
+        // number.
+        let (start, end, id) = if is_mapped { (addr, last, newest) } else { (start, end, allocation.id()) };
+        let kind = if is_mapped { Kind::Mapped { kernels } } else { Kind::Whole { kernels } };
+        let card = gpu.ordinal();
+        let mut cards = cards();
+        let present = cards.get(&card).is_some_and(|front| front.shared.is_same(&shared));
+        if !present {
+            if let Some(reason) = &shared.no_mover {
+                eprintln!("softnic: GPU {card}: the copy engine moves all messages: {reason}");
+            }
+            cards.insert(card, Front::new(card, workers, shared));
+        }
+        let known = Known::new(start, end, id, card, kind).ok_or(GpuError::Exhausted)?;
+        Ok(Some(GpuRegion { _known: known, addr, len: length, generation: fork_generation() }))
+    }
+}
+
+impl Drop for GpuRegion {
+    fn drop(&mut self) {
+        // What is deregistered may be another's memory after this; what is copied there now has the table's entry still, and ends with an
+        // error where the program frees it. A fork child has neither.
+        if self.generation == fork_generation() {
+            given_up::await_end(self.addr, self.len, false);
+        }
+    }
+}
