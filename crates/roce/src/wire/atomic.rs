@@ -2,71 +2,33 @@
 //!
 //! IBTA vol. 1 §9.3.4 and §9.3.5.3. Operands are numbers; the memory they work on is in the host's byte order.
 
-use super::WireError;
-use super::bytes::{be32, be64, check, put};
+use super::bytes::header;
 
-/// An atomic extended transport header, 28 bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct AtomicEth {
-    /// Remote virtual address, a multiple of 8 (not checked here).
-    pub va: u64,
-    pub rkey: u32,
-    /// Value to swap in, or to add.
-    pub swap_add: u64,
-    /// Value to compare with (CmpSwap only).
-    pub compare: u64,
-}
-
-impl AtomicEth {
-    pub const BYTES: usize = 28;
-
-    #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
-        check("an AtomicETH", bytes, Self::BYTES)?;
-        Ok(Self {
-            va: be64(bytes, 0),
-            rkey: be32(bytes, 8),
-            swap_add: be64(bytes, 12),
-            compare: be64(bytes, 20),
-        })
-    }
-
-    #[inline]
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        let mut out = [0; Self::BYTES];
-        put(&mut out, 0, self.va.to_be_bytes());
-        put(&mut out, 8, self.rkey.to_be_bytes());
-        put(&mut out, 12, self.swap_add.to_be_bytes());
-        put(&mut out, 20, self.compare.to_be_bytes());
-        out
+header! {
+    /// An atomic extended transport header.
+    AtomicEth("an AtomicETH", 28) {
+        /// Remote virtual address, a multiple of 8 (not checked here).
+        va: u64 = 0,
+        rkey: u32 = 8,
+        /// Value to swap in, or to add.
+        swap_add: u64 = 12,
+        /// Value to compare with (CmpSwap only).
+        compare: u64 = 20,
     }
 }
 
-/// An atomic acknowledge extended transport header, 8 bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct AtomicAckEth {
-    /// Value in memory before the operation.
-    pub original: u64,
-}
-
-impl AtomicAckEth {
-    pub const BYTES: usize = 8;
-
-    #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
-        check("an AtomicAckETH", bytes, Self::BYTES)?;
-        Ok(Self { original: be64(bytes, 0) })
-    }
-
-    #[inline]
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        self.original.to_be_bytes()
+header! {
+    /// An atomic acknowledge extended transport header.
+    AtomicAckEth("an AtomicAckETH", 8) {
+        /// Value in memory before the operation.
+        original: u64 = 0,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::WireError;
 
     /// `rxe-rc.pcap`, packet 47: CmpSwap that hits.
     const COMPARE_SWAP: [u8; 28] = [

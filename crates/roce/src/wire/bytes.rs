@@ -50,3 +50,32 @@ pub(super) fn put24(bytes: &mut [u8], at: usize, value: u32) {
     let [_, a, b, c] = value.to_be_bytes();
     put(bytes, at, [a, b, c]);
 }
+
+/// Declares a header of big-endian numbers with the offset of each, and how it is read and written.
+macro_rules! header {
+    ($(#[$doc:meta])* $name:ident($what:literal, $bytes:literal) {
+        $($(#[$field_doc:meta])* $field:ident: $number:ty = $at:literal,)*
+    }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        pub struct $name { $($(#[$field_doc])* pub $field: $number,)* }
+
+        impl $name {
+            pub const BYTES: usize = $bytes;
+
+            #[inline]
+            pub fn parse(bytes: &[u8]) -> Result<Self, $crate::wire::WireError> {
+                $crate::wire::bytes::check($what, bytes, Self::BYTES)?;
+                Ok(Self { $($field: <$number>::from_be_bytes($crate::wire::bytes::array(bytes, $at)),)* })
+            }
+
+            #[inline]
+            pub fn emit(&self) -> [u8; Self::BYTES] {
+                let mut out = [0; Self::BYTES];
+                $($crate::wire::bytes::put(&mut out, $at, self.$field.to_be_bytes());)*
+                out
+            }
+        }
+    };
+}
+pub(super) use header;

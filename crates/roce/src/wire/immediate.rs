@@ -3,7 +3,7 @@
 //! IBTA vol. 1 §9.3.6 (immediate data) and §9.3.7 (invalidate).
 
 use super::WireError;
-use super::bytes::{array, be32, check};
+use super::bytes::{array, check, header};
 
 /// Immediate data. Four bytes without a byte order of their own: programs see them as they were given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -24,24 +24,10 @@ impl ImmDt {
     }
 }
 
-/// An invalidate extended transport header: the rkey that the receiver is to invalidate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Ieth {
-    pub rkey: u32,
-}
-
-impl Ieth {
-    pub const BYTES: usize = 4;
-
-    #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
-        check("an IETH", bytes, Self::BYTES)?;
-        Ok(Self { rkey: be32(bytes, 0) })
-    }
-
-    #[inline]
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        self.rkey.to_be_bytes()
+header! {
+    /// An invalidate extended transport header: the rkey that the receiver is to invalidate.
+    Ieth("an IETH", 4) {
+        rkey: u32 = 0,
     }
 }
 

@@ -2,41 +2,22 @@
 //!
 //! IBTA vol. 1 §9.3.3. The length is the whole message's (at most 2^31), also when the packet carries only its beginning.
 
-use super::WireError;
-use super::bytes::{be32, be64, check, put};
+use super::bytes::header;
 
-/// An RDMA extended transport header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Reth {
-    pub va: u64,
-    pub rkey: u32,
-    /// Bytes of the whole message.
-    pub dma_bytes: u32,
-}
-
-impl Reth {
-    pub const BYTES: usize = 16;
-
-    #[inline]
-    pub fn parse(bytes: &[u8]) -> Result<Self, WireError> {
-        check("a RETH", bytes, Self::BYTES)?;
-        Ok(Self { va: be64(bytes, 0), rkey: be32(bytes, 8), dma_bytes: be32(bytes, 12) })
-    }
-
-    /// The 16 bytes.
-    #[inline]
-    pub fn emit(&self) -> [u8; Self::BYTES] {
-        let mut out = [0; Self::BYTES];
-        put(&mut out, 0, self.va.to_be_bytes());
-        put(&mut out, 8, self.rkey.to_be_bytes());
-        put(&mut out, 12, self.dma_bytes.to_be_bytes());
-        out
+header! {
+    /// An RDMA extended transport header.
+    Reth("a RETH", 16) {
+        va: u64 = 0,
+        rkey: u32 = 8,
+        /// Bytes of the whole message.
+        dma_bytes: u32 = 12,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::WireError;
 
     /// `rxe-rc.pcap`, packet 16: WRITE Only of 64 bytes.
     const WRITE_64: [u8; 16] =
