@@ -53,7 +53,6 @@ const KINDS: [(NodeKind, &str); 14] = [
 ];
 
 impl NodeKind {
-    /// The type that has this number.
     pub fn of_number(number: u32) -> NodeKind {
         KINDS.get(number as usize).map_or(NodeKind::Unknown(number), |(kind, _)| *kind)
     }
@@ -116,7 +115,6 @@ impl Node {
 /// Why a graph cannot be launched by the device.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NotLaunchable {
-    /// A node of a type that is not allowed.
     #[error(
         "node {node} is {kind}: a graph that the GPU launches holds kernels, copies, fills and child graphs only"
     )]
@@ -125,7 +123,6 @@ pub enum NotLaunchable {
         node: String,
         kind: NodeKind,
     },
-    /// A copy from or to a place that is not allowed.
     #[error(
         "node {node} copies {way} {place:?} memory: in a graph that the GPU launches both ends are device memory, or pinned host memory"
     )]

@@ -32,10 +32,8 @@ pub fn supplied_by_the_driver(name: &str) -> bool {
 pub enum ImageError {
     #[error("no image: {len} bytes that begin with {start:02x?}, not with an ELF-64 header")]
     NotElf { len: usize, start: Vec<u8> },
-    /// ELF for something else.
     #[error("an ELF file for machine {0}, not for a GPU ({EM_CUDA})")]
     Machine(u16),
-    /// Not linked.
     #[error("an ELF file of type {0}, not {ET_EXEC}: it has not been linked")]
     Type(u16),
     /// An offset or length in the file points out of it, or a count is absurd.

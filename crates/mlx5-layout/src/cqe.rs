@@ -239,7 +239,6 @@ pub struct CqeError {
 }
 
 impl CqeError {
-    /// The syndrome, if it is a known one.
     pub fn known(&self) -> Option<CqeSyndrome> {
         CqeSyndrome::from_u8(self.syndrome)
     }

@@ -16,7 +16,6 @@ macro_rules! codes {
             /// Every code, in the order of its number.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The code with this number, if there is one.
             pub const fn from_u8(value: u8) -> Option<Self> {
                 match value { $($value => Some(Self::$variant),)* _ => None }
             }

@@ -128,7 +128,6 @@ impl Control {
         out
     }
 
-    /// The opcode, if it is one of ours.
     #[inline]
     pub fn send_opcode(&self) -> Option<SendOpcode> {
         SendOpcode::from_u8(self.opcode)

@@ -47,7 +47,6 @@ pub enum Arrival {
     Request(Verdict),
     /// The next bytes of a READ: put them where its message says, then poll events.
     Place(Placement),
-    /// Any other reply.
     Reply(ReplyVerdict),
 }
 

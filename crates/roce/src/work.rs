@@ -103,7 +103,6 @@ pub enum Atomic {
     FetchAdd { add: u64 },
 }
 
-/// What a receive's completion says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReceiveCompletion {
     /// The message's operation.
@@ -122,8 +121,9 @@ pub struct ReceiveCompletion {
 pub enum Outcome {
     /// Bytes moved.
     Done,
-    /// Atomic done.
-    Atomic { old: u64 },
+    Atomic {
+        old: u64,
+    },
     /// Memory of the responder's own process could not be accessed.
     LocalFault,
     /// The region that the message's first fragment was granted is no longer registered.

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use crate::dma::Copiers;
@@ -104,52 +105,33 @@ words! {
     } default Strict
 }
 
-/// All settings of one NIC process.
+/// All settings of one NIC process; [`KEYS`] says what each one means.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
-    /// Devices shown: `mlx5_0` up to `mlx5_7`.
     pub devices: u8,
-    /// Ports of every device: 1 or 2.
     pub ports: u8,
-    /// Model of every device.
     pub model: Model,
-    /// Link layer of every port.
     pub link_layer: LinkLayer,
-    /// Way that messages take.
     pub path: LinkPath,
     /// Rate to shape to, in Gbit/s of wire bytes; none: as fast as memory is.
     pub rate_gbps: Option<f64>,
-    /// Execute only what register writes cover, where a queue has a register of its own.
     pub strict: bool,
-    /// When a doorbell ahead of its record counts.
     pub doorbell_order: DoorbellOrder,
-    /// Lifts the increasing-address visibility of one WRITE's bytes, as PCIe relaxed ordering does.
     pub relaxed_ordering: bool,
     /// Threads that help to copy long payloads, which then lie in the ring. `None`: `auto`, as many as the cores have room for.
     pub copy_threads: Option<u8>,
-    /// Active MTU of the port in bytes.
     pub mtu: u16,
     /// Address in the RoCE GIDs of `mlx5_0`, port 1; the n-th port after it gets the n-th after it. Absent: see [`Config::address`].
     pub ipv4: Option<Ipv4Addr>,
-    /// A second address in the RoCE GIDs of `mlx5_0`, port 1; the n-th port after it gets the n-th after it.
     pub ipv6: Option<Ipv6Addr>,
-    /// Probability that a packet of the wire is lost when it comes.
     pub loss: f64,
-    /// Probability that a packet of the wire is overtaken by the next ones.
     pub reorder: f64,
-    /// Where the generator of both begins.
     pub seed: u64,
-    /// How long an answer of another connection manager may take: 4.096 µs times 2 to this.
     pub cm_timeout: u8,
-    /// How often it is asked again.
     pub cm_retries: u8,
-    /// One-way delay of what leaves.
     pub delay: Span,
-    /// Runs the NIC from inside the program's own `ibv_poll_cq` too.
     pub pump: bool,
-    /// Name of the fabric.
     pub fabric: String,
-    /// File that gets one JSON line of counters per process, when given.
     pub stats: Option<String>,
 }
 
@@ -204,20 +186,14 @@ pub const KEYS: &[Key] = &[
         name: "devices",
         allowed: "a whole number from 1 to 8",
         meaning: "devices shown, mlx5_0 upwards",
-        set: |c, v| {
-            c.devices = u8::try_from(v.as_integer()?).ok().filter(|n| (1..=MAX_DEVICES).contains(n))?;
-            Some(())
-        },
+        set: |c, v| within(1..=MAX_DEVICES, v, &mut c.devices),
         get: |c| Some(i64::from(c.devices).into()),
     },
     Key {
         name: "ports",
         allowed: "1 or 2",
         meaning: "ports of every device",
-        set: |c, v| {
-            c.ports = u8::try_from(v.as_integer()?).ok().filter(|n| (1..=MAX_PORTS).contains(n))?;
-            Some(())
-        },
+        set: |c, v| within(1..=MAX_PORTS, v, &mut c.ports),
         get: |c| Some(i64::from(c.ports).into()),
     },
     Key {
@@ -356,14 +332,14 @@ pub const KEYS: &[Key] = &[
         name: "cm_timeout",
         allowed: "a whole number from 0 to 31",
         meaning: "response time-out of a peer's connection manager: 4.096 us times 2 to the power of this",
-        set: |c, v| up_to(31, v, &mut c.cm_timeout),
+        set: |c, v| within(0..=31, v, &mut c.cm_timeout),
         get: |c| Some(i64::from(c.cm_timeout).into()),
     },
     Key {
         name: "cm_retries",
         allowed: "a whole number from 0 to 15",
         meaning: "how often a request to a peer's connection manager is repeated after that time-out",
-        set: |c, v| up_to(15, v, &mut c.cm_retries),
+        set: |c, v| within(0..=15, v, &mut c.cm_retries),
         get: |c| Some(i64::from(c.cm_retries).into()),
     },
     Key {
@@ -412,13 +388,10 @@ pub const KEYS: &[Key] = &[
 /// Why a configuration was refused: always one line that says what, where and what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The text is not TOML.
     #[error("{origin}: line {line}: not valid TOML: {reason}; correct that line")]
     Syntax { origin: String, line: usize, reason: String },
-    /// A key that no version knows.
     #[error("{origin}: unknown key `{key}`; remove it or use one of {known}")]
     UnknownKey { origin: String, key: String, known: String },
-    /// A value of the wrong kind or out of its range.
     #[error("{origin}: {key} = {value} is not allowed; give {allowed}")]
     Value { origin: String, key: &'static str, value: String, allowed: &'static str },
 }
@@ -534,8 +507,8 @@ fn word<T: FromStr>(value: &toml::Value, place: &mut T) -> Option<()> {
     Some(())
 }
 
-fn up_to(most: u8, value: &toml::Value, place: &mut u8) -> Option<()> {
-    *place = u8::try_from(value.as_integer()?).ok().filter(|number| *number <= most)?;
+fn within(range: RangeInclusive<u8>, value: &toml::Value, place: &mut u8) -> Option<()> {
+    *place = u8::try_from(value.as_integer()?).ok().filter(|number| range.contains(number))?;
     Some(())
 }
 

@@ -31,7 +31,6 @@ pub enum Damage {
     Checksum,
     #[error("the cached image is stale: it was written for something else")]
     Stale,
-    /// Not to be read as a file of bytes.
     #[error("the cached image cannot be read: {0}")]
     Unreadable(String),
 }

@@ -88,7 +88,6 @@ impl Cache {
         self
     }
 
-    /// The folder, if there is one.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }

@@ -15,7 +15,6 @@ pub unsafe fn capture_begin(stream: CUstream) -> Result<()> {
     call!(cuStreamBeginCapture_v2(stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED))
 }
 
-/// Ends it, and gives the graph.
 pub unsafe fn capture_end(stream: CUstream) -> Result<CUgraph> {
     let mut graph = null_mut();
     call!(cuStreamEndCapture(stream, &mut graph))?;

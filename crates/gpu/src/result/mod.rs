@@ -15,7 +15,6 @@ use std::time::Duration;
 /// Why a call of the driver failed, or was not made.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The driver is not there.
     #[error(
         "no CUDA driver: looked for {looked} as the dynamic loader does (LD_LIBRARY_PATH, /etc/ld.so.cache, the system's \
          library directories): {reason}; it comes with NVIDIA's kernel driver (package libcuda1 or nvidia-driver)"
@@ -43,7 +42,6 @@ pub enum Error {
     /// Something did not end in time. What it uses must stay, and does.
     #[error("{what} has not ended after {} ms", waited.as_millis())]
     Deadline { what: String, waited: Duration },
-    /// Refused by this crate before any call.
     #[error("{0}")]
     Refused(String),
 }
@@ -163,7 +161,6 @@ pub enum BuildError {
     Compile { source_name: String, target: String, code: i32, text: &'static str, log: String },
     #[error("linking {units} for {arch}: {call} gave {code}{}", after_line(log))]
     Link { units: String, arch: String, call: &'static str, code: i32, log: String },
-    /// Asked for something that does not go together.
     #[error("{0}")]
     Refused(String),
     #[error("what {units} became: {reason}")]

@@ -255,7 +255,6 @@ impl Drop for PinnedMemory {
 pub struct CancelWord(PinnedMemory);
 
 impl CancelWord {
-    /// A word that says nothing yet.
     pub fn new(context: &Context) -> Result<CancelWord> {
         // A cache line of its own: no other stores make the GPU's reads wait.
         PinnedMemory::new(context, 128).map(CancelWord)

@@ -192,7 +192,6 @@ impl Cm {
         self.connections.get(&id.0).map(|connection| connection.attributes)
     }
 
-    /// What was done so far.
     pub fn counters(&self) -> CmCounters {
         self.counters
     }

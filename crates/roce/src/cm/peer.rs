@@ -22,7 +22,6 @@ pub enum CmError {
 /// Why a MAD was dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum CmDrop {
-    /// It is no MAD of the connection manager.
     #[error(transparent)]
     Wire(WireError),
     #[error("no connection {id:#010x} with this other end")]

@@ -73,7 +73,6 @@ pub struct PacketTransmit {
     pub ticket: Ticket,
     /// The message's operation.
     pub opcode: Opcode,
-    /// Its own PSN.
     pub psn: Psn,
     /// Where in the message; READs and atomics are always whole.
     pub position: Position,

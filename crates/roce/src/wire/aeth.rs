@@ -51,7 +51,6 @@ impl Syndrome {
 /// An ACK extended transport header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Aeth {
-    /// What kind of answer.
     pub syndrome: Syndrome,
     /// Messages that the responder has completed, 24 bits.
     pub msn: u32,

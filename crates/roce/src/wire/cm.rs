@@ -142,7 +142,6 @@ pub enum Message {
     Drep(Ids),
     /// Asks for the QP of a datagram service.
     SidrReq {
-        /// Number of the request.
         request: u32,
         /// P_Key.
         pkey: u16,

@@ -5,7 +5,6 @@
 use super::WireError;
 use super::bytes::{be16, be32, be64, check, put};
 
-/// Bytes of every MAD.
 pub const MAD_BYTES: usize = 256;
 /// Bytes of a MAD behind the header.
 pub const BODY_BYTES: usize = MAD_BYTES - MadHeader::BYTES;
@@ -14,7 +13,6 @@ pub const QP1: u32 = 1;
 /// Q_Key of QP1 (IBTA vol. 1 §3.5.3, as `IB_QP1_QKEY` in public sources).
 pub const QP1_QKEY: u32 = 0x8001_0000;
 
-/// The header that all MADs have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MadHeader {
     /// Version of this header: 1.
@@ -25,7 +23,6 @@ pub struct MadHeader {
     /// Method; its upper bit says that it is a response.
     pub method: u8,
     pub status: u16,
-    /// As the class says.
     pub class_specific: u16,
     /// Transaction: ties an answer to its question.
     pub transaction: u64,

@@ -95,7 +95,6 @@ pub enum WireError {
     /// The invariant CRC is wrong: the packet was changed on its way, or its sender computes it wrongly.
     #[error("ICRC {found:#010x}, the packet's is {computed:#010x}")]
     Icrc { found: u32, computed: u32 },
-    /// The invariant CRC is wrong whatever the IPv4 identification was.
     #[error("ICRC {found:#010x} is explained by no identification ({with_zero:#010x} would be that of 0)")]
     IcrcUnexplained {
         found: u32,

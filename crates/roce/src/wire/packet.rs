@@ -100,7 +100,6 @@ impl Extended {
         }
     }
 
-    /// Immediate data, if there is some.
     pub const fn immediate(&self) -> Option<ImmDt> {
         match self {
             Self::Imm(imm) | Self::RethImm(_, imm) | Self::DethImm(_, imm) => Some(*imm),
@@ -108,7 +107,6 @@ impl Extended {
         }
     }
 
-    /// The answer, if it is one.
     pub const fn aeth(&self) -> Option<Aeth> {
         match self {
             Self::Aeth(aeth) | Self::AethAtomicAck(aeth, _) => Some(*aeth),

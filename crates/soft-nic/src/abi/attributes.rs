@@ -53,13 +53,10 @@ pub struct Spec {
 /// A method of an object, with all attributes it knows.
 #[derive(Debug)]
 pub struct Method {
-    /// Object number.
     pub object: u16,
-    /// Method number.
     pub method: u16,
     /// Name for the log.
     pub name: &'static str,
-    /// What it takes.
     pub attributes: &'static [Spec],
 }
 
@@ -204,7 +201,6 @@ impl<'m> Command<'m> {
         self.attributes.iter().find(|attribute| attribute.spec.id == id)
     }
 
-    /// Whether the attribute was given.
     pub fn has(&self, id: u16) -> bool {
         self.get(id).is_some()
     }

@@ -40,10 +40,8 @@ const LINGERING: Duration = Duration::from_nanos(crate::link::delay::MAX_NS + 10
 /// Why a process got no NIC.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// No seat on the fabric.
     #[error(transparent)]
     Link(#[from] crate::link::LinkError),
-    /// The kernel refused something.
     #[error("starting the NIC: {0}")]
     Kernel(#[from] std::io::Error),
 }

@@ -102,7 +102,6 @@ impl Tree {
         self.shadowed.iter().any(|prefix| path.starts_with(prefix.as_str()))
     }
 
-    /// Every path of the tree.
     pub fn paths(&self) -> impl Iterator<Item = &str> {
         self.nodes.keys().map(String::as_str)
     }

@@ -284,7 +284,6 @@ pub struct CreateSrq {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CreatedSrq {
     pub handle: Handle,
-    /// SRQ number.
     pub srqn: u32,
     /// Receives that the ring has room for.
     pub max_wr: u32,

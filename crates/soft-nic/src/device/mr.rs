@@ -162,7 +162,6 @@ impl Regions {
         }
     }
 
-    /// Every window.
     pub(super) fn windows(&self) -> impl Iterator<Item = &Window> {
         self.slots.iter().filter_map(|slot| match &slot.mkey {
             Mkey::Window(window) => Some(window),

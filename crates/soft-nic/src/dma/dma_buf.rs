@@ -32,7 +32,6 @@ pub enum DmaBufError {
     Kernel { errno: i32 },
     #[error("{length:#x} bytes at offset {offset:#x} of a dma-buf of {size:#x} bytes")]
     Range { offset: u64, length: u64, size: u64 },
-    /// The exporter refuses to have it mapped.
     #[error(
         "its exporter lets no program map it (errno {errno}), as of a GPU's memory, and no memory of a GPU that this process \
          allocated holds it where iova says"

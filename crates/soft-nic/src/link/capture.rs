@@ -94,7 +94,6 @@ fn checksum(source: Gid, destination: Gid, udp_bytes: u16, source_port: u16, pay
 /// What waits to be taken.
 #[derive(Debug)]
 struct Waiting {
-    /// Whole blocks.
     blocks: Vec<u8>,
     captured: u64,
     dropped: u64,

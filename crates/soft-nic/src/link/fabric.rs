@@ -88,7 +88,6 @@ const REFUSED: u64 = 0xffff_ffff;
 pub enum FabricError {
     #[error("fabric name {name:?}: 1 to 64 letters, digits, '-', '_' or '.'")]
     Name { name: String },
-    /// Another process holds the socket.
     #[error(
         "waited {seconds} s for another process to join fabric {name:?}; it holds abstract socket @{socket}"
     )]

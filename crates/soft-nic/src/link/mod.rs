@@ -79,7 +79,6 @@ pub struct PathAddress {
     pub sl: u8,
     pub traffic_class: u8,
     pub hop_limit: u8,
-    /// Whether a GRH is present.
     pub grh: bool,
     /// The port of the receiver's device that has the destination address. Only the record says so, and only «not the first».
     pub to_port: u8,
@@ -406,7 +405,6 @@ impl Link {
         self.wire.as_mut()?.end_capture().map(Capture::end)
     }
 
-    /// What was done so far.
     pub fn counters(&self) -> LinkCounters {
         self.counters
     }

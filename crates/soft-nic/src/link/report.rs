@@ -9,24 +9,19 @@ use crate::dma::Fault;
 /// Why a link could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// Joining the fabric failed.
     #[error(transparent)]
     Fabric(#[from] FabricError),
-    /// The fault handler could not be installed.
     #[error("installing the handler for SIGSEGV and SIGBUS: {0}")]
     Guard(std::io::Error),
-    /// An address where packets cannot come.
     #[error(
         "UDP port 4791 of {address}: {error}; name an address of this host (option --ipv4, key `ipv4`), or use --path shm"
     )]
     Wire { address: IpAddr, error: std::io::Error },
-    /// More addresses than a process can tell the others of.
     #[error(
         "{count} addresses: a process has at most {} on a fabric; use fewer --devices or --ports, or one --ipv4 and no --ipv6",
         super::fabric::PORTS
     )]
     Addresses { count: usize },
-    /// Sockets cannot be waited for.
     #[error("waiting for packets (epoll): {0}")]
     Ear(std::io::Error),
     #[error("rings of {ring_bytes} bytes: a power of two of at least 524288 is needed")]
@@ -42,13 +37,10 @@ impl LinkError {
 /// Why a slot cannot be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NoPeer {
-    /// The QPN names a slot where no process is.
     #[error("no process has slot {0} of the fabric")]
     Empty(u8),
-    /// The process that was there has ended.
     #[error("the process in slot {0} of the fabric has ended")]
     Gone(u8),
-    /// The peer could not or would not attach to our channel.
     #[error(
         "the process in slot {0} of the fabric could not attach to our channel (another version, or no permission)"
     )]
@@ -58,7 +50,6 @@ pub enum NoPeer {
         "the channel to slot {0} of the fabric is closed after a bad record, or a GPU's copy that did not end in time"
     )]
     Closed(u8),
-    /// The kernel did not give us memory or a descriptor for a channel.
     #[error("no channel to slot {slot} of the fabric: errno {errno}")]
     Kernel {
         slot: u8,
@@ -74,7 +65,6 @@ pub enum NoPeer {
 pub enum SendError {
     #[error("the ring is full")]
     Full,
-    /// As [`Room::NoPeer`].
     #[error(transparent)]
     NoPeer(#[from] NoPeer),
     /// The payload could not be read: a local protection error of this work request.
@@ -95,10 +85,8 @@ pub enum LinkEvent {
     /// A peer ended, or became another program, without leaving. One that left is no event.
     #[error("the process in slot {slot} (pid {pid}) ended without leaving the fabric")]
     PeerLost { slot: u8, pid: u32 },
-    /// A peer wrote a record that cannot be; its channel is closed.
     #[error("slot {slot} sent {error}; its channel is closed")]
     BadRecord { slot: u8, error: RecordError },
-    /// A copy between a GPU and a channel's ring was given up and may still be under way.
     #[error(
         "a copy between a GPU and the channel with slot {slot} did not end in time, and may go on: the channel is closed, so that no other \
          message lies there; messages between the two processes fail until one of them begins anew"
@@ -156,7 +144,6 @@ fn port_taken(address: &IpAddr, user: &u32, pid: &Option<u32>) -> String {
     )
 }
 
-/// What a link has done so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LinkCounters {
     /// Requests and fragments of requests sent.

@@ -16,7 +16,6 @@ use crate::dma::Memory;
 #[derive(Debug)]
 pub struct DriverSrq {
     pub handle: Handle,
-    /// SRQ number.
     pub srqn: u32,
     pub ring: Block,
     /// The count of posts.

@@ -8,7 +8,6 @@ use crate::device::command::{ContextId, EventSink};
 /// One asynchronous event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AsyncRecord {
-    /// Context it was given to.
     pub context: ContextId,
     /// User handle of the object.
     pub element: u64,

@@ -42,7 +42,6 @@ pub struct RegionOffer {
 }
 
 impl RegionOffer {
-    /// Offers a whole region.
     pub fn new<M: Memory>(region: &Mr<M>) -> Self {
         Self { address: region.address(), bytes: region.len() as u64, rkey: region.rkey() }
     }

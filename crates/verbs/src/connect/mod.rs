@@ -21,7 +21,6 @@ use crate::code::{LinkLayer, Mtu};
 /// Why two processes did not come together.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// rdma-core refused something.
     #[error(transparent)]
     Verbs(#[from] crate::Error),
     #[error("{name} {value} is out of range: {range}")]
@@ -39,7 +38,6 @@ pub enum ConnectError {
     Closed { peer: SocketAddr, what: &'static str },
     #[error("{peer} is not one of ours: expected one JSON line of protocol {PROTOCOL:?}, got {start:?}")]
     Stranger { peer: SocketAddr, start: String },
-    /// One of ours, of another time.
     #[error(
         "{peer} speaks version {theirs} of the connection protocol, this program version {VERSION}: use the same build"
     )]

@@ -192,7 +192,6 @@ pub enum GidType {
     RoceV1,
     /// RoCE version 2, over UDP.
     RoceV2,
-    /// Another number.
     Other(u32),
 }
 

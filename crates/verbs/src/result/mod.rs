@@ -17,7 +17,6 @@ pub use crate::sys::LoadError;
 /// Why a call of rdma-core failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The library is not there.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// The library is there, in a version without this function.
@@ -32,7 +31,6 @@ pub enum Error {
         what: String,
         source: io::Error,
     },
-    /// Refused by this crate before any call.
     #[error("{0}")]
     Refused(String),
 }

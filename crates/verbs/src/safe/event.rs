@@ -11,14 +11,11 @@ use crate::result::{Result, object};
 /// What an event is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Element {
-    /// Number of the queue pair.
     Qp(u32),
     /// Number that was given to the CQ, see [`super::Cq::with_channel`].
     Cq(usize),
     Srq,
-    /// Number of the port.
     Port(i32),
-    /// The whole device.
     Device,
 }
 

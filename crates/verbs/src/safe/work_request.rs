@@ -250,7 +250,6 @@ impl<'a> SendList<'a> {
         self.raw.clear();
     }
 
-    /// How many requests there are.
     pub fn len(&self) -> usize {
         self.raw.len()
     }

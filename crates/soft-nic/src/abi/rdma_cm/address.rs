@@ -11,7 +11,6 @@ pub const STORAGE_BYTES: usize = 128;
 /// An address with its port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Address {
-    /// Not there yet.
     #[default]
     None,
     /// IPv4.

@@ -17,7 +17,6 @@ const MAX_EVENTS: usize = 16 * 1024;
 /// `enum rdma_cm_event_type` of `rdma/rdma_cma.h`, which the kernel shares.
 pub mod event {
     pub const ADDR_RESOLVED: u32 = 0;
-    /// It was not.
     pub const ADDR_ERROR: u32 = 1;
     pub const ROUTE_RESOLVED: u32 = 2;
     /// Somebody asks.

@@ -163,7 +163,6 @@ impl Card {
 }
 
 impl Hands {
-    /// Takes a GPU in.
     pub fn adopt(&mut self, ordinal: u32, card: Card) {
         self.cards.insert(ordinal, card);
     }
@@ -269,7 +268,6 @@ fn is_there(shared: &Shared, ordinal: u32) -> Result<(), gpu::Error> {
 }
 
 impl Launcher {
-    /// Takes a GPU in.
     pub fn adopt(&mut self, ordinal: u32, kernels: Kernels) {
         self.cards.insert(ordinal, kernels);
     }

@@ -17,7 +17,6 @@ const OPEN: Duration = Duration::from_secs(20);
 pub enum GpuError {
     #[error("{addr:#x} is managed memory, which moves between host and GPU: register memory of cudaMalloc")]
     Managed { addr: u64 },
-    /// Its driver lets no NIC reach it.
     #[error(
         "the GPU's driver lets no NIC reach the memory at {addr:#x} (GPUDirect RDMA): memory of a pool, or of cuMemCreate \
          without gpuDirectRDMACapable"
@@ -25,7 +24,6 @@ pub enum GpuError {
     NotForNic { addr: u64 },
     #[error("{length:#x} bytes at {addr:#x} leave the GPU's allocation {start:#x}..{end:#x}")]
     Outside { addr: u64, length: u64, start: u64, end: u64 },
-    /// CUDA refused.
     #[error("CUDA: {0}")]
     Driver(String),
     #[error("no room for one more region in a GPU's memory")]

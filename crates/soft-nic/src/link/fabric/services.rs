@@ -52,7 +52,6 @@ fn folded(gid: [u8; 16]) -> u32 {
 /// Why a service was not announced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ServiceError {
-    /// Another process has it.
     #[error("slot {0} of the fabric listens to this service")]
     Taken(u8),
     #[error("a process listens to {COUNT} services at most")]

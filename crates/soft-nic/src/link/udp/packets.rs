@@ -102,7 +102,6 @@ impl From<Arrived<'_>> for Kept {
 pub enum Unsent {
     #[error("enough packets wait for the kernel")]
     Full,
-    /// Its payload cannot be read.
     #[error(transparent)]
     Fault(#[from] Fault),
     /// No header says that, or no port of ours has that address.
@@ -183,7 +182,6 @@ impl Wire {
         Ok(())
     }
 
-    /// Ends the capture, if there is one.
     pub fn end_capture(&mut self) -> Option<Capture> {
         self.capture.take()
     }

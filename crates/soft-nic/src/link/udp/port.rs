@@ -174,7 +174,6 @@ impl SharedPort {
         Ok(self.is_owner())
     }
 
-    /// What was done so far.
     pub fn counters(&self) -> PortCounters {
         self.counters
     }
