@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::Belongs;
 
 /// Longest life of anything here.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(300);
 
 /// A running program with JSON on its standard output.
 #[derive(Debug)]
