@@ -8,16 +8,17 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::Mutex;
 
 use super::Fault;
+use super::own::{Own, locked};
 use super::shared::SharedMemory;
-use super::system::{PAGE, check, moved_high};
+use super::system::{PAGE, check, fork_generation, moved_high};
 
 /// `DMA_BUF_MAGIC` of `linux/magic.h`: "DMAB".
 const DMA_BUF_MAGIC: i64 = 0x444d_4142;
 
-/// Mappings that one process may have at a time; each message is compared with all of them.
+/// Mappings that one process may have at a time; each registration is compared with all of them.
 pub const MAX_DMA_BUFS: usize = 256;
 
 /// Why a descriptor could not be registered.
@@ -70,8 +71,8 @@ pub fn is_dma_buf(fd: &OwnedFd) -> bool {
 /// A piece of a dma-buf, mapped. Holds the buffer until it is dropped, whatever becomes of the descriptor.
 #[derive(Debug)]
 pub struct DmaBuf {
-    // Forgotten before it is unmapped: another thread's memory may lie there right afterwards.
-    range: KnownRange,
+    // Dropped before it is unmapped: another thread's memory may lie there right afterwards.
+    _range: KnownRange,
     memory: SharedMemory,
     skip: usize,
 }
@@ -116,12 +117,11 @@ impl DmaBuf {
         })?;
         let range = KnownRange::new(memory.address(), mapped as u64, writable);
         let range = range.ok_or(DmaBufError::Exhausted)?;
-        Ok(DmaBuf { range, memory, skip: (offset - first) as usize })
+        Ok(DmaBuf { _range: range, memory, skip: (offset - first) as usize })
     }
 
     /// Address of the piece's first byte in this process.
     pub fn address(&self) -> u64 {
-        debug_assert!(self.range.place < MAX_DMA_BUFS);
         self.memory.address() + self.skip as u64
     }
 }
@@ -139,75 +139,48 @@ fn size_of(fd: &OwnedFd) -> Option<u64> {
     u64::try_from(end).ok()
 }
 
-// The ranges of this process. Words only: a fork child empties the table, whoever was changing it at that moment.
+/// First byte, byte after the last, and whether the NIC may write there.
+type Range = (u64, u64, bool);
 
-/// A mapping in the table; taken out on drop.
+/// The mappings of this process.
+static RANGES: Own<Mutex<Vec<Range>>> = Own::new();
+
+/// A mapping in the list; taken out on drop.
 #[derive(Debug)]
 struct KnownRange {
-    place: usize,
     start: u64,
+    generation: u32,
 }
-
-/// First byte (0: free), byte after the last (0: being entered), 1 where the NIC may write.
-struct Entry {
-    start: AtomicU64,
-    end: AtomicU64,
-    writable: AtomicU32,
-}
-
-static RANGES: [Entry; MAX_DMA_BUFS] =
-    [const { Entry { start: AtomicU64::new(0), end: AtomicU64::new(0), writable: AtomicU32::new(0) } };
-        MAX_DMA_BUFS];
-
-/// Entries of the table that may be in use: all behind are free.
-static USED: AtomicUsize = AtomicUsize::new(0);
 
 impl KnownRange {
     fn new(start: u64, len: u64, writable: bool) -> Option<KnownRange> {
-        let free = |entry: &Entry| {
-            entry.start.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-        };
-        let place = RANGES.iter().position(free)?;
-        RANGES[place].writable.store(writable.into(), Ordering::Relaxed);
-        RANGES[place].end.store(start + len, Ordering::Release);
-        USED.fetch_max(place + 1, Ordering::AcqRel);
-        Some(KnownRange { place, start })
+        let mut ranges = locked(RANGES.get());
+        (ranges.len() < MAX_DMA_BUFS).then(|| {
+            ranges.push((start, start + len, writable));
+            KnownRange { start, generation: fork_generation() }
+        })
     }
 }
 
 impl Drop for KnownRange {
     fn drop(&mut self) {
-        let entry = &RANGES[self.place];
-        // In a fork child the place may be another's by now.
-        if entry.start.load(Ordering::Acquire) == self.start {
-            entry.end.store(0, Ordering::Release);
-            entry.start.store(0, Ordering::Release);
+        // A fork child's list has none of its parent's mappings, and perhaps another one at this address.
+        if self.generation == fork_generation() {
+            locked(RANGES.get()).retain(|(start, ..)| *start != self.start);
         }
     }
 }
 
 /// In a fork child: the mappings were its parent's.
 pub(super) fn forget_all() {
-    for entry in &RANGES {
-        entry.end.store(0, Ordering::Relaxed);
-        entry.start.store(0, Ordering::Relaxed);
-    }
-    USED.store(0, Ordering::Relaxed);
-}
-
-fn known() -> impl Iterator<Item = (&'static Entry, u64, u64)> {
-    let used = USED.load(Ordering::Acquire).min(MAX_DMA_BUFS);
-    RANGES[..used].iter().map(|entry| {
-        let (start, end) = (entry.start.load(Ordering::Acquire), entry.end.load(Ordering::Acquire));
-        (entry, start, end)
-    })
+    RANGES.forget();
 }
 
 /// What is known of a range that lies in one mapping: whether it may be used so. `None`: it lies in none.
 pub(super) fn probe(addr: u64, end: u64, write: bool) -> Option<Result<(), Fault>> {
-    let (entry, ..) = known().find(|(_, first, last)| *first <= addr && end <= *last)?;
-    let allowed = !write || entry.writable.load(Ordering::Relaxed) != 0;
-    Some(if allowed { Ok(()) } else { Err(Fault { addr }) })
+    let ranges = locked(RANGES.get());
+    let (.., writable) = ranges.iter().find(|(first, last, _)| *first <= addr && end <= *last)?;
+    Some(if *writable || !write { Ok(()) } else { Err(Fault { addr }) })
 }
 
 #[cfg(test)]

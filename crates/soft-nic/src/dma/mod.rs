@@ -15,6 +15,7 @@ mod guard;
 mod host;
 mod interfaces;
 pub mod mailbox;
+mod own;
 mod registers;
 mod shared;
 pub mod socket;

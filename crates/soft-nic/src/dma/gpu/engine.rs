@@ -261,7 +261,7 @@ fn gone(ordinal: u32) -> gpu::Error {
     gpu::Error::Refused(format!("GPU {ordinal} is gone"))
 }
 
-/// Asked before a stream is used: whoever resets the GPU frees those too.
+/// Asked before a stream is used: a reset of the GPU frees those too.
 fn is_there(shared: &Shared, ordinal: u32) -> Result<(), gpu::Error> {
     let reset = || gpu::Error::Refused(format!("the program has reset GPU {ordinal}"));
     if shared.is_there() { Ok(()) } else { Err(reset()) }

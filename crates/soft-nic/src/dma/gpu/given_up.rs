@@ -1,13 +1,13 @@
-//! Copies that nobody waits for any more and that may still be under way: until one has ended, what it reads and writes is not used for
-//! anything else. A list and a lock of its own, so that who deregisters a region does not wait for the message that is copied now.
+//! Timed-out copies the GPU may still execute; their buffers stay quarantined until it reports completion.
+//! A list and a lock of its own, so that deregistering a region does not wait for the message that is copied now.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::engine::LIMIT;
-use super::own::Own;
-use super::worker::{self, Ticket, locked};
+use super::worker::{self, Ticket};
+use crate::dma::own::{Own, locked};
 use crate::dma::system::nap;
 
 /// How long an answer is waited for that the driver gives at once when nothing keeps it.
@@ -195,7 +195,7 @@ mod tests {
             await_end(0x1_0000_0000 + region, 1, false);
         }
         assert!((LIMIT / 16..LIMIT).contains(&since.elapsed()), "{:?}", since.elapsed());
-        // Whoever held the lock.
+        // Whichever thread held the lock.
         let held = locked(ALL.get());
         assert!(true_in_fork_child(|| {
             await_end(0x1_0000_0000, 1, true);

@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use gpu::{Allocation, Registered};
 
 use super::given_up;
-use super::own::Own;
-use super::worker::{self, Ticket, locked};
+use super::worker::{self, Ticket};
+use crate::dma::own::{Own, locked};
 use crate::dma::system::{PAGE, fork_generation, nap};
 
 /// Shorter ones are not noted: what they take is staged.
@@ -29,10 +29,10 @@ pub const LEAST: u64 = 64 << 10;
 /// Pieces of a region: this long the driver keeps copies waiting at most, some 25 ms.
 const PIECE: u64 = 256 << 20;
 
-/// How long who deregisters a region waits for the end of its registration: what ordinary kernels take.
+/// How long deregistering a region waits for the end of its registration: what ordinary kernels take.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// Who may use pages of the host besides the CPU.
+/// What may use pages of the host besides the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sight {
     /// Nobody: they are staged.
@@ -214,7 +214,7 @@ impl Drop for HostPages {
     }
 }
 
-/// Who may use `addr..addr + len` now. Where they lie in a noted piece that no GPU sees yet, one is asked to if `asks`: only while the
+/// What may use `addr..addr + len` now. Where they lie in a noted piece that no GPU sees yet, one is asked to if `asks`: only while the
 /// program's context takes calls, since a registration that waits for that context's lock holds one that copies wait for, in any context.
 pub fn sight(card: u32, addr: u64, len: u64, asks: bool) -> Sight {
     let mut noted = noted();

@@ -3,7 +3,7 @@
 //!
 //! No page of such memory can be mapped by a CPU, so whatever the NIC reads or writes there goes over a kernel of ours (`mover`)
 //! when it is short, and over the copy engine (`engine`) when it is long or while no mover runs. Both are waited for, with a
-//! deadline, by whoever asked: so payload, flag and CQE are in order because the NIC is. A process that has not loaded CUDA
+//! deadline, by the caller: so payload, flag and CQE are in order because the NIC is. A process that has not loaded CUDA
 //! pays one relaxed load an access (`ranges`), and the driver is never loaded because of the NIC.
 //!
 //! Left out: memory that moves by itself (managed) and pools that no NIC may reach, which are refused as by a card's
@@ -15,7 +15,6 @@ mod given_up;
 mod host_pages;
 mod keeper;
 mod mover;
-mod own;
 mod pace;
 mod ranges;
 mod region;
@@ -32,11 +31,11 @@ use self::engine::{Copy, HALF, Hands, LIMIT, Launcher, Shared, Wanted, Way};
 use self::given_up::By;
 use self::host_pages::Sight;
 use self::mover::{Command, Mover, Outcome};
-use self::own::Own;
 use self::pace::Pace;
 use self::ranges::Place;
-use self::worker::{Ticket, Worker, locked};
+use self::worker::{Ticket, Worker};
 use super::host::last_word;
+use super::own::{Own, locked};
 use super::{Fault, Host, Memory};
 
 pub use counts::counters;
@@ -131,7 +130,7 @@ pub(super) fn atomic(host: &Host, addr: u64, operation: Atomic) -> Option<Result
     Some(front.atomic(host, addr, place, operation))
 }
 
-/// What is done atomically; only the NIC does RDMA atomics, so that it is atomic among them whoever does it.
+/// What is done atomically; only the NIC does RDMA atomics, so that it is atomic among them whether mover or copy engine does it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Atomic {
     CompareSwap { compare: u64, swap: u64 },
@@ -151,7 +150,7 @@ impl Shared {
         std::sync::Arc::ptr_eq(&self.mail, &other.mail)
     }
 
-    /// Whether all that was made in the context is still there: who resets a GPU frees the NIC's memory and streams too, and
+    /// Whether all that was made in the context is still there: a reset of the GPU frees the NIC's memory and streams too, and
     /// none of them may be touched after that.
     fn is_there(&self) -> bool {
         Allocation::id_at(self.mail.address().as_ptr() as u64) == self.mail_id
@@ -328,7 +327,7 @@ impl Front {
         }
     }
 
-    /// Who may use pages of the host for a message to or from a place on the GPU. A mover that runs was launched in the program's context just now.
+    /// What may use pages of the host for a message to or from a place on the GPU. A mover that runs was launched in the program's context just now.
     fn sight(&mut self, addr: u64, len: u64, gpu: (u64, Place)) -> Sight {
         if len < SEEN {
             return Sight::None;

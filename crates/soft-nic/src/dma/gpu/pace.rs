@@ -52,7 +52,7 @@ impl Pace {
         self.note(since, now, SLOW + Duration::from_nanos(len / BYTES_PER_NS))
     }
 
-    /// Who was slow is left alone for a while, and for longer where that is so again soon after.
+    /// A slow mover is left alone for a while, and for longer where that is so again soon after.
     fn note(&mut self, since: Instant, now: Instant, slow: Duration) -> bool {
         if now.saturating_duration_since(since) <= slow || self.patient {
             return false;

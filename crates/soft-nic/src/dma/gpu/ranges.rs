@@ -2,7 +2,7 @@
 //! piece by piece into a range of addresses that was reserved (`cuMemMap`). Of that the driver tells no piece's bounds.
 //!
 //! Every access of the NIC to the program's memory asks here, so that a program without CUDA pays one relaxed load. Words only:
-//! a fork child, which has no GPU, empties the table, whoever was changing it at that moment.
+//! a fork child, which has no GPU, empties the table, whichever thread was changing it at that moment.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 

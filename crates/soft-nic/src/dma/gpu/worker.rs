@@ -9,15 +9,15 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::super::system;
 use super::engine::{Hands, Launcher};
 use super::keeper::Keeper;
-use super::own::Own;
+use crate::dma::own::{Own, locked};
 
-/// How long the thread looks for the next job before it sleeps, and how long who waits for one spins.
+/// How long the thread looks for the next job before it sleeps, and how long a waiter for one spins.
 const SPIN: Duration = Duration::from_micros(40);
 /// How long it sleeps when nobody wakes it.
 const NAP: Duration = Duration::from_secs(10);
@@ -176,9 +176,4 @@ impl<H: Default + 'static> Worker<H> {
             since = Instant::now();
         }
     }
-}
-
-/// What a lock holds is whole whatever a panicking thread did.
-pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

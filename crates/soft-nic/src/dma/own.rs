@@ -1,7 +1,8 @@
-//! What a process has one of, and a fork child begins anew: whoever held its lock in the parent is no thread of the child's.
+//! Per-process singletons, re-created after fork: the thread that held a lock in the parent is no thread of the child's.
 
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::dma::system::fork_generation;
 
@@ -37,4 +38,9 @@ impl<T: Default + Send + Sync + 'static> Own<T> {
     pub fn forget(&self) {
         self.0.store(null_mut(), Ordering::Release);
     }
+}
+
+/// What a lock holds is whole whatever a panicking thread did.
+pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
