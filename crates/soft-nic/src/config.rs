@@ -422,7 +422,7 @@ impl Config {
         (0..self.all_ports()).flat_map(|place| self.addresses(place)).collect()
     }
 
-    /// Who helps to copy long payloads, on so many cores.
+    /// The helper threads for long payloads on so many cores.
     pub fn copiers(&self, cores: usize) -> Copiers {
         self.copy_threads.map_or_else(|| Copiers::for_cores(cores), Copiers::new)
     }

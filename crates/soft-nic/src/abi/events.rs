@@ -200,7 +200,7 @@ impl Events {
         pipes.asynchronous.get(&context).is_some_and(|files| files.iter().any(|pipe| pipe.inode == inode))
     }
 
-    /// Forgets a context's pipes; whoever still reads one sees its end.
+    /// Forgets a context's pipes; a reader of one sees its end.
     pub fn close_context(&self, context: ContextId) {
         let mut pipes = self.pipes();
         let asynchronous = pipes.asynchronous.remove(&context);

@@ -81,7 +81,7 @@ struct Control {
     stop: AtomicBool,
     /// Somebody has taken it on to report.
     claimed: AtomicBool,
-    /// Where the thread's own report stands; who waits for it sleeps on this word.
+    /// Where the thread's own report stands; a thread that waits for it sleeps on this word.
     leaving: AtomicU32,
     /// Rounds that the program's own polls did.
     pumped: AtomicU64,
@@ -131,7 +131,7 @@ impl Process {
                 .name(THREAD_NAME.to_owned())
                 .spawn(move || run(&server, &shared, publish))
         };
-        // Whoever hears packets for a NIC that has no thread is not needed either.
+        // The thread that hears packets is not needed for a NIC without a thread.
         let thread = thread.inspect_err(|_| shared.stop.store(true, Ordering::Release))?;
         Ok(Self { server, waker, shared, thread: Mutex::new(Some(thread)) })
     }
@@ -290,7 +290,7 @@ fn report(server: &Server<Nic<Host>>, thread_ns: u64, deadline: Instant, lingers
         report.counters = counters(server, &mut nic);
         report.changes = nic.changes().to_vec();
     }
-    // The last packets of a program are worth having: whoever captures them gets a moment, after those that came late too.
+    // The last packets of a program are worth having: the capture gets a moment to take them, also those that came late.
     let ending = nic.link().end_capture();
     drop(nic);
     let has_lingered = matches!(flushed, Ok(true));

@@ -19,7 +19,7 @@ const DISARMED: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub struct Cq {
-    /// Who made it.
+    /// The context that made it.
     pub context: ContextId,
     pub cqn: u32,
     /// Entries, a power of two.

@@ -36,7 +36,7 @@ impl<M: Memory> Core<M> {
                         self.qps.put(qp);
                     }
                     Some(qp) if qp.route.is_some() => {
-                        // Its peer is on the wire: whoever says this is another.
+                        // Its peer is on the wire: another process says this.
                         self.counters.dropped_replies += 1;
                         self.qps.put(qp);
                     }
@@ -174,7 +174,7 @@ impl<M: Memory> Core<M> {
                     }
                 })
             }
-            // Whoever asks has taken it apart.
+            // The caller has taken it apart.
             Work::Read { .. } => Ok(()),
             Work::Atomic { region, operation } => {
                 let old = match *operation {

@@ -237,7 +237,7 @@ impl<M: Memory> Core<M> {
         self.faults.as_ref().map_or(&[], |faults| &faults.told)
     }
 
-    /// Counts and says that this NIC is no longer as it was configured: whoever reads the result must know.
+    /// Counts and says that this NIC is no longer as it was configured: the reader of the result must know.
     fn changed(&mut self, what: String) -> &mut Faults {
         self.counters.ctl_changes += 1;
         self.log.line(&format!("softnic: softnic ctl changed this NIC: {what}"));

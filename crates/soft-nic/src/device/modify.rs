@@ -277,7 +277,7 @@ fn requester_config(qp: &Qp) -> RequesterConfig {
 
 /// Ack time-out code that the transport gets. A NIC that is a thread may lose its core for some milliseconds between taking
 /// a request and answering it; codes below 4.2 ms would then end healthy connections. Cards have a floor as well. On a wire
-/// packets are lost, and who asks for a short time-out wants them sent again soon.
+/// packets are lost, and a program that asks for a short time-out wants them sent again soon.
 fn patient(route: Option<Route>, timeout: u8) -> u8 {
     if timeout == 0 || route.is_some() { timeout } else { timeout.max(10) }
 }

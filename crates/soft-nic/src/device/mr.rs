@@ -58,7 +58,7 @@ const PAGE: u64 = 4096;
 pub struct MemoryRegion {
     /// Its key, local and remote.
     pub key: u32,
-    /// Who registered it.
+    /// The context that registered it.
     pub context: ContextId,
     /// Protection domain, number of the NIC.
     pub pd: u32,

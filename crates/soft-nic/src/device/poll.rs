@@ -23,7 +23,7 @@ impl<M: Memory> Core<M> {
             self.log.line(&format!("softnic: {event}"));
         }
         // Replies before new requests, as a card's acknowledgement goes before what its program sends next. Where the kernel has no
-        // room for all, who goes first gets what there is: each in turn.
+        // room for all, the first one gets what there is: each in turn.
         if link.has_packets_waiting() && self.schedule.round & 1 == 1 {
             work += self.poll_hot(link);
             work += self.send_replies(link);
@@ -194,7 +194,7 @@ impl<M: Memory> Core<M> {
         let moved = known && qp.sq.doorbell.register != Some(register);
         let Some(uar) = self.uars.get_mut(page) else { return };
         if moved && !uar.is_shared() {
-            // Queues do not change their register: whoever owns this one named the wrong QP.
+            // Queues do not change their register: the owner of this one named the wrong QP.
             uar.stray = true;
             self.counters.doorbells_stray += 1;
             return;

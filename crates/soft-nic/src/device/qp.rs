@@ -155,7 +155,7 @@ impl<M: Memory> Core<M> {
         let recv_cq = self.find_cq(id, request.recv_cq)?;
         let srq = request.srq.map(|handle| self.find_srq(id, handle)).transpose()?;
         let srq = srq.and_then(|place| Some(SharedFrom { place, pd: self.srqs.get(place)?.pd }));
-        // As `set_rq_size` of the driver: who has a shared queue has none of its own, whatever the command says.
+        // As `set_rq_size` of the driver: a QP with a shared queue has none of its own, whatever the command says.
         let request = &if srq.is_some() { request.without_receive_queue() } else { *request };
         let rq_bytes = self.check_queues(request)?;
         let page = self.find_page(id, request)?;

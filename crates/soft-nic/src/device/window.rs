@@ -291,7 +291,7 @@ impl<M: Memory> Core<M> {
 
     /// A SEND closed a window, as its responder allowed. Through shared memory READs that came before it are answered all the same,
     /// until the region itself goes. On the wire an answer is read packet by packet as it leaves, and what is left of it finds its
-    /// key closed: IBTA lets a SEND pass the READ before it, and who minds posts it with a fence.
+    /// key closed: IBTA lets a SEND pass the READ before it, and a program that minds posts it with a fence.
     pub(super) fn invalidate(&mut self, qp: &mut Qp, key: u32) {
         let Some(bound) = self.regions.unbind(key) else { return };
         self.counters.windows_invalidated += 1;

@@ -205,7 +205,7 @@ impl Datagrams {
         for (by_right, name) in
             [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)]
         {
-            // Above the system's limit (net.core.rmem_max) for whoever has the right to it.
+            // Above the system's limit (net.core.rmem_max) for a process that has the right to it.
             if system::set_option(&socket, libc::SOL_SOCKET, by_right, BUFFER_BYTES).is_err() {
                 system::set_option(&socket, libc::SOL_SOCKET, name, BUFFER_BYTES)?;
             }

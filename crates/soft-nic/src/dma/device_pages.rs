@@ -56,7 +56,7 @@ impl DevicePages {
     /// Gives the memory of a page back.
     pub(super) fn release(&self, offset: u64) {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        // SAFETY: a system call on our descriptor; whoever still maps the page finds zeros.
+        // SAFETY: a system call on our descriptor; a process that still maps the page finds zeros.
         unsafe { libc::syscall(libc::SYS_fallocate, self.fd.as_raw_fd(), mode, offset as usize, PAGE) };
     }
 }

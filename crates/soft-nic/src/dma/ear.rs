@@ -1,6 +1,6 @@
 //! Hears sockets while nobody looks at them: one wait for all, which tells of each only when asked to.
 //!
-//! Epoll, one shot: who goes to sleep arms it, a thread that does nothing else waits, and is told once. What had come before is
+//! Epoll, one shot: a NIC that goes to sleep arms it, a thread that does nothing else waits, and is told once. What had come before is
 //! told as well, so nothing falls between the last look and the sleep. At work nothing is armed, and packets cost no wake-up.
 
 use std::io;
@@ -57,7 +57,7 @@ impl Ear {
         Ok(())
     }
 
-    /// Who waits is told once of what has come or comes.
+    /// The waiting thread is told once of what has come or comes.
     pub fn arm(&self) {
         let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         for socket in sockets.iter() {

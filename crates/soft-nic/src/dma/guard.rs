@@ -2,7 +2,7 @@
 //!
 //! Every routine is a leaf without a stack frame, and all of them lie between two labels. When SIGSEGV or SIGBUS stops
 //! the processor there, the handler moves the instruction pointer to a landing pad that returns "fault"; anywhere else
-//! it hands the signal to whoever had it before. x86-64 System V only. An application that installs its own handler
+//! it hands the signal to the handler before it. x86-64 System V only. An application that installs its own handler
 //! later and does not chain to ours takes the protection away: then a bad address ends the process, as it would in
 //! the application's own code (`docs/soft-nic.md`).
 
@@ -352,9 +352,9 @@ impl Guard {
     }
 }
 
-/// Who had SIGSEGV before us. Written once, before our handler can run.
+/// The handler of SIGSEGV before ours. Written once, before our handler can run.
 static PREVIOUS_SEGV: OnceLock<libc::sigaction> = OnceLock::new();
-/// Who had SIGBUS before us.
+/// The handler of SIGBUS before ours.
 static PREVIOUS_BUS: OnceLock<libc::sigaction> = OnceLock::new();
 
 fn install_for(signal: i32, previous: &'static OnceLock<libc::sigaction>) -> Result<(), i32> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::system::{self, check};
 
-/// Who is at the other end, as the kernel noted when the connection was made (`SO_PEERCRED`).
+/// The process at the other end, as the kernel noted when the connection was made (`SO_PEERCRED`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Peer {
     pub pid: u32,
@@ -108,7 +108,7 @@ impl Listener {
 }
 
 impl Stream {
-    /// Connects to who has this name.
+    /// Connects to the socket of this name.
     ///
     /// Errors: the kernel's; `WouldBlock` when the other side takes no connection within `patience`.
     pub fn connect(name: &str, patience: Duration) -> io::Result<(Stream, Peer)> {

@@ -196,7 +196,7 @@ pub fn futex_wait(word: &AtomicU32, expected: u32, timeout: Duration) {
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &time) };
 }
 
-/// Wakes whoever sleeps on `word`.
+/// Wakes every thread that sleeps on `word`.
 pub fn futex_wake(word: &AtomicU32) {
     // SAFETY: the word lives through the call; the kernel reads nothing from it.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, 1) };
@@ -331,7 +331,7 @@ pub(super) fn populate(addr: u64, len: u64, write: bool) -> Result<(), Fault> {
     }
     let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
     loop {
-        // SAFETY: populating changes no contents of any page, whoever owns it.
+        // SAFETY: populating changes no contents of any page.
         let result = unsafe { libc::syscall(libc::SYS_madvise, start, end - start, advice) };
         if result == 0 {
             return Ok(());

@@ -17,8 +17,8 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Leases a file that nothing else has open: who opens it waits for as long as the kernel waits for the holder (`fs.lease-break-time`, 45 s),
-/// who opens it without waiting is refused. The holder is told by a signal that is ignored.
+/// Leases a file that nothing else has open: an open waits for as long as the kernel waits for the holder (`fs.lease-break-time`, 45 s),
+/// an open without waiting is refused. The holder is told by a signal that is ignored.
 ///
 /// Errors: the kernel's, as where a file system knows no leases.
 pub fn lease(file: &impl AsRawFd) -> io::Result<()> {
@@ -33,7 +33,7 @@ pub fn lease(file: &impl AsRawFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Pages that are not there: who reads one waits until they are served, also in the kernel (userfaultfd(2)).
+/// Pages that are not there: a read waits until they are served, also in the kernel (userfaultfd(2)).
 #[cfg(test)]
 pub struct Absent {
     start: *mut libc::c_void,
@@ -66,7 +66,7 @@ impl Absent {
         self.start as u64
     }
 
-    /// Puts zeroes there (UFFDIO_ZEROPAGE), and wakes who waits.
+    /// Puts zeroes there (UFFDIO_ZEROPAGE), and wakes the readers.
     pub fn serve(&self) -> io::Result<()> {
         self.control(0xc020_aa04, [self.start as u64, self.len as u64, 0, 0])
     }

@@ -1,6 +1,6 @@
 //! Publishing, waking and sleeping.
 //!
-//! The handshake is Dekker's: who sends stores the head and then loads the bell; who goes to sleep stores the bell and
+//! The handshake is Dekker's: a sender stores the head and then loads the bell; a NIC that goes to sleep stores the bell and
 //! then loads the heads; a full fence between the two on either side. So at least one sees the other, and no message is
 //! left lying before a sleeping NIC.
 

@@ -8,14 +8,14 @@
 //! 0       magic, version, key
 //! 4096    128 slots of 2048 bytes:
 //!           0    bell (futex word)
-//!           8    who published a channel for this slot: a bit each, 2 words
-//!           24   who wants to talk to this NIC: the call of a `softnic ctl`, or 0
+//!           8    slots that published a channel for this one: a bit each, 2 words
+//!           24   the call of a `softnic ctl`, or 0
 //!           64   pid, generation, start time, start of the stack, cookie, descriptor of the directory + 1
 //!           128  channels that this slot published: 128 words, descriptor + 1 and the receiver's generation
 //!           1152 UDP ports of this slot's process: 32 words, an address folded to 48 bits and the port there
 //!           1408 services that its connection manager listens to: 64 words, see `services`
 //! ```
-//! A slot belongs to its process until the process ends; who joins next takes it back. QPNs carry the slot, so slots are
+//! A slot belongs to its process until the process ends; the next process to join takes it back. QPNs carry the slot, so slots are
 //! given out in turn: an old QPN must not name a new process's queue.
 
 mod process;
@@ -98,7 +98,7 @@ pub enum FabricError {
     Kernel { what: &'static str, name: String, error: io::Error },
 }
 
-/// Who sits in a slot.
+/// The process in a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Occupant {
     pub pid: u32,
@@ -126,7 +126,7 @@ pub struct Fabric {
     fork_generation: u32,
     left: AtomicBool,
     key: u64,
-    /// Looks at who sits in a slot.
+    /// How often a slot's process was looked at.
     #[cfg(test)]
     pub looks: std::sync::atomic::AtomicUsize,
 }
@@ -203,7 +203,7 @@ impl Fabric {
         }
     }
 
-    /// Who sits in a slot; `None` when nobody does.
+    /// The process in a slot, if there is one.
     pub fn occupant(&self, slot: u8) -> Option<Occupant> {
         #[cfg(test)]
         self.looks.fetch_add(1, Ordering::Relaxed);

@@ -227,7 +227,7 @@ impl<C: IdleClock> IdlePolicy<C> {
             return self.idle(quiet_ns);
         }
         let shares = now < self.shared_until_ns;
-        // Who shares a core lets go of it at once when there is nothing to do, and after a while of work too.
+        // A NIC that shares its core yields at once when idle, and after a while of work too.
         let after = match (shares, worked) {
             (true, false) => 0,
             (true, true) | (false, false) => self.times.offer_ns,
@@ -500,7 +500,7 @@ mod tests {
             match policy.after_look(thread.now.get(), true) {
                 Pause::Leave => left += 1,
                 Pause::Sleep(time) => thread.away(time.as_nanos() as u64),
-                // Whoever spins long enough meets the scheduler's tick.
+                // A thread that spins long enough meets the scheduler's tick.
                 _ if policy.is_crowded() => {}
                 _ => thread.preempted(4_000_000),
             }

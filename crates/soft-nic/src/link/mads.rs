@@ -57,7 +57,7 @@ pub struct Departed {
     pub asked: Vec<u32>,
 }
 
-/// Carries MADs, and knows who listens.
+/// Carries MADs, and knows which process listens.
 pub trait MadPort: Send {
     /// Sends; what cannot be delivered is lost.
     fn send(&mut self, letter: Letter);
@@ -132,7 +132,7 @@ pub struct MadSeat {
     fabric: Arc<Fabric>,
     /// The connection manager's, once there is one.
     mailbox: Arc<Mutex<Option<Arc<Mailbox>>>>,
-    /// Whence the owner of a port hands on: whoever has no connection manager has no mailbox either, into which others would put
+    /// Whence the owner of a port hands on: a process without a connection manager has no mailbox either, into which others would put
     /// what nobody takes out.
     postbox: Arc<OnceLock<Postbox>>,
     /// `None` without a wire.
@@ -198,7 +198,7 @@ impl MadSeat {
         place.clone().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// Without a name of its own, so that it does not matter who makes it: the NIC's thread comes here, and never waits.
+    /// Without a name of its own, so that any thread may make it: the NIC's thread comes here, and never waits.
     fn postbox(&self) -> io::Result<&Postbox> {
         #[cfg(test)]
         if let Some(errno) = self.poor {
@@ -361,9 +361,9 @@ pub struct FabricMads {
 /// Where a MAD goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Address {
-    /// To who listens to this service.
+    /// To the process that listens to this service.
     Service(u64),
-    /// To who gave this communication id.
+    /// To the process that gave this communication id.
     Id(u32),
     /// To everybody: it names no id that its receiver would know it by.
     All,
@@ -412,7 +412,7 @@ impl FabricMads {
         fate.into_iter().for_each(|fate| self.local.count(fate));
     }
 
-    /// Who is asked may end without an answer, and before it is known which communication id it would have given. Our own slot's
+    /// The receiver may end without an answer, and before it is known which communication id it would have given. Our own slot's
     /// end is nobody's to hear of, and a request that is sent again is one.
     fn note(&mut self, slot: u8, who: &Occupant, request: &Letter) {
         let asked = (slot, who.generation, word(&request.mad, 0));

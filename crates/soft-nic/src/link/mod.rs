@@ -381,7 +381,7 @@ impl Link {
         self.fabric.leave();
     }
 
-    /// Takes the call of a `softnic ctl`, if there is one: who wants this process to talk to it.
+    /// Takes the call of a `softnic ctl`, if there is one.
     pub fn take_call(&self) -> Option<u64> {
         if self.fabric.is_ours() { self.fabric.take_call() } else { None }
     }

@@ -1,6 +1,6 @@
 //! Whose the ports of our addresses are: taken over when their owner ends, and reported when a stranger has them.
 //!
-//! Who owns the port of an address gets every packet for it, and hands on what is for other processes of its fabric. A process of
+//! The process that owns the port of an address gets every packet for it, and hands on what is for other processes of its fabric. A process of
 //! another fabric, a plain socket or the kernel's own soft-RoCE does not, and then nothing ever comes here: no counter of ours moves.
 
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use super::udp::{Holder, ROCE_PORT};
 use super::{Link, LinkEvent, SLOTS};
 use crate::dma::system;
 
-/// Between two looks at who has a port that is not ours: as long as a process may take to end between its leaving the fabric and
+/// Between two looks at the holder of a port that is not ours: as long as a process may take to end between its leaving the fabric and
 /// the closing of its sockets …
 const SOON_NS: u64 = 1_000_000_000;
 /// … and, after many looks that found nothing, as long as a change may go unnoticed.
@@ -19,7 +19,7 @@ const SELDOM_NS: u64 = 64_000_000_000;
 /// A socket at an address's port: its inode.
 type Socket = (IpAddr, u64);
 
-/// Who has a port of ours.
+/// The process that has a port of ours.
 #[derive(Debug)]
 struct Found {
     socket: Socket,
@@ -58,7 +58,7 @@ impl Link {
         }
     }
 
-    /// Reports, once, who has the port of an address of ours and is no process of this fabric. Waits for nothing.
+    /// Reports, once, which process has the port of an address of ours and is no process of this fabric. Waits for nothing.
     pub(super) fn look_for_strangers(&mut self, now_ns: u64) {
         if let Some(look) = &self.port_watch.look {
             match look.try_recv() {
@@ -95,7 +95,7 @@ impl Link {
             Some(Found { socket, holder, of_fabric, pid })
         };
         let (result, taken) = sync_channel(1);
-        // By this name our threads are told from the program's, whoever makes it: with the pump that is a thread of the program.
+        // By this name our threads are told from the program's, whichever thread makes it: with the pump that is a thread of the program.
         let _blocked = system::BlockedSignals::new();
         let thread = std::thread::Builder::new()
             .name("softnic-nic".to_owned())
@@ -121,7 +121,7 @@ impl Link {
             }
         }
         let watch = &mut self.port_watch;
-        // Who takes an address from process to process is not to fill memory.
+        // Taking an address from process to process is not to fill memory.
         let forgotten = watch.reported.len().saturating_sub(SLOTS);
         watch.reported.drain(..forgotten);
         let pause_ns = match suspects.is_empty() {

@@ -1,4 +1,4 @@
-//! The caller's side: calls one process's NIC, checks who answers, and asks one thing.
+//! The caller's side: calls one process's NIC, checks the process that answers, and asks one thing.
 
 use std::io;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -335,7 +335,7 @@ impl Ids {
             return;
         }
         if !datagram {
-            // Programs take their time: who asks again is told so.
+            // Programs take their time: a repeated request is told so.
             let _ = self.cm.postpone(connection, MRA_TIMEOUT);
         }
     }

@@ -22,7 +22,7 @@ use crate::link::udp::ip_of;
 
 /// Connections of one process, those that end included.
 const MAX_CONNECTIONS: usize = 1 << 16;
-/// Ports that are given to whoever does not ask for one (`ip_local_port_range` of Linux).
+/// Ports that are given to ids that ask for none (`ip_local_port_range` of Linux).
 const EPHEMERAL: std::ops::RangeInclusive<u16> = 32_768..=60_999;
 
 /// `enum rdma_ucm_port_space`.
@@ -271,7 +271,7 @@ impl Ids {
                 && other.space == space
                 && !matches!(other.source, Address::None | Address::Ib(_))
                 && overlaps(&other.source)
-                // Who came from a listener shares its port.
+                // An id that came from a listener shares its port.
                 && other.stage != Stage::Connected
                 && !(reuse && other.reuse && other.stage != Stage::Listening)
         });
@@ -391,7 +391,7 @@ impl Ids {
         Ok(())
     }
 
-    /// Who listens to a service at an address.
+    /// The id that listens to a service at an address.
     pub fn listener(&self, service: u64, address: Gid) -> Option<u32> {
         let find = |wanted: Option<Gid>| {
             self.ids.iter().find(|(_, id)| {

@@ -183,7 +183,7 @@ impl Manager {
         answer
     }
 
-    /// The program ends: says so to whoever it is connected with, once.
+    /// The program ends: tells its peers so, once.
     pub fn end(&self) {
         let Ok(running) = self.running() else { return };
         running.stop.store(true, Ordering::Release);

@@ -8,7 +8,7 @@
 //! ```
 //! A claim is one compare-and-swap that takes the next number and says that a helper is under way, so the word also says when
 //! nobody touches the memory any more (INV-16). What follows from it:
-//! - Who shares never waits for a helper that sleeps, or lacks a core before its claim: such a one has claimed nothing.
+//! - The sharing thread never waits for a helper that sleeps, or lacks a core before its claim: such a one has claimed nothing.
 //! - It waits for slices that are under way, as long as one slice takes at most: a helper that has claimed does nothing
 //!   but this copy, which waits for what a copy of our own would wait for, a page or a core.
 //! - A slice that fails ends the claims. Those before it were claimed before, so of several failures the first by address is known.
@@ -45,7 +45,7 @@ const SPIN: Duration = Duration::from_micros(100);
 /// How long one sleeps when nobody wakes it.
 const NAP: Duration = Duration::from_secs(10);
 
-/// Looks at the word before who shares offers its core to the helper that it waits for: some 20 µs, which is longer than a slice takes.
+/// Looks at the word before the sharing thread yields its core to the helper that it waits for: some 20 µs, which is longer than a slice takes.
 const LOOKS: u32 = 2_000;
 
 /// Offers before it sleeps between two looks.
@@ -59,7 +59,7 @@ struct Line(AtomicU64);
 static WORD: Line = Line(AtomicU64::new(0));
 /// A helper's slice failed, in that copy.
 static FAILED: AtomicBool = AtomicBool::new(false);
-/// Its [`Job`]; valid for who has claimed a slice, until it says that it is done.
+/// Its [`Job`]; valid for a thread that has claimed a slice, until it says that it is done.
 static JOB: AtomicPtr<Job<'static>> = AtomicPtr::new(std::ptr::null_mut());
 /// Somebody shares a copy.
 static TURN: AtomicBool = AtomicBool::new(false);
@@ -209,7 +209,7 @@ impl Cut {
     }
 }
 
-/// Who shares a copy; given back on drop.
+/// The right to share a copy; given back on drop.
 struct Turn(());
 
 impl Turn {
@@ -324,7 +324,7 @@ fn help() {
         }
         ASLEEP.fetch_sub(1, Ordering::SeqCst);
         if State::of(WORD.0.load(Ordering::Relaxed)).joined().is_some() {
-            // One wakes the next, so that who shares pays for one.
+            // One wakes the next, so that the sharing thread pays for one.
             wake_one();
         }
         since = Instant::now();
@@ -336,7 +336,7 @@ fn work() -> bool {
     let Some(mut before) = change(State::joined) else { return false };
     loop {
         let job = JOB.load(Ordering::Relaxed);
-        // SAFETY: this thread has claimed a slice and not said that it is done, so whoever shares the job waits, and the job
+        // SAFETY: this thread has claimed a slice and not said that it is done, so the thread that shares the job waits, and the job
         // lives; the claim acquired what was stored before the word.
         let job = unsafe { &*job };
         let whole = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| (job.copy)(before.next)));

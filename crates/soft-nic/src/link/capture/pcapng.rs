@@ -125,7 +125,7 @@ fn pad(out: &mut Vec<u8>, length: usize) {
     out.extend([0; 3].get(..length.next_multiple_of(4) - length).unwrap_or_default());
 }
 
-/// What a block is, to somebody who passes it on.
+/// What a block is to a program that passes it on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockKind {
     Packet,

@@ -83,7 +83,7 @@ impl Fabric {
         }
     }
 
-    /// Who listens to a service at an address: whoever named the address goes first.
+    /// The slot that listens to a service at an address: one that named the address goes first.
     pub fn who_serves(&self, service: ServiceWord) -> Option<u8> {
         let find = |matches: &dyn Fn(ServiceWord) -> bool| {
             // Asking the kernel whether somebody lives costs five system calls, and anybody on the network may make us ask.

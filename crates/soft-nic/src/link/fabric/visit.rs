@@ -1,4 +1,4 @@
-//! A fabric seen by somebody who has no seat: which processes have one, and how a `softnic ctl` asks one of them to call back.
+//! A fabric seen from a process without a seat: which processes have one, and how a `softnic ctl` asks one of them to call back.
 //!
 //! A visitor writes one word of the slot, the call, and rings the bell. Calls are taken by swapping them for 0, so that none is
 //! heard twice; the number in it says where the caller waits.
@@ -53,7 +53,7 @@ impl Visit {
         Ok(found)
     }
 
-    /// Who has a NIC here, by slot.
+    /// The processes with a NIC here, by slot.
     pub fn seats(&self) -> Vec<Seat> {
         let seat = |slot: u8| {
             let occupant = occupant(&self.directory, slot)?;
@@ -70,7 +70,7 @@ impl Visit {
             && std::fs::read_link(path).is_ok_and(|target| target == Path::new(&link_target(&self.full_name)))
     }
 
-    /// Asks the NIC in this seat to talk to whoever `call` names; not 0. False: another's call waits there.
+    /// Asks the NIC in this seat to talk to the process that `call` names; not 0. False: another's call waits there.
     pub fn call(&self, seat: &Seat, call: u64) -> bool {
         let base = slot_at(seat.slot);
         let word = self.directory.word(base + at::CALL);

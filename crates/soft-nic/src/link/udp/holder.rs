@@ -1,4 +1,4 @@
-//! Who holds the UDP port of an address, as far as the kernel tells: `/proc/net/udp` and `/proc/net/udp6` (proc_net(5)) name the socket
+//! The process that holds the UDP port of an address, as far as the kernel tells: `/proc/net/udp` and `/proc/net/udp6` (proc_net(5)) name the socket
 //! and its user, the descriptors of processes name the process. The sockets of the kernel itself, soft-RoCE's (`rdma_rxe`) for one, are
 //! no process's. Only this network namespace is looked at, and only processes whose descriptors this user may see.
 
@@ -6,7 +6,7 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Who receives what is sent to a port.
+/// The process that receives what is sent to a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Holder {
     /// Inode of the socket.

@@ -139,7 +139,7 @@ pub struct Wire {
     sky: Sky,
     /// Packets that are taken in the next round.
     kept: VecDeque<Kept>,
-    /// Who looks on.
+    /// The running capture, if any.
     capture: Option<Capture>,
     /// What is written waits for its time.
     holds: bool,
@@ -389,7 +389,7 @@ impl Wire {
     }
 }
 
-/// Shows a port's packets to who looks on.
+/// Shows a port's packets to the capture.
 fn shown(
     capture: &mut Option<Capture>,
     source: IpAddr,

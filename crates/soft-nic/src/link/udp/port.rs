@@ -110,7 +110,7 @@ pub struct SharedPort {
     owned: Option<Datagrams>,
     /// Packets for other processes, to leave from the owned port.
     handing: Outbox,
-    /// What is sent goes out here, whoever owns the port, and what is handed on to us comes in.
+    /// What is sent goes out here, whichever process owns the port, and what is handed on to us comes in.
     own: Datagrams,
     outbox: Outbox,
     /// What waits for its time, and the memory that it takes.
