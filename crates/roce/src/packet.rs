@@ -167,7 +167,6 @@ pub enum PayloadSource {
 pub struct Outgoing {
     pub packet: Packet,
     pub source: PayloadSource,
-    /// It was sent before.
     pub retransmission: bool,
 }
 

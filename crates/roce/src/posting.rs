@@ -45,7 +45,6 @@ pub struct Transmit {
     pub psn: Psn,
     /// Whether the request asks for an acknowledgement.
     pub ack_requested: bool,
-    /// It was sent before.
     pub retransmission: bool,
 }
 
@@ -78,7 +77,6 @@ pub enum ReplyVerdict {
 pub struct RequesterCounters {
     /// Messages, or their packets, given to the link, resent ones included.
     pub transmitted: u64,
-    /// Of these, resent.
     pub retransmitted: u64,
     /// Replies that acknowledged something.
     pub useful_replies: u64,

@@ -76,7 +76,6 @@ pub enum Disconnect {
     Asked,
     /// The other end answered.
     Answered,
-    /// It did not.
     Unanswered,
 }
 

@@ -81,7 +81,6 @@ pub struct PacketTransmit {
     /// Length of the whole message.
     pub length: u32,
     pub ack_requested: bool,
-    /// It was sent before.
     pub retransmission: bool,
 }
 

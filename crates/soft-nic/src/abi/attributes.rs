@@ -215,7 +215,6 @@ impl<'m> Command<'m> {
         self.input(id).map(|input| input.u64(0))
     }
 
-    /// The same, as 32 bits.
     pub fn number32(&self, id: u16) -> Option<u32> {
         self.input(id).map(|input| input.u32(0))
     }

@@ -369,7 +369,7 @@ pub struct ModifyQp {
     pub min_rnr_timer: u8,
     /// Outstanding READs and atomics as initiator.
     pub max_rd_atomic: u8,
-    /// The same as responder.
+    /// Outstanding READs and atomics as responder.
     pub max_dest_rd_atomic: u8,
     /// Other fields of the command that query must give back.
     pub sq_draining: bool,

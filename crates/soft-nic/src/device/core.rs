@@ -100,7 +100,7 @@ pub(super) struct Core<M> {
     pub segments: Vec<Segment>,
     /// CQs that died in this poll; their QPs follow.
     pub dead_cqs: Vec<(u32, u32)>,
-    /// The same for shared receive queues.
+    /// Shared receive queues that died in this poll; their QPs follow.
     pub dead_srqs: Vec<(u32, u32)>,
     /// The line of `unreached` was said.
     pub unreached_said: bool,

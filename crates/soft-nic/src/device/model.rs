@@ -111,7 +111,7 @@ pub struct Capabilities {
     pub device_cap_flags: u32,
     /// Scatter/gather entries of a request.
     pub max_sge: u32,
-    /// The same for a READ.
+    /// Scatter/gather entries of a READ.
     pub max_sge_rd: u32,
     /// CQs of one NIC.
     pub max_cq: u32,

@@ -32,7 +32,7 @@ impl Host {
         Ok(Host { guard: Guard::install()?, copiers: Copiers::default() })
     }
 
-    /// The same with helpers for large copies; a new one has none.
+    /// This memory with helpers for large copies; a new one has none.
     pub fn helped_by(self, copiers: Copiers) -> Host {
         Host { copiers, ..self }
     }

@@ -214,7 +214,6 @@ impl<M: Memory> Driver<M> {
         &self.qps[qp.0]
     }
 
-    /// The same, to be changed.
     pub fn qp_mut(&mut self, qp: QpId) -> &mut DriverQp {
         &mut self.qps[qp.0]
     }

@@ -26,7 +26,6 @@ impl Setup<Host> {
 }
 
 impl<M> Setup<M> {
-    /// The same with another memory.
     pub fn with_memory<N>(self, memory: N) -> Setup<N> {
         Setup { config: self.config, memory, fabric: self.fabric }
     }

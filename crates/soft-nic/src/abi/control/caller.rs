@@ -42,7 +42,7 @@ pub fn call(visit: &Visit, seat: &Seat, request: &Request) -> Result<Vec<(String
     converse(visit, seat, request).map(|(answer, _)| answer)
 }
 
-/// The same, with the connection, on which more may follow.
+/// Asks one thing and gives the connection too, on which more may follow.
 pub(super) fn converse(
     visit: &Visit,
     seat: &Seat,

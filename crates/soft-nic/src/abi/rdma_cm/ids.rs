@@ -166,7 +166,7 @@ impl Ids {
         Ok(found)
     }
 
-    /// The same, when it has a device.
+    /// The id, when it has a device.
     pub fn id_with_device(&mut self, file: u32, number: u32) -> Answer<(&mut Id, usize)> {
         let found = self.id(file, number)?;
         let device =

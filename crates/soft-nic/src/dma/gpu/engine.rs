@@ -112,7 +112,7 @@ pub struct Hands {
     cards: BTreeMap<u32, Card>,
 }
 
-/// The same for the thread that launches.
+/// What the thread that launches kernels has of each GPU.
 #[derive(Default)]
 pub struct Launcher {
     cards: BTreeMap<u32, Kernels>,
