@@ -282,8 +282,7 @@ pub(super) fn check<M: Memory>(memory: &M, request: &RegMr) -> Result<(), Comman
 }
 
 impl<M: Memory> Core<M> {
-    /// A key opens nothing any more, and no queue touches what it opened. As a card, the NIC touches none of it once `dereg_mr` has
-    /// returned: what was sent was copied then. A request that is not sent whole, or must be sent again, ends with a local
+    /// A key opens nothing any more, and no queue touches what it opened. What was sent before lies in a ring. A request that is not sent whole, or must be sent again, ends with a local
     /// protection error; a READ that is not answered whole with a remote access error (IBTA vol. 1 §9.9.2, §9.9.3).
     pub(super) fn revoke(&mut self, key: u32) {
         for place in 0..self.qps.bound() {

@@ -50,7 +50,7 @@ use udp::{Wire, gid_of, ip_of};
 /// Largest payload that a record takes whole: a longer one may be cut to what room there is.
 pub const MAX_INLINE: usize = 16 * 1024;
 
-/// Free bytes that a ring must have to be sent to: any header with the largest inline payload or list of segments.
+/// Free bytes that a ring must have to be sent to: any header with the largest payload that a record takes whole.
 const ROOM: usize = 8 * (record::REQUEST_WORDS + record::PATH_WORDS) + MAX_INLINE;
 
 /// Bits of a QPN below the slot.
@@ -123,7 +123,7 @@ impl Default for LinkConfig {
 /// Whether a message can be sent to a slot now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Room {
-    /// Yes: the next send will not say `Full`.
+    /// Yes: a record of up to [`MAX_INLINE`] bytes of payload fits. A send of a longer one may still say `Full`.
     Yes,
     /// The ring is full, or the peer has not attached to it yet; ask again in the next round.
     Full,

@@ -11,8 +11,7 @@ use roce::Now;
 use crate::dma::{RingMemory, system};
 
 /// A round of the NIC takes no further message when it has copied this much: acknowledgements wait for its end, and so does
-/// whoever shares the core. 0.2 ms or so. Less brings nothing: between two processes on 16 cores rounds of one message, of 128 KiB
-/// and of 512 KiB moved messages of 64 KiB to 1 MiB no faster than rounds of all that had come.
+/// the program that shares the core. 0.2 ms or so.
 pub(super) const COPIED_AT_ONCE: u64 = 2 << 20;
 
 /// The room of a record from this length on is given back at once.

@@ -161,7 +161,7 @@ fn a_program_that_polls_for_a_write_never_sees_a_later_word_first() {
     for series in [
         Series { name: "64 B in the WQE", words: 16, count: 300_000, inline: true },
         Series { name: "1000 B in the record", words: 250, count: 50_000, inline: false },
-        Series { name: "64 KiB by reference", words: 16_384, count: 1_000, inline: false },
+        Series { name: "64 KiB", words: 16_384, count: 1_000, inline: false },
     ] {
         let mut driver = Driver::new(Setup::new(&format!("polled-{}", series.words)));
         let memory = Block::new(series.slots() as usize * 4 * series.words);

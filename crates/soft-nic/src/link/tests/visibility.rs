@@ -151,7 +151,7 @@ pub fn writer() {
         link.sleep(Duration::from_micros(50));
     }
     link.ring_bells();
-    // Stay until the parent has read all: what is sent by reference lies here.
+    // Stay until the parent has read all records.
     std::io::stdin().read_line(&mut line).unwrap();
 }
 
