@@ -275,7 +275,8 @@ impl<M: Memory> Core<M> {
         if faults.is_down(port) {
             self.counters.lost_port_down += 1;
             self.count_sent(port, mtu, &request.request, transmit);
-            return self.sent(qp, transmit.ticket);
+            self.sent(qp, transmit.ticket);
+            return true;
         }
         let count = roce::message::psn_count(asked.opcode, asked.length, mtu);
         let covers = |psn: u32| (0..count).any(|at| transmit.psn.plus(at) == Psn::new(psn));
@@ -297,7 +298,8 @@ impl<M: Memory> Core<M> {
         }
         self.counters.injected_lost_requests += 1;
         self.count_sent(port, mtu, &request.request, transmit);
-        self.sent(qp, transmit.ticket)
+        self.sent(qp, transmit.ticket);
+        true
     }
 
     /// The same for a packet of a connected queue, of the message at this place: how it leaves, if it does.

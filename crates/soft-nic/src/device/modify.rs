@@ -156,7 +156,6 @@ impl<M: Memory> Core<M> {
             }
             (_, QpState::Err) => {
                 qp.drop_replies();
-                qp.partial_reply = None;
                 return self.fail_qp(qp);
             }
             (QpState::Init, QpState::Rtr) => {

@@ -124,6 +124,7 @@ impl Qp {
     /// What waits to be answered never is.
     pub(super) fn drop_replies(&mut self) {
         self.answers.clear();
+        self.partial_reply = None;
         while self.responder.as_mut().and_then(Responder::poll_reply).is_some() {}
     }
 
@@ -372,7 +373,6 @@ impl<M: Memory> Core<M> {
         qp.rq.pointers.clear();
         (qp.peer, qp.route) = (None, None);
         qp.drain_event = false;
-        qp.partial_reply = None;
     }
 }
 

@@ -285,7 +285,8 @@ impl<M: Memory> Core<M> {
             if qp.service == ServiceType::Ud {
                 self.say_no_way(qp.qpn, port, &request.path);
             }
-            return self.sent(qp, transmit.ticket);
+            self.sent(qp, transmit.ticket);
+            return true;
         }
         let length = request.request.length;
         let carries_payload = request.request.opcode.carries_payload();
@@ -304,14 +305,18 @@ impl<M: Memory> Core<M> {
                 let carried = request.carried + sent.carried;
                 let whole = carried >= length || !carries_payload;
                 request.carried = if whole { 0 } else { carried };
-                whole && self.sent(qp, transmit.ticket)
+                if whole {
+                    self.sent(qp, transmit.ticket);
+                }
+                whole
             }
             Err(SendError::Full) => false,
             Err(SendError::NoPeer(_)) => {
                 request.carried = 0;
                 self.count_sent(port, mtu, &request.request, transmit);
                 self.counters.lost_unreachable += 1;
-                self.sent(qp, transmit.ticket)
+                self.sent(qp, transmit.ticket);
+                true
             }
             Err(SendError::LocalFault(_) | SendError::Length { .. }) => {
                 request.carried = 0;
@@ -339,7 +344,8 @@ impl<M: Memory> Core<M> {
             }
             Ok(()) | Err(Unsent::Impossible(_)) => {}
         }
-        self.sent(qp, transmit.ticket)
+        self.sent(qp, transmit.ticket);
+        true
     }
 
     #[inline(always)]
@@ -359,13 +365,12 @@ impl<M: Memory> Core<M> {
     }
 
     /// The link has the whole message, or it is lost. An unreliable queue's is complete then: its memory was copied.
-    pub(super) fn sent(&mut self, qp: &mut Qp, ticket: Ticket) -> bool {
+    pub(super) fn sent(&mut self, qp: &mut Qp, ticket: Ticket) {
         if qp.service != ServiceType::Rc
             && let Some(requester) = &mut qp.requester
         {
             requester.link_consumed(ticket);
         }
-        true
     }
 
     // Completions.

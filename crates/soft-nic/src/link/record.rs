@@ -29,8 +29,8 @@ pub const REQUEST_WORDS: usize = 8;
 pub const REPLY_WORDS: usize = 4;
 /// Words of a path address.
 pub const PATH_WORDS: usize = 6;
-/// Largest payload of one record. Sender and receiver copy at the same time, a record each; with less than this they wake each
-/// other more often, and helpers are not well under way before a copy is over.
+/// Largest payload of one record. Sender and receiver copy at the same time, a record each; with shorter
+/// records they wake each other more often, and a copy is over before helpers take part.
 pub const MAX_FRAGMENT: usize = 128 * 1024;
 
 /// The same out of a GPU's memory, where each costs microseconds however short it is.

@@ -84,26 +84,24 @@ fn a_killed_peer_is_noticed_within_a_second_and_its_slot_is_given_out_again() {
 
 #[test]
 fn a_peer_that_becomes_another_program_is_noticed_within_a_second() {
-    {
-        let fabric = fabric_name();
-        let mut link = join(&fabric);
-        let mut peer = Peer::start("changeling", &fabric);
-        let slot = peer.hear("changeling ")[0] as u8;
-        connect(&mut link, slot);
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_millis(300) {
-            link.sleep(Duration::from_millis(1));
-            assert_eq!(link.room(slot), Room::Yes, "who stays is not lost");
-        }
-        peer.hang_up();
-        let begun = Instant::now();
-        while link.room(slot) != Room::NoPeer(NoPeer::Gone(slot)) {
-            link.sleep(Duration::from_millis(1));
-            assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", link.room(slot));
-        }
-        assert!(peer.child.try_wait().unwrap().is_none(), "the process lives on");
-        assert_eq!(link.poll_event(), Some(LinkEvent::PeerLost { slot, pid: peer.child.id() }));
+    let fabric = fabric_name();
+    let mut link = join(&fabric);
+    let mut peer = Peer::start("changeling", &fabric);
+    let slot = peer.hear("changeling ")[0] as u8;
+    connect(&mut link, slot);
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(300) {
+        link.sleep(Duration::from_millis(1));
+        assert_eq!(link.room(slot), Room::Yes, "who stays is not lost");
     }
+    peer.hang_up();
+    let begun = Instant::now();
+    while link.room(slot) != Room::NoPeer(NoPeer::Gone(slot)) {
+        link.sleep(Duration::from_millis(1));
+        assert!(begun.elapsed() < Duration::from_secs(2), "{:?}", link.room(slot));
+    }
+    assert!(peer.child.try_wait().unwrap().is_none(), "the process lives on");
+    assert_eq!(link.poll_event(), Some(LinkEvent::PeerLost { slot, pid: peer.child.id() }));
 }
 
 #[test]
