@@ -786,6 +786,16 @@ static int (*reserve)(uint64_t *, size_t, size_t, uint64_t, unsigned long long);
 static int (*create)(uint64_t *, size_t, const void *, unsigned long long), (*map)(uint64_t, size_t, size_t, uint64_t, unsigned long long);
 static int (*unmap)(uint64_t, size_t), (*set_access)(uint64_t, size_t, const void *, size_t);
 
+static void find_mappings(void)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	*(void **)&reserve = symbol(library, "cuMemAddressReserve");
+	*(void **)&create = symbol(library, "cuMemCreate");
+	*(void **)&map = symbol(library, "cuMemMap");
+	*(void **)&unmap = symbol(library, "cuMemUnmap");
+	*(void **)&set_access = symbol(library, "cuMemSetAccess");
+}
+
 static void map_one(uint64_t at, int for_nic)
 {
 	/* CUmemAllocationProp: pinned, on GPU 0; CUmemAccessDesc: its kernels and copies read and write. */
@@ -826,12 +836,7 @@ static void fails_on(struct ibv_mr *mr, uint64_t addr, uint64_t length)
 
 static void mapped(void)
 {
-	void *library = dlopen("libcuda.so.1", RTLD_NOW);
-	*(void **)&reserve = symbol(library, "cuMemAddressReserve");
-	*(void **)&create = symbol(library, "cuMemCreate");
-	*(void **)&map = symbol(library, "cuMemMap");
-	*(void **)&unmap = symbol(library, "cuMemUnmap");
-	*(void **)&set_access = symbol(library, "cuMemSetAccess");
+	find_mappings();
 	enum { MIB2 = 2 << 20 };
 	uint64_t range;
 	CUDA(reserve(&range, 5 * MIB2, 0, 0, 0));
