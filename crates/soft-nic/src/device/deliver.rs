@@ -14,6 +14,7 @@ use super::core::Core;
 use super::mr::access;
 use super::qp::{Answer, Qp};
 use super::rq::QpResources;
+use super::send::Taken;
 use super::wire;
 use crate::dma::{Memory, Order, Segment};
 use crate::link::{Disposition, Inbound, Link, Message, Payload, Room, SendError};
@@ -344,19 +345,21 @@ impl<M: Memory> Core<M> {
             let begun = qp.partial_reply.is_some();
             let next = qp.partial_reply.take().or_else(|| qp.responder.as_mut().and_then(|r| r.poll_reply()));
             let Some(reply) = next else { return (sent, false) };
-            sent += 1;
             if self.faults.is_some() && !begun && self.loses_reply(qp, &reply) {
+                sent += 1;
                 continue;
             }
-            if !self.send_reply(link, qp, &reply) {
+            let taken = self.send_reply(link, qp, &reply);
+            sent += usize::from(taken != Taken::Nothing);
+            if taken != Taken::Whole {
                 qp.partial_reply = Some(reply);
                 return (sent, true);
             }
         }
     }
 
-    /// Gives one reply to the link. False: only a part was taken.
-    fn send_reply(&mut self, link: &mut Link, qp: &mut Qp, reply: &Reply) -> bool {
+    /// Gives one reply, or what is left of it, to the link.
+    fn send_reply(&mut self, link: &mut Link, qp: &mut Qp, reply: &Reply) -> Taken {
         match reply.kind {
             ReplyKind::RnrNak { .. } => self.counters.rnr_naks_sent += 1,
             ReplyKind::Nak(_) => self.counters.naks_sent += 1,
@@ -365,12 +368,15 @@ impl<M: Memory> Core<M> {
         let answer = qp.answers.front().copied();
         let answer = answer.filter(|a| reply.kind == ReplyKind::ReadResponse && a.psn == reply.psn);
         let Some(answer) = answer else {
-            return !matches!(link.send_reply(reply, Payload::Nothing, 0), Err(SendError::Full));
+            return match link.send_reply(reply, Payload::Nothing, 0) {
+                Err(SendError::Full) => Taken::Nothing,
+                _ => Taken::Whole,
+            };
         };
         let Answer { from, offset, .. } = answer;
         if answer.revoked {
             self.refuse_answer(link, qp, reply, NakCode::RemoteAccess, event_type::QP_ACCESS_ERR);
-            return true;
+            return Taken::Whole;
         }
         // The link counts offsets from the start of the whole answer, which the requester's message starts with.
         let start =
@@ -382,17 +388,17 @@ impl<M: Memory> Core<M> {
                     front.from.len -= u64::from(sent.carried);
                     front.offset += sent.carried;
                 }
-                false
+                Taken::Part
             }
-            Err(SendError::Full) => false,
+            Err(SendError::Full) => Taken::Nothing,
             Err(SendError::LocalFault(_) | SendError::Length { .. }) => {
                 // The region was there when the READ came, its pages are gone now.
                 self.refuse_answer(link, qp, reply, NakCode::RemoteOperation, event_type::QP_FATAL);
-                true
+                Taken::Whole
             }
             Ok(_) | Err(SendError::NoPeer(_)) => {
                 qp.answers.pop_front();
-                true
+                Taken::Whole
             }
         }
     }

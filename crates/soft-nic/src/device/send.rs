@@ -26,6 +26,14 @@ const MAX_OUTSTANDING: usize = 256;
 /// Time-outs in a row that wait because replies of the peer are there and not read.
 const MAX_ANSWER_HOLDS: u8 = 4;
 
+/// How much of a message, or of an answer, the link has taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Taken {
+    Whole,
+    Part,
+    Nothing,
+}
+
 /// What the record and the register of a send queue say now.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Posted {
@@ -248,27 +256,30 @@ impl<M: Memory> Core<M> {
                 None => None,
             };
             let Some(transmit) = next else { return work };
-            work += 1;
             if self.faults.is_some() && !begun && self.befalls(qp, transmit) {
+                work += 1;
                 continue;
             }
-            if !self.send(link, qp, transmit) {
+            let taken = self.send(link, qp, transmit);
+            // A full ring is no work: the NIC may sleep until its peer has taken something.
+            work += usize::from(taken != Taken::Nothing);
+            if taken != Taken::Whole {
                 qp.sq.partial = Some(transmit);
                 return work;
             }
         }
     }
 
-    /// Gives a message to the link. False: only a part was taken.
-    fn send(&mut self, link: &mut Link, qp: &mut Qp, transmit: Transmit) -> bool {
-        let Some(place) = qp.sq.find(transmit.ticket) else { return true };
+    /// Gives a message, or what is left of it, to the link.
+    fn send(&mut self, link: &mut Link, qp: &mut Qp, transmit: Transmit) -> Taken {
+        let Some(place) = qp.sq.find(transmit.ticket) else { return Taken::Whole };
         let (port, mtu) = (qp.port, qp.mtu_bytes());
         let request = &mut *qp.sq.outstanding[place];
         let mut fail = || {
             if let Some(requester) = &mut qp.requester {
                 requester.fail(transmit.ticket, Status::LocalProtection);
             }
-            true
+            Taken::Whole
         };
         if request.revoked {
             return fail();
@@ -286,7 +297,7 @@ impl<M: Memory> Core<M> {
                 self.say_no_way(qp.qpn, port, &request.path);
             }
             self.sent(qp, transmit.ticket);
-            return true;
+            return Taken::Whole;
         }
         let length = request.request.length;
         let carries_payload = request.request.opcode.carries_payload();
@@ -305,18 +316,19 @@ impl<M: Memory> Core<M> {
                 let carried = request.carried + sent.carried;
                 let whole = carried >= length || !carries_payload;
                 request.carried = if whole { 0 } else { carried };
-                if whole {
-                    self.sent(qp, transmit.ticket);
+                if !whole {
+                    return Taken::Part;
                 }
-                whole
+                self.sent(qp, transmit.ticket);
+                Taken::Whole
             }
-            Err(SendError::Full) => false,
+            Err(SendError::Full) => Taken::Nothing,
             Err(SendError::NoPeer(_)) => {
                 request.carried = 0;
                 self.count_sent(port, mtu, &request.request, transmit);
                 self.counters.lost_unreachable += 1;
                 self.sent(qp, transmit.ticket);
-                true
+                Taken::Whole
             }
             Err(SendError::LocalFault(_) | SendError::Length { .. }) => {
                 request.carried = 0;
@@ -325,7 +337,7 @@ impl<M: Memory> Core<M> {
         }
     }
 
-    /// A datagram that leaves as a packet; complete then, since its payload was copied. False: no room now.
+    /// A datagram that leaves as a packet; complete then, since its payload was copied.
     fn send_datagram_of(
         &mut self,
         link: &mut Link,
@@ -333,19 +345,17 @@ impl<M: Memory> Core<M> {
         place: usize,
         route: Route,
         transmit: Transmit,
-    ) -> bool {
+    ) -> Taken {
         match self.send_datagram(link, qp.port, &qp.sq.outstanding[place], route, transmit) {
-            Err(Unsent::Full) => return false,
+            Err(Unsent::Full) => return Taken::Nothing,
             Err(Unsent::Fault(_)) => {
                 if let Some(requester) = &mut qp.requester {
                     requester.fail(transmit.ticket, Status::LocalProtection);
                 }
-                return true;
             }
-            Ok(()) | Err(Unsent::Impossible(_)) => {}
+            Ok(()) | Err(Unsent::Impossible(_)) => self.sent(qp, transmit.ticket),
         }
-        self.sent(qp, transmit.ticket);
-        true
+        Taken::Whole
     }
 
     #[inline(always)]

@@ -10,6 +10,7 @@ mod doorbells;
 mod duplex;
 mod errors;
 mod faults;
+mod full_ring;
 mod hostile;
 mod lagging;
 mod limits;

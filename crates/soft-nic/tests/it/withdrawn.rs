@@ -50,7 +50,7 @@ impl Scene {
         let first = setup(None);
         let fabric = first.fabric.clone();
         let (mut near, mut far) = (Driver::new(first), Driver::new(setup(Some(fabric))));
-        let shape = QpShape { service, ..QpShape::default() };
+        let shape = QpShape { service, sq_blocks: 256, ..QpShape::default() };
         let pair = (near.create_qp(shape), far.create_qp(shape));
         let other = (near.create_qp(QpShape::default()), far.create_qp(QpShape::default()));
         for (a, b) in [pair, other] {
