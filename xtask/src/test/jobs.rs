@@ -216,7 +216,7 @@ impl<'a> Run<'a> {
                 Ok((self.judged(&job.name, &log, None), log))
             }
             Work::Suite(suite) => {
-                suite.nic.iter().try_for_each(UnderNic::prepare)?;
+                let _own_address = suite.nic.as_ref().map(UnderNic::prepare).transpose()?;
                 // A bare machine has no libibverbs that could find the NIC, and no compiler was fetched; there its tests may skip.
                 let ours = |name: &str| ["REQUIRE", cuda_wheels::VARIABLE].contains(&name);
                 let kept = suite.environment.iter().filter(|(name, _)| !(self.options.bare && ours(name)));

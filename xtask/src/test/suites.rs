@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use measure::Loopback;
 
 use crate::cuda_wheels;
 
@@ -82,12 +83,14 @@ impl Carriage {
         }
     }
 
-    /// Configuration of the NIC, as `softnic run --config` reads it.
-    fn config(self) -> &'static str {
+    /// Configuration of the NIC, as `softnic run --config` reads it, and the address in it that is this suite's.
+    fn config(self) -> (String, Option<Loopback>) {
         match self {
-            Carriage::Shared => "path = \"shm\"\n",
-            // Not 127.0.0.1: UDP port 4791 there belongs to the tests of softnic, which run beside these suites on another fabric.
-            Carriage::Wire => "path = \"wire\"\nipv4 = \"127.0.0.2\"\n",
+            Carriage::Shared => ("path = \"shm\"\n".into(), None),
+            Carriage::Wire => {
+                let own = Loopback::unused();
+                (format!("path = \"wire\"\nipv4 = \"{}\"\n", own.address()), Some(own))
+            }
         }
     }
 }
@@ -137,17 +140,17 @@ pub struct UnderNic {
 }
 
 impl UnderNic {
-    /// Writes the configuration, and removes what an earlier run counted.
-    pub fn prepare(&self) -> Result<()> {
+    /// Writes the configuration, and removes what an earlier run counted. Returns the address that is the suite's while it runs.
+    pub fn prepare(&self) -> Result<Option<Loopback>> {
         let folder = self.config.parent().context("a file in a folder")?;
         fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
-        fs::write(&self.config, self.carriage.config())
-            .with_context(|| format!("writing {}", self.config.display()))?;
+        let (config, own) = self.carriage.config();
+        fs::write(&self.config, config).with_context(|| format!("writing {}", self.config.display()))?;
         match fs::remove_file(&self.stats) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 Err(error).with_context(|| format!("removing {}", self.stats.display()))
             }
-            _ => Ok(()),
+            _ => Ok(own),
         }
     }
 
@@ -215,7 +218,7 @@ fn on(plain: Suite, (layer, carriage): Nic, softnic: &Path, folder: &Path) -> Su
     let name = format!("{}-{layer}{}", plain.name, carriage.suffix());
     let (config, stats) = (folder.join(format!("{name}.toml")), folder.join(format!("{name}.stats.jsonl")));
     let file = |path: &Path| path.display().to_string();
-    let fabric = format!("test-{name}");
+    let fabric = format!("test-{name}-{}", std::process::id());
     let runner = [
         &file(softnic),
         "run",
@@ -294,11 +297,14 @@ mod tests {
             names(&suites),
             ["rdma-shim-ib", "rdma-shim-roce", "verbs-ib", "verbs-roce", "verbs-roce-wire"]
         );
-        let runner = "target/softnic run --config target/logs/verbs-roce-wire.toml \
-                      --stats target/logs/verbs-roce-wire.stats.jsonl \
-                      --fabric test-verbs-roce-wire --link-layer roce --";
+        let runner = format!(
+            "target/softnic run --config target/logs/verbs-roce-wire.toml \
+             --stats target/logs/verbs-roce-wire.stats.jsonl \
+             --fabric test-verbs-roce-wire-{} --link-layer roce --",
+            std::process::id()
+        );
         let nic = suites[4].nic.as_ref().unwrap();
-        assert_eq!((nic.runner.join(" "), nic.carriage), (runner.to_owned(), Carriage::Wire));
+        assert_eq!((nic.runner.join(" "), nic.carriage), (runner, Carriage::Wire));
         assert_eq!(suites[4].environment, [require("nic,softnic")]);
     }
 
@@ -347,9 +353,10 @@ mod tests {
         nic.prepare().unwrap();
         fs::write(&nic.stats, "{\"counters\":{\"wire_packets_sent\":5,\"link_requests_sent\":0}}\n").unwrap();
         assert_eq!(nic.complaint(), None);
-        nic.prepare().unwrap();
+        let own = nic.prepare().unwrap().expect("packets need an address").address();
         assert!(nic.complaint().unwrap().contains("no counters"));
-        assert!(fs::read_to_string(&nic.config).unwrap().contains("wire"));
+        let config = fs::read_to_string(&nic.config).unwrap();
+        assert!(config.contains("wire") && config.contains(&format!("{own:?}")), "{config}");
         fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -198,7 +198,7 @@ fn a_delay_is_waited_for_live_and_from_the_start_and_what_a_program_sent_last_ar
     // One way and both: the server's is set while it waits, the client's is its configuration's.
     let (delay, rounds) = (Duration::from_millis(10), 20);
     let iterations = rounds.to_string();
-    let wire = ["--path", "wire", "--ipv4", "127.0.0.1"];
+    let wire = ["--path", "wire"];
     for (layer, options) in [(Layer::InfiniBand, &[][..]), (Layer::Roce, &wire)] {
         let fabric = Fabric::new(layer).with_options(options).with_config("delay = \"10ms\"\n");
         let gid = fabric.gid_arguments();

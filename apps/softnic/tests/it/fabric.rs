@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use measure::Hosts;
+use measure::{Hosts, Loopback};
 
 use crate::counters::{self, Counters};
 use crate::program::{DEADLINE, Program, find, terminal, within};
@@ -96,6 +96,8 @@ pub struct Fabric {
     environment: Vec<(String, String)>,
     started: AtomicU32,
     hosts: Option<Arc<Hosts>>,
+    /// On the wire: the address of this test alone, unless hosts or an option give one.
+    own: OnceLock<Arc<Loopback>>,
     nobody: Option<ForEverybody>,
     pumped: bool,
     has_terminal: bool,
@@ -119,6 +121,7 @@ impl Fabric {
             environment,
             started: AtomicU32::new(0),
             hosts: None,
+            own: OnceLock::new(),
             nobody: None,
             pumped: false,
             has_terminal: false,
@@ -178,6 +181,13 @@ impl Fabric {
         self.options.windows(2).any(|pair| pair == ["--path", "wire"])
     }
 
+    /// The option that gives a NIC on the wire an address that no other test has, where it would take one that others take too.
+    fn own_address(&self) -> Option<[String; 2]> {
+        let is_given = self.hosts.is_some() || self.options.iter().any(|option| option == "--ipv4");
+        let own = || self.own.get_or_init(|| Arc::new(Loopback::unused())).address().to_string();
+        (self.is_wired() && !is_given).then(|| ["--ipv4".into(), own()])
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
@@ -220,6 +230,7 @@ impl Fabric {
             .and_then(|place| place.canonicalize().ok());
         softnic
             .args(&self.options)
+            .args(self.own_address().into_iter().flatten())
             .arg("--")
             .arg(place.unwrap_or_else(|| command[0].into()))
             .args(&command[1..]);
@@ -260,6 +271,7 @@ impl Fabric {
             environment: self.environment.clone(),
             started: AtomicU32::new(0),
             hosts: self.hosts.clone(),
+            own: self.own.clone(),
             nobody: None,
             _turn: None,
             ..*self
@@ -531,6 +543,7 @@ pub fn distribution_libmlx5() -> Result<String, String> {
 }
 
 /// One place at the machine's cores. A pair keeps four threads busy; more pairs than fit would measure the scheduler.
+/// There are two at least: most tests wait for time-outs of protocols.
 struct Turn;
 
 static TURNS: Mutex<usize> = Mutex::new(0);
@@ -539,7 +552,7 @@ static TURN_ENDED: Condvar = Condvar::new();
 impl Turn {
     fn take() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let places = (cores / 4).max(1);
+        let places = (cores / 4).max(2);
         let taken = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
         let mut taken =
             TURN_ENDED.wait_while(taken, |taken| *taken >= places).unwrap_or_else(PoisonError::into_inner);

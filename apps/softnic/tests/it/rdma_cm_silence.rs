@@ -3,9 +3,10 @@
 //! Two fabrics at two loopback addresses are two hosts here: their processes know nothing of each other but what packets say. Only
 //! what is guaranteed is asserted of times: nobody is given up before he had all the time that he was given.
 
-use std::net::{Ipv4Addr, UdpSocket};
-use std::sync::{Mutex, PoisonError};
+use std::net::UdpSocket;
 use std::time::{Duration, Instant};
+
+use measure::Loopback;
 
 use crate::c_program::compile;
 use crate::counters::Counters;
@@ -24,19 +25,10 @@ fn patience_ms(code: u32) -> u64 {
     (RETRIES + 1) * (4_096 << code) / 1_000_000
 }
 
-/// Two loopback addresses that no other test has: of 127.16.0.0/12, whose other tests' are elsewhere, and each taken by a socket at
-/// a port that nobody asks for, held till this process ends.
-fn addresses() -> [String; 2] {
-    const TAKEN: u16 = 47_910;
-    static HELD: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());
-    let first = std::process::id() << 4;
-    let mut candidates = (0..10_000).map(|i| Ipv4Addr::from(0x7f10_0000 | first.wrapping_add(i) & 0xf_ffff));
-    [(); 2].map(|()| {
-        let free = candidates.find_map(|place| Some((place, UdpSocket::bind((place, TAKEN)).ok()?)));
-        let (place, socket) = free.expect("a loopback address that nobody has");
-        HELD.lock().unwrap_or_else(PoisonError::into_inner).push(socket);
-        place.to_string()
-    })
+/// Two loopback addresses, and what keeps them from other tests.
+fn addresses() -> ([String; 2], [Loopback; 2]) {
+    let held = [Loopback::unused(), Loopback::unused()];
+    (held.each_ref().map(|one| one.address().to_string()), held)
 }
 
 fn program() -> Result<String, String> {
@@ -78,7 +70,7 @@ fn waited(mut who: OnNic) -> (u64, Counters) {
 #[test]
 fn who_does_not_answer_is_unreachable_after_all_requests_and_not_sooner() {
     let program = measure::need!(program(), "a C compiler and headers of librdmacm");
-    let places = addresses();
+    let (places, _held) = addresses();
     let [_, client] = two_hosts(SHORT, &places);
     // Somebody who takes every packet and says nothing, then nobody at all.
     for is_there in [true, false] {
@@ -100,7 +92,7 @@ fn who_does_not_answer_is_unreachable_after_all_requests_and_not_sooner() {
 #[test]
 fn who_dies_before_the_answer_is_refused_for_on_the_same_host_and_unreachable_from_another() {
     let program = measure::need!(program(), "a C compiler and headers of librdmacm");
-    let places = addresses();
+    let (places, _held) = addresses();
     let [server, client] = two_hosts(LONG, &places);
     let port = tcp_port::unused().to_string();
     let (there, here) = (&*places[0], &*places[1]);
@@ -133,7 +125,7 @@ fn who_dies_before_the_answer_is_refused_for_on_the_same_host_and_unreachable_fr
 #[test]
 fn a_program_that_takes_longer_than_all_requests_would_is_waited_for_once_it_says_so() {
     let program = measure::need!(program(), "a C compiler and headers of librdmacm");
-    let places = addresses();
+    let (places, _held) = addresses();
     let [server, client] = two_hosts(LONG, &places);
     let port = tcp_port::unused().to_string();
     let mut late = server.start(&[&program, "serve", "late", &places[0], &port]);
@@ -150,7 +142,7 @@ fn a_program_that_takes_longer_than_all_requests_would_is_waited_for_once_it_say
 #[test]
 fn who_dies_while_connected_ends_in_retries_and_the_end_of_the_connection_is_not_waited_for_for_ever() {
     let program = measure::need!(program(), "a C compiler and headers of librdmacm");
-    let places = addresses();
+    let (places, _held) = addresses();
     let [server, client] = two_hosts(SHORT, &places);
     let port = tcp_port::unused().to_string();
     let mut holds = server.start(&[&program, "serve", "hold", &places[0], &port]);
@@ -171,7 +163,7 @@ fn refusals_and_private_data_cross_the_wire() {
     let program = measure::need!(program(), "a C compiler and headers of librdmacm");
     let cases =
         compile("cm_cases", &["-lrdmacm", "-libverbs"]).expect("as the other one").display().to_string();
-    let places = addresses();
+    let (places, _held) = addresses();
     let [server, client] = two_hosts(LONG, &places);
     let port = tcp_port::unused().to_string();
     let (there, here) = (&*places[0], &*places[1]);
@@ -199,7 +191,7 @@ fn reports(who: &OnNic) -> Vec<String> {
 #[test]
 fn a_port_that_a_stranger_owns_is_reported_once_and_one_of_the_fabric_never() {
     let program = measure::need!(program(), "a C compiler and headers of librdmacm");
-    let places = addresses();
+    let (places, _held) = addresses();
     let [fabric, other] = two_hosts(SHORT, &places);
     let (there, here) = (&*places[0], &*places[1]);
     let serve = |fabric: &Fabric, place: &str| {

@@ -62,7 +62,7 @@ fn wired(row: &Variant, sides: &[Counters; 2]) {
 }
 
 fn loopback() -> Fabric {
-    Fabric::new(Layer::Roce).with_options(&["--path", "wire", "--ipv4", "127.0.0.1"])
+    Fabric::new(Layer::Roce).with_options(&["--path", "wire"])
 }
 
 /// Two hosts; the program's addresses are those of their interfaces.

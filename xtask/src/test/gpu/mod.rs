@@ -145,7 +145,7 @@ impl Run<'_> {
         }
         say!("{} …", suite.name);
         let since = Instant::now();
-        suite.nic.iter().try_for_each(suites::UnderNic::prepare)?;
+        let _own_address = suite.nic.as_ref().map(suites::UnderNic::prepare).transpose()?;
         let logs = self.out.join("logs");
         let mut attempt = Attempt::new(suite, self.machine, &logs, self.deadline);
         programs.iter().try_for_each(|program| attempt.program(program))?;
