@@ -41,9 +41,16 @@ pub struct Earlier {
 /// Settings that the program of a point is told.
 pub type Asked<'a> = &'a dyn Fn(&Key) -> BTreeMap<String, u64>;
 
-/// A folder of results that this process alone writes; the lock ends with the process, however it ends.
+/// A folder of results that this process alone writes, until this is dropped or the process ends, however it ends.
 #[derive(Debug)]
-pub struct Locked(#[allow(dead_code, reason = "held open, as the lock is")] File);
+pub struct Locked(File);
+
+impl Drop for Locked {
+    fn drop(&mut self) {
+        // Closing is not enough: a child that another thread starts has a copy until it executes its program (`flock(2)`).
+        let _ = self.0.unlock();
+    }
+}
 
 /// Makes `out` and locks it. Error: refused while another run writes there.
 pub fn lock(out: &Path) -> Result<Locked> {
@@ -288,6 +295,18 @@ mod tests {
         // A folder in its place, as a file without the right to read it.
         let error = points(&std::env::temp_dir()).unwrap_err().to_string();
         assert!(error.contains("mend that") && !error.contains("remove that line"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_is_free_at_once_whoever_still_has_a_copy_of_the_lock() {
+        let out = std::env::temp_dir().join(format!("experiment-lock-{}", std::process::id()));
+        let locked = lock(&out).unwrap();
+        assert!(lock(&out).unwrap_err().to_string().contains("another run writes there"));
+        let copy = locked.0.try_clone().unwrap();
+        drop(locked);
+        lock(&out).expect("a free folder");
+        drop(copy);
+        fs::remove_dir_all(out).unwrap();
     }
 
     #[test]

@@ -83,7 +83,8 @@ fn what_was_measured_is_written_with_its_verdicts() {
     assert_eq!((&from["nic_options"]["pump"], &from["device"]), (&false.into(), &"mlx5_0".into()));
     assert!(from["nic_options"]["cores"].is_string());
     assert_eq!(from["versions"]["libmlx5"], "1.24.44.0");
-    let (_, summary) = stage.run("post", LIMIT);
+    let (result, summary) = stage.run("post", LIMIT);
+    result.unwrap();
     // An 8-byte doorbell keeps the aim in the script's numbers, the same doorbell as libmlx5's misses it.
     for (aim, said) in [
         ("post-one", "reproduced"),
@@ -92,7 +93,8 @@ fn what_was_measured_is_written_with_its_verdicts() {
     ] {
         assert_eq!(verdict(&summary, aim), said, "{aim}");
     }
-    let (_, summary) = stage.run("first", LIMIT);
+    let (result, summary) = stage.run("first", LIMIT);
+    result.unwrap();
     assert_eq!(verdict(&summary, "d-first-write"), "not-reproduced");
     assert_eq!(points(&stage).len(), 1, "a long wait is taken once");
     let options =
