@@ -1,4 +1,4 @@
-//! Compiles the C routines for the host, and the kernels for the host twin; nothing but compilers is needed (no rdma-core
+//! Compiles the C routines for the host, and the kernels of tests for the host twin; nothing but compilers is needed (no rdma-core
 //! headers, no CUDA, INV-8).
 
 use host_twin_build::Kernels;
@@ -40,6 +40,10 @@ fn main() {
         .extra_warnings(true)
         .flag("-pedantic")
         .compile("rdma_shim");
+    // The kernels are those of tests, which ask for this feature.
+    if std::env::var_os("CARGO_FEATURE_TESTING").is_none() {
+        return;
+    }
     Kernels::new("kernels").include("include").folder("tests/kernels").compile();
     let planted = Kernels::new("planted").include("include").include("tests/kernels");
     let plant = |kernels: Kernels, &(source, defect, define): &(&str, &str, &str)| {

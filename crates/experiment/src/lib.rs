@@ -34,7 +34,6 @@ pub mod run;
 pub mod spec;
 pub mod statistics;
 pub mod table;
-#[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod verdict;
 pub mod wire_model;

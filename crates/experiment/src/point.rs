@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use measure::{Label, Provenance};
 use serde::{Deserialize, Serialize};
 
-#[cfg(any(test, feature = "testing"))]
 pub use crate::testing::example;
 
 /// One run of the program that an experiment measures.

@@ -246,7 +246,6 @@ impl Spec {
     }
 
     /// Another grid, for tests of the whole.
-    #[cfg(any(test, feature = "testing"))]
     pub fn set_grid(&mut self, grid: Grid) {
         self.grid = grid;
     }
