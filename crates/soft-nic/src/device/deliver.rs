@@ -133,7 +133,7 @@ impl<M: Memory> Core<M> {
         self.counters.duplicates += responder.counters().duplicates - duplicates;
         if responder.has_reply() && !qp.replying {
             qp.replying = true;
-            self.schedule.replying.push(qp.place);
+            self.schedule.replying.list.push(qp.place);
         }
         self.take_events(qp);
         self.schedule.heat(qp, self.now);
@@ -305,14 +305,12 @@ impl<M: Memory> Core<M> {
     /// Sends the replies of all queues that have some. Returns how many.
     pub(super) fn send_replies(&mut self, link: &mut Link) -> usize {
         let mut sent = 0;
-        if self.options.wire && self.schedule.replying.len() > 1 {
-            // A kernel that takes no more packets must not always leave the same ones waiting.
-            self.schedule.replying.rotate_left(1);
-        }
+        // A full ring, or a kernel that takes no more packets, must not always leave the same ones waiting.
+        self.schedule.replying.begin(self.options.wire);
         let mut at = 0;
-        while let Some(place) = self.schedule.replying.get(at).copied() {
+        while let Some(place) = self.schedule.replying.list.get(at).copied() {
             let Some(mut qp) = self.qps.take(place) else {
-                self.schedule.replying.swap_remove(at);
+                self.schedule.replying.list.swap_remove(at);
                 continue;
             };
             let (count, more) = self.send_replies_of(link, &mut qp);
@@ -320,9 +318,12 @@ impl<M: Memory> Core<M> {
             qp.replying = more;
             self.qps.put(qp);
             if more {
+                if count == 0 {
+                    self.schedule.replying.refuse(at);
+                }
                 at += 1;
             } else {
-                self.schedule.replying.swap_remove(at);
+                self.schedule.replying.list.swap_remove(at);
             }
         }
         sent
@@ -381,7 +382,14 @@ impl<M: Memory> Core<M> {
         // The link counts offsets from the start of the whole answer, which the requester's message starts with.
         let start =
             Segment { addr: from.addr.wrapping_sub(offset.into()), len: from.len + u64::from(offset) };
-        match link.send_reply(reply, Payload::Segments(&[start]), offset) {
+        if self.schedule.replying.bytes_left == 0 {
+            return Taken::Nothing;
+        }
+        let outcome = link.send_reply(reply, Payload::Segments(&[start]), offset);
+        if let Ok(sent) = &outcome {
+            self.schedule.replying.copied(sent.carried, self.memory.has_lagged());
+        }
+        match outcome {
             Ok(sent) if u64::from(sent.carried) < from.len => {
                 if let Some(front) = qp.answers.front_mut() {
                     front.from.addr = front.from.addr.wrapping_add(sent.carried.into());

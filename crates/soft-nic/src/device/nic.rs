@@ -135,7 +135,7 @@ impl<M: Memory> Nic<M> {
     /// Whether some queue waits for time to pass (a time-out, an RNR wait, a rate): rest for microseconds only.
     pub fn is_waiting(&self) -> bool {
         let schedule = &self.core.schedule;
-        !schedule.hot.is_empty() || !schedule.replying.is_empty() || self.link.is_under_way()
+        !schedule.hot.list.is_empty() || !schedule.replying.list.is_empty() || self.link.is_under_way()
     }
 
     /// What this queue has executed is acknowledged before it goes.

@@ -176,7 +176,7 @@ impl<M: Memory> Core<M> {
     /// The same for every queue of a context, or of all: they are about to go.
     pub(super) fn acknowledge_all(&mut self, link: &mut Link, of: Option<ContextId>) -> usize {
         let wanted = |qp: &Qp| of.is_none_or(|context| qp.context == context);
-        let listed = self.schedule.replying.clone();
+        let listed = self.schedule.replying.list.clone();
         let places = listed.into_iter().filter(|place| self.qps.get(*place).is_some_and(wanted));
         places.collect::<Vec<_>>().into_iter().map(|place| self.acknowledge_alone(link, place)).sum()
     }

@@ -59,21 +59,20 @@ impl<M: Memory> Core<M> {
             let page = self.qps.get(*place).map(|qp| qp.sq.doorbell.page);
             page.and_then(|page| self.uars.get(page)).is_some_and(Uar::is_rung)
         };
-        let passes =
-            self.options.wire && self.schedule.asked_wire && self.schedule.hot.iter().take(FEW).any(is_rung);
+        let passes = self.options.wire
+            && self.schedule.asked_wire
+            && self.schedule.hot.list.iter().take(FEW).any(is_rung);
         self.schedule.asked_wire = !passes;
         !passes
     }
 
     fn poll_hot(&mut self, link: &mut Link) -> usize {
         let mut work = 0;
-        if self.options.wire && self.schedule.hot.len() > 1 {
-            // As with replies.
-            self.schedule.hot.rotate_left(1);
-        }
+        // As with replies.
+        self.schedule.hot.begin(self.options.wire);
         let mut at = 0;
         // The list may grow at its end while a register write heats another queue; that one is looked at too.
-        while let Some(place) = self.schedule.hot.get(at).copied() {
+        while let Some(place) = self.schedule.hot.list.get(at).copied() {
             let page = self.qps.get(place).map(|qp| qp.sq.doorbell.page);
             if let Some(page) = page.filter(|page| self.is_rung_now(*page)) {
                 if let Some(qp) = self.qps.get(place).filter(|qp| qp.sq.blocks > 0) {
@@ -84,15 +83,19 @@ impl<M: Memory> Core<M> {
                 work += self.take_page(page);
             }
             let Some(mut qp) = self.qps.take(place) else {
-                self.schedule.hot.swap_remove(at);
+                self.schedule.hot.list.swap_remove(at);
                 continue;
             };
-            work += self.step(link, &mut qp);
+            let done = self.step(link, &mut qp);
+            work += done;
+            if done == 0 && (qp.sq.partial.is_some() || self.schedule.hot.bytes_left == 0) {
+                self.schedule.hot.refuse(at);
+            }
             if self.stays_hot(&qp) {
                 at += 1;
             } else {
                 qp.hot = false;
-                self.schedule.hot.swap_remove(at);
+                self.schedule.hot.list.swap_remove(at);
             }
             self.qps.put(qp);
         }
@@ -106,7 +109,7 @@ impl<M: Memory> Core<M> {
                 work += self.take_page(page);
             }
         }
-        let hot = self.schedule.hot.len();
+        let hot = self.schedule.hot.list.len();
         let mut found = std::mem::take(&mut self.schedule.found);
         for places in self.schedule.queues(self.now, self.qps.bound()) {
             self.qps.scan(&self.memory, places, &mut found);
@@ -120,8 +123,8 @@ impl<M: Memory> Core<M> {
         }
         self.schedule.found = found;
         // What was found is worked on at once: a thread that sleeps between rounds may sleep long.
-        for at in hot..self.schedule.hot.len() {
-            let Some(mut qp) = self.schedule.hot.get(at).and_then(|place| self.qps.take(*place)) else {
+        for at in hot..self.schedule.hot.list.len() {
+            let Some(mut qp) = self.schedule.hot.list.get(at).and_then(|place| self.qps.take(*place)) else {
                 continue;
             };
             work += 1 + self.step(link, &mut qp);

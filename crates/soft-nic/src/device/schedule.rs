@@ -8,6 +8,7 @@ use std::ops::Range;
 use roce::Now;
 
 use super::qp::Qp;
+use crate::link::COPIED_AT_ONCE;
 
 /// Every queue is looked at once in this time.
 const ROUND_NS: u64 = 500_000;
@@ -18,13 +19,44 @@ const STEP_NS: u64 = 4_000;
 /// A queue where nothing moved for this long goes to the background.
 const COOL_NS: u64 = 1_000_000;
 
+/// QPs that have a turn in every poll, by their places.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    pub list: Vec<u32>,
+    /// Bytes that the present poll may still copy into rings on their behalf.
+    pub bytes_left: u64,
+    /// Where in the list the first one is that had something to send and could send nothing.
+    refused: Option<usize>,
+}
+
+impl Turns {
+    /// A poll begins: with the QP that was refused in the last one, or with the next one each time.
+    pub(super) fn begin(&mut self, next: bool) {
+        self.bytes_left = COPIED_AT_ONCE;
+        let first = self.refused.take().unwrap_or(usize::from(next));
+        if (1..self.list.len()).contains(&first) {
+            self.list.rotate_left(first);
+        }
+    }
+
+    /// A copy was made for one of them; behind one that took long the others wait for the next poll.
+    pub(super) fn copied(&mut self, bytes: u32, lagged: bool) {
+        self.bytes_left = if lagged { 0 } else { self.bytes_left.saturating_sub(bytes.into()) };
+    }
+
+    /// The QP here could send nothing.
+    pub(super) fn refuse(&mut self, at: usize) {
+        self.refused.get_or_insert(at);
+    }
+}
+
 /// Lists of places in the NIC's tables.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     /// QPs to look at in every poll.
-    pub hot: Vec<u32>,
+    pub hot: Turns,
     /// QPs with replies to send.
-    pub replying: Vec<u32>,
+    pub replying: Turns,
     /// CQs with a completion channel.
     pub channels: Vec<u32>,
     /// QPs that the background walk found worth a look; kept for its memory.
@@ -79,7 +111,7 @@ impl Schedule {
         qp.active = now;
         if !qp.hot {
             qp.hot = true;
-            self.hot.push(qp.place);
+            self.hot.list.push(qp.place);
         }
     }
 
@@ -89,8 +121,8 @@ impl Schedule {
     }
 
     pub(super) fn forget_qp(&mut self, place: u32) {
-        self.hot.retain(|p| *p != place);
-        self.replying.retain(|p| *p != place);
+        self.hot.list.retain(|p| *p != place);
+        self.replying.list.retain(|p| *p != place);
     }
 
     pub(super) fn watch_cq(&mut self, place: u32) {

@@ -243,7 +243,7 @@ impl<M: Memory> Core<M> {
             return sent + if sent > 0 { self.acknowledge_along(link, qp, route) } else { 0 };
         }
         let mut work = 0;
-        loop {
+        while self.schedule.hot.bytes_left > 0 {
             let begun = qp.sq.partial.is_some();
             let next = match qp.sq.partial.take() {
                 Some(rest) => Some(rest),
@@ -268,6 +268,7 @@ impl<M: Memory> Core<M> {
                 return work;
             }
         }
+        work
     }
 
     /// Gives a message, or what is left of it, to the link.
@@ -313,6 +314,9 @@ impl<M: Memory> Core<M> {
                     self.count_sent(port, mtu, &request.request, transmit);
                 }
                 qp.sq.last_sent = Some(sent.position);
+                if carries_payload {
+                    self.schedule.hot.copied(sent.carried, self.memory.has_lagged());
+                }
                 let carried = request.carried + sent.carried;
                 let whole = carried >= length || !carries_payload;
                 request.carried = if whole { 0 } else { carried };

@@ -40,6 +40,7 @@ pub use idle::{IdleClock, IdlePolicy, IdleTimes, Pause, SystemClock};
 pub use inbound::{Disposition, Inbound, Message};
 use peers::{Incoming, Outgoing, Peer};
 use ports::PortWatch;
+pub(crate) use receive::COPIED_AT_ONCE;
 pub use record::{MAX_FRAGMENT, RecordError};
 pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, SendError};
 pub use shape::TokenBucket;

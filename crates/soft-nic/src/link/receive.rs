@@ -10,9 +10,9 @@ use roce::Now;
 
 use crate::dma::{RingMemory, system};
 
-/// A round of the NIC takes no further message when it has copied this much: acknowledgements wait for its end, and so does
-/// the program that shares the core. 0.2 ms or so.
-pub(super) const COPIED_AT_ONCE: u64 = 2 << 20;
+/// A round of the NIC takes no further message, and sends none, when it has copied this much for either: acknowledgements wait for its
+/// end, and so does the program that shares the core. 0.2 ms or so.
+pub(crate) const COPIED_AT_ONCE: u64 = 2 << 20;
 
 /// The room of a record from this length on is given back at once.
 const LONG_RECORD: usize = 16 * 1024;

@@ -5,9 +5,12 @@ use std::time::{Duration, Instant};
 use mlx5_layout::CqeOpcode;
 use roce::{Fragment, Opcode, Psn, Request, ServiceType};
 use soft_nic::dma::Host;
-use soft_nic::link::{Disposition, Link, LinkConfig, MAX_INLINE, PathAddress, Payload, Room, SendError};
+use soft_nic::link::{
+    Disposition, Link, LinkConfig, MAX_FRAGMENT, MAX_INLINE, PathAddress, Payload, Room, SendError,
+};
 use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
+use crate::operations::ALL;
 use crate::withdrawn::{GUARD, LONG, OLD, Scene, filled, run};
 
 /// Most bytes of a record that is never cut.
@@ -145,5 +148,137 @@ fn a_nic_that_waits_for_room_for_a_long_piece_finds_nothing_to_do() {
         assert_eq!(sent(&mut peer.driver), before, "answers: {answers}: {FIRST} bytes are too few");
         assert_eq!(peer.link.poll(1, |_| Disposition::Consumed), 1);
         assert!(peer.driver.poll() > 0, "answers: {answers}: there is room for a long piece");
+    }
+}
+
+/// Bytes of a record that is full.
+const RECORD: u32 = MAX_FRAGMENT as u32;
+
+/// A NIC whose bytes go to others: by WRITEs of its own, or by answers to READs of theirs.
+struct Star {
+    reads: bool,
+    hub: Driver<Host>,
+    others: Vec<Driver<Host>>,
+    /// For each connection its queue at the hub, the NIC at the other end, and the queue there.
+    connections: Vec<(QpId, usize, QpId)>,
+    /// Memory of the hub, and of each of the others.
+    near: Region,
+    far: Vec<Region>,
+    /// Messages of each connection that were posted, and that are complete.
+    posted: Vec<usize>,
+    done: Vec<usize>,
+}
+
+impl Star {
+    /// A connection to each of `ends`, by the number of the NIC.
+    fn new(name: &str, reads: bool, ends: &[usize]) -> Star {
+        let name = format!("{name}-{reads}-{}", ends.iter().map(usize::to_string).collect::<String>());
+        let join = || Driver::new(Setup::new(&name));
+        let mut hub = join();
+        let mut others: Vec<_> = (0..=ends.iter().copied().max().unwrap_or(0)).map(|_| join()).collect();
+        let connect = |end: &usize| {
+            let other = &mut others[*end];
+            let (a, b) = (hub.create_qp(QpShape::default()), other.create_qp(QpShape::default()));
+            let (qpn_a, qpn_b) = (hub.qp(a).qpn, other.qp(b).qpn);
+            hub.bring_up(a, &hub.attributes(qpn_b));
+            other.bring_up(b, &other.attributes(qpn_a));
+            (a, *end, b)
+        };
+        let connections: Vec<_> = ends.iter().map(connect).collect();
+        let region = |driver: &mut Driver<Host>| driver.region(LONG as usize, ALL);
+        let (near, far) = (region(&mut hub), others.iter_mut().map(region).collect());
+        let (posted, done) = (vec![0; ends.len()], vec![0; ends.len()]);
+        let mut star = Star { reads, hub, others, connections, near, far, posted, done };
+        // The channels are open then, and all queues among those that every round looks at.
+        for messages in [1, 2] {
+            (0..ends.len()).for_each(|connection| star.post(connection, 8));
+            let mut rounds = 0..5000;
+            while star.done.iter().any(|done| *done < messages) {
+                rounds.next().expect("all messages arrive");
+                star.round();
+            }
+        }
+        star
+    }
+
+    fn post(&mut self, connection: usize, len: u32) {
+        let (a, end, b) = self.connections[connection];
+        let far = &self.far[end];
+        self.posted[connection] += 1;
+        if self.reads {
+            self.others[end].post(b, &WorkRequest::read(far, 0, len, &self.near, 0));
+        } else {
+            self.hub.post(a, &WorkRequest::write(&self.near, 0, len, far, 0));
+        }
+    }
+
+    /// A round of the others, then one of the hub.
+    fn round(&mut self) {
+        for other in &mut self.others {
+            other.poll();
+        }
+        self.hub.poll();
+        for (connection, (a, end, b)) in self.connections.iter().enumerate() {
+            let (driver, qp) = if self.reads { (&mut self.others[*end], *b) } else { (&mut self.hub, *a) };
+            while let Some(cqe) = driver.poll_send(qp) {
+                assert_eq!(cqe.opcode(), Some(CqeOpcode::Requester));
+                self.done[connection] += 1;
+            }
+        }
+    }
+
+    /// Records with payload that the hub has laid into rings.
+    fn records(&mut self) -> u64 {
+        let counters = self.hub.nic.link().counters();
+        if self.reads { counters.replies_sent } else { counters.requests_sent }
+    }
+}
+
+#[test]
+fn a_round_lays_no_more_into_all_rings_together_than_it_takes_out_of_them() {
+    for reads in [false, true] {
+        let mut star = Star::new("sum", reads, &[0, 1, 2]);
+        (0..30).for_each(|i| star.post(i % 3, RECORD));
+        for other in &mut star.others {
+            other.poll();
+        }
+        for records in [16, 14] {
+            let before = star.records();
+            star.hub.poll();
+            assert_eq!(star.records() - before, records, "reads: {reads}");
+        }
+    }
+}
+
+#[test]
+fn a_queue_gets_its_turn_beside_others_that_could_fill_every_round() {
+    for reads in [false, true] {
+        // One ring for all of them; a ring each, and what a round copies at most; more long messages than a ring holds records.
+        for (ends, len, depth) in
+            [(&[0, 0, 0][..], RECORD, 48), (&[0, 1, 2], RECORD, 48), (&[0; 20], LONG, 2)]
+        {
+            let what = format!("reads: {reads}, {ends:?}");
+            let mut star = Star::new("turns", reads, ends);
+            let last = ends.len() - 1;
+            let stream = |star: &mut Star| {
+                for connection in 0..last {
+                    while star.posted[connection] - star.done[connection] < depth {
+                        star.post(connection, len);
+                    }
+                }
+                star.round();
+            };
+            (0..20).for_each(|_| stream(&mut star));
+            for message in 3..13 {
+                star.post(last, RECORD);
+                let before = star.records();
+                let rounds = (1..=200).take_while(|_| {
+                    stream(&mut star);
+                    star.done[last] < message
+                });
+                let (rounds, others) = (rounds.count(), star.records() - before);
+                assert!(rounds < 8, "{what}: message {message} waited for {others} records of the others");
+            }
+        }
     }
 }
