@@ -8,10 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use thiserror::Error;
 
-use crate::onnx::{Extent, Graph, Model, Node, ValueInfo};
+use crate::onnx::{Dimension, Extent, Graph, Model, Node, ValueInfo};
 
 /// Why a model was not counted.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum CountError {
     #[error("the file has no graph")]
@@ -55,29 +55,28 @@ impl Count {
     }
 }
 
-/// A value's extents, if all are fixed.
+/// A value's extents, if all are fixed. A first extent that has a name instead of a number is the batch, and taken as 1.
 pub fn shape_of(value: &ValueInfo) -> Result<Vec<usize>, CountError> {
     let dynamic = || CountError::Dynamic { value: value.name.clone() };
     let tensor = value.r#type.as_ref().and_then(|r#type| r#type.tensor_type.as_ref());
     let shape = tensor.and_then(|tensor| tensor.shape.as_ref()).ok_or_else(dynamic)?;
-    let extent = |extent: &Option<Extent>| match extent {
+    let extent = |(axis, extent): (usize, &Dimension)| match &extent.extent {
         Some(Extent::Value(extent)) => usize::try_from(*extent).map_err(|_| dynamic()),
+        Some(Extent::Parameter(_)) if axis == 0 => Ok(1),
         _ => Err(dynamic()),
     };
-    shape.dim.iter().map(|dim| extent(&dim.extent)).collect()
+    shape.dim.iter().enumerate().map(extent).collect()
 }
 
 /// Counts a model's parameters and the work of each node.
 pub fn count(model: &Model) -> Result<Count, CountError> {
     let graph = model.graph.as_ref().ok_or(CountError::NoGraph)?;
-    let weights = graph.initializer.iter().map(|tensor| {
-        let dims = tensor.dims.iter().map(|&extent| usize::try_from(extent).unwrap_or_default());
-        (tensor.name.clone(), dims.collect())
-    });
-    let mut shapes: BTreeMap<String, Vec<usize>> = weights.collect();
-    let parameters = parameters(graph, &shapes);
+    let mut shapes = weights(graph);
+    let parameters = parameters(graph);
     for input in &graph.input {
-        shapes.insert(input.name.clone(), shape_of(input)?);
+        if !shapes.contains_key(&input.name) {
+            shapes.insert(input.name.clone(), shape_of(input)?);
+        }
     }
     let mut nodes = Vec::with_capacity(graph.node.len());
     for node in &graph.node {
@@ -90,11 +89,20 @@ pub fn count(model: &Model) -> Result<Count, CountError> {
     Ok(Count { parameters, nodes })
 }
 
-fn parameters(graph: &Graph, shapes: &BTreeMap<String, Vec<usize>>) -> u64 {
+/// Elements of all weights.
+pub fn parameters(graph: &Graph) -> u64 {
     let norms = graph.node.iter().filter(|node| node.op_type == "BatchNormalization");
     let statistics: BTreeSet<&String> = norms.flat_map(|node| node.input.iter().skip(3)).collect();
-    let weights = shapes.iter().filter(|(name, _)| !statistics.contains(name));
-    weights.map(|(_, shape)| product(shape)).sum()
+    let weights = weights(graph);
+    let trained = weights.iter().filter(|(name, _)| !statistics.contains(name));
+    trained.map(|(_, shape)| product(shape)).sum()
+}
+
+/// Shapes of the weights by their names.
+fn weights(graph: &Graph) -> BTreeMap<String, Vec<usize>> {
+    let shape =
+        |dims: &[i64]| dims.iter().map(|&extent| usize::try_from(extent).unwrap_or_default()).collect();
+    graph.initializer.iter().map(|tensor| (tensor.name.clone(), shape(&tensor.dims))).collect()
 }
 
 fn product(shape: &[usize]) -> u64 {

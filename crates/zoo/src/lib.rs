@@ -1,14 +1,24 @@
 //! The model zoo: what the models are, not how they run.
 //!
-//! [`onnx`] has the messages of an ONNX file, [`Architecture`] writes such files with weights from [`seed`], and [`count`] says
-//! how many parameters and multiply-accumulates they have.
+//! A [`Manifest`] says everything about a model that is no weight: shapes, types, pre-processing, counts, hashes. [`Architecture`]
+//! writes its ONNX file ([`onnx`]) with weights from [`seed`], [`count()`](count::count) says how many parameters and
+//! multiply-accumulates it has, [`Store`] keeps the file, and [`preprocess`] makes its input of an image.
 //! Opens no network connection: `cargo xtask zoo fetch` downloads. Knows no engine.
 
 #![forbid(unsafe_code)]
 
 mod architecture;
 pub mod count;
+mod digest;
+mod manifest;
 pub mod onnx;
+pub mod preprocess;
 pub mod seed;
+mod store;
 
 pub use architecture::Architecture;
+pub use digest::Digest;
+pub use manifest::{
+    Counts, ElementType, Manifest, ManifestError, Postprocess, Seeded, Tensor, Verified, Weights,
+};
+pub use store::{Partial, Store, StoreError};

@@ -1,0 +1,436 @@
+//! What is known about a model beside its weights: `modelzoo/models/NAME.toml`.
+//!
+//! Shapes, types, pre-processing, published counts and hashes are taken from here and never from options. A manifest is checked
+//! as it is read, against itself; [`Manifest::verify`] checks a model's file against it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use prost::Message;
+use serde::Deserialize;
+use thiserror::Error;
+
+use crate::count::{Count, CountError, count, shape_of};
+use crate::onnx::{Model, ValueInfo};
+use crate::preprocess::{Layout, Preprocess, PreprocessError};
+use crate::{Architecture, Digest};
+
+/// Why a manifest was not taken, or a file does not fit to it.
+#[derive(Debug, Error)]
+#[allow(missing_docs, reason = "the messages say it")]
+pub enum ManifestError {
+    #[error("{path}: {error}")]
+    Io { path: PathBuf, error: std::io::Error },
+    #[error("{path}:{line}: {message}")]
+    Toml { path: PathBuf, line: usize, message: String },
+    #[error("{path}: {what}")]
+    Contradiction { path: PathBuf, what: String },
+    #[error("{model}: {what}")]
+    File { model: String, what: String },
+}
+
+/// Type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ElementType {
+    /// IEEE 754, 32 bits, little-endian.
+    F32,
+}
+
+impl ElementType {
+    /// Bytes of one.
+    pub fn bytes(self) -> u64 {
+        match self {
+            ElementType::F32 => 4,
+        }
+    }
+}
+
+/// An input or output.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tensor {
+    /// Its name in the seeded file.
+    pub name: String,
+    /// Its elements.
+    pub r#type: ElementType,
+    /// The extents, batch 1.
+    pub shape: Vec<usize>,
+    /// Bytes of a message that holds it.
+    pub bytes: u64,
+}
+
+/// What the output means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Postprocess {
+    /// A score for each class, before softmax; the largest is the answer.
+    Logits {
+        /// How many.
+        classes: usize,
+    },
+    /// Rows of luminance, 0 black and 1 white; values outside are cut.
+    Luminance,
+}
+
+/// What was published about the model's size.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Counts {
+    /// Weights.
+    pub parameters: u64,
+    /// Work of one run of batch 1.
+    pub macs: u64,
+    /// What `macs` counts.
+    pub unit: String,
+    /// Rows and columns of the input that they hold for.
+    pub resolution: [usize; 2],
+    /// Who says so, and where.
+    pub source: String,
+}
+
+/// A file, as its maker states it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Seeded {
+    /// SHA-256 of the file that the builder writes: it changes with the builder or the seed only.
+    pub sha256: Digest,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+/// Trained weights, in an ONNX file that somebody publishes.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Weights {
+    /// Where the file is.
+    pub url: String,
+    /// Its SHA-256, as the publisher states it.
+    pub sha256: Digest,
+    /// Its bytes, likewise.
+    pub bytes: u64,
+    /// Where the publisher states it.
+    pub source: String,
+    /// Its licence.
+    pub licence: String,
+    /// Whether the download was ever tried.
+    pub tried: String,
+}
+
+/// One model.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// The file's name without its ending.
+    pub name: String,
+    /// The model's name in prose.
+    pub title: String,
+    /// Whether it is small enough for every test run.
+    #[serde(default)]
+    pub small: bool,
+    /// Who builds it.
+    pub architecture: Architecture,
+    /// Its input.
+    pub input: Tensor,
+    /// Its outputs, in order.
+    pub output: Vec<Tensor>,
+    /// How an image becomes the input.
+    pub preprocess: Preprocess,
+    /// What the first output means.
+    pub postprocess: Postprocess,
+    /// Its published size.
+    pub counts: Counts,
+    /// The file with seeded weights.
+    pub seeded: Seeded,
+    /// The file with trained weights, if somebody publishes one with its hash.
+    pub weights: Option<Weights>,
+}
+
+/// What was counted in a file that fits its manifest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verified {
+    /// Weights.
+    pub parameters: u64,
+    /// Multiply-accumulates, or why they were not counted.
+    pub macs: Result<u64, CountError>,
+}
+
+/// How far counts may be from the published ones, which are rounded.
+const TOLERANCE: f64 = 0.01;
+
+impl Manifest {
+    /// Reads one file.
+    pub fn read(path: &Path) -> Result<Manifest, ManifestError> {
+        let io = |error| ManifestError::Io { path: path.to_owned(), error };
+        Manifest::parse(&fs::read_to_string(path).map_err(io)?, path)
+    }
+
+    /// Reads all `.toml` files of a folder, in order of their names.
+    pub fn all(folder: &Path) -> Result<Vec<Manifest>, ManifestError> {
+        let io = |error| ManifestError::Io { path: folder.to_owned(), error };
+        let entries: Vec<_> = fs::read_dir(folder).and_then(Iterator::collect).map_err(io)?;
+        let mut paths: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).collect();
+        paths.retain(|path| path.extension().is_some_and(|ending| ending == "toml"));
+        paths.sort();
+        paths.iter().map(|path| Manifest::read(path)).collect()
+    }
+
+    /// Takes a manifest's text. `path` is for messages, and must end in the model's name.
+    pub fn parse(text: &str, path: &Path) -> Result<Manifest, ManifestError> {
+        let manifest: Manifest = toml::from_str(text).map_err(|error| {
+            let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+            let line = before.matches('\n').count() + 1;
+            ManifestError::Toml { path: path.to_owned(), line, message: error.message().to_owned() }
+        })?;
+        let contradiction = |what| ManifestError::Contradiction { path: path.to_owned(), what };
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        if stem != manifest.name {
+            return Err(contradiction(format!("name is {:?}, the file's is {stem:?}", manifest.name)));
+        }
+        manifest.check().map_err(contradiction)?;
+        Ok(manifest)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+        if !self.name.bytes().all(plain) || self.name.starts_with('.') {
+            return Err(format!("name {:?} has other characters than a-z, 0-9, - and .", self.name));
+        }
+        if self.output.is_empty() {
+            return Err("there is no output".to_owned());
+        }
+        for tensor in self.output.iter().chain([&self.input]) {
+            let elements =
+                tensor.shape.iter().try_fold(1u64, |product, &extent| product.checked_mul(extent as u64));
+            let bytes = elements.and_then(|elements| elements.checked_mul(tensor.r#type.bytes()));
+            if bytes != Some(tensor.bytes) || tensor.bytes == 0 || tensor.shape[0] != 1 {
+                let Tensor { name, shape, bytes, .. } = tensor;
+                return Err(format!("{name}: {bytes} bytes are not those of shape {shape:?} with batch 1"));
+            }
+        }
+        self.preprocess.check().map_err(|error: PreprocessError| format!("preprocess: {error}"))?;
+        let ([height, width], channels) = (self.preprocess.crop, self.preprocess.channels.weights().len());
+        let image = match self.preprocess.layout {
+            Layout::Nchw => [1, channels, height, width],
+            Layout::Nhwc => [1, height, width, channels],
+        };
+        if self.input.shape != image {
+            return Err(format!("preprocess gives {image:?}, input has {:?}", self.input.shape));
+        }
+        if self.counts.resolution != [height, width] {
+            return Err(format!(
+                "counts hold for {:?}, input has {height} × {width}",
+                self.counts.resolution
+            ));
+        }
+        let classes = self.output[0].shape.last().copied();
+        if let Postprocess::Logits { classes: wanted } = self.postprocess
+            && classes != Some(wanted)
+        {
+            return Err(format!("postprocess has {wanted} classes, output {:?}", self.output[0].shape));
+        }
+        match &self.weights {
+            Some(weights) if !weights.url.starts_with("https://") => {
+                Err(format!("weights: {:?} is no https address", weights.url))
+            }
+            Some(weights) if weights.bytes == 0 || weights.tried.is_empty() || weights.licence.is_empty() => {
+                Err("weights: bytes, licence and tried must say something".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The file with seeded weights, batch 1, as the builder writes it today.
+    pub fn build(&self) -> Vec<u8> {
+        self.architecture.build(1).encode_to_vec()
+    }
+
+    /// Name of the seeded file in a [`Store`](crate::Store).
+    pub fn seeded_file(&self) -> String {
+        format!("{}.seeded.onnx", self.name)
+    }
+
+    /// Name of the trained file in a [`Store`](crate::Store).
+    pub fn trained_file(&self) -> String {
+        format!("{}.trained.onnx", self.name)
+    }
+
+    /// Checks the seeded file: hash, names, shapes, bytes, and counts against the published ones.
+    pub fn verify(&self, file: &[u8]) -> Result<Verified, ManifestError> {
+        let Seeded { sha256, bytes } = self.seeded;
+        let found = Digest::of(file);
+        if (found, file.len() as u64) != (sha256, bytes) {
+            let what = format!(
+                "the seeded file has SHA-256 {found} and {} bytes, the manifest says {sha256} and {bytes}",
+                file.len()
+            );
+            return Err(self.wrong(what));
+        }
+        let model = self.decode(file)?;
+        let graph = model.graph.unwrap_or_default();
+        let names = |values: &[ValueInfo]| values.iter().map(|value| value.name.clone()).collect::<Vec<_>>();
+        let wanted: Vec<_> = self.output.iter().map(|output| output.name.clone()).collect();
+        if names(&graph.input) != [self.input.name.clone()] || names(&graph.output) != wanted {
+            return Err(self.wrong(format!(
+                "inputs {:?}, outputs {:?}",
+                names(&graph.input),
+                names(&graph.output)
+            )));
+        }
+        let verified = self.verify_trained(file)?;
+        match &verified.macs {
+            Ok(_) => Ok(verified),
+            Err(error) => Err(self.wrong(error.to_string())),
+        }
+    }
+
+    /// Checks a published file: shapes and counts. Its names and its fused operators are its maker's.
+    pub fn verify_trained(&self, file: &[u8]) -> Result<Verified, ManifestError> {
+        let model = self.decode(file)?;
+        let graph = model.graph.clone().unwrap_or_default();
+        let weights: std::collections::BTreeSet<&str> =
+            graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
+        let inputs = graph.input.iter().filter(|input| !weights.contains(input.name.as_str()));
+        let values: Vec<&ValueInfo> = inputs.chain(&graph.output).collect();
+        let wanted: Vec<&Tensor> = [&self.input].into_iter().chain(&self.output).collect();
+        if values.len() != wanted.len() {
+            return Err(self.wrong(format!("{} inputs and outputs, not {}", values.len(), wanted.len())));
+        }
+        for (value, wanted) in values.into_iter().zip(wanted) {
+            let shape = shape_of(value).map_err(|error| self.wrong(error.to_string()))?;
+            if shape != wanted.shape {
+                return Err(self
+                    .wrong(format!("{} has shape {shape:?}, the manifest {:?}", value.name, wanted.shape)));
+            }
+        }
+        let counted = count(&model);
+        let parameters =
+            counted.as_ref().map_or_else(|_| crate::count::parameters(&graph), |count| count.parameters);
+        self.near("parameters", parameters, self.counts.parameters)?;
+        let macs = counted.map(|count: Count| count.macs());
+        if let Ok(macs) = macs {
+            self.near("multiply-accumulates", macs, self.counts.macs)?;
+        }
+        Ok(Verified { parameters, macs })
+    }
+
+    fn near(&self, what: &str, found: u64, published: u64) -> Result<(), ManifestError> {
+        match (found as f64 / published as f64 - 1.0).abs() <= TOLERANCE {
+            true => Ok(()),
+            false => Err(self.wrong(format!("{found} {what}, published are {published}"))),
+        }
+    }
+
+    fn decode(&self, file: &[u8]) -> Result<Model, ManifestError> {
+        Model::decode(file).map_err(|error| self.wrong(format!("no ONNX file: {error}")))
+    }
+
+    fn wrong(&self, what: String) -> ManifestError {
+        ManifestError::File { model: self.name.clone(), what }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const X3: &str = include_str!("../../../modelzoo/models/super-resolution-x3.toml");
+    const SQUEEZENET: &str = include_str!("../../../modelzoo/models/squeezenet-1.1.toml");
+
+    fn parse(text: &str) -> Result<Manifest, ManifestError> {
+        Manifest::parse(text, Path::new("modelzoo/models/super-resolution-x3.toml"))
+    }
+
+    fn committed() -> Vec<Manifest> {
+        Manifest::all(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../modelzoo/models")).unwrap()
+    }
+
+    #[test]
+    fn every_manifest_describes_what_its_builder_writes() {
+        let manifests = committed();
+        let names: Vec<&str> = manifests.iter().map(|manifest| manifest.name.as_str()).collect();
+        assert_eq!(names.len(), 6, "{names:?}");
+        for manifest in &manifests {
+            let file = manifest.build();
+            let verified = manifest.verify(&file).unwrap();
+            assert_eq!(verified.parameters, manifest.counts.parameters, "{}", manifest.name);
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_or_a_wrong_value_is_named_with_its_line() {
+        parse(X3).unwrap();
+        for (from, to, words) in [
+            ("title =", "titel =", &["x3.toml:3:", "titel"][..]),
+            ("factor = 3", "factor = 3, faktor = 4", &["x3.toml:5:", "faktor"]),
+            ("builder = \"super-resolution\"", "builder = \"alexnet\"", &["x3.toml:5:", "alexnet"]),
+            ("type = \"f32\"", "type = \"f16\"", &["x3.toml:10:", "f16", "f32"]),
+            ("sha256 = \"052d", "sha256 = \"52d", &["64 hexadecimal digits"]),
+            ("layout = \"nchw\"", "", &["layout"]),
+            ("layout = \"nchw\"", "layout = \"nchw\"\nantialias = true", &["antialias"]),
+        ] {
+            assert!(X3.contains(from), "{from}");
+            let error = parse(&X3.replacen(from, to, 1)).unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+            assert_eq!(error.lines().count(), 1, "{error}");
+        }
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        for (from, to, words) in [
+            (
+                "name = \"super-resolution-x3\"",
+                "name = \"super-resolution-x4\"",
+                "the file's is \"super-resolution-x3\"",
+            ),
+            ("bytes = 200704", "bytes = 200700", "input: 200700 bytes"),
+            ("shape = [1, 1, 672, 672]", "shape = [2, 1, 672, 672]", "output: 1806336 bytes"),
+            ("shape = [1, 1, 672, 672]", "shape = []", "output: 1806336 bytes"),
+            ("shape = [1, 1, 672, 672]", "shape = [4294967296, 4294967296, 2]", "output: 1806336 bytes"),
+            ("crop = [224, 224]", "crop = [224, 200]", "preprocess gives [1, 1, 224, 200]"),
+            ("crop = [224, 224]", "crop = [225, 224]", "does not fit"),
+            ("layout = \"nchw\"", "layout = \"nhwc\"", "preprocess gives [1, 224, 224, 1]"),
+            ("channels = \"luminance\"", "channels = \"rgb\"", "1 values for 3 channels"),
+            ("resolution = [224, 224]", "resolution = [640, 480]", "counts hold for [640, 480]"),
+            ("{ kind = \"luminance\" }", "{ kind = \"logits\", classes = 10 }", "10 classes"),
+            ("url = \"https:", "url = \"http:", "no https address"),
+            ("tried = \"untried: no network\"", "tried = \"\"", "tried"),
+        ] {
+            assert!(X3.contains(from), "{from}");
+            let error = parse(&X3.replacen(from, to, 1)).unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains("super-resolution-x3.toml"), "{from}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_the_manifest_s_is_refused() {
+        let manifest = parse(X3).unwrap();
+        let file = manifest.build();
+        let mut changed = file.clone();
+        changed[1000] ^= 1;
+        assert!(manifest.verify(&changed).unwrap_err().to_string().contains("SHA-256"));
+        // The same hashes in the manifest: what is wrong is the file's content.
+        let with = |manifest: &Manifest, file: &[u8]| {
+            let seeded = Seeded { sha256: Digest::of(file), bytes: file.len() as u64 };
+            Manifest { seeded, ..manifest.clone() }.verify(file).unwrap_err().to_string()
+        };
+        for (factor, height, words) in [(2, 224, "output has shape"), (3, 112, "input has shape")] {
+            let architecture = Architecture::SuperResolution { factor, height, width: 224 };
+            let error = with(&manifest, &architecture.build(1).encode_to_vec());
+            assert!(error.contains(words), "{error}");
+        }
+        assert!(with(&manifest, &file[..1000]).contains("no ONNX file"));
+        let squeezenet = Manifest::parse(SQUEEZENET, Path::new("squeezenet-1.1.toml")).unwrap();
+        let error = with(&squeezenet, &Architecture::MobileNetV3Small.build(1).encode_to_vec());
+        assert!(error.contains("2542856 parameters, published are 1235496"), "{error}");
+        let mut model = manifest.architecture.build(1);
+        let graph = model.graph.as_mut().unwrap();
+        (graph.input[0].name, graph.node[0].input[0]) = ("x".to_owned(), "x".to_owned());
+        assert!(with(&manifest, &model.encode_to_vec()).contains("inputs [\"x\"]"));
+        model.graph.as_mut().unwrap().node[0].op_type = "QLinearConv".to_owned();
+        let trained = manifest.verify_trained(&model.encode_to_vec()).unwrap();
+        assert_eq!(trained.parameters, 59_657);
+        assert!(trained.macs.unwrap_err().to_string().contains("QLinearConv"));
+    }
+}
