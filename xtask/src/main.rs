@@ -33,6 +33,7 @@ mod stop;
 mod test;
 mod tidy;
 mod workspace;
+mod zoo;
 
 /// Every project command.
 #[derive(Parser)]
@@ -85,6 +86,8 @@ enum Command {
     Bundle(bundle::Options),
     /// Put results of a machine that ran a bundle into the committed measured.json.
     Import(import::Options),
+    /// The models: list, build with seeded weights, fetch trained ones, verify.
+    Zoo(zoo::Options),
 }
 
 fn main() -> ExitCode {
@@ -148,7 +151,7 @@ impl Command {
             | Command::BenchThroughput(options)
             | Command::BenchPost { options, .. } => recorded(options),
             Command::BenchNic(options) | Command::BenchGpu(options) => options.record.then_some("--record"),
-            Command::Doctor => None,
+            Command::Doctor | Command::Zoo(_) => None,
         }
     }
 }
@@ -158,7 +161,7 @@ fn run(command: Command) -> Result<()> {
         let bundle = bundle.display();
         return Err(refused::refused(format!(
             "{what}: needs a checkout of the source, {bundle} is a bundle; here there are: doctor, test --gpu, figure, \
-             bench-throughput, bench-post, bench-nic, bench-gpu"
+             bench-throughput, bench-post, bench-nic, bench-gpu, zoo"
         )));
     }
     match command {
@@ -181,6 +184,7 @@ fn run(command: Command) -> Result<()> {
         Command::BenchGpu(options) => bench_nic::run("bench-gpu", &options),
         Command::Bundle(options) => bundle::run(&options),
         Command::Import(options) => import::run(&options),
+        Command::Zoo(options) => zoo::run(&options),
     }
 }
 
@@ -241,6 +245,7 @@ mod tests {
             ("bench-post --gpu --record", Some("--record")),
             ("import DIR", Some("import")),
             ("doctor", None),
+            ("zoo build --small", None),
         ] {
             let words = ["xtask"].into_iter().chain(arguments.split_whitespace());
             let arguments_given = Arguments::try_parse_from(words).ok().unwrap();

@@ -139,6 +139,9 @@ impl Partial {
 
     /// Drops what is there.
     pub fn restart(&mut self) -> Result<(), StoreError> {
+        if self.bytes == 0 {
+            return Ok(());
+        }
         self.file.set_len(0).map_err(|error| StoreError::io(&self.growing, error))?;
         self.bytes = 0;
         Ok(())

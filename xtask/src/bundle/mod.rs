@@ -21,15 +21,21 @@ use crate::workspace::{self, revision_text, root, target_dir};
 mod perftest;
 
 /// What is carried of the tree, at the same paths: files, and folders with all below them.
-const TEXTS: &[&str] =
-    &["LICENSE", "crates/gpu/kernels", "crates/rdma-shim/include", "examples/cuda_post", "experiments"];
+const TEXTS: &[&str] = &[
+    "LICENSE",
+    "crates/gpu/kernels",
+    "crates/rdma-shim/include",
+    "examples/cuda_post",
+    "experiments",
+    "modelzoo",
+];
 /// Not part of [`TEXTS`]: what was measured elsewhere says nothing there,
 const LEFT_OUT: &str = "measured.json";
 /// but for the posts that the modelled line of figure 4 is made of.
 const KEPT: &str = "experiments/bench-post-gpu";
 
 /// What is made anew each time; the rest of a folder is left alone.
-const FOLDERS: [&str; 5] = ["tests", "lib", "crates", "examples", "experiments"];
+const FOLDERS: [&str; 6] = ["tests", "lib", "crates", "examples", "experiments", "modelzoo"];
 
 /// The folder is copied to machines that somebody pays for.
 const MOST_BYTES: u64 = 60 << 20;
@@ -86,7 +92,7 @@ pub fn run(options: &Options) -> Result<()> {
     let commit = if revision.commit.is_empty() { "unknown" } else { &revision.commit };
     say!("{}: {profile}, revision {commit}{changes}, {:.1} MiB", folder.display(), mib(bytes));
     say!(
-        "there: DIR/xtask doctor, test --gpu, bench-post --gpu; with libibverbs1 and ibverbs-providers: figure 4, figure 5, \
+        "there: DIR/xtask doctor, test --gpu, bench-post --gpu, zoo build; with libibverbs1 and ibverbs-providers: figure 4, figure 5, \
          bench-nic"
     );
     if libraries > 0 {

@@ -1,0 +1,275 @@
+//! `cargo xtask zoo`: lists the models, builds them with seeded weights, fetches trained ones, and verifies the files.
+//!
+//! `modelzoo/models` says everything about a model; the files lie in a store, in a checkout below cargo's target folder. Building
+//! needs no network, and gives the same bytes on every machine: a bundle carries the manifests and builds the files where it is.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use indicatif::{ProgressBar, ProgressStyle};
+use zoo::{Manifest, Store, StoreError, Verified, Weights};
+
+use crate::refused::refused;
+use crate::{carried, stop, workspace};
+
+mod fetch;
+
+/// Where the manifests are, from the root.
+const MANIFESTS: &str = "modelzoo/models";
+/// Lines that a download gives where no bar can be drawn.
+const LINES: u64 = 10;
+
+#[derive(Args)]
+pub struct Options {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// What models there are, how large they are, and which files are there.
+    List(Which),
+    /// Write the models with seeded weights; needs no network.
+    Build(Which),
+    /// Download trained weights, or take them from a file.
+    Fetch {
+        #[command(flatten)]
+        which: Which,
+        /// The published file, which you have already: its hash is checked as well.
+        #[arg(long, value_name = "FILE")]
+        from: Option<PathBuf>,
+    },
+    /// Check files against their manifests: hashes, shapes, bytes, parameters, multiply-accumulates.
+    Verify(Which),
+}
+
+#[derive(Args)]
+struct Which {
+    /// Models [default: all].
+    #[arg(value_name = "MODEL")]
+    models: Vec<String>,
+    /// The small models only.
+    #[arg(long, conflicts_with = "models")]
+    small: bool,
+    /// Folder of the files [default: target/zoo; in a bundle, zoo in its folder].
+    #[arg(long, value_name = "DIR")]
+    store: Option<PathBuf>,
+}
+
+/// Where the files are without --store.
+pub fn folder() -> PathBuf {
+    carried::folder().map_or_else(|| workspace::target_dir().join("zoo"), |bundle| bundle.join("zoo"))
+}
+
+impl Which {
+    fn store(&self) -> Store {
+        Store::at(self.store.clone().unwrap_or_else(folder))
+    }
+
+    fn manifests(&self) -> Result<Vec<Manifest>> {
+        let mut manifests = Manifest::all(&workspace::root().join(MANIFESTS)).map_err(mendable)?;
+        if let Some(unknown) =
+            self.models.iter().find(|name| !manifests.iter().any(|model| model.name == **name))
+        {
+            let names: Vec<&str> = manifests.iter().map(|manifest| manifest.name.as_str()).collect();
+            return Err(refused(format!("there is no model {unknown}; there are: {}", names.join(", "))));
+        }
+        manifests.retain(|model| match self.models.is_empty() {
+            true => model.small || !self.small,
+            false => self.models.contains(&model.name),
+        });
+        Ok(manifests)
+    }
+}
+
+/// Does what was asked.
+pub fn run(options: &Options) -> Result<()> {
+    match &options.action {
+        Action::List(which) => list(which),
+        Action::Build(which) => build(which),
+        Action::Fetch { which, from } => fetch(which, from.as_deref()),
+        Action::Verify(which) => verify(which),
+    }
+}
+
+fn list(which: &Which) -> Result<()> {
+    let store = which.store();
+    say!(
+        "{:22} {:>11} {:>10} {:>9} {:>9}  seeded; trained",
+        "model",
+        "parameters",
+        "MACs, 10^6",
+        "input, B",
+        "output, B"
+    );
+    for model in which.manifests()? {
+        let outputs: u64 = model.output.iter().map(|output| output.bytes).sum();
+        let seeded = state(store.check(&model.seeded_file(), model.seeded.sha256), "not built");
+        let trained = model.weights.as_ref().map_or_else(
+            || "none are published".to_owned(),
+            |weights| state(store.check(&model.trained_file(), weights.sha256), &weights.tried),
+        );
+        let (parameters, macs) = (model.counts.parameters, model.counts.macs as f64 / 1e6);
+        say!(
+            "{:22} {parameters:>11} {macs:>10.0} {:>9} {outputs:>9}  {seeded}; {trained}",
+            model.name,
+            model.input.bytes
+        );
+    }
+    Ok(())
+}
+
+/// A file in words; `missing` where there is none.
+fn state(checked: Result<PathBuf, StoreError>, missing: &str) -> String {
+    match checked {
+        Ok(_) => "there".to_owned(),
+        Err(StoreError::Missing { .. }) => missing.to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn build(which: &Which) -> Result<()> {
+    let store = which.store();
+    for model in which.manifests()? {
+        let (file, wanted) = (model.seeded_file(), model.seeded.sha256);
+        if let Ok(path) = store.check(&file, wanted) {
+            say!("{}: there already", path.display());
+            continue;
+        }
+        let bytes = model.build();
+        let path = store.write(&file, &bytes, wanted).map_err(|error| match error {
+            StoreError::Refused { found, .. } => refused(format!(
+                "{}: the builder writes SHA-256 {found} and {} bytes, {MANIFESTS}/{}.toml says {wanted}; if the architecture \
+                 was changed on purpose, change [seeded] there",
+                model.name,
+                bytes.len(),
+                model.name
+            )),
+            error => mendable(error),
+        })?;
+        say!("{}: {} bytes, SHA-256 {wanted}", path.display(), bytes.len());
+    }
+    Ok(())
+}
+
+fn fetch(which: &Which, from: Option<&Path>) -> Result<()> {
+    let store = which.store();
+    let models = which.manifests()?;
+    if from.is_some() && which.models.len() != 1 {
+        return Err(refused("--from: name the one model whose weights the file has"));
+    }
+    for model in models {
+        match &model.weights {
+            Some(weights) => say!("{}", take(&store, &model, weights, from)?),
+            None => say!("{}: no trained weights are published", model.name),
+        }
+    }
+    Ok(())
+}
+
+/// Gets one model's trained file, and returns what is in it.
+fn take(store: &Store, model: &Manifest, weights: &Weights, from: Option<&Path>) -> Result<String> {
+    let file = model.trained_file();
+    let path = match (store.check(&file, weights.sha256), from) {
+        (Ok(path), _) => path,
+        (Err(_), Some(from)) => {
+            let bytes =
+                std::fs::read(from).map_err(|error| refused(format!("{}: {error}", from.display())))?;
+            store.write(&file, &bytes, weights.sha256).map_err(mendable)?
+        }
+        (Err(_), None) => over_http(store, model, weights)?,
+    };
+    let bytes = store.read(&file, weights.sha256).map_err(mendable)?;
+    let verified = model.verify_trained(&bytes).map_err(mendable)?;
+    Ok(format!("{}: {}, {}", path.display(), in_words(model, &verified), weights.licence))
+}
+
+fn over_http(store: &Store, model: &Manifest, weights: &Weights) -> Result<PathBuf> {
+    let partial = store.resume(&model.trained_file()).map_err(mendable)?;
+    stop::goes_on_with(format!("{} zoo fetch {} goes on", workspace::us(), model.name));
+    let bar = ProgressBar::new(weights.bytes);
+    let style = "{msg} {bar:30} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left";
+    bar.set_style(ProgressStyle::with_template(style).context("the bar's template")?);
+    bar.set_message(model.name.clone());
+    let plain = !std::io::stderr().is_terminal();
+    let mut told = 0;
+    let mut show = |bytes: u64| {
+        bar.set_position(bytes);
+        let tenth = bytes * LINES / weights.bytes;
+        if plain && tenth > told {
+            told = tenth;
+            tell!("{}: {bytes} of {} bytes", model.name, weights.bytes);
+        }
+    };
+    let agent = fetch::agent(fetch::PATIENCE);
+    let fetched = fetch::download(&agent, weights, partial, fetch::PATIENCE, &mut show);
+    bar.finish_and_clear();
+    fetched
+}
+
+fn verify(which: &Which) -> Result<()> {
+    let store = which.store();
+    let mut wrong = 0;
+    for model in which.manifests()? {
+        let seeded = store.read(&model.seeded_file(), model.seeded.sha256).map_err(|error| match error {
+            StoreError::Missing { path } => {
+                format!("{}: not built; {} zoo build {}", path.display(), workspace::us(), model.name)
+            }
+            error => error.to_string(),
+        });
+        let verified = seeded.and_then(|bytes| model.verify(&bytes).map_err(|error| error.to_string()));
+        wrong += tell_verified(&model, "seeded", verified);
+        let Some(weights) = &model.weights else { continue };
+        let trained = match store.read(&model.trained_file(), weights.sha256) {
+            Err(StoreError::Missing { .. }) => {
+                say!("{} trained: not here ({})", model.name, weights.tried);
+                continue;
+            }
+            trained => trained.map_err(|error| error.to_string()),
+        };
+        let verified =
+            trained.and_then(|bytes| model.verify_trained(&bytes).map_err(|error| error.to_string()));
+        wrong += tell_verified(&model, "trained", verified);
+    }
+    match wrong {
+        0 => Ok(()),
+        _ => bail!("zoo verify: {wrong} files are not what their manifests say"),
+    }
+}
+
+/// Says what was found, and counts a file that is wrong.
+fn tell_verified(model: &Manifest, what: &str, verified: Result<Verified, String>) -> usize {
+    match verified {
+        Ok(verified) => {
+            let outputs: u64 = model.output.iter().map(|output| output.bytes).sum();
+            let words = in_words(model, &verified);
+            say!("{} {what}: {words}, {} bytes in, {outputs} out", model.name, model.input.bytes);
+            0
+        }
+        Err(error) => {
+            say!("{} {what}: WRONG: {error}", model.name);
+            1
+        }
+    }
+}
+
+/// Counts beside the published ones.
+fn in_words(model: &Manifest, verified: &Verified) -> String {
+    let macs = match &verified.macs {
+        Ok(macs) => {
+            format!("{:.1}e6 MACs (published {:.0}e6)", *macs as f64 / 1e6, model.counts.macs as f64 / 1e6)
+        }
+        Err(error) => format!("MACs not counted ({error})"),
+    };
+    format!("{} parameters (published {}), {macs}", verified.parameters, model.counts.parameters)
+}
+
+/// Manifests and files are the user's to mend.
+fn mendable(error: impl std::fmt::Display) -> anyhow::Error {
+    refused(error.to_string())
+}
+
+#[cfg(test)]
+mod tests;
