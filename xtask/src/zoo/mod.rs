@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
+use ureq::Agent;
 use zoo::{Manifest, Store, StoreError, Verified, Weights};
 
 use crate::refused::refused;
@@ -160,9 +161,10 @@ fn fetch(which: &Which, from: Option<&Path>) -> Result<()> {
     if from.is_some() && which.models.len() != 1 {
         return Err(refused("--from: name the one model whose weights the file has"));
     }
+    let agent = fetch::agent(fetch::PATIENCE);
     for model in models {
         match &model.weights {
-            Some(weights) => say!("{}", take(&store, &model, weights, from)?),
+            Some(weights) => say!("{}", take(&store, &model, weights, from, &agent)?),
             None => say!("{}: no trained weights are published", model.name),
         }
     }
@@ -170,7 +172,13 @@ fn fetch(which: &Which, from: Option<&Path>) -> Result<()> {
 }
 
 /// Gets one model's trained file, and returns what is in it.
-fn take(store: &Store, model: &Manifest, weights: &Weights, from: Option<&Path>) -> Result<String> {
+fn take(
+    store: &Store,
+    model: &Manifest,
+    weights: &Weights,
+    from: Option<&Path>,
+    agent: &Agent,
+) -> Result<String> {
     let file = model.trained_file();
     let path = match (store.check(&file, weights.sha256), from) {
         (Ok(path), _) => path,
@@ -179,14 +187,14 @@ fn take(store: &Store, model: &Manifest, weights: &Weights, from: Option<&Path>)
                 std::fs::read(from).map_err(|error| refused(format!("{}: {error}", from.display())))?;
             store.write(&file, &bytes, weights.sha256).map_err(mendable)?
         }
-        (Err(_), None) => over_http(store, model, weights)?,
+        (Err(_), None) => over_http(store, model, weights, agent)?,
     };
     let bytes = store.read(&file, weights.sha256).map_err(mendable)?;
     let verified = model.verify_trained(&bytes).map_err(mendable)?;
     Ok(format!("{}: {}, {}", path.display(), in_words(model, &verified), weights.licence))
 }
 
-fn over_http(store: &Store, model: &Manifest, weights: &Weights) -> Result<PathBuf> {
+fn over_http(store: &Store, model: &Manifest, weights: &Weights, agent: &Agent) -> Result<PathBuf> {
     let partial = store.resume(&model.trained_file()).map_err(mendable)?;
     stop::goes_on_with(format!("{} zoo fetch {} goes on", workspace::us(), model.name));
     let bar = ProgressBar::new(weights.bytes);
@@ -203,8 +211,7 @@ fn over_http(store: &Store, model: &Manifest, weights: &Weights) -> Result<PathB
             tell!("{}: {bytes} of {} bytes", model.name, weights.bytes);
         }
     };
-    let agent = fetch::agent(fetch::PATIENCE);
-    let fetched = fetch::download(&agent, weights, partial, fetch::PATIENCE, &mut show);
+    let fetched = fetch::download(agent, weights, partial, fetch::PATIENCE, &mut show);
     bar.finish_and_clear();
     fetched
 }

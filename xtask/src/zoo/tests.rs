@@ -80,21 +80,26 @@ fn an_unknown_model_or_a_file_of_no_named_model_is_refused() {
 }
 
 #[test]
-fn weights_of_a_file_are_taken_when_their_hash_is_the_publisher_s() {
-    let folder = Folder::new("from");
+fn trained_weights_come_from_a_server_or_from_a_file() {
     let path = workspace::root().join(MANIFESTS).join("super-resolution-x3.toml");
     let mut model = Manifest::read(&path).unwrap();
+    // Its own seeded file stands for a published one.
     let file = model.build();
-    let weights = model.weights.as_mut().unwrap();
-    (weights.sha256, weights.bytes) = (Digest::of(&file), file.len() as u64);
-    let weights = weights.clone();
+    let server = Server::start(file.clone(), vec![Cut(100_000), Good]);
+    let weights = model.weights.insert(server.weights(&file)).clone();
+    let folder = Folder::new("trained");
     fs::create_dir_all(&folder.0).unwrap();
-    let from = folder.0.join("downloaded.onnx");
-    fs::write(&from, &file).unwrap();
-    let store = Store::at(folder.0.join("store"));
-    let said = take(&store, &model, &weights, Some(&from)).unwrap();
-    assert!(said.contains("59657 parameters (published 59657)"), "{said}");
-    assert_eq!(store.read(&model.trained_file(), weights.sha256).unwrap(), file);
+    let here = folder.0.join("downloaded.onnx");
+    fs::write(&here, &file).unwrap();
+    for (name, from) in [("server", None), ("file", Some(here.as_path()))] {
+        let store = Store::at(folder.0.join(name));
+        let said = take(&store, &model, &weights, from, &test_agent(QUICK)).unwrap();
+        assert!(said.contains("59657 parameters (published 59657)"), "{said}");
+        assert_eq!(store.read(&model.trained_file(), weights.sha256).unwrap(), file);
+        // A second command finds it there.
+        assert_eq!(take(&store, &model, &weights, from, &test_agent(QUICK)).unwrap(), said);
+    }
+    assert_eq!(*server.asked.lock().unwrap(), [None, Some(100_000)]);
 }
 
 /// How the server answers one request.
