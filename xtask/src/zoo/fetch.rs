@@ -20,29 +20,34 @@ use crate::refused::refused;
 const FRUITLESS: u32 = 3;
 const BLOCK: usize = 1 << 16;
 
-/// How patient a download is.
-#[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// For a connection, and for each piece of an answer.
-    pub wait: Duration,
+/// A client of publishers' servers.
+pub struct Client {
+    agent: Agent,
     /// Before another try.
-    pub pause: Duration,
+    pause: Duration,
 }
 
-/// For servers far away.
-pub const PATIENCE: Patience = Patience { wait: Duration::from_secs(60), pause: Duration::from_secs(2) };
+impl Client {
+    /// Follows redirections, but over https only.
+    pub fn new() -> Client {
+        let agent = config(Duration::from_secs(60)).https_only(true).build().into();
+        Client { agent, pause: Duration::from_secs(2) }
+    }
 
-/// The client of published files. It follows redirections, but over https only.
-pub fn agent(patience: Patience) -> Agent {
-    config(patience).https_only(true).build().into()
+    /// For the tests' server: without TLS, and without the proxy that the environment may name.
+    #[cfg(test)]
+    pub fn of_tests(wait: Duration) -> Client {
+        Client { agent: config(wait).proxy(None).build().into(), pause: Duration::ZERO }
+    }
 }
 
-fn config(patience: Patience) -> ConfigBuilder<AgentScope> {
+/// `wait`: for a connection, and for each piece of an answer.
+fn config(wait: Duration) -> ConfigBuilder<AgentScope> {
     Agent::config_builder()
         .http_status_as_error(false)
-        .timeout_connect(Some(patience.wait))
-        .timeout_recv_response(Some(patience.wait))
-        .timeout_per_read(Some(patience.wait))
+        .timeout_connect(Some(wait))
+        .timeout_recv_response(Some(wait))
+        .timeout_per_read(Some(wait))
 }
 
 /// Why a try ended before the file was whole.
@@ -55,10 +60,9 @@ enum Ended {
 
 /// Fills `partial` from the publisher's server and returns the whole file's path. `show` hears how many bytes there are.
 pub fn download(
-    agent: &Agent,
+    client: &Client,
     weights: &Weights,
     mut partial: Partial,
-    patience: Patience,
     show: &mut dyn FnMut(u64),
 ) -> Result<PathBuf> {
     if partial.bytes() > weights.bytes {
@@ -68,7 +72,7 @@ pub fn download(
     // The furthest that any try came: a server without ranges that cuts at the same byte each time brings nothing.
     let (mut furthest, mut fruitless) = (partial.bytes(), 0);
     while partial.bytes() < weights.bytes {
-        let error = match attempt(agent, weights, &mut partial, show) {
+        let error = match attempt(&client.agent, weights, &mut partial, show) {
             Ok(()) => continue,
             Err(Ended::Never(error)) => return Err(error),
             Err(Ended::Again(error)) => error,
@@ -82,7 +86,7 @@ pub fn download(
                 weights.url
             )));
         }
-        std::thread::sleep(patience.pause);
+        std::thread::sleep(client.pause);
     }
     partial.finish(weights.sha256).map_err(|error| match (&error, resumed) {
         (StoreError::Refused { .. }, true) => {
@@ -177,10 +181,4 @@ fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
 /// The store's errors are the user's to mend.
 fn mendable(error: StoreError) -> anyhow::Error {
     refused(error.to_string())
-}
-
-/// A client of the tests' server: without TLS, and without the proxy that the environment may name.
-#[cfg(test)]
-pub fn test_agent(patience: Patience) -> Agent {
-    config(patience).proxy(None).build().into()
 }

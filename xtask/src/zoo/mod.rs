@@ -9,13 +9,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use indicatif::{ProgressBar, ProgressStyle};
-use ureq::Agent;
 use zoo::{Manifest, Store, StoreError, Verified, Weights};
 
 use crate::refused::refused;
 use crate::{carried, stop, workspace};
 
 mod fetch;
+
+use fetch::Client;
 
 /// Where the manifests are, from the root.
 const MANIFESTS: &str = "modelzoo/models";
@@ -161,10 +162,10 @@ fn fetch(which: &Which, from: Option<&Path>) -> Result<()> {
     if from.is_some() && which.models.len() != 1 {
         return Err(refused("--from: name the one model whose weights the file has"));
     }
-    let agent = fetch::agent(fetch::PATIENCE);
+    let client = Client::new();
     for model in models {
         match &model.weights {
-            Some(weights) => say!("{}", take(&store, &model, weights, from, &agent)?),
+            Some(weights) => say!("{}", take(&store, &model, weights, from, &client)?),
             None => say!("{}: no trained weights are published", model.name),
         }
     }
@@ -177,7 +178,7 @@ fn take(
     model: &Manifest,
     weights: &Weights,
     from: Option<&Path>,
-    agent: &Agent,
+    client: &Client,
 ) -> Result<String> {
     let file = model.trained_file();
     let path = match (store.check(&file, weights.sha256), from) {
@@ -187,14 +188,14 @@ fn take(
                 std::fs::read(from).map_err(|error| refused(format!("{}: {error}", from.display())))?;
             store.write(&file, &bytes, weights.sha256).map_err(mendable)?
         }
-        (Err(_), None) => over_http(store, model, weights, agent)?,
+        (Err(_), None) => over_http(store, model, weights, client)?,
     };
     let bytes = store.read(&file, weights.sha256).map_err(mendable)?;
     let verified = model.verify_trained(&bytes).map_err(mendable)?;
     Ok(format!("{}: {}, {}", path.display(), in_words(model, &verified), weights.licence))
 }
 
-fn over_http(store: &Store, model: &Manifest, weights: &Weights, agent: &Agent) -> Result<PathBuf> {
+fn over_http(store: &Store, model: &Manifest, weights: &Weights, client: &Client) -> Result<PathBuf> {
     let partial = store.resume(&model.trained_file()).map_err(mendable)?;
     stop::goes_on_with(format!("{} zoo fetch {} goes on", workspace::us(), model.name));
     let bar = ProgressBar::new(weights.bytes);
@@ -211,7 +212,7 @@ fn over_http(store: &Store, model: &Manifest, weights: &Weights, agent: &Agent) 
             tell!("{}: {bytes} of {} bytes", model.name, weights.bytes);
         }
     };
-    let fetched = fetch::download(agent, weights, partial, fetch::PATIENCE, &mut show);
+    let fetched = fetch::download(client, weights, partial, &mut show);
     bar.finish_and_clear();
     fetched
 }

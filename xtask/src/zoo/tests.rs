@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::Parser;
 use zoo::{Digest, Weights};
 
-use super::fetch::{Patience, download, test_agent};
+use super::fetch::{Client, download};
 use super::*;
 use crate::refused::Refused;
 
@@ -93,11 +93,11 @@ fn trained_weights_come_from_a_server_or_from_a_file() {
     fs::write(&here, &file).unwrap();
     for (name, from) in [("server", None), ("file", Some(here.as_path()))] {
         let store = Store::at(folder.0.join(name));
-        let said = take(&store, &model, &weights, from, &test_agent(QUICK)).unwrap();
+        let said = take(&store, &model, &weights, from, &client()).unwrap();
         assert!(said.contains("59657 parameters (published 59657)"), "{said}");
         assert_eq!(store.read(&model.trained_file(), weights.sha256).unwrap(), file);
         // A second command finds it there.
-        assert_eq!(take(&store, &model, &weights, from, &test_agent(QUICK)).unwrap(), said);
+        assert_eq!(take(&store, &model, &weights, from, &client()).unwrap(), said);
     }
     assert_eq!(*server.asked.lock().unwrap(), [None, Some(100_000)]);
 }
@@ -226,7 +226,9 @@ fn respond(mut stream: TcpStream, file: &[u8], answer: Answer, range: Option<usi
     Ok(())
 }
 
-const QUICK: Patience = Patience { wait: Duration::from_secs(30), pause: Duration::ZERO };
+fn client() -> Client {
+    Client::of_tests(Duration::from_secs(30))
+}
 
 fn a_file() -> Vec<u8> {
     (0..300_000u32).map(|place| (place.wrapping_mul(2_654_435_761) >> 24) as u8).collect()
@@ -280,13 +282,10 @@ fn a_download_goes_on_where_it_ended_and_keeps_nothing_wrong() {
         partial.append(&begun[..there]).unwrap();
         drop(partial);
         let mut shown = Vec::new();
-        let result = download(
-            &test_agent(QUICK),
-            &server.weights(&file),
-            store.resume("m.onnx").unwrap(),
-            QUICK,
-            &mut |bytes| shown.push(bytes),
-        );
+        let result =
+            download(&client(), &server.weights(&file), store.resume("m.onnx").unwrap(), &mut |bytes| {
+                shown.push(bytes)
+            });
         assert_eq!(*server.asked.lock().unwrap(), asked, "{name}");
         match (result, wrong) {
             (Ok(path), None) => {
@@ -307,10 +306,9 @@ fn a_server_that_falls_silent_is_asked_again() {
     let (file, folder) = (a_file(), Folder::new("stall"));
     let store = Store::at(&folder.0);
     let server = Server::start(file.clone(), vec![Stall(1000), Good]);
-    let patience = Patience { wait: Duration::from_secs(1), ..QUICK };
+    let client = Client::of_tests(Duration::from_secs(1));
     let partial = store.resume("m.onnx").unwrap();
-    let path =
-        download(&test_agent(patience), &server.weights(&file), partial, patience, &mut |_| {}).unwrap();
+    let path = download(&client, &server.weights(&file), partial, &mut |_| {}).unwrap();
     assert_eq!(fs::read(path).unwrap(), file);
     assert_eq!(server.asked.lock().unwrap()[..2], [None, Some(1000)]);
 }
@@ -324,8 +322,7 @@ fn a_full_disk_ends_a_download_with_what_to_do() {
     let store = Store::at(&folder.0);
     let server = Server::start(file.clone(), vec![Good]);
     let partial = store.resume("m.onnx").unwrap();
-    let error =
-        download(&test_agent(QUICK), &server.weights(&file), partial, QUICK, &mut |_| {}).unwrap_err();
+    let error = download(&client(), &server.weights(&file), partial, &mut |_| {}).unwrap_err();
     assert!(error.is::<Refused>() && error.to_string().contains("no space is left"), "{error}");
     assert!(!store.path("m.onnx").exists());
 }
@@ -335,8 +332,7 @@ fn a_published_file_is_taken_over_https_alone() {
     let (file, folder) = (a_file(), Folder::new("https"));
     let server = Server::start(file.clone(), vec![Good]);
     let partial = Store::at(&folder.0).resume("m.onnx").unwrap();
-    let error =
-        download(&fetch::agent(QUICK), &server.weights(&file), partial, QUICK, &mut |_| {}).unwrap_err();
+    let error = download(&Client::new(), &server.weights(&file), partial, &mut |_| {}).unwrap_err();
     assert!(error.is::<Refused>() && error.to_string().contains("https"), "{error}");
     assert!(server.asked.lock().unwrap().is_empty());
 }
