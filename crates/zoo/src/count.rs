@@ -51,7 +51,7 @@ pub struct Count {
 impl Count {
     /// Multiply-accumulates of one run.
     pub fn macs(&self) -> u64 {
-        self.nodes.iter().map(|node| node.macs).sum()
+        self.nodes.iter().fold(0, |sum, node| sum.saturating_add(node.macs))
     }
 }
 
@@ -95,7 +95,7 @@ pub fn parameters(graph: &Graph) -> u64 {
     let statistics: BTreeSet<&String> = norms.flat_map(|node| node.input.iter().skip(3)).collect();
     let weights = weights(graph);
     let trained = weights.iter().filter(|(name, _)| !statistics.contains(name));
-    trained.map(|(_, shape)| product(shape)).sum()
+    trained.fold(0, |sum, (_, shape)| sum.saturating_add(product(shape)))
 }
 
 /// Shapes of the weights by their names.
@@ -143,19 +143,11 @@ fn output_shape(node: &Node, inputs: &[Vec<usize>]) -> Result<Option<(Vec<usize>
             _ => None,
         }),
         "Flatten" => first.and_then(|input| {
-            let features = input.get(1..)?.iter().product();
+            let features = usize::try_from(product(input.get(1..)?)).ok()?;
             (int(node, "axis", 1) == 1).then(|| (vec![input[0], features], 0))
         }),
         "Concat" => concat(node, inputs),
-        "DepthToSpace" => first.and_then(|input| {
-            let block = usize::try_from(int(node, "blocksize", 0)).ok().filter(|&block| block > 0)?;
-            match input[..] {
-                [batch, channels, height, width] if channels.is_multiple_of(block * block) => {
-                    Some((vec![batch, channels / (block * block), height * block, width * block], 0))
-                }
-                _ => None,
-            }
-        }),
+        "DepthToSpace" => first.and_then(|input| depth_to_space(node, input)),
         "BatchNormalization" | "Relu" | "HardSwish" | "HardSigmoid" => first.map(|input| (input.clone(), 0)),
         "Add" | "Mul" => broadcast(inputs).map(|shape| (shape, 0)),
         _ => return Err(NotCounted),
@@ -221,6 +213,13 @@ fn gemm(node: &Node, inputs: &[Vec<usize>]) -> Option<(Vec<usize>, u64)> {
     fits.then(|| (vec![rows, columns], product(&[rows, columns, depth])))
 }
 
+fn depth_to_space(node: &Node, input: &[usize]) -> Option<(Vec<usize>, u64)> {
+    let &[batch, channels, height, width] = input else { return None };
+    let block = usize::try_from(int(node, "blocksize", 0)).ok()?;
+    let square = block.checked_mul(block).filter(|&square| square > 0 && channels.is_multiple_of(square))?;
+    Some((vec![batch, channels / square, height.checked_mul(block)?, width.checked_mul(block)?], 0))
+}
+
 fn concat(node: &Node, inputs: &[Vec<usize>]) -> Option<(Vec<usize>, u64)> {
     let axis = usize::try_from(int(node, "axis", -1)).ok()?;
     let mut shape = inputs.first()?.clone();
@@ -229,7 +228,8 @@ fn concat(node: &Node, inputs: &[Vec<usize>]) -> Option<(Vec<usize>, u64)> {
         if input.len() != shape.len() || !input.iter().enumerate().all(fits) {
             return None;
         }
-        *shape.get_mut(axis)? += input.get(axis)?;
+        let extent = shape.get_mut(axis)?;
+        *extent = extent.checked_add(*input.get(axis)?)?;
     }
     Some((shape, 0))
 }
@@ -245,4 +245,116 @@ fn broadcast(inputs: &[Vec<usize>]) -> Option<Vec<usize>> {
         (left, right) => (left == right).then_some(left),
     };
     left.iter().zip(right).map(extent).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::Architecture;
+    use crate::onnx::{Attribute, Tensor};
+
+    /// One node with these attributes over inputs of these shapes.
+    fn shape(
+        operator: &str,
+        attributes: &[(&str, &[i64])],
+        inputs: &[&[usize]],
+    ) -> Result<Vec<usize>, CountError> {
+        let names: Vec<String> = (0..inputs.len()).map(|place| place.to_string()).collect();
+        let attribute = |&(name, values): &(&str, &[i64])| match values {
+            [value] => Attribute::int(name, *value),
+            values => Attribute::ints(name, values),
+        };
+        let node = Node {
+            input: names.clone(),
+            output: vec!["y".into()],
+            op_type: operator.into(),
+            attribute: attributes.iter().map(attribute).collect(),
+            ..Node::default()
+        };
+        let input = names.iter().zip(inputs).map(|(name, shape)| ValueInfo::float(name, shape)).collect();
+        let graph = Graph { node: vec![node], input, ..Graph::default() };
+        let counted = count(&Model { graph: Some(graph), ..Model::default() })?;
+        Ok(counted.nodes[0].shape.clone())
+    }
+
+    #[test]
+    fn shapes_are_those_of_the_operators_definition() {
+        let kernel: (&str, &[i64]) = ("kernel_shape", &[3, 3]);
+        for (operator, attributes, inputs, expected) in [
+            (
+                "Conv",
+                &[("pads", &[1i64; 4][..])][..],
+                &[&[1, 3, 8, 9][..], &[4, 3, 3, 3]][..],
+                Some(vec![1, 4, 8, 9]),
+            ),
+            ("Conv", &[("strides", &[2, 1])], &[&[1, 3, 8, 9], &[4, 3, 3, 3]], Some(vec![1, 4, 3, 7])),
+            ("Conv", &[("dilations", &[2, 2])], &[&[1, 3, 8, 9], &[4, 3, 3, 3]], Some(vec![1, 4, 4, 5])),
+            ("Conv", &[("group", &[3])], &[&[1, 3, 8, 9], &[6, 1, 1, 1]], Some(vec![1, 6, 8, 9])),
+            ("Conv", &[], &[&[1, 4, 8, 9], &[4, 3, 3, 3]], None),
+            ("Conv", &[], &[&[1, 3, 2, 9], &[4, 3, 3, 3]], None),
+            ("Conv", &[("strides", &[0, 0])], &[&[1, 3, 8, 9], &[4, 3, 3, 3]], None),
+            // 112 rows, windows of 3 by 2: the last one begins in row 110 and leaves the input only with ceil_mode.
+            ("MaxPool", &[kernel, ("strides", &[2, 2])], &[&[1, 2, 112, 113]], Some(vec![1, 2, 55, 56])),
+            (
+                "MaxPool",
+                &[kernel, ("strides", &[2, 2]), ("ceil_mode", &[1])],
+                &[&[1, 2, 112, 113]],
+                Some(vec![1, 2, 56, 56]),
+            ),
+            // A window that would begin behind the input is none.
+            (
+                "MaxPool",
+                &[("kernel_shape", &[1, 1]), ("strides", &[2, 2]), ("ceil_mode", &[1])],
+                &[&[1, 2, 4, 5]],
+                Some(vec![1, 2, 2, 3]),
+            ),
+            ("MaxPool", &[], &[&[1, 2, 4, 5]], None),
+            ("Concat", &[("axis", &[1])], &[&[1, 2, 4], &[1, 3, 4]], Some(vec![1, 5, 4])),
+            ("Concat", &[("axis", &[1])], &[&[1, 2, 4], &[1, 3, 5]], None),
+            ("DepthToSpace", &[("blocksize", &[2])], &[&[1, 8, 3, 5]], Some(vec![1, 2, 6, 10])),
+            ("DepthToSpace", &[("blocksize", &[i64::MAX])], &[&[1, 8, 3, 5]], None),
+            ("Gemm", &[("transB", &[1])], &[&[1, 8], &[5, 8]], Some(vec![1, 5])),
+            ("Gemm", &[], &[&[1, 8], &[5, 8]], None),
+            ("Mul", &[], &[&[1, 8, 3, 5], &[1, 8, 1, 1]], Some(vec![1, 8, 3, 5])),
+            ("Add", &[], &[&[1, 8, 3, 5], &[1, 8, 3, 4]], None),
+            ("Flatten", &[], &[&[1, 8, 3, 5]], Some(vec![1, 120])),
+            ("GlobalAveragePool", &[], &[&[1, 8, 3, 5]], Some(vec![1, 8, 1, 1])),
+        ] {
+            let found = shape(operator, attributes, inputs);
+            assert_eq!(
+                found.as_ref().ok(),
+                expected.as_ref(),
+                "{operator} {attributes:?} {inputs:?}: {found:?}"
+            );
+        }
+        let error = shape("Softmax", &[], &[&[1, 8]]).unwrap_err().to_string();
+        assert!(error.contains("Softmax"), "{error}");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn no_number_in_a_file_makes_counting_panic(
+            changes in proptest::collection::vec((any::<usize>(), any::<usize>(), prop_oneof![
+                any::<i64>(), -3i64..70, Just(i64::MAX), Just(i64::MIN), Just(1 << 31), Just(1 << 62),
+            ]), 1..6),
+        ) {
+            let architecture = Architecture::SuperResolution { factor: 2, height: 4, width: 4 };
+            let mut graph = architecture.build(1).graph.unwrap();
+            graph.initializer = graph.initializer.into_iter().map(|tensor| Tensor { raw_data: vec![], ..tensor }).collect();
+            for (place, which, value) in changes {
+                let attributes = graph.node.iter_mut().flat_map(|node| &mut node.attribute);
+                let ints = attributes.flat_map(|attribute| attribute.ints.iter_mut().chain([&mut attribute.i]));
+                let dims = graph.initializer.iter_mut().flat_map(|tensor| &mut tensor.dims);
+                let mut numbers: Vec<&mut i64> = if which.is_multiple_of(2) { ints.collect() } else { dims.collect() };
+                let place = place % numbers.len();
+                *numbers[place] = value;
+            }
+            // Either a count or an error.
+            let _ = count(&Model { graph: Some(graph), ..Model::default() });
+        }
+    }
 }

@@ -85,7 +85,7 @@ pub struct Counts {
     pub unit: String,
     /// Rows and columns of the input that they hold for.
     pub resolution: [usize; 2],
-    /// Who says so, and where.
+    /// The publication that states them.
     pub source: String,
 }
 
@@ -99,7 +99,7 @@ pub struct Seeded {
     pub bytes: u64,
 }
 
-/// Trained weights, in an ONNX file that somebody publishes.
+/// Trained weights, in a published ONNX file.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Weights {
@@ -128,7 +128,7 @@ pub struct Manifest {
     /// Whether it is small enough for every test run.
     #[serde(default)]
     pub small: bool,
-    /// Who builds it.
+    /// Its builder.
     pub architecture: Architecture,
     /// Its input.
     pub input: Tensor,
@@ -142,7 +142,7 @@ pub struct Manifest {
     pub counts: Counts,
     /// The file with seeded weights.
     pub seeded: Seeded,
-    /// The file with trained weights, if somebody publishes one with its hash.
+    /// The file with trained weights, if one is published with its hash.
     pub weights: Option<Weights>,
 }
 

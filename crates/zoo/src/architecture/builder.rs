@@ -8,9 +8,9 @@ use crate::seed;
 
 /// What keeps the variance after a ReLU, which halves the second moment of a centred input (He et al., ICCV 2015).
 pub const AFTER_RELU: f64 = std::f64::consts::SQRT_2;
-/// The same after a hard-swish.
+/// What keeps the variance after a hard-swish; measured.
 pub const AFTER_HARD_SWISH: f64 = 1.7;
-/// The same after a layer without activation.
+/// What keeps the variance after a layer without activation.
 pub const AFTER_LINEAR: f64 = 1.0;
 
 /// A value between layers.
