@@ -203,7 +203,7 @@ impl Manifest {
             let elements =
                 tensor.shape.iter().try_fold(1u64, |product, &extent| product.checked_mul(extent as u64));
             let bytes = elements.and_then(|elements| elements.checked_mul(tensor.r#type.bytes()));
-            if bytes != Some(tensor.bytes) || tensor.bytes == 0 || tensor.shape[0] != 1 {
+            if bytes != Some(tensor.bytes) || tensor.bytes == 0 || tensor.shape.first() != Some(&1) {
                 let Tensor { name, shape, bytes, .. } = tensor;
                 return Err(format!("{name}: {bytes} bytes are not those of shape {shape:?} with batch 1"));
             }
@@ -386,7 +386,7 @@ mod tests {
             ),
             ("bytes = 200704", "bytes = 200700", "input: 200700 bytes"),
             ("shape = [1, 1, 672, 672]", "shape = [2, 1, 672, 672]", "output: 1806336 bytes"),
-            ("shape = [1, 1, 672, 672]", "shape = []", "output: 1806336 bytes"),
+            ("shape = [1, 1, 672, 672]\nbytes = 1806336", "shape = []\nbytes = 4", "output: 4 bytes"),
             ("shape = [1, 1, 672, 672]", "shape = [4294967296, 4294967296, 2]", "output: 1806336 bytes"),
             ("crop = [224, 224]", "crop = [224, 200]", "preprocess gives [1, 1, 224, 200]"),
             ("crop = [224, 224]", "crop = [225, 224]", "does not fit"),

@@ -3,62 +3,26 @@
 use super::builder::{AFTER_HARD_SWISH, AFTER_LINEAR, AFTER_RELU, Builder, Conv, Value};
 use crate::onnx::Model;
 
-/// One inverted residual.
-struct Block {
-    kernel: usize,
-    expanded: usize,
-    channels: usize,
-    squeeze: bool,
-    activation: Activation,
-    stride: usize,
-}
+/// An inverted residual: kernel, channels within, channels behind it, squeeze and excitation, activation, stride.
+type Block = (usize, usize, usize, bool, Activation, usize);
 
-#[derive(Clone, Copy)]
-enum Activation {
-    Relu,
-    HardSwish,
-}
-use Activation::{HardSwish, Relu};
-
-impl Activation {
-    fn operator(self) -> &'static str {
-        match self {
-            Relu => "Relu",
-            HardSwish => "HardSwish",
-        }
-    }
-
-    fn gain(self) -> f64 {
-        match self {
-            Relu => AFTER_RELU,
-            HardSwish => AFTER_HARD_SWISH,
-        }
-    }
-}
-
-const fn block(
-    kernel: usize,
-    expanded: usize,
-    channels: usize,
-    squeeze: bool,
-    activation: Activation,
-    stride: usize,
-) -> Block {
-    Block { kernel, expanded, channels, squeeze, activation, stride }
-}
+/// An operator, and the gain of a layer behind it.
+type Activation = (&'static str, f64);
+const RELU: Activation = ("Relu", AFTER_RELU);
+const HARD_SWISH: Activation = ("HardSwish", AFTER_HARD_SWISH);
 
 const BLOCKS: [Block; 11] = [
-    block(3, 16, 16, true, Relu, 2),
-    block(3, 72, 24, false, Relu, 2),
-    block(3, 88, 24, false, Relu, 1),
-    block(5, 96, 40, true, HardSwish, 2),
-    block(5, 240, 40, true, HardSwish, 1),
-    block(5, 240, 40, true, HardSwish, 1),
-    block(5, 120, 48, true, HardSwish, 1),
-    block(5, 144, 48, true, HardSwish, 1),
-    block(5, 288, 96, true, HardSwish, 2),
-    block(5, 576, 96, true, HardSwish, 1),
-    block(5, 576, 96, true, HardSwish, 1),
+    (3, 16, 16, true, RELU, 2),
+    (3, 72, 24, false, RELU, 2),
+    (3, 88, 24, false, RELU, 1),
+    (5, 96, 40, true, HARD_SWISH, 2),
+    (5, 240, 40, true, HARD_SWISH, 1),
+    (5, 240, 40, true, HARD_SWISH, 1),
+    (5, 120, 48, true, HARD_SWISH, 1),
+    (5, 144, 48, true, HARD_SWISH, 1),
+    (5, 288, 96, true, HARD_SWISH, 2),
+    (5, 576, 96, true, HARD_SWISH, 1),
+    (5, 576, 96, true, HARD_SWISH, 1),
 ];
 /// Blocks whose input is added to their output.
 const RESIDUAL: f64 = 6.0;
@@ -69,14 +33,14 @@ const EPSILON: f32 = 1e-3;
 pub fn build(batch: usize) -> Model {
     let (mut builder, input) = Builder::new("mobilenet-v3-small", [batch, 3, 224, 224]);
     let first = Conv::same(16, 3).stride(2).gain(1.0);
-    let mut value = conv_norm(&mut builder, "features.0", &input, first, Some(HardSwish));
+    let mut value = conv_norm(&mut builder, "features.0", &input, first, Some(HARD_SWISH));
     let mut before = AFTER_HARD_SWISH;
     for (place, block) in (1..).zip(&BLOCKS) {
         value = inverted_residual(&mut builder, &format!("features.{place}.block"), &value, block, before);
         before = AFTER_LINEAR;
     }
     let last = Conv::new(6 * value.channels, 1).gain(AFTER_LINEAR);
-    value = conv_norm(&mut builder, "features.12", &value, last, Some(HardSwish));
+    value = conv_norm(&mut builder, "features.12", &value, last, Some(HARD_SWISH));
     value = builder.apply("GlobalAveragePool", &value);
     value = builder.apply("Flatten", &value);
     value = builder.dense("classifier.0", &value, 1024, AFTER_HARD_SWISH);
@@ -85,28 +49,34 @@ pub fn build(batch: usize) -> Model {
     builder.finish(&[batch, 1000])
 }
 
-/// `before`: the gain that fits the input's distribution.
-fn inverted_residual(builder: &mut Builder, name: &str, input: &Value, block: &Block, before: f64) -> Value {
+/// `gain`: the one that fits the input's distribution.
+fn inverted_residual(
+    builder: &mut Builder,
+    name: &str,
+    input: &Value,
+    block: &Block,
+    mut gain: f64,
+) -> Value {
+    let &(kernel, expanded, channels, squeeze, activation, stride) = block;
     let mut place = 0..;
     let mut next = || format!("{name}.{}", place.next().unwrap_or_default());
-    let activation = Some(block.activation);
-    let (mut value, mut gain) = (input.clone(), before);
-    if block.expanded != input.channels {
-        value = conv_norm(builder, &next(), &value, Conv::new(block.expanded, 1).gain(gain), activation);
-        gain = block.activation.gain();
+    let mut value = input.clone();
+    if expanded != input.channels {
+        value = conv_norm(builder, &next(), &value, Conv::new(expanded, 1).gain(gain), Some(activation));
+        gain = activation.1;
     }
-    let depthwise = Conv::same(block.expanded, block.kernel).stride(block.stride).groups(block.expanded);
-    value = conv_norm(builder, &next(), &value, depthwise.gain(gain), activation);
-    gain = block.activation.gain();
-    if block.squeeze {
+    let depthwise = Conv::same(expanded, kernel).stride(stride).groups(expanded).gain(gain);
+    value = conv_norm(builder, &next(), &value, depthwise, Some(activation));
+    gain = activation.1;
+    if squeeze {
         value = squeeze_excitation(builder, &next(), &value);
         gain /= GATE;
     }
-    let residual = block.stride == 1 && block.channels == input.channels;
+    let residual = stride == 1 && channels == input.channels;
     if residual {
         gain /= RESIDUAL.sqrt();
     }
-    value = conv_norm(builder, &next(), &value, Conv::new(block.channels, 1).gain(gain), None);
+    value = conv_norm(builder, &next(), &value, Conv::new(channels, 1).gain(gain), None);
     if residual { builder.join(&format!("{name}.add"), "Add", [&value, input]) } else { value }
 }
 
@@ -134,7 +104,7 @@ fn conv_norm(
     let [first, second] = [format!("{name}.0"), format!("{name}.1")];
     let normalised = builder.conv_norm([&first, &second], input, conv, EPSILON);
     match activation {
-        Some(activation) => builder.apply(activation.operator(), &normalised),
+        Some((operator, _)) => builder.apply(operator, &normalised),
         None => normalised,
     }
 }
