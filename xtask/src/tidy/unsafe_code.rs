@@ -5,12 +5,13 @@ use crate::workspace::Tree;
 
 /// Folders and files where the word may stand, beside the kernels of apps. The last ones are the interposer, and the one file of the
 /// launcher that asks the system the user and what a file may do.
-const FLOORS: [&str; 9] = [
+const FLOORS: [&str; 10] = [
     "vendor/",
     "crates/verbs/",
     "crates/gpu/",
     "crates/host-twin/",
     "crates/rdma-shim/",
+    "crates/inference/src/engine/",
     "crates/soft-nic/src/abi/",
     "crates/soft-nic/src/dma/",
     "apps/softnic/src/preload/",
@@ -46,6 +47,8 @@ mod tests {
             ("crates/soft-nic/src/device/qp.rs", 1),
             ("crates/measure/src/lib.rs", 1),
             ("xtask/src/main.rs", 1),
+            ("crates/inference/src/plan/mod.rs", 1),
+            ("crates/inference/src/engine/twin.rs", 0),
             ("crates/soft-nic/src/dma/host.rs", 0),
             ("crates/verbs/src/sys/load.rs", 0),
             ("apps/softnic/src/preload/hooks.rs", 0),

@@ -1,0 +1,124 @@
+//! The host twin as an engine: the kernels of a GPU on the host's processor, without any library. Slow, and labelled as a substitute.
+
+use host_twin::{Arguments, Kernel};
+
+use super::EngineError;
+use crate::launch::{self, Argument, Launch};
+use crate::plan::{Plan, Step, Task};
+
+host_twin::include_kernels!("kernels");
+
+/// A model on the host twin, with memory of its own.
+#[derive(Debug)]
+pub struct Twin {
+    plan: Plan,
+    launches: Vec<(Launch, Kernel)>,
+    /// The arena, in elements: every place begins at a multiple of one.
+    arena: Vec<f32>,
+    inputs: Vec<Vec<f32>>,
+    outputs: Vec<Vec<f32>>,
+    /// Which slot the first and the last step use; there is one.
+    slot: Box<u32>,
+}
+
+impl Twin {
+    /// Memory for a plan, and its kernels. Errors: no C++ compiler was there when this crate was built.
+    pub fn new(plan: Plan) -> Result<Twin, EngineError> {
+        let launches = launch::launches(&plan)?;
+        let find = |(launch, step): (Launch, &Step)| match KERNELS.find(launch.kernel) {
+            Ok(kernel) => Ok((launch, kernel)),
+            Err(source) => Err(EngineError::Twin { step: step.names.join(" "), source }),
+        };
+        let launches = launches.into_iter().zip(&plan.steps).map(find).collect::<Result<Vec<_>, _>>()?;
+        let zeros =
+            |shapes: &[crate::graph::Shape]| shapes.iter().map(|shape| vec![0.0; shape.count()]).collect();
+        let (inputs, outputs) = (zeros(&plan.inputs), zeros(&plan.outputs));
+        // A value that a step reads before one writes it shows.
+        let arena = vec![f32::NAN; plan.arena.bytes / size_of::<f32>()];
+        Ok(Twin { plan, launches, arena, inputs, outputs, slot: Box::new(0) })
+    }
+
+    /// The plan that it runs.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The model's outputs for these inputs. `seen`: each step, and what it wrote.
+    pub fn run(
+        &mut self,
+        inputs: &[&[f32]],
+        mut seen: impl FnMut(&Step, &[f32]),
+    ) -> Result<&[Vec<f32>], EngineError> {
+        if inputs.len() != self.inputs.len() {
+            return Err(EngineError::Inputs { given: inputs.len(), wanted: self.inputs.len() });
+        }
+        for (number, (input, to)) in inputs.iter().zip(&mut self.inputs).enumerate() {
+            if input.len() != to.len() {
+                return Err(EngineError::Input { number, given: input.len(), wanted: to.len() });
+            }
+            to.copy_from_slice(input);
+        }
+        for at in 0..self.launches.len() {
+            self.launch(at)?;
+            let step = &self.plan.steps[at];
+            let written = match (&step.task, &step.write) {
+                (Task::Store { number }, _) => self.outputs[*number].clone(),
+                (_, Some(place)) => self.images(self.plan.byte(place), place.batch_stride, step),
+                _ => Vec::new(),
+            };
+            seen(step, &written);
+        }
+        Ok(&self.outputs)
+    }
+
+    /// What a step wrote, the images one behind the other.
+    fn images(&self, byte: usize, stride: usize, step: &Step) -> Vec<f32> {
+        let batch = step.to.extents().first().copied().unwrap_or(1);
+        let (first, image) = (byte / size_of::<f32>(), step.to.count() / batch);
+        (0..batch).flat_map(|at| &self.arena[first + at * stride..][..image]).copied().collect()
+    }
+
+    fn launch(&mut self, at: usize) -> Result<(), EngineError> {
+        let (launch, kernel) = self.launches[at].clone();
+        let mut arguments = Arguments::new();
+        for argument in &launch.arguments {
+            arguments = match *argument {
+                Argument::Arena(byte) => {
+                    arguments.pointer(self.arena.as_mut_ptr().wrapping_add(byte / size_of::<f32>()))
+                }
+                Argument::Constant(number) => {
+                    arguments.pointer(self.plan.constants[number].as_ptr().cast_mut())
+                }
+                Argument::Null => arguments.pointer(std::ptr::null_mut::<f32>()),
+                Argument::Input(number) => {
+                    let base = self.inputs[number].as_mut_ptr();
+                    arguments.push(self.slot(base))
+                }
+                Argument::Output(number) => {
+                    let base = self.outputs[number].as_mut_ptr();
+                    arguments.push(self.slot(base))
+                }
+                Argument::Conv(words) => arguments.push(words),
+                Argument::Pool(words) => arguments.push(words),
+                Argument::Elements(words) => arguments.push(words),
+            };
+        }
+        let [x, y, z] = launch.blocks;
+        let shape = host_twin::Launch::new((x, y, z), launch.threads);
+        // SAFETY: the plan's places lie in the arena, its constants and slots are as long as its shapes say, and all of them live
+        // until the kernel has ended.
+        let ran = unsafe { host_twin::run(kernel, &shape, arguments) };
+        ran.map(|_| ())
+            .map_err(|source| EngineError::Twin { step: self.plan.steps[at].names.join(" "), source })
+    }
+
+    /// `struct slot`.
+    fn slot(&mut self, base: *mut f32) -> [u64; 4] {
+        [
+            base.expose_provenance() as u64,
+            std::ptr::from_mut(&mut *self.slot).expose_provenance() as u64,
+            0,
+            0,
+        ]
+    }
+}

@@ -1,0 +1,273 @@
+//! The kernels of `kernels/operators.cu` that a plan launches, with their shapes and arguments: the same for a GPU and the host twin.
+
+use crate::graph::{Activation, Op, Shape, Window};
+use crate::plan::{Place, Plan, Source, Step, Task};
+
+/// An argument of a kernel. Arrays are the kernel's structs, word by word.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Argument {
+    /// The address of this byte of the arena.
+    Arena(usize),
+    /// The address of a constant of the plan.
+    Constant(usize),
+    /// The null pointer.
+    Null,
+    /// `struct slot`: where input `number` is read.
+    Input(usize),
+    /// `struct slot`: where output `number` is written.
+    Output(usize),
+    /// `struct convolution`.
+    Conv([u32; 24]),
+    /// `struct pooling`.
+    Pool([u32; 19]),
+    /// `struct elements`.
+    Elements([u32; 16]),
+}
+
+/// One launch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Launch {
+    /// The kernel's name.
+    pub kernel: &'static str,
+    /// Blocks along x, y and z.
+    pub blocks: [u32; 3],
+    /// Threads of a block, along x.
+    pub threads: u32,
+    /// What it is given.
+    pub arguments: Vec<Argument>,
+}
+
+/// Why a plan cannot be launched.
+#[derive(Debug, thiserror::Error)]
+pub enum LaunchError {
+    /// More blocks than a launch has along y or z.
+    #[error("{step}: {blocks:?} blocks; a launch has 65535 along y and z at most: use a smaller batch")]
+    Blocks {
+        /// The nodes that it computes.
+        step: String,
+        /// Along x, y and z.
+        blocks: [u32; 3],
+    },
+}
+
+/// The launches of a plan, one for each step.
+pub fn launches(plan: &Plan) -> Result<Vec<Launch>, LaunchError> {
+    plan.steps.iter().map(|step| launch(plan, step)).collect()
+}
+
+fn launch(plan: &Plan, step: &Step) -> Result<Launch, LaunchError> {
+    let step_of = StepOf { plan, step };
+    let launch = match &step.task {
+        Task::Compute { op: Op::Conv { window, groups }, residual, activation } => {
+            step_of.conv(window, *groups as u32, *residual, *activation)
+        }
+        Task::Compute { op: Op::Linear, activation, .. } => {
+            let [batch, outputs] = step.to.matrix().expect("a product of matrices");
+            let arguments = vec![step_of.read(0), step_of.read(1), step_of.optional(2), step_of.write()];
+            let blocks = [outputs.div_ceil(4) as u32, batch as u32, 1];
+            step_of.launch(
+                "linear",
+                blocks,
+                128,
+                arguments,
+                Argument::Elements(step_of.elements(*activation, 0)),
+            )
+        }
+        Task::Compute { op: Op::MaxPool { window }, .. } => step_of.pool(window, 0),
+        Task::Compute { op: Op::AveragePool { window, count_pads }, .. } => {
+            step_of.pool(window, if *count_pads { 2 } else { 1 })
+        }
+        Task::Compute { op: Op::GlobalAveragePool, activation, .. } => {
+            let [batch, channels, ..] = step.from.image().expect("images");
+            let blocks = [channels.div_ceil(4) as u32, batch as u32, 1];
+            let shape = Argument::Elements(step_of.elements(*activation, 0));
+            step_of.launch("mean", blocks, 128, vec![step_of.read(0), step_of.write()], shape)
+        }
+        Task::Compute { op: Op::DepthToSpace { block }, .. } => {
+            let shape = step_of.elements(None, *block as u32);
+            step_of.each("depth_to_space", vec![step_of.read(0), step_of.write()], shape)
+        }
+        Task::Compute { op, activation, .. } => step_of.elementwise(op, *activation),
+        Task::Copy => step_of.elementwise(&Op::Reshape, None),
+        Task::Load { number } => {
+            step_of.each("load", vec![Argument::Input(*number), step_of.write()], step_of.elements(None, 0))
+        }
+        Task::Store { number } => {
+            step_of.each("store", vec![Argument::Output(*number), step_of.read(0)], step_of.elements(None, 0))
+        }
+    };
+    if launch.blocks[1..].iter().any(|&blocks| blocks > 65535) {
+        return Err(LaunchError::Blocks { step: step.names.join(" "), blocks: launch.blocks });
+    }
+    Ok(launch)
+}
+
+/// A step with its plan.
+struct StepOf<'a> {
+    plan: &'a Plan,
+    step: &'a Step,
+}
+
+impl StepOf<'_> {
+    fn launch(
+        &self,
+        kernel: &'static str,
+        blocks: [u32; 3],
+        threads: u32,
+        mut arguments: Vec<Argument>,
+        shape: Argument,
+    ) -> Launch {
+        arguments.push(shape);
+        Launch { kernel, blocks, threads, arguments }
+    }
+
+    /// An element of an image a thread.
+    fn each(&self, kernel: &'static str, arguments: Vec<Argument>, shape: [u32; 16]) -> Launch {
+        let (batch, image) = parts(&self.step.to);
+        let count: u32 = image.iter().product();
+        let blocks = [count.div_ceil(256), batch, 1];
+        self.launch(kernel, blocks, 256, arguments, Argument::Elements(shape))
+    }
+
+    fn conv(
+        &self,
+        window: &Window,
+        groups: u32,
+        residual: Option<Source>,
+        activation: Option<Activation>,
+    ) -> Launch {
+        let (batch, [outputs, rows, columns]) = parts(&self.step.to);
+        let mut words = [0; 24];
+        words[..4].copy_from_slice(&self.extent(Some(self.step.reads[0]), &self.step.from));
+        words[4..8].copy_from_slice(&self.extent(self.step.write.map(Source::Arena), &self.step.to));
+        words[8..12].copy_from_slice(&self.extent(residual, &self.step.to));
+        words[12..20].copy_from_slice(&window_words(window));
+        words[20..23].copy_from_slice(&activation_words(activation));
+        words[23] = groups;
+        let residual = residual.map_or(Argument::Null, |source| self.argument(source));
+        let arguments = vec![self.read(0), self.read(1), self.optional(2), residual, self.write()];
+        let (kernel, blocks, threads) = if groups == 1 {
+            ("conv_tiled", [(rows * columns).div_ceil(64), outputs.div_ceil(64), batch], 256)
+        } else {
+            ("conv_grouped", [(rows * columns).div_ceil(128), outputs, batch], 128)
+        };
+        self.launch(kernel, blocks, threads, arguments, Argument::Conv(words))
+    }
+
+    fn pool(&self, window: &Window, mean: u32) -> Launch {
+        let ((batch, [channels, rows, columns]), (_, [_, from_rows, from_columns])) =
+            (parts(&self.step.to), parts(&self.step.from));
+        let mut words = [0; 19];
+        words[..4].copy_from_slice(&self.extent(Some(self.step.reads[0]), &self.step.from));
+        words[4..8].copy_from_slice(&self.extent(self.step.write.map(Source::Arena), &self.step.to));
+        words[8..16].copy_from_slice(&window_words(window));
+        words[16] = mean;
+        words[17] = from_rows + (window.pads[0] + window.pads[2]) as u32;
+        words[18] = from_columns + (window.pads[1] + window.pads[3]) as u32;
+        let blocks = [(rows * columns).div_ceil(128), channels, batch];
+        self.launch("pool", blocks, 128, vec![self.read(0), self.write()], Argument::Pool(words))
+    }
+
+    /// A sum, a product, an activation, or a copy.
+    fn elementwise(&self, op: &Op, activation: Option<Activation>) -> Launch {
+        let activation = match op {
+            Op::Activation(activation) => Some(*activation),
+            _ => activation,
+        };
+        // The longer factor comes first.
+        let swapped = self.step.reads.len() == 2 && parts(&self.step.from).1 != parts(&self.step.to).1;
+        let (first, second) = if swapped { (1, 0) } else { (0, 1) };
+        let operation = match op {
+            Op::Add => 1,
+            Op::Mul if self.of_channels(second) => 3,
+            Op::Mul => 2,
+            _ => 0,
+        };
+        let mut words = self.elements(activation, operation);
+        words[..4].copy_from_slice(&self.extent(self.step.reads.get(first).copied(), &self.step.to));
+        let arguments = vec![self.read(first), self.optional(second), self.write()];
+        words[8..12]
+            .copy_from_slice(&self.extent(self.step.reads.get(second).copied(), &self.second_shape(second)));
+        self.each("elementwise", arguments, words)
+    }
+
+    /// Whether an operand is a number for each channel: its images are as long as there are channels.
+    fn of_channels(&self, operand: usize) -> bool {
+        self.second_shape(operand) != self.step.to
+    }
+
+    fn second_shape(&self, operand: usize) -> Shape {
+        if operand == 0 {
+            self.step.from.clone()
+        } else {
+            self.step.second.clone().unwrap_or_else(|| self.step.to.clone())
+        }
+    }
+
+    fn elements(&self, activation: Option<Activation>, operation: u32) -> [u32; 16] {
+        let mut words = [0; 16];
+        words[..4].copy_from_slice(&self.extent(self.step.reads.first().copied(), &self.step.from));
+        words[4..8].copy_from_slice(&self.extent(self.step.write.map(Source::Arena), &self.step.to));
+        words[12..15].copy_from_slice(&activation_words(activation));
+        words[15] = operation;
+        words
+    }
+
+    /// `struct extent`: of a value there, or of a constant or a slot, whose images follow one another.
+    fn extent(&self, at: Option<Source>, shape: &Shape) -> [u32; 4] {
+        let (_, [channels, rows, columns]) = parts(shape);
+        let stride = match at {
+            Some(Source::Arena(Place { batch_stride, .. })) => batch_stride as u32,
+            _ => channels * rows * columns,
+        };
+        [channels, rows, columns, stride]
+    }
+
+    fn argument(&self, source: Source) -> Argument {
+        match source {
+            Source::Arena(place) => Argument::Arena(self.plan.byte(&place)),
+            Source::Constant(number) => Argument::Constant(number),
+        }
+    }
+
+    fn read(&self, at: usize) -> Argument {
+        self.argument(self.step.reads[at])
+    }
+
+    fn optional(&self, at: usize) -> Argument {
+        self.step.reads.get(at).map_or(Argument::Null, |&source| self.argument(source))
+    }
+
+    fn write(&self) -> Argument {
+        self.step.write.map_or(Argument::Null, |place| self.argument(Source::Arena(place)))
+    }
+}
+
+/// The batch, and channels, rows and columns of an image; of other tensors, the extents behind the batch are channels.
+fn parts(shape: &Shape) -> (u32, [u32; 3]) {
+    // A shape has at most 2^31 elements.
+    match *shape.extents() {
+        [batch, channels, rows, columns] => (batch as u32, [channels as u32, rows as u32, columns as u32]),
+        [] => (1, [1; 3]),
+        [batch, ref others @ ..] => (batch as u32, [others.iter().product::<usize>() as u32, 1, 1]),
+    }
+}
+
+fn window_words(window: &Window) -> [u32; 8] {
+    let Window { kernel, stride, pads, dilation, .. } = *window;
+    [kernel[0], kernel[1], stride[0], stride[1], pads[0], pads[1], dilation[0], dilation[1]]
+        .map(|word| word as u32)
+}
+
+/// `struct activation`.
+fn activation_words(activation: Option<Activation>) -> [u32; 3] {
+    let (kind, alpha, beta) = match activation {
+        None => (0, 0.0, 0.0),
+        Some(Activation::Relu) => (1, 0.0, f32::INFINITY),
+        Some(Activation::Clip { low, high }) => (1, low, high),
+        Some(Activation::Sigmoid) => (2, 0.0, 0.0),
+        Some(Activation::HardSigmoid { alpha, beta }) => (3, alpha, beta),
+        Some(Activation::HardSwish) => (4, 0.0, 0.0),
+    };
+    [kind, alpha.to_bits(), beta.to_bits()]
+}

@@ -1,0 +1,322 @@
+//! What is launched for a model, in order: fused operators, each value at a place in one arena.
+//!
+//! Images lie channel by channel, rows first (NCHW), so that a slice of channels is a place in a larger value: what a Concat joins is
+//! written where it is read. A Reshape is a second name of a place.
+//! The first step reads the input, and the last one writes the output, through a slot that the caller names in memory.
+
+pub mod arena;
+mod fold;
+mod fuse;
+mod places;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+
+use arena::{Arena, Need};
+use fuse::Fused;
+use places::Places;
+
+use crate::graph::{Activation, Graph, Op, Shape, ValueId};
+
+/// Why a graph cannot be planned.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message names its fields")]
+pub enum PlanError {
+    /// Values that lie one behind the other in memory only if the batch is 1.
+    #[error("{name}: {problem}; export the model so that the batch stays the first axis")]
+    Layout { name: String, problem: String },
+    /// An operator that would write what is constant, or nothing.
+    #[error("the model's output {name} does not depend on its input")]
+    ConstantOutput { name: String },
+}
+
+/// A place in the arena, in elements of `f32`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Number of the piece of the arena.
+    pub piece: usize,
+    /// The first element, from the piece's begin.
+    pub offset: usize,
+    /// From one image of the batch to the next.
+    pub batch_stride: usize,
+}
+
+/// Where a step reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// What an earlier step wrote.
+    Arena(Place),
+    /// A constant, by its number in [`Plan::constants`].
+    Constant(usize),
+}
+
+/// What a step computes.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Task {
+    /// Copies input `number` of the model from its slot.
+    Load {
+        /// Which input.
+        number: usize,
+    },
+    /// An operator, and what is fused with it.
+    Compute {
+        /// The operator; never a BatchNorm, Reshape or Concat.
+        op: Op,
+        /// Added to its result.
+        residual: Option<Source>,
+        /// Applied last.
+        activation: Option<Activation>,
+    },
+    /// Copies a value to where a Concat wants it.
+    Copy,
+    /// Copies output `number` of the model to its slot.
+    Store {
+        /// Which output.
+        number: usize,
+    },
+}
+
+/// One launch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// The nodes of the file that it computes.
+    pub names: Vec<String>,
+    /// What it computes.
+    pub task: Task,
+    /// What it reads, in the operator's order.
+    pub reads: Vec<Source>,
+    /// The shape of what it reads first.
+    pub from: Shape,
+    /// The shape of what a sum or product reads second.
+    pub second: Option<Shape>,
+    /// Where it writes; a [`Task::Store`] writes to its slot.
+    pub write: Option<Place>,
+    /// The shape of what it writes.
+    pub to: Shape,
+}
+
+/// A model that is ready to be launched.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The model's name.
+    pub name: String,
+    /// What is launched, in order.
+    pub steps: Vec<Step>,
+    /// Weights and other constants that steps read.
+    pub constants: Vec<Arc<[f32]>>,
+    /// Where the pieces lie, and how large they are together.
+    pub arena: Arena,
+    /// The model's inputs.
+    pub inputs: Vec<Shape>,
+    /// The model's outputs.
+    pub outputs: Vec<Shape>,
+}
+
+impl Plan {
+    /// The plan of a graph.
+    pub fn new(graph: &Graph) -> Result<Plan, PlanError> {
+        let graph = fold::fold(graph);
+        let fused = fuse::fuse(&graph);
+        let places = Places::new(&graph, &fused)?;
+        let mut planner = Planner {
+            graph: &graph,
+            places,
+            steps: Vec::new(),
+            constants: Vec::new(),
+            numbers: HashMap::new(),
+        };
+        for number in 0..graph.inputs.len() {
+            planner.load(number);
+        }
+        for one in &fused {
+            planner.compute(one);
+        }
+        for number in 0..graph.outputs.len() {
+            planner.store(number)?;
+        }
+        let needs = needs(&planner.steps, planner.places.sizes());
+        let shapes = |ids: &[ValueId]| ids.iter().map(|&id| graph.shape(id).clone()).collect();
+        Ok(Plan {
+            name: graph.name.clone(),
+            arena: arena::place(&needs),
+            steps: planner.steps,
+            constants: planner.constants,
+            inputs: shapes(&graph.inputs),
+            outputs: shapes(&graph.outputs),
+        })
+    }
+
+    /// The byte of the arena at which a place begins.
+    pub fn byte(&self, place: &Place) -> usize {
+        self.arena.offsets[place.piece] + place.offset * size_of::<f32>()
+    }
+}
+
+/// The life of each piece: from the first step that writes it to the last one that uses it.
+fn needs(steps: &[Step], sizes: &[usize]) -> Vec<Need> {
+    let mut needs: Vec<Need> = sizes
+        .iter()
+        .map(|size| Need { bytes: size * size_of::<f32>(), first: steps.len(), last: 0 })
+        .collect();
+    for (at, step) in steps.iter().enumerate() {
+        let residual = match &step.task {
+            Task::Compute { residual, .. } => *residual,
+            _ => None,
+        };
+        let read = step.reads.iter().copied().chain(residual).filter_map(|source| match source {
+            Source::Arena(place) => Some(place),
+            Source::Constant(_) => None,
+        });
+        for place in read.chain(step.write) {
+            let need = &mut needs[place.piece];
+            (need.first, need.last) = (need.first.min(at), need.last.max(at));
+        }
+    }
+    needs
+}
+
+/// Steps in the making.
+struct Planner<'a> {
+    graph: &'a Graph,
+    places: Places,
+    steps: Vec<Step>,
+    constants: Vec<Arc<[f32]>>,
+    /// Constants that have a number.
+    numbers: HashMap<ValueId, usize>,
+}
+
+impl Planner<'_> {
+    fn shape(&self, id: ValueId) -> Shape {
+        self.graph.shape(id).clone()
+    }
+
+    fn source(&mut self, id: ValueId) -> Source {
+        let Some(elements) = self.graph.constant(id) else {
+            return Source::Arena(self.places.of(id));
+        };
+        let number = *self.numbers.entry(id).or_insert_with(|| {
+            self.constants.push(elements.clone());
+            self.constants.len() - 1
+        });
+        Source::Constant(number)
+    }
+
+    fn load(&mut self, number: usize) {
+        let id = self.graph.inputs[number];
+        let (shape, names) = (self.shape(id), vec![self.graph.value(id).name.clone()]);
+        let (task, write) = (Task::Load { number }, Some(self.places.of(id)));
+        self.steps.push(Step {
+            names,
+            task,
+            reads: Vec::new(),
+            from: shape.clone(),
+            second: None,
+            write,
+            to: shape,
+        });
+    }
+
+    fn compute(&mut self, one: &Fused) {
+        let task = match one.op {
+            Op::Concat { .. } | Op::Reshape => return self.copies(one),
+            ref op => Task::Compute {
+                op: op.clone(),
+                residual: one.residual.map(|id| self.source(id)),
+                activation: one.activation,
+            },
+        };
+        let reads = one.inputs.iter().map(|&id| self.source(id)).collect();
+        let write = Some(self.places.of(one.output));
+        let (from, to) = (self.shape(one.inputs[0]), self.shape(one.output));
+        let second = matches!(one.op, Op::Add | Op::Mul).then(|| self.shape(one.inputs[1]));
+        self.steps.push(Step { names: one.names.clone(), task, reads, from, second, write, to });
+    }
+
+    /// What a Concat or Reshape reads and no step writes to the right place.
+    fn copies(&mut self, one: &Fused) {
+        for (wanted, &id) in self.places.wanted(self.graph, one).into_iter().zip(&one.inputs) {
+            let source = self.source(id);
+            if source != Source::Arena(wanted) {
+                let shape = self.shape(id);
+                let (names, write) = (one.names.clone(), Some(wanted));
+                self.steps.push(Step {
+                    names,
+                    task: Task::Copy,
+                    reads: vec![source],
+                    from: shape.clone(),
+                    second: None,
+                    write,
+                    to: shape,
+                });
+            }
+        }
+    }
+
+    fn store(&mut self, number: usize) -> Result<(), PlanError> {
+        let id = self.graph.outputs[number];
+        let name = self.graph.value(id).name.clone();
+        if self.graph.constant(id).is_some() {
+            return Err(PlanError::ConstantOutput { name });
+        }
+        let (shape, reads) = (self.shape(id), vec![self.source(id)]);
+        let task = Task::Store { number };
+        self.steps.push(Step {
+            names: vec![name],
+            task,
+            reads,
+            from: shape.clone(),
+            second: None,
+            write: None,
+            to: shape,
+        });
+        Ok(())
+    }
+}
+
+impl fmt::Display for Plan {
+    /// The steps one a line, and the sizes: what a snapshot keeps.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let fused: usize = self.steps.iter().map(|step| step.names.len() - 1).sum();
+        let weights: usize = self.constants.iter().map(|elements| size_of_val(&**elements)).sum();
+        let Arena { bytes, bound, sum, .. } = self.arena;
+        writeln!(f, "{}: {} steps, {fused} operators fused into others", self.name, self.steps.len())?;
+        writeln!(
+            f,
+            "arena {bytes} B, bound by what lives at once {bound} B, without sharing {sum} B, constants {weights} B"
+        )?;
+        for (at, step) in self.steps.iter().enumerate() {
+            let place = step.write.map_or_else(
+                || "slot".to_owned(),
+                |place| format!("{}+{}", self.arena.offsets[place.piece], place.offset * size_of::<f32>()),
+            );
+            writeln!(
+                f,
+                "{at:4} {:24} {:>16} -> {:16} at {place:20} {}",
+                step.task.to_string(),
+                step.from,
+                step.to,
+                step.names.join(" ")
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Task::Load { number } => write!(f, "Load {number}"),
+            Task::Copy => write!(f, "Copy"),
+            Task::Store { number } => write!(f, "Store {number}"),
+            Task::Compute { op, residual, activation } => {
+                let add = if residual.is_some() { "+Add" } else { "" };
+                let activation =
+                    activation.map_or_else(String::new, |of| format!("+{}", Op::Activation(of).name()));
+                write!(f, "{}{add}{activation}", op.name())
+            }
+        }
+    }
+}

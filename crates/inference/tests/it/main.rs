@@ -1,0 +1,4 @@
+//! What the crate promises: files, plans, and engines against the plain reference.
+
+mod files;
+mod operators;
