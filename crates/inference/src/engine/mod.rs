@@ -1,8 +1,18 @@
-//! Engines: what runs a plan.
+//! Engines: what runs a model.
 
+pub mod onnx_runtime;
 pub mod twin;
 
 use crate::launch::LaunchError;
+
+/// Runs one model.
+pub trait Engine {
+    /// Its name, for tables.
+    fn name(&self) -> &'static str;
+
+    /// The model's outputs for these inputs, each with all its images one behind the other.
+    fn run(&mut self, inputs: &[&[f32]]) -> Result<Vec<Vec<f32>>, EngineError>;
+}
 
 /// Why a model did not run.
 #[derive(Debug, thiserror::Error)]
@@ -11,7 +21,7 @@ pub enum EngineError {
     /// The plan cannot be launched.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// Inputs that are not the model's.
+    /// An input that is not the model's.
     #[error("input {number} has {given} elements, the model takes {wanted}")]
     Input { number: usize, given: usize, wanted: usize },
     /// Fewer or more inputs than the model has.
@@ -20,4 +30,26 @@ pub enum EngineError {
     /// A kernel did not run to its end.
     #[error("step {step}: {source}")]
     Twin { step: String, source: host_twin::TwinError },
+    /// ONNX Runtime was not found.
+    #[error(
+        "ONNX Runtime was not found ({looked}); run `cargo xtask setup`, or `pip install onnxruntime`, or set {} to its library",
+        onnx_runtime::VARIABLE
+    )]
+    NoRuntime { looked: String },
+    /// ONNX Runtime refused something.
+    #[error("ONNX Runtime ({at}): {reason}")]
+    Runtime { at: String, reason: String },
+}
+
+/// Whether inputs have as many elements as the model takes.
+fn check_inputs(inputs: &[&[f32]], wanted: &[usize]) -> Result<(), EngineError> {
+    if inputs.len() != wanted.len() {
+        return Err(EngineError::Inputs { given: inputs.len(), wanted: wanted.len() });
+    }
+    for (number, (input, &wanted)) in inputs.iter().zip(wanted).enumerate() {
+        if input.len() != wanted {
+            return Err(EngineError::Input { number, given: input.len(), wanted });
+        }
+    }
+    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use host_twin::{Arguments, Kernel};
 
-use super::EngineError;
+use super::{Engine, EngineError};
 use crate::launch::{self, Argument, Launch};
 use crate::plan::{Plan, Step, Task};
 
@@ -44,20 +44,12 @@ impl Twin {
     }
 
     /// The model's outputs for these inputs. `seen`: each step, and what it wrote.
-    pub fn run(
+    pub fn trace(
         &mut self,
         inputs: &[&[f32]],
         mut seen: impl FnMut(&Step, &[f32]),
-    ) -> Result<&[Vec<f32>], EngineError> {
-        if inputs.len() != self.inputs.len() {
-            return Err(EngineError::Inputs { given: inputs.len(), wanted: self.inputs.len() });
-        }
-        for (number, (input, to)) in inputs.iter().zip(&mut self.inputs).enumerate() {
-            if input.len() != to.len() {
-                return Err(EngineError::Input { number, given: input.len(), wanted: to.len() });
-            }
-            to.copy_from_slice(input);
-        }
+    ) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.bring(inputs)?;
         for at in 0..self.launches.len() {
             self.launch(at)?;
             let step = &self.plan.steps[at];
@@ -68,7 +60,17 @@ impl Twin {
             };
             seen(step, &written);
         }
-        Ok(&self.outputs)
+        Ok(self.outputs.clone())
+    }
+
+    /// Writes the inputs into their slot.
+    fn bring(&mut self, inputs: &[&[f32]]) -> Result<(), EngineError> {
+        let wanted: Vec<usize> = self.inputs.iter().map(Vec::len).collect();
+        super::check_inputs(inputs, &wanted)?;
+        for (input, to) in inputs.iter().zip(&mut self.inputs) {
+            to.copy_from_slice(input);
+        }
+        Ok(())
     }
 
     /// What a step wrote, the images one behind the other.
@@ -120,5 +122,19 @@ impl Twin {
             0,
             0,
         ]
+    }
+}
+
+impl Engine for Twin {
+    fn name(&self) -> &'static str {
+        "host twin"
+    }
+
+    fn run(&mut self, inputs: &[&[f32]]) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.bring(inputs)?;
+        for at in 0..self.launches.len() {
+            self.launch(at)?;
+        }
+        Ok(self.outputs.clone())
     }
 }

@@ -30,7 +30,7 @@ pub fn compare(file: &[u8], batch: usize, what: &str) -> usize {
     let mut twin = Twin::new(plan).unwrap_or_else(|error| panic!("{what}: {error}"));
     let inputs: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
     let mut compared = 0;
-    let outputs = twin.run(&inputs, |step, written| {
+    let outputs = twin.trace(&inputs, |step, written| {
         let last = step.names.last().expect("a step has a name");
         if let Some(value) = written_by(&graph, last) {
             let wanted = wanted[value].as_ref().expect("the reference computes every value");
@@ -41,7 +41,7 @@ pub fn compare(file: &[u8], batch: usize, what: &str) -> usize {
             }
         }
     });
-    let outputs = outputs.unwrap_or_else(|error| panic!("{what}: {error}")).to_vec();
+    let outputs = outputs.unwrap_or_else(|error| panic!("{what}: {error}"));
     for (&id, output) in graph.outputs.iter().zip(&outputs) {
         let wanted = wanted[id.0].as_ref().expect("the reference computes every value");
         let distance = distance(output, wanted);

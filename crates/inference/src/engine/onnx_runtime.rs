@@ -1,0 +1,130 @@
+//! ONNX Runtime as an engine: the reference of the others, and what runs a model where there is no GPU.
+//!
+//! The library is found when the program runs. It comes with the package `onnxruntime` of Python's package index.
+
+use std::borrow::Cow;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use ort::environment::Environment;
+use ort::session::{Session, SessionInputValue};
+use ort::value::{TensorRef, ValueType};
+
+use super::{Engine, EngineError};
+
+/// The variable that names the library, or a folder that holds it.
+pub const VARIABLE: &str = "DOORBELL_ONNXRUNTIME";
+
+/// The library, loaded.
+#[derive(Debug)]
+pub struct Runtime {
+    environment: Environment,
+    library: PathBuf,
+}
+
+impl Runtime {
+    /// The library that is given, or that [`VARIABLE`] names, or Python's. Errors name what was looked at, and the remedy.
+    pub fn load(given: Option<&Path>) -> Result<Runtime, EngineError> {
+        let library = find(given).map_err(|looked| EngineError::NoRuntime { looked })?;
+        let wrong = |reason: String| EngineError::Runtime { at: library.display().to_string(), reason };
+        let builder = ort::init_from(&library).map_err(|error| wrong(error.to_string()))?;
+        let environment = builder.with_name("doorbell").with_telemetry(false).build();
+        let environment = environment.map_err(|error| wrong(error.to_string()))?;
+        Ok(Runtime { environment, library: library.clone() })
+    }
+
+    /// The file that was loaded.
+    pub fn library(&self) -> &Path {
+        &self.library
+    }
+
+    /// A model of an ONNX file, on so many threads.
+    pub fn model(&self, file: &[u8], threads: usize) -> Result<OnnxRuntime, EngineError> {
+        let wrong = |reason: String| EngineError::Runtime { at: self.library.display().to_string(), reason };
+        let builder = Session::builder(&self.environment).map_err(|error| wrong(error.to_string()))?;
+        let mut builder = builder.with_intra_threads(threads).map_err(|error| wrong(error.to_string()))?;
+        let session = builder.commit_from_memory(file).map_err(|error| wrong(error.to_string()))?;
+        let inputs = session.inputs().iter().map(|input| {
+            let shape: Option<Vec<usize>> = match input.dtype() {
+                ValueType::Tensor { shape, .. } => {
+                    shape.iter().map(|&extent| usize::try_from(extent).ok()).collect()
+                }
+                _ => None,
+            };
+            let shape = shape.ok_or_else(|| wrong(format!("input {} has no fixed shape", input.name())))?;
+            Ok((input.name().to_owned(), shape))
+        });
+        let inputs = inputs.collect::<Result<Vec<_>, EngineError>>()?;
+        Ok(OnnxRuntime { session, inputs, library: self.library.clone() })
+    }
+}
+
+/// The library's path, or all that was looked at.
+fn find(given: Option<&Path>) -> Result<PathBuf, String> {
+    if let Some(given) = given {
+        return within(given).ok_or_else(|| given.display().to_string());
+    }
+    if let Some(named) = std::env::var_os(VARIABLE).filter(|named| !named.is_empty()) {
+        let named = PathBuf::from(named);
+        return within(&named).ok_or_else(|| format!("{VARIABLE}={}", named.display()));
+    }
+    let script = "import importlib.util as u; s = u.find_spec('onnxruntime'); print(s.submodule_search_locations[0] if s else '')";
+    let said = Command::new("python3").args(["-c", script]).output();
+    let folder = match said {
+        Ok(said) if said.status.success() => String::from_utf8_lossy(&said.stdout).trim().to_owned(),
+        Ok(said) => return Err(format!("python3 ended with {}; {VARIABLE} is not set", said.status)),
+        Err(error) => return Err(format!("python3: {error}; {VARIABLE} is not set")),
+    };
+    let library = (!folder.is_empty()).then(|| within(&Path::new(&folder).join("capi"))).flatten();
+    library.ok_or_else(|| format!("python3 has no package onnxruntime; {VARIABLE} is not set"))
+}
+
+/// The file itself, or the library in a folder.
+fn within(path: &Path) -> Option<PathBuf> {
+    if path.is_file() {
+        return Some(path.to_owned());
+    }
+    let mut found: Vec<PathBuf> =
+        std::fs::read_dir(path).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    found.retain(|path| {
+        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("libonnxruntime.so"))
+    });
+    found.sort();
+    found.pop()
+}
+
+/// A model in ONNX Runtime.
+#[derive(Debug)]
+pub struct OnnxRuntime {
+    session: Session,
+    /// Names and shapes.
+    inputs: Vec<(String, Vec<usize>)>,
+    library: PathBuf,
+}
+
+impl Engine for OnnxRuntime {
+    fn name(&self) -> &'static str {
+        "ONNX Runtime"
+    }
+
+    fn run(&mut self, inputs: &[&[f32]]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let wanted: Vec<usize> = self.inputs.iter().map(|(_, shape)| shape.iter().product()).collect();
+        super::check_inputs(inputs, &wanted)?;
+        let wrong = |error: ort::Error| EngineError::Runtime {
+            at: self.library.display().to_string(),
+            reason: error.to_string(),
+        };
+        let mut given: Vec<(Cow<'_, str>, SessionInputValue<'_>)> = Vec::new();
+        for ((name, shape), input) in self.inputs.iter().zip(inputs) {
+            let tensor = TensorRef::from_array_view((shape.clone(), *input)).map_err(wrong)?;
+            given.push((name.as_str().into(), tensor.into()));
+        }
+        let outputs = self.session.run(given).map_err(wrong)?;
+        let mut results = Vec::new();
+        for (_, output) in outputs.iter() {
+            let (_, elements) = output.try_extract_tensor::<f32>().map_err(wrong)?;
+            results.push(elements.to_vec());
+        }
+        Ok(results)
+    }
+}
