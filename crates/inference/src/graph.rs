@@ -44,7 +44,7 @@ impl Shape {
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let extents: Vec<String> = self.0.iter().map(usize::to_string).collect();
-        f.write_str(&if extents.is_empty() { "scalar".to_owned() } else { extents.join("x") })
+        f.pad(&if extents.is_empty() { "scalar".to_owned() } else { extents.join("x") })
     }
 }
 
@@ -201,8 +201,8 @@ impl Op {
 /// An operator with what it reads and writes.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// The node's name in the file, or the name of what it writes.
-    pub name: String,
+    /// The node's name in the file, or the name of what it writes, and those of nodes that went into it.
+    pub names: Vec<String>,
     /// What it computes.
     pub op: Op,
     /// What it reads.

@@ -189,7 +189,7 @@ impl Importer {
         let output = self.value(output, shape, None);
         let name =
             if node.name.is_empty() { self.graph.value(output).name.clone() } else { node.name.clone() };
-        self.graph.nodes.push(Node { name, op, inputs, output });
+        self.graph.nodes.push(Node { names: vec![name], op, inputs, output });
         Ok(output)
     }
 

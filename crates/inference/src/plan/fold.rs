@@ -76,6 +76,7 @@ fn batch_norm(graph: &mut Graph, node: &Node, epsilon: f32, uses: &[usize]) {
     let conv = &mut graph.nodes[at];
     conv.inputs = vec![conv.inputs[0], weights, bias];
     conv.output = node.output;
+    conv.names.extend(node.names.iter().cloned());
 }
 
 /// A normalisation that follows no convolution is one: of each channel with itself.
@@ -87,7 +88,7 @@ fn scale_channels(graph: &mut Graph, node: &Node, factors: Vec<f32>, offsets: Ve
     let window = Window { kernel: [1, 1], stride: [1, 1], pads: [0; 4], dilation: [1, 1], round_up: false };
     let op = Op::Conv { window, groups: channels };
     let inputs = vec![node.inputs[0], weights, bias];
-    graph.nodes.push(Node { name: node.name.clone(), op, inputs, output: node.output });
+    graph.nodes.push(Node { names: node.names.clone(), op, inputs, output: node.output });
 }
 
 fn constant(graph: &mut Graph, of: ValueId, shape: Shape, elements: Arc<[f32]>) -> ValueId {

@@ -36,7 +36,7 @@ pub fn fuse(graph: &Graph) -> Vec<Fused> {
         }
         let node = &graph.nodes[at];
         let mut one = Fused {
-            names: vec![node.name.clone()],
+            names: node.names.clone(),
             op: node.op.clone(),
             inputs: node.inputs.clone(),
             residual: None,
@@ -60,7 +60,7 @@ pub fn fuse(graph: &Graph) -> Vec<Fused> {
                 }
                 _ => break,
             }
-            one.names.push(follower.name.clone());
+            one.names.extend(follower.names.iter().cloned());
             one.output = follower.output;
             taken[next] = true;
         }

@@ -29,7 +29,7 @@ impl Sketch {
     fn node(&mut self, op: Op, inputs: &[ValueId], channels: usize) -> ValueId {
         let output = self.value(channels, None);
         self.0.nodes.push(Node {
-            name: format!("n{}", self.0.nodes.len()),
+            names: vec![format!("n{}", self.0.nodes.len())],
             op,
             inputs: inputs.to_vec(),
             output,

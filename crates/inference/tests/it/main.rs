@@ -1,4 +1,5 @@
 //! What the crate promises: files, plans, and engines against the plain reference.
 
 mod files;
+mod models;
 mod operators;

@@ -9,7 +9,7 @@ use zoo::onnx::Attribute;
 use crate::files::{File, Random};
 
 /// The largest difference relative to the root mean square of what is wanted.
-fn distance(found: &[f32], wanted: &[f32]) -> f64 {
+pub fn distance(found: &[f32], wanted: &[f32]) -> f64 {
     assert_eq!(found.len(), wanted.len());
     let square = |value: f64| value * value;
     let norm = wanted.iter().map(|&value| square(value.into())).sum::<f64>() / wanted.len() as f64;
@@ -51,7 +51,7 @@ pub fn compare(file: &[u8], batch: usize, what: &str) -> usize {
 }
 
 fn written_by(graph: &Graph, node: &str) -> Option<usize> {
-    graph.nodes.iter().find(|other| other.name == node).map(|node| node.output.0)
+    graph.nodes.iter().find(|other| other.names[0] == node).map(|node| node.output.0)
 }
 
 #[test]
