@@ -8,7 +8,7 @@ use anyhow::Result;
 use measure::provenance::library_version;
 
 use crate::process::{WAIT, output};
-use crate::{carried, cuda_wheels, gpu_machine, setup, workspace};
+use crate::{carried, gpu_machine, setup, wheels, workspace};
 
 pub fn run() -> Result<()> {
     let provenance = measure::Provenance::of(workspace::revision(), &[]);
@@ -35,7 +35,8 @@ pub fn run() -> Result<()> {
     row("RDMA devices", &listed("/sys/class/infiniband", "none: everything runs on the software NIC"));
     row("GPUs", &gpus());
     if carried::folder().is_none() {
-        row("CUDA compiler", &cuda_wheels::state());
+        row("CUDA compiler", &wheels::CUDA.state());
+        row("ONNX Runtime", &wheels::ONNX_RUNTIME.state());
     }
     say!();
     match cuda() {

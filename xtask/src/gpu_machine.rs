@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::process::{Ended, WAIT, output, run_logged};
 use crate::workspace::{cargo, target_dir};
-use crate::{carried, cuda_wheels};
+use crate::{carried, wheels};
 
 /// The program that asks CUDA.
 const PROBE: &str = "gpu-probe";
@@ -94,7 +94,7 @@ pub fn probe() -> Result<Command> {
 
 /// A toolkit that is looked at when there is no other: the wheels that were fetched.
 pub fn spare_toolkit() -> Vec<std::ffi::OsString> {
-    let folder = cuda_wheels::folder();
+    let folder = wheels::CUDA.folder();
     if folder.is_dir() { vec!["--toolkit".into(), folder.into()] } else { Vec::new() }
 }
 

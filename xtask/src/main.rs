@@ -18,7 +18,6 @@ extern crate experiment;
 mod bench_nic;
 mod bundle;
 mod carried;
-mod cuda_wheels;
 mod docs;
 mod doctor;
 mod figure;
@@ -32,6 +31,7 @@ mod setup;
 mod stop;
 mod test;
 mod tidy;
+mod wheels;
 mod workspace;
 mod zoo;
 

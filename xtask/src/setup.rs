@@ -10,9 +10,9 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::carried;
-use crate::cuda_wheels;
 use crate::refused::refused;
 use crate::stop;
+use crate::wheels;
 
 #[derive(Args)]
 pub struct Options {
@@ -91,9 +91,10 @@ pub fn prepare(purpose: Purpose, no_install: bool) -> Result<()> {
 }
 
 /// What comes from no package of the system.
-fn tools(purpose: Purpose, no_install: bool, pip: impl FnOnce() -> Result<()>) -> Result<()> {
+fn tools(purpose: Purpose, no_install: bool, pip: impl Fn() -> Result<()>) -> Result<()> {
     rust_tools(purpose, no_install)?;
-    if purpose < Purpose::Test { Ok(()) } else { cuda_wheels::prepare(no_install, pip) }
+    let wanted = if purpose < Purpose::Test { &[][..] } else { &wheels::ALL };
+    wanted.iter().try_for_each(|wheels| wheels.prepare(no_install, &pip))
 }
 
 fn install(packages: &[&str], no_install: bool) -> Result<()> {

@@ -84,7 +84,7 @@ fn execute(
     if let Some(folder) = peer_headers {
         command.arg("--peer-headers").arg(folder);
     }
-    command.envs(machine.toolkit.iter().map(|toolkit| (crate::cuda_wheels::VARIABLE, toolkit)));
+    command.envs(machine.toolkit.iter().map(|toolkit| (crate::wheels::CUDA.variable, toolkit)));
     let others = Others::watch();
     let ended = run_logged(&mut command, &log, LIMIT)?;
     let others = others.as_ref().and_then(Others::cores);

@@ -18,9 +18,9 @@ use super::outcome::Outcome;
 use super::suites::{Suite, UnderNic};
 use super::{Log, Options, Row, bare, complaint, finish, symbols};
 use crate::carried::TestProgram;
-use crate::cuda_wheels;
 use crate::packages;
 use crate::process::{Ended, run_timed};
+use crate::wheels;
 use crate::workspace::{Metadata, root, target_dir};
 
 /// A step that takes longer hangs: the build takes five minutes on two quiet cores, and a tenth of the speed on busy ones.
@@ -218,7 +218,9 @@ impl<'a> Run<'a> {
             Work::Suite(suite) => {
                 let _own_address = suite.nic.as_ref().map(UnderNic::prepare).transpose()?;
                 // A bare machine has no libibverbs that could find the NIC, and no compiler was fetched; there its tests may skip.
-                let ours = |name: &str| ["REQUIRE", cuda_wheels::VARIABLE].contains(&name);
+                let ours = |name: &str| {
+                    name == "REQUIRE" || wheels::ALL.iter().any(|wheels| wheels.variable == name)
+                };
                 let kept = suite.environment.iter().filter(|(name, _)| !(self.options.bare && ours(name)));
                 let log = self.test_programs(&suite.package, &job.name, |program| {
                     let runner = suite.nic.as_ref().map_or(&[][..], |nic| &nic.runner);

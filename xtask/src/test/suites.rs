@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use measure::Loopback;
 
-use crate::cuda_wheels;
+use crate::wheels::{self, Wheels};
 
 /// How a package's tests are run when the ordinary way is not enough.
 #[derive(Clone, Copy, Debug, Default)]
@@ -20,9 +20,11 @@ struct Way {
     few: &'static [(&'static str, usize)],
     /// The tests compile and link device code: they get a toolkit, and may not skip for want of one.
     toolkit: bool,
+    /// The tests compare with ONNX Runtime, and may not skip for want of it.
+    reference: bool,
 }
 
-const PLAIN: Way = Way { arguments: &[], nics: &[], few: &[], toolkit: false };
+const PLAIN: Way = Way { arguments: &[], nics: &[], few: &[], toolkit: false, reference: false };
 
 /// Packages whose test programs are not just started.
 const WAYS: &[(&str, Way)] = &[
@@ -32,6 +34,8 @@ const WAYS: &[(&str, Way)] = &[
     ("gpu", Way { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
     // The hostile driver's table is printed, though the test passes. Its mover is assembled.
     ("soft-nic", Way { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
+    // How far each model is from the reference.
+    ("inference", Way { arguments: &["--show-output"], reference: true, ..PLAIN }),
     // How many multiply-adds a second the twin does.
     ("host-twin", Way { arguments: &["--show-output"], ..PLAIN }),
     ("generator", Way { nics: &NICS, few: GENERATOR, toolkit: true, ..PLAIN }),
@@ -43,6 +47,7 @@ const WAYS: &[(&str, Way)] = &[
             few: &[("kernel::", 1)],
             arguments: &["--show-output", "--test-threads=2"],
             toolkit: true,
+            ..PLAIN
         },
     ),
     // Short messages only: the third NIC would not differ from the second.
@@ -197,7 +202,7 @@ pub fn all(packages: &[&str], softnic: &Path, folder: &Path) -> Vec<Suite> {
             package: (*package).to_owned(),
             arguments: way.arguments,
             left_out: Vec::new(),
-            environment: if way.toolkit { with_toolkit() } else { Vec::new() },
+            environment: environment(way),
             nic: None,
         };
         for (place, nic) in way.nics.iter().enumerate() {
@@ -242,9 +247,17 @@ fn on(plain: Suite, (layer, carriage): Nic, softnic: &Path, folder: &Path) -> Su
     Suite { name, environment, nic: Some(UnderNic { carriage, runner, config, stats }), ..plain }
 }
 
-/// Where compiler and linker are. A GPU is not required: its tests are counted as skipped where there is none.
-fn with_toolkit() -> Vec<(String, String)> {
-    vec![(cuda_wheels::VARIABLE.into(), cuda_wheels::toolkit().display().to_string()), require("toolkit")]
+/// Where a package's compiler and linker, or its reference, are. A GPU is not required: its tests are counted as skipped where there
+/// is none.
+fn environment(way: Way) -> Vec<(String, String)> {
+    let with = |wheels: &Wheels, key| {
+        vec![(wheels.variable.into(), wheels.used().display().to_string()), require(key)]
+    };
+    match (way.toolkit, way.reference) {
+        (true, _) => with(&wheels::CUDA, "toolkit"),
+        (_, true) => with(&wheels::ONNX_RUNTIME, "reference"),
+        _ => Vec::new(),
+    }
 }
 
 /// What is there by our own doing: a test that skips for want of it hides something. What the user asks for stays.
@@ -279,6 +292,13 @@ mod tests {
         assert_eq!(names, ["DOORBELL_CUDA", "REQUIRE"]);
         assert_eq!(suites[0].environment[1], require("toolkit"));
         assert!(suites[1].environment.is_empty());
+    }
+
+    #[test]
+    fn models_are_compared_with_a_reference_that_may_not_be_missing() {
+        let suites = named(&["inference"]);
+        assert_eq!(suites[0].environment[0].0, "DOORBELL_ONNXRUNTIME");
+        assert_eq!(suites[0].environment[1], require("reference"));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The host twin as an engine: the kernels of a GPU on the host's processor, without any library. Slow, and labelled as a substitute.
 
+use std::sync::Arc;
+
 use host_twin::{Arguments, Kernel};
 
 use super::{Engine, EngineError};
@@ -43,28 +45,25 @@ impl Twin {
         &self.plan
     }
 
-    /// The model's outputs for these inputs. `seen`: each step, and what it wrote.
-    pub fn trace(
-        &mut self,
-        inputs: &[&[f32]],
-        mut seen: impl FnMut(&Step, &[f32]),
-    ) -> Result<Vec<Vec<f32>>, EngineError> {
-        self.bring(inputs)?;
-        for at in 0..self.launches.len() {
-            self.launch(at)?;
-            let step = &self.plan.steps[at];
-            let written = match (&step.task, &step.write) {
-                (Task::Store { number }, _) => self.outputs[*number].clone(),
-                (_, Some(place)) => self.images(self.plan.byte(place), place.batch_stride, step),
-                _ => Vec::new(),
-            };
-            seen(step, &written);
-        }
-        Ok(self.outputs.clone())
+    /// Runs one step, after those before it have run, and says what it wrote.
+    pub fn step(&mut self, at: usize) -> Result<Vec<f32>, EngineError> {
+        self.launch(at)?;
+        let step = &self.plan.steps[at];
+        Ok(match (&step.task, &step.write) {
+            (Task::Store { number }, _) => self.outputs[*number].clone(),
+            (_, Some(place)) => self.images(self.plan.byte(place), place.batch_stride, step),
+            _ => Vec::new(),
+        })
+    }
+
+    /// Puts another constant in the place of one, and returns that. Panics unless it is as long.
+    pub fn replace(&mut self, number: usize, elements: Arc<[f32]>) -> Arc<[f32]> {
+        assert_eq!(elements.len(), self.plan.constants[number].len(), "a constant of another length");
+        std::mem::replace(&mut self.plan.constants[number], elements)
     }
 
     /// Writes the inputs into their slot.
-    fn bring(&mut self, inputs: &[&[f32]]) -> Result<(), EngineError> {
+    pub fn bring(&mut self, inputs: &[&[f32]]) -> Result<(), EngineError> {
         let wanted: Vec<usize> = self.inputs.iter().map(Vec::len).collect();
         super::check_inputs(inputs, &wanted)?;
         for (input, to) in inputs.iter().zip(&mut self.inputs) {

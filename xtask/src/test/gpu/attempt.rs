@@ -11,10 +11,10 @@ use super::super::outcome::Outcome;
 use super::super::suites::Suite;
 use super::programs::Tests;
 use crate::carried::TestProgram;
-use crate::cuda_wheels;
 use crate::gpu_machine::GpuMachine;
 use crate::packages;
 use crate::process::{Ended, run_logged};
+use crate::wheels;
 use crate::workspace;
 
 /// Longest that a destructive test may take.
@@ -115,7 +115,7 @@ impl<'a> Attempt<'a> {
         let ours = if self.suite.nic.is_some() { "gpu,toolkit,nic,softnic" } else { "gpu,toolkit" };
         // What the user asks for stays.
         command.env("REQUIRE", env::var("REQUIRE").unwrap_or_else(|_| ours.into()));
-        command.envs(self.machine.toolkit.iter().map(|toolkit| (cuda_wheels::VARIABLE, toolkit)));
+        command.envs(self.machine.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
         // As cargo names a package's programs to its tests; what was compiled into them lies on another machine.
         let programs = workspace::programs();
         for name in packages::programs() {

@@ -1,0 +1,209 @@
+//! Libraries from Python's package index: the lists `xtask/*-wheel*.txt` say which, and their hashes.
+//!
+//! NVIDIA's run-time compiler needs no GPU and no driver, so the tests of device code run everywhere; ONNX Runtime is the reference of
+//! models. The wheels are unpacked into folders below cargo's target folder, once for each list. With [`Wheels::variable`] set to the
+//! user's own nothing is fetched.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::process::{Ended, run_logged};
+use crate::refused::refused;
+use crate::workspace::{root, target_dir};
+
+/// In the folder: the list that it was filled by, written last.
+const STAMP: &str = "wheels.txt";
+/// 133 MB took 3 s; somebody's line is slower.
+const LIMIT: Duration = Duration::from_secs(20 * 60);
+
+/// Wheels that are fetched together.
+#[derive(Debug)]
+pub struct Wheels {
+    /// What `doctor` and set-up call them.
+    pub what: &'static str,
+    /// The variable that names the user's own, for us and for the suites.
+    pub variable: &'static str,
+    /// The list, in pip's own format, and its text.
+    list: (&'static str, &'static str),
+    /// Below the target folder: where they are unpacked, and in it what the variable names.
+    folder: &'static str,
+    inner: &'static str,
+    megabytes: u32,
+    /// For which Python the wheels are, if they are not for all.
+    python: &'static [&'static str],
+}
+
+/// NVIDIA's run-time compiler and linker.
+pub const CUDA: Wheels = Wheels {
+    what: "NVIDIA's run-time compiler",
+    variable: "DOORBELL_CUDA",
+    list: ("xtask/cuda-wheels.txt", include_str!("../cuda-wheels.txt")),
+    folder: "cuda",
+    inner: "",
+    megabytes: 133,
+    python: &[],
+};
+
+/// ONNX Runtime.
+pub const ONNX_RUNTIME: Wheels = Wheels {
+    what: "ONNX Runtime",
+    variable: "DOORBELL_ONNXRUNTIME",
+    list: ("xtask/onnxruntime-wheel.txt", include_str!("../onnxruntime-wheel.txt")),
+    folder: "onnxruntime",
+    inner: "onnxruntime/capi",
+    megabytes: 24,
+    python: &[
+        "--python-version",
+        "3.11",
+        "--implementation",
+        "cp",
+        "--abi",
+        "cp311",
+        "--platform",
+        "manylinux_2_28_x86_64",
+    ],
+};
+
+/// All of them.
+pub const ALL: [&Wheels; 2] = [&CUDA, &ONNX_RUNTIME];
+
+impl Wheels {
+    /// Where they are unpacked.
+    pub fn folder(&self) -> PathBuf {
+        target_dir().join(self.folder)
+    }
+
+    /// What the suites are to use: the user's own, else what was fetched.
+    pub fn used(&self) -> PathBuf {
+        self.own().unwrap_or_else(|| self.folder().join(self.inner))
+    }
+
+    fn own(&self) -> Option<PathBuf> {
+        std::env::var_os(self.variable).filter(|value| !value.is_empty()).map(PathBuf::from)
+    }
+
+    /// What `doctor` prints.
+    pub fn state(&self) -> String {
+        match (self.own(), self.filled(&self.folder())) {
+            (Some(own), _) => format!("{}, which {} names", own.display(), self.variable),
+            (None, true) => format!("wheels in {}", self.folder().display()),
+            (None, false) => "not fetched: `cargo xtask setup` does, for the tests".into(),
+        }
+    }
+
+    /// Makes sure that the suites have them. `pip`: installs pip where it is missing.
+    pub fn prepare(&self, no_install: bool, pip: impl FnOnce() -> Result<()>) -> Result<()> {
+        let folder = self.folder();
+        if self.own().is_some() || self.filled(&folder) {
+            return Ok(());
+        }
+        let command = self.command(&folder);
+        if no_install {
+            let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+            return Err(refused(format!(
+                "{} is missing (--no-install was given); fetch it with:\n  python3 {}\nthen cp {} {}, or set {} to your own",
+                self.what,
+                words.join(" "),
+                self.list.0,
+                folder.join(STAMP).display(),
+                self.variable
+            )));
+        }
+        if !has_pip() {
+            pip()?;
+        }
+        say!(
+            "setup: fetching {}, {} MB, into {} ({})",
+            self.what,
+            self.megabytes,
+            folder.display(),
+            self.list.0
+        );
+        let since = Instant::now();
+        self.fetch(&folder)?;
+        say!("setup: fetched and unpacked in {} s", since.elapsed().as_secs());
+        Ok(())
+    }
+
+    /// Whether the folder was filled, to its end, by the list as it is now.
+    fn filled(&self, folder: &Path) -> bool {
+        fs::read_to_string(folder.join(STAMP)).is_ok_and(|list| list == self.list.1)
+    }
+
+    /// pip, so that it takes exactly what the list says, and looks for nothing else.
+    fn command(&self, folder: &Path) -> Command {
+        let mut command = Command::new("python3");
+        command.args(["-m", "pip", "install", "--no-deps", "--require-hashes", "--only-binary", ":all:"]);
+        command.args(["--no-compile", "--disable-pip-version-check", "--progress-bar", "off"]);
+        command.args(self.python).arg("--target").arg(folder).arg("-r").arg(root().join(self.list.0));
+        command
+    }
+
+    fn fetch(&self, folder: &Path) -> Result<()> {
+        // A fetch that is killed on the way leaves no folder that looks whole.
+        let _ = fs::remove_dir_all(folder);
+        let log = target_dir().join(format!("xtask-test/{}-wheels.log", self.folder));
+        match run_logged(&mut self.command(folder), &log, LIMIT)? {
+            Ended::Well => {}
+            ended => {
+                let said = fs::read_to_string(&log).unwrap_or_default();
+                let errors: Vec<&str> = said.lines().filter(|line| line.starts_with("ERROR")).collect();
+                bail!(
+                    "pip did not fetch {} (it {ended}): {} (whole log: {})",
+                    self.list.0,
+                    errors.join(" "),
+                    log.display()
+                );
+            }
+        }
+        let stamp = folder.join(STAMP);
+        fs::write(&stamp, self.list.1).with_context(|| format!("writing {}", stamp.display()))
+    }
+}
+
+fn has_pip() -> bool {
+    Command::new("python3").args(["-m", "pip", "--version"]).output().is_ok_and(|said| said.status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_wheel_has_its_version_and_its_hash() {
+        for (wheels, count) in [(CUDA, 3), (ONNX_RUNTIME, 1)] {
+            let lines: Vec<&str> = wheels.list.1.lines().filter(|line| !line.starts_with('#')).collect();
+            assert_eq!(lines.len(), count);
+            for line in lines {
+                let (name, hash) = line.split_once(" --hash=sha256:").unwrap();
+                assert!(name.contains("=="), "{line}");
+                assert!(hash.len() == 64 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()), "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_what_the_list_says_is_taken() {
+        let command = CUDA.command(Path::new("/t/cuda"));
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+        for word in ["--require-hashes", "--no-deps", "/t/cuda"] {
+            assert!(words.iter().any(|given| given == word), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn a_folder_that_was_not_filled_to_its_end_is_filled_again() {
+        let folder = std::env::temp_dir().join(format!("xtask-wheels-{}", std::process::id()));
+        fs::create_dir_all(folder.join("nvidia")).unwrap();
+        assert!(!CUDA.filled(&folder));
+        fs::write(folder.join(STAMP), CUDA.list.1.replace("13.0.88", "13.0.48")).unwrap();
+        assert!(!CUDA.filled(&folder), "an older list");
+        fs::write(folder.join(STAMP), CUDA.list.1).unwrap();
+        assert!(CUDA.filled(&folder));
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
