@@ -16,6 +16,7 @@ pub const PACKAGES: &[Package] = &[
     Package { name: "xtask", programs: &["xtask"], gpu_tests: false },
     Package { name: "gpu", programs: &["gpu-probe"], gpu_tests: true },
     Package { name: "rdma-shim", programs: &[], gpu_tests: true },
+    Package { name: "inference", programs: &[], gpu_tests: true },
     Package { name: "soft-nic", programs: &[], gpu_tests: true },
     Package { name: "verbs", programs: &[], gpu_tests: true },
     Package { name: "softnic", programs: &["softnic", LIBRARY], gpu_tests: true },

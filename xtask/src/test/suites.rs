@@ -35,7 +35,7 @@ const WAYS: &[(&str, Way)] = &[
     // The hostile driver's table is printed, though the test passes. Its mover is assembled.
     ("soft-nic", Way { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
     // How far each model is from the reference.
-    ("inference", Way { arguments: &["--show-output"], reference: true, ..PLAIN }),
+    ("inference", Way { arguments: &["--show-output"], toolkit: true, reference: true, ..PLAIN }),
     // How many multiply-adds a second the twin does.
     ("host-twin", Way { arguments: &["--show-output"], ..PLAIN }),
     ("generator", Way { nics: &NICS, few: GENERATOR, toolkit: true, ..PLAIN }),
@@ -247,17 +247,17 @@ fn on(plain: Suite, (layer, carriage): Nic, softnic: &Path, folder: &Path) -> Su
     Suite { name, environment, nic: Some(UnderNic { carriage, runner, config, stats }), ..plain }
 }
 
-/// Where a package's compiler and linker, or its reference, are. A GPU is not required: its tests are counted as skipped where there
+/// Where a package's compiler and linker, and its reference, are. A GPU is not required: its tests are counted as skipped where there
 /// is none.
 fn environment(way: Way) -> Vec<(String, String)> {
-    let with = |wheels: &Wheels, key| {
-        vec![(wheels.variable.into(), wheels.used().display().to_string()), require(key)]
-    };
-    match (way.toolkit, way.reference) {
-        (true, _) => with(&wheels::CUDA, "toolkit"),
-        (_, true) => with(&wheels::ONNX_RUNTIME, "reference"),
-        _ => Vec::new(),
-    }
+    let wanted =
+        [(way.toolkit, &wheels::CUDA, "toolkit"), (way.reference, &wheels::ONNX_RUNTIME, "reference")];
+    let wanted: Vec<_> = wanted.into_iter().filter(|(wanted, ..)| *wanted).collect();
+    let keys: Vec<&str> = wanted.iter().map(|(_, _, key)| *key).collect();
+    let found = |wheels: &Wheels| (wheels.variable.into(), wheels.used().display().to_string());
+    let mut environment: Vec<_> = wanted.iter().map(|(_, wheels, _)| found(wheels)).collect();
+    environment.extend((!keys.is_empty()).then(|| require(&keys.join(","))));
+    environment
 }
 
 /// What is there by our own doing: a test that skips for want of it hides something. What the user asks for stays.
@@ -297,8 +297,9 @@ mod tests {
     #[test]
     fn models_are_compared_with_a_reference_that_may_not_be_missing() {
         let suites = named(&["inference"]);
-        assert_eq!(suites[0].environment[0].0, "DOORBELL_ONNXRUNTIME");
-        assert_eq!(suites[0].environment[1], require("reference"));
+        let names: Vec<&str> = suites[0].environment.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["DOORBELL_CUDA", "DOORBELL_ONNXRUNTIME", "REQUIRE"]);
+        assert_eq!(suites[0].environment[2], require("toolkit,reference"));
     }
 
     #[test]

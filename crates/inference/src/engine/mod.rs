@@ -1,5 +1,6 @@
 //! Engines: what runs a model.
 
+pub mod gpu;
 pub mod onnx_runtime;
 pub mod twin;
 
@@ -30,6 +31,12 @@ pub enum EngineError {
     /// A kernel did not run to its end.
     #[error("step {step}: {source}")]
     Twin { step: String, source: host_twin::TwinError },
+    /// A GPU or its driver refused something.
+    #[error(transparent)]
+    Gpu(#[from] ::gpu::Error),
+    /// Kernels were not compiled.
+    #[error("compiling the models' kernels: {reason}")]
+    Compile { reason: String },
     /// ONNX Runtime was not found.
     #[error(
         "ONNX Runtime was not found ({looked}); run `cargo xtask setup`, or `pip install onnxruntime`, or set {} to its library",

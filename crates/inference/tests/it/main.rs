@@ -1,5 +1,6 @@
 //! What the crate promises: files, plans, and engines against the plain reference.
 
 mod files;
+mod gpu;
 mod models;
 mod operators;

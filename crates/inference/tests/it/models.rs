@@ -16,7 +16,8 @@ use zoo::onnx::{Model, ValueInfo};
 use crate::files::Random;
 use crate::operators::distance;
 
-const SUPER_RESOLUTION_3: Architecture = Architecture::SuperResolution { factor: 3, height: 224, width: 224 };
+pub const SUPER_RESOLUTION_3: Architecture =
+    Architecture::SuperResolution { factor: 3, height: 224, width: 224 };
 
 /// The largest difference of a layer relative to the root mean square of the reference's: each sum is of up to 5,000 products.
 const TOLERANCE: f64 = 1e-4;

@@ -1,5 +1,7 @@
 //! Every operator, at the edges of its shapes, on the host twin and by the plain reference, step by step.
 
+use inference::engine::Engine;
+use inference::engine::onnx_runtime::Runtime;
 use inference::engine::twin::Twin;
 use inference::import::import;
 use inference::plan::{Plan, Task};
@@ -57,10 +59,12 @@ fn written_by(graph: &Graph, node: &str) -> Option<usize> {
     graph.nodes.iter().find(|other| other.names[0] == node).map(|node| node.output.0)
 }
 
-#[test]
-fn convolutions_of_every_shape_are_those_of_the_reference() {
-    measure::need!(compiler(), "a C++ compiler");
+/// A file, what it is, and the batch to run it with.
+type Case = (String, Vec<u8>, usize);
+
+fn convolutions() -> Vec<Case> {
     let ints = |name, values: &[i64]| Attribute::ints(name, values);
+    let mut cases = Vec::new();
     for (channels, outputs, groups, kernel, stride, pads, dilation, side) in [
         (3, 5, 1, [3, 3], [1, 1], [1, 1, 1, 1], [1, 1], [9, 7]),
         (1, 1, 1, [1, 1], [1, 1], [0, 0, 0, 0], [1, 1], [1, 1]),
@@ -72,32 +76,28 @@ fn convolutions_of_every_shape_are_those_of_the_reference() {
         (8, 8, 8, [5, 5], [1, 1], [2, 2, 2, 2], [1, 1], [6, 12]),
         (3, 2, 1, [7, 7], [3, 3], [3, 3, 3, 3], [1, 1], [4, 4]),
     ] {
-        for batch in [1, 3] {
-            for bias in [false, true] {
-                let attributes = [
-                    ints("kernel_shape", &kernel),
-                    ints("strides", &stride),
-                    ints("pads", &pads),
-                    ints("dilations", &dilation),
-                    Attribute::int("group", groups),
-                ];
-                let shape = [outputs, channels / groups as usize, kernel[0] as usize, kernel[1] as usize];
-                let inputs: &[&str] = if bias { &["x", "w", "b"] } else { &["x", "w"] };
-                let file =
-                    File::new(&[1, channels, side[0], side[1]]).weights("w", &shape).weights("b", &[outputs]);
-                let file = file.node("Conv", inputs, "y", &attributes).bytes("y");
-                let what = format!(
-                    "{channels} {outputs} {groups} {kernel:?} {stride:?} {pads:?} {dilation:?} {side:?} {batch} {bias}"
-                );
-                compare(&file, batch, &what);
-            }
+        for (batch, bias) in [(1, false), (1, true), (3, false), (3, true)] {
+            let attributes = [
+                ints("kernel_shape", &kernel),
+                ints("strides", &stride),
+                ints("pads", &pads),
+                ints("dilations", &dilation),
+                Attribute::int("group", groups),
+            ];
+            let shape = [outputs, channels / groups as usize, kernel[0] as usize, kernel[1] as usize];
+            let inputs: &[&str] = if bias { &["x", "w", "b"] } else { &["x", "w"] };
+            let file =
+                File::new(&[1, channels, side[0], side[1]]).weights("w", &shape).weights("b", &[outputs]);
+            let file = file.node("Conv", inputs, "y", &attributes).bytes("y");
+            let what = format!("Conv {channels} {shape:?} {attributes:?} {side:?}, batch {batch}");
+            cases.push((what, file, batch));
         }
     }
+    cases
 }
 
-#[test]
-fn pools_count_pads_and_round_as_they_are_told() {
-    measure::need!(compiler(), "a C++ compiler");
+fn pools() -> Vec<Case> {
+    let mut cases = Vec::new();
     for (op, more) in [
         ("MaxPool", vec![]),
         ("MaxPool", vec![Attribute::int("ceil_mode", 1)]),
@@ -116,15 +116,14 @@ fn pools_count_pads_and_round_as_they_are_told() {
                 Attribute::ints("pads", &pads),
             ]);
             let file = File::new(&[1, 3, 12, 10]).node(op, &["x"], "y", &attributes).bytes("y");
-            compare(&file, 2, &format!("{op} {more:?} {kernel:?} {stride:?} {pads:?}"));
+            cases.push((format!("{op} {attributes:?}"), file, 2));
         }
     }
+    cases
 }
 
-#[test]
-fn activations_sums_products_and_means_are_those_of_the_reference() {
-    measure::need!(compiler(), "a C++ compiler");
-    for (op, attributes) in [
+fn functions_of_elements() -> Vec<Case> {
+    let mut cases: Vec<Case> = [
         ("Relu", vec![]),
         ("Sigmoid", vec![]),
         ("HardSwish", vec![]),
@@ -132,104 +131,122 @@ fn activations_sums_products_and_means_are_those_of_the_reference() {
         ("GlobalAveragePool", vec![]),
         ("ReduceMean", vec![Attribute::ints("axes", &[-2, -1])]),
         ("ReduceMean", vec![Attribute::ints("axes", &[3, 2]), Attribute::int("keepdims", 0)]),
-    ] {
-        let file = File::new(&[1, 5, 7, 9]).node(op, &["x"], "y", &attributes).bytes("y");
-        compare(&file, 3, op);
-    }
+    ]
+    .map(|(op, attributes)| {
+        (op.to_owned(), File::new(&[1, 5, 7, 9]).node(op, &["x"], "y", &attributes).bytes("y"), 3)
+    })
+    .into();
     let clip = File::new(&[1, 5, 7, 9]).weights("low", &[]).positive("high", &[]);
-    compare(&clip.node("Clip", &["x", "low", "high"], "y", &[]).bytes("y"), 2, "Clip");
+    cases.push(("Clip".to_owned(), clip.node("Clip", &["x", "low", "high"], "y", &[]).bytes("y"), 2));
     for op in ["Add", "Mul"] {
         let file = File::new(&[1, 4, 6, 5]).node("Relu", &["x"], "r", &[]).node(op, &["x", "r"], "y", &[]);
-        compare(&file.bytes("y"), 2, op);
+        cases.push((op.to_owned(), file.bytes("y"), 2));
     }
     for order in [["x", "m"], ["m", "x"]] {
-        let file = File::new(&[1, 4, 6, 5]).node("GlobalAveragePool", &["x"], "m", &[]).node(
-            "Mul",
-            &order,
-            "y",
-            &[],
-        );
-        compare(&file.bytes("y"), 2, "Mul by channel");
+        let file = File::new(&[1, 4, 6, 5]).node("GlobalAveragePool", &["x"], "m", &[]);
+        cases.push(("Mul by channel".to_owned(), file.node("Mul", &order, "y", &[]).bytes("y"), 2));
     }
+    cases
 }
 
-#[test]
-fn products_of_matrices_take_their_weights_either_way() {
-    measure::need!(compiler(), "a C++ compiler");
+fn products_of_matrices() -> Vec<Case> {
+    let mut cases = Vec::new();
     for (transposed, shape) in [(1, [13, 60]), (0, [60, 13])] {
         let attributes = [
             Attribute::int("transB", transposed),
             Attribute::float("alpha", 0.5),
             Attribute::float("beta", 2.0),
         ];
-        let file = File::new(&[1, 5, 3, 4]).weights("w", &shape).weights("b", &[13]).node(
-            "Flatten",
-            &["x"],
-            "f",
-            &[],
-        );
-        compare(&file.node("Gemm", &["f", "w", "b"], "y", &attributes).bytes("y"), 3, "Gemm");
+        let file = File::new(&[1, 5, 3, 4]).weights("w", &shape).weights("b", &[13]);
+        let file = file.node("Flatten", &["x"], "f", &[]).node("Gemm", &["f", "w", "b"], "y", &attributes);
+        cases.push((format!("Gemm {transposed}"), file.bytes("y"), 3));
     }
     let file = File::new(&[1, 60]).weights("w", &[60, 7]).node("MatMul", &["x", "w"], "y", &[]);
-    compare(&file.bytes("y"), 2, "MatMul");
+    cases.push(("MatMul".to_owned(), file.bytes("y"), 2));
+    cases
 }
 
-#[test]
-fn channels_are_joined_shuffled_and_named_anew() {
-    measure::need!(compiler(), "a C++ compiler");
+fn places() -> Vec<Case> {
     let conv = |file: File, name: &str, outputs: usize| {
         let weights = format!("w{name}");
         file.weights(&weights, &[outputs, 4, 1, 1]).node("Conv", &["x", &weights], name, &[])
     };
     let axis = [Attribute::int("axis", 1)];
-    let joined = conv(conv(File::new(&[1, 4, 5, 6]), "a", 3), "b", 2).node(
-        "Concat",
-        &["a", "x", "b", "a"],
-        "c",
-        &axis,
-    );
-    compare(&joined.clone().bytes("c"), 3, "a part twice, and the input");
-    let nested = joined.node("Concat", &["c", "b"], "y", &axis).node("Relu", &["y"], "z", &[]);
-    compare(&nested.bytes("z"), 2, "a Concat of a Concat");
-    let shuffled = File::new(&[1, 18, 4, 5]);
+    let joined = conv(conv(File::new(&[1, 4, 5, 6]), "a", 3), "b", 2);
+    let joined = joined.node("Concat", &["a", "x", "b", "a"], "c", &axis);
+    let nested = joined.clone().node("Concat", &["c", "b"], "y", &axis).node("Relu", &["y"], "z", &[]);
     let attributes = [Attribute::int("blocksize", 3), Attribute::string("mode", "CRD")];
-    compare(&shuffled.node("DepthToSpace", &["x"], "y", &attributes).bytes("y"), 2, "DepthToSpace");
+    let shuffled = File::new(&[1, 18, 4, 5]).node("DepthToSpace", &["x"], "y", &attributes);
     let reshaped = File::new(&[1, 6, 2, 2]).ints("s", &[0, 2, -1, 1]).node("Relu", &["x"], "r", &[]);
     let reshaped = reshaped.node("Reshape", &["r", "s"], "t", &[]).node("Sigmoid", &["t"], "y", &[]);
-    compare(&reshaped.bytes("y"), 2, "Reshape");
+    vec![
+        ("Concat of a part twice, and of the input".to_owned(), joined.bytes("c"), 3),
+        ("Concat of a Concat".to_owned(), nested.bytes("z"), 2),
+        ("DepthToSpace".to_owned(), shuffled.bytes("y"), 2),
+        ("Reshape".to_owned(), reshaped.bytes("y"), 2),
+    ]
+}
+
+fn normalisations() -> Vec<Case> {
+    let normal = |file: File, from: &str, to: &str| {
+        let file = file.weights("scale", &[6]).weights("offset", &[6]).weights("mean", &[6]);
+        let file = file.positive("variance", &[6]);
+        let inputs = [from, "scale", "offset", "mean", "variance"];
+        file.node("BatchNormalization", &inputs, to, &[Attribute::float("epsilon", 0.001)])
+    };
+    let conv = File::new(&[1, 3, 5, 4]).weights("w", &[6, 3, 3, 3]).weights("b", &[6]);
+    let conv = conv.node("Conv", &["x", "w", "b"], "c", &[]);
+    let behind = normal(conv.clone(), "c", "y").node("Relu", &["y"], "z", &[]);
+    // The convolution's own result is read as well.
+    let beside = normal(conv, "c", "n").node("Add", &["c", "n"], "y", &[]);
+    vec![
+        ("BatchNormalization alone".to_owned(), normal(File::new(&[1, 6, 5, 4]), "x", "y").bytes("y"), 2),
+        ("BatchNormalization behind a convolution".to_owned(), behind.bytes("z"), 2),
+        ("BatchNormalization beside a convolution".to_owned(), beside.bytes("y"), 2),
+    ]
+}
+
+/// Every operator at the edges of its shapes.
+pub fn files_of_every_operator() -> Vec<Case> {
+    let all = [
+        convolutions(),
+        pools(),
+        functions_of_elements(),
+        products_of_matrices(),
+        places(),
+        normalisations(),
+    ];
+    all.concat()
 }
 
 #[test]
-fn batch_normalisation_goes_into_the_weights_or_stands_alone() {
+fn operators_are_those_of_the_reference_at_the_edges_of_their_shapes() {
     measure::need!(compiler(), "a C++ compiler");
-    let normal = |file: File, from: &str, to: &str| {
-        let file = file
-            .weights("scale", &[6])
-            .weights("offset", &[6])
-            .weights("mean", &[6])
-            .positive("variance", &[6]);
-        file.node(
-            "BatchNormalization",
-            &[from, "scale", "offset", "mean", "variance"],
-            to,
-            &[Attribute::float("epsilon", 0.001)],
-        )
-    };
-    compare(&normal(File::new(&[1, 6, 5, 4]), "x", "y").bytes("y"), 2, "alone");
-    let conv = File::new(&[1, 3, 5, 4]).weights("w", &[6, 3, 3, 3]).weights("b", &[6]).node(
-        "Conv",
-        &["x", "w", "b"],
-        "c",
-        &[],
-    );
-    compare(
-        &normal(conv.clone(), "c", "y").node("Relu", &["y"], "z", &[]).bytes("z"),
-        2,
-        "behind a convolution",
-    );
-    // The convolution's own result is read as well.
-    let both = normal(conv, "c", "n").node("Add", &["c", "n"], "y", &[]);
-    compare(&both.bytes("y"), 2, "beside a convolution");
+    let steps: usize =
+        files_of_every_operator().iter().map(|(what, file, batch)| compare(file, *batch, what)).sum();
+    assert!(steps > 80, "only {steps} steps were compared");
+}
+
+/// The plain reference is ours: another one computes the same.
+#[test]
+fn the_reference_is_onnx_runtimes() {
+    let found = Runtime::load(None).map_err(|error| error.to_string());
+    let runtime = measure::need!(found, reference, "ONNX Runtime");
+    for (what, file, _) in files_of_every_operator() {
+        let graph = import(&file, 1).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let mut random = Random(7);
+        let inputs: Vec<Vec<f32>> =
+            graph.inputs.iter().map(|&id| random.tensor(graph.shape(id).count())).collect();
+        let ours = evaluate::run(&graph, &inputs);
+        let views: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
+        let mut model = runtime.model(&file, 1).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let theirs = model.run(&views).unwrap_or_else(|error| panic!("{what}: {error}"));
+        for (&id, theirs) in graph.outputs.iter().zip(&theirs) {
+            let ours = ours[id.0].as_ref().expect("the reference computes every value");
+            let distance = distance(ours, theirs);
+            assert!(distance < 1e-5, "{what}: {distance}");
+        }
+    }
 }
 
 /// Whether this build has kernels for the twin.

@@ -1,0 +1,129 @@
+//! Own kernels on a GPU, beside the host twin; and NVIDIA's compiler takes them where there is no GPU.
+
+use ::gpu::cache::Cache;
+use ::gpu::{Arch, End, Form, Gpu, ImageBuilder, Toolkit};
+use inference::engine::Engine;
+use inference::engine::gpu::{Instance, Loaded, unit};
+use inference::engine::twin::Twin;
+use inference::import::import;
+use inference::plan::Plan;
+use measure::need;
+use prost::Message;
+use std::sync::Arc;
+use std::time::Duration;
+use zoo::Architecture;
+
+use crate::files::Random;
+use crate::models::SUPER_RESOLUTION_3;
+use crate::operators::{distance, files_of_every_operator};
+
+#[test]
+fn kernels_compile_for_every_gpu_that_the_toolkit_knows() {
+    let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
+    for arch in [80, 90, 100] {
+        let image =
+            ImageBuilder::new(toolkit.clone(), Cache::off()).image(&[unit()], Arch::sm(arch), Form::Cubin);
+        let functions = image.unwrap_or_else(|error| panic!("sm_{arch}: {error}")).facts.functions;
+        for name in [
+            "conv_tiled",
+            "conv_grouped",
+            "linear",
+            "pool",
+            "mean",
+            "elementwise",
+            "depth_to_space",
+            "load",
+            "store",
+        ] {
+            assert!(functions.contains(name), "sm_{arch}: no {name} in {functions:?}");
+        }
+    }
+}
+
+/// A model of an ONNX file on the first GPU.
+fn loaded(gpu: Gpu, file: &[u8], batch: usize) -> Result<Arc<Loaded>, String> {
+    let toolkit = Toolkit::find(None).map_err(|error| error.to_string())?;
+    let plan = Plan::new(&import(file, batch).map_err(|error| error.to_string())?)
+        .map_err(|error| error.to_string())?;
+    Loaded::new(gpu, toolkit, plan).map_err(|error| error.to_string())
+}
+
+fn inputs(plan: &Plan, seed: u64) -> Vec<Vec<f32>> {
+    let mut random = Random(seed);
+    plan.inputs.iter().map(|shape| random.tensor(shape.count())).collect()
+}
+
+fn views(inputs: &[Vec<f32>]) -> Vec<&[f32]> {
+    inputs.iter().map(Vec::as_slice).collect()
+}
+
+#[test]
+fn gpu_operators_are_those_of_the_twin() {
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    for (what, file, batch) in files_of_every_operator() {
+        let loaded = loaded(gpu, &file, batch).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let inputs = inputs(loaded.plan(), 7);
+        let wanted = Twin::new(loaded.plan().clone()).unwrap().run(&views(&inputs)).unwrap();
+        let found = Instance::new(&loaded).unwrap().run(&views(&inputs)).unwrap();
+        for (found, wanted) in found.iter().zip(&wanted) {
+            let distance = distance(found, wanted);
+            assert!(distance < 1e-4, "{what}: {distance}");
+        }
+    }
+}
+
+#[test]
+fn gpu_models_are_those_of_the_twin_and_launch_themselves() {
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    for (name, architecture, batch) in [
+        ("squeezenet", Architecture::SqueezeNet, 1),
+        ("super-resolution-3", SUPER_RESOLUTION_3, 1),
+        ("mobilenet-v3-small", Architecture::MobileNetV3Small, 2),
+        ("resnet50", Architecture::ResNet50, 1),
+    ] {
+        let loaded = loaded(gpu, &architecture.build(batch).encode_to_vec(), batch).unwrap();
+        let inputs = inputs(loaded.plan(), 3);
+        let wanted = Twin::new(loaded.plan().clone()).unwrap().run(&views(&inputs)).unwrap();
+        let mut instance = Instance::new(&loaded).unwrap();
+        let found = instance.run(&views(&inputs)).unwrap();
+        let apart = distance(&found[0], &wanted[0]);
+        assert!(apart < 1e-4, "{name}: {apart}");
+
+        let since = std::time::Instant::now();
+        instance.launch(100).unwrap();
+        instance.wait().unwrap();
+        let by_host = since.elapsed() / 100;
+        let mut by_itself = instance.self_launching(100).unwrap();
+        let since = std::time::Instant::now();
+        by_itself.start().unwrap();
+        assert_eq!(by_itself.graph().wait(Duration::from_secs(60)).unwrap(), End::LimitReached);
+        let by_gpu = since.elapsed() / 100;
+        assert!(
+            by_itself.instance().outputs().unwrap() == found,
+            "{name}: a run by itself leaves another result"
+        );
+        println!(
+            "TABLE {name}: batch {batch}, {apart:.1e} from the twin; by the host {by_host:.1?}, by itself {by_gpu:.1?} a run"
+        );
+    }
+}
+
+#[test]
+fn gpu_instances_share_weights_and_nothing_else() {
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    let loaded = loaded(gpu, &Architecture::SqueezeNet.build(1).encode_to_vec(), 1).unwrap();
+    let many: Vec<(Instance, Vec<Vec<f32>>)> =
+        (0..8).map(|seed| (Instance::new(&loaded).unwrap(), inputs(loaded.plan(), seed))).collect();
+    let mut alone = Instance::new(&loaded).unwrap();
+    for (instance, inputs) in &many {
+        instance.bring(&views(inputs)).unwrap();
+    }
+    // All of them at once, several times.
+    for _ in 0..20 {
+        many.iter().for_each(|(instance, _)| instance.launch(1).unwrap());
+    }
+    for (number, (instance, inputs)) in many.iter().enumerate() {
+        instance.wait().unwrap();
+        assert!(instance.outputs().unwrap() == alone.run(&views(inputs)).unwrap(), "instance {number}");
+    }
+}
