@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 
 use ort::environment::Environment;
 use ort::session::{Session, SessionInputValue};
@@ -16,21 +17,29 @@ use super::{Engine, EngineError};
 pub const VARIABLE: &str = "DOORBELL_ONNXRUNTIME";
 
 /// The library, loaded.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Runtime {
     environment: Environment,
     library: PathBuf,
 }
+
+/// The process's only one: the library allows no second environment.
+static LOADED: Mutex<Option<Runtime>> = Mutex::new(None);
 
 impl Runtime {
     /// The library that is given, or that [`VARIABLE`] names, or Python's. Errors name what was looked at, and the remedy.
     pub fn load(given: Option<&Path>) -> Result<Runtime, EngineError> {
         let library = find(given).map_err(|looked| EngineError::NoRuntime { looked })?;
         let wrong = |reason: String| EngineError::Runtime { at: library.display().to_string(), reason };
+        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(runtime) = &*loaded {
+            let other = || wrong(format!("this process has loaded {}", runtime.library.display()));
+            return (runtime.library == library).then(|| runtime.clone()).ok_or_else(other);
+        }
         let builder = ort::init_from(&library).map_err(|error| wrong(error.to_string()))?;
         let environment = builder.with_name("doorbell").with_telemetry(false).build();
         let environment = environment.map_err(|error| wrong(error.to_string()))?;
-        Ok(Runtime { environment, library: library.clone() })
+        Ok(loaded.insert(Runtime { environment, library: library.clone() }).clone())
     }
 
     /// The file that was loaded.
