@@ -63,6 +63,27 @@ fn too_few_descriptors_for_a_channel_are_named() {
 }
 
 #[test]
+fn a_limit_of_the_address_space_is_named_when_a_channel_does_not_fit() {
+    measure::need!(find("ibv_rc_pingpong"), "ibverbs-utils");
+    let fabric = Fabric::new(Layer::InfiniBand);
+    // A NIC that runs, and less room than a channel takes.
+    let mut pair = fabric.pair_prepared(&["ibv_rc_pingpong"], |server| {
+        let pid = server.program.pid().to_string();
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+        let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.split_whitespace().next());
+        let room = size.expect("proc(5) has it").parse::<u64>().expect("kB") + 1024;
+        let limit = format!("--as={}", room << 10);
+        let set = std::process::Command::new("prlimit").args(["--pid", &pid, &limit]).status();
+        assert!(set.expect("util-linux").success());
+    });
+    let ended = pair.client.program.wait(DEADLINE).unwrap_or_else(|why| panic!("{why}"));
+    let output = pair.server.program.output();
+    let words = "Cannot allocate memory (os error 12); this process's memory is limited to";
+    let said: Vec<&str> = output.lines().filter(|line| line.contains(words)).collect();
+    assert!(!ended.success() && said.len() == 1 && said[0].contains("(ulimit -v)"), "{output}");
+}
+
+#[test]
 fn a_peer_that_cannot_be_watched_is_named() {
     measure::need!(find("ibv_rc_pingpong"), "ibverbs-utils");
     let refused = measure::need!(compile("refused", &[]), "C compiler").display().to_string();

@@ -42,7 +42,7 @@ const LINGERING: Duration = Duration::from_nanos(crate::link::delay::MAX_NS + 10
 pub enum StartError {
     #[error(transparent)]
     Link(#[from] crate::link::LinkError),
-    #[error("starting the NIC: {0}")]
+    #[error("starting the NIC: {}", .0.raw_os_error().map_or_else(|| .0.to_string(), system::refusal))]
     Kernel(#[from] std::io::Error),
 }
 

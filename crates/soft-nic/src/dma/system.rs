@@ -81,11 +81,7 @@ pub fn memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
     // SAFETY: the kernel just gave us this descriptor.
     let fd = unsafe { OwnedFd::from_raw_fd(raw) };
     // Above the limit of file sizes the kernel ends the process (SIGXFSZ).
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` lives through the call.
-    check(unsafe { libc::syscall(libc::SYS_getrlimit, libc::RLIMIT_FSIZE, &raw mut limit) })?;
-    if limit.rlim_cur < len as u64 {
-        let limit = limit.rlim_cur;
+    if let Some(limit) = limit(libc::RLIMIT_FSIZE).filter(|limit| *limit < len as u64) {
         return Err(io::Error::other(format!(
             "{len} bytes of shared memory are above this process's limit of file sizes, {limit} (ulimit -f): raise it"
         )));
@@ -96,6 +92,24 @@ pub fn memfd(name: &str, len: usize) -> io::Result<OwnedFd> {
     // SAFETY: plain system call on our descriptor.
     check(unsafe { libc::syscall(libc::SYS_fcntl, fd.as_raw_fd(), libc::F_ADD_SEALS, seals) })?;
     Ok(moved_high(fd))
+}
+
+/// A limit of this process (`getrlimit(2)`), if it has that one.
+fn limit(resource: libc::__rlimit_resource_t) -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` lives through the call.
+    check(unsafe { libc::syscall(libc::SYS_getrlimit, resource, &raw mut limit) }).ok()?;
+    Some(limit.rlim_cur).filter(|limit| *limit != libc::RLIM_INFINITY)
+}
+
+/// What the kernel said, with the limit of the address space where that may be why: it refuses memory, and threads.
+pub fn refusal(errno: i32) -> String {
+    let error = io::Error::from_raw_os_error(errno);
+    let limit = limit(libc::RLIMIT_AS).filter(|_| [libc::ENOMEM, libc::EAGAIN].contains(&errno));
+    limit.map_or_else(
+        || error.to_string(),
+        |limit| format!("{error}; this process's memory is limited to {limit} bytes (ulimit -v): raise it"),
+    )
 }
 
 /// Moves a descriptor out of the low numbers; leaves it where it is when the limit does not allow.

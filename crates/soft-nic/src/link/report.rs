@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use super::fabric::FabricError;
 use super::record::RecordError;
 use crate::dma::Fault;
+use crate::dma::system::refusal;
 
 /// Why a link could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -110,10 +111,7 @@ pub enum LinkEvent {
     )]
     Unwatched { pid: u32, errno: i32 },
     /// The kernel gave no memory or descriptor for a channel: said once.
-    #[error(
-        "no channel to slot {slot} of the fabric, messages to it are lost: {} (said once)",
-        std::io::Error::from_raw_os_error(*.errno)
-    )]
+    #[error("no channel to slot {slot} of the fabric, messages to it are lost: {} (said once)", refusal(*.errno))]
     NoChannel { slot: u8, errno: i32 },
     #[error("the channel that slot {slot} published cannot be used, messages from it are lost: {}", no_channel(*.errno))]
     AttachFailed {
@@ -126,7 +124,7 @@ pub enum LinkEvent {
 fn no_channel(errno: i32) -> String {
     match errno {
         0 => "it is no channel between these two processes".into(),
-        errno => std::io::Error::from_raw_os_error(errno).to_string(),
+        errno => refusal(errno),
     }
 }
 
