@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use soft_nic::link::capture::pcapng::{BlockKind, first_block};
 
-use crate::ctl::{SOON, busy, ctl_prints, ctl_refuses, pid_of};
+use crate::ctl::{SOON, busy, count, ctl_prints, ctl_refuses, pid_of};
 use crate::fabric::{Fabric, Layer, launcher, scratch};
 use crate::program::{find, within};
 
@@ -33,7 +33,7 @@ fn on_the_wire() -> (Fabric, [&'static str; 2]) {
 fn so_many_packets_are_captured_of_a_program_that_runs_and_one_at_a_time_looks_on() {
     measure::need!(find("ib_write_bw"), "perftest");
     let (fabric, gid) = on_the_wire();
-    let pair = busy(&fabric, &[&["ib_write_bw", "-F", "-D", "6", "-s", "4096"][..], &gid].concat());
+    let pair = busy(&fabric, &[&["ib_write_bw", "-F", "-D", "60", "-s", "4096"][..], &gid].concat());
     let pid = pid_of(&pair.client);
     let file = scratch("capture").join("packets.pcapng");
     let shown = file.display().to_string();
@@ -61,8 +61,7 @@ fn so_many_packets_are_captured_of_a_program_that_runs_and_one_at_a_time_looks_o
     let nowhere = scratch("capture").join("none").join("x.pcapng").display().to_string();
     ctl_refuses(&["capture", &pid, &nowhere], &["creating", "none"]);
     assert!(within(SOON, again));
-    let finished = pair.finish();
-    assert_eq!(finished.client.counters.value("ctl_changes"), 0, "looking on changes nothing");
+    assert_eq!(count(&pair.client, "ctl_changes"), 0, "looking on changes nothing");
 }
 
 #[test]

@@ -158,7 +158,10 @@ fn every_type(program: &Perftest, layer: Layer) {
     }
 }
 
-/// Every size in one run. By default one type and layer a program; `full` takes all.
+/// Every size in one run. By default one type and layer of the programs that measure bandwidth; `full` takes all.
+///
+/// A program that measures latency does the same with one message at a time, and calibrates its clock for a fifth of a second
+/// after each size, while the other side polls: by default it takes the smallest size and the largest, in a run each.
 fn all_sizes(program: &Perftest) {
     let one = [(*program.services.last().expect("at least one type"), Layer::Roce)];
     let every = || program.services.iter().flat_map(|&service| Layer::BOTH.map(|layer| (service, layer)));
@@ -166,6 +169,15 @@ fn all_sizes(program: &Perftest) {
     for (service, layer) in chosen {
         let fabric = Fabric::new(layer);
         let largest = if service == "UD" { LARGEST_EXPONENT_UD } else { LARGEST_EXPONENT };
+        if program.name.ends_with("_lat") && !full() {
+            for bytes in [2, 1 << largest] {
+                let &[(_, kind)] = program.requests else { panic!("{}: one kind has sizes", program.name) };
+                let size = bytes.to_string();
+                let expected = Expected { kind, count: COUNT_EACH, bytes: COUNT_EACH * bytes };
+                counted(&fabric, program, service, &["-s", &size, "-n", "20"], expected);
+            }
+            continue;
+        }
         let bytes: u64 = (1..=largest).map(|exponent| COUNT_EACH << exponent).sum();
         for &(_, kind) in program.requests {
             let expected = Expected { kind, count: COUNT_EACH * u64::from(largest), bytes };

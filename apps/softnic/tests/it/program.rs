@@ -11,8 +11,8 @@ pub use nix::sys::signal::Signal;
 use nix::sys::signal::killpg;
 use nix::unistd::Pid;
 
-/// Longest life of any program here. Far above what a quiet machine needs (a few seconds at most).
-pub const DEADLINE: Duration = Duration::from_secs(90);
+/// Longest life of any program here. Far above what a busy machine needs.
+pub const DEADLINE: Duration = Duration::from_secs(300);
 /// How often waits look: short beside what they wait for, and cheap.
 const LOOK: Duration = Duration::from_millis(5);
 

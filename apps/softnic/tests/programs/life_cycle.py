@@ -41,7 +41,7 @@ def connect(qp, peer_qpn, port, gid_index, context):
     attr.max_dest_rd_atomic = 4
     attr.max_rd_atomic = 4
     attr.min_rnr_timer = 12
-    attr.timeout = 14
+    attr.timeout = 18
     attr.retry_cnt = 7
     attr.rnr_retry = 7
     attr.ah_attr = address
