@@ -42,8 +42,8 @@ pub(super) struct Outgoing {
     pub(super) serial: u32,
     /// Whether it is in the link's list of channels to publish.
     pub(super) dirty: bool,
-    /// Times in a row that a lane had room, but too little for a long piece.
-    pub(super) cramped: [u16; 2],
+    /// Where each lane ended when it first had too little room for a long piece that waits.
+    pub(super) waits_since: [Option<u64>; 2],
 }
 
 impl Outgoing {
@@ -143,7 +143,7 @@ impl Link {
         producer.hold(self.delays);
         self.serial = self.serial.wrapping_add(1);
         self.outgoing[index] =
-            Some(Outgoing { producer, serial: self.serial, dirty: false, cramped: [0; 2] });
+            Some(Outgoing { producer, serial: self.serial, dirty: false, waits_since: [None; 2] });
         self.open.push(slot);
         Ok(())
     }

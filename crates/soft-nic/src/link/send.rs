@@ -8,10 +8,6 @@ use super::shared_memory::{ChannelState, Lane};
 use super::{Link, LinkEvent, MAX_INLINE, NoPeer, PathAddress, Payload, Position, Room, SendError, Sent};
 use crate::dma::{Fault, Host, RingMemory, Segment, gpu, total};
 
-/// How often long pieces are refused for want of room for a good part of one, whosever they are, before one takes what there is. The
-/// ring empties in 10 µs or so, which are some hundred rounds; where many queues wait one of them may take a short piece earlier.
-const PATIENCE: u16 = 1000;
-
 impl Link {
     /// Sends a request, or the fragment of it that `request.fragment` names.
     ///
@@ -135,7 +131,7 @@ impl Link {
 }
 
 /// How many of `rest` bytes the next record takes: all of a short payload, of a long one what there is room for. The ring is given
-/// time to empty, since long pieces are faster; not for ever, since other queues fill it too.
+/// time to empty, since long pieces are faster; until other queues' records have taken as much room as the shortest piece needs.
 #[inline]
 fn room_for(
     outgoing: &mut Outgoing,
@@ -158,12 +154,12 @@ fn room_for(
         });
     };
     let stretch = most.min(MAX_FRAGMENT / 2).min(outgoing.producer.next(lane).0.capacity() / 4);
-    let cramped = &mut outgoing.cramped[lane as usize];
-    if free < stretch && *cramped < PATIENCE {
-        *cramped += 1;
+    let head = outgoing.producer.next(lane).1;
+    let since = &mut outgoing.waits_since[lane as usize];
+    if free < stretch && head.wrapping_sub(*since.get_or_insert(head)) < MAX_INLINE as u64 {
         return Err(SendError::Full);
     }
-    *cramped = 0;
+    *since = None;
     Ok(most.min(free & !7) as u32)
 }
 

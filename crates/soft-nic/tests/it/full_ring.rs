@@ -6,7 +6,7 @@ use mlx5_layout::CqeOpcode;
 use roce::{Fragment, Opcode, Psn, Request, ServiceType};
 use soft_nic::dma::Host;
 use soft_nic::link::{
-    Disposition, Link, LinkConfig, MAX_FRAGMENT, MAX_INLINE, PathAddress, Payload, Room, SendError,
+    Disposition, Link, LinkConfig, MAX_FRAGMENT, MAX_INLINE, Message, PathAddress, Payload, Room, SendError,
 };
 use soft_nic::testing::{Driver, QpId, QpShape, Region, Setup, WorkRequest};
 
@@ -149,6 +149,43 @@ fn a_nic_that_waits_for_room_for_a_long_piece_finds_nothing_to_do() {
         assert_eq!(peer.link.poll(1, |_| Disposition::Consumed), 1);
         assert!(peer.driver.poll() > 0, "answers: {answers}: there is room for a long piece");
     }
+}
+
+#[test]
+fn a_long_message_goes_on_beside_other_queues_short_ones() {
+    let mut peer = Peer::new("two-queues");
+    let peer_qpn = Link::first_qpn(peer.link.slot()) | 0x41;
+    let attributes = peer.driver.attributes(peer_qpn);
+    let from = filled(&mut peer.driver, LONG as usize, OLD);
+    // More than a ring holds; nothing is acknowledged.
+    for _ in 0..2 {
+        let shorts = peer.driver.create_qp(QpShape { sq_blocks: 256, ..QpShape::default() });
+        peer.driver.bring_up(shorts, &attributes);
+        for _ in 0..120 {
+            peer.driver.lay(shorts, &WorkRequest::write(&from, 0, SHORT, &from, 0));
+        }
+        peer.driver.ring_doorbell(shorts);
+    }
+    for _ in 0..100 {
+        peer.link.poll(0, |_| Disposition::NotNow);
+        run(&mut peer.driver);
+    }
+    peer.driver.post(peer.a, &WorkRequest::write(&from, 0, 16 * SHORT, &from, 0));
+    run(&mut peer.driver);
+    let (mut short, mut whole) = (0, false);
+    while !whole {
+        let taken = peer.link.poll(1, |inbound| {
+            if let Message::Request(request) = *inbound.message {
+                short += u32::from(request.dst_qpn == peer_qpn);
+                whole = request.dst_qpn != peer_qpn && request.is_last();
+            }
+            Disposition::Consumed
+        });
+        assert!(taken == 1, "the long message does not end");
+        peer.driver.poll();
+    }
+    // What was in the ring, and in turns 16 of each.
+    assert!(short < 180, "{short} of 240 went before the 16 records of the long one");
 }
 
 /// Bytes of a record that is full.

@@ -202,7 +202,6 @@ fn a_long_payload_behind_others_that_leave_little_room_goes_all_the_same() {
         let request = request(a, to, Opcode::Write, 1, 0x1000, bytes.len() as u32);
         a.send_request(&request, &PathAddress::default(), Payload::Segments(&[segment(bytes)]))
     };
-    // Nothing is taken out, as by a receiver that is as quick as who refills what it takes.
     while write(&mut a, &short).is_ok() {}
     a.ring_bells();
     assert_eq!(b.poll(2, |_| Disposition::Consumed), 2);
@@ -211,8 +210,9 @@ fn a_long_payload_behind_others_that_leave_little_room_goes_all_the_same() {
         matches!(write(&mut a, &long), Err(SendError::Full)),
         "two short ones' room is little for a long one"
     );
-    let carried = (0..10_000).find_map(|_| write(&mut a, &long).ok()).map(|sent| sent.carried);
-    assert!((1..65_536).contains(&carried.unwrap_or(0)), "{carried:?}");
+    assert!(write(&mut a, &short).is_ok(), "another one takes as much as it could have had");
+    let carried = write(&mut a, &long).map(|sent| sent.carried);
+    assert!(carried.as_ref().is_ok_and(|carried| *carried < 65_536), "{carried:?}");
 }
 
 #[test]
