@@ -32,6 +32,8 @@ pub(super) struct Incoming {
     pub(super) ended: bool,
     /// It sent a record that cannot be.
     pub(super) closed: bool,
+    /// Requests waited in the last round, and none was taken.
+    pub(super) neglected: bool,
 }
 
 /// A channel to a peer, or to ourselves.
@@ -130,7 +132,7 @@ impl Link {
         let producer = if slot == from {
             let (producer, consumer) =
                 shared_memory::loopback(from, from_generation, self.config.ring_bytes).map_err(failed)?;
-            self.incoming.push(Incoming { consumer, ended: false, closed: false });
+            self.incoming.push(Incoming { consumer, ended: false, closed: false, neglected: false });
             producer
         } else {
             let to_generation = self.meet(slot)?.generation;
@@ -225,7 +227,7 @@ impl Link {
         consumer.set_state(ChannelState::Attached);
         // What is left of an earlier life has had the time of all the lives in between to be taken.
         self.incoming.retain(|i| i.consumer.ends().from != slot);
-        self.incoming.push(Incoming { consumer, ended: false, closed: false });
+        self.incoming.push(Incoming { consumer, ended: false, closed: false, neglected: false });
         // The sender may sleep until it can send.
         self.fabric.wake(slot);
         Ok(())

@@ -19,7 +19,7 @@ const LONG_RECORD: usize = 16 * 1024;
 
 impl Link {
     /// Hands up to `budget` arrived messages to `handler`, fewer when their payloads are long; returns how many it
-    /// consumed. Replies before requests.
+    /// consumed. Replies before requests, but for requests that the last round had no time for.
     pub fn poll(&mut self, budget: usize, mut handler: impl FnMut(&mut Inbound<'_>) -> Disposition) -> usize {
         self.poll_rings(budget, &mut handler) + self.poll_wire(Now(system::monotonic_ns()), handler)
     }
@@ -118,22 +118,29 @@ impl Link {
         consumed: &mut usize,
         handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition,
     ) -> Result<(), RecordError> {
-        // Looked up before the replies are read: a request that follows a reply must not overtake it.
-        let end = self.incoming[index].consumer.end(Lane::Request);
-        self.poll_lane(index, Lane::Reply, None, budget, consumed, handler, read_reply)?;
-        if self.incoming[index].closed {
-            return Ok(());
+        let Incoming { consumer, neglected, .. } = &mut self.incoming[index];
+        consumer.look()?;
+        let before = consumer.taken(Lane::Request);
+        // An endless stream of answers to READs would keep requests waiting for ever.
+        let requests_first = *neglected && consumer.requests_are_next();
+        for requests in [requests_first, !requests_first] {
+            // Behind replies requests are taken when there are no more of them, or not at all: the round's budget is for both.
+            if requests {
+                self.poll_lane(index, Lane::Request, budget, consumed, handler, read_request)?;
+            } else {
+                self.poll_lane(index, Lane::Reply, budget, consumed, handler, read_reply)?;
+            }
         }
-        self.poll_lane(index, Lane::Request, Some(end), budget, consumed, handler, read_request)
+        let Incoming { consumer, neglected, .. } = &mut self.incoming[index];
+        *neglected = consumer.taken(Lane::Request) == before && consumer.pending_in(Lane::Request);
+        Ok(())
     }
 
-    /// One lane, up to `end`. A function of its own for each lane, in which what `read` finds is not moved about.
-    #[allow(clippy::too_many_arguments)]
+    /// One lane. A function of its own for each lane, in which what `read` finds is not moved about.
     fn poll_lane(
         &mut self,
         index: usize,
         lane: Lane,
-        end: Option<u64>,
         budget: usize,
         consumed: &mut usize,
         handler: &mut impl FnMut(&mut Inbound<'_>) -> Disposition,
@@ -141,11 +148,8 @@ impl Link {
     ) -> Result<(), RecordError> {
         let Incoming { consumer, closed, .. } = &mut self.incoming[index];
         let from = consumer.ends().from;
-        while *consumed < budget && self.copies_left > 0 {
+        while *consumed < budget && self.copies_left > 0 && !*closed {
             let Some(record) = consumer.next(lane)? else { break };
-            if Some(record.position) == end {
-                break;
-            }
             let ring = consumer.ring(lane);
             let Found { message, source, path, len, payload_at } = read(ring, &record)?;
             // A peer speaks for its own queues only.

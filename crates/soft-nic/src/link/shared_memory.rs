@@ -230,7 +230,7 @@ impl Producer {
     }
 
     /// Shows the receiver everything committed. Replies first: whoever sees a request sees what was answered before it
-    /// (see [`Consumer::end`]). Where there is a delay, [`Producer::pass`] does so.
+    /// (see [`Consumer::look`]). Where there is a delay, [`Producer::pass`] does so.
     pub fn publish(&mut self) {
         if !self.holds {
             self.show(self.heads());
@@ -340,6 +340,8 @@ pub fn loopback(slot: u8, generation: u32, capacity: usize) -> Result<(Producer,
 pub struct Consumer {
     control: SharedMemory,
     lanes: [ConsumerLane; 2],
+    /// Requests up to the first of these positions were sent after all replies up to the second.
+    order: [u64; 2],
     ends: Ends,
 }
 
@@ -373,7 +375,7 @@ impl Consumer {
             Ok(ConsumerLane { ring, tail: 0, published: 0, head: 0 })
         };
         let lanes = [lane(0)?, lane(1)?];
-        Ok(Consumer { control, lanes, ends })
+        Ok(Consumer { control, lanes, order: [0; 2], ends })
     }
 
     /// Both ends.
@@ -386,22 +388,35 @@ impl Consumer {
         self.control.half(at::STATE).store(state as u32, Ordering::Release);
     }
 
-    /// The next record, or `None` when all is consumed. Its header is loaded here and nowhere else.
+    /// Notes the requests that may be taken next, when those of the last time are. Requests are looked up first: what was answered
+    /// before one of them is in the ring of replies by then, and no request overtakes a reply.
+    pub fn look(&mut self) -> Result<(), RecordError> {
+        if self.lanes[Lane::Request as usize].tail == self.order[0] {
+            self.order = [self.end(Lane::Request)?, self.end(Lane::Reply)?];
+        }
+        Ok(())
+    }
+
+    /// Whether requests may be taken: all replies that were sent before them are.
+    pub fn requests_are_next(&self) -> bool {
+        let replies = self.lanes[Lane::Reply as usize].tail;
+        replies.wrapping_sub(self.order[1]) as i64 >= 0 || !self.pending_in(Lane::Reply)
+    }
+
+    /// The next record, or `None` when all is consumed, of requests all up to the last [`Consumer::look`]. Its header is loaded here
+    /// and nowhere else.
     #[inline(always)]
     pub fn next(&mut self, lane: Lane) -> Result<Option<Record>, RecordError> {
         let index = lane as usize;
-        let state = &mut self.lanes[index];
-        if state.tail == state.head {
-            let head = self.control.word(at::HEADS[index]).load(Ordering::Acquire);
-            if head == state.head {
+        let known = self.lanes[index].head;
+        if self.lanes[index].tail == known {
+            let head = if lane == Lane::Request { self.order[0] } else { self.end(lane)? };
+            if head == known {
                 return Ok(None);
             }
-            let (tail, capacity) = (state.tail, state.ring.capacity() as u64);
-            if head.wrapping_sub(tail) > capacity {
-                return Err(RecordError::Positions { head, tail, capacity });
-            }
-            state.head = head;
+            self.lanes[index].head = head;
         }
+        let state = &self.lanes[index];
         let published = state.head.wrapping_sub(state.tail);
         // The words of a request, also where a shorter reply ends before them: the ring is mapped twice, so they are
         // always there to load, and a reply's decoder does not look at them.
@@ -416,10 +431,18 @@ impl Consumer {
         Ok(Some(Record { position: state.tail, len, words }))
     }
 
-    /// Where a lane ends now. Requests up to an end that was looked up before the replies were read come after every reply
-    /// that was sent before them, as on a wire.
-    pub fn end(&self, lane: Lane) -> u64 {
-        self.control.word(at::HEADS[lane as usize]).load(Ordering::Acquire)
+    /// Where a lane ends now.
+    fn end(&self, lane: Lane) -> Result<u64, RecordError> {
+        let head = self.control.word(at::HEADS[lane as usize]).load(Ordering::Acquire);
+        let state = &self.lanes[lane as usize];
+        let (tail, capacity) = (state.tail, state.ring.capacity() as u64);
+        let fits = head.wrapping_sub(tail) <= capacity;
+        if fits { Ok(head) } else { Err(RecordError::Positions { head, tail, capacity }) }
+    }
+
+    /// Up to where a lane is consumed.
+    pub fn taken(&self, lane: Lane) -> u64 {
+        self.lanes[lane as usize].tail
     }
 
     /// The ring of a lane.
@@ -455,7 +478,7 @@ impl Consumer {
 
     /// Whether something lies unconsumed in one of the rings.
     pub fn pending_in(&self, lane: Lane) -> bool {
-        self.end(lane) != self.lanes[lane as usize].tail
+        self.control.word(at::HEADS[lane as usize]).load(Ordering::Acquire) != self.taken(lane)
     }
 
     /// Whether the sender asked to be told of consumption.
@@ -488,9 +511,12 @@ mod tests {
     #[test]
     fn heads_and_tails_that_cannot_be_are_noticed_by_the_other_side() {
         for (name, head) in [("beyond the ring", CAPACITY as u64 + 1), ("behind the tail", u64::MAX - 7)] {
-            let (producer, mut consumer) = loopback(0, 1, CAPACITY).unwrap();
-            producer.control.word(at::HEADS[0]).store(head, Ordering::Release);
-            assert!(matches!(consumer.next(Lane::Request), Err(RecordError::Positions { .. })), "{name}");
+            for lane in [Lane::Request, Lane::Reply] {
+                let (producer, mut consumer) = loopback(0, 1, CAPACITY).unwrap();
+                producer.control.word(at::HEADS[lane as usize]).store(head, Ordering::Release);
+                let looked = consumer.look();
+                assert!(matches!(looked, Err(RecordError::Positions { .. })), "{lane:?} {name}");
+            }
         }
         for head in [8, 24] {
             let (producer, mut consumer) = loopback(0, 1, CAPACITY).unwrap();
@@ -529,9 +555,9 @@ mod tests {
         assert_eq!(producer.free(Lane::Reply, CAPACITY), CAPACITY);
     }
 
-    /// Records of `lane` up to `end`, or all that are there.
-    fn drain(consumer: &mut Consumer, lane: Lane, end: Option<u64>, mut each: impl FnMut(u64)) {
-        while let Some(record) = consumer.next(lane).unwrap().filter(|record| Some(record.position) != end) {
+    /// Takes the records of `lane` that may be taken.
+    fn drain(consumer: &mut Consumer, lane: Lane, mut each: impl FnMut(u64)) {
+        while let Some(record) = consumer.next(lane).unwrap() {
             each(record.words[2]);
             consumer.advance(lane, record.len);
         }
@@ -565,9 +591,9 @@ mod tests {
             });
             let (mut replied, mut requested) = (0, 0);
             while requested < ROUNDS - 3 {
-                let end = consumer.end(Lane::Request);
-                drain(&mut consumer, Lane::Reply, None, |round| replied = round);
-                drain(&mut consumer, Lane::Request, Some(end), |round| {
+                consumer.look().unwrap();
+                drain(&mut consumer, Lane::Reply, |round| replied = round);
+                drain(&mut consumer, Lane::Request, |round| {
                     assert!(round <= replied, "request {round} before its reply, the last one was {replied}");
                     requested = round;
                 });

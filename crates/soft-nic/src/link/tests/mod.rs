@@ -10,4 +10,5 @@ mod messages;
 mod ports;
 mod processes;
 mod speed;
+mod turns;
 mod visibility;

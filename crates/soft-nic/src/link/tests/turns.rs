@@ -1,0 +1,166 @@
+//! Who goes on where messages, long ones and short ones, or answers and requests, wait for the same ring or the same round.
+
+use roce::{Opcode, Reply, ReplyKind, Request};
+
+use super::messages::{meet, segment};
+use super::processes::{config, fabric_name, reply_to, request};
+use crate::link::shared_memory::Lane;
+use crate::link::{Disposition, Link, MAX_FRAGMENT, MAX_INLINE, Message, PathAddress, Payload, SendError};
+
+/// A sender and a receiver.
+fn pair() -> (Link, Link) {
+    let fabric = fabric_name();
+    let (mut a, mut b) = (Link::join(config(&fabric)).unwrap(), Link::join(config(&fabric)).unwrap());
+    meet(&mut a, &mut b);
+    (a, b)
+}
+
+/// What one queue sends: WRITEs, or answers to READs.
+struct Queue<'a> {
+    asked: Request,
+    lane: Lane,
+    bytes: &'a [u8],
+    /// How many of them have been sent.
+    sent: u32,
+}
+
+impl Queue<'_> {
+    /// A record with what is left; true: all is sent.
+    fn send(&mut self, a: &mut Link) -> Result<bool, SendError> {
+        let payload = [segment(self.bytes)];
+        let payload = Payload::Segments(&payload);
+        let sent = match self.lane {
+            Lane::Reply => a.send_reply(&reply_to(&self.asked, ReplyKind::ReadResponse), payload, self.sent),
+            Lane::Request => {
+                self.asked.fragment.offset = self.sent;
+                self.asked.fragment.length = self.bytes.len() as u32 - self.sent;
+                a.send_request(&self.asked, &PathAddress::default(), payload)
+            }
+        };
+        self.sent += sent?.carried;
+        a.ring_bells();
+        Ok(self.sent as usize == self.bytes.len())
+    }
+}
+
+#[test]
+fn a_long_message_goes_on_beside_short_ones_that_take_all_the_room_there_is() {
+    for lane in [Lane::Request, Lane::Reply] {
+        let (mut a, mut b) = pair();
+        let bytes = vec![7u8; 1 << 20];
+        let queue = |len: usize, number: u32| {
+            let asked = match lane {
+                Lane::Request => {
+                    request(&a, Link::first_qpn(b.slot()) + number, Opcode::Write, 0, 0, len as u32)
+                }
+                Lane::Reply => {
+                    request(&b, Link::first_qpn(a.slot()) + number, Opcode::Read, 0, 0, len as u32)
+                }
+            };
+            Queue { asked, lane, bytes: &bytes[..len], sent: 0 }
+        };
+        let (mut short, mut long) = (queue(MAX_INLINE, 1), queue(1 << 20, 2));
+        let mut shorts = |a: &mut Link| {
+            while short.send(a).is_ok() {
+                short.sent = 0;
+            }
+        };
+        shorts(&mut a);
+        // In turns: 64 pieces as short as they can be, and as much of the others. What was in the ring before goes first.
+        let rounds = (0..10_000).find(|_| {
+            let whole = long.send(&mut a) == Ok(true);
+            shorts(&mut a);
+            assert_eq!(b.poll(1, |_| Disposition::Consumed), 1, "a record at a time");
+            whole
+        });
+        assert!(rounds.is_some_and(|rounds| rounds < 200), "{lane:?}: {rounds:?}");
+    }
+}
+
+#[test]
+fn requests_have_their_turn_beside_an_endless_stream_of_answers_and_answers_beside_requests() {
+    for (stream, other) in [(Lane::Reply, Lane::Request), (Lane::Request, Lane::Reply)] {
+        for (what, len, disposition, budget) in [
+            ("long ones", MAX_FRAGMENT, Disposition::Consumed, 32),
+            ("short ones", 8, Disposition::Consumed, 32),
+            ("ones whose copies take long", MAX_FRAGMENT, Disposition::ConsumedLate, 32),
+            ("ones that are taken one a round", 8, Disposition::Consumed, 1),
+        ] {
+            let (mut a, mut b) = pair();
+            let bytes = vec![7u8; len];
+            let queue = |lane, number: u32, bytes| {
+                let (from, to) = if lane == Lane::Request { (&a, &b) } else { (&b, &a) };
+                let opcode = if lane == Lane::Request { Opcode::Write } else { Opcode::Read };
+                let asked = request(from, Link::first_qpn(to.slot()) + number, opcode, 0, 0, len as u32);
+                Queue { asked, lane, bytes, sent: 0 }
+            };
+            let (mut stream_of, mut one) = (queue(stream, 1, &bytes[..]), queue(other, 2, &bytes[..]));
+            let mut fill = |a: &mut Link| {
+                // Enough for some rounds, and whatever is taken comes anew at once.
+                for _ in 0..256 {
+                    if stream_of.send(a).is_err() {
+                        break;
+                    }
+                    stream_of.sent = 0;
+                }
+            };
+            fill(&mut a);
+            assert_eq!(one.send(&mut a), Ok(true));
+            let mut arrived = false;
+            let rounds = (1..=1000).find(|_| {
+                b.poll(budget, |inbound| {
+                    let is_request = matches!(inbound.message, Message::Request(_));
+                    arrived |= is_request == (other == Lane::Request);
+                    fill(&mut a);
+                    disposition
+                });
+                b.ring_bells();
+                arrived
+            });
+            // The stream that was sent before a request goes before it: a ring of it at most.
+            let most = if stream == Lane::Reply { 256 / budget + 16 } else { 2 };
+            assert!(rounds.is_some_and(|rounds| rounds <= most), "{stream:?}, {what}: {rounds:?}");
+        }
+    }
+}
+
+#[test]
+fn no_request_overtakes_a_reply_whatever_a_round_takes() {
+    let (mut a, mut b) = pair();
+    let mut sent = 0;
+    let (mut replied, mut requested) = (0, 0);
+    for round in 0u32..30_000 {
+        // More of both than a round takes, in runs of different lengths.
+        for _ in 0..if round < 20_000 { round % 5 } else { 0 } {
+            sent += 1;
+            let asked = request(&b, Link::first_qpn(a.slot()) + 1, Opcode::Read, 0, 0, 0);
+            let reply = Reply { msn: sent, ..reply_to(&asked, ReplyKind::Ack) };
+            a.send_reply(&reply, Payload::Nothing, 0).unwrap();
+            if sent % 3 == 0 {
+                let write = request(&a, Link::first_qpn(b.slot()) + 1, Opcode::Write, 0, u64::from(sent), 0);
+                a.send_request(&write, &PathAddress::default(), Payload::Nothing).unwrap();
+            }
+        }
+        a.ring_bells();
+        b.poll([1, 4, 2][round as usize % 3], |inbound| {
+            match *inbound.message {
+                Message::Reply { reply, .. } => {
+                    assert_eq!(reply.msn, replied + 1);
+                    replied = reply.msn;
+                }
+                Message::Request(request) => {
+                    let at = request.remote_va as u32;
+                    assert!(
+                        at > requested && at <= replied,
+                        "{at} behind {requested}, replies up to {replied}"
+                    );
+                    requested = at;
+                }
+                Message::Packet { .. } => unreachable!(),
+            }
+            if round % 7 == 0 { Disposition::ConsumedLate } else { Disposition::Consumed }
+        });
+        b.ring_bells();
+    }
+    assert_eq!((sent, replied, requested), (40_000, 40_000, 39_999));
+}
