@@ -22,9 +22,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Bytes that are copied to the GPU and back at a time.
 const BETWEEN: usize = 4 << 20;
 
-/// The unit of all kernels.
-pub fn unit() -> Unit {
-    Unit::new("operators.cu", include_str!("../../kernels/operators.cu"))
+/// The units of all kernels.
+pub fn units() -> [Unit; 2] {
+    [
+        Unit::new("operators.cu", include_str!("../../kernels/operators.cu")),
+        Unit::new("preprocess.cu", include_str!("../../kernels/preprocess.cu")),
+    ]
 }
 
 /// A model's code and weights on a GPU.
@@ -45,7 +48,8 @@ impl Loaded {
     pub fn new(gpu: Gpu, toolkit: Toolkit, plan: Plan) -> Result<Arc<Loaded>, EngineError> {
         let context = Context::new(gpu)?;
         let builder = ImageBuilder::new(toolkit, Cache::usual());
-        let image = builder.image(&[unit(), relaunch_unit()], gpu.arch()?, Form::Cubin);
+        let units: Vec<Unit> = units().into_iter().chain([relaunch_unit()]).collect();
+        let image = builder.image(&units, gpu.arch()?, Form::Cubin);
         let module = Module::load(
             &context,
             &image.map_err(|error| EngineError::Compile { reason: error.to_string() })?,

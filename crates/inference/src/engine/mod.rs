@@ -2,9 +2,12 @@
 
 pub mod gpu;
 pub mod onnx_runtime;
+pub mod preprocess;
 pub mod twin;
 
 use crate::launch::LaunchError;
+
+host_twin::include_kernels!("kernels");
 
 /// Runs one model.
 pub trait Engine {
@@ -34,6 +37,9 @@ pub enum EngineError {
     /// A GPU or its driver refused something.
     #[error(transparent)]
     Gpu(#[from] ::gpu::Error),
+    /// A manifest's pre-processing contradicts itself.
+    #[error("pre-processing: {reason}")]
+    Preprocess { reason: String },
     /// Kernels were not compiled.
     #[error("compiling the models' kernels: {reason}")]
     Compile { reason: String },

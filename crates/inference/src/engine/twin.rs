@@ -4,11 +4,9 @@ use std::sync::Arc;
 
 use host_twin::{Arguments, Kernel};
 
-use super::{Engine, EngineError};
+use super::{Engine, EngineError, KERNELS};
 use crate::launch::{self, Argument, Launch};
 use crate::plan::{Plan, Step, Task};
-
-host_twin::include_kernels!("kernels");
 
 /// A model on the host twin, with memory of its own.
 #[derive(Debug)]

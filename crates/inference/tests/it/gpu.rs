@@ -3,7 +3,7 @@
 use ::gpu::cache::Cache;
 use ::gpu::{Arch, End, Form, Gpu, ImageBuilder, Toolkit};
 use inference::engine::Engine;
-use inference::engine::gpu::{Instance, Loaded, unit};
+use inference::engine::gpu::{Instance, Loaded, units};
 use inference::engine::twin::Twin;
 use inference::import::import;
 use inference::plan::Plan;
@@ -22,7 +22,7 @@ fn kernels_compile_for_every_gpu_that_the_toolkit_knows() {
     let toolkit = need!(Toolkit::find(None), toolkit, "a CUDA toolkit");
     for arch in [80, 90, 100] {
         let image =
-            ImageBuilder::new(toolkit.clone(), Cache::off()).image(&[unit()], Arch::sm(arch), Form::Cubin);
+            ImageBuilder::new(toolkit.clone(), Cache::off()).image(&units(), Arch::sm(arch), Form::Cubin);
         let functions = image.unwrap_or_else(|error| panic!("sm_{arch}: {error}")).facts.functions;
         for name in [
             "conv_tiled",
@@ -34,6 +34,7 @@ fn kernels_compile_for_every_gpu_that_the_toolkit_knows() {
             "depth_to_space",
             "load",
             "store",
+            "preprocess",
         ] {
             assert!(functions.contains(name), "sm_{arch}: no {name} in {functions:?}");
         }

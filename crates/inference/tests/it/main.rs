@@ -4,3 +4,4 @@ mod files;
 mod gpu;
 mod models;
 mod operators;
+mod preprocess;
