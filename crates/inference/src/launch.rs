@@ -1,15 +1,17 @@
 //! The kernels of `kernels/operators.cu` that a plan launches, with their shapes and arguments: the same for a GPU and the host twin.
 
 use crate::graph::{Activation, Op, Shape, Window};
-use crate::plan::{Place, Plan, Source, Step, Task};
+use crate::plan::{Place, Plan, Precision, Source, Step, Task};
 
 /// An argument of a kernel. Arrays are the kernel's structs, word by word.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Argument {
     /// The address of this byte of the arena.
     Arena(usize),
-    /// The address of a constant of the plan.
+    /// The address of a constant of the plan, in the plan's precision.
     Constant(usize),
+    /// The address of a bias, in single precision.
+    Bias(usize),
     /// The null pointer.
     Null,
     /// `struct slot`: where input `number` is read.
@@ -17,11 +19,11 @@ pub enum Argument {
     /// `struct slot`: where output `number` is written.
     Output(usize),
     /// `struct convolution`.
-    Conv([u32; 24]),
+    Conv([u32; 30]),
     /// `struct pooling`.
-    Pool([u32; 19]),
+    Pool([u32; 23]),
     /// `struct elements`.
-    Elements([u32; 16]),
+    Elements([u32; 22]),
 }
 
 /// One launch.
@@ -63,7 +65,7 @@ fn launch(plan: &Plan, step: &Step) -> Result<Launch, LaunchError> {
         }
         Task::Compute { op: Op::Linear, activation, .. } => {
             let [batch, outputs] = step.to.matrix().expect("a product of matrices");
-            let arguments = vec![step_of.read(0), step_of.read(1), step_of.optional(2), step_of.write()];
+            let arguments = vec![step_of.read(0), step_of.read(1), step_of.bias(), step_of.write()];
             let blocks = [outputs.div_ceil(4) as u32, batch as u32, 1];
             step_of.launch(
                 "linear",
@@ -118,11 +120,15 @@ impl StepOf<'_> {
         shape: Argument,
     ) -> Launch {
         arguments.push(shape);
+        let kernel = match self.plan.format.precision {
+            Precision::Single => kernel,
+            Precision::Half => half(kernel),
+        };
         Launch { kernel, blocks, threads, arguments }
     }
 
     /// An element of an image a thread.
-    fn each(&self, kernel: &'static str, arguments: Vec<Argument>, shape: [u32; 16]) -> Launch {
+    fn each(&self, kernel: &'static str, arguments: Vec<Argument>, shape: [u32; 22]) -> Launch {
         let (batch, image) = parts(&self.step.to);
         let count: u32 = image.iter().product();
         let blocks = [count.div_ceil(256), batch, 1];
@@ -137,19 +143,19 @@ impl StepOf<'_> {
         activation: Option<Activation>,
     ) -> Launch {
         let (batch, [outputs, rows, columns]) = parts(&self.step.to);
-        let mut words = [0; 24];
-        words[..4].copy_from_slice(&self.extent(Some(self.step.reads[0]), &self.step.from));
-        words[4..8].copy_from_slice(&self.extent(self.step.write.map(Source::Arena), &self.step.to));
-        words[8..12].copy_from_slice(&self.extent(residual, &self.step.to));
-        words[12..20].copy_from_slice(&window_words(window));
-        words[20..23].copy_from_slice(&activation_words(activation));
-        words[23] = groups;
+        let mut words = [0; 30];
+        words[..6].copy_from_slice(&self.extent(Some(self.step.reads[0]), &self.step.from));
+        words[6..12].copy_from_slice(&self.extent(self.step.write.map(Source::Arena), &self.step.to));
+        words[12..18].copy_from_slice(&self.extent(residual, &self.step.to));
+        words[18..26].copy_from_slice(&window_words(window));
+        words[26..29].copy_from_slice(&activation_words(activation));
+        words[29] = groups;
         let residual = residual.map_or(Argument::Null, |source| self.argument(source));
-        let arguments = vec![self.read(0), self.read(1), self.optional(2), residual, self.write()];
+        let arguments = vec![self.read(0), self.read(1), self.bias(), residual, self.write()];
         let (kernel, blocks, threads) = if groups == 1 {
             ("conv_tiled", [(rows * columns).div_ceil(64), outputs.div_ceil(64), batch], 256)
         } else {
-            ("conv_grouped", [(rows * columns).div_ceil(128), outputs, batch], 128)
+            ("conv_grouped", [(rows * columns * outputs).div_ceil(128), 1, batch], 128)
         };
         self.launch(kernel, blocks, threads, arguments, Argument::Conv(words))
     }
@@ -157,15 +163,15 @@ impl StepOf<'_> {
     fn pool(&self, window: &Window, mean: u32) -> Launch {
         let ((batch, [channels, rows, columns]), (_, [_, from_rows, from_columns])) =
             (parts(&self.step.to), parts(&self.step.from));
-        let mut words = [0; 19];
-        words[..4].copy_from_slice(&self.extent(Some(self.step.reads[0]), &self.step.from));
-        words[4..8].copy_from_slice(&self.extent(self.step.write.map(Source::Arena), &self.step.to));
-        words[8..16].copy_from_slice(&window_words(window));
-        words[16] = mean;
-        words[17] = from_rows + (window.pads[0] + window.pads[2]) as u32;
-        words[18] = from_columns + (window.pads[1] + window.pads[3]) as u32;
-        let blocks = [(rows * columns).div_ceil(128), channels, batch];
-        self.launch("pool", blocks, 128, vec![self.read(0), self.write()], Argument::Pool(words))
+        let mut words = [0; 23];
+        words[..6].copy_from_slice(&self.extent(Some(self.step.reads[0]), &self.step.from));
+        words[6..12].copy_from_slice(&self.extent(self.step.write.map(Source::Arena), &self.step.to));
+        words[12..20].copy_from_slice(&window_words(window));
+        words[20] = mean;
+        words[21] = from_rows + (window.pads[0] + window.pads[2]) as u32;
+        words[22] = from_columns + (window.pads[1] + window.pads[3]) as u32;
+        let blocks = [(channels * rows * columns).div_ceil(256), batch, 1];
+        self.launch("pool", blocks, 256, vec![self.read(0), self.write()], Argument::Pool(words))
     }
 
     /// A sum, a product, an activation, or a copy.
@@ -184,9 +190,10 @@ impl StepOf<'_> {
             _ => 0,
         };
         let mut words = self.elements(activation, operation);
-        words[..4].copy_from_slice(&self.extent(self.step.reads.get(first).copied(), &self.step.to));
+        let shape = if self.step.task == Task::Copy { &self.step.from } else { &self.step.to };
+        words[..6].copy_from_slice(&self.extent(self.step.reads.get(first).copied(), shape));
         let arguments = vec![self.read(first), self.optional(second), self.write()];
-        words[8..12]
+        words[12..18]
             .copy_from_slice(&self.extent(self.step.reads.get(second).copied(), &self.second_shape(second)));
         self.each("elementwise", arguments, words)
     }
@@ -204,23 +211,25 @@ impl StepOf<'_> {
         }
     }
 
-    fn elements(&self, activation: Option<Activation>, operation: u32) -> [u32; 16] {
-        let mut words = [0; 16];
-        words[..4].copy_from_slice(&self.extent(self.step.reads.first().copied(), &self.step.from));
-        words[4..8].copy_from_slice(&self.extent(self.step.write.map(Source::Arena), &self.step.to));
-        words[12..15].copy_from_slice(&activation_words(activation));
-        words[15] = operation;
+    fn elements(&self, activation: Option<Activation>, operation: u32) -> [u32; 22] {
+        let mut words = [0; 22];
+        words[..6].copy_from_slice(&self.extent(self.step.reads.first().copied(), &self.step.from));
+        words[6..12].copy_from_slice(&self.extent(self.step.write.map(Source::Arena), &self.step.to));
+        words[18..21].copy_from_slice(&activation_words(activation));
+        words[21] = operation;
         words
     }
 
-    /// `struct extent`: of a value there, or of a constant or a slot, whose images follow one another.
-    fn extent(&self, at: Option<Source>, shape: &Shape) -> [u32; 4] {
+    /// `struct extent`: of a value there, or of a constant or a slot, whose elements follow one another.
+    fn extent(&self, at: Option<Source>, shape: &Shape) -> [u32; 6] {
         let (_, [channels, rows, columns]) = parts(shape);
-        let stride = match at {
-            Some(Source::Arena(Place { batch_stride, .. })) => batch_stride as u32,
-            _ => channels * rows * columns,
-        };
-        [channels, rows, columns, stride]
+        let pixels = rows * columns;
+        match at {
+            Some(Source::Arena(Place { image, channel, pixel, .. })) => {
+                [channels, rows, columns, image as u32, channel as u32, pixel as u32]
+            }
+            _ => [channels, rows, columns, channels * pixels, pixels, 1],
+        }
     }
 
     fn argument(&self, source: Source) -> Argument {
@@ -238,8 +247,31 @@ impl StepOf<'_> {
         self.step.reads.get(at).map_or(Argument::Null, |&source| self.argument(source))
     }
 
+    /// The third input of a convolution or product.
+    fn bias(&self) -> Argument {
+        match self.step.reads.get(2) {
+            Some(&Source::Constant(number)) => Argument::Bias(number),
+            _ => Argument::Null,
+        }
+    }
+
     fn write(&self) -> Argument {
         self.step.write.map_or(Argument::Null, |place| self.argument(Source::Arena(place)))
+    }
+}
+
+/// The kernel of half precision beside one of single precision.
+fn half(kernel: &str) -> &'static str {
+    match kernel {
+        "conv_tiled" => "conv_tiled_half",
+        "conv_grouped" => "conv_grouped_half",
+        "linear" => "linear_half",
+        "pool" => "pool_half",
+        "mean" => "mean_half",
+        "elementwise" => "elementwise_half",
+        "depth_to_space" => "depth_to_space_half",
+        "load" => "load_half",
+        _ => "store_half",
     }
 }
 

@@ -13,9 +13,10 @@ use gpu::{
     PinnedMemory, Priority, SelfLaunching, Shape, Stream, Toolkit, Unit, Way, relaunch_unit,
 };
 
+use super::twin::halves;
 use super::{Engine, EngineError};
 use crate::launch::{self, Argument, Launch};
-use crate::plan::{Plan, arena::ALIGNMENT};
+use crate::plan::{Plan, Precision, arena::ALIGNMENT};
 
 /// The longest that a copy or a run of a model may take.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -39,8 +40,8 @@ pub struct Loaded {
     plan: Plan,
     launches: Vec<Launch>,
     weights: DeviceMemory,
-    /// Where each constant begins in `weights`.
-    offsets: Vec<usize>,
+    /// Where each constant begins in `weights`, in the plan's precision or (`true`) in single precision.
+    offsets: BTreeMap<(usize, bool), usize>,
 }
 
 impl Loaded {
@@ -61,19 +62,19 @@ impl Loaded {
                 functions.insert(launch.kernel, module.function(launch.kernel)?);
             }
         }
+        let contents = contents(&plan, &launches);
         let mut end = 0;
-        let offsets = plan.constants.iter().map(|elements| {
-            let begin = end;
-            end += size_of_val(&**elements).next_multiple_of(ALIGNMENT);
-            begin
-        });
-        let offsets: Vec<usize> = offsets.collect();
+        let mut offsets = BTreeMap::new();
+        for (argument, bytes) in &contents {
+            offsets.insert(*argument, end);
+            end += bytes.len().next_multiple_of(ALIGNMENT);
+        }
         let weights = DeviceMemory::new(&context, end.max(ALIGNMENT))?;
         let stream = Stream::new(&context, Priority::Least)?;
         let between = PinnedMemory::new(&context, BETWEEN)?;
         let way = Way { stream: &stream, between: &between, limit: LIMIT };
-        for (elements, &offset) in plan.constants.iter().zip(&offsets) {
-            weights.write(offset, bytes(elements), way)?;
+        for (argument, bytes) in &contents {
+            weights.write(offsets[argument], bytes, way)?;
         }
         Ok(Arc::new(Loaded { context, module, functions, plan, launches, weights, offsets }))
     }
@@ -82,6 +83,30 @@ impl Loaded {
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
+
+    /// The address of a constant; `single`: of its elements in single precision.
+    fn constant(&self, number: usize, single: bool) -> u64 {
+        self.weights.address() + self.offsets[&(number, single)] as u64
+    }
+}
+
+/// The bytes of each constant that a launch reads: in the plan's precision, or of a bias (`true`) in single precision.
+fn contents(plan: &Plan, launches: &[Launch]) -> BTreeMap<(usize, bool), Vec<u8>> {
+    let read = launches.iter().flat_map(|launch| &launch.arguments).filter_map(|argument| match *argument {
+        Argument::Constant(number) => Some((number, false)),
+        Argument::Bias(number) => Some((number, true)),
+        _ => None,
+    });
+    let bytes_of = |(number, single): (usize, bool)| {
+        let elements = &plan.constants[number];
+        match plan.format.precision {
+            Precision::Half if !single => {
+                halves(elements).iter().flat_map(|half| half.to_le_bytes()).collect()
+            }
+            _ => bytes(elements).to_vec(),
+        }
+    };
+    read.map(|key| (key, bytes_of(key))).collect()
 }
 
 /// Memory of one instance, in which its kernels work.
@@ -114,7 +139,7 @@ impl Instance {
             shapes.iter().map(|shape| of(shape.count())).collect::<Result<Vec<_>, _>>()
         };
         let memory = Memory {
-            arena: of(loaded.plan.arena.bytes / size_of::<f32>())?,
+            arena: of(loaded.plan.arena.bytes.div_ceil(size_of::<f32>()))?,
             inputs: all(&loaded.plan.inputs)?,
             outputs: all(&loaded.plan.outputs)?,
             slot: of(1)?,
@@ -232,9 +257,8 @@ fn kernels<'a>(
         let arguments =
             launch.arguments.iter().fold(Arguments::new(), |arguments, argument| match *argument {
                 Argument::Arena(byte) => arguments.u64(memory.arena.address() + byte as u64),
-                Argument::Constant(number) => {
-                    arguments.u64(loaded.weights.address() + loaded.offsets[number] as u64)
-                }
+                Argument::Constant(number) => arguments.u64(loaded.constant(number, false)),
+                Argument::Bias(number) => arguments.u64(loaded.constant(number, true)),
                 Argument::Null => arguments.u64(0),
                 Argument::Input(number) => arguments.bytes(&slot(&memory.inputs[number], memory)),
                 Argument::Output(number) => arguments.bytes(&slot(&memory.outputs[number], memory)),

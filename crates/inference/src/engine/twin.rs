@@ -2,19 +2,27 @@
 
 use std::sync::Arc;
 
+use half::f16;
 use host_twin::{Arguments, Kernel};
 
 use super::{Engine, EngineError, KERNELS};
 use crate::launch::{self, Argument, Launch};
-use crate::plan::{Plan, Step, Task};
+use crate::plan::{Place, Plan, Precision, Step, Task};
+
+/// Numbers in half precision, as memory holds them.
+pub(super) fn halves(elements: &[f32]) -> Vec<u16> {
+    elements.iter().map(|&element| f16::from_f32(element).to_bits()).collect()
+}
 
 /// A model on the host twin, with memory of its own.
 #[derive(Debug)]
 pub struct Twin {
     plan: Plan,
     launches: Vec<(Launch, Kernel)>,
-    /// The arena, in elements: every place begins at a multiple of one.
-    arena: Vec<f32>,
+    /// The arena, byte by byte: every piece begins at a multiple of 256 of its begin.
+    arena: Vec<u64>,
+    /// The constants in half precision, if the plan has it.
+    halves: Vec<Vec<u16>>,
     inputs: Vec<Vec<f32>>,
     outputs: Vec<Vec<f32>>,
     /// Which slot the first and the last step use; there is one.
@@ -33,9 +41,13 @@ impl Twin {
         let zeros =
             |shapes: &[crate::graph::Shape]| shapes.iter().map(|shape| vec![0.0; shape.count()]).collect();
         let (inputs, outputs) = (zeros(&plan.inputs), zeros(&plan.outputs));
-        // A value that a step reads before one writes it shows.
-        let arena = vec![f32::NAN; plan.arena.bytes / size_of::<f32>()];
-        Ok(Twin { plan, launches, arena, inputs, outputs, slot: Box::new(0) })
+        // A value that a step reads before one writes it shows: it is no number in either precision.
+        let arena = vec![u64::MAX; plan.arena.bytes / size_of::<u64>()];
+        let halves = match plan.format.precision {
+            Precision::Single => Vec::new(),
+            Precision::Half => plan.constants.iter().map(|elements| halves(elements)).collect(),
+        };
+        Ok(Twin { plan, launches, arena, halves, inputs, outputs, slot: Box::new(0) })
     }
 
     /// The plan that it runs.
@@ -49,7 +61,7 @@ impl Twin {
         let step = &self.plan.steps[at];
         Ok(match (&step.task, &step.write) {
             (Task::Store { number }, _) => self.outputs[*number].clone(),
-            (_, Some(place)) => self.images(self.plan.byte(place), place.batch_stride, step),
+            (_, Some(place)) => self.written(*place, step),
             _ => Vec::new(),
         })
     }
@@ -57,6 +69,9 @@ impl Twin {
     /// Puts another constant in the place of one, and returns that. Panics unless it is as long.
     pub fn replace(&mut self, number: usize, elements: Arc<[f32]>) -> Arc<[f32]> {
         assert_eq!(elements.len(), self.plan.constants[number].len(), "a constant of another length");
+        if let Some(of) = self.halves.get_mut(number) {
+            *of = halves(&elements);
+        }
         std::mem::replace(&mut self.plan.constants[number], elements)
     }
 
@@ -70,11 +85,27 @@ impl Twin {
         Ok(())
     }
 
-    /// What a step wrote, the images one behind the other.
-    fn images(&self, byte: usize, stride: usize, step: &Step) -> Vec<f32> {
-        let batch = step.to.extents().first().copied().unwrap_or(1);
-        let (first, image) = (byte / size_of::<f32>(), step.to.count() / batch);
-        (0..batch).flat_map(|at| &self.arena[first + at * stride..][..image]).copied().collect()
+    /// What a step wrote, channel by channel, the images one behind the other.
+    fn written(&self, place: Place, step: &Step) -> Vec<f32> {
+        let [batch, channels, pixels] = match *step.to.extents() {
+            [batch, channels, rows, columns] => [batch, channels, rows * columns],
+            [batch, ref others @ ..] => [batch, others.iter().product(), 1],
+            [] => [1; 3],
+        };
+        let bytes = self.plan.format.precision.bytes();
+        let element = |image, channel, pixel| {
+            let at = place.offset + image * place.image + channel * place.channel + pixel * place.pixel;
+            let byte = self.plan.arena.offsets[place.piece] + at * bytes;
+            let word = self.arena[byte / 8] >> (byte % 8 * 8);
+            match self.plan.format.precision {
+                Precision::Single => f32::from_bits(word as u32),
+                Precision::Half => f16::from_bits(word as u16).to_f32(),
+            }
+        };
+        let channels = (0..batch).flat_map(|image| (0..channels).map(move |channel| (image, channel)));
+        channels
+            .flat_map(|(image, channel)| (0..pixels).map(move |pixel| element(image, channel, pixel)))
+            .collect()
     }
 
     fn launch(&mut self, at: usize) -> Result<(), EngineError> {
@@ -83,9 +114,12 @@ impl Twin {
         for argument in &launch.arguments {
             arguments = match *argument {
                 Argument::Arena(byte) => {
-                    arguments.pointer(self.arena.as_mut_ptr().wrapping_add(byte / size_of::<f32>()))
+                    arguments.pointer(self.arena.as_mut_ptr().cast::<u8>().wrapping_add(byte))
                 }
-                Argument::Constant(number) => {
+                Argument::Constant(number) if !self.halves.is_empty() => {
+                    arguments.pointer(self.halves[number].as_mut_ptr())
+                }
+                Argument::Constant(number) | Argument::Bias(number) => {
                     arguments.pointer(self.plan.constants[number].as_ptr().cast_mut())
                 }
                 Argument::Null => arguments.pointer(std::ptr::null_mut::<f32>()),

@@ -1,7 +1,7 @@
 //! What is launched for a model, in order: fused operators, each value at a place in one arena.
 //!
-//! Images lie channel by channel, rows first (NCHW), so that a slice of channels is a place in a larger value: what a Concat joins is
-//! written where it is read. A Reshape is a second name of a place.
+//! A place has a stride for images, channels and pixels, so that a slice of channels is a place in a larger value: what a Concat joins
+//! is written where it is read. A Reshape is a second name of a place, if the elements' order stays.
 //! The first step reads the input, and the last one writes the output, through a slot that the caller names in memory.
 
 pub mod arena;
@@ -33,7 +33,46 @@ pub enum PlanError {
     ConstantOutput { name: String },
 }
 
-/// A place in the arena, in elements of `f32`.
+/// How numbers lie in the arena; sums are of single precision in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Precision {
+    /// 32 bits.
+    #[default]
+    Single,
+    /// 16 bits. Biases stay in single precision.
+    Half,
+}
+
+impl Precision {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Precision::Single => 4,
+            Precision::Half => 2,
+        }
+    }
+}
+
+/// Which axis of images is the fastest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Layout {
+    /// Columns: NCHW.
+    #[default]
+    ChannelsFirst,
+    /// Channels: NHWC, as tensor cores read.
+    ChannelsLast,
+}
+
+/// How values lie in the arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Format {
+    /// How numbers lie.
+    pub precision: Precision,
+    /// How images lie.
+    pub layout: Layout,
+}
+
+/// A place in the arena, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// Number of the piece of the arena.
@@ -41,7 +80,11 @@ pub struct Place {
     /// The first element, from the piece's begin.
     pub offset: usize,
     /// From one image of the batch to the next.
-    pub batch_stride: usize,
+    pub image: usize,
+    /// From one channel to the next; of what is no image, from one element to the next.
+    pub channel: usize,
+    /// From one pixel to the next.
+    pub pixel: usize,
 }
 
 /// Where a step reads.
@@ -103,6 +146,8 @@ pub struct Step {
 pub struct Plan {
     /// The model's name.
     pub name: String,
+    /// How values lie in the arena.
+    pub format: Format,
     /// What is launched, in order.
     pub steps: Vec<Step>,
     /// Weights and other constants that steps read.
@@ -116,11 +161,16 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The plan of a graph.
+    /// The plan of a graph, in single precision, channels first.
     pub fn new(graph: &Graph) -> Result<Plan, PlanError> {
+        Plan::in_format(graph, Format::default())
+    }
+
+    /// The plan of a graph whose values lie so in the arena.
+    pub fn in_format(graph: &Graph, format: Format) -> Result<Plan, PlanError> {
         let graph = fold::fold(graph);
         let fused = fuse::fuse(&graph);
-        let places = Places::new(&graph, &fused)?;
+        let places = Places::new(&graph, &fused, format.layout)?;
         let mut planner = Planner {
             graph: &graph,
             places,
@@ -137,10 +187,11 @@ impl Plan {
         for number in 0..graph.outputs.len() {
             planner.store(number)?;
         }
-        let needs = needs(&planner.steps, planner.places.sizes());
+        let needs = needs(&planner.steps, planner.places.sizes(), format.precision.bytes());
         let shapes = |ids: &[ValueId]| ids.iter().map(|&id| graph.shape(id).clone()).collect();
         Ok(Plan {
             name: graph.name.clone(),
+            format,
             arena: arena::place(&needs),
             steps: planner.steps,
             constants: planner.constants,
@@ -151,16 +202,14 @@ impl Plan {
 
     /// The byte of the arena at which a place begins.
     pub fn byte(&self, place: &Place) -> usize {
-        self.arena.offsets[place.piece] + place.offset * size_of::<f32>()
+        self.arena.offsets[place.piece] + place.offset * self.format.precision.bytes()
     }
 }
 
 /// The life of each piece: from the first step that writes it to the last one that uses it.
-fn needs(steps: &[Step], sizes: &[usize]) -> Vec<Need> {
-    let mut needs: Vec<Need> = sizes
-        .iter()
-        .map(|size| Need { bytes: size * size_of::<f32>(), first: steps.len(), last: 0 })
-        .collect();
+fn needs(steps: &[Step], sizes: &[usize], bytes: usize) -> Vec<Need> {
+    let mut needs: Vec<Need> =
+        sizes.iter().map(|size| Need { bytes: size * bytes, first: steps.len(), last: 0 }).collect();
     for (at, step) in steps.iter().enumerate() {
         let residual = match &step.task {
             Task::Compute { residual, .. } => *residual,
@@ -195,7 +244,7 @@ impl Planner<'_> {
 
     fn source(&mut self, id: ValueId) -> Source {
         let Some(elements) = self.graph.constant(id) else {
-            return Source::Arena(self.places.of(id));
+            return Source::Arena(self.places.of(self.graph, id));
         };
         let number = *self.numbers.entry(id).or_insert_with(|| {
             self.constants.push(elements.clone());
@@ -207,7 +256,7 @@ impl Planner<'_> {
     fn load(&mut self, number: usize) {
         let id = self.graph.inputs[number];
         let (shape, names) = (self.shape(id), vec![self.graph.value(id).name.clone()]);
-        let (task, write) = (Task::Load { number }, Some(self.places.of(id)));
+        let (task, write) = (Task::Load { number }, Some(self.places.of(self.graph, id)));
         self.steps.push(Step {
             names,
             task,
@@ -229,29 +278,27 @@ impl Planner<'_> {
             },
         };
         let reads = one.inputs.iter().map(|&id| self.source(id)).collect();
-        let write = Some(self.places.of(one.output));
+        let write = Some(self.places.of(self.graph, one.output));
         let (from, to) = (self.shape(one.inputs[0]), self.shape(one.output));
         let second = matches!(one.op, Op::Add | Op::Mul).then(|| self.shape(one.inputs[1]));
         self.steps.push(Step { names: one.names.clone(), task, reads, from, second, write, to });
     }
 
-    /// What a Concat or Reshape reads and no step writes to the right place.
+    /// Copies of what a Concat or Reshape reads and no step writes to the right place.
     fn copies(&mut self, one: &Fused) {
-        for (wanted, &id) in self.places.wanted(self.graph, one).into_iter().zip(&one.inputs) {
-            let source = self.source(id);
-            if source != Source::Arena(wanted) {
-                let shape = self.shape(id);
-                let (names, write) = (one.names.clone(), Some(wanted));
-                self.steps.push(Step {
-                    names,
-                    task: Task::Copy,
-                    reads: vec![source],
-                    from: shape.clone(),
-                    second: None,
-                    write,
-                    to: shape,
-                });
-            }
+        for (at, place) in self.places.missing(self.graph, one) {
+            let from = self.shape(one.inputs[at]);
+            let to = if one.op == Op::Reshape { self.shape(one.output) } else { from.clone() };
+            let (reads, write) = (vec![self.source(one.inputs[at])], Some(place));
+            self.steps.push(Step {
+                names: one.names.clone(),
+                task: Task::Copy,
+                reads,
+                from,
+                second: None,
+                write,
+                to,
+            });
         }
     }
 
@@ -290,7 +337,13 @@ impl fmt::Display for Plan {
         for (at, step) in self.steps.iter().enumerate() {
             let place = step.write.map_or_else(
                 || "slot".to_owned(),
-                |place| format!("{}+{}", self.arena.offsets[place.piece], place.offset * size_of::<f32>()),
+                |place| {
+                    format!(
+                        "{}+{}",
+                        self.arena.offsets[place.piece],
+                        place.offset * self.format.precision.bytes()
+                    )
+                },
             );
             writeln!(
                 f,

@@ -88,7 +88,7 @@ fn parts_of_a_concat_are_written_where_it_is_read() {
     assert_eq!(tasks(&plan), ["Load 0", "Conv", "Conv", "GlobalAveragePool", "Store 0"]);
     let places: Vec<Place> = plan.steps[1..3].iter().filter_map(|step| step.write).collect();
     assert_eq!((places[0].piece, places[0].offset), (places[1].piece, 0));
-    assert_eq!((places[1].offset, places[1].batch_stride), (4 * 25, 8 * 25));
+    assert_eq!((places[1].offset, places[1].image), (4 * 25, 8 * 25));
 }
 
 #[test]
