@@ -132,15 +132,18 @@ impl Guarded {
             return Err(io::Error::last_os_error());
         }
         let guarded = Guarded { mapping: mapping.cast(), mapped, start: PAGE + inner - len, len };
-        guarded.change(libc::PROT_READ | libc::PROT_WRITE)?;
+        guarded.change(0, libc::PROT_READ | libc::PROT_WRITE)?;
         Ok(guarded)
     }
 
-    fn change(&self, protection: i32) -> io::Result<()> {
+    /// Changes the rights from the page of this byte on.
+    fn change(&self, offset: usize, protection: i32) -> io::Result<()> {
+        assert!(offset < self.len, "byte {offset} of {}", self.len);
+        let first = (self.start + offset) / PAGE * PAGE;
         // SAFETY: inside the mapping: its first page stays out.
-        let inner = unsafe { self.mapping.add(PAGE) };
+        let inner = unsafe { self.mapping.add(first) };
         // SAFETY: whole pages of our own mapping; nobody holds references into them but by atomics.
-        let result = unsafe { libc::mprotect(inner.cast(), self.mapped - 2 * PAGE, protection) };
+        let result = unsafe { libc::mprotect(inner.cast(), self.mapped - PAGE - first, protection) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
@@ -170,11 +173,11 @@ impl Guarded {
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 
-    /// Takes every right to the pages away, as if the program had unmapped them.
+    /// Takes every right to the pages from that of this byte on away, as if the program had unmapped them.
     ///
     /// Errors: the kernel's.
-    pub fn protect(&self) -> io::Result<()> {
-        self.change(libc::PROT_NONE)
+    pub fn protect(&self, offset: usize) -> io::Result<()> {
+        self.change(offset, libc::PROT_NONE)
     }
 }
 
@@ -203,7 +206,7 @@ mod tests {
             assert!(host.read((memory.address() & !0xfff) - 1, &mut byte).is_err());
             memory.word(0).store(7, Ordering::Relaxed);
             assert_eq!(host.load32(memory.address()), Ok(7));
-            memory.protect().unwrap();
+            memory.protect(0).unwrap();
             assert!(host.load32(memory.address()).is_err());
         }
     }

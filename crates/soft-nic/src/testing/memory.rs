@@ -37,9 +37,10 @@ impl Block {
         self.0.word(offset)
     }
 
-    /// Takes every right to the pages away, as if the program had unmapped them. Nobody may touch it afterwards but the NIC.
-    pub fn protect(&self) {
-        self.0.protect().expect("own pages can be protected");
+    /// Takes every right to the pages from that of this byte on away, as if the program had unmapped them. Nobody may touch them
+    /// afterwards but the NIC.
+    pub fn protect(&self, offset: usize) {
+        self.0.protect(offset).expect("own pages can be protected");
     }
 
     pub fn read(&self, offset: usize, out: &mut [u8]) {

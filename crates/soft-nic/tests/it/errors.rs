@@ -458,7 +458,7 @@ fn memory_that_went_away_is_an_error_and_not_a_crash() {
     let mut driver = Driver::new(Setup::new("unmapped"));
     let region = driver.region(64, ALL);
     let block = driver.region(1 << 16, ALL);
-    block.block.protect();
+    block.block.protect(0);
     for (name, request, wanted) in [
         ("small SEND", WorkRequest::send(&block, 0, 8), CqeSyndrome::LocalProtection),
         (

@@ -19,6 +19,7 @@ mod order;
 #[path = "../../../roce/tests/it/pcap.rs"]
 #[allow(dead_code, reason = "the packets alone are used here")]
 mod pcap;
+mod pieces;
 mod ports;
 mod queues;
 mod read_once;

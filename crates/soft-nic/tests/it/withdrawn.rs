@@ -22,7 +22,7 @@ pub const GUARD: u8 = 0x55;
 
 /// What gives memory back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Command {
+pub enum Command {
     Destroy,
     Reset,
     Err,
@@ -30,7 +30,7 @@ enum Command {
     Close,
 }
 
-const COMMANDS: [Command; 5] =
+pub const COMMANDS: [Command; 5] =
     [Command::Destroy, Command::Reset, Command::Err, Command::Dereg, Command::Close];
 
 /// Two NICs with a connected pair, and another pair that shows that the channel goes on.
@@ -53,14 +53,20 @@ impl Scene {
         let shape = QpShape { service, sq_blocks: 256, ..QpShape::default() };
         let pair = (near.create_qp(shape), far.create_qp(shape));
         let other = (near.create_qp(QpShape::default()), far.create_qp(QpShape::default()));
-        for (a, b) in [pair, other] {
-            let (qpn_a, qpn_b) = (near.qp(a).qpn, far.qp(b).qpn);
-            near.bring_up(a, &near.attributes(qpn_b));
-            far.bring_up(b, &far.attributes(qpn_a));
-        }
-        let mut scene = Scene { near, far, pair, other };
+        let mut scene = Scene { near, far, pair: other, other };
+        scene.connect();
+        scene.pair = pair;
+        scene.connect();
         scene.check_other("before");
         scene
+    }
+
+    /// Brings both queues of the pair up.
+    pub fn connect(&mut self) {
+        let (a, b) = self.pair;
+        let (qpn_a, qpn_b) = (self.near.qp(a).qpn, self.far.qp(b).qpn);
+        self.near.bring_up(a, &self.near.attributes(qpn_b));
+        self.far.bring_up(b, &self.far.attributes(qpn_a));
     }
 
     pub fn settle(&mut self) {
@@ -71,7 +77,7 @@ impl Scene {
     }
 
     /// A message each way on the other pair: both channels are open and whole.
-    fn check_other(&mut self, name: &str) {
+    pub fn check_other(&mut self, name: &str) {
         let (a, b) = self.other;
         let (from, to) = (self.near.region(64, ALL), self.far.region(64, ALL));
         let bytes = from.fill(0, 8, 3);
@@ -118,7 +124,7 @@ pub fn is_old(region: &Region) -> bool {
 }
 
 /// Gives memory back on `driver`; then the program uses it anew.
-fn give_back(driver: &mut Driver<Host>, qp: QpId, region: &Region, command: Command) {
+pub fn give_back(driver: &mut Driver<Host>, qp: QpId, region: &Region, command: Command) {
     let handle = driver.qp(qp).handle;
     match command {
         Command::Destroy => drop(driver.nic.destroy_qp(driver.context, handle).expect("the QP")),

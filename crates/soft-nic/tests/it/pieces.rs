@@ -1,0 +1,134 @@
+//! Messages that travel in several records, and end between two of them: at a missing page, or with their queue.
+
+use mlx5_layout::{CqeOpcode, CqeSyndrome};
+use roce::ServiceType;
+use roce::qp_state::QpState;
+use soft_nic::dma::Host;
+use soft_nic::testing::{Driver, QpId, Region, WorkRequest};
+
+use crate::withdrawn::{
+    COMMANDS, Command, GUARD, NEW, OLD, Scene, filled, give_back, is_all, is_old, run, syndromes,
+};
+
+/// Several records, all in a ring at once.
+const LEN: u32 = 1 << 20;
+const PAGE: u32 = 4096;
+/// More than a ring holds.
+const LONGER: u32 = 3 << 20;
+
+/// Syndromes of a queue's receives; none: success.
+fn received(driver: &mut Driver<Host>, qp: QpId) -> Vec<Option<CqeSyndrome>> {
+    std::iter::from_fn(|| driver.poll_receive(qp))
+        .map(|cqe| if cqe.opcode() == Some(CqeOpcode::ResponderError) { cqe.error().known() } else { None })
+        .collect()
+}
+
+#[test]
+fn a_page_that_is_missing_in_a_later_record_ends_the_message_and_nothing_follows_it() {
+    type Make = fn(&Region, &Region) -> WorkRequest;
+    let write: Make = |near, far| WorkRequest::write(near, 0, LEN, far, 0);
+    let send: Make = |near, _| WorkRequest::send(near, 0, LEN);
+    let read: Make = |near, far| WorkRequest::read(near, 0, LEN, far, 0);
+    let [here, there, flushed] =
+        [CqeSyndrome::LocalProtection, CqeSyndrome::RemoteOperation, CqeSyndrome::WrFlush].map(Some);
+    let (rc, uc) = (ServiceType::Rc, ServiceType::Uc);
+    // Whose page is missing; what both ends complete: the message and a SEND behind it, two receives. A READ is answered while what
+    // follows is executed (IBTA vol. 1 §9.5).
+    for (name, service, make, at_near, near_ends, far_ends) in [
+        ("WRITE, source", rc, write, true, &[here, flushed][..], &[][..]),
+        ("SEND, source", rc, send, true, &[here, flushed], &[]),
+        ("READ, destination", rc, read, true, &[here, flushed], &[None]),
+        ("WRITE, destination", rc, write, false, &[there, flushed], &[flushed, flushed]),
+        ("SEND, receive", rc, send, false, &[there, flushed], &[here, flushed]),
+        ("READ, source", rc, read, false, &[there, flushed], &[None, flushed]),
+        ("UC WRITE, source", uc, write, true, &[here, flushed], &[]),
+        ("UC SEND, source", uc, send, true, &[here, flushed], &[]),
+    ] {
+        let mut scene = Scene::new("later", service, |_| ());
+        let (a, b) = scene.pair;
+        let [near, word] = [LEN, 64].map(|len| filled(&mut scene.near, len as usize, OLD));
+        let [far, behind] = [LEN, 64].map(|len| filled(&mut scene.far, len as usize, GUARD));
+        let is_read = name.starts_with("READ");
+        let first = if name.contains("SEND") { far.pointer(0, LEN) } else { behind.pointer(0, 64) };
+        scene.far.post_receive(b, &[first]);
+        scene.far.post_receive(b, &[behind.pointer(0, 64)]);
+        scene.near.lay(a, &make(&near, &far));
+        scene.near.post(a, &WorkRequest::send(&word, 0, 64));
+        (if at_near { &near } else { &far }).block.protect((LEN - 1) as usize);
+        scene.settle();
+        assert_eq!(syndromes(&mut scene.near, a), near_ends, "{name}: the requester");
+        assert_eq!(received(&mut scene.far, b), far_ends, "{name}: the responder's receives");
+        let state = if at_near { QpState::Rts } else { QpState::Err };
+        assert_eq!(scene.far.state(b), state.number(), "{name}: the responder");
+        let state = if service == uc { QpState::Sqe } else { QpState::Err };
+        assert_eq!(scene.near.state(a), state.number(), "{name}: the requester");
+        // The first records have arrived; of the last page nothing, and nothing of what came behind.
+        let (target, before, after) = if is_read { (&near, OLD, GUARD) } else { (&far, GUARD, OLD) };
+        assert!(target.block.bytes(0, LEN as usize / 2).iter().all(|byte| *byte == after), "{name}");
+        if at_near != is_read {
+            let last = target.block.bytes((LEN - PAGE) as usize, PAGE as usize);
+            assert!(last.iter().all(|byte| *byte == before), "{name}: the last page");
+        }
+        let came = if far_ends.contains(&None) { OLD } else { GUARD };
+        assert!(is_all(&behind, came), "{name}: what came behind");
+        scene.check_other(name);
+    }
+}
+
+#[test]
+fn a_message_whose_queue_goes_away_between_two_records_shows_its_peer_nothing_new() {
+    for service in [ServiceType::Rc, ServiceType::Uc] {
+        for sends in [false, true] {
+            for command in COMMANDS {
+                let name = format!("{service:?} {} {command:?}", if sends { "SEND" } else { "WRITE" });
+                let mut scene = Scene::new("between", service, |_| ());
+                let (a, b) = scene.pair;
+                let from = filled(&mut scene.near, LONGER as usize, OLD);
+                let to = filled(&mut scene.far, LONGER as usize, GUARD);
+                scene.far.post_receive(b, &[to.pointer(0, LONGER)]);
+                let request = match sends {
+                    true => WorkRequest::send(&from, 0, LONGER),
+                    false => WorkRequest::write(&from, 0, LONGER, &to, 0),
+                };
+                let word = filled(&mut scene.near, 64, NEW);
+                let write = |at| WorkRequest::write(&word, 0, 64, &to, at);
+                scene.near.post(a, &write(u64::from(LONGER) - 64));
+                scene.settle();
+                assert_eq!(syndromes(&mut scene.near, a), [None], "{name}");
+                to.block.write(LONGER as usize - 64, &[GUARD; 64]);
+                scene.near.post(a, &request);
+                // As much as a ring holds is under way.
+                run(&mut scene.near);
+                give_back(&mut scene.near, a, &from, command);
+                scene.settle();
+                assert!(is_old(&to), "{name}: the peer saw memory that was the program's again");
+                let seen = to.block.bytes(0, LONGER as usize);
+                assert!(seen.contains(&OLD) && seen.contains(&GUARD), "{name}: it was to be on its way");
+                let wanted = match command {
+                    Command::Err => vec![Some(CqeSyndrome::WrFlush)],
+                    Command::Dereg => vec![Some(CqeSyndrome::LocalProtection)],
+                    _ => vec![],
+                };
+                if command != Command::Destroy && command != Command::Close {
+                    assert_eq!(syndromes(&mut scene.near, a), wanted, "{name}");
+                }
+                assert_eq!(received(&mut scene.far, b), [], "{name}: half a message");
+                if command == Command::Reset {
+                    // Nothing of the old message is left at either end.
+                    scene.far.reset(b);
+                    scene.connect();
+                    scene.near.lay(a, &write(0)).post(a, &write(128));
+                    scene.settle();
+                    assert_eq!(syndromes(&mut scene.near, a), [None; 2], "{name}: the queue's next life");
+                    assert_eq!(scene.far.counters().naks_sent, 0, "{name}: the queue's next life");
+                    for (at, byte) in [(0, NEW), (64, OLD), (128, NEW), (192, OLD)] {
+                        assert_eq!(to.block.bytes(at, 64), [byte; 64], "{name}: the queue's next life, {at}");
+                    }
+                }
+                if command != Command::Close {
+                    scene.check_other(&name);
+                }
+            }
+        }
+    }
+}
