@@ -22,6 +22,7 @@ pub const PACKAGES: &[Package] = &[
     Package { name: "softnic", programs: &["softnic", LIBRARY], gpu_tests: true },
     Package { name: "generator", programs: &["generator"], gpu_tests: true },
     Package { name: "echo", programs: &["doorbell-echo"], gpu_tests: true },
+    Package { name: "profiler", programs: &["profiler"], gpu_tests: true },
 ];
 
 /// No program, and looked at apart.
@@ -64,7 +65,10 @@ mod tests {
 
     #[test]
     fn the_library_is_no_program() {
-        assert_eq!(programs().collect::<Vec<_>>(), ["gpu-probe", "softnic", "generator", "doorbell-echo"]);
+        assert_eq!(
+            programs().collect::<Vec<_>>(),
+            ["gpu-probe", "softnic", "generator", "doorbell-echo", "profiler"]
+        );
     }
 
     #[test]

@@ -9,5 +9,6 @@ pub mod evaluate;
 pub mod graph;
 pub mod import;
 pub mod launch;
+pub mod layers;
 pub mod plan;
 mod shape;

@@ -108,7 +108,8 @@ impl Twin {
             .collect()
     }
 
-    fn launch(&mut self, at: usize) -> Result<(), EngineError> {
+    /// Runs one step, after those before it have run.
+    pub fn launch(&mut self, at: usize) -> Result<(), EngineError> {
         let (launch, kernel) = self.launches[at].clone();
         let mut arguments = Arguments::new();
         for argument in &launch.arguments {

@@ -1,5 +1,6 @@
 //! ONNX files made for tests: a graph of a few nodes, with weights from a small generator.
 
+use inference::layers::Random;
 use prost::Message;
 use zoo::onnx::{Attribute, Graph, Model, Node, OperatorSet, Tensor, ValueInfo};
 
@@ -62,20 +63,5 @@ impl File {
     pub fn bytes(mut self, output: &str) -> Vec<u8> {
         self.graph().output.push(ValueInfo { name: output.to_owned(), r#type: None });
         self.model.encode_to_vec()
-    }
-}
-
-/// Numbers between -1 and 1, the same in each run.
-#[derive(Clone)]
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (self.0 >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    pub fn tensor(&mut self, count: usize) -> Vec<f32> {
-        (0..count).map(|_| self.next()).collect()
     }
 }

@@ -6,6 +6,7 @@ use inference::engine::Engine;
 use inference::engine::gpu::{Instance, Loaded, units};
 use inference::engine::twin::Twin;
 use inference::import::import;
+use inference::layers::{Random, distance};
 use inference::plan::{Format, Plan};
 use measure::need;
 use prost::Message;
@@ -13,9 +14,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use zoo::Architecture;
 
-use crate::files::Random;
 use crate::models::SUPER_RESOLUTION_3;
-use crate::operators::{FORMATS, distance, files_of_every_operator};
+use crate::operators::{FORMATS, files_of_every_operator};
 
 #[test]
 fn kernels_compile_for_every_gpu_that_the_toolkit_knows() {

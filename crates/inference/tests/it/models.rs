@@ -1,20 +1,17 @@
 //! The zoo's models: their plans, and the twin's results layer by layer against ONNX Runtime's.
 
-use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use inference::engine::Engine;
 use inference::engine::onnx_runtime::Runtime;
 use inference::engine::twin::Twin;
 use inference::import::import;
+use inference::layers::{Layers, Random, distance};
 use inference::plan::{Format, Plan, Source};
 use prost::Message;
 use zoo::Architecture;
-use zoo::onnx::{Model, ValueInfo};
+use zoo::onnx::Model;
 
-use crate::files::Random;
-use crate::operators::{FORMATS, distance};
+use crate::operators::FORMATS;
 
 pub const SUPER_RESOLUTION_3: Architecture =
     Architecture::SuperResolution { factor: 3, height: 224, width: 224 };
@@ -49,17 +46,6 @@ fn plans_are_those_that_are_kept() {
     }
 }
 
-/// Every node's result becomes an output, so that layers can be compared.
-fn with_all_outputs(mut model: Model) -> (Model, Vec<String>) {
-    let graph = model.graph.as_mut().expect("the zoo's models have one");
-    let output = &graph.output[0].name.clone();
-    let names: Vec<String> =
-        graph.node.iter().map(|node| node.output[0].clone()).filter(|name| name != output).collect();
-    graph.output.extend(names.iter().map(|name| ValueInfo { name: name.clone(), r#type: None }));
-    let all = [output.clone()].into_iter().chain(names).collect();
-    (model, all)
-}
-
 /// How far a model on the twin is from ONNX Runtime.
 struct Compared {
     /// Each step's distance from what ONNX Runtime computes for its last node, the worst step first.
@@ -68,50 +54,30 @@ struct Compared {
     changed: Vec<(f64, String)>,
 }
 
-/// Weights changed by 5 % of their norm, in a direction of chance.
-fn changed(weights: &[f32], random: &mut Random) -> Arc<[f32]> {
-    let norm = |elements: &[f32]| {
-        elements.iter().map(|&element| f64::from(element) * f64::from(element)).sum::<f64>().sqrt()
-    };
-    let direction = random.tensor(weights.len());
-    let factor = (0.05 * norm(weights) / norm(&direction)) as f32;
-    weights.iter().zip(&direction).map(|(weight, direction)| weight + factor * direction).collect()
-}
-
 fn compare(runtime: &Runtime, model: Model, batch: usize, format: Format) -> Compared {
-    let graph = import(&model.encode_to_vec(), batch).expect("it is imported");
+    let file = model.encode_to_vec();
+    let graph = import(&file, batch).expect("it is imported");
     let mut random = Random(3);
     let inputs: Vec<Vec<f32>> =
         graph.inputs.iter().map(|&id| random.tensor(graph.shape(id).count())).collect();
     let inputs: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
-    let (model, names) = with_all_outputs(model);
-    let mut reference = runtime.model(&model.encode_to_vec(), 2).expect("it is taken");
-    let wanted: HashMap<String, Vec<f32>> =
-        names.into_iter().zip(reference.run(&inputs).expect("it runs")).collect();
-    let values: HashMap<&str, &str> = graph
-        .nodes
-        .iter()
-        .map(|node| (node.names[0].as_str(), graph.value(node.output).name.as_str()))
-        .collect();
+    let layers = Layers::compute(runtime, &file, &graph, &inputs).expect("it runs");
     let mut twin =
         Twin::new(Plan::in_format(&graph, format).expect("it is planned")).expect("there is a compiler");
     twin.bring(&inputs).expect("they are the model's");
     let mut compared = Compared { steps: Vec::new(), changed: Vec::new() };
     for at in 0..twin.plan().steps.len() {
         let step = twin.plan().steps[at].clone();
-        let last = step.names.last().expect("a step has a name").as_str();
-        let name = values.get(last).copied().unwrap_or(last);
-        if let Some(&Source::Constant(number)) = step.reads.get(1) {
-            let weights = changed(&twin.plan().constants[number], &mut random);
+        let wanted = layers.of(&step);
+        if let (Some(wanted), Some(&Source::Constant(number))) = (wanted, step.reads.get(1)) {
+            let weights = random.perturb(&twin.plan().constants[number], 0.05);
             let right = twin.replace(number, weights);
-            compared.changed.push((
-                distance(format.precision, &twin.step(at).expect("it runs"), &wanted[name]),
-                last.to_owned(),
-            ));
+            let found = twin.step(at).expect("it runs");
+            compared.changed.push((distance(format.precision, &found, wanted), step.names.join(" ")));
             twin.replace(number, right);
         }
         let written = twin.step(at).expect("it runs");
-        if let Some(wanted) = wanted.get(name) {
+        if let Some(wanted) = wanted {
             compared.steps.push((distance(format.precision, &written, wanted), step.names.join(" ")));
         }
     }

@@ -4,28 +4,12 @@ use inference::engine::Engine;
 use inference::engine::onnx_runtime::Runtime;
 use inference::engine::twin::Twin;
 use inference::import::import;
+use inference::layers::{Random, distance};
 use inference::plan::{Format, Layout, Plan, Precision, Task};
 use inference::{evaluate, graph::Graph};
 use zoo::onnx::Attribute;
 
-use crate::files::{File, Random};
-
-/// How far results are from those that are wanted, relative to the root mean square of these. In single precision the largest difference, so
-/// that one wrong element is seen; in half precision, where the largest of many roundings grows with their number, the root mean square
-/// of all differences.
-pub fn distance(precision: Precision, found: &[f32], wanted: &[f32]) -> f64 {
-    assert_eq!(found.len(), wanted.len());
-    let root = |squares: f64| (squares / wanted.len() as f64).sqrt();
-    let norm = root(wanted.iter().map(|&value| f64::from(value) * f64::from(value)).sum());
-    let apart = found.iter().zip(wanted).map(|(&one, &two)| (f64::from(one) - f64::from(two)).abs());
-    let apart = match precision {
-        Precision::Half => root(apart.map(|apart| apart * apart).sum()),
-        Precision::Single => {
-            apart.fold(0.0, |most: f64, apart| if apart.is_nan() { f64::INFINITY } else { most.max(apart) })
-        }
-    };
-    if apart.is_nan() { f64::INFINITY } else { apart / norm.max(1e-6) }
-}
+use crate::files::File;
 
 /// Every way in which values may lie, and the distance from the reference that it allows.
 pub const FORMATS: [(Format, f64); 3] = [

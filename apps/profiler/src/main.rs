@@ -1,0 +1,67 @@
+//! Checks and times the zoo's models: layer by layer against ONNX Runtime, alone and several side by side.
+//!
+//! `README.md` describes options, exit codes and JSON lines. Bad input ends with one line and exit code 2, a result that is wrong with 1.
+//! Knows no NIC and no request.
+
+#![forbid(unsafe_code)]
+// They panic on a closed pipe: `say!` does not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+/// A line on standard output. A reader that closes the pipe is no error.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use ::std::io::Write;
+        let _ = ::std::io::stdout().write_all(format!("{}\n", format_args!($($text)*)).as_bytes());
+    }};
+}
+
+mod check;
+mod layers;
+mod model;
+mod run;
+mod subject;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Exit code: a result is wrong.
+const FAILED: u8 = 1;
+/// Exit code: something in the request cannot be.
+const BAD_INPUT: u8 = 2;
+
+/// Checks and times models of the zoo on each engine.
+#[derive(Parser)]
+#[command(name = "profiler")]
+struct Options {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Compare a model with ONNX Runtime, layer by layer; exit status 1 if one is beyond the tolerance.
+    Check(check::Options),
+    /// Time a model, alone or several instances side by side, and compare their outputs with those of a run alone.
+    Run(run::Options),
+    /// Time each step of a model.
+    Layers(layers::Options),
+}
+
+fn main() -> ExitCode {
+    let done = match Options::parse().action {
+        Action::Check(options) => check::run(&options),
+        Action::Run(options) => run::run(&options),
+        Action::Layers(options) => layers::run(&options),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(FAILED),
+        Err(error) => {
+            let line = format!("{error:#}").lines().map(str::trim).collect::<Vec<_>>().join(" ");
+            let _ = std::io::stderr().write_all(format!("profiler: {line}\n").as_bytes());
+            ExitCode::from(BAD_INPUT)
+        }
+    }
+}

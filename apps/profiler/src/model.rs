@@ -1,0 +1,177 @@
+//! A model by its name: its manifest, its ONNX file, and inputs for it.
+//!
+//! The manifest says everything about shapes. Without a file in the store, seeded weights are built in memory.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{Args, ValueEnum};
+use inference::graph::Graph;
+use inference::import::import;
+use inference::layers::Random;
+use inference::plan::{Format, Layout, Plan, Precision};
+use prost::Message;
+use serde::Serialize;
+use zoo::{Manifest, Store, StoreError};
+
+/// Where the manifests are, from the root of a checkout or a bundle.
+const MANIFESTS: &str = "modelzoo/models";
+
+/// Which model.
+#[derive(Args)]
+pub struct Choice {
+    /// Name of the model; `cargo xtask zoo list` has them.
+    #[arg(value_name = "MODEL")]
+    model: String,
+    /// Inputs of one run.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    batch: u16,
+    /// An ONNX file of this model, such as one with trained weights, in the place of seeded ones.
+    #[arg(long, value_name = "FILE")]
+    model_file: Option<PathBuf>,
+    /// How values lie in the engine's memory; ONNX Runtime has its own way.
+    #[arg(long, value_enum, default_value_t = Values::Nchw)]
+    pub format: Values,
+    /// Folder of the manifests [default: modelzoo/models, in this folder, in the program's, or above].
+    #[arg(long, value_name = "FOLDER")]
+    manifests: Option<PathBuf>,
+    /// Folder of the built models [default: target/zoo beside modelzoo, or zoo in a bundle].
+    #[arg(long, value_name = "FOLDER")]
+    store: Option<PathBuf>,
+    /// Library of ONNX Runtime, or its folder [default: DOORBELL_ONNXRUNTIME, or Python's package onnxruntime].
+    #[arg(long, value_name = "PATH")]
+    pub onnxruntime: Option<PathBuf>,
+}
+
+/// Formats of values, as the planner has them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Values {
+    /// Single precision, the columns of an image fastest.
+    Nchw,
+    /// Single precision, the channels fastest.
+    Nhwc,
+    /// Half precision, the channels fastest.
+    NhwcFp16,
+}
+
+impl Values {
+    fn format(self) -> Format {
+        let (precision, layout) = match self {
+            Values::Nchw => (Precision::Single, Layout::ChannelsFirst),
+            Values::Nhwc => (Precision::Single, Layout::ChannelsLast),
+            Values::NhwcFp16 => (Precision::Half, Layout::ChannelsLast),
+        };
+        Format { precision, layout }
+    }
+}
+
+/// A model that is ready to be run.
+pub struct Model {
+    pub manifest: Manifest,
+    pub batch: usize,
+    /// The ONNX file, for this batch.
+    pub file: Vec<u8>,
+    /// Where the file came from, for people.
+    pub weights: String,
+    pub graph: Graph,
+    pub format: Format,
+    /// Of the tree or the bundle.
+    pub root: PathBuf,
+}
+
+impl Model {
+    /// Finds, reads and imports it.
+    pub fn find(options: &Choice) -> Result<Model> {
+        let folder = match &options.manifests {
+            Some(folder) => folder.clone(),
+            None => manifests().with_context(|| {
+                format!(
+                    "no folder {MANIFESTS} here or above; run it in a checkout, or name one with --manifests"
+                )
+            })?,
+        };
+        let manifests = Manifest::all(&folder)?;
+        let names: Vec<String> = manifests.iter().map(|manifest| manifest.name.clone()).collect();
+        let named = manifests.into_iter().find(|manifest| manifest.name == options.model);
+        let manifest = named.with_context(|| {
+            format!("there is no model {}; {} has: {}", options.model, folder.display(), names.join(", "))
+        })?;
+        let root = folder.ancestors().nth(2).unwrap_or(&folder).to_owned();
+        let batch = usize::from(options.batch);
+        let (file, weights) = match &options.model_file {
+            Some(path) => (given(&manifest, path, batch)?, path.display().to_string()),
+            None => seeded(&manifest, options.store.as_deref(), &root, batch)?,
+        };
+        let graph = import(&file, batch).with_context(|| weights.clone())?;
+        let format = options.format.format();
+        Ok(Model { manifest, batch, file, weights, graph, format, root })
+    }
+
+    /// The plan of its graph.
+    pub fn plan(&self) -> Result<Plan> {
+        Plan::in_format(&self.graph, self.format).with_context(|| self.weights.clone())
+    }
+
+    /// Inputs that depend on the seed alone.
+    pub fn inputs(&self, seed: u64) -> Vec<Vec<f32>> {
+        let mut random = Random(seed);
+        self.graph.inputs.iter().map(|&id| random.tensor(self.graph.shape(id).count())).collect()
+    }
+
+    /// Bytes of the inputs of one run, and of its outputs.
+    pub fn bytes(&self) -> [u64; 2] {
+        let outputs: u64 = self.manifest.output.iter().map(|output| output.bytes).sum();
+        [self.manifest.input.bytes, outputs].map(|bytes| bytes * self.batch as u64)
+    }
+}
+
+/// Each tensor as a slice.
+pub fn views(tensors: &[Vec<f32>]) -> Vec<&[f32]> {
+    tensors.iter().map(Vec::as_slice).collect()
+}
+
+/// A file that the user names: it must have the manifest's shapes.
+fn given(manifest: &Manifest, path: &Path, batch: usize) -> Result<Vec<u8>> {
+    let file = std::fs::read(path).with_context(|| format!("--model-file {}", path.display()))?;
+    let name = path.display();
+    manifest
+        .verify_trained(&file)
+        .with_context(|| format!("--model-file {name} is no {}", manifest.title))?;
+    ensure!(
+        batch == 1,
+        "--model-file {name}: ONNX Runtime runs it with the batch that it has; leave --batch out"
+    );
+    Ok(file)
+}
+
+/// The file with seeded weights: the store's, or one that is built now.
+fn seeded(manifest: &Manifest, store: Option<&Path>, root: &Path, batch: usize) -> Result<(Vec<u8>, String)> {
+    let bundle = if root.join("bundle.json").is_file() { "zoo" } else { "target/zoo" };
+    let store = Store::at(store.map_or_else(|| root.join(bundle), Path::to_owned));
+    if batch > 1 {
+        let weights = format!("seeded weights, built in memory for batch {batch}");
+        return Ok((manifest.architecture.build(batch).encode_to_vec(), weights));
+    }
+    let name = manifest.seeded_file();
+    match store.read(&name, manifest.seeded.sha256) {
+        Ok(file) => Ok((file, store.path(&name).display().to_string())),
+        Err(StoreError::Missing { path }) => {
+            let how = format!(
+                "seeded weights, built in memory: {} is not there, `cargo xtask zoo build {}` keeps it",
+                path.display(),
+                manifest.name
+            );
+            Ok((manifest.build(), how))
+        }
+        Err(error) => bail!(error),
+    }
+}
+
+/// The manifests of the checkout or the bundle that the user or this program is in.
+fn manifests() -> Option<PathBuf> {
+    let here = std::env::current_dir().ok();
+    let program = std::env::current_exe().ok();
+    let above = here.iter().chain(&program).flat_map(|path| path.ancestors());
+    above.map(|folder| folder.join(MANIFESTS)).find(|folder| folder.is_dir())
+}

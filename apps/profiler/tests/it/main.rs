@@ -1,0 +1,217 @@
+//! The profiler as its users start it: exit codes, messages, lines of JSON.
+// Helpers of tests are tests: clippy's `allow-unwrap-in-tests` sees only functions with `#[test]`.
+#![allow(clippy::unwrap_used)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use inference::engine::onnx_runtime::Runtime;
+use measure::need;
+use serde_json::Value;
+
+/// The program, where the tests were built or carried to.
+fn profiler(arguments: &[&str]) -> Output {
+    let program = std::env::var("CARGO_BIN_EXE_profiler");
+    let program = program.unwrap_or_else(|_| env!("CARGO_BIN_EXE_profiler").to_owned());
+    Command::new(program).args(arguments).output().unwrap()
+}
+
+/// Standard output of one that ends with this exit code.
+fn said(code: i32, arguments: &[&str]) -> String {
+    let output = profiler(arguments);
+    let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {out}{error}");
+    out.into_owned()
+}
+
+fn reference() -> Result<Runtime, String> {
+    Runtime::load(None).map_err(|error| error.to_string())
+}
+
+/// An empty folder of this process.
+fn folder(name: &str) -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("profiler-{}-{name}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+#[test]
+fn bad_input_is_one_line_that_says_what_to_do() {
+    let folder = folder("bad");
+    let (text, store) = (folder.join("text.onnx"), folder.join("store"));
+    std::fs::write(&text, "no model").unwrap();
+    std::fs::create_dir_all(&store).unwrap();
+    std::fs::write(store.join("squeezenet-1.1.seeded.onnx"), "cut").unwrap();
+    let [text, store, folder_word] = [&text, &store, &folder].map(|path| path.to_str().unwrap());
+    let run = ["run", "squeezenet-1.1", "--engine"];
+    for (arguments, words) in [
+        (vec!["check", "alexnet"], vec!["no model alexnet", "squeezenet-1.1, super-resolution-x1"]),
+        (
+            vec!["check", "squeezenet-1.1", "--model-file", "/no/such/file"],
+            vec!["--model-file /no/such/file", "No such file"],
+        ),
+        (
+            vec!["check", "squeezenet-1.1", "--model-file", text],
+            vec![text, "is no SqueezeNet 1.1", "no ONNX file"],
+        ),
+        (
+            vec!["check", "squeezenet-1.1", "--store", store],
+            vec![store, "the file was changed", "make it again"],
+        ),
+        (
+            vec!["check", "squeezenet-1.1", "--manifests", "/no/such/folder"],
+            vec!["/no/such/folder", "No such file"],
+        ),
+        (
+            vec!["check", "squeezenet-1.1", "--perturb", "input"],
+            vec!["--perturb", "called input", "features.0,"],
+        ),
+        (
+            vec!["check", "squeezenet-1.1", "--onnxruntime", folder_word],
+            vec!["not found", folder_word, "cargo xtask setup"],
+        ),
+        ([&run[..], &["cpu", "--onnxruntime", text]].concat(), vec![text]),
+        ([&run[..], &["cpu", "--launch", "self"]].concat(), vec!["--launch is for --engine own"]),
+        ([&run[..], &["cpu", "--format", "nhwc"]].concat(), vec!["--format is for our kernels"]),
+        ([&run[..], &["twin", "--threads", "2"]].concat(), vec!["--threads is for --engine cpu"]),
+    ] {
+        let output = profiler(&arguments);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), error.lines().count()), (Some(2), 1), "{arguments:?}: {error}");
+        assert!(words.iter().all(|word| error.contains(word)), "{arguments:?}: {error}");
+        assert!(error.starts_with("profiler: ") && output.stdout.is_empty(), "{arguments:?}: {error}");
+    }
+    for arguments in
+        [&["--batch", "0"][..], &["--instances", "0"], &["--seconds", "-1"], &["--engine", "tpu"]]
+    {
+        let output = profiler(&[&["run", "squeezenet-1.1", "--engine", "cpu"][..], arguments].concat());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+#[test]
+fn a_machine_without_a_gpu_is_told_which_engine_runs_there() {
+    let none = gpu::Gpu::first().map_or(true, |_| false);
+    need!(none, "a machine without a GPU");
+    for command in ["check", "run"] {
+        let output = profiler(&[command, "squeezenet-1.1", "--engine", "own"]);
+        let error = String::from_utf8_lossy(&output.stderr);
+        let without_reference = error.contains("ONNX Runtime was not found");
+        assert!(error.contains("--engine twin") || without_reference, "{error}");
+        assert_eq!((output.status.code(), error.lines().count()), (Some(2), 1), "{error}");
+    }
+}
+
+#[test]
+fn a_check_passes_and_fails_when_the_weights_of_one_layer_differ() {
+    need!(reference(), reference, "ONNX Runtime");
+    let whole = said(0, &["check", "squeezenet-1.1"]);
+    assert!(whole.contains("31 of 32 compared: all within 1e-4"), "{whole}");
+    let half = said(0, &["check", "squeezenet-1.1", "--format", "nhwc-fp16"]);
+    assert!(half.contains("31 of 32 compared: all within 2e-2"), "{half}");
+    // The last layer with weights: it, and the mean and the output behind it.
+    let wrong = said(1, &["check", "squeezenet-1.1", "--perturb", "classifier.1"]);
+    assert!(wrong.contains("31 of 32 compared: 3 beyond"), "{wrong}");
+    let first = wrong.lines().find(|line| line.contains("Conv+Relu")).unwrap();
+    assert!(first.contains("classifier.1"), "{wrong}");
+}
+
+#[test]
+fn a_file_of_the_users_is_compared_with_the_batch_that_it_has() {
+    need!(reference(), reference, "ONNX Runtime");
+    let file = folder("file").join("squeezenet.onnx");
+    let manifests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../modelzoo/models");
+    let manifest = zoo::Manifest::read(&manifests.join("squeezenet-1.1.toml")).unwrap();
+    std::fs::write(&file, manifest.build()).unwrap();
+    let path = file.to_str().unwrap();
+    let run =
+        ["run", "squeezenet-1.1", "--engine", "cpu", "--seconds", "0", "--warmup", "0", "--model-file", path];
+    assert!(said(0, &run).contains(path));
+    let output = profiler(&[&run[..], &["--batch", "2"]].concat());
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && error.contains("leave --batch out"), "{error}");
+    let other = profiler(&["run", "mobilenet-v3-small", "--engine", "cpu", "--model-file", path]);
+    let error = String::from_utf8_lossy(&other.stderr);
+    assert!(other.status.code() == Some(2) && error.contains("is no MobileNetV3-Small"), "{error}");
+    std::fs::remove_dir_all(file.parent().unwrap()).unwrap();
+}
+
+/// What a line says in any case.
+fn check_line(line: &Value, instances: u64) {
+    assert_eq!(line["kind"], "profiler-run");
+    assert_eq!((&line["instances"], &line["outputs_wrong"]), (&instances.into(), &0.into()), "{line}");
+    let quantiles: Vec<u64> =
+        line["quantiles_ns"].as_array().unwrap().iter().map(|ns| ns.as_u64().unwrap()).collect();
+    assert_eq!(quantiles.len(), 1001);
+    assert!(quantiles.is_sorted() && quantiles[0] > 0, "{quantiles:?}");
+    assert_eq!(line["run"]["count"], line["runs"]);
+    assert_eq!(quantiles[500], line["run"]["p50_ns"].as_u64().unwrap());
+    assert!(
+        line["runs"].as_u64().unwrap() >= instances && line["runs_per_s"].as_f64().unwrap() > 0.0,
+        "{line}"
+    );
+    for name in ["weights", "timer", "clock", "provenance", "energy", "label"] {
+        assert!(!line[name].is_null(), "{name}: {line}");
+    }
+}
+
+#[test]
+fn instances_on_the_processor_give_a_line_each_run_and_right_outputs() {
+    need!(reference(), reference, "ONNX Runtime");
+    let file = folder("cpu").join("runs.jsonl");
+    let json = file.to_str().unwrap();
+    let run =
+        ["run", "squeezenet-1.1", "--engine", "cpu", "--seconds", "0.2", "--warmup", "0", "--json", json];
+    said(0, &run);
+    said(0, &[&run[..], &["--instances", "3", "--batch", "2", "--threads", "1"]].concat());
+    let text = std::fs::read_to_string(&file).unwrap();
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    check_line(&lines[0], 1);
+    check_line(&lines[1], 3);
+    assert_eq!((&lines[0]["label"], &lines[0]["provenance"]["gpu"]), (&"none".into(), &"none".into()));
+    assert!(lines[0]["substitute"].as_str().unwrap().contains("in the place of a GPU"));
+    // The manifest's bytes, for one image and for two.
+    let bytes =
+        |line: &Value| [line["input_bytes"].as_u64().unwrap(), line["output_bytes"].as_u64().unwrap()];
+    assert_eq!((bytes(&lines[0]), bytes(&lines[1])), ([602_112, 4000], [1_204_224, 8000]));
+    assert_eq!((&lines[1]["batch"], &lines[1]["threads"]), (&2.into(), &1.into()));
+    std::fs::remove_dir_all(file.parent().unwrap()).unwrap();
+}
+
+#[test]
+fn the_twin_is_labelled_as_a_substitute() {
+    let out = said(
+        0,
+        &["run", "squeezenet-1.1", "--engine", "twin", "--seconds", "0", "--warmup", "0", "--json", "-"],
+    );
+    let line: Value = serde_json::from_str(&out).unwrap();
+    check_line(&line, 1);
+    assert_eq!((&line["label"], &line["provenance"]["gpu"]), (&"emulated".into(), &"emulated".into()));
+}
+
+#[test]
+fn layers_have_the_work_that_was_counted_in_the_file() {
+    let out = said(0, &["layers", "squeezenet-1.1", "--repeat", "1"]);
+    let last = out.lines().last().unwrap();
+    // zoo counts 349,152,000 multiply-accumulates; shares are of the whole.
+    assert!(last.contains("349.152") && last.ends_with("32 steps"), "{out}");
+    let shares =
+        out.lines().filter_map(|line| line.split_once('%')?.0.split_whitespace().last()?.parse::<f64>().ok());
+    let whole: f64 = shares.filter(|share| *share < 100.0).sum();
+    assert!((whole - 100.0).abs() < 2.0, "{whole}: {out}");
+}
+
+#[test]
+fn gpu_instances_that_launch_themselves_are_right_and_timed() {
+    need!(gpu::Gpu::first(), gpu, "one CUDA device");
+    for launch in ["host", "graph", "self"] {
+        let run = ["run", "squeezenet-1.1", "--engine", "own", "--seconds", "0.3", "--json", "-"];
+        let out = said(0, &[&run[..], &["--instances", "4", "--launch", launch]].concat());
+        let line: Value = serde_json::from_str(&out).unwrap();
+        check_line(&line, 4);
+        assert_eq!((&line["label"], &line["launch"]), (&"hardware".into(), &launch.into()));
+    }
+}
