@@ -93,4 +93,6 @@ fn a_peer_that_cannot_be_watched_is_named() {
     let output = pair.client.program.output();
     let words = format!("process {} of the fabric cannot be reached: pidfd_open", pair.server.program.pid());
     assert!(!ended.success() && output.matches(&words).count() == 1, "{output}");
+    // What is known of a peer that does not answer.
+    assert!(output.contains("such QP numbers, and cannot be watched: "), "{output}");
 }

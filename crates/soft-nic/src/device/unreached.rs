@@ -51,10 +51,13 @@ impl<M: Memory> Core<M> {
             (None, _) => "no NIC there has that address".to_owned(),
             (Some(_), None) => "no process there has such QP numbers".to_owned(),
             (Some(_), Some(pid)) if pid == std::process::id() => "such QP numbers are its own".to_owned(),
-            (Some(slot), Some(pid)) if !link.alive(slot) => {
-                format!("process {pid}, which had such QP numbers there, has ended")
-            }
-            (Some(_), Some(pid)) => format!("process {pid} there has such QP numbers, and is silent"),
+            (Some(slot), Some(pid)) => match link.is_alive(slot) {
+                Ok(true) => format!("process {pid} there has such QP numbers, and is silent"),
+                Ok(false) => format!("process {pid}, which had such QP numbers there, has ended"),
+                Err(error) => {
+                    format!("process {pid} there has such QP numbers, and cannot be watched: {error}")
+                }
+            },
         };
         let text = format!(
             "QP {qpn:#x}: QP {peer:#x} at {address} does not answer. This NIC is on {place}; {there}. Compare with \

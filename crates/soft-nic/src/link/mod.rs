@@ -42,7 +42,7 @@ use peers::{Incoming, Outgoing, Peer};
 use ports::PortWatch;
 pub(crate) use receive::COPIED_AT_ONCE;
 pub use record::{MAX_FRAGMENT, RecordError};
-pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, SendError};
+pub use report::{LinkCounters, LinkError, LinkEvent, NoPeer, SendError, Unattached};
 pub use shape::TokenBucket;
 use shared_memory::ChannelState;
 pub use udp::{Icrc, PortCounters, Unsent, Weather, WireCounters};

@@ -1,8 +1,10 @@
 //! Channels to and from peers: made when first needed, watched, given up when their process ends.
 
+use std::io;
+
 use super::fabric::{Occupant, Process, SLOTS, is_shortage};
 use super::shared_memory::{self, AttachError, ChannelState, Consumer, Ends, Lane, Producer};
-use super::{Link, LinkEvent, NoPeer, ROOM, Room};
+use super::{Link, LinkEvent, NoPeer, ROOM, Room, Unattached};
 use crate::dma::system;
 
 /// Events that nobody has asked about, at most.
@@ -61,17 +63,20 @@ impl Outgoing {
 
 impl Link {
     /// Whether a process with a NIC is in this slot and has not ended.
-    pub fn alive(&mut self, slot: u8) -> bool {
-        let index = usize::from(slot) % SLOTS;
+    ///
+    /// Errors: the kernel's, where the process cannot be watched.
+    pub fn is_alive(&self, slot: u8) -> io::Result<bool> {
         if slot == self.slot() {
-            return self.fabric.is_ours();
+            return Ok(self.fabric.is_ours());
         }
-        match (&self.peers[index], self.fabric.occupant(slot)) {
-            (Some(peer), Some(who)) if peer.who == who => !peer.process.has_ended(),
-            (_, Some(who)) if self.dead[index] != who.generation => {
-                !matches!(self.begin_watch(slot, &who), Err(NoPeer::Gone(_)))
-            }
-            _ => false,
+        match (&self.peers[usize::from(slot) % SLOTS], self.fabric.occupant(slot)) {
+            (_, None) => Ok(false),
+            (Some(peer), Some(who)) if peer.who == who => Ok(!peer.process.has_ended()),
+            (_, Some(who)) => match self.fabric.watch(&who) {
+                Ok(process) => Ok(!process.has_ended()),
+                Err(error) if means_ended(&error) => Ok(false),
+                Err(error) => Err(error),
+            },
         }
     }
 
@@ -178,7 +183,7 @@ impl Link {
             return Err(NoPeer::Kernel { slot, errno });
         }
         self.dead[usize::from(slot) % SLOTS] = who.generation;
-        if !matches!(errno, libc::ESRCH | libc::ENOENT) {
+        if !means_ended(&error) {
             self.happened(LinkEvent::Unwatched { pid: who.pid, errno });
         }
         Err(NoPeer::Gone(slot))
@@ -190,40 +195,38 @@ impl Link {
             while bits != 0 {
                 let slot = (64 * i) as u8 + bits.trailing_zeros() as u8;
                 bits &= bits - 1;
-                if let Err(errno) = self.attach(slot) {
+                if let Err(why) = self.attach(slot) {
                     self.fabric.refuse_channel(slot);
                     self.counters.attach_failures += 1;
-                    self.happened(LinkEvent::AttachFailed { slot, errno });
+                    self.happened(LinkEvent::AttachFailed { slot, why });
                 }
             }
         }
     }
 
-    /// The error is the kernel's; 0 where what was published is no channel to this process.
-    fn attach(&mut self, slot: u8) -> Result<(), i32> {
-        let descriptor = self.fabric.channel_from(slot).ok_or(0)?;
+    fn attach(&mut self, slot: u8) -> Result<(), Unattached> {
+        let descriptor =
+            self.fabric.channel_from(slot).ok_or(Unattached::Foreign("it is for an earlier process"))?;
         if self.peers[usize::from(slot)].as_ref().is_some_and(|peer| peer.process.has_ended()) {
             self.lose(slot);
         }
         // Nobody but us makes the channel from us to ourselves: a second reader would take every message twice.
         if slot == self.slot() {
-            return Err(0);
+            return Err(Unattached::Foreign("both ends are one process"));
         }
-        let met =
-            self.meet(slot).map_err(|why| if let NoPeer::Kernel { errno, .. } = why { errno } else { 0 });
-        let Occupant { pid, generation: from_generation, .. } = met?;
+        let Occupant { pid, generation: from_generation, .. } = self.meet(slot)?;
         // One channel for each life of a peer, or one that publishes on and on would fill our memory with mappings.
         if self.incoming.iter().any(|i| {
             let ends = i.consumer.ends();
             ends.from == slot && ends.from_generation == from_generation
         }) {
-            return Err(0);
+            return Err(Unattached::Foreign("there is one already"));
         }
         let opened = system::open_memfd(&format!("/proc/{pid}/fd/{descriptor}"));
-        let fd = opened.map_err(|error| errno(&error.into()))?;
+        let fd = opened.map_err(|error| unattached(&error.into()))?;
         let ends =
             Ends { from: slot, to: self.slot(), from_generation, to_generation: self.fabric.generation() };
-        let consumer = Consumer::attach(&fd, ends).map_err(|error| errno(&error))?;
+        let consumer = Consumer::attach(&fd, ends).map_err(|error| unattached(&error))?;
         consumer.set_state(ChannelState::Attached);
         // What is left of an earlier life has had the time of all the lives in between to be taken.
         self.incoming.retain(|i| i.consumer.ends().from != slot);
@@ -280,6 +283,20 @@ impl Link {
             self.happened(LinkEvent::PeerLost { slot, pid: peer.who.pid });
         }
     }
+}
+
+fn unattached(error: &AttachError) -> Unattached {
+    match error {
+        AttachError::Kernel(error) => {
+            error.raw_os_error().map_or(Unattached::Foreign("not a memfd"), Unattached::Kernel)
+        }
+        AttachError::Foreign { what } => Unattached::Foreign(what),
+    }
+}
+
+/// Whether a process could not be watched because it is not there any more.
+fn means_ended(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ESRCH | libc::ENOENT))
 }
 
 fn errno(error: &AttachError) -> i32 {

@@ -40,7 +40,7 @@ impl LinkError {
 pub enum NoPeer {
     #[error("no process has slot {0} of the fabric")]
     Empty(u8),
-    #[error("the process in slot {0} of the fabric has ended")]
+    #[error("the process in slot {0} of the fabric has ended, or cannot be watched")]
     Gone(u8),
     #[error(
         "the process in slot {0} of the fabric could not attach to our channel (another version, or no permission)"
@@ -113,19 +113,19 @@ pub enum LinkEvent {
     /// The kernel gave no memory or descriptor for a channel: said once.
     #[error("no channel to slot {slot} of the fabric, messages to it are lost: {} (said once)", refusal(*.errno))]
     NoChannel { slot: u8, errno: i32 },
-    #[error("the channel that slot {slot} published cannot be used, messages from it are lost: {}", no_channel(*.errno))]
-    AttachFailed {
-        slot: u8,
-        /// What the kernel said; 0 where the peer published no channel to this process.
-        errno: i32,
-    },
+    #[error("the channel that slot {slot} published cannot be used, messages from it are lost: {why}")]
+    AttachFailed { slot: u8, why: Unattached },
 }
 
-fn no_channel(errno: i32) -> String {
-    match errno {
-        0 => "it is no channel between these two processes".into(),
-        errno => refusal(errno),
-    }
+/// Why a published channel was not attached to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Unattached {
+    #[error("{}", refusal(*.0))]
+    Kernel(i32),
+    #[error("it is no channel between these two processes: {0}")]
+    Foreign(&'static str),
+    #[error(transparent)]
+    NoPeer(#[from] NoPeer),
 }
 
 fn port_taken(address: &IpAddr, user: &u32, pid: &Option<u32>) -> String {

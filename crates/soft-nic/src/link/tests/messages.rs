@@ -434,16 +434,16 @@ fn empty_slots_and_leavers_are_no_peers() {
     let fabric = fabric_name();
     let mut a = Link::join(config(&fabric)).unwrap();
     assert_eq!(a.room(5), Room::NoPeer(NoPeer::Empty(5)));
-    assert!(!a.alive(5) && a.alive(a.slot()));
+    assert!(!a.is_alive(5).unwrap() && a.is_alive(a.slot()).unwrap());
     let mut b = Link::join(config(&fabric)).unwrap();
     meet(&mut a, &mut b);
     let slot = b.slot();
-    assert!(a.alive(slot));
+    assert!(a.is_alive(slot).unwrap());
     // What was sent before leaving still arrives.
     let write = request(&b, Link::first_qpn(a.slot()), Opcode::Write, 0, 0, 0);
     b.send_request(&write, &PathAddress::default(), Payload::Nothing).unwrap();
     drop(b);
-    assert!(!a.alive(slot));
+    assert!(!a.is_alive(slot).unwrap());
     assert_eq!(a.poll(10, |_| Disposition::Consumed), 1);
     std::thread::sleep(Duration::from_millis(11));
     a.sleep(Duration::from_nanos(1));
