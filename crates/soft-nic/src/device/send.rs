@@ -290,7 +290,7 @@ impl<M: Memory> Core<M> {
         if let Some(route) = request.route {
             return self.send_datagram_of(link, qp, place, route, transmit);
         }
-        if request.to.is_none() {
+        if request.unreachable {
             // Nobody has that address: lost on the way.
             self.count_sent(port, mtu, &request.request, transmit);
             self.counters.lost_unreachable += 1;

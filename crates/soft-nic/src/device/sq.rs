@@ -74,8 +74,8 @@ pub(super) struct SendRequest {
     pub request: Request,
     /// Where a datagram goes; connected queues have one path for all.
     pub path: PathAddress,
-    /// Process that the message goes to; none: nobody on the fabric has that address.
-    pub to: Option<u8>,
+    /// Nobody on the fabric has the address that the message goes to.
+    pub unreachable: bool,
     /// Way of a datagram that goes over the wire instead.
     pub route: Option<Route>,
     /// Bytes that the link has taken, of a message that it takes in pieces.
@@ -101,7 +101,7 @@ impl SendRequest {
             fence: false,
             request: Request::default(),
             path: PathAddress::default(),
-            to: None,
+            unreachable: false,
             route: None,
             carried: 0,
             inline: Vec::new(),
@@ -312,7 +312,7 @@ impl Checks<'_> {
     /// Where the message goes.
     fn address(&self, qp: &Qp, body: &Body<'_>, out: &mut SendRequest) {
         let Some(vector) = &body.datagram else {
-            (out.to, out.route) = (qp.peer, None);
+            (out.unreachable, out.route) = (qp.peer.is_none(), None);
             return;
         };
         let device = &self.ways.ports[qp.port];
@@ -337,14 +337,12 @@ impl Checks<'_> {
         // A Q_Key with its top bit set means: use the QP's own (IBTA).
         let own = vector.qkey & 1 << 31 != 0;
         out.request.qkey = if own { qp.attributes.qkey } else { vector.qkey };
-        (out.to, out.route) = match self.ways.to(qp.port, source, dlid, dgid, vector.destination_qpn) {
-            Way::Nowhere => (None, None),
-            Way::Shared(slot, port) => {
-                out.path.to_port = port;
-                (Some(slot), None)
-            }
-            Way::Wire(route) => (None, Some(route)),
-        };
+        (out.unreachable, out.route) = (false, None);
+        match self.ways.to(qp.port, source, dlid, dgid, vector.destination_qpn) {
+            Way::Nowhere => out.unreachable = true,
+            Way::Shared(_, port) => out.path.to_port = port,
+            Way::Wire(route) => out.route = Some(route),
+        }
     }
 
     /// Checks the local side and notes it; returns the payload's length.

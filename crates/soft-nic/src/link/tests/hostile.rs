@@ -164,7 +164,9 @@ fn a_tail_gone_wild_is_an_error_of_the_send_and_frees_who_waits_for_it() {
         let first = send(&mut a).unwrap().position;
         // Fill the ring until only the look at the tail can tell whether a whole fragment fits.
         let ring = |a: &Link| a.outgoing[usize::from(slot)].as_ref().unwrap().producer.next(lane).1;
-        while ring(&a) + (super::super::ROOM + super::super::MAX_FRAGMENT) as u64 <= 2 << 20 {
+        while ring(&a) + (super::super::ROOM + super::super::MAX_FRAGMENT) as u64
+            <= a.config.ring_bytes as u64
+        {
             send(&mut a).unwrap();
         }
         let wild = ring(&a) + 8;
