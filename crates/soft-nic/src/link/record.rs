@@ -157,9 +157,9 @@ pub fn encode_request(request: &Request, form: Form) -> [u64; REQUEST_WORDS] {
     ]
 }
 
-/// Header words of a reply. `offset`, `len`: which READ bytes come with it, in some form; `last`: nothing of this answer
-/// follows.
-pub fn encode_reply(reply: &Reply, offset: u32, len: u32, form: Form, last: bool) -> [u64; REPLY_WORDS] {
+/// Header words of a reply. `offset`, `len`: which READ bytes come with it; `last`: nothing of this answer follows.
+pub fn encode_reply(reply: &Reply, offset: u32, len: u32, last: bool) -> [u64; REPLY_WORDS] {
+    let form = if len > 0 { Form::Inline(len) } else { Form::None };
     let (kind_number, syndrome, value) = match reply.kind {
         ReplyKind::Ack => (0, 0, 0),
         ReplyKind::RnrNak { timer } => (1, timer, 0),
@@ -241,8 +241,6 @@ pub struct ReplyHeader {
     pub offset: u32,
     /// How many come with it.
     pub len: u32,
-    /// How.
-    pub form: Form,
     /// Whether this is the last piece.
     pub last: bool,
 }
@@ -341,7 +339,7 @@ pub fn decode_reply(words: &[u64; REQUEST_WORDS], len: usize) -> Result<ReplyHea
         return Err(RecordError::Payload { have: after as u64, offset, length: have, whole: 0 });
     }
     let reply = Reply { src_qpn, dst_qpn, psn: Psn::new(psn), msn, kind };
-    Ok(ReplyHeader { reply, offset, len: have, form, last: flags & flag::LAST != 0 })
+    Ok(ReplyHeader { reply, offset, len: have, last: flags & flag::LAST != 0 })
 }
 
 fn pair(low: u32, high: u32) -> u64 {
@@ -427,14 +425,13 @@ mod tests {
             (ReplyKind::AtomicResponse { old: u64::MAX - 1 }, 0),
         ];
         for (kind, bytes) in kinds {
-            let form = if bytes > 0 { Form::Inline(bytes) } else { Form::None };
             for last in [false, true] {
                 let sent = Reply { src_qpn: 1, dst_qpn: 0xff_ffff, psn: Psn::new(7), msn: 0xff_fffe, kind };
                 let offset = if bytes > 0 { 4096 } else { 0 };
                 let mut words = [0; REQUEST_WORDS];
-                words[..REPLY_WORDS].copy_from_slice(&encode_reply(&sent, offset, bytes, form, last));
+                words[..REPLY_WORDS].copy_from_slice(&encode_reply(&sent, offset, bytes, last));
                 let len = record_len(words[0], 1 << 20).unwrap();
-                let expected = ReplyHeader { reply: sent, offset, len: bytes, form, last };
+                let expected = ReplyHeader { reply: sent, offset, len: bytes, last };
                 assert_eq!(decode_reply(&words, len), Ok(expected), "{kind:?} {bytes} {last}");
             }
         }

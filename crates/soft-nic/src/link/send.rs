@@ -90,15 +90,14 @@ impl Link {
             Payload::Inline(_) => exactly(rest as usize, rest, rest)?,
             Payload::Nothing => 0,
         };
-        let form = if carried > 0 { Form::Inline(carried) } else { Form::None };
         let (ring, at) = outgoing.producer.next(Lane::Reply);
         if carried > 0
             && let Err(fault) = fill(ring, &self.host, at + head as u64, payload, offset, carried)
         {
             return Err(self.copy_failed(slot, Lane::Reply, fault));
         }
-        ring.store(at, record::encode_reply(reply, offset, carried, form, carried == rest));
-        let offset = outgoing.producer.commit(Lane::Reply, head + form.padded());
+        ring.store(at, record::encode_reply(reply, offset, carried, carried == rest));
+        let offset = outgoing.producer.commit(Lane::Reply, head + carried.next_multiple_of(8) as usize);
         let position = Position { channel: outgoing.serial, offset };
         self.counters.replies_sent += 1;
         outgoing.note(slot, &mut self.to_publish);

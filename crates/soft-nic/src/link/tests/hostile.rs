@@ -46,13 +46,7 @@ fn a_bad_record_closes_its_channel_and_no_other() {
                 let asked = request(a, Link::first_qpn(slot), Opcode::Send, 0, 0, 0);
                 let mut reply = reply_to(&asked, ReplyKind::Ack);
                 reply.src_qpn = asked.src_qpn;
-                forge(
-                    a,
-                    slot,
-                    Lane::Request,
-                    &record::encode_reply(&reply, 0, 0, record::Form::None, true),
-                    32,
-                );
+                forge(a, slot, Lane::Request, &record::encode_reply(&reply, 0, 0, true), 32);
             }),
         ),
         (
