@@ -45,6 +45,9 @@ pub struct Options {
     /// Length of the measurement; at least one run of each instance is measured.
     #[arg(long, value_name = "S", default_value_t = 3.0, value_parser = seconds)]
     seconds: f64,
+    /// Least number of runs, of all instances together; the measurement goes on until they are done.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    runs: u64,
     /// Time before it in which all instances run and nothing is recorded.
     #[arg(long, value_name = "S", default_value_t = 0.5, value_parser = seconds)]
     warmup: f64,
@@ -221,6 +224,7 @@ fn side_by_side(mut subjects: Vec<Box<dyn Subject>>, options: &Options, every: u
     }
     let (warmup, seconds) =
         (Duration::from_secs_f64(options.warmup), Duration::from_secs_f64(options.seconds));
+    let runs = options.runs.div_ceil(subjects.len() as u64);
     let together = Barrier::new(subjects.len());
     std::thread::scope(|scope| {
         let start = |(mut subject, wanted): (Box<dyn Subject>, Vec<Vec<f32>>)| {
@@ -231,7 +235,7 @@ fn side_by_side(mut subjects: Vec<Box<dyn Subject>>, options: &Options, every: u
                 while since.elapsed() < warmup {
                     subject.runs()?;
                 }
-                again_and_again(subject.as_mut(), &wanted, seconds, every)
+                again_and_again(subject.as_mut(), &wanted, (seconds, runs), every)
             })
         };
         let threads: Vec<_> = subjects.into_iter().zip(alone).map(start).collect();
@@ -242,19 +246,19 @@ fn side_by_side(mut subjects: Vec<Box<dyn Subject>>, options: &Options, every: u
     })
 }
 
-/// Runs for so long, and once at least.
+/// Runs for so long, and so often, and once at least.
 fn again_and_again(
     subject: &mut dyn Subject,
     wanted: &[Vec<f32>],
-    seconds: Duration,
+    (seconds, runs): (Duration, u64),
     every: u64,
 ) -> Result<Measured> {
     let mut measured = Measured::default();
     let since = Instant::now();
     for wait in 1.. {
-        let (time, runs) = subject.runs()?;
-        measured.histogram.record_n(time.as_nanos() as u64, runs);
-        let is_last = since.elapsed() >= seconds;
+        let (time, times) = subject.runs()?;
+        measured.histogram.record_n(time.as_nanos() as u64, times);
+        let is_last = since.elapsed() >= seconds && measured.histogram.count() >= runs;
         if is_last {
             measured.elapsed = since.elapsed();
         }
@@ -289,8 +293,9 @@ fn by_themselves(instances: Vec<Instance>, options: &Options) -> Result<Vec<Meas
     for (graph, _) in &mut all {
         graph.start()?;
     }
-    watch(&all, Duration::from_secs_f64(options.warmup))?;
-    let mut measured = watch(&all, Duration::from_secs_f64(options.seconds))?;
+    watch(&all, Duration::from_secs_f64(options.warmup), 0)?;
+    let runs = options.runs.div_ceil(all.len() as u64);
+    let mut measured = watch(&all, Duration::from_secs_f64(options.seconds), runs.max(1))?;
     all.iter().for_each(|(graph, _)| graph.graph().cancel());
     for ((graph, alone), measured) in all.iter().zip(&mut measured) {
         graph.graph().wait(END)?;
@@ -300,26 +305,27 @@ fn by_themselves(instances: Vec<Instance>, options: &Options) -> Result<Vec<Meas
     Ok(measured)
 }
 
-/// Looks at all counters of turns, again and again. The first change of each begins its measurement.
-fn watch(all: &[(ByItself, Vec<Vec<f32>>)], seconds: Duration) -> Result<Vec<Measured>> {
+/// Looks at all counters of turns, again and again, for so long and until each instance has had so many turns. The first change that is
+/// seen of each begins its measurement.
+fn watch(all: &[(ByItself, Vec<Vec<f32>>)], seconds: Duration, runs: u64) -> Result<Vec<Measured>> {
     let mut measured: Vec<Measured> = all.iter().map(|_| Measured::default()).collect();
-    let mut seen: Vec<(u32, Option<Instant>)> =
-        all.iter().map(|(graph, _)| (graph.graph().turns(), None)).collect();
     let since = Instant::now();
-    while since.elapsed() < seconds || measured.iter().any(|one| one.histogram.count() == 0) {
-        ensure!(since.elapsed() < seconds + END, "an instance has had no turn for {} s", END.as_secs());
+    // Of each: its turns, when the last one was seen to end, and whether that was seen as it happened.
+    let mut seen: Vec<(u32, Instant, bool)> =
+        all.iter().map(|(graph, _)| (graph.graph().turns(), since, false)).collect();
+    while since.elapsed() < seconds || measured.iter().any(|one| one.histogram.count() < runs) {
         for (((graph, _), seen), measured) in all.iter().zip(&mut seen).zip(&mut measured) {
             let (turns, now) = (graph.graph().turns(), Instant::now());
-            let more = turns.wrapping_sub(seen.0);
+            let (more, time) = (turns.wrapping_sub(seen.0), now - seen.1);
             if more == 0 {
+                ensure!(time < END, "an instance has had no turn for {} s", END.as_secs());
                 continue;
             }
-            if let Some(before) = seen.1 {
-                let time = now - before;
+            if seen.2 {
                 measured.histogram.record_n(time.as_nanos() as u64 / u64::from(more), more.into());
                 measured.elapsed += time;
             }
-            *seen = (turns, Some(now));
+            *seen = (turns, now, true);
         }
     }
     for (graph, _) in all {
@@ -453,8 +459,10 @@ mod tests {
             let mut fake = Fake { runs: 0, wrong };
             fake.runs().unwrap();
             let wanted = fake.outputs().unwrap();
-            let measured = again_and_again(&mut fake, &wanted, Duration::from_millis(1), every).unwrap();
+            let measured =
+                again_and_again(&mut fake, &wanted, (Duration::from_millis(1), 20), every).unwrap();
             assert_eq!(measured.wrong > 0, expected, "every {every}");
+            assert!(measured.histogram.count() >= 20);
             assert_eq!(measured.histogram.count(), 2 * u64::from(fake.runs - 1));
         }
     }

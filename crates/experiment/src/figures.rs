@@ -11,7 +11,7 @@ use crate::paper::Paper;
 use crate::plot::{Axis, Curve, Kind, LABEL_CHARACTERS, Panel, svg};
 use crate::point::{Point, crowded, disturbed, needs_gpu, provenance_of, revision};
 use crate::spec::{self, Formula, Plot};
-use crate::statistics::by_x;
+use crate::statistics::{by_x, log_fit};
 use crate::wire_model;
 
 /// Draws one plot of an experiment. `modelled`: lines of posts that were measured without a NIC; `unmeasured`: series without a
@@ -28,6 +28,9 @@ pub fn plot(
     for name in &plot.beside {
         curves.extend(published(experiment.paper(name)?));
     }
+    if plot.log_fit {
+        curves.extend(log_fits(experiment, &points, &plot.y));
+    }
     let wire_models = plot.formulas.contains(&Formula::WireModel);
     if wire_models && let Some(post_times) = experiment.papers.iter().find(|paper| paper.paper.figure == 5) {
         curves.extend(models(post_times));
@@ -36,8 +39,14 @@ pub fn plot(
     curves.extend(modelled.iter().map(drawn));
     let windows = windows(&points);
     let panel = |panel: &spec::Panel| {
-        let x = x_axis(&plot.x_name, panel, &curves);
-        let y = y_axis(&plot.y_name, panel.log, within(&curves, &x));
+        let x = match plot.log_fit {
+            true => counts(&plot.x_name, &curves),
+            false => x_axis(&plot.x_name, panel, &curves),
+        };
+        let (least, most) = within(&curves, &x);
+        // Substitutes are slower by orders of magnitude than what is published.
+        let log = panel.log || plot.log_fit && most > 20.0 * least;
+        let y = y_axis(&plot.y_name, log, (least, most));
         let marks = windows.iter().map(|(from, _, window)| (*from as f64, window.clone()));
         let marks = if panel.log { marks.collect() } else { Vec::new() };
         Panel { title: panel.title.clone(), x, y, marks }
@@ -55,6 +64,36 @@ pub fn plot(
 
 pub fn ran_with(point: &Point, settings: &BTreeMap<String, u64>) -> bool {
     settings.iter().all(|(name, value)| point.settings.get(name) == Some(value))
+}
+
+/// The fit of each measured series, over the x that it was measured at.
+fn log_fits(experiment: &Experiment, points: &[Point], field: &str) -> Vec<Curve> {
+    let fit = |series: &String| {
+        let (fit, xs) = (log_fit(points, series, field)?, by_x(points, series, field, |_| true));
+        let (first, last) = (*xs.keys().next()? as f64, *xs.keys().last()? as f64);
+        let at = |step: u32| first + (last - first) * f64::from(step) / 40.0;
+        Some(Curve {
+            group: "fit a·log2(x) + k".into(),
+            label: format!("{}, R² {:.4}", label(experiment, series), fit.r_squared),
+            kind: Kind::Broken,
+            points: (0..=40).map(at).map(|x| [x, fit.at(x), fit.at(x), fit.at(x)]).collect(),
+            not_whole: Vec::new(),
+        })
+    };
+    experiment.spec.series.keys().filter_map(fit).collect()
+}
+
+/// What the legend calls a series.
+pub(crate) fn label<'a>(experiment: &'a Experiment, series: &'a str) -> &'a str {
+    experiment.spec.series.get(series).and_then(|own| own.label.as_deref()).unwrap_or(series)
+}
+
+/// A linear axis of whole numbers, with a tick at each power of two.
+fn counts(name: &str, curves: &[Curve]) -> Axis {
+    let most = curves.iter().flat_map(|curve| &curve.points).map(|[x, ..]| *x).fold(1.0, f64::max);
+    let ticks = (0..12).map(|power| f64::from(1 << power)).filter(|tick| *tick <= most);
+    let ticks = ticks.map(|tick| (tick, tick.to_string())).collect();
+    Axis { name: name.to_owned(), range: 0.0..most * 1.05, log: false, ticks }
 }
 
 fn published(paper: &Paper) -> Vec<Curve> {
@@ -106,7 +145,7 @@ fn measured(experiment: &Experiment, points: &[Point], field: &str) -> Vec<Curve
         let own: Vec<Point> =
             points.iter().filter(|point| point.series == series && point.at == *at).cloned().collect();
         let base = own.iter().all(Point::is_base);
-        let name = experiment.spec.series.get(series).and_then(|own| own.label.as_deref()).unwrap_or(series);
+        let name = label(experiment, series);
         let others = at.iter().filter(|(_, value)| **value != 1);
         let others: String = others.map(|(name, value)| format!(", {name} {value}")).collect();
         let broken = own.iter().filter(|point| !point.is_whole());
@@ -153,7 +192,7 @@ fn said_of(windows: &[(u64, u64, String)]) -> Option<String> {
 }
 
 /// What the numbers stand on, below every plot.
-fn caption(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -> Vec<String> {
+pub(crate) fn caption(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -> Vec<String> {
     let Some(from) = provenance_of(points) else { return vec!["no points of ours".into()] };
     let gpu =
         if from.gpu == Label::None { "none".into() } else { format!("{} ({})", from.gpu, from.gpu_device) };
@@ -165,7 +204,7 @@ fn caption(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -> 
     let rate = rate.map_or("not shaped".to_owned(), |rate| format!("shaped to {rate} Gbit/s"));
     let word = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
     let helpers = option("copy_threads").map_or("none".to_owned(), word);
-    let mut lines = vec![
+    let on_a_nic = vec![
         format!(
             "ours — nic: {} ({}), gpu: {gpu}, link: {}, {rate}; threads that help to copy: {helpers}; median and range of \
              {repetitions} repetitions",
@@ -181,6 +220,17 @@ fn caption(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -> 
             revision(&from),
         ),
     ];
+    let without_a_nic = vec![
+        format!("ours — gpu: {gpu}; median and range over repetitions, of which there are {repetitions}"),
+        format!(
+            "{}; kernel {}, {} build, {}",
+            from.machine,
+            version("kernel"),
+            version("profile"),
+            revision(&from)
+        ),
+    ];
+    let mut lines = if experiment.spec.nic.is_empty() { without_a_nic } else { on_a_nic };
     let papers = experiment.papers.first();
     lines.extend(papers.map(|_| {
         "paper — doi 10.1145/3642968.3654820; curves from the plots of its authors' re-run, August 2024"
@@ -198,7 +248,7 @@ fn caption(experiment: &Experiment, points: &[Point], unmeasured: &[String]) -> 
 }
 
 /// A line in pieces of at most so many characters, cut between words.
-fn wrapped(line: &str, most: usize) -> Vec<String> {
+pub(crate) fn wrapped(line: &str, most: usize) -> Vec<String> {
     let mut pieces = vec![String::new()];
     for word in line.split(' ') {
         let last = pieces.last_mut().map_or(0, |piece| piece.chars().count());
@@ -254,7 +304,7 @@ fn binary(bytes: u64) -> String {
 }
 
 /// A logarithmic axis that fits the data, with ticks at 1, 2 and 5 of each power of ten, or at the powers alone where there are many.
-fn decades(name: &str, least: f64, most: f64) -> Axis {
+pub(crate) fn decades(name: &str, least: f64, most: f64) -> Axis {
     let range = least * 0.8..most * 1.6;
     let powers = (range.start.log10().floor() as i32)..=(range.end.log10().ceil() as i32);
     let steps: &[f64] = if range.end / range.start > 1e3 { &[1.0] } else { &[1.0, 2.0, 5.0] };
@@ -265,7 +315,7 @@ fn decades(name: &str, least: f64, most: f64) -> Axis {
 }
 
 /// A linear axis from zero, with five to ten round ticks.
-fn steps(name: &str, most: f64) -> Axis {
+pub(crate) fn steps(name: &str, most: f64) -> Axis {
     let magnitude = 10_f64.powf((most / 5.0).log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|step| step * magnitude).into_iter().find(|step| most / step <= 8.0);
     let step = step.unwrap_or(magnitude * 10.0);

@@ -31,6 +31,7 @@ pub mod point;
 pub mod refused;
 pub mod resume;
 pub mod run;
+mod runs;
 pub mod spec;
 pub mod statistics;
 pub mod table;

@@ -15,6 +15,9 @@ pub struct Paper {
     /// Where it was published and how it was read.
     pub paper: Source,
     pub series: Vec<Curve>,
+    /// Published distributions.
+    #[serde(default)]
+    pub cdf: Vec<Distribution>,
     /// What the paper says about them.
     pub claim: Vec<Claim>,
 }
@@ -48,6 +51,16 @@ pub struct Curve {
     pub meaning: String,
     /// Payload bytes, value, and its lower and upper end.
     pub points: Vec<[f64; 4]>,
+}
+
+/// One published distribution.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Distribution {
+    /// The x of the points that it belongs to.
+    pub at: u64,
+    /// Milliseconds, and the share of runs that took no longer.
+    pub points: Vec<[f64; 2]>,
 }
 
 /// One sentence of the paper that the figure carries.
@@ -161,6 +174,14 @@ pub enum Rule {
     },
     /// Each series with a bound of its own keeps it: `at_most` and `at_least` are numbers of its points.
     Stated { field: String },
+    /// Each series follows a·log2(x) + k.
+    Logarithmic {
+        field: String,
+        /// Coefficient of determination that the fit must reach.
+        r_squared: f64,
+    },
+    /// Each series grows with x, from one x to the next, and by this factor from the first to the last.
+    Grows { field: String, at_least: f64 },
     /// A fact that the figure rests on and no run here can judge.
     Background {},
 }
@@ -175,6 +196,8 @@ impl Rule {
             | Rule::Stated { field }
             | Rule::Order { field, .. }
             | Rule::Flat { field, .. }
+            | Rule::Logarithmic { field, .. }
+            | Rule::Grows { field, .. }
             | Rule::Falls { field, .. } => Some(field),
             Rule::Saturates { .. } | Rule::Fills { .. } | Rule::Linear { .. } | Rule::Background {} => None,
         }

@@ -11,13 +11,13 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 /// Every text of a plot; the first one is embedded for the PNG, the second serves other viewers of the SVG.
-const FONT: &str = "DejaVu Sans, sans-serif";
-const INK: RGBColor = RGBColor(40, 40, 40);
-const GRID: RGBColor = RGBColor(225, 225, 225);
-const FAINT: RGBColor = RGBColor(110, 110, 110);
+pub const FONT: &str = "DejaVu Sans, sans-serif";
+pub const INK: RGBColor = RGBColor(40, 40, 40);
+pub const GRID: RGBColor = RGBColor(225, 225, 225);
+pub const FAINT: RGBColor = RGBColor(110, 110, 110);
 
 /// One colour a curve: Okabe and Ito's first, which colour-blind readers tell apart, then others that are darker or paler.
-const COLOURS: [RGBColor; 16] = [
+pub const COLOURS: [RGBColor; 16] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
@@ -47,6 +47,8 @@ pub enum Kind {
     Measured,
     /// The same of another variant of the same series: thin, with hollow markers.
     Variant,
+    /// A measured distribution: solid, without markers.
+    Plain,
     /// Published, or a formula: broken, without markers.
     Broken,
 }
@@ -114,7 +116,7 @@ pub struct Panel {
 /// Width of the legend.
 const LEGEND: u32 = 262;
 /// Height of a line of the legend or of the caption.
-const LINE: i32 = 17;
+pub const LINE: i32 = 17;
 /// Length of the piece of a curve's stroke in the legend.
 const SAMPLE: i32 = 44;
 /// Longest label that fits the legend.
@@ -156,7 +158,7 @@ pub fn svg(
     Ok(text)
 }
 
-fn drawing(error: impl std::fmt::Display) -> anyhow::Error {
+pub fn drawing(error: impl std::fmt::Display) -> anyhow::Error {
     anyhow!("drawing: {error}")
 }
 
@@ -317,6 +319,10 @@ fn stroke(chart: &mut Chart<'_, '_>, curve: &Curve, look: Look) -> Result<()> {
         chart.draw_series(DashedLineSeries::new(line, dash, gap, colour.stroke_width(1))).map_err(drawing)?;
         return Ok(());
     }
+    if curve.kind == Kind::Plain {
+        chart.draw_series(LineSeries::new(line, colour.stroke_width(2))).map_err(drawing)?;
+        return Ok(());
+    }
     let upper = curve.points.iter().map(|[x, _, _, most]| (*x, *most));
     let lower = curve.points.iter().rev().map(|[x, _, least, _]| (*x, *least));
     let band: Vec<(f64, f64)> = upper.chain(lower).collect();
@@ -357,13 +363,13 @@ fn legend(area: &Area<'_>, curves: &[Curve], looks: &[Look]) -> Result<()> {
 fn sample(area: &Area<'_>, curve: &Curve, look: Look, y: i32) -> Result<()> {
     let (dash, gap, width) = match curve.kind {
         Kind::Broken => (look.dash.0 as i32, look.dash.1 as i32, 1),
-        kind => (SAMPLE, 0, if kind == Kind::Measured { 2 } else { 1 }),
+        kind => (SAMPLE, 0, if kind == Kind::Variant { 1 } else { 2 }),
     };
     for from in (0..SAMPLE).step_by((dash + gap) as usize) {
         let piece = vec![(from, y), ((from + dash).min(SAMPLE), y)];
         area.draw(&PathElement::new(piece, look.colour.stroke_width(width))).map_err(drawing)?;
     }
-    if curve.kind != Kind::Broken {
+    if matches!(curve.kind, Kind::Measured | Kind::Variant) {
         let at = std::iter::once((SAMPLE / 2, y));
         let bold = curve.kind == Kind::Measured;
         markers!(look, bold, at, |mut all| Iterator::try_for_each(&mut all, |element| area.draw(&element)));

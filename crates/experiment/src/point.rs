@@ -104,7 +104,8 @@ impl std::fmt::Display for Key {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.series)?;
         if self.x > 0 {
-            write!(f, " at {} B", self.x)?;
+            // A payload has lists beside it; any other x is a count.
+            write!(f, " at {}{}", self.x, if self.at.contains_key("list") { " B" } else { "" })?;
         }
         self.at.iter().try_for_each(|(name, value)| write!(f, ", {name} {value}"))?;
         write!(f, ", repetition {}", self.repetition)

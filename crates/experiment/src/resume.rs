@@ -199,7 +199,7 @@ pub fn newest(points: Vec<Point>) -> (Vec<Point>, Vec<Point>) {
 
 /// Renames points, plots and summary of an earlier run, all with the same number; what was moved, as a line to print.
 fn move_aside(out: &Path, spec: &Spec) -> Result<Option<String>> {
-    let plots = spec.plots.iter().flat_map(|plot| [(plot.name.as_str(), "svg"), (plot.name.as_str(), "png")]);
+    let plots = spec.pictures().flat_map(|name| [(name, "svg"), (name, "png")]);
     let left: Vec<(&str, &str)> = [("results", "jsonl"), ("summary", "json")]
         .into_iter()
         .chain(plots)

@@ -16,7 +16,7 @@ use crate::point::{self, Key, Point, crowded, disturbed, label_of, provenance_of
 use crate::resume::{self, Earlier, Options};
 use crate::spec::Grid;
 use crate::verdict::Judged;
-use crate::{Experiment, figures, png, table};
+use crate::{Experiment, figures, png, runs, table};
 
 /// Pixels of a PNG per unit of its SVG: fit for print at a column's width.
 const PNG_SCALE: f32 = 3.0;
@@ -130,6 +130,11 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
         write_whole(&path("png"), &png(&svg, PNG_SCALE)?).with_context(again)?;
         write_whole(&path("svg"), svg.as_bytes()).with_context(again)?;
     }
+    for (name, svg) in runs::plots(experiment, points, &unmeasured)? {
+        let path = |kind: &str| out.join(format!("{name}.{kind}"));
+        write_whole(&path("png"), &png(&svg, PNG_SCALE)?).with_context(again)?;
+        write_whole(&path("svg"), svg.as_bytes()).with_context(again)?;
+    }
     say!("\n{}", table::table(spec, &rows));
     unmeasured.iter().for_each(|series| say!("{}", table::not_measured(series)));
     table::replaced(spec, &earlier.replaced, points).iter().for_each(|line| say!("{line}"));
@@ -139,8 +144,8 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
     extra.modelled.iter().for_each(|line| say!("{}", line.text()));
     say!("{}\n", table::verdicts(&verdicts));
     say!("{}", point::standing(label, &provenance));
-    for plot in &spec.plots {
-        say!("plot: {}", out.join(format!("{}.png", plot.name)).display());
+    for name in spec.pictures().filter(|name| out.join(format!("{name}.png")).is_file()) {
+        say!("plot: {}", out.join(format!("{name}.png")).display());
     }
     say!("results in {}", out.display());
     if let Some(why) = not_whole(points, &options.again) {

@@ -29,6 +29,12 @@ pub struct Spec {
     pub range: String,
     #[serde(default, rename = "plot")]
     pub plots: Vec<Plot>,
+    /// Distributions of run times, one curve for each x.
+    #[serde(default, rename = "cdf")]
+    pub cdfs: Vec<Cdf>,
+    /// Numbers of each series as bars.
+    #[serde(default)]
+    pub bars: Vec<Bars>,
     /// Experiments whose claims the points can judge.
     #[serde(default)]
     pub judges: Vec<Judges>,
@@ -92,6 +98,40 @@ pub struct Plot {
     /// Only points that ran with these settings.
     #[serde(default)]
     pub settings: BTreeMap<String, u64>,
+    /// What a reader must know, a line each.
+    #[serde(default)]
+    pub notes: Vec<String>,
+    /// x counts something: a linear axis without a unit, and beside each curve its fit a·log2(x) + k.
+    #[serde(default)]
+    pub log_fit: bool,
+}
+
+/// Distributions of the run times of some series, drawn from the quantiles that each point keeps.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cdf {
+    /// Stem of its files.
+    pub name: String,
+    pub title: String,
+    /// Whose points; those that were measured are drawn.
+    pub series: Vec<String>,
+    /// An experiment whose published distributions stand beside.
+    pub beside: Option<String>,
+}
+
+/// Bars for each series: numbers at the smallest x, and at the x where they are largest.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Bars {
+    /// Stem of its files.
+    pub name: String,
+    pub title: String,
+    /// Name and unit of the y axis.
+    pub y_name: String,
+    /// Numbers of a point, and what the legend calls them.
+    pub values: Vec<(String, String)>,
+    /// Levels to compare with: value and name.
+    pub lines: Vec<(f64, String)>,
     /// What a reader must know, a line each.
     #[serde(default)]
     pub notes: Vec<String>,
@@ -213,6 +253,7 @@ impl Spec {
             .plots
             .iter()
             .map(|plot| plot.y.as_str())
+            .chain(spec.bars.iter().flat_map(|bars| &bars.values).map(|(value, _)| value.as_str()))
             .chain(spec.claims.iter().filter_map(|claim| claim.rule.field()))
         {
             ensure!(spec.knows(field), "no number `{field}`; a point has {}", spec.values.join(", "));
@@ -223,6 +264,13 @@ impl Spec {
     /// Whether a point has a number of this name.
     pub fn knows(&self, field: &str) -> bool {
         self.values.iter().any(|value| value == field) || field == "slope" && self.x.is_some()
+    }
+
+    /// Stems of the files of all that is drawn.
+    pub fn pictures(&self) -> impl Iterator<Item = &str> {
+        let names = self.plots.iter().map(|plot| &plot.name);
+        let names = names.chain(self.cdfs.iter().map(|cdf| &cdf.name));
+        names.chain(self.bars.iter().map(|bars| &bars.name)).map(String::as_str)
     }
 
     pub fn grid(&self, extent: Extent) -> Grid {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::point::Point;
+use crate::table::number;
 
 /// Median of `values`; the mean of the two middle ones of an even number. `None` of none.
 pub fn median(values: &[f64]) -> Option<f64> {
@@ -42,6 +43,37 @@ pub fn by_x(
 /// Medians alone, by x, of the points that claims look at.
 pub fn medians(points: &[Point], series: &str, field: &str) -> BTreeMap<u64, f64> {
     by_x(points, series, field, Point::is_base).into_iter().map(|(x, [median, ..])| (x, median)).collect()
+}
+
+/// A fit of a·log2(x) + k.
+#[derive(Clone, Copy, Debug)]
+pub struct LogFit {
+    pub a: f64,
+    pub k: f64,
+    /// Coefficient of determination.
+    pub r_squared: f64,
+}
+
+impl LogFit {
+    pub fn at(&self, x: f64) -> f64 {
+        self.a * x.log2() + self.k
+    }
+}
+
+impl std::fmt::Display for LogFit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let LogFit { a, k, r_squared } = self;
+        write!(f, "{}·log2(x) + {}, R² {r_squared:.4}", number(Some(*a)), number(Some(*k)))
+    }
+}
+
+/// The fit of the medians of a number over x; `None` with fewer than three x.
+pub fn log_fit(points: &[Point], series: &str, field: &str) -> Option<LogFit> {
+    let of = |(x, y): (u64, f64)| (x > 0).then(|| ((x as f64).log2(), y));
+    let points: Vec<(f64, f64)> = medians(points, series, field).into_iter().filter_map(of).collect();
+    let Line { slope, r_squared } = line(&points)?;
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / points.len() as f64;
+    Some(LogFit { a: slope, k: mean(|point| point.1) - slope * mean(|point| point.0), r_squared })
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -26,6 +26,7 @@ use crate::setup::{self, Purpose};
 use crate::stop;
 use crate::workspace::{self, root};
 
+mod models;
 mod nic;
 pub mod posts;
 mod transfer;
@@ -99,6 +100,12 @@ fn rate_gbps(text: &str) -> Result<f64, String> {
 pub fn run(name: &str, options: &Options) -> Result<()> {
     let mut experiment = Experiment::read(&experiments(), name)?;
     let app = experiment.spec.app.as_str();
+    if app == models::APP {
+        if options.nic.is_some() || options.rate_gbps.is_some() {
+            return Err(refused(format!("{name}: it needs no NIC; leave --nic and --rate-gbps out")));
+        }
+        return models::run(experiment, options);
+    }
     if app != transfer::APP {
         let given = [
             options.full,

@@ -72,8 +72,9 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
     let ours = |line: &str| [vec![xtask.clone()], words(line)].concat();
     let message = "--message-format=json-render-diagnostics";
     let whole = options.suites.is_empty();
-    let starts_programs =
-        |suite: &Suite| suite.nic.is_some() || ["softnic", "gpu", "xtask"].contains(&suite.package.as_str());
+    let starts_programs = |suite: &Suite| {
+        suite.nic.is_some() || ["softnic", "gpu", "profiler", "xtask"].contains(&suite.package.as_str())
+    };
     let mut jobs = Vec::new();
     if whole || suites.iter().any(starts_programs) {
         jobs.push(Job::release_build());
@@ -84,6 +85,8 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
             Job::new("fmt", 1, &[], Work::Step(words("cargo fmt --all --check"))),
             Job::new("tidy", 1, &[], Work::Step(ours("tidy"))),
             Job::new(TEST_PROGRAMS, 1, &[], Work::Build(all)),
+            Job::new("figure 1, dry run", 0, &[], Work::Step(ours("figure 1 --dry-run"))),
+            Job::new("figure 2, dry run", 0, &[], Work::Step(ours("figure 2 --dry-run"))),
             Job::new("figure 4, dry run", 0, &[], Work::Step(ours("figure 4 --dry-run"))),
             Job::new("figure 5, dry run", 0, &[], Work::Step(ours("figure 5 --dry-run"))),
             Job::new("symbols", 0, &[RELEASE_BUILD], Work::Symbols),

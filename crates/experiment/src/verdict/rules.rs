@@ -7,7 +7,7 @@ use measure::label::Part;
 use super::series::{each, each_of, named, pairs};
 use crate::paper::{Claim, Rule};
 use crate::point::Point;
-use crate::statistics::{by_x, line, median, medians, rank_correlation};
+use crate::statistics::{by_x, line, log_fit, median, medians, rank_correlation};
 use crate::table::number;
 use crate::wire_model::WireModel;
 
@@ -70,6 +70,12 @@ pub fn findings(claim: &Claim, points: &[Point]) -> Vec<Finding> {
         Rule::Flat { field, at_most } => each(claim, points, &|series| flat(points, series, field, *at_most)),
         Rule::Falls { field, at_least } => {
             each(claim, points, &|series| falls(points, series, field, *at_least))
+        }
+        Rule::Logarithmic { field, r_squared } => {
+            each(claim, points, &|series| logarithmic(points, series, field, *r_squared))
+        }
+        Rule::Grows { field, at_least } => {
+            each(claim, points, &|series| grows(points, series, field, *at_least))
         }
         Rule::Bound { field, by, at_least, at_most, below } => each(claim, points, &|series| {
             let found = match by {
@@ -153,6 +159,14 @@ pub fn criterion(rule: &Rule) -> String {
             "holds when {field} falls with the payload (rank correlation below -0.5), by {:.0} % at least",
             at_least * 100.0
         ),
+        Rule::Logarithmic { field, r_squared } => {
+            format!("holds when {field} is a·log2(x) + k with R² {r_squared} at least")
+        }
+        Rule::Grows { field, at_least } => {
+            format!(
+                "holds when {field} grows with each x, {at_least} times at least from the first to the last"
+            )
+        }
         Rule::Ratio { field, within: [least, most] } => {
             format!("holds when the ratio of {field} is from {least} to {most}")
         }
@@ -310,6 +324,22 @@ fn falls(points: &[Point], series: &str, field: &str, at_least: f64) -> Finding 
     let evidence =
         format!("{series}: rank correlation {rank:.2}, {percent:.1} % {word} at the largest payload");
     Finding::judged(rank < -0.5 && fall >= at_least, evidence)
+}
+
+fn logarithmic(points: &[Point], series: &str, field: &str, at_least: f64) -> Finding {
+    let Some(fit) = log_fit(points, series, field) else { return Finding::missing(series, Vec::new()) };
+    Finding::judged(fit.r_squared >= at_least, format!("{series}: {fit}"))
+}
+
+fn grows(points: &[Point], series: &str, field: &str, at_least: f64) -> Finding {
+    let medians: Vec<f64> = medians(points, series, field).into_values().collect();
+    let (Some(first), Some(last), true) = (medians.first(), medians.last(), medians.len() > 1) else {
+        return Finding::missing(series, Vec::new());
+    };
+    let grows = medians.windows(2).all(|pair| pair[1] > pair[0]);
+    let evidence =
+        format!("{series}: {} to {}, {:.1} times", number(Some(*first)), number(Some(*last)), last / first);
+    Finding::judged(grows && last / first >= at_least, evidence)
 }
 
 /// Quotients of the medians at each payload size that both series have.

@@ -1,0 +1,224 @@
+//! Plots of repeated runs: distributions of their times, and what they move as bars.
+//!
+//! A distribution is made of the quantiles that a point keeps in its `detail` (`quantiles_ns`, from the least to the largest).
+
+use anyhow::{Result, anyhow};
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
+
+use crate::figures::{caption, decades, label, steps, wrapped};
+use crate::plot::{Axis, COLOURS, Curve, FAINT, FONT, GRID, INK, Kind, LINE, Panel, drawing, svg};
+use crate::point::Point;
+use crate::spec::{Bars, Cdf};
+use crate::statistics::by_x;
+use crate::{Experiment, Paper};
+
+/// All distributions and bars that there are points for: stem and SVG.
+pub fn plots(
+    experiment: &Experiment,
+    points: &[Point],
+    unmeasured: &[String],
+) -> Result<Vec<(String, String)>> {
+    let mut drawn = Vec::new();
+    for plot in &experiment.spec.cdfs {
+        let curves = distributions(experiment, plot, points);
+        if !curves.is_empty() {
+            drawn.push((plot.name.clone(), cdf(experiment, plot, curves, points, unmeasured)?));
+        }
+    }
+    for plot in &experiment.spec.bars {
+        let groups = groups(experiment, plot, points);
+        if !groups.is_empty() {
+            let lines = text(experiment, points, unmeasured, &plot.notes, 920);
+            drawn.push((plot.name.clone(), bars(plot, &groups, &lines)?));
+        }
+    }
+    Ok(drawn)
+}
+
+/// What the numbers stand on, and notes, cut for a width.
+fn text(
+    experiment: &Experiment,
+    points: &[Point],
+    unmeasured: &[String],
+    notes: &[String],
+    width: usize,
+) -> Vec<String> {
+    let mut lines = caption(experiment, points, unmeasured);
+    lines.extend(notes.iter().cloned());
+    lines.iter().flat_map(|line| wrapped(line, width / 6)).collect()
+}
+
+/// One curve for each x and repetition of the plot's series.
+fn distributions(experiment: &Experiment, plot: &Cdf, points: &[Point]) -> Vec<Curve> {
+    let mut own: Vec<&Point> = points.iter().filter(|point| plot.series.contains(&point.series)).collect();
+    own.sort_by_key(|point| (point.series.clone(), point.x, point.repetition));
+    let curve = |point: &&Point| {
+        let quantiles: Vec<f64> =
+            point.detail["quantiles_ns"].as_array()?.iter().filter_map(serde_json::Value::as_f64).collect();
+        let last = quantiles.len().checked_sub(1).filter(|last| *last > 0)? as f64;
+        let at = |(place, ns): (usize, f64)| {
+            let share = 100.0 * place as f64 / last;
+            [ns / 1e6, share, share, share]
+        };
+        let runs = point.detail["runs"].as_u64().unwrap_or_default();
+        let beside = if point.x == 1 { "alone" } else { "at once" };
+        Some(Curve {
+            group: label(experiment, &point.series).to_owned(),
+            label: format!("{} {beside}, {runs} runs", point.x),
+            kind: Kind::Plain,
+            points: quantiles.into_iter().enumerate().map(at).collect(),
+            not_whole: Vec::new(),
+        })
+    };
+    own.iter().filter_map(curve).collect()
+}
+
+fn published(paper: &Paper) -> impl Iterator<Item = Curve> + '_ {
+    paper.cdf.iter().map(|one| Curve {
+        group: "paper (hardware)".into(),
+        label: one.at.to_string(),
+        kind: Kind::Broken,
+        points: one
+            .points
+            .iter()
+            .map(|[ms, share]| [*ms, share * 100.0, share * 100.0, share * 100.0])
+            .collect(),
+        not_whole: Vec::new(),
+    })
+}
+
+fn cdf(
+    experiment: &Experiment,
+    plot: &Cdf,
+    mut curves: Vec<Curve>,
+    points: &[Point],
+    unmeasured: &[String],
+) -> Result<String> {
+    if let Some(name) = &plot.beside {
+        curves.extend(published(experiment.paper(name)?));
+    }
+    let xs = || curves.iter().flat_map(|curve| &curve.points).map(|[ms, ..]| *ms);
+    let (least, most) = (xs().fold(f64::INFINITY, f64::min).max(1e-6), xs().fold(1e-6, f64::max));
+    // Runs of one level may take ten times as long as those of another.
+    let x =
+        if most / least > 10.0 { decades("run time, ms", least, most) } else { steps("run time, ms", most) };
+    let ticks = (0..=5).map(|tick| f64::from(tick) * 20.0).map(|tick| (tick, format!("{tick}"))).collect();
+    let y = Axis { name: "runs that took no longer, %".into(), range: 0.0..100.0, log: false, ticks };
+    let panel = Panel { title: String::new(), x, y, marks: Vec::new() };
+    let lines = text(experiment, points, unmeasured, &[], 920);
+    svg((920, 460 + 17 * lines.len() as u32), &plot.title, &[panel], &curves, &lines)
+}
+
+/// One series: its name, and a bar for each number at each of two x.
+struct Group {
+    name: String,
+    /// What the legend calls it, and its height.
+    bars: Vec<(String, f64)>,
+}
+
+/// The bars of each series that has points: at the smallest x, and at the one where the first number is largest.
+fn groups(experiment: &Experiment, plot: &Bars, points: &[Point]) -> Vec<Group> {
+    let group = |series: String| {
+        let medians = |field: &str| by_x(points, &series, field, |_| true);
+        let first = medians(&plot.values.first()?.0);
+        let best = *first.iter().max_by(|one, other| one.1[0].total_cmp(&other.1[0]))?.0;
+        let alone = *first.keys().next()?;
+        let bar = |(field, name): &(String, String)| {
+            let all = medians(field);
+            let at = |x: u64, when: &str| Some((format!("{name}, {when}"), all.get(&x)?[0]));
+            [at(alone, "one instance"), at(best, "best concurrency")]
+        };
+        let bars = plot.values.iter().flat_map(bar).flatten().collect();
+        Some(Group { name: format!("{}\nbest: {best}", label(experiment, &series)), bars })
+    };
+    let mut names: Vec<String> = points.iter().map(|point| point.series.clone()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names.into_iter().filter_map(group).collect()
+}
+
+/// Draws the groups side by side on a logarithmic axis, with the plot's levels across.
+fn bars(plot: &Bars, groups: &[Group], lines: &[String]) -> Result<String> {
+    let names: Vec<&String> = groups[0].bars.iter().map(|(name, _)| name).collect();
+    let heights = || {
+        groups.iter().flat_map(|group| &group.bars).map(|(_, height)| *height).filter(|height| *height > 0.0)
+    };
+    let levels = || plot.lines.iter().map(|(level, _)| *level);
+    let least = heights().chain(levels()).fold(f64::INFINITY, f64::min);
+    let most = heights().chain(levels()).fold(f64::MIN_POSITIVE, f64::max);
+    let axis = decades(&plot.y_name, least / 3.0, most);
+    let (left, right, top, bottom) = (66, 178, 52, 384);
+    let caption_height = LINE * lines.len() as i32 + 14;
+    let size = (920, (bottom + 56 + caption_height) as u32);
+    let y = |value: f64| {
+        let share =
+            (value.max(axis.range.start) / axis.range.start).ln() / (axis.range.end / axis.range.start).ln();
+        bottom - (share * f64::from(bottom - top)).round() as i32
+    };
+    let mut text = String::new();
+    {
+        let root = SVGBackend::with_string(&mut text, size).into_drawing_area();
+        root.fill(&WHITE).map_err(drawing)?;
+        let style = |size: f64, colour: &RGBColor, across: HPos| {
+            (FONT, size).into_font().color(colour).pos(Pos::new(across, VPos::Center))
+        };
+        let write = |text: &str, size: f64, colour: &RGBColor, across: HPos, at: (i32, i32)| {
+            root.draw_text(text, &style(size, colour, across), at).map_err(drawing)
+        };
+        let stroke = |from: (i32, i32), to: (i32, i32), colour: RGBColor| {
+            root.draw(&PathElement::new(vec![from, to], colour)).map_err(drawing)
+        };
+        let end = size.0 as i32 - right;
+        write(&plot.title, 14.0, &INK, HPos::Left, (14, 14))?;
+        write(&plot.y_name, 11.0, &INK, HPos::Left, (14, 36))?;
+        for (tick, said) in &axis.ticks {
+            stroke((left, y(*tick)), (end, y(*tick)), GRID)?;
+            write(said, 11.0, &INK, HPos::Right, (left - 6, y(*tick)))?;
+        }
+        let width = (end - left) / groups.len() as i32;
+        for (at, group) in groups.iter().enumerate() {
+            let from = left + width * at as i32 + width / 10;
+            let own = (width * 8 / 10 / names.len() as i32).max(2);
+            for (place, (_, height)) in group.bars.iter().enumerate() {
+                let corner = from + own * place as i32;
+                let shape = [(corner, y(*height)), (corner + own - 1, bottom)];
+                let colour = colour(place)?;
+                root.draw(&Rectangle::new(shape, colour.filled())).map_err(drawing)?;
+            }
+            for (line, said) in group.name.split('\n').enumerate() {
+                let at = (from + width * 4 / 10, bottom + 14 + LINE * line as i32);
+                write(said, 10.0, &INK, HPos::Center, at)?;
+            }
+        }
+        stroke((left, bottom), (end, bottom), INK)?;
+        // Two levels may be close: a name that would touch the one below it is written higher.
+        let mut below = bottom + LINE;
+        for (level, name) in &plot.lines {
+            let (height, place) = (y(*level), y(*level).min(below - 12));
+            below = place;
+            stroke((left, height), (end, height), FAINT)?;
+            stroke((end, height), (end + 8, place), FAINT)?;
+            write(name, 10.0, &FAINT, HPos::Left, (end + 11, place))?;
+        }
+        for (place, name) in names.iter().enumerate() {
+            let at = bottom - 60 + LINE * place as i32 - LINE * names.len() as i32;
+            let (colour, from) = (colour(place)?, end + 11);
+            root.draw(&Rectangle::new([(from, at - 5), (from + 10, at + 5)], colour.filled()))
+                .map_err(drawing)?;
+            write(name, 10.0, &colour, HPos::Left, (from + 15, at))?;
+        }
+        for (place, line) in lines.iter().enumerate() {
+            write(line, 10.5, &FAINT, HPos::Left, (14, bottom + 62 + LINE * place as i32))?;
+        }
+        root.present().map_err(drawing)?;
+    }
+    Ok(text)
+}
+
+fn colour(place: usize) -> Result<RGBColor> {
+    COLOURS
+        .get(place)
+        .copied()
+        .ok_or_else(|| anyhow!("{place} bars in one group, and {} colours", COLOURS.len()))
+}

@@ -1,0 +1,342 @@
+//! What `profiler run` measures of a model: the points of figures 1 and 2.
+//!
+//! A series is an engine and a model: `gpu-NAME` runs our kernels on a GPU, in a graph that launches itself, and `cpu-NAME` runs ONNX
+//! Runtime in its place. With a GPU the substitutes are left out, without one the GPU's series.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use experiment::point::{Key, Point};
+use experiment::run::{self, Extra};
+use experiment::spec::Extent;
+use experiment::statistics::log_fit;
+use experiment::{Experiment, Spec, resume};
+use measure::{Label, Part, Provenance, json_lines};
+use serde_json::{Map, Value, json};
+
+use super::Options;
+use crate::gpu_machine::GpuMachine;
+use crate::process::{Ended, run_logged};
+use crate::refused::refused;
+use crate::{carried, measured, progress, stop, wheels, workspace, zoo};
+
+/// What a spec calls points of the profiler, and the program's name.
+pub const APP: &str = "profiler";
+/// Longest that one point may take: each ends before a machine that is lent for ten minutes does.
+const LIMIT: Duration = Duration::from_secs(9 * 60);
+
+/// Measures and reports.
+pub fn run(experiment: Experiment, options: &Options) -> Result<()> {
+    let how = super::how(&experiment, options);
+    if options.dry_run {
+        say!("{}", dry_run(&experiment.spec, &how));
+        return Ok(());
+    }
+    resume::check(&experiment.spec, &how, &known, &|_| BTreeMap::new())?;
+    if options.record {
+        measured::allowed(&workspace::revision())?;
+    }
+    let _locked = resume::lock(&how.out)?;
+    let machine = GpuMachine::ask()?;
+    if carried::folder().is_none() {
+        if machine.gpu().is_none() {
+            let no_pip = || Err(refused("python3 has no pip, which fetches ONNX Runtime; install it"));
+            wheels::ONNX_RUNTIME.prepare(options.no_install, no_pip)?;
+        }
+        say!("building the profiler (release), some minutes the first time");
+        workspace::build_release(&["-p", APP])?;
+    }
+    execute(experiment, &how, &machine, &workspace::programs().join(APP))
+}
+
+/// Provenance of this run as far as it is known before anything is built; the rest as in `old`.
+fn known(old: &Provenance) -> Provenance {
+    let ours = Provenance::of(workspace::revision(), &[]);
+    Provenance { revision: ours.revision, machine: ours.machine, ..old.clone() }
+}
+
+/// Measures by a profiler, which is a stand-in in tests.
+fn execute(
+    mut experiment: Experiment,
+    how: &resume::Options,
+    machine: &GpuMachine,
+    program: &Path,
+) -> Result<()> {
+    let mut provenance = Provenance::of(workspace::revision(), &[]);
+    provenance.versions.insert("profile".into(), workspace::profile()?);
+    let engine = match machine.gpu() {
+        Some(_) => {
+            machine.name_in(&mut provenance);
+            provenance.gpu = Label::Hardware;
+            "gpu-"
+        }
+        None => {
+            say!("no GPU here ({}): ONNX Runtime on the processor stands in its place", machine.why_none());
+            "cpu-"
+        }
+    };
+    let mut grid = experiment.spec.grid(how.extent);
+    grid.series.retain(|series| series.starts_with(engine));
+    if engine == "gpu-" {
+        experiment.spec.keep(|series| series.starts_with(engine));
+    }
+    let mut bench = Runs { spec: &experiment.spec, how, program, machine, provenance: &provenance };
+    let results = how.out.join("results.jsonl");
+    stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
+    let earlier = progress::measure(&experiment, how, &provenance, &grid, &mut bench)?;
+    let mut fits = Map::new();
+    let mut extra = Extra::default();
+    if experiment.spec.plots.iter().any(|plot| plot.log_fit) {
+        for series in &grid.series {
+            let Some(fit) = log_fit(&earlier.points, series, "runs_per_s") else { continue };
+            extra.lines.push(format!("{series}: runs per second = {fit}"));
+            fits.insert(series.clone(), json!({ "a": fit.a, "k": fit.k, "r_squared": fit.r_squared }));
+        }
+    }
+    extra.ratios = Value::Object(fits);
+    run::report(&experiment, how, &earlier, &extra)
+}
+
+/// Points by one run of the profiler each.
+struct Runs<'a> {
+    spec: &'a Spec,
+    how: &'a resume::Options,
+    program: &'a Path,
+    machine: &'a GpuMachine,
+    provenance: &'a Provenance,
+}
+
+impl run::Bench for Runs<'_> {
+    fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
+
+    fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
+        let logs = self.how.out.join("logs");
+        let name = format!("{}-{}", key.series, key.x);
+        let (lines, log) = (logs.join(format!("{name}.jsonl")), logs.join(format!("{name}.log")));
+        // A line of an earlier run must not be taken for this one's.
+        let _ = fs::remove_file(&lines);
+        let mut command = Command::new(self.program);
+        command.args(arguments(self.spec, self.how.extent, key, seconds)?);
+        command.arg("--json").arg(&lines).arg("--store").arg(zoo::folder());
+        command.arg("--manifests").arg(workspace::root().join("modelzoo/models"));
+        command.envs(self.machine.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
+        let reference: Option<PathBuf> = Some(wheels::ONNX_RUNTIME.used()).filter(|folder| folder.is_dir());
+        command.envs(reference.map(|folder| (wheels::ONNX_RUNTIME.variable, folder)));
+        let ended = run_logged(&mut command, &log, LIMIT)?;
+        let said = fs::read_to_string(&log).unwrap_or_default();
+        let last = said.lines().last().unwrap_or("it said nothing").to_owned();
+        match ended {
+            // 1: an output is wrong, and the line says how many.
+            Ended::Well | Ended::Status(1) => {}
+            Ended::Status(2) => return Err(refused(last)),
+            ended => bail!("{APP} {ended}: {last} (whole log: {})", log.display()),
+        }
+        let records = json_lines::read::<Value>(&lines)?.records;
+        let [line] = &records[..] else {
+            bail!("{APP} {ended}, and left {} lines of results: {last}", records.len());
+        };
+        let mut point = point(&self.spec.name, key.clone(), line, self.provenance)?;
+        point.seconds = seconds;
+        Ok(point)
+    }
+}
+
+/// What the profiler is told of a point.
+fn arguments(spec: &Spec, extent: Extent, key: &Key, seconds: f64) -> Result<Vec<String>> {
+    let (engine, model) = key.series.split_once('-').context("a series is an engine and a model")?;
+    let engine = match engine {
+        "gpu" => "own",
+        "cpu" => "cpu",
+        other => bail!("series {}: there is no engine `{other}`", key.series),
+    };
+    let warmup = spec.options.get("warmup_seconds").and_then(toml::Value::as_float).unwrap_or(0.5);
+    let own = spec.series.get(&key.series).and_then(|own| own.options.get("full_runs"));
+    let runs = own.and_then(toml::Value::as_integer).filter(|_| extent == Extent::Full).unwrap_or(0);
+    let words = ["run", model, "--engine", engine, "--instances"].map(str::to_owned).into_iter();
+    let values =
+        [key.x.to_string(), "--seconds".into(), seconds.to_string(), "--warmup".into(), warmup.to_string()];
+    Ok(words.chain(values).chain(["--runs".into(), runs.to_string()]).collect())
+}
+
+/// The profiler's line as a point. Error: it lacks a number, or is of another engine's kind.
+fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> Result<Point> {
+    let number = |name: &str| {
+        line.pointer(name)
+            .and_then(Value::as_f64)
+            .with_context(|| format!("{APP}'s line has no number {name}"))
+    };
+    let quantiles = line["quantiles_ns"].as_array().map_or(0, Vec::len);
+    ensure!(quantiles == 1001, "{APP}'s line has {quantiles} quantiles, not 1001");
+    let label: Label = serde_json::from_value(line["label"].clone()).context("its label")?;
+    ensure!(label == provenance.gpu, "{APP} says gpu {label}, this machine {}", provenance.gpu);
+    let rate = number("/runs_per_s")?;
+    let gbps = |bytes: f64| bytes * 8.0 * rate / 1e9;
+    let ms = |name: &str| Ok::<f64, anyhow::Error>(number(name)? / 1e6);
+    let mut values = BTreeMap::from([
+        ("runs_per_s", rate),
+        ("runs", number("/runs")?),
+        ("least_ms", ms("/quantiles_ns/0")?),
+        ("p50_ms", ms("/quantiles_ns/500")?),
+        ("p99_ms", ms("/quantiles_ns/990")?),
+        ("spread_ms", ms("/quantiles_ns/990")? - ms("/quantiles_ns/10")?),
+        ("input_gbps", gbps(number("/input_bytes")?)),
+        ("output_gbps", gbps(number("/output_bytes")?)),
+    ]);
+    if key.x == 1 {
+        values.insert("alone_p50_ms", values["p50_ms"]);
+    }
+    let wrong = number("/outputs_wrong")?;
+    let missing = (wrong > 0.0).then(|| format!("{wrong} of {} outputs are wrong", line["outputs_compared"]));
+    let detail = ["runs", "quantiles_ns", "timer", "clock", "batch", "format", "launch", "threads"];
+    let detail = detail.iter().filter_map(|name| Some(((*name).to_owned(), line.get(*name)?.clone())));
+    Ok(Point {
+        values: values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        missing,
+        detail: Value::Object(detail.collect()),
+        ..Point::new(experiment, key, provenance.label(&[Part::Gpu]), provenance.clone())
+    })
+}
+
+/// What would be measured, drawn and judged (INV-10).
+fn dry_run(spec: &Spec, how: &resume::Options) -> String {
+    let grid = spec.grid(how.extent);
+    let mut lines = vec![
+        format!("{}: {}", spec.name, spec.title),
+        format!(
+            "with a GPU the series gpu-*, without one cpu-*, each with {:?} instances × {} repetitions, {} s each",
+            grid.xs(),
+            grid.repeat,
+            grid.seconds
+        ),
+        format!("results: {}", how.out.display()),
+    ];
+    for key in grid.keys().iter().filter(|key| key.repetition == 0 && key.x == grid.xs()[0]) {
+        let words = arguments(spec, how.extent, key, grid.seconds);
+        lines
+            .push(words.map_or_else(|error| error.to_string(), |words| format!("{APP} {}", words.join(" "))));
+    }
+    lines.extend(spec.pictures().map(|name| format!("draws: {name}")));
+    lines.push("a point takes less than nine minutes; `timeout 540 … --resume` measures in parts".into());
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::figure::experiments;
+    use crate::gpu_machine::example;
+    use crate::process;
+    use experiment::refused::Refused;
+
+    /// A profiler's line; its times grow with the instances, logarithmically, as its rate does.
+    const PROFILER: &str = r#"#!/bin/sh
+while [ $# -gt 0 ]; do
+    case $1 in --instances) n=$2 ;; --json) json=$2 ;; --engine) engine=$2 ;; esac
+    shift
+done
+[ $engine = own ] && label=hardware || label=none
+python3 - $n $label $json <<'EOF'
+import json, math, sys
+n, label, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+line = {"kind": "profiler-run", "runs": 500 * n, "runs_per_s": 2000 + 1300 * math.log2(n), "input_bytes": 602112, "output_bytes": 4000,
+    "outputs_compared": n, "outputs_wrong": WRONG, "label": label,
+    "quantiles_ns": [480000 * n + 100 * n * n * place for place in range(QUANTILES)]}
+open(out, "a").write(json.dumps(line) + "\n")
+EOF
+"#;
+
+    fn tried(name: &str, figure: &str, machine: &GpuMachine, profiler: &str) -> (Result<()>, PathBuf) {
+        let folder = std::env::temp_dir().join(format!("xtask-models-{}-{name}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        process::script(&folder.join(APP), profiler);
+        let options = Options { quick: true, out: Some(folder.join("out")), ..Options::default() };
+        let experiment = Experiment::read(&experiments(), figure).unwrap();
+        let how = super::super::how(&experiment, &options);
+        let _locked = resume::lock(&how.out).unwrap();
+        (execute(experiment, &how, machine, &folder.join(APP)), folder.join("out"))
+    }
+
+    fn good() -> String {
+        PROFILER.replace("WRONG", "0").replace("QUANTILES", "1001")
+    }
+
+    fn summary(out: &Path) -> Value {
+        serde_json::from_slice(&fs::read(out.join("summary.json")).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn figure_2_on_a_gpu_judges_its_claims_and_without_one_says_that_they_need_it() {
+        let mut none = example();
+        none.gpus.clear();
+        for (name, machine, verdict, label, engine) in [
+            ("gpu", example(), json!("reproduced"), "hardware", "gpu-"),
+            ("cpu", none, json!({ "needs-hardware": ["gpu"] }), "none", "cpu-"),
+        ] {
+            let (result, out) = tried(name, "fig2", &machine, &good());
+            result.unwrap();
+            let summary = summary(&out);
+            assert_eq!(summary["label"], label);
+            let verdicts = summary["verdicts"].as_array().unwrap();
+            assert_eq!(verdicts.len(), 3);
+            assert!(verdicts.iter().all(|one| one["verdict"] == verdict), "{name}: {verdicts:?}");
+            let rows = summary["rows"].as_array().unwrap();
+            assert!(
+                rows.len() == 6 && rows.iter().all(|row| row["series"].as_str().unwrap().starts_with(engine))
+            );
+            let fit = &summary["ratios"][format!("{engine}squeezenet-1.1")];
+            assert!(
+                (fit["a"].as_f64().unwrap() - 1300.0).abs() < 1e-6
+                    && fit["r_squared"].as_f64().unwrap() > 0.999
+            );
+            for plot in ["throughput.svg", "cdf-squeezenet.svg", "cdf-resnet50.svg"] {
+                assert!(out.join(plot).is_file(), "{plot}");
+            }
+            let cdf = fs::read_to_string(out.join("cdf-squeezenet.svg")).unwrap();
+            assert!(cdf.contains("16 at once, 8000 runs"), "each curve says its count");
+            fs::remove_dir_all(out.parent().unwrap()).unwrap();
+        }
+    }
+
+    #[test]
+    fn figure_1_multiplies_the_manifests_bytes_by_the_rate() {
+        let (result, out) = tried("bytes", "fig1", &example(), &good());
+        result.unwrap();
+        let row = &summary(&out)["rows"][0];
+        let found = row["values"]["input_gbps"][0].as_f64().unwrap();
+        assert!((found - 602_112.0 * 8.0 * 2000.0 / 1e9).abs() < 1e-9, "{row}");
+        let bars = fs::read_to_string(out.join("bandwidth.svg")).unwrap();
+        assert!(
+            ["PCIe 5.0", "input, one instance", "output, best concurrency"]
+                .iter()
+                .all(|word| bars.contains(word))
+        );
+        fs::remove_dir_all(out.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_result_is_said_so() {
+        let script = |text: &str| format!("#!/bin/sh\n{text}\n");
+        for (name, profiler, words, is_refused) in [
+            ("refused", script("echo 'profiler: no model'; exit 2"), "no model", true),
+            ("crashed", script("echo 'half way'; exit 3"), "ended with status 3: half way", false),
+            ("nothing", script("true"), "left 0 lines", false),
+            ("quantiles", good().replace("1001", "7"), "7 quantiles, not 1001", false),
+            ("label", good().replace("=hardware", "=emulated"), "says gpu emulated", false),
+            ("wrong", good().replace("_wrong\": 0", "_wrong\": 3"), "3.0 of 1 outputs are wrong", false),
+        ] {
+            let (result, out) = tried(name, "fig2", &example(), &profiler);
+            let error = result.unwrap_err();
+            let said = format!("{error:#}").replace("3 of 1", "3.0 of 1");
+            assert!(said.contains(words), "{name}: {said}");
+            assert_eq!(error.is::<Refused>(), is_refused, "{name}");
+            fs::remove_dir_all(out.parent().unwrap()).unwrap();
+        }
+    }
+}
