@@ -33,6 +33,17 @@ pub fn apps() -> impl Iterator<Item = &'static Package> {
     PACKAGES.iter().filter(|package| package.name != "xtask" && !package.programs.is_empty())
 }
 
+/// Apps whose programs tests start as users get them. The profiler's release build takes as long as its tests, which start the one that is
+/// built with them.
+pub fn released_apps() -> impl Iterator<Item = &'static Package> {
+    apps().filter(|package| package.name != "profiler")
+}
+
+/// Their programs.
+pub fn released() -> impl Iterator<Item = &'static str> {
+    released_apps().flat_map(|package| package.programs).copied().filter(|name| *name != LIBRARY)
+}
+
 /// Programs that users and tests start.
 pub fn programs() -> impl Iterator<Item = &'static str> {
     apps().flat_map(|package| package.programs).copied().filter(|name| *name != LIBRARY)

@@ -38,6 +38,8 @@ pub struct Extra {
     pub lines: Vec<String>,
     /// Lines of a link that carries posts which were measured without a NIC.
     pub modelled: Vec<Modelled>,
+    /// The definitions of the points' timers, where they are not those of transfers.
+    pub timers: serde_json::Value,
     /// Series of the spec that this machine cannot measure.
     pub left_out: Vec<String>,
 }
@@ -50,7 +52,7 @@ struct Summary<'a> {
     extent: &'a str,
     label: Label,
     provenance: &'a Provenance,
-    timers: [measure::Timer; 2],
+    timers: serde_json::Value,
     rows: &'a [table::Row],
     verdicts: &'a [Judged],
     ratios: &'a serde_json::Value,
@@ -112,7 +114,10 @@ pub fn report(experiment: &Experiment, options: &Options, earlier: &Earlier, ext
         extent,
         label,
         provenance: &provenance,
-        timers: [measure::timer::POST, measure::timer::TRANSFER],
+        timers: match &extra.timers {
+            serde_json::Value::Null => serde_json::json!([measure::timer::POST, measure::timer::TRANSFER]),
+            own => own.clone(),
+        },
         rows: &rows,
         verdicts: &verdicts,
         ratios: &extra.ratios,

@@ -97,6 +97,7 @@ fn execute(
             fits.insert(series.clone(), json!({ "a": fit.a, "k": fit.k, "r_squared": fit.r_squared }));
         }
     }
+    extra.timers = json!(earlier.points.first().map(|point| vec![&point.detail["timer"]]));
     extra.ratios = Value::Object(fits);
     run::report(&experiment, how, &earlier, &extra)
 }
@@ -245,7 +246,7 @@ python3 - $n $label $json <<'EOF'
 import json, math, sys
 n, label, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 line = {"kind": "profiler-run", "runs": 500 * n, "runs_per_s": 2000 + 1300 * math.log2(n), "input_bytes": 602112, "output_bytes": 4000,
-    "outputs_compared": n, "outputs_wrong": WRONG, "label": label,
+    "timer": {"name": "run_ns"}, "outputs_compared": n, "outputs_wrong": WRONG, "label": label,
     "quantiles_ns": [480000 * n + 100 * n * n * place for place in range(QUANTILES)]}
 open(out, "a").write(json.dumps(line) + "\n")
 EOF
@@ -282,7 +283,10 @@ EOF
             let (result, out) = tried(name, "fig2", &machine, &good());
             result.unwrap();
             let summary = summary(&out);
-            assert_eq!(summary["label"], label);
+            assert_eq!(
+                (&summary["label"], &summary["timers"]),
+                (&label.into(), &json!([{ "name": "run_ns" }]))
+            );
             let verdicts = summary["verdicts"].as_array().unwrap();
             assert_eq!(verdicts.len(), 3);
             assert!(verdicts.iter().all(|one| one["verdict"] == verdict), "{name}: {verdicts:?}");

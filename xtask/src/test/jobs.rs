@@ -59,7 +59,7 @@ impl Job {
     /// Builds the programs that the tests start.
     pub fn release_build() -> Job {
         let mut words = ["cargo", "build", "--release", "--locked"].map(str::to_owned).to_vec();
-        words.extend(packages::apps().flat_map(|app| ["-p".to_owned(), app.name.to_owned()]));
+        words.extend(packages::released_apps().flat_map(|app| ["-p".to_owned(), app.name.to_owned()]));
         Job::new(RELEASE_BUILD, 0, &[], Work::Step(words))
     }
 }
@@ -72,9 +72,8 @@ pub fn plan(suites: Vec<Suite>, options: &Options) -> Vec<Job> {
     let ours = |line: &str| [vec![xtask.clone()], words(line)].concat();
     let message = "--message-format=json-render-diagnostics";
     let whole = options.suites.is_empty();
-    let starts_programs = |suite: &Suite| {
-        suite.nic.is_some() || ["softnic", "gpu", "profiler", "xtask"].contains(&suite.package.as_str())
-    };
+    let starts_programs =
+        |suite: &Suite| suite.nic.is_some() || ["softnic", "gpu", "xtask"].contains(&suite.package.as_str());
     let mut jobs = Vec::new();
     if whole || suites.iter().any(starts_programs) {
         jobs.push(Job::release_build());
@@ -249,7 +248,7 @@ impl<'a> Run<'a> {
                 Ok((Row { complaint, ..Row::default() }, log))
             }
             Work::Symbols => {
-                let programs = packages::programs().collect::<Vec<_>>();
+                let programs = packages::released().collect::<Vec<_>>();
                 let problems = symbols::check(&target_dir().join("release"), &programs)?;
                 let complaint = (!problems.is_empty()).then(|| problems.join("; "));
                 Ok((Row { complaint, ..Row::default() }, Log::default()))
@@ -280,7 +279,7 @@ impl<'a> Run<'a> {
             let mut command = start(&program.path);
             command.current_dir(folder).env("CARGO_MANIFEST_DIR", folder);
             // Programs under test are those that users get.
-            for name in packages::programs() {
+            for name in packages::released() {
                 command.env(format!("CARGO_BIN_EXE_{name}"), release.join(name));
             }
             command.env("SOFTNIC_TEST_LAUNCHER", release.join("softnic"));
