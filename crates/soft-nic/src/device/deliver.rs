@@ -317,10 +317,8 @@ impl<M: Memory> Core<M> {
             sent += count;
             qp.replying = more;
             self.qps.put(qp);
+            self.schedule.replying.note(at, count, more);
             if more {
-                if count == 0 {
-                    self.schedule.replying.refuse(at);
-                }
                 at += 1;
             } else {
                 self.schedule.replying.list.swap_remove(at);

@@ -68,7 +68,7 @@ impl<M: Memory> Core<M> {
 
     fn poll_hot(&mut self, link: &mut Link) -> usize {
         let mut work = 0;
-        // As with replies.
+        // A full ring must not always leave the same queues waiting.
         self.schedule.hot.begin(self.options.wire);
         let mut at = 0;
         // The list may grow at its end while a register write heats another queue; that one is looked at too.
@@ -88,9 +88,8 @@ impl<M: Memory> Core<M> {
             };
             let done = self.step(link, &mut qp);
             work += done;
-            if done == 0 && (qp.sq.partial.is_some() || self.schedule.hot.bytes_left == 0) {
-                self.schedule.hot.refuse(at);
-            }
+            let waits = qp.sq.partial.is_some() || self.schedule.hot.bytes_left == 0;
+            self.schedule.hot.note(at, done, waits);
             if self.stays_hot(&qp) {
                 at += 1;
             } else {

@@ -25,14 +25,16 @@ pub(super) struct Turns {
     pub list: Vec<u32>,
     /// Bytes that the present poll may still copy into rings on their behalf.
     pub bytes_left: u64,
-    /// Where in the list the first one is that had something to send and could send nothing.
+    /// One of them has moved in the present poll.
+    moved: bool,
+    /// Where in the list the first one behind that is that had something to send and could send nothing.
     refused: Option<usize>,
 }
 
 impl Turns {
     /// A poll begins: with the QP that was refused in the last one, or with the next one each time.
     pub(super) fn begin(&mut self, next: bool) {
-        self.bytes_left = COPIED_AT_ONCE;
+        (self.bytes_left, self.moved) = (COPIED_AT_ONCE, false);
         let first = self.refused.take().unwrap_or(usize::from(next));
         if (1..self.list.len()).contains(&first) {
             self.list.rotate_left(first);
@@ -44,9 +46,14 @@ impl Turns {
         self.bytes_left = if lagged { 0 } else { self.bytes_left.saturating_sub(bytes.into()) };
     }
 
-    /// The QP here could send nothing.
-    pub(super) fn refuse(&mut self, at: usize) {
-        self.refused.get_or_insert(at);
+    /// The QP here has done so much; `waits`: it has something to send still. One that waits while none
+    /// before it moved, as for a peer that does not read, keeps its place and does not hide the others.
+    pub(super) fn note(&mut self, at: usize, done: usize, waits: bool) {
+        if done > 0 {
+            self.moved = true;
+        } else if waits && self.moved {
+            self.refused.get_or_insert(at);
+        }
     }
 }
 

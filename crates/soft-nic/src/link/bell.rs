@@ -146,8 +146,9 @@ impl Link {
         let roused = self.fabric.lie_down();
         let asked = self.fabric.has_published() || self.fabric.has_call();
         let arrived = roused || asked || self.incoming.iter().any(|i| i.consumer.pending());
-        // What was consumed between the look and the bell would ring nobody. A peer reads the wish without a fence and may miss it
-        // once; a NIC with something to send sleeps for 50 µs at most, and asks again.
+        // For what was consumed between the look and the bell no bell is rung. A peer reads the wish without
+        // a fence and may miss it once; a NIC with something to send sleeps for 50 µs at most, and asks
+        // again.
         let progressed = self.waiting.iter().any(|slot| {
             *slot == own
                 || self.outgoing[usize::from(*slot)]

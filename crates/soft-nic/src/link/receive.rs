@@ -10,8 +10,8 @@ use roce::Now;
 
 use crate::dma::{RingMemory, system};
 
-/// A round of the NIC takes no further message, and sends none, when it has copied this much for either: acknowledgements wait for its
-/// end, and so does the program that shares the core. 0.2 ms or so.
+/// A round of the NIC takes no further message, and sends none, when it has copied this much for either:
+/// acknowledgements wait for its end, and so does the program that shares the core. 0.2 ms or so.
 pub(crate) const COPIED_AT_ONCE: u64 = 2 << 20;
 
 /// The room of a record from this length on is given back at once.
@@ -124,7 +124,8 @@ impl Link {
         // An endless stream of answers to READs would keep requests waiting for ever.
         let requests_first = *neglected && consumer.requests_are_next();
         for requests in [requests_first, !requests_first] {
-            // Behind replies requests are taken when there are no more of them, or not at all: the round's budget is for both.
+            // Behind replies requests are taken when there are no more of them, or not at all: the round's
+            // budget is for both.
             if requests {
                 self.poll_lane(index, Lane::Request, budget, consumed, handler, read_request)?;
             } else {

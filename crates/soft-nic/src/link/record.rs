@@ -157,7 +157,8 @@ pub fn encode_request(request: &Request, form: Form) -> [u64; REQUEST_WORDS] {
     ]
 }
 
-/// Header words of a reply. `offset`, `len`: which READ bytes come with it; `last`: nothing of this answer follows.
+/// Header words of a reply. `offset`, `len`: which READ bytes come with it; `last`: nothing of this answer
+/// follows.
 pub fn encode_reply(reply: &Reply, offset: u32, len: u32, last: bool) -> [u64; REPLY_WORDS] {
     let form = if len > 0 { Form::Inline(len) } else { Form::None };
     let (kind_number, syndrome, value) = match reply.kind {

@@ -130,7 +130,8 @@ impl Link {
 }
 
 /// How many of `rest` bytes the next record takes: all of a short payload, of a long one what there is room for. The ring is given
-/// time to empty, since long pieces are faster; until other queues' records have taken as much room as the shortest piece needs.
+/// time to empty, since long pieces are faster; until other queues' records have taken as much room as the
+/// shortest piece needs.
 #[inline]
 fn room_for(
     outgoing: &mut Outgoing,

@@ -388,8 +388,9 @@ impl Consumer {
         self.control.half(at::STATE).store(state as u32, Ordering::Release);
     }
 
-    /// Notes the requests that may be taken next, when those of the last time are. Requests are looked up first: what was answered
-    /// before one of them is in the ring of replies by then, and no request overtakes a reply.
+    /// Notes the requests that may be taken next, when those of the last time are. Requests are looked up
+    /// first: what was answered before one of them is in the ring of replies by then, and no request
+    /// overtakes a reply.
     pub fn look(&mut self) -> Result<(), RecordError> {
         if self.lanes[Lane::Request as usize].tail == self.order[0] {
             self.order = [self.end(Lane::Request)?, self.end(Lane::Reply)?];
@@ -403,8 +404,8 @@ impl Consumer {
         replies.wrapping_sub(self.order[1]) as i64 >= 0 || !self.pending_in(Lane::Reply)
     }
 
-    /// The next record, or `None` when all is consumed, of requests all up to the last [`Consumer::look`]. Its header is loaded here
-    /// and nowhere else.
+    /// The next record, or `None` when all is consumed, of requests all up to the last [`Consumer::look`].
+    /// Its header is loaded here and nowhere else.
     #[inline(always)]
     pub fn next(&mut self, lane: Lane) -> Result<Option<Record>, RecordError> {
         let index = lane as usize;

@@ -37,8 +37,8 @@ impl Block {
         self.0.word(offset)
     }
 
-    /// Takes every right to the pages from that of this byte on away, as if the program had unmapped them. Nobody may touch them
-    /// afterwards but the NIC.
+    /// Takes every right to the pages from that of this byte on away, as if the program had unmapped them.
+    /// Nobody may touch them afterwards but the NIC.
     pub fn protect(&self, offset: usize) {
         self.0.protect(offset).expect("own pages can be protected");
     }

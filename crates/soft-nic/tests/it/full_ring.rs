@@ -1,4 +1,5 @@
-//! A ring that its receiver does not empty: what the sender's NIC does meanwhile, and who goes on when there is room again.
+//! A ring that its receiver does not empty: what the sender's NIC does meanwhile, and in which order queues
+//! send again.
 
 use std::time::{Duration, Instant};
 
@@ -66,13 +67,17 @@ fn a_nic_with_a_full_ring_finds_nothing_to_do_sleeps_and_is_woken_by_room() {
         sender.nic.link().get_up();
         assert!(sender.poll() > 0, "{filling:?}: it goes on");
         let mut done = 0;
-        while done < requests.len() {
+        for _ in 0..1000 {
+            if done == requests.len() {
+                break;
+            }
             scene.settle();
             while let Some(cqe) = scene.near.poll_send(a) {
                 assert_eq!(cqe.opcode(), Some(CqeOpcode::Requester), "{filling:?}");
                 done += 1;
             }
         }
+        assert_eq!(done, requests.len(), "{filling:?}: all are complete");
         let (target, byte) = if by_far { (&near, GUARD) } else { (&far, OLD) };
         let filled = if filling == Filled::ShortWrites { 200 * SHORT } else { LONG };
         assert!(target.block.bytes(0, filled as usize).iter().all(|b| *b == byte), "{filling:?}");
@@ -201,6 +206,8 @@ struct Star {
     /// Memory of the hub, and of each of the others.
     near: Region,
     far: Vec<Region>,
+    /// A NIC among the others that has stopped.
+    stopped: Option<usize>,
     /// Messages of each connection that were posted, and that are complete.
     posted: Vec<usize>,
     done: Vec<usize>,
@@ -225,7 +232,7 @@ impl Star {
         let region = |driver: &mut Driver<Host>| driver.region(LONG as usize, ALL);
         let (near, far) = (region(&mut hub), others.iter_mut().map(region).collect());
         let (posted, done) = (vec![0; ends.len()], vec![0; ends.len()]);
-        let mut star = Star { reads, hub, others, connections, near, far, posted, done };
+        let mut star = Star { reads, hub, others, connections, near, far, stopped: None, posted, done };
         // The channels are open then, and all queues among those that every round looks at.
         for messages in [1, 2] {
             (0..ends.len()).for_each(|connection| star.post(connection, 8));
@@ -251,8 +258,10 @@ impl Star {
 
     /// A round of the others, then one of the hub.
     fn round(&mut self) {
-        for other in &mut self.others {
-            other.poll();
+        for (number, other) in self.others.iter_mut().enumerate() {
+            if self.stopped != Some(number) {
+                other.poll();
+            }
         }
         self.hub.poll();
         for (connection, (a, end, b)) in self.connections.iter().enumerate() {
@@ -290,15 +299,27 @@ fn a_round_lays_no_more_into_all_rings_together_than_it_takes_out_of_them() {
 #[test]
 fn a_queue_gets_its_turn_beside_others_that_could_fill_every_round() {
     for reads in [false, true] {
-        // One ring for all of them; a ring each, and what a round copies at most; more long messages than a ring holds records.
-        for (ends, len, depth) in
-            [(&[0, 0, 0][..], RECORD, 48), (&[0, 1, 2], RECORD, 48), (&[0; 20], LONG, 2)]
-        {
+        // One ring for all of them; a ring each, and what a round copies at most; more long messages than a
+        // ring holds records. The same behind a connection, the first of all, to a NIC that has stopped.
+        for (ends, len, depth, stopped) in [
+            (&[0, 0, 0][..], RECORD, 48, None),
+            (&[0, 1, 2], RECORD, 48, None),
+            (&[0; 20], LONG, 2, None),
+            (&[1, 0, 0, 0], RECORD, 48, Some(1)),
+            (&[3, 0, 1, 2], RECORD, 48, Some(3)),
+            (&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], LONG, 2, Some(1)),
+        ] {
             let what = format!("reads: {reads}, {ends:?}");
             let mut star = Star::new("turns", reads, ends);
-            let last = ends.len() - 1;
+            let (first, last) = (usize::from(stopped.is_some()), ends.len() - 1);
+            if stopped.is_some() {
+                star.post(0, LONG);
+                star.round();
+                star.stopped = stopped;
+                (0..50).for_each(|_| star.round());
+            }
             let stream = |star: &mut Star| {
-                for connection in 0..last {
+                for connection in first..last {
                     while star.posted[connection] - star.done[connection] < depth {
                         star.post(connection, len);
                     }

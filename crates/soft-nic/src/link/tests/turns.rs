@@ -1,4 +1,4 @@
-//! Who goes on where messages, long ones and short ones, or answers and requests, wait for the same ring or the same round.
+//! Turns of long and short messages in one ring, and of requests and replies in one round.
 
 use roce::{Opcode, Reply, ReplyKind, Request};
 
@@ -66,7 +66,8 @@ fn a_long_message_goes_on_beside_short_ones_that_take_all_the_room_there_is() {
             }
         };
         shorts(&mut a);
-        // In turns: 64 pieces as short as they can be, and as much of the others. What was in the ring before goes first.
+        // In turns: 64 pieces as short as they can be, and as much of the others. What was in the ring before
+        // goes first.
         let rounds = (0..10_000).find(|_| {
             let whole = long.send(&mut a) == Ok(true);
             shorts(&mut a);
