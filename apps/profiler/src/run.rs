@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
-use inference::engine::gpu::{ByItself, Instance};
+use inference::engine::gpu::{Instance, SelfLaunchingInstance};
 use inference::engine::onnx_runtime::Runtime;
 use inference::engine::twin::Twin;
 use measure::{Histogram, JsonLines, Label, Part, Provenance, Summary, Timer};
@@ -283,7 +283,7 @@ fn same(found: &[Vec<f32>], wanted: &[Vec<f32>]) -> bool {
 
 /// Graphs that launch themselves, all at once; this thread looks at their counters of turns.
 fn by_themselves(instances: Vec<Instance>, options: &Options) -> Result<Vec<Measured>> {
-    let mut all: Vec<(ByItself, Vec<Vec<f32>>)> = Vec::new();
+    let mut all: Vec<(SelfLaunchingInstance, Vec<Vec<f32>>)> = Vec::new();
     for instance in instances {
         instance.launch(1)?;
         instance.wait()?;
@@ -300,14 +300,18 @@ fn by_themselves(instances: Vec<Instance>, options: &Options) -> Result<Vec<Meas
     for ((graph, alone), measured) in all.iter().zip(&mut measured) {
         graph.graph().wait(END)?;
         measured.compared += 1;
-        measured.wrong += u64::from(!same(&graph.instance().outputs()?, alone));
+        measured.wrong += u64::from(!same(&graph.outputs()?, alone));
     }
     Ok(measured)
 }
 
 /// Looks at all counters of turns, again and again, for so long and until each instance has had so many turns. The first change that is
 /// seen of each begins its measurement.
-fn watch(all: &[(ByItself, Vec<Vec<f32>>)], seconds: Duration, runs: u64) -> Result<Vec<Measured>> {
+fn watch(
+    all: &[(SelfLaunchingInstance, Vec<Vec<f32>>)],
+    seconds: Duration,
+    runs: u64,
+) -> Result<Vec<Measured>> {
     let mut measured: Vec<Measured> = all.iter().map(|_| Measured::default()).collect();
     let since = Instant::now();
     // Of each: its turns, when the last one was seen to end, and whether that was seen as it happened.

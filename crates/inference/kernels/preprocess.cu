@@ -1,10 +1,10 @@
 /*! An image of bytes becomes a model's input: what `crates/zoo/src/preprocess.rs` does, on the GPU.
  *
- * The image lies in a slot: rows from the top, three bytes a pixel. Its extents are a peer's word: they are read once, and an image
- * that cannot be is refused in `status`.
+ * The image lies in a slot: rows from the top, three bytes a pixel. Its extents are a peer's word, which may change at any time: each
+ * thread reads them once and checks what it read. An image that cannot be is refused in `status`.
  */
 
-/* Words of `struct` Preprocess in src/engine/preprocess.rs. */
+/* Its words are written by `words` in src/engine/preprocess.rs. */
 struct preprocessing {
     /* Rows and columns of the crop, and of the image before it: 0 columns mean that `resized_rows` is the shorter edge. */
     unsigned int rows, columns, resized_rows, resized_columns;
@@ -35,8 +35,8 @@ static __device__ struct sample sample_at(unsigned int place, unsigned int resiz
 static __device__ float mix(struct sample at, float first, float second) { return first + (second - first) * at.share; }
 
 /* A pixel of the crop a thread. Launch: 128 threads; blocks: columns / 128, rows. `extents`: rows and columns of the image. `status`
- * becomes 1 if the image is refused; then the input is zeros. */
-extern "C" __global__ void __launch_bounds__(128) preprocess(const unsigned char *image, const unsigned int *extents, float *to,
+ * becomes 1 if a thread refuses the image; its part of the input is zeros. */
+extern "C" __global__ void __launch_bounds__(128) preprocess(const unsigned char *image, const volatile unsigned int *extents, float *to,
                                                              unsigned int *status, struct preprocessing p) {
     const unsigned int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y;
     const unsigned long long height = extents[0], width = extents[1];
@@ -58,7 +58,7 @@ extern "C" __global__ void __launch_bounds__(128) preprocess(const unsigned char
             float first = mix(column, above[column.first * 3], above[column.second * 3]);
             colours[colour] = mix(row, first, mix(column, below[column.first * 3], below[column.second * 3]));
         }
-    } else if (x == 0 && y == 0) {
+    } else {
         *status = 1;
     }
     for (unsigned int channel = 0; channel < p.channels; channel++) {

@@ -89,6 +89,10 @@ impl Window {
     pub fn output(&self, axis: usize, extent: usize) -> Option<usize> {
         let reach = self.dilation[axis].checked_mul(self.kernel[axis].checked_sub(1)?)?.checked_add(1)?;
         let padded = extent.checked_add(self.pads[axis])?.checked_add(self.pads[axis + 2])?;
+        // Kernels count in 32 bits.
+        if padded.max(reach) > i32::MAX as usize {
+            return None;
+        }
         let room = padded.checked_sub(reach)?;
         let steps = room / self.stride[axis];
         let begins = (steps + 1).checked_mul(self.stride[axis])?;

@@ -217,6 +217,17 @@ impl Manifest {
         if self.input.shape != image {
             return Err(format!("preprocess gives {image:?}, input has {:?}", self.input.shape));
         }
+        if let Architecture::SuperResolution { factor, height: rows, width: columns } = self.architecture {
+            let output = &self.output[0].shape;
+            // The crop is checked above: no product overflows.
+            let fits = [rows, columns] == [height, width] && (1..=16).contains(&factor);
+            if !fits || output[..] != [1, 1, rows * factor, columns * factor] {
+                return Err(format!(
+                    "{rows} × {columns} pixels times {factor} (1 to 16) are not input {:?} and output {output:?}",
+                    self.input.shape
+                ));
+            }
+        }
         if self.counts.resolution != [height, width] {
             return Err(format!(
                 "counts hold for {:?}, input has {height} × {width}",
@@ -394,6 +405,8 @@ mod tests {
             ("channels = \"luminance\"", "channels = \"rgb\"", "1 values for 3 channels"),
             ("resolution = [224, 224]", "resolution = [640, 480]", "counts hold for [640, 480]"),
             ("{ kind = \"luminance\" }", "{ kind = \"logits\", classes = 10 }", "10 classes"),
+            ("factor = 3", "factor = 4294967296", "(1 to 16)"),
+            ("factor = 3", "factor = 4", "times 4"),
             ("url = \"https:", "url = \"http:", "no https address"),
             ("tried = \"untried: no network\"", "tried = \"\"", "tried"),
         ] {

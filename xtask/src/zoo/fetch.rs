@@ -1,7 +1,8 @@
 //! A published file over HTTP, into a store: goes on where an earlier try ended, and keeps nothing with a wrong hash.
 //!
 //! Ranges are those of RFC 9110, section 14. A server that ignores them sends the file from its beginning, and so does one that has
-//! none for the rest. Every wait has a deadline: one to connect, one for each read. Left out: several connections, and mirrors.
+//! none for the rest. Every wait has a deadline: for a name, a connection, the request, and each
+//! read. A try that brings less than a block counts as fruitless. Left out: several connections, and mirrors.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -45,7 +46,9 @@ impl Client {
 fn config(wait: Duration) -> ConfigBuilder<AgentScope> {
     Agent::config_builder()
         .http_status_as_error(false)
+        .timeout_resolve(Some(wait))
         .timeout_connect(Some(wait))
+        .timeout_send_request(Some(wait))
         .timeout_recv_response(Some(wait))
         .timeout_per_read(Some(wait))
 }
@@ -77,7 +80,7 @@ pub fn download(
             Err(Ended::Never(error)) => return Err(error),
             Err(Ended::Again(error)) => error,
         };
-        fruitless = if partial.bytes() > furthest { 0 } else { fruitless + 1 };
+        fruitless = if partial.bytes() >= furthest + BLOCK as u64 { 0 } else { fruitless + 1 };
         furthest = furthest.max(partial.bytes());
         if fruitless == FRUITLESS {
             let (bytes, all) = (partial.bytes(), weights.bytes);

@@ -257,7 +257,7 @@ fn a_download_goes_on_where_it_ended_and_keeps_nothing_wrong() {
             "cut at the same byte",
             0,
             vec![Whole(9)],
-            vec![None, Some(9), Some(9), Some(9)],
+            vec![None, Some(9), Some(9)],
             Some("9 of 300000 bytes came"),
         ),
         ("never there", 0, vec![Status(503)], vec![None; 3], Some("503")),

@@ -131,6 +131,11 @@ impl SelfLaunching {
         unsafe { self.graph.launch(&self.stream) }
     }
 
+    /// Whether nothing of it runs. Error: what went wrong in one of its kernels.
+    pub fn is_idle(&self) -> Result<bool> {
+        self.stream.is_idle()
+    }
+
     /// Tells it to end after the turn that sees it.
     pub fn cancel(&self) {
         self.control.words()[CANCEL].store(1, Ordering::Release);

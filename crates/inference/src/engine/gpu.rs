@@ -47,6 +47,7 @@ pub struct Loaded {
 impl Loaded {
     /// Puts a model on a GPU. Kernels are compiled by the toolkit, or come from the cache.
     pub fn new(gpu: Gpu, toolkit: Toolkit, plan: Plan) -> Result<Arc<Loaded>, EngineError> {
+        plan.check()?;
         let context = Context::new(gpu)?;
         let builder = ImageBuilder::new(toolkit, Cache::usual());
         let units: Vec<Unit> = units().into_iter().chain([relaunch_unit()]).collect();
@@ -200,26 +201,28 @@ impl Instance {
     }
 
     /// The same kernels as a graph that launches itself, `turns` times, or until it is cancelled for 0.
-    pub fn self_launching(self, turns: u32) -> Result<ByItself, EngineError> {
+    pub fn self_launching(self, turns: u32) -> Result<SelfLaunchingInstance, EngineError> {
         let kernels: Vec<_> = kernels(&self.loaded, &self.memory).collect();
         // SAFETY: as in `new`.
         let graph = unsafe { SelfLaunching::of_kernels(&self.loaded.module, &kernels, turns) }?;
-        Ok(ByItself { graph, instance: self })
+        Ok(SelfLaunchingInstance { graph, instance: self })
     }
 }
 
 /// An instance whose graph launches itself: the CPU starts it and waits for its end.
 #[derive(Debug)]
-pub struct ByItself {
+pub struct SelfLaunchingInstance {
     // Dropped first: it uses what follows.
     graph: SelfLaunching,
     instance: Instance,
 }
 
-impl ByItself {
+impl SelfLaunchingInstance {
     /// Starts the first turn. Error: it still runs.
     pub fn start(&mut self) -> Result<(), EngineError> {
-        // SAFETY: as in `Instance::new`, and nothing else runs in the instance's memory.
+        self.instance.wait()?;
+        // SAFETY: as in `Instance::new`. What was launched before has ended, and until the graph has ended nothing else is put into a
+        // stream that uses the instance's memory: `bring` and `outputs` refuse.
         Ok(unsafe { self.graph.start() }?)
     }
 
@@ -228,9 +231,20 @@ impl ByItself {
         &self.graph
     }
 
-    /// The instance, whose inputs and outputs may be used while the graph does not run.
-    pub fn instance(&self) -> &Instance {
-        &self.instance
+    /// Copies inputs to where the graph reads them. Error: it runs.
+    pub fn bring(&self, inputs: &[&[f32]]) -> Result<(), EngineError> {
+        self.at_rest()?;
+        self.instance.bring(inputs)
+    }
+
+    /// What the last turn wrote. Error: it runs.
+    pub fn outputs(&self) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.at_rest()?;
+        self.instance.outputs()
+    }
+
+    fn at_rest(&self) -> Result<(), EngineError> {
+        if self.graph.is_idle()? { Ok(()) } else { Err(EngineError::Running) }
     }
 }
 

@@ -9,6 +9,11 @@ use crate::launch::LaunchError;
 
 host_twin::include_kernels!("kernels");
 
+/// Whether kernels for the host twin were compiled.
+pub fn has_twin() -> Result<(), host_twin::TwinError> {
+    KERNELS.find("load").map(|_| ())
+}
+
 /// Runs one model.
 pub trait Engine {
     /// Its name, for tables.
@@ -22,6 +27,9 @@ pub trait Engine {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each message names its fields")]
 pub enum EngineError {
+    /// The plan does not keep to its memory.
+    #[error(transparent)]
+    Plan(#[from] crate::plan::PlanError),
     /// The plan cannot be launched.
     #[error(transparent)]
     Launch(#[from] LaunchError),
@@ -40,6 +48,9 @@ pub enum EngineError {
     /// A manifest's pre-processing contradicts itself.
     #[error("pre-processing: {reason}")]
     Preprocess { reason: String },
+    /// The graph that launches itself has not ended.
+    #[error("the graph runs: its inputs and outputs are used when it has ended")]
+    Running,
     /// Kernels were not compiled.
     #[error("compiling the models' kernels: {reason}")]
     Compile { reason: String },

@@ -60,7 +60,10 @@ impl Runtime {
                 }
                 _ => None,
             };
-            let shape = shape.ok_or_else(|| wrong(format!("input {} has no fixed shape", input.name())))?;
+            let shape = shape.filter(|shape| crate::graph::Shape::new(shape.clone()).is_some());
+            let no_shape =
+                || wrong(format!("input {} has no fixed shape; export the model with one", input.name()));
+            let shape = shape.ok_or_else(no_shape)?;
             Ok((input.name().to_owned(), shape))
         });
         let inputs = inputs.collect::<Result<Vec<_>, EngineError>>()?;

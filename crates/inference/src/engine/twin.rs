@@ -32,6 +32,7 @@ pub struct Twin {
 impl Twin {
     /// Memory for a plan, and its kernels. Errors: no C++ compiler was there when this crate was built.
     pub fn new(plan: Plan) -> Result<Twin, EngineError> {
+        plan.check()?;
         let launches = launch::launches(&plan)?;
         let find = |(launch, step): (Launch, &Step)| match KERNELS.find(launch.kernel) {
             Ok(kernel) => Ok((launch, kernel)),
@@ -87,11 +88,7 @@ impl Twin {
 
     /// What a step wrote, channel by channel, the images one behind the other.
     fn written(&self, place: Place, step: &Step) -> Vec<f32> {
-        let [batch, channels, pixels] = match *step.to.extents() {
-            [batch, channels, rows, columns] => [batch, channels, rows * columns],
-            [batch, ref others @ ..] => [batch, others.iter().product(), 1],
-            [] => [1; 3],
-        };
+        let [batch, channels, pixels] = crate::plan::parts(&step.to);
         let bytes = self.plan.format.precision.bytes();
         let element = |image, channel, pixel| {
             let at = place.offset + image * place.image + channel * place.channel + pixel * place.pixel;

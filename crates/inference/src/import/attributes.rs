@@ -1,4 +1,4 @@
-//! The attributes of one node. An attribute that nobody asked for is an error: it would change the result.
+//! The attributes of one node. One that the operator's reader did not take is an error: it would change the result.
 
 use zoo::onnx::{self, AttributeKind};
 
@@ -43,7 +43,11 @@ impl<'a> Attributes<'a> {
 
     pub(super) fn float(&mut self, name: &str, default: f32) -> Result<f32, ImportError> {
         let value = self.take(name, AttributeKind::Float)?.map_or(default, |attribute| attribute.f);
-        if value.is_nan() { Err(self.wrong(name, "it is not a number")) } else { Ok(value) }
+        if value.is_finite() {
+            Ok(value)
+        } else {
+            Err(self.wrong(name, format!("{value} is no finite number")))
+        }
     }
 
     pub(super) fn ints(&mut self, name: &str) -> Result<Option<&'a [i64]>, ImportError> {
@@ -93,9 +97,19 @@ impl<'a> Attributes<'a> {
         if [kernel, stride, dilation].as_flattened().contains(&0) {
             return Err(self.wrong("kernel_shape", "a kernel, stride or dilation of 0"));
         }
-        let round_up = self.int("ceil_mode", 0)? != 0;
         let pads = self.pads(kernel, stride, dilation, image)?;
-        Ok(Window { kernel, stride, pads, dilation, round_up })
+        Ok(Window { kernel, stride, pads, dilation, round_up: false })
+    }
+
+    /// The window of a pooling. It sees the image wherever it is: pads are smaller than it reaches.
+    pub(super) fn pool(&mut self, image: [usize; 2]) -> Result<Window, ImportError> {
+        let round_up = self.int("ceil_mode", 0)? != 0;
+        let window = self.window(None, image)?;
+        let reach = |axis: usize| (window.kernel[axis] - 1) * window.dilation[axis] + 1;
+        if (0..4).any(|side| window.pads[side] >= reach(side % 2)) {
+            return Err(self.wrong("pads", format!("{:?} are not smaller than the window", window.pads)));
+        }
+        Ok(Window { round_up, ..window })
     }
 
     fn pads(
@@ -109,6 +123,9 @@ impl<'a> Attributes<'a> {
         let rule = self.text("auto_pad", "NOTSET")?;
         let upper = match rule.as_str() {
             "NOTSET" => return Ok(given.unwrap_or_default()),
+            _ if given.is_some() => {
+                return Err(self.wrong("pads", format!("they are given beside auto_pad {rule}")));
+            }
             "VALID" => return Ok([0; 4]),
             "SAME_UPPER" => true,
             "SAME_LOWER" => false,

@@ -17,6 +17,9 @@ use zoo::onnx;
 use crate::graph::{Graph, Node, Op, Shape, Value, ValueId};
 use crate::shape;
 
+/// More nodes than any model here has; planning compares nodes with one another.
+const MOST_NODES: usize = 20_000;
+
 /// Operator sets whose rules are known.
 const OPSETS: std::ops::RangeInclusive<i64> = 9..=22;
 
@@ -37,13 +40,13 @@ pub enum ImportError {
     #[error("node {node}: there is no operator {op}; there are: {}", operators::NAMES.join(", "))]
     Operator { node: String, op: String },
     /// An attribute that is wrong, or has no meaning here.
-    #[error("node {node}: attribute {attribute}: {problem}")]
+    #[error("node {node}: attribute {attribute}: {problem}; docs/inference.md says what is possible")]
     Attribute { node: String, attribute: String, problem: String },
     /// An input that is missing, or must be a constant.
-    #[error("node {node}: input {input}: {problem}")]
+    #[error("node {node}: input {input}: {problem}; docs/inference.md says what is possible")]
     Input { node: String, input: String, problem: String },
     /// Shapes that do not fit one another.
-    #[error("node {node}: {problem}")]
+    #[error("node {node}: {problem}; simplify the model (onnxsim), or export it with fixed shapes")]
     Shape { node: String, problem: String },
     /// An extent that is no number.
     #[error(
@@ -71,6 +74,10 @@ pub fn import(file: &[u8], batch: usize) -> Result<Graph, ImportError> {
     check_opsets(&model)?;
     let graph = model.graph.as_ref();
     let graph = graph.ok_or_else(|| ImportError::NotOnnx { reason: "it holds no graph".to_owned() })?;
+    if graph.node.len() > MOST_NODES {
+        let reason = format!("it has {} nodes, more than {MOST_NODES}", graph.node.len());
+        return Err(ImportError::NotOnnx { reason });
+    }
     let mut importer = Importer::new(&graph.name, batch);
     for tensor in &graph.initializer {
         importer.initializer(tensor)?;
@@ -147,7 +154,12 @@ impl Importer {
     }
 
     fn input(&mut self, info: &onnx::ValueInfo) -> Result<(), ImportError> {
-        if self.known.contains_key(&info.name) {
+        let known = self.known.get(&info.name);
+        let constant = |known: &Known| match known {
+            Known::Tensor(id) => self.graph.constant(*id).is_some(),
+            Known::Ints(_) => true,
+        };
+        if known.is_some_and(constant) {
             return Ok(()); // An initializer, which older files list here as well.
         }
         let extents = tensor::extents(info)?;

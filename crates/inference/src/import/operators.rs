@@ -76,7 +76,7 @@ impl Reader<'_> {
             "AveragePool" => {
                 let count_pads = self.attributes.int("count_include_pad", 0)? != 0;
                 let input = self.tensor(0)?;
-                let window = self.attributes.window(None, self.sides(input)?)?;
+                let window = self.attributes.pool(self.sides(input)?)?;
                 self.node(Op::AveragePool { window, count_pads }, vec![input], None)?
             }
             "GlobalAveragePool" => {
@@ -283,7 +283,7 @@ impl Reader<'_> {
             return Err(self.problem("its second output, indices, is not possible".to_owned()));
         }
         let input = self.tensor(0)?;
-        let window = self.attributes.window(None, self.sides(input)?)?;
+        let window = self.attributes.pool(self.sides(input)?)?;
         self.node(Op::MaxPool { window }, vec![input], None)
     }
 
@@ -340,6 +340,13 @@ impl Reader<'_> {
         self.node(Op::DepthToSpace { block: block.into() }, vec![input], None)
     }
 
+    /// Whether a Reshape's first extent is the file's batch, which another one replaces.
+    fn is_batch(&self, input: ValueId, extent: i64) -> bool {
+        let of_file = self.importer.file_batch.is_some_and(|batch| usize::try_from(extent) == Ok(batch));
+        let first = self.shape(input).extents().first() == Some(&self.importer.batch);
+        of_file && first && self.importer.graph.constant(input).is_none()
+    }
+
     fn flatten(&mut self) -> Result<ValueId, ImportError> {
         let input = self.tensor(0)?;
         let extents = self.shape(input).extents().to_vec();
@@ -363,9 +370,7 @@ impl Reader<'_> {
                     })?)
                 }
                 // The file's batch stands where the batch stands.
-                extent if axis == 0 && self.importer.file_batch == usize::try_from(extent).ok() => {
-                    Some(self.importer.batch)
-                }
+                extent if axis == 0 && self.is_batch(input, extent) => Some(self.importer.batch),
                 extent => Some(
                     usize::try_from(extent).map_err(|_| self.problem(format!("a shape of {wanted:?}")))?,
                 ),
@@ -390,6 +395,9 @@ impl Reader<'_> {
         let count = if away { extents.len() } else { extents.len() + axes.len() };
         let mut axes = axes.iter().map(|&axis| self.axis(axis, count)).collect::<Result<Vec<_>, _>>()?;
         axes.sort_unstable();
+        if axes.windows(2).any(|two| two[0] == two[1]) {
+            return Err(self.problem(format!("axes {axes:?} name one twice")));
+        }
         if away {
             for &axis in axes.iter().rev() {
                 if extents.get(axis) != Some(&1) {

@@ -35,7 +35,7 @@ fn what_is_wrong_with_a_file_is_said_with_its_place_and_what_helps() {
         let of = graph(model).input[0].r#type.as_mut().and_then(|of| of.tensor_type.as_mut());
         &mut of.and_then(|tensor| tensor.shape.as_mut()).expect("it has a shape").dim
     }
-    let rows: [(&str, Change, &[&str]); 20] = [
+    let rows: [(&str, Change, &[&str]); 24] = [
         ("no graph", |model| model.graph = None, &["holds no graph"]),
         ("opset", |model| model.opset_import[0].version = 99, &["version 99", "opset 17"]),
         ("no opset", |model| model.opset_import.clear(), &["version 0", "opset 17"]),
@@ -99,6 +99,43 @@ fn what_is_wrong_with_a_file_is_said_with_its_place_and_what_helps() {
             &["x: axis 2", "height", "fixed shapes"],
         ),
         ("huge", |model| extents(model)[2].extent = Some(Extent::Value(1 << 40)), &["tensor x", "2^31"]),
+        (
+            "pads and rule",
+            |model| {
+                let attributes =
+                    vec![Attribute::ints("pads", &[0; 4]), Attribute::string("auto_pad", "SAME_UPPER")];
+                graph(model).node[0].attribute = attributes;
+            },
+            &["pads", "beside auto_pad"],
+        ),
+        (
+            "ceil_mode",
+            |model| graph(model).node[0].attribute = vec![Attribute::int("ceil_mode", 1)],
+            &["ceil_mode", "no such attribute"],
+        ),
+        (
+            "pool of pads",
+            |model| {
+                let node = &mut graph(model).node[1];
+                node.op_type = "MaxPool".into();
+                node.attribute =
+                    vec![Attribute::ints("kernel_shape", &[1, 1]), Attribute::ints("pads", &[1; 4])];
+            },
+            &["pads", "not smaller than the window"],
+        ),
+        (
+            "window",
+            |model| {
+                let node = &mut graph(model).node[1];
+                node.op_type = "AveragePool".into();
+                node.attribute = vec![
+                    Attribute::ints("kernel_shape", &[65535, 1]),
+                    Attribute::ints("dilations", &[65535, 1]),
+                    Attribute::string("auto_pad", "SAME_UPPER"),
+                ];
+            },
+            &["does not fit"],
+        ),
         ("output", |model| graph(model).output[0].name = "z".into(), &["tensor z", "no node writes it"]),
     ];
     for (what, change, wanted) in rows {
@@ -123,6 +160,13 @@ fn a_batch_stands_in_place_of_the_first_axis() {
     of.expect("it has a shape").dim[0] = batch;
     let graph = import(&model.encode_to_vec(), 5).expect("a batch may be dynamic");
     assert_eq!(graph.shape(graph.outputs[0]).extents(), [5, 2, 4, 4]);
+    // With such a batch an extent below -1 is no batch either.
+    let file = model.graph.as_mut().expect("there is one");
+    file.initializer.push(Tensor::ints("s", &[-2, 32]));
+    file.node[1].op_type = "Reshape".into();
+    file.node[1].input.push("s".into());
+    let said = import(&model.encode_to_vec(), 5).expect_err("-2 is no extent").to_string();
+    assert!(said.contains("[-2, 32]"), "{said}");
 }
 
 #[test]

@@ -2,15 +2,39 @@
 
 use std::sync::Arc;
 
+use super::PlanError;
 use crate::evaluate;
 use crate::graph::{Graph, Node, Op, Shape, Value, ValueId, Window};
 
+/// More elements than the constants that exporters leave to be computed have.
+const MOST_FOLDED: usize = 1 << 22;
+
 /// The graph without nodes that read constants alone, and without batch normalisation.
-pub fn fold(graph: &Graph) -> Graph {
+pub fn fold(graph: &Graph) -> Result<Graph, PlanError> {
+    let constant = |problem: String, value: &Value| PlanError::Constant { name: value.name.clone(), problem };
+    for value in &graph.values {
+        if let Some(elements) =
+            value.constant.as_ref().filter(|elements| elements.len() != value.shape.count())
+        {
+            return Err(constant(
+                format!("{} elements for a shape of {}", elements.len(), value.shape),
+                value,
+            ));
+        }
+    }
     let mut folded = Graph { nodes: Vec::new(), ..graph.clone() };
     let uses = uses(graph);
     for node in &graph.nodes {
-        if let Some(elements) = evaluate::folded(&folded, node) {
+        if node.inputs.iter().all(|&id| folded.constant(id).is_some()) {
+            let value = folded.value(node.output);
+            if value.shape.count() > MOST_FOLDED {
+                let problem = format!(
+                    "computed once it has a shape of {}, above {MOST_FOLDED} elements; save its value in the model",
+                    value.shape
+                );
+                return Err(constant(problem, value));
+            }
+            let elements = evaluate::folded(&folded, node).expect("it reads constants alone");
             folded.values[node.output.0].constant = Some(elements.into());
         } else if let Op::BatchNorm { epsilon } = node.op {
             batch_norm(&mut folded, node, epsilon, &uses);
@@ -18,7 +42,7 @@ pub fn fold(graph: &Graph) -> Graph {
             folded.nodes.push(node.clone());
         }
     }
-    folded
+    Ok(folded)
 }
 
 /// How many nodes read each value; a model's output is read once more.

@@ -5,6 +5,7 @@
 //! The first step reads the input, and the last one writes the output, through a slot that the caller names in memory.
 
 pub mod arena;
+mod check;
 mod fold;
 mod fuse;
 mod places;
@@ -28,6 +29,12 @@ pub enum PlanError {
     /// Values that lie one behind the other in memory only if the batch is 1.
     #[error("{name}: {problem}; export the model so that the batch stays the first axis")]
     Layout { name: String, problem: String },
+    /// A step that would not keep to the plan's memory.
+    #[error("step {name}: {problem}; plan the model again")]
+    Step { name: String, problem: String },
+    /// A constant that is not as long as its shape says, or that folding would make too long.
+    #[error("constant {name}: {problem}")]
+    Constant { name: String, problem: String },
     /// An operator that would write what is constant, or nothing.
     #[error("the model's output {name} does not depend on its input")]
     ConstantOutput { name: String },
@@ -154,6 +161,8 @@ pub struct Plan {
     pub constants: Vec<Arc<[f32]>>,
     /// Where the pieces lie, and how large they are together.
     pub arena: Arena,
+    /// Elements of each piece of the arena.
+    pub pieces: Vec<usize>,
     /// The model's inputs.
     pub inputs: Vec<Shape>,
     /// The model's outputs.
@@ -168,7 +177,7 @@ impl Plan {
 
     /// The plan of a graph whose values lie so in the arena.
     pub fn in_format(graph: &Graph, format: Format) -> Result<Plan, PlanError> {
-        let graph = fold::fold(graph);
+        let graph = fold::fold(graph)?;
         let fused = fuse::fuse(&graph);
         let places = Places::new(&graph, &fused, format.layout)?;
         let mut planner = Planner {
@@ -189,20 +198,38 @@ impl Plan {
         }
         let needs = needs(&planner.steps, planner.places.sizes(), format.precision.bytes());
         let shapes = |ids: &[ValueId]| ids.iter().map(|&id| graph.shape(id).clone()).collect();
-        Ok(Plan {
+        let plan = Plan {
             name: graph.name.clone(),
             format,
             arena: arena::place(&needs),
+            pieces: planner.places.sizes().to_vec(),
             steps: planner.steps,
             constants: planner.constants,
             inputs: shapes(&graph.inputs),
             outputs: shapes(&graph.outputs),
-        })
+        };
+        plan.check()?;
+        Ok(plan)
+    }
+
+    /// Whether every launch keeps to the arena, the constants and the slots. Engines ask before they launch anything: that their kernels
+    /// touch no other memory rests on it.
+    pub fn check(&self) -> Result<(), PlanError> {
+        check::check(self)
     }
 
     /// The byte of the arena at which a place begins.
     pub fn byte(&self, place: &Place) -> usize {
         self.arena.offsets[place.piece] + place.offset * self.format.precision.bytes()
+    }
+}
+
+/// Images, channels and pixels of a shape; what is no image has channels alone.
+pub(crate) fn parts(shape: &Shape) -> [usize; 3] {
+    match *shape.extents() {
+        [images, channels, rows, columns] => [images, channels, rows * columns],
+        [images, ref others @ ..] => [images, others.iter().product(), 1],
+        [] => [1; 3],
     }
 }
 
@@ -244,7 +271,7 @@ impl Planner<'_> {
 
     fn source(&mut self, id: ValueId) -> Source {
         let Some(elements) = self.graph.constant(id) else {
-            return Source::Arena(self.places.of(self.graph, id));
+            return Source::Arena(self.places.of(id));
         };
         let number = *self.numbers.entry(id).or_insert_with(|| {
             self.constants.push(elements.clone());
@@ -256,7 +283,7 @@ impl Planner<'_> {
     fn load(&mut self, number: usize) {
         let id = self.graph.inputs[number];
         let (shape, names) = (self.shape(id), vec![self.graph.value(id).name.clone()]);
-        let (task, write) = (Task::Load { number }, Some(self.places.of(self.graph, id)));
+        let (task, write) = (Task::Load { number }, Some(self.places.of(id)));
         self.steps.push(Step {
             names,
             task,
@@ -278,7 +305,7 @@ impl Planner<'_> {
             },
         };
         let reads = one.inputs.iter().map(|&id| self.source(id)).collect();
-        let write = Some(self.places.of(self.graph, one.output));
+        let write = Some(self.places.of(one.output));
         let (from, to) = (self.shape(one.inputs[0]), self.shape(one.output));
         let second = matches!(one.op, Op::Add | Op::Mul).then(|| self.shape(one.inputs[1]));
         self.steps.push(Step { names: one.names.clone(), task, reads, from, second, write, to });

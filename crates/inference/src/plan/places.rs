@@ -4,20 +4,21 @@ use super::fuse::Fused;
 use super::{Layout, Place, PlanError};
 use crate::graph::{Graph, Op, Shape, ValueId};
 
-/// Where a value lies.
+/// In which other value a value lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Home {
-    /// In a piece of its own.
-    Piece(usize),
-    /// In another value, so many elements behind the begin of each of its images.
-    Within(ValueId, usize),
+enum Within {
+    /// A part of a Concat's result, so many elements behind the begin of each image.
+    Part(ValueId, usize),
+    /// The same elements as a Reshape's result.
+    Alias(ValueId),
 }
 
 /// The places of all values.
 #[derive(Debug)]
 pub struct Places {
     layout: Layout,
-    homes: Vec<Option<Home>>,
+    within: Vec<Option<Within>>,
+    places: Vec<Option<Place>>,
     /// Elements of each piece.
     sizes: Vec<usize>,
 }
@@ -30,22 +31,51 @@ fn image_of(shape: &Shape) -> usize {
 impl Places {
     /// Places for what the steps write.
     pub fn new(graph: &Graph, fused: &[Fused], layout: Layout) -> Result<Places, PlanError> {
-        let mut places = Places { layout, homes: vec![None; graph.values.len()], sizes: Vec::new() };
+        let count = graph.values.len();
+        let mut places =
+            Places { layout, within: vec![None; count], places: vec![None; count], sizes: Vec::new() };
         for one in fused {
             places.check(graph, one)?;
         }
         // From the last to the first: a Concat that is a part of another has its place before its own parts get theirs.
-        for one in fused.iter().rev().filter(|one| matches!(one.op, Op::Concat { .. } | Op::Reshape)) {
-            places.share(graph, one);
-        }
+        let joining = || fused.iter().rev().filter(|one| matches!(one.op, Op::Concat { .. } | Op::Reshape));
+        joining().for_each(|one| places.share(graph, one));
         let computed = graph.inputs.iter().copied().chain(fused.iter().map(|one| one.output));
         for id in computed {
-            if places.homes[id.0].is_none() {
-                places.homes[id.0] = Some(Home::Piece(places.sizes.len()));
+            if places.within[id.0].is_none() && places.places[id.0].is_none() {
+                let (channel, pixel) = strides(graph.shape(id), layout);
+                let (piece, image) = (places.sizes.len(), image_of(graph.shape(id)));
+                places.places[id.0] = Some(Place { piece, offset: 0, image, channel, pixel });
                 places.sizes.push(graph.shape(id).count());
             }
         }
+        for one in joining() {
+            one.inputs.iter().for_each(|&id| places.resolve(graph, id));
+        }
         Ok(places)
+    }
+
+    /// The place of a value within another one, whose place is known.
+    fn resolve(&mut self, graph: &Graph, id: ValueId) {
+        let (channel, pixel) = strides(graph.shape(id), self.layout);
+        self.places[id.0] = match self.within[id.0] {
+            Some(Within::Part(whole, offset)) => Some(self.part(graph, id, self.of(whole), offset)),
+            Some(Within::Alias(whole)) => Some(Place { channel, pixel, ..self.of(whole) }),
+            None => return,
+        };
+    }
+
+    /// The place of a part of a Concat's result.
+    fn part(&self, graph: &Graph, id: ValueId, whole: Place, offset: usize) -> Place {
+        let shape = graph.shape(id);
+        let (channel, pixel) = strides(shape, self.layout);
+        let apart = self.layout == Layout::ChannelsLast && shape.image().is_some();
+        Place {
+            offset: whole.offset + offset,
+            channel,
+            pixel: if apart { whole.pixel } else { pixel },
+            ..whole
+        }
     }
 
     /// Whether images stay one behind the other.
@@ -77,7 +107,7 @@ impl Places {
             None => true,
         };
         let last = self.layout == Layout::ChannelsLast;
-        !last || (plain(one.inputs[0]) && plain(one.output) && self.homes[one.output.0].is_none())
+        !last || (plain(one.inputs[0]) && plain(one.output) && self.within[one.output.0].is_none())
     }
 
     /// How far each part of a Concat lies behind the begin of an image; a Reshape has one part.
@@ -85,9 +115,11 @@ impl Places {
         let mut offset = 0;
         let mut next = |id: &ValueId| {
             let shape = graph.shape(*id);
-            let channels = shape.extents().get(1).copied().unwrap_or(1);
             let before = offset;
-            offset += if self.layout == Layout::ChannelsLast { channels } else { image_of(shape) };
+            offset += match (self.layout, shape.image()) {
+                (Layout::ChannelsLast, Some([_, channels, ..])) => channels,
+                _ => image_of(shape),
+            };
             before
         };
         one.inputs.iter().map(&mut next).collect()
@@ -99,42 +131,35 @@ impl Places {
             return;
         }
         for (&id, offset) in one.inputs.iter().zip(self.offsets(graph, one)) {
-            if self.homes[id.0].is_none() && graph.constant(id).is_none() && !graph.inputs.contains(&id) {
-                self.homes[id.0] = Some(Home::Within(one.output, offset));
+            if self.within[id.0].is_none() && graph.constant(id).is_none() && !graph.inputs.contains(&id) {
+                let within = if one.op == Op::Reshape {
+                    Within::Alias(one.output)
+                } else {
+                    Within::Part(one.output, offset)
+                };
+                self.within[id.0] = Some(within);
             }
         }
     }
 
     /// A value's place. It is no constant.
-    pub fn of(&self, graph: &Graph, id: ValueId) -> Place {
-        let shape = graph.shape(id);
-        let (channel, pixel) = strides(shape, self.layout);
-        match self.homes[id.0].expect("every computed value has a home") {
-            Home::Piece(piece) => Place { piece, offset: 0, image: image_of(shape), channel, pixel },
-            Home::Within(whole, offset) => {
-                let around = self.of(graph, whole);
-                let in_image = self.layout == Layout::ChannelsLast && graph.shape(whole).image().is_some();
-                let pixel = if in_image { around.pixel } else { pixel };
-                Place { offset: around.offset + offset, channel, pixel, ..around }
-            }
-        }
+    pub fn of(&self, id: ValueId) -> Place {
+        self.places[id.0].expect("every computed value has a place")
     }
 
     /// What a Concat or Reshape reads and does not find in its place yet: the number of the input, and the place.
     pub fn missing(&self, graph: &Graph, one: &Fused) -> Vec<(usize, Place)> {
-        let whole = self.of(graph, one.output);
-        let offsets = self.offsets(graph, one).into_iter().enumerate();
-        let missing = offsets
-            .filter(|&(at, offset)| self.homes[one.inputs[at].0] != Some(Home::Within(one.output, offset)));
-        let place = |(at, offset): (usize, usize)| {
-            if one.op == Op::Reshape {
-                return (at, whole);
-            }
-            let (channel, pixel) = strides(graph.shape(one.inputs[at]), self.layout);
-            let pixel = if self.layout == Layout::ChannelsLast { whole.pixel } else { pixel };
-            (at, Place { offset: whole.offset + offset, channel, pixel, ..whole })
-        };
-        missing.map(place).collect()
+        let whole = self.of(one.output);
+        let wanted = self.offsets(graph, one).into_iter().enumerate();
+        let missing = wanted.filter_map(|(at, offset)| {
+            let id = one.inputs[at];
+            let (there, place) = match one.op {
+                Op::Reshape => (Within::Alias(one.output), whole),
+                _ => (Within::Part(one.output, offset), self.part(graph, id, whole, offset)),
+            };
+            (self.within[id.0] != Some(there)).then_some((at, place))
+        });
+        missing.collect()
     }
 
     /// Elements of each piece.

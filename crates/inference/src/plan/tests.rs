@@ -6,16 +6,16 @@ use super::*;
 use crate::graph::{Node, Value, Window};
 
 /// A graph in the making, of images of 4 channels and 5 times 5 pixels.
-struct Sketch(Graph);
+struct TestGraph(Graph);
 
-impl Sketch {
-    fn new() -> Sketch {
+impl TestGraph {
+    fn new() -> TestGraph {
         let graph =
-            Graph { name: "sketch".into(), values: vec![], nodes: vec![], inputs: vec![], outputs: vec![] };
-        let mut sketch = Sketch(graph);
-        let input = sketch.value(4, None);
-        sketch.0.inputs.push(input);
-        sketch
+            Graph { name: "model".into(), values: vec![], nodes: vec![], inputs: vec![], outputs: vec![] };
+        let mut model = TestGraph(graph);
+        let input = model.value(4, None);
+        model.0.inputs.push(input);
+        model
     }
 
     fn value(&mut self, channels: usize, constant: Option<Arc<[f32]>>) -> ValueId {
@@ -56,36 +56,36 @@ fn tasks(plan: &Plan) -> Vec<String> {
 
 #[test]
 fn the_later_of_two_summands_takes_the_sum_and_the_activation() {
-    let mut sketch = Sketch::new();
-    let (input, relu) = (sketch.0.inputs[0], Op::Activation(Activation::Relu));
-    let left = sketch.conv(input);
-    let right = sketch.conv(input);
-    let sum = sketch.node(Op::Add, &[left, right], 4);
-    let output = sketch.node(relu, &[sum], 4);
-    let plan = sketch.plan(output);
+    let mut model = TestGraph::new();
+    let (input, relu) = (model.0.inputs[0], Op::Activation(Activation::Relu));
+    let left = model.conv(input);
+    let right = model.conv(input);
+    let sum = model.node(Op::Add, &[left, right], 4);
+    let output = model.node(relu, &[sum], 4);
+    let plan = model.plan(output);
     assert_eq!(tasks(&plan), ["Load 0", "Conv", "Conv+Add+Relu", "Store 0"]);
     assert_eq!(plan.steps[2].names, ["n1", "n2", "n3"]);
 }
 
 #[test]
 fn what_is_read_twice_is_written() {
-    let mut sketch = Sketch::new();
-    let (input, relu) = (sketch.0.inputs[0], Op::Activation(Activation::Relu));
-    let conv = sketch.conv(input);
-    let positive = sketch.node(relu, &[conv], 4);
-    let output = sketch.node(Op::Mul, &[conv, positive], 4);
-    assert_eq!(tasks(&sketch.plan(output)), ["Load 0", "Conv", "Relu", "Mul", "Store 0"]);
+    let mut model = TestGraph::new();
+    let (input, relu) = (model.0.inputs[0], Op::Activation(Activation::Relu));
+    let conv = model.conv(input);
+    let positive = model.node(relu, &[conv], 4);
+    let output = model.node(Op::Mul, &[conv, positive], 4);
+    assert_eq!(tasks(&model.plan(output)), ["Load 0", "Conv", "Relu", "Mul", "Store 0"]);
 }
 
 #[test]
 fn parts_of_a_concat_are_written_where_it_is_read() {
-    let mut sketch = Sketch::new();
-    let input = sketch.0.inputs[0];
-    let (left, right) = (sketch.conv(input), sketch.conv(input));
-    let joined = sketch.node(Op::Concat { axis: 1 }, &[left, right], 8);
-    let output = sketch.node(Op::GlobalAveragePool, &[joined], 8);
-    let plan = sketch.plan(output);
-    assert_eq!(tasks(&plan), ["Load 0", "Conv", "Conv", "GlobalAveragePool", "Store 0"]);
+    let mut model = TestGraph::new();
+    let input = model.0.inputs[0];
+    let (left, right) = (model.conv(input), model.conv(input));
+    let joined = model.node(Op::Concat { axis: 1 }, &[left, right], 8);
+    let output = model.node(Op::Activation(Activation::Sigmoid), &[joined], 8);
+    let plan = model.plan(output);
+    assert_eq!(tasks(&plan), ["Load 0", "Conv", "Conv", "Sigmoid", "Store 0"]);
     let places: Vec<Place> = plan.steps[1..3].iter().filter_map(|step| step.write).collect();
     assert_eq!((places[0].piece, places[0].offset), (places[1].piece, 0));
     assert_eq!((places[1].offset, places[1].image), (4 * 25, 8 * 25));
@@ -93,23 +93,78 @@ fn parts_of_a_concat_are_written_where_it_is_read() {
 
 #[test]
 fn constants_are_computed_once_and_an_output_may_be_none() {
-    let mut sketch = Sketch::new();
-    let weights = sketch.value(4, Some(vec![-0.5; 16].into()));
-    let output = sketch.node(Op::Activation(Activation::Relu), &[weights], 4);
-    sketch.0.outputs.push(output);
-    let said = Plan::new(&sketch.0).expect_err("it is constant").to_string();
+    let mut model = TestGraph::new();
+    let weights = model.value(4, Some(vec![-0.5; 16].into()));
+    let output = model.node(Op::Activation(Activation::Relu), &[weights], 4);
+    model.0.outputs.push(output);
+    let said = Plan::new(&model.0).expect_err("it is constant").to_string();
     assert!(said.contains("does not depend on its input"), "{said}");
 }
 
 #[test]
 fn a_chain_needs_two_pieces_at_a_time() {
-    let mut sketch = Sketch::new();
-    let mut value = sketch.0.inputs[0];
+    let mut model = TestGraph::new();
+    let mut value = model.0.inputs[0];
     for _ in 0..8 {
-        value = sketch.conv(value);
+        value = model.conv(value);
     }
-    let plan = sketch.plan(value);
+    let plan = model.plan(value);
     assert_eq!(plan.arena.bytes, plan.arena.bound);
     assert_eq!(plan.arena.bound, 2 * 512);
     assert_eq!(plan.arena.sum, 9 * 512);
+}
+
+#[test]
+fn a_plan_that_leaves_its_memory_is_refused() {
+    let mut model = TestGraph::new();
+    let input = model.0.inputs[0];
+    let conv = model.conv(input);
+    let output = model.node(Op::Activation(Activation::Relu), &[conv], 4);
+    let plan = model.plan(output);
+    assert!(plan.check().is_ok());
+    type Change = fn(&mut Plan);
+    let changes: [Change; 8] = [
+        |plan| plan.steps[1].write.as_mut().expect("it writes").offset += 1,
+        |plan| plan.steps[1].write.as_mut().expect("it writes").channel += 1,
+        |plan| plan.steps[1].write.as_mut().expect("it writes").piece += 7,
+        |plan| plan.constants[0] = plan.constants[0][1..].into(),
+        |plan| plan.constants.clear(),
+        |plan| plan.arena.bytes -= 256,
+        |plan| plan.steps[0].task = Task::Load { number: 1 },
+        |plan| plan.steps[1].to = Shape::new(vec![1, 4, 5, 6]).expect("it is small"),
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let mut changed = plan.clone();
+        change(&mut changed);
+        assert!(changed.check().is_err(), "change {number}");
+    }
+}
+
+#[test]
+fn a_constant_is_as_long_as_its_shape_and_folding_has_a_bound() {
+    let mut model = TestGraph::new();
+    let input = model.0.inputs[0];
+    let conv = model.conv(input);
+    model.0.outputs.push(conv);
+    let mut short = model.0.clone();
+    short.values[1].constant = Some(vec![0.5; 15].into());
+    assert!(Plan::new(&short).expect_err("it is short").to_string().contains("15 elements"));
+    let large = Shape::new(vec![1, 1, 3000, 3000]).expect("it is a shape");
+    model.0.values[2].shape = large.clone();
+    model.0.nodes[0] =
+        Node { names: vec!["large".into()], op: Op::Reshape, inputs: vec![ValueId(1)], output: ValueId(2) };
+    model.0.values[1] = Value { name: "c".into(), shape: large, constant: Some(vec![0.5; 9_000_000].into()) };
+    assert!(Plan::new(&model.0).expect_err("it is large").to_string().contains("4194304"));
+}
+
+#[test]
+fn a_long_chain_of_second_names_is_planned() {
+    let mut model = TestGraph::new();
+    let mut value = model.0.inputs[0];
+    for _ in 0..2000 {
+        value = model.node(Op::Reshape, &[value], 4);
+    }
+    // Deeper than any stack if each link were a call.
+    let output = model.node(Op::Activation(Activation::Relu), &[value], 4);
+    assert_eq!(tasks(&model.plan(output)).last().map(String::as_str), Some("Store 0"));
 }

@@ -104,10 +104,7 @@ fn gpu_models_are_those_of_the_twin_and_launch_themselves() {
         by_itself.start().unwrap();
         assert_eq!(by_itself.graph().wait(Duration::from_secs(60)).unwrap(), End::LimitReached);
         let by_gpu = since.elapsed() / 100;
-        assert!(
-            by_itself.instance().outputs().unwrap() == found,
-            "{name}: a run by itself leaves another result"
-        );
+        assert!(by_itself.outputs().unwrap() == found, "{name}: a run by itself leaves another result");
         println!(
             "TABLE {name}: {:?}, batch {batch}, {apart:.1e} from the twin; by the host {by_host:.1?}, by itself {by_gpu:.1?} a run",
             format.precision
