@@ -1,8 +1,8 @@
 //! Libraries from Python's package index: the lists `xtask/*-wheel*.txt` say which, and their hashes.
 //!
-//! NVIDIA's run-time compiler needs no GPU and no driver, so the tests of device code run everywhere; ONNX Runtime is the reference of
-//! models. The wheels are unpacked into folders below cargo's target folder, once for each list. With [`Wheels::variable`] set to the
-//! user's own nothing is fetched.
+//! NVIDIA's run-time compiler needs no GPU and no driver, so the tests of device code run everywhere; ONNX
+//! Runtime is the reference of models. The wheels are unpacked into folders below cargo's target folder, once
+//! for each list. With [`Wheels::variable`] set to the user's own nothing is fetched.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -28,7 +28,8 @@ pub struct Options {
     engine: Compared,
     #[command(flatten)]
     own: subject::Gpu,
-    /// Change the weights of this layer by 5 % of their norm, in the engine alone: shows that the check notices.
+    /// Change the weights of this layer by 5 % of their norm, in the engine alone: shows that the check
+    /// notices.
     #[arg(long, value_name = "LAYER")]
     perturb: Option<String>,
 }

@@ -1,4 +1,5 @@
-//! `profiler layers`: how long each step of a model takes on the host twin, beside its work and the bytes that it touches.
+//! `profiler layers`: how long each step of a model takes on the host twin, beside its work and the bytes
+//! that it touches.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -84,7 +85,8 @@ pub fn run(options: &Options) -> Result<bool> {
     Ok(true)
 }
 
-/// Multiply-accumulates of one run by the node's name; none where the file has an operator that is not counted.
+/// Multiply-accumulates of one run by the node's name; none where the file has an operator that is not
+/// counted.
 fn macs(model: &Model) -> BTreeMap<String, u64> {
     let decoded = zoo::onnx::Model::decode(&*model.file).ok();
     let counted = decoded.and_then(|file| zoo::count::count(&file).ok());

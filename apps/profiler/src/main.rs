@@ -1,7 +1,7 @@
 //! Checks and times the zoo's models: layer by layer against ONNX Runtime, alone and several side by side.
 //!
-//! `README.md` describes options, exit codes and JSON lines. Bad input ends with one line and exit code 2, a result that is wrong with 1.
-//! Knows no NIC and no request.
+//! `README.md` describes options, exit codes and JSON lines. Bad input ends with one line and exit code 2, a
+//! result that is wrong with 1. Knows no NIC and no request.
 
 #![forbid(unsafe_code)]
 // They panic on a closed pipe: `say!` does not.
@@ -43,7 +43,8 @@ struct Options {
 enum Action {
     /// Compare a model with ONNX Runtime, layer by layer; exit status 1 if one is beyond the tolerance.
     Check(check::Options),
-    /// Time a model, alone or several instances side by side, and compare their outputs with those of a run alone.
+    /// Time a model, alone or several instances side by side, and compare their outputs with those of a run
+    /// alone.
     Run(run::Options),
     /// Time each step of a model.
     Layers(layers::Options),

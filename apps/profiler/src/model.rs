@@ -1,6 +1,7 @@
 //! A model by its name: its manifest, its ONNX file, and inputs for it.
 //!
-//! The manifest says everything about shapes. Without a file in the store, seeded weights are built in memory.
+//! The manifest says everything about shapes. Without a file in the store, seeded weights are built in
+//! memory.
 
 use std::path::{Path, PathBuf};
 
@@ -38,7 +39,8 @@ pub struct Choice {
     /// Folder of the built models [default: target/zoo beside modelzoo, or zoo in a bundle].
     #[arg(long, value_name = "FOLDER")]
     store: Option<PathBuf>,
-    /// Library of ONNX Runtime, or its folder [default: DOORBELL_ONNXRUNTIME, or Python's package onnxruntime].
+    /// Library of ONNX Runtime, or its folder [default: DOORBELL_ONNXRUNTIME, or Python's package
+    /// onnxruntime].
     #[arg(long, value_name = "PATH")]
     pub onnxruntime: Option<PathBuf>,
 }

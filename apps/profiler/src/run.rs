@@ -1,7 +1,8 @@
-//! `profiler run`: a model again and again, alone or several instances side by side, timed and compared with a run alone.
+//! `profiler run`: a model again and again, alone or several instances side by side, timed and compared with
+//! a run alone.
 //!
-//! Every instance has inputs of its own. What one computes beside others must be, bit for bit, what it computed alone.
-//! Left out: energy.
+//! Every instance has inputs of its own. What one computes beside others must be, bit for bit, what it
+//! computed alone. Left out: energy.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ use crate::subject::{self, Called, Launched, Own, Subject};
 const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
 /// Runs that `--launch graph` puts into a stream before it waits.
 const ENQUEUED: usize = 100;
-/// Outputs of a GPU's instance are compared after so many waits, and after the last one: to copy them takes time.
+/// Outputs of a GPU's instance are compared after so many waits, and after the last one: to copy them takes
+/// time.
 const COMPARED_EVERY: u64 = 64;
 /// Longest wait for the end of a graph that was cancelled.
 const END: Duration = Duration::from_secs(60);
@@ -305,8 +307,8 @@ fn by_themselves(instances: Vec<Instance>, options: &Options) -> Result<Vec<Meas
     Ok(measured)
 }
 
-/// Looks at all counters of turns, again and again, for so long and until each instance has had so many turns. The first change that is
-/// seen of each begins its measurement.
+/// Looks at all counters of turns, again and again, for so long and until each instance has had so many
+/// turns. The first change that is seen of each begins its measurement.
 fn watch(
     all: &[(SelfLaunchingInstance, Vec<Vec<f32>>)],
     seconds: Duration,

@@ -18,8 +18,8 @@ pub struct Gpu {
     /// Number of the GPU, as CUDA counts; with --engine own.
     #[arg(long, value_name = "N", default_value_t = 0)]
     gpu: u32,
-    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels [default: DOORBELL_CUDA, CUDA_HOME, CUDA_PATH,
-    /// /usr/local/cuda].
+    /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels [default: DOORBELL_CUDA, CUDA_HOME,
+    /// CUDA_PATH, /usr/local/cuda].
     #[arg(long, value_name = "FOLDER")]
     cuda: Option<PathBuf>,
 }

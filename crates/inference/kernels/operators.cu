@@ -1,7 +1,8 @@
-/*! Operators of models for any GPU and for the host twin: values in single or half precision, sums in single precision.
+/*! Operators of models for any GPU and for the host twin, in single or half precision; sums are in single precision.
  *
- * A value's element is found by strides, so that a value may be some channels of a larger one, and channels may be the slowest axis or
- * the fastest. Structs are those of `src/launch.rs`. All pointers lead to device memory; launches end by themselves.
+ * A value's element is found by strides, so that a value may be some channels of a larger one, and channels may be the
+ * slowest axis or the fastest. Structs are those of `src/launch.rs`. All pointers lead to device memory. Launches end by
+ * themselves.
  */
 #ifdef DB_TWIN
 #include <cuda_fp16.h>

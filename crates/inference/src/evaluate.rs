@@ -1,4 +1,5 @@
-//! Operators computed plainly, one element after the other: for constants that a plan folds, and as the reference of tests.
+//! Operators computed plainly, one element after the other: for constants that a plan folds, and as the
+//! reference of tests.
 //!
 //! Sums are of `f64`, rounded once, so that results are those that faster orders of summation come near.
 

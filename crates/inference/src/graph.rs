@@ -1,7 +1,8 @@
 //! A model as a graph of operators whose shapes are known.
 //!
-//! Nodes stand in an order in which each follows those that it reads from. Operators are those of ONNX, with what their versions and
-//! optional inputs leave open decided: `docs/inference.md` has the table. All values are tensors of `f32`.
+//! Nodes stand in an order in which each follows those that it reads from. Operators are those of ONNX, with
+//! what their versions and optional inputs leave open decided: `docs/inference.md` has the table. All values
+//! are tensors of `f32`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -85,7 +86,8 @@ pub struct Window {
 }
 
 impl Window {
-    /// The extent along `axis` (0: rows, 1: columns) of what comes out, or `None` if the window does not fit in the padded image.
+    /// The extent along `axis` (0: rows, 1: columns) of what comes out, or `None` if the window does not fit
+    /// in the padded image.
     pub fn output(&self, axis: usize, extent: usize) -> Option<usize> {
         let reach = self.dilation[axis].checked_mul(self.kernel[axis].checked_sub(1)?)?.checked_add(1)?;
         let padded = extent.checked_add(self.pads[axis])?.checked_add(self.pads[axis + 2])?;
@@ -136,7 +138,8 @@ pub enum Op {
         /// Channels are divided into so many groups, which do not see one another.
         groups: usize,
     },
-    /// Inputs: rows, weights, and the bias if there is one. Rows times the weights' transpose: weights are (outputs, inputs).
+    /// Inputs: rows, weights, and the bias if there is one. Rows times the weights' transpose: weights are
+    /// (outputs, inputs).
     Linear,
     /// Inputs: image, scale, offset, mean, variance, one each for a channel.
     BatchNorm {
@@ -168,8 +171,8 @@ pub enum Op {
         /// The axis.
         axis: usize,
     },
-    /// Channels become blocks of rows and columns: channel c * block^2 + row * block + column of the input is `(row, column)` of
-    /// a block of channel c (ONNX's mode CRD).
+    /// Channels become blocks of rows and columns: channel c * block^2 + row * block + column of the input is
+    /// `(row, column)` of a block of channel c (ONNX's mode CRD).
     DepthToSpace {
         /// Rows and columns of a block.
         block: usize,

@@ -1,4 +1,5 @@
-//! The kernels of `kernels/operators.cu` that a plan launches, with their shapes and arguments: the same for a GPU and the host twin.
+//! The kernels of `kernels/operators.cu` that a plan launches, with their shapes and arguments: the same for
+//! a GPU and the host twin.
 
 use crate::graph::{Activation, Op, Shape, Window};
 use crate::plan::{Place, Plan, Precision, Source, Step, Task};
@@ -275,7 +276,8 @@ fn half(kernel: &str) -> &'static str {
     }
 }
 
-/// The batch, and channels, rows and columns of an image; of other tensors, the extents behind the batch are channels.
+/// The batch, and channels, rows and columns of an image; of other tensors, the extents behind the batch are
+/// channels.
 fn parts(shape: &Shape) -> (u32, [u32; 3]) {
     // A shape has at most 2^31 elements.
     match *shape.extents() {

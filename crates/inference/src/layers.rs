@@ -1,4 +1,5 @@
-//! A model's results layer by layer, as ONNX Runtime computes them: what another engine's layers are compared with.
+//! A model's results layer by layer, as ONNX Runtime computes them: what another engine's layers are compared
+//! with.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -54,7 +55,8 @@ impl Layers {
         Ok(Layers { values: names.into_iter().zip(computed).collect(), written })
     }
 
-    /// What a step of the file's plan should write; `None` for one that writes an input, or a part of a value.
+    /// What a step of the file's plan should write; `None` for one that writes an input, or a part of a
+    /// value.
     pub fn of(&self, step: &Step) -> Option<&[f32]> {
         let name = step.names.last()?;
         let value = self.values.get(self.written.get(name).unwrap_or(name))?;
@@ -62,9 +64,10 @@ impl Layers {
     }
 }
 
-/// How far results are from those that are wanted, relative to the root mean square of these. In single precision the largest
-/// difference, so that one wrong element is seen; in half precision, where the largest of many roundings grows with their number, the
-/// root mean square of all differences. Infinite for a value that is no number. Panics unless both are of the same length.
+/// How far results are from those that are wanted, relative to the root mean square of these. In single
+/// precision the largest difference, so that one wrong element is seen; in half precision, where the largest
+/// of many roundings grows with their number, the root mean square of all differences. Infinite for a value
+/// that is no number. Panics unless both are of the same length.
 pub fn distance(precision: Precision, found: &[f32], wanted: &[f32]) -> f64 {
     assert_eq!(found.len(), wanted.len(), "results of one shape are compared");
     let root = |squares: f64| (squares / wanted.len() as f64).sqrt();

@@ -2,7 +2,8 @@
 
 use crate::graph::{Op, Shape, Window};
 
-/// The output's shape, or what does not fit, for a message. `reshaped` is what the file asks of a [`Op::Reshape`].
+/// The output's shape, or what does not fit, for a message. `reshaped` is what the file asks of a
+/// [`Op::Reshape`].
 pub fn output(op: &Op, inputs: &[&Shape], reshaped: Option<Shape>) -> Result<Shape, String> {
     match op {
         Op::Conv { window, groups } => conv(window, *groups, inputs),

@@ -1,6 +1,7 @@
 //! What the models compute: one function a model, which writes an ONNX graph with seeded weights.
 //!
-//! Batch normalisation is not folded, so that importers have it to fold. Left out: training, and names of classes.
+//! Batch normalisation is not folded, so that importers have it to fold. Left out: training, and names of
+//! classes.
 
 mod builder;
 mod mobilenet;
@@ -37,8 +38,8 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// The model for a batch of so many inputs. Its input is named `input` and its output `output`; both are `f32`.
-    /// The weights are the same for every batch.
+    /// The model for a batch of so many inputs. Its input is named `input` and its output `output`; both are
+    /// `f32`. The weights are the same for every batch.
     pub fn build(self, batch: usize) -> Model {
         match self {
             Architecture::SqueezeNet => squeezenet::build(batch),
@@ -68,7 +69,8 @@ mod tests {
 
     #[test]
     fn counts_are_the_published_ones() {
-        // torchvision's documentation of each model's weights says `num_params` and, in 10^9 with three digits, `_ops`.
+        // torchvision's documentation of each model's weights says `num_params` and, in 10^9 with three
+        // digits, `_ops`.
         let pixels = [640 * 480, 224 * 224, 640 * 480];
         let super_resolution_macs = |pixels: u64, factor: u64| {
             pixels * (25 * 64 + 9 * 64 * 64 + 9 * 64 * 32 + 9 * 32 * factor * factor)

@@ -1,8 +1,9 @@
 //! Shapes, parameters and multiply-accumulates (MACs) of a model, node by node.
 //!
-//! Shapes follow `Operators.md` of the ONNX project, opset 17. Counted as published tables count: a MAC is one multiplication with
-//! its addition; convolutions and dense layers have them, other operators have none. Means and variances of a batch normalisation
-//! are no parameters, since no gradient reaches them. Left out: operators that no model of the zoo needs.
+//! Shapes follow `Operators.md` of the ONNX project, opset 17. Counted as published tables count: a MAC is
+//! one multiplication with its addition; convolutions and dense layers have them, other operators have none.
+//! Means and variances of a batch normalisation are no parameters, since no gradient reaches them. Left out:
+//! operators that no model of the zoo needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,7 +56,8 @@ impl Count {
     }
 }
 
-/// A value's extents, if all are fixed. A first extent that has a name instead of a number is the batch, and taken as 1.
+/// A value's extents, if all are fixed. A first extent that has a name instead of a number is the batch, and
+/// taken as 1.
 pub fn shape_of(value: &ValueInfo) -> Result<Vec<usize>, CountError> {
     let dynamic = || CountError::Dynamic { value: value.name.clone() };
     let tensor = value.r#type.as_ref().and_then(|r#type| r#type.tensor_type.as_ref());
@@ -295,7 +297,8 @@ mod tests {
             ("Conv", &[], &[&[1, 4, 8, 9], &[4, 3, 3, 3]], None),
             ("Conv", &[], &[&[1, 3, 2, 9], &[4, 3, 3, 3]], None),
             ("Conv", &[("strides", &[0, 0])], &[&[1, 3, 8, 9], &[4, 3, 3, 3]], None),
-            // 112 rows, windows of 3 by 2: the last one begins in row 110 and leaves the input only with ceil_mode.
+            // 112 rows, windows of 3 by 2: the last one begins in row 110 and leaves the input only with
+            // ceil_mode.
             ("MaxPool", &[kernel, ("strides", &[2, 2])], &[&[1, 2, 112, 113]], Some(vec![1, 2, 55, 56])),
             (
                 "MaxPool",

@@ -1,9 +1,10 @@
 //! The model zoo: what the models are, not how they run.
 //!
-//! A [`Manifest`] says everything about a model that is no weight: shapes, types, pre-processing, counts, hashes. [`Architecture`]
-//! writes its ONNX file ([`onnx`]) with weights from [`seed`], [`count()`](count::count) says how many parameters and
-//! multiply-accumulates it has, [`Store`] keeps the file, and [`preprocess`] makes its input of an image.
-//! Opens no network connection: `cargo xtask zoo fetch` downloads. Knows no engine.
+//! A [`Manifest`] says everything about a model that is no weight: shapes, types, pre-processing, counts,
+//! hashes. [`Architecture`] writes its ONNX file ([`onnx`]) with weights from [`seed`],
+//! [`count()`](count::count) says how many parameters and multiply-accumulates it has, [`Store`] keeps the
+//! file, and [`preprocess`] makes its input of an image. Opens no network connection: `cargo xtask zoo fetch`
+//! downloads. Knows no engine.
 
 #![forbid(unsafe_code)]
 

@@ -1,7 +1,7 @@
 //! What is known about a model beside its weights: `modelzoo/models/NAME.toml`.
 //!
-//! Shapes, types, pre-processing, published counts and hashes are taken from here and never from options. A manifest is checked
-//! as it is read, against itself; [`Manifest::verify`] checks a model's file against it.
+//! Shapes, types, pre-processing, published counts and hashes are taken from here and never from options. A
+//! manifest is checked as it is read, against itself; [`Manifest::verify`] checks a model's file against it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

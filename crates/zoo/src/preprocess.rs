@@ -1,8 +1,9 @@
-//! From an image of bytes to a model's input: resize, crop, channel order, scale, normalise, layout. On the CPU.
+//! From an image of bytes to a model's input: resize, crop, channel order, scale, normalise, layout. On the
+//! CPU.
 //!
-//! Resizing is bilinear with half-pixel centres, as ONNX `Resize` (`coordinate_transformation_mode` half_pixel) defines it. Pixels
-//! outside of the crop are never computed: each element of the output samples the image once. Left out: antialiasing, so that large
-//! reductions differ from what Pillow gives.
+//! Resizing is bilinear with half-pixel centres, as ONNX `Resize` (`coordinate_transformation_mode`
+//! half_pixel) defines it. Pixels outside of the crop are never computed: each element of the output samples
+//! the image once. Left out: antialiasing, so that large reductions differ from what Pillow gives.
 
 use serde::Deserialize;
 use thiserror::Error;
@@ -70,7 +71,8 @@ pub enum Resize {
     To([usize; 2]),
 }
 
-/// How images become a model's input: element (channel, row, column) is (weights · pixel / 255 − mean) / deviation.
+/// How images become a model's input: element (channel, row, column) is (weights · pixel / 255 − mean) /
+/// deviation.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Preprocess {
@@ -189,7 +191,8 @@ struct Sample {
 }
 
 impl Sample {
-    /// Where the centre of a resized pixel lies among `extent` pixels; beyond the outermost centres these count alone.
+    /// Where the centre of a resized pixel lies among `extent` pixels; beyond the outermost centres these
+    /// count alone.
     fn at(place: usize, resized: usize, extent: usize) -> Sample {
         let centre = (place as f32 + 0.5) * (extent as f32 / resized as f32) - 0.5;
         let centre = centre.clamp(0.0, (extent - 1) as f32);
@@ -214,7 +217,8 @@ fn sample(image: &Image, order: PixelOrder, row: &Sample, column: &Sample) -> [f
     })
 }
 
-/// A test image: a gradient, some rectangles and noise, all of them from the name. The same bytes on every machine.
+/// A test image: a gradient, some rectangles and noise, all of them from the name. The same bytes on every
+/// machine.
 pub fn test_image(name: &str, height: usize, width: usize) -> Image {
     let mut stream = Stream::of(name);
     let mut below = |bound: usize| (stream.bits() >> 32) as usize % bound.max(1);
@@ -245,7 +249,8 @@ mod tests {
 
     use super::*;
 
-    /// As the definition says, in steps and in double precision: the whole image is resized, then cropped, then normalised.
+    /// As the definition says, in steps and in double precision: the whole image is resized, then cropped,
+    /// then normalised.
     fn reference(preprocess: &Preprocess, image: &Image) -> Vec<f64> {
         let [rows, columns] = match preprocess.resize {
             Resize::To(size) => size,
@@ -341,7 +346,8 @@ mod tests {
             let expected = reference(&preprocess, &image);
             prop_assert_eq!(input.len(), expected.len());
             for (place, (value, expected)) in input.iter().zip(expected).enumerate() {
-                // Half of the last bit of a coordinate below 64 moves a value by at most 255 × 2⁻¹⁸ steps, by deviation.
+                // Half of the last bit of a coordinate below 64 moves a value by at most 255 × 2⁻¹⁸ steps, by
+                // deviation.
                 let tolerance = 2e-5 / preprocess.deviation.iter().fold(f64::MAX, |least, &d| least.min(f64::from(d)));
                 prop_assert!((f64::from(*value) - expected).abs() <= tolerance, "{place}: {value} {expected}");
             }

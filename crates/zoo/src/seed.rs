@@ -1,8 +1,9 @@
 //! Seeded weights: values that depend on a tensor's name and on nothing else.
 //!
-//! The generator is SplitMix64 (Steele, Lea, Flood: *Fast Splittable Pseudorandom Number Generators*, 2014), keyed by the
-//! SHA-256 of the name. Only integers and IEEE 754 additions, multiplications and roots are used, so that every machine gets the
-//! same bits. Functions of the C library (`ln`, `cos`) differ between machines in the last bit.
+//! The generator is SplitMix64 (Steele, Lea, Flood: *Fast Splittable Pseudorandom Number Generators*, 2014),
+//! keyed by the SHA-256 of the name. Only integers and IEEE 754 additions, multiplications and roots are
+//! used, so that every machine gets the same bits. Functions of the C library (`ln`, `cos`) differ between
+//! machines in the last bit.
 
 use sha2::{Digest, Sha256};
 
@@ -69,7 +70,8 @@ mod tests {
 
     #[test]
     fn a_stream_is_splitmix64_of_its_key() {
-        // First values of the reference implementation (splitmix64.c by Vigna) for seed 1234567, as many libraries test it.
+        // First values of the reference implementation (splitmix64.c by Vigna) for seed 1234567, as many
+        // libraries test it.
         let mut stream = Stream { key: 1_234_567, index: 0 };
         let golden = [6_457_827_717_110_365_317u64, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423];
         assert_eq!(golden.map(|_| stream.bits()), golden);

@@ -1,7 +1,8 @@
 //! A folder of model files, each of which is whole: it has its name only after its SHA-256 was checked.
 //!
-//! A file grows under another name, is synced, checked, and renamed. What a crash leaves is never taken for a model. A download that
-//! was cut stays as `NAME.part` and goes on from its end. Reading checks again: disks and users change files.
+//! A file grows under another name, is synced, checked, and renamed. What a crash leaves is never taken for a
+//! model. A download that was cut stays as `NAME.part` and goes on from its end. Reading checks again: disks
+//! and users change files.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -92,7 +93,8 @@ impl Store {
     /// A file that may have been begun earlier. Error: `Busy` while another process has it.
     pub fn resume(&self, name: &str) -> Result<Partial, StoreError> {
         fs::create_dir_all(&self.folder).map_err(|error| StoreError::io(&self.folder, error))?;
-        // The lock has a file of its own, which is never renamed: the holder's part is the one that has the name.
+        // The lock has a file of its own, which is never renamed: the holder's part is the one that has the
+        // name.
         let path = self.path(&format!("{name}.lock"));
         let lock = OpenOptions::new().create(true).append(true).open(&path);
         let lock = lock.map_err(|error| StoreError::io(&path, error))?;

@@ -1,8 +1,10 @@
-//! A published file over HTTP, into a store: goes on where an earlier try ended, and keeps nothing with a wrong hash.
+//! A published file over HTTP, into a store: goes on where an earlier try ended, and keeps nothing with a
+//! wrong hash.
 //!
-//! Ranges are those of RFC 9110, section 14. A server that ignores them sends the file from its beginning, and so does one that has
-//! none for the rest. Every wait has a deadline: for a name, a connection, the request, and each
-//! read. A try that brings less than a block counts as fruitless. Left out: several connections, and mirrors.
+//! Ranges are those of RFC 9110, section 14. A server that ignores them sends the file from its beginning,
+//! and so does one that has none for the rest. Every wait has a deadline: for a name, a connection, the
+//! request, and each read. A try that brings less than a block counts as fruitless. Left out: several
+//! connections, and mirrors.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -61,7 +63,8 @@ enum Ended {
     Never(anyhow::Error),
 }
 
-/// Fills `partial` from the publisher's server and returns the whole file's path. `show` hears how many bytes there are.
+/// Fills `partial` from the publisher's server and returns the whole file's path. `show` hears how many bytes
+/// there are.
 pub fn download(
     client: &Client,
     weights: &Weights,
@@ -72,7 +75,8 @@ pub fn download(
         partial.restart().map_err(mendable)?;
     }
     let resumed = partial.bytes() > 0;
-    // The furthest that any try came: a server without ranges that cuts at the same byte each time brings nothing.
+    // The furthest that any try came: a server without ranges that cuts at the same byte each time brings
+    // nothing.
     let (mut furthest, mut fruitless) = (partial.bytes(), 0);
     while partial.bytes() < weights.bytes {
         let error = match attempt(&client.agent, weights, &mut partial, show) {

@@ -1,7 +1,9 @@
-//! `cargo xtask zoo`: lists the models, builds them with seeded weights, fetches trained ones, and verifies the files.
+//! `cargo xtask zoo`: lists the models, builds them with seeded weights, fetches trained ones, and verifies
+//! the files.
 //!
-//! `modelzoo/models` says everything about a model; the files lie in a store, in a checkout below cargo's target folder. Building
-//! needs no network, and gives the same bytes on every machine: a bundle carries the manifests and builds the files where it is.
+//! `modelzoo/models` says everything about a model; the files lie in a store, in a checkout below cargo's
+//! target folder. Building needs no network, and gives the same bytes on every machine: a bundle carries the
+//! manifests and builds the files where it is.
 
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! cuDNN's calls with their errors, over the functions of one library file, and descriptors that are destroyed when dropped.
+//! cuDNN's calls with their errors, over the functions of one library file, and descriptors that are
+//! destroyed when dropped.
 
 use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};

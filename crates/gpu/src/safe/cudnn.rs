@@ -1,7 +1,9 @@
-//! Convolutions by cuDNN: one operation graph for a convolution with what follows it, and the plans that the library has for it.
+//! Convolutions by cuDNN: one operation graph for a convolution with what follows it, and the plans that the
+//! library has for it.
 //!
-//! Follows the backend (graph) API of cuDNN 9. A plan is executed into a stream, which may be recorded into a graph. Plans whose results
-//! differ from run to run are left out. The library is found when the program runs.
+//! Follows the backend (graph) API of cuDNN 9. A plan is executed into a stream, which may be recorded into a
+//! graph. Plans whose results differ from run to run are left out. The library is found when the program
+//! runs.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -35,7 +37,8 @@ pub struct TensorShape {
     pub strides: [i64; 4],
 }
 
-/// A convolution, and what follows it in the same kernel: the sum with another tensor, with a bias, and a bound.
+/// A convolution, and what follows it in the same kernel: the sum with another tensor, with a bias, and a
+/// bound.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Convolution {
     pub arithmetic: Arithmetic,
@@ -111,7 +114,8 @@ impl fmt::Debug for Cudnn {
 }
 
 impl Cudnn {
-    /// The library that is given, or that [`VARIABLE`] names, or the system's. Errors name what was looked at.
+    /// The library that is given, or that [`VARIABLE`] names, or the system's. Errors name what was looked
+    /// at.
     pub fn new(context: &Context, given: Option<&Path>) -> Result<Cudnn> {
         let named = std::env::var_os(VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from);
         let path = match given.map(Path::to_owned).or(named) {
@@ -335,7 +339,8 @@ impl ConvolutionPlan {
     /// Puts it into a stream, or into what the stream records.
     ///
     /// # Safety
-    /// The pointers lead to tensors of the convolution's shapes, which live until the stream is idle, or as long as what is recorded.
+    /// The pointers lead to tensors of the convolution's shapes, which live until the stream is idle, or as
+    /// long as what is recorded.
     pub unsafe fn execute(&self, stream: &Stream, wanted: &Convolution, pointers: &Pointers) -> Result<()> {
         let Handle { library, context, raw } = &*self.handle;
         stream.same_context(context, "the plan")?;

@@ -1,4 +1,5 @@
-//! cuDNN's backend API as `cudnn_graph.h` of cuDNN 9 declares it, bound by hand; every function returns a `cudnnStatus_t` (0: good).
+//! cuDNN's backend API as `cudnn_graph.h` of cuDNN 9 declares it, bound by hand; every function returns a
+//! `cudnnStatus_t` (0: good).
 
 use std::ffi::{c_int, c_void};
 

@@ -1,7 +1,8 @@
-//! Own kernels on a GPU: compiled when they are needed, recorded into a graph that the host or the GPU itself may launch.
+//! Own kernels on a GPU: compiled when they are needed, recorded into a graph that the host or the GPU itself
+//! may launch.
 //!
-//! [`Loaded`] holds what instances of a model share and only read: code and weights. An [`Instance`] has an arena, inputs, outputs and
-//! a slot number of its own, so that several run side by side.
+//! [`Loaded`] holds what instances of a model share and only read: code and weights. An [`Instance`] has an
+//! arena, inputs, outputs and a slot number of its own, so that several run side by side.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -91,7 +92,8 @@ impl Loaded {
     }
 }
 
-/// The bytes of each constant that a launch reads: in the plan's precision, or of a bias (`true`) in single precision.
+/// The bytes of each constant that a launch reads: in the plan's precision, or of a bias (`true`) in single
+/// precision.
 fn contents(plan: &Plan, launches: &[Launch]) -> BTreeMap<(usize, bool), Vec<u8>> {
     let read = launches.iter().flat_map(|launch| &launch.arguments).filter_map(|argument| match *argument {
         Argument::Constant(number) => Some((number, false)),
@@ -150,8 +152,8 @@ impl Instance {
         memory.slot.fill(0, &stream)?;
         let mut graph = Graph::new(context)?;
         for (function, shape, arguments) in kernels(loaded, &memory) {
-            // SAFETY: the plan's places lie in the arena, its constants and slots are as long as its shapes say, and all of them
-            // live as long as the graph.
+            // SAFETY: the plan's places lie in the arena, its constants and slots are as long as its shapes
+            // say, and all of them live as long as the graph.
             unsafe { graph.add_kernel(function, shape, &arguments) }?;
         }
         let graph = graph.instantiate()?;
@@ -177,7 +179,8 @@ impl Instance {
     /// Puts the graph into the stream, so many times.
     pub fn launch(&self, times: usize) -> Result<(), EngineError> {
         for _ in 0..times {
-            // SAFETY: as in `new`; the instance lives until its stream is idle, or the context keeps its memory.
+            // SAFETY: as in `new`; the instance lives until its stream is idle, or the context keeps its
+            // memory.
             unsafe { self.graph.launch(&self.stream) }?;
         }
         Ok(())
@@ -221,8 +224,8 @@ impl SelfLaunchingInstance {
     /// Starts the first turn. Error: it still runs.
     pub fn start(&mut self) -> Result<(), EngineError> {
         self.instance.wait()?;
-        // SAFETY: as in `Instance::new`. What was launched before has ended, and until the graph has ended nothing else is put into a
-        // stream that uses the instance's memory: `bring` and `outputs` refuse.
+        // SAFETY: as in `Instance::new`. What was launched before has ended, and until the graph has ended
+        // nothing else is put into a stream that uses the instance's memory: `bring` and `outputs` refuse.
         Ok(unsafe { self.graph.start() }?)
     }
 

@@ -1,6 +1,7 @@
 //! ONNX Runtime as an engine: the reference of the others, and what runs a model where there is no GPU.
 //!
-//! The library is found when the program runs. It comes with the package `onnxruntime` of Python's package index.
+//! The library is found when the program runs. It comes with the package `onnxruntime` of Python's package
+//! index.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,8 @@ pub struct Runtime {
 static LOADED: Mutex<Option<Runtime>> = Mutex::new(None);
 
 impl Runtime {
-    /// The library that is given, or that [`VARIABLE`] names, or Python's. Errors name what was looked at, and the remedy.
+    /// The library that is given, or that [`VARIABLE`] names, or Python's. Errors name what was looked at,
+    /// and the remedy.
     pub fn load(given: Option<&Path>) -> Result<Runtime, EngineError> {
         let library = find(given).map_err(|looked| EngineError::NoRuntime { looked })?;
         let wrong = |reason: String| EngineError::Runtime { at: library.display().to_string(), reason };

@@ -1,6 +1,7 @@
 //! The kernel that makes a model's input of an image, and the same on the host twin.
 //!
-//! It computes what `zoo::preprocess` computes; sums of three products may be rounded another way, so that elements differ by 1e-5 at most.
+//! It computes what `zoo::preprocess` computes; sums of three products may be rounded another way, so that
+//! elements differ by 1e-5 at most.
 
 use host_twin::Arguments;
 use zoo::preprocess::{Image, Layout, PixelOrder, Preprocess, Resize};
@@ -32,8 +33,8 @@ pub fn words(preprocess: &Preprocess, most_bytes: u32) -> [u32; 24] {
     words
 }
 
-/// A model's input for an image, by the kernel on the host twin; `None` if the kernel refuses the image. `extents`: rows and columns as
-/// a peer gives them, which need not be the image's.
+/// A model's input for an image, by the kernel on the host twin; `None` if the kernel refuses the image.
+/// `extents`: rows and columns as a peer gives them, which need not be the image's.
 pub fn on_twin(
     preprocess: &Preprocess,
     image: &Image,
@@ -50,7 +51,8 @@ pub fn on_twin(
         .pointer(&raw mut status)
         .push(words(preprocess, pixels.len() as u32));
     let blocks = ((preprocess.crop[1] as u32).div_ceil(128), preprocess.crop[0] as u32);
-    // SAFETY: the kernel reads as many bytes of the image as it was told, and writes one element for each of the crop's.
+    // SAFETY: the kernel reads as many bytes of the image as it was told, and writes one element for each of
+    // the crop's.
     unsafe { host_twin::run(kernel, &host_twin::Launch::new(blocks, 128), arguments) }.map_err(twin)?;
     Ok((status == 0).then_some(input))
 }

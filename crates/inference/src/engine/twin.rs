@@ -1,4 +1,5 @@
-//! The host twin as an engine: the kernels of a GPU on the host's processor, without any library. Slow, and labelled as a substitute.
+//! The host twin as an engine: the kernels of a GPU on the host's processor, without any library. Slow, and
+//! labelled as a substitute.
 
 use std::sync::Arc;
 
@@ -136,8 +137,8 @@ impl Twin {
         }
         let [x, y, z] = launch.blocks;
         let shape = host_twin::Launch::new((x, y, z), launch.threads);
-        // SAFETY: the plan's places lie in the arena, its constants and slots are as long as its shapes say, and all of them live
-        // until the kernel has ended.
+        // SAFETY: the plan's places lie in the arena, its constants and slots are as long as its shapes say,
+        // and all of them live until the kernel has ended.
         let ran = unsafe { host_twin::run(kernel, &shape, arguments) };
         ran.map(|_| ())
             .map_err(|source| EngineError::Twin { step: self.plan.steps[at].names.join(" "), source })

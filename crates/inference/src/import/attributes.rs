@@ -1,4 +1,5 @@
-//! The attributes of one node. One that the operator's reader did not take is an error: it would change the result.
+//! The attributes of one node. One that the operator's reader did not take is an error: it would change the
+//! result.
 
 use zoo::onnx::{self, AttributeKind};
 
@@ -82,7 +83,8 @@ impl<'a> Attributes<'a> {
         }
     }
 
-    /// The window of a convolution or pooling over images of these rows and columns. `kernel`: what the weights say.
+    /// The window of a convolution or pooling over images of these rows and columns. `kernel`: what the
+    /// weights say.
     pub(super) fn window(
         &mut self,
         kernel: Option<[usize; 2]>,

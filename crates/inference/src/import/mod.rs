@@ -1,7 +1,8 @@
 //! ONNX files into [`Graph`]s: constants read, optional inputs and attributes decided, shapes known.
 //!
-//! Follows the operator sets 9 to 22 of ONNX. A file that this importer does not understand is refused with the node and what would
-//! help: nothing is skipped in silence. Left out: dynamic shapes but for the batch, control flow, types other than `f32`.
+//! Follows the operator sets 9 to 22 of ONNX. A file that this importer does not understand is refused with
+//! the node and what would help: nothing is skipped in silence. Left out: dynamic shapes but for the batch,
+//! control flow, types other than `f32`.
 
 mod attributes;
 mod operators;
@@ -205,7 +206,8 @@ impl Importer {
         Ok(output)
     }
 
-    /// Gives a node's first output a meaning. Further outputs, as a Dropout's mask, have none: reading one is an error.
+    /// Gives a node's first output a meaning. Further outputs, as a Dropout's mask, have none: reading one is
+    /// an error.
     fn alias(&mut self, node: &onnx::Node, known: Known) -> Result<(), ImportError> {
         let output = node.output.first().filter(|name| !name.is_empty());
         let output = output.ok_or_else(|| ImportError::Shape {

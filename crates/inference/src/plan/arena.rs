@@ -39,7 +39,8 @@ pub struct Arena {
     pub sum: usize,
 }
 
-/// Places for all pieces. Several orders are tried, each piece at the lowest place that is free while it lives; the smallest arena wins.
+/// Places for all pieces. Several orders are tried, each piece at the lowest place that is free while it
+/// lives; the smallest arena wins.
 pub fn place(needs: &[Need]) -> Arena {
     let steps = needs.iter().map(|need| need.last + 1).max().unwrap_or(0);
     let live =

@@ -1,8 +1,9 @@
 //! What is launched for a model, in order: fused operators, each value at a place in one arena.
 //!
-//! A place has a stride for images, channels and pixels, so that a slice of channels is a place in a larger value: what a Concat joins
-//! is written where it is read. A Reshape is a second name of a place, if the elements' order stays.
-//! The first step reads the input, and the last one writes the output, through a slot that the caller names in memory.
+//! A place has a stride for images, channels and pixels, so that a slice of channels is a place in a larger
+//! value: what a Concat joins is written where it is read. A Reshape is a second name of a place, if the
+//! elements' order stays. The first step reads the input, and the last one writes the output, through a slot
+//! that the caller names in memory.
 
 pub mod arena;
 mod check;
@@ -212,8 +213,8 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Whether every launch keeps to the arena, the constants and the slots. Engines ask before they launch anything: that their kernels
-    /// touch no other memory rests on it.
+    /// Whether every launch keeps to the arena, the constants and the slots. Engines ask before they launch
+    /// anything: that their kernels touch no other memory rests on it.
     pub fn check(&self) -> Result<(), PlanError> {
         check::check(self)
     }

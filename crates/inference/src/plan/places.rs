@@ -37,7 +37,8 @@ impl Places {
         for one in fused {
             places.check(graph, one)?;
         }
-        // From the last to the first: a Concat that is a part of another has its place before its own parts get theirs.
+        // From the last to the first: a Concat that is a part of another has its place before its own parts
+        // get theirs.
         let joining = || fused.iter().rev().filter(|one| matches!(one.op, Op::Concat { .. } | Op::Reshape));
         joining().for_each(|one| places.share(graph, one));
         let computed = graph.inputs.iter().copied().chain(fused.iter().map(|one| one.output));
@@ -147,7 +148,8 @@ impl Places {
         self.places[id.0].expect("every computed value has a place")
     }
 
-    /// What a Concat or Reshape reads and does not find in its place yet: the number of the input, and the place.
+    /// What a Concat or Reshape reads and does not find in its place yet: the number of the input, and the
+    /// place.
     pub fn missing(&self, graph: &Graph, one: &Fused) -> Vec<(usize, Place)> {
         let whole = self.of(one.output);
         let wanted = self.offsets(graph, one).into_iter().enumerate();

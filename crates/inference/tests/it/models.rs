@@ -50,7 +50,8 @@ fn plans_are_those_that_are_kept() {
 struct Compared {
     /// Each step's distance from what ONNX Runtime computes for its last node, the worst step first.
     steps: Vec<(f64, String)>,
-    /// The same of each convolution or product with its weights changed by 5 % of their norm, the least change first.
+    /// The same of each convolution or product with its weights changed by 5 % of their norm, the least
+    /// change first.
     changed: Vec<(f64, String)>,
 }
 

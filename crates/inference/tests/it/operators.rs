@@ -18,7 +18,8 @@ pub const FORMATS: [(Format, f64); 3] = [
     (Format { precision: Precision::Half, layout: Layout::ChannelsLast }, 2e-2),
 ];
 
-/// Runs a file on the twin and compares what each step wrote with the value of that name; how many steps were compared.
+/// Runs a file on the twin and compares what each step wrote with the value of that name; how many steps were
+/// compared.
 fn compare(file: &[u8], batch: usize, (format, tolerance): (Format, f64), what: &str) -> usize {
     let graph = import(file, batch).unwrap_or_else(|error| panic!("{what}: {error}"));
     let plan = Plan::in_format(&graph, format).unwrap_or_else(|error| panic!("{what}: {error}"));

@@ -1,12 +1,13 @@
 //! Writes a graph layer by layer, with seeded weights.
 //!
-//! Operators are those of ONNX opset 17 (`Operators.md` of the ONNX project). Tensors have the names that torchvision gives them, and
-//! a node has the name of its layer.
+//! Operators are those of ONNX opset 17 (`Operators.md` of the ONNX project). Tensors have the names that
+//! torchvision gives them, and a node has the name of its layer.
 
 use crate::onnx::{Attribute, Graph, Model, Node, OperatorSet, Tensor, ValueInfo};
 use crate::seed;
 
-/// What keeps the variance after a ReLU, which halves the second moment of a centred input (He et al., ICCV 2015).
+/// What keeps the variance after a ReLU, which halves the second moment of a centred input (He et al., ICCV
+/// 2015).
 pub const AFTER_RELU: f64 = std::f64::consts::SQRT_2;
 /// What keeps the variance after a hard-swish; measured.
 pub const AFTER_HARD_SWISH: f64 = 1.7;
@@ -145,8 +146,8 @@ impl Builder {
         self.node(name, "Conv", &inputs, attributes, conv.channels)
     }
 
-    /// A convolution without bias, and the batch normalisation that follows it. Means, variances, scales and shifts differ from
-    /// those that do nothing, so that a fold that ignores one of them is seen.
+    /// A convolution without bias, and the batch normalisation that follows it. Means, variances, scales and
+    /// shifts differ from those that do nothing, so that a fold that ignores one of them is seen.
     pub fn conv_norm(
         &mut self,
         [conv_name, norm]: [&str; 2],

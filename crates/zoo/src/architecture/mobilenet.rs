@@ -3,7 +3,8 @@
 use super::builder::{AFTER_HARD_SWISH, AFTER_LINEAR, AFTER_RELU, Builder, Conv, Value};
 use crate::onnx::Model;
 
-/// An inverted residual: kernel, channels within, channels behind it, squeeze and excitation, activation, stride.
+/// An inverted residual: kernel, channels within, channels behind it, squeeze and excitation, activation,
+/// stride.
 type Block = (usize, usize, usize, bool, Activation, usize);
 
 /// An operator, and the gain of a layer behind it.
@@ -82,7 +83,8 @@ fn inverted_residual(
 
 /// Squeeze and excitation (Hu et al., arXiv 1709.01507) with a hard sigmoid.
 fn squeeze_excitation(builder: &mut Builder, name: &str, input: &Value) -> Value {
-    // A quarter of the channels in steps of 8, and never below nine tenths of that: torchvision's `_make_divisible`.
+    // A quarter of the channels in steps of 8, and never below nine tenths of that: torchvision's
+    // `_make_divisible`.
     let quarter = input.channels / 4;
     let rounded = ((quarter + 4) / 8 * 8).max(8);
     let squeezed = if 10 * rounded < 9 * quarter { rounded + 8 } else { rounded };

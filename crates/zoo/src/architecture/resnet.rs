@@ -1,4 +1,5 @@
-//! ResNet50 (He et al., arXiv 1512.03385) in its version 1.5, which has the stride in the 3×3 convolution, as torchvision builds it.
+//! ResNet50 (He et al., arXiv 1512.03385) in its version 1.5, which has the stride in the 3×3 convolution, as
+//! torchvision builds it.
 
 use super::builder::{AFTER_LINEAR, AFTER_RELU, Builder, Conv, Value};
 use crate::onnx::Model;

@@ -1,9 +1,11 @@
-//! SqueezeNet 1.1 (Iandola et al., arXiv 1602.07360; version 1.1 of the authors' repository), as torchvision builds it.
+//! SqueezeNet 1.1 (Iandola et al., arXiv 1602.07360; version 1.1 of the authors' repository), as torchvision
+//! builds it.
 
 use super::builder::{AFTER_RELU, Builder, Conv, Value};
 use crate::onnx::Model;
 
-/// Fire modules by their place in torchvision's `features`: channels of the squeeze and of each expand layer. 0 is a pool.
+/// Fire modules by their place in torchvision's `features`: channels of the squeeze and of each expand layer.
+/// 0 is a pool.
 const FEATURES: [(usize, usize); 10] =
     [(16, 64), (16, 64), (0, 0), (32, 128), (32, 128), (0, 0), (48, 192), (48, 192), (64, 256), (64, 256)];
 

@@ -1,4 +1,5 @@
-//! The super-resolution network of PyTorch's tutorial on ONNX export, after Shi et al. (arXiv 1609.05158). It works on luminance.
+//! The super-resolution network of PyTorch's tutorial on ONNX export, after Shi et al. (arXiv 1609.05158). It
+//! works on luminance.
 
 use super::builder::{AFTER_LINEAR, AFTER_RELU, Builder, Conv};
 use crate::onnx::Model;
