@@ -38,13 +38,9 @@ fn note(inbound: &mut Inbound<'_>, acknowledged: &mut u32) -> Disposition {
 fn speed_between_two_processes_is_printed() {
     let fabric = fabric_name();
     let mut link = Link::join(config(&fabric)).unwrap();
-    for (bytes, count, window) in [
-        (8, 2_000_000, 512),
-        (4096, 200_000, 64),
-        (16_384, 50_000, 32),
-        (65_536, 20_000, 32),
-        (1 << 20, 1_500, 8),
-    ] {
+    for (bytes, count, window) in
+        [(8, 500_000, 512), (4096, 50_000, 64), (16_384, 12_000, 32), (65_536, 5_000, 32), (1 << 20, 400, 8)]
+    {
         let mut peer = Peer::start("sink", &fabric);
         let [slot, to] = peer.hear("sink ")[..] else { panic!("two numbers") };
         connect(&mut link, slot as u8);

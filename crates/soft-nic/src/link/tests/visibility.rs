@@ -203,7 +203,7 @@ const fn series(name: &'static str, words: usize, count: u64) -> Series {
 }
 
 const SERIES: [Series; 10] = [
-    series("64 B", 8, 10_000_000),
+    series("64 B", 8, 3_000_000),
     Series { two_processes: false, ..series("64 B within one process", 8, 2_000_000) },
     Series { watch: Watch::Any, ..series("256 B, any word", 32, 500_000) },
     series("4 KiB", 512, 100_000),
