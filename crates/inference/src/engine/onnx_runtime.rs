@@ -28,7 +28,7 @@ pub struct Runtime {
 static LOADED: Mutex<Option<Runtime>> = Mutex::new(None);
 
 impl Runtime {
-    /// The library that is given, or that [`VARIABLE`] names, or Python's. Errors name what was looked at,
+    /// The library that is given, or that [`VARIABLE`] names, or that set-up fetched, or Python's. Errors name what was looked at,
     /// and the remedy.
     pub fn load(given: Option<&Path>) -> Result<Runtime, EngineError> {
         let library = find(given).map_err(|looked| EngineError::NoRuntime { looked })?;
@@ -82,6 +82,9 @@ fn find(given: Option<&Path>) -> Result<PathBuf, String> {
         let named = PathBuf::from(named);
         return within(&named).ok_or_else(|| format!("{VARIABLE}={}", named.display()));
     }
+    if let Some(fetched) = std::env::current_exe().ok().and_then(|program| fetched(&program)) {
+        return Ok(fetched);
+    }
     let script = "import importlib.util as u; s = u.find_spec('onnxruntime'); print(s.submodule_search_locations[0] if s else '')";
     let said = Command::new("python3").args(["-c", script]).output();
     let folder = match said {
@@ -91,6 +94,11 @@ fn find(given: Option<&Path>) -> Result<PathBuf, String> {
     };
     let library = (!folder.is_empty()).then(|| within(&Path::new(&folder).join("capi"))).flatten();
     library.ok_or_else(|| format!("python3 has no package onnxruntime; {VARIABLE} is not set"))
+}
+
+/// What set-up fetched into cargo's target folder, in which the program lies.
+fn fetched(program: &Path) -> Option<PathBuf> {
+    program.ancestors().find_map(|folder| within(&folder.join("onnxruntime/onnxruntime/capi")))
 }
 
 /// The file itself, or the library in a folder.
@@ -140,5 +148,23 @@ impl Engine for OnnxRuntime {
             results.push(elements.to_vec());
         }
         Ok(results)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_setup_fetched_is_found_beside_the_program() {
+        let folder = std::env::temp_dir().join(format!("inference-fetched-{}", std::process::id()));
+        let library = folder.join("onnxruntime/onnxruntime/capi/libonnxruntime.so.1");
+        std::fs::create_dir_all(library.parent().expect("it has one")).expect("a folder");
+        std::fs::create_dir_all(folder.join("debug/deps")).expect("a folder");
+        assert_eq!(fetched(&folder.join("debug/profiler")), None);
+        std::fs::write(&library, "").expect("a file");
+        assert_eq!(fetched(&folder.join("debug/profiler")), Some(library.clone()));
+        assert_eq!(fetched(&folder.join("debug/deps/it-1")), Some(library));
+        std::fs::remove_dir_all(&folder).expect("it is ours");
     }
 }
