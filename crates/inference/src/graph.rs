@@ -36,6 +36,15 @@ impl Shape {
         self.0.as_slice().try_into().ok()
     }
 
+    /// Batch, channels, rows and columns; of what is no image, the axes behind the batch are channels.
+    pub fn parts(&self) -> [usize; 4] {
+        match *self.0 {
+            [batch, channels, rows, columns] => [batch, channels, rows, columns],
+            [batch, ref others @ ..] => [batch, others.iter().product(), 1, 1],
+            [] => [1; 4],
+        }
+    }
+
     /// Rows and columns of a matrix whose rows are the first axis.
     pub fn matrix(&self) -> Option<[usize; 2]> {
         self.0.as_slice().try_into().ok()

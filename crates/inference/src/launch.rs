@@ -191,8 +191,9 @@ impl StepOf<'_> {
             _ => 0,
         };
         let mut words = self.elements(activation, operation);
-        let shape = if self.step.task == Task::Copy { &self.step.from } else { &self.step.to };
-        words[..6].copy_from_slice(&self.extent(self.step.reads.get(first).copied(), shape));
+        if swapped {
+            words[..6].copy_from_slice(&self.extent(Some(self.step.reads[first]), &self.step.to));
+        }
         let arguments = vec![self.read(first), self.optional(second), self.write()];
         words[12..18]
             .copy_from_slice(&self.extent(self.step.reads.get(second).copied(), &self.second_shape(second)));
@@ -276,15 +277,10 @@ fn half(kernel: &str) -> &'static str {
     }
 }
 
-/// The batch, and channels, rows and columns of an image; of other tensors, the extents behind the batch are
-/// channels.
+/// [`Shape::parts`] as kernels count: a shape has at most 2^31 elements.
 fn parts(shape: &Shape) -> (u32, [u32; 3]) {
-    // A shape has at most 2^31 elements.
-    match *shape.extents() {
-        [batch, channels, rows, columns] => (batch as u32, [channels as u32, rows as u32, columns as u32]),
-        [] => (1, [1; 3]),
-        [batch, ref others @ ..] => (batch as u32, [others.iter().product::<usize>() as u32, 1, 1]),
-    }
+    let [batch, channels, rows, columns] = shape.parts().map(|extent| extent as u32);
+    (batch, [channels, rows, columns])
 }
 
 fn window_words(window: &Window) -> [u32; 8] {

@@ -4,6 +4,7 @@
 //! [`Loaded`] holds what instances of a model share and only read: code and weights. An [`Instance`] has an
 //! arena, inputs, outputs and a slot number of its own, so that several run side by side.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -75,8 +76,8 @@ impl Loaded {
         let stream = Stream::new(&context, Priority::Least)?;
         let between = PinnedMemory::new(&context, BETWEEN)?;
         let way = Way { stream: &stream, between: &between, limit: LIMIT };
-        for (argument, bytes) in &contents {
-            weights.write(offsets[argument], bytes, way)?;
+        for (argument, bytes) in contents {
+            weights.write(offsets[&argument], &bytes, way)?;
         }
         Ok(Arc::new(Loaded { context, module, functions, plan, launches, weights, offsets }))
     }
@@ -94,7 +95,7 @@ impl Loaded {
 
 /// The bytes of each constant that a launch reads: in the plan's precision, or of a bias (`true`) in single
 /// precision.
-fn contents(plan: &Plan, launches: &[Launch]) -> BTreeMap<(usize, bool), Vec<u8>> {
+fn contents<'a>(plan: &'a Plan, launches: &[Launch]) -> BTreeMap<(usize, bool), Cow<'a, [u8]>> {
     let read = launches.iter().flat_map(|launch| &launch.arguments).filter_map(|argument| match *argument {
         Argument::Constant(number) => Some((number, false)),
         Argument::Bias(number) => Some((number, true)),
@@ -104,9 +105,9 @@ fn contents(plan: &Plan, launches: &[Launch]) -> BTreeMap<(usize, bool), Vec<u8>
         let elements = &plan.constants[number];
         match plan.format.precision {
             Precision::Half if !single => {
-                halves(elements).iter().flat_map(|half| half.to_le_bytes()).collect()
+                Cow::Owned(halves(elements).iter().flat_map(|half| half.to_le_bytes()).collect())
             }
-            _ => bytes(elements).to_vec(),
+            _ => Cow::Borrowed(bytes(elements)),
         }
     };
     read.map(|key| (key, bytes_of(key))).collect()

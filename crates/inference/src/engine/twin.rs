@@ -89,7 +89,8 @@ impl Twin {
 
     /// What a step wrote, channel by channel, the images one behind the other.
     fn written(&self, place: Place, step: &Step) -> Vec<f32> {
-        let [batch, channels, pixels] = crate::plan::parts(&step.to);
+        let [batch, channels, rows, columns] = step.to.parts();
+        let pixels = rows * columns;
         let bytes = self.plan.format.precision.bytes();
         let element = |image, channel, pixel| {
             let at = place.offset + image * place.image + channel * place.channel + pixel * place.pixel;

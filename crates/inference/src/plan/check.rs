@@ -74,11 +74,11 @@ fn check_source(plan: &Plan, source: &Source, shape: &Shape) -> Result<(), Strin
 }
 
 fn check_place(plan: &Plan, place: &Place, shape: &Shape) -> Result<(), String> {
-    let [images, channels, pixels] = super::parts(shape);
+    let [images, channels, rows, columns] = shape.parts();
     let far = |count: usize, stride: usize| (count - 1).checked_mul(stride);
     let last = far(images, place.image)
         .and_then(|last| last.checked_add(far(channels, place.channel)?))
-        .and_then(|last| last.checked_add(far(pixels, place.pixel)?)?.checked_add(place.offset));
+        .and_then(|last| last.checked_add(far(rows * columns, place.pixel)?)?.checked_add(place.offset));
     let piece = plan.pieces.get(place.piece).copied().zip(plan.arena.offsets.get(place.piece).copied());
     let bytes = plan.format.precision.bytes();
     let inside = piece.zip(last).is_some_and(|((elements, offset), last)| {

@@ -225,15 +225,6 @@ impl Plan {
     }
 }
 
-/// Images, channels and pixels of a shape; what is no image has channels alone.
-pub(crate) fn parts(shape: &Shape) -> [usize; 3] {
-    match *shape.extents() {
-        [images, channels, rows, columns] => [images, channels, rows * columns],
-        [images, ref others @ ..] => [images, others.iter().product(), 1],
-        [] => [1; 3],
-    }
-}
-
 /// The life of each piece: from the first step that writes it to the last one that uses it.
 fn needs(steps: &[Step], sizes: &[usize], bytes: usize) -> Vec<Need> {
     let mut needs: Vec<Need> =
