@@ -63,7 +63,7 @@ pub fn wait_for(it: &OnNic, name: &str, enough: impl Fn(u64) -> bool) {
     assert!(reached, "{name} is {}\n{}", count(it, name), it.program.tail());
 }
 
-/// A pair under way. One that is told to run for a minute is not waited for.
+/// A client and a server that run. The test ends those that would run for a minute.
 pub fn busy(fabric: &Fabric, command: &[&str]) -> Pair {
     let pair = fabric.pair(command);
     let under_way = || {

@@ -62,7 +62,7 @@ impl Library {
     pub fn version(&self) -> Result<[c_int; 3]> {
         let mut version = [0; 3];
         for (property, number) in version.iter_mut().enumerate() {
-            // SAFETY: the number is an integer of ours.
+            // SAFETY: `number` is a local integer.
             good!(unsafe { (self.functions.property)(property as c_int, number) }, "cudnnGetProperty")?;
         }
         Ok(version)
@@ -74,7 +74,7 @@ impl Library {
     /// A context is current, and is when the handle is used and destroyed.
     pub unsafe fn create(&self) -> Result<sys::Handle> {
         let mut handle = null_mut();
-        // SAFETY: the caller's promise; the handle is a pointer of ours.
+        // SAFETY: a context is current, as this function requires; `handle` is a local pointer.
         good!(unsafe { (self.functions.create)(&mut handle) }, "cudnnCreate")?;
         Ok(handle)
     }
@@ -109,7 +109,7 @@ impl Library {
     /// A descriptor that is being filled.
     pub fn descriptor(&self, kind: c_int) -> Result<Descriptor> {
         let mut raw = null_mut();
-        // SAFETY: the descriptor is a pointer of ours.
+        // SAFETY: `raw` is a local pointer.
         good!(unsafe { (self.functions.create_descriptor)(kind, &mut raw) }, "cudnnBackendCreateDescriptor")?;
         Ok(Descriptor { raw, functions: self.functions, kept: Vec::new() })
     }

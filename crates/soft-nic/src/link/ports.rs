@@ -19,7 +19,7 @@ const SELDOM_NS: u64 = 64_000_000_000;
 /// A socket at an address's port: its inode.
 type Socket = (IpAddr, u64);
 
-/// The process that has a port of ours.
+/// The process that holds this NIC's UDP port.
 #[derive(Debug)]
 struct Found {
     socket: Socket,
@@ -58,7 +58,7 @@ impl Link {
         }
     }
 
-    /// Reports, once, which process has the port of an address of ours and is no process of this fabric. Waits for nothing.
+    /// Reports, once, which process outside this fabric holds this NIC's UDP port. Waits for nothing.
     pub(super) fn look_for_strangers(&mut self, now_ns: u64) {
         if let Some(look) = &self.port_watch.look {
             match look.try_recv() {

@@ -126,7 +126,7 @@ pub struct Producer {
     lanes: [ProducerLane; 2],
     /// What is committed waits for [`Producer::pass`].
     holds: bool,
-    /// The producer lays no more records: the receiver broke the rules, or a copy into a ring was given up.
+    /// The producer writes no more records: the receiver broke the rules, or a copy into a ring failed.
     closed: bool,
     /// Heads that are not shown yet, each lane's.
     under_way: Line<[u64; 2]>,

@@ -98,7 +98,7 @@ fn a_message_whose_queue_goes_away_between_two_records_shows_its_peer_nothing_ne
                 assert_eq!(syndromes(&mut scene.near, a), [None], "{name}");
                 to.block.write(LONGER as usize - 64, &[GUARD; 64]);
                 scene.near.post(a, &request);
-                // As much as a ring holds is under way.
+                // As much as a ring holds is in flight.
                 run(&mut scene.near);
                 give_back(&mut scene.near, a, &from, command);
                 scene.settle();
