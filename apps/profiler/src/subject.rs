@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use inference::engine::Engine;
-use inference::engine::gpu::{Instance, Loaded};
+use inference::engine::gpu::{Instance, Libraries, Loaded};
 use inference::plan::Plan;
 
 use crate::model::views;
@@ -38,7 +38,7 @@ impl Own {
         let gpu = ::gpu::Gpu::of_ordinal(options.gpu).context(none)?;
         let toolkit = ::gpu::Toolkit::find(options.cuda.as_deref()).context(none)?;
         let device = format!("{}, {}", gpu.name()?, gpu.arch()?);
-        Ok(Own { loaded: Loaded::new(gpu, toolkit, plan)?, device })
+        Ok(Own { loaded: Loaded::new(gpu, toolkit, plan, &Libraries::none())?, device })
     }
 }
 

@@ -122,7 +122,7 @@ impl StepOf<'_> {
     ) -> Launch {
         arguments.push(shape);
         let kernel = match self.plan.format.precision {
-            Precision::Single => kernel,
+            Precision::Single | Precision::Tf32 => kernel,
             Precision::Half => half(kernel),
         };
         Launch { kernel, blocks, threads, arguments }

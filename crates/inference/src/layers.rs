@@ -16,6 +16,7 @@ use crate::plan::{Precision, Step};
 pub fn tolerance(precision: Precision) -> f64 {
     match precision {
         Precision::Single => 1e-4,
+        Precision::Tf32 => 5e-3,
         Precision::Half => 2e-2,
     }
 }
@@ -65,8 +66,8 @@ impl Layers {
 }
 
 /// How far results are from those that are wanted, relative to the root mean square of these. In single
-/// precision the largest difference, so that one wrong element is seen; in half precision, where the largest
-/// of many roundings grows with their number, the root mean square of all differences. Infinite for a value
+/// precision the largest difference, so that one wrong element is seen; with TF32 and in half precision, where
+/// the largest of many roundings grows with their number, the root mean square of all differences. Infinite for a value
 /// that is no number. Panics unless both are of the same length.
 pub fn distance(precision: Precision, found: &[f32], wanted: &[f32]) -> f64 {
     assert_eq!(found.len(), wanted.len(), "results of one shape are compared");
@@ -74,7 +75,7 @@ pub fn distance(precision: Precision, found: &[f32], wanted: &[f32]) -> f64 {
     let norm = root(wanted.iter().map(|&value| f64::from(value).powi(2)).sum());
     let apart = found.iter().zip(wanted).map(|(&one, &two)| (f64::from(one) - f64::from(two)).abs());
     let apart = match precision {
-        Precision::Half => root(apart.map(|apart| apart * apart).sum()),
+        Precision::Half | Precision::Tf32 => root(apart.map(|apart| apart * apart).sum()),
         Precision::Single => {
             apart.fold(0.0, |most: f64, apart| if apart.is_nan() { f64::INFINITY } else { most.max(apart) })
         }

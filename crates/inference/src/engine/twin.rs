@@ -46,7 +46,7 @@ impl Twin {
         // A value that a step reads before one writes it shows: it is no number in either precision.
         let arena = vec![u64::MAX; plan.arena.bytes / size_of::<u64>()];
         let halves = match plan.format.precision {
-            Precision::Single => Vec::new(),
+            Precision::Single | Precision::Tf32 => Vec::new(),
             Precision::Half => plan.constants.iter().map(|elements| halves(elements)).collect(),
         };
         Ok(Twin { plan, launches, arena, halves, inputs, outputs, slot: Box::new(0) })
@@ -97,7 +97,7 @@ impl Twin {
             let byte = self.plan.arena.offsets[place.piece] + at * bytes;
             let word = self.arena[byte / 8] >> (byte % 8 * 8);
             match self.plan.format.precision {
-                Precision::Single => f32::from_bits(word as u32),
+                Precision::Single | Precision::Tf32 => f32::from_bits(word as u32),
                 Precision::Half => f16::from_bits(word as u16).to_f32(),
             }
         };

@@ -47,6 +47,8 @@ pub enum Precision {
     /// 32 bits.
     #[default]
     Single,
+    /// 32 bits; libraries may round a product's factors to 10 bits (tensor cores). Own kernels do not.
+    Tf32,
     /// 16 bits. Biases stay in single precision.
     Half,
 }
@@ -55,7 +57,7 @@ impl Precision {
     /// Bytes of an element.
     pub fn bytes(self) -> usize {
         match self {
-            Precision::Single => 4,
+            Precision::Single | Precision::Tf32 => 4,
             Precision::Half => 2,
         }
     }

@@ -3,7 +3,7 @@
 use ::gpu::cache::Cache;
 use ::gpu::{Arch, End, Form, Gpu, ImageBuilder, Toolkit};
 use inference::engine::Engine;
-use inference::engine::gpu::{Instance, Loaded, units};
+use inference::engine::gpu::{Instance, Libraries, Loaded, units};
 use inference::engine::twin::Twin;
 use inference::import::import;
 use inference::layers::{Random, distance};
@@ -47,7 +47,7 @@ fn loaded(gpu: Gpu, file: &[u8], batch: usize, format: Format) -> Result<Arc<Loa
     let toolkit = Toolkit::find(None).map_err(|error| error.to_string())?;
     let graph = import(file, batch).map_err(|error| error.to_string())?;
     let plan = Plan::in_format(&graph, format).map_err(|error| error.to_string())?;
-    Loaded::new(gpu, toolkit, plan).map_err(|error| error.to_string())
+    Loaded::new(gpu, toolkit, plan, &Libraries::none()).map_err(|error| error.to_string())
 }
 
 fn inputs(plan: &Plan, seed: u64) -> Vec<Vec<f32>> {

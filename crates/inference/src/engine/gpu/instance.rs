@@ -1,117 +1,16 @@
-//! Own kernels on a GPU: compiled when they are needed, recorded into a graph that the host or the GPU itself
-//! may launch.
-//!
-//! [`Loaded`] holds what instances of a model share and only read: code and weights. An [`Instance`] has an
-//! arena, inputs, outputs and a slot number of its own, so that several run side by side.
+//! One model that runs by itself: its memory, its graph, and that graph as one that launches itself.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
-use gpu::cache::Cache;
 use gpu::{
-    Arguments, Context, DeviceGraph, DeviceMemory, Form, Function, Gpu, Graph, ImageBuilder, Module,
-    PinnedMemory, Priority, SelfLaunching, Shape, Stream, Toolkit, Unit, Way, relaunch_unit,
+    Arguments, DeviceGraph, DeviceMemory, Function, Graph, PinnedMemory, Priority, SelfLaunching, Shape,
+    Stream, Way,
 };
 
-use super::twin::halves;
-use super::{Engine, EngineError};
-use crate::launch::{self, Argument, Launch};
-use crate::plan::{Plan, Precision, arena::ALIGNMENT};
-
-/// The longest that a copy or a run of a model may take.
-const LIMIT: Duration = Duration::from_secs(60);
-/// Bytes that are copied to the GPU and back at a time.
-const BETWEEN: usize = 4 << 20;
-
-/// The units of all kernels.
-pub fn units() -> [Unit; 2] {
-    [
-        Unit::new("operators.cu", include_str!("../../kernels/operators.cu")),
-        Unit::new("preprocess.cu", include_str!("../../kernels/preprocess.cu")),
-    ]
-}
-
-/// A model's code and weights on a GPU.
-#[derive(Debug)]
-pub struct Loaded {
-    context: Context,
-    module: Module,
-    functions: BTreeMap<&'static str, Function>,
-    plan: Plan,
-    launches: Vec<Launch>,
-    weights: DeviceMemory,
-    /// Where each constant begins in `weights`, in the plan's precision or (`true`) in single precision.
-    offsets: BTreeMap<(usize, bool), usize>,
-}
-
-impl Loaded {
-    /// Puts a model on a GPU. Kernels are compiled by the toolkit, or come from the cache.
-    pub fn new(gpu: Gpu, toolkit: Toolkit, plan: Plan) -> Result<Arc<Loaded>, EngineError> {
-        plan.check()?;
-        let context = Context::new(gpu)?;
-        let builder = ImageBuilder::new(toolkit, Cache::usual());
-        let units: Vec<Unit> = units().into_iter().chain([relaunch_unit()]).collect();
-        let image = builder.image(&units, gpu.arch()?, Form::Cubin);
-        let module = Module::load(
-            &context,
-            &image.map_err(|error| EngineError::Compile { reason: error.to_string() })?,
-        )?;
-        let launches = launch::launches(&plan)?;
-        let mut functions = BTreeMap::new();
-        for launch in &launches {
-            if !functions.contains_key(launch.kernel) {
-                functions.insert(launch.kernel, module.function(launch.kernel)?);
-            }
-        }
-        let contents = contents(&plan, &launches);
-        let mut end = 0;
-        let mut offsets = BTreeMap::new();
-        for (argument, bytes) in &contents {
-            offsets.insert(*argument, end);
-            end += bytes.len().next_multiple_of(ALIGNMENT);
-        }
-        let weights = DeviceMemory::new(&context, end.max(ALIGNMENT))?;
-        let stream = Stream::new(&context, Priority::Least)?;
-        let between = PinnedMemory::new(&context, BETWEEN)?;
-        let way = Way { stream: &stream, between: &between, limit: LIMIT };
-        for (argument, bytes) in contents {
-            weights.write(offsets[&argument], &bytes, way)?;
-        }
-        Ok(Arc::new(Loaded { context, module, functions, plan, launches, weights, offsets }))
-    }
-
-    /// The plan that it runs.
-    pub fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
-    /// The address of a constant; `single`: of its elements in single precision.
-    fn constant(&self, number: usize, single: bool) -> u64 {
-        self.weights.address() + self.offsets[&(number, single)] as u64
-    }
-}
-
-/// The bytes of each constant that a launch reads: in the plan's precision, or of a bias (`true`) in single
-/// precision.
-fn contents<'a>(plan: &'a Plan, launches: &[Launch]) -> BTreeMap<(usize, bool), Cow<'a, [u8]>> {
-    let read = launches.iter().flat_map(|launch| &launch.arguments).filter_map(|argument| match *argument {
-        Argument::Constant(number) => Some((number, false)),
-        Argument::Bias(number) => Some((number, true)),
-        _ => None,
-    });
-    let bytes_of = |(number, single): (usize, bool)| {
-        let elements = &plan.constants[number];
-        match plan.format.precision {
-            Precision::Half if !single => {
-                Cow::Owned(halves(elements).iter().flat_map(|half| half.to_le_bytes()).collect())
-            }
-            _ => Cow::Borrowed(bytes(elements)),
-        }
-    };
-    read.map(|key| (key, bytes_of(key))).collect()
-}
+use super::{BETWEEN, LIMIT, Loaded, bytes};
+use crate::engine::{Engine, EngineError};
+use crate::launch::Argument;
+use crate::plan::arena::ALIGNMENT;
 
 /// Memory of one instance, in which its kernels work.
 #[derive(Debug)]
@@ -170,7 +69,7 @@ impl Instance {
     /// Copies inputs to where the graph reads them.
     pub fn bring(&self, inputs: &[&[f32]]) -> Result<(), EngineError> {
         let wanted: Vec<usize> = self.loaded.plan.inputs.iter().map(crate::graph::Shape::count).collect();
-        super::check_inputs(inputs, &wanted)?;
+        crate::engine::check_inputs(inputs, &wanted)?;
         for (input, memory) in inputs.iter().zip(&self.memory.inputs) {
             memory.write(0, bytes(input), self.way())?;
         }
@@ -295,9 +194,4 @@ fn words_of(words: &[u32]) -> Vec<u8> {
 /// `struct slot`: base, index, stride, offset.
 fn slot(base: &DeviceMemory, memory: &Memory) -> Vec<u8> {
     [base.address(), memory.slot.address(), 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
-fn bytes(elements: &[f32]) -> &[u8] {
-    // SAFETY: every byte of an `f32` is a byte.
-    unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }
