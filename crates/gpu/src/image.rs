@@ -19,12 +19,12 @@ const SHT_SYMTAB: u32 = 2;
 const MOST_SYMBOLS: u64 = 1 << 16;
 const LONGEST_NAME: usize = 4096;
 
-/// Whether the driver itself supplies an undefined name when it loads the image: graph launch, and the bounds of the
-/// shared memory that it keeps for itself (seen with CUDA 13.0: `offset0` for sm_90, `cap` too for sm_100). No name of
+/// Whether the driver itself supplies an undefined name when it loads the image: graph launch, the
+/// condition of a node, and the bounds of the shared memory that it keeps for itself (seen with CUDA 13.0: `offset0` for sm_90, `cap` too for sm_100). No name of
 /// C begins with a dot, so that the prefix hides none of ours. It would supply `__cuda_syscall_*` too, what kernels need
 /// that launch kernels: these are refused here, since no graph that the GPU launches may hold one.
 pub fn supplied_by_the_driver(name: &str) -> bool {
-    name == "cudaGraphLaunch" || name.starts_with(".nv.reservedSmem.")
+    ["cudaGraphLaunch", "cudaGraphSetConditional"].contains(&name) || name.starts_with(".nv.reservedSmem.")
 }
 
 /// What is wrong with the bytes of an image.

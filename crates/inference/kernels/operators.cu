@@ -204,6 +204,24 @@ extern "C" __global__ void __launch_bounds__(128)
 }
 
 template <typename T>
+static __device__ inline void conv_finish_of(const float *bias, const T *residual, T *to, const struct convolution *shape) {
+    const unsigned int thread = blockIdx.x * blockDim.x + threadIdx.x, pixels = shape->to.rows * shape->to.columns;
+    if (thread >= pixels * shape->to.channels) return;
+    const unsigned int at = element_of(&shape->to, thread);
+    finish(number(to[place_of(&shape->to, blockIdx.z, at)]), at / pixels, at % pixels, bias, residual, to, shape);
+}
+
+/* Adds bias and residual to what a library's convolution left in `to`, and applies the activation. Launch: as `conv_grouped`. */
+extern "C" __global__ void __launch_bounds__(128) conv_finish(const float *bias, const float *residual, float *to,
+                                                              struct convolution shape) {
+    conv_finish_of(bias, residual, to, &shape);
+}
+extern "C" __global__ void __launch_bounds__(128)
+    conv_finish_half(const float *bias, const struct half_number *residual, struct half_number *to, struct convolution shape) {
+    conv_finish_of(bias, residual, to, &shape);
+}
+
+template <typename T>
 static __device__ inline void linear_of(const T *from, const T *weights, const float *bias, T *to, const struct elements *shape) {
     const unsigned int output = blockIdx.x * 4 + threadIdx.x / 32, lane = threadIdx.x % 32, depth = shape->from.channels;
     const T *row = from + (size_t)blockIdx.y * shape->from.image;
@@ -359,4 +377,50 @@ extern "C" __global__ void __launch_bounds__(256) store(struct slot slot, const 
 extern "C" __global__ void __launch_bounds__(256) store_half(struct slot slot, const struct half_number *from,
                                                              struct elements shape) {
     store_of(&slot, from, &shape);
+}
+
+/* A number between -1 and 1 that depends on its place alone. */
+static __device__ inline float noise_at(unsigned int at) {
+    at = (at ^ at >> 16) * 0x7feb352du;
+    at = (at ^ at >> 15) * 0x846ca68bu;
+    return (float)((at ^ at >> 16) >> 8) / 8388608.0f - 1.0f;
+}
+
+/* Fills memory with numbers between -1 and 1. Launch: 256 threads, any number of blocks. */
+extern "C" __global__ void __launch_bounds__(256) noise(float *to, unsigned long long count) {
+    for (unsigned long long at = blockIdx.x * 256ull + threadIdx.x; at < count; at += gridDim.x * 256ull)
+        keep(&to[at], noise_at((unsigned int)at));
+}
+extern "C" __global__ void __launch_bounds__(256) noise_half(struct half_number *to, unsigned long long count) {
+    for (unsigned long long at = blockIdx.x * 256ull + threadIdx.x; at < count; at += gridDim.x * 256ull)
+        keep(&to[at], noise_at((unsigned int)at));
+}
+
+template <typename T>
+static __device__ inline void compare_of(const T *found, const T *wanted, float *sums, const struct extent *shape, unsigned int images) {
+    const unsigned int of_image = shape->channels * shape->rows * shape->columns, thread = blockIdx.x * 256 + threadIdx.x;
+    float most = 0, apart = 0, norm = 0;
+    for (unsigned int image = 0; image < images; image++)
+        for (unsigned int at = thread; at < of_image; at += gridDim.x * 256) {
+            const size_t place = place_of(shape, image, at);
+            const float one = number(found[place]), two = number(wanted[place]), difference = fabsf(one - two);
+            /* A difference that is no number stays. */
+            if (most == most && !(difference <= most)) most = difference;
+            apart += difference * difference;
+            norm += two * two;
+        }
+    sums[thread * 3] = most;
+    sums[thread * 3 + 1] = apart;
+    sums[thread * 3 + 2] = norm;
+}
+
+/* Three numbers for each thread: the largest difference of two values that lie alike, the sum of the differences' squares, and that of
+ * `wanted`'s. Launch: 256 threads, any number of blocks. */
+extern "C" __global__ void __launch_bounds__(256) compare(const float *found, const float *wanted, float *sums, struct extent shape,
+                                                          unsigned int images) {
+    compare_of(found, wanted, sums, &shape, images);
+}
+extern "C" __global__ void __launch_bounds__(256) compare_half(const struct half_number *found, const struct half_number *wanted,
+                                                               float *sums, struct extent shape, unsigned int images) {
+    compare_of(found, wanted, sums, &shape, images);
 }

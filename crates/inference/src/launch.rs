@@ -99,6 +99,38 @@ fn launch(plan: &Plan, step: &Step) -> Result<Launch, LaunchError> {
             step_of.each("store", vec![Argument::Output(*number), step_of.read(0)], step_of.elements(None, 0))
         }
     };
+    check_blocks(launch, step)
+}
+
+/// What is left of a convolution or a product when a library has computed its first parts; see
+/// [`finishing`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rest {
+    /// The activation.
+    Activation,
+    /// The sums with bias and residual, and the activation.
+    Sums,
+}
+
+/// The launch that computes the rest of such a step, in place.
+pub fn finishing(plan: &Plan, step: &Step, rest: Rest) -> Result<Launch, LaunchError> {
+    let step_of = StepOf { plan, step };
+    let (residual, activation) = match &step.task {
+        Task::Compute { residual, activation, .. } => (residual.filter(|_| rest == Rest::Sums), *activation),
+        _ => (None, None),
+    };
+    let (batch, [outputs, rows, columns]) = parts(&step.to);
+    let words = step_of.convolution_words(residual, activation);
+    let bias = if rest == Rest::Sums { step_of.bias() } else { Argument::Null };
+    let residual = residual.map_or(Argument::Null, |source| step_of.argument(source));
+    let blocks = [(rows * columns * outputs).div_ceil(128), 1, batch];
+    let arguments = vec![bias, residual, step_of.write()];
+    let launch = step_of.launch("conv_finish", blocks, 128, arguments, Argument::Conv(words));
+    check_blocks(launch, step)
+}
+
+/// Launches have bounds along y and z.
+fn check_blocks(launch: Launch, step: &Step) -> Result<Launch, LaunchError> {
     if launch.blocks[1..].iter().any(|&blocks| blocks > 65535) {
         return Err(LaunchError::Blocks { step: step.names.join(" "), blocks: launch.blocks });
     }
@@ -144,12 +176,8 @@ impl StepOf<'_> {
         activation: Option<Activation>,
     ) -> Launch {
         let (batch, [outputs, rows, columns]) = parts(&self.step.to);
-        let mut words = [0; 30];
-        words[..6].copy_from_slice(&self.extent(Some(self.step.reads[0]), &self.step.from));
-        words[6..12].copy_from_slice(&self.extent(self.step.write.map(Source::Arena), &self.step.to));
-        words[12..18].copy_from_slice(&self.extent(residual, &self.step.to));
+        let mut words = self.convolution_words(residual, activation);
         words[18..26].copy_from_slice(&window_words(window));
-        words[26..29].copy_from_slice(&activation_words(activation));
         words[29] = groups;
         let residual = residual.map_or(Argument::Null, |source| self.argument(source));
         let arguments = vec![self.read(0), self.read(1), self.bias(), residual, self.write()];
@@ -159,6 +187,16 @@ impl StepOf<'_> {
             ("conv_grouped", [(rows * columns * outputs).div_ceil(128), 1, batch], 128)
         };
         self.launch(kernel, blocks, threads, arguments, Argument::Conv(words))
+    }
+
+    /// `struct convolution` without window and groups.
+    fn convolution_words(&self, residual: Option<Source>, activation: Option<Activation>) -> [u32; 30] {
+        let mut words = [0; 30];
+        words[..6].copy_from_slice(&self.extent(self.step.reads.first().copied(), &self.step.from));
+        words[6..12].copy_from_slice(&self.extent(self.step.write.map(Source::Arena), &self.step.to));
+        words[12..18].copy_from_slice(&self.extent(residual, &self.step.to));
+        words[26..29].copy_from_slice(&activation_words(activation));
+        words
     }
 
     fn pool(&self, window: &Window, mean: u32) -> Launch {
@@ -267,6 +305,7 @@ fn half(kernel: &str) -> &'static str {
     match kernel {
         "conv_tiled" => "conv_tiled_half",
         "conv_grouped" => "conv_grouped_half",
+        "conv_finish" => "conv_finish_half",
         "linear" => "linear_half",
         "pool" => "pool_half",
         "mean" => "mean_half",

@@ -98,21 +98,31 @@ impl Cache {
         key: &Key,
         build: impl FnOnce() -> Result<Vec<u8>, E>,
     ) -> Result<(Vec<u8>, Origin), E> {
-        let Some(folder) = &self.folder else { return Ok((build()?, Origin::Built)) };
-        let path = folder.join(key.file_name());
-        let origin = match entry::read(&path, key) {
+        let origin = match self.find(key) {
             Ok(Some(content)) => return Ok((content, Origin::Cached)),
             Ok(None) => Origin::Built,
-            Err(damage) => {
-                (self.voice)(&format!("{}: {damage}; it is built again", path.display()));
-                Origin::Rebuilt(damage)
-            }
+            Err(damage) => Origin::Rebuilt(damage),
         };
         let content = build()?;
-        if let Err(error) = store(folder, &path, key, &content) {
+        self.keep(key, &content);
+        Ok((content, origin))
+    }
+
+    /// The content of `key`, if it is on disk. Error: what is there is no good, which was said.
+    pub fn find(&self, key: &Key) -> Result<Option<Vec<u8>>, Damage> {
+        let Some(folder) = &self.folder else { return Ok(None) };
+        let path = folder.join(key.file_name());
+        entry::read(&path, key).inspect_err(|damage| {
+            (self.voice)(&format!("{}: {damage}; it is built again", path.display()));
+        })
+    }
+
+    /// Keeps the content of `key`, in the place of any that is there.
+    pub fn keep(&self, key: &Key, content: &[u8]) {
+        let Some(folder) = &self.folder else { return };
+        if let Err(error) = store(folder, &folder.join(key.file_name()), key, content) {
             self.say_once(&format!("{}: {error}", folder.display()));
         }
-        Ok((content, origin))
     }
 
     fn say_once(&self, why: &str) {

@@ -215,6 +215,24 @@ impl Descriptor {
         Ok(values)
     }
 
+    /// Sets a text.
+    pub fn text(mut self, name: c_int, text: &[u8]) -> Result<Descriptor> {
+        self.put(name, of::CHAR, text.len(), text.as_ptr().cast())?;
+        Ok(self)
+    }
+
+    /// A text of any length.
+    pub fn read_text(&self, name: c_int) -> Result<Vec<u8>> {
+        let mut length = 0;
+        // SAFETY: there is room for no element, and none is written.
+        let code = unsafe { (self.functions.get)(self.raw, name, of::CHAR, 0, &mut length, null_mut()) };
+        good!(code, "cudnnBackendGetAttribute")?;
+        let mut text = vec![0; usize::try_from(length).unwrap_or(0)];
+        let read = self.read(name, of::CHAR, text.len(), text.as_mut_ptr().cast())?;
+        text.truncate(read);
+        Ok(text)
+    }
+
     /// Descriptors of an attribute: `empty` are filled, and those that were not go.
     pub fn read_others(&self, name: c_int, mut empty: Vec<Descriptor>) -> Result<Vec<Descriptor>> {
         let mut raw: Vec<sys::Descriptor> = empty.iter().map(|other| other.raw).collect();

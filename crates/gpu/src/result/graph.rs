@@ -15,6 +15,47 @@ pub unsafe fn capture_begin(stream: CUstream) -> Result<()> {
     call!(cuStreamBeginCapture_v2(stream, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED))
 }
 
+/// As [`capture_begin`], into a graph that is there.
+pub unsafe fn capture_begin_into(stream: CUstream, graph: CUgraph) -> Result<()> {
+    let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    call!(cuStreamBeginCaptureToGraph(stream, graph, std::ptr::null(), std::ptr::null(), 0, mode))
+}
+
+/// Adds a node that runs its body as long as a condition is not 0, which it is at each launch of the graph. The
+/// condition's handle, for kernels of the body, and the body, which is empty and the node's own.
+pub unsafe fn add_while(graph: CUgraph) -> Result<(u64, CUgraph)> {
+    type Params = sys::CUgraphNodeParams;
+    // SAFETY: all of it is numbers and pointers, for which zeros are values.
+    let mut params: Params = unsafe { std::mem::zeroed() };
+    let (mut handle, context) = (0, null_mut());
+    // `CU_GRAPH_COND_ASSIGN_DEFAULT`.
+    call!(cuGraphConditionalHandleCreate(&mut handle, graph, context, 1, 1))?;
+    params.type_ = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL;
+    params.__bindgen_anon_1.conditional = sys::CUDA_CONDITIONAL_NODE_PARAMS {
+        handle,
+        type_: sys::CUgraphConditionalNodeType::CU_GRAPH_COND_TYPE_WHILE,
+        size: 1,
+        phGraph_out: null_mut(),
+        ctx: context,
+    };
+    let mut node = null_mut();
+    call!(cuGraphAddNode_v2(&mut node, graph, std::ptr::null(), std::ptr::null(), 0, &mut params))?;
+    // SAFETY: the driver has set the field of a conditional node.
+    let bodies = unsafe { params.__bindgen_anon_1.conditional.phGraph_out };
+    if bodies.is_null() {
+        return Err(super::Error::Refused("the driver gave a WHILE node no body".into()));
+    }
+    // SAFETY: the driver's list of as many graphs as were asked for, one.
+    Ok((handle, unsafe { bodies.read() }))
+}
+
+/// Makes a graph that the host alone may launch.
+pub unsafe fn instantiate(graph: CUgraph) -> Result<CUgraphExec> {
+    let mut exec = null_mut();
+    call!(cuGraphInstantiateWithFlags(&mut exec, graph, 0))?;
+    Ok(exec)
+}
+
 pub unsafe fn capture_end(stream: CUstream) -> Result<CUgraph> {
     let mut graph = null_mut();
     call!(cuStreamEndCapture(stream, &mut graph))?;

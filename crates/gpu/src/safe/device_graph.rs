@@ -46,28 +46,27 @@ impl Graph {
     /// # Safety
     /// Code that the recorded kernels run stays loaded while the graph, or what is made of it, lives.
     pub unsafe fn capture(stream: &Stream, record: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
-        let context = stream.context().clone();
-        context.enter()?;
-        // While it records, no query tells whether what was put into it before has ended, and what that uses would be freed.
-        if !stream.is_idle()? {
-            return Err(Error::Refused(
-                "a stream that still works cannot be recorded: wait for it first".into(),
-            ));
-        }
-        // Before it records: from then on another thread's look at it would end the record.
-        stream.records(true);
-        // SAFETY: the stream lives, and its context is current.
-        if let Err(error) = unsafe { graph::capture_begin(stream.handle()) } {
-            stream.records(false);
-            return Err(error);
-        }
-        let recorded = record(stream);
-        context.enter()?;
-        // SAFETY: as above. Ended in any case, or the stream would be of no use any more.
-        let ended = unsafe { graph::capture_end(stream.handle()) };
-        stream.records(false);
-        let graph = Graph { context, graph: ended?, last: None, functions: Vec::new() };
-        recorded.map(|()| graph)
+        // SAFETY: the stream lives, and its context is current when it begins.
+        let graph = recorded(stream, || unsafe { graph::capture_begin(stream.handle()) }, record)?;
+        Ok(Graph { context: stream.context().clone(), graph, last: None, functions: Vec::new() })
+    }
+
+    /// A graph that runs what `record` puts into `stream` again and again, as long as the condition is not 0 whose
+    /// handle `record` is given. Errors: as [`Self::capture`]; a driver before CUDA 12.3.
+    ///
+    /// # Safety
+    /// As [`Self::capture`].
+    pub unsafe fn capture_while(
+        stream: &Stream,
+        record: impl FnOnce(&Stream, u64) -> Result<()>,
+    ) -> Result<Graph> {
+        let whole = Graph::new(stream.context())?;
+        // SAFETY: the graph lives, and its context is current.
+        let (handle, body) = unsafe { graph::add_while(whole.graph) }?;
+        // SAFETY: as above, and the stream lives.
+        let begin = || unsafe { graph::capture_begin_into(stream.handle(), body) };
+        recorded(stream, begin, |stream| record(stream, handle))?;
+        Ok(whole)
     }
 
     /// Adds a kernel that runs after the one that was added last. Errors: wrong arguments, or a shape that the GPU does not
@@ -114,6 +113,14 @@ impl Graph {
         }
     }
 
+    /// Makes it one that the host alone may launch.
+    pub(super) fn instantiate_for_host(self) -> Result<DeviceGraph> {
+        let node_count = self.nodes()?.len();
+        // SAFETY: the graph lives, and its context is current.
+        let exec = unsafe { graph::instantiate(self.graph) }?;
+        Ok(DeviceGraph { exec, graph: self, node_count })
+    }
+
     fn refused(&self, nodes: &[Node], error: &Error, refusal: graph::Refusal) -> Error {
         // SAFETY: the graph lives, and its context is current.
         let handles = unsafe { graph::nodes(self.graph) }.unwrap_or_default();
@@ -137,6 +144,34 @@ impl Drop for Graph {
             let _ = unsafe { graph::destroy(self.graph) };
         }
     }
+}
+
+/// What `record` puts into a stream between `begin` and its end.
+fn recorded(
+    stream: &Stream,
+    begin: impl FnOnce() -> Result<()>,
+    record: impl FnOnce(&Stream) -> Result<()>,
+) -> Result<CUgraph> {
+    let context = stream.context();
+    context.enter()?;
+    // While it records, no query tells whether what was put into it before has ended, and what that uses would be freed.
+    if !stream.is_idle()? {
+        return Err(Error::Refused("a stream that still works cannot be recorded: wait for it first".into()));
+    }
+    // Before it records: from then on another thread's look at it would end the record.
+    stream.records(true);
+    if let Err(error) = begin() {
+        stream.records(false);
+        return Err(error);
+    }
+    let done = record(stream);
+    let entered = context.enter();
+    // SAFETY: the stream lives, and its context is current. Ended in any case, or the stream would be of no use any more.
+    let ended = unsafe { graph::capture_end(stream.handle()) };
+    stream.records(false);
+    entered?;
+    let graph = ended?;
+    done.map(|()| graph)
 }
 
 fn describe(of: CUgraph, deep: usize) -> Result<Vec<Node>> {

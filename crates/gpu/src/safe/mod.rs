@@ -36,7 +36,7 @@ pub use memory::{CancelWord, DeviceMemory, PinnedMemory, Way};
 pub use module::{Arguments, Function, Module};
 pub use pages::{How, Kind};
 pub use registered::{Registered, registered_extents};
-pub use self_launch::{End, SelfLaunching, relaunch_unit};
+pub use self_launch::{End, SelfLaunching, again_unit, relaunch_unit};
 pub use stream::{Priority, Stream, spare_captures};
 pub use timer::GpuTimer;
 pub use toolkit::{Toolkit, ToolkitMissing};

@@ -20,7 +20,13 @@ pub fn relaunch_unit() -> Unit {
     Unit::new("relaunch.cu", include_str!("../../kernels/relaunch.cu"))
 }
 
+/// The unit to compile into a module for [`SelfLaunching::of_while`].
+pub fn again_unit() -> Unit {
+    Unit::new("again.cu", include_str!("../../kernels/again.cu"))
+}
+
 const KERNEL: &str = "doorbell_relaunch";
+const AGAIN: &str = "doorbell_again";
 /// Words of the control block, as `relaunch.cu` has them.
 const CANCEL: usize = 0;
 const TURNS: usize = 1;
@@ -103,6 +109,29 @@ impl SelfLaunching {
         let mut graph = unsafe { Graph::capture(&stream, with_relaunch) }?;
         graph.keep(relaunch);
         Self::finish(graph, stream, control)
+    }
+
+    /// As [`Self::of_capture`], as the body of a WHILE node: the graph is launched once and has its turns by itself.
+    /// `module` is of [`again_unit`].
+    ///
+    /// # Safety
+    /// As [`Self::of_capture`].
+    pub unsafe fn of_while(
+        module: &Module,
+        turns: u32,
+        record: impl FnOnce(&Stream) -> Result<()>,
+    ) -> Result<SelfLaunching> {
+        let again = module.function(AGAIN)?;
+        let (stream, control) = Self::parts(&again)?;
+        let with_end = |stream: &Stream, handle| {
+            record(stream)?;
+            // SAFETY: the control block lives as long as the graph.
+            unsafe { stream.launch(&again, ONE_THREAD, &arguments(&control, turns).u64(handle)) }
+        };
+        // SAFETY: as in `of_capture`.
+        let mut graph = unsafe { Graph::capture_while(&stream, with_end) }?;
+        graph.keep(again);
+        Ok(SelfLaunching { graph: graph.instantiate_for_host()?, stream, control })
     }
 
     fn parts(relaunch: &Function) -> Result<(Stream, PinnedMemory)> {

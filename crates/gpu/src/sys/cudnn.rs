@@ -34,6 +34,7 @@ pub mod kind {
     pub const ENGINE_CONFIG: c_int = 3;
     pub const ENGINE_HEURISTICS: c_int = 4;
     pub const EXECUTION_PLAN: c_int = 5;
+    pub const KNOB_CHOICE: c_int = 7;
     pub const OPERATION_CONVOLUTION_FORWARD: c_int = 10;
     pub const OPERATION_POINTWISE: c_int = 13;
     pub const OPERATION_GRAPH: c_int = 15;
@@ -54,9 +55,11 @@ pub mod of {
     pub const POINTER: c_int = 6;
     pub const CONVOLUTION_MODE: c_int = 7;
     pub const HEURISTICS_MODE: c_int = 8;
+    pub const KNOB_TYPE: c_int = 9;
     pub const NUMERICAL_NOTE: c_int = 11;
     pub const POINTWISE_MODE: c_int = 14;
     pub const DESCRIPTOR: c_int = 15;
+    pub const CHAR: c_int = 24;
 }
 
 /// `cudnnBackendAttributeName_t`.
@@ -78,9 +81,13 @@ pub mod name {
     pub const HEURISTICS_GRAPH: c_int = 201;
     pub const HEURISTICS_RESULTS: c_int = 202;
     pub const CONFIG_ENGINE: c_int = 300;
+    pub const CONFIG_KNOB_CHOICES: c_int = 302;
     pub const PLAN_HANDLE: c_int = 400;
     pub const PLAN_CONFIG: c_int = 401;
     pub const PLAN_WORKSPACE: c_int = 402;
+    pub const PLAN_JSON: c_int = 405;
+    pub const KNOB_TYPE: c_int = 600;
+    pub const KNOB_VALUE: c_int = 601;
     pub const FORWARD_ALPHA: c_int = 700;
     pub const FORWARD_BETA: c_int = 701;
     pub const FORWARD_CONVOLUTION: c_int = 702;

@@ -60,6 +60,8 @@ fn every_form_links_for_every_architecture_and_leaves_only_what_the_driver_suppl
 fn kernels_of_the_tests_that_need_a_gpu_link_for_every_architecture() {
     let builder = builder(need!(Toolkit::find(None), toolkit, "a CUDA toolkit"));
     for arch in ARCHS {
+        let again = builder.image(&[gpu::again_unit()], arch, Form::Cubin).unwrap();
+        assert!(again.facts.undefined.contains("cudaGraphSetConditional"), "{arch}: {:?}", again.facts);
         let image = builder.image(&crate::device::units(), arch, Form::Cubin).unwrap();
         for name in ["add", "spin", "pass_time", "ring", "doorbell_relaunch"] {
             assert!(image.facts.functions.contains(name), "{arch}: {name} is not in {:?}", image.facts);

@@ -6,6 +6,7 @@ pub mod preprocess;
 pub mod twin;
 
 use crate::launch::LaunchError;
+use crate::plan::{Place, Plan, Step};
 
 host_twin::include_kernels!("kernels");
 
@@ -54,6 +55,12 @@ pub enum EngineError {
     /// Kernels were not compiled.
     #[error("compiling the models' kernels: {reason}")]
     Compile { reason: String },
+    /// cuDNN is needed and was not found.
+    #[error(
+        "{reason}; `pip install nvidia-cudnn-cu13` has it: set {} to its folder, or leave our own kernels to compute all steps",
+        ::gpu::cudnn::VARIABLE
+    )]
+    NoCudnn { reason: String },
     /// ONNX Runtime was not found.
     #[error(
         "ONNX Runtime was not found ({looked}); run `cargo xtask setup`, or `pip install onnxruntime`, or set {} to its library",
@@ -76,4 +83,19 @@ fn check_inputs(inputs: &[&[f32]], wanted: &[usize]) -> Result<(), EngineError> 
         }
     }
     Ok(())
+}
+
+/// What a step wrote, channel by channel, the images one behind the other. `element`: the number at a byte of
+/// the arena.
+fn gathered(plan: &Plan, step: &Step, place: Place, element: impl Fn(usize) -> f32) -> Vec<f32> {
+    let [batch, channels, rows, columns] = step.to.parts();
+    let (bytes, pixels) = (plan.format.precision.bytes(), rows * columns);
+    let begin = plan.arena.offsets[place.piece];
+    let at = |image, channel, pixel| {
+        place.offset + image * place.image + channel * place.channel + pixel * place.pixel
+    };
+    let channels = (0..batch).flat_map(|image| (0..channels).map(move |channel| (image, channel)));
+    let places =
+        channels.flat_map(|(image, channel)| (0..pixels).map(move |pixel| at(image, channel, pixel)));
+    places.map(|at| element(begin + at * bytes)).collect()
 }

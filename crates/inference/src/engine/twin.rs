@@ -89,22 +89,13 @@ impl Twin {
 
     /// What a step wrote, channel by channel, the images one behind the other.
     fn written(&self, place: Place, step: &Step) -> Vec<f32> {
-        let [batch, channels, rows, columns] = step.to.parts();
-        let pixels = rows * columns;
-        let bytes = self.plan.format.precision.bytes();
-        let element = |image, channel, pixel| {
-            let at = place.offset + image * place.image + channel * place.channel + pixel * place.pixel;
-            let byte = self.plan.arena.offsets[place.piece] + at * bytes;
+        super::gathered(&self.plan, step, place, |byte| {
             let word = self.arena[byte / 8] >> (byte % 8 * 8);
             match self.plan.format.precision {
                 Precision::Single | Precision::Tf32 => f32::from_bits(word as u32),
                 Precision::Half => f16::from_bits(word as u16).to_f32(),
             }
-        };
-        let channels = (0..batch).flat_map(|image| (0..channels).map(move |channel| (image, channel)));
-        channels
-            .flat_map(|(image, channel)| (0..pixels).map(move |pixel| element(image, channel, pixel)))
-            .collect()
+        })
     }
 
     /// Runs one step, after those before it have run.
@@ -167,5 +158,59 @@ impl Engine for Twin {
             self.launch(at)?;
         }
         Ok(self.outputs.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+    use zoo::Architecture;
+
+    use super::*;
+    use crate::import::import;
+    use crate::launch::{Rest, finishing};
+    use crate::layers::{Random, distance};
+    use crate::plan::{Format, Layout};
+
+    /// As where a library computes the first parts of a step.
+    #[test]
+    fn a_step_in_two_parts_writes_what_it_writes_as_one() {
+        measure::need!(crate::engine::has_twin(), "a C++ compiler");
+        let file = Architecture::MobileNetV3Small.build(1).encode_to_vec();
+        let graph = import(&file, 1).expect("the zoo's models are imported");
+        for (precision, layout, tolerance) in
+            [(Precision::Single, Layout::ChannelsFirst, 0.0), (Precision::Half, Layout::ChannelsLast, 2e-3)]
+        {
+            let plan = Plan::in_format(&graph, Format { precision, layout }).expect("it is planned");
+            let mut twin = Twin::new(plan.clone()).expect("there is a compiler");
+            let input = Random(5).tensor(plan.inputs[0].count());
+            twin.bring(&[&input]).expect("it is the model's");
+            let mut compared = 0;
+            for (at, step) in plan.steps.iter().enumerate() {
+                let whole = twin.step(at).expect("it runs");
+                let (launch, kernel) = twin.launches[at].clone();
+                let [.., bias, residual, _, Argument::Conv(words)] = &launch.arguments[..] else { continue };
+                for rest in [Rest::Activation, Rest::Sums] {
+                    let (mut first, mut words) = (launch.clone(), *words);
+                    words[26..29].fill(0);
+                    let sums = if rest == Rest::Sums { [&Argument::Null; 2] } else { [bias, residual] };
+                    first.arguments[2] = sums[0].clone();
+                    first.arguments[3] = sums[1].clone();
+                    first.arguments[5] = Argument::Conv(words);
+                    twin.launches[at] = (first, kernel);
+                    twin.launch(at).expect("it runs");
+                    let second = finishing(&plan, step, rest).expect("it is small");
+                    let finish = KERNELS.find(second.kernel).expect("it is compiled");
+                    twin.launches[at] = (second, finish);
+                    let parts = twin.step(at).expect("it runs");
+                    let apart = distance(precision, &parts, &whole);
+                    assert!(apart <= tolerance, "{}: {rest:?}: {apart}", step.names.join(" "));
+                    compared += 1;
+                }
+                twin.launches[at] = (launch, kernel);
+                twin.launch(at).expect("it runs");
+            }
+            assert!(compared > 80, "{compared} steps in parts");
+        }
     }
 }

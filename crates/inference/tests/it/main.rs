@@ -2,6 +2,7 @@
 
 mod files;
 mod gpu;
+mod libraries;
 mod models;
 mod operators;
 mod preprocess;

@@ -1,26 +1,18 @@
 //! One model that runs by itself: its memory, its graph, and that graph as one that launches itself.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use gpu::{
-    Arguments, DeviceGraph, DeviceMemory, Function, Graph, PinnedMemory, Priority, SelfLaunching, Shape,
-    Stream, Way,
-};
+use gpu::{DeviceGraph, Graph, PinnedMemory, Priority, SelfLaunching, Stream, Way};
 
+use super::choose::Timed;
+use super::ready::{Memory, Place, Ready};
 use super::{BETWEEN, LIMIT, Loaded, bytes};
-use crate::engine::{Engine, EngineError};
-use crate::launch::Argument;
-use crate::plan::arena::ALIGNMENT;
+use crate::engine::{Engine, EngineError, gathered};
+use crate::plan::{Precision, Task};
 
-/// Memory of one instance, in which its kernels work.
-#[derive(Debug)]
-struct Memory {
-    arena: DeviceMemory,
-    inputs: Vec<DeviceMemory>,
-    outputs: Vec<DeviceMemory>,
-    /// Which slot is served; there is one here.
-    slot: DeviceMemory,
-}
+/// Runs of one step in a graph that is timed.
+const TOGETHER: usize = 20;
 
 /// One model that runs by itself.
 #[derive(Debug)]
@@ -36,26 +28,16 @@ pub struct Instance {
 impl Instance {
     /// Memory for one more instance, and its graph.
     pub fn new(loaded: &Arc<Loaded>) -> Result<Instance, EngineError> {
-        let context = &loaded.context;
-        let of = |count: usize| DeviceMemory::new(context, (count * size_of::<f32>()).max(ALIGNMENT));
-        let all = |shapes: &[crate::graph::Shape]| {
-            shapes.iter().map(|shape| of(shape.count())).collect::<Result<Vec<_>, _>>()
-        };
-        let memory = Memory {
-            arena: of(loaded.plan.arena.bytes.div_ceil(size_of::<f32>()))?,
-            inputs: all(&loaded.plan.inputs)?,
-            outputs: all(&loaded.plan.outputs)?,
-            slot: of(1)?,
-        };
+        let context = &loaded.code.context;
+        let memory = Memory::new(context, &loaded.plan, loaded.workspace())?;
         let (stream, between) =
             (Stream::new(context, Priority::Least)?, PinnedMemory::new(context, BETWEEN)?);
         memory.slot.fill(0, &stream)?;
-        let mut graph = Graph::new(context)?;
-        for (function, shape, arguments) in kernels(loaded, &memory) {
-            // SAFETY: the plan's places lie in the arena, its constants and slots are as long as its shapes
-            // say, and all of them live as long as the graph.
-            unsafe { graph.add_kernel(function, shape, &arguments) }?;
-        }
+        // Kernels that are loaded at their first launch are loaded before anything is recorded.
+        put_all(loaded, &memory, &stream)?;
+        stream.wait("a model", LIMIT)?;
+        // SAFETY: the instance keeps the kernels' code as long as the graph.
+        let graph = unsafe { Graph::capture(&stream, |stream| put_all(loaded, &memory, stream)) }?;
         let graph = graph.instantiate()?;
         graph.upload(&stream)?;
         stream.wait("the upload of a graph", LIMIT)?;
@@ -64,6 +46,40 @@ impl Instance {
 
     fn way(&self) -> Way<'_> {
         Way { stream: &self.stream, between: &self.between, limit: LIMIT }
+    }
+
+    /// Nodes of the graph.
+    pub fn node_count(&self) -> usize {
+        self.graph.node_count()
+    }
+
+    /// Runs one step, after those before it have run, and says what it wrote: of a load nothing.
+    pub fn step(&mut self, at: usize) -> Result<Vec<f32>, EngineError> {
+        put(&self.loaded, &self.memory, at, &self.stream)?;
+        self.wait()?;
+        let (plan, step) = (&self.loaded.plan, &self.loaded.plan.steps[at]);
+        match (&step.task, step.write) {
+            (Task::Store { number }, _) => Ok(self.outputs()?.swap_remove(*number)),
+            (_, Some(place)) => {
+                let begin = plan.arena.offsets[place.piece];
+                let mut piece = vec![0; plan.pieces[place.piece] * plan.format.precision.bytes()];
+                self.memory.arena.read(begin, &mut piece, self.way())?;
+                let element = |byte: usize| number(plan.format.precision, &piece[byte - begin..]);
+                Ok(gathered(plan, step, place, element))
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    /// The GPU's time of each step: the least of `repeat` times, of so many runs of it in one graph.
+    pub fn step_times(&mut self, repeat: usize) -> Result<Vec<Duration>, EngineError> {
+        let (loaded, memory) = (self.loaded.clone(), &self.memory);
+        let of_step = |at| {
+            let put = |stream: &Stream| put(&loaded, memory, at, stream);
+            let mut timed = Timed::new(&self.stream, TOGETHER, put)?;
+            (0..repeat.max(1)).try_fold(Duration::MAX, |least, _| Ok(least.min(timed.run(&self.stream)?)))
+        };
+        (0..loaded.plan.steps.len()).map(of_step).collect()
     }
 
     /// Copies inputs to where the graph reads them.
@@ -105,10 +121,26 @@ impl Instance {
 
     /// The same kernels as a graph that launches itself, `turns` times, or until it is cancelled for 0.
     pub fn self_launching(self, turns: u32) -> Result<SelfLaunchingInstance, EngineError> {
-        let kernels: Vec<_> = kernels(&self.loaded, &self.memory).collect();
+        let record = |stream: &Stream| put_all(&self.loaded, &self.memory, stream);
         // SAFETY: as in `new`.
-        let graph = unsafe { SelfLaunching::of_kernels(&self.loaded.module, &kernels, turns) }?;
+        let graph = unsafe { SelfLaunching::of_capture(&self.loaded.code.module, turns, record) }?;
         Ok(SelfLaunchingInstance { graph, instance: self })
+    }
+
+    /// As [`Self::self_launching`], by a WHILE node whose body has the kernels.
+    pub fn while_loop(self, turns: u32) -> Result<SelfLaunchingInstance, EngineError> {
+        let record = |stream: &Stream| put_all(&self.loaded, &self.memory, stream);
+        // SAFETY: as in `new`.
+        let graph = unsafe { SelfLaunching::of_while(&self.loaded.code.again()?, turns, record) }?;
+        Ok(SelfLaunchingInstance { graph, instance: self })
+    }
+}
+
+/// A number as the arena holds it.
+fn number(precision: Precision, bytes: &[u8]) -> f32 {
+    match precision {
+        Precision::Half => half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+        _ => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
     }
 }
 
@@ -153,7 +185,11 @@ impl SelfLaunchingInstance {
 
 impl Engine for Instance {
     fn name(&self) -> &'static str {
-        "own kernels"
+        if self.loaded.ready.iter().any(|ready| matches!(ready, Ready::Cudnn(_))) {
+            "cuDNN and own kernels"
+        } else {
+            "own kernels"
+        }
     }
 
     fn run(&mut self, inputs: &[&[f32]]) -> Result<Vec<Vec<f32>>, EngineError> {
@@ -164,34 +200,14 @@ impl Engine for Instance {
     }
 }
 
-/// Every launch of the plan, with the addresses of an instance's memory.
-fn kernels<'a>(
-    loaded: &'a Loaded,
-    memory: &'a Memory,
-) -> impl Iterator<Item = (&'a Function, Shape, Arguments)> {
-    loaded.launches.iter().map(|launch| {
-        let shape = Shape { grid: launch.blocks, block: [launch.threads, 1, 1], shared_bytes: 0 };
-        let arguments =
-            launch.arguments.iter().fold(Arguments::new(), |arguments, argument| match *argument {
-                Argument::Arena(byte) => arguments.u64(memory.arena.address() + byte as u64),
-                Argument::Constant(number) => arguments.u64(loaded.constant(number, false)),
-                Argument::Bias(number) => arguments.u64(loaded.constant(number, true)),
-                Argument::Null => arguments.u64(0),
-                Argument::Input(number) => arguments.bytes(&slot(&memory.inputs[number], memory)),
-                Argument::Output(number) => arguments.bytes(&slot(&memory.outputs[number], memory)),
-                Argument::Conv(ref words) => arguments.bytes(&words_of(words)),
-                Argument::Pool(ref words) => arguments.bytes(&words_of(words)),
-                Argument::Elements(ref words) => arguments.bytes(&words_of(words)),
-            });
-        (&loaded.functions[launch.kernel], shape, arguments)
-    })
+/// Puts every step into a stream, or into what it records.
+fn put_all(loaded: &Loaded, memory: &Memory, stream: &Stream) -> gpu::Result<()> {
+    (0..loaded.plan.steps.len()).try_for_each(|at| put(loaded, memory, at, stream))
 }
 
-fn words_of(words: &[u32]) -> Vec<u8> {
-    words.iter().flat_map(|word| word.to_le_bytes()).collect()
-}
-
-/// `struct slot`: base, index, stride, offset.
-fn slot(base: &DeviceMemory, memory: &Memory) -> Vec<u8> {
-    [base.address(), memory.slot.address(), 0, 0].iter().flat_map(|word| word.to_le_bytes()).collect()
+fn put(loaded: &Loaded, memory: &Memory, at: usize, stream: &Stream) -> gpu::Result<()> {
+    let Loaded { code, plan, weights, .. } = loaded;
+    // SAFETY: what is ready was made of the plan's steps, in their order. The instance that has the memory keeps
+    // it and what was loaded until its stream is idle, and longer than its graphs.
+    unsafe { Place { code, plan, weights, memory }.put(&loaded.ready[at], &plan.steps[at], stream) }
 }

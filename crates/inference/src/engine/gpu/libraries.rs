@@ -4,6 +4,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use gpu::Context;
+use gpu::cudnn::Cudnn;
+
+use crate::engine::EngineError;
+
 /// Bytes that a library's kernel may need beside its tensors, unless [`Libraries::workspace`] says another
 /// number.
 const WORKSPACE: usize = 64 << 20;
@@ -12,9 +17,7 @@ const WORKSPACE: usize = 64 << 20;
 #[derive(Debug, Clone)]
 pub struct Libraries {
     pub(super) cudnn: Wanted,
-    #[expect(dead_code, reason = "no library computes a step yet")]
     pub(super) workspace: usize,
-    #[expect(dead_code, reason = "as above")]
     pub(super) again: bool,
 }
 
@@ -55,6 +58,26 @@ impl Libraries {
     /// Times every step again, whatever was kept of an earlier choice.
     pub fn again(self) -> Libraries {
         Libraries { again: true, ..self }
+    }
+}
+
+impl Libraries {
+    /// cuDNN in a context, if it is wanted and found; and what was found, for people.
+    pub(super) fn find(&self, context: &Context) -> Result<(Option<Cudnn>, String), EngineError> {
+        let (path, needed) = match &self.cudnn {
+            Wanted::No => return Ok((None, "none".to_owned())),
+            Wanted::IfFound(path) => (path, false),
+            Wanted::Needed(path) => (path, true),
+        };
+        let found = Cudnn::new(context, path.as_deref()).and_then(|cudnn| {
+            let text = format!("cuDNN {} ({})", cudnn.version()?, cudnn.path().display());
+            Ok((Some(cudnn), text))
+        });
+        match found {
+            Err(error) if needed => Err(EngineError::NoCudnn { reason: error.to_string() }),
+            Err(error) => Ok((None, format!("none: {error}"))),
+            Ok(found) => Ok(found),
+        }
     }
 }
 
@@ -106,4 +129,13 @@ pub struct Tried {
     pub time: Result<Duration, String>,
     /// The distance of its result from that of our kernel, as [`crate::layers::distance`] says.
     pub distance: f64,
+    /// How long the library took to make it ready.
+    pub made_in: Duration,
+}
+
+impl Default for Tried {
+    fn default() -> Tried {
+        let (time, made_in) = (Err(String::new()), Duration::ZERO);
+        Tried { by: By::Own, workspace: 0, time, distance: 0.0, made_in }
+    }
 }

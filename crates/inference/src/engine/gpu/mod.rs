@@ -1,27 +1,31 @@
-//! Own kernels on a GPU: compiled when they are needed, recorded into a graph that the host or the GPU itself
-//! may launch.
+//! Models on a GPU: each step is a kernel of ours or a plan of cuDNN, and all of them are recorded into one
+//! graph that the host or the GPU itself may launch.
 //!
-//! [`Loaded`] holds what instances of a model share and only read: code and weights. An [`Instance`] has an
-//! arena, inputs, outputs and a slot number of its own, so that several run side by side.
+//! [`Loaded`] holds what instances of a model share and only read: code, plans and weights. An [`Instance`]
+//! has an arena, a workspace, inputs, outputs and a slot number of its own, so that several run side by side.
+//! Which of the two computes a step is chosen by timing ([`Libraries`], [`Chosen`]).
 
+mod choose;
+mod convolution;
 mod instance;
+mod kept;
 mod libraries;
+mod ready;
+mod weights;
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use gpu::cache::Cache;
-use gpu::{
-    Context, DeviceMemory, Form, Function, Gpu, ImageBuilder, Module, PinnedMemory, Priority, Stream,
-    Toolkit, Unit, Way, relaunch_unit,
-};
+use gpu::{Context, Form, Function, Gpu, ImageBuilder, Module, Toolkit, Unit, again_unit, relaunch_unit};
 
 use super::EngineError;
-use super::twin::halves;
-use crate::launch::{self, Argument, Launch};
-use crate::plan::{Plan, Precision, arena::ALIGNMENT};
+use crate::launch::{self, Launch};
+use crate::plan::Plan;
+use choose::Decided;
+use ready::Ready;
+use weights::Weights;
 
 pub use instance::{Instance, SelfLaunchingInstance};
 pub use libraries::{By, Chosen, Libraries, Tried};
@@ -39,25 +43,67 @@ pub fn units() -> [Unit; 2] {
     ]
 }
 
+/// Our kernels on a GPU.
+#[derive(Debug)]
+struct Code {
+    context: Context,
+    module: Module,
+    builder: ImageBuilder,
+    functions: BTreeMap<&'static str, Function>,
+}
+
+impl Code {
+    /// Kernels are compiled by the toolkit, or come from the cache.
+    fn new(gpu: Gpu, toolkit: Toolkit) -> Result<Code, EngineError> {
+        let context = Context::new(gpu)?;
+        let builder = ImageBuilder::new(toolkit, Cache::usual());
+        let units: Vec<Unit> = units().into_iter().chain([relaunch_unit()]).collect();
+        let module = module(&context, &builder, &units)?;
+        Ok(Code { context, module, builder, functions: BTreeMap::new() })
+    }
+
+    /// The kernel at the end of a WHILE node's body.
+    fn again(&self) -> Result<Module, EngineError> {
+        module(&self.context, &self.builder, &[again_unit()])
+    }
+
+    /// Makes these kernels ready to be launched.
+    fn prepare(&mut self, launches: impl Iterator<Item = &'static str>) -> Result<(), EngineError> {
+        for kernel in launches {
+            if !self.functions.contains_key(kernel) {
+                self.functions.insert(kernel, self.module.function(kernel)?);
+            }
+        }
+        Ok(())
+    }
+
+    fn function(&self, kernel: &str) -> gpu::Result<&Function> {
+        let missing = || gpu::Error::Refused(format!("kernel {kernel} was not prepared"));
+        self.functions.get(kernel).ok_or_else(missing)
+    }
+}
+
+fn module(context: &Context, builder: &ImageBuilder, units: &[Unit]) -> Result<Module, EngineError> {
+    let image = builder.image(units, context.gpu().arch()?, Form::Cubin);
+    Ok(Module::load(context, &image.map_err(|error| EngineError::Compile { reason: error.to_string() })?)?)
+}
+
 /// A model's code and weights on a GPU.
 #[derive(Debug)]
 pub struct Loaded {
-    context: Context,
-    module: Module,
-    functions: BTreeMap<&'static str, Function>,
+    code: Code,
     plan: Plan,
-    launches: Vec<Launch>,
-    weights: DeviceMemory,
-    /// Where each constant begins in `weights`, in the plan's precision or (`true`) in single precision.
-    offsets: BTreeMap<(usize, bool), usize>,
+    /// The steps of the plan.
+    ready: Vec<Ready>,
+    weights: Weights,
     /// How each step runs.
     chosen: Vec<Chosen>,
     libraries: String,
 }
 
 impl Loaded {
-    /// Puts a model on a GPU. Kernels are compiled by the toolkit, or come from the cache. Errors: the plan's,
-    /// the compiler's, the GPU's; a library that is needed was not found.
+    /// Puts a model on a GPU. Steps that a library may compute are timed, unless the choice of an earlier time
+    /// was kept. Errors: the plan's, the compiler's, the GPU's; a library that is needed was not found.
     pub fn new(
         gpu: Gpu,
         toolkit: Toolkit,
@@ -65,51 +111,18 @@ impl Loaded {
         libraries: &Libraries,
     ) -> Result<Arc<Loaded>, EngineError> {
         plan.check()?;
-        if let libraries::Wanted::Needed(_) = libraries.cudnn {
-            return Err(EngineError::Gpu(gpu::Error::Refused("cuDNN: no engine uses it yet".into())));
-        }
-        let context = Context::new(gpu)?;
-        let builder = ImageBuilder::new(toolkit, Cache::usual());
-        let units: Vec<Unit> = units().into_iter().chain([relaunch_unit()]).collect();
-        let image = builder.image(&units, gpu.arch()?, Form::Cubin);
-        let module = Module::load(
-            &context,
-            &image.map_err(|error| EngineError::Compile { reason: error.to_string() })?,
-        )?;
-        let launches = launch::launches(&plan)?;
-        let mut functions = BTreeMap::new();
-        for launch in &launches {
-            if !functions.contains_key(launch.kernel) {
-                functions.insert(launch.kernel, module.function(launch.kernel)?);
-            }
-        }
-        let contents = contents(&plan, &launches);
-        let mut end = 0;
-        let mut offsets = BTreeMap::new();
-        for (argument, bytes) in &contents {
-            offsets.insert(*argument, end);
-            end += bytes.len().next_multiple_of(ALIGNMENT);
-        }
-        let weights = DeviceMemory::new(&context, end.max(ALIGNMENT))?;
-        let stream = Stream::new(&context, Priority::Least)?;
-        let between = PinnedMemory::new(&context, BETWEEN)?;
-        let way = Way { stream: &stream, between: &between, limit: LIMIT };
-        for (argument, bytes) in contents {
-            weights.write(offsets[&argument], &bytes, way)?;
-        }
-        let chosen = vec![Chosen::default(); plan.steps.len()];
-        let libraries = "none".to_owned();
-        Ok(Arc::new(Loaded {
-            context,
-            module,
-            functions,
-            plan,
-            launches,
-            weights,
-            offsets,
-            chosen,
-            libraries,
-        }))
+        let mut code = Code::new(gpu, toolkit)?;
+        let own: Vec<Launch> = launch::launches(&plan)?;
+        code.prepare(own.iter().map(|launch| launch.kernel))?;
+        let (cudnn, found) = libraries.find(&code.context)?;
+        let decided = match &cudnn {
+            Some(cudnn) => choose::decide(&mut code, &plan, &own, cudnn, libraries)?,
+            None => Decided::own(&own),
+        };
+        let Decided { ready, chosen } = decided;
+        let constants = ready.iter().zip(&plan.steps).flat_map(|(ready, step)| ready.constants(&plan, step));
+        let weights = Weights::new(&code.context, &plan, constants)?;
+        Ok(Arc::new(Loaded { code, plan, ready, weights, chosen, libraries: found }))
     }
 
     /// The plan that it runs.
@@ -131,31 +144,6 @@ impl Loaded {
     pub fn workspace(&self) -> usize {
         self.chosen.iter().map(|chosen| chosen.workspace).max().unwrap_or(0)
     }
-
-    /// The address of a constant; `single`: of its elements in single precision.
-    fn constant(&self, number: usize, single: bool) -> u64 {
-        self.weights.address() + self.offsets[&(number, single)] as u64
-    }
-}
-
-/// The bytes of each constant that a launch reads: in the plan's precision, or of a bias (`true`) in single
-/// precision.
-fn contents<'a>(plan: &'a Plan, launches: &[Launch]) -> BTreeMap<(usize, bool), Cow<'a, [u8]>> {
-    let read = launches.iter().flat_map(|launch| &launch.arguments).filter_map(|argument| match *argument {
-        Argument::Constant(number) => Some((number, false)),
-        Argument::Bias(number) => Some((number, true)),
-        _ => None,
-    });
-    let bytes_of = |(number, single): (usize, bool)| {
-        let elements = &plan.constants[number];
-        match plan.format.precision {
-            Precision::Half if !single => {
-                Cow::Owned(halves(elements).iter().flat_map(|half| half.to_le_bytes()).collect())
-            }
-            _ => Cow::Borrowed(bytes(elements)),
-        }
-    };
-    read.map(|key| (key, bytes_of(key))).collect()
 }
 
 fn bytes(elements: &[f32]) -> &[u8] {

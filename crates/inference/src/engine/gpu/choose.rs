@@ -1,0 +1,472 @@
+//! Which kernel computes each step: every way is run on the GPU, compared with our own kernel, run again to
+//! see the same bits, recorded into a graph as the model's will be, and timed. Steps that are alike are timed
+//! once.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use gpu::cache::{Cache, Key, KeyBuilder};
+use gpu::cudnn::{Candidate, Convolution, ConvolutionPlan, Cudnn};
+use gpu::{
+    Arguments, DeviceGraph, DeviceMemory, GpuTimer, Graph, PinnedMemory, Priority, Shape, Stream, Way,
+};
+
+use super::convolution::{self, Fused};
+use super::kept::{self, Kept};
+use super::libraries::{By, Chosen, Libraries, Tried};
+use super::ready::{Library, Memory, Place, Ready, words_of};
+use super::weights::Weights;
+use super::{BETWEEN, Code, LIMIT};
+use crate::engine::EngineError;
+use crate::launch::{self, Launch};
+use crate::layers;
+use crate::plan::{Plan, Precision, Source, Step, Task};
+
+/// Plans that are made of one operation graph, those that the library recommends first.
+const MOST_PLANS: usize = 20;
+/// Ways that are timed in turns, after all were timed alone.
+const FINALISTS: usize = 4;
+/// Rounds of the first timing, and of the second.
+const ROUNDS: [usize; 2] = [3, 9];
+/// A timed graph holds so much work, between 2 and 20 runs.
+const WORK: Duration = Duration::from_micros(300);
+/// Threads that compare results: blocks of 256.
+const COMPARING: u32 = 16;
+
+/// How the steps of a plan run.
+pub struct Decided {
+    pub ready: Vec<Ready>,
+    pub chosen: Vec<Chosen>,
+}
+
+impl Decided {
+    /// By our own kernels.
+    pub fn own(launches: &[Launch]) -> Decided {
+        let ready: Vec<Ready> = launches.iter().cloned().map(Ready::Own).collect();
+        Decided { chosen: vec![Chosen::default(); ready.len()], ready }
+    }
+
+    /// Has a library compute these steps. Error: a launch has not that many blocks.
+    fn library(
+        &mut self,
+        plan: &Plan,
+        steps: &[usize],
+        found: &Found,
+        tried: &[Tried],
+    ) -> Result<(), EngineError> {
+        for &at in steps {
+            let step = &plan.steps[at];
+            let by = By::Cudnn { engine: found.engine.clone(), finished: found.fused.rest(step).is_some() };
+            self.chosen[at] = Chosen { by, workspace: found.plan.workspace(), tried: tried.to_vec() };
+            self.ready[at] = Ready::Cudnn(Box::new(found.library(plan, step)?));
+        }
+        Ok(())
+    }
+}
+
+/// A plan of a library for some steps.
+#[derive(Clone)]
+struct Found {
+    plan: Arc<ConvolutionPlan>,
+    convolution: Convolution,
+    fused: Fused,
+    engine: String,
+}
+
+impl Found {
+    fn library(&self, plan: &Plan, step: &Step) -> Result<Library, EngineError> {
+        let rest = self.fused.rest(step);
+        let finish = rest.map(|rest| launch::finishing(plan, step, rest)).transpose()?;
+        Ok(Library { plan: self.plan.clone(), convolution: self.convolution.clone(), finish })
+    }
+}
+
+/// Steps that are timed once for all.
+struct Alike {
+    ways: Vec<(Fused, Convolution)>,
+    activation: String,
+    steps: Vec<usize>,
+}
+
+/// The choice for each step: that of an earlier time, if one was kept and still is good, or a new one.
+pub fn decide(
+    code: &mut Code,
+    plan: &Plan,
+    own: &[Launch],
+    cudnn: &Cudnn,
+    libraries: &Libraries,
+) -> Result<Decided, EngineError> {
+    let finishing = ["conv_finish", "conv_finish_half"];
+    code.prepare(finishing.into_iter())?;
+    let (cache, key) = (Cache::usual(), key(code, plan, cudnn, libraries)?);
+    let content = if libraries.again { None } else { cache.find(&key).ok().flatten() };
+    if let Some(kept) = content.and_then(|content| kept::read(&content, plan.steps.len()))
+        && let Ok(decided) = recall(plan, own, cudnn, &kept)
+    {
+        return Ok(decided);
+    }
+    code.prepare(["noise", "noise_half", "compare", "compare_half"].into_iter())?;
+    let (decided, kept) = choose(code, plan, own, cudnn, libraries.workspace)?;
+    if let Some(kept) = kept {
+        cache.keep(&key, &kept::write(&kept));
+    }
+    Ok(decided)
+}
+
+/// All that a choice depends on.
+fn key(code: &Code, plan: &Plan, cudnn: &Cudnn, libraries: &Libraries) -> Result<Key, EngineError> {
+    let gpu = code.context.gpu();
+    let mut key = KeyBuilder::default()
+        .part("choices", b"1")
+        .part("gpu", format!("{} {} {}", gpu.name()?, gpu.arch()?, gpu.multiprocessors()?).as_bytes())
+        .part("driver", gpu::driver_version()?.as_bytes())
+        .part("cudnn", cudnn.version()?.as_bytes())
+        .part("workspace", &libraries.workspace.to_le_bytes())
+        .part("plan", format!("{:?} {:?} {:?}", plan.format, plan.arena, plan.steps).as_bytes());
+    for unit in super::units() {
+        key = key.part("unit", unit.text.as_bytes());
+    }
+    Ok(key.key())
+}
+
+/// The choices of an earlier time.
+fn recall(plan: &Plan, own: &[Launch], cudnn: &Cudnn, kept: &[Kept]) -> Result<Decided, EngineError> {
+    let mut decided = Decided::own(own);
+    for Kept { fused, steps, engine, text } in kept {
+        let stale = || gpu::Error::Refused(format!("{engine} computes no step {steps:?}"));
+        let first = steps.first().map(|&at| &plan.steps[at]);
+        let convolution =
+            first.and_then(|step| convolution::convolution(plan, step, *fused)).ok_or_else(stale)?;
+        let found =
+            Found { plan: Arc::new(cudnn.read(text)?), convolution, fused: *fused, engine: engine.clone() };
+        decided.library(plan, steps, &found, &[])?;
+    }
+    Ok(decided)
+}
+
+/// Times everything. No choices to keep: a library did not write its plan down.
+fn choose(
+    code: &Code,
+    plan: &Plan,
+    own: &[Launch],
+    cudnn: &Cudnn,
+    limit: usize,
+) -> Result<(Decided, Option<Vec<Kept>>), EngineError> {
+    let mut decided = Decided::own(own);
+    let mut groups: Vec<Alike> = Vec::new();
+    for (at, step) in plan.steps.iter().enumerate() {
+        let Task::Compute { activation, .. } = &step.task else { continue };
+        let (ways, activation) = (convolution::ways(plan, step), format!("{activation:?}"));
+        match groups.iter_mut().find(|group| group.ways == ways && group.activation == activation) {
+            _ if ways.is_empty() => {}
+            Some(group) => group.steps.push(at),
+            None => groups.push(Alike { ways, activation, steps: vec![at] }),
+        }
+    }
+    if groups.is_empty() {
+        return Ok((decided, Some(Vec::new())));
+    }
+    let bench = Bench::new(code, plan, own, limit)?;
+    let mut kept = Some(Vec::new());
+    for Alike { ways, steps, .. } in groups {
+        let (tried, winner) = bench.try_all(cudnn, steps[0], &own[steps[0]], &ways)?;
+        match winner {
+            Some(found) => {
+                decided.library(plan, &steps, &found, &tried)?;
+                let text = found.plan.text();
+                let one = |text| Kept { fused: found.fused, steps, engine: found.engine.clone(), text };
+                kept = kept.zip(text.ok()).map(|(mut kept, text)| {
+                    kept.push(one(text));
+                    kept
+                });
+            }
+            None => steps.iter().for_each(|&at| decided.chosen[at].tried = tried.clone()),
+        }
+    }
+    Ok((decided, kept))
+}
+
+/// Where ways are tried: an instance's memory full of noise.
+struct Bench<'a> {
+    code: &'a Code,
+    plan: &'a Plan,
+    weights: Weights,
+    memory: Memory,
+    /// What our own kernel wrote, and what a way wrote before; as long as the arena.
+    wanted: DeviceMemory,
+    before: DeviceMemory,
+    sums: DeviceMemory,
+    stream: Stream,
+    between: PinnedMemory,
+    limit: usize,
+}
+
+/// A way that works, with its graph.
+struct Working {
+    at: usize,
+    timed: Timed,
+    times: Vec<Duration>,
+}
+
+impl<'a> Bench<'a> {
+    fn new(code: &'a Code, plan: &'a Plan, own: &[Launch], limit: usize) -> Result<Bench<'a>, EngineError> {
+        let context = &code.context;
+        let steps = plan.steps.iter().zip(own);
+        let constants = steps.flat_map(|(step, launch)| {
+            let both = [convolution::constants(plan, step), Ready::Own(launch.clone()).constants(plan, step)];
+            both.concat()
+        });
+        let weights = Weights::new(context, plan, constants)?;
+        let copy = || DeviceMemory::new(context, plan.arena.bytes.max(1));
+        let bench = Bench {
+            code,
+            plan,
+            weights,
+            memory: Memory::new(context, plan, limit)?,
+            wanted: copy()?,
+            before: copy()?,
+            sums: DeviceMemory::new(context, COMPARING as usize * 256 * 12)?,
+            stream: Stream::new(context, Priority::Least)?,
+            between: PinnedMemory::new(context, BETWEEN)?,
+            limit,
+        };
+        bench.noise(0, plan.arena.bytes)?;
+        Ok(bench)
+    }
+
+    /// Puts a way into a stream.
+    fn put(&self, ready: &Ready, step: &Step, stream: &Stream) -> gpu::Result<()> {
+        let place = Place { code: self.code, plan: self.plan, weights: &self.weights, memory: &self.memory };
+        // SAFETY: what is ready was made of the step; all lives until the graph is gone and the stream is idle,
+        // or the context keeps it.
+        unsafe { place.put(ready, step, stream) }
+    }
+
+    /// Tries our own kernel and the library's: all of them, the fastest first, and the winner unless it is our
+    /// own.
+    fn try_all(
+        &self,
+        cudnn: &Cudnn,
+        at: usize,
+        own: &Launch,
+        ways: &[(Fused, Convolution)],
+    ) -> Result<(Vec<Tried>, Option<Found>), EngineError> {
+        let step = &self.plan.steps[at];
+        let ours = Ready::Own(own.clone());
+        self.put(&ours, step, &self.stream)?;
+        self.keep(step, &self.wanted)?;
+        let mut tried = vec![Tried { time: Err(String::new()), ..Tried::default() }];
+        let mut found: Vec<Option<Found>> = vec![None];
+        let mut working = vec![Working { at: 0, timed: self.timed(&ours, step)?, times: Vec::new() }];
+        for (fused, convolution) in ways {
+            let candidates = match cudnn.candidates(convolution) {
+                Ok(candidates) => candidates,
+                Err(error) => {
+                    let by = By::Cudnn { engine: format!("{fused:?}"), finished: false };
+                    tried.push(Tried { by, time: Err(error.to_string()), ..Tried::default() });
+                    found.push(None);
+                    continue;
+                }
+            };
+            for candidate in candidates.into_iter().take(MOST_PLANS) {
+                let finished = fused.rest(step).is_some();
+                let by = By::Cudnn { engine: candidate.name().to_owned(), finished };
+                let mut one = Tried { by, time: Err(String::new()), ..Tried::default() };
+                match self.try_one(cudnn, candidate, step, (*fused, convolution), &mut one) {
+                    Ok((good, timed)) => {
+                        working.push(Working { at: tried.len(), timed, times: Vec::new() });
+                        found.push(Some(good));
+                    }
+                    Err(EngineError::Gpu(error)) if error.is_context_lost() => return Err(error.into()),
+                    Err(error) => {
+                        one.time = Err(error.to_string());
+                        found.push(None);
+                    }
+                }
+                tried.push(one);
+            }
+        }
+        self.race(&mut working)?;
+        for Working { at, times, .. } in &working {
+            tried[*at].time = Ok(times[times.len() / 2]);
+        }
+        let winner = working.first().and_then(|first| found[first.at].clone());
+        tried.sort_by_key(|one| one.time.clone().unwrap_or(Duration::MAX));
+        Ok((tried, winner))
+    }
+
+    /// Makes a candidate ready, runs it twice, and records it.
+    fn try_one(
+        &self,
+        cudnn: &Cudnn,
+        candidate: Candidate,
+        step: &Step,
+        (fused, convolution): (Fused, &Convolution),
+        tried: &mut Tried,
+    ) -> Result<(Found, Timed), EngineError> {
+        let wrong = |text: String| EngineError::Gpu(gpu::Error::Refused(text));
+        let (engine, since) = (candidate.name().to_owned(), Instant::now());
+        let plan = candidate.plan(cudnn)?;
+        (tried.made_in, tried.workspace) = (since.elapsed(), plan.workspace());
+        if plan.workspace() > self.limit {
+            return Err(wrong(format!("it needs {} bytes, more than {}", plan.workspace(), self.limit)));
+        }
+        let found = Found { plan: Arc::new(plan), convolution: convolution.clone(), fused, engine };
+        let ready = Ready::Cudnn(Box::new(found.library(self.plan, step)?));
+        self.spoil(step)?;
+        self.put(&ready, step, &self.stream)?;
+        self.stream.wait("a way to compute a step", LIMIT)?;
+        tried.distance = self.compare(step, &self.wanted)?;
+        let tolerance = layers::tolerance(self.plan.format.precision);
+        if tried.distance >= tolerance {
+            return Err(wrong(format!("its result is {:.1e} from our kernel's", tried.distance)));
+        }
+        self.keep(step, &self.before)?;
+        self.put(&ready, step, &self.stream)?;
+        let again = self.compare(step, &self.before)?;
+        if again != 0.0 {
+            return Err(wrong(format!("its second result is {again:.1e} from its first")));
+        }
+        Ok((found, self.timed(&ready, step)?))
+    }
+
+    /// A graph of several runs of a way.
+    fn timed(&self, ready: &Ready, step: &Step) -> Result<Timed, EngineError> {
+        let put = |stream: &Stream| self.put(ready, step, stream);
+        let once = Timed::new(&self.stream, 2, put)?.run(&self.stream)?.max(Duration::from_nanos(100));
+        let times = (WORK.as_nanos() / once.as_nanos()).clamp(2, 20) as usize;
+        Timed::new(&self.stream, times, put)
+    }
+
+    /// Times all ways, then the fastest ones in turns; leaves the fastest first.
+    fn race(&self, working: &mut [Working]) -> Result<(), EngineError> {
+        for (round, most) in ROUNDS.into_iter().zip([working.len(), FINALISTS]) {
+            let all = working.len().min(most);
+            working[..all].iter_mut().for_each(|one| one.times.clear());
+            for _ in 0..round {
+                for one in &mut working[..all] {
+                    one.times.push(one.timed.run(&self.stream)?);
+                }
+            }
+            working[..all].iter_mut().for_each(|one| one.times.sort());
+            working[..all].sort_by_key(|one| one.times[one.times.len() / 2]);
+        }
+        Ok(())
+    }
+
+    /// Where the piece begins that a step writes, and its bytes.
+    fn piece(&self, step: &Step) -> (usize, usize) {
+        let piece = step.write.map_or(0, |place| place.piece);
+        (self.plan.arena.offsets[piece], self.plan.pieces[piece] * self.plan.format.precision.bytes())
+    }
+
+    /// Copies what a step wrote.
+    fn keep(&self, step: &Step, to: &DeviceMemory) -> Result<(), EngineError> {
+        let (begin, bytes) = self.piece(step);
+        let (to, from) = (to.address() + begin as u64, self.memory.arena.address() + begin as u64);
+        // SAFETY: both are as long as the arena, in which the piece lies.
+        unsafe { self.stream.copy(to, from, bytes) }?;
+        Ok(self.stream.wait("a copy", LIMIT)?)
+    }
+
+    /// Writes noise where a step writes, unless it reads there as well.
+    fn spoil(&self, step: &Step) -> Result<(), EngineError> {
+        let residual = match &step.task {
+            Task::Compute { residual, .. } => *residual,
+            _ => None,
+        };
+        let written = step.write.map(|place| place.piece);
+        let reads_there =
+            |source: Source| matches!(source, Source::Arena(place) if Some(place.piece) == written);
+        if step.reads.iter().copied().chain(residual).any(reads_there) {
+            return Ok(());
+        }
+        let (begin, bytes) = self.piece(step);
+        self.noise(begin, bytes)
+    }
+
+    fn noise(&self, begin: usize, bytes: usize) -> Result<(), EngineError> {
+        let precision = self.plan.format.precision;
+        let count = (bytes / precision.bytes()) as u64;
+        let arguments = Arguments::new().u64(self.memory.arena.address() + begin as u64).u64(count);
+        let name = if precision == Precision::Half { "noise_half" } else { "noise" };
+        self.launch(name, 256, &arguments)
+    }
+
+    /// The distance of what a step wrote from a copy, as [`layers::distance`] says.
+    fn compare(&self, step: &Step, wanted: &DeviceMemory) -> Result<f64, EngineError> {
+        let Some(place) = step.write else { return Ok(f64::INFINITY) };
+        let byte = self.plan.byte(&place) as u64;
+        let [images, channels, rows, columns] = step.to.parts();
+        let extent =
+            [channels, rows, columns, place.image, place.channel, place.pixel].map(|word| word as u32);
+        let arguments = Arguments::new()
+            .u64(self.memory.arena.address() + byte)
+            .u64(wanted.address() + byte)
+            .u64(self.sums.address())
+            .bytes(&words_of(&extent))
+            .u32(images as u32);
+        let precision = self.plan.format.precision;
+        self.launch(
+            if precision == Precision::Half { "compare_half" } else { "compare" },
+            COMPARING,
+            &arguments,
+        )?;
+        let mut raw = vec![0; COMPARING as usize * 256 * 12];
+        self.sums.read(0, &mut raw, Way { stream: &self.stream, between: &self.between, limit: LIMIT })?;
+        let (numbers, _) = raw.as_chunks();
+        let numbers: Vec<f64> = numbers.iter().map(|&bytes| f64::from(f32::from_le_bytes(bytes))).collect();
+        let sum = |of: usize| numbers.iter().skip(of).step_by(3).sum::<f64>();
+        let most = numbers.iter().copied().step_by(3).fold(0.0, f64::max);
+        // A difference that is no number is one in this sum.
+        let (apart, norm) = (sum(1), (sum(2) / step.to.count() as f64).sqrt().max(1e-6));
+        let found = match precision {
+            Precision::Single => most,
+            Precision::Tf32 | Precision::Half => (apart / step.to.count() as f64).sqrt(),
+        };
+        Ok(if found.is_nan() || apart.is_nan() { f64::INFINITY } else { found / norm })
+    }
+
+    fn launch(&self, kernel: &str, blocks: u32, arguments: &Arguments) -> Result<(), EngineError> {
+        let shape = Shape { grid: [blocks, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
+        // SAFETY: both kernels keep to the elements that they are told, which lie in the arena and its copies.
+        unsafe { self.stream.launch(self.code.function(kernel)?, shape, arguments) }?;
+        Ok(self.stream.wait("a kernel", LIMIT)?)
+    }
+}
+
+/// A graph of several runs, with a timer.
+pub struct Timed {
+    graph: DeviceGraph,
+    timer: GpuTimer,
+    times: usize,
+}
+
+impl Timed {
+    /// Records so many runs of what `put` puts into a stream. Errors: the GPU cannot launch such a graph.
+    pub fn new(
+        stream: &Stream,
+        times: usize,
+        put: impl Fn(&Stream) -> gpu::Result<()>,
+    ) -> Result<Timed, EngineError> {
+        stream.wait("a stream before it records", LIMIT)?;
+        let record = |stream: &Stream| (0..times).try_for_each(|_| put(stream));
+        // SAFETY: the code of what is recorded is kept by those who time.
+        let graph = unsafe { Graph::capture(stream, record) }?.instantiate()?;
+        let mut timed = Timed { graph, timer: GpuTimer::new(stream.context())?, times };
+        timed.graph.upload(stream)?;
+        timed.run(stream)?;
+        Ok(timed)
+    }
+
+    /// The GPU's time of one run.
+    pub fn run(&mut self, stream: &Stream) -> Result<Duration, EngineError> {
+        self.timer.begin(stream)?;
+        // SAFETY: what the graph uses is kept by those who time.
+        unsafe { self.graph.launch(stream) }?;
+        self.timer.finish(stream)?;
+        let elapsed = self.timer.elapsed(LIMIT)?;
+        stream.wait("a timed graph", LIMIT)?;
+        Ok(elapsed / self.times as u32)
+    }
+}

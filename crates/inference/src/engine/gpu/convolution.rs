@@ -1,0 +1,228 @@
+//! Steps as cuDNN's convolutions: shapes, strides, what is fused, and the weights' order.
+
+use gpu::cudnn::{Arithmetic, Convolution, Pointers, TensorShape};
+
+use super::weights::{Form, Weights};
+use crate::graph::{Activation, Op, Shape, Window};
+use crate::launch::Rest;
+use crate::plan::{Layout, Place, Plan, Precision, Source, Step, Task};
+
+/// What of a step a library's kernel computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fused {
+    /// All of it.
+    All,
+    /// All but the activation.
+    Sums,
+    /// The products alone.
+    Products,
+}
+
+impl Fused {
+    /// What a kernel of ours computes behind it.
+    pub fn rest(self, step: &Step) -> Option<Rest> {
+        match self {
+            Fused::All => None,
+            Fused::Sums => Some(Rest::Activation),
+            Fused::Products => is_more_than_products(step).then_some(Rest::Sums),
+        }
+    }
+}
+
+fn is_more_than_products(step: &Step) -> bool {
+    let behind = match &step.task {
+        Task::Compute { residual, activation, .. } => residual.is_some() || activation.is_some(),
+        _ => false,
+    };
+    behind || step.reads.len() > 2
+}
+
+/// The ways in which a library may compute a step; none if it cannot.
+pub fn ways(plan: &Plan, step: &Step) -> Vec<(Fused, Convolution)> {
+    let Task::Compute { activation, .. } = &step.task else { return Vec::new() };
+    let first = if activation.is_none_or(|of| bounds(of).is_some()) { Fused::All } else { Fused::Sums };
+    let all = if is_more_than_products(step) { vec![first, Fused::Products] } else { vec![Fused::All] };
+    all.into_iter().filter_map(|fused| Some((fused, convolution(plan, step, fused)?))).collect()
+}
+
+/// The bounds that are an activation.
+fn bounds(activation: Activation) -> Option<[f64; 2]> {
+    match activation {
+        Activation::Relu => Some([0.0, f64::from(f32::MAX)]),
+        Activation::Clip { low, high } => Some([f64::from(low), f64::from(high)]),
+        _ => None,
+    }
+}
+
+/// The convolution that a step is, or a part of it. `None`: it is none, or reads a constant where a library
+/// reads a tensor.
+pub fn convolution(plan: &Plan, step: &Step, fused: Fused) -> Option<Convolution> {
+    let Task::Compute { op, residual, activation } = &step.task else { return None };
+    let (window, groups) = match op {
+        Op::Conv { window, groups } => (*window, *groups),
+        Op::Linear => {
+            let [kernel, stride, dilation] = [[1, 1]; 3];
+            (Window { kernel, stride, pads: [0; 4], dilation, round_up: false }, 1)
+        }
+        _ => return None,
+    };
+    let &[Source::Arena(read), Source::Constant(_), ..] = &step.reads[..] else { return None };
+    let arithmetic = match plan.format.precision {
+        Precision::Single => Arithmetic::Single,
+        Precision::Tf32 => Arithmetic::Tf32,
+        Precision::Half => Arithmetic::Half,
+    };
+    let residual = match residual {
+        Some(Source::Arena(place)) => Some(tensor(plan, *place, &step.to)),
+        Some(Source::Constant(_)) => return None,
+        None => None,
+    };
+    let [_, channels, ..] = step.from.parts();
+    let [_, outputs, ..] = step.to.parts();
+    let sums = fused != Fused::Products;
+    let activation = activation.filter(|_| fused == Fused::All);
+    Some(Convolution {
+        arithmetic,
+        from: tensor(plan, read, &step.from),
+        weights: weights(
+            plan.format.layout,
+            [outputs, channels / groups, window.kernel[0], window.kernel[1]],
+        ),
+        to: tensor(plan, step.write?, &step.to),
+        residual: residual.filter(|_| sums),
+        bias: sums && step.reads.len() > 2,
+        bounds: match activation {
+            Some(activation) => Some(bounds(activation)?),
+            None => None,
+        },
+        stride: window.stride.map(|stride| stride as i64),
+        dilation: window.dilation.map(|dilation| dilation as i64),
+        pads: window.pads.map(|pad| pad as i64),
+    })
+}
+
+/// A value as the library sees it.
+fn tensor(plan: &Plan, place: Place, shape: &Shape) -> TensorShape {
+    let [.., columns] = shape.parts();
+    let strides = [place.image, place.channel, place.pixel * columns, place.pixel];
+    // The arena begins at a multiple of more.
+    let alignment = 1 << plan.byte(&place).trailing_zeros().min(4);
+    TensorShape {
+        extents: shape.parts().map(|extent| extent as i64),
+        strides: strides.map(|by| by as i64),
+        alignment,
+    }
+}
+
+/// Weights: by outputs, rows, columns and inputs where channels are last.
+fn weights(layout: Layout, extents: [usize; 4]) -> TensorShape {
+    let [_, inputs, rows, columns] = extents;
+    let strides = match layout {
+        Layout::ChannelsFirst => [inputs * rows * columns, rows * columns, columns, 1],
+        Layout::ChannelsLast => [inputs * rows * columns, 1, columns * inputs, inputs],
+    };
+    TensorShape {
+        extents: extents.map(|extent| extent as i64),
+        strides: strides.map(|by| by as i64),
+        alignment: 16,
+    }
+}
+
+/// The number of a step's weights, their form, and that of its bias, if there is one.
+pub fn constants(plan: &Plan, step: &Step) -> Vec<(usize, Form)> {
+    let weights = match (&step.task, plan.format.layout) {
+        (Task::Compute { op: Op::Conv { window, groups }, .. }, Layout::ChannelsLast)
+            if window.kernel != [1, 1] =>
+        {
+            let [_, channels, ..] = step.from.parts();
+            Form::ChannelsLast([channels / groups, window.kernel[0], window.kernel[1]])
+        }
+        _ => Form::Plan,
+    };
+    let of = |at: usize, form| match step.reads.get(at) {
+        Some(&Source::Constant(number)) => Some((number, form)),
+        _ => None,
+    };
+    [of(1, weights), of(2, Form::Plan)].into_iter().flatten().collect()
+}
+
+/// Addresses for a step whose arena and workspace lie there.
+pub fn pointers(plan: &Plan, step: &Step, weights: &Weights, arena: u64, workspace: u64) -> Option<Pointers> {
+    let at = |place: &Place| arena + plan.byte(place) as u64;
+    let constants = constants(plan, step);
+    let residual = match &step.task {
+        Task::Compute { residual: Some(Source::Arena(place)), .. } => at(place),
+        _ => 0,
+    };
+    let Some(Source::Arena(read)) = step.reads.first() else { return None };
+    Some(Pointers {
+        from: at(read),
+        weights: weights.address(*constants.first()?)?,
+        residual,
+        bias: constants.get(1).and_then(|&of| weights.address(of)).unwrap_or(0),
+        to: at(step.write.as_ref()?),
+        workspace,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+    use zoo::Architecture;
+
+    use super::*;
+    use crate::import::import;
+    use crate::plan::Format;
+
+    fn plan(architecture: Architecture, precision: Precision, layout: Layout) -> Plan {
+        let graph = import(&architecture.build(2).encode_to_vec(), 2).expect("the zoo's models are imported");
+        Plan::in_format(&graph, Format { precision, layout }).expect("they are planned")
+    }
+
+    fn named<'a>(plan: &'a Plan, name: &str) -> &'a Step {
+        plan.steps.iter().find(|step| step.names[0] == name).expect("the model has it")
+    }
+
+    #[test]
+    fn a_part_of_a_concat_is_written_between_the_others_channels() {
+        let plan = plan(Architecture::SqueezeNet, Precision::Half, Layout::ChannelsLast);
+        let step = named(&plan, "features.3.expand3x3");
+        let all = ways(&plan, step);
+        assert_eq!(all.iter().map(|way| way.0).collect::<Vec<_>>(), [Fused::All, Fused::Products]);
+        let (_, whole) = &all[0];
+        assert_eq!(whole.arithmetic, Arithmetic::Half);
+        assert_eq!((whole.from.extents, whole.from.strides), ([2, 16, 55, 55], [16 * 3025, 1, 880, 16]));
+        assert_eq!((whole.to.extents, whole.to.strides), ([2, 64, 55, 55], [128 * 3025, 1, 7040, 128]));
+        assert_eq!((whole.weights.extents, whole.weights.strides), ([64, 16, 3, 3], [144, 1, 48, 16]));
+        assert_eq!((whole.to.alignment, whole.bias, whole.pads), (16, true, [1, 1, 1, 1]));
+        assert_eq!(whole.bounds, Some([0.0, f64::from(f32::MAX)]));
+        let (_, products) = &all[1];
+        assert_eq!((products.bias, products.bounds, &products.residual), (false, None, &None));
+        assert_eq!(constants(&plan, step)[0].1, Form::ChannelsLast([16, 3, 3]));
+    }
+
+    #[test]
+    fn what_a_library_does_not_fuse_is_left_to_our_kernels() {
+        let plan = plan(Architecture::MobileNetV3Small, Precision::Single, Layout::ChannelsFirst);
+        let kinds =
+            |name: &str| ways(&plan, named(&plan, name)).into_iter().map(|way| way.0).collect::<Vec<_>>();
+        assert_eq!(kinds("features.4.block.0.0"), [Fused::Sums, Fused::Products], "a HardSwish");
+        assert_eq!(kinds("features.1.block.1.fc1"), [Fused::All, Fused::Products], "a Relu");
+        assert_eq!(kinds("features.1.block.1.mul"), [], "no convolution");
+        let step = named(&plan, "features.3.block.2.0");
+        let (_, with_sum) = &ways(&plan, step)[0];
+        assert_eq!(with_sum.residual.map(|residual| residual.extents), Some([2, 24, 28, 28]));
+        let grouped = named(&plan, "features.2.block.1.0");
+        assert_eq!(ways(&plan, grouped)[0].1.weights.extents, [72, 1, 3, 3]);
+        assert_eq!(constants(&plan, grouped)[0].1, Form::Plan);
+    }
+
+    #[test]
+    fn a_product_of_matrices_is_a_convolution_of_one_pixel() {
+        let plan = plan(Architecture::ResNet50, Precision::Tf32, Layout::ChannelsLast);
+        let (fused, product) = ways(&plan, named(&plan, "fc")).remove(0);
+        assert_eq!((fused, product.arithmetic), (Fused::All, Arithmetic::Tf32));
+        assert_eq!((product.from.extents, product.weights.extents), ([2, 2048, 1, 1], [1000, 2048, 1, 1]));
+        assert_eq!((product.to.extents, product.bias), ([2, 1000, 1, 1], true));
+    }
+}

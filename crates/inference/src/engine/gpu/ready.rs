@@ -1,0 +1,142 @@
+//! Steps that are ready to be put into a stream, and the memory that they work in.
+
+use std::sync::Arc;
+
+use gpu::cudnn::{Convolution, ConvolutionPlan};
+use gpu::{Arguments, Context, DeviceMemory, Error, Shape, Stream};
+
+use super::Code;
+use super::convolution;
+use super::weights::{Form, Weights};
+use crate::engine::EngineError;
+use crate::launch::{Argument, Launch};
+use crate::plan::arena::ALIGNMENT;
+use crate::plan::{Plan, Step};
+
+/// A step that is ready to be put into a stream.
+#[derive(Debug, Clone)]
+pub enum Ready {
+    /// A kernel of ours.
+    Own(Launch),
+    /// A plan of cuDNN.
+    Cudnn(Box<Library>),
+}
+
+/// A plan of cuDNN, and a kernel of ours for the rest of the step.
+#[derive(Debug, Clone)]
+pub struct Library {
+    pub plan: Arc<ConvolutionPlan>,
+    pub convolution: Convolution,
+    pub finish: Option<Launch>,
+}
+
+impl Ready {
+    /// The constants that it reads, with their forms.
+    pub fn constants(&self, plan: &Plan, step: &Step) -> Vec<(usize, Form)> {
+        let (launch, mut constants) = match self {
+            Ready::Own(launch) => (Some(launch), Vec::new()),
+            Ready::Cudnn(library) => (library.finish.as_ref(), convolution::constants(plan, step)),
+        };
+        let read =
+            launch.into_iter().flat_map(|launch| &launch.arguments).filter_map(|argument| match *argument {
+                Argument::Constant(number) => Some((number, Form::Plan)),
+                Argument::Bias(number) => Some((number, Form::Single)),
+                _ => None,
+            });
+        constants.extend(read);
+        constants
+    }
+}
+
+/// Memory of one instance, in which its kernels work.
+#[derive(Debug)]
+pub struct Memory {
+    pub arena: DeviceMemory,
+    pub workspace: DeviceMemory,
+    pub inputs: Vec<DeviceMemory>,
+    pub outputs: Vec<DeviceMemory>,
+    /// Which slot is served; there is one here.
+    pub slot: DeviceMemory,
+}
+
+impl Memory {
+    /// Memory for a plan whose libraries need so many bytes. Error: out of memory.
+    pub fn new(context: &Context, plan: &Plan, workspace: usize) -> Result<Memory, EngineError> {
+        let of = |bytes: usize| DeviceMemory::new(context, bytes.max(ALIGNMENT));
+        let all = |shapes: &[crate::graph::Shape]| {
+            shapes.iter().map(|shape| of(shape.count() * size_of::<f32>())).collect::<Result<Vec<_>, _>>()
+        };
+        Ok(Memory {
+            arena: of(plan.arena.bytes)?,
+            workspace: of(workspace)?,
+            inputs: all(&plan.inputs)?,
+            outputs: all(&plan.outputs)?,
+            slot: of(size_of::<u32>())?,
+        })
+    }
+}
+
+/// What steps are put into a stream with.
+#[derive(Debug, Clone, Copy)]
+pub struct Place<'a> {
+    pub code: &'a Code,
+    pub plan: &'a Plan,
+    pub weights: &'a Weights,
+    pub memory: &'a Memory,
+}
+
+impl Place<'_> {
+    /// Puts a step into a stream, or into what it records.
+    ///
+    /// # Safety
+    /// `ready` is made of this step. Code, plans, weights and memory live until the stream is idle, or as long
+    /// as what is recorded.
+    pub unsafe fn put(&self, ready: &Ready, step: &Step, stream: &Stream) -> gpu::Result<()> {
+        let launch = match ready {
+            Ready::Own(launch) => Some(launch),
+            Ready::Cudnn(library) => {
+                let (arena, workspace) = (self.memory.arena.address(), self.memory.workspace.address());
+                let pointers = convolution::pointers(self.plan, step, self.weights, arena, workspace);
+                let missing = || Error::Refused("a constant of a library's step is not there".into());
+                let pointers = pointers.ok_or_else(missing)?;
+                // SAFETY: the plan's places lie in the arena, its constants are as long as its shapes say, and
+                // the workspace as the library says; the rest is the caller's promise.
+                unsafe { library.plan.execute(stream, &library.convolution, &pointers) }?;
+                library.finish.as_ref()
+            }
+        };
+        let Some(launch) = launch else { return Ok(()) };
+        let shape = Shape { grid: launch.blocks, block: [launch.threads, 1, 1], shared_bytes: 0 };
+        let arguments = self.arguments(launch)?;
+        // SAFETY: as above, and slots are as long as the plan's shapes say.
+        unsafe { stream.launch(self.code.function(launch.kernel)?, shape, &arguments) }
+    }
+
+    fn arguments(&self, launch: &Launch) -> gpu::Result<Arguments> {
+        let missing = || Error::Refused("a constant of a kernel is not there".into());
+        let constant = |number, form| self.weights.address((number, form)).ok_or_else(missing);
+        launch.arguments.iter().try_fold(Arguments::new(), |arguments, argument| {
+            Ok(match *argument {
+                Argument::Arena(byte) => arguments.u64(self.memory.arena.address() + byte as u64),
+                Argument::Constant(number) => arguments.u64(constant(number, Form::Plan)?),
+                Argument::Bias(number) => arguments.u64(constant(number, Form::Single)?),
+                Argument::Null => arguments.u64(0),
+                Argument::Input(number) => arguments.bytes(&self.slot(&self.memory.inputs[number])),
+                Argument::Output(number) => arguments.bytes(&self.slot(&self.memory.outputs[number])),
+                Argument::Conv(ref words) => arguments.bytes(&words_of(words)),
+                Argument::Pool(ref words) => arguments.bytes(&words_of(words)),
+                Argument::Elements(ref words) => arguments.bytes(&words_of(words)),
+            })
+        })
+    }
+
+    /// `struct slot`: base, index, stride, offset.
+    fn slot(&self, base: &DeviceMemory) -> Vec<u8> {
+        let words = [base.address(), self.memory.slot.address(), 0, 0];
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+}
+
+pub fn words_of(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}

@@ -1,0 +1,266 @@
+//! Steps by cuDNN on a GPU: every model layer by layer against ONNX Runtime, by the host, by itself, and what was
+//! timed for each step.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ::gpu::{End, Gpu, Toolkit};
+use inference::engine::gpu::{By, Chosen, Instance, Libraries, Loaded};
+use inference::engine::onnx_runtime::Runtime;
+use inference::engine::{Engine, EngineError};
+use inference::import::import;
+use inference::layers::{Layers, Random, distance, tolerance};
+use inference::plan::{Format, Layout, Plan, Precision};
+use measure::need;
+use prost::Message;
+use zoo::Architecture;
+use zoo::onnx::Attribute;
+
+use crate::files::File;
+use crate::models::SUPER_RESOLUTION_3;
+
+const FORMATS: [Format; 4] = [
+    Format { precision: Precision::Single, layout: Layout::ChannelsFirst },
+    Format { precision: Precision::Single, layout: Layout::ChannelsLast },
+    Format { precision: Precision::Tf32, layout: Layout::ChannelsLast },
+    Format { precision: Precision::Half, layout: Layout::ChannelsLast },
+];
+
+/// The model of a file with cuDNN, all ways timed again or as they were kept.
+fn load(
+    gpu: Gpu,
+    file: &[u8],
+    batch: usize,
+    format: Format,
+    again: bool,
+) -> Result<Arc<Loaded>, EngineError> {
+    let toolkit = Toolkit::find(None).expect("a GPU's machine has a toolkit");
+    let graph = import(file, batch).expect("it is imported");
+    let plan = Plan::in_format(&graph, format)?;
+    let libraries = Libraries::needed(None);
+    Loaded::new(gpu, toolkit, plan, &if again { libraries.again() } else { libraries })
+}
+
+/// Whether cuDNN is here.
+fn cudnn(gpu: Gpu) -> Result<String, String> {
+    let file = File::new(&[1, 8, 6, 6]).weights("w", &[8, 8, 3, 3]).node("Conv", &["x", "w"], "y", &[]);
+    match load(gpu, &file.bytes("y"), 1, Format::default(), true) {
+        Ok(loaded) => Ok(loaded.libraries().to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+/// What was timed for each step, steps that are alike once.
+fn print_tried(loaded: &Loaded) {
+    let mut printed: Vec<String> = Vec::new();
+    for (step, Chosen { by, workspace, tried }) in loaded.plan().steps.iter().zip(loaded.chosen()) {
+        let all = format!("{tried:?}");
+        if tried.is_empty() || printed.contains(&all) {
+            continue;
+        }
+        println!("STEP {} {} -> {}: {by}, {workspace} B", step.names.join(" "), step.from, step.to);
+        for one in tried {
+            let said = match &one.time {
+                Ok(time) => format!("{:8.2} µs", micros(*time)),
+                Err(error) => format!("no: {error}"),
+            };
+            println!(
+                "  TRIED {said}  {:.1e}  {} B, ready in {:.1?}  {}",
+                one.distance, one.workspace, one.made_in, one.by
+            );
+        }
+        printed.push(all);
+    }
+}
+
+/// Everything of one model in one format, printed; problems are collected, so that a run shows all of them.
+fn examine(gpu: Gpu, name: &str, file: &[u8], batch: usize, format: Format, problems: &mut Vec<String>) {
+    let what = format!("{name}, {:?} {:?}, batch {batch}", format.precision, format.layout);
+    println!("MODEL {what}");
+    let since = Instant::now();
+    let loaded = match load(gpu, file, batch, format, true) {
+        Ok(loaded) => loaded,
+        Err(error) => return problems.push(format!("{what}: loading: {error}")),
+    };
+    println!(
+        "LOADED in {:.1?}, all ways timed; {}, workspace {} B",
+        since.elapsed(),
+        loaded.libraries(),
+        loaded.workspace()
+    );
+    print_tried(&loaded);
+    if let Err(error) = compare(&loaded, file, batch, &what, problems) {
+        problems.push(format!("{what}: {error}"));
+    }
+    drop(loaded);
+    let since = Instant::now();
+    let again = load(gpu, file, batch, format, false).and_then(|loaded| {
+        let kept = loaded.chosen().iter().all(|chosen| chosen.tried.is_empty());
+        let by_library = loaded.chosen().iter().filter(|chosen| chosen.by != By::Own).count();
+        println!("AGAIN in {:.1?}, {by_library} steps by a library, choices kept: {kept}", since.elapsed());
+        Instance::new(&loaded)
+    });
+    match again {
+        Ok(_) => println!("AGAIN with an instance in {:.1?}", since.elapsed()),
+        Err(error) => problems.push(format!("{what}: loading again: {error}")),
+    }
+}
+
+fn compare(
+    loaded: &Arc<Loaded>,
+    file: &[u8],
+    batch: usize,
+    what: &str,
+    problems: &mut Vec<String>,
+) -> Result<(), EngineError> {
+    let plan = loaded.plan().clone();
+    let precision = plan.format.precision;
+    let mut random = Random(3);
+    let inputs: Vec<Vec<f32>> = plan.inputs.iter().map(|shape| random.tensor(shape.count())).collect();
+    let inputs: Vec<&[f32]> = inputs.iter().map(Vec::as_slice).collect();
+    let graph = import(file, batch).expect("it was imported before");
+    let mut instance = Instance::new(loaded)?;
+    let found = instance.run(&inputs)?;
+    if let Ok(runtime) = Runtime::load(None) {
+        let layers = Layers::compute(&runtime, file, &graph, &inputs)?;
+        let mut worst = (0.0, String::new());
+        for (at, step) in plan.steps.iter().enumerate() {
+            let written = instance.step(at)?;
+            let Some(wanted) = layers.of(step) else { continue };
+            let apart = distance(precision, &written, wanted);
+            if apart >= tolerance(precision) {
+                problems.push(format!("{what}: step {at} {}: {apart:.1e}", step.names.join(" ")));
+            }
+            worst = if apart > worst.0 { (apart, step.names.join(" ")) } else { worst };
+        }
+        println!("WORST {:.1e} of {} steps: {}", worst.0, plan.steps.len(), worst.1);
+    } else {
+        println!("no ONNX Runtime: nothing compared");
+    }
+    let mut periods = Vec::new();
+    for _ in 0..5 {
+        let since = Instant::now();
+        instance.launch(100)?;
+        instance.wait()?;
+        periods.push(micros(since.elapsed()) / 100.0);
+    }
+    println!("PERIOD {} nodes, by the host {periods:.1?} µs", instance.node_count());
+    let times = instance.step_times(5)?;
+    for (time, step) in times.iter().zip(&plan.steps) {
+        println!(
+            "  TIME {:8.2} µs  {:24} {:>14} -> {:14} {}",
+            micros(*time),
+            step.task.to_string(),
+            step.from.to_string(),
+            step.to.to_string(),
+            step.names.join(" ")
+        );
+    }
+    println!("TIMES together {:.1} µs", times.iter().map(|time| micros(*time)).sum::<f64>());
+    for (way, looped) in [
+        ("by itself", instance.self_launching(100)),
+        ("as a WHILE body", Instance::new(loaded)?.while_loop(100)),
+    ] {
+        let mut looped = match looped {
+            Ok(looped) => looped,
+            Err(error) => {
+                problems.push(format!("{what}: {way}: {error}"));
+                continue;
+            }
+        };
+        looped.bring(&inputs)?;
+        let mut periods = Vec::new();
+        for _ in 0..3 {
+            let since = Instant::now();
+            looped.start()?;
+            let end = looped.graph().wait(Duration::from_secs(60))?;
+            periods.push(micros(since.elapsed()) / 100.0);
+            if end != End::LimitReached || looped.graph().turns() != 100 {
+                problems.push(format!("{what}: {way}: {end:?} after {} turns", looped.graph().turns()));
+            }
+        }
+        println!("PERIOD {way} {periods:.1?} µs");
+        if looped.outputs()? != found {
+            problems.push(format!("{what}: a run {way} leaves another result"));
+        }
+    }
+    // Two side by side leave what each leaves alone.
+    let (one, two) = (Instance::new(loaded)?, Instance::new(loaded)?);
+    one.bring(&inputs)?;
+    two.bring(&inputs)?;
+    for _ in 0..20 {
+        one.launch(1)?;
+        two.launch(1)?;
+    }
+    for side in [&one, &two] {
+        side.wait()?;
+        if side.outputs()? != found {
+            problems.push(format!("{what}: side by side another result"));
+        }
+    }
+    Ok(())
+}
+
+fn all_formats(name: &str, file: &[u8], batch: usize) {
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    let version = need!(cudnn(gpu), reference, "cuDNN");
+    println!("{name}: {version}");
+    let mut problems = Vec::new();
+    for format in FORMATS {
+        examine(gpu, name, file, batch, format, &mut problems);
+    }
+    for problem in &problems {
+        println!("PROBLEM {problem}");
+    }
+    assert!(problems.is_empty(), "{} problems", problems.len());
+}
+
+#[test]
+fn gpu_one_convolution_by_libraries() {
+    let pads = [Attribute::ints("pads", &[1, 1, 1, 1])];
+    let file = File::new(&[1, 32, 28, 28]).weights("w", &[64, 32, 3, 3]).weights("b", &[64]);
+    let file = file.weights("v", &[64, 64, 1, 1]).weights("u", &[64, 1, 3, 3]);
+    let file = file.node("Conv", &["x", "w", "b"], "c", &pads).node("Relu", &["c"], "r", &[]);
+    let file = file.node("Conv", &["r", "v", "b"], "d", &[]).node("Add", &["d", "r"], "e", &[]);
+    let file = file.node("HardSwish", &["e"], "h", &[]);
+    let groups = [Attribute::int("group", 64), pads[0].clone()];
+    let file = file.node("Conv", &["h", "u"], "y", &groups);
+    all_formats("one convolution", &file.bytes("y"), 1);
+}
+
+#[test]
+fn gpu_squeezenet_by_libraries() {
+    all_formats("squeezenet", &Architecture::SqueezeNet.build(1).encode_to_vec(), 1);
+}
+
+#[test]
+fn gpu_super_resolution_by_libraries() {
+    all_formats("super-resolution-3", &SUPER_RESOLUTION_3.build(1).encode_to_vec(), 1);
+}
+
+#[test]
+fn gpu_mobilenet_by_libraries() {
+    all_formats("mobilenet-v3-small", &Architecture::MobileNetV3Small.build(1).encode_to_vec(), 1);
+}
+
+#[test]
+fn gpu_resnet50_by_libraries() {
+    all_formats("resnet50", &Architecture::ResNet50.build(1).encode_to_vec(), 1);
+}
+
+#[test]
+fn gpu_batches_by_libraries() {
+    for batch in [8, 32] {
+        all_formats("squeezenet", &Architecture::SqueezeNet.build(batch).encode_to_vec(), batch);
+        all_formats(
+            "mobilenet-v3-small",
+            &Architecture::MobileNetV3Small.build(batch).encode_to_vec(),
+            batch,
+        );
+        all_formats("resnet50", &Architecture::ResNet50.build(batch).encode_to_vec(), batch);
+    }
+}
