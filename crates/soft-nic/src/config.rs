@@ -121,7 +121,7 @@ pub struct Config {
     /// Threads that help to copy long payloads, which then lie in the ring. `None`: `auto`, as many as the cores have room for.
     pub copy_threads: Option<u8>,
     pub mtu: u16,
-    /// Address in the RoCE GIDs of `mlx5_0`, port 1; the n-th port after it gets the n-th after it. Absent: see [`Config::address`].
+    /// Address of `mlx5_0`, port 1, on RoCE in its GIDs; the n-th port after it gets the n-th after it. Absent: see [`Config::address`].
     pub ipv4: Option<Ipv4Addr>,
     pub ipv6: Option<Ipv6Addr>,
     pub loss: f64,
@@ -276,7 +276,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "ipv4",
         allowed: "a unicast IPv4 address, as \"192.168.1.10\", with room for all devices after it",
-        meaning: "IPv4 address in the RoCE GIDs of mlx5_0, port 1; each further port has the next address",
+        meaning: "IPv4 address of mlx5_0, port 1, on RoCE in its GIDs; each further port has the next address",
         set: |c, v| {
             let address: Ipv4Addr = v.as_str()?.parse().ok()?;
             let last =
@@ -290,7 +290,7 @@ pub const KEYS: &[Key] = &[
     Key {
         name: "ipv6",
         allowed: "a unicast IPv6 address that is not link-local, as \"fd00::10\", with room for all devices after it",
-        meaning: "IPv6 address in the RoCE GIDs of mlx5_0, port 1; each further port has the next address",
+        meaning: "IPv6 address of mlx5_0, port 1, on RoCE in its GIDs; each further port has the next address",
         set: |c, v| {
             let address: Ipv6Addr = v.as_str()?.parse().ok()?;
             let last =
@@ -397,7 +397,7 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// Address in the RoCE GIDs of `mlx5_0`: as given, else the loopback interface's.
+    /// IPv4 address of `mlx5_0`, port 1: as given, else the loopback interface's.
     pub fn address(&self) -> Ipv4Addr {
         self.ipv4.unwrap_or(Ipv4Addr::LOCALHOST)
     }

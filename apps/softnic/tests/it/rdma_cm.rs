@@ -16,7 +16,11 @@ const ADDRESS: &str = "127.0.0.1";
 const LISTENS: &str = "rdma_cm LISTEN -> ()";
 
 fn fabric() -> Fabric {
-    Fabric::new(Layer::Roce).with_environment("SOFTNIC_LOG", "1")
+    fabric_of(Layer::Roce)
+}
+
+fn fabric_of(layer: Layer) -> Fabric {
+    Fabric::new(layer).with_environment("SOFTNIC_LOG", "1")
 }
 
 /// Starts a server and waits until it listens.
@@ -40,12 +44,12 @@ fn server(fabric: &Fabric, command: &[&str]) -> OnNic {
 const RACES: [&str; 2] = ["rdma_get_cm_event: Bad file descriptor", "RDMA_CM_EVENT_REJECTED; error: 8"];
 const ATTEMPTS: usize = 5;
 
-/// A server and its client, both to a good end.
-fn pair(server_command: &[&str], client_command: &[&str]) -> Finished {
-    pair_on(&fabric(), 0, server_command, client_command)
+/// A server and its client, both to a good end, by LIDs and by RoCE.
+fn pairs(server_command: &[&str], client_command: &[&str]) -> [Finished; 2] {
+    Layer::BOTH.map(|layer| pair_on(&fabric_of(layer), 0, server_command, client_command))
 }
 
-/// The same on a fabric, with the client on one of its hosts.
+/// The same on one fabric, with the client on one of its hosts.
 fn pair_on(fabric: &Fabric, host: usize, server_command: &[&str], client_command: &[&str]) -> Finished {
     let run = || {
         let server = server(fabric, server_command);
@@ -82,14 +86,15 @@ fn rping_verifies_what_it_gets_in_every_size() {
         let port = tcp_port::unused().to_string();
         let common = ["-a", ADDRESS, "-p", &port, "-C", count, "-S", bytes, "-v", "-V"];
         let command = |side| [&["rping", side][..], &common].concat();
-        let finished = pair(&command("-s"), &command("-c"));
-        let pings = finished.client.output.matches("\nping data: rdma-ping-").count();
-        assert_eq!(pings.to_string(), count, "{}", finished.client.output);
-        assert!(!finished.client.output.contains("mismatch"), "{}", finished.client.output);
-        // Each round the client SENDs twice, and the server READs once and WRITEs once.
-        let rounds: u64 = count.parse().unwrap();
-        assert_eq!(finished.server.counters.posted().get("read"), Some(&rounds));
-        assert_eq!(finished.server.counters.posted().get("write"), Some(&rounds));
+        for finished in pairs(&command("-s"), &command("-c")) {
+            let pings = finished.client.output.matches("\nping data: rdma-ping-").count();
+            assert_eq!(pings.to_string(), count, "{}", finished.client.output);
+            assert!(!finished.client.output.contains("mismatch"), "{}", finished.client.output);
+            // Each round the client SENDs twice, and the server READs once and WRITEs once.
+            let rounds: u64 = count.parse().unwrap();
+            assert_eq!(finished.server.counters.posted().get("read"), Some(&rounds));
+            assert_eq!(finished.server.counters.posted().get("write"), Some(&rounds));
+        }
     }
 }
 
@@ -98,11 +103,11 @@ fn ucmatose_makes_many_connections_at_once() {
     measure::need!(utilities("ucmatose"), "ucmatose");
     let port = tcp_port::unused().to_string();
     let common = ["-c", "40", "-C", "10", "-S", "500", "-p", &port];
-    let finished = pair(
+    let finished = pairs(
         &[&["ucmatose", "-b", ADDRESS][..], &common].concat(),
         &[&["ucmatose", "-s", ADDRESS][..], &common].concat(),
     );
-    for side in [&finished.server, &finished.client] {
+    for side in finished.iter().flat_map(|pair| [&pair.server, &pair.client]) {
         assert!(side.output.contains("return status 0"), "{}", side.output);
         assert_eq!(side.counters.posted().get("send"), Some(&400));
     }
@@ -113,21 +118,36 @@ fn udaddy_finds_datagram_services_by_their_port() {
     measure::need!(utilities("udaddy"), "udaddy");
     // Its port is always 7174; `-p` is the port space.
     let common = ["-c", "5", "-C", "10"];
-    let finished = pair(
+    for finished in pairs(
         &[&["udaddy", "-b", ADDRESS][..], &common].concat(),
         &[&["udaddy", "-s", ADDRESS][..], &common].concat(),
-    );
-    assert!(finished.client.output.contains("return status 0"), "{}", finished.client.output);
-    assert_eq!(finished.server.counters.executed(), 50);
+    ) {
+        assert!(finished.client.output.contains("return status 0"), "{}", finished.client.output);
+        assert_eq!(finished.server.counters.executed(), 50);
+    }
+}
+
+/// Its address handles have the path's LID and no GRH, so that it is for InfiniBand alone.
+#[test]
+fn datagram_sockets_reach_their_peer_by_the_path_s_lid() {
+    measure::need!(utilities("udpong"), "udpong");
+    let fabric = fabric_of(Layer::InfiniBand);
+    let port = tcp_port::unused().to_string();
+    let server = fabric.start(&["udpong", "-b", ADDRESS, "-p", &port, "-C", "3"]);
+    let ready = || server.program.output().contains("ASYNC_EVENT.ALLOC");
+    assert!(within(Duration::from_secs(30), ready), "{}", server.program.tail());
+    let (output, counters) = fabric.run(&["udpong", "-s", ADDRESS, "-p", &port, "-C", "3"]);
+    assert!(counters.posted().get("send").is_some_and(|sent| *sent >= 3), "{output}");
 }
 
 #[test]
 fn rdma_server_and_rdma_client_meet() {
     measure::need!(utilities("rdma_server"), "rdma_server");
     let port = tcp_port::unused().to_string();
-    let finished = pair(&["rdma_server", "-p", &port], &["rdma_client", "-s", ADDRESS, "-p", &port]);
-    assert!(finished.server.output.contains("rdma_server: end 0"), "{}", finished.server.output);
-    assert!(finished.client.output.contains("rdma_client: end 0"), "{}", finished.client.output);
+    for finished in pairs(&["rdma_server", "-p", &port], &["rdma_client", "-s", ADDRESS, "-p", &port]) {
+        assert!(finished.server.output.contains("rdma_server: end 0"), "{}", finished.server.output);
+        assert!(finished.client.output.contains("rdma_client: end 0"), "{}", finished.client.output);
+    }
 }
 
 #[test]
@@ -136,13 +156,15 @@ fn perftest_connects_by_the_connection_manager() {
     for (program, kind, count) in [("ib_write_bw", "write", 200), ("ib_send_lat", "send", 100)] {
         let (count_text, port) = (count.to_string(), tcp_port::unused().to_string());
         let command = [program, "-R", "-F", "-d", "mlx5_0", "-n", &count_text, "-p", &port];
-        let finished = pair(&command, &[&command[..], &[ADDRESS]].concat());
-        assert!(finished.client.output.contains("Data ex. method : rdma_cm"), "{}", finished.client.output);
-        let posted = finished.client.counters.posted().get(kind).copied().unwrap_or(0);
-        // The exchange of parameters is SENDs too.
-        assert!(posted >= count, "{posted} of {count} messages");
-        if kind == "write" {
-            assert_eq!(posted, count);
+        for finished in pairs(&command, &[&command[..], &[ADDRESS]].concat()) {
+            let output = &finished.client.output;
+            assert!(output.contains("Data ex. method : rdma_cm"), "{output}");
+            let posted = finished.client.counters.posted().get(kind).copied().unwrap_or(0);
+            // The exchange of parameters is SENDs too.
+            assert!(posted >= count, "{posted} of {count} messages");
+            if kind == "write" {
+                assert_eq!(posted, count);
+            }
         }
     }
 }
@@ -150,10 +172,10 @@ fn perftest_connects_by_the_connection_manager() {
 #[test]
 fn what_nobody_listens_to_is_refused_and_what_nobody_has_is_not_resolved() {
     measure::need!(utilities("rping"), "rping");
-    let fabric = fabric();
-    for (address, event) in
-        [(ADDRESS, "RDMA_CM_EVENT_REJECTED, error 8"), ("192.0.2.1", "RDMA_CM_EVENT_ADDR_ERROR, error -113")]
-    {
+    let fabrics = Layer::BOTH.map(fabric_of);
+    let cases =
+        [(ADDRESS, "RDMA_CM_EVENT_REJECTED, error 8"), ("192.0.2.1", "RDMA_CM_EVENT_ADDR_ERROR, error -113")];
+    for (fabric, (address, event)) in fabrics.iter().flat_map(|fabric| cases.map(|case| (fabric, case))) {
         let mut client = fabric.start(&["rping", "-c", "-a", address, "-p", "7174", "-C", "1"]);
         let status = client.program.wait(Duration::from_secs(30)).unwrap_or_else(|why| panic!("{why}"));
         assert!(!status.success(), "{}", client.program.tail());
@@ -171,8 +193,8 @@ fn private_data_refusals_and_events_without_waiting_are_as_programs_expect() {
     for case in ["accept", "reject", "poll"] {
         let port = tcp_port::unused().to_string();
         let finished =
-            pair(&[&program, "serve", case, ADDRESS, &port], &[&program, "ask", case, ADDRESS, &port]);
-        for side in [&finished.server, &finished.client] {
+            pairs(&[&program, "serve", case, ADDRESS, &port], &[&program, "ask", case, ADDRESS, &port]);
+        for side in finished.iter().flat_map(|pair| [&pair.server, &pair.client]) {
             assert!(side.output.contains("done"), "{case}: {}", side.output);
         }
     }

@@ -39,6 +39,8 @@ pub mod reason {
     pub const INVALID_SERVICE_ID: u16 = 8;
     /// The connection is stale: from before a restart.
     pub const STALE_CONNECTION: u16 = 10;
+    /// The path's GID or P_Key is not of the port that was asked.
+    pub const INVALID_GID: u16 = 12;
     /// The program refused.
     pub const CONSUMER: u16 = 28;
 }

@@ -260,7 +260,7 @@ layouts! {
     /// An address vector as the kernel writes it.
     uverbs_ah_attr = "struct ib_uverbs_ah_attr", 32 {
         DGID = "grh.dgid" at 0, FLOW_LABEL = "grh.flow_label" at 16, SGID_INDEX = "grh.sgid_index" at 20, HOP_LIMIT = "grh.hop_limit" at 21,
-        TRAFFIC_CLASS = "grh.traffic_class" at 22, SL = "sl" at 26, IS_GLOBAL = "is_global" at 29, PORT_NUM = "port_num" at 30,
+        TRAFFIC_CLASS = "grh.traffic_class" at 22, DLID = "dlid" at 24, SL = "sl" at 26, IS_GLOBAL = "is_global" at 29, PORT_NUM = "port_num" at 30,
     }
     /// The clock page that turns completion timestamps into wall-clock time.
     clock_info = "struct mlx5_ib_clock_info", 56 {

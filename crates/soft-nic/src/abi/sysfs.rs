@@ -34,7 +34,7 @@ pub fn gid_table_length(link_layer: LinkLayer) -> u32 {
 pub struct Machine {
     /// Processors, for `local_cpus`.
     pub processors: usize,
-    /// Network interface that carries the GIDs of RoCE ports.
+    /// Network interface that has the ports' IP addresses.
     pub interface: String,
     pub interface_index: u32,
 }
@@ -168,11 +168,10 @@ fn pci_function(tree: &mut Tree, pci: &str, slot: &str, device: &DeviceConfig, m
         tree.value(format!("{pci}/{file}"), value);
     }
     tree.insert(format!("{pci}/subsystem"), Node::Link("../../../bus/pci".to_owned()));
-    if device.link_layer == LinkLayer::Roce {
-        // The machine's own interface, whose addresses the ports have. A kernel has it here, and a link in `/sys/class/net`.
-        let name = &machine.interface;
-        tree.insert(format!("{pci}/net/{name}"), Node::Link(format!("/sys/class/net/{name}")));
-    }
+    // The machine's own interface, whose addresses the ports have, on InfiniBand in the place of IPoIB's. A kernel has it here, and
+    // a link in `/sys/class/net`.
+    let name = &machine.interface;
+    tree.insert(format!("{pci}/net/{name}"), Node::Link(format!("/sys/class/net/{name}")));
 }
 
 fn port(tree: &mut Tree, port: &str, device: &DeviceConfig, machine: &Machine) {
@@ -346,11 +345,18 @@ mod tests {
         assert_eq!(read(&tree, &format!("{port}/gid_attrs/types/0")), "IB/RoCE v1");
         assert_eq!(read(&tree, &format!("{port}/gid_attrs/types/3")), "RoCE v2");
         assert_eq!(read(&tree, &format!("{port}/gid_attrs/ndevs/3")), "lo");
-        let net = "/sys/class/infiniband/mlx5_1/device/net";
-        assert_eq!(tree.lookup(&format!("{net}/lo"), true), Lookup::Outside("/sys/class/net/lo".into()));
-        assert_eq!(tree.children("/sys/devices/pci5074:00/5074:00:01.0/net").count(), 1);
         assert_eq!(read(&tree, &format!("{port}/gids/3")), "0000:0000:0000:0000:0000:ffff:7f00:0002");
         assert_eq!(tree.lookup(&format!("{port}/gid_attrs/types/4"), true), Lookup::Missing(libc::ENOENT));
+    }
+
+    #[test]
+    fn a_device_has_the_network_interface_of_its_addresses() {
+        for link_layer in [LinkLayer::Ib, LinkLayer::Roce] {
+            let tree = build(&Config { link_layer, devices: 2, ..Config::default() }, &machine());
+            let net = "/sys/class/infiniband/mlx5_1/device/net";
+            assert_eq!(tree.lookup(&format!("{net}/lo"), true), Lookup::Outside("/sys/class/net/lo".into()));
+            assert_eq!(tree.children("/sys/devices/pci5074:00/5074:00:01.0/net").count(), 1);
+        }
     }
 
     #[test]

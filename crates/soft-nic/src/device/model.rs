@@ -187,6 +187,8 @@ pub struct DeviceConfig {
     pub lid: u16,
     /// GID table.
     pub gids: Vec<GidEntry>,
+    /// IP addresses of the port's network interface, IPv4 ones mapped: on RoCE its GIDs of version 2.
+    pub ips: Vec<[u8; 16]>,
     /// Active MTU, verbs code 1..=5 (256..=4096 bytes).
     pub mtu: u8,
 }
@@ -205,21 +207,21 @@ impl DeviceConfig {
         let guid = |last| u64::from_be_bytes([mac[0], mac[1], mac[2], 0xff, 0xfe, mac[3], mac[4], last]);
         let port_guid = guid(number);
         let (index, port) = (place / config.ports, place % config.ports + 1);
-        let addresses = config.addresses(place).map(|address| gid_of(address).0);
+        let mut ips: Vec<_> = config.addresses(place).map(|address| gid_of(address).0).collect();
         let entry = |gid, kind| GidEntry { gid, kind };
         let (lid, gids) = match config.link_layer {
             LinkLayer::Ib => (u16::from(number), vec![entry(link_local(port_guid), GidKind::Ib)]),
             LinkLayer::Roce => {
                 // Modified EUI-64 flips the universal/local bit of the MAC (RFC 4291 appendix A).
-                let local = link_local(port_guid ^ 1 << 57);
-                let both = |gid| [entry(gid, GidKind::RoceV1), entry(gid, GidKind::RoceV2)];
-                (0, std::iter::once(local).chain(addresses).flat_map(both).collect())
+                ips.insert(0, link_local(port_guid ^ 1 << 57));
+                let both = |gid: &[u8; 16]| [entry(*gid, GidKind::RoceV1), entry(*gid, GidKind::RoceV2)];
+                (0, ips.iter().flat_map(both).collect())
             }
         };
         let mtu = config.mtu.trailing_zeros().saturating_sub(7) as u8;
         let guid = guid(number - (port - 1));
         let (model, link_layer) = (config.model, config.link_layer);
-        DeviceConfig { index, port, model, link_layer, guid, mac, lid, gids, mtu }
+        DeviceConfig { index, port, model, link_layer, guid, mac, lid, gids, ips, mtu }
     }
 
     /// Whether a packet for this GID reaches the device.

@@ -1,4 +1,4 @@
-//! Socket addresses as programs pass them, and the GIDs that they are on RoCE.
+//! Socket addresses as programs pass them, and IP addresses as GIDs, which they are on RoCE.
 //!
 //! `struct sockaddr_in` and `sockaddr_in6` of ip(7) and ipv6(7), `struct sockaddr_ib` of `rdma/ib.h`.
 
@@ -122,7 +122,7 @@ impl Address {
         }
     }
 
-    /// The GID that it is on RoCE, if it is one address.
+    /// The GID that it is on RoCE, if it is one address. InfiniBand's is another one: `Ids::gid_at`.
     pub fn gid(&self) -> Option<Gid> {
         match self {
             Address::V4 { ip, .. } if !self.is_any() => Some(Gid::from_ipv4(*ip)),

@@ -8,12 +8,13 @@ use roce::wire::Gid;
 use roce::wire::cm::{IpCm, Path, Rep, Req, SidrRep, reason};
 
 use super::address::Address;
-use super::ids::{Id, Ids, Stage, gid_index, qp_type, space};
+use super::ids::{Id, Ids, Stage, gid_index, port_gid, qp_type, space};
 use super::queue::{Queued, event};
 use crate::abi::attributes::refuse;
 use crate::abi::layout::{
     Reader, Writer, ucm_conn_param as conn, ucm_event_resp, ucm_ud_param as ud, uverbs_ah_attr as ah,
 };
+use crate::config::LinkLayer;
 use crate::device::Answer;
 use crate::device::command::CommandError;
 use crate::device::model::DeviceConfig;
@@ -21,12 +22,12 @@ use crate::device::model::DeviceConfig;
 /// `CMA_CM_MRA_SETTING` without its flag, `CMA_IBOE_PACKET_LIFETIME`.
 const MRA_TIMEOUT: u8 = 24;
 pub const PACKET_LIFE_TIME: u8 = 18;
-/// `IB_LID_PERMISSIVE`: RoCE has no LIDs.
-const NO_LID: u16 = 0xffff;
-/// `IB_RATE_100_GBPS`.
-pub const RATE: u8 = 16;
+/// `enum ib_rate`.
+const RATE_100_GBPS: u8 = 16;
+const RATE_200_GBPS: u8 = 17;
+const RATE_400_GBPS: u8 = 21;
 /// Hop limit of RoCE v2.
-pub const HOP_LIMIT: u8 = 64;
+const HOP_LIMIT: u8 = 64;
 /// The one P_Key.
 pub const PKEY: u16 = 0xffff;
 /// `RDMA_UDP_QKEY`.
@@ -59,7 +60,7 @@ fn of_cm(error: CmError) -> CommandError {
 }
 
 /// Flow label of a connection between two ports, as `rdma_calc_flow_label` mixes them.
-pub fn flow_label(id: &Id) -> u32 {
+fn flow_label(id: &Id) -> u32 {
     let mut mixed = u64::from(id.source.port()) * u64::from(id.destination.port());
     mixed ^= mixed >> 20;
     mixed ^= mixed >> 40;
@@ -71,21 +72,27 @@ pub fn life_time(id: &Id) -> u8 {
     id.ack_timeout.map_or(PACKET_LIFE_TIME, |timeout| timeout.saturating_sub(1))
 }
 
-/// The path of an id, resolved or of a request.
-fn path(id: &Id, device: &DeviceConfig) -> Path {
+/// The path of an id, resolved or of a request. InfiniBand's is within one subnet, as a subnet administrator gives it.
+pub fn path(devices: &[DeviceConfig], id: &Id, device: &DeviceConfig) -> Path {
     let delay = device.model.capabilities().local_ca_ack_delay;
+    let end = |address: Address| port_gid(devices, address.gid().unwrap_or_default());
+    let ((local_gid, local_lid), (remote_gid, remote_lid)) = (end(id.source), end(id.destination));
+    let ack_timeout = ack_timeout(delay, life_time(id));
+    let common = Path { local_lid, remote_lid, local_gid, remote_gid, ack_timeout, ..Path::default() };
+    if device.link_layer == LinkLayer::Ib {
+        let rate = match device.model.active_speed() {
+            32 => RATE_100_GBPS,
+            128 => RATE_400_GBPS,
+            _ => RATE_200_GBPS,
+        };
+        return Path { rate, subnet_local: true, ..common };
+    }
     Path {
-        local_lid: NO_LID,
-        remote_lid: NO_LID,
-        local_gid: id.source.gid().unwrap_or_default(),
-        remote_gid: id.destination.gid().unwrap_or_default(),
         flow_label: flow_label(id),
-        rate: RATE,
+        rate: RATE_100_GBPS,
         traffic_class: id.traffic_class,
         hop_limit: HOP_LIMIT,
-        service_level: 0,
-        subnet_local: false,
-        ack_timeout: ack_timeout(delay, life_time(id)),
+        ..common
     }
 }
 
@@ -112,7 +119,7 @@ impl Ids {
         let header = if id.space == space::IB { Vec::new() } else { ip_header(id).to_vec() };
         let private = [&header[..], wish.private].concat();
         let service = u64::from(id.space) << 16 | u64::from(id.destination.port());
-        let path = path(id, device);
+        let path = path(&self.devices, id, device);
         let made = if id.qp_type == qp_type::UD {
             let route = Route { local: path.local_gid, remote: path.remote_gid };
             let question = DatagramQuestion {
@@ -228,7 +235,7 @@ impl Ids {
     pub fn take_event(&mut self, told: Event) {
         let (connection, kind, status, stage) = match &told {
             Event::Requested { id, route, req, private } => {
-                return self.take_request(*id, *route, req.service, private, Some(request_param(req)));
+                return self.take_request(*id, *route, req.service, private, Some(req));
             }
             Event::DatagramRequested { id, route, service, private, .. } => {
                 return self.take_request(*id, *route, *service, private, None);
@@ -273,11 +280,12 @@ impl Ids {
             }
             Event::DatagramAnswered { rep, private, .. } => {
                 id.qkey = rep.qkey;
+                let vector = device.map(|device| address_vector(device, &path(&self.devices, id, device)));
                 with_private(
                     Writer::<{ ud::SIZE }>::new()
                         .u32(ud::QP_NUM, rep.qpn)
                         .u32(ud::QKEY, rep.qkey)
-                        .bytes(ud::AH_ATTR, &datagram_address(id, device)),
+                        .bytes(ud::AH_ATTR, &vector.unwrap_or([0; ah::SIZE])),
                     ud::PRIVATE_DATA,
                     ud::PRIVATE_DATA_LEN,
                     private,
@@ -296,19 +304,30 @@ impl Ids {
         route: Route,
         service: u64,
         private: &[u8],
-        connection_param: Option<Writer<{ ud::SIZE }>>,
+        req: Option<&Req>,
     ) {
         // The connection manager forgets the request when nobody takes it; a refusal says so.
         let refuse = |ids: &mut Self| ids.cm.release_connection(Now(0), connection);
-        let Some(listening) = self.listener(service, route.local) else { return refuse(self) };
-        let (Ok(header), Some(device)) = (IpCm::parse(private), self.device_of(route.local)) else {
+        let misdirected =
+            |req: &&Req| req.pkey & 0x7fff != PKEY & 0x7fff || req.primary.remote_gid != route.local;
+        if req.filter(misdirected).is_some() {
+            // `cm_init_av_by_path`: the port that is meant is named.
+            let _ = self.cm.reject(Now(0), connection, reason::INVALID_GID, &route.local.0, &[]);
+            return;
+        }
+        let Ok(header) = IpCm::parse(private) else { return refuse(self) };
+        let Some(device) = self
+            .device_of(header.destination)
+            .filter(|at| gid_index(&self.devices[*at], route.local).is_some())
+        else {
             return refuse(self);
         };
+        let Some(listening) = self.listener(service, header.destination) else { return refuse(self) };
         let Some((file, space, qp_type)) = self.ids.get(&listening).map(|id| (id.file, id.space, id.qp_type))
         else {
             return refuse(self);
         };
-        let datagram = connection_param.is_none();
+        let datagram = req.is_none();
         if datagram != (qp_type == qp_type::UD)
             || !self.files.get(&file).is_some_and(|queue| queue.has_room())
         {
@@ -324,8 +343,8 @@ impl Ids {
         }
         self.of_connection.insert(connection, number);
         let own = &private[IpCm::BYTES..];
-        let param = match connection_param {
-            Some(fields) => with_private(fields, conn::PRIVATE_DATA, conn::PRIVATE_DATA_LEN, own),
+        let param = match req {
+            Some(req) => with_private(request_param(req), conn::PRIVATE_DATA, conn::PRIVATE_DATA_LEN, own),
             None => with_private(Writer::new(), ud::PRIVATE_DATA, ud::PRIVATE_DATA_LEN, own),
         };
         let bytes =
@@ -364,24 +383,20 @@ fn with_private(
     param.bytes(at, private).u8(len_at, private.len() as u8)
 }
 
-/// Address vector of a datagram service's QP.
-fn datagram_address(id: &Id, device: Option<&DeviceConfig>) -> [u8; ah::SIZE] {
-    let Some(device) = device else { return [0; ah::SIZE] };
-    address_vector(device, &path(id, device))
-}
-
-/// A path as a `struct ib_uverbs_ah_attr`.
+/// A path as a `struct ib_uverbs_ah_attr`: within a subnet without a GRH.
 pub fn address_vector(device: &DeviceConfig, path: &Path) -> [u8; ah::SIZE] {
+    let local = Writer::<{ ah::SIZE }>::new().u8(ah::SL, path.service_level).u8(ah::PORT_NUM, device.port);
+    if device.link_layer == LinkLayer::Ib {
+        return local.u16(ah::DLID, path.remote_lid).finish();
+    }
     let index = gid_index(device, path.local_gid).unwrap_or(0);
     let Gid(dgid) = path.remote_gid;
-    Writer::<{ ah::SIZE }>::new()
+    local
         .bytes(ah::DGID, &dgid)
         .u32(ah::FLOW_LABEL, path.flow_label)
         .u8(ah::SGID_INDEX, index as u8)
         .u8(ah::HOP_LIMIT, path.hop_limit)
         .u8(ah::TRAFFIC_CLASS, path.traffic_class)
-        .u8(ah::SL, path.service_level)
         .u8(ah::IS_GLOBAL, 1)
-        .u8(ah::PORT_NUM, device.port)
         .finish()
 }

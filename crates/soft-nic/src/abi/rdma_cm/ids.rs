@@ -204,7 +204,7 @@ impl Ids {
     pub fn destroy(&mut self, now: Now, number: u32) -> u32 {
         let Some(id) = self.ids.remove(&number) else { return 0 };
         if id.stage == Stage::Listening {
-            let (service, address) = (service_id(&id), id.source.gid());
+            let (service, address) = (service_id(&id), self.gid_at(id.source));
             self.cm.unlisten(service, address);
             self.port.withdraw(service, address);
         }
@@ -222,9 +222,10 @@ impl Ids {
     /// BIND: an address of one's own.
     pub fn bind(&mut self, number: u32, address: Address) -> Answer<()> {
         let device = match address.gid() {
-            Some(gid) => Some(self.device_of(gid).ok_or_else(|| {
-                refuse(libc::ENODEV, format!("no device has the address {address:?} in its GID table"))
-            })?),
+            Some(gid) => Some(
+                self.device_of(gid)
+                    .ok_or_else(|| refuse(libc::ENODEV, format!("no port has the address {address:?}")))?,
+            ),
             None => None,
         };
         let id = self.ids.get(&number).ok_or_else(|| refuse(libc::ENOENT, "no such id"))?;
@@ -276,7 +277,7 @@ impl Ids {
                 && !(reuse && other.reuse && other.stage != Stage::Listening)
         });
         let service = u64::from(space) << 16 | u64::from(address.port());
-        ours || self.port.is_taken(service, address.gid())
+        ours || self.port.is_taken(service, self.gid_at(address))
     }
 
     /// RESOLVE_ADDR: which device reaches the destination. What cannot be reached is an event.
@@ -313,8 +314,8 @@ impl Ids {
         Ok(())
     }
 
-    /// Device, source and destination GID for a destination, from a device and the address that it is bound to, or from any. Error:
-    /// an errno.
+    /// Device, source and destination address for a destination, from a device and the address that it is bound to, or
+    /// from any. Error: an errno.
     fn reach(
         &self,
         from: Option<usize>,
@@ -324,15 +325,11 @@ impl Ids {
         if matches!(destination, Address::Ib(_) | Address::None) {
             return Err(libc::EAFNOSUPPORT);
         }
-        if self.devices.iter().all(|device| device.link_layer != LinkLayer::Roce) {
-            return Err(libc::ENODEV);
-        }
         let ip_gid = |device: &DeviceConfig| {
-            let mut v2 =
-                device.gids.iter().filter(|entry| entry.kind == GidKind::RoceV2).map(|entry| Gid(entry.gid));
             let wanted_v4 = matches!(destination, Address::V4 { .. });
             // A link-local address is good for a link only, and nobody says which.
-            v2.find(|gid| gid.ipv4().is_some() == wanted_v4 && ip_of(*gid).is_some())
+            let fits = |ip: &Gid| ip.ipv4().is_some() == wanted_v4 && ip_of(*ip).is_some();
+            device.ips.iter().copied().map(Gid).find(fits)
         };
         // No address is this machine, as everywhere.
         let Some(to) = destination.gid() else {
@@ -358,9 +355,14 @@ impl Ids {
         Ok((from, gid.ok_or(libc::ENODEV)?, to))
     }
 
-    /// The device whose GID table has this address for RoCE v2.
-    pub fn device_of(&self, gid: Gid) -> Option<usize> {
-        self.devices.iter().position(|device| gid_index(device, gid).is_some())
+    /// The port whose network interface has this IP address.
+    pub fn device_of(&self, ip: Gid) -> Option<usize> {
+        self.devices.iter().position(|device| device.ips.contains(&ip.0))
+    }
+
+    /// The GID that an address leads to, if it is one address: see [`port_gid`].
+    pub fn gid_at(&self, address: Address) -> Option<Gid> {
+        address.gid().map(|ip| port_gid(&self.devices, ip).0)
     }
 
     pub fn listen(&mut self, number: u32, backlog: u32) -> Answer<()> {
@@ -374,7 +376,7 @@ impl Ids {
         if matches!(id.source, Address::Ib(_)) {
             return Err(refuse(libc::EOPNOTSUPP, "LISTEN at an InfiniBand address"));
         }
-        let (service, address) = (service_id(id), id.source.gid());
+        let (service, address) = (service_id(id), self.gid_at(id.source));
         // `ucma.c`: none or too many is as many as there may be.
         let backlog = if (1..=1024).contains(&backlog) { backlog } else { 1024 };
         self.cm
@@ -391,7 +393,7 @@ impl Ids {
         Ok(())
     }
 
-    /// The id that listens to a service at an address.
+    /// The id that listens to a service at an IP address.
     pub fn listener(&self, service: u64, address: Gid) -> Option<u32> {
         let find = |wanted: Option<Gid>| {
             self.ids.iter().find(|(_, id)| {
@@ -448,8 +450,16 @@ pub fn service_id(id: &Id) -> u64 {
     u64::from(id.space) << 16 | u64::from(id.source.port())
 }
 
-/// Where a device has this address for RoCE v2.
+/// The GID and LID that an IP address leads to. On RoCE it is the GID itself, of any host. An InfiniBand fabric's addresses are all
+/// known here: IPoIB would ask for the GID by ARP, and the subnet administrator for the LID.
+pub fn port_gid(devices: &[DeviceConfig], ip: Gid) -> (Gid, u16) {
+    let port = devices.iter().find(|port| port.link_layer == LinkLayer::Ib && port.ips.contains(&ip.0));
+    let found = port.and_then(|port| Some((Gid(port.gids.first()?.gid), port.lid)));
+    // RoCE has no LIDs: `IB_LID_PERMISSIVE`.
+    found.unwrap_or((ip, 0xffff))
+}
+
+/// Where a device has this GID for its connections, on RoCE those of version 2.
 pub fn gid_index(device: &DeviceConfig, gid: Gid) -> Option<usize> {
-    let is = |entry: &crate::device::model::GidEntry| entry.kind == GidKind::RoceV2 && entry.gid == gid.0;
-    (device.link_layer == LinkLayer::Roce).then(|| device.gids.iter().position(is)).flatten()
+    device.gids.iter().position(|entry| entry.kind != GidKind::RoceV1 && entry.gid == gid.0)
 }

@@ -3,9 +3,9 @@
 //! The unmodified librdmacm writes commands (`call`), each about one of its ids (`ids`); `connect` turns them into what
 //! [`roce::cm::Cm`] does and its events into what `GET_EVENT` gives (`queue`). MADs go out and come in by a
 //! [`MadPort`](crate::link::mads::MadPort). Commands run on the program's thread; a thread named [`THREAD_NAME`] waits for MADs
-//! and time-outs, from the first open of the device on. Nothing here needs the NIC's lock. An IP address is a device's when its
-//! GID table has it for RoCE v2.
-//! Left out: multicast groups, InfiniBand's own addresses but the wildcard, ECE, routes from ibacm.
+//! and time-outs, from the first open of the device on. Nothing here needs the NIC's lock. An IP address is a port's by
+//! configuration. On RoCE v2 it is its GID, on InfiniBand it leads to the port's GID and LID.
+//! Left out: multicast groups, InfiniBand's own addresses but the wildcard, ECE, routes from ibacm, IPoIB's interface.
 
 mod address;
 mod call;

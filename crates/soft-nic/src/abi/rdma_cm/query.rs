@@ -3,11 +3,11 @@
 //! Linux's `ucma.c` (`ucma_query_*`, `ucma_copy_iboe_route`) and, for a QP's attributes, `cm_init_qp_*_attr` of `cm.c`.
 
 use roce::cm::{ConnectionId, State};
-use roce::wire::Gid;
+use roce::wire::cm::Path;
 
 use super::address::Address;
 use super::call::{Around, Call};
-use super::connect::{HOP_LIMIT, PKEY, RATE, address_vector, flow_label, life_time};
+use super::connect::{PKEY, address_vector, life_time, path};
 use super::ids::{Id, Ids, Stage, qp_type, service_id, space};
 use crate::abi::attributes::refuse;
 use crate::abi::layout::{
@@ -53,8 +53,9 @@ fn has_route(id: &Id) -> bool {
     matches!(id.stage, Stage::RouteResolved | Stage::Connected | Stage::Disconnected)
 }
 
-fn gids(id: &Id) -> (Gid, Gid) {
-    (id.source.gid().unwrap_or_default(), id.destination.gid().unwrap_or_default())
+/// Destination and source LID of a path; a kernel shows none of RoCE.
+fn lids(path: &Path) -> [u16; 2] {
+    [path.remote_lid, path.local_lid].map(|lid| if path.subnet_local { lid } else { 0 })
 }
 
 pub fn route(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
@@ -67,28 +68,31 @@ pub fn route(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<()> {
         .bytes(at::SRC, &id.source.write()[..28])
         .bytes(at::DST, &id.destination.write()[..28]);
     if let Some(device) = device(ids, id) {
-        let (source, destination) = gids(id);
-        let mut path = Writer::<{ user_path_rec::SIZE }>::new()
-            .bytes(user_path_rec::DGID, &destination.0)
-            .bytes(user_path_rec::SGID, &source.0)
+        let path = path(&ids.devices, id, device);
+        let mut record = Writer::<{ user_path_rec::SIZE }>::new()
+            .bytes(user_path_rec::DGID, &path.remote_gid.0)
+            .bytes(user_path_rec::SGID, &path.local_gid.0)
             .bytes(user_path_rec::PKEY, &PKEY.to_be_bytes());
         if has_route(id) {
-            path = path
-                .bytes(user_path_rec::FLOW_LABEL, &flow_label(id).to_be_bytes())
+            let [dlid, slid] = lids(&path);
+            record = record
+                .bytes(user_path_rec::DLID, &dlid.to_be_bytes())
+                .bytes(user_path_rec::SLID, &slid.to_be_bytes())
+                .bytes(user_path_rec::FLOW_LABEL, &path.flow_label.to_be_bytes())
                 .u32(user_path_rec::REVERSIBLE, 1)
                 .u32(user_path_rec::MTU, device.mtu.into())
-                .u8(user_path_rec::HOP_LIMIT, HOP_LIMIT)
-                .u8(user_path_rec::TRAFFIC_CLASS, id.traffic_class)
+                .u8(user_path_rec::HOP_LIMIT, path.hop_limit)
+                .u8(user_path_rec::TRAFFIC_CLASS, path.traffic_class)
                 .u8(user_path_rec::NUMB_PATH, 1)
                 .u8(user_path_rec::MTU_SELECTOR, EXACTLY)
                 .u8(user_path_rec::RATE_SELECTOR, EXACTLY)
-                .u8(user_path_rec::RATE, RATE)
+                .u8(user_path_rec::RATE, path.rate)
                 .u8(user_path_rec::LIFE_TIME_SELECTOR, EXACTLY)
                 .u8(user_path_rec::LIFE_TIME, life_time(id));
         }
         answer = answer
             .bytes(at::NODE_GUID, &device.guid.to_be_bytes())
-            .bytes(at::IB_ROUTE, &path.finish())
+            .bytes(at::IB_ROUTE, &record.finish())
             .u32(at::NUM_PATHS, u32::from(has_route(id)))
             .u8(at::PORT_NUM, device.port)
             .u32(at::IBDEV_INDEX, device.index.into());
@@ -125,7 +129,8 @@ fn addresses(ids: &Ids, id: &Id, as_gids: bool) -> [u8; ucm_query_addr_resp::SIZ
             .u32(at::IBDEV_INDEX, device.index.into());
     }
     if as_gids {
-        let (source, destination) = gids(id);
+        let [source, destination] =
+            [id.source, id.destination].map(|address| ids.gid_at(address).unwrap_or_default());
         let remote = u64::from(id.space) << 16 | u64::from(id.destination.port());
         return answer
             .bytes(at::PKEY, &PKEY.to_be_bytes())
@@ -154,18 +159,21 @@ fn paths(ids: &Ids, id: &Id, room: usize) -> Vec<u8> {
     if let Some(device) = device
         && room >= ucm_query_path_resp::SIZE + path_rec_data::SIZE
     {
-        let (source, destination) = gids(id);
+        let path = path(&ids.devices, id, device);
+        let [dlid, slid] = lids(&path);
         let selected = EXACTLY << 6;
         let record = Writer::<64>::new()
-            .bytes(8, &destination.0)
-            .bytes(24, &source.0)
-            .bytes(44, &(flow_label(id) << 8 | u32::from(HOP_LIMIT)).to_be_bytes())
-            .u8(48, id.traffic_class)
+            .bytes(8, &path.remote_gid.0)
+            .bytes(24, &path.local_gid.0)
+            .bytes(40, &dlid.to_be_bytes())
+            .bytes(42, &slid.to_be_bytes())
+            .bytes(44, &(path.flow_label << 8 | u32::from(path.hop_limit)).to_be_bytes())
+            .u8(48, path.traffic_class)
             // Reversible, one path.
             .u8(49, 0x81)
             .bytes(50, &PKEY.to_be_bytes())
             .u8(54, selected | device.mtu)
-            .u8(55, selected | RATE)
+            .u8(55, selected | path.rate)
             .u8(56, selected | life_time(id))
             .finish();
         answer.extend(

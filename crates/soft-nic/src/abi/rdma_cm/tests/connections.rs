@@ -99,6 +99,51 @@ fn a_connection_is_made_by_commands_and_both_queue_pairs_fit() {
     assert_eq!(a[16..20], b[16..20], "one flow label both ways");
 }
 
+/// On InfiniBand: the listener at one address, the path as a subnet administrator says it, the QPs by LID.
+#[test]
+fn on_infiniband_an_address_leads_to_a_gid_and_lids() {
+    let [mut client, mut server] = programs(LinkLayer::Ib);
+    let listener = server.create(space::TCP, LISTENING);
+    assert_eq!((server.bind(listener, IP[1], 7174), server.listen(listener)), (0, 0));
+    let asking = client.create(space::TCP, UID);
+    assert_eq!((client.bind(asking, IP[0], 0), client.resolve_addr(asking, IP[1], 7174)), (0, 0));
+    client.expect(ADDR_RESOLVED);
+    assert_eq!(client.resolve_route(asking), 0);
+    client.expect(ROUTE_RESOLVED);
+
+    let [source, destination] = [0, 1].map(|port: usize| client.ids.devices[port].gids[0].gid);
+    let query = Writer::<16>::new().u32(ucm_query::ID, asking).u32(ucm_query::OPTION, 1).finish();
+    let path: [u8; 80] = client.ask(19, 0, &query).unwrap();
+    // DGID, SGID, DLID 2, SLID 1; no flow label, no hop; reversible, P_Key; MTU 4096, 200 Gb/s, lifetime 18, each «exactly».
+    let record = &path[16..];
+    assert_eq!((&record[8..24], &record[24..40]), (&destination[..], &source[..]));
+    assert_eq!(record[40..58], [0, 2, 0, 1, 0, 0, 0, 0, 0, 0x81, 0xff, 0xff, 0, 0, 0x85, 0x91, 0x92, 0]);
+    use ucm_query_route_resp as route;
+    let told: [u8; route::SIZE] = client.ask(5, 0, &query).unwrap();
+    let record = &told[route::IB_ROUTE..];
+    assert_eq!(
+        (&record[..16], &record[16..36]),
+        (&destination[..], &[&source[..], &[0, 2, 0, 1]].concat()[..])
+    );
+    let gids = Writer::<16>::new().u32(ucm_query::ID, asking).u32(ucm_query::OPTION, 2).finish();
+    let told: [u8; ucm_query_addr_resp::SIZE] = client.ask(19, 0, &gids).unwrap();
+    assert_eq!(told[ucm_query_addr_resp::DST + 8..][..16], destination);
+
+    assert_eq!(client.connect(asking, 0x41, b""), 0);
+    let asked = server.expect(CONNECT_REQUEST).id;
+    assert_eq!(server.accept(asked, ACCEPTED, 0x42, b""), 0);
+    client.expect(CONNECT_RESPONSE);
+    let mine = client.attributes(asking, 2).unwrap();
+    for (attributes, dlid) in [(mine, 2), (server.attributes(asked, 2).unwrap(), 1)] {
+        let vector = Reader(&attributes[uverbs_qp_attr::AH_ATTR..]);
+        assert_eq!((vector.u16(uverbs_ah_attr::DLID), vector.u8(uverbs_ah_attr::IS_GLOBAL)), (dlid, 0));
+    }
+    let port = server.create(space::TCP, LISTENING);
+    assert_eq!(server.bind(port, IP[1], 7174), libc::EADDRINUSE);
+    server.destroy(listener).unwrap();
+    assert_eq!((server.bind(port, IP[1], 7174), server.listen(port)), (0, 0), "the port is free again");
+}
+
 #[test]
 fn a_connection_that_ends_is_told_once_on_each_side_and_its_names_rest() {
     let ([mut client, mut server], asking, asked) = connected();

@@ -89,20 +89,45 @@ fn a_listener_that_nobody_serves_takes_what_its_backlog_allows() {
     assert_eq!((server.ids.ids.len(), server.ids.cm.counters().full), (4, 47));
 }
 
+/// Reasons of `cm_init_av_by_path` (12) and of `rdma_cm`, which lets such an id go (28).
 #[test]
-fn a_request_without_an_ip_header_is_refused() {
-    use roce::wire::cm::{CmMad, Message, Req};
-    let [mut client, mut server] = programs(LinkLayer::Roce);
-    let id = server.create(space::TCP, 1);
-    assert_eq!((server.bind(id, [0; 4], 7174), server.listen(id)), (0, 0));
-    let message = Message::Req(Req { local_id: 9, service: 0x0106_1c06, qpn: 8, ..Req::default() });
-    let mad = CmMad { transaction: 1, message, private: &[0x77; 92] }.encode().unwrap();
-    let (from, to) = (Gid::from_ipv4(IP[0]), Gid::from_ipv4(IP[1]));
-    client.ids.port.send(Letter { from, to, mad: Box::new(mad) });
-    assert!(server.event().is_none());
-    assert_eq!((server.ids.ids.len(), server.ids.cm.connections()), (1, 0));
-    let answers = client.ids.port.receive();
-    let [answer] = &answers[..] else { panic!("{answers:?}") };
-    let Message::Rej(rej) = CmMad::decode(&*answer.mad).unwrap().message else { panic!() };
-    assert_eq!(rej.reason, 28);
+fn a_request_for_another_port_or_without_an_ip_header_is_refused() {
+    use roce::wire::cm::{CmMad, IpCm, Message, Path, Req};
+    for layer in [LinkLayer::Roce, LinkLayer::Ib] {
+        let [mut client, mut server] = programs(layer);
+        let id = server.create(space::TCP, 1);
+        assert_eq!((server.bind(id, [0; 4], 7174), server.listen(id)), (0, 0));
+        let ends = IP.map(Gid::from_ipv4);
+        let [from, to] = ends.map(|ip| super::super::ids::port_gid(&server.ids.devices, ip).0);
+        let header = |destination| {
+            let header =
+                IpCm { version: 0, ip_version: 4, source_port: 1, source: ends[0], destination }.emit();
+            [&header[..], &[0; 56]].concat()
+        };
+        for (name, pkey, remote_gid, private, reason) in [
+            ("an alien P_Key", 0x8001, to, header(ends[1]), Some(12)),
+            ("another port's GID", 0xffff, from, header(ends[1]), Some(12)),
+            ("another port's address", 0xffff, to, header(ends[0]), Some(28)),
+            ("nobody's address", 0xffff, to, header(Gid::from_ipv4([192, 0, 2, 9])), Some(28)),
+            ("no header", 0xffff, to, vec![0x77; 92], Some(28)),
+            ("a limited member", 0x7fff, to, header(ends[1]), None),
+        ] {
+            let primary = Path { remote_gid, ..Path::default() };
+            let service = 0x0106_1c06;
+            let req = Req { local_id: 9, service, qpn: 8, pkey, primary, ..Req::default() };
+            let message = Message::Req(req);
+            let mad = CmMad { transaction: 1, message, private: &private }.encode().unwrap();
+            client.ids.port.send(Letter { from, to, mad: Box::new(mad) });
+            assert_eq!(server.event().is_some(), reason.is_none(), "{name}");
+            let taken = usize::from(reason.is_none());
+            assert_eq!((server.ids.ids.len(), server.ids.cm.connections()), (1 + taken, taken), "{name}");
+            let answers = client.ids.port.receive();
+            let reasons = answers.iter().map(|answer| match CmMad::decode(&*answer.mad).unwrap().message {
+                Message::Rej(rej) => (rej.reason, rej.info_bytes),
+                other => panic!("{name}: {other:?}"),
+            });
+            let named = |reason| (reason, if reason == 12 { 16 } else { 0 });
+            assert!(reasons.eq(reason.map(named)), "{layer:?}, {name}: {answers:?}");
+        }
+    }
 }
