@@ -98,6 +98,16 @@ fn rping_verifies_what_it_gets_in_every_size() {
     }
 }
 
+/// From LID 1 to LID 2: each device has an address.
+#[test]
+fn rping_goes_from_one_port_to_another_by_lid() {
+    measure::need!(utilities("rping"), "rping");
+    let fabric = fabric_of(Layer::InfiniBand).with_options(&["--devices", "2"]);
+    let rping = |side| ["rping", side, "-a", "127.0.0.2", "-C", "5", "-v", "-V"];
+    let finished = pair_on(&fabric, 0, &rping("-s"), &[&rping("-c")[..], &["-I", ADDRESS]].concat());
+    assert!(finished.client.output.contains("ping data: rdma-ping-4"), "{}", finished.client.output);
+}
+
 #[test]
 fn ucmatose_makes_many_connections_at_once() {
     measure::need!(utilities("ucmatose"), "ucmatose");

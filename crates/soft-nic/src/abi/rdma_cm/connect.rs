@@ -235,10 +235,10 @@ impl Ids {
     pub fn take_event(&mut self, told: Event) {
         let (connection, kind, status, stage) = match &told {
             Event::Requested { id, route, req, private } => {
-                return self.take_request(*id, *route, req.service, private, Some(req));
+                return self.take_request(*id, *route, (req.service, req.pkey), private, Some(req));
             }
-            Event::DatagramRequested { id, route, service, private, .. } => {
-                return self.take_request(*id, *route, *service, private, None);
+            Event::DatagramRequested { id, route, service, pkey, private } => {
+                return self.take_request(*id, *route, (*service, *pkey), private, None);
             }
             Event::Replied { id, .. } => (*id, event::CONNECT_RESPONSE, 0, None),
             Event::Established { id, .. } => (*id, event::ESTABLISHED, 0, None),
@@ -302,18 +302,20 @@ impl Ids {
         &mut self,
         connection: roce::cm::ConnectionId,
         route: Route,
-        service: u64,
+        (service, pkey): (u64, u16),
         private: &[u8],
         req: Option<&Req>,
     ) {
         // The connection manager forgets the request when nobody takes it; a refusal says so.
         let refuse = |ids: &mut Self| ids.cm.release_connection(Now(0), connection);
-        let misdirected =
-            |req: &&Req| req.pkey & 0x7fff != PKEY & 0x7fff || req.primary.remote_gid != route.local;
-        if req.filter(misdirected).is_some() {
+        let alien = (pkey ^ PKEY) & 0x7fff != 0;
+        if req.is_some_and(|req| alien || req.primary.remote_gid != route.local) {
             // `cm_init_av_by_path`: the port that is meant is named.
             let _ = self.cm.reject(Now(0), connection, reason::INVALID_GID, &route.local.0, &[]);
             return;
+        }
+        if alien {
+            return refuse(self);
         }
         let Ok(header) = IpCm::parse(private) else { return refuse(self) };
         let Some(device) = self

@@ -89,6 +89,29 @@ fn a_listener_that_nobody_serves_takes_what_its_backlog_allows() {
     assert_eq!((server.ids.ids.len(), server.ids.cm.counters().full), (4, 47));
 }
 
+#[test]
+fn a_question_after_a_datagram_service_has_to_have_the_port_s_p_key() {
+    use roce::wire::cm::{CmMad, IpCm, Message};
+    let [mut client, mut server] = programs(LinkLayer::Ib);
+    let id = server.create(space::UDP, 1);
+    assert_eq!((server.bind(id, [0; 4], 7174), server.listen(id)), (0, 0));
+    let [source, destination] = IP.map(Gid::from_ipv4);
+    let [from, to] = [source, destination].map(|ip| super::super::ids::port_gid(&server.ids.devices, ip).0);
+    let header = IpCm { version: 0, ip_version: 4, source_port: 1, source, destination }.emit();
+    for (request, pkey, status) in [(1, 0x8001, Some(2)), (2, 0xffff, None)] {
+        let message = Message::SidrReq { request, pkey, service: 0x0111_1c06 };
+        let mad = CmMad { transaction: 1, message, private: &header }.encode().unwrap();
+        client.ids.port.send(Letter { from, to, mad: Box::new(mad) });
+        assert_eq!(server.event().is_some(), status.is_none(), "{pkey:#x}");
+        let answers = client.ids.port.receive();
+        let said = answers.iter().map(|answer| match CmMad::decode(&*answer.mad).unwrap().message {
+            Message::SidrRep(rep) => rep.status,
+            other => panic!("{other:?}"),
+        });
+        assert!(said.eq(status), "{pkey:#x}: {answers:?}");
+    }
+}
+
 /// Reasons of `cm_init_av_by_path` (12) and of `rdma_cm`, which lets such an id go (28).
 #[test]
 fn a_request_for_another_port_or_without_an_ip_header_is_refused() {
