@@ -429,6 +429,14 @@ DB_GPU_FN int db_shared_publish(struct db_shared_sq *shared, struct db_poster *p
     return db_shared_leave(shared, end);
 }
 
+/* Takes completions before the ring is full, so that not every poster waits while one looks across PCIe: by the poster whose blocks
+ * end a quarter of the ring, where more than half of it may be in use. */
+DB_GPU_FN void db_shared_look_ahead(struct db_shared_sq *shared, const struct db_poster *poster, db_u64 begin, db_u64 end) {
+    db_u32 blocks = poster->sq.blocks;
+    if (!((begin ^ end) & ~(db_u64)(blocks / 4 - 1)) || end - poster->consumed <= blocks / 2) return;
+    db_shared_poll(shared, poster, DB_WARP);
+}
+
 /* Posts one request of one thread and sees to the doorbell. 0; DB_EINVAL; DB_EIO when the queue has failed; DB_ETIMEDOUT or
  * DB_ECANCELED when there was no room in time, which fails the queue for all: blocks were taken that nobody fills. So let
  * the deadline be longer than the link may stall. `poster` is the caller's own. */
@@ -448,10 +456,12 @@ DB_GPU_FN int db_shared_post(struct db_shared_sq *shared, const struct db_send_w
     alone = db_shared_is_alone(poster, begin);
     db_shared_fence(alone);
     for (i = 0; i < blocks && !alone; i++) db_shared_mark(poster, begin + i);
-    if (!db_shared_publish(shared, poster, begin, begin + blocks, alone)) return 0;
-    rung = db_shared_ring(shared);
-    if (rung == DB_RING_FAILED) return DB_EIO;
-    poster->rung = rung;
+    if (db_shared_publish(shared, poster, begin, begin + blocks, alone)) {
+        rung = db_shared_ring(shared);
+        if (rung == DB_RING_FAILED) return DB_EIO;
+        poster->rung = rung;
+    }
+    db_shared_look_ahead(shared, poster, begin, begin + blocks);
     return 0;
 }
 
@@ -498,7 +508,9 @@ DB_GPU_FN int db_shared_warp_post_write(struct db_shared_sq *shared, db_u64 wr_i
         wr.send_flags |= DB_SEND_SIGNALED;
     db_fill_wqe(&poster->sq, begin + db_lane(), &wr, DB_WR_RDMA_WRITE, 3, 1);
     db_remember(&poster->sq, begin + db_lane(), wr_id, 1);
-    return db_shared_warp_publish(shared, poster, begin, DB_WARP);
+    error = db_shared_warp_publish(shared, poster, begin, DB_WARP);
+    if (!error && db_lane() == 0) db_shared_look_ahead(shared, poster, begin, begin + DB_WARP);
+    return error;
 }
 
 #endif /* DB_DOORBELL_GPU_H */

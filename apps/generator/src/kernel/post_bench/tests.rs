@@ -338,6 +338,71 @@ fn twin_posters_go_on_by_what_a_played_nic_completes() {
     }
 }
 
+/// Word of a shared queue that counts the blocks which completions gave back (`struct db_shared_sq`).
+const CONSUMED: usize = 640 / 8;
+
+#[test]
+fn twin_posters_take_completions_before_a_shared_ring_is_full() {
+    need!(KERNELS.find("bench_share").map(drop).map_err(|error| error.to_string()), cc, "a C++ compiler");
+    let plain = PlainQueue::new();
+    let mut marks = vec![0_u128; BLOCKS as usize / 4];
+    let mut times = [[0_u64; 3]];
+    let (mut queue, mut shared, mut error) = (Queue(plain.sq()), vec![Line([0; 8]); 32], u32::MAX);
+    let find = |name| KERNELS.find(name).unwrap();
+    let arguments = Arguments::new()
+        .pointer(&raw mut queue)
+        .pointer(shared.as_mut_ptr())
+        .push(plain.cq())
+        .push(address(&mut marks))
+        .push(0_u32)
+        .pointer(&raw mut error);
+    // SAFETY: as above.
+    unsafe { run(find("bench_share"), &weak(1, 1, 1), arguments) }.unwrap();
+    assert_eq!(error, 0);
+    let consumed = |shared: &[Line]| shared[CONSUMED / 8].0[CONSUMED % 8];
+    // One less than three quarters of the ring, all of it completed; then the one that ends them. There is room for each.
+    let first = 3 * BLOCKS / 4 - 1;
+    for (posts, beside) in [(first, true), (1, false)] {
+        let given = Run {
+            queues: address(&mut shared),
+            times: address(&mut times),
+            local: LOCAL,
+            remote: REMOTE,
+            lkey: LKEY,
+            rkey: RKEY,
+            posts,
+            per_ring: 1,
+            apart: 0,
+            patience_ns: DEADLINE.as_nanos() as u64 / 2,
+            cqs: 0,
+            signal_every: 1,
+            pad: 0,
+        };
+        let (kernel, launch) = (find("bench_post_shared"), weak(posts, 1, 1));
+        let arguments = Arguments::new().push(given);
+        let rules = Rules {
+            queue: 0,
+            posts,
+            signal_every: 1,
+            names_next: true,
+            in_order: true,
+            reserved_free: false,
+            cqes: Cqes::InOrder,
+        };
+        if beside {
+            // SAFETY: as above.
+            let (ended, played) = unsafe { plain.beside_a_nic(kernel, &launch, arguments, &rules) };
+            assert_eq!((ended, played.wrong, played.executed), (true, None, u64::from(first)));
+            assert_eq!(consumed(&shared), 0, "nobody looked for completions yet");
+        } else {
+            // SAFETY: as above.
+            unsafe { run(kernel, &launch, arguments) }.unwrap();
+        }
+        assert_eq!(times[0][2] as u32, 0);
+    }
+    assert!(consumed(&shared) > 0, "who ends three quarters takes what has completed");
+}
+
 /// Where the peer's headers are given: they are nobody's to ship, so that no test fetches them.
 fn peer() -> Result<PeerHeaders, String> {
     let folder = std::env::var_os("DOORBELL_PEER_HEADERS").filter(|folder| !folder.is_empty());
