@@ -9,6 +9,8 @@ use super::content::{BLOCK, Pattern, REMOTE, Wrong, hex};
 const WORDS: usize = BLOCK / 8;
 /// How many WQEs ahead memory is asked for: the way from the GPU's last store to this processor is waited for once, not for each.
 const AHEAD: u64 = 12;
+/// One look at the register in so many WQEs, while there are some.
+const LOOK: u64 = 8;
 /// The bit of a WQE that asks for a completion, in its second word; and of the fourth word what [`super::content::Expected`] may leave free.
 const ASKS: u64 = 8 << 24;
 const RESERVED: u64 = 0xffff_ffff << 32;
@@ -58,7 +60,7 @@ pub struct Played {
     pub completed: u64,
     /// Doorbells that told of something.
     pub doorbells: u64,
-    /// Time from a doorbell to the last CQE that it led to, of all.
+    /// Time from a doorbell to the first look that finds no other, of all.
     pub busy: Duration,
     /// The first thing that was wrong, and how many WQEs were.
     pub wrong: Option<Wrong>,
@@ -73,28 +75,30 @@ impl Device<'_> {
             pattern: Pattern::of(rules.queue),
             seen: vec![false; rules.posts as usize],
             until_signal: rules.signal_every,
+            register: 0,
+            told: 0,
+            asked: 0,
             played: Played::default(),
         };
-        let mut last = 0;
+        // Since when it works without a pause. The clock takes as long as a few WQEs: it is read where a pause begins or ends.
+        let mut since: Option<Instant> = None;
         while run.played.executed < u64::from(rules.posts) && !stop.load(Ordering::Relaxed) {
-            let register = self.register.load(Ordering::Acquire);
-            if register == last {
+            if !run.look() {
+                break;
+            }
+            if run.told == run.played.executed {
+                if let Some(since) = since.take() {
+                    run.played.busy += since.elapsed();
+                }
                 std::hint::spin_loop();
                 continue;
             }
-            last = register;
-            let [_, high, low, ..] = register.to_ne_bytes();
-            let behind = u16::from_be_bytes([high, low]).wrapping_add(u16::from(!rules.names_next));
-            let more = u64::from(behind.wrapping_sub(run.played.executed as u16));
-            let since = Instant::now();
-            if more as usize > self.ring.len() / WORDS {
-                run.note(format!("the register tells of {more} WQEs at once: {register:#018x}"));
+            since.get_or_insert_with(Instant::now);
+            if !run.execute() {
                 break;
             }
-            run.execute(run.played.executed + more);
-            run.played.doorbells += u64::from(more > 0);
-            run.played.busy += since.elapsed();
         }
+        run.played.busy += since.map_or(Duration::ZERO, |since| since.elapsed());
         run.played
     }
 }
@@ -106,18 +110,49 @@ struct Run<'a> {
     seen: Vec<bool>,
     /// WQEs up to the next that asks for a completion. Counted: a division for each WQE would take longer than the rest of its check.
     until_signal: u32,
+    /// What the register said last, and up to where it and those before told of WQEs.
+    register: u64,
+    told: u64,
+    /// Up to where memory was asked for.
+    asked: u64,
     played: Played,
 }
 
 impl Run<'_> {
-    fn execute(&mut self, end: u64) {
+    /// Looks at the register. False: it tells of what cannot be.
+    fn look(&mut self) -> bool {
+        let register = self.device.register.load(Ordering::Acquire);
+        if register == self.register {
+            return true;
+        }
+        self.register = register;
+        let [_, high, low, ..] = register.to_ne_bytes();
+        let behind = u16::from_be_bytes([high, low]).wrapping_add(u16::from(!self.rules.names_next));
+        let more = u64::from(behind.wrapping_sub(self.told as u16));
+        if (self.told + more - self.played.executed) as usize > self.device.ring.len() / WORDS {
+            self.note(format!("the register tells of {more} WQEs at once: {register:#018x}"));
+            return false;
+        }
+        self.told += more;
+        self.played.doorbells += u64::from(more > 0);
+        true
+    }
+
+    /// Executes all that it was told of, and what it is told of meanwhile: the way of the next doorbell, and of its WQEs, from the GPU to
+    /// this processor is not waited for while there is something to do. False: as [`Run::look`].
+    fn execute(&mut self) -> bool {
         let (blocks, _) = self.device.ring.as_chunks::<WORDS>();
         let block = |index: u64| &blocks[index as usize & (blocks.len() - 1)];
-        (self.played.executed..end).take(AHEAD as usize).for_each(|index| prefetch(&block(index)[0]));
-        while self.played.executed < end {
+        while self.played.executed < self.told {
             let index = self.played.executed;
-            if index + AHEAD < end {
-                prefetch(&block(index + AHEAD)[0]);
+            match index % LOOK {
+                0 => prefetch(self.device.register),
+                half if half == LOOK / 2 && !self.look() => return false,
+                _ => {}
+            }
+            while self.asked < self.told.min(index + AHEAD) {
+                prefetch(&block(self.asked)[0]);
+                self.asked += 1;
             }
             let words = block(index);
             let wqe = std::array::from_fn(|word| words[word].load(Ordering::Relaxed));
@@ -132,6 +167,7 @@ impl Run<'_> {
             }
             self.played.executed += 1;
         }
+        true
     }
 
     fn check(&mut self, found: &[u64; 6], asks: bool) {
