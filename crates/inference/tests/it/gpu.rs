@@ -3,7 +3,7 @@
 use ::gpu::cache::Cache;
 use ::gpu::{Arch, End, Form, Gpu, ImageBuilder, Toolkit};
 use inference::engine::Engine;
-use inference::engine::gpu::{Instance, Libraries, Loaded, units};
+use inference::engine::gpu::{Instance, Libraries, Loaded, fastest, units};
 use inference::engine::twin::Twin;
 use inference::import::import;
 use inference::layers::{Random, distance};
@@ -131,4 +131,19 @@ fn gpu_instances_share_weights_and_nothing_else() {
         instance.wait().unwrap();
         assert!(instance.outputs().unwrap() == alone.run(&views(inputs)).unwrap(), "instance {number}");
     }
+}
+
+#[test]
+fn gpu_of_several_formats_the_one_with_the_shortest_period_is_kept() {
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    let toolkit = Toolkit::find(None).unwrap();
+    let graph = import(&Architecture::SqueezeNet.build(1).encode_to_vec(), 1).unwrap();
+    let plans = |count| FORMATS[..count].iter().map(|(format, _)| Plan::in_format(&graph, *format).unwrap());
+    let both = fastest(gpu, &toolkit, plans(2).collect(), &Libraries::none()).unwrap();
+    let least = both.periods.iter().min_by_key(|(_, period)| *period).unwrap();
+    assert_eq!((both.periods.len(), both.loaded.plan().format), (2, least.0));
+    let alone = fastest(gpu, &toolkit, plans(1).collect(), &Libraries::none()).unwrap();
+    assert!(alone.periods.is_empty() && alone.loaded.plan().format == FORMATS[0].0);
+    let none = fastest(gpu, &toolkit, Vec::new(), &Libraries::none()).unwrap_err();
+    assert!(none.to_string().contains("no plan"), "{none}");
 }

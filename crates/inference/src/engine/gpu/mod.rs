@@ -7,6 +7,7 @@
 
 mod choose;
 mod convolution;
+mod fastest;
 mod instance;
 mod kept;
 mod libraries;
@@ -15,7 +16,7 @@ mod weights;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpu::cache::Cache;
 use gpu::{Context, Form, Function, Gpu, ImageBuilder, Module, Toolkit, Unit, again_unit, relaunch_unit};
@@ -27,6 +28,7 @@ use choose::Decided;
 use ready::Ready;
 use weights::Weights;
 
+pub use fastest::{Fastest, fastest};
 pub use instance::{Instance, SelfLaunchingInstance};
 pub use libraries::{By, Chosen, Libraries, Tried};
 
@@ -88,6 +90,29 @@ fn module(context: &Context, builder: &ImageBuilder, units: &[Unit]) -> Result<M
     Ok(Module::load(context, &image.map_err(|error| EngineError::Compile { reason: error.to_string() })?)?)
 }
 
+/// How long the parts of loading a model took.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Took {
+    /// Compiling kernels, or reading them from the cache, and loading them.
+    pub code: Duration,
+    /// Finding libraries, and choosing what computes each step.
+    pub choices: Duration,
+    /// Copying weights to the GPU.
+    pub weights: Duration,
+}
+
+impl std::ops::Add for Took {
+    type Output = Took;
+
+    fn add(self, other: Took) -> Took {
+        Took {
+            code: self.code + other.code,
+            choices: self.choices + other.choices,
+            weights: self.weights + other.weights,
+        }
+    }
+}
+
 /// A model's code and weights on a GPU.
 #[derive(Debug)]
 pub struct Loaded {
@@ -99,6 +124,7 @@ pub struct Loaded {
     /// How each step runs.
     chosen: Vec<Chosen>,
     libraries: String,
+    took: Took,
 }
 
 impl Loaded {
@@ -111,18 +137,23 @@ impl Loaded {
         libraries: &Libraries,
     ) -> Result<Arc<Loaded>, EngineError> {
         plan.check()?;
+        let since = Instant::now();
         let mut code = Code::new(gpu, toolkit)?;
         let own: Vec<Launch> = launch::launches(&plan)?;
         code.prepare(own.iter().map(|launch| launch.kernel))?;
+        let of_code = since.elapsed();
         let (cudnn, found) = libraries.find(&code.context)?;
         let decided = match &cudnn {
             Some(cudnn) => choose::decide(&mut code, &plan, &own, cudnn, libraries)?,
             None => Decided::own(&own),
         };
+        let of_choices = since.elapsed() - of_code;
         let Decided { ready, chosen } = decided;
         let constants = ready.iter().zip(&plan.steps).flat_map(|(ready, step)| ready.constants(&plan, step));
         let weights = Weights::new(&code.context, &plan, constants)?;
-        Ok(Arc::new(Loaded { code, plan, ready, weights, chosen, libraries: found }))
+        let of_weights = since.elapsed() - of_code - of_choices;
+        let took = Took { code: of_code, choices: of_choices, weights: of_weights };
+        Ok(Arc::new(Loaded { code, plan, ready, weights, chosen, libraries: found, took }))
     }
 
     /// The plan that it runs.
@@ -138,6 +169,11 @@ impl Loaded {
     /// The libraries that compute steps, with their versions; or why there is none.
     pub fn libraries(&self) -> &str {
         &self.libraries
+    }
+
+    /// How long the parts of loading it took.
+    pub fn took(&self) -> Took {
+        self.took
     }
 
     /// Bytes that an instance has beside its arena, for libraries.
