@@ -1,16 +1,18 @@
 //! `profiler check`: each layer of an engine beside what ONNX Runtime computes for the same file and inputs.
 
 use anyhow::{Context, Result, ensure};
-use clap::{Args, ValueEnum};
-use inference::engine::Engine;
+use clap::Args;
+use inference::engine::Engine as _;
 use inference::engine::gpu::Instance;
 use inference::engine::onnx_runtime::Runtime;
 use inference::engine::twin::Twin;
 use inference::layers::{Layers, Random, distance, tolerance};
-use inference::plan::{Plan, Precision, Source, Step, Task};
+use inference::plan::{Plan, Precision, Source, Step};
 
+use crate::format;
 use crate::model::{self, Model, views};
-use crate::subject::{self, Own};
+use crate::start::Start;
+use crate::subject::{self, Engine, OnGpu};
 
 /// Layers that the table shows, the worst first.
 const SHOWN: usize = 10;
@@ -23,24 +25,17 @@ const PERTURBED: f64 = 0.05;
 pub struct Options {
     #[command(flatten)]
     model: model::Choice,
-    /// What computes the layers.
-    #[arg(long, value_enum, default_value_t = Compared::Twin)]
-    engine: Compared,
+    /// What computes the layers: twin, own or cuda. The twin is slow.
+    #[arg(long, value_parser = Engine::of_plans(), default_value = "twin")]
+    engine: Engine,
     #[command(flatten)]
-    own: subject::Gpu,
+    format: format::Choice,
+    #[command(flatten)]
+    gpu: subject::Gpu,
     /// Change the weights of this layer by 5 % of their norm, in the engine alone: shows that the check
     /// notices.
     #[arg(long, value_name = "LAYER")]
     perturb: Option<String>,
-}
-
-/// Engines that are compared with the reference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Compared {
-    /// Our kernels on the host twin, each layer by itself: slow.
-    Twin,
-    /// Our kernels on a GPU: the outputs.
-    Own,
 }
 
 /// A layer, or an output, with its distance from the reference.
@@ -62,32 +57,31 @@ impl Row {
 pub fn run(options: &Options) -> Result<bool> {
     let model = Model::find(&options.model)?;
     let inputs = model.inputs(SEED);
-    let mut plan = model.plan()?;
+    let formats = options.format.formats(options.engine)?;
+    let mut plans = formats.iter().map(|&format| model.plan(format)).collect::<Result<Vec<Plan>>>()?;
     if let Some(layer) = &options.perturb {
-        perturb(&mut plan, layer)?;
+        plans.iter_mut().try_for_each(|plan| perturb(plan, layer))?;
     }
     let runtime = Runtime::load(options.model.onnxruntime.as_deref())?;
     let layers = Layers::compute(&runtime, &model.file, &model.graph, &views(&inputs))?;
     say!("{}, batch {}: {}", model.manifest.title, model.batch, model.weights);
-    let (precision, tolerance) = (model.format.precision, tolerance(model.format.precision));
-    let (engine, mut rows, steps) = match options.engine {
-        Compared::Twin => {
-            let mut twin = Twin::new(plan)?;
-            let rows = by_step(&mut twin, precision, &layers, &inputs)?;
-            (twin.name(), rows, twin.plan().steps.len())
-        }
-        Compared::Own => {
-            let own = Own::load(&options.own, plan)?;
-            let mut instance = Instance::new(&own.loaded)?;
-            let found = instance.run(&views(&inputs))?;
-            let stores =
-                own.loaded.plan().steps.iter().filter(|step| matches!(step.task, Task::Store { .. }));
-            let compare =
-                |(step, found): (&Step, &Vec<f32>)| Some(Row::new(precision, step, found, layers.of(step)?));
-            let rows: Vec<Row> = stores.zip(&found).filter_map(compare).collect();
-            (instance.name(), rows, found.len())
-        }
+    let precision = plans[0].format.precision;
+    let tolerance = tolerance(precision);
+    let (engine, plan, mut rows) = if options.engine.is_on_a_gpu() {
+        let on_gpu = OnGpu::load(&options.gpu, options.engine, plans, &mut Start::of_this_process())?;
+        let mut instance = Instance::new(&on_gpu.loaded)?;
+        instance.bring(&views(&inputs))?;
+        let plan = on_gpu.loaded.plan().clone();
+        let rows = by_step(&plan, &layers, |at| Ok(instance.step(at)?))?;
+        (format!("{}, {}", instance.name(), on_gpu.loaded.libraries()), plan, rows)
+    } else {
+        let mut twin = Twin::new(plans.swap_remove(0))?;
+        twin.bring(&views(&inputs))?;
+        let plan = twin.plan().clone();
+        let rows = by_step(&plan, &layers, |at| Ok(twin.step(at)?))?;
+        (twin.name().to_owned(), plan, rows)
     };
+    let steps = plan.steps.len();
     ensure!(!rows.is_empty(), "{}: nothing of it can be compared", model.manifest.name);
     rows.sort_by(|one, two| two.distance.total_cmp(&one.distance));
     say!("{engine} beside ONNX Runtime ({})", runtime.library().display());
@@ -104,15 +98,13 @@ pub fn run(options: &Options) -> Result<bool> {
     Ok(beyond == 0)
 }
 
-/// Every step of the twin whose whole result the reference has.
-fn by_step(twin: &mut Twin, precision: Precision, layers: &Layers, inputs: &[Vec<f32>]) -> Result<Vec<Row>> {
-    twin.bring(&views(inputs))?;
+/// Every step whose whole result the reference has. `run`: runs one, in their order, and says what it wrote.
+fn by_step(plan: &Plan, layers: &Layers, mut run: impl FnMut(usize) -> Result<Vec<f32>>) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
-    for at in 0..twin.plan().steps.len() {
-        let found = twin.step(at)?;
-        let step = &twin.plan().steps[at];
+    for (at, step) in plan.steps.iter().enumerate() {
+        let found = run(at)?;
         if let Some(wanted) = layers.of(step) {
-            rows.push(Row::new(precision, step, &found, wanted));
+            rows.push(Row::new(plan.format.precision, step, &found, wanted));
         }
     }
     Ok(rows)

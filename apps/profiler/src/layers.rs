@@ -1,88 +1,153 @@
-//! `profiler layers`: how long each step of a model takes on the host twin, beside its work and the bytes
+//! `profiler layers`: how long each step of a model takes, and what computes it, beside its work and the bytes
 //! that it touches.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::Args;
+use inference::engine::gpu::{Chosen, Instance};
 use inference::engine::twin::Twin;
 use inference::graph::Shape;
 use inference::plan::{Plan, Source, Step, Task};
 use prost::Message;
 
+use crate::format::{self, Layout};
 use crate::model::{self, Model, views};
+use crate::start::Start;
+use crate::subject::{self, Engine, OnGpu};
+
+/// Launches of the graph whose period is told.
+const LAUNCHES: usize = 100;
 
 #[derive(Args)]
 pub struct Options {
     #[command(flatten)]
     model: model::Choice,
-    /// What runs the steps.
-    #[arg(long, value_enum, default_value_t = Engine::Twin)]
+    /// What runs the steps: twin, own or cuda.
+    #[arg(long, value_parser = Engine::of_plans(), default_value = "twin")]
     engine: Engine,
+    #[command(flatten)]
+    format: format::Choice,
     /// Runs of the whole model; a step's time is the least of them.
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..))]
     repeat: u16,
+    #[command(flatten)]
+    gpu: subject::Gpu,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Engine {
-    /// Our kernels on the host twin: shares of the work, not a GPU's times.
-    Twin,
+/// Times of a plan's steps.
+struct Times {
+    plan: Plan,
+    /// What the times are.
+    what: String,
+    of_steps: Vec<Duration>,
+    /// What computes each step.
+    by: Vec<String>,
+    /// That of the whole graph, on a GPU.
+    period: Option<Duration>,
 }
 
 /// Prints the table.
 pub fn run(options: &Options) -> Result<bool> {
-    let Engine::Twin = options.engine;
+    let formats = options.format.formats(options.engine)?;
     let model = Model::find(&options.model)?;
-    let mut twin = Twin::new(model.plan()?)?;
-    twin.bring(&views(&model.inputs(1)))?;
-    let mut times = vec![Duration::MAX; twin.plan().steps.len()];
-    for _ in 0..options.repeat {
-        for (at, least) in times.iter_mut().enumerate() {
-            let since = Instant::now();
-            twin.launch(at)?;
-            *least = since.elapsed().min(*least);
-        }
-    }
+    let plans = formats.iter().map(|&format| model.plan(format)).collect::<Result<Vec<Plan>>>()?;
+    let times = match options.engine {
+        Engine::Own | Engine::Cuda => on_a_gpu(options, &model, plans)?,
+        Engine::Twin | Engine::Cpu => on_the_twin(options, &model, plans)?,
+    };
     let macs = macs(&model);
-    let plan = twin.plan();
-    let whole: Duration = times.iter().sum();
+    let whole: Duration = times.of_steps.iter().sum();
+    let layout = Layout::of(times.plan.format);
     say!("{}, batch {}: {}", model.manifest.title, model.batch, model.weights);
+    say!("{:?} {:?} {layout:?}; {}", options.engine, options.format.precision, times.what);
     say!(
-        "host twin, a substitute for a GPU; CLOCK_MONOTONIC around each launch, the least of {}",
-        options.repeat
-    );
-    say!(
-        "{:>9} {:>6} {:>11} {:>9}  {:22} {:>16}  layer",
+        "{:>9} {:>6} {:>11} {:>9}  {:22} {:>16}  {:24} layer",
         "time, µs",
         "share",
         "MACs, 10^6",
         "bytes",
         "operator",
-        "shape"
+        "shape",
+        "computed by"
     );
-    for (step, time) in plan.steps.iter().zip(&times) {
+    for ((step, time), by) in times.plan.steps.iter().zip(&times.of_steps).zip(&times.by) {
         say!(
-            "{:9.1} {:5.1}% {:11.3} {:9}  {:22} {:>16}  {}",
-            time.as_secs_f64() * 1e6,
+            "{:9.1} {:5.1}% {:11.3} {:9}  {:22} {:>16}  {by:24} {}",
+            micros(*time),
             100.0 * time.as_secs_f64() / whole.as_secs_f64().max(1e-12),
             macs_of(step, &macs) as f64 / 1e6,
-            bytes_of(plan, step),
+            bytes_of(&times.plan, step),
             step.task.to_string(),
             step.to.to_string(),
             step.names.join(" ")
         );
     }
-    let all: u64 = plan.steps.iter().map(|step| macs_of(step, &macs)).sum();
+    let all: u64 = times.plan.steps.iter().map(|step| macs_of(step, &macs)).sum();
+    let beside = times.period.map_or_else(String::new, |period| {
+        format!(
+            "the graph's period, launched by the host {LAUNCHES} times in a row: {:.1} µs; ",
+            micros(period)
+        )
+    });
     say!(
-        "{:9.1} {:>6} {:11.3}  {} steps",
-        whole.as_secs_f64() * 1e6,
+        "{:9.1} {:>6} {:11.3}  {beside}{} steps",
+        micros(whole),
         "100%",
         all as f64 / 1e6,
-        plan.steps.len()
+        times.plan.steps.len()
     );
     Ok(true)
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+fn on_the_twin(options: &Options, model: &Model, mut plans: Vec<Plan>) -> Result<Times> {
+    let mut twin = Twin::new(plans.swap_remove(0))?;
+    twin.bring(&views(&model.inputs(1)))?;
+    let mut of_steps = vec![Duration::MAX; twin.plan().steps.len()];
+    for _ in 0..options.repeat {
+        for (at, least) in of_steps.iter_mut().enumerate() {
+            let since = Instant::now();
+            twin.launch(at)?;
+            *least = since.elapsed().min(*least);
+        }
+    }
+    let what = format!(
+        "host twin, a substitute for a GPU; CLOCK_MONOTONIC around each launch, the least of {}",
+        options.repeat
+    );
+    let by = vec!["twin".to_owned(); of_steps.len()];
+    Ok(Times { plan: twin.plan().clone(), what, of_steps, by, period: None })
+}
+
+fn on_a_gpu(options: &Options, model: &Model, plans: Vec<Plan>) -> Result<Times> {
+    let on_gpu = OnGpu::load(&options.gpu, options.engine, plans, &mut Start::of_this_process())?;
+    let loaded = &on_gpu.loaded;
+    let mut instance = Instance::new(loaded)?;
+    instance.bring(&views(&model.inputs(1)))?;
+    // Steps read what those before them wrote: once all of them.
+    instance.launch(1)?;
+    instance.wait()?;
+    let of_steps = instance.step_times(options.repeat.into())?;
+    let mut period = Duration::MAX;
+    for _ in 0..options.repeat {
+        let since = Instant::now();
+        instance.launch(LAUNCHES)?;
+        instance.wait()?;
+        period = period.min(since.elapsed() / LAUNCHES as u32);
+    }
+    let what = format!(
+        "{}; libraries: {}; the GPU's events around many runs of a step in one graph, the least of {}",
+        on_gpu.device,
+        loaded.libraries(),
+        options.repeat
+    );
+    let by = loaded.chosen().iter().map(|Chosen { by, .. }| by.to_string()).collect();
+    Ok(Times { plan: loaded.plan().clone(), what, of_steps, by, period: Some(period) })
 }
 
 /// Multiply-accumulates of one run by the node's name; none where the file has an operator that is not

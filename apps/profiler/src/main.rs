@@ -16,10 +16,14 @@ macro_rules! say {
 }
 
 mod check;
+mod format;
 mod layers;
 mod model;
+mod report;
 mod run;
+mod start;
 mod subject;
+mod together;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -6,13 +6,12 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use inference::graph::Graph;
 use inference::import::import;
 use inference::layers::Random;
-use inference::plan::{Format, Layout, Plan, Precision};
+use inference::plan::{Format, Plan};
 use prost::Message;
-use serde::Serialize;
 use zoo::{Manifest, Store, StoreError};
 
 /// Where the manifests are, from the root of a checkout or a bundle.
@@ -30,9 +29,6 @@ pub struct Choice {
     /// An ONNX file of this model, such as one with trained weights, in the place of seeded ones.
     #[arg(long, value_name = "FILE")]
     model_file: Option<PathBuf>,
-    /// How values lie in the engine's memory; ONNX Runtime has its own way.
-    #[arg(long, value_enum, default_value_t = Values::Nchw)]
-    pub format: Values,
     /// Folder of the manifests [default: modelzoo/models, in this folder, in the program's, or above].
     #[arg(long, value_name = "FOLDER")]
     manifests: Option<PathBuf>,
@@ -45,29 +41,6 @@ pub struct Choice {
     pub onnxruntime: Option<PathBuf>,
 }
 
-/// Formats of values, as the planner has them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Values {
-    /// Single precision, the columns of an image fastest.
-    Nchw,
-    /// Single precision, the channels fastest.
-    Nhwc,
-    /// Half precision, the channels fastest.
-    NhwcFp16,
-}
-
-impl Values {
-    fn format(self) -> Format {
-        let (precision, layout) = match self {
-            Values::Nchw => (Precision::Single, Layout::ChannelsFirst),
-            Values::Nhwc => (Precision::Single, Layout::ChannelsLast),
-            Values::NhwcFp16 => (Precision::Half, Layout::ChannelsLast),
-        };
-        Format { precision, layout }
-    }
-}
-
 /// A model that is ready to be run.
 pub struct Model {
     pub manifest: Manifest,
@@ -77,7 +50,6 @@ pub struct Model {
     /// Where the file came from, for people.
     pub weights: String,
     pub graph: Graph,
-    pub format: Format,
     /// Of the tree or the bundle.
     pub root: PathBuf,
 }
@@ -106,13 +78,12 @@ impl Model {
             None => seeded(&manifest, options.store.as_deref(), &root, batch)?,
         };
         let graph = import(&file, batch).with_context(|| weights.clone())?;
-        let format = options.format.format();
-        Ok(Model { manifest, batch, file, weights, graph, format, root })
+        Ok(Model { manifest, batch, file, weights, graph, root })
     }
 
-    /// The plan of its graph.
-    pub fn plan(&self) -> Result<Plan> {
-        Plan::in_format(&self.graph, self.format).with_context(|| self.weights.clone())
+    /// The plan of its graph whose values lie so.
+    pub fn plan(&self, format: Format) -> Result<Plan> {
+        Plan::in_format(&self.graph, format).with_context(|| self.weights.clone())
     }
 
     /// Inputs that depend on the seed alone.

@@ -5,40 +5,87 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use clap::Args;
-use inference::engine::Engine;
-use inference::engine::gpu::{Instance, Libraries, Loaded};
-use inference::plan::Plan;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Args, ValueEnum};
+use gpu::Toolkit;
+use inference::engine;
+use inference::engine::gpu::{Instance, Libraries, Loaded, fastest};
+use inference::plan::{Format, Plan};
+use serde::Serialize;
 
 use crate::model::views;
+use crate::start::Start;
 
-/// A GPU, and the toolkit that compiles its kernels.
+/// What runs a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Engine {
+    /// ONNX Runtime on the processor: a substitute for a GPU.
+    Cpu,
+    /// Our kernels on the host twin: a substitute whose times say nothing about a GPU.
+    Twin,
+    /// Our kernels on a GPU.
+    Own,
+    /// NVIDIA's libraries on a GPU, and our kernels where those are faster.
+    Cuda,
+}
+
+impl Engine {
+    /// Takes the names of engines that run our plans, step by step.
+    pub fn of_plans() -> impl TypedValueParser<Value = Engine> {
+        let read = |name: String| Engine::from_str(&name, false);
+        PossibleValuesParser::new(["twin", "own", "cuda"]).try_map(read)
+    }
+
+    pub fn is_on_a_gpu(self) -> bool {
+        matches!(self, Engine::Own | Engine::Cuda)
+    }
+}
+
+/// A GPU, the toolkit that compiles its kernels, and libraries.
 #[derive(Args)]
 pub struct Gpu {
-    /// Number of the GPU, as CUDA counts; with --engine own.
+    /// Number of the GPU, as CUDA counts; with --engine own or cuda.
     #[arg(long, value_name = "N", default_value_t = 0)]
     gpu: u32,
     /// CUDA toolkit that compiles kernels, or a folder of NVIDIA's wheels [default: DOORBELL_CUDA, CUDA_HOME,
     /// CUDA_PATH, /usr/local/cuda].
     #[arg(long, value_name = "FOLDER")]
     cuda: Option<PathBuf>,
+    /// cuDNN's library, or its folder, with --engine cuda [default: DOORBELL_CUDNN, or the system's].
+    #[arg(long, value_name = "PATH")]
+    cudnn: Option<PathBuf>,
 }
 
 /// A model on a GPU.
-pub struct Own {
+pub struct OnGpu {
     pub loaded: Arc<Loaded>,
     /// Name and architecture.
     pub device: String,
+    /// Each format that was timed, with its graph's period, when there was a choice.
+    pub periods: Vec<(Format, Duration)>,
 }
 
-impl Own {
-    /// Errors: no GPU, no toolkit, each with where it was looked for.
-    pub fn load(options: &Gpu, plan: Plan) -> Result<Own> {
-        let none = "--engine own; without a GPU, `--engine twin` runs the same kernels on the host";
-        let gpu = ::gpu::Gpu::of_ordinal(options.gpu).context(none)?;
-        let toolkit = ::gpu::Toolkit::find(options.cuda.as_deref()).context(none)?;
+impl OnGpu {
+    /// Errors: no GPU, no toolkit, no cuDNN for an engine that needs it, each with where it was looked for.
+    pub fn load(options: &Gpu, engine: Engine, plans: Vec<Plan>, start: &mut Start) -> Result<OnGpu> {
+        let name = if engine == Engine::Cuda { "cuda" } else { "own" };
+        let none = || format!("--engine {name}; without a GPU, `--engine twin` runs our kernels on the host");
+        let gpu = gpu::Gpu::of_ordinal(options.gpu).with_context(none)?;
+        let toolkit = Toolkit::find(options.cuda.as_deref()).with_context(none)?;
         let device = format!("{}, {}", gpu.name()?, gpu.arch()?);
-        Ok(Own { loaded: Loaded::new(gpu, toolkit, plan, &Libraries::none())?, device })
+        // Kept until the model has a share in it, so that it is made here and once.
+        let context = gpu::Context::new(gpu)?;
+        start.part("context");
+        let libraries = match engine {
+            Engine::Cuda => Libraries::needed(options.cudnn.as_deref()),
+            _ => Libraries::none(),
+        };
+        let fastest =
+            fastest(gpu, &toolkit, plans, &libraries).with_context(|| format!("--engine {name}"))?;
+        drop(context);
+        start.part_with("choices", &[("compile", fastest.took.code), ("weights", fastest.took.weights)]);
+        Ok(OnGpu { loaded: fastest.loaded, device, periods: fastest.periods })
     }
 }
 
@@ -52,14 +99,14 @@ pub trait Subject: Send {
 
 /// An engine that is called, and returns when the outputs are there.
 pub struct Called {
-    engine: Box<dyn Engine + Send>,
+    engine: Box<dyn engine::Engine + Send>,
     inputs: Vec<Vec<f32>>,
     outputs: Vec<Vec<f32>>,
 }
 
 impl Called {
     /// `inputs` are those of every run.
-    pub fn new(engine: Box<dyn Engine + Send>, inputs: Vec<Vec<f32>>) -> Called {
+    pub fn new(engine: Box<dyn engine::Engine + Send>, inputs: Vec<Vec<f32>>) -> Called {
         Called { engine, inputs, outputs: Vec::new() }
     }
 }

@@ -194,8 +194,10 @@ fn point(experiment: &str, key: Key, line: &Value, provenance: &Provenance) -> R
     }
     let wrong = number("/outputs_wrong")?;
     let missing = (wrong > 0.0).then(|| format!("{wrong} of {} outputs are wrong", line["outputs_compared"]));
-    let detail = ["runs", "quantiles_ns", "timer", "clock", "batch", "format", "launch", "threads"];
-    let detail = detail.iter().filter_map(|name| Some(((*name).to_owned(), line.get(*name)?.clone())));
+    let detail =
+        ["runs", "quantiles_ns", "timer", "clock", "batch", "engine", "precision", "layout", "libraries"];
+    let detail = detail.iter().chain(&["launch", "threads"]);
+    let detail = detail.filter_map(|name| Some(((*name).to_owned(), line.get(*name)?.clone())));
     Ok(Point {
         values: values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
         missing,

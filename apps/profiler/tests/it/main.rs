@@ -72,8 +72,14 @@ fn bad_input_is_one_line_that_says_what_to_do() {
             vec!["not found", folder_word, "cargo xtask setup"],
         ),
         ([&run[..], &["cpu", "--onnxruntime", text]].concat(), vec![text]),
-        ([&run[..], &["cpu", "--launch", "self"]].concat(), vec!["--launch is for --engine own"]),
-        ([&run[..], &["cpu", "--format", "nhwc"]].concat(), vec!["--format is for our kernels"]),
+        ([&run[..], &["cpu", "--launch", "self"]].concat(), vec!["--launch is for --engine own and cuda"]),
+        ([&run[..], &["cpu", "--layout", "nhwc"]].concat(), vec!["--layout are for our plans"]),
+        ([&run[..], &["own", "--precision", "tf32"]].concat(), vec!["tf32 is for --engine cuda"]),
+        (
+            vec!["check", "squeezenet-1.1", "--precision", "fp16", "--layout", "nchw"],
+            vec!["fp16 has --layout nhwc alone"],
+        ),
+        (vec!["layers", "squeezenet-1.1", "--layout", "auto"], vec!["--layout auto", "name one"]),
         ([&run[..], &["twin", "--threads", "2"]].concat(), vec!["--threads is for --engine cpu"]),
     ] {
         let output = profiler(&arguments);
@@ -95,8 +101,10 @@ fn bad_input_is_one_line_that_says_what_to_do() {
 fn a_machine_without_a_gpu_is_told_which_engine_runs_there() {
     let none = gpu::Gpu::first().map_or(true, |_| false);
     need!(none, "a machine without a GPU");
-    for command in ["check", "run"] {
-        let output = profiler(&[command, "squeezenet-1.1", "--engine", "own"]);
+    for (command, engine) in
+        [("check", "own"), ("run", "own"), ("run", "cuda"), ("layers", "own"), ("layers", "cuda")]
+    {
+        let output = profiler(&[command, "squeezenet-1.1", "--engine", engine]);
         let error = String::from_utf8_lossy(&output.stderr);
         let without_reference = error.contains("ONNX Runtime was not found");
         assert!(error.contains("--engine twin") || without_reference, "{error}");
@@ -109,7 +117,7 @@ fn a_check_passes_and_fails_when_the_weights_of_one_layer_differ() {
     need!(reference(), reference, "ONNX Runtime");
     let whole = said(0, &["check", "squeezenet-1.1"]);
     assert!(whole.contains("31 of 32 compared: all within 1e-4"), "{whole}");
-    let half = said(0, &["check", "squeezenet-1.1", "--format", "nhwc-fp16"]);
+    let half = said(0, &["check", "squeezenet-1.1", "--precision", "fp16"]);
     assert!(half.contains("31 of 32 compared: all within 2e-2"), "{half}");
     // The last layer with weights: it, and the mean and the output behind it.
     let wrong = said(1, &["check", "squeezenet-1.1", "--perturb", "classifier.1"]);
@@ -152,9 +160,13 @@ fn check_line(line: &Value, instances: u64) {
         line["runs"].as_u64().unwrap() >= instances && line["runs_per_s"].as_f64().unwrap() > 0.0,
         "{line}"
     );
-    for name in ["weights", "timer", "clock", "provenance", "energy", "label"] {
+    for name in ["weights", "timer", "clock", "provenance", "energy", "label", "precision", "libraries"] {
         assert!(!line[name].is_null(), "{name}: {line}");
     }
+    let parts = line["start_ms"].as_object().unwrap();
+    let ms = |name: &str| parts[name].as_f64().unwrap();
+    let sum: f64 = parts.keys().filter(|name| *name != "total").map(|name| ms(name)).sum();
+    assert!((sum - ms("total")).abs() < 1e-3 && ms("first_answer") > 0.0, "{parts:?}");
 }
 
 #[test]
@@ -190,6 +202,34 @@ fn the_twin_is_labelled_as_a_substitute() {
     let line: Value = serde_json::from_str(&out).unwrap();
     check_line(&line, 1);
     assert_eq!((&line["label"], &line["provenance"]["gpu"]), (&"emulated".into(), &"emulated".into()));
+    assert_eq!((&line["layout"], &line["precision"]), (&"nchw".into(), &"fp32".into()));
+    let bytes = |name: &str| line[name].as_u64().unwrap();
+    assert!(bytes("arena_bytes") >= bytes("arena_bound_bytes") && bytes("arena_bound_bytes") > 600_000);
+}
+
+/// Values of a file that `--outputs` wrote.
+fn values(folder: &Path, name: &str) -> Vec<f32> {
+    let bytes = std::fs::read(folder.join(name)).unwrap();
+    bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
+}
+
+#[test]
+fn tensors_of_the_first_instance_are_written_as_little_endian_values() {
+    need!(reference(), reference, "ONNX Runtime");
+    let folder = folder("tensors");
+    let of = |engine: &str, instances: &str| {
+        let folder = folder.join(engine);
+        let path = folder.to_str().unwrap();
+        let run = ["run", "squeezenet-1.1", "--engine", engine, "--seconds", "0", "--warmup", "0"];
+        said(0, &[&run[..], &["--instances", instances, "--outputs", path]].concat());
+        (values(&folder, "input-0.f32"), values(&folder, "output-0.f32"))
+    };
+    let ((input, wanted), (same_input, found)) = (of("cpu", "2"), of("twin", "1"));
+    assert_eq!((input.len(), wanted.len()), (3 * 224 * 224, 1000));
+    assert_eq!(input, same_input, "the first instance has the same input on each engine");
+    let far = wanted.iter().zip(&found).map(|(wanted, found)| (wanted - found).abs()).fold(0.0, f32::max);
+    assert!(far < 1e-4 && wanted.iter().any(|value| value.abs() > 1e-3), "{far}");
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]
@@ -204,14 +244,51 @@ fn layers_have_the_work_that_was_counted_in_the_file() {
     assert!((whole - 100.0).abs() < 2.0, "{whole}: {out}");
 }
 
+/// Engines of a GPU that are here: our own, and cuDNN's where there is one.
+fn engines_of_a_gpu() -> Vec<&'static str> {
+    let tried = profiler(&["layers", "squeezenet-1.1", "--engine", "cuda", "--repeat", "1"]);
+    let error = String::from_utf8_lossy(&tried.stderr);
+    if tried.status.code() == Some(2) && error.contains("nvidia-cudnn") {
+        println!("no cuDNN: {error}");
+        return vec!["own"];
+    }
+    assert_eq!(tried.status.code(), Some(0), "{error}");
+    vec!["own", "cuda"]
+}
+
 #[test]
-fn gpu_instances_that_launch_themselves_are_right_and_timed() {
+fn gpu_instances_are_right_and_timed_however_they_are_launched() {
     need!(gpu::Gpu::first(), gpu, "one CUDA device");
-    for launch in ["host", "graph", "self"] {
-        let run = ["run", "squeezenet-1.1", "--engine", "own", "--seconds", "0.3", "--json", "-"];
-        let out = said(0, &[&run[..], &["--instances", "4", "--launch", launch]].concat());
-        let line: Value = serde_json::from_str(&out).unwrap();
-        check_line(&line, 4);
-        assert_eq!((&line["label"], &line["launch"]), (&"hardware".into(), &launch.into()));
+    for engine in engines_of_a_gpu() {
+        for (launch, precision) in [
+            ("host", "fp32"),
+            ("graph", "fp32"),
+            ("self", "fp32"),
+            ("while", "fp32"),
+            ("self", "fp16"),
+            ("while", "fp16"),
+        ] {
+            let run = ["run", "squeezenet-1.1", "--engine", engine, "--seconds", "0.3", "--json", "-"];
+            let how = ["--instances", "4", "--launch", launch, "--precision", precision];
+            let line: Value = serde_json::from_str(&said(0, &[&run[..], &how].concat())).unwrap();
+            check_line(&line, 4);
+            assert_eq!((&line["label"], &line["launch"]), (&"hardware".into(), &launch.into()));
+            assert_eq!((&line["engine"], &line["precision"]), (&engine.into(), &precision.into()));
+            let of_library = line["libraries"].as_str().unwrap().starts_with("cuDNN");
+            assert_eq!(of_library, engine == "cuda", "{line}");
+            let timed = line["layout_periods_us"].as_object().map_or(0, |periods| periods.len());
+            assert_eq!(timed, if engine == "cuda" && precision == "fp32" { 2 } else { 0 }, "{line}");
+        }
+    }
+}
+
+#[test]
+fn gpu_layers_are_timed_beside_the_graphs_period() {
+    need!(gpu::Gpu::first(), gpu, "one CUDA device");
+    for engine in engines_of_a_gpu() {
+        let out = said(0, &["layers", "squeezenet-1.1", "--engine", engine, "--repeat", "1"]);
+        let last = out.lines().last().unwrap();
+        assert!(last.contains("349.152") && last.contains("period") && last.ends_with("32 steps"), "{out}");
+        assert!(out.lines().filter(|line| line.contains("Conv+Relu")).count() >= 26, "{out}");
     }
 }

@@ -1,0 +1,200 @@
+//! The result of `profiler run`: a line of JSON, and a few lines for people.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use inference::plan::{Format, Plan};
+use measure::{Histogram, JsonLines, Label, Part, Provenance, Summary, Timer};
+use serde::Serialize;
+
+use crate::format::{Layout, Precision};
+use crate::model::Model;
+use crate::run::{Launch, Options};
+use crate::subject::Engine;
+use crate::together::Measured;
+
+/// What is known of an engine and its plan, beside times.
+#[derive(Default, Serialize)]
+pub struct Facts {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub launch: Option<Launch>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layout: Option<Layout>,
+    /// Period of the graph in each layout that was timed, in µs.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub layout_periods_us: BTreeMap<String, f64>,
+    /// What computes steps beside our kernels, with versions.
+    pub libraries: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
+    /// Bytes of an instance's arena, and the least that any arena for these steps has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arena_bytes: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub arena_bound_bytes: Option<usize>,
+    /// Bytes that an instance has for libraries.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workspace_bytes: Option<usize>,
+    /// From the process's start to the first answer.
+    pub start_ms: BTreeMap<&'static str, f64>,
+}
+
+impl Facts {
+    /// The memory of an instance.
+    pub fn memory_of(&mut self, plan: &Plan, workspace: usize) {
+        self.arena_bytes = Some(plan.arena.bytes);
+        self.arena_bound_bytes = Some(plan.arena.bound);
+        self.workspace_bytes = Some(workspace);
+    }
+
+    /// The periods by which the layout was chosen.
+    pub fn periods(&mut self, periods: &[(Format, Duration)]) {
+        let one = |(format, period): &(Format, Duration)| {
+            (format!("{:?}", Layout::of(*format)).to_lowercase(), period.as_secs_f64() * 1e6)
+        };
+        self.layout_periods_us = periods.iter().map(one).collect();
+    }
+}
+
+/// One line of JSON.
+#[derive(Serialize)]
+struct Line<'a> {
+    kind: &'static str,
+    model: &'a str,
+    weights: &'a str,
+    engine: Engine,
+    precision: Precision,
+    #[serde(flatten)]
+    facts: Facts,
+    batch: usize,
+    instances: u16,
+    seconds: f64,
+    warmup_seconds: f64,
+    /// What `run` and the quantiles measure.
+    timer: Timer,
+    clock: &'static str,
+    runs: u64,
+    /// Runs of all instances in a second.
+    runs_per_s: f64,
+    /// Bytes of one run.
+    input_bytes: u64,
+    output_bytes: u64,
+    run: Summary,
+    /// 1,001 of them: the 0th, 0.1th, … 100th percentile.
+    quantiles_ns: Vec<u64>,
+    outputs_compared: u64,
+    outputs_wrong: u64,
+    energy: &'static str,
+    label: Label,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    substitute: Option<&'static str>,
+    provenance: Provenance,
+}
+
+/// What a run's time is, by the way in which it is started.
+fn timer(launch: Option<Launch>) -> Timer {
+    let (starts, stops) = match launch {
+        None => ("before a model's inputs are handed to its engine", "when its outputs are there"),
+        Some(Launch::Host) => ("before the CPU launches the graph", "when its stream is idle"),
+        Some(Launch::Graph) => {
+            ("before the CPU launches the graph 100 times", "when its stream is idle; divided by 100")
+        }
+        Some(Launch::ByItself | Launch::While) => {
+            ("when the CPU, which polls the counters of turns, sees one end", "when it sees the next one end")
+        }
+    };
+    Timer { name: "run_ns", starts, stops }
+}
+
+/// Prints what was measured, and whether all outputs were right. `start`: the way to the first answer, for people.
+pub fn report(
+    options: &Options,
+    model: &Model,
+    (facts, start): (Facts, &str),
+    provenance: Provenance,
+    measured: &[Measured],
+) -> Result<bool> {
+    let mut histogram = Histogram::new();
+    measured.iter().for_each(|one| histogram.merge(&one.histogram));
+    let rate = |one: &Measured| one.histogram.count() as f64 / one.elapsed.as_secs_f64().max(1e-9);
+    let [input_bytes, output_bytes] = model.bytes();
+    let outputs_wrong = measured.iter().map(|one| one.wrong).sum();
+    let line = Line {
+        kind: "profiler-run",
+        model: &model.manifest.name,
+        weights: &model.weights,
+        engine: options.engine,
+        precision: options.format.precision,
+        batch: model.batch,
+        instances: options.instances,
+        seconds: options.seconds,
+        warmup_seconds: options.warmup,
+        timer: timer(facts.launch),
+        clock: "CLOCK_MONOTONIC of the CPU",
+        runs: histogram.count(),
+        runs_per_s: measured.iter().map(rate).sum(),
+        input_bytes,
+        output_bytes,
+        run: histogram.summary().context("nothing was measured")?,
+        quantiles_ns: (0..=1000).map(|at| histogram.percentile_ns(f64::from(at) / 10.0)).collect(),
+        outputs_compared: measured.iter().map(|one| one.compared).sum(),
+        outputs_wrong,
+        energy: "n/a: not measured",
+        label: provenance.label(&[Part::Gpu]),
+        substitute: match options.engine {
+            Engine::Cpu => Some("the processor, in the place of a GPU"),
+            Engine::Twin => Some("the host twin, in the place of a GPU"),
+            Engine::Own | Engine::Cuda => None,
+        },
+        provenance,
+        facts,
+    };
+    if options.json.as_deref() != Some(Path::new("-")) {
+        say_line(&line, model, start);
+    }
+    match options.json.as_deref() {
+        Some(path) if path == Path::new("-") => say!("{}", serde_json::to_string(&line)?),
+        Some(path) => JsonLines::append_to(path)
+            .and_then(|mut lines| lines.push(&line))
+            .with_context(|| format!("--json {}", path.display()))?,
+        None => {}
+    }
+    Ok(outputs_wrong == 0)
+}
+
+/// The result for people.
+fn say_line(line: &Line<'_>, model: &Model, start: &str) {
+    let ms = |ns: u64| ns as f64 / 1e6;
+    say!("{}, batch {}: {}", model.manifest.title, line.batch, line.weights);
+    let periods = line.facts.layout_periods_us.iter().map(|(layout, us)| format!(", {layout} {us:.1} µs"));
+    let layout = line.facts.layout.map_or_else(String::new, |layout| format!(" {layout:?}"));
+    say!(
+        "{:?} {:?}{layout}{}; libraries: {}",
+        line.engine,
+        line.precision,
+        periods.collect::<String>(),
+        line.facts.libraries
+    );
+    let with = line.facts.threads.map_or_else(String::new, |threads| format!(", {threads} threads each"));
+    say!("{} side by side{with}: {} runs, {:.1} a second", line.instances, line.runs, line.runs_per_s);
+    let Summary { min_ns, p50_ns, p90_ns, p99_ns, max_ns, .. } = line.run;
+    let [least, p50, p90, p99, most] = [min_ns, p50_ns, p90_ns, p99_ns, max_ns].map(ms);
+    say!("one run, ms: least {least:.3}, p50 {p50:.3}, p90 {p90:.3}, p99 {p99:.3}, most {most:.3}");
+    say!("  from: {}; to: {}; {}", line.timer.starts, line.timer.stops, line.clock);
+    say!(
+        "outputs: {} compared with those of a run alone, bit for bit, {} wrong",
+        line.outputs_compared,
+        line.outputs_wrong
+    );
+    let facts = &line.facts;
+    if let (Some(arena), Some(bound), Some(work)) =
+        (facts.arena_bytes, facts.arena_bound_bytes, facts.workspace_bytes)
+    {
+        say!("memory of an instance, bytes: arena {arena} (bound {bound}), workspace {work}");
+    }
+    say!("from the process's start to the first answer, ms: {start}");
+    let substitute = line.substitute.map_or_else(String::new, |what| format!("; a substitute: {what}"));
+    say!("label: {} (gpu: {}){substitute}; energy: {}", line.label, line.provenance.gpu, line.energy);
+}
