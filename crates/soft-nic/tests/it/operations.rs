@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use mlx5_layout::send_wqe::{AddressVector, DataPointer};
 use mlx5_layout::{CqeOpcode, SendOpcode};
 use roce::ServiceType;
-use soft_nic::config::{LinkLayer, LinkPath};
+use soft_nic::config::{CopyThreads, LinkLayer, LinkPath};
 use soft_nic::dma::copiers;
 use soft_nic::span::Span;
 use soft_nic::testing::{CqShape, Driver, QpId, QpShape, Region, Setup, WorkRequest};
@@ -102,7 +102,7 @@ static HELPED: Mutex<()> = Mutex::new(());
 #[test]
 fn helpers_take_part_in_long_messages() {
     let _one = HELPED.lock();
-    let mut driver = Driver::new(Setup::new("helped").with(|c| c.copy_threads = Some(2)));
+    let mut driver = Driver::new(Setup::new("helped").with(|c| c.copy_threads = CopyThreads::Count(2)));
     let (a, _) = driver.pair(QpShape::default());
     let (from, to) = (driver.region(1 << 17, ALL), driver.region(1 << 17, ALL));
     let end = Instant::now() + Duration::from_secs(30);
@@ -127,7 +127,7 @@ fn sends_and_writes_of_every_length_arrive() {
     let roce = Setup::new("roce").with(|c| c.link_layer = LinkLayer::Roce);
     check_sends_and_writes("RC on Ethernet", ServiceType::Rc, roce);
     let one = HELPED.lock();
-    let helped = Setup::new("helped-rc").with(|c| c.copy_threads = Some(2));
+    let helped = Setup::new("helped-rc").with(|c| c.copy_threads = CopyThreads::Count(2));
     check_sends_and_writes("RC with helpers", ServiceType::Rc, helped);
     drop(one);
     check_sends_and_writes("RC on the wire", ServiceType::Rc, on_the_wire("rc-wire"));
@@ -140,10 +140,10 @@ fn sends_and_writes_of_every_length_arrive() {
 fn reads_of_every_length_arrive_and_say_so() {
     for (name, setup) in [
         ("read", Setup::new("read")),
-        ("helped-read", Setup::new("helped-read").with(|c| c.copy_threads = Some(1))),
+        ("helped-read", Setup::new("helped-read").with(|c| c.copy_threads = CopyThreads::Count(1))),
         ("wire-read", on_the_wire("wire-read")),
     ] {
-        let _one = (setup.config.copy_threads == Some(1)).then(|| HELPED.lock());
+        let _one = (setup.config.copy_threads == CopyThreads::Count(1)).then(|| HELPED.lock());
         let mut driver = Driver::new(setup);
         let (a, b) = driver.pair(QpShape::default());
         let (into, remote) = (driver.region(1 << 17, ALL), driver.region(1 << 17, ALL));
