@@ -60,6 +60,18 @@ pub struct Method {
     pub attributes: &'static [Spec],
 }
 
+/// A method without attributes, by the numbers of its object and itself.
+pub const fn method(object: u16, method: u16, name: &'static str) -> Method {
+    Method { object, method, name, attributes: &[] }
+}
+
+impl Method {
+    /// The method with the attributes that it knows.
+    pub const fn takes(self, attributes: &'static [Spec]) -> Self {
+        Self { attributes, ..self }
+    }
+}
+
 /// A mandatory attribute.
 pub const fn must(id: u16, kind: Kind) -> Spec {
     Spec { id, kind, mandatory: true }
