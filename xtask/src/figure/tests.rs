@@ -1,21 +1,19 @@
 //! The whole of `figure` with stand-ins for its programs: shell scripts that say what the generator says.
 
+use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use experiment::point::{self, Point};
+use experiment::resume::Earlier;
+use experiment::verdict::Verdict;
 use measure::json_lines;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use std::collections::BTreeSet;
-use std::time::Instant;
-
-use experiment::point::{self, Point};
-use experiment::resume::Earlier;
-
 use super::*;
 use crate::process::script as script_file;
-use experiment::verdict::Verdict;
+use crate::refused::Refused;
 
 /// A folder of its own with a launcher and a generator, both fakes.
 struct Stage {
@@ -63,6 +61,10 @@ impl Stage {
         json_lines::read(&self.out.join("results.jsonl")).unwrap().records
     }
 
+    fn summary(&self) -> serde_json::Value {
+        serde_json::from_slice(&fs::read(self.out.join("summary.json")).unwrap()).unwrap()
+    }
+
     fn calls(&self) -> usize {
         fs::read_to_string(self.out.with_file_name("calls")).unwrap_or_default().lines().count()
     }
@@ -81,6 +83,11 @@ fn options(resume: bool) -> Options {
     Options { resume, peer_generator: "generator".into(), no_install: true, ..Options::default() }
 }
 
+/// The user can mend it, and its first line names what.
+fn assert_refused(error: &anyhow::Error, words: &str) {
+    assert!(error.is::<Refused>() && error.to_string().contains(words), "{words}: {error:#}");
+}
+
 #[test]
 fn a_run_leaves_points_plots_and_verdicts() {
     let stage = stage("whole", "");
@@ -97,8 +104,7 @@ fn a_run_leaves_points_plots_and_verdicts() {
     for file in ["post-time.svg", "post-time.png", "summary.json", "nic.toml"] {
         assert!(fs::metadata(stage.out.join(file)).unwrap().len() > 0, "{file}");
     }
-    let summary: serde_json::Value =
-        serde_json::from_slice(&fs::read(stage.out.join("summary.json")).unwrap()).unwrap();
+    let summary = stage.summary();
     assert_eq!(summary["ratios"]["rows"][0]["ratio"], 0.4);
     let verdict = |id: &str| {
         let verdicts = summary["verdicts"].as_array().unwrap();
@@ -164,10 +170,7 @@ fn points_of_another_run_are_not_mixed_in() {
         assert!(text.contains(from), "{from}");
         fs::write(&file, text.replace(from, to)).unwrap();
         let error = stage.run(&options(true)).unwrap_err();
-        assert!(
-            error.is::<crate::refused::Refused>() && error.to_string().contains(named),
-            "{named}: {error:#}"
-        );
+        assert_refused(&error, named);
         assert_eq!(error.to_string().lines().count(), 1, "{error:#}");
         // All but what the programs must be asked for is known before they are built.
         let before = checked(&stage.out, &small(), true);
@@ -210,8 +213,7 @@ fn a_tree_with_changes_is_not_gone_on_with_in_silence() {
         (&clean, &changed, "`without changes` there, `with changes` in"),
     ] {
         let error = earlier(there, here).unwrap_err();
-        assert!(error.is::<crate::refused::Refused>(), "{error:#}");
-        assert!(error.to_string().contains(&format!("another state of the tree: {words}")), "{error:#}");
+        assert_refused(&error, &format!("another state of the tree: {words}"));
     }
 }
 
@@ -227,7 +229,7 @@ fn points_of_a_tree_with_changes_are_not_recorded() {
     let text = fs::read_to_string(&file).unwrap().replace("\"dirty\":false", "\"dirty\":true");
     fs::write(&file, text).unwrap();
     let error = stage.run(&Options { record: true, ..options(true) }).unwrap_err();
-    assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("--record"), "{error:#}");
+    assert_refused(&error, "--record");
 }
 
 /// What is said of `--out` before anything is built.
@@ -307,8 +309,7 @@ fn a_file_for_a_folder_and_another_figure_s_results_are_refused_before_the_build
         (&stage.out, &["--resume", "points of fig5, not of fig4; give another --out"]),
     ] {
         let error = checked(out, &figure_4, true).unwrap_err();
-        assert!(error.is::<crate::refused::Refused>(), "{error:#}");
-        assert!(words.iter().all(|word| error.to_string().contains(word)), "{error:#}");
+        words.iter().for_each(|word| assert_refused(&error, word));
     }
 }
 
@@ -373,8 +374,7 @@ fn points_that_are_not_whole_are_measured_again_and_the_newer_line_counts() {
     fs::write(stage.out.with_file_name("healed"), "").unwrap();
     stage.run(&options(true)).unwrap();
     assert_eq!((stage.calls() - before, stage.points().len()), (8, 16));
-    let summary = fs::read_to_string(stage.out.join("summary.json")).unwrap();
-    let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+    let summary = stage.summary();
     assert_eq!(summary["replaced"].as_array().unwrap().len(), 8);
     assert!(summary["rows"].as_array().unwrap().iter().all(|row| row["content_ok"] == true), "{summary}");
     // And from then on there is nothing to do.
@@ -411,10 +411,7 @@ fn a_build_is_announced_and_cargo_s_own_progress_passed_on() {
 fn what_the_generator_refuses_is_refused_in_its_words() {
     let stage = stage("refuses", "echo 'generator: MTU 1024 here, 4096 there' >&2; exit 2");
     let error = stage.run(&options(false)).unwrap_err();
-    assert!(
-        error.is::<crate::refused::Refused>() && format!("{error:#}").contains("MTU 1024 here"),
-        "{error:#}"
-    );
+    assert!(error.is::<Refused>() && format!("{error:#}").contains("MTU 1024 here"), "{error:#}");
 }
 
 #[test]
@@ -428,21 +425,18 @@ fn a_generator_that_dies_names_the_point_and_keeps_the_others() {
 #[test]
 fn an_unknown_figure_is_refused_with_the_ones_there_are() {
     let error = run("fig99", &options(false)).unwrap_err();
-    assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("fig4, fig5"), "{error:#}");
+    assert_refused(&error, "fig4, fig5");
     let resumed = Options { resume: true, ..options(false) };
     for name in ["bench-nic", "bench-post-gpu"] {
         let error = run(name, &resumed).unwrap_err();
-        assert!(
-            error.is::<crate::refused::Refused>() && error.to_string().contains("are no transfers"),
-            "{error:#}"
-        );
+        assert_refused(&error, "are no transfers");
     }
 }
 
 #[test]
 fn a_card_that_is_not_here_is_refused() {
     let error = Nic::card("mlx5_77").unwrap_err();
-    assert!(error.is::<crate::refused::Refused>() && error.to_string().contains("mlx5_77"), "{error:#}");
+    assert_refused(&error, "mlx5_77");
 }
 
 /// A script that starts a program on a fabric of this test.
