@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_uint, c_ulong, c_void};
 
 use soft_nic::abi::attributes::RDMA_VERBS_IOCTL;
 
-use super::raw::{self, behind, fail, int, syscall};
+use super::raw::{self, behind, fail, hooks, int, syscall};
 use super::table::{self, Entry};
 use super::{manager, nic};
 
@@ -155,14 +155,8 @@ unsafe extern "C-unwind" fn write(fd: c_int, bytes: *const c_void, len: usize) -
     unsafe { __write(fd, bytes, len) }
 }
 
-/// `mmap` in both spellings.
-unsafe fn map(
-    address: *mut c_void,
-    length: usize,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: i64,
+hooks!(mmap, mmap64 => (
+    address: *mut c_void, length: usize, protection: c_int, flags: c_int, fd: c_int, offset: i64,
 ) -> *mut c_void {
     if fd >= 0 && flags & libc::MAP_ANONYMOUS == 0 && table::get(fd) != Entry::Foreign {
         match table::verified(fd) {
@@ -176,33 +170,7 @@ unsafe fn map(
     }
     // SAFETY: the program's own arguments.
     unsafe { syscall!(SYS_mmap, address, length, protection, flags, fd, offset) as *mut c_void }
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn mmap(
-    address: *mut c_void,
-    length: usize,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: i64,
-) -> *mut c_void {
-    // SAFETY: the program's own arguments.
-    unsafe { map(address, length, protection, flags, fd, offset) }
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn mmap64(
-    address: *mut c_void,
-    length: usize,
-    protection: c_int,
-    flags: c_int,
-    fd: c_int,
-    offset: i64,
-) -> *mut c_void {
-    // SAFETY: the program's own arguments.
-    unsafe { map(address, length, protection, flags, fd, offset) }
-}
+});
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {

@@ -6,6 +6,7 @@
 use std::ffi::c_int;
 
 use super::nic;
+use super::raw::{hooks, syscall};
 
 #[used]
 #[cfg_attr(not(test), unsafe(link_section = ".fini_array"))]
@@ -15,19 +16,11 @@ extern "C" fn at_exit() {
     nic::end();
 }
 
-/// `_exit` under both its names. `exit` itself does not come here: it calls the C library's own.
-macro_rules! exit_hooks {
-    ($($name:ident),*) => {$(
-        #[allow(non_snake_case)]
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $name(status: c_int) -> ! {
-            nic::leave();
-            loop {
-                // SAFETY: ends the process.
-                unsafe { super::raw::syscall!(SYS_exit_group, status) };
-            }
-        }
-    )*};
-}
-
-exit_hooks!(_exit, _Exit);
+// `exit` itself does not come here: it calls the C library's own.
+hooks!(_exit, _Exit => (status: c_int) -> ! {
+    nic::leave();
+    loop {
+        // SAFETY: ends the process.
+        unsafe { syscall!(SYS_exit_group, status) };
+    }
+});

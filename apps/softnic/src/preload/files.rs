@@ -6,7 +6,7 @@ use soft_nic::abi::sysfs;
 use soft_nic::abi::tree::{Attributes, Node, Tree};
 
 use super::paths::{Place, locate};
-use super::raw::{self, behind, fail, syscall};
+use super::raw::{self, behind, fail, hooks, syscall};
 use super::table::{self, Entry};
 use super::world::world;
 use super::{manager, nic, raw::int};
@@ -61,45 +61,21 @@ fn open_content(content: &[u8], close_on_exec: bool) -> c_int {
     fd
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn open(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+hooks!(open, open64 => (path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
     open_at(libc::AT_FDCWD, path, flags, mode)
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn open64(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
-    open_at(libc::AT_FDCWD, path, flags, mode)
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn __open_2(path: *const c_char, flags: c_int) -> c_int {
+hooks!(__open_2, __open64_2 => (path: *const c_char, flags: c_int) -> c_int {
     open_at(libc::AT_FDCWD, path, flags, 0)
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn __open64_2(path: *const c_char, flags: c_int) -> c_int {
-    open_at(libc::AT_FDCWD, path, flags, 0)
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn openat(at: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+hooks!(openat, openat64 => (at: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
     open_at(at, path, flags, mode)
-}
+});
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn openat64(at: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
-    open_at(at, path, flags, mode)
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn __openat_2(at: c_int, path: *const c_char, flags: c_int) -> c_int {
+hooks!(__openat_2, __openat64_2 => (at: c_int, path: *const c_char, flags: c_int) -> c_int {
     open_at(at, path, flags, 0)
-}
-
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn __openat64_2(at: c_int, path: *const c_char, flags: c_int) -> c_int {
-    open_at(at, path, flags, 0)
-}
+});
 
 /// `fopen` of a node; `None` when the path is not ours.
 fn fopen_node(path: *const c_char, mode: *const c_char) -> Option<*mut libc::FILE> {
@@ -130,25 +106,23 @@ fn fopen_node(path: *const c_char, mode: *const c_char) -> Option<*mut libc::FIL
     Some(unsafe { libc::fdopen(fd, mode) })
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn fopen(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
-    if let Some(file) = fopen_node(path, mode) {
-        return file;
-    }
-    let next = behind!(c"fopen", fn(*const c_char, *const c_char) -> *mut libc::FILE, std::ptr::null_mut());
-    // SAFETY: the program's own arguments.
-    unsafe { next(path, mode) }
+/// `fopen` in both spellings.
+macro_rules! fopen_hooks {
+    ($($name:ident = $c_name:literal),*) => {$(
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
+            if let Some(file) = fopen_node(path, mode) {
+                return file;
+            }
+            let next =
+                behind!($c_name, fn(*const c_char, *const c_char) -> *mut libc::FILE, std::ptr::null_mut());
+            // SAFETY: the program's own arguments.
+            unsafe { next(path, mode) }
+        }
+    )*};
 }
 
-#[cfg_attr(not(test), unsafe(no_mangle))]
-unsafe extern "C" fn fopen64(path: *const c_char, mode: *const c_char) -> *mut libc::FILE {
-    if let Some(file) = fopen_node(path, mode) {
-        return file;
-    }
-    let next = behind!(c"fopen64", fn(*const c_char, *const c_char) -> *mut libc::FILE, std::ptr::null_mut());
-    // SAFETY: the program's own arguments.
-    unsafe { next(path, mode) }
-}
+fopen_hooks!(fopen = c"fopen", fopen64 = c"fopen64");
 
 /// A `struct stat` for a node.
 fn stat_of(attributes: &Attributes) -> libc::stat {
@@ -239,75 +213,50 @@ unsafe fn stat_fd(fd: c_int, out: *mut libc::stat) -> c_int {
     }
 }
 
-/// `struct stat` and `struct stat64` are one on x86-64, and so are all these names.
-macro_rules! stat_hooks {
-    ($($by_path:ident, $link:ident, $by_fd:ident, $at:ident;)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $by_path(path: *const c_char, out: *mut libc::stat) -> c_int {
-            // SAFETY: the program's own arguments.
-            unsafe { stat_at(libc::AT_FDCWD, path, out, 0) }
-        }
+// `struct stat` and `struct stat64` are one on x86-64, and so are all these names. Those that begin with underscores are
+// called by binaries built against a C library before 2.33, with a version in front.
 
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $link(path: *const c_char, out: *mut libc::stat) -> c_int {
-            // SAFETY: the program's own arguments.
-            unsafe { stat_at(libc::AT_FDCWD, path, out, libc::AT_SYMLINK_NOFOLLOW) }
-        }
+hooks!(stat, stat64 => (path: *const c_char, out: *mut libc::stat) -> c_int {
+    // SAFETY: the program's own arguments.
+    unsafe { stat_at(libc::AT_FDCWD, path, out, 0) }
+});
 
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $by_fd(fd: c_int, out: *mut libc::stat) -> c_int {
-            // SAFETY: the program's own arguments.
-            unsafe { stat_fd(fd, out) }
-        }
+hooks!(lstat, lstat64 => (path: *const c_char, out: *mut libc::stat) -> c_int {
+    // SAFETY: the program's own arguments.
+    unsafe { stat_at(libc::AT_FDCWD, path, out, libc::AT_SYMLINK_NOFOLLOW) }
+});
 
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $at(at: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int) -> c_int {
-            // SAFETY: the program's own arguments.
-            unsafe { stat_at(at, path, out, flags) }
-        }
-    )*};
-}
+hooks!(fstat, fstat64 => (fd: c_int, out: *mut libc::stat) -> c_int {
+    // SAFETY: the program's own arguments.
+    unsafe { stat_fd(fd, out) }
+});
 
-stat_hooks! {
-    stat, lstat, fstat, fstatat;
-    stat64, lstat64, fstat64, fstatat64;
-}
+hooks!(fstatat, fstatat64 => (at: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int) -> c_int {
+    // SAFETY: the program's own arguments.
+    unsafe { stat_at(at, path, out, flags) }
+});
 
-/// Binaries built against a C library before 2.33 call these, with a version in front.
-macro_rules! versioned_stat_hooks {
-    ($($by_path:ident, $link:ident, $by_fd:ident, $at:ident;)*) => {$(
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $by_path(_version: c_int, path: *const c_char, out: *mut libc::stat) -> c_int {
-            // SAFETY: the program's own arguments.
-            unsafe { stat_at(libc::AT_FDCWD, path, out, 0) }
-        }
+hooks!(__xstat, __xstat64 => (_version: c_int, path: *const c_char, out: *mut libc::stat) -> c_int {
+    // SAFETY: the program's own arguments.
+    unsafe { stat_at(libc::AT_FDCWD, path, out, 0) }
+});
 
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $link(_version: c_int, path: *const c_char, out: *mut libc::stat) -> c_int {
-            // SAFETY: the program's own arguments.
-            unsafe { stat_at(libc::AT_FDCWD, path, out, libc::AT_SYMLINK_NOFOLLOW) }
-        }
+hooks!(__lxstat, __lxstat64 => (_version: c_int, path: *const c_char, out: *mut libc::stat) -> c_int {
+    // SAFETY: the program's own arguments.
+    unsafe { stat_at(libc::AT_FDCWD, path, out, libc::AT_SYMLINK_NOFOLLOW) }
+});
 
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $by_fd(_version: c_int, fd: c_int, out: *mut libc::stat) -> c_int {
-            // SAFETY: the program's own arguments.
-            unsafe { stat_fd(fd, out) }
-        }
+hooks!(__fxstat, __fxstat64 => (_version: c_int, fd: c_int, out: *mut libc::stat) -> c_int {
+    // SAFETY: the program's own arguments.
+    unsafe { stat_fd(fd, out) }
+});
 
-        #[cfg_attr(not(test), unsafe(no_mangle))]
-        unsafe extern "C" fn $at(
-            _version: c_int, at: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int,
-        ) -> c_int {
-            // SAFETY: the program's own arguments.
-            unsafe { stat_at(at, path, out, flags) }
-        }
-    )*};
-}
-
-versioned_stat_hooks! {
-    __xstat, __lxstat, __fxstat, __fxstatat;
-    __xstat64, __lxstat64, __fxstat64, __fxstatat64;
-}
+hooks!(__fxstatat, __fxstatat64 => (
+    _version: c_int, at: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int,
+) -> c_int {
+    // SAFETY: the program's own arguments.
+    unsafe { stat_at(at, path, out, flags) }
+});
 
 #[cfg_attr(not(test), unsafe(no_mangle))]
 unsafe extern "C" fn statx(

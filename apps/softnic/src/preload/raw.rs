@@ -138,6 +138,16 @@ macro_rules! behind {
 }
 pub(crate) use behind;
 
+/// Exports one hook under each of the names that the C library has for it.
+macro_rules! hooks {
+    ($($name:ident),+ => $arguments:tt -> $result:ty $body:block) => {$(
+        #[allow(non_snake_case)]
+        #[cfg_attr(not(test), unsafe(no_mangle))]
+        unsafe extern "C" fn $name $arguments -> $result $body
+    )+};
+}
+pub(crate) use hooks;
+
 /// Result of a system call that returns a `long`.
 pub fn int(result: c_long) -> c_int {
     result as c_int
