@@ -5,7 +5,7 @@ use std::mem::offset_of;
 use std::ptr::null_mut;
 
 use super::Result;
-use super::driver::{CUstream, call};
+use super::driver::{CUcontext, CUstream, call};
 use crate::sys::driver as sys;
 
 pub use sys::{CUgraph, CUgraphExec, CUgraphNode};
@@ -22,12 +22,13 @@ pub unsafe fn capture_begin_into(stream: CUstream, graph: CUgraph) -> Result<()>
 }
 
 /// Adds a node that runs its body as long as a condition is not 0, which it is at each launch of the graph. The
-/// condition's handle, for kernels of the body, and the body, which is empty and the node's own.
-pub unsafe fn add_while(graph: CUgraph) -> Result<(u64, CUgraph)> {
+/// condition's handle, for kernels of the body, and the body, which is empty and the node's own. The current
+/// context does not count: both calls are told `context`, or the driver refuses them (201).
+pub unsafe fn add_while(graph: CUgraph, context: CUcontext) -> Result<(u64, CUgraph)> {
     type Params = sys::CUgraphNodeParams;
     // SAFETY: all of it is numbers and pointers, for which zeros are values.
     let mut params: Params = unsafe { std::mem::zeroed() };
-    let (mut handle, context) = (0, null_mut());
+    let mut handle = 0;
     // `CU_GRAPH_COND_ASSIGN_DEFAULT`.
     call!(cuGraphConditionalHandleCreate(&mut handle, graph, context, 1, 1))?;
     params.type_ = sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_CONDITIONAL;

@@ -196,6 +196,11 @@ impl Context {
         self.0.enter()
     }
 
+    /// The driver's own name of it, for calls that do not take the current one.
+    pub(super) fn handle(&self) -> CUcontext {
+        self.0.context
+    }
+
     /// Frees something, now or when the device is at rest.
     pub(super) fn discard(&self, discarded: Discarded) {
         locked(&self.0.discarded).push(discarded);

@@ -62,7 +62,7 @@ impl Graph {
     ) -> Result<Graph> {
         let whole = Graph::new(stream.context())?;
         // SAFETY: the graph lives, and its context is current.
-        let (handle, body) = unsafe { graph::add_while(whole.graph) }?;
+        let (handle, body) = unsafe { graph::add_while(whole.graph, whole.context.handle()) }?;
         // SAFETY: as above, and the stream lives.
         let begin = || unsafe { graph::capture_begin_into(stream.handle(), body) };
         recorded(stream, begin, |stream| record(stream, handle))?;
