@@ -227,19 +227,30 @@ impl PinnedMemory {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / 8) }
     }
 
-    /// Copies `bytes` to `offset`, in no order of bytes. Error: out of bounds.
+    /// Copies `bytes` to `offset`, in no order of bytes: whole words at a time where it can. Error: out of bounds.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         range("this memory", offset, bytes.len(), self.len)?;
-        let places = &self.bytes()[offset..];
-        places.iter().zip(bytes).for_each(|(place, byte)| place.store(*byte, Ordering::Relaxed));
+        let (words, rest) = if offset.is_multiple_of(8) { bytes.as_chunks() } else { (&[][..], bytes) };
+        let places = self.long_words().iter().skip(offset / 8);
+        places.zip(words).for_each(|(place, &word)| place.store(u64::from_ne_bytes(word), Ordering::Relaxed));
+        let places = &self.bytes()[offset + words.len() * 8..];
+        places.iter().zip(rest).for_each(|(place, byte)| place.store(*byte, Ordering::Relaxed));
         Ok(())
     }
 
-    /// Copies from `offset` to `bytes`, in no order of bytes. Error: out of bounds.
+    /// Copies from `offset` to `bytes`, as [`Self::write`] does the other way.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
         range("this memory", offset, bytes.len(), self.len)?;
-        let places = &self.bytes()[offset..];
-        bytes.iter_mut().zip(places).for_each(|(byte, place)| *byte = place.load(Ordering::Relaxed));
+        let (words, rest) =
+            if offset.is_multiple_of(8) { bytes.as_chunks_mut() } else { (&mut [][..], bytes) };
+        let copied = words.len() * 8;
+        let places = self.long_words().iter().skip(offset / 8);
+        words
+            .iter_mut()
+            .zip(places)
+            .for_each(|(word, place)| *word = place.load(Ordering::Relaxed).to_ne_bytes());
+        let places = &self.bytes()[offset + copied..];
+        rest.iter_mut().zip(places).for_each(|(byte, place)| *byte = place.load(Ordering::Relaxed));
         Ok(())
     }
 }

@@ -150,6 +150,15 @@ fn gpu_memory_is_filled_written_and_read_within_its_bounds() {
     let mut found = vec![0; 100_000];
     memory.read(0, &mut found, way).unwrap();
     assert!(found[70_001..80_001] == text && found[70_000] == 0xa5 && found[80_001] == 0xa5);
+    // Whole words and what is left of them, from every offset within a word.
+    for offset in 0..9 {
+        between.write(offset, &text[..29]).unwrap();
+        let mut found = [0; 29];
+        between.read(offset, &mut found).unwrap();
+        assert_eq!(found, text[..29], "from {offset}");
+        let seen = between.bytes().iter().map(|byte| byte.load(Ordering::Relaxed));
+        assert!(seen.skip(offset).take(29).eq(text[..29].iter().copied()), "at {offset}");
+    }
     for error in [
         memory.read(99_999, &mut [0; 2], way).unwrap_err(),
         memory.write(usize::MAX, b"x", way).unwrap_err(),
