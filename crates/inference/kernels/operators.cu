@@ -322,17 +322,22 @@ extern "C" __global__ void __launch_bounds__(256) elementwise_half(const struct 
     elementwise_of(from, second, to, &shape);
 }
 
-template <typename T> static __device__ inline void depth_to_space_of(const T *from, T *to, const struct elements *shape) {
-    const unsigned int thread = blockIdx.x * blockDim.x + threadIdx.x, side = shape->operation;
-    if (thread >= shape->to.channels * shape->to.rows * shape->to.columns) return;
-    const unsigned int at = element_of(&shape->to, thread);
+/* Which element of `from` becomes element `at` of `to` when channels become blocks of rows and columns; `operation`: the block's side. */
+static __device__ inline unsigned int in_blocks(const struct elements *shape, unsigned int at) {
+    const unsigned int side = shape->operation;
     const unsigned int column = at % shape->to.columns, row = at / shape->to.columns % shape->to.rows;
     const unsigned int channel = (at / shape->to.columns / shape->to.rows * side + row % side) * side + column % side;
-    const unsigned int source = (channel * shape->from.rows + row / side) * shape->from.columns + column / side;
-    to[place_of(&shape->to, blockIdx.y, at)] = from[place_of(&shape->from, blockIdx.y, source)];
+    return (channel * shape->from.rows + row / side) * shape->from.columns + column / side;
 }
 
-/* Channels become blocks of rows and columns, an output a thread. Launch: as `elementwise`. `operation`: the block's side. */
+template <typename T> static __device__ inline void depth_to_space_of(const T *from, T *to, const struct elements *shape) {
+    const unsigned int thread = blockIdx.x * blockDim.x + threadIdx.x;
+    if (thread >= shape->to.channels * shape->to.rows * shape->to.columns) return;
+    const unsigned int at = element_of(&shape->to, thread);
+    to[place_of(&shape->to, blockIdx.y, at)] = from[place_of(&shape->from, blockIdx.y, in_blocks(shape, at))];
+}
+
+/* Channels become blocks of rows and columns, an output a thread. Launch: as `elementwise`. */
 extern "C" __global__ void __launch_bounds__(256) depth_to_space(const float *from, float *to, struct elements shape) {
     depth_to_space_of(from, to, &shape);
 }
@@ -365,12 +370,12 @@ extern "C" __global__ void __launch_bounds__(256) load_half(struct slot slot, st
 
 template <typename T> static __device__ inline void store_of(const struct slot *slot, const T *from, const struct elements *shape) {
     const unsigned int at = blockIdx.x * blockDim.x + threadIdx.x;
-    const unsigned int count = shape->from.channels * shape->from.rows * shape->from.columns;
+    const unsigned int count = shape->to.channels * shape->to.rows * shape->to.columns;
     float *to = (float *)(slot->base + *slot->index * slot->stride + slot->offset);
-    if (at < count) to[(size_t)blockIdx.y * count + at] = number(from[place_of(&shape->from, blockIdx.y, at)]);
+    if (at < count) to[(size_t)blockIdx.y * count + at] = number(from[place_of(&shape->from, blockIdx.y, in_blocks(shape, at))]);
 }
 
-/* The model's output, to its slot. Launch: as `elementwise`. */
+/* The model's output, to its slot, its channels as blocks where the side is above 1. Launch: as `elementwise`. */
 extern "C" __global__ void __launch_bounds__(256) store(struct slot slot, const float *from, struct elements shape) {
     store_of(&slot, from, &shape);
 }

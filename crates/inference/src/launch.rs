@@ -61,21 +61,15 @@ pub fn launches(plan: &Plan) -> Result<Vec<Launch>, LaunchError> {
 fn launch(plan: &Plan, step: &Step) -> Result<Launch, LaunchError> {
     let step_of = StepOf { plan, step };
     let launch = match &step.task {
+        Task::Compute { op: Op::Conv { window, groups: 1 }, residual: None, activation }
+            if is_linear(window, step) =>
+        {
+            step_of.linear(*activation)
+        }
         Task::Compute { op: Op::Conv { window, groups }, residual, activation } => {
             step_of.conv(window, *groups as u32, *residual, *activation)
         }
-        Task::Compute { op: Op::Linear, activation, .. } => {
-            let [batch, outputs] = step.to.matrix().expect("a product of matrices");
-            let arguments = vec![step_of.read(0), step_of.read(1), step_of.bias(), step_of.write()];
-            let blocks = [outputs.div_ceil(4) as u32, batch as u32, 1];
-            step_of.launch(
-                "linear",
-                blocks,
-                128,
-                arguments,
-                Argument::Elements(step_of.elements(*activation, 0)),
-            )
-        }
+        Task::Compute { op: Op::Linear, activation, .. } => step_of.linear(*activation),
         Task::Compute { op: Op::MaxPool { window }, .. } => step_of.pool(window, 0),
         Task::Compute { op: Op::AveragePool { window, count_pads }, .. } => {
             step_of.pool(window, if *count_pads { 2 } else { 1 })
@@ -95,11 +89,18 @@ fn launch(plan: &Plan, step: &Step) -> Result<Launch, LaunchError> {
         Task::Load { number } => {
             step_of.each("load", vec![Argument::Input(*number), step_of.write()], step_of.elements(None, 0))
         }
-        Task::Store { number } => {
-            step_of.each("store", vec![Argument::Output(*number), step_of.read(0)], step_of.elements(None, 0))
+        Task::Store { number, block } => {
+            let shape = step_of.elements(None, *block as u32);
+            step_of.each("store", vec![Argument::Output(*number), step_of.read(0)], shape)
         }
     };
     check_blocks(launch, step)
+}
+
+/// Whether a convolution is a product of matrices: of images of one pixel.
+fn is_linear(window: &Window, step: &Step) -> bool {
+    let pixels = [&step.from, &step.to].map(|shape| shape.parts()[2..].iter().product::<usize>());
+    window.kernel == [1, 1] && pixels == [1, 1]
 }
 
 /// What is left of a convolution or a product when a library has computed its first parts; see
@@ -166,6 +167,13 @@ impl StepOf<'_> {
         let count: u32 = image.iter().product();
         let blocks = [count.div_ceil(256), batch, 1];
         self.launch(kernel, blocks, 256, arguments, Argument::Elements(shape))
+    }
+
+    fn linear(&self, activation: Option<Activation>) -> Launch {
+        let (batch, [outputs, ..]) = parts(&self.step.to);
+        let arguments = vec![self.read(0), self.read(1), self.bias(), self.write()];
+        let shape = Argument::Elements(self.elements(activation, 0));
+        self.launch("linear", [outputs.div_ceil(4), batch, 1], 128, arguments, shape)
     }
 
     fn conv(

@@ -62,7 +62,7 @@ impl Twin {
         self.launch(at)?;
         let step = &self.plan.steps[at];
         Ok(match (&step.task, &step.write) {
-            (Task::Store { number }, _) => self.outputs[*number].clone(),
+            (Task::Store { number, .. }, _) => self.outputs[*number].clone(),
             (_, Some(place)) => self.written(*place, step),
             _ => Vec::new(),
         })
@@ -210,7 +210,8 @@ mod tests {
                 twin.launches[at] = (launch, kernel);
                 twin.launch(at).expect("it runs");
             }
-            assert!(compared > 80, "{compared} steps in parts");
+            // Convolutions of one pixel are products of matrices.
+            assert!(compared > 60, "{compared} steps in parts");
         }
     }
 }

@@ -22,8 +22,18 @@ fn check_step(plan: &Plan, step: &Step) -> Result<(), String> {
     }
     match &step.task {
         Task::Load { number } if plan.inputs.get(*number) == Some(&step.to) && step.write.is_some() => Ok(()),
-        Task::Store { number } if plan.outputs.get(*number) == Some(&step.from) && !step.reads.is_empty() => {
-            Ok(())
+        Task::Store { number, block }
+            if plan.outputs.get(*number) == Some(&step.to) && !step.reads.is_empty() =>
+        {
+            let stored = match block {
+                1 => step.from.clone(),
+                &block => shape::output(&Op::DepthToSpace { block }, &[&step.from], None)?,
+            };
+            if stored == step.to {
+                Ok(())
+            } else {
+                Err(format!("it stores {stored}, its slot is for {}", step.to))
+            }
         }
         Task::Copy
             if step.from.count() == step.to.count() && step.write.is_some() && step.reads.len() == 1 =>

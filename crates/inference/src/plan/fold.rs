@@ -115,7 +115,8 @@ fn scale_channels(graph: &mut Graph, node: &Node, factors: Vec<f32>, offsets: Ve
     graph.nodes.push(Node { names: node.names.clone(), op, inputs, output: node.output });
 }
 
-fn constant(graph: &mut Graph, of: ValueId, shape: Shape, elements: Arc<[f32]>) -> ValueId {
+/// A new constant, named as another value.
+pub fn constant(graph: &mut Graph, of: ValueId, shape: Shape, elements: Arc<[f32]>) -> ValueId {
     let name = graph.value(of).name.clone();
     graph.values.push(Value { name, shape, constant: Some(elements) });
     ValueId(graph.values.len() - 1)

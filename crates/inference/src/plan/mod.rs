@@ -9,6 +9,7 @@ pub mod arena;
 mod check;
 mod fold;
 mod fuse;
+mod join;
 mod places;
 #[cfg(test)]
 mod tests;
@@ -129,6 +130,8 @@ pub enum Task {
     Store {
         /// Which output.
         number: usize,
+        /// Channels become blocks of so many rows and columns on the way, as [`Op::DepthToSpace`] says; 1: they stay.
+        block: usize,
     },
 }
 
@@ -180,9 +183,13 @@ impl Plan {
 
     /// The plan of a graph whose values lie so in the arena.
     pub fn in_format(graph: &Graph, format: Format) -> Result<Plan, PlanError> {
-        let graph = fold::fold(graph)?;
-        let fused = fuse::fuse(&graph);
-        let places = Places::new(&graph, &fused, format.layout)?;
+        let mut graph = fold::fold(graph)?;
+        if format.layout == Layout::ChannelsLast {
+            join::join(&mut graph);
+        }
+        let mut fused = fuse::fuse(&graph);
+        let stores = stores(&graph, &mut fused);
+        let places = Places::new(&graph, &fused, format)?;
         let mut planner = Planner {
             graph: &graph,
             places,
@@ -196,8 +203,8 @@ impl Plan {
         for one in &fused {
             planner.compute(one);
         }
-        for number in 0..graph.outputs.len() {
-            planner.store(number)?;
+        for (number, blocks) in stores.into_iter().enumerate() {
+            planner.store(number, blocks)?;
         }
         let needs = needs(&planner.steps, planner.places.sizes(), format.precision.bytes());
         let shapes = |ids: &[ValueId]| ids.iter().map(|&id| graph.shape(id).clone()).collect();
@@ -225,6 +232,20 @@ impl Plan {
     pub fn byte(&self, place: &Place) -> usize {
         self.arena.offsets[place.piece] + place.offset * self.format.precision.bytes()
     }
+}
+
+/// For each output the DepthToSpace that only it reads: storing it does that as well. Takes them out of what is computed.
+fn stores(graph: &Graph, fused: &mut Vec<Fused>) -> Vec<Option<Fused>> {
+    let uses = fold::uses(graph);
+    let alone = |one: &Fused, id: ValueId| {
+        let blocks = matches!(one.op, Op::DepthToSpace { .. }) && one.activation.is_none();
+        blocks && one.output == id && uses[id.0] == 1
+    };
+    let mut of_output = |id: ValueId| {
+        let at = fused.iter().position(|one| alone(one, id))?;
+        graph.constant(fused[at].inputs[0]).is_none().then(|| fused.remove(at))
+    };
+    graph.outputs.iter().map(|&id| of_output(id)).collect()
 }
 
 /// The life of each piece: from the first step that writes it to the last one that uses it.
@@ -323,23 +344,20 @@ impl Planner<'_> {
         }
     }
 
-    fn store(&mut self, number: usize) -> Result<(), PlanError> {
+    fn store(&mut self, number: usize, blocks: Option<Fused>) -> Result<(), PlanError> {
         let id = self.graph.outputs[number];
         let name = self.graph.value(id).name.clone();
         if self.graph.constant(id).is_some() {
             return Err(PlanError::ConstantOutput { name });
         }
-        let (shape, reads) = (self.shape(id), vec![self.source(id)]);
-        let task = Task::Store { number };
-        self.steps.push(Step {
-            names: vec![name],
-            task,
-            reads,
-            from: shape.clone(),
-            second: None,
-            write: None,
-            to: shape,
-        });
+        let (read, block, mut names) = match blocks {
+            Some(Fused { op: Op::DepthToSpace { block }, inputs, names, .. }) => (inputs[0], block, names),
+            _ => (id, 1, Vec::new()),
+        };
+        names.push(name);
+        let (from, to, reads) = (self.shape(read), self.shape(id), vec![self.source(read)]);
+        let task = Task::Store { number, block };
+        self.steps.push(Step { names, task, reads, from, second: None, write: None, to });
         Ok(())
     }
 }
@@ -384,7 +402,8 @@ impl fmt::Display for Task {
         match self {
             Task::Load { number } => write!(f, "Load {number}"),
             Task::Copy => write!(f, "Copy"),
-            Task::Store { number } => write!(f, "Store {number}"),
+            Task::Store { number, block: 1 } => write!(f, "Store {number}"),
+            Task::Store { number, .. } => write!(f, "DepthToSpace+Store {number}"),
             Task::Compute { op, residual, activation } => {
                 let add = if residual.is_some() { "+Add" } else { "" };
                 let activation =

@@ -1,7 +1,7 @@
 //! Which values share a piece of the arena: parts of a Concat, and both names of a Reshape.
 
 use super::fuse::Fused;
-use super::{Layout, Place, PlanError};
+use super::{Format, Layout, Place, PlanError, Precision};
 use crate::graph::{Graph, Op, Shape, ValueId};
 
 /// In which other value a value lies.
@@ -30,7 +30,8 @@ fn image_of(shape: &Shape) -> usize {
 
 impl Places {
     /// Places for what the steps write.
-    pub fn new(graph: &Graph, fused: &[Fused], layout: Layout) -> Result<Places, PlanError> {
+    pub fn new(graph: &Graph, fused: &[Fused], format: Format) -> Result<Places, PlanError> {
+        let layout = format.layout;
         let count = graph.values.len();
         let mut places =
             Places { layout, within: vec![None; count], places: vec![None; count], sizes: Vec::new() };
@@ -41,13 +42,16 @@ impl Places {
         // get theirs.
         let joining = || fused.iter().rev().filter(|one| matches!(one.op, Op::Concat { .. } | Op::Reshape));
         joining().for_each(|one| places.share(graph, one));
-        let computed = graph.inputs.iter().copied().chain(fused.iter().map(|one| one.output));
-        for id in computed {
+        let inputs = graph.inputs.iter().map(|&id| (id, 1));
+        for (id, unit) in inputs.chain(fused.iter().map(|one| (one.output, channel_unit(one, format)))) {
             if places.within[id.0].is_none() && places.places[id.0].is_none() {
+                let [batch, channels, rows, columns] = graph.shape(id).parts();
                 let (channel, pixel) = strides(graph.shape(id), layout);
-                let (piece, image) = (places.sizes.len(), image_of(graph.shape(id)));
-                places.places[id.0] = Some(Place { piece, offset: 0, image, channel, pixel });
-                places.sizes.push(graph.shape(id).count());
+                let image = channels.next_multiple_of(unit) * rows * columns;
+                let pixel = if unit > 1 { channels.next_multiple_of(unit) } else { pixel };
+                places.places[id.0] =
+                    Some(Place { piece: places.sizes.len(), offset: 0, image, channel, pixel });
+                places.sizes.push(image * batch);
             }
         }
         for one in joining() {
@@ -167,6 +171,19 @@ impl Places {
     /// Elements of each piece.
     pub fn sizes(&self) -> &[usize] {
         &self.sizes
+    }
+}
+
+/// A pixel of what a convolution writes by itself has room for a multiple of so many channels: tensor cores write 16 bytes at a
+/// time, and a kernel for 9 channels takes twice the time of one for 16.
+fn channel_unit(one: &Fused, format: Format) -> usize {
+    match (&one.op, format) {
+        (Op::Conv { groups: 1, .. }, Format { layout: Layout::ChannelsLast, precision })
+            if precision != Precision::Single =>
+        {
+            16 / precision.bytes()
+        }
+        _ => 1,
     }
 }
 

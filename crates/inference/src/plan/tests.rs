@@ -38,9 +38,16 @@ impl TestGraph {
     }
 
     fn conv(&mut self, input: ValueId) -> ValueId {
-        let weights = self.value(4, Some(vec![0.5; 16].into()));
-        let window =
-            Window { kernel: [1, 1], stride: [1, 1], pads: [0; 4], dilation: [1, 1], round_up: false };
+        self.conv_of(input, [1, 1], [0; 4])
+    }
+
+    /// A convolution whose image stays as large as it is.
+    fn conv_of(&mut self, input: ValueId, kernel: [usize; 2], pads: [usize; 4]) -> ValueId {
+        let count = 16 * kernel[0] * kernel[1];
+        let elements: Vec<f32> = (0..count).map(|at| at as f32 + 1.0).collect();
+        let weights = self.value(4, Some(elements.into()));
+        self.0.values[weights.0].shape = Shape::new(vec![4, 4, kernel[0], kernel[1]]).expect("it is small");
+        let window = Window { kernel, stride: [1, 1], pads, dilation: [1, 1], round_up: false };
         self.node(Op::Conv { window, groups: 1 }, &[input, weights], 4)
     }
 
@@ -167,4 +174,83 @@ fn a_long_chain_of_second_names_is_planned() {
     // Deeper than any stack if each link were a call.
     let output = model.node(Op::Activation(Activation::Relu), &[value], 4);
     assert_eq!(tasks(&model.plan(output)).last().map(String::as_str), Some("Store 0"));
+}
+
+#[test]
+fn what_one_concat_joins_is_one_convolution_with_channels_last() {
+    let half = Format { precision: Precision::Half, layout: Layout::ChannelsLast };
+    let relu = Op::Activation(Activation::Relu);
+    type Change = fn(&mut TestGraph, [ValueId; 4]) -> Vec<ValueId>;
+    let changes: [(&str, Change, &[&str]); 5] = [
+        ("as it is", |_, all| vec![all[1], all[3]], &["Load 0", "Conv+Relu", "Store 0"]),
+        (
+            "a part is read by others",
+            |model, all| {
+                model.0.outputs.push(all[0]);
+                vec![all[1], all[3]]
+            },
+            &["Load 0", "Conv", "Relu", "Conv+Relu", "Store 0", "Store 1"],
+        ),
+        (
+            "one without an activation",
+            |_, all| vec![all[1], all[2]],
+            &["Load 0", "Conv+Relu", "Conv", "Store 0"],
+        ),
+        (
+            "another stride",
+            |model, all| {
+                let Op::Conv { window, .. } = &mut model.0.nodes[0].op else { panic!("it is one") };
+                window.stride = [2, 2];
+                vec![all[1], all[3]]
+            },
+            &["Load 0", "Conv+Relu", "Conv+Relu", "Store 0"],
+        ),
+        (
+            "many products more",
+            |model, all| {
+                let (input, relu) = (model.0.inputs[0], Op::Activation(Activation::Relu));
+                let large = model.conv_of(input, [5, 5], [2; 4]);
+                let large = model.node(relu, &[large], 4);
+                vec![all[1], large, all[1]]
+            },
+            &["Load 0", "Conv+Relu", "Conv+Relu", "Copy", "Store 0"],
+        ),
+    ];
+    for (what, change, wanted) in changes {
+        let mut model = TestGraph::new();
+        let input = model.0.inputs[0];
+        let small = model.conv(input);
+        let positive = model.node(relu.clone(), &[small], 4);
+        let large = model.conv_of(input, [3, 3], [1; 4]);
+        let also = model.node(relu.clone(), &[large], 4);
+        let parts = change(&mut model, [small, positive, large, also]);
+        let joined = model.node(Op::Concat { axis: 1 }, &parts, 4 * parts.len());
+        model.0.outputs.insert(0, joined);
+        // What no output depends on is not there.
+        model
+            .0
+            .nodes
+            .retain(|node| what != "many products more" || node.output != large && node.output != also);
+        model.0.nodes.retain(|node| what != "one without an activation" || node.output != also);
+        if what == "another stride" {
+            // Its shape is not looked at here; the plan's check would refuse it.
+            let mut graph = model.0.clone();
+            let before = graph.nodes.len();
+            join::join(&mut graph);
+            assert_eq!(graph.nodes.len(), before, "{what}");
+            continue;
+        }
+        let plan = Plan::in_format(&model.0, half).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(tasks(&plan), wanted, "{what}");
+        if what == "as it is" {
+            assert_eq!(plan.steps[1].names, ["n0", "n2", "n1", "n3", "n4"]);
+            let weights = &plan.constants[0];
+            assert_eq!(weights.len(), 8 * 4 * 9);
+            assert_eq!(
+                weights[..18],
+                [0., 0., 0., 0., 1., 0., 0., 0., 0., 0., 0., 0., 0., 2., 0., 0., 0., 0.]
+            );
+            assert_eq!(weights[4 * 4 * 9..][..4], [1., 2., 3., 4.]);
+        }
+    }
 }

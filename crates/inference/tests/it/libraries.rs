@@ -19,9 +19,10 @@ use zoo::onnx::Attribute;
 use crate::files::File;
 use crate::models::SUPER_RESOLUTION_3;
 
-const FORMATS: [Format; 4] = [
+const FORMATS: [Format; 5] = [
     Format { precision: Precision::Single, layout: Layout::ChannelsFirst },
     Format { precision: Precision::Single, layout: Layout::ChannelsLast },
+    Format { precision: Precision::Tf32, layout: Layout::ChannelsFirst },
     Format { precision: Precision::Tf32, layout: Layout::ChannelsLast },
     Format { precision: Precision::Half, layout: Layout::ChannelsLast },
 ];

@@ -19,16 +19,19 @@ pub const SUPER_RESOLUTION_3: Architecture =
 #[test]
 fn plans_are_those_that_are_kept() {
     let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/plans"));
-    for (name, architecture) in [
-        ("squeezenet", Architecture::SqueezeNet),
-        ("resnet50", Architecture::ResNet50),
-        ("super-resolution-1", Architecture::SuperResolution { factor: 1, height: 640, width: 480 }),
-        ("super-resolution-3", SUPER_RESOLUTION_3),
-        ("super-resolution-4", Architecture::SuperResolution { factor: 4, height: 640, width: 480 }),
-        ("mobilenet-v3-small", Architecture::MobileNetV3Small),
+    let [(first, _), _, (half, _)] = FORMATS;
+    for (name, architecture, format) in [
+        ("squeezenet", Architecture::SqueezeNet, first),
+        ("squeezenet-half", Architecture::SqueezeNet, half),
+        ("resnet50", Architecture::ResNet50, first),
+        ("super-resolution-1", Architecture::SuperResolution { factor: 1, height: 640, width: 480 }, first),
+        ("super-resolution-3", SUPER_RESOLUTION_3, first),
+        ("super-resolution-3-half", SUPER_RESOLUTION_3, half),
+        ("super-resolution-4", Architecture::SuperResolution { factor: 4, height: 640, width: 480 }, first),
+        ("mobilenet-v3-small", Architecture::MobileNetV3Small, first),
     ] {
         let graph = import(&architecture.build(1).encode_to_vec(), 1).expect("the zoo's models are imported");
-        let plan = Plan::new(&graph).expect("the zoo's models are planned");
+        let plan = Plan::in_format(&graph, format).expect("the zoo's models are planned");
         let (arena, bound) = (plan.arena.bytes, plan.arena.bound);
         assert!(
             arena as f64 <= 1.05 * bound as f64,

@@ -186,7 +186,26 @@ fn places() -> Vec<Case> {
     // A constant's own extents are not the batch.
     let scale = File::new(&[1, 4, 3, 3]).weights("w", &[4]).ints("s", &[1, 4, 1, 1]);
     let scale = scale.node("Reshape", &["w", "s"], "t", &[]).node("Mul", &["x", "t"], "y", &[]);
+    // One convolution does with channels last: of kernels that are rectangles, with a bias and without.
+    let pads = |pads: &[i64]| [Attribute::ints("pads", pads), Attribute::ints("strides", &[2, 1])];
+    let fire =
+        File::new(&[1, 4, 7, 6]).weights("u", &[3, 4, 1, 1]).weights("v", &[5, 4, 2, 3]).weights("b", &[5]);
+    let fire = fire.node("Relu", &["x"], "r", &[]).node("Conv", &["r", "u"], "a", &pads(&[0, 0, 1, 0]));
+    let fire = fire.node("Conv", &["r", "v", "b"], "c", &pads(&[1, 1, 1, 1])).node("Relu", &["a"], "d", &[]);
+    let fire = fire.node("Relu", &["c"], "e", &[]).node("Concat", &["d", "e"], "f", &axis);
+    let fire = fire.node("Sigmoid", &["f"], "y", &[]);
+    // Its 9 channels lie in pixels with room for 12 or 16, and are blocks when they are stored.
+    let blocks = File::new(&[1, 4, 5, 6]).weights("w", &[9, 4, 1, 1]).weights("b", &[9]);
+    let blocks =
+        blocks.node("Conv", &["x", "w", "b"], "c", &[]).node("DepthToSpace", &["c"], "y", &attributes);
+    let squeeze = File::new(&[1, 12, 5, 3]).weights("w", &[7, 12, 1, 1]).weights("b", &[7]);
+    let squeeze =
+        squeeze.node("GlobalAveragePool", &["x"], "m", &[]).node("Conv", &["m", "w", "b"], "c", &[]);
+    let squeeze = squeeze.node("HardSigmoid", &["c"], "y", &[]);
     vec![
+        ("convolutions of one Concat".to_owned(), fire.bytes("y"), 2),
+        ("blocks of what a convolution writes".to_owned(), blocks.bytes("y"), 2),
+        ("a convolution of one pixel".to_owned(), squeeze.bytes("y"), 3),
         ("Reshape of pixels to channels".to_owned(), turned.bytes("y"), 3),
         ("Concat of three axes".to_owned(), rows.bytes("y"), 2),
         ("Reshape of a constant".to_owned(), scale.bytes("y"), 1),

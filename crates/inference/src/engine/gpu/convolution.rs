@@ -72,13 +72,17 @@ pub fn convolution(plan: &Plan, step: &Step, fused: Fused) -> Option<Convolution
         Precision::Tf32 => Arithmetic::Tf32,
         Precision::Half => Arithmetic::Half,
     };
+    let [_, channels, ..] = step.from.parts();
+    let outputs = outputs(plan, step);
+    let to = Shape::new({
+        let [batch, _, rows, columns] = step.to.parts();
+        vec![batch, outputs, rows, columns]
+    })?;
     let residual = match residual {
-        Some(Source::Arena(place)) => Some(tensor(plan, *place, &step.to)),
+        Some(Source::Arena(place)) => Some(tensor(plan, *place, &to)),
         Some(Source::Constant(_)) => return None,
         None => None,
     };
-    let [_, channels, ..] = step.from.parts();
-    let [_, outputs, ..] = step.to.parts();
     let sums = fused != Fused::Products;
     let activation = activation.filter(|_| fused == Fused::All);
     Some(Convolution {
@@ -88,7 +92,7 @@ pub fn convolution(plan: &Plan, step: &Step, fused: Fused) -> Option<Convolution
             plan.format.layout,
             [outputs, channels / groups, window.kernel[0], window.kernel[1]],
         ),
-        to: tensor(plan, step.write?, &step.to),
+        to: tensor(plan, step.write?, &to),
         residual: residual.filter(|_| sums),
         bias: sums && step.reads.len() > 2,
         bounds: match activation {
@@ -99,6 +103,21 @@ pub fn convolution(plan: &Plan, step: &Step, fused: Fused) -> Option<Convolution
         dilation: window.dilation.map(|dilation| dilation as i64),
         pads: window.pads.map(|pad| pad as i64),
     })
+}
+
+/// Outputs that a library computes: those that fill a pixel's room, if no other value lies in it. The weights of those behind the
+/// step's own are zeros.
+fn outputs(plan: &Plan, step: &Step) -> usize {
+    let [_, outputs, ..] = step.to.parts();
+    let Task::Compute { op: Op::Conv { groups: 1, .. }, residual: None, .. } = &step.task else {
+        return outputs;
+    };
+    let Some(place) = step.write.filter(|place| place.channel == 1 && place.pixel > outputs) else {
+        return outputs;
+    };
+    let writers =
+        plan.steps.iter().filter(|other| other.write.is_some_and(|there| there.piece == place.piece));
+    if writers.count() == 1 { place.pixel } else { outputs }
 }
 
 /// A value as the library sees it.
@@ -130,20 +149,22 @@ fn weights(layout: Layout, extents: [usize; 4]) -> TensorShape {
 
 /// The number of a step's weights, their form, and that of its bias, if there is one.
 pub fn constants(plan: &Plan, step: &Step) -> Vec<(usize, Form)> {
+    let [_, channels, ..] = step.from.parts();
+    let (ours, all) = (step.to.parts()[1], outputs(plan, step));
     let weights = match (&step.task, plan.format.layout) {
         (Task::Compute { op: Op::Conv { window, groups }, .. }, Layout::ChannelsLast)
-            if window.kernel != [1, 1] =>
+            if window.kernel != [1, 1] || all > ours =>
         {
-            let [_, channels, ..] = step.from.parts();
-            Form::ChannelsLast([channels / groups, window.kernel[0], window.kernel[1]])
+            Form::ChannelsLast([all, channels / groups, window.kernel[0], window.kernel[1]])
         }
         _ => Form::Plan,
     };
+    let bias = if all > ours { Form::ChannelsLast([all, 1, 1, 1]) } else { Form::Plan };
     let of = |at: usize, form| match step.reads.get(at) {
         Some(&Source::Constant(number)) => Some((number, form)),
         _ => None,
     };
-    [of(1, weights), of(2, Form::Plan)].into_iter().flatten().collect()
+    [of(1, weights), of(2, bias)].into_iter().flatten().collect()
 }
 
 /// Addresses for a step whose arena and workspace lie there.
@@ -185,20 +206,52 @@ mod tests {
 
     #[test]
     fn a_part_of_a_concat_is_written_between_the_others_channels() {
+        let channels_first = plan(Architecture::SqueezeNet, Precision::Tf32, Layout::ChannelsFirst);
+        let (_, part) = &ways(&channels_first, named(&channels_first, "features.3.expand3x3"))[0];
+        assert_eq!((part.to.extents, part.to.strides), ([2, 64, 55, 55], [128 * 3025, 3025, 55, 1]));
+        assert_eq!((part.to.alignment, part.weights.extents), (16, [64, 16, 3, 3]));
+
         let plan = plan(Architecture::SqueezeNet, Precision::Half, Layout::ChannelsLast);
-        let step = named(&plan, "features.3.expand3x3");
+        let step = named(&plan, "features.3.expand1x1");
+        assert_eq!(step.names[1], "features.3.expand3x3", "with channels last all parts are one convolution");
         let all = ways(&plan, step);
         assert_eq!(all.iter().map(|way| way.0).collect::<Vec<_>>(), [Fused::All, Fused::Products]);
         let (_, whole) = &all[0];
         assert_eq!(whole.arithmetic, Arithmetic::Half);
         assert_eq!((whole.from.extents, whole.from.strides), ([2, 16, 55, 55], [16 * 3025, 1, 880, 16]));
-        assert_eq!((whole.to.extents, whole.to.strides), ([2, 64, 55, 55], [128 * 3025, 1, 7040, 128]));
-        assert_eq!((whole.weights.extents, whole.weights.strides), ([64, 16, 3, 3], [144, 1, 48, 16]));
+        assert_eq!((whole.to.extents, whole.to.strides), ([2, 128, 55, 55], [128 * 3025, 1, 7040, 128]));
+        assert_eq!((whole.weights.extents, whole.weights.strides), ([128, 16, 3, 3], [144, 1, 48, 16]));
         assert_eq!((whole.to.alignment, whole.bias, whole.pads), (16, true, [1, 1, 1, 1]));
         assert_eq!(whole.bounds, Some([0.0, f64::from(f32::MAX)]));
         let (_, products) = &all[1];
         assert_eq!((products.bias, products.bounds, &products.residual), (false, None, &None));
-        assert_eq!(constants(&plan, step)[0].1, Form::ChannelsLast([16, 3, 3]));
+        assert_eq!(constants(&plan, step)[0].1, Form::ChannelsLast([128, 16, 3, 3]));
+    }
+
+    #[test]
+    fn a_pixels_room_is_filled_unless_others_write_there() {
+        let architecture = Architecture::SuperResolution { factor: 3, height: 8, width: 6 };
+        for (precision, channels) in [(Precision::Half, 16), (Precision::Tf32, 12), (Precision::Single, 9)] {
+            let mut plan = plan(architecture, precision, Layout::ChannelsLast);
+            let last = plan.steps.iter().position(|step| step.names[0] == "conv4").expect("the model has it");
+            let (_, whole) = &ways(&plan, &plan.steps[last])[0];
+            assert_eq!(
+                (whole.to.extents, whole.to.strides[3]),
+                ([2, channels, 8, 6], channels),
+                "{precision:?}"
+            );
+            assert_eq!(whole.weights.extents, [channels, 32, 3, 3]);
+            if channels > 9 {
+                let forms: Vec<Form> =
+                    constants(&plan, &plan.steps[last]).into_iter().map(|of| of.1).collect();
+                let all = channels as usize;
+                assert_eq!(forms, [Form::ChannelsLast([all, 32, 3, 3]), Form::ChannelsLast([all, 1, 1, 1])]);
+            }
+            let piece = plan.steps[last].write.expect("it writes").piece;
+            plan.steps[last - 1].write.as_mut().expect("it writes").piece = piece;
+            let (_, part) = &ways(&plan, &plan.steps[last])[0];
+            assert_eq!((part.to.extents[1], part.weights.extents[0]), (9, 9), "{precision:?}");
+        }
     }
 
     #[test]

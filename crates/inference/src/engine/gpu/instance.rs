@@ -59,7 +59,7 @@ impl Instance {
         self.wait()?;
         let (plan, step) = (&self.loaded.plan, &self.loaded.plan.steps[at]);
         match (&step.task, step.write) {
-            (Task::Store { number }, _) => Ok(self.outputs()?.swap_remove(*number)),
+            (Task::Store { number, .. }, _) => Ok(self.outputs()?.swap_remove(*number)),
             (_, Some(place)) => {
                 let begin = plan.arena.offsets[place.piece];
                 let mut piece = vec![0; plan.pieces[place.piece] * plan.format.precision.bytes()];

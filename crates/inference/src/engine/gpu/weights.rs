@@ -18,9 +18,9 @@ pub enum Form {
     Plan,
     /// In the file's order, in single precision.
     Single,
-    /// Weights of so many inputs, rows and columns: by outputs, rows, columns and inputs (KRSC), in the plan's
-    /// precision.
-    ChannelsLast([usize; 3]),
+    /// Weights of so many outputs, inputs, rows and columns: by outputs, rows, columns and inputs (KRSC), in the plan's
+    /// precision. Outputs that the file does not have are zeros. A bias has one input.
+    ChannelsLast([usize; 4]),
 }
 
 /// Constants on a GPU, read by all instances.
@@ -41,7 +41,7 @@ impl Weights {
         let mut end = 0;
         for (key, offset) in &mut offsets {
             *offset = end;
-            end += plan.constants[key.0].len() * element_bytes(plan, key.1);
+            end += length(plan, *key) * element_bytes(plan, key.1);
             end = end.next_multiple_of(ALIGNMENT);
         }
         let memory = DeviceMemory::new(context, end.max(ALIGNMENT))?;
@@ -57,6 +57,14 @@ impl Weights {
     /// Where a constant lies in that form.
     pub fn address(&self, key: (usize, Form)) -> Option<u64> {
         Some(self.memory.address() + *self.offsets.get(&key)? as u64)
+    }
+}
+
+/// Elements of a constant in a form.
+fn length(plan: &Plan, (number, form): (usize, Form)) -> usize {
+    match form {
+        Form::ChannelsLast(extents) => extents.iter().product(),
+        Form::Plan | Form::Single => plan.constants[number].len(),
     }
 }
 
@@ -78,14 +86,16 @@ fn content(plan: &Plan, number: usize, form: Form) -> Vec<u8> {
     }
 }
 
-/// Weights by outputs, inputs, rows and columns in the order outputs, rows, columns, inputs.
-fn channels_last(elements: &[f32], [inputs, rows, columns]: [usize; 3]) -> Vec<f32> {
+/// Weights by outputs, inputs, rows and columns in the order outputs, rows, columns, inputs, and zeros to the last output.
+fn channels_last(elements: &[f32], [outputs, inputs, rows, columns]: [usize; 4]) -> Vec<f32> {
     let pixels = rows * columns;
     let of_output = |weights: &[f32]| {
         let places = (0..pixels).flat_map(|pixel| (0..inputs).map(move |input| input * pixels + pixel));
         places.map(|at| weights[at]).collect::<Vec<f32>>()
     };
-    elements.chunks_exact((inputs * pixels).max(1)).flat_map(of_output).collect()
+    let mut turned: Vec<f32> = elements.chunks_exact((inputs * pixels).max(1)).flat_map(of_output).collect();
+    turned.resize(outputs * inputs * pixels, 0.0);
+    turned
 }
 
 #[cfg(test)]
@@ -96,12 +106,13 @@ mod tests {
     fn weights_with_channels_last_are_found_where_a_library_looks() {
         let [outputs, inputs, rows, columns] = [2, 3, 2, 4];
         let elements: Vec<f32> = (0..outputs * inputs * rows * columns).map(|at| at as f32).collect();
-        let turned = channels_last(&elements, [inputs, rows, columns]);
+        let turned = channels_last(&elements, [outputs + 1, inputs, rows, columns]);
         for (output, input, row, column) in [(0, 0, 0, 0), (1, 2, 1, 3), (1, 0, 1, 2), (0, 2, 0, 1)] {
             let there = ((output * rows + row) * columns + column) * inputs + input;
             let here = ((output * inputs + input) * rows + row) * columns + column;
             assert_eq!(turned[there], elements[here]);
         }
-        assert_eq!(turned.len(), elements.len());
+        let (ours, more) = turned.split_at(elements.len());
+        assert!(ours.len() == elements.len() && more == [0.0; 24], "an output more than the file has");
     }
 }
