@@ -9,6 +9,7 @@ pub mod cudnn;
 pub mod driver;
 pub mod graph;
 pub mod jit_link;
+pub mod nvml;
 pub mod nvrtc;
 
 use std::time::Duration;

@@ -8,6 +8,7 @@
 pub mod cudnn;
 pub mod jit_link;
 pub mod load;
+pub mod nvml;
 pub mod nvrtc;
 
 /// The driver: types, functions, and where cudarc found the library.

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use gpu::cache::{Cache, Origin};
 use gpu::{
     Arguments, CancelWord, Context, DeviceMemory, End, Error, Form, Gpu, GpuTimer, Graph, How, Image,
-    ImageBuilder, Kind, Module, PinnedMemory, Priority, Registered, SelfLaunching, Shape, Stream, Toolkit,
-    Unit, Way, code, relaunch_unit,
+    ImageBuilder, Kind, Module, PinnedMemory, Priority, Registered, SelfLaunching, Shape, Stamp, Stamps,
+    Stream, Toolkit, Unit, Way, code, relaunch_unit, stamp_unit,
 };
 use measure::need;
 
@@ -68,8 +68,8 @@ impl Bench {
     }
 }
 
-pub fn units() -> [Unit; 2] {
-    [Unit::new("kernels.cu", include_str!("kernels.cu")), relaunch_unit()]
+pub fn units() -> [Unit; 3] {
+    [Unit::new("kernels.cu", include_str!("kernels.cu")), relaunch_unit(), stamp_unit()]
 }
 
 /// Waits for what a crowded machine may take a while for.
@@ -434,6 +434,77 @@ fn gpu_captured_graph_launches_itself_until_it_is_cancelled_and_again() {
         assert!(graph.turns() > 100, "{}", graph.turns());
     }
     assert_eq!(bench.kept(), 0);
+}
+
+/// Runs of a graph that launches itself, stamped; a turn passes 20 µs.
+struct Stamped {
+    // Dropped first: it uses what follows.
+    graph: SelfLaunching,
+    stamps: Stamps,
+}
+
+impl Stamped {
+    fn new(bench: &Bench, kept: usize, turns: u32, way: Way<'_>) -> Stamped {
+        let stamps = Stamps::new(&bench.module, kept, way).unwrap();
+        let record = |stream: &Stream| {
+            // SAFETY: the stamps outlive the graph, whose turns come one behind the other.
+            unsafe { stamps.begin(stream) }?;
+            bench.launch(stream, "pass_time", Arguments::new().u64(20_000))?;
+            // SAFETY: as above.
+            unsafe { stamps.end(stream) }
+        };
+        // SAFETY: the module lives until the graph has ended.
+        let graph = unsafe { SelfLaunching::of_capture(&bench.module, turns, record) }.unwrap();
+        Stamped { graph, stamps }
+    }
+
+    fn start(&mut self) {
+        // SAFETY: as in `new`.
+        unsafe { self.graph.start() }.unwrap();
+    }
+}
+
+#[test]
+fn gpu_stamps_tell_begin_and_end_of_the_last_runs_and_how_many_were_overwritten() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let (stream, between) = (bench.stream(), PinnedMemory::new(&bench.context, 100).unwrap());
+    let way = Way { stream: &stream, between: &between, limit: LIMIT };
+    let mut stamped = Stamped::new(&bench, 13, 40, way);
+    stamped.start();
+    assert_eq!(stamped.graph.wait(LIMIT).unwrap(), End::LimitReached);
+    assert_eq!(stamped.stamps.runs(way).unwrap(), 40);
+    // 16 are kept, from number 24 on.
+    for (wanted, count, lost) in
+        [(0..40, 16, 24), (30..1000, 10, 0), (20..26, 2, 4), (0..10, 0, 10), (40..50, 0, 0)]
+    {
+        let (stamps, overwritten) = stamped.stamps.read(wanted.clone(), way).unwrap();
+        assert_eq!((stamps.len(), overwritten), (count, lost), "{wanted:?}");
+        assert!(stamps.iter().all(|stamp| stamp.end_ns >= stamp.start_ns + 19_000), "{stamps:?}");
+        assert!(stamps.windows(2).all(|pair| pair[0].end_ns <= pair[1].start_ns), "{stamps:?}");
+    }
+    stamped.stamps.clear(way).unwrap();
+    assert_eq!(stamped.stamps.read(0..40, way).unwrap(), (Vec::new(), 0));
+    let refused = Stamps::new(&bench.module, usize::MAX, way).unwrap_err();
+    assert!(refused.to_string().contains("at most"), "{refused}");
+}
+
+#[test]
+fn gpu_graphs_that_launch_themselves_run_at_the_same_time() {
+    let bench = need!(Bench::new(), gpu, "one CUDA device");
+    let (stream, between) = (bench.stream(), PinnedMemory::new(&bench.context, 4096).unwrap());
+    let way = Way { stream: &stream, between: &between, limit: LIMIT };
+    let mut both = [(); 2].map(|()| Stamped::new(&bench, 1 << 16, 0, way));
+    both.iter_mut().for_each(Stamped::start);
+    soon("fifty turns of each", || both.iter().all(|one| one.graph.turns() > 50));
+    both.iter().for_each(|one| one.graph.cancel());
+    let [one, two] = both.each_ref().map(|one| {
+        assert_eq!(one.graph.wait(LIMIT).unwrap(), End::Cancelled);
+        one.stamps.read(0..u64::MAX, way).unwrap().0
+    });
+    let meet = |one: &Stamp, two: &Stamp| one.start_ns < two.end_ns && two.start_ns < one.end_ns;
+    let pairs = one.iter().filter(|one| two.iter().any(|two| meet(one, two))).count();
+    println!("TABLE of {} and {} runs, {pairs} met one of the other graph's", one.len(), two.len());
+    assert!(pairs > 0);
 }
 
 #[test]

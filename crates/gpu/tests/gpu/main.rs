@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod device;
+mod nvml;
 mod ordinary;
 mod probe;
 mod process;

@@ -1,5 +1,5 @@
-/* A stand-in of CUDA's driver for tests without a GPU: as libcuda.so.1 it runs the kernels of `kernels.cu` and `relaunch.cu`
- * by their names, on threads, one for each stream. It does no more of `cuda.h` than crate `gpu` asks of it, and it is stricter:
+/* A stand-in of CUDA's driver for tests without a GPU: as libcuda.so.1 it runs the kernels of `kernels.cu`, `relaunch.cu` and
+ * `stamp.cu` by their names, on threads, one for each stream. It does no more of `cuda.h` than crate `gpu` asks of it, and it is stricter:
  * a caller that frees what a stream may still use, frees twice, or has no current context, is aborted with a sentence.
  * What it cannot show: device code, PCIe, and what the real driver refuses for reasons of its own.
  *
@@ -52,11 +52,11 @@ struct kernel {
     const char *name;
     unsigned bytes[3]; /* of its parameters; 0 ends the list */
 };
-enum { ADD, SPIN, PASS_TIME, RING, RELAUNCH, KERNELS };
+enum { ADD, SPIN, PASS_TIME, RING, RELAUNCH, STAMP, KERNELS };
 static const struct kernel kernels[KERNELS] = {
     [ADD] = {"add", {8, 4, 0}},       [SPIN] = {"spin", {8, 8, 0}},
     [PASS_TIME] = {"pass_time", {8, 0, 0}}, [RING] = {"ring", {8, 8, 0}},
-    [RELAUNCH] = {"doorbell_relaunch", {8, 4, 0}},
+    [RELAUNCH] = {"doorbell_relaunch", {8, 4, 0}}, [STAMP] = {"doorbell_stamp", {8, 4, 0}},
 };
 
 /* ---- what a stream does ---- */
@@ -151,6 +151,13 @@ static int run(const struct op *op, const struct exec *in)
         if (end)
             __atomic_store_n(&word[2], end, __ATOMIC_RELEASE);
         return !end;
+    }
+    case STAMP: {
+        uint64_t *ring = (uint64_t *)op->argument[0], is_end = op->argument[1];
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        ring[2 + 2 * (ring[0] & ring[1]) + is_end] = (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+        ring[0] += is_end;
+        return 0;
     }
     default:
         broken("an unknown kernel");

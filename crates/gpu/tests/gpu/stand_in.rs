@@ -81,7 +81,7 @@ fn what_a_gpu_is_to_show_passes_on_a_stand_in_of_its_driver() {
         said.lines().filter(|line| line.starts_with("test device::gpu_") && line.ends_with("ok")).count();
     let skipped: Vec<&str> = said.lines().filter(|line| line.contains("SKIP ")).collect();
     assert!(
-        passed >= 13 && skipped.len() == 1 && skipped[0].contains("dma-buf"),
+        passed >= 15 && skipped.len() == 1 && skipped[0].contains("dma-buf"),
         "{passed}, {skipped:?}: {said}"
     );
 }
