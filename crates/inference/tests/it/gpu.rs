@@ -1,7 +1,7 @@
 //! Own kernels on a GPU, beside the host twin; and NVIDIA's compiler takes them where there is no GPU.
 
 use ::gpu::cache::Cache;
-use ::gpu::{Arch, End, Form, Gpu, ImageBuilder, Toolkit};
+use ::gpu::{Arch, End, Form, Gpu, ImageBuilder, Stamp, Toolkit};
 use inference::engine::Engine;
 use inference::engine::gpu::{Instance, Libraries, Loaded, fastest, units};
 use inference::engine::twin::Twin;
@@ -130,6 +130,43 @@ fn gpu_instances_share_weights_and_nothing_else() {
     for (number, (instance, inputs)) in many.iter().enumerate() {
         instance.wait().unwrap();
         assert!(instance.outputs().unwrap() == alone.run(&views(inputs)).unwrap(), "instance {number}");
+    }
+}
+
+#[test]
+fn gpu_instances_that_launch_themselves_overlap_and_are_right_meanwhile() {
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    let file = Architecture::SqueezeNet.build(1).encode_to_vec();
+    let loaded = loaded(gpu, &file, 1, Format::default()).unwrap();
+    for by_while in [false, true] {
+        let mut both = [1, 2].map(|seed| {
+            let mut instance = Instance::new(&loaded).unwrap();
+            let alone = instance.run(&views(&inputs(loaded.plan(), seed))).unwrap();
+            assert_eq!(instance.spans(5).unwrap().len(), 5);
+            instance.stamp(1 << 16).unwrap();
+            let graph = if by_while { instance.while_loop(0) } else { instance.self_launching(0) };
+            (graph.unwrap(), alone)
+        });
+        both.iter_mut().for_each(|(graph, _)| graph.start().unwrap());
+        let since = std::time::Instant::now();
+        while both.iter().any(|(graph, _)| graph.graph().turns() < 100) {
+            assert!(since.elapsed() < Duration::from_secs(30), "an instance waits for the other one");
+        }
+        for (graph, alone) in &both {
+            assert!(graph.stamps(0..1).is_err(), "it runs");
+            let found = graph.outputs_meanwhile(Duration::from_secs(5)).unwrap();
+            assert!(found.expect("a copy goes on beside graphs") == *alone, "WHILE: {by_while}");
+        }
+        both.iter().for_each(|(graph, _)| graph.graph().cancel());
+        let [one, two] = both.each_ref().map(|(graph, alone)| {
+            assert_eq!(graph.graph().wait(Duration::from_secs(10)).unwrap(), End::Cancelled);
+            assert!(graph.outputs().unwrap() == *alone);
+            graph.stamps(0..u64::MAX).unwrap().0
+        });
+        assert!(one.len() >= 100 && one.windows(2).all(|pair| pair[0].end_ns <= pair[1].start_ns));
+        let meets =
+            |run: &Stamp| two.iter().any(|two| run.start_ns < two.end_ns && two.start_ns < run.end_ns);
+        assert!(one.iter().any(meets), "WHILE: {by_while}: no run overlaps one of the other instance");
     }
 }
 

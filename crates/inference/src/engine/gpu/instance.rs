@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use gpu::{DeviceGraph, Graph, PinnedMemory, Priority, SelfLaunching, Stream, Way};
+use gpu::{DeviceGraph, Graph, PinnedMemory, Priority, SelfLaunching, Stamps, Stream, Way};
 
 use super::choose::Timed;
 use super::ready::{Memory, Place, Ready};
+use super::stamped::put_stamped;
 use super::{BETWEEN, LIMIT, Loaded, bytes};
 use crate::engine::{Engine, EngineError, gathered};
 use crate::plan::{Precision, Task};
@@ -19,10 +20,12 @@ const TOGETHER: usize = 20;
 pub struct Instance {
     // Dropped first: it uses what follows.
     graph: DeviceGraph,
-    stream: Stream,
-    memory: Memory,
+    pub(super) stream: Stream,
+    pub(super) memory: Memory,
     between: PinnedMemory,
-    loaded: Arc<Loaded>,
+    pub(super) loaded: Arc<Loaded>,
+    /// Of graphs that launch themselves, if their runs are stamped.
+    pub(super) stamps: Option<Stamps>,
 }
 
 impl Instance {
@@ -41,10 +44,10 @@ impl Instance {
         let graph = graph.instantiate()?;
         graph.upload(&stream)?;
         stream.wait("the upload of a graph", LIMIT)?;
-        Ok(Instance { graph, stream, memory, between, loaded: loaded.clone() })
+        Ok(Instance { graph, stream, memory, between, loaded: loaded.clone(), stamps: None })
     }
 
-    fn way(&self) -> Way<'_> {
+    pub(super) fn way(&self) -> Way<'_> {
         Way { stream: &self.stream, between: &self.between, limit: LIMIT }
     }
 
@@ -109,10 +112,14 @@ impl Instance {
 
     /// What the last run wrote.
     pub fn outputs(&self) -> Result<Vec<Vec<f32>>, EngineError> {
+        self.outputs_by(self.way())
+    }
+
+    pub(super) fn outputs_by(&self, way: Way<'_>) -> Result<Vec<Vec<f32>>, EngineError> {
         let mut outputs = Vec::new();
         for (shape, memory) in self.loaded.plan.outputs.iter().zip(&self.memory.outputs) {
             let mut raw = vec![0; shape.count() * size_of::<f32>()];
-            memory.read(0, &mut raw, self.way())?;
+            memory.read(0, &mut raw, way)?;
             let (elements, _) = raw.as_chunks();
             outputs.push(elements.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect());
         }
@@ -121,7 +128,7 @@ impl Instance {
 
     /// The same kernels as a graph that launches itself, `turns` times, or until it is cancelled for 0.
     pub fn self_launching(self, turns: u32) -> Result<SelfLaunchingInstance, EngineError> {
-        let record = |stream: &Stream| put_all(&self.loaded, &self.memory, stream);
+        let record = |stream: &Stream| self.put_stamped(stream);
         // SAFETY: as in `new`.
         let graph = unsafe { SelfLaunching::of_capture(&self.loaded.code.module, turns, record) }?;
         Ok(SelfLaunchingInstance { graph, instance: self })
@@ -129,10 +136,14 @@ impl Instance {
 
     /// As [`Self::self_launching`], by a WHILE node whose body has the kernels.
     pub fn while_loop(self, turns: u32) -> Result<SelfLaunchingInstance, EngineError> {
-        let record = |stream: &Stream| put_all(&self.loaded, &self.memory, stream);
+        let record = |stream: &Stream| self.put_stamped(stream);
         // SAFETY: as in `new`.
         let graph = unsafe { SelfLaunching::of_while(&self.loaded.code.again()?, turns, record) }?;
         Ok(SelfLaunchingInstance { graph, instance: self })
+    }
+
+    fn put_stamped(&self, stream: &Stream) -> gpu::Result<()> {
+        put_stamped(self.stamps.as_ref(), stream, || put_all(&self.loaded, &self.memory, stream))
     }
 }
 
@@ -149,7 +160,7 @@ fn number(precision: Precision, bytes: &[u8]) -> f32 {
 pub struct SelfLaunchingInstance {
     // Dropped first: it uses what follows.
     graph: SelfLaunching,
-    instance: Instance,
+    pub(super) instance: Instance,
 }
 
 impl SelfLaunchingInstance {
@@ -178,7 +189,7 @@ impl SelfLaunchingInstance {
         self.instance.outputs()
     }
 
-    fn at_rest(&self) -> Result<(), EngineError> {
+    pub(super) fn at_rest(&self) -> Result<(), EngineError> {
         if self.graph.is_idle()? { Ok(()) } else { Err(EngineError::Running) }
     }
 }
@@ -201,7 +212,7 @@ impl Engine for Instance {
 }
 
 /// Puts every step into a stream, or into what it records.
-fn put_all(loaded: &Loaded, memory: &Memory, stream: &Stream) -> gpu::Result<()> {
+pub(super) fn put_all(loaded: &Loaded, memory: &Memory, stream: &Stream) -> gpu::Result<()> {
     (0..loaded.plan.steps.len()).try_for_each(|at| put(loaded, memory, at, stream))
 }
 

@@ -12,6 +12,7 @@ mod instance;
 mod kept;
 mod libraries;
 mod ready;
+mod stamped;
 mod weights;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,83 @@
+//! Runs of an instance, timed by the GPU's global timer: graphs whose first and last kernel stamp, and outputs that
+//! are looked at while a graph runs.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use gpu::{Graph, Stamp, Stamps, Stream, Way, stamp_unit};
+
+use super::{Instance, LIMIT, SelfLaunchingInstance, instance, module};
+use crate::engine::EngineError;
+
+impl Instance {
+    /// Graphs that launch themselves, made from now on, stamp each run; so many of the last ones are kept.
+    pub fn stamp(&mut self, runs: usize) -> Result<(), EngineError> {
+        self.stamps = Some(self.new_stamps(runs)?);
+        Ok(())
+    }
+
+    fn new_stamps(&self, runs: usize) -> Result<Stamps, EngineError> {
+        let code = &self.loaded.code;
+        let module = module(&code.context, &code.builder, &[stamp_unit()])?;
+        Ok(Stamps::new(&module, runs, self.way())?)
+    }
+
+    /// The GPU's time of runs that the host launches and waits for, one by one: from the begin of the first kernel
+    /// to the end of the last one.
+    pub fn spans(&self, runs: usize) -> Result<Vec<Duration>, EngineError> {
+        let stamps = self.new_stamps(runs)?;
+        let (loaded, memory) = (&self.loaded, &self.memory);
+        let record = |stream: &Stream| {
+            put_stamped(Some(&stamps), stream, || instance::put_all(loaded, memory, stream))
+        };
+        // SAFETY: code, memory and stamps live until the stream is idle, or the context keeps them.
+        let graph = unsafe { Graph::capture(&self.stream, record) }?.instantiate()?;
+        for _ in 0..runs {
+            // SAFETY: as above; a run is waited for before the next one.
+            unsafe { graph.launch(&self.stream) }?;
+            self.wait()?;
+        }
+        let (stamps, _) = stamps.read(0..runs as u64, self.way())?;
+        Ok(stamps
+            .iter()
+            .map(|stamp| Duration::from_nanos(stamp.end_ns.saturating_sub(stamp.start_ns)))
+            .collect())
+    }
+}
+
+impl SelfLaunchingInstance {
+    /// Stamps of these turns, counted from the instance's first one, and how many of them were overwritten. None
+    /// for an instance that does not stamp. Error: it runs.
+    pub fn stamps(&self, turns: Range<u64>) -> Result<(Vec<Stamp>, u64), EngineError> {
+        self.at_rest()?;
+        match &self.instance.stamps {
+            Some(stamps) => Ok(stamps.read(turns, self.instance.way())?),
+            None => Ok((Vec::new(), 0)),
+        }
+    }
+
+    /// What lies in the outputs while it runs: each element is of the run that goes on, or of the one before it,
+    /// which have the same inputs. `None`: they were not copied in this time, since the GPU does other work first.
+    pub fn outputs_meanwhile(&self, limit: Duration) -> Result<Option<Vec<Vec<f32>>>, EngineError> {
+        let way = Way { limit: limit.min(LIMIT), ..self.instance.way() };
+        match self.instance.outputs_by(way) {
+            Ok(outputs) => Ok(Some(outputs)),
+            Err(EngineError::Gpu(gpu::Error::Deadline { .. })) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Puts stamps around what `put` puts into a stream.
+pub fn put_stamped(
+    stamps: Option<&Stamps>,
+    stream: &Stream,
+    put: impl FnOnce() -> gpu::Result<()>,
+) -> gpu::Result<()> {
+    let Some(stamps) = stamps else { return put() };
+    // SAFETY: an instance keeps its stamps longer than its graphs, and its runs follow one another.
+    unsafe { stamps.begin(stream) }?;
+    put()?;
+    // SAFETY: as above.
+    unsafe { stamps.end(stream) }
+}
