@@ -16,14 +16,17 @@ macro_rules! say {
 }
 
 mod check;
+mod energy;
 mod format;
 mod layers;
 mod model;
+mod overlap;
 mod report;
 mod run;
 mod start;
 mod subject;
 mod together;
+mod turns;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -11,9 +11,10 @@ use serde::Serialize;
 
 use crate::format::{Layout, Precision};
 use crate::model::Model;
+use crate::overlap::Overlap;
 use crate::run::{Launch, Options};
 use crate::subject::Engine;
-use crate::together::Measured;
+use crate::together::Together;
 
 /// What is known of an engine and its plan, beside times.
 #[derive(Default, Serialize)]
@@ -37,6 +38,10 @@ pub struct Facts {
     /// Bytes that an instance has for libraries.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workspace_bytes: Option<usize>,
+    /// The GPU's time of one run alone that the host launches, the median: from the begin of its first kernel to
+    /// the end of its last one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub span_ns: Option<u64>,
     /// From the process's start to the first answer.
     pub start_ms: BTreeMap<&'static str, f64>,
 }
@@ -86,11 +91,31 @@ struct Line<'a> {
     quantiles_ns: Vec<u64>,
     outputs_compared: u64,
     outputs_wrong: u64,
-    energy: &'static str,
+    #[serde(flatten)]
+    stamps: Option<Stamped>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    energy_mj_per_run: Option<f64>,
+    /// Why the energy is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    energy: Option<String>,
     label: Label,
     #[serde(skip_serializing_if = "Option::is_none")]
     substitute: Option<&'static str>,
     provenance: Provenance,
+}
+
+/// What the GPU's stamps say of graphs that launch themselves.
+#[derive(Serialize)]
+struct Stamped {
+    /// From the end of a run to the end of the next one.
+    period: Summary,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    overlap: Option<Overlap>,
+    clock_step_ns: u64,
+    stamps_lost: u64,
+    outputs_compared_meanwhile: u64,
+    #[serde(skip)]
+    copies_wait: bool,
 }
 
 /// What a run's time is, by the way in which it is started.
@@ -101,9 +126,10 @@ fn timer(launch: Option<Launch>) -> Timer {
         Some(Launch::Graph) => {
             ("before the CPU launches the graph 100 times", "when its stream is idle; divided by 100")
         }
-        Some(Launch::ByItself | Launch::While) => {
-            ("when the CPU, which polls the counters of turns, sees one end", "when it sees the next one end")
-        }
+        Some(Launch::ByItself | Launch::While) => (
+            "when a kernel that only reads the clock begins, before the first one of a turn",
+            "when its last kernel ends, and a kernel that only reads the clock begins",
+        ),
     };
     Timer { name: "run_ns", starts, stops }
 }
@@ -114,11 +140,12 @@ pub fn report(
     model: &Model,
     (facts, start): (Facts, &str),
     provenance: Provenance,
-    measured: &[Measured],
+    together: Together,
 ) -> Result<bool> {
+    let Together { measured, energy, stamps } = together;
+
     let mut histogram = Histogram::new();
     measured.iter().for_each(|one| histogram.merge(&one.histogram));
-    let rate = |one: &Measured| one.histogram.count() as f64 / one.elapsed.as_secs_f64().max(1e-9);
     let [input_bytes, output_bytes] = model.bytes();
     let outputs_wrong = measured.iter().map(|one| one.wrong).sum();
     let line = Line {
@@ -132,16 +159,27 @@ pub fn report(
         seconds: options.seconds,
         warmup_seconds: options.warmup,
         timer: timer(facts.launch),
-        clock: "CLOCK_MONOTONIC of the CPU",
+        clock: if stamps.is_some() { "the GPU's global timer" } else { "CLOCK_MONOTONIC of the CPU" },
         runs: histogram.count(),
-        runs_per_s: measured.iter().map(rate).sum(),
+        runs_per_s: measured.iter().map(|one| one.rate).sum(),
         input_bytes,
         output_bytes,
         run: histogram.summary().context("nothing was measured")?,
         quantiles_ns: (0..=1000).map(|at| histogram.percentile_ns(f64::from(at) / 10.0)).collect(),
         outputs_compared: measured.iter().map(|one| one.compared).sum(),
         outputs_wrong,
-        energy: "n/a: not measured",
+        energy_mj_per_run: energy.as_ref().ok().copied(),
+        energy: energy.err().map(|why| format!("n/a: {why}")),
+        stamps: stamps.and_then(|stamps| {
+            Some(Stamped {
+                period: stamps.period.summary()?,
+                overlap: stamps.overlap,
+                clock_step_ns: stamps.clock_step_ns,
+                stamps_lost: stamps.lost,
+                outputs_compared_meanwhile: stamps.meanwhile,
+                copies_wait: stamps.copies_wait,
+            })
+        }),
         label: provenance.label(&[Part::Gpu]),
         substitute: match options.engine {
             Engine::Cpu => Some("the processor, in the place of a GPU"),
@@ -194,7 +232,36 @@ fn say_line(line: &Line<'_>, model: &Model, start: &str) {
     {
         say!("memory of an instance, bytes: arena {arena} (bound {bound}), workspace {work}");
     }
+    if let Some(span_ns) = facts.span_ns {
+        say!(
+            "one run alone on the GPU, launched by the host: {:.3} ms from first to last kernel",
+            ms(span_ns)
+        );
+    }
+    if let Some(stamps) = &line.stamps {
+        say!(
+            "from end to end of a run, ms: p50 {:.3}, p99 {:.3}; the clock's step is {} ns; {} runs' stamps overwritten",
+            ms(stamps.period.p50_ns),
+            ms(stamps.period.p99_ns),
+            stamps.clock_step_ns,
+            stamps.stamps_lost
+        );
+        let ended = if stamps.copies_wait { "; then a copy waited for the graphs" } else { "" };
+        say!("outputs compared while the instances ran: {}{ended}", stamps.outputs_compared_meanwhile);
+    }
+    if let Some(overlap) = line.stamps.as_ref().and_then(|stamps| stamps.overlap) {
+        say!(
+            "overlap: {:.2} runs at once on average; {:.1}% of {} runs overlap another instance's",
+            overlap.at_once_mean,
+            100.0 * overlap.overlapping_share,
+            overlap.runs
+        );
+    }
     say!("from the process's start to the first answer, ms: {start}");
     let substitute = line.substitute.map_or_else(String::new, |what| format!("; a substitute: {what}"));
-    say!("label: {} (gpu: {}){substitute}; energy: {}", line.label, line.provenance.gpu, line.energy);
+    let energy = match (line.energy_mj_per_run, &line.energy) {
+        (Some(mj), _) => format!("{mj:.2} mJ a run, the GPU's idle power included"),
+        (None, why) => why.clone().unwrap_or_default(),
+    };
+    say!("label: {} (gpu: {}){substitute}; energy: {energy}", line.label, line.provenance.gpu);
 }

@@ -5,9 +5,11 @@
 //! computed alone.
 
 use std::fs;
+use std::ops::Range;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
@@ -19,12 +21,14 @@ use inference::plan::Plan;
 use measure::{Label, Provenance};
 use serde::Serialize;
 
+use crate::energy::Meter;
 use crate::format::{self, Layout};
 use crate::model::{self, Model, views};
 use crate::report::{self, Facts};
 use crate::start::Start;
 use crate::subject::{self, Called, Engine, Launched, OnGpu, Subject};
-use crate::together::{Alone, by_themselves, side_by_side};
+use crate::together::{Alone, side_by_side};
+use crate::turns::by_themselves;
 
 /// What CUDA needs to run as many streams side by side, set before a context is made.
 const CONNECTIONS: (&str, &str) = ("CUDA_DEVICE_MAX_CONNECTIONS", "32");
@@ -33,6 +37,9 @@ const ENQUEUED: usize = 100;
 /// Outputs of a GPU's instance are compared after so many waits, and after the last one: to copy them takes
 /// time.
 const COMPARED_EVERY: u64 = 64;
+/// Runs alone that are timed by the GPU, as many as last about so long.
+const SPANS: Range<usize> = 10..200;
+const SPANNED: Duration = Duration::from_millis(300);
 
 #[derive(Args)]
 pub struct Options {
@@ -124,7 +131,8 @@ pub fn run(options: &Options) -> Result<bool> {
     start.part("import_plan");
     let layout = formats.first().map(|&format| Layout::of(format));
     let mut facts = Facts { layout, ..Facts::default() };
-    let measured = match options.engine {
+    let no_gpu = Meter::none("no GPU runs the model");
+    let together = match options.engine {
         Engine::Cpu => {
             let runtime = Runtime::load(options.model.onnxruntime.as_deref())?;
             let version = measure::provenance::library_version("libonnxruntime.so");
@@ -135,7 +143,7 @@ pub fn run(options: &Options) -> Result<bool> {
             let threads = options.threads.map_or(shared, usize::from);
             facts.threads = Some(threads);
             let make = |_| Ok(Box::new(runtime.model(&model.file, threads)?) as _);
-            side_by_side(called(options, &model, &mut start, make)?, options, 1)?
+            side_by_side(called(options, &model, &mut start, make)?, options, 1, &no_gpu)?
         }
         Engine::Twin => {
             provenance.gpu = Label::Emulated;
@@ -143,7 +151,7 @@ pub fn run(options: &Options) -> Result<bool> {
             facts.memory_of(&plans[0], 0);
             let plan = plans.swap_remove(0);
             let make = |_| Ok(Box::new(Twin::new(plan.clone())?) as _);
-            side_by_side(called(options, &model, &mut start, make)?, options, 1)?
+            side_by_side(called(options, &model, &mut start, make)?, options, 1, &no_gpu)?
         }
         Engine::Own | Engine::Cuda => {
             let on_gpu = OnGpu::load(&options.gpu, options.engine, plans, &mut start)?;
@@ -161,20 +169,34 @@ pub fn run(options: &Options) -> Result<bool> {
                 |_| Ok(Instance::new(loaded)?),
                 |instance, inputs| Ok(instance.run(&views(inputs))?),
             )?;
+            facts.span_ns = Some(span_ns(&instances[0].0)?);
+            let meter = Meter::of(on_gpu.gpu);
             match launch {
-                Launch::ByItself | Launch::While => by_themselves(instances, launch, options)?,
+                Launch::ByItself | Launch::While => by_themselves(instances, launch, options, &meter)?,
                 Launch::Host | Launch::Graph => {
                     let times = if launch == Launch::Graph { ENQUEUED } else { 1 };
                     let launched = |(instance, alone): Alone<Instance>| {
                         (Box::new(Launched { instance, times }) as Box<dyn Subject>, alone)
                     };
-                    side_by_side(instances.into_iter().map(launched).collect(), options, COMPARED_EVERY)?
+                    let launched = instances.into_iter().map(launched).collect();
+                    side_by_side(launched, options, COMPARED_EVERY, &meter)?
                 }
             }
         }
     };
     facts.start_ms = start.ms();
-    report::report(options, &model, (facts, &start.line()), provenance, &measured)
+    report::report(options, &model, (facts, &start.line()), provenance, together)
+}
+
+/// The GPU's time of one run alone, the host having launched it: the median.
+fn span_ns(instance: &Instance) -> Result<u64> {
+    let median = |mut spans: Vec<Duration>| {
+        spans.sort();
+        spans.get(spans.len() / 2).copied().unwrap_or_default()
+    };
+    let rough = median(instance.spans(SPANS.start)?).max(Duration::from_nanos(1));
+    let count = (SPANNED.as_nanos() / rough.as_nanos()) as usize;
+    Ok(median(instance.spans(count.clamp(SPANS.start, SPANS.end))?).as_nanos() as u64)
 }
 
 /// Every instance with what it computes alone; the first one's answer ends the way from the start. `make` and

@@ -59,6 +59,7 @@ pub struct Gpu {
 
 /// A model on a GPU.
 pub struct OnGpu {
+    pub gpu: gpu::Gpu,
     pub loaded: Arc<Loaded>,
     /// Name and architecture.
     pub device: String,
@@ -85,7 +86,7 @@ impl OnGpu {
             fastest(gpu, &toolkit, plans, &libraries).with_context(|| format!("--engine {name}"))?;
         drop(context);
         start.part_with("choices", &[("compile", fastest.took.code), ("weights", fastest.took.weights)]);
-        Ok(OnGpu { loaded: fastest.loaded, device, periods: fastest.periods })
+        Ok(OnGpu { gpu, loaded: fastest.loaded, device, periods: fastest.periods })
     }
 }
 

@@ -4,15 +4,13 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-use inference::engine::gpu::{Instance, SelfLaunchingInstance};
+use anyhow::Result;
 use measure::Histogram;
 
-use crate::run::{Launch, Options};
+use crate::energy::Meter;
+use crate::overlap::Overlap;
+use crate::run::Options;
 use crate::subject::Subject;
-
-/// Longest wait for the end of a graph that was cancelled.
-const END: Duration = Duration::from_secs(60);
 
 /// An instance, and the outputs of its run alone.
 pub type Alone<T> = (T, Vec<Vec<f32>>);
@@ -21,9 +19,35 @@ pub type Alone<T> = (T, Vec<Vec<f32>>);
 #[derive(Default)]
 pub struct Measured {
     pub histogram: Histogram,
-    pub elapsed: Duration,
+    /// Runs a second.
+    pub rate: f64,
     pub compared: u64,
     pub wrong: u64,
+}
+
+/// What was measured of all of them.
+pub struct Together {
+    pub measured: Vec<Measured>,
+    /// Energy of a run in mJ, or why it is not known.
+    pub energy: Result<f64, String>,
+    /// Of graphs that launch themselves.
+    pub stamps: Option<Stamps>,
+}
+
+/// What the GPU's stamps say beside the runs' times.
+#[derive(Default)]
+pub struct Stamps {
+    /// From the end of a run to the end of the next one.
+    pub period: Histogram,
+    pub overlap: Option<Overlap>,
+    /// The step of the GPU's clock.
+    pub clock_step_ns: u64,
+    /// Runs whose stamps were overwritten.
+    pub lost: u64,
+    /// Outputs that were compared while the instances ran.
+    pub meanwhile: u64,
+    /// No copy of outputs came through beside the graphs.
+    pub copies_wait: bool,
 }
 
 /// Each instance on a thread of its own, all at once. `every`: after how many waits outputs are compared.
@@ -31,29 +55,41 @@ pub fn side_by_side(
     subjects: Vec<Alone<Box<dyn Subject>>>,
     options: &Options,
     every: u64,
-) -> Result<Vec<Measured>> {
+    meter: &Meter,
+) -> Result<Together> {
     let (warmup, seconds) =
         (Duration::from_secs_f64(options.warmup), Duration::from_secs_f64(options.seconds));
     let runs = options.runs.div_ceil(subjects.len() as u64);
-    let together = Barrier::new(subjects.len());
-    std::thread::scope(|scope| {
+    // The instances, and from their warm-up on this thread, which reads the energy.
+    let (together, measure) = (Barrier::new(subjects.len()), Barrier::new(subjects.len() + 1));
+    let (measured, window) = std::thread::scope(|scope| {
         let start = |(mut subject, wanted): Alone<Box<dyn Subject>>| {
-            let together = &together;
+            let (together, measure) = (&together, &measure);
             scope.spawn(move || {
                 together.wait();
                 let since = Instant::now();
-                while since.elapsed() < warmup {
-                    subject.runs()?;
+                let mut warm = Ok(());
+                while warm.is_ok() && since.elapsed() < warmup {
+                    warm = subject.runs().map(drop);
                 }
+                // An instance that failed is not waited for.
+                measure.wait();
+                warm?;
                 again_and_again(subject.as_mut(), &wanted, (seconds, runs), every)
             })
         };
         let threads: Vec<_> = subjects.into_iter().map(start).collect();
+        measure.wait();
+        let window = meter.begin();
         let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Measured>>| {
             thread.join().map_err(|_| anyhow::anyhow!("an instance's thread panicked"))?
         };
-        threads.into_iter().map(join).collect()
-    })
+        let measured: Result<Vec<Measured>> = threads.into_iter().map(join).collect();
+        (measured, window)
+    });
+    let measured = measured?;
+    let energy = window.end(measured.iter().map(|one| one.histogram.count()).sum());
+    Ok(Together { measured, energy, stamps: None })
 }
 
 /// Runs for so long, and so often, and once at least.
@@ -70,7 +106,7 @@ fn again_and_again(
         measured.histogram.record_n(time.as_nanos() as u64, times);
         let is_last = since.elapsed() >= seconds && measured.histogram.count() >= runs;
         if is_last {
-            measured.elapsed = since.elapsed();
+            measured.rate = measured.histogram.count() as f64 / since.elapsed().as_secs_f64().max(1e-9);
         }
         if is_last || wait % every == 0 {
             measured.compared += 1;
@@ -84,69 +120,11 @@ fn again_and_again(
 }
 
 /// The same bits.
-fn same(found: &[Vec<f32>], wanted: &[Vec<f32>]) -> bool {
+pub fn same(found: &[Vec<f32>], wanted: &[Vec<f32>]) -> bool {
     let bits = |tensors: &[Vec<f32>]| -> Vec<Vec<u32>> {
         tensors.iter().map(|tensor| tensor.iter().map(|element| element.to_bits()).collect()).collect()
     };
     bits(found) == bits(wanted)
-}
-
-/// Graphs that launch themselves, all at once; this thread looks at their counters of turns.
-pub fn by_themselves(
-    instances: Vec<Alone<Instance>>,
-    launch: Launch,
-    options: &Options,
-) -> Result<Vec<Measured>> {
-    let mut all: Vec<Alone<SelfLaunchingInstance>> = Vec::new();
-    for (instance, alone) in instances {
-        let graph = match launch {
-            Launch::While => instance.while_loop(0)?,
-            _ => instance.self_launching(0)?,
-        };
-        all.push((graph, alone));
-    }
-    for (graph, _) in &mut all {
-        graph.start()?;
-    }
-    watch(&all, Duration::from_secs_f64(options.warmup), 0)?;
-    let runs = options.runs.div_ceil(all.len() as u64);
-    let mut measured = watch(&all, Duration::from_secs_f64(options.seconds), runs.max(1))?;
-    all.iter().for_each(|(graph, _)| graph.graph().cancel());
-    for ((graph, alone), measured) in all.iter().zip(&mut measured) {
-        graph.graph().wait(END)?;
-        measured.compared += 1;
-        measured.wrong += u64::from(!same(&graph.outputs()?, alone));
-    }
-    Ok(measured)
-}
-
-/// Looks at all counters of turns, again and again, for so long and until each instance has had so many
-/// turns. The first change that is seen of each begins its measurement.
-fn watch(all: &[Alone<SelfLaunchingInstance>], seconds: Duration, runs: u64) -> Result<Vec<Measured>> {
-    let mut measured: Vec<Measured> = all.iter().map(|_| Measured::default()).collect();
-    let since = Instant::now();
-    // Of each: its turns, when the last one was seen to end, and whether that was seen as it happened.
-    let mut seen: Vec<(u32, Instant, bool)> =
-        all.iter().map(|(graph, _)| (graph.graph().turns(), since, false)).collect();
-    while since.elapsed() < seconds || measured.iter().any(|one| one.histogram.count() < runs) {
-        for (((graph, _), seen), measured) in all.iter().zip(&mut seen).zip(&mut measured) {
-            let (turns, now) = (graph.graph().turns(), Instant::now());
-            let (more, time) = (turns.wrapping_sub(seen.0), now - seen.1);
-            if more == 0 {
-                ensure!(time < END, "an instance has had no turn for {} s", END.as_secs());
-                continue;
-            }
-            if seen.2 {
-                measured.histogram.record_n(time.as_nanos() as u64 / u64::from(more), more.into());
-                measured.elapsed += time;
-            }
-            *seen = (turns, now, true);
-        }
-    }
-    for (graph, _) in all {
-        ensure!(graph.graph().ended()?.is_none(), "a graph ended by itself: {:?}", graph.graph().ended()?);
-    }
-    Ok(measured)
 }
 
 #[cfg(test)]
