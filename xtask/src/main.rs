@@ -15,6 +15,7 @@ use experiment::{measured, refused};
 #[macro_use]
 extern crate experiment;
 
+mod bench_models;
 mod bench_nic;
 mod bundle;
 mod carried;
@@ -82,6 +83,8 @@ enum Command {
     BenchNic(bench_nic::Options),
     /// What a GPU sends and answers over the software NIC; needs a GPU and a CUDA toolkit.
     BenchGpu(bench_nic::Options),
+    /// How fast models run, beside PyTorch on a GPU or ONNX Runtime from Python on the processor.
+    BenchModels(bench_models::Options),
     /// A folder of programs for a machine without cargo, git and network.
     Bundle(bundle::Options),
     /// Put results of a machine that ran a bundle into the committed measured.json.
@@ -151,6 +154,7 @@ impl Command {
             | Command::BenchThroughput(options)
             | Command::BenchPost { options, .. } => recorded(options),
             Command::BenchNic(options) | Command::BenchGpu(options) => options.record.then_some("--record"),
+            Command::BenchModels(options) => options.record.then_some("--record"),
             Command::Doctor | Command::Zoo(_) => None,
         }
     }
@@ -161,7 +165,8 @@ fn run(command: Command) -> Result<()> {
         let bundle = bundle.display();
         return Err(refused::refused(format!(
             "{what}: needs a checkout of the source, {bundle} is a bundle; here there are: doctor, test --gpu, figure, \
-             bench-throughput, bench-post, bench-nic, bench-gpu, zoo"
+             bench-throughput, bench-post, bench-nic, bench-gpu, \
+             bench-models, zoo"
         )));
     }
     match command {
@@ -182,6 +187,7 @@ fn run(command: Command) -> Result<()> {
         }
         Command::BenchNic(options) => bench_nic::run("bench-nic", &options),
         Command::BenchGpu(options) => bench_nic::run("bench-gpu", &options),
+        Command::BenchModels(options) => bench_models::run(&options),
         Command::Bundle(options) => bundle::run(&options),
         Command::Import(options) => import::run(&options),
         Command::Zoo(options) => zoo::run(&options),
@@ -240,6 +246,8 @@ mod tests {
             ("bench-nic --record", Some("--record")),
             ("bench-nic", None),
             ("bench-gpu", None),
+            ("bench-models --gpu", None),
+            ("bench-models --gpu --record", Some("--record")),
             ("bench-gpu --record", Some("--record")),
             ("bench-post --gpu", None),
             ("bench-post --gpu --record", Some("--record")),

@@ -6,7 +6,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write, stderr};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -161,13 +161,23 @@ pub struct Speaking {
     /// Its stderr.
     pub log: PathBuf,
     lines: Receiver<String>,
+    stdin: Option<ChildStdin>,
 }
 
 impl Speaking {
     pub fn start(command: &mut Command, log: &Path) -> Result<Speaking> {
+        Speaking::start_with(command, log, Stdio::null())
+    }
+
+    /// One that [`Self::ask`] asks.
+    pub fn start_asked(command: &mut Command, log: &Path) -> Result<Speaking> {
+        Speaking::start_with(command, log, Stdio::piped())
+    }
+
+    fn start_with(command: &mut Command, log: &Path, stdin: Stdio) -> Result<Speaking> {
         let file = File::create(log).with_context(|| format!("writing {}", log.display()))?;
         let program = command.get_program().to_string_lossy().into_owned();
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(file);
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(file);
         stop::hold();
         let mut child = Guarded(command.spawn().with_context(|| format!("starting {program}"))?);
         let stdout = child.0.stdout.take().context("stdout was piped")?;
@@ -177,7 +187,16 @@ impl Speaking {
             let lines = BufReader::new(stdout).lines().map_while(Result::ok);
             lines.into_iter().try_for_each(|line| said.send(line).map_err(|_| ()))
         });
-        Ok(Speaking { child, log: log.to_owned(), lines })
+        let stdin = child.0.stdin.take();
+        Ok(Speaking { child, log: log.to_owned(), lines, stdin })
+    }
+
+    /// Writes a request on a line of its stdin, and waits for the `answer`. Requests are short: a pipe has room for them.
+    pub fn ask(&mut self, request: &Value, limit: Duration) -> Result<Value> {
+        let stdin = self.stdin.as_mut().context("it is not one that is asked")?;
+        // A program that is gone says why when its answer is read.
+        let _ = writeln!(stdin, "{request}");
+        self.json("answer", limit)
     }
 
     /// The next object of this `kind`, if one comes within `limit`. An end before it is an error with the program's words.

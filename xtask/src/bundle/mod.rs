@@ -92,7 +92,7 @@ pub fn run(options: &Options) -> Result<()> {
     let commit = if revision.commit.is_empty() { "unknown" } else { &revision.commit };
     say!("{}: {profile}, revision {commit}{changes}, {:.1} MiB", folder.display(), mib(bytes));
     say!(
-        "there: DIR/xtask doctor, test --gpu, bench-post --gpu, zoo build; with libibverbs1 and ibverbs-providers: figure 4, figure 5, \
+        "there: DIR/xtask doctor, test --gpu, bench-post --gpu, zoo build, bench-models --gpu; with libibverbs1 and ibverbs-providers: figure 4, figure 5, \
          bench-nic"
     );
     if libraries > 0 {

@@ -39,6 +39,8 @@ fn what_figures_and_examples_read_lies_at_its_place_and_what_was_measured_does_n
         "experiments/fig4/spec.toml",
         "experiments/fig5/paper.toml",
         "experiments/bench-nic/README.md",
+        "experiments/bench-models/spec.toml",
+        "experiments/peers/compiled_graph.py",
         "modelzoo/models/squeezenet-1.1.toml",
     ] {
         assert!(folder.0.join(file).is_file(), "{file}");

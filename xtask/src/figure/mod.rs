@@ -15,6 +15,7 @@ use experiment::spec::{Extent, Formula};
 use experiment::{Experiment, resume};
 use measure::{Label, Provenance};
 
+use crate::bench_models;
 use crate::bench_nic;
 use crate::carried;
 use crate::gpu_machine::GpuMachine;
@@ -26,7 +27,7 @@ use crate::setup::{self, Purpose};
 use crate::stop;
 use crate::workspace::{self, root};
 
-mod models;
+pub mod models;
 mod nic;
 pub mod posts;
 mod transfer;
@@ -121,6 +122,9 @@ pub fn run(name: &str, options: &Options) -> Result<()> {
     }
     match app {
         bench_nic::APP => return bench_nic::run(name, &bench_nic::Options::of(options)),
+        bench_models::APP => {
+            return Err(refused(format!("{name}: give the command of that name, not `figure`")));
+        }
         posts::NAME => return posts::run(options, None),
         _ => {}
     }

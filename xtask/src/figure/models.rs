@@ -117,19 +117,41 @@ impl run::Bench for Runs<'_> {
     }
 
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
+        let arguments = arguments(self.spec, self.how.extent, key, seconds)?;
         let logs = self.how.out.join("logs");
-        let name = format!("{}-{}", key.series, key.x);
-        let (lines, log) = (logs.join(format!("{name}.jsonl")), logs.join(format!("{name}.log")));
+        let profiler = Profiler { program: self.program, machine: self.machine, logs: &logs, limit: LIMIT };
+        let line = &profiler.line(&format!("{}-{}", key.series, key.x), &arguments)?;
+        let mut point = point(&self.spec.name, key.clone(), line, self.provenance)?;
+        point.seconds = seconds;
+        Ok(point)
+    }
+}
+
+/// The program, and what it needs of this machine.
+pub struct Profiler<'a> {
+    /// A stand-in in tests.
+    pub program: &'a Path,
+    pub machine: &'a GpuMachine,
+    /// Folder of its lines and of what it says.
+    pub logs: &'a Path,
+    /// Longest that a run may take.
+    pub limit: Duration,
+}
+
+impl Profiler<'_> {
+    /// Its line of a run. `name`: of the log. Errors: refused, crashed, no line. A line that names wrong outputs is none.
+    pub fn line(&self, name: &str, arguments: &[String]) -> Result<Value> {
+        let (lines, log) = (self.logs.join(format!("{name}.jsonl")), self.logs.join(format!("{name}.log")));
         // A line of an earlier run must not be taken for this one's.
         let _ = fs::remove_file(&lines);
         let mut command = Command::new(self.program);
-        command.args(arguments(self.spec, self.how.extent, key, seconds)?);
+        command.args(arguments);
         command.arg("--json").arg(&lines).arg("--store").arg(zoo::folder());
         command.arg("--manifests").arg(workspace::root().join("modelzoo/models"));
         command.envs(self.machine.toolkit.iter().map(|toolkit| (wheels::CUDA.variable, toolkit)));
         let reference: Option<PathBuf> = Some(wheels::ONNX_RUNTIME.used()).filter(|folder| folder.is_dir());
         command.envs(reference.map(|folder| (wheels::ONNX_RUNTIME.variable, folder)));
-        let ended = run_logged(&mut command, &log, LIMIT)?;
+        let ended = run_logged(&mut command, &log, self.limit)?;
         let said = fs::read_to_string(&log).unwrap_or_default();
         let last = said.lines().last().unwrap_or("it said nothing").to_owned();
         match ended {
@@ -139,12 +161,10 @@ impl run::Bench for Runs<'_> {
             ended => bail!("{APP} {ended}: {last} (whole log: {})", log.display()),
         }
         let records = json_lines::read::<Value>(&lines)?.records;
-        let [line] = &records[..] else {
-            bail!("{APP} {ended}, and left {} lines of results: {last}", records.len());
-        };
-        let mut point = point(&self.spec.name, key.clone(), line, self.provenance)?;
-        point.seconds = seconds;
-        Ok(point)
+        match <[Value; 1]>::try_from(records) {
+            Ok([line]) => Ok(line),
+            Err(records) => bail!("{APP} {ended}, and left {} lines of results: {last}", records.len()),
+        }
     }
 }
 

@@ -1,0 +1,56 @@
+"""The peer of `bench-models` on the processor: an ONNX file in ONNX Runtime, called from Python. Needs onnxruntime and numpy.
+
+Takes the requests of compiled_graph.py; the one way is `python`, and a time is that of one call with its inputs and outputs.
+"""
+
+import os
+import sys
+import time
+
+from line_protocol import median, serve
+
+
+def main():
+    # Behind the Python's own packages: the wheel that `cargo xtask setup` fetched.
+    sys.path.append(os.environ.get("DOORBELL_WHEEL", ""))
+    try:
+        import numpy
+        import onnxruntime
+    except ImportError as error:
+        serve({"versions": {}, "error": f"{error}; python3 -m pip install numpy onnxruntime"}, lambda asked: {})
+        return
+    known = {}
+
+    def answer(asked):
+        if asked["do"] == "forget":
+            known.clear()
+            return {}
+        if asked["do"] == "prepare":
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = asked["threads"]
+            options.inter_op_num_threads = 1
+            since = time.monotonic()
+            session = onnxruntime.InferenceSession(asked["file"], options, providers=["CPUExecutionProvider"])
+            known["session"], known["input"] = session, session.get_inputs()[0]
+            return {"prepare_s": time.monotonic() - since}
+        session, input = known["session"], known["input"]
+        if asked["do"] == "output":
+            known["given"] = numpy.fromfile(asked["input"], dtype="<f4").reshape(input.shape)
+            session.run(None, {input.name: known["given"]})[0].tofile(asked["output"])
+            return {}
+        if asked["do"] != "time":
+            raise ValueError(f"there is no request {asked['do']}; there are forget, prepare, output, time, quit")
+        given, found, since = {input.name: known["given"]}, [], time.monotonic()
+        while not found or time.monotonic() < since + asked["seconds"]:
+            start = time.monotonic_ns()
+            session.run(None, given)
+            # The first quarter warms up.
+            if time.monotonic() >= since + asked["seconds"] / 4 or not found:
+                found.append((time.monotonic_ns() - start) / 1000)
+        return {"period_us": median(found), "alone_us": median(found), "batches": len(found)}
+
+    serve({"versions": {"onnxruntime-python": onnxruntime.__version__}, "error": None}, answer)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+//! The peer of `bench-models`: a script that is asked on its stdin, one line of JSON a request.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::process::Speaking;
+use crate::refused::refused;
+use crate::wheels;
+
+/// Longest that it may take to start.
+const STARTED: Duration = Duration::from_secs(120);
+
+/// A peer's process: started when it is asked, and again when it was lost.
+pub struct Peer<'a> {
+    python: &'a str,
+    script: PathBuf,
+    logs: &'a Path,
+    sessions: u32,
+    session: Option<Speaking>,
+}
+
+impl<'a> Peer<'a> {
+    /// One that does not run yet.
+    pub fn new(python: Option<&'a str>, script: PathBuf, logs: &'a Path) -> Peer<'a> {
+        Peer { python: python.unwrap_or("python3"), script, logs, sessions: 0, session: None }
+    }
+
+    /// Whether its process is gone, and what it had prepared.
+    pub fn is_lost(&self) -> bool {
+        self.session.is_none()
+    }
+
+    /// What it says of itself. Error: refused when it cannot run here.
+    pub fn start(&mut self) -> Result<Value> {
+        let mut command = Command::new(self.python);
+        // Of ONNX Runtime's wheel nothing but its own package is found behind what the Python itself has.
+        let wheel = wheels::ONNX_RUNTIME.folder();
+        command.arg(&self.script).env("PYTHONDONTWRITEBYTECODE", "1").env("DOORBELL_WHEEL", wheel);
+        self.sessions += 1;
+        let log = self.logs.join(format!("peer-{}.log", self.sessions));
+        let mut session = Speaking::start_asked(&mut command, &log)?;
+        let help = || format!("{} (--python names another Python)", self.script.display());
+        let hello =
+            session.json("hello", STARTED).map_err(|error| refused(format!("{}: {error:#}", help())))?;
+        match hello["error"].as_str() {
+            Some(error) => Err(refused(format!("{}: {error}", help()))),
+            None => {
+                self.session = Some(session);
+                Ok(hello)
+            }
+        }
+    }
+
+    /// Error: also what the answer calls one. A process that does not answer is ended.
+    pub fn ask(&mut self, request: &Value, limit: Duration) -> Result<Value> {
+        if self.session.is_none() {
+            self.start()?;
+        }
+        let session = self.session.as_mut().context("it was started")?;
+        match session.ask(request, limit) {
+            Ok(answer) => match answer["error"].as_str() {
+                None => Ok(answer),
+                Some(error) => bail!("{error} (whole log: {})", session.log.display()),
+            },
+            Err(error) => {
+                self.session = None;
+                Err(error)
+            }
+        }
+    }
+}

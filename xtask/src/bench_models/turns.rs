@@ -1,0 +1,254 @@
+//! One point of `bench-models`: ours, then each way of the peer, again and again.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use experiment::Experiment;
+use experiment::point::{Key, Point};
+use experiment::run;
+use measure::{Part, Provenance};
+use serde_json::{Value, json};
+
+use super::peer::Peer;
+use crate::figure::models::Profiler;
+use crate::refused::Refused;
+
+/// How the peer runs a model on a GPU, and on the processor.
+pub const WAYS: [&str; 4] = ["eager-nchw", "eager-nhwc", "compiled-nchw", "compiled-nhwc"];
+pub const ON_THE_CPU: [&str; 1] = ["python"];
+/// Longest that the peer may take to prepare a way, and to answer anything else.
+const PREPARED: Duration = Duration::from_secs(240);
+const ANSWERED: Duration = Duration::from_secs(60);
+/// What is kept of the profiler's line.
+const SAID: [&str; 7] =
+    ["start_ms", "libraries", "layout", "layout_periods_us", "weights", "arena_bytes", "arena_bound_bytes"];
+
+/// Measures a point: ours, then each way of the peer, again and again.
+pub struct Turns<'a> {
+    pub experiment: &'a Experiment,
+    pub profiler: Profiler<'a>,
+    pub peer: Peer<'a>,
+    /// Folder of the models' files.
+    pub store: &'a Path,
+    /// Repetitions.
+    pub rounds: u32,
+    pub provenance: &'a Provenance,
+}
+
+impl run::Bench for Turns<'_> {
+    fn asked(&self, _: &Key) -> BTreeMap<String, u64> {
+        BTreeMap::new()
+    }
+
+    fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
+        let label = self.provenance.label(&[Part::Gpu]);
+        let mut point = Point::new(&self.experiment.spec.name, key.clone(), label, self.provenance.clone());
+        point.seconds = seconds;
+        match self.turns(&mut point) {
+            Err(error) if error.is::<Refused>() => return Err(error),
+            Err(error) => point.missing = Some(format!("{error:#}")),
+            Ok(()) => {}
+        }
+        Ok(point)
+    }
+}
+
+/// What a point is about.
+struct Subject<'a> {
+    model: &'a str,
+    precision: &'a str,
+    gpu: bool,
+    seconds: f64,
+}
+
+/// Numbers of one repetition, or of a part of it.
+type Numbers = BTreeMap<String, f64>;
+
+impl Turns<'_> {
+    fn turns(&mut self, point: &mut Point) -> Result<()> {
+        let (kind, model) = point.series.split_once('/').context("a series is PRECISION/MODEL")?;
+        let precision = kind.strip_prefix("gpu-");
+        let subject = &Subject {
+            model,
+            precision: precision.unwrap_or("fp32"),
+            gpu: precision.is_some(),
+            seconds: point.seconds,
+        };
+        let (ways, prepared, failed) = self.prepare(subject)?;
+        ensure!(!ways.is_empty(), "the peer prepared none of its ways: {failed:?}");
+        let tensors = &self.profiler.logs.join("tensors");
+        let (mut rounds, mut line, mut fastest) = (Vec::new(), Value::Null, "");
+        for round in 0..self.rounds {
+            let outputs = (round == 0).then_some(&**tensors);
+            let mut found;
+            (line, found) = self.our_turn(subject, outputs)?;
+            if round == 0 {
+                found.insert("difference".into(), self.compare(subject, &ways, tensors)?);
+            }
+            fastest = self.their_turn(subject, &ways, &mut found)?;
+            rounds.push(found);
+        }
+        let _ = fs::remove_dir_all(tensors);
+        for name in rounds.iter().flat_map(Numbers::keys) {
+            let mut all: Vec<f64> = rounds.iter().filter_map(|round| round.get(name).copied()).collect();
+            all.sort_unstable_by(f64::total_cmp);
+            point.values.insert(name.clone(), all[all.len() / 2]);
+            point.spread.insert(name.clone(), [all[0], all[all.len() - 1]]);
+        }
+        let ours: BTreeMap<&str, &Value> = SAID.iter().map(|name| (*name, &line[*name])).collect();
+        point.detail = json!({
+            "rounds": rounds, "fastest": fastest, "failed": failed, "prepare_s": prepared, "ours": ours, "timer": line["timer"],
+        });
+        Ok(())
+    }
+
+    /// The ways that the peer prepared, how long each took it, and why it did not prepare the others.
+    fn prepare(
+        &mut self,
+        subject: &Subject,
+    ) -> Result<(Vec<&'static str>, Value, BTreeMap<&'static str, String>)> {
+        let file = self.store.join(format!("{}.seeded.onnx", subject.model));
+        let threads = self.provenance.cores.max(1);
+        let mut ways = if subject.gpu { WAYS.to_vec() } else { ON_THE_CPU.to_vec() };
+        let (mut prepared, mut failed, mut at) = (BTreeMap::new(), BTreeMap::new(), 0);
+        self.peer.ask(&json!({ "do": "forget" }), ANSWERED)?;
+        while let Some(&way) = ways.get(at) {
+            let precision = subject.precision;
+            let request = json!({ "do": "prepare", "file": file, "precision": precision, "way": way, "threads": threads });
+            match self.peer.ask(&request, PREPARED) {
+                Ok(answer) => {
+                    prepared.insert(way, answer["prepare_s"].clone());
+                    at += 1;
+                }
+                Err(error) => {
+                    failed.insert(ways.remove(at), format!("{error:#}"));
+                    // What was prepared is lost with a process.
+                    at = if self.peer.is_lost() { 0 } else { at };
+                }
+            }
+        }
+        Ok((ways, json!(prepared), failed))
+    }
+
+    /// Our line, and the numbers of this repetition: on a GPU of two runs, one launched by the host and one by itself.
+    fn our_turn(&self, subject: &Subject, outputs: Option<&Path>) -> Result<(Value, Numbers)> {
+        let launch = if subject.gpu { Some("graph") } else { None };
+        let line = self.ours(subject, launch, outputs)?;
+        let number = |name: &str| line.pointer(name).and_then(Value::as_f64);
+        let mut found = Numbers::from([("ours_us".to_owned(), median_us(&line)?)]);
+        // What the profiler does not say is left out.
+        if let (Some(bytes), Some(bound)) = (number("/arena_bytes"), number("/arena_bound_bytes")) {
+            found.insert("arena_ratio".into(), bytes / bound.max(1.0));
+        }
+        found.extend(number("/start_ms/total").map(|total| ("start_s".into(), total / 1e3)));
+        if subject.gpu {
+            let by_itself = self.ours(subject, Some("self"), None)?;
+            let period = median_us(&by_itself)?;
+            found.insert("self_us".into(), period);
+            let span = [&by_itself, &line].iter().find_map(|line| line["span_ns"].as_f64());
+            found.extend(span.map(|span| ("over_span_us".into(), period - span / 1e3)));
+        }
+        Ok((line, found))
+    }
+
+    /// The largest difference of a way's outputs from ours. Error: one that is too large.
+    fn compare(&mut self, subject: &Subject, ways: &[&str], tensors: &Path) -> Result<f64> {
+        let [input, ours, theirs] =
+            ["input-0.f32", "output-0.f32", "peer.f32"].map(|name| tensors.join(name));
+        let mut worst: f64 = 0.0;
+        for way in ways {
+            let request = json!({ "do": "output", "way": way, "input": input, "output": theirs });
+            self.peer.ask(&request, ANSWERED).with_context(|| format!("the peer, {way}"))?;
+            let (apart, most) = difference(subject.precision, &ours, &theirs)?;
+            ensure!(
+                apart <= most,
+                "outputs differ from those of the peer, {way}, by {apart:.1e}, at most {most:.0e}"
+            );
+            worst = worst.max(apart);
+        }
+        Ok(worst)
+    }
+
+    /// Times each way, adds what follows to our numbers, and returns the fastest.
+    fn their_turn<'a>(
+        &mut self,
+        subject: &Subject,
+        ways: &[&'a str],
+        found: &mut Numbers,
+    ) -> Result<&'a str> {
+        let mut times: Vec<(f64, f64, &str)> = Vec::new();
+        for &way in ways {
+            let request = json!({ "do": "time", "way": way, "seconds": subject.seconds });
+            let answer = self.peer.ask(&request, ANSWERED).with_context(|| format!("the peer, {way}"))?;
+            let us =
+                |name: &str| answer[name].as_f64().with_context(|| format!("the peer, {way}: no {name}"));
+            times.push((us("period_us")?, us("alone_us")?, way));
+            found.insert(format!("{}_us", way.replace('-', "_")), us("period_us")?);
+        }
+        let best = times.into_iter().min_by(|one, other| one.0.total_cmp(&other.0));
+        let (period, alone, fastest) = best.context("no way was timed")?;
+        found.insert("ratio".into(), found["ours_us"] / period);
+        found.insert("peer_us".into(), period);
+        if let Some(by_itself) = found.get("self_us").copied() {
+            found.extend([("self_ratio".into(), by_itself / alone), ("peer_alone_us".into(), alone)]);
+        }
+        Ok(fastest)
+    }
+
+    /// The line of a run of ours. Error: also outputs that are not those of a run alone.
+    fn ours(&self, subject: &Subject, launch: Option<&str>, outputs: Option<&Path>) -> Result<Value> {
+        let engine = if subject.gpu { "cuda" } else { "cpu" };
+        let [seconds, warmup] = [subject.seconds, subject.seconds / 4.0].map(|seconds| seconds.to_string());
+        let threads = self.provenance.cores.max(1).to_string();
+        let mut words =
+            vec!["run", subject.model, "--engine", engine, "--seconds", &seconds, "--warmup", &warmup];
+        match launch {
+            Some(launch) => words.extend(["--precision", subject.precision, "--launch", launch]),
+            None => words.extend(["--threads", &threads]),
+        }
+        let outputs = outputs.map(|folder| folder.display().to_string());
+        words.extend(outputs.iter().flat_map(|folder| ["--outputs", folder]));
+        let words: Vec<String> = words.into_iter().map(str::to_owned).collect();
+        let line = self.profiler.line("ours", &words)?;
+        let wrong = &line["outputs_wrong"];
+        ensure!(wrong == 0, "{wrong} of {} outputs of ours are wrong", line["outputs_compared"]);
+        Ok(line)
+    }
+}
+
+fn median_us(line: &Value) -> Result<f64> {
+    Ok(line
+        .pointer("/run/p50_ns")
+        .and_then(Value::as_f64)
+        .context("the profiler's line has no run.p50_ns")?
+        / 1e3)
+}
+
+/// How far two outputs are apart, and how far they may be: twice what `profiler check` allows, as both are rounded.
+fn difference(precision: &str, ours: &Path, theirs: &Path) -> Result<(f64, f64)> {
+    let read = |path: &Path| -> Result<Vec<f64>> {
+        let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        Ok(bytes.as_chunks().0.iter().map(|four| f64::from(f32::from_le_bytes(*four))).collect())
+    };
+    let (ours, theirs) = (read(ours)?, read(theirs)?);
+    let count = ours.len();
+    ensure!(count > 0 && count == theirs.len(), "{count} outputs, the peer has {}", theirs.len());
+    let rms =
+        |values: &mut dyn Iterator<Item = f64>| (values.map(|x| x * x).sum::<f64>() / count as f64).sqrt();
+    let apart = || ours.iter().zip(&theirs).map(|(one, other)| (one - other).abs());
+    let whole = rms(&mut theirs.iter().copied());
+    // `max` skips what is no number.
+    ensure!(
+        apart().all(f64::is_finite) && whole > 0.0,
+        "an output is no number, or all of the peer's are zero"
+    );
+    let most = apart().fold(0.0, f64::max) / whole;
+    Ok(match precision {
+        "fp32" => (most, 2e-4),
+        "tf32" => (most, 1e-2),
+        _ => (rms(&mut apart()) / whole, 4e-2),
+    })
+}
