@@ -46,6 +46,11 @@ pub enum EngineError {
     /// A GPU or its driver refused something.
     #[error(transparent)]
     Gpu(#[from] ::gpu::Error),
+    /// A GPU has no room for a part of a model.
+    #[error(
+        "{model}: {what}: {reason}; run fewer instances or a smaller batch, or end what else uses that GPU"
+    )]
+    Memory { model: String, what: &'static str, reason: String },
     /// A manifest's pre-processing contradicts itself.
     #[error("pre-processing: {reason}")]
     Preprocess { reason: String },

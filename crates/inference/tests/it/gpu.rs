@@ -1,7 +1,7 @@
 //! Own kernels on a GPU, beside the host twin; and NVIDIA's compiler takes them where there is no GPU.
 
 use ::gpu::cache::Cache;
-use ::gpu::{Arch, End, Form, Gpu, ImageBuilder, Stamp, Toolkit};
+use ::gpu::{Arch, Context, DeviceMemory, End, Form, Gpu, ImageBuilder, Stamp, Toolkit};
 use inference::engine::Engine;
 use inference::engine::gpu::{Instance, Libraries, Loaded, fastest, units};
 use inference::engine::twin::Twin;
@@ -183,4 +183,28 @@ fn gpu_of_several_formats_the_one_with_the_shortest_period_is_kept() {
     assert!(alone.periods.is_empty() && alone.loaded.plan().format == FORMATS[0].0);
     let none = fastest(gpu, &toolkit, Vec::new(), &Libraries::none()).unwrap_err();
     assert!(none.to_string().contains("no plan"), "{none}");
+}
+
+#[test]
+fn gpu_memory_that_is_used_up_is_said_and_nothing_is_lost() {
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    let file = Architecture::SqueezeNet.build(64).encode_to_vec();
+    let loaded = loaded(gpu, &file, 64, Format::default()).unwrap();
+    let inputs = inputs(loaded.plan(), 1);
+    let mut before = Instance::new(&loaded).unwrap();
+    let found = before.run(&views(&inputs)).unwrap();
+    let context = Context::new(gpu).unwrap();
+    // All but a part of what an arena takes.
+    let mut taken = Vec::new();
+    for shift in (26..=38).rev() {
+        while let Ok(memory) = DeviceMemory::new(&context, 1 << shift) {
+            taken.push(memory);
+        }
+    }
+    let said = Instance::new(&loaded).map(|_| ()).expect_err("the GPU is full").to_string();
+    let bytes = format!("{} bytes", loaded.plan().arena.bytes);
+    assert!(said.starts_with("squeezenet-1.1: the arena: ") && said.contains(&bytes), "{said}");
+    assert!(before.run(&views(&inputs)).unwrap() == found, "the instance that was there goes on");
+    drop(taken);
+    assert!(Instance::new(&loaded).unwrap().run(&views(&inputs)).unwrap() == found);
 }

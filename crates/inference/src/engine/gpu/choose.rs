@@ -14,7 +14,7 @@ use gpu::{
 use super::convolution::{self, Fused};
 use super::kept::{self, Kept};
 use super::libraries::{By, Chosen, Libraries, Tried};
-use super::ready::{Library, Memory, Place, Ready, words_of};
+use super::ready::{Library, Memory, Place, Ready, memory, words_of};
 use super::weights::Weights;
 use super::{BETWEEN, Code, LIMIT};
 use crate::engine::EngineError;
@@ -117,7 +117,7 @@ pub fn decide(
 fn key(code: &Code, plan: &Plan, cudnn: &Cudnn, libraries: &Libraries) -> Result<Key, EngineError> {
     let gpu = code.context.gpu();
     let mut key = KeyBuilder::default()
-        .part("choices", b"1")
+        .part("choices", b"2")
         .part("gpu", format!("{} {} {}", gpu.name()?, gpu.arch()?, gpu.multiprocessors()?).as_bytes())
         .part("driver", gpu::driver_version()?.as_bytes())
         .part("cudnn", cudnn.version()?.as_bytes())
@@ -217,7 +217,7 @@ impl<'a> Bench<'a> {
             both.concat()
         });
         let weights = Weights::new(context, plan, constants)?;
-        let copy = || DeviceMemory::new(context, plan.arena.bytes.max(1));
+        let copy = || memory(context, plan, "a copy of the arena, to compare ways", plan.arena.bytes);
         let bench = Bench {
             code,
             plan,

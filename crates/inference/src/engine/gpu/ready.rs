@@ -62,18 +62,37 @@ pub struct Memory {
 impl Memory {
     /// Memory for a plan whose libraries need so many bytes. Error: out of memory.
     pub fn new(context: &Context, plan: &Plan, workspace: usize) -> Result<Memory, EngineError> {
-        let of = |bytes: usize| DeviceMemory::new(context, bytes.max(ALIGNMENT));
-        let all = |shapes: &[crate::graph::Shape]| {
-            shapes.iter().map(|shape| of(shape.count() * size_of::<f32>())).collect::<Result<Vec<_>, _>>()
+        let of = |what, bytes| memory(context, plan, what, bytes);
+        let all = |what, shapes: &[crate::graph::Shape]| {
+            shapes
+                .iter()
+                .map(|shape| of(what, shape.count() * size_of::<f32>()))
+                .collect::<Result<Vec<_>, _>>()
         };
         Ok(Memory {
-            arena: of(plan.arena.bytes)?,
-            workspace: of(workspace)?,
-            inputs: all(&plan.inputs)?,
-            outputs: all(&plan.outputs)?,
-            slot: of(size_of::<u32>())?,
+            arena: of("the arena", plan.arena.bytes)?,
+            workspace: of("the libraries' workspace", workspace)?,
+            inputs: all("the input", &plan.inputs)?,
+            outputs: all("the output", &plan.outputs)?,
+            slot: of("the slot's number", size_of::<u32>())?,
         })
     }
+}
+
+/// Memory for a part of a model, some bytes at least. Error: the GPU has no room, with the part's name.
+pub fn memory(
+    context: &Context,
+    plan: &Plan,
+    what: &'static str,
+    bytes: usize,
+) -> Result<DeviceMemory, EngineError> {
+    DeviceMemory::new(context, bytes.max(ALIGNMENT)).map_err(|error| {
+        if error.code() == Some(gpu::code::OUT_OF_MEMORY) {
+            EngineError::Memory { model: plan.name.clone(), what, reason: error.to_string() }
+        } else {
+            error.into()
+        }
+    })
 }
 
 /// What steps are put into a stream with.

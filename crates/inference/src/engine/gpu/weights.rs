@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use gpu::{Context, DeviceMemory, PinnedMemory, Priority, Stream, Way};
 
+use super::ready::memory;
 use super::{BETWEEN, LIMIT, bytes};
 use crate::engine::EngineError;
 use crate::engine::twin::halves;
@@ -44,7 +45,7 @@ impl Weights {
             end += length(plan, *key) * element_bytes(plan, key.1);
             end = end.next_multiple_of(ALIGNMENT);
         }
-        let memory = DeviceMemory::new(context, end.max(ALIGNMENT))?;
+        let memory = memory(context, plan, "the weights", end)?;
         let stream = Stream::new(context, Priority::Least)?;
         let between = PinnedMemory::new(context, BETWEEN)?;
         let way = Way { stream: &stream, between: &between, limit: LIMIT };
