@@ -1,11 +1,11 @@
 //! Address handles. libmlx5 asks for them on Ethernet only, to learn the destination's MAC address.
 
-use super::attributes::{Command, refuse};
+use super::attributes::Command;
 use super::layout::{Writer, create_ah, create_ah_resp, mlx5_create_ah_resp};
 use super::server::{OpenFile, Server, UHW_OUT};
 use super::write::{CORE_OUT, Write};
 use crate::config::LinkLayer;
-use crate::device::command::AddressVector;
+use crate::device::command::{AddressVector, refuse_if};
 use crate::device::{Answer, Commands};
 
 pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Write<'_>) -> Answer<()> {
@@ -14,9 +14,8 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Writ
     let device = server.device(file)?;
     let input = write.core_in;
     let global = input.u8(at::IS_GLOBAL) != 0;
-    if device.link_layer == LinkLayer::Roce && !global {
-        return Err(refuse(libc::EINVAL, "CREATE_AH: an address on Ethernet needs a GID"));
-    }
+    let lacks_gid = device.link_layer == LinkLayer::Roce && !global;
+    refuse_if!(lacks_gid, EINVAL, "CREATE_AH: an address on Ethernet needs a GID");
     let address = AddressVector {
         dlid: input.u16(at::DLID),
         dgid: global.then(|| input.array(at::DGID)),

@@ -6,7 +6,7 @@
 //! that the NIC knows takes one).
 
 use super::layout::{Reader, attr, ioctl_hdr};
-use crate::device::command::CommandError;
+use crate::device::command::{CommandError, refuse_if};
 use crate::dma::Memory;
 
 /// `RDMA_VERBS_IOCTL`: `_IOWR(0x1b, 1, 24 bytes)`.
@@ -126,17 +126,13 @@ impl<'m> Command<'m> {
         let count = usize::from(header.u16(ioctl_hdr::NUM_ATTRS));
         let length = usize::from(header.u16(ioctl_hdr::LENGTH));
         let (object, method) = (header.u16(ioctl_hdr::OBJECT), header.u16(ioctl_hdr::METHOD));
-        if length != ioctl_hdr::SIZE + count * attr::SIZE || length > MAX_LENGTH {
-            return Err(refuse(libc::EINVAL, format!("a header of {length} bytes for {count} attributes")));
-        }
-        if header.u64(ioctl_hdr::RESERVED1) != 0 || header.u32(ioctl_hdr::RESERVED2) != 0 {
-            return Err(refuse(libc::EPROTONOSUPPORT, "reserved words of the header are not zero"));
-        }
+        let fits = length == ioctl_hdr::SIZE + count * attr::SIZE && length <= MAX_LENGTH;
+        refuse_if!(!fits, EINVAL, "a header of {length} bytes for {count} attributes");
+        let reserved = header.u64(ioctl_hdr::RESERVED1) != 0 || header.u32(ioctl_hdr::RESERVED2) != 0;
+        refuse_if!(reserved, EPROTONOSUPPORT, "reserved words of the header are not zero");
         let method = find(object, method)?;
-        if header.u32(ioctl_hdr::DRIVER) != DRIVER_MLX5 {
-            let driver = header.u32(ioctl_hdr::DRIVER);
-            return Err(refuse(libc::EINVAL, format!("driver id {driver}, this is an mlx5 device (1)")));
-        }
+        let driver = header.u32(ioctl_hdr::DRIVER);
+        refuse_if!(driver != DRIVER_MLX5, EINVAL, "driver id {driver}, this is an mlx5 device (1)");
         let mut raw = vec![0; count * attr::SIZE];
         let first = address.wrapping_add(ioctl_hdr::SIZE as u64);
         memory.read(first, &mut raw).map_err(fault)?;

@@ -9,7 +9,7 @@ use super::layout::{
 };
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::write::{CORE_OUT, Write};
-use crate::device::command::{CreateCq, ResizeCq};
+use crate::device::command::{CreateCq, ResizeCq, refuse_if};
 use crate::device::{Answer, Commands};
 
 /// Attribute numbers of CQ.CREATE.
@@ -34,34 +34,21 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
     let driver = command.input(UHW_IN).ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in CQ.CREATE"))?;
     let flags = command.number32(FLAGS).unwrap_or(0);
     let mlx5_flags = driver.u16(create_cq::FLAGS);
-    if flags & !(CQ_FLAG_TIMESTAMP | CQ_FLAG_IGNORE_OVERRUN) != 0 {
-        return Err(refuse(libc::EOPNOTSUPP, format!("CQ.CREATE: flags {flags:#x}")));
-    }
+    let unknown = flags & !(CQ_FLAG_TIMESTAMP | CQ_FLAG_IGNORE_OVERRUN);
+    refuse_if!(unknown != 0, EOPNOTSUPP, "CQ.CREATE: flags {flags:#x}");
     // Not offered by the capabilities: compressed CQEs, padded 128-byte CQEs, real-time timestamps.
     if mlx5_flags & !MLX5_FLAG_UAR_PAGE != 0 || driver.u8(create_cq::CQE_COMP_EN) != 0 {
         let compressed = driver.u8(create_cq::CQE_COMP_EN);
-        return Err(refuse(
-            libc::EOPNOTSUPP,
-            format!("CQ.CREATE: mlx5 flags {mlx5_flags:#x}, compression {compressed}"),
-        ));
+        let reason = format!("CQ.CREATE: mlx5 flags {mlx5_flags:#x}, compression {compressed}");
+        return Err(refuse(libc::EOPNOTSUPP, reason));
     }
-    let vector = command.number32(COMP_VECTOR).unwrap_or(0);
-    if vector as usize >= server.machine.processors {
-        return Err(refuse(
-            libc::EINVAL,
-            format!("completion vector {vector} of {}", server.machine.processors),
-        ));
-    }
-    let channel =
-        match command.fd(COMP_CHANNEL) {
-            None => None,
-            Some(fd) => {
-                let found = server.events.channel(context, fd);
-                Some(found.ok_or_else(|| {
-                    refuse(libc::EBADF, format!("descriptor {fd} is no completion channel"))
-                })?)
-            }
-        };
+    let (vector, vectors) = (command.number32(COMP_VECTOR).unwrap_or(0), server.machine.processors);
+    refuse_if!(vector as usize >= vectors, EINVAL, "completion vector {vector} of {vectors}");
+    let channel = command.fd(COMP_CHANNEL).map(|fd| {
+        let found = server.events.channel(context, fd);
+        found.ok_or_else(|| refuse(libc::EBADF, format!("descriptor {fd} is no completion channel")))
+    });
+    let channel = channel.transpose()?;
     check_event_fd(server, file, command, EVENT_FD)?;
     let request = CreateCq {
         cqe: command.number32(CQE).unwrap_or(0),
@@ -110,9 +97,8 @@ pub fn resize<D: Commands>(server: &Server<D>, file: &mut OpenFile, write: &Writ
     use mlx5_resize_cq as at;
     let driver = write.command.input(UHW_IN).filter(|input| input.0.len() >= at::SIZE);
     let driver = driver.ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in RESIZE_CQ"))?;
-    if driver.u16(at::RESERVED0) != 0 || driver.u32(at::RESERVED1) != 0 {
-        return Err(refuse(libc::EINVAL, "reserved words of RESIZE_CQ are not zero"));
-    }
+    let reserved = driver.u16(at::RESERVED0) != 0 || driver.u32(at::RESERVED1) != 0;
+    refuse_if!(reserved, EINVAL, "reserved words of RESIZE_CQ are not zero");
     let request = ResizeCq {
         cqe: write.core_in.u32(resize_cq::CQE),
         cqe_size: driver.u16(at::CQE_SIZE).into(),

@@ -13,6 +13,7 @@ use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::sysfs::{PKEY_TABLE_LENGTH, gid_table_length, port_capabilities, port_state};
 use super::write::{CORE_OUT, Write};
 use crate::config::LinkLayer;
+use crate::device::command::refuse_if;
 use crate::device::model::{DeviceConfig, VENDOR_OUI};
 use crate::device::{Answer, Commands};
 
@@ -31,19 +32,15 @@ pub fn get_context<D: Commands>(
     file: &mut OpenFile,
     command: &Command<'_>,
 ) -> Answer<()> {
-    if file.context.is_some() {
-        return Err(refuse(libc::EINVAL, "this open has a context already"));
-    }
+    refuse_if!(file.context.is_some(), EINVAL, "this open has a context already");
     let request = command.input(UHW_IN).ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in GET_CONTEXT"))?;
     // First, since libmlx5 tries each refused request again in its older, shorter forms.
     let flags = request.u32(alloc_ucontext_req::FLAGS);
     if flags != 0 {
         // What `mlx5_ib_devx_create` says of a card without contexts for users (`log_max_uctx` 0).
         let what = if flags == FLAG_DEVX { "DEVX" } else { "flags" };
-        return Err(refuse(
-            libc::EINVAL,
-            format!("GET_CONTEXT with {what} ({flags:#x}): this device has none"),
-        ));
+        let reason = format!("GET_CONTEXT with {what} ({flags:#x}): this device has none");
+        return Err(refuse(libc::EINVAL, reason));
     }
     let lib_caps = request.u64(alloc_ucontext_req::LIB_CAPS);
     if lib_caps & LIB_CAP_DYN_UAR == 0 {
@@ -51,12 +48,10 @@ pub fn get_context<D: Commands>(
             format!("library capabilities {lib_caps:#x}: only dynamic UARs are supported (rdma-core 39 on)");
         return Err(refuse(libc::EOPNOTSUPP, reason));
     }
-    if request.u8(alloc_ucontext_req::MAX_CQE_VERSION) == 0 {
-        return Err(refuse(libc::EOPNOTSUPP, "CQE version 0: CQEs here carry user indexes (version 1)"));
-    }
-    if request.u32(alloc_ucontext_req::COMP_MASK) != 0 {
-        return Err(refuse(libc::EOPNOTSUPP, "unknown comp_mask in GET_CONTEXT"));
-    }
+    let version = request.u8(alloc_ucontext_req::MAX_CQE_VERSION);
+    refuse_if!(version == 0, EOPNOTSUPP, "CQE version 0: CQEs here carry user indexes (version 1)");
+    let comp_mask = request.u32(alloc_ucontext_req::COMP_MASK);
+    refuse_if!(comp_mask != 0, EOPNOTSUPP, "unknown comp_mask in GET_CONTEXT");
     let capabilities = server.device(file)?.model.capabilities();
     let context = server.nic()?.open_context(usize::from(file.device))?;
     file.context = Some(context);
@@ -154,13 +149,9 @@ pub fn query_gid_entry<D: Commands>(
     file.context()?;
     let (_, device) = server.port(file, command.number(0).unwrap_or(0))?;
     let index = command.number32(1).unwrap_or(0);
-    if command.number32(2).unwrap_or(0) != 0 {
-        return Err(refuse(libc::EINVAL, "unknown flags in QUERY_GID_ENTRY"));
-    }
+    refuse_if!(command.number32(2).unwrap_or(0) != 0, EINVAL, "unknown flags in QUERY_GID_ENTRY");
     let length = gid_table_length(device.link_layer);
-    if index >= length {
-        return Err(refuse(libc::EINVAL, format!("GID index {index} of a table of {length}")));
-    }
+    refuse_if!(index >= length, EINVAL, "GID index {index} of a table of {length}");
     match gid(server, device, index as usize) {
         Some(entry) => command.write(3, &entry),
         None => Err(refuse(libc::ENODATA, format!("GID {index} is empty"))),
@@ -177,18 +168,15 @@ pub fn query_gid_table<D: Commands>(
     let ports: Vec<&DeviceConfig> = server.ports.iter().filter(|port| port.index == file.device).collect();
     let entries = ports.iter().map(|port| port.gids.len()).sum::<usize>();
     let size = command.number(0).unwrap_or(0);
-    if command.number32(1).unwrap_or(0) != 0 || size == 0 || size > 4096 {
-        return Err(refuse(libc::EINVAL, format!("QUERY_GID_TABLE with entries of {size} bytes")));
-    }
+    let known = command.number32(1).unwrap_or(0) == 0 && (1..=4096).contains(&size);
+    refuse_if!(!known, EINVAL, "QUERY_GID_TABLE with entries of {size} bytes");
     let (size, room) = (size as usize, command.room(2));
     let mut table = Vec::new();
     let mut count = 0_u64;
     for entry in
         ports.into_iter().flat_map(|port| (0..port.gids.len()).filter_map(|at| gid(server, port, at)))
     {
-        if table.len() + size > room {
-            return Err(refuse(libc::EINVAL, format!("{room} bytes of room for {entries} GIDs")));
-        }
+        refuse_if!(table.len() + size > room, EINVAL, "{room} bytes of room for {entries} GIDs");
         let mut element = entry.to_vec();
         element.resize(size, 0);
         table.extend(element);
@@ -260,9 +248,8 @@ pub fn ex_query_device<D: Commands>(
 ) -> Answer<()> {
     file.context()?;
     let device = server.device(file)?;
-    if write.core_in.u32(0) != 0 || write.core_in.u32(4) != 0 {
-        return Err(refuse(libc::EINVAL, "comp_mask or reserved word of QUERY_DEVICE is not zero"));
-    }
+    let unknown = write.core_in.u32(0) != 0 || write.core_in.u32(4) != 0;
+    refuse_if!(unknown, EINVAL, "comp_mask or reserved word of QUERY_DEVICE is not zero");
     use ex_query_device_resp as at;
     let flags = u64::from(device.model.capabilities().device_cap_flags);
     let room = write.command.room(CORE_OUT).min(at::SIZE);

@@ -8,7 +8,7 @@ use super::layout::{
 };
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::write::{CORE_OUT, Write};
-use crate::device::command::{AllocMw, RegMr, ReregMr};
+use crate::device::command::{AllocMw, RegMr, ReregMr, refuse_if};
 use crate::device::mr::check_access;
 use crate::device::rereg_change as change;
 use crate::device::{Answer, Commands};
@@ -122,15 +122,11 @@ pub fn reg_dma_buf<D: Commands>(
     let pd = command.expect_handle(dma_buf::PD)?;
     let number = |id| command.number(id).unwrap_or(0);
     let (offset, length, iova) = (number(dma_buf::OFFSET), number(dma_buf::LENGTH), number(dma_buf::IOVA));
-    if offset % PAGE != iova % PAGE {
-        let reason = format!("offset {offset:#x} and iova {iova:#x} differ in their page offset");
-        return Err(refuse(libc::EINVAL, reason));
-    }
+    let apart = offset % PAGE != iova % PAGE;
+    refuse_if!(apart, EINVAL, "offset {offset:#x} and iova {iova:#x} differ in their page offset");
     let access = command.number32(dma_buf::ACCESS_FLAGS).unwrap_or(0);
-    if access & !ACCESS_DMA_BUF != 0 {
-        let reason = format!("access flags {:#x} are not for dma-bufs", access & !ACCESS_DMA_BUF);
-        return Err(refuse(libc::EINVAL, reason));
-    }
+    let others = access & !ACCESS_DMA_BUF;
+    refuse_if!(others != 0, EINVAL, "access flags {others:#x} are not for dma-bufs");
     check_access(access)?;
     let fd = command.number32(dma_buf::FD).map_or(-1, |number| number as i32);
     let write = access & ACCESS_LOCAL_WRITE != 0;

@@ -14,7 +14,7 @@ use super::layout::{
 };
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::write::{CORE_OUT, Write};
-use crate::device::command::{AddressVector, CreateQp, ModifyQp, QpCap};
+use crate::device::command::{AddressVector, CreateQp, ModifyQp, QpCap, refuse_if};
 use crate::device::{Answer, Commands};
 
 /// Attribute numbers of QP.CREATE.
@@ -64,9 +64,7 @@ pub fn create<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
         }
     };
     for (attribute, what) in [(XRCD, "XRC domain"), (IND_TABLE, "indirection table")] {
-        if command.has(attribute) {
-            return Err(refuse(libc::EOPNOTSUPP, format!("QP with {what}")));
-        }
+        refuse_if!(command.has(attribute), EOPNOTSUPP, "QP with {what}");
     }
     let flags = command.number32(FLAGS).unwrap_or(0);
     let mlx5_flags = driver.u32(create_qp::FLAGS);
@@ -140,9 +138,7 @@ pub fn modify<D: Commands>(
     use modify_qp as at;
     let input = write.core_in;
     let mask = input.u32(at::ATTR_MASK);
-    if mask >= LAST_PLAIN_ATTRIBUTE << 1 {
-        return Err(refuse(libc::EOPNOTSUPP, format!("MODIFY_QP: attributes {mask:#x}")));
-    }
+    refuse_if!(mask >= LAST_PLAIN_ATTRIBUTE << 1, EOPNOTSUPP, "MODIFY_QP: attributes {mask:#x}");
     let request = ModifyQp {
         mask,
         state: input.u8(at::QP_STATE),

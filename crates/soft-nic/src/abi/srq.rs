@@ -12,7 +12,7 @@ use super::layout::{
 };
 use super::server::{OpenFile, Server, UHW_IN, UHW_OUT};
 use super::write::{CORE_OUT, Write};
-use crate::device::command::{CreateSrq, CreatedSrq, ModifySrq};
+use crate::device::command::{CreateSrq, CreatedSrq, ModifySrq, refuse_if};
 use crate::device::{Answer, Commands};
 
 /// Attribute numbers of SRQ.CREATE.
@@ -81,9 +81,8 @@ fn driver_part(command: &Command<'_>) -> Answer<CreateSrq> {
     use mlx5_create_srq as at;
     let driver = command.input(UHW_IN).filter(|input| input.0.len() >= at::RESERVED0);
     let driver = driver.ok_or_else(|| refuse(libc::EINVAL, "no mlx5 part in the creation of an SRQ"))?;
-    if driver.u32(at::RESERVED0) != 0 || driver.u32(at::RESERVED1) != 0 {
-        return Err(refuse(libc::EINVAL, "reserved words in the creation of an SRQ are not zero"));
-    }
+    let reserved = driver.u32(at::RESERVED0) != 0 || driver.u32(at::RESERVED1) != 0;
+    refuse_if!(reserved, EINVAL, "reserved words in the creation of an SRQ are not zero");
     let (buffer, record) = (driver.u64(at::BUF_ADDR), driver.u64(at::DB_ADDR));
     Ok(CreateSrq { pd: 0, max_wr: 0, max_sge: 0, user_handle: 0, buffer, record })
 }

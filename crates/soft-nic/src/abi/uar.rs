@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::attributes::{Command, refuse};
 use super::server::{Mapping, OpenFile, Server};
+use crate::device::command::refuse_if;
 use crate::device::doorbell::UarKind;
 use crate::device::{Answer, Commands};
 use crate::dma::system::PAGE;
@@ -46,9 +47,7 @@ impl Registers for SharedPage {
 pub fn alloc<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Command<'_>) -> Answer<()> {
     let context = file.context()?;
     let kind = command.number(TYPE).unwrap_or(0);
-    if kind > 1 {
-        return Err(refuse(libc::EOPNOTSUPP, format!("UAR.ALLOC: type {kind}")));
-    }
+    refuse_if!(kind > 1, EOPNOTSUPP, "UAR.ALLOC: type {kind}");
     let memory = UarPage::new(&server.pages).map(Arc::new);
     let memory =
         memory.map_err(|error| refuse(error.raw_os_error().unwrap_or(libc::ENOMEM), error.to_string()))?;
@@ -79,9 +78,8 @@ pub fn destroy<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &C
 /// Whether there is a page at this offset, and which.
 pub fn mapping(file: &OpenFile, offset: u64, length: usize) -> Answer<Mapping> {
     file.context()?;
-    if length != PAGE || !offset.is_multiple_of(PAGE as u64) {
-        return Err(refuse(libc::EINVAL, format!("mmap of {length} bytes at {offset:#x}: one page only")));
-    }
+    let is_page = length == PAGE && offset.is_multiple_of(PAGE as u64);
+    refuse_if!(!is_page, EINVAL, "mmap of {length} bytes at {offset:#x}: one page only");
     if offset == offset_of(MMAP_CORE_CLOCK) || offset == offset_of(MMAP_CLOCK_INFO) {
         return Ok(Mapping::Clock);
     }

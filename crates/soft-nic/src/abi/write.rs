@@ -13,6 +13,7 @@ use super::layout::{
 };
 use super::server::{OpenFile, Server};
 use super::{ah, cq, device, mr, qp, srq};
+use crate::device::command::refuse_if;
 use crate::device::{Answer, Commands};
 
 /// Attribute numbers.
@@ -87,10 +88,8 @@ pub fn invoke<D: Commands>(server: &Server<D>, file: &mut OpenFile, command: &Co
     };
     let core_in = command.input(CORE_IN).unwrap_or(Reader(&[]));
     let (given, room) = (core_in.0.len(), command.room(CORE_OUT));
-    if given < least_in || room < least_out {
-        let reason = format!("{name}: {given} bytes in, {room} out; {least_in} and {least_out} needed");
-        return Err(refuse(libc::ENOSPC, reason));
-    }
+    let short = given < least_in || room < least_out;
+    refuse_if!(short, ENOSPC, "{name}: {given} bytes in, {room} out; {least_in} and {least_out} needed");
     let write = Write { command, core_in };
     match number {
         0x1 => device::query_device(server, file, &write),

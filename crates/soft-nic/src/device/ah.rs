@@ -2,7 +2,7 @@
 //!
 //! libmlx5 builds address vectors itself; on Ethernet it asks the kernel for the MAC address only.
 
-use super::command::{AddressVector, CommandError, ContextId};
+use super::command::{AddressVector, CommandError, ContextId, refuse_if};
 use super::model::DeviceConfig;
 use crate::config::LinkLayer;
 
@@ -14,17 +14,13 @@ pub(super) struct Ah {
 
 /// Checks an address vector against the port it leaves by.
 pub(super) fn check(device: &DeviceConfig, vector: &AddressVector) -> Result<(), CommandError> {
-    if vector.port != device.port {
-        let (named, own) = (vector.port, device.port);
-        return Err(CommandError::invalid(format!("an address of port {named} where port {own} sends")));
-    }
-    if vector.dgid.is_some() && usize::from(vector.sgid_index) >= device.gids.len() {
-        let (index, len) = (vector.sgid_index, device.gids.len());
-        return Err(CommandError::invalid(format!("source GID index {index} is beyond the table of {len}")));
-    }
-    if device.link_layer == LinkLayer::Roce && vector.dgid.is_none() {
-        return Err(CommandError::invalid("an address on Ethernet needs a GRH".to_owned()));
-    }
+    let (named, own) = (vector.port, device.port);
+    refuse_if!(named != own, EINVAL, "an address of port {named} where port {own} sends");
+    let (index, len) = (vector.sgid_index, device.gids.len());
+    let beyond = vector.dgid.is_some() && usize::from(index) >= len;
+    refuse_if!(beyond, EINVAL, "source GID index {index} is beyond the table of {len}");
+    let lacks_grh = device.link_layer == LinkLayer::Roce && vector.dgid.is_none();
+    refuse_if!(lacks_grh, EINVAL, "an address on Ethernet needs a GRH");
     Ok(())
 }
 

@@ -41,6 +41,17 @@ pub struct CommandError {
     pub reason: String,
 }
 
+/// Refuses a command for which the condition holds: the errno's name, then the reason as `format!` takes it.
+macro_rules! refuse_if {
+    ($wrong:expr, $errno:ident, $($reason:tt)+) => {
+        if $wrong {
+            let reason = format!($($reason)+);
+            return Err($crate::device::command::CommandError { errno: libc::$errno, reason });
+        }
+    };
+}
+pub(crate) use refuse_if;
+
 impl CommandError {
     /// `EINVAL` with its reason.
     pub(super) fn invalid(reason: String) -> CommandError {

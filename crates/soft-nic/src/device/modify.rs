@@ -6,7 +6,7 @@ use roce::qp_state::{AttrMask, QpState, check_modify};
 use roce::{Access, Psn, Requester, RequesterConfig, Responder, ResponderConfig, SendWindow, ServiceType};
 
 use super::ah;
-use super::command::{CommandError, ContextId, Handle, ModifyQp};
+use super::command::{CommandError, ContextId, Handle, ModifyQp, refuse_if};
 use super::core::Core;
 use super::mr::access;
 use super::qp::Qp;
@@ -101,10 +101,8 @@ impl<M: Memory> Core<M> {
             (AttrMask::MAX_DEST_RD_ATOMIC, "max_dest_rd_atomic", request.max_dest_rd_atomic.into(), 0..=rd),
             (AttrMask::DEST_QPN, "dest_qp_num", request.dest_qpn, 0..=0xff_ffff),
         ] {
-            if AttrMask(request.mask).contains(attribute) && !range.contains(&value) {
-                let (low, high) = (range.start(), range.end());
-                return Err(CommandError::invalid(format!("{name} {value} is not in {low}..={high}")));
-            }
+            let wrong = AttrMask(request.mask).contains(attribute) && !range.contains(&value);
+            refuse_if!(wrong, EINVAL, "{name} {value} is not in {range:?}");
         }
         if AttrMask(request.mask).contains(AttrMask::AV) {
             // The kernel compares both ports as well, and knows no port 0 (`modify_qp` in `uverbs_cmd.c`).

@@ -9,7 +9,9 @@ use mlx5_layout::send_wqe::BLOCK_BYTES;
 use roce::qp_state::QpState;
 use roce::{Psn, Reply, Requester, Responder, ServiceType};
 
-use super::command::{CommandError, ContextId, CreateQp, CreatedQp, Handle, ModifyQp, QpCap, QueriedQp};
+use super::command::{
+    CommandError, ContextId, CreateQp, CreatedQp, Handle, ModifyQp, QpCap, QueriedQp, refuse_if,
+};
 use super::core::Core;
 use super::doorbell::SendDoorbell;
 use super::route::Route;
@@ -265,16 +267,11 @@ impl<M: Memory> Core<M> {
             ("max_recv_sge", cap.max_recv_sge, limits.max_sge + 2),
             ("max_inline_data", cap.max_inline_data, limits.max_inline_data),
         ] {
-            if value > limit {
-                return Err(CommandError::invalid(format!("{name} {value} is above the limit of {limit}")));
-            }
+            refuse_if!(value > limit, EINVAL, "{name} {value} is above the limit of {limit}");
         }
-        if (sq != 0 && !sq.is_power_of_two()) || (rq != 0 && !rq.is_power_of_two()) {
-            return Err(CommandError::invalid(format!("queues of {sq} and {rq} entries: no powers of two")));
-        }
-        if rq != 0 && !(4..=9).contains(&shift) {
-            return Err(CommandError::invalid(format!("rq_wqe_shift {shift} is not in 4..=9")));
-        }
+        let odd = [sq, rq].iter().any(|entries| *entries != 0 && !entries.is_power_of_two());
+        refuse_if!(odd, EINVAL, "queues of {sq} and {rq} entries: no powers of two");
+        refuse_if!(rq != 0 && !(4..=9).contains(&shift), EINVAL, "rq_wqe_shift {shift} is not in 4..=9");
         let rq_bytes = if rq == 0 { 0 } else { u64::from(rq) << shift };
         let bytes = u64::from(sq) * BLOCK_BYTES as u64 + rq_bytes;
         if !request.buffer.is_multiple_of(64)

@@ -4,7 +4,7 @@
 //! where the card cannot change a region in place; this one always can. What was posted through the key before is dealt with as if the
 //! region had gone. A region with windows bound to it is in use: IBTA has none re-registered then. Whatever is refused leaves the region as it was.
 
-use super::command::{CommandError, ContextId, MrKeys, RegMr, ReregMr};
+use super::command::{CommandError, ContextId, MrKeys, RegMr, ReregMr, refuse_if};
 use super::core::Core;
 use super::mr;
 use crate::dma::Memory;
@@ -21,13 +21,9 @@ impl<M: Memory> Core<M> {
     pub(super) fn rereg_mr(&mut self, id: ContextId, request: &ReregMr) -> Result<MrKeys, CommandError> {
         use change::{ACCESS, PD, TRANSLATION};
         let flags = request.flags;
-        if flags == 0 {
-            return Err(CommandError::invalid("a re-registration that changes nothing".to_owned()));
-        }
-        if flags & !(TRANSLATION | PD | ACCESS) != 0 {
-            let reason = format!("re-registration flags {flags:#x} are not supported");
-            return Err(CommandError { errno: libc::EOPNOTSUPP, reason });
-        }
+        refuse_if!(flags == 0, EINVAL, "a re-registration that changes nothing");
+        let others = flags & !(TRANSLATION | PD | ACCESS);
+        refuse_if!(others != 0, EOPNOTSUPP, "re-registration flags {flags:#x} are not supported");
         let none = || CommandError::no_such("MR", request.mr);
         let key = self.context(id)?.regions.get(request.mr).copied().ok_or_else(none)?;
         let old = *self.regions.find(key).ok_or_else(none)?;

@@ -6,7 +6,7 @@
 
 use mlx5_layout::{CqeFields, CqeOpcode};
 
-use super::command::{CommandError, ContextId, Handle, ResizeCq};
+use super::command::{CommandError, ContextId, Handle, ResizeCq, refuse_if};
 use super::core::Core;
 use super::cq::Cq;
 use crate::dma::{Fault, Memory};
@@ -21,9 +21,7 @@ impl<M: Memory> Core<M> {
     ) -> Result<u32, CommandError> {
         let place = self.find_cq(id, handle)?;
         let max = self.capabilities.max_cqe;
-        if request.cqe == 0 || request.cqe > max {
-            return Err(CommandError::invalid(format!("cqe {} is not in 1..={max}", request.cqe)));
-        }
+        refuse_if!(request.cqe == 0 || request.cqe > max, EINVAL, "cqe {} is not in 1..={max}", request.cqe);
         let cq = self.cqs.get_mut(place).ok_or_else(|| CommandError::no_such("CQ", handle))?;
         // Not above 2^22: `max_cqe` is below that.
         let entries = (request.cqe + 1).next_power_of_two();
@@ -46,28 +44,23 @@ impl Cq {
         entries: u32,
     ) -> Result<(), CommandError> {
         let cqn = self.cqn;
-        if self.dead {
-            return Err(CommandError::invalid(format!("CQ {cqn:#x} is in error")));
-        }
-        if request.cqe_size != self.cqe_size {
-            let (old, new) = (self.cqe_size, request.cqe_size);
-            return Err(CommandError::invalid(format!("CQEs of {old} bytes, the new ring is for {new}")));
-        }
+        refuse_if!(self.dead, EINVAL, "CQ {cqn:#x} is in error");
+        let (old, new) = (self.cqe_size, request.cqe_size);
+        refuse_if!(old != new, EINVAL, "CQEs of {old} bytes, the new ring is for {new}");
         let buffer = request.buffer;
-        if !buffer.is_multiple_of(64) {
-            return Err(CommandError::invalid(format!("CQ ring {buffer:#x} is not aligned")));
-        }
+        refuse_if!(!buffer.is_multiple_of(64), EINVAL, "CQ ring {buffer:#x} is not aligned");
         let fault = |f: Fault| CommandError { errno: libc::EFAULT, reason: format!("CQ: {f}") };
         let bytes = u64::from(entries) * u64::from(self.cqe_size);
         memory.probe(buffer, bytes, true).map_err(fault)?;
         // The firmware's BAD_SIZE_OUTS_CQES: what is in the ring has to fit in the new one, and the last CQE in the old one.
         self.consumer = self.read_consumer(memory).map_err(fault)?;
         let waiting = self.unconsumed();
-        if waiting >= entries || waiting >= self.entries {
-            return Err(CommandError::invalid(format!(
-                "CQ {cqn:#x}: {waiting} CQEs wait, a ring of {entries} has no room for them"
-            )));
-        }
+        let fits = waiting < entries.min(self.entries);
+        refuse_if!(
+            !fits,
+            EINVAL,
+            "CQ {cqn:#x}: {waiting} CQEs wait, a ring of {entries} has no room for them"
+        );
         Ok(())
     }
 

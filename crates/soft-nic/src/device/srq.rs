@@ -14,7 +14,7 @@ use mlx5_layout::srq_wqe;
 use roce::Receive;
 
 use super::command::{
-    CommandError, ContextId, CreateSrq, CreatedSrq, Handle, ModifySrq, QueriedSrq, event_type,
+    CommandError, ContextId, CreateSrq, CreatedSrq, Handle, ModifySrq, QueriedSrq, event_type, refuse_if,
 };
 use super::core::Core;
 use super::rq::MAX_ENTRY_BYTES;
@@ -142,25 +142,16 @@ impl<M: Memory> Core<M> {
         let limits = &self.capabilities;
         let (max, max_wr, max_sge) =
             (limits.max_srq, limits.max_srq_wr, limits.max_recv_descriptor_bytes / 16);
-        if request.max_wr > max_wr || request.max_sge > max_sge {
-            let CreateSrq { max_wr: wr, max_sge: sge, .. } = *request;
-            return Err(CommandError::invalid(format!(
-                "SRQ of {wr} receives of {sge} entries: {max_wr} and {max_sge} at most"
-            )));
-        }
+        let CreateSrq { max_wr: wr, max_sge: sge, .. } = *request;
+        let large = wr > max_wr || sge > max_sge;
+        refuse_if!(large, EINVAL, "SRQ of {wr} receives of {sge} entries: {max_wr} and {max_sge} at most");
         let (entries, stride) =
             ((request.max_wr + 1).next_power_of_two(), srq_wqe::stride(request.max_sge as usize));
-        if stride > MAX_ENTRY_BYTES {
-            return Err(CommandError::invalid(format!(
-                "SRQ entries of {stride} bytes: {MAX_ENTRY_BYTES} at most"
-            )));
-        }
+        let most = MAX_ENTRY_BYTES;
+        refuse_if!(stride > most, EINVAL, "SRQ entries of {stride} bytes: {most} at most");
         let (ring, record) = (request.buffer, request.record);
-        if !ring.is_multiple_of(64) || !record.is_multiple_of(8) {
-            return Err(CommandError::invalid(format!(
-                "SRQ ring {ring:#x} or record {record:#x} is not aligned"
-            )));
-        }
+        let aligned = ring.is_multiple_of(64) && record.is_multiple_of(8);
+        refuse_if!(!aligned, EINVAL, "SRQ ring {ring:#x} or record {record:#x} is not aligned");
         if self.srqs.len() >= max as usize {
             return Err(CommandError::exhausted("shared receive queues", max));
         }
@@ -206,17 +197,13 @@ impl<M: Memory> Core<M> {
         request: &ModifySrq,
     ) -> Result<(), CommandError> {
         let place = self.find_srq(id, handle)?;
-        if request.mask & mask::MAX_WR != 0 {
-            return Err(CommandError::invalid("the size of an SRQ stays as it was made".to_owned()));
-        }
+        refuse_if!(request.mask & mask::MAX_WR != 0, EINVAL, "the size of an SRQ stays as it was made");
         let srq = self.srqs.get_mut(place).ok_or_else(|| CommandError::no_such("SRQ", handle))?;
         if request.mask & mask::LIMIT == 0 {
             return Ok(());
         }
-        if request.limit >= srq.entries {
-            let (limit, most) = (request.limit, srq.entries - 1);
-            return Err(CommandError::invalid(format!("SRQ limit {limit}: {most} at most")));
-        }
+        let (limit, most) = (request.limit, srq.entries - 1);
+        refuse_if!(limit > most, EINVAL, "SRQ limit {limit}: {most} at most");
         if !srq.failed {
             srq.limit = request.limit;
             srq.count(&self.memory);

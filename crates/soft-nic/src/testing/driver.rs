@@ -265,14 +265,8 @@ impl<M: Memory> Driver<M> {
             LinkLayer::Ib => AddressVector { dlid: device.lid, port: 1, ..AddressVector::default() },
             LinkLayer::Roce => {
                 let index = device.gids.len() - 1;
-                let dgid = Some(device.gids[index].gid);
-                AddressVector {
-                    dgid,
-                    sgid_index: index as u8,
-                    hop_limit: 64,
-                    port: 1,
-                    ..AddressVector::default()
-                }
+                let (dgid, sgid_index) = (Some(device.gids[index].gid), index as u8);
+                AddressVector { dgid, sgid_index, hop_limit: 64, port: 1, ..AddressVector::default() }
             }
         }
     }

@@ -16,6 +16,7 @@ use crate::abi::layout::{
     ucm_query, ucm_reject, ucm_resolve_addr, ucm_resolve_ip, ucm_resolve_route, ucm_set_option,
 };
 use crate::device::Answer;
+use crate::device::command::refuse_if;
 use crate::dma::Memory;
 
 /// The longest command, ACCEPT, with room to spare: what a newer library adds behind is not looked at.
@@ -82,9 +83,7 @@ impl Call {
     ///
     /// Errors: `EFAULT`; `EINVAL` for lengths that do not fit and unknown commands; `ENOSYS` for one that no kernel has.
     pub fn read(memory: &dyn Memory, address: u64, len: usize) -> Answer<Call> {
-        if len < ucm_hdr::SIZE {
-            return Err(refuse(libc::EINVAL, format!("{len} bytes, a command has a header of 8")));
-        }
+        refuse_if!(len < ucm_hdr::SIZE, EINVAL, "{len} bytes, a command has a header of 8");
         let mut bytes = vec![0; len.min(ucm_hdr::SIZE + MAX_COMMAND)];
         memory.read(address, &mut bytes).map_err(fault)?;
         let header = Reader(&bytes);
@@ -93,9 +92,7 @@ impl Call {
         let Some(name) = NAMES.get(command as usize) else {
             return Err(refuse(libc::EINVAL, format!("command {command}")));
         };
-        if given + ucm_hdr::SIZE > len {
-            return Err(refuse(libc::EINVAL, format!("a command of {given} bytes in {len}")));
-        }
+        refuse_if!(given + ucm_hdr::SIZE > len, EINVAL, "a command of {given} bytes in {len}");
         let name = name.ok_or_else(|| refuse(libc::ENOSYS, format!("command {command}")))?;
         bytes.drain(..ucm_hdr::SIZE);
         bytes.truncate(given);
@@ -168,9 +165,7 @@ impl Call {
             6 => {
                 let id = fields.u32(ucm_connect::ID);
                 let wish = Wish::read(&self.bytes);
-                if !wish.is_valid() {
-                    return Err(refuse(libc::EINVAL, "CONNECT without parameters"));
-                }
+                refuse_if!(!wish.is_valid(), EINVAL, "CONNECT without parameters");
                 ids.id_with_device(file, id)?;
                 ids.connect(now, id, &wish)
             }
@@ -216,9 +211,8 @@ impl Call {
             20 => {
                 let id = fields.u32(ucm_bind::ID);
                 let address = self.sized(ucm_bind::ADDR, fields.u16(ucm_bind::ADDR_SIZE))?;
-                if fields.u16(ucm_bind::RESERVED) != 0 {
-                    return Err(refuse(libc::EINVAL, "BIND: the reserved word is not zero"));
-                }
+                let reserved = fields.u16(ucm_bind::RESERVED);
+                refuse_if!(reserved != 0, EINVAL, "BIND: the reserved word is not zero");
                 ids.id(file, id)?;
                 ids.bind(id, address)
             }
@@ -230,9 +224,8 @@ impl Call {
                     size => self.sized(at::SRC, size)?,
                 };
                 let destination = self.sized(at::DST, fields.u16(at::DST_SIZE))?;
-                if fields.u32(at::RESERVED) != 0 {
-                    return Err(refuse(libc::EINVAL, "RESOLVE_ADDR: the reserved word is not zero"));
-                }
+                let reserved = fields.u32(at::RESERVED);
+                refuse_if!(reserved != 0, EINVAL, "RESOLVE_ADDR: the reserved word is not zero");
                 ids.id(file, id)?;
                 ids.resolve_addr(id, source, destination)
             }
@@ -343,9 +336,7 @@ impl Call {
         let fields = self.fields();
         let (number, len) = (fields.u32(at::ID), fields.u32(at::OPTLEN));
         let id = ids.id(around.file, number)?;
-        if len > MAX_OPTION_LEN {
-            return Err(refuse(libc::EINVAL, format!("an option of {len} bytes")));
-        }
+        refuse_if!(len > MAX_OPTION_LEN, EINVAL, "an option of {len} bytes");
         let mut value = [0; MAX_OPTION];
         let known = (len as usize).min(MAX_OPTION);
         around.memory.read(fields.u64(at::OPTVAL), &mut value[..known]).map_err(fault)?;

@@ -14,6 +14,7 @@ use crate::abi::attributes::refuse;
 use crate::abi::layout::ucm_event_resp;
 use crate::config::LinkLayer;
 use crate::device::Answer;
+use crate::device::command::refuse_if;
 use crate::device::model::{DeviceConfig, GidKind};
 use crate::link::ServiceError;
 use crate::link::mads::{Departed, Letter, MadPort};
@@ -160,9 +161,7 @@ impl Ids {
     pub fn id(&mut self, file: u32, number: u32) -> Answer<&mut Id> {
         let found =
             self.ids.get_mut(&number).ok_or_else(|| refuse(libc::ENOENT, format!("no id {number}")))?;
-        if found.file != file {
-            return Err(refuse(libc::EINVAL, format!("id {number} is of another file")));
-        }
+        refuse_if!(found.file != file, EINVAL, "id {number} is of another file");
         Ok(found)
     }
 
@@ -229,9 +228,7 @@ impl Ids {
             None => None,
         };
         let id = self.ids.get(&number).ok_or_else(|| refuse(libc::ENOENT, "no such id"))?;
-        if id.stage != Stage::Idle {
-            return Err(refuse(libc::EINVAL, format!("BIND of an id that is {:?}", id.stage)));
-        }
+        refuse_if!(id.stage != Stage::Idle, EINVAL, "BIND of an id that is {:?}", id.stage);
         let address = self.claim_port(number, address)?;
         let Some(id) = self.ids.get_mut(&number) else { return Ok(()) };
         id.source = address;
@@ -370,12 +367,8 @@ impl Ids {
             self.bind(number, Address::V4 { ip: [0; 4], port: 0 })?;
         }
         let Some(id) = self.ids.get(&number) else { return Ok(()) };
-        if id.stage != Stage::Bound {
-            return Err(refuse(libc::EINVAL, format!("LISTEN of an id that is {:?}", id.stage)));
-        }
-        if matches!(id.source, Address::Ib(_)) {
-            return Err(refuse(libc::EOPNOTSUPP, "LISTEN at an InfiniBand address"));
-        }
+        refuse_if!(id.stage != Stage::Bound, EINVAL, "LISTEN of an id that is {:?}", id.stage);
+        refuse_if!(matches!(id.source, Address::Ib(_)), EOPNOTSUPP, "LISTEN at an InfiniBand address");
         let (service, address) = (service_id(id), self.gid_at(id.source));
         // `ucma.c`: none or too many is as many as there may be.
         let backlog = if (1..=1024).contains(&backlog) { backlog } else { 1024 };

@@ -15,6 +15,7 @@ use crate::abi::layout::{
     uverbs_qp_attr,
 };
 use crate::device::Answer;
+use crate::device::command::refuse_if;
 use crate::device::model::DeviceConfig;
 
 /// `RDMA_UDP_QKEY`.
@@ -191,9 +192,7 @@ pub fn init_qp_attr(call: &Call, ids: &mut Ids, around: &Around<'_>) -> Answer<(
     use uverbs_qp_attr as at;
     call.need_room(at::SIZE)?;
     let (number, response, state) = call.wanted_state();
-    if state > 6 {
-        return Err(refuse(libc::EINVAL, format!("QP state {state} does not exist")));
-    }
+    refuse_if!(state > 6, EINVAL, "QP state {state} does not exist");
     ids.id_with_device(around.file, number)?;
     let Some(id) = ids.ids.get(&number) else { return Ok(()) };
     let answer = match id.connection {
