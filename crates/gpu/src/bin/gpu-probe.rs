@@ -60,6 +60,7 @@ fn main() -> ExitCode {
             None
         }
     };
+    say("cuDNN", &gpu::cudnn::version().unwrap_or_else(|error| error.to_string()));
     for gpu in Gpu::all().unwrap_or_default() {
         let name = gpu.to_string();
         match probe(gpu, builder.as_ref()) {
@@ -156,10 +157,14 @@ fn identity(spare: Option<&Path>) -> String {
         Vec::new()
     });
     missing.extend(why.iter().map(|why| quoted(why)));
+    let [cudnn, why_no_cudnn] = match gpu::cudnn::version() {
+        Ok(version) => [quoted(&version), "null".to_owned()],
+        Err(why) => ["null".to_owned(), quoted(&why.to_string())],
+    };
     let driver = kernel_module().map_or("null".to_owned(), |version| quoted(&version));
     format!(
         "{{\"kind\":\"gpu-probe\",\"driver\":{driver},\"cuda\":{cuda},\"toolkit\":{root},\"nvrtc\":{nvrtc},\
-         \"nvjitlink\":{nvjitlink},\"gpus\":[{}],\"missing\":[{}]}}",
+         \"nvjitlink\":{nvjitlink},\"cudnn\":{cudnn},\"why_no_cudnn\":{why_no_cudnn},\"gpus\":[{}],\"missing\":[{}]}}",
         gpus.join(","),
         missing.join(",")
     )

@@ -26,6 +26,9 @@ fn the_probe_answers_in_one_line_whatever_is_missing() {
     assert!(said.starts_with("{\"kind\":\"gpu-probe\",") && said.ends_with("]}\n"), "{said}");
     assert_eq!(said.lines().count(), 1);
     assert_eq!(said.contains("\"cuda\":null"), said.contains("no CUDA driver"), "{said}");
+    let output = probe(&["--json"]).env(gpu::cudnn::VARIABLE, "/nowhere/libcudnn.so.9").output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("\"cudnn\":null,\"why_no_cudnn\":\"cuDNN: /nowhere/libcudnn.so.9"), "{said}");
 }
 
 #[test]

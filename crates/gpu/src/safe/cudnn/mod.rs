@@ -128,22 +128,37 @@ impl fmt::Debug for Cudnn {
     }
 }
 
+/// Finds the library that is given, or that [`VARIABLE`] names, or the system's.
+fn library(given: Option<&Path>) -> Result<Library> {
+    let named = std::env::var_os(VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from);
+    let path = match given.map(Path::to_owned).or(named) {
+        Some(folder) if folder.is_dir() => folder.join(NAME),
+        Some(file) => file,
+        None => PathBuf::from(NAME),
+    };
+    let library = Library::load(&path)?;
+    let [major, ..] = library.version()?;
+    if major != 9 {
+        let path = path.display();
+        return Err(Error::Refused(format!("cuDNN: {path} is of version {major}; version 9 is needed")));
+    }
+    Ok(library)
+}
+
+fn in_words([major, minor, patch]: [i32; 3]) -> String {
+    format!("{major}.{minor}.{patch}")
+}
+
+/// The version of the library that [`Cudnn::new`] would find, as `9.19.0`; no GPU is asked. Errors: its.
+pub fn version() -> Result<String> {
+    Ok(in_words(library(None)?.version()?))
+}
+
 impl Cudnn {
     /// The library that is given, or that [`VARIABLE`] names, or the system's. Errors name what was looked
     /// at.
     pub fn new(context: &Context, given: Option<&Path>) -> Result<Cudnn> {
-        let named = std::env::var_os(VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from);
-        let path = match given.map(Path::to_owned).or(named) {
-            Some(folder) if folder.is_dir() => folder.join(NAME),
-            Some(file) => file,
-            None => PathBuf::from(NAME),
-        };
-        let library = Library::load(&path)?;
-        let [major, ..] = library.version()?;
-        if major != 9 {
-            let path = path.display();
-            return Err(Error::Refused(format!("cuDNN: {path} is of version {major}; version 9 is needed")));
-        }
+        let library = library(given)?;
         context.enter()?;
         // SAFETY: the context is current, and `Handle` makes it current again before it ends.
         let raw = unsafe { library.create() }?;
@@ -157,8 +172,7 @@ impl Cudnn {
 
     /// The version, as `9.19.0`.
     pub fn version(&self) -> Result<String> {
-        let [major, minor, patch] = self.0.library.version()?;
-        Ok(format!("{major}.{minor}.{patch}"))
+        Ok(in_words(self.0.library.version()?))
     }
 
     /// The plan that [`ConvolutionPlan::text`] wrote. Errors: the text is of another version of the library or
