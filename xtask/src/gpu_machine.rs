@@ -29,6 +29,11 @@ pub struct GpuMachine {
     pub nvrtc: Option<String>,
     /// Version of the linker.
     pub nvjitlink: Option<String>,
+    /// Version of cuDNN, as `9.19.0`; or why it is not used.
+    #[serde(default)]
+    pub cudnn: Option<String>,
+    #[serde(default)]
+    pub why_no_cudnn: Option<String>,
     /// Every GPU that a process may use.
     pub gpus: Vec<Gpu>,
     /// What is missing, a sentence each.
@@ -102,7 +107,7 @@ pub fn spare_toolkit() -> Vec<std::ffi::OsString> {
 #[cfg(test)]
 pub fn example() -> GpuMachine {
     let said = r#"{"kind":"gpu-probe","driver":"580.95.05","cuda":"13.0","toolkit":"/usr/local/cuda","nvrtc":"13.0",
-        "nvjitlink":"13.0","gpus":[{"ordinal":0,"name":"NVIDIA H200","arch":"sm_90","memory_mib":143771,"bus":"0000:17:00.0"}],
+        "nvjitlink":"13.0","cudnn":"9.19.0","why_no_cudnn":null,"gpus":[{"ordinal":0,"name":"NVIDIA H200","arch":"sm_90","memory_mib":143771,"bus":"0000:17:00.0"}],
         "missing":[]}"#;
     GpuMachine::read(said).expect("as gpu-probe writes it")
 }

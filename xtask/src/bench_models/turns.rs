@@ -219,9 +219,11 @@ impl Turns<'_> {
     }
 }
 
+/// The median time of a run: from the end of one to the end of the next, where the GPU says that.
 fn median_us(line: &Value) -> Result<f64> {
     Ok(line
-        .pointer("/run/p50_ns")
+        .pointer("/period/p50_ns")
+        .or_else(|| line.pointer("/run/p50_ns"))
         .and_then(Value::as_f64)
         .context("the profiler's line has no run.p50_ns")?
         / 1e3)

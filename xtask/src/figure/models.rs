@@ -1,7 +1,8 @@
 //! What `profiler run` measures of a model: the points of figures 1 and 2.
 //!
-//! A series is an engine and a model: `gpu-NAME` runs our kernels on a GPU, in a graph that launches itself, and `cpu-NAME` runs ONNX
-//! Runtime in its place. With a GPU the substitutes are left out, without one the GPU's series.
+//! A series is an engine and a model: `gpu-NAME` runs NVIDIA's libraries and our kernels on a GPU, in a graph that launches itself, and
+//! `cpu-NAME` runs ONNX Runtime in its place. With a GPU the substitutes are left out, without one the GPU's series. Without cuDNN our
+//! kernels alone compute the GPU's series, which is said aloud and stands in each point.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -68,10 +69,16 @@ fn execute(
 ) -> Result<()> {
     let mut provenance = Provenance::of(workspace::revision(), &[]);
     provenance.versions.insert("profile".into(), workspace::profile()?);
+    let mut on_gpu = CUDA;
     let engine = match machine.gpu() {
         Some(_) => {
             machine.name_in(&mut provenance);
             provenance.gpu = Label::Hardware;
+            on_gpu = engine_of(machine);
+            // Points of both are no one figure: a resumed measurement is refused that has another.
+            provenance
+                .versions
+                .insert("cudnn".into(), machine.cudnn.clone().unwrap_or_else(|| "none".into()));
             "gpu-"
         }
         None => {
@@ -84,7 +91,7 @@ fn execute(
     if engine == "gpu-" {
         experiment.spec.keep(|series| series.starts_with(engine));
     }
-    let mut bench = Runs { spec: &experiment.spec, how, program, machine, provenance: &provenance };
+    let mut bench = Runs { spec: &experiment.spec, how, on_gpu, program, machine, provenance: &provenance };
     let results = how.out.join("results.jsonl");
     stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
     let earlier = progress::measure(&experiment, how, &provenance, &grid, &mut bench)?;
@@ -102,10 +109,26 @@ fn execute(
     run::report(&experiment, how, &earlier, &extra)
 }
 
+/// The profiler's engine for a GPU's series, and the one without cuDNN.
+const CUDA: &str = "cuda";
+const OWN: &str = "own";
+
+/// The engine of this machine's GPU; says why, if it is not the usual one.
+fn engine_of(machine: &GpuMachine) -> &'static str {
+    if machine.cudnn.is_some() {
+        return CUDA;
+    }
+    let why = machine.why_no_cudnn.as_deref().unwrap_or("gpu-probe did not say why");
+    say!("no cuDNN here ({why}): our kernels compute every step of gpu-*, --engine {OWN}");
+    OWN
+}
+
 /// Points by one run of the profiler each.
 struct Runs<'a> {
     spec: &'a Spec,
     how: &'a resume::Options,
+    /// Engine of the GPU's series.
+    on_gpu: &'static str,
     program: &'a Path,
     machine: &'a GpuMachine,
     provenance: &'a Provenance,
@@ -117,7 +140,7 @@ impl run::Bench for Runs<'_> {
     }
 
     fn measure(&mut self, key: &Key, seconds: f64) -> Result<Point> {
-        let arguments = arguments(self.spec, self.how.extent, key, seconds)?;
+        let arguments = arguments(self.spec, self.how.extent, self.on_gpu, key, seconds)?;
         let logs = self.how.out.join("logs");
         let profiler = Profiler { program: self.program, machine: self.machine, logs: &logs, limit: LIMIT };
         let line = &profiler.line(&format!("{}-{}", key.series, key.x), &arguments)?;
@@ -169,20 +192,23 @@ impl Profiler<'_> {
 }
 
 /// What the profiler is told of a point.
-fn arguments(spec: &Spec, extent: Extent, key: &Key, seconds: f64) -> Result<Vec<String>> {
+fn arguments(spec: &Spec, extent: Extent, on_gpu: &str, key: &Key, seconds: f64) -> Result<Vec<String>> {
     let (engine, model) = key.series.split_once('-').context("a series is an engine and a model")?;
     let engine = match engine {
-        "gpu" => "own",
+        "gpu" => on_gpu,
         "cpu" => "cpu",
         other => bail!("series {}: there is no engine `{other}`", key.series),
     };
     let warmup = spec.options.get("warmup_seconds").and_then(toml::Value::as_float).unwrap_or(0.5);
-    let own = spec.series.get(&key.series).and_then(|own| own.options.get("full_runs"));
-    let runs = own.and_then(toml::Value::as_integer).filter(|_| extent == Extent::Full).unwrap_or(0);
+    let option = |name| spec.series.get(&key.series).and_then(|own| own.options.get(name));
+    let precision = option("precision").and_then(toml::Value::as_str).unwrap_or("fp32");
+    let runs =
+        option("full_runs").and_then(toml::Value::as_integer).filter(|_| extent == Extent::Full).unwrap_or(0);
     let words = ["run", model, "--engine", engine, "--instances"].map(str::to_owned).into_iter();
     let values =
         [key.x.to_string(), "--seconds".into(), seconds.to_string(), "--warmup".into(), warmup.to_string()];
-    Ok(words.chain(values).chain(["--runs".into(), runs.to_string()]).collect())
+    let rest = ["--runs".into(), runs.to_string(), "--precision".into(), precision.to_owned()];
+    Ok(words.chain(values).chain(rest).collect())
 }
 
 /// The profiler's line as a point. Error: it lacks a number, or is of another engine's kind.
@@ -240,7 +266,7 @@ fn dry_run(spec: &Spec, how: &resume::Options) -> String {
         format!("results: {}", how.out.display()),
     ];
     for key in grid.keys().iter().filter(|key| key.repetition == 0 && key.x == grid.xs()[0]) {
-        let words = arguments(spec, how.extent, key, grid.seconds);
+        let words = arguments(spec, how.extent, CUDA, key, grid.seconds);
         lines
             .push(words.map_or_else(|error| error.to_string(), |words| format!("{APP} {}", words.join(" "))));
     }
@@ -263,12 +289,12 @@ while [ $# -gt 0 ]; do
     case $1 in --instances) n=$2 ;; --json) json=$2 ;; --engine) engine=$2 ;; esac
     shift
 done
-[ $engine = own ] && label=hardware || label=none
-python3 - $n $label $json <<'EOF'
+[ $engine = cpu ] && label=none || label=hardware
+python3 - $n $label $json $engine <<'EOF'
 import json, math, sys
 n, label, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 line = {"kind": "profiler-run", "runs": 500 * n, "runs_per_s": 2000 + 1300 * math.log2(n), "input_bytes": 602112, "output_bytes": 4000,
-    "timer": {"name": "run_ns"}, "outputs_compared": n, "outputs_wrong": WRONG, "label": label,
+    "timer": {"name": "run_ns"}, "engine": sys.argv[4], "outputs_compared": n, "outputs_wrong": WRONG, "label": label,
     "quantiles_ns": [480000 * n + 100 * n * n * place for place in range(QUANTILES)]}
 open(out, "a").write(json.dumps(line) + "\n")
 EOF
@@ -298,9 +324,11 @@ EOF
     fn figure_2_on_a_gpu_judges_its_claims_and_without_one_says_that_they_need_it() {
         let mut none = example();
         none.gpus.clear();
-        for (name, machine, verdict, label, engine) in [
-            ("gpu", example(), json!("reproduced"), "hardware", "gpu-"),
-            ("cpu", none, json!({ "needs-hardware": ["gpu"] }), "none", "cpu-"),
+        let without = GpuMachine { cudnn: None, ..example() };
+        for (name, machine, verdict, label, engine, by) in [
+            ("gpu", example(), json!("reproduced"), "hardware", "gpu-", "cuda"),
+            ("own", without, json!("reproduced"), "hardware", "gpu-", "own"),
+            ("cpu", none, json!({ "needs-hardware": ["gpu"] }), "none", "cpu-", "cpu"),
         ] {
             let (result, out) = tried(name, "fig2", &machine, &good());
             result.unwrap();
@@ -308,6 +336,15 @@ EOF
             assert_eq!(
                 (&summary["label"], &summary["timers"]),
                 (&label.into(), &json!([{ "name": "run_ns" }]))
+            );
+            let points = json_lines::read::<Point>(&out.join("results.jsonl")).unwrap().records;
+            let cudnn = points[0].provenance.versions.get("cudnn").map(String::as_str);
+            assert!(points.iter().all(|point| point.detail["engine"] == by), "{name}");
+            assert_eq!(
+                cudnn,
+                [("cuda", "9.19.0"), ("own", "none")]
+                    .into_iter()
+                    .find_map(|(engine, version)| (engine == by).then_some(version))
             );
             let verdicts = summary["verdicts"].as_array().unwrap();
             assert_eq!(verdicts.len(), 3);
