@@ -36,8 +36,10 @@ pub(super) const NAMES: [&str; 24] = [
 
 /// Adds a node of the file to the graph.
 pub(super) fn import(importer: &mut Importer, node: &onnx::Node) -> Result<(), ImportError> {
-    let unknown =
-        || ImportError::Operator { node: label(node), op: format!("{:?}.{}", node.domain, node.op_type) };
+    let unknown = || ImportError::Operator {
+        node: label(node),
+        op: format!("{}{}{}", node.domain, if node.domain.is_empty() { "" } else { "." }, node.op_type),
+    };
     if !node.domain.is_empty() && node.domain != "ai.onnx" {
         return Err(unknown());
     }
