@@ -38,7 +38,8 @@ impl<'a> Peer<'a> {
     pub fn start(&mut self) -> Result<Value> {
         let mut command = Command::new(self.python);
         // Of ONNX Runtime's wheel nothing but its own package is found behind what the Python itself has.
-        let wheel = wheels::ONNX_RUNTIME.folder();
+        let wheel = wheels::ONNX_RUNTIME.used();
+        let wheel = wheel.ancestors().nth(2).unwrap_or(&wheel);
         command.arg(&self.script).env("PYTHONDONTWRITEBYTECODE", "1").env("DOORBELL_WHEEL", wheel);
         self.sessions += 1;
         let log = self.logs.join(format!("peer-{}.log", self.sessions));

@@ -19,7 +19,8 @@ if option("--outputs"):
     os.makedirs(option("--outputs"), exist_ok=True)
     for name in ["input-0.f32", "output-0.f32"]:
         open(os.path.join(option("--outputs"), name), "wb").write(struct.pack("<4f", 1, 1, 1, 1))
-line = {"run": {"p50_ns": 107000 if option("--launch") == "self" else 100000}, "outputs_wrong": WRONG, "outputs_compared": 7,
+by_itself = {"period": {"p50_ns": 107000}} if option("--launch") == "self" else {}
+line = {**by_itself, "run": {"p50_ns": 100000}, "outputs_wrong": WRONG, "outputs_compared": 7,
     "arena_bytes": 104, "arena_bound_bytes": 100, "start_ms": {"context": 1500, "total": 1900}, "timer": {"name": "run_ns"}MORE}
 open(option("--json"), "a").write(json.dumps(line) + "\n")
 EOF
