@@ -60,26 +60,23 @@ pub fn side_by_side(
     let (warmup, seconds) =
         (Duration::from_secs_f64(options.warmup), Duration::from_secs_f64(options.seconds));
     let runs = options.runs.div_ceil(subjects.len() as u64);
-    // The instances, and from their warm-up on this thread, which reads the energy.
-    let (together, measure) = (Barrier::new(subjects.len()), Barrier::new(subjects.len() + 1));
+    // The instances, and this thread, which reads the energy.
+    let together = Barrier::new(subjects.len() + 1);
     let (measured, window) = std::thread::scope(|scope| {
         let start = |(mut subject, wanted): Alone<Box<dyn Subject>>| {
-            let (together, measure) = (&together, &measure);
+            let together = &together;
             scope.spawn(move || {
                 together.wait();
                 let since = Instant::now();
-                let mut warm = Ok(());
-                while warm.is_ok() && since.elapsed() < warmup {
-                    warm = subject.runs().map(drop);
+                while since.elapsed() < warmup {
+                    subject.runs()?;
                 }
-                // An instance that failed is not waited for.
-                measure.wait();
-                warm?;
                 again_and_again(subject.as_mut(), &wanted, (seconds, runs), every)
             })
         };
         let threads: Vec<_> = subjects.into_iter().map(start).collect();
-        measure.wait();
+        together.wait();
+        std::thread::sleep(warmup);
         let window = meter.begin();
         let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Measured>>| {
             thread.join().map_err(|_| anyhow::anyhow!("an instance's thread panicked"))?
