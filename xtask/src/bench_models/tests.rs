@@ -1,7 +1,6 @@
 //! The whole of `bench-models` with stand-ins for the profiler and for the peers, which speak by the real protocol.
 
 use std::fs;
-use std::path::Path;
 
 use super::*;
 use crate::gpu_machine::example;
@@ -66,6 +65,12 @@ impl Drop for Stage {
     }
 }
 
+/// Names of all models.
+fn models() -> Vec<String> {
+    let files = workspace::names_in(&workspace::root().join("modelzoo/models"));
+    files.iter().filter_map(|name| Some(name.strip_suffix(".toml")?.to_owned())).collect()
+}
+
 /// `changes`: of the scripts' words.
 fn stage(name: &str, gpu: bool, changes: &[(&str, &str)]) -> Stage {
     let folder = std::env::temp_dir().join(format!("xtask-bench-models-{}-{name}", std::process::id()));
@@ -83,14 +88,16 @@ fn stage(name: &str, gpu: bool, changes: &[(&str, &str)]) -> Stage {
     for script in ["compiled_graph.py", "onnxruntime_cpu.py"] {
         fs::write(folder.join(script), filled(PEER)).unwrap();
     }
-    fs::write(folder.join("resnet50-v1.5.seeded.onnx"), "").unwrap();
+    for model in models() {
+        fs::write(folder.join(format!("{model}.seeded.onnx")), "").unwrap();
+    }
     Stage { folder, gpu }
 }
 
 impl Stage {
     fn run(&self, resume: bool) -> Result<()> {
-        let only = if self.gpu { "fp16/resnet" } else { "resnet" };
-        let (only, out) = (Some(only.to_owned()), Some(self.folder.join("out")));
+        let only = self.gpu.then(|| "fp16/resnet".to_owned());
+        let out = Some(self.folder.join("out"));
         let options = Options { gpu: self.gpu, quick: true, only, out, resume, ..Options::default() };
         let mut experiment = Experiment::read(&workspace::root().join("experiments"), APP).unwrap();
         let (others, how) = (options.series(&mut experiment).unwrap(), options.how());
@@ -186,17 +193,18 @@ fn outputs_that_are_not_the_peers_or_not_our_own_leave_no_number() {
 }
 
 #[test]
-fn on_the_processor_the_peer_is_onnx_runtime_from_python() {
+fn on_the_processor_the_peer_is_onnx_runtime_from_python_and_the_results_can_be_imported() {
     let stage = stage("cpu", false, &[]);
     stage.run(false).unwrap();
     let (point, summary) = (stage.points().remove(0), stage.summary());
     assert_eq!((point.values["ratio"], summary["label"].as_str()), (1.0, Some("none")));
-    assert_eq!(
-        (verdict(&summary, "cpu"), verdict(&summary, "fp32")),
-        (&"reproduced".into(), &json!({ "needs-hardware": ["gpu"] }))
-    );
+    assert_eq!(verdict(&summary, "cpu"), "reproduced");
+    assert_eq!(verdict(&summary, "fp32"), &json!({ "needs-hardware": ["gpu"] }));
     let asked = &stage.asked()[0];
     assert!(asked.contains("--engine cpu") && asked.contains("--threads"), "{asked}");
+    let experiments = workspace::root().join("experiments");
+    let (name, entry, _) = experiment::import::imported(&experiments, &stage.folder.join("out")).unwrap();
+    assert_eq!((name.as_str(), entry.rows.len()), (APP, models().len()));
 }
 
 #[test]
@@ -221,10 +229,9 @@ fn what_is_missing_is_refused_with_a_remedy() {
 
 #[test]
 fn every_model_of_the_zoo_is_measured_in_every_precision() {
-    let models = workspace::names_in(Path::new(&workspace::root().join("modelzoo/models")));
     let series = Experiment::read(&workspace::root().join("experiments"), APP).unwrap();
     let series = series.spec.grid(Extent::Normal).series;
-    for model in models.iter().map(|name| name.trim_end_matches(".toml")) {
+    for model in models() {
         for kind in ["gpu-fp32", "gpu-tf32", "gpu-fp16", "cpu"] {
             assert!(series.contains(&format!("{kind}/{model}")), "{kind}/{model}");
         }
