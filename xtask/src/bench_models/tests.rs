@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use super::turns::difference;
 use super::*;
 use crate::gpu_machine::example;
 use crate::process;
@@ -138,6 +139,11 @@ fn the_fastest_of_four_ways_is_the_peer_and_a_missed_aim_is_no_failure() {
     assert_eq!(point.detail["rounds"].as_array().unwrap().len(), 2);
     let summary = stage.summary();
     assert_eq!(summary["provenance"]["versions"]["torch"], "2.9");
+    assert_eq!(
+        summary["left_out"].as_array().map(Vec::len),
+        Some(models().len()),
+        "cpu/*: import asks for none"
+    );
     // SqueezeNet and MobileNet were left out: one model that misses decides, one that holds is a part.
     for (id, said) in [("fp16-classifiers-aim", "not-reproduced"), ("fp16-classifiers", "in-part")] {
         assert_eq!(verdict(&summary, id), said, "{id}");
@@ -189,6 +195,23 @@ fn outputs_that_are_not_the_peers_or_not_our_own_leave_no_number() {
         let error = format!("{:#}", stage.run(false).unwrap_err());
         let point = stage.points().remove(0);
         assert!(error.contains(words) && point.values.is_empty() && !point.is_whole(), "{name}: {error}");
+    }
+}
+
+#[test]
+fn a_number_that_is_none_is_a_difference_on_either_side() {
+    let stage = stage("difference", true, &[]);
+    let write = |name: &str, values: [f32; 2]| {
+        let path = stage.folder.join(name);
+        fs::write(&path, values.map(f32::to_le_bytes).concat()).unwrap();
+        path
+    };
+    let (good, bad) = (write("good", [1.0, 2.0]), write("bad", [1.0, f32::NAN]));
+    for precision in ["fp32", "tf32", "fp16"] {
+        assert_eq!(difference(precision, &good, &good).unwrap().0, 0.0);
+        for (ours, theirs) in [(&good, &bad), (&bad, &good)] {
+            assert!(difference(precision, ours, theirs).unwrap_err().to_string().contains("is no number"));
+        }
     }
 }
 

@@ -230,7 +230,7 @@ fn median_us(line: &Value) -> Result<f64> {
 }
 
 /// How far two outputs are apart, and how far they may be: twice what `profiler check` allows, as both are rounded.
-fn difference(precision: &str, ours: &Path, theirs: &Path) -> Result<(f64, f64)> {
+pub fn difference(precision: &str, ours: &Path, theirs: &Path) -> Result<(f64, f64)> {
     let read = |path: &Path| -> Result<Vec<f64>> {
         let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
         Ok(bytes.as_chunks().0.iter().map(|four| f64::from(f32::from_le_bytes(*four))).collect())
