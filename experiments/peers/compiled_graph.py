@@ -277,7 +277,7 @@ class Way:
     """A network in one precision, eager or compiled and frozen, in one layout, captured."""
 
     def __init__(self, path, precision, way, device):
-        kind, layout = way.split("-")
+        kind, _, layout = way.partition("-")
         if kind not in ("eager", "compiled") or layout not in ("nchw", "nhwc"):
             raise ValueError(f"way {way} is not eager or compiled, -nchw or -nhwc")
         if precision not in ("fp32", "tf32", "fp16"):
@@ -293,7 +293,10 @@ class Way:
         self.input = torch.empty(network.shape, dtype=half, device=device, memory_format=order).zero_()
         if kind == "compiled":
             torch._inductor.config.freezing = True
-            self.call = torch.compile(self.call, mode="max-autotune-no-cudagraphs", fullgraph=True)
+            # Another way before it had other strides: without `dynamic=False` sizes would be taken for variables.
+            self.call = torch.compile(
+                self.call, mode="max-autotune-no-cudagraphs", fullgraph=True, dynamic=False
+            )
         since = time.monotonic()
         self.capture()
         self.seconds = time.monotonic() - since
@@ -340,9 +343,10 @@ class Way:
 
     def compute(self, source, sink):
         with open(source, "rb") as file:
-            given = torch.frombuffer(bytearray(file.read()), dtype=torch.float32)
-        if given.numel() != self.input.numel():
-            raise ValueError(f"{source}: {given.numel()} elements, the network's input has {self.input.numel()}")
+            given = bytearray(file.read())
+        if len(given) != 4 * self.input.numel():
+            raise ValueError(f"{source}: {len(given)} bytes, the network's input has {4 * self.input.numel()}")
+        given = torch.frombuffer(given, dtype=torch.float32)
         self.input.copy_(given.reshape(self.input.shape))
         self.replay()
         self.wait()
