@@ -31,6 +31,7 @@ const PEER: &str = r#"
 import os, struct, sys
 sys.path.insert(0, PROTOCOL)
 from line_protocol import serve
+turns = 0
 times = {"eager-nchw": 160.0, "eager-nhwc": 80.0, "compiled-nchw": 125.0, "compiled-nhwc": 200.0, "python": 100.0}
 known = set()
 def answer(asked):
@@ -51,7 +52,11 @@ def answer(asked):
         open(asked["output"], "wb").write(given[:12] + struct.pack("<f", LAST))
         return {}
     print("for people")
-    return {"period_us": times[way], "alone_us": times[way] + 10}
+    # The first of two repetitions is slower for this one.
+    global turns
+    turns += way == "eager-nchw"
+    period = times[way] + 20 * (way == "eager-nchw" and turns == 1)
+    return {"period_us": period, "alone_us": period + 10}
 serve({"versions": {"torch": "2.9"}, "error": HELLO}, answer)
 "#;
 
@@ -133,7 +138,8 @@ fn the_fastest_of_four_ways_is_the_peer_and_a_missed_aim_is_no_failure() {
     stage.run(false).unwrap();
     let point = stage.points().remove(0);
     let value = |name: &str| point.values[name];
-    assert_eq!((value("ratio"), value("peer_us"), value("eager_nchw_us")), (1.25, 80.0, 160.0));
+    assert_eq!((value("ratio"), value("peer_us"), value("eager_nchw_us")), (1.25, 80.0, 170.0));
+    assert_eq!(point.spread["eager_nchw_us"], [160.0, 180.0]);
     assert_eq!((value("self_ratio"), value("arena_ratio"), value("start_s")), (107.0 / 90.0, 1.04, 1.9));
     assert!(value("difference") > 0.0 && !point.values.contains_key("over_span_us"));
     assert_eq!(point.detail["rounds"].as_array().unwrap().len(), 2);

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, ensure};
 use experiment::Experiment;
 use experiment::point::{Key, Point};
 use experiment::run;
+use experiment::statistics::median;
 use measure::{Part, Provenance};
 use serde_json::{Value, json};
 
@@ -93,10 +94,10 @@ impl Turns<'_> {
         }
         let _ = fs::remove_dir_all(tensors);
         for name in rounds.iter().flat_map(Numbers::keys) {
-            let mut all: Vec<f64> = rounds.iter().filter_map(|round| round.get(name).copied()).collect();
-            all.sort_unstable_by(f64::total_cmp);
-            point.values.insert(name.clone(), all[all.len() / 2]);
-            point.spread.insert(name.clone(), [all[0], all[all.len() - 1]]);
+            let all: Vec<f64> = rounds.iter().filter_map(|round| round.get(name).copied()).collect();
+            let most = all.iter().copied().fold(f64::MIN, f64::max);
+            point.spread.insert(name.clone(), [all.iter().copied().fold(most, f64::min), most]);
+            point.values.extend(median(&all).map(|median| (name.clone(), median)));
         }
         let ours: BTreeMap<&str, &Value> = SAID.iter().map(|name| (*name, &line[*name])).collect();
         point.detail = json!({

@@ -33,6 +33,7 @@ fn table(tree: &Tree, name: &str) -> Result<String> {
     let rows_of = match name {
         "bench-post-gpu" => posts,
         "bench-nic" => aims,
+        "bench-models" => models,
         "fig4" => rates,
         name => bail!("no table is called {name}"),
     };
@@ -123,6 +124,29 @@ fn aims(entries: &[Entry]) -> Vec<Vec<String>> {
         }
     }
     table.extend(lines.into_iter().map(|(_, cells)| cells));
+    table
+}
+
+/// Models beside their peers, each way of the peer in µs.
+fn models(entries: &[Entry]) -> Vec<Vec<String>> {
+    const NUMBERS: [&str; 9] = [
+        "ours_us",
+        "eager_nchw_us",
+        "eager_nhwc_us",
+        "compiled_nchw_us",
+        "compiled_nhwc_us",
+        "ratio",
+        "self_ratio",
+        "over_span_us",
+        "arena_ratio",
+    ];
+    let title = ["machine", "series"].into_iter().chain(NUMBERS).map(str::to_owned).collect();
+    let mut table = vec![title];
+    for (entry, measured) in entries.iter().flat_map(|entry| entry.rows.iter().map(move |row| (entry, row))) {
+        let number = |name| median(measured, name).unwrap_or_else(|| NONE.to_owned());
+        let names = [machine(entry), format!("`{}`", measured.series)];
+        table.push(names.into_iter().chain(NUMBERS.map(number)).collect());
+    }
     table
 }
 
@@ -230,6 +254,17 @@ mod tests {
         );
         assert_eq!(renewed(&tree(vec![]), &new).unwrap(), new);
         assert_eq!(new.lines().count(), 10, "{new}");
+    }
+
+    #[test]
+    fn a_model_has_a_line_with_each_way_of_its_peer() {
+        let point = [("ours_us", 100.0), ("compiled_nhwc_us", 80.0), ("ratio", 1.25)];
+        let point =
+            point.iter().fold(example("gpu-fp16/a", 0), |point, (name, value)| point.with(name, *value));
+        let measured = serde_json::to_string(&Measured { entries: vec![entry(rows(&[point]))] }).unwrap();
+        let tree = Tree::of(&[("experiments/bench-models/measured.json", &measured)]);
+        let text = renewed(&tree, &format!("\n{BEGIN}bench-models -->\n{END}")).unwrap();
+        assert!(text.contains("| m | `gpu-fp16/a` | 100 | — | — | — | 80.0 | 1.25 | — | — | — |"), "{text}");
     }
 
     #[test]
