@@ -110,7 +110,7 @@ pub fn run(options: &Options) -> Result<()> {
         let grid = experiment.spec.grid(how.extent);
         say!("{APP}: {}", experiment.spec.title);
         say!("{} repetitions of each, in turns with the peer: {}", grid.repeat, grid.series.join(", "));
-        say!("a point takes less than nine minutes; `timeout 540 … --resume` measures in parts");
+        say!("a point takes some minutes; `timeout 540 … --resume` measures in parts");
         say!("results: {}", how.out.display());
         return Ok(());
     }
