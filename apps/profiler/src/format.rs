@@ -7,6 +7,11 @@ use serde::Serialize;
 
 use crate::subject::Engine;
 
+/// What an option calls a value.
+pub fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 /// Precision and layout, as they were asked for. Not a group of options: clap names those by the type.
 #[derive(Args)]
 #[group(skip)]
@@ -97,7 +102,7 @@ mod tests {
     fn tried(engine: Engine, precision: Precision, layout: Option<Layout>) -> String {
         match (Choice { precision, layout }).formats(engine) {
             Ok(formats) => {
-                let names = formats.iter().map(|&format| format!("{:?}", Layout::of(format)).to_lowercase());
+                let names = formats.iter().map(|&format| name(Layout::of(format)));
                 names.collect::<Vec<_>>().join(" ")
             }
             Err(error) => error.to_string(),

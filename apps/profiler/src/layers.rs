@@ -12,7 +12,7 @@ use inference::graph::Shape;
 use inference::plan::{Plan, Source, Step, Task};
 use prost::Message;
 
-use crate::format::{self, Layout};
+use crate::format::{self, Layout, name};
 use crate::model::{self, Model, views};
 use crate::start::Start;
 use crate::subject::{self, Engine, OnGpu};
@@ -59,9 +59,9 @@ pub fn run(options: &Options) -> Result<bool> {
     };
     let macs = macs(&model);
     let whole: Duration = times.of_steps.iter().sum();
-    let layout = Layout::of(times.plan.format);
     say!("{}, batch {}: {}", model.manifest.title, model.batch, model.weights);
-    say!("{:?} {:?} {layout:?}; {}", options.engine, options.format.precision, times.what);
+    let layout = name(Layout::of(times.plan.format));
+    say!("{} {} {layout}; {}", name(options.engine), name(options.format.precision), times.what);
     say!(
         "{:>9} {:>6} {:>11} {:>9}  {:22} {:>16}  {:24} layer",
         "time, µs",

@@ -9,7 +9,7 @@ use inference::plan::{Format, Plan};
 use measure::{Histogram, JsonLines, Label, Part, Provenance, Summary, Timer};
 use serde::Serialize;
 
-use crate::format::{Layout, Precision};
+use crate::format::{Layout, Precision, name};
 use crate::model::Model;
 use crate::overlap::Overlap;
 use crate::run::{Launch, Options};
@@ -56,9 +56,8 @@ impl Facts {
 
     /// The periods by which the layout was chosen.
     pub fn periods(&mut self, periods: &[(Format, Duration)]) {
-        let one = |(format, period): &(Format, Duration)| {
-            (format!("{:?}", Layout::of(*format)).to_lowercase(), period.as_secs_f64() * 1e6)
-        };
+        let one =
+            |(format, period): &(Format, Duration)| (name(Layout::of(*format)), period.as_secs_f64() * 1e6);
         self.layout_periods_us = periods.iter().map(one).collect();
     }
 }
@@ -207,11 +206,11 @@ fn say_line(line: &Line<'_>, model: &Model, start: &str) {
     let ms = |ns: u64| ns as f64 / 1e6;
     say!("{}, batch {}: {}", model.manifest.title, line.batch, line.weights);
     let periods = line.facts.layout_periods_us.iter().map(|(layout, us)| format!(", {layout} {us:.1} µs"));
-    let layout = line.facts.layout.map_or_else(String::new, |layout| format!(" {layout:?}"));
+    let layout = line.facts.layout.map_or_else(String::new, |layout| format!(" {}", name(layout)));
     say!(
-        "{:?} {:?}{layout}{}; libraries: {}",
-        line.engine,
-        line.precision,
+        "{} {}{layout}{}; libraries: {}",
+        name(line.engine),
+        name(line.precision),
         periods.collect::<String>(),
         line.facts.libraries
     );

@@ -13,6 +13,7 @@ use inference::engine::gpu::{Instance, Libraries, Loaded, fastest};
 use inference::plan::{Format, Plan};
 use serde::Serialize;
 
+use crate::format::name;
 use crate::model::views;
 use crate::start::Start;
 
@@ -70,7 +71,7 @@ pub struct OnGpu {
 impl OnGpu {
     /// Errors: no GPU, no toolkit, no cuDNN for an engine that needs it, each with where it was looked for.
     pub fn load(options: &Gpu, engine: Engine, plans: Vec<Plan>, start: &mut Start) -> Result<OnGpu> {
-        let name = if engine == Engine::Cuda { "cuda" } else { "own" };
+        let name = name(engine);
         let none = || format!("--engine {name}; without a GPU, `--engine twin` runs our kernels on the host");
         let gpu = gpu::Gpu::of_ordinal(options.gpu).with_context(none)?;
         let toolkit = Toolkit::find(options.cuda.as_deref()).with_context(none)?;
