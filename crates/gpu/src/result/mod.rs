@@ -5,6 +5,7 @@
 
 pub mod address;
 mod call;
+pub mod cublaslt;
 pub mod cudnn;
 pub mod driver;
 pub mod graph;

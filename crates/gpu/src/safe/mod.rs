@@ -8,6 +8,7 @@
 mod allocation;
 mod compile;
 mod context;
+pub mod cublaslt;
 pub mod cudnn;
 mod device;
 mod device_graph;

@@ -5,6 +5,7 @@
 //! and taken out of the very files that were found: cudarc looks for `libnvrtc.so` by name, and would take another
 //! toolkit's where the system has one, and it does not bind nvJitLink.
 
+pub mod cublaslt;
 pub mod cudnn;
 pub mod jit_link;
 pub mod load;

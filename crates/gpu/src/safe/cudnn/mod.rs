@@ -128,24 +128,28 @@ impl fmt::Debug for Cudnn {
     }
 }
 
+/// The file of a library: in a folder or as a file that is given, or that the variable names, or the system's.
+pub(super) fn file(given: Option<&Path>, variable: &str, name: &str) -> PathBuf {
+    let named = std::env::var_os(variable).filter(|named| !named.is_empty()).map(PathBuf::from);
+    match given.map(Path::to_owned).or(named) {
+        Some(folder) if folder.is_dir() => folder.join(name),
+        Some(file) => file,
+        None => PathBuf::from(name),
+    }
+}
+
 /// Finds the library that is given, or that [`VARIABLE`] names, or the system's.
 fn library(given: Option<&Path>) -> Result<Library> {
-    let named = std::env::var_os(VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from);
-    let path = match given.map(Path::to_owned).or(named) {
-        Some(folder) if folder.is_dir() => folder.join(NAME),
-        Some(file) => file,
-        None => PathBuf::from(NAME),
-    };
-    let library = Library::load(&path)?;
+    let library = Library::load(&file(given, VARIABLE, NAME))?;
     let [major, ..] = library.version()?;
     if major != 9 {
-        let path = path.display();
+        let path = library.path().display();
         return Err(Error::Refused(format!("cuDNN: {path} is of version {major}; version 9 is needed")));
     }
     Ok(library)
 }
 
-fn in_words([major, minor, patch]: [i32; 3]) -> String {
+pub(super) fn in_words([major, minor, patch]: [i32; 3]) -> String {
     format!("{major}.{minor}.{patch}")
 }
 
