@@ -1,16 +1,19 @@
-//! Steps by cuDNN on a GPU: every model layer by layer against ONNX Runtime, by the host, by itself, and what was
+//! Steps by cuDNN and cuBLASLt on a GPU: every model layer by layer against ONNX Runtime, by the host, by itself, and what was
 //! timed for each step.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::gpu::{End, Gpu, Toolkit};
-use inference::engine::gpu::{By, Chosen, Instance, Libraries, Loaded};
+use ::gpu::cublaslt::{self, CublasLt, Product};
+use ::gpu::cudnn::Arithmetic;
+use ::gpu::{Context, End, Gpu, Toolkit};
+use inference::engine::gpu::{By, Chosen, Instance, Libraries, Library, Loaded};
 use inference::engine::onnx_runtime::Runtime;
 use inference::engine::{Engine, EngineError};
+use inference::graph::Op;
 use inference::import::import;
 use inference::layers::{Layers, Random, distance, tolerance};
-use inference::plan::{Format, Layout, Plan, Precision};
+use inference::plan::{Format, Layout, Plan, Precision, Step, Task};
 use measure::need;
 use prost::Message;
 use zoo::Architecture;
@@ -231,6 +234,82 @@ fn gpu_one_convolution_by_libraries() {
     let groups = [Attribute::int("group", 64), pads[0].clone()];
     let file = file.node("Conv", &["h", "u"], "y", &groups);
     all_formats("one convolution", &file.bytes("y"), 1);
+}
+
+/// A Gemm with a Relu, a Gemm with a bias alone, and one without.
+fn products(batch: usize) -> Vec<u8> {
+    let file = File::new(&[batch, 64]).weights("w", &[48, 64]).weights("b", &[48]);
+    let file = file.weights("v", &[40, 48]).weights("a", &[40]).weights("u", &[40, 10]);
+    let transposed = [Attribute::int("transB", 1)];
+    let file = file.node("Gemm", &["x", "w", "b"], "c", &transposed).node("Relu", &["c"], "r", &[]);
+    let file = file.node("Gemm", &["r", "v", "a"], "d", &transposed);
+    file.node("MatMul", &["d", "u"], "y", &[]).bytes("y")
+}
+
+fn is_product(step: &Step) -> bool {
+    matches!(step.task, Task::Compute { op: Op::Linear, .. })
+}
+
+#[test]
+fn gpu_products_by_libraries() {
+    let graph = import(&products(8), 8).expect("it is imported");
+    let plan = Plan::in_format(&graph, FORMATS[4]).expect("it is planned");
+    assert_eq!(plan.steps.iter().filter(|step| is_product(step)).count(), 3);
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    let context = Context::new(gpu).expect("a context");
+    let found = CublasLt::new(&context, None).map_err(|error| error.to_string());
+    need!(found, reference, "cuBLASLt");
+    for batch in [1, 8] {
+        let file = products(batch);
+        all_formats("products", &file, batch);
+        for format in FORMATS {
+            let loaded = load(gpu, &file, batch, format, true).expect("it was loaded before");
+            for (step, chosen) in loaded.plan().steps.iter().zip(loaded.chosen()) {
+                let of_cublaslt = |by: &By| matches!(by, By::Library { library: Library::CublasLt, .. });
+                let good = chosen.tried.iter().any(|one| of_cublaslt(&one.by) && one.time.is_ok());
+                assert!(good || !is_product(step), "{format:?}: no algorithm computes {:?}", step.names);
+            }
+            let kept = load(gpu, &file, batch, format, false).expect("it was loaded before");
+            for (kept, chosen) in kept.chosen().iter().zip(loaded.chosen()) {
+                assert!(kept.tried.is_empty(), "{format:?}: {} was timed again", chosen.by);
+                assert_eq!((&kept.by, kept.workspace), (&chosen.by, chosen.workspace), "{format:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn gpu_algorithms_are_read_as_they_were_written_and_damaged_ones_are_refused() {
+    let gpu = need!(Gpu::first(), "one CUDA device");
+    let context = Context::new(gpu).expect("a context");
+    let found = CublasLt::new(&context, None).map_err(|error| error.to_string());
+    let cublaslt = need!(found, reference, "cuBLASLt");
+    println!("cuBLASLt {} of {}", cublaslt.version().expect("a version"), cublaslt::VARIABLE);
+    for arithmetic in [Arithmetic::Single, Arithmetic::Tf32, Arithmetic::Half] {
+        let (strides, alignments) = ([64, 48], [16, 16]);
+        let product = Product {
+            arithmetic,
+            rows: 8,
+            inputs: 64,
+            outputs: 48,
+            strides,
+            alignments,
+            bias: true,
+            relu: true,
+        };
+        let all = cublaslt.candidates(&product, 1 << 20).expect("candidates");
+        assert!(!all.is_empty(), "{arithmetic:?}");
+        for one in all {
+            println!("{arithmetic:?} {}, {} B", one.name(), one.workspace());
+            let (text, name) = (one.text(), one.name());
+            let read = cublaslt.read(&product, &text).expect("what it wrote");
+            assert_eq!((read.text(), read.name(), read.workspace()), (text.clone(), name, one.workspace()));
+            for damaged in [&text[..56], &[0xff; 64], &[0x5a; 64]] {
+                let said = cublaslt.read(&product, damaged).expect_err("a damaged one").to_string();
+                assert!(said.starts_with("cuBLASLt: "), "{said}");
+            }
+        }
+    }
 }
 
 #[test]

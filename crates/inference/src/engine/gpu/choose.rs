@@ -2,19 +2,19 @@
 //! see the same bits, recorded into a graph as the model's will be, and timed. Steps that are alike are timed
 //! once.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use gpu::cache::{Cache, Key, KeyBuilder};
-use gpu::cudnn::{Candidate, Convolution, ConvolutionPlan, Cudnn};
+use gpu::cudnn::Convolution;
 use gpu::{
     Arguments, DeviceGraph, DeviceMemory, GpuTimer, Graph, PinnedMemory, Priority, Shape, Stream, Way,
 };
 
 use super::convolution::{self, Fused};
 use super::kept::{self, Kept};
-use super::libraries::{By, Chosen, Libraries, Tried};
-use super::ready::{Library, Memory, Place, Ready, memory, words_of};
+use super::libraries::{By, Chosen, Libraries, Library, Tried};
+use super::library_plan::{Candidate, LibraryPlan, Present};
+use super::ready::{Memory, Place, Ready, memory, words_of};
 use super::weights::Weights;
 use super::{BETWEEN, Code, LIMIT};
 use crate::engine::EngineError;
@@ -22,8 +22,6 @@ use crate::launch::{self, Launch};
 use crate::layers;
 use crate::plan::{Plan, Precision, Source, Step, Task};
 
-/// Plans that are made of one operation graph, those that the library recommends first.
-const MOST_PLANS: usize = 20;
 /// Ways that are timed in turns, after all were timed alone.
 const FINALISTS: usize = 4;
 /// Rounds of the first timing, and of the second.
@@ -56,9 +54,10 @@ impl Decided {
     ) -> Result<(), EngineError> {
         for &at in steps {
             let step = &plan.steps[at];
-            let by = By::Cudnn { engine: found.engine.clone(), finished: found.fused.rest(step).is_some() };
+            let (library, engine) = (found.plan.library(), found.engine.clone());
+            let by = By::Library { library, engine, finished: found.fused.rest(step).is_some() };
             self.chosen[at] = Chosen { by, workspace: found.plan.workspace(), tried: tried.to_vec() };
-            self.ready[at] = Ready::Cudnn(Box::new(found.library(plan, step)?));
+            self.ready[at] = found.ready(plan, step)?;
         }
         Ok(())
     }
@@ -67,17 +66,16 @@ impl Decided {
 /// A plan of a library for some steps.
 #[derive(Clone)]
 struct Found {
-    plan: Arc<ConvolutionPlan>,
-    convolution: Convolution,
+    plan: LibraryPlan,
     fused: Fused,
     engine: String,
 }
 
 impl Found {
-    fn library(&self, plan: &Plan, step: &Step) -> Result<Library, EngineError> {
+    fn ready(&self, plan: &Plan, step: &Step) -> Result<Ready, EngineError> {
         let rest = self.fused.rest(step);
         let finish = rest.map(|rest| launch::finishing(plan, step, rest)).transpose()?;
-        Ok(Library { plan: self.plan.clone(), convolution: self.convolution.clone(), finish })
+        Ok(Ready::Library(self.plan.clone(), finish))
     }
 }
 
@@ -93,20 +91,20 @@ pub fn decide(
     code: &mut Code,
     plan: &Plan,
     own: &[Launch],
-    cudnn: &Cudnn,
+    present: &Present,
     libraries: &Libraries,
 ) -> Result<Decided, EngineError> {
     let finishing = ["conv_finish", "conv_finish_half"];
     code.prepare(finishing.into_iter())?;
-    let (cache, key) = (Cache::usual(), key(code, plan, cudnn, libraries)?);
+    let (cache, key) = (Cache::usual(), key(code, plan, present, libraries)?);
     let content = if libraries.again { None } else { cache.find(&key).ok().flatten() };
     if let Some(kept) = content.and_then(|content| kept::read(&content, plan.steps.len()))
-        && let Ok(decided) = recall(plan, own, cudnn, &kept)
+        && let Ok(decided) = recall(plan, own, present, &kept)
     {
         return Ok(decided);
     }
     code.prepare(["noise", "noise_half", "compare", "compare_half"].into_iter())?;
-    let (decided, kept) = choose(code, plan, own, cudnn, libraries.workspace)?;
+    let (decided, kept) = choose(code, plan, own, present, libraries.workspace)?;
     if let Some(kept) = kept {
         cache.keep(&key, &kept::write(&kept));
     }
@@ -114,13 +112,14 @@ pub fn decide(
 }
 
 /// All that a choice depends on.
-fn key(code: &Code, plan: &Plan, cudnn: &Cudnn, libraries: &Libraries) -> Result<Key, EngineError> {
+fn key(code: &Code, plan: &Plan, present: &Present, libraries: &Libraries) -> Result<Key, EngineError> {
     let gpu = code.context.gpu();
     let mut key = KeyBuilder::default()
-        .part("choices", b"2")
+        .part("choices", b"3")
         .part("gpu", format!("{} {} {}", gpu.name()?, gpu.arch()?, gpu.multiprocessors()?).as_bytes())
         .part("driver", gpu::driver_version()?.as_bytes())
-        .part("cudnn", cudnn.version()?.as_bytes())
+        .part("cudnn", present.version(Library::Cudnn)?.as_bytes())
+        .part("cublaslt", present.version(Library::CublasLt)?.as_bytes())
         .part("workspace", &libraries.workspace.to_le_bytes())
         .part("plan", format!("{:?} {:?} {:?}", plan.format, plan.arena, plan.steps).as_bytes());
     for unit in super::units() {
@@ -130,15 +129,15 @@ fn key(code: &Code, plan: &Plan, cudnn: &Cudnn, libraries: &Libraries) -> Result
 }
 
 /// The choices of an earlier time.
-fn recall(plan: &Plan, own: &[Launch], cudnn: &Cudnn, kept: &[Kept]) -> Result<Decided, EngineError> {
+fn recall(plan: &Plan, own: &[Launch], present: &Present, kept: &[Kept]) -> Result<Decided, EngineError> {
     let mut decided = Decided::own(own);
-    for Kept { fused, steps, engine, text } in kept {
+    for Kept { library, fused, steps, engine, text } in kept {
         let stale = || gpu::Error::Refused(format!("{engine} computes no step {steps:?}"));
         let first = steps.first().map(|&at| &plan.steps[at]);
         let convolution =
             first.and_then(|step| convolution::convolution(plan, step, *fused)).ok_or_else(stale)?;
-        let found =
-            Found { plan: Arc::new(cudnn.read(text)?), convolution, fused: *fused, engine: engine.clone() };
+        let plan_of = present.read(*library, &convolution, text)?;
+        let found = Found { plan: plan_of, fused: *fused, engine: engine.clone() };
         decided.library(plan, steps, &found, &[])?;
     }
     Ok(decided)
@@ -149,7 +148,7 @@ fn choose(
     code: &Code,
     plan: &Plan,
     own: &[Launch],
-    cudnn: &Cudnn,
+    present: &Present,
     limit: usize,
 ) -> Result<(Decided, Option<Vec<Kept>>), EngineError> {
     let mut decided = Decided::own(own);
@@ -169,12 +168,13 @@ fn choose(
     let bench = Bench::new(code, plan, own, limit)?;
     let mut kept = Some(Vec::new());
     for Alike { ways, steps, .. } in groups {
-        let (tried, winner) = bench.try_all(cudnn, steps[0], &own[steps[0]], &ways)?;
+        let (tried, winner) = bench.try_all(present, steps[0], &own[steps[0]], &ways)?;
         match winner {
             Some(found) => {
                 decided.library(plan, &steps, &found, &tried)?;
                 let text = found.plan.text();
-                let one = |text| Kept { fused: found.fused, steps, engine: found.engine.clone(), text };
+                let (library, fused, engine) = (found.plan.library(), found.fused, found.engine.clone());
+                let one = |text| Kept { library, fused, steps, engine, text };
                 kept = kept.zip(text.ok()).map(|(mut kept, text)| {
                     kept.push(one(text));
                     kept
@@ -246,7 +246,7 @@ impl<'a> Bench<'a> {
     /// own.
     fn try_all(
         &self,
-        cudnn: &Cudnn,
+        present: &Present,
         at: usize,
         own: &Launch,
         ways: &[(Fused, Convolution)],
@@ -258,21 +258,25 @@ impl<'a> Bench<'a> {
         let mut tried = vec![Tried { time: Err(String::new()), ..Tried::default() }];
         let mut found: Vec<Option<Found>> = vec![None];
         let mut working = vec![Working { at: 0, timed: self.timed(&ours, step)?, times: Vec::new() }];
-        for (fused, convolution) in ways {
-            let candidates = match cudnn.candidates(convolution) {
+        let all = ways.iter().flat_map(|(fused, convolution)| {
+            let found = present.candidates(convolution, self.limit).into_iter();
+            found.map(move |(library, candidates)| (*fused, convolution, library, candidates))
+        });
+        for (fused, convolution, library, candidates) in all {
+            let candidates = match candidates {
                 Ok(candidates) => candidates,
                 Err(error) => {
-                    let by = By::Cudnn { engine: format!("{fused:?}"), finished: false };
+                    let by = By::Library { library, engine: format!("{fused:?}"), finished: false };
                     tried.push(Tried { by, time: Err(error.to_string()), ..Tried::default() });
                     found.push(None);
                     continue;
                 }
             };
-            for candidate in candidates.into_iter().take(MOST_PLANS) {
+            for candidate in candidates {
                 let finished = fused.rest(step).is_some();
-                let by = By::Cudnn { engine: candidate.name().to_owned(), finished };
+                let by = By::Library { library, engine: candidate.name(), finished };
                 let mut one = Tried { by, time: Err(String::new()), ..Tried::default() };
-                match self.try_one(cudnn, candidate, step, (*fused, convolution), &mut one) {
+                match self.try_one(present, candidate, step, (fused, convolution), &mut one) {
                     Ok((good, timed)) => {
                         working.push(Working { at: tried.len(), timed, times: Vec::new() });
                         found.push(Some(good));
@@ -298,21 +302,21 @@ impl<'a> Bench<'a> {
     /// Makes a candidate ready, runs it twice, and records it.
     fn try_one(
         &self,
-        cudnn: &Cudnn,
+        present: &Present,
         candidate: Candidate,
         step: &Step,
         (fused, convolution): (Fused, &Convolution),
         tried: &mut Tried,
     ) -> Result<(Found, Timed), EngineError> {
         let wrong = |text: String| EngineError::Gpu(gpu::Error::Refused(text));
-        let (engine, since) = (candidate.name().to_owned(), Instant::now());
-        let plan = candidate.plan(cudnn)?;
+        let (engine, since) = (candidate.name(), Instant::now());
+        let plan = present.plan(candidate, convolution)?;
         (tried.made_in, tried.workspace) = (since.elapsed(), plan.workspace());
         if plan.workspace() > self.limit {
             return Err(wrong(format!("it needs {} bytes, more than {}", plan.workspace(), self.limit)));
         }
-        let found = Found { plan: Arc::new(plan), convolution: convolution.clone(), fused, engine };
-        let ready = Ready::Cudnn(Box::new(found.library(self.plan, step)?));
+        let found = Found { plan, fused, engine };
+        let ready = found.ready(self.plan, step)?;
         self.spoil(step)?;
         self.put(&ready, step, &self.stream)?;
         self.stream.wait("a way to compute a step", LIMIT)?;

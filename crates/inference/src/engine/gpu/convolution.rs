@@ -1,5 +1,7 @@
-//! Steps as cuDNN's convolutions: shapes, strides, what is fused, and the weights' order.
+//! Steps as cuDNN's convolutions and cuBLASLt's products: shapes, strides, what is fused, and the weights'
+//! order.
 
+use gpu::cublaslt::Product;
 use gpu::cudnn::{Arithmetic, Convolution, Pointers, TensorShape};
 
 use super::weights::{Form, Weights};
@@ -102,6 +104,31 @@ pub fn convolution(plan: &Plan, step: &Step, fused: Fused) -> Option<Convolution
         stride: window.stride.map(|stride| stride as i64),
         dilation: window.dilation.map(|dilation| dilation as i64),
         pads: window.pads.map(|pad| pad as i64),
+    })
+}
+
+/// The product of matrices that a convolution is: one of images of a single pixel, with at most a bias and a Relu
+/// behind it.
+pub fn product(of: &Convolution) -> Option<Product> {
+    let Convolution { from, weights, to, residual, bounds, .. } = of;
+    let ([rows, inputs, from_pixels @ ..], [_, outputs, to_pixels @ ..]) = (from.extents, to.extents);
+    let relu = match bounds {
+        None => false,
+        Some(_) if *bounds == self::bounds(Activation::Relu) => true,
+        Some(_) => return None,
+    };
+    // Inputs and outputs of a row lie one after another.
+    let in_rows = [from, to].iter().all(|tensor| tensor.strides[1] == 1 || tensor.extents[1] == 1);
+    let is_one = from_pixels == [1, 1] && to_pixels == [1, 1] && weights.extents == [outputs, inputs, 1, 1];
+    (is_one && in_rows && residual.is_none()).then(|| Product {
+        arithmetic: of.arithmetic,
+        rows: rows as u64,
+        inputs: inputs as u64,
+        outputs: outputs as u64,
+        strides: [from, to].map(|tensor| tensor.strides[0].max(tensor.extents[1])),
+        alignments: [from, to].map(|tensor| tensor.alignment as u32),
+        bias: of.bias,
+        relu,
     })
 }
 
@@ -277,5 +304,33 @@ mod tests {
         assert_eq!((fused, product.arithmetic), (Fused::All, Arithmetic::Tf32));
         assert_eq!((product.from.extents, product.weights.extents), ([2, 2048, 1, 1], [1000, 2048, 1, 1]));
         assert_eq!((product.to.extents, product.bias), ([2, 1000, 1, 1], true));
+    }
+
+    #[test]
+    fn what_is_of_one_pixel_is_a_product_of_cublaslt() {
+        for precision in [Precision::Single, Precision::Tf32, Precision::Half] {
+            let layout =
+                if precision == Precision::Half { Layout::ChannelsLast } else { Layout::ChannelsFirst };
+            let resnet = plan(Architecture::ResNet50, precision, layout);
+            let (_, linear) = ways(&resnet, named(&resnet, "fc")).remove(0);
+            let found = product(&linear).expect("a Gemm");
+            assert_eq!((found.rows, found.inputs, found.outputs), (2, 2048, 1000), "{precision:?}");
+            assert_eq!((found.strides, found.bias, found.relu), ([2048, 1000], true, false));
+            assert_eq!(found.arithmetic, linear.arithmetic);
+        }
+        let plan = plan(Architecture::MobileNetV3Small, Precision::Half, Layout::ChannelsLast);
+        let of = |name| ways(&plan, named(&plan, name)).remove(0).1;
+        let pooled = of("features.1.block.1.fc1");
+        let found = product(&pooled).expect("a 1x1 convolution of one pixel");
+        assert_eq!((found.rows, found.inputs, found.outputs, found.relu), (2, 16, 8, true));
+        assert_eq!(product(&of("features.1.block.2.0")), None, "a 1x1 convolution of many pixels");
+        let clipped = Convolution { bounds: Some([0.0, 6.0]), ..pooled.clone() };
+        assert_eq!(product(&clipped), None, "a bound that no epilogue has");
+        let apart = |by| TensorShape { strides: [32, by, 32, 32], ..pooled.from };
+        assert_eq!(product(&Convolution { from: apart(2), ..pooled.clone() }), None, "inputs lie apart");
+        let wide = product(&Convolution { from: apart(1), ..pooled.clone() }).expect("rows may lie apart");
+        assert_eq!(wide.strides[0], 32);
+        let with_sum = Convolution { residual: Some(pooled.to), ..pooled };
+        assert_eq!(product(&with_sum), None, "a sum with another tensor");
     }
 }

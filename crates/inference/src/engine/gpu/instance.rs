@@ -196,8 +196,8 @@ impl SelfLaunchingInstance {
 
 impl Engine for Instance {
     fn name(&self) -> &'static str {
-        if self.loaded.ready.iter().any(|ready| matches!(ready, Ready::Cudnn(_))) {
-            "cuDNN and own kernels"
+        if self.loaded.ready.iter().any(|ready| matches!(ready, Ready::Library(..))) {
+            "libraries and own kernels"
         } else {
             "own kernels"
         }

@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gpu::Context;
+use gpu::cublaslt::CublasLt;
 use gpu::cudnn::Cudnn;
 
+use super::library_plan::Present;
 use crate::engine::EngineError;
 
 /// Bytes that a library's kernel may need beside its tensors, unless [`Libraries::workspace`] says another
@@ -40,12 +42,13 @@ impl Libraries {
     }
 
     /// cuDNN, if it is found: a file or folder that is given, or that `DOORBELL_CUDNN` names, or the
-    /// system's. Without it our own kernels compute every step, and [`super::Loaded::libraries`] says why.
+    /// system's. And cuBLASLt, if it is found: that of `DOORBELL_CUBLASLT`, or the system's. What neither of them
+    /// computes is left to our own kernels; [`super::Loaded::libraries`] says why one is missing.
     pub fn if_found(cudnn: Option<&Path>) -> Libraries {
         Libraries::of(Wanted::IfFound(cudnn.map(Path::to_owned)))
     }
 
-    /// As [`Self::if_found`]; a model is not loaded without it.
+    /// As [`Self::if_found`]; a model is not loaded without cuDNN.
     pub fn needed(cudnn: Option<&Path>) -> Libraries {
         Libraries::of(Wanted::Needed(cudnn.map(Path::to_owned)))
     }
@@ -62,22 +65,51 @@ impl Libraries {
 }
 
 impl Libraries {
-    /// cuDNN in a context, if it is wanted and found; and what was found, for people.
-    pub(super) fn find(&self, context: &Context) -> Result<(Option<Cudnn>, String), EngineError> {
+    /// The libraries in a context that are wanted and found; and what was found, for people.
+    pub(super) fn find(&self, context: &Context) -> Result<(Present, String), EngineError> {
         let (path, needed) = match &self.cudnn {
-            Wanted::No => return Ok((None, "none".to_owned())),
+            Wanted::No => return Ok((Present::default(), "none".to_owned())),
             Wanted::IfFound(path) => (path, false),
             Wanted::Needed(path) => (path, true),
         };
-        let found = Cudnn::new(context, path.as_deref()).and_then(|cudnn| {
-            let text = format!("cuDNN {} ({})", cudnn.version()?, cudnn.path().display());
-            Ok((Some(cudnn), text))
-        });
-        match found {
-            Err(error) if needed => Err(EngineError::NoCudnn { reason: error.to_string() }),
-            Err(error) => Ok((None, format!("none: {error}"))),
-            Ok(found) => Ok(found),
+        let cudnn = Cudnn::new(context, path.as_deref()).and_then(|it| Ok((it.version()?, it)));
+        if let (Err(error), true) = (&cudnn, needed) {
+            return Err(EngineError::NoCudnn { reason: error.to_string() });
         }
+        let cublaslt = CublasLt::new(context, None).and_then(|it| Ok((it.version()?, it)));
+        let said = [
+            told(Library::Cudnn, cudnn.as_ref().map(|(version, it)| (version, it.path()))),
+            told(Library::CublasLt, cublaslt.as_ref().map(|(version, it)| (version, it.path()))),
+        ];
+        let present =
+            Present { cudnn: cudnn.ok().map(|found| found.1), cublaslt: cublaslt.ok().map(|found| found.1) };
+        Ok((present, said.join(", ")))
+    }
+}
+
+/// A library's version and file, or why it is not used.
+fn told(library: Library, found: Result<(&String, &Path), &gpu::Error>) -> String {
+    match found {
+        Ok((version, path)) => format!("{library} {version} ({})", path.display()),
+        Err(error) => format!("no {error}"),
+    }
+}
+
+/// A library that computes steps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Library {
+    /// Convolutions, and products of matrices as convolutions of one pixel.
+    Cudnn,
+    /// Products of matrices.
+    CublasLt,
+}
+
+impl fmt::Display for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Library::Cudnn => "cuDNN",
+            Library::CublasLt => "cuBLASLt",
+        })
     }
 }
 
@@ -87,9 +119,11 @@ pub enum By {
     /// A kernel of ours.
     #[default]
     Own,
-    /// cuDNN, and a kernel of ours behind it for what its engine does not compute.
-    Cudnn {
-        /// The library's number of the engine, and its settings.
+    /// A library, and a kernel of ours behind it for what the library does not compute.
+    Library {
+        /// Which one.
+        library: Library,
+        /// The library's number of the engine or algorithm, and its settings.
         engine: String,
         /// Whether a kernel of ours finishes the step.
         finished: bool,
@@ -100,8 +134,9 @@ impl fmt::Display for By {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             By::Own => f.write_str("own"),
-            By::Cudnn { engine, finished: false } => write!(f, "cuDNN {engine}"),
-            By::Cudnn { engine, finished: true } => write!(f, "cuDNN {engine} + own"),
+            By::Library { library, engine, finished } => {
+                write!(f, "{library} {engine}{}", if *finished { " + own" } else { "" })
+            }
         }
     }
 }
@@ -137,5 +172,19 @@ impl Default for Tried {
     fn default() -> Tried {
         let (time, made_in) = (Err(String::new()), Duration::ZERO);
         Tried { by: By::Own, workspace: 0, time, distance: 0.0, made_in }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_is_told_with_its_version_or_why_there_is_none() {
+        let (version, path) = ("13.1.0".to_owned(), Path::new("/lib/libcublasLt.so.13"));
+        let found = told(Library::CublasLt, Ok((&version, path)));
+        assert_eq!(found, "cuBLASLt 13.1.0 (/lib/libcublasLt.so.13)");
+        let missing = gpu::Error::Refused("cuBLASLt: /nowhere: not there".into());
+        assert_eq!(told(Library::CublasLt, Err(&missing)), "no cuBLASLt: /nowhere: not there");
     }
 }

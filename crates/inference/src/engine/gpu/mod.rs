@@ -1,4 +1,4 @@
-//! Models on a GPU: each step is a kernel of ours or a plan of cuDNN, and all of them are recorded into one
+//! Models on a GPU: each step is a kernel of ours or a plan of a library, and all of them are recorded into one
 //! graph that the host or the GPU itself may launch.
 //!
 //! [`Loaded`] holds what instances of a model share and only read: code, plans and weights. An [`Instance`]
@@ -11,6 +11,7 @@ mod fastest;
 mod instance;
 mod kept;
 mod libraries;
+mod library_plan;
 mod ready;
 mod stamped;
 mod weights;
@@ -31,7 +32,7 @@ use weights::Weights;
 
 pub use fastest::{Fastest, fastest};
 pub use instance::{Instance, SelfLaunchingInstance};
-pub use libraries::{By, Chosen, Libraries, Tried};
+pub use libraries::{By, Chosen, Libraries, Library, Tried};
 
 /// The longest that a copy or a run of a model may take.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -143,10 +144,11 @@ impl Loaded {
         let own: Vec<Launch> = launch::launches(&plan)?;
         code.prepare(own.iter().map(|launch| launch.kernel))?;
         let of_code = since.elapsed();
-        let (cudnn, found) = libraries.find(&code.context)?;
-        let decided = match &cudnn {
-            Some(cudnn) => choose::decide(&mut code, &plan, &own, cudnn, libraries)?,
-            None => Decided::own(&own),
+        let (present, found) = libraries.find(&code.context)?;
+        let decided = if present.is_none() {
+            Decided::own(&own)
+        } else {
+            choose::decide(&mut code, &plan, &own, &present, libraries)?
         };
         let of_choices = since.elapsed() - of_code;
         let Decided { ready, chosen } = decided;
@@ -167,7 +169,7 @@ impl Loaded {
         &self.chosen
     }
 
-    /// The libraries that compute steps, with their versions; or why there is none.
+    /// The libraries that compute steps, with their versions, and why one is missing.
     pub fn libraries(&self) -> &str {
         &self.libraries
     }

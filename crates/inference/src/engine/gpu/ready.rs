@@ -1,12 +1,10 @@
 //! Steps that are ready to be put into a stream, and the memory that they work in.
 
-use std::sync::Arc;
-
-use gpu::cudnn::{Convolution, ConvolutionPlan};
 use gpu::{Arguments, Context, DeviceMemory, Error, Shape, Stream};
 
 use super::Code;
 use super::convolution;
+use super::library_plan::LibraryPlan;
 use super::weights::{Form, Weights};
 use crate::engine::EngineError;
 use crate::launch::{Argument, Launch};
@@ -18,16 +16,8 @@ use crate::plan::{Plan, Step};
 pub enum Ready {
     /// A kernel of ours.
     Own(Launch),
-    /// A plan of cuDNN.
-    Cudnn(Box<Library>),
-}
-
-/// A plan of cuDNN, and a kernel of ours for the rest of the step.
-#[derive(Debug, Clone)]
-pub struct Library {
-    pub plan: Arc<ConvolutionPlan>,
-    pub convolution: Convolution,
-    pub finish: Option<Launch>,
+    /// A library's plan, and a kernel of ours for the rest of the step.
+    Library(LibraryPlan, Option<Launch>),
 }
 
 impl Ready {
@@ -35,7 +25,7 @@ impl Ready {
     pub fn constants(&self, plan: &Plan, step: &Step) -> Vec<(usize, Form)> {
         let (launch, mut constants) = match self {
             Ready::Own(launch) => (Some(launch), Vec::new()),
-            Ready::Cudnn(library) => (library.finish.as_ref(), convolution::constants(plan, step)),
+            Ready::Library(_, finish) => (finish.as_ref(), convolution::constants(plan, step)),
         };
         let read =
             launch.into_iter().flat_map(|launch| &launch.arguments).filter_map(|argument| match *argument {
@@ -113,15 +103,19 @@ impl Place<'_> {
     pub unsafe fn put(&self, ready: &Ready, step: &Step, stream: &Stream) -> gpu::Result<()> {
         let launch = match ready {
             Ready::Own(launch) => Some(launch),
-            Ready::Cudnn(library) => {
+            Ready::Library(library, finish) => {
                 let (arena, workspace) = (self.memory.arena.address(), self.memory.workspace.address());
                 let pointers = convolution::pointers(self.plan, step, self.weights, arena, workspace);
                 let missing = || Error::Refused("a constant of a library's step is not there".into());
                 let pointers = pointers.ok_or_else(missing)?;
-                // SAFETY: the plan's places lie in the arena, its constants are as long as its shapes say, and
-                // the workspace as the library says; the rest is the caller's promise.
-                unsafe { library.plan.execute(stream, &library.convolution, &pointers) }?;
-                library.finish.as_ref()
+                match library {
+                    // SAFETY: the plan's places lie in the arena, its constants are as long as its shapes say, and
+                    // the workspace as the library says; the rest is the caller's promise.
+                    LibraryPlan::Convolution(plan, of) => unsafe { plan.execute(stream, of, &pointers) },
+                    // SAFETY: as above.
+                    LibraryPlan::Product(plan) => unsafe { plan.execute(stream, &pointers) },
+                }?;
+                finish.as_ref()
             }
         };
         let Some(launch) = launch else { return Ok(()) };

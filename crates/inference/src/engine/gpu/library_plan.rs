@@ -1,0 +1,139 @@
+//! Plans of the libraries that were found: what each of them has for a convolution or a product, and what is
+//! written down of it.
+
+use std::sync::Arc;
+
+use gpu::cublaslt::{CublasLt, ProductPlan};
+use gpu::cudnn::{self, Convolution, ConvolutionPlan, Cudnn};
+
+use super::convolution::product;
+use super::libraries::Library;
+
+/// Plans for one convolution, those that the library recommends first.
+const MOST_PLANS: usize = 20;
+
+/// The libraries that were found, in a context.
+#[derive(Debug, Default)]
+pub struct Present {
+    pub cudnn: Option<Cudnn>,
+    pub cublaslt: Option<CublasLt>,
+}
+
+/// What a library has for a step, before it is made ready to run.
+pub enum Candidate {
+    Convolution(cudnn::Candidate),
+    Product(ProductPlan),
+}
+
+/// A library's plan that is ready to run.
+#[derive(Debug, Clone)]
+pub enum LibraryPlan {
+    Convolution(Arc<ConvolutionPlan>, Box<Convolution>),
+    Product(Arc<ProductPlan>),
+}
+
+impl Present {
+    pub fn is_none(&self) -> bool {
+        self.cudnn.is_none() && self.cublaslt.is_none()
+    }
+
+    /// The version of a library, or that there is none.
+    pub fn version(&self, of: Library) -> gpu::Result<String> {
+        let found = match of {
+            Library::Cudnn => self.cudnn.as_ref().map(Cudnn::version),
+            Library::CublasLt => self.cublaslt.as_ref().map(CublasLt::version),
+        };
+        found.unwrap_or_else(|| Ok("none".to_owned()))
+    }
+
+    /// What each library has that computes this, with no more than so many bytes of workspace where it can be told
+    /// so. A library that computes no such thing is left out.
+    pub fn candidates(
+        &self,
+        wanted: &Convolution,
+        workspace: usize,
+    ) -> Vec<(Library, gpu::Result<Vec<Candidate>>)> {
+        let mut all = Vec::new();
+        if let Some(cudnn) = &self.cudnn {
+            let found = cudnn.candidates(wanted);
+            let each =
+                |found: Vec<_>| found.into_iter().take(MOST_PLANS).map(Candidate::Convolution).collect();
+            all.push((Library::Cudnn, found.map(each)));
+        }
+        if let Some((cublaslt, product)) = self.cublaslt.as_ref().zip(product(wanted)) {
+            let found = cublaslt.candidates(&product, workspace);
+            all.push((
+                Library::CublasLt,
+                found.map(|found| found.into_iter().map(Candidate::Product).collect()),
+            ));
+        }
+        all
+    }
+
+    /// Makes a candidate for a convolution ready to run, which may compile kernels.
+    pub fn plan(&self, candidate: Candidate, wanted: &Convolution) -> gpu::Result<LibraryPlan> {
+        Ok(match candidate {
+            Candidate::Convolution(candidate) => {
+                let plan = candidate.plan(self.cudnn()?)?;
+                LibraryPlan::Convolution(Arc::new(plan), Box::new(wanted.clone()))
+            }
+            Candidate::Product(plan) => LibraryPlan::Product(Arc::new(plan)),
+        })
+    }
+
+    /// The plan that [`LibraryPlan::text`] wrote. Error: it is no plan for this here.
+    pub fn read(&self, library: Library, wanted: &Convolution, text: &[u8]) -> gpu::Result<LibraryPlan> {
+        Ok(match library {
+            Library::Cudnn => {
+                LibraryPlan::Convolution(Arc::new(self.cudnn()?.read(text)?), Box::new(wanted.clone()))
+            }
+            Library::CublasLt => {
+                let both = self.cublaslt.as_ref().zip(product(wanted));
+                let (cublaslt, product) = both.ok_or_else(|| missing(library))?;
+                LibraryPlan::Product(Arc::new(cublaslt.read(&product, text)?))
+            }
+        })
+    }
+
+    fn cudnn(&self) -> gpu::Result<&Cudnn> {
+        self.cudnn.as_ref().ok_or_else(|| missing(Library::Cudnn))
+    }
+}
+
+fn missing(library: Library) -> gpu::Error {
+    gpu::Error::Refused(format!("{library} does not compute this here"))
+}
+
+impl Candidate {
+    pub fn name(&self) -> String {
+        match self {
+            Candidate::Convolution(candidate) => candidate.name().to_owned(),
+            Candidate::Product(plan) => plan.name(),
+        }
+    }
+}
+
+impl LibraryPlan {
+    pub fn library(&self) -> Library {
+        match self {
+            LibraryPlan::Convolution(..) => Library::Cudnn,
+            LibraryPlan::Product(_) => Library::CublasLt,
+        }
+    }
+
+    /// Bytes that it needs beside its tensors.
+    pub fn workspace(&self) -> usize {
+        match self {
+            LibraryPlan::Convolution(plan, _) => plan.workspace(),
+            LibraryPlan::Product(plan) => plan.workspace(),
+        }
+    }
+
+    /// The plan, for [`Present::read`]. Error: the library does not write it down.
+    pub fn text(&self) -> gpu::Result<Vec<u8>> {
+        match self {
+            LibraryPlan::Convolution(plan, _) => plan.text(),
+            LibraryPlan::Product(plan) => Ok(plan.text()),
+        }
+    }
+}
