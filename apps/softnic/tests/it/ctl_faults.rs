@@ -60,7 +60,8 @@ fn a_port_that_goes_down_and_up_is_two_events_and_a_port_state() {
 fn traffic_survives_a_port_that_comes_back_in_time() {
     measure::need!(find("ib_write_bw"), "perftest");
     let fabric = Fabric::new(Layer::Roce);
-    let pair = busy(&fabric, &["ib_write_bw", "-F", "-D", "60", "-s", "4096"]);
+    // Retries of 2 s: on a busy machine the port is down for longer than those of perftest's own timeout.
+    let pair = busy(&fabric, &["ib_write_bw", "-F", "-D", "60", "-s", "4096", "-u", "19"]);
     let pid = pid_of(&pair.client);
     ctl_prints(&["link", &pid, "down"]);
     wait_for(&pair.client, "lost_port_down", |lost| lost > 0);
