@@ -41,8 +41,17 @@ fn parts(graph: &Graph, at: usize, uses: &[usize]) -> Option<(Vec<Part>, Window)
             && fits(&part.window, &largest)
     };
     let now: usize = parts.iter().map(|part| products(&part.window, part.outputs)).sum();
-    let then = products(&largest, parts.iter().map(|part| part.outputs).sum());
-    (parts.iter().all(alike) && then <= 2 * now).then_some((parts, largest))
+    let outputs = parts.iter().map(|part| part.outputs).sum();
+    let then = products(&largest, outputs);
+    // Nodes may share their weights: what is joined is as long as if they did not.
+    let mut weights: Vec<ValueId> = parts.iter().map(|part| graph.nodes[part.conv].inputs[1]).collect();
+    weights.sort();
+    weights.dedup();
+    let there: usize = weights.iter().map(|&id| graph.shape(id).count()).sum();
+    let inputs = graph.shape(weights[0]).extents()[1];
+    let joined = Shape::new(vec![outputs, inputs, largest.kernel[0], largest.kernel[1]])?;
+    let small = then <= 2 * now && joined.count() <= 2 * there;
+    (parts.iter().all(alike) && small).then_some((parts, largest))
 }
 
 /// What writes a value: a convolution of one group, possibly with an activation; `None` if others read what lies between.

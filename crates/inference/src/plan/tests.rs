@@ -130,7 +130,8 @@ fn a_plan_that_leaves_its_memory_is_refused() {
     let plan = model.plan(output);
     assert!(plan.check().is_ok());
     type Change = fn(&mut Plan);
-    let changes: [Change; 8] = [
+    let changes: [Change; 9] = [
+        |plan| plan.steps[1].write.as_mut().expect("it writes").image = 1 << 33,
         |plan| plan.steps[1].write.as_mut().expect("it writes").offset += 1,
         |plan| plan.steps[1].write.as_mut().expect("it writes").channel += 1,
         |plan| plan.steps[1].write.as_mut().expect("it writes").piece += 7,
@@ -252,5 +253,25 @@ fn what_one_concat_joins_is_one_convolution_with_channels_last() {
             );
             assert_eq!(weights[4 * 4 * 9..][..4], [1., 2., 3., 4.]);
         }
+    }
+}
+
+#[test]
+fn weights_that_many_nodes_share_do_not_become_many() {
+    let half = Format { precision: Precision::Half, layout: Layout::ChannelsLast };
+    for (count, wanted) in [(2, 1), (3, 3), (40, 40)] {
+        let mut model = TestGraph::new();
+        let input = model.0.inputs[0];
+        let first = model.conv(input);
+        let weights = model.0.nodes[0].inputs[1];
+        let op = model.0.nodes[0].op.clone();
+        let mut parts = vec![first];
+        parts.extend((1..count).map(|_| model.node(op.clone(), &[input, weights], 4)));
+        let joined = model.node(Op::Concat { axis: 1 }, &parts, 4 * count);
+        model.0.outputs.push(joined);
+        let plan = Plan::in_format(&model.0, half).expect("it can be planned");
+        let convolutions = tasks(&plan).iter().filter(|task| *task == "Conv").count();
+        assert_eq!(convolutions, wanted, "{count} nodes");
+        assert!(plan.constants.iter().map(|elements| elements.len()).sum::<usize>() <= 2 * 16 + 8);
     }
 }
