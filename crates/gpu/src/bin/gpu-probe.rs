@@ -1,9 +1,11 @@
-//! `gpu-probe`: what CUDA finds and allows here, a line for each fact (`name TAB value`), for `cargo xtask doctor`; with
-//! `--json` one object that says which GPUs and versions there are, for programs that name them beside a number.
+//! `gpu-probe`: what CUDA finds and allows here, a line for each fact (`name TAB value`), for `cargo xtask
+//! doctor`; with `--json` one object that says which GPUs and versions there are, for programs that name them
+//! beside a number.
 //!
-//! Tries things instead of believing attributes: a dma-buf is exported, a page is registered, an image is built and loaded.
-//! A card's doorbell page is stood in for by the first page of its BAR, mapped and registered, but neither read nor written.
-//! Ends with status 0 even if something is missing: that is its answer.
+//! Tries things instead of believing attributes: a dma-buf is exported, a page is registered, an image is
+//! built and loaded. A card's doorbell page is stood in for by the first page of its BAR, mapped and
+//! registered, but neither read nor written. Ends with status 0 even if something is missing: that is its
+//! answer.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -177,7 +179,8 @@ fn kernel_module() -> Option<String> {
     version.or_else(|| Some(fs::read_to_string("/sys/module/nvidia/version").ok()?.trim().to_owned()))
 }
 
-/// `580.95.05` of `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep …`, and of the open module's line.
+/// `580.95.05` of `NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue Sep …`, and of the open
+/// module's line.
 fn module_version(said: &str) -> Option<&str> {
     let line = said.lines().find(|line| line.starts_with("NVRM version"))?;
     let is_version =

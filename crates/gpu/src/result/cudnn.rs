@@ -23,7 +23,14 @@ macro_rules! good {
     ($code:expr, $call:literal) => {
         match $code {
             0 => Ok(()),
-            code => Err(Error::Refused(format!("cuDNN: {}: {} ({code})", $call, meaning(code)))),
+            code => {
+                let text = format!("cuDNN: {}: {} ({code})", $call, meaning(code));
+                Err(if (3000..4000).contains(&code) {
+                    Error::NotSupported(text)
+                } else {
+                    Error::Refused(text)
+                })
+            }
         }
     };
 }

@@ -47,6 +47,9 @@ pub enum Error {
     Deadline { what: String, waited: Duration },
     #[error("{0}")]
     Refused(String),
+    /// A library, or one of its engines, does not do this here, and never will.
+    #[error("{0}")]
+    NotSupported(String),
 }
 
 /// Result of the driver's part of this crate.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use super::context::Context;
 use super::cudnn::{Arithmetic, Pointers};
+use super::discarded::Discarded;
 use super::stream::Stream;
 use crate::result::cublaslt::{Addresses, Algorithm, Descriptor, Library, Matrices, compute, element, name};
 use crate::result::{Error, Result};
@@ -47,8 +48,8 @@ pub struct Product {
 }
 
 impl Product {
-    /// Rows, columns and stride as the library counts them, column by column: the weights, which it transposes, what is
-    /// read, and what is written. A row here is a column there.
+    /// Rows, columns and stride as the library counts them, column by column: the weights, which it
+    /// transposes, what is read, and what is written. A row here is a column there.
     fn layouts(&self) -> [(u64, u64, i64); 3] {
         let [from, to] = self.strides;
         [
@@ -104,7 +105,20 @@ pub struct CublasLt(Arc<Handle>);
 struct Handle {
     library: Library,
     context: Context,
+    raw: Arc<Raw>,
+}
+
+/// The library's own handle, dropped when nothing runs that uses it: the library waits for the device then.
+struct Raw {
+    library: Library,
     raw: *mut std::ffi::c_void,
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // SAFETY: it is this value's own; where it is dropped its context is current.
+        unsafe { self.library.destroy(self.raw) };
+    }
 }
 
 // SAFETY: cuBLASLt's handles may be used by any thread, by several at a time.
@@ -114,10 +128,7 @@ unsafe impl Sync for Handle {}
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.context.enter().is_ok() {
-            // SAFETY: it is this value's own, in its context.
-            unsafe { self.library.destroy(self.raw) };
-        }
+        self.context.discard(Discarded::Library(Box::new(self.raw.clone())));
     }
 }
 
@@ -146,6 +157,8 @@ impl CublasLt {
         context.enter()?;
         // SAFETY: the context is current, and `Handle` makes it current again before it ends.
         let raw = unsafe { library.create() }?;
+        #[expect(clippy::arc_with_non_send_sync, reason = "`Handle` says why it is both")]
+        let raw = Arc::new(Raw { library: library.clone(), raw });
         Ok(CublasLt(Arc::new(Handle { library, context: context.clone(), raw })))
     }
 
@@ -168,12 +181,12 @@ impl CublasLt {
         let matrices = product.matrices(library, u64::from(CONSTANTS))?;
         let preference = product.preference(library, workspace)?;
         // SAFETY: the handle is this library's, in the context that is current.
-        let all = unsafe { library.algorithms(*raw, &matrices, &preference, MOST_ALGORITHMS) }?;
+        let all = unsafe { library.algorithms(raw.raw, &matrices, &preference, MOST_ALGORITHMS) }?;
         Ok(all.iter().map(|one| self.plan(product, one.algorithm, one.workspace)).collect())
     }
 
-    /// The plan that [`ProductPlan::text`] wrote. Errors: the text is of another version of the library or for
-    /// another GPU, or is no algorithm.
+    /// The plan that [`ProductPlan::text`] wrote. Errors: the text is of another version of the library or
+    /// for another GPU, or is no algorithm.
     pub fn read(&self, product: &Product, text: &[u8]) -> Result<ProductPlan> {
         let wrong = |why| Error::Refused(format!("cuBLASLt: a kept algorithm {why}"));
         let algorithm = algorithm(text).ok_or_else(|| wrong("has not 64 bytes"))?;
@@ -184,7 +197,7 @@ impl CublasLt {
         context.enter()?;
         let matrices = product.matrices(library, u64::from(CONSTANTS))?;
         // SAFETY: the handle is this library's, in the context that is current.
-        let workspace = unsafe { library.check(*raw, &matrices, &algorithm) }?;
+        let workspace = unsafe { library.check(raw.raw, &matrices, &algorithm) }?;
         Ok(self.plan(product, algorithm, workspace))
     }
 
@@ -241,8 +254,9 @@ impl ProductPlan {
         let matrices = self.product.matrices(library, pointers.bias)?;
         let Pointers { weights: a, from: b, to, workspace, .. } = *pointers;
         let (by, at) = ((&self.algorithm, self.workspace), Addresses { a, b, to, workspace });
-        // SAFETY: handle and stream live, in the context that is current; the pointers are the caller's promise.
-        unsafe { library.multiply(*raw, &matrices, by, at, stream.handle().cast()) }
+        // SAFETY: handle and stream live, in the context that is current; the pointers are the caller's
+        // promise.
+        unsafe { library.multiply(raw.raw, &matrices, by, at, stream.handle().cast()) }
     }
 }
 

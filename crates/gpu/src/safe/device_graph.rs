@@ -47,7 +47,7 @@ impl Graph {
     /// Code that the recorded kernels run stays loaded while the graph, or what is made of it, lives.
     pub unsafe fn capture(stream: &Stream, record: impl FnOnce(&Stream) -> Result<()>) -> Result<Graph> {
         // SAFETY: the stream lives, and its context is current when it begins.
-        let graph = recorded(stream, || unsafe { graph::capture_begin(stream.handle()) }, record)?;
+        let graph = recorded(stream, true, || unsafe { graph::capture_begin(stream.handle()) }, record)?;
         Ok(Graph { context: stream.context().clone(), graph, last: None, functions: Vec::new() })
     }
 
@@ -65,7 +65,7 @@ impl Graph {
         let (handle, body) = unsafe { graph::add_while(whole.graph, whole.context.handle()) }?;
         // SAFETY: as above, and the stream lives.
         let begin = || unsafe { graph::capture_begin_into(stream.handle(), body) };
-        recorded(stream, begin, |stream| record(stream, handle))?;
+        recorded(stream, false, begin, |stream| record(stream, handle))?;
         Ok(whole)
     }
 
@@ -146,9 +146,10 @@ impl Drop for Graph {
     }
 }
 
-/// What `record` puts into a stream between `begin` and its end.
+/// What `record` puts into a stream between `begin` and its end. A graph that is not `owned` is a node's body.
 fn recorded(
     stream: &Stream,
+    owned: bool,
     begin: impl FnOnce() -> Result<()>,
     record: impl FnOnce(&Stream) -> Result<()>,
 ) -> Result<CUgraph> {
@@ -171,6 +172,10 @@ fn recorded(
     stream.records(false);
     entered?;
     let graph = ended?;
+    if done.is_err() && owned {
+        // SAFETY: it was recorded just now, and nothing was made of it.
+        let _ = unsafe { graph::destroy(graph) };
+    }
     done.map(|()| graph)
 }
 

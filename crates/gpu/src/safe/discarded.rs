@@ -1,5 +1,6 @@
 //! Values without an owner that a kernel may still use: they are freed when the device is idle.
 
+use std::any::Any;
 use std::ffi::c_void;
 
 use super::pages::Share;
@@ -20,6 +21,8 @@ pub enum Discarded {
     Graph(CUgraphExec),
     /// A share in registered pages.
     Pages(Share),
+    /// What a library made, which ends when it is dropped: kernels are its own.
+    Library(#[expect(dead_code, reason = "it is kept until it is dropped")] Box<dyn Any>),
 }
 
 // SAFETY: the driver frees from any thread what was made in another.
@@ -44,6 +47,7 @@ impl Discarded {
                 registered::release(share);
                 Ok(())
             }
+            Self::Library(_) => Ok(()),
         }
     }
 }

@@ -60,13 +60,22 @@ impl Cudnn {
         self.0.context.enter()?;
         let graph = Arc::new(self.graph(wanted)?);
         let mut candidates: Vec<Candidate> = Vec::new();
+        let (mut found, mut refused) = (Vec::new(), None);
         for mode in MODES {
-            for configuration in self.configurations(&graph, mode).unwrap_or_default() {
-                let Ok((name, notes)) = self.about(&configuration) else { continue };
-                let known = candidates.iter().any(|other| other.name == name);
-                if !known && accepts(wanted.arithmetic, &notes) {
-                    candidates.push(Candidate { configuration, graph: graph.clone(), name });
-                }
+            match self.configurations(&graph, mode) {
+                Ok(configurations) => found.push(configurations),
+                Err(error) => refused = Some(error),
+            }
+        }
+        // A mode may have none; a library that lacks a part has none in any.
+        if let (true, Some(error)) = (found.is_empty(), refused) {
+            return Err(error);
+        }
+        for configuration in found.into_iter().flatten() {
+            let Ok((name, notes)) = self.about(&configuration) else { continue };
+            let known = candidates.iter().any(|other| other.name == name);
+            if !known && accepts(wanted.arithmetic, &notes) {
+                candidates.push(Candidate { configuration, graph: graph.clone(), name });
             }
         }
         Ok(candidates)

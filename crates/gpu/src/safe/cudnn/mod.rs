@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub use candidate::Candidate;
 
 use super::context::Context;
+use super::discarded::Discarded;
 use super::stream::Stream;
 use crate::result::cudnn::{Descriptor, Library, kind, name, of};
 use crate::result::{Error, Result};
@@ -97,9 +98,22 @@ pub struct Cudnn(Arc<Handle>);
 struct Handle {
     library: Library,
     context: Context,
-    raw: *mut std::ffi::c_void,
+    raw: Arc<Raw>,
     /// A handle has one stream at a time.
     in_use: Mutex<()>,
+}
+
+/// The library's own handle, dropped when nothing runs that uses it: the library waits for the device then.
+struct Raw {
+    library: Library,
+    raw: *mut std::ffi::c_void,
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // SAFETY: it is this value's own; where it is dropped its context is current.
+        unsafe { self.library.destroy(self.raw) };
+    }
 }
 
 // SAFETY: a handle may be used by any thread, one at a time.
@@ -109,16 +123,13 @@ unsafe impl Sync for Handle {}
 
 impl Handle {
     fn number(&self) -> u64 {
-        self.raw.expose_provenance() as u64
+        self.raw.raw.expose_provenance() as u64
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.context.enter().is_ok() {
-            // SAFETY: it is this value's own, in its context.
-            unsafe { self.library.destroy(self.raw) };
-        }
+        self.context.discard(Discarded::Library(Box::new(self.raw.clone())));
     }
 }
 
@@ -166,6 +177,8 @@ impl Cudnn {
         context.enter()?;
         // SAFETY: the context is current, and `Handle` makes it current again before it ends.
         let raw = unsafe { library.create() }?;
+        #[expect(clippy::arc_with_non_send_sync, reason = "`Handle` says why it is both")]
+        let raw = Arc::new(Raw { library: library.clone(), raw });
         Ok(Cudnn(Arc::new(Handle { library, context: context.clone(), raw, in_use: Mutex::new(()) })))
     }
 
@@ -194,11 +207,18 @@ impl Cudnn {
 
 /// A convolution that is ready to run.
 pub struct ConvolutionPlan {
-    // Dropped in this order: a plan names its graph.
-    plan: Descriptor,
+    // Dropped in this order, when nothing runs that uses them: a plan names its graph.
+    plan: Arc<Descriptor>,
     graph: Option<Arc<Descriptor>>,
     cudnn: Cudnn,
     workspace: usize,
+}
+
+impl Drop for ConvolutionPlan {
+    fn drop(&mut self) {
+        let parts = (self.plan.clone(), self.graph.clone());
+        self.cudnn.0.context.discard(Discarded::Library(Box::new(parts)));
+    }
 }
 
 impl fmt::Debug for ConvolutionPlan {
@@ -212,7 +232,7 @@ impl ConvolutionPlan {
     fn of(cudnn: &Cudnn, plan: Descriptor, graph: Option<Arc<Descriptor>>) -> Result<ConvolutionPlan> {
         let workspace = plan.read_ints(name::PLAN_WORKSPACE, 1)?.first().copied().unwrap_or(0);
         let workspace = usize::try_from(workspace).unwrap_or(0);
-        Ok(ConvolutionPlan { plan, graph, cudnn: cudnn.clone(), workspace })
+        Ok(ConvolutionPlan { plan: Arc::new(plan), graph, cudnn: cudnn.clone(), workspace })
     }
 
     /// Bytes that it needs beside its tensors.
@@ -250,8 +270,8 @@ impl ConvolutionPlan {
         let pack = pack.pointers(name::PACK_WORKSPACE, of::POINTER, &[pointers.workspace])?.finalize()?;
         let _mine = in_use.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: handle and stream live, in the context that is current.
-        unsafe { library.set_stream(*raw, stream.handle().cast()) }?;
+        unsafe { library.set_stream(raw.raw, stream.handle().cast()) }?;
         // SAFETY: as above; the pointers are the caller's promise.
-        unsafe { library.execute(*raw, &self.plan, &pack) }
+        unsafe { library.execute(raw.raw, &self.plan, &pack) }
     }
 }
