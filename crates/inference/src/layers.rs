@@ -66,9 +66,9 @@ impl Layers {
 }
 
 /// How far results are from those that are wanted, relative to the root mean square of these. In single
-/// precision the largest difference, so that one wrong element is seen; with TF32 and in half precision, where
-/// the largest of many roundings grows with their number, the root mean square of all differences. Infinite for a value
-/// that is no number. Panics unless both are of the same length.
+/// precision the largest difference, so that one wrong element is seen; with TF32 and in half precision,
+/// where the largest of many roundings grows with their number, the root mean square of all differences.
+/// Infinite for a value that is no number. Panics unless both are of the same length.
 pub fn distance(precision: Precision, found: &[f32], wanted: &[f32]) -> f64 {
     assert_eq!(found.len(), wanted.len(), "results of one shape are compared");
     let root = |squares: f64| (squares / wanted.len() as f64).sqrt();
@@ -80,7 +80,8 @@ pub fn distance(precision: Precision, found: &[f32], wanted: &[f32]) -> f64 {
             apart.fold(0.0, |most: f64, apart| if apart.is_nan() { f64::INFINITY } else { most.max(apart) })
         }
     };
-    if apart.is_nan() { f64::INFINITY } else { apart / norm.max(1e-6) }
+    let distance = apart / norm.max(1e-6);
+    if distance.is_nan() { f64::INFINITY } else { distance }
 }
 
 /// Numbers between -1 and 1 that depend on the seed alone: inputs of models.
@@ -107,5 +108,23 @@ impl Random {
         let direction = self.tensor(weights.len());
         let factor = (share * norm(weights) / norm(&direction)) as f32;
         weights.iter().zip(&direction).map(|(weight, direction)| weight + factor * direction).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_number_is_infinitely_far() {
+        for precision in [Precision::Single, Precision::Tf32, Precision::Half] {
+            assert_eq!(distance(precision, &[1.0, 2.0], &[1.0, 2.0]), 0.0);
+            for (found, wanted) in
+                [(f32::NAN, 1.0), (1.0, f32::NAN), (5.0, f32::INFINITY), (f32::INFINITY, 5.0)]
+            {
+                let apart = distance(precision, &[found, 1.0], &[wanted, 1.0]);
+                assert!(apart.is_infinite(), "{precision:?}: {found} for {wanted}: {apart}");
+            }
+        }
     }
 }

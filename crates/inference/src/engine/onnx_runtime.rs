@@ -28,8 +28,8 @@ pub struct Runtime {
 static LOADED: Mutex<Option<Runtime>> = Mutex::new(None);
 
 impl Runtime {
-    /// The library that is given, or that [`VARIABLE`] names, or that set-up fetched, or Python's. Errors name what was looked at,
-    /// and the remedy.
+    /// The library that is given, or that [`VARIABLE`] names, or that set-up fetched, or Python's. Errors
+    /// name what was looked at, and the remedy.
     pub fn load(given: Option<&Path>) -> Result<Runtime, EngineError> {
         let library = find(given).map_err(|looked| EngineError::NoRuntime { looked })?;
         let wrong = |reason: String| EngineError::Runtime { at: library.display().to_string(), reason };

@@ -19,6 +19,9 @@ fn check_step(plan: &Plan, step: &Step) -> Result<(), String> {
     }
     if let Some(place) = &step.write {
         check_place(plan, place, &step.to)?;
+        let [batch, _, rows, columns] = step.to.parts();
+        let all = vec![batch, plan.channels_written(step), rows, columns];
+        check_place(plan, place, &Shape::new(all).ok_or("more than 2^31 elements with its room")?)?;
     }
     match &step.task {
         Task::Load { number } if plan.inputs.get(*number) == Some(&step.to) && step.write.is_some() => Ok(()),
@@ -36,7 +39,10 @@ fn check_step(plan: &Plan, step: &Step) -> Result<(), String> {
             }
         }
         Task::Copy
-            if step.from.count() == step.to.count() && step.write.is_some() && step.reads.len() == 1 =>
+            if step.from.count() == step.to.count()
+                && step.from.parts()[0] == step.to.parts()[0]
+                && step.write.is_some()
+                && step.reads.len() == 1 =>
         {
             Ok(())
         }
@@ -85,6 +91,11 @@ fn check_source(plan: &Plan, source: &Source, shape: &Shape) -> Result<(), Strin
 
 fn check_place(plan: &Plan, place: &Place, shape: &Shape) -> Result<(), String> {
     let [images, channels, rows, columns] = shape.parts();
+    if [place.image, place.channel, place.pixel].iter().any(|&stride| u32::try_from(stride).is_err()) {
+        return Err(format!(
+            "{shape} lies wider apart than kernels count, in 32 bits: {place:?}; use a smaller image"
+        ));
+    }
     let far = |count: usize, stride: usize| (count - 1).checked_mul(stride);
     let last = far(images, place.image)
         .and_then(|last| last.checked_add(far(channels, place.channel)?))

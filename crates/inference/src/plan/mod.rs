@@ -130,7 +130,8 @@ pub enum Task {
     Store {
         /// Which output.
         number: usize,
-        /// Channels become blocks of so many rows and columns on the way, as [`Op::DepthToSpace`] says; 1: they stay.
+        /// Channels become blocks of so many rows and columns on the way, as [`Op::DepthToSpace`] says; 1:
+        /// they stay.
         block: usize,
     },
 }
@@ -228,13 +229,28 @@ impl Plan {
         check::check(self)
     }
 
+    /// Channels that a library's kernel may write for a step: those that fill a pixel's room, if no other
+    /// value lies in it.
+    pub fn channels_written(&self, step: &Step) -> usize {
+        let [_, channels, ..] = step.to.parts();
+        let Task::Compute { op: Op::Conv { groups: 1, .. }, residual: None, .. } = &step.task else {
+            return channels;
+        };
+        let Some(place) = step.write.filter(|place| place.channel == 1 && place.pixel > channels) else {
+            return channels;
+        };
+        let writes_there = |other: &&Step| other.write.is_some_and(|there| there.piece == place.piece);
+        if self.steps.iter().filter(writes_there).count() == 1 { place.pixel } else { channels }
+    }
+
     /// The byte of the arena at which a place begins.
     pub fn byte(&self, place: &Place) -> usize {
         self.arena.offsets[place.piece] + place.offset * self.format.precision.bytes()
     }
 }
 
-/// For each output the DepthToSpace that only it reads: storing it does that as well. Takes them out of what is computed.
+/// For each output the DepthToSpace that only it reads: storing it does that as well. Takes them out of what
+/// is computed.
 fn stores(graph: &Graph, fused: &mut Vec<Fused>) -> Vec<Option<Fused>> {
     let uses = fold::uses(graph);
     let alone = |one: &Fused, id: ValueId| {

@@ -174,8 +174,8 @@ impl Places {
     }
 }
 
-/// A pixel of what a convolution writes by itself has room for a multiple of so many channels: tensor cores write 16 bytes at a
-/// time, and a kernel for 9 channels takes twice the time of one for 16.
+/// A pixel of what a convolution writes by itself has room for a multiple of so many channels: tensor cores
+/// write 16 bytes at a time, and a kernel for 9 channels takes longer than one for 16.
 fn channel_unit(one: &Fused, format: Format) -> usize {
     match (&one.op, format) {
         (Op::Conv { groups: 1, .. }, Format { layout: Layout::ChannelsLast, precision })

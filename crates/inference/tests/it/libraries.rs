@@ -106,10 +106,11 @@ fn examine(gpu: Gpu, name: &str, file: &[u8], batch: usize, format: Format, prob
         let kept = loaded.chosen().iter().all(|chosen| chosen.tried.is_empty());
         let by_library = loaded.chosen().iter().filter(|chosen| chosen.by != By::Own).count();
         println!("AGAIN in {:.1?}, {by_library} steps by a library, choices kept: {kept}", since.elapsed());
-        Instance::new(&loaded)
+        Instance::new(&loaded).map(|_| kept)
     });
     match again {
-        Ok(_) => println!("AGAIN with an instance in {:.1?}", since.elapsed()),
+        Ok(false) => problems.push(format!("{what}: every way was timed again")),
+        Ok(true) => println!("AGAIN with an instance in {:.1?}", since.elapsed()),
         Err(error) => problems.push(format!("{what}: loading again: {error}")),
     }
 }
@@ -143,7 +144,7 @@ fn compare(
         }
         println!("WORST {:.1e} of {} steps: {}", worst.0, plan.steps.len(), worst.1);
     } else {
-        println!("no ONNX Runtime: nothing compared");
+        problems.push(format!("{what}: no ONNX Runtime to compare with"));
     }
     let mut periods = Vec::new();
     for _ in 0..5 {

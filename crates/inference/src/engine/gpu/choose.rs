@@ -2,6 +2,7 @@
 //! see the same bits, recorded into a graph as the model's will be, and timed. Steps that are alike are timed
 //! once.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use gpu::cache::{Cache, Key, KeyBuilder};
@@ -20,7 +21,7 @@ use super::{BETWEEN, Code, LIMIT};
 use crate::engine::EngineError;
 use crate::launch::{self, Launch};
 use crate::layers;
-use crate::plan::{Plan, Precision, Source, Step, Task};
+use crate::plan::{Plan, Precision, Step, Task};
 
 /// Ways that are timed in turns, after all were timed alone.
 const FINALISTS: usize = 4;
@@ -99,7 +100,7 @@ pub fn decide(
     let (cache, key) = (Cache::usual(), key(code, plan, present, libraries)?);
     let content = if libraries.again { None } else { cache.find(&key).ok().flatten() };
     if let Some(kept) = content.and_then(|content| kept::read(&content, plan.steps.len()))
-        && let Ok(decided) = recall(plan, own, present, &kept)
+        && let Ok(decided) = recall(plan, own, (present, libraries.workspace), &kept)
     {
         return Ok(decided);
     }
@@ -115,35 +116,47 @@ pub fn decide(
 fn key(code: &Code, plan: &Plan, present: &Present, libraries: &Libraries) -> Result<Key, EngineError> {
     let gpu = code.context.gpu();
     let mut key = KeyBuilder::default()
-        .part("choices", b"3")
+        .part("choices", b"4")
         .part("gpu", format!("{} {} {}", gpu.name()?, gpu.arch()?, gpu.multiprocessors()?).as_bytes())
         .part("driver", gpu::driver_version()?.as_bytes())
         .part("cudnn", present.version(Library::Cudnn)?.as_bytes())
         .part("cublaslt", present.version(Library::CublasLt)?.as_bytes())
         .part("workspace", &libraries.workspace.to_le_bytes())
         .part("plan", format!("{:?} {:?} {:?}", plan.format, plan.arena, plan.steps).as_bytes());
+    for step in &plan.steps {
+        key = key.part("ways", format!("{:?}", convolution::ways(plan, step)).as_bytes());
+    }
     for unit in super::units() {
         key = key.part("unit", unit.text.as_bytes());
     }
     Ok(key.key())
 }
 
-/// The choices of an earlier time.
-fn recall(plan: &Plan, own: &[Launch], present: &Present, kept: &[Kept]) -> Result<Decided, EngineError> {
+/// The choices of an earlier time. Error: one that computes something else than its steps, or needs more
+/// workspace than there is.
+fn recall(
+    plan: &Plan,
+    own: &[Launch],
+    (present, limit): (&Present, usize),
+    kept: &[Kept],
+) -> Result<Decided, EngineError> {
     let mut decided = Decided::own(own);
     for Kept { library, fused, steps, engine, text } in kept {
-        let stale = || gpu::Error::Refused(format!("{engine} computes no step {steps:?}"));
-        let first = steps.first().map(|&at| &plan.steps[at]);
-        let convolution =
-            first.and_then(|step| convolution::convolution(plan, step, *fused)).ok_or_else(stale)?;
+        let stale = || gpu::Error::Refused(format!("{engine} does not compute the steps {steps:?}"));
+        let of = |&at: &usize| convolution::convolution(plan, &plan.steps[at], *fused);
+        let convolution = steps.first().and_then(of).ok_or_else(stale)?;
         let plan_of = present.read(*library, &convolution, text)?;
+        if steps.iter().any(|at| of(at).as_ref() != Some(&convolution)) || plan_of.workspace() > limit {
+            return Err(stale().into());
+        }
         let found = Found { plan: plan_of, fused: *fused, engine: engine.clone() };
         decided.library(plan, steps, &found, &[])?;
     }
     Ok(decided)
 }
 
-/// Times everything. No choices to keep: a library did not write its plan down.
+/// Times everything. No choices to keep: a library did not write its plan down, or something failed that may
+/// go well another time.
 fn choose(
     code: &Code,
     plan: &Plan,
@@ -183,7 +196,7 @@ fn choose(
             None => steps.iter().for_each(|&at| decided.chosen[at].tried = tried.clone()),
         }
     }
-    Ok((decided, kept))
+    Ok((decided, kept.filter(|_| bench.lasting.get())))
 }
 
 /// Where ways are tried: an instance's memory full of noise.
@@ -192,9 +205,13 @@ struct Bench<'a> {
     plan: &'a Plan,
     weights: Weights,
     memory: Memory,
-    /// What our own kernel wrote, and what a way wrote before; as long as the arena.
+    /// What lay there before our own kernel wrote, what it wrote, and what a way wrote before; as long as the
+    /// arena.
+    original: DeviceMemory,
     wanted: DeviceMemory,
     before: DeviceMemory,
+    /// Whether nothing failed that may go well another time.
+    lasting: Cell<bool>,
     sums: DeviceMemory,
     stream: Stream,
     between: PinnedMemory,
@@ -223,8 +240,10 @@ impl<'a> Bench<'a> {
             plan,
             weights,
             memory: Memory::new(context, plan, limit)?,
+            original: copy()?,
             wanted: copy()?,
             before: copy()?,
+            lasting: Cell::new(true),
             sums: DeviceMemory::new(context, COMPARING as usize * 256 * 12)?,
             stream: Stream::new(context, Priority::Least)?,
             between: PinnedMemory::new(context, BETWEEN)?,
@@ -237,13 +256,13 @@ impl<'a> Bench<'a> {
     /// Puts a way into a stream.
     fn put(&self, ready: &Ready, step: &Step, stream: &Stream) -> gpu::Result<()> {
         let place = Place { code: self.code, plan: self.plan, weights: &self.weights, memory: &self.memory };
-        // SAFETY: what is ready was made of the step; all lives until the graph is gone and the stream is idle,
-        // or the context keeps it.
+        // SAFETY: what is ready was made of the step; all lives until the graph is gone and the stream is
+        // idle, or the context keeps it.
         unsafe { place.put(ready, step, stream) }
     }
 
-    /// Tries our own kernel and the library's: all of them, the fastest first, and the winner unless it is our
-    /// own.
+    /// Tries our own kernel and the library's: all of them, the fastest first, and the winner unless it is
+    /// our own.
     fn try_all(
         &self,
         present: &Present,
@@ -253,6 +272,9 @@ impl<'a> Bench<'a> {
     ) -> Result<(Vec<Tried>, Option<Found>), EngineError> {
         let step = &self.plan.steps[at];
         let ours = Ready::Own(own.clone());
+        let (begin, bytes) = self.piece(step);
+        self.noise(begin, bytes)?;
+        self.keep(step, &self.original)?;
         self.put(&ours, step, &self.stream)?;
         self.keep(step, &self.wanted)?;
         let mut tried = vec![Tried { time: Err(String::new()), ..Tried::default() }];
@@ -266,6 +288,7 @@ impl<'a> Bench<'a> {
             let candidates = match candidates {
                 Ok(candidates) => candidates,
                 Err(error) => {
+                    self.failed(&error);
                     let by = By::Library { library, engine: format!("{fused:?}"), finished: false };
                     tried.push(Tried { by, time: Err(error.to_string()), ..Tried::default() });
                     found.push(None);
@@ -283,6 +306,9 @@ impl<'a> Bench<'a> {
                     }
                     Err(EngineError::Gpu(error)) if error.is_context_lost() => return Err(error.into()),
                     Err(error) => {
+                        if let EngineError::Gpu(error) = &error {
+                            self.failed(error);
+                        }
                         one.time = Err(error.to_string());
                         found.push(None);
                     }
@@ -299,6 +325,13 @@ impl<'a> Bench<'a> {
         Ok((tried, winner))
     }
 
+    /// Another time what failed may go well, as with more memory: then nothing of this choice is kept.
+    fn failed(&self, error: &gpu::Error) {
+        if !matches!(error, gpu::Error::NotSupported(_)) {
+            self.lasting.set(false);
+        }
+    }
+
     /// Makes a candidate ready, runs it twice, and records it.
     fn try_one(
         &self,
@@ -308,7 +341,7 @@ impl<'a> Bench<'a> {
         (fused, convolution): (Fused, &Convolution),
         tried: &mut Tried,
     ) -> Result<(Found, Timed), EngineError> {
-        let wrong = |text: String| EngineError::Gpu(gpu::Error::Refused(text));
+        let wrong = |text: String| EngineError::Gpu(gpu::Error::NotSupported(text));
         let (engine, since) = (candidate.name(), Instant::now());
         let plan = present.plan(candidate, convolution)?;
         (tried.made_in, tried.workspace) = (since.elapsed(), plan.workspace());
@@ -373,20 +406,13 @@ impl<'a> Bench<'a> {
         Ok(self.stream.wait("a copy", LIMIT)?)
     }
 
-    /// Writes noise where a step writes, unless it reads there as well.
+    /// Puts back what lay where a step writes before our own kernel wrote there.
     fn spoil(&self, step: &Step) -> Result<(), EngineError> {
-        let residual = match &step.task {
-            Task::Compute { residual, .. } => *residual,
-            _ => None,
-        };
-        let written = step.write.map(|place| place.piece);
-        let reads_there =
-            |source: Source| matches!(source, Source::Arena(place) if Some(place.piece) == written);
-        if step.reads.iter().copied().chain(residual).any(reads_there) {
-            return Ok(());
-        }
         let (begin, bytes) = self.piece(step);
-        self.noise(begin, bytes)
+        let (to, from) = (self.memory.arena.address() + begin as u64, self.original.address() + begin as u64);
+        // SAFETY: both are as long as the arena, in which the piece lies.
+        unsafe { self.stream.copy(to, from, bytes) }?;
+        Ok(self.stream.wait("a copy", LIMIT)?)
     }
 
     fn noise(&self, begin: usize, bytes: usize) -> Result<(), EngineError> {
@@ -428,12 +454,14 @@ impl<'a> Bench<'a> {
             Precision::Single => most,
             Precision::Tf32 | Precision::Half => (apart / step.to.count() as f64).sqrt(),
         };
-        Ok(if found.is_nan() || apart.is_nan() { f64::INFINITY } else { found / norm })
+        let distance = found / norm;
+        Ok(if apart.is_nan() || distance.is_nan() { f64::INFINITY } else { distance })
     }
 
     fn launch(&self, kernel: &str, blocks: u32, arguments: &Arguments) -> Result<(), EngineError> {
         let shape = Shape { grid: [blocks, 1, 1], block: [256, 1, 1], shared_bytes: 0 };
-        // SAFETY: both kernels keep to the elements that they are told, which lie in the arena and its copies.
+        // SAFETY: both kernels keep to the elements that they are told, which lie in the arena and its
+        // copies.
         unsafe { self.stream.launch(self.code.function(kernel)?, shape, arguments) }?;
         Ok(self.stream.wait("a kernel", LIMIT)?)
     }

@@ -75,7 +75,8 @@ pub fn convolution(plan: &Plan, step: &Step, fused: Fused) -> Option<Convolution
         Precision::Half => Arithmetic::Half,
     };
     let [_, channels, ..] = step.from.parts();
-    let outputs = outputs(plan, step);
+    // The weights of those behind the step's own are zeros.
+    let outputs = plan.channels_written(step);
     let to = Shape::new({
         let [batch, _, rows, columns] = step.to.parts();
         vec![batch, outputs, rows, columns]
@@ -107,8 +108,8 @@ pub fn convolution(plan: &Plan, step: &Step, fused: Fused) -> Option<Convolution
     })
 }
 
-/// The product of matrices that a convolution is: one of images of a single pixel, with at most a bias and a Relu
-/// behind it.
+/// The product of matrices that a convolution is: one of images of a single pixel, with at most a bias and a
+/// Relu behind it.
 pub fn product(of: &Convolution) -> Option<Product> {
     let Convolution { from, weights, to, residual, bounds, .. } = of;
     let ([rows, inputs, from_pixels @ ..], [_, outputs, to_pixels @ ..]) = (from.extents, to.extents);
@@ -130,21 +131,6 @@ pub fn product(of: &Convolution) -> Option<Product> {
         bias: of.bias,
         relu,
     })
-}
-
-/// Outputs that a library computes: those that fill a pixel's room, if no other value lies in it. The weights of those behind the
-/// step's own are zeros.
-fn outputs(plan: &Plan, step: &Step) -> usize {
-    let [_, outputs, ..] = step.to.parts();
-    let Task::Compute { op: Op::Conv { groups: 1, .. }, residual: None, .. } = &step.task else {
-        return outputs;
-    };
-    let Some(place) = step.write.filter(|place| place.channel == 1 && place.pixel > outputs) else {
-        return outputs;
-    };
-    let writers =
-        plan.steps.iter().filter(|other| other.write.is_some_and(|there| there.piece == place.piece));
-    if writers.count() == 1 { place.pixel } else { outputs }
 }
 
 /// A value as the library sees it.
@@ -177,7 +163,7 @@ fn weights(layout: Layout, extents: [usize; 4]) -> TensorShape {
 /// The number of a step's weights, their form, and that of its bias, if there is one.
 pub fn constants(plan: &Plan, step: &Step) -> Vec<(usize, Form)> {
     let [_, channels, ..] = step.from.parts();
-    let (ours, all) = (step.to.parts()[1], outputs(plan, step));
+    let (ours, all) = (step.to.parts()[1], plan.channels_written(step));
     let weights = match (&step.task, plan.format.layout) {
         (Task::Compute { op: Op::Conv { window, groups }, .. }, Layout::ChannelsLast)
             if window.kernel != [1, 1] || all > ours =>
@@ -275,6 +261,12 @@ mod tests {
                 assert_eq!(forms, [Form::ChannelsLast([all, 32, 3, 3]), Form::ChannelsLast([all, 1, 1, 1])]);
             }
             let piece = plan.steps[last].write.expect("it writes").piece;
+            let mut short = plan.clone();
+            short.pieces[piece] -= 1;
+            assert!(
+                plan.check().is_ok() && short.check().is_err(),
+                "{precision:?}: a library would write behind its piece"
+            );
             plan.steps[last - 1].write.as_mut().expect("it writes").piece = piece;
             let (_, part) = &ways(&plan, &plan.steps[last])[0];
             assert_eq!((part.to.extents[1], part.weights.extents[0]), (9, 9), "{precision:?}");

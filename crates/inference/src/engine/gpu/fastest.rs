@@ -21,15 +21,15 @@ const STRETCH: Duration = Duration::from_millis(10);
 pub struct Fastest {
     /// The model.
     pub loaded: Arc<Loaded>,
-    /// Each format that was timed with its graph's period when the host launches it, in the order of the plans;
-    /// empty for one plan, which is not timed.
+    /// Each format that was timed with its graph's period when the host launches it, in the order of the
+    /// plans; empty for one plan, which is not timed.
     pub periods: Vec<(Format, Duration)>,
     /// How long loading all of them took. Choices include the timing.
     pub took: Took,
 }
 
-/// Loads a model's plans, and keeps the one whose graph has the shortest period. Errors: [`Loaded::new`]'s; there
-/// is no plan.
+/// Loads a model's plans, and keeps the one whose graph has the shortest period. Errors: [`Loaded::new`]'s;
+/// there is no plan.
 pub fn fastest(
     gpu: Gpu,
     toolkit: &Toolkit,

@@ -168,7 +168,7 @@ impl SelfLaunchingInstance {
     pub fn start(&mut self) -> Result<(), EngineError> {
         self.instance.wait()?;
         // SAFETY: as in `Instance::new`. What was launched before has ended, and until the graph has ended
-        // nothing else is put into a stream that uses the instance's memory: `bring` and `outputs` refuse.
+        // nothing else writes the instance's memory: `bring` and `outputs` refuse, `outputs_meanwhile` reads.
         Ok(unsafe { self.graph.start() }?)
     }
 
@@ -218,7 +218,7 @@ pub(super) fn put_all(loaded: &Loaded, memory: &Memory, stream: &Stream) -> gpu:
 
 fn put(loaded: &Loaded, memory: &Memory, at: usize, stream: &Stream) -> gpu::Result<()> {
     let Loaded { code, plan, weights, .. } = loaded;
-    // SAFETY: what is ready was made of the plan's steps, in their order. The instance that has the memory keeps
-    // it and what was loaded until its stream is idle, and longer than its graphs.
+    // SAFETY: what is ready was made of the plan's steps, in their order. The instance that has the memory
+    // keeps it and what was loaded until its stream is idle, and longer than its graphs.
     unsafe { Place { code, plan, weights, memory }.put(&loaded.ready[at], &plan.steps[at], stream) }
 }

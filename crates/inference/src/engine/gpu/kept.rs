@@ -1,8 +1,8 @@
 //! Choices on disk: for steps that a library computes, its plans with their compiled kernels.
 //!
-//! A line: the library (`cudnn`, `cublaslt`), what is fused, the plan's length in bytes, the steps, the engine; then the plan and a line's
-//! end, for each plan. What is named by no line is computed by our own kernels. The entry's key has everything that a choice depends
-//! on: GPU, driver, library, steps, kernels.
+//! A line: the library (`cudnn`, `cublaslt`), what is fused, the plan's length in bytes, the steps, the
+//! engine; then the plan and a line's end, for each plan. What is named by no line is computed by our own
+//! kernels. The entry's key has everything that a choice depends on: GPU, driver, library, steps, kernels.
 
 use super::convolution::Fused;
 use super::libraries::Library;

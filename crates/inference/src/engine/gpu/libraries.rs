@@ -42,8 +42,8 @@ impl Libraries {
     }
 
     /// cuDNN, if it is found: a file or folder that is given, or that `DOORBELL_CUDNN` names, or the
-    /// system's. And cuBLASLt, if it is found: that of `DOORBELL_CUBLASLT`, or the system's. What neither of them
-    /// computes is left to our own kernels; [`super::Loaded::libraries`] says why one is missing.
+    /// system's. And cuBLASLt, if it is found: that of `DOORBELL_CUBLASLT`, or the system's. What neither of
+    /// them computes is left to our own kernels; [`super::Loaded::libraries`] says why one is missing.
     pub fn if_found(cudnn: Option<&Path>) -> Libraries {
         Libraries::of(Wanted::IfFound(cudnn.map(Path::to_owned)))
     }

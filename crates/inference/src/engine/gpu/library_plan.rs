@@ -46,8 +46,8 @@ impl Present {
         found.unwrap_or_else(|| Ok("none".to_owned()))
     }
 
-    /// What each library has that computes this, with no more than so many bytes of workspace where it can be told
-    /// so. A library that computes no such thing is left out.
+    /// What each library has that computes this, with no more than so many bytes of workspace where it can be
+    /// told so. A library that computes no such thing is left out.
     pub fn candidates(
         &self,
         wanted: &Convolution,

@@ -1,5 +1,5 @@
-//! Models on a GPU: each step is a kernel of ours or a plan of a library, and all of them are recorded into one
-//! graph that the host or the GPU itself may launch.
+//! Models on a GPU: each step is a kernel of ours or a plan of a library, and all of them are recorded into
+//! one graph that the host or the GPU itself may launch.
 //!
 //! [`Loaded`] holds what instances of a model share and only read: code, plans and weights. An [`Instance`]
 //! has an arena, a workspace, inputs, outputs and a slot number of its own, so that several run side by side.
@@ -130,8 +130,8 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Puts a model on a GPU. Steps that a library may compute are timed, unless the choice of an earlier time
-    /// was kept. Errors: the plan's, the compiler's, the GPU's; a library that is needed was not found.
+    /// Puts a model on a GPU. Steps that a library may compute are timed, unless the choice of an earlier
+    /// time was kept. Errors: the plan's, the compiler's, the GPU's; a library that is needed was not found.
     pub fn new(
         gpu: Gpu,
         toolkit: Toolkit,
@@ -186,6 +186,7 @@ impl Loaded {
 }
 
 fn bytes(elements: &[f32]) -> &[u8] {
-    // SAFETY: every byte of an `f32` is a byte.
+    // SAFETY: the slice has that many initialised bytes, for as long as it is borrowed; bytes have no
+    // alignment.
     unsafe { std::slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
 }

@@ -109,8 +109,8 @@ impl Place<'_> {
                 let missing = || Error::Refused("a constant of a library's step is not there".into());
                 let pointers = pointers.ok_or_else(missing)?;
                 match library {
-                    // SAFETY: the plan's places lie in the arena, its constants are as long as its shapes say, and
-                    // the workspace as the library says; the rest is the caller's promise.
+                    // SAFETY: the plan's places lie in the arena, its constants are as long as its shapes
+                    // say, and the workspace as the library says; the rest is the caller's promise.
                     LibraryPlan::Convolution(plan, of) => unsafe { plan.execute(stream, of, &pointers) },
                     // SAFETY: as above.
                     LibraryPlan::Product(plan) => unsafe { plan.execute(stream, &pointers) },

@@ -1,5 +1,5 @@
-//! Runs of an instance, timed by the GPU's global timer: graphs whose first and last kernel stamp, and outputs that
-//! are looked at while a graph runs.
+//! Runs of an instance, timed by the GPU's global timer: graphs whose first and last kernel stamp, and
+//! outputs that are looked at while a graph runs.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -22,8 +22,8 @@ impl Instance {
         Ok(Stamps::new(&module, runs, self.way())?)
     }
 
-    /// The GPU's time of runs that the host launches and waits for, one by one: from the begin of the first kernel
-    /// to the end of the last one.
+    /// The GPU's time of runs that the host launches and waits for, one by one: from the begin of the first
+    /// kernel to the end of the last one.
     pub fn spans(&self, runs: usize) -> Result<Vec<Duration>, EngineError> {
         let stamps = self.new_stamps(runs)?;
         let (loaded, memory) = (&self.loaded, &self.memory);
@@ -46,8 +46,8 @@ impl Instance {
 }
 
 impl SelfLaunchingInstance {
-    /// Stamps of these turns, counted from the instance's first one, and how many of them were overwritten. None
-    /// for an instance that does not stamp. Error: it runs.
+    /// Stamps of these turns, counted from the instance's first one, and how many of them were overwritten.
+    /// None for an instance that does not stamp. Error: it runs.
     pub fn stamps(&self, turns: Range<u64>) -> Result<(Vec<Stamp>, u64), EngineError> {
         self.at_rest()?;
         match &self.instance.stamps {
@@ -56,8 +56,9 @@ impl SelfLaunchingInstance {
         }
     }
 
-    /// What lies in the outputs while it runs: each element is of the run that goes on, or of the one before it,
-    /// which have the same inputs. `None`: they were not copied in this time, since the GPU does other work first.
+    /// What lies in the outputs while it runs: each element is of the run that goes on, or of the one before
+    /// it, which have the same inputs. `None`: they were not copied in this time, since the GPU does other
+    /// work first.
     pub fn outputs_meanwhile(&self, limit: Duration) -> Result<Option<Vec<Vec<f32>>>, EngineError> {
         let way = Way { limit: limit.min(LIMIT), ..self.instance.way() };
         match self.instance.outputs_by(way) {

@@ -19,8 +19,8 @@ pub enum Form {
     Plan,
     /// In the file's order, in single precision.
     Single,
-    /// Weights of so many outputs, inputs, rows and columns: by outputs, rows, columns and inputs (KRSC), in the plan's
-    /// precision. Outputs that the file does not have are zeros. A bias has one input.
+    /// Weights of so many outputs, inputs, rows and columns: by outputs, rows, columns and inputs (KRSC), in
+    /// the plan's precision. Outputs that the file does not have are zeros. A bias has one input.
     ChannelsLast([usize; 4]),
 }
 
@@ -87,7 +87,8 @@ fn content(plan: &Plan, number: usize, form: Form) -> Vec<u8> {
     }
 }
 
-/// Weights by outputs, inputs, rows and columns in the order outputs, rows, columns, inputs, and zeros to the last output.
+/// Weights by outputs, inputs, rows and columns in the order outputs, rows, columns, inputs, and zeros to the
+/// last output.
 fn channels_last(elements: &[f32], [outputs, inputs, rows, columns]: [usize; 4]) -> Vec<f32> {
     let pixels = rows * columns;
     let of_output = |weights: &[f32]| {
