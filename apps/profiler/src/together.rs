@@ -1,7 +1,9 @@
 //! Instances side by side: each runs again and again beside the others, is timed, and its outputs are compared
 //! with those of a run alone, bit for bit.
 
-use std::sync::Barrier;
+use std::convert::Infallible;
+use std::sync::OnceLock;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -60,33 +62,45 @@ pub fn side_by_side(
     let (warmup, seconds) =
         (Duration::from_secs_f64(options.warmup), Duration::from_secs_f64(options.seconds));
     let runs = options.runs.div_ceil(subjects.len() as u64);
-    // The instances, and this thread, which reads the energy.
-    let together = Barrier::new(subjects.len() + 1);
-    let (measured, window) = std::thread::scope(|scope| {
+    let (measured, window) = all_at_once(subjects, warmup, (seconds, runs), every, || meter.begin())?;
+    let energy = window.end(measured.iter().map(|one| one.histogram.count()).sum());
+    Ok(Together { measured, energy, stamps: None })
+}
+
+/// Warms all instances up, calls `begin` while none of them runs, then measures each on its thread.
+fn all_at_once<W>(
+    subjects: Vec<Alone<Box<dyn Subject>>>,
+    warmup: Duration,
+    least: (Duration, u64),
+    every: u64,
+    begin: impl FnOnce() -> W,
+) -> Result<(Vec<Measured>, W)> {
+    let ((warm, all_warm), begun) = (channel::<Infallible>(), OnceLock::new());
+    std::thread::scope(|scope| {
         let start = |(mut subject, wanted): Alone<Box<dyn Subject>>| {
-            let together = &together;
+            let (warm, begun) = (warm.clone(), &begun);
             scope.spawn(move || {
-                together.wait();
                 let since = Instant::now();
                 while since.elapsed() < warmup {
                     subject.runs()?;
                 }
-                again_and_again(subject.as_mut(), &wanted, (seconds, runs), every)
+                drop(warm);
+                begun.wait();
+                again_and_again(subject.as_mut(), &wanted, least, every)
             })
         };
         let threads: Vec<_> = subjects.into_iter().map(start).collect();
-        together.wait();
-        std::thread::sleep(warmup);
-        let window = meter.begin();
+        drop(warm);
+        // Returns when each thread has dropped its sender; one that fails or panics does so too.
+        let _ = all_warm.recv();
+        let window = begin();
+        begun.get_or_init(|| ());
         let join = |thread: std::thread::ScopedJoinHandle<'_, Result<Measured>>| {
             thread.join().map_err(|_| anyhow::anyhow!("an instance's thread panicked"))?
         };
         let measured: Result<Vec<Measured>> = threads.into_iter().map(join).collect();
-        (measured, window)
-    });
-    let measured = measured?;
-    let energy = window.end(measured.iter().map(|one| one.histogram.count()).sum());
-    Ok(Together { measured, energy, stamps: None })
+        Ok((measured?, window))
+    })
 }
 
 /// Runs for so long, and so often, and once at least.
@@ -126,7 +140,50 @@ pub fn same(found: &[Vec<f32>], wanted: &[Vec<f32>]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
     use super::*;
+
+    /// Counts the runs of all instances, those of the warm-up included.
+    struct Counted {
+        begun: Arc<AtomicU64>,
+        ended: Arc<AtomicU64>,
+        panics: bool,
+    }
+
+    impl Subject for Counted {
+        fn runs(&mut self) -> Result<(Duration, u64)> {
+            assert!(!self.panics, "as the test wants it");
+            self.begun.fetch_add(1, SeqCst);
+            std::thread::sleep(Duration::from_millis(20));
+            self.ended.fetch_add(1, SeqCst);
+            Ok((Duration::from_millis(20), 1))
+        }
+
+        fn outputs(&mut self) -> Result<Vec<Vec<f32>>> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[test]
+    fn energy_and_runs_are_counted_over_the_same_window() {
+        let [begun, ended] = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+        let subject = |panics| -> Alone<Box<dyn Subject>> {
+            let (begun, ended) = (begun.clone(), ended.clone());
+            (Box::new(Counted { begun, ended, panics }), Vec::new())
+        };
+        // A run takes longer than the warm-up: the last one of the warm-up ends after it.
+        let (warmup, least) = (Duration::from_millis(1), (Duration::ZERO, 2));
+        let begin = || [&begun, &ended].map(|count| count.load(SeqCst));
+        let three = vec![subject(false), subject(false), subject(false)];
+        let (measured, at_begin) = all_at_once(three, warmup, least, 1, begin).unwrap();
+        let counted: u64 = measured.iter().map(|one| one.histogram.count()).sum();
+        assert_eq!(at_begin[0], at_begin[1], "no run is in flight when the window begins");
+        assert_eq!(counted, ended.load(SeqCst) - at_begin[1]);
+        let one_panics = vec![subject(false), subject(true)];
+        assert!(all_at_once(one_panics, warmup, least, 1, || ()).is_err(), "the others do not wait for it");
+    }
 
     /// Gives another output each time that it is `wrong`.
     struct Fake {
