@@ -71,8 +71,8 @@ pub struct Options {
     /// Append the result to FILE as one line of JSON; - is standard output.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Write the first instance's inputs and outputs of its run alone to FOLDER: input-0.f32, output-0.f32, and
-    /// so on, little-endian values of single precision.
+    /// Write the first instance's inputs and outputs of its run alone to FOLDER: input-0.f32, output-0.f32,
+    /// and so on, little-endian values of single precision.
     #[arg(long, value_name = "FOLDER")]
     outputs: Option<PathBuf>,
     #[command(flatten)]
@@ -86,11 +86,11 @@ pub enum Launch {
     Host,
     /// The CPU launches the graph 100 times before it waits.
     Graph,
-    /// The graph launches itself; the CPU looks on.
+    /// The graph launches itself.
     #[value(name = "self")]
     #[serde(rename = "self")]
     ByItself,
-    /// A WHILE node runs the graph again and again; the CPU looks on.
+    /// A WHILE node runs the graph again and again.
     While,
 }
 

@@ -1,7 +1,7 @@
 //! Instances whose graphs launch themselves, side by side, timed by the GPU's stamps of their runs.
 //!
-//! The CPU waits, and now and then copies an instance's outputs while it runs. The inputs are the same in each turn,
-//! so that every bit that is found must be that of the run alone.
+//! The CPU waits, and now and then copies an instance's outputs while it runs. The inputs are the same in each
+//! turn, so that every bit that is found must be that of the run alone.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::together::{Alone, Measured, Stamps, Together, same};
 
 /// Longest wait for the end of a graph that was cancelled, and for a turn.
 const END: Duration = Duration::from_secs(60);
-/// The CPU looks once in this time, at one instance's outputs.
+/// Time between two comparisons of outputs, each of one instance.
 const LOOK: Duration = Duration::from_millis(10);
 /// Longest copy of outputs beside graphs that run.
 const COPY: Duration = Duration::from_secs(2);
