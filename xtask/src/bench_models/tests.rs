@@ -168,6 +168,16 @@ fn the_fastest_of_four_ways_is_the_peer_and_a_missed_aim_is_no_failure() {
 }
 
 #[test]
+fn a_spec_that_the_profiler_measures_names_its_sources() {
+    for name in [APP, "fig1", "fig2"] {
+        let sources = Experiment::read(&workspace::root().join("experiments"), name).unwrap().spec.sources;
+        for part in ["gpu/kernels", "gpu/src", "inference/kernels", "inference/src", "zoo/src"] {
+            assert!(sources.contains(&format!("crates/{part}")), "{name}: {part}");
+        }
+    }
+}
+
+#[test]
 fn a_span_by_the_gpus_clock_gives_what_a_launch_costs() {
     let stage = stage("span", true, &[("MORE", ", \"span_ns\": 98000")]);
     stage.run(false).unwrap();
