@@ -1,7 +1,8 @@
 """The peer of `bench-models --gpu`: an ONNX file with its weights in PyTorch, replayed as a CUDA graph.
 
-Reads requests, one JSON object a line, and answers each with one: experiments/bench-models/README.md has them. Needs torch alone.
-Messages and field numbers are those of onnx.proto3, IR version 8. Left out: batches above 1, dynamic shapes, several inputs.
+Reads requests, one JSON object a line, and answers each with one: experiments/bench-models/README.md has
+them. Needs torch alone. Messages and field numbers are those of onnx.proto3, IR version 8. Left out: batches
+above 1, dynamic shapes, several inputs.
 """
 
 import argparse
@@ -111,7 +112,8 @@ def attribute(message):
     found = gathered(message)
     name, kind = texts(found[1])[0], found.get(20, [0])[0]
     values = {
-        1: lambda: real(found[2][0]),
+        # proto3 leaves a value of zero out.
+        1: lambda: real(found[2][0]) if 2 in found else 0.0,
         2: lambda: signed(found.get(3, [0])[0]),
         3: lambda: texts(found[4])[0],
         4: lambda: tensor(found[5][0])[1],
@@ -145,7 +147,8 @@ def read(path):
         values = [(texts(value[1])[0], value) for value in values]
         values = [value for name, value in values if name not in constants]
         if len(values) != 1:
-            raise ValueError(f"{path}: {len(values)} values of field {number}; one input and one output are possible")
+            count = f"{len(values)} values of field {number}"
+            raise ValueError(f"{path}: {count}; one input and one output are possible")
         kind = gathered(gathered(values[0][2][0])[1][0])
         extents = [gathered(extent) for extent in gathered(kind[2][0]).get(1, [])]
         ends.append((texts(values[0][1])[0], [extent.get(1, [1])[0] for extent in extents]))
@@ -289,11 +292,11 @@ class Way:
         order = torch.channels_last if layout == "nhwc" else torch.contiguous_format
         half = torch.float16 if precision == "fp16" else torch.float32
         self.call = network.to(half).to(memory_format=order)
-        # An image of one channel lies the same in both orders, but not with the same strides, which a compiler compares.
+        # An image of one channel lies the same in both orders. Its strides differ, which a compiler compares.
         self.input = torch.empty(network.shape, dtype=half, device=device, memory_format=order).zero_()
         if kind == "compiled":
             torch._inductor.config.freezing = True
-            # Another way before it had other strides: without `dynamic=False` sizes would be taken for variables.
+            # The way before had other strides: without `dynamic=False` sizes would be taken for variables.
             self.call = torch.compile(
                 self.call, mode="max-autotune-no-cudagraphs", fullgraph=True, dynamic=False
             )
@@ -302,7 +305,7 @@ class Way:
         self.seconds = time.monotonic() - since
 
     def capture(self):
-        """Compiles, lets cuDNN choose, and captures: what is run before a capture runs in a stream of its own."""
+        """Compiles, lets cuDNN choose, and captures. What runs before a capture has a stream of its own."""
         with torch.no_grad():
             if not self.on_gpu:
                 self.output = self.call(self.input)
@@ -345,7 +348,8 @@ class Way:
         with open(source, "rb") as file:
             given = bytearray(file.read())
         if len(given) != 4 * self.input.numel():
-            raise ValueError(f"{source}: {len(given)} bytes, the network's input has {4 * self.input.numel()}")
+            wanted = 4 * self.input.numel()
+            raise ValueError(f"{source}: {len(given)} bytes, the network's input has {wanted}")
         given = torch.frombuffer(given, dtype=torch.float32)
         self.input.copy_(given.reshape(self.input.shape))
         self.replay()

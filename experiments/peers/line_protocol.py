@@ -11,7 +11,10 @@ def median(numbers):
 
 
 def serve(hello, answer):
-    """Says `hello`, then answers each line until `quit` or the end. A failure is an answer with `error`, and its trace on stderr."""
+    """Says `hello`, then answers each line until `quit` or the end.
+
+    A failure is an answer with `error`, and its trace is on stderr.
+    """
     lines = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     lines.write(json.dumps({"kind": "hello", **hello}) + "\n")

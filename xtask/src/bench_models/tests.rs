@@ -1,6 +1,9 @@
-//! The whole of `bench-models` with stand-ins for the profiler and for the peers, which speak by the real protocol.
+//! The whole of `bench-models` with stand-ins for the profiler and for the peers, which speak by the real
+//! protocol.
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
 use super::turns::difference;
 use super::*;
@@ -21,21 +24,32 @@ if option("--outputs"):
         open(os.path.join(option("--outputs"), name), "wb").write(struct.pack("<4f", 1, 1, 1, 1))
 by_itself = {"period": {"p50_ns": 107000}} if option("--launch") == "self" else {}
 line = {**by_itself, "run": {"p50_ns": 100000}, "outputs_wrong": WRONG, "outputs_compared": 7,
-    "arena_bytes": 104, "arena_bound_bytes": 100, "start_ms": {"context": 1500, "total": 1900}, "timer": {"name": "run_ns"}MORE}
+    "arena_bytes": 104, "arena_bound_bytes": 100, "start_ms": {"context": 1500, "total": 1900},
+    "timer": {"name": "run_ns"}, "provenance": {"versions": {"onnxruntime": "1.31.1"}}MORE}
 open(option("--json"), "a").write(json.dumps(line) + "\n")
 EOF
 "#;
 
-/// Each way has a time of its own; one of them cannot be prepared, another ends the process.
+/// Each way has a time of its own. A way that FAILS cannot be prepared, and one that DIES ends the process.
+/// From the second request STICKS on, the first process fails requests, as after an error of CUDA.
 const PEER: &str = r#"
 import os, struct, sys
 sys.path.insert(0, PROTOCOL)
 from line_protocol import serve
 turns = 0
-times = {"eager-nchw": 160.0, "eager-nhwc": 80.0, "compiled-nchw": 125.0, "compiled-nhwc": 200.0, "python": 100.0}
+times = {"eager-nchw": 160.0, "eager-nhwc": 80.0, "compiled-nchw": 125.0, "compiled-nhwc": 200.0}
+times["python"] = 100.0
 known = set()
+marker, requests, broken = __file__ + ".broken", [], False
 def answer(asked):
+    global turns, broken
     way = asked.get("way")
+    requests.append(asked["do"])
+    if requests.count(STICKS) == 2 and not os.path.exists(marker):
+        open(marker, "w").close()
+        broken = True
+    if broken and asked["do"] in ("prepare", "output", "time", STICKS):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
     if asked["do"] == "prepare":
         if way == FAILS:
             raise RuntimeError("no such layout\nmore")
@@ -53,11 +67,11 @@ def answer(asked):
         return {}
     print("for people")
     # The first of two repetitions is slower for this one.
-    global turns
     turns += way == "eager-nchw"
     period = times[way] + 20 * (way == "eager-nchw" and turns == 1)
-    return {"period_us": period, "alone_us": period + 10}
-serve({"versions": {"torch": "2.9"}, "error": HELLO}, answer)
+    period = LAST_PERIODS.get(way, period) if turns == 2 else period
+    return {"period_us": period, "alone_us": ALONE.get(way, period + 10)}
+serve({"versions": {"torch": "2.9", "onnxruntime-python": "PYTHONS"}, "error": HELLO}, answer)
 "#;
 
 struct Stage {
@@ -84,7 +98,8 @@ fn stage(name: &str, gpu: bool, changes: &[(&str, &str)]) -> Stage {
     fs::create_dir_all(&folder).unwrap();
     let protocol = format!("{:?}", workspace::root().join("experiments/peers").display().to_string());
     let words = [("PROTOCOL", &*protocol), ("WRONG", "0"), ("MORE", ""), ("FAILS", "0"), ("DIES", "0")];
-    let words = words.into_iter().chain([("LAST", "1.00001"), ("HELLO", "None")]);
+    let more = [("STICKS", "None"), ("LAST_PERIODS", "{}"), ("ALONE", "{}"), ("PYTHONS", "1.31.1")];
+    let words = words.into_iter().chain(more).chain([("LAST", "1.00001"), ("HELLO", "None")]);
     let filled = |text: &str| {
         let changed =
             |(word, usual)| (word, changes.iter().find(|(of, _)| *of == word).map_or(usual, |to| to.1));
@@ -165,6 +180,33 @@ fn the_fastest_of_four_ways_is_the_peer_and_a_missed_aim_is_no_failure() {
     );
     stage.run(true).unwrap();
     assert_eq!(stage.asked().len(), 4, "a finished point is kept");
+}
+
+/// What a Python says on stdout.
+fn python(words: &[&str], variables: &[(&str, &Path)]) -> String {
+    let mut command = Command::new("python3");
+    command.args(words).envs(variables.iter().copied()).env("PYTHONDONTWRITEBYTECODE", "1");
+    process::output(&mut command, Duration::from_secs(60)).unwrap()
+}
+
+/// Reads attributes of an ONNX file by the peer's script, without PyTorch. Bytes as onnx.proto3 has them: `name`
+/// is field 1, `f` field 2, `type` field 20, and FLOAT is 1.
+const ATTRIBUTES: &str = r#"
+import sys, types
+class Absent(types.ModuleType):
+    def __getattr__(self, name):
+        return sys.modules.get(f"{self.__name__}.{name}", object)
+for name in ["", "._dynamo", "._inductor", "._inductor.config", ".nn", ".nn.functional"]:
+    sys.modules["torch" + name] = Absent("torch" + name)
+sys.path.insert(0, sys.argv[1])
+from compiled_graph import attribute
+print(attribute(b"\x0a\x05alpha\xa0\x01\x01"), attribute(b"\x0a\x03min\x15\0\0\0\x3f\xa0\x01\x01"))
+"#;
+
+#[test]
+fn an_attribute_of_zero_which_a_file_leaves_out_is_read() {
+    let peers = workspace::root().join("experiments/peers").display().to_string();
+    assert_eq!(python(&["-c", ATTRIBUTES, &peers], &[]).trim(), "('alpha', 0.0) ('min', 0.5)");
 }
 
 #[test]
