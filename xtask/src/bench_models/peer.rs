@@ -34,6 +34,11 @@ impl<'a> Peer<'a> {
         self.session.is_none()
     }
 
+    /// Ends its process, if it runs; the next request starts a new one.
+    pub fn end(&mut self) {
+        self.session = None;
+    }
+
     /// What it says of itself. Error: refused when it cannot run here.
     pub fn start(&mut self) -> Result<Value> {
         let mut command = Command::new(self.python);

@@ -182,6 +182,17 @@ fn the_fastest_of_four_ways_is_the_peer_and_a_missed_aim_is_no_failure() {
     assert_eq!(stage.asked().len(), 4, "a finished point is kept");
 }
 
+#[test]
+fn a_process_in_which_every_request_fails_costs_one_point_at_most() {
+    for (request, missing) in [("forget", 0), ("prepare", 1), ("time", 1)] {
+        let stage = stage(request, false, &[("STICKS", &format!("\"{request}\""))]);
+        assert_eq!(stage.run(false).is_err(), missing > 0, "{request}");
+        let points = stage.points();
+        let broken: Vec<_> = points.iter().filter(|point| !point.is_whole()).collect();
+        assert_eq!((points.len(), broken.len()), (models().len(), missing), "{request}: {broken:?}");
+    }
+}
+
 /// What a Python says on stdout.
 fn python(words: &[&str], variables: &[(&str, &Path)]) -> String {
     let mut command = Command::new("python3");

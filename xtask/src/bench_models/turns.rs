@@ -50,7 +50,11 @@ impl run::Bench for Turns<'_> {
         point.seconds = seconds;
         match self.turns(&mut point) {
             Err(error) if error.is::<Refused>() => return Err(error),
-            Err(error) => point.missing = Some(format!("{error:#}")),
+            Err(error) => {
+                // After an error of CUDA a process fails every request: the next point has a new process.
+                self.peer.end();
+                point.missing = Some(format!("{error:#}"));
+            }
             Ok(()) => {}
         }
         Ok(point)
@@ -115,7 +119,12 @@ impl Turns<'_> {
         let threads = self.provenance.cores.max(1);
         let mut ways = if subject.gpu { WAYS.to_vec() } else { ON_THE_CPU.to_vec() };
         let (mut prepared, mut failed, mut at) = (BTreeMap::new(), BTreeMap::new(), 0);
-        self.peer.ask(&json!({ "do": "forget" }), ANSWERED)?;
+        match self.peer.ask(&json!({ "do": "forget" }), ANSWERED) {
+            Err(error) if error.is::<Refused>() => return Err(error),
+            // A new process has nothing to free.
+            Err(_) => self.peer.end(),
+            Ok(_) => {}
+        }
         while let Some(&way) = ways.get(at) {
             let precision = subject.precision;
             let request = json!({ "do": "prepare", "file": file, "precision": precision, "way": way, "threads": threads });
