@@ -1,6 +1,7 @@
-"""The peer of `bench-models` on the processor: an ONNX file in ONNX Runtime, called from Python. Needs onnxruntime and numpy.
+"""The peer of `bench-models` on the processor: an ONNX file in ONNX Runtime, called from Python.
 
-Takes the requests of compiled_graph.py; the one way is `python`, and a time is that of one call with its inputs and outputs.
+Takes the requests of compiled_graph.py. The one way is `python`, and a time is that of one call with its
+inputs and outputs. Needs onnxruntime and numpy.
 """
 
 import os
@@ -10,14 +11,35 @@ import time
 from line_protocol import median, serve
 
 
+def runtime():
+    """ONNX Runtime of DOORBELL_WHEEL, which our engine loads too, or else the Python's own."""
+    wheel = os.environ.get("DOORBELL_WHEEL")
+    if wheel:
+        sys.path.insert(0, wheel)
+        try:
+            import onnxruntime
+        except ImportError as error:
+            # It is not there, or is for another Python.
+            print(f"{wheel}: {error}", file=sys.stderr)
+            for name in [name for name in sys.modules if name.partition(".")[0] == "onnxruntime"]:
+                del sys.modules[name]
+        finally:
+            # Its other packages come after the Python's own.
+            sys.path.remove(wheel)
+            sys.path.append(wheel)
+    import onnxruntime
+
+    return onnxruntime
+
+
 def main():
-    # Behind the Python's own packages: the wheel that `cargo xtask setup` fetched.
-    sys.path.append(os.environ.get("DOORBELL_WHEEL", ""))
     try:
         import numpy
-        import onnxruntime
+
+        onnxruntime = runtime()
     except ImportError as error:
-        serve({"versions": {}, "error": f"{error}; python3 -m pip install numpy onnxruntime"}, lambda asked: {})
+        remedy = f"{error}; python3 -m pip install numpy onnxruntime"
+        serve({"versions": {}, "error": remedy}, lambda asked: {})
         return
     known = {}
 
@@ -39,7 +61,8 @@ def main():
             session.run(None, {input.name: known["given"]})[0].tofile(asked["output"])
             return {}
         if asked["do"] != "time":
-            raise ValueError(f"there is no request {asked['do']}; there are forget, prepare, output, time, quit")
+            known_requests = "forget, prepare, output, time, quit"
+            raise ValueError(f"there is no request {asked['do']}; there are {known_requests}")
         given, found, since = {input.name: known["given"]}, [], time.monotonic()
         while not found or time.monotonic() < since + asked["seconds"]:
             start = time.monotonic_ns()

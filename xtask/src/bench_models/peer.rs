@@ -42,7 +42,7 @@ impl<'a> Peer<'a> {
     /// What it says of itself. Error: refused when it cannot run here.
     pub fn start(&mut self) -> Result<Value> {
         let mut command = Command::new(self.python);
-        // Of ONNX Runtime's wheel nothing but its own package is found behind what the Python itself has.
+        // The folder that has the package `onnxruntime`.
         let wheel = wheels::ONNX_RUNTIME.used();
         let wheel = wheel.ancestors().nth(2).unwrap_or(&wheel);
         command.arg(&self.script).env("PYTHONDONTWRITEBYTECODE", "1").env("DOORBELL_WHEEL", wheel);

@@ -193,11 +193,44 @@ fn a_process_in_which_every_request_fails_costs_one_point_at_most() {
     }
 }
 
+#[test]
+fn two_versions_of_onnx_runtime_leave_no_number() {
+    let stage = stage("versions", false, &[("PYTHONS", "1.20.0")]);
+    let error = format!("{:#}", stage.run(false).unwrap_err());
+    for words in ["1.31.1 in our engine", "1.20.0 in the peer's Python", "--python", "DOORBELL_ONNXRUNTIME"] {
+        assert!(error.contains(words), "{words}: {error}");
+    }
+    assert!(stage.points().iter().all(|point| point.values.is_empty() && !point.is_whole()));
+}
+
 /// What a Python says on stdout.
 fn python(words: &[&str], variables: &[(&str, &Path)]) -> String {
     let mut command = Command::new("python3");
     command.args(words).envs(variables.iter().copied()).env("PYTHONDONTWRITEBYTECODE", "1");
     process::output(&mut command, Duration::from_secs(60)).unwrap()
+}
+
+#[test]
+fn the_fetched_wheel_is_preferred_and_the_pythons_own_stands_in_for_it() {
+    let script = workspace::root().join("experiments/peers/onnxruntime_cpu.py").display().to_string();
+    for (name, wheel, wanted) in [
+        ("wheel", "__version__ = '1.31.1'", "1.31.1"),
+        ("own", "from . import made_for_another_python", "1.20.0"),
+    ] {
+        let stage = stage(name, false, &[]);
+        let [own, fetched] = ["own", "fetched"].map(|folder| stage.folder.join(folder));
+        for (package, text) in [
+            (own.join("numpy"), ""),
+            (own.join("onnxruntime"), "__version__ = '1.20.0'"),
+            (fetched.join("onnxruntime"), wheel),
+        ] {
+            fs::create_dir_all(&package).unwrap();
+            fs::write(package.join("__init__.py"), text).unwrap();
+        }
+        let said = python(&[&script], &[("PYTHONPATH", &own), ("DOORBELL_WHEEL", &fetched)]);
+        let hello: Value = serde_json::from_str(said.lines().next().unwrap()).unwrap();
+        assert_eq!(hello["versions"]["onnxruntime-python"], wanted, "{hello}");
+    }
 }
 
 /// Reads attributes of an ONNX file by the peer's script, without PyTorch. Bytes as onnx.proto3 has them: `name`

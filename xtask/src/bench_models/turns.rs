@@ -91,6 +91,9 @@ impl Turns<'_> {
             let mut found;
             (line, found) = self.our_turn(subject, outputs)?;
             if round == 0 {
+                if !subject.gpu {
+                    self.same_onnx_runtime(&line)?;
+                }
                 found.insert("difference".into(), self.compare(subject, &ways, tensors)?);
             }
             fastest = self.their_turn(subject, &ways, &mut found)?;
@@ -162,6 +165,19 @@ impl Turns<'_> {
             found.extend(span.map(|span| ("over_span_us".into(), period - span / 1e3)));
         }
         Ok((line, found))
+    }
+
+    /// Error: our engine and the peer's Python have two versions of ONNX Runtime.
+    fn same_onnx_runtime(&self, line: &Value) -> Result<()> {
+        let ours = line.pointer("/provenance/versions/onnxruntime").and_then(Value::as_str);
+        let theirs = self.provenance.versions.get("onnxruntime-python").map(String::as_str);
+        let [ours, theirs] = [ours, theirs].map(|version| version.unwrap_or("of unknown version"));
+        ensure!(
+            ours == theirs,
+            "ONNX Runtime is {ours} in our engine and {theirs} in the peer's Python: unset \
+             DOORBELL_ONNXRUNTIME, or install one version for both (--python names another Python)"
+        );
+        Ok(())
     }
 
     /// The largest difference of a way's outputs from ours. Error: one that is too large.
