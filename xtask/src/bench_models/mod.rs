@@ -1,7 +1,8 @@
 //! `cargo xtask bench-models`: our engine beside a peer that runs the same ONNX file, in turns.
 //!
-//! With --gpu the peer is PyTorch, four ways; without, ONNX Runtime called from Python. A point is a model in a precision with all its
-//! repetitions: a run that was cut goes on with the next model. `experiments/bench-models/README.md` says what is measured.
+//! With --gpu the peer is PyTorch, four ways. Without, it is ONNX Runtime called from Python. A point is a
+//! model in a precision with all its repetitions: a run that was cut goes on with the next model.
+//! `experiments/bench-models/README.md` says what is measured.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -26,7 +27,7 @@ mod peer;
 mod turns;
 
 use peer::Peer;
-use turns::{ON_THE_CPU, Turns, WAYS};
+use turns::{ON_THE_CPU, Turns, WAYS, period_name};
 
 /// What a spec calls these points.
 pub const APP: &str = "bench-models";
@@ -184,7 +185,7 @@ fn execute(
 /// What is printed of a point: the ways, the parts of the start, and what is not known.
 fn lines(point: &Point, names: &[String]) -> Vec<String> {
     let value = |name: &str| number(point.values.get(name).copied());
-    let way = |way: &&str| format!("{way} {}", value(&format!("{}_us", way.replace('-', "_"))));
+    let way = |way: &&str| format!("{way} {}", value(&period_name(way)));
     let all = if needs_gpu(&point.series) { &WAYS[..] } else { &ON_THE_CPU };
     let ways: Vec<String> = all.iter().map(way).collect();
     let ours = format!(

@@ -85,7 +85,7 @@ impl Turns<'_> {
         let (ways, prepared, failed) = self.prepare(subject)?;
         ensure!(!ways.is_empty(), "the peer prepared none of its ways: {failed:?}");
         let tensors = &self.profiler.logs.join("tensors");
-        let (mut rounds, mut line, mut fastest) = (Vec::new(), Value::Null, "");
+        let (mut rounds, mut line) = (Vec::new(), Value::Null);
         for round in 0..self.rounds {
             let outputs = (round == 0).then_some(&**tensors);
             let mut found;
@@ -94,9 +94,10 @@ impl Turns<'_> {
                 if !subject.gpu {
                     self.same_onnx_runtime(&line)?;
                 }
+                found.extend(found.get("start_s").map(|&first| ("first_start_s".into(), first)));
                 found.insert("difference".into(), self.compare(subject, &ways, tensors)?);
             }
-            fastest = self.their_turn(subject, &ways, &mut found)?;
+            self.their_turn(subject, &ways, &mut found)?;
             rounds.push(found);
         }
         let _ = fs::remove_dir_all(tensors);
@@ -107,8 +108,11 @@ impl Turns<'_> {
             point.values.extend(median(&all).map(|median| (name.clone(), median)));
         }
         let ours: BTreeMap<&str, &Value> = SAID.iter().map(|name| (*name, &line[*name])).collect();
+        let period = |way: &&str| point.values.get(&period_name(way)).copied().unwrap_or(f64::MAX);
+        let fastest = ways.iter().min_by(|one, other| period(one).total_cmp(&period(other)));
         point.detail = json!({
-            "rounds": rounds, "fastest": fastest, "failed": failed, "prepare_s": prepared, "ours": ours, "timer": line["timer"],
+            "rounds": rounds, "fastest": fastest, "failed": failed, "prepare_s": prepared,
+            "ours": ours, "timer": line["timer"],
         });
         Ok(())
     }
@@ -130,7 +134,9 @@ impl Turns<'_> {
         }
         while let Some(&way) = ways.get(at) {
             let precision = subject.precision;
-            let request = json!({ "do": "prepare", "file": file, "precision": precision, "way": way, "threads": threads });
+            let request = json!({
+                "do": "prepare", "file": file, "precision": precision, "way": way, "threads": threads,
+            });
             match self.peer.ask(&request, PREPARED) {
                 Ok(answer) => {
                     prepared.insert(way, answer["prepare_s"].clone());
@@ -146,7 +152,8 @@ impl Turns<'_> {
         Ok((ways, json!(prepared), failed))
     }
 
-    /// Our line, and the numbers of this repetition: on a GPU of two runs, one launched by the host and one by itself.
+    /// Our line, and the numbers of this repetition: on a GPU of two runs, one launched by the host and one
+    /// by itself.
     fn our_turn(&self, subject: &Subject, outputs: Option<&Path>) -> Result<(Value, Numbers)> {
         let launch = if subject.gpu { Some("graph") } else { None };
         let line = self.ours(subject, launch, outputs)?;
@@ -198,30 +205,23 @@ impl Turns<'_> {
         Ok(worst)
     }
 
-    /// Times each way, adds what follows to our numbers, and returns the fastest.
-    fn their_turn<'a>(
-        &mut self,
-        subject: &Subject,
-        ways: &[&'a str],
-        found: &mut Numbers,
-    ) -> Result<&'a str> {
-        let mut times: Vec<(f64, f64, &str)> = Vec::new();
+    /// Times each way, and adds what follows to our numbers.
+    fn their_turn(&mut self, subject: &Subject, ways: &[&str], found: &mut Numbers) -> Result<()> {
+        let (mut period, mut alone) = (f64::INFINITY, f64::INFINITY);
         for &way in ways {
             let request = json!({ "do": "time", "way": way, "seconds": subject.seconds });
             let answer = self.peer.ask(&request, ANSWERED).with_context(|| format!("the peer, {way}"))?;
             let us =
                 |name: &str| answer[name].as_f64().with_context(|| format!("the peer, {way}: no {name}"));
-            times.push((us("period_us")?, us("alone_us")?, way));
-            found.insert(format!("{}_us", way.replace('-', "_")), us("period_us")?);
+            (period, alone) = (period.min(us("period_us")?), alone.min(us("alone_us")?));
+            found.insert(period_name(way), us("period_us")?);
         }
-        let best = times.into_iter().min_by(|one, other| one.0.total_cmp(&other.0));
-        let (period, alone, fastest) = best.context("no way was timed")?;
         found.insert("ratio".into(), found["ours_us"] / period);
         found.insert("peer_us".into(), period);
         if let Some(by_itself) = found.get("self_us").copied() {
             found.extend([("self_ratio".into(), by_itself / alone), ("peer_alone_us".into(), alone)]);
         }
-        Ok(fastest)
+        Ok(())
     }
 
     /// The line of a run of ours. Error: also outputs that are not those of a run alone.
@@ -245,6 +245,11 @@ impl Turns<'_> {
     }
 }
 
+/// What a way's period is called.
+pub fn period_name(way: &str) -> String {
+    format!("{}_us", way.replace('-', "_"))
+}
+
 /// The median time of a run: from the end of one to the end of the next, where the GPU says that.
 fn median_us(line: &Value) -> Result<f64> {
     Ok(line
@@ -255,7 +260,8 @@ fn median_us(line: &Value) -> Result<f64> {
         / 1e3)
 }
 
-/// How far two outputs are apart, and how far they may be: twice what `profiler check` allows, as both are rounded.
+/// How far two outputs are apart, and how far they may be: twice what `profiler check` allows, as both are
+/// rounded.
 pub fn difference(precision: &str, ours: &Path, theirs: &Path) -> Result<(f64, f64)> {
     let read = |path: &Path| -> Result<Vec<f64>> {
         let bytes = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
