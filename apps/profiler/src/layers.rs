@@ -1,5 +1,5 @@
-//! `profiler layers`: how long each step of a model takes, and what computes it, beside its work and the bytes
-//! that it touches.
+//! `profiler layers`: how long each step of a model takes, and what computes it, beside its work and the
+//! bytes that it touches.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -1,6 +1,7 @@
 //! How far instances run at the same time, by the GPU's stamps of their runs.
 //!
-//! A run that has begun and has not ended counts as running, whether its kernels have the GPU at that moment or not.
+//! A run that has begun and has not ended counts as running, whether its kernels have the GPU at that moment
+//! or not.
 
 use gpu::Stamp;
 use serde::Serialize;
@@ -8,7 +9,7 @@ use serde::Serialize;
 /// What stamps of several instances show of the time in which all of them run.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Overlap {
-    /// Runs under way, averaged over that time.
+    /// Runs in flight, averaged over that time.
     pub at_once_mean: f64,
     /// Share of the runs in it that overlap a run of another instance.
     pub overlapping_share: f64,
@@ -18,8 +19,8 @@ pub struct Overlap {
     pub window_ns: u64,
 }
 
-/// Of each instance its runs, in their order. `None`: fewer than two instances; or no time in which all have run,
-/// which shows that they do not overlap.
+/// Of each instance its runs, in their order. `None`: fewer than two instances; or no time in which all have
+/// run, which shows that they do not overlap.
 pub fn overlap(instances: &[Vec<Stamp>]) -> Option<Overlap> {
     if instances.len() < 2 {
         return None;

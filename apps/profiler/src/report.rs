@@ -38,8 +38,8 @@ pub struct Facts {
     /// Bytes that an instance has for libraries.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workspace_bytes: Option<usize>,
-    /// The GPU's time of one run alone that the host launches, the median: from the begin of its first kernel to
-    /// the end of its last one.
+    /// The GPU's time of one run alone that the host launches, the median: from the begin of its first kernel
+    /// to the end of its last one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub span_ns: Option<u64>,
     /// From the process's start to the first answer.
@@ -133,7 +133,8 @@ fn timer(launch: Option<Launch>) -> Timer {
     Timer { name: "run_ns", starts, stops }
 }
 
-/// Prints what was measured, and whether all outputs were right. `start`: the way to the first answer, for people.
+/// Prints what was measured, and whether all outputs were right. `start`: the way to the first answer, for
+/// people.
 pub fn report(
     options: &Options,
     model: &Model,

@@ -1,7 +1,7 @@
 //! The way from a process's start to its first answer, in parts.
 //!
-//! The process's age comes from `/proc` (proc(5): `starttime`, `uptime`), in steps of 10 ms; all other parts are
-//! `CLOCK_MONOTONIC`.
+//! The process's age comes from `/proc` (proc(5): `starttime`, `uptime`), in steps of 10 ms; all other parts
+//! are `CLOCK_MONOTONIC`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,8 +17,8 @@ pub struct Start {
 }
 
 impl Start {
-    /// The first part, `process`, ends here: what the kernel and the dynamic linker did, and starting again with
-    /// a variable for CUDA.
+    /// The first part, `process`, ends here: what the kernel and the dynamic linker did, and starting again
+    /// with a variable for CUDA.
     pub fn of_this_process() -> Start {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let age = age(&read("/proc/self/stat"), &read("/proc/uptime")).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Instances side by side: each runs again and again beside the others, is timed, and its outputs are compared
-//! with those of a run alone, bit for bit.
+//! Instances side by side: each runs again and again beside the others, is timed, and its outputs are
+//! compared with those of a run alone, bit for bit.
 
 use std::convert::Infallible;
 use std::sync::OnceLock;

@@ -1,7 +1,7 @@
 //! Instances whose graphs launch themselves, side by side, timed by the GPU's stamps of their runs.
 //!
-//! The CPU waits, and now and then copies an instance's outputs while it runs. The inputs are the same in each
-//! turn, so that every bit that is found must be that of the run alone.
+//! The CPU waits, and now and then copies an instance's outputs while it runs. The inputs are the same in
+//! each turn, so that every bit that is found must be that of the run alone.
 
 use std::time::{Duration, Instant};
 

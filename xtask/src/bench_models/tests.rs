@@ -251,8 +251,8 @@ fn the_fetched_wheel_is_preferred_and_the_pythons_own_stands_in_for_it() {
     }
 }
 
-/// Reads attributes of an ONNX file by the peer's script, without PyTorch. Bytes as onnx.proto3 has them: `name`
-/// is field 1, `f` field 2, `type` field 20, and FLOAT is 1.
+/// Reads attributes of an ONNX file by the peer's script, without PyTorch. Bytes as onnx.proto3 has them:
+/// `name` is field 1, `f` field 2, `type` field 20, and FLOAT is 1.
 const ATTRIBUTES: &str = r#"
 import sys, types
 class Absent(types.ModuleType):

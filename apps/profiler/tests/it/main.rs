@@ -281,7 +281,8 @@ fn gpu_instances_are_right_and_timed_however_they_are_launched() {
             if matches!(launch, "self" | "while") {
                 let number = |name: &str| line.pointer(name).and_then(Value::as_f64).unwrap();
                 assert_eq!(line["clock"], "the GPU's global timer");
-                // Of the order of stamps alone: some run began before another instance's ended, and ended after.
+                // Of the order of stamps alone: some run began before another instance's ended, and ended
+                // after.
                 assert!(number("/overlap/overlapping_share") > 0.0, "{line}");
                 assert!(number("/outputs_compared_meanwhile") >= 4.0, "{line}");
                 assert!(number("/period/p50_ns") >= number("/run/min_ns"), "{line}");
