@@ -87,7 +87,8 @@ fn execute(
         }
     };
     let mut grid = experiment.spec.grid(how.extent);
-    grid.series.retain(|series| series.starts_with(engine));
+    let (measured, left_out) = grid.series.iter().cloned().partition(|series| series.starts_with(engine));
+    grid.series = measured;
     if engine == "gpu-" {
         experiment.spec.keep(|series| series.starts_with(engine));
     }
@@ -96,7 +97,7 @@ fn execute(
     stop::goes_on_with(format!("; finished points are in {}, {}", results.display(), how.again));
     let earlier = progress::measure(&experiment, how, &provenance, &grid, &mut bench)?;
     let mut fits = Map::new();
-    let mut extra = Extra::default();
+    let mut extra = Extra { left_out, ..Extra::default() };
     if experiment.spec.plots.iter().any(|plot| plot.log_fit) {
         for series in &grid.series {
             let Some(fit) = log_fit(&earlier.points, series, "runs_per_s") else { continue };
@@ -346,6 +347,10 @@ EOF
                     .into_iter()
                     .find_map(|(engine, version)| (engine == by).then_some(version))
             );
+            // An import asks for all other series.
+            let other = if engine == "gpu-" { "cpu-" } else { "gpu-" };
+            let left_out = [format!("{other}squeezenet-1.1"), format!("{other}resnet50-v1.5")];
+            assert_eq!(summary["left_out"], json!(left_out), "{name}");
             let verdicts = summary["verdicts"].as_array().unwrap();
             assert_eq!(verdicts.len(), 3);
             assert!(verdicts.iter().all(|one| one["verdict"] == verdict), "{name}: {verdicts:?}");

@@ -1,8 +1,9 @@
 //! Convolutions whose results a Concat joins, and which read the same value, become one convolution.
 //!
-//! With channels last the channels of a part lie apart: a library's kernel that writes part of a pixel first writes a copy
-//! elsewhere (SqueezeNet's fire modules: 14 µs in two kernels on an H200). One convolution writes whole pixels. A
-//! smaller kernel is the larger one with zeros around it, which adds at most as many products as there were.
+//! With channels last the channels of a part lie apart: a library's kernel that writes part of a pixel first
+//! writes a copy elsewhere (SqueezeNet's fire modules). One convolution
+//! writes whole pixels. A smaller kernel is the larger one with zeros around it, which adds at most as many
+//! products as there were.
 
 use super::fold::{constant, uses};
 use crate::graph::{Activation, Graph, Node, Op, Shape, Value, ValueId, Window};
@@ -54,7 +55,8 @@ fn parts(graph: &Graph, at: usize, uses: &[usize]) -> Option<(Vec<Part>, Window)
     (parts.iter().all(alike) && small).then_some((parts, largest))
 }
 
-/// What writes a value: a convolution of one group, possibly with an activation; `None` if others read what lies between.
+/// What writes a value: a convolution of one group, possibly with an activation; `None` if others read what
+/// lies between.
 fn part(graph: &Graph, id: ValueId, uses: &[usize]) -> Option<Part> {
     let writer = |id: ValueId| {
         let at = graph.nodes.iter().position(|node| node.output == id)?;
@@ -80,8 +82,8 @@ fn products(window: &Window, outputs: usize) -> usize {
     window.kernel[0] * window.kernel[1] * outputs
 }
 
-/// Whether a window is the middle of another one: how many rows and columns lie before it and behind it, at each end as many as
-/// there are more pads.
+/// Whether a window is the middle of another one: how many rows and columns lie before it and behind it, at
+/// each end as many as there are more pads.
 fn fits(window: &Window, largest: &Window) -> bool {
     let more = |end: usize| largest.pads[end].checked_sub(window.pads[end]);
     let along = |axis: usize| {
