@@ -60,7 +60,8 @@ enum Command {
     Docs(docs::Options),
     /// Measure and draw a figure of the paper, and judge its claims; or run another experiment.
     Figure {
-        /// 4 (throughput) or 5 (time to post), the numbers in the paper; or a folder of experiments/.
+        /// 1 (models' bandwidth), 2 (models' run times), 4 (throughput) or 5 (time to post), the numbers in the paper; or a
+        /// folder of experiments/.
         #[arg(value_name = "FIGURE")]
         name: String,
         #[command(flatten)]

@@ -17,7 +17,7 @@ use crate::workspace::root;
 
 #[derive(Args)]
 pub struct Options {
-    /// Folder that `figure N`, `bench-post --gpu` or `bench-nic` wrote (their --out).
+    /// Folder that `figure N`, `bench-post --gpu`, `bench-gpu`, `bench-nic` or `bench-models` wrote (their --out).
     #[arg(value_name = "RESULTS")]
     folder: PathBuf,
 }
