@@ -97,10 +97,11 @@ fn launch(plan: &Plan, step: &Step) -> Result<Launch, LaunchError> {
     check_blocks(launch, step)
 }
 
-/// Whether a convolution is a product of matrices: of images of one pixel.
+/// Whether a convolution is a product of matrices: of images of one pixel, without pads, in which its only
+/// window may lie.
 fn is_linear(window: &Window, step: &Step) -> bool {
     let pixels = [&step.from, &step.to].map(|shape| shape.parts()[2..].iter().product::<usize>());
-    window.kernel == [1, 1] && pixels == [1, 1]
+    window.kernel == [1, 1] && window.pads == [0; 4] && pixels == [1, 1]
 }
 
 /// What is left of a convolution or a product when a library has computed its first parts; see

@@ -202,7 +202,16 @@ fn places() -> Vec<Case> {
     let squeeze =
         squeeze.node("GlobalAveragePool", &["x"], "m", &[]).node("Conv", &["m", "w", "b"], "c", &[]);
     let squeeze = squeeze.node("HardSigmoid", &["c"], "y", &[]);
+    // Its only window lies in the pads, and sees no pixel.
+    let beside = [Attribute::ints("pads", &[1, 1, 1, 1]), Attribute::ints("strides", &[3, 3])];
+    let beside = File::new(&[1, 4, 1, 1]).weights("w", &[5, 4, 1, 1]).weights("b", &[5]).node(
+        "Conv",
+        &["x", "w", "b"],
+        "y",
+        &beside,
+    );
     vec![
+        ("a convolution beside its one pixel".to_owned(), beside.bytes("y"), 2),
         ("convolutions of one Concat".to_owned(), fire.bytes("y"), 2),
         ("blocks of what a convolution writes".to_owned(), blocks.bytes("y"), 2),
         ("a convolution of one pixel".to_owned(), squeeze.bytes("y"), 3),

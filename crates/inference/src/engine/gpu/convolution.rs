@@ -121,7 +121,8 @@ pub fn product(of: &Convolution) -> Option<Product> {
     // Inputs and outputs of a row lie one after another.
     let in_rows = [from, to].iter().all(|tensor| tensor.strides[1] == 1 || tensor.extents[1] == 1);
     let is_one = from_pixels == [1, 1] && to_pixels == [1, 1] && weights.extents == [outputs, inputs, 1, 1];
-    (is_one && in_rows && residual.is_none()).then(|| Product {
+    // In pads its only window would see no pixel.
+    (is_one && in_rows && residual.is_none() && of.pads == [0; 4]).then(|| Product {
         arithmetic: of.arithmetic,
         rows: rows as u64,
         inputs: inputs as u64,
@@ -322,6 +323,8 @@ mod tests {
         assert_eq!(product(&Convolution { from: apart(2), ..pooled.clone() }), None, "inputs lie apart");
         let wide = product(&Convolution { from: apart(1), ..pooled.clone() }).expect("rows may lie apart");
         assert_eq!(wide.strides[0], 32);
+        let padded = Convolution { pads: [1; 4], stride: [3, 3], ..pooled.clone() };
+        assert_eq!(product(&padded), None, "a window beside the pixel");
         let with_sum = Convolution { residual: Some(pooled.to), ..pooled };
         assert_eq!(product(&with_sum), None, "a sum with another tensor");
     }
