@@ -105,20 +105,7 @@ pub struct CublasLt(Arc<Handle>);
 struct Handle {
     library: Library,
     context: Context,
-    raw: Arc<Raw>,
-}
-
-/// The library's own handle, dropped when nothing runs that uses it: the library waits for the device then.
-struct Raw {
-    library: Library,
     raw: *mut std::ffi::c_void,
-}
-
-impl Drop for Raw {
-    fn drop(&mut self) {
-        // SAFETY: it is this value's own; where it is dropped its context is current.
-        unsafe { self.library.destroy(self.raw) };
-    }
 }
 
 // SAFETY: cuBLASLt's handles may be used by any thread, by several at a time.
@@ -128,7 +115,10 @@ unsafe impl Sync for Handle {}
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.context.discard(Discarded::Library(Box::new(self.raw.clone())));
+        let (library, raw) = (self.library.clone(), self.raw);
+        // SAFETY: it is this value's own, and ends once, when nothing runs that uses it, in its context.
+        let end = move || unsafe { library.destroy(raw) };
+        self.context.discard(Discarded::Handle(Box::new(end)));
     }
 }
 
@@ -155,10 +145,8 @@ impl CublasLt {
     pub fn new(context: &Context, given: Option<&Path>) -> Result<CublasLt> {
         let library = library(given)?;
         context.enter()?;
-        // SAFETY: the context is current, and `Handle` makes it current again before it ends.
+        // SAFETY: the context is current, and is again where the handle is ended.
         let raw = unsafe { library.create() }?;
-        #[expect(clippy::arc_with_non_send_sync, reason = "`Handle` says why it is both")]
-        let raw = Arc::new(Raw { library: library.clone(), raw });
         Ok(CublasLt(Arc::new(Handle { library, context: context.clone(), raw })))
     }
 
@@ -181,7 +169,7 @@ impl CublasLt {
         let matrices = product.matrices(library, u64::from(CONSTANTS))?;
         let preference = product.preference(library, workspace)?;
         // SAFETY: the handle is this library's, in the context that is current.
-        let all = unsafe { library.algorithms(raw.raw, &matrices, &preference, MOST_ALGORITHMS) }?;
+        let all = unsafe { library.algorithms(*raw, &matrices, &preference, MOST_ALGORITHMS) }?;
         Ok(all.iter().map(|one| self.plan(product, one.algorithm, one.workspace)).collect())
     }
 
@@ -197,7 +185,7 @@ impl CublasLt {
         context.enter()?;
         let matrices = product.matrices(library, u64::from(CONSTANTS))?;
         // SAFETY: the handle is this library's, in the context that is current.
-        let workspace = unsafe { library.check(raw.raw, &matrices, &algorithm) }?;
+        let workspace = unsafe { library.check(*raw, &matrices, &algorithm) }?;
         Ok(self.plan(product, algorithm, workspace))
     }
 
@@ -256,7 +244,7 @@ impl ProductPlan {
         let (by, at) = ((&self.algorithm, self.workspace), Addresses { a, b, to, workspace });
         // SAFETY: handle and stream live, in the context that is current; the pointers are the caller's
         // promise.
-        unsafe { library.multiply(raw.raw, &matrices, by, at, stream.handle().cast()) }
+        unsafe { library.multiply(*raw, &matrices, by, at, stream.handle().cast()) }
     }
 }
 

@@ -21,6 +21,8 @@ pub enum Discarded {
     Graph(CUgraphExec),
     /// A share in registered pages.
     Pages(Share),
+    /// A library's handle, which this ends: the library waits for the device then.
+    Handle(Box<dyn Fn()>),
     /// What a library made, which ends when it is dropped: kernels are its own.
     Library(#[expect(dead_code, reason = "it is kept until it is dropped")] Box<dyn Any>),
 }
@@ -45,6 +47,10 @@ impl Discarded {
             Self::Graph(exec) => unsafe { graph::exec_destroy(*exec) },
             Self::Pages(share) => {
                 registered::release(share);
+                Ok(())
+            }
+            Self::Handle(end) => {
+                end();
                 Ok(())
             }
             Self::Library(_) => Ok(()),

@@ -98,22 +98,9 @@ pub struct Cudnn(Arc<Handle>);
 struct Handle {
     library: Library,
     context: Context,
-    raw: Arc<Raw>,
+    raw: *mut std::ffi::c_void,
     /// A handle has one stream at a time.
     in_use: Mutex<()>,
-}
-
-/// The library's own handle, dropped when nothing runs that uses it: the library waits for the device then.
-struct Raw {
-    library: Library,
-    raw: *mut std::ffi::c_void,
-}
-
-impl Drop for Raw {
-    fn drop(&mut self) {
-        // SAFETY: it is this value's own; where it is dropped its context is current.
-        unsafe { self.library.destroy(self.raw) };
-    }
 }
 
 // SAFETY: a handle may be used by any thread, one at a time.
@@ -123,13 +110,16 @@ unsafe impl Sync for Handle {}
 
 impl Handle {
     fn number(&self) -> u64 {
-        self.raw.raw.expose_provenance() as u64
+        self.raw.expose_provenance() as u64
     }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.context.discard(Discarded::Library(Box::new(self.raw.clone())));
+        let (library, raw) = (self.library.clone(), self.raw);
+        // SAFETY: it is this value's own, and ends once, when nothing runs that uses it, in its context.
+        let end = move || unsafe { library.destroy(raw) };
+        self.context.discard(Discarded::Handle(Box::new(end)));
     }
 }
 
@@ -175,10 +165,8 @@ impl Cudnn {
     pub fn new(context: &Context, given: Option<&Path>) -> Result<Cudnn> {
         let library = library(given)?;
         context.enter()?;
-        // SAFETY: the context is current, and `Handle` makes it current again before it ends.
+        // SAFETY: the context is current, and is again where the handle is ended.
         let raw = unsafe { library.create() }?;
-        #[expect(clippy::arc_with_non_send_sync, reason = "`Handle` says why it is both")]
-        let raw = Arc::new(Raw { library: library.clone(), raw });
         Ok(Cudnn(Arc::new(Handle { library, context: context.clone(), raw, in_use: Mutex::new(()) })))
     }
 
@@ -270,8 +258,8 @@ impl ConvolutionPlan {
         let pack = pack.pointers(name::PACK_WORKSPACE, of::POINTER, &[pointers.workspace])?.finalize()?;
         let _mine = in_use.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: handle and stream live, in the context that is current.
-        unsafe { library.set_stream(raw.raw, stream.handle().cast()) }?;
+        unsafe { library.set_stream(*raw, stream.handle().cast()) }?;
         // SAFETY: as above; the pointers are the caller's promise.
-        unsafe { library.execute(raw.raw, &self.plan, &pack) }
+        unsafe { library.execute(*raw, &self.plan, &pack) }
     }
 }
