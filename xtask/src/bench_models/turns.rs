@@ -224,7 +224,7 @@ impl Turns<'_> {
         Ok(())
     }
 
-    /// The line of a run of ours. Error: also outputs that are not those of a run alone.
+    /// The profiler's line of one run. Error: also outputs that are not those of a run alone.
     fn ours(&self, subject: &Subject, launch: Option<&str>, outputs: Option<&Path>) -> Result<Value> {
         let engine = if subject.gpu { "cuda" } else { "cpu" };
         let [seconds, warmup] = [subject.seconds, subject.seconds / 4.0].map(|seconds| seconds.to_string());

@@ -119,7 +119,7 @@ pub enum By {
     /// A kernel of ours.
     #[default]
     Own,
-    /// A library, and a kernel of ours behind it for what the library does not compute.
+    /// A library, and behind it our kernel for what the library does not compute.
     Library {
         /// Which one.
         library: Library,

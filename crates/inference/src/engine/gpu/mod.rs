@@ -1,4 +1,4 @@
-//! Models on a GPU: each step is a kernel of ours or a plan of a library, and all of them are recorded into
+//! Models on a GPU: each step is our kernel or a library's plan, and all of them are recorded into
 //! one graph that the host or the GPU itself may launch.
 //!
 //! [`Loaded`] holds what instances of a model share and only read: code, plans and weights. An [`Instance`]

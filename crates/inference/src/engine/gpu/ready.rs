@@ -16,7 +16,7 @@ use crate::plan::{Plan, Step};
 pub enum Ready {
     /// A kernel of ours.
     Own(Launch),
-    /// A library's plan, and a kernel of ours for the rest of the step.
+    /// A library's plan, and our kernel for the rest of the step.
     Library(LibraryPlan, Option<Launch>),
 }
 
