@@ -58,7 +58,7 @@ pub fn run(options: &Options) -> Result<bool> {
     let model = Model::find(&options.model)?;
     let inputs = model.inputs(SEED);
     let formats = options.format.formats(options.engine)?;
-    let mut plans = formats.iter().map(|&format| model.plan(format)).collect::<Result<Vec<Plan>>>()?;
+    let mut plans = model.plans(&formats)?;
     if let Some(layer) = &options.perturb {
         plans.iter_mut().try_for_each(|plan| perturb(plan, layer))?;
     }

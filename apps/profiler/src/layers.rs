@@ -52,7 +52,7 @@ struct Times {
 pub fn run(options: &Options) -> Result<bool> {
     let formats = options.format.formats(options.engine)?;
     let model = Model::find(&options.model)?;
-    let plans = formats.iter().map(|&format| model.plan(format)).collect::<Result<Vec<Plan>>>()?;
+    let plans = model.plans(&formats)?;
     let times = match options.engine {
         Engine::Own | Engine::Cuda => on_a_gpu(options, &model, plans)?,
         Engine::Twin | Engine::Cpu => on_the_twin(options, &model, plans)?,
@@ -135,10 +135,7 @@ fn on_a_gpu(options: &Options, model: &Model, plans: Vec<Plan>) -> Result<Times>
     let of_steps = instance.step_times(options.repeat.into())?;
     let mut period = Duration::MAX;
     for _ in 0..options.repeat {
-        let since = Instant::now();
-        instance.launch(LAUNCHES)?;
-        instance.wait()?;
-        period = period.min(since.elapsed() / LAUNCHES as u32);
+        period = period.min(instance.period(LAUNCHES)?);
     }
     let what = format!(
         "{}; libraries: {}; the GPU's events around many runs of a step in one graph, the least of {}",

@@ -81,9 +81,10 @@ impl Model {
         Ok(Model { manifest, batch, file, weights, graph, root })
     }
 
-    /// The plan of its graph whose values lie so.
-    pub fn plan(&self, format: Format) -> Result<Plan> {
-        Plan::in_format(&self.graph, format).with_context(|| self.weights.clone())
+    /// The plans of its graph in these formats.
+    pub fn plans(&self, formats: &[Format]) -> Result<Vec<Plan>> {
+        let plan = |&format| Plan::in_format(&self.graph, format).with_context(|| self.weights.clone());
+        formats.iter().map(plan).collect()
     }
 
     /// Inputs that depend on the seed alone.

@@ -17,7 +17,6 @@ use inference::engine::Engine as _;
 use inference::engine::gpu::Instance;
 use inference::engine::onnx_runtime::Runtime;
 use inference::engine::twin::Twin;
-use inference::plan::Plan;
 use measure::{Label, Provenance};
 use serde::Serialize;
 
@@ -127,7 +126,7 @@ pub fn run(options: &Options) -> Result<bool> {
     start.part("import_plan");
     let mut provenance = Provenance::collect(&model.root, &[]);
     start.skip();
-    let mut plans = formats.iter().map(|&format| model.plan(format)).collect::<Result<Vec<Plan>>>()?;
+    let mut plans = model.plans(&formats)?;
     start.part("import_plan");
     let layout = formats.first().map(|&format| Layout::of(format));
     let mut facts = Facts { layout, ..Facts::default() };

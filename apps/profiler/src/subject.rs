@@ -134,10 +134,7 @@ pub struct Launched {
 
 impl Subject for Launched {
     fn runs(&mut self) -> Result<(Duration, u64)> {
-        let since = Instant::now();
-        self.instance.launch(self.times)?;
-        self.instance.wait()?;
-        Ok((since.elapsed() / self.times as u32, self.times as u64))
+        Ok((self.instance.period(self.times)?, self.times as u64))
     }
 
     fn outputs(&mut self) -> Result<Vec<Vec<f32>>> {

@@ -56,23 +56,17 @@ fn least(periods: &[Duration]) -> Option<usize> {
 /// The period of each model's graph, by launches of the host one behind the other.
 fn periods(all: &[Arc<Loaded>]) -> Result<Vec<Duration>, EngineError> {
     let instances = all.iter().map(Instance::new).collect::<Result<Vec<_>, _>>()?;
-    let stretch = |instance: &Instance, times: usize| -> Result<Duration, EngineError> {
-        let since = Instant::now();
-        instance.launch(times)?;
-        instance.wait()?;
-        Ok((since.elapsed() / times as u32).max(Duration::from_nanos(1)))
-    };
     let mut times = Vec::new();
     for instance in &instances {
         // The first launches may wait for code that the driver loads.
-        stretch(instance, 2)?;
-        let once = stretch(instance, 2)?;
+        instance.period(2)?;
+        let once = instance.period(2)?.max(Duration::from_nanos(1));
         times.push((STRETCH.as_nanos() / once.as_nanos()).clamp(2, 100) as usize);
     }
     let mut seen = vec![Vec::new(); instances.len()];
     for _ in 0..ROUNDS {
         for ((instance, &times), seen) in instances.iter().zip(&times).zip(&mut seen) {
-            seen.push(stretch(instance, times)?);
+            seen.push(instance.period(times)?.max(Duration::from_nanos(1)));
         }
     }
     let median = |mut seen: Vec<Duration>| {

@@ -1,7 +1,7 @@
 //! One model that runs by itself: its memory, its graph, and that graph as one that launches itself.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gpu::{DeviceGraph, Graph, PinnedMemory, Priority, SelfLaunching, Stamps, Stream, Way};
 
@@ -103,6 +103,14 @@ impl Instance {
             unsafe { self.graph.launch(&self.stream) }?;
         }
         Ok(())
+    }
+
+    /// The time of a launch, of so many one behind the other and one wait.
+    pub fn period(&self, times: usize) -> Result<Duration, EngineError> {
+        let since = Instant::now();
+        self.launch(times)?;
+        self.wait()?;
+        Ok(since.elapsed() / times.max(1) as u32)
     }
 
     /// Waits until the stream is idle.
