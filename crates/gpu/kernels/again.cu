@@ -1,11 +1,16 @@
 // Last kernel of the body of a WHILE node: has the body run again, or not. One block of one thread, launched by the graph it is in.
 //
-// control, limit: as of `relaunch.cu`, but that no launch fails here. handle: the node's condition, which is not 0 at each launch of
+// control, limit, ring: as of `relaunch.cu`, but that no launch fails here. handle: the node's condition, which is not 0 at each launch of
 // the graph. Waits for nothing. Stops by control[0], or by `limit`.
-extern "C" __global__ void doorbell_again(volatile unsigned *control, unsigned limit, cudaGraphConditionalHandle handle)
+#include "stamp.h"
+
+extern "C" __global__ void doorbell_again(volatile unsigned *control, unsigned limit, volatile unsigned long long *ring,
+                                          cudaGraphConditionalHandle handle)
 {
     if (blockIdx.x || threadIdx.x)
         return;
+    if (ring)
+        stamp(ring, 1);
     unsigned long long words = *(volatile unsigned long long *)control;
     unsigned turns = (unsigned)(words >> 32) + 1;
     unsigned end = (unsigned)words ? 1 : limit && turns >= limit ? 2 : 0;

@@ -10,6 +10,7 @@ use super::compile::Unit;
 use super::device_graph::{DeviceGraph, Graph};
 use super::memory::PinnedMemory;
 use super::module::{Arguments, Function, Module};
+use super::stamps::{Stamps, with_stamp};
 use super::stream::{Priority, Stream};
 use super::wait;
 use crate::result::driver::Shape;
@@ -17,12 +18,12 @@ use crate::result::{Error, Result};
 
 /// The unit to compile into the module, beside the kernels of the graph.
 pub fn relaunch_unit() -> Unit {
-    Unit::new("relaunch.cu", include_str!("../../kernels/relaunch.cu"))
+    with_stamp("relaunch.cu", include_str!("../../kernels/relaunch.cu"))
 }
 
 /// The unit to compile into a module for [`SelfLaunching::of_while`].
 pub fn again_unit() -> Unit {
-    Unit::new("again.cu", include_str!("../../kernels/again.cu"))
+    with_stamp("again.cu", include_str!("../../kernels/again.cu"))
 }
 
 const KERNEL: &str = "doorbell_relaunch";
@@ -85,25 +86,29 @@ impl SelfLaunching {
             unsafe { graph.add_kernel(function, *shape, arguments) }?;
         }
         // SAFETY: the control block lives as long as the graph.
-        unsafe { graph.add_kernel(&relaunch, ONE_THREAD, &arguments(&control, turns)) }?;
+        unsafe { graph.add_kernel(&relaunch, ONE_THREAD, &arguments(&control, turns, None)) }?;
         Self::finish(graph, stream, control)
     }
 
-    /// As [`Self::of_kernels`], of what `record` puts into a stream, e.g. a library's kernels.
+    /// As [`Self::of_kernels`], of what `record` puts into a stream, e.g. a library's kernels. With `stamps` each turn is a run
+    /// that is stamped, from before what was recorded to the begin of the relaunching kernel.
     ///
     /// # Safety
-    /// As [`Graph::capture`] and [`Stream::launch`], for every turn.
+    /// As [`Graph::capture`] and [`Stream::launch`], for every turn; the stamps outlive the graph.
     pub unsafe fn of_capture(
         module: &Module,
         turns: u32,
+        stamps: Option<&Stamps>,
         record: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<SelfLaunching> {
         let relaunch = module.function(KERNEL)?;
         let (stream, control) = Self::parts(&relaunch)?;
         let with_relaunch = |stream: &Stream| {
+            // SAFETY: the stamps live as long as the graph; a turn follows the one before it.
+            stamps.map_or(Ok(()), |stamps| unsafe { stamps.begin(stream) })?;
             record(stream)?;
-            // SAFETY: the control block lives as long as the graph.
-            unsafe { stream.launch(&relaunch, ONE_THREAD, &arguments(&control, turns)) }
+            // SAFETY: the control block lives as long as the graph, and so do the stamps.
+            unsafe { stream.launch(&relaunch, ONE_THREAD, &arguments(&control, turns, stamps)) }
         };
         // SAFETY: the module is kept by the graph's function below; the recorded kernels' code is the caller's.
         let mut graph = unsafe { Graph::capture(&stream, with_relaunch) }?;
@@ -119,14 +124,17 @@ impl SelfLaunching {
     pub unsafe fn of_while(
         module: &Module,
         turns: u32,
+        stamps: Option<&Stamps>,
         record: impl FnOnce(&Stream) -> Result<()>,
     ) -> Result<SelfLaunching> {
         let again = module.function(AGAIN)?;
         let (stream, control) = Self::parts(&again)?;
         let with_end = |stream: &Stream, handle| {
+            // SAFETY: as in `of_capture`.
+            stamps.map_or(Ok(()), |stamps| unsafe { stamps.begin(stream) })?;
             record(stream)?;
-            // SAFETY: the control block lives as long as the graph.
-            unsafe { stream.launch(&again, ONE_THREAD, &arguments(&control, turns).u64(handle)) }
+            // SAFETY: as in `of_capture`.
+            unsafe { stream.launch(&again, ONE_THREAD, &arguments(&control, turns, stamps).u64(handle)) }
         };
         // SAFETY: as in `of_capture`.
         let mut graph = unsafe { Graph::capture_while(&stream, with_end) }?;
@@ -206,8 +214,8 @@ impl Drop for SelfLaunching {
 
 const ONE_THREAD: Shape = Shape { grid: [1; 3], block: [1; 3], shared_bytes: 0 };
 
-fn arguments(control: &PinnedMemory, turns: u32) -> Arguments {
-    Arguments::new().u64(control.device_address()).u32(turns)
+fn arguments(control: &PinnedMemory, turns: u32, stamps: Option<&Stamps>) -> Arguments {
+    Arguments::new().u64(control.device_address()).u32(turns).u64(stamps.map_or(0, Stamps::address))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! When runs of a graph begin and end, by the GPU's global timer: one clock for all streams, so that stamps of
 //! graphs that run side by side can be compared.
 //!
-//! The graph's first and last kernel are `kernels/stamp.cu`. The last runs are kept in a ring on the GPU; how many
+//! The graph's first kernel is `kernels/stamp.cu`. The end of a run is noted by the same kernel, or by the one that
+//! launches the graph again, so that no kernel stands between. The last runs are kept in a ring on the GPU; how many
 //! were overwritten is told.
 
 use std::ops::Range;
@@ -15,7 +16,12 @@ use crate::result::{Error, Result};
 
 /// The unit to compile into the module.
 pub fn stamp_unit() -> Unit {
-    Unit::new("stamp.cu", include_str!("../../kernels/stamp.cu"))
+    with_stamp("stamp.cu", include_str!("../../kernels/stamp.cu"))
+}
+
+/// A unit that includes `stamp.h`.
+pub(super) fn with_stamp(name: &str, text: &str) -> Unit {
+    Unit::new(name, text).header("stamp.h", include_str!("../../kernels/stamp.h"))
 }
 
 const KERNEL: &str = "doorbell_stamp";
@@ -57,6 +63,11 @@ impl Stamps {
     pub fn clear(&self, way: Way<'_>) -> Result<()> {
         let head = [0, self.kept as u64 - 1];
         self.ring.write(0, &head.map(u64::to_le_bytes).concat(), way)
+    }
+
+    /// Where the ring begins, for a kernel that notes the end of a run.
+    pub(super) fn address(&self) -> u64 {
+        self.ring.address()
     }
 
     /// Puts the first kernel of a run into a stream, or into what it records.

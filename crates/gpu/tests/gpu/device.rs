@@ -418,7 +418,7 @@ fn gpu_captured_graph_launches_itself_until_it_is_cancelled_and_again() {
         bench.launch(stream, "add", Arguments::new().u64(counter.device_address()).u32(1))
     };
     // SAFETY: memory and module live until the graph has ended.
-    let mut graph = unsafe { SelfLaunching::of_capture(&bench.module, 0, record) }.unwrap();
+    let mut graph = unsafe { SelfLaunching::of_capture(&bench.module, 0, None, record) }.unwrap();
     for _ in 0..2 {
         // SAFETY: as above.
         unsafe { graph.start() }.unwrap();
@@ -446,15 +446,10 @@ struct Stamped {
 impl Stamped {
     fn new(bench: &Bench, kept: usize, turns: u32, way: Way<'_>) -> Stamped {
         let stamps = Stamps::new(&bench.module, kept, way).unwrap();
-        let record = |stream: &Stream| {
-            // SAFETY: the stamps outlive the graph, whose turns come one behind the other.
-            unsafe { stamps.begin(stream) }?;
-            bench.launch(stream, "pass_time", Arguments::new().u64(20_000))?;
-            // SAFETY: as above.
-            unsafe { stamps.end(stream) }
-        };
-        // SAFETY: the module lives until the graph has ended.
-        let graph = unsafe { SelfLaunching::of_capture(&bench.module, turns, record) }.unwrap();
+        let record = |stream: &Stream| bench.launch(stream, "pass_time", Arguments::new().u64(20_000));
+        // SAFETY: module and stamps live until the graph has ended.
+        let graph =
+            unsafe { SelfLaunching::of_capture(&bench.module, turns, Some(&stamps), record) }.unwrap();
         Stamped { graph, stamps }
     }
 

@@ -50,13 +50,13 @@ static void broken(const char *promise)
 /* ---- kernels ---- */
 struct kernel {
     const char *name;
-    unsigned bytes[3]; /* of its parameters; 0 ends the list */
+    unsigned bytes[4]; /* of its parameters; 0 ends the list */
 };
 enum { ADD, SPIN, PASS_TIME, RING, RELAUNCH, STAMP, KERNELS };
 static const struct kernel kernels[KERNELS] = {
     [ADD] = {"add", {8, 4, 0}},       [SPIN] = {"spin", {8, 8, 0}},
     [PASS_TIME] = {"pass_time", {8, 0, 0}}, [RING] = {"ring", {8, 8, 0}},
-    [RELAUNCH] = {"doorbell_relaunch", {8, 4, 0}}, [STAMP] = {"doorbell_stamp", {8, 4, 0}},
+    [RELAUNCH] = {"doorbell_relaunch", {8, 4, 8, 0}}, [STAMP] = {"doorbell_stamp", {8, 4, 0}},
 };
 
 /* ---- what a stream does ---- */
@@ -69,7 +69,7 @@ struct exec;
 struct op {
     enum kind kind;
     int kernel;
-    uint64_t argument[2], to, from;
+    uint64_t argument[3], to, from;
     size_t bytes;
     unsigned char byte;
     struct event *event;
@@ -98,6 +98,15 @@ static void sleep_ns(long ns)
 {
     struct timespec t = {0, ns};
     nanosleep(&t, NULL);
+}
+
+/* `stamp.h`. */
+static void stamp(uint64_t *ring, uint64_t is_end)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    ring[2 + 2 * (ring[0] & ring[1]) + is_end] = (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
+    ring[0] += is_end;
 }
 
 /* Runs one operation without the lock; not 0: the graph is to run again. */
@@ -142,6 +151,8 @@ static int run(const struct op *op, const struct exec *in)
         __atomic_store_n((uint64_t *)op->argument[0], op->argument[1], __ATOMIC_RELEASE);
         return 0;
     case RELAUNCH: {
+        if (op->argument[2])
+            stamp((uint64_t *)op->argument[2], 1);
         uint32_t limit = (uint32_t)op->argument[1], turns = word[1] + 1, end = word[0] ? 1 : limit && turns >= limit ? 2 : 0;
         word[1] = turns;
         if (!end && !(in && in->uploaded)) {
@@ -152,13 +163,9 @@ static int run(const struct op *op, const struct exec *in)
             __atomic_store_n(&word[2], end, __ATOMIC_RELEASE);
         return !end;
     }
-    case STAMP: {
-        uint64_t *ring = (uint64_t *)op->argument[0], is_end = op->argument[1];
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        ring[2 + 2 * (ring[0] & ring[1]) + is_end] = (uint64_t)now.tv_sec * 1000000000ull + (uint64_t)now.tv_nsec;
-        ring[0] += is_end;
+    case STAMP:
+        stamp((uint64_t *)op->argument[0], op->argument[1]);
         return 0;
-    }
     default:
         broken("an unknown kernel");
         return 0;

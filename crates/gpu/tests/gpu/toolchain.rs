@@ -9,7 +9,6 @@ use gpu::image::{self, ImageError};
 use gpu::{Arch, BuildError, Compiler, Form, ImageBuilder, Linker, Toolkit, Unit};
 use measure::need;
 
-const RELAUNCH: &str = include_str!("../../kernels/relaunch.cu");
 const HEADER: &str = "typedef unsigned int uint32_t;\nstruct segment { uint32_t qpn, imm; };\n\
     static __device__ uint32_t swap(uint32_t x) { return __byte_perm(x, 0, 0x0123); }\n";
 const WORK: &str = "#include \"segment.h\"\nextern \"C\" __device__ uint32_t scale(uint32_t x);\n\
@@ -25,7 +24,7 @@ fn work() -> Unit {
 
 /// A graph launch, a call across units, a header in memory.
 fn units() -> [Unit; 3] {
-    [Unit::new("relaunch.cu", RELAUNCH), work(), Unit::new("scale.cu", SCALE).header("segment.h", HEADER)]
+    [gpu::relaunch_unit(), work(), Unit::new("scale.cu", SCALE).header("segment.h", HEADER)]
 }
 
 fn builder(toolkit: Toolkit) -> ImageBuilder {

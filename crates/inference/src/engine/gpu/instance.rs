@@ -7,7 +7,6 @@ use gpu::{DeviceGraph, Graph, PinnedMemory, Priority, SelfLaunching, Stamps, Str
 
 use super::choose::Timed;
 use super::ready::{Memory, Place, Ready};
-use super::stamped::put_stamped;
 use super::{BETWEEN, LIMIT, Loaded, bytes};
 use crate::engine::{Engine, EngineError, gathered};
 use crate::plan::{Precision, Task};
@@ -136,22 +135,20 @@ impl Instance {
 
     /// The same kernels as a graph that launches itself, `turns` times, or until it is cancelled for 0.
     pub fn self_launching(self, turns: u32) -> Result<SelfLaunchingInstance, EngineError> {
-        let record = |stream: &Stream| self.put_stamped(stream);
-        // SAFETY: as in `new`.
-        let graph = unsafe { SelfLaunching::of_capture(&self.loaded.code.module, turns, record) }?;
+        let put = |stream: &Stream| put_all(&self.loaded, &self.memory, stream);
+        let (module, stamps) = (&self.loaded.code.module, self.stamps.as_ref());
+        // SAFETY: as in `new`; the instance keeps its stamps as well.
+        let graph = unsafe { SelfLaunching::of_capture(module, turns, stamps, put) }?;
         Ok(SelfLaunchingInstance { graph, instance: self })
     }
 
     /// As [`Self::self_launching`], by a WHILE node whose body has the kernels.
     pub fn while_loop(self, turns: u32) -> Result<SelfLaunchingInstance, EngineError> {
-        let record = |stream: &Stream| self.put_stamped(stream);
-        // SAFETY: as in `new`.
-        let graph = unsafe { SelfLaunching::of_while(&self.loaded.code.again()?, turns, record) }?;
+        let put = |stream: &Stream| put_all(&self.loaded, &self.memory, stream);
+        let (module, stamps) = (self.loaded.code.again()?, self.stamps.as_ref());
+        // SAFETY: as in `self_launching`.
+        let graph = unsafe { SelfLaunching::of_while(&module, turns, stamps, put) }?;
         Ok(SelfLaunchingInstance { graph, instance: self })
-    }
-
-    fn put_stamped(&self, stream: &Stream) -> gpu::Result<()> {
-        put_stamped(self.stamps.as_ref(), stream, || put_all(&self.loaded, &self.memory, stream))
     }
 }
 

@@ -28,7 +28,11 @@ impl Instance {
         let stamps = self.new_stamps(runs)?;
         let (loaded, memory) = (&self.loaded, &self.memory);
         let record = |stream: &Stream| {
-            put_stamped(Some(&stamps), stream, || instance::put_all(loaded, memory, stream))
+            // SAFETY: the stamps live as long as the graph, whose runs follow one another.
+            unsafe { stamps.begin(stream) }?;
+            instance::put_all(loaded, memory, stream)?;
+            // SAFETY: as above.
+            unsafe { stamps.end(stream) }
         };
         // SAFETY: code, memory and stamps live until the stream is idle, or the context keeps them.
         let graph = unsafe { Graph::capture(&self.stream, record) }?.instantiate()?;
@@ -67,18 +71,4 @@ impl SelfLaunchingInstance {
             Err(error) => Err(error),
         }
     }
-}
-
-/// Puts stamps around what `put` puts into a stream.
-pub fn put_stamped(
-    stamps: Option<&Stamps>,
-    stream: &Stream,
-    put: impl FnOnce() -> gpu::Result<()>,
-) -> gpu::Result<()> {
-    let Some(stamps) = stamps else { return put() };
-    // SAFETY: an instance keeps its stamps longer than its graphs, and its runs follow one another.
-    unsafe { stamps.begin(stream) }?;
-    put()?;
-    // SAFETY: as above.
-    unsafe { stamps.end(stream) }
 }

@@ -1,0 +1,22 @@
+// When a run of a graph begins or ends, noted by one of its kernels.
+#ifndef DOORBELL_STAMP_H
+#define DOORBELL_STAMP_H
+
+// Notes the begin or the end of a run of one graph. One thread calls it; waits for nothing.
+//
+// ring: words of 64 bits in device memory, which one graph writes and the CPU copies when that graph has ended:
+//   [0] runs that have ended
+//   [1] runs that are kept, a power of two, less one
+//   [2 + 2 × (run & [1])] when a run's first kernel began, in ns of the GPU's global timer; [3 + …] when its last one did
+// is_end: 0 at the begin of a run, 1 at its end.
+static __device__ inline void stamp(volatile unsigned long long *ring, unsigned is_end)
+{
+    unsigned long long now;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+    unsigned long long run = ring[0];
+    ring[2 + 2 * (run & ring[1]) + is_end] = now;
+    if (is_end)
+        ring[0] = run + 1;
+}
+
+#endif
