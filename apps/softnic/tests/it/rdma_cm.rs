@@ -210,6 +210,30 @@ fn private_data_refusals_and_events_without_waiting_are_as_programs_expect() {
     }
 }
 
+/// A client that gets no core between the refusal and the server's end learns of both at once, and is told the refusal.
+#[test]
+fn a_refusal_is_heard_after_the_end_of_the_process_that_refused() {
+    let header = std::path::Path::new("/usr/include/rdma/rdma_cma.h");
+    let there = header.exists().then_some(()).ok_or("rdma_cma.h not found (package librdmacm-dev)");
+    measure::need!(there, "headers of librdmacm");
+    let program = measure::need!(compile("cm_cases", &["-lrdmacm", "-libverbs"]), "a C compiler and headers");
+    let program = program.display().to_string();
+    for fabric in Layer::BOTH.map(fabric_of) {
+        let port = tcp_port::unused().to_string();
+        let mut server = server(&fabric, &[&program, "serve", "reject", ADDRESS, &port]);
+        server.program.signal(Signal::SIGSTOP);
+        let mut client = fabric.start(&[&program, "ask", "reject", ADDRESS, &port]);
+        let asks =
+            within(Duration::from_secs(30), || client.program.output().contains("rdma_cm CONNECT -> ()"));
+        assert!(asks, "{}", client.program.tail());
+        client.program.signal(Signal::SIGSTOP);
+        server.program.signal(Signal::SIGCONT);
+        server.program.succeed();
+        client.program.signal(Signal::SIGCONT);
+        client.program.succeed();
+    }
+}
+
 #[test]
 fn a_listener_s_port_is_its_own_until_it_ends_even_by_sigkill() {
     measure::need!(utilities("rping"), "rping");

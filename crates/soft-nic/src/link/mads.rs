@@ -69,7 +69,7 @@ pub trait MadPort: Send {
     fn withdraw(&mut self, service: u64, address: Option<Gid>);
     /// Whether another process listens there.
     fn is_taken(&self, service: u64, address: Option<Gid>) -> bool;
-    /// Processes that have ended since this was asked, of those that MADs went to.
+    /// Processes that have ended since this was asked, of those that MADs went to. [`MadPort::receive`] has returned all that they sent.
     fn departed(&mut self) -> Vec<Departed> {
         Vec::new()
     }
@@ -232,6 +232,8 @@ impl MadSeat {
             own: Vec::new(),
             waiting: VecDeque::new(),
             asked: VecDeque::new(),
+            departed: Vec::new(),
+            budget: BUDGET,
         };
         Ok((mads, bell))
     }
@@ -356,6 +358,10 @@ pub struct FabricMads {
     waiting: VecDeque<(String, Letter)>,
     /// Slot, its occupant's generation and communication id of the last requests, [`MAX_WAITING`] of them.
     asked: VecDeque<(u8, u32, u32)>,
+    /// Ended processes whose last MADs have been received.
+    departed: Vec<Departed>,
+    /// MADs that one look takes.
+    budget: usize,
 }
 
 /// Where a MAD goes.
@@ -390,11 +396,22 @@ fn address(mad: &[u8; MAD_BYTES]) -> Option<Address> {
 }
 
 impl FabricMads {
-    fn departed_from(&mut self, slot: u8, generation: u32) -> Departed {
-        let is_its = |asked: &&(u8, u32, u32)| (asked.0, asked.1) == (slot, generation);
-        let asked = self.asked.iter().filter(is_its).map(|(.., id)| *id).collect();
-        self.asked.retain(|asked| !is_its(&asked));
-        Departed { slot, asked }
+    /// Watched processes that have ended: slot and generation.
+    fn ended(&self) -> Vec<(u8, u32)> {
+        let watched = watched(&self.watched);
+        let ended = watched.iter().filter(|watch| watch.process.has_ended());
+        ended.map(|watch| (watch.slot, watch.generation)).collect()
+    }
+
+    /// Ends the watch of these processes and keeps what [`MadPort::departed`] says of them.
+    fn depart(&mut self, ended: &[(u8, u32)]) {
+        for &(slot, generation) in ended {
+            watched(&self.watched).retain(|watch| (watch.slot, watch.generation) != (slot, generation));
+            let is_its = |asked: &&(u8, u32, u32)| (asked.0, asked.1) == (slot, generation);
+            let asked = self.asked.iter().filter(is_its).map(|(.., id)| *id).collect();
+            self.asked.retain(|asked| !is_its(&asked));
+            self.departed.push(Departed { slot, asked });
+        }
     }
 
     /// To this occupant.
@@ -495,6 +512,8 @@ impl MadPort for FabricMads {
             let fate = self.deliver(name, letter);
             self.count(fate);
         }
+        // Looked for before the mailbox is: all that a process sent before its end lies there by now.
+        let ended = self.ended();
         let mut letters = std::mem::take(&mut self.own);
         let mut malformed = 0;
         let mut take = |bytes: &[u8]| {
@@ -510,8 +529,12 @@ impl MadPort for FabricMads {
             }
         };
         // An error is nothing received; the next look finds what there is.
-        let refused = self.mailbox.collect(BUDGET, &mut take).map_or(0, |collected| collected.refused);
-        self.local.add(Fate::Malformed, malformed + refused as u64);
+        let collected = self.mailbox.collect(self.budget, &mut take).unwrap_or_default();
+        self.local.add(Fate::Malformed, malformed + collected.refused as u64);
+        // A mailbox that may hold more leaves the ended processes to the next look.
+        if collected.letters + collected.refused < self.budget {
+            self.depart(&ended);
+        }
         letters
     }
 
@@ -531,10 +554,7 @@ impl MadPort for FabricMads {
     }
 
     fn departed(&mut self) -> Vec<Departed> {
-        let mut watched = watched(&self.watched);
-        let gone: Vec<Watch> = watched.extract_if(.., |watch| watch.process.has_ended()).collect();
-        drop(watched);
-        gone.into_iter().map(|gone| self.departed_from(gone.slot, gone.generation)).collect()
+        std::mem::take(&mut self.departed)
     }
 
     fn source_for(&self, to: Gid, from: Option<Gid>) -> Option<Gid> {

@@ -411,15 +411,16 @@ impl Ids {
 
     /// Goes on: takes what arrived, does what is due, sends what there is to say. When it is due again.
     pub fn turn(&mut self, now: Now) -> Option<Now> {
+        for Letter { from, to, mad } in self.port.receive() {
+            // Why it was dropped is counted.
+            let _ = self.cm.handle_mad(now, Route { local: to, remote: from }, &*mad);
+        }
+        // After what they sent: a process that refuses and ends has refused with its own reason and private data.
         for Departed { slot, asked } in self.port.departed() {
             let devices = &self.devices;
             self.cm.close_process(now, slot, &asked, |gid| {
                 devices.iter().any(|device| gid_index(device, gid).is_some())
             });
-        }
-        for Letter { from, to, mad } in self.port.receive() {
-            // Why it was dropped is counted.
-            let _ = self.cm.handle_mad(now, Route { local: to, remote: from }, &*mad);
         }
         self.cm.handle_timeout(now);
         while let Some(event) = self.cm.poll_event() {

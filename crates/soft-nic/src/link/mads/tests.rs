@@ -149,6 +149,7 @@ fn who_sits_down_in_a_dead_one_s_slot_is_watched_and_what_it_was_asked_stands() 
     a.send(ask.clone());
     a.send(ask.clone());
     assert_eq!(b.receive(), [ask.clone(), ask]);
+    assert_eq!(a.receive(), []);
     assert_eq!(a.departed(), [Departed { slot, asked: vec![4] }]);
     assert_eq!(a.departed(), []);
     let still: Vec<_> = watched(&a.watched).iter().map(|watch| (watch.slot, watch.generation)).collect();
@@ -158,6 +159,32 @@ fn who_sits_down_in_a_dead_one_s_slot_is_watched_and_what_it_was_asked_stands() 
     a.announce(0x106_1c07, None).unwrap();
     a.send(letter(Message::Req(Req { service: 0x106_1c07, local_id: 6, ..Req::default() })));
     assert_eq!((a.receive().len(), a.asked.len(), watched(&a.watched).len()), (1, 1, 1));
+}
+
+/// The end of a process is told after all that it sent, also where one look does not take all of that.
+#[test]
+fn an_ended_process_departs_after_its_last_mad() {
+    let name = format!("mads-last-{}", std::process::id());
+    let seat = MadSeat::new(Arc::new(Fabric::join(&name).unwrap()), false);
+    let (mut a, _) = seat.open(vec![]).unwrap();
+    let mut sender = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    watched(&a.watched).push(Watch { slot: 99, generation: 7, process: Process::of(sender.id()) });
+    let (postbox, to) = (Postbox::open(seat.fabric.key()).unwrap(), seat.name().unwrap());
+    let last = letter(Message::Rtu(Ids { local: 1, remote: 2 }));
+    let sent = (0..9).take_while(|_| postbox.post(&to, &head(&last), &*last.mad).is_ok()).count();
+    assert!(sent > 3, "a mailbox holds ten");
+    sender.kill().unwrap();
+    sender.wait().unwrap();
+    a.budget = 3;
+    let mut received = 0;
+    while received < sent {
+        assert_eq!(a.departed(), [], "{received} of {sent}");
+        received += a.receive().len();
+    }
+    // A look that took as many as it may has to be followed by one that finds nothing.
+    a.receive();
+    assert_eq!(a.departed(), [Departed { slot: 99, asked: vec![] }]);
+    assert!(watched(&a.watched).is_empty());
 }
 
 #[test]

@@ -180,19 +180,19 @@ fn letting_a_connection_go_ends_it_for_the_other_side() {
 
 #[test]
 fn a_refusal_comes_with_its_reason_and_private_data() {
-    for who in ["nobody listens", "the program", "its end"] {
+    for who in ["nobody listens", "the program", "the program, which ends", "its end"] {
         let [mut client, mut server] = programs(LinkLayer::Roce);
         let listener = (who != "nobody listens").then(|| listening(&mut server, space::TCP));
         let asking = routed(&mut client, space::TCP);
         assert_eq!(client.connect(asking, 0x41, b""), 0);
         match who {
-            "the program" => {
+            "the program" | "the program, which ends" => {
                 let id = server.expect(CONNECT_REQUEST).id;
-                let body = Writer::<{ ucm_reject::SIZE }>::new()
-                    .u32(ucm_reject::ID, id)
-                    .u8(ucm_reject::PRIVATE_DATA_LEN, 3)
-                    .bytes(ucm_reject::PRIVATE_DATA, b"why");
-                assert_eq!(server.run(9, &body.finish()), 0);
+                assert_eq!(server.reject(id, b"why"), 0);
+                // The client learns of the refusal and of the end at once.
+                if who != "the program" {
+                    client.departs(2, asking);
+                }
             }
             // The request waits unread, and goes with its listener.
             "its end" => {
@@ -204,9 +204,10 @@ fn a_refusal_comes_with_its_reason_and_private_data() {
         let told = client.expect(REJECTED);
         assert_eq!(told.status, if who == "nobody listens" { 8 } else { 28 }, "{who}");
         let private = told.fields().array::<3>(ucm_conn_param::PRIVATE_DATA);
-        assert_eq!(&private == b"why", who == "the program");
+        assert_eq!(&private == b"why", who.starts_with("the program"), "{who}");
         assert_eq!(told.fields().u8(ucm_conn_param::PRIVATE_DATA_LEN), 148, "{who}");
         assert_eq!(client.ready(asking), libc::EINVAL, "{who}: it is no more");
+        assert!(client.event().is_none(), "{who}: told once");
     }
 }
 

@@ -22,7 +22,7 @@ use crate::device::command::CommandError;
 use crate::device::model::DeviceConfig;
 use crate::dma::{Fault, Host, Memory};
 use crate::link::ServiceError;
-use crate::link::mads::{Letter, MadPort};
+use crate::link::mads::{Departed, Letter, MadPort};
 
 /// What carries MADs between the two, and knows who listens.
 #[derive(Debug, Default)]
@@ -31,6 +31,8 @@ pub struct Hub {
     services: Vec<(usize, u64, Option<Gid>)>,
     /// Where packets to other hosts leave from.
     source: Option<Gid>,
+    /// Ended processes, which the other end has yet to learn of.
+    departed: Vec<Departed>,
 }
 
 struct Port {
@@ -62,6 +64,10 @@ impl MadPort for Port {
     fn source_for(&self, to: Gid, from: Option<Gid>) -> Option<Gid> {
         let source = from.or(self.hub.lock().unwrap().source);
         source.filter(|source| source.ipv4().is_some() == to.ipv4().is_some())
+    }
+
+    fn departed(&mut self) -> Vec<Departed> {
+        std::mem::take(&mut self.hub.lock().unwrap().departed)
     }
 
     fn is_taken(&self, service: u64, address: Option<Gid>) -> bool {
@@ -96,6 +102,7 @@ pub struct Program {
     pub now: Now,
     pub others: BTreeMap<i32, u32>,
     pub memory: Fenced,
+    hub: Arc<Mutex<Hub>>,
 }
 
 /// The two programs' addresses: devices 0 and 1 of the same fabric.
@@ -133,6 +140,7 @@ pub fn programs_with_wire(link_layer: LinkLayer, source: Option<Gid>) -> [Progra
             now: Now(1),
             others: BTreeMap::new(),
             memory: Fenced { host: Host::new().unwrap(), writable: None },
+            hub: hub.clone(),
         }
     })
 }
@@ -288,8 +296,24 @@ impl Program {
         self.run(8, &Writer::<{ ucm_accept::SIZE }>::new().u32(ucm_accept::ID, id).finish())
     }
 
+    /// REJECT.
+    pub fn reject(&mut self, id: u32, private: &[u8]) -> i32 {
+        use ucm_reject as at;
+        let body = Writer::<{ at::SIZE }>::new()
+            .u32(at::ID, id)
+            .u8(at::PRIVATE_DATA_LEN, private.len() as u8)
+            .bytes(at::PRIVATE_DATA, private);
+        self.run(9, &body.finish())
+    }
+
     pub fn disconnect(&mut self, id: u32) -> i32 {
         self.run(10, &id.to_ne_bytes())
+    }
+
+    /// The process in a slot ends. The request of `asking` went to it.
+    pub fn departs(&self, slot: u8, asking: u32) {
+        let asked = self.ids.ids[&asking].connection.map(|connection| connection.0);
+        self.hub.lock().unwrap().departed.push(Departed { slot, asked: asked.into_iter().collect() });
     }
 
     /// The next event, if the pipe says that there is one.
