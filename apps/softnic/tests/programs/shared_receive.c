@@ -6,6 +6,8 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 
 #define QPS 3
 #define MESSAGES 400
@@ -15,7 +17,7 @@
 static struct ibv_srq *srq;
 static uint8_t *slots;
 static struct ibv_mr *slots_mr;
-static volatile int stop;
+static atomic_int stop;
 
 /* Posts slot `id`: the identifier says where its bytes land. */
 static int post(uint64_t id)
@@ -25,30 +27,38 @@ static int post(uint64_t id)
 	return ibv_post_srq_recv(srq, &request, &bad);
 }
 
-/* Identifiers that the poller gives back, one list for each thread. */
-static struct { pthread_mutex_t lock; uint64_t ids[DEPTH]; int count; } returned[2] = {
+/* Identifiers that the poller gives back, a ring for each thread: first in, first out, so that each comes round. */
+static struct { pthread_mutex_t lock; uint64_t ids[DEPTH]; unsigned first, count; } returned[2] = {
 	{ .lock = PTHREAD_MUTEX_INITIALIZER }, { .lock = PTHREAD_MUTEX_INITIALIZER },
 };
 
+/* Posts what is given back, and ends when it is told to and all of that is posted: a datagram that finds no receive is lost. */
 static void *poster(void *argument)
 {
 	int me = (int)(intptr_t)argument;
-	while (!stop) {
+	for (;;) {
+		/* Read before the list: nothing is given back after the order to stop. */
+		int is_last = stop;
 		pthread_mutex_lock(&returned[me].lock);
 		int some = returned[me].count > 0;
-		uint64_t id = some ? returned[me].ids[--returned[me].count] : 0;
+		uint64_t id = returned[me].ids[returned[me].first % DEPTH];
+		returned[me].first += some;
+		returned[me].count -= some;
 		pthread_mutex_unlock(&returned[me].lock);
 		if (some)
 			CHECK(post(id) == 0);
+		else if (is_last)
+			return NULL;
+		else
+			sched_yield();
 	}
-	return NULL;
 }
 
 static void give_back(uint64_t id)
 {
 	int to = id % 2;
 	pthread_mutex_lock(&returned[to].lock);
-	returned[to].ids[returned[to].count++] = id;
+	returned[to].ids[(returned[to].first + returned[to].count++) % DEPTH] = id;
 	pthread_mutex_unlock(&returned[to].lock);
 }
 
@@ -173,7 +183,8 @@ int main(int argc, char **argv)
 	}
 	stop = 1;
 	for (int t = 0; t < 2; t++)
-		CHECK(pthread_join(threads[t], NULL) == 0);
+		CHECK(pthread_join(threads[t], NULL) == 0 && returned[t].count == 0);
+	/* All of one thread's at least, which posted the most, and what was posted before the threads were there. */
 	CHECK(__builtin_popcountll(seen) > DEPTH / 2);
 
 	/* Datagrams: 40 bytes for the GRH in front. */
