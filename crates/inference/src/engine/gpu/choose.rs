@@ -304,6 +304,8 @@ impl<'a> Bench<'a> {
                         working.push(Working { at: tried.len(), timed, times: Vec::new() });
                         found.push(Some(good));
                     }
+                    // Behind what does not end nothing else can be tried.
+                    Err(EngineError::Gpu(error @ gpu::Error::Deadline { .. })) => return Err(error.into()),
                     Err(EngineError::Gpu(error)) if error.is_context_lost() => return Err(error.into()),
                     Err(error) => {
                         if let EngineError::Gpu(error) = &error {
