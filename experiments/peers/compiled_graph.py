@@ -296,6 +296,9 @@ class Way:
         self.input = torch.empty(network.shape, dtype=half, device=device, memory_format=order).zero_()
         if kind == "compiled":
             torch._inductor.config.freezing = True
+            # Kernels are compiled by threads of this process. Those that its pool of processes compiles are
+            # compiled again here, one after another, before they are timed (torch 2.11).
+            torch._inductor.config.compile_threads = 1
             # The way before had other strides: without `dynamic=False` sizes would be taken for variables.
             self.call = torch.compile(
                 self.call, mode="max-autotune-no-cudagraphs", fullgraph=True, dynamic=False
