@@ -34,6 +34,8 @@ fn table(tree: &Tree, name: &str) -> Result<String> {
         "bench-post-gpu" => posts,
         "bench-nic" => aims,
         "bench-models" => models,
+        "fig1" => bandwidths,
+        "fig2" => run_times,
         "fig4" => rates,
         name => bail!("no table is called {name}"),
     };
@@ -140,12 +142,27 @@ fn models(entries: &[Entry]) -> Vec<Vec<String>> {
         "over_span_us",
         "arena_ratio",
     ];
-    let title = ["machine", "series"].into_iter().chain(NUMBERS).map(str::to_owned).collect();
-    let mut table = vec![title];
+    listed(entries, None, &NUMBERS)
+}
+
+fn bandwidths(entries: &[Entry]) -> Vec<Vec<String>> {
+    listed(entries, Some("instances"), &["runs_per_s", "input_gbps", "output_gbps"])
+}
+
+fn run_times(entries: &[Entry]) -> Vec<Vec<String>> {
+    listed(entries, Some("instances"), &["runs", "runs_per_s", "least_ms", "p50_ms", "p99_ms"])
+}
+
+/// A line for each row of an entry: GPU, or machine without one; series, x where it has a name, medians.
+fn listed(entries: &[Entry], x: Option<&str>, numbers: &[&str]) -> Vec<Vec<String>> {
+    let title = ["on", "series"].into_iter().chain(x).chain(numbers.iter().copied());
+    let mut table = vec![title.map(str::to_owned).collect()];
     for (entry, measured) in entries.iter().flat_map(|entry| entry.rows.iter().map(move |row| (entry, row))) {
-        let number = |name| median(measured, name).unwrap_or_else(|| NONE.to_owned());
-        let names = [machine(entry), format!("`{}`", measured.series)];
-        table.push(names.into_iter().chain(NUMBERS.map(number)).collect());
+        let gpu = entry.provenance.gpu_device.clone();
+        let names = [if gpu.is_empty() { machine(entry) } else { gpu }, format!("`{}`", measured.series)];
+        let names = names.into_iter();
+        let numbers = numbers.iter().map(|name| median(measured, name).unwrap_or_else(|| NONE.to_owned()));
+        table.push(names.chain(x.map(|_| measured.x.to_string())).chain(numbers).collect());
     }
     table
 }
