@@ -1,6 +1,7 @@
 //! `cargo xtask headers`: writes the generated files again, or with `--check` says which differ from their source
 //! (INV-14).
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -52,6 +53,9 @@ const INSTALL: &str = "Debian, Ubuntu: apt-get install libclang-dev libibverbs-d
 /// Runs every generator; all of them, even when one fails, so that one run shows everything.
 pub fn run(options: &Options) -> Result<()> {
     let (mut stale, mut skipped) = (Vec::new(), 0);
+    if !slots_header(options.check)? {
+        stale.push(slots::header::PATH);
+    }
     for generator in GENERATORS {
         if let Some(lacking) = (generator.lacks)() {
             if !options.check {
@@ -89,8 +93,18 @@ pub fn run(options: &Options) -> Result<()> {
         );
     }
     let done = if options.check { "all equal" } else { "all written" };
-    say!("headers: {} generators, {done}", GENERATORS.len() - skipped);
+    say!("headers: {} generators, {done}", 1 + GENERATORS.len() - skipped);
     Ok(())
+}
+
+/// Writes the layout of slots, or compares it. `false`: it differs.
+fn slots_header(check: bool) -> Result<bool> {
+    let (path, text) = (root().join(slots::header::PATH), slots::header::text());
+    if !check {
+        fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+        return Ok(true);
+    }
+    Ok(fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))? == text)
 }
 
 /// What the bindings' generator lacks on this machine.
@@ -123,7 +137,6 @@ fn has_libclang(lib: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     #[test]
     fn libclang_is_found_where_distributions_put_it() {

@@ -1,0 +1,377 @@
+//! The server's side: what a request is checked for, whose request is next, and when a slot's answer may be
+//! overwritten.
+
+use std::collections::{HashSet, VecDeque};
+
+use crate::geometry::Geometry;
+use crate::layout::{Header, MAGIC, PREFIX_BYTES, Status, VERSION, next};
+
+/// What went wrong with a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ServerError {
+    #[error("slot {0} does not exist, or no client has it")]
+    NoSlot(u32),
+    #[error("{wanted} slots are wanted, {free} are free")]
+    Full { wanted: usize, free: usize },
+    #[error("client {0} is unknown, or is there already")]
+    Client(u32),
+    /// The sequence is that of the last request: the same arrival was told twice.
+    #[error("slot {0}: this request was taken before")]
+    TakenBefore(u32),
+    #[error("slot {0} is not in a state in which that happens")]
+    State(u32),
+}
+
+/// A request to be computed, or one that is to be refused with this status and without being computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Work {
+    pub slot: u32,
+    pub client: u32,
+    pub header: Header,
+    pub refused: Option<Status>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Idle,
+    Ready(Work),
+    Running(Work),
+}
+
+/// A request may arrive while the answer before it is still read by the NIC: they do not share bytes.
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    client: Option<u32>,
+    sequence: u32,
+    stage: Stage,
+    /// The completion of the WRITE that reads the answer was not polled yet.
+    is_sending: bool,
+}
+
+impl Slot {
+    fn is_idle(&self) -> bool {
+        self.stage == Stage::Idle && !self.is_sending
+    }
+}
+
+#[derive(Debug)]
+struct Peer {
+    number: u32,
+    /// Slots with a request, in the order of arrival.
+    ready: VecDeque<u32>,
+    outstanding: HashSet<u64>,
+    credits: u16,
+}
+
+/// The slots of one model, and the clients that have them.
+#[derive(Debug)]
+pub struct Server {
+    geometry: Geometry,
+    slots: Vec<Slot>,
+    /// The client whose turn is next stands first.
+    peers: VecDeque<Peer>,
+}
+
+impl Server {
+    /// `slots` of them, with these numbers from 0.
+    pub fn new(geometry: Geometry, slots: u32) -> Server {
+        let slot = Slot { client: None, sequence: 0, stage: Stage::Idle, is_sending: false };
+        Server { geometry, slots: vec![slot; slots as usize], peers: VecDeque::new() }
+    }
+
+    /// Slots that a new client can get.
+    pub fn free(&self) -> usize {
+        self.slots.iter().filter(|slot| slot.client.is_none() && slot.is_idle()).count()
+    }
+
+    /// Gives so many slots to a new client: their numbers, and the sequences of their last requests.
+    /// The caller sets their flags and tail flags to 0 before the client hears of them: a client that had them
+    /// before may have written there what looks like the next request.
+    pub fn grant(&mut self, client: u32, wanted: u16) -> Result<Vec<(u32, u32)>, ServerError> {
+        if self.peers.iter().any(|peer| peer.number == client) {
+            return Err(ServerError::Client(client));
+        }
+        let free = self.free();
+        if wanted == 0 || free < usize::from(wanted) {
+            return Err(ServerError::Full { wanted: wanted.into(), free });
+        }
+        let mut granted = Vec::new();
+        let all = self.slots.iter_mut().enumerate();
+        for (number, slot) in all.filter(|(_, slot)| slot.client.is_none() && slot.is_idle()) {
+            if granted.len() == usize::from(wanted) {
+                break;
+            }
+            slot.client = Some(client);
+            granted.push((number as u32, slot.sequence));
+        }
+        let (ready, outstanding) = (VecDeque::new(), HashSet::new());
+        self.peers.push_back(Peer { number: client, ready, outstanding, credits: wanted });
+        Ok(granted)
+    }
+
+    /// Takes a client's slots back. A slot whose request runs, or whose answer is being sent, is granted again
+    /// when that has ended.
+    pub fn withdraw(&mut self, client: u32) -> Result<(), ServerError> {
+        let at = self.peers.iter().position(|peer| peer.number == client);
+        self.peers.remove(at.ok_or(ServerError::Client(client))?);
+        for slot in self.slots.iter_mut().filter(|slot| slot.client == Some(client)) {
+            slot.client = None;
+            if matches!(slot.stage, Stage::Ready(_)) {
+                slot.stage = Stage::Idle;
+            }
+        }
+        Ok(())
+    }
+
+    /// From now on a client may have so many requests outstanding: its answers say so.
+    pub fn limit(&mut self, client: u32, credits: u16) -> Result<(), ServerError> {
+        let peer = self.peers.iter_mut().find(|peer| peer.number == client);
+        peer.ok_or(ServerError::Client(client))?.credits = credits.max(1);
+        Ok(())
+    }
+
+    /// The sequence that the next request in a slot has to have.
+    pub fn expected(&self, slot: u32) -> Result<u32, ServerError> {
+        Ok(next(self.slot(slot)?.sequence))
+    }
+
+    /// Takes the request that is whole in a slot. `prefix`: what the request begins with, read once. A bad
+    /// request is taken too, and is to be answered with its status.
+    pub fn arrived(&mut self, slot: u32, prefix: &[u8; PREFIX_BYTES]) -> Result<(), ServerError> {
+        let header = Header::read(prefix).unwrap_or_default();
+        let found = *self.slot(slot)?;
+        let client = found.client.ok_or(ServerError::NoSlot(slot))?;
+        if found.stage != Stage::Idle {
+            return Err(ServerError::State(slot));
+        }
+        if header.magic == MAGIC && header.sequence == found.sequence {
+            return Err(ServerError::TakenBefore(slot));
+        }
+        let mut refused = self.fault(slot, found.sequence, &header, prefix);
+        let peer = self.peers.iter_mut().find(|peer| peer.number == client);
+        let peer = peer.ok_or(ServerError::Client(client))?;
+        if refused.is_none() && !peer.outstanding.insert(header.request_id) {
+            refused = Some(Status::DuplicateId);
+        }
+        peer.ready.push_back(slot);
+        let slot = &mut self.slots[slot as usize];
+        slot.sequence = next(slot.sequence);
+        slot.stage = Stage::Ready(Work { slot: header.slot, client, header, refused });
+        Ok(())
+    }
+
+    /// What is wrong with a request whose slot had `last` before.
+    fn fault(&self, slot: u32, last: u32, header: &Header, prefix: &[u8; PREFIX_BYTES]) -> Option<Status> {
+        if (header.magic, header.version, header.status) != (MAGIC, VERSION, 0) {
+            Some(Status::BadHeader)
+        } else if (header.sequence, header.slot) != (next(last), slot) {
+            Some(Status::BadSequence)
+        } else if header.model_id != self.geometry.model_id {
+            Some(Status::BadModel)
+        } else if prefix[Header::BYTES..] != self.geometry.request.table()
+            || usize::from(header.tensors) != self.geometry.request.entries().len()
+        {
+            Some(Status::BadTensors)
+        } else {
+            None
+        }
+    }
+
+    /// The next request, clients in turn. It is none whose slot's answer the NIC still reads.
+    pub fn take(&mut self) -> Option<Work> {
+        for turn in 0..self.peers.len() {
+            let peer = &self.peers[turn];
+            let may = |slot: &&u32| !self.slots[**slot as usize].is_sending;
+            let Some(at) = peer.ready.iter().position(|slot| may(&slot)) else { continue };
+            let mut peer = self.peers.remove(turn)?;
+            let number = peer.ready.remove(at)?;
+            self.peers.push_back(peer);
+            let slot = &mut self.slots[number as usize];
+            let Stage::Ready(work) = slot.stage else { continue };
+            let work = Work { slot: number, ..work };
+            slot.stage = Stage::Running(work);
+            return Some(work);
+        }
+        None
+    }
+
+    /// Ends a request that runs: what its answer begins with. Until [`Self::sent`] the answer stays as it is.
+    /// `None`: the client is gone, and nothing is to be sent.
+    pub fn done(
+        &mut self,
+        slot: u32,
+        status: Status,
+        [begun_ns, ended_ns]: [u64; 2],
+    ) -> Result<Option<[u8; PREFIX_BYTES]>, ServerError> {
+        let found = *self.slot(slot)?;
+        let Stage::Running(work) = found.stage else { return Err(ServerError::State(slot)) };
+        let place = &mut self.slots[slot as usize];
+        place.stage = Stage::Idle;
+        if found.client != Some(work.client) {
+            return Ok(None);
+        }
+        place.is_sending = true;
+        let peer = self.peers.iter_mut().find(|peer| peer.number == work.client);
+        let peer = peer.ok_or(ServerError::Client(work.client))?;
+        if work.refused.is_none() {
+            peer.outstanding.remove(&work.header.request_id);
+        }
+        let header = Header {
+            magic: MAGIC,
+            version: VERSION,
+            status: work.refused.unwrap_or(status).number(),
+            begun_ns,
+            ended_ns,
+            credits: peer.credits,
+            slot,
+            ..work.header
+        };
+        Ok(Some(self.geometry.answer.prefix(&header)))
+    }
+
+    /// The completion of the WRITE that read a slot's answer was polled.
+    pub fn sent(&mut self, slot: u32) -> Result<(), ServerError> {
+        let is_sending = self.slot(slot)?.is_sending;
+        self.slots[slot as usize].is_sending = false;
+        if is_sending { Ok(()) } else { Err(ServerError::State(slot)) }
+    }
+
+    fn slot(&self, slot: u32) -> Result<&Slot, ServerError> {
+        self.slots.get(slot as usize).ok_or(ServerError::NoSlot(slot))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::{Client, Request};
+    use crate::geometry::Tensor;
+    use crate::layout::TensorKind;
+
+    const TIMES: [u64; 2] = [5, 9];
+
+    fn geometry() -> Geometry {
+        let tensor = Tensor { kind: TensorKind::F32, count: 1 };
+        Geometry::new(5, &[tensor], &[tensor]).unwrap()
+    }
+
+    fn both(slots: u16) -> (Server, Client) {
+        let mut server = Server::new(geometry(), u32::from(slots));
+        let granted = server.grant(3, slots).unwrap();
+        (server, Client::new(geometry(), &granted))
+    }
+
+    fn changed(request: &Request, change: fn(&mut Header)) -> [u8; PREFIX_BYTES] {
+        let mut header = Header::read(&request.prefix).unwrap();
+        change(&mut header);
+        geometry().request.prefix(&header)
+    }
+
+    #[test]
+    fn a_bad_request_is_answered_with_its_status_and_is_not_computed() {
+        for (byte, status) in [
+            (0, Status::BadHeader),
+            (4, Status::BadHeader),
+            (6, Status::BadHeader),
+            (16, Status::BadModel),
+            (20, Status::BadSequence),
+            (56, Status::BadTensors),
+            (60, Status::BadSequence),
+            (Header::BYTES, Status::BadTensors),
+            (PREFIX_BYTES - 1, Status::BadTensors),
+        ] {
+            let (mut server, mut client) = both(1);
+            let mut prefix = client.ask(1, 0, 0, 9).unwrap().prefix;
+            prefix[byte] ^= 2;
+            server.arrived(0, &prefix).unwrap();
+            assert_eq!(server.take().unwrap().refused, Some(status), "byte {byte}");
+            let answer = server.done(0, Status::Ok, TIMES).unwrap().unwrap();
+            assert_eq!(Header::read(&answer).unwrap().status, status.number());
+            server.sent(0).unwrap();
+            assert_eq!((server.take(), server.expected(0)), (None, Ok(2)));
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_outstanding_is_refused_and_stays_outstanding() {
+        let (mut server, mut client) = both(2);
+        let [first, second] = [1, 2].map(|id| client.ask(id, 0, 0, 9).unwrap());
+        server.arrived(0, &first.prefix).unwrap();
+        server.arrived(1, &changed(&second, |header| header.request_id = 1)).unwrap();
+        let refused = [server.take().unwrap(), server.take().unwrap()].map(|work| work.refused);
+        assert_eq!(refused, [None, Some(Status::DuplicateId)]);
+        server.done(1, Status::Ok, TIMES).unwrap();
+        server.sent(1).unwrap();
+        let again = Header { sequence: 2, slot: 1, ..Header::read(&first.prefix).unwrap() };
+        server.arrived(1, &geometry().request.prefix(&again)).unwrap();
+        assert_eq!(server.take().unwrap().refused, Some(Status::DuplicateId));
+    }
+
+    #[test]
+    fn an_arrival_is_taken_once() {
+        let (mut server, mut client) = both(1);
+        let request = client.ask(1, 0, 0, 9).unwrap();
+        server.arrived(0, &request.prefix).unwrap();
+        assert_eq!(server.arrived(0, &request.prefix), Err(ServerError::State(0)));
+        server.take().unwrap();
+        server.done(0, Status::Ok, TIMES).unwrap();
+        assert_eq!(server.arrived(0, &request.prefix), Err(ServerError::TakenBefore(0)));
+        for slot in [1, u32::MAX] {
+            assert_eq!(server.arrived(slot, &request.prefix), Err(ServerError::NoSlot(slot)));
+        }
+    }
+
+    #[test]
+    fn a_request_waits_while_the_answer_before_it_is_sent() {
+        let (mut server, mut client) = both(1);
+        let request = client.ask(1, 0, 0, 9).unwrap();
+        server.arrived(0, &request.prefix).unwrap();
+        server.take().unwrap();
+        let answer = server.done(0, Status::Ok, TIMES).unwrap().unwrap();
+        client.answered(0, &answer).unwrap();
+        let request = client.ask(2, 0, 0, 9).unwrap();
+        server.arrived(0, &request.prefix).unwrap();
+        assert_eq!(server.take(), None);
+        server.sent(0).unwrap();
+        assert_eq!(server.take().unwrap().header.request_id, 2);
+        assert_eq!(server.sent(0), Err(ServerError::State(0)));
+    }
+
+    #[test]
+    fn clients_have_their_turn_however_many_requests_one_has() {
+        let mut server = Server::new(geometry(), 6);
+        let mut clients = [(1, 4), (2, 2)].map(|(number, slots)| {
+            let granted = server.grant(number, slots).unwrap();
+            (granted.len(), Client::new(geometry(), &granted))
+        });
+        for (count, client) in &mut clients {
+            for id in 0..*count as u64 {
+                let request = client.ask(id, 0, 0, 9).unwrap();
+                server.arrived(request.slot, &request.prefix).unwrap();
+            }
+        }
+        let order: Vec<u32> = std::iter::from_fn(|| server.take().map(|work| work.client)).collect();
+        assert_eq!(order, [1, 2, 1, 2, 1, 1]);
+    }
+
+    #[test]
+    fn slots_of_a_client_that_is_gone_are_granted_when_nothing_uses_them() {
+        let (mut server, mut client) = both(3);
+        for id in 0..3 {
+            let request = client.ask(id, 0, 0, 9).unwrap();
+            server.arrived(request.slot, &request.prefix).unwrap();
+        }
+        let [first, second] = [0, 1].map(|_| server.take().unwrap().slot);
+        server.done(first, Status::Ok, TIMES).unwrap();
+        server.withdraw(3).unwrap();
+        assert_eq!((server.free(), server.take()), (1, None));
+        assert_eq!(server.withdraw(3), Err(ServerError::Client(3)));
+        assert_eq!(server.grant(4, 2), Err(ServerError::Full { wanted: 2, free: 1 }));
+        assert_eq!(server.done(second, Status::Ok, TIMES), Ok(None));
+        server.sent(first).unwrap();
+        // The next client's sequences go on.
+        assert_eq!(server.grant(4, 3).unwrap(), [(0, 1), (1, 1), (2, 1)]);
+        assert_eq!(server.grant(4, 1), Err(ServerError::Client(4)));
+        assert_eq!(server.grant(5, 0), Err(ServerError::Full { wanted: 0, free: 0 }));
+    }
+}
