@@ -1,9 +1,8 @@
 //! Slots of requests and answers: their layout, and the state machines of the client and of the server.
 //!
-//! A client writes a request into a slot of the server's memory, and the server writes the answer into the
-//! slot of the same number in the client's memory. No one copies, and no one asks before writing: a client
-//! that was granted a slot owns it from an answer until the next request, and the server from a request until
-//! its answer.
+//! A client writes a request into a slot of the server's memory by RDMA. The server writes the answer into the
+//! client's memory in the same way. The client owns a slot that it was granted from an answer to the next
+//! request, and the server owns it from a request to its answer.
 //!
 //! The layout is stated once, in [`layout`]; `include/slots.h` is made from it. Nothing here does I/O: memory
 //! is a slice of bytes that was read once, time is a number of nanoseconds that the caller passes.

@@ -1,5 +1,5 @@
-//! Clients and a server over a memory into which the bytes of a message fall in any order: no request is
-//! answered twice, none is lost, and nobody reads half a message.
+//! Clients and a server over a memory into which the bytes of a message fall in any order. Each request is
+//! answered once, none is lost, and no message is read before it is whole.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
