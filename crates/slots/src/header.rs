@@ -5,7 +5,10 @@ use crate::layout::{self, Entry, Header, Status, TensorKind};
 /// File that holds the constants, from the workspace's root.
 pub const PATH: &str = "crates/slots/include/slots.h";
 
-/// The whole header.
+/// The file as it is.
+pub const TEXT: &str = include_str!("../include/slots.h");
+
+/// What the file has to be.
 pub fn text() -> String {
     let mut text = String::from(
         "/*! Offsets and numbers of requests and answers in slots, as crate `slots` states them; little-endian.\n \

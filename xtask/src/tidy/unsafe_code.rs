@@ -5,13 +5,14 @@ use crate::workspace::Tree;
 
 /// Folders and files where the word may stand, beside the kernels of apps. The last ones are the interposer, and the one file of the
 /// launcher that asks the system the user and what a file may do.
-const FLOORS: [&str; 10] = [
+const FLOORS: [&str; 11] = [
     "vendor/",
     "crates/verbs/",
     "crates/gpu/",
     "crates/host-twin/",
     "crates/rdma-shim/",
     "crates/inference/src/engine/",
+    "crates/pipeline/src/kernel.rs",
     "crates/soft-nic/src/abi/",
     "crates/soft-nic/src/dma/",
     "apps/softnic/src/preload/",

@@ -1,0 +1,126 @@
+//! The modes of a pipeline: who waits for requests, who posts answers, and who launches the model.
+
+/// Where a step of a turn runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Who {
+    Cpu,
+    Gpu,
+}
+
+/// How a pipeline is served. The paper's release has four of them, by other names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// The CPU waits, launches, and posts by libibverbs.
+    CpuCpuIbverbs,
+    /// The same, and the CPU posts by the shim's routine.
+    CpuCpuShim,
+    /// The CPU waits and launches a graph that posts.
+    CpuGpu,
+    /// A graph waits, and the CPU posts.
+    GpuCpu,
+    /// A graph waits, posts, and launches itself again.
+    GpuGraph,
+    /// The same as the body of a WHILE node.
+    GpuWhile,
+    /// One kernel stays on the GPU and does all of it.
+    GpuPersistent,
+}
+
+impl Mode {
+    pub const ALL: [Mode; 7] = [
+        Mode::CpuCpuIbverbs,
+        Mode::CpuCpuShim,
+        Mode::CpuGpu,
+        Mode::GpuCpu,
+        Mode::GpuGraph,
+        Mode::GpuWhile,
+        Mode::GpuPersistent,
+    ];
+
+    /// The mode's name in options and results.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Mode::CpuCpuIbverbs => "cpu-cpu-ibverbs",
+            Mode::CpuCpuShim => "cpu-cpu-shim",
+            Mode::CpuGpu => "cpu-gpu",
+            Mode::GpuCpu => "gpu-cpu",
+            Mode::GpuGraph => "gpu-graph",
+            Mode::GpuWhile => "gpu-while",
+            Mode::GpuPersistent => "gpu-persistent",
+        }
+    }
+
+    /// The name of the release's mode. `None`: the release has none such. Its `gpu-cpu` ends with an error.
+    pub const fn release_name(self) -> Option<&'static str> {
+        match self {
+            Mode::CpuCpuIbverbs | Mode::CpuCpuShim => Some("cpu-cpu"),
+            Mode::CpuGpu => Some("cpu-gpu"),
+            Mode::GpuCpu => Some("gpu-cpu"),
+            Mode::GpuGraph => Some("gpu-gpu"),
+            Mode::GpuWhile | Mode::GpuPersistent => None,
+        }
+    }
+
+    /// Who waits for requests.
+    pub const fn waits(self) -> Who {
+        match self {
+            Mode::CpuCpuIbverbs | Mode::CpuCpuShim | Mode::CpuGpu => Who::Cpu,
+            Mode::GpuCpu | Mode::GpuGraph | Mode::GpuWhile | Mode::GpuPersistent => Who::Gpu,
+        }
+    }
+
+    /// Who posts answers.
+    pub const fn posts(self) -> Who {
+        match self {
+            Mode::CpuCpuIbverbs | Mode::CpuCpuShim | Mode::GpuCpu => Who::Cpu,
+            Mode::CpuGpu | Mode::GpuGraph | Mode::GpuWhile | Mode::GpuPersistent => Who::Gpu,
+        }
+    }
+
+    /// Whether a GPU, or the host twin in its place, is needed.
+    pub const fn needs_gpu(self) -> bool {
+        matches!((self.waits(), self.posts()), (Who::Gpu, _) | (_, Who::Gpu))
+    }
+}
+
+impl std::fmt::Display for Mode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The text names no mode.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no mode is called {0:?}; there are: {names}", names = Mode::ALL.map(Mode::name).join(", "))]
+pub struct UnknownMode(String);
+
+impl std::str::FromStr for Mode {
+    type Err = UnknownMode;
+
+    fn from_str(text: &str) -> Result<Mode, UnknownMode> {
+        let mode = Mode::ALL.into_iter().find(|mode| mode.name() == text);
+        mode.ok_or_else(|| UnknownMode(text.to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_is_found_by_its_name_and_by_no_other() {
+        assert!(Mode::ALL.iter().all(|mode| mode.name().parse() == Ok(*mode)));
+        let error = "gpu-gpu".parse::<Mode>().unwrap_err().to_string();
+        assert!(error.contains("\"gpu-gpu\"") && error.contains("gpu-graph, gpu-while"), "{error}");
+    }
+
+    #[test]
+    fn the_names_of_the_release_say_who_waits_and_who_posts() {
+        let word = |who| if who == Who::Cpu { "cpu" } else { "gpu" };
+        for mode in Mode::ALL {
+            let said = format!("{}-{}", word(mode.waits()), word(mode.posts()));
+            assert!(mode.release_name().is_none_or(|name| name == said), "{mode}");
+        }
+        assert_eq!(Mode::ALL.iter().filter(|mode| mode.needs_gpu()).count(), 5);
+    }
+}
