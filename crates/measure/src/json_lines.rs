@@ -42,6 +42,10 @@ impl JsonLines {
     /// Opens `path` for appending, makes it if it is missing, and cuts off a torn last line.
     pub fn append_to(path: &Path) -> Result<JsonLines, JsonLinesError> {
         let io = |source| JsonLinesError::Io { path: path.to_owned(), source };
+        // A device or a pipe has no last line, and may be read for ever.
+        if std::fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+            return Err(io(io::Error::new(io::ErrorKind::InvalidInput, "this is no regular file")));
+        }
         let mut file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(io)?;
         let whole = whole_bytes(&std::fs::read(path).map_err(io)?) as u64;
@@ -96,6 +100,15 @@ mod tests {
         let path = std::env::temp_dir().join(format!("measure-{}-{name}.jsonl", std::process::id()));
         let _ = std::fs::remove_file(&path);
         path
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused() {
+        for path in ["/dev/full", "/dev/null", "/tmp"] {
+            let error = JsonLines::append_to(Path::new(path)).unwrap_err();
+            let source = std::error::Error::source(&error).unwrap().to_string();
+            assert!(error.to_string().contains(path) && source.contains("no regular file"), "{error}");
+        }
     }
 
     #[test]
