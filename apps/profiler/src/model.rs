@@ -65,12 +65,8 @@ impl Model {
                 )
             })?,
         };
-        let manifests = Manifest::all(&folder)?;
-        let names: Vec<String> = manifests.iter().map(|manifest| manifest.name.clone()).collect();
-        let named = manifests.into_iter().find(|manifest| manifest.name == options.model);
-        let manifest = named.with_context(|| {
-            format!("there is no model {}; {} has: {}", options.model, folder.display(), names.join(", "))
-        })?;
+        let manifests = Manifest::all(&folder, std::slice::from_ref(&options.model))?;
+        let manifest = manifests.into_iter().next().context("one name gives one manifest")?;
         let root = folder.ancestors().nth(2).unwrap_or(&folder).to_owned();
         let batch = usize::from(options.batch);
         let (file, weights) = match &options.model_file {
@@ -112,10 +108,7 @@ fn given(manifest: &Manifest, path: &Path, batch: usize) -> Result<Vec<u8>> {
     manifest
         .verify_trained(&file)
         .with_context(|| format!("--model-file {name} is no {}", manifest.title))?;
-    ensure!(
-        batch == 1,
-        "--model-file {name}: ONNX Runtime runs it with the batch that it has; leave --batch out"
-    );
+    ensure!(batch == 1, "--model-file {name}: its batch is in the file; leave --batch out");
     Ok(file)
 }
 

@@ -25,6 +25,8 @@ pub enum ManifestError {
     Toml { path: PathBuf, line: usize, message: String },
     #[error("{path}: {what}")]
     Contradiction { path: PathBuf, what: String },
+    #[error("there is no model {model}; {folder} has: {names}")]
+    Unknown { model: String, folder: PathBuf, names: String },
     #[error("{model}: {what}")]
     File { model: String, what: String },
 }
@@ -165,14 +167,23 @@ impl Manifest {
         Manifest::parse(&fs::read_to_string(path).map_err(io)?, path)
     }
 
-    /// Reads all `.toml` files of a folder, in order of their names.
-    pub fn all(folder: &Path) -> Result<Vec<Manifest>, ManifestError> {
+    /// Reads the `.toml` files of these models, or without names all of a folder, in the order of their names.
+    /// Errors: a file that is wrong, of those that are read; a name that no file has.
+    pub fn all(folder: &Path, models: &[String]) -> Result<Vec<Manifest>, ManifestError> {
         let io = |error| ManifestError::Io { path: folder.to_owned(), error };
         let entries: Vec<_> = fs::read_dir(folder).and_then(Iterator::collect).map_err(io)?;
         let mut paths: Vec<PathBuf> = entries.iter().map(fs::DirEntry::path).collect();
         paths.retain(|path| path.extension().is_some_and(|ending| ending == "toml"));
         paths.sort();
-        paths.iter().map(|path| Manifest::read(path)).collect()
+        let name = |path: &PathBuf| Some(path.file_stem()?.to_string_lossy().into_owned());
+        let names: Vec<String> = paths.iter().filter_map(name).collect();
+        if let Some(unknown) = models.iter().find(|model| !names.contains(model)) {
+            let (model, folder) = (unknown.clone(), folder.to_owned());
+            return Err(ManifestError::Unknown { model, folder, names: names.join(", ") });
+        }
+        let is_wanted =
+            |path: &&PathBuf| models.is_empty() || name(path).is_some_and(|name| models.contains(&name));
+        paths.iter().filter(is_wanted).map(|path| Manifest::read(path)).collect()
     }
 
     /// Takes a manifest's text. `path` is for messages, and must end in the model's name.
@@ -353,7 +364,28 @@ mod tests {
     }
 
     fn committed() -> Vec<Manifest> {
-        Manifest::all(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../modelzoo/models")).unwrap()
+        Manifest::all(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../modelzoo/models"), &[]).unwrap()
+    }
+
+    #[test]
+    fn a_file_that_is_wrong_stops_its_own_model_alone() {
+        let folder = std::env::temp_dir().join(format!("zoo-manifests-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let good = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../modelzoo/models/squeezenet-1.1.toml");
+        fs::copy(good, folder.join("squeezenet-1.1.toml")).unwrap();
+        fs::write(folder.join("wrong.toml"), "mcas = 1").unwrap();
+        let all = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+            Manifest::all(&folder, &names).map(|found| found.len()).map_err(|error| error.to_string())
+        };
+        assert_eq!(all(&["squeezenet-1.1"]), Ok(1));
+        for (names, words) in
+            [(&[][..], "wrong.toml:"), (&["wrong"], "wrong.toml:"), (&["no"], "has: squeezenet-1.1, wrong")]
+        {
+            let error = all(names).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

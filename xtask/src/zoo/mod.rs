@@ -73,17 +73,9 @@ impl Which {
     }
 
     fn manifests(&self) -> Result<Vec<Manifest>> {
-        let mut manifests = Manifest::all(&workspace::root().join(MANIFESTS)).map_err(mendable)?;
-        if let Some(unknown) =
-            self.models.iter().find(|name| !manifests.iter().any(|model| model.name == **name))
-        {
-            let names: Vec<&str> = manifests.iter().map(|manifest| manifest.name.as_str()).collect();
-            return Err(refused(format!("there is no model {unknown}; there are: {}", names.join(", "))));
-        }
-        manifests.retain(|model| match self.models.is_empty() {
-            true => model.small || !self.small,
-            false => self.models.contains(&model.name),
-        });
+        let folder = workspace::root().join(MANIFESTS);
+        let mut manifests = Manifest::all(&folder, &self.models).map_err(mendable)?;
+        manifests.retain(|model| !self.models.is_empty() || model.small || !self.small);
         Ok(manifests)
     }
 }
@@ -99,7 +91,7 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 fn list(which: &Which) -> Result<()> {
-    let store = which.store();
+    let (store, models) = (which.store(), which.manifests()?);
     say!(
         "{:22} {:>11} {:>10} {:>9} {:>9}  seeded; trained",
         "model",
@@ -108,7 +100,7 @@ fn list(which: &Which) -> Result<()> {
         "input, B",
         "output, B"
     );
-    for model in which.manifests()? {
+    for model in models {
         let outputs: u64 = model.output.iter().map(|output| output.bytes).sum();
         let seeded = state(store.check(&model.seeded_file(), model.seeded.sha256), "not built");
         let trained = model.weights.as_ref().map_or_else(
@@ -221,16 +213,21 @@ fn over_http(store: &Store, model: &Manifest, weights: &Weights, client: &Client
 
 fn verify(which: &Which) -> Result<()> {
     let store = which.store();
-    let mut wrong = 0;
+    let (mut wrong, mut missing) = (0, 0);
     for model in which.manifests()? {
-        let seeded = store.read(&model.seeded_file(), model.seeded.sha256).map_err(|error| match error {
-            StoreError::Missing { path } => {
-                format!("{}: not built; {} zoo build {}", path.display(), workspace::us(), model.name)
+        match store.read(&model.seeded_file(), model.seeded.sha256) {
+            Err(StoreError::Missing { path }) => {
+                let us = workspace::us();
+                say!("{} seeded: not built: {}; {us} zoo build {0}", model.name, path.display());
+                missing += 1;
             }
-            error => error.to_string(),
-        });
-        let verified = seeded.and_then(|bytes| model.verify(&bytes).map_err(|error| error.to_string()));
-        wrong += tell_verified(&model, "seeded", verified);
+            seeded => {
+                let seeded = seeded.map_err(|error| error.to_string());
+                let verified =
+                    seeded.and_then(|bytes| model.verify(&bytes).map_err(|error| error.to_string()));
+                wrong += tell_verified(&model, "seeded", verified);
+            }
+        }
         let Some(weights) = &model.weights else { continue };
         let trained = match store.read(&model.trained_file(), weights.sha256) {
             Err(StoreError::Missing { .. }) => {
@@ -243,8 +240,9 @@ fn verify(which: &Which) -> Result<()> {
             trained.and_then(|bytes| model.verify_trained(&bytes).map_err(|error| error.to_string()));
         wrong += tell_verified(&model, "trained", verified);
     }
-    match wrong {
-        0 => Ok(()),
+    match (wrong, missing) {
+        (0, 0) => Ok(()),
+        (0, _) => bail!("zoo verify: {missing} files are not built yet; nothing is wrong with the others"),
         _ => bail!("zoo verify: {wrong} files are not what their manifests say"),
     }
 }

@@ -68,7 +68,7 @@ fn the_small_zoo_is_built_and_verified_and_a_changed_file_is_found_and_mended() 
 fn an_unknown_model_or_a_file_of_no_named_model_is_refused() {
     let folder = Folder::new("refused");
     for (line, words) in [
-        ("build alexnet", "there are: mobilenet-v3-small"),
+        ("build alexnet", "has: mobilenet-v3-small"),
         ("fetch --from file", "name the one model"),
         ("fetch squeezenet-1.1 --from /nowhere/file", "/nowhere/file"),
         ("fetch squeezenet-1.1 --from /dev/null", "SHA-256 is e3b0c442"),
