@@ -38,7 +38,8 @@ def main():
 
         onnxruntime = runtime()
     except ImportError as error:
-        remedy = f"{error}; python3 -m pip install numpy onnxruntime"
+        install = "python3 -m venv V && V/bin/pip install numpy, and --python V/bin/python"
+        remedy = f"{error}; `cargo xtask setup` brings ONNX Runtime; for numpy: {install}"
         serve({"versions": {}, "error": remedy}, lambda asked: {})
         return
     known = {}

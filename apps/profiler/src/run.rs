@@ -17,6 +17,7 @@ use inference::engine::Engine as _;
 use inference::engine::gpu::Instance;
 use inference::engine::onnx_runtime::Runtime;
 use inference::engine::twin::Twin;
+use measure::json_lines::JsonLines;
 use measure::{Label, Provenance};
 use serde::Serialize;
 
@@ -115,6 +116,13 @@ pub fn run(options: &Options) -> Result<bool> {
         "--threads is for --engine cpu: the twin uses all cores, a GPU none"
     );
     let formats = options.format.formats(options.engine)?;
+    // Before the measurement, and again behind it.
+    if let Some(path) = options.json.as_deref().filter(|path| *path != Path::new("-")) {
+        JsonLines::append_to(path).with_context(|| format!("--json {}", path.display()))?;
+    }
+    if let Some(folder) = &options.outputs {
+        fs::create_dir_all(folder).with_context(|| format!("--outputs {}", folder.display()))?;
+    }
     if on_a_gpu && std::env::var_os(CONNECTIONS.0).is_none() {
         let us = std::env::current_exe().context("finding this program")?;
         let mut again = Command::new(us);
@@ -244,7 +252,6 @@ fn called(
 /// Writes tensors as `--outputs` says.
 fn write_all(folder: &Path, inputs: &[Vec<f32>], outputs: &[Vec<f32>]) -> Result<()> {
     let write = || -> std::io::Result<()> {
-        fs::create_dir_all(folder)?;
         for (name, tensors) in [("input", inputs), ("output", outputs)] {
             for (number, tensor) in tensors.iter().enumerate() {
                 let bytes: Vec<u8> = tensor.iter().flat_map(|element| element.to_le_bytes()).collect();
