@@ -130,6 +130,12 @@ impl Engine for OnnxRuntime {
     }
 
     fn run(&mut self, inputs: &[&[f32]]) -> Result<Vec<Vec<f32>>, EngineError> {
+        let mut outputs = Vec::new();
+        self.run_into(inputs, &mut outputs)?;
+        Ok(outputs)
+    }
+
+    fn run_into(&mut self, inputs: &[&[f32]], results: &mut Vec<Vec<f32>>) -> Result<(), EngineError> {
         let wanted: Vec<usize> = self.inputs.iter().map(|(_, shape)| shape.iter().product()).collect();
         super::check_inputs(inputs, &wanted)?;
         let wrong = |error: ort::Error| EngineError::Runtime {
@@ -142,12 +148,13 @@ impl Engine for OnnxRuntime {
             given.push((name.as_str().into(), tensor.into()));
         }
         let outputs = self.session.run(given).map_err(wrong)?;
-        let mut results = Vec::new();
-        for (_, output) in outputs.iter() {
+        results.resize_with(outputs.len(), Vec::new);
+        for (result, (_, output)) in results.iter_mut().zip(outputs.iter()) {
             let (_, elements) = output.try_extract_tensor::<f32>().map_err(wrong)?;
-            results.push(elements.to_vec());
+            result.clear();
+            result.extend_from_slice(elements);
         }
-        Ok(results)
+        Ok(())
     }
 }
 
