@@ -244,7 +244,7 @@ fn called(
     let made = |seed| Ok(Box::new(Called::new(make(seed)?, model.inputs(seed))) as Box<dyn Subject>);
     let compute = |called: &mut Box<dyn Subject>, _: &[Vec<f32>]| {
         called.runs()?;
-        called.outputs()
+        Ok(called.outputs()?.into_owned())
     };
     subjects((options, model, start), made, compute)
 }

@@ -1,5 +1,6 @@
 //! What is timed: one instance of a model on one engine, and the GPU that has it.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -96,7 +97,7 @@ pub trait Subject: Send {
     /// Runs the model, possibly several times: the time of each run, and how many there were.
     fn runs(&mut self) -> Result<(Duration, u64)>;
     /// What the last run wrote.
-    fn outputs(&mut self) -> Result<Vec<Vec<f32>>>;
+    fn outputs(&self) -> Result<Cow<'_, [Vec<f32>]>>;
 }
 
 /// An engine that is called, and returns when the outputs are there.
@@ -121,8 +122,8 @@ impl Subject for Called {
         Ok((since.elapsed(), 1))
     }
 
-    fn outputs(&mut self) -> Result<Vec<Vec<f32>>> {
-        Ok(std::mem::take(&mut self.outputs))
+    fn outputs(&self) -> Result<Cow<'_, [Vec<f32>]>> {
+        Ok(Cow::Borrowed(&self.outputs))
     }
 }
 
@@ -137,7 +138,7 @@ impl Subject for Launched {
         Ok((self.instance.period(self.times)?, self.times as u64))
     }
 
-    fn outputs(&mut self) -> Result<Vec<Vec<f32>>> {
-        Ok(self.instance.outputs()?)
+    fn outputs(&self) -> Result<Cow<'_, [Vec<f32>]>> {
+        Ok(Cow::Owned(self.instance.outputs()?))
     }
 }
