@@ -25,8 +25,14 @@ impl Others {
 
     /// Cores that they kept busy on average since then.
     pub fn cores(&self) -> Option<f64> {
+        self.cores_beside(0.0)
+    }
+
+    /// The same, where a child that still runs used so many seconds meanwhile ([`seconds_of`]).
+    pub fn cores_beside(&self, child_seconds: f64) -> Option<f64> {
         let now = Others::watch()?;
-        Some(average(now.busy - self.busy, now.own - self.own, self.since.elapsed().as_secs_f64()))
+        let own = now.own - self.own + child_seconds;
+        Some(average(now.busy - self.busy, own, self.since.elapsed().as_secs_f64()))
     }
 }
 
@@ -46,7 +52,16 @@ fn busy(stat: &str) -> Option<f64> {
 
 /// Seconds of this process, and of its children that ended and were waited for.
 pub fn own_seconds() -> Option<f64> {
-    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    seconds_in("/proc/self/stat")
+}
+
+/// Seconds of another process, and of its children that ended and were waited for. `None`: there is no such process.
+pub fn seconds_of(process: u32) -> Option<f64> {
+    seconds_in(&format!("/proc/{process}/stat"))
+}
+
+fn seconds_in(path: &str) -> Option<f64> {
+    let stat = fs::read_to_string(path).ok()?;
     let (_, fields) = stat.rsplit_once(')')?;
     let ticks = fields.split_whitespace().skip(11).take(4).filter_map(|ticks| ticks.parse().ok());
     let ticks: Vec<f64> = ticks.collect();
@@ -77,5 +92,20 @@ mod tests {
         assert!(child.unwrap().success());
         assert!(own_seconds().unwrap() > before);
         assert!(Others::watch().unwrap().cores().is_some());
+    }
+
+    #[test]
+    fn work_of_a_child_that_still_runs_is_told() {
+        let mut child = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let (others, since) = (Others::watch().unwrap(), Instant::now());
+        while seconds_of(child.id()).unwrap() < 0.2 && since.elapsed().as_secs() < 20 {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        let used = seconds_of(child.id()).unwrap();
+        let (with, without) = (others.cores_beside(used).unwrap(), others.cores().unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(used >= 0.2 && with < without, "{used} s: {with} and {without} cores");
+        assert_eq!(seconds_of(u32::MAX), None);
     }
 }

@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use measure::others::seconds_of;
 use serde_json::Value;
 
 use crate::process::Speaking;
@@ -32,6 +33,12 @@ impl<'a> Peer<'a> {
     /// Whether its process is gone, and what it had prepared.
     pub fn is_lost(&self) -> bool {
         self.session.is_none()
+    }
+
+    /// Its process and the processor's seconds that it used, if it runs.
+    pub fn used(&self) -> Option<(u32, f64)> {
+        let process = self.session.as_ref()?.child.0.id();
+        Some((process, seconds_of(process)?))
     }
 
     /// Ends its process, if it runs; the next request starts a new one.

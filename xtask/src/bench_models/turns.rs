@@ -10,7 +10,7 @@ use experiment::Experiment;
 use experiment::point::{Key, Point};
 use experiment::run;
 use experiment::statistics::median;
-use measure::{Part, Provenance};
+use measure::{Others, Part, Provenance};
 use serde_json::{Value, json};
 
 use super::peer::Peer;
@@ -48,6 +48,7 @@ impl run::Bench for Turns<'_> {
         let label = self.provenance.label(&[Part::Gpu]);
         let mut point = Point::new(&self.experiment.spec.name, key.clone(), label, self.provenance.clone());
         point.seconds = seconds;
+        let (others, before) = (Others::watch(), self.peer.used());
         match self.turns(&mut point) {
             Err(error) if error.is::<Refused>() => return Err(error),
             Err(error) => {
@@ -56,6 +57,11 @@ impl run::Bench for Turns<'_> {
                 point.missing = Some(format!("{error:#}"));
             }
             Ok(()) => {}
+        }
+        // The peer runs on, so its time is not among that of children that ended.
+        if let Some((process, seconds)) = self.peer.used() {
+            let earlier = before.filter(|(one, _)| *one == process).map_or(0.0, |(_, seconds)| seconds);
+            point.others = others.and_then(|others| others.cores_beside(seconds - earlier));
         }
         Ok(point)
     }
