@@ -131,8 +131,9 @@ fn aims(entries: &[Entry]) -> Vec<Vec<String>> {
 
 /// Models beside their peers, each way of the peer in µs.
 fn models(entries: &[Entry]) -> Vec<Vec<String>> {
-    const NUMBERS: [&str; 9] = [
+    const NUMBERS: [&str; 10] = [
         "ours_us",
+        "python_us",
         "eager_nchw_us",
         "eager_nhwc_us",
         "compiled_nchw_us",
@@ -281,7 +282,7 @@ mod tests {
         let measured = serde_json::to_string(&Measured { entries: vec![entry(rows(&[point]))] }).unwrap();
         let tree = Tree::of(&[("experiments/bench-models/measured.json", &measured)]);
         let text = renewed(&tree, &format!("\n{BEGIN}bench-models -->\n{END}")).unwrap();
-        assert!(text.contains("| m | `gpu-fp16/a` | 100 | — | — | — | 80.0 | 1.25 | — | — | — |"), "{text}");
+        assert!(text.contains("| m | `gpu-fp16/a` | 100 | — | — | — | — | 80.0 | 1.25 | — | — | — |"), "{text}");
     }
 
     #[test]
