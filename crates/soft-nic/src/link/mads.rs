@@ -529,10 +529,11 @@ impl MadPort for FabricMads {
             }
         };
         // An error is nothing received; the next look finds what there is.
-        let collected = self.mailbox.collect(self.budget, &mut take).unwrap_or_default();
-        self.local.add(Fate::Malformed, malformed + collected.refused as u64);
-        // A mailbox that may hold more leaves the ended processes to the next look.
-        if collected.letters + collected.refused < self.budget {
+        let collected = self.mailbox.collect(self.budget, &mut take);
+        let refused = collected.as_ref().map_or(0, |collected| collected.refused);
+        self.local.add(Fate::Malformed, malformed + refused as u64);
+        // A mailbox that may hold more, or was not read, leaves the ended processes to the next look.
+        if collected.is_ok_and(|collected| collected.letters + collected.refused < self.budget) {
             self.depart(&ended);
         }
         letters
