@@ -25,11 +25,17 @@ struct db_arrivals {
     db_u64 flags;     /* of slot 0, 8-byte aligned, in memory that the NIC writes */
     db_u64 stride;    /* from one flag to the next, in bytes */
     db_u64 sequences; /* 32-bit words in memory of the GPU's: of each slot's last request */
-    db_u64 cancel;    /* 32-bit word in host memory; anything but 0 ends the wait */
+    db_u64 cancel;    /* 32-bit word in host memory; anything but 0 ends a wait that found nothing for 64 rounds */
     db_u64 wait_ns;   /* longest wait */
     db_u32 slots;     /* 1 at least */
     db_u32 pad;
 };
+
+/* When a wait of so many nanoseconds is over; the end of time, if that is behind it. */
+DB_GPU_FN db_u64 db_deadline_ns(db_u64 wait_ns) {
+    db_u64 now = db_clock_ns();
+    return now + wait_ns < now ? ~0ull : now + wait_ns;
+}
 
 /* The sequence that follows: never 0. */
 DB_GPU_FN db_u32 db_slot_next(db_u32 sequence) { return sequence + 1 ? sequence + 1 : 1; }

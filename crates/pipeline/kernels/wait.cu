@@ -1,7 +1,7 @@
 /*! Waits for a request: the first kernel of a turn. `turn` and `sequences` are the GPU's own; flags are written by the NIC.
  *
  * Slots have their turn: the search begins behind the slot that was served last. A wait ends by a request, by the cancel word, or
- * after `wait_ns`.
+ * after `wait_ns`. The word is looked at by a wait that finds nothing for some rounds.
  */
 #include "pipeline.h"
 
@@ -10,7 +10,7 @@
 extern "C" __global__ void wait_inputs(const struct db_arrivals *told, struct db_turn *turn) {
     __shared__ db_u32 nearest;
     struct db_arrivals at = *told;
-    struct db_wait wait = {db_clock_ns() + at.wait_ns, at.cancel, 0};
+    struct db_wait wait = {db_deadline_ns(at.wait_ns), at.cancel, 0};
     db_u32 thread = db_block_thread(), threads = db_block_threads();
 #ifdef DB_DEFECT_FROM_SLOT_0
     db_u32 first = 0;
@@ -45,7 +45,7 @@ extern "C" __global__ void wait_inputs(const struct db_arrivals *told, struct db
  * Launch: one thread. */
 extern "C" __global__ void wait_inputs_one(const struct db_arrivals *told, struct db_turn *turn) {
     struct db_arrivals at = *told;
-    struct db_wait wait = {db_clock_ns() + at.wait_ns, at.cancel, 0};
+    struct db_wait wait = {db_deadline_ns(at.wait_ns), at.cancel, 0};
     db_u32 slot = turn->slot;
     int over = 0;
     do {

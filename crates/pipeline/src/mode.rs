@@ -12,7 +12,7 @@ pub enum Who {
 pub enum Mode {
     /// The CPU waits, launches, and posts by libibverbs.
     CpuCpuIbverbs,
-    /// The same, and the CPU posts by the shim's routine.
+    /// The CPU waits, launches, and posts by the shim's routine.
     CpuCpuShim,
     /// The CPU waits and launches a graph that posts.
     CpuGpu,
@@ -20,7 +20,7 @@ pub enum Mode {
     GpuCpu,
     /// A graph waits, posts, and launches itself again.
     GpuGraph,
-    /// The same as the body of a WHILE node.
+    /// A graph waits and posts as the body of a WHILE node.
     GpuWhile,
     /// One kernel stays on the GPU and does all of it.
     GpuPersistent,

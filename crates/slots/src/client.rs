@@ -78,7 +78,9 @@ pub struct Client {
     slots: Vec<Slot>,
     place_of: HashMap<u32, usize>,
     free: VecDeque<usize>,
+    /// Requests without an answer, and how many of them are late.
     outstanding: HashMap<u64, usize>,
+    late: usize,
     credits: usize,
 }
 
@@ -92,13 +94,14 @@ impl Client {
             place_of: granted.iter().enumerate().map(|(place, (number, _))| (*number, place)).collect(),
             free: (0..granted.len()).collect(),
             outstanding: HashMap::new(),
+            late: 0,
             credits: granted.len(),
         }
     }
 
     /// Requests that wait for an answer, those not counted whose deadline has passed.
     pub fn outstanding(&self) -> usize {
-        self.outstanding.len()
+        self.outstanding.len() - self.late
     }
 
     /// Takes a slot for a request. `cookie` comes back with the answer.
@@ -154,14 +157,16 @@ impl Client {
         self.slots[place].state = State::Free;
         self.free.push_back(place);
         self.credits = usize::from(header.credits).clamp(1, self.slots.len());
+        self.outstanding.remove(&id);
         if is_late {
+            self.late -= 1;
             return Err(AnswerError::Late { id });
         }
-        self.outstanding.remove(&id);
         Ok(Answer { place, status, header })
     }
 
-    /// Requests whose deadline has passed. Each is told once; its slot is not used again before its answer.
+    /// Requests whose deadline has passed. Each is told once; neither its slot nor its number is used again before
+    /// its answer.
     pub fn expired(&mut self, now_ns: u64) -> Vec<u64> {
         let mut ids = Vec::new();
         for slot in &mut self.slots {
@@ -169,7 +174,7 @@ impl Client {
                 && deadline_ns <= now_ns
             {
                 slot.state = State::Expired { id, cookie };
-                self.outstanding.remove(&id);
+                self.late += 1;
                 ids.push(id);
             }
         }
@@ -242,6 +247,7 @@ mod tests {
         let requests = [1, 2].map(|id| client.ask(id, 0, 0, 100 * id).unwrap());
         assert_eq!([client.expired(99), client.expired(100), client.expired(100)], [vec![], vec![1], vec![]]);
         assert_eq!((client.outstanding(), client.ask(3, 0, 0, 0)), (1, Err(AskError::NoCredit)));
+        assert_eq!(client.ask(1, 0, 0, 0), Err(AskError::DuplicateId(1)));
         let prefix = answer(&client, &requests[0], |_| {});
         assert_eq!(client.answered(40, &prefix), Err(AnswerError::Late { id: 1 }));
         assert_eq!(client.ask(3, 0, 0, 0).unwrap().slot, 40);

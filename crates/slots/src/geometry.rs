@@ -42,7 +42,7 @@ impl Message {
             let narrow = |number: usize| u32::try_from(number).map_err(|_| GeometryError::TooLong);
             let offset = end.next_multiple_of(ALIGNMENT);
             end = offset.checked_add(bytes).ok_or(GeometryError::TooLong)?;
-            narrow(end + ALIGNMENT)?;
+            narrow(end.checked_add(ALIGNMENT).ok_or(GeometryError::TooLong)?)?;
             entries.push(Entry {
                 offset: narrow(offset)?,
                 length: narrow(bytes)?,
@@ -150,6 +150,10 @@ mod tests {
         assert_eq!(of(&[f32s(1), f32s(0)]), GeometryError::Empty);
         assert_eq!(of(&[f32s(1 << 30)]), GeometryError::TooLong);
         assert_eq!(of(&[f32s(usize::MAX)]), GeometryError::TooLong);
+        for less in [192, 193, 200, 260] {
+            let count = usize::MAX - less;
+            assert_eq!(of(&[Tensor { kind: TensorKind::U8, count }]), GeometryError::TooLong);
+        }
         assert_eq!(of(&[f32s((1 << 30) - 64)]), GeometryError::TooLong);
     }
 }

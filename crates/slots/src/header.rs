@@ -51,6 +51,7 @@ mod tests {
     #[test]
     fn every_field_has_its_offset() {
         let text = text();
+        assert_eq!(TEXT, text, "run `cargo xtask headers`");
         for line in
             ["HEADER_REQUEST_ID 0x8u", "HEADER_BYTES 0x40u", "ENTRY_KIND 0x8u", "STATUS_BAD_SEQUENCE 0x5u"]
         {

@@ -6,8 +6,11 @@
 //! Within one RDMA WRITE, bytes may arrive in any order. There are three ways, and both sides agree on one:
 //!
 //! - **Flag**, the usual one: the message is one WRITE, and [`flag`] of its sequence is a second WRITE of 8
-//!   bytes behind it, into an array with a flag for each slot. A reliable connection executes WRITEs in their
-//!   order (InfiniBand specification, volume 1, 9.5). The memory region must not allow relaxed ordering.
+//!   bytes behind it, into an array with a flag for each slot. A responder executes the requests of a queue pair
+//!   in their order. The InfiniBand specification promises the order of bytes in memory only for what a
+//!   completion or an atomic operation behind them tells of. NICs keep it for a second WRITE as well, if the
+//!   region forbids relaxed ordering and if message and flag lie in the same memory: both the host's, or both
+//!   one GPU's, whose threads must see the NIC's writes in order.
 //! - **Tail flag**, as in the EdgeSys 2024 paper: the flag is the last 8 bytes of the message's own WRITE. It
 //!   needs a NIC that writes a message in the order of its addresses, on top of what a flag needs. No
 //!   specification promises that.
@@ -101,7 +104,7 @@ pub const ALIGNMENT: usize = 64;
 pub const FLAG_BYTES: usize = 8;
 const MARK: u32 = 0x5f1a_9b1e;
 
-/// The flag of a message: garbage is one in 2^32 times the flag that is waited for.
+/// The flag of a message. Neither half alone is it, and 0 is none.
 pub const fn flag(sequence: u32) -> u64 {
     (sequence as u64) << 32 | (sequence ^ MARK) as u64
 }

@@ -9,15 +9,12 @@ use crate::layout::{Header, MAGIC, PREFIX_BYTES, Status, VERSION, next};
 /// What went wrong with a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ServerError {
-    #[error("slot {0} does not exist, or no client has it")]
+    #[error("slot {0} does not exist, or the client does not have it")]
     NoSlot(u32),
     #[error("{wanted} slots are wanted, {free} are free")]
     Full { wanted: usize, free: usize },
-    #[error("client {0} is unknown, or is there already")]
+    #[error("client {0} is unknown")]
     Client(u32),
-    /// The sequence is that of the last request: the same arrival was told twice.
-    #[error("slot {0}: this request was taken before")]
-    TakenBefore(u32),
     #[error("slot {0} is not in a state in which that happens")]
     State(u32),
 }
@@ -70,13 +67,15 @@ pub struct Server {
     slots: Vec<Slot>,
     /// The client whose turn is next stands first.
     peers: VecDeque<Peer>,
+    /// Of the next client: no number is given twice.
+    next_client: u32,
 }
 
 impl Server {
     /// `slots` of them, with these numbers from 0.
     pub fn new(geometry: Geometry, slots: u32) -> Server {
         let slot = Slot { client: None, sequence: 0, stage: Stage::Idle, is_sending: false };
-        Server { geometry, slots: vec![slot; slots as usize], peers: VecDeque::new() }
+        Server { geometry, slots: vec![slot; slots as usize], peers: VecDeque::new(), next_client: 0 }
     }
 
     /// Slots that a new client can get.
@@ -84,17 +83,16 @@ impl Server {
         self.slots.iter().filter(|slot| slot.client.is_none() && slot.is_idle()).count()
     }
 
-    /// Gives so many slots to a new client: their numbers, and the sequences of their last requests.
-    /// The caller sets their flags and tail flags to 0 before the client hears of them: a client that had them
-    /// before may have written there what looks like the next request.
-    pub fn grant(&mut self, client: u32, wanted: u16) -> Result<Vec<(u32, u32)>, ServerError> {
-        if self.peers.iter().any(|peer| peer.number == client) {
-            return Err(ServerError::Client(client));
-        }
+    /// Gives so many slots to a new client: its number, those of the slots, and the sequences of their last
+    /// requests. The caller sets their flags and tail flags to 0 before the client hears of them: a client that
+    /// had them before may have written there what looks like the next request.
+    pub fn grant(&mut self, wanted: u16) -> Result<(u32, Vec<(u32, u32)>), ServerError> {
         let free = self.free();
         if wanted == 0 || free < usize::from(wanted) {
             return Err(ServerError::Full { wanted: wanted.into(), free });
         }
+        let client = self.next_client;
+        self.next_client = client.wrapping_add(1);
         let mut granted = Vec::new();
         let all = self.slots.iter_mut().enumerate();
         for (number, slot) in all.filter(|(_, slot)| slot.client.is_none() && slot.is_idle()) {
@@ -106,11 +104,12 @@ impl Server {
         }
         let (ready, outstanding) = (VecDeque::new(), HashSet::new());
         self.peers.push_back(Peer { number: client, ready, outstanding, credits: wanted });
-        Ok(granted)
+        Ok((client, granted))
     }
 
-    /// Takes a client's slots back. A slot whose request runs, or whose answer is being sent, is granted again
-    /// when that has ended.
+    /// Takes a client's slots back. Its queue pair was destroyed before and its completions were polled, so that
+    /// nothing of it arrives any more. A slot whose request runs, or whose answer is being sent, is granted
+    /// again when that has ended.
     pub fn withdraw(&mut self, client: u32) -> Result<(), ServerError> {
         let at = self.peers.iter().position(|peer| peer.number == client);
         self.peers.remove(at.ok_or(ServerError::Client(client))?);
@@ -135,17 +134,28 @@ impl Server {
         Ok(next(self.slot(slot)?.sequence))
     }
 
-    /// Takes the request that is whole in a slot. `prefix`: what the request begins with, read once. A bad
-    /// request is taken too, and is to be answered with its status.
-    pub fn arrived(&mut self, slot: u32, prefix: &[u8; PREFIX_BYTES]) -> Result<(), ServerError> {
+    /// The client that has a slot.
+    pub fn owner(&self, slot: u32) -> Option<u32> {
+        self.slot(slot).ok()?.client
+    }
+
+    /// Takes the request that is whole in a slot. `client`: whose queue pair the completion is of; with flags
+    /// [`Self::owner`]. `prefix`: what the request begins with, read once. A bad request is taken too, and is to
+    /// be answered with its status. Errors leave all as it is: the slot is another client's, or its request is
+    /// not answered yet.
+    pub fn arrived(
+        &mut self,
+        client: u32,
+        slot: u32,
+        prefix: &[u8; PREFIX_BYTES],
+    ) -> Result<(), ServerError> {
         let header = Header::read(prefix).unwrap_or_default();
         let found = *self.slot(slot)?;
-        let client = found.client.ok_or(ServerError::NoSlot(slot))?;
+        if found.client != Some(client) {
+            return Err(ServerError::NoSlot(slot));
+        }
         if found.stage != Stage::Idle {
             return Err(ServerError::State(slot));
-        }
-        if header.magic == MAGIC && header.sequence == found.sequence {
-            return Err(ServerError::TakenBefore(slot));
         }
         let mut refused = self.fault(slot, found.sequence, &header, prefix);
         let peer = self.peers.iter_mut().find(|peer| peer.number == client);
@@ -154,9 +164,9 @@ impl Server {
             refused = Some(Status::DuplicateId);
         }
         peer.ready.push_back(slot);
-        let slot = &mut self.slots[slot as usize];
-        slot.sequence = next(slot.sequence);
-        slot.stage = Stage::Ready(Work { slot: header.slot, client, header, refused });
+        let place = &mut self.slots[slot as usize];
+        place.sequence = next(place.sequence);
+        place.stage = Stage::Ready(Work { slot, client, header, refused });
         Ok(())
     }
 
@@ -188,7 +198,6 @@ impl Server {
             self.peers.push_back(peer);
             let slot = &mut self.slots[number as usize];
             let Stage::Ready(work) = slot.stage else { continue };
-            let work = Work { slot: number, ..work };
             slot.stage = Stage::Running(work);
             return Some(work);
         }
@@ -257,7 +266,8 @@ mod tests {
 
     fn both(slots: u16) -> (Server, Client) {
         let mut server = Server::new(geometry(), u32::from(slots));
-        let granted = server.grant(3, slots).unwrap();
+        let (client, granted) = server.grant(slots).unwrap();
+        assert_eq!(client, 0);
         (server, Client::new(geometry(), &granted))
     }
 
@@ -275,6 +285,7 @@ mod tests {
             (6, Status::BadHeader),
             (16, Status::BadModel),
             (20, Status::BadSequence),
+            (20 + 3, Status::BadSequence),
             (56, Status::BadTensors),
             (60, Status::BadSequence),
             (Header::BYTES, Status::BadTensors),
@@ -282,8 +293,8 @@ mod tests {
         ] {
             let (mut server, mut client) = both(1);
             let mut prefix = client.ask(1, 0, 0, 9).unwrap().prefix;
-            prefix[byte] ^= 2;
-            server.arrived(0, &prefix).unwrap();
+            prefix[byte] ^= if byte == 20 { 1 } else { 2 };
+            server.arrived(0, 0, &prefix).unwrap();
             assert_eq!(server.take().unwrap().refused, Some(status), "byte {byte}");
             let answer = server.done(0, Status::Ok, TIMES).unwrap().unwrap();
             assert_eq!(Header::read(&answer).unwrap().status, status.number());
@@ -296,41 +307,47 @@ mod tests {
     fn a_number_that_is_outstanding_is_refused_and_stays_outstanding() {
         let (mut server, mut client) = both(2);
         let [first, second] = [1, 2].map(|id| client.ask(id, 0, 0, 9).unwrap());
-        server.arrived(0, &first.prefix).unwrap();
-        server.arrived(1, &changed(&second, |header| header.request_id = 1)).unwrap();
+        server.arrived(0, 0, &first.prefix).unwrap();
+        server.arrived(0, 1, &changed(&second, |header| header.request_id = 1)).unwrap();
         let refused = [server.take().unwrap(), server.take().unwrap()].map(|work| work.refused);
         assert_eq!(refused, [None, Some(Status::DuplicateId)]);
         server.done(1, Status::Ok, TIMES).unwrap();
         server.sent(1).unwrap();
         let again = Header { sequence: 2, slot: 1, ..Header::read(&first.prefix).unwrap() };
-        server.arrived(1, &geometry().request.prefix(&again)).unwrap();
+        server.arrived(0, 1, &geometry().request.prefix(&again)).unwrap();
         assert_eq!(server.take().unwrap().refused, Some(Status::DuplicateId));
     }
 
     #[test]
-    fn an_arrival_is_taken_once() {
+    fn an_arrival_in_a_slot_that_is_anothers_or_in_use_changes_nothing() {
         let (mut server, mut client) = both(1);
         let request = client.ask(1, 0, 0, 9).unwrap();
-        server.arrived(0, &request.prefix).unwrap();
-        assert_eq!(server.arrived(0, &request.prefix), Err(ServerError::State(0)));
-        server.take().unwrap();
-        server.done(0, Status::Ok, TIMES).unwrap();
-        assert_eq!(server.arrived(0, &request.prefix), Err(ServerError::TakenBefore(0)));
-        for slot in [1, u32::MAX] {
-            assert_eq!(server.arrived(slot, &request.prefix), Err(ServerError::NoSlot(slot)));
+        for (client, slot) in [(1, 0), (0, 1), (0, u32::MAX)] {
+            assert_eq!(server.arrived(client, slot, &request.prefix), Err(ServerError::NoSlot(slot)));
         }
+        assert_eq!((server.owner(0), server.owner(1), server.expected(0)), (Some(0), None, Ok(1)));
+        server.arrived(0, 0, &request.prefix).unwrap();
+        assert_eq!(server.arrived(0, 0, &request.prefix), Err(ServerError::State(0)));
+        server.take().unwrap();
+        assert_eq!(server.arrived(0, 0, &request.prefix), Err(ServerError::State(0)));
+        server.done(0, Status::Ok, TIMES).unwrap();
+        server.sent(0).unwrap();
+        // The same request once more is taken, and refused: each flag that was seen is behind it then.
+        server.arrived(0, 0, &request.prefix).unwrap();
+        assert_eq!(server.take().unwrap().refused, Some(Status::BadSequence));
+        assert_eq!(server.expected(0), Ok(3));
     }
 
     #[test]
     fn a_request_waits_while_the_answer_before_it_is_sent() {
         let (mut server, mut client) = both(1);
         let request = client.ask(1, 0, 0, 9).unwrap();
-        server.arrived(0, &request.prefix).unwrap();
+        server.arrived(0, 0, &request.prefix).unwrap();
         server.take().unwrap();
         let answer = server.done(0, Status::Ok, TIMES).unwrap().unwrap();
         client.answered(0, &answer).unwrap();
         let request = client.ask(2, 0, 0, 9).unwrap();
-        server.arrived(0, &request.prefix).unwrap();
+        server.arrived(0, 0, &request.prefix).unwrap();
         assert_eq!(server.take(), None);
         server.sent(0).unwrap();
         assert_eq!(server.take().unwrap().header.request_id, 2);
@@ -340,18 +357,18 @@ mod tests {
     #[test]
     fn clients_have_their_turn_however_many_requests_one_has() {
         let mut server = Server::new(geometry(), 6);
-        let mut clients = [(1, 4), (2, 2)].map(|(number, slots)| {
-            let granted = server.grant(number, slots).unwrap();
-            (granted.len(), Client::new(geometry(), &granted))
+        let mut clients = [4, 2].map(|slots| {
+            let (number, granted) = server.grant(slots).unwrap();
+            (number, granted.len(), Client::new(geometry(), &granted))
         });
-        for (count, client) in &mut clients {
+        for (number, count, client) in &mut clients {
             for id in 0..*count as u64 {
                 let request = client.ask(id, 0, 0, 9).unwrap();
-                server.arrived(request.slot, &request.prefix).unwrap();
+                server.arrived(*number, request.slot, &request.prefix).unwrap();
             }
         }
         let order: Vec<u32> = std::iter::from_fn(|| server.take().map(|work| work.client)).collect();
-        assert_eq!(order, [1, 2, 1, 2, 1, 1]);
+        assert_eq!(order, [0, 1, 0, 1, 0, 0]);
     }
 
     #[test]
@@ -359,19 +376,18 @@ mod tests {
         let (mut server, mut client) = both(3);
         for id in 0..3 {
             let request = client.ask(id, 0, 0, 9).unwrap();
-            server.arrived(request.slot, &request.prefix).unwrap();
+            server.arrived(0, request.slot, &request.prefix).unwrap();
         }
         let [first, second] = [0, 1].map(|_| server.take().unwrap().slot);
         server.done(first, Status::Ok, TIMES).unwrap();
-        server.withdraw(3).unwrap();
+        server.withdraw(0).unwrap();
         assert_eq!((server.free(), server.take()), (1, None));
-        assert_eq!(server.withdraw(3), Err(ServerError::Client(3)));
-        assert_eq!(server.grant(4, 2), Err(ServerError::Full { wanted: 2, free: 1 }));
+        assert_eq!(server.withdraw(0), Err(ServerError::Client(0)));
+        assert_eq!(server.grant(2), Err(ServerError::Full { wanted: 2, free: 1 }));
         assert_eq!(server.done(second, Status::Ok, TIMES), Ok(None));
         server.sent(first).unwrap();
-        // The next client's sequences go on.
-        assert_eq!(server.grant(4, 3).unwrap(), [(0, 1), (1, 1), (2, 1)]);
-        assert_eq!(server.grant(4, 1), Err(ServerError::Client(4)));
-        assert_eq!(server.grant(5, 0), Err(ServerError::Full { wanted: 0, free: 0 }));
+        // The next client's sequences go on, and its number is another one.
+        assert_eq!(server.grant(3), Ok((1, vec![(0, 1), (1, 1), (2, 1)])));
+        assert_eq!(server.grant(0), Err(ServerError::Full { wanted: 0, free: 0 }));
     }
 }
