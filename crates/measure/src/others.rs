@@ -28,7 +28,7 @@ impl Others {
         self.cores_beside(0.0)
     }
 
-    /// The same, where a child that still runs used so many seconds meanwhile ([`seconds_of`]).
+    /// Cores that they kept busy, where a child that still runs used so many seconds meanwhile ([`seconds_of`]).
     pub fn cores_beside(&self, child_seconds: f64) -> Option<f64> {
         let now = Others::watch()?;
         let own = now.own - self.own + child_seconds;
@@ -101,10 +101,11 @@ mod tests {
         while seconds_of(child.id()).unwrap() < 0.2 && since.elapsed().as_secs() < 20 {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
-        let used = seconds_of(child.id()).unwrap();
-        let (with, without) = (others.cores_beside(used).unwrap(), others.cores().unwrap());
+        let used = seconds_of(child.id());
         child.kill().unwrap();
+        let (with, without) = (others.cores_beside(used.unwrap_or(0.0)), others.cores());
         child.wait().unwrap();
+        let [used, with, without] = [used, with, without].map(Option::unwrap);
         assert!(used >= 0.2 && with < without, "{used} s: {with} and {without} cores");
         assert_eq!(seconds_of(u32::MAX), None);
     }

@@ -282,7 +282,10 @@ mod tests {
         let measured = serde_json::to_string(&Measured { entries: vec![entry(rows(&[point]))] }).unwrap();
         let tree = Tree::of(&[("experiments/bench-models/measured.json", &measured)]);
         let text = renewed(&tree, &format!("\n{BEGIN}bench-models -->\n{END}")).unwrap();
-        assert!(text.contains("| m | `gpu-fp16/a` | 100 | — | — | — | — | 80.0 | 1.25 | — | — | — |"), "{text}");
+        assert!(
+            text.contains("| m | `gpu-fp16/a` | 100 | — | — | — | — | 80.0 | 1.25 | — | — | — |"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -23,7 +23,7 @@ pub trait Engine {
     /// The model's outputs for these inputs, each with all its images one behind the other.
     fn run(&mut self, inputs: &[&[f32]]) -> Result<Vec<Vec<f32>>, EngineError>;
 
-    /// The same, into the memory of earlier outputs where the engine can: new memory costs a page fault a page.
+    /// The outputs, in the memory of earlier ones where the engine can: new memory costs a page fault a page.
     fn run_into(&mut self, inputs: &[&[f32]], outputs: &mut Vec<Vec<f32>>) -> Result<(), EngineError> {
         *outputs = self.run(inputs)?;
         Ok(())
