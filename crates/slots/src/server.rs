@@ -46,8 +46,9 @@ struct Slot {
 }
 
 impl Slot {
-    fn is_idle(&self) -> bool {
-        self.stage == Stage::Idle && !self.is_sending
+    /// Whether no client has it, and nothing uses it any more.
+    fn is_free(&self) -> bool {
+        self.client.is_none() && self.stage == Stage::Idle && !self.is_sending
     }
 }
 
@@ -80,7 +81,7 @@ impl Server {
 
     /// Slots that a new client can get.
     pub fn free(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.client.is_none() && slot.is_idle()).count()
+        self.slots.iter().filter(|slot| slot.is_free()).count()
     }
 
     /// Gives so many slots to a new client: its number, those of the slots, and the sequences of their last
@@ -94,11 +95,8 @@ impl Server {
         let client = self.next_client;
         self.next_client = client.wrapping_add(1);
         let mut granted = Vec::new();
-        let all = self.slots.iter_mut().enumerate();
-        for (number, slot) in all.filter(|(_, slot)| slot.client.is_none() && slot.is_idle()) {
-            if granted.len() == usize::from(wanted) {
-                break;
-            }
+        let free = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.is_free());
+        for (number, slot) in free.take(wanted.into()) {
             slot.client = Some(client);
             granted.push((number as u32, slot.sequence));
         }
@@ -124,8 +122,7 @@ impl Server {
 
     /// From now on a client may have so many requests outstanding: its answers say so.
     pub fn limit(&mut self, client: u32, credits: u16) -> Result<(), ServerError> {
-        let peer = self.peers.iter_mut().find(|peer| peer.number == client);
-        peer.ok_or(ServerError::Client(client))?.credits = credits.max(1);
+        self.peer(client)?.credits = credits.max(1);
         Ok(())
     }
 
@@ -158,8 +155,7 @@ impl Server {
             return Err(ServerError::State(slot));
         }
         let mut refused = self.fault(slot, found.sequence, &header, prefix);
-        let peer = self.peers.iter_mut().find(|peer| peer.number == client);
-        let peer = peer.ok_or(ServerError::Client(client))?;
+        let peer = self.peer(client)?;
         if refused.is_none() && !peer.outstanding.insert(header.request_id) {
             refused = Some(Status::DuplicateId);
         }
@@ -191,8 +187,8 @@ impl Server {
     pub fn take(&mut self) -> Option<Work> {
         for turn in 0..self.peers.len() {
             let peer = &self.peers[turn];
-            let may = |slot: &&u32| !self.slots[**slot as usize].is_sending;
-            let Some(at) = peer.ready.iter().position(|slot| may(&slot)) else { continue };
+            let is_sent = |slot: &u32| !self.slots[*slot as usize].is_sending;
+            let Some(at) = peer.ready.iter().position(is_sent) else { continue };
             let mut peer = self.peers.remove(turn)?;
             let number = peer.ready.remove(at)?;
             self.peers.push_back(peer);
@@ -220,8 +216,7 @@ impl Server {
             return Ok(None);
         }
         place.is_sending = true;
-        let peer = self.peers.iter_mut().find(|peer| peer.number == work.client);
-        let peer = peer.ok_or(ServerError::Client(work.client))?;
+        let peer = self.peer(work.client)?;
         if work.refused.is_none() {
             peer.outstanding.remove(&work.header.request_id);
         }
@@ -243,6 +238,11 @@ impl Server {
         let is_sending = self.slot(slot)?.is_sending;
         self.slots[slot as usize].is_sending = false;
         if is_sending { Ok(()) } else { Err(ServerError::State(slot)) }
+    }
+
+    fn peer(&mut self, client: u32) -> Result<&mut Peer, ServerError> {
+        let peer = self.peers.iter_mut().find(|peer| peer.number == client);
+        peer.ok_or(ServerError::Client(client))
     }
 
     fn slot(&self, slot: u32) -> Result<&Slot, ServerError> {
