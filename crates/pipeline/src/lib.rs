@@ -9,4 +9,4 @@ mod kernel;
 mod mode;
 
 pub use kernel::{Arrivals, SOURCE, State, Turn, WaitError, Waiting, wait};
-pub use mode::{Mode, UnknownMode, Who};
+pub use mode::{Mode, Processor, UnknownMode};

@@ -1,8 +1,8 @@
-//! The modes of a pipeline: who waits for requests, who posts answers, and who launches the model.
+//! The modes of a pipeline: the processor that waits for requests, the one that posts answers, and what launches the model.
 
 /// Where a step of a turn runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Who {
+pub enum Processor {
     Cpu,
     Gpu,
 }
@@ -61,25 +61,25 @@ impl Mode {
         }
     }
 
-    /// Who waits for requests.
-    pub const fn waits(self) -> Who {
+    /// The processor that waits for requests.
+    pub const fn waits(self) -> Processor {
         match self {
-            Mode::CpuCpuIbverbs | Mode::CpuCpuShim | Mode::CpuGpu => Who::Cpu,
-            Mode::GpuCpu | Mode::GpuGraph | Mode::GpuWhile | Mode::GpuPersistent => Who::Gpu,
+            Mode::CpuCpuIbverbs | Mode::CpuCpuShim | Mode::CpuGpu => Processor::Cpu,
+            Mode::GpuCpu | Mode::GpuGraph | Mode::GpuWhile | Mode::GpuPersistent => Processor::Gpu,
         }
     }
 
-    /// Who posts answers.
-    pub const fn posts(self) -> Who {
+    /// The processor that posts answers.
+    pub const fn posts(self) -> Processor {
         match self {
-            Mode::CpuCpuIbverbs | Mode::CpuCpuShim | Mode::GpuCpu => Who::Cpu,
-            Mode::CpuGpu | Mode::GpuGraph | Mode::GpuWhile | Mode::GpuPersistent => Who::Gpu,
+            Mode::CpuCpuIbverbs | Mode::CpuCpuShim | Mode::GpuCpu => Processor::Cpu,
+            Mode::CpuGpu | Mode::GpuGraph | Mode::GpuWhile | Mode::GpuPersistent => Processor::Gpu,
         }
     }
 
     /// Whether a GPU, or the host twin in its place, is needed.
     pub const fn needs_gpu(self) -> bool {
-        matches!((self.waits(), self.posts()), (Who::Gpu, _) | (_, Who::Gpu))
+        matches!((self.waits(), self.posts()), (Processor::Gpu, _) | (_, Processor::Gpu))
     }
 }
 
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn the_names_of_the_release_say_who_waits_and_who_posts() {
-        let word = |who| if who == Who::Cpu { "cpu" } else { "gpu" };
+        let word = |processor| if processor == Processor::Cpu { "cpu" } else { "gpu" };
         for mode in Mode::ALL {
             let said = format!("{}-{}", word(mode.waits()), word(mode.posts()));
             assert!(mode.release_name().is_none_or(|name| name == said), "{mode}");
