@@ -116,13 +116,6 @@ pub fn run(options: &Options) -> Result<bool> {
         "--threads is for --engine cpu: the twin uses all cores, a GPU none"
     );
     let formats = options.format.formats(options.engine)?;
-    // Before the measurement, and again behind it.
-    if let Some(path) = options.json.as_deref().filter(|path| *path != Path::new("-")) {
-        JsonLines::append_to(path).with_context(|| format!("--json {}", path.display()))?;
-    }
-    if let Some(folder) = &options.outputs {
-        fs::create_dir_all(folder).with_context(|| format!("--outputs {}", folder.display()))?;
-    }
     if on_a_gpu && std::env::var_os(CONNECTIONS.0).is_none() {
         let us = std::env::current_exe().context("finding this program")?;
         let mut again = Command::new(us);
@@ -133,6 +126,13 @@ pub fn run(options: &Options) -> Result<bool> {
     let model = Model::find(&options.model)?;
     start.part("import_plan");
     let mut provenance = Provenance::collect(&model.root, &[]);
+    // Where results go is tried before the measurement, and is no part of the start.
+    if let Some(path) = options.json.as_deref().filter(|path| *path != Path::new("-")) {
+        JsonLines::append_to(path).with_context(|| format!("--json {}", path.display()))?;
+    }
+    if let Some(folder) = &options.outputs {
+        fs::create_dir_all(folder).with_context(|| format!("--outputs {}", folder.display()))?;
+    }
     start.skip();
     let mut plans = model.plans(&formats)?;
     start.part("import_plan");
