@@ -8,7 +8,8 @@ use super::content::{BLOCK, Pattern, REMOTE, Wrong, hex};
 
 const WORDS: usize = BLOCK / 8;
 /// How many WQEs ahead memory is asked for: the way from the GPU's last store to this processor is waited for once, not for each.
-const AHEAD: u64 = 12;
+/// More than a core's buffers for lines on their way to its first cache (10 to 16), so the lines go to the second.
+const AHEAD: u64 = 32;
 /// One look at the register in so many WQEs, while there are some.
 const LOOK: u64 = 8;
 /// The bit of a WQE that asks for a completion, in its second word; and of the fourth word what [`super::content::Expected`] may leave free.
@@ -234,8 +235,8 @@ fn prefetch(word: &AtomicU64) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch reads nothing and faults nowhere, and the address is of a word that lives.
     unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(word.as_ptr().cast());
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(word.as_ptr().cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = word;
