@@ -11,7 +11,7 @@ use crate::layout::{Header, MAGIC, PREFIX_BYTES, Status, VERSION, next};
 pub enum ServerError {
     #[error("slot {0} does not exist, or the client does not have it")]
     NoSlot(u32),
-    #[error("{wanted} slots are wanted, {free} are free")]
+    #[error("{wanted} slots are wanted, {free} are free one behind the other")]
     Full { wanted: usize, free: usize },
     #[error("client {0} is unknown")]
     Client(u32),
@@ -79,27 +79,27 @@ impl Server {
         Server { geometry, slots: vec![slot; slots as usize], peers: VecDeque::new(), next_client: 0 }
     }
 
-    /// Slots that a new client can get.
+    /// Slots that one new client can get: as many as lie free one behind the other.
     pub fn free(&self) -> usize {
-        self.slots.iter().filter(|slot| slot.is_free()).count()
+        let longest = self.slots.chunk_by(|one, next| one.is_free() == next.is_free());
+        longest.filter(|run| run[0].is_free()).map(<[Slot]>::len).max().unwrap_or(0)
     }
 
-    /// Gives so many slots to a new client: its number, those of the slots, and the sequences of their last
-    /// requests. The caller sets their flags and tail flags to 0 before the client hears of them: a client that
-    /// had them before may have written there what looks like the next request.
+    /// Gives so many slots, one behind the other, to a new client: its number, those of the slots, and the
+    /// sequences of their last requests. The caller sets their flags and tail flags to 0 before the client hears
+    /// of them: a client that had them before may have written there what looks like the next request.
     pub fn grant(&mut self, wanted: u16) -> Result<(u32, Vec<(u32, u32)>), ServerError> {
-        let free = self.free();
-        if wanted == 0 || free < usize::from(wanted) {
-            return Err(ServerError::Full { wanted: wanted.into(), free });
-        }
+        let full = ServerError::Full { wanted: wanted.into(), free: self.free() };
+        let count = usize::from(wanted);
+        let windows = (wanted > 0).then(|| self.slots.windows(count)).ok_or(full)?;
+        let first = { windows }.position(|run| run.iter().all(Slot::is_free)).ok_or(full)?;
         let client = self.next_client;
         self.next_client = client.wrapping_add(1);
-        let mut granted = Vec::new();
-        let free = self.slots.iter_mut().enumerate().filter(|(_, slot)| slot.is_free());
-        for (number, slot) in free.take(wanted.into()) {
+        let granted = (first..).zip(&mut self.slots[first..first + count]).map(|(number, slot)| {
             slot.client = Some(client);
-            granted.push((number as u32, slot.sequence));
-        }
+            (number as u32, slot.sequence)
+        });
+        let granted = granted.collect();
         let (ready, outstanding) = (VecDeque::new(), HashSet::new());
         self.peers.push_back(Peer { number: client, ready, outstanding, credits: wanted });
         Ok((client, granted))
