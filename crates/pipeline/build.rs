@@ -6,6 +6,18 @@ fn main() {
     };
     includes(host_twin_build::Kernels::new("kernels")).folder("kernels").compile();
     let planted = includes(host_twin_build::Kernels::new("planted"));
-    let plant = |all: host_twin_build::Kernels, defect: &&str| all.planted("kernels/wait.cu", defect, defect);
-    ["DB_DEFECT_FROM_SLOT_0", "DB_DEFECT_ANY_FLAG"].iter().fold(planted, plant).compile();
+    let plant =
+        |all: host_twin_build::Kernels, (file, defect): &(&str, &str)| all.planted(*file, defect, defect);
+    [
+        ("kernels/wait.cu", "DB_DEFECT_FROM_SLOT_0"),
+        ("kernels/wait.cu", "DB_DEFECT_ANY_FLAG"),
+        ("kernels/wait.cu", "DB_DEFECT_NO_SENDING"),
+        ("kernels/wait.cu", "DB_DEFECT_NO_TABLE"),
+        ("kernels/wait.cu", "DB_DEFECT_ANY_SLOT"),
+        ("kernels/send.cu", "DB_DEFECT_NO_SEND_SYNC"),
+    ]
+    .iter()
+    .fold(planted, plant)
+    .planted("tests/kernels/layout.cu", "none", "DB_NO_DEFECT")
+    .compile();
 }

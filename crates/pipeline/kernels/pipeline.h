@@ -1,10 +1,19 @@
 /*! What the kernels of a pipeline share with each other and with the Rust program that launches them. Each struct is mirrored in
- * src/kernel.rs.
+ * src/gpu/layout.rs; a test compares every offset.
+ *
+ * One turn is a row of launches, in order: wait_inputs, take_inputs, the model, put_outputs, send_outputs. Launches of one stream or
+ * graph end before the next one begins, which orders them for the GPU. Only what a NIC or the CPU writes needs more:
+ *
+ *   a flag or a CQE       relaxed loads, then db_acquire_cqe(): the request lies in the same memory and was written before it
+ *   an answer             db_ring(): its system-scope release covers what earlier launches stored, since this launch observed them
+ *   a completed WRITE     db_acquire_cqe() before the slot's answer may be overwritten
+ *   a client that joins   db_load_acquire_sys32(wanted): the host wrote the rest of the place before
+ *   a client that leaves  db_store_release_sys32(done): the queue's structs were stored back before
  */
 #ifndef DB_PIPELINE_H
 #define DB_PIPELINE_H
 
-#include "doorbell_gpu.h"
+#include "doorbell_kernel.h"
 #include "slots.h"
 
 /* How a wait ended. */
@@ -12,23 +21,95 @@
 #define DB_TURN_REQUEST 1u /* a request is whole */
 #define DB_TURN_STOP 2u    /* the host wants an end */
 
-/* The request that the pipeline serves in this turn. Written by the waiting kernel, read by those behind it. */
+/* How a request and its answer arrive. */
+#define DB_ARRIVAL_FLAG 0u       /* a second WRITE, of the flag */
+#define DB_ARRIVAL_TAIL 1u       /* the last bytes of the message */
+#define DB_ARRIVAL_COMPLETION 2u /* a receive completion with the slot's number as immediate data */
+
+#define DB_PREFIX_WORDS (DB_SLOT_PREFIX_BYTES / 8)
+#define DB_HEADER_WORDS (DB_SLOT_HEADER_BYTES / 8)
+#define DB_TABLE_WORDS (DB_PREFIX_WORDS - DB_HEADER_WORDS)
+#define DB_NO_CLIENT 0xffffffffu
+
+/* Counts since the pipeline was made. */
+struct db_counts {
+    db_u64 turns;
+    db_u64 answered; /* answers that were posted */
+    db_u64 refused;  /* of these, requests that were bad */
+    db_u64 sent;     /* answers whose WRITE has completed */
+    db_u64 strays;   /* receive completions that name a slot that is another client's or in use */
+};
+
+/* The request that is served in this turn: the GPU's memory. wait_inputs writes it, the kernels behind it read it. */
 struct db_turn {
     db_u32 state;    /* DB_TURN_* */
     db_u32 slot;     /* of the request; otherwise that of the request before */
     db_u32 sequence; /* of the request */
+    db_u32 client;   /* index of its client */
+    db_u32 status;   /* DB_SLOT_STATUS_*: a request that is not OK is answered and not computed */
     db_u32 pad;
+    db_u64 request_id;
+    db_u64 cookie;
+    db_u64 sent_ns;
+    db_u64 begun_ns; /* when its request was found, by db_clock_ns() */
+    struct db_counts counts;
 };
 
-/* Where requests arrive. */
-struct db_arrivals {
-    db_u64 flags;     /* of slot 0, 8-byte aligned, in memory that the NIC writes */
-    db_u64 stride;    /* from one flag to the next, in bytes */
-    db_u64 sequences; /* 32-bit words in memory of the GPU's: of each slot's last request */
-    db_u64 cancel;    /* 32-bit word in host memory; anything but 0 ends a wait that found nothing for 64 rounds */
-    db_u64 wait_ns;   /* longest wait */
-    db_u32 slots;     /* 1 at least */
-    db_u32 pad;
+/* What the host wants of one client's place: host memory. The host writes `wanted` last, and the rest only while `done` equals
+ * it. An odd number: a client is here. */
+struct db_place {
+    struct db_kernel_queue queue;
+    db_u64 answers;      /* where the answer of its first slot goes */
+    db_u64 answer_flags; /* and that answer's flag, which no other way of arrival uses */
+    db_u32 answers_rkey;
+    db_u32 flags_rkey;
+    db_u32 lkey;     /* of the slots */
+    db_u32 first;    /* its slots */
+    db_u32 count;
+    db_u32 sequence; /* of each slot's request before */
+    db_u32 wanted;
+    db_u32 done; /* what the GPU has acted on */
+    struct db_kernel_end end; /* why its queue was given up; `code` is written last */
+};
+
+/* A client as the GPU has it, in its own memory. */
+struct db_client {
+    struct db_place place; /* as it was when the client joined */
+    struct db_sq sq;
+    struct db_rq rq;
+    struct db_cq send_cq, receive_cq;
+    db_u64 send_released, receive_released;
+    db_u32 acted; /* the last `wanted`; an odd number: here */
+    db_u32 dead;  /* its queue has failed */
+};
+
+/* What all kernels are told. In the GPU's memory, constant while they run. */
+struct db_served {
+    db_u64 slots;       /* slot 0, in memory that the NIC writes */
+    db_u64 slots_nic;   /* the same as the NIC addresses it */
+    db_u64 slot_stride;
+    db_u64 answer;      /* where a slot's answer begins in it */
+    db_u64 flags;       /* of slot 0, 8-byte aligned; with DB_ARRIVAL_COMPLETION the GPU's own */
+    db_u64 flag_stride; /* from one flag to the next, in bytes */
+    db_u64 sequences;   /* 32-bit words, one a slot, the GPU's: of the last request */
+    db_u64 owners;      /* likewise: the index of the client, or DB_NO_CLIENT */
+    db_u64 sending;     /* likewise: not 0 while the NIC may read the answer */
+    db_u64 clients;     /* struct db_client, the GPU's */
+    db_u64 places;      /* struct db_place, the host's */
+    db_u64 cancel;      /* 32-bit word in host memory; anything but 0 ends a wait that found nothing for 64 rounds */
+    db_u64 counts;      /* struct db_counts in host memory: what the turn has, for the host */
+    db_u64 wait_ns;     /* longest wait */
+    db_u32 slot_count;  /* 1 at least */
+    db_u32 client_count;
+    db_u32 arrival; /* DB_ARRIVAL_* */
+    db_u32 model_id;
+    db_u32 request_tensors, answer_tensors;
+    db_u32 request_tail, answer_tail;   /* where the tail flag lies */
+    db_u64 answer_stride;               /* from one answer to the next in the client's memory */
+    db_u64 request_table[DB_TABLE_WORDS]; /* what follows a request's header: offset and length, then the kind, of each tensor */
+    db_u64 answer_table[DB_TABLE_WORDS];
+    db_u64 inputs[DB_SLOT_MOST_TENSORS]; /* the model's, in the GPU's memory, 16-byte aligned */
+    db_u64 outputs[DB_SLOT_MOST_TENSORS];
 };
 
 /* When a wait of so many nanoseconds is over; the end of time, if that is behind it. */
@@ -42,23 +123,73 @@ DB_GPU_FN db_u32 db_slot_next(db_u32 sequence) { return sequence + 1 ? sequence 
 
 DB_GPU_FN db_u64 db_slot_flag(db_u32 sequence) { return (db_u64)sequence << 32 | (sequence ^ DB_SLOT_FLAG_MARK); }
 
-/* Whether the next request of a slot is whole. One load across no more than the GPU's own bus, and no order: the finder acquires. */
-DB_GPU_FN int db_slot_has_request(const struct db_arrivals *at, db_u32 slot) {
-    db_u64 flag = db_load_cqe_tail(at->flags + slot * at->stride);
-#ifdef DB_DEFECT_ANY_FLAG
-    return flag != 0;
-#else
-    return flag == db_slot_flag(db_slot_next(db_load_relaxed32((const db_u32 *)at->sequences + slot)));
-#endif
+/* Where a slot begins, and where its answer does. */
+DB_GPU_FN db_u64 db_slot_at(const struct db_served *at, db_u32 slot) { return at->slots + slot * at->slot_stride; }
+DB_GPU_FN db_u64 db_answer_at(const struct db_served *at, db_u32 slot) { return db_slot_at(at, slot) + at->answer; }
+
+/* A word of a slot's own, of the GPU's memory. */
+DB_GPU_FN db_u32 *db_word(db_u64 words, db_u32 slot) { return (db_u32 *)words + slot; }
+
+DB_GPU_FN struct db_client *db_client_at(const struct db_served *at, db_u32 client) {
+    return (struct db_client *)at->clients + client;
 }
 
-/* Takes the request of a slot. */
-DB_GPU_FN void db_turn_take(struct db_turn *turn, const struct db_arrivals *at, db_u32 slot) {
-    db_u32 *last = (db_u32 *)at->sequences + slot, sequence = db_slot_next(db_load_relaxed32(last));
-    db_store_relaxed32(last, sequence);
-    turn->slot = slot;
-    turn->sequence = sequence;
-    turn->state = DB_TURN_REQUEST;
+/* Offset and length of a tensor of a message. */
+DB_GPU_FN db_u32 db_tensor_offset(const db_u64 *table, db_u32 tensor) { return (db_u32)table[2 * tensor]; }
+DB_GPU_FN db_u32 db_tensor_bytes(const db_u64 *table, db_u32 tensor) { return (db_u32)(table[2 * tensor] >> 32); }
+
+/* Adds to one of the turn's counts, and tells the host: a store alone, since a load from there would cross PCIe. No order. */
+#define DB_COUNT(at, turn, count, by) \
+    db_store_relaxed64(&((struct db_counts *)(at)->counts)->count, (turn)->counts.count += (by))
+
+/* Gives a queue up: the first reason stays. Its slots have no owner any more, so that the wait passes them. */
+DB_GPU_FN void db_give_up(const struct db_served *at, db_u32 index, struct db_kernel_end end) {
+    struct db_client *client = db_client_at(at, index);
+    struct db_place *place = (struct db_place *)at->places + index;
+    db_u32 slot;
+    if (client->dead) return;
+    client->dead = 1;
+    for (slot = 0; slot < client->place.count; slot++)
+        db_store_relaxed32(db_word(at->owners, client->place.first + slot), DB_NO_CLIENT);
+    place->end.wr_id = end.wr_id;
+    place->end.qpn = end.qpn;
+    place->end.status = end.status;
+    place->end.syndrome = end.syndrome;
+    place->end.vendor_syndrome = end.vendor_syndrome;
+    place->end.is_send = end.is_send;
+    db_store_release_sys32((db_u64)&place->end.code, end.code);
 }
+
+/* Takes what completed of a client's sends: an answer that was sent may be overwritten. One thread a client. How many. */
+DB_GPU_FN db_u32 db_poll_sends(const struct db_served *at, db_u32 index) {
+    struct db_client *client = db_client_at(at, index);
+    struct db_completion done;
+    db_u32 count = 0, failed = 0;
+    if (!(client->acted & 1) || client->dead) return 0;
+    while (!failed && client->sq.rung != client->sq.consumer) {
+        int taken = db_gpu_take(&client->send_cq, &client->sq, 0, &done, &client->send_released);
+        if (!taken) break;
+        failed = taken < 0 || done.status != DB_WC_SUCCESS;
+        if (failed) {
+            db_give_up(at, index, db_kernel_end_of(client->sq.qpn, 0, taken < 0 ? DB_EINVAL : 0, &done));
+        } else {
+            db_store_relaxed32(db_word(at->sending, (db_u32)done.wr_id), 0);
+            count++;
+        }
+    }
+    return count;
+}
+
+/* Copies `bytes` side by side, of which thread `me` of `all` does its share; both addresses are multiples of 16. `STORE` takes the
+ * address and two words. */
+#define DB_COPY_SHARE(to, from, bytes, me, all, STORE)                                                        \
+    do {                                                                                                      \
+        db_u32 piece, whole = (bytes) / 16, rest = (bytes) & 15;                                              \
+        for (piece = (me); piece < whole; piece += (all)) {                                                   \
+            ulonglong2 two = ((const ulonglong2 *)(from))[piece];                                             \
+            STORE((to) + 16ull * piece, two.x, two.y);                                                        \
+        }                                                                                                     \
+        if ((me) == 0 && rest) db_copy((to) + 16ull * whole, (from) + 16ull * whole, rest);                   \
+    } while (0)
 
 #endif /* DB_PIPELINE_H */

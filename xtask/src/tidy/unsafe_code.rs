@@ -12,7 +12,7 @@ const FLOORS: [&str; 11] = [
     "crates/host-twin/",
     "crates/rdma-shim/",
     "crates/inference/src/engine/",
-    "crates/pipeline/src/kernel.rs",
+    "crates/pipeline/src/gpu/",
     "crates/soft-nic/src/abi/",
     "crates/soft-nic/src/dma/",
     "apps/softnic/src/preload/",

@@ -14,6 +14,15 @@ use crate::result::driver::Shape;
 use crate::result::graph::{self, CUgraph, CUgraphExec, CUgraphNode};
 use crate::result::{Error, Result};
 
+/// Work that can be put into a stream again and again: a model.
+///
+/// # Safety
+/// What it puts there keeps to memory and code that the value keeps, and takes no longer than a turn may.
+pub unsafe trait Recorded: Send {
+    /// Puts the work into a stream, or into what it records.
+    fn record(&self, stream: &Stream) -> Result<()>;
+}
+
 /// A graph that is being made.
 pub struct Graph {
     context: Context,

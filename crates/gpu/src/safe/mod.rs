@@ -32,7 +32,7 @@ pub use allocation::Allocation;
 pub use compile::{Arch, Compiled, Compiler, Form, Unit};
 pub use context::Context;
 pub use device::{Abilities, Gpu, driver_version};
-pub use device_graph::{DeviceGraph, Graph};
+pub use device_graph::{DeviceGraph, Graph, Recorded};
 pub use image_builder::{Image, ImageBuilder};
 pub use link::Linker;
 pub use memory::{CancelWord, DeviceMemory, PinnedMemory, Way};

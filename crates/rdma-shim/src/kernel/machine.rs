@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use gpu::cache::Cache;
-use gpu::{DeviceMemory, Form, Gpu, ImageBuilder, Module, Priority, Stream, Toolkit};
+use gpu::{DeviceMemory, Form, Gpu, ImageBuilder, Module, Priority, Stream, Toolkit, Unit};
 
 use super::code::{Arguments, Source};
 use super::error::KernelError;
@@ -119,6 +119,18 @@ impl Machine {
         match (&*self.0, memory) {
             (Inner::Gpu(on), Memory::Gpu(_)) => ordered(on.write_ordering, &on.name),
             _ => Ok(()),
+        }
+    }
+
+    /// Code of a GPU's, of several sources linked into one image. Errors: the twin has none; the compiler's and the GPU's.
+    pub fn module(&self, units: &[Unit]) -> Result<Module, KernelError> {
+        match &*self.0 {
+            Inner::Twin(_) => Err(KernelError::Refused("the host twin runs no graph of a GPU's".into())),
+            Inner::Gpu(on) => {
+                let builder = ImageBuilder::new(on.toolkit.clone(), Cache::usual());
+                let image = builder.image(units, on.context.gpu().arch()?, Form::Cubin)?;
+                Ok(Module::load(&on.context, &image)?)
+            }
         }
     }
 

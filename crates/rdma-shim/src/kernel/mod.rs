@@ -27,6 +27,6 @@ pub use error::KernelError;
 pub use machine::{Kernel, Machine};
 pub use memory::{GpuMemory, HostMemory, Memory, Plain};
 pub use queue::{Queue, Room, db_kernel_queue};
-pub use region::{Place, Region};
+pub use region::{Part, Place, Region, Share};
 pub use running::Running;
 pub use shared::SharedQueue;

@@ -1,6 +1,8 @@
 //! Memory that a NIC and a machine's kernels reach.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
+use std::ptr::NonNull;
 
 use verbs::code::Access;
 use verbs::{Mr, Pd};
@@ -74,5 +76,64 @@ impl Region {
     /// Its bytes.
     pub fn memory(&self) -> &Memory {
         &self.memory
+    }
+}
+
+/// Bytes of a memory that many share.
+#[derive(Debug)]
+pub struct Part {
+    memory: Memory,
+    range: Range<usize>,
+}
+
+// SAFETY: as `Memory`, of which this is a share; `Share::new` has seen that the range lies in it.
+unsafe impl verbs::Memory for Part {
+    fn start(&mut self) -> NonNull<u8> {
+        let whole = verbs::Memory::start(&mut self.memory);
+        // SAFETY: as above. Of a GPU's memory the sum is an address that nobody reads here.
+        unsafe { whole.add(self.range.start) }
+    }
+    fn len(&self) -> usize {
+        self.range.len()
+    }
+}
+
+/// Bytes of a memory registered for one protection domain: a peer of that domain reaches nothing else of the memory.
+#[derive(Debug)]
+pub struct Share {
+    mr: Mr<Part>,
+}
+
+impl Share {
+    /// Registers `range` of `memory`, which is a machine's and lies at `place`. Errors: a range that leaves it; kernels of the machine
+    /// that do not see there what a NIC writes; the NIC's refusal.
+    pub fn new(
+        machine: &Machine,
+        pd: &Pd,
+        place: Place,
+        memory: &Memory,
+        range: Range<usize>,
+        access: Access,
+    ) -> Result<Share, KernelError> {
+        if range.is_empty() || range.end > memory.len() {
+            return Err(KernelError::Range { offset: range.start, len: range.len(), whole: memory.len() });
+        }
+        machine.sees_arrivals(memory)?;
+        let offset = range.start as u64;
+        let part = Part { memory: memory.clone(), range };
+        let mr = match (place, memory) {
+            (Place::GpuDmaBuf, Memory::Gpu(_)) => {
+                let dma_buf = memory.dma_buf()?;
+                // SAFETY: the GPU's driver made it of all of this memory just now, of which these are the bytes from `offset` on.
+                unsafe { Mr::register_dma_buf(pd, part, dma_buf.as_fd(), offset, access) }?
+            }
+            _ => Mr::register(pd, part, access)?,
+        };
+        Ok(Share { mr })
+    }
+
+    /// The bytes as verbs know them.
+    pub fn mr(&self) -> &Mr<Part> {
+        &self.mr
     }
 }

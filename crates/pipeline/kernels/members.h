@@ -1,0 +1,107 @@
+/*! Clients that join and leave while the graph runs, and requests that arrive as receive completions: parts of the wait, one thread a
+ * client. Nothing else of the pipeline runs meanwhile, so that a client's structs have one user.
+ */
+#ifndef DB_MEMBERS_H
+#define DB_MEMBERS_H
+
+#include "pipeline.h"
+
+/* Posts so many receives without buffers: a WRITE with immediate data takes one each. */
+DB_GPU_FN int db_receive(struct db_client *client, db_u32 count) {
+    struct db_recv_wr wr = {0, 0, 0};
+    db_u32 bad;
+    int error = 0;
+    for (; count && !error; count--) error = db_post_recv(&client->rq, &wr, 1, &bad);
+    return error;
+}
+
+/* Takes a client over: its structs from host memory, and its slots. */
+DB_GPU_FN void db_join(const struct db_served *at, db_u32 index) {
+    struct db_client *client = db_client_at(at, index);
+    db_u32 slot;
+    int error = 0;
+    client->place = ((const struct db_place *)at->places)[index];
+    client->sq = *(const struct db_sq *)client->place.queue.sq;
+    client->rq = *(const struct db_rq *)client->place.queue.rq;
+    client->send_cq = *(const struct db_cq *)client->place.queue.send_cq;
+    client->receive_cq = *(const struct db_cq *)client->place.queue.receive_cq;
+    client->send_released = client->send_cq.consumer;
+    client->receive_released = client->receive_cq.consumer;
+    client->dead = 0;
+    for (slot = client->place.first; slot < client->place.first + client->place.count; slot++) {
+        /* What a client before has left there is not this one's next request. */
+        db_store64(at->flags + slot * at->flag_stride, 0);
+        db_store_relaxed32(db_word(at->sequences, slot), client->place.sequence);
+        db_store_relaxed32(db_word(at->sending, slot), 0);
+        db_store_relaxed32(db_word(at->owners, slot), index);
+    }
+    if (at->arrival == DB_ARRIVAL_COMPLETION) error = db_receive(client, client->place.count);
+    if (error) db_give_up(at, index, db_kernel_end_of(client->rq.qpn, 0, error, 0));
+}
+
+/* Gives a client back: nothing of it is used from here on. */
+DB_GPU_FN void db_leave(const struct db_served *at, db_u32 index) {
+    struct db_client *client = db_client_at(at, index);
+    db_u32 slot;
+    for (slot = client->place.first; slot < client->place.first + client->place.count; slot++) {
+        db_store_relaxed32(db_word(at->owners, slot), DB_NO_CLIENT);
+        db_store_relaxed32(db_word(at->sending, slot), 0);
+    }
+    *(struct db_sq *)client->place.queue.sq = client->sq;
+    *(struct db_rq *)client->place.queue.rq = client->rq;
+    *(struct db_cq *)client->place.queue.send_cq = client->send_cq;
+    if (client->place.queue.receive_cq != client->place.queue.send_cq)
+        *(struct db_cq *)client->place.queue.receive_cq = client->receive_cq;
+}
+
+/* Does what the host wants of a place, and tells it. */
+DB_GPU_FN void db_attend_place(const struct db_served *at, db_u32 index) {
+    struct db_client *client = db_client_at(at, index);
+    struct db_place *place = (struct db_place *)at->places + index;
+    db_u32 wanted = db_load_acquire_sys32((db_u64)&place->wanted);
+    if (wanted == client->acted) return;
+    if (wanted & 1)
+        db_join(at, index);
+    else
+        db_leave(at, index);
+    client->acted = wanted;
+    db_store_release_sys32((db_u64)&place->done, wanted);
+}
+
+/* Takes a client's receive completions: each names a slot, whose flag is set here as the NIC sets it elsewhere. How many were strays. */
+DB_GPU_FN db_u32 db_poll_receives(const struct db_served *at, db_u32 index) {
+    struct db_client *client = db_client_at(at, index);
+    struct db_completion done;
+    db_u32 strays = 0, slot, sequence;
+    int taken;
+    if (!(client->acted & 1)) return 0;
+    while (!client->dead) {
+        int error = 0;
+        taken = db_gpu_take(&client->receive_cq, 0, &client->rq, &done, &client->receive_released);
+        if (!taken) break;
+        if (taken < 0 || done.status != DB_WC_SUCCESS) {
+            db_give_up(at, index, db_kernel_end_of(client->rq.qpn, 0, taken < 0 ? DB_EINVAL : 0, &done));
+            break;
+        }
+        slot = done.has_imm ? db_be32(done.imm_data) : DB_NO_CLIENT;
+#ifdef DB_DEFECT_ANY_SLOT
+        if (slot >= at->slot_count) {
+#else
+        /* A peer says what it likes: only a slot of its own counts. */
+        if (slot >= at->slot_count || db_load_relaxed32(db_word(at->owners, slot)) != index) {
+#endif
+            strays++;
+        } else {
+            db_u64 *flag = (db_u64 *)(at->flags + slot * at->flag_stride), whole;
+            sequence = db_load_relaxed32(db_word(at->sequences, slot));
+            whole = db_slot_flag(db_slot_next(sequence));
+            if (db_load_relaxed64(flag) == whole) strays++;
+            db_store_relaxed64(flag, whole);
+        }
+        error = db_receive(client, 1);
+        if (error) db_give_up(at, index, db_kernel_end_of(client->rq.qpn, 0, error, 0));
+    }
+    return strays;
+}
+
+#endif /* DB_MEMBERS_H */

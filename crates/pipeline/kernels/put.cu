@@ -1,0 +1,14 @@
+/*! Copies the model's outputs into the answer of the slot: the kernel behind the model, which waits for nothing. The WRITE of the
+ * answer before has completed, or wait_inputs had passed the slot.
+ */
+#include "pipeline.h"
+
+/* Launch: any number of blocks and threads. */
+extern "C" __global__ void put_outputs(const struct db_served *at, const struct db_turn *turn) {
+    db_u32 me = blockIdx.x * blockDim.x + threadIdx.x, all = gridDim.x * blockDim.x, tensor;
+    if (turn->state != DB_TURN_REQUEST || turn->status != DB_SLOT_STATUS_OK) return;
+    for (tensor = 0; tensor < at->answer_tensors; tensor++) {
+        db_u64 to = db_answer_at(at, turn->slot) + db_tensor_offset(at->answer_table, tensor);
+        DB_COPY_SHARE(to, at->outputs[tensor], db_tensor_bytes(at->answer_table, tensor), me, all, db_store_segment);
+    }
+}

@@ -1,0 +1,73 @@
+/*! Sends the answer: the last kernel of a turn before the relaunch. It waits for nothing.
+ *
+ * A ring has two blocks for each slot of its client, and a slot is not served while its answer is being sent; so there is always
+ * room. An answer that was refused is its prefix alone: what a slot's tensors hold is of an earlier request, perhaps another
+ * client's. One completion an answer; an error CQE is taken by the next wait that looks.
+ */
+#include "pipeline.h"
+
+/* Word `index` of the answer's prefix. */
+DB_GPU_FN db_u64 db_answer_word(const struct db_served *at, const struct db_turn *turn, db_u32 credits, db_u32 index) {
+    switch (index) {
+    case 0: return DB_SLOT_MAGIC | (db_u64)DB_SLOT_VERSION << 32 | (db_u64)turn->status << 48;
+    case DB_SLOT_HEADER_REQUEST_ID / 8: return turn->request_id;
+    case DB_SLOT_HEADER_MODEL_ID / 8: return at->model_id | (db_u64)turn->sequence << 32;
+    case DB_SLOT_HEADER_COOKIE / 8: return turn->cookie;
+    case DB_SLOT_HEADER_SENT_NS / 8: return turn->sent_ns;
+    case DB_SLOT_HEADER_BEGUN_NS / 8: return turn->begun_ns;
+    case DB_SLOT_HEADER_ENDED_NS / 8: return db_clock_ns();
+    case DB_SLOT_HEADER_TENSORS / 8:
+        return at->answer_tensors | (db_u64)(credits & 0xffff) << 16 | (db_u64)turn->slot << 32;
+    default: return at->answer_table[index - DB_HEADER_WORDS];
+    }
+}
+
+/* Posts the WRITEs of an answer, the last one with a completion. */
+DB_GPU_FN int db_post_answer(const struct db_served *at, const struct db_turn *turn, const struct db_place *place, struct db_sq *sq) {
+    db_u64 local = at->slots_nic + turn->slot * at->slot_stride + at->answer, remote;
+    db_u32 is_whole = turn->status == DB_SLOT_STATUS_OK, nth = turn->slot - place->first;
+    struct db_sge all = {local, is_whole ? at->answer_tail + DB_SLOT_FLAG_BYTES : DB_SLOT_PREFIX_BYTES, place->lkey};
+    struct db_sge flag = {local + at->answer_tail, DB_SLOT_FLAG_BYTES, place->lkey};
+    int error;
+    remote = place->answers + nth * at->answer_stride;
+    if (at->arrival == DB_ARRIVAL_COMPLETION)
+        return db_try_post_write_imm(sq, turn->slot, all, remote, place->answers_rkey, db_be32(turn->slot), DB_SEND_SIGNALED);
+    if (at->arrival == DB_ARRIVAL_TAIL && is_whole)
+        return db_try_post_write(sq, turn->slot, all, remote, place->answers_rkey, DB_SEND_SIGNALED);
+    error = db_try_post_write(sq, turn->slot, all, remote, place->answers_rkey, 0);
+    if (error) return error;
+    if (at->arrival == DB_ARRIVAL_TAIL)
+        return db_try_post_write(sq, turn->slot, flag, remote + at->answer_tail, place->answers_rkey, DB_SEND_SIGNALED);
+    remote = place->answer_flags + (db_u64)nth * DB_SLOT_FLAG_BYTES;
+    return db_try_post_write(sq, turn->slot, flag, remote, place->flags_rkey, DB_SEND_SIGNALED);
+}
+
+/* Launch: one block of any number of threads. */
+extern "C" __global__ void send_outputs(const struct db_served *at, struct db_turn *turn) {
+    struct db_client *client = db_client_at(at, turn->client);
+    db_u64 answer = db_answer_at(at, turn->slot);
+    db_u32 index;
+    int error;
+    if (turn->state != DB_TURN_REQUEST) return;
+    for (index = db_block_thread(); index < DB_PREFIX_WORDS; index += db_block_threads())
+        db_store64(answer + 8ull * index, db_answer_word(at, turn, client->place.count, index));
+    /* The other threads' stores are the first one's to publish once it has met them. */
+#ifndef DB_DEFECT_NO_SEND_SYNC
+    db_block_sync();
+#endif
+    if (db_block_thread()) return;
+    db_store64(answer + at->answer_tail, db_slot_flag(turn->sequence));
+    db_store_relaxed32(db_word(at->sending, turn->slot), 1);
+    {
+        struct db_sq sq = client->sq;
+        error = db_post_answer(at, turn, &client->place, &sq);
+        if (!error) db_ring(&sq);
+        client->sq = sq;
+    }
+    if (error) {
+        db_give_up(at, turn->client, db_kernel_end_of(client->sq.qpn, turn->slot, error, 0));
+        return;
+    }
+    DB_COUNT(at, turn, answered, 1);
+    if (turn->status != DB_SLOT_STATUS_OK) DB_COUNT(at, turn, refused, 1);
+}

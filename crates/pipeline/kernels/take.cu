@@ -1,0 +1,18 @@
+/*! Copies a request's tensors out of its slot into the model's inputs: the second kernel of a turn, which waits for nothing.
+ *
+ * Lengths and offsets are those of the model, which the prefix was compared with; nothing that the client wrote leads anywhere.
+ * Once it has ended the client may write its next request there.
+ */
+#include "pipeline.h"
+
+#define DB_PLAIN_STORE(to, x, y) (*(ulonglong2 *)(to) = make_ulonglong2(x, y))
+
+/* Launch: any number of blocks and threads, behind wait_inputs. */
+extern "C" __global__ void take_inputs(const struct db_served *at, const struct db_turn *turn) {
+    db_u32 me = blockIdx.x * blockDim.x + threadIdx.x, all = gridDim.x * blockDim.x, tensor;
+    if (turn->state != DB_TURN_REQUEST || turn->status != DB_SLOT_STATUS_OK) return;
+    for (tensor = 0; tensor < at->request_tensors; tensor++) {
+        db_u64 from = db_slot_at(at, turn->slot) + db_tensor_offset(at->request_table, tensor);
+        DB_COPY_SHARE(at->inputs[tensor], from, db_tensor_bytes(at->request_table, tensor), me, all, DB_PLAIN_STORE);
+    }
+}

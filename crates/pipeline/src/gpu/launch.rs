@@ -1,0 +1,130 @@
+//! Launches of the kernels: one after the other by the CPU, or recorded into a graph.
+
+use std::time::Duration;
+
+use gpu::{Function, Module, SelfLaunching, Shape, Stream, Unit, again_unit, relaunch_unit};
+use rdma_shim::kernel::{Arguments, HostMemory, Kernel, Machine, Source};
+
+use super::ServedError;
+
+host_twin::include_kernels!("kernels");
+
+const HEADERS: &[(&str, &str)] = &[
+    ("pipeline.h", include_str!("../../kernels/pipeline.h")),
+    ("members.h", include_str!("../../kernels/members.h")),
+    ("slots.h", slots::header::TEXT),
+];
+
+/// The kernels of a turn in their order; the model's are between the second and the third.
+pub const SOURCES: [Source; 4] = [
+    Source { name: "wait.cu", text: include_str!("../../kernels/wait.cu"), headers: HEADERS, twin: &KERNELS },
+    Source { name: "take.cu", text: include_str!("../../kernels/take.cu"), headers: HEADERS, twin: &KERNELS },
+    Source { name: "put.cu", text: include_str!("../../kernels/put.cu"), headers: HEADERS, twin: &KERNELS },
+    Source { name: "send.cu", text: include_str!("../../kernels/send.cu"), headers: HEADERS, twin: &KERNELS },
+];
+pub const NAMES: [&str; 4] = ["wait_inputs", "take_inputs", "put_outputs", "send_outputs"];
+/// Longer than any kernel but the one that waits takes.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Where the kernels find all that they need. Whoever has it keeps that memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Told {
+    pub served: u64,
+    pub turn: u64,
+    /// Blocks and threads of each kernel.
+    pub shapes: [[u32; 2]; 4],
+}
+
+/// The kernels, ready to be launched one by one.
+#[derive(Debug)]
+pub struct Steps {
+    kernels: [Kernel; 4],
+    /// The kernels look at the pipeline's own word.
+    unused: HostMemory,
+    told: Told,
+}
+
+impl Steps {
+    /// `planted`: takes one kernel's place.
+    pub fn new(
+        machine: &Machine,
+        told: Told,
+        planted: Option<(usize, Source, &'static str)>,
+    ) -> Result<Steps, ServedError> {
+        let kernel = |step: usize| match planted {
+            Some((at, source, name)) if at == step => Kernel::prepare(machine, &source, name),
+            _ => Kernel::prepare(machine, &SOURCES[step], NAMES[step]),
+        };
+        let kernels = [kernel(0)?, kernel(1)?, kernel(2)?, kernel(3)?];
+        Ok(Steps { kernels, unused: machine.host_memory(4)?, told })
+    }
+
+    /// Runs one kernel to its end. `keep`: what keeps all memory that it uses.
+    pub fn run<T>(&self, step: usize, wait: Duration, keep: T) -> Result<(), ServedError> {
+        let arguments = Arguments::new().u64(self.told.served).u64(self.told.turn);
+        // SAFETY: the kernels take these two addresses. What they lead to, queues and slots included, is kept by `keep`. The kernel
+        // that waits ends by its own deadline; the others wait for nothing.
+        let running = unsafe {
+            self.kernels[step].launch(self.told.shapes[step], &arguments, self.unused.clone(), keep)
+        }?;
+        running.end(wait.saturating_add(LIMIT))?;
+        Ok(())
+    }
+}
+
+/// The sources as a GPU's compiler takes them.
+pub fn units() -> Vec<Unit> {
+    SOURCES.iter().map(Source::unit).collect()
+}
+
+/// How a graph has its next turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Again {
+    /// It launches itself.
+    Relaunch,
+    /// It is the body of a WHILE node.
+    While,
+}
+
+/// The kernels of a turn on a GPU, recorded with a model's between them, so often as it takes. `keep`: as in [`Steps::run`]; the graph
+/// and it are dropped together.
+pub fn graph<T>(
+    machine: &Machine,
+    told: Told,
+    again: Again,
+    model: &dyn gpu::Recorded,
+    _keep: &T,
+) -> Result<SelfLaunching, ServedError> {
+    let end = if again == Again::While { again_unit() } else { relaunch_unit() };
+    let units: Vec<Unit> = units().into_iter().chain([end]).collect();
+    let module: Module = machine.module(&units)?;
+    let functions = NAMES.iter().map(|name| module.function(name)).collect::<gpu::Result<Vec<Function>>>()?;
+    let put = |stream: &Stream, step: usize| {
+        let arguments = gpu::Arguments::new().u64(told.served).u64(told.turn);
+        let [blocks, threads] = told.shapes[step];
+        let shape = Shape { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0 };
+        // SAFETY: as in `Steps::run`; the caller keeps the memory as long as the graph.
+        unsafe { stream.launch(&functions[step], shape, &arguments) }
+    };
+    let record = |stream: &Stream| {
+        put(stream, 0)?;
+        put(stream, 1)?;
+        model.record(stream)?;
+        put(stream, 2)?;
+        put(stream, 3)
+    };
+    let graph = match again {
+        // SAFETY: what the kernels use is kept as long as the graph, and `Recorded` promises the same of the model's. The module is the
+        // context's until the relaunching kernel, which the graph keeps, is gone.
+        Again::Relaunch => unsafe { SelfLaunching::of_capture(&module, 0, None, record) },
+        // SAFETY: as above.
+        Again::While => unsafe { SelfLaunching::of_while(&module, 0, None, record) },
+    };
+    Ok(graph?)
+}
+
+/// Starts the first turn.
+pub fn start(graph: &mut SelfLaunching) -> Result<(), ServedError> {
+    // SAFETY: as in `graph`: the pipeline keeps what the kernels use, and nothing else launches it.
+    Ok(unsafe { graph.start() }?)
+}

@@ -1,0 +1,146 @@
+//! The structs of `kernels/pipeline.h`. A test compares every offset with the C side's (`tests/kernels/layout.cu`).
+
+use rdma_shim::kernel::{Plain, db_kernel_end, db_kernel_queue};
+use rdma_shim::sys::{db_cq, db_rq, db_sq};
+use slots::layout::{Header, MOST_TENSORS, PREFIX_BYTES};
+
+/// Words of the table behind a header.
+pub const TABLE_WORDS: usize = (PREFIX_BYTES - Header::BYTES) / 8;
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct db_counts {
+    pub turns: u64,
+    pub answered: u64,
+    pub refused: u64,
+    pub sent: u64,
+    pub strays: u64,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct db_turn {
+    pub state: u32,
+    pub slot: u32,
+    pub sequence: u32,
+    pub client: u32,
+    pub status: u32,
+    pub pad: u32,
+    pub request_id: u64,
+    pub cookie: u64,
+    pub sent_ns: u64,
+    pub begun_ns: u64,
+    pub counts: db_counts,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct db_place {
+    pub queue: db_kernel_queue,
+    pub answers: u64,
+    pub answer_flags: u64,
+    pub answers_rkey: u32,
+    pub flags_rkey: u32,
+    pub lkey: u32,
+    pub first: u32,
+    pub count: u32,
+    pub sequence: u32,
+    pub wanted: u32,
+    pub done: u32,
+    pub end: db_kernel_end,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Default)]
+pub struct db_client {
+    pub place: db_place,
+    pub sq: db_sq,
+    pub rq: db_rq,
+    pub send_cq: db_cq,
+    pub receive_cq: db_cq,
+    pub send_released: u64,
+    pub receive_released: u64,
+    pub acted: u32,
+    pub dead: u32,
+}
+
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct db_served {
+    pub slots: u64,
+    pub slots_nic: u64,
+    pub slot_stride: u64,
+    pub answer: u64,
+    pub flags: u64,
+    pub flag_stride: u64,
+    pub sequences: u64,
+    pub owners: u64,
+    pub sending: u64,
+    pub clients: u64,
+    pub places: u64,
+    pub cancel: u64,
+    pub counts: u64,
+    pub wait_ns: u64,
+    pub slot_count: u32,
+    pub client_count: u32,
+    pub arrival: u32,
+    pub model_id: u32,
+    pub request_tensors: u32,
+    pub answer_tensors: u32,
+    pub request_tail: u32,
+    pub answer_tail: u32,
+    pub answer_stride: u64,
+    pub request_table: [u64; TABLE_WORDS],
+    pub answer_table: [u64; TABLE_WORDS],
+    pub inputs: [u64; MOST_TENSORS],
+    pub outputs: [u64; MOST_TENSORS],
+}
+
+// SAFETY: numbers without padding.
+unsafe impl Plain for db_counts {}
+// SAFETY: likewise.
+unsafe impl Plain for db_turn {}
+// SAFETY: likewise.
+unsafe impl Plain for db_place {}
+// SAFETY: likewise.
+unsafe impl Plain for db_client {}
+// SAFETY: likewise.
+unsafe impl Plain for db_served {}
+
+#[cfg(test)]
+mod tests {
+    use std::mem::offset_of;
+
+    use host_twin::{Arguments, Launch, run};
+    use measure::need;
+
+    use super::*;
+
+    macro_rules! offsets {
+        ($($name:ident { $($field:ident)* })*) => {
+            vec![$($(offset_of!($name, $field),)* size_of::<$name>(),)*]
+        };
+    }
+
+    #[test]
+    fn every_field_lies_where_the_kernels_have_it() {
+        let kernel = need!(crate::gpu::tests::PLANTED.find("layout+none"), cc, "a C++ compiler");
+        let here: Vec<usize> = offsets! {
+            db_counts { turns answered refused sent strays }
+            db_turn { state slot sequence client status request_id cookie sent_ns begun_ns counts }
+            db_place { queue answers answer_flags answers_rkey flags_rkey lkey first count sequence wanted done end }
+            db_client { place sq rq send_cq receive_cq send_released receive_released acted dead }
+            db_served {
+                slots slots_nic slot_stride answer flags flag_stride sequences owners sending clients places cancel counts
+                wait_ns slot_count client_count arrival model_id request_tensors answer_tensors request_tail answer_tail
+                answer_stride request_table answer_table inputs outputs
+            }
+        };
+        let mut there = vec![u32::MAX; here.len() + 1];
+        let arguments = Arguments::new().pointer(there.as_mut_ptr()).push(there.len() as u32);
+        // SAFETY: the kernel writes at most so many words to the vector, which lives until it has ended.
+        unsafe { run(kernel, &Launch::new(1, 1), arguments) }.unwrap();
+        assert_eq!(there.pop(), Some(u32::MAX), "C has more fields");
+        assert_eq!(there, here.iter().map(|at| *at as u32).collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,508 @@
+//! Pipelines whose kernels wait, copy and post: on a GPU as a graph that has its turns by itself, or on the host twin, where the CPU
+//! launches one kernel after the other.
+//!
+//! [`Served`] has the slots of one model and its clients. Clients join and leave while it runs: the kernel that waits takes a queue
+//! over and gives it back. A request is refused for all that `slots::Server` refuses it for, except one: a request number that is
+//! outstanding twice is not noticed. A client's credits are its slots.
+//! Left out so far: `cpu-gpu`, `gpu-cpu`, `gpu-persistent`.
+
+#![allow(non_camel_case_types, reason = "names are C's")]
+
+mod launch;
+mod layout;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use gpu::{Recorded, SelfLaunching};
+use rdma_shim::kernel::{
+    Failure, HostMemory, KernelError, Machine, Memory, Place, Plain, Queue, Share, Source, db_kernel_end,
+};
+use slots::Geometry;
+use slots::layout::{FLAG_BYTES, MOST_TENSORS};
+use verbs::Pd;
+use verbs::code::Access;
+
+use layout::{TABLE_WORDS, db_client, db_counts, db_place, db_served, db_turn};
+
+pub use launch::{Again, units};
+
+/// How a request and its answer arrive; `slots::layout` says what each needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrival {
+    /// A second WRITE, of the flag.
+    Flag,
+    /// The last bytes of the message.
+    Tail,
+    /// A receive completion.
+    Completion,
+}
+
+/// Why a pipeline does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServedError {
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    #[error(transparent)]
+    Gpu(#[from] gpu::Error),
+    #[error("{0}")]
+    Refused(String),
+    #[error("{what} has not happened within {limit:?}")]
+    Deadline { what: String, limit: Duration },
+    #[error("the thread that launches the kernels: {0}")]
+    Thread(std::io::Error),
+}
+
+fn refuse<T>(why: impl Into<String>) -> Result<T, ServedError> {
+    Err(ServedError::Refused(why.into()))
+}
+
+/// What a pipeline is made for.
+#[derive(Debug, Clone, Copy)]
+pub struct Setting<'a> {
+    pub geometry: &'a Geometry,
+    pub slots: u32,
+    /// At a time.
+    pub clients: u32,
+    pub arrival: Arrival,
+    /// Where requests lie.
+    pub place: Place,
+    /// The model's buffers, as kernels see them: one for each tensor, at multiples of 16.
+    pub inputs: &'a [u64],
+    pub outputs: &'a [u64],
+    /// Longest wait of a turn.
+    pub wait: Duration,
+    /// Threads that wait; one walks from slot to slot, as in the paper's release.
+    pub threads: u32,
+    /// Blocks that copy, and threads of each.
+    pub copying: [u32; 2],
+}
+
+/// Where a client's answers go, and which slots it has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Client {
+    pub first: u32,
+    pub count: u32,
+    /// Of each slot's request before.
+    pub sequence: u32,
+    /// The client's answers: address and key.
+    pub answers: (u64, u32),
+    /// The flags of its answers; used with [`Arrival::Flag`].
+    pub flags: (u64, u32),
+    /// Key of the slots for its queue: [`Share::mr`]'s.
+    pub lkey: u32,
+}
+
+/// Counts since the pipeline was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub turns: u64,
+    /// Answers that were posted.
+    pub answered: u64,
+    /// Of these, requests that were bad.
+    pub refused: u64,
+    /// Answers whose WRITE was seen to have completed.
+    pub sent: u64,
+    /// Receive completions that named a slot of another client, or one in use.
+    pub strays: u64,
+}
+
+/// How a wait ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum State {
+    None,
+    Request,
+    Stop,
+}
+
+/// All memory that the kernels use.
+#[derive(Debug)]
+struct Core {
+    machine: Machine,
+    turn: Memory,
+    slots: Memory,
+    flags: Memory,
+    places: HostMemory,
+    /// The cancel word, and the counts on a line of their own.
+    shared: HostMemory,
+    /// What only kernels use: what they are told, clients, and words of each slot.
+    _own: [Memory; 3],
+    wait: Duration,
+    told: launch::Told,
+}
+
+const COUNTS: usize = 128;
+
+/// How it runs.
+enum Runs {
+    Not,
+    Twin(JoinHandle<Result<(), ServedError>>),
+    // The graph first: it uses the model's memory.
+    Graph(SelfLaunching, Box<dyn Recorded>),
+}
+
+/// The slots of one model, and its clients.
+pub struct Served {
+    runs: Runs,
+    core: Arc<Core>,
+    place: Place,
+    geometry: Geometry,
+    arrival: Arrival,
+    slot_count: u32,
+    /// Of each place its queue.
+    queues: Vec<Option<Queue>>,
+    planted: Option<(usize, Source, &'static str)>,
+}
+
+impl std::fmt::Debug for Served {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Served({:?}, {} slots)", self.arrival, self.slot_count)
+    }
+}
+
+fn words(bytes: &[u8]) -> [u64; TABLE_WORDS] {
+    let mut words = [0; TABLE_WORDS];
+    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+        *word = u64::from_le_bytes(*bytes);
+    }
+    words
+}
+
+/// Makes `buffers` the first of all.
+fn buffers(given: &[u64], wanted: usize, what: &str) -> Result<[u64; MOST_TENSORS], ServedError> {
+    let mut all = [0; MOST_TENSORS];
+    if given.len() != wanted || given.iter().any(|address| *address == 0 || address % 16 != 0) {
+        return refuse(format!(
+            "{} {what} for {wanted} tensors, or one not at a multiple of 16",
+            given.len()
+        ));
+    }
+    all[..wanted].copy_from_slice(given);
+    Ok(all)
+}
+
+impl Served {
+    /// Memory for slots and flags of the machine's own. Errors: a machine that does not see what a NIC writes there; no memory.
+    pub fn new(machine: &Machine, setting: Setting<'_>) -> Result<Served, ServedError> {
+        let Setting { geometry, slots: count, arrival, .. } = setting;
+        let slot_count = count as usize;
+        if count == 0 || setting.clients == 0 || setting.threads == 0 || setting.copying.contains(&0) {
+            return refuse("a pipeline has a slot, a client, a thread and a block at least");
+        }
+        let stride = geometry.server_stride();
+        let own = |bytes: usize| {
+            let memory = machine.own_memory(bytes)?;
+            memory.fill(0)?;
+            Ok::<_, ServedError>(memory)
+        };
+        let slots = match setting.place {
+            Place::Host => machine.host_memory(stride * slot_count)?.into(),
+            _ => own(stride * slot_count)?,
+        };
+        let flags = match (setting.place, arrival) {
+            (Place::Host, Arrival::Flag) => machine.host_memory(FLAG_BYTES * slot_count)?.into(),
+            _ => own(FLAG_BYTES * slot_count)?,
+        };
+        let (clients, words_of) =
+            (own(setting.clients as usize * size_of::<db_client>())?, own(12 * slot_count)?);
+        let places = machine.host_memory(setting.clients as usize * size_of::<db_place>())?;
+        let shared = machine.host_memory(COUNTS + size_of::<db_counts>())?;
+        let (served, turn) = (own(size_of::<db_served>())?, own(size_of::<db_turn>())?);
+        let word = |nth: usize| words_of.kernel_address() + (4 * nth * slot_count) as u64;
+        words_of.write(4 * slot_count, &vec![0xff; 4 * slot_count])?;
+        let [flags_at, flag_stride] = match arrival {
+            Arrival::Tail => [slots.kernel_address() + geometry.request.tail as u64, stride as u64],
+            _ => [flags.kernel_address(), FLAG_BYTES as u64],
+        };
+        served.put(
+            0,
+            &db_served {
+                slots: slots.kernel_address(),
+                slots_nic: slots.address(),
+                slot_stride: stride as u64,
+                answer: geometry.answer_offset() as u64,
+                flags: flags_at,
+                flag_stride,
+                sequences: word(0),
+                owners: word(1),
+                sending: word(2),
+                clients: clients.kernel_address(),
+                places: places.kernel_address(),
+                cancel: shared.kernel_address(),
+                counts: shared.kernel_address() + COUNTS as u64,
+                wait_ns: u64::try_from(setting.wait.as_nanos()).unwrap_or(u64::MAX),
+                slot_count: count,
+                client_count: setting.clients,
+                arrival: arrival as u32,
+                model_id: geometry.model_id,
+                request_tensors: geometry.request.entries().len() as u32,
+                answer_tensors: geometry.answer.entries().len() as u32,
+                request_tail: geometry.request.tail as u32,
+                answer_tail: geometry.answer.tail as u32,
+                answer_stride: geometry.client_stride() as u64,
+                request_table: words(&geometry.request.table()),
+                answer_table: words(&geometry.answer.table()),
+                inputs: buffers(setting.inputs, geometry.request.entries().len(), "inputs")?,
+                outputs: buffers(setting.outputs, geometry.answer.entries().len(), "outputs")?,
+            },
+        )?;
+        // The first search begins at slot 0.
+        turn.put(0, &db_turn { slot: count - 1, ..db_turn::default() })?;
+        let copying = setting.copying;
+        let told = launch::Told {
+            served: served.kernel_address(),
+            turn: turn.kernel_address(),
+            shapes: [[1, setting.threads], copying, copying, [1, 32]],
+        };
+        let wait = setting.wait;
+        let core = Core {
+            machine: machine.clone(),
+            turn,
+            slots,
+            flags,
+            places,
+            shared,
+            _own: [served, clients, words_of],
+            wait,
+            told,
+        };
+        Ok(Served {
+            runs: Runs::Not,
+            core: Arc::new(core),
+            place: setting.place,
+            geometry: geometry.clone(),
+            arrival,
+            slot_count: count,
+            queues: (0..setting.clients).map(|_| None).collect(),
+            planted: None,
+        })
+    }
+
+    /// Registers `count` slots for a client's protection domain: the slots, then their flags.
+    pub fn shares(&self, pd: &Pd, first: u32, count: u32) -> Result<[Share; 2], ServedError> {
+        if count == 0 || first.checked_add(count).is_none_or(|end| end > self.slot_count) {
+            return refuse(format!("slots {first} and {count} more of {}", self.slot_count));
+        }
+        let (first, count, stride) = (first as usize, count as usize, self.geometry.server_stride());
+        let share = |memory: &Memory, each: usize| {
+            let range = first * each..(first + count) * each;
+            Share::new(
+                &self.core.machine,
+                pd,
+                self.place,
+                memory,
+                range,
+                Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            )
+        };
+        Ok([share(&self.core.slots, stride)?, share(&self.core.flags, FLAG_BYTES)?])
+    }
+
+    fn place_at(&self, index: u32) -> usize {
+        index as usize * size_of::<db_place>()
+    }
+
+    fn word(&self, index: u32, field: usize) -> &std::sync::atomic::AtomicU32 {
+        &self.core.places.words()[(self.place_at(index) + field) / 4]
+    }
+
+    /// Takes a client in, whose queue is connected: the place that it has. Its slots are nobody else's. It is served from the next
+    /// look of the waiting kernel on: [`Self::has_joined`]. Errors: no place; a queue that its slots could overrun.
+    pub fn add_client(&mut self, queue: Queue, client: Client) -> Result<u32, ServedError> {
+        let (room, Client { first, count, .. }) = (queue.room()?, client);
+        if count == 0 || first.checked_add(count).is_none_or(|end| end > self.slot_count) {
+            return refuse(format!("slots {first} and {count} more of {}", self.slot_count));
+        }
+        let receives = if self.arrival == Arrival::Completion { count } else { 0 };
+        if room.sends < 2 * count
+            || room.flushes() < 2 * count
+            || room.receives < receives
+            || room.receive_completions < 2 * receives
+            || (receives > 0 && room.one_cq)
+        {
+            return refuse(format!(
+                "{}: {room:?} for {count} slots, with a CQ of its own for receives",
+                queue.name()
+            ));
+        }
+        let Some(index) = self.queues.iter().position(Option::is_none) else {
+            return refuse(format!("all {} places are taken", self.queues.len()));
+        };
+        let number = index as u32;
+        let wanted = self.word(number, std::mem::offset_of!(db_place, wanted)).load(Ordering::Relaxed);
+        let place = db_place {
+            queue: queue.addresses(),
+            answers: client.answers.0,
+            answer_flags: client.flags.0,
+            answers_rkey: client.answers.1,
+            flags_rkey: client.flags.1,
+            lkey: client.lkey,
+            first,
+            count,
+            sequence: client.sequence,
+            wanted,
+            done: wanted,
+            end: db_kernel_end::default(),
+        };
+        // `wanted` and `done` stay as they are: no kernel reads the rest before `wanted` changes.
+        self.core.places.write(self.place_at(number), place.bytes())?;
+        self.queues[index] = Some(queue);
+        self.want(number);
+        Ok(number)
+    }
+
+    fn want(&self, index: u32) {
+        self.word(index, std::mem::offset_of!(db_place, wanted)).fetch_add(1, Ordering::Release);
+    }
+
+    /// Whether the kernels have seen what was asked for a place last: a client to join, or to leave.
+    pub fn is_done(&self, index: u32) -> bool {
+        let [wanted, done] = [std::mem::offset_of!(db_place, wanted), std::mem::offset_of!(db_place, done)]
+            .map(|field| self.word(index, field).load(Ordering::Acquire));
+        wanted == done
+    }
+
+    /// Waits until then. Error: it does not run, or not within `limit`.
+    pub fn wait_done(&self, index: u32, limit: Duration) -> Result<(), ServedError> {
+        let since = Instant::now();
+        while !self.is_done(index) {
+            if since.elapsed() > limit {
+                return Err(ServedError::Deadline { what: format!("a change of client {index}"), limit });
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        Ok(())
+    }
+
+    /// Has a client leave, and gives its queue when no kernel uses it any more. What was not answered is not. Error: as
+    /// [`Self::wait_done`], and then the queue stays.
+    pub fn remove_client(&mut self, index: u32, limit: Duration) -> Result<Queue, ServedError> {
+        if self.queues.get(index as usize).is_none_or(Option::is_none) {
+            return refuse(format!("place {index} has no client"));
+        }
+        if self.word(index, std::mem::offset_of!(db_place, wanted)).load(Ordering::Relaxed) % 2 == 1 {
+            self.wait_done(index, limit)?;
+            self.want(index);
+        }
+        self.wait_done(index, limit)?;
+        self.queues[index as usize].take().ok_or_else(|| ServedError::Refused("the queue is gone".into()))
+    }
+
+    /// Why a client's queue was given up, if it was.
+    pub fn failure(&self, index: u32) -> Result<Option<Failure>, ServedError> {
+        let at = std::mem::offset_of!(db_place, end);
+        let code = self.word(index, at + std::mem::offset_of!(db_kernel_end, code)).load(Ordering::Acquire);
+        let mut end: db_kernel_end = Memory::from(self.core.places.clone()).get(self.place_at(index) + at)?;
+        end.code = code;
+        Ok(end.failure())
+    }
+
+    pub fn counters(&self) -> Counters {
+        let words = &self.core.shared.long_words()[COUNTS / 8..];
+        let count = |nth: usize| words[nth].load(Ordering::Relaxed);
+        Counters { turns: count(0), answered: count(1), refused: count(2), sent: count(3), strays: count(4) }
+    }
+
+    fn begin(&self) -> Result<(), ServedError> {
+        self.core.shared.words()[0].store(0, Ordering::Release);
+        if matches!(self.runs, Runs::Not) { Ok(()) } else { refuse("it runs already") }
+    }
+
+    /// Has its turns on a thread that launches kernel after kernel: for the host twin. `model` computes outputs of inputs.
+    pub fn start_by_cpu(&mut self, mut model: impl FnMut() + Send + 'static) -> Result<(), ServedError> {
+        self.begin()?;
+        let core = Arc::clone(&self.core);
+        let steps = launch::Steps::new(&core.machine, core.told, self.planted)?;
+        let turns = move || {
+            while core.shared.words()[0].load(Ordering::Acquire) == 0 {
+                for step in 0..4 {
+                    if step == 2 && core.turn_now()?.1 == State::Request {
+                        model();
+                    }
+                    steps.run(step, core.wait, Arc::clone(&core))?;
+                }
+            }
+            Ok(())
+        };
+        let thread = std::thread::Builder::new().name("pipeline".into()).spawn(turns);
+        self.runs = Runs::Twin(thread.map_err(ServedError::Thread)?);
+        Ok(())
+    }
+
+    /// Has its turns on the GPU alone, with a model of that GPU.
+    pub fn start_graph(&mut self, again: Again, model: Box<dyn Recorded>) -> Result<(), ServedError> {
+        self.begin()?;
+        let mut graph = launch::graph(&self.core.machine, self.core.told, again, &*model, &self.core)?;
+        launch::start(&mut graph)?;
+        self.runs = Runs::Graph(graph, model);
+        Ok(())
+    }
+
+    /// Whether it has its turns. Error: what went wrong in a kernel of a graph; of the thread's, [`Self::stop`] tells.
+    pub fn is_running(&self) -> Result<bool, ServedError> {
+        match &self.runs {
+            Runs::Not => Ok(false),
+            Runs::Twin(thread) => Ok(!thread.is_finished()),
+            Runs::Graph(graph, _) => Ok(!graph.is_idle()?),
+        }
+    }
+
+    /// Ends after the turn that runs. Errors: what went wrong in it; `Deadline`, and then it still runs.
+    pub fn stop(&mut self, limit: Duration) -> Result<(), ServedError> {
+        self.core.shared.words()[0].store(1, Ordering::Release);
+        let since = Instant::now();
+        match std::mem::replace(&mut self.runs, Runs::Not) {
+            Runs::Not => Ok(()),
+            Runs::Twin(thread) => {
+                while !thread.is_finished() && since.elapsed() < limit {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+                if !thread.is_finished() {
+                    self.runs = Runs::Twin(thread);
+                    return Err(ServedError::Deadline { what: "the last turn's end".into(), limit });
+                }
+                thread.join().unwrap_or_else(|_| refuse("the thread that launches the kernels has panicked"))
+            }
+            Runs::Graph(graph, model) => {
+                graph.cancel();
+                if let Err(error) = graph.wait(limit) {
+                    self.runs = Runs::Graph(graph, model);
+                    return Err(error.into());
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Core {
+    fn turn_now(&self) -> Result<(db_turn, State), ServedError> {
+        let turn: db_turn = self.turn.get(0)?;
+        let state = match turn.state {
+            0 => State::None,
+            1 => State::Request,
+            2 => State::Stop,
+            other => return refuse(format!("a turn is in the state {other}")),
+        };
+        Ok((turn, state))
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // Queues and slots are the kernels' until they have ended. What does not end keeps all of it.
+        if self.stop(self.core.wait.saturating_add(Duration::from_secs(60))).is_err()
+            && !matches!(self.runs, Runs::Not)
+        {
+            std::mem::forget((
+                std::mem::replace(&mut self.runs, Runs::Not),
+                std::mem::take(&mut self.queues),
+                Arc::clone(&self.core),
+            ));
+        }
+    }
+}

@@ -1,0 +1,23 @@
+/*! Tells where the fields of the structs of pipeline.h lie, and the structs' sizes, in the order of the test in src/gpu/layout.rs. */
+#include "pipeline.h"
+
+#define AT(type, field) __builtin_offsetof(struct type, field)
+#define ALL5(t, a, b, c, d, e) AT(t, a), AT(t, b), AT(t, c), AT(t, d), AT(t, e)
+#define SIZE(type) sizeof(struct type)
+
+/* Launch: one thread. Writes `count` words at most. */
+extern "C" __global__ void layout(db_u32 *words, db_u32 count) {
+    const db_u64 all[] = {
+        ALL5(db_counts, turns, answered, refused, sent, strays), SIZE(db_counts),
+        ALL5(db_turn, state, slot, sequence, client, status), ALL5(db_turn, request_id, cookie, sent_ns, begun_ns, counts),
+        SIZE(db_turn),
+        ALL5(db_place, queue, answers, answer_flags, answers_rkey, flags_rkey), ALL5(db_place, lkey, first, count, sequence, wanted),
+        AT(db_place, done), AT(db_place, end), SIZE(db_place),
+        ALL5(db_client, place, sq, rq, send_cq, receive_cq), AT(db_client, send_released), AT(db_client, receive_released),
+        AT(db_client, acted), AT(db_client, dead), SIZE(db_client),
+        ALL5(db_served, slots, slots_nic, slot_stride, answer, flags), ALL5(db_served, flag_stride, sequences, owners, sending, clients),
+        ALL5(db_served, places, cancel, counts, wait_ns, slot_count),
+        ALL5(db_served, client_count, arrival, model_id, request_tensors, answer_tensors), AT(db_served, request_tail),
+        AT(db_served, answer_tail), ALL5(db_served, answer_stride, request_table, answer_table, inputs, outputs), SIZE(db_served)};
+    for (db_u32 index = 0; index < sizeof(all) / 8 && index < count; index++) words[index] = (db_u32)all[index];
+}
