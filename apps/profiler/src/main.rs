@@ -21,6 +21,7 @@ mod format;
 mod layers;
 mod model;
 mod overlap;
+mod reference;
 mod report;
 mod run;
 mod start;
@@ -55,6 +56,8 @@ enum Action {
     Run(run::Options),
     /// Time each step of a model.
     Layers(layers::Options),
+    /// Write what an engine computes for test inputs to a file, which clients of a server compare with.
+    Reference(reference::Options),
 }
 
 fn main() -> ExitCode {
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Action::Check(options) => check::run(&options),
         Action::Run(options) => run::run(&options),
         Action::Layers(options) => layers::run(&options),
+        Action::Reference(options) => reference::run(&options),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,

@@ -14,9 +14,6 @@ use inference::plan::{Format, Plan};
 use prost::Message;
 use zoo::{Manifest, Store, StoreError};
 
-/// Where the manifests are, from the root of a checkout or a bundle.
-const MANIFESTS: &str = "modelzoo/models";
-
 /// Which model.
 #[derive(Args)]
 pub struct Choice {
@@ -57,16 +54,7 @@ pub struct Model {
 impl Model {
     /// Finds, reads and imports it.
     pub fn find(options: &Choice) -> Result<Model> {
-        let folder = match &options.manifests {
-            Some(folder) => folder.clone(),
-            None => manifests().with_context(|| {
-                format!(
-                    "no folder {MANIFESTS} here or above; run it in a checkout, or name one with --manifests"
-                )
-            })?,
-        };
-        let manifests = Manifest::all(&folder, std::slice::from_ref(&options.model))?;
-        let manifest = manifests.into_iter().next().context("one name gives one manifest")?;
+        let (manifest, folder) = Manifest::find(&options.model, options.manifests.as_deref())?;
         let root = folder.ancestors().nth(2).unwrap_or(&folder).to_owned();
         let batch = usize::from(options.batch);
         let (file, weights) = match &options.model_file {
@@ -133,12 +121,4 @@ fn seeded(manifest: &Manifest, store: Option<&Path>, root: &Path, batch: usize) 
         }
         Err(error) => bail!(error),
     }
-}
-
-/// The manifests of the checkout or the bundle that the user or this program is in.
-fn manifests() -> Option<PathBuf> {
-    let here = std::env::current_dir().ok();
-    let program = std::env::current_exe().ok();
-    let above = here.iter().chain(&program).flat_map(|path| path.ancestors());
-    above.map(|folder| folder.join(MANIFESTS)).find(|folder| folder.is_dir())
 }

@@ -20,6 +20,6 @@ mod store;
 pub use architecture::Architecture;
 pub use digest::Digest;
 pub use manifest::{
-    Counts, ElementType, Manifest, ManifestError, Postprocess, Seeded, Tensor, Verified, Weights,
+    Counts, ElementType, Manifest, ManifestError, Postprocess, Seeded, Tensor, Verified, Weights, folder,
 };
 pub use store::{Partial, Store, StoreError};

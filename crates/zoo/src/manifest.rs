@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::count::{Count, CountError, count, shape_of};
 use crate::onnx::{Model, ValueInfo};
-use crate::preprocess::{Layout, Preprocess, PreprocessError};
+use crate::preprocess::{Layout, Preprocess, PreprocessError, test_image};
 use crate::{Architecture, Digest};
 
 /// Why a manifest was not taken, or a file does not fit to it.
@@ -29,6 +29,8 @@ pub enum ManifestError {
     Unknown { model: String, folder: PathBuf, names: String },
     #[error("{model}: {what}")]
     File { model: String, what: String },
+    #[error("no folder {FOLDER} here or above; run it in a checkout, or name one with --manifests")]
+    NoFolder,
 }
 
 /// Type of a tensor's elements.
@@ -157,6 +159,17 @@ pub struct Verified {
     pub macs: Result<u64, CountError>,
 }
 
+/// Where the manifests are, from the root of a checkout or a bundle.
+pub const FOLDER: &str = "modelzoo/models";
+
+/// The manifests of the checkout or the bundle that the working folder or this program is in.
+pub fn folder() -> Option<PathBuf> {
+    let here = std::env::current_dir().ok();
+    let program = std::env::current_exe().ok();
+    let above = here.iter().chain(&program).flat_map(|path| path.ancestors());
+    above.map(|folder| folder.join(FOLDER)).find(|folder| folder.is_dir())
+}
+
 /// How far counts may be from the published ones, which are rounded.
 const TOLERANCE: f64 = 0.01;
 
@@ -184,6 +197,21 @@ impl Manifest {
         let is_wanted =
             |path: &&PathBuf| models.is_empty() || name(path).is_some_and(|name| models.contains(&name));
         paths.iter().filter(is_wanted).map(|path| Manifest::read(path)).collect()
+    }
+
+    /// Reads the manifest of one model, in this folder or else in [`folder`]. Gives the folder too.
+    pub fn find(model: &str, folder: Option<&Path>) -> Result<(Manifest, PathBuf), ManifestError> {
+        let folder = folder.map(Path::to_owned).or_else(self::folder).ok_or(ManifestError::NoFolder)?;
+        let found = Manifest::all(&folder, &[model.to_owned()])?.pop();
+        Ok((found.expect("a name that is known gives one manifest"), folder))
+    }
+
+    /// Input number `number` of those that test programs send: a test image, pre-processed. The same bytes on
+    /// every machine.
+    pub fn test_input(&self, number: usize) -> Result<Vec<f32>, PreprocessError> {
+        let name = format!("{} input {number}", self.name);
+        let [height, width] = self.preprocess.crop;
+        self.preprocess.run(&test_image(&name, height, width))
     }
 
     /// Takes a manifest's text. `path` is for messages, and must end in the model's name.
@@ -386,6 +414,18 @@ mod tests {
             assert!(error.contains(words), "{error}");
         }
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_model_is_found_by_name_and_its_test_inputs_differ() {
+        let (manifest, folder) = Manifest::find("super-resolution-x1", None).unwrap();
+        assert!(folder.ends_with(FOLDER), "{folder:?}");
+        let inputs: Vec<_> = (0..3).map(|number| manifest.test_input(number).unwrap()).collect();
+        assert!(inputs.iter().all(|input| input.len() as u64 * 4 == manifest.input.bytes));
+        assert!(inputs[0] != inputs[1] && inputs[1] != inputs[2] && inputs[0] != inputs[2]);
+        assert_eq!(inputs[1], manifest.test_input(1).unwrap());
+        let error = Manifest::find("no-model", None).unwrap_err().to_string();
+        assert!(error.contains("has: mobilenet"), "{error}");
     }
 
     #[test]
