@@ -80,6 +80,8 @@ DB_GPU_FN db_u32 db_poll_receives(const struct db_served *at, db_u32 index) {
         taken = db_gpu_take(&client->receive_cq, 0, &client->rq, &done, &client->receive_released);
         if (!taken) break;
         if (taken < 0 || done.status != DB_WC_SUCCESS) {
+            /* A send that fails flushes the receives: it is the reason. */
+            (void)db_poll_sends(at, index);
             db_give_up(at, index, db_kernel_end_of(client->rq.qpn, 0, taken < 0 ? DB_EINVAL : 0, &done));
             break;
         }

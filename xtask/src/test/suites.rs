@@ -36,7 +36,7 @@ const WAYS: &[(&str, Way)] = &[
     ("soft-nic", Way { arguments: &["--show-output"], toolkit: true, ..PLAIN }),
     // How far each model is from the reference.
     ("inference", Way { arguments: &["--show-output"], toolkit: true, reference: true, ..PLAIN }),
-    ("pipeline", Way { toolkit: true, ..PLAIN }),
+    ("pipeline", Way { nics: NICS.first_chunk::<1>().expect("there are three"), toolkit: true, ..PLAIN }),
     ("profiler", Way { reference: true, ..PLAIN }),
     // How many multiply-adds a second the twin does.
     ("host-twin", Way { arguments: &["--show-output"], ..PLAIN }),

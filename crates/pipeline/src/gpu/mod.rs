@@ -11,6 +11,8 @@
 mod launch;
 mod layout;
 #[cfg(test)]
+mod nic_tests;
+#[cfg(test)]
 mod tests;
 
 use std::sync::Arc;
@@ -378,7 +380,8 @@ impl Served {
         Ok(())
     }
 
-    /// Has a client leave, and gives its queue when no kernel uses it any more. What was not answered is not. Error: as
+    /// Has a client leave, and gives its queue, emptied and in RESET, when no kernel uses it any more. What was not answered is not.
+    /// Give the queue to the next client: while a graph runs, a GPU's queue that is dropped stays until the GPU is at rest. Error: as
     /// [`Self::wait_done`], and then the queue stays.
     pub fn remove_client(&mut self, index: u32, limit: Duration) -> Result<Queue, ServedError> {
         if self.queues.get(index as usize).is_none_or(Option::is_none) {
@@ -389,7 +392,10 @@ impl Served {
             self.want(index);
         }
         self.wait_done(index, limit)?;
-        self.queues[index as usize].take().ok_or_else(|| ServedError::Refused("the queue is gone".into()))
+        match self.queues[index as usize].take() {
+            Some(queue) => Ok(queue.emptied()?),
+            None => refuse("the queue is gone"),
+        }
     }
 
     /// Why a client's queue was given up, if it was.

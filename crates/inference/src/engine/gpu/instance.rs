@@ -117,6 +117,12 @@ impl Instance {
         Ok(self.stream.wait("a model", LIMIT)?)
     }
 
+    /// Where the GPU reads the inputs and writes the outputs, one address a tensor.
+    pub fn addresses(&self) -> [Vec<u64>; 2] {
+        let of = |all: &[gpu::DeviceMemory]| all.iter().map(gpu::DeviceMemory::address).collect();
+        [of(&self.memory.inputs), of(&self.memory.outputs)]
+    }
+
     /// What the last run wrote.
     pub fn outputs(&self) -> Result<Vec<Vec<f32>>, EngineError> {
         self.outputs_by(self.way())
@@ -149,6 +155,13 @@ impl Instance {
         // SAFETY: as in `self_launching`.
         let graph = unsafe { SelfLaunching::of_while(&module, turns, stamps, put) }?;
         Ok(SelfLaunchingInstance { graph, instance: self })
+    }
+}
+
+// SAFETY: the steps keep to the instance's memory and to what was loaded, which it keeps; `put` has more.
+unsafe impl gpu::Recorded for Instance {
+    fn record(&self, stream: &Stream) -> gpu::Result<()> {
+        put_all(&self.loaded, &self.memory, stream)
     }
 }
 
