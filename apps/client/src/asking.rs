@@ -1,0 +1,235 @@
+//! Sends requests as they are due, takes answers, and counts what came of each.
+
+use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use cli::{FAILED, INTERRUPTED, emit, speaks_to_people};
+use measure::Histogram;
+use serving::{Connection, ConnectionError, Found, Wish, model};
+use slots::Status;
+use slots::client::AnswerError;
+use verbs::connect::Wait;
+use zoo::Manifest;
+
+use crate::load::{Load, input_of};
+use crate::options::Options;
+use crate::report::{Counts, Outcome, Run};
+use crate::verify::Verifier;
+
+/// How long connecting may take.
+const SETUP: Duration = Duration::from_secs(10);
+/// How often deadlines, the server and the user are looked after.
+const LOOK_NS: u64 = 5_000_000;
+const SECOND_NS: u64 = 1_000_000_000;
+
+/// The exit code.
+pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
+    let (manifest, _) = Manifest::find(&options.model, options.manifests.as_deref())?;
+    let geometry = model::geometry(&manifest, 0)?;
+    let inputs: Vec<Vec<u8>> = (0..usize::from(options.inputs))
+        .map(|number| Ok(manifest.test_input(number)?.iter().flat_map(|value| value.to_le_bytes()).collect()))
+        .collect::<Result<_>>()?;
+    let verifier = Verifier::new(&manifest, inputs.len(), options.reference.as_deref(), options.tolerance)?;
+    let (context, path) = options.nic.open("doorbell-client")?;
+    let wish = Wish::new(&options.model, &geometry, options.slots, options.arrival, options.transport);
+    let wait = Wait::at_most(SETUP).unless(stop);
+    let connection = Connection::open((&context, &path), &options.connect, &wish, geometry, wait);
+    let connection = connection.with_context(|| format!("the server at {}", options.connect))?;
+    let outcome = Asking::new(options, connection, inputs, verifier).run(stop);
+    let run = Run::new(options, context.name(), path.mtu.bytes(), &outcome);
+    emit(options.json.as_deref(), &run)?;
+    if speaks_to_people(options.json.as_deref()) {
+        say!("{}", run.text());
+    }
+    if let Some(error) = &outcome.error {
+        complain!("doorbell-client: {error}");
+    }
+    Ok(match (outcome.interrupted, outcome.is_success()) {
+        (true, _) => INTERRUPTED,
+        (false, true) => 0,
+        (false, false) => FAILED,
+    })
+}
+
+/// A run that goes on.
+struct Asking<'a> {
+    options: &'a Options,
+    connection: Connection,
+    inputs: Vec<Vec<u8>>,
+    tally: Tally,
+    load: Load,
+    start_ns: u64,
+    /// When deadlines are looked after again.
+    look_ns: u64,
+    /// Whether each second has a line, when the next one is due, and the answers before it.
+    live: Option<(u64, u64)>,
+}
+
+/// What came of the requests so far.
+struct Tally {
+    outcome: Outcome,
+    verifier: Verifier,
+    warm_up: u64,
+    inputs: usize,
+}
+
+impl<'a> Asking<'a> {
+    fn new(
+        options: &'a Options,
+        connection: Connection,
+        inputs: Vec<Vec<u8>>,
+        verifier: Verifier,
+    ) -> Asking<'a> {
+        let outcome = Outcome {
+            counts: Counts::default(),
+            latency: Histogram::new(),
+            service: Histogram::new(),
+            seconds: 0.0,
+            first_wrong: None,
+            interrupted: false,
+            error: None,
+        };
+        let start_ns = connection.now_ns();
+        let is_live = speaks_to_people(options.json.as_deref()) && std::io::stdout().is_terminal();
+        Asking {
+            tally: Tally { outcome, verifier, warm_up: options.warm_up, inputs: inputs.len() },
+            load: options.load(start_ns),
+            options,
+            connection,
+            inputs,
+            start_ns,
+            look_ns: start_ns,
+            live: is_live.then_some((start_ns + SECOND_NS, 0)),
+        }
+    }
+
+    fn run(mut self, stop: &AtomicBool) -> Outcome {
+        let ended = loop {
+            match self.turn(stop) {
+                Ok(true) => {}
+                Ok(false) => break None,
+                Err(error) => break Some(error.to_string()),
+            }
+        };
+        self.connection.settle();
+        let outcome = &mut self.tally.outcome;
+        outcome.counts.duplicate = self.connection.duplicates();
+        if !outcome.interrupted {
+            // After an error no answer comes any more.
+            outcome.counts.lost += self.connection.outstanding() as u64;
+        }
+        outcome.error = ended;
+        self.tally.outcome
+    }
+
+    /// Sends what is due and takes one answer, if there is one. False: all is done, or the user wants an end.
+    fn turn(&mut self, stop: &AtomicBool) -> Result<bool, Gone> {
+        let now_ns = self.connection.now_ns();
+        if now_ns >= self.look_ns {
+            self.look(now_ns)?;
+            if stop.load(Ordering::Relaxed) {
+                self.tally.outcome.interrupted = true;
+                return Ok(false);
+            }
+        }
+        while let Some(due) = self.load.due(self.connection.now_ns(), self.connection.outstanding()) {
+            let input = &self.inputs[input_of(due.id, self.inputs.len())];
+            let deadline_ns = due.at_ns + self.patience_ns();
+            if !self.connection.ask(due.id, due.at_ns, &[input], deadline_ns)? {
+                break;
+            }
+            self.load.sent();
+            self.tally.outcome.counts.sent += 1;
+        }
+        let Some(found) = self.connection.poll()? else {
+            std::thread::yield_now();
+            return Ok(self.connection.outstanding() > 0 || !self.load.is_over(now_ns));
+        };
+        self.tally.take(self.start_ns, found);
+        Ok(true)
+    }
+
+    /// Looks after deadlines, the server, and the line of each second.
+    fn look(&mut self, now_ns: u64) -> Result<(), Gone> {
+        self.look_ns = now_ns + LOOK_NS;
+        let waited = self.load.expired(now_ns, self.patience_ns());
+        self.tally.outcome.counts.lost += self.connection.expired().len() as u64 + waited;
+        if let Some((next_ns, before)) = self.live
+            && now_ns >= next_ns
+        {
+            let answered = self.tally.outcome.counts.answered;
+            self.tally.outcome.seconds = (now_ns - self.start_ns) as f64 / 1e9;
+            say!("{}", self.tally.outcome.live(answered - before));
+            self.live = Some((next_ns + SECOND_NS, answered));
+        }
+        if self.connection.is_alive() { Ok(()) } else { Err(Gone::Server(self.connection.outstanding())) }
+    }
+
+    fn patience_ns(&self) -> u64 {
+        self.options.deadline.as_nanos() as u64
+    }
+}
+
+impl Tally {
+    /// Counts what was found. To compare an answer is no part of its latency.
+    fn take(&mut self, start_ns: u64, found: Found<'_>) {
+        let outcome = &mut self.outcome;
+        let answered = match found {
+            Ok(answered) => answered,
+            Err(AnswerError::Late { .. }) => {
+                outcome.counts.late += 1;
+                return;
+            }
+            // The connection counts those.
+            Err(AnswerError::Unasked { .. }) => return,
+            Err(error @ (AnswerError::Wrong { .. } | AnswerError::NoSlot(_))) => {
+                outcome.counts.wrong += 1;
+                outcome.first_wrong.get_or_insert_with(|| error.to_string());
+                return;
+            }
+        };
+        let (header, taken_ns) = (answered.answer.header, answered.taken_ns);
+        outcome.seconds = taken_ns.saturating_sub(start_ns) as f64 / 1e9;
+        outcome.counts.answered += 1;
+        if answered.answer.status != Status::Ok {
+            outcome.counts.refuse(answered.answer.status);
+            return;
+        }
+        if outcome.counts.answered > self.warm_up {
+            outcome.latency.record(taken_ns.saturating_sub(header.cookie));
+            outcome.service.record(header.ended_ns.saturating_sub(header.begun_ns));
+        }
+        let input = input_of(header.request_id, self.inputs);
+        if let Some(fault) = self.verifier.fault(input, answered.outputs()) {
+            outcome.counts.wrong += 1;
+            let id = header.request_id;
+            outcome.first_wrong.get_or_insert_with(|| format!("request {id}, {fault}"));
+        }
+    }
+}
+
+/// Why a run ends early.
+enum Gone {
+    /// The server is gone, with so many requests outstanding.
+    Server(usize),
+    Connection(ConnectionError),
+}
+
+impl From<ConnectionError> for Gone {
+    fn from(error: ConnectionError) -> Gone {
+        Gone::Connection(error)
+    }
+}
+
+impl std::fmt::Display for Gone {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Gone::Server(outstanding) => {
+                write!(f, "the server is gone, with {outstanding} requests outstanding")
+            }
+            Gone::Connection(error) => error.fmt(f),
+        }
+    }
+}

@@ -1,0 +1,420 @@
+//! A client's end over libibverbs: writes requests into the server's slots, and finds answers in its own.
+//!
+//! [`Connection::ask`] copies a request into registered memory and posts its WRITE. [`Connection::poll`] takes an
+//! answer. The last WRITE of each request gives a completion, and until then its memory is not written again. A
+//! thread calls both in turn: nothing here waits but [`Connection::open`], which has a deadline.
+//!
+//! On UC a part of an answer may be lost while its flag arrives. So a flag alone is not believed there: the tail
+//! flag, which is in the last packet of the answer's WRITE, must have arrived too.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use slots::client::{Answer, AnswerError, AskError, Request};
+use slots::layout::{FLAG_BYTES, PREFIX_BYTES, flag};
+use slots::{Client, Geometry};
+use verbs::code::{Access, WcStatus};
+use verbs::connect::{ConnectError, Hello, Path, QpOffer, RegionOffer, Session, Wait};
+use verbs::{
+    Context, Cq, InlineSlice, Mr, Pages, Payload, PostError, QpBuilder, QpType, QueuePair, ReceiveRequest,
+    Remote, SendFlags, SendList, SendOperation, SendOperations, SendRequest, WorkCompletion,
+};
+
+use crate::setup::{Arrival, REGIONS, Reply, SetupError, Transport, Wish};
+
+/// Completions that one poll of the CQ takes.
+const AT_ONCE: usize = 16;
+/// Number of a receive; those of sends are numbers of source buffers.
+const RECEIVE: u64 = u64::MAX;
+/// The server writes answers and flags.
+const ACCESS: Access = Access(Access::LOCAL_WRITE.0 | Access::REMOTE_WRITE.0);
+
+/// Why a connection did not come about, or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Verbs(#[from] verbs::Error),
+    #[error(transparent)]
+    Setup(#[from] SetupError),
+    #[error("the server refuses: {0}")]
+    Refused(String),
+    #[error("the server offers {0}")]
+    Offer(String),
+    #[error("registered memory: {0}")]
+    Memory(#[from] io::Error),
+    #[error("the input has {given} bytes, the model's has {wanted}")]
+    Input { given: usize, wanted: usize },
+    #[error("{what} of QP {qpn:#x}: {source}")]
+    Post { what: &'static str, qpn: u32, source: PostError },
+    #[error("{what} of QP {qpn:#x} completed with an error: {status} (vendor error {vendor:#x})")]
+    Completion { what: &'static str, qpn: u32, status: WcStatus, vendor: u32 },
+    #[error("request {0} is outstanding")]
+    DuplicateId(u64),
+}
+
+/// What came: an answer, or what is none.
+pub type Found<'a> = Result<Answered<'a>, AnswerError>;
+
+/// An answer, with a copy of its bytes.
+#[derive(Debug)]
+pub struct Answered<'a> {
+    pub answer: Answer,
+    /// When it had been copied out of registered memory, by [`Connection::now_ns`].
+    pub taken_ns: u64,
+    message: &'a [u8],
+    geometry: &'a Geometry,
+}
+
+impl Answered<'_> {
+    /// Bytes of each output, as they were when the answer was taken. Only of status OK they are results.
+    pub fn outputs(&self) -> impl Iterator<Item = &[u8]> {
+        let place =
+            |entry: &slots::layout::Entry| entry.offset as usize..(entry.offset + entry.length) as usize;
+        self.geometry.answer.entries().iter().map(move |entry| &self.message[place(entry)])
+    }
+}
+
+/// A request whose answer did not come yet.
+#[derive(Debug, Clone, Copy)]
+struct Waiting {
+    slot: u32,
+    place: usize,
+    sequence: u32,
+}
+
+/// One client of a server, with slots for one model.
+#[derive(Debug)]
+pub struct Connection {
+    session: Session,
+    qp: QueuePair,
+    cq: Cq,
+    /// Requests while the NIC reads them: one buffer for each slot.
+    source: Mr<Pages>,
+    /// Numbers of those that the NIC does not read.
+    unused: Vec<usize>,
+    answers: Mr<Pages>,
+    flags: Mr<Pages>,
+    client: Client,
+    geometry: Geometry,
+    arrival: Arrival,
+    transport: Transport,
+    /// The server's slots and their flags.
+    remote: [RegionOffer; REGIONS],
+    /// In the order of asking.
+    waiting: Vec<Waiting>,
+    /// Slots that receive completions named.
+    arrived: VecDeque<u32>,
+    slots: usize,
+    /// The answer that is looked at.
+    message: Vec<u8>,
+    duplicates: u64,
+    began: Instant,
+}
+
+impl Connection {
+    /// Connects to a server at `address`, as `host:7000`. `geometry`: the model's, whose number the server
+    /// chooses.
+    ///
+    /// # Errors
+    /// No server, one that refuses, one of another build, or no memory.
+    pub fn open(
+        (context, path): (&Context, &Path),
+        address: &str,
+        wish: &Wish,
+        geometry: Geometry,
+        wait: Wait<'_>,
+    ) -> Result<Connection, ConnectionError> {
+        let mut session = Session::connect(address, wait)?;
+        session.send(wish)?;
+        let grant = match session.receive("the server's grant", wait)? {
+            Reply::Granted(grant) => grant,
+            Reply::Refused(why) => return Err(ConnectionError::Refused(why)),
+        };
+        wish.accepts(&grant)?;
+        let geometry = Geometry { model_id: grant.model_id, ..geometry };
+        let (slots, pd) = (usize::from(wish.slots), context.alloc_pd()?);
+        let receives = if wish.arrival == Arrival::Completion { u32::from(wish.slots) } else { 0 };
+        let sends = u32::from(wish.slots) * if wish.arrival == Arrival::Flag { 2 } else { 1 };
+        let cq = Cq::new(context, sends + receives + 1)?;
+        let kind = if wish.transport == Transport::Rc { QpType::Rc } else { QpType::Uc };
+        let builder = QpBuilder::new(kind).send_requests(sends).receive_requests(receives.max(1));
+        let builder = builder.inline_bytes(FLAG_BYTES as u32).operations(SendOperations::WRITE);
+        let mut qp = builder.build(&pd, &cq, &cq)?;
+        let register = |bytes: usize, access| -> Result<Mr<Pages>, ConnectionError> {
+            Ok(Mr::register(&pd, Pages::new(bytes)?, access)?)
+        };
+        let source = register(slots * geometry.answer_offset(), Access::NONE)?;
+        let answers = register(slots * geometry.client_stride(), ACCESS)?;
+        let flags = register(slots * FLAG_BYTES, ACCESS)?;
+        path.to_init(&qp, ACCESS, 0)?;
+        for _ in 0..receives {
+            post_receive(&mut qp)?;
+        }
+        let (offer, regions) = (QpOffer::new(&qp), [RegionOffer::new(&answers), RegionOffer::new(&flags)]);
+        let ours = Hello::new(path, kind, vec![offer], regions.to_vec(), ());
+        let theirs = session.exchange(&ours, wait)?;
+        let remote = offered(&theirs.regions, [slots * geometry.server_stride(), slots * FLAG_BYTES])?;
+        path.connect(&qp, offer, &theirs, theirs.queue_pairs[0])?;
+        session.barrier(wait)?;
+        Ok(Connection {
+            session,
+            qp,
+            cq,
+            source,
+            unused: (0..slots).collect(),
+            answers,
+            flags,
+            client: Client::new(geometry.clone(), &grant.slots()),
+            message: vec![0; geometry.answer.bytes()],
+            geometry,
+            arrival: wish.arrival,
+            transport: wish.transport,
+            remote,
+            waiting: Vec::with_capacity(slots),
+            arrived: VecDeque::with_capacity(slots),
+            slots,
+            duplicates: 0,
+            began: Instant::now(),
+        })
+    }
+
+    /// This client's clock: nanoseconds since it was connected.
+    pub fn now_ns(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
+    }
+
+    /// Requests that wait for an answer and whose deadline has not passed.
+    pub fn outstanding(&self) -> usize {
+        self.client.outstanding()
+    }
+
+    /// Answers that came once more than they were asked for.
+    pub fn duplicates(&self) -> u64 {
+        self.duplicates
+    }
+
+    /// Whether the server still holds the connection.
+    pub fn is_alive(&mut self) -> bool {
+        self.session.is_alive()
+    }
+
+    /// Sends a request. `input`: the bytes of each input. `deadline_ns`: by [`Self::now_ns`]. False: no slot is
+    /// free now, or the NIC still reads an earlier request; poll, and ask again.
+    ///
+    /// # Errors
+    /// An input of another length, a number that is outstanding, or a connection that has failed.
+    pub fn ask(
+        &mut self,
+        id: u64,
+        cookie: u64,
+        inputs: &[&[u8]],
+        deadline_ns: u64,
+    ) -> Result<bool, ConnectionError> {
+        let lengths = self.geometry.request.entries().iter().map(|entry| entry.length as usize);
+        let (given, wanted) = (inputs.iter().map(|input| input.len()), lengths);
+        if !given.clone().eq(wanted.clone()) {
+            return Err(ConnectionError::Input { given: given.sum(), wanted: wanted.sum() });
+        }
+        let Some(&buffer) = self.unused.last() else { return Ok(false) };
+        let request = match self.client.ask(id, cookie, self.now_ns(), deadline_ns) {
+            Ok(request) => request,
+            Err(AskError::NoCredit) => return Ok(false),
+            Err(AskError::DuplicateId(id)) => return Err(ConnectionError::DuplicateId(id)),
+        };
+        self.unused.pop();
+        let start = buffer * self.geometry.answer_offset();
+        self.source.write(start, &request.prefix);
+        for (entry, input) in self.geometry.request.entries().iter().zip(inputs) {
+            self.source.write(start + entry.offset as usize, input);
+        }
+        self.source.write(start + self.geometry.request.tail, &flag(request.sequence).to_le_bytes());
+        // What lies there now answers nothing.
+        self.clear(request.place);
+        self.post(buffer, start, &request)?;
+        let Request { slot, place, sequence, .. } = request;
+        self.waiting.push(Waiting { slot, place, sequence });
+        Ok(true)
+    }
+
+    /// Posts the WRITEs of a request. The last one gives a completion.
+    fn post(&mut self, buffer: usize, start: usize, request: &Request) -> Result<(), ConnectionError> {
+        let [slots, flags] = self.remote;
+        let at = |region: RegionOffer, offset: usize| Remote {
+            address: region.address + offset as u64,
+            rkey: region.rkey,
+        };
+        let slot = at(slots, request.place * self.geometry.server_stride());
+        let message = [self.source.sge(start..start + self.geometry.request.bytes())?];
+        let value = flag(request.sequence).to_le_bytes();
+        let inline = [InlineSlice::new(&value)];
+        let mut list = SendList::with_capacity(2);
+        let operation = match self.arrival {
+            Arrival::Completion => SendOperation::WriteImm(slot, request.slot.to_be_bytes()),
+            Arrival::Flag | Arrival::Tail => SendOperation::Write(slot),
+        };
+        let mut write = SendRequest::new(buffer as u64, operation, Payload::Gather(&message));
+        if self.arrival == Arrival::Flag {
+            write.flags = SendFlags::NONE;
+            list.push(&write);
+            let operation = SendOperation::Write(at(flags, request.place * FLAG_BYTES));
+            list.push(&SendRequest::new(buffer as u64, operation, Payload::Inline(&inline)));
+        } else {
+            list.push(&write);
+        }
+        let what = "the WRITE of a request";
+        let qpn = self.qp.number();
+        self.qp.post_send_list(&mut list).map_err(|source| ConnectionError::Post { what, qpn, source })
+    }
+
+    /// Takes what has come: an answer, or what is none.
+    ///
+    /// # Errors
+    /// The queue pair has failed.
+    pub fn poll(&mut self) -> Result<Option<Found<'_>>, ConnectionError> {
+        self.complete()?;
+        let found = match self.arrival {
+            Arrival::Completion => self.arrived.pop_front(),
+            Arrival::Flag | Arrival::Tail => {
+                self.waiting.iter().find(|at| self.is_whole(at)).map(|at| at.slot)
+            }
+        };
+        let Some(slot) = found else { return Ok(None) };
+        let (place, sequence) = match self.client.expected(slot) {
+            Ok(expected) => expected,
+            Err(error) => return Ok(Some(Err(error))),
+        };
+        // A peer may write there at any time: what is checked is what was copied.
+        self.answers.read(place * self.geometry.client_stride(), &mut self.message);
+        self.zero(place);
+        let torn = self.transport == Transport::Uc
+            && self.arrival == Arrival::Flag
+            && self.message[self.geometry.answer.tail..] != flag(sequence).to_le_bytes();
+        let prefix: &[u8; PREFIX_BYTES] = self.message.first_chunk().expect("an answer has a prefix");
+        let answered = if torn {
+            let header = slots::Header::read(prefix).unwrap_or_default();
+            Err(AnswerError::Wrong { slot, id: header.request_id, sequence: header.sequence })
+        } else {
+            self.client.answered(slot, prefix)
+        };
+        match answered {
+            Ok(_) | Err(AnswerError::Late { .. }) => self.waiting.retain(|at| at.slot != slot),
+            Err(AnswerError::Unasked { .. }) => self.duplicates += 1,
+            Err(_) => {}
+        }
+        let (taken_ns, message, geometry) = (self.now_ns(), &self.message[..], &self.geometry);
+        Ok(Some(answered.map(|answer| Answered { answer, taken_ns, message, geometry })))
+    }
+
+    /// Numbers of requests whose deadline has passed. Their slots are used again once their answers have come.
+    pub fn expired(&mut self) -> Vec<u64> {
+        self.client.expired(self.now_ns())
+    }
+
+    /// The word by which an answer's arrival is seen.
+    fn word(&self, place: usize) -> u64 {
+        let word = match self.arrival {
+            Arrival::Flag => self.flags.word64(place * FLAG_BYTES),
+            Arrival::Tail | Arrival::Completion => {
+                self.answers.word64(place * self.geometry.client_stride() + self.geometry.answer.tail)
+            }
+        };
+        u64::from_le(word.load(Ordering::Acquire))
+    }
+
+    fn is_whole(&self, at: &Waiting) -> bool {
+        self.word(at.place) == flag(at.sequence)
+    }
+
+    /// Forgets an answer's arrival, so that it is seen if it comes again.
+    fn zero(&self, place: usize) {
+        self.flags.word64(place * FLAG_BYTES).store(0, Ordering::Relaxed);
+        let tail = place * self.geometry.client_stride() + self.geometry.answer.tail;
+        self.answers.word64(tail).store(0, Ordering::Relaxed);
+    }
+
+    /// Counts an answer that came again to a slot without a request.
+    fn clear(&mut self, place: usize) {
+        if self.arrival != Arrival::Completion && self.word(place) != 0 {
+            self.duplicates += 1;
+        }
+        self.zero(place);
+    }
+
+    /// Counts answers that came again to slots without a request: for the end, when nothing is asked any more.
+    pub fn settle(&mut self) {
+        for place in 0..self.slots {
+            if self.waiting.iter().all(|at| at.place != place) {
+                self.clear(place);
+            }
+        }
+    }
+
+    /// Takes completions: source buffers that are unused again, and slots whose answers are whole.
+    fn complete(&mut self) -> Result<(), ConnectionError> {
+        let mut done = [WorkCompletion::default(); AT_ONCE];
+        let count = self.cq.poll(&mut done)?;
+        for one in &done[..count] {
+            let is_receive = one.id() == RECEIVE;
+            if !one.is_success() {
+                let what = if is_receive { "the receive of an answer" } else { "the WRITE of a request" };
+                let (qpn, status, vendor) = (one.qpn(), one.status(), one.vendor_error());
+                return Err(ConnectionError::Completion { what, qpn, status, vendor });
+            }
+            if !is_receive {
+                self.unused.push(one.id() as usize);
+                continue;
+            }
+            post_receive(&mut self.qp)?;
+            // An answer without a number is none of any slot: its request is lost.
+            self.arrived.extend(one.immediate().map(u32::from_be_bytes));
+        }
+        Ok(())
+    }
+}
+
+/// A receive for a WRITE with immediate data, which has no memory.
+fn post_receive(qp: &mut QueuePair) -> Result<(), ConnectionError> {
+    let (what, qpn) = ("a receive", qp.number());
+    let posted = qp.post_receive(&ReceiveRequest { id: RECEIVE, scatter: &[] });
+    posted.map_err(|source| ConnectionError::Post { what, qpn, source })
+}
+
+/// The server's regions, if they are as long as slots and flags are.
+fn offered(
+    regions: &[RegionOffer],
+    bytes: [usize; REGIONS],
+) -> Result<[RegionOffer; REGIONS], ConnectionError> {
+    let given: [RegionOffer; REGIONS] = regions
+        .try_into()
+        .map_err(|_| ConnectionError::Offer(format!("{} regions, not {REGIONS}", regions.len())))?;
+    match given.iter().zip(bytes).find(|(region, bytes)| region.bytes < *bytes as u64) {
+        None => Ok(given),
+        Some((region, bytes)) => {
+            let text = format!("a region of {} bytes where {bytes} are needed", region.bytes);
+            Err(ConnectionError::Offer(text))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_that_are_too_few_or_too_short_are_refused() {
+        let region = |bytes| RegionOffer { address: 4096, bytes, rkey: 7 };
+        assert!(offered(&[region(64), region(8)], [64, 8]).is_ok());
+        for (regions, words) in [
+            (&[region(64)][..], "1 regions"),
+            (&[region(64), region(7)], "7 bytes where 8"),
+            (&[region(63), region(8)], "63 bytes where 64"),
+        ] {
+            let error = offered(regions, [64, 8]).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}
