@@ -150,10 +150,8 @@ extern "C" __global__ void wait_inputs(const struct db_served *told, struct db_t
         if (!db_block_any(mine < at->slot_count || blocked || attend)) continue;
         attend = 0;
         if (mine < at->slot_count) {
-#ifndef DB_DEFECT_NO_ACQUIRE
             /* The request, before all that this and later kernels read of it. */
             db_acquire_cqe();
-#endif
             atomicMin(&found.nearest, mine);
         }
         db_block_sync();

@@ -1,5 +1,5 @@
-//! A served request from its arrival to its answer: wait for inputs, model, send outputs, launch again. A model is to this
-//! crate a list of launches that read and write through a slot's number.
+//! A served request from its arrival to its answer: wait for inputs, model, send outputs, launch again. To this crate a
+//! model is work that it records, and the addresses of its inputs and outputs.
 //!
 //! Here so far: the modes, and [`gpu`], where kernels wait and post.
 
