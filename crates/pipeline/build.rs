@@ -15,7 +15,6 @@ fn main() {
         ("kernels/wait.cu", "DB_DEFECT_NO_TABLE"),
         ("kernels/wait.cu", "DB_DEFECT_ANY_SLOT"),
         ("kernels/send.cu", "DB_DEFECT_NO_SEND_SYNC"),
-        ("kernels/send.cu", "DB_DEFECT_NO_WQE_FENCE"),
     ]
     .iter()
     .fold(planted, plant)
