@@ -11,24 +11,13 @@
 //! that no client's key opens another client's slots.
 
 use serde::{Deserialize, Serialize};
+pub use slots::Arrival;
 use slots::{Geometry, Message};
 
 /// Version of these messages; both sides must have the same.
 pub const VERSION: u32 = 1;
 /// Regions that each side offers, in this order: slots (the client's: where answers go), and their flags.
 pub const REGIONS: usize = 2;
-
-/// How each side learns that a message is whole: [`slots::layout`] says what each needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Arrival {
-    /// A second WRITE, of the flag.
-    Flag,
-    /// The last bytes of the message.
-    Tail,
-    /// A receive completion: WRITE with the slot's number as immediate data.
-    Completion,
-}
 
 /// The queue pairs' service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]

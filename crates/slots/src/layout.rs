@@ -17,6 +17,18 @@
 //! - **Completion**: the message is a WRITE with immediate data, or a SEND. The receiver polls the completion,
 //!   whose immediate data are the slot's number.
 
+/// How a receiver learns that a message is whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Arrival {
+    /// A second WRITE, of the flag.
+    Flag,
+    /// The last bytes of the message.
+    Tail,
+    /// A receive completion: WRITE with the slot's number as immediate data, most significant byte first.
+    Completion,
+}
+
 /// A table of little-endian numbers with the offset of each: the structure, how it is read and written, and
 /// the table.
 macro_rules! record {

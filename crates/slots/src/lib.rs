@@ -18,5 +18,5 @@ pub mod server;
 
 pub use client::{Answer, Client};
 pub use geometry::{Geometry, Message, Tensor};
-pub use layout::{Header, Status, TensorKind};
+pub use layout::{Arrival, Header, Status, TensorKind};
 pub use server::{Server, Work};

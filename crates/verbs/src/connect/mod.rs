@@ -11,7 +11,7 @@ mod session;
 
 pub use hello::{Hello, PROTOCOL, QpOffer, RegionOffer, VERSION};
 pub use path::{GidChoice, Path, PathOptions};
-pub use session::{Listener, Session, Wait};
+pub use session::{Closer, Listener, Session, Wait};
 
 use std::io;
 use std::net::SocketAddr;

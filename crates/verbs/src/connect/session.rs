@@ -1,7 +1,7 @@
 //! The TCP connection: lines of JSON, each waited for with a deadline.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ impl<'a> Wait<'a> {
         Self { stop: Some(stop), ..self }
     }
 
-    /// Time for the next look, at most a slice. Error: the time is over, or the flag is set.
+    /// Time for the next look: without a flag all that is left, so that nothing wakes up for nothing. Error: the time is over, or the flag is set.
     fn slice(&self, what: impl FnOnce() -> String) -> Result<Duration, ConnectError> {
         if self.stop.is_some_and(|stop| stop.load(Ordering::Relaxed)) {
             return Err(ConnectError::Stopped { what: what() });
@@ -49,7 +49,7 @@ impl<'a> Wait<'a> {
             let seconds = (self.deadline - self.started).as_secs_f64();
             return Err(ConnectError::Deadline { what: what(), seconds });
         }
-        Ok(left.min(SLICE))
+        Ok(if self.stop.is_some() { left.min(SLICE) } else { left })
     }
 }
 
@@ -125,7 +125,7 @@ impl Session {
                     Err(error) => last = Some(error),
                 }
             }
-            std::thread::sleep(slice);
+            std::thread::sleep(slice.min(SLICE));
         }
     }
 
@@ -140,6 +140,14 @@ impl Session {
 
     pub fn peer(&self) -> SocketAddr {
         self.peer
+    }
+
+    /// Ends the connection from another thread: one that waits here finds it closed.
+    pub fn closer(&self) -> Result<Closer, ConnectError> {
+        let what = || format!("talking to {}", self.peer);
+        let stream =
+            self.stream.try_clone().map_err(|source| ConnectError::Socket { what: what(), source })?;
+        Ok(Closer(stream))
     }
 
     /// Exchanges hellos with the peer. Refuses an incompatible peer, and names what differs.
@@ -243,6 +251,17 @@ impl Session {
                 Err(source) => return Err(socket(source)),
             }
         }
+    }
+}
+
+/// Ends a [`Session`] that another thread has.
+#[derive(Debug)]
+pub struct Closer(TcpStream);
+
+impl Closer {
+    pub fn close(&self) {
+        // A connection that has ended already is not connected any more.
+        let _ = self.0.shutdown(Shutdown::Both);
     }
 }
 

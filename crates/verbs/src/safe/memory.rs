@@ -6,6 +6,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use super::device::Pd;
@@ -97,6 +98,38 @@ unsafe impl Memory for Pages {
 
 // SAFETY: it is zeroed and writable.
 unsafe impl Addressable for Pages {}
+
+/// Some bytes of pages that several regions share, each with its own rights and its own peers.
+#[derive(Debug, Clone)]
+pub struct Part {
+    pages: Arc<Pages>,
+    range: Range<usize>,
+}
+
+impl Part {
+    /// Error: bytes that the pages do not have, or none.
+    pub fn new(pages: &Arc<Pages>, range: Range<usize>) -> Result<Self> {
+        if range.is_empty() || range.end > pages.len {
+            let text = format!("bytes {}..{} of {} bytes of pages", range.start, range.end, pages.len);
+            return Err(Error::Refused(text));
+        }
+        Ok(Self { pages: Arc::clone(pages), range })
+    }
+}
+
+// SAFETY: the mapping stays until the last part is gone, and no code refers to its bytes.
+unsafe impl Memory for Part {
+    fn start(&mut self) -> NonNull<u8> {
+        // SAFETY: `new` checked that the mapping has more bytes than that.
+        unsafe { self.pages.start.add(self.range.start) }
+    }
+    fn len(&self) -> usize {
+        self.range.len()
+    }
+}
+
+// SAFETY: the pages are zeroed and writable.
+unsafe impl Addressable for Part {}
 
 /// A registered region and its memory. The device may change the bytes at any time, so that they are read and written
 /// through atomics only, and no reference to them is given.
@@ -285,6 +318,33 @@ impl<M: Addressable> Mr<M> {
         unsafe { AtomicU8::from_ptr(self.at(offset)) }
     }
 
+    /// Copies numbers out. Panics outside the region, or when not aligned to 8 bytes.
+    pub fn read_f32(&self, offset: usize, out: &mut [f32]) {
+        let (pairs, rest) = out.as_chunks_mut::<2>();
+        for (at, pair) in (offset..).step_by(8).zip(&mut *pairs) {
+            let bytes = self.word64(at).load(Ordering::Relaxed).to_ne_bytes();
+            let [a, b, c, d, e, f, g, h] = bytes;
+            *pair = [[a, b, c, d], [e, f, g, h]].map(f32::from_ne_bytes);
+        }
+        let mut bytes = [0; 4];
+        for last in rest {
+            self.read(offset + 8 * pairs.len(), &mut bytes);
+            *last = f32::from_ne_bytes(bytes);
+        }
+    }
+
+    /// Copies numbers in. Panics outside the region, or when not aligned to 8 bytes.
+    pub fn write_f32(&self, offset: usize, numbers: &[f32]) {
+        let (pairs, rest) = numbers.as_chunks::<2>();
+        for (at, pair) in (offset..).step_by(8).zip(pairs) {
+            let [[a, b, c, d], [e, f, g, h]] = pair.map(f32::to_ne_bytes);
+            self.word64(at).store(u64::from_ne_bytes([a, b, c, d, e, f, g, h]), Ordering::Relaxed);
+        }
+        for last in rest {
+            self.write(offset + 8 * pairs.len(), &last.to_ne_bytes());
+        }
+    }
+
     /// Copies bytes out. Panics outside the region.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         for (piece, at) in pieces(self.address(), offset, out.len()) {
@@ -360,6 +420,16 @@ mod tests {
                     assert_eq!(next, len);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_part_is_within_its_pages() {
+        let pages = Arc::new(Pages::new(4096).unwrap());
+        let mut part = Part::new(&pages, 100..108).unwrap();
+        assert_eq!((part.start().addr().get() - pages.start.addr().get(), part.len()), (100, 8));
+        for range in [4090..4097, 8..8] {
+            assert!(Part::new(&pages, range).is_err());
         }
     }
 

@@ -23,7 +23,7 @@ pub use device::{
 };
 pub use direct::{CqLayout, DirectCq, DirectQp, QpLayout, Ring};
 pub use event::{AsyncEvent, Element};
-pub use memory::{Addressable, Memory, Mr, Pages};
+pub use memory::{Addressable, Memory, Mr, Pages, Part};
 pub use qp_builder::{QpBuilder, QpCapacity, QpType, SendOperations};
 pub use queue_pair::{InitAttributes, Qp, QueriedQp, QueuePair, RtrAttributes, RtsAttributes};
 pub use window::{Mw, MwKind, Opening};
