@@ -5,14 +5,14 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use inference::graph::Graph;
 use inference::import::import;
 use inference::layers::Random;
 use inference::plan::{Format, Plan};
 use prost::Message;
-use zoo::{Manifest, Store, StoreError};
+use zoo::{Manifest, Store};
 
 /// Which model.
 #[derive(Args)]
@@ -59,7 +59,14 @@ impl Model {
         let batch = usize::from(options.batch);
         let (file, weights) = match &options.model_file {
             Some(path) => (given(&manifest, path, batch)?, path.display().to_string()),
-            None => seeded(&manifest, options.store.as_deref(), &root, batch)?,
+            None if batch > 1 => {
+                let weights = format!("seeded weights, built in memory for batch {batch}");
+                (manifest.architecture.build(batch).encode_to_vec(), weights)
+            }
+            None => {
+                let store = options.store.as_ref().map_or_else(|| Store::beside(&folder), Store::at);
+                store.seeded(&manifest)?
+            }
         };
         let graph = import(&file, batch).with_context(|| weights.clone())?;
         Ok(Model { manifest, batch, file, weights, graph, root })
@@ -98,27 +105,4 @@ fn given(manifest: &Manifest, path: &Path, batch: usize) -> Result<Vec<u8>> {
         .with_context(|| format!("--model-file {name} is no {}", manifest.title))?;
     ensure!(batch == 1, "--model-file {name}: its batch is in the file; leave --batch out");
     Ok(file)
-}
-
-/// The file with seeded weights: the store's, or one that is built now.
-fn seeded(manifest: &Manifest, store: Option<&Path>, root: &Path, batch: usize) -> Result<(Vec<u8>, String)> {
-    let bundle = if root.join("bundle.json").is_file() { "zoo" } else { "target/zoo" };
-    let store = Store::at(store.map_or_else(|| root.join(bundle), Path::to_owned));
-    if batch > 1 {
-        let weights = format!("seeded weights, built in memory for batch {batch}");
-        return Ok((manifest.architecture.build(batch).encode_to_vec(), weights));
-    }
-    let name = manifest.seeded_file();
-    match store.read(&name, manifest.seeded.sha256) {
-        Ok(file) => Ok((file, store.path(&name).display().to_string())),
-        Err(StoreError::Missing { path }) => {
-            let how = format!(
-                "seeded weights, built in memory: {} is not there, `cargo xtask zoo build {}` keeps it",
-                path.display(),
-                manifest.name
-            );
-            Ok((manifest.build(), how))
-        }
-        Err(error) => bail!(error),
-    }
 }

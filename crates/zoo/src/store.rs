@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use thiserror::Error;
 
-use crate::Digest;
+use crate::{Digest, Manifest};
 
 /// What goes wrong with the files.
 #[derive(Debug, Error)]
@@ -52,6 +52,31 @@ impl Store {
     /// Files in this folder, which is made when something is written.
     pub fn at(folder: impl Into<PathBuf>) -> Store {
         Store { folder: folder.into() }
+    }
+
+    /// The built models of the checkout or the bundle that has this folder of manifests.
+    pub fn beside(manifests: &Path) -> Store {
+        let root = manifests.ancestors().nth(2).unwrap_or(manifests);
+        let is_bundle = root.join("bundle.json").is_file();
+        Store::at(root.join(if is_bundle { "zoo" } else { "target/zoo" }))
+    }
+
+    /// The ONNX file of a model with seeded weights, and where it came from, for people. A file that is not there is
+    /// built in memory.
+    pub fn seeded(&self, manifest: &Manifest) -> Result<(Vec<u8>, String), StoreError> {
+        let name = manifest.seeded_file();
+        match self.read(&name, manifest.seeded.sha256) {
+            Ok(file) => Ok((file, self.path(&name).display().to_string())),
+            Err(StoreError::Missing { path }) => {
+                let how = format!(
+                    "seeded weights, built in memory: {} is not there, `cargo xtask zoo build {}` keeps it",
+                    path.display(),
+                    manifest.name
+                );
+                Ok((manifest.build(), how))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Where the file of this name is, or would be.
