@@ -17,6 +17,7 @@ pub const PACKAGES: &[Package] = &[
     Package { name: "gpu", programs: &["gpu-probe"], gpu_tests: true },
     Package { name: "rdma-shim", programs: &[], gpu_tests: true },
     Package { name: "inference", programs: &[], gpu_tests: true },
+    Package { name: "pipeline", programs: &[], gpu_tests: true },
     Package { name: "soft-nic", programs: &[], gpu_tests: true },
     Package { name: "verbs", programs: &[], gpu_tests: true },
     Package { name: "softnic", programs: &["softnic", LIBRARY], gpu_tests: true },
@@ -77,10 +78,8 @@ mod tests {
 
     #[test]
     fn the_library_is_no_program() {
-        assert_eq!(
-            programs().collect::<Vec<_>>(),
-            ["gpu-probe", "softnic", "generator", "doorbell-echo", "profiler"]
-        );
+        let all: Vec<&str> = programs().collect();
+        assert!(all.contains(&"softnic") && !all.contains(&LIBRARY), "{all:?}");
     }
 
     #[test]
