@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use slots::client::{Answer, AnswerError, AskError, Request};
 use slots::layout::{FLAG_BYTES, PREFIX_BYTES, flag};
-use slots::{Client, Geometry};
+use slots::{Client, Geometry, Header, Status};
 use verbs::code::{Access, WcStatus};
 use verbs::connect::{ConnectError, Hello, Path, QpOffer, RegionOffer, Session, Wait};
 use verbs::{
@@ -290,12 +290,13 @@ impl Connection {
         // A peer may write there at any time: what is checked is what was copied.
         self.answers.read(place * self.geometry.client_stride(), &mut self.message);
         self.zero(place);
-        let torn = self.transport == Transport::Uc
-            && self.arrival == Arrival::Flag
-            && self.message[self.geometry.answer.tail..] != flag(sequence).to_le_bytes();
         let prefix: &[u8; PREFIX_BYTES] = self.message.first_chunk().expect("an answer has a prefix");
-        let answered = if torn {
-            let header = slots::Header::read(prefix).unwrap_or_default();
+        let header = Header::read(prefix).unwrap_or_default();
+        // An answer that refuses is its prefix alone, which one packet holds.
+        let is_torn = (self.transport, self.arrival) == (Transport::Uc, Arrival::Flag)
+            && Status::of(header.status) == Some(Status::Ok)
+            && self.message[self.geometry.answer.tail..] != flag(sequence).to_le_bytes();
+        let answered = if is_torn {
             Err(AnswerError::Wrong { slot, id: header.request_id, sequence: header.sequence })
         } else {
             self.client.answered(slot, prefix)

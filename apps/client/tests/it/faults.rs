@@ -22,18 +22,19 @@ fn a_reference_with_one_other_number_makes_each_answer_to_its_input_wrong() {
 fn each_fault_of_a_server_is_counted_as_what_it_is() {
     need!(device(), nic, "an RDMA device");
     let files = Files::new("faults");
-    for arrival in ["flag", "tail", "completion"] {
+    for (arrival, transport) in [("flag", "rc"), ("flag", "uc"), ("tail", "rc"), ("completion", "rc")] {
         for (spoil, counts) in [
             (Spoil::Value(90), json!({"wrong": 1, "answered": 200, "lost": 0})),
             (Spoil::Header(90), json!({"wrong": 1, "answered": 199, "lost": 1})),
             (Spoil::Never(90), json!({"wrong": 0, "answered": 199, "lost": 1, "late": 0})),
             (Spoil::Status(90, Status::ModelFailed), json!({"refused": {"model_failed": 1}, "wrong": 0})),
         ] {
-            let options = ["--arrival", arrival, "--count", "200", "--deadline", "1"];
+            let options =
+                ["--arrival", arrival, "--transport", transport, "--count", "200", "--deadline", "1"];
             let ended = asked(&files, spoil, &options);
             let run = ended.line();
             for (name, count) in counts.as_object().unwrap() {
-                assert_eq!(&run[name], count, "{arrival} {spoil:?} {name}: {run}");
+                assert_eq!(&run[name], count, "{arrival} {transport} {spoil:?} {name}: {run}");
             }
             assert_eq!(ended.code, Some(1), "{spoil:?} {run}");
         }

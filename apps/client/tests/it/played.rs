@@ -307,12 +307,14 @@ impl Played {
         self.send(slot, &prefix, self.spoil == Spoil::Torn(id));
     }
 
-    /// Writes an answer into the client's memory; a torn one lacks its last line.
+    /// Writes an answer into the client's memory; a torn one lacks its last line, and one that refuses is its
+    /// prefix alone.
     fn send(&mut self, slot: u32, prefix: &[u8; PREFIX_BYTES], torn: bool) {
         let (place, stride) = ((slot - 5) as usize, self.geometry.client_stride());
-        let sequence = Header::read(prefix).unwrap().sequence;
+        let Header { sequence, status, .. } = Header::read(prefix).unwrap();
+        let is_whole = status == Status::Ok.number();
         let start = place * self.geometry.server_stride() + self.geometry.answer_offset();
-        let bytes = self.geometry.answer.bytes();
+        let bytes = if is_whole { self.geometry.answer.bytes() } else { PREFIX_BYTES };
         self.slots.write(start, prefix);
         self.slots.write(start + self.geometry.answer.tail, &flag(sequence).to_le_bytes());
         let at = |region: RegionOffer, offset: usize| Remote {
@@ -327,10 +329,17 @@ impl Played {
         };
         self.qp.post_send(&SendRequest::new(SEND, operation, Payload::Gather(&message))).unwrap();
         self.sent += 1;
-        if self.wish.arrival == Arrival::Flag {
+        let flag_at = match self.wish.arrival {
+            Arrival::Flag => Some(flags),
+            Arrival::Tail if !is_whole => {
+                Some(at(self.remote[0], place * stride + self.geometry.answer.tail))
+            }
+            Arrival::Tail | Arrival::Completion => None,
+        };
+        if let Some(flag_at) = flag_at {
             let value = flag(sequence).to_le_bytes();
             let inline = [verbs::InlineSlice::new(&value)];
-            let write = SendRequest::new(SEND, SendOperation::Write(flags), Payload::Inline(&inline));
+            let write = SendRequest::new(SEND, SendOperation::Write(flag_at), Payload::Inline(&inline));
             self.qp.post_send(&write).unwrap();
             self.sent += 1;
         }
