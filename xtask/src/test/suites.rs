@@ -52,6 +52,10 @@ const WAYS: &[(&str, Way)] = &[
             ..PLAIN
         },
     ),
+    (
+        "inference-server",
+        Way { nics: &[("roce", Carriage::Shared)], arguments: &["--test-threads=2"], ..PLAIN },
+    ),
     ("client", Way { nics: &[("roce", Carriage::Shared)], arguments: &["--test-threads=2"], ..PLAIN }),
     // Short messages only: the third NIC would not differ from the second.
     ("rdma-shim", Way { nics: NICS.first_chunk::<2>().expect("there are four"), toolkit: true, ..PLAIN }),

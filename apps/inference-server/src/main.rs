@@ -1,0 +1,31 @@
+//! Serves models to clients over RDMA: clients write requests into slots of its memory, and it writes answers into theirs.
+//!
+//! `README.md` describes options, exit codes and JSON lines. Bad input ends with one line and exit code 2.
+//! Knows nothing of which NIC lies below (INV-4).
+
+#![forbid(unsafe_code)]
+// They panic on a closed pipe: `say!` and `complain!` do not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
+#[macro_use]
+extern crate cli;
+
+mod model;
+mod options;
+mod report;
+mod serve;
+mod session;
+
+use std::process::ExitCode;
+
+use cli::{check_address, stop_flag};
+
+use crate::options::Options;
+
+fn main() -> ExitCode {
+    cli::main("inference-server", &[], |options: Options| {
+        let stop = stop_flag()?;
+        check_address("--listen", &options.listen)?;
+        serve::run(&options, &stop)
+    })
+}

@@ -1,0 +1,84 @@
+//! The lines of `--json`, and what is said to people.
+
+use anyhow::Result;
+use cli::{emit, speaks_to_people};
+use measure::Label;
+use pipeline::cpu::Counts;
+use serde::Serialize;
+
+use crate::options::Options;
+
+/// A client that has left.
+#[derive(Debug, Serialize)]
+pub struct Left {
+    pub kind: &'static str,
+    pub client: u32,
+    pub model: String,
+    pub peer: String,
+    pub answered: u64,
+    pub refused: u64,
+    /// What went wrong, if anything did.
+    pub error: Option<String>,
+}
+
+/// All that was served.
+#[derive(Debug, Serialize)]
+pub struct Totals {
+    kind: &'static str,
+    mode: &'static str,
+    engine: String,
+    models: Vec<String>,
+    nic: Label,
+    pub clients: u64,
+    /// Clients that left with an error.
+    pub failed: u64,
+    pub answered: u64,
+    pub refused: u64,
+    pub interrupted: bool,
+}
+
+impl Totals {
+    pub fn new(options: &Options) -> Totals {
+        Totals {
+            kind: "served",
+            mode: options.mode.name(),
+            engine: cli::name(options.engine),
+            models: options.models.clone(),
+            nic: cli::nic_label(),
+            clients: 0,
+            failed: 0,
+            answered: 0,
+            refused: 0,
+            interrupted: false,
+        }
+    }
+
+    /// A client has left.
+    pub fn left(
+        &mut self,
+        options: &Options,
+        (client, model): (u32, &str),
+        peer: String,
+        Counts { answered, refused }: Counts,
+        error: Option<String>,
+    ) -> Result<()> {
+        self.clients += 1;
+        self.failed += u64::from(error.is_some());
+        self.answered += answered;
+        self.refused += refused;
+        if let Some(error) = &error {
+            complain!("inference-server: client {client} of {model} ({peer}): {error}");
+        }
+        let model = model.to_owned();
+        let json = options.json.as_deref();
+        emit(json, &Left { kind: "left", client, model, peer, answered, refused, error })
+    }
+
+    pub fn end(&self, options: &Options) -> Result<()> {
+        let json = options.json.as_deref();
+        if speaks_to_people(json) {
+            say!("{} clients: {} answers, {} refusals", self.clients, self.answered, self.refused);
+        }
+        emit(json, self)
+    }
+}

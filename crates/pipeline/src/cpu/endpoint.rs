@@ -1,0 +1,296 @@
+//! One client's end on the server: a protection domain, regions over its slots and flags alone, and a queue pair.
+//!
+//! No key of a client opens another client's slots. An error ends this client's queue pair alone.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use slots::layout::{FLAG_BYTES, PREFIX_BYTES, flag, next};
+use slots::{Arrival, Geometry};
+use verbs::code::Access;
+use verbs::connect::RegionOffer;
+use verbs::{
+    Context, InlineSlice, Mr, Pages, Part, Payload, Qp, QpType, Remote, SendFlags, SendOperation, SendRequest,
+};
+
+use super::CpuError;
+use super::poster::{Done, Poster, RECEIVE};
+use crate::Mode;
+
+/// The client writes requests and flags.
+pub const ACCESS: Access = Access(Access::LOCAL_WRITE.0 | Access::REMOTE_WRITE.0);
+
+/// Memory of all slots of a model, and their flags.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    pub geometry: Geometry,
+    slots: Arc<Pages>,
+    flags: Arc<Pages>,
+}
+
+impl Memory {
+    /// Bytes of so many slots with their flags.
+    pub fn bytes(geometry: &Geometry, slots: u32) -> u64 {
+        (geometry.server_stride() + FLAG_BYTES) as u64 * u64::from(slots)
+    }
+
+    pub fn new(geometry: Geometry, slots: u32) -> std::io::Result<Memory> {
+        let pages = |each: usize| Ok::<_, std::io::Error>(Arc::new(Pages::new(each * slots as usize)?));
+        let (slots, flags) = (pages(geometry.server_stride())?, pages(FLAG_BYTES)?);
+        Ok(Memory { geometry, slots, flags })
+    }
+}
+
+/// What a client gets.
+#[derive(Debug, Clone)]
+pub struct Setting<'a> {
+    pub mode: Mode,
+    pub kind: QpType,
+    pub arrival: Arrival,
+    /// Numbers of its slots, one behind the other, with the sequences of their last requests.
+    pub granted: &'a [(u32, u32)],
+}
+
+/// Answers that were posted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub answered: u64,
+    /// Answers that say why there is no result.
+    pub refused: u64,
+}
+
+/// What is known of a slot.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    /// Of the request that is served, or else of the next one.
+    flag: u64,
+    is_served: bool,
+}
+
+/// A client's end, its queue pair in any state.
+#[derive(Debug)]
+pub struct Endpoint {
+    // Dropped first: after it nothing touches the regions.
+    poster: Poster,
+    slots: Mr<Part>,
+    flags: Mr<Part>,
+    geometry: Geometry,
+    arrival: Arrival,
+    is_reliable: bool,
+    first: u32,
+    places: Vec<Place>,
+    /// The client's slots and flags.
+    answers: [RegionOffer; 2],
+    /// Slots whose answers the NIC may still read, in the order of posting, and since when.
+    sending: VecDeque<(u32, u64)>,
+    done: Vec<Done>,
+    pub counts: Counts,
+    pub failure: Option<String>,
+}
+
+impl Endpoint {
+    /// Registers and clears the granted slots, and makes a queue pair. What a client before wrote there is gone.
+    pub fn new(context: &Context, memory: &Memory, setting: &Setting<'_>) -> Result<Endpoint, CpuError> {
+        let Setting { mode, kind, arrival, granted } = *setting;
+        let (first, count) = (granted.first().ok_or(CpuError::NoSlots)?.0, granted.len());
+        let pd = context.alloc_pd()?;
+        let region = |pages: &Arc<Pages>, each: usize| {
+            let start = first as usize * each;
+            let region = Mr::register(&pd, Part::new(pages, start..start + count * each)?, ACCESS)?;
+            let zeros = [0; 4096];
+            for at in (0..region.len()).step_by(zeros.len()) {
+                region.write(at, &zeros[..zeros.len().min(region.len() - at)]);
+            }
+            Ok::<_, CpuError>(region)
+        };
+        let slots = region(&memory.slots, memory.geometry.server_stride())?;
+        let flags = region(&memory.flags, FLAG_BYTES)?;
+        let receives = if arrival == Arrival::Completion { count as u32 } else { 0 };
+        let none = RegionOffer { address: 0, bytes: 0, rkey: 0 };
+        Ok(Endpoint {
+            poster: Poster::new(mode, &pd, kind, [2 * count as u32, receives])?,
+            slots,
+            flags,
+            geometry: memory.geometry.clone(),
+            arrival,
+            is_reliable: kind == QpType::Rc,
+            first,
+            places: granted
+                .iter()
+                .map(|&(_, last)| Place { flag: flag(next(last)), is_served: false })
+                .collect(),
+            answers: [none; 2],
+            sending: VecDeque::with_capacity(count),
+            done: Vec::new(),
+            counts: Counts::default(),
+            failure: None,
+        })
+    }
+
+    pub fn qp(&self) -> &Qp {
+        self.poster.qp()
+    }
+
+    /// Slots and flags, as the client is to name them.
+    pub fn regions(&self) -> Vec<RegionOffer> {
+        vec![RegionOffer::new(&self.slots), RegionOffer::new(&self.flags)]
+    }
+
+    /// Posts a receive for each slot where arrivals need one. The queue pair is in INIT.
+    pub fn post_receives(&mut self) -> Result<(), CpuError> {
+        let receives = if self.arrival == Arrival::Completion { self.places.len() } else { 0 };
+        (0..receives).try_for_each(|_| self.poster.receive())
+    }
+
+    /// Where the client wants its answers. Error: they do not fit there.
+    pub fn answer_to(&mut self, offered: &[RegionOffer]) -> Result<(), CpuError> {
+        let needed = [self.geometry.client_stride(), FLAG_BYTES].map(|each| each * self.places.len());
+        let fits = |(region, needed): (&RegionOffer, usize)| region.bytes >= needed as u64;
+        match offered.try_into() {
+            Ok(answers) if offered.iter().zip(needed).all(fits) => self.answers = answers,
+            _ => return Err(CpuError::Answers { needed, offered: offered.len() }),
+        }
+        Ok(())
+    }
+
+    fn place(&self, slot: u32) -> Option<usize> {
+        let place = slot.checked_sub(self.first)? as usize;
+        (place < self.places.len()).then_some(place)
+    }
+
+    fn request_at(&self, place: usize) -> usize {
+        place * self.geometry.server_stride()
+    }
+
+    /// Takes completions and looks at flags: slots whose answers were sent, and slots with a new request.
+    pub(super) fn look(&mut self, sent: &mut Vec<u32>, arrived: &mut Vec<u32>) {
+        if self.failure.is_none()
+            && let Err(why) = self.try_look(sent, arrived)
+        {
+            self.failure = Some(why);
+        }
+    }
+
+    fn try_look(&mut self, sent: &mut Vec<u32>, arrived: &mut Vec<u32>) -> Result<(), String> {
+        let mut done = std::mem::take(&mut self.done);
+        self.poster.poll(&mut done).map_err(|error| error.to_string())?;
+        for Done { id, immediate, failure } in done.drain(..) {
+            let what = if id == RECEIVE { "a receive".into() } else { format!("the answer in slot {id}") };
+            if let Some(failure) = failure {
+                return Err(format!("QP {:#x}, {what}: {failure}", self.qp().number()));
+            }
+            if id != RECEIVE {
+                let (slot, _) = self.sending.pop_front().ok_or_else(|| format!("{what} was not posted"))?;
+                sent.push(slot);
+                continue;
+            }
+            let slot = u32::from_be_bytes(immediate.ok_or("a message without immediate data")?);
+            let place = self.place(slot).ok_or_else(|| format!("slot {slot} is none of the client's"))?;
+            if std::mem::replace(&mut self.places[place].is_served, true) {
+                return Err(format!("a request in slot {slot}, whose request is not answered"));
+            }
+            self.poster.receive().map_err(|error| error.to_string())?;
+            arrived.push(slot);
+        }
+        self.done = done;
+        if self.arrival != Arrival::Completion {
+            for place in 0..self.places.len() {
+                if !self.places[place].is_served && self.is_whole(place) {
+                    self.places[place].is_served = true;
+                    arrived.push(self.first + place as u32);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// On UC a part of the request may be lost while its flag arrives: its last bytes must have arrived too.
+    fn is_whole(&self, place: usize) -> bool {
+        let expected = self.places[place].flag;
+        let at_flag = || u64::from_le(self.flags.word64(place * FLAG_BYTES).load(Ordering::Acquire));
+        let at_tail = || {
+            let tail = self.slots.word64(self.request_at(place) + self.geometry.request.tail);
+            u64::from_le(tail.load(Ordering::Acquire))
+        };
+        let is_flagged = self.arrival == Arrival::Tail || at_flag() == expected;
+        is_flagged && ((self.arrival == Arrival::Flag && self.is_reliable) || at_tail() == expected)
+    }
+
+    /// What a request begins with. Read it once.
+    pub(super) fn prefix(&self, slot: u32) -> [u8; PREFIX_BYTES] {
+        let mut prefix = [0; PREFIX_BYTES];
+        if let Some(place) = self.place(slot) {
+            self.slots.read(self.request_at(place), &mut prefix);
+        }
+        prefix
+    }
+
+    /// Copies the request's tensors out of registered memory.
+    pub(super) fn read(&self, slot: u32, inputs: &mut [Vec<f32>]) {
+        let Some(place) = self.place(slot) else { return };
+        for (entry, input) in self.geometry.request.entries().iter().zip(inputs) {
+            self.slots.read_f32(self.request_at(place) + entry.offset as usize, input);
+        }
+    }
+
+    /// Writes an answer into its slot and posts it. `next`: sequence of the slot's next request. The NIC does not read the
+    /// answer before it any more: [`slots::Server::take`] sees to that.
+    pub(super) fn answer(
+        &mut self,
+        (slot, next): (u32, u32),
+        prefix: &[u8; PREFIX_BYTES],
+        outputs: Option<&[Vec<f32>]>,
+        now_ns: u64,
+    ) -> Result<(), CpuError> {
+        let place = self.place(slot).ok_or(CpuError::NoSlots)?;
+        let (start, message) =
+            (self.request_at(place) + self.geometry.answer_offset(), &self.geometry.answer);
+        self.slots.write(start, prefix);
+        for (entry, output) in message.entries().iter().zip(outputs.unwrap_or_default()) {
+            self.slots.write_f32(start + entry.offset as usize, output);
+        }
+        let value = self.places[place].flag.to_le_bytes();
+        self.slots.write(start + message.tail, &value);
+        // Before the answer: the client may send the next request as soon as it has it.
+        self.places[place] = Place { flag: flag(next), is_served: false };
+        let to = |region: RegionOffer, offset: usize| Remote {
+            address: region.address.wrapping_add(offset as u64),
+            rkey: region.rkey,
+        };
+        let target = to(self.answers[0], place * self.geometry.client_stride());
+        let gather = [self.slots.sge(start..start + message.bytes())?];
+        let inline = [InlineSlice::new(&value)];
+        let operation = match self.arrival {
+            Arrival::Completion => SendOperation::WriteImm(target, slot.to_be_bytes()),
+            Arrival::Flag | Arrival::Tail => SendOperation::Write(target),
+        };
+        let mut write = SendRequest::new(slot.into(), operation, Payload::Gather(&gather));
+        if self.arrival == Arrival::Flag {
+            write.flags = SendFlags::NONE;
+            let operation = SendOperation::Write(to(self.answers[1], place * FLAG_BYTES));
+            self.poster.post(&[write, SendRequest::new(slot.into(), operation, Payload::Inline(&inline))])?;
+        } else {
+            self.poster.post(&[write])?;
+        }
+        self.sending.push_back((slot, now_ns));
+        *(if outputs.is_some() { &mut self.counts.answered } else { &mut self.counts.refused }) += 1;
+        Ok(())
+    }
+
+    /// Slots whose answers the NIC may still read.
+    pub(super) fn sending(&self) -> impl Iterator<Item = u32> {
+        self.sending.iter().map(|(slot, _)| *slot)
+    }
+
+    /// Gives a client up whose answer was not taken in time.
+    pub(super) fn expire(&mut self, now_ns: u64, patience_ns: u64) {
+        if let Some((slot, since)) = self.sending.front()
+            && now_ns.saturating_sub(*since) > patience_ns
+        {
+            let took = patience_ns / 1_000_000_000;
+            let why = format!("the answer in slot {slot} was not taken within {took} s");
+            self.failure.get_or_insert(why);
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! The CPU modes: this thread waits, runs the model, and posts, by libibverbs or by the shim.
+//!
+//! [`Served`] has the slots of one model. One thread calls it; other threads make a client's [`Endpoint`] and drop it,
+//! because that takes calls of the kernel. In order: [`Served::grant`], [`Endpoint::new`], its queue pair's states,
+//! [`Served::admit`]; at the end [`Served::remove`], the endpoint's drop, [`Served::withdraw`].
+
+mod endpoint;
+mod poster;
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use slots::layout::PREFIX_BYTES;
+use slots::server::ServerError;
+use slots::{Geometry, Server, Status, TensorKind, Work};
+
+pub use endpoint::{ACCESS, Counts, Endpoint, Memory, Setting};
+pub use poster::Poster;
+
+use crate::Mode;
+
+/// Time for the NIC to take an answer. A client that posts no receives keeps it longer.
+const PATIENCE_NS: u64 = 10_000_000_000;
+/// Looks between two readings of the clock for that.
+const LOOKS: u64 = 1 << 14;
+
+/// What goes wrong in a CPU mode.
+#[derive(Debug, thiserror::Error)]
+pub enum CpuError {
+    #[error(transparent)]
+    Verbs(#[from] verbs::Error),
+    #[error("memory for slots: {0}")]
+    Memory(#[from] std::io::Error),
+    #[error("{0}")]
+    Post(String),
+    #[error("{0} is none of the CPU's modes")]
+    Mode(Mode),
+    #[error("the client has no such slot")]
+    NoSlots,
+    #[error(
+        "{offered} regions for answers where 2 of at least {} and {} bytes are needed",
+        needed[0],
+        needed[1]
+    )]
+    Answers { needed: [usize; 2], offered: usize },
+    #[error("a tensor that is not of f32")]
+    Kind,
+}
+
+/// Makes outputs of inputs, in the memory of earlier ones where it can.
+pub type Model<'a> = dyn FnMut(&[Vec<f32>], &mut Vec<Vec<f32>>) -> Result<(), String> + 'a;
+
+/// The slots of one model, and its clients.
+#[derive(Debug)]
+pub struct Served {
+    server: Server,
+    memory: Memory,
+    endpoints: BTreeMap<u32, Endpoint>,
+    /// Clients whose endpoints are being dropped, and their slots that were being sent.
+    leaving: BTreeMap<u32, Vec<u32>>,
+    inputs: Vec<Vec<f32>>,
+    outputs: Vec<Vec<f32>>,
+    began: Instant,
+    looks: u64,
+    sent: Vec<u32>,
+    arrived: Vec<u32>,
+}
+
+impl Served {
+    /// Error: no memory, or a model with tensors of another type.
+    pub fn new(geometry: Geometry, slots: u32) -> Result<Served, CpuError> {
+        let messages = [&geometry.request, &geometry.answer];
+        let mut entries = messages.iter().flat_map(|message| message.entries());
+        if entries.any(|entry| entry.kind != TensorKind::F32.number()) {
+            return Err(CpuError::Kind);
+        }
+        let room = |entry: &slots::layout::Entry| vec![0.0; entry.length as usize / size_of::<f32>()];
+        Ok(Served {
+            inputs: geometry.request.entries().iter().map(room).collect(),
+            outputs: Vec::new(),
+            server: Server::new(geometry.clone(), slots),
+            memory: Memory::new(geometry, slots)?,
+            endpoints: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            began: Instant::now(),
+            looks: 0,
+            sent: Vec::new(),
+            arrived: Vec::new(),
+        })
+    }
+
+    /// Where endpoints have their slots.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Gives slots to a new client: its number, and [`Setting::granted`].
+    pub fn grant(&mut self, wanted: u16) -> Result<(u32, Vec<(u32, u32)>), ServerError> {
+        self.server.grant(wanted)
+    }
+
+    /// Serves a client from now on.
+    pub fn admit(&mut self, client: u32, endpoint: Endpoint) {
+        self.endpoints.insert(client, endpoint);
+    }
+
+    /// Serves a client no longer. Drop its endpoint before [`Self::withdraw`].
+    pub fn remove(&mut self, client: u32) -> Option<Endpoint> {
+        let endpoint = self.endpoints.remove(&client)?;
+        self.leaving.insert(client, endpoint.sending().collect());
+        Some(endpoint)
+    }
+
+    /// Takes a client's slots back. Nothing of its queue pair is left.
+    pub fn withdraw(&mut self, client: u32) -> Result<(), ServerError> {
+        for slot in self.leaving.remove(&client).unwrap_or_default() {
+            self.server.sent(slot)?;
+        }
+        self.server.withdraw(client)
+    }
+
+    /// Whether no answer is being sent.
+    pub fn is_quiet(&self) -> bool {
+        self.endpoints
+            .values()
+            .all(|endpoint| endpoint.failure.is_some() || endpoint.sending().next().is_none())
+    }
+
+    /// Clients that failed, and why. Each has to be removed.
+    pub fn failed(&self) -> impl Iterator<Item = (u32, &str)> {
+        self.endpoints.iter().filter_map(|(client, endpoint)| Some((*client, endpoint.failure.as_deref()?)))
+    }
+
+    /// Takes what has come from all clients: whether there was anything.
+    pub fn look(&mut self) -> bool {
+        let is_time = self.looks.is_multiple_of(LOOKS);
+        self.looks = self.looks.wrapping_add(1);
+        let mut has_come = false;
+        for (&client, endpoint) in &mut self.endpoints {
+            endpoint.look(&mut self.sent, &mut self.arrived);
+            has_come |= !self.sent.is_empty() || !self.arrived.is_empty();
+            let sent = self.sent.drain(..).try_for_each(|slot| self.server.sent(slot));
+            let arrived = self.arrived.drain(..).try_for_each(|slot| {
+                let prefix = endpoint.prefix(slot);
+                self.server.arrived(client, slot, &prefix)
+            });
+            if let Err(error) = sent.and(arrived) {
+                endpoint.failure.get_or_insert(error.to_string());
+            }
+            if is_time {
+                endpoint.expire(self.began.elapsed().as_nanos() as u64, PATIENCE_NS);
+            }
+        }
+        has_come
+    }
+
+    /// Serves the next request: whether there was one. `model` makes outputs of inputs; with none, requests are
+    /// answered with [`Status::Stopping`].
+    pub fn serve(&mut self, model: Option<&mut Model<'_>>) -> Result<bool, ServerError> {
+        let Some(work) = self.server.take() else { return Ok(false) };
+        let began = self.began;
+        let now_ns = || began.elapsed().as_nanos() as u64;
+        let begun_ns = now_ns();
+        let status = match (work.refused, model, self.endpoints.get(&work.client)) {
+            (Some(status), ..) => status,
+            (None, None, _) => Status::Stopping,
+            (None, Some(_), None) => Status::Stopping,
+            (None, Some(model), Some(endpoint)) => {
+                endpoint.read(work.slot, &mut self.inputs);
+                let done = model(&self.inputs, &mut self.outputs);
+                let entries = self.memory.geometry.answer.entries().iter();
+                let wanted = entries.map(|entry| entry.length as usize / size_of::<f32>());
+                let is_whole = wanted.eq(self.outputs.iter().map(Vec::len));
+                if done.is_ok() && is_whole { Status::Ok } else { Status::ModelFailed }
+            }
+        };
+        let times = [begun_ns, now_ns()];
+        if let Some(prefix) = self.server.done(work.slot, status, times)? {
+            self.answer(&work, status, &prefix, times[1])?;
+        }
+        Ok(true)
+    }
+
+    fn answer(
+        &mut self,
+        work: &Work,
+        status: Status,
+        prefix: &[u8; PREFIX_BYTES],
+        now_ns: u64,
+    ) -> Result<(), ServerError> {
+        let next = self.server.expected(work.slot)?;
+        let numbers = (work.slot, next);
+        let outputs = (status == Status::Ok).then_some(&self.outputs[..]);
+        let endpoint = self.endpoints.get_mut(&work.client).filter(|endpoint| endpoint.failure.is_none());
+        let posted = endpoint.map(|endpoint| match endpoint.answer(numbers, prefix, outputs, now_ns) {
+            Ok(()) => true,
+            Err(error) => {
+                endpoint.failure.get_or_insert(error.to_string());
+                false
+            }
+        });
+        // Nothing reads the answer of a client that is gone.
+        if posted == Some(true) { Ok(()) } else { self.server.sent(work.slot) }
+    }
+}

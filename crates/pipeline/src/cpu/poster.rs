@@ -1,0 +1,111 @@
+//! What posts and polls in a CPU mode: libibverbs, or the shim.
+
+use rdma_shim::{Completion, Options};
+use slots::layout::FLAG_BYTES;
+use verbs::{
+    Cq, Pd, Qp, QpBuilder, QpType, QueuePair, ReceiveRequest, SendList, SendOperations, SendRequest,
+    WorkCompletion,
+};
+
+use super::CpuError;
+use crate::Mode;
+
+/// Completions that one poll takes.
+const AT_ONCE: usize = 16;
+/// Number of each receive. Those of sends are numbers of slots.
+pub const RECEIVE: u64 = u64::MAX;
+
+/// What came of a request.
+#[derive(Debug)]
+pub struct Done {
+    pub id: u64,
+    /// In network order.
+    pub immediate: Option<[u8; 4]>,
+    pub failure: Option<String>,
+}
+
+/// A queue pair with a CQ of its own.
+#[derive(Debug)]
+pub enum Poster {
+    Ibverbs(QueuePair, Cq),
+    Shim(Box<rdma_shim::QueuePair>),
+}
+
+fn wrong(error: impl std::fmt::Display) -> CpuError {
+    CpuError::Post(error.to_string())
+}
+
+impl Poster {
+    /// With room for so many sends and receives. Error: the mode is none of the CPU's.
+    pub fn new(mode: Mode, pd: &Pd, kind: QpType, [sends, receives]: [u32; 2]) -> Result<Poster, CpuError> {
+        let builder = QpBuilder::new(kind).send_requests(sends).receive_requests(receives.max(1));
+        let builder = builder.inline_bytes(FLAG_BYTES as u32).operations(SendOperations::WRITE);
+        let cq = Cq::new(pd.context(), sends + receives + 1)?;
+        match mode {
+            Mode::CpuCpuIbverbs => Ok(Poster::Ibverbs(builder.build(pd, &cq, &cq)?, cq)),
+            Mode::CpuCpuShim => {
+                let cq = cq.into_direct()?;
+                let queue = rdma_shim::QueuePair::create(&builder, pd, cq, None, Options::default());
+                Ok(Poster::Shim(Box::new(queue.map_err(wrong)?)))
+            }
+            other => Err(CpuError::Mode(other)),
+        }
+    }
+
+    pub fn qp(&self) -> &Qp {
+        match self {
+            Poster::Ibverbs(queue, _) => queue,
+            Poster::Shim(queue) => queue.qp(),
+        }
+    }
+
+    /// Posts a receive without memory: immediate data alone come to it.
+    pub fn receive(&mut self) -> Result<(), CpuError> {
+        let request = ReceiveRequest { id: RECEIVE, scatter: &[] };
+        match self {
+            Poster::Ibverbs(queue, _) => queue.post_receive(&request).map_err(wrong),
+            Poster::Shim(queue) => queue.post_receive(&request).map_err(wrong),
+        }
+    }
+
+    /// Posts requests in their order, with one doorbell.
+    pub fn post(&mut self, requests: &[SendRequest<'_>]) -> Result<(), CpuError> {
+        match self {
+            Poster::Ibverbs(queue, _) => {
+                let mut list = SendList::with_capacity(requests.len());
+                requests.iter().for_each(|request| list.push(request));
+                queue.post_send_list(&mut list).map_err(wrong)
+            }
+            Poster::Shim(queue) => {
+                requests.iter().try_for_each(|request| queue.try_post(request)).map_err(wrong)?;
+                queue.ring();
+                Ok(())
+            }
+        }
+    }
+
+    /// Takes some completions.
+    pub fn poll(&mut self, done: &mut Vec<Done>) -> Result<(), CpuError> {
+        match self {
+            Poster::Ibverbs(_, cq) => {
+                let mut taken = [WorkCompletion::default(); AT_ONCE];
+                let count = cq.poll(&mut taken)?;
+                done.extend(taken[..count].iter().map(|one| Done {
+                    id: one.id(),
+                    immediate: one.is_success().then(|| one.immediate()).flatten(),
+                    failure: (!one.is_success()).then(|| one.status().to_string()),
+                }));
+            }
+            Poster::Shim(queue) => {
+                let mut taken = [Completion::default(); AT_ONCE];
+                let count = queue.poll(&mut taken).map_err(wrong)?;
+                done.extend(taken[..count].iter().map(|one| Done {
+                    id: one.id(),
+                    immediate: one.is_success().then(|| one.immediate()).flatten(),
+                    failure: (!one.is_success()).then(|| one.status().to_string()),
+                }));
+            }
+        }
+        Ok(())
+    }
+}
