@@ -28,10 +28,10 @@ struct Summary {
 }
 
 /// Reads the folder that a run's `--out` was; the experiment's name, the entry computed from its points, and what is to be said
-/// of a machine that was busy.
+/// of a machine that was busy. With `part`, series without a point are left out of what is wanted.
 /// Errors: a file that is damaged or cut, an experiment that is not known, points that are not whole, not of one run, or not all
 /// that it measures.
-pub fn imported(experiments: &Path, folder: &Path) -> Result<(String, Entry, Option<String>)> {
+pub fn imported(experiments: &Path, folder: &Path, part: bool) -> Result<(String, Entry, Option<String>)> {
     let text = fs::read(folder.join("summary.json")).context("reading summary.json")?;
     let summary: Summary = serde_json::from_slice(&text).context("summary.json")?;
     let name = &summary.experiment;
@@ -63,6 +63,9 @@ pub fn imported(experiments: &Path, folder: &Path) -> Result<(String, Entry, Opt
     let mut grid = experiment.spec.grid(extent);
     grid.repeat = summary.repeat.unwrap_or(grid.repeat);
     grid.series.retain(|series| !summary.left_out.contains(series));
+    if part {
+        grid.series.retain(|series| points.iter().any(|point| point.series == *series));
+    }
     if grid.series.is_empty() {
         grid.series = points.iter().map(|point| point.series.clone()).collect();
     } else if first.provenance.gpu_device.is_empty() {

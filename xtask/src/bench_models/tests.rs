@@ -346,7 +346,8 @@ fn on_the_processor_the_peer_is_onnx_runtime_from_python_and_the_results_can_be_
     let asked = &stage.asked()[0];
     assert!(asked.contains("--engine cpu") && asked.contains("--threads"), "{asked}");
     let experiments = workspace::root().join("experiments");
-    let (name, entry, _) = experiment::import::imported(&experiments, &stage.folder.join("out")).unwrap();
+    let (name, entry, _) =
+        experiment::import::imported(&experiments, &stage.folder.join("out"), false).unwrap();
     assert_eq!((name.as_str(), entry.rows.len()), (APP, models().len()));
 }
 

@@ -20,31 +20,37 @@ pub struct Options {
     /// Folder that `figure N`, `bench-post --gpu`, `bench-gpu`, `bench-nic` or `bench-models` wrote (their --out).
     #[arg(value_name = "RESULTS")]
     folder: PathBuf,
+    /// Record whole series although others were not measured; the entry has no rows for those.
+    #[arg(long)]
+    part: bool,
 }
 
 /// Recognises the results by their file, and records them.
 pub fn run(options: &Options) -> Result<()> {
-    let written = into(&options.folder, &root().join("experiments"), &root())?;
+    let written = into(options, &root().join("experiments"), &root())?;
     say!("recorded in {}", written.display());
     Ok(())
 }
 
-fn into(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
+fn into(options: &Options, experiments: &Path, tree: &Path) -> Result<PathBuf> {
+    let folder = &options.folder;
     if !folder.join("summary.json").is_file() {
         return Err(refused(format!(
             "import: {} holds no results: no summary.json (give the folder that was --out there)",
             folder.display()
         )));
     }
-    recorded(folder, experiments, tree).map_err(|error| {
+    recorded(options, experiments, tree).map_err(|error| {
         let is_garbled = error.chain().any(|cause| cause.is::<serde_json::Error>());
         let mend = if is_garbled { "; not as it was written there: carry the folder here again" } else { "" };
         refused(format!("import: {}: {error:#}{mend}", folder.display()))
     })
 }
 
-fn recorded(folder: &Path, experiments: &Path, tree: &Path) -> Result<PathBuf> {
-    let (name, entry, busy) = experiment::import::imported(&root().join("experiments"), folder)?;
+fn recorded(options: &Options, experiments: &Path, tree: &Path) -> Result<PathBuf> {
+    let folder = &options.folder;
+    let (name, entry, busy) =
+        experiment::import::imported(&root().join("experiments"), folder, options.part)?;
     comes_from(&entry.provenance, tree)?;
     busy.iter().for_each(|line| say!("import: {}: {line}", folder.display()));
     let experiment = experiments.join(name);

@@ -70,8 +70,13 @@ impl Stage {
     }
 
     fn import(&self) -> Result<PathBuf> {
+        self.import_as(false)
+    }
+
+    fn import_as(&self, part: bool) -> Result<PathBuf> {
         let tree = self.folder.join("tree");
-        into(&self.results(), &tree.join("experiments"), &tree)
+        let options = Options { folder: self.results(), part };
+        into(&options, &tree.join("experiments"), &tree)
     }
 
     /// The one line with which it is refused; nothing may have been written.
@@ -193,6 +198,23 @@ fn damaged_incomplete_and_unknown_results_are_refused() {
 }
 
 #[test]
+fn a_part_has_whole_series() {
+    let stage = Stage::new("part");
+    stage.figure(&stage.clean(), |_| ());
+    let points = stage.results().join("results.jsonl");
+    let all: Vec<String> = fs::read_to_string(&points).unwrap().lines().map(str::to_owned).collect();
+    let series = |line: &str| serde_json::from_str::<Value>(line).unwrap()["series"].to_string();
+    let (first, mut rest): (Vec<String>, Vec<String>) =
+        all.iter().cloned().partition(|line| series(line) == series(&all[0]));
+    fs::write(&points, rest.join("\n") + "\n").unwrap();
+    assert!(stage.refusal().contains(&format!("{} of them are missing", first.len())));
+    stage.import_as(true).unwrap();
+    rest.pop();
+    fs::write(&points, rest.join("\n") + "\n").unwrap();
+    assert!(stage.import_as(true).unwrap_err().to_string().contains("1 of them are missing"));
+}
+
+#[test]
 fn rows_that_the_program_names_are_taken_as_they_are() {
     let stage = Stage::new("posts");
     let mut point = example("gpu-thread", 0);
@@ -249,7 +271,7 @@ fn a_busy_machine_is_no_refusal_and_is_said() {
     let said = |load: Option<f64>| {
         stage.figure(&stage.clean(), |point| point.provenance.load = load);
         stage.import().unwrap();
-        experiment::import::imported(&root().join("experiments"), &stage.results()).unwrap().2
+        experiment::import::imported(&root().join("experiments"), &stage.results(), false).unwrap().2
     };
     let line = said(Some(1.9)).unwrap();
     assert!(line.starts_with("load 1.9 on 2 cores in the minute before the run: other programs"), "{line}");
