@@ -8,17 +8,24 @@ use serde::Serialize;
 
 use crate::options::Options;
 
-/// A client that has left.
+/// A client that comes or goes.
 #[derive(Debug, Serialize)]
-pub struct Left {
+pub struct Joined<'a> {
     pub kind: &'static str,
     pub client: u32,
-    pub model: String,
-    pub peer: String,
+    pub model: &'a str,
+    pub peer: &'a str,
+    #[serde(flatten)]
+    pub left: Option<Left<'a>>,
+}
+
+/// What came of a client that has left.
+#[derive(Debug, Serialize)]
+pub struct Left<'a> {
     pub answered: u64,
     pub refused: u64,
     /// What went wrong, if anything did.
-    pub error: Option<String>,
+    pub error: Option<&'a str>,
 }
 
 /// All that was served.
@@ -54,24 +61,11 @@ impl Totals {
     }
 
     /// A client has left.
-    pub fn left(
-        &mut self,
-        options: &Options,
-        (client, model): (u32, &str),
-        peer: String,
-        Counts { answered, refused }: Counts,
-        error: Option<String>,
-    ) -> Result<()> {
+    pub fn left(&mut self, Counts { answered, refused }: Counts, has_failed: bool) {
         self.clients += 1;
-        self.failed += u64::from(error.is_some());
+        self.failed += u64::from(has_failed);
         self.answered += answered;
         self.refused += refused;
-        if let Some(error) = &error {
-            complain!("inference-server: client {client} of {model} ({peer}): {error}");
-        }
-        let model = model.to_owned();
-        let json = options.json.as_deref();
-        emit(json, &Left { kind: "left", client, model, peer, answered, refused, error })
     }
 
     pub fn end(&self, options: &Options) -> Result<()> {

@@ -58,6 +58,7 @@ pub fn run(options: &Options, stop: &AtomicBool) -> Result<u8> {
         }),
         clients: options.clients.into(),
         connections: AtomicUsize::new(0),
+        json: options.json.clone(),
     });
     let address = listener.address()?.to_string();
     let (send, commands) = channel();
@@ -175,11 +176,10 @@ impl Server<'_> {
                     self.closers.remove(&key);
                     let _ = reply.send(self.served[key.0].1.remove(key.1));
                 }
-                Command::Gone { key, peer, counts, error } => {
+                Command::Gone { key, counts, has_failed } => {
                     self.granted -= 1;
-                    let (model, served) = &mut self.served[key.0];
-                    served.withdraw(key.1)?;
-                    self.totals.left(self.options, (key.1, &model.name), peer, counts, error)?;
+                    self.served[key.0].1.withdraw(key.1)?;
+                    self.totals.left(counts, has_failed);
                 }
             }
         }

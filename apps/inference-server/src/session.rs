@@ -2,19 +2,22 @@
 //!
 //! Calls of the kernel are made here, so that the thread that serves makes none.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
-use cli::sentence;
+use cli::{emit, sentence};
 use pipeline::Mode;
 use pipeline::cpu::{ACCESS, Counts, Endpoint, Memory, Setting};
 use serde::de::IgnoredAny;
 use serving::{Arrival, Grant, Reply, Transport, Wish};
 use verbs::connect::{Closer, ConnectError, Hello, Listener, Path, QpOffer, Session, Wait};
 use verbs::{Context, QpType};
+
+use crate::report::{Joined, Left};
 
 /// Time for a client to set its end up.
 const SETUP: Duration = Duration::from_secs(10);
@@ -28,7 +31,7 @@ pub enum Command {
     /// The client has gone.
     Leave { key: Key, reply: Sender<Option<Endpoint>> },
     /// Nothing of its queue pair is left.
-    Gone { key: Key, peer: String, counts: Counts, error: Option<String> },
+    Gone { key: Key, counts: Counts, has_failed: bool },
 }
 
 pub type Granted = (u32, Vec<(u32, u32)>);
@@ -47,6 +50,21 @@ pub struct Shared {
     pub arrival: Option<Arrival>,
     pub clients: usize,
     pub connections: AtomicUsize,
+    pub json: Option<PathBuf>,
+}
+
+impl Shared {
+    /// Says that a client comes or goes. A reader of these lines that is slow holds up that client's thread alone.
+    fn say(&self, (model, client): Key, peer: &str, left: Option<Left<'_>>) {
+        let model = &self.models[model].0;
+        if let Some(error) = left.as_ref().and_then(|left| left.error) {
+            complain!("inference-server: client {client} of {model} ({peer}): {error}");
+        }
+        let kind = if left.is_some() { "left" } else { "joined" };
+        if let Err(error) = emit(self.json.as_deref(), &Joined { kind, client, model, peer, left }) {
+            complain!("inference-server: {}", sentence(&error));
+        }
+    }
 }
 
 /// Accepts clients for ever. Nothing wakes this thread but a client.
@@ -82,6 +100,7 @@ fn attend(mut session: Session, shared: &Shared, commands: &Sender<Command>, is_
     let joined = join(&mut session, shared, commands, key, &granted, &wish);
     let mut error = joined.err().map(|error| sentence(&error));
     if error.is_none() {
+        shared.say(key, &peer, None);
         let end: Result<IgnoredAny, _> = session.receive("its end", Wait::at_most(Duration::MAX));
         error = match end {
             Err(ConnectError::Closed { .. }) => None,
@@ -100,7 +119,9 @@ fn attend(mut session: Session, shared: &Shared, commands: &Sender<Command>, is_
     let failure = endpoint.as_ref().and_then(|endpoint| endpoint.failure.clone());
     drop(endpoint);
     let error = failure.or(error);
-    let _ = commands.send(Command::Gone { key, peer, counts, error });
+    let Counts { answered, refused } = counts;
+    shared.say(key, &peer, Some(Left { answered, refused, error: error.as_deref() }));
+    let _ = commands.send(Command::Gone { key, counts, has_failed: error.is_some() });
 }
 
 /// Hears what the client wants, and gets it slots.

@@ -259,7 +259,10 @@ impl Endpoint {
             rkey: region.rkey,
         };
         let target = to(self.answers[0], place * self.geometry.client_stride());
-        let gather = [self.slots.sge(start..start + message.bytes())?];
+        // A refusal is its prefix alone, unless its arrival is seen by the last bytes.
+        let is_whole = outputs.is_some() || self.arrival == Arrival::Tail;
+        let length = if is_whole { message.bytes() } else { prefix.len() };
+        let gather = [self.slots.sge(start..start + length)?];
         let inline = [InlineSlice::new(&value)];
         let operation = match self.arrival {
             Arrival::Completion => SendOperation::WriteImm(target, slot.to_be_bytes()),

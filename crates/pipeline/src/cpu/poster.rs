@@ -39,7 +39,8 @@ impl Poster {
     /// With room for so many sends and receives. Error: the mode is none of the CPU's.
     pub fn new(mode: Mode, pd: &Pd, kind: QpType, [sends, receives]: [u32; 2]) -> Result<Poster, CpuError> {
         let builder = QpBuilder::new(kind).send_requests(sends).receive_requests(receives.max(1));
-        let builder = builder.inline_bytes(FLAG_BYTES as u32).operations(SendOperations::WRITE);
+        let builder =
+            builder.inline_bytes(FLAG_BYTES as u32).operations(SendOperations::WRITE).own_register(true);
         let cq = Cq::new(pd.context(), sends + receives + 1)?;
         match mode {
             Mode::CpuCpuIbverbs => Ok(Poster::Ibverbs(builder.build(pd, &cq, &cq)?, cq)),

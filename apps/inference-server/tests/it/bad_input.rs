@@ -1,0 +1,49 @@
+//! Command lines that cannot be, and clients that want what is not there.
+
+use measure::need;
+use serving::{Arrival, Transport, Wish};
+
+use crate::served::*;
+
+#[test]
+fn what_cannot_be_served_is_refused_in_one_line() {
+    need!(device(), nic, "an RDMA device");
+    for (options, words) in [
+        (&["--mode", "gpu-graph"][..], &["--mode gpu-graph", "cpu-cpu-ibverbs"][..]),
+        (&["--mode", "gpu-gpu"], &["gpu-graph"]),
+        (&["--model", "resnet51"], &["resnet51"]),
+        (&["--slots", "1000", "--memory", "1000000"], &["--slots 1000", "at most --slots 7"]),
+        (&["--onnxruntime", "/nowhere"], &["/nowhere", "cargo xtask setup", "--engine twin"]),
+        (&["--listen", "203.0.113.7:0"], &["an address of this host"]),
+    ] {
+        if options[0] == "--listen" {
+            cli::testing::refused(&SERVER, &[options, &["--model", SLOW]].concat(), words);
+        } else {
+            refused(options, words);
+        }
+    }
+}
+
+#[test]
+fn a_client_hears_why_it_gets_no_slots() {
+    let nic = need!(device(), nic, "an RDMA device");
+    need!(runtime(), onnxruntime, "ONNX Runtime");
+    let options = ["--slots", "8", "--slots-per-client", "4", "--clients", "2", "--transport", "rc"];
+    let (_server, address) = server(SMALL, &options);
+    let usual = || wish(SMALL, 4, Arrival::Flag, Transport::Rc);
+    for (wrong, words) in [
+        (wish(SMALL, 5, Arrival::Flag, Transport::Rc), "5 slots are wanted, a client gets 4"),
+        (wish(SMALL, 0, Arrival::Flag, Transport::Rc), "0 slots are wanted"),
+        (wish(SMALL, 4, Arrival::Flag, Transport::Uc), "Uc is wanted"),
+        (Wish { model: "other".into(), ..usual() }, "no model \"other\" here; there is: small"),
+        (Wish { bytes: [1, 2], ..usual() }, "the server's manifest of the model says"),
+        (Wish { serving: 99, ..usual() }, "use the same build"),
+    ] {
+        let said = Client::open(&nic, &address, SMALL, &wrong).err().unwrap();
+        assert!(said.contains(words), "{said}");
+    }
+    let clients = [usual(), usual()].map(|wish| Client::open(&nic, &address, SMALL, &wish).unwrap());
+    let said = Client::open(&nic, &address, SMALL, &usual()).err().unwrap();
+    assert!(said.contains("2 clients are connected"), "{said}");
+    drop(clients);
+}

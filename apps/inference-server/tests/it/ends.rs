@@ -1,0 +1,107 @@
+//! Clients that go, and the server's own end.
+
+use std::time::Instant;
+
+use cli::testing::{Program, Signal, program};
+use measure::need;
+use serving::{Arrival, Transport};
+use slots::Status;
+
+use crate::rogue::Rogue;
+use crate::served::*;
+
+/// The client's program: beside the server where cargo has built it.
+fn client() -> Result<String, String> {
+    let beside = std::path::Path::new(&*SERVER).with_file_name("doorbell-client");
+    let path = program("CARGO_BIN_EXE_doorbell-client", &beside.display().to_string());
+    std::path::Path::new(&path)
+        .is_file()
+        .then(|| path.clone())
+        .ok_or(format!("{path}; `cargo build -p client`"))
+}
+
+/// Waits until a client has joined.
+fn joined(server: &mut Program) {
+    while server.next_line()["kind"] != "joined" {}
+}
+
+#[test]
+fn slots_of_a_killed_client_are_cleared_and_granted_again() {
+    let nic = need!(device(), nic, "an RDMA device");
+    let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
+    let client = need!(client(), "doorbell-client beside the server");
+    let expected = Expected::of(&runtime, SLOW, 3);
+    let (mut server, address) = server(SLOW, &["--slots", "8"]);
+    for arrival in ["flag", "tail", "completion"] {
+        let options = ["--connect", &address, "--model", SLOW, "--slots", "8", "--seconds", "60"];
+        let mut killed = Program::start(&client, &[&options[..], &["--arrival", arrival]].concat());
+        joined(&mut server);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        killed.signal(Signal::SIGKILL);
+        killed.end();
+        let since = Instant::now();
+        let mut next = loop {
+            let all = wish(SLOW, 8, Arrival::Flag, Transport::Rc);
+            match Client::open(&nic, &address, SLOW, &all) {
+                Ok(client) => break client,
+                Err(why) => assert!(since.elapsed() < PATIENCE, "{arrival}: {why}"),
+            }
+        };
+        joined(&mut server);
+        next.run(&expected, 20);
+    }
+    let lines = stopped(&mut server);
+    let totals = totals(&lines);
+    assert!(totals["answered"].as_u64() >= Some(60) && totals["clients"] == 6, "{lines:?}");
+}
+
+#[test]
+fn a_client_that_takes_no_answer_holds_up_itself_alone() {
+    let nic = need!(device(), nic, "an RDMA device");
+    let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
+    let expected = Expected::of(&runtime, SMALL, 3);
+    let (mut server, address) = server(SMALL, &[]);
+    // Without receives each answer waits for ever.
+    let mut silent = Rogue::new(&nic, &address, 4, Arrival::Completion);
+    (0..4).for_each(|place| silent.ask(place, |_| {}));
+    Client::usual(&nic, &address, SMALL, 4).run(&expected, 200);
+    drop(silent);
+    Client::usual(&nic, &address, SMALL, 60).run(&expected, 200);
+    stopped(&mut server);
+}
+
+#[test]
+fn at_its_end_the_server_answers_each_request_or_says_that_it_stops() {
+    let nic = need!(device(), nic, "an RDMA device");
+    let runtime = need!(runtime(), onnxruntime, "ONNX Runtime");
+    let expected = Expected::of(&runtime, SLOW, 3);
+    for arrival in [Arrival::Flag, Arrival::Completion] {
+        let (mut server, address) = server(SLOW, &["--slots", "64"]);
+        let wish = wish(SLOW, 8, arrival, Transport::Rc);
+        let mut clients: Vec<_> =
+            (0..8).map(|_| Client::open(&nic, &address, SLOW, &wish).unwrap()).collect();
+        clients[0].run(&expected, 1);
+        for client in &mut clients {
+            while client.ask(&expected) {}
+        }
+        let signalled = server.signal(Signal::SIGTERM);
+        let (mut ok, mut stopping) = (1, 0);
+        while ok + stopping < 65 {
+            assert!(signalled.elapsed() < PATIENCE, "{ok} results, {stopping} refusals of 65");
+            for client in &mut clients {
+                match client.poll(&expected) {
+                    Some(Status::Ok) => ok += 1,
+                    Some(Status::Stopping) => stopping += 1,
+                    Some(other) => panic!("{other:?}"),
+                    None => {}
+                }
+            }
+        }
+        assert!(stopping > 0);
+        let ended = server.end_since(signalled);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let totals = totals(&ended.lines);
+        let counts = ["answered", "refused"].map(|name| totals[name].as_u64().unwrap());
+        assert_eq!((counts, &totals["interrupted"]), ([ok, stopping], &true.into()), "{ended:?}");
+    }
+}

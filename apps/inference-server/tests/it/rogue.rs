@@ -1,0 +1,233 @@
+//! A client that writes what it wants, where it wants.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use cli::testing::Program;
+use serving::setup::REGIONS;
+use serving::{Arrival, Grant, Reply, Transport};
+use slots::layout::{FLAG_BYTES, PREFIX_BYTES, flag};
+use slots::{Client, Geometry, Header, Status};
+use verbs::code::{Access, WcStatus};
+use verbs::connect::{Hello, QpOffer, RegionOffer, Session, Wait};
+use verbs::{
+    Cq, Mr, Pages, Payload, QpBuilder, QpType, QueuePair, ReceiveRequest, Remote, SendOperation, SendRequest,
+    WorkCompletion,
+};
+
+use crate::served::{Nic, PATIENCE, SMALL, geometry, wish};
+
+const RECEIVE: u64 = 1;
+
+/// A client whose requests go into fixed slots.
+pub struct Rogue {
+    pub session: Session,
+    /// The server's slots and flags.
+    pub remote: [RegionOffer; REGIONS],
+    qp: QueuePair,
+    cq: Cq,
+    /// A request for each slot, and their flags.
+    source: Mr<Pages>,
+    answers: Mr<Pages>,
+    flags: Mr<Pages>,
+    geometry: Geometry,
+    arrival: Arrival,
+    grant: Grant,
+    /// The sequence of each slot's last request.
+    sequences: Vec<u32>,
+    received: usize,
+}
+
+impl Rogue {
+    /// Of the small model.
+    pub fn new(nic: &Nic, address: &str, slots: u16, arrival: Arrival) -> Rogue {
+        Rogue::of(nic, address, SMALL, slots, arrival)
+    }
+
+    pub fn of(nic: &Nic, address: &str, model: &str, slots: u16, arrival: Arrival) -> Rogue {
+        let (wait, geometry, since) = (Wait::at_most(PATIENCE), geometry(model), Instant::now());
+        let (mut session, grant) = loop {
+            let mut session = Session::connect(address, wait).unwrap();
+            session.send(&wish(model, slots, arrival, Transport::Rc)).unwrap();
+            match session.receive("a grant", wait).unwrap() {
+                Reply::Granted(grant) => break (session, grant),
+                // Slots of the client before are being cleared.
+                Reply::Refused(why) => assert!(since.elapsed() < PATIENCE, "{why}"),
+            }
+        };
+        let (pd, count) = (nic.0.alloc_pd().unwrap(), usize::from(slots));
+        let cq = Cq::new(&nic.0, 64).unwrap();
+        let mut qp = QpBuilder::new(QpType::Rc).build(&pd, &cq, &cq).unwrap();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let memory = |bytes| Mr::register(&pd, Pages::new(bytes).unwrap(), access).unwrap();
+        let source = memory(count * (geometry.answer_offset() + FLAG_BYTES));
+        let (answers, flags) = (memory(count * geometry.client_stride()), memory(count * FLAG_BYTES));
+        nic.1.to_init(&qp, access, 0).unwrap();
+        let offer = QpOffer::new(&qp);
+        let regions = vec![RegionOffer::new(&answers), RegionOffer::new(&flags)];
+        let ours = Hello::new(&nic.1, QpType::Rc, vec![offer], regions, ());
+        let theirs = session.exchange(&ours, wait).unwrap();
+        nic.1.connect(&qp, offer, &theirs, theirs.queue_pairs[0]).unwrap();
+        session.barrier(wait).unwrap();
+        let _ = &mut qp;
+        Rogue {
+            session,
+            remote: theirs.regions.try_into().unwrap(),
+            qp,
+            cq,
+            source,
+            answers,
+            flags,
+            geometry: Geometry { model_id: grant.model_id, ..geometry },
+            arrival,
+            sequences: grant.sequences.clone(),
+            grant,
+            received: 0,
+        }
+    }
+
+    /// Posts a receive, which an answer by a completion needs.
+    pub fn receive(&mut self) {
+        self.qp.post_receive(&ReceiveRequest { id: RECEIVE, scatter: &[] }).unwrap();
+    }
+
+    fn at(&self, region: usize, offset: usize) -> Remote {
+        let RegionOffer { address, rkey, .. } = self.remote[region];
+        Remote { address: address + offset as u64, rkey }
+    }
+
+    /// Writes the next request of a slot into the source buffer, its prefix changed.
+    fn prepare(&mut self, place: usize, change: impl Fn(&mut [u8])) -> SendRequestParts {
+        let slot = self.grant.first + place as u32;
+        let mut client = Client::new(self.geometry.clone(), &[(slot, self.sequences[place])]);
+        let mut request = client.ask(place as u64, 0, 0, u64::MAX).unwrap();
+        self.sequences[place] = request.sequence;
+        change(&mut request.prefix);
+        let start = place * self.geometry.answer_offset();
+        self.source.write(start, &request.prefix);
+        self.source.write(start + self.geometry.request.tail, &flag(request.sequence).to_le_bytes());
+        self.source.write(self.flag_source(place), &flag(request.sequence).to_le_bytes());
+        self.flags.word64(place * FLAG_BYTES).store(0, Ordering::Relaxed);
+        self.answers.write(place * self.geometry.client_stride(), &vec![0; self.geometry.client_stride()]);
+        SendRequestParts { start, target: self.at(0, place * self.geometry.server_stride()), slot }
+    }
+
+    fn flag_source(&self, place: usize) -> usize {
+        self.sequences.len() * self.geometry.answer_offset() + place * FLAG_BYTES
+    }
+
+    fn post(&mut self, operation: SendOperation, range: std::ops::Range<usize>) {
+        let piece = [self.source.sge(range).unwrap()];
+        self.qp.post_send(&SendRequest::new(0, operation, Payload::Gather(&piece))).unwrap();
+    }
+
+    /// Sends the next request of a slot, its prefix changed.
+    pub fn ask(&mut self, place: usize, change: impl Fn(&mut [u8])) {
+        let SendRequestParts { start, target, slot } = self.prepare(place, change);
+        let message = start..start + self.geometry.request.bytes();
+        match self.arrival {
+            Arrival::Completion => self.post(SendOperation::WriteImm(target, slot.to_be_bytes()), message),
+            _ => self.post(SendOperation::Write(target), message),
+        }
+        if self.arrival == Arrival::Flag {
+            let (from, to) = (self.flag_source(place), self.at(1, place * FLAG_BYTES));
+            self.post(SendOperation::Write(to), from..from + FLAG_BYTES);
+        }
+    }
+
+    /// Sends requests into both slots, whose flags arrive by one WRITE.
+    pub fn ask_twice(&mut self, change: impl Fn(&mut [u8])) {
+        for place in [0, 1] {
+            let SendRequestParts { start, target, .. } = self.prepare(place, &change);
+            self.post(SendOperation::Write(target), start..start + self.geometry.request.bytes());
+        }
+        let from = self.flag_source(0);
+        self.post(SendOperation::Write(self.at(1, 0)), from..from + 2 * FLAG_BYTES);
+    }
+
+    /// Writes the flags of the next requests, which a client with this arrival does not need.
+    pub fn foretell(&mut self) {
+        assert_eq!(self.arrival, Arrival::Completion);
+        for place in 0..self.sequences.len() {
+            let value = flag(slots::layout::next(self.sequences[place]));
+            self.source.write(0, &value.to_le_bytes());
+            assert_eq!(self.write(self.at(1, place * FLAG_BYTES)), WcStatus::Success);
+            let tail = place * self.geometry.server_stride() + self.geometry.request.tail;
+            assert_eq!(self.write(self.at(0, tail)), WcStatus::Success);
+        }
+    }
+
+    /// Names a slot without writing anything.
+    pub fn name(&mut self, slot: u32) {
+        let slot = if slot == self.grant.first { slot + 1000 } else { slot };
+        let target = self.at(0, 0);
+        self.post(SendOperation::WriteImm(target, slot.to_be_bytes()), 0..0);
+    }
+
+    /// Waits for the answer to a slot's last request: its status.
+    pub fn answer(&mut self, place: usize) -> Option<Status> {
+        let since = Instant::now();
+        let whole = flag(self.sequences[place]);
+        let start = place * self.geometry.client_stride();
+        loop {
+            let _ = self.completion(false);
+            let has_come = match self.arrival {
+                Arrival::Flag => self.flags.word64(place * FLAG_BYTES).load(Ordering::Acquire) == whole,
+                Arrival::Tail => {
+                    self.answers.word64(start + self.geometry.answer.tail).load(Ordering::Acquire) == whole
+                }
+                Arrival::Completion => std::mem::take(&mut self.received) > 0,
+            };
+            if has_come {
+                let mut prefix = [0; PREFIX_BYTES];
+                self.answers.read(start, &mut prefix);
+                return Status::of(Header::read(&prefix).unwrap().status);
+            }
+            assert!(since.elapsed() < PATIENCE, "no answer in slot {place}");
+            std::thread::yield_now();
+        }
+    }
+
+    /// The next completion of a send, if there is one. Those of receives are counted.
+    fn completion(&mut self, waits: bool) -> Option<WcStatus> {
+        let (since, mut done) = (Instant::now(), [WorkCompletion::default()]);
+        loop {
+            while self.cq.poll(&mut done).unwrap() == 1 {
+                if done[0].id() != RECEIVE {
+                    return Some(done[0].status());
+                }
+                self.received += 1;
+            }
+            if !waits {
+                return None;
+            }
+            assert!(since.elapsed() < PATIENCE);
+            std::thread::yield_now();
+        }
+    }
+
+    /// Writes eight bytes: how that ends.
+    pub fn write(&mut self, to: Remote) -> WcStatus {
+        self.post(SendOperation::Write(to), 0..8);
+        self.completion(true).unwrap()
+    }
+
+    /// Reads eight bytes: how that ends.
+    pub fn read(&mut self, from: Remote) -> WcStatus {
+        self.post(SendOperation::Read(from), 0..8);
+        self.completion(true).unwrap()
+    }
+
+    /// Goes, and waits for the server's line about it.
+    pub fn close(self, server: &mut Program) {
+        drop(self);
+        while server.next_line()["kind"] != "left" {}
+    }
+}
+
+/// Where a request lies, and where it goes.
+struct SendRequestParts {
+    start: usize,
+    target: Remote,
+    slot: u32,
+}

@@ -1,0 +1,203 @@
+//! A running server, clients of it in this process, and what the engine itself says.
+
+use std::path::PathBuf;
+use std::sync::LazyLock;
+use std::time::{Duration, Instant};
+
+use cli::testing::{Program, command, program};
+use inference::engine::Engine;
+use inference::engine::onnx_runtime::Runtime;
+use serde_json::Value;
+use serving::connection::Connection;
+use serving::{Arrival, Transport, Wish, model};
+use slots::{Geometry, Status};
+use verbs::Context;
+use verbs::connect::{Path, PathOptions, Wait};
+use zoo::Manifest;
+
+pub static SERVER: LazyLock<String> =
+    LazyLock::new(|| program("CARGO_BIN_EXE_inference-server", env!("CARGO_BIN_EXE_inference-server")));
+/// A model that takes microseconds.
+pub const SMALL: &str = "small";
+/// A model that takes milliseconds.
+pub const SLOW: &str = "squeezenet-1.1";
+/// Longest wait for anything.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+const MANIFEST: &str = r#"
+name = "small"
+title = "Small"
+architecture = { builder = "super-resolution", factor = 1, height = 12, width = 8 }
+postprocess = { kind = "luminance" }
+input = { name = "input", type = "f32", shape = [1, 1, 12, 8], bytes = 384 }
+output = [{ name = "output", type = "f32", shape = [1, 1, 12, 8], bytes = 384 }]
+counts = { parameters = 1, macs = 1, unit = "none", resolution = [12, 8], source = "none" }
+seeded = { sha256 = "1829ffd700a4f4d1ceadc778a688b445627214ed9808f2ee66f71b0df77db2fd", bytes = 1 }
+[preprocess]
+image = "bgr"
+resize = { to = [12, 8] }
+crop = [12, 8]
+channels = "luminance"
+mean = [0.0]
+deviation = [1.0]
+layout = "nchw"
+"#;
+
+/// A device, as clients open it.
+pub struct Nic(pub Context, pub Path);
+
+/// Error: no device.
+pub fn device() -> Result<Nic, String> {
+    let (context, path) = PathOptions::default().open().map_err(|error| error.to_string())?;
+    Ok(Nic(context, path))
+}
+
+/// Error: no ONNX Runtime.
+pub fn runtime() -> Result<Runtime, String> {
+    Runtime::load(None).map_err(|error| error.to_string())
+}
+
+/// Where the manifest of the small model lies.
+fn manifests() -> PathBuf {
+    let folder = std::env::temp_dir().join(format!("inference-server-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    // Two tests may write the same bytes at once: each file appears whole.
+    let own = folder.join(format!("{:?}", std::thread::current().id()));
+    std::fs::write(&own, MANIFEST).unwrap();
+    std::fs::rename(&own, folder.join("small.toml")).unwrap();
+    folder
+}
+
+pub fn manifest(model: &str) -> Manifest {
+    let folder = (model == SMALL).then(manifests);
+    Manifest::find(model, folder.as_deref()).unwrap().0
+}
+
+pub fn geometry(model: &str) -> Geometry {
+    model::geometry(&manifest(model), 0).unwrap()
+}
+
+/// A server of one model, and its address.
+pub fn server(model: &str, options: &[&str]) -> (Program, String) {
+    let folder = manifests();
+    let own: &[&str] = if model == SMALL { &["--manifests", folder.to_str().unwrap()] } else { &[] };
+    Program::listening(&SERVER, &[&["--model", model], own, options].concat())
+}
+
+/// What the small model's server says when it is refused.
+pub fn refused(options: &[&str], words: &[&str]) {
+    let folder = manifests();
+    let start = ["--listen", "127.0.0.1:0", "--model", SMALL, "--manifests", folder.to_str().unwrap()];
+    let output = command(&SERVER, &[&start, options].concat()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{options:?}: {said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{options:?}: {said}");
+}
+
+/// Inputs that differ, as bytes, with what the engine itself makes of each.
+pub struct Expected {
+    pub inputs: Vec<Vec<u8>>,
+    outputs: Vec<Vec<u8>>,
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+impl Expected {
+    pub fn new(engine: &mut dyn Engine, model: &str, count: usize) -> Expected {
+        let manifest = manifest(model);
+        let inputs: Vec<Vec<f32>> = (0..count).map(|number| manifest.test_input(number).unwrap()).collect();
+        let outputs = inputs.iter().map(|input| bytes(&engine.run(&[input]).unwrap()[0]));
+        let expected =
+            Expected { outputs: outputs.collect(), inputs: inputs.iter().map(|one| bytes(one)).collect() };
+        assert!(count < 2 || expected.outputs[0] != expected.outputs[1]);
+        expected
+    }
+
+    /// Of ONNX Runtime, on one thread as the server has it.
+    pub fn of(runtime: &Runtime, model: &str, count: usize) -> Expected {
+        let mut engine = runtime.model(&manifest(model).build(), 1).unwrap();
+        Expected::new(&mut engine, model, count)
+    }
+
+    pub fn input(&self, id: u64) -> &[u8] {
+        &self.inputs[id as usize % self.inputs.len()]
+    }
+}
+
+/// A client in this process.
+pub struct Client {
+    pub connection: Connection,
+    asked: u64,
+    pub answered: u64,
+}
+
+pub fn wish(model: &str, slots: u16, arrival: Arrival, transport: Transport) -> Wish {
+    Wish::new(model, &geometry(model), slots, arrival, transport)
+}
+
+impl Client {
+    /// Error: the server refuses.
+    pub fn open(nic: &Nic, address: &str, model: &str, wish: &Wish) -> Result<Client, String> {
+        let wait = Wait::at_most(PATIENCE);
+        let opened = Connection::open((&nic.0, &nic.1), address, wish, geometry(model), wait);
+        let connection = opened.map_err(|error| error.to_string())?;
+        Ok(Client { connection, asked: 0, answered: 0 })
+    }
+
+    /// With RC and flags.
+    pub fn usual(nic: &Nic, address: &str, model: &str, slots: u16) -> Client {
+        Client::open(nic, address, model, &wish(model, slots, Arrival::Flag, Transport::Rc)).unwrap()
+    }
+
+    /// Sends a request, if there is a slot.
+    pub fn ask(&mut self, expected: &Expected) -> bool {
+        let deadline = self.connection.now_ns() + PATIENCE.as_nanos() as u64;
+        let asked = self.connection.ask(self.asked, 7, &[expected.input(self.asked)], deadline).unwrap();
+        self.asked += u64::from(asked);
+        asked
+    }
+
+    /// Takes an answer, if there is one. Results must be the engine's to the bit.
+    pub fn poll(&mut self, expected: &Expected) -> Option<Status> {
+        let found = self.connection.poll().unwrap()?.unwrap();
+        let (status, id) = (found.answer.status, found.answer.header.request_id);
+        if status == Status::Ok {
+            let output = found.outputs().next().unwrap();
+            assert!(output == expected.outputs[id as usize % expected.inputs.len()], "request {id}");
+        }
+        self.answered += 1;
+        Some(status)
+    }
+
+    /// So many requests with results, as many at a time as there are slots.
+    pub fn run(&mut self, expected: &Expected, count: u64) {
+        let (since, target, mut left) = (Instant::now(), self.answered + count, count);
+        while self.answered < target {
+            assert!(since.elapsed() < PATIENCE, "{} of {target} answers", self.answered);
+            while left > 0 && self.ask(expected) {
+                left -= 1;
+            }
+            match self.poll(expected) {
+                Some(status) => assert_eq!(status, Status::Ok),
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+}
+
+/// Stops a server that is idle, or has idle clients: its lines.
+pub fn stopped(server: &mut Program) -> Vec<Value> {
+    server.signal(cli::testing::Signal::SIGTERM);
+    let ended = server.end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    ended.lines
+}
+
+/// The last line of `lines`.
+pub fn totals(lines: &[Value]) -> &Value {
+    let last = lines.last().unwrap();
+    assert_eq!(last["kind"], "served", "{last}");
+    last
+}
