@@ -18,16 +18,16 @@ fn a_key_opens_its_client_s_own_slots_alone() {
     let victim = Rogue::new(&nic, &address, 4, Arrival::Flag);
     let foreign = victim.remote;
     // Of slots and of flags: another's key, and bytes around its own. Each try costs the client its queue pair.
-    for region in [0, 1] {
+    for (region, bytes) in [4 * geometry(SMALL).server_stride() as u64, 4 * 8].into_iter().enumerate() {
         for place in ["inside", "another's", "before", "behind", "far"] {
             let mut rogue = Rogue::new(&nic, &address, 4, Arrival::Flag);
             let own = rogue.remote[region];
             let (address, rkey) = match place {
-                "inside" => (own.address + own.bytes - 8, own.rkey),
+                "inside" => (own.address + bytes - 8, own.rkey),
                 "another's" => (foreign[region].address, foreign[region].rkey),
                 "before" => (own.address - 1, own.rkey),
-                "behind" => (own.address + own.bytes - 7, own.rkey),
-                _ => (own.address + own.bytes, own.rkey),
+                "behind" => (own.address + bytes - 7, own.rkey),
+                _ => (own.address + bytes, own.rkey),
             };
             let status = rogue.write(Remote { address, rkey });
             let wanted = if place == "inside" { WcStatus::Success } else { WcStatus::RemoteAccess };
