@@ -2,15 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use measure::json_lines;
 use serde::Deserialize;
 
-use crate::measured::Entry;
+use crate::measured::{Entry, Measured};
 use crate::point::{self, Key, Point};
 use crate::spec::Extent;
+use crate::table::Row;
 use crate::{Experiment, resume, table};
 
 /// What is believed of `summary.json`: what the points do not say themselves.
@@ -28,10 +29,15 @@ struct Summary {
 }
 
 /// Reads the folder that a run's `--out` was; the experiment's name, the entry computed from its points, and what is to be said
-/// of a machine that was busy. With `part`, series without a point are left out of what is wanted.
+/// of a machine that was busy. With `part`, a way to the file that has other parts, series without a point are left out of what
+/// is wanted, and rows of other series stay that were recorded there of the same revision, machine and extent.
 /// Errors: a file that is damaged or cut, an experiment that is not known, points that are not whole, not of one run, or not all
-/// that it measures.
-pub fn imported(experiments: &Path, folder: &Path, part: bool) -> Result<(String, Entry, Option<String>)> {
+/// that it measures; a part of an experiment that compares its series by more than their rows.
+pub fn imported(
+    experiments: &Path,
+    folder: &Path,
+    part: Option<&dyn Fn(&str) -> PathBuf>,
+) -> Result<(String, Entry, Option<String>)> {
     let text = fs::read(folder.join("summary.json")).context("reading summary.json")?;
     let summary: Summary = serde_json::from_slice(&text).context("summary.json")?;
     let name = &summary.experiment;
@@ -63,7 +69,7 @@ pub fn imported(experiments: &Path, folder: &Path, part: bool) -> Result<(String
     let mut grid = experiment.spec.grid(extent);
     grid.repeat = summary.repeat.unwrap_or(grid.repeat);
     grid.series.retain(|series| !summary.left_out.contains(series));
-    if part {
+    if part.is_some() {
         grid.series.retain(|series| points.iter().any(|point| point.series == *series));
     }
     if grid.series.is_empty() {
@@ -81,16 +87,53 @@ pub fn imported(experiments: &Path, folder: &Path, part: bool) -> Result<(String
             measured.difference(&wanted).count()
         );
     }
-    let provenance = point::provenance_of(&points).context("no points")?;
     let busy = point::disturbed(&points).or_else(|| point::crowded(&points));
-    let entry = Entry {
+    let provenance = point::provenance_of(&points).context("no points")?;
+    let mut entry = Entry {
         machine: provenance.machine.clone(),
         label: point::label_of(&points),
         extent: summary.extent,
         provenance,
-        rows: table::rows(&points),
-        verdicts: experiment.judge(&points),
+        rows: Vec::new(),
+        verdicts: Vec::new(),
         ratios: summary.ratios,
     };
+    let former = match part {
+        Some(file) => Measured::read(&file(name))?.entries.into_iter().find(|old| old.is_part_with(&entry)),
+        None => None,
+    };
+    let mut all = points;
+    if let Some(former) = &former {
+        ensure!(
+            entry.ratios.is_null(),
+            "{name} compares its series by more than their rows: measure it whole"
+        );
+        let others = former.rows.iter().filter(|row| !all.iter().any(|point| point.series == row.series));
+        let others: Vec<Point> = others.map(|row| again(row, former, name)).collect::<Result<_>>()?;
+        all.extend(others);
+    }
+    entry.label = point::label_of(&all);
+    entry.rows = table::rows(&all);
+    entry.verdicts = experiment.judge(&all);
+    let was_disturbed = former.is_some_and(|former| former.verdicts.iter().any(|one| one.disturbed));
+    entry.verdicts.iter_mut().for_each(|one| one.disturbed |= was_disturbed);
     Ok((summary.experiment, entry, busy))
+}
+
+/// The point that a recorded row was made of.
+fn again(row: &Row, entry: &Entry, experiment: &str) -> Result<Point> {
+    ensure!(
+        row.repetitions == 1,
+        "the recorded row of {} is of {} points, which it does not have one by one: measure all parts in one folder",
+        row.series,
+        row.repetitions
+    );
+    let key = Key { series: row.series.clone(), x: row.x, at: row.at.clone(), repetition: 0 };
+    let mut point = Point::new(experiment, key, entry.label, entry.provenance.clone());
+    point.settings = row.settings.clone();
+    point.values = row.values.iter().map(|(name, [median, ..])| (name.clone(), *median)).collect();
+    point.spread =
+        row.values.iter().map(|(name, [_, least, most])| (name.clone(), [*least, *most])).collect();
+    point.missing = (!row.content_ok).then(|| "recorded as not whole".to_owned());
+    Ok(point)
 }

@@ -9,6 +9,7 @@ use measure::{Label, Provenance, Revision};
 use serde::{Deserialize, Serialize};
 
 use crate::refused::refused;
+use crate::resume;
 use crate::run::write_whole;
 use crate::table::Row;
 use crate::verdict::Judged;
@@ -63,6 +64,12 @@ impl Entry {
         let rate = from.nic_options.get("rate_gbps");
         let rate = rate.map_or_else(String::new, |rate| format!(", shaped to {rate} Gbit/s"));
         format!("{} ({}{gpu}{rate})", self.machine, self.label)
+    }
+
+    /// Whether both are parts of one measurement: of one machine, label, GPU, rate, extent, revision and versions.
+    pub(crate) fn is_part_with(&self, other: &Entry) -> bool {
+        let is_same = (self.subject(), &self.extent) == (other.subject(), &other.extent);
+        is_same && resume::differs(&self.provenance, &other.provenance).is_none()
     }
 
     /// Why its numbers say nothing, if they do not.

@@ -347,7 +347,7 @@ fn on_the_processor_the_peer_is_onnx_runtime_from_python_and_the_results_can_be_
     assert!(asked.contains("--engine cpu") && asked.contains("--threads"), "{asked}");
     let experiments = workspace::root().join("experiments");
     let (name, entry, _) =
-        experiment::import::imported(&experiments, &stage.folder.join("out"), false).unwrap();
+        experiment::import::imported(&experiments, &stage.folder.join("out"), None).unwrap();
     assert_eq!((name.as_str(), entry.rows.len()), (APP, models().len()));
 }
 

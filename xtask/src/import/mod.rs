@@ -20,7 +20,8 @@ pub struct Options {
     /// Folder that `figure N`, `bench-post --gpu`, `bench-gpu`, `bench-nic` or `bench-models` wrote (their --out).
     #[arg(value_name = "RESULTS")]
     folder: PathBuf,
-    /// Record whole series although others were not measured; the entry has no rows for those.
+    /// Record whole series although others were not measured. Rows of others that were recorded of the same revision, versions,
+    /// machine and extent stay; verdicts are taken over all.
     #[arg(long)]
     part: bool,
 }
@@ -49,13 +50,14 @@ fn into(options: &Options, experiments: &Path, tree: &Path) -> Result<PathBuf> {
 
 fn recorded(options: &Options, experiments: &Path, tree: &Path) -> Result<PathBuf> {
     let folder = &options.folder;
-    let (name, entry, busy) =
-        experiment::import::imported(&root().join("experiments"), folder, options.part)?;
+    let file = |name: &str| experiments.join(name).join("measured.json");
+    let part = options.part.then_some(&file as _);
+    let (name, entry, busy) = experiment::import::imported(&root().join("experiments"), folder, part)?;
     comes_from(&entry.provenance, tree)?;
     busy.iter().for_each(|line| say!("import: {}: {line}", folder.display()));
+    let path = file(&name);
     let experiment = experiments.join(name);
     fs::create_dir_all(&experiment).with_context(|| format!("making {}", experiment.display()))?;
-    let path = experiment.join("measured.json");
     measured::record(&path, entry)?;
     Ok(path)
 }

@@ -215,6 +215,67 @@ fn a_part_has_whole_series() {
 }
 
 #[test]
+fn parts_of_one_revision_become_one_entry() {
+    let stage = Stage::new("parts");
+    stage.figure(&stage.clean(), |point| {
+        point.values = [("gbps".to_owned(), point.x as f64)].into();
+        point.spread = [("gbps".to_owned(), [1.0, 1e9])].into();
+    });
+    let points = stage.results().join("results.jsonl");
+    let all: Vec<String> = fs::read_to_string(&points).unwrap().lines().map(str::to_owned).collect();
+    let said = |line: &str| serde_json::from_str::<Point>(line).unwrap();
+    let once: Vec<String> = all.iter().filter(|line| said(line).repetition == 0).cloned().collect();
+    let summary = r#"{"experiment":"fig4","extent":"quick","repeat":1}"#;
+    fs::write(stage.results().join("summary.json"), summary).unwrap();
+    let write = |lines: &[&String]| {
+        fs::write(&points, lines.iter().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+    };
+    let recorded =
+        |path: &PathBuf| -> Value { serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap() };
+    let whole_of = |lines: &[String]| {
+        write(&lines.iter().collect::<Vec<_>>());
+        recorded(&stage.import().unwrap())
+    };
+    let whole = whole_of(&once);
+    fs::remove_dir_all(stage.folder.join("tree/experiments/fig4")).unwrap();
+    let (one, other): (Vec<&String>, Vec<&String>) =
+        once.iter().partition(|line| said(line).series == said(&once[0]).series);
+    write(&one);
+    let path = stage.import_as(true).unwrap();
+    assert!(
+        recorded(&path)["entries"][0]["rows"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|row| row["series"] == said(one[0]).series)
+    );
+    // The first again: the part before is replaced. The other: it is joined.
+    stage.import_as(true).unwrap();
+    write(&other);
+    stage.import_as(true).unwrap();
+    assert_eq!(recorded(&path), whole);
+    // Of another revision nothing is joined.
+    let older: Vec<String> =
+        one.iter().map(|line| line.replace(&*stage.commits[0], &stage.commits[1])).collect();
+    write(&older.iter().collect::<Vec<_>>());
+    stage.import_as(true).unwrap();
+    assert_ne!(recorded(&path), whole);
+    assert_eq!(recorded(&path)["entries"].as_array().unwrap().len(), 1);
+    // Of rows of several points their points are not known any more.
+    let twice = |lines: &[&String]| -> Vec<String> {
+        let again = |line: &&String| serde_json::to_string(&Point { repetition: 1, ..said(line) }).unwrap();
+        lines.iter().map(|line| (*line).clone()).chain(lines.iter().map(again)).collect()
+    };
+    fs::write(stage.results().join("summary.json"), summary.replace("\"repeat\":1", "\"repeat\":2")).unwrap();
+    for (lines, is_taken) in [(twice(&one), true), (twice(&other), false)] {
+        write(&lines.iter().collect::<Vec<_>>());
+        let result = stage.import_as(true);
+        assert_eq!(result.is_ok(), is_taken, "{result:?}");
+        assert!(is_taken || result.unwrap_err().to_string().contains("measure all parts in one folder"));
+    }
+}
+
+#[test]
 fn rows_that_the_program_names_are_taken_as_they_are() {
     let stage = Stage::new("posts");
     let mut point = example("gpu-thread", 0);
@@ -271,7 +332,7 @@ fn a_busy_machine_is_no_refusal_and_is_said() {
     let said = |load: Option<f64>| {
         stage.figure(&stage.clean(), |point| point.provenance.load = load);
         stage.import().unwrap();
-        experiment::import::imported(&root().join("experiments"), &stage.results(), false).unwrap().2
+        experiment::import::imported(&root().join("experiments"), &stage.results(), None).unwrap().2
     };
     let line = said(Some(1.9)).unwrap();
     assert!(line.starts_with("load 1.9 on 2 cores in the minute before the run: other programs"), "{line}");
