@@ -505,6 +505,17 @@ pub unsafe fn launch(
     call!(cuLaunchKernel(function, x, y, z, bx, by, bz, shared, stream, parameters.as_mut_ptr(), none))
 }
 
+/// As [`launch`], of a kernel whose blocks wait for one another: the driver refuses more than run side by side.
+pub unsafe fn launch_cooperative(
+    function: CUfunction,
+    shape: Shape,
+    stream: CUstream,
+    parameters: &mut [*mut c_void],
+) -> Result<()> {
+    let ([x, y, z], [bx, by, bz], shared) = (shape.grid, shape.block, shape.shared_bytes);
+    call!(cuLaunchCooperativeKernel(function, x, y, z, bx, by, bz, shared, stream, parameters.as_mut_ptr()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -27,6 +27,9 @@ mod timer;
 mod toolkit;
 mod wait;
 
+/// Name and text of a header with a barrier of all blocks of a cooperative launch.
+pub const GRID_HEADER: (&str, &str) = ("grid.h", include_str!("../../kernels/grid.h"));
+
 pub use crate::result::driver::Shape;
 pub use allocation::Allocation;
 pub use compile::{Arch, Compiled, Compiler, Form, Unit};

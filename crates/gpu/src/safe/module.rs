@@ -122,6 +122,13 @@ impl Function {
         self.attribute(FunctionAttribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)
     }
 
+    /// Blocks for a kernel that stays on the GPU: as [`Self::max_blocks`], less those of one multiprocessor, so that short kernels of
+    /// others, as a NIC's that copies, find room beside it. Of one multiprocessor: one block.
+    pub fn resident_blocks(&self, threads: u32) -> Result<u32> {
+        let (all, processors) = (self.max_blocks(threads)?, self.context().gpu().multiprocessors()?);
+        Ok((all - all / processors.max(1)).max(1))
+    }
+
     /// Blocks of so many threads, without dynamic shared memory, that its GPU runs side by side when nothing else runs there.
     /// Those of a larger launch wait until others have ended.
     pub fn max_blocks(&self, threads: u32) -> Result<u32> {

@@ -87,6 +87,26 @@ impl Stream {
         launched.map_err(|error| error.of(format_args!("kernel `{}` with {shape:?}", function.name())))
     }
 
+    /// As [`Self::launch`], of a kernel whose blocks wait for one another (`GRID_HEADER`). Error also: more blocks than the GPU
+    /// runs side by side ([`Function::max_blocks`]).
+    ///
+    /// # Safety
+    /// As [`Self::launch`].
+    pub unsafe fn launch_cooperative(
+        &self,
+        function: &Function,
+        shape: Shape,
+        arguments: &Arguments,
+    ) -> Result<()> {
+        function.accepts(arguments)?;
+        self.context.enter()?;
+        let mut pointers = arguments.pointers();
+        // SAFETY: as in `launch`.
+        let launched =
+            unsafe { driver::launch_cooperative(function.handle(), shape, self.handle, &mut pointers) };
+        launched.map_err(|error| error.of(format_args!("kernel `{}` with {shape:?}", function.name())))
+    }
+
     /// Copies between two places that the GPU sees, by its copy engine; the end is told by [`Self::is_idle`].
     ///
     /// # Safety
